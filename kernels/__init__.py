@@ -1,0 +1,1 @@
+"""Device code in CuTe DSL. Installed as nvfp4_cute.kernels."""

@@ -1,0 +1,1 @@
+"""Device pieces that every architecture shares."""

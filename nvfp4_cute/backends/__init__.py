@@ -1,0 +1,1 @@
+"""Where a plan runs: a GPU, the emulator, or the float64 reference."""

@@ -1,0 +1,1 @@
+"""A functional emulator of NVIDIA GPUs for PTX as CuTe DSL emits it."""

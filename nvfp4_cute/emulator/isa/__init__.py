@@ -1,0 +1,1 @@
+"""Instruction handlers, one module per family."""

@@ -1,0 +1,21 @@
+"""Exceptions. Every message names the violated rule, the offending value, and what to do instead."""
+
+
+class UnsupportedProblem(ValueError):
+    """The operands are well formed but describe something no kernel here computes."""
+
+
+class UnsupportedTarget(RuntimeError):
+    """There is no kernel for the GPU (or the architecture name) that was asked for."""
+
+
+class ConfigError(ValueError):
+    """A KernelConfig that cannot be built: it breaks a hardware limit or contradicts itself."""
+
+
+class CacheError(RuntimeError):
+    """A compiled-kernel cache entry or an exported object cannot be used."""
+
+
+class EmulatorError(RuntimeError):
+    """The emulated program broke a rule of the machine, hung, or used an instruction we do not model."""

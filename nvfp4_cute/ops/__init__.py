@@ -1,0 +1,1 @@
+"""The public operations: check, plan, dispatch. No device code."""

@@ -1,0 +1,1 @@
+"""Kernel-competition problems, one folder each. Installed as nvfp4_cute.problems."""

@@ -1,0 +1,1 @@
+"""GPU MODE nvfp4_group_gemm: specification, inputs, reference, adapter."""
