@@ -1,1 +1,402 @@
-"""Instruction handlers, one module per family."""
+"""The instruction registry and the Builder that turns operands into readers and writers.
+
+A handler is a builder function: it looks at one `Inst` once, checks every modifier, and returns the closure
+(`Step`) that a warp calls each time it executes the instruction. One module per instruction family; a module
+registers its handlers when imported, and `load_families` imports them all.
+
+Register slots. Every operand (register, literal, special register, symbol address) lives in a slot of the warp's
+register list, so that reading an operand is ``warp.regs[slot]``. A slot holds a bit pattern: a Python int (a
+bool for predicates) when the active lanes agree, else an ndarray of 32 unsigned lanes. Typed readers reinterpret.
+"""
+
+import importlib
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from nvfp4_cute.emulator.ptx import TYPE_BYTES, Address, Imm, Inst, Label, Not, Operand, Reg, Sink, Special, Symbol
+from nvfp4_cute.errors import EmulatorError
+
+if TYPE_CHECKING:
+    from nvfp4_cute.emulator.machine import Wait, Warp
+
+Step = Callable[["Warp"], "Wait | int | None"]
+Reader = Callable[["Warp"], Any]
+Writer = Callable[["Warp", Any], None]
+HandlerFunction = Callable[[Inst, "Builder"], Step]
+
+FAMILIES = ("arith", "convert", "control", "memory", "barrier", "warp", "tma", "tcgen05")
+HANDLERS: dict[str, HandlerFunction] = {}
+
+UNSIGNED = {1: np.dtype("u1"), 2: np.dtype("u2"), 4: np.dtype("u4"), 8: np.dtype("u8")}
+SIGNED = {1: np.dtype("i1"), 2: np.dtype("i2"), 4: np.dtype("i4"), 8: np.dtype("i8")}
+FLOATS = {"f16": np.dtype("f2"), "f32": np.dtype("f4"), "f64": np.dtype("f8")}
+
+
+def handler(*prefixes: str) -> Callable[[HandlerFunction], HandlerFunction]:
+    """Register a handler for opcodes that start with one of `prefixes` (whole dotted words)."""
+
+    def register(function: HandlerFunction) -> HandlerFunction:
+        for prefix in prefixes:
+            if prefix in HANDLERS:
+                raise ValueError(f"two handlers for opcode prefix {prefix!r}")
+            HANDLERS[prefix] = function
+        return function
+
+    return register
+
+
+def load_families() -> None:
+    """Import every family module, which fills HANDLERS. Idempotent."""
+    for name in FAMILIES:
+        try:
+            importlib.import_module(f"nvfp4_cute.emulator.isa.{name}")
+        except ModuleNotFoundError as error:
+            if error.name != f"nvfp4_cute.emulator.isa.{name}":
+                raise
+
+
+def find_handler(inst: Inst) -> tuple[str, HandlerFunction]:
+    """The longest registered dotted prefix of the instruction's opcode.
+
+    Raises:
+        EmulatorError: no prefix is registered; names the instruction and its PTX line.
+    """
+    words = (inst.opcode, *inst.mods)
+    for count in range(len(words), 0, -1):
+        prefix = ".".join(words[:count])
+        if prefix in HANDLERS:
+            return prefix, HANDLERS[prefix]
+    raise inst.unsupported(f"unknown opcode `{'.'.join(words)}` (no entry in emulator/isa HANDLERS)")
+
+
+class Mods:
+    """Consumes the modifiers of an instruction one by one, so that none can be overlooked.
+
+    The words that the handler's prefix already matched are consumed at the start.
+    """
+
+    def __init__(self, inst: Inst):
+        self.inst = inst
+        self.left = list(inst.mods[inst.opcode.count(".") :])
+
+    def flag(self, name: str) -> bool:
+        """Consume `name` if present."""
+        if name in self.left:
+            self.left.remove(name)
+            return True
+        return False
+
+    def one_of(self, *names: str, default: str | None = None) -> str | None:
+        """Consume the first of `names` that is present; `default` if none is."""
+        for name in names:
+            if self.flag(name):
+                return name
+        return default
+
+    def drop(self, *names: str) -> None:
+        """Consume modifiers that change nothing here (hints, scopes of an in-order machine)."""
+        for name in names:
+            while self.flag(name):
+                pass
+
+    def drop_prefix(self, *prefixes: str) -> None:
+        """Consume hints that are spelled with a value, such as ``L2::128B``."""
+        self.left = [m for m in self.left if not m.startswith(prefixes)]
+
+    def types(self) -> list[str]:
+        """Consume and return all data types, in order."""
+        found = [m for m in self.left if m in TYPE_BYTES]
+        self.left = [m for m in self.left if m not in TYPE_BYTES]
+        return found
+
+    def type(self) -> str:
+        """Consume exactly one data type."""
+        found = self.types()
+        if len(found) != 1:
+            raise self.inst.unsupported(f"expected one type, found {found}")
+        return found[0]
+
+    def done(self) -> None:
+        """Refuse the instruction if a modifier is left.
+
+        Raises:
+            EmulatorError: names the modifiers that nobody consumed.
+        """
+        if self.left:
+            raise self.inst.unsupported(f"unknown modifier {', '.join('.' + m for m in self.left)}")
+
+
+def type_bytes(type_: str) -> int:
+    """Size of a PTX type in bytes."""
+    return TYPE_BYTES[type_]
+
+
+def lane_value(value: Any, lane: int) -> Any:
+    """The value that one lane sees of a dual (uniform or 32-lane) value."""
+    return value[lane].item() if value.__class__ is np.ndarray else value
+
+
+def merge_lanes(active: np.ndarray, new: Any, old: Any, dtype: np.dtype) -> Any:
+    """`new` in the active lanes, `old` in the others; stays uniform where the two agree."""
+    if old is None or (new.__class__ is not np.ndarray and old.__class__ is not np.ndarray and new == old):
+        return new
+    merged = np.empty(32, dtype)
+    merged[:] = old
+    np.copyto(merged, new if new.__class__ is np.ndarray else dtype.type(new), where=active)
+    return merged
+
+
+def slot_dtype(type_: str) -> np.dtype:
+    """dtype of the 32-lane form of a register of this declared type."""
+    if type_ == "pred":
+        return np.dtype(bool)
+    size = TYPE_BYTES[type_]
+    return np.dtype(object) if size == 16 else UNSIGNED[size]
+
+
+class Builder:
+    """Gives the handlers of one entry their operand readers and writers, and records what each one touches.
+
+    Attributes:
+        template: initial register list of a warp: None for registers, the value for literals.
+        specials: slot -> name of the special register that a warp fills in when it starts.
+        shared_symbols / params: slot -> byte offset, turned into addresses when a warp starts.
+        dtypes: slot -> dtype of its 32-lane form.
+        reads / writes: slots that the instruction being built reads and writes (input of the liveness analysis).
+    """
+
+    def __init__(self, labels: dict[str, int], symbols: "dict[str, tuple[str, int]]"):
+        """`labels`: name -> instruction index. `symbols`: name -> (space, offset in the space or host address)."""
+        self.labels = labels
+        self.symbols = symbols
+        self.template: list[Any] = []
+        self.dtypes: list[np.dtype] = []
+        self.names: list[str] = []
+        self.specials: dict[int, str] = {}
+        self.shared_symbols: dict[int, int] = {}
+        self.params: dict[int, int] = {}
+        self.reads: set[int] = set()
+        self.writes: set[int] = set()
+        self.inst: Inst | None = None
+        self._slots: dict[Any, int] = {}
+
+    # ---- slots ---------------------------------------------------------------------------------
+    def slot(self, operand: Operand, type_: str) -> int:
+        """Slot of a source operand. Literals are encoded for `type_`. Registers keep their own width."""
+        if isinstance(operand, Reg):
+            slot = self._register(operand)
+            self.reads.add(slot)
+            return slot
+        if isinstance(operand, Imm):
+            value = encode_literal(operand, type_)
+            return self._constant(("imm", value, type_ == "pred"), value, type_)
+        if isinstance(operand, Special):
+            slot, new = self._new(operand, operand.name, special_type(operand.name))
+            if new:
+                self.specials[slot] = operand.name
+            return slot
+        if isinstance(operand, Symbol):
+            return self._symbol(operand, type_)
+        raise self.refuse(f"operand {operand} where a register or a literal is expected")
+
+    def target(self, operand: Operand) -> int:
+        """Slot of a destination register (a Sink is the caller's business)."""
+        if not isinstance(operand, Reg):
+            raise self.refuse(f"operand {operand} where a destination register is expected")
+        slot = self._register(operand)
+        self.writes.add(slot)
+        return slot
+
+    def _register(self, reg: Reg) -> int:
+        return self._new(reg, reg.name, reg.type)[0]
+
+    def _constant(self, key: Any, value: Any, type_: str) -> int:
+        slot, new = self._new((key, type_bytes(type_)), f"literal {value}", type_)
+        if new:
+            self.template[slot] = value
+        return slot
+
+    def _symbol(self, symbol: Symbol, type_: str) -> int:
+        if symbol.name not in self.symbols:
+            raise self.refuse(f"unbound symbol `{symbol.name}`")
+        space, base = self.symbols[symbol.name]
+        slot, new = self._new((symbol, type_bytes(type_)), symbol.name, type_)
+        if new:
+            position = base + symbol.offset
+            if space == "shared":
+                self.shared_symbols[slot] = position
+            elif space == "param":
+                self.params[slot] = position
+            else:
+                self.template[slot] = position
+        return slot
+
+    def _new(self, key: Any, name: str, type_: str) -> tuple[int, bool]:
+        if key in self._slots:
+            return self._slots[key], False
+        slot = self._slots[key] = len(self.template)
+        self.template.append(None)
+        self.dtypes.append(slot_dtype(type_))
+        self.names.append(name)
+        return slot, True
+
+    # ---- readers -------------------------------------------------------------------------------
+    def read(self, operand: Operand, type_: str) -> Reader:
+        """A function ``warp -> value`` of the operand seen as `type_`.
+
+        u/b types: Python int or unsigned ndarray (32 lanes). s types: signed int or signed ndarray. f16/f32/f64:
+        NumPy scalar or ndarray of that dtype; bf16: exact float32. pred: bool or bool ndarray. A register wider
+        than `type_` is truncated.
+        """
+        if isinstance(operand, Not):
+            inner = self.read(operand.operand, "pred")
+            return lambda warp: invert(inner(warp))
+        slot = self.slot(operand, type_)
+        have = 1 if type_ == "pred" else self.dtypes[slot].itemsize if self.dtypes[slot] != object else 16
+        want = type_bytes(type_)
+        if have < want and not isinstance(operand, Special):
+            raise self.refuse(f"operand {operand} is narrower than .{type_}")
+        bits = self._read_bits(slot, have, want)
+        return self._reinterpret(bits, type_, want)
+
+    def _read_bits(self, slot: int, have: int, want: int) -> Reader:
+        if have <= want:
+            return lambda warp: warp.regs[slot]
+        mask, dtype = (1 << 8 * want) - 1, UNSIGNED[want]
+
+        def truncated(warp: "Warp") -> Any:
+            value = warp.regs[slot]
+            return value.astype(dtype) if value.__class__ is np.ndarray else value & mask
+
+        return truncated
+
+    def _reinterpret(self, bits: Reader, type_: str, size: int) -> Reader:
+        if type_[0] == "s":
+            dtype, half, full = SIGNED[size], 1 << (8 * size - 1), 1 << 8 * size
+
+            def signed(warp: "Warp") -> Any:
+                value = bits(warp)
+                if value.__class__ is np.ndarray:
+                    return value.view(dtype)
+                return value - full if value >= half else value
+
+            return signed
+        if type_ in FLOATS:
+            unsigned, dtype = UNSIGNED[size].type, FLOATS[type_]
+            return lambda warp: (
+                v.view(dtype) if (v := bits(warp)).__class__ is np.ndarray else unsigned(v).view(dtype)
+            )
+        if type_ == "bf16":
+            return lambda warp: (
+                (v.astype(np.uint32) << 16).view(np.float32)
+                if (v := bits(warp)).__class__ is np.ndarray
+                else np.uint32(v << 16).view(np.float32)
+            )
+        return bits
+
+    # ---- writers -------------------------------------------------------------------------------
+    def write(self, operand: Operand, type_: str) -> Writer:
+        """A function ``(warp, value)`` that stores a value of `type_`, honouring the active mask.
+
+        Accepts what `read` returns. Integers are wrapped to the register; a value narrower than the register is
+        extended (sign-extended for s types).
+        """
+        if isinstance(operand, Sink):
+            return lambda warp, value: None
+        slot = self.target(operand)
+        dtype = self.dtypes[slot]
+        encode = self._encoder(dtype, type_)
+
+        def put(warp: "Warp", value: Any) -> None:
+            value = encode(value)
+            if slot in warp.protected:
+                value = merge_lanes(warp.active, value, warp.regs[slot], dtype)
+            warp.regs[slot] = value
+
+        return put
+
+    def _encoder(self, dtype: np.dtype, type_: str) -> Callable[[Any], Any]:
+        if type_ == "pred":
+            return lambda v: v if v.__class__ is np.ndarray else bool(v)
+        if dtype == object:
+            return lambda v: v
+        mask = (1 << 8 * dtype.itemsize) - 1
+        if type_ in FLOATS:
+            source = UNSIGNED[type_bytes(type_)]
+
+            def from_float(value: Any) -> Any:
+                bits = value.view(source)
+                return (bits.astype(dtype) if source != dtype else bits) if bits.ndim else int(bits)
+
+            return from_float
+
+        def from_int(value: Any) -> Any:
+            if value.__class__ is np.ndarray:
+                return value if value.dtype == dtype else value.astype(dtype)
+            return int(value) & mask
+
+        return from_int
+
+    # ---- others --------------------------------------------------------------------------------
+    def address(self, operand: Operand) -> Reader:
+        """A function ``warp -> address`` of ``[base+offset]``: int or unsigned ndarray, in the operand's own space."""
+        if not isinstance(operand, Address):
+            raise self.refuse(f"operand {operand} where an address `[...]` is expected")
+        base, offset = operand.base, operand.offset
+        if isinstance(base, Symbol):
+            slot = self.slot(Symbol(base.name, base.offset + offset), "b64")
+            return lambda warp: warp.regs[slot]
+        if isinstance(base, Imm):
+            position = base.value + offset
+            return lambda warp: position
+        slot = self.slot(base, "b64")
+        if not offset:
+            return lambda warp: warp.regs[slot]
+        mask = (1 << 8 * self.dtypes[slot].itemsize) - 1
+        wrapped = offset & mask
+
+        def moved(warp: "Warp") -> Any:
+            value = warp.regs[slot]
+            return value + wrapped if value.__class__ is np.ndarray else (value + wrapped) & mask
+
+        return moved
+
+    def imm(self, operand: Operand) -> int:
+        """The value of a literal operand; refuses anything else."""
+        if not isinstance(operand, Imm) or operand.kind != "int":
+            raise self.refuse(f"operand {operand} where an integer literal is expected")
+        return operand.value
+
+    def label(self, operand: Operand) -> int:
+        """Instruction index of a branch target."""
+        if not isinstance(operand, Label):
+            raise self.refuse(f"operand {operand} where a label is expected")
+        return self.labels[operand.name]
+
+    def refuse(self, why: str) -> EmulatorError:
+        """The error for the instruction that is being built."""
+        return self.inst.unsupported(why) if self.inst else EmulatorError(why)
+
+
+def invert(value: Any) -> Any:
+    """Logical not of a dual predicate."""
+    return ~value if value.__class__ is np.ndarray else not value
+
+
+def encode_literal(operand: Imm, type_: str) -> Any:
+    """Bit pattern of a literal for an operand of `type_`."""
+    if type_ == "pred":
+        return bool(operand.value)
+    if operand.kind == "int" and type_ in ("f32", "f64"):
+        raise EmulatorError(f"integer literal {operand.value} where a .{type_} literal is expected")
+    if operand.kind == "f64" and type_ == "f32":
+        double = np.uint64(operand.value).view(np.float64)
+        return int(double.astype(np.float32).view(np.uint32))
+    return operand.value & ((1 << 8 * type_bytes(type_)) - 1)
+
+
+def special_type(name: str) -> str:
+    """Declared type of a special register."""
+    return "b64" if name in ("%clock64", "%globaltimer") or name.endswith("64") else "b32"

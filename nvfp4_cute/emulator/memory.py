@@ -1,0 +1,274 @@
+"""Storage of the emulated machine: global, shared, and tensor memory, and mbarrier objects.
+
+Everything starts as poison (NaN bit patterns), and everything is bounds checked: a kernel that reads what nobody
+wrote computes NaN, and one that leaves its storage gets an EmulatorError that names the place.
+"""
+
+import bisect
+import ctypes
+from dataclasses import dataclass
+
+import numpy as np
+
+from nvfp4_cute.errors import EmulatorError
+
+SHARED_BASE = 1024
+"""First usable offset of the shared window; the machine keeps the bytes below for itself."""
+
+TMEM_LANES, TMEM_COLS = 128, 512
+MAX_COUNT = (1 << 20) - 1
+"""Largest mbarrier arrival count and largest magnitude of its tx-count."""
+
+
+@dataclass(frozen=True)
+class Range:
+    """A live allocation of global memory: host address, size in bytes, and whether stores are allowed."""
+
+    start: int
+    nbytes: int
+    name: str
+    writable: bool
+
+    @property
+    def end(self) -> int:
+        """One past the last byte."""
+        return self.start + self.nbytes
+
+
+def host_view(address: int, nbytes: int) -> np.ndarray:
+    """uint8 view of host memory; the caller vouches for the range."""
+    return np.frombuffer((ctypes.c_uint8 * nbytes).from_address(address), np.uint8)
+
+
+class GlobalMemory:
+    """Host memory seen as global memory: device addresses are host addresses.
+
+    With no ranges registered every address is trusted (the process may crash as a GPU would). Once ranges are
+    registered, an access outside all of them raises.
+    """
+
+    def __init__(self) -> None:
+        self._ranges: list[Range] = []
+        self._starts: list[int] = []
+        self._views: dict[int, np.ndarray] = {}
+        self._last: tuple[int, int, np.ndarray, bool] | None = None
+
+    def add_range(self, name: str, addr: int, nbytes: int, writable: bool = True) -> None:
+        """Register a live allocation under a name that error messages use. Replaces one at the same address."""
+        if nbytes <= 0:
+            return
+        index = bisect.bisect_left(self._starts, addr)
+        if index < len(self._starts) and self._starts[index] == addr:
+            del self._ranges[index], self._starts[index]
+        self._ranges.insert(index, Range(addr, nbytes, name, writable))
+        self._starts.insert(index, addr)
+        self._views.clear()
+        self._last = None
+
+    def clear_ranges(self) -> None:
+        """Forget all ranges: every address is trusted again."""
+        self._ranges.clear()
+        self._starts.clear()
+        self._views.clear()
+        self._last = None
+
+    def view(self, addr: int, nbytes: int, *, write: bool) -> np.ndarray:
+        """uint8 view of [addr, addr + nbytes).
+
+        Raises:
+            EmulatorError: null pointer, outside every registered range, or a store to a read-only range; the
+                message gives address, size, and the nearest range.
+        """
+        window, base = self.window(addr, addr + nbytes, write)
+        return window[addr - base : addr - base + nbytes]
+
+    def window(self, low: int, high: int, write: bool) -> tuple[np.ndarray, int]:
+        """A uint8 view that contains [low, high), and the address of its first byte; checks as `view` does."""
+        last = self._last
+        if last is not None and last[0] <= low and high <= last[1] and (last[3] or not write):
+            return last[2], last[0]
+        if not self._ranges:
+            if low < 4096 or high >= 1 << 47:
+                raise EmulatorError(f"global access to {low:#x}: not an address of this process")
+            return host_view(low, high - low), low
+        index = bisect.bisect_right(self._starts, low) - 1
+        found = self._ranges[index] if index >= 0 else None
+        if found is None or high > found.end:
+            raise EmulatorError(self._outside(low, high - low, write))
+        if write and not found.writable:
+            raise EmulatorError(f"global store to {low:#x} ({high - low} bytes): `{found.name}` is read-only")
+        view = self._views.get(index)
+        if view is None:
+            view = self._views[index] = host_view(found.start, found.nbytes)
+        self._last = (found.start, found.end, view, found.writable)
+        return view, found.start
+
+    def _outside(self, addr: int, nbytes: int, write: bool) -> str:
+        def distance(r: Range) -> int:
+            return max(r.start - addr, addr + nbytes - r.end)
+
+        near = min(self._ranges, key=distance)
+        where = f"{addr - near.start:+d} bytes from the start of `{near.name}` ({near.nbytes} bytes)"
+        return f"global {'store' if write else 'load'} of {nbytes} bytes at {addr:#x} is outside every live range; nearest: {where}"
+
+
+class SharedMemory:
+    """Shared memory of one CTA. `bytes[offset]` with the reserved first 1024 bytes included."""
+
+    def __init__(self, nbytes: int):
+        """`nbytes`: usable bytes (static + dynamic), without the reserved area."""
+        self.size = SHARED_BASE + nbytes
+        # Rounded up so that the widest (16-byte) view covers it.
+        self._storage = np.full((self.size + 15) // 16 * 16, 0xFF, np.uint8)
+        self.bytes = self._storage[: self.size]
+        self.views = {n: self._storage.view(d) for n, d in ((1, "u1"), (2, "u2"), (4, "u4"), (8, "u8"), (16, "c16"))}
+        self.barriers: dict[int, Mbarrier] = {}
+
+    def check(self, offset: int, nbytes: int) -> None:
+        """Raise EmulatorError unless [offset, offset + nbytes) is usable shared memory."""
+        if offset < SHARED_BASE or offset + nbytes > self.size:
+            raise EmulatorError(
+                f"shared access of {nbytes} bytes at offset {offset:#x} is outside [{SHARED_BASE:#x}, {self.size:#x})"
+            )
+
+    def read(self, offset: int, nbytes: int) -> np.ndarray:
+        """uint8 view (no copy) of `nbytes` bytes."""
+        self.check(offset, nbytes)
+        return self.bytes[offset : offset + nbytes]
+
+    def write(self, offset: int, data: np.ndarray) -> None:
+        """Store a uint8 array."""
+        self.check(offset, data.size)
+        self.bytes[offset : offset + data.size] = data.reshape(-1)
+
+
+class TensorMemory:
+    """Tensor memory of one CTA: 128 lanes x 512 columns of 32-bit words, and its column allocations."""
+
+    def __init__(self) -> None:
+        self._words: np.ndarray | None = None
+        self.allocations: dict[int, int] = {}
+        self.owned = np.zeros(TMEM_COLS, bool)
+        self.may_allocate = True
+
+    @property
+    def words(self) -> np.ndarray:
+        """uint32 [lane, column]; poisoned with 0xFFFFFFFF until written."""
+        if self._words is None:
+            self._words = np.full((TMEM_LANES, TMEM_COLS), 0xFFFFFFFF, np.uint32)
+        return self._words
+
+    def alloc(self, ncols: int) -> int | None:
+        """First-fit allocation of a power of two (32..512) of columns; None when no room is left.
+
+        Raises:
+            EmulatorError: illegal column count, or allocation after relinquish_alloc_permit.
+        """
+        if ncols < 32 or ncols > TMEM_COLS or ncols & (ncols - 1):
+            raise EmulatorError(f"tcgen05.alloc of {ncols} columns: must be a power of two in 32..512")
+        if not self.may_allocate:
+            raise EmulatorError("tcgen05.alloc after tcgen05.relinquish_alloc_permit in the same CTA")
+        for base in range(0, TMEM_COLS - ncols + 1, 32):
+            if not self.owned[base : base + ncols].any():
+                self.owned[base : base + ncols] = True
+                self.allocations[base] = ncols
+                return base
+        return None
+
+    def dealloc(self, base: int, ncols: int) -> None:
+        """Give columns back.
+
+        Raises:
+            EmulatorError: there is no such allocation.
+        """
+        if self.allocations.get(base) != ncols:
+            raise EmulatorError(
+                f"tcgen05.dealloc of {ncols} columns at {base}: live allocations are {self.allocations or 'none'}"
+            )
+        del self.allocations[base]
+        self.owned[base : base + ncols] = False
+
+    def check(self, lane: int, nlanes: int, column: int, ncols: int) -> None:
+        """Raise EmulatorError unless the rectangle lies inside allocated columns."""
+        if lane < 0 or lane + nlanes > TMEM_LANES or column < 0 or column + ncols > TMEM_COLS:
+            raise EmulatorError(
+                f"tensor memory access to lanes {lane}..{lane + nlanes - 1}, columns {column}..{column + ncols - 1} "
+                f"is outside {TMEM_LANES} x {TMEM_COLS}"
+            )
+        if not self.owned[column : column + ncols].all():
+            raise EmulatorError(
+                f"tensor memory access to columns {column}..{column + ncols - 1}: not allocated "
+                f"(live allocations {self.allocations or 'none'})"
+            )
+
+
+class Mbarrier:
+    """One mbarrier object: phase, pending arrivals, and transaction bytes in flight (PTX ISA, mbarrier)."""
+
+    __slots__ = ("count", "cta", "offset", "pending", "phase", "tx")
+
+    def __init__(self, offset: int, count: int):
+        """`offset`: shared-memory offset, for messages; `count`: arrivals that complete a phase."""
+        self.offset = offset
+        self.init(count)
+
+    def init(self, count: int) -> None:
+        """Start at phase 0 with `count` expected arrivals."""
+        if not 1 <= count <= MAX_COUNT:
+            raise EmulatorError(f"mbarrier smem+{self.offset:#x}: init count {count} is not in 1..{MAX_COUNT}")
+        self.count = self.pending = count
+        self.phase = 0
+        self.tx = 0
+
+    def arrive(self, n: int = 1) -> None:
+        """Count `n` arrivals; completes the phase when none is pending and no bytes are in flight."""
+        if n < 1 or n > self.pending:
+            raise EmulatorError(
+                f"mbarrier smem+{self.offset:#x}: {n} arrivals with {self.pending} of {self.count} pending "
+                f"in phase {self.phase}: more arrivals than the barrier expects"
+            )
+        self.pending -= n
+        self._complete()
+
+    def expect_tx(self, nbytes: int) -> None:
+        """Announce `nbytes` of asynchronous data for this phase."""
+        self.tx += nbytes
+        self._check_tx()
+
+    def complete_tx(self, nbytes: int) -> None:
+        """Account for `nbytes` of data that landed."""
+        self.tx -= nbytes
+        self._check_tx()
+        self._complete()
+
+    def arrive_drop(self, n: int = 1) -> None:
+        """Arrive, and expect `n` fewer arrivals in later phases."""
+        self.count -= n
+        self.arrive(n)
+
+    def test_parity(self, parity: int) -> bool:
+        """True when the phase of this parity has completed, that is, the current phase has the other parity."""
+        return (self.phase & 1) != (parity & 1)
+
+    def state(self) -> int:
+        """Opaque state token of the current phase, as mbarrier.arrive returns it."""
+        return self.phase
+
+    def test_state(self, token: int) -> bool:
+        """True when the phase that `token` was taken in has completed."""
+        return self.phase != token
+
+    def describe(self) -> str:
+        """State for a hang report."""
+        return f"phase {self.phase}, pending {self.pending} of {self.count} arrivals, {self.tx} tx bytes outstanding"
+
+    def _complete(self) -> None:
+        if self.pending == 0 and self.tx == 0:
+            self.phase += 1
+            self.pending = self.count
+
+    def _check_tx(self) -> None:
+        if abs(self.tx) > MAX_COUNT:
+            raise EmulatorError(
+                f"mbarrier smem+{self.offset:#x}: tx-count {self.tx} leaves the range of +-{MAX_COUNT}"
+            )
