@@ -1,0 +1,59 @@
+"""The only reader of the process environment: every variable, its default, and its effect.
+
+Variables are read when they are used, not at import, so a test or a caller can set them at any time.
+"""
+
+import os
+from dataclasses import dataclass
+
+BACKENDS = ("auto", "cuda", "emulator", "reference")
+
+
+@dataclass(frozen=True)
+class Variable:
+    """One environment variable: its name, the value it has when unset or empty, what it does, what it may hold."""
+
+    name: str
+    default: str
+    effect: str
+    choices: tuple[str, ...]
+
+    def read(self) -> str:
+        """Return the value in force.
+
+        Raises: ValueError if the environment holds something that is not one of `choices`.
+        """
+        value = os.environ.get(self.name) or self.default
+        if value not in self.choices:
+            raise ValueError(
+                f"{self.name}={value!r} is not one of {', '.join(self.choices)}; unset it or choose one"
+            )
+        return value
+
+
+BACKEND = Variable(
+    name="NVFP4_CUTE_BACKEND",
+    default="auto",
+    effect='where an operation called with backend="auto" runs; auto means by the device of its tensors',
+    choices=BACKENDS,
+)
+VARIABLES = (BACKEND,)
+
+
+def backend() -> str:
+    """Return the backend that backend="auto" stands for: "auto" unless NVFP4_CUTE_BACKEND names another.
+
+    Raises: ValueError if NVFP4_CUTE_BACKEND names no backend.
+    """
+    return BACKEND.read()
+
+
+def describe() -> str:
+    """Describe every variable for people: name, what it is set to, choices, default, and effect."""
+    lines = []
+    for variable in VARIABLES:
+        setting = os.environ.get(variable.name)
+        lines.append(f"{variable.name}={setting}" if setting else f"{variable.name} (not set)")
+        lines.append(f"    {variable.effect}")
+        lines.append(f"    one of {', '.join(variable.choices)}; default {variable.default}")
+    return "\n".join(lines)

@@ -1,0 +1,45 @@
+"""Environment variables: defaults, refusals, and the description that doctor and the docs print."""
+
+import pytest
+
+from nvfp4_cute import env
+
+
+@pytest.mark.parametrize("value", [None, ""])
+def test_backend_defaults_to_auto(monkeypatch, value):
+    if value is None:
+        monkeypatch.delenv("NVFP4_CUTE_BACKEND", raising=False)
+    else:
+        monkeypatch.setenv("NVFP4_CUTE_BACKEND", value)
+    assert env.backend() == "auto"
+
+
+@pytest.mark.parametrize("value", env.BACKENDS)
+def test_backend_follows_the_environment(monkeypatch, value):
+    monkeypatch.setenv("NVFP4_CUTE_BACKEND", value)
+    assert env.backend() == value
+
+
+@pytest.mark.parametrize("value", ["gpu", "Emulator", " cuda"])
+def test_backend_refuses_what_it_does_not_know(monkeypatch, value):
+    monkeypatch.setenv("NVFP4_CUTE_BACKEND", value)
+    with pytest.raises(
+        ValueError, match=r"NVFP4_CUTE_BACKEND=.*is not one of auto, cuda, emulator, reference; unset"
+    ):
+        env.backend()
+
+
+def test_describe_names_every_variable_and_its_setting(monkeypatch):
+    monkeypatch.setenv("NVFP4_CUTE_BACKEND", "reference")
+    text = env.describe()
+    for variable in env.VARIABLES:
+        assert variable.name in text and variable.effect in text and f"default {variable.default}" in text
+    assert "NVFP4_CUTE_BACKEND=reference" in text
+    monkeypatch.delenv("NVFP4_CUTE_BACKEND")
+    assert "NVFP4_CUTE_BACKEND (not set)" in env.describe()
+
+
+def test_describe_survives_a_wrong_setting(monkeypatch):
+    """doctor must be able to show the very setting that breaks everything else."""
+    monkeypatch.setenv("NVFP4_CUTE_BACKEND", "nonsense")
+    assert "NVFP4_CUTE_BACKEND=nonsense" in env.describe()

@@ -1,0 +1,335 @@
+"""House rules over the whole tree: import direction, environment reads, pipeline state. And proof that they catch."""
+
+import ast
+import inspect
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+import style_lint
+
+ROOT = Path(__file__).resolve().parent.parent
+PACKAGE = "nvfp4_cute"
+# Folder -> import name, as pyproject.toml maps them.
+FOLDERS = {
+    "nvfp4_cute": PACKAGE,
+    "kernels": "nvfp4_cute.kernels",
+    "problems": "nvfp4_cute.problems",
+    "bench": "nvfp4_cute.bench",
+}
+
+# Lowest first. A module imports from its own row and from rows above it in this list, never from below.
+LAYERS = (
+    ("errors", "env"),
+    ("formats", "scale_layout", "config", "targets"),
+    ("problem",),
+    ("schedule", "speed_of_light", "reference", "emulator"),
+    ("arch",),
+    ("select",),
+    ("compile",),
+    ("cache",),
+    ("launch",),
+    ("backends",),
+    ("ops",),
+    ("",),  # nvfp4_cute/__init__.py: the public names
+    ("problems",),
+    ("bench",),
+    ("check", "demo", "doctor", "cli"),
+)
+LEAVES = ("errors", "formats", "scale_layout", "config")
+STDLIB_LEAVES = ("errors", "config", "env")
+HOST_THIRD_PARTY = {"torch", "numpy", "tqdm"}
+# Importing these needs a compiler or a driver, so host modules do it inside the function that needs them.
+DEFERRED_THIRD_PARTY = {"cutlass", "cuda"}
+
+
+def module_name(path: Path) -> str:
+    folder, *rest = path.relative_to(ROOT).with_suffix("").parts
+    return ".".join([FOLDERS[folder], *(part for part in rest if part != "__init__")])
+
+
+SOURCES = {path: path.read_text() for folder in FOLDERS for path in sorted((ROOT / folder).rglob("*.py"))}
+MODULES = {module_name(path): path for path in SOURCES}
+HOST = [m for m in MODULES if not m.startswith("nvfp4_cute.kernels")]
+KERNELS = [m for m in MODULES if m.startswith("nvfp4_cute.kernels")]
+
+
+def imports(module: str) -> list[style_lint.Import]:
+    return style_lint.imports(SOURCES[MODULES[module]], module, frozenset(MODULES))
+
+
+def area(module: str) -> str:
+    """`nvfp4_cute.emulator.isa.arith` -> `emulator`; the package itself -> the empty string."""
+    return module.split(".", 2)[1] if "." in module else ""
+
+
+def layer(module: str) -> int:
+    for rank, names in enumerate(LAYERS):
+        if area(module) in names:
+            return rank
+    pytest.fail(
+        f"{module} has no place in LAYERS of tests/test_style.py: decide what may import it and add it"
+    )
+
+
+def internal(module: str) -> list[style_lint.Import]:
+    return [i for i in imports(module) if i.name.split(".")[0] == PACKAGE]
+
+
+def external(module: str) -> list[style_lint.Import]:
+    roots = {PACKAGE, *sys.stdlib_module_names}
+    return [i for i in imports(module) if i.name.split(".")[0] not in roots]
+
+
+# ---- import direction ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("module", HOST)
+def test_host_imports_point_one_way(module):
+    kernels = [i for i in internal(module) if area(i.name) == "kernels"]
+    assert not [i for i in kernels if not i.deferred], (
+        "importing a kernel imports cutlass: do it inside a function"
+    )
+    assert not kernels or layer(module) >= layer("nvfp4_cute.compile"), (
+        f"{kernels}: only compile and above see kernels"
+    )
+    wrong = [i for i in internal(module) if i not in kernels and layer(i.name) > layer(module)]
+    assert not wrong, f"{module} imports from a higher layer: {wrong}"
+
+
+@pytest.mark.parametrize("module", [m for m in HOST if area(m) in LEAVES])
+def test_leaves_import_only_leaves(module):
+    assert not [i for i in internal(module) if area(i.name) not in LEAVES]
+
+
+@pytest.mark.parametrize("module", HOST)
+def test_host_third_party_imports(module):
+    allowed = set() if area(module) in STDLIB_LEAVES else HOST_THIRD_PARTY
+    wrong = [
+        i
+        for i in external(module)
+        if i.name.split(".")[0] not in allowed
+        and not (i.deferred and i.name.split(".")[0] in DEFERRED_THIRD_PARTY and area(module) not in LEAVES)
+    ]
+    assert not wrong, f"{module}: {wrong}"
+
+
+@pytest.mark.parametrize("module", [m for m in HOST if area(m) == "emulator"])
+def test_emulator_stands_alone(module):
+    """The emulator runs any PTX: it knows nothing of torch, of the DSL, or of this project's kernels."""
+    assert not [i for i in internal(module) if area(i.name) not in ("emulator", "errors")]
+    allowed = {"numpy", "cutlass"} if module == "nvfp4_cute.emulator.driver" else {"numpy"}
+    assert not [i for i in external(module) if i.name.split(".")[0] not in allowed]
+
+
+@pytest.mark.parametrize("module", KERNELS)
+def test_kernels_can_be_lifted_out(module):
+    """A kernel imports cutlass, its siblings, leaf modules, and the plain-integer plan of its own architecture."""
+    own = module.split(".")[2] if module.count(".") >= 2 else "common"
+    allowed_kernels = {f"nvfp4_cute.kernels.{name}" for name in ("common", own)} | {"nvfp4_cute.kernels"}
+    allowed_host = {f"nvfp4_cute.{leaf}" for leaf in LEAVES} | {f"nvfp4_cute.arch.{own}"}
+    for found in internal(module):
+        if area(found.name) == "kernels":
+            ok = ".".join(found.name.split(".")[:3]) in allowed_kernels
+        else:
+            ok = found.name in allowed_host
+        assert ok, f"{module}:{found.line} imports {found.name}"
+    assert not [i for i in external(module) if i.name.split(".")[0] != "cutlass"]
+
+
+def test_nothing_imports_the_tests():
+    assert not [i for m in MODULES for i in imports(m) if i.name.split(".")[0] in ("tests", "conftest")]
+
+
+def test_host_package_imports_without_cutlass_and_torch_stays_on_the_cpu():
+    """In a new process where cutlass and cuda cannot be imported at all, every host module can."""
+    code = """
+        import importlib, sys
+        class Refuse:
+            def find_spec(self, name, path=None, target=None):
+                if name.split(".")[0] in ("cutlass", "cuda"):
+                    raise ImportError(f"{name} was imported at import time")
+        sys.meta_path.insert(0, Refuse())
+        import nvfp4_cute
+        for name in sys.argv[1:]:
+            importlib.import_module(name)
+        if "torch" in sys.modules:
+            assert not sys.modules["torch"].cuda.is_initialized()
+    """
+    subprocess.run([sys.executable, "-c", textwrap.dedent(code), *HOST], check=True, cwd="/", timeout=120)
+
+
+def test_every_folder_is_packaged():
+    """A subpackage missing from pyproject.toml works from a checkout and is absent from the wheel."""
+    text = (ROOT / "pyproject.toml").read_text()
+    block = text[text.index("packages = [") : text.index("[tool.setuptools.package-dir]")]
+    packages = [m for m, path in MODULES.items() if path.name == "__init__.py"]
+    assert sorted(packages) == sorted(ast.literal_eval(block[block.index("[") :]))
+
+
+# ---- single rules ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("module", [m for m in MODULES if m != "nvfp4_cute.env"])
+def test_only_env_reads_the_environment(module):
+    findings = style_lint.environment_findings(str(MODULES[module]), SOURCES[MODULES[module]])
+    assert not findings, "\n".join(map(str, findings))
+
+
+@pytest.mark.parametrize("module", KERNELS)
+def test_kernels_do_not_postpone_annotations(module):
+    """`cute.struct` reads annotations as types; the future import turns them into strings."""
+    assert not [i for i in imports(module) if i.name == "__future__"]
+
+
+def test_kernels_keep_pipeline_state_in_rebound_local_names():
+    sources = {str(MODULES[m].relative_to(ROOT)): SOURCES[MODULES[m]] for m in KERNELS}
+    findings = style_lint.pipeline_state_findings(sources)
+    assert not findings, "\n".join(map(str, findings))
+
+
+# ---- the lint itself catches planted faults --------------------------------------------------------------------
+
+GOOD = """
+def run_load(args):
+    producer = args.producer
+    while args.more:
+        for k_tile in range(8):
+            stage = producer.acquire_and_advance()
+            copy(stage.index, stage.barrier)
+    producer.tail()
+
+def mma_tile(consumer, acc):
+    for k_tile in range(8):
+        stage = consumer.wait_and_advance()
+        stage.release()
+    return consumer, acc
+
+def forward(consumer, acc):
+    return mma_tile(consumer, acc)
+
+def run_mma(args):
+    consumer, acc = args.consumer, 0
+    while args.more:
+        consumer, acc = mma_tile(consumer, acc)
+        consumer = mma_tile(consumer, acc)[0]
+        consumer, acc = forward(acc=acc, consumer=consumer)
+"""
+
+FAULTS = {
+    "bundle": ("P1", "def run(args):\n    for _ in r:\n        args.consumer.wait_and_advance()\n"),
+    "self": ("P1", "class A:\n    def run(self):\n        self.state.advance()\n"),
+    "self itself": ("P1", "class A:\n    def run(self):\n        self.advance()\n"),
+    "list": ("P1", "def run(states):\n    states[0].advance()\n"),
+    "call result": ("P1", "def run(pipe):\n    pipe.make_producer().acquire_and_advance()\n"),
+    "closure": (
+        "P2",
+        "def run(c):\n    def step():\n        c.wait_and_advance()\n    step()\n    return c\n",
+    ),
+    "global": ("P2", "def run():\n    state.advance()\n"),
+    "helper": ("P3", "def step(consumer):\n    consumer.wait_and_advance()\n"),
+    "one return of two": (
+        "P3",
+        "def step(consumer, n):\n    consumer.advance()\n    if n:\n        return consumer\n    return n\n",
+    ),
+    "helper of a helper": (
+        "P3",
+        "def a(c):\n    c.advance()\n    return c\ndef b(c):\n    c = a(c)\n",
+    ),
+    "dropped result": (
+        "P4",
+        "def a(c):\n    c.advance()\n    return c\ndef b(args):\n    c = args.c\n    a(c)\n",
+    ),
+    "wrong name": (
+        "P4",
+        "def a(c):\n    c.advance()\n    return c\ndef b(args):\n    c = args.c\n    d = a(c)\n",
+    ),
+    "method": (
+        "P4",
+        "class A:\n    def step(self, c):\n        c.advance()\n        return c\n"
+        "    def run(self, args):\n        c = args.c\n        self.step(c)\n",
+    ),
+    "keyword": (
+        "P4",
+        "def a(x, *, c):\n    c.advance()\n    return c\ndef b(args):\n    c = args.c\n    a(1, c=c)\n",
+    ),
+    "bundle into a helper": (
+        "P1",
+        "def a(c):\n    c.advance()\n    return c\ndef b(args):\n    x = a(args.c)\n",
+    ),
+}
+
+
+def test_lint_accepts_rebound_local_state():
+    assert style_lint.pipeline_state_findings({"good.py": GOOD}) == []
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_lint_catches(name):
+    rule, source = FAULTS[name]
+    assert rule in {f.rule for f in style_lint.pipeline_state_findings({"bad.py": source})}
+
+
+def test_lint_follows_helpers_into_other_files():
+    helper = "def step(c):\n    c.advance()\n    return c\n"
+    caller = "def run(args):\n    c = args.c\n    step(c)\n"
+    findings = style_lint.pipeline_state_findings({"helper.py": helper, "caller.py": caller})
+    assert [(f.path, f.line, f.rule) for f in findings] == [("caller.py", 3, "P4")]
+
+
+def test_lint_knows_every_advancing_method_of_the_dsl():
+    """Methods of the DSL's participants that assign to self or advance a member are all in ADVANCERS."""
+    pipeline = pytest.importorskip("cutlass.pipeline")
+    quiet = {
+        "__init__",
+        "tail",
+    }  # tail() drains the pipeline at the end of a role: nothing reads the state afterwards
+    for cls in (pipeline.PipelineState, pipeline.PipelineProducer, pipeline.PipelineConsumer):
+        tree = ast.parse(textwrap.dedent(inspect.getsource(cls))).body[0]
+        for method in (n for n in tree.body if isinstance(n, ast.FunctionDef)):
+            stores = [
+                n for n in ast.walk(method) if isinstance(n, ast.Attribute) and isinstance(n.ctx, ast.Store)
+            ]
+            calls = [
+                n for n in ast.walk(method) if isinstance(n, ast.Call) and isinstance(n.func, ast.Attribute)
+            ]
+            advances = bool(stores) or any(n.func.attr in style_lint.ADVANCERS for n in calls)
+            if advances and method.name not in quiet:
+                assert method.name in style_lint.ADVANCERS, f"{cls.__name__}.{method.name} advances state"
+
+
+def test_environment_lint_catches():
+    source = """import os
+from os import getenv
+os.environ["A"]
+os.getenv("B")
+os.environ.setdefault("C", "")
+os.environ["D"] = os.environ["E"]
+os.environ["F"] = "a setting for a library"
+"""
+    assert sorted(f.line for f in style_lint.environment_findings("x.py", source)) == [2, 3, 4, 5, 6]
+
+
+def test_import_lint_resolves_names():
+    source = """
+import os
+from . import ptx
+from ..errors import EmulatorError
+from typing import TYPE_CHECKING
+if TYPE_CHECKING:
+    import torch
+def f():
+    import cutlass
+"""
+    known = frozenset({"p.errors", "p.emu", "p.emu.ptx", "p.emu.machine"})
+    found = {(i.name, i.deferred) for i in style_lint.imports(source, "p.emu.machine", known)}
+    assert found == {
+        ("os", False),
+        ("p.emu.ptx", False),
+        ("p.errors", False),
+        ("typing", False),
+        ("torch", True),
+        ("cutlass", True),
+    }
