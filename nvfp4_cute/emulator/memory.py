@@ -121,7 +121,9 @@ class SharedMemory:
         # Rounded up so that the widest (16-byte) view covers it.
         self._storage = np.full((self.size + 15) // 16 * 16, 0xFF, np.uint8)
         self.bytes = self._storage[: self.size]
-        self.views = {n: self._storage.view(d) for n, d in ((1, "u1"), (2, "u2"), (4, "u4"), (8, "u8"), (16, "c16"))}
+        self.views = {
+            n: self._storage.view(d) for n, d in ((1, "u1"), (2, "u2"), (4, "u4"), (8, "u8"), (16, "c16"))
+        }
         self.barriers: dict[int, Mbarrier] = {}
 
     def check(self, offset: int, nbytes: int) -> None:
@@ -215,7 +217,9 @@ class Mbarrier:
     def init(self, count: int) -> None:
         """Start at phase 0 with `count` expected arrivals."""
         if not 1 <= count <= MAX_COUNT:
-            raise EmulatorError(f"mbarrier smem+{self.offset:#x}: init count {count} is not in 1..{MAX_COUNT}")
+            raise EmulatorError(
+                f"mbarrier smem+{self.offset:#x}: init count {count} is not in 1..{MAX_COUNT}"
+            )
         self.count = self.pending = count
         self.phase = 0
         self.tx = 0

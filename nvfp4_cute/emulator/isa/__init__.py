@@ -15,7 +15,19 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from nvfp4_cute.emulator.ptx import TYPE_BYTES, Address, Imm, Inst, Label, Not, Operand, Reg, Sink, Special, Symbol
+from nvfp4_cute.emulator.ptx import (
+    TYPE_BYTES,
+    Address,
+    Imm,
+    Inst,
+    Label,
+    Not,
+    Operand,
+    Reg,
+    Sink,
+    Special,
+    Symbol,
+)
 from nvfp4_cute.errors import EmulatorError
 
 if TYPE_CHECKING:
