@@ -1,0 +1,84 @@
+"""Device half of the schedule: the groups of a launch as kernel parameters, and the tile that an index names.
+
+The twin of ``nvfp4_cute.schedule.TileSchedule``: same slots (groups by descending M), same prefix sums, same raster
+order. A test runs both on random problems and compares every field.
+"""
+
+from dataclasses import dataclass
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import Int32
+
+
+@dataclass(frozen=True)
+class GroupTable:
+    """Sizes of every group, in slot order, as scalars in the kernel's parameters.
+
+    Attributes:
+        m, n, k: extents in elements, one Int32 a slot.
+        tile_offsets: tiles of all earlier slots, one Int32 a slot.
+        num_tiles: tiles of all slots.
+    """
+
+    m: list
+    n: list
+    k: list
+    tile_offsets: list
+    num_tiles: Int32
+
+    @property
+    def num_groups(self) -> int:
+        """Slots of this launch, a compile-time constant."""
+        return len(self.m)
+
+
+@dataclass(frozen=True)
+class WorkTile:
+    """One output tile: the record that the scheduler hands to every role.
+
+    Attributes:
+        slot: position of the group in the launch order.
+        tile_m_idx, tile_n_idx: tile coordinates inside the group.
+        k_tile_cnt: K tiles to accumulate, at least 1.
+        m, n: extents of the group, for clipping at its edges.
+    """
+
+    slot: Int32
+    tile_m_idx: Int32
+    tile_n_idx: Int32
+    k_tile_cnt: Int32
+    m: Int32
+    n: Int32
+
+
+@cute.jit
+def select_slot(values: list, slot: Int32):
+    """The value of ``slot``: a chain of selects, since kernel parameters cannot be indexed at run time."""
+    chosen = values[0]
+    for i in cutlass.range_constexpr(1, len(values)):
+        chosen = values[i] if slot == i else chosen
+    return chosen
+
+
+@cute.jit
+def locate_tile(groups: GroupTable, cta_tile_shape_mnk: cutlass.Constexpr, tile_idx: Int32) -> WorkTile:
+    """The work tile with linear index ``tile_idx`` (0 <= tile_idx < num_tiles); M is the fast axis in a group.
+
+    Walking along M first reads each weight tile from memory once while its neighbours find it in L2.
+    """
+    slot = Int32(0)
+    for i in cutlass.range_constexpr(1, groups.num_groups):
+        slot = Int32(i) if tile_idx >= groups.tile_offsets[i] else slot
+    m = select_slot(groups.m, slot)
+    tiles_m = cute.ceil_div(m, cta_tile_shape_mnk[0])
+    local_idx = tile_idx - select_slot(groups.tile_offsets, slot)
+    tile_n_idx = local_idx // tiles_m
+    return WorkTile(
+        slot=slot,
+        tile_m_idx=local_idx - tile_n_idx * tiles_m,
+        tile_n_idx=tile_n_idx,
+        k_tile_cnt=cute.ceil_div(select_slot(groups.k, slot), cta_tile_shape_mnk[2]),
+        m=m,
+        n=select_slot(groups.n, slot),
+    )

@@ -1,0 +1,41 @@
+"""Tensor maps of several groups in the kernel's parameters, and the choice of one at run time."""
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import Int32, Int64
+from cutlass._mlir.dialects import cute as cute_ir
+from cutlass._mlir.dialects import cute_nvgpu as cute_nvgpu_ir
+from cutlass.cutlass_dsl import dsl_user_op
+
+# CuTe places a tensor map, 128 bytes by value, in an `.align 64` kernel parameter.
+DESCRIPTOR_ALIGN_BYTES = 64
+
+
+@dsl_user_op
+def _descriptor_ptr_type(*, loc=None, ip=None):
+    return cute_ir.PtrType.get(
+        cute_nvgpu_ir.TmaDescriptorTiledType.get(), cute.AddressSpace.generic, DESCRIPTOR_ALIGN_BYTES
+    )
+
+
+@dsl_user_op
+def descriptor_address(tma_atom: cute.CopyAtom, *, loc=None, ip=None) -> Int64:
+    """Generic address of the tensor map that ``tma_atom`` carries as a kernel parameter."""
+    executable = cute_nvgpu_ir.atom_make_exec_tma(tma_atom._trait.value, loc=loc, ip=ip)
+    return cute_nvgpu_ir.get_tma_desc_addr(_descriptor_ptr_type(), executable, loc=loc, ip=ip).toint()
+
+
+@dsl_user_op
+def _descriptor_ptr(address: Int64, *, loc=None, ip=None) -> cute.Pointer:
+    aligned_type = cute_ir.ConstrainedIntType.get(DESCRIPTOR_ALIGN_BYTES, 64)
+    aligned = cute_ir.assume(aligned_type, address.ir_value(loc=loc, ip=ip), loc=loc, ip=ip)
+    return cute_ir.inttoptr(_descriptor_ptr_type(), aligned, loc=loc, ip=ip)
+
+
+@cute.jit
+def select_descriptor(tma_atoms: list, slot: Int32) -> cute.Pointer:
+    """Pointer to the tensor map of group ``slot``: chosen once a tile, so that a K loop issues one TMA an operand."""
+    address = descriptor_address(tma_atoms[0])
+    for i in cutlass.range_constexpr(1, len(tma_atoms)):
+        address = descriptor_address(tma_atoms[i]) if slot == i else address
+    return _descriptor_ptr(address)

@@ -1,0 +1,116 @@
+"""sm_100a, sm_103a, sm_110a: what a KernelConfig costs in shared and tensor memory, and why one is refused.
+
+Limits: CUDA C++ programming guide, technical specifications (227 KiB of shared memory a CTA) and PTX ISA 9.7.16.1
+(tensor memory of 128 lanes x 512 columns of 32 bits).
+"""
+
+from dataclasses import dataclass, replace
+
+from nvfp4_cute.config import KernelConfig
+
+ARCHS = ("sm_100a", "sm_103a", "sm_110a")
+SMEM_CAPACITY_BYTES = 227 * 1024
+# Barriers, the tensor-memory address, and the gaps that aligning the operand buffers to 1024 bytes leaves.
+SMEM_RESERVED_BYTES = 4096
+TMEM_COLS = 512
+MMA_INST_K = 64
+SF_VEC_SIZE = 16
+# A scale block covers 128 rows x 4 scales; tensor memory holds it in 4 columns.
+SF_ATOM_ROWS = 128
+SF_ATOM_COLS = 4
+KERNEL_PARAM_BYTES = 32764
+# Four tensor maps of 128 bytes, and sizes, pitches, offsets and the output address: 44 bytes.
+PARAM_BYTES_PER_GROUP = 4 * 128 + 44
+MAX_LIST_GROUPS = (KERNEL_PARAM_BYTES - 64) // PARAM_BYTES_PER_GROUP
+
+
+@dataclass(frozen=True)
+class SmemPlan:
+    """Bytes of one pipeline stage, by operand, and of all stages. Plain integers, printable."""
+
+    a_stage_bytes: int
+    b_stage_bytes: int
+    sfa_stage_bytes: int
+    sfb_stage_bytes: int
+    num_ab_stage: int
+
+    @property
+    def stage_bytes(self) -> int:
+        """Bytes that the TMA of one stage writes: the transaction count of its barrier."""
+        return self.a_stage_bytes + self.b_stage_bytes + self.sfa_stage_bytes + self.sfb_stage_bytes
+
+    @property
+    def total_bytes(self) -> int:
+        """Bytes of all stages and of what is reserved beside them."""
+        return self.stage_bytes * self.num_ab_stage + SMEM_RESERVED_BYTES
+
+
+@dataclass(frozen=True)
+class TmemMap:
+    """First columns of the accumulator stages and of the scales in tensor memory, and how many are allocated."""
+
+    acc_cols: int
+    num_acc_stage: int
+    sfa_col: int
+    sfb_col: int
+    used_cols: int
+
+    @property
+    def alloc_cols(self) -> int:
+        """The allocation: a power of two of at least 32 columns (PTX ISA, tcgen05.alloc)."""
+        return max(32, 1 << (self.used_cols - 1).bit_length())
+
+
+def smem_plan(config: KernelConfig) -> SmemPlan:
+    """Shared memory of ``config``. ``num_ab_stage=None`` is resolved to as many stages as fit."""
+    m, n, k = config.cta_tile_shape_mnk
+    sizes = (m * k // 2, n * k // 2, *(_sf_rows(rows) * k // SF_VEC_SIZE for rows in (m, n)))
+    fitting = (SMEM_CAPACITY_BYTES - SMEM_RESERVED_BYTES) // sum(sizes)
+    return SmemPlan(*sizes, num_ab_stage=config.num_ab_stage or fitting)
+
+
+def tmem_map(config: KernelConfig) -> TmemMap:
+    """Tensor memory of ``config``: accumulator stages side by side, then the scales of one K tile of A and of B."""
+    m, n, k = config.cta_tile_shape_mnk
+    num_k_block = k // MMA_INST_K
+    sfa_col = n * config.num_acc_stage
+    sfb_col = sfa_col + _sf_rows(m) // SF_ATOM_ROWS * SF_ATOM_COLS * num_k_block
+    used = sfb_col + _sf_rows(n) // SF_ATOM_ROWS * SF_ATOM_COLS * num_k_block
+    return TmemMap(n, config.num_acc_stage, sfa_col, sfb_col, used)
+
+
+def resolve(config: KernelConfig) -> KernelConfig:
+    """``config`` with its stage count made explicit."""
+    return replace(config, num_ab_stage=smem_plan(config).num_ab_stage)
+
+
+def unsupported_reason(config: KernelConfig) -> str | None:
+    """Why this family cannot build ``config``, with the nearest legal value; None where it can."""
+    m, n, k = config.cta_tile_shape_mnk
+    if m != 128:
+        return f"cta_tile_shape_mnk={config.cta_tile_shape_mnk}: the block-scaled 1-CTA MMA has M=128; use M tile 128"
+    if n != 128:
+        return f"cta_tile_shape_mnk={config.cta_tile_shape_mnk}: N tiles other than 128 are not built; use N tile 128"
+    if k != 256:
+        return f"cta_tile_shape_mnk={config.cta_tile_shape_mnk}: a K tile fills one 128-byte swizzle row; use K tile 256"
+    if config.num_acc_stage < 1:
+        return f"num_acc_stage={config.num_acc_stage}: at least 1 accumulator stage is needed; 2 overlap the epilogue"
+    tmem = tmem_map(config)
+    if tmem.used_cols > TMEM_COLS:
+        return (
+            f"num_acc_stage={config.num_acc_stage}: {tmem.used_cols} columns of tensor memory, {TMEM_COLS} exist; "
+            f"use at most {(TMEM_COLS - (tmem.used_cols - tmem.sfa_col)) // n}"
+        )
+    smem = smem_plan(config)
+    if smem.num_ab_stage < 1 or smem.total_bytes > SMEM_CAPACITY_BYTES:
+        return (
+            f"num_ab_stage={config.num_ab_stage}: {smem.total_bytes} bytes of shared memory, {SMEM_CAPACITY_BYTES} "
+            f"exist; use 1 to {(SMEM_CAPACITY_BYTES - SMEM_RESERVED_BYTES) // smem.stage_bytes}"
+        )
+    if config.num_cta is not None and config.num_cta < 1:
+        return f"num_cta={config.num_cta}: at least one CTA must be launched"
+    return None
+
+
+def _sf_rows(rows: int) -> int:
+    return -(-rows // SF_ATOM_ROWS) * SF_ATOM_ROWS

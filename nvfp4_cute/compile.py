@@ -1,0 +1,121 @@
+"""KernelKey -> CompiledKernel: CuTe DSL to PTX and cubin, on a machine with or without a GPU.
+
+The only host module, beside the backends, that imports cutlass; it does so when something is compiled.
+"""
+
+import tempfile
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from nvfp4_cute.arch import sm100
+from nvfp4_cute.config import KernelConfig
+from nvfp4_cute.cubin import KernelResources, read_resources
+from nvfp4_cute.errors import ConfigError, UnsupportedTarget
+
+
+@dataclass(frozen=True)
+class KernelKey:
+    """Everything that changes the generated code of a grouped GEMM, and nothing else: no sizes, no data.
+
+    Attributes:
+        arch: ``sm_100a``, ``sm_103a`` or ``sm_110a``.
+        config: resolved KernelConfig without a CTA count.
+        num_groups: slots of the list form.
+        out_dtype: torch.float16, bfloat16 or float32.
+        has_alpha: whether a factor per group is read.
+    """
+
+    arch: str
+    config: KernelConfig
+    num_groups: int
+    out_dtype: torch.dtype
+    has_alpha: bool
+
+    @classmethod
+    def make(cls, arch: str, config: KernelConfig, num_groups: int, out_dtype: torch.dtype, has_alpha: bool):
+        """Validated key. Raises UnsupportedTarget for an arch without a kernel, ConfigError for a refused config."""
+        if arch not in sm100.ARCHS:
+            raise UnsupportedTarget(
+                f"no grouped GEMM kernel for {arch}; there is one for {', '.join(sm100.ARCHS)}"
+            )
+        reason = sm100.unsupported_reason(config)
+        if reason is not None:
+            raise ConfigError(f"{arch}: {reason}")
+        return cls(arch, replace(sm100.resolve(config), num_cta=None), num_groups, out_dtype, has_alpha)
+
+    def to_name(self) -> str:
+        """Readable, unique; the kernel's symbol starts with it."""
+        dtype = str(self.out_dtype).removeprefix("torch.")
+        alpha = "_alpha" if self.has_alpha else ""
+        return f"nvfp4_grouped_gemm_{self.arch}_g{self.num_groups}_{self.config.to_name()}_{dtype}{alpha}"
+
+
+@dataclass(frozen=True)
+class CompiledKernel:
+    """A compiled launch function with the artifacts it came from.
+
+    Attributes:
+        key: what was compiled.
+        function: host function of CuTe DSL; see ``launch.Plan`` for its arguments.
+        ptx: PTX text. cubin: machine code.
+    """
+
+    key: KernelKey
+    function: Any
+    ptx: str
+    cubin: bytes
+
+    @cached_property
+    def resources(self) -> KernelResources:
+        """Registers, stack and code size."""
+        return read_resources(self.cubin)
+
+
+def compile_grouped_gemm(key: KernelKey) -> CompiledKernel:
+    """Compile one variant. Takes seconds; ``cache.get_kernel`` remembers the result."""
+    import cuda.bindings.driver as cuda
+    import cutlass
+    import cutlass.cute as cute
+    from cutlass import Int32, Int64
+    from cutlass.base_dsl.compiler import DumpDir
+
+    from nvfp4_cute.kernels.sm100.grouped_gemm import GroupedGemmSm100
+
+    out_dtype = cutlass_dtype(key.out_dtype)
+
+    def example(dtype, align):
+        return cute.runtime.make_ptr(dtype, 0, cute.AddressSpace.gmem, assumed_align=align)
+
+    operand, scale = example(cutlass.Float4E2M1FN, 16), example(cutlass.Float8E4M3FN, 16)
+    out = example(out_dtype, out_dtype.width // 8)
+    groups = key.num_groups
+    with tempfile.TemporaryDirectory(prefix="nvfp4_cute_") as folder:
+        # Artifacts are read from files: under sm_110a the compiler names them by the older sm_101a.
+        options = (cute.GPUArch(key.arch), cute.KeepPTX(True), cute.KeepCUBIN(True), DumpDir(folder))
+        function = cute.compile[options](
+            GroupedGemmSm100(key.config, out_dtype, key.to_name()),
+            [(operand, operand, scale, scale, out)] * groups,
+            [(Int32(1), Int32(1), Int32(1))] * groups,
+            [(Int64(32), Int64(32), Int64(32))] * groups,
+            [Int32(0)] * groups,
+            [Int32(0)] * groups,
+            example(cutlass.Float32, 4) if key.has_alpha else None,
+            Int32(1),
+            Int32(1),
+            cuda.CUstream(0),
+        )
+        ptx, cubin = (next(Path(folder).glob(pattern)).read_bytes() for pattern in ("*.ptx", "*.cubin"))
+    return CompiledKernel(key, function, ptx.decode(), cubin)
+
+
+def cutlass_dtype(dtype: torch.dtype):
+    """The CuTe DSL type of an output dtype."""
+    import cutlass
+
+    return {torch.float16: cutlass.Float16, torch.bfloat16: cutlass.BFloat16, torch.float32: cutlass.Float32}[
+        dtype
+    ]

@@ -1,0 +1,67 @@
+"""Resources of a compiled kernel, read from its cubin: registers, stack and shared memory, without CUDA's own tools.
+
+Format: 64-bit ELF; the section ``.nv.info`` holds attribute records (format byte, attribute byte, 16-bit size, payload)
+as printed by ``cuobjdump -elf``; the payload of the two attributes used here is (symbol index, value), 32 bits each.
+"""
+
+import struct
+from dataclasses import dataclass
+
+_EIATTR_FRAME_SIZE = 0x11
+_EIATTR_REGCOUNT = 0x2F
+_FORMAT_SIZED_VALUE = 4
+
+
+@dataclass(frozen=True)
+class KernelResources:
+    """What one kernel needs.
+
+    Attributes:
+        registers: 32-bit registers a thread.
+        stack_bytes: local memory a thread; anything above 0 is a spill or a dynamically indexed array.
+        code_bytes: size of the machine code.
+    """
+
+    registers: int
+    stack_bytes: int
+    code_bytes: int
+
+
+def read_resources(cubin: bytes) -> KernelResources:
+    """Resources of the only kernel in ``cubin``. Raises ValueError where it is not a cubin with one kernel."""
+    sections = _sections(cubin)
+    code = [data for name, data in sections if name.startswith(".text.")]
+    if len(code) != 1:
+        raise ValueError(f"expected a cubin with one kernel, found {len(code)}")
+    values = {_EIATTR_REGCOUNT: 0, _EIATTR_FRAME_SIZE: 0}
+    for name, data in sections:
+        if name == ".nv.info":
+            for attribute, payload in _attributes(data):
+                if attribute in values:
+                    values[attribute] = max(values[attribute], struct.unpack("<II", payload)[1])
+    return KernelResources(values[_EIATTR_REGCOUNT], values[_EIATTR_FRAME_SIZE], len(code[0]))
+
+
+def _sections(elf: bytes) -> list[tuple[str, bytes]]:
+    if elf[:4] != b"\x7fELF":
+        raise ValueError("not an ELF file")
+    (table,) = struct.unpack_from("<Q", elf, 0x28)
+    entry_size, count, names_idx = struct.unpack_from("<HHH", elf, 0x3A)
+    headers = [struct.unpack_from("<IIQQQQ", elf, table + i * entry_size) for i in range(count)]
+    names = headers[names_idx][4]
+    result = []
+    for name, kind, _, _, offset, size in headers:
+        start = names + name
+        text = elf[start : elf.index(b"\0", start)].decode()
+        result.append((text, b"" if kind == 8 else elf[offset : offset + size]))  # 8: SHT_NOBITS
+    return result
+
+
+def _attributes(data: bytes):
+    at = 0
+    while at + 4 <= len(data):
+        fmt, attribute, size = struct.unpack_from("<BBH", data, at)
+        at += 4
+        if fmt == _FORMAT_SIZED_VALUE:
+            yield attribute, data[at : at + size]
+            at += size
