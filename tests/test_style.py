@@ -22,7 +22,7 @@ FOLDERS = {
 
 # Lowest first. A module imports from its own row and from rows above it in this list, never from below.
 LAYERS = (
-    ("errors", "env"),
+    ("errors", "env", "cubin"),
     ("formats", "scale_layout", "config", "targets"),
     ("problem",),
     ("schedule", "speed_of_light", "reference", "emulator"),

@@ -1,0 +1,150 @@
+"""`nvfp4-cute doctor`: what is installed, which GPUs there are, what would run where, and why.
+
+Everything is asked when `run` (or a function here) is called; nothing is imported or queried before.
+"""
+
+import importlib.metadata
+import importlib.util
+import platform
+import shutil
+from dataclasses import dataclass
+
+from nvfp4_cute import env
+
+DSL_PREFIX = "nvidia-cutlass-dsl"
+SHIM_MODULE = "nvfp4_cute.emulator._launch_shim"
+SHIM_REMEDY = "install a C compiler (cc or gcc), then run `pip install -e .` again"
+
+
+@dataclass(frozen=True)
+class Gpu:
+    """One visible GPU: its index in torch, its name, and the target that code for it is compiled for ("sm_100a")."""
+
+    index: int
+    name: str
+    arch: str
+
+
+def versions() -> dict[str, str | None]:
+    """Return the version of Python and of each distribution that decides what is compiled; None where it is missing.
+
+    All nvidia-cutlass-dsl distributions are listed: a mix of versions is the usual cause of a broken install.
+    """
+    names = ["nvfp4-cute", "torch", "numpy", "cuda-python", DSL_PREFIX]
+    installed = {
+        _canonical(d.metadata["Name"]) for d in importlib.metadata.distributions() if d.metadata["Name"]
+    }
+    names += sorted(name for name in installed if name.startswith(f"{DSL_PREFIX}-"))
+    return {"python": platform.python_version()} | {name: _version(name) for name in names}
+
+
+def _canonical(name: str) -> str:
+    return name.lower().replace("_", "-")
+
+
+def _version(name: str) -> str | None:
+    try:
+        return importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def version_problem(found: dict[str, str | None]) -> str | None:
+    """Say why these versions cannot compile a kernel, or None. `found` is what `versions` returns."""
+    if found[DSL_PREFIX] is None:
+        return f"{DSL_PREFIX} is not installed: no kernel can be compiled; run `pip install -e .`"
+    dsl = {name: version for name, version in found.items() if name.startswith(DSL_PREFIX)}
+    if len(set(dsl.values())) > 1:
+        listed = ", ".join(f"{name} {version}" for name, version in dsl.items())
+        return f"{listed}: all must have one version; run `pip install --force-reinstall {DSL_PREFIX}=={found[DSL_PREFIX]}`"
+    return None
+
+
+def gpus() -> list[Gpu]:
+    """Return the GPUs that torch can use; an empty list without a driver or with a CPU build of torch."""
+    import torch
+
+    if not torch.cuda.is_available():
+        return []
+    found = []
+    for index in range(torch.cuda.device_count()):
+        major, minor = torch.cuda.get_device_capability(index)
+        found.append(Gpu(index, torch.cuda.get_device_name(index), f"sm_{major}{minor}a"))
+    return found
+
+
+def missing_gpu_reason(arch: str) -> str | None:
+    """Say why no kernel compiled for `arch` ("sm_100a") can run on a GPU here, or None where one can.
+
+    Such code runs on exactly its own compute capability: that is what the trailing letter says.
+    """
+    present = gpus()
+    if arch in [gpu.arch for gpu in present]:
+        return None
+    listed = ", ".join(f"{gpu.name} ({gpu.arch})" for gpu in present) or "no GPU that torch can use"
+    return f"needs an {arch} GPU; here: {listed}"
+
+
+def shim_problem() -> str | None:
+    """Say why the emulator's launch shim (a small C library, built at install time) is missing, or None."""
+    if importlib.util.find_spec(SHIM_MODULE) is not None:
+        return None
+    compiler = shutil.which("cc") or shutil.which("gcc")
+    found = f"{compiler} is there" if compiler else "no C compiler is on PATH"
+    return f"not built ({found}): {SHIM_REMEDY}"
+
+
+def report() -> tuple[str, bool]:
+    """Return the whole report as text, and whether some kernel can run here (on a GPU or on the emulator)."""
+    from nvfp4_cute.arch import sm100
+
+    found, present, shim = versions(), gpus(), shim_problem()
+    compiler = version_problem(found)
+    native = [gpu for gpu in present if gpu.arch in sm100.ARCHS]
+    sections = {
+        "versions": [f"{name} {version or '(not installed)'}" for name, version in found.items()],
+        "GPUs": [_gpu_line(gpu, gpu in native) for gpu in present] or ["none that torch can use"],
+        "kernels": [
+            compiler or f"grouped_gemm compiles for {', '.join(sm100.ARCHS)}; compiling needs no GPU"
+        ],
+        "emulator": [
+            f"not usable: {compiler or shim}" if compiler or shim else "ready: the launch shim is built"
+        ],
+        'backend="auto"': _auto_lines(native, present),
+        "environment": env.describe().splitlines(),
+    }
+    text = "\n".join(
+        f"{title}\n" + "".join(f"  {line}\n" for line in lines) for title, lines in sections.items()
+    )
+    return text, compiler is None and (bool(native) or shim is None)
+
+
+def _gpu_line(gpu: Gpu, has_kernel: bool) -> str:
+    kernel = (
+        "grouped_gemm runs on it"
+        if has_kernel
+        else "no kernel for it here; the emulator can still be used by name"
+    )
+    return f"cuda:{gpu.index} {gpu.name} ({gpu.arch}): {kernel}"
+
+
+def _auto_lines(native: list[Gpu], present: list[Gpu]) -> list[str]:
+    """Say what backend="auto" does with CPU and with CUDA tensors, and why."""
+    try:
+        forced = env.backend()
+    except ValueError as error:
+        return [str(error)]
+    if forced != "auto":
+        return [f"all tensors -> {forced}, because {env.BACKEND.name} says so"]
+    cpu = "CPU tensors -> reference (float64 torch): ask for the emulator by name, it is exact and slow"
+    if native:
+        return [cpu, f"CUDA tensors -> cuda, on {', '.join(f'cuda:{gpu.index}' for gpu in native)}"]
+    why = "its GPUs have no kernel here" if present else "this machine has no GPU that torch can use"
+    return [cpu, f"CUDA tensors -> UnsupportedTarget: {why}"]
+
+
+def run() -> int:
+    """Print the report. Return 0 if a kernel can run on this machine, on a GPU or on the emulator, else 1."""
+    text, usable = report()
+    print(text, end="")
+    return 0 if usable else 1

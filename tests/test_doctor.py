@@ -1,0 +1,120 @@
+"""doctor on this machine and on machines that it is told about."""
+
+import importlib.metadata
+
+import pytest
+import torch
+
+from nvfp4_cute import doctor
+
+B200 = doctor.Gpu(0, "NVIDIA B200", "sm_100a")
+H200 = doctor.Gpu(1, "NVIDIA H200", "sm_90a")
+DSL = doctor.DSL_PREFIX
+
+
+@pytest.fixture
+def machine(monkeypatch):
+    """Pretend: `machine(gpus, shim_problem)` on top of the versions that are really installed."""
+    monkeypatch.delenv("NVFP4_CUTE_BACKEND", raising=False)
+
+    def pretend(gpus=(), shim=None):
+        monkeypatch.setattr(doctor, "gpus", lambda: list(gpus))
+        monkeypatch.setattr(doctor, "shim_problem", lambda: shim)
+
+    return pretend
+
+
+def test_versions_are_those_installed():
+    found = doctor.versions()
+    assert found["torch"] == torch.__version__
+    for name in (DSL, f"{DSL}-libs-base", "nvfp4-cute"):
+        assert found[name] == importlib.metadata.version(name)
+    assert doctor.version_problem(found) is None
+
+
+def test_version_problem_names_the_fix():
+    assert "pip install -e ." in doctor.version_problem({DSL: None})
+    mixed = {DSL: "4.8.1", f"{DSL}-libs-base": "4.7.0"}
+    assert doctor.version_problem(mixed) == (
+        "nvidia-cutlass-dsl 4.8.1, nvidia-cutlass-dsl-libs-base 4.7.0: all must have one version; "
+        "run `pip install --force-reinstall nvidia-cutlass-dsl==4.8.1`"
+    )
+
+
+def test_missing_gpu_reason(machine):
+    machine()
+    assert doctor.missing_gpu_reason("sm_100a") == "needs an sm_100a GPU; here: no GPU that torch can use"
+    machine([B200, H200])
+    assert doctor.missing_gpu_reason("sm_100a") is None
+    assert doctor.missing_gpu_reason("sm_90a") is None
+    assert doctor.missing_gpu_reason("sm_120a") == (
+        "needs an sm_120a GPU; here: NVIDIA B200 (sm_100a), NVIDIA H200 (sm_90a)"
+    )
+
+
+@pytest.mark.parametrize("compiler", [None, "/usr/bin/cc"])
+def test_missing_shim_says_what_to_do(monkeypatch, compiler):
+    monkeypatch.setattr(doctor.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(doctor.shutil, "which", lambda name: compiler)
+    problem = doctor.shim_problem()
+    assert ("no C compiler is on PATH" in problem) == (compiler is None)
+    assert "install a C compiler (cc or gcc), then run `pip install -e .` again" in problem
+
+
+def test_report_without_a_gpu(machine):
+    machine()
+    text, usable = doctor.report()
+    assert usable
+    assert "none that torch can use" in text
+    assert "grouped_gemm compiles for sm_100a, sm_103a, sm_110a" in text
+    assert "ready: the launch shim is built" in text
+    assert "CPU tensors -> reference" in text
+    assert "CUDA tensors -> UnsupportedTarget: this machine has no GPU that torch can use" in text
+
+
+def test_report_without_gpu_and_shim_is_not_usable(machine):
+    machine(shim="not built (no C compiler is on PATH): install one")
+    text, usable = doctor.report()
+    assert not usable
+    assert "not usable: not built (no C compiler is on PATH): install one" in text
+
+
+def test_report_with_a_kernel_for_one_gpu_of_two(machine):
+    machine([B200, H200], shim="not built")
+    text, usable = doctor.report()
+    assert usable
+    assert "cuda:0 NVIDIA B200 (sm_100a): grouped_gemm runs on it" in text
+    assert "cuda:1 NVIDIA H200 (sm_90a): no kernel for it here" in text
+    assert "CUDA tensors -> cuda, on cuda:0\n" in text
+
+
+def test_report_with_a_gpu_that_has_no_kernel(machine):
+    machine([H200])
+    text, _ = doctor.report()
+    assert "CUDA tensors -> UnsupportedTarget: its GPUs have no kernel here" in text
+
+
+@pytest.mark.parametrize(
+    ("value", "line"),
+    [
+        ("emulator", "all tensors -> emulator, because NVFP4_CUTE_BACKEND says so"),
+        ("nonsense", "NVFP4_CUTE_BACKEND='nonsense' is not one of auto, cuda, emulator, reference"),
+    ],
+)
+def test_report_follows_the_environment(machine, monkeypatch, value, line):
+    machine()
+    monkeypatch.setenv("NVFP4_CUTE_BACKEND", value)
+    assert line in doctor.report()[0]
+
+
+def test_run_prints_the_report_and_returns_whether_a_kernel_can_run(machine, capsys):
+    machine()
+    assert doctor.run() == 0
+    assert capsys.readouterr().out == doctor.report()[0]
+    machine(shim="not built")
+    assert doctor.run() == 1
+
+
+@pytest.mark.gpu("sm_100a")
+def test_gpu_marker_runs_only_on_that_gpu():
+    assert torch.cuda.get_device_capability() == (10, 0)
