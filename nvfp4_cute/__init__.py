@@ -1,1 +1,19 @@
 """NVFP4 block-scaled grouped GEMM in CuTe DSL: operations, emulator, schedule, and formats."""
+
+from nvfp4_cute.config import KernelConfig
+from nvfp4_cute.errors import CacheError, ConfigError, EmulatorError, UnsupportedProblem, UnsupportedTarget
+from nvfp4_cute.formats import NVFP4Tensor, dequantize, quantize
+from nvfp4_cute.ops.grouped_gemm import grouped_gemm
+
+__all__ = [
+    "CacheError",
+    "ConfigError",
+    "EmulatorError",
+    "KernelConfig",
+    "NVFP4Tensor",
+    "UnsupportedProblem",
+    "UnsupportedTarget",
+    "dequantize",
+    "grouped_gemm",
+    "quantize",
+]

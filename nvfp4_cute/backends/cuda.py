@@ -1,0 +1,42 @@
+"""The GPU in the machine."""
+
+import torch
+
+from nvfp4_cute.config import KernelConfig
+from nvfp4_cute.errors import UnsupportedTarget
+from nvfp4_cute.launch import make_plan
+from nvfp4_cute.problem import GroupedOperands, GroupedProblem
+
+# Compute capability -> architecture with the features of that chip ("a").
+ARCH_OF_CAPABILITY = {(10, 0): "sm_100a", (10, 3): "sm_103a", (11, 0): "sm_110a"}
+
+
+def arch_of_device(device: torch.device) -> str:
+    """Architecture name of a CUDA device. Raises UnsupportedTarget where no kernel exists for it."""
+    capability = torch.cuda.get_device_capability(device)
+    arch = ARCH_OF_CAPABILITY.get(capability)
+    if arch is None:
+        name = torch.cuda.get_device_name(device)
+        known = ", ".join(f"{arch} ({major}.{minor})" for (major, minor), arch in ARCH_OF_CAPABILITY.items())
+        raise UnsupportedTarget(
+            f"{name} has compute capability {capability[0]}.{capability[1]}; kernels exist for {known}. "
+            'Pass backend="reference", or CPU tensors with backend="emulator" to run the sm_100a kernel'
+        )
+    return arch
+
+
+def run(problem: GroupedProblem, operands: GroupedOperands, config: KernelConfig | None) -> None:
+    """Launch on the current queue of the operands' device; does not wait.
+
+    Raises:
+        ValueError: CPU operands. UnsupportedTarget: a GPU without a kernel.
+    """
+    device = operands.device
+    if device.type != "cuda":
+        raise ValueError(
+            f'backend="cuda" takes CUDA tensors; operands are on {device}: move them with .cuda()'
+        )
+    sm_count = torch.cuda.get_device_properties(device).multi_processor_count
+    plan = make_plan(problem, arch_of_device(device), sm_count, config)
+    with torch.cuda.device(device):
+        plan.launch(operands, torch.cuda.current_stream(device).cuda_stream)

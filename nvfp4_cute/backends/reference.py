@@ -1,0 +1,19 @@
+"""The float64 reference as a backend: right everywhere, fast nowhere."""
+
+from nvfp4_cute.config import KernelConfig
+from nvfp4_cute.problem import GroupedOperands, GroupedProblem
+from nvfp4_cute.reference import grouped_gemm_reference
+
+
+def run(problem: GroupedProblem, operands: GroupedOperands, config: KernelConfig | None) -> None:
+    """Compute every group in float64 and write it to ``operands.out``. ``config`` has no meaning here."""
+    results = grouped_gemm_reference(
+        operands.a,
+        operands.b,
+        operands.a_scale,
+        operands.b_scale,
+        operands.alpha,
+        out_dtype=problem.out_dtype,
+    )
+    for out, result in zip(operands.out, results, strict=True):
+        out.copy_(result)
