@@ -5,20 +5,19 @@ One cluster runs at a time, all its CTAs together. Warps take turns; a warp runs
 the lowest program counter runs first, and groups that meet merge. A group that blocks lets the others run.
 """
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol
+import itertools
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Protocol
 
 import numpy as np
 
-from nvfp4_cute.emulator.memory import SHARED_BASE, GlobalMemory, Mbarrier, SharedMemory, TensorMemory
+from nvfp4_cute.emulator.code import Code, inst_place
+from nvfp4_cute.emulator.memory import GlobalMemory, Mbarrier, SharedMemory, TensorMemory
 from nvfp4_cute.errors import EmulatorError
 
-if TYPE_CHECKING:
-    from nvfp4_cute.emulator.code import Code
-
 LANES = 32
-WARP_MASK = 0xFFFFFFFF
 RANK_SHIFT = 24
 """A shared::cluster address is ``rank << 24 | offset``."""
 
@@ -28,6 +27,12 @@ SHARED_WINDOW = 0x7E00_0000_0000_0000
 
 LOCAL_WINDOW = 0x7D00_0000_0000_0000
 """Base of per-lane local memory in the generic address space."""
+
+TURN = 2000
+"""Basic blocks that a warp runs before the next warp gets its turn."""
+
+WARP_INSTRUCTION_LIMIT = 1_000_000_000
+"""Instructions of one warp after which the machine gives up on it."""
 
 ALL_LANES = np.ones(LANES, bool)
 ALL_LANES.setflags(write=False)
@@ -46,3 +51,571 @@ class Wait(Protocol):
     def describe(self) -> str:
         """What is missing, for the hang report."""
         ...
+
+
+@dataclass
+class Condition:
+    """A Wait made of a predicate and a text (called when a hang is reported)."""
+
+    test: Callable[[], bool]
+    text: Callable[[], str]
+
+    def ready(self) -> bool:
+        """The predicate's value now."""
+        return self.test()
+
+    def describe(self) -> str:
+        """The text now."""
+        return self.text()
+
+
+class _Signal:
+    """A step's way to say that control did something other than fall through, jump, or wait."""
+
+
+REGROUP = _Signal()
+"""The step changed the warp's groups (a divergent branch, or lanes that exited): pick a group anew."""
+
+
+@dataclass
+class Stats:
+    """What a machine executed, summed over launches. Instructions are warp instructions."""
+
+    launches: int = 0
+    ctas: int = 0
+    instructions: int = 0
+    load_bytes: int = 0
+    store_bytes: int = 0
+    tma_load_bytes: int = 0
+    tma_store_bytes: int = 0
+    mmas: int = 0
+    seconds: float = 0.0
+
+
+@dataclass
+class Group:
+    """Lanes of a warp that share a program counter but are not running; `wait` if they are blocked there."""
+
+    pc: int
+    mask: np.ndarray
+    wait: Wait | None = None
+
+
+@dataclass(frozen=True)
+class Launch:
+    """One kernel launch: code, grid and cluster shape, shared memory, and the parameter buffer."""
+
+    code: Code
+    grid: tuple[int, int, int]
+    block: tuple[int, int, int]
+    cluster: tuple[int, int, int]
+    smem_bytes: int
+    params: np.ndarray
+    explicit_cluster: bool = False
+
+    @property
+    def threads(self) -> int:
+        """Threads per CTA."""
+        return self.block[0] * self.block[1] * self.block[2]
+
+
+class Warp:
+    """32 lanes. Handlers use `regs` (through Builder), the active mask, and `cta`.
+
+    Attributes:
+        idx: warp index in the CTA.  active / num_active / all_active: lanes that execute the current step.
+        live: lanes that have not exited.  groups: the other groups of a diverged warp.
+        protected: slots that a write must merge because a waiting group still reads them.
+        pending: state of a step that has begun and is blocked (a barrier already arrived at).
+        polled: a step looked at memory that another warp may change (hint for spin detection).
+    """
+
+    __slots__ = (
+        "active", "all_active", "code", "cta", "done", "executed", "groups", "idx", "live", "local", "num_active",
+        "pc", "pending", "polled", "protected", "regs", "spin", "wait",
+    )  # fmt: skip
+
+    def __init__(self, cta: "Cta", idx: int, lanes: int):
+        """A warp at the entry point with its first `lanes` lanes alive."""
+        self.cta, self.idx, self.code = cta, idx, cta.launch.code
+        self.live = ALL_LANES if lanes == LANES else np.arange(LANES) < lanes
+        self.groups: list[Group] = []
+        self.regs: list[Any] = self.code.builder.template.copy()
+        self.local: np.ndarray | None = None
+        self.pending: Wait | None = None
+        self.wait: Wait | None = None
+        self.spin: tuple[int, list[Any], int] | None = None
+        self.polled = self.done = False
+        self.pc = self.executed = 0
+        self.resume(self.live)
+
+    def resume(self, mask: np.ndarray) -> None:
+        """Make `mask` the active lanes and work out which registers the waiting groups still need."""
+        self.active = mask
+        self.num_active = int(np.count_nonzero(mask))
+        self.all_active = self.num_active == LANES
+        protected = NOTHING
+        for group in self.groups:
+            live = self.code.live_at(group.pc)
+            protected = protected | live if protected else live
+        self.protected = protected
+
+    def active_lanes(self) -> list[int]:
+        """Indices of the active lanes, ascending."""
+        return np.flatnonzero(self.active).tolist()
+
+    def first_lane(self) -> int:
+        """Lowest active lane."""
+        return 0 if self.all_active else int(self.active.argmax())
+
+    def active_bits(self) -> int:
+        """Active mask as an integer, bit i = lane i."""
+        return mask_bits(self.active)
+
+    def split(self, taken: np.ndarray, target: int, fallthrough: int) -> _Signal:
+        """Send the lanes of `taken` to `target` and the other active lanes to `fallthrough`."""
+        self.groups.append(Group(target, taken))
+        self.groups.append(Group(fallthrough, self.active & ~taken))
+        self.active = self.active & False
+        self.num_active = 0
+        return REGROUP
+
+    def exit_lanes(self, mask: np.ndarray, next_pc: int) -> _Signal:
+        """End the lanes of `mask`; the rest of the group goes on at `next_pc`."""
+        self.live = self.live & ~mask
+        rest = self.active & ~mask
+        if rest.any():
+            self.groups.append(Group(next_pc, rest))
+        self.active = mask & False
+        self.num_active = 0
+        return REGROUP
+
+    def missing(self, members: int = 0xFFFFFFFF) -> np.ndarray | None:
+        """Live lanes of `members` that are not active, or None: who must still arrive at a ``.sync`` instruction."""
+        if not self.groups and self.num_active == LANES:
+            return None
+        lacking = self.live & ~self.active & bits_mask(members)
+        return lacking if lacking.any() else None
+
+    def clock(self, name: str) -> int:
+        """Value of a clock-like special register: executed instructions, or nanoseconds for the global timer."""
+        if name.startswith("%globaltimer"):
+            value = time.perf_counter_ns()
+        else:
+            value = self.executed
+            self.executed += 1
+        if name.endswith("_hi"):
+            return value >> 32
+        return value if name in ("%clock64", "%globaltimer") else value & 0xFFFFFFFF
+
+
+class Cta:
+    """One thread block: its memories, warps, and named barriers.
+
+    Attributes:
+        idx: grid coordinates.  rank: %cluster_ctarank.  smem / tmem: its memories.
+    """
+
+    def __init__(
+        self, machine: "Machine", cluster: "Cluster", launch: Launch, rank: int, idx: tuple[int, int, int]
+    ):
+        """A CTA ready to run, with fresh poisoned memories."""
+        self.machine, self.cluster, self.launch = machine, cluster, launch
+        self.rank, self.idx = rank, idx
+        self.smem = SharedMemory(launch.code.static_shared + launch.smem_bytes)
+        self.tmem = TensorMemory()
+        self.named_barriers: dict[int, Any] = {}
+        count = -(-launch.threads // LANES)
+        self.warps = [Warp(self, i, min(LANES, launch.threads - LANES * i)) for i in range(count)]
+        values = _special_values(self)
+        for warp in self.warps:
+            _fill_constants(warp, values)
+
+    def issue(self, effect: Callable[[], None]) -> None:
+        """Submit an asynchronous operation; `effect` does everything it does to memory and barriers."""
+        self.machine.changes += 1
+        effect()
+
+    def mbarrier(self, offset: int) -> Mbarrier:
+        """The initialised mbarrier at a shared-memory offset.
+
+        Raises:
+            EmulatorError: no mbarrier was initialised there.
+        """
+        self.machine.changes += 1
+        found = self.smem.barriers.get(offset)
+        if found is None:
+            raise EmulatorError(
+                f"no mbarrier was initialised at smem+{offset:#x} of CTA {self.idx} (rank {self.rank})"
+            )
+        return found
+
+    @property
+    def live_warps(self) -> int:
+        """Warps that have not exited."""
+        return sum(not w.done for w in self.warps)
+
+
+class Cluster:
+    """CTAs that run together and see one another's shared memory. `ctas[rank]`."""
+
+    def __init__(self, machine: "Machine", launch: Launch, origin: tuple[int, int, int]):
+        """`origin`: grid coordinates of the CTA with rank 0."""
+        self.machine, self.launch, self.origin = machine, launch, origin
+        cx, cy, cz = launch.cluster
+        self.ctas: list[Cta] = []
+        for z, y, x in itertools.product(range(cz), range(cy), range(cx)):
+            idx = (origin[0] + x, origin[1] + y, origin[2] + z)
+            self.ctas.append(Cta(machine, self, launch, len(self.ctas), idx))
+        self.barrier_phase = 0
+        self.barrier_arrived: set[Warp] = set()
+
+    def resolve(self, address: int) -> tuple[Cta, int]:
+        """CTA and offset that a shared::cluster address means.
+
+        Raises:
+            EmulatorError: the rank is not in this cluster.
+        """
+        rank = address >> RANK_SHIFT
+        if rank >= len(self.ctas):
+            raise EmulatorError(
+                f"shared::cluster address {address:#x} names rank {rank} of a cluster of {len(self.ctas)} CTAs"
+            )
+        return self.ctas[rank], address & OFFSET_MASK
+
+
+class Machine:
+    """Runs launches one after the other.
+
+    Attributes:
+        memory: global memory.  stats: counters.  changes: grows with every effect that another warp could see.
+        progress: called with (finished CTAs, all CTAs of the launch) after each cluster.
+    """
+
+    def __init__(
+        self,
+        sm_count: int = 148,
+        memory: GlobalMemory | None = None,
+        progress: Callable[[int, int], None] | None = None,
+        instruction_limit: int = WARP_INSTRUCTION_LIMIT,
+    ):
+        """`instruction_limit`: instructions of one warp after which the launch is called a runaway."""
+        self.sm_count = sm_count
+        self.memory = memory or GlobalMemory()
+        self.progress = progress
+        self.instruction_limit = instruction_limit
+        self.stats = Stats()
+        self.changes = 0
+        self.waiting: list[tuple[int, int, int]] = []
+
+    def run(self, launch: Launch) -> None:
+        """Run a launch to completion.
+
+        Raises:
+            EmulatorError: the kernel broke a rule, hung, or ran away; names kernel, CTA, warp, and PTX line.
+        """
+        origins = _cluster_origins(launch)
+        self.waiting = origins[::-1]
+        self.stats.launches += 1
+        per_cluster = launch.cluster[0] * launch.cluster[1] * launch.cluster[2]
+        total, finished = len(origins) * per_cluster, 0
+        started = time.perf_counter()
+        with np.errstate(all="ignore"):
+            while self.waiting:
+                self._run_cluster(Cluster(self, launch, self.waiting.pop()))
+                finished = total - len(self.waiting) * per_cluster
+                if self.progress is not None:
+                    self.progress(finished, total)
+        self.stats.ctas += total
+        self.stats.seconds += time.perf_counter() - started
+
+    def cancel_cluster(self) -> tuple[int, int, int] | None:
+        """Take the next cluster that has not started out of the grid; its first CTA's coordinates, or None."""
+        return self.waiting.pop() if self.waiting else None
+
+    # ---- scheduling ----------------------------------------------------------------------------
+    def _run_cluster(self, cluster: Cluster) -> None:
+        warps = [w for cta in cluster.ctas for w in cta.warps]
+        live = list(warps)
+        try:
+            while live:
+                ran = False
+                for warp in live:
+                    if warp.wait is not None:
+                        if not warp.wait.ready():
+                            continue
+                        warp.wait = None
+                    self._run_warp(warp)
+                    ran = ran or not isinstance(warp.wait, _Spin)
+                if not ran:
+                    self._retry_spins(live)
+                live = [w for w in live if not w.done]
+        finally:
+            self.stats.instructions += sum(w.executed for w in warps)
+
+    def _retry_spins(self, live: list[Warp]) -> None:
+        """Every warp is blocked or spinning. Let the spinning ones look once more, then call it a hang."""
+        for warp in live:
+            if isinstance(warp.wait, _Spin):
+                warp.wait = None
+                self._run_warp(warp)
+                if not isinstance(warp.wait, _Spin):
+                    return
+        if not any(w.wait is None or w.wait.ready() for w in live):
+            raise EmulatorError(hang_report(live))
+
+    def _run_warp(self, warp: Warp) -> None:
+        tails = warp.code.tails
+        pc = warp.pc
+        for _ in range(TURN):
+            if warp.groups and (pc := self._regroup(warp, pc)) < 0:
+                return
+            steps, end = tails[pc] or warp.code.tail(pc)
+            iterator = iter(steps)
+            result: Any = None
+            try:
+                for step in iterator:
+                    result = step(warp)
+                    if result is not None:
+                        break
+            except Exception as error:
+                raise _located(error, warp, end - iterator.__length_hint__() - 1) from error
+            left = iterator.__length_hint__()
+            warp.executed += len(steps) - left
+            if result is None:
+                pc = end
+            elif result.__class__ is int:
+                pc = result
+            elif result is REGROUP:
+                pc = -1
+                if not warp.groups:
+                    self._finish(warp)
+                    return
+            else:
+                warp.executed -= 1
+                pc = warp.pc = end - left - 1
+                if not self._block(warp, result):
+                    return
+                pc = -1
+            if warp.spin is not None or warp.polled:
+                warp.pc = pc
+                if self._spins(warp, pc):
+                    return
+        warp.pc = pc
+        warp.polled = True
+        if warp.executed > self.instruction_limit:
+            raise EmulatorError(
+                f"{_place(warp, pc)}: {warp.executed} instructions executed by one warp: runaway kernel"
+            )
+
+    def _regroup(self, warp: Warp, pc: int) -> int:
+        """Choose the group to run among the current one (at `pc`, if it has lanes) and the waiting ones."""
+        groups = warp.groups
+        if warp.num_active and pc >= 0:
+            if all(g.pc > pc for g in groups):
+                return pc
+            groups.append(Group(pc, warp.active))
+        merged: dict[int, Group] = {}
+        for group in groups:
+            if group.pc in merged:
+                same = merged[group.pc]
+                same.mask, same.wait = same.mask | group.mask, None
+            else:
+                merged[group.pc] = group
+        runnable = [g for g in merged.values() if g.wait is None or g.wait.ready()]
+        if not runnable:
+            warp.groups = list(merged.values())
+            warp.num_active = 0
+            warp.pc = -1
+            warp.wait = _AnyGroup(warp)
+            return -1
+        chosen = min(runnable, key=lambda g: g.pc)
+        warp.groups = [g for g in merged.values() if g is not chosen]
+        warp.resume(chosen.mask)
+        return chosen.pc
+
+    def _block(self, warp: Warp, wait: Wait) -> bool:
+        """The current group is blocked at warp.pc. True if another group of the warp may go on."""
+        if not warp.groups:
+            warp.wait = wait
+            return False
+        warp.groups.append(Group(warp.pc, warp.active, wait))
+        warp.num_active = 0
+        return True
+
+    def _finish(self, warp: Warp) -> None:
+        warp.done = True
+        self.changes += 1
+
+    def _spins(self, warp: Warp, pc: int) -> bool:
+        """True if the warp is back in the state of an earlier look at memory, and nothing changed since."""
+        if warp.groups or pc < 0:
+            warp.spin, warp.polled = None, False
+            return False
+        spin = warp.spin
+        if spin is not None and spin[0] == pc:
+            if spin[2] == self.changes and _same_registers(spin[1], warp.regs):
+                warp.wait = _Spin(self, self.changes)
+                return True
+            warp.spin = None
+        if warp.polled:
+            warp.polled = False
+            if spin is None or spin[0] != pc or warp.spin is None:
+                warp.spin = (pc, warp.regs.copy(), self.changes)
+        return False
+
+
+@dataclass
+class _Spin:
+    """A warp that polls memory in a loop and found it unchanged."""
+
+    machine: Machine
+    changes: int
+
+    def ready(self) -> bool:
+        return self.machine.changes != self.changes
+
+    def describe(self) -> str:
+        return "spinning: a loop that polls memory, which nobody changes"
+
+
+@dataclass
+class _AnyGroup:
+    """All groups of a diverged warp are blocked."""
+
+    warp: Warp
+
+    def ready(self) -> bool:
+        return any(g.wait is None or g.wait.ready() for g in self.warp.groups)
+
+    def describe(self) -> str:
+        return "; ".join(
+            f"lanes {mask_bits(g.mask):#010x} at {_line(self.warp, g.pc)}: {g.wait.describe() if g.wait else 'runnable'}"
+            for g in self.warp.groups
+        )
+
+
+def mask_bits(mask: np.ndarray) -> int:
+    """A 32-lane bool mask as an integer."""
+    return int.from_bytes(np.packbits(mask, bitorder="little").tobytes(), "little")
+
+
+def bits_mask(bits: int) -> np.ndarray:
+    """An integer as a 32-lane bool mask."""
+    if bits == 0xFFFFFFFF:
+        return ALL_LANES
+    return np.unpackbits(np.frombuffer(bits.to_bytes(4, "little"), np.uint8), bitorder="little").view(bool)
+
+
+def hang_report(warps: list[Warp]) -> str:
+    """What every live warp waits for."""
+    kernel = warps[0].code.entry.name
+    lines = [f"kernel {kernel} hangs: every live warp is blocked"]
+    for warp in warps:
+        where = "diverged" if warp.groups else _line(warp, warp.pc)
+        what = warp.wait.describe() if warp.wait else "runnable"
+        cta = f"cta {warp.cta.idx} rank {warp.cta.rank}"
+        lines.append(f"  {cta} warp {warp.idx}: {where}: {what}")
+    return "\n".join(lines)
+
+
+def _line(warp: Warp, pc: int) -> str:
+    return inst_place(warp.code.insts[pc])
+
+
+def _place(warp: Warp, pc: int) -> str:
+    return f"kernel {warp.code.entry.name} cta {warp.cta.idx} warp {warp.idx}: {_line(warp, pc)}"
+
+
+def _located(error: Exception, warp: Warp, pc: int) -> EmulatorError:
+    text = str(error) if isinstance(error, EmulatorError) else f"{type(error).__name__}: {error}"
+    if isinstance(error, TypeError | AttributeError):
+        undefined = warp.code.name_undefined(warp, pc)
+        text = f"reads {undefined}, which was never written" if undefined else text
+    return EmulatorError(f"{_place(warp, pc)}: {text}")
+
+
+def _same_registers(before: list[Any], now: list[Any]) -> bool:
+    for a, b in zip(before, now, strict=True):
+        if a is b:
+            continue
+        if a.__class__ is np.ndarray or b.__class__ is np.ndarray:
+            if not np.array_equal(a, b):
+                return False
+        elif a != b:
+            return False
+    return True
+
+
+def _cluster_origins(launch: Launch) -> list[tuple[int, int, int]]:
+    for axis, (grid, cluster) in enumerate(zip(launch.grid, launch.cluster, strict=True)):
+        if cluster < 1 or grid % cluster:
+            raise EmulatorError(
+                f"grid {launch.grid} is not a multiple of cluster {launch.cluster} on axis {axis}"
+            )
+    ranges = [range(0, g, c) for g, c in zip(launch.grid, launch.cluster, strict=True)]
+    return [(x, y, z) for z, y, x in itertools.product(*reversed(ranges))]
+
+
+def _special_values(cta: Cta) -> dict[str, Any]:
+    """Special registers that are the same for all warps of a CTA."""
+    launch = cta.launch
+    grid, cluster = launch.grid, launch.cluster
+    linear = cta.idx[0] + grid[0] * (cta.idx[1] + grid[1] * cta.idx[2])
+    values: dict[str, Any] = {
+        "%nwarpid": len(cta.warps),
+        "%smid": linear % cta.machine.sm_count,
+        "%nsmid": cta.machine.sm_count,
+        "%gridid": 0,
+        "%laneid": LANE_IDS,
+        "%cluster_ctarank": cta.rank,
+        "%cluster_nctarank": cluster[0] * cluster[1] * cluster[2],
+        "%is_explicit_cluster": launch.explicit_cluster,
+        "%dynamic_smem_size": launch.smem_bytes,
+        "%total_smem_size": launch.smem_bytes + launch.code.static_shared,
+        "WARP_SZ": LANES,
+    }
+    for i, axis in enumerate("xyz"):
+        values[f"%ctaid.{axis}"] = cta.idx[i]
+        values[f"%nctaid.{axis}"] = grid[i]
+        values[f"%ntid.{axis}"] = launch.block[i]
+        values[f"%clusterid.{axis}"] = cta.idx[i] // cluster[i]
+        values[f"%nclusterid.{axis}"] = grid[i] // cluster[i]
+        values[f"%cluster_ctaid.{axis}"] = cta.idx[i] % cluster[i]
+        values[f"%cluster_nctaid.{axis}"] = cluster[i]
+    for name, compare in _LANE_MASKS.items():
+        values[name] = compare
+    return values
+
+
+_BITS = np.uint64(1) << np.arange(LANES, dtype=np.uint64)
+_LANE_MASKS = {
+    "%lanemask_eq": _BITS.astype(np.uint32),
+    "%lanemask_lt": (_BITS - np.uint64(1)).astype(np.uint32),
+    "%lanemask_le": (2 * _BITS - np.uint64(1)).astype(np.uint32),
+    "%lanemask_gt": (0xFFFFFFFF - (2 * _BITS - np.uint64(1))).astype(np.uint32),
+    "%lanemask_ge": (0xFFFFFFFF - (_BITS - np.uint64(1))).astype(np.uint32),
+}
+
+
+def _fill_constants(warp: Warp, values: dict[str, Any]) -> None:
+    """Put special registers and symbol addresses into their slots."""
+    builder, cta = warp.code.builder, warp.cta
+    for slot, name in builder.specials.items():
+        if name.startswith("%tid."):
+            warp.regs[slot] = _thread_index(warp, "xyz".index(name[-1]))
+        else:
+            warp.regs[slot] = warp.idx if name == "%warpid" else values[name]
+    for slot, offset in builder.shared_symbols.items():
+        warp.regs[slot] = cta.rank << RANK_SHIFT | offset
+    base = cta.launch.params.ctypes.data
+    for slot, offset in builder.params.items():
+        warp.regs[slot] = base + offset
+
+
+def _thread_index(warp: Warp, axis: int) -> Any:
+    block = warp.cta.launch.block
+    linear = LANE_IDS + np.uint32(warp.idx * LANES)
+    index = (linear, linear // np.uint32(block[0]), linear // np.uint32(block[0] * block[1]))[axis]
+    index = index % np.uint32(block[axis]) if axis < 2 else index
+    return int(index[0]) if (index == index[0]).all() else index

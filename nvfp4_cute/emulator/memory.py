@@ -48,6 +48,7 @@ class GlobalMemory:
     """
 
     def __init__(self) -> None:
+        """Start without ranges."""
         self._ranges: list[Range] = []
         self._starts: list[int] = []
         self._views: dict[int, np.ndarray] = {}
@@ -148,6 +149,7 @@ class TensorMemory:
     """Tensor memory of one CTA: 128 lanes x 512 columns of 32-bit words, and its column allocations."""
 
     def __init__(self) -> None:
+        """Start with nothing allocated."""
         self._words: np.ndarray | None = None
         self.allocations: dict[int, int] = {}
         self.owned = np.zeros(TMEM_COLS, bool)

@@ -10,7 +10,6 @@ import re
 import struct
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Union
 
 from nvfp4_cute.errors import EmulatorError
 
@@ -109,7 +108,7 @@ class Sink:
     """``_``: a result nobody wants."""
 
 
-Operand = Union[Reg, Imm, Symbol, Label, Special, Address, Vector, TensorAddress, Pair, Not, Group, Sink]
+Operand = Reg | Imm | Symbol | Label | Special | Address | Vector | TensorAddress | Pair | Not | Group | Sink
 
 
 @dataclass(frozen=True)

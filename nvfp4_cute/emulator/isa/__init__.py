@@ -10,7 +10,9 @@ bool for predicates) when the active lanes agree, else an ndarray of 32 unsigned
 """
 
 import importlib
+import importlib.util
 from collections.abc import Callable
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -43,6 +45,10 @@ HANDLERS: dict[str, HandlerFunction] = {}
 
 UNSIGNED = {1: np.dtype("u1"), 2: np.dtype("u2"), 4: np.dtype("u4"), 8: np.dtype("u8")}
 SIGNED = {1: np.dtype("i1"), 2: np.dtype("i2"), 4: np.dtype("i4"), 8: np.dtype("i8")}
+WIDE = np.dtype(object)
+"""Lanes of a 128-bit register: Python ints."""
+
+DYNAMIC_SPECIALS = ("%clock", "%globaltimer")
 FLOATS = {"f16": np.dtype("f2"), "f32": np.dtype("f4"), "f64": np.dtype("f8")}
 
 
@@ -62,11 +68,8 @@ def handler(*prefixes: str) -> Callable[[HandlerFunction], HandlerFunction]:
 def load_families() -> None:
     """Import every family module, which fills HANDLERS. Idempotent."""
     for name in FAMILIES:
-        try:
+        if importlib.util.find_spec(f"nvfp4_cute.emulator.isa.{name}"):
             importlib.import_module(f"nvfp4_cute.emulator.isa.{name}")
-        except ModuleNotFoundError as error:
-            if error.name != f"nvfp4_cute.emulator.isa.{name}":
-                raise
 
 
 def find_handler(inst: Inst) -> tuple[str, HandlerFunction]:
@@ -90,6 +93,7 @@ class Mods:
     """
 
     def __init__(self, inst: Inst):
+        """Take all modifiers of `inst` as not yet consumed."""
         self.inst = inst
         self.left = list(inst.mods[inst.opcode.count(".") :])
 
@@ -165,7 +169,7 @@ def slot_dtype(type_: str) -> np.dtype:
     if type_ == "pred":
         return np.dtype(bool)
     size = TYPE_BYTES[type_]
-    return np.dtype(object) if size == 16 else UNSIGNED[size]
+    return WIDE if size == 16 else UNSIGNED[size]
 
 
 class Builder:
@@ -177,12 +181,24 @@ class Builder:
         shared_symbols / params: slot -> byte offset, turned into addresses when a warp starts.
         dtypes: slot -> dtype of its 32-lane form.
         reads / writes: slots that the instruction being built reads and writes (input of the liveness analysis).
+        dynamic: slots of special registers that change while the kernel runs, read by this instruction.
+        targets / falls_through: where control may go after this instruction (set by control handlers).
+        guarded: the handler takes care of the instruction's predicate itself.
     """
 
-    def __init__(self, labels: dict[str, int], symbols: "dict[str, tuple[str, int]]"):
-        """`labels`: name -> instruction index. `symbols`: name -> (space, offset in the space or host address)."""
+    def __init__(
+        self,
+        labels: dict[str, int],
+        symbols: dict[str, tuple[str, int]],
+        tables: dict[str, tuple[str, ...]] | None = None,
+    ):
+        """`labels`: name -> instruction index. `symbols`: name -> (space, offset in the space or host address).
+
+        `tables`: name -> label names of a ``.branchtargets`` list.
+        """
         self.labels = labels
         self.symbols = symbols
+        self.tables = tables or {}
         self.template: list[Any] = []
         self.dtypes: list[np.dtype] = []
         self.names: list[str] = []
@@ -191,8 +207,20 @@ class Builder:
         self.params: dict[int, int] = {}
         self.reads: set[int] = set()
         self.writes: set[int] = set()
-        self.inst: Inst | None = None
+        self.dynamic: dict[int, str] = {}
+        self.targets: tuple[int, ...] = ()
+        self.falls_through = True
+        self.guarded = False
+        self.inst = Inst("", (), (), "", 0)
+        self.pc = 0
         self._slots: dict[Any, int] = {}
+
+    def begin(self, inst: Inst, pc: int, prefix: str) -> None:
+        """Start the instruction at index `pc`, matched by the registered `prefix`."""
+        self.inst = replace(inst, opcode=prefix)
+        self.pc = pc
+        self.reads, self.writes, self.dynamic = set(), set(), {}
+        self.targets, self.falls_through, self.guarded = (), True, False
 
     # ---- slots ---------------------------------------------------------------------------------
     def slot(self, operand: Operand, type_: str) -> int:
@@ -206,7 +234,9 @@ class Builder:
             return self._constant(("imm", value, type_ == "pred"), value, type_)
         if isinstance(operand, Special):
             slot, new = self._new(operand, operand.name, special_type(operand.name))
-            if new:
+            if operand.name.startswith(DYNAMIC_SPECIALS):
+                self.dynamic[slot] = operand.name
+            elif new:
                 self.specials[slot] = operand.name
             return slot
         if isinstance(operand, Symbol):
@@ -254,6 +284,10 @@ class Builder:
         self.names.append(name)
         return slot, True
 
+    def width(self, slot: int) -> int:
+        """Bytes of a slot's register (predicates count as one)."""
+        return 16 if self.dtypes[slot] is WIDE else self.dtypes[slot].itemsize
+
     # ---- readers -------------------------------------------------------------------------------
     def read(self, operand: Operand, type_: str) -> Reader:
         """A function ``warp -> value`` of the operand seen as `type_`.
@@ -266,8 +300,7 @@ class Builder:
             inner = self.read(operand.operand, "pred")
             return lambda warp: invert(inner(warp))
         slot = self.slot(operand, type_)
-        have = 1 if type_ == "pred" else self.dtypes[slot].itemsize if self.dtypes[slot] != object else 16
-        want = type_bytes(type_)
+        have, want = self.width(slot), type_bytes(type_)
         if have < want and not isinstance(operand, Special):
             raise self.refuse(f"operand {operand} is narrower than .{type_}")
         bits = self._read_bits(slot, have, want)
@@ -332,7 +365,7 @@ class Builder:
     def _encoder(self, dtype: np.dtype, type_: str) -> Callable[[Any], Any]:
         if type_ == "pred":
             return lambda v: v if v.__class__ is np.ndarray else bool(v)
-        if dtype == object:
+        if dtype is WIDE:
             return lambda v: v
         mask = (1 << 8 * dtype.itemsize) - 1
         if type_ in FLOATS:
@@ -382,14 +415,16 @@ class Builder:
         return operand.value
 
     def label(self, operand: Operand) -> int:
-        """Instruction index of a branch target."""
+        """Instruction index of a branch target, which becomes a possible successor of this instruction."""
         if not isinstance(operand, Label):
             raise self.refuse(f"operand {operand} where a label is expected")
-        return self.labels[operand.name]
+        target = self.labels[operand.name]
+        self.targets = (*self.targets, target)
+        return target
 
     def refuse(self, why: str) -> EmulatorError:
         """The error for the instruction that is being built."""
-        return self.inst.unsupported(why) if self.inst else EmulatorError(why)
+        return self.inst.unsupported(why)
 
 
 def invert(value: Any) -> Any:

@@ -1,0 +1,227 @@
+"""An entry compiled to steps: basic blocks, and which registers are live where.
+
+Liveness decides what a divergent write must preserve. A group of lanes that writes a register may overwrite all 32
+lanes unless a group waiting elsewhere still reads the old value, that is, unless the register is live where that
+group waits. Values computed by one elected lane therefore stay plain Python ints.
+"""
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from nvfp4_cute.emulator.isa import Builder, Step, find_handler, load_families
+from nvfp4_cute.emulator.memory import SHARED_BASE
+from nvfp4_cute.emulator.ptx import Entry, Inst, Program, Variable
+from nvfp4_cute.errors import EmulatorError
+
+if TYPE_CHECKING:
+    from nvfp4_cute.emulator.machine import Wait, Warp
+
+SPACE_BASE = {"shared": SHARED_BASE, "local": 0}
+
+
+class Code:
+    """Executable form of one entry. Shared by all warps; holds no run-time state.
+
+    Attributes:
+        steps / insts: one per instruction, by index (the program counter).
+        static_shared / local_bytes: bytes of named shared variables and of local memory per lane.
+    """
+
+    def __init__(self, program: Program, entry: Entry):
+        """Compile every instruction of `entry`.
+
+        Raises:
+            EmulatorError: an instruction, modifier, or operand form that is not modelled; names the PTX line.
+        """
+        load_families()
+        self.entry = entry
+        self.insts = entry.insts
+        self.buffers: list[np.ndarray] = []  # keeps initialised module variables alive
+        self.static_shared = self.local_bytes = 0
+        self.symbols = self._place_symbols(program)
+        self.builder = Builder(entry.labels, self.symbols, entry.tables)
+        self.steps: list[Step] = []
+        self._reads: list[frozenset[int]] = []
+        self._kills: list[frozenset[int]] = []
+        self._successors: list[tuple[int, ...]] = []
+        for pc in range(len(self.insts)):
+            self._compile(pc)
+        # Falling off the end is a return.
+        self.leaders = self._find_leaders()
+        self.tails: list[tuple[tuple[Step, ...], int] | None] = [None] * (len(self.steps) + 1)
+        self._block_live: dict[int, int] | None = None
+        self._live_sets: dict[int, frozenset[int]] = {}
+        self.everything = frozenset(range(len(self.builder.template)))
+
+    # ---- building ------------------------------------------------------------------------------
+    def _place_symbols(self, program: Program) -> dict[str, tuple[str, int]]:
+        symbols = {p.name: ("param", p.offset) for p in self.entry.params}
+        sizes = dict(SPACE_BASE)
+        dynamic: list[Variable] = []
+        for variable in (*program.variables.values(), *self.entry.variables.values()):
+            if variable.space in ("global", "const"):
+                symbols[variable.name] = (variable.space, self._place_global(variable))
+            elif variable.nbytes is None:
+                dynamic.append(variable)
+            else:
+                start = -(-sizes[variable.space] // variable.align) * variable.align
+                symbols[variable.name] = (variable.space, start)
+                sizes[variable.space] = start + variable.nbytes
+        # Dynamic shared memory follows the named variables; all extern arrays share its start.
+        for variable in dynamic:
+            start = -(-sizes["shared"] // variable.align) * variable.align
+            symbols[variable.name] = (variable.space, start)
+        starts = [symbols[v.name][1] for v in dynamic]
+        self.static_shared = max([sizes["shared"], *starts]) - SHARED_BASE
+        self.local_bytes = sizes["local"]
+        return symbols
+
+    def _place_global(self, variable: Variable) -> int:
+        if variable.nbytes is None:
+            raise EmulatorError(f"extern {variable.space} variable `{variable.name}` has no definition")
+        buffer = np.zeros(variable.nbytes + variable.align, np.uint8)
+        start = -buffer.ctypes.data % variable.align
+        if variable.init:
+            buffer[start : start + variable.nbytes] = np.frombuffer(variable.init, np.uint8)
+        self.buffers.append(buffer)
+        return buffer.ctypes.data + start
+
+    def _compile(self, pc: int) -> None:
+        inst, b = self.insts[pc], self.builder
+        prefix, function = find_handler(inst)
+        b.begin(inst, pc, prefix)
+        step = function(b.inst, b)
+        guard = frozenset()
+        if inst.pred is not None and not b.guarded:
+            slot = b.slot(inst.pred[0], "pred")
+            step = _guarded(step, slot, not inst.pred[1], frozenset(b.writes))
+        if b.dynamic:
+            step = _refreshing(step, tuple(b.dynamic.items()))
+        self.steps.append(step)
+        self._reads.append(frozenset(b.reads))
+        self._kills.append(guard if inst.pred is not None else frozenset(b.writes))
+        falls = (pc + 1,) if b.falls_through or (inst.pred is not None) else ()
+        self._successors.append((*b.targets, *falls))
+
+    def _find_leaders(self) -> list[int]:
+        leaders = {0, *self.entry.labels.values()}
+        for pc, successors in enumerate(self._successors):
+            if successors != (pc + 1,):
+                leaders.update(successors)
+                leaders.add(pc + 1)
+        return sorted(p for p in leaders if p < len(self.steps))
+
+    # ---- running -------------------------------------------------------------------------------
+    def tail(self, pc: int) -> tuple[tuple[Step, ...], int]:
+        """Steps from `pc` to the end of its basic block, and the index after them."""
+        found = self.tails[pc]
+        if found is None:
+            index = np.searchsorted(self.leaders, pc, side="right")
+            end = self.leaders[index] if index < len(self.leaders) else len(self.steps)
+            found = self.tails[pc] = (tuple(self.steps[pc:end]), end)
+        return found
+
+    # ---- liveness ------------------------------------------------------------------------------
+    def live_at(self, pc: int) -> frozenset[int]:
+        """Slots whose value at `pc` may still be read."""
+        found = self._live_sets.get(pc)
+        if found is None:
+            end = self.tail(pc)[1] if pc < len(self.steps) else pc
+            live = self._before(pc, end, self._live_out(end - 1)) if end > pc else 0
+            found = self._live_sets[pc] = frozenset(i for i in range(live.bit_length()) if live >> i & 1)
+        return found
+
+    def _before(self, start: int, end: int, live: int) -> int:
+        for pc in range(end - 1, start - 1, -1):
+            live = live & ~_bits(self._kills[pc]) | _bits(self._reads[pc])
+        return live
+
+    def _live_out(self, last: int) -> int:
+        block_live = self._solve() if self._block_live is None else self._block_live
+        live = 0
+        for successor in self._successors[last]:
+            live |= block_live.get(successor, 0)
+        return live
+
+    def _solve(self) -> dict[int, int]:
+        """Live registers at every block start: the usual backward fixed point, on ints as bit sets."""
+        blocks = []
+        for start in self.leaders:
+            end = self.tail(start)[1]
+            uses = kills = 0
+            for pc in range(end - 1, start - 1, -1):
+                kill, read = _bits(self._kills[pc]), _bits(self._reads[pc])
+                uses, kills = uses & ~kill | read, kills | kill
+            blocks.append((start, uses, kills, self._successors[end - 1]))
+        live = dict.fromkeys(self.leaders, 0)
+        changed = True
+        while changed:
+            changed = False
+            for start, uses, kills, successors in reversed(blocks):
+                out = 0
+                for successor in successors:
+                    out |= live.get(successor, 0)
+                new = uses | out & ~kills
+                if new != live[start]:
+                    live[start], changed = new, True
+        self._block_live = live
+        return live
+
+    def name_undefined(self, warp: "Warp", pc: int) -> str | None:
+        """Name of a register that instruction `pc` reads and nobody wrote, if there is one."""
+        for slot in sorted(self._reads[pc]):
+            if warp.regs[slot] is None:
+                return self.builder.names[slot]
+        return None
+
+
+def _bits(slots: Iterable[int]) -> int:
+    bits = 0
+    for slot in slots:
+        bits |= 1 << slot
+    return bits
+
+
+def _guarded(step: Step, slot: int, wanted: bool, writes: frozenset[int]) -> Step:
+    """`step` under a predicate: skipped, run, or run for the lanes whose predicate holds."""
+
+    def run(warp: "Warp") -> "Wait | int | None":
+        predicate = warp.regs[slot]
+        if predicate.__class__ is bool:
+            return step(warp) if predicate is wanted else None
+        if predicate is None:
+            raise TypeError("undefined predicate")
+        mask = warp.active & (predicate if wanted else ~predicate)
+        count = int(np.count_nonzero(mask))
+        if count == 0:
+            return None
+        if count == warp.num_active:
+            return step(warp)
+        saved: Any = (warp.active, warp.num_active, warp.all_active, warp.protected)
+        warp.active, warp.num_active, warp.all_active = mask, count, False
+        warp.protected = warp.protected | writes
+        try:
+            return step(warp)
+        finally:
+            warp.active, warp.num_active, warp.all_active, warp.protected = saved
+
+    return run
+
+
+def _refreshing(step: Step, dynamic: tuple[tuple[int, str], ...]) -> Step:
+    """`step` after its clock-like special registers were read anew."""
+
+    def run(warp: "Warp") -> "Wait | int | None":
+        for slot, name in dynamic:
+            warp.regs[slot] = warp.clock(name)
+        return step(warp)
+
+    return run
+
+
+def inst_place(inst: Inst) -> str:
+    """Where an instruction stands, for messages: PTX line, text, and source line if known."""
+    source = f" ({inst.source[0]}:{inst.source[1]})" if inst.source else ""
+    return f"PTX line {inst.line} `{inst.text}`{source}"
