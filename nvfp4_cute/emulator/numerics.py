@@ -1,0 +1,477 @@
+"""Matrix-multiply arithmetic, bit for bit as the tensor cores round it.
+
+The hardware adds all products of one instruction and the accumulator in one fused sum:
+
+* every term is written as significand * 2**exponent, where the exponent is that of its factors (products are not
+  renormalised, and a product that is zero keeps the exponent of its scales);
+* all terms are aligned to the largest exponent ``emax`` and **truncated toward zero** to F fractional bits, that is,
+  to a multiple of ``q = 2**(emax - F)``; F is 35 for the 4-bit kinds (mxf4, mxf4nvf4) and 25 for all others;
+* the truncated terms are summed exactly and the sum is rounded toward zero to float32 (to nearest even for float16);
+* a NaN scale or accumulator, or an invalid operation, gives the one NaN 0x7FFFFFFF (float16: 0x7FFF).
+
+In the 4-bit kinds a term is the exact dot product of 16 consecutive elements times its two scales; in the others it
+is one product. These rules are the ones that "MMA-Sim" (arXiv 2511.10909) validated on hardware.
+
+Why three paths
+---------------
+All of them give the same bits; the first that can be *proved* equal from the scales and the accumulator is taken.
+Let ``2**k`` divide every scaled product, ``bound`` be at least the sum of the magnitudes of any element's products,
+and ``emax`` the largest exponent of the whole tile (zero dot products included).
+
+1. *float32* (`_sum_float32`). Conditions: C is a multiple of ``2**k``, ``bound + max|C| <= 2**24 * 2**k`` and
+   ``emax - 35 <= k``. Every partial sum, in whatever order BLAS forms it and with or without fused multiply-add, is a
+   multiple of ``2**k`` of magnitude at most ``2**(24+k)``, hence a float32: no operation rounds. Each term is a
+   multiple of ``2**k >= q`` for every element's own q (its emax is at most the tile's), so the hardware truncates
+   nothing, and its final rounding sees a float32. Both sides therefore equal the exact sum.
+2. *float64* (`_sum_float64`). Conditions: ``bound <= 2**53 * 2**k``, so the dot products are exact by the argument
+   above; ``emax - 35 <= k`` and C a multiple of ``2**(emax-35)``, so nothing is truncated. The sum of dot product and
+   C is exact in float64: both are multiples of ``2**(emax-35)``, and a term is below ``2**(emax+2) * 576`` (p is at
+   most 16*6*6, each significand below 2), C below ``2**(emax+1)``, so the total is below ``2**(emax+14)``, which is
+   less than ``2**53 * 2**(emax-35)``. One rounding toward zero is then what the hardware does.
+3. *general* (`_sum_general`): per element exponents and truncation, in float64 used as a 53-bit integer unit: each
+   truncated term is an integer below ``2**(35+2) * 576`` in units of q, so their sums are exact.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Literal
+
+import numpy as np
+
+ScaleType = Literal["ue4m3", "ue8m0"]
+ElementType = Literal["f16", "bf16", "tf32", "e4m3", "e5m2", "e2m3", "e3m2", "e2m1"]
+
+FRACTION_BITS_FP4 = 35
+FRACTION_BITS = 25
+ZERO_EXPONENT = -126  # a zero significand takes part in the alignment with this exponent
+NAN_F32 = np.array(0x7FFFFFFF, np.uint32).view(np.float32)
+NAN_F16 = np.array(0x7FFF, np.uint16).view(np.float16)
+
+E2M1_VALUES = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6], np.float32)
+_BYTES = np.arange(256)
+# One 64-bit entry a byte: the low nibble's float32 below the high nibble's, so that one gather decodes two values.
+_E2M1_PAIRS = np.stack([E2M1_VALUES[_BYTES & 15], E2M1_VALUES[_BYTES >> 4]], 1).view(np.uint64)[:, 0]
+_MAGNITUDE_BITS = np.uint64(0x7777777777777777)
+_ABOVE_1_5_BITS = np.uint64(0x4444444444444444)
+_SIGN_BITS = np.uint8(0x88)
+_F32_FROM_F64_MASK = np.int64(-1 << 29)
+
+
+# ---- scales ------------------------------------------------------------------------------------------------------
+@dataclass(frozen=True)
+class _ScaleTable:
+    """What is needed of each of the 256 scale bytes."""
+
+    value: np.ndarray  # float64; 0 for NaN
+    value32: np.ndarray  # float32; the same (2**127 is its largest, subnormals are exact)
+    exponent: np.ndarray  # int16; exponent of the significand in [1, 2), the least exponent for subnormals
+    lsb: np.ndarray  # int16; exponent of the lowest set bit, large for zero
+    is_nan: np.ndarray  # bool
+    one: int  # the byte that means 1.0
+
+
+_NO_LSB = 1000
+
+
+def _ue4m3_table() -> _ScaleTable:
+    code = _BYTES & 0x7F  # the sign is ignored
+    field, mantissa = code >> 3, code & 7
+    exponent = np.maximum(field, 1) - 7
+    significand = mantissa + 8 * (field > 0)
+    value = significand * 2.0 ** (exponent - 3)
+    lowest = np.where(significand > 0, np.log2((significand & -significand).clip(1)) + exponent - 3, _NO_LSB)
+    is_nan = code == 0x7F
+    value[is_nan] = 0
+    exponent = np.where(significand == 0, ZERO_EXPONENT, exponent)
+    return _ScaleTable(
+        value, value.astype(np.float32), exponent.astype(np.int16), lowest.astype(np.int16), is_nan, 0x38
+    )
+
+
+def _ue8m0_table() -> _ScaleTable:
+    exponent = (_BYTES - 127).astype(np.int16)
+    is_nan = _BYTES == 255
+    value = np.where(is_nan, 0.0, 2.0 ** exponent.astype(np.float64))
+    return _ScaleTable(value, value.astype(np.float32), exponent, exponent, is_nan, 127)
+
+
+SCALE_TABLES: dict[str, _ScaleTable] = {"ue4m3": _ue4m3_table(), "ue8m0": _ue8m0_table()}
+
+
+# ---- 4-bit block-scaled kinds ------------------------------------------------------------------------------------
+@dataclass(frozen=True)
+class _Fp4Operand:
+    """One operand tile with the facts that choose the path.
+
+    Attributes:
+        packed: uint8 (R, 32), two e2m1 a byte, even k in the low nibble.
+        scales: uint8 (R, 4), one byte for each 16 elements; NaN bytes replaced by 1.0.
+        table: what the scale bytes mean.
+        nan_rows: bool (R,) rows with a NaN scale, or None where there is none.
+        lsb: 2**lsb divides every scaled value.
+        max_scaled: at least the magnitude of every scaled value.
+        emax: largest scale exponent, that of all-zero blocks included.
+    """
+
+    packed: np.ndarray
+    scales: np.ndarray
+    table: _ScaleTable
+    nan_rows: np.ndarray | None
+    lsb: int
+    max_scaled: float
+    emax: int
+
+    @classmethod
+    def make(cls, packed: np.ndarray, scales: np.ndarray, table: _ScaleTable, negate: bool) -> _Fp4Operand:
+        if scales.shape[1] != 4:
+            scales = np.repeat(scales, 4 // scales.shape[1], axis=1)
+        nan_rows = None
+        is_nan = table.is_nan.take(scales)
+        if is_nan.any():
+            nan_rows = is_nan.any(1)
+            scales = np.where(is_nan, np.uint8(table.one), scales)
+        blocks = np.ascontiguousarray(packed).view(
+            np.uint64
+        )  # (R, 4): one word holds the 16 elements of a scale
+        live = (blocks & _MAGNITUDE_BITS) != 0
+        live_scales = scales[live]
+        lsb, max_scale = 0, 0.0
+        if live_scales.size:
+            lsb = int(table.lsb.take(live_scales).min()) - 1  # e2m1 values are multiples of 1/2
+            max_scale = float(table.value.take(live_scales).max())
+        max_value = 6.0 if np.bitwise_or.reduce(blocks, None) & _ABOVE_1_5_BITS else 1.5
+        if negate:
+            packed = packed ^ _SIGN_BITS
+        emax = int(table.exponent.take(scales).max())
+        return cls(packed, scales, table, nan_rows, lsb, max_value * max_scale, emax)
+
+    def scaled(self, dtype: type) -> np.ndarray:
+        """Element times scale, exact, as dtype (R, 64)."""
+        values = _E2M1_PAIRS.take(self.packed).view(np.float32).reshape(-1, 4, 16)
+        scale = (self.table.value32 if dtype is np.float32 else self.table.value).take(self.scales)
+        return np.multiply(values, scale[:, :, None]).reshape(-1, 64)
+
+
+def mma_block_scaled(
+    a: np.ndarray,
+    b: np.ndarray,
+    sfa: np.ndarray,
+    sfb: np.ndarray,
+    c: np.ndarray | None,
+    *,
+    scale_type: ScaleType = "ue4m3",
+    negate_a: bool = False,
+    negate_b: bool = False,
+) -> np.ndarray:
+    """One K=64 multiply-accumulate of the kinds mxf4 and mxf4nvf4: D = (A*SFA) @ (B*SFB)^T + C.
+
+    Args:
+        a: uint8 (M, 32), two e2m1 values a byte, even k in the low nibble.
+        b: uint8 (N, 32), the same.
+        sfa: uint8 (M, 4) (blocks of 16) or (M, 2) (blocks of 32).
+        sfb: uint8 (N, 4) or (N, 2).
+        c: float32 (M, N), or None for a zero accumulator. Not modified.
+        scale_type: meaning of the scale bytes.
+        negate_a: use -A.
+        negate_b: use -B.
+
+    Returns:
+        float32 (M, N), a new array.
+    """
+    table = SCALE_TABLES[scale_type]
+    op_a, op_b = _Fp4Operand.make(a, sfa, table, negate_a), _Fp4Operand.make(b, sfb, table, negate_b)
+    accumulator = _Accumulator.make(c, (a.shape[0], b.shape[0]))
+    out = _sum_float32(op_a, op_b, accumulator)
+    if out is None:
+        out = _sum_float64(op_a, op_b, accumulator)
+    if out is None:
+        out = _sum_general(op_a, op_b, accumulator)
+    accumulator.restore_special(out)
+    if op_a.nan_rows is not None:
+        out[op_a.nan_rows] = NAN_F32
+    if op_b.nan_rows is not None:
+        out[:, op_b.nan_rows] = NAN_F32
+    return out
+
+
+@dataclass(frozen=True)
+class _Accumulator:
+    """C with its NaN and infinite elements set aside.
+
+    They do not mix with their neighbours, and one of them must not take the whole tile off the fast paths: padding
+    rows of a scale tensor may hold NaN bytes, which make NaN rows in the accumulator.
+    """
+
+    values: np.ndarray | None  # float32 (M, N), finite; None for zero
+    shape: tuple[int, int]
+    max_abs: float
+    special: np.ndarray | None  # bool (M, N)
+    special_values: np.ndarray | None  # float32, NaN already in its one form
+
+    @classmethod
+    def make(cls, c: np.ndarray | None, shape: tuple[int, int]) -> _Accumulator:
+        if c is None:
+            return cls(None, shape, 0.0, None, None)
+        special, special_values = None, None
+        max_abs = max(float(c.max()), -float(c.min()))
+        if not max_abs < np.inf:
+            special = ~np.isfinite(c)
+            special_values = c[special]
+            special_values[np.isnan(special_values)] = NAN_F32
+            c = np.where(special, np.float32(0), c)
+            max_abs = float(np.abs(c).max())
+        return cls(c, shape, max_abs, special, special_values)
+
+    def restore_special(self, out: np.ndarray) -> None:
+        """Put the elements that were set aside into the result: they dominate every finite term."""
+        if self.special is not None:
+            out[self.special] = self.special_values
+
+    def is_multiple_of(self, exponent: int) -> bool:
+        """Whether every element is a multiple of 2**exponent."""
+        if self.values is None:
+            return True
+        units = self.values.astype(np.float64) * 2.0**-exponent if exponent < -100 else None
+        if units is None:
+            units = self.values * np.float32(2.0**-exponent)
+        return bool((np.rint(units) == units).all())
+
+
+def _sum_float32(a: _Fp4Operand, b: _Fp4Operand, c: _Accumulator) -> np.ndarray | None:
+    """The first path of the module docstring; None where its conditions do not hold."""
+    k = a.lsb + b.lsb
+    in_range = min(a.lsb, b.lsb, k) > -100 and max(a.emax, b.emax, a.emax + b.emax) < 100
+    if not in_range or a.emax + b.emax - FRACTION_BITS_FP4 > k:
+        return None
+    if 64 * a.max_scaled * b.max_scaled + c.max_abs > 2.0 ** (24 + k) or not c.is_multiple_of(k):
+        return None  # |C| <= 2**(24+k) also keeps C's own exponent within k + 35
+    out = a.scaled(np.float32) @ b.scaled(np.float32).T
+    out += np.float32(0) if c.values is None else c.values
+    out += np.float32(0)  # -0 becomes +0, the only zero that the hardware's sum gives
+    return out
+
+
+def _sum_float64(a: _Fp4Operand, b: _Fp4Operand, c: _Accumulator) -> np.ndarray | None:
+    """The second path of the module docstring; None where its conditions do not hold."""
+    k = a.lsb + b.lsb
+    emax = max(a.emax + b.emax, _exponent_of(c.max_abs), ZERO_EXPONENT)
+    quantum = emax - FRACTION_BITS_FP4
+    if quantum > k or 64 * a.max_scaled * b.max_scaled > 2.0 ** (53 + k) or not c.is_multiple_of(quantum):
+        return None
+    total = a.scaled(np.float64) @ b.scaled(np.float64).T
+    if c.values is not None:
+        total += c.values
+    return _round_toward_zero(total, may_be_tiny=quantum < -149)
+
+
+def _sum_general(a: _Fp4Operand, b: _Fp4Operand, c: _Accumulator) -> np.ndarray:
+    """The third path of the module docstring: always right."""
+    exponent_a, exponent_b = a.table.exponent.take(a.scales), b.table.exponent.take(b.scales)
+    emax = _accumulator_exponents(c)
+    for group in range(4):
+        np.maximum(emax, exponent_a[:, group, None] + exponent_b[:, group], out=emax)
+    scaled_a, scaled_b = a.scaled(np.float64), b.scaled(np.float64)
+    terms = (scaled_a[:, g : g + 16] @ scaled_b[:, g : g + 16].T for g in range(0, 64, 16))
+    return _round_toward_zero(_fused_sum(terms, emax, c, FRACTION_BITS_FP4), may_be_tiny=True)
+
+
+# ---- the fused sum, shared by all kinds --------------------------------------------------------------------------
+def _exponent_of(value: float) -> int:
+    """Exponent of a finite float32 magnitude, -126 for zero and subnormals."""
+    return max(int(np.frexp(value)[1]) - 1, ZERO_EXPONENT) if value else ZERO_EXPONENT
+
+
+def _accumulator_exponents(c: _Accumulator) -> np.ndarray:
+    """int16 (M, N): exponents of the elements of C."""
+    if c.values is None:
+        return np.full(c.shape, ZERO_EXPONENT, np.int16)
+    field = (np.ascontiguousarray(c.values).view(np.uint32) >> 23) & 0xFF
+    return np.maximum(field, 1).astype(np.int16) - np.int16(127)
+
+
+def _fused_sum(
+    terms: Iterable[np.ndarray], emax: np.ndarray, c: _Accumulator, fraction_bits: int
+) -> np.ndarray:
+    """Sum of the terms (float64 (M, N), exact) and C, each truncated to 2**(emax - fraction_bits); exact float64."""
+    # 2**(fraction_bits - emax), built from its bits: all exponents stay far inside the normal range of float64
+    to_units = ((fraction_bits - emax.astype(np.int64) + 1023) << 52).view(np.float64)
+    total = np.zeros(c.shape) if c.values is None else np.trunc(c.values * to_units)
+    for term in terms:
+        term *= to_units
+        total += np.trunc(term, out=term)
+    total /= to_units
+    return total
+
+
+def _round_toward_zero(total: np.ndarray, *, may_be_tiny: bool) -> np.ndarray:
+    """Truncate float64 to float32; 2**128 and above become infinite, results that vanish become +0.
+
+    may_be_tiny: nonzero values below 2**-126 that are no float32 can occur, where dropping 29 bits is not enough.
+    """
+    out = (total.view(np.int64) & _F32_FROM_F64_MASK).view(np.float64)
+    if may_be_tiny:
+        tiny = np.abs(total) < 2.0**-126
+        if tiny.any():
+            out[tiny] = np.trunc(total[tiny] * 2.0**149) * 2.0**-149
+    with np.errstate(over="ignore"):
+        rounded = out.astype(np.float32)
+    rounded += np.float32(0)
+    return rounded
+
+
+# ---- the other kinds: f16, tf32, f8f6f4, mxf8f6f4 ----------------------------------------------------------------
+@dataclass(frozen=True)
+class _SmallFloat:
+    exponent_bits: int
+    mantissa_bits: int
+    bias: int
+    specials: Literal["ieee", "e4m3", "none"]
+
+
+_SMALL_FLOATS = {
+    "f16": _SmallFloat(5, 10, 15, "ieee"),
+    "bf16": _SmallFloat(8, 7, 127, "ieee"),
+    "tf32": _SmallFloat(8, 10, 127, "ieee"),
+    "e4m3": _SmallFloat(4, 3, 7, "e4m3"),
+    "e5m2": _SmallFloat(5, 2, 15, "ieee"),
+    "e2m3": _SmallFloat(2, 3, 1, "none"),
+    "e3m2": _SmallFloat(3, 2, 3, "none"),
+    "e2m1": _SmallFloat(2, 1, 1, "none"),
+}
+
+
+@lru_cache(None)
+def _element_table(fmt: ElementType) -> tuple[np.ndarray, np.ndarray]:
+    """Value (float64) and exponent (int16, -126 for zero) of each code of a format of at most 19 bits."""
+    spec = _SMALL_FLOATS[fmt]
+    width = 1 + spec.exponent_bits + spec.mantissa_bits
+    code = np.arange(1 << width)
+    mantissa = code & ((1 << spec.mantissa_bits) - 1)
+    field = (code >> spec.mantissa_bits) & ((1 << spec.exponent_bits) - 1)
+    exponent = np.maximum(field, 1) - spec.bias
+    significand = mantissa + ((field > 0) << spec.mantissa_bits)
+    value = np.ldexp(significand.astype(np.float64), exponent - spec.mantissa_bits)
+    if spec.specials == "ieee":
+        top = field == (1 << spec.exponent_bits) - 1
+        value[top] = np.where(mantissa[top] == 0, np.inf, np.nan)
+    elif spec.specials == "e4m3":
+        value[(code & 0x7F) == 0x7F] = np.nan
+    value = np.where(code >> (width - 1), -value, value)
+    return value, np.where(value == 0, ZERO_EXPONENT, exponent).astype(np.int16)
+
+
+def decode_elements(codes: np.ndarray, fmt: ElementType) -> tuple[np.ndarray, np.ndarray]:
+    """Decode operand elements.
+
+    Args:
+        codes: unsigned integers of any shape; for tf32 the full 32 bits (the low 13 are dropped), for formats below
+            8 bits the code in the low bits of its container.
+        fmt: the format.
+
+    Returns:
+        float64 values and their int16 exponents (-126 for zero, the least exponent for subnormals).
+    """
+    values, exponents = _element_table(fmt)
+    index = codes >> 13 if fmt == "tf32" else codes & (len(values) - 1)
+    return values.take(index), exponents.take(index)
+
+
+def mma_fused(
+    a: np.ndarray,
+    b: np.ndarray,
+    c: np.ndarray | None,
+    *,
+    a_format: ElementType,
+    b_format: ElementType,
+    sfa: np.ndarray | None = None,
+    sfb: np.ndarray | None = None,
+    d_type: Literal["f32", "f16"] = "f32",
+    negate_a: bool = False,
+    negate_b: bool = False,
+    scale_c: int = 0,
+) -> np.ndarray:
+    """One multiply-accumulate of the kinds f16, tf32, f8f6f4 and mxf8f6f4 (25 fraction bits): D = A @ B^T + C.
+
+    Args:
+        a: codes (M, K), see `decode_elements`.
+        b: codes (N, K).
+        c: float32 or float16 (M, N), or None for zero.
+        a_format: format of A.
+        b_format: format of B.
+        sfa: ue8m0 bytes (M,), one for the whole K of the instruction, or None.
+        sfb: ue8m0 bytes (N,), or None.
+        d_type: format of C and D.
+        negate_a: use -A.
+        negate_b: use -B.
+        scale_c: C is multiplied by 2**-scale_c first, exactly (how the hardware rounds here is not published).
+
+    Returns:
+        float32 or float16 (M, N), a new array.
+    """
+    value_a, exponent_a = _scaled_elements(a, a_format, sfa, negate_a)
+    value_b, exponent_b = _scaled_elements(b, b_format, sfb, negate_b)
+    shape = (len(value_a), len(value_b))
+    special = _special_results(value_a, value_b, c, shape)
+    accumulator = _Accumulator.make(None if c is None else c.astype(np.float32), shape)
+    if scale_c and accumulator.values is not None:
+        scaled = accumulator.values * np.float64(2.0**-scale_c)
+        accumulator = _Accumulator(scaled, shape, accumulator.max_abs, accumulator.special, None)
+    if special is not None:
+        value_a, value_b = (
+            np.nan_to_num(value_a, posinf=0, neginf=0),
+            np.nan_to_num(value_b, posinf=0, neginf=0),
+        )
+    emax = _scaled_accumulator_exponents(accumulator, -14 if d_type == "f16" else -126, scale_c)
+    for k in range(value_a.shape[1]):
+        np.maximum(emax, exponent_a[:, k, None] + exponent_b[:, k], out=emax)
+    terms = (np.multiply.outer(value_a[:, k], value_b[:, k]) for k in range(value_a.shape[1]))
+    total = _fused_sum(terms, emax, accumulator, FRACTION_BITS)
+    if d_type == "f16":
+        with np.errstate(over="ignore"):
+            out = total.astype(np.float16) + np.float16(
+                0
+            )  # NumPy converts float64 to float16 in one rounding
+    else:
+        out = _round_toward_zero(total, may_be_tiny=True)
+    if special is not None:
+        where = ~np.isfinite(special)
+        nan = NAN_F16 if d_type == "f16" else NAN_F32
+        out[where] = np.where(np.isnan(special[where]), nan, special[where].astype(out.dtype))
+    return out
+
+
+def _scaled_elements(
+    codes: np.ndarray, fmt: ElementType, scales: np.ndarray | None, negate: bool
+) -> tuple[np.ndarray, np.ndarray]:
+    """Values (R, K) and exponents with the row's scale multiplied in; a NaN scale makes the row NaN."""
+    values, exponents = decode_elements(codes, fmt)
+    if negate:
+        values = -values
+    if scales is None:
+        return values, exponents
+    table = SCALE_TABLES["ue8m0"]
+    scale = np.where(table.is_nan.take(scales), np.nan, table.value.take(scales))
+    return values * scale[:, None], exponents + table.exponent.take(scales)[:, None]
+
+
+def _special_results(
+    a: np.ndarray, b: np.ndarray, c: np.ndarray | None, shape: tuple[int, int]
+) -> np.ndarray | None:
+    """float64 (M, N) whose non-finite elements are the results there, or None where all inputs are finite."""
+    inputs = [a, b] if c is None else [a, b, c]
+    if all(np.isfinite(x).all() for x in inputs):
+        return None
+    with np.errstate(invalid="ignore"):
+        total = a @ b.T
+        return total if c is None else total + c
+
+
+def _scaled_accumulator_exponents(c: _Accumulator, least: int, scale_c: int) -> np.ndarray:
+    """int16 (M, N): exponents of C (after its scaling by 2**-scale_c) in a format whose least exponent is given."""
+    if c.values is None:
+        return np.full(c.shape, ZERO_EXPONENT, np.int16)
+    exponent = np.frexp(np.abs(c.values))[1].astype(np.int16) - np.int16(1)
+    return np.where(c.values == 0, np.int16(ZERO_EXPONENT), np.maximum(exponent, np.int16(least - scale_c)))
