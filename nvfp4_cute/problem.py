@@ -1,0 +1,452 @@
+"""What is computed: sizes and operands of a grouped problem, checked before anything is written.
+
+A check never reads tensor data, so it never waits for the GPU.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from numbers import Real
+from typing import Any, Literal, NamedTuple
+
+import torch
+
+from nvfp4_cute.errors import UnsupportedProblem
+from nvfp4_cute.formats import DATA_DTYPES, SCALE_LAYOUTS, ScaleLayout
+from nvfp4_cute.scale_layout import SCALE_DTYPES, SF_VEC_SIZE, as_blocked, to_blocked
+
+TMA_ALIGN_BYTES = 16  # base address and row pitch of a tensor map (PTX ISA, cp.async.bulk.tensor)
+INT32_MAX = 2**31 - 1
+OUT_DTYPES = (torch.float16, torch.bfloat16, torch.float32)
+
+
+def gemm_bytes(m: int, n: int, k: int, out_itemsize: int, *, num_b: int = 1) -> int:
+    """Bytes of one NVFP4 GEMM in memory: A, ``num_b`` B operands and their scales once, C (M, N) once."""
+    return (m + num_b * n) * (k // 2 + k // SF_VEC_SIZE) + m * n * out_itemsize
+
+
+@dataclass(frozen=True)
+class GroupedProblem:
+    """Sizes and types of a grouped GEMM; holds no data and says nothing about tiles.
+
+    Attributes:
+        sizes: (m, n, k) of every group, in elements; m or n may be 0.
+        form: how the operands arrive: a list with an entry a group, ragged with offsets, or masked.
+        out_dtype: dtype of C.
+        has_alpha: whether group g's result is multiplied by ``alpha[g]``.
+    """
+
+    sizes: tuple[tuple[int, int, int], ...]
+    form: Literal["list", "ragged", "masked"] = "list"
+    out_dtype: torch.dtype = torch.bfloat16
+    has_alpha: bool = False
+
+    @property
+    def num_groups(self) -> int:
+        """Groups, empty ones included."""
+        return len(self.sizes)
+
+    @property
+    def flops(self) -> int:
+        """Multiplications and additions of the real rows: 2*M*N*K over all groups."""
+        return sum(2 * m * n * k for m, n, k in self.sizes)
+
+    @property
+    def bytes(self) -> int:
+        """Least traffic in bytes: A, B and both scales read once, C written once; no padding is counted."""
+        return sum(gemm_bytes(m, n, k, self.out_dtype.itemsize) for m, n, k in self.sizes)
+
+    def __str__(self) -> str:
+        """One line: form, sizes, output dtype, operations, bytes."""
+        shapes = " ".join(f"{m}x{n}x{k}" for m, n, k in self.sizes)
+        alpha = ", alpha" if self.has_alpha else ""
+        return (
+            f"{self.form} of {self.num_groups} groups (MxNxK {shapes}) -> {_dtype_name(self.out_dtype)}{alpha}"
+            f": {self.flops / 1e9:.3g} GFLOP, {self.bytes / 1e6:.3g} MB"
+        )
+
+
+@dataclass(frozen=True)
+class GroupedOperands:
+    """Operands of a list-form problem in the one shape that launches and references take.
+
+    Attributes:
+        a: uint8 [M, K/2] a group, two e2m1 a byte, unit stride in K, row pitch a multiple of 16 bytes.
+        b: uint8 [N, K/2] a group, the same.
+        a_scale, b_scale: uint8, 1-D, contiguous: e4m3 in the 128x4 blocked layout. Padding rows may hold
+            anything. Padding columns, which exist where K % 64 != 0, meet zero operands in the MMA and must be
+            finite, as the zeros that ``to_blocked`` writes are: 0 * NaN would reach the result.
+        alpha: float32 [G] on the operands' device, or None.
+        out: [M, N] a group, unit stride in N.
+
+    All are views of the caller's memory, but for converted row-major scales, an allocated ``out``, and an
+    ``alpha`` given as numbers.
+    """
+
+    a: tuple[torch.Tensor, ...]
+    b: tuple[torch.Tensor, ...]
+    a_scale: tuple[torch.Tensor, ...]
+    b_scale: tuple[torch.Tensor, ...]
+    alpha: torch.Tensor | None
+    out: tuple[torch.Tensor, ...]
+
+    @property
+    def device(self) -> torch.device:
+        """The device that every operand is on."""
+        return self.a[0].device
+
+
+def check_list_operands(
+    a: Sequence[torch.Tensor],
+    b: Sequence[torch.Tensor],
+    a_scale: Sequence[torch.Tensor],
+    b_scale: Sequence[torch.Tensor],
+    alpha: torch.Tensor | Sequence[float] | None = None,
+    out: Sequence[torch.Tensor] | None = None,
+    *,
+    out_dtype: torch.dtype = torch.bfloat16,
+    scale_layout: ScaleLayout = "blocked",
+) -> tuple[GroupedProblem, GroupedOperands]:
+    """Check and normalise the operands of C_g = alpha_g * A_g @ B_g^T, one sequence entry a group.
+
+    Args:
+        a: uint8 or float4_e2m1fn_x2, [M, K/2] or [M, K/2, 1], unit stride in K; rows may lie further apart
+            than K/2 bytes. M, N and K may differ from group to group; M or N may be 0.
+        b: the same with N rows.
+        a_scale: float8_e4m3fn or uint8. Blocked: flat, [rm, rk, 32, 4, 4], or the (32, 4, rm, 4, rk, 1) view,
+            taken without a copy. Row-major: [M, K/16] or [M, K/16, 1], converted into new memory.
+        b_scale: the same with N rows.
+        alpha: float32 [G] on the operands' device, or G numbers (copied to the device), or None for 1.
+        out: [M, N] or [M, N, 1] a group, unit stride in N, dtype ``out_dtype``; None allocates. Never written
+            here.
+        out_dtype: float16, bfloat16 or float32.
+        scale_layout: layout of both scales, "blocked" or "rowmajor".
+
+    Returns:
+        The problem, and operands that satisfy :class:`GroupedOperands`. Nothing is allocated before the last
+        check.
+
+    Raises:
+        TypeError: an argument or an entry is of the wrong kind or dtype.
+        ValueError: a shape, stride, alignment, count or device is wrong, or ``out`` overlaps something.
+        UnsupportedProblem: well formed, but no kernel computes it (gradients, K = 0, sizes beyond 32 bits).
+    """
+    _check_options(out_dtype, scale_layout)
+    _check_sequences(
+        {"a": a, "b": b, "a_scale": a_scale, "b_scale": b_scale} | ({} if out is None else {"out": out})
+    )
+    flat_a = tuple(_fp4_rows(f"group {g}: a", "M", t) for g, t in enumerate(a))
+    flat_b = tuple(_fp4_rows(f"group {g}: b", "N", t) for g, t in enumerate(b))
+    sizes = tuple(_group_size(g, x, y) for g, (x, y) in enumerate(zip(flat_a, flat_b, strict=True)))
+    problem = GroupedProblem(sizes, "list", out_dtype, alpha is not None)
+    scales_a = [
+        _scale(f"group {g}: a_scale", "M", a_scale[g], m, k, scale_layout)
+        for g, (m, _, k) in enumerate(sizes)
+    ]
+    scales_b = [
+        _scale(f"group {g}: b_scale", "N", b_scale[g], n, k, scale_layout)
+        for g, (_, n, k) in enumerate(sizes)
+    ]
+    _check_alpha(alpha, problem.num_groups, a[0].device)
+    outs: tuple[torch.Tensor, ...] | None = None
+    if out is not None:
+        outs = tuple(
+            _out_rows(f"group {g}: out", out[g], m, n, out_dtype) for g, (m, n, _) in enumerate(sizes)
+        )
+        named = {"a": flat_a, "b": flat_b, "a_scale": scales_a, "b_scale": scales_b, "out": outs}
+        _check_overlap(_regions(named, alpha))
+
+    # Every check has passed: from here on memory may be allocated.
+    if scale_layout == "rowmajor":
+        scales_a, scales_b = [_to_blocked(s) for s in scales_a], [_to_blocked(s) for s in scales_b]
+    device = a[0].device
+    if outs is None:
+        outs = tuple(torch.empty((m, n), dtype=out_dtype, device=device) for m, n, _ in sizes)
+    if alpha is not None and not isinstance(alpha, torch.Tensor):
+        alpha = torch.tensor(alpha, dtype=torch.float32, device=device)
+    return problem, GroupedOperands(flat_a, flat_b, tuple(scales_a), tuple(scales_b), alpha, outs)
+
+
+def _dtype_name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def _names(dtypes: Iterable[torch.dtype]) -> str:
+    return " or ".join(_dtype_name(d) for d in dtypes)
+
+
+def _check_options(out_dtype: torch.dtype, scale_layout: str) -> None:
+    if out_dtype not in OUT_DTYPES:
+        raise TypeError(f"out_dtype={out_dtype} is not supported; use {_names(OUT_DTYPES)}")
+    if scale_layout not in SCALE_LAYOUTS:
+        raise ValueError(f'scale_layout={scale_layout!r} is unknown; use "blocked" or "rowmajor"')
+
+
+def _check_sequences(named: dict[str, Any]) -> None:
+    """Sequences of tensors, of one length, on one device, without gradients."""
+    for name, tensors in named.items():
+        if isinstance(tensors, torch.Tensor):
+            raise TypeError(
+                f"{name} is a single tensor; list form takes a list with one tensor a group: [{name}]"
+            )
+        if not isinstance(tensors, list | tuple):
+            raise TypeError(
+                f"{name} is a {type(tensors).__name__}; pass a list or tuple with one tensor a group"
+            )
+    num_groups = len(named["a"])
+    if num_groups == 0:
+        raise ValueError(
+            "a is an empty list; a grouped problem needs at least one group (a group may have M = 0)"
+        )
+    for name, tensors in named.items():
+        if len(tensors) != num_groups:
+            raise ValueError(
+                f"{name} has {len(tensors)} entries and a has {num_groups}; every list needs one a group"
+            )
+        for g, tensor in enumerate(tensors):
+            _check_tensor(f"group {g}: {name}", tensor, named["a"][0])
+
+
+def _check_tensor(label: str, tensor: Any, first: Any) -> None:
+    if not isinstance(tensor, torch.Tensor):
+        raise TypeError(f"{label} is a {type(tensor).__name__}; pass a torch.Tensor")
+    if tensor.device != first.device:
+        raise ValueError(
+            f"{label} is on {tensor.device} and group 0: a on {first.device}; move all operands to one device"
+        )
+    _check_no_grad(label, tensor)
+
+
+def _check_no_grad(label: str, tensor: torch.Tensor) -> None:
+    if tensor.requires_grad and torch.is_grad_enabled():
+        raise UnsupportedProblem(
+            f"{label} has requires_grad=True; there is no backward pass: pass .detach() or use torch.no_grad()"
+        )
+
+
+def _check_align(label: str, tensor: torch.Tensor, align_bytes: int, why: str) -> None:
+    if tensor.numel() and tensor.data_ptr() % align_bytes:
+        raise ValueError(
+            f"{label} starts at address 0x{tensor.data_ptr():x}, not a multiple of {align_bytes} bytes ({why}); "
+            f"use a view that starts on such a boundary, or .clone()"
+        )
+
+
+def _drop_batch(label: str, tensor: torch.Tensor, shape: str) -> torch.Tensor:
+    """[X, Y] or [X, Y, 1] -> [X, Y]."""
+    if tensor.ndim == 3 and tensor.shape[2] == 1:
+        return tensor[:, :, 0]
+    if tensor.ndim != 2:
+        raise ValueError(f"{label} has shape {list(tensor.shape)}; expected {shape}")
+    return tensor
+
+
+def _with_pitch(tensor: torch.Tensor, pitch: int) -> torch.Tensor:
+    """The same elements with canonical strides, for shapes in which one of the strides is never used."""
+    return tensor.as_strided(tensor.shape, (pitch, 1))
+
+
+def _fp4_rows(label: str, letter: str, tensor: torch.Tensor) -> torch.Tensor:
+    """The uint8 [rows, K/2] view of an operand, or the reason why it is none."""
+    if tensor.dtype not in DATA_DTYPES:
+        raise TypeError(
+            f"{label} has dtype {_dtype_name(tensor.dtype)}; expected {_names(DATA_DTYPES)} (two e2m1 a byte)"
+        )
+    rows = _drop_batch(label, tensor.view(torch.uint8), f"[{letter}, K/2] or [{letter}, K/2, 1]")
+    num_rows, row_bytes = rows.shape
+    k = 2 * row_bytes
+    if k == 0:
+        raise UnsupportedProblem(
+            f"{label} has shape {list(tensor.shape)}: K=0; K must be at least {SF_VEC_SIZE}"
+        )
+    if k % SF_VEC_SIZE:
+        padded = -(-k // SF_VEC_SIZE) * SF_VEC_SIZE
+        raise ValueError(
+            f"{label}: K={k} is not a multiple of {SF_VEC_SIZE} (NVFP4 block size); pad K to {padded}"
+        )
+    if max(num_rows, k) > INT32_MAX:
+        raise UnsupportedProblem(
+            f"{label}: {letter}={num_rows}, K={k} exceeds the 32-bit limit {INT32_MAX}; split the problem"
+        )
+    if num_rows > 0 and rows.stride(1) != 1:
+        raise ValueError(
+            f"{label} has stride {rows.stride(1)} in K (strides {tuple(tensor.stride())}), not 1 (K-major); "
+            f"copy with .contiguous() after bringing it to [{letter}, K/2]"
+        )
+    _check_align(label, rows, TMA_ALIGN_BYTES, "TMA base address")
+    aligned = -(-row_bytes // TMA_ALIGN_BYTES) * TMA_ALIGN_BYTES
+    if num_rows <= 1:
+        return _with_pitch(rows, aligned)
+    _check_pitch(label, rows, aligned)
+    return rows
+
+
+def _check_pitch(label: str, rows: torch.Tensor, aligned: int) -> None:
+    row_bytes, pitch = rows.shape[1], rows.stride(0)
+    if pitch < row_bytes:
+        raise ValueError(
+            f"{label} has a row pitch of {pitch} bytes for rows of {row_bytes}: rows overlap; "
+            f"copy with .contiguous()"
+        )
+    if pitch % TMA_ALIGN_BYTES:
+        raise ValueError(
+            f"{label} (K={2 * row_bytes}) has a row pitch of {pitch} bytes, not a multiple of {TMA_ALIGN_BYTES} "
+            f"(TMA row pitch); keep the rows {aligned} bytes apart: buffer of {aligned} bytes a row, "
+            f"pass buffer[:, :{row_bytes}]"
+        )
+
+
+def _group_size(g: int, a: torch.Tensor, b: torch.Tensor) -> tuple[int, int, int]:
+    (m, k_bytes), (n, b_bytes) = a.shape, b.shape
+    if k_bytes != b_bytes:
+        raise ValueError(
+            f"group {g}: a has K={2 * k_bytes} and b has K={2 * b_bytes}; both must have the same K "
+            f"(a is [M, K/2] = {[m, k_bytes]}, b is [N, K/2] = {[n, b_bytes]})"
+        )
+    return m, n, 2 * k_bytes
+
+
+def _scale(
+    label: str, letter: str, scale: torch.Tensor, rows: int, k: int, layout: ScaleLayout
+) -> torch.Tensor:
+    """Blocked: the 1-D uint8 view. Row-major: the checked [rows, K/16] matrix, still to be converted."""
+    if layout == "rowmajor":
+        return _rowmajor_scale(label, letter, scale, rows, k)
+    try:
+        blocked = as_blocked(scale, rows, k)
+    except (TypeError, ValueError) as error:
+        raise type(error)(f"{label}: {error}") from error
+    _check_align(label, blocked, TMA_ALIGN_BYTES, "TMA base address")
+    return blocked
+
+
+def _rowmajor_scale(label: str, letter: str, scale: torch.Tensor, rows: int, k: int) -> torch.Tensor:
+    if scale.dtype not in SCALE_DTYPES:
+        raise TypeError(
+            f"{label} has dtype {_dtype_name(scale.dtype)}; expected {_names(SCALE_DTYPES)} (e4m3 codes)"
+        )
+    expected = [rows, k // SF_VEC_SIZE]
+    matrix = _drop_batch(label, scale, f"[{letter}, K/16] = {expected} (row-major)")
+    if list(matrix.shape) != expected:
+        raise ValueError(
+            f"{label} has shape {list(scale.shape)}; expected {expected} (row-major, {letter}={rows}, K={k}); "
+            f"for scales in the 128x4 layout pass scale_layout='blocked'"
+        )
+    return matrix
+
+
+def _to_blocked(scale: torch.Tensor) -> torch.Tensor:
+    return to_blocked(scale).view(torch.uint8).view(-1)
+
+
+def _check_alpha(alpha: Any, num_groups: int, device: torch.device) -> None:
+    if alpha is None:
+        return
+    if not isinstance(alpha, torch.Tensor):
+        if not isinstance(alpha, list | tuple) or not all(isinstance(x, Real) for x in alpha):
+            raise TypeError(f"alpha={alpha!r} is neither a float32 tensor nor a list of numbers, one a group")
+        if len(alpha) != num_groups:
+            raise ValueError(
+                f"alpha has {len(alpha)} entries for {num_groups} groups; pass one number a group"
+            )
+        return
+    if alpha.dtype != torch.float32:
+        raise TypeError(f"alpha has dtype {_dtype_name(alpha.dtype)}; expected float32: alpha.float()")
+    if tuple(alpha.shape) != (num_groups,) or not alpha.is_contiguous():
+        raise ValueError(
+            f"alpha has shape {list(alpha.shape)}, strides {tuple(alpha.stride())}; expected contiguous "
+            f"[{num_groups}], one factor a group: alpha.reshape({num_groups}).contiguous()"
+        )
+    if alpha.device != device:
+        raise ValueError(
+            f"alpha is on {alpha.device} and group 0: a on {device}; move all operands to one device"
+        )
+    _check_no_grad("alpha", alpha)
+
+
+def _out_rows(label: str, tensor: torch.Tensor, m: int, n: int, dtype: torch.dtype) -> torch.Tensor:
+    """The [M, N] view of a caller's output."""
+    if tensor.dtype != dtype:
+        raise TypeError(
+            f"{label} has dtype {_dtype_name(tensor.dtype)} and out_dtype is {_dtype_name(dtype)}; "
+            f"pass out_dtype={tensor.dtype} or an out of dtype {_dtype_name(dtype)}"
+        )
+    expected = f"[M, N] = {[m, n]} or {[m, n, 1]}"
+    rows = _drop_batch(label, tensor, expected)
+    if rows.shape != (m, n):
+        raise ValueError(f"{label} has shape {list(tensor.shape)}; expected {expected}")
+    if rows.numel() == 0:
+        return _with_pitch(rows, max(n, 1))
+    if n > 1 and rows.stride(1) != 1:
+        raise ValueError(
+            f"{label} has stride {rows.stride(1)} in N (strides {tuple(tensor.stride())}), not 1 (row-major); "
+            f"allocate it as torch.empty({m}, {n})"
+        )
+    _check_align(label, rows, dtype.itemsize, "natural alignment")
+    if m == 1:
+        return _with_pitch(rows, n)
+    pitch = rows.stride(0)
+    if not n <= pitch <= INT32_MAX:
+        raise ValueError(
+            f"{label} has a row pitch of {pitch} elements, expected {n} (N) to {INT32_MAX}; "
+            f"allocate it as torch.empty({m}, {n})"
+        )
+    return _with_pitch(rows, pitch)
+
+
+class _Region(NamedTuple):
+    """Bytes of a tensor: ``num_rows`` intervals of ``row_bytes``, ``pitch`` bytes apart."""
+
+    start: int
+    stop: int
+    row_bytes: int
+    pitch: int
+    name: str
+
+
+def _regions(named: Mapping[str, Iterable[torch.Tensor]], alpha: Any) -> list[_Region]:
+    found = [
+        _region(f"{name}[{g}]", tensor) for name, tensors in named.items() for g, tensor in enumerate(tensors)
+    ]
+    if isinstance(alpha, torch.Tensor):
+        found.append(_region("alpha", alpha))
+    return sorted(region for region in found if region is not None)
+
+
+def _region(name: str, tensor: torch.Tensor) -> _Region | None:
+    if tensor.numel() == 0:
+        return None
+    size, start = tensor.element_size(), tensor.data_ptr()
+    span = (
+        1 + sum((extent - 1) * step for extent, step in zip(tensor.shape, tensor.stride(), strict=True))
+    ) * size
+    if tensor.ndim == 2 and tensor.stride(1) == 1:
+        return _Region(start, start + span, tensor.shape[1] * size, max(tensor.stride(0) * size, 1), name)
+    return _Region(start, start + span, span, span, name)
+
+
+def _check_overlap(regions: list[_Region]) -> None:
+    """No output shares a byte with an input or another output; ``regions`` are sorted by address."""
+    live: list[_Region] = []
+    for region in regions:
+        live = [other for other in live if other.stop > region.start]
+        for other in live:
+            if (region.name.startswith("out") or other.name.startswith("out")) and _share_bytes(
+                region, other
+            ):
+                first, second = sorted((region.name, other.name), key=lambda name: not name.startswith("out"))
+                raise ValueError(
+                    f"{first} overlaps {second} in memory (from address 0x{region.start:x}); "
+                    f"give every group an output of its own that no operand lies in"
+                )
+        live.append(region)
+
+
+def _share_bytes(x: _Region, y: _Region) -> bool:
+    """Whether rows of x and y meet: column slices of one buffer interleave without touching."""
+    for start in range(x.start, x.stop, x.pitch):
+        # The last row of y that starts at or before this row of x, and the one after it.
+        below = y.start + max((start - y.start) // y.pitch, -1) * y.pitch
+        for row in (below, below + y.pitch):
+            if y.start <= row < y.stop and row < start + x.row_bytes and start < row + y.row_bytes:
+                return True
+    return False
