@@ -81,35 +81,46 @@ def compile_grouped_gemm(key: KernelKey) -> CompiledKernel:
     import cutlass
     import cutlass.cute as cute
     from cutlass import Int32, Int64
-    from cutlass.base_dsl.compiler import DumpDir
 
     from nvfp4_cute.kernels.sm100.grouped_gemm import GroupedGemmSm100
-
-    out_dtype = cutlass_dtype(key.out_dtype)
 
     def example(dtype, align):
         return cute.runtime.make_ptr(dtype, 0, cute.AddressSpace.gmem, assumed_align=align)
 
+    out_dtype = cutlass_dtype(key.out_dtype)
     operand, scale = example(cutlass.Float4E2M1FN, 16), example(cutlass.Float8E4M3FN, 16)
     out = example(out_dtype, out_dtype.width // 8)
-    groups = key.num_groups
+    function, ptx, cubin = compile_jit(
+        key.arch,
+        GroupedGemmSm100(key.config, out_dtype, key.to_name()),
+        [(operand, operand, scale, scale, out)] * key.num_groups,
+        [(Int32(1), Int32(1), Int32(1))] * key.num_groups,
+        [(Int64(32), Int64(32), Int64(32))] * key.num_groups,
+        [Int32(0)] * key.num_groups,
+        [Int32(0)] * key.num_groups,
+        example(cutlass.Float32, 4) if key.has_alpha else None,
+        Int32(1),
+        Int32(1),
+        cuda.CUstream(0),
+    )
+    return CompiledKernel(key, function, ptx, cubin)
+
+
+def compile_jit(arch: str, jit_function: Any, *example_args: Any) -> tuple[Any, str, bytes]:
+    """Compile a CuTe DSL function for ``arch``.
+
+    Returns:
+        (host function, PTX text, cubin) of a function that launches one kernel.
+    """
+    import cutlass.cute as cute
+    from cutlass.base_dsl.compiler import DumpDir
+
     with tempfile.TemporaryDirectory(prefix="nvfp4_cute_") as folder:
-        # Artifacts are read from files: under sm_110a the compiler names them by the older sm_101a.
-        options = (cute.GPUArch(key.arch), cute.KeepPTX(True), cute.KeepCUBIN(True), DumpDir(folder))
-        function = cute.compile[options](
-            GroupedGemmSm100(key.config, out_dtype, key.to_name()),
-            [(operand, operand, scale, scale, out)] * groups,
-            [(Int32(1), Int32(1), Int32(1))] * groups,
-            [(Int64(32), Int64(32), Int64(32))] * groups,
-            [Int32(0)] * groups,
-            [Int32(0)] * groups,
-            example(cutlass.Float32, 4) if key.has_alpha else None,
-            Int32(1),
-            Int32(1),
-            cuda.CUstream(0),
-        )
+        options = (cute.GPUArch(arch), cute.KeepPTX(True), cute.KeepCUBIN(True), DumpDir(folder))
+        function = cute.compile[options](jit_function, *example_args)
+        # Found by suffix: under sm_110a the compiler names its files by the older sm_101a.
         ptx, cubin = (next(Path(folder).glob(pattern)).read_bytes() for pattern in ("*.ptx", "*.cubin"))
-    return CompiledKernel(key, function, ptx.decode(), cubin)
+    return function, ptx.decode(), cubin
 
 
 def cutlass_dtype(dtype: torch.dtype):

@@ -19,9 +19,11 @@ SF_VEC_SIZE = 16
 SF_ATOM_ROWS = 128
 SF_ATOM_COLS = 4
 KERNEL_PARAM_BYTES = 32764
-# Four tensor maps of 128 bytes, and sizes, pitches, offsets and the output address: 44 bytes.
-PARAM_BYTES_PER_GROUP = 4 * 128 + 44
-MAX_LIST_GROUPS = (KERNEL_PARAM_BYTES - 64) // PARAM_BYTES_PER_GROUP
+# Four tensor maps; m, n, k, tile offset and group index (4 bytes each); output address and pitch (8 bytes each).
+PARAM_BYTES_PER_GROUP = 4 * 128 + 5 * 4 + 2 * 8
+# What every launch passes besides: the MMA's flags, coordinate shapes, tile count, alpha, and alignment.
+PARAM_BYTES_FIXED = 256
+MAX_LIST_GROUPS = (KERNEL_PARAM_BYTES - PARAM_BYTES_FIXED) // PARAM_BYTES_PER_GROUP
 
 
 @dataclass(frozen=True)
@@ -66,7 +68,7 @@ def smem_plan(config: KernelConfig) -> SmemPlan:
     m, n, k = config.cta_tile_shape_mnk
     sizes = (m * k // 2, n * k // 2, *(_sf_rows(rows) * k // SF_VEC_SIZE for rows in (m, n)))
     fitting = (SMEM_CAPACITY_BYTES - SMEM_RESERVED_BYTES) // sum(sizes)
-    return SmemPlan(*sizes, num_ab_stage=config.num_ab_stage or fitting)
+    return SmemPlan(*sizes, num_ab_stage=fitting if config.num_ab_stage is None else config.num_ab_stage)
 
 
 def tmem_map(config: KernelConfig) -> TmemMap:

@@ -1,0 +1,96 @@
+"""The emulator as a backend: the kernel's own host code launches the kernel's own PTX on the CPU."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from nvfp4_cute.config import KernelConfig
+from nvfp4_cute.emulator.driver import Emulator, prepare_cutlass
+from nvfp4_cute.launch import Plan, make_plan
+from nvfp4_cute.problem import GroupedOperands, GroupedProblem
+
+ARCH = "sm_100a"
+SM_COUNT = 148  # B200
+
+
+@dataclass
+class Observer:
+    """What a caller of :func:`observe` sees of the emulated launches.
+
+    Attributes:
+        progress: called with (CTAs finished, CTAs launched) as a launch proceeds, or None.
+        plans: the plan of every launch, in order.
+        stats: statistics of every launch, in order (``emulator.machine.Stats``).
+    """
+
+    progress: Callable[[int, int], None] | None = None
+    plans: list[Plan] = field(default_factory=list)
+    stats: list[Any] = field(default_factory=list)
+
+
+_observer: ContextVar[Observer | None] = ContextVar("observer", default=None)
+
+
+@contextmanager
+def observe(progress: Callable[[int, int], None] | None = None) -> Iterator[Observer]:
+    """Watch the launches that this thread makes on the emulator inside the block."""
+    observer = Observer(progress)
+    token = _observer.set(observer)
+    try:
+        yield observer
+    finally:
+        _observer.reset(token)
+
+
+@contextmanager
+def on_emulator(progress: Callable[[int, int], None] | None = None) -> Iterator[Emulator]:
+    """An emulated B200 on which CuTe DSL functions compiled inside the block launch.
+
+    Raises:
+        EmulatorError: the launch shim is missing, or the emulated program broke a rule of the machine.
+    """
+    prepare_cutlass()
+    with Emulator(ARCH, SM_COUNT, progress) as emulator:
+        yield emulator
+
+
+def run(problem: GroupedProblem, operands: GroupedOperands, config: KernelConfig | None) -> None:
+    """Execute the sm_100a kernel on CPU operands and return when it is done.
+
+    Raises:
+        ValueError: CUDA operands. EmulatorError: the kernel broke a rule of the machine.
+    """
+    if operands.device.type != "cpu":
+        raise ValueError(
+            f'backend="emulator" takes CPU tensors; operands are on {operands.device}: move them with .cpu()'
+        )
+    observer = _observer.get()
+    with on_emulator(observer.progress if observer else None) as emulator:
+        plan = make_plan(problem, ARCH, SM_COUNT, config, for_emulator=True)
+        emulator.register(plan.kernel.ptx)
+        for name, tensor, writable in _tensors(operands):
+            emulator.add_range(name, tensor.data_ptr(), _span_bytes(tensor), writable)
+        plan.launch(operands)
+    if observer:
+        observer.plans.append(plan)
+        observer.stats.append(emulator.stats)
+
+
+def _tensors(operands: GroupedOperands) -> Iterator[tuple[str, torch.Tensor, bool]]:
+    for name in ("a", "b", "a_scale", "b_scale", "out"):
+        for group, tensor in enumerate(getattr(operands, name)):
+            yield f"{name}[{group}]", tensor, name == "out"
+    if operands.alpha is not None:
+        yield "alpha", operands.alpha, False
+
+
+def _span_bytes(tensor: torch.Tensor) -> int:
+    """Bytes from the first to the last element, gaps between rows included."""
+    if tensor.numel() == 0:
+        return 0
+    last = sum((extent - 1) * stride for extent, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    return (last + 1) * tensor.element_size()

@@ -1,0 +1,93 @@
+"""The kernels compile for every architecture without a GPU, and what the machine code says of them."""
+
+import re
+
+import pytest
+import torch
+
+from nvfp4_cute.arch import sm100
+from nvfp4_cute.cache import get_kernel
+from nvfp4_cute.compile import KernelKey
+from nvfp4_cute.config import KernelConfig
+from nvfp4_cute.cubin import read_resources
+from nvfp4_cute.errors import ConfigError, UnsupportedTarget
+
+DTYPES = (torch.float16, torch.bfloat16, torch.float32)
+
+
+def compiled(arch="sm_100a", num_groups=2, dtype=torch.float16, has_alpha=True, config=None):
+    return get_kernel(KernelKey.make(arch, config or KernelConfig(), num_groups, dtype, has_alpha))
+
+
+@pytest.mark.parametrize("arch", sm100.ARCHS)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_no_spills(arch, dtype):
+    resources = compiled(arch, 2, dtype).resources
+    assert resources.stack_bytes == 0
+    assert 24 <= resources.registers <= 255
+
+
+@pytest.mark.parametrize("num_groups", [1, 8, sm100.MAX_LIST_GROUPS])
+def test_descriptors_are_kernel_parameters(num_groups):
+    kernel = compiled(num_groups=num_groups)
+    entry = kernel.ptx[kernel.ptx.index(".visible .entry") : kernel.ptx.index(".reqntid")]
+    assert entry.count(".align 64 .b8") == 4 * num_groups
+    assert kernel.resources.stack_bytes == 0
+    # The device neither writes nor copies a tensor map.
+    assert "tensormap" not in kernel.ptx
+
+
+def test_one_tma_an_operand_whatever_the_group_count():
+    for num_groups in (1, 8):
+        assert len(re.findall(r"cp\.async\.bulk\.tensor", compiled(num_groups=num_groups).ptx)) == 4
+
+
+def test_the_block_scaled_mma_is_used():
+    ptx = compiled().ptx
+    assert len(re.findall(r"tcgen05\.mma\.cta_group::1\.kind::mxf4nvf4\.block_scale\.block16", ptx)) == 4
+    assert "tcgen05.cp.cta_group::1.32x128b.warpx4" in ptx
+    # Every read of tensor memory is waited for before its registers are used.
+    assert ptx.count("tcgen05.wait::ld") == ptx.count("tcgen05.ld.")
+
+
+def test_pipeline_state_survives_the_tile_loop():
+    """A state that the tracer lost shows as a wait with a literal parity; the roles' waits all take a register."""
+    waits = re.findall(r"mbarrier\.try_wait\.parity\.shared\.b64 P1, \[[^\]]+\], (\S+),", compiled().ptx)
+    assert len(waits) >= 4
+    assert all(parity.startswith("%r") for parity in waits)
+
+
+def test_symbol_starts_with_the_readable_name():
+    kernel = compiled()
+    assert f".entry {kernel.key.to_name()}"[:100] in kernel.ptx
+
+
+def test_keys_of_distinct_variants_have_distinct_names():
+    keys = [
+        KernelKey.make(arch, config, groups, dtype, alpha)
+        for arch in sm100.ARCHS
+        for config in (KernelConfig(), KernelConfig(num_ab_stage=2))
+        for groups in (1, 2)
+        for dtype in DTYPES
+        for alpha in (False, True)
+    ]
+    assert len({key.to_name() for key in keys}) == len(set(keys)) == len(keys)
+
+
+def test_the_number_of_ctas_is_not_compiled_in():
+    assert compiled(config=KernelConfig(num_cta=3)) is compiled(config=KernelConfig(num_cta=5))
+
+
+def test_unknown_arch_names_the_known_ones():
+    with pytest.raises(UnsupportedTarget, match="no grouped GEMM kernel for sm_89; there is one for sm_100a"):
+        KernelKey.make("sm_89", KernelConfig(), 1, torch.float16, False)
+
+
+def test_a_refused_config_says_why():
+    with pytest.raises(ConfigError, match="use 1 to 6"):
+        KernelKey.make("sm_100a", KernelConfig(num_ab_stage=9), 1, torch.float16, False)
+
+
+def test_what_is_no_cubin_is_refused():
+    with pytest.raises(ValueError, match="not an ELF file"):
+        read_resources(b"not a cubin")
