@@ -128,10 +128,10 @@ class _Fp4Operand:
     def make(cls, packed: np.ndarray, scales: np.ndarray, table: _ScaleTable, negate: bool) -> _Fp4Operand:
         if scales.shape[1] != 4:
             scales = np.repeat(scales, 4 // scales.shape[1], axis=1)
-        nan_rows = None
+        nan_rows: np.ndarray | None = None
         is_nan = table.is_nan.take(scales)
         if is_nan.any():
-            nan_rows = is_nan.any(1)
+            nan_rows = np.asarray(is_nan.any(1))
             scales = np.where(is_nan, np.uint8(table.one), scales)
         blocks = np.ascontiguousarray(packed).view(
             np.uint64

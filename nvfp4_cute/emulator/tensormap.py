@@ -1,0 +1,467 @@
+"""Tensor maps (the 128-byte TMA descriptors): decode, encode, and the tile copies that they describe.
+
+A tile in shared memory is the box in row-major order, dimension 0 innermost and contiguous, whose 16-byte chunks are
+permuted by the swizzle: an XOR of chunk-address bits with higher bits of the absolute shared-memory address (PTX ISA
+"Tensors", swizzling modes). Copies therefore move whole 16-byte chunks through index maps, which are cached.
+
+Layout of the descriptor: only its first 64 bytes are used (see `TensorMap.decode`).
+"""
+
+import struct
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+
+import numpy as np
+
+from nvfp4_cute.errors import EmulatorError
+
+DESCRIPTOR_BYTES = 128
+CHUNK_BYTES = 16
+MAX_RANK = 5
+
+GlobalView = Callable[[int, int], np.ndarray]
+"""(address, number of bytes) -> contiguous uint8 view of global memory."""
+
+
+@dataclass(frozen=True)
+class ElementType:
+    """An element type of a tensor map.
+
+    Attributes:
+        name: PTX spelling.
+        bits: size in global memory.
+        dtype: NumPy type for arithmetic (reductions, NaN fill), None for packed sub-byte types.
+        nan: bits that out-of-bounds elements read as where the map asks for NaN; None for types without NaN.
+        padded: (data bytes, bytes in shared memory) of each group of 16 elements that is unpacked on load.
+    """
+
+    name: str
+    bits: int
+    dtype: str | None = None
+    nan: int | None = None
+    padded: tuple[int, int] | None = None
+
+
+_F32_NAN = 0x7FFFFFFF
+_ELEMENT_TYPES = {
+    0: ElementType("u8", 8, "u1"),
+    1: ElementType("u16", 16, "u2"),
+    2: ElementType("u32", 32, "u4"),
+    3: ElementType("s32", 32, "i4"),
+    4: ElementType("u64", 64, "u8"),
+    5: ElementType("s64", 64, "i8"),
+    6: ElementType("f16", 16, "f2", 0x7FFF),
+    7: ElementType("f32", 32, "f4", _F32_NAN),
+    8: ElementType("f32.ftz", 32, "f4", _F32_NAN),
+    9: ElementType("f64", 64, "f8", 0x7FFFFFFFFFFFFFFF),
+    10: ElementType("bf16", 16, None, 0x7FFF),
+    11: ElementType("b4x16", 4),
+    12: ElementType("b4x16_p64", 4, padded=(8, 16)),
+    13: ElementType("b6x16_p32", 6, padded=(12, 16)),
+}
+_TF32 = {7: ElementType("tf32", 32, None, _F32_NAN), 8: ElementType("tf32.ftz", 32, None, _F32_NAN)}
+_TYPE_CODES = {t.name: (code, 0) for code, t in _ELEMENT_TYPES.items()}
+_TYPE_CODES |= {t.name: (code, 1) for code, t in _TF32.items()}
+
+SWIZZLES = ("none", "32B", "64B", "128B")
+_SWIZZLE_SPAN = {"none": None, "32B": 32, "64B": 64, "128B": 128}
+ATOMS = ("16B", "32B", "32B_flip_8B", "64B")
+
+
+@dataclass(frozen=True)
+class TensorMap:
+    """A tiled tensor map.
+
+    Attributes:
+        address: global address of element (0, ..., 0).
+        element: type of the elements.
+        dims: size of each dimension in elements, innermost first.
+        strides: bytes between neighbours in dimensions 1, 2, ... (dimension 0 is contiguous).
+        box: elements of the tile along each dimension, before element strides.
+        element_strides: distance of loaded elements along each dimension.
+        swizzle: "none", "32B", "64B" or "128B".
+        atom: unit that the 128B swizzle moves: "16B", "32B" or "64B".
+        nan_fill: out-of-bounds elements read as NaN instead of zero.
+    """
+
+    address: int
+    element: ElementType
+    dims: tuple[int, ...]
+    strides: tuple[int, ...]
+    box: tuple[int, ...]
+    element_strides: tuple[int, ...]
+    swizzle: str = "none"
+    atom: str = "16B"
+    nan_fill: bool = False
+
+    @staticmethod
+    def decode(descriptor: bytes) -> "TensorMap":
+        """Decode and check a descriptor (at least its first 64 bytes).
+
+        Little endian: 0x00 address; 0x08 type and mode bits; 0x0C.. low 32 bits of stride/16 of dimensions 1 to 4,
+        with 4 more bits each at 0x1C; 0x20.. dim-1; 0x34 element strides-1 (3 bits each) and box0-1 in the top
+        byte; 0x38.. box1-1 to box4-1.
+
+        Raises:
+            EmulatorError: a mode that is not modelled, or a descriptor that breaks a rule of the format.
+        """
+        return _decode(bytes(descriptor[:64]))
+
+    @property
+    def rank(self) -> int:
+        """Number of dimensions."""
+        return len(self.dims)
+
+    @cached_property
+    def tile_shape(self) -> tuple[int, ...]:
+        """Elements that are loaded along each dimension, outermost first."""
+        return tuple(-(-b // s) for b, s in zip(self.box, self.element_strides, strict=True))[::-1]
+
+    @cached_property
+    def row_bytes(self) -> int:
+        """Bytes of an innermost row of the tile in shared memory, padding included."""
+        if self.element.padded:
+            return self.tile_shape[-1] // 16 * self.element.padded[1]
+        return self.tile_shape[-1] * self.element.bits // 8
+
+    @cached_property
+    def tile_bytes(self) -> int:
+        """Bytes of the tile in shared memory: what the barrier is told, out-of-bounds parts included."""
+        return int(np.prod(self.tile_shape[:-1], dtype=np.int64)) * self.row_bytes
+
+    def chunk_index(self, offset: int) -> np.ndarray:
+        """Indices of the tile's 16-byte chunks in shared memory, shape (outer dims..., chunks in a row).
+
+        Args:
+            offset: absolute shared-memory offset of the tile.
+
+        Raises:
+            EmulatorError: the offset is not a multiple of 128.
+        """
+        if offset % 128:
+            raise EmulatorError(f"TMA tile at shared offset {offset:#x}: must be a multiple of 128 bytes")
+        return self._chunks(offset)
+
+    def row_chunk_index(self, offset: int, row: int) -> np.ndarray:
+        """As `chunk_index`, for a box of one row that lands in row `row` of a tile at `offset` (gather4)."""
+        return self._chunks(offset + row * self.row_bytes)
+
+    def _chunks(self, offset: int) -> np.ndarray:
+        shape = (*self.tile_shape[:-1], self.row_bytes // CHUNK_BYTES)
+        return _chunk_index(offset, shape, self.swizzle, self.atom)
+
+    def read_tile(self, coords: tuple[int, ...], view: GlobalView) -> np.ndarray:
+        """Read the box at `coords` (elements, innermost first; may lie outside the tensor).
+
+        Returns:
+            complex128 (outer dims..., chunks in a row): the tile's 16-byte chunks before swizzling. May be a view of
+            global memory: use it at once.
+        """
+        region = self._clip(coords)
+        shape = (*self.tile_shape[:-1], self.row_bytes // CHUNK_BYTES)
+        if region is not None and region.complete and not self.element.padded:
+            return self._global_rows(region, view, CHUNK_BYTES).view(np.complex128)
+        tile = self._filled()
+        if region is not None:
+            source = self._global_rows(region, view, 1)
+            packed = self.element.padded
+            if packed:
+                groups = tile.reshape(*tile.shape[:-1], -1, packed[1])[..., : packed[0]]
+                groups = groups[region.tile_slices]
+                groups[..., region.group_slice(packed[0]), :] = source.reshape(
+                    *source.shape[:-1], -1, packed[0]
+                )
+            else:
+                tile[
+                    (*region.tile_slices, slice(region.first_byte, region.first_byte + source.shape[-1]))
+                ] = source
+        return tile.reshape(-1).view(np.complex128).reshape(shape)
+
+    def write_tile(
+        self, coords: tuple[int, ...], tile: np.ndarray, view: GlobalView, reduce: str | None = None
+    ) -> None:
+        """Store a tile; elements outside the tensor are dropped.
+
+        Args:
+            coords: of the box, elements, innermost first; not negative.
+            tile: complex128 chunks, shaped as `read_tile` returns them.
+            view: writable view of global memory.
+            reduce: None to store, else the operation that combines memory and tile.
+
+        Raises:
+            EmulatorError: negative coordinates, or an operation or type that does not exist.
+        """
+        if min(coords) < 0:
+            raise EmulatorError(f"TMA store at coordinates {coords}: negative coordinates are not allowed")
+        if self.element.padded:
+            raise EmulatorError(f"TMA store of {self.element.name}: the padded types can only be loaded")
+        region = self._clip(coords)
+        if region is None:
+            return
+        rows = np.ascontiguousarray(tile).view(np.uint8)
+        count = region.row_bytes
+        source = rows[(*region.tile_slices, slice(region.first_byte, region.first_byte + count))]
+        target = self._global_rows(region, view, 1)
+        if reduce is None:
+            target[...] = source
+        else:
+            _combine(reduce, self.element, target, np.ascontiguousarray(source))
+
+    def _filled(self) -> np.ndarray:
+        """uint8 (outer dims..., row bytes) of the fill value; padding bytes are poison."""
+        shape = (*self.tile_shape[:-1], self.row_bytes)
+        if self.nan_fill and self.element.nan is not None:
+            unit = self.element.bits // 8
+            return np.full((*shape[:-1], shape[-1] // unit), self.element.nan, f"u{unit}").view(np.uint8)
+        tile = np.zeros(shape, np.uint8)
+        if self.element.padded:
+            data, total = self.element.padded
+            tile.reshape(*shape[:-1], -1, total)[..., data:] = 0xFF
+        return tile
+
+    def _clip(self, coords: tuple[int, ...]) -> "_Region | None":
+        """The part of the box inside the tensor; None where there is none."""
+        if len(coords) != self.rank:
+            raise EmulatorError(f"TMA with {len(coords)} coordinates on a tensor map of rank {self.rank}")
+        if self.element.bits % 8 and (coords[0] * self.element.bits) % 8:
+            raise EmulatorError(f"TMA coordinate {coords[0]} of {self.element.name}: must start a whole byte")
+        if self.element.padded and coords[0] % 128:
+            raise EmulatorError(
+                f"TMA coordinate {coords[0]} of {self.element.name}: must be a multiple of 128"
+            )
+        first, count, start = [], [], []
+        for c, dim, step, n in zip(
+            coords, self.dims, self.element_strides, self.tile_shape[::-1], strict=True
+        ):
+            low = -(-max(0, -c) // step)
+            high = min(n, -(-(dim - c) // step))
+            if low >= high:
+                return None
+            first.append(low)
+            count.append(high - low)
+            start.append(c + low * step)
+        return _Region(self, tuple(first), tuple(count), tuple(start))
+
+    def _global_rows(self, region: "_Region", view: GlobalView, unit: int) -> np.ndarray:
+        """uint8 strided view (outer dims..., row bytes) of the region in global memory."""
+        steps = [s * e for s, e in zip(self.strides, self.element_strides[1:], strict=True)]
+        row_bytes = region.row_bytes
+        address = self.address + region.start[0] * self.element.bits // 8
+        address += sum(c * s for c, s in zip(region.start[1:], self.strides, strict=True))
+        span = row_bytes + sum((n - 1) * s for n, s in zip(region.count[1:], steps, strict=True))
+        shape = (*region.count[:0:-1], row_bytes)
+        return np.ndarray(shape, np.uint8, view(address, span), 0, (*steps[::-1], 1))
+
+
+@dataclass(frozen=True)
+class _Region:
+    """The in-bounds part of a box. All tuples innermost first: index in the tile, elements, tensor coordinate."""
+
+    map: TensorMap
+    first: tuple[int, ...]
+    count: tuple[int, ...]
+    start: tuple[int, ...]
+
+    @property
+    def complete(self) -> bool:
+        return self.count == self.map.tile_shape[::-1]
+
+    @property
+    def tile_slices(self) -> tuple[slice, ...]:
+        """Slices of the outer dimensions of the tile."""
+        return tuple(slice(f, f + n) for f, n in zip(self.first[:0:-1], self.count[:0:-1], strict=True))
+
+    @property
+    def first_byte(self) -> int:
+        return self.first[0] * self.map.element.bits // 8
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of a row in global memory."""
+        return self.count[0] * self.map.element.bits // 8
+
+    def group_slice(self, group_bytes: int) -> slice:
+        """Groups of 16 elements of a padded type."""
+        first = self.first_byte // group_bytes
+        return slice(first, first + self.row_bytes // group_bytes)
+
+
+# ---- index maps --------------------------------------------------------------------------------------------------
+def swizzle_address(address: np.ndarray, swizzle: str, atom: str = "16B") -> np.ndarray:
+    """Permute absolute shared-memory byte addresses as a swizzle mode does (integer arrays or scalars)."""
+    if swizzle == "none":
+        return address
+    if atom == "16B":
+        bits = {"32B": 1, "64B": 3, "128B": 7}[swizzle]
+        return address ^ (((address >> 7) & bits) << 4)
+    if atom == "32B":
+        return address ^ (((address >> 7) & 3) << 5)
+    return address ^ (((address >> 7) & 1) << 6)
+
+
+@lru_cache(4096)
+def _chunk_index(offset: int, shape: tuple[int, ...], swizzle: str, atom: str) -> np.ndarray:
+    """Chunk numbers (address / 16) of a tile at an absolute offset; read-only."""
+    linear = offset + CHUNK_BYTES * np.arange(int(np.prod(shape)))
+    index = (swizzle_address(linear, swizzle, atom) // CHUNK_BYTES).reshape(shape)
+    index.setflags(write=False)
+    return index
+
+
+# ---- reductions --------------------------------------------------------------------------------------------------
+_BITWISE = {"and": np.bitwise_and, "or": np.bitwise_or, "xor": np.bitwise_xor}
+_ARITHMETIC = {"add": np.add, "min": np.minimum, "max": np.maximum}
+
+
+def _combine(op: str, element: ElementType, target: np.ndarray, source: np.ndarray) -> None:
+    """target = op(target, source) on elements; both uint8 (..., row bytes), target a strided view."""
+    old = np.ascontiguousarray(target)
+    if op in _BITWISE and element.dtype and element.dtype[0] in "ui":
+        result = _BITWISE[op](old, source)
+    elif op in ("inc", "dec") and element.name == "u32":
+        result = _wrapping_step(op, old.view(np.uint32), source.view(np.uint32)).view(np.uint8)
+    elif op in _ARITHMETIC and (element.dtype or element.name == "bf16"):
+        result = reduce_elements(op, element.name, old, source)
+    else:
+        raise EmulatorError(f"TMA reduction .{op} does not exist for elements of type {element.name}")
+    target[...] = result
+
+
+def reduce_elements(op: str, type_name: str, old: np.ndarray, new: np.ndarray) -> np.ndarray:
+    """add, min or max of two contiguous uint8 arrays of elements of a PTX type; uint8 again.
+
+    16-bit floats are added in float32 and rounded once, to nearest even (the sum of two is exact in float64 and a
+    float32 has more than twice their precision, so the second rounding changes nothing).
+    """
+    function = _ARITHMETIC[op]
+    if type_name == "bf16":
+        wide = [(x.view(np.uint16).astype(np.uint32) << 16).view(np.float32) for x in (old, new)]
+        with np.errstate(invalid="ignore", over="ignore"):
+            bits = function(*wide).view(np.uint32)
+        rounded = (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16
+        rounded = np.where((bits & 0x7FFFFFFF) > 0x7F800000, 0x7FFF, rounded)
+        return rounded.astype(np.uint16).view(np.uint8)
+    dtype = {t.name: t.dtype for t in _ELEMENT_TYPES.values()}[type_name]
+    with np.errstate(invalid="ignore", over="ignore"):
+        return function(old.view(dtype), new.view(dtype)).view(np.uint8)
+
+
+def _wrapping_step(op: str, old: np.ndarray, limit: np.ndarray) -> np.ndarray:
+    if op == "inc":
+        return np.where(old >= limit, np.uint32(0), old + np.uint32(1))
+    return np.where((old == 0) | (old > limit), limit, old - np.uint32(1))
+
+
+# ---- the binary format -------------------------------------------------------------------------------------------
+@lru_cache(1024)
+def _decode(data: bytes) -> TensorMap:
+    word = struct.unpack_from("<16I", data)
+    mode = word[2]
+    rank = (mode >> 4 & 7) + 1
+    if rank > MAX_RANK:
+        raise EmulatorError(f"tensor map of rank {rank}: at most {MAX_RANK}")
+    element = (_TF32 if mode >> 16 & 1 else _ELEMENT_TYPES).get(mode >> 7 & 15)
+    if element is None:
+        raise EmulatorError(f"tensor map with unknown element type code {mode >> 7 & 15}")
+    if mode >> 11 & 3:
+        raise EmulatorError("tensor map with an interleaved layout: not modelled")
+    if mode >> 22 & 1:
+        raise EmulatorError("tensor map with the 96B swizzle mode: not modelled")
+    strides = [(((word[7] >> 4 * i) & 15) << 32 | word[3 + i]) << 4 for i in range(rank - 1)]
+    box = [(word[13] >> 24) + 1] + [data[0x38 + i] + 1 for i in range(rank - 1)]
+    result = TensorMap(
+        address=word[0] | word[1] << 32,
+        element=element,
+        dims=tuple(word[8 + i] + 1 for i in range(rank)),
+        strides=tuple(strides),
+        box=tuple(box),
+        element_strides=tuple((word[13] >> 3 * i & 7) + 1 for i in range(rank)),
+        swizzle=SWIZZLES[mode >> 13 & 3],
+        atom=ATOMS[mode >> 19 & 3],
+        nan_fill=bool(mode >> 15 & 1),
+    )
+    _check(result)
+    return result
+
+
+def _check(m: TensorMap) -> None:
+    """Raise EmulatorError for the first broken rule of the format."""
+    for broken, rule in (
+        (m.address % 16, f"global address {m.address:#x} is not a multiple of 16"),
+        (m.element_strides[0] != 1, f"element stride {m.element_strides[0]} of dimension 0 must be 1"),
+        (
+            m.box[0] * m.element.bits % 128,
+            f"box of {m.box[0]} x {m.element.name} is not a multiple of 16 bytes",
+        ),
+        (m.atom == "32B_flip_8B", "swizzle atomicity 32B with 8B flip is not modelled"),
+        (m.atom != "16B" and m.swizzle != "128B", f"swizzle atomicity {m.atom} needs the 128B swizzle"),
+        (m.nan_fill and m.element.nan is None, f"NaN fill needs a float type, not {m.element.name}"),
+    ):
+        if broken:
+            raise EmulatorError(f"tensor map: {rule}")
+    span = _SWIZZLE_SPAN[m.swizzle]
+    if span and m.row_bytes > span:
+        raise EmulatorError(
+            f"tensor map: inner box of {m.row_bytes} bytes exceeds the {m.swizzle} swizzle span"
+        )
+    if m.element.padded:
+        _check_padded(m)
+    elif m.element.bits == 4 and m.dims[0] % 2:
+        raise EmulatorError(f"tensor map: dimension 0 of {m.dims[0]} x b4x16 must be even")
+
+
+def _check_padded(m: TensorMap) -> None:
+    for broken, rule in (
+        (m.address % 32 or any(s % 32 for s in m.strides), "address and strides must be multiples of 32"),
+        (m.dims[0] % 128, f"dimension 0 of {m.dims[0]} must be a multiple of 128"),
+        (m.box[0] != 128, f"box of {m.box[0]} must be 128 along dimension 0"),
+        (
+            m.swizzle not in ("none", "128B") or m.atom == "64B",
+            f"swizzle {m.swizzle}/{m.atom} is not allowed",
+        ),
+    ):
+        if broken:
+            raise EmulatorError(f"tensor map of {m.element.name}: {rule}")
+
+
+def encode(
+    address: int,
+    element: str,
+    dims: tuple[int, ...],
+    strides: tuple[int, ...],
+    box: tuple[int, ...],
+    *,
+    element_strides: tuple[int, ...] | None = None,
+    swizzle: str = "none",
+    atom: str = "16B",
+    nan_fill: bool = False,
+) -> bytes:
+    """Build a 128-byte descriptor; arguments as the fields of `TensorMap` (element by PTX name).
+
+    Raises:
+        ValueError: a size outside its field.
+        EmulatorError: what `TensorMap.decode` refuses.
+    """
+    rank = len(dims)
+    if not 1 <= rank <= MAX_RANK or len(strides) != rank - 1 or len(box) != rank:
+        raise ValueError(
+            f"rank {rank} with {len(strides)} strides and {len(box)} box sizes; need rank 1 to 5, rank-1, rank"
+        )
+    if any(s % 16 or not 0 <= s < 1 << 40 for s in strides):
+        raise ValueError(f"strides {strides}: must be multiples of 16 bytes below 2**40")
+    if not all(1 <= b <= 256 for b in box) or not all(1 <= d <= 1 << 32 for d in dims):
+        raise ValueError(f"box {box}, dims {dims}: boxes are 1 to 256, dimensions 1 to 2**32 elements")
+    steps = element_strides or (1,) * rank
+    code, tf32 = _TYPE_CODES[element]
+    mode = 2 | (rank - 1) << 4 | code << 7 | SWIZZLES.index(swizzle) << 13 | nan_fill << 15 | tf32 << 16
+    mode |= ATOMS.index(atom) << 19
+    high = sum((s >> 36) << 4 * i for i, s in enumerate(strides))
+    low = [(s >> 4) & 0xFFFFFFFF for s in strides] + [0] * (5 - rank)
+    sizes = [d - 1 for d in dims] + [0] * (5 - rank)
+    steps_word = sum((s - 1) << 3 * i for i, s in enumerate(steps)) | (box[0] - 1) << 24
+    outer_box = [b - 1 for b in box[1:]] + [0] * (5 - rank)
+    data = struct.pack("<QI4II5II4B4x", address, mode, *low, high, *sizes, steps_word, *outer_box)
+    data += bytes(DESCRIPTOR_BYTES - len(data))
+    TensorMap.decode(data)
+    return data
