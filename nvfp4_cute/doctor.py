@@ -73,6 +73,13 @@ def gpus() -> list[Gpu]:
     return found
 
 
+def native_gpus() -> list[Gpu]:
+    """Return the GPUs that there is a kernel for."""
+    from nvfp4_cute.arch import sm100
+
+    return [gpu for gpu in gpus() if gpu.arch in sm100.ARCHS]
+
+
 def missing_gpu_reason(arch: str) -> str | None:
     """Say why no kernel compiled for `arch` ("sm_100a") can run on a GPU here, or None where one can.
 
@@ -100,7 +107,7 @@ def report() -> tuple[str, bool]:
 
     found, present, shim = versions(), gpus(), shim_problem()
     compiler = version_problem(found)
-    native = [gpu for gpu in present if gpu.arch in sm100.ARCHS]
+    native = native_gpus()
     sections = {
         "versions": [f"{name} {version or '(not installed)'}" for name, version in found.items()],
         "GPUs": [_gpu_line(gpu, gpu in native) for gpu in present] or ["none that torch can use"],
@@ -130,17 +137,22 @@ def _gpu_line(gpu: Gpu, has_kernel: bool) -> str:
 
 def _auto_lines(native: list[Gpu], present: list[Gpu]) -> list[str]:
     """Say what backend="auto" does with CPU and with CUDA tensors, and why."""
+    import torch
+
+    from nvfp4_cute import backends
+
     try:
-        forced = env.backend()
+        forced = env.backend() != env.BACKEND.default
+        chosen = {kind: backends.resolve("auto", torch.device(kind)) for kind in ("cpu", "cuda")}
     except ValueError as error:
         return [str(error)]
-    if forced != "auto":
-        return [f"all tensors -> {forced}, because {env.BACKEND.name} says so"]
-    cpu = "CPU tensors -> reference (float64 torch): ask for the emulator by name, it is exact and slow"
-    if native:
-        return [cpu, f"CUDA tensors -> cuda, on {', '.join(f'cuda:{gpu.index}' for gpu in native)}"]
-    why = "its GPUs have no kernel here" if present else "this machine has no GPU that torch can use"
-    return [cpu, f"CUDA tensors -> UnsupportedTarget: {why}"]
+    why_cpu = why_cuda = f"because {env.BACKEND.name} says so"
+    if not forced:
+        why_cpu = "the emulator is asked for by name: it runs the kernel itself, slowly"
+        why_cuda = f"on {', '.join(f'cuda:{gpu.index}' for gpu in native)}"
+        if not native:
+            why_cuda = "refused: " + ("no kernel for these GPUs" if present else "no GPU that torch can use")
+    return [f"CPU tensors -> {chosen['cpu']}: {why_cpu}", f"CUDA tensors -> {chosen['cuda']}: {why_cuda}"]
 
 
 def run() -> int:

@@ -1,0 +1,120 @@
+"""The command line: `nvfp4-cute demo | check | doctor`. Parses, then calls the module of that name."""
+
+import argparse
+import importlib.metadata
+import sys
+from collections.abc import Sequence
+
+from nvfp4_cute.errors import EmulatorError, UnsupportedTarget
+
+EXAMPLES = """\
+examples:
+  nvfp4-cute demo                                 the sm_100a kernel on the emulator, every output bit compared
+  nvfp4-cute check --backend emulator --count 5   five random problems on the emulator
+  nvfp4-cute check --backend cuda --max-m 4096    random problems on the GPU of this machine
+  nvfp4-cute doctor                               what is installed, and what would run where
+"""
+CHECK_BACKENDS = ("cuda", "emulator")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command line and return its exit code.
+
+    0: everything asked for holds. 1: a difference, a refusal, or something is missing. 2: no such verb or option.
+    """
+    args = build_parser().parse_args(argv)
+    try:
+        return args.run(args)
+    except (EmulatorError, UnsupportedTarget, ValueError) as error:
+        print(f"nvfp4-cute {args.verb}: {error}", file=sys.stderr)
+        return 1
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """Build the parser of every verb; its `run` default is a function of the parsed arguments."""
+    parser = argparse.ArgumentParser(
+        prog="nvfp4-cute",
+        description="CuTe DSL kernels for NVFP4 grouped GEMM, on a Blackwell GPU or on the emulator.",
+        epilog=EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--version", action="version", version=importlib.metadata.version("nvfp4-cute"))
+    verbs = parser.add_subparsers(dest="verb", required=True, metavar="demo | check | doctor")
+    _add_demo(verbs)
+    _add_check(verbs)
+    _add_doctor(verbs)
+    return parser
+
+
+def _add_demo(verbs: argparse._SubParsersAction) -> None:
+    text = (
+        "Compile the sm_100a grouped GEMM kernel, execute its PTX on the emulator over the test shapes and one "
+        "benchmark shape of the nvfp4_group_gemm problem, and compare every output bit with the reference."
+    )
+    demo = verbs.add_parser(
+        "demo", help="run the kernel without a GPU and compare every bit", description=text
+    )
+    demo.add_argument(
+        "--all", action="store_true", help="also the other three benchmark shapes (many minutes)"
+    )
+    demo.set_defaults(run=_run_demo)
+
+
+def _add_check(verbs: argparse._SubParsersAction) -> None:
+    text = (
+        "Compute random grouped problems on a backend and compare every output bit with the reference. Operands are "
+        "drawn so that fp32 accumulation is exact in any order: a difference of one bit is a defect. A failure prints "
+        "the command that repeats it."
+    )
+    check = verbs.add_parser("check", help="compare random problems with the reference", description=text)
+    check.add_argument(
+        "--backend", choices=CHECK_BACKENDS, help="default: cuda where the GPU has a kernel, else emulator"
+    )
+    check.add_argument("--count", type=_positive, default=10, help="problems to draw (default %(default)s)")
+    check.add_argument("--seed", type=int, default=0, help="seed of the first problem (default %(default)s)")
+    check.add_argument("--groups", type=_positive, default=4, help="groups at most (default %(default)s)")
+    check.add_argument(
+        "--max-m", type=_positive, default=300, help="rows at most of a group (default %(default)s)"
+    )
+    check.add_argument("--max-n", type=_positive, default=512, help="columns at most (default %(default)s)")
+    check.add_argument("--max-k", type=_positive, default=1024, help="K at most (default %(default)s)")
+    check.set_defaults(run=_run_check)
+
+
+def _add_doctor(verbs: argparse._SubParsersAction) -> None:
+    text = "Print versions, GPUs, the emulator's launch shim, what would run where and why. Exit code 1: no kernel can run."
+    doctor = verbs.add_parser("doctor", help="what is installed, and what would run where", description=text)
+    doctor.set_defaults(run=_run_doctor)
+
+
+def _positive(text: str) -> int:
+    value = int(text)
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"{value} is not positive")
+    return value
+
+
+# Verbs are imported when they run: `--help` and `--version` answer without loading torch.
+
+
+def _run_demo(args: argparse.Namespace) -> int:
+    from nvfp4_cute import demo
+
+    return demo.run(demo.cases(all_benchmarks=args.all))
+
+
+def _run_check(args: argparse.Namespace) -> int:
+    from nvfp4_cute import check
+
+    limits = check.Limits(groups=args.groups, max_m=args.max_m, max_n=args.max_n, max_k=args.max_k)
+    return check.run(args.backend, limits, seed=args.seed, count=args.count)
+
+
+def _run_doctor(args: argparse.Namespace) -> int:
+    from nvfp4_cute import doctor
+
+    return doctor.run()
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,110 @@
+"""`nvfp4-cute check`: what it draws, what it finds, what it prints."""
+
+import shlex
+
+import pytest
+import torch
+
+from nvfp4_cute import check, cli
+from nvfp4_cute.errors import EmulatorError
+
+LIMITS = check.Limits(groups=4, max_m=20, max_n=40, max_k=128)
+MANY = [check.draw(seed, LIMITS) for seed in range(200)]
+
+
+def test_draw_depends_on_the_seed_alone():
+    first, again, other = check.draw(7, LIMITS), check.draw(7, LIMITS), check.draw(8, LIMITS)
+    assert first.problem == again.problem
+    assert all(torch.equal(x, y) for x, y in zip(first.a + first.b, again.a + again.b, strict=True))
+    assert first.problem != other.problem
+
+
+def test_draw_stays_within_limits_and_reaches_the_edges():
+    sizes = [size for case in MANY for size in case.problem.sizes]
+    m, n, k = ({size[axis] for size in sizes} for axis in range(3))
+    assert m == set(range(21))
+    assert n == set(range(1, 41))
+    assert k == {32, 64, 96, 128}
+    assert {case.problem.num_groups for case in MANY} == {1, 2, 3, 4}
+    assert {case.problem.out_dtype for case in MANY} == {torch.float16, torch.bfloat16, torch.float32}
+    assert {case.alpha is None for case in MANY} == {False, True}
+
+
+def test_longest_k_is_exact_in_fp32():
+    """The largest sum, in units of the smallest product, is below 2**24; one step more of K is not."""
+    unit, largest = (0.5 * 0.5) ** 2, (6 * 2.0) ** 2
+    assert check.MAX_EXACT_K * largest / unit <= 2**24 < (check.MAX_EXACT_K + check.K_STEP) * largest / unit
+    assert min(check.SCALES) == 0.5 and max(check.SCALES) == 2.0
+    assert all(s % 0.5 == 0 for s in check.SCALES)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"groups": 0}, "groups=0 is not positive; use at least 1"),
+        ({"max_m": -3}, "max_m=-3 is not positive"),
+        ({"max_k": 16}, r"max_k=16 is outside 32\.\.7264 .*; use 32"),
+        ({"max_k": 8000}, r"max_k=8000 is outside 32\.\.7264 .*; use 7264"),
+    ],
+)
+def test_limits_that_leave_nothing_are_refused(change, message):
+    with pytest.raises(ValueError, match=message):
+        check.Limits(**{"groups": 1, "max_m": 1, "max_n": 1, "max_k": 32} | change)
+
+
+def test_difference_finds_the_first_wrong_bit():
+    want = [torch.zeros(2, 3), torch.arange(6.0, dtype=torch.float32).reshape(2, 3).to(torch.float16)]
+    out = [t.clone() for t in want]
+    assert check.difference(out, want) is None
+    out[1][1, 0] += 1
+    out[1][1, 2] += 1
+    assert check.difference(out, want) == (
+        "group 1 element (1, 0) is 4.0, the reference says 3.0; 2 of 6 elements of the group differ"
+    )
+
+
+def test_difference_is_about_bits():
+    """-0 is not 0, and a NaN left over from the poisoned output is not a result."""
+    zero = [torch.zeros(1, 1)]
+    assert "is -0.0" in check.difference([-torch.zeros(1, 1)], zero)
+    assert "is nan" in check.difference([torch.full((1, 1), float("nan"))], zero)
+    assert check.difference([torch.empty(0, 4)], [torch.empty(0, 4)]) is None
+
+
+def test_run_reports_each_problem(capsys):
+    assert check.run("reference", LIMITS, seed=3, count=2) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split(":")[0] for line in lines] == ["seed 3", "seed 4", "reference"]
+    assert "bit-equal" in lines[0]
+    assert lines[-1] == "reference: 2 of 2 problems bit-equal to the reference"
+
+
+@pytest.mark.parametrize("fault", ["wrong bit", "emulator error"])
+def test_a_failure_prints_the_command_that_repeats_it(monkeypatch, capsys, fault):
+    correct = check.Case.run
+    failing = next(
+        seed
+        for seed in range(100)
+        if any(t.numel() for t in check.draw(seed, LIMITS).run("reference", "cpu"))
+    )
+
+    def run(case, backend, device):
+        outputs = correct(case, "reference", device)
+        if backend == "emulator" and case.seed == failing:
+            if fault == "emulator error":
+                raise EmulatorError("warp 3 waits for ever")
+            next(t for t in outputs if t.numel())[0, 0] += 1000
+        return outputs
+
+    monkeypatch.setattr(check.Case, "run", run)
+    arguments = ["check", "--backend", "emulator", "--seed", str(failing), "--count", "2", "--groups", "4"]
+    arguments += ["--max-m", "20", "--max-n", "40", "--max-k", "128"]
+    assert cli.main(arguments) == 1
+    text = capsys.readouterr().out
+    assert ("warp 3 waits for ever" if fault == "emulator error" else "the reference says") in text
+    assert "emulator: 1 of 2 problems bit-equal to the reference" in text
+    repeat = next(line for line in text.splitlines() if "repeat:" in line).split("repeat: ")[1]
+    program, *again = shlex.split(repeat)
+    assert program == "nvfp4-cute"
+    assert cli.main(again) == 1
+    assert "emulator: 0 of 1 problems bit-equal to the reference" in capsys.readouterr().out

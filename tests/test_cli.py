@@ -1,0 +1,82 @@
+"""The command line as a person meets it: help, version, exit codes."""
+
+import subprocess
+import sys
+
+import pytest
+
+from nvfp4_cute import check, cli, doctor
+from nvfp4_cute.errors import UnsupportedTarget
+
+
+def test_version(capsys):
+    with pytest.raises(SystemExit) as stop:
+        cli.main(["--version"])
+    assert stop.value.code == 0
+    assert capsys.readouterr().out.strip() == doctor.versions()["nvfp4-cute"]
+
+
+@pytest.mark.parametrize("verb", ["", "demo", "check", "doctor"])
+def test_help_describes_every_option(verb, capsys):
+    with pytest.raises(SystemExit) as stop:
+        cli.main([*verb.split(), "--help"])
+    assert stop.value.code == 0
+    text = capsys.readouterr().out
+    assert "usage: nvfp4-cute" in text and "%(" not in text
+    if not verb:
+        assert all(name in text for name in ("demo", "check", "doctor", "examples:"))
+
+
+def test_examples_of_the_help_text_parse():
+    commands = [line.strip().split("  ")[0] for line in cli.EXAMPLES.splitlines()[1:]]
+    assert len(commands) >= 4
+    for command in commands:
+        program, *arguments = command.split()
+        assert program == "nvfp4-cute"
+        cli.build_parser().parse_args(arguments)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [[], ["bench"], ["check", "--count", "0"], ["check", "--backend", "gpu"], ["check", "--max-m", "x"]],
+)
+def test_arguments_that_make_no_sense_exit_with_2(arguments, capsys):
+    with pytest.raises(SystemExit) as stop:
+        cli.main(arguments)
+    assert stop.value.code == 2
+    assert "usage: nvfp4-cute" in capsys.readouterr().err
+
+
+def test_check_passes_its_options_on(monkeypatch):
+    seen = {}
+    monkeypatch.setattr(
+        check, "run", lambda backend, limits, **rest: seen.update(rest, backend=backend, limits=limits)
+    )
+    cli.main("check --backend cuda --seed 9 --count 3 --groups 2 --max-m 5 --max-n 6 --max-k 64".split())
+    assert seen == {"backend": "cuda", "limits": check.Limits(2, 5, 6, 64), "seed": 9, "count": 3}
+    cli.main(["check"])
+    assert seen["backend"] is None
+
+
+@pytest.mark.parametrize(
+    "error", [UnsupportedTarget("no kernel for sm_90a"), ValueError("K=3 is odd; pad it")]
+)
+def test_refusals_are_one_line_not_a_traceback(monkeypatch, capsys, error):
+    def refuse(*args, **kwargs):
+        raise error
+
+    monkeypatch.setattr(check, "run", refuse)
+    assert cli.main(["check"]) == 1
+    assert capsys.readouterr().err == f"nvfp4-cute check: {error}\n"
+
+
+def test_module_runs_as_a_program():
+    done = subprocess.run(
+        [sys.executable, "-m", "nvfp4_cute.cli", "doctor"],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode in (0, 1), done.stderr
+    assert "versions" in done.stdout
