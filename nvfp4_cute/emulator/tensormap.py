@@ -342,7 +342,7 @@ def reduce_elements(op: str, type_name: str, old: np.ndarray, new: np.ndarray) -
         rounded = (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16
         rounded = np.where((bits & 0x7FFFFFFF) > 0x7F800000, 0x7FFF, rounded)
         return rounded.astype(np.uint16).view(np.uint8)
-    dtype = {t.name: t.dtype for t in _ELEMENT_TYPES.values()}[type_name]
+    dtype = {t.name: np.dtype(t.dtype) for t in _ELEMENT_TYPES.values()}[type_name]
     with np.errstate(invalid="ignore", over="ignore"):
         return function(old.view(dtype), new.view(dtype)).view(np.uint8)
 

@@ -79,11 +79,11 @@ def model_swizzle(address, swizzle, atom):
 
 def model_load(m: TensorMap, coords, memory, smem, dst):
     """Copy one element (or nibble) at a time."""
-    counts = [-(-b // s) for b, s in zip(m.box, m.element_strides)]
+    counts = [-(-b // s) for b, s in zip(m.box, m.element_strides, strict=True)]
     for index in itertools.product(*(range(n) for n in counts[::-1])):
         index = index[::-1]
-        position = [c + i * s for c, i, s in zip(coords, index, m.element_strides)]
-        inside = all(0 <= p < d for p, d in zip(position, m.dims))
+        position = [c + i * s for c, i, s in zip(coords, index, m.element_strides, strict=True)]
+        inside = all(0 <= p < d for p, d in zip(position, m.dims, strict=True))
         linear, pitch = 0, counts[0]
         for i, n in zip(index[1:], counts[1:], strict=True):
             linear += i * pitch
