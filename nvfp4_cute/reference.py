@@ -1,0 +1,128 @@
+"""The oracle: what every operation must compute, in float64 torch on any device. Slow, plain, and exact where it says.
+
+No kernel is called and no scale padding is read, so garbage there (NaN included) cannot reach a result.
+"""
+
+from collections.abc import Sequence
+
+import torch
+
+from nvfp4_cute.formats import (
+    SF_VEC_SIZE,
+    ScaleLayout,
+    decode_packed_e2m1,
+    decode_ue4m3,
+)
+from nvfp4_cute.scale_layout import as_blocked, from_blocked, num_k_blocks
+
+OUT_DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+# Rows of B are expanded to float64 in pieces of at most this many elements (128 MiB).
+CHUNK_ELEMS = 1 << 24
+
+
+def grouped_gemm_reference(
+    a: Sequence[torch.Tensor],
+    b: Sequence[torch.Tensor],
+    a_scale: Sequence[torch.Tensor],
+    b_scale: Sequence[torch.Tensor],
+    alpha: Sequence[float] | torch.Tensor | None = None,
+    out_dtype: torch.dtype = torch.bfloat16,
+    *,
+    scale_layout: ScaleLayout = "blocked",
+) -> list[torch.Tensor]:
+    """``out[g] = alpha[g] * (a[g] * a_scale[g]) @ (b[g] * b_scale[g])^T`` for every group ``g``, list form.
+
+    Roundings, in this order and no others: the sum over K, formed in float64, is rounded to float32; times ``alpha``
+    in float32; to ``out_dtype``; each to nearest even. The sum in float64 is exact, and so independent of its order,
+    while the magnitudes of the products add up to less than 2^33: they are multiples of 2^-20. With
+    ``out_dtype=torch.float64`` nothing is rounded to float32; use it to measure errors.
+
+    A kernel accumulates in float32 and must give the same bits where float32 holds every partial sum exactly;
+    elsewhere it may differ by its own roundings.
+
+    Args:
+        a: uint8 or float4_e2m1fn_x2, ``[M_g, K_g/2]``, low nibble first; M_g may be 0.
+        b: the same, ``[N_g, K_g/2]``.
+        a_scale: uint8 or float8_e4m3fn (sign bit ignored), for "blocked" in a form of ``scale_layout.as_blocked``,
+            for "rowmajor" ``[M_g, K_g/16]``.
+        b_scale: the same for ``b``.
+        alpha: one factor a group: numbers, or a float32 tensor ``[G]``. None skips the multiplication.
+        out_dtype: float16, bfloat16, float32 or float64.
+        scale_layout: of both scales.
+
+    Returns:
+        One ``[M_g, N_g]`` tensor of ``out_dtype`` a group, on the device of its operands.
+
+    Raises:
+        TypeError, ValueError: lengths, shapes or dtypes that do not fit each other.
+    """
+    if out_dtype not in OUT_DTYPES:
+        raise TypeError(f"out_dtype={out_dtype}: use one of {', '.join(map(str, OUT_DTYPES))}")
+    lengths = {"a": len(a), "b": len(b), "a_scale": len(a_scale), "b_scale": len(b_scale)}
+    if alpha is not None:
+        lengths["alpha"] = len(alpha)
+    if len(set(lengths.values())) > 1:
+        counts = ", ".join(f"{count} in {name}" for name, count in lengths.items())
+        raise ValueError(f"every list has one entry a group; got {counts}; make them equally long")
+    acc_dtype = torch.float64 if out_dtype == torch.float64 else torch.float32
+    outputs = []
+    for group_idx in range(len(a)):
+        operands = (a[group_idx], b[group_idx], a_scale[group_idx], b_scale[group_idx])
+        acc = _accumulate(*operands, scale_layout).to(acc_dtype)
+        if alpha is not None:
+            acc = acc * torch.as_tensor(alpha[group_idx], dtype=torch.float32, device=acc.device).to(
+                acc_dtype
+            )
+        outputs.append(acc.to(out_dtype))
+    return outputs
+
+
+def expand_operand(data: torch.Tensor, scale: torch.Tensor, scale_layout: ScaleLayout) -> torch.Tensor:
+    """``value * scale`` of one operand in float64, exactly.
+
+    Args:
+        data: uint8 or float4_e2m1fn_x2, ``[rows, K/2]``.
+        scale: uint8 or float8_e4m3fn, blocked (any form of ``scale_layout.as_blocked``) or row-major ``[rows, K/16]``.
+        scale_layout: "blocked" or "rowmajor".
+
+    Returns:
+        float64 ``[rows, K]``. A NaN scale makes its 16 values NaN.
+    """
+    return _expand(data, _rowmajor_scale(data, scale, scale_layout))
+
+
+def _accumulate(a, b, a_scale, b_scale, scale_layout: ScaleLayout) -> torch.Tensor:
+    """Float64 ``[M, N]``; B is expanded a piece at a time, so that the copy stays small."""
+    if a.ndim != 2 or b.ndim != 2 or a.shape[1] != b.shape[1]:
+        raise ValueError(
+            f"a is [M, K/2] and b is [N, K/2] with the same K; got {tuple(a.shape)} and {tuple(b.shape)}"
+        )
+    a_values = expand_operand(a, a_scale, scale_layout)
+    b_scale = _rowmajor_scale(b, b_scale, scale_layout)
+    b = b.view(torch.uint8)
+    acc = torch.empty(a.shape[0], b.shape[0], dtype=torch.float64, device=a.device)
+    rows = max(1, CHUNK_ELEMS // a_values.shape[1])
+    for start in range(0, b.shape[0], rows):
+        piece = slice(start, start + rows)
+        acc[:, piece] = a_values @ _expand(b[piece], b_scale[piece]).T
+    return acc
+
+
+def _expand(data: torch.Tensor, rowmajor_scale: torch.Tensor) -> torch.Tensor:
+    values = decode_packed_e2m1(data, torch.float64).unflatten(-1, (-1, SF_VEC_SIZE))
+    return values.mul_(decode_ue4m3(rowmajor_scale, torch.float64).unsqueeze(-1)).flatten(-2)
+
+
+def _rowmajor_scale(data: torch.Tensor, scale: torch.Tensor, scale_layout: ScaleLayout) -> torch.Tensor:
+    """Uint8 ``[rows, K/16]`` without padding."""
+    rows, k = data.shape[0], data.shape[1] * 2
+    k_blocks = num_k_blocks(k)
+    if scale_layout == "blocked":
+        return from_blocked(as_blocked(scale, rows, k), rows, k_blocks)
+    if scale_layout != "rowmajor":
+        raise ValueError(f'scale_layout={scale_layout!r} is neither "blocked" nor "rowmajor"')
+    if tuple(scale.shape) != (rows, k_blocks):
+        raise ValueError(
+            f"row-major scales of {rows} rows and K={k} have shape {(rows, k_blocks)}; got {tuple(scale.shape)}"
+        )
+    return scale.view(torch.uint8)

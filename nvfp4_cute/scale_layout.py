@@ -1,0 +1,177 @@
+"""The blocked 128x4 layout of block scales: what TMA and ``tcgen05.cp`` read, and cuBLAS and ``torch._scaled_mm`` take.
+
+A scale matrix has one byte per row of the operand and block of 16 values along K: ``[rows, k_blocks]``. It is cut
+into atoms of 128 rows x 4 k blocks, row-major over the matrix; the missing rows and columns of the last atoms are
+padding. One atom is 512 contiguous bytes, indexed ``[row % 32, row % 128 // 32, k_block % 4]``. In letters, with
+``rm = ceil(rows / 128)`` and ``rk = ceil(k_blocks / 4)``, the blocked array is contiguous ``[rm, rk, 32, 4, 4]``.
+
+Source: PTX ISA 9.7.16.10.7 (scale factors in tensor memory), cuBLAS "1D block scaling factors layout".
+"""
+
+from collections.abc import Sequence
+from math import prod
+
+import torch
+
+SF_VEC_SIZE = 16
+ATOM_ROWS = 128
+ATOM_COLS = 4
+ATOM_BYTES = ATOM_ROWS * ATOM_COLS
+# How one atom is stored: 32 rows of 4 row groups of 4 k blocks.
+ATOM_SHAPE = (32, 4, 4)
+SCALE_DTYPES = (torch.uint8, torch.float8_e4m3fn)
+
+
+def atom_counts(rows: int, k_blocks: int) -> tuple[int, int]:
+    """Atoms along rows and along k blocks, ``(rm, rk)``."""
+    return -(-rows // ATOM_ROWS), -(-k_blocks // ATOM_COLS)
+
+
+def padded_shape(rows: int, k_blocks: int) -> tuple[int, int]:
+    """``(rows, k_blocks)`` rounded up to whole atoms. Their product is the blocked size in bytes."""
+    rm, rk = atom_counts(rows, k_blocks)
+    return rm * ATOM_ROWS, rk * ATOM_COLS
+
+
+def blocked_offset(row, k_block, k_blocks: int):
+    """Byte offset of scale ``(row, k_block)`` in the blocked array of a matrix with ``k_blocks`` columns.
+
+    ``row`` and ``k_block`` may be ints or integer tensors (they broadcast).
+    """
+    atom = row // ATOM_ROWS * -(-k_blocks // ATOM_COLS) + k_block // ATOM_COLS
+    return atom * ATOM_BYTES + row % 32 * 16 + row % ATOM_ROWS // 32 * 4 + k_block % ATOM_COLS
+
+
+def num_k_blocks(k: int) -> int:
+    """Scale blocks along K. Raises ValueError unless ``k`` is a positive multiple of 16."""
+    if k <= 0 or k % SF_VEC_SIZE:
+        padded = max(1, -(-k // SF_VEC_SIZE)) * SF_VEC_SIZE
+        raise ValueError(
+            f"K={k} is not a positive multiple of {SF_VEC_SIZE} (NVFP4 block size); pad K to {padded}"
+        )
+    return k // SF_VEC_SIZE
+
+
+def to_blocked(scale: torch.Tensor) -> torch.Tensor:
+    """Rearrange row-major scales into the blocked layout. Always a copy, its padding zero.
+
+    Args:
+        scale: uint8 or float8_e4m3fn, ``[..., rows, k_blocks]``, any strides, any device.
+
+    Returns:
+        Same dtype and device, contiguous ``[..., rm, rk, 32, 4, 4]``; ``.flatten()`` of it (for one matrix) is free.
+
+    Raises:
+        TypeError: another dtype.
+        ValueError: fewer than two dimensions.
+    """
+    _check_dtype(scale)
+    if scale.ndim < 2:
+        raise ValueError(
+            f"row-major scales have shape [..., rows, K/16]; got {tuple(scale.shape)}; reshape first"
+        )
+    *lead, rows, k_blocks = scale.shape
+    rm, rk = atom_counts(rows, k_blocks)
+    padded = torch.zeros(*lead, *padded_shape(rows, k_blocks), dtype=torch.uint8, device=scale.device)
+    padded[..., :rows, :k_blocks] = scale.view(torch.uint8)
+    # (..., rm, row group, row, rk, k block) -> (..., rm, rk, row, row group, k block)
+    blocked = padded.view(*lead, rm, 4, 32, rk, ATOM_COLS).transpose(-4, -2).contiguous()
+    return blocked.view(scale.dtype)
+
+
+def from_blocked(blocked: torch.Tensor, rows: int, k_blocks: int) -> torch.Tensor:
+    """Inverse of :func:`to_blocked`: drop the padding, whatever it holds, and return row-major scales.
+
+    Args:
+        blocked: uint8 or float8_e4m3fn, ``[..., rm, rk, 32, 4, 4]`` of any strides, or one matrix as flat 1-D.
+        rows: rows of the operand, without padding.
+        k_blocks: K / 16, without padding.
+
+    Returns:
+        Same dtype and device, contiguous ``[..., rows, k_blocks]``.
+
+    Raises:
+        TypeError: another dtype.
+        ValueError: a shape that does not fit ``rows`` and ``k_blocks``.
+    """
+    _check_dtype(blocked)
+    atoms = (*atom_counts(rows, k_blocks), *ATOM_SHAPE)
+    source = blocked.view(torch.uint8)
+    if blocked.ndim == 1 and blocked.numel() == prod(atoms):
+        source = source.reshape(atoms)
+    if source.shape[-5:] != atoms:
+        raise ValueError(
+            f"blocked scales of {rows} rows and {k_blocks} k blocks have shape [..., {_letters(atoms)}] or, flat, "
+            f"[{prod(atoms)}]; got {tuple(blocked.shape)}"
+        )
+    padded = source.transpose(-4, -2).reshape(*source.shape[:-5], *padded_shape(rows, k_blocks))
+    return padded[..., :rows, :k_blocks].contiguous().view(blocked.dtype)
+
+
+def as_blocked(scale: torch.Tensor, rows: int, k: int) -> torch.Tensor:
+    """View the blocked scales of one operand as flat bytes, without a copy.
+
+    Three forms are accepted, told apart by shape and strides (``l`` is a batch mode and must be 1):
+
+    - flat ``[rm * rk * 512]``, contiguous;
+    - ``[rm, rk, 32, 4, 4]``, contiguous;
+    - ``(32, 4, rm, 4, rk, l)``, the permuted view ``(3, 4, 1, 5, 2, 0)`` of contiguous ``[l, rm, rk, 32, 4, 4]``.
+
+    A two-dimensional tensor is never guessed to be blocked: row-major scales have the same shape when padded.
+
+    Args:
+        scale: uint8 or float8_e4m3fn in one of the forms.
+        rows: M or N of the operand, without padding.
+        k: K in elements.
+
+    Returns:
+        uint8, 1-D, contiguous, ``rm * rk * 512`` long, sharing storage with ``scale``.
+
+    Raises:
+        TypeError: another dtype.
+        ValueError: ``k`` is no multiple of 16, or the shape or the strides fit none of the forms.
+    """
+    _check_dtype(scale)
+    rm, rk = atom_counts(rows, num_k_blocks(k))
+    size, atoms, permuted = rm * rk * ATOM_BYTES, (rm, rk, *ATOM_SHAPE), (32, 4, rm, 4, rk, 1)
+    shape = tuple(scale.shape)
+    if shape not in ((size,), atoms, permuted):
+        raise ValueError(
+            f"blocked scales of {rows} rows and K={k} have shape [{size}], [{_letters(atoms)}], or the permuted view "
+            f"({_letters(permuted)}); got {shape}; {_shape_fix(shape, rows, k, permuted)}"
+        )
+    ordered = scale.view(torch.uint8)
+    if shape == permuted:
+        ordered = ordered.permute(5, 2, 4, 0, 1, 3)
+    if not ordered.is_contiguous():
+        fix = "rebuild it as .permute(3, 4, 1, 5, 2, 0) of contiguous [l, rm, rk, 32, 4, 4]"
+        raise ValueError(
+            f"blocked scales of shape {shape} must lie in memory as contiguous [rm, rk, 32, 4, 4]; got strides "
+            f"{scale.stride()}; {fix if shape == permuted else 'call .contiguous()'}"
+        )
+    return ordered.view(size)
+
+
+def _shape_fix(shape: Sequence[int], rows: int, k: int, permuted: Sequence[int]) -> str:
+    """What the caller probably has, and what to do about it."""
+    if tuple(shape) == (rows, k // SF_VEC_SIZE):
+        return 'these look row-major: pass scale_layout="rowmajor" or convert with scale_layout.to_blocked'
+    if len(shape) == 6 and tuple(shape[:5]) == tuple(permuted[:5]):
+        return f"l={shape[5]} batches: pass them one at a time, scale[..., i : i + 1]"
+    if tuple(shape) == padded_shape(rows, k // SF_VEC_SIZE):
+        return (
+            "if these bytes are already blocked, pass scale.flatten(); if they are row-major, use to_blocked"
+        )
+    return "convert row-major scales [rows, K/16] with scale_layout.to_blocked"
+
+
+def _check_dtype(scale: torch.Tensor) -> None:
+    if scale.dtype not in SCALE_DTYPES:
+        raise TypeError(
+            f"scales are torch.uint8 or torch.float8_e4m3fn; got {scale.dtype}; "
+            "use quantize, or formats.encode_e4m3 for scales of your own"
+        )
+
+
+def _letters(shape: Sequence[int]) -> str:
+    return ", ".join(map(str, shape))
