@@ -125,7 +125,9 @@ class TileSchedule:
 
         A ``|`` ends a work tile; letters are in proportion to its K tiles. At most ``max_rows`` rows.
         """
-        longest = max(self.cta_k_tiles, default=1)
+        if not self.num_tiles:
+            return "no tiles"
+        longest = max(self.cta_k_tiles)
         rows: list[tuple[int, str]] = []
         for cta in range(self.num_cta):
             drawing = self._draw_cta(cta, min(1.0, width / longest))
@@ -137,7 +139,7 @@ class TileSchedule:
         ]
         if len(lines) > max_rows:
             lines[max_rows:] = [f"... {len(lines) - max_rows} more rows"]
-        return "\n".join(lines) or "no tiles"
+        return "\n".join(lines)
 
     def _draw_cta(self, cta: int, letters_per_k_tile: float) -> str:
         return "".join(
