@@ -33,9 +33,9 @@ def grouped_gemm_reference(
     """``out[g] = alpha[g] * (a[g] * a_scale[g]) @ (b[g] * b_scale[g])^T`` for every group ``g``, list form.
 
     Roundings, in this order and no others: the sum over K, formed in float64, is rounded to float32; times ``alpha``
-    in float32; to ``out_dtype``; each to nearest even. The sum in float64 is exact, and so independent of its order,
-    while the magnitudes of the products add up to less than 2^33: they are multiples of 2^-20. With
-    ``out_dtype=torch.float64`` nothing is rounded to float32; use it to measure errors.
+    in float32; to ``out_dtype``; each to nearest even. A sum of zeros is +0. The sum in float64 is exact, and so
+    independent of its order, while the magnitudes of the products add up to less than 2^33: they are multiples of
+    2^-20. With ``out_dtype=torch.float64`` nothing is rounded to float32; use it to measure errors.
 
     A kernel accumulates in float32 and must give the same bits where float32 holds every partial sum exactly;
     elsewhere it may differ by its own roundings.
@@ -105,7 +105,8 @@ def _accumulate(a, b, a_scale, b_scale, scale_layout: ScaleLayout) -> torch.Tens
     for start in range(0, b.shape[0], rows):
         piece = slice(start, start + rows)
         acc[:, piece] = a_values @ _expand(b[piece], b_scale[piece]).T
-    return acc
+    # BLAS may leave -0 where every product is -0; an accumulator that starts at +0 does not.
+    return acc.add_(0.0)
 
 
 def _expand(data: torch.Tensor, rowmajor_scale: torch.Tensor) -> torch.Tensor:
