@@ -1,0 +1,314 @@
+"""Tensor memory: allocation, copies from shared memory, loads and stores, and completion (PTX ISA "tcgen05").
+
+All asynchronous operations go through `Cta.issue`, in program order; `tcgen05.commit` does too, so it arrives after
+every earlier operation of its thread. Loads fill their registers at once, which is the earliest legal moment.
+Matrix instructions are in `tcgen05_mma`.
+"""
+
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from nvfp4_cute.emulator.descriptors import COPY_SHAPES, LOAD_SHAPES, k_major_chunks, load_map
+from nvfp4_cute.emulator.isa import Builder, Mods, Step, handler, merge_lanes
+from nvfp4_cute.emulator.isa import tcgen05_mma as tcgen05_mma  # registers tcgen05.mma
+from nvfp4_cute.emulator.isa.issue import (
+    any_shared,
+    converged,
+    cta_pair,
+    in_mask,
+    own_offset,
+    per_thread,
+    vector_items,
+)
+from nvfp4_cute.emulator.machine import Condition
+from nvfp4_cute.emulator.ptx import Inst, Sink
+from nvfp4_cute.errors import EmulatorError
+
+if TYPE_CHECKING:
+    from nvfp4_cute.emulator.machine import Cta, Wait, Warp
+
+LANE_SHIFT = 16
+COLUMN_MASK = 0xFFFF
+_U32 = np.dtype(np.uint32)
+
+
+# ---- allocation --------------------------------------------------------------------------------------------------
+@handler("tcgen05.alloc")
+def alloc(inst: Inst, b: Builder) -> Step:
+    """Allocate columns and write their base address to shared memory; blocks until there is room.
+
+    With cta_group::2 both CTAs of a pair execute it, each for its own tensor memory.
+    """
+    mods = Mods(inst)
+    _cta_group(inst, mods)
+    mods.drop("sync", "aligned", "shared::cta", "b32")
+    mods.done()
+    address, columns = b.address(inst.operands[0]), b.read(inst.operands[1], "u32")
+
+    def run(warp: "Warp") -> "Wait | None":
+        cta, lane = warp.cta, warp.first_lane()
+        count = _one_value(columns(warp), lane)
+        base = cta.tmem.alloc(count)
+        if base is None:
+            taken = cta.tmem.owned.copy()
+            return Condition(
+                lambda: bool((cta.tmem.owned != taken).any()),
+                lambda: f"tcgen05.alloc of {count} columns while {cta.tmem.allocations} are live",
+            )
+        offset = own_offset(cta, _one_value(address(warp), lane))
+        cta.machine.changes += 1
+        cta.smem.write(offset, np.array([base], np.uint32).view(np.uint8))
+        return None
+
+    return converged(run)
+
+
+@handler("tcgen05.dealloc")
+def dealloc(inst: Inst, b: Builder) -> Step:
+    """Free an allocation."""
+    mods = Mods(inst)
+    _cta_group(inst, mods)
+    mods.drop("sync", "aligned", "b32")
+    mods.done()
+    address, columns = b.read(inst.operands[0], "u32"), b.read(inst.operands[1], "u32")
+
+    def run(warp: "Warp") -> None:
+        lane = warp.first_lane()
+        warp.cta.machine.changes += 1
+        warp.cta.tmem.dealloc(_one_value(address(warp), lane), _one_value(columns(warp), lane))
+
+    return converged(run)
+
+
+@handler("tcgen05.relinquish_alloc_permit")
+def relinquish(inst: Inst, b: Builder) -> Step:
+    """Give up the right to allocate."""
+    mods = Mods(inst)
+    _cta_group(inst, mods)
+    mods.drop("sync", "aligned")
+    mods.done()
+
+    def run(warp: "Warp") -> None:
+        warp.cta.tmem.may_allocate = False
+
+    return converged(run)
+
+
+def _cta_group(inst: Inst, mods: Mods) -> int:
+    group = mods.one_of("cta_group::1", "cta_group::2")
+    if group is None:
+        raise inst.unsupported("no .cta_group")
+    return int(group[-1])
+
+
+def _one_value(value: Any, lane: int) -> int:
+    """The value that all lanes must agree on."""
+    return int(value[lane]) if value.__class__ is np.ndarray else value
+
+
+# ---- copies from shared memory -----------------------------------------------------------------------------------
+@handler("tcgen05.cp")
+def copy(inst: Inst, b: Builder) -> Step:
+    """Copy a matrix from shared memory to tensor memory, asynchronously.
+
+    With cta_group::2 each CTA of the pair copies from its own shared memory, at the same offset, to its own
+    tensor memory.
+    """
+    mods = Mods(inst)
+    group = _cta_group(inst, mods)
+    shape = mods.one_of("128x256b", "128x128b", "4x256b", "64x128b", "32x128b")
+    multicast = mods.one_of("warpx2::02_13", "warpx2::01_23", "warpx4")
+    mods.done()  # decompression (.b8x16.*) is refused here
+    name = f"{shape}.{multicast}" if multicast else f"{shape}"
+    if name not in COPY_SHAPES:
+        raise inst.unsupported(f"shape {name}; legal are {', '.join(COPY_SHAPES)}")
+    readers = [b.address(inst.operands[0]), b.read(inst.operands[1], "b64")]
+
+    def run(cta: "Cta", address: int, descriptor: int) -> None:
+        ctas = cta_pair(cta) if group == 2 else (cta,)
+        cta.issue(partial(_copy, ctas, name, address, descriptor))
+
+    return per_thread(run, readers)
+
+
+def _copy(ctas: "tuple[Cta, ...]", name: str, address: int, descriptor: int) -> None:
+    shape = COPY_SHAPES[name]
+    lane, column = address >> LANE_SHIFT & 0x7F, address & COLUMN_MASK
+    if lane and (name != "4x256b" or lane > 31):
+        raise EmulatorError(f"tcgen05.cp.{name} to tensor-memory lane {lane}: must start at lane 0")
+    gather = k_major_chunks(descriptor, shape.rows, shape.row_bytes)
+    columns = shape.row_bytes // 4
+    for cta in ctas:
+        cta.tmem.check(0, 128, column, columns)
+        cta.smem.check(gather.first_byte, gather.nbytes)
+        rows = cta.smem.views[16].take(gather.indices).view(np.uint32)
+        cta.tmem.words[shape.lanes + lane, column : column + columns] = rows
+
+
+# ---- loads and stores --------------------------------------------------------------------------------------------
+def _load_shape(inst: Inst, mods: Mods, packing: str) -> tuple[str, int, bool]:
+    """(shape, repetitions, packed) of a tcgen05.ld or .st; consumes all modifiers."""
+    mods.drop("sync", "aligned", "b32")
+    shape = mods.one_of(*LOAD_SHAPES)
+    packed = mods.flag(packing)
+    if shape is None or len(mods.left) != 1 or not mods.left[0][1:].isdigit() or mods.left[0][0] != "x":
+        raise inst.unsupported(f"shape or repetition in {mods.left}")
+    repeat = int(mods.left[0][1:])
+    if repeat & (repeat - 1) or not 1 <= repeat <= LOAD_SHAPES[shape].most:
+        raise inst.unsupported(f"repetition .x{repeat} of shape .{shape}")
+    return shape, repeat, packed
+
+
+class _Window:
+    """The words that a load or store of one warp touches.
+
+    The lanes are those of the warp's quadrant of tensor memory (32 * (warp index mod 4)); the address may name the
+    quadrant too, and then must name the right one.
+    """
+
+    def __init__(self, shape: str, repeat: int, half_split: int, packed: bool):
+        self.shape = shape
+        self.lanes, self.columns = load_map(shape, repeat, half_split)
+        if packed:
+            self.columns = 2 * self.columns
+        self.packed = packed
+        self.width = int(self.columns.max()) + 1 + packed
+        self.rectangular = shape == "32x32b" and not packed
+
+    def origin(self, warp: "Warp", address: int) -> tuple[int, int]:
+        """First lane and column.
+
+        Raises:
+            EmulatorError: a lane that the warp cannot reach, or columns that are not allocated.
+        """
+        quadrant, lane = divmod(address >> LANE_SHIFT & 0x7F, 32)
+        column = address & COLUMN_MASK
+        own = warp.idx % 4
+        if quadrant not in (0, own):
+            raise EmulatorError(
+                f"tensor-memory lanes {32 * quadrant}..{32 * quadrant + 31} from warp {warp.idx}, "
+                f"which can reach lanes {32 * own}..{32 * own + 31} only"
+            )
+        if lane not in ((0,) if self.shape == "32x32b" else (0, 16)):
+            raise EmulatorError(f"tcgen05 shape {self.shape} at tensor-memory lane {lane} of the quadrant")
+        warp.cta.tmem.check(32 * own + lane, LOAD_SHAPES[self.shape].lanes, column, self.width)
+        return 32 * own + lane, column
+
+    def read(self, words: np.ndarray, lane: int, column: int) -> np.ndarray:
+        """uint32 (registers, 32), a copy."""
+        if self.rectangular:
+            return words[lane : lane + 32, column : column + self.width].T.copy()
+        rows, columns = self.lanes + lane, self.columns + column
+        if self.packed:
+            return (words[rows, columns] & 0xFFFF) | (words[rows, columns + 1] << 16)
+        return words[rows, columns]
+
+    def write(self, words: np.ndarray, lane: int, column: int, data: np.ndarray) -> None:
+        """Store uint32 (registers, 32). Unpacking puts each half into the low half of a word."""
+        rows, columns = self.lanes + lane, self.columns + column
+        if self.packed:
+            words[rows, columns] = data & 0xFFFF
+            words[rows, columns + 1] = data >> 16
+        else:
+            words[rows, columns] = data
+
+
+def _window(inst: Inst, b: Builder, shape: str, repeat: int, packed: bool, extra: tuple[Any, ...]) -> _Window:
+    if (shape == "16x32bx2") != bool(extra):
+        raise inst.unsupported("the half-split offset belongs to shape .16x32bx2")
+    return _Window(shape, repeat, b.imm(extra[0]) if extra else 0, packed)
+
+
+@handler("tcgen05.ld")
+def load(inst: Inst, b: Builder) -> Step:
+    """Load registers of a warp from tensor memory; ready after tcgen05.wait::ld."""
+    mods = Mods(inst)
+    shape, repeat, packed = _load_shape(inst, mods, "pack::16b")
+    window = _window(inst, b, shape, repeat, packed, inst.operands[2:])
+    registers = vector_items(inst, inst.operands[0], LOAD_SHAPES[shape].registers * repeat)
+    slots = [None if isinstance(r, Sink) else b.target(r) for r in registers]
+    address = b.address(inst.operands[1])
+
+    def run(warp: "Warp") -> None:
+        lane, column = window.origin(warp, _one_value(address(warp), warp.first_lane()))
+        data = window.read(warp.cta.tmem.words, lane, column)
+        regs, protected = warp.regs, warp.protected
+        for slot, row in zip(slots, data, strict=True):
+            if slot in protected:
+                row = merge_lanes(warp.active, row, regs[slot], _U32)
+            if slot is not None:
+                regs[slot] = row
+
+    return converged(run)
+
+
+@handler("tcgen05.st")
+def store(inst: Inst, b: Builder) -> Step:
+    """Store registers of a warp to tensor memory, asynchronously; done after tcgen05.wait::st."""
+    mods = Mods(inst)
+    shape, repeat, packed = _load_shape(inst, mods, "unpack::16b")
+    window = _window(inst, b, shape, repeat, packed, inst.operands[1:-1])
+    registers = vector_items(inst, inst.operands[-1], LOAD_SHAPES[shape].registers * repeat)
+    address, values = b.address(inst.operands[0]), [b.read(r, "b32") for r in registers]
+
+    def run(warp: "Warp") -> None:
+        lane, column = window.origin(warp, _one_value(address(warp), warp.first_lane()))
+        data = np.empty((len(values), 32), np.uint32)
+        for row, read in zip(data, values, strict=True):
+            row[:] = read(warp)
+        warp.cta.issue(partial(window.write, warp.cta.tmem.words, lane, column, data))
+
+    return converged(run)
+
+
+@handler("tcgen05.wait::ld", "tcgen05.wait::st")
+def wait_for_accesses(inst: Inst, b: Builder) -> Step:
+    """Wait for the warp's own loads or stores: they are performed in order, so there is nothing to wait for."""
+    mods = Mods(inst)
+    mods.drop("sync", "aligned")
+    mods.done()
+    return converged(lambda warp: None)
+
+
+@handler("tcgen05.fence::before_thread_sync", "tcgen05.fence::after_thread_sync")
+def fence(inst: Inst, b: Builder) -> Step:
+    """Ordering against thread synchronisation: every access is performed in program order."""
+    Mods(inst).done()
+    return lambda warp: None
+
+
+# ---- completion --------------------------------------------------------------------------------------------------
+@handler("tcgen05.commit")
+def commit(inst: Inst, b: Builder) -> Step:
+    """Arrive on an mbarrier once all earlier asynchronous tcgen05 operations of the thread are complete."""
+    mods = Mods(inst)
+    _cta_group(inst, mods)
+    if not mods.flag("mbarrier::arrive::one"):
+        raise inst.unsupported("no .mbarrier::arrive::one")
+    mods.drop("shared::cluster", "b64")
+    multicast = mods.flag("multicast::cluster")
+    mods.done()
+    if len(inst.operands) != 1 + multicast:
+        raise inst.unsupported(f"{len(inst.operands)} operands")
+    address = b.address(inst.operands[0])
+    if not multicast:
+        return per_thread(_commit, [address])
+    return per_thread(_commit_multicast, [address, b.read(inst.operands[1], "b16")])
+
+
+def _commit(cta: "Cta", address: int) -> None:
+    target, offset = any_shared(cta, address)
+    cta.issue(lambda: target.mbarrier(offset).arrive(1))
+
+
+def _commit_multicast(cta: "Cta", address: int, mask: int) -> None:
+    _, offset = any_shared(cta, address)
+    targets = in_mask(cta, mask)
+
+    def effect() -> None:
+        for target in targets:
+            target.mbarrier(offset).arrive(1)
+
+    cta.issue(effect)
