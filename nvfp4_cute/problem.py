@@ -234,7 +234,7 @@ def _check_align(label: str, tensor: torch.Tensor, align_bytes: int, why: str) -
 def _drop_batch(label: str, tensor: torch.Tensor, shape: str) -> torch.Tensor:
     """[X, Y] or [X, Y, 1] -> [X, Y]."""
     if tensor.ndim == 3 and tensor.shape[2] == 1:
-        return tensor[:, :, 0]
+        return tensor.squeeze(2)
     if tensor.ndim != 2:
         raise ValueError(f"{label} has shape {list(tensor.shape)}; expected {shape}")
     return tensor
@@ -413,15 +413,17 @@ def _regions(named: Mapping[str, Iterable[torch.Tensor]], alpha: Any) -> list[_R
 
 
 def _region(name: str, tensor: torch.Tensor) -> _Region | None:
+    """Of a matrix, or of a contiguous vector as one row."""
     if tensor.numel() == 0:
         return None
+    (rows, cols), (pitch, step) = (
+        (tensor.shape, tensor.stride()) if tensor.ndim == 2 else ((1, tensor.shape[0]), (0, 1))
+    )
     size, start = tensor.element_size(), tensor.data_ptr()
-    span = (
-        1 + sum((extent - 1) * step for extent, step in zip(tensor.shape, tensor.stride(), strict=True))
-    ) * size
-    if tensor.ndim == 2 and tensor.stride(1) == 1:
-        return _Region(start, start + span, tensor.shape[1] * size, max(tensor.stride(0) * size, 1), name)
-    return _Region(start, start + span, span, span, name)
+    row_bytes = ((cols - 1) * step + 1) * size
+    return _Region(
+        start, start + (rows - 1) * pitch * size + row_bytes, row_bytes, max(pitch * size, 1), name
+    )
 
 
 def _check_overlap(regions: list[_Region]) -> None:
@@ -430,6 +432,7 @@ def _check_overlap(regions: list[_Region]) -> None:
     for region in regions:
         live = [other for other in live if other.stop > region.start]
         for other in live:
+            # `region` starts at or after `other`: they are sorted.
             if (region.name.startswith("out") or other.name.startswith("out")) and _share_bytes(
                 region, other
             ):
@@ -442,11 +445,11 @@ def _check_overlap(regions: list[_Region]) -> None:
 
 
 def _share_bytes(x: _Region, y: _Region) -> bool:
-    """Whether rows of x and y meet: column slices of one buffer interleave without touching."""
+    """Whether rows of x and y meet, x starting at or after y: column slices of one buffer interleave and do not."""
     for start in range(x.start, x.stop, x.pitch):
         # The last row of y that starts at or before this row of x, and the one after it.
-        below = y.start + max((start - y.start) // y.pitch, -1) * y.pitch
+        below = start - (start - y.start) % y.pitch
         for row in (below, below + y.pitch):
-            if y.start <= row < y.stop and row < start + x.row_bytes and start < row + y.row_bytes:
+            if row < y.stop and row < start + x.row_bytes and start < row + y.row_bytes:
                 return True
     return False
