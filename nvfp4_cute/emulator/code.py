@@ -16,7 +16,7 @@ from nvfp4_cute.emulator.ptx import Entry, Inst, Program, Variable
 from nvfp4_cute.errors import EmulatorError
 
 if TYPE_CHECKING:
-    from nvfp4_cute.emulator.machine import Wait, Warp
+    from nvfp4_cute.emulator.machine import Signal, Wait, Warp
 
 SPACE_BASE = {"shared": SHARED_BASE, "local": 0}
 
@@ -93,7 +93,6 @@ class Code:
         prefix, function = find_handler(inst)
         b.begin(inst, pc, prefix)
         step = function(b.inst, b)
-        guard = frozenset()
         if inst.pred is not None and not b.guarded:
             slot = b.slot(inst.pred[0], "pred")
             step = _guarded(step, slot, not inst.pred[1], frozenset(b.writes))
@@ -101,7 +100,8 @@ class Code:
             step = _refreshing(step, tuple(b.dynamic.items()))
         self.steps.append(step)
         self._reads.append(frozenset(b.reads))
-        self._kills.append(guard if inst.pred is not None else frozenset(b.writes))
+        # A predicated write may leave old values in place: it ends no live range.
+        self._kills.append(frozenset() if inst.pred is not None else frozenset(b.writes))
         falls = (pc + 1,) if b.falls_through or (inst.pred is not None) else ()
         self._successors.append((*b.targets, *falls))
 
@@ -187,7 +187,7 @@ def _bits(slots: Iterable[int]) -> int:
 def _guarded(step: Step, slot: int, wanted: bool, writes: frozenset[int]) -> Step:
     """`step` under a predicate: skipped, run, or run for the lanes whose predicate holds."""
 
-    def run(warp: "Warp") -> "Wait | int | None":
+    def run(warp: "Warp") -> "Wait | Signal | int | None":
         predicate = warp.regs[slot]
         if predicate.__class__ is bool:
             return step(warp) if predicate is wanted else None
@@ -213,7 +213,7 @@ def _guarded(step: Step, slot: int, wanted: bool, writes: frozenset[int]) -> Ste
 def _refreshing(step: Step, dynamic: tuple[tuple[int, str], ...]) -> Step:
     """`step` after its clock-like special registers were read anew."""
 
-    def run(warp: "Warp") -> "Wait | int | None":
+    def run(warp: "Warp") -> "Wait | Signal | int | None":
         for slot, name in dynamic:
             warp.regs[slot] = warp.clock(name)
         return step(warp)

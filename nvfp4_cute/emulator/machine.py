@@ -9,6 +9,7 @@ import itertools
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from operator import length_hint
 from typing import Any, Protocol
 
 import numpy as np
@@ -69,11 +70,11 @@ class Condition:
         return self.text()
 
 
-class _Signal:
+class Signal:
     """A step's way to say that control did something other than fall through, jump, or wait."""
 
 
-REGROUP = _Signal()
+REGROUP = Signal()
 """The step changed the warp's groups (a divergent branch, or lanes that exited): pick a group anew."""
 
 
@@ -172,21 +173,22 @@ class Warp:
         """Active mask as an integer, bit i = lane i."""
         return mask_bits(self.active)
 
-    def split(self, taken: np.ndarray, target: int, fallthrough: int) -> _Signal:
+    def split(self, taken: np.ndarray, target: int, fallthrough: int) -> Signal:
         """Send the lanes of `taken` to `target` and the other active lanes to `fallthrough`."""
-        self.groups.append(Group(target, taken))
-        self.groups.append(Group(fallthrough, self.active & ~taken))
-        self.active = self.active & False
+        return self.scatter([(target, taken), (fallthrough, self.active & ~taken)])
+
+    def scatter(self, parts: list[tuple[int, np.ndarray]]) -> Signal:
+        """Replace the running group by groups of (program counter, lanes)."""
+        self.groups.extend(Group(pc, mask) for pc, mask in parts)
         self.num_active = 0
         return REGROUP
 
-    def exit_lanes(self, mask: np.ndarray, next_pc: int) -> _Signal:
+    def exit_lanes(self, mask: np.ndarray, next_pc: int) -> Signal:
         """End the lanes of `mask`; the rest of the group goes on at `next_pc`."""
         self.live = self.live & ~mask
         rest = self.active & ~mask
         if rest.any():
             self.groups.append(Group(next_pc, rest))
-        self.active = mask & False
         self.num_active = 0
         return REGROUP
 
@@ -267,8 +269,51 @@ class Cluster:
         for z, y, x in itertools.product(range(cz), range(cy), range(cx)):
             idx = (origin[0] + x, origin[1] + y, origin[2] + z)
             self.ctas.append(Cta(machine, self, launch, len(self.ctas), idx))
-        self.barrier_phase = 0
-        self.barrier_arrived: set[Warp] = set()
+        self._phase = 0
+        self._arrived: set[Warp] = set()
+        self._phase_of: dict[Warp, int] = {}
+
+    def arrive(self, warp: Warp) -> None:
+        """barrier.cluster.arrive of one warp.
+
+        Raises:
+            EmulatorError: the warp arrived already and has not waited.
+        """
+        if warp in self._phase_of:
+            raise EmulatorError("barrier.cluster.arrive twice without barrier.cluster.wait")
+        self._phase_of[warp] = self._phase
+        self._arrived.add(warp)
+        self._complete()
+
+    def wait(self, warp: Warp) -> Wait:
+        """barrier.cluster.wait of one warp: the end of the phase that it arrived in.
+
+        Raises:
+            EmulatorError: the warp has not arrived.
+        """
+        if warp not in self._phase_of:
+            raise EmulatorError("barrier.cluster.wait without barrier.cluster.arrive")
+        phase = self._phase_of.pop(warp)
+
+        def passed() -> bool:
+            self._complete()
+            return self._phase != phase
+
+        def text() -> str:
+            lacking = [f"rank {w.cta.rank} warp {w.idx}" for w in self._live() if w not in self._arrived]
+            return f"cluster barrier: not arrived: {', '.join(lacking)}"
+
+        return Condition(passed, text)
+
+    def _live(self) -> list[Warp]:
+        return [w for cta in self.ctas for w in cta.warps if not w.done]
+
+    def _complete(self) -> None:
+        # Warps that exited count as arrived.
+        if self._arrived and all(w in self._arrived for w in self._live()):
+            self._phase += 1
+            self._arrived.clear()
+            self.machine.changes += 1
 
     def resolve(self, address: int) -> tuple[Cta, int]:
         """CTA and offset that a shared::cluster address means.
@@ -315,6 +360,11 @@ class Machine:
             EmulatorError: the kernel broke a rule, hung, or ran away; names kernel, CTA, warp, and PTX line.
         """
         origins = _cluster_origins(launch)
+        internal = [launch.params, *launch.code.buffers]
+        for buffer in internal:
+            self.memory.add_range(
+                "kernel parameters and module variables", buffer.ctypes.data, buffer.size, own=True
+            )
         self.waiting = origins[::-1]
         self.stats.launches += 1
         per_cluster = launch.cluster[0] * launch.cluster[1] * launch.cluster[2]
@@ -379,8 +429,8 @@ class Machine:
                     if result is not None:
                         break
             except Exception as error:
-                raise _located(error, warp, end - iterator.__length_hint__() - 1) from error
-            left = iterator.__length_hint__()
+                raise _located(error, warp, end - length_hint(iterator) - 1) from error
+            left = length_hint(iterator)
             warp.executed += len(steps) - left
             if result is None:
                 pc = end
@@ -583,9 +633,7 @@ def _special_values(cta: Cta) -> dict[str, Any]:
         values[f"%nclusterid.{axis}"] = grid[i] // cluster[i]
         values[f"%cluster_ctaid.{axis}"] = cta.idx[i] % cluster[i]
         values[f"%cluster_nctaid.{axis}"] = cluster[i]
-    for name, compare in _LANE_MASKS.items():
-        values[name] = compare
-    return values
+    return values | _LANE_MASKS
 
 
 _BITS = np.uint64(1) << np.arange(LANES, dtype=np.uint64)

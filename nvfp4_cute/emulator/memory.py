@@ -37,7 +37,24 @@ class Range:
 
 def host_view(address: int, nbytes: int) -> np.ndarray:
     """uint8 view of host memory; the caller vouches for the range."""
-    return np.frombuffer((ctypes.c_uint8 * nbytes).from_address(address), np.uint8)
+    return np.ctypeslib.as_array((ctypes.c_uint8 * nbytes).from_address(address))
+
+
+ITEM_DTYPES: dict[int, np.dtype] = {
+    1: np.dtype("u1"),
+    2: np.dtype("u2"),
+    4: np.dtype("u4"),
+    8: np.dtype("u8"),
+    16: np.dtype("c16"),
+}
+"""dtype whose items are copied as blocks of so many bytes (complex128 only carries 16 bytes)."""
+
+
+def _items(window: np.ndarray, base: int, nbytes: int) -> tuple[np.ndarray, np.uint64]:
+    """uint8 window at address `base` as aligned items of `nbytes`, and how many bytes were skipped to align it."""
+    skipped = -base % nbytes
+    usable = (window.size - skipped) // nbytes * nbytes
+    return window[skipped : skipped + usable].view(ITEM_DTYPES[nbytes]), np.uint64(skipped)
 
 
 class GlobalMemory:
@@ -52,26 +69,57 @@ class GlobalMemory:
         self._ranges: list[Range] = []
         self._starts: list[int] = []
         self._views: dict[int, np.ndarray] = {}
+        self._typed: dict[tuple[int, int], tuple[np.ndarray, np.uint64]] = {}
+        self._checked = False
         self._last: tuple[int, int, np.ndarray, bool] | None = None
 
-    def add_range(self, name: str, addr: int, nbytes: int, writable: bool = True) -> None:
-        """Register a live allocation under a name that error messages use. Replaces one at the same address."""
+    def add_range(
+        self, name: str, addr: int, nbytes: int, writable: bool = True, *, own: bool = False
+    ) -> None:
+        """Register a live allocation under a name that error messages use. Replaces one at the same address.
+
+        `own`: a buffer of the machine itself, which does not turn checking on.
+        """
         if nbytes <= 0:
             return
+        self._checked = self._checked or not own
         index = bisect.bisect_left(self._starts, addr)
         if index < len(self._starts) and self._starts[index] == addr:
             del self._ranges[index], self._starts[index]
         self._ranges.insert(index, Range(addr, nbytes, name, writable))
         self._starts.insert(index, addr)
-        self._views.clear()
-        self._last = None
+        self._forget()
 
     def clear_ranges(self) -> None:
         """Forget all ranges: every address is trusted again."""
         self._ranges.clear()
         self._starts.clear()
+        self._checked = False
+        self._forget()
+
+    def _forget(self) -> None:
         self._views.clear()
+        self._typed.clear()
         self._last = None
+
+    def lanes(self, addresses: np.ndarray, nbytes: int, write: bool) -> tuple[np.ndarray, np.ndarray]:
+        """A view of `nbytes`-byte items (1, 2, 4, 8, or 16) and the index of each address in it.
+
+        `addresses`: uint64, aligned to `nbytes`. Raises as `view` does.
+        """
+        last = self._last
+        if last is not None and (last[3] or not write):
+            index = addresses - np.uint64(last[0])
+            # An address below the range wraps to a huge offset, so one comparison checks both ends.
+            if int(index.max()) + nbytes <= last[1] - last[0]:
+                typed = self._typed.get((last[0], nbytes))
+                if typed is None:
+                    typed = self._typed[last[0], nbytes] = _items(last[2], last[0], nbytes)
+                return typed[0], (index - typed[1]) // np.uint64(nbytes)
+        low = int(addresses.min())
+        window, base = self.window(low, int(addresses.max()) + nbytes, write)
+        view, skipped = _items(window, base, nbytes)
+        return view, (addresses - np.uint64(base) - skipped) // np.uint64(nbytes)
 
     def view(self, addr: int, nbytes: int, *, write: bool) -> np.ndarray:
         """uint8 view of [addr, addr + nbytes).
@@ -88,7 +136,7 @@ class GlobalMemory:
         last = self._last
         if last is not None and last[0] <= low and high <= last[1] and (last[3] or not write):
             return last[2], last[0]
-        if not self._ranges:
+        if not self._checked:
             if low < 4096 or high >= 1 << 47:
                 raise EmulatorError(f"global access to {low:#x}: not an address of this process")
             return host_view(low, high - low), low

@@ -33,23 +33,25 @@ from nvfp4_cute.emulator.ptx import (
 from nvfp4_cute.errors import EmulatorError
 
 if TYPE_CHECKING:
-    from nvfp4_cute.emulator.machine import Wait, Warp
+    from nvfp4_cute.emulator.machine import Signal, Wait, Warp
 
-Step = Callable[["Warp"], "Wait | int | None"]
+Step = Callable[["Warp"], "Wait | Signal | int | None"]
+"""None: done. A Wait: blocked, call again when it is ready. An int: jump. A Signal: control did something else."""
+
 Reader = Callable[["Warp"], Any]
 Writer = Callable[["Warp", Any], None]
 HandlerFunction = Callable[[Inst, "Builder"], Step]
 
-FAMILIES = ("arith", "convert", "control", "memory", "barrier", "warp", "tma", "tcgen05")
+FAMILIES = ("arith", "float_arith", "convert", "control", "memory", "barrier", "warp", "tma", "tcgen05")
 HANDLERS: dict[str, HandlerFunction] = {}
 
-UNSIGNED = {1: np.dtype("u1"), 2: np.dtype("u2"), 4: np.dtype("u4"), 8: np.dtype("u8")}
-SIGNED = {1: np.dtype("i1"), 2: np.dtype("i2"), 4: np.dtype("i4"), 8: np.dtype("i8")}
+UNSIGNED: dict[int, np.dtype] = {1: np.dtype("u1"), 2: np.dtype("u2"), 4: np.dtype("u4"), 8: np.dtype("u8")}
+SIGNED: dict[int, np.dtype] = {1: np.dtype("i1"), 2: np.dtype("i2"), 4: np.dtype("i4"), 8: np.dtype("i8")}
 WIDE = np.dtype(object)
 """Lanes of a 128-bit register: Python ints."""
 
 DYNAMIC_SPECIALS = ("%clock", "%globaltimer")
-FLOATS = {"f16": np.dtype("f2"), "f32": np.dtype("f4"), "f64": np.dtype("f8")}
+FLOATS: dict[str, np.dtype] = {"f16": np.dtype("f2"), "f32": np.dtype("f4"), "f64": np.dtype("f8")}
 
 
 def handler(*prefixes: str) -> Callable[[HandlerFunction], HandlerFunction]:
@@ -305,6 +307,12 @@ class Builder:
             raise self.refuse(f"operand {operand} is narrower than .{type_}")
         bits = self._read_bits(slot, have, want)
         return self._reinterpret(bits, type_, want)
+
+    def read_as(self, operand: Operand, type_: str, seen_as: str) -> Reader:
+        """Read bits of a typed operand: literals are encoded for `type_`, the value is seen as `seen_as`."""
+        if isinstance(operand, Imm):
+            return self.read(Imm(encode_literal(operand, type_)), seen_as)
+        return self.read(operand, seen_as)
 
     def _read_bits(self, slot: int, have: int, want: int) -> Reader:
         if have <= want:

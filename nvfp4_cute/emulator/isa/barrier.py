@@ -1,0 +1,398 @@
+"""Barriers: named CTA barriers, the cluster barrier, and mbarrier objects (PTX ISA 9.7.13)."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from nvfp4_cute.emulator.isa import Builder, Mods, Step, handler, lane_value
+from nvfp4_cute.emulator.isa.spaces import Place
+from nvfp4_cute.emulator.isa.warp import converge, uniform
+from nvfp4_cute.emulator.machine import OFFSET_MASK, RANK_SHIFT, SHARED_WINDOW, Condition
+from nvfp4_cute.emulator.memory import Mbarrier
+from nvfp4_cute.emulator.ptx import Inst, Operand, Sink
+from nvfp4_cute.errors import EmulatorError
+
+if TYPE_CHECKING:
+    from nvfp4_cute.emulator.machine import Cta, Wait, Warp
+
+NAMED_BARRIERS = 16
+
+# ---- named barriers -------------------------------------------------------------------------------
+
+
+class NamedBarrier:
+    """One of the 16 barriers of a CTA. Counts warps, as the hardware does: an arrival is 32 threads."""
+
+    def __init__(self, cta: "Cta", number: int):
+        """Barrier `number` with nobody there."""
+        self.cta, self.number = cta, number
+        self.generation = 0
+        self.arrived: list[int] = []
+        self.expected: int | None = None
+        self.votes: list[np.ndarray] = []
+        self.result: list[np.ndarray] = []
+
+    def arrive(self, warp: "Warp", threads: int | None) -> int:
+        """Count one warp; returns the generation that it belongs to."""
+        if threads is not None and (threads % 32 or threads <= 0):
+            raise EmulatorError(
+                f"barrier {self.number}: thread count {threads} is not a positive multiple of 32"
+            )
+        if self.arrived and threads != self.expected:
+            raise EmulatorError(
+                f"barrier {self.number}: warp {warp.idx} expects {threads or 'all'} threads, "
+                f"warps {self.arrived} expect {self.expected or 'all'}"
+            )
+        self.expected = threads
+        self.arrived.append(warp.idx)
+        generation = self.generation
+        self.complete()
+        return generation
+
+    def complete(self) -> None:
+        """Start the next generation if everybody is there; exited warps count for a barrier of all threads."""
+        needed = self.cta.live_warps if self.expected is None else self.expected // 32
+        if self.arrived and len(self.arrived) >= needed:
+            self.generation += 1
+            self.arrived = []
+            self.result, self.votes = self.votes, []
+            self.cta.machine.changes += 1
+
+    def wait(self, generation: int) -> Condition:
+        """The end of a generation."""
+
+        def passed() -> bool:
+            if self.generation == generation:
+                self.complete()
+            return self.generation != generation
+
+        def text() -> str:
+            needed = self.cta.live_warps if self.expected is None else self.expected // 32
+            return (
+                f"barrier {self.number}: {len(self.arrived)} of {needed} warps arrived (warps {self.arrived})"
+            )
+
+        return Condition(passed, text)
+
+
+def _named(cta: "Cta", number: int) -> NamedBarrier:
+    if not 0 <= number < NAMED_BARRIERS:
+        raise EmulatorError(f"barrier {number} does not exist: a CTA has {NAMED_BARRIERS}")
+    if number not in cta.named_barriers:
+        cta.named_barriers[number] = NamedBarrier(cta, number)
+    return cta.named_barriers[number]
+
+
+def _number_and_count(
+    b: Builder, operands: tuple[Operand, ...]
+) -> "tuple[Callable[[Warp], int], Callable[[Warp], int | None]]":
+    number = uniform(b.read(operands[0], "u32"), "barrier number")
+    count = (
+        uniform(b.read(operands[1], "u32"), "barrier thread count")
+        if len(operands) > 1
+        else lambda warp: None
+    )
+    return number, count
+
+
+def two_phase(begin: "Callable[[Warp], Wait]", finish: "Callable[[Warp], None] | None" = None) -> Step:
+    """A blocking step: `begin` acts once and says what to wait for, `finish` runs when that has happened."""
+
+    def step(warp: "Warp") -> "Wait | None":
+        wait = warp.pending
+        if wait is None:
+            missing = converge(warp)
+            if missing is not None:
+                return missing
+            wait = warp.pending = begin(warp)
+        if not wait.ready():
+            return wait
+        warp.pending = None
+        if finish is not None:
+            finish(warp)
+        return None
+
+    return step
+
+
+@handler("bar.sync", "bar.cta.sync", "barrier.sync", "barrier.cta.sync")
+def barrier_sync(inst: Inst, b: Builder) -> Step:
+    """bar.sync id{, threads}: arrive and wait."""
+    mods = Mods(inst)
+    mods.drop("aligned")
+    mods.done()
+    number, count = _number_and_count(b, inst.operands)
+
+    def begin(warp: "Warp") -> "Wait":
+        barrier = _named(warp.cta, number(warp))
+        return barrier.wait(barrier.arrive(warp, count(warp)))
+
+    return two_phase(begin)
+
+
+@handler("bar.arrive", "bar.cta.arrive", "barrier.arrive", "barrier.cta.arrive")
+def barrier_arrive(inst: Inst, b: Builder) -> Step:
+    """bar.arrive id, threads: arrive without waiting."""
+    mods = Mods(inst)
+    mods.drop("aligned")
+    mods.done()
+    number, count = _number_and_count(b, inst.operands)
+
+    def step(warp: "Warp") -> "Wait | None":
+        missing = converge(warp)
+        if missing is None:
+            _named(warp.cta, number(warp)).arrive(warp, count(warp))
+        return missing
+
+    return step
+
+
+@handler("bar.red", "bar.cta.red", "barrier.red", "barrier.cta.red")
+def barrier_reduce(inst: Inst, b: Builder) -> Step:
+    """bar.red.{popc.u32, and.pred, or.pred} d, id{, threads}, p: bar.sync that combines a predicate."""
+    mods = Mods(inst)
+    mods.drop("aligned")
+    operation = mods.one_of("popc", "and", "or")
+    type_ = mods.type()
+    mods.done()
+    put = b.write(inst.operands[0], type_)
+    number, count = _number_and_count(b, inst.operands[1:-1])
+    predicate = b.read(inst.operands[-1], "pred")
+    combine: dict[str | None, Callable[[np.ndarray], int]] = {
+        "popc": lambda votes: int(votes.sum()),
+        "and": lambda votes: bool(votes.all()),
+        "or": lambda votes: bool(votes.any()),
+    }
+
+    def begin(warp: "Warp") -> "Wait":
+        barrier = _named(warp.cta, number(warp))
+        barrier.votes.append(np.broadcast_to(predicate(warp), 32)[warp.active])
+        return barrier.wait(barrier.arrive(warp, count(warp)))
+
+    def finish(warp: "Warp") -> None:
+        put(warp, combine[operation](np.concatenate(_named(warp.cta, number(warp)).result)))
+
+    return two_phase(begin, finish)
+
+
+# ---- the cluster barrier --------------------------------------------------------------------------
+
+
+@handler("barrier.cluster.arrive")
+def cluster_arrive(inst: Inst, b: Builder) -> Step:
+    """barrier.cluster.arrive: one arrival per warp and phase."""
+    mods = Mods(inst)
+    mods.drop("release", "relaxed", "aligned")
+    mods.done()
+
+    def step(warp: "Warp") -> "Wait | None":
+        missing = converge(warp)
+        if missing is None:
+            warp.cta.cluster.arrive(warp)
+        return missing
+
+    return step
+
+
+@handler("barrier.cluster.wait")
+def cluster_wait(inst: Inst, b: Builder) -> Step:
+    """barrier.cluster.wait: until all live warps of the cluster have arrived."""
+    mods = Mods(inst)
+    mods.drop("acquire", "aligned")
+    mods.done()
+    return two_phase(lambda warp: warp.cta.cluster.wait(warp))
+
+
+# ---- mbarrier -------------------------------------------------------------------------------------
+
+ORDERING = ("release", "acquire", "relaxed", "cta", "cluster", "gpu", "sys")
+
+
+def barrier_place(warp: "Warp", space: str, address: int) -> "tuple[Cta, int]":
+    """CTA and offset of an mbarrier address in any of the spaces that may hold one.
+
+    Raises:
+        EmulatorError: misaligned, not shared memory, or of another CTA where only the own one is allowed.
+    """
+    if space == "generic":
+        if Place.of_generic(address) != "shared::cluster":
+            raise EmulatorError(f"mbarrier at generic address {address:#x}, which is not shared memory")
+        address -= SHARED_WINDOW
+        space = "shared::cluster"
+    if address & 7:
+        raise EmulatorError(f"mbarrier address {address:#x} is not a multiple of 8")
+    if space == "shared::cluster":
+        cta, offset = warp.cta.cluster.resolve(address)
+    else:
+        cta, offset = warp.cta, address & OFFSET_MASK
+        if address >> RANK_SHIFT != cta.rank:
+            raise EmulatorError(
+                f"mbarrier address {address:#x} is not in the shared memory of this CTA (rank {cta.rank})"
+            )
+    cta.smem.check(offset, 8)
+    return cta, offset
+
+
+def _mbarrier_mods(inst: Inst) -> tuple[Mods, str]:
+    mods = Mods(inst)
+    space = mods.one_of("shared::cluster", "shared::cta", "shared", default="generic") or "generic"
+    mods.drop("b64", *ORDERING)
+    return mods, space
+
+
+def _each(warp: "Warp", *values: Any) -> list[tuple[tuple[int, ...], int]]:
+    """Distinct operand tuples over the active lanes, with how many lanes hold each."""
+    if all(v.__class__ is not np.ndarray for v in values):
+        return [(values, warp.num_active)]
+    return [(tuple(int(lane_value(v, lane)) for v in values), 1) for lane in warp.active_lanes()]
+
+
+@handler("mbarrier.init")
+def mbarrier_init(inst: Inst, b: Builder) -> Step:
+    """mbarrier.init [a], count."""
+    mods, space = _mbarrier_mods(inst)
+    mods.done()
+    address, count = b.address(inst.operands[0]), b.read(inst.operands[1], "u32")
+
+    def step(warp: "Warp") -> None:
+        for (where, expected), _ in _each(warp, address(warp), count(warp)):
+            cta, offset = barrier_place(warp, space, where)
+            cta.smem.barriers[offset] = Mbarrier(offset, expected)
+            cta.machine.changes += 1
+
+    return step
+
+
+@handler("mbarrier.inval")
+def mbarrier_inval(inst: Inst, b: Builder) -> Step:
+    """mbarrier.inval [a]: the storage may be reused."""
+    mods, space = _mbarrier_mods(inst)
+    mods.done()
+    address = b.address(inst.operands[0])
+
+    def step(warp: "Warp") -> None:
+        for (where,), _ in _each(warp, address(warp)):
+            cta, offset = barrier_place(warp, space, where)
+            cta.mbarrier(offset)
+            del cta.smem.barriers[offset]
+
+    return step
+
+
+@handler("mbarrier.arrive", "mbarrier.arrive_drop")
+def mbarrier_arrive(inst: Inst, b: Builder) -> Step:
+    """mbarrier.arrive{_drop}{.expect_tx}{.noComplete} state, [a]{, count or bytes}."""
+    mods, space = _mbarrier_mods(inst)
+    expect = mods.flag("expect_tx")
+    mods.drop("noComplete")
+    mods.done()
+    dest, place, *rest = inst.operands if len(inst.operands) > 1 else (Sink(), *inst.operands)
+    put = b.write(dest, "b64")
+    address = b.address(place)
+    amount = b.read(rest[0], "u32") if rest else lambda warp: 1
+    drop = inst.opcode == "mbarrier.arrive_drop"
+
+    def step(warp: "Warp") -> None:
+        token = 0
+        for (where, number), lanes in _each(warp, address(warp), amount(warp)):
+            cta, offset = barrier_place(warp, space, where)
+            barrier = cta.mbarrier(offset)
+            token = barrier.state()
+            if expect:
+                barrier.expect_tx(number * lanes)
+            count = lanes if expect else number * lanes
+            if drop:
+                barrier.arrive_drop(count)
+            else:
+                barrier.arrive(count)
+        put(warp, token)
+
+    return step
+
+
+@handler("mbarrier.expect_tx", "mbarrier.complete_tx")
+def mbarrier_tx(inst: Inst, b: Builder) -> Step:
+    """mbarrier.expect_tx / complete_tx [a], bytes."""
+    mods, space = _mbarrier_mods(inst)
+    mods.done()
+    address, amount = b.address(inst.operands[0]), b.read(inst.operands[1], "u32")
+    expect = inst.opcode == "mbarrier.expect_tx"
+
+    def step(warp: "Warp") -> None:
+        for (where, number), lanes in _each(warp, address(warp), amount(warp)):
+            cta, offset = barrier_place(warp, space, where)
+            barrier = cta.mbarrier(offset)
+            if expect:
+                barrier.expect_tx(number * lanes)
+            else:
+                barrier.complete_tx(number * lanes)
+
+    return step
+
+
+@dataclass
+class MbarrierWait:
+    """A phase of an mbarrier that has not completed."""
+
+    barrier: Mbarrier
+    token: int
+    by_parity: bool
+
+    def ready(self) -> bool:
+        """True when the phase has completed."""
+        return self.barrier.test_parity(self.token) if self.by_parity else self.barrier.test_state(self.token)
+
+    def describe(self) -> str:
+        """Barrier, awaited phase, and what is missing."""
+        kind = "parity" if self.by_parity else "state"
+        return f"mbarrier smem+{self.barrier.offset:#x} {kind} {self.token} ({self.barrier.describe()})"
+
+
+@handler("mbarrier.test_wait", "mbarrier.try_wait")
+def mbarrier_wait(inst: Inst, b: Builder) -> Step:
+    """mbarrier.{test,try}_wait{.parity} p, [a], token{, suspend time}.
+
+    A try_wait with a suspend time blocks until the phase completes (the hint is as long as a kernel may want);
+    without one, and for test_wait, it answers at once.
+    """
+    mods, space = _mbarrier_mods(inst)
+    parity = mods.flag("parity")
+    mods.done()
+    put = b.write(inst.operands[0], "pred")
+    address = b.address(inst.operands[1])
+    token = b.read(inst.operands[2], "u32" if parity else "b64")
+    blocking = inst.opcode == "mbarrier.try_wait" and len(inst.operands) > 3
+
+    def look(warp: "Warp", where: int, value: int) -> MbarrierWait:
+        cta, offset = barrier_place(warp, space, where)
+        barrier = cta.smem.barriers.get(offset) or cta.mbarrier(offset)
+        return MbarrierWait(barrier, value, parity)
+
+    def step(warp: "Warp") -> "Wait | None":
+        where, value = address(warp), token(warp)
+        if where.__class__ is int and value.__class__ is int:
+            wait = look(warp, where, value)
+            done: Any = wait.ready()
+            answer = done
+        else:
+            answer = np.zeros(32, bool)
+            for lane in warp.active_lanes():
+                wait = look(warp, int(lane_value(where, lane)), int(lane_value(value, lane)))
+                answer[lane] = wait.ready()
+            done = bool(answer[warp.active].any())
+        if not done:
+            if blocking:
+                return wait
+            warp.polled = True
+        put(warp, answer)
+        return None
+
+    return step
+
+
+@handler("mbarrier.pending_count")
+def mbarrier_pending_count(inst: Inst, b: Builder) -> Step:
+    """Refused: state tokens here do not carry the pending count."""
+    raise inst.unsupported("the state token does not record the pending count")

@@ -1,0 +1,344 @@
+"""cvt: conversions between integer and float types, packed and block-scale formats included (PTX ISA 9.7.9.21)."""
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from nvfp4_cute.emulator.isa import SIGNED, UNSIGNED, Builder, Mods, Reader, Step, floats, handler, type_bytes
+from nvfp4_cute.emulator.isa.arith import INTEGER_TYPES, put_step
+from nvfp4_cute.emulator.isa.float_arith import Lanes
+from nvfp4_cute.emulator.ptx import TYPE_BYTES, Inst
+
+if TYPE_CHECKING:
+    from nvfp4_cute.emulator.machine import Warp
+
+PACKED_BITS = {"e4m3x2": 8, "e5m2x2": 8, "e2m1x2": 4, "e2m3x2": 8, "e3m2x2": 8, "ue8m0x2": 8}
+PACKED_X4 = {"e4m3x4": 8, "e5m2x4": 8, "e2m1x4": 4, "e2m3x4": 8, "e3m2x4": 8}
+"""Packed narrow types that only cvt knows: bits of the container of one element."""
+
+INTEGER_ROUNDINGS = {"rni": "rn", "rzi": "rz", "rmi": "rm", "rpi": "rp"}
+FLOAT_TYPES = ("f16", "bf16", "f32", "f64")
+ROUNDING_MODIFIERS = ("rn", "rna", "rz", "rm", "rp", *INTEGER_ROUNDINGS)
+
+
+def _types(mods: Mods) -> tuple[str, str]:
+    known = [m for m in mods.left if m in TYPE_BYTES or m in PACKED_BITS or m in PACKED_X4]
+    if len(known) != 2:
+        raise mods.inst.unsupported(f"expected two types, found {known}")
+    for name in known:
+        mods.left.remove(name)
+    return known[0], known[1]
+
+
+@handler("cvt")
+def convert(inst: Inst, b: Builder) -> Step:
+    """cvt{.rounding}{.ftz}{.relu}{.satfinite|.sat}.dtype.atype d, a{, b}."""
+    mods = Mods(inst)
+    dest, source = _types(mods)
+    rounding = mods.one_of(*ROUNDING_MODIFIERS)
+    if "rs" in inst.mods or dest in PACKED_X4:
+        raise inst.unsupported("stochastic rounding")
+    if dest in PACKED_BITS or dest in ("f16x2", "bf16x2"):
+        return _to_packed(inst, b, mods, dest, source, rounding or "rn")
+    if source in INTEGER_TYPES and dest in INTEGER_TYPES:
+        return _integer_to_integer(inst, b, mods, dest, source)
+    if source in INTEGER_TYPES:
+        return _integer_to_float(inst, b, mods, dest, source, rounding or "rn")
+    if dest in INTEGER_TYPES:
+        return _float_to_integer(inst, b, mods, dest, source, rounding)
+    return _float_to_float(inst, b, mods, dest, source, rounding)
+
+
+@handler("cvt.pack")
+def convert_pack(inst: Inst, b: Builder) -> Step:
+    """cvt.pack.sat: two s32 saturated to 16 (or 8, 4, 2) bits and packed, optionally shifting a third word up."""
+    mods = Mods(inst)
+    mods.flag("sat")
+    narrow, *_ = mods.left
+    bits = int(narrow[1:])
+    mods.left = []
+    low, high = (-(1 << bits - 1), (1 << bits - 1) - 1) if narrow[0] == "s" else (0, (1 << bits) - 1)
+    a, c, *rest = (b.read(o, "s32" if i < 2 else "u32") for i, o in enumerate(inst.operands[1:]))
+    mask = (1 << bits) - 1
+
+    def compute(warp: "Warp") -> Any:
+        x, y = (np.clip(np.asarray(r(warp)).astype(np.int64), low, high) & mask for r in (a, c))
+        value = x << bits | y
+        if rest:
+            value = value | (np.asarray(rest[0](warp)).astype(np.int64) << 2 * bits & 0xFFFFFFFF)
+        return value.astype(np.uint32) if value.ndim else int(value)
+
+    return put_step(b, inst.operands[0], compute, "u32")
+
+
+# ---- between scalars ------------------------------------------------------------------------------
+
+
+def _range(type_: str) -> tuple[int, int]:
+    bits = 8 * type_bytes(type_)
+    return (-(1 << bits - 1), (1 << bits - 1) - 1) if type_[0] == "s" else (0, (1 << bits) - 1)
+
+
+def _integer_to_integer(inst: Inst, b: Builder, mods: Mods, dest: str, source: str) -> Step:
+    saturate = mods.flag("sat")
+    mods.done()
+    read = b.read(inst.operands[1], source)
+    size = type_bytes(dest)
+    low, high = _range(dest)
+    wide = SIGNED[size] if source[0] == "s" else UNSIGNED[size]
+    result = SIGNED[size] if dest[0] == "s" else UNSIGNED[size]
+    mask = (1 << 8 * size) - 1
+
+    def compute(warp: "Warp") -> Any:
+        value = read(warp)
+        if value.__class__ is np.ndarray:
+            if saturate:
+                limits = np.iinfo(value.dtype)
+                value = np.clip(value, max(low, limits.min), min(high, limits.max))
+            return value.astype(wide).view(result)
+        if saturate:
+            return min(max(value, low), high)
+        value &= mask
+        return value - (mask + 1) if dest[0] == "s" and value > high else value
+
+    return put_step(b, inst.operands[0], compute, dest)
+
+
+def _array(value: Any, dtype: Any = None) -> np.ndarray:
+    """A dual value as an array of 32 elements, or of 1 if it is uniform."""
+    return value if value.__class__ is np.ndarray else np.array([value], dtype)
+
+
+def _dual(values: np.ndarray) -> Any:
+    """Inverse of `_array` for unsigned words."""
+    return values if values.size == 32 else int(values[0])
+
+
+def _integer_to_float(inst: Inst, b: Builder, mods: Mods, dest: str, source: str, rounding: str) -> Step:
+    saturate = mods.flag("sat")
+    mods.drop("ftz")
+    mods.done()
+    read = b.read(inst.operands[1], source)
+    size = type_bytes(dest)
+    dtype = SIGNED[type_bytes(source)] if source[0] == "s" else UNSIGNED[type_bytes(source)]
+
+    def compute(warp: "Warp") -> Any:
+        values = _array(read(warp), dtype)
+        if dest == "f64":
+            exact = values.astype(np.float64)
+            if rounding != "rn" and dtype.itemsize == 8:
+                exact = np.array([floats._round_fraction(floats.Fraction(int(v)), rounding) for v in values])
+        else:
+            exact = _to_odd(values)
+        if saturate:
+            exact = np.clip(exact, 0.0, 1.0)
+        return _dual(_encode_scalar(exact, dest, rounding, False))
+
+    return put_step(b, inst.operands[0], compute, f"u{8 * size}")
+
+
+def _to_odd(values: np.ndarray) -> np.ndarray:
+    """Integers as float64, rounded to odd where 53 bits do not hold them."""
+    if values.dtype.itemsize < 8:
+        return values.astype(np.float64)
+    high = (values >> 32).astype(np.float64) * 2.0**32
+    return floats.add_odd(high, (values & values.dtype.type(0xFFFFFFFF)).astype(np.float64))
+
+
+def _encode_scalar(values: np.ndarray, dest: str, rounding: str, saturate: bool) -> np.ndarray:
+    """float64 values -> unsigned words of a scalar float type."""
+    if dest == "f64":
+        return values.view(np.uint64)
+    if dest == "f32" and not saturate:
+        bits = floats.round_f32(values, rounding).view(np.uint32)
+        return np.where(values != values, np.uint32(0x7FFFFFFF), bits)
+    codes = floats.encode(values, dest, rounding, saturate)
+    return codes << np.uint32(13) if dest == "tf32" else codes.astype(UNSIGNED[type_bytes(dest)])
+
+
+def _float_reader(b: Builder, operand: Any, source: str) -> "Callable[[Warp], np.ndarray]":
+    """Values of a scalar float operand as float64 (32 elements, or 1 if uniform)."""
+    lanes = Lanes(source)
+    type_ = source if source in ("f32", "f64") else f"b{8 * lanes.bytes}"
+    read = b.read_as(operand, type_, f"b{8 * lanes.bytes}")
+    return lambda warp: lanes.load(read(warp)).astype(np.float64)
+
+
+def _float_to_integer(
+    inst: Inst, b: Builder, mods: Mods, dest: str, source: str, rounding: str | None
+) -> Step:
+    mode = INTEGER_ROUNDINGS.get(rounding or "", None)
+    if mode is None:
+        raise inst.unsupported("float to integer needs .rni, .rzi, .rmi or .rpi")
+    ftz = mods.flag("ftz")
+    mods.drop("sat")  # float to integer always clamps
+    mods.done()
+    read = _float_reader(b, inst.operands[1], source)
+    low, high = _range(dest)
+    size = type_bytes(dest)
+    functions = {"rn": np.rint, "rz": np.trunc, "rm": np.floor, "rp": np.ceil}
+    whole = functions[mode]
+    # NaN converts to 0, except that 64-bit results and f64 sources give the sign bit alone.
+    invalid = 1 << (8 * size - 1) if size == 8 or source == "f64" else 0
+
+    def compute(warp: "Warp") -> Any:
+        values = read(warp)
+        if ftz and source == "f32":
+            values = np.where(np.abs(values) < 2.0**-126, 0.0, values)
+        nan = values != values
+        rounded = whole(np.where(nan, 0.0, values))
+        if size == 8:
+            clamped = [
+                min(max(int(v), low), high) if np.isfinite(v) else (high if v > 0 else low) for v in rounded
+            ]
+            words = np.array([v & (1 << 64) - 1 for v in clamped], np.uint64)
+        else:
+            words = np.clip(rounded, low, high).astype(np.int64).astype(UNSIGNED[size])
+        if nan.any():
+            words = np.where(nan, words.dtype.type(invalid & high * 2 + 1 if size < 8 else invalid), words)
+        return _dual(words)
+
+    return put_step(b, inst.operands[0], compute, f"u{8 * size}" if dest[0] != "s" else dest)
+
+
+def _float_to_float(inst: Inst, b: Builder, mods: Mods, dest: str, source: str, rounding: str | None) -> Step:
+    if source in PACKED_BITS:
+        raise inst.unsupported(f".{source} to a scalar")
+    ftz, sat, relu, satfinite = (mods.flag(name) for name in ("ftz", "sat", "relu", "satfinite"))
+    mods.done()
+    read = _float_reader(b, inst.operands[1], source)
+    size = type_bytes(dest)
+    integral = INTEGER_ROUNDINGS.get(rounding or "")
+    functions = {"rn": np.rint, "rz": np.trunc, "rm": np.floor, "rp": np.ceil}
+    mode = "rn" if integral or rounding is None else rounding
+
+    def compute(warp: "Warp") -> Any:
+        values = read(warp)
+        if ftz and source == "f32":
+            values = _flush(values)
+        if integral:
+            values = functions[integral](values)
+        values = _clamp(values, sat, relu)
+        words = _encode_scalar(values, dest, mode, satfinite)
+        if ftz and dest == "f32":
+            words = floats.flush(words.view(np.float32)).view(np.uint32)
+        return _dual(words)
+
+    return put_step(b, inst.operands[0], compute, f"u{8 * size}")
+
+
+def _flush(values: np.ndarray) -> np.ndarray:
+    """Binary32 subnormals (held in float64) to zeros of the same sign."""
+    return np.where(np.abs(values) < 2.0**-126, np.copysign(0.0, values), values)
+
+
+def _clamp(values: np.ndarray, sat: bool, relu: bool) -> np.ndarray:
+    if sat:
+        return np.where(values != values, 0.0, np.clip(values, 0.0, 1.0))
+    if relu:
+        return np.where(values > 0, values, np.where(values != values, values, 0.0))
+    return values
+
+
+# ---- packed formats -------------------------------------------------------------------------------
+
+
+def _to_packed(inst: Inst, b: Builder, mods: Mods, dest: str, source: str, rounding: str) -> Step:
+    """Two elements into one register: from f32 pairs (a high, b low), or from another packed type."""
+    relu, satfinite = mods.flag("relu"), mods.flag("satfinite")
+    mods.drop("ftz")  # results of at most 16 bits keep their subnormals
+    mods.done()
+    narrow = dest.removesuffix("x2")
+    element = PACKED_BITS.get(dest, 16)
+    register = type_bytes(dest) if dest in TYPE_BYTES else element * 2 // 8
+    if source == "f32":
+        if dest == "f16x2" and rounding == "rn" and not (relu or satfinite):
+            return _pack_f16(inst, b)
+        pair = [_float_reader(b, o, "f32") for o in inst.operands[1:3]]
+    else:
+        pair = _packed_readers(b, inst, source)
+    encode = _packed_encoder(narrow, rounding, satfinite)
+
+    def compute(warp: "Warp") -> Any:
+        high, low = (_clamp(read(warp), False, relu) for read in pair)
+        word = encode(high) << np.uint32(element) | encode(low)
+        return _dual(
+            np.broadcast_to(word, np.broadcast_shapes(high.shape, low.shape)).astype(UNSIGNED[register])
+        )
+
+    return put_step(b, inst.operands[0], compute, f"u{8 * register}")
+
+
+def _packed_encoder(name: str, rounding: str, satfinite: bool) -> Callable[[np.ndarray], np.ndarray]:
+    if name == "ue8m0":
+        return lambda values: encode_ue8m0(values, rounding, satfinite)
+    if name == "bf16" and rounding == "rn" and not satfinite:
+        return lambda values: floats.f32_to_bf16(values.astype(np.float32)).astype(np.uint32)
+    return lambda values: floats.encode(values, name, rounding, satfinite)
+
+
+def _pack_f16(inst: Inst, b: Builder) -> Step:
+    """cvt.rn.f16x2.f32, the epilogue's workhorse: NumPy's conversion rounds to nearest even."""
+    high, low = (b.read(o, "f32") for o in inst.operands[1:3])
+
+    def compute(warp: "Warp") -> Any:
+        x, y = high(warp), low(warp)
+        if x.__class__ is not np.ndarray and y.__class__ is not np.ndarray:
+            pair = np.array([y, x], np.float32).astype(np.float16)
+            words = _f16_nan(pair).view(np.uint32)
+            return int(words[0])
+        pair = np.empty((32, 2), np.float16)
+        pair[:, 0], pair[:, 1] = y, x
+        return _f16_nan(pair).view(np.uint32).reshape(32)
+
+    return put_step(b, inst.operands[0], compute, "u32")
+
+
+def _f16_nan(values: np.ndarray) -> np.ndarray:
+    nan = values != values
+    if nan.any():
+        values.view(np.uint16)[nan] = 0x7FFF
+    return values
+
+
+def _packed_readers(b: Builder, inst: Inst, source: str) -> "list[Callable[[Warp], np.ndarray]]":
+    """Readers of the high and the low element of a packed source, as float64."""
+    name = source.removesuffix("x2")
+    element = PACKED_BITS.get(source, 16)
+    width = 8 * type_bytes(source) if source in TYPE_BYTES else 2 * element
+    read: Reader = b.read(inst.operands[1], f"b{width}")
+    mask = (1 << element) - 1
+
+    def half(shift: int) -> "Callable[[Warp], np.ndarray]":
+        def decode(warp: "Warp") -> np.ndarray:
+            words = _array(read(warp), UNSIGNED[width // 8])
+            codes = (words >> shift & mask).astype(np.uint16)
+            return decode_ue8m0(codes) if name == "ue8m0" else floats.decode(codes, name)
+
+        return decode
+
+    return [half(element), half(0)]
+
+
+def decode_ue8m0(codes: np.ndarray) -> np.ndarray:
+    """2**(code - 127); 0xFF is NaN."""
+    return np.where(codes == 0xFF, np.nan, np.ldexp(1.0, codes.astype(np.int64) - 127))
+
+
+def encode_ue8m0(values: np.ndarray, rounding: str, satfinite: bool) -> np.ndarray:
+    """uint32 codes of float64 magnitudes rounded down (rz) or up (rp) to a power of two; signs are dropped.
+
+    Without satfinite what exceeds 2**127 becomes NaN (0xFF), with it 0xFE.
+    """
+    magnitude = np.abs(values)
+    finite = np.isfinite(magnitude) & (magnitude > 0)
+    mantissa, exponent = np.frexp(np.where(finite, magnitude, 1.0))
+    code = exponent.astype(np.int64) - 1 + 127
+    if rounding == "rp":
+        code = code + (mantissa > 0.5)
+    code = np.where(finite, np.maximum(code, 0), np.where(magnitude == 0, 0, 255))
+    code = np.minimum(code, 255)
+    if satfinite:
+        code = np.where((code == 255) & (values == values), 254, code)
+    return code.astype(np.uint32)

@@ -1,0 +1,336 @@
+"""Floating-point instructions, and the opcodes that integers share with them (add, mul, min, ...).
+
+Results are correctly rounded wherever PTX promises it. The `.approx` functions of the hardware are modelled by the
+correctly rounded result, which lies inside their error bound.
+"""
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from nvfp4_cute.emulator.isa import UNSIGNED, Builder, Mods, Step, arith, floats, handler, type_bytes
+from nvfp4_cute.emulator.ptx import Inst
+
+if TYPE_CHECKING:
+    from nvfp4_cute.emulator.machine import Warp
+
+ROUNDING_MODIFIERS = ("rn", "rz", "rm", "rp")
+INTEGER_FORMS: dict[str, Callable[[Inst, Builder, Mods, str], Step]] = {
+    "add": arith.integer_add_sub,
+    "sub": arith.integer_add_sub,
+    "mul": arith.integer_mul_mad,
+    "mad": arith.integer_mul_mad,
+    "div": arith.integer_div,
+    "min": arith.integer_min_max,
+    "max": arith.integer_min_max,
+    "abs": arith.integer_abs_neg,
+    "neg": arith.integer_abs_neg,
+}
+
+# ---- exact binary32/binary64 kernels: (operands, rounding) -> result, all arrays of one dtype -------
+
+
+def _add(a: np.ndarray, b: np.ndarray, rounding: str) -> np.ndarray:
+    if rounding == "rn":
+        return a + b
+    if a.dtype == np.float64:
+        return floats.exact_f64(lambda x, y: x + y, a + b, rounding, a, b)
+    return floats.round_f32(floats.add_odd(a.astype(np.float64), b.astype(np.float64)), rounding)
+
+
+def _mul(a: np.ndarray, b: np.ndarray, rounding: str) -> np.ndarray:
+    if rounding == "rn":
+        return a * b
+    if a.dtype == np.float64:
+        return floats.exact_f64(lambda x, y: x * y, a * b, rounding, a, b)
+    return floats.round_f32(a.astype(np.float64) * b.astype(np.float64), rounding)
+
+
+def _div(a: np.ndarray, b: np.ndarray, rounding: str) -> np.ndarray:
+    if rounding == "rn":
+        return a / b
+    if a.dtype == np.float64:
+        return floats.exact_f64(lambda x, y: x / y if y else x, a / b, rounding, a, b)
+    # A quotient of binary32 numbers is either a binary32 number or farther than 2**-50 (relative) from all of
+    # them, so rounding it to binary64 first does no harm.
+    return floats.round_f32(a.astype(np.float64) / b.astype(np.float64), rounding)
+
+
+def _fma(a: np.ndarray, b: np.ndarray, c: np.ndarray, rounding: str) -> np.ndarray:
+    if a.dtype == np.float64:
+        return floats.fma_f64(a, b, c, rounding)
+    return floats.round_f32(floats.fma_odd(a, b, c), rounding)
+
+
+def _sqrt(a: np.ndarray, rounding: str) -> np.ndarray:
+    if rounding == "rn" or a.dtype == np.float64:
+        return np.sqrt(a)
+    return floats.round_f32(np.sqrt(a.astype(np.float64)), rounding)
+
+
+def _minimum(a: np.ndarray, b: np.ndarray, rounding: str) -> np.ndarray:
+    # -0 counts as less than +0; a NaN operand loses to a number.
+    zeros = (a == 0) & (b == 0)
+    return np.where(zeros, np.where(np.signbit(a), a, b), np.fmin(a, b))
+
+
+def _maximum(a: np.ndarray, b: np.ndarray, rounding: str) -> np.ndarray:
+    zeros = (a == 0) & (b == 0)
+    return np.where(zeros, np.where(np.signbit(a), b, a), np.fmax(a, b))
+
+
+def _narrow(function: Callable[[np.ndarray], np.ndarray]) -> Callable[[np.ndarray, str], np.ndarray]:
+    """A transcendental function computed in float64 and rounded once to the operand's format."""
+    return lambda a, rounding: function(a.astype(np.float64)).astype(a.dtype)
+
+
+KERNELS: dict[str, Callable[..., np.ndarray]] = {
+    "add": _add,
+    "sub": lambda a, b, rounding: _add(a, -b, rounding),
+    "mul": _mul,
+    "div": _div,
+    "fma": _fma,
+    "mad": _fma,
+    "sqrt": _sqrt,
+    "rcp": lambda a, rounding: _div(np.ones_like(a), a, rounding),
+    "rsqrt": _narrow(lambda a: 1.0 / np.sqrt(a)),
+    "ex2": _narrow(np.exp2),
+    "lg2": _narrow(np.log2),
+    "sin": _narrow(np.sin),
+    "cos": _narrow(np.cos),
+    "tanh": _narrow(np.tanh),
+    "min": _minimum,
+    "max": _maximum,
+}
+
+# ---- operand formats: register bits <-> arrays that the kernels work on -----------------------------
+
+
+class Lanes:
+    """How a float type lies in a register: `lanes` elements of format `name`, computed in float32 or float64."""
+
+    def __init__(self, type_: str):
+        """Describe a PTX float type, packed types included."""
+        self.type = type_
+        self.name = type_.removesuffix("x2")
+        self.bytes = type_bytes(type_)
+        self.element = np.dtype({"f16": "f2", "bf16": "u2", "f32": "f4", "f64": "f8"}[self.name])
+        self.register = UNSIGNED[self.bytes]
+        self.narrow = self.name in ("f16", "bf16")
+
+    def load(self, value: Any) -> np.ndarray:
+        """Register bits (dual) -> array of 32 x lanes (or 1 x lanes if uniform) elements."""
+        if value.__class__ is not np.ndarray:
+            value = np.array([value], self.register)
+        elements = value.view(self.element)
+        if not self.narrow:
+            return elements
+        return elements.astype(np.float32) if self.name == "f16" else floats._decode_wide(elements, "bf16")
+
+    def store(self, values: np.ndarray) -> Any:
+        """Inverse of load; rounds float32 to the narrow formats."""
+        if self.name == "f16":
+            values = values.astype(np.float16)
+        elif self.name == "bf16":
+            values = floats.f32_to_bf16(np.ascontiguousarray(values, np.float32))
+        bits = np.ascontiguousarray(values, self.element).view(self.register)
+        return bits if bits.size == 32 else int(bits[0])
+
+
+def _canonical_nan(values: np.ndarray) -> np.ndarray:
+    """binary32 NaN results are 0x7FFFFFFF, as the hardware gives them."""
+    nan = values != values
+    if values.dtype == np.float32 and nan.any():
+        return np.where(nan, np.uint32(0x7FFFFFFF).view(np.float32), values)
+    return values
+
+
+def _plain(opcode: str, lanes: Lanes, rounding: str, relu: bool, sat: bool, nan: bool) -> bool:
+    """True where the NumPy operator alone is the whole instruction."""
+    return opcode in ("add", "sub", "mul") and rounding == "rn" and not (relu or sat or nan or lanes.narrow)
+
+
+def float_operation(inst: Inst, b: Builder, mods: Mods, type_: str) -> Step:
+    """Any float instruction of KERNELS: rounding, .ftz, .sat, .relu, .NaN, .xorsign.abs, .approx."""
+    opcode = inst.opcode
+    lanes = Lanes(type_)
+    rounding = mods.one_of(*ROUNDING_MODIFIERS, default="rn") or "rn"
+    ftz, sat, relu, nan = (mods.flag(name) for name in ("ftz", "sat", "relu", "NaN"))
+    xorsign = mods.flag("xorsign")
+    mods.drop("approx", "full", "abs", "noftz")
+    mods.done()
+    kernel = KERNELS[opcode]
+    loads = [_operand_loader(b, o, lanes) for o in inst.operands[1:]]
+    put = b.write(inst.operands[0], f"b{8 * lanes.bytes}")
+    flushed = ftz and lanes.name == "f32"
+    plain = _plain(opcode, lanes, rounding, relu, sat, nan) and not flushed
+    narrow_fma = lanes.narrow and opcode in ("fma", "mad")
+
+    def step(warp: "Warp") -> None:
+        args = [load(warp) for load in loads]
+        if plain:
+            put(warp, lanes.store(_canonical_nan(kernel(*args, rounding))))
+            return
+        if flushed:
+            args = [floats.flush(x) for x in args]
+        if narrow_fma:
+            result = _narrow_fma(lanes.name, *args)
+        else:
+            result = kernel(*args, rounding)
+        if nan:
+            result = np.where(_any_nan(args), np.float32(np.nan), result)
+        if xorsign:
+            result = np.copysign(result, np.where(np.signbit(args[0]) ^ np.signbit(args[1]), -1.0, 1.0))
+            result = result.astype(args[0].dtype)
+        if relu:
+            result = np.where(result != result, result, np.maximum(result, 0))
+        if sat:
+            result = np.where(result != result, 0, np.clip(result, 0, 1)).astype(result.dtype)
+        if flushed:
+            result = floats.flush(result)
+        put(warp, lanes.store(_canonical_nan(result)))
+
+    return step
+
+
+def _operand_loader(b: Builder, operand: Any, lanes: Lanes) -> "Callable[[Warp], np.ndarray]":
+    type_ = lanes.type if lanes.type in ("f32", "f64") else f"b{8 * lanes.bytes}"
+    slot = arith.same_width(b, operand, type_)
+    load = lanes.load
+    return lambda warp: load(warp.regs[slot])
+
+
+def _any_nan(args: list[np.ndarray]) -> np.ndarray:
+    result = args[0] != args[0]
+    for x in args[1:]:
+        result = result | (x != x)
+    return result
+
+
+def _narrow_fma(name: str, a: np.ndarray, b: np.ndarray, c: np.ndarray) -> np.ndarray:
+    """fma of f16/bf16 values with one rounding; the result is exact in float32, so storing does not round again."""
+    codes = floats.encode(floats.fma_odd(a, b, c), name)
+    return floats.decode(codes.astype(np.uint16), name).astype(np.float32)
+
+
+@handler("add", "sub", "mul", "mad", "div", "min", "max")
+def arithmetic(inst: Inst, b: Builder) -> Step:
+    """Arithmetic on integers or floats, by type (PTX ISA 9.7.1, 9.7.3, 9.7.4, 9.7.6)."""
+    mods = Mods(inst)
+    types = mods.types()
+    if len(types) == 2 and types[0] == "f32":
+        return _mixed_precision(inst, b, mods, types[1])
+    if len(types) != 1:
+        raise inst.unsupported(f"types {types}")
+    if types[0] in arith.INTEGER_TYPES:
+        return INTEGER_FORMS[inst.opcode](inst, b, mods, types[0])
+    return float_operation(inst, b, mods, types[0])
+
+
+def _mixed_precision(inst: Inst, b: Builder, mods: Mods, narrow: str) -> Step:
+    """add/sub/fma with f16/bf16 operands and an f32 result (sm_100)."""
+    rounding = mods.one_of(*ROUNDING_MODIFIERS, default="rn") or "rn"
+    sat = mods.flag("sat")
+    mods.done()
+    wide, small = Lanes("f32"), Lanes(narrow)
+    count = len(inst.operands) - 1
+    loads = [
+        _operand_loader(b, o, wide if i == count - 1 else small) for i, o in enumerate(inst.operands[1:])
+    ]
+    put = b.write(inst.operands[0], "b32")
+    kernel = KERNELS[inst.opcode]
+
+    def step(warp: "Warp") -> None:
+        result = kernel(*(load(warp) for load in loads), rounding)
+        if sat:
+            result = np.where(result != result, np.float32(0), np.clip(result, 0, 1))
+        put(warp, wide.store(_canonical_nan(result)))
+
+    return step
+
+
+@handler("fma")
+def fused_multiply_add(inst: Inst, b: Builder) -> Step:
+    """fma with a single rounding."""
+    mods = Mods(inst)
+    types = mods.types()
+    if len(types) == 2:
+        return _mixed_precision(inst, b, mods, types[1])
+    return float_operation(inst, b, mods, types[0])
+
+
+@handler("sqrt", "rcp", "rsqrt", "ex2", "lg2", "sin", "cos", "tanh")
+def unary_float(inst: Inst, b: Builder) -> Step:
+    """One-operand functions, correctly rounded also where PTX allows an approximation."""
+    mods = Mods(inst)
+    return float_operation(inst, b, mods, mods.type())
+
+
+@handler("abs", "neg")
+def sign_operation(inst: Inst, b: Builder) -> Step:
+    """abs/neg: on floats they touch the sign bits only."""
+    mods = Mods(inst)
+    type_ = mods.type()
+    if type_ in arith.INTEGER_TYPES:
+        return arith.integer_abs_neg(inst, b, mods, type_)
+    ftz = mods.flag("ftz")
+    mods.done()
+    lanes = Lanes(type_)
+    element = 8 * lanes.element.itemsize
+    sign = 0
+    for i in range(8 * lanes.bytes // element):
+        sign |= 1 << (element * (i + 1) - 1)
+    keep = (1 << 8 * lanes.bytes) - 1 - sign
+    read = b.read(inst.operands[1], f"b{8 * lanes.bytes}")
+    absolute = inst.opcode == "abs"
+
+    def compute(warp: "Warp") -> Any:
+        bits = read(warp)
+        if ftz and type_ == "f32":
+            bits = lanes.store(floats.flush(lanes.load(bits)))
+        return bits & keep if absolute else bits ^ sign
+
+    return arith.put_step(b, inst.operands[0], compute, f"b{8 * lanes.bytes}")
+
+
+@handler("copysign")
+def copysign(inst: Inst, b: Builder) -> Step:
+    """Magnitude of b with the sign of a."""
+    mods = Mods(inst)
+    size = 8 * type_bytes(mods.type())
+    mods.done()
+    sign = 1 << (size - 1)
+    x, y = b.read(inst.operands[1], f"b{size}"), b.read(inst.operands[2], f"b{size}")
+    return arith.put_step(
+        b, inst.operands[0], lambda warp: (x(warp) & sign) | (y(warp) & (sign - 1)), f"b{size}"
+    )
+
+
+@handler("testp")
+def test_property(inst: Inst, b: Builder) -> Step:
+    """Class of a float: finite, infinite, number, notanumber, normal, subnormal."""
+    mods = Mods(inst)
+    type_ = mods.type()
+    name = mods.one_of("finite", "infinite", "number", "notanumber", "normal", "subnormal")
+    mods.done()
+    lanes = Lanes(type_)
+    load = _operand_loader(b, inst.operands[1], lanes)
+    tiny = np.finfo(lanes.element).tiny
+    tests: dict[str, Callable[[np.ndarray], np.ndarray]] = {
+        "finite": np.isfinite,
+        "infinite": np.isinf,
+        "number": lambda x: x == x,
+        "notanumber": np.isnan,
+        "normal": lambda x: np.isfinite(x) & (np.abs(x) >= tiny),
+        "subnormal": lambda x: (np.abs(x) < tiny) & (x != 0),
+    }
+    if name is None:
+        raise inst.unsupported("testp without a property")
+    test = tests[name]
+
+    def compute(warp: "Warp") -> Any:
+        result = test(load(warp))
+        return result if result.size == 32 else bool(result[0])
+
+    return arith.put_step(b, inst.operands[0], compute, "pred")

@@ -1,0 +1,209 @@
+"""State spaces: from an address (or 32 of them) to the bytes it names."""
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from nvfp4_cute.emulator.machine import LANE_IDS, LOCAL_WINDOW, OFFSET_MASK, RANK_SHIFT, SHARED_WINDOW
+from nvfp4_cute.emulator.memory import ITEM_DTYPES, SHARED_BASE
+from nvfp4_cute.errors import EmulatorError
+
+if TYPE_CHECKING:
+    from nvfp4_cute.emulator.machine import Cta, Warp
+
+WINDOW_BYTES = 1 << 32
+
+
+@dataclass(frozen=True)
+class Space:
+    """`window`: what cvta adds to an address of the space to make it generic."""
+
+    window: int
+
+
+SPACES = {
+    "shared::cluster": Space(SHARED_WINDOW),
+    "shared::cta": Space(SHARED_WINDOW),
+    "shared": Space(SHARED_WINDOW),
+    "local": Space(LOCAL_WINDOW),
+    "global": Space(0),
+    "const": Space(0),
+    "param": Space(0),
+    "param::entry": Space(0),
+}
+
+
+class Place:
+    """Classification of generic addresses."""
+
+    @staticmethod
+    def of_generic(address: int) -> str:
+        """The space that a generic address lies in."""
+        if SHARED_WINDOW <= address < SHARED_WINDOW + WINDOW_BYTES:
+            return "shared::cluster"
+        if LOCAL_WINDOW <= address < LOCAL_WINDOW + WINDOW_BYTES:
+            return "local"
+        return "global"
+
+
+def _own_shared(warp: "Warp", address: int) -> "tuple[Cta, int]":
+    cta = warp.cta
+    if address >> RANK_SHIFT != cta.rank:
+        raise EmulatorError(
+            f"shared::cta address {address:#x} belongs to rank {address >> RANK_SHIFT}, this CTA is rank {cta.rank}"
+        )
+    return cta, address & OFFSET_MASK
+
+
+def _misaligned(address: int, nbytes: int) -> EmulatorError:
+    return EmulatorError(f"address {address:#x} is not aligned to the {nbytes} bytes of the access")
+
+
+def resolve_one(warp: "Warp", space: str, address: int, nbytes: int, write: bool) -> np.ndarray:
+    """uint8 view of the bytes at one address (of lane 0 of the active ones, for local memory).
+
+    Raises:
+        EmulatorError: misaligned, out of bounds, or of another CTA where only the own one is allowed.
+    """
+    if address & (nbytes - 1):
+        raise _misaligned(address, nbytes)
+    if space == "generic":
+        space = Place.of_generic(address)
+        address -= SPACES[space].window
+    if space in ("shared", "shared::cta"):
+        cta, offset = _own_shared(warp, address)
+        return cta.smem.read(offset, nbytes)
+    if space == "shared::cluster":
+        cta, offset = warp.cta.cluster.resolve(address)
+        return cta.smem.read(offset, nbytes)
+    if space == "local":
+        return _local_rows(warp)[warp.first_lane(), address : address + nbytes]
+    return warp.cta.machine.memory.view(address, nbytes, write=write)
+
+
+def _local_rows(warp: "Warp") -> np.ndarray:
+    if warp.local is None:
+        size = -(-max(warp.code.local_bytes, 16) // 16) * 16
+        warp.local = np.full((32, size), 0xFF, np.uint8)
+    return warp.local
+
+
+def resolve_lanes(
+    warp: "Warp", space: str, addresses: np.ndarray, nbytes: int, write: bool, lanes: np.ndarray = LANE_IDS
+) -> tuple[np.ndarray, np.ndarray]:
+    """A view of items of `nbytes` (at most 16) and the index of each lane's item.
+
+    `addresses`: those of the active lanes only; `lanes`: which lanes these are (for local memory).
+    Raises as `resolve_one`; lanes must not mix state spaces or CTAs.
+    """
+    if int(np.bitwise_or.reduce(addresses)) & (nbytes - 1):
+        bad = int(addresses[(addresses & (nbytes - 1)) != 0][0])
+        raise _misaligned(bad, nbytes)
+    if space == "generic":
+        space = Place.of_generic(int(addresses[0]))
+        addresses = addresses - np.uint64(SPACES[space].window)
+    if space in ("global", "const", "param", "param::entry"):
+        return warp.cta.machine.memory.lanes(addresses, nbytes, write)
+    if space == "local":
+        rows = _local_rows(warp)
+        if int(addresses.max()) + nbytes > rows.shape[1]:
+            raise EmulatorError(
+                f"local access at offset {int(addresses.max()):#x} is outside {rows.shape[1]} bytes"
+            )
+        index = (addresses + lanes.astype(addresses.dtype) * rows.shape[1]) // nbytes
+        return rows.reshape(-1).view(ITEM_DTYPES[nbytes]), index
+    cta = warp.cta if space != "shared::cluster" else warp.cta.cluster.resolve(int(addresses[0]))[0]
+    smem = cta.smem
+    first = cta.rank << RANK_SHIFT | SHARED_BASE
+    # Unsigned: an address below the window, or of another rank, wraps to a huge offset.
+    relative = addresses - addresses.dtype.type(first)
+    if int(relative.max()) + nbytes > smem.size - SHARED_BASE:
+        bad = int(addresses[relative + nbytes > smem.size - SHARED_BASE][0])
+        if bad >> RANK_SHIFT != cta.rank:
+            raise EmulatorError(
+                f"shared address {bad:#x} belongs to rank {bad >> RANK_SHIFT}, expected {cta.rank}"
+            )
+        smem.check(bad & OFFSET_MASK, nbytes)
+    return smem.views[nbytes], (relative + SHARED_BASE) // nbytes
+
+
+def _addresses(warp: "Warp", where: Any) -> tuple[np.ndarray, np.ndarray]:
+    """Addresses of the active lanes, and which lanes these are."""
+    if where.__class__ is not np.ndarray:
+        where = np.full(32, where, np.uint64)
+    if warp.all_active:
+        return where, LANE_IDS
+    return where[warp.active], LANE_IDS[warp.active]
+
+
+def _per_rank(warp: "Warp", space: str, addresses: np.ndarray) -> list[np.ndarray] | None:
+    """Lane selections by CTA where lanes address several CTAs of the cluster, else None."""
+    if space not in ("shared::cluster", "generic") or len(warp.cta.cluster.ctas) == 1:
+        return None
+    if space == "generic" and Place.of_generic(int(addresses[0])) != "shared::cluster":
+        return None
+    ranks = (addresses >> addresses.dtype.type(RANK_SHIFT)) & addresses.dtype.type(0xFF)
+    if (ranks == ranks[0]).all():
+        return None
+    return [np.flatnonzero(ranks == rank) for rank in np.unique(ranks)]
+
+
+def gather(warp: "Warp", space: str, where: Any, total: int, element: np.dtype, count: int) -> np.ndarray:
+    """Load `count` elements per active lane; array (count, 32), zero in inactive lanes."""
+    addresses, lanes = _addresses(warp, where)
+    warp.cta.machine.stats.load_bytes += total * len(addresses)
+    if total > 16:
+        halves = [
+            gather(warp, space, as_u64(where) + np.uint64(16 * i), 16, element, 16 // element.itemsize)
+            for i in range(total // 16)
+        ]
+        warp.cta.machine.stats.load_bytes -= total * len(addresses)
+        return np.concatenate(halves)
+    groups = _per_rank(warp, space, addresses)
+    if groups is None:
+        memory, index = resolve_lanes(warp, space, addresses, total, False, lanes)
+        items = memory[index]
+    else:
+        items = np.empty(len(addresses), ITEM_DTYPES[total])
+        for part in groups:
+            memory, index = resolve_lanes(warp, space, addresses[part], total, False, lanes[part])
+            items[part] = memory[index]
+    rows = items.view(element)
+    rows = rows.reshape(1, -1) if count == 1 else np.ascontiguousarray(rows.reshape(-1, count).T)
+    if warp.all_active:
+        return rows
+    full = np.zeros((count, 32), element)
+    full[:, warp.active] = rows
+    return full
+
+
+def as_u64(where: Any) -> np.ndarray:
+    """Dual address as 64-bit lanes."""
+    return where.astype(np.uint64) if where.__class__ is np.ndarray else np.full(32, where, np.uint64)
+
+
+def scatter(warp: "Warp", space: str, where: Any, values: list[Any], dtype: np.dtype) -> None:
+    """Store one element of each of `values` per active lane, contiguously from the lane's address."""
+    count, total = len(values), dtype.itemsize * len(values)
+    if total > 16:
+        step = 16 // dtype.itemsize
+        for i in range(0, count, step):
+            scatter(warp, space, as_u64(where) + np.uint64(i * dtype.itemsize), values[i : i + step], dtype)
+        return
+    addresses, lanes = _addresses(warp, where)
+    warp.cta.machine.stats.store_bytes += total * len(addresses)
+    table = np.empty((32, count), dtype)
+    for i, value in enumerate(values):
+        table[:, i] = value
+    items = table.view(ITEM_DTYPES[total]).reshape(32)
+    if not warp.all_active:
+        items = items[warp.active]
+    groups = _per_rank(warp, space, addresses)
+    if groups is None:
+        memory, index = resolve_lanes(warp, space, addresses, total, True, lanes)
+        memory[index] = items
+        return
+    for part in groups:
+        memory, index = resolve_lanes(warp, space, addresses[part], total, True, lanes[part])
+        memory[index] = items[part]
