@@ -152,7 +152,7 @@ def _auto_lines(native: list[Gpu], present: list[Gpu]) -> list[str]:
         why_cuda = f"on {', '.join(f'cuda:{gpu.index}' for gpu in native)}"
         if not native:
             why_cuda = "refused: " + ("no kernel for these GPUs" if present else "no GPU that torch can use")
-    return [f"CPU tensors -> {chosen['cpu']}: {why_cpu}", f"CUDA tensors -> {chosen['cuda']}: {why_cuda}"]
+    return [f"CPU tensors -> {chosen['cpu']} ({why_cpu})", f"CUDA tensors -> {chosen['cuda']} ({why_cuda})"]
 
 
 def run() -> int:

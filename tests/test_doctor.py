@@ -69,7 +69,7 @@ def test_report_without_a_gpu(machine):
     assert "grouped_gemm compiles for sm_100a, sm_103a, sm_110a" in text
     assert "ready: the launch shim is built" in text
     assert "CPU tensors -> reference" in text
-    assert "CUDA tensors -> cuda: refused: no GPU that torch can use" in text
+    assert "CUDA tensors -> cuda (refused: no GPU that torch can use)" in text
 
 
 def test_report_without_gpu_and_shim_is_not_usable(machine):
@@ -85,19 +85,19 @@ def test_report_with_a_kernel_for_one_gpu_of_two(machine):
     assert usable
     assert "cuda:0 NVIDIA B200 (sm_100a): grouped_gemm runs on it" in text
     assert "cuda:1 NVIDIA H200 (sm_90a): no kernel for it here" in text
-    assert "CUDA tensors -> cuda: on cuda:0\n" in text
+    assert "CUDA tensors -> cuda (on cuda:0)\n" in text
 
 
 def test_report_with_a_gpu_that_has_no_kernel(machine):
     machine([H200])
     text, _ = doctor.report()
-    assert "CUDA tensors -> cuda: refused: no kernel for these GPUs" in text
+    assert "CUDA tensors -> cuda (refused: no kernel for these GPUs)" in text
 
 
 @pytest.mark.parametrize(
     ("value", "line"),
     [
-        ("emulator", "CPU tensors -> emulator: because NVFP4_CUTE_BACKEND says so"),
+        ("emulator", "CPU tensors -> emulator (because NVFP4_CUTE_BACKEND says so)"),
         ("nonsense", "NVFP4_CUTE_BACKEND='nonsense' is not one of auto, cuda, emulator, reference"),
     ],
 )
