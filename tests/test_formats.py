@@ -337,6 +337,29 @@ def test_quantize_matches_numpy_at_every_magnitude(exponent, relative_g):
     assert_matches_numpy(x, g, exponent=exponent)
 
 
+@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("with_g", [False, True])
+def test_quantize_matches_numpy_one_step_from_every_tie(seed, with_g):
+    """Where one wrong rounding shows: amax / 6 / g around the ties of e4m3, and x / d around the ties of e2m1."""
+    generator = torch.Generator().manual_seed(seed)
+    g = (torch.rand((), generator=generator) + 0.5).item() if with_g else 1.0
+    ties = torch.tensor([(low + high) / 2 for low, high in zip(E4M3, E4M3[1:], strict=False)])
+    amax = one_step_around(ties * g * 6, generator)
+    values = torch.tensor([(low + high) / 2 for low, high in zip(E2M1, E2M1[1:], strict=False)])
+    for middle in (0, 1):
+        # The scale on either side of the tie, so that one of the two suits the values that follow it in the block.
+        scale = torch.tensor([E4M3[tie + middle] for tie in range(126)]) * g
+        rest = one_step_around(scale.unsqueeze(1) * torch.cat((values, -values, values[:1])), generator)
+        rest = torch.where(rest.abs() < amax.unsqueeze(1), rest, 0)
+        assert_matches_numpy(torch.cat((amax.unsqueeze(1), rest), dim=1), g if with_g else None, seed=seed)
+
+
+def one_step_around(x: torch.Tensor, generator) -> torch.Tensor:
+    """Each element moved by -2 to 2 representable steps."""
+    steps = torch.randint(-2, 3, x.shape, generator=generator, dtype=torch.int32)
+    return (x.view(torch.int32) + steps).view(torch.float32)
+
+
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_quantize_matches_numpy_on_every_16_bit_float(dtype):
     x = torch.arange(1 << 16, dtype=torch.int32).to(torch.int16).view(dtype)

@@ -179,23 +179,22 @@ def test_overflow_of_float16_is_infinity():
 
 
 def test_long_k_in_pieces_is_exact_and_inputs_stay_untouched(monkeypatch):
-    """K = 16384 with B cut into pieces of 3 rows; every partial sum is a multiple of 0.25 below 2^22."""
+    """K = 16384 with B cut into pieces of 3 rows, against a product of integers."""
     m, n, k = 3, 10, 16384
-    a, a_scale = random_operand(m, k, seed=11, scale_codes=(0x38, 0x39))
-    b, b_scale = random_operand(n, k, seed=12, scale_codes=(0x38, 0x39))
+    a, a_pick = random_operand(m, k, seed=11, scale_codes=(0, 3))
+    b, b_pick = random_operand(n, k, seed=12, scale_codes=(0, 3))
+    scale_codes = torch.tensor([0x30, 0x38, 0x40], dtype=torch.uint8)  # 0.5, 1 and 2
+    a_scale, b_scale = (scale_codes[pick.int()] for pick in (a_pick, b_pick))
     before = [t.clone() for t in (a, b, a_scale, b_scale)]
     monkeypatch.setattr("nvfp4_cute.reference.CHUNK_ELEMS", 3 * k)
-    out = grouped_gemm_reference(
-        [a], [b], [a_scale], [b_scale], None, torch.float32, scale_layout="rowmajor"
-    )[0]
-    values = [
-        (
-            torch.tensor([*E2M1, *(-v for v in E2M1)])[torch.stack((x & 15, x >> 4), -1).long()].flatten(-2)
-            * 4
-        ).long()
-        for x in (a, b)
+    out = grouped_gemm_reference([a], [b], [a_scale], [b_scale], None, torch.float32, scale_layout="rowmajor")
+    doubled_value = torch.tensor([int(2 * v) for v in (*E2M1, *(-v for v in E2M1))])
+    quadrupled = [
+        doubled_value[torch.stack((x & 15, x >> 4), -1).int()].flatten(-2)
+        * (1 << pick.int()).repeat_interleave(16, 1)
+        for x, pick in ((a, a_pick), (b, b_pick))
     ]
-    assert_bitwise_equal(out, (values[0] @ values[1].T).float() / 16)
+    assert_bitwise_equal(out[0], (quadrupled[0] @ quadrupled[1].T).float() / 16)
     for now, then in zip((a, b, a_scale, b_scale), before, strict=True):
         assert_bitwise_equal(now, then)
 
