@@ -1,5 +1,6 @@
 """`nvfp4-cute demo`: the sm_100a kernel on the emulator, on a competition's inputs, every output bit compared."""
 
+import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -65,7 +66,9 @@ def run(selected: dict[str, spec.GroupCase]) -> int:
     results: list[Result] = []
     total = sum(_num_tiles(case) for case in selected.values())
     # disable=None: no bar where nobody watches; there each case prints a line instead.
-    with tqdm(total=total, unit="tile", disable=None, leave=False) as bar:
+    # The width is asked for here because tqdm draws nothing in a terminal that does not know its own.
+    columns = shutil.get_terminal_size().columns
+    with tqdm(total=total, unit="tile", disable=None, leave=False, ncols=columns) as bar:
         for name, case in selected.items():
             bar.set_description(name)
             before = sum(result.num_tiles for result in results)
@@ -115,7 +118,7 @@ def _report(results: Sequence[Result]) -> str:
         ),
         SOL_NOTE,
         _table(
-            ("kernel for", "target", "registers", "spilled bytes", "smem bytes", "code bytes"),
+            ("kernel for", "target", "registers", "stack bytes", "smem bytes", "code bytes"),
             _kernel_rows(results),
         ),
         *(f"{result.name}: {result.fault}" for result in results if result.fault),
