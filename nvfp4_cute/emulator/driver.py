@@ -1,6 +1,9 @@
 """Launching: from PTX and arguments (run_ptx), or from CuTe DSL host code (Emulator and the launch shim)."""
 
-from collections.abc import Sequence
+import ctypes
+import importlib.util
+import os
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -8,6 +11,7 @@ import numpy as np
 from nvfp4_cute.emulator.code import Code
 from nvfp4_cute.emulator.machine import Launch, Machine, Stats
 from nvfp4_cute.emulator.ptx import Entry, Program, parse
+from nvfp4_cute.emulator.targets import Device, ptx_arch
 from nvfp4_cute.errors import EmulatorError
 
 Dim3 = tuple[int, int, int]
@@ -98,5 +102,239 @@ def run_ptx(
                 machine.memory.add_range(f"argument {i}", arg.ctypes.data, arg.nbytes, arg.flags.writeable)
     params = pack_arguments(kernel, args)
     code = Code(program, kernel)
+    device = Device(ptx_arch(program.target), sm_count)
+    check_launch(code, device, dim3(block), dim3(cluster), smem_bytes)
     machine.run(Launch(code, dim3(grid), dim3(block), dim3(cluster), smem_bytes, params))
     return machine.stats
+
+
+def check_launch(code: Code, device: Device, block: Dim3, cluster: Dim3, smem_bytes: int) -> None:
+    """Refuse a launch that the hardware would refuse.
+
+    Raises:
+        EmulatorError: thread count against ``.reqntid``/``.maxntid``, cluster size, or shared memory.
+    """
+    entry, name = code.entry, code.entry.name
+    threads = block[0] * block[1] * block[2]
+    required = entry.directives.get("reqntid")
+    if required and (*required, 1, 1)[:3] != block:
+        raise EmulatorError(
+            f"kernel {name} requires blocks of {required} threads (.reqntid), launched with {block}"
+        )
+    most = entry.directives.get("maxntid")
+    limit = min(1024, most[0] * (*most, 1, 1)[1] * (*most, 1, 1)[2] if most else 1024)
+    if not 1 <= threads <= limit:
+        raise EmulatorError(f"kernel {name}: {threads} threads per CTA, allowed are 1..{limit}")
+    if cluster[0] * cluster[1] * cluster[2] > 16:
+        raise EmulatorError(f"kernel {name}: cluster {cluster} has more than 16 CTAs")
+    total = code.static_shared + smem_bytes
+    if total > device.shared_bytes:
+        raise EmulatorError(
+            f"kernel {name}: {total} bytes of shared memory, a CTA on {device.arch} has {device.shared_bytes}"
+        )
+
+
+# ---- CuTe DSL host code ---------------------------------------------------------------------------
+
+
+class LaunchRecord(ctypes.Structure):
+    """struct launch_record of launch_shim.c."""
+
+    _fields_ = (
+        ("name", ctypes.c_char_p),
+        ("grid", ctypes.c_uint32 * 3),
+        ("block", ctypes.c_uint32 * 3),
+        ("cluster", ctypes.c_uint32 * 3),
+        ("reserved", ctypes.c_uint32),
+        ("shared_bytes", ctypes.c_uint64),
+        ("arguments", ctypes.POINTER(ctypes.c_void_p)),
+    )
+
+
+LAUNCH_CALLBACK = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.POINTER(LaunchRecord))
+ATTRIBUTE_CALLBACK = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.POINTER(ctypes.c_int), ctypes.c_int)
+SUCCESS, INVALID_VALUE, LAUNCH_FAILURE = 0, 1, 719
+SHIM_MODULE = "nvfp4_cute.emulator._launch_shim"
+
+
+def shim_path() -> str:
+    """Path of the compiled launch shim.
+
+    Raises:
+        EmulatorError: it was not built, which means that there was no C compiler when the package was installed.
+    """
+    spec = importlib.util.find_spec(SHIM_MODULE)
+    if spec is None or spec.origin is None:
+        raise EmulatorError(
+            "the launch shim is missing: no C compiler was found when nvfp4_cute was installed. Install one "
+            "(for example the packages gcc and libc6-dev) and reinstall nvfp4_cute; run_ptx works without it"
+        )
+    return spec.origin
+
+
+def prepare_cutlass() -> None:
+    """Make CuTe DSL functions of this process launch through the shim, whether or not cutlass is imported yet.
+
+    Functions compiled after this call resolve the CUDA entry points in the shim; call it before compiling. Idempotent.
+
+    Raises:
+        EmulatorError: the shim is missing.
+    """
+    path = shim_path()
+    os.environ["CUTE_DSL_LIBS"] = path
+    from cutlass.cutlass_dsl import CuTeDSL
+    from cutlass.cutlass_dsl.cuda_jit_executor import CudaDialectJitCompiledFunction
+
+    CuTeDSL._get_dsl().envar.shared_libs = path
+    # The DSL would ask the CUDA runtime, which is not there; the shim is one device.
+    CudaDialectJitCompiledFunction.num_devices = property(lambda self: 1)
+
+
+class Emulator:
+    """A virtual GPU for CuTe DSL functions of this process.
+
+    While used as a context manager, every launch of a registered kernel runs on it; host pointers are device
+    pointers, so CPU tensors are the operands. Emulators nest; the innermost one is the device.
+
+        emulator = Emulator(sm_count=4)
+        emulator.register(compiled.artifacts.PTX)
+        with emulator:
+            compiled(a, b)
+
+    An exception inside a launch cannot cross the native host code: it is kept, and raised by `check` and on leaving
+    the context.
+    """
+
+    _active: "list[Emulator]" = []
+
+    def __init__(
+        self, arch: str = "sm_100a", sm_count: int = 148, progress: Callable[[int, int], None] | None = None
+    ):
+        """`arch`: the PTX target that it runs. `progress`: called with (finished CTAs, all CTAs) during launches.
+
+        Raises:
+            EmulatorError: unknown architecture.
+        """
+        self.device = Device(arch, sm_count)
+        self.machine = Machine(sm_count, progress=progress)
+        self._attributes = self.device.attributes()
+        self._kernels: dict[str, tuple[Program, Entry]] = {}
+        self._code: dict[str, Code] = {}
+        self._error: BaseException | None = None
+
+    @property
+    def stats(self) -> Stats:
+        """What has run so far."""
+        return self.machine.stats
+
+    def register(self, ptx: str) -> tuple[str, ...]:
+        """Make the kernels of a PTX text known; a name means its newest registration. Returns the names.
+
+        Raises:
+            EmulatorError: the text does not parse, or is for another architecture.
+        """
+        program = parse(ptx)
+        target = ptx_arch(program.target)
+        if target != self.device.arch:
+            raise EmulatorError(f"the PTX is for {target}, this emulator is {self.device.arch}")
+        for name, entry in program.entries.items():
+            self._kernels[name] = (program, entry)
+            self._code.pop(name, None)
+        return tuple(program.entries)
+
+    def add_range(self, name: str, addr: int, nbytes: int, writable: bool = True) -> None:
+        """Declare live memory. Once any is declared, accesses outside all of it raise."""
+        self.machine.memory.add_range(name, addr, nbytes, writable)
+
+    def clear_ranges(self) -> None:
+        """Forget the declared memory: every address is trusted again."""
+        self.machine.memory.clear_ranges()
+
+    def check(self) -> None:
+        """Raise the exception that a launch left behind, if there is one, and forget it."""
+        error, self._error = self._error, None
+        if error is not None:
+            raise error
+
+    def __enter__(self) -> "Emulator":
+        """Become the device of this process."""
+        self._error = None
+        shim = ctypes.CDLL(shim_path())
+        Emulator._active.append(self)
+        shim.nvfp4_cute_set_callbacks(_launch, _attribute)
+        return self
+
+    def __exit__(self, kind: type | None, error: BaseException | None, trace: Any) -> None:
+        """Stop being the device; raise what a launch left behind."""
+        Emulator._active.remove(self)
+        if not Emulator._active:
+            nothing = ctypes.c_void_p(None)
+            ctypes.CDLL(shim_path()).nvfp4_cute_set_callbacks(nothing, nothing)
+        left, self._error = self._error, None
+        if left is not None:
+            raise left from error
+
+    def launch(self, record: LaunchRecord) -> None:
+        """Run the launch that host code asked for.
+
+        Raises:
+            EmulatorError: unknown kernel, a launch the hardware would refuse, or a failure of the kernel.
+        """
+        name = record.name.decode()
+        if name not in self._kernels:
+            raise EmulatorError(
+                f"kernel `{name}` was launched but its PTX is not registered; call emulator.register(ptx) first "
+                f"(known: {', '.join(self._kernels) or 'none'})"
+            )
+        program, entry = self._kernels[name]
+        if name not in self._code:
+            self._code[name] = Code(program, entry)
+        code = self._code[name]
+        cluster = dim3([max(n, 1) for n in record.cluster])
+        block = dim3(list(record.block))
+        check_launch(code, self.device, block, cluster, record.shared_bytes)
+        params = param_buffer(entry.param_bytes)
+        for i, param in enumerate(entry.params):
+            data = ctypes.string_at(record.arguments[i], param.nbytes)
+            params[param.offset : param.offset + param.nbytes] = np.frombuffer(data, np.uint8)
+        explicit = any(record.cluster)
+        grid = dim3(list(record.grid))
+        self.machine.run(Launch(code, grid, block, cluster, record.shared_bytes, params, explicit))
+
+    def attribute(self, number: int) -> int:
+        """Value of a cudaDeviceAttr.
+
+        Raises:
+            EmulatorError: one that is not in the device's table.
+        """
+        if number not in self._attributes:
+            raise EmulatorError(
+                f"host code asked for device attribute {number}, which the emulated device lacks"
+            )
+        return self._attributes[number]
+
+    def _guard(self, action: Callable[[], None], failure: int) -> int:
+        if self._error is not None:
+            return failure  # like a device after a fault: nothing runs until the error was taken
+        try:
+            action()
+        except BaseException as error:
+            self._error = error
+            return failure
+        return SUCCESS
+
+
+@LAUNCH_CALLBACK
+def _launch(record: Any) -> int:
+    emulator = Emulator._active[-1]
+    return emulator._guard(lambda: emulator.launch(record.contents), LAUNCH_FAILURE)
+
+
+@ATTRIBUTE_CALLBACK
+def _attribute(value: Any, number: int) -> int:
+    emulator = Emulator._active[-1]
+
+    def answer() -> None:
+        value[0] = emulator.attribute(number)
+
+    return emulator._guard(answer, INVALID_VALUE)

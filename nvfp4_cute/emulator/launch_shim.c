@@ -1,2 +1,131 @@
-/* placeholder until the shim lands */
-int nvfp4_cute_shim_version(void) { return 0; }
+/*
+ * The eight CUDA entry points that CuTe DSL host code calls, for a machine without a CUDA driver.
+ *
+ * A kernel handle is the kernel's name (interned, never freed), a library handle is a dummy. Questions about the
+ * device and launches go to callbacks that nvfp4_cute/emulator/driver.py registers; while there are none, both
+ * report that there is no device. Signatures are those of the CUDA 12.8+ runtime functions of the same names.
+ */
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+
+#ifdef _WIN32
+#define EXPORT __declspec(dllexport)
+#else
+#define EXPORT __attribute__((visibility("default")))
+#endif
+
+enum { SUCCESS = 0, OUT_OF_MEMORY = 2, NO_DEVICE = 100 };
+enum { ATTRIBUTE_BYTES = 72, ATTRIBUTE_VALUE = 8, ATTRIBUTE_CLUSTER_DIMENSION = 4 };
+
+/* cudaLaunchConfig_t */
+struct launch_config {
+  uint32_t grid[3];
+  uint32_t block[3];
+  uint64_t shared_bytes;
+  void *queue;
+  const unsigned char *attributes; /* records of ATTRIBUTE_BYTES: id, padding, value */
+  uint32_t attribute_count;
+};
+
+/* What the launch callback gets. Keep equal to LaunchRecord in driver.py. */
+struct launch_record {
+  const char *name;
+  uint32_t grid[3];
+  uint32_t block[3];
+  uint32_t cluster[3]; /* zeros if the launch names no cluster */
+  uint32_t reserved;
+  uint64_t shared_bytes;
+  void **arguments;
+};
+
+typedef int (*launch_callback)(const struct launch_record *record);
+typedef int (*attribute_callback)(int *value, int attribute);
+
+static launch_callback on_launch;
+static attribute_callback on_attribute;
+
+struct name_node {
+  struct name_node *next;
+  char text[];
+};
+static struct name_node *names;
+
+EXPORT void nvfp4_cute_set_callbacks(launch_callback launch, attribute_callback attribute) {
+  on_launch = launch;
+  on_attribute = attribute;
+}
+
+static const char *intern(const char *name) {
+  struct name_node *node;
+  for (node = names; node; node = node->next)
+    if (!strcmp(node->text, name)) return node->text;
+  node = malloc(sizeof *node + strlen(name) + 1);
+  if (!node) return NULL;
+  strcpy(node->text, name);
+  node->next = names;
+  names = node;
+  return node->text;
+}
+
+EXPORT int _cudaLibraryLoadData(void **library, const void *code, void *options, void **values, unsigned count,
+                                void *library_options, void **library_values, unsigned library_count) {
+  static char dummy;
+  (void)code, (void)options, (void)values, (void)count;
+  (void)library_options, (void)library_values, (void)library_count;
+  *library = &dummy;
+  return SUCCESS;
+}
+
+EXPORT int _cudaLibraryGetKernel(const void **kernel, void *library, const char *name) {
+  (void)library;
+  *kernel = intern(name);
+  return *kernel ? SUCCESS : OUT_OF_MEMORY;
+}
+
+EXPORT int _cuKernelGetAttribute(int *value, int attribute, void *kernel, int device) {
+  (void)attribute, (void)kernel, (void)device;
+  *value = 0; /* no static shared memory, no spills, no registers worth counting */
+  return SUCCESS;
+}
+
+EXPORT int _cudaFuncSetAttribute(const void *function, int attribute, int value) {
+  (void)function, (void)attribute, (void)value;
+  return SUCCESS;
+}
+
+EXPORT int _cudaKernelSetAttributeForDevice(void *kernel, int attribute, int value, int device) {
+  (void)kernel, (void)attribute, (void)value, (void)device;
+  return SUCCESS;
+}
+
+EXPORT int _cudaGetDevice(int *device) {
+  *device = 0;
+  return SUCCESS;
+}
+
+EXPORT int _cudaDeviceGetAttribute(int *value, int attribute, int device) {
+  (void)device;
+  return on_attribute ? on_attribute(value, attribute) : NO_DEVICE;
+}
+
+EXPORT int _cudaLaunchKernelEx(const struct launch_config *config, const void *kernel, void **arguments) {
+  struct launch_record record = {0};
+  uint32_t i;
+  if (!on_launch) return NO_DEVICE;
+  record.name = kernel;
+  memcpy(record.grid, config->grid, sizeof record.grid);
+  memcpy(record.block, config->block, sizeof record.block);
+  record.shared_bytes = config->shared_bytes;
+  record.arguments = arguments;
+  for (i = 0; i < config->attribute_count; i++) {
+    const unsigned char *attribute = config->attributes + (size_t)i * ATTRIBUTE_BYTES;
+    int32_t id;
+    memcpy(&id, attribute, sizeof id);
+    if (id == ATTRIBUTE_CLUSTER_DIMENSION) memcpy(record.cluster, attribute + ATTRIBUTE_VALUE, sizeof record.cluster);
+  }
+  return on_launch(&record);
+}
+
+/* Loaded with dlopen, never imported; the symbol satisfies build tools that expect an extension module. */
+EXPORT void *PyInit__launch_shim(void) { return NULL; }
