@@ -55,7 +55,7 @@ _ELEMENT_TYPES = {
     7: ElementType("f32", 32, "f4", _F32_NAN),
     8: ElementType("f32.ftz", 32, "f4", _F32_NAN),
     9: ElementType("f64", 64, "f8", 0x7FFFFFFFFFFFFFFF),
-    10: ElementType("bf16", 16, None, 0x7FFF),
+    10: ElementType("bf16", 16, None, 0x7FFF),  # NumPy has none; `reduce_elements` knows it by name
     11: ElementType("b4x16", 4),
     12: ElementType("b4x16_p64", 4, padded=(8, 16)),
     13: ElementType("b6x16_p32", 6, padded=(12, 16)),
@@ -206,7 +206,8 @@ class TensorMap:
         if reduce is None:
             target[...] = source
         else:
-            _combine(reduce, self.element, target, np.ascontiguousarray(source))
+            source = np.ascontiguousarray(source)
+            target[...] = reduce_elements(reduce, self.element.name, np.ascontiguousarray(target), source)
 
     def _filled(self) -> np.ndarray:
         """uint8 (outer dims..., row bytes) of the fill value; padding bytes are poison."""
@@ -310,31 +311,27 @@ def _chunk_index(offset: int, shape: tuple[int, ...], swizzle: str, atom: str) -
 
 
 # ---- reductions --------------------------------------------------------------------------------------------------
+_BITWISE_TYPES = ("b32", "b64", "u8", "u16", "u32", "u64", "s32", "s64")
 _BITWISE = {"and": np.bitwise_and, "or": np.bitwise_or, "xor": np.bitwise_xor}
+_ARITHMETIC_TYPES = {
+    t.name: np.dtype(t.dtype) for t in _ELEMENT_TYPES.values() if t.dtype or t.name == "bf16"
+}
 _ARITHMETIC = {"add": np.add, "min": np.minimum, "max": np.maximum}
 
 
-def _combine(op: str, element: ElementType, target: np.ndarray, source: np.ndarray) -> None:
-    """target = op(target, source) on elements; both uint8 (..., row bytes), target a strided view."""
-    old = np.ascontiguousarray(target)
-    if op in _BITWISE and element.dtype and element.dtype[0] in "ui":
-        result = _BITWISE[op](old, source)
-    elif op in ("inc", "dec") and element.name == "u32":
-        result = _wrapping_step(op, old.view(np.uint32), source.view(np.uint32)).view(np.uint8)
-    elif op in _ARITHMETIC and (element.dtype or element.name == "bf16"):
-        result = reduce_elements(op, element.name, old, source)
-    else:
-        raise EmulatorError(f"TMA reduction .{op} does not exist for elements of type {element.name}")
-    target[...] = result
-
-
 def reduce_elements(op: str, type_name: str, old: np.ndarray, new: np.ndarray) -> np.ndarray:
-    """add, min or max of two contiguous uint8 arrays of elements of a PTX type; uint8 again.
+    """Combine two contiguous uint8 arrays of elements of a PTX type; uint8 again.
 
     16-bit floats are added in float32 and rounded once, to nearest even (the sum of two is exact in float64 and a
     float32 has more than twice their precision, so the second rounding changes nothing).
     """
-    function = _ARITHMETIC[op]
+    if op in _BITWISE and type_name in _BITWISE_TYPES:
+        return _BITWISE[op](old, new)
+    if op in ("inc", "dec") and type_name == "u32":
+        return _wrapping_step(op, old.view(np.uint32), new.view(np.uint32)).view(np.uint8)
+    function = _ARITHMETIC.get(op)
+    if function is None or type_name not in _ARITHMETIC_TYPES:
+        raise EmulatorError(f"reduction .{op} does not exist for elements of type {type_name}")
     if type_name == "bf16":
         wide = [(x.view(np.uint16).astype(np.uint32) << 16).view(np.float32) for x in (old, new)]
         with np.errstate(invalid="ignore", over="ignore"):
@@ -342,7 +339,7 @@ def reduce_elements(op: str, type_name: str, old: np.ndarray, new: np.ndarray) -
         rounded = (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16
         rounded = np.where((bits & 0x7FFFFFFF) > 0x7F800000, 0x7FFF, rounded)
         return rounded.astype(np.uint16).view(np.uint8)
-    dtype = {t.name: np.dtype(t.dtype) for t in _ELEMENT_TYPES.values()}[type_name]
+    dtype = _ARITHMETIC_TYPES[type_name]
     with np.errstate(invalid="ignore", over="ignore"):
         return function(old.view(dtype), new.view(dtype)).view(np.uint8)
 
@@ -423,6 +420,65 @@ def _check_padded(m: TensorMap) -> None:
     ):
         if broken:
             raise EmulatorError(f"tensor map of {m.element.name}: {rule}")
+
+
+# PTX numbers the element types of tensormap.replace differently from the descriptor: (code, tf32 flag).
+_REPLACE_TYPES = [(i, 0) for i in range(11)] + [(7, 1), (8, 1), (11, 0), (12, 0), (13, 0)]
+_MODE_FIELDS = {  # position and width in the mode word
+    "rank": (4, 3),
+    "interleave_layout": (11, 2),
+    "swizzle_mode": (13, 2),
+    "fill_mode": (15, 1),
+    "swizzle_atomicity": (19, 2),
+}
+
+
+def replace_field(data: np.ndarray, field: str, ordinal: int, value: int) -> None:
+    """Rewrite one field of a descriptor in place, as tensormap.replace.tile does.
+
+    Args:
+        data: uint8 (128,), modified.
+        field: PTX name of the field.
+        ordinal: dimension (for global_stride: 0 is the stride of dimension 1), where the field has several.
+        value: the operand: sizes are true values, rank is the number of dimensions minus one.
+
+    Raises:
+        EmulatorError: an unknown field, or a value that does not fit it.
+    """
+    words, wide = data[:64].view("<u4"), data[:8].view("<u8")
+    refuse = lambda: EmulatorError(f"tensormap.replace .{field}, dimension {ordinal}: bad value {value:#x}")
+    limits = {"box_dim": 256, "global_dim": 1 << 32, "element_stride": 8}
+    if field in limits and not (1 <= value <= limits[field] and 0 <= ordinal < MAX_RANK):
+        raise refuse()
+    if field == "global_address":
+        wide[0] = value
+    elif field == "global_dim":
+        words[8 + ordinal] = value - 1
+    elif field == "box_dim":
+        data[0x38 + ordinal - 1] = value - 1  # box0 is the byte before the others
+    elif field == "element_stride":
+        _put_bits(words, 13, 3 * ordinal, 3, value - 1)
+    elif field == "global_stride":
+        if value % 16 or value >> 40 or not 0 <= ordinal < MAX_RANK - 1:
+            raise refuse()
+        words[3 + ordinal] = value >> 4 & 0xFFFFFFFF
+        _put_bits(words, 7, 4 * ordinal, 4, value >> 36)
+    elif field == "elemtype":
+        if value >= len(_REPLACE_TYPES):
+            raise refuse()
+        _put_bits(words, 2, 7, 4, _REPLACE_TYPES[value][0])
+        _put_bits(words, 2, 16, 1, _REPLACE_TYPES[value][1])
+    elif field in _MODE_FIELDS:
+        low, width = _MODE_FIELDS[field]
+        if value >> width:
+            raise refuse()
+        _put_bits(words, 2, low, width, value)
+    else:
+        raise EmulatorError(f"tensormap.replace: unknown field .{field}")
+
+
+def _put_bits(words: np.ndarray, index: int, low: int, width: int, value: int) -> None:
+    words[index] = int(words[index]) & ~(((1 << width) - 1) << low) | value << low
 
 
 def encode(
