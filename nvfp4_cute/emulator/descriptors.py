@@ -340,7 +340,7 @@ def read_scales(words: np.ndarray, column: int, rows: int, count: int, sf_id: in
             f"scale factors in tensor-memory columns {column}..{column + columns - 1} are not the same in all four "
             "groups of 32 lanes: copy them with tcgen05.cp.32x128b.warpx4"
         )
-    return needed[0].view(np.uint8).reshape(-1, 4)[:, sf_id : sf_id + count]
+    return np.ascontiguousarray(needed[0]).view(np.uint8).reshape(-1, 4)[:, sf_id : sf_id + count]
 
 
 # ---- tcgen05.cp --------------------------------------------------------------------------------------------------
