@@ -1,0 +1,63 @@
+"""The README's Python runs as shown, and its commands, folders and targets exist."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from nvfp4_cute import cli, doctor
+from nvfp4_cute.arch import sm100
+
+ROOT = Path(__file__).resolve().parent.parent
+README = (ROOT / "README.md").read_text()
+BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+
+
+def blocks(language: str) -> list[str]:
+    """Blocks of a language, each behind as many empty lines as give it the README's line numbers."""
+    return [
+        "\n" * README[: match.start(2)].count("\n") + match[2]
+        for match in BLOCK.finditer(README)
+        if match[1] == language
+    ]
+
+
+def test_python_blocks_run_in_order():
+    """One after the other in one namespace, as a reader would paste them."""
+    namespace: dict[str, object] = {"__name__": "readme"}
+    for block in blocks("python"):
+        if "emulator" in block and doctor.shim_problem():
+            pytest.skip(f"the block on the emulator was not run; its launch shim is {doctor.shim_problem()}")
+        exec(compile(block, ROOT / "README.md", "exec"), namespace)
+    assert "emulated" in namespace
+
+
+def test_make_targets_exist():
+    targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    named = set(re.findall(r"^make ([a-z-]+)", README, re.MULTILINE))
+    assert {"demo", "test"} <= named <= targets
+
+
+def test_command_lines_parse():
+    named = re.findall(r"`(?:\.venv/bin/)?nvfp4-cute ([^`]+)`", README)
+    assert {line.split()[0] for line in named} == {"demo", "check", "doctor"}
+    for line in named:
+        cli.build_parser().parse_args(line.split())
+
+
+def test_map_matches_the_tree():
+    tree = next(block for block in blocks("") if "kernels/" in block)
+    named = re.findall(r"^( *)([a-z0-9_]+)/", tree, re.MULTILINE)
+    assert len(named) == 9
+    for indent, folder in named:
+        assert (ROOT / ("nvfp4_cute" if indent else "") / folder).is_dir(), folder
+
+
+def test_every_target_with_a_kernel_is_in_the_table():
+    rows = {
+        cells[1].strip(): cells[3]
+        for cells in (line.split("|") for line in README.splitlines())
+        if len(cells) > 4
+    }
+    with_kernel = {name for name, form in rows.items() if "list form" in form}
+    assert with_kernel == set(sm100.ARCHS)
