@@ -66,9 +66,11 @@ def run(selected: dict[str, spec.GroupCase]) -> int:
     results: list[Result] = []
     total = sum(_num_tiles(case) for case in selected.values())
     # disable=None: no bar where nobody watches; there each case prints a line instead.
-    # The width is asked for here because tqdm draws nothing in a terminal that does not know its own.
-    columns = shutil.get_terminal_size().columns
-    with tqdm(total=total, unit="tile", disable=None, leave=False, ncols=columns) as bar:
+    # Asked for here because tqdm draws nothing in a terminal that does not know its own size.
+    size = shutil.get_terminal_size()
+    with tqdm(
+        total=total, unit="tile", disable=None, leave=False, ncols=size.columns, nrows=size.lines
+    ) as bar:
         for name, case in selected.items():
             bar.set_description(name)
             before = sum(result.num_tiles for result in results)
@@ -76,7 +78,7 @@ def run(selected: dict[str, spec.GroupCase]) -> int:
             _advance_to(bar, before, results[-1].num_tiles)
             if bar.disable:
                 print(_line(results[-1]), flush=True)
-    print(_report(results))
+    print(f"\n{_report(results)}")
     return 1 if any(result.fault for result in results) else 0
 
 

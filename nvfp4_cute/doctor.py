@@ -4,16 +4,13 @@ Everything is asked when `run` (or a function here) is called; nothing is import
 """
 
 import importlib.metadata
-import importlib.util
 import platform
-import shutil
 from dataclasses import dataclass
 
 from nvfp4_cute import env
+from nvfp4_cute.errors import EmulatorError
 
 DSL_PREFIX = "nvidia-cutlass-dsl"
-SHIM_MODULE = "nvfp4_cute.emulator._launch_shim"
-SHIM_REMEDY = "install a C compiler (cc or gcc), then run `pip install -e .` again"
 
 
 @dataclass(frozen=True)
@@ -94,11 +91,13 @@ def missing_gpu_reason(arch: str) -> str | None:
 
 def shim_problem() -> str | None:
     """Say why the emulator's launch shim (a small C library, built at install time) is missing, or None."""
-    if importlib.util.find_spec(SHIM_MODULE) is not None:
-        return None
-    compiler = shutil.which("cc") or shutil.which("gcc")
-    found = f"{compiler} is there" if compiler else "no C compiler is on PATH"
-    return f"not built ({found}): {SHIM_REMEDY}"
+    from nvfp4_cute.emulator.driver import shim_path
+
+    try:
+        shim_path()
+    except EmulatorError as error:
+        return str(error)
+    return None
 
 
 def report() -> tuple[str, bool]:
