@@ -42,7 +42,10 @@ Reader = Callable[["Warp"], Any]
 Writer = Callable[["Warp", Any], None]
 HandlerFunction = Callable[[Inst, "Builder"], Step]
 
-FAMILIES = ("arith", "float_arith", "convert", "control", "memory", "barrier", "warp", "tma", "tcgen05")
+FAMILIES = (
+    "arith", "float_arith", "convert", "control", "memory", "barrier", "warp", "tma", "tcgen05", "mma_sync", "wgmma",
+    "matrix_move",
+)  # fmt: skip
 HANDLERS: dict[str, HandlerFunction] = {}
 
 UNSIGNED: dict[int, np.dtype] = {1: np.dtype("u1"), 2: np.dtype("u2"), 4: np.dtype("u4"), 8: np.dtype("u8")}

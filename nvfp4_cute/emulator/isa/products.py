@@ -1,0 +1,200 @@
+"""The sums of one warp matrix instruction: small tiles, where the fixed cost of every NumPy call counts.
+
+The rounding rules are those of `numerics` (products aligned to the largest exponent, truncated to F fractional bits,
+summed exactly, rounded toward zero). Two things are added here: a short path for tiles whose sum is provably exact,
+and the rule of Hopper's 8-bit `wgmma`, whose adder keeps F = 13 fractional bits and whose float32 results carry 13
+mantissa bits.
+
+Why the exact path is right. Let eA, eB be the largest exponents of the operands as the hardware sees them (zeros and
+subnormals included), eC that of C, and q = 2**(emax - F) with emax = max(eA + eB, eC). If every element of A is a multiple of
+2**x, of B of 2**y with 2**(x + y) = q, and C of q, then every term is a multiple of q. The hardware's emax, of one
+element of D, is at most the tile's, so it truncates nothing. In float64, |a| < 2**(eA + w) with w = 1 (w = 4 where
+the scales alone make up the exponent, since an e2m1 value is at most 6), so sums of at most 64 products and C stay
+below 2**(emax + 2w + 7), that is 2**(F + 2w + 7) <= 2**50 times q: no operation of the product rounds, in whatever
+order BLAS forms it. One rounding of the exact sum is what the hardware does.
+"""
+
+from typing import Literal, NamedTuple, cast
+
+import numpy as np
+
+from nvfp4_cute.emulator import numerics
+from nvfp4_cute.emulator.numerics import (
+    FRACTION_BITS,
+    FRACTION_BITS_FP4,
+    NAN_F16,
+    NAN_F32,
+    SCALE_TABLES,
+    ZERO_EXPONENT,
+    ElementType,
+    decode_elements,
+)
+
+F32_MANTISSA_BITS = 23
+F16_LEAST_EXPONENT = -14
+
+
+class Rule(NamedTuple):
+    """F fractional bits in the adder, and mantissa bits of a float32 result."""
+
+    fraction_bits: int
+    mantissa_bits: int
+
+
+STANDARD = Rule(FRACTION_BITS, F32_MANTISSA_BITS)
+HOPPER_FP8 = Rule(13, 13)
+
+
+class _Factor(NamedTuple):
+    """Values (rows, K) of an operand as float64, their exponents, and the largest of these."""
+
+    values: np.ndarray
+    exponents: np.ndarray
+    top: int
+
+    @classmethod
+    def decode(
+        cls, codes: np.ndarray, fmt: ElementType, scales: np.ndarray | None, negate: bool
+    ) -> "_Factor":
+        """`scales`: ue8m0 bytes (rows,) or None."""
+        values, exponents = decode_elements(codes, fmt)
+        if scales is not None:
+            table = SCALE_TABLES["ue8m0"]
+            scale = np.where(table.is_nan.take(scales), np.nan, table.value.take(scales))
+            values = values * scale[:, None]
+            exponents = exponents + table.exponent.take(scales)[:, None]
+        return cls(-values if negate else values, exponents, int(exponents.max()))
+
+    @classmethod
+    def decode_fp4(cls, packed: np.ndarray, scales: np.ndarray, scale_type: str) -> "_Factor":
+        """e2m1 pairs (rows, 32) times scales (rows, 2 or 4); the exponents are those of the scales."""
+        table = SCALE_TABLES[scale_type]
+        codes = np.stack([packed & 15, packed >> 4], -1).reshape(len(packed), scales.shape[1], -1)
+        scale = np.where(table.is_nan.take(scales), np.nan, table.value.take(scales))
+        exponents = table.exponent.take(scales)
+        values = (numerics.E2M1_VALUES.take(codes) * scale[:, :, None]).reshape(len(packed), -1)
+        return cls(values, exponents, int(exponents.max()))
+
+
+def multiply(
+    a: np.ndarray,
+    b: np.ndarray,
+    c: np.ndarray | None,
+    formats: tuple[str, str],
+    *,
+    d_type: Literal["f32", "f16"],
+    rule: Rule = STANDARD,
+    scales: tuple[np.ndarray, np.ndarray] | tuple[None, None] = (None, None),
+    negate: tuple[bool, bool] = (False, False),
+) -> np.ndarray:
+    """D = A @ B^T + C of one instruction.
+
+    Args:
+        a: codes (M, K) as `numerics.decode_elements` takes them.
+        b: codes (N, K).
+        c: (M, N) of `d_type`, or None for zero.
+        formats: element formats of A and B, see `numerics.ElementType`.
+        d_type: format of C and D.
+        rule: precision of the adder.
+        scales: ue8m0 bytes (M,) and (N,), or (None, None).
+        negate: use -A, use -B.
+
+    Returns:
+        float32 or float16 (M, N), a new array.
+    """
+    format_a, format_b = cast(ElementType, formats[0]), cast(ElementType, formats[1])
+    left = _Factor.decode(a, format_a, scales[0], negate[0])
+    right = _Factor.decode(b, format_b, scales[1], negate[1])
+    total = _exact(left, right, c, rule.fraction_bits)
+    if total is not None:
+        return _rounded(total, d_type, rule.mantissa_bits)
+    if rule is not STANDARD:
+        return _truncated(left, right, c, d_type, rule)
+    return numerics.mma_fused(
+        a, b, c, a_format=format_a, b_format=format_b, sfa=scales[0], sfb=scales[1], d_type=d_type,
+        negate_a=negate[0], negate_b=negate[1],
+    )  # fmt: skip
+
+
+def multiply_fp4(
+    a: np.ndarray, b: np.ndarray, c: np.ndarray, sfa: np.ndarray, sfb: np.ndarray, scale_type: str
+) -> np.ndarray:
+    """D = (A*SFA) @ (B*SFB)^T + C with K = 64, as `numerics.mma_block_scaled` computes it; float32 (M, N)."""
+    left, right = _Factor.decode_fp4(a, sfa, scale_type), _Factor.decode_fp4(b, sfb, scale_type)
+    total = _exact(left, right, c, FRACTION_BITS_FP4)
+    if total is not None:
+        return _rounded(total, "f32", F32_MANTISSA_BITS)
+    return numerics.mma_block_scaled(a, b, sfa, sfb, c, scale_type=cast(numerics.ScaleType, scale_type))
+
+
+def multiply_integers(a: np.ndarray, b: np.ndarray, c: np.ndarray | None, saturate: bool) -> np.ndarray:
+    """int32 (M, N) = A @ B^T + C, exact, then clamped to the range of int32 (`saturate`) or wrapped.
+
+    a, b: int8 or uint8 (M, K) and (N, K). c: int32 (M, N) or None.
+    """
+    # At most 32 products below 2**16: exact in float32, which has the fastest product.
+    total = (a.astype(np.float32) @ b.astype(np.float32).T).astype(np.int64)
+    if c is not None:
+        total += c
+    if saturate:
+        total = total.clip(-(2**31), 2**31 - 1)
+    return total.astype(np.int32)
+
+
+# ---- paths -------------------------------------------------------------------------------------------------------
+def _exact(a: _Factor, b: _Factor, c: np.ndarray | None, fraction_bits: int) -> np.ndarray | None:
+    """The exact sum as float64 (M, N), or None where the conditions of the module docstring do not hold."""
+    emax = max(a.top + b.top, ZERO_EXPONENT)
+    if c is not None:
+        emax = max(emax, _least_exponent(c), int(np.frexp(np.abs(c).max())[1]) - 1)
+    quantum = emax - fraction_bits
+    room = a.top + b.top - quantum
+    if not _is_multiple(a.values, a.top - room // 2) or not _is_multiple(b.values, b.top - room + room // 2):
+        return None
+    if c is None:
+        return a.values @ b.values.T
+    wide = c.astype(np.float64)
+    if not _is_multiple(wide, quantum):
+        return None
+    return a.values @ b.values.T + wide
+
+
+def _least_exponent(c: np.ndarray) -> int:
+    """Exponent of the subnormals of C's format."""
+    return F16_LEAST_EXPONENT if c.dtype == np.float16 else ZERO_EXPONENT
+
+
+def _is_multiple(values: np.ndarray, exponent: int) -> bool:
+    """Whether every value is a finite multiple of 2**exponent."""
+    units = values * 2.0**-exponent
+    return bool((units - np.rint(units) == 0).all())  # inf - inf and NaN are not 0
+
+
+def _rounded(total: np.ndarray, d_type: str, mantissa_bits: int) -> np.ndarray:
+    """Exact float64 sums -> float16 to nearest even, or float32 toward zero with so many mantissa bits; -0 -> +0."""
+    if d_type == "f16":
+        return total.astype(np.float16) + np.float16(0)
+    out = (total.view(np.int64) & np.int64(-1 << (52 - mantissa_bits))).view(np.float64)
+    tiny = np.abs(total) < 2.0**ZERO_EXPONENT
+    if total[tiny].any():
+        unit = 2.0 ** (ZERO_EXPONENT - mantissa_bits)
+        out[tiny] = np.trunc(total[tiny] / unit) * unit
+    return out.astype(np.float32) + np.float32(0)
+
+
+def _truncated(a: _Factor, b: _Factor, c: np.ndarray | None, d_type: str, rule: Rule) -> np.ndarray:
+    """Every term truncated to F fractional bits of its element's largest exponent; any values."""
+    shape = (len(a.values), len(b.values))
+    wide = np.zeros(shape) if c is None else c.astype(np.float64)
+    least = ZERO_EXPONENT if c is None else _least_exponent(c)
+    exponent = np.where(wide == 0, ZERO_EXPONENT, np.maximum(np.frexp(wide)[1] - 1, least))
+    emax = np.maximum((a.exponents[:, None].astype(np.int64) + b.exponents).max(-1), exponent)
+    to_units = np.ldexp(1.0, rule.fraction_bits - emax)
+    terms = a.values[:, None] * b.values
+    units = np.trunc(terms * to_units[..., None]).sum(-1) + np.trunc(wide * to_units)
+    out = _rounded(np.where(np.isfinite(units), units / to_units, 0), d_type, rule.mantissa_bits)
+    special = terms.sum(-1) + wide
+    where = ~np.isfinite(special)
+    nan = NAN_F16 if d_type == "f16" else NAN_F32
+    out[where] = np.where(np.isnan(special[where]), nan, special[where].astype(out.dtype))
+    return out
