@@ -248,7 +248,7 @@ def _sum_float32(a: _Fp4Operand, b: _Fp4Operand, c: _Accumulator) -> np.ndarray 
         return None
     if 64 * a.max_scaled * b.max_scaled + c.max_abs > 2.0 ** (24 + k) or not c.is_multiple_of(k):
         return None  # |C| <= 2**(24+k) also keeps C's own exponent within k + 35
-    out = a.scaled(np.float32) @ b.scaled(np.float32).T
+    out = _exact_product(a.scaled(np.float32), b.scaled(np.float32))
     out += np.float32(0) if c.values is None else c.values
     out += np.float32(0)  # -0 becomes +0, the only zero that the hardware's sum gives
     return out
@@ -261,7 +261,7 @@ def _sum_float64(a: _Fp4Operand, b: _Fp4Operand, c: _Accumulator) -> np.ndarray 
     quantum = emax - FRACTION_BITS_FP4
     if quantum > k or 64 * a.max_scaled * b.max_scaled > 2.0 ** (53 + k) or not c.is_multiple_of(quantum):
         return None
-    total = a.scaled(np.float64) @ b.scaled(np.float64).T
+    total = _exact_product(a.scaled(np.float64), b.scaled(np.float64))
     if c.values is not None:
         total += c.values
     return _round_toward_zero(total, may_be_tiny=quantum < -149)
@@ -274,8 +274,32 @@ def _sum_general(a: _Fp4Operand, b: _Fp4Operand, c: _Accumulator) -> np.ndarray:
     for group in range(4):
         np.maximum(emax, exponent_a[:, group, None] + exponent_b[:, group], out=emax)
     scaled_a, scaled_b = a.scaled(np.float64), b.scaled(np.float64)
-    terms = (scaled_a[:, g : g + 16] @ scaled_b[:, g : g + 16].T for g in range(0, 64, 16))
+    terms = (_exact_product(scaled_a[:, g : g + 16], scaled_b[:, g : g + 16]) for g in range(0, 64, 16))
     return _round_toward_zero(_fused_sum(terms, emax, c, FRACTION_BITS_FP4), may_be_tiny=True)
+
+
+_SINGLE_THREAD_PRODUCTS = 65536 * 4
+"""Multiply-adds of one matrix product up to which OpenBLAS stays in the calling thread."""
+
+
+def _exact_product(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    """A @ B^T where no operation rounds, so that the order of the sum does not matter.
+
+    In stripes small enough that BLAS does not spread them over threads: these spin while they wait for each other,
+    and on a machine with other work a 40 us product then takes up to 20 ms (measured on two shared cores).
+    """
+    rows, depth = a.shape
+    columns = len(b)
+    width = max(_SINGLE_THREAD_PRODUCTS // (rows * depth), 1)
+    if columns <= width:
+        return a @ b.T
+    out = np.empty((rows, columns), a.dtype)
+    whole = columns // width * width
+    stripes = b[:whole].reshape(-1, width, depth).transpose(0, 2, 1)
+    np.matmul(a, stripes, out=out[:, :whole].reshape(rows, -1, width).transpose(1, 0, 2))
+    if whole < columns:
+        np.matmul(a, b[whole:].T, out=out[:, whole:])
+    return out
 
 
 # ---- the fused sum, shared by all kinds --------------------------------------------------------------------------

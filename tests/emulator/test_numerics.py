@@ -249,6 +249,19 @@ def test_fast_paths_refuse_what_they_cannot_do():
     assert refused32 > 1000 and refused64 > 300 and taken64 > 300
 
 
+@pytest.mark.parametrize("columns", [8, 32, 40, 64, 136, 256])
+@pytest.mark.parametrize("path", ["_sum_float32", "_sum_float64", "_sum_general"])
+def test_full_tiles(columns, path):
+    """128 x N: the products are cut into stripes, each path against plain integer arithmetic."""
+    rng = np.random.default_rng(columns)
+    a, b = random_codes(rng, 128), random_codes(rng, columns)
+    sfa, sfb = rng.choice(np.array([0x38, 0x40], np.uint8), (128, 4)), np.full((columns, 4), 0x38, np.uint8)
+    c = rng.integers(-99, 99, (128, columns)).astype(np.float32)
+    got = getattr(nm, path)(*operands(a, b, sfa, sfb, c))
+    values = nm.E2M1_VALUES[unpack(a)] * np.repeat((sfa >> 3) - 6.0, 16, 1)
+    assert (got == values @ nm.E2M1_VALUES[unpack(b)].T.astype(float) + c).all()
+
+
 def test_nan_rows_do_not_leave_the_fast_path(monkeypatch):
     """Garbage scales in zero-filled padding rows, and the NaN rows they leave in the accumulator."""
     monkeypatch.setattr(nm, "_sum_general", None)
