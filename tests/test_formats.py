@@ -300,7 +300,7 @@ GLOBAL_SCALES = (
 )
 
 
-@settings(deadline=None, max_examples=400)
+@settings(deadline=None, max_examples=200)
 @given(
     x=st.one_of(
         *(
