@@ -564,9 +564,11 @@ def _pack(b: Builder, dest: Operand, source: Vector, type_: str) -> Step:
     if part * count != type_bytes(type_):
         raise b.refuse(f"{count} parts do not fill .{type_}")
     reads = [b.read(item, f"b{8 * part}") for item in source.items]
+    poison = (1 << 8 * part) - 1
 
     def compute(warp: "Warp") -> Any:
-        values = [r(warp) for r in reads]
+        # The compiler packs a register that nobody wrote where only the other parts are used later.
+        values = [poison if (v := r(warp)) is None else v for r in reads]
         if all(v.__class__ is not np.ndarray for v in values):
             word = 0
             for value in reversed(values):

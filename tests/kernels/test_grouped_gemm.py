@@ -1,0 +1,115 @@
+"""The sm_100a grouped GEMM, executed on the emulator, against the float64 reference."""
+
+import hashlib
+from dataclasses import replace
+
+import cases
+import pytest
+import torch
+from oracle import assert_bitwise_equal, bits, poisoned, repro_line
+
+from nvfp4_cute import KernelConfig, grouped_gemm
+from nvfp4_cute.reference import grouped_gemm_reference
+
+
+def run(case, operands, backend, config=None):
+    """Outputs of one backend, written into poisoned buffers."""
+    out = [poisoned(m, n, dtype=case.out_dtype) for m, n, _ in case.sizes]
+    returned = grouped_gemm(
+        operands.a,
+        operands.b,
+        operands.a_scale,
+        operands.b_scale,
+        alpha=operands.alpha,
+        out=out,
+        out_dtype=case.out_dtype,
+        backend=backend,
+        config=config,
+    )
+    assert all(x is y for x, y in zip(returned, out, strict=True))
+    return out
+
+
+def check(case, config=None):
+    operands = cases.make_operands(case)
+    digest = fingerprint(operands)
+    actual = run(case, operands, "emulator", config)
+    assert fingerprint(operands) == digest, "an operand was modified"
+    if case.kind == "exact":
+        for got, want in zip(actual, run(case, operands, "reference"), strict=True):
+            assert_bitwise_equal(got, want, case=case.name, seed=case.seed)
+        return
+    expected = grouped_gemm_reference(*operands, out_dtype=torch.float64)
+    for got, want, bound in zip(actual, expected, cases.error_bound(case, operands, expected), strict=True):
+        error = (got.double() - want).abs()
+        assert bool((error <= bound).all()), f"error {error.max():.3g}\n{repro_line(case=case.name)}"
+
+
+def fingerprint(operands):
+    tensors = [*operands.a, *operands.b, *operands.a_scale, *operands.b_scale]
+    return hashlib.sha256(b"".join(t.contiguous().numpy().tobytes() for t in tensors)).hexdigest()
+
+
+@pytest.mark.parametrize("case", cases.ALL, ids=lambda case: case.name)
+def test_case(case):
+    check(case)
+
+
+SHAPES = cases.Case("shapes", ((130, 264, 1280), (72, 128, 3328), (1, 40, 256)), seed=11, kind="wide")
+
+
+def test_same_bits_for_every_number_of_ctas_and_stages():
+    """Scheduling moves work, never rounding: K is accumulated in one order whatever runs it."""
+    operands = cases.make_operands(SHAPES)
+    expected = run(SHAPES, operands, "emulator")
+    for num_cta, num_ab_stage, num_acc_stage in [(1, 1, 1), (2, 2, 2), (3, 3, 3), (7, 5, 1), (148, 6, 2)]:
+        config = KernelConfig(num_ab_stage=num_ab_stage, num_acc_stage=num_acc_stage, num_cta=num_cta)
+        for got, want in zip(run(SHAPES, operands, "emulator", config), expected, strict=True):
+            assert_bitwise_equal(got, want, config=config.to_name())
+
+
+def test_runs_are_deterministic():
+    operands = cases.make_operands(SHAPES)
+    first, second = (run(SHAPES, operands, "emulator") for _ in range(2))
+    for got, want in zip(second, first, strict=True):
+        assert_bitwise_equal(got, want)
+
+
+def test_nothing_is_written_beyond_the_output():
+    """Outputs are windows of larger poisoned buffers, with pitches that allow and that forbid vector stores."""
+    case = cases.Case("window", ((70, 100, 256), (129, 72, 256)), seed=2)
+    operands = cases.make_operands(case)
+    expected = run(case, operands, "reference")
+    for margin in (8, 3):
+        buffers = [poisoned(m + 2, n + 2 * margin, dtype=case.out_dtype) for m, n, _ in case.sizes]
+        windows = [
+            buffer[1 : 1 + m, margin : margin + n]
+            for buffer, (m, n, _) in zip(buffers, case.sizes, strict=True)
+        ]
+        grouped_gemm(*list(operands)[:4], out=windows, out_dtype=case.out_dtype, backend="emulator")
+        for buffer, window, want in zip(buffers, windows, expected, strict=True):
+            assert_bitwise_equal(window, want, margin=margin)
+            window.copy_(poisoned(*window.shape, dtype=case.out_dtype))
+            assert torch.equal(bits(buffer), bits(poisoned(*buffer.shape, dtype=case.out_dtype)))
+
+
+def test_alpha_follows_its_group_through_the_reordering():
+    """Groups run by descending M; factors are given in the caller's order."""
+    case = cases.Case("alpha", ((5, 64, 256), (200, 64, 256), (60, 64, 256)), has_alpha=True)
+    operands = cases.make_operands(case)
+    plain = run(replace(case, has_alpha=False), replace(operands, alpha=None), "emulator")
+    scaled = run(case, operands, "emulator")
+    for got, want, factor in zip(scaled, plain, operands.alpha.tolist(), strict=True):
+        assert_bitwise_equal(got, want * factor)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(12))
+def test_random_problem(seed):
+    generator = torch.Generator().manual_seed(seed)
+
+    def draw(low, high):
+        return int(torch.randint(low, high + 1, (), generator=generator))
+
+    sizes = tuple((draw(0, 300), draw(1, 300), 32 * draw(1, 40)) for _ in range(draw(1, 8)))
+    check(cases.Case(f"random_{seed}", sizes, seed, padding="nan", has_alpha=bool(draw(0, 1))))
