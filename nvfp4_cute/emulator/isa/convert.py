@@ -197,9 +197,9 @@ def _float_to_integer(
             words = np.clip(rounded, low, high).astype(np.int64).astype(UNSIGNED[size])
         if nan.any():
             words = np.where(nan, words.dtype.type(invalid & high * 2 + 1 if size < 8 else invalid), words)
-        return _dual(words)
+        return _dual(words.view(SIGNED[size]) if dest[0] == "s" else words)
 
-    return put_step(b, inst.operands[0], compute, f"u{8 * size}" if dest[0] != "s" else dest)
+    return put_step(b, inst.operands[0], compute, dest)
 
 
 def _float_to_float(inst: Inst, b: Builder, mods: Mods, dest: str, source: str, rounding: str | None) -> Step:

@@ -35,8 +35,17 @@ def _add(a: np.ndarray, b: np.ndarray, rounding: str) -> np.ndarray:
     if rounding == "rn":
         return a + b
     if a.dtype == np.float64:
-        return floats.exact_f64(lambda x, y: x + y, a + b, rounding, a, b)
-    return floats.round_f32(floats.add_odd(a.astype(np.float64), b.astype(np.float64)), rounding)
+        result = floats.exact_f64(lambda x, y: x + y, a + b, rounding, a, b)
+    else:
+        result = floats.round_f32(floats.add_odd(a.astype(np.float64), b.astype(np.float64)), rounding)
+    return _zero_sum(result, np.signbit(a) | np.signbit(b), rounding)
+
+
+def _zero_sum(result: np.ndarray, any_negative: np.ndarray, rounding: str) -> np.ndarray:
+    """An exact zero sum of terms of both signs is -0 when rounding down (IEEE 754, 6.3)."""
+    if rounding != "rm":
+        return result
+    return np.where((result == 0) & any_negative, -np.abs(result), result)
 
 
 def _mul(a: np.ndarray, b: np.ndarray, rounding: str) -> np.ndarray:
@@ -60,7 +69,9 @@ def _div(a: np.ndarray, b: np.ndarray, rounding: str) -> np.ndarray:
 def _fma(a: np.ndarray, b: np.ndarray, c: np.ndarray, rounding: str) -> np.ndarray:
     if a.dtype == np.float64:
         return floats.fma_f64(a, b, c, rounding)
-    return floats.round_f32(floats.fma_odd(a, b, c), rounding)
+    total = floats.fma_odd(a, b, c)  # zero only if the exact sum is
+    total = _zero_sum(total, (np.signbit(a) ^ np.signbit(b)) | np.signbit(c), rounding)
+    return floats.round_f32(total, rounding)
 
 
 def _sqrt(a: np.ndarray, rounding: str) -> np.ndarray:
@@ -117,13 +128,16 @@ class Lanes:
         self.bytes = type_bytes(type_)
         self.element = np.dtype({"f16": "f2", "bf16": "u2", "f32": "f4", "f64": "f8"}[self.name])
         self.register = UNSIGNED[self.bytes]
+        self.count = self.bytes // self.element.itemsize
         self.narrow = self.name in ("f16", "bf16")
 
     def load(self, value: Any) -> np.ndarray:
-        """Register bits (dual) -> array of 32 x lanes (or 1 x lanes if uniform) elements."""
+        """Register bits (dual) -> [32] elements, packed types [32, 2]; first extent 1 where the value is uniform."""
         if value.__class__ is not np.ndarray:
             value = np.array([value], self.register)
         elements = value.view(self.element)
+        if self.count > 1:
+            elements = elements.reshape(-1, self.count)
         if not self.narrow:
             return elements
         return elements.astype(np.float32) if self.name == "f16" else floats._decode_wide(elements, "bf16")
@@ -134,7 +148,7 @@ class Lanes:
             values = values.astype(np.float16)
         elif self.name == "bf16":
             values = floats.f32_to_bf16(np.ascontiguousarray(values, np.float32))
-        bits = np.ascontiguousarray(values, self.element).view(self.register)
+        bits = np.ascontiguousarray(values, self.element).reshape(-1).view(self.register)
         return bits if bits.size == 32 else int(bits[0])
 
 
