@@ -26,8 +26,9 @@ import cutlass.utils.blockscaled_layout as blockscaled
 from cutlass import Float32, Int32, Int64
 from cutlass.memory import SmemAllocator, TmemAllocator
 
-from nvfp4_cute.arch.sm100 import SF_VEC_SIZE, smem_plan, tmem_map
+from nvfp4_cute.arch.sm100 import smem_plan, tmem_map
 from nvfp4_cute.config import KernelConfig
+from nvfp4_cute.scale_layout import SF_VEC_SIZE
 
 from ..common.group_table import GroupTable
 from ..common.warp_schedule import WarpSchedule

@@ -8,8 +8,9 @@ import cutlass.utils.blackwell_helpers as blackwell
 import cutlass.utils.blockscaled_layout as blockscaled
 from cutlass.cute.nvgpu import cpasync, tcgen05
 
-from nvfp4_cute.arch.sm100 import MMA_INST_K, SF_VEC_SIZE
+from nvfp4_cute.arch.sm100 import MMA_INST_K
 from nvfp4_cute.config import KernelConfig
+from nvfp4_cute.scale_layout import SF_VEC_SIZE
 
 AB_DTYPE = cutlass.Float4E2M1FN
 SF_DTYPE = cutlass.Float8E4M3FN

@@ -7,6 +7,7 @@ Limits: CUDA C++ programming guide, technical specifications (227 KiB of shared 
 from dataclasses import dataclass, replace
 
 from nvfp4_cute.config import KernelConfig
+from nvfp4_cute.scale_layout import SF_VEC_SIZE
 
 ARCHS = ("sm_100a", "sm_103a", "sm_110a")
 SMEM_CAPACITY_BYTES = 227 * 1024
@@ -14,7 +15,6 @@ SMEM_CAPACITY_BYTES = 227 * 1024
 SMEM_RESERVED_BYTES = 4096
 TMEM_COLS = 512
 MMA_INST_K = 64
-SF_VEC_SIZE = 16
 # A scale block covers 128 rows x 4 scales; tensor memory holds it in 4 columns.
 SF_ATOM_ROWS = 128
 SF_ATOM_COLS = 4
@@ -66,9 +66,10 @@ class TmemMap:
 def smem_plan(config: KernelConfig) -> SmemPlan:
     """Shared memory of ``config``. ``num_ab_stage=None`` is resolved to as many stages as fit."""
     m, n, k = config.cta_tile_shape_mnk
-    sizes = (m * k // 2, n * k // 2, *(_sf_rows(rows) * k // SF_VEC_SIZE for rows in (m, n)))
-    fitting = (SMEM_CAPACITY_BYTES - SMEM_RESERVED_BYTES) // sum(sizes)
-    return SmemPlan(*sizes, num_ab_stage=fitting if config.num_ab_stage is None else config.num_ab_stage)
+    a, b = m * k // 2, n * k // 2
+    sfa, sfb = _sf_rows(m) * k // SF_VEC_SIZE, _sf_rows(n) * k // SF_VEC_SIZE
+    fitting = (SMEM_CAPACITY_BYTES - SMEM_RESERVED_BYTES) // (a + b + sfa + sfb)
+    return SmemPlan(a, b, sfa, sfb, fitting if config.num_ab_stage is None else config.num_ab_stage)
 
 
 def tmem_map(config: KernelConfig) -> TmemMap:
