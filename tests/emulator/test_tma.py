@@ -262,6 +262,18 @@ def test_bulk_stores(code, want):
     assert (target == want(np.full(128, 7, np.float32), np.arange(128, dtype=np.float32))).all()
 
 
+@pytest.mark.parametrize("reduce,times", [("", 1), (".add", 32)])
+def test_a_store_by_a_whole_warp(reduce, times):
+    """Every thread performs it: 32 equal stores are one, 32 reductions are 32."""
+    target = np.zeros((4, 32), np.float32)
+    name = f"cp{'.reduce' if reduce else ''}.async.bulk.tensor.2d.global.shared::cta{reduce}.tile.bulk_group"
+    code = f"mov.b64 %rd1, map;\nmov.b32 %r2, 0;\n{name} [%rd1, {{%r2, %r2}}], [%r1+{TILE}];"
+    ptx = store_kernel(code, 128, MAP).replace("@!%p0 bra SKIP;", "")
+    stats = emulate(ptx, [map_of(target, "f32", (32, 4))], [target])
+    assert (target == times * np.arange(128, dtype=np.float32).reshape(4, 32)).all()
+    assert stats.tma_store_bytes == 512 * times
+
+
 # ---- cp.async ----------------------------------------------------------------------------------------------------
 def test_cp_async():
     source, out = tensor(32 * 4, np.uint32), np.zeros(32 * 4, np.uint32)

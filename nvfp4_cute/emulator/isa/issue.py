@@ -14,13 +14,18 @@ if TYPE_CHECKING:
     from nvfp4_cute.emulator.machine import Cta, Wait, Warp
 
 
-def per_thread(run: Callable[..., None], readers: Sequence[Reader]) -> Step:
-    """A step that calls `run(cta, *operand values)` once for every active lane (mostly one), lowest lane first."""
+def per_thread(run: Callable[..., None], readers: Sequence[Reader], *, idempotent: bool = False) -> Step:
+    """A step that calls `run(cta, *operand values)` once for every active lane (mostly one), lowest lane first.
+
+    idempotent: doing it twice is doing it once, so lanes with equal operands count as one. CuTe DSL lets a whole
+    warp execute the same TMA store.
+    """
 
     def step(warp: "Warp") -> None:
         values = [read(warp) for read in readers]
-        if warp.num_active == 1:
-            if any(v.__class__ is np.ndarray for v in values):
+        uniform = not any(v.__class__ is np.ndarray for v in values)
+        if warp.num_active == 1 or (idempotent and uniform):
+            if not uniform:
                 lane = warp.first_lane()
                 values = [lane_value(v, lane) for v in values]
             run(warp.cta, *values)

@@ -183,7 +183,7 @@ def _tensor_store(inst: Inst, b: Builder, mods: Mods, form: _Tensor) -> Step:
     def run(cta: "Cta", src: int, map_address: int, *coords: int) -> None:
         cta.issue(partial(_store_boxes, cta, form, map_address, coords, own_offset(cta, src)))
 
-    return per_thread(run, readers)
+    return per_thread(run, readers, idempotent=form.reduce is None)
 
 
 def _store_boxes(cta: "Cta", form: _Tensor, map_address: int, coords: tuple[int, ...], offset: int) -> None:
@@ -297,7 +297,7 @@ def _bulk_store(inst: Inst, b: Builder, mods: Mods) -> Step:
         _check_bulk(dst, src, nbytes)
         cta.issue(partial(_bulk_out, cta, dst, own_offset(cta, src), nbytes, mask, None, ""))
 
-    return per_thread(run, readers)
+    return per_thread(run, readers, idempotent=True)
 
 
 def _bulk_out(
