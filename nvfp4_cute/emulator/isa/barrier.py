@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from nvfp4_cute.emulator.isa import Builder, Mods, Step, handler, lane_value
-from nvfp4_cute.emulator.isa.spaces import Place
+from nvfp4_cute.emulator.isa.spaces import generic_space
 from nvfp4_cute.emulator.isa.warp import converge, uniform
 from nvfp4_cute.emulator.machine import OFFSET_MASK, RANK_SHIFT, SHARED_WINDOW, Condition
 from nvfp4_cute.emulator.memory import Mbarrier
@@ -217,7 +217,7 @@ def barrier_place(warp: "Warp", space: str, address: int) -> "tuple[Cta, int]":
         EmulatorError: misaligned, not shared memory, or of another CTA where only the own one is allowed.
     """
     if space == "generic":
-        if Place.of_generic(address) != "shared::cluster":
+        if generic_space(address) != "shared::cluster":
             raise EmulatorError(f"mbarrier at generic address {address:#x}, which is not shared memory")
         address -= SHARED_WINDOW
         space = "shared::cluster"

@@ -11,7 +11,15 @@ import numpy as np
 
 from nvfp4_cute.emulator.isa import SIGNED, UNSIGNED, Builder, Mods, Reader, Step, handler, type_bytes
 from nvfp4_cute.emulator.isa.arith import as_array, put_step
-from nvfp4_cute.emulator.isa.spaces import SPACES, Place, gather, resolve_lanes, resolve_one, scatter
+from nvfp4_cute.emulator.isa.spaces import (
+    SPACES,
+    gather,
+    generic_space,
+    is_uniform,
+    resolve_lanes,
+    resolve_one,
+    scatter,
+)
 from nvfp4_cute.emulator.memory import ITEM_DTYPES
 from nvfp4_cute.emulator.ptx import Address, Inst, Operand, Sink, Symbol, Vector
 from nvfp4_cute.errors import EmulatorError
@@ -68,7 +76,7 @@ def load(inst: Inst, b: Builder) -> Step:
     def step(warp: "Warp") -> None:
         where = locate(warp)
         warp.polled = warp.polled or polling
-        if where.__class__ is not np.ndarray and space != "local":
+        if is_uniform(space, where):
             data = resolve_one(warp, space, where, total, False).view(element)
             warp.cta.machine.stats.load_bytes += total
             for write, value in zip(writes, data.tolist(), strict=True):
@@ -135,7 +143,7 @@ def store(inst: Inst, b: Builder) -> Step:
         machine = warp.cta.machine
         machine.changes += 1
         values = [r(warp) for r in reads]
-        if where.__class__ is not np.ndarray and space != "local":
+        if is_uniform(space, where):
             lane = warp.first_lane()
             row = [v[lane] if v.__class__ is np.ndarray else v for v in values]
             resolve_one(warp, space, where, total, True).view(dtype)[:] = row
@@ -363,7 +371,7 @@ def is_space(inst: Inst, b: Builder) -> Step:
     read = b.read(inst.operands[1], "b64")
 
     def inside(address: int) -> bool:
-        kind = Place.of_generic(address)
+        kind = generic_space(address)
         return kind == space or (kind == "shared::cluster" and space in ("shared", "shared::cta"))
 
     def compute(warp: "Warp") -> Any:

@@ -34,17 +34,20 @@ SPACES = {
 }
 
 
-class Place:
-    """Classification of generic addresses."""
+def generic_space(address: int) -> str:
+    """The space that a generic address lies in: shared::cluster, local, or global."""
+    if SHARED_WINDOW <= address < SHARED_WINDOW + WINDOW_BYTES:
+        return "shared::cluster"
+    if LOCAL_WINDOW <= address < LOCAL_WINDOW + WINDOW_BYTES:
+        return "local"
+    return "global"
 
-    @staticmethod
-    def of_generic(address: int) -> str:
-        """The space that a generic address lies in."""
-        if SHARED_WINDOW <= address < SHARED_WINDOW + WINDOW_BYTES:
-            return "shared::cluster"
-        if LOCAL_WINDOW <= address < LOCAL_WINDOW + WINDOW_BYTES:
-            return "local"
-        return "global"
+
+def is_uniform(space: str, where: Any) -> bool:
+    """True if one address names one place for all lanes; equal local addresses name a place per lane."""
+    if where.__class__ is np.ndarray or space == "local":
+        return False
+    return space != "generic" or generic_space(where) != "local"
 
 
 def _own_shared(warp: "Warp", address: int) -> "tuple[Cta, int]":
@@ -60,6 +63,11 @@ def _misaligned(address: int, nbytes: int) -> EmulatorError:
     return EmulatorError(f"address {address:#x} is not aligned to the {nbytes} bytes of the access")
 
 
+def _check_alignment(addresses: np.ndarray, nbytes: int) -> None:
+    if int(np.bitwise_or.reduce(addresses)) & (nbytes - 1):
+        raise _misaligned(int(addresses[(addresses & (nbytes - 1)) != 0][0]), nbytes)
+
+
 def resolve_one(warp: "Warp", space: str, address: int, nbytes: int, write: bool) -> np.ndarray:
     """uint8 view of the bytes at one address (of lane 0 of the active ones, for local memory).
 
@@ -69,7 +77,7 @@ def resolve_one(warp: "Warp", space: str, address: int, nbytes: int, write: bool
     if address & (nbytes - 1):
         raise _misaligned(address, nbytes)
     if space == "generic":
-        space = Place.of_generic(address)
+        space = generic_space(address)
         address -= SPACES[space].window
     if space in ("shared", "shared::cta"):
         cta, offset = _own_shared(warp, address)
@@ -97,11 +105,9 @@ def resolve_lanes(
     `addresses`: those of the active lanes only; `lanes`: which lanes these are (for local memory).
     Raises as `resolve_one`; lanes must not mix state spaces or CTAs.
     """
-    if int(np.bitwise_or.reduce(addresses)) & (nbytes - 1):
-        bad = int(addresses[(addresses & (nbytes - 1)) != 0][0])
-        raise _misaligned(bad, nbytes)
+    _check_alignment(addresses, nbytes)
     if space == "generic":
-        space = Place.of_generic(int(addresses[0]))
+        space = generic_space(int(addresses[0]))
         addresses = addresses - np.uint64(SPACES[space].window)
     if space in ("global", "const", "param", "param::entry"):
         return warp.cta.machine.memory.lanes(addresses, nbytes, write)
@@ -141,7 +147,7 @@ def _per_rank(warp: "Warp", space: str, addresses: np.ndarray) -> list[np.ndarra
     """Lane selections by CTA where lanes address several CTAs of the cluster, else None."""
     if space not in ("shared::cluster", "generic") or len(warp.cta.cluster.ctas) == 1:
         return None
-    if space == "generic" and Place.of_generic(int(addresses[0])) != "shared::cluster":
+    if space == "generic" and generic_space(int(addresses[0])) != "shared::cluster":
         return None
     ranks = (addresses >> addresses.dtype.type(RANK_SHIFT)) & addresses.dtype.type(0xFF)
     if (ranks == ranks[0]).all():
@@ -154,6 +160,7 @@ def gather(warp: "Warp", space: str, where: Any, total: int, element: np.dtype, 
     addresses, lanes = _addresses(warp, where)
     warp.cta.machine.stats.load_bytes += total * len(addresses)
     if total > 16:
+        _check_alignment(addresses, total)
         halves = [
             gather(warp, space, as_u64(where) + np.uint64(16 * i), 16, element, 16 // element.itemsize)
             for i in range(total // 16)
@@ -187,6 +194,7 @@ def scatter(warp: "Warp", space: str, where: Any, values: list[Any], dtype: np.d
     """Store one element of each of `values` per active lane, contiguously from the lane's address."""
     count, total = len(values), dtype.itemsize * len(values)
     if total > 16:
+        _check_alignment(_addresses(warp, where)[0], total)
         step = 16 // dtype.itemsize
         for i in range(0, count, step):
             scatter(warp, space, as_u64(where) + np.uint64(i * dtype.itemsize), values[i : i + step], dtype)
