@@ -14,30 +14,30 @@ is one product. These rules are the ones that "MMA-Sim" (arXiv 2511.10909) valid
 
 Why three paths
 ---------------
-All of them give the same bits; the first that can be *proved* equal from the scales and the accumulator is taken.
+All of them give the same bits; the first that can be *proved* equal from the operands and the accumulator is taken.
 Let ``2**k`` divide every scaled product, ``bound`` be at least the sum of the magnitudes of any element's products,
-and ``emax`` the largest exponent of the whole tile (zero dot products included).
+and ``emax`` at least every exponent of the tile (zero products and C included), so that ``2**(emax - F) >= q``.
 
 1. *float32* (`_sum_float32`). Conditions: C is a multiple of ``2**k``, ``bound + max|C| <= 2**24 * 2**k`` and
-   ``emax - 35 <= k``. Every partial sum, in whatever order BLAS forms it and with or without fused multiply-add, is a
+   ``emax - F <= k``. Every partial sum, in whatever order BLAS forms it and with or without fused multiply-add, is a
    multiple of ``2**k`` of magnitude at most ``2**(24+k)``, hence a float32: no operation rounds. Each term is a
-   multiple of ``2**k >= q`` for every element's own q (its emax is at most the tile's), so the hardware truncates
-   nothing, and its final rounding sees a float32. Both sides therefore equal the exact sum.
-2. *float64* (`_sum_float64`). Conditions: ``bound <= 2**53 * 2**k``, so the dot products are exact by the argument
-   above; ``emax - 35 <= k`` and C a multiple of ``2**(emax-35)``, so nothing is truncated. The sum of dot product and
-   C is exact in float64: both are multiples of ``2**(emax-35)``, and a term is below ``2**(emax+2) * 576`` (p is at
-   most 16*6*6, each significand below 2), C below ``2**(emax+1)``, so the total is below ``2**(emax+14)``, which is
-   less than ``2**53 * 2**(emax-35)``. One rounding toward zero is then what the hardware does.
-3. *general* (`_sum_general`): per element exponents and truncation, in float64 used as a 53-bit integer unit: each
-   truncated term is an integer below ``2**(35+2) * 576`` in units of q, so their sums are exact.
+   multiple of ``2**k >= 2**(emax-F) >= q``, so the hardware truncates nothing, and its final rounding sees a float32
+   (a float16 result is rounded from it once). Both sides therefore equal the exact sum.
+2. *float64* (`_sum_float64`). Conditions: ``bound <= 2**53 * 2**k``, so the products of matrices are exact by the
+   argument above; ``emax - F <= k`` and C a multiple of ``2**(emax-F)``, so nothing is truncated; and
+   ``bound + max|C| <= 2**53 * 2**(emax-F)``: the sum of product and C is a multiple of ``2**(emax-F)`` of at most that
+   magnitude, hence exact in float64. One rounding toward zero is then what the hardware does.
+3. *general* (`_fused_sum`): exponents and truncation per element, in float64 used for integers below ``2**53``: in
+   units of q a truncated term is below ``2**(35+2) * 576`` (4-bit kinds: a dot product is at most 16*6*6, each scale
+   significand below 2) or ``2**(25+2)`` (others), C below ``2**36``, so that their sums are exact.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
-from functools import lru_cache
-from typing import Literal
+from dataclasses import dataclass, replace
+from functools import cached_property, lru_cache
+from typing import Literal, Protocol
 
 import numpy as np
 
@@ -101,10 +101,32 @@ def _ue8m0_table() -> _ScaleTable:
 SCALE_TABLES: dict[str, _ScaleTable] = {"ue4m3": _ue4m3_table(), "ue8m0": _ue8m0_table()}
 
 
+# ---- operands and accumulators, as the fast paths see them ------------------------------------------------------------
+class _Operand(Protocol):
+    """An operand tile (R, K) with the facts that choose the path.
+
+    lsb: 2**lsb divides every scaled value.  max_scaled: at least the magnitude of every scaled value.
+    emax: at least every exponent, those of zeros included.  depth: K.
+    """
+
+    @property
+    def lsb(self) -> int: ...
+    @property
+    def max_scaled(self) -> float: ...
+    @property
+    def emax(self) -> int: ...
+    @property
+    def depth(self) -> int: ...
+
+    def scaled(self, dtype: type) -> np.ndarray:
+        """The values with their scales, exact, as dtype (R, K)."""
+        ...
+
+
 # ---- 4-bit block-scaled kinds ------------------------------------------------------------------------------------
 @dataclass(frozen=True)
 class _Fp4Operand:
-    """One operand tile with the facts that choose the path.
+    """An `_Operand` of packed e2m1 values and a scale for every 16 of them.
 
     Attributes:
         packed: uint8 (R, 32), two e2m1 a byte, even k in the low nibble.
@@ -123,6 +145,7 @@ class _Fp4Operand:
     lsb: int
     max_scaled: float
     emax: int
+    depth: int = 64
 
     @classmethod
     def make(cls, packed: np.ndarray, scales: np.ndarray, table: _ScaleTable, negate: bool) -> _Fp4Operand:
@@ -184,9 +207,9 @@ def mma_block_scaled(
     table = SCALE_TABLES[scale_type]
     op_a, op_b = _Fp4Operand.make(a, sfa, table, negate_a), _Fp4Operand.make(b, sfb, table, negate_b)
     accumulator = _Accumulator.make(c, (a.shape[0], b.shape[0]))
-    out = _sum_float32(op_a, op_b, accumulator)
+    out = _sum_float32(op_a, op_b, accumulator, FRACTION_BITS_FP4)
     if out is None:
-        out = _sum_float64(op_a, op_b, accumulator)
+        out = _sum_float64(op_a, op_b, accumulator, FRACTION_BITS_FP4)
     if out is None:
         out = _sum_general(op_a, op_b, accumulator)
     accumulator.restore_special(out)
@@ -234,32 +257,39 @@ class _Accumulator:
         """Whether every element is a multiple of 2**exponent."""
         if self.values is None:
             return True
-        units = self.values.astype(np.float64) * 2.0**-exponent if exponent < -100 else None
-        if units is None:
-            units = self.values * np.float32(2.0**-exponent)
+        # Scaling up in float32 is exact or overflows, and what overflows is a multiple; scaling down may underflow.
+        values = self.values if -100 < exponent <= 0 else self.values.astype(np.float64)
+        units = values * values.dtype.type(2.0**-exponent)
         return bool((np.rint(units) == units).all())
 
 
-def _sum_float32(a: _Fp4Operand, b: _Fp4Operand, c: _Accumulator) -> np.ndarray | None:
-    """The first path of the module docstring; None where its conditions do not hold."""
+def _sum_float32(
+    a: _Operand, b: _Operand, c: _Accumulator, fraction_bits: int, least_exponent: int = ZERO_EXPONENT
+) -> np.ndarray | None:
+    """The first path of the module docstring; None where its conditions do not hold.
+
+    least_exponent: of the format of C. The exponent of C needs no other look: |C| <= 2**(24+k) keeps it within k + 24.
+    """
     k = a.lsb + b.lsb
     in_range = min(a.lsb, b.lsb, k) > -100 and max(a.emax, b.emax, a.emax + b.emax) < 100
-    if not in_range or a.emax + b.emax - FRACTION_BITS_FP4 > k:
+    if not in_range or max(a.emax + b.emax, least_exponent) - fraction_bits > k:
         return None
-    if 64 * a.max_scaled * b.max_scaled + c.max_abs > 2.0 ** (24 + k) or not c.is_multiple_of(k):
-        return None  # |C| <= 2**(24+k) also keeps C's own exponent within k + 35
+    if a.depth * a.max_scaled * b.max_scaled + c.max_abs > 2.0 ** (24 + k) or not c.is_multiple_of(k):
+        return None
     out = _exact_product(a.scaled(np.float32), b.scaled(np.float32))
     out += np.float32(0) if c.values is None else c.values
     out += np.float32(0)  # -0 becomes +0, the only zero that the hardware's sum gives
     return out
 
 
-def _sum_float64(a: _Fp4Operand, b: _Fp4Operand, c: _Accumulator) -> np.ndarray | None:
+def _sum_float64(a: _Operand, b: _Operand, c: _Accumulator, fraction_bits: int) -> np.ndarray | None:
     """The second path of the module docstring; None where its conditions do not hold."""
     k = a.lsb + b.lsb
     emax = max(a.emax + b.emax, _exponent_of(c.max_abs), ZERO_EXPONENT)
-    quantum = emax - FRACTION_BITS_FP4
-    if quantum > k or 64 * a.max_scaled * b.max_scaled > 2.0 ** (53 + k) or not c.is_multiple_of(quantum):
+    quantum, bound = emax - fraction_bits, a.depth * a.max_scaled * b.max_scaled
+    if quantum > k or bound > 2.0 ** (53 + k) or bound + c.max_abs > 2.0 ** (53 + quantum):
+        return None
+    if not c.is_multiple_of(quantum):
         return None
     total = _exact_product(a.scaled(np.float64), b.scaled(np.float64))
     if c.values is not None:
@@ -435,31 +465,24 @@ def mma_fused(
     Returns:
         float32 or float16 (M, N), a new array.
     """
-    value_a, exponent_a = _scaled_elements(a, a_format, sfa, negate_a)
-    value_b, exponent_b = _scaled_elements(b, b_format, sfb, negate_b)
-    shape = (len(value_a), len(value_b))
-    special = _special_results(value_a, value_b, c, shape)
+    op_a, op_b = _Elements.make(a, a_format, sfa, negate_a), _Elements.make(b, b_format, sfb, negate_b)
+    shape = (len(op_a.values), len(op_b.values))
+    special = _special_results(op_a.values, op_b.values, c, shape)
     accumulator = _Accumulator.make(None if c is None else c.astype(np.float32), shape)
-    if scale_c and accumulator.values is not None:
-        scaled = accumulator.values * np.float64(2.0**-scale_c)
-        accumulator = _Accumulator(scaled, shape, accumulator.max_abs, accumulator.special, None)
     if special is not None:
-        value_a, value_b = (
-            np.nan_to_num(value_a, posinf=0, neginf=0),
-            np.nan_to_num(value_b, posinf=0, neginf=0),
-        )
-    emax = _scaled_accumulator_exponents(accumulator, -14 if d_type == "f16" else -126, scale_c)
-    for k in range(value_a.shape[1]):
-        np.maximum(emax, exponent_a[:, k, None] + exponent_b[:, k], out=emax)
-    terms = (np.multiply.outer(value_a[:, k], value_b[:, k]) for k in range(value_a.shape[1]))
-    total = _fused_sum(terms, emax, accumulator, FRACTION_BITS)
+        op_a, op_b = op_a.finite(), op_b.finite()
+    least = -14 if d_type == "f16" else ZERO_EXPONENT
+    out = None
+    if not scale_c:
+        out = _sum_float32(op_a, op_b, accumulator, FRACTION_BITS, least)
+        if out is None and d_type == "f32":
+            out = _sum_float64(op_a, op_b, accumulator, FRACTION_BITS)
+    if out is None:
+        out = _sum_elements(op_a, op_b, accumulator, least, scale_c)
+        out = out if d_type == "f16" else _round_toward_zero(out, may_be_tiny=True)
     if d_type == "f16":
         with np.errstate(over="ignore"):
-            out = total.astype(np.float16) + np.float16(
-                0
-            )  # NumPy converts float64 to float16 in one rounding
-    else:
-        out = _round_toward_zero(total, may_be_tiny=True)
+            out = out.astype(np.float16) + np.float16(0)  # one rounding: the sum is exact
     if special is not None:
         where = ~np.isfinite(special)
         nan = NAN_F16 if d_type == "f16" else NAN_F32
@@ -467,18 +490,51 @@ def mma_fused(
     return out
 
 
-def _scaled_elements(
-    codes: np.ndarray, fmt: ElementType, scales: np.ndarray | None, negate: bool
-) -> tuple[np.ndarray, np.ndarray]:
-    """Values (R, K) and exponents with the row's scale multiplied in; a NaN scale makes the row NaN."""
-    values, exponents = decode_elements(codes, fmt)
-    if negate:
-        values = -values
-    if scales is None:
-        return values, exponents
-    table = SCALE_TABLES["ue8m0"]
-    scale = np.where(table.is_nan.take(scales), np.nan, table.value.take(scales))
-    return values * scale[:, None], exponents + table.exponent.take(scales)[:, None]
+@dataclass(frozen=True)
+class _Elements:
+    """An `_Operand` of single elements: float64 values (R, K), scales multiplied in, and their int16 exponents."""
+
+    values: np.ndarray
+    exponents: np.ndarray
+
+    @classmethod
+    def make(cls, codes: np.ndarray, fmt: ElementType, scales: np.ndarray | None, negate: bool) -> _Elements:
+        """Decode; `scales`: ue8m0 bytes (R,). A NaN scale makes its row NaN."""
+        values, exponents = decode_elements(codes, fmt)
+        if negate:
+            values = -values
+        if scales is None:
+            return cls(values, exponents)
+        table = SCALE_TABLES["ue8m0"]
+        scale = np.where(table.is_nan.take(scales), np.nan, table.value.take(scales))
+        return cls(values * scale[:, None], exponents + table.exponent.take(scales)[:, None])
+
+    def finite(self) -> _Elements:
+        """With zeros for infinities and NaN."""
+        return _Elements(np.nan_to_num(self.values, nan=0, posinf=0, neginf=0), self.exponents)
+
+    @property
+    def depth(self) -> int:
+        return self.values.shape[1]
+
+    @property
+    def max_scaled(self) -> float:
+        return float(np.abs(self.values).max())
+
+    @property
+    def emax(self) -> int:
+        return int(self.exponents.max())
+
+    @cached_property
+    def lsb(self) -> int:
+        # All formats have at most 11 significant bits: as integers of 24 bits, the lowest set bit of each value.
+        significand, exponent = np.frexp(self.values[self.values != 0])
+        units = (significand * 2.0**24).astype(np.int64)
+        lowest = np.frexp((units & -units).astype(np.float64))[1] - 1
+        return int((exponent - 24 + lowest).min()) if units.size else 0
+
+    def scaled(self, dtype: type) -> np.ndarray:
+        return self.values.astype(dtype)
 
 
 def _special_results(
@@ -493,9 +549,20 @@ def _special_results(
         return total if c is None else total + c
 
 
-def _scaled_accumulator_exponents(c: _Accumulator, least: int, scale_c: int) -> np.ndarray:
-    """int16 (M, N): exponents of C (after its scaling by 2**-scale_c) in a format whose least exponent is given."""
+def _sum_elements(a: _Elements, b: _Elements, c: _Accumulator, least: int, scale_c: int) -> np.ndarray:
+    """The third path for single products: the exact sum of the truncated terms, float64 (M, N)."""
+    if scale_c and c.values is not None:
+        c = replace(c, values=c.values * np.float64(2.0**-scale_c))
+    emax = _element_exponents(c, least - scale_c)
+    for k in range(a.depth):
+        np.maximum(emax, a.exponents[:, k, None] + b.exponents[:, k], out=emax)
+    terms = (np.multiply.outer(a.values[:, k], b.values[:, k]) for k in range(a.depth))
+    return _fused_sum(terms, emax, c, FRACTION_BITS)
+
+
+def _element_exponents(c: _Accumulator, least: int) -> np.ndarray:
+    """int16 (M, N): exponents of C in a format whose least exponent is given; -126 for zero."""
     if c.values is None:
         return np.full(c.shape, ZERO_EXPONENT, np.int16)
     exponent = np.frexp(np.abs(c.values))[1].astype(np.int16) - np.int16(1)
-    return np.where(c.values == 0, np.int16(ZERO_EXPONENT), np.maximum(exponent, np.int16(least - scale_c)))
+    return np.where(c.values == 0, np.int16(ZERO_EXPONENT), np.maximum(exponent, np.int16(least)))

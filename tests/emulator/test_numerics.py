@@ -178,6 +178,9 @@ def test_corners():
     element({0: (SIX, SIX)}, [255, 0, 0, 0], [0, 0, 0, 0], 1.0, "ue8m0")
     assert np.isinf(element({0: (SIX, SIX)}, [254] * 4, [254] * 4, 1.0, "ue8m0"))  # overflow
     element({0: (SIX, SIX)}, [127 + 60] * 4, [127 + 61] * 4, 3e38, "ue8m0")
+    assert (
+        element({}, [220] * 4, [220] * 4, 2.0**-126, "ue8m0") == 0
+    )  # below the quantum of a zero dot product
     element({i: (SIX, 15) for i in range(64)}, [0x7E] * 4, [0x7E] * 4, 1.0)
 
 
@@ -221,7 +224,7 @@ def test_all_paths_give_the_same_bits():
     for _ in range(2500):
         args = operands(*exact_case(rng))
         general = nm._sum_general(*args)
-        fast32, fast64 = nm._sum_float32(*args), nm._sum_float64(*args)
+        fast32, fast64 = nm._sum_float32(*args, 35), nm._sum_float64(*args, 35)
         taken32 += fast32 is not None
         taken64 += fast64 is not None
         assert fast32 is None or fast32.tobytes() == general.tobytes()
@@ -240,7 +243,7 @@ def test_fast_paths_refuse_what_they_cannot_do():
         lowest = trial % 60 - 20
         args = operands(a, b, sfa, sfb, random_f32(rng, (4, 4), lowest, lowest + trial % 3))
         general = nm._sum_general(*args)
-        fast32, fast64 = nm._sum_float32(*args), nm._sum_float64(*args)
+        fast32, fast64 = nm._sum_float32(*args, 35), nm._sum_float64(*args, 35)
         refused32 += fast32 is None
         refused64 += fast64 is None
         taken64 += fast64 is not None
@@ -257,7 +260,8 @@ def test_full_tiles(columns, path):
     a, b = random_codes(rng, 128), random_codes(rng, columns)
     sfa, sfb = rng.choice(np.array([0x38, 0x40], np.uint8), (128, 4)), np.full((columns, 4), 0x38, np.uint8)
     c = rng.integers(-99, 99, (128, columns)).astype(np.float32)
-    got = getattr(nm, path)(*operands(a, b, sfa, sfb, c))
+    bits = () if path == "_sum_general" else (35,)
+    got = getattr(nm, path)(*operands(a, b, sfa, sfb, c), *bits)
     values = nm.E2M1_VALUES[unpack(a)] * np.repeat((sfa >> 3) - 6.0, 16, 1)
     assert (got == values @ nm.E2M1_VALUES[unpack(b)].T.astype(float) + c).all()
 
@@ -357,6 +361,50 @@ def test_other_kinds_match_the_model(formats, k, scaled):
                 c_value = Fraction(0) if c is None else Fraction(float(c[m, n]))
                 exact = model_fused(codes[0][m], codes[1][n], c_value, formats, shift, "f32")
                 assert int(got.view(np.uint32)[m, n]) == f32_bits_toward_zero(exact), (trial, m, n)
+
+
+def test_fast_paths_of_the_other_kinds(monkeypatch):
+    """Small integers take the fast paths, and give the bits of the general one; the result may be float16."""
+    rng = np.random.default_rng(11)
+    taken = {"_sum_float32": 0, "_sum_float64": 0}
+    for trial in range(400):
+        fmt = ("f16", "bf16", "e4m3")[trial % 3]
+        values = [np.round(rng.normal(size=(5, 16)) * 2.0 ** rng.integers(0, 4)) for _ in range(2)]
+        if fmt == "e4m3":
+            codes = [rng.integers(0x30, 0x48, (5, 16)) for _ in range(2)]
+        else:
+            to_code = {
+                "f16": lambda x: x.astype(np.float16).view(np.uint16),
+                "bf16": lambda x: x.astype(np.float32).view(np.uint32) >> 16,
+            }
+            codes = [to_code[fmt](x) for x in values]
+        a, b = (nm._Elements.make(x, fmt, None, False) for x in codes)
+        c = nm._Accumulator.make(
+            rng.integers(-9, 9, (5, 5)).astype(np.float32) * np.float32(2.0 ** rng.integers(-8, 24)), (5, 5)
+        )
+        general = nm._round_toward_zero(nm._sum_elements(a, b, c, -126, 0), may_be_tiny=True)
+        for name in taken:
+            fast = getattr(nm, name)(a, b, c, 25)
+            taken[name] += fast is not None
+            assert fast is None or fast.tobytes() == general.tobytes()
+    assert min(taken.values()) > 100 and taken["_sum_float32"] < 400
+    monkeypatch.setattr(nm, "_sum_elements", None)
+    half = nm.mma_fused(codes[0], codes[1], None, a_format=fmt, b_format=fmt, d_type="f16")
+    single = nm.mma_fused(codes[0], codes[1], None, a_format=fmt, b_format=fmt)
+    assert (half == single.astype(np.float16)).all()
+
+
+def test_subnormal_half_accumulator_holds_the_exponent_up():
+    """A subnormal f16 C has exponent -14: products below 2**(-14-25) are cut off."""
+    a, b = np.zeros((1, 16), int), np.zeros((1, 16), int)
+    a[0, 0], b[0, 0] = 0x0001, 0x0400  # 2**-24 * 2**-14
+    a[0, 1], b[0, 1] = 0x0001, 0x0002  # 2**-47
+    c = np.array([[2.0**-24]], np.float16)
+    got = nm.mma_fused(a, b, c, a_format="f16", b_format="f16", d_type="f16")
+    exact = model_fused(a[0], b[0], Fraction(1, 1 << 24), ("f16", "f16"), 0, "f16")
+    assert exact == Fraction(1, 1 << 24) + Fraction(1, 1 << 38) and float(got[0, 0]) == 2.0**-24
+    operands_ = (nm._Elements.make(x, "f16", None, False) for x in (a, b))
+    assert nm._sum_float32(*operands_, nm._Accumulator.make(np.float32(c), (1, 1)), 25, -14) is None
 
 
 def test_half_precision_results_round_to_nearest_even():
