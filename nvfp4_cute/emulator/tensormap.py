@@ -14,6 +14,7 @@ from functools import cached_property, lru_cache
 
 import numpy as np
 
+from nvfp4_cute.emulator.reductions import reduce_elements
 from nvfp4_cute.errors import EmulatorError
 
 DESCRIPTOR_BYTES = 128
@@ -31,36 +32,34 @@ class ElementType:
     Attributes:
         name: PTX spelling.
         bits: size in global memory.
-        dtype: NumPy type for arithmetic (reductions, NaN fill), None for packed sub-byte types.
         nan: bits that out-of-bounds elements read as where the map asks for NaN; None for types without NaN.
         padded: (data bytes, bytes in shared memory) of each group of 16 elements that is unpacked on load.
     """
 
     name: str
     bits: int
-    dtype: str | None = None
     nan: int | None = None
     padded: tuple[int, int] | None = None
 
 
 _F32_NAN = 0x7FFFFFFF
 _ELEMENT_TYPES = {
-    0: ElementType("u8", 8, "u1"),
-    1: ElementType("u16", 16, "u2"),
-    2: ElementType("u32", 32, "u4"),
-    3: ElementType("s32", 32, "i4"),
-    4: ElementType("u64", 64, "u8"),
-    5: ElementType("s64", 64, "i8"),
-    6: ElementType("f16", 16, "f2", 0x7FFF),
-    7: ElementType("f32", 32, "f4", _F32_NAN),
-    8: ElementType("f32.ftz", 32, "f4", _F32_NAN),
-    9: ElementType("f64", 64, "f8", 0x7FFFFFFFFFFFFFFF),
-    10: ElementType("bf16", 16, None, 0x7FFF),  # NumPy has none; `reduce_elements` knows it by name
+    0: ElementType("u8", 8),
+    1: ElementType("u16", 16),
+    2: ElementType("u32", 32),
+    3: ElementType("s32", 32),
+    4: ElementType("u64", 64),
+    5: ElementType("s64", 64),
+    6: ElementType("f16", 16, 0x7FFF),
+    7: ElementType("f32", 32, _F32_NAN),
+    8: ElementType("f32.ftz", 32, _F32_NAN),
+    9: ElementType("f64", 64, 0x7FFFFFFFFFFFFFFF),
+    10: ElementType("bf16", 16, 0x7FFF),
     11: ElementType("b4x16", 4),
     12: ElementType("b4x16_p64", 4, padded=(8, 16)),
     13: ElementType("b6x16_p32", 6, padded=(12, 16)),
 }
-_TF32 = {7: ElementType("tf32", 32, None, _F32_NAN), 8: ElementType("tf32.ftz", 32, None, _F32_NAN)}
+_TF32 = {7: ElementType("tf32", 32, _F32_NAN), 8: ElementType("tf32.ftz", 32, _F32_NAN)}
 _TYPE_CODES = {t.name: (code, 0) for code, t in _ELEMENT_TYPES.items()}
 _TYPE_CODES |= {t.name: (code, 1) for code, t in _TF32.items()}
 
@@ -308,46 +307,6 @@ def _chunk_index(offset: int, shape: tuple[int, ...], swizzle: str, atom: str) -
     index = (swizzle_address(linear, swizzle, atom) // CHUNK_BYTES).reshape(shape)
     index.setflags(write=False)
     return index
-
-
-# ---- reductions --------------------------------------------------------------------------------------------------
-_BITWISE_TYPES = ("b32", "b64", "u8", "u16", "u32", "u64", "s32", "s64")
-_BITWISE = {"and": np.bitwise_and, "or": np.bitwise_or, "xor": np.bitwise_xor}
-_ARITHMETIC_TYPES = {
-    t.name: np.dtype(t.dtype) for t in _ELEMENT_TYPES.values() if t.dtype or t.name == "bf16"
-}
-_ARITHMETIC = {"add": np.add, "min": np.minimum, "max": np.maximum}
-
-
-def reduce_elements(op: str, type_name: str, old: np.ndarray, new: np.ndarray) -> np.ndarray:
-    """Combine two contiguous uint8 arrays of elements of a PTX type; uint8 again.
-
-    16-bit floats are added in float32 and rounded once, to nearest even (the sum of two is exact in float64 and a
-    float32 has more than twice their precision, so the second rounding changes nothing).
-    """
-    if op in _BITWISE and type_name in _BITWISE_TYPES:
-        return _BITWISE[op](old, new)
-    if op in ("inc", "dec") and type_name == "u32":
-        return _wrapping_step(op, old.view(np.uint32), new.view(np.uint32)).view(np.uint8)
-    function = _ARITHMETIC.get(op)
-    if function is None or type_name not in _ARITHMETIC_TYPES:
-        raise EmulatorError(f"reduction .{op} does not exist for elements of type {type_name}")
-    if type_name == "bf16":
-        wide = [(x.view(np.uint16).astype(np.uint32) << 16).view(np.float32) for x in (old, new)]
-        with np.errstate(invalid="ignore", over="ignore"):
-            bits = function(*wide).view(np.uint32)
-        rounded = (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16
-        rounded = np.where((bits & 0x7FFFFFFF) > 0x7F800000, 0x7FFF, rounded)
-        return rounded.astype(np.uint16).view(np.uint8)
-    dtype = _ARITHMETIC_TYPES[type_name]
-    with np.errstate(invalid="ignore", over="ignore"):
-        return function(old.view(dtype), new.view(dtype)).view(np.uint8)
-
-
-def _wrapping_step(op: str, old: np.ndarray, limit: np.ndarray) -> np.ndarray:
-    if op == "inc":
-        return np.where(old >= limit, np.uint32(0), old + np.uint32(1))
-    return np.where((old == 0) | (old > limit), limit, old - np.uint32(1))
 
 
 # ---- the binary format -------------------------------------------------------------------------------------------

@@ -1,11 +1,11 @@
 """What the asynchronous families share: instructions that single threads issue, and shared-memory operands."""
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from nvfp4_cute.emulator.isa import Builder, Reader, Step, lane_value
+from nvfp4_cute.emulator.isa import Builder, Mods, Reader, Step, lane_value
 from nvfp4_cute.emulator.machine import OFFSET_MASK, RANK_SHIFT, SHARED_WINDOW, Condition
 from nvfp4_cute.emulator.ptx import Inst, Operand, Vector
 from nvfp4_cute.errors import EmulatorError
@@ -71,6 +71,11 @@ def own_offset(cta: "Cta", address: int) -> int:
     return offset
 
 
+def own_place(cta: "Cta", address: int) -> "tuple[Cta, int]":
+    """As `any_shared`, for an address that must be the CTA's own."""
+    return cta, own_offset(cta, address)
+
+
 def any_shared(cta: "Cta", address: int) -> "tuple[Cta, int]":
     """CTA and offset of a shared::cluster (or generic) address."""
     if address >= SHARED_WINDOW:
@@ -104,8 +109,27 @@ def cta_pair(cta: "Cta") -> "tuple[Cta, Cta]":
     return ctas[even], ctas[even + 1]
 
 
-def optional_operands(inst: Inst, b: Builder, operands: Sequence[Operand], types: Sequence[str]) -> list[Any]:
-    """Readers of trailing operands; their number must match `types`."""
-    if len(operands) != len(types):
-        raise inst.unsupported(f"{len(operands)} trailing operands where {len(types)} are expected")
-    return [b.read(operand, type_) for operand, type_ in zip(operands, types, strict=True)]
+def signalled(
+    cta: "Cta", targets: "Sequence[Cta]", barrier: int, pair: bool, multicast: bool
+) -> "list[tuple[Cta, int]]":
+    """CTA and offset of the mbarrier that each target's copy signals.
+
+    The mbarrier has the same offset everywhere. It lies in the CTA that receives the data; with cta_group::2, in the
+    CTA of the receiver's pair whose rank has the parity of the CTA that the operand names.
+    """
+    owner, offset = any_shared(cta, barrier)
+    ctas = cta.cluster.ctas
+    if pair:
+        return [(ctas[(t.rank & ~1) | (owner.rank & 1)], offset) for t in targets]
+    if not multicast and owner is not targets[0]:
+        raise EmulatorError(
+            f"copy into rank {targets[0].rank} with an mbarrier of rank {owner.rank}: "
+            "both must be in one CTA without .cta_group::2"
+        )
+    return [(t, offset) for t in targets]
+
+
+def drop_policy(inst: Inst, b: Builder, mods: Mods, operands: list[Operand]) -> None:
+    """Consume the cache hint and its operand, which change no result."""
+    if mods.flag("L2::cache_hint"):
+        b.read(operands.pop(), "b64")

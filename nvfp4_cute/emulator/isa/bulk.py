@@ -1,0 +1,255 @@
+"""Copies of contiguous bytes: cp.async.bulk, cp.async, and the groups that both wait for.
+
+Operands are read when the instruction executes; everything that touches memory or an mbarrier is the effect given to
+`Cta.issue`.
+"""
+
+from collections.abc import Sequence
+from functools import partial
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from nvfp4_cute.emulator.isa import Builder, Mods, Reader, Step, handler
+from nvfp4_cute.emulator.isa.issue import (
+    any_shared,
+    drop_policy,
+    in_mask,
+    own_offset,
+    own_place,
+    per_thread,
+    signalled,
+)
+from nvfp4_cute.emulator.isa.spaces import gather, scatter
+from nvfp4_cute.emulator.ptx import Inst
+from nvfp4_cute.emulator.reductions import REDUCTIONS, reduce_elements
+from nvfp4_cute.errors import EmulatorError
+
+if TYPE_CHECKING:
+    from nvfp4_cute.emulator.machine import Cta, Warp
+
+_REDUCE_TYPES = ("f16", "bf16", "f32", "f64", "u32", "s32", "u64", "s64", "b32", "b64")
+
+
+# ---- bulk copies without a tensor map ----------------------------------------------------------------------------
+@handler("cp.async.bulk")
+def bulk_copy(inst: Inst, b: Builder) -> Step:
+    """Copy contiguous bytes between global memory and shared memory, or between CTAs of a cluster."""
+    mods = Mods(inst)
+    spaces = tuple(mods.left[:2])
+    del mods.left[:2]
+    if spaces == ("global", "shared::cta"):
+        return _bulk_store(inst, b, mods)
+    if spaces not in (
+        ("shared::cluster", "global"),
+        ("shared::cta", "global"),
+        ("shared::cluster", "shared::cta"),
+    ):
+        raise inst.unsupported(f"copy .{'.'.join(spaces)}")
+    if not mods.flag("mbarrier::complete_tx::bytes"):
+        raise inst.unsupported("completion mechanism")
+    multicast = mods.flag("multicast::cluster")
+    operands = list(inst.operands)
+    drop_policy(inst, b, mods, operands)
+    mods.done()
+    if len(operands) != 4 + multicast:
+        raise inst.unsupported(f"{len(operands)} operands")
+    readers = [b.address(operands[i]) for i in (0, 1, 3)] + [b.read(operands[2], "u32")]
+    readers.append(b.read(operands[4], "b16") if multicast else lambda warp: 0)
+    from_shared, place = spaces[1] != "global", own_place if spaces[0] == "shared::cta" else any_shared
+
+    def run(cta: "Cta", dst: int, src: int, barrier: int, nbytes: int, mask: int) -> None:
+        _check_bulk(dst, src, nbytes)
+        target, offset = place(cta, dst)
+        targets = in_mask(cta, mask) if multicast else [target]
+        signals = signalled(cta, targets, barrier, False, multicast)
+        source = own_offset(cta, src) if from_shared else src
+        cta.issue(partial(_bulk_in, cta, source, from_shared, nbytes, targets, offset, signals))
+
+    return per_thread(run, readers)
+
+
+def _check_bulk(dst: int, src: int, nbytes: int) -> None:
+    for what, value in (("destination", dst), ("source", src), ("size", nbytes)):
+        if value % 16:
+            raise EmulatorError(f"cp.async.bulk {what} {value:#x}: must be a multiple of 16")
+
+
+def _bulk_in(
+    cta: "Cta",
+    src: int,
+    from_shared: bool,
+    nbytes: int,
+    targets: "Sequence[Cta]",
+    offset: int,
+    signals: "Sequence[tuple[Cta, int]]",
+) -> None:
+    if nbytes:
+        data = (
+            cta.smem.read(src, nbytes) if from_shared else cta.machine.memory.view(src, nbytes, write=False)
+        )
+        for target in targets:
+            target.smem.write(offset, data)
+    cta.machine.stats.tma_load_bytes += 0 if from_shared else nbytes
+    for owner, barrier in signals:
+        owner.mbarrier(barrier).complete_tx(nbytes)
+
+
+def _bulk_store(inst: Inst, b: Builder, mods: Mods) -> Step:
+    """Shared to global; .cp_mask: bit i of a 16-bit mask copies byte i of every 16."""
+    masked = mods.flag("cp_mask")
+    if not mods.flag("bulk_group"):
+        raise inst.unsupported("completion mechanism")
+    operands = list(inst.operands)
+    readers: list[Reader] = [lambda warp: 0xFFFF]
+    if masked:
+        readers = [b.read(operands.pop(), "b16")]
+    drop_policy(inst, b, mods, operands)
+    mods.done()
+    if len(operands) != 3:
+        raise inst.unsupported(f"{len(operands)} operands")
+    readers += [b.address(operands[0]), b.address(operands[1]), b.read(operands[2], "u32")]
+
+    def run(cta: "Cta", mask: int, dst: int, src: int, nbytes: int) -> None:
+        _check_bulk(dst, src, nbytes)
+        cta.issue(partial(_bulk_out, cta, dst, own_offset(cta, src), nbytes, mask, None, ""))
+
+    return per_thread(run, readers, idempotent=True)
+
+
+def _bulk_out(
+    cta: "Cta", dst: int, offset: int, nbytes: int, mask: int, reduce: str | None, type_name: str
+) -> None:
+    if not nbytes:
+        return
+    source = cta.smem.read(offset, nbytes)
+    target = cta.machine.memory.view(dst, nbytes, write=True)
+    if reduce is not None:
+        _reduce_bytes(reduce, type_name, target, source)
+    elif mask == 0xFFFF:
+        target[:] = source
+    else:
+        keep = (mask >> np.arange(16) & 1).astype(bool)
+        np.copyto(target.reshape(-1, 16), source.reshape(-1, 16), where=keep)
+    cta.machine.stats.tma_store_bytes += nbytes
+
+
+@handler("cp.reduce.async.bulk")
+def bulk_reduce(inst: Inst, b: Builder) -> Step:
+    """Combine contiguous shared memory with global memory, or with the shared memory of a CTA of the cluster."""
+    mods = Mods(inst)
+    spaces = tuple(mods.left[:2])
+    del mods.left[:2]
+    op, type_name = mods.one_of(*REDUCTIONS), mods.one_of(*_REDUCE_TYPES)
+    mods.drop("noftz")
+    to_global = spaces == ("global", "shared::cta")
+    if op is None or type_name is None or not (to_global or spaces == ("shared::cluster", "shared::cta")):
+        raise inst.unsupported("spaces, operation, or type")
+    if not mods.flag("bulk_group" if to_global else "mbarrier::complete_tx::bytes"):
+        raise inst.unsupported("completion mechanism")
+    operands = list(inst.operands)
+    drop_policy(inst, b, mods, operands)
+    mods.done()
+    if len(operands) != 4 - to_global:
+        raise inst.unsupported(f"{len(operands)} operands")
+    readers = [b.address(operands[0]), b.address(operands[1]), b.read(operands[2], "u32")]
+    readers += [] if to_global else [b.address(operands[3])]
+
+    def run(cta: "Cta", dst: int, src: int, nbytes: int, barrier: int = 0) -> None:
+        _check_bulk(dst, src, nbytes)
+        source = own_offset(cta, src)
+        if to_global:
+            cta.issue(partial(_bulk_out, cta, dst, source, nbytes, 0xFFFF, op, type_name))
+            return
+        target, offset = any_shared(cta, dst)
+        signal = signalled(cta, [target], barrier, False, False)[0]
+
+        def effect() -> None:
+            _reduce_bytes(op, type_name, target.smem.read(offset, nbytes), cta.smem.read(source, nbytes))
+            signal[0].mbarrier(signal[1]).complete_tx(nbytes)
+
+        cta.issue(effect)
+
+    return per_thread(run, readers)
+
+
+def _reduce_bytes(op: str, type_name: str, target: np.ndarray, source: np.ndarray) -> None:
+    """target = op(target, source), elementwise on contiguous bytes."""
+    target[:] = reduce_elements(op, type_name, target, source)
+
+
+# ---- bulk groups -------------------------------------------------------------------------------------------------
+@handler("cp.async.bulk.commit_group", "cp.async.commit_group")
+def commit_group(inst: Inst, b: Builder) -> Step:
+    """Close a group of copies."""
+    mods = Mods(inst)
+    mods.drop("commit_group")
+    mods.done()
+    return lambda warp: None
+
+
+@handler("cp.async.bulk.wait_group", "cp.async.wait_group", "cp.async.wait_all")
+def wait_group(inst: Inst, b: Builder) -> Step:
+    """Wait until at most N groups are incomplete: copies are complete when issued, so there is nothing to wait for."""
+    mods = Mods(inst)
+    mods.drop("read")
+    mods.done()
+    for operand in inst.operands:
+        b.imm(operand)
+    return lambda warp: None
+
+
+# ---- cp.async ----------------------------------------------------------------------------------------------------
+@handler("cp.async")
+def small_copy(inst: Inst, b: Builder) -> Step:
+    """Each thread copies 4, 8 or 16 bytes from global to shared memory; a smaller source size fills with zeros."""
+    mods = Mods(inst)
+    mods.drop("ca", "cg", "shared", "shared::cta", "global")
+    operands = list(inst.operands)
+    drop_policy(inst, b, mods, operands)
+    mods.drop_prefix("L2::")
+    mods.done()
+    if len(operands) not in (3, 4):
+        raise inst.unsupported(f"{len(operands)} operands")
+    nbytes = b.imm(operands[2])
+    if nbytes not in (4, 8, 16):
+        raise inst.unsupported(f"{nbytes} bytes; legal are 4, 8 and 16")
+    dst, src = b.address(operands[0]), b.address(operands[1])
+    if len(operands) == 3:
+        element = np.dtype(np.uint32)
+
+        def copy(warp: "Warp") -> None:
+            rows = gather(warp, "global", src(warp), nbytes, element, nbytes // 4)
+            scatter(warp, "shared", dst(warp), list(rows), element)
+
+        return copy
+    available = b.read(operands[3], "pred" if getattr(operands[3], "type", "") == "pred" else "u32")
+
+    def run(cta: "Cta", to: int, source: int, limit: int | bool) -> None:
+        # A predicate operand means "ignore the source".
+        count = (0 if limit else nbytes) if isinstance(limit, bool) else min(limit, nbytes)
+        data = np.zeros(nbytes, np.uint8)
+        if count:
+            data[:count] = cta.machine.memory.view(source, count, write=False)
+        cta.smem.write(own_offset(cta, to), data)
+
+    return per_thread(run, [dst, src, available])
+
+
+@handler("cp.async.mbarrier.arrive")
+def small_copy_arrive(inst: Inst, b: Builder) -> Step:
+    """Arrive when the thread's earlier cp.async are complete, which they are.
+
+    Without .noinc the pending count is raised by the instruction and lowered by the arrival: no net effect.
+    """
+    mods = Mods(inst)
+    counted = mods.flag("noinc")
+    mods.drop("shared", "shared::cta", "b64")
+    mods.done()
+
+    def run(cta: "Cta", address: int) -> None:
+        barrier = cta.mbarrier(own_offset(cta, address))
+        if counted:
+            cta.issue(barrier.arrive)
+
+    return per_thread(run, [b.address(inst.operands[0])])
