@@ -68,7 +68,7 @@ class _ScaleTable:
     value: np.ndarray  # float64; 0 for NaN
     value32: np.ndarray  # float32; the same (2**127 is its largest, subnormals are exact)
     exponent: np.ndarray  # int16; exponent of the significand in [1, 2), the least exponent for subnormals
-    lsb: np.ndarray  # int16; exponent of the lowest set bit, large for zero
+    lsb: np.ndarray  # int16; exponent of the lowest set bit, _NO_LSB for zero
     is_nan: np.ndarray  # bool
     one: int  # the byte that means 1.0
 
@@ -162,9 +162,8 @@ class _Fp4Operand:
         live = (blocks & _MAGNITUDE_BITS) != 0
         live_scales = scales[live]
         lsb, max_scale = 0, 0.0
-        if live_scales.size:
+        if live_scales.size and (max_scale := float(table.value.take(live_scales).max())):
             lsb = int(table.lsb.take(live_scales).min()) - 1  # e2m1 values are multiples of 1/2
-            max_scale = float(table.value.take(live_scales).max())
         max_value = 6.0 if np.bitwise_or.reduce(blocks, None) & _ABOVE_1_5_BITS else 1.5
         if negate:
             packed = packed ^ _SIGN_BITS

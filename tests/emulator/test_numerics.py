@@ -163,6 +163,17 @@ def test_zero_dot_product_carries_its_scale_exponent():
     assert element({}, [0x38, 0x38, 0, 0], [0x38, 0x38, 0, 0], small) == np.float32(small)
 
 
+def test_zero_scales_on_nonzero_data():
+    """Every scale of one operand, or of both, is zero: D = C, +0 for -0, whatever the other operand holds."""
+    rng = np.random.default_rng(12)
+    a, b = random_codes(rng, 6), random_codes(rng, 5)
+    zero, other = np.zeros((6, 4), np.uint8), rng.integers(1, 127, (5, 4)).astype(np.uint8)
+    c = random_f32(rng, (6, 5), -5, 5)
+    for sfb in (other, zero[:5], zero[:5] | 0x80):
+        check_against_model(a, b, zero, sfb, c, "ue4m3")
+        check_against_model(a, b, zero, sfb, None, "ue4m3")
+
+
 def test_corners():
     element({0: (SIX, SIX)}, [1, 0, 0, 0], [1, 0, 0, 0], 2.0**100)  # huge C, least subnormal scales
     element({0: (SIX, SIX), 16: (SIX, SIX)}, [1, 0x7E, 0, 0], [1, 0x7E, 0, 0], 0.0)  # terms 34 binades apart
