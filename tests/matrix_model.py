@@ -163,6 +163,15 @@ def integer_dot(a: Sequence[int], b: Sequence[int], c: int, saturate: bool) -> i
     return (total + 2**31) % 2**32 - 2**31
 
 
+def integer_element(a: Any, b: Any, c: int, types: Sequence[str], saturate: bool) -> int:
+    """Bits of one element of D from bytes of s8 or u8 elements and the bits of C."""
+    left, right = (
+        x.astype(np.uint8).astype(np.int8 if t == "s8" else np.uint8)
+        for x, t in zip((a, b), types[:2], strict=True)
+    )
+    return integer_dot(left, right, int(np.uint32(c).view(np.int32)), saturate) & 0xFFFFFFFF
+
+
 # ---- register fragments, as the ISA tabulates them: lane = 4g + t, element i -> (row, k) --------------------------
 FRAGMENT_A = {
     (8, 16): lambda g, t, i: (g if i < 2 else g + 8, 2 * t + (i & 1)),

@@ -4,6 +4,7 @@ import matrix_kernels as kernels
 import matrix_model as model
 import numpy as np
 import pytest
+from matrix_cases import MmaCase, compare, fragment_counts
 
 from nvfp4_cute.emulator.driver import run_ptx
 from nvfp4_cute.errors import EmulatorError
@@ -24,11 +25,6 @@ def instruction(kind: str, k: int, a: str, b: str, d: str, tail: str = "") -> st
     return f"mma.sync.aligned.m16n8k{k}.row.col{kind}.{d}.{a}.{b}.{d}{tail}"
 
 
-def fragment_counts(k: int, bits: int, d: str) -> dict[str, int]:
-    c = 2 if d == "f16" else 4
-    return {"a": 16 * k * bits // 1024, "b": 8 * k * bits // 1024, "c": c, "d": c}
-
-
 def run(
     opcode: str, counts: dict[str, int], fragments: dict[str, np.ndarray], operands: str = "", extra: str = ""
 ):
@@ -44,35 +40,11 @@ def run(
     return out
 
 
-def check(got: np.ndarray, rng: np.random.Generator, expected) -> None:
-    """Compare a random quarter of D with the slow model: expected(i, j) -> bits."""
-    assert got.shape == (16, 8)
-    for place in rng.choice(128, 32, replace=False):
-        i, j = divmod(int(place), 8)
-        assert hex(got[i, j]) == hex(expected(i, j)), f"D[{i}, {j}]"
-
-
 # ---- plain floating point ----------------------------------------------------------------------------------------
 @pytest.mark.parametrize("regime", ["integers", "moderate", "any"])
 @pytest.mark.parametrize("form", FLOAT_FORMS, ids=lambda f: ".".join(map(str, f)).lstrip("."))
 def test_float_forms(form, regime):
-    kind, k, a_format, b_format, d = form
-    rng = np.random.default_rng([k, len(a_format), len(regime)])
-    bits, d_bits = model.WIDTH[a_format], model.WIDTH[d]
-    a = model.draw_codes(rng, a_format, (16, k), regime)
-    b = model.draw_codes(rng, b_format, (k, 8), regime)
-    c = model.draw_codes(rng, d, (16, 8), regime)
-    out = run(
-        instruction(*form),
-        fragment_counts(k, bits, d),
-        {
-            "a": model.pack_a(model.container(a, a_format), bits),
-            "b": model.pack_b(model.container(b, b_format), bits),
-            "c": model.pack_c(c, d_bits),
-        },
-    )
-    got = model.unpack_c(out, d_bits)
-    check(got, rng, lambda i, j: model.fused_dot(a[i], b[:, j], c[i, j], (a_format, b_format, d)))
+    MmaCase(*form, regime=regime).check()
 
 
 def test_products_are_truncated_at_25_fractional_bits():
@@ -96,23 +68,7 @@ def test_products_are_truncated_at_25_fractional_bits():
 @pytest.mark.parametrize("types", [("s8", "s8"), ("s8", "u8"), ("u8", "s8"), ("u8", "u8")])
 @pytest.mark.parametrize("k", [16, 32])
 def test_integer_forms(k, types, saturate):
-    rng = np.random.default_rng(k)
-    a, b = rng.integers(0, 256, (16, k)), rng.integers(0, 256, (k, 8))
-    c = rng.integers(-(2**31), 2**31, (16, 8))
-    c[0], c[1], a[2], b[:, 3] = 2**31 - 1, -(2**31), 255, 255
-    fragments = {
-        "a": model.pack_a(a, 8),
-        "b": model.pack_b(b, 8),
-        "c": model.pack_c(c.astype(np.int32).view(np.uint32), 32),
-    }
-    opcode = f"mma.sync.aligned.m16n8k{k}.row.col{saturate}.s32.{types[0]}.{types[1]}.s32"
-    got = model.unpack_c(run(opcode, fragment_counts(k, 8, "s32"), fragments), 32).view(np.int32)
-    signed = [x.astype(np.int8) if t == "s8" else x for x, t in ((a, types[0]), (b, types[1]))]
-    expected = [
-        [model.integer_dot(signed[0][i], signed[1][:, j], c[i, j], bool(saturate)) for j in range(8)]
-        for i in range(16)
-    ]
-    np.testing.assert_array_equal(got, np.array(expected))
+    MmaCase("", k, *types, "s32", saturate=saturate).check()
 
 
 # ---- block scaling -----------------------------------------------------------------------------------------------
@@ -170,7 +126,7 @@ def test_fp4_forms(name, regime):
     for selectors in ((0, 0, 0, 0), (LEGAL_BYTES[count][-1], 1, LEGAL_BYTES[count][-1], 3)):
         opcode = f"mma.sync.aligned.{words}.m16n8k64.row.col.f32.e2m1.e2m1.f32.{scale_type}"
         got = run_scaled(opcode, 4, a, b, c, sfa, sfb, selectors)
-        check(got, rng, lambda i, j: model.fp4_dot(a[i], b[:, j], c[i, j], sfa[i], sfb[j], scale_type))
+        compare(got, lambda i, j: model.fp4_dot(a[i], b[:, j], c[i, j], sfa[i], sfb[j], scale_type), 32)
 
 
 @pytest.mark.parametrize("regime", ["integers", "moderate", "any"])
@@ -189,8 +145,8 @@ def test_mxf8f6f4_forms(formats, regime):
     containers = model.container(a, formats[0]), model.container(b, formats[1])
     got = run_scaled(opcode, 8, *containers, c, sfa, sfb, selectors)
     types = (*formats, "f32")
-    check(
-        got, rng, lambda i, j: model.fused_dot(a[i], b[:, j], c[i, j], types, scales=(sfa[i, 0], sfb[j, 0]))
+    compare(
+        got, lambda i, j: model.fused_dot(a[i], b[:, j], c[i, j], types, scales=(sfa[i, 0], sfb[j, 0])), 32
     )
 
 
