@@ -177,6 +177,18 @@ class Warp:
         """Send the lanes of `taken` to `target` and the other active lanes to `fallthrough`."""
         return self.scatter([(target, taken), (fallthrough, self.active & ~taken)])
 
+    def split_once(self, taken: np.ndarray, count: int, target: int, fallthrough: int) -> int:
+        """`split` of a warp that is not diverged (an elected lane, mostly): returns where to go on."""
+        rest = self.active & ~taken
+        first, second = (target, taken, count), (fallthrough, rest, self.num_active - count)
+        if fallthrough < target:
+            first, second = second, first
+        self.groups.append(Group(second[0], second[1]))
+        pc, self.active, self.num_active = first
+        self.all_active = False
+        self.protected = self.code.live_at(second[0])
+        return pc
+
     def scatter(self, parts: list[tuple[int, np.ndarray]]) -> Signal:
         """Replace the running group by groups of (program counter, lanes)."""
         self.groups.extend(Group(pc, mask) for pc, mask in parts)
@@ -462,6 +474,10 @@ class Machine:
         """Choose the group to run among the current one (at `pc`, if it has lanes) and the waiting ones."""
         groups = warp.groups
         if warp.num_active and pc >= 0:
+            if len(groups) == 1 and groups[0].pc == pc:
+                other = groups.pop()
+                warp.resume(warp.active | other.mask)
+                return pc
             if all(g.pc > pc for g in groups):
                 return pc
             groups.append(Group(pc, warp.active))

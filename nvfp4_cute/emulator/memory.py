@@ -50,11 +50,28 @@ ITEM_DTYPES: dict[int, np.dtype] = {
 """dtype whose items are copied as blocks of so many bytes (complex128 only carries 16 bytes)."""
 
 
-def _items(window: np.ndarray, base: int, nbytes: int) -> tuple[np.ndarray, np.uint64]:
-    """uint8 window at address `base` as aligned items of `nbytes`, and how many bytes were skipped to align it."""
-    skipped = -base % nbytes
-    usable = (window.size - skipped) // nbytes * nbytes
-    return window[skipped : skipped + usable].view(ITEM_DTYPES[nbytes]), np.uint64(skipped)
+ITEM_SHIFTS = {size: np.uint64(size.bit_length() - 1) for size in ITEM_DTYPES}
+
+
+class _Window:
+    """Host memory [start, end) as arrays of items of every size, made when first needed."""
+
+    __slots__ = ("_items", "end", "start", "view", "writable")
+
+    def __init__(self, start: int, end: int, writable: bool):
+        self.start, self.end, self.writable = start, end, writable
+        self.view = host_view(start, end - start)
+        self._items: dict[int, tuple[np.ndarray, np.uint64]] = {}
+
+    def items(self, nbytes: int) -> tuple[np.ndarray, np.uint64]:
+        """Aligned items of `nbytes`, and the address of the first."""
+        found = self._items.get(nbytes)
+        if found is None:
+            skipped = -self.start % nbytes
+            usable = (self.view.size - skipped) // nbytes * nbytes
+            items = self.view[skipped : skipped + usable].view(ITEM_DTYPES[nbytes])
+            found = self._items[nbytes] = (items, np.uint64(self.start + skipped))
+        return found
 
 
 class GlobalMemory:
@@ -68,10 +85,9 @@ class GlobalMemory:
         """Start without ranges."""
         self._ranges: list[Range] = []
         self._starts: list[int] = []
-        self._views: dict[int, np.ndarray] = {}
-        self._typed: dict[tuple[int, int], tuple[np.ndarray, np.uint64]] = {}
+        self._windows: dict[int, _Window] = {}
         self._checked = False
-        self._last: tuple[int, int, np.ndarray, bool] | None = None
+        self._last: _Window | None = None
 
     def add_range(
         self, name: str, addr: int, nbytes: int, writable: bool = True, *, own: bool = False
@@ -98,8 +114,7 @@ class GlobalMemory:
         self._forget()
 
     def _forget(self) -> None:
-        self._views.clear()
-        self._typed.clear()
+        self._windows.clear()
         self._last = None
 
     def lanes(self, addresses: np.ndarray, nbytes: int, write: bool) -> tuple[np.ndarray, np.ndarray]:
@@ -108,18 +123,31 @@ class GlobalMemory:
         `addresses`: uint64, aligned to `nbytes`. Raises as `view` does.
         """
         last = self._last
-        if last is not None and (last[3] or not write):
-            index = addresses - np.uint64(last[0])
-            # An address below the range wraps to a huge offset, so one comparison checks both ends.
-            if int(index.max()) + nbytes <= last[1] - last[0]:
-                typed = self._typed.get((last[0], nbytes))
-                if typed is None:
-                    typed = self._typed[last[0], nbytes] = _items(last[2], last[0], nbytes)
-                return typed[0], (index - typed[1]) // np.uint64(nbytes)
-        low = int(addresses.min())
-        window, base = self.window(low, int(addresses.max()) + nbytes, write)
-        view, skipped = _items(window, base, nbytes)
-        return view, (addresses - np.uint64(base) - skipped) // np.uint64(nbytes)
+        if last is None or not (last.start <= addresses[0] < last.end) or (write and not last.writable):
+            last = self._window(int(addresses.min()), int(addresses.max()) + nbytes, write)
+        view, origin = last.items(nbytes)
+        offsets = addresses - origin
+        # The bitwise or bounds every offset from above; an address below the origin wraps to a huge one.
+        if int(np.bitwise_or.reduce(offsets)) + nbytes > view.nbytes:
+            low, high = int(addresses.min()), int(addresses.max()) + nbytes
+            if low < last.start or high > last.end:
+                last = self._window(low, high, write)
+                view, origin = last.items(nbytes)
+                offsets = addresses - origin
+        return view, (offsets >> ITEM_SHIFTS[nbytes]).view(np.int64)
+
+    def items(self, address: int, nbytes: int, size: int, write: bool) -> tuple[np.ndarray, int]:
+        """A view of `size`-byte items and the index of the one at `address`, where `nbytes` are accessed."""
+        last = self._last
+        if (
+            last is None
+            or address < last.start
+            or address + nbytes > last.end
+            or (write and not last.writable)
+        ):
+            last = self._window(address, address + nbytes, write)
+        view, origin = last.items(size)
+        return view, (address - int(origin)) // size
 
     def view(self, addr: int, nbytes: int, *, write: bool) -> np.ndarray:
         """uint8 view of [addr, addr + nbytes).
@@ -128,29 +156,28 @@ class GlobalMemory:
             EmulatorError: null pointer, outside every registered range, or a store to a read-only range; the
                 message gives address, size, and the nearest range.
         """
-        window, base = self.window(addr, addr + nbytes, write)
-        return window[addr - base : addr - base + nbytes]
+        window = self._window(addr, addr + nbytes, write)
+        return window.view[addr - window.start : addr - window.start + nbytes]
 
-    def window(self, low: int, high: int, write: bool) -> tuple[np.ndarray, int]:
-        """A uint8 view that contains [low, high), and the address of its first byte; checks as `view` does."""
+    def _window(self, low: int, high: int, write: bool) -> "_Window":
+        """A window that contains [low, high); checks as `view` does."""
         last = self._last
-        if last is not None and last[0] <= low and high <= last[1] and (last[3] or not write):
-            return last[2], last[0]
+        if last is not None and last.start <= low and high <= last.end and (last.writable or not write):
+            return last
         if not self._checked:
             if low < 4096 or high >= 1 << 47:
                 raise EmulatorError(f"global access to {low:#x}: not an address of this process")
-            return host_view(low, high - low), low
+            return _Window(low, high, True)
         index = bisect.bisect_right(self._starts, low) - 1
         found = self._ranges[index] if index >= 0 else None
         if found is None or high > found.end:
             raise EmulatorError(self._outside(low, high - low, write))
         if write and not found.writable:
             raise EmulatorError(f"global store to {low:#x} ({high - low} bytes): `{found.name}` is read-only")
-        view = self._views.get(index)
-        if view is None:
-            view = self._views[index] = host_view(found.start, found.nbytes)
-        self._last = (found.start, found.end, view, found.writable)
-        return view, found.start
+        if index not in self._windows:
+            self._windows[index] = _Window(found.start, found.end, found.writable)
+        self._last = self._windows[index]
+        return self._last
 
     def _outside(self, addr: int, nbytes: int, write: bool) -> str:
         def distance(r: Range) -> int:
@@ -173,6 +200,7 @@ class SharedMemory:
         self.views = {
             n: self._storage.view(d) for n, d in ((1, "u1"), (2, "u2"), (4, "u4"), (8, "u8"), (16, "c16"))
         }
+        self.views_from_base = {n: view[SHARED_BASE // n :] for n, view in self.views.items()}
         self.barriers: dict[int, Mbarrier] = {}
 
     def check(self, offset: int, nbytes: int) -> None:

@@ -390,7 +390,8 @@ class Builder:
 
         def from_int(value: Any) -> Any:
             if value.__class__ is np.ndarray:
-                return value if value.dtype == dtype else value.astype(dtype)
+                # Contiguous, so that readers may view the lanes as another type.
+                return value if value.dtype == dtype and value.flags.c_contiguous else value.astype(dtype)
             return int(value) & mask
 
         return from_int

@@ -6,9 +6,19 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from nvfp4_cute.emulator.isa import UNSIGNED, Builder, Mods, Step, handler, invert, merge_lanes, type_bytes
+from nvfp4_cute.emulator.isa import (
+    SIGNED,
+    UNSIGNED,
+    Builder,
+    Mods,
+    Step,
+    handler,
+    invert,
+    merge_lanes,
+    type_bytes,
+)
 from nvfp4_cute.emulator.isa.floats import flush
-from nvfp4_cute.emulator.ptx import Inst, Operand, Pair, Sink, Vector
+from nvfp4_cute.emulator.ptx import Imm, Inst, Operand, Pair, Sink, Vector
 
 if TYPE_CHECKING:
     from nvfp4_cute.emulator.machine import Warp
@@ -34,12 +44,17 @@ def binary_step(
     """dest = operation(x, y), wrapped to `mask`; for operations that NumPy wraps by dtype."""
     d = b.target(dest)
     dtype = b.dtypes[d]
+    literal = b.template[y]
+    # NumPy takes an array operand much faster than a Python int.
+    lanes = np.full(32, literal, b.dtypes[y]) if literal.__class__ is int else None
 
     def step(warp: "Warp") -> None:
         regs = warp.regs
-        value = operation(regs[x], regs[y])
-        if value.__class__ is int:
-            value &= mask
+        left, right = regs[x], regs[y]
+        if left.__class__ is int and right.__class__ is int:
+            value = operation(left, right) & mask
+        else:
+            value = operation(left, right if lanes is None else lanes)
         if d in warp.protected:
             value = merge_lanes(warp.active, value, regs[d], dtype)
         regs[d] = value
@@ -306,6 +321,8 @@ def shift(inst: Inst, b: Builder) -> Step:
     mods.done()
     size = 8 * type_bytes(type_)
     dest, value, count = inst.operands
+    if isinstance(count, Imm):
+        return _shift_by_literal(inst, b, type_, min(b.imm(count), size))
     y = b.read(count, "u32")
     dtype = UNSIGNED[size // 8].type
     if inst.opcode == "shr" and type_[0] == "s":
@@ -338,6 +355,33 @@ def shift(inst: Inst, b: Builder) -> Step:
         return np.where(v >= size, dtype(0), u << safe if left else u >> safe)
 
     return put_step(b, dest, logical, f"u{size}")
+
+
+def _shift_by_literal(inst: Inst, b: Builder, type_: str, count: int) -> Step:
+    """A shift by a literal already clamped to the width: address arithmetic, so one step without calls."""
+    size = 8 * type_bytes(type_)
+    x, d = same_width(b, inst.operands[1], type_), b.target(inst.operands[0])
+    mask, dtype = (1 << size) - 1, b.dtypes[d]
+    signed = inst.opcode == "shr" and type_[0] == "s"
+    lane_type = SIGNED[size // 8] if signed else UNSIGNED[size // 8]
+    amount = np.full(32, min(count, size - 1), lane_type)
+    shift_lanes = np.left_shift if inst.opcode == "shl" else np.right_shift
+    vanishes = count == size and not signed
+    half = 1 << (size - 1)
+
+    def step(warp: "Warp") -> None:
+        value = warp.regs[x]
+        if value.__class__ is np.ndarray:
+            value = 0 if vanishes else shift_lanes(value.view(lane_type), amount).view(dtype)
+        elif signed:
+            value = ((value ^ half) - half) >> count & mask
+        else:
+            value = value << count & mask if shift_lanes is np.left_shift else value >> count
+        if d in warp.protected:
+            value = merge_lanes(warp.active, value, warp.regs[d], dtype)
+        warp.regs[d] = value
+
+    return step
 
 
 @handler("shf")
@@ -565,28 +609,30 @@ def _pack(b: Builder, dest: Operand, source: Vector, type_: str) -> Step:
         raise b.refuse(f"{count} parts do not fill .{type_}")
     reads = [b.read(item, f"b{8 * part}") for item in source.items]
     poison = (1 << 8 * part) - 1
+    word, element = UNSIGNED.get(part * count), UNSIGNED[part]
 
     def compute(warp: "Warp") -> Any:
         # The compiler packs a register that nobody wrote where only the other parts are used later.
         values = [poison if (v := r(warp)) is None else v for r in reads]
         if all(v.__class__ is not np.ndarray for v in values):
-            word = 0
-            for value in reversed(values):
-                word = word << 8 * part | value
-            return word
-        if part * count == 16:
-            columns = [as_array(v, UNSIGNED[part]).tolist() for v in values]
-            words = np.empty(32, object)
-            words[:] = [
-                sum(v << 8 * part * i for i, v in enumerate(lane)) for lane in zip(*columns, strict=True)
-            ]
-            return words
-        packed = np.empty((32, count), UNSIGNED[part])
+            return sum(v << 8 * part * i for i, v in enumerate(values))
+        if word is None:
+            return _wide_words(values, element)
+        packed = np.empty(32 * count, element)
         for i, value in enumerate(values):
-            packed[:, i] = value
-        return packed.view(UNSIGNED[part * count]).reshape(32)
+            packed[i::count] = value
+        return packed.view(word)
 
     return put_step(b, dest, compute, f"b{8 * part * count}")
+
+
+def _wide_words(values: list[Any], element: np.dtype) -> np.ndarray:
+    """128-bit lanes (Python ints) of dual parts, the low part first."""
+    columns = [as_array(v, element).tolist() for v in values]
+    words = np.empty(32, object)
+    bits = 8 * element.itemsize
+    words[:] = [sum(v << bits * i for i, v in enumerate(lane)) for lane in zip(*columns, strict=True)]
+    return words
 
 
 def _unpack(b: Builder, dest: Vector, source: Operand, type_: str) -> Step:
@@ -607,9 +653,9 @@ def _unpack(b: Builder, dest: Vector, source: Operand, type_: str) -> Step:
             for i, write in writes:
                 write(warp, np.array([v >> 8 * part * i & mask for v in value], dtype))
         else:
-            parts = np.ascontiguousarray(value).view(dtype).reshape(32, count)
+            parts = value.view(dtype)
             for i, write in writes:
-                write(warp, parts[:, i].copy())
+                write(warp, parts[i::count].copy())
 
     return step
 

@@ -60,12 +60,14 @@ def branch(inst: Inst, b: Builder) -> Step:
         if predicate is None:
             raise TypeError("undefined predicate")
         taken = warp.active & (predicate if wanted else ~predicate)
-        count = np.count_nonzero(taken)
+        count = int(np.count_nonzero(taken))
         if count == 0:
             return None
         if count == warp.num_active:
             return target
-        return warp.split(taken, target, after)
+        return (
+            warp.split(taken, target, after) if warp.groups else warp.split_once(taken, count, target, after)
+        )
 
     return step
 

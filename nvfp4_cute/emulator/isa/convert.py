@@ -253,8 +253,8 @@ def _to_packed(inst: Inst, b: Builder, mods: Mods, dest: str, source: str, round
     element = PACKED_BITS.get(dest, 16)
     register = type_bytes(dest) if dest in TYPE_BYTES else element * 2 // 8
     if source == "f32":
-        if dest == "f16x2" and rounding == "rn" and not (relu or satfinite):
-            return _pack_f16(inst, b)
+        if dest in ("f16x2", "bf16x2") and rounding == "rn" and not (relu or satfinite):
+            return _pack_nearest(inst, b, dest)
         pair = [_float_reader(b, o, "f32") for o in inst.operands[1:3]]
     else:
         pair = _packed_readers(b, inst, source)
@@ -278,28 +278,26 @@ def _packed_encoder(name: str, rounding: str, satfinite: bool) -> Callable[[np.n
     return lambda values: floats.encode(values, name, rounding, satfinite)
 
 
-def _pack_f16(inst: Inst, b: Builder) -> Step:
-    """cvt.rn.f16x2.f32, the epilogue's workhorse: NumPy's conversion rounds to nearest even."""
+def _pack_nearest(inst: Inst, b: Builder, dest: str) -> Step:
+    """cvt.rn.{f16x2,bf16x2}.f32, the epilogue's workhorse, without a detour through float64."""
     high, low = (b.read(o, "f32") for o in inst.operands[1:3])
 
     def compute(warp: "Warp") -> Any:
         x, y = high(warp), low(warp)
-        if x.__class__ is not np.ndarray and y.__class__ is not np.ndarray:
-            pair = np.array([y, x], np.float32).astype(np.float16)
-            words = _f16_nan(pair).view(np.uint32)
-            return int(words[0])
-        pair = np.empty((32, 2), np.float16)
-        pair[:, 0], pair[:, 1] = y, x
-        return _f16_nan(pair).view(np.uint32).reshape(32)
+        uniform = x.__class__ is not np.ndarray and y.__class__ is not np.ndarray
+        pair = np.empty(2 if uniform else 64, np.float32)
+        pair[0::2], pair[1::2] = y, x
+        if dest == "bf16x2":
+            words = floats.f32_to_bf16(pair).view(np.uint32)
+        else:
+            halves = pair.astype(np.float16)
+            nan = pair != pair
+            if np.count_nonzero(nan):
+                halves.view(np.uint16)[nan] = 0x7FFF
+            words = halves.view(np.uint32)
+        return int(words[0]) if uniform else words
 
     return put_step(b, inst.operands[0], compute, "u32")
-
-
-def _f16_nan(values: np.ndarray) -> np.ndarray:
-    nan = values != values
-    if nan.any():
-        values.view(np.uint16)[nan] = 0x7FFF
-    return values
 
 
 def _packed_readers(b: Builder, inst: Inst, source: str) -> "list[Callable[[Warp], np.ndarray]]":

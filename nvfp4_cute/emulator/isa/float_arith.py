@@ -4,12 +4,24 @@ Results are correctly rounded wherever PTX promises it. The `.approx` functions 
 correctly rounded result, which lies inside their error bound.
 """
 
+import operator
+import struct
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from nvfp4_cute.emulator.isa import UNSIGNED, Builder, Mods, Step, arith, floats, handler, type_bytes
+from nvfp4_cute.emulator.isa import (
+    UNSIGNED,
+    Builder,
+    Mods,
+    Step,
+    arith,
+    floats,
+    handler,
+    merge_lanes,
+    type_bytes,
+)
 from nvfp4_cute.emulator.ptx import Inst
 
 if TYPE_CHECKING:
@@ -69,6 +81,8 @@ def _div(a: np.ndarray, b: np.ndarray, rounding: str) -> np.ndarray:
 def _fma(a: np.ndarray, b: np.ndarray, c: np.ndarray, rounding: str) -> np.ndarray:
     if a.dtype == np.float64:
         return floats.fma_f64(a, b, c, rounding)
+    if rounding == "rn":
+        return floats.fma_f32(a, b, c)
     total = floats.fma_odd(a, b, c)  # zero only if the exact sum is
     total = _zero_sum(total, (np.signbit(a) ^ np.signbit(b)) | np.signbit(c), rounding)
     return floats.round_f32(total, rounding)
@@ -155,7 +169,7 @@ class Lanes:
 def _canonical_nan(values: np.ndarray) -> np.ndarray:
     """binary32 NaN results are 0x7FFFFFFF, as the hardware gives them."""
     nan = values != values
-    if values.dtype == np.float32 and nan.any():
+    if np.count_nonzero(nan) and values.dtype == np.float32:
         return np.where(nan, np.uint32(0x7FFFFFFF).view(np.float32), values)
     return values
 
@@ -180,6 +194,9 @@ def float_operation(inst: Inst, b: Builder, mods: Mods, type_: str) -> Step:
     flushed = ftz and lanes.name == "f32"
     plain = _plain(opcode, lanes, rounding, relu, sat, nan) and not flushed
     narrow_fma = lanes.narrow and opcode in ("fma", "mad")
+
+    if plain and type_ == "f32":
+        return _plain_f32(inst, b)
 
     def step(warp: "Warp") -> None:
         args = [load(warp) for load in loads]
@@ -206,6 +223,47 @@ def float_operation(inst: Inst, b: Builder, mods: Mods, type_: str) -> Step:
         put(warp, lanes.store(_canonical_nan(result)))
 
     return step
+
+
+def _plain_f32(inst: Inst, b: Builder) -> Step:
+    """add/sub/mul.rn.f32 without modifiers, on Python floats if the operands are uniform.
+
+    Rounding a double sum or product of binary32 numbers to binary32 is correct: 53 >= 2 * 24 + 2 bits.
+    """
+    x, y = (arith.same_width(b, o, "f32") for o in inst.operands[1:3])
+    d = b.target(inst.operands[0])
+    dtype = b.dtypes[d]
+    operation = {"add": operator.add, "sub": operator.sub, "mul": operator.mul}[inst.opcode]
+    f32 = np.dtype(np.float32)
+
+    def step(warp: "Warp") -> None:
+        regs = warp.regs
+        left, right = regs[x], regs[y]
+        if left.__class__ is int and right.__class__ is int:
+            value: Any = _pack_f32(operation(_unpack_f32(left), _unpack_f32(right)))
+        else:
+            left = left.view(f32) if left.__class__ is np.ndarray else _unpack_f32(left)
+            right = right.view(f32) if right.__class__ is np.ndarray else _unpack_f32(right)
+            value = _canonical_nan(operation(left, right)).view(dtype)
+        if d in warp.protected:
+            value = merge_lanes(warp.active, value, regs[d], dtype)
+        regs[d] = value
+
+    return step
+
+
+def _unpack_f32(bits: int) -> float:
+    return struct.unpack("<f", struct.pack("<I", bits))[0]
+
+
+def _pack_f32(value: float) -> int:
+    """Bits of a double rounded to binary32; NaN is canonical."""
+    if value != value:
+        return 0x7FFFFFFF
+    try:
+        return struct.unpack("<I", struct.pack("<f", value))[0]
+    except OverflowError:
+        return 0x7F800000 if value > 0 else 0xFF800000
 
 
 def _operand_loader(b: Builder, operand: Any, lanes: Lanes) -> "Callable[[Warp], np.ndarray]":

@@ -166,6 +166,24 @@ def add_odd(a: np.ndarray, b: np.ndarray) -> np.ndarray:
     return np.where(inexact & even, bits + step, bits).view(np.float64)
 
 
+def fma_f32(a: np.ndarray, b: np.ndarray, c: np.ndarray) -> np.ndarray:
+    """a * b + c for float32, rounded once to nearest even.
+
+    The product is exact in float64. Rounding the sum to float64 first does harm only where the result is the middle
+    between two float32 values (or subnormal): there the sum is taken again, rounded to odd.
+    """
+    total = a.astype(np.float64) * b + c
+    middle = (total.view(np.uint64) & _BELOW_F32) == _MIDDLE
+    middle |= np.abs(total) < 2.0**-125
+    if np.count_nonzero(middle):
+        total = fma_odd(a, b, c)
+    return total.astype(np.float32)
+
+
+_BELOW_F32 = np.uint64((1 << 29) - 1)
+_MIDDLE = np.uint64(1 << 28)
+
+
 def fma_odd(a: np.ndarray, b: np.ndarray, c: np.ndarray) -> np.ndarray:
     """a * b + c in float64 rounded to odd; a and b have at most 26 significant bits."""
     return add_odd(a.astype(np.float64) * b.astype(np.float64), c.astype(np.float64))
@@ -176,7 +194,7 @@ def f32_to_bf16(values: np.ndarray) -> np.ndarray:
     bits = values.view(np.uint32)
     rounded = (bits + (np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1)))) >> np.uint32(16)
     nan = values != values
-    if nan.any():
+    if np.count_nonzero(nan):
         rounded = np.where(nan, np.uint32(0x7FFF), rounded)
     return rounded.astype(np.uint16)
 

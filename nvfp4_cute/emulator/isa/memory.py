@@ -16,6 +16,7 @@ from nvfp4_cute.emulator.isa.spaces import (
     gather,
     generic_space,
     is_uniform,
+    locate,
     resolve_lanes,
     resolve_one,
     scatter,
@@ -70,17 +71,22 @@ def load(inst: Inst, b: Builder) -> Step:
     address = inst.operands[1]
     if space == "param" and isinstance(address, Address) and isinstance(address.base, Symbol):
         return _load_param(b, address, writes, element)
-    locate = b.address(address)
+    address_of = b.address(address)
     total = size * count
+    full, half = 1 << 8 * size, 1 << (8 * size - (type_[0] == "s"))
 
     def step(warp: "Warp") -> None:
-        where = locate(warp)
+        where = address_of(warp)
         warp.polled = warp.polled or polling
         if is_uniform(space, where):
-            data = resolve_one(warp, space, where, total, False).view(element)
+            memory, index = locate(warp, space, where, total, size, False)
             warp.cta.machine.stats.load_bytes += total
-            for write, value in zip(writes, data.tolist(), strict=True):
-                write(warp, value)
+            if count == 1:
+                value = memory.item(index)
+                writes[0](warp, value - full if value >= half else value)
+                return
+            for write, value in zip(writes, memory[index : index + count].tolist(), strict=True):
+                write(warp, value - full if value >= half else value)
             return
         rows = gather(warp, space, where, total, element, count)
         for i, write in enumerate(writes):
@@ -106,10 +112,10 @@ def _load_param(b: Builder, address: Address, writes: list[Any], element: np.dty
 
 def _load_wide(inst: Inst, b: Builder, space: str) -> Step:
     """ld.b128 into a 128-bit register."""
-    locate, write = b.address(inst.operands[1]), b.write(inst.operands[0], "b128")
+    address_of, write = b.address(inst.operands[1]), b.write(inst.operands[0], "b128")
 
     def step(warp: "Warp") -> None:
-        where = locate(warp)
+        where = address_of(warp)
         if where.__class__ is not np.ndarray:
             write(warp, int.from_bytes(resolve_one(warp, space, where, 16, False).tobytes(), "little"))
             return
@@ -134,19 +140,20 @@ def store(inst: Inst, b: Builder) -> Step:
     if size == 16:
         return _store_wide(inst, b, space)
     reads = [b.read_as(item, type_, f"u{8 * size}") for item in items]
-    locate = b.address(inst.operands[0])
+    address_of = b.address(inst.operands[0])
     total = size * count
     dtype = UNSIGNED[size]
 
     def step(warp: "Warp") -> None:
-        where = locate(warp)
+        where = address_of(warp)
         machine = warp.cta.machine
         machine.changes += 1
         values = [r(warp) for r in reads]
         if is_uniform(space, where):
             lane = warp.first_lane()
-            row = [v[lane] if v.__class__ is np.ndarray else v for v in values]
-            resolve_one(warp, space, where, total, True).view(dtype)[:] = row
+            memory, index = locate(warp, space, where, total, size, True)
+            for i, value in enumerate(values):
+                memory[index + i] = value[lane] if value.__class__ is np.ndarray else value
             machine.stats.store_bytes += total
             return
         scatter(warp, space, where, values, dtype)
@@ -155,10 +162,10 @@ def store(inst: Inst, b: Builder) -> Step:
 
 
 def _store_wide(inst: Inst, b: Builder, space: str) -> Step:
-    locate, read = b.address(inst.operands[0]), b.read(inst.operands[1], "b128")
+    address_of, read = b.address(inst.operands[0]), b.read(inst.operands[1], "b128")
 
     def step(warp: "Warp") -> None:
-        where, value = locate(warp), read(warp)
+        where, value = address_of(warp), read(warp)
         warp.cta.machine.changes += 1
         for lane in warp.active_lanes():
             address = int(where[lane]) if where.__class__ is np.ndarray else where
@@ -296,10 +303,10 @@ def load_matrix(inst: Inst, b: Builder) -> Step:
     """ldmatrix m8n8: lane 8j+i gives the address of row i of matrix j; lane 4g+t gets elements 2t, 2t+1 of row g."""
     count, transposed = _matrix_mods(inst)
     writes = [b.write(item, "b32") for item in _targets(inst.operands[0])]
-    locate = b.address(inst.operands[1])
+    address_of = b.address(inst.operands[1])
 
     def step(warp: "Warp") -> None:
-        memory, index = _row_offsets(warp, locate(warp), count, False)
+        memory, index = _row_offsets(warp, address_of(warp), count, False)
         warp.cta.machine.stats.load_bytes += 128 * count
         elements = memory[index].view(np.uint16).reshape(count, 8, 8)
         if transposed:
@@ -316,10 +323,10 @@ def store_matrix(inst: Inst, b: Builder) -> Step:
     """stmatrix m8n8, the inverse of ldmatrix."""
     count, transposed = _matrix_mods(inst)
     reads = [b.read(item, "b32") for item in _targets(inst.operands[1])]
-    locate = b.address(inst.operands[0])
+    address_of = b.address(inst.operands[0])
 
     def step(warp: "Warp") -> None:
-        memory, index = _row_offsets(warp, locate(warp), count, True)
+        memory, index = _row_offsets(warp, address_of(warp), count, True)
         machine = warp.cta.machine
         machine.stats.store_bytes += 128 * count
         machine.changes += 1

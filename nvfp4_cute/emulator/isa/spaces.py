@@ -68,6 +68,28 @@ def _check_alignment(addresses: np.ndarray, nbytes: int) -> None:
         raise _misaligned(int(addresses[(addresses & (nbytes - 1)) != 0][0]), nbytes)
 
 
+def locate(
+    warp: "Warp", space: str, address: int, nbytes: int, size: int, write: bool
+) -> tuple[np.ndarray, int]:
+    """A view of `size`-byte items and the index of the one at a uniform address, where `nbytes` are accessed.
+
+    Raises as `resolve_one`.
+    """
+    if address & (nbytes - 1):
+        raise _misaligned(address, nbytes)
+    if space == "generic":
+        space = generic_space(address)
+        address -= SPACES[space].window
+    if space in ("shared", "shared::cta"):
+        cta, offset = _own_shared(warp, address)
+    elif space == "shared::cluster":
+        cta, offset = warp.cta.cluster.resolve(address)
+    else:
+        return warp.cta.machine.memory.items(address, nbytes, size, write)
+    cta.smem.check(offset, nbytes)
+    return cta.smem.views[size], offset // size
+
+
 def resolve_one(warp: "Warp", space: str, address: int, nbytes: int, write: bool) -> np.ndarray:
     """uint8 view of the bytes at one address (of lane 0 of the active ones, for local memory).
 
@@ -121,17 +143,20 @@ def resolve_lanes(
         return rows.reshape(-1).view(ITEM_DTYPES[nbytes]), index
     cta = warp.cta if space != "shared::cluster" else warp.cta.cluster.resolve(int(addresses[0]))[0]
     smem = cta.smem
-    first = cta.rank << RANK_SHIFT | SHARED_BASE
-    # Unsigned: an address below the window, or of another rank, wraps to a huge offset.
-    relative = addresses - addresses.dtype.type(first)
-    if int(relative.max()) + nbytes > smem.size - SHARED_BASE:
-        bad = int(addresses[relative + nbytes > smem.size - SHARED_BASE][0])
+    first = addresses.dtype.type(cta.rank << RANK_SHIFT | SHARED_BASE)
+    # Unsigned: an address below the window, or of another rank, wraps to a huge offset. The bitwise or of all
+    # offsets bounds each of them, so that one reduction mostly does.
+    relative = addresses - first
+    room = smem.size - SHARED_BASE - nbytes
+    if int(np.bitwise_or.reduce(relative)) > room and int(relative.max()) > room:
+        bad = int(addresses[relative > room][0])
         if bad >> RANK_SHIFT != cta.rank:
             raise EmulatorError(
                 f"shared address {bad:#x} belongs to rank {bad >> RANK_SHIFT}, expected {cta.rank}"
             )
         smem.check(bad & OFFSET_MASK, nbytes)
-    return smem.views[nbytes], (relative + SHARED_BASE) // nbytes
+    shift = addresses.dtype.type(nbytes.bit_length() - 1)
+    return smem.views_from_base[nbytes], relative >> shift
 
 
 def _addresses(warp: "Warp", where: Any) -> tuple[np.ndarray, np.ndarray]:
@@ -170,7 +195,7 @@ def gather(warp: "Warp", space: str, where: Any, total: int, element: np.dtype, 
     groups = _per_rank(warp, space, addresses)
     if groups is None:
         memory, index = resolve_lanes(warp, space, addresses, total, False, lanes)
-        items = memory[index]
+        items = memory.take(index)
     else:
         items = np.empty(len(addresses), ITEM_DTYPES[total])
         for part in groups:
@@ -201,10 +226,10 @@ def scatter(warp: "Warp", space: str, where: Any, values: list[Any], dtype: np.d
         return
     addresses, lanes = _addresses(warp, where)
     warp.cta.machine.stats.store_bytes += total * len(addresses)
-    table = np.empty((32, count), dtype)
+    table = np.empty(32 * count, dtype)
     for i, value in enumerate(values):
-        table[:, i] = value
-    items = table.view(ITEM_DTYPES[total]).reshape(32)
+        table[i::count] = value
+    items = table.view(ITEM_DTYPES[total])
     if not warp.all_active:
         items = items[warp.active]
     groups = _per_rank(warp, space, addresses)

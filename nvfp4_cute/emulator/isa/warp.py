@@ -16,6 +16,10 @@ if TYPE_CHECKING:
     from nvfp4_cute.emulator.machine import Wait, Warp
 
 
+ONE_HOT = tuple(LANE_IDS == lane for lane in range(32))
+"""Predicates that hold in one lane."""
+
+
 @dataclass
 class Converging:
     """Some lanes reached a `.sync` instruction and wait for the other lanes that its mask names."""
@@ -69,13 +73,13 @@ def elect(inst: Inst, b: Builder) -> Step:
     members = b.read(inst.operands[1], "b32")
 
     def body(warp: "Warp") -> None:
-        candidates = warp.active
         named = members(warp)
-        if named != 0xFFFFFFFF:
-            candidates = candidates & bits_mask(int(lane_value(named, warp.first_lane())))
-        leader = int(candidates.argmax())
+        if named.__class__ is int and named == 0xFFFFFFFF:
+            leader = warp.first_lane()
+        else:
+            leader = int((warp.active & bits_mask(int(lane_value(named, warp.first_lane())))).argmax())
         put_leader(warp, leader)
-        put_predicate(warp, True if warp.num_active == 1 else LANE_IDS == leader)
+        put_predicate(warp, True if warp.num_active == 1 else ONE_HOT[leader])
 
     return synchronised(b, inst.operands[1], body)
 
