@@ -44,7 +44,7 @@ HandlerFunction = Callable[[Inst, "Builder"], Step]
 
 FAMILIES = (
     "arith", "float_arith", "convert", "control", "memory", "barrier", "warp", "tma", "tcgen05", "mma_sync", "wgmma",
-    "matrix_move",
+    "matrix_move", "cluster_launch",
 )  # fmt: skip
 HANDLERS: dict[str, HandlerFunction] = {}
 
