@@ -14,6 +14,7 @@ import torch
 from nvfp4_cute.arch import sm100
 from nvfp4_cute.config import KernelConfig
 from nvfp4_cute.cubin import KernelResources, read_resources
+from nvfp4_cute.emulator.driver import prepare_cutlass, shim_is_built
 from nvfp4_cute.errors import ConfigError, UnsupportedTarget
 
 
@@ -115,6 +116,8 @@ def compile_jit(arch: str, jit_function: Any, *example_args: Any) -> tuple[Any, 
     import cutlass.cute as cute
     from cutlass.base_dsl.compiler import DumpDir
 
+    if shim_is_built():
+        prepare_cutlass()  # what is compiled first decides for the whole process who resolves launches
     with tempfile.TemporaryDirectory(prefix="nvfp4_cute_") as folder:
         options = (cute.GPUArch(arch), cute.KeepPTX(True), cute.KeepCUBIN(True), DumpDir(folder))
         function = cute.compile[options](jit_function, *example_args)

@@ -172,22 +172,47 @@ def shim_path() -> str:
     return spec.origin
 
 
-def prepare_cutlass() -> None:
-    """Make CuTe DSL functions of this process launch through the shim, whether or not cutlass is imported yet.
+def shim_is_built() -> bool:
+    """Whether the launch shim is there."""
+    return importlib.util.find_spec(SHIM_MODULE) is not None
 
-    Functions compiled after this call resolve the CUDA entry points in the shim; call it before compiling. Idempotent.
+
+def prepare_cutlass() -> None:
+    """Put the launch shim between CuTe DSL and its runtime library, so that its functions can launch on an Emulator.
+
+    Functions compiled after this call resolve the CUDA entry points in the shim, which goes on to the runtime library
+    while no Emulator is active. Idempotent.
 
     Raises:
-        EmulatorError: the shim is missing.
+        EmulatorError: the shim is missing, or CuTe DSL has loaded its runtime library already: the entry points of a
+            process are those of the library that was loaded first.
     """
     path = shim_path()
-    os.environ["CUTE_DSL_LIBS"] = path
     from cutlass.cutlass_dsl import CuTeDSL
     from cutlass.cutlass_dsl.cuda_jit_executor import CudaDialectJitCompiledFunction
 
-    CuTeDSL._get_dsl().envar.shared_libs = path
-    # The DSL would ask the CUDA runtime, which is not there; the shim is one device.
-    CudaDialectJitCompiledFunction.num_devices = property(lambda self: 1)
+    settings = CuTeDSL._get_dsl().envar
+    libraries = (settings.shared_libs or "").split(os.pathsep)
+    if path in libraries:
+        return
+    if not _is_loaded(path) and any(map(_is_loaded, libraries)):
+        raise EmulatorError(
+            "CuTe DSL compiled a function in this process before the launch shim was in place: call "
+            "nvfp4_cute.emulator.driver.prepare_cutlass() before the first compilation, or use a process of its own"
+        )
+    ctypes.CDLL(path).nvfp4_cute_set_runtime(libraries[0].encode())
+    settings.shared_libs = os.pathsep.join([path, *libraries])
+    # The DSL would ask the CUDA runtime; the emulator is one device.
+    real = CudaDialectJitCompiledFunction.num_devices.func
+    CudaDialectJitCompiledFunction.num_devices = property(lambda self: 1 if Emulator._active else real(self))
+
+
+def _is_loaded(library: str) -> bool:
+    try:
+        ctypes.CDLL(library, mode=os.RTLD_NOLOAD)
+    except OSError:
+        return False
+    return True
 
 
 class Emulator:
@@ -280,6 +305,14 @@ class Emulator:
         Raises:
             EmulatorError: unknown kernel, a launch the hardware would refuse, or a failure of the kernel.
         """
+        self.run(self.decode(record))
+
+    def decode(self, record: LaunchRecord) -> Launch:
+        """The launch that host code asked for, with its parameters copied.
+
+        Raises:
+            EmulatorError: unknown kernel, or a launch the hardware would refuse.
+        """
         name = record.name.decode()
         if name not in self._kernels:
             raise EmulatorError(
@@ -299,7 +332,15 @@ class Emulator:
             params[param.offset : param.offset + param.nbytes] = np.frombuffer(data, np.uint8)
         explicit = any(record.cluster)
         grid = dim3(list(record.grid))
-        self.machine.run(Launch(code, grid, block, cluster, record.shared_bytes, params, explicit))
+        return Launch(code, grid, block, cluster, record.shared_bytes, params, explicit)
+
+    def run(self, launch: Launch) -> None:
+        """Run a decoded launch to its end. Subclasses add what is to happen around it.
+
+        Raises:
+            EmulatorError: a failure of the kernel.
+        """
+        self.machine.run(launch)
 
     def attribute(self, number: int) -> int:
         """Value of a cudaDeviceAttr.

@@ -1,13 +1,18 @@
 /*
- * The eight CUDA entry points that CuTe DSL host code calls, for a machine without a CUDA driver.
+ * The eight CUDA entry points that CuTe DSL host code calls, switched between the emulator and the real runtime.
  *
- * A kernel handle is the kernel's name (interned, never freed), a library handle is a dummy. Questions about the
- * device and launches go to callbacks that nvfp4_cute/emulator/driver.py registers; while there are none, both
- * report that there is no device. Signatures are those of the CUDA 12.8+ runtime functions of the same names.
+ * While nvfp4_cute/emulator/driver.py has registered callbacks, they answer: a kernel handle is the kernel's name
+ * (interned, never freed), a library handle is a dummy. Otherwise every call goes on to CuTe DSL's own runtime library,
+ * so that one process can use a GPU and the emulator. Signatures are those of the CUDA 12.8+ runtime functions of the
+ * same names.
  */
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
+
+#ifndef _WIN32
+#include <dlfcn.h>
+#endif
 
 #ifdef _WIN32
 #define EXPORT __declspec(dllexport)
@@ -56,6 +61,34 @@ EXPORT void nvfp4_cute_set_callbacks(launch_callback launch, attribute_callback 
   on_attribute = attribute;
 }
 
+/* CuTe DSL's runtime library, loaded when the first call goes on to it. */
+static char *runtime_path;
+static void *runtime;
+
+EXPORT void nvfp4_cute_set_runtime(const char *path) {
+  free(runtime_path);
+  runtime_path = strdup(path);
+}
+
+static void *real(const char *name) {
+#ifndef _WIN32
+  if (!runtime && runtime_path) runtime = dlopen(runtime_path, RTLD_NOW | RTLD_LOCAL);
+  return runtime ? dlsym(runtime, name) : NULL;
+#else
+  (void)name;
+  return NULL;
+#endif
+}
+
+/* Unless the emulator is the device: return what the real function of this signature returns, or NO_DEVICE. */
+#define FORWARD(name, signature, ...)                 \
+  do {                                                \
+    if (!on_launch) {                                 \
+      int(*function) signature = real(name);          \
+      return function ? function(__VA_ARGS__) : NO_DEVICE; \
+    }                                                 \
+  } while (0)
+
 static const char *intern(const char *name) {
   struct name_node *node;
   for (node = names; node; node = node->next)
@@ -71,6 +104,8 @@ static const char *intern(const char *name) {
 EXPORT int _cudaLibraryLoadData(void **library, const void *code, void *options, void **values, unsigned count,
                                 void *library_options, void **library_values, unsigned library_count) {
   static char dummy;
+  FORWARD("_cudaLibraryLoadData", (void **, const void *, void *, void **, unsigned, void *, void **, unsigned), library,
+          code, options, values, count, library_options, library_values, library_count);
   (void)code, (void)options, (void)values, (void)count;
   (void)library_options, (void)library_values, (void)library_count;
   *library = &dummy;
@@ -78,41 +113,46 @@ EXPORT int _cudaLibraryLoadData(void **library, const void *code, void *options,
 }
 
 EXPORT int _cudaLibraryGetKernel(const void **kernel, void *library, const char *name) {
+  FORWARD("_cudaLibraryGetKernel", (const void **, void *, const char *), kernel, library, name);
   (void)library;
   *kernel = intern(name);
   return *kernel ? SUCCESS : OUT_OF_MEMORY;
 }
 
 EXPORT int _cuKernelGetAttribute(int *value, int attribute, void *kernel, int device) {
+  FORWARD("_cuKernelGetAttribute", (int *, int, void *, int), value, attribute, kernel, device);
   (void)attribute, (void)kernel, (void)device;
   *value = 0; /* no static shared memory, no spills, no registers worth counting */
   return SUCCESS;
 }
 
 EXPORT int _cudaFuncSetAttribute(const void *function, int attribute, int value) {
+  FORWARD("_cudaFuncSetAttribute", (const void *, int, int), function, attribute, value);
   (void)function, (void)attribute, (void)value;
   return SUCCESS;
 }
 
 EXPORT int _cudaKernelSetAttributeForDevice(void *kernel, int attribute, int value, int device) {
+  FORWARD("_cudaKernelSetAttributeForDevice", (void *, int, int, int), kernel, attribute, value, device);
   (void)kernel, (void)attribute, (void)value, (void)device;
   return SUCCESS;
 }
 
 EXPORT int _cudaGetDevice(int *device) {
+  FORWARD("_cudaGetDevice", (int *), device);
   *device = 0;
   return SUCCESS;
 }
 
 EXPORT int _cudaDeviceGetAttribute(int *value, int attribute, int device) {
-  (void)device;
-  return on_attribute ? on_attribute(value, attribute) : NO_DEVICE;
+  FORWARD("_cudaDeviceGetAttribute", (int *, int, int), value, attribute, device);
+  return on_attribute(value, attribute);
 }
 
 EXPORT int _cudaLaunchKernelEx(const struct launch_config *config, const void *kernel, void **arguments) {
   struct launch_record record = {0};
   uint32_t i;
-  if (!on_launch) return NO_DEVICE;
+  FORWARD("_cudaLaunchKernelEx", (const struct launch_config *, const void *, void **), config, kernel, arguments);
   record.name = kernel;
   memcpy(record.grid, config->grid, sizeof record.grid);
   memcpy(record.block, config->block, sizeof record.block);

@@ -6,6 +6,7 @@ import sys
 
 import numpy as np
 import pytest
+import torch
 
 from nvfp4_cute.emulator import driver
 from nvfp4_cute.emulator.driver import Emulator, run_ptx, shim_path
@@ -200,3 +201,39 @@ except KeyboardInterrupt:
 """
     )
     assert run_file(path) == "ok\n"
+
+
+def test_a_process_that_compiled_without_the_shim_is_told(tmp_path) -> None:
+    path = tmp_path / "script.py"
+    path.write_text(
+        SCRIPT_HEAD.format(first="", second="")
+        + """
+try:
+    prepare_cutlass()
+except EmulatorError as error:
+    assert "before the first compilation" in str(error)
+    print("told")
+"""
+    )
+    assert run_file(path) == "told\n"
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="the launch would reach the GPU with CPU pointers")
+def test_outside_an_emulator_launches_go_to_the_real_runtime(tmp_path) -> None:
+    """Here there is no driver behind it, which is what the caller must hear."""
+    path = tmp_path / "script.py"
+    path.write_text(
+        SCRIPT_HEAD.format(first="prepare_cutlass()", second="")
+        + """
+emulator.register(ptx)
+try:
+    function(*tensors, Float32(1.0), Int32(2))
+except Exception as error:
+    assert "cudaErrorInsufficientDriver" in str(error) or "cudaErrorNoDevice" in str(error), error
+    print("refused")
+with emulator:
+    compiled(x, out)[0](*tensors, Float32(1.0), Int32(2))
+assert torch.equal(out[:, 0], x.sum(1))
+"""
+    )
+    assert run_file(path) == "refused\n"
