@@ -101,6 +101,23 @@ class MmaCase(Case):
         compare(self.emulate(), self.expected, samples)
 
 
+class MoveCase(Case):
+    """movmatrix of random words."""
+
+    def __init__(self) -> None:
+        self.words = np.random.default_rng(0).integers(0, 1 << 32, (1, 32), np.uint32)
+        self.text = kernels.register_kernel(
+            "movmatrix.sync.aligned.m8n8.trans.b16 %d0, %a0;", {"a": 1, "d": 1}, target="sm_90a"
+        )
+        self.result = 1
+
+    def arguments(self) -> list[Any]:
+        return [self.words, np.zeros_like(self.words)]
+
+    def matrix(self, words: np.ndarray) -> np.ndarray:
+        return words
+
+
 # ---- wgmma -------------------------------------------------------------------------------------------------------
 WGMMA_TYPES = [
     ("f32", "f16", "f16"), ("f16", "f16", "f16"), ("f32", "bf16", "bf16"), ("f32", "tf32", "tf32"),
@@ -251,7 +268,7 @@ def device_cases() -> dict[str, Callable[[], Case]]:
         ("bf16", "f32", (8, 16)),
         ("tf32", "f32", (4, 8)),
     ]
-    for regime in ("integers", "moderate", "any"):
+    for regime in ("integers", "moderate", "tiny", "any"):
         for a, d, ks in plain:
             for k in ks:
                 cases[f"mma m16n8k{k} {d} {a} {regime}"] = partial(MmaCase, "", k, a, a, d, regime=regime)
@@ -282,4 +299,5 @@ def device_cases() -> dict[str, Callable[[], Case]]:
     cases["wgmma four steps"] = partial(moderate, "f32", "f16", "f16", k_steps=4)
     cases["wgmma four steps fp8"] = partial(moderate, "f32", "e4m3", "e4m3", k_steps=4)
     cases["wgmma two warpgroups"] = partial(moderate, "f32", "f16", "f16", 8, threads=256, a_registers=True)
+    cases["movmatrix"] = MoveCase
     return cases

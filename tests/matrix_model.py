@@ -249,7 +249,9 @@ def unpack_c(words: np.ndarray, bits: int) -> np.ndarray:
 
 # ---- operands ----------------------------------------------------------------------------------------------------
 def draw_codes(rng: np.random.Generator, fmt: str, shape: tuple[int, ...], regime: str) -> np.ndarray:
-    """Codes of a format (uint32): "integers" -2..2, "moderate" finite values of nearby sizes, "any" bit pattern."""
+    """Codes of a format (uint32): "integers" -2..2, "moderate" finite values of nearby sizes, "tiny"
+    subnormals and the smallest normals, "any" bit pattern.
+    """
     if fmt in ("s8", "u8", "s32"):
         return rng.integers(0, 1 << WIDTH[fmt], shape).astype(np.uint32)
     exponent_bits, mantissa_bits, bias, _ = FORMATS[fmt]
@@ -263,7 +265,8 @@ def draw_codes(rng: np.random.Generator, fmt: str, shape: tuple[int, ...], regim
         ]
         return ((sign | magnitude) << low).astype(np.uint32)
     spread = min(6, (1 << exponent_bits) - 2 - bias)
-    field = rng.integers(max(bias - 6, 0), bias + spread + 1, shape)
+    low_field, high_field = (0, 2) if regime == "tiny" else (max(bias - 6, 0), bias + spread)
+    field = rng.integers(low_field, high_field + 1, shape)
     mantissa = rng.integers(0, 1 << mantissa_bits, shape)
     noise = rng.integers(0, 1 << low, shape)
     return ((sign | field << mantissa_bits | mantissa) << low | noise).astype(np.uint32)

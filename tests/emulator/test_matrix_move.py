@@ -1,8 +1,8 @@
 """Matrix loads and stores of byte elements, expansion of 4- and 6-bit elements, and movmatrix."""
 
-import matrix_kernels as kernels
 import numpy as np
 import pytest
+from matrix_cases import MoveCase
 
 from nvfp4_cute.emulator.driver import run_ptx
 from nvfp4_cute.errors import EmulatorError
@@ -127,13 +127,9 @@ def test_stored_tiles_load_back_for_the_other_operand():
 
 
 def test_movmatrix_transposes():
-    text = kernels.register_kernel(
-        "movmatrix.sync.aligned.m8n8.trans.b16 %d0, %a0;", {"a": 1, "d": 1}, target="sm_90a"
-    )
-    matrix = np.arange(64, dtype=np.uint16).reshape(8, 8) * 997
-    out = np.zeros((1, 32), np.uint32)
-    run_ptx(text, args=[matrix.view(np.uint32).reshape(1, 32), out])
-    np.testing.assert_array_equal(out.view(np.uint16).reshape(8, 8), matrix.T)
+    case = MoveCase()
+    before, after = (w.view(np.uint16).reshape(8, 8) for w in (case.words, case.emulate()))
+    np.testing.assert_array_equal(after, before.T)
 
 
 @pytest.mark.parametrize(

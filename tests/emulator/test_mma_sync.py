@@ -41,7 +41,7 @@ def run(
 
 
 # ---- plain floating point ----------------------------------------------------------------------------------------
-@pytest.mark.parametrize("regime", ["integers", "moderate", "any"])
+@pytest.mark.parametrize("regime", ["integers", "moderate", "tiny", "any"])
 @pytest.mark.parametrize("form", FLOAT_FORMS, ids=lambda f: ".".join(map(str, f)).lstrip("."))
 def test_float_forms(form, regime):
     MmaCase(*form, regime=regime).check()

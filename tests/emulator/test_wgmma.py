@@ -12,7 +12,7 @@ from nvfp4_cute.errors import EmulatorError
 
 # ---- types -------------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("a_registers", [False, True], ids=["a in smem", "a in registers"])
-@pytest.mark.parametrize("regime", ["integers", "moderate", "any"])
+@pytest.mark.parametrize("regime", ["integers", "moderate", "tiny", "any"])
 @pytest.mark.parametrize("types", WGMMA_TYPES, ids=".".join)
 def test_types(types, regime, a_registers):
     WgmmaCase(*types, regime=regime, a_registers=a_registers, seed=1).check()
