@@ -50,7 +50,20 @@ ITEM_DTYPES: dict[int, np.dtype] = {
 """dtype whose items are copied as blocks of so many bytes (complex128 only carries 16 bytes)."""
 
 
-ITEM_SHIFTS = {size: np.uint64(size.bit_length() - 1) for size in ITEM_DTYPES}
+ITEM_SHIFTS = {size: size.bit_length() - 1 for size in ITEM_DTYPES}
+_U64 = np.dtype(np.uint64)
+_CONSTANTS: dict[tuple[np.dtype, int], np.ndarray] = {}
+
+
+def lane_constant(dtype: np.dtype, value: int, count: int = 32) -> np.ndarray:
+    """`value` in `count` lanes, remembered: NumPy combines two arrays in a third of the time that a scalar takes."""
+    found = _CONSTANTS.get((dtype, value))
+    if found is None:
+        if len(_CONSTANTS) > 4096:
+            _CONSTANTS.clear()
+        found = _CONSTANTS[dtype, value] = np.full(32, value, dtype)
+        found.setflags(write=False)
+    return found if count == 32 else found[:count]
 
 
 class _Window:
@@ -61,16 +74,16 @@ class _Window:
     def __init__(self, start: int, end: int, writable: bool):
         self.start, self.end, self.writable = start, end, writable
         self.view = host_view(start, end - start)
-        self._items: dict[int, tuple[np.ndarray, np.uint64]] = {}
+        self._items: dict[int, tuple[np.ndarray, int]] = {}
 
-    def items(self, nbytes: int) -> tuple[np.ndarray, np.uint64]:
+    def items(self, nbytes: int) -> tuple[np.ndarray, int]:
         """Aligned items of `nbytes`, and the address of the first."""
         found = self._items.get(nbytes)
         if found is None:
             skipped = -self.start % nbytes
             usable = (self.view.size - skipped) // nbytes * nbytes
             items = self.view[skipped : skipped + usable].view(ITEM_DTYPES[nbytes])
-            found = self._items[nbytes] = (items, np.uint64(self.start + skipped))
+            found = self._items[nbytes] = (items, self.start + skipped)
         return found
 
 
@@ -120,21 +133,20 @@ class GlobalMemory:
     def lanes(self, addresses: np.ndarray, nbytes: int, write: bool) -> tuple[np.ndarray, np.ndarray]:
         """A view of `nbytes`-byte items (1, 2, 4, 8, or 16) and the index of each address in it.
 
-        `addresses`: uint64, aligned to `nbytes`. Raises as `view` does.
+        `addresses`: uint64, at most 32, aligned to `nbytes`. Raises as `view` does.
         """
-        last = self._last
-        if last is None or not (last.start <= addresses[0] < last.end) or (write and not last.writable):
-            last = self._window(int(addresses.min()), int(addresses.max()) + nbytes, write)
-        view, origin = last.items(nbytes)
-        offsets = addresses - origin
-        # The bitwise or bounds every offset from above; an address below the origin wraps to a huge one.
-        if int(np.bitwise_or.reduce(offsets)) + nbytes > view.nbytes:
-            low, high = int(addresses.min()), int(addresses.max()) + nbytes
-            if low < last.start or high > last.end:
-                last = self._window(low, high, write)
-                view, origin = last.items(nbytes)
-                offsets = addresses - origin
-        return view, (offsets >> ITEM_SHIFTS[nbytes]).view(np.int64)
+        last, count = self._last, len(addresses)
+        if last is not None and (last.writable or not write):
+            view, origin = last.items(nbytes)
+            index = (addresses - lane_constant(_U64, origin, count)) >> lane_constant(
+                _U64, ITEM_SHIFTS[nbytes], count
+            )
+            # Unsigned: an address below the origin wraps to a huge index.
+            if not np.count_nonzero(index >= lane_constant(_U64, len(view), count)):
+                return view, index.view(np.int64)
+        low, high = int(addresses.min()), int(addresses.max()) + nbytes
+        view, origin = self._window(low, high, write).items(nbytes)
+        return view, ((addresses - np.uint64(origin)) >> np.uint64(ITEM_SHIFTS[nbytes])).view(np.int64)
 
     def items(self, address: int, nbytes: int, size: int, write: bool) -> tuple[np.ndarray, int]:
         """A view of `size`-byte items and the index of the one at `address`, where `nbytes` are accessed."""
@@ -147,7 +159,7 @@ class GlobalMemory:
         ):
             last = self._window(address, address + nbytes, write)
         view, origin = last.items(size)
-        return view, (address - int(origin)) // size
+        return view, (address - origin) // size
 
     def view(self, addr: int, nbytes: int, *, write: bool) -> np.ndarray:
         """uint8 view of [addr, addr + nbytes).

@@ -18,6 +18,7 @@ from nvfp4_cute.emulator.isa import (
     type_bytes,
 )
 from nvfp4_cute.emulator.isa.floats import flush
+from nvfp4_cute.emulator.memory import lane_constant
 from nvfp4_cute.emulator.ptx import Imm, Inst, Operand, Pair, Sink, Vector
 
 if TYPE_CHECKING:
@@ -639,23 +640,31 @@ def _unpack(b: Builder, dest: Vector, source: Operand, type_: str) -> Step:
     count = len(dest.items)
     part = type_bytes(type_) // count
     read = b.read(source, type_)
-    writes = [
-        (i, b.write(item, f"b{8 * part}")) for i, item in enumerate(dest.items) if not isinstance(item, Sink)
+    # (which part, destination slot, writer for the less common cases)
+    parts = [
+        (i, b.target(item), b.write(item, f"b{8 * part}"))
+        for i, item in enumerate(dest.items)
+        if not isinstance(item, Sink)
     ]
     mask, dtype = (1 << 8 * part) - 1, UNSIGNED[part]
+    plain = all(b.width(d) == part for _, d, _ in parts)
 
     def step(warp: "Warp") -> None:
         value = read(warp)
         if value.__class__ is not np.ndarray:
-            for i, write in writes:
+            for i, _, write in parts:
                 write(warp, value >> 8 * part * i & mask)
         elif value.dtype == object:
-            for i, write in writes:
+            for i, _, write in parts:
                 write(warp, np.array([v >> 8 * part * i & mask for v in value], dtype))
+        elif warp.protected or not plain:
+            elements = value.view(dtype)
+            for i, _, write in parts:
+                write(warp, elements[i::count].copy())
         else:
-            parts = value.view(dtype)
-            for i, write in writes:
-                write(warp, parts[i::count].copy())
+            elements, regs = value.view(dtype), warp.regs
+            for i, d, _ in parts:
+                regs[d] = elements[i::count].copy()
 
     return step
 
@@ -784,14 +793,23 @@ def _set_predicate_fast(inst: Inst, b: Builder, type_: str) -> Step:
     size = type_bytes(type_)
     # Flipping the sign bit turns signed order into unsigned order.
     flip = 1 << (8 * size - 1) if type_[0] == "s" and name not in ("eq", "ne") else 0
-    dtype = b.dtypes[d]
+    dtype, lane_type = b.dtypes[d], SIGNED[size] if flip else UNSIGNED[size]
+
+    def lanes(value: Any) -> np.ndarray:
+        if value.__class__ is np.ndarray:
+            return value.view(lane_type)
+        return lane_constant(lane_type, (value ^ flip) - flip)
 
     def step(warp: "Warp") -> None:
         regs = warp.regs
         u, v = regs[x], regs[y]
-        value = compare(u ^ flip, v ^ flip)
-        if value.__class__ is not bool and value.__class__ is not np.ndarray:
-            value = bool(value)
+        value: Any
+        if u.__class__ is int and v.__class__ is int:
+            value = compare(u ^ flip, v ^ flip)
+        elif u is None or v is None:
+            raise TypeError("undefined register")
+        else:
+            value = compare(lanes(u), lanes(v))
         if d in warp.protected:
             value = merge_lanes(warp.active, value, regs[d], dtype)
         regs[d] = value

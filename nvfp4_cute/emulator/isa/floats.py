@@ -174,7 +174,7 @@ def fma_f32(a: np.ndarray, b: np.ndarray, c: np.ndarray) -> np.ndarray:
     """
     total = a.astype(np.float64) * b + c
     middle = (total.view(np.uint64) & _BELOW_F32) == _MIDDLE
-    middle |= np.abs(total) < 2.0**-125
+    middle |= (np.abs(total) < 2.0**-125) & (total != 0)
     if np.count_nonzero(middle):
         total = fma_odd(a, b, c)
     return total.astype(np.float32)

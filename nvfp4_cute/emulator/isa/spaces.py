@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from nvfp4_cute.emulator.machine import LANE_IDS, LOCAL_WINDOW, OFFSET_MASK, RANK_SHIFT, SHARED_WINDOW
-from nvfp4_cute.emulator.memory import ITEM_DTYPES, SHARED_BASE
+from nvfp4_cute.emulator.memory import ITEM_DTYPES, ITEM_SHIFTS, SHARED_BASE, lane_constant
 from nvfp4_cute.errors import EmulatorError
 
 if TYPE_CHECKING:
@@ -64,8 +64,9 @@ def _misaligned(address: int, nbytes: int) -> EmulatorError:
 
 
 def _check_alignment(addresses: np.ndarray, nbytes: int) -> None:
-    if int(np.bitwise_or.reduce(addresses)) & (nbytes - 1):
-        raise _misaligned(int(addresses[(addresses & (nbytes - 1)) != 0][0]), nbytes)
+    low_bits = addresses & lane_constant(addresses.dtype, nbytes - 1, len(addresses))
+    if nbytes > 1 and np.count_nonzero(low_bits):
+        raise _misaligned(int(addresses[low_bits != 0][0]), nbytes)
 
 
 def locate(
@@ -142,21 +143,19 @@ def resolve_lanes(
         index = (addresses + lanes.astype(addresses.dtype) * rows.shape[1]) // nbytes
         return rows.reshape(-1).view(ITEM_DTYPES[nbytes]), index
     cta = warp.cta if space != "shared::cluster" else warp.cta.cluster.resolve(int(addresses[0]))[0]
-    smem = cta.smem
-    first = addresses.dtype.type(cta.rank << RANK_SHIFT | SHARED_BASE)
-    # Unsigned: an address below the window, or of another rank, wraps to a huge offset. The bitwise or of all
-    # offsets bounds each of them, so that one reduction mostly does.
-    relative = addresses - first
-    room = smem.size - SHARED_BASE - nbytes
-    if int(np.bitwise_or.reduce(relative)) > room and int(relative.max()) > room:
-        bad = int(addresses[relative > room][0])
+    smem, dtype, count = cta.smem, addresses.dtype, len(addresses)
+    relative = addresses - lane_constant(dtype, cta.rank << RANK_SHIFT | SHARED_BASE, count)
+    # Unsigned: an address below the window, or of another rank, wraps to a huge offset.
+    outside = relative > lane_constant(dtype, smem.size - SHARED_BASE - nbytes, count)
+    if np.count_nonzero(outside):
+        bad = int(addresses[outside][0])
         if bad >> RANK_SHIFT != cta.rank:
             raise EmulatorError(
                 f"shared address {bad:#x} belongs to rank {bad >> RANK_SHIFT}, expected {cta.rank}"
             )
         smem.check(bad & OFFSET_MASK, nbytes)
-    shift = addresses.dtype.type(nbytes.bit_length() - 1)
-    return smem.views_from_base[nbytes], relative >> shift
+    index = relative >> lane_constant(dtype, ITEM_SHIFTS[nbytes], count)
+    return smem.views_from_base[nbytes], index.astype(np.int64)
 
 
 def _addresses(warp: "Warp", where: Any) -> tuple[np.ndarray, np.ndarray]:
