@@ -3,6 +3,7 @@
 import ctypes
 import importlib.util
 import os
+import struct
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -148,7 +149,19 @@ class LaunchRecord(ctypes.Structure):
         ("reserved", ctypes.c_uint32),
         ("shared_bytes", ctypes.c_uint64),
         ("arguments", ctypes.POINTER(ctypes.c_void_p)),
+        ("image", ctypes.c_void_p),
     )
+
+
+FAT_BINARY_MAGIC = 0xBA55ED50
+
+
+def fat_binary(address: int | None) -> bytes:
+    """The device code that host code carries at this address; empty if it is in no format that tells its size."""
+    if not address:
+        return b""
+    magic, _version, header_bytes, nbytes = struct.unpack("<IHHQ", ctypes.string_at(address, 16))
+    return ctypes.string_at(address, header_bytes + nbytes) if magic == FAT_BINARY_MAGIC else b""
 
 
 LAUNCH_CALLBACK = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.POINTER(LaunchRecord))
@@ -243,8 +256,9 @@ class Emulator:
         self.device = Device(arch, sm_count)
         self.machine = Machine(sm_count, progress=progress)
         self._attributes = self.device.attributes()
-        self._kernels: dict[str, tuple[Program, Entry]] = {}
-        self._code: dict[str, Code] = {}
+        self._kernels: dict[str, Program] = {}
+        self._modules: list[tuple[bytes, Program]] = []
+        self._code: dict[tuple[int, str], Code] = {}
         self._error: BaseException | None = None
 
     @property
@@ -252,8 +266,11 @@ class Emulator:
         """What has run so far."""
         return self.machine.stats
 
-    def register(self, ptx: str) -> tuple[str, ...]:
-        """Make the kernels of a PTX text known; a name means its newest registration. Returns the names.
+    def register(self, ptx: str, cubin: bytes | None = None) -> tuple[str, ...]:
+        """Make the kernels of a PTX text known. Returns their names.
+
+        `cubin`: what the same compilation made of the text. Modules with kernels of equal names are told apart by it;
+        without it, a name means its newest registration.
 
         Raises:
             EmulatorError: the text does not parse, or is for another architecture.
@@ -262,9 +279,9 @@ class Emulator:
         target = ptx_arch(program.target)
         if target != self.device.arch:
             raise EmulatorError(f"the PTX is for {target}, this emulator is {self.device.arch}")
-        for name, entry in program.entries.items():
-            self._kernels[name] = (program, entry)
-            self._code.pop(name, None)
+        self._kernels.update(dict.fromkeys(program.entries, program))
+        if cubin:
+            self._modules.append((cubin, program))
         return tuple(program.entries)
 
     def add_range(self, name: str, addr: int, nbytes: int, writable: bool = True) -> None:
@@ -313,16 +330,8 @@ class Emulator:
         Raises:
             EmulatorError: unknown kernel, or a launch the hardware would refuse.
         """
-        name = record.name.decode()
-        if name not in self._kernels:
-            raise EmulatorError(
-                f"kernel `{name}` was launched but its PTX is not registered; call emulator.register(ptx) first "
-                f"(known: {', '.join(self._kernels) or 'none'})"
-            )
-        program, entry = self._kernels[name]
-        if name not in self._code:
-            self._code[name] = Code(program, entry)
-        code = self._code[name]
+        code = self._find_code(record.name.decode(), fat_binary(record.image))
+        entry = code.entry
         cluster = dim3([max(n, 1) for n in record.cluster])
         block = dim3(list(record.block))
         check_launch(code, self.device, block, cluster, record.shared_bytes)
@@ -333,6 +342,19 @@ class Emulator:
         explicit = any(record.cluster)
         grid = dim3(list(record.grid))
         return Launch(code, grid, block, cluster, record.shared_bytes, params, explicit)
+
+    def _find_code(self, name: str, image: bytes) -> Code:
+        made = (program for cubin, program in reversed(self._modules) if cubin in image)
+        program = next(made, self._kernels.get(name))
+        if program is None or name not in program.entries:
+            raise EmulatorError(
+                f"kernel `{name}` was launched but its PTX is not registered; call emulator.register(ptx) first "
+                f"(known: {', '.join(self._kernels) or 'none'})"
+            )
+        key = id(program), name
+        if key not in self._code:
+            self._code[key] = Code(program, program.entries[name])
+        return self._code[key]
 
     def run(self, launch: Launch) -> None:
         """Run a decoded launch to its end. Subclasses add what is to happen around it.

@@ -1,10 +1,10 @@
 /*
  * The eight CUDA entry points that CuTe DSL host code calls, switched between the emulator and the real runtime.
  *
- * While nvfp4_cute/emulator/driver.py has registered callbacks, they answer: a kernel handle is the kernel's name
- * (interned, never freed), a library handle is a dummy. Otherwise every call goes on to CuTe DSL's own runtime library,
- * so that one process can use a GPU and the emulator. Signatures are those of the CUDA 12.8+ runtime functions of the
- * same names.
+ * While nvfp4_cute/emulator/driver.py has registered callbacks, they answer: a library handle is the address of its
+ * code, a kernel handle is a record of library and name (interned, never freed). Otherwise every call goes on to CuTe
+ * DSL's own runtime library, so that one process can use a GPU and the emulator. Signatures are those of the CUDA 12.8+
+ * runtime functions of the same names.
  */
 #include <stdint.h>
 #include <stdlib.h>
@@ -42,6 +42,7 @@ struct launch_record {
   uint32_t reserved;
   uint64_t shared_bytes;
   void **arguments;
+  const void *image; /* code of the library that the kernel comes from */
 };
 
 typedef int (*launch_callback)(const struct launch_record *record);
@@ -50,11 +51,12 @@ typedef int (*attribute_callback)(int *value, int attribute);
 static launch_callback on_launch;
 static attribute_callback on_attribute;
 
-struct name_node {
-  struct name_node *next;
-  char text[];
+struct kernel {
+  struct kernel *next;
+  const void *image;
+  char name[];
 };
-static struct name_node *names;
+static struct kernel *kernels;
 
 EXPORT void nvfp4_cute_set_callbacks(launch_callback launch, attribute_callback attribute) {
   on_launch = launch;
@@ -89,33 +91,32 @@ static void *real(const char *name) {
     }                                                 \
   } while (0)
 
-static const char *intern(const char *name) {
-  struct name_node *node;
-  for (node = names; node; node = node->next)
-    if (!strcmp(node->text, name)) return node->text;
-  node = malloc(sizeof *node + strlen(name) + 1);
-  if (!node) return NULL;
-  strcpy(node->text, name);
-  node->next = names;
-  names = node;
-  return node->text;
+static const struct kernel *intern(const void *image, const char *name) {
+  struct kernel *found;
+  for (found = kernels; found; found = found->next)
+    if (found->image == image && !strcmp(found->name, name)) return found;
+  found = malloc(sizeof *found + strlen(name) + 1);
+  if (!found) return NULL;
+  found->image = image;
+  strcpy(found->name, name);
+  found->next = kernels;
+  kernels = found;
+  return found;
 }
 
 EXPORT int _cudaLibraryLoadData(void **library, const void *code, void *options, void **values, unsigned count,
                                 void *library_options, void **library_values, unsigned library_count) {
-  static char dummy;
   FORWARD("_cudaLibraryLoadData", (void **, const void *, void *, void **, unsigned, void *, void **, unsigned), library,
           code, options, values, count, library_options, library_values, library_count);
-  (void)code, (void)options, (void)values, (void)count;
+  (void)options, (void)values, (void)count;
   (void)library_options, (void)library_values, (void)library_count;
-  *library = &dummy;
+  *library = (void *)code;
   return SUCCESS;
 }
 
 EXPORT int _cudaLibraryGetKernel(const void **kernel, void *library, const char *name) {
   FORWARD("_cudaLibraryGetKernel", (const void **, void *, const char *), kernel, library, name);
-  (void)library;
-  *kernel = intern(name);
+  *kernel = intern(library, name);
   return *kernel ? SUCCESS : OUT_OF_MEMORY;
 }
 
@@ -153,7 +154,8 @@ EXPORT int _cudaLaunchKernelEx(const struct launch_config *config, const void *k
   struct launch_record record = {0};
   uint32_t i;
   FORWARD("_cudaLaunchKernelEx", (const struct launch_config *, const void *, void **), config, kernel, arguments);
-  record.name = kernel;
+  record.name = ((const struct kernel *)kernel)->name;
+  record.image = ((const struct kernel *)kernel)->image;
   memcpy(record.grid, config->grid, sizeof record.grid);
   memcpy(record.block, config->block, sizeof record.block);
   record.shared_bytes = config->shared_bytes;

@@ -237,3 +237,46 @@ assert torch.equal(out[:, 0], x.sum(1))
 """
     )
     assert run_file(path) == "refused\n"
+
+
+def test_modules_with_kernels_of_one_name_are_told_apart_by_their_code(tmp_path) -> None:
+    path = tmp_path / "script.py"
+    path.write_text(
+        """
+import os
+os.environ["CUTE_DSL_ARCH"] = "sm_100a"
+from nvfp4_cute.emulator.driver import Emulator, prepare_cutlass
+prepare_cutlass()
+import cutlass.cute as cute, torch
+from cutlass.base_dsl.compiler import DumpDir
+from cutlass.cute.runtime import from_dlpack
+
+class Fill:
+    def __init__(self, value):
+        self.value = value
+
+    @cute.jit
+    def __call__(self, out: cute.Tensor):
+        self.kernel(out).launch(grid=(1, 1, 1), block=(32, 1, 1))
+
+    @cute.kernel
+    def kernel(self, out: cute.Tensor):
+        thread, _, _ = cute.arch.thread_idx()
+        out[thread] = self.value
+
+out = torch.zeros(32)
+emulator, functions, names = Emulator(), [], set()
+for value in (1.0, 2.0):
+    with __import__("tempfile").TemporaryDirectory() as folder:
+        options = cute.KeepPTX(True), cute.KeepCUBIN(True), DumpDir(folder)
+        functions.append(cute.compile[options](Fill(value), from_dlpack(out)))
+    names.update(emulator.register(functions[-1].artifacts.PTX, functions[-1].artifacts.CUBIN))
+assert len(names) == 1, names
+with emulator:
+    for value, function in zip((2.0, 1.0), reversed(functions)):
+        function(from_dlpack(out))
+        assert (out == value).all(), out
+print("ok")
+"""
+    )
+    assert run_file(path) == "ok\n"
