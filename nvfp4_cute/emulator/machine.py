@@ -10,15 +10,52 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from operator import length_hint
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
 from nvfp4_cute.emulator.code import Code, inst_place
+from nvfp4_cute.emulator.lanes import (
+    ALL_LANES,
+    LANE_IDS,
+    LANES,
+    REGROUP,
+    Condition,
+    Group,
+    Signal,
+    Wait,
+    Warp,
+    bits_mask,
+    mask_bits,
+)
 from nvfp4_cute.emulator.memory import GlobalMemory, Mbarrier, SharedMemory, TensorMemory
+from nvfp4_cute.emulator.specials import fill_constants, special_values
 from nvfp4_cute.errors import EmulatorError
 
-LANES = 32
+__all__ = [
+    "ALL_LANES",
+    "LANES",
+    "LANE_IDS",
+    "LOCAL_WINDOW",
+    "OFFSET_MASK",
+    "RANK_SHIFT",
+    "REGROUP",
+    "SHARED_WINDOW",
+    "Cluster",
+    "Condition",
+    "Cta",
+    "Group",
+    "Launch",
+    "Machine",
+    "Signal",
+    "Stats",
+    "Wait",
+    "Warp",
+    "bits_mask",
+    "hang_report",
+    "mask_bits",
+]
+
 RANK_SHIFT = 24
 """A shared::cluster address is ``rank << 24 | offset``."""
 
@@ -35,48 +72,6 @@ TURN = 2000
 WARP_INSTRUCTION_LIMIT = 1_000_000_000
 """Instructions of one warp after which the machine gives up on it."""
 
-ALL_LANES = np.ones(LANES, bool)
-ALL_LANES.setflags(write=False)
-LANE_IDS = np.arange(LANES, dtype=np.uint32)
-LANE_IDS.setflags(write=False)
-NOTHING: frozenset[int] = frozenset()
-
-
-class Wait(Protocol):
-    """Why a warp cannot go on. The step that returned it is called again once `ready()` is true."""
-
-    def ready(self) -> bool:
-        """True when trying again may succeed."""
-        ...
-
-    def describe(self) -> str:
-        """What is missing, for the hang report."""
-        ...
-
-
-@dataclass
-class Condition:
-    """A Wait made of a predicate and a text (called when a hang is reported)."""
-
-    test: Callable[[], bool]
-    text: Callable[[], str]
-
-    def ready(self) -> bool:
-        """The predicate's value now."""
-        return self.test()
-
-    def describe(self) -> str:
-        """The text now."""
-        return self.text()
-
-
-class Signal:
-    """A step's way to say that control did something other than fall through, jump, or wait."""
-
-
-REGROUP = Signal()
-"""The step changed the warp's groups (a divergent branch, or lanes that exited): pick a group anew."""
-
 
 @dataclass
 class Stats:
@@ -91,15 +86,6 @@ class Stats:
     tma_store_bytes: int = 0
     mmas: int = 0
     seconds: float = 0.0
-
-
-@dataclass
-class Group:
-    """Lanes of a warp that share a program counter but are not running; `wait` if they are blocked there."""
-
-    pc: int
-    mask: np.ndarray
-    wait: Wait | None = None
 
 
 @dataclass(frozen=True)
@@ -120,109 +106,6 @@ class Launch:
         return self.block[0] * self.block[1] * self.block[2]
 
 
-class Warp:
-    """32 lanes. Handlers use `regs` (through Builder), the active mask, and `cta`.
-
-    Attributes:
-        idx: warp index in the CTA.  active / num_active / all_active: lanes that execute the current step.
-        live: lanes that have not exited.  groups: the other groups of a diverged warp.
-        protected: slots that a write must merge because a waiting group still reads them.
-        pending: state of a step that has begun and is blocked (a barrier already arrived at).
-        polled: a step looked at memory that another warp may change (hint for spin detection).
-    """
-
-    __slots__ = (
-        "active", "all_active", "code", "cta", "done", "executed", "groups", "idx", "live", "local", "num_active",
-        "pc", "pending", "polled", "protected", "regs", "spin", "wait",
-    )  # fmt: skip
-
-    def __init__(self, cta: "Cta", idx: int, lanes: int):
-        """A warp at the entry point with its first `lanes` lanes alive."""
-        self.cta, self.idx, self.code = cta, idx, cta.launch.code
-        self.live = ALL_LANES if lanes == LANES else np.arange(LANES) < lanes
-        self.groups: list[Group] = []
-        self.regs: list[Any] = self.code.builder.template.copy()
-        self.local: np.ndarray | None = None
-        self.pending: Wait | None = None
-        self.wait: Wait | None = None
-        self.spin: tuple[int, list[Any], int] | None = None
-        self.polled = self.done = False
-        self.pc = self.executed = 0
-        self.resume(self.live)
-
-    def resume(self, mask: np.ndarray) -> None:
-        """Make `mask` the active lanes and work out which registers the waiting groups still need."""
-        self.active = mask
-        self.num_active = int(np.count_nonzero(mask))
-        self.all_active = self.num_active == LANES
-        protected = NOTHING
-        for group in self.groups:
-            live = self.code.live_at(group.pc)
-            protected = protected | live if protected else live
-        self.protected = protected
-
-    def active_lanes(self) -> list[int]:
-        """Indices of the active lanes, ascending."""
-        return np.flatnonzero(self.active).tolist()
-
-    def first_lane(self) -> int:
-        """Lowest active lane."""
-        return 0 if self.all_active else int(self.active.argmax())
-
-    def active_bits(self) -> int:
-        """Active mask as an integer, bit i = lane i."""
-        return mask_bits(self.active)
-
-    def split(self, taken: np.ndarray, target: int, fallthrough: int) -> Signal:
-        """Send the lanes of `taken` to `target` and the other active lanes to `fallthrough`."""
-        return self.scatter([(target, taken), (fallthrough, self.active & ~taken)])
-
-    def split_once(self, taken: np.ndarray, count: int, target: int, fallthrough: int) -> int:
-        """`split` of a warp that is not diverged (an elected lane, mostly): returns where to go on."""
-        rest = self.active & ~taken
-        first, second = (target, taken, count), (fallthrough, rest, self.num_active - count)
-        if fallthrough < target:
-            first, second = second, first
-        self.groups.append(Group(second[0], second[1]))
-        pc, self.active, self.num_active = first
-        self.all_active = False
-        self.protected = self.code.live_at(second[0])
-        return pc
-
-    def scatter(self, parts: list[tuple[int, np.ndarray]]) -> Signal:
-        """Replace the running group by groups of (program counter, lanes)."""
-        self.groups.extend(Group(pc, mask) for pc, mask in parts)
-        self.num_active = 0
-        return REGROUP
-
-    def exit_lanes(self, mask: np.ndarray, next_pc: int) -> Signal:
-        """End the lanes of `mask`; the rest of the group goes on at `next_pc`."""
-        self.live = self.live & ~mask
-        rest = self.active & ~mask
-        if rest.any():
-            self.groups.append(Group(next_pc, rest))
-        self.num_active = 0
-        return REGROUP
-
-    def missing(self, members: int = 0xFFFFFFFF) -> np.ndarray | None:
-        """Live lanes of `members` that are not active, or None: who must still arrive at a ``.sync`` instruction."""
-        if not self.groups and self.num_active == LANES:
-            return None
-        lacking = self.live & ~self.active & bits_mask(members)
-        return lacking if lacking.any() else None
-
-    def clock(self, name: str) -> int:
-        """Value of a clock-like special register: executed instructions, or nanoseconds for the global timer."""
-        if name.startswith("%globaltimer"):
-            value = time.perf_counter_ns()
-        else:
-            value = self.executed
-            self.executed += 1
-        if name.endswith("_hi"):
-            return value >> 32
-        return value if name in ("%clock64", "%globaltimer") else value & 0xFFFFFFFF
-
-
 class Cta:
     """One thread block: its memories, warps, and named barriers.
 
@@ -241,9 +124,19 @@ class Cta:
         self.named_barriers: dict[int, Any] = {}
         count = -(-launch.threads // LANES)
         self.warps = [Warp(self, i, min(LANES, launch.threads - LANES * i)) for i in range(count)]
-        values = _special_values(self)
+        values = special_values(self)
         for warp in self.warps:
-            _fill_constants(warp, values)
+            fill_constants(warp, values)
+            self._place_symbols(warp)
+
+    def _place_symbols(self, warp: Warp) -> None:
+        """Addresses of shared variables and of parameters, in the slots that name them."""
+        builder = warp.code.builder
+        for slot, offset in builder.shared_symbols.items():
+            warp.regs[slot] = self.rank << RANK_SHIFT | offset
+        base = self.launch.params.ctypes.data
+        for slot, offset in builder.params.items():
+            warp.regs[slot] = base + offset
 
     def issue(self, effect: Callable[[], None]) -> None:
         """Submit an asynchronous operation; `effect` does everything it does to memory and barriers."""
@@ -382,14 +275,18 @@ class Machine:
         per_cluster = launch.cluster[0] * launch.cluster[1] * launch.cluster[2]
         total, finished = len(origins) * per_cluster, 0
         started = time.perf_counter()
-        with np.errstate(all="ignore"):
-            while self.waiting:
-                self._run_cluster(Cluster(self, launch, self.waiting.pop()))
-                finished = total - len(self.waiting) * per_cluster
-                if self.progress is not None:
-                    self.progress(finished, total)
+        try:
+            with np.errstate(all="ignore"):
+                while self.waiting:
+                    self._run_cluster(Cluster(self, launch, self.waiting.pop()))
+                    finished = total - len(self.waiting) * per_cluster
+                    if self.progress is not None:
+                        self.progress(finished, total)
+        finally:
+            for buffer in internal:
+                self.memory.remove_range(buffer.ctypes.data)
+            self.stats.seconds += time.perf_counter() - started
         self.stats.ctas += total
-        self.stats.seconds += time.perf_counter() - started
 
     def cancel_cluster(self) -> tuple[int, int, int] | None:
         """Take the next cluster that has not started out of the grid; its first CTA's coordinates, or None."""
@@ -561,18 +458,6 @@ class _AnyGroup:
         )
 
 
-def mask_bits(mask: np.ndarray) -> int:
-    """A 32-lane bool mask as an integer."""
-    return int.from_bytes(np.packbits(mask, bitorder="little").tobytes(), "little")
-
-
-def bits_mask(bits: int) -> np.ndarray:
-    """An integer as a 32-lane bool mask."""
-    if bits == 0xFFFFFFFF:
-        return ALL_LANES
-    return np.unpackbits(np.frombuffer(bits.to_bytes(4, "little"), np.uint8), bitorder="little").view(bool)
-
-
 def hang_report(warps: list[Warp]) -> str:
     """What every live warp waits for."""
     kernel = warps[0].code.entry.name
@@ -621,65 +506,3 @@ def _cluster_origins(launch: Launch) -> list[tuple[int, int, int]]:
             )
     ranges = [range(0, g, c) for g, c in zip(launch.grid, launch.cluster, strict=True)]
     return [(x, y, z) for z, y, x in itertools.product(*reversed(ranges))]
-
-
-def _special_values(cta: Cta) -> dict[str, Any]:
-    """Special registers that are the same for all warps of a CTA."""
-    launch = cta.launch
-    grid, cluster = launch.grid, launch.cluster
-    linear = cta.idx[0] + grid[0] * (cta.idx[1] + grid[1] * cta.idx[2])
-    values: dict[str, Any] = {
-        "%nwarpid": len(cta.warps),
-        "%smid": linear % cta.machine.sm_count,
-        "%nsmid": cta.machine.sm_count,
-        "%gridid": 0,
-        "%laneid": LANE_IDS,
-        "%cluster_ctarank": cta.rank,
-        "%cluster_nctarank": cluster[0] * cluster[1] * cluster[2],
-        "%is_explicit_cluster": launch.explicit_cluster,
-        "%dynamic_smem_size": launch.smem_bytes,
-        "%total_smem_size": launch.smem_bytes + launch.code.static_shared,
-        "WARP_SZ": LANES,
-    }
-    for i, axis in enumerate("xyz"):
-        values[f"%ctaid.{axis}"] = cta.idx[i]
-        values[f"%nctaid.{axis}"] = grid[i]
-        values[f"%ntid.{axis}"] = launch.block[i]
-        values[f"%clusterid.{axis}"] = cta.idx[i] // cluster[i]
-        values[f"%nclusterid.{axis}"] = grid[i] // cluster[i]
-        values[f"%cluster_ctaid.{axis}"] = cta.idx[i] % cluster[i]
-        values[f"%cluster_nctaid.{axis}"] = cluster[i]
-    return values | _LANE_MASKS
-
-
-_BITS = np.uint64(1) << np.arange(LANES, dtype=np.uint64)
-_LANE_MASKS = {
-    "%lanemask_eq": _BITS.astype(np.uint32),
-    "%lanemask_lt": (_BITS - np.uint64(1)).astype(np.uint32),
-    "%lanemask_le": (2 * _BITS - np.uint64(1)).astype(np.uint32),
-    "%lanemask_gt": (0xFFFFFFFF - (2 * _BITS - np.uint64(1))).astype(np.uint32),
-    "%lanemask_ge": (0xFFFFFFFF - (_BITS - np.uint64(1))).astype(np.uint32),
-}
-
-
-def _fill_constants(warp: Warp, values: dict[str, Any]) -> None:
-    """Put special registers and symbol addresses into their slots."""
-    builder, cta = warp.code.builder, warp.cta
-    for slot, name in builder.specials.items():
-        if name.startswith("%tid."):
-            warp.regs[slot] = _thread_index(warp, "xyz".index(name[-1]))
-        else:
-            warp.regs[slot] = warp.idx if name == "%warpid" else values[name]
-    for slot, offset in builder.shared_symbols.items():
-        warp.regs[slot] = cta.rank << RANK_SHIFT | offset
-    base = cta.launch.params.ctypes.data
-    for slot, offset in builder.params.items():
-        warp.regs[slot] = base + offset
-
-
-def _thread_index(warp: Warp, axis: int) -> Any:
-    block = warp.cta.launch.block
-    linear = LANE_IDS + np.uint32(warp.idx * LANES)
-    index = (linear, linear // np.uint32(block[0]), linear // np.uint32(block[0] * block[1]))[axis]
-    index = index % np.uint32(block[axis]) if axis < 2 else index
-    return int(index[0]) if (index == index[0]).all() else index

@@ -112,12 +112,23 @@ class GlobalMemory:
         if nbytes <= 0:
             return
         self._checked = self._checked or not own
+        self.remove_range(addr)
         index = bisect.bisect_left(self._starts, addr)
-        if index < len(self._starts) and self._starts[index] == addr:
-            del self._ranges[index], self._starts[index]
         self._ranges.insert(index, Range(addr, nbytes, name, writable))
         self._starts.insert(index, addr)
         self._forget()
+
+    @property
+    def ranges(self) -> tuple[Range, ...]:
+        """Registered ranges in address order."""
+        return tuple(self._ranges)
+
+    def remove_range(self, addr: int) -> None:
+        """Forget the range that starts at `addr`."""
+        index = bisect.bisect_left(self._starts, addr)
+        if index < len(self._starts) and self._starts[index] == addr:
+            del self._ranges[index], self._starts[index]
+            self._forget()
 
     def clear_ranges(self) -> None:
         """Forget all ranges: every address is trusted again."""

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from nvfp4_cute.emulator.driver import run_ptx
+from nvfp4_cute.emulator.machine import Machine
 from nvfp4_cute.emulator.memory import GlobalMemory, SharedMemory, TensorMemory
 from nvfp4_cute.errors import EmulatorError
 
@@ -286,6 +287,13 @@ def test_unregistered_memory_is_trusted_until_a_range_is_registered() -> None:
     assert memory.view(data.ctypes.data, 1, write=True)[0] == 0
     with pytest.raises(EmulatorError, match="not an address"):
         memory.view(16, 4, write=False)
+
+
+def test_a_launch_leaves_no_ranges_behind(ptx_kernel) -> None:
+    machine, data = Machine(), np.zeros(4, np.uint32)
+    run_ptx(ptx_kernel("ld.global.b32 %r1, [%rd0];"), None, 1, 1, [data], machine=machine)
+    machine.memory.remove_range(data.ctypes.data)
+    assert machine.memory.ranges == ()
 
 
 def test_lanes_of_an_unaligned_range() -> None:

@@ -43,7 +43,7 @@ Writer = Callable[["Warp", Any], None]
 HandlerFunction = Callable[[Inst, "Builder"], Step]
 
 FAMILIES = (
-    "arith", "float_arith", "convert", "control", "memory", "barrier", "warp", "tma", "tcgen05", "mma_sync", "wgmma",
+    "arith", "bits", "moves", "float_arith", "convert", "control", "memory", "barrier", "warp", "tma", "tcgen05", "mma_sync", "wgmma",
     "matrix_move", "cluster_launch",
 )  # fmt: skip
 HANDLERS: dict[str, HandlerFunction] = {}
@@ -330,26 +330,11 @@ class Builder:
 
     def _reinterpret(self, bits: Reader, type_: str, size: int) -> Reader:
         if type_[0] == "s":
-            dtype, half, full = SIGNED[size], 1 << (8 * size - 1), 1 << 8 * size
-
-            def signed(warp: "Warp") -> Any:
-                value = bits(warp)
-                if value.__class__ is np.ndarray:
-                    return value.view(dtype)
-                return value - full if value >= half else value
-
-            return signed
+            return _signed_reader(bits, size)
         if type_ in FLOATS:
-            unsigned, dtype = UNSIGNED[size].type, FLOATS[type_]
-            return lambda warp: (
-                v.view(dtype) if (v := bits(warp)).__class__ is np.ndarray else unsigned(v).view(dtype)
-            )
+            return _float_reader(bits, UNSIGNED[size].type, FLOATS[type_])
         if type_ == "bf16":
-            return lambda warp: (
-                (v.astype(np.uint32) << 16).view(np.float32)
-                if (v := bits(warp)).__class__ is np.ndarray
-                else np.uint32(v << 16).view(np.float32)
-            )
+            return _bf16_reader(bits)
         return bits
 
     # ---- writers -------------------------------------------------------------------------------
@@ -437,6 +422,35 @@ class Builder:
     def refuse(self, why: str) -> EmulatorError:
         """The error for the instruction that is being built."""
         return self.inst.unsupported(why)
+
+
+def _signed_reader(bits: Reader, size: int) -> Reader:
+    dtype, half, full = SIGNED[size], 1 << (8 * size - 1), 1 << 8 * size
+
+    def read(warp: "Warp") -> Any:
+        value = bits(warp)
+        if value.__class__ is np.ndarray:
+            return value.view(dtype)
+        return value - full if value >= half else value
+
+    return read
+
+
+def _float_reader(bits: Reader, unsigned: Callable[[int], Any], dtype: np.dtype) -> Reader:
+    def read(warp: "Warp") -> Any:
+        value = bits(warp)
+        return (value if value.__class__ is np.ndarray else unsigned(value)).view(dtype)
+
+    return read
+
+
+def _bf16_reader(bits: Reader) -> Reader:
+    def read(warp: "Warp") -> Any:
+        value = bits(warp)
+        wide = value.astype(np.uint32) if value.__class__ is np.ndarray else np.uint32(value)
+        return (wide << np.uint32(16)).view(np.float32)
+
+    return read
 
 
 def invert(value: Any) -> Any:
