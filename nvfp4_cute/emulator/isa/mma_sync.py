@@ -1,8 +1,9 @@
 """mma.sync: one warp multiplies m16n8kK tiles held in registers, plain and block-scaled (PTX ISA 9.7.14.5).
 
 Sums round as `numerics` says for sm_90 and later; earlier architectures split K and are not modelled. The 8-bit
-floating-point forms without `.kind`, which sm_90 and sm_100 take apart into conversions and 16-bit products, are
-rounded as sm_120 does, where they are instructions of their own.
+floating-point forms without `.kind` are rounded as sm_120 does, where they are instructions of their own. sm_90 has
+none: an H200 converts to f16, sums two f16 products from zero (first the k with bit 1 clear, then the others), and
+adds C with one more rounding; a handler does not know the architecture, so that is not modelled.
 """
 
 from dataclasses import dataclass
