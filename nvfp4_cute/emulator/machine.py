@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from nvfp4_cute.emulator import parallel
 from nvfp4_cute.emulator.code import Code, inst_place
 from nvfp4_cute.emulator.lanes import (
     ALL_LANES,
@@ -248,12 +249,17 @@ class Machine:
         memory: GlobalMemory | None = None,
         progress: Callable[[int, int], None] | None = None,
         instruction_limit: int = WARP_INSTRUCTION_LIMIT,
+        jobs: int | None = None,
     ):
-        """`instruction_limit`: instructions of one warp after which the launch is called a runaway."""
+        """`instruction_limit`: instructions of one warp after which the launch is called a runaway.
+
+        `jobs`: cores that a large launch may use; None takes all that the process has.
+        """
         self.sm_count = sm_count
         self.memory = memory or GlobalMemory()
         self.progress = progress
         self.instruction_limit = instruction_limit
+        self.jobs = parallel.available_cores() if jobs is None else jobs
         self.stats = Stats()
         self.changes = 0
         self.waiting: list[tuple[int, int, int]] = []
@@ -270,23 +276,35 @@ class Machine:
             self.memory.add_range(
                 "kernel parameters and module variables", buffer.ctypes.data, buffer.size, own=True
             )
-        self.waiting = origins[::-1]
         self.stats.launches += 1
         per_cluster = launch.cluster[0] * launch.cluster[1] * launch.cluster[2]
-        total, finished = len(origins) * per_cluster, 0
+        total = len(origins) * per_cluster
         started = time.perf_counter()
+
+        def report() -> None:
+            if self.progress is not None:
+                self.progress(total - len(self.waiting) * per_cluster, total)
+
         try:
-            with np.errstate(all="ignore"):
-                while self.waiting:
-                    self._run_cluster(Cluster(self, launch, self.waiting.pop()))
-                    finished = total - len(self.waiting) * per_cluster
-                    if self.progress is not None:
-                        self.progress(finished, total)
+            if parallel.can_divide(self, launch, origins):
+                parallel.run(self, launch, origins)
+            else:
+                self.run_clusters(launch, origins, report)
         finally:
             for buffer in internal:
                 self.memory.remove_range(buffer.ctypes.data)
             self.stats.seconds += time.perf_counter() - started
         self.stats.ctas += total
+
+    def run_clusters(
+        self, launch: Launch, origins: list[tuple[int, int, int]], finished: Callable[[], None]
+    ) -> None:
+        """Run clusters one after the other; `finished` is called after each."""
+        self.waiting = origins[::-1]
+        with np.errstate(all="ignore"):
+            while self.waiting:
+                self._run_cluster(Cluster(self, launch, self.waiting.pop()))
+                finished()
 
     def cancel_cluster(self) -> tuple[int, int, int] | None:
         """Take the next cluster that has not started out of the grid; its first CTA's coordinates, or None."""

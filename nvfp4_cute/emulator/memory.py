@@ -6,6 +6,9 @@ wrote computes NaN, and one that leaves its storage gets an EmulatorError that n
 
 import bisect
 import ctypes
+import mmap
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import numpy as np
@@ -137,6 +140,35 @@ class GlobalMemory:
         self._checked = False
         self._forget()
 
+    @property
+    def is_checked(self) -> bool:
+        """Whether accesses are held to the registered ranges."""
+        return self._checked
+
+    @contextmanager
+    def shared(self) -> Iterator[None]:
+        """Within the block the writable ranges lie in memory that forked processes share; then they are copied back."""
+        self._forget()
+        moved: list[tuple[np.ndarray, np.ndarray]] = []
+        starts: list[int] = []
+        for start, end in _united(r for r in self._ranges if r.writable):
+            host = host_view(start, end - start)
+            copy = np.frombuffer(mmap.mmap(-1, end - start), np.uint8)
+            copy[:] = host
+            moved.append((host, copy))
+            starts.append(start)
+        for index, found in enumerate(self._ranges):
+            if found.writable:
+                window = self._windows[index] = _Window(found.start, found.end, True)
+                part = bisect.bisect_right(starts, found.start) - 1
+                window.view = moved[part][1][found.start - starts[part] :][: found.nbytes]
+        try:
+            yield
+        finally:
+            self._forget()
+            for host, copy in moved:
+                host[:] = copy
+
     def _forget(self) -> None:
         self._windows.clear()
         self._last = None
@@ -209,6 +241,17 @@ class GlobalMemory:
         near = min(self._ranges, key=distance)
         where = f"{addr - near.start:+d} bytes from the start of `{near.name}` ({near.nbytes} bytes)"
         return f"global {'store' if write else 'load'} of {nbytes} bytes at {addr:#x} is outside every live range; nearest: {where}"
+
+
+def _united(ranges: Iterable[Range]) -> list[tuple[int, int]]:
+    """[start, end) intervals that cover ranges sorted by start; overlapping ones become one."""
+    found: list[tuple[int, int]] = []
+    for item in ranges:
+        if found and item.start < found[-1][1]:
+            found[-1] = (found[-1][0], max(found[-1][1], item.end))
+        else:
+            found.append((item.start, item.end))
+    return found
 
 
 class SharedMemory:

@@ -126,8 +126,17 @@ class TensorMap:
 
     @cached_property
     def tile_bytes(self) -> int:
-        """Bytes of the tile in shared memory: what the barrier is told, out-of-bounds parts included."""
+        """Bytes of the tile in shared memory, padding and out-of-bounds parts included."""
         return int(np.prod(self.tile_shape[:-1], dtype=np.int64)) * self.row_bytes
+
+    @cached_property
+    def transaction_bytes(self) -> int:
+        """Bytes that a load reports to its barrier: out-of-bounds parts count, padding does not.
+
+        The second half is inferred: kernels for SM120 that mix fp8 and fp4 operands expect it so.
+        """
+        data, total = self.element.padded or (1, 1)
+        return self.tile_bytes * data // total
 
     def chunk_index(self, offset: int) -> np.ndarray:
         """Indices of the tile's 16-byte chunks in shared memory, shape (outer dims..., chunks in a row).

@@ -32,6 +32,7 @@ def test_decode_of_a_real_descriptor():
     assert (m.address, m.element.name, m.swizzle, m.atom) == (0x7F0012345670, "b4x16", "128B", "16B")
     assert (m.dims, m.strides, m.box, m.nan_fill) == ((512, 256, 1), (256, 1 << 16), (256, 128, 1), False)
     assert (m.row_bytes, m.tile_bytes, m.tile_shape) == (128, 16384, (1, 128, 256))
+    assert m.transaction_bytes == m.tile_bytes
     again = encode(m.address, "b4x16", m.dims, m.strides, m.box, swizzle="128B")
     assert len(again) == 128 and TensorMap.decode(again) == m
     # L2 promotion (bits 17-18) is a hint and the only difference
@@ -168,7 +169,7 @@ def test_padded_types_leave_poison_in_the_padding(element, data):
     memory = Memory(1 << 14)
     pitch = 256 * data // 16
     m = TensorMap.decode(encode(memory.base, element, (256, 8), (pitch,), (128, 4)))
-    assert m.tile_bytes == 4 * 128
+    assert m.tile_bytes == 4 * 128 and m.transaction_bytes == 4 * 128 * data // 16
     smem = load(m, (128, 6), memory, 1024)[1024 : 1024 + 512].reshape(4, 8, 16)
     rows = memory.bytes[: 8 * pitch].reshape(8, 16, data)
     assert (smem[:2, :, :data] == rows[6:, 8:]).all() and (smem[2:, :, :data] == 0).all()

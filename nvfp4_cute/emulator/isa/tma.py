@@ -143,7 +143,7 @@ def _load_boxes(
             target.smem.views[16][chunks] = tile
     cta.machine.stats.tma_load_bytes += total
     for owner, barrier in signals:
-        owner.mbarrier(barrier).complete_tx(total)
+        owner.mbarrier(barrier).complete_tx(m.transaction_bytes * len(boxes))
 
 
 def _tensor_store(inst: Inst, b: Builder, mods: Mods, form: _Tensor) -> Step:
