@@ -14,6 +14,7 @@ import torch
 
 import nvfp4_cute
 from nvfp4_cute import doctor
+from nvfp4_cute.emulator.driver import shim_path
 from nvfp4_cute.errors import EmulatorError
 from nvfp4_cute.problem import OUT_DTYPES, GroupedProblem
 from nvfp4_cute.scale_layout import SF_VEC_SIZE, to_blocked
@@ -136,8 +137,12 @@ def run(backend: str | None, limits: Limits, *, seed: int, count: int) -> int:
     """Check the problems of seeds `seed`, `seed` + 1, ... on `backend`; print a line each. Return 0 if all are equal.
 
     `backend` None takes the GPU where there is a kernel for it and the emulator elsewhere.
+
+    Raises: EmulatorError if the backend is the emulator and its launch shim is missing.
     """
     backend = backend or ("cuda" if doctor.native_gpus() else "emulator")
+    if backend == "emulator":
+        shim_path()
     failures = 0
     for case in (draw(s, limits) for s in range(seed, seed + count)):
         start = time.perf_counter()

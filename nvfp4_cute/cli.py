@@ -55,7 +55,7 @@ def _add_demo(verbs: argparse._SubParsersAction) -> None:
         "demo", help="run the kernel without a GPU and compare every bit", description=text
     )
     demo.add_argument(
-        "--all", action="store_true", help="also the other three benchmark shapes (many minutes)"
+        "--all", action="store_true", help="also the other three benchmark shapes (a few minutes)"
     )
     demo.set_defaults(run=_run_demo)
 

@@ -6,6 +6,7 @@ import sys
 import pytest
 
 from nvfp4_cute import check, cli, doctor
+from nvfp4_cute.emulator import driver
 from nvfp4_cute.errors import UnsupportedTarget
 
 
@@ -68,6 +69,15 @@ def test_refusals_are_one_line_not_a_traceback(monkeypatch, capsys, error):
     monkeypatch.setattr(check, "run", refuse)
     assert cli.main(["check"]) == 1
     assert capsys.readouterr().err == f"nvfp4-cute check: {error}\n"
+
+
+@pytest.mark.parametrize("arguments", [["demo"], ["check", "--backend", "emulator"]])
+def test_without_the_launch_shim_emulation_is_refused_at_once(monkeypatch, capsys, arguments):
+    monkeypatch.setattr(driver.importlib.util, "find_spec", lambda name: None)
+    assert cli.main(arguments) == 1
+    streams = capsys.readouterr()
+    assert streams.out == "" and streams.err.count("\n") == 1
+    assert "no C compiler was found" in streams.err
 
 
 def test_module_runs_as_a_program():
