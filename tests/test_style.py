@@ -44,6 +44,18 @@ HOST_THIRD_PARTY = {"torch", "numpy", "tqdm"}
 # Importing these needs a compiler or a driver, so host modules do it inside the function that needs them.
 DEFERRED_THIRD_PARTY = {"cutlass", "cuda"}
 
+# What surrounds the machine: how programs written for a GPU reach it, and what each of these may import for that.
+EMULATOR_FRONTS = {
+    "driver": {"cutlass"},
+    "dsl_shim": {"cutlass"},
+    "cuda_shim": {"cuda"},
+    "torch_shim": {"torch"},
+    "torch_cuda": {"torch"},
+    "torch_scaled_mm": {"torch"},
+    "virtual_gpu": set(),
+    "script": set(),
+}
+
 
 def module_name(path: Path) -> str:
     folder, *rest = path.relative_to(ROOT).with_suffix("").parts
@@ -118,10 +130,14 @@ def test_host_third_party_imports(module):
 
 @pytest.mark.parametrize("module", [m for m in HOST if area(m) == "emulator"])
 def test_emulator_stands_alone(module):
-    """The emulator runs any PTX: it knows nothing of torch, of the DSL, or of this project's kernels."""
+    """The machine runs any PTX: it knows nothing of torch, of the DSL, or of this project's kernels."""
+    name = module.removeprefix("nvfp4_cute.emulator.")
     assert not [i for i in internal(module) if area(i.name) not in ("emulator", "errors")]
-    allowed = {"numpy", "cutlass"} if module == "nvfp4_cute.emulator.driver" else {"numpy"}
+    allowed = {"numpy"} | EMULATOR_FRONTS.get(name, set())
     assert not [i for i in external(module) if i.name.split(".")[0] not in allowed]
+    if name not in EMULATOR_FRONTS:
+        fronts = {f"nvfp4_cute.emulator.{front}" for front in EMULATOR_FRONTS}
+        assert not [i for i in internal(module) if i.name in fronts], "the machine must not need its fronts"
 
 
 @pytest.mark.parametrize("module", KERNELS)
