@@ -1,9 +1,10 @@
-"""The command line: `nvfp4-cute demo | check | doctor`. Parses, then calls the module of that name."""
+"""The command line: `nvfp4-cute demo | check | emulate | doctor`. Parses, then calls the module of that name."""
 
 import argparse
 import importlib.metadata
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 
 from nvfp4_cute.errors import EmulatorError, UnsupportedTarget
 
@@ -12,7 +13,17 @@ examples:
   nvfp4-cute demo                                 the sm_100a kernel on the emulator, every output bit compared
   nvfp4-cute check --backend emulator --count 5   five random problems on the emulator
   nvfp4-cute check --backend cuda --max-m 4096    random problems on the GPU of this machine
+  nvfp4-cute emulate gemm.py --mnk 256,256,128    a CuTe DSL script, unmodified, on a virtual B200
   nvfp4-cute doctor                               what is installed, and what would run where
+"""
+EMULATE_EXAMPLES = """\
+examples:
+  nvfp4-cute emulate gemm.py --mnk 256,256,128             what follows the script belongs to it
+  nvfp4-cute emulate --arch sm_120a --stats gemm.py        a GeForce kernel, and a table of its launches
+  nvfp4-cute emulate --arch sm_90a --sm-count 4 gemm.py    a Hopper kernel whose persistent grid has 4 CTAs
+
+Choose small sizes: a launch is thousands of times slower than on a GPU. Times that the script measures are host times;
+cutlass.testing.benchmark runs a kernel once. The exit code is the script's, or 1 if a kernel failed.
 """
 CHECK_BACKENDS = ("cuda", "emulator")
 
@@ -39,9 +50,10 @@ def build_parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--version", action="version", version=importlib.metadata.version("nvfp4-cute"))
-    verbs = parser.add_subparsers(dest="verb", required=True, metavar="demo | check | doctor")
+    verbs = parser.add_subparsers(dest="verb", required=True, metavar="demo | check | emulate | doctor")
     _add_demo(verbs)
     _add_check(verbs)
+    _add_emulate(verbs)
     _add_doctor(verbs)
     return parser
 
@@ -81,6 +93,35 @@ def _add_check(verbs: argparse._SubParsersAction) -> None:
     check.set_defaults(run=_run_check)
 
 
+def _add_emulate(verbs: argparse._SubParsersAction) -> None:
+    text = (
+        "Run a CuTe DSL script that expects a GPU, unmodified: torch tensors on cuda, cute.compile, launches, its own "
+        "checks. Every kernel it launches is executed on the emulator."
+    )
+    emulate = verbs.add_parser(
+        "emulate",
+        help="run a CuTe DSL script on a virtual GPU",
+        description=text,
+        epilog=EMULATE_EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    emulate.add_argument(
+        "--arch",
+        default="sm_100a",
+        help="the GPU: sm_90a, sm_100a, sm_103a, sm_110a, sm_120a, sm_121a (default %(default)s)",
+    )
+    emulate.add_argument(
+        "--sm-count", type=_positive, metavar="N", help="SMs (default: those of a GPU of that arch)"
+    )
+    emulate.add_argument("--stats", action="store_true", help="afterwards, a table of all launches on stderr")
+    emulate.add_argument(
+        "--traceback", action="store_true", help="also show where in the script a kernel failure surfaced"
+    )
+    emulate.add_argument("script", type=Path, help="a Python file")
+    emulate.add_argument("arguments", nargs=argparse.REMAINDER, help="its arguments")
+    emulate.set_defaults(run=_run_emulate)
+
+
 def _add_doctor(verbs: argparse._SubParsersAction) -> None:
     text = "Print versions, GPUs, the emulator's launch shim, what would run where and why. Exit code 1: no kernel can run."
     doctor = verbs.add_parser("doctor", help="what is installed, and what would run where", description=text)
@@ -108,6 +149,19 @@ def _run_check(args: argparse.Namespace) -> int:
 
     limits = check.Limits(groups=args.groups, max_m=args.max_m, max_n=args.max_n, max_k=args.max_k)
     return check.run(args.backend, limits, seed=args.seed, count=args.count)
+
+
+def _run_emulate(args: argparse.Namespace) -> int:
+    from nvfp4_cute import emulate
+
+    return emulate.run(
+        args.script,
+        args.arguments,
+        arch=args.arch,
+        sm_count=args.sm_count,
+        stats=args.stats,
+        traceback=args.traceback,
+    )
 
 
 def _run_doctor(args: argparse.Namespace) -> int:

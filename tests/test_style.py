@@ -36,7 +36,7 @@ LAYERS = (
     ("",),  # nvfp4_cute/__init__.py: the public names
     ("problems",),
     ("bench",),
-    ("check", "demo", "doctor", "cli"),
+    ("check", "demo", "doctor", "emulate", "cli"),
 )
 LEAVES = ("errors", "formats", "scale_layout", "config")
 STDLIB_LEAVES = ("errors", "config", "env")

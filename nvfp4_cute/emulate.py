@@ -1,0 +1,148 @@
+"""`nvfp4-cute emulate`: somebody's CuTe DSL script, unmodified, on a virtual GPU."""
+
+import re
+import shutil
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from tqdm import tqdm
+
+from nvfp4_cute.emulator.script import Outcome, run_script
+from nvfp4_cute.emulator.virtual_gpu import LaunchRow, VirtualGpu
+from nvfp4_cute.errors import EmulatorError
+
+NAME_CHARACTERS = 40
+TIMES_NOTE = (
+    "host s: what the emulation took here. Neither it nor any time that the script prints (events, benchmark helpers) "
+    "says anything about a GPU."
+)
+
+
+def run(
+    script: Path,
+    arguments: Sequence[str],
+    *,
+    arch: str,
+    sm_count: int | None = None,
+    stats: bool = False,
+    traceback: bool = False,
+) -> int:
+    """Run a script on a virtual GPU and return its exit code; 1 if a kernel failed or the script raised.
+
+    Args:
+        script: path of a Python file.  arguments: its `sys.argv[1:]`.
+        arch: PTX target of the GPU.  sm_count: its SMs; None takes those of the product.
+        stats: print a table of all launches.  traceback: show where in the script a kernel failure surfaced.
+
+    Raises:
+        EmulatorError: there is no such script, or no way to launch anything here.
+    """
+    if not script.is_file():
+        raise EmulatorError(f"there is no file `{script}`")
+    progress = Progress()
+    gpu = VirtualGpu(arch, sm_count, progress)
+    outcome = run_script(script, arguments, gpu)
+    sys.stdout.flush()
+    if stats:
+        print(launch_table(gpu.launches), file=sys.stderr)
+    report(outcome, traceback)
+    return outcome.exit_code
+
+
+def report(outcome: Outcome, traceback: bool) -> None:
+    """Say on stderr what stopped the script: a kernel failure in its own words, any other exception as Python does."""
+    error = outcome.error
+    if error is None:
+        return
+    if isinstance(error, EmulatorError):
+        if traceback and outcome.trace:
+            print(outcome.trace, file=sys.stderr)
+        print(f"nvfp4-cute emulate: {error}", file=sys.stderr)
+    elif isinstance(error, KeyboardInterrupt):
+        print("nvfp4-cute emulate: interrupted", file=sys.stderr)
+    else:
+        print(outcome.trace or f"{type(error).__name__}: {error}", end="", file=sys.stderr)
+
+
+class Progress:
+    """A bar on stderr for each launch; nothing where nobody watches."""
+
+    def __init__(self) -> None:
+        """No launch yet."""
+        self._bar: tqdm | None = None
+        self._started = 0.0
+
+    def begin(self, row: LaunchRow) -> None:
+        """Show a launch."""
+        self._started = time.perf_counter()
+        # Asked for here because tqdm draws nothing in a terminal that does not know its own size.
+        size = shutil.get_terminal_size()
+        self._bar = tqdm(
+            total=row.ctas,
+            unit="CTA",
+            desc=short_name(row.kernel),
+            disable=None,
+            leave=False,
+            ncols=size.columns,
+            nrows=size.lines,
+        )
+
+    def progress(self, row: LaunchRow, done: int, total: int) -> None:
+        """Advance the bar."""
+        if self._bar is not None and not self._bar.disable:
+            rate = row.work.instructions / max(time.perf_counter() - self._started, 1e-9)
+            self._bar.set_postfix_str(f"{rate:,.0f} instr/s", refresh=False)
+            self._bar.update(done - self._bar.n)
+
+    def end(self, row: LaunchRow) -> None:
+        """Remove the bar."""
+        if self._bar is not None:
+            self._bar.close()
+            self._bar = None
+
+
+def short_name(kernel: str) -> str:
+    """The part of a mangled kernel name that people chose: function, or class of the kernel object."""
+    text = re.sub(r"^kernel_cutlass_", "", kernel)
+    for pattern in (
+        r"^\w*?___?main__(\w+?)_object_at",
+        r"^(\w+?)_(?:tensor|Tensor|TiledMMA|CopyAtom|__main__)",
+    ):
+        found = re.match(pattern, text)
+        if found:
+            text = found.group(1)
+            break
+    return text if len(text) <= NAME_CHARACTERS else text[: NAME_CHARACTERS - 1] + "…"
+
+
+def launch_table(rows: Sequence[LaunchRow]) -> str:
+    """What every launch executed, and the sum."""
+    header = (
+        "launch", "kernel", "grid", "cluster", "CTAs", "warp instr.", "MMAs", "TMA bytes", "host s"
+    )  # fmt: skip
+    lines = [header, *(_cells(str(i), row) for i, row in enumerate(rows))]
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    table = "\n".join(
+        "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip()
+        for line in lines
+    )
+    seconds = sum(row.work.seconds for row in rows)
+    total = f"{len(rows)} launches, {sum(row.work.instructions for row in rows):,} warp instructions, {seconds:.1f} s"
+    return f"{table}\n{total}\n{TIMES_NOTE}"
+
+
+def _cells(index: str, row: LaunchRow) -> tuple[str, ...]:
+    work = row.work
+    return (
+        index,
+        short_name(row.kernel),
+        "x".join(map(str, row.grid)),
+        "x".join(map(str, row.cluster)),
+        str(row.ctas) if row.finished else f"failed after {work.ctas} of {row.ctas}",
+        f"{work.instructions:,}",
+        f"{work.mmas:,}",
+        f"{work.tma_load_bytes + work.tma_store_bytes:,}",
+        f"{work.seconds:.2f}",
+    )
