@@ -53,7 +53,9 @@ def grouped_gemm(
         Nothing is written to ``out`` when a check fails.
     """
     if offs is not None:
-        raise UnsupportedProblem("offs given: the ragged form is not built; pass lists with one tensor a group")
+        raise UnsupportedProblem(
+            "offs given: the ragged form is not built; pass lists with one tensor a group"
+        )
     problem, operands = check_list_operands(
         a, b, a_scale, b_scale, alpha, out, out_dtype=out_dtype, scale_layout=scale_layout
     )

@@ -11,7 +11,7 @@ from nvfp4_cute.emulator.ptx import parse
 from nvfp4_cute.errors import EmulatorError
 
 GRID = 40
-# out[32 * cta + lane] = cta * 1000 + lane
+# Element 32 * cta + lane of the output becomes cta * 1000 + lane.
 INDEX = """mov.u32 %r1, %ctaid.x; mov.u32 %r2, %tid.x; mad.lo.u32 %r3, %r1, 32, %r2;
 mul.wide.u32 %rd10, %r3, 4; add.u64 %rd11, %rd0, %rd10; mad.lo.u32 %r4, %r1, 1000, %r2;"""
 
