@@ -23,11 +23,13 @@ class Observer:
 
     Attributes:
         progress: called with (CTAs finished, CTAs launched) as a launch proceeds, or None.
+        mode: when asynchronous operations happen, as ``emulator.driver.Emulator`` takes it.
         plans: the plan of every launch, in order.
         stats: statistics of every launch, in order (``emulator.machine.Stats``).
     """
 
     progress: Callable[[int, int], None] | None = None
+    mode: str = "eager"
     plans: list[Plan] = field(default_factory=list)
     stats: list[Any] = field(default_factory=list)
 
@@ -36,9 +38,9 @@ _observer: ContextVar[Observer | None] = ContextVar("observer", default=None)
 
 
 @contextmanager
-def observe(progress: Callable[[int, int], None] | None = None) -> Iterator[Observer]:
-    """Watch the launches that this thread makes on the emulator inside the block."""
-    observer = Observer(progress)
+def observe(progress: Callable[[int, int], None] | None = None, *, mode: str = "eager") -> Iterator[Observer]:
+    """Watch the launches that this thread makes on the emulator inside the block; ``mode`` is how they run."""
+    observer = Observer(progress, mode)
     token = _observer.set(observer)
     try:
         yield observer
@@ -47,14 +49,16 @@ def observe(progress: Callable[[int, int], None] | None = None) -> Iterator[Obse
 
 
 @contextmanager
-def on_emulator(progress: Callable[[int, int], None] | None = None) -> Iterator[Emulator]:
+def on_emulator(
+    progress: Callable[[int, int], None] | None = None, *, mode: str = "eager"
+) -> Iterator[Emulator]:
     """An emulated B200 on which CuTe DSL functions compiled inside the block launch.
 
     Raises:
         EmulatorError: the launch shim is missing, or the emulated program broke a rule of the machine.
     """
     prepare_cutlass()
-    with Emulator(ARCH, SM_COUNT, progress) as emulator:
+    with Emulator(ARCH, SM_COUNT, progress, mode=mode) as emulator:
         yield emulator
 
 
@@ -69,7 +73,8 @@ def run(problem: GroupedProblem, operands: GroupedOperands, config: KernelConfig
             f'backend="emulator" takes CPU tensors; operands are on {operands.device}: move them with .cpu()'
         )
     observer = _observer.get()
-    with on_emulator(observer.progress if observer else None) as emulator:
+    settings = observer or Observer()
+    with on_emulator(settings.progress, mode=settings.mode) as emulator:
         plan = make_plan(problem, ARCH, SM_COUNT, config, for_emulator=True)
         emulator.register(plan.kernel.ptx)
         for name, tensor, writable in _tensors(operands):

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from nvfp4_cute.emulator.isa import Builder, Step, find_handler, load_families
+from nvfp4_cute.emulator.late_registers import prepare_late
 from nvfp4_cute.emulator.memory import SHARED_BASE
 from nvfp4_cute.emulator.ptx import Entry, Inst, Program, Variable
 from nvfp4_cute.errors import EmulatorError
@@ -26,11 +27,12 @@ class Code:
 
     Attributes:
         steps / insts: one per instruction, by index (the program counter).
+        reads / writes: register slots that each instruction touches.
         static_shared / local_bytes: bytes of named shared variables and of local memory per lane.
     """
 
-    def __init__(self, program: Program, entry: Entry):
-        """Compile every instruction of `entry`.
+    def __init__(self, program: Program, entry: Entry, *, late: bool = False):
+        """Compile every instruction of `entry`; `late`: asynchronous operations may happen after their issue.
 
         Raises:
             EmulatorError: an instruction, modifier, or operand form that is not modelled; names the PTX line.
@@ -43,11 +45,14 @@ class Code:
         self.symbols = self._place_symbols(program)
         self.builder = Builder(entry.labels, self.symbols, entry.tables)
         self.steps: list[Step] = []
-        self._reads: list[frozenset[int]] = []
+        self.reads: list[frozenset[int]] = []
+        self.writes: list[frozenset[int]] = []
         self._kills: list[frozenset[int]] = []
         self._successors: list[tuple[int, ...]] = []
         for pc in range(len(self.insts)):
             self._compile(pc)
+        if late:
+            prepare_late(self)
         # Falling off the end is a return.
         self.leaders = self._find_leaders()
         self.tails: list[tuple[tuple[Step, ...], int] | None] = [None] * (len(self.steps) + 1)
@@ -99,7 +104,8 @@ class Code:
         if b.dynamic:
             step = _refreshing(step, tuple(b.dynamic.items()))
         self.steps.append(step)
-        self._reads.append(frozenset(b.reads))
+        self.reads.append(frozenset(b.reads))
+        self.writes.append(frozenset(b.writes))
         # A predicated write may leave old values in place: it ends no live range.
         self._kills.append(frozenset() if inst.pred is not None else frozenset(b.writes))
         falls = (pc + 1,) if b.falls_through or (inst.pred is not None) else ()
@@ -135,7 +141,7 @@ class Code:
 
     def _before(self, start: int, end: int, live: int) -> int:
         for pc in range(end - 1, start - 1, -1):
-            live = live & ~_bits(self._kills[pc]) | _bits(self._reads[pc])
+            live = live & ~_bits(self._kills[pc]) | _bits(self.reads[pc])
         return live
 
     def _live_out(self, last: int) -> int:
@@ -152,7 +158,7 @@ class Code:
             end = self.tail(start)[1]
             uses = kills = 0
             for pc in range(end - 1, start - 1, -1):
-                kill, read = _bits(self._kills[pc]), _bits(self._reads[pc])
+                kill, read = _bits(self._kills[pc]), _bits(self.reads[pc])
                 uses, kills = uses & ~kill | read, kills | kill
             blocks.append((start, uses, kills, self._successors[end - 1]))
         live = dict.fromkeys(self.leaders, 0)
@@ -171,7 +177,7 @@ class Code:
 
     def name_undefined(self, warp: "Warp", pc: int) -> str | None:
         """Name of a register that instruction `pc` reads and nobody wrote, if there is one."""
-        for slot in sorted(self._reads[pc]):
+        for slot in sorted(self.reads[pc]):
             if warp.regs[slot] is None:
                 return self.builder.names[slot]
         return None

@@ -69,6 +69,7 @@ def run_ptx(
     smem_bytes: int = 0,
     sm_count: int = 148,
     checked: bool = True,
+    mode: str = "eager",
     machine: Machine | None = None,
 ) -> Stats:
     """Run one kernel of a PTX text.
@@ -78,7 +79,8 @@ def run_ptx(
         grid, block, cluster: launch shape.  smem_bytes: dynamic shared memory.
         args: one per parameter: bytes, int, float, or an ndarray (passed by address, and registered as memory).
         checked: accesses outside the given arrays raise; False trusts every address.
-        machine: run on this machine (its ranges and statistics) instead of a fresh one.
+        mode: when asynchronous operations happen: "eager", "lazy", or "random:SEED" (see `modes`).
+        machine: run on this machine (its mode, ranges and statistics) instead of a fresh one.
 
     Returns:
         The machine's statistics.
@@ -96,13 +98,13 @@ def run_ptx(
     if entry not in program.entries:
         raise EmulatorError(f"no entry `{entry}` in the module; it has {list(program.entries)}")
     kernel = program.entries[entry]
-    machine = machine or Machine(sm_count)
+    machine = machine or Machine(sm_count, mode=mode)
     if checked:
         for i, arg in enumerate(args):
             if isinstance(arg, np.ndarray):
                 machine.memory.add_range(f"argument {i}", arg.ctypes.data, arg.nbytes, arg.flags.writeable)
     params = pack_arguments(kernel, args)
-    code = Code(program, kernel)
+    code = Code(program, kernel, late=machine.queue is not None)
     device = Device(ptx_arch(program.target), sm_count)
     check_launch(code, device, dim3(block), dim3(cluster), smem_bytes)
     machine.run(Launch(code, dim3(grid), dim3(block), dim3(cluster), smem_bytes, params))
@@ -246,15 +248,22 @@ class Emulator:
     _active: "list[Emulator]" = []
 
     def __init__(
-        self, arch: str = "sm_100a", sm_count: int = 148, progress: Callable[[int, int], None] | None = None
+        self,
+        arch: str = "sm_100a",
+        sm_count: int = 148,
+        progress: Callable[[int, int], None] | None = None,
+        *,
+        mode: str = "eager",
     ):
         """`arch`: the PTX target that it runs. `progress`: called with (finished CTAs, all CTAs) during launches.
 
+        `mode`: when asynchronous operations happen: "eager", "lazy", or "random:SEED" (see `modes`).
+
         Raises:
-            EmulatorError: unknown architecture.
+            EmulatorError: unknown architecture.  ValueError: unknown mode.
         """
         self.device = Device(arch, sm_count)
-        self.machine = Machine(sm_count, progress=progress)
+        self.machine = Machine(sm_count, progress=progress, mode=mode)
         self._attributes = self.device.attributes()
         self._kernels: dict[str, Program] = {}
         self._modules: list[tuple[bytes, Program]] = []
@@ -353,7 +362,7 @@ class Emulator:
             )
         key = id(program), name
         if key not in self._code:
-            self._code[key] = Code(program, program.entries[name])
+            self._code[key] = Code(program, program.entries[name], late=self.machine.queue is not None)
         return self._code[key]
 
     def run(self, launch: Launch) -> None:

@@ -1,7 +1,8 @@
 """A warp: 32 lanes, the groups that they fall into when they diverge, and what makes a group wait."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -9,6 +10,7 @@ import numpy as np
 
 if TYPE_CHECKING:
     from nvfp4_cute.emulator.machine import Cta
+    from nvfp4_cute.emulator.modes import WarpOperations
 
 LANES = 32
 ALL_LANES = np.ones(LANES, bool)
@@ -72,11 +74,12 @@ class Warp:
         protected: slots that a write must merge because a waiting group still reads them.
         pending: state of a step that has begun and is blocked (a barrier already arrived at).
         polled: a step looked at memory that another warp may change (hint for spin detection).
+        operations: asynchronous operations of the warp, where the mode keeps track of them.
     """
 
     __slots__ = (
         "active", "all_active", "code", "cta", "done", "executed", "groups", "idx", "live", "local", "num_active",
-        "pc", "pending", "polled", "protected", "regs", "spin", "wait",
+        "operations", "pc", "pending", "polled", "protected", "regs", "spin", "wait",
     )  # fmt: skip
 
     def __init__(self, cta: "Cta", idx: int, lanes: int):
@@ -87,6 +90,7 @@ class Warp:
         self.regs: list[Any] = self.code.builder.template.copy()
         self.local: np.ndarray | None = None
         self.pending: Wait | None = None
+        self.operations: WarpOperations | None = None
         self.wait: Wait | None = None
         self.spin: tuple[int, list[Any], int] | None = None
         self.polled = self.done = False
@@ -111,6 +115,17 @@ class Warp:
     def first_lane(self) -> int:
         """Lowest active lane."""
         return 0 if self.all_active else int(self.active.argmax())
+
+    @contextmanager
+    def as_if(self, lanes: np.ndarray) -> Iterator[None]:
+        """Within the block the given lanes are the active ones."""
+        saved = self.active, self.num_active, self.all_active
+        self.active, self.num_active = lanes, int(np.count_nonzero(lanes))
+        self.all_active = self.num_active == LANES
+        try:
+            yield
+        finally:
+            self.active, self.num_active, self.all_active = saved
 
     def active_bits(self) -> int:
         """Active mask as an integer, bit i = lane i."""

@@ -30,6 +30,7 @@ from nvfp4_cute.emulator.lanes import (
     mask_bits,
 )
 from nvfp4_cute.emulator.memory import GlobalMemory, Mbarrier, SharedMemory, TensorMemory
+from nvfp4_cute.emulator.modes import Engine, Operation, make_queue
 from nvfp4_cute.emulator.specials import fill_constants, special_values
 from nvfp4_cute.errors import EmulatorError
 
@@ -139,10 +140,23 @@ class Cta:
         for slot, offset in builder.params.items():
             warp.regs[slot] = base + offset
 
-    def issue(self, effect: Callable[[], None]) -> None:
-        """Submit an asynchronous operation; `effect` does everything it does to memory and barriers."""
+    def issue(self, warp: Warp, engine: Engine, effect: Callable[[], None]) -> Operation | None:
+        """Submit an asynchronous operation of a warp; `effect` does everything it does to memory and barriers."""
+        queue = self.machine.queue
+        if queue is not None:
+            return queue.submit(warp, engine, effect)
         self.machine.changes += 1
         effect()
+        return None
+
+    def issue_store(self, warp: Warp, read: Callable[[], Any], write: Callable[[Any], None]) -> None:
+        """Submit a bulk store: `read` captures shared memory, `write` gets what it returned."""
+        queue = self.machine.queue
+        if queue is not None:
+            queue.submit_store(warp, read, write)
+            return
+        self.machine.changes += 1
+        write(read())
 
     def mbarrier(self, offset: int) -> Mbarrier:
         """The initialised mbarrier at a shared-memory offset.
@@ -241,6 +255,7 @@ class Machine:
     Attributes:
         memory: global memory.  stats: counters.  changes: grows with every effect that another warp could see.
         progress: called with (finished CTAs, all CTAs of the launch) after each cluster.
+        queue: asynchronous operations under way; None where they happen at issue and leave no record.
     """
 
     def __init__(
@@ -250,10 +265,12 @@ class Machine:
         progress: Callable[[int, int], None] | None = None,
         instruction_limit: int = WARP_INSTRUCTION_LIMIT,
         jobs: int | None = None,
+        mode: str = "eager",
     ):
         """`instruction_limit`: instructions of one warp after which the launch is called a runaway.
 
-        `jobs`: cores that a large launch may use; None takes all that the process has.
+        `jobs`: cores that a large launch may use; None takes all that the process has. `mode`: when asynchronous
+        operations happen, as `modes.make_queue` says.
         """
         self.sm_count = sm_count
         self.memory = memory or GlobalMemory()
@@ -263,6 +280,9 @@ class Machine:
         self.stats = Stats()
         self.changes = 0
         self.waiting: list[tuple[int, int, int]] = []
+        self.queue = make_queue(mode)
+        if self.queue is not None:
+            self.queue.failed = _located
 
     def run(self, launch: Launch) -> None:
         """Run a launch to completion.
@@ -313,20 +333,26 @@ class Machine:
     # ---- scheduling ----------------------------------------------------------------------------
     def _run_cluster(self, cluster: Cluster) -> None:
         warps = [w for cta in cluster.ctas for w in cta.warps]
-        live = list(warps)
+        live, queue = list(warps), self.queue
         try:
             while live:
                 ran = False
-                for warp in live:
+                for warp in live if queue is None else queue.order(live):
                     if warp.wait is not None:
                         if not warp.wait.ready():
                             continue
                         warp.wait = None
-                    self._run_warp(warp)
+                    if queue is None:
+                        self._run_warp(warp, TURN)
+                    else:
+                        self._run_warp(warp, queue.turn(TURN))
+                        queue.between_turns()
                     ran = ran or not isinstance(warp.wait, _Spin)
-                if not ran:
+                if not ran and (queue is None or not queue.advance()):
                     self._retry_spins(live)
                 live = [w for w in live if not w.done]
+            if queue is not None:
+                queue.drain()
         finally:
             self.stats.instructions += sum(w.executed for w in warps)
 
@@ -335,16 +361,17 @@ class Machine:
         for warp in live:
             if isinstance(warp.wait, _Spin):
                 warp.wait = None
-                self._run_warp(warp)
+                self._run_warp(warp, TURN)
                 if not isinstance(warp.wait, _Spin):
                     return
         if not any(w.wait is None or w.wait.ready() for w in live):
             raise EmulatorError(hang_report(live))
 
-    def _run_warp(self, warp: Warp) -> None:
+    def _run_warp(self, warp: Warp, turn: int) -> None:
+        """Let a warp run for `turn` basic blocks, or until it blocks or ends."""
         tails = warp.code.tails
         pc = warp.pc
-        for _ in range(TURN):
+        for _ in range(turn):
             if warp.groups and (pc := self._regroup(warp, pc)) < 0:
                 return
             steps, end = tails[pc] or warp.code.tail(pc)
@@ -379,7 +406,7 @@ class Machine:
                 if self._spins(warp, pc):
                     return
         warp.pc = pc
-        warp.polled = True
+        warp.polled = warp.polled or turn == TURN
         if warp.executed > self.instruction_limit:
             raise EmulatorError(
                 f"{_place(warp, pc)}: {warp.executed} instructions executed by one warp: runaway kernel"

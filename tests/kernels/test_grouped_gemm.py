@@ -9,6 +9,7 @@ import torch
 from oracle import assert_bitwise_equal, bits, poisoned, repro_line
 
 from nvfp4_cute import KernelConfig, grouped_gemm
+from nvfp4_cute.backends.emulator import observe
 from nvfp4_cute.reference import grouped_gemm_reference
 
 
@@ -66,6 +67,18 @@ def test_same_bits_for_every_number_of_ctas_and_stages():
         config = KernelConfig(num_ab_stage=num_ab_stage, num_acc_stage=num_acc_stage, num_cta=num_cta)
         for got, want in zip(run(SHAPES, operands, "emulator", config), expected, strict=True):
             assert_bitwise_equal(got, want, config=config.to_name())
+
+
+@pytest.mark.parametrize("mode", ["lazy", "random:1", "random:2"])
+@pytest.mark.parametrize("config", [None, KernelConfig(num_ab_stage=2, num_acc_stage=1, num_cta=3)], ids=str)
+def test_same_bits_whenever_asynchronous_operations_happen(mode, config):
+    operands = cases.make_operands(SHAPES)
+    expected = run(SHAPES, operands, "emulator", config)
+    with observe(mode=mode) as observer:
+        actual = run(SHAPES, operands, "emulator", config)
+    assert len(observer.stats) == 1
+    for got, want in zip(actual, expected, strict=True):
+        assert_bitwise_equal(got, want, mode=mode)
 
 
 def test_runs_are_deterministic():

@@ -4,9 +4,9 @@ Operands are read when the instruction executes; everything that touches memory 
 `Cta.issue`.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -21,6 +21,7 @@ from nvfp4_cute.emulator.isa.issue import (
     signalled,
 )
 from nvfp4_cute.emulator.isa.spaces import gather, scatter
+from nvfp4_cute.emulator.modes import Engine, operations_of
 from nvfp4_cute.emulator.ptx import Inst
 from nvfp4_cute.emulator.reductions import REDUCTIONS, reduce_elements
 from nvfp4_cute.errors import EmulatorError
@@ -58,13 +59,15 @@ def bulk_copy(inst: Inst, b: Builder) -> Step:
     readers.append(b.read(operands[4], "b16") if multicast else lambda warp: 0)
     from_shared, place = spaces[1] != "global", own_place if spaces[0] == "shared::cta" else any_shared
 
-    def run(cta: "Cta", dst: int, src: int, barrier: int, nbytes: int, mask: int) -> None:
+    def run(warp: "Warp", dst: int, src: int, barrier: int, nbytes: int, mask: int) -> None:
+        cta = warp.cta
         _check_bulk(dst, src, nbytes)
         target, offset = place(cta, dst)
         targets = in_mask(cta, mask) if multicast else [target]
         signals = signalled(cta, targets, barrier, False, multicast)
         source = own_offset(cta, src) if from_shared else src
-        cta.issue(partial(_bulk_in, cta, source, from_shared, nbytes, targets, offset, signals))
+        effect = partial(_bulk_in, cta, source, from_shared, nbytes, targets, offset, signals)
+        cta.issue(warp, Engine.COPY, effect)
 
     return per_thread(run, readers)
 
@@ -110,19 +113,32 @@ def _bulk_store(inst: Inst, b: Builder, mods: Mods) -> Step:
         raise inst.unsupported(f"{len(operands)} operands")
     readers += [b.address(operands[0]), b.address(operands[1]), b.read(operands[2], "u32")]
 
-    def run(cta: "Cta", mask: int, dst: int, src: int, nbytes: int) -> None:
-        _check_bulk(dst, src, nbytes)
-        cta.issue(partial(_bulk_out, cta, dst, own_offset(cta, src), nbytes, mask, None, ""))
+    def run(warp: "Warp", mask: int, dst: int, src: int, nbytes: int) -> None:
+        _issue_out(warp, dst, src, nbytes, mask=mask)
 
     return per_thread(run, readers, idempotent=True)
 
 
-def _bulk_out(
-    cta: "Cta", dst: int, offset: int, nbytes: int, mask: int, reduce: str | None, type_name: str
+def _issue_out(
+    warp: "Warp",
+    dst: int,
+    src: int,
+    nbytes: int,
+    *,
+    mask: int = 0xFFFF,
+    reduce: str | None = None,
+    type_name: str = "",
 ) -> None:
-    if not nbytes:
-        return
-    source = cta.smem.read(offset, nbytes)
+    _check_bulk(dst, src, nbytes)
+    cta, offset = warp.cta, own_offset(warp.cta, src)
+    if nbytes:
+        read = lambda: cta.smem.read(offset, nbytes).copy()
+        cta.issue_store(warp, read, partial(_bulk_out, cta, dst, nbytes, mask, reduce, type_name))
+
+
+def _bulk_out(
+    cta: "Cta", dst: int, nbytes: int, mask: int, reduce: str | None, type_name: str, source: np.ndarray
+) -> None:
     target = cta.machine.memory.view(dst, nbytes, write=True)
     if reduce is not None:
         _reduce_bytes(reduce, type_name, target, source)
@@ -155,12 +171,12 @@ def bulk_reduce(inst: Inst, b: Builder) -> Step:
     readers = [b.address(operands[0]), b.address(operands[1]), b.read(operands[2], "u32")]
     readers += [] if to_global else [b.address(operands[3])]
 
-    def run(cta: "Cta", dst: int, src: int, nbytes: int, barrier: int = 0) -> None:
-        _check_bulk(dst, src, nbytes)
-        source = own_offset(cta, src)
+    def run(warp: "Warp", dst: int, src: int, nbytes: int, barrier: int = 0) -> None:
         if to_global:
-            cta.issue(partial(_bulk_out, cta, dst, source, nbytes, 0xFFFF, op, type_name))
+            _issue_out(warp, dst, src, nbytes, reduce=op, type_name=type_name)
             return
+        _check_bulk(dst, src, nbytes)
+        cta, source = warp.cta, own_offset(warp.cta, src)
         target, offset = any_shared(cta, dst)
         signal = signalled(cta, [target], barrier, False, False)[0]
 
@@ -168,7 +184,7 @@ def bulk_reduce(inst: Inst, b: Builder) -> Step:
             _reduce_bytes(op, type_name, target.smem.read(offset, nbytes), cta.smem.read(source, nbytes))
             signal[0].mbarrier(signal[1]).complete_tx(nbytes)
 
-        cta.issue(effect)
+        cta.issue(warp, Engine.COPY, effect)
 
     return per_thread(run, readers)
 
@@ -183,20 +199,39 @@ def _reduce_bytes(op: str, type_name: str, target: np.ndarray, source: np.ndarra
 def commit_group(inst: Inst, b: Builder) -> Step:
     """Close a group of copies."""
     mods = Mods(inst)
-    mods.drop("commit_group")
     mods.done()
-    return lambda warp: None
+    engine = _engine(inst)
+
+    def step(warp: "Warp") -> None:
+        queue = warp.cta.machine.queue
+        if queue is not None:
+            operations_of(warp).group(engine).close()
+
+    return step
+
+
+def _engine(inst: Inst) -> Engine:
+    return Engine.STORE if inst.opcode.startswith("cp.async.bulk") else Engine.CP_ASYNC
 
 
 @handler("cp.async.bulk.wait_group", "cp.async.wait_group", "cp.async.wait_all")
 def wait_group(inst: Inst, b: Builder) -> Step:
-    """Wait until at most N groups are incomplete: copies are complete when issued, so there is nothing to wait for."""
+    """Wait until at most N groups are incomplete (wait_all: until every copy is complete)."""
     mods = Mods(inst)
-    mods.drop("read")
+    read = mods.flag("read")
     mods.done()
-    for operand in inst.operands:
-        b.imm(operand)
-    return lambda warp: None
+    engine, everything = _engine(inst), inst.opcode.endswith("wait_all")
+    pending = 0 if everything else b.imm(inst.operands[0])
+
+    def step(warp: "Warp") -> None:
+        queue = warp.cta.machine.queue
+        if queue is None:
+            return
+        if everything:
+            operations_of(warp).group(engine).close()
+        queue.wait_group(warp, engine, pending, read=read)
+
+    return step
 
 
 # ---- cp.async ----------------------------------------------------------------------------------------------------
@@ -216,40 +251,53 @@ def small_copy(inst: Inst, b: Builder) -> Step:
         raise inst.unsupported(f"{nbytes} bytes; legal are 4, 8 and 16")
     dst, src = b.address(operands[0]), b.address(operands[1])
     if len(operands) == 3:
-        element = np.dtype(np.uint32)
 
         def copy(warp: "Warp") -> None:
-            rows = gather(warp, "global", src(warp), nbytes, element, nbytes // 4)
-            scatter(warp, "shared", dst(warp), list(rows), element)
+            _issue_small(warp, partial(_copy_lanes, warp, dst(warp), src(warp), nbytes, warp.active))
 
         return copy
     available = b.read(operands[3], "pred" if getattr(operands[3], "type", "") == "pred" else "u32")
 
-    def run(cta: "Cta", to: int, source: int, limit: int | bool) -> None:
+    def run(warp: "Warp", to: int, source: int, limit: int | bool) -> None:
         # A predicate operand means "ignore the source".
         count = (0 if limit else nbytes) if isinstance(limit, bool) else min(limit, nbytes)
-        data = np.zeros(nbytes, np.uint8)
-        if count:
-            data[:count] = cta.machine.memory.view(source, count, write=False)
-        cta.smem.write(own_offset(cta, to), data)
+        _issue_small(warp, partial(_copy_padded, warp.cta, own_offset(warp.cta, to), source, nbytes, count))
 
     return per_thread(run, [dst, src, available])
 
 
+def _issue_small(warp: "Warp", effect: "Callable[[], None]") -> None:
+    operation = warp.cta.issue(warp, Engine.CP_ASYNC, effect)
+    if operation is not None:
+        operations_of(warp).group(Engine.CP_ASYNC).open.append(operation)
+
+
+def _copy_lanes(warp: "Warp", dst: Any, src: Any, nbytes: int, lanes: np.ndarray) -> None:
+    element = np.dtype(np.uint32)
+    with warp.as_if(lanes):
+        rows = gather(warp, "global", src, nbytes, element, nbytes // 4)
+        scatter(warp, "shared", dst, list(rows), element)
+
+
+def _copy_padded(cta: "Cta", offset: int, source: int, nbytes: int, count: int) -> None:
+    data = np.zeros(nbytes, np.uint8)
+    if count:
+        data[:count] = cta.machine.memory.view(source, count, write=False)
+    cta.smem.write(offset, data)
+
+
 @handler("cp.async.mbarrier.arrive")
 def small_copy_arrive(inst: Inst, b: Builder) -> Step:
-    """Arrive when the thread's earlier cp.async are complete, which they are.
-
-    Without .noinc the pending count is raised by the instruction and lowered by the arrival: no net effect.
-    """
+    """Arrive when the warp's earlier cp.async are complete. Without .noinc the pending count is raised until then."""
     mods = Mods(inst)
     counted = mods.flag("noinc")
     mods.drop("shared", "shared::cta", "b64")
     mods.done()
 
-    def run(cta: "Cta", address: int) -> None:
-        barrier = cta.mbarrier(own_offset(cta, address))
-        if counted:
-            cta.issue(barrier.arrive)
+    def run(warp: "Warp", address: int) -> None:
+        barrier = warp.cta.mbarrier(own_offset(warp.cta, address))
+        if not counted:
+            barrier.pending += 1
+        warp.cta.issue(warp, Engine.CP_ASYNC, barrier.arrive)
 
     return per_thread(run, [b.address(inst.operands[0])])

@@ -7,6 +7,7 @@ import numpy as np
 from nvfp4_cute.emulator.isa import Builder, Mods, Step, handler, lane_value
 from nvfp4_cute.emulator.isa.arith import per_lane, put_step
 from nvfp4_cute.emulator.isa.barrier import barrier_place
+from nvfp4_cute.emulator.modes import Engine
 from nvfp4_cute.emulator.ptx import Inst, Vector
 from nvfp4_cute.errors import EmulatorError
 
@@ -44,7 +45,7 @@ def try_cancel(inst: Inst, b: Builder) -> Step:
                     cta.smem.write(where, words.view(np.uint8))
                     cta.mbarrier(signal).complete_tx(RESPONSE_BYTES)
 
-            warp.cta.issue(effect)
+            warp.cta.issue(warp, Engine.COPY, effect)
 
     return step
 

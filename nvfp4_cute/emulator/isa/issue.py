@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def per_thread(run: Callable[..., None], readers: Sequence[Reader], *, idempotent: bool = False) -> Step:
-    """A step that calls `run(cta, *operand values)` once for every active lane (mostly one), lowest lane first.
+    """A step that calls `run(warp, *operand values)` once for every active lane (mostly one), lowest lane first.
 
     idempotent: doing it twice is doing it once, so lanes with equal operands count as one. CuTe DSL lets a whole
     warp execute the same TMA store.
@@ -28,10 +28,10 @@ def per_thread(run: Callable[..., None], readers: Sequence[Reader], *, idempoten
             if not uniform:
                 lane = warp.first_lane()
                 values = [lane_value(v, lane) for v in values]
-            run(warp.cta, *values)
+            run(warp, *values)
             return
         for lane in warp.active_lanes():
-            run(warp.cta, *[lane_value(v, lane) for v in values])
+            run(warp, *[lane_value(v, lane) for v in values])
 
     return step
 

@@ -1,7 +1,7 @@
 """Tensor memory: allocation, copies from shared memory, loads and stores, and completion (PTX ISA "tcgen05").
 
-All asynchronous operations go through `Cta.issue`, in program order; `tcgen05.commit` does too, so it arrives after
-every earlier operation of its thread. Loads fill their registers at once, which is the earliest legal moment.
+All asynchronous operations go through `Cta.issue` to the engines that `modes` orders: mma, cp and commit to one, so that a
+commit arrives after every earlier operation of its thread; loads and stores each to their own.
 Matrix instructions are in `tcgen05_mma`.
 """
 
@@ -22,7 +22,9 @@ from nvfp4_cute.emulator.isa.issue import (
     per_thread,
     vector_items,
 )
+from nvfp4_cute.emulator.late_registers import defer
 from nvfp4_cute.emulator.machine import Condition
+from nvfp4_cute.emulator.modes import Engine
 from nvfp4_cute.emulator.ptx import Inst, Sink
 from nvfp4_cute.errors import EmulatorError
 
@@ -126,9 +128,9 @@ def copy(inst: Inst, b: Builder) -> Step:
         raise inst.unsupported(f"shape {name}; legal are {', '.join(COPY_SHAPES)}")
     readers = [b.address(inst.operands[0]), b.read(inst.operands[1], "b64")]
 
-    def run(cta: "Cta", address: int, descriptor: int) -> None:
-        ctas = cta_pair(cta) if group == 2 else (cta,)
-        cta.issue(partial(_copy, ctas, name, address, descriptor))
+    def run(warp: "Warp", address: int, descriptor: int) -> None:
+        ctas = cta_pair(warp.cta) if group == 2 else (warp.cta,)
+        warp.cta.issue(warp, Engine.TCGEN05, partial(_copy, ctas, name, address, descriptor))
 
     return per_thread(run, readers)
 
@@ -233,15 +235,28 @@ def load(inst: Inst, b: Builder) -> Step:
 
     def run(warp: "Warp") -> None:
         lane, column = window.origin(warp, _one_value(address(warp), warp.first_lane()))
-        data = window.read(warp.cta.tmem.words, lane, column)
-        regs, protected = warp.regs, warp.protected
-        for slot, row in zip(slots, data, strict=True):
-            if slot in protected:
-                row = merge_lanes(warp.active, row, regs[slot], _U32)
-            if slot is not None:
-                regs[slot] = row
+        effect = partial(window.read, warp.cta.tmem.words, lane, column)
+        queue = warp.cta.machine.queue
+        if queue is None:
+            _fill(warp, slots, effect())
+            return
+        operation = queue.submit(warp, Engine.TMEM_LOAD, effect)
+        if warp.protected.isdisjoint(slots):
+            defer(operation, warp, slots)
+        else:  # lanes that wait elsewhere need the old values: deliver at once
+            operation.finish()
+            _fill(warp, slots, operation.result)
 
     return converged(run)
+
+
+def _fill(warp: "Warp", slots: list[int | None], data: np.ndarray) -> None:
+    regs, protected = warp.regs, warp.protected
+    for slot, row in zip(slots, data, strict=True):
+        if slot in protected:
+            row = merge_lanes(warp.active, row, regs[slot], _U32)
+        if slot is not None:
+            regs[slot] = row
 
 
 @handler("tcgen05.st")
@@ -258,18 +273,27 @@ def store(inst: Inst, b: Builder) -> Step:
         data = np.empty((len(values), 32), np.uint32)
         for row, read in zip(data, values, strict=True):
             row[:] = read(warp)
-        warp.cta.issue(partial(window.write, warp.cta.tmem.words, lane, column, data))
+        warp.cta.issue(
+            warp, Engine.TMEM_STORE, partial(window.write, warp.cta.tmem.words, lane, column, data)
+        )
 
     return converged(run)
 
 
 @handler("tcgen05.wait::ld", "tcgen05.wait::st")
 def wait_for_accesses(inst: Inst, b: Builder) -> Step:
-    """Wait for the warp's own loads or stores: they are performed in order, so there is nothing to wait for."""
+    """Wait for the warp's own loads or stores."""
     mods = Mods(inst)
     mods.drop("sync", "aligned")
     mods.done()
-    return converged(lambda warp: None)
+    engine = Engine.TMEM_LOAD if inst.opcode.endswith("ld") else Engine.TMEM_STORE
+
+    def run(warp: "Warp") -> None:
+        queue = warp.cta.machine.queue
+        if queue is not None:
+            queue.wait_engine(warp, engine)
+
+    return converged(run)
 
 
 @handler("tcgen05.fence::before_thread_sync", "tcgen05.fence::after_thread_sync")
@@ -298,17 +322,19 @@ def commit(inst: Inst, b: Builder) -> Step:
     return per_thread(_commit_multicast, [address, b.read(inst.operands[1], "b16")])
 
 
-def _commit(cta: "Cta", address: int) -> None:
-    target, offset = any_shared(cta, address)
-    cta.issue(lambda: target.mbarrier(offset).arrive(1))
+def _commit(warp: "Warp", address: int) -> None:
+    target, offset = any_shared(warp.cta, address)
+    _issue_arrivals(warp, [target], offset)
 
 
-def _commit_multicast(cta: "Cta", address: int, mask: int) -> None:
-    _, offset = any_shared(cta, address)
-    targets = in_mask(cta, mask)
+def _commit_multicast(warp: "Warp", address: int, mask: int) -> None:
+    _, offset = any_shared(warp.cta, address)
+    _issue_arrivals(warp, in_mask(warp.cta, mask), offset)
 
+
+def _issue_arrivals(warp: "Warp", targets: "list[Cta]", offset: int) -> None:
     def effect() -> None:
         for target in targets:
             target.mbarrier(offset).arrive(1)
 
-    cta.issue(effect)
+    warp.cta.issue(warp, Engine.TCGEN05, effect)

@@ -22,11 +22,12 @@ from nvfp4_cute.emulator.descriptors import (
 )
 from nvfp4_cute.emulator.isa import Builder, Mods, Reader, Step, handler
 from nvfp4_cute.emulator.isa.issue import cta_pair, per_thread, vector_items
+from nvfp4_cute.emulator.modes import Engine
 from nvfp4_cute.emulator.ptx import Address, Imm, Inst, Vector
 from nvfp4_cute.errors import EmulatorError
 
 if TYPE_CHECKING:
-    from nvfp4_cute.emulator.machine import Cta
+    from nvfp4_cute.emulator.machine import Cta, Warp
 
 _CONTAINER = {"f16": np.uint16, "bf16": np.uint16, "tf32": np.uint32}
 _SCALE_BLOCKS = {
@@ -115,8 +116,8 @@ def _block_scaled(inst: Inst, b: Builder, form: _Form) -> Step:
     readers = _common_readers(inst, b, form)
     readers += [b.address(inst.operands[4]), b.address(inst.operands[5]), b.read(inst.operands[6], "pred")]
 
-    def run(cta: "Cta", d: int, a: int, b_: int, idesc: int, sfa: int, sfb: int, accumulate: bool) -> None:
-        _issue(cta, form, _Operands(d, a, b_, idesc, accumulate, sfa, sfb))
+    def run(warp: "Warp", d: int, a: int, b_: int, idesc: int, sfa: int, sfb: int, accumulate: bool) -> None:
+        _issue(warp, form, _Operands(d, a, b_, idesc, accumulate, sfa, sfb))
 
     return per_thread(run, readers)
 
@@ -137,16 +138,17 @@ def _dense(inst: Inst, b: Builder, form: _Form) -> Step:
     if rest:
         raise inst.unsupported(f"operand {rest[0]}")
 
-    def run(cta: "Cta", d: int, a: int, b_: int, idesc: int, accumulate: bool, *disabled: int) -> None:
-        _issue(cta, form, _Operands(d, a, b_, idesc, accumulate, disabled=disabled))
+    def run(warp: "Warp", d: int, a: int, b_: int, idesc: int, accumulate: bool, *disabled: int) -> None:
+        _issue(warp, form, _Operands(d, a, b_, idesc, accumulate, disabled=disabled))
 
     return per_thread(run, readers)
 
 
-def _issue(cta: "Cta", form: _Form, operands: _Operands) -> None:
+def _issue(warp: "Warp", form: _Form, operands: _Operands) -> None:
+    cta = warp.cta
     ctas = cta_pair(cta) if form.cta_group == 2 else (cta,)
     cta.machine.stats.mmas += 1
-    cta.issue(partial(_execute, ctas, form, operands))
+    cta.issue(warp, Engine.TCGEN05, partial(_execute, ctas, form, operands))
 
 
 # ---- execution ---------------------------------------------------------------------------------------------------

@@ -1,7 +1,7 @@
 """Tensor copies (TMA) and edits of tensor maps (PTX ISA "cp.async.bulk.tensor", "tensormap").
 
-Operands are read when the instruction executes; everything that touches memory or an mbarrier is the effect given to
-`Cta.issue`. A copy signals its mbarrier with the bytes of the whole box, out-of-bounds parts included.
+Operands, the tensor map among them, are read when the instruction executes; everything else that touches memory or an
+mbarrier is the effect given to `Cta.issue`. A copy signals its mbarrier with the bytes of the whole box, out-of-bounds parts included.
 """
 
 from collections.abc import Sequence
@@ -23,6 +23,7 @@ from nvfp4_cute.emulator.isa.issue import (
     per_thread,
     signalled,
 )
+from nvfp4_cute.emulator.modes import Engine
 from nvfp4_cute.emulator.ptx import Inst, Operand, TensorAddress
 from nvfp4_cute.emulator.reductions import REDUCTIONS
 from nvfp4_cute.emulator.tensormap import DESCRIPTOR_BYTES, TensorMap, replace_field
@@ -112,31 +113,29 @@ def tensor_copy(inst: Inst, b: Builder) -> Step:
     readers += _tensor_readers(inst, b, operands[1], form)
     place = own_place if space == "shared::cta" else any_shared
 
-    def run(cta: "Cta", dst: int, barrier: int, mask: int, map_address: int, *coords: int) -> None:
+    def run(warp: "Warp", dst: int, barrier: int, mask: int, map_address: int, *coords: int) -> None:
+        cta = warp.cta
         target, offset = place(cta, dst)
         targets = in_mask(cta, mask) if multicast else [target]
         signals = signalled(cta, targets, barrier, form.pair, multicast)
-        cta.issue(partial(_load_boxes, cta, form, map_address, coords, targets, offset, signals))
+        m = _load_map(cta, map_address)
+        boxes = _single_boxes(form, m, coords)
+        cta.issue(warp, Engine.COPY, partial(_load_boxes, cta, m, boxes, targets, offset, signals))
 
     return per_thread(run, readers)
 
 
 def _load_boxes(
     cta: "Cta",
-    form: _Tensor,
-    map_address: int,
-    coords: tuple[int, ...],
+    m: TensorMap,
+    boxes: list[tuple[int, ...]],
     targets: "Sequence[Cta]",
     offset: int,
     signals: "Sequence[tuple[Cta, int]]",
 ) -> None:
-    m = _load_map(cta, map_address)
     view = lambda address, nbytes: cta.machine.memory.view(address, nbytes, write=False)
-    boxes = _single_boxes(form, m, coords)
     total = m.tile_bytes * len(boxes)
-    chunk_lists = [m.chunk_index(offset)]
-    chunk_lists += [m.row_chunk_index(offset, i) for i in range(1, len(boxes))]
-    for box, chunks in zip(boxes, chunk_lists, strict=True):
+    for box, chunks in zip(boxes, _chunk_lists(m, offset, len(boxes)), strict=True):
         tile = m.read_tile(box, view)
         for target in targets:
             target.smem.check(offset, total)
@@ -144,6 +143,11 @@ def _load_boxes(
     cta.machine.stats.tma_load_bytes += total
     for owner, barrier in signals:
         owner.mbarrier(barrier).complete_tx(m.transaction_bytes * len(boxes))
+
+
+def _chunk_lists(m: TensorMap, offset: int, count: int) -> list[np.ndarray]:
+    """Chunk numbers in shared memory of `count` boxes that lie one after the other."""
+    return [m.row_chunk_index(offset, i) if i else m.chunk_index(offset) for i in range(count)]
 
 
 def _tensor_store(inst: Inst, b: Builder, mods: Mods, form: _Tensor) -> Step:
@@ -157,20 +161,27 @@ def _tensor_store(inst: Inst, b: Builder, mods: Mods, form: _Tensor) -> Step:
         raise inst.unsupported(f"{len(operands)} operands")
     readers = [b.address(operands[1]), *_tensor_readers(inst, b, operands[0], form)]
 
-    def run(cta: "Cta", src: int, map_address: int, *coords: int) -> None:
-        cta.issue(partial(_store_boxes, cta, form, map_address, coords, own_offset(cta, src)))
+    def run(warp: "Warp", src: int, map_address: int, *coords: int) -> None:
+        cta, offset = warp.cta, own_offset(warp.cta, src)
+        m = _load_map(cta, map_address)
+        boxes = _single_boxes(form, m, coords)
+        read = partial(_read_boxes, cta, m, len(boxes), offset)
+        cta.issue_store(warp, read, partial(_write_boxes, cta, m, boxes, form.reduce))
 
     return per_thread(run, readers, idempotent=form.reduce is None)
 
 
-def _store_boxes(cta: "Cta", form: _Tensor, map_address: int, coords: tuple[int, ...], offset: int) -> None:
-    m = _load_map(cta, map_address)
+def _read_boxes(cta: "Cta", m: TensorMap, count: int, offset: int) -> list[np.ndarray]:
+    cta.smem.check(offset, m.tile_bytes * count)
+    return [cta.smem.views[16].take(chunks) for chunks in _chunk_lists(m, offset, count)]
+
+
+def _write_boxes(
+    cta: "Cta", m: TensorMap, boxes: list[tuple[int, ...]], reduce: str | None, tiles: list[np.ndarray]
+) -> None:
     view = lambda address, nbytes: cta.machine.memory.view(address, nbytes, write=True)
-    boxes = _single_boxes(form, m, coords)
-    cta.smem.check(offset, m.tile_bytes * len(boxes))
-    for i, box in enumerate(boxes):
-        chunks = m.row_chunk_index(offset, i) if i else m.chunk_index(offset)
-        m.write_tile(box, cta.smem.views[16].take(chunks), view, form.reduce)
+    for box, tile in zip(boxes, tiles, strict=True):
+        m.write_tile(box, tile, view, reduce)
     cta.machine.stats.tma_store_bytes += m.tile_bytes * len(boxes)
 
 
@@ -206,7 +217,8 @@ def replace(inst: Inst, b: Builder) -> Step:
     ordinal = b.imm(inst.operands[1]) if len(inst.operands) == 3 else 0
     readers = [b.address(inst.operands[0]), b.read(inst.operands[-1], type_)]
 
-    def run(cta: "Cta", address: int, value: Any) -> None:
+    def run(warp: "Warp", address: int, value: Any) -> None:
+        cta = warp.cta
         replace_field(_bytes_of(cta, space, address, DESCRIPTOR_BYTES, write=True), field, ordinal, value)
         cta.machine.changes += 1
 

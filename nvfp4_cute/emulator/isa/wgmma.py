@@ -4,10 +4,9 @@ Division of work. Warp w of a warpgroup holds rows 16w to 16w+15 of D, and these
 and on all of B. Each warp therefore computes its own 16 rows when it executes the instruction; the four warps need
 not meet, and that they give the same descriptors is not checked.
 
-Asynchrony. The product is submitted to `Cta.issue`. Fragments of A in registers are read at issue, which is allowed
-because a kernel may not change them before `wgmma.wait_group`; shared memory and the accumulators are read, and the
-accumulators written, when the operation runs. Operations run at issue today, so a wgmma-group is complete when it is
-committed, and fence, commit_group and wait_group have nothing to order or to wait for.
+Asynchrony. Fragments of A in registers are read at issue, which is allowed because a kernel may not change them before
+`wgmma.wait_group`. Where operations happen later than at issue, the accumulator registers hold promises until then, of
+which the next wgmma takes its addend; shared memory is read when the operation happens.
 
 Rounding. `products.STANDARD` for 16-bit and tf32 elements, `products.HOPPER_FP8` for 8-bit floats; integers are exact.
 """
@@ -15,7 +14,7 @@ Rounding. `products.STANDARD` for 16-bit and tf32 elements, `products.HOPPER_FP8
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import lru_cache, partial
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Literal, cast
 
 import numpy as np
@@ -35,6 +34,8 @@ from nvfp4_cute.emulator.isa.fragments import (
 from nvfp4_cute.emulator.isa.mma_sync import ACCUMULATORS, CONTAINERS, FP8, INTEGERS
 from nvfp4_cute.emulator.isa.products import HOPPER_FP8, STANDARD, multiply, multiply_integers
 from nvfp4_cute.emulator.isa.warp import synchronised, uniform
+from nvfp4_cute.emulator.late_registers import defer, resolved, settle
+from nvfp4_cute.emulator.modes import Engine, operations_of
 from nvfp4_cute.emulator.ptx import Inst, Operand, Vector
 from nvfp4_cute.errors import EmulatorError
 
@@ -198,8 +199,17 @@ def mma_async(inst: Inst, b: Builder) -> Step:
         if warp.idx // WARPS * WARPS + WARPS > len(warp.cta.warps):
             raise EmulatorError(f"wgmma in warp {warp.idx}: its warpgroup of 4 warps is not complete")
         operands = Operands(read_a(warp), read_b(warp), bool(read_scale(warp)))
-        warp.cta.issue(partial(_execute, warp, form, targets, operands))
         warp.cta.machine.stats.mmas += warp.idx % WARPS == 0
+        queue = warp.cta.machine.queue
+        if queue is None:
+            addend = read_words(warp, targets) if operands.accumulate else None
+            write_words(warp, targets, _execute(warp, form, operands, addend))
+            return
+        promised = [warp.regs[slot] for slot in targets] if operands.accumulate else None
+        effect = lambda: _execute(warp, form, operands, None if promised is None else resolved(promised))
+        operation = queue.submit(warp, Engine.WGMMA, effect)
+        operations_of(warp).group(Engine.WGMMA).open.append(operation)
+        defer(operation, warp, targets)
 
     return synchronised(b, None, body)
 
@@ -209,11 +219,16 @@ def _reader_a(b: Builder, a: Operand, in_registers: bool) -> "Callable[[Warp], A
     if not in_registers:
         return uniform(b.read(a, "b64"), "wgmma descriptor of A")
     slots = source_slots(b, a, 4, "A")
-    return lambda warp: read_words(warp, slots)
+
+    def read(warp: "Warp") -> np.ndarray:
+        settle(warp, slots)
+        return read_words(warp, slots)
+
+    return read
 
 
-def _execute(warp: "Warp", form: Form, slots: list[int], operands: Operands) -> None:
-    """Compute the warp's 16 rows and store them into its accumulator registers."""
+def _execute(warp: "Warp", form: Form, operands: Operands, addend: np.ndarray | None) -> np.ndarray:
+    """The new accumulator registers, uint32 (registers, 32), from the old ones (None: zero)."""
     cta, first = warp.cta, warp.idx % WARPS * ROWS_PER_WARP
     if isinstance(operands.a, np.ndarray):
         a = matrix_a(operands.a).view(CONTAINERS[form.a])
@@ -222,8 +237,8 @@ def _execute(warp: "Warp", form: Form, slots: list[int], operands: Operands) -> 
         a = shared_rows(cta, where, slice(first, first + ROWS_PER_WARP), form.a, form.transpose_a)
     where = operand_map(operands.b, form.n, form.b, form.transpose_b)
     b = shared_rows(cta, where, slice(None), form.b, form.transpose_b)
-    c = matrix_c(read_words(warp, slots), ACCUMULATORS[form.d]) if operands.accumulate else None
-    write_words(warp, slots, fragment_d(compute(form, a, b, c)))
+    c = None if addend is None else matrix_c(addend, ACCUMULATORS[form.d])
+    return fragment_d(compute(form, a, b, c))
 
 
 def compute(form: Form, a: np.ndarray, b: np.ndarray, c: np.ndarray | None) -> np.ndarray:
@@ -244,7 +259,7 @@ def compute(form: Form, a: np.ndarray, b: np.ndarray, c: np.ndarray | None) -> n
 # ---- groups ------------------------------------------------------------------------------------------------------
 @handler("wgmma.fence", "wgmma.commit_group", "wgmma.wait_group")
 def order(inst: Inst, b: Builder) -> Step:
-    """Order of register accesses, and wgmma-groups: all operations are complete, so only the warp converges."""
+    """Order of register accesses (nothing to do: the registers are promises), and wgmma-groups."""
     mods = Mods(inst)
     if not (mods.flag("sync") and mods.flag("aligned")):
         raise inst.unsupported("without .sync.aligned")
@@ -252,6 +267,18 @@ def order(inst: Inst, b: Builder) -> Step:
     expected = 1 if inst.opcode == "wgmma.wait_group" else 0
     if len(inst.operands) != expected:
         raise inst.unsupported(f"{len(inst.operands)} operands, expected {expected}")
-    if expected and b.imm(inst.operands[0]) < 0:
-        raise inst.unsupported(f"a number of pending groups of {b.imm(inst.operands[0])}")
-    return synchronised(b, None, lambda warp: require_whole_warp(warp, inst.opcode))
+    pending = b.imm(inst.operands[0]) if expected else 0
+    if pending < 0:
+        raise inst.unsupported(f"a number of pending groups of {pending}")
+
+    def body(warp: "Warp") -> None:
+        require_whole_warp(warp, inst.opcode)
+        queue = warp.cta.machine.queue
+        if queue is None:
+            return
+        if inst.opcode == "wgmma.commit_group":
+            operations_of(warp).group(Engine.WGMMA).close()
+        elif inst.opcode == "wgmma.wait_group":
+            queue.wait_group(warp, Engine.WGMMA, pending)
+
+    return synchronised(b, None, body)

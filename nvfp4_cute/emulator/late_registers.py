@@ -1,0 +1,167 @@
+"""Registers that asynchronous operations write: what they hold until then, and steps that cope with it."""
+
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from nvfp4_cute.emulator.modes import Engine, Operation
+from nvfp4_cute.errors import EmulatorError
+
+if TYPE_CHECKING:
+    from nvfp4_cute.emulator.code import Code
+    from nvfp4_cute.emulator.isa import Step
+    from nvfp4_cute.emulator.lanes import Warp
+
+
+class Deferred:
+    """What a register holds while the operation that will write it is under way."""
+
+    __slots__ = ("index", "operation")
+
+    def __init__(self, operation: "Operation | Replay", index: int):
+        """The register gets ``operation.result[index]``."""
+        self.operation, self.index = operation, index
+
+    def get(self) -> Any:
+        """The value. Using a register of a tcgen05.ld waits for the load, as the hardware's scoreboard does.
+
+        Raises:
+            EmulatorError: a wgmma accumulator before wgmma.wait_group.
+        """
+        operation = self.operation
+        if operation.engine is Engine.WGMMA and not operation.awaited:
+            raise EmulatorError(
+                "reads an accumulator of a wgmma.mma_async that no wgmma.wait_group has waited for"
+            )
+        operation.finish()
+        return operation.result[self.index]
+
+
+class Replay:
+    """A mov of registers that are not there yet, done when its result is used.
+
+    Compilers put moves that pack registers between tcgen05.ld and tcgen05.wait::ld; they become nothing in machine
+    code, so they must not count as uses.
+    """
+
+    engine = None
+    awaited = True
+
+    def __init__(self, warp: "Warp", step: "Step", sources: Sequence[int], targets: Sequence[int]):
+        """Keep the sources as they are now."""
+        self.warp, self.step, self.sources, self.targets = warp, step, sources, targets
+        self.values = [warp.regs[slot] for slot in sources]
+        self.result: Any = None
+
+    def finish(self) -> None:
+        """Execute the move with the sources' values, leaving all registers as they are."""
+        if self.result is not None:
+            return
+        regs, slots = self.warp.regs, (*self.sources, *self.targets)
+        saved = [regs[slot] for slot in slots]
+        for slot, value in zip(self.sources, self.values, strict=True):
+            regs[slot] = value.get() if value.__class__ is Deferred else value
+        self.step(self.warp)
+        self.result = [regs[slot] for slot in self.targets]
+        for slot, value in zip(slots, saved, strict=True):
+            regs[slot] = value
+
+
+def defer(operation: Operation, warp: "Warp", slots: Sequence[int | None]) -> None:
+    """Put promises into the registers that an operation will write (None: a sink)."""
+    for index, slot in enumerate(slots):
+        if slot is not None:
+            warp.regs[slot] = Deferred(operation, index)
+
+
+def settle(warp: "Warp", slots: Iterable[int]) -> None:
+    """Replace promises by values."""
+    regs = warp.regs
+    for slot in slots:
+        value = regs[slot]
+        if value.__class__ is Deferred:
+            regs[slot] = value.get()
+
+
+ISSUERS = ("cp", "tcgen05", "wgmma", "clusterlaunchcontrol")
+"""First words of the instructions that leave operations behind."""
+
+LATE_WRITERS = {("tcgen05", "ld"), ("wgmma", "mma_async")}
+
+
+def prepare_late(code: "Code") -> None:
+    """Rewrite the steps of an entry for operations that happen after their issue.
+
+    Issuing steps note where they are. Steps that touch registers which operations write late settle them first; moves
+    pass the promises on.
+    """
+    for pc, inst in enumerate(code.insts):
+        if inst.opcode in ISSUERS:
+            code.steps[pc] = _noting(code.steps[pc], pc)
+    moves = {pc for pc, inst in enumerate(code.insts) if inst.opcode == "mov" and inst.pred is None}
+    writers = {pc for pc, inst in enumerate(code.insts) if (inst.opcode, *inst.mods[:1]) in LATE_WRITERS}
+    late = _late_slots(code, writers, moves)
+    for pc in range(len(code.insts)) if late else ():
+        reads, writes = sorted(late & code.reads[pc]), sorted(late & code.writes[pc])
+        if pc in writers or not (reads or writes):
+            continue
+        if pc in moves and reads:
+            code.steps[pc] = _passing_on(code.steps[pc], sorted(code.reads[pc]), sorted(code.writes[pc]))
+        else:
+            code.steps[pc] = _settling(code.steps[pc], (*reads, *writes))
+
+
+def _late_slots(code: "Code", writers: set[int], moves: set[int]) -> set[int]:
+    """Slots that may hold a promise: targets of the writers, and of moves from such slots."""
+    late: set[int] = set()
+    for pc in writers:
+        late |= code.writes[pc]
+    grew = True
+    while grew:
+        before = len(late)
+        for pc in moves:
+            if not late.isdisjoint(code.reads[pc]):
+                late |= code.writes[pc]
+        grew = len(late) > before
+    return late
+
+
+def _noting(step: "Step", pc: int) -> "Step":
+    def run(warp: "Warp") -> Any:
+        warp.pc = pc
+        return step(warp)
+
+    return run
+
+
+def _settling(step: "Step", slots: tuple[int, ...]) -> "Step":
+    def run(warp: "Warp") -> Any:
+        settle(warp, slots)
+        return step(warp)
+
+    return run
+
+
+def _passing_on(step: "Step", sources: list[int], targets: list[int]) -> "Step":
+    def run(warp: "Warp") -> Any:
+        regs = warp.regs
+        if all(regs[slot].__class__ is not Deferred for slot in sources):
+            return step(warp)
+        if warp.groups or not warp.all_active:
+            settle(warp, sources)
+            return step(warp)
+        move = Replay(warp, step, sources, targets)
+        for index, slot in enumerate(targets):
+            regs[slot] = Deferred(move, index)
+        return None
+
+    return run
+
+
+def resolved(values: Sequence[Any]) -> np.ndarray:
+    """uint32 (registers, 32) of captured registers, once the operations that write them have happened."""
+    words = np.empty((len(values), 32), np.uint32)
+    for row, value in zip(words, values, strict=True):
+        row[:] = value.operation.result[value.index] if value.__class__ is Deferred else value
+    return words

@@ -1,0 +1,293 @@
+"""When asynchronous operations happen: at issue (eager), as late as the memory model allows (lazy), or at random.
+
+An operation is what an instruction leaves behind for an engine to do: a TMA copy, a matrix multiply, the arrival of a
+commit. Eager machines without checks do it at once and never come here. Otherwise it is an `Operation` in the
+machine's `Queue`, which knows the order that the PTX ISA guarantees and nothing more:
+
+* tcgen05.mma, .cp and .commit of one warp happen in program order (one pipe; a commit arrives after all before it);
+* tcgen05.ld of one warp in order among themselves, likewise tcgen05.st, wgmma.mma_async, and cp.async;
+* TMA and bulk copies in no order, not even those of one thread;
+* the write of a bulk store after its read.
+
+Waits for exactly these operations (wait_group, tcgen05.wait) finish them. Bulk, cp.async, and wgmma groups are those of
+a warp, not of a thread: a wait may finish more than it must where lanes of a warp keep groups of their own.
+"""
+
+import random
+from collections import deque
+from collections.abc import Callable, Iterable
+from enum import Enum
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from nvfp4_cute.emulator.lanes import Warp
+
+Effect = Callable[[], Any]
+
+TURNS = (1, 2, 5, 20, 100, 2000)
+"""Lengths of turns, in basic blocks, that the random mode chooses from."""
+
+LAG = 0.6
+"""Random mode: chance that operations are left alone after a warp's turn, and that they are after each one done."""
+
+
+class Engine(Enum):
+    """Who performs an operation; operations of one warp on one ordered engine happen in program order."""
+
+    COPY = "TMA or bulk copy"
+    STORE = "bulk store"
+    TCGEN05 = "tcgen05"
+    TMEM_LOAD = "tcgen05.ld"
+    TMEM_STORE = "tcgen05.st"
+    CP_ASYNC = "cp.async"
+    WGMMA = "wgmma"
+
+
+UNORDERED = (Engine.COPY, Engine.STORE)
+
+
+class Operation:
+    """Something an engine will do. `run` by the queue, once.
+
+    Attributes:
+        warp / pc: who issued it, where.  engine: who performs it.
+        before: an earlier operation that must be done first, or None.
+        done: it has happened.  awaited: a wait instruction of the warp covered it.
+        result: what `effect` returned (values for registers).
+        record: what the hazard checker keeps about it.
+    """
+
+    __slots__ = ("awaited", "before", "done", "effect", "engine", "pc", "queue", "record", "result", "warp")
+
+    def __init__(
+        self, queue: "Queue", warp: "Warp", engine: Engine, effect: Effect, before: "Operation | None"
+    ):
+        """`effect`: everything that it does to memory, barriers, and registers."""
+        self.queue, self.warp, self.engine, self.effect = queue, warp, engine, effect
+        self.before = before
+        self.pc = warp.pc
+        self.done = self.awaited = False
+        self.result: Any = None
+        self.record: Any = None
+
+    def finish(self) -> None:
+        """Make it happen now, with what must precede it."""
+        if not self.done:
+            self.queue.complete(self)
+
+
+class Groups:
+    """Groups of operations that a warp closes with commit_group and waits for with wait_group."""
+
+    __slots__ = ("closed", "open")
+
+    def __init__(self) -> None:
+        """No operation yet."""
+        self.open: list[Operation] = []
+        self.closed: deque[list[Operation]] = deque()
+
+    def close(self) -> None:
+        """commit_group."""
+        self.closed.append(self.open)
+        self.open = []
+
+    def beyond(self, pending: int) -> list[list[Operation]]:
+        """The groups that must be complete when at most the `pending` newest may be under way."""
+        count = max(0, len(self.closed) - pending)
+        return [group for _, group in zip(range(count), self.closed, strict=False)]
+
+
+class WarpOperations:
+    """Operations of one warp: the newest of each ordered engine, and its groups."""
+
+    __slots__ = ("groups", "last")
+
+    def __init__(self) -> None:
+        """Nothing issued."""
+        self.last: dict[Engine, Operation] = {}
+        self.groups: dict[Engine, Groups] = {}
+
+    def group(self, engine: Engine) -> Groups:
+        """The groups of an engine."""
+        return self.groups.setdefault(engine, Groups())
+
+
+class Queue:
+    """Operations that were issued and have not happened. This one does them at once: for checked eager machines.
+
+    Attributes:
+        failed: turns an exception of an operation into the error to raise (set by the machine).
+    """
+
+    def __init__(self) -> None:
+        """Empty."""
+        self.pending: deque[Operation] = deque()
+        self.failed: Callable[[Exception, Warp, int], Exception] = lambda error, warp, pc: error
+
+    # ---- issue -----------------------------------------------------------------------------------
+    def submit(self, warp: "Warp", engine: Engine, effect: Effect) -> Operation:
+        """Take an operation; the subclass decides when it happens."""
+        own = operations_of(warp)
+        before = None
+        if engine not in UNORDERED:
+            before = own.last.get(engine)
+            if before is not None and before.done:
+                before = None
+        operation = Operation(self, warp, engine, effect, before)
+        if engine not in UNORDERED:
+            own.last[engine] = operation
+        self.admit(operation)
+        return operation
+
+    def submit_store(self, warp: "Warp", read: Effect, write: Callable[[Any], None]) -> Operation:
+        """Take a bulk store: `read` captures the source, `write` gets what it returned. Returns the write."""
+        source = Operation(self, warp, Engine.STORE, read, None)
+        target = Operation(self, warp, Engine.STORE, lambda: write(source.result), source)
+        for operation in (source, target):
+            self.admit(operation)
+            operations_of(warp).group(Engine.STORE).open.append(operation)
+        return target
+
+    def admit(self, operation: Operation) -> None:
+        """A new operation: here it happens now."""
+        self.complete(operation)
+
+    def complete(self, operation: Operation) -> None:
+        """Make an operation happen, after everything that must precede it."""
+        chain = [operation]
+        while (before := chain[-1].before) is not None and not before.done:
+            chain.append(before)
+        for one in reversed(chain):
+            self._run(one)
+
+    def _run(self, operation: Operation) -> None:
+        operation.done, operation.before = True, None
+        operation.warp.cta.machine.changes += 1
+        try:
+            operation.result = operation.effect()
+        except Exception as error:
+            raise self.failed(error, operation.warp, operation.pc) from error
+
+    # ---- waiting ---------------------------------------------------------------------------------
+    def wait_group(self, warp: "Warp", engine: Engine, pending: int, *, read: bool = False) -> None:
+        """Finish all but the `pending` newest groups of a warp; with `read`, only reads of bulk stores."""
+        groups = operations_of(warp).group(engine)
+        for group in groups.beyond(pending):
+            self.wait_for(group[::2] if read else group)
+            if not read:
+                groups.closed.popleft()
+
+    def wait_for(self, operations: Iterable[Operation]) -> None:
+        """Finish operations because their warp waits for them."""
+        for operation in operations:
+            operation.finish()
+            operation.awaited = True
+
+    def wait_engine(self, warp: "Warp", engine: Engine) -> None:
+        """Finish all operations of a warp on an ordered engine."""
+        last = operations_of(warp).last.pop(engine, None)
+        if last is not None:
+            self.wait_for([last])
+
+    # ---- scheduling ------------------------------------------------------------------------------
+    def order(self, warps: "list[Warp]") -> "list[Warp]":
+        """The order in which the warps get their next turns."""
+        return warps
+
+    def turn(self, longest: int) -> int:
+        """Length of the next turn, in basic blocks."""
+        return longest
+
+    def between_turns(self) -> None:
+        """Called after each turn."""
+
+    def advance(self) -> bool:
+        """Nobody can go on: let something happen. False if there is nothing."""
+        return False
+
+    def drain(self) -> None:
+        """The cluster has ended: let everything happen."""
+        while self.advance():
+            pass
+
+
+class LazyQueue(Queue):
+    """Operations happen when something waits for exactly them, or when no warp can go on: then the oldest."""
+
+    def admit(self, operation: Operation) -> None:
+        """Keep it."""
+        self.pending.append(operation)
+
+    def advance(self) -> bool:
+        """Let the oldest operation happen."""
+        while self.pending:
+            operation = self.pending.popleft()
+            if not operation.done:
+                self.complete(operation)
+                return True
+        return False
+
+
+class RandomQueue(Queue):
+    """Operations happen in a random order at random moments; warps take turns of random length in random order."""
+
+    def __init__(self, seed: int):
+        """The same seed gives the same execution."""
+        super().__init__()
+        self.random = random.Random(seed)
+        self.bag: list[Operation] = []
+
+    def admit(self, operation: Operation) -> None:
+        """Keep it."""
+        self.bag.append(operation)
+
+    def order(self, warps: "list[Warp]") -> "list[Warp]":
+        """Shuffled."""
+        return self.random.sample(warps, len(warps))
+
+    def turn(self, longest: int) -> int:
+        """Short turns are likely, the longest possible."""
+        return self.random.choice(TURNS)
+
+    def between_turns(self) -> None:
+        """Often nothing, sometimes many operations happen."""
+        while self.bag and self.random.random() > LAG:
+            self.advance()
+
+    def advance(self) -> bool:
+        """Let a random operation happen, or the first one that must precede it."""
+        while self.bag:
+            index = self.random.randrange(len(self.bag))
+            operation = self.bag[index]
+            while operation.before is not None and not operation.before.done:
+                operation = operation.before
+            if operation is self.bag[index] or operation.done:
+                self.bag[index] = self.bag[-1]
+                self.bag.pop()
+            if not operation.done:
+                self.complete(operation)
+                return True
+        return False
+
+
+def make_queue(mode: str, *, checked: bool = False) -> Queue | None:
+    """The queue of a mode: "eager", "lazy", or "random:SEED". None where operations need no record at all.
+
+    Raises:
+        ValueError: another word, or a seed that is not an integer.
+    """
+    if mode == "eager":
+        return Queue() if checked else None
+    if mode == "lazy":
+        return LazyQueue()
+    word, _, seed = mode.partition(":")
+    if word == "random" and seed.removeprefix("-").isdecimal():
+        return RandomQueue(int(seed))
+    raise ValueError(f'mode {mode!r}: must be "eager", "lazy", or "random:SEED" with an integer seed')
+
+
+def operations_of(warp: "Warp") -> WarpOperations:
+    """The record of a warp's operations, made when first needed."""
+    if warp.operations is None:
+        warp.operations = WarpOperations()
+    return warp.operations
