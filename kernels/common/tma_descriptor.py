@@ -39,3 +39,9 @@ def select_descriptor(tma_atoms: list, slot: Int32) -> cute.Pointer:
     for i in cutlass.range_constexpr(1, len(tma_atoms)):
         address = descriptor_address(tma_atoms[i]) if slot == i else address
     return _descriptor_ptr(address)
+
+
+@dsl_user_op
+def prefetch_descriptor(descriptor: cute.Pointer, *, loc=None, ip=None) -> None:
+    """Bring a tensor map into the descriptor cache before its first use."""
+    cute_nvgpu_ir.arch_prefetch_tma_desc(descriptor.value, loc=loc, ip=ip)

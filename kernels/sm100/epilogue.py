@@ -16,6 +16,8 @@ from ..common.group_table import GroupTable, locate_tile, select_slot
 
 # Columns read from tensor memory at once: enough registers for a full-width store, few enough never to spill.
 EPI_TILE_N = 32
+# Widths of a thread's store: sm_100 writes a whole 32-byte sector at once; rows of odd pitches start in mid-sector.
+WIDE_STORE_BYTES = 32
 STORE_BYTES = 16
 
 
@@ -64,7 +66,8 @@ def run_epilogue(args: EpilogueArgs):
     num_subtile = cute.size(tTR_tAcc, mode=[3])
     # (T2R, T2R_M, T2R_N): one row, EPI_TILE_N columns
     slice_shape = thr_load.partition_D(cute.make_identity_tensor((tile_m, EPI_TILE_N))).shape
-    tTR_rAcc = cute.make_rmem_tensor(slice_shape, Float32)
+    # Two slices in registers: one is read from tensor memory while the other is converted and stored.
+    tTR_rAcc = [cute.make_rmem_tensor(slice_shape, Float32) for _ in range(2)]
     tTR_rOut = cute.make_rmem_tensor(EPI_TILE_N, args.out_dtype)
 
     tile_idx, _, _ = cute.arch.block_idx()
@@ -79,15 +82,18 @@ def run_epilogue(args: EpilogueArgs):
         row_address = out_address + (Int64(row) * pitch + col) * (args.out_dtype.width // 8)
 
         stage = acc_consumer.wait_and_advance()
+        cute.copy(tiled_load, tTR_tAcc[(None, None, None, 0, stage.index)], tTR_rAcc[0])
         for subtile_idx in cutlass.range_constexpr(num_subtile):
-            cute.copy(tiled_load, tTR_tAcc[(None, None, None, subtile_idx, stage.index)], tTR_rAcc)
             # tcgen05.ld is asynchronous: its registers may be read only after tcgen05.wait::ld.
             cute.arch.fence_view_async_tmem_load()
-            if cutlass.const_expr(subtile_idx == num_subtile - 1):
-                # The accumulator is in registers: hand it back before the stores.
+            if cutlass.const_expr(subtile_idx + 1 < num_subtile):
+                source = tTR_tAcc[(None, None, None, subtile_idx + 1, stage.index)]
+                cute.copy(tiled_load, source, tTR_rAcc[(subtile_idx + 1) % 2])
+            else:
+                # The accumulator is in registers: hand it back before the last stores.
                 with cute.arch.elect_one():
                     stage.release()
-            scaled = tTR_rAcc.load().reshape(EPI_TILE_N) * alpha
+            scaled = tTR_rAcc[subtile_idx % 2].load().reshape(EPI_TILE_N) * alpha
             tTR_rOut.store(scaled.to(args.out_dtype))
             if row < tile.m:
                 _store_row(
@@ -109,14 +115,20 @@ def _load_alpha(outputs: OutputTable, slot: Int32) -> Float32:
 
 @cute.jit
 def _store_row(values: cute.Tensor, address: Int64, num_valid: Int32):
-    """Store the first ``num_valid`` of EPI_TILE_N converted values at ``address``, vectorised where it is aligned."""
-    num_elems = cute.size(values)
-    if num_valid >= num_elems and address % STORE_BYTES == 0:
-        ptr = cute.make_ptr(values.element_type, address, cute.AddressSpace.gmem, assumed_align=STORE_BYTES)
-        cute.autovec_copy(values, cute.make_tensor(ptr, values.layout))
+    """Store the first ``num_valid`` of EPI_TILE_N converted values at ``address``, as wide as its alignment allows."""
+    if num_valid >= cute.size(values) and address % WIDE_STORE_BYTES == 0:
+        _store_vectors(values, address, WIDE_STORE_BYTES)
+    elif num_valid >= cute.size(values) and address % STORE_BYTES == 0:
+        _store_vectors(values, address, STORE_BYTES)
     else:
         ptr = cute.make_ptr(values.element_type, address, cute.AddressSpace.gmem)
         out = cute.make_tensor(ptr, values.layout)
-        for i in cutlass.range_constexpr(num_elems):
+        for i in cutlass.range_constexpr(cute.size(values)):
             if i < num_valid:
                 out[i] = values[i]
+
+
+@cute.jit
+def _store_vectors(values: cute.Tensor, address: Int64, align_bytes: cutlass.Constexpr):
+    ptr = cute.make_ptr(values.element_type, address, cute.AddressSpace.gmem, assumed_align=align_bytes)
+    cute.autovec_copy(values, cute.make_tensor(ptr, values.layout))

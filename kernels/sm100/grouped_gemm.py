@@ -11,7 +11,7 @@ Pipelines (producer -> consumer), full arrivals / empty arrivals:
 
 Timeline, a tile: LOAD fills one stage a K tile -> MMA copies the stage's scales to tensor memory, issues K/64 MMAs,
 commits the stage back; after the last K tile commits the accumulator -> EPILOGUE reads it in slices of 32 columns,
-releases it, scales, converts, stores. The three roles run ahead of each other over the tiles of a persistent CTA.
+one ahead of the one that it scales, converts and stores, and releases it with the last slice. The three roles run ahead of each other over the tiles of a persistent CTA.
 
 Tensor memory: accumulator stages side by side, then the scales of one K tile (``arch.sm100.TmemMap``).
 Shared memory: ``arch.sm100.SmemPlan``. Tensor maps of all groups: kernel parameters, encoded by the host code.
@@ -33,7 +33,7 @@ from nvfp4_cute.scale_layout import SF_VEC_SIZE
 from ..common.group_table import GroupTable
 from ..common.warp_schedule import WarpSchedule
 from .epilogue import EpilogueArgs, OutputTable, run_epilogue
-from .load import LoadArgs, run_load
+from .load import LoadArgs, prefetch_first_descriptors, run_load
 from .mma import MmaArgs, make_scale_copy, run_mma
 from .operands import (
     AB_DTYPE,
@@ -150,6 +150,8 @@ class GroupedGemmSm100:
         config, schedule = self.config, self.schedule
         # Ids
         warp_idx = cute.arch.make_warp_uniform(cute.arch.warp_idx())
+        if warp_idx == schedule.load_warp_id:
+            prefetch_first_descriptors([tma_a, tma_b, tma_sfa, tma_sfb], groups, config.cta_tile_shape_mnk)
 
         # Storage
         layouts = make_smem_layouts(tiled_mma, config)

@@ -11,8 +11,8 @@ import cutlass.pipeline as pipeline
 from cutlass import Int32
 
 from ..common.group_table import GroupTable, locate_tile
-from ..common.tma_descriptor import select_descriptor
-from .operands import LoadPartition
+from ..common.tma_descriptor import prefetch_descriptor, select_descriptor
+from .operands import LoadPartition, TmaOperand
 
 
 @dataclass(frozen=True)
@@ -26,6 +26,18 @@ class LoadArgs:
     groups: GroupTable
     cta_tile_shape_mnk: tuple
     ab_producer: pipeline.PipelineProducer
+
+
+@cute.jit
+def prefetch_first_descriptors(
+    operands: list[TmaOperand], groups: GroupTable, cta_tile_shape_mnk: cutlass.Constexpr
+):
+    """Fetch the tensor maps of this CTA's first tile while other warps still set up barriers."""
+    tile_idx, _, _ = cute.arch.block_idx()
+    tile = locate_tile(groups, cta_tile_shape_mnk, tile_idx)
+    with cute.arch.elect_one():
+        for operand in operands:
+            prefetch_descriptor(select_descriptor(operand.atoms, tile.slot))
 
 
 @cute.jit

@@ -50,6 +50,21 @@ def test_the_block_scaled_mma_is_used():
     assert ptx.count("tcgen05.wait::ld") == ptx.count("tcgen05.ld.")
 
 
+def test_first_descriptors_are_prefetched_and_stores_are_a_sector_wide():
+    ptx = compiled(num_groups=8).ptx
+    assert ptx.count("prefetch.tensormap") == 4
+    assert "st.global.v8.b32" in ptx
+
+
+def test_the_next_slice_is_read_while_one_is_converted():
+    """Between two waits for tensor memory lies the issue of the next read, except after the last."""
+    events = re.findall(r"tcgen05\.ld\.|tcgen05\.wait::ld", compiled().ptx)
+    assert events == ["tcgen05.ld.", "tcgen05.wait::ld"] * (len(events) // 2)
+    body = compiled().ptx.split("tcgen05.wait::ld")
+    for between in body[1:-1]:
+        assert between.index("tcgen05.ld.") < between.index("st.global")
+
+
 def test_pipeline_state_survives_the_tile_loop():
     """A state that the tracer lost shows as a wait with a literal parity; the roles' waits all take a register."""
     waits = re.findall(r"mbarrier\.try_wait\.parity\.shared\.b64 P1, \[[^\]]+\], (\S+),", compiled().ptx)
