@@ -296,6 +296,7 @@ class TensorMemory:
         self.allocations: dict[int, int] = {}
         self.owned = np.zeros(TMEM_COLS, bool)
         self.may_allocate = True
+        self.paired_allocations = 0  # how many allocations with .cta_group::2 this CTA executed
 
     @property
     def words(self) -> np.ndarray:

@@ -182,6 +182,35 @@ def test_alloc_that_can_never_succeed_is_a_hang():
         run_ptx(ptx, args=[np.zeros(16, np.uint8), np.zeros(4, np.uint32)], smem_bytes=4096)
 
 
+PAIRED_ALLOC = """.version 8.8
+.target sm_100a
+.visible .entry k(.param .u64 out) {{
+.reg .b32 %r<9>; .reg .b64 %rd<9>; .reg .pred %p<3>;
+.shared .align 16 .b8 smem[16];
+ld.param.b64 %rd1, [out];
+mov.u32 %r1, smem;
+mov.u32 %r6, %cluster_ctarank;
+setp.eq.u32 %p1, %r6, 1;
+@{rank_1}bra DONE;
+@%p1 st.global.b32 [%rd1], 7;
+tcgen05.alloc.cta_group::2.sync.aligned.shared::cta.b32 [%r1], 64;
+@!%p1 ld.global.b32 %r2, [%rd1];
+@!%p1 st.global.b32 [%rd1+4], %r2;
+ld.shared.b32 %r3, [%r1];
+tcgen05.dealloc.cta_group::2.sync.aligned.b32 %r3, 64;
+DONE:
+ret;
+}}"""
+
+
+def test_paired_alloc_completes_when_both_ctas_executed_it():
+    out = np.zeros(2, np.uint32)
+    run_ptx(PAIRED_ALLOC.format(rank_1="!%p1 bra ALL;\nALL: //"), grid=2, cluster=2, args=[out])
+    assert out.tolist() == [7, 7]
+    with pytest.raises(EmulatorError, match="hangs(.|\n)*the CTA of rank 1 has not executed it"):
+        run_ptx(PAIRED_ALLOC.format(rank_1="%p1 "), grid=2, cluster=2, args=[out])
+
+
 @pytest.mark.parametrize(
     "code,words_",
     [

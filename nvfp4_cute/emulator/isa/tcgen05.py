@@ -41,15 +41,21 @@ _U32 = np.dtype(np.uint32)
 def alloc(inst: Inst, b: Builder) -> Step:
     """Allocate columns and write their base address to shared memory; blocks until there is room.
 
-    With cta_group::2 both CTAs of a pair execute it, each for its own tensor memory.
+    With cta_group::2 both CTAs of a pair execute it, each for its own tensor memory, and it completes when both have:
+    the leader may then multiply into its peer's columns.
     """
     mods = Mods(inst)
-    _cta_group(inst, mods)
+    group = _cta_group(inst, mods)
     mods.drop("sync", "aligned", "shared::cta", "b32")
     mods.done()
     address, columns = b.address(inst.operands[0]), b.read(inst.operands[1], "u32")
 
     def run(warp: "Warp") -> "Wait | None":
+        if warp.pending is not None:
+            if not warp.pending.ready():
+                return warp.pending
+            warp.pending = None
+            return None
         cta, lane = warp.cta, warp.first_lane()
         count = _one_value(columns(warp), lane)
         base = cta.tmem.alloc(count)
@@ -62,9 +68,24 @@ def alloc(inst: Inst, b: Builder) -> Step:
         offset = own_offset(cta, _one_value(address(warp), lane))
         cta.machine.changes += 1
         cta.smem.write(offset, np.array([base], np.uint32).view(np.uint8))
-        return None
+        warp.pending = _peer_allocation(cta) if group == 2 else None
+        return warp.pending
 
     return converged(run)
+
+
+def _peer_allocation(cta: "Cta") -> "Wait | None":
+    """Note a paired allocation; what to wait for if the other CTA of the pair has not come to it."""
+    even, odd = cta_pair(cta)
+    peer = odd if cta is even else even
+    cta.tmem.paired_allocations += 1
+    count = cta.tmem.paired_allocations
+    if peer.tmem.paired_allocations >= count:
+        return None
+    return Condition(
+        lambda: peer.tmem.paired_allocations >= count,
+        lambda: f"tcgen05.alloc.cta_group::2: the CTA of rank {peer.rank} has not executed it",
+    )
 
 
 @handler("tcgen05.dealloc")
