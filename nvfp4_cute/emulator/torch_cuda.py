@@ -208,7 +208,7 @@ def cuda_module(gpu: VirtualGpu) -> dict[str, Any]:
         "manual_seed_all": nothing,  # torch.manual_seed calls it after seeding the generator that everything uses
     }
     quiet = (
-        "_lazy_init init empty_cache ipc_collect reset_peak_memory_stats reset_max_memory_allocated seed seed_all "
+        "_lazy_init init ipc_collect reset_peak_memory_stats reset_max_memory_allocated seed seed_all "
         "reset_accumulated_memory_stats set_per_process_memory_fraction set_sync_debug_mode set_device "
         "reset_max_memory_cached"
     )

@@ -13,10 +13,12 @@ The mode is one of the thread that enters it: tensors that other threads or proc
 
 import ctypes
 import weakref
+from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
+import numpy as np
 import torch
 from torch.overrides import TorchFunctionMode
 from torch.utils._device import _device_constructors
@@ -24,7 +26,6 @@ from torch.utils._device import _device_constructors
 from nvfp4_cute.emulator.torch_cuda import cuda_module, nvtx_module
 from nvfp4_cute.emulator.torch_scaled_mm import scaled_mm
 from nvfp4_cute.emulator.virtual_gpu import (
-    ALLOCATION_ALIGN,
     MemoryRange,
     VirtualGpu,
     aligned_bytes,
@@ -34,16 +35,18 @@ from nvfp4_cute.emulator.virtual_gpu import (
 GPU = torch.device("cuda", 0)
 DLPACK_CUDA = 2
 CUDA_VERSION = "13.0"
+MOST_FREED = 1024
+"""Tensors that are gone whose memory stays accessible, at most."""
 
 
 @contextmanager
 def emulated_cuda(gpu: VirtualGpu) -> Iterator[None]:
     """Inside the block, torch's CUDA device is `gpu`."""
-    memory = DeviceMemory()
+    memory = DeviceMemory(gpu)
     mode = DeviceMode(gpu, memory)
     gpu.memory_sources.append(memory.ranges)
     with ExitStack() as stack:
-        stack.enter_context(replaced(torch.cuda, **cuda_module(gpu)))
+        stack.enter_context(replaced(torch.cuda, **cuda_module(gpu), empty_cache=memory.empty_cache))
         stack.enter_context(replaced(torch.cuda.nvtx, **nvtx_module()))
         stack.enter_context(replaced(torch.version, cuda=CUDA_VERSION))
         stack.enter_context(
@@ -63,12 +66,19 @@ def emulated_cuda(gpu: VirtualGpu) -> Iterator[None]:
 
 
 class DeviceMemory:
-    """Which storages are device memory, and which host memory is pinned (kernels may touch that too)."""
+    """Which storages are device memory, and which host memory is pinned (kernels may touch that too).
 
-    def __init__(self) -> None:
+    Memory of tensors that are gone stays accessible for a while (`VirtualGpu.freed_bytes`), as under torch's caching
+    allocator: scripts that let go of a tensor before its kernel ran work on hardware.
+    """
+
+    def __init__(self, gpu: VirtualGpu) -> None:
         """Nothing yet."""
+        self.gpu = gpu
         self._device: dict[int, tuple[weakref.ref, str]] = {}
         self._pinned: dict[int, tuple[weakref.ref, str]] = {}
+        self._freed: deque[tuple[str, np.ndarray]] = deque()
+        self._freed_bytes = 0
 
     def is_device(self, tensor: torch.Tensor) -> bool:
         """Whether a tensor is on the GPU."""
@@ -81,13 +91,14 @@ class DeviceMemory:
     def place(self, tensor: torch.Tensor) -> torch.Tensor:
         """Put a tensor whose storage nobody else uses into device memory, in place; returns it."""
         storage = tensor.untyped_storage()
-        if storage.nbytes() and storage.data_ptr() % ALLOCATION_ALIGN:
-            fresh = torch.from_numpy(aligned_bytes(storage.nbytes()))
-            fresh.untyped_storage().copy_(storage)
+        buffer = aligned_bytes(storage.nbytes())
+        if storage.nbytes():
+            fresh = torch.from_numpy(buffer).untyped_storage()
+            fresh.copy_(storage)
             moved = torch.empty(0, dtype=tensor.dtype)
-            moved.set_(fresh.untyped_storage(), tensor.storage_offset(), tensor.shape, tensor.stride())
-            tensor.data = moved
-        self._mark(self._device, tensor)
+            tensor.data = moved.set_(fresh, tensor.storage_offset(), tensor.shape, tensor.stride())
+        name = self._mark(self._device, tensor)
+        weakref.finalize(tensor.untyped_storage(), self._keep, name, buffer).atexit = False
         return tensor
 
     def pin(self, tensor: torch.Tensor) -> torch.Tensor:
@@ -95,12 +106,25 @@ class DeviceMemory:
         self._mark(self._pinned, tensor)
         return tensor
 
+    def empty_cache(self) -> None:
+        """Forget the memory of tensors that are gone."""
+        self._freed.clear()
+        self._freed_bytes = 0
+
     def ranges(self) -> Iterator[MemoryRange]:
         """Everything that kernels may touch."""
         for reference, name in (*self._device.values(), *self._pinned.values()):
             storage = reference()
             if storage is not None and storage.nbytes():
                 yield name, storage.data_ptr(), storage.nbytes()
+        for name, buffer in self._freed:
+            yield f"{name}, freed", int(buffer.ctypes.data), buffer.size
+
+    def _keep(self, name: str, buffer: np.ndarray) -> None:
+        self._freed.append((name, buffer))
+        self._freed_bytes += buffer.size
+        while self._freed_bytes > self.gpu.freed_bytes or len(self._freed) > MOST_FREED:
+            self._freed_bytes -= self._freed.popleft()[1].size
 
     @staticmethod
     def _has(table: dict, tensor: torch.Tensor) -> bool:
@@ -109,12 +133,13 @@ class DeviceMemory:
         return found is not None and found[0]() is storage
 
     @staticmethod
-    def _mark(table: dict, tensor: torch.Tensor) -> None:
+    def _mark(table: dict, tensor: torch.Tensor) -> str:
         # torch keeps the Python object of a storage alive as long as the storage itself.
         storage = tensor.untyped_storage()
         key = id(storage)
         name = f"{str(tensor.dtype).removeprefix('torch.')} tensor of shape {tuple(tensor.shape)}"
         table[key] = weakref.ref(storage, lambda _: table.pop(key, None)), name
+        return name
 
 
 def _storage(tensor: torch.Tensor) -> Any:

@@ -27,6 +27,10 @@ POISON = 0xFF
 """Byte that fills memory which a driver call allocated: NaN in every float format."""
 
 
+FREED_BYTES = 64 * MIB
+"""How much freed memory stays accessible by default. A GPU's caching allocator keeps all it ever got."""
+
+
 @dataclass(frozen=True)
 class Product:
     """What a device of an architecture says of itself: name, SMs, bytes of memory and of L2, clock in kHz."""
@@ -101,6 +105,7 @@ class VirtualGpu(Emulator):
         product: what it says of itself.
         launches: every launch that ran, in order.
         graph: where work goes while it is captured, else None.
+        freed_bytes: memory of tensors that are gone which kernels may still touch; 0 makes every use after free an error.
         memory_sources: callables that list the live device memory besides `allocate`'s; asked before each launch.
     """
 
@@ -119,6 +124,7 @@ class VirtualGpu(Emulator):
         self._attributes |= {13: product.clock_khz, 38: product.l2_bytes, 31: 1, 41: 1, 95: 1, 115: 1}
         self.launches: list[LaunchRow] = []
         self.graph: Graph | None = None
+        self.freed_bytes = FREED_BYTES
         self.memory_sources: list[Callable[[], Iterable[MemoryRange]]] = []
         self._watcher = watcher
         self._allocations: dict[int, np.ndarray] = {}
