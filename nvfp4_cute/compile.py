@@ -61,7 +61,7 @@ class CompiledKernel:
 
     Attributes:
         key: what was compiled.
-        function: host function of CuTe DSL; see ``launch.Plan`` for its arguments.
+        function: host function of CuTe DSL; takes a launch table and a queue.
         ptx: PTX text. cubin: machine code.
     """
 
@@ -79,31 +79,13 @@ class CompiledKernel:
 def compile_grouped_gemm(key: KernelKey) -> CompiledKernel:
     """Compile one variant. Takes seconds; ``cache.get_kernel`` remembers the result."""
     import cuda.bindings.driver as cuda
-    import cutlass
-    import cutlass.cute as cute
-    from cutlass import Int32, Int64
 
     from nvfp4_cute.kernels.sm100.grouped_gemm import GroupedGemmSm100
 
-    def example(dtype, align):
-        return cute.runtime.make_ptr(dtype, 0, cute.AddressSpace.gmem, assumed_align=align)
-
-    out_dtype = cutlass_dtype(key.out_dtype)
-    operand, scale = example(cutlass.Float4E2M1FN, 16), example(cutlass.Float8E4M3FN, 16)
-    out = example(out_dtype, out_dtype.width // 8)
-    function, ptx, cubin = compile_jit(
-        key.arch,
-        GroupedGemmSm100(key.config, out_dtype, key.to_name()),
-        [(operand, operand, scale, scale, out)] * key.num_groups,
-        [(Int32(1), Int32(1), Int32(1))] * key.num_groups,
-        [(Int64(32), Int64(32), Int64(32))] * key.num_groups,
-        [Int32(0)] * key.num_groups,
-        [Int32(0)] * key.num_groups,
-        example(cutlass.Float32, 4) if key.has_alpha else None,
-        Int32(1),
-        Int32(1),
-        cuda.CUstream(0),
+    kernel = GroupedGemmSm100(
+        key.config, key.num_groups, cutlass_dtype(key.out_dtype), key.has_alpha, key.to_name()
     )
+    function, ptx, cubin = compile_jit(key.arch, kernel, table_pointer(0), cuda.CUstream(0))
     return CompiledKernel(key, function, ptx, cubin)
 
 
@@ -124,6 +106,14 @@ def compile_jit(arch: str, jit_function: Any, *example_args: Any) -> tuple[Any, 
         # Found by suffix: under sm_110a the compiler names its files by the older sm_101a.
         ptx, cubin = (next(Path(folder).glob(pattern)).read_bytes() for pattern in ("*.ptx", "*.cubin"))
     return function, ptx.decode(), cubin
+
+
+def table_pointer(address: int):
+    """The launch-table argument of a compiled function: a host address."""
+    import cutlass
+    import cutlass.cute as cute
+
+    return cute.runtime.make_ptr(cutlass.Int64, address, cute.AddressSpace.generic, assumed_align=8)
 
 
 def cutlass_dtype(dtype: torch.dtype):

@@ -1,15 +1,16 @@
 """Plan: a grouped GEMM ready to launch. It holds the compiled kernel and the schedule, never data."""
 
 from dataclasses import dataclass
-from typing import Any
+from functools import cached_property, lru_cache
 
-import torch
+import numpy as np
 
 from nvfp4_cute.arch import sm100
 from nvfp4_cute.cache import get_kernel
-from nvfp4_cute.compile import CompiledKernel, KernelKey, cutlass_dtype
+from nvfp4_cute.compile import CompiledKernel, KernelKey, table_pointer
 from nvfp4_cute.config import KernelConfig
 from nvfp4_cute.errors import UnsupportedProblem
+from nvfp4_cute.launch_table import NUM_COLUMNS, NUM_OPERAND_COLUMNS, Group, Header
 from nvfp4_cute.problem import GroupedOperands, GroupedProblem
 from nvfp4_cute.schedule import TileSchedule, make_schedule
 
@@ -28,61 +29,57 @@ class Plan:
     schedule: TileSchedule
     kernel: CompiledKernel
 
+    @cached_property
+    def _fixed_columns(self) -> np.ndarray:
+        """The launch table without addresses and pitches."""
+        table = np.zeros((1 + self.problem.num_groups, NUM_COLUMNS), np.int64)
+        table[0, Header.NUM_TILES] = self.schedule.num_tiles
+        table[0, Header.NUM_CTA] = self.schedule.num_cta
+        for row, group, tile_offset in zip(
+            table[1:], self.schedule.order, self.schedule.tile_offsets, strict=False
+        ):
+            row[[Group.M, Group.N, Group.K]] = np.maximum(self.problem.sizes[group], 1)
+            row[Group.TILE_OFFSET] = tile_offset
+            row[Group.GROUP_IDX] = group
+        return table
+
+    def table(self, operands: GroupedOperands) -> np.ndarray:
+        """The launch table (``launch_table``) for these operands."""
+        table = self._fixed_columns.copy()
+        if operands.alpha is not None:
+            table[0, Header.ALPHA] = operands.alpha.data_ptr()
+        table[1:, :NUM_OPERAND_COLUMNS] = [
+            (
+                operands.a[group].data_ptr(),
+                operands.b[group].data_ptr(),
+                operands.a_scale[group].data_ptr(),
+                operands.b_scale[group].data_ptr(),
+                operands.out[group].data_ptr(),
+                2 * operands.a[group].stride(0),
+                2 * operands.b[group].stride(0),
+                operands.out[group].stride(0),
+            )
+            for group in self.schedule.order
+        ]
+        return table
+
     def launch(self, operands: GroupedOperands, queue: int = 0) -> None:
-        """Enqueue the kernel. Copies nothing, allocates nothing, waits for nothing; a problem without tiles is a no-op.
+        """Enqueue the kernel. Copies no data, allocates nothing on the device, waits for nothing.
+
+        A problem without tiles is a no-op.
 
         Args:
             operands: checked operands of this plan's problem.
             queue: handle of the CUDA queue (``torch.cuda.current_stream().cuda_stream``).
         """
-        if self.schedule.num_tiles:
-            self.kernel.function(*self._arguments(operands, queue))
-
-    def _arguments(self, operands: GroupedOperands, queue: int) -> tuple[Any, ...]:
-        """Arguments of ``GroupedGemmSm100.__call__``, its lists in slot order."""
         import cuda.bindings.driver as cuda
-        import cutlass
-        import cutlass.cute as cute
-        from cutlass import Int32, Int64
 
-        def pointer(dtype, tensor: torch.Tensor, align: int):
-            return cute.runtime.make_ptr(
-                dtype, tensor.data_ptr(), cute.AddressSpace.gmem, assumed_align=align
-            )
-
-        fp4, e4m3, out_dtype = (
-            cutlass.Float4E2M1FN,
-            cutlass.Float8E4M3FN,
-            cutlass_dtype(self.problem.out_dtype),
-        )
-        pointers, sizes, pitches = [], [], []
-        for group in self.schedule.order:
-            a, b, out = operands.a[group], operands.b[group], operands.out[group]
-            pointers.append(
-                (
-                    pointer(fp4, a, 16),
-                    pointer(fp4, b, 16),
-                    pointer(e4m3, operands.a_scale[group], 16),
-                    pointer(e4m3, operands.b_scale[group], 16),
-                    pointer(out_dtype, out, out.element_size()),
-                )
-            )
-            # A group without rows has no tile; an extent of 1 keeps its unused tensor map well formed.
-            sizes.append(tuple(Int32(max(extent, 1)) for extent in self.problem.sizes[group]))
-            pitches.append((Int64(2 * a.stride(0)), Int64(2 * b.stride(0)), Int64(out.stride(0))))
-        return (
-            pointers,
-            sizes,
-            pitches,
-            [Int32(offset) for offset in self.schedule.tile_offsets[:-1]],
-            [Int32(group) for group in self.schedule.order],
-            None if operands.alpha is None else pointer(cutlass.Float32, operands.alpha, 4),
-            Int32(self.schedule.num_tiles),
-            Int32(self.schedule.num_cta),
-            cuda.CUstream(queue),
-        )
+        if self.schedule.num_tiles:
+            table = self.table(operands)
+            self.kernel.function(table_pointer(table.ctypes.data), cuda.CUstream(queue))
 
 
+@lru_cache(maxsize=256)
 def make_plan(
     problem: GroupedProblem,
     arch: str,
@@ -91,7 +88,7 @@ def make_plan(
     *,
     for_emulator: bool = False,
 ) -> Plan:
-    """Choose, compile (or find) and schedule.
+    """Choose, compile (or find) and schedule; a plan is remembered by all of its arguments.
 
     Args:
         problem: list-form problem.

@@ -22,7 +22,7 @@ FOLDERS = {
 
 # Lowest first. A module imports from its own row and from rows above it in this list, never from below.
 LAYERS = (
-    ("errors", "env", "cubin"),
+    ("errors", "env", "cubin", "launch_table"),
     ("formats", "scale_layout", "config", "targets"),
     ("problem",),
     ("schedule", "speed_of_light", "reference", "emulator"),
@@ -38,8 +38,8 @@ LAYERS = (
     ("bench",),
     ("check", "demo", "doctor", "emulate", "cli"),
 )
-LEAVES = ("errors", "formats", "scale_layout", "config")
-STDLIB_LEAVES = ("errors", "config", "env")
+LEAVES = ("errors", "formats", "scale_layout", "config", "launch_table")
+STDLIB_LEAVES = ("errors", "config", "env", "launch_table")
 HOST_THIRD_PARTY = {"torch", "numpy", "tqdm"}
 # Importing these needs a compiler or a driver, so host modules do it inside the function that needs them.
 DEFERRED_THIRD_PARTY = {"cutlass", "cuda"}

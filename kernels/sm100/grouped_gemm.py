@@ -28,6 +28,7 @@ from cutlass.memory import SmemAllocator, TmemAllocator
 
 from nvfp4_cute.arch.sm100 import smem_plan, tmem_map
 from nvfp4_cute.config import KernelConfig
+from nvfp4_cute.launch_table import NUM_COLUMNS, Group, Header
 from nvfp4_cute.scale_layout import SF_VEC_SIZE
 
 from ..common.group_table import GroupTable
@@ -49,6 +50,8 @@ from .operands import (
 TMEM_ALLOC_BARRIER_ID = 1
 # A tile in the 128-byte swizzle repeats every 1024 bytes.
 OPERAND_ALIGN_BYTES = 1024
+# Of global addresses in tensor maps.
+TMA_ALIGN_BYTES = 16
 
 
 class GroupedGemmSm100:
@@ -56,80 +59,71 @@ class GroupedGemmSm100:
 
     Args:
         config: resolved KernelConfig (``arch.sm100.resolve``) that ``arch.sm100.unsupported_reason`` accepts.
+        num_groups: slots of the launch.
         out_dtype: cutlass.Float16, BFloat16 or Float32.
+        has_alpha: whether every group's result is multiplied by a factor.
         name: what the kernel is called in profilers and in the emulator's reports.
     """
 
-    def __init__(self, config: KernelConfig, out_dtype: type, name: str):
+    def __init__(self, config: KernelConfig, num_groups: int, out_dtype: type, has_alpha: bool, name: str):
         self.config = config
+        self.num_groups = num_groups
         self.out_dtype = out_dtype
+        self.has_alpha = has_alpha
         self.name = name
         self.schedule = WarpSchedule()
         self.smem = smem_plan(config)
         self.tmem = tmem_map(config)
 
     @cute.jit
-    def __call__(
-        self,
-        operands: list,
-        sizes: list,
-        pitches: list,
-        tile_offsets: list,
-        group_indices: list,
-        alpha: cute.Pointer | None,
-        num_tiles: Int32,
-        num_cta: Int32,
-        queue,
-    ):
-        """Encode the tensor maps and launch. All lists run over slots, groups by descending M.
+    def __call__(self, table: cute.Pointer, queue):
+        """Encode the tensor maps and launch.
 
         Args:
-            operands: (a, b, sfa, sfb, out) pointers; all but ``out`` 16-byte aligned.
-            sizes: (m, n, k) Int32; a slot without rows has an extent of 1 there and no tiles.
-            pitches: (a, b, out) Int64 elements between rows.
-            tile_offsets: tiles of earlier slots. group_indices: caller's index of the slot's group.
-            alpha: fp32 [G], or None.
-            num_tiles, num_cta: tiles of all slots; persistent CTAs to launch.
+            table: Int64 in host memory, a header row and one row a slot: ``launch_table``.
             queue: CUstream.
         """
         tiled_mma = make_tiled_mma(self.config)
         layouts = make_smem_layouts(tiled_mma, self.config)
-        a_tensors, b_tensors, sfa_tensors, sfb_tensors = [], [], [], []
-        for slot in cutlass.range_constexpr(len(operands)):
-            a, b, sfa, sfb, _ = operands[slot]
-            m, n, k = sizes[slot]
-            a_pitch, b_pitch, _ = pitches[slot]
-            a_tensors.append(_k_major(a, m, k, a_pitch))
-            b_tensors.append(_k_major(b, n, k, b_pitch))
-            sfa_tensors.append(
-                cute.make_tensor(sfa, blockscaled.tile_atom_to_shape_SF((m, k, 1), SF_VEC_SIZE))
-            )
-            sfb_tensors.append(
-                cute.make_tensor(sfb, blockscaled.tile_atom_to_shape_SF((n, k, 1), SF_VEC_SIZE))
-            )
+        # (COLUMN, ROW)
+        values = cute.make_tensor(table, cute.make_layout((NUM_COLUMNS, 1 + self.num_groups)))
+        rows = range(1, 1 + self.num_groups)
+        extents = [[Int32(values[column, row]) for row in rows] for column in (Group.M, Group.N, Group.K)]
+        m, n, k = extents
         make_a, make_b = cute.nvgpu.make_tiled_tma_atom_A, cute.nvgpu.make_tiled_tma_atom_B
+        tensors_a = [
+            _k_major(values[Group.A, row], m[row - 1], k[row - 1], values[Group.A_PITCH, row]) for row in rows
+        ]
+        tensors_b = [
+            _k_major(values[Group.B, row], n[row - 1], k[row - 1], values[Group.B_PITCH, row]) for row in rows
+        ]
+        tensors_sfa = [_blocked_scales(values[Group.SFA, row], m[row - 1], k[row - 1]) for row in rows]
+        tensors_sfb = [_blocked_scales(values[Group.SFB, row], n[row - 1], k[row - 1]) for row in rows]
+        alpha = None
+        if cutlass.const_expr(self.has_alpha):
+            alpha = cute.make_ptr(Float32, values[Header.ALPHA, 0], cute.AddressSpace.gmem, assumed_align=4)
         self.kernel.set_name_prefix(self.name)
         self.kernel(
             tiled_mma,
-            make_tma_operand(a_tensors, layouts.a, make_a, tiled_mma, self.config),
-            make_tma_operand(b_tensors, layouts.b, make_b, tiled_mma, self.config),
-            make_tma_operand(sfa_tensors, layouts.sfa, make_a, tiled_mma, self.config, cutlass.Int16),
-            make_tma_operand(sfb_tensors, layouts.sfb, make_b, tiled_mma, self.config, cutlass.Int16),
+            make_tma_operand(tensors_a, layouts.a, make_a, tiled_mma, self.config),
+            make_tma_operand(tensors_b, layouts.b, make_b, tiled_mma, self.config),
+            make_tma_operand(tensors_sfa, layouts.sfa, make_a, tiled_mma, self.config, cutlass.Int16),
+            make_tma_operand(tensors_sfb, layouts.sfb, make_b, tiled_mma, self.config, cutlass.Int16),
             GroupTable(
-                m=[size[0] for size in sizes],
-                n=[size[1] for size in sizes],
-                k=[size[2] for size in sizes],
-                tile_offsets=list(tile_offsets),
-                num_tiles=num_tiles,
+                m=m,
+                n=n,
+                k=k,
+                tile_offsets=[Int32(values[Group.TILE_OFFSET, row]) for row in rows],
+                num_tiles=Int32(values[Header.NUM_TILES, 0]),
             ),
             OutputTable(
-                addresses=[pointers[4].toint() for pointers in operands],
-                pitches=[pitch[2] for pitch in pitches],
-                group_indices=list(group_indices),
+                addresses=[values[Group.OUT, row] for row in rows],
+                pitches=[values[Group.OUT_PITCH, row] for row in rows],
+                group_indices=[Int32(values[Group.GROUP_IDX, row]) for row in rows],
                 alpha=alpha,
             ),
         ).launch(
-            grid=(num_cta, 1, 1),
+            grid=(Int32(values[Header.NUM_CTA, 0]), 1, 1),
             block=(self.schedule.threads_per_cta, 1, 1),
             min_blocks_per_mp=1,
             stream=queue,
@@ -252,6 +246,17 @@ class GroupedGemmSm100:
             )
 
 
-def _k_major(ptr: cute.Pointer, rows: Int32, k: Int32, pitch: Int64) -> cute.Tensor:
+def _k_major(address: Int64, rows: Int32, k: Int32, pitch: Int64) -> cute.Tensor:
     """(rows, K, 1) view of packed e2m1; a TMA row pitch is a multiple of 16 bytes, that is 32 elements."""
-    return cute.make_tensor(ptr, cute.make_layout((rows, k, 1), stride=(cute.assume(pitch, 32), 1, 0)))
+    layout = cute.make_layout((rows, k, 1), stride=(cute.assume(pitch, 32), 1, 0))
+    return cute.make_tensor(_global_ptr(AB_DTYPE, address), layout)
+
+
+def _blocked_scales(address: Int64, rows: Int32, k: Int32) -> cute.Tensor:
+    """(rows, K, 1) view of e4m3 scales in the 128x4 blocked layout, stride 0 inside a block of 16."""
+    layout = blockscaled.tile_atom_to_shape_SF((rows, k, 1), SF_VEC_SIZE)
+    return cute.make_tensor(_global_ptr(SF_DTYPE, address), layout)
+
+
+def _global_ptr(dtype: type, address: Int64) -> cute.Pointer:
+    return cute.make_ptr(dtype, address, cute.AddressSpace.gmem, assumed_align=TMA_ALIGN_BYTES)

@@ -1,0 +1,40 @@
+"""What a launch of the list form passes from Python to the kernel's compiled host code: one int64 table in host memory.
+
+One pointer crosses the language border however many groups there are; the compiled host code reads sizes and addresses
+from the table, encodes the tensor maps, and launches. It has returned before the table may be freed.
+
+Row 0 is the header; row 1 + slot describes the group at that slot of the schedule.
+"""
+
+from enum import IntEnum
+
+
+class Header(IntEnum):
+    """Columns of row 0."""
+
+    NUM_TILES = 0  # work tiles of all groups
+    NUM_CTA = 1  # persistent CTAs to launch
+    ALPHA = 2  # address of the fp32 factors; unused where the kernel has none
+
+
+class Group(IntEnum):
+    """Columns of a group's row: addresses, pitches in elements between rows, extents in elements, and its place."""
+
+    A = 0
+    B = 1
+    SFA = 2
+    SFB = 3
+    OUT = 4
+    A_PITCH = 5
+    B_PITCH = 6
+    OUT_PITCH = 7
+    M = 8  # extents are at least 1, so that an unused tensor map is well formed
+    N = 9
+    K = 10
+    TILE_OFFSET = 11  # tiles of all earlier slots
+    GROUP_IDX = 12  # the group's index in the caller's lists: where its alpha lies
+
+
+NUM_COLUMNS = len(Group)
+# Columns that depend on the operands of a launch; the others are fixed by the problem.
+NUM_OPERAND_COLUMNS = Group.OUT_PITCH + 1

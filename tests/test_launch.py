@@ -1,0 +1,73 @@
+"""Plans: what they remember, and the table that they pass to the compiled host code."""
+
+import cases
+import pytest
+import torch
+
+from nvfp4_cute import KernelConfig, UnsupportedProblem
+from nvfp4_cute.arch import sm100
+from nvfp4_cute.launch import make_plan
+from nvfp4_cute.launch_table import NUM_COLUMNS, NUM_OPERAND_COLUMNS, Group, Header
+from nvfp4_cute.problem import GroupedProblem, check_list_operands
+
+SIZES = ((5, 64, 256), (200, 130, 512), (0, 64, 256))
+
+
+@pytest.fixture(scope="module")
+def launchable():
+    operands = cases.make_operands(cases.Case("table", SIZES, has_alpha=True))
+    problem, checked = check_list_operands(*operands, out_dtype=torch.float16)
+    return make_plan(problem, "sm_100a", 148), checked
+
+
+def test_columns_are_numbered_without_gaps():
+    assert [int(column) for column in Group] == list(range(NUM_COLUMNS))
+    assert len(Header) <= NUM_COLUMNS
+    assert [c for c in Group if c < NUM_OPERAND_COLUMNS] == list(Group)[:NUM_OPERAND_COLUMNS]
+
+
+def test_table_describes_every_slot(launchable):
+    plan, operands = launchable
+    table = plan.table(operands)
+    assert plan.schedule.order == (1, 0, 2)
+    assert table[0, [Header.NUM_TILES, Header.NUM_CTA]].tolist() == [5, 5]
+    assert table[0, Header.ALPHA] == operands.alpha.data_ptr()
+    for row, group in zip(table[1:], plan.schedule.order, strict=True):
+        pointers = [
+            t[group].data_ptr()
+            for t in (operands.a, operands.b, operands.a_scale, operands.b_scale, operands.out)
+        ]
+        assert row[: len(pointers)].tolist() == pointers
+        assert row[Group.A_PITCH] == 2 * operands.a[group].stride(0)
+        assert row[Group.OUT_PITCH] == operands.out[group].stride(0)
+        assert row[[Group.M, Group.N, Group.K]].tolist() == [max(extent, 1) for extent in SIZES[group]]
+        assert row[Group.GROUP_IDX] == group
+    assert table[1:, Group.TILE_OFFSET].tolist() == list(plan.schedule.tile_offsets[:-1])
+
+
+def test_tables_of_two_launches_share_nothing(launchable):
+    plan, operands = launchable
+    first, second = plan.table(operands), plan.table(operands)
+    first[:] = -1
+    assert (second == plan.table(operands)).all()
+
+
+def test_plans_are_remembered_by_problem_and_config(launchable):
+    plan, _ = launchable
+    assert make_plan(plan.problem, "sm_100a", 148) is plan
+    other = make_plan(plan.problem, "sm_100a", 148, KernelConfig(num_cta=2))
+    assert other is not plan and other.schedule.num_cta == 2 and other.kernel is plan.kernel
+
+
+def test_a_problem_without_tiles_is_not_launched(launchable):
+    plan, operands = launchable
+    empty = make_plan(
+        GroupedProblem(((0, 64, 256),) * 3, has_alpha=True, out_dtype=torch.float16), "sm_100a", 148
+    )
+    empty.launch(operands)  # there is no device: a launch would fail
+
+
+def test_more_groups_than_parameters_hold_are_refused():
+    count = sm100.MAX_LIST_GROUPS + 1
+    with pytest.raises(UnsupportedProblem, match=f"{count} groups.*calls of at most {count - 1}"):
+        make_plan(GroupedProblem(((1, 1, 32),) * count), "sm_100a", 148)
