@@ -4,6 +4,8 @@ The only host module, beside the backends, that imports cutlass; it does so when
 """
 
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -100,12 +102,28 @@ def compile_jit(arch: str, jit_function: Any, *example_args: Any) -> tuple[Any, 
 
     if shim_is_built():
         prepare_cutlass()  # what is compiled first decides for the whole process who resolves launches
-    with tempfile.TemporaryDirectory(prefix="nvfp4_cute_") as folder:
+    with tempfile.TemporaryDirectory(prefix="nvfp4_cute_") as folder, _device_arch(arch):
         options = (cute.GPUArch(arch), cute.KeepPTX(True), cute.KeepCUBIN(True), DumpDir(folder))
         function = cute.compile[options](jit_function, *example_args)
         # Found by suffix: under sm_110a the compiler names its files by the older sm_101a.
         ptx, cubin = (next(Path(folder).glob(pattern)).read_bytes() for pattern in ("*.ptx", "*.cubin"))
     return function, ptx.decode(), cubin
+
+
+@contextmanager
+def _device_arch(arch: str) -> Iterator[None]:
+    """Have CuTe DSL take ``arch`` for the architecture of this machine while it compiles.
+
+    For any other it would make code to export only, without the host function that launches on the emulator.
+    """
+    from cutlass.cutlass_dsl import CuTeDSL
+
+    settings = CuTeDSL._get_dsl().envar
+    detected, settings.arch = settings.arch, arch
+    try:
+        yield
+    finally:
+        settings.arch = detected
 
 
 def table_pointer(address: int):

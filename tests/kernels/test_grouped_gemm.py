@@ -9,7 +9,11 @@ import torch
 from oracle import assert_bitwise_equal, bits, poisoned, repro_line
 
 from nvfp4_cute import KernelConfig, grouped_gemm
+from nvfp4_cute.arch import sm100
 from nvfp4_cute.backends.emulator import observe
+from nvfp4_cute.emulator.driver import Emulator
+from nvfp4_cute.launch import make_plan
+from nvfp4_cute.problem import check_list_operands
 from nvfp4_cute.reference import grouped_gemm_reference
 
 
@@ -114,6 +118,20 @@ def test_alpha_follows_its_group_through_the_reordering():
     scaled = run(case, operands, "emulator")
     for got, want, factor in zip(scaled, plain, operands.alpha.tolist(), strict=True):
         assert_bitwise_equal(got, want * factor)
+
+
+@pytest.mark.parametrize("arch", sm100.ARCHS)
+def test_every_architecture_gives_the_same_bits(arch):
+    case = cases.Case("arch", ((130, 72, 512), (40, 128, 288)), seed=5, out_dtype=torch.bfloat16)
+    operands = cases.make_operands(case)
+    out = [poisoned(m, n, dtype=case.out_dtype) for m, n, _ in case.sizes]
+    problem, checked = check_list_operands(*operands, out, out_dtype=case.out_dtype)
+    plan = make_plan(problem, arch, 148, for_emulator=True)
+    with Emulator(arch) as emulator:
+        emulator.register(plan.kernel.ptx)
+        plan.launch(checked)
+    for got, want in zip(out, run(case, operands, "reference"), strict=True):
+        assert_bitwise_equal(got, want, arch=arch)
 
 
 @pytest.mark.slow
