@@ -12,9 +12,9 @@ from nvfp4_cute.config import KernelConfig
 from nvfp4_cute.emulator.driver import Emulator, prepare_cutlass
 from nvfp4_cute.launch import Plan, make_plan
 from nvfp4_cute.problem import GroupedOperands, GroupedProblem
+from nvfp4_cute.targets import B200
 
-ARCH = "sm_100a"
-SM_COUNT = 148  # B200
+ARCH, SM_COUNT = B200.arch, B200.num_sms
 
 
 @dataclass
@@ -24,12 +24,14 @@ class Observer:
     Attributes:
         progress: called with (CTAs finished, CTAs launched) as a launch proceeds, or None.
         mode: when asynchronous operations happen, as ``emulator.driver.Emulator`` takes it.
+        check: whether to look for hazards.
         plans: the plan of every launch, in order.
         stats: statistics of every launch, in order (``emulator.machine.Stats``).
     """
 
     progress: Callable[[int, int], None] | None = None
     mode: str = "eager"
+    check: bool = False
     plans: list[Plan] = field(default_factory=list)
     stats: list[Any] = field(default_factory=list)
 
@@ -38,9 +40,14 @@ _observer: ContextVar[Observer | None] = ContextVar("observer", default=None)
 
 
 @contextmanager
-def observe(progress: Callable[[int, int], None] | None = None, *, mode: str = "eager") -> Iterator[Observer]:
-    """Watch the launches that this thread makes on the emulator inside the block; ``mode`` is how they run."""
-    observer = Observer(progress, mode)
+def observe(
+    progress: Callable[[int, int], None] | None = None, *, mode: str = "eager", check: bool = False
+) -> Iterator[Observer]:
+    """Watch the launches that this thread makes on the emulator inside the block.
+
+    ``mode`` and ``check`` are how they run; hazards are raised as an EmulatorError.
+    """
+    observer = Observer(progress, mode, check)
     token = _observer.set(observer)
     try:
         yield observer
@@ -50,7 +57,7 @@ def observe(progress: Callable[[int, int], None] | None = None, *, mode: str = "
 
 @contextmanager
 def on_emulator(
-    progress: Callable[[int, int], None] | None = None, *, mode: str = "eager"
+    progress: Callable[[int, int], None] | None = None, *, mode: str = "eager", check: bool = False
 ) -> Iterator[Emulator]:
     """An emulated B200 on which CuTe DSL functions compiled inside the block launch.
 
@@ -58,7 +65,7 @@ def on_emulator(
         EmulatorError: the launch shim is missing, or the emulated program broke a rule of the machine.
     """
     prepare_cutlass()
-    with Emulator(ARCH, SM_COUNT, progress, mode=mode) as emulator:
+    with Emulator(ARCH, SM_COUNT, progress, mode=mode, check=check) as emulator:
         yield emulator
 
 
@@ -74,7 +81,7 @@ def run(problem: GroupedProblem, operands: GroupedOperands, config: KernelConfig
         )
     observer = _observer.get()
     settings = observer or Observer()
-    with on_emulator(settings.progress, mode=settings.mode) as emulator:
+    with on_emulator(settings.progress, mode=settings.mode, check=settings.check) as emulator:
         plan = make_plan(problem, ARCH, SM_COUNT, config, for_emulator=True)
         emulator.register(plan.kernel.ptx)
         for name, tensor, writable in _tensors(operands):

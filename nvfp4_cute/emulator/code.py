@@ -5,7 +5,7 @@ lanes unless a group waiting elsewhere still reads the old value, that is, unles
 group waits. Values computed by one elected lane therefore stay plain Python ints.
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -31,14 +31,17 @@ class Code:
         static_shared / local_bytes: bytes of named shared variables and of local memory per lane.
     """
 
-    def __init__(self, program: Program, entry: Entry, *, late: bool = False):
-        """Compile every instruction of `entry`; `late`: asynchronous operations may happen after their issue.
+    def __init__(self, program: Program, entry: Entry, *, late: bool = False, checked: bool = False):
+        """Compile every instruction of `entry`.
+
+        late: asynchronous operations may happen after their issue. checked: for a machine that looks for hazards.
 
         Raises:
             EmulatorError: an instruction, modifier, or operand form that is not modelled; names the PTX line.
         """
         load_families()
         self.entry = entry
+        self.watch = _watcher() if checked else None
         self.insts = entry.insts
         self.buffers: list[np.ndarray] = []  # keeps initialised module variables alive
         self.static_shared = self.local_bytes = 0
@@ -98,6 +101,8 @@ class Code:
         prefix, function = find_handler(inst)
         b.begin(inst, pc, prefix)
         step = function(b.inst, b)
+        if self.watch is not None:
+            step = self.watch(b.inst, b, step)
         if inst.pred is not None and not b.guarded:
             slot = b.slot(inst.pred[0], "pred")
             step = _guarded(step, slot, not inst.pred[1], frozenset(b.writes))
@@ -181,6 +186,13 @@ class Code:
             if warp.regs[slot] is None:
                 return self.builder.names[slot]
         return None
+
+
+def _watcher() -> Callable[[Inst, Builder, Step], Step]:
+    # Imported when needed: the watchers wrap instruction families, which import the machine, which imports this.
+    from nvfp4_cute.emulator.watch import watched
+
+    return watched
 
 
 def _bits(slots: Iterable[int]) -> int:

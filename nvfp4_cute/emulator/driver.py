@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from nvfp4_cute.emulator.code import Code
+from nvfp4_cute.emulator.hazards import Hazard
 from nvfp4_cute.emulator.machine import Launch, Machine, Stats
 from nvfp4_cute.emulator.ptx import Entry, Program, parse
 from nvfp4_cute.emulator.targets import Device, ptx_arch
@@ -70,6 +71,7 @@ def run_ptx(
     sm_count: int = 148,
     checked: bool = True,
     mode: str = "eager",
+    check: bool = False,
     machine: Machine | None = None,
 ) -> Stats:
     """Run one kernel of a PTX text.
@@ -80,6 +82,7 @@ def run_ptx(
         args: one per parameter: bytes, int, float, or an ndarray (passed by address, and registered as memory).
         checked: accesses outside the given arrays raise; False trusts every address.
         mode: when asynchronous operations happen: "eager", "lazy", or "random:SEED" (see `modes`).
+        check: look for hazards, and raise them when the launch has ended.
         machine: run on this machine (its mode, ranges and statistics) instead of a fresh one.
 
     Returns:
@@ -98,17 +101,22 @@ def run_ptx(
     if entry not in program.entries:
         raise EmulatorError(f"no entry `{entry}` in the module; it has {list(program.entries)}")
     kernel = program.entries[entry]
-    machine = machine or Machine(sm_count, mode=mode)
+    machine = machine or Machine(sm_count, mode=mode, check=check)
     if checked:
         for i, arg in enumerate(args):
             if isinstance(arg, np.ndarray):
                 machine.memory.add_range(f"argument {i}", arg.ctypes.data, arg.nbytes, arg.flags.writeable)
     params = pack_arguments(kernel, args)
-    code = Code(program, kernel, late=machine.queue is not None)
+    code = _compiled(program, kernel, machine)
     device = Device(ptx_arch(program.target), sm_count)
     check_launch(code, device, dim3(block), dim3(cluster), smem_bytes)
     machine.run(Launch(code, dim3(grid), dim3(block), dim3(cluster), smem_bytes, params))
     return machine.stats
+
+
+def _compiled(program: Program, entry: Entry, machine: Machine) -> Code:
+    """An entry compiled as the machine needs it."""
+    return Code(program, entry, late=machine.queue is not None, checked=machine.checker is not None)
 
 
 def check_launch(code: Code, device: Device, block: Dim3, cluster: Dim3, smem_bytes: int) -> None:
@@ -254,21 +262,28 @@ class Emulator:
         progress: Callable[[int, int], None] | None = None,
         *,
         mode: str = "eager",
+        check: bool = False,
     ):
         """`arch`: the PTX target that it runs. `progress`: called with (finished CTAs, all CTAs) during launches.
 
         `mode`: when asynchronous operations happen: "eager", "lazy", or "random:SEED" (see `modes`).
+        `check`: look for hazards (see `hazards`), and raise them when a launch has ended.
 
         Raises:
             EmulatorError: unknown architecture.  ValueError: unknown mode.
         """
         self.device = Device(arch, sm_count)
-        self.machine = Machine(sm_count, progress=progress, mode=mode)
+        self.machine = Machine(sm_count, progress=progress, mode=mode, check=check)
         self._attributes = self.device.attributes()
         self._kernels: dict[str, Program] = {}
         self._modules: list[tuple[bytes, Program]] = []
         self._code: dict[tuple[int, str], Code] = {}
         self._error: BaseException | None = None
+
+    @property
+    def hazards(self) -> list[Hazard]:
+        """What checked launches have been found guilty of so far."""
+        return list(self.machine.checker.hazards) if self.machine.checker is not None else []
 
     @property
     def stats(self) -> Stats:
@@ -362,7 +377,7 @@ class Emulator:
             )
         key = id(program), name
         if key not in self._code:
-            self._code[key] = Code(program, program.entries[name], late=self.machine.queue is not None)
+            self._code[key] = _compiled(program, program.entries[name], self.machine)
         return self._code[key]
 
     def run(self, launch: Launch) -> None:

@@ -5,8 +5,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from nvfp4_cute.emulator.faults import RegisterFault
 from nvfp4_cute.emulator.modes import Engine, Operation
-from nvfp4_cute.errors import EmulatorError
 
 if TYPE_CHECKING:
     from nvfp4_cute.emulator.code import Code
@@ -27,14 +27,16 @@ class Deferred:
         """The value. Using a register of a tcgen05.ld waits for the load, as the hardware's scoreboard does.
 
         Raises:
-            EmulatorError: a wgmma accumulator before wgmma.wait_group.
+            RegisterFault: a wgmma accumulator before wgmma.wait_group.
         """
         operation = self.operation
         if operation.engine is Engine.WGMMA and not operation.awaited:
-            raise EmulatorError(
+            raise RegisterFault(
                 "reads an accumulator of a wgmma.mma_async that no wgmma.wait_group has waited for"
             )
         operation.finish()
+        if isinstance(operation, Operation) and operation.record is not None:
+            operation.queue.used(operation, self.index)
         return operation.result[self.index]
 
 

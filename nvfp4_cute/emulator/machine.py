@@ -16,6 +16,8 @@ import numpy as np
 
 from nvfp4_cute.emulator import parallel
 from nvfp4_cute.emulator.code import Code, inst_place
+from nvfp4_cute.emulator.faults import HangFault, MbarrierFault, RegisterFault
+from nvfp4_cute.emulator.hazards import Checker, HazardError
 from nvfp4_cute.emulator.lanes import (
     ALL_LANES,
     LANE_IDS,
@@ -167,7 +169,7 @@ class Cta:
         self.machine.changes += 1
         found = self.smem.barriers.get(offset)
         if found is None:
-            raise EmulatorError(
+            raise MbarrierFault(
                 f"no mbarrier was initialised at smem+{offset:#x} of CTA {self.idx} (rank {self.rank})"
             )
         return found
@@ -189,9 +191,9 @@ class Cluster:
         for z, y, x in itertools.product(range(cz), range(cy), range(cx)):
             idx = (origin[0] + x, origin[1] + y, origin[2] + z)
             self.ctas.append(Cta(machine, self, launch, len(self.ctas), idx))
-        self._phase = 0
+        self.phase = 0
         self._arrived: set[Warp] = set()
-        self._phase_of: dict[Warp, int] = {}
+        self.phase_of: dict[Warp, int] = {}
 
     def arrive(self, warp: Warp) -> None:
         """barrier.cluster.arrive of one warp.
@@ -199,9 +201,9 @@ class Cluster:
         Raises:
             EmulatorError: the warp arrived already and has not waited.
         """
-        if warp in self._phase_of:
+        if warp in self.phase_of:
             raise EmulatorError("barrier.cluster.arrive twice without barrier.cluster.wait")
-        self._phase_of[warp] = self._phase
+        self.phase_of[warp] = self.phase
         self._arrived.add(warp)
         self._complete()
 
@@ -211,13 +213,13 @@ class Cluster:
         Raises:
             EmulatorError: the warp has not arrived.
         """
-        if warp not in self._phase_of:
+        if warp not in self.phase_of:
             raise EmulatorError("barrier.cluster.wait without barrier.cluster.arrive")
-        phase = self._phase_of.pop(warp)
+        phase = self.phase_of.pop(warp)
 
         def passed() -> bool:
             self._complete()
-            return self._phase != phase
+            return self.phase != phase
 
         def text() -> str:
             lacking = [f"rank {w.cta.rank} warp {w.idx}" for w in self._live() if w not in self._arrived]
@@ -231,7 +233,7 @@ class Cluster:
     def _complete(self) -> None:
         # Warps that exited count as arrived.
         if self._arrived and all(w in self._arrived for w in self._live()):
-            self._phase += 1
+            self.phase += 1
             self._arrived.clear()
             self.machine.changes += 1
 
@@ -256,6 +258,7 @@ class Machine:
         memory: global memory.  stats: counters.  changes: grows with every effect that another warp could see.
         progress: called with (finished CTAs, all CTAs of the launch) after each cluster.
         queue: asynchronous operations under way; None where they happen at issue and leave no record.
+        checker: finds hazards; None where nobody asked for that.
     """
 
     def __init__(
@@ -266,11 +269,12 @@ class Machine:
         instruction_limit: int = WARP_INSTRUCTION_LIMIT,
         jobs: int | None = None,
         mode: str = "eager",
+        check: bool = False,
     ):
         """`instruction_limit`: instructions of one warp after which the launch is called a runaway.
 
         `jobs`: cores that a large launch may use; None takes all that the process has. `mode`: when asynchronous
-        operations happen, as `modes.make_queue` says.
+        operations happen, as `modes.make_queue` says. `check`: look for hazards.
         """
         self.sm_count = sm_count
         self.memory = memory or GlobalMemory()
@@ -280,9 +284,10 @@ class Machine:
         self.stats = Stats()
         self.changes = 0
         self.waiting: list[tuple[int, int, int]] = []
-        self.queue = make_queue(mode)
+        self.queue = make_queue(mode, checked=check)
+        self.checker = Checker() if check else None
         if self.queue is not None:
-            self.queue.failed = _located
+            self.queue.failed, self.queue.checker = _located, self.checker
 
     def run(self, launch: Launch) -> None:
         """Run a launch to completion.
@@ -306,7 +311,9 @@ class Machine:
                 self.progress(total - len(self.waiting) * per_cluster, total)
 
         try:
-            if parallel.can_divide(self, launch, origins):
+            if self.checker is not None:
+                self._run_checked(self.checker, launch, origins, report)
+            elif parallel.can_divide(self, launch, origins):
                 parallel.run(self, launch, origins)
             else:
                 self.run_clusters(launch, origins, report)
@@ -315,6 +322,25 @@ class Machine:
                 self.memory.remove_range(buffer.ctypes.data)
             self.stats.seconds += time.perf_counter() - started
         self.stats.ctas += total
+
+    def _run_checked(
+        self,
+        checker: Checker,
+        launch: Launch,
+        origins: list[tuple[int, int, int]],
+        finished: Callable[[], None],
+    ) -> None:
+        """Run clusters and raise what the checker found, with the error that stopped the launch if there was one."""
+        checker.begin_launch(launch, self.memory)
+        failure: EmulatorError | None = None
+        try:
+            self.run_clusters(launch, origins, finished)
+        except EmulatorError as error:
+            failure = error
+            checker.stopped(error)
+        hazards = checker.of_this_launch()
+        if hazards:
+            raise HazardError(hazards) from failure
 
     def run_clusters(
         self, launch: Launch, origins: list[tuple[int, int, int]], finished: Callable[[], None]
@@ -333,7 +359,9 @@ class Machine:
     # ---- scheduling ----------------------------------------------------------------------------
     def _run_cluster(self, cluster: Cluster) -> None:
         warps = [w for cta in cluster.ctas for w in cta.warps]
-        live, queue = list(warps), self.queue
+        live, queue, checker = list(warps), self.queue, self.checker
+        if checker is not None:
+            checker.begin_cluster(cluster)
         try:
             while live:
                 ran = False
@@ -353,6 +381,8 @@ class Machine:
                 live = [w for w in live if not w.done]
             if queue is not None:
                 queue.drain()
+            if checker is not None:
+                checker.end_cluster(cluster)
         finally:
             self.stats.instructions += sum(w.executed for w in warps)
 
@@ -365,7 +395,8 @@ class Machine:
                 if not isinstance(warp.wait, _Spin):
                     return
         if not any(w.wait is None or w.wait.ready() for w in live):
-            raise EmulatorError(hang_report(live))
+            why = self.checker.explain_hang(live) if self.checker is not None else ""
+            raise HangFault(hang_report(live) + why)
 
     def _run_warp(self, warp: Warp, turn: int) -> None:
         """Let a warp run for `turn` basic blocks, or until it blocks or ends."""
@@ -524,11 +555,13 @@ def _place(warp: Warp, pc: int) -> str:
 
 
 def _located(error: Exception, warp: Warp, pc: int) -> EmulatorError:
+    kind = type(error) if isinstance(error, EmulatorError) else EmulatorError
     text = str(error) if isinstance(error, EmulatorError) else f"{type(error).__name__}: {error}"
     if isinstance(error, TypeError | AttributeError):
         undefined = warp.code.name_undefined(warp, pc)
-        text = f"reads {undefined}, which was never written" if undefined else text
-    return EmulatorError(f"{_place(warp, pc)}: {text}")
+        if undefined:
+            kind, text = RegisterFault, f"reads {undefined}, which was never written"
+    return kind(f"{_place(warp, pc)}: {text}")
 
 
 def _same_registers(before: list[Any], now: list[Any]) -> bool:

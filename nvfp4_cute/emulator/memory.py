@@ -10,10 +10,11 @@ import mmap
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
-from nvfp4_cute.errors import EmulatorError
+from nvfp4_cute.emulator.faults import BoundsFault, MbarrierFault, TensorMemoryFault
 
 SHARED_BASE = 1024
 """First usable offset of the shared window; the machine keeps the bytes below for itself."""
@@ -221,14 +222,14 @@ class GlobalMemory:
             return last
         if not self._checked:
             if low < 4096 or high >= 1 << 47:
-                raise EmulatorError(f"global access to {low:#x}: not an address of this process")
+                raise BoundsFault(f"global access to {low:#x}: not an address of this process")
             return _Window(low, high, True)
         index = bisect.bisect_right(self._starts, low) - 1
         found = self._ranges[index] if index >= 0 else None
         if found is None or high > found.end:
-            raise EmulatorError(self._outside(low, high - low, write))
+            raise BoundsFault(self._outside(low, high - low, write))
         if write and not found.writable:
-            raise EmulatorError(f"global store to {low:#x} ({high - low} bytes): `{found.name}` is read-only")
+            raise BoundsFault(f"global store to {low:#x} ({high - low} bytes): `{found.name}` is read-only")
         if index not in self._windows:
             self._windows[index] = _Window(found.start, found.end, found.writable)
         self._last = self._windows[index]
@@ -272,7 +273,7 @@ class SharedMemory:
     def check(self, offset: int, nbytes: int) -> None:
         """Raise EmulatorError unless [offset, offset + nbytes) is usable shared memory."""
         if offset < SHARED_BASE or offset + nbytes > self.size:
-            raise EmulatorError(
+            raise BoundsFault(
                 f"shared access of {nbytes} bytes at offset {offset:#x} is outside [{SHARED_BASE:#x}, {self.size:#x})"
             )
 
@@ -312,9 +313,9 @@ class TensorMemory:
             EmulatorError: illegal column count, or allocation after relinquish_alloc_permit.
         """
         if ncols < 32 or ncols > TMEM_COLS or ncols & (ncols - 1):
-            raise EmulatorError(f"tcgen05.alloc of {ncols} columns: must be a power of two in 32..512")
+            raise TensorMemoryFault(f"tcgen05.alloc of {ncols} columns: must be a power of two in 32..512")
         if not self.may_allocate:
-            raise EmulatorError("tcgen05.alloc after tcgen05.relinquish_alloc_permit in the same CTA")
+            raise TensorMemoryFault("tcgen05.alloc after tcgen05.relinquish_alloc_permit in the same CTA")
         for base in range(0, TMEM_COLS - ncols + 1, 32):
             if not self.owned[base : base + ncols].any():
                 self.owned[base : base + ncols] = True
@@ -329,7 +330,7 @@ class TensorMemory:
             EmulatorError: there is no such allocation.
         """
         if self.allocations.get(base) != ncols:
-            raise EmulatorError(
+            raise TensorMemoryFault(
                 f"tcgen05.dealloc of {ncols} columns at {base}: live allocations are {self.allocations or 'none'}"
             )
         del self.allocations[base]
@@ -338,31 +339,35 @@ class TensorMemory:
     def check(self, lane: int, nlanes: int, column: int, ncols: int) -> None:
         """Raise EmulatorError unless the rectangle lies inside allocated columns."""
         if lane < 0 or lane + nlanes > TMEM_LANES or column < 0 or column + ncols > TMEM_COLS:
-            raise EmulatorError(
+            raise TensorMemoryFault(
                 f"tensor memory access to lanes {lane}..{lane + nlanes - 1}, columns {column}..{column + ncols - 1} "
                 f"is outside {TMEM_LANES} x {TMEM_COLS}"
             )
         if not self.owned[column : column + ncols].all():
-            raise EmulatorError(
+            raise TensorMemoryFault(
                 f"tensor memory access to columns {column}..{column + ncols - 1}: not allocated "
                 f"(live allocations {self.allocations or 'none'})"
             )
 
 
 class Mbarrier:
-    """One mbarrier object: phase, pending arrivals, and transaction bytes in flight (PTX ISA, mbarrier)."""
+    """One mbarrier object: phase, pending arrivals, and transaction bytes in flight (PTX ISA, mbarrier).
 
-    __slots__ = ("count", "cta", "offset", "pending", "phase", "tx")
+    `record`: what the hazard checker keeps about it.
+    """
+
+    __slots__ = ("count", "offset", "pending", "phase", "record", "tx")
 
     def __init__(self, offset: int, count: int):
         """`offset`: shared-memory offset, for messages; `count`: arrivals that complete a phase."""
         self.offset = offset
+        self.record: Any = None
         self.init(count)
 
     def init(self, count: int) -> None:
         """Start at phase 0 with `count` expected arrivals."""
         if not 1 <= count <= MAX_COUNT:
-            raise EmulatorError(
+            raise MbarrierFault(
                 f"mbarrier smem+{self.offset:#x}: init count {count} is not in 1..{MAX_COUNT}"
             )
         self.count = self.pending = count
@@ -372,7 +377,7 @@ class Mbarrier:
     def arrive(self, n: int = 1) -> None:
         """Count `n` arrivals; completes the phase when none is pending and no bytes are in flight."""
         if n < 1 or n > self.pending:
-            raise EmulatorError(
+            raise MbarrierFault(
                 f"mbarrier smem+{self.offset:#x}: {n} arrivals with {self.pending} of {self.count} pending "
                 f"in phase {self.phase}: more arrivals than the barrier expects"
             )
@@ -400,12 +405,12 @@ class Mbarrier:
         return (self.phase & 1) != (parity & 1)
 
     def state(self) -> int:
-        """Opaque state token of the current phase, as mbarrier.arrive returns it."""
-        return self.phase
+        """Opaque state token, as mbarrier.arrive returns it: the current phase above 20 bits of pending arrivals."""
+        return self.phase << 20 | self.pending
 
     def test_state(self, token: int) -> bool:
         """True when the phase that `token` was taken in has completed."""
-        return self.phase != token
+        return self.phase != token >> 20
 
     def describe(self) -> str:
         """State for a hang report."""
@@ -415,9 +420,11 @@ class Mbarrier:
         if self.pending == 0 and self.tx == 0:
             self.phase += 1
             self.pending = self.count
+            if self.record is not None:
+                self.record.phase_done()
 
     def _check_tx(self) -> None:
         if abs(self.tx) > MAX_COUNT:
-            raise EmulatorError(
+            raise MbarrierFault(
                 f"mbarrier smem+{self.offset:#x}: tx-count {self.tx} leaves the range of +-{MAX_COUNT}"
             )

@@ -17,9 +17,11 @@ import random
 from collections import deque
 from collections.abc import Callable, Iterable
 from enum import Enum
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from nvfp4_cute.emulator.hazards import Checker
     from nvfp4_cute.emulator.lanes import Warp
 
 Effect = Callable[[], Any]
@@ -36,6 +38,7 @@ class Engine(Enum):
 
     COPY = "TMA or bulk copy"
     STORE = "bulk store"
+    STORE_READ = "read of a bulk store"
     TCGEN05 = "tcgen05"
     TMEM_LOAD = "tcgen05.ld"
     TMEM_STORE = "tcgen05.st"
@@ -43,7 +46,7 @@ class Engine(Enum):
     WGMMA = "wgmma"
 
 
-UNORDERED = (Engine.COPY, Engine.STORE)
+UNORDERED = (Engine.COPY, Engine.STORE, Engine.STORE_READ)
 
 
 class Operation:
@@ -77,24 +80,37 @@ class Operation:
 
 
 class Groups:
-    """Groups of operations that a warp closes with commit_group and waits for with wait_group."""
+    """Groups of operations that a warp closes with commit_group and waits for with wait_group.
 
-    __slots__ = ("closed", "open")
+    Attributes:
+        open: operations since the last commit_group.  closed: groups that no wait_group has covered.
+        reads: how many of them a wait_group.read has covered.
+    """
+
+    __slots__ = ("closed", "open", "reads")
 
     def __init__(self) -> None:
         """No operation yet."""
         self.open: list[Operation] = []
         self.closed: deque[list[Operation]] = deque()
+        self.reads = 0
 
     def close(self) -> None:
         """commit_group."""
         self.closed.append(self.open)
         self.open = []
 
-    def beyond(self, pending: int) -> list[list[Operation]]:
-        """The groups that must be complete when at most the `pending` newest may be under way."""
+    def take(self, pending: int) -> list[Operation]:
+        """Operations of the groups that must be complete when at most the `pending` newest may be under way."""
         count = max(0, len(self.closed) - pending)
-        return [group for _, group in zip(range(count), self.closed, strict=False)]
+        self.reads = max(0, self.reads - count)
+        return [operation for _ in range(count) for operation in self.closed.popleft()]
+
+    def take_reads(self, pending: int) -> list[Operation]:
+        """As `take`, for wait_group.read: the reads of bulk stores, each once."""
+        first, self.reads = self.reads, max(self.reads, len(self.closed) - pending)
+        groups = islice(self.closed, first, self.reads)
+        return [operation for group in groups for operation in group if operation.engine is Engine.STORE_READ]
 
 
 class WarpOperations:
@@ -117,11 +133,13 @@ class Queue:
 
     Attributes:
         failed: turns an exception of an operation into the error to raise (set by the machine).
+        checker: wants to know of every operation, or None.
     """
 
     def __init__(self) -> None:
         """Empty."""
         self.pending: deque[Operation] = deque()
+        self.checker: Checker | None = None
         self.failed: Callable[[Exception, Warp, int], Exception] = lambda error, warp, pc: error
 
     # ---- issue -----------------------------------------------------------------------------------
@@ -136,17 +154,22 @@ class Queue:
         operation = Operation(self, warp, engine, effect, before)
         if engine not in UNORDERED:
             own.last[engine] = operation
-        self.admit(operation)
+        self._enter(operation)
         return operation
 
     def submit_store(self, warp: "Warp", read: Effect, write: Callable[[Any], None]) -> Operation:
         """Take a bulk store: `read` captures the source, `write` gets what it returned. Returns the write."""
-        source = Operation(self, warp, Engine.STORE, read, None)
+        source = Operation(self, warp, Engine.STORE_READ, read, None)
         target = Operation(self, warp, Engine.STORE, lambda: write(source.result), source)
         for operation in (source, target):
-            self.admit(operation)
+            self._enter(operation)
             operations_of(warp).group(Engine.STORE).open.append(operation)
         return target
+
+    def _enter(self, operation: Operation) -> None:
+        if self.checker is not None:
+            operation.record = self.checker.issued(operation)
+        self.admit(operation)
 
     def admit(self, operation: Operation) -> None:
         """A new operation: here it happens now."""
@@ -163,6 +186,8 @@ class Queue:
     def _run(self, operation: Operation) -> None:
         operation.done, operation.before = True, None
         operation.warp.cta.machine.changes += 1
+        if self.checker is not None:
+            self.checker.current = operation.record
         try:
             operation.result = operation.effect()
         except Exception as error:
@@ -172,16 +197,21 @@ class Queue:
     def wait_group(self, warp: "Warp", engine: Engine, pending: int, *, read: bool = False) -> None:
         """Finish all but the `pending` newest groups of a warp; with `read`, only reads of bulk stores."""
         groups = operations_of(warp).group(engine)
-        for group in groups.beyond(pending):
-            self.wait_for(group[::2] if read else group)
-            if not read:
-                groups.closed.popleft()
+        self.wait_for(groups.take_reads(pending) if read else groups.take(pending))
 
     def wait_for(self, operations: Iterable[Operation]) -> None:
         """Finish operations because their warp waits for them."""
         for operation in operations:
             operation.finish()
             operation.awaited = True
+            if self.checker is not None:
+                self.checker.completed(operation)
+
+    def used(self, operation: Operation, index: int) -> None:
+        """A register that a checked operation wrote is used: the operation is complete, its value must mean something."""
+        assert self.checker is not None
+        self.checker.completed(operation)
+        self.checker.used(operation, index)
 
     def wait_engine(self, warp: "Warp", engine: Engine) -> None:
         """Finish all operations of a warp on an ordered engine."""

@@ -14,6 +14,7 @@ from functools import cached_property, lru_cache
 
 import numpy as np
 
+from nvfp4_cute.emulator.faults import AlignmentFault
 from nvfp4_cute.emulator.reductions import reduce_elements
 from nvfp4_cute.errors import EmulatorError
 
@@ -148,7 +149,7 @@ class TensorMap:
             EmulatorError: the offset is not a multiple of 128.
         """
         if offset % 128:
-            raise EmulatorError(f"TMA tile at shared offset {offset:#x}: must be a multiple of 128 bytes")
+            raise AlignmentFault(f"TMA tile at shared offset {offset:#x}: must be a multiple of 128 bytes")
         return self._chunks(offset)
 
     def row_chunk_index(self, offset: int, row: int) -> np.ndarray:
@@ -216,6 +217,25 @@ class TensorMap:
         else:
             source = np.ascontiguousarray(source)
             target[...] = reduce_elements(reduce, self.element.name, np.ascontiguousarray(target), source)
+
+    def rows_at(self, coords: tuple[int, ...]) -> tuple[np.ndarray, int]:
+        """Global addresses (int64) of the rows of the box at `coords` that lie in the tensor, and bytes of each."""
+        region = self._clip(coords)
+        if region is None:
+            return np.empty(0, np.int64), 0
+        address = np.array(self.address + region.start[0] * self.element.bits // 8, np.int64)
+        outer = zip(region.start[1:], region.count[1:], self.strides, self.element_strides[1:], strict=True)
+        for start, count, stride, step in outer:
+            address = address + (start + step * np.arange(count).reshape(-1, *(1,) * address.ndim)) * stride
+        return address.reshape(-1), region.row_bytes
+
+    def chunks_inside(self, coords: tuple[int, ...]) -> tuple[slice, ...] | None:
+        """Which of a tile's chunks, as `chunk_index` arranges them, hold elements inside the tensor."""
+        region = self._clip(coords)
+        if region is None:
+            return None
+        first, end = region.first_byte, region.first_byte + region.row_bytes
+        return (*region.tile_slices, slice(first // CHUNK_BYTES, -(-end // CHUNK_BYTES)))
 
     def _filled(self) -> np.ndarray:
         """uint8 (outer dims..., row bytes) of the fill value; padding bytes are poison."""

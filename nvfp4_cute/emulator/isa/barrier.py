@@ -6,11 +6,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from nvfp4_cute.emulator.faults import AlignmentFault
 from nvfp4_cute.emulator.isa import Builder, Mods, Step, handler, lane_value
+from nvfp4_cute.emulator.isa.arith import put_step
 from nvfp4_cute.emulator.isa.spaces import generic_space
 from nvfp4_cute.emulator.isa.warp import converge, uniform
 from nvfp4_cute.emulator.machine import OFFSET_MASK, RANK_SHIFT, SHARED_WINDOW, Condition
-from nvfp4_cute.emulator.memory import Mbarrier
+from nvfp4_cute.emulator.memory import MAX_COUNT, Mbarrier
 from nvfp4_cute.emulator.ptx import Inst, Operand, Sink
 from nvfp4_cute.errors import EmulatorError
 
@@ -222,7 +224,7 @@ def barrier_place(warp: "Warp", space: str, address: int) -> "tuple[Cta, int]":
         address -= SHARED_WINDOW
         space = "shared::cluster"
     if address & 7:
-        raise EmulatorError(f"mbarrier address {address:#x} is not a multiple of 8")
+        raise AlignmentFault(f"mbarrier address {address:#x} is not a multiple of 8")
     if space == "shared::cluster":
         cta, offset = warp.cta.cluster.resolve(address)
     else:
@@ -235,7 +237,8 @@ def barrier_place(warp: "Warp", space: str, address: int) -> "tuple[Cta, int]":
     return cta, offset
 
 
-def _mbarrier_mods(inst: Inst) -> tuple[Mods, str]:
+def mbarrier_mods(inst: Inst) -> tuple[Mods, str]:
+    """Consume the ordering and the space: (left-over modifiers, space)."""
     mods = Mods(inst)
     space = mods.one_of("shared::cluster", "shared::cta", "shared", default="generic") or "generic"
     mods.drop("b64", *ORDERING)
@@ -252,7 +255,7 @@ def _each(warp: "Warp", *values: Any) -> list[tuple[tuple[int, ...], int]]:
 @handler("mbarrier.init")
 def mbarrier_init(inst: Inst, b: Builder) -> Step:
     """mbarrier.init [a], count."""
-    mods, space = _mbarrier_mods(inst)
+    mods, space = mbarrier_mods(inst)
     mods.done()
     address, count = b.address(inst.operands[0]), b.read(inst.operands[1], "u32")
 
@@ -268,7 +271,7 @@ def mbarrier_init(inst: Inst, b: Builder) -> Step:
 @handler("mbarrier.inval")
 def mbarrier_inval(inst: Inst, b: Builder) -> Step:
     """mbarrier.inval [a]: the storage may be reused."""
-    mods, space = _mbarrier_mods(inst)
+    mods, space = mbarrier_mods(inst)
     mods.done()
     address = b.address(inst.operands[0])
 
@@ -284,7 +287,7 @@ def mbarrier_inval(inst: Inst, b: Builder) -> Step:
 @handler("mbarrier.arrive", "mbarrier.arrive_drop")
 def mbarrier_arrive(inst: Inst, b: Builder) -> Step:
     """mbarrier.arrive{_drop}{.expect_tx}{.noComplete} state, [a]{, count or bytes}."""
-    mods, space = _mbarrier_mods(inst)
+    mods, space = mbarrier_mods(inst)
     expect = mods.flag("expect_tx")
     mods.drop("noComplete")
     mods.done()
@@ -315,7 +318,7 @@ def mbarrier_arrive(inst: Inst, b: Builder) -> Step:
 @handler("mbarrier.expect_tx", "mbarrier.complete_tx")
 def mbarrier_tx(inst: Inst, b: Builder) -> Step:
     """mbarrier.expect_tx / complete_tx [a], bytes."""
-    mods, space = _mbarrier_mods(inst)
+    mods, space = mbarrier_mods(inst)
     mods.done()
     address, amount = b.address(inst.operands[0]), b.read(inst.operands[1], "u32")
     expect = inst.opcode == "mbarrier.expect_tx"
@@ -357,7 +360,7 @@ def mbarrier_wait(inst: Inst, b: Builder) -> Step:
     A try_wait with a suspend time blocks until the phase completes (the hint is as long as a kernel may want);
     without one, and for test_wait, it answers at once.
     """
-    mods, space = _mbarrier_mods(inst)
+    mods, space = mbarrier_mods(inst)
     parity = mods.flag("parity")
     mods.done()
     put = b.write(inst.operands[0], "pred")
@@ -394,5 +397,9 @@ def mbarrier_wait(inst: Inst, b: Builder) -> Step:
 
 @handler("mbarrier.pending_count")
 def mbarrier_pending_count(inst: Inst, b: Builder) -> Step:
-    """Refused: state tokens here do not carry the pending count."""
-    raise inst.unsupported("the state token does not record the pending count")
+    """mbarrier.pending_count.b64 count, state: the arrivals that were pending when the token was taken."""
+    mods = Mods(inst)
+    mods.drop("b64")
+    mods.done()
+    token = b.read(inst.operands[1], "b64")
+    return put_step(b, inst.operands[0], lambda warp: token(warp) & MAX_COUNT, "u32")

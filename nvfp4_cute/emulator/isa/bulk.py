@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from nvfp4_cute.emulator.faults import AlignmentFault
 from nvfp4_cute.emulator.isa import Builder, Mods, Reader, Step, handler
 from nvfp4_cute.emulator.isa.issue import (
     any_shared,
@@ -20,13 +21,15 @@ from nvfp4_cute.emulator.isa.issue import (
     per_thread,
     signalled,
 )
-from nvfp4_cute.emulator.isa.spaces import gather, scatter
+from nvfp4_cute.emulator.isa.spaces import as_u64, gather, scatter
+from nvfp4_cute.emulator.machine import OFFSET_MASK
 from nvfp4_cute.emulator.modes import Engine, operations_of
 from nvfp4_cute.emulator.ptx import Inst
 from nvfp4_cute.emulator.reductions import REDUCTIONS, reduce_elements
-from nvfp4_cute.errors import EmulatorError
+from nvfp4_cute.emulator.shadow import byte_range, granules
 
 if TYPE_CHECKING:
+    from nvfp4_cute.emulator.hazards import Checker
     from nvfp4_cute.emulator.machine import Cta, Warp
 
 _REDUCE_TYPES = ("f16", "bf16", "f32", "f64", "u32", "s32", "u64", "s64", "b32", "b64")
@@ -75,7 +78,7 @@ def bulk_copy(inst: Inst, b: Builder) -> Step:
 def _check_bulk(dst: int, src: int, nbytes: int) -> None:
     for what, value in (("destination", dst), ("source", src), ("size", nbytes)):
         if value % 16:
-            raise EmulatorError(f"cp.async.bulk {what} {value:#x}: must be a multiple of 16")
+            raise AlignmentFault(f"cp.async.bulk {what} {value:#x}: must be a multiple of 16")
 
 
 def _bulk_in(
@@ -87,6 +90,9 @@ def _bulk_in(
     offset: int,
     signals: "Sequence[tuple[Cta, int]]",
 ) -> None:
+    checker = cta.machine.checker
+    if checker is not None and nbytes:
+        _check_in(checker, cta, src, from_shared, nbytes, targets, offset, signals)
     if nbytes:
         data = (
             cta.smem.read(src, nbytes) if from_shared else cta.machine.memory.view(src, nbytes, write=False)
@@ -96,6 +102,27 @@ def _bulk_in(
     cta.machine.stats.tma_load_bytes += 0 if from_shared else nbytes
     for owner, barrier in signals:
         owner.mbarrier(barrier).complete_tx(nbytes)
+
+
+def _check_in(
+    checker: "Checker",
+    cta: "Cta",
+    src: int,
+    from_shared: bool,
+    nbytes: int,
+    targets: "Sequence[Cta]",
+    offset: int,
+    signals: "Sequence[tuple[Cta, int]]",
+) -> None:
+    for target, (owner, barrier) in zip(targets, signals, strict=True):
+        target.smem.check(offset, nbytes)
+        stamp = checker.signalled(owner, barrier)
+        if from_shared:
+            cta.smem.check(src, nbytes)
+            checker.read_operand(cta, byte_range(src, nbytes), stamp=stamp)
+        else:
+            checker.read_global(np.array([src], np.int64), nbytes)
+        checker.write_shared(target, byte_range(offset, nbytes), stamp=stamp)
 
 
 def _bulk_store(inst: Inst, b: Builder, mods: Mods) -> Step:
@@ -132,14 +159,24 @@ def _issue_out(
     _check_bulk(dst, src, nbytes)
     cta, offset = warp.cta, own_offset(warp.cta, src)
     if nbytes:
-        read = lambda: cta.smem.read(offset, nbytes).copy()
+        read = partial(_read_out, cta, offset, nbytes)
         cta.issue_store(warp, read, partial(_bulk_out, cta, dst, nbytes, mask, reduce, type_name))
+
+
+def _read_out(cta: "Cta", offset: int, nbytes: int) -> np.ndarray:
+    source = cta.smem.read(offset, nbytes).copy()
+    if cta.machine.checker is not None:
+        cta.machine.checker.read_operand(cta, byte_range(offset, nbytes))
+    return source
 
 
 def _bulk_out(
     cta: "Cta", dst: int, nbytes: int, mask: int, reduce: str | None, type_name: str, source: np.ndarray
 ) -> None:
     target = cta.machine.memory.view(dst, nbytes, write=True)
+    if cta.machine.checker is not None:
+        atomic = reduce is not None
+        cta.machine.checker.write_global(np.array([dst], np.int64), nbytes, atomic=atomic)
     if reduce is not None:
         _reduce_bytes(reduce, type_name, target, source)
     elif mask == 0xFFFF:
@@ -181,6 +218,10 @@ def bulk_reduce(inst: Inst, b: Builder) -> Step:
         signal = signalled(cta, [target], barrier, False, False)[0]
 
         def effect() -> None:
+            checker = cta.machine.checker
+            if checker is not None:
+                stamp = checker.signalled(*signal)
+                checker.read_operand(cta, byte_range(source, nbytes), stamp=stamp)
             _reduce_bytes(op, type_name, target.smem.read(offset, nbytes), cta.smem.read(source, nbytes))
             signal[0].mbarrier(signal[1]).complete_tx(nbytes)
 
@@ -277,6 +318,11 @@ def _copy_lanes(warp: "Warp", dst: Any, src: Any, nbytes: int, lanes: np.ndarray
     with warp.as_if(lanes):
         rows = gather(warp, "global", src, nbytes, element, nbytes // 4)
         scatter(warp, "shared", dst, list(rows), element)
+    checker = warp.cta.machine.checker
+    if checker is not None:
+        offsets = (as_u64(dst)[lanes] & np.uint64(OFFSET_MASK)).astype(np.int64)
+        checker.read_global(as_u64(src)[lanes].astype(np.int64), nbytes, proxy=False)
+        checker.write_shared(warp.cta, granules(offsets, nbytes), proxy=False)
 
 
 def _copy_padded(cta: "Cta", offset: int, source: int, nbytes: int, count: int) -> None:
@@ -284,6 +330,11 @@ def _copy_padded(cta: "Cta", offset: int, source: int, nbytes: int, count: int) 
     if count:
         data[:count] = cta.machine.memory.view(source, count, write=False)
     cta.smem.write(offset, data)
+    checker = cta.machine.checker
+    if checker is not None:
+        if count:
+            checker.read_global(np.array([source], np.int64), count, proxy=False)
+        checker.write_shared(cta, granules(np.array([offset], np.int64), nbytes), proxy=False)
 
 
 @handler("cp.async.mbarrier.arrive")
@@ -295,9 +346,16 @@ def small_copy_arrive(inst: Inst, b: Builder) -> Step:
     mods.done()
 
     def run(warp: "Warp", address: int) -> None:
-        barrier = warp.cta.mbarrier(own_offset(warp.cta, address))
+        cta = warp.cta
+        barrier = cta.mbarrier(own_offset(cta, address))
         if not counted:
             barrier.pending += 1
-        warp.cta.issue(warp, Engine.CP_ASYNC, barrier.arrive)
+
+        def effect() -> None:
+            if cta.machine.checker is not None:
+                cta.machine.checker.arrive_later(cta, barrier, outside=False)
+            barrier.arrive()
+
+        cta.issue(warp, Engine.CP_ASYNC, effect)
 
     return per_thread(run, [b.address(inst.operands[0])])

@@ -9,6 +9,7 @@ from nvfp4_cute.emulator.isa.arith import per_lane, put_step
 from nvfp4_cute.emulator.isa.barrier import barrier_place
 from nvfp4_cute.emulator.modes import Engine
 from nvfp4_cute.emulator.ptx import Inst, Vector
+from nvfp4_cute.emulator.shadow import byte_range
 from nvfp4_cute.errors import EmulatorError
 
 if TYPE_CHECKING:
@@ -42,6 +43,9 @@ def try_cancel(inst: Inst, b: Builder) -> Step:
                 x, y, z = first or (0, 0, 0)
                 words = np.array([x, y | z << 16, first is not None, 0], np.uint32)
                 for cta in ctas:
+                    if machine.checker is not None:
+                        stamp = machine.checker.signalled(cta, signal)
+                        machine.checker.write_shared(cta, byte_range(where, RESPONSE_BYTES), stamp=stamp)
                     cta.smem.write(where, words.view(np.uint8))
                     cta.mbarrier(signal).complete_tx(RESPONSE_BYTES)
 

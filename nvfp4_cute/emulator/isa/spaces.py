@@ -5,12 +5,14 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from nvfp4_cute.emulator.faults import AlignmentFault, BoundsFault
 from nvfp4_cute.emulator.machine import LANE_IDS, LOCAL_WINDOW, OFFSET_MASK, RANK_SHIFT, SHARED_WINDOW
 from nvfp4_cute.emulator.memory import ITEM_DTYPES, ITEM_SHIFTS, SHARED_BASE, lane_constant
 from nvfp4_cute.errors import EmulatorError
 
 if TYPE_CHECKING:
-    from nvfp4_cute.emulator.machine import Cta, Warp
+    from nvfp4_cute.emulator.faults import AlignmentFault, BoundsFault
+from nvfp4_cute.emulator.machine import Cta, Warp
 
 WINDOW_BYTES = 1 << 32
 
@@ -59,8 +61,8 @@ def _own_shared(warp: "Warp", address: int) -> "tuple[Cta, int]":
     return cta, address & OFFSET_MASK
 
 
-def _misaligned(address: int, nbytes: int) -> EmulatorError:
-    return EmulatorError(f"address {address:#x} is not aligned to the {nbytes} bytes of the access")
+def _misaligned(address: int, nbytes: int) -> AlignmentFault:
+    return AlignmentFault(f"address {address:#x} is not aligned to the {nbytes} bytes of the access")
 
 
 def _check_alignment(addresses: np.ndarray, nbytes: int) -> None:
@@ -137,7 +139,7 @@ def resolve_lanes(
     if space == "local":
         rows = _local_rows(warp)
         if int(addresses.max()) + nbytes > rows.shape[1]:
-            raise EmulatorError(
+            raise BoundsFault(
                 f"local access at offset {int(addresses.max()):#x} is outside {rows.shape[1]} bytes"
             )
         index = (addresses + lanes.astype(addresses.dtype) * rows.shape[1]) // nbytes
@@ -150,7 +152,7 @@ def resolve_lanes(
     if np.count_nonzero(outside):
         bad = int(addresses[outside][0])
         if bad >> RANK_SHIFT != cta.rank:
-            raise EmulatorError(
+            raise BoundsFault(
                 f"shared address {bad:#x} belongs to rank {bad >> RANK_SHIFT}, expected {cta.rank}"
             )
         smem.check(bad & OFFSET_MASK, nbytes)

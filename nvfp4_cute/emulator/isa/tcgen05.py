@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from nvfp4_cute.emulator.descriptors import COPY_SHAPES, LOAD_SHAPES, k_major_chunks, load_map
+from nvfp4_cute.emulator.faults import TensorMemoryFault
 from nvfp4_cute.emulator.isa import Builder, Mods, Step, handler, merge_lanes
 from nvfp4_cute.emulator.isa import tcgen05_mma as tcgen05_mma  # registers tcgen05.mma
 from nvfp4_cute.emulator.isa.issue import (
@@ -26,9 +27,10 @@ from nvfp4_cute.emulator.late_registers import defer
 from nvfp4_cute.emulator.machine import Condition
 from nvfp4_cute.emulator.modes import Engine
 from nvfp4_cute.emulator.ptx import Inst, Sink
-from nvfp4_cute.errors import EmulatorError
+from nvfp4_cute.emulator.shadow import chunks
 
 if TYPE_CHECKING:
+    from nvfp4_cute.emulator.hazards import Checker
     from nvfp4_cute.emulator.machine import Cta, Wait, Warp
 
 LANE_SHIFT = 16
@@ -160,14 +162,30 @@ def _copy(ctas: "tuple[Cta, ...]", name: str, address: int, descriptor: int) -> 
     shape = COPY_SHAPES[name]
     lane, column = address >> LANE_SHIFT & 0x7F, address & COLUMN_MASK
     if lane and (name != "4x256b" or lane > 31):
-        raise EmulatorError(f"tcgen05.cp.{name} to tensor-memory lane {lane}: must start at lane 0")
+        raise TensorMemoryFault(f"tcgen05.cp.{name} to tensor-memory lane {lane}: must start at lane 0")
     gather = k_major_chunks(descriptor, shape.rows, shape.row_bytes)
     columns = shape.row_bytes // 4
     for cta in ctas:
         cta.tmem.check(0, 128, column, columns)
         cta.smem.check(gather.first_byte, gather.nbytes)
         rows = cta.smem.views[16].take(gather.indices).view(np.uint32)
+        if cta.machine.checker is not None:
+            _check_copy(
+                cta.machine.checker, cta, gather.indices, shape.lanes + lane, slice(column, column + columns)
+            )
         cta.tmem.words[shape.lanes + lane, column : column + columns] = rows
+
+
+def _check_copy(
+    checker: "Checker", cta: "Cta", indices: np.ndarray, lanes: np.ndarray, columns: slice
+) -> None:
+    """What nobody wrote is copied without complaint, and is then as unwritten as before."""
+    place = chunks(indices)
+    valid = ~checker.shared[cta].unwritten(indices).reshape(len(indices), -1)
+    checker.copy_source(cta, place)
+    checker.write_tensor(cta, slice(int(lanes.min()), int(lanes.max()) + 1), columns, None)
+    for replica in lanes:
+        checker.tensor[cta].valid[replica, columns] = valid
 
 
 # ---- loads and stores --------------------------------------------------------------------------------------------
@@ -210,17 +228,27 @@ class _Window:
         column = address & COLUMN_MASK
         own = warp.idx % 4
         if quadrant not in (0, own):
-            raise EmulatorError(
+            raise TensorMemoryFault(
                 f"tensor-memory lanes {32 * quadrant}..{32 * quadrant + 31} from warp {warp.idx}, "
                 f"which can reach lanes {32 * own}..{32 * own + 31} only"
             )
         if lane not in ((0,) if self.shape == "32x32b" else (0, 16)):
-            raise EmulatorError(f"tcgen05 shape {self.shape} at tensor-memory lane {lane} of the quadrant")
+            raise TensorMemoryFault(
+                f"tcgen05 shape {self.shape} at tensor-memory lane {lane} of the quadrant"
+            )
         warp.cta.tmem.check(32 * own + lane, LOAD_SHAPES[self.shape].lanes, column, self.width)
         return 32 * own + lane, column
 
-    def read(self, words: np.ndarray, lane: int, column: int) -> np.ndarray:
+    def _span(self, lane: int, column: int) -> tuple[slice, slice]:
+        """The rectangle that encloses the words."""
+        return slice(lane, lane + LOAD_SHAPES[self.shape].lanes), slice(column, column + self.width)
+
+    def read(self, cta: "Cta", lane: int, column: int) -> np.ndarray:
         """uint32 (registers, 32), a copy."""
+        words, checker = cta.tmem.words, cta.machine.checker
+        if checker is not None:
+            unwritten = checker.read_tensor(cta, *self._span(lane, column))
+            checker.note_unwritten(unwritten[self.lanes, self.columns].all(axis=1))
         if self.rectangular:
             return words[lane : lane + 32, column : column + self.width].T.copy()
         rows, columns = self.lanes + lane, self.columns + column
@@ -228,8 +256,11 @@ class _Window:
             return (words[rows, columns] & 0xFFFF) | (words[rows, columns + 1] << 16)
         return words[rows, columns]
 
-    def write(self, words: np.ndarray, lane: int, column: int, data: np.ndarray) -> None:
+    def write(self, cta: "Cta", lane: int, column: int, data: np.ndarray) -> None:
         """Store uint32 (registers, 32). Unpacking puts each half into the low half of a word."""
+        words, checker = cta.tmem.words, cta.machine.checker
+        if checker is not None:
+            checker.write_tensor(cta, *self._span(lane, column))
         rows, columns = self.lanes + lane, self.columns + column
         if self.packed:
             words[rows, columns] = data & 0xFFFF
@@ -256,7 +287,7 @@ def load(inst: Inst, b: Builder) -> Step:
 
     def run(warp: "Warp") -> None:
         lane, column = window.origin(warp, _one_value(address(warp), warp.first_lane()))
-        effect = partial(window.read, warp.cta.tmem.words, lane, column)
+        effect = partial(window.read, warp.cta, lane, column)
         queue = warp.cta.machine.queue
         if queue is None:
             _fill(warp, slots, effect())
@@ -294,9 +325,7 @@ def store(inst: Inst, b: Builder) -> Step:
         data = np.empty((len(values), 32), np.uint32)
         for row, read in zip(data, values, strict=True):
             row[:] = read(warp)
-        warp.cta.issue(
-            warp, Engine.TMEM_STORE, partial(window.write, warp.cta.tmem.words, lane, column, data)
-        )
+        warp.cta.issue(warp, Engine.TMEM_STORE, partial(window.write, warp.cta, lane, column, data))
 
     return converged(run)
 
@@ -356,6 +385,9 @@ def _commit_multicast(warp: "Warp", address: int, mask: int) -> None:
 def _issue_arrivals(warp: "Warp", targets: "list[Cta]", offset: int) -> None:
     def effect() -> None:
         for target in targets:
-            target.mbarrier(offset).arrive(1)
+            barrier, checker = target.mbarrier(offset), target.machine.checker
+            if checker is not None:
+                checker.arrive_later(target, barrier)
+            barrier.arrive(1)
 
     warp.cta.issue(warp, Engine.TCGEN05, effect)

@@ -24,6 +24,7 @@ from nvfp4_cute.emulator.isa import Builder, Mods, Reader, Step, handler
 from nvfp4_cute.emulator.isa.issue import cta_pair, per_thread, vector_items
 from nvfp4_cute.emulator.modes import Engine
 from nvfp4_cute.emulator.ptx import Address, Imm, Inst, Vector
+from nvfp4_cute.emulator.shadow import operand_place
 from nvfp4_cute.errors import EmulatorError
 
 if TYPE_CHECKING:
@@ -221,7 +222,14 @@ def _scales(cta: "Cta", address: int, rows: int, count: int, sf_id: int) -> np.n
         raise EmulatorError(
             f"scale factors at tensor-memory lane {address >> 16 & 0x7F}: must start at lane 0"
         )
-    cta.tmem.check(0, 128, column, scale_columns(rows))
+    columns = scale_columns(rows)
+    cta.tmem.check(0, 128, column, columns)
+    checker = cta.machine.checker
+    if checker is not None:
+        span = slice(column, column + columns)
+        unwritten = checker.read_tensor(cta, slice(0, 128), span)
+        needed = unwritten.reshape(4, 32, columns).transpose(0, 2, 1).reshape(4, -1)[:, :rows]
+        checker.require_tensor("scale factors", needed, span)
     return read_scales(cta.tmem.words, column, rows, count, sf_id)
 
 
@@ -237,9 +245,13 @@ def _shared_operand(
         container = np.dtype(_CONTAINER.get(element, np.uint8))
         gather = mn_major_bytes(descriptor, rows, container.itemsize)
         smem.check(gather.first_byte, gather.nbytes)
+        if cta.machine.checker is not None:
+            cta.machine.checker.read_operand(cta, operand_place(gather.indices, 1))
         return smem.views[1].take(gather.indices).view(container)[..., 0]
     gather = k_major_chunks(descriptor, rows)
     smem.check(gather.first_byte, gather.nbytes)
+    if cta.machine.checker is not None:
+        cta.machine.checker.read_operand(cta, operand_place(gather.indices, 16))
     data = smem.views[16].take(gather.indices).view(np.uint8)
     if form.kind in ("mxf4", "mxf4nvf4"):
         return data
@@ -279,6 +291,10 @@ def _tensor_operand(
     column = address & 0xFFFF
     columns = OPERAND_ROW_BYTES // 4
     cta.tmem.check(0, 128, column, columns)
+    checker = cta.machine.checker
+    if checker is not None:
+        span = slice(column, column + columns)
+        checker.require_tensor("A", checker.read_tensor(cta, slice(0, 128), span), span)
     data = np.ascontiguousarray(cta.tmem.words[:, column : column + columns]).view(np.uint8)
     return data if packed else _unpacked(data, desc.a_format)
 
@@ -296,21 +312,30 @@ class _Accumulator:
         d_type: str,
     ):
         self.words, self.blocks, self.column = cta.tmem.words, blocks, column
-        self.first_row, self.shape, self.d_type = first_row, shape, d_type
+        self.first_row, self.shape, self.d_type, self.cta = first_row, shape, d_type, cta
         for block in blocks:
             lanes = block.lanes
             width = block.columns.stop - block.columns.start
             cta.tmem.check(lanes.start, lanes.stop - lanes.start, column + block.column_offset, width)
 
+    def _span(self, block: AccumulatorBlock) -> tuple[slice, slice]:
+        """Lanes and columns of a block in tensor memory."""
+        start = self.column + block.column_offset
+        return block.lanes, slice(start, start + block.columns.stop - block.columns.start)
+
     def _place(self, block: AccumulatorBlock) -> tuple[np.ndarray, tuple[slice, slice]]:
         """The block's words, and its place in this CTA's rows of D."""
-        start = self.column + block.column_offset
-        width = block.columns.stop - block.columns.start
         rows = slice(block.rows.start - self.first_row, block.rows.stop - self.first_row)
-        return self.words[block.lanes, start : start + width], (rows, block.columns)
+        return self.words[self._span(block)], (rows, block.columns)
 
     def read(self) -> np.ndarray:
         """float32 or float16 (rows, N); may be a view."""
+        checker = self.cta.machine.checker
+        if checker is not None:
+            for block in self.blocks:
+                lanes, columns = self._span(block)
+                unwritten = ~checker.tensor[self.cta].valid[lanes, columns]
+                checker.require_tensor("the accumulator", unwritten, columns)
         if len(self.blocks) == 1:
             bits = self._place(self.blocks[0])[0]
         else:
@@ -326,7 +351,10 @@ class _Accumulator:
         keep = None
         if any(disabled):
             keep = np.unpackbits(np.array(disabled, "<u4").view(np.uint8), bitorder="little").view(bool)
+        checker = self.cta.machine.checker
         for block in self.blocks:
+            if checker is not None:
+                checker.write_tensor(self.cta, *self._span(block))
             words, place = self._place(block)
             if keep is None:
                 words[...] = bits[place]

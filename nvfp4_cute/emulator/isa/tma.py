@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from nvfp4_cute.emulator import shadow as places
+from nvfp4_cute.emulator.faults import AlignmentFault
 from nvfp4_cute.emulator.isa import Builder, Mods, Reader, Step, handler, lane_value
 from nvfp4_cute.emulator.isa import bulk as bulk  # registers the copies without a tensor map
 from nvfp4_cute.emulator.isa.issue import (
@@ -71,7 +73,7 @@ def _tensor_readers(inst: Inst, b: Builder, operand: Operand, form: _Tensor) -> 
 
 def _load_map(cta: "Cta", address: int) -> TensorMap:
     if address % 64:
-        raise EmulatorError(f"tensor map at {address:#x}: must be a multiple of 64")
+        raise AlignmentFault(f"tensor map at {address:#x}: must be a multiple of 64")
     params = cta.launch.params
     start = address - params.ctypes.data
     if 0 <= start and start + DESCRIPTOR_BYTES <= params.size:
@@ -135,10 +137,20 @@ def _load_boxes(
 ) -> None:
     view = lambda address, nbytes: cta.machine.memory.view(address, nbytes, write=False)
     total = m.tile_bytes * len(boxes)
-    for box, chunks in zip(boxes, _chunk_lists(m, offset, len(boxes)), strict=True):
+    for target in targets:
+        target.smem.check(offset, total)
+    chunk_lists = _chunk_lists(m, offset, len(boxes))
+    checker = cta.machine.checker
+    if checker is not None:
+        for box in boxes:
+            checker.read_global(*m.rows_at(box))
+        for target, (owner, barrier) in zip(targets, signals, strict=True):
+            stamp = checker.signalled(owner, barrier)
+            for chunks in chunk_lists:
+                checker.write_shared(target, places.chunks(chunks), stamp=stamp)
+    for box, chunks in zip(boxes, chunk_lists, strict=True):
         tile = m.read_tile(box, view)
         for target in targets:
-            target.smem.check(offset, total)
             target.smem.views[16][chunks] = tile
     cta.machine.stats.tma_load_bytes += total
     for owner, barrier in signals:
@@ -165,23 +177,33 @@ def _tensor_store(inst: Inst, b: Builder, mods: Mods, form: _Tensor) -> Step:
         cta, offset = warp.cta, own_offset(warp.cta, src)
         m = _load_map(cta, map_address)
         boxes = _single_boxes(form, m, coords)
-        read = partial(_read_boxes, cta, m, len(boxes), offset)
+        read = partial(_read_boxes, cta, m, boxes, offset)
         cta.issue_store(warp, read, partial(_write_boxes, cta, m, boxes, form.reduce))
 
     return per_thread(run, readers, idempotent=form.reduce is None)
 
 
-def _read_boxes(cta: "Cta", m: TensorMap, count: int, offset: int) -> list[np.ndarray]:
-    cta.smem.check(offset, m.tile_bytes * count)
-    return [cta.smem.views[16].take(chunks) for chunks in _chunk_lists(m, offset, count)]
+def _read_boxes(cta: "Cta", m: TensorMap, boxes: list[tuple[int, ...]], offset: int) -> list[np.ndarray]:
+    cta.smem.check(offset, m.tile_bytes * len(boxes))
+    chunk_lists = _chunk_lists(m, offset, len(boxes))
+    checker = cta.machine.checker
+    if checker is not None:
+        for box, chunks in zip(boxes, chunk_lists, strict=True):
+            inside = m.chunks_inside(box)
+            if inside is not None:  # what is dropped need not be written
+                checker.read_operand(cta, places.chunks(chunks[inside]))
+    return [cta.smem.views[16].take(chunks) for chunks in chunk_lists]
 
 
 def _write_boxes(
     cta: "Cta", m: TensorMap, boxes: list[tuple[int, ...]], reduce: str | None, tiles: list[np.ndarray]
 ) -> None:
     view = lambda address, nbytes: cta.machine.memory.view(address, nbytes, write=True)
+    checker = cta.machine.checker
     for box, tile in zip(boxes, tiles, strict=True):
         m.write_tile(box, tile, view, reduce)
+        if checker is not None:
+            checker.write_global(*m.rows_at(box), atomic=reduce is not None)
     cta.machine.stats.tma_store_bytes += m.tile_bytes * len(boxes)
 
 

@@ -37,6 +37,7 @@ from nvfp4_cute.emulator.isa.warp import synchronised, uniform
 from nvfp4_cute.emulator.late_registers import defer, resolved, settle
 from nvfp4_cute.emulator.modes import Engine, operations_of
 from nvfp4_cute.emulator.ptx import Inst, Operand, Vector
+from nvfp4_cute.emulator.shadow import operand_place
 from nvfp4_cute.errors import EmulatorError
 
 if TYPE_CHECKING:
@@ -88,6 +89,8 @@ def as_tcgen05(descriptor: int) -> int:
 def shared_rows(cta: "Cta", gather: Gather, rows: slice, element: str, mn_major: bool) -> np.ndarray:
     """Containers (rows, K) of an operand in shared memory; all of the gather's bytes must be in bounds."""
     cta.smem.check(gather.first_byte, gather.nbytes)
+    if cta.machine.checker is not None:
+        cta.machine.checker.read_operand(cta, operand_place(gather.indices, 1 if mn_major else 16, rows))
     container = CONTAINERS[element]
     if mn_major:
         return cta.smem.views[1].take(gather.indices[rows]).view(container)[..., 0]

@@ -1,0 +1,137 @@
+"""Vector clocks: what happened before what, for threads, asynchronous engines, and barriers of one cluster.
+
+A *component* counts the events of one source: a warp (its releases), an engine of a warp (operations complete up to a
+number), or an mbarrier (phases complete). An *epoch* is a component and a value, packed into one int64; an access is
+stamped with the epoch whose completion makes it done. *Knowledge* is what somebody can rely on: an int64 array (2,
+components), in row SEEN the greatest value of each component that happened before, in row FENCED the same for generic
+writes that a proxy fence has handed to the async proxy. An access with epoch (c, v) happened before whoever has
+``knowledge[SEEN, c] >= v``.
+"""
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from nvfp4_cute.emulator.modes import Engine
+
+if TYPE_CHECKING:
+    from nvfp4_cute.emulator.lanes import Warp
+
+SEEN, FENCED = 0, 1
+COMPONENT_SHIFT = 32
+VALUE_MASK = (1 << COMPONENT_SHIFT) - 1
+NOBODY = 0
+"""Epoch of what was never accessed: it happened before everything."""
+
+
+def epoch(component: int, value: int) -> int:
+    """Pack."""
+    return component << COMPONENT_SHIFT | value
+
+
+class Components:
+    """Numbers the components of one cluster. Number 0 is nobody."""
+
+    def __init__(self, expected: int):
+        """`expected`: how many there will probably be; more are allowed."""
+        self.count = 1
+        self.capacity = expected + 1
+
+    def new(self) -> int:
+        """A component that nobody knows anything about."""
+        self.count += 1
+        if self.count > self.capacity:
+            self.capacity *= 2
+        return self.count - 1
+
+    def nothing(self) -> np.ndarray:
+        """Knowledge of nothing."""
+        return np.zeros((2, self.capacity), np.int64)
+
+    def fit(self, knowledge: np.ndarray) -> np.ndarray:
+        """The same knowledge, wide enough for all components."""
+        if knowledge.shape[1] >= self.capacity:
+            return knowledge
+        wide = self.nothing()
+        wide[:, : knowledge.shape[1]] = knowledge
+        return wide
+
+
+def joined(into: np.ndarray, other: np.ndarray) -> np.ndarray:
+    """What the two know together; may reuse `into`."""
+    if into.shape[1] < other.shape[1]:
+        into, other = other.copy(), into
+    part = into[:, : other.shape[1]]
+    np.maximum(part, other, out=part)
+    return into
+
+
+def first_unordered(seen: np.ndarray, epochs: np.ndarray) -> int | None:
+    """Position (in C order) of the first epoch that did not happen before a holder of the row `seen`, or None."""
+    flat = epochs.reshape(-1)
+    if not flat.size:
+        return None
+    first = int(flat[0])
+    if (flat == first).all():
+        return None if seen[first >> COMPONENT_SHIFT] >= first & VALUE_MASK else 0
+    late = seen[flat >> COMPONENT_SHIFT] < flat & VALUE_MASK
+    position = int(late.argmax())
+    return position if late[position] else None
+
+
+class WarpClock:
+    """What one warp knows, and the components of its own."""
+
+    def __init__(self, components: Components, warp: "Warp"):
+        """A warp that has done nothing."""
+        self.components, self.warp = components, warp
+        self.own = components.new()
+        self.knowledge = components.nothing()
+        self.knowledge[SEEN, self.own] = 1
+        self.engines: dict[Engine | str, int] = {}
+        self.issued: dict[Engine | str, int] = {}
+
+    @property
+    def value(self) -> int:
+        """The warp's own count."""
+        return int(self.knowledge[SEEN, self.own])
+
+    @property
+    def epoch(self) -> int:
+        """Stamp of an access that the warp makes now."""
+        return epoch(self.own, self.value)
+
+    def publish(self) -> np.ndarray:
+        """What the warp knows now, for whoever learns from it; what it does later is not part of it."""
+        published = self.knowledge = self.components.fit(self.knowledge)
+        self.knowledge = published.copy()
+        self.knowledge[SEEN, self.own] += 1
+        return published
+
+    def learn(self, other: np.ndarray) -> None:
+        """Everything in `other` happened before what the warp does next."""
+        self.knowledge = joined(self.knowledge, other)
+
+    def fence(self) -> None:
+        """A proxy fence: all generic writes that the warp knows of are visible to the async proxy."""
+        self.knowledge[FENCED] = self.knowledge[SEEN]
+        self.knowledge[SEEN, self.own] += 1
+
+    def engine(self, name: Engine | str) -> int:
+        """Component of one of the warp's engines."""
+        found = self.engines.get(name)
+        if found is None:
+            found = self.engines[name] = self.components.new()
+            self.knowledge = self.components.fit(self.knowledge)
+        return found
+
+    def next_number(self, name: Engine | str) -> int:
+        """Number of the operation that the warp issues now on an engine, from 1."""
+        number = self.issued[name] = self.issued.get(name, 0) + 1
+        return number
+
+    def completed(self, component: int, value: int) -> None:
+        """The warp knows that operations of a component are complete up to `value`."""
+        self.knowledge = self.components.fit(self.knowledge)
+        if self.knowledge[SEEN, component] < value:
+            self.knowledge[SEEN, component] = value

@@ -1,0 +1,161 @@
+"""Races on global memory within one launch: between the warps of a cluster, and between clusters.
+
+Clusters run one after the other here and in any order on a GPU, so a cluster may rely on another's writes only if it
+learnt of them through atomics or strong accesses. Between clusters that is tracked coarsely: whoever acquires from an
+address knows all that the releasing clusters had written when they released.
+"""
+
+import bisect
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from nvfp4_cute.emulator.clocks import FENCED, NOBODY, SEEN, first_unordered, joined
+from nvfp4_cute.emulator.memory import GlobalMemory, Range
+from nvfp4_cute.emulator.shadow import Actor, GlobalShadow
+
+if TYPE_CHECKING:
+    from nvfp4_cute.emulator.hazards import Checker
+    from nvfp4_cute.emulator.lanes import Warp
+
+
+class GlobalRaces:
+    """Last writers of the writable ranges, and what addresses used for synchronisation tell."""
+
+    def __init__(self, checker: "Checker"):
+        """`checker`: where findings go."""
+        self.checker = checker
+        self._ranges: list[Range] = []
+        self._starts: list[int] = []
+        self._shadows: dict[int, GlobalShadow] = {}
+        self._told: dict[int, dict[int, int]] = {}
+        self._local: dict[Any, np.ndarray] = {}
+        self._known: dict[int, int] = {}
+        self._cluster = self._releases = 0
+
+    def begin_launch(self, memory: GlobalMemory) -> None:
+        """Nothing has been written."""
+        self._ranges = [r for r in memory.ranges if r.writable]
+        self._starts = [r.start for r in self._ranges]
+        self._shadows, self._told, self._cluster = {}, {}, 0
+
+    def begin_cluster(self) -> None:
+        """The next cluster knows nothing of the others."""
+        self._cluster += 1
+        self._releases = 1
+        self._known, self._local = {}, {}
+
+    def access(
+        self, addresses: np.ndarray, nbytes: int, actor: Actor, *, write: bool, atomic: bool = False
+    ) -> None:
+        """Hold accesses of `nbytes` at each address (int64) against the earlier writes."""
+        if not write and not self._shadows:
+            return
+        first = int(addresses.min())
+        shadow = self._shadow(first, create=write)
+        if shadow is None:
+            return
+        inside = (addresses >= shadow.start) & (addresses < shadow.end)
+        if not inside.all():
+            self.access(addresses[~inside], nbytes, actor, write=write, atomic=atomic)
+            addresses = addresses[inside]
+        index = shadow.index(addresses, nbytes)
+        self._check(shadow, index, actor, write=write, atomic=atomic)
+        if write:
+            shadow.writers[index] = actor.epoch
+            shadow.clusters[index] = self._cluster
+            shadow.order[index] = self._releases
+            shadow.sites[index] = actor.site
+
+    def _shadow(self, address: int, *, create: bool) -> GlobalShadow | None:
+        position = bisect.bisect_right(self._starts, address) - 1
+        if position < 0 or address >= self._ranges[position].end:
+            return None
+        shadow = self._shadows.get(position)
+        if shadow is None and create:
+            found = self._ranges[position]
+            shadow = self._shadows[position] = GlobalShadow(found.start, found.nbytes)
+        return shadow
+
+    def _check(
+        self, shadow: GlobalShadow, index: np.ndarray, actor: Actor, *, write: bool, atomic: bool
+    ) -> None:
+        epochs = shadow.writers[index]
+        if not epochs.any():
+            return
+        clusters = shadow.clusters[index]
+        own = clusters == self._cluster
+        mine = np.where(own, epochs, NOBODY)
+        late = first_unordered(actor.knowledge[SEEN], mine)
+        if late is None:
+            late = self._foreign(shadow, index, ~own & (epochs != NOBODY), clusters)
+        unfenced = False
+        if late is None and actor.proxy and not write:
+            late, unfenced = self._unfenced(shadow, index, mine, actor)
+        if late is None:
+            return
+        number = int(shadow.sites[index[late]])
+        checker = self.checker
+        site, other = checker.sites[actor.site], checker.sites[number]
+        if atomic and other.atomic:
+            return
+        place = f"global memory at {shadow.start + 2 * int(index[late]):#x} ({self._name(shadow)})"
+        if unfenced:
+            text = f"{site} reads {place} through the async proxy, {other} wrote it through the generic proxy: no fence.proxy.async between them"
+            checker.report("proxy-fence", site, other, text)
+        elif write:
+            text = f"{site} writes {place} that {other} writes too: nothing orders them"
+            checker.report("double-store", site, other, text)
+        else:
+            text = f"{site} reads {place} that {other} writes: nothing orders them"
+            checker.report("race", site, other, text)
+
+    def _name(self, shadow: GlobalShadow) -> str:
+        found = self._ranges[bisect.bisect_right(self._starts, shadow.start) - 1]
+        return f"`{found.name}`"
+
+    def _foreign(
+        self, shadow: GlobalShadow, index: np.ndarray, others: np.ndarray, clusters: np.ndarray
+    ) -> int | None:
+        """Position of a write of another cluster that this one has not learnt of."""
+        if not others.any():
+            return None
+        for cluster in np.unique(clusters[others]).tolist():
+            known = self._known.get(cluster, 0)
+            late = others & (clusters == cluster) & (shadow.order[index] > known)
+            if late.any():
+                return int(late.argmax())
+        return None
+
+    def _unfenced(
+        self, shadow: GlobalShadow, index: np.ndarray, epochs: np.ndarray, actor: Actor
+    ) -> tuple[int | None, bool]:
+        sites = self.checker.sites
+        generic = np.array(
+            [sites[n].inst.opcode in ("st", "atom", "red") for n in shadow.sites[index].tolist()]
+        )
+        late = first_unordered(actor.knowledge[FENCED], np.where(generic, epochs, NOBODY))
+        return late, late is not None
+
+    # ---- synchronisation through memory ------------------------------------------------------------
+    def synchronise(self, warp: "Warp", keys: list[Any], *, acquire: bool, release: bool) -> None:
+        """A strong access of a warp. `keys`: addresses, ints for global memory, (CTA, offset) for shared memory."""
+        clock = self.checker.clock(warp)
+        for key in keys:
+            if acquire:
+                known = self._local.get(key)
+                if known is not None:
+                    clock.learn(known)
+                for cluster, order in self._told.get(key, {}).items() if isinstance(key, int) else ():
+                    self._known[cluster] = max(order, self._known.get(cluster, 0))
+        if not release:
+            return
+        published = clock.publish()
+        for key in keys:
+            known = self._local.get(key)
+            self._local[key] = published.copy() if known is None else joined(known, published)
+            if isinstance(key, int):
+                told = self._told.setdefault(key, {})
+                for cluster, order in (*self._known.items(), (self._cluster, self._releases)):
+                    told[cluster] = max(order, told.get(cluster, 0))
+        self._releases += 1

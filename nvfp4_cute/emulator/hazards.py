@@ -1,0 +1,611 @@
+"""Hazards: accesses that nothing orders, bytes that nobody wrote, barriers and tensor memory left in a bad state.
+
+The checker rides along with an execution. Synchronising instructions tell it who learns what from whom (`clocks`),
+accesses are held against shadow memory (`shadow`), and what does not fit is collected as a `Hazard`. An access is a
+race if nothing orders it after an earlier one to the same bytes, whatever order this execution happened to choose.
+
+What orders what:
+
+* a warp's instructions are in program order; its asynchronous operations start after what the warp knew at their issue;
+* a wait on an mbarrier phase, a named or cluster barrier, or an atomic location gives what the arrivals knew;
+* data of TMA loads is there for who waited for the mbarrier phase that they complete;
+* a commit's arrival says that all earlier tcgen05 operations of its warp are complete; operations of one warp on one
+  engine are in order (`modes`); wait_group and tcgen05.wait say that the warp's own operations are complete;
+* generic writes are visible to the async proxy only after a fence.proxy.async somewhere between the two.
+
+Lanes of one warp are one thread here; atomics and strong loads and stores on one address order whole warps.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from nvfp4_cute.emulator import shadow
+from nvfp4_cute.emulator.clocks import SEEN, Components, WarpClock, epoch, joined
+from nvfp4_cute.emulator.faults import Fault
+from nvfp4_cute.emulator.global_races import GlobalRaces
+from nvfp4_cute.emulator.memory import GlobalMemory, Mbarrier
+from nvfp4_cute.emulator.modes import Engine, Operation
+from nvfp4_cute.emulator.ptx import Inst
+from nvfp4_cute.emulator.shadow import Actor, Conflict, Shadow, TensorShadow
+from nvfp4_cute.errors import EmulatorError
+
+if TYPE_CHECKING:
+    from nvfp4_cute.emulator.lanes import Warp
+    from nvfp4_cute.emulator.machine import Cluster, Cta, Launch
+
+Place = tuple[Any, tuple[int, int]]
+"""Index and row span of granules, as `shadow` makes them."""
+
+COMPONENTS_PER_WARP, BARRIERS_PER_CTA = 8, 64
+"""First guesses; there may be more of either."""
+
+MOST_HAZARDS = 50
+"""Different hazards of one launch after which the checker stops collecting."""
+
+_NAMES = (
+    ("cp.async.bulk.tensor", "TMA store", "global.shared::cta"),
+    ("cp.async.bulk.tensor", "TMA load", ""),
+    ("cp.reduce.async.bulk", "bulk reduction", ""),
+    ("cp.async.bulk", "bulk store", "global.shared::cta"),
+    ("cp.async.bulk", "bulk load", ""),
+)
+
+
+@dataclass(frozen=True)
+class Site:
+    """An instruction in one warp."""
+
+    cta: tuple[int, int, int]
+    warp: int
+    inst: Inst
+    atomic: bool = False
+
+    def __str__(self) -> str:
+        """Such as ``TMA load (cta 0,0,0 warp 5, PTX line 224, load.py:48)``."""
+        words = ".".join((self.inst.opcode, *self.inst.mods))
+        name = ".".join(words.split(".")[:2])
+        for start, readable, part in _NAMES:
+            if words.startswith(start) and part in words:
+                name = readable
+                break
+        source = self.inst.source
+        python = f", {source[0].rsplit('/', 1)[-1]}:{source[1]}" if source else ""
+        return (
+            f"{name} (cta {','.join(map(str, self.cta))} warp {self.warp}, PTX line {self.inst.line}{python})"
+        )
+
+
+@dataclass
+class Hazard:
+    """One finding.
+
+    Attributes:
+        kind: "race", "proxy-fence", "uninitialised", "mbarrier", "tensor-memory", "double-store", "exit", or the
+            `kind` of a `faults.Fault` that stopped the launch.
+        kernel: name of the entry.  site: the instruction that showed it, if one did.  other: the other access.
+        text: what is wrong, in words.  count: how many more of the same pair of instructions were seen.
+    """
+
+    kind: str
+    kernel: str
+    site: Site | None
+    other: Site | None
+    text: str
+    count: int = 1
+
+    def __str__(self) -> str:
+        """Kind, text, and the PTX lines."""
+        lines = [f"{self.kind}: {self.text}" + (f" [{self.count} times]" if self.count > 1 else "")]
+        lines += [
+            f"    PTX line {s.inst.line}: {s.inst.text}" for s in (self.site, self.other) if s is not None
+        ]
+        return "\n".join(lines)
+
+
+class HazardError(EmulatorError):
+    """A launch had hazards. `hazards`: all of them."""
+
+    def __init__(self, hazards: "list[Hazard]"):
+        """`hazards`: at least one."""
+        self.hazards = hazards
+        plural = "hazards" if len(hazards) > 1 else "hazard"
+        super().__init__(
+            f"{len(hazards)} {plural} in kernel {hazards[0].kernel}:\n" + "\n".join(map(str, hazards))
+        )
+
+
+@dataclass
+class Record:
+    """What the checker keeps about an operation: what its warp knew, its own component and number, its place."""
+
+    knowledge: np.ndarray
+    component: int
+    number: int
+    site: int
+    unwritten: np.ndarray | None = None
+
+    def actor(self, stamp: int | None = None, *, proxy: bool = True) -> Actor:
+        """The operation as one who accesses memory; `stamp`: its epoch if not that of its own component."""
+        own = epoch(self.component, self.number) if stamp is None else stamp
+        return Actor(self.knowledge, own, self.site, proxy)
+
+
+@dataclass
+class BarrierClock:
+    """What waiting for an mbarrier tells.
+
+    Attributes:
+        component: its value is the number of phases complete.  gathering: what arrivals of the current phase knew.
+        complete: what arrivals of all complete phases knew.  init / fence: epochs of its initialisation, and of the
+            fence that made it visible to other proxies and CTAs.  arrivals: sites that ever arrived.
+        users: newest event of each warp that used it.
+    """
+
+    component: int
+    gathering: np.ndarray
+    complete: np.ndarray
+    init: tuple[int, int]
+    init_site: int
+    fence: tuple[int, int] | None = None
+    arrivals: dict[int, int] = field(default_factory=dict)
+    users: dict[int, tuple[int, int]] = field(default_factory=dict)
+
+    def phase_done(self) -> None:
+        """Called by the barrier when a phase completes."""
+        self.complete = joined(self.complete, self.gathering)
+        self.gathering[:] = 0
+
+
+class Checker:
+    """Collects the hazards of the launches of a machine.
+
+    Attributes:
+        hazards: of all launches so far.  current: record of the operation that is happening now.
+        shared / tensor: shadows of the running CTAs' memories.  globals: races on global memory.
+        passing: the barrier that each blocked warp has arrived at.
+    """
+
+    def __init__(self) -> None:
+        """Nothing found yet."""
+        self.hazards: list[Hazard] = []
+        self.current: Record | None = None
+        self.kernel = ""
+        self.sites: list[Site] = []
+        self._numbers: dict[tuple[Any, ...], int] = {}
+        self._found: dict[tuple[Any, ...], Hazard] = {}
+        self.components = Components(0)
+        self._clocks: dict[Warp, WarpClock] = {}
+        self.shared: dict[Cta, Shadow] = {}
+        self.tensor: dict[Cta, TensorShadow] = {}
+        self._gates: dict[Any, np.ndarray] = {}
+        self.passing: dict[Warp, Any] = {}
+        self.globals = GlobalRaces(self)
+        self._touched: dict[Cta, dict[int, tuple[int, int]]] = {}
+
+    # ---- life of a launch --------------------------------------------------------------------------
+    def begin_launch(self, launch: "Launch", memory: GlobalMemory) -> None:
+        """Earlier launches are complete: nothing of them can race."""
+        self.kernel = launch.code.entry.name
+        self.globals.begin_launch(memory)
+        self.sites = []
+        self._numbers.clear()
+        self._found.clear()
+
+    def begin_cluster(self, cluster: "Cluster") -> None:
+        """Fresh memories and clocks."""
+        warps = [warp for cta in cluster.ctas for warp in cta.warps]
+        self.components = Components(COMPONENTS_PER_WARP * len(warps) + BARRIERS_PER_CTA * len(cluster.ctas))
+        self._clocks = {warp: WarpClock(self.components, warp) for warp in warps}
+        self.shared = {cta: shadow.shared_shadow(cta.smem.size) for cta in cluster.ctas}
+        self.tensor = {cta: TensorShadow() for cta in cluster.ctas}
+        self._gates, self.passing = {}, {}
+        self._touched = {cta: {} for cta in cluster.ctas}
+        self.globals.begin_cluster()
+
+    def end_cluster(self, cluster: "Cluster") -> None:
+        """Look for what the CTAs left behind."""
+        for cta in cluster.ctas:
+            self._check_exit(cta)
+        self._clocks, self.shared, self.tensor, self._gates, self._touched = {}, {}, {}, {}, {}
+
+    def _check_exit(self, cta: "Cta") -> None:
+        name = f"cta {','.join(map(str, cta.idx))}"
+        for base, columns in cta.tmem.allocations.items():
+            self.report(
+                "tensor-memory", None, None, f"{name} exits with {columns} columns at {base} still allocated"
+            )
+        for barrier in cta.smem.barriers.values():
+            if barrier.tx:
+                self.report(
+                    "mbarrier",
+                    None,
+                    None,
+                    f"{name} exits while mbarrier smem+{barrier.offset:#x} has an unbalanced transaction count "
+                    f"({barrier.tx:+d} bytes expected but not copied, phase {barrier.phase})",
+                    self._arrivals_text(barrier),
+                )
+        known = self.components.nothing()
+        for warp in cta.warps:
+            known = joined(known, self.clock(warp).knowledge)
+        for component, (value, number) in self._touched[cta].items():
+            if known[SEEN, component] < value:
+                site = self.sites[number]
+                self.report(
+                    "exit",
+                    site,
+                    None,
+                    f"{name} may exit before {site} is done with its shared memory or tensor memory: "
+                    "no warp of it waits for that",
+                )
+
+    def _arrivals_text(self, barrier: Mbarrier) -> str:
+        record: BarrierClock | None = barrier.record
+        if record is None or not record.arrivals:
+            return "nobody has arrived on it"
+        sites = sorted(str(self.sites[number]) for number in record.arrivals)
+        return "arrivals came from " + "; ".join(sites[:6])
+
+    # ---- reports -------------------------------------------------------------------------------------
+    def site(self, warp: "Warp", pc: int, *, atomic: bool = False) -> int:
+        """Number of the place of an instruction in a warp."""
+        key = (warp.cta.idx, warp.idx, pc, atomic)
+        number = self._numbers.get(key)
+        if number is None:
+            number = self._numbers[key] = len(self.sites)
+            self.sites.append(Site(warp.cta.idx, warp.idx, warp.code.insts[pc], atomic))
+        return number
+
+    def report(self, kind: str, site: Site | None, other: Site | None, text: str, detail: str = "") -> None:
+        """Collect a hazard; the same kind at the same instructions counts once."""
+        key: tuple[Any, ...] = (kind, site.inst.line if site else text, other.inst.line if other else None)
+        known = self._found.get(key)
+        if known is not None:
+            known.count += 1
+        elif len(self._found) < MOST_HAZARDS:
+            text = f"{text} ({detail})" if detail else text
+            self._found[key] = Hazard(kind, self.kernel, site, other, text)
+            self.hazards.append(self._found[key])
+
+    def stopped(self, error: EmulatorError) -> None:
+        """The launch was stopped by an error: it is a hazard like the others."""
+        kind = error.kind if isinstance(error, Fault) else Fault.kind
+        self.report(kind, None, None, str(error))
+
+    def of_this_launch(self) -> list[Hazard]:
+        """Hazards since `begin_launch`."""
+        return list(self._found.values())
+
+    def _conflict(self, conflict: Conflict, actor: Actor, *, write: bool, where: str) -> None:
+        site, other = self.sites[actor.site], self.sites[conflict.site]
+        does = "writes" if write else "reads"
+        if conflict.unfenced:
+            self.report(
+                "proxy-fence",
+                site,
+                other,
+                f"{site} {does} {where} through the async proxy, {other} wrote it through the generic proxy: "
+                "no fence.proxy.async between them",
+            )
+            return
+        tail = f"that {other} writes" if conflict.wrote else f"while {other} may still read it"
+        if conflict.wrote and write:
+            tail = f"that {other} may still be writing"
+        self.report("race", site, other, f"{site} {does} {where} {tail}: nothing orders them")
+
+    # ---- clocks --------------------------------------------------------------------------------------
+    def clock(self, warp: "Warp") -> WarpClock:
+        """Clock of a warp of the running cluster."""
+        return self._clocks[warp]
+
+    def warp_actor(self, warp: "Warp", pc: int) -> Actor:
+        """A warp that accesses memory itself, through the generic proxy."""
+        clock = self._clocks[warp]
+        clock.knowledge = self.components.fit(clock.knowledge)
+        return Actor(clock.knowledge, clock.epoch, self.site(warp, pc), False)
+
+    def issued(self, operation: Operation) -> Record:
+        """An operation was submitted."""
+        clock = self._clocks[operation.warp]
+        component = clock.engine(operation.engine)
+        number = clock.next_number(operation.engine)
+        knowledge = clock.publish()
+        if operation.engine is Engine.TCGEN05:
+            knowledge[SEEN, component] = number - 1
+        return Record(knowledge, component, number, self.site(operation.warp, operation.pc))
+
+    def completed(self, operation: Operation) -> None:
+        """The warp that issued an operation knows that it is complete."""
+        record: Record = operation.record
+        self._clocks[operation.warp].completed(record.component, record.number)
+
+    def used(self, operation: Operation, index: int) -> None:
+        """A register that an operation wrote is used."""
+        record: Record = operation.record
+        if record.unwritten is not None and record.unwritten[index]:
+            site = self.sites[record.site]
+            self.report(
+                "uninitialised",
+                site,
+                None,
+                f"a register that {site} loaded is used; nobody wrote what it read",
+            )
+
+    def gate_in(self, warp: "Warp", gate: Any) -> None:
+        """A warp arrives at something that others wait for."""
+        published = self._clocks[warp].publish()
+        known = self._gates.get(gate)
+        self._gates[gate] = published if known is None else joined(known, published)
+
+    def gate_out(self, warp: "Warp", gate: Any) -> None:
+        """A warp learns what those who arrived at the gate knew."""
+        known = self._gates.get(gate)
+        if known is not None:
+            self._clocks[warp].learn(known)
+
+    # ---- shared and tensor memory ----------------------------------------------------------------------
+    def access_shared(self, cta: "Cta", place: Place, actor: Actor, *, write: bool) -> None:
+        """Hold an access to shared memory against the earlier ones."""
+        index, span = place
+        memory = self.shared[cta]
+        conflict = (memory.write if write else memory.read)(index, span, actor)
+        if conflict is not None:
+            low, high = 4 * conflict.granules[0], 4 * conflict.granules[1] + 3
+            self._conflict(conflict, actor, write=write, where=f"smem+{low:#x}..{high:#x}{self._whose(cta)}")
+
+    def _whose(self, cta: "Cta") -> str:
+        return f" of cta {','.join(map(str, cta.idx))}" if len(cta.cluster.ctas) > 1 else ""
+
+    def access_tensor(self, cta: "Cta", place: Place, actor: Actor, *, write: bool) -> None:
+        """Hold an access to tensor memory against the earlier ones."""
+        index, span = place
+        memory = self.tensor[cta]
+        conflict = (memory.write if write else memory.read)(index, span, actor)
+        if conflict is not None:
+            self._conflict(conflict, actor, write=write, where=self._columns(cta, conflict))
+
+    def _columns(self, cta: "Cta", conflict: Conflict) -> str:
+        width = self.tensor[cta].shape[1]
+        low, high = conflict.granules
+        columns = sorted((low % width, high % width))
+        lanes = (
+            f"lanes {low // width * shadow.HALF_QUADRANT}..{(high // width + 1) * shadow.HALF_QUADRANT - 1}"
+        )
+        return f"tensor memory columns {columns[0]}..{columns[1]}, {lanes}{self._whose(cta)}"
+
+    def read_operand(self, cta: "Cta", place: Place, *, stamp: int | None = None, proxy: bool = True) -> None:
+        """The current operation reads shared memory that must have been written."""
+        record = self._record()
+        actor = record.actor(stamp, proxy=proxy)
+        unwritten = self.shared[cta].unwritten(place[0])
+        if unwritten.any():
+            self._unwritten(actor.site, f"shared memory{self._whose(cta)}", cta, place)
+        self.access_shared(cta, place, actor, write=False)
+        self.touch(cta, actor)
+
+    def unwritten_load(self, cta: "Cta", place: Place, actor: Actor) -> None:
+        """A warp loads bytes of shared memory none of which anybody wrote."""
+        self._unwritten(actor.site, f"shared memory{self._whose(cta)}", cta, place)
+
+    def freed(self, warp: "Warp", pc: int, place: Place) -> None:
+        """A warp frees columns of tensor memory: all accesses must be complete."""
+        cta, actor = warp.cta, self.warp_actor(warp, pc)
+        conflict = self.tensor[cta].unordered(*place, actor)
+        if conflict is not None:
+            site, other = self.sites[actor.site], self.sites[conflict.site]
+            self.report(
+                "race",
+                site,
+                other,
+                f"{site} frees {self._columns(cta, conflict)} while {other} may still use it: nothing orders them",
+            )
+
+    def write_global(self, addresses: np.ndarray, nbytes: int, *, atomic: bool = False) -> None:
+        """The current operation writes global memory: `nbytes` at each address."""
+        record = self._record()
+        actor = record.actor()
+        if atomic:
+            actor.site = self._atomic_twin(record.site)
+        self.globals.access(addresses, nbytes, actor, write=True, atomic=atomic)
+
+    def read_global(self, addresses: np.ndarray, nbytes: int, *, proxy: bool = True) -> None:
+        """The current operation reads global memory."""
+        self.globals.access(addresses, nbytes, self._record().actor(proxy=proxy), write=False)
+
+    def _atomic_twin(self, number: int) -> int:
+        site = replace(self.sites[number], atomic=True)
+        key = (site.cta, site.warp, id(site.inst), True)
+        if key not in self._numbers:
+            self._numbers[key] = len(self.sites)
+            self.sites.append(site)
+        return self._numbers[key]
+
+    def _unwritten(self, number: int, what: str, cta: "Cta", place: Place) -> None:
+        site = self.sites[number]
+        low, high = 16 * place[1][0], 16 * place[1][1] - 1
+        self.report(
+            "uninitialised", site, None, f"{site} reads {what} in smem+{low:#x}..{high:#x} that nobody wrote"
+        )
+
+    def write_shared(self, cta: "Cta", place: Place, *, stamp: int | None = None, proxy: bool = True) -> None:
+        """The current operation writes shared memory."""
+        actor = self._record().actor(stamp, proxy=proxy)
+        self.access_shared(cta, place, actor, write=True)
+        self.touch(cta, actor)
+
+    def read_tensor(self, cta: "Cta", lanes: slice, columns: slice) -> np.ndarray:
+        """The current operation reads a rectangle of tensor memory. Returns which words nobody wrote."""
+        actor = self._record().actor()
+        self.access_tensor(cta, TensorShadow.rectangle(lanes, columns), actor, write=False)
+        self.touch(cta, actor)
+        return ~self.tensor[cta].valid[lanes, columns]
+
+    def require_tensor(self, what: str, unwritten: np.ndarray, columns: slice) -> None:
+        """Report an operand in tensor memory with words that nobody wrote."""
+        if unwritten.any():
+            site = self.sites[self._record().site]
+            self.report(
+                "uninitialised",
+                site,
+                None,
+                f"{site} uses {what} in tensor memory columns {columns.start}..{columns.stop - 1} that nobody wrote",
+            )
+
+    def note_unwritten(self, registers: np.ndarray) -> None:
+        """Registers (bool each) that the current operation loads with words nobody wrote: bad if they are used."""
+        if registers.any():
+            self._record().unwritten = registers
+
+    def write_tensor(self, cta: "Cta", lanes: slice, columns: slice, valid: bool | None = True) -> None:
+        """The current operation writes a rectangle of tensor memory. `valid` None: the caller marks what is."""
+        actor = self._record().actor()
+        self.access_tensor(cta, TensorShadow.rectangle(lanes, columns), actor, write=True)
+        if valid is not None:
+            self.tensor[cta].valid[lanes, columns] = valid
+        self.touch(cta, actor)
+
+    def copy_source(self, cta: "Cta", place: Place) -> None:
+        """The current operation copies shared memory, written or not."""
+        actor = self._record().actor()
+        self.access_shared(cta, place, actor, write=False)
+        self.touch(cta, actor)
+
+    def _record(self) -> Record:
+        assert self.current is not None, "an effect outside an operation"
+        return self.current
+
+    def touch(self, cta: "Cta", actor: Actor) -> None:
+        """The CTA must not exit before an access of somebody else, or of an engine, is done."""
+        component, value = actor.epoch >> 32, actor.epoch & 0xFFFFFFFF
+        known = self._touched[cta].get(component)
+        if known is None or known[0] < value:
+            self._touched[cta][component] = (value, actor.site)
+
+    # ---- mbarriers ---------------------------------------------------------------------------------------
+    def barrier_init(self, warp: "Warp", pc: int, barrier: Mbarrier, old: Mbarrier | None) -> None:
+        """A barrier was initialised, perhaps over an old one."""
+        clock, number = self._clocks[warp], self.site(warp, pc)
+        if old is not None and old.record is not None:
+            self._check_reuse(warp, number, old)
+        barrier.record = BarrierClock(
+            self.components.new(),
+            self.components.nothing(),
+            self.components.nothing(),
+            (clock.own, clock.value),
+            number,
+        )
+
+    def _check_reuse(self, warp: "Warp", number: int, old: Mbarrier) -> None:
+        seen, site = self._clocks[warp].knowledge[SEEN], self.sites[number]
+        busy = old.pending != old.count or old.tx
+        unordered = [user for c, (v, user) in old.record.users.items() if c < len(seen) and seen[c] < v]
+        if busy or unordered:
+            other = self.sites[unordered[0]] if unordered else None
+            self.report(
+                "mbarrier",
+                site,
+                other,
+                f"{site} initialises mbarrier smem+{old.offset:#x} again while it is in use ({old.describe()})",
+            )
+
+    def fence_barriers(self, warp: "Warp") -> None:
+        """A fence that makes the warp's mbarrier initialisations visible to other proxies and CTAs."""
+        clock = self._clocks[warp]
+        for cta in warp.cta.cluster.ctas:
+            for barrier in cta.smem.barriers.values():
+                record: BarrierClock | None = barrier.record
+                if record is not None and record.init[0] == clock.own and record.fence is None:
+                    record.fence = (clock.own, clock.value)
+
+    def use_barrier(
+        self, cta: "Cta", barrier: Mbarrier, knowledge: np.ndarray, number: int, *, outside: bool
+    ) -> BarrierClock:
+        """Somebody uses a barrier; `outside`: from another CTA, or through the async proxy."""
+        record: BarrierClock = barrier.record
+        component, value = record.init
+        site, init = self.sites[number], self.sites[record.init_site]
+        if knowledge[SEEN, component] < value:
+            self.report(
+                "mbarrier",
+                site,
+                init,
+                f"{site} uses mbarrier smem+{barrier.offset:#x}{self._whose(cta)}, which {init} initialises: nothing "
+                "orders them (a bar.sync or cluster barrier after the initialisation?)",
+            )
+        elif outside and (record.fence is None or knowledge[SEEN, record.fence[0]] < record.fence[1]):
+            self.report(
+                "mbarrier",
+                site,
+                init,
+                f"{site} uses mbarrier smem+{barrier.offset:#x}{self._whose(cta)} from outside the CTA's generic proxy "
+                f"without a fence.mbarrier_init after {init}",
+            )
+        return record
+
+    def arrive(self, warp: "Warp", pc: int, cta: "Cta", barrier: Mbarrier) -> None:
+        """A warp is about to arrive (release)."""
+        clock, number = self._clocks[warp], self.site(warp, pc)
+        stamp = (clock.own, clock.value)
+        published = clock.publish()
+        outside = cta is not warp.cta
+        record = self.use_barrier(cta, barrier, published, number, outside=outside)
+        record.gathering = joined(record.gathering, published)
+        record.arrivals[number] = barrier.phase
+        record.users[stamp[0]] = (stamp[1], number)
+        if outside:
+            self.touch(cta, Actor(published, epoch(*stamp), number, False))
+
+    def arrive_later(self, cta: "Cta", barrier: Mbarrier, *, outside: bool = True) -> None:
+        """The current operation (a commit) is about to arrive: everything before it on its engine is complete."""
+        own = self._record()
+        own.knowledge = self.components.fit(own.knowledge)
+        record = self.use_barrier(cta, barrier, own.knowledge, own.site, outside=outside)
+        learnt = own.knowledge.copy()
+        learnt[SEEN, own.component] = own.number
+        record.gathering = joined(record.gathering, learnt)
+        record.arrivals[own.site] = barrier.phase
+        self.touch(cta, own.actor())
+
+    def signalled(self, cta: "Cta", offset: int) -> int:
+        """Epoch of data whose arrival the current operation will signal to an mbarrier."""
+        barrier = cta.mbarrier(offset)
+        own = self._record()
+        record = self.use_barrier(cta, barrier, own.knowledge, own.site, outside=True)
+        own.knowledge = self.components.fit(own.knowledge)
+        return epoch(record.component, barrier.phase + 1)
+
+    def waited(self, warp: "Warp", pc: int, cta: "Cta", barrier: Mbarrier) -> None:
+        """A wait or test of a warp found a phase complete (acquire)."""
+        clock, number = self._clocks[warp], self.site(warp, pc)
+        clock.knowledge = self.components.fit(clock.knowledge)
+        record = self.use_barrier(cta, barrier, clock.knowledge, number, outside=False)
+        clock.learn(record.complete)
+        clock.completed(record.component, barrier.phase)
+        record.users[clock.own] = (clock.value, number)
+
+    def explain_hang(self, warps: Iterable["Warp"]) -> str:
+        """For each awaited mbarrier: who arrived on it so far, and who of them cannot arrive again."""
+        lines: list[str] = [""]
+        seen: set[int] = set()
+        for warp in warps:
+            barrier = getattr(warp.wait, "barrier", None)
+            if barrier is None or id(barrier) in seen:
+                continue
+            seen.add(id(barrier))
+            lines.append(
+                f"  mbarrier smem+{barrier.offset:#x}: {barrier.describe()}; {self._arrivals_text(barrier)}"
+            )
+            exited = self._exited(warp, barrier)
+            if exited:
+                lines.append(f"    of these, {exited} exited and will not arrive again")
+        return "\n".join(lines)
+
+    def _exited(self, warp: "Warp", barrier: Mbarrier) -> str:
+        done = {(w.cta.idx, w.idx) for cta in warp.cta.cluster.ctas for w in cta.warps if w.done}
+        sites = [self.sites[n] for n in (barrier.record.arrivals if barrier.record else ())]
+        names = sorted(
+            {f"cta {','.join(map(str, s.cta))} warp {s.warp}" for s in sites if (s.cta, s.warp) in done}
+        )
+        return ", ".join(names)
