@@ -1,4 +1,4 @@
-"""The command line: `nvfp4-cute demo | check | emulate | doctor`. Parses, then calls the module of that name."""
+"""The command line: `nvfp4-cute demo | check | sol | emulate | doctor`. Parses, then calls the module of that name."""
 
 import argparse
 import importlib.metadata
@@ -13,6 +13,7 @@ examples:
   nvfp4-cute demo                                 the sm_100a kernel on the emulator, every output bit compared
   nvfp4-cute check --backend emulator --count 5   five random problems on the emulator
   nvfp4-cute check --backend cuda --max-m 4096    random problems on the GPU of this machine
+  nvfp4-cute sol --target B200                    the least possible times of the competition's problems
   nvfp4-cute emulate gemm.py --mnk 256,256,128    a CuTe DSL script, unmodified, on a virtual B200
   nvfp4-cute doctor                               what is installed, and what would run where
 """
@@ -25,7 +26,21 @@ examples:
 Choose small sizes: a launch is thousands of times slower than on a GPU. Times that the script measures are host times;
 cutlass.testing.benchmark runs a kernel once. The exit code is the script's, or 1 if a kernel failed.
 """
+SOL_EXAMPLES = """\
+examples:
+  nvfp4-cute sol                                           the competition's benchmark cases, published beside ours
+  nvfp4-cute sol --target rtx5090 --json                   the same on another GPU, with the source of every figure
+  nvfp4-cute sol --m 16 --n 4096 --k 7168 --groups 32      one shape: traffic by operand, and what binds
+  nvfp4-cute sol --op w4a16 --m 1 --n 4096 --k 4096        fp16 activations, NVFP4 weights
+  nvfp4-cute sol --memory --target h200                    what weights occupy in fp16, fp8, and NVFP4
+
+Computed from sizes and from published or measured figures of the GPU; nothing is run, and no GPU is needed.
+"""
 CHECK_BACKENDS = ("cuda", "emulator")
+# Named here, too, so that parsing does not load torch; a test compares them with nvfp4_cute.sol.
+SOL_PROBLEMS = ("nvfp4_gemv", "nvfp4_gemm", "nvfp4_dual_gemm", "nvfp4_group_gemm")
+SOL_OPERATIONS = ("gemm", "dual", "w4a16")
+SOL_OUT_FORMATS = ("fp16", "bf16", "fp32", "nvfp4")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -50,9 +65,10 @@ def build_parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--version", action="version", version=importlib.metadata.version("nvfp4-cute"))
-    verbs = parser.add_subparsers(dest="verb", required=True, metavar="demo | check | emulate | doctor")
+    verbs = parser.add_subparsers(dest="verb", required=True, metavar="demo | check | sol | emulate | doctor")
     _add_demo(verbs)
     _add_check(verbs)
+    _add_sol(verbs)
     _add_emulate(verbs)
     _add_doctor(verbs)
     return parser
@@ -91,6 +107,40 @@ def _add_check(verbs: argparse._SubParsersAction) -> None:
     check.add_argument("--max-n", type=_positive, default=512, help="columns at most (default %(default)s)")
     check.add_argument("--max-k", type=_positive, default=1024, help="K at most (default %(default)s)")
     check.set_defaults(run=_run_check)
+
+
+def _add_sol(verbs: argparse._SubParsersAction) -> None:
+    text = (
+        "Print the speed of light, the least time that moving the bytes and doing the operations takes: of the "
+        "competition's benchmark cases, or of one shape. Or print what weights occupy in memory."
+    )
+    sol = verbs.add_parser(
+        "sol",
+        help="the least possible time on a GPU, computed",
+        description=text,
+        epilog=SOL_EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    sol.add_argument("--target", metavar="GPU", help="default: the GPU of this machine if known, else B200")
+    sol.add_argument("--problem", choices=SOL_PROBLEMS, help="only this competition problem")
+    sol.add_argument("--m", type=_positives, metavar="M[,M...]", help="rows of a group, or of each group")
+    sol.add_argument("--n", type=_positive, help="columns of C")
+    sol.add_argument("--k", type=_positive, help="the dimension that is summed over")
+    sol.add_argument("--groups", type=_positive, help="groups (default: as many as --m lists)")
+    sol.add_argument(
+        "--op",
+        choices=SOL_OPERATIONS,
+        help="what is computed from --m, --n, --k: gemm, dual (two B, SwiGLU), w4a16 (default gemm)",
+    )
+    sol.add_argument("--out", choices=SOL_OUT_FORMATS, help="format of C (default fp16)")
+    sol.add_argument(
+        "--memory", action="store_true", help="what weights occupy: common layers, or --n, --k, --groups"
+    )
+    sol.add_argument("--json", action="store_true", help="for machines; the source of every figure included")
+    sol.add_argument(
+        "--plot", type=Path, metavar="FILE", help="also write a roofline picture (needs the extra `plot`)"
+    )
+    sol.set_defaults(run=_run_sol)
 
 
 def _add_emulate(verbs: argparse._SubParsersAction) -> None:
@@ -135,6 +185,10 @@ def _positive(text: str) -> int:
     return value
 
 
+def _positives(text: str) -> tuple[int, ...]:
+    return tuple(_positive(part) for part in text.split(","))
+
+
 # Verbs are imported when they run: `--help` and `--version` answer without loading torch.
 
 
@@ -149,6 +203,31 @@ def _run_check(args: argparse.Namespace) -> int:
 
     limits = check.Limits(groups=args.groups, max_m=args.max_m, max_n=args.max_n, max_k=args.max_k)
     return check.run(args.backend, limits, seed=args.seed, count=args.count)
+
+
+def _run_sol(args: argparse.Namespace) -> int:
+    from nvfp4_cute import sol
+
+    if args.memory:
+        return sol.run_memory(args.target, matrices=_sol_matrices(args), as_json=args.json)
+    shape = None
+    if args.m and args.n and args.k and not args.problem:
+        groups = args.groups or len(args.m)
+        shape = sol.Shape(args.m, args.n, args.k, groups, args.op or "gemm", args.out or "fp16")
+    elif args.m or args.n or args.k or args.groups or args.op or args.out:
+        raise ValueError("a shape takes --m, --n, and --k together, and no --problem")
+    return sol.run(args.target, problem=args.problem, shape=shape, as_json=args.json, plot=args.plot)
+
+
+def _sol_matrices(args: argparse.Namespace) -> tuple[int, int, int] | None:
+    """(count, n, k) of --memory, or None for the catalogue. Raises ValueError for what is not about weights."""
+    if args.problem or args.m or args.op or args.out or args.plot:
+        raise ValueError("--memory is about weights: it takes --n, --k, --groups, --target, and --json")
+    if args.n and args.k:
+        return args.groups or 1, args.n, args.k
+    if args.n or args.k or args.groups:
+        raise ValueError("--memory takes --n and --k together, and --groups with them")
+    return None
 
 
 def _run_emulate(args: argparse.Namespace) -> int:

@@ -7,19 +7,24 @@ import importlib.metadata
 import platform
 from dataclasses import dataclass
 
-from nvfp4_cute import env
+from nvfp4_cute import env, targets
 from nvfp4_cute.errors import EmulatorError
+from nvfp4_cute.targets import Target
 
 DSL_PREFIX = "nvidia-cutlass-dsl"
 
 
 @dataclass(frozen=True)
 class Gpu:
-    """One visible GPU: its index in torch, its name, and the target that code for it is compiled for ("sm_100a")."""
+    """One visible GPU: its index in torch, its name, and what code for it is compiled for ("sm_100a").
+
+    `target` is its entry in the table of targets; None for a product, or a part of one, that is not there.
+    """
 
     index: int
     name: str
     arch: str
+    target: Target | None = None
 
 
 def versions() -> dict[str, str | None]:
@@ -65,8 +70,8 @@ def gpus() -> list[Gpu]:
         return []
     found = []
     for index in range(torch.cuda.device_count()):
-        major, minor = torch.cuda.get_device_capability(index)
-        found.append(Gpu(index, torch.cuda.get_device_name(index), f"sm_{major}{minor}a"))
+        arch = targets.arch_of_capability(torch.cuda.get_device_capability(index))
+        found.append(Gpu(index, torch.cuda.get_device_name(index), arch, targets.detect(index)))
     return found
 
 
@@ -109,7 +114,8 @@ def report() -> tuple[str, bool]:
     native = native_gpus()
     sections = {
         "versions": [f"{name} {version or '(not installed)'}" for name, version in found.items()],
-        "GPUs": [_gpu_line(gpu, gpu in native) for gpu in present] or ["none that torch can use"],
+        "GPUs": [line for gpu in present for line in (_gpu_line(gpu, gpu in native), _target_line(gpu))]
+        or ["none that torch can use"],
         "kernels": [
             compiler or f"grouped_gemm compiles for {', '.join(sm100.ARCHS)}; compiling needs no GPU"
         ],
@@ -132,6 +138,15 @@ def _gpu_line(gpu: Gpu, has_kernel: bool) -> str:
         else "no kernel for it here; the emulator can still be used by name"
     )
     return f"cuda:{gpu.index} {gpu.name} ({gpu.arch}): {kernel}"
+
+
+def _target_line(gpu: Gpu) -> str:
+    if gpu.target is None:
+        return f"  not in the table of targets: `nvfp4-cute sol` takes a --target, {targets.B200.name} by default"
+    bandwidth = gpu.target.floor_bandwidth_bytes_per_s / 1e12
+    return (
+        f"  target {gpu.target.name}: {gpu.target.num_sms} SMs, {bandwidth:.4g} TB/s (see `nvfp4-cute sol`)"
+    )
 
 
 def _auto_lines(native: list[Gpu], present: list[Gpu]) -> list[str]:

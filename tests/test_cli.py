@@ -17,7 +17,7 @@ def test_version(capsys):
     assert capsys.readouterr().out.strip() == doctor.versions()["nvfp4-cute"]
 
 
-@pytest.mark.parametrize("verb", ["", "demo", "check", "doctor"])
+@pytest.mark.parametrize("verb", ["", "demo", "check", "sol", "emulate", "doctor"])
 def test_help_describes_every_option(verb, capsys):
     with pytest.raises(SystemExit) as stop:
         cli.main([*verb.split(), "--help"])
@@ -25,12 +25,13 @@ def test_help_describes_every_option(verb, capsys):
     text = capsys.readouterr().out
     assert "usage: nvfp4-cute" in text and "%(" not in text
     if not verb:
-        assert all(name in text for name in ("demo", "check", "doctor", "examples:"))
+        assert all(name in text for name in ("demo", "check", "sol", "emulate", "doctor", "examples:"))
 
 
 def test_examples_of_the_help_text_parse():
-    commands = [line.strip().split("  ")[0] for line in cli.EXAMPLES.splitlines()[1:]]
-    assert len(commands) >= 4
+    lines = [*cli.EXAMPLES.splitlines()[1:], *cli.SOL_EXAMPLES.split("\n\n")[0].splitlines()[1:]]
+    commands = [line.strip().split("  ")[0] for line in lines]
+    assert len(commands) >= 9
     for command in commands:
         program, *arguments = command.split()
         assert program == "nvfp4-cute"
@@ -39,7 +40,15 @@ def test_examples_of_the_help_text_parse():
 
 @pytest.mark.parametrize(
     "arguments",
-    [[], ["bench"], ["check", "--count", "0"], ["check", "--backend", "gpu"], ["check", "--max-m", "x"]],
+    [
+        [],
+        ["bench"],
+        ["check", "--count", "0"],
+        ["check", "--backend", "gpu"],
+        ["check", "--max-m", "x"],
+        ["sol", "--m", "1,0"],
+        ["sol", "--problem", "nvfp4"],
+    ],
 )
 def test_arguments_that_make_no_sense_exit_with_2(arguments, capsys):
     with pytest.raises(SystemExit) as stop:

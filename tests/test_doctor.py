@@ -1,15 +1,16 @@
 """doctor on this machine and on machines that it is told about."""
 
 import importlib.metadata
+from types import SimpleNamespace
 
 import pytest
 import torch
 
-from nvfp4_cute import doctor
+from nvfp4_cute import doctor, targets
 from nvfp4_cute.emulator import driver
 
-B200 = doctor.Gpu(0, "NVIDIA B200", "sm_100a")
-H200 = doctor.Gpu(1, "NVIDIA H200", "sm_90a")
+B200 = doctor.Gpu(0, "NVIDIA B200", "sm_100a", targets.B200)
+H200 = doctor.Gpu(1, "NVIDIA H200", "sm_90a", targets.H200)
 DSL = doctor.DSL_PREFIX
 
 
@@ -84,6 +85,25 @@ def test_report_with_a_kernel_for_one_gpu_of_two(machine):
     assert "cuda:0 NVIDIA B200 (sm_100a): grouped_gemm runs on it" in text
     assert "cuda:1 NVIDIA H200 (sm_90a): no kernel for it here" in text
     assert "CUDA tensors -> cuda (on cuda:0)\n" in text
+
+
+def test_report_shows_the_target_of_every_gpu(machine):
+    machine([B200, doctor.Gpu(1, "NVIDIA A100", "sm_80a")])
+    text, _ = doctor.report()
+    b200, a100 = text.index("cuda:0 NVIDIA B200"), text.index("cuda:1 NVIDIA A100")
+    assert "target B200: 148 SMs, 7.5 TB/s" in text[b200:a100]
+    assert "not in the table of targets" in text[a100:]
+
+
+def test_gpus_are_looked_up_in_the_table(monkeypatch):
+    names = ("NVIDIA B200", "NVIDIA H200 MIG 1g.18gb")
+    properties = [SimpleNamespace(name=name, multi_processor_count=148) for name in names]
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda index: ((10, 0), (9, 0))[index])
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda index: names[index])
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: properties[index])
+    assert doctor.gpus() == [B200, doctor.Gpu(1, names[1], "sm_90a", None)]
 
 
 def test_report_with_a_gpu_that_has_no_kernel(machine):

@@ -22,10 +22,10 @@ FOLDERS = {
 
 # Lowest first. A module imports from its own row and from rows above it in this list, never from below.
 LAYERS = (
-    ("errors", "env", "cubin", "launch_table"),
+    ("errors", "env", "cubin", "launch_table", "text_table"),
     ("formats", "scale_layout", "config", "targets"),
     ("problem",),
-    ("schedule", "speed_of_light", "reference", "emulator"),
+    ("schedule", "speed_of_light", "footprint", "plot", "reference", "emulator"),
     ("arch",),
     ("select",),
     ("compile",),
@@ -36,13 +36,13 @@ LAYERS = (
     ("",),  # nvfp4_cute/__init__.py: the public names
     ("problems",),
     ("bench",),
-    ("check", "demo", "doctor", "emulate", "cli"),
+    ("check", "demo", "doctor", "emulate", "sol", "cli"),
 )
 LEAVES = ("errors", "formats", "scale_layout", "config", "launch_table")
 STDLIB_LEAVES = ("errors", "config", "env", "launch_table")
 HOST_THIRD_PARTY = {"torch", "numpy", "tqdm"}
-# Importing these needs a compiler or a driver, so host modules do it inside the function that needs them.
-DEFERRED_THIRD_PARTY = {"cutlass", "cuda"}
+# Importing these needs a compiler, a driver, or an extra, so host modules do it inside the function that needs them.
+DEFERRED_THIRD_PARTY = {"cutlass", "cuda", "matplotlib"}
 
 # What surrounds the machine: how programs written for a GPU reach it, and what each of these may import for that.
 EMULATOR_FRONTS = {
@@ -51,6 +51,8 @@ EMULATOR_FRONTS = {
     "cuda_shim": {"cuda"},
     "torch_shim": {"torch"},
     "torch_cuda": {"torch"},
+    "torch_dlpack": {"torch"},
+    "torch_memory": {"torch"},
     "torch_scaled_mm": {"torch"},
     "virtual_gpu": set(),
     "script": set(),

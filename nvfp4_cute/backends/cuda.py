@@ -2,24 +2,20 @@
 
 import torch
 
+from nvfp4_cute.arch import sm100
 from nvfp4_cute.config import KernelConfig
 from nvfp4_cute.errors import UnsupportedTarget
 from nvfp4_cute.launch import make_plan
 from nvfp4_cute.problem import GroupedOperands, GroupedProblem
-
-# Compute capability -> architecture with the features of that chip ("a").
-ARCH_OF_CAPABILITY = {(10, 0): "sm_100a", (10, 3): "sm_103a", (11, 0): "sm_110a"}
+from nvfp4_cute.targets import arch_of_capability
 
 
 def arch_of_device(device: torch.device) -> str:
     """Architecture name of a CUDA device. Raises UnsupportedTarget where no kernel exists for it."""
-    capability = torch.cuda.get_device_capability(device)
-    arch = ARCH_OF_CAPABILITY.get(capability)
-    if arch is None:
-        name = torch.cuda.get_device_name(device)
-        known = ", ".join(f"{arch} ({major}.{minor})" for (major, minor), arch in ARCH_OF_CAPABILITY.items())
+    arch = arch_of_capability(torch.cuda.get_device_capability(device))
+    if arch not in sm100.ARCHS:
         raise UnsupportedTarget(
-            f"{name} has compute capability {capability[0]}.{capability[1]}; kernels exist for {known}. "
+            f"{torch.cuda.get_device_name(device)} is {arch}; kernels exist for {', '.join(sm100.ARCHS)}. "
             'Pass backend="reference", or CPU tensors with backend="emulator" to run the sm_100a kernel'
         )
     return arch

@@ -1,0 +1,412 @@
+"""GPUs by name: what each has, how fast it is at most, and where every figure comes from.
+
+A figure that nobody has published or measured is None, and whoever uses it says so. ``Target.sources`` names the origin
+of each figure that is there; ``str(target)`` prints them side by side.
+
+Two kinds of speed stand next to each other. *Published* ones (``bandwidth_bytes_per_s``, ``peaks``) are what the vendor
+states; they were computed at some clock and hold for dense operands. *Reached* ones (``reached_bandwidth_bytes_per_s``,
+``rates`` times ``clock_hz``) are the best that a microbenchmark got, so that a time computed from them is a floor.
+"""
+
+import difflib
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import TYPE_CHECKING
+
+from nvfp4_cute.errors import UnsupportedTarget
+
+if TYPE_CHECKING:
+    import torch
+
+KIB, MIB = 1 << 10, 1 << 20
+# "fp8" is e4m3 with block scales (mxfp8) where there is such an instruction. "fp16" stands for bf16 as well.
+MATH_FORMATS = ("nvfp4", "fp8", "fp16", "tf32")
+
+
+@dataclass(frozen=True)
+class Target:
+    """One GPU product. Bytes, hertz, seconds; rates in floating-point operations, two a multiply-add, dense operands.
+
+    Attributes:
+        name: short name, unique, taken by :func:`lookup`.
+        arch: what code for it is compiled for, with the chip's own features ("sm_100a").
+        device_name: regular expression of the whole name that its driver reports.
+        num_sms: SMs that the product has enabled.
+        boost_clock_hz: highest SM clock that the vendor or the device states.
+        load_clock_hz: highest SM clock reported under tensor load.
+        smem_per_sm_bytes: shared memory of an SM that CTAs can use, all together.
+        smem_per_cta_bytes: shared memory that one CTA may opt in to.
+        l2_bytes: L2 cache.
+        memory_bytes: device memory.
+        bandwidth_bytes_per_s: theoretical memory bandwidth.
+        reached_bandwidth_bytes_per_s: highest memory bandwidth that a measurement reached.
+        launch_s: what a kernel that does nothing takes.
+        peaks: published dense FLOP/s by math format.
+        rates: FLOP a clock and SM by math format.
+        sources: origin of every figure above by field name; of a format as "peaks.nvfp4".
+    """
+
+    name: str
+    arch: str
+    device_name: str
+    num_sms: int
+    boost_clock_hz: float
+    load_clock_hz: float | None
+    smem_per_sm_bytes: int
+    smem_per_cta_bytes: int
+    l2_bytes: int
+    memory_bytes: int
+    bandwidth_bytes_per_s: float
+    reached_bandwidth_bytes_per_s: float | None
+    launch_s: float | None
+    peaks: Mapping[str, float] = field(hash=False)
+    rates: Mapping[str, int] = field(hash=False)
+    sources: Mapping[str, str] = field(hash=False, repr=False)
+
+    @property
+    def clock_hz(self) -> float:
+        """The highest clock that is known: a floor has to hold for a GPU that runs above its stated boost clock."""
+        return max(self.boost_clock_hz, self.load_clock_hz or 0.0)
+
+    @property
+    def floor_bandwidth_bytes_per_s(self) -> float:
+        """The bandwidth that a floor divides by: the highest one reached, else the theoretical one."""
+        return self.reached_bandwidth_bytes_per_s or self.bandwidth_bytes_per_s
+
+    def math_flops_per_s(self, math: str) -> float | None:
+        """FLOP/s of all SMs at :attr:`clock_hz` in a math format, or None where the rate is not known or not there.
+
+        Raises:
+            ValueError: ``math`` is not one of ``MATH_FORMATS``.
+        """
+        if math not in MATH_FORMATS:
+            raise ValueError(f"math={math!r} is unknown; use one of {', '.join(MATH_FORMATS)}")
+        rate = self.rates.get(math)
+        return None if rate is None else rate * self.num_sms * self.clock_hz
+
+    def figures(self) -> Iterator[tuple[str, float | None, str]]:
+        """Yield (field, value, source) of every figure; the source of a missing one is the empty string."""
+        for name in FIGURES:
+            yield name, getattr(self, name), self.sources.get(name, "")
+        for group in ("peaks", "rates"):
+            for math in MATH_FORMATS:
+                key = f"{group}.{math}"
+                yield key, getattr(self, group).get(math), self.sources.get(key, "")
+
+    def __str__(self) -> str:
+        """A line for each figure, with its source."""
+        rows = [
+            (name, "unknown" if value is None else f"{value:.6g}", source)
+            for name, value, source in self.figures()
+        ]
+        width = max(len(name) for name, _, _ in rows)
+        lines = (f"  {name:<{width}}  {value:>12}  {source}".rstrip() for name, value, source in rows)
+        return "\n".join([f"{self.name} ({self.arch})", *lines])
+
+
+FIGURES = (
+    "num_sms",
+    "boost_clock_hz",
+    "load_clock_hz",
+    "smem_per_sm_bytes",
+    "smem_per_cta_bytes",
+    "l2_bytes",
+    "memory_bytes",
+    "bandwidth_bytes_per_s",
+    "reached_bandwidth_bytes_per_s",
+    "launch_s",
+)
+
+Figure = tuple[float, str]
+
+
+def _target(
+    name: str,
+    arch: str,
+    device_name: str,
+    *,
+    peaks: dict[str, Figure],
+    rates: dict[str, Figure],
+    **figures: Figure | None,
+) -> Target:
+    """A target from figures that carry their source; a figure left out is unknown."""
+    given = {key: figure for key, figure in figures.items() if figure is not None}
+    sources = {key: source for key, (_, source) in given.items()}
+    sources |= {f"peaks.{key}": source for key, (_, source) in peaks.items()}
+    sources |= {f"rates.{key}": source for key, (_, source) in rates.items()}
+    return Target(
+        name,
+        arch,
+        device_name,
+        **{key: given[key][0] if key in given else None for key in FIGURES},  # type: ignore[arg-type]
+        peaks=MappingProxyType({key: value for key, (value, _) in peaks.items()}),
+        rates=MappingProxyType({key: int(value) for key, (value, _) in rates.items()}),
+        sources=MappingProxyType(sources),
+    )
+
+
+def _formats(source: str, **values: float) -> dict[str, Figure]:
+    """Figures by math format that share one source."""
+    return {key: (value, source) for key, value in values.items()}
+
+
+# ---- sources ---------------------------------------------------------------------------------------------------
+
+GUIDE = "CUDA C++ programming guide, technical specifications by compute capability"
+XLA = "device query recorded in openxla/xla, xla/backends/gpu/target_config/specs/"
+SEMIANALYSIS = "SemiAnalysisAI/microbench-blackwell, on a B200 at 1.965 GHz"
+QUICKRUN = "ademeure/QuickRunCUDA, b300_clean, measured on a B300"
+HGX_B200 = "NVIDIA Blackwell data sheet, HGX B200 (1000 W), as tabulated at glennklockwood.com, dense"
+GB200_SHEET = "NVIDIA Blackwell data sheet, GB200 (1200 W), as tabulated at glennklockwood.com, dense"
+B300_SHEET = "NVIDIA Blackwell Ultra figures as tabulated at verda.com, GB300 NVL72 architecture, dense"
+H100_SHEET = "NVIDIA H100 data sheet, half of the figures with sparsity"
+GB202_SPEC = "NVIDIA RTX Blackwell GPU architecture, GB202 specifications"
+HMC_PRO = "hmc-tech.com, specifications of RTX PRO 6000 Blackwell, dense"
+HOPPER_RATE = "NVIDIA H100: 989 TFLOP/s fp16 dense = 132 SMs x 4096 x 1.83 GHz; fp8 twice, tf32 half of it"
+MEASURED_H200 = "measured for this table on an H200 (700 W, driver 580.159, CUDA 13)"
+PRO_RATE = "peaks / (188 SMs x 2.617 GHz)"
+
+SM100_SMEM = {
+    "smem_per_sm_bytes": (228 * KIB, GUIDE),
+    "smem_per_cta_bytes": (227 * KIB, GUIDE),
+}
+SM120_SMEM = {
+    "smem_per_sm_bytes": (100 * KIB, GUIDE),
+    "smem_per_cta_bytes": (99 * KIB, GUIDE),
+}
+# cycles of one MMA: 64 for 128x128x64 nvfp4, the same for K=32 fp8, K=16 fp16, K=8 tf32.
+SM100_RATES = _formats(
+    f"tcgen05.mma intervals of {SEMIANALYSIS}", nvfp4=32768, fp8=16384, fp16=8192, tf32=4096
+)
+HOPPER_RATES = _formats(HOPPER_RATE, fp8=8192, fp16=4096, tf32=2048)
+
+# ---- the table -------------------------------------------------------------------------------------------------
+
+B200 = _target(
+    "B200",
+    "sm_100a",
+    r"NVIDIA B200",
+    num_sms=(148, XLA + "b200.txtpb"),
+    boost_clock_hz=(1.965e9, XLA + "b200.txtpb"),
+    load_clock_hz=(1.965e9, "top of the 1.84 to 1.965 GHz that microbenchmarks report as sustained"),
+    **SM100_SMEM,
+    l2_bytes=(132_644_864, XLA + "b200.txtpb"),
+    memory_bytes=(191_514_411_008, XLA + "b200.txtpb"),
+    bandwidth_bytes_per_s=(7.672e12, "7680 bits x 3.996 GHz x 2: pytorch/ao#4002 and " + XLA + "b200.txtpb"),
+    reached_bandwidth_bytes_per_s=(
+        7.5e12,
+        "top of the 7.2 to 7.5 TB/s of public microbenchmarks; GEMM kernels report less: 5.9 TB/s "
+        "(gau-nernst/gpu-mode-kernels)",
+    ),
+    launch_s=(2e-6, "QuickRunCUDA, about 2 us on a B300, the same launch hardware; approximate"),
+    peaks=_formats(HGX_B200, nvfp4=9e15, fp8=4.5e15, fp16=2.25e15, tf32=1.1e15),
+    rates=SM100_RATES,
+)
+
+B300 = _target(
+    "B300",
+    "sm_103a",
+    r"NVIDIA B300( .*)?",
+    num_sms=(148, QUICKRUN + "; the full die has 160"),
+    boost_clock_hz=(2.032e9, QUICKRUN),
+    load_clock_hz=(1.94e9, QUICKRUN + ", 1.92 to 1.94 GHz"),
+    **SM100_SMEM,
+    l2_bytes=(126 * MIB, "about 126 MB, third-party specification pages"),
+    memory_bytes=(288_000_000_000, "NVIDIA, Inside Blackwell Ultra: 288 GB"),
+    bandwidth_bytes_per_s=(8e12, "NVIDIA, Inside Blackwell Ultra: 8 TB/s"),
+    launch_s=(2e-6, QUICKRUN + ", about 2 us; approximate"),
+    peaks=_formats(B300_SHEET, nvfp4=14e15, fp8=4.5e15, fp16=2.25e15, tf32=1.1e15),
+    rates=SM100_RATES
+    | _formats("inferred from the peak: 14 PFLOP/s = 148 SMs x 49152 x 1.92 GHz (the K=96 MMA)", nvfp4=49152),
+)
+
+GB200 = _target(
+    "GB200",
+    "sm_100a",
+    r"NVIDIA GB200",
+    num_sms=(152, XLA + "gb200.txtpb"),
+    boost_clock_hz=(2.062e9, XLA + "gb200.txtpb"),
+    **SM100_SMEM,
+    l2_bytes=(135_528_448, XLA + "gb200.txtpb"),
+    memory_bytes=(197_897_748_480, XLA + "gb200.txtpb"),
+    bandwidth_bytes_per_s=(7.928e12, XLA + "gb200.txtpb"),
+    peaks=_formats(GB200_SHEET, nvfp4=10e15, fp8=5e15, fp16=2.5e15, tf32=1.25e15),
+    rates=SM100_RATES,
+)
+
+RTX_PRO_6000 = _target(
+    "RTX PRO 6000",
+    "sm_120a",
+    r"NVIDIA RTX PRO 6000 Blackwell.*",
+    num_sms=(188, XLA + "rtx6000pro.txtpb"),
+    boost_clock_hz=(2.617e9, HMC_PRO + " (workstation edition)"),
+    **SM120_SMEM,
+    l2_bytes=(128 * MIB, XLA + "rtx6000pro.txtpb"),
+    memory_bytes=(103_079_215_104, XLA + "rtx6000pro.txtpb"),
+    bandwidth_bytes_per_s=(1.792e12, GB202_SPEC + ": 512 bits x 28 Gb/s"),
+    peaks=_formats(HMC_PRO, nvfp4=2.015e15, fp8=1.0076e15, fp16=503.8e12, tf32=251.9e12),
+    rates=_formats(PRO_RATE, nvfp4=4096, fp8=2048, fp16=1024, tf32=512),
+)
+
+RTX_5090 = _target(
+    "RTX 5090",
+    "sm_120a",
+    r"NVIDIA GeForce RTX 5090",
+    num_sms=(170, GB202_SPEC),
+    boost_clock_hz=(2.407e9, GB202_SPEC),
+    load_clock_hz=(2.9e9, "from 2019 TFLOP/s nvfp4 measured (kekzl/imp#606) = 170 SMs x 4096 x 2.90 GHz"),
+    **SM120_SMEM,
+    l2_bytes=(96 * MIB, GB202_SPEC),
+    memory_bytes=(32 << 30, "32 GB GDDR7, " + GB202_SPEC),
+    bandwidth_bytes_per_s=(1.792e12, GB202_SPEC + ": 512 bits x 28 Gb/s"),
+    reached_bandwidth_bytes_per_s=(1.6745e12, "sustained read, Don-Chad/ninfer-3090#17"),
+    peaks=_formats("half of NVIDIA's 3352 AI TOPS, which count sparsity", nvfp4=1.676e15)
+    | _formats("half of the sparse figure at spheron.network, RTX 5090 specs", fp8=838e12)
+    | _formats("codesota.com, RTX 5090, dense with fp32 accumulation", fp16=209.5e12),
+    rates=_formats("peaks / (170 SMs x 2.407 GHz)", nvfp4=4096, fp16=512)
+    | _formats(
+        "block-scaled mxfp8: peaks / (170 SMs x 2.407 GHz); 728 TFLOP/s measured at 8192^3 (Dao-AILab/quack). "
+        "e4m3 without block scales and with fp32 accumulation has half of it",
+        fp8=2048,
+    )
+    | _formats("inferred: 122 TFLOP/s measured (torch-performance-test-data#124) at 2.8 GHz", tf32=256),
+)
+
+GB10 = _target(
+    "GB10",
+    "sm_121a",
+    r"NVIDIA GB10",
+    num_sms=(48, "warehack.ing and chipsandcheese.com, GB10"),
+    boost_clock_hz=(
+        2.545e9,
+        "from 500 TFLOP/s nvfp4 = 48 SMs x 4096 x 2.545 GHz; 31 TFLOP/s fp32 (NVIDIA, Hot Chips 2025) gives 2.52",
+    ),
+    **SM120_SMEM,
+    l2_bytes=(24 * MIB, "third-party specification pages; not confirmed by a device query"),
+    memory_bytes=(128_000_000_000, "128 GB LPDDR5x, shared with the CPU (NVIDIA DGX Spark)"),
+    bandwidth_bytes_per_s=(273e9, "NVIDIA DGX Spark: 273 GB/s"),
+    reached_bandwidth_bytes_per_s=(234e9, "saturating read kernel, antirez/ds4#773: 231 to 234 GB/s"),
+    peaks=_formats("half of NVIDIA's 1 PFLOP/s FP4, which counts sparsity", nvfp4=500e12),
+    rates=_formats("inferred: the tensor core of RTX PRO 6000", nvfp4=4096)
+    | _formats(
+        "inferred: the tensor core of RTX PRO 6000; 95 TFLOP/s bf16 measured (flashinfer#3897) exceed 512",
+        fp16=1024,
+    ),
+)
+
+THOR = _target(
+    "Thor",
+    "sm_110a",
+    r"NVIDIA Thor",
+    num_sms=(20, "device query, forums.developer.nvidia.com/t/356355"),
+    boost_clock_hz=(1.58e9, "from 1035 TFLOP/s nvfp4 (NVIDIA) = 20 SMs x 32768 x 1.58 GHz"),
+    smem_per_sm_bytes=(228 * KIB, "device query, forums.developer.nvidia.com/t/356355"),
+    smem_per_cta_bytes=(227 * KIB, GUIDE),
+    l2_bytes=(32 * MIB, "device query, forums.developer.nvidia.com/t/356355"),
+    memory_bytes=(128_000_000_000, "128 GB LPDDR5X, shared with the CPU (NVIDIA Jetson AGX Thor)"),
+    bandwidth_bytes_per_s=(273e9, "NVIDIA Jetson AGX Thor: 273 GB/s"),
+    peaks=_formats("NVIDIA, Introducing Jetson Thor, dense", nvfp4=1035e12, fp8=517e12)
+    | _formats("half of NVIDIA's sparse fp16 figure", fp16=258.5e12),
+    rates=_formats(
+        "inferred: the tensor core of sm_100, tcgen05.mma", nvfp4=32768, fp8=16384, fp16=8192, tf32=4096
+    ),
+)
+
+H200 = _target(
+    "H200",
+    "sm_90a",
+    r"NVIDIA H200",
+    num_sms=(132, MEASURED_H200 + ": device query"),
+    boost_clock_hz=(1.98e9, MEASURED_H200 + ": highest SM clock of nvidia-smi"),
+    **SM100_SMEM,
+    l2_bytes=(60 * MIB, MEASURED_H200 + ": device query"),
+    memory_bytes=(143_155 * MIB, MEASURED_H200 + ": device query"),
+    bandwidth_bytes_per_s=(4.8e12, "NVIDIA H200 data sheet: 4.8 TB/s"),
+    reached_bandwidth_bytes_per_s=(4.69e12, MEASURED_H200 + ": best of 15 reads of 16 GiB"),
+    launch_s=(0.54e-6, MEASURED_H200 + ": empty kernel of 132 CTAs, 1000 in a CUDA graph"),
+    peaks=_formats(H100_SHEET + "; the H200 has the same", fp8=1979e12, fp16=989.4e12, tf32=494.7e12),
+    rates=HOPPER_RATES,
+)
+
+H100_SXM = _target(
+    "H100 SXM",
+    "sm_90a",
+    r"NVIDIA H100 80GB HBM3",
+    num_sms=(132, XLA + "h100_sxm.txtpb"),
+    boost_clock_hz=(1.98e9, XLA + "h100_sxm.txtpb"),
+    **SM100_SMEM,
+    l2_bytes=(50 * MIB, XLA + "h100_sxm.txtpb"),
+    memory_bytes=(84_942_979_072, XLA + "h100_sxm.txtpb"),
+    bandwidth_bytes_per_s=(3.352e12, XLA + "h100_sxm.txtpb"),
+    peaks=_formats(H100_SHEET, fp8=1979e12, fp16=989.4e12, tf32=494.7e12),
+    rates=HOPPER_RATES,
+)
+
+H100_PCIE = _target(
+    "H100 PCIe",
+    "sm_90a",
+    r"NVIDIA H100 PCIe",
+    num_sms=(114, XLA + "h100_pcie.txtpb"),
+    boost_clock_hz=(1.755e9, XLA + "h100_pcie.txtpb"),
+    **SM100_SMEM,
+    l2_bytes=(50 * MIB, XLA + "h100_pcie.txtpb"),
+    memory_bytes=(84_942_979_072, XLA + "h100_pcie.txtpb"),
+    bandwidth_bytes_per_s=(2.039e12, XLA + "h100_pcie.txtpb"),
+    peaks=_formats(H100_SHEET, fp8=1513e12, fp16=756e12, tf32=378e12),
+    rates=HOPPER_RATES,
+)
+
+TARGETS = (B200, B300, GB200, RTX_PRO_6000, RTX_5090, GB10, THOR, H200, H100_SXM, H100_PCIE)
+ALIASES = MappingProxyType({"DGX Spark": GB10, "Jetson Thor": THOR, "H100": H100_SXM})
+
+
+# ---- finding a target ------------------------------------------------------------------------------------------
+
+
+def arch_of_capability(capability: tuple[int, int]) -> str:
+    """The architecture that code for a compute capability is compiled for, with the chip's own features: "sm_100a"."""
+    major, minor = capability
+    return f"sm_{major}{minor}a"
+
+
+def lookup(name: str) -> Target:
+    """The target called ``name``; case, spaces, and punctuation do not matter ("rtx-5090", "dgx spark").
+
+    Raises:
+        UnsupportedTarget: there is no such target.
+    """
+    known = {_key(target.name): target for target in TARGETS} | {
+        _key(alias): target for alias, target in ALIASES.items()
+    }
+    target = known.get(_key(name))
+    if target is None:
+        near = difflib.get_close_matches(_key(name), known, n=1, cutoff=0.5)
+        hint = f"did you mean {known[near[0]].name}? " if near else ""
+        raise UnsupportedTarget(
+            f"target {name!r} is not in the table; {hint}use one of {', '.join(t.name for t in TARGETS)}"
+        )
+    return target
+
+
+def _key(name: str) -> str:
+    return re.sub(r"[^a-z0-9]", "", name.lower().removeprefix("nvidia"))
+
+
+def match(device_name: str, num_sms: int) -> Target | None:
+    """The target of a GPU that reports this name and SM count; None for another product or a part of one (MIG)."""
+    for target in TARGETS:
+        if re.fullmatch(target.device_name, device_name.strip()) and target.num_sms == num_sms:
+            return target
+    return None
+
+
+def detect(device: "torch.device | int | str | None" = None) -> Target | None:
+    """The target of a CUDA device, by default the current one; None without a GPU or if it is not in the table."""
+    import torch
+
+    if not torch.cuda.is_available():
+        return None
+    properties = torch.cuda.get_device_properties(device)
+    return match(properties.name, properties.multi_processor_count)

@@ -1,0 +1,1 @@
+"""GPU MODE nvfp4_gemm: specification."""

@@ -1,0 +1,181 @@
+"""`nvfp4-cute sol`: tables, shapes, JSON, pictures, and what it refuses."""
+
+import json
+import sys
+
+import pytest
+
+from nvfp4_cute import cli, sol, targets
+from nvfp4_cute import speed_of_light as light
+from nvfp4_cute.text_table import text_table
+
+
+@pytest.fixture(autouse=True)
+def no_gpu(monkeypatch):
+    monkeypatch.setattr(targets, "detect", lambda: None)
+
+
+def run(capsys, line: str) -> str:
+    assert cli.main(["sol", *line.split()]) == 0
+    return capsys.readouterr().out
+
+
+def refused(capsys, line: str) -> str:
+    assert cli.main(["sol", *line.split()]) == 1
+    streams = capsys.readouterr()
+    assert streams.out == "" and streams.err.count("\n") == 1
+    return streams.err
+
+
+# ---- the competition's table -----------------------------------------------------------------------------------
+
+
+def test_table_has_every_published_row_and_says_what_it_is(capsys):
+    out = run(capsys, "--target B200")
+    assert "Computed floors, not measurements." in out.splitlines()[0]
+    rows = [line.split() for line in out.splitlines() if line.startswith("nvfp4_")]
+    published = [case.sol_us for cases, _ in sol.PROBLEMS.values() for case in cases]
+    assert [float(row[4]) for row in rows] == published and len(rows) == 14
+    for problem, _, _, _, theirs, ours, difference, physical, bound in rows:
+        limit = 0.4 if problem == "nvfp4_gemv" else 0.05
+        assert abs(float(difference)) <= limit
+        assert float(difference) == pytest.approx(100 * (float(ours) / float(theirs) - 1), abs=0.04)
+        assert float(physical) > 0 and bound in ("memory", "math", "launch")
+    assert "7.68 TB/s" in out and "6.90 PFLOP/s" in out
+    assert max(map(len, out.splitlines())) <= 140
+
+
+def test_one_problem(capsys):
+    rows = [line for line in run(capsys, "--problem nvfp4_gemm").splitlines() if line.startswith("nvfp4_")]
+    assert len(rows) == 3 and all(row.startswith("nvfp4_gemm ") for row in rows)
+
+
+def test_another_target_changes_the_physical_column_alone(capsys):
+    b200, h200 = (json.loads(run(capsys, f"--json --target {name}"))["rows"] for name in ("B200", "H200"))
+    for one, other in zip(b200, h200, strict=True):
+        assert one["competition_us"] == other["competition_us"]
+        assert one["physical_us"] < other["physical_us"]
+
+
+def test_target_of_the_machine_is_taken_unless_another_is_asked_for(capsys, monkeypatch):
+    assert run(capsys, "").startswith("target B200 (default): sm_100a, 148 SMs at 1.965 GHz, 7.5 TB/s.")
+    monkeypatch.setattr(targets, "detect", lambda: targets.H200)
+    assert run(capsys, "").startswith("target H200 (the GPU in this machine): sm_90a")
+    assert run(capsys, "--target gb10").startswith("target GB10 (as asked): sm_121a")
+
+
+def test_json_carries_every_figure_with_its_source(capsys):
+    data = json.loads(run(capsys, "--json --target rtx5090"))
+    assert data["label"] == sol.LABEL and data["target"]["name"] == "RTX 5090"
+    figures = data["target"]["figures"]
+    assert figures["num_sms"]["value"] == 170
+    assert figures["launch_s"] == {"value": None, "source": None}
+    assert all((f["value"] is None) == (f["source"] is None) for f in figures.values())
+    for row in data["rows"]:
+        assert row["bytes"] == sum(operand["bytes"] for operand in row["operands"])
+        assert row["flops"] == sum(product["flops"] for product in row["products"])
+        assert row["physical_us"] == max(t["us"] for t in row["terms"] if t["us"] is not None)
+
+
+# ---- shapes ----------------------------------------------------------------------------------------------------
+
+
+def test_shape_shows_traffic_by_operand_and_what_binds(capsys):
+    out = run(capsys, "--target B200 --m 16,32 --n 4096 --k 7168 --op dual --out nvfp4")
+    work = light.grouped_gemm([(16, 4096, 7168), (32, 4096, 7168)], num_b=2, out="nvfp4")
+    for operand in work.operands:
+        line = next(line for line in out.splitlines() if line.split()[:1] == [operand.name])
+        assert line.split()[1:3] == ["written" if operand.written else "read", f"{operand.bytes:,}"]
+    assert f"total: {work.bytes:,} bytes, {work.flops:,} FLOP" in out
+    assert "a @ b2^T: 2,818,572,288 FLOP" in out
+    assert "physical speed of light: 8.849 us, bound by memory" in out
+    assert "the competition's formula (a B200): 8.641 us" in out
+
+
+def test_one_m_stands_for_all_groups(capsys):
+    alike = [
+        json.loads(run(capsys, f"--json --n 128 --k 256 {m}"))["rows"][0]["bytes"]
+        for m in ("--m 8 --groups 3", "--m 8,8,8", "--m 8,8,8 --groups 3")
+    ]
+    assert len(set(alike)) == 1
+
+
+def test_w4a16_has_no_competition_time(capsys):
+    out = run(capsys, "--op w4a16 --m 1 --n 4096 --k 4096 --target H200")
+    assert "a_scale" not in out and "b_scale" in out and "competition" not in out
+    (row,) = json.loads(run(capsys, "--json --op w4a16 --m 1 --n 4096 --k 4096"))["rows"]
+    assert (row["math"], row["competition_us"], row["published_us"]) == ("fp16", None, None)
+
+
+@pytest.mark.parametrize(
+    "line, message",
+    [
+        ("--m 1 --n 128 --k 100", "K=100 is not a positive multiple of 16 (NVFP4 block size); pad K to 112"),
+        ("--m 1,2 --n 128 --k 64 --groups 3", "m has 2 entries for 3 groups"),
+        ("--n 128 --k 64", "--m, --n, and --k together"),
+        ("--m 1 --n 128", "--m, --n, and --k together"),
+        ("--op dual", "--m, --n, and --k together"),
+        ("--problem nvfp4_gemm --m 1 --n 128 --k 64", "no --problem"),
+        ("--target b2000", "did you mean B200?"),
+        ("--memory --m 4", "--memory is about weights"),
+        ("--memory --n 4", "--n and --k together"),
+        ("--memory --n 4 --k 17", "K=17 is not a positive multiple of 16"),
+    ],
+)
+def test_refusals(capsys, line, message):
+    assert message in refused(capsys, line)
+
+
+def test_a_shape_without_rows_has_nothing_to_compute():
+    with pytest.raises(ValueError, match=r"m=\(0,\), n=128: nothing to compute"):
+        sol.Shape((0,), 128, 64, 1)
+
+
+# ---- memory ----------------------------------------------------------------------------------------------------
+
+
+def test_memory_table(capsys):
+    out = run(capsys, "--memory --target B200")
+    line = next(line for line in out.splitlines() if line.startswith("linear 4096 x 4096"))
+    assert line.split()[4:] == ["16.8", "M", "33.6", "16.8", "9.4", "3.56", "4.5", "1.3"]
+    assert "DeepSeek-V3 experts, 58 layers in fp16, fp8, nvfp4" in out.splitlines()[-1]
+    assert "Computed" in out
+
+
+def test_memory_of_given_matrices(capsys):
+    (row,) = json.loads(run(capsys, "--memory --n 4096 --k 7168 --groups 8 --json"))["rows"]
+    assert row["name"] == "8 x linear 4096 x 7168"
+    assert row["bytes"]["fp16"] == 8 * 4096 * 7168 * 2
+
+
+# ---- pictures --------------------------------------------------------------------------------------------------
+
+
+def test_without_matplotlib_the_way_to_get_it_is_named(capsys, monkeypatch, tmp_path):
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    assert 'run `pip install "nvfp4-cute[plot]"`' in refused(capsys, f"--plot {tmp_path}/roofline.png")
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("target", ["B200", "GB10", "H200"])
+def test_picture(capsys, tmp_path, target):
+    pytest.importorskip("matplotlib", reason="pictures need the extra `plot`")
+    path = tmp_path / "roofline.png"
+    run(capsys, f"--target {target} --plot {path}")
+    assert path.read_bytes().startswith(b"\x89PNG") and path.stat().st_size > 20_000
+
+
+# ---- text, and names kept twice --------------------------------------------------------------------------------
+
+
+def test_names_on_the_command_line_are_those_of_the_module():
+    assert tuple(sol.PROBLEMS) == cli.SOL_PROBLEMS
+    assert tuple(sol.OPERATIONS) == cli.SOL_OPERATIONS
+    assert sol.OUT_FORMATS == cli.SOL_OUT_FORMATS
+
+
+def test_text_table_aligns_numbers_to_the_right():
+    assert text_table(("name", "us"), [("a", "1.5"), ("bcdef", "10.25")]) == (
+        "name      us\na        1.5\nbcdef  10.25"
+    )
+    assert text_table(("name",), []) == ""
