@@ -1,5 +1,5 @@
 /*
- * The eight CUDA entry points that CuTe DSL host code calls, switched between the emulator and the real runtime.
+ * The CUDA entry points that CuTe DSL host code calls, switched between the emulator and the real runtime.
  *
  * While nvfp4_cute/emulator/driver.py has registered callbacks, they answer: a library handle is the address of its
  * code, a kernel handle is a record of library and name (interned, never freed). Otherwise every call goes on to CuTe
@@ -20,7 +20,7 @@
 #define EXPORT __attribute__((visibility("default")))
 #endif
 
-enum { SUCCESS = 0, OUT_OF_MEMORY = 2, NO_DEVICE = 100 };
+enum { SUCCESS = 0, OUT_OF_MEMORY = 2, NO_DEVICE = 100, INVALID_DEVICE = 101 };
 enum { ATTRIBUTE_BYTES = 72, ATTRIBUTE_VALUE = 8, ATTRIBUTE_CLUSTER_DIMENSION = 4 };
 
 /* cudaLaunchConfig_t */
@@ -145,6 +145,35 @@ EXPORT int _cudaGetDevice(int *device) {
   return SUCCESS;
 }
 
+EXPORT int _cudaGetDeviceCount(int *count) {
+  FORWARD("_cudaGetDeviceCount", (int *), count);
+  *count = 1;
+  return SUCCESS;
+}
+
+EXPORT int _cudaSetDevice(int device) {
+  FORWARD("_cudaSetDevice", (int), device);
+  return device == 0 ? SUCCESS : INVALID_DEVICE;
+}
+
+EXPORT int _cudaLibraryUnload(void *library) {
+  FORWARD("_cudaLibraryUnload", (void *), library);
+  (void)library; /* the code belongs to the host program */
+  return SUCCESS;
+}
+
+/* Launches are over when they return. */
+EXPORT int _cudaDeviceSynchronize(void) {
+  FORWARD("_cudaDeviceSynchronize", (void));
+  return SUCCESS;
+}
+
+EXPORT int _cudaStreamSynchronize(void *stream) {
+  FORWARD("_cudaStreamSynchronize", (void *), stream);
+  (void)stream;
+  return SUCCESS;
+}
+
 EXPORT int _cudaDeviceGetAttribute(int *value, int attribute, int device) {
   FORWARD("_cudaDeviceGetAttribute", (int *, int, int), value, attribute, device);
   return on_attribute(value, attribute);
@@ -167,6 +196,56 @@ EXPORT int _cudaLaunchKernelEx(const struct launch_config *config, const void *k
     if (id == ATTRIBUTE_CLUSTER_DIMENSION) memcpy(record.cluster, attribute + ATTRIBUTE_VALUE, sizeof record.cluster);
   }
   return on_launch(&record);
+}
+
+/*
+ * Functions called through TVM-FFI load their device code by these two, whose originals call a CUDA runtime of their
+ * own. `state` is a variable of the host code, 0 at first. `load` and `load_to_device` take addresses of their arguments,
+ * then of their result: a pointer to the library handle; the same and a device.
+ */
+struct loaded_state {
+  struct loaded_state *next;
+  int64_t *state;
+  void *library;
+};
+static struct loaded_state *loaded_states;
+
+EXPORT int cuda_dialect_init_library_once(int64_t *state, void (*load)(void **), void (*load_to_device)(void **),
+                                          void (*set_error)(const char *, const char *)) {
+  struct loaded_state *loaded;
+  void **library;
+  int32_t error = SUCCESS, device = 0;
+  FORWARD("cuda_dialect_init_library_once",
+          (int64_t *, void (*)(void **), void (*)(void **), void (*)(const char *, const char *)), state, load,
+          load_to_device, set_error);
+  if (*state) return SUCCESS;
+  loaded = malloc(sizeof *loaded);
+  if (!loaded) {
+    set_error("MemoryError", "no memory for the state of a device library");
+    return OUT_OF_MEMORY;
+  }
+  library = &loaded->library;
+  load((void *[]){&library, &error});
+  if (error == SUCCESS) load_to_device((void *[]){&library, &device, &error});
+  if (error != SUCCESS) {
+    free(loaded);
+    set_error("RuntimeError", "the emulated device could not load a device library");
+    return error;
+  }
+  loaded->state = state;
+  loaded->next = loaded_states;
+  loaded_states = loaded;
+  *state = 1;
+  return SUCCESS;
+}
+
+EXPORT void cuda_dialect_unload_library_once(int64_t *state) {
+  const struct loaded_state *loaded;
+  void (*unload)(int64_t *);
+  for (loaded = loaded_states; loaded; loaded = loaded->next)
+    if (loaded->state == state) return; /* the code belongs to the host program */
+  unload = real("cuda_dialect_unload_library_once");
+  if (unload) unload(state);
 }
 
 /* Loaded with dlopen, never imported; the symbol satisfies build tools that expect an extension module. */

@@ -178,17 +178,21 @@ def _refuse(name: str, why: str) -> Callable:
     return refuse
 
 
+def _constant(name: str, value: Any) -> Callable:
+    """A function of that name that answers `value` to everything. One for each name: torch's compiler tells them apart."""
+
+    def answer(*args: Any, **kwargs: Any) -> Any:
+        return value
+
+    answer.__name__ = answer.__qualname__ = name
+    return answer
+
+
 def cuda_module(gpu: VirtualGpu) -> dict[str, Any]:
     """Replacements for attributes of torch.cuda."""
     Stream.gpu = gpu
     Stream.current = Stream(stream_ptr=0)
     default = Stream.current
-
-    def nothing(*args: Any, **kwargs: Any) -> None:
-        return None
-
-    def zero(*args: Any, **kwargs: Any) -> int:
-        return 0
 
     def set_stream(stream: Stream) -> None:
         Stream.current = stream
@@ -205,7 +209,9 @@ def cuda_module(gpu: VirtualGpu) -> dict[str, Any]:
         "set_rng_state_all": lambda states: torch.set_rng_state(states[0]),
         "initial_seed": lambda: torch.initial_seed(),
         "manual_seed": lambda seed: torch.random.default_generator.manual_seed(seed) and None,
-        "manual_seed_all": nothing,  # torch.manual_seed calls it after seeding the generator that everything uses
+        "manual_seed_all": lambda seed: (
+            None
+        ),  # torch.manual_seed calls it after seeding the generator that everything uses
     }
     quiet = (
         "_lazy_init init ipc_collect reset_peak_memory_stats reset_max_memory_allocated seed seed_all "
@@ -217,8 +223,8 @@ def cuda_module(gpu: VirtualGpu) -> dict[str, Any]:
         "max_memory_cached get_sync_debug_mode"
     )
     return {
-        **dict.fromkeys(quiet.split(), nothing),
-        **dict.fromkeys(counts.split(), zero),
+        **{name: _constant(name, None) for name in quiet.split()},
+        **{name: _constant(name, 0) for name in counts.split()},
         **states,
         "is_available": lambda: True,
         "is_initialized": lambda: True,
@@ -249,7 +255,10 @@ def cuda_module(gpu: VirtualGpu) -> dict[str, Any]:
         "set_stream": set_stream,
         "stream": _stream_context,
         "StreamContext": _stream_context,
-        "cudart": lambda: SimpleNamespace(cudaProfilerStart=zero, cudaProfilerStop=zero),
+        "cudart": lambda: SimpleNamespace(
+            cudaProfilerStart=_constant("cudaProfilerStart", 0),
+            cudaProfilerStop=_constant("cudaProfilerStop", 0),
+        ),
         "make_graphed_callables": _refuse("make_graphed_callables", "capture a torch.cuda.CUDAGraph instead"),
         "utilization": _refuse("utilization", "there is no hardware to ask"),
         "clock_rate": _refuse("clock_rate", "there is no hardware to ask"),
@@ -259,10 +268,5 @@ def cuda_module(gpu: VirtualGpu) -> dict[str, Any]:
 def nvtx_module() -> dict[str, Any]:
     """Replacements for attributes of torch.cuda.nvtx: marks go nowhere."""
 
-    def zero(*args: Any, **kwargs: Any) -> int:
-        return 0
-
-    return {
-        **dict.fromkeys(("range_push", "range_pop", "range_start", "range_end", "mark"), zero),
-        "range": _device_context,
-    }
+    names = ("range_push", "range_pop", "range_start", "range_end", "mark")
+    return {**{name: _constant(name, 0) for name in names}, "range": _device_context}

@@ -11,32 +11,22 @@
 The mode is one of the thread that enters it: tensors that other threads or processes create stay on the CPU.
 """
 
-import ctypes
-import weakref
-from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
-import numpy as np
 import torch
 from torch.overrides import TorchFunctionMode
 from torch.utils._device import _device_constructors
 
 from nvfp4_cute.emulator.torch_cuda import cuda_module, nvtx_module
+from nvfp4_cute.emulator.torch_dlpack import Bridges
+from nvfp4_cute.emulator.torch_memory import DeviceMemory, is_gpu, storage_of, tensors_in
 from nvfp4_cute.emulator.torch_scaled_mm import scaled_mm
-from nvfp4_cute.emulator.virtual_gpu import (
-    MemoryRange,
-    VirtualGpu,
-    aligned_bytes,
-    replaced,
-)
+from nvfp4_cute.emulator.virtual_gpu import VirtualGpu, replaced
 
 GPU = torch.device("cuda", 0)
-DLPACK_CUDA = 2
 CUDA_VERSION = "13.0"
-MOST_FREED = 1024
-"""Tensors that are gone whose memory stays accessible, at most."""
 
 
 @contextmanager
@@ -57,121 +47,10 @@ def emulated_cuda(gpu: VirtualGpu) -> Iterator[None]:
                 get_default_device=lambda: mode.default_device or torch.device("cpu"),
             )
         )
+        stack.enter_context(mode.bridges.in_place())
         stack.enter_context(mode)
         yield
     gpu.memory_sources.remove(memory.ranges)
-
-
-# ---- device memory ---------------------------------------------------------------------------------
-
-
-class DeviceMemory:
-    """Which storages are device memory, and which host memory is pinned (kernels may touch that too).
-
-    Memory of tensors that are gone stays accessible for a while (`VirtualGpu.freed_bytes`), as under torch's caching
-    allocator: scripts that let go of a tensor before its kernel ran work on hardware.
-    """
-
-    def __init__(self, gpu: VirtualGpu) -> None:
-        """Nothing yet."""
-        self.gpu = gpu
-        self._device: dict[int, tuple[weakref.ref, str]] = {}
-        self._pinned: dict[int, tuple[weakref.ref, str]] = {}
-        self._freed: deque[tuple[str, np.ndarray]] = deque()
-        self._freed_bytes = 0
-
-    def is_device(self, tensor: torch.Tensor) -> bool:
-        """Whether a tensor is on the GPU."""
-        return self._has(self._device, tensor)
-
-    def is_pinned(self, tensor: torch.Tensor) -> bool:
-        """Whether a tensor is in pinned host memory."""
-        return self._has(self._pinned, tensor)
-
-    def place(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Put a tensor whose storage nobody else uses into device memory, in place; returns it."""
-        storage = tensor.untyped_storage()
-        buffer = aligned_bytes(storage.nbytes())
-        if storage.nbytes():
-            fresh = torch.from_numpy(buffer).untyped_storage()
-            fresh.copy_(storage)
-            moved = torch.empty(0, dtype=tensor.dtype)
-            tensor.data = moved.set_(fresh, tensor.storage_offset(), tensor.shape, tensor.stride())
-        name = self._mark(self._device, tensor)
-        weakref.finalize(tensor.untyped_storage(), self._keep, name, buffer).atexit = False
-        return tensor
-
-    def pin(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Note that a host tensor is pinned; returns it."""
-        self._mark(self._pinned, tensor)
-        return tensor
-
-    def empty_cache(self) -> None:
-        """Forget the memory of tensors that are gone."""
-        self._freed.clear()
-        self._freed_bytes = 0
-
-    def ranges(self) -> Iterator[MemoryRange]:
-        """Everything that kernels may touch."""
-        for reference, name in (*self._device.values(), *self._pinned.values()):
-            storage = reference()
-            if storage is not None and storage.nbytes():
-                yield name, storage.data_ptr(), storage.nbytes()
-        for name, buffer in self._freed:
-            yield f"{name}, freed", int(buffer.ctypes.data), buffer.size
-
-    def _keep(self, name: str, buffer: np.ndarray) -> None:
-        self._freed.append((name, buffer))
-        self._freed_bytes += buffer.size
-        while self._freed_bytes > self.gpu.freed_bytes or len(self._freed) > MOST_FREED:
-            self._freed_bytes -= self._freed.popleft()[1].size
-
-    @staticmethod
-    def _has(table: dict, tensor: torch.Tensor) -> bool:
-        storage = _storage(tensor)
-        found = table.get(id(storage))
-        return found is not None and found[0]() is storage
-
-    @staticmethod
-    def _mark(table: dict, tensor: torch.Tensor) -> str:
-        # torch keeps the Python object of a storage alive as long as the storage itself.
-        storage = tensor.untyped_storage()
-        key = id(storage)
-        name = f"{str(tensor.dtype).removeprefix('torch.')} tensor of shape {tuple(tensor.shape)}"
-        table[key] = weakref.ref(storage, lambda _: table.pop(key, None)), name
-        return name
-
-
-def _storage(tensor: torch.Tensor) -> Any:
-    try:
-        return tensor.untyped_storage()
-    except (NotImplementedError, RuntimeError):
-        return None  # sparse, meta, and wrapper tensors have none
-
-
-def _tensors(value: Any) -> Iterator[torch.Tensor]:
-    """Tensors in nested lists, tuples, and dictionaries."""
-    if isinstance(value, torch.Tensor):
-        yield value
-    elif isinstance(value, list | tuple):
-        for item in value:
-            yield from _tensors(item)
-    elif isinstance(value, dict):
-        yield from _tensors(list(value.values()))
-
-
-def is_gpu(device: Any) -> bool:
-    """Whether a device argument means the GPU.
-
-    Raises:
-        RuntimeError: it means a GPU other than the first.
-    """
-    if device is None:
-        return False
-    parsed = torch.device("cuda", device) if isinstance(device, int) else torch.device(device)
-    if parsed.type == "cuda" and parsed.index not in (None, 0):
-        raise RuntimeError(f"CUDA error: invalid device ordinal ({parsed}): there is one virtual GPU, cuda:0")
-    return parsed.type == "cuda"
 
 
 # ---- the mode --------------------------------------------------------------------------------------
@@ -183,7 +62,7 @@ class DeviceMode(TorchFunctionMode):
     def __init__(self, gpu: VirtualGpu, memory: DeviceMemory):
         """`memory`: where marks are kept."""
         super().__init__()
-        self.gpu, self.memory = gpu, memory
+        self.gpu, self.memory, self.bridges = gpu, memory, Bridges(memory)
         self.default_device: torch.device | None = None
         self._factories = _device_constructors()
         self._handlers: dict[Any, Callable] = {
@@ -199,8 +78,8 @@ class DeviceMode(TorchFunctionMode):
             torch.Tensor.record_stream: lambda tensor, stream: None,
             torch.Tensor.numpy: self._numpy,
             torch.Tensor.__array__: self._numpy,
-            torch.Tensor.__dlpack__: self._dlpack,
-            torch.Tensor.__dlpack_device__: self._dlpack_device,
+            torch.Tensor.__dlpack__: self.bridges.capsule,
+            torch.Tensor.__dlpack_device__: self.bridges.device,
             torch._scaled_mm: self._scaled_mm,
         }
 
@@ -212,7 +91,7 @@ class DeviceMode(TorchFunctionMode):
         handler = self._handlers.get(func)
         if handler is not None:
             return handler(*args, **kwargs)
-        inputs = list(_tensors((args, kwargs)))
+        inputs = list(tensors_in((args, kwargs)))
         on_gpu = any(map(self.memory.is_device, inputs))
         if kwargs.get("device") is not None:
             on_gpu = is_gpu(kwargs["device"])
@@ -239,11 +118,11 @@ class DeviceMode(TorchFunctionMode):
 
     def _fresh(self, result: Any, inputs: list[torch.Tensor]) -> list[torch.Tensor]:
         """Tensors of a result that share no storage with an input."""
-        found = list(_tensors(result))
+        found = list(tensors_in(result))
         if not found:
             return []
-        old = {id(_storage(tensor)) for tensor in inputs} | {id(None)}
-        return [tensor for tensor in found if id(_storage(tensor)) not in old]
+        old = {id(storage_of(tensor)) for tensor in inputs} | {id(None)}
+        return [tensor for tensor in found if id(storage_of(tensor)) not in old]
 
     def _capture(self, func: Callable, args: tuple, kwargs: dict, inputs: list[torch.Tensor]) -> Any:
         """Keep an operation in the graph. In-place ones wait for the replay; the others run to give their outputs."""
@@ -318,16 +197,6 @@ class DeviceMode(TorchFunctionMode):
             )
         return torch.Tensor.numpy(tensor, *args, **kwargs) if not args else tensor.__array__(*args, **kwargs)
 
-    def _dlpack(self, tensor: torch.Tensor, **kwargs: Any) -> Any:
-        capsule = tensor.__dlpack__()
-        if self.memory.is_device(tensor):
-            mark_capsule(capsule)
-        return capsule
-
-    def _dlpack_device(self, tensor: torch.Tensor) -> tuple[Any, int]:
-        kind, index = tensor.__dlpack_device__()
-        return (type(kind)(DLPACK_CUDA) if self.memory.is_device(tensor) else kind), index
-
     def _scaled_mm(self, a: torch.Tensor, b: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
         return self.memory.place(scaled_mm(a, b, *args, **kwargs))
 
@@ -358,14 +227,6 @@ def _index(device: Any) -> int:
     if isinstance(device, int):
         return device
     return torch.device(device).index or 0
-
-
-def mark_capsule(capsule: Any) -> None:
-    """Write "CUDA device 0" into a DLPack capsule (unversioned: a DLTensor, whose device follows its data pointer)."""
-    get = ctypes.pythonapi.PyCapsule_GetPointer
-    get.restype, get.argtypes = ctypes.c_void_p, [ctypes.py_object, ctypes.c_char_p]
-    device = (ctypes.c_int32 * 2).from_address(get(capsule, b"dltensor") + ctypes.sizeof(ctypes.c_void_p))
-    device[0], device[1] = DLPACK_CUDA, 0
 
 
 class _Generator(torch.Generator):

@@ -265,3 +265,17 @@ def replaced(owner: Any, **values: Any) -> Iterator[None]:
                 delattr(owner, name)
             else:
                 setattr(owner, name, value)
+
+
+@contextmanager
+def without(owner: Any, name: str) -> Iterator[None]:
+    """An attribute, if there is one, removed inside the block."""
+    if name not in vars(owner):
+        yield
+        return
+    value = vars(owner)[name]
+    delattr(owner, name)
+    try:
+        yield
+    finally:
+        setattr(owner, name, value)
