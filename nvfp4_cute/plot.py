@@ -7,6 +7,7 @@ from typing import Any
 from nvfp4_cute.targets import MATH_FORMATS, Target
 
 INTENSITIES = (1.0, 20000.0)
+ROOF = {"color": "0.4", "linewidth": 1}
 
 
 def _pyplot() -> Any:
@@ -31,7 +32,7 @@ def roofline(path: Path, target: Target, points: Sequence[tuple[str, float, floa
     """Write a roofline of ``target`` as a picture; the suffix of ``path`` decides the format.
 
     Args:
-        points: (label, FLOP a byte, FLOP/s) of every case.
+        points: (label, FLOP a byte, FLOP/s) of every case; cases of one label share a colour.
 
     Raises:
         ValueError: matplotlib is not installed.
@@ -39,17 +40,16 @@ def roofline(path: Path, target: Target, points: Sequence[tuple[str, float, floa
     pyplot = _pyplot()
     figure, axes = pyplot.subplots(figsize=(10, 6), constrained_layout=True)
     bandwidth = target.floor_bandwidth_bytes_per_s
-    for math in MATH_FORMATS:
-        rate = target.math_flops_per_s(math)
-        if rate is None:
-            continue
-        ridge = rate / bandwidth
-        axes.plot(
-            [INTENSITIES[0], ridge, INTENSITIES[1]], [INTENSITIES[0] * bandwidth, rate, rate], linewidth=1
-        )
-        axes.annotate(f"{math} {rate / 1e15:.2f} PFLOP/s", (INTENSITIES[1], rate), ha="right", va="bottom")
-    for index, (label, intensity, flops_per_s) in enumerate(points):
-        axes.plot(intensity, flops_per_s, "o", color=pyplot.cm.tab20(index % 20), label=label)
+    rates = {math: target.math_flops_per_s(math) for math in MATH_FORMATS}
+    known = {math: rate for math, rate in rates.items() if rate is not None}
+    ridge = max(known.values()) / bandwidth
+    axes.plot([INTENSITIES[0], ridge], [INTENSITIES[0] * bandwidth, ridge * bandwidth], **ROOF)
+    for math, rate in known.items():
+        axes.plot([rate / bandwidth, INTENSITIES[1]], [rate, rate], **ROOF)
+        axes.annotate(f"{math} {rate / 1e15:.4g} PFLOP/s", (INTENSITIES[1], rate), ha="right", va="bottom")
+    for label in dict.fromkeys(label for label, _, _ in points):
+        of_label = [(x, y) for name, x, y in points if name == label]
+        axes.plot(*zip(*of_label, strict=True), "o", alpha=0.7, label=label)
     axes.set(
         xscale="log",
         yscale="log",
@@ -59,6 +59,6 @@ def roofline(path: Path, target: Target, points: Sequence[tuple[str, float, floa
         title=f"{target.name}: computed floors, not measurements ({bandwidth / 1e12:.4g} TB/s)",
     )
     axes.grid(which="major", alpha=0.3)
-    axes.legend(fontsize="x-small", loc="upper left")
+    axes.legend(loc="upper left")
     figure.savefig(path, dpi=150)
     pyplot.close(figure)

@@ -164,7 +164,7 @@ def run(
     target, why = choose_target(target_name)
     rows = [shape_row(target, shape)] if shape else competition_rows(target, problem)
     if plot:
-        points = [(row.case, row.work.intensity, row.work.flops / row.floor.us * 1e6) for row in rows]
+        points = [(row.problem, row.work.intensity, row.work.flops / row.floor.us * 1e6) for row in rows]
         roofline(plot, target, points)
     if as_json:
         print(

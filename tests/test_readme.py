@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from nvfp4_cute import cli, doctor
+from nvfp4_cute import cli, doctor, sol, targets
 from nvfp4_cute.arch import sm100
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -40,7 +40,7 @@ def test_make_targets_exist():
 
 def test_command_lines_parse():
     named = re.findall(r"`(?:\.venv/bin/)?nvfp4-cute ([^`]+)`", README)
-    assert {line.split()[0] for line in named} == {"demo", "check", "doctor"}
+    assert {line.split()[0] for line in named} == {"demo", "check", "doctor", "sol"}
     for line in named:
         cli.build_parser().parse_args(line.split())
 
@@ -61,3 +61,15 @@ def test_every_target_with_a_kernel_is_in_the_table():
     }
     with_kernel = {name for name, form in rows.items() if "list form" in form}
     assert with_kernel == set(sm100.ARCHS)
+
+
+def test_speed_of_light_table_is_what_the_command_prints():
+    shown = [line.split("|")[2:8] for line in README.splitlines() if "groups, sum of M" in line]
+    rows = sol.competition_rows(targets.B200, "nvfp4_group_gemm")
+    assert len(shown) == len(rows)
+    for cells, row in zip(shown, rows, strict=True):
+        computed = [row.published_us, row.competition_us, row.floor.us]
+        expected = [f"{row.work.bytes / 1e6:.2f}", f"{row.work.flops / 1e9:.2f}"]
+        expected += [f"{us:.3f}" for us in computed]
+        assert [cell.strip() for cell in cells] == [*expected, row.floor.bound]
+    assert f"one of {['nine', 'ten', 'eleven'][len(targets.TARGETS) - 9]} GPUs" in README
