@@ -1,0 +1,505 @@
+"""Hazards: for each kind a small faulty kernel that is reported for the right reason, and its repaired twin, clean."""
+
+import re
+
+import numpy as np
+import pytest
+import small_kernels as small
+from small_kernels import DATA, commit, in_thread, in_warp, init, load, save, wait
+
+from nvfp4_cute.emulator.driver import Emulator, run_ptx
+from nvfp4_cute.emulator.hazards import HazardError
+from nvfp4_cute.emulator.machine import Machine
+
+MODES = ("eager", "lazy", "random:3")
+WORDS = np.arange(1, 1025, dtype=np.uint32)
+OPERANDS = np.ones((small.A_BYTES + small.B_BYTES) // 2, np.float16)
+
+
+def run(body, *, src=WORDS, words=2048, mode="eager", block=64, grid=1, cluster=1, target="sm_100a"):
+    """Outputs of a checked launch."""
+    out = np.zeros(words, np.uint32)
+    ptx = small.kernel(body, target)
+    run_ptx(ptx, None, grid, block, [src, out], cluster=cluster, smem_bytes=32768, mode=mode, check=True)
+    return out
+
+
+def hazards(body, **kwargs):
+    with pytest.raises(HazardError) as error:
+        run(body, **kwargs)
+    return error.value.hazards
+
+
+def assert_found(body, kind, text, *, modes=MODES, **kwargs):
+    """Every mode reports a hazard of this kind whose text matches."""
+    for mode in modes:
+        found = hazards(body, mode=mode, **kwargs)
+        matching = [h for h in found if h.kind == kind and re.search(text, h.text)]
+        assert matching, f"{mode}: no {kind} with {text!r} in\n" + "\n".join(map(str, found))
+
+
+def assert_clean(body, *, modes=MODES, **kwargs):
+    results = [run(body, mode=mode, **kwargs) for mode in modes]
+    for other in results[1:]:
+        np.testing.assert_array_equal(other, results[0])
+
+
+# ---- shared memory ----------------------------------------------------------------------------------------------------
+def handover(between):
+    """Warp 0 writes, warp 1 reads what it wrote; `between` is executed by both."""
+    write = f"shl.b32 %r9, %r8, 2;\nadd.u32 %r9, %r9, %r1;\nst.shared.b32 [%r9+{DATA}], %r8;\n"
+    read = f"shl.b32 %r9, %r8, 2;\nadd.u32 %r9, %r9, %r1;\nld.shared.b32 %r10, [%r9+{DATA}];\n"
+    return in_warp(0, write) + between + in_warp(1, read)
+
+
+@pytest.mark.parametrize(
+    "between",
+    [
+        "bar.sync 0;\n",
+        "barrier.cluster.arrive.aligned;\nbarrier.cluster.wait.aligned;\n",
+        in_warp(0, "bar.arrive 1, 64;") + in_warp(1, "bar.sync 1, 64;"),
+    ],
+    ids=["bar.sync", "cluster barrier", "bar.arrive"],
+)
+def test_barriers_order(between):
+    assert_clean(handover(between))
+
+
+@pytest.mark.parametrize(
+    "between",
+    [
+        "",
+        in_warp(0, "bar.sync 1, 32;") + in_warp(1, "bar.sync 2, 32;"),
+        in_warp(1, "bar.arrive 1, 64;") + in_warp(0, "bar.sync 1, 64;"),
+    ],
+    ids=["nothing", "two barriers", "the wrong way round"],
+)
+def test_missing_barrier_between_warps(between):
+    assert_found(
+        handover(between),
+        "race",
+        r"ld\.shared \(cta 0,0,0 warp 1, PTX line \d+\) reads smem\+0x800\.\.0x87f that st\.shared .*warp 0.* writes"
+        r"|st\.shared .*warp 0.* writes smem\+0x800\.\.0x87f while ld\.shared .*warp 1.* may still read",
+    )
+
+
+def test_mbarrier_orders():
+    body = init(32) + handover(in_warp(0, "mbarrier.arrive.shared.b64 _, [%r1];") + in_warp(1, wait(0)))
+    assert_clean(body)
+    assert_found(body.replace(wait(0), wait(0, 1)), "race", r"smem\+0x800")
+
+
+def test_atomics_order():
+    """A flag in shared memory: the reader spins on it."""
+    flag = in_warp(0, in_thread(0, "atom.shared.exch.b32 %r11, [%r1+256], 1;"))
+    spin = in_warp(
+        1, "SPIN:\nld.acquire.cta.shared.b32 %r11, [%r1+256];\nsetp.ne.u32 %p5, %r11, 1;\n@%p5 bra SPIN;\n"
+    )
+    start = "@%p0 st.shared.b32 [%r1+256], 0;\nbar.sync 0;\n"
+    assert_clean(start + handover(flag + spin))
+    assert_found(start + handover(flag), "race", r"smem\+0x800")
+
+
+LOADED = init(1) + in_thread(0, load(256)) + "{wait}" + save()
+
+
+def test_tma_data_before_its_barrier():
+    assert_clean(LOADED.format(wait=wait(0)))
+    assert_found(
+        LOADED.format(wait=""),
+        "race",
+        r"(ld\.shared .* reads smem\+.*bulk load .* writes|bulk load .* writes .*ld\.shared .* may still read)|nobody wrote",
+        modes=("eager",),
+    )
+    # Late, nobody has written yet: the same fault shows from the other side.
+    assert_found(
+        LOADED.format(wait=""), "race", r"bulk load .* writes smem\+.* while ld\.shared", modes=("lazy",)
+    )
+    assert_found(LOADED.format(wait=""), "uninitialised", r"ld\.shared .* nobody wrote", modes=("lazy",))
+
+
+def test_overwriting_a_stage_that_is_still_read():
+    """Warp 1 reads the stage; warp 0 loads it again, with or without waiting for warp 1's release."""
+    release = "bar.warp.sync -1;\n@%p1 mbarrier.arrive.shared.b64 _, [%r1+8];\n"
+    body = init(1, 1, 1) + in_thread(0, load(256) + wait(0)) + in_warp(1, wait(0) + save() + release)
+    faulty = body + in_thread(0, load(256, at=16)) + in_warp(1, wait(16))
+    assert_clean(body + in_thread(0, wait(8) + load(256, at=16)) + in_warp(1, wait(16)))
+    race = r"bulk load .* writes smem\+0x\w+\.\.0x\w+ while ld\.shared .* may still read it|ld\.shared .* that bulk load"
+    assert_found(faulty, "race", race)
+
+
+STAGED = f"""shl.b32 %r9, %r0, 2;
+add.u32 %r9, %r9, %r1;
+st.shared.b32 [%r9+{DATA}], %r0;
+{{fence}}
+bar.sync 0;
+{{late}}
+@%p0 cp.async.bulk.global.shared::cta.bulk_group [%rd2], [%r1+{DATA}], 256;
+@%p0 cp.async.bulk.commit_group;
+{{wait}}
+bar.sync 0;
+st.shared.b32 [%r9+{DATA}], 7;
+@%p0 cp.async.bulk.wait_group.read 0;
+"""
+FENCE = "fence.proxy.async.shared::cta;"
+READ = "@%p0 cp.async.bulk.wait_group.read 0;"
+
+
+def test_proxy_fence():
+    assert_clean(STAGED.format(fence=FENCE, late="", wait=READ))
+    assert_clean(STAGED.format(fence="", late=FENCE, wait=READ))  # anywhere on the way will do
+    assert_found(
+        STAGED.format(fence="", late="", wait=READ),
+        "proxy-fence",
+        r"bulk store .* reads smem\+0x800\.\.0x87f through the async proxy, st\.shared .* wrote .* generic proxy",
+    )
+
+
+def test_a_fence_before_the_write_does_not_help():
+    text = STAGED.format(fence="", late="", wait=READ).replace("st.shared", FENCE + "\nst.shared", 1)
+    assert_found(text, "proxy-fence", r"no fence\.proxy\.async")
+
+
+def test_overwriting_what_a_bulk_store_still_reads():
+    assert_found(
+        STAGED.format(fence=FENCE, late="", wait=""),
+        "race",
+        r"st\.shared .* writes smem\+0x800.* while bulk store .* may still read it|bulk store .* reads .* that st\.shared",
+    )
+
+
+def test_unwritten_shared_memory():
+    body = "st.shared.b32 [%r1+1024], 1;\nld.shared.b32 %r9, [%r1+{at}];"
+    assert_clean(body.format(at=1024), block=32)
+    assert_found(
+        body.format(at=1028), "uninitialised", r"ld\.shared .* reads shared memory .* nobody wrote", block=32
+    )
+
+
+def test_unwritten_bytes_are_stored():
+    assert_found(
+        f"@%p0 cp.async.bulk.global.shared::cta.bulk_group [%rd2], [%r1+{DATA}], 256;\n"
+        "@%p0 cp.async.bulk.commit_group;\n@%p0 cp.async.bulk.wait_group 0;",
+        "uninitialised",
+        "bulk store .* nobody wrote",
+    )
+
+
+# ---- mbarriers ---------------------------------------------------------------------------------------------------------
+def test_barrier_initialisation():
+    assert_clean(init(1) + in_thread(0, load(256)) + wait(0) + save())
+    assert_found(
+        init(1, sync="") + in_thread(0, load(256)) + wait(0) + save(),
+        "mbarrier",
+        r"mbarrier\.try_wait .*warp 1.* uses mbarrier smem\+0x400, which mbarrier\.init .* initialises: nothing orders",
+        modes=("eager", "lazy"),
+    )
+    assert_found(
+        init(1, fence="") + in_thread(0, load(256)) + wait(0) + save(),
+        "mbarrier",
+        r"bulk load .* without a fence\.mbarrier_init after mbarrier\.init",
+    )
+
+
+def test_use_before_initialisation():
+    assert_found(
+        in_thread(0, "mbarrier.arrive.shared.b64 _, [%r1];"), "mbarrier", "no mbarrier was initialised"
+    )
+
+
+def test_too_many_arrivals():
+    body = init(1) + "@%p0 mbarrier.arrive.shared.b64 _, [%r1], 1;\n" + wait(0)
+    assert_clean(body)
+    assert_found(body.replace("[%r1], 1;", "[%r1], 2;"), "mbarrier", r"2 arrivals with 1 of 1 pending")
+
+
+def test_too_few_arrivals_hang_with_a_wait_graph():
+    body = init(2) + "@%p0 mbarrier.arrive.shared.b64 _, [%r1];\n" + wait(0)
+    assert_found(
+        body,
+        "hang",
+        r"(?s)warp 0: PTX line.*pending 1 of 2 arrivals.*arrivals came from mbarrier\.arrive .*warp 0",
+    )
+
+
+def test_initialised_again_while_in_use():
+    again = "@%p0 mbarrier.init.shared.b64 [%r1], 1;\n"
+    body = init(1) + in_thread(0, load(256)) + wait(0) + "{sync}" + again + save()
+    assert_clean(body.replace("{sync}", "bar.sync 0;\n"))
+    assert_found(
+        init(2) + in_thread(0, "mbarrier.arrive.shared.b64 _, [%r1];") + again,
+        "mbarrier",
+        r"initialises mbarrier smem\+0x400 again while it is in use",
+    )
+
+
+def test_transaction_bytes_that_never_balance():
+    body = (
+        init(1, 1)
+        + in_thread(0, load(256) + "mbarrier.expect_tx.shared.b64 [%r1+8], {bytes};\n")
+        + wait(0)
+        + save()
+    )
+    assert_clean(body.replace("{bytes}", "0"))
+    assert_found(
+        body.replace("{bytes}", "16"),
+        "mbarrier",
+        r"mbarrier smem\+0x408 has an unbalanced transaction count \(\+16",
+    )
+
+
+# ---- tensor memory -------------------------------------------------------------------------------------------------------
+def multiply(*, wait_full, columns=64):
+    """Thread 0 loads operands and multiplies; the warps read the accumulator."""
+    produce = load(OPERANDS.nbytes) + wait(0) + small.mma() + commit(8)
+    body = init(1, 1) + small.alloc(columns) + in_thread(0, produce) + wait_full + small.read_tmem()
+    return body + small.save_registers() + "bar.sync 0;\n" + small.dealloc(columns)
+
+
+TMEM = {"src": OPERANDS, "block": 128}
+
+
+def test_accumulator_before_the_commit():
+    assert_clean(multiply(wait_full=wait(8)), **TMEM)
+    body = multiply(wait_full="") + wait(8)
+    assert_found(
+        body,
+        "race",
+        r"tcgen05\.ld .* reads tensor memory columns 0\.\.15, lanes .* that tcgen05\.mma|tcgen05\.mma .* writes tensor memory "
+        r".* while tcgen05\.ld",
+        modes=("eager",),
+        **TMEM,
+    )
+
+
+def test_operands_before_they_are_loaded():
+    body = multiply(wait_full=wait(8)).replace(wait(0) + "mov.b64 %rd20", "mov.b64 %rd20")
+    assert body != multiply(wait_full=wait(8))
+    assert_found(
+        body,
+        "race",
+        r"tcgen05\.mma .* smem\+.*bulk load|bulk load .* writes smem\+.* while tcgen05\.mma",
+        **TMEM,
+    )
+
+
+def test_stage_released_before_its_multiply():
+    """The empty barrier is signalled by an ordinary arrival instead of the commit."""
+    produce = load(OPERANDS.nbytes) + wait(0) + small.mma() + "{release}" + wait(16)
+    again = load(OPERANDS.nbytes) + wait(0, 1)
+    body = (
+        init(1, 1, 1)
+        + small.alloc(64)
+        + in_thread(0, produce + again + commit(8))
+        + wait(8)
+        + "bar.sync 0;\n"
+        + small.dealloc(64)
+    )
+    assert_clean(body.replace("{release}", commit(16)), **TMEM)
+    assert_found(
+        body.replace("{release}", "mbarrier.arrive.shared.b64 _, [%r1+16];\n"),
+        "race",
+        r"bulk load .* writes smem\+.* while tcgen05\.mma .* may still read it|tcgen05\.mma .* reads smem\+.* that bulk load",
+        **TMEM,
+    )
+
+
+def accumulator_reuse(wait_ld, early):
+    """A second multiply overwrites the accumulator after the readers arrived on the barrier at smem+16."""
+    first = load(OPERANDS.nbytes) + wait(0) + small.mma() + commit(8)
+    release = "@%p1 mbarrier.arrive.shared.b64 _, [%r1+16];\n"
+    read = small.read_tmem(wait_ld=False)
+    body = init(1, 1, 4) + small.alloc(64) + in_thread(0, first) + wait(8)
+    body += (release if early else "") + read + ("tcgen05.wait::ld.sync.aligned;\n" if wait_ld else "")
+    body += ("" if early else release) + small.save_registers()
+    body += in_thread(0, wait(16) + small.mma() + commit(8)) + wait(8, 1) + "bar.sync 0;\n"
+    return body + small.dealloc(64)
+
+
+@pytest.mark.parametrize(
+    ("wait_ld", "early"), [(False, False), (True, True)], ids=["no wait::ld", "released early"]
+)
+def test_accumulator_released_too_early(wait_ld, early):
+    assert_clean(accumulator_reuse(True, False), **TMEM)
+    assert_found(
+        accumulator_reuse(wait_ld, early),
+        "race",
+        r"tcgen05\.mma .* writes tensor memory .* while tcgen05\.ld .* may still read it|tcgen05\.ld .* reads tensor memory "
+        r".* that tcgen05\.mma .* writes",
+        **TMEM,
+    )
+
+
+def test_using_a_loaded_register_waits_for_the_load():
+    """As the machine code does; kernels of the field rely on it."""
+    release = "@%p1 mbarrier.arrive.shared.b64 _, [%r1+16];\n"
+    body = accumulator_reuse(False, False).replace(release, "")
+    assert_clean(body.replace(small.save_registers(), small.save_registers() + release), **TMEM)
+
+
+def test_unwritten_accumulator_columns():
+    assert_found(
+        multiply(wait_full=wait(8), columns=128).replace("[%r23+0]", "[%r23+64]"),
+        "uninitialised",
+        r"a register that tcgen05\.ld .* loaded is used",
+        **TMEM,
+    )
+
+
+def test_accumulating_onto_nothing():
+    body = multiply(wait_full=wait(8)).replace("setp.ne.u32 %p4, 0, 0", "setp.ne.u32 %p4, 1, 0")
+    assert_found(
+        body,
+        "uninitialised",
+        r"tcgen05\.mma .* uses the accumulator in tensor memory columns 0\.\.63",
+        **TMEM,
+    )
+
+
+def test_leak_and_early_free():
+    good = multiply(wait_full=wait(8))
+    free = small.dealloc(64)
+    assert_found(
+        good.replace(free, ""), "tensor-memory", r"exits with 64 columns at 0 still allocated", **TMEM
+    )
+    early = good.replace(free, "").replace(small.read_tmem(), free + small.read_tmem())
+    assert_found(early, "tensor-memory", r"not allocated", modes=("eager",), **TMEM)
+    unordered = good.replace("bar.sync 0;\n" + free, free)
+    found = [h for h in hazards(unordered, **TMEM) if h.kind in ("race", "tensor-memory")]
+    assert found, "freed while other warps may still read"
+
+
+def test_outside_the_allocation_and_the_quadrant():
+    good = multiply(wait_full=wait(8))
+    assert_found(good.replace("[%r23+0]", "[%r23+64]"), "tensor-memory", "not allocated", **TMEM)
+    assert_found(
+        good.replace("shl.b32 %r23, %r7, 21", "mov.b32 %r23, 0x200000"),
+        "tensor-memory",
+        "can reach lanes",
+        **TMEM,
+    )
+
+
+# ---- global memory ---------------------------------------------------------------------------------------------------------
+def test_output_written_by_two_ctas():
+    body = "mov.u32 %r9, %ctaid.x;\nmad.lo.u32 %r9, %r9, {pitch}, %r0;\nmad.wide.u32 %rd10, %r9, 4, %rd2;\nst.global.b32 [%rd10], %r9;"
+    assert_clean(body.format(pitch=64), grid=2)
+    found = hazards(body.format(pitch=32), grid=2)
+    assert [h.kind for h in found] == ["double-store"]
+    assert re.search(
+        r"st\.global \(cta 1,0,0 warp 0.*`argument 1`.*st\.global \(cta 0,0,0 warp 1", found[0].text
+    )
+
+
+def test_atomics_do_not_race():
+    assert_clean("red.global.add.u32 [%rd2], 1;", grid=4)
+    assert_found(
+        "red.global.add.u32 [%rd2], 1;\n@%p0 st.global.b32 [%rd2], 7;", "double-store", "writes too", grid=2
+    )
+
+
+def test_a_result_handed_over_through_a_counter():
+    """Split-K: the last CTA to count reads what the others wrote."""
+    body = """mov.u32 %r9, %ctaid.x;
+    mad.wide.u32 %rd10, %r9, 4, %rd2;
+    @%p0 st.global.b32 [%rd10+64], %r9;
+    @!%p0 bra END;
+    {count}
+    setp.ne.u32 %p5, %r9, 3;
+    @%p5 bra END;
+    ld.global.b32 %r11, [%rd2+64];
+    END:
+    """
+    assert_clean(body.format(count="atom.acq_rel.gpu.global.add.u32 %r12, [%rd2], 1;"), grid=4, block=32)
+    assert_found(
+        body.format(count=""),
+        "race",
+        r"ld\.global .*cta 3.* reads .* that st\.global .*cta 0",
+        grid=4,
+        block=32,
+    )
+
+
+def test_outside_the_output():
+    body = "mad.wide.u32 %rd10, %r0, 4, %rd2;\nst.global.b32 [%rd10+{at}], %r0;"
+    assert_clean(body.format(at=0))
+    assert_found(body.format(at=8192), "out-of-bounds", r"outside every live range; nearest.*`argument 1`")
+
+
+# ---- registers ---------------------------------------------------------------------------------------------------------------
+def test_unwritten_register():
+    assert_found("add.u32 %r10, %r11, 1;", "register", r"reads %r11, which was never written")
+
+
+# ---- the end of a CTA ----------------------------------------------------------------------------------------------------------
+def test_exit_with_a_load_in_flight():
+    assert_found(init(1) + in_thread(0, load(256)), "exit", r"cta 0,0,0 may exit before bulk load .* is done")
+
+
+def test_exit_with_a_store_in_flight():
+    good = STAGED.format(fence=FENCE, late="", wait=READ)
+    cut = good[: good.index("bar.sync 0;\nst.shared")]
+    assert_clean(cut)
+    assert_found(cut.replace(READ, ""), "exit", r"may exit before bulk store")
+
+
+REMOTE = (
+    init(1, sync="barrier.cluster.arrive.aligned;\nbarrier.cluster.wait.aligned;")
+    + """setp.eq.and.u32 %p5, %r6, 1, %p0;
+mapa.shared::cluster.u32 %r9, %r1, 0;
+@%p5 mbarrier.arrive.shared::cluster.b64 _, [%r9];
+setp.ne.u32 %p6, %r6, 0;
+@%p6 bra END;
+{wait}
+END:
+"""
+)
+
+
+def test_remote_arrival_into_a_cta_that_may_be_gone():
+    assert_clean(REMOTE.replace("{wait}", wait(0)), grid=2, cluster=2)
+    assert_found(
+        REMOTE.replace("{wait}", ""),
+        "exit",
+        r"cta 0,0,0 may exit before mbarrier\.arrive \(cta 1,0,0",
+        grid=2,
+        cluster=2,
+    )
+
+
+# ---- reports -----------------------------------------------------------------------------------------------------------------
+def test_reports_are_deduplicated_and_complete():
+    loop = (
+        "mov.u32 %r12, 0;\nLOOP:\n"
+        + handover("")
+        + "add.u32 %r12, %r12, 1;\nsetp.lt.u32 %p6, %r12, 5;\n@%p6 bra LOOP;"
+    )
+    found = [h for h in hazards(loop) if h.kind == "race"]
+    assert len({(h.site.inst.line, h.other.inst.line) for h in found}) == len(found)
+    assert max(h.count for h in found) > 1
+    text = str(HazardError(found))
+    assert re.search(r"kernel k:\n", text)
+    assert all(f"PTX line {h.site.inst.line}: {h.site.inst.text}" in text for h in found)
+
+
+def test_python_lines_are_named():
+    body = handover("").replace("ld.shared", ".loc 1 48 0\nld.shared")
+    ptx = small.kernel(body).replace(".visible", '.file 1 "somewhere/load.py"\n.visible', 1)
+    out = np.zeros(64, np.uint32)
+    with pytest.raises(HazardError, match=r"ld\.shared \(cta 0,0,0 warp 1, PTX line \d+, load\.py:48\)"):
+        run_ptx(ptx, None, 1, 64, [WORDS, out], smem_bytes=8192, check=True)
+
+
+def test_a_machine_collects_over_launches():
+    machine = Machine(4, check=True)
+    out = np.zeros(64, np.uint32)
+    for body, count in ((handover(""), 1), (handover("bar.sync 0;\n"), 1), (handover(""), 2)):
+        try:
+            run_ptx(small.kernel(body), None, 1, 64, [WORDS, out], smem_bytes=8192, machine=machine)
+        except HazardError as error:
+            assert len(error.hazards) == 1
+        assert len(machine.checker.hazards) == count
+
+
+def test_unchecked_emulators_have_no_hazards():
+    assert Emulator().hazards == []
