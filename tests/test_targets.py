@@ -104,6 +104,24 @@ def test_b200_at_its_boost_clock():
     assert targets.B200.math_flops_per_s("nvfp4") == pytest.approx(9.53e15, rel=1e-3)
 
 
+@pytest.mark.parametrize(
+    "target, math, measured_tflops",
+    [
+        (targets.B200, "nvfp4", 5797),
+        (targets.B300, "nvfp4", 9860),
+        (targets.RTX_PRO_6000, "nvfp4", 1629),
+        (targets.RTX_5090, "nvfp4", 2019),
+        (targets.RTX_5090, "fp8", 728),
+        (targets.RTX_5090, "tf32", 122),
+        (targets.GB10, "fp16", 95),
+        (targets.THOR, "fp16", 135),
+    ],
+)
+def test_nothing_measured_in_public_exceeds_the_rate_of_a_floor(target, math, measured_tflops):
+    """The RTX 5090 ran above its stated boost clock."""
+    assert measured_tflops * 1e12 <= target.math_flops_per_s(math)
+
+
 def test_printed_targets_show_sources_and_gaps():
     text = str(targets.GB10)
     assert text.startswith("GB10 (sm_121a)\n")
