@@ -456,6 +456,44 @@ def test_float_min_max(elementwise) -> None:
     elementwise(body, {"a": a, "b": b}, dict.fromkeys("def", np.uint32), want)
 
 
+def test_float_min_max_of_magnitudes_and_of_three(elementwise) -> None:
+    rng = np.random.default_rng(3)
+    x, y, z = (rng.choice([-3.0, -2.0, -0.5, 0.25, 1.0, 4.0, np.nan], (3, 200))).astype(np.float32)
+    nan = np.isnan(x) | np.isnan(y) | np.isnan(z)
+    top = np.fmax(np.fmax(x, y), z)
+    magnitude = np.fmin(np.fmin(np.abs(x), np.abs(y)), np.abs(z))
+    both = np.fmax(np.abs(x), np.abs(y))
+    signed = np.where(np.signbit(x) != np.signbit(y), -both, both)
+    canonical = lambda v: np.where(np.isnan(v), 0x7FFFFFFF, v.view(np.uint32)).astype(np.uint32)
+    known = ~np.isnan(x) & ~np.isnan(y)  # the sign of a NaN is not ours to predict
+    want = {
+        "d": canonical(top),
+        "e": canonical(np.where(nan, np.float32(np.nan), top)),
+        "f": canonical(magnitude),
+        "g": np.where(known, canonical(signed), 0),
+    }
+    body = """max.f32 %d, %a, %b, %c; max.NaN.f32 %e, %a, %b, %c; min.abs.f32 %f, %a, %b, %c;
+    max.xorsign.abs.f32 %g, %a, %b; setp.num.f32 %p1, %a, %b; @!%p1 mov.b32 %g, 0;"""
+    inputs = {"a": x.view(np.uint32), "b": y.view(np.uint32), "c": z.view(np.uint32)}
+    elementwise(body, inputs, dict.fromkeys("defg", np.uint32), want)
+
+
+def test_a_part_of_a_register_that_nobody_wrote_may_be_moved() -> None:
+    """Compilers leave undefined values that they do not use in packed pairs."""
+    text = """.version 8.8
+.target sm_100a
+.visible .entry k(.param .u64 out) {
+.reg .b32 %r<9>; .reg .b64 %rd<9>;
+ld.param.b64 %rd1, [out];
+mov.b64 {_, %r1}, %rd5;
+mov.b64 %rd2, {7, %r1};
+mov.b64 {%r2, _}, %rd2;
+st.global.b32 [%rd1], %r2; ret; }"""
+    out = np.zeros(1, np.uint32)
+    run_ptx(text, args=[out])
+    assert out.tolist() == [7]
+
+
 def test_sign_operations_keep_nan_payloads(elementwise) -> None:
     a, b, _ = float_pairs()
     want = {

@@ -7,6 +7,7 @@ correctly rounded result, which lies inside their error bound.
 import operator
 import struct
 from collections.abc import Callable
+from functools import reduce
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -105,6 +106,16 @@ def _maximum(a: np.ndarray, b: np.ndarray, rounding: str) -> np.ndarray:
     return np.where(zeros, np.where(np.signbit(a), b, a), np.fmax(a, b))
 
 
+def _of_all(pick: Callable[..., np.ndarray]) -> Callable[..., np.ndarray]:
+    """The two-operand `pick` over two or three operands."""
+
+    def kernel(*args: Any) -> np.ndarray:
+        *values, rounding = args
+        return reduce(lambda a, b: pick(a, b, rounding), values)
+
+    return kernel
+
+
 def _narrow(function: Callable[[np.ndarray], np.ndarray]) -> Callable[[np.ndarray, str], np.ndarray]:
     """A transcendental function computed in float64 and rounded once to the operand's format."""
     return lambda a, rounding: function(a.astype(np.float64)).astype(a.dtype)
@@ -125,8 +136,8 @@ KERNELS: dict[str, Callable[..., np.ndarray]] = {
     "sin": _narrow(np.sin),
     "cos": _narrow(np.cos),
     "tanh": _narrow(np.tanh),
-    "min": _minimum,
-    "max": _maximum,
+    "min": _of_all(_minimum),
+    "max": _of_all(_maximum),
 }
 
 # ---- operand formats: register bits <-> arrays that the kernels work on -----------------------------
@@ -185,8 +196,8 @@ def float_operation(inst: Inst, b: Builder, mods: Mods, type_: str) -> Step:
     lanes = Lanes(type_)
     rounding = mods.one_of(*ROUNDING_MODIFIERS, default="rn") or "rn"
     ftz, sat, relu, nan = (mods.flag(name) for name in ("ftz", "sat", "relu", "NaN"))
-    xorsign = mods.flag("xorsign")
-    mods.drop("approx", "full", "abs", "noftz")
+    xorsign, magnitudes = mods.flag("xorsign"), mods.flag("abs")
+    mods.drop("approx", "full", "noftz")
     mods.done()
     kernel = KERNELS[opcode]
     loads = [_operand_loader(b, o, lanes) for o in inst.operands[1:]]
@@ -208,7 +219,7 @@ def float_operation(inst: Inst, b: Builder, mods: Mods, type_: str) -> Step:
         if narrow_fma:
             result = _narrow_fma(lanes.name, *args)
         else:
-            result = kernel(*args, rounding)
+            result = kernel(*(map(np.abs, args) if magnitudes else args), rounding)
         if nan:
             result = np.where(_any_nan(args), np.float32(np.nan), result)
         if xorsign:

@@ -99,10 +99,13 @@ def _unpack(b: Builder, dest: Vector, source: Operand, type_: str) -> Step:
         if not isinstance(item, Sink)
     ]
     mask, dtype = (1 << 8 * part) - 1, UNSIGNED[part]
+    poison = (1 << 8 * part * count) - 1
     plain = all(b.width(d) == part for _, d, _ in parts)
 
     def step(warp: "Warp") -> None:
         value = read(warp)
+        if value is None:
+            value = poison  # as in _pack: the compiler may take a part that it does not use
         if value.__class__ is not np.ndarray:
             for i, _, write in parts:
                 write(warp, value >> 8 * part * i & mask)
