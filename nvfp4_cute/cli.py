@@ -22,6 +22,8 @@ examples:
   nvfp4-cute emulate gemm.py --mnk 256,256,128             what follows the script belongs to it
   nvfp4-cute emulate --arch sm_120a --stats gemm.py        a GeForce kernel, and a table of its launches
   nvfp4-cute emulate --arch sm_90a --sm-count 4 gemm.py    a Hopper kernel whose persistent grid has 4 CTAs
+  nvfp4-cute emulate --check gemm.py                       find races, unwritten bytes, leaks (slower)
+  nvfp4-cute emulate --mode lazy gemm.py                   every copy and MMA as late as the memory model allows
 
 Choose small sizes: a launch is thousands of times slower than on a GPU. Times that the script measures are host times;
 cutlass.testing.benchmark runs a kernel once. The exit code is the script's, or 1 if a kernel failed.
@@ -163,6 +165,17 @@ def _add_emulate(verbs: argparse._SubParsersAction) -> None:
     emulate.add_argument(
         "--sm-count", type=_positive, metavar="N", help="SMs (default: those of a GPU of that arch)"
     )
+    emulate.add_argument(
+        "--check",
+        action="store_true",
+        help="report hazards as failures: races, missing fences, bytes that nobody wrote, leaks, stores out of bounds",
+    )
+    emulate.add_argument(
+        "--mode",
+        default="eager",
+        help="when asynchronous copies and MMAs happen: eager (at issue), lazy (as late as allowed), or random:SEED; "
+        "a correct kernel gives one result under all (default %(default)s)",
+    )
     emulate.add_argument("--stats", action="store_true", help="afterwards, a table of all launches on stderr")
     emulate.add_argument(
         "--traceback", action="store_true", help="also show where in the script a kernel failure surfaced"
@@ -238,6 +251,8 @@ def _run_emulate(args: argparse.Namespace) -> int:
         args.arguments,
         arch=args.arch,
         sm_count=args.sm_count,
+        mode=args.mode,
+        check=args.check,
         stats=args.stats,
         traceback=args.traceback,
     )

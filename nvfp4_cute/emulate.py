@@ -26,6 +26,8 @@ def run(
     *,
     arch: str,
     sm_count: int | None = None,
+    mode: str = "eager",
+    check: bool = False,
     stats: bool = False,
     traceback: bool = False,
 ) -> int:
@@ -34,15 +36,17 @@ def run(
     Args:
         script: path of a Python file.  arguments: its `sys.argv[1:]`.
         arch: PTX target of the GPU.  sm_count: its SMs; None takes those of the product.
+        mode: when asynchronous operations happen: "eager", "lazy", or "random:SEED".
+        check: report hazards (races, bytes that nobody wrote, ...) as failures.
         stats: print a table of all launches.  traceback: show where in the script a kernel failure surfaced.
 
     Raises:
-        EmulatorError: there is no such script, or no way to launch anything here.
+        EmulatorError: there is no such script, or no way to launch anything here.  ValueError: unknown mode.
     """
     if not script.is_file():
         raise EmulatorError(f"there is no file `{script}`")
     progress = Progress()
-    gpu = VirtualGpu(arch, sm_count, progress)
+    gpu = VirtualGpu(arch, sm_count, progress, mode=mode, check=check)
     outcome = run_script(script, arguments, gpu)
     sys.stdout.flush()
     if stats:

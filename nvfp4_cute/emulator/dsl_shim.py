@@ -15,14 +15,17 @@ PREFIXES = ("CUTE_DSL", "CUTE_EXPERIMENTAL_DSL")
 """Prefixes of the environment variables of the DSLs that the package holds."""
 
 
-def set_environment(arch: str) -> None:
+def set_environment(arch: str, *, line_info: bool = False) -> None:
     """Have CuTe DSL compile for `arch` and reuse no file that another process compiled.
 
-    The DSL reads these variables when it is imported: call this before.
+    `line_info`: the PTX names the Python lines that it came from. The DSL reads these variables when it is imported:
+    call this before.
     """
     for prefix in PREFIXES:
         os.environ[f"{prefix}_ARCH"] = arch
         os.environ[f"{prefix}_DISABLE_FILE_CACHING"] = "1"
+        if line_info:
+            os.environ[f"{prefix}_LINEINFO"] = "1"
 
 
 @contextmanager

@@ -41,7 +41,7 @@ def run_script(path: Path, arguments: Sequence[str], gpu: VirtualGpu) -> Outcome
     Raises:
         EmulatorError: the launch shim is missing, or CuTe DSL compiled something in this process before.
     """
-    set_environment(gpu.device.arch)
+    set_environment(gpu.device.arch, line_info=gpu.machine.checker is not None)
     arguments_before, path_before = sys.argv, sys.path[0]
     sys.argv = [str(path), *arguments]
     sys.path[0] = str(path.resolve().parent)

@@ -109,8 +109,16 @@ class VirtualGpu(Emulator):
         memory_sources: callables that list the live device memory besides `allocate`'s; asked before each launch.
     """
 
-    def __init__(self, arch: str, sm_count: int | None = None, watcher: Watcher | None = None):
-        """`sm_count`: SMs, by default those of the architecture's product.
+    def __init__(
+        self,
+        arch: str,
+        sm_count: int | None = None,
+        watcher: Watcher | None = None,
+        *,
+        mode: str = "eager",
+        check: bool = False,
+    ):
+        """`sm_count`: SMs, by default those of the architecture's product. `mode`, `check`: as `Emulator` takes them.
 
         Raises:
             EmulatorError: unknown architecture.
@@ -119,7 +127,7 @@ class VirtualGpu(Emulator):
             raise EmulatorError(f"no virtual GPU for `{arch}`; choose one of {', '.join(PRODUCTS)}")
         product = PRODUCTS[arch]
         self.product = dataclasses.replace(product, sm_count=sm_count or product.sm_count)
-        super().__init__(arch, self.product.sm_count, self._progress)
+        super().__init__(arch, self.product.sm_count, self._progress, mode=mode, check=check)
         # Numbers of cudaDeviceAttr: clock, L2, concurrent kernels, unified addressing, cooperative launch, memory pools.
         self._attributes |= {13: product.clock_khz, 38: product.l2_bytes, 31: 1, 41: 1, 95: 1, 115: 1}
         self.launches: list[LaunchRow] = []

@@ -1,0 +1,76 @@
+"""`nvfp4-cute emulate --check` and `--mode` on a script: a kernel with a missing barrier, and its repaired twin."""
+
+import subprocess
+import sys
+
+import pytest
+
+# Warp 0 writes shared memory, warp 1 reads it.
+SCRIPT = """
+import sys
+import cutlass
+import cutlass.cute as cute
+import torch
+from cutlass import Float32
+from cutlass.cute.runtime import from_dlpack
+
+
+@cute.kernel
+def exchange(x: cute.Tensor, out: cute.Tensor, synchronised: cutlass.Constexpr):
+    tidx, _, _ = cute.arch.thread_idx()
+    smem = cutlass.memory.SmemAllocator()
+    shared = smem.allocate_tensor(Float32, cute.make_layout(32), 16)
+    if tidx < 32:
+        shared[tidx] = x[tidx]
+    if cutlass.const_expr(synchronised):
+        cute.arch.sync_threads()
+    if tidx >= 32:
+        out[tidx - 32] = shared[tidx - 32]
+
+
+@cute.jit
+def launch(x: cute.Tensor, out: cute.Tensor, synchronised: cutlass.Constexpr):
+    exchange(x, out, synchronised).launch(grid=(1, 1, 1), block=(64, 1, 1))
+
+
+x = torch.arange(32, dtype=torch.float32, device="cuda")
+out = torch.zeros(32, device="cuda")
+launch(from_dlpack(x), from_dlpack(out), sys.argv[1] == "yes")
+torch.cuda.synchronize()
+assert torch.equal(out, x)
+print("PASS")
+"""
+
+
+@pytest.fixture
+def emulate(tmp_path):
+    path = tmp_path / "exchange.py"
+    path.write_text(SCRIPT)
+
+    def run(*options):
+        command = [sys.executable, "-m", "nvfp4_cute.cli", "emulate", *options[:-1], str(path), options[-1]]
+        return subprocess.run(command, capture_output=True, text=True, timeout=120)
+
+    return run
+
+
+def test_a_race_is_reported_with_both_places(emulate):
+    done = emulate("--check", "no")
+    assert done.returncode == 1
+    assert "race: ld.shared" in done.stderr and "nothing orders them" in done.stderr
+    # Both instructions, with the Python lines that they came from.
+    line = {text.strip(): i for i, text in enumerate(SCRIPT.split("\n"), 1)}
+    for source in ("shared[tidx] = x[tidx]", "out[tidx - 32] = shared[tidx - 32]"):
+        assert f"exchange.py:{line[source]}" in done.stderr
+
+
+@pytest.mark.parametrize("mode", ["eager", "lazy", "random:3"])
+def test_the_repaired_kernel_is_clean_in_every_mode(emulate, mode):
+    done = emulate("--check", "--mode", mode, "yes")
+    assert (done.returncode, done.stdout) == (0, "PASS\n"), done.stderr
+
+
+def test_an_unknown_mode_names_the_known_ones(emulate):
+    done = emulate("--mode", "late", "yes")
+    assert done.returncode == 1
+    assert 'must be "eager", "lazy", or "random:SEED"' in done.stderr
