@@ -188,6 +188,7 @@ class Program:
     variables: dict[str, Variable]
 
 
+_FILE = re.compile(r'^\s*\.file\s+(\d+)\s+"([^"]*)"', re.MULTILINE)
 _COMMENT = re.compile(r"//[^\n]*|/\*.*?\*/", re.S)
 _SPACE = re.compile(r"\s*")
 _LABEL = re.compile(r"([A-Za-z_$][\w$]*)\s*:(?!:)")
@@ -289,7 +290,8 @@ class _Parser:
         self.text = _COMMENT.sub(lambda m: re.sub(r"[^\n]", " ", m.group()), text)
         self.pos = 0
         self.newlines = [m.start() for m in re.finditer("\n", self.text)]
-        self.files: dict[int, str] = {}
+        # Compilers write the table of files after the code that refers to it.
+        self.files = {int(number): name for number, name in _FILE.findall(self.text)}
         self.source: tuple[str, int] | None = None
         self.variables: dict[str, Variable] = {}
 
@@ -350,11 +352,7 @@ class _Parser:
         raise self.error(self.pos, "unbalanced braces")
 
     def _note_location(self, directive: str) -> None:
-        if directive.startswith(".file"):
-            match = re.match(r'\.file\s+(\d+)\s+"([^"]*)"', directive)
-            if match:
-                self.files[int(match.group(1))] = match.group(2)
-        elif directive.startswith(".loc"):
+        if directive.startswith(".loc"):
             number, line = directive.split()[1:3]
             self.source = (self.files.get(int(number), number), int(line))
 
