@@ -70,6 +70,9 @@ SHARED_WINDOW = 0x7E00_0000_0000_0000
 LOCAL_WINDOW = 0x7D00_0000_0000_0000
 """Base of per-lane local memory in the generic address space."""
 
+SM_SHARED, RESERVED_SHARED = 228 * 1024, 1024
+"""Bytes of shared memory of an SM, and what it keeps for itself of each CTA's."""
+
 TURN = 2000
 """Basic blocks that a warp runs before the next warp gets its turn."""
 
@@ -108,6 +111,11 @@ class Launch:
     def threads(self) -> int:
         """Threads per CTA."""
         return self.block[0] * self.block[1] * self.block[2]
+
+    def resident_ctas(self, sm_count: int) -> int:
+        """CTAs that a device holds at a time: by threads (2048 an SM), shared memory (228 KiB), and 32 CTAs an SM."""
+        shared = self.smem_bytes + self.code.static_shared + RESERVED_SHARED
+        return sm_count * max(1, min(32, 2048 // self.threads, SM_SHARED // shared))
 
 
 class Cta:
@@ -358,6 +366,8 @@ class Machine:
 
     # ---- scheduling ----------------------------------------------------------------------------
     def _run_cluster(self, cluster: Cluster) -> None:
+        """Run a cluster to its end, and with it those that it turns out to wait for."""
+        clusters = [cluster]
         warps = [w for cta in cluster.ctas for w in cta.warps]
         live, queue, checker = list(warps), self.queue, self.checker
         if checker is not None:
@@ -376,8 +386,10 @@ class Machine:
                         self._run_warp(warp, queue.turn(TURN))
                         queue.between_turns()
                     ran = ran or not isinstance(warp.wait, _Spin)
-                if not ran and (queue is None or not queue.advance()):
-                    self._retry_spins(live)
+                if not ran and (queue is None or not queue.advance()) and not self._retry_spins(live):
+                    clusters.append(self._next_resident(clusters, live))
+                    new = [w for cta in clusters[-1].ctas for w in cta.warps]
+                    warps, live = warps + new, live + new
                 live = [w for w in live if not w.done]
             if queue is not None:
                 queue.drain()
@@ -386,17 +398,30 @@ class Machine:
         finally:
             self.stats.instructions += sum(w.executed for w in warps)
 
-    def _retry_spins(self, live: list[Warp]) -> None:
-        """Every warp is blocked or spinning. Let the spinning ones look once more, then call it a hang."""
+    def _retry_spins(self, live: list[Warp]) -> bool:
+        """Every warp is blocked or spinning: let the spinning ones look once more. False if nothing can go on."""
         for warp in live:
             if isinstance(warp.wait, _Spin):
                 warp.wait = None
                 self._run_warp(warp, TURN)
                 if not isinstance(warp.wait, _Spin):
-                    return
-        if not any(w.wait is None or w.wait.ready() for w in live):
-            why = self.checker.explain_hang(live) if self.checker is not None else ""
-            raise HangFault(hang_report(live) + why)
+                    return True
+        return any(w.wait is None or w.wait.ready() for w in live)
+
+    def _next_resident(self, clusters: list[Cluster], live: list[Warp]) -> Cluster:
+        """The next cluster of the grid, if the stuck ones poll memory and a device of this size runs it beside them.
+
+        Raises:
+            HangFault: nobody can help the stuck warps. The checker knows one cluster at a time and calls it a hang too.
+        """
+        launch = clusters[0].launch
+        resident = sum(len(cluster.ctas) for cluster in clusters)
+        room = launch.resident_ctas(self.sm_count) - resident
+        polls = any(isinstance(w.wait, _Spin) for w in live)
+        if polls and self.waiting and room >= len(clusters[0].ctas) and self.checker is None:
+            return Cluster(self, launch, self.waiting.pop())
+        why = self.checker.explain_hang(live) if self.checker is not None else ""
+        raise HangFault(hang_report(live) + why)
 
     def _run_warp(self, warp: Warp, turn: int) -> None:
         """Let a warp run for `turn` basic blocks, or until it blocks or ends."""

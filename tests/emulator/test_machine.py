@@ -163,6 +163,36 @@ def test_cancelled_clusters_do_not_run(ptx_kernel) -> None:
     assert cancelled == [(1, 0, 0), (3, 0, 0)]
 
 
+GRID_FLAG = """.version 8.8
+.target sm_100a
+.visible .entry k(.param .u64 out) {
+.reg .b32 %r<9>; .reg .b64 %rd<9>; .reg .pred %p<3>;
+ld.param.b64 %rd1, [out];
+mov.u32 %r1, %ctaid.x;
+mov.u32 %r2, %nctaid.x;
+sub.u32 %r2, %r2, 1;
+mul.wide.u32 %rd2, %r1, 4;
+add.u64 %rd2, %rd1, %rd2;
+setp.eq.u32 %p1, %r1, %r2;
+@%p1 bra LAST;
+POLL: ld.acquire.gpu.global.b32 %r3, [%rd2+4];
+setp.eq.u32 %p2, %r3, 0;
+@%p2 bra POLL;
+LAST: st.release.gpu.global.b32 [%rd2], 1;
+ret;
+}"""
+
+
+def test_clusters_that_wait_for_later_ones_run_beside_them() -> None:
+    """Every CTA waits for its right neighbour, which only runs because the waiting ones leave it room."""
+    out = np.zeros(5, np.uint32)
+    run_ptx(GRID_FLAG, None, 5, 1, [out], sm_count=2)
+    assert out.tolist() == [1] * 5
+    with pytest.raises(EmulatorError, match="hangs") as caught:
+        run_ptx(GRID_FLAG, None, 65, 1, [np.zeros(65, np.uint32)], sm_count=2)
+    assert str(caught.value).count("spinning") == 64, "two SMs hold 64 CTAs"
+
+
 def test_errors_name_kernel_cta_warp_line_and_source(ptx_kernel) -> None:
     text = ptx_kernel(
         "mov.u32 %r1, %tid.x; setp.lt.u32 %p1, %r1, 32; @%p1 exit;\n.loc 1 7 3\ntrap;", 0, name="mine"
