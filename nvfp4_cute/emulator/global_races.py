@@ -39,8 +39,11 @@ class GlobalRaces:
         self._starts = [r.start for r in self._ranges]
         self._shadows, self._told, self._cluster = {}, {}, 0
 
-    def begin_cluster(self) -> None:
-        """The next cluster knows nothing of the others."""
+    def begin_clusters(self) -> None:
+        """The next cluster, or clusters that run side by side, know nothing of the earlier ones.
+
+        Clusters side by side count as one: what they tell each other is known exactly.
+        """
         self._cluster += 1
         self._releases = 1
         self._known, self._local = {}, {}

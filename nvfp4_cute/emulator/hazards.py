@@ -190,26 +190,32 @@ class Checker:
         """Earlier launches are complete: nothing of them can race."""
         self.kernel = launch.code.entry.name
         self.globals.begin_launch(memory)
+        self._forget()  # a launch that failed may have left clusters behind
         self.sites = []
         self._numbers.clear()
         self._found.clear()
 
     def begin_cluster(self, cluster: "Cluster") -> None:
-        """Fresh memories and clocks."""
+        """Fresh memories and clocks. Clusters that begin before `end_clusters` run side by side."""
         warps = [warp for cta in cluster.ctas for warp in cta.warps]
-        self.components = Components(COMPONENTS_PER_WARP * len(warps) + BARRIERS_PER_CTA * len(cluster.ctas))
-        self._clocks = {warp: WarpClock(self.components, warp) for warp in warps}
-        self.shared = {cta: shadow.shared_shadow(cta.smem.size) for cta in cluster.ctas}
-        self.tensor = {cta: TensorShadow() for cta in cluster.ctas}
-        self._gates, self.passing = {}, {}
-        self._touched = {cta: {} for cta in cluster.ctas}
-        self.globals.begin_cluster()
+        if not self._clocks:
+            expected = COMPONENTS_PER_WARP * len(warps) + BARRIERS_PER_CTA * len(cluster.ctas)
+            self.components = Components(expected)
+            self.globals.begin_clusters()
+        self._clocks.update((warp, WarpClock(self.components, warp)) for warp in warps)
+        self.shared.update((cta, shadow.shared_shadow(cta.smem.size)) for cta in cluster.ctas)
+        self.tensor.update((cta, TensorShadow()) for cta in cluster.ctas)
+        self._touched.update((cta, {}) for cta in cluster.ctas)
 
-    def end_cluster(self, cluster: "Cluster") -> None:
-        """Look for what the CTAs left behind."""
-        for cta in cluster.ctas:
+    def end_clusters(self) -> None:
+        """All running clusters have ended: look for what their CTAs left behind."""
+        for cta in self.shared:
             self._check_exit(cta)
-        self._clocks, self.shared, self.tensor, self._gates, self._touched = {}, {}, {}, {}, {}
+        self._forget()
+
+    def _forget(self) -> None:
+        self._clocks, self.shared, self.tensor, self._touched = {}, {}, {}, {}
+        self._gates, self.passing, self.current = {}, {}, None
 
     def _check_exit(self, cta: "Cta") -> None:
         name = f"cta {','.join(map(str, cta.idx))}"
@@ -473,8 +479,10 @@ class Checker:
         self.touch(cta, actor)
 
     def _record(self) -> Record:
-        assert self.current is not None, "an effect outside an operation"
-        return self.current
+        record = self.current
+        assert record is not None, "an effect outside an operation"
+        record.knowledge = self.components.fit(record.knowledge)
+        return record
 
     def touch(self, cta: "Cta", actor: Actor) -> None:
         """The CTA must not exit before an access of somebody else, or of an engine, is done."""
@@ -560,7 +568,6 @@ class Checker:
     def arrive_later(self, cta: "Cta", barrier: Mbarrier, *, outside: bool = True) -> None:
         """The current operation (a commit) is about to arrive: everything before it on its engine is complete."""
         own = self._record()
-        own.knowledge = self.components.fit(own.knowledge)
         record = self.use_barrier(cta, barrier, own.knowledge, own.site, outside=outside)
         learnt = own.knowledge.copy()
         learnt[SEEN, own.component] = own.number
@@ -573,7 +580,6 @@ class Checker:
         barrier = cta.mbarrier(offset)
         own = self._record()
         record = self.use_barrier(cta, barrier, own.knowledge, own.site, outside=True)
-        own.knowledge = self.components.fit(own.knowledge)
         return epoch(record.component, barrier.phase + 1)
 
     def waited(self, warp: "Warp", pc: int, cta: "Cta", barrier: Mbarrier) -> None:

@@ -394,7 +394,7 @@ class Machine:
             if queue is not None:
                 queue.drain()
             if checker is not None:
-                checker.end_cluster(cluster)
+                checker.end_clusters()
         finally:
             self.stats.instructions += sum(w.executed for w in warps)
 
@@ -412,14 +412,17 @@ class Machine:
         """The next cluster of the grid, if the stuck ones poll memory and a device of this size runs it beside them.
 
         Raises:
-            HangFault: nobody can help the stuck warps. The checker knows one cluster at a time and calls it a hang too.
+            HangFault: nobody can help the stuck warps.
         """
         launch = clusters[0].launch
         resident = sum(len(cluster.ctas) for cluster in clusters)
         room = launch.resident_ctas(self.sm_count) - resident
         polls = any(isinstance(w.wait, _Spin) for w in live)
-        if polls and self.waiting and room >= len(clusters[0].ctas) and self.checker is None:
-            return Cluster(self, launch, self.waiting.pop())
+        if polls and self.waiting and room >= len(clusters[0].ctas):
+            cluster = Cluster(self, launch, self.waiting.pop())
+            if self.checker is not None:
+                self.checker.begin_cluster(cluster)
+            return cluster
         why = self.checker.explain_hang(live) if self.checker is not None else ""
         raise HangFault(hang_report(live) + why)
 

@@ -503,3 +503,24 @@ def test_a_machine_collects_over_launches():
 
 def test_unchecked_emulators_have_no_hazards():
     assert Emulator().hazards == []
+
+
+NEIGHBOUR = """mov.u32 %r9, %ctaid.x;
+mad.wide.u32 %rd10, %r9, 4, %rd2;
+setp.eq.u32 %p5, %r9, 3;
+@%p5 bra LAST;
+POLL:
+{poll}
+setp.eq.u32 %p6, %r10, 0;
+@%p6 bra POLL;
+ld.global.b32 %r11, [%rd10+260];
+LAST:
+@%p0 st.global.b32 [%rd10+256], %r9;
+bar.sync 0;
+@%p0 st.release.gpu.global.b32 [%rd10], 1;
+"""
+
+
+def test_clusters_that_run_side_by_side():
+    """Each CTA waits for its right neighbour's flag and reads what that one wrote."""
+    assert_clean(NEIGHBOUR.format(poll="ld.acquire.gpu.global.b32 %r10, [%rd10+4];"), grid=4)

@@ -1,0 +1,206 @@
+"""Planted faults: the PTX of the sm_100a grouped GEMM is edited, and the hazard checker must name each fault.
+
+Every fault is a small edit of the text, found by what the instructions are, not by register numbers. The problem is
+small but makes every stage and the accumulator be used again, so that each fault has something to break.
+"""
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import cases
+import pytest
+import torch
+from oracle import assert_bitwise_equal, poisoned
+
+from nvfp4_cute import KernelConfig, grouped_gemm
+from nvfp4_cute.backends.emulator import observe
+from nvfp4_cute.emulator.driver import Emulator
+from nvfp4_cute.emulator.hazards import HazardError
+
+CASE = cases.Case("mutations", ((130, 136, 768), (60, 128, 768)), seed=5)
+CONFIG = KernelConfig(num_ab_stage=2, num_acc_stage=1, num_cta=2)
+STAGE_BYTES = 36864  # of A, B and their scales: 128 x 128 x 256 with one scale in 16
+MODES = ("eager", "lazy", "random:7")
+
+
+def run(monkeypatch, mode, mutate=lambda ptx: ptx):
+    """Outputs of the kernel whose PTX went through `mutate`, under the checker."""
+    register = Emulator.register
+
+    def register_mutant(self, ptx, *cubin):
+        return register(self, mutate(ptx), *cubin)
+
+    operands = cases.make_operands(CASE)
+    out = [poisoned(m, n, dtype=CASE.out_dtype) for m, n, _ in CASE.sizes]
+    with monkeypatch.context() as patch, observe(mode=mode, check=True):
+        patch.setattr(Emulator, "register", register_mutant)
+        grouped_gemm(
+            *list(operands)[:4], out=out, out_dtype=CASE.out_dtype, backend="emulator", config=CONFIG
+        )
+    return out
+
+
+# ---- editing PTX ------------------------------------------------------------------------------------------------------
+WAIT = re.compile(
+    r"\{\s*\.reg \.pred\s+P1;\s*LAB_WAIT:\s*mbarrier\.try_wait\.parity\.shared\.b64 P1, \[(?P<at>\S+)\], (?P<parity>\S+),"
+    r"[^}]*\}"
+)
+AB_EMPTY, _, _, ACC_EMPTY, AB_FULL, ACC_TAIL, ACC_FULL = range(7)
+"""The kernel's waits, in program order; the second and third are the load warp's tail."""
+
+
+def matches(ptx: str, pattern: str | re.Pattern, count: int) -> list[re.Match]:
+    found = list(re.finditer(pattern, ptx))
+    assert len(found) == count, f"{pattern}: {len(found)} matches, expected {count}: the kernel has changed"
+    return found
+
+
+def splice(ptx: str, match: re.Match, text: str) -> str:
+    return ptx[: match.start()] + text + ptx[match.end() :]
+
+
+def edit(pattern: str, text: str, *, count: int = 1, index: int = 0) -> Callable[[str], str]:
+    """Replace match `index` of `count` by `text`, which may refer to groups."""
+
+    def mutate(ptx: str) -> str:
+        match = matches(ptx, pattern, count)[index]
+        return splice(ptx, match, match.expand(text))
+
+    return mutate
+
+
+def every(pattern: str, text: str, *, count: int) -> Callable[[str], str]:
+    """Replace all `count` matches."""
+
+    def mutate(ptx: str) -> str:
+        matches(ptx, pattern, count)
+        return re.sub(pattern, text, ptx)
+
+    return mutate
+
+
+def drop_wait(which: int) -> Callable[[str], str]:
+    return lambda ptx: splice(ptx, matches(ptx, WAIT, 7)[which], "")
+
+
+def swap_parity(which: int) -> Callable[[str], str]:
+    def mutate(ptx: str) -> str:
+        match = matches(ptx, WAIT, 7)[which]
+        block = match.group().replace(match["parity"] + ",", "SWAPPED,")
+        swapped = f".reg .b32 SWAPPED;\nxor.b32 SWAPPED, {match['parity']}, 1;\n"
+        return splice(ptx, match, block.replace("{", "{\n" + swapped, 1))
+
+    return mutate
+
+
+def move(pattern: str, count: int, index: int, before: str) -> Callable[[str], str]:
+    """Move an instruction before the first match of another."""
+
+    def mutate(ptx: str) -> str:
+        match = matches(ptx, pattern, count)[index]
+        ptx = splice(ptx, match, "")
+        place = re.search(before, ptx)
+        return ptx[: place.start()] + match.group() + ptx[place.start() :]
+
+    return mutate
+
+
+COMMIT = r"tcgen05\.commit\S+\s+(\[[^\]]+\]);\n"
+RELEASE = r"mbarrier\.arrive\.shared\.b64\s+\S+, (\[[^\]]+\]), (\S+);"
+EXPECT = rf"mov\.b32 \s*(\S+), {STAGE_BYTES};"
+CP = r"tcgen05\.cp\.cta_group::1\.32x128b\.warpx4 .*;\n"
+MMA = r"(tcgen05\.mma\.cta_group::1\.kind::mxf4nvf4\S+) \[(\S+)\], (.*), \[(\S+)\], \[(\S+)\], (\S+);"
+WAIT_LD = r"tcgen05\.wait::ld\.sync\.aligned;"
+TMA = r"(cp\.async\.bulk\.tensor\.2d\S+) \[(\S+?)\+32768\]"
+
+
+@dataclass(frozen=True)
+class Fault:
+    """A planted fault. `kinds`: hazards that name it; `text`: what the report must say of it."""
+
+    name: str
+    mutate: Callable[[str], str]
+    kinds: tuple[str, ...]
+    text: str
+
+
+def early_release(ptx: str) -> str:
+    """The epilogue hands the accumulator back before it has read it."""
+    match = matches(ptx, RELEASE, 1)[0]
+    arrive = f"elect.sync _|EARLY, -1;\n@EARLY mbarrier.arrive.shared.b64 _, {match[1]}, 1;\n"
+    ptx = splice(ptx, match, "")
+    place = ptx.index("tcgen05.ld.")
+    ptx = ptx[:place] + arrive + ptx[place:]
+    return re.sub(r"(\.reg \.pred\s+%p<\d+>;)", r"\1\n.reg .pred EARLY;", ptx, count=1)
+
+
+def same_tile(ptx: str) -> str:
+    """The epilogue of every second CTA takes its neighbour's tiles."""
+    last = list(re.finditer(r"mov\.u32 \s*(%r\d+), %ctaid\.x;", ptx[: ptx.index("tcgen05.ld.")]))[-1]
+    return splice(ptx, last, f"{last.group()}\nand.b32 {last[1]}, {last[1]}, -2;")
+
+
+FAULTS = (
+    Fault("no wait for the operands", drop_wait(AB_FULL), ("race", "uninitialised"), r"tcgen05\.(cp|mma).*(TMA load|nobody wrote)"),
+    Fault("no wait for a free stage", drop_wait(AB_EMPTY), ("race", "mbarrier"), r"TMA load|mbarrier"),
+    Fault("no wait for the accumulator", drop_wait(ACC_FULL), ("race",), r"tcgen05\.ld.*tcgen05\.mma|tcgen05\.mma.*tcgen05\.ld"),
+    Fault("no wait for a free accumulator", drop_wait(ACC_EMPTY), ("race",), r"tcgen05\.mma.*tcgen05\.ld|tcgen05\.ld.*tcgen05\.mma"),
+    Fault("swapped parity of the operands", swap_parity(AB_FULL), ("race", "uninitialised", "hang"), r"tcgen05\.(cp|mma)|hangs"),
+    Fault("swapped parity of the free accumulator", swap_parity(ACC_EMPTY), ("hang",), r"(?s)hangs.*mbarrier smem"),
+    Fault("swapped parity of the accumulator", swap_parity(ACC_FULL), ("race", "hang"), r"tcgen05\.ld|hangs"),
+    Fault("stage released before its MMAs", move(COMMIT, 2, 0, CP), ("race",), r"TMA load.*(tcgen05\.cp|tcgen05\.mma)|tcgen05\.(cp|mma).*TMA load"),
+    Fault("stage released by an ordinary arrival", edit(COMMIT, r"mbarrier.arrive.shared.b64 _, \1;\n", count=2), ("race",), r"TMA load"),
+    Fault("accumulator committed before its MMAs", move(COMMIT, 2, 1, r"tcgen05\.cp"), ("race", "mbarrier"), r"tcgen05|mbarrier"),
+    Fault("stage never released", edit(COMMIT, "", count=2), ("hang",), r"(?s)hangs.*pending 1 of 1 arrivals"),
+    Fault("no tcgen05.wait::ld before the release", every(WAIT_LD, "", count=4), ("race",), r"tcgen05\.mma.*tcgen05\.ld|tcgen05\.ld.*tcgen05\.mma"),
+    Fault("accumulator released early", early_release, ("race",), r"tcgen05\.mma.*tcgen05\.ld|tcgen05\.ld.*tcgen05\.mma"),
+    Fault("too many transaction bytes", edit(EXPECT, rf"mov.b32 \1, {STAGE_BYTES + 16};"), ("hang",), r"16 tx bytes outstanding"),
+    Fault("too few transaction bytes", edit(EXPECT, rf"mov.b32 \1, {STAGE_BYTES - 16};"), ("hang",), r"-16 tx bytes outstanding"),
+    Fault("no fence after the initialisation", edit(r"fence\.mbarrier_init\S+;", ""), ("mbarrier",), r"without a fence\.mbarrier_init"),
+    Fault("no barrier after the initialisation", edit(r"bar\.sync\s+0;", ""), ("mbarrier",), r"nothing orders them|no mbarrier was init"),
+    Fault("no barrier after the allocation", every(r"bar\.sync\s+1, 160;", "", count=2), ("race", "uninitialised"), r"ld\.shared.*(tcgen05\.alloc|nobody wrote)|tcgen05\.alloc.*ld\.shared"),
+    Fault("a tile stored by two CTAs", same_tile, ("double-store",), r"`out\[\d\]`.*that st\.global"),
+    Fault("rows shifted by one in the descriptor of A", edit(r"or\.b64 (.*), (46117566620\d+);", r"or.b64 \1, 4611756662049538056;", count=2), ("race", "uninitialised"), r"tcgen05\.mma|TMA load"),
+    Fault("B loaded to the wrong place", edit(TMA, r"\1 [\2+32896]"), ("race", "uninitialised"), r"tcgen05\.mma|TMA load"),
+    Fault("the MMAs of every stage read stage 0", edit(r"shl\.b32 (\s*\S+, \S+), 10;", r"and.b32 \1, 0;"), ("race", "uninitialised"), r"tcgen05\.mma"),
+    Fault("a scale copy left out", edit(CP, "", count=8, index=3), ("uninitialised",), r"tcgen05\.mma.*uses scale factors in tensor memory"),
+    Fault("scales taken from the accumulator's columns", edit(MMA, r"\1 [\2], \3, [\2], [\5], \6;", count=4), ("uninitialised", "race", "rule"), r"scale factors"),
+    Fault("accumulator beyond the allocation", edit(MMA, r"\1 [\2+192], \3, [\4], [\5], \6;", count=4), ("tensor-memory",), r"not allocated"),
+    Fault("accumulator over the scales", edit(MMA, r"\1 [\2+64], \3, [\4], [\5], \6;", count=4), ("uninitialised",), r"accumulator|tcgen05\.ld"),
+    Fault("another warp's quadrant", edit(r"and\.b32 (\s*\S+), (\S+), 14680064;", r"mov.b32 \1, 2097152;"), ("tensor-memory",), r"which can reach lanes"),
+    Fault("tensor memory never freed", edit(r"tcgen05\.dealloc.*;", ""), ("tensor-memory",), r"256 columns at 0 still allocated"),
+    Fault("tensor memory freed too early", drop_wait(ACC_TAIL), ("race", "tensor-memory"), r"tcgen05\.dealloc.*tcgen05\.(ld|mma)|not allocated"),
+    Fault("an arrival too many", edit(RELEASE, r"mbarrier.arrive.shared.b64 _, \1, 3;"), ("mbarrier",), r"more arrivals than the barrier expects"),
+    Fault("an arrival too few", edit(r"(mov\.b32 \s*\S+), 4;(?=\s*mbarrier\.init)", r"\1, 5;"), ("hang",), r"(?s)hangs.*pending 1 of 5 arrivals.*arrivals came from"),
+    Fault("rows below the output stored", edit(r"(setp\.ge\.s32 \s*(%p\d+), %r\d+, )(%r\d+)(;\s*@\2 bra[^;]*;)(?=(?:(?!setp\.ge)[\s\S])*?st\.global)", r"\g<1>0x7fffffff\4"), ("out-of-bounds", "double-store"), r"outside every live range|writes too"),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_the_kernel_is_clean(monkeypatch, mode):
+    expected = [poisoned(m, n, dtype=CASE.out_dtype) for m, n, _ in CASE.sizes]
+    operands = cases.make_operands(CASE)
+    grouped_gemm(*list(operands)[:4], out=expected, out_dtype=CASE.out_dtype, backend="reference")
+    for got, want in zip(run(monkeypatch, mode), expected, strict=True):
+        assert_bitwise_equal(got, want, mode=mode)
+
+
+@pytest.mark.parametrize(
+    "mode", [MODES[0], *(pytest.param(mode, marks=pytest.mark.slow) for mode in MODES[1:])]
+)
+@pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.name.replace(" ", "_"))
+def test_fault(monkeypatch, fault, mode):
+    with pytest.raises(HazardError) as error:
+        run(monkeypatch, mode, fault.mutate)
+    found = error.value.hazards
+    named = [h for h in found if h.kind in fault.kinds and re.search(fault.text, h.text)]
+    assert named, f"reported instead:\n{error.value}"
+
+
+def test_outputs_may_be_fp32(monkeypatch):
+    """The checker is not tuned to one output type."""
+    case = cases.Case("fp32", ((130, 136, 512),), seed=6, out_dtype=torch.float32)
+    operands = cases.make_operands(case)
+    with observe(check=True):
+        grouped_gemm(*list(operands)[:4], out_dtype=case.out_dtype, backend="emulator", config=CONFIG)
