@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from nvfp4_cute.emulator.isa import Builder, Step, find_handler, load_families
+from nvfp4_cute.emulator.isa.requirements import architecture, missing_on
 from nvfp4_cute.emulator.late_registers import prepare_late
 from nvfp4_cute.emulator.memory import SHARED_BASE
 from nvfp4_cute.emulator.ptx import Entry, Inst, Program, Variable
@@ -37,7 +38,8 @@ class Code:
         late: asynchronous operations may happen after their issue. checked: for a machine that looks for hazards.
 
         Raises:
-            EmulatorError: an instruction, modifier, or operand form that is not modelled; names the PTX line.
+            EmulatorError: an instruction, modifier, or operand form that is not modelled, or that the module's target
+                does not have; names the PTX line.
         """
         load_families()
         self.entry = entry
@@ -46,7 +48,7 @@ class Code:
         self.buffers: list[np.ndarray] = []  # keeps initialised module variables alive
         self.static_shared = self.local_bytes = 0
         self.symbols = self._place_symbols(program)
-        self.builder = Builder(entry.labels, self.symbols, entry.tables)
+        self.builder = Builder(entry.labels, self.symbols, entry.tables, architecture(program.target))
         self.steps: list[Step] = []
         self.reads: list[frozenset[int]] = []
         self.writes: list[frozenset[int]] = []
@@ -99,6 +101,9 @@ class Code:
     def _compile(self, pc: int) -> None:
         inst, b = self.insts[pc], self.builder
         prefix, function = find_handler(inst)
+        missing = missing_on(inst, self.builder.arch)
+        if missing is not None:
+            raise inst.error(missing)
         b.begin(inst, pc, prefix)
         step = function(b.inst, b)
         if self.watch is not None:

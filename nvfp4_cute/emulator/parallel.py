@@ -35,12 +35,15 @@ def available_cores() -> int:
 
 
 def communicates(code: Code) -> bool:
-    """Whether clusters may see one another: atomics, reductions, or ordering on global memory, or work stealing."""
+    """Whether clusters may see one another: atomics, reductions, or ordering on global memory, or work stealing.
+
+    Kernels that call (printf) count: what they print has one order.
+    """
     for inst in code.insts:
         shared = any(mod.startswith("shared") for mod in inst.mods)
         if inst.opcode in ("atom", "red") and not shared:
             return True
-        if inst.opcode in ("clusterlaunchcontrol", "multimem") or "reduce" in inst.mods:
+        if inst.opcode in ("clusterlaunchcontrol", "multimem", "call") or "reduce" in inst.mods:
             return True
         if inst.opcode in ("ld", "st", "fence", "membar") and _SCOPES & set(inst.mods) and not shared:
             return True

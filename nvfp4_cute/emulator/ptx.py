@@ -29,6 +29,11 @@ class Reg:
 
 
 @dataclass(frozen=True)
+class Argument(Reg):
+    """A scalar `.param` variable of a function body: what a `call` passes, or gets back. Held like a register."""
+
+
+@dataclass(frozen=True)
 class Imm:
     """A literal. `kind` is "int", "f32" or "f64"; for floats `value` is the bit pattern."""
 
@@ -133,7 +138,11 @@ class Inst:
 
     def unsupported(self, why: str) -> EmulatorError:
         """An error to raise for an instruction, modifier or operand form that is not modelled."""
-        return EmulatorError(f"PTX line {self.line}: `{self.text}`: not modelled: {why}")
+        return self.error(f"not modelled: {why}")
+
+    def error(self, what: str) -> EmulatorError:
+        """An error that names this instruction."""
+        return EmulatorError(f"PTX line {self.line}: `{self.text}`: {what}")
 
 
 @dataclass(frozen=True)
@@ -195,6 +204,7 @@ _LABEL = re.compile(r"([A-Za-z_$][\w$]*)\s*:(?!:)")
 _LINE_DIRECTIVE = re.compile(r"\.(?:loc|file|version|target|address_size)\b[^\n]*")
 _STATEMENT = re.compile(r"[^;]*;")
 _REG = re.compile(r"\.reg\s+(?:\.v\d\s+)?\.(\w+)\s+(.*)", re.S)
+_ARGUMENT = re.compile(r"\.param\s+(?:\.align\s+\d+\s+)?\.(\w+)\s+([\w$]+)$")
 _VARIABLE = re.compile(
     r"(?:\.(?:visible|extern|weak|common)\s+)*\.(shared|global|const|local)\s+(?:\.align\s+(\d+)\s+)?"
     r"(?:\.v(\d)\s+)?\.(\w+)\s+([\w$%]+)((?:\s*\[\s*\d*\s*\])*)\s*(?:=\s*(.*))?$",
@@ -238,13 +248,15 @@ class _Scope:
         self.suffix = f"#{number}" if number else ""
         self.regs: dict[str, str] = {}
         self.ranges: list[tuple[str, int, str]] = []
+        self.arguments: set[str] = set()
         self.labels: set[str] = set()
 
     def find_reg(self, name: str) -> Reg | None:
         scope: _Scope | None = self
         while scope is not None:
             if name in scope.regs:
-                return Reg(name + scope.suffix, scope.regs[name])
+                kind = Argument if name in scope.arguments else Reg
+                return kind(name + scope.suffix, scope.regs[name])
             for prefix, count, type_ in scope.ranges:
                 if (
                     name.startswith(prefix)
@@ -422,6 +434,9 @@ class _Parser:
             raws.append(_Raw(statement, self.line(match.start()), scope, self.source))
         elif found := _REG.match(statement):
             _declare_registers(scope, found.group(1), found.group(2))
+        elif found := _ARGUMENT.match(statement):
+            _declare_registers(scope, found.group(1), found.group(2))
+            scope.arguments.add(found.group(2))
         elif statement.startswith(".branchtargets"):
             entry.tables[label or ""] = tuple(
                 t.strip() for t in statement[len(".branchtargets") :].split(",")

@@ -133,6 +133,11 @@ def _resolved(warp: "Warp", space: str, where: Any) -> tuple[str, np.ndarray]:
     return space, addresses
 
 
+@watcher("st.async", "red.async", "st.bulk")
+def _reports_itself(inst: Inst, b: Builder, step: Step) -> Step:
+    return step
+
+
 @watcher("atom", "red")
 def _atomic(inst: Inst, b: Builder, step: Step) -> Step:
     mods, space, _ = memory_mods(inst)

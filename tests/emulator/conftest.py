@@ -13,11 +13,13 @@ REGISTER = {1: "b16", 2: "b16", 4: "b32", 8: "b64"}
 STORAGE = {1: "u8", 2: "b16", 4: "b32", 8: "b64"}
 
 
-def kernel_text(body: str, params: int = 1, declarations: str = "", module: str = "", name: str = "k") -> str:
+def kernel_text(
+    body: str, params: int = 1, declarations: str = "", module: str = "", name: str = "k", arch: str = "sm_100a"
+) -> str:
     """A module with one kernel: parameters %rd0, %rd1, ... are loaded, the body is as given."""
     names = [f".param .u64 p{i}" for i in range(params)]
     loads = "\n".join(f"ld.param.u64 %rd{i}, [p{i}];" for i in range(params))
-    return f"""{HEADER}{module}
+    return f"""{HEADER.replace("sm_100a", arch)}{module}
 .visible .entry {name}({", ".join(names)})
 {{
 .reg .pred %p<32>;

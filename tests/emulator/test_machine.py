@@ -8,6 +8,7 @@ import pytest
 from nvfp4_cute.emulator.code import Code
 from nvfp4_cute.emulator.driver import run_ptx
 from nvfp4_cute.emulator.isa import Builder, Mods, find_handler, handler
+from nvfp4_cute.emulator.isa.requirements import architecture
 from nvfp4_cute.emulator.machine import Machine, bits_mask, mask_bits
 from nvfp4_cute.emulator.ptx import Inst, Reg, parse
 from nvfp4_cute.errors import EmulatorError
@@ -223,7 +224,7 @@ def test_mods_must_all_be_consumed() -> None:
 
 
 def test_builder_refuses_a_register_that_is_too_narrow() -> None:
-    builder = Builder({}, {})
+    builder = Builder({}, {}, {}, architecture("sm_100a"))
     with pytest.raises(EmulatorError, match="narrower than .b64"):
         builder.read(Reg("%r1", "b32"), "b64")
 

@@ -166,4 +166,4 @@ def test_bad_descriptors(bits, message):
 )
 def test_group_instructions_check_their_form(line, message, ptx_kernel):
     with pytest.raises(EmulatorError, match=message):
-        run_ptx(ptx_kernel(line, 0), block=128)
+        run_ptx(ptx_kernel(line, 0, arch="sm_90a"), block=128)

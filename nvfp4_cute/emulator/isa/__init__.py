@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from nvfp4_cute.emulator.isa.requirements import Architecture
 from nvfp4_cute.emulator.ptx import (
     TYPE_BYTES,
     Address,
@@ -44,7 +45,7 @@ HandlerFunction = Callable[[Inst, "Builder"], Step]
 
 FAMILIES = (
     "arith", "bits", "moves", "float_arith", "convert", "control", "memory", "barrier", "warp", "tma", "tcgen05", "mma_sync", "wgmma",
-    "matrix_move", "cluster_launch",
+    "matrix_move", "cluster_launch", "calls", "carry", "async_store",
 )  # fmt: skip
 HANDLERS: dict[str, HandlerFunction] = {}
 
@@ -181,6 +182,7 @@ class Builder:
     """Gives the handlers of one entry their operand readers and writers, and records what each one touches.
 
     Attributes:
+        arch: what the module was compiled for.
         template: initial register list of a warp: None for registers, the value for literals.
         specials: slot -> name of the special register that a warp fills in when it starts.
         shared_symbols / params: slot -> byte offset, turned into addresses when a warp starts.
@@ -195,15 +197,17 @@ class Builder:
         self,
         labels: dict[str, int],
         symbols: dict[str, tuple[str, int]],
-        tables: dict[str, tuple[str, ...]] | None = None,
+        tables: dict[str, tuple[str, ...]],
+        arch: Architecture,
     ):
         """`labels`: name -> instruction index. `symbols`: name -> (space, offset in the space or host address).
 
-        `tables`: name -> label names of a ``.branchtargets`` list.
+        `tables`: name -> label names of a ``.branchtargets`` list. `arch`: what the module was compiled for.
         """
+        self.arch = arch
         self.labels = labels
         self.symbols = symbols
-        self.tables = tables or {}
+        self.tables = tables
         self.template: list[Any] = []
         self.dtypes: list[np.dtype] = []
         self.names: list[str] = []

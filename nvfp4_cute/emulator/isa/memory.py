@@ -11,6 +11,7 @@ import numpy as np
 
 from nvfp4_cute.emulator.isa import SIGNED, UNSIGNED, Builder, Mods, Reader, Step, handler, type_bytes
 from nvfp4_cute.emulator.isa.arith import as_array, put_step
+from nvfp4_cute.emulator.isa.calls import move_argument
 from nvfp4_cute.emulator.isa.spaces import (
     SPACES,
     gather,
@@ -58,6 +59,8 @@ def _vector(mods: Mods, operand: Operand) -> tuple[tuple[Operand, ...], int]:
 @handler("ld", "ldu")
 def load(inst: Inst, b: Builder) -> Step:
     """ld in every space, scalar or vector (PTX ISA 9.7.9.8). A trailing cache-policy operand is a hint."""
+    if (moved := move_argument(inst, b)) is not None:
+        return moved
     mods, space, polling = memory_mods(inst)
     type_ = mods.type()
     items, count = _vector(mods, inst.operands[0])
@@ -130,8 +133,8 @@ def _load_wide(inst: Inst, b: Builder, space: str) -> Step:
 @handler("st")
 def store(inst: Inst, b: Builder) -> Step:
     """st in every space, scalar or vector (PTX ISA 9.7.9.11)."""
-    if "async" in inst.mods or "bulk" in inst.mods:
-        raise inst.unsupported("st.async / st.bulk")
+    if (moved := move_argument(inst, b)) is not None:
+        return moved
     mods, space, _ = memory_mods(inst)
     type_ = mods.type()
     items, count = _vector(mods, inst.operands[1])
@@ -208,8 +211,6 @@ def _float_atomic(operation: str, type_: str) -> Callable[[np.ndarray, np.ndarra
 @handler("atom", "red")
 def atomic(inst: Inst, b: Builder) -> Step:
     """atom/red: lanes act one after the other in lane order (PTX ISA 9.7.13.5, 9.7.13.7)."""
-    if "async" in inst.mods:
-        raise inst.unsupported("red.async")
     mods, space, _ = memory_mods(inst)
     operation = mods.one_of(*ATOMIC, "cas")
     type_ = mods.type()
@@ -265,7 +266,11 @@ def _updater(operation: str, type_: str) -> Callable[..., np.ndarray]:
         return _compare_and_swap
     if type_[0] in "fb" and not type_[1:].isdecimal() or type_ in ("f16", "f32", "f64"):
         return _float_atomic(operation, type_)
-    function = ATOMIC[operation]
+    return integer_updater(ATOMIC[operation], type_)
+
+
+def integer_updater(function: Callable[[Any, Any], Any], type_: str) -> Callable[..., np.ndarray]:
+    """Function of one-element word arrays (old, operand) -> new word, from one of Python ints of an integer type."""
     size = type_bytes(type_)
     dtype = SIGNED[size] if type_[0] == "s" else UNSIGNED[size]
     mask = (1 << 8 * size) - 1
