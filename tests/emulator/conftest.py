@@ -14,7 +14,12 @@ STORAGE = {1: "u8", 2: "b16", 4: "b32", 8: "b64"}
 
 
 def kernel_text(
-    body: str, params: int = 1, declarations: str = "", module: str = "", name: str = "k", arch: str = "sm_100a"
+    body: str,
+    params: int = 1,
+    declarations: str = "",
+    module: str = "",
+    name: str = "k",
+    arch: str = "sm_100a",
 ) -> str:
     """A module with one kernel: parameters %rd0, %rd1, ... are loaded, the body is as given."""
     names = [f".param .u64 p{i}" for i in range(params)]
