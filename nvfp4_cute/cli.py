@@ -1,4 +1,4 @@
-"""The command line: `nvfp4-cute demo | check | sol | emulate | doctor`. Parses, then calls the module of that name."""
+"""The command line: `nvfp4-cute demo | check | bench | sol | emulate | doctor`. Parses, then calls the module of that name."""
 
 import argparse
 import importlib.metadata
@@ -13,6 +13,7 @@ examples:
   nvfp4-cute demo                                 the sm_100a kernel on the emulator, every output bit compared
   nvfp4-cute check --backend emulator --count 5   five random problems on the emulator
   nvfp4-cute check --backend cuda --max-m 4096    random problems on the GPU of this machine
+  nvfp4-cute bench competition                    time, floor, and peers of the competition's cases
   nvfp4-cute sol --target B200                    the least possible times of the competition's problems
   nvfp4-cute emulate gemm.py --mnk 256,256,128    a CuTe DSL script, unmodified, on a virtual B200
   nvfp4-cute doctor                               what is installed, and what would run where
@@ -38,8 +39,20 @@ examples:
 
 Computed from sizes and from published or measured figures of the GPU; nothing is run, and no GPU is needed.
 """
+BENCH_EXAMPLES = """\
+examples:
+  nvfp4-cute bench                                         everything, on the GPU of this machine if it is known
+  nvfp4-cute bench competition --target B200 --plot b.png  the competition's cases, and a picture
+  nvfp4-cute bench linear experts --json                   layers of language models, for machines
+  nvfp4-cute bench --containing "group_gemm case 0" --like-harness   timed as the competition does
+
+suites: competition (GPU MODE's four NVFP4 problems), dense (squares of 128 to 16384), linear (layers at 1 to 128 rows),
+experts (DeepSeek-V3, Qwen3-30B-A3B, Mixtral-8x7B; decode and prefill).
+Measured on the GPU of this machine beside torch in the same run: CUDA events, cold L2, rotating random inputs, medians.
+"""
 CHECK_BACKENDS = ("cuda", "emulator")
-# Named here, too, so that parsing does not load torch; a test compares them with nvfp4_cute.sol.
+# Named here, too, so that parsing does not load torch; tests compare them with nvfp4_cute.sol and nvfp4_cute.bench.
+BENCH_SUITES = ("competition", "dense", "linear", "experts")
 SOL_PROBLEMS = ("nvfp4_gemv", "nvfp4_gemm", "nvfp4_dual_gemm", "nvfp4_group_gemm")
 SOL_OPERATIONS = ("gemm", "dual", "w4a16")
 SOL_OUT_FORMATS = ("fp16", "bf16", "fp32", "nvfp4")
@@ -67,9 +80,12 @@ def build_parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--version", action="version", version=importlib.metadata.version("nvfp4-cute"))
-    verbs = parser.add_subparsers(dest="verb", required=True, metavar="demo | check | sol | emulate | doctor")
+    verbs = parser.add_subparsers(
+        dest="verb", required=True, metavar="demo | check | bench | sol | emulate | doctor"
+    )
     _add_demo(verbs)
     _add_check(verbs)
+    _add_bench(verbs)
     _add_sol(verbs)
     _add_emulate(verbs)
     _add_doctor(verbs)
@@ -109,6 +125,30 @@ def _add_check(verbs: argparse._SubParsersAction) -> None:
     check.add_argument("--max-n", type=_positive, default=512, help="columns at most (default %(default)s)")
     check.add_argument("--max-k", type=_positive, default=1024, help="K at most (default %(default)s)")
     check.set_defaults(run=_run_check)
+
+
+def _add_bench(verbs: argparse._SubParsersAction) -> None:
+    text = (
+        "Print for every case bytes, operations, speed of light, time, percent of speed of light, TB/s, TFLOP/s, and "
+        "the fastest peer."
+    )
+    bench = verbs.add_parser(
+        "bench",
+        help="times beside their floors and what others take",
+        description=text,
+        epilog=BENCH_EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    bench.add_argument("suites", nargs="*", metavar="SUITE", help=f"{', '.join(BENCH_SUITES)} (default: all)")
+    bench.add_argument("--containing", default="", metavar="TEXT", help="only cases whose name contains TEXT")
+    bench.add_argument("--target", metavar="GPU", help="default: the GPU of this machine if known, else B200")
+    bench.add_argument("--like-harness", action="store_true", help="time as the competition's harness does")
+    bench.add_argument("--json", action="store_true", help="for machines")
+    bench.add_argument("--plot", type=Path, metavar="FILE", help="also write bars (needs the extra `plot`)")
+    bench.add_argument(
+        "--save", action="store_true", help="also write the page of the target into bench/results"
+    )
+    bench.set_defaults(run=_run_bench)
 
 
 def _add_sol(verbs: argparse._SubParsersAction) -> None:
@@ -216,6 +256,20 @@ def _run_check(args: argparse.Namespace) -> int:
 
     limits = check.Limits(groups=args.groups, max_m=args.max_m, max_n=args.max_n, max_k=args.max_k)
     return check.run(args.backend, limits, seed=args.seed, count=args.count)
+
+
+def _run_bench(args: argparse.Namespace) -> int:
+    from nvfp4_cute.bench import command
+
+    return command.run(
+        tuple(args.suites),
+        containing=args.containing,
+        target_name=args.target,
+        like_harness=args.like_harness,
+        as_json=args.json,
+        plot=args.plot,
+        save=args.save,
+    )
 
 
 def _run_sol(args: argparse.Namespace) -> int:

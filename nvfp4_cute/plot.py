@@ -1,6 +1,6 @@
 """Pictures. They need matplotlib, which only the extra `plot` installs."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -60,5 +60,34 @@ def roofline(path: Path, target: Target, points: Sequence[tuple[str, float, floa
     )
     axes.grid(which="major", alpha=0.3)
     axes.legend(loc="upper left")
+    figure.savefig(path, dpi=150)
+    pyplot.close(figure)
+
+
+def bars(path: Path, title: str, labels: Sequence[str], series: Mapping[str, Sequence[float | None]]) -> None:
+    """Write horizontal bars of times in us on a logarithmic axis, a group of bars for each label.
+
+    Args:
+        labels: of the groups, from top to bottom.
+        series: by name, a time for each label or None where there is none.
+
+    Raises:
+        ValueError: matplotlib is not installed.
+    """
+    pyplot = _pyplot()
+    height = 0.8 / len(series)
+    figure, axes = pyplot.subplots(
+        figsize=(10, 1.5 + 0.25 * len(labels) * len(series)), constrained_layout=True
+    )
+    for index, (name, times) in enumerate(series.items()):
+        known = [(row + height * index, us) for row, us in enumerate(times) if us is not None]
+        if not known:
+            continue
+        drawn = axes.barh(*zip(*known, strict=True), height, label=name)
+        axes.bar_label(drawn, fmt="%.3g", padding=2, fontsize=7)
+    axes.set_yticks([row + 0.4 - height / 2 for row in range(len(labels))], labels)
+    axes.invert_yaxis()
+    axes.set(xscale="log", xlabel="us", title=title)
+    axes.legend()
     figure.savefig(path, dpi=150)
     pyplot.close(figure)

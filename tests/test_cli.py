@@ -42,7 +42,7 @@ def test_examples_of_the_help_text_parse():
     "arguments",
     [
         [],
-        ["bench"],
+        ["polish"],
         ["check", "--count", "0"],
         ["check", "--backend", "gpu"],
         ["check", "--max-m", "x"],

@@ -1,0 +1,158 @@
+"""What is benchmarked: competition problems, square GEMMs, linear layers, and experts of mixture-of-experts models."""
+
+import random
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from nvfp4_cute import footprint
+from nvfp4_cute import speed_of_light as light
+from nvfp4_cute.problems.nvfp4_dual_gemm import spec as dual_gemm_spec
+from nvfp4_cute.problems.nvfp4_gemm import spec as gemm_spec
+from nvfp4_cute.problems.nvfp4_gemv import spec as gemv_spec
+from nvfp4_cute.problems.nvfp4_group_gemm import spec as group_gemm_spec
+
+ROWS = (1, 8, 32, 128)
+"""Rows of the activations of a linear layer: decode of 1 to 128 sequences."""
+DENSE_EXTENTS = (128, 256, 512, 1024, 2048, 4096, 8192, 16384)
+DECODE_TOKENS, PREFILL_TOKENS = 64, 4096
+TOP_K = {"DeepSeek-V3": 8, "Qwen3-30B-A3B": 8, "Mixtral-8x7B": 2}
+"""Experts a token, as the models' published configurations state them."""
+EXPERT_PARALLEL = {"DeepSeek-V3": 8}
+"""GPUs that share a layer's experts, each with its own tokens; 1 where a layer fits one GPU."""
+ROUTING_SEED = 1
+
+
+@dataclass(frozen=True)
+class Case:
+    """One thing to time.
+
+    Attributes:
+        suite: a key of ``SUITES``.
+        problem: what it belongs to: a competition problem, a kind of shape, a model's layer.
+        name: unique inside the problem.
+        operation: the public function that computes it.
+        sizes: (m, n, k) of every group, or of every batch entry.
+        sol_us: the competition's published speed of light in us, or None.
+        best_us: best published time of anyone on a B200 in us, under the competition's harness, or None.
+    """
+
+    suite: str
+    problem: str
+    name: str
+    operation: str
+    sizes: tuple[tuple[int, int, int], ...]
+    sol_us: float | None = None
+    best_us: float | None = None
+
+    @property
+    def work(self) -> light.Work:
+        """Bytes and operations, fp16 output."""
+        return light.grouped_gemm(self.sizes, num_b=2 if self.operation == "dual_gemm" else 1)
+
+    @property
+    def is_uniform(self) -> bool:
+        """Whether all groups have one N and one K, as one stacked weight tensor has."""
+        return len({(n, k) for _, n, k in self.sizes}) == 1
+
+    def __str__(self) -> str:
+        return f"{self.problem} {self.name}"
+
+
+# ---- competition -----------------------------------------------------------------------------------------------
+# Best published times by benchmark case, in us: hand-written PTX (gemm and three cases of the group problem: gau-nernst,
+# worklogs in gpu-mode-kernels; group case 1: variant v6c of the same), CuTe DSL (dual: guaguabear, kernelbot data of
+# 2026-02-28), CUDA (gemv: gau-nernst v2h). All on B200, measured by the competition's harness.
+BEST_GEMV = (18.4, 28.0, 12.6)
+BEST_GEMM = (18.3, 8.29, 6.54)
+BEST_DUAL_GEMM = (12.4, 15.3, 10.0, 14.4)
+BEST_GROUP_GEMM = (27.9, 18.8, 8.48, 6.43)
+
+
+def competition() -> list[Case]:
+    """The benchmark cases of GPU MODE's four NVFP4 problems."""
+    gemv = [
+        Case("competition", "nvfp4_gemv", c.name, "gemv", ((c.m, 1, c.k),) * c.l, c.sol_us, best)
+        for c, best in zip(gemv_spec.BENCHMARKS, BEST_GEMV, strict=True)
+    ]
+    gemm = [
+        Case("competition", "nvfp4_gemm", c.name, "gemm", ((c.m, c.n, c.k),), c.sol_us, best)
+        for c, best in zip(gemm_spec.BENCHMARKS, BEST_GEMM, strict=True)
+    ]
+    dual = [
+        Case("competition", "nvfp4_dual_gemm", c.name, "dual_gemm", ((c.m, c.n, c.k),), c.sol_us, best)
+        for c, best in zip(dual_gemm_spec.BENCHMARKS, BEST_DUAL_GEMM, strict=True)
+    ]
+    group = [
+        Case("competition", "nvfp4_group_gemm", f"case {i}", "grouped_gemm", c.sizes, c.sol_us, best)
+        for i, (c, best) in enumerate(zip(group_gemm_spec.BENCHMARKS, BEST_GROUP_GEMM, strict=True))
+    ]
+    return [*gemv, *gemm, *dual, *group]
+
+
+# ---- shapes ----------------------------------------------------------------------------------------------------
+def dense() -> list[Case]:
+    """Square GEMMs from 128 to 16384."""
+    return [Case("dense", "gemm", f"{x}^3", "gemm", ((x, x, x),)) for x in DENSE_EXTENTS]
+
+
+def linear() -> list[Case]:
+    """Linear layers of dense models and their transposes, at the rows of decode."""
+    shapes = dict.fromkeys(pair for n, k in footprint.LINEAR_SHAPES for pair in ((n, k), (k, n)))
+    return [
+        Case("linear", f"linear {n} x {k}", f"{m} rows", "gemm", ((m, n, k),))
+        for n, k in shapes
+        for m in ROWS
+    ]
+
+
+def experts() -> list[Case]:
+    """Expert layers of mixture-of-experts models: gate and up, and down; decode and prefill.
+
+    Every token goes to its top-k experts, drawn uniformly without repetition from a fixed seed. With expert parallelism
+    the groups are the experts of one GPU and the tokens come from all GPUs.
+    """
+    cases = []
+    for model in footprint.MOE_MODELS:
+        name = model.name.removesuffix(" experts")
+        gpus, top_k = EXPERT_PARALLEL.get(name, 1), TOP_K[name]
+        routed = model.num_experts - model.num_experts % gpus  # a shared expert is not routed to
+        for phase, tokens in (("decode", DECODE_TOKENS), ("prefill", PREFILL_TOKENS)):
+            rows = routed_rows(tokens * gpus, routed, top_k)[: routed // gpus]
+            for layer, n, k in (
+                ("gate_up", 2 * model.intermediate, model.hidden),
+                ("down", model.hidden, model.intermediate),
+            ):
+                sizes = tuple((m, n, k) for m in rows)
+                cases.append(Case("experts", name, f"{layer} {phase}", "grouped_gemm", sizes))
+    return cases
+
+
+def routed_rows(tokens: int, num_experts: int, top_k: int) -> tuple[int, ...]:
+    """Rows that each expert receives."""
+    draw = random.Random(ROUTING_SEED)
+    chosen = Counter(e for _ in range(tokens) for e in draw.sample(range(num_experts), top_k))
+    return tuple(chosen[expert] for expert in range(num_experts))
+
+
+SUITES: dict[str, Callable[[], list[Case]]] = {
+    "competition": competition,
+    "dense": dense,
+    "linear": linear,
+    "experts": experts,
+}
+
+
+def select(suites: tuple[str, ...] = (), containing: str = "") -> list[Case]:
+    """Cases of some suites, or of all, whose name contains a text.
+
+    Raises:
+        ValueError: an unknown suite, or nothing is left.
+    """
+    unknown = [name for name in suites if name not in SUITES]
+    if unknown:
+        raise ValueError(f"suite {unknown[0]!r} is unknown; use {', '.join(SUITES)}")
+    cases = [case for name in suites or SUITES for case in SUITES[name]() if containing in str(case)]
+    if not cases:
+        raise ValueError(f"no case of {', '.join(suites or SUITES)} contains {containing!r}")
+    return cases

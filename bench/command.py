@@ -1,0 +1,94 @@
+"""`nvfp4-cute bench`: chooses cases, target, and how times are had; prints, draws, saves."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+from nvfp4_cute import targets
+from nvfp4_cute.bench import cases, report
+from nvfp4_cute.bench.report import Report, Row, Time
+from nvfp4_cute.plot import bars
+from nvfp4_cute.targets import Target
+
+RESULTS = Path(__file__).parent / "results"
+PEER_NOTE = (
+    "best peer: torch on the same values, in the same run: a loop over the groups in a CUDA graph (bf16, fp8, NVFP4), "
+    "bf16 grouped_mm; for a B200 the best published competition entry."
+)
+SOL_NOTE = "SOL us: the physical speed of light, computed: the longest of bytes / bandwidth, FLOP / rate, an empty launch."
+
+
+def run(
+    suites: tuple[str, ...] = (),
+    *,
+    containing: str = "",
+    target_name: str | None = None,
+    like_harness: bool = False,
+    as_json: bool = False,
+    plot: Path | None = None,
+    save: bool = False,
+) -> int:
+    """Print the benchmark of a target; return 0.
+
+    Args:
+        suites: keys of ``cases.SUITES``; none stands for all.
+        containing: only cases whose name contains this.
+        target_name: default: the GPU of this machine if known, else B200.
+        like_harness: time eager calls as the competition's harness does (a GPU only).
+        as_json: print JSON instead of a table.
+        plot: also write a bar chart.
+        save: also write the page of the target into ``bench/results``.
+
+    Raises:
+        ValueError: unknown suite, no case, or ``like_harness`` without the GPU. UnsupportedTarget: an unknown target.
+    """
+    here = targets.detect()
+    target = targets.lookup(target_name) if target_name else here or targets.B200
+    chosen = cases.select(suites, containing)
+    measured = target is here
+    if like_harness and not measured:
+        raise ValueError(f"the harness's way of timing needs a GPU, and this machine has no {target.name}")
+    rows = report.make_rows(chosen, target, _timer(target, measured, like_harness))
+    result = Report(target, rows, _heading(target, measured, like_harness), (SOL_NOTE, PEER_NOTE))
+    print(result.json() if as_json else result.text())
+    if plot:
+        _draw(plot, result)
+    if save:
+        print(f"saved to {report.save(result, RESULTS)}")
+    return 0
+
+
+def _timer(target: Target, measured: bool, like_harness: bool) -> report.Timer:
+    if measured:
+        from nvfp4_cute.bench.measured import time_case, time_like_harness
+
+        return time_like_harness if like_harness else time_case
+    return lambda case: (None, {}, {"ours": f"not timed: this machine has no {target.name}"})
+
+
+def _heading(target: Target, measured: bool, like_harness: bool) -> str:
+    how = "missing, no GPU of this kind here"
+    if measured:
+        import torch
+
+        way = (
+            "the harness's way: eager calls back to back"
+            if like_harness
+            else "CUDA events, graph replay, cold L2"
+        )
+        how = f"measured ({way}; median) with torch {torch.__version__}, CUDA {torch.version.cuda}"
+    return f"{target.name} ({target.arch}): times are {how}."
+
+
+def _draw(path: Path, result: Report) -> None:
+    timed = [row for row in result.rows if row.time is not None]
+    if not timed:
+        raise ValueError("there is no time to draw")
+    series: dict[str, Callable[[Row], Time | None]] = {
+        "speed of light (computed)": lambda row: Time(row.floor.us, "computed"),
+        f"ours ({timed[0].time.kind})": lambda row: row.time,  # type: ignore[union-attr]
+        "best peer": lambda row: row.best_peer[1] if row.best_peer else None,
+    }
+    values = {
+        name: [time.us if (time := get(row)) else None for row in timed] for name, get in series.items()
+    }
+    bars(path, result.heading, [str(row.case) for row in timed], values)

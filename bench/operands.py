@@ -1,0 +1,62 @@
+"""Random NVFP4 operands of a case on a device, and the bf16 tensors that hold the same values."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from math import ceil
+
+import torch
+
+from nvfp4_cute.bench.cases import Case
+from nvfp4_cute.formats import encode_e4m3
+from nvfp4_cute.reference import expand_operand
+from nvfp4_cute.scale_layout import SF_VEC_SIZE, padded_shape, to_blocked
+
+MAX_SETS = 8
+
+
+@dataclass(frozen=True)
+class Operands:
+    """One input set: a list entry a group, groups without rows included."""
+
+    a: tuple[torch.Tensor, ...]
+    b: tuple[torch.Tensor, ...]
+    a_scale: tuple[torch.Tensor, ...]
+    b_scale: tuple[torch.Tensor, ...]
+    out: tuple[torch.Tensor, ...]
+
+    @cached_property
+    def bf16(self) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+        """A [M, K] and B [N, K] of every group, bfloat16; the values are exact (at most 6 significant bits)."""
+        return tuple(
+            [expand_operand(x, s, "blocked").to(torch.bfloat16) for x, s in zip(data, scale, strict=True)]
+            for data, scale in ((self.a, self.a_scale), (self.b, self.b_scale))
+        )  # type: ignore[return-value]
+
+
+def make_operands(case: Case, device: torch.device, seed: int) -> Operands:
+    """Every bit pattern of e2m1, and scales from 0.5 to 2: random data, never zeros."""
+    generator = torch.Generator(device).manual_seed(seed)
+
+    def values(rows: int, k: int) -> torch.Tensor:
+        return torch.randint(0, 256, (rows, k // 2), dtype=torch.uint8, device=device, generator=generator)
+
+    def scales(rows: int, k: int) -> torch.Tensor:
+        shape = padded_shape(rows, ceil(k / SF_VEC_SIZE))
+        return to_blocked(encode_e4m3(0.5 + 1.5 * torch.rand(shape, device=device, generator=generator)))
+
+    sizes = case.sizes
+    return Operands(
+        a=tuple(values(m, k) for m, _, k in sizes),
+        b=tuple(values(n, k) for _, n, k in sizes),
+        a_scale=tuple(scales(m, k) for m, _, k in sizes),
+        b_scale=tuple(scales(n, k) for _, n, k in sizes),
+        out=tuple(torch.full((m, n), torch.nan, dtype=torch.float16, device=device) for m, n, _ in sizes),
+    )
+
+
+def make_sets(case: Case, device: torch.device) -> Sequence[Operands]:
+    """As many input sets as exceed twice the L2 together, at most ``MAX_SETS``, at least 2."""
+    l2_bytes = torch.cuda.get_device_properties(device).L2_cache_size
+    count = min(MAX_SETS, max(2, ceil(2 * l2_bytes / case.work.bytes)))
+    return [make_operands(case, device, seed) for seed in range(count)]

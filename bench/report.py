@@ -1,0 +1,196 @@
+"""`nvfp4-cute bench`: every case with its floor, its time, and what others take.
+
+A time is measured where the target is the GPU of this machine, otherwise modelled, and each says which.
+"""
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from nvfp4_cute import speed_of_light as light
+from nvfp4_cute import targets
+from nvfp4_cute.bench.cases import Case
+from nvfp4_cute.targets import Target
+from nvfp4_cute.text_table import text_table
+
+MEASURED, MODELLED, PUBLISHED = "measured", "modelled", "published"
+
+
+@dataclass(frozen=True)
+class Time:
+    """A time in us and where it comes from; the deciles around a measured one."""
+
+    us: float
+    kind: str
+    low: float | None = None
+    high: float | None = None
+
+
+@dataclass(frozen=True)
+class Row:
+    """A case on a target.
+
+    Attributes:
+        case: what is computed.
+        floor: its physical speed of light.
+        time: of our kernel, or None.
+        peers: times of others by name.
+        remarks: why a time is missing, by name.
+    """
+
+    case: Case
+    floor: light.Floor
+    time: Time | None = None
+    peers: Mapping[str, Time] = field(default_factory=dict)
+    remarks: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def best_peer(self) -> tuple[str, Time] | None:
+        """The fastest of the others."""
+        return min(self.peers.items(), key=lambda item: item[1].us) if self.peers else None
+
+    @property
+    def percent(self) -> float | None:
+        """Of the physical speed of light."""
+        return None if self.time is None else 100 * self.floor.us / self.time.us
+
+    def record(self) -> dict[str, Any]:
+        """Everything as plain data."""
+        work = self.case.work
+        return {
+            "suite": self.case.suite,
+            "problem": self.case.problem,
+            "case": self.case.name,
+            "operation": self.case.operation,
+            "sizes": self.case.sizes,
+            "bytes": work.bytes,
+            "flops": work.flops,
+            "competition_us": self.case.sol_us,
+            "best_published_us": self.case.best_us,
+            "speed_of_light_us": self.floor.us,
+            "bound": self.floor.bound,
+            "time": None if self.time is None else vars(self.time),
+            "percent_of_speed_of_light": self.percent,
+            "tb_per_s": None if self.time is None else work.bytes / self.time.us / 1e6,
+            "tflop_per_s": None if self.time is None else work.flops / self.time.us / 1e6,
+            "peers": {name: vars(time) for name, time in self.peers.items()},
+            "remarks": dict(self.remarks),
+        }
+
+
+@dataclass(frozen=True)
+class Report:
+    """Rows of one target, and what has to be known to read them."""
+
+    target: Target
+    rows: Sequence[Row]
+    heading: str
+    notes: Sequence[str] = ()
+
+    def text(self) -> str:
+        """The table between its heading and its notes."""
+        return "\n\n".join([self.heading, _table(self.rows), "\n".join([*self.notes, *_missing(self.rows)])])
+
+    def markdown(self) -> str:
+        """The same as a page to commit."""
+        return f"# {self.target.name}\n\n{self.heading}\n\n```\n{_table(self.rows)}\n```\n\n" + "".join(
+            f"- {note}\n" for note in [*self.notes, *_missing(self.rows)]
+        )
+
+    def json(self) -> str:
+        """For machines."""
+        return json.dumps(
+            {
+                "target": self.target.name,
+                "heading": self.heading,
+                "notes": list(self.notes),
+                "rows": [row.record() for row in self.rows],
+            },
+            indent=1,
+        )
+
+
+HEADER = (
+    "problem",
+    "case",
+    "MB",
+    "GFLOP",
+    "SOL us",
+    "time us",
+    "",
+    "% SOL",
+    "TB/s",
+    "TFLOP/s",
+    "best peer us",
+    "peer / ours",
+    "peer",
+)
+
+
+def _table(rows: Sequence[Row]) -> str:
+    return text_table(HEADER, [_cells(row) for row in rows], left=2)
+
+
+def _cells(row: Row) -> tuple[str, ...]:
+    work, peer = row.case.work, row.best_peer
+    sizes = (
+        row.case.problem,
+        row.case.name,
+        f"{work.bytes / 1e6:.2f}",
+        f"{work.flops / 1e9:.2f}",
+        f"{row.floor.us:.2f}",
+    )
+    time = ("-",) * 5
+    if row.time is not None:
+        us = row.time.us
+        time = (
+            f"{us:.2f}",
+            row.time.kind,
+            f"{row.percent:.1f}",
+            f"{work.bytes / us / 1e6:.2f}",
+            f"{work.flops / us / 1e6:.1f}",
+        )
+    others = ("-",) * 3
+    if peer is not None:
+        ratio = "-" if row.time is None else f"{peer[1].us / row.time.us:.2f}"
+        others = (f"{peer[1].us:.2f}", ratio, f"{peer[0]} ({peer[1].kind})")
+    return (*sizes, *time, *others)
+
+
+def _missing(rows: Sequence[Row]) -> list[str]:
+    """Why times are missing, a line for each reason."""
+    reasons: dict[str, list[str]] = {}
+    for row in rows:
+        for name, reason in row.remarks.items():
+            reasons.setdefault(f"{name}: {reason}", []).append(str(row.case))
+    return [
+        f"{reason} ({cases[0]}{f' and {len(cases) - 1} more' if len(cases) > 1 else ''})"
+        for reason, cases in reasons.items()
+    ]
+
+
+# ---- making a report -------------------------------------------------------------------------------------------
+Timer = Callable[[Case], tuple[Time | None, dict[str, Time], dict[str, str]]]
+"""Time of our kernel, times of peers, and remarks, of a case."""
+
+
+def make_rows(cases: Sequence[Case], target: Target, timer: Timer) -> list[Row]:
+    """Time every case, with a progress bar; competition cases also get the best published time of a B200."""
+    from tqdm import tqdm
+
+    rows = []
+    for case in tqdm(cases, desc=target.name, unit="case", leave=False, disable=None):
+        time, peers, remarks = timer(case)
+        if case.best_us is not None and target.name == targets.B200.name:
+            peers["best entry"] = Time(case.best_us, PUBLISHED)
+        rows.append(Row(case, light.physical_floor(case.work, target), time, peers, remarks))
+    return rows
+
+
+def save(report: Report, folder: Path) -> Path:
+    """Write the page of a target into a folder of results."""
+    path = folder / f"{report.target.name.lower().replace(' ', '_')}.md"
+    path.write_text(report.markdown())
+    return path

@@ -1,0 +1,185 @@
+"""`nvfp4-cute bench`: cases, operands, peers, what a report computes, the command line. Times themselves need a GPU."""
+
+import json
+
+import pytest
+import torch
+
+from nvfp4_cute import cli, targets
+from nvfp4_cute import speed_of_light as light
+from nvfp4_cute.bench import cases, measured, report, stopwatch
+from nvfp4_cute.bench.operands import make_operands
+from nvfp4_cute.bench.peers import PEERS
+from nvfp4_cute.reference import grouped_gemm_reference
+
+CPU = torch.device("cpu")
+SMALL = cases.Case(
+    "dense", "gemm", "two groups", "grouped_gemm", ((48, 64, 128), (0, 64, 128), (16, 64, 128))
+)
+
+
+@pytest.fixture
+def no_gpu(monkeypatch):
+    monkeypatch.setattr(targets, "detect", lambda: None)
+
+
+# ---- cases -----------------------------------------------------------------------------------------------------
+def test_names_are_unique_and_every_competition_case_has_its_published_times():
+    everything = cases.select()
+    assert len({str(case) for case in everything}) == len(everything)
+    assert [case for case in everything if case.sol_us] == cases.competition()
+    assert len(cases.competition()) == 14
+    assert all(case.best_us > case.sol_us for case in cases.competition())
+
+
+def test_work_agrees_with_the_published_floor():
+    for case in cases.competition():
+        tolerance = 4e-3 if case.operation == "gemv" else 5e-4
+        assert light.competition_us(case.work) == pytest.approx(case.sol_us, rel=tolerance), str(case)
+
+
+@pytest.mark.parametrize("tokens, experts, top_k", [(1, 8, 2), (64, 128, 8), (4096, 8, 2)])
+def test_routing_gives_every_token_its_experts(tokens, experts, top_k):
+    rows = cases.routed_rows(tokens, experts, top_k)
+    assert len(rows) == experts and sum(rows) == tokens * top_k and max(rows) <= tokens
+    assert rows == cases.routed_rows(tokens, experts, top_k)
+
+
+def test_expert_layers_are_those_of_one_gpu():
+    groups = {case.problem: len(case.sizes) for case in cases.experts()}
+    assert groups == {"DeepSeek-V3": 32, "Qwen3-30B-A3B": 128, "Mixtral-8x7B": 8}
+    decode = {case.name: case for case in cases.experts() if case.problem == "Mixtral-8x7B"}["down decode"]
+    assert sum(m for m, _, _ in decode.sizes) == 2 * cases.DECODE_TOKENS
+    assert {(n, k) for _, n, k in decode.sizes} == {(4096, 14336)}
+
+
+def test_selecting():
+    assert {case.suite for case in cases.select(("dense", "linear"))} == {"dense", "linear"}
+    assert [case.name for case in cases.select(("dense",), "^3")] == [f"{x}^3" for x in cases.DENSE_EXTENTS]
+    with pytest.raises(ValueError, match="suite 'square' is unknown; use competition, dense"):
+        cases.select(("square",))
+    with pytest.raises(ValueError, match="no case of dense contains 'case 0'"):
+        cases.select(("dense",), "case 0")
+    assert tuple(cases.SUITES) == cli.BENCH_SUITES
+
+
+# ---- operands, peers, the check --------------------------------------------------------------------------------
+def filled():
+    operands = make_operands(SMALL, CPU, seed=3)
+    results = grouped_gemm_reference(
+        operands.a, operands.b, operands.a_scale, operands.b_scale, out_dtype=torch.float16
+    )
+    for out, result in zip(operands.out, results, strict=True):
+        out.copy_(result)
+    return operands
+
+
+def test_bf16_operands_hold_the_same_values():
+    operands = make_operands(SMALL, CPU, seed=1)
+    expected = grouped_gemm_reference(
+        operands.a, operands.b, operands.a_scale, operands.b_scale, out_dtype=torch.float32
+    )
+    for a, b, result in zip(*operands.bf16, expected, strict=True):
+        assert torch.equal((a.double() @ b.double().T).float(), result)
+    assert all(out.isnan().all() for out in operands.out)
+    assert not torch.equal(operands.a[0], make_operands(SMALL, CPU, seed=2).a[0])
+
+
+def test_a_wrong_result_is_not_timed():
+    operands = filled()
+    measured.check(SMALL, operands)
+    operands.out[2][3, 5] = torch.nan
+    with pytest.raises(ValueError, match="two groups, group 2: our result differs"):
+        measured.check(SMALL, operands)
+    with pytest.raises(ValueError, match="group 0"):
+        measured.check(SMALL, make_operands(SMALL, CPU, seed=0))
+
+
+def test_peers_say_what_they_cannot():
+    reasons = {peer.name: peer.unsupported_reason for peer in PEERS}
+    hopper, blackwell = (9, 0), (10, 0)
+    mixed = cases.Case("dense", "gemm", "mixed", "grouped_gemm", ((8, 64, 128), (8, 32, 128)))
+    dual = next(case for case in cases.competition() if case.operation == "dual_gemm")
+    odd = cases.Case("dense", "gemm", "odd", "gemm", ((8, 40, 128),))
+    assert reasons["torch bf16 loop"](mixed, hopper) is None
+    assert reasons["torch bf16 grouped_mm"](SMALL, hopper) is None
+    assert "differ" in reasons["torch bf16 grouped_mm"](mixed, hopper)
+    assert "one group" in reasons["torch bf16 grouped_mm"](odd, hopper)
+    assert "no NVFP4 tensor cores" in reasons["torch NVFP4 loop"](SMALL, hopper)
+    assert reasons["torch NVFP4 loop"](SMALL, blackwell) is None
+    assert "not multiples of 16" in reasons["torch fp8 loop"](odd, hopper)
+    assert all(
+        "more than a product" in reason(dual, blackwell) or "one group" in reason(dual, blackwell)
+        for reason in reasons.values()
+    )
+
+
+def test_the_bf16_loop_computes_on_a_cpu_too():
+    next(peer for peer in PEERS if peer.name == "torch bf16 loop").prepare(SMALL, filled())()
+
+
+# ---- reports ---------------------------------------------------------------------------------------------------
+def rows():
+    case = cases.competition()[-1]
+    timer = lambda case: (
+        report.Time(4.0, report.MEASURED, 3.5, 5.0),
+        {"torch": report.Time(10.0, report.MEASURED)},
+        {"fp8": "no"},
+    )
+    return report.make_rows([case], targets.B200, timer)
+
+
+def test_a_row_computes_rates_and_takes_the_fastest_peer():
+    (row,) = rows()
+    record = row.record()
+    assert record["tb_per_s"] == pytest.approx(row.case.work.bytes / 4e-6 / 1e12)
+    assert record["tflop_per_s"] == pytest.approx(row.case.work.flops / 4e-6 / 1e12)
+    assert record["percent_of_speed_of_light"] == pytest.approx(100 * row.floor.us / 4.0)
+    assert row.best_peer == ("best entry", report.Time(6.43, report.PUBLISHED))
+
+
+def test_text_page_and_json_say_the_same(tmp_path):
+    result = report.Report(targets.B200, rows(), "how", ["a note"])
+    line = next(line for line in result.text().splitlines() if line.startswith("nvfp4_group_gemm"))
+    assert line.split()[-4:] == ["1.61", "best", "entry", "(published)"] and " measured " in line
+    assert "fp8: no (nvfp4_group_gemm case 3)" in result.text()
+    page = report.save(result, tmp_path)
+    assert page.name == "b200.md" and line in page.read_text() and "- a note" in page.read_text()
+    assert json.loads(result.json())["rows"][0]["time"]["us"] == 4.0
+
+
+def test_samples_are_medians_and_deciles():
+    sample = stopwatch.Sample.of([float(x) for x in range(11)])
+    assert sample == stopwatch.Sample(5.0, 1.0, 9.0, 11)
+
+
+# ---- the command -----------------------------------------------------------------------------------------------
+def test_without_the_gpu_floors_and_published_times_remain(no_gpu, capsys):
+    assert cli.main(["bench", "competition", "--target", "B200", "--json"]) == 0
+    shown = json.loads(capsys.readouterr().out)
+    assert shown["target"] == "B200" and len(shown["rows"]) == 14
+    assert all(row["speed_of_light_us"] > 0 for row in shown["rows"])
+
+
+@pytest.mark.parametrize(
+    "line, message",
+    [
+        ("square", "suite 'square' is unknown"),
+        ("dense --like-harness", "this machine has no B200"),
+        ("dense --target gtx", "target 'gtx' is not in the table"),
+    ],
+)
+def test_refusals(no_gpu, capsys, line, message):
+    assert cli.main(["bench", *line.split()]) == 1
+    streams = capsys.readouterr()
+    assert message in streams.err and not streams.out
+
+
+@pytest.mark.gpu("sm_90a")
+def test_peers_are_timed_on_a_gpu(capsys):
+    assert cli.main(["bench", "dense", "--containing", "1024^3", "--json"]) == 0
+    (row,) = json.loads(capsys.readouterr().out)["rows"]
+    peers = row["peers"]
+    assert {"torch bf16 loop", "torch fp8 loop"} <= set(peers)
+    assert all(time["low"] <= time["us"] <= time["high"] for time in peers.values())
+    assert all(time["us"] > row["speed_of_light_us"] / 4 for time in peers.values())
