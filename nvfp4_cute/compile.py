@@ -13,11 +13,11 @@ from typing import Any
 
 import torch
 
-from nvfp4_cute.arch import sm100
+from nvfp4_cute.arch import family_of
 from nvfp4_cute.config import KernelConfig
 from nvfp4_cute.cubin import KernelResources, read_resources
 from nvfp4_cute.emulator.driver import prepare_cutlass, shim_is_built
-from nvfp4_cute.errors import ConfigError, UnsupportedTarget
+from nvfp4_cute.errors import ConfigError
 
 
 @dataclass(frozen=True)
@@ -25,7 +25,7 @@ class KernelKey:
     """Everything that changes the generated code of a grouped GEMM, and nothing else: no sizes, no data.
 
     Attributes:
-        arch: ``sm_100a``, ``sm_103a`` or ``sm_110a``.
+        arch: such as ``sm_100a``; one of ``arch.ARCHS``.
         config: resolved KernelConfig without a CTA count.
         num_groups: slots of the list form.
         out_dtype: torch.float16, bfloat16 or float32.
@@ -41,14 +41,11 @@ class KernelKey:
     @classmethod
     def make(cls, arch: str, config: KernelConfig, num_groups: int, out_dtype: torch.dtype, has_alpha: bool):
         """Validated key. Raises UnsupportedTarget for an arch without a kernel, ConfigError for a refused config."""
-        if arch not in sm100.ARCHS:
-            raise UnsupportedTarget(
-                f"no grouped GEMM kernel for {arch}; there is one for {', '.join(sm100.ARCHS)}"
-            )
-        reason = sm100.unsupported_reason(config)
+        family = family_of(arch)
+        reason = family.unsupported_reason(config)
         if reason is not None:
             raise ConfigError(f"{arch}: {reason}")
-        return cls(arch, replace(sm100.resolve(config), num_cta=None), num_groups, out_dtype, has_alpha)
+        return cls(arch, replace(family.resolve(config), num_cta=None), num_groups, out_dtype, has_alpha)
 
     def to_name(self) -> str:
         """Readable, unique; the kernel's symbol starts with it."""

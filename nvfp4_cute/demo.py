@@ -8,7 +8,7 @@ from functools import partial
 from tqdm import tqdm
 
 from nvfp4_cute import check
-from nvfp4_cute.arch import sm100
+from nvfp4_cute.arch import family_of
 from nvfp4_cute.backends import emulator
 from nvfp4_cute.config import KernelConfig
 from nvfp4_cute.emulator.driver import shim_path
@@ -22,9 +22,10 @@ from nvfp4_cute.speed_of_light import (
     COMPETITION_HBM_BYTES_PER_S,
     grouped_gemm_us,
 )
+from nvfp4_cute.targets import B200
 
 INTRODUCTION = f"""\
-Compiling the grouped GEMM kernel for {emulator.ARCH}, the code that a B200 runs, and executing its PTX on the emulator.
+Compiling the grouped GEMM kernel for {B200.arch}, the code that a B200 runs, and executing its PTX on the emulator.
 Inputs are those of GPU MODE's nvfp4_group_gemm; each output bit is compared with a float64 reference rounded to fp16.
 """
 SOL_NOTE = (
@@ -111,7 +112,7 @@ def run_case(name: str, case: spec.GroupCase, on_tiles: Callable[[int], None]) -
 
 
 def _num_tiles(case: spec.GroupCase) -> int:
-    return make_schedule(case.sizes, KernelConfig().cta_tile_shape_mnk, emulator.SM_COUNT).num_tiles
+    return make_schedule(case.sizes, KernelConfig().cta_tile_shape_mnk, B200.num_sms).num_tiles
 
 
 def _report(results: Sequence[Result]) -> str:
@@ -151,7 +152,7 @@ def _kernel_rows(results: Sequence[Result]) -> list[tuple[str, ...]]:
     kernels = {result.plan.kernel.key: result.plan.kernel for result in results if result.plan}
     rows = []
     for key, kernel in sorted(kernels.items(), key=lambda item: item[0].num_groups):
-        used, smem = kernel.resources, sm100.smem_plan(key.config)
+        used, smem = kernel.resources, family_of(key.arch).smem_plan(key.config)
         facts = (used.registers, used.stack_bytes, smem.total_bytes, used.code_bytes)
         rows.append((f"{key.num_groups} groups", key.arch, *map(str, facts)))
     return rows

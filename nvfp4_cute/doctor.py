@@ -77,9 +77,9 @@ def gpus() -> list[Gpu]:
 
 def native_gpus() -> list[Gpu]:
     """Return the GPUs that there is a kernel for."""
-    from nvfp4_cute.arch import sm100
+    from nvfp4_cute.arch import ARCHS
 
-    return [gpu for gpu in gpus() if gpu.arch in sm100.ARCHS]
+    return [gpu for gpu in gpus() if gpu.arch in ARCHS]
 
 
 def missing_gpu_reason(arch: str) -> str | None:
@@ -107,7 +107,7 @@ def shim_problem() -> str | None:
 
 def report() -> tuple[str, bool]:
     """Return the whole report as text, and whether some kernel can run here (on a GPU or on the emulator)."""
-    from nvfp4_cute.arch import sm100
+    from nvfp4_cute.arch import ARCHS
 
     found, present, shim = versions(), gpus(), shim_problem()
     compiler = version_problem(found)
@@ -116,9 +116,7 @@ def report() -> tuple[str, bool]:
         "versions": [f"{name} {version or '(not installed)'}" for name, version in found.items()],
         "GPUs": [line for gpu in present for line in (_gpu_line(gpu, gpu in native), _target_line(gpu))]
         or ["none that torch can use"],
-        "kernels": [
-            compiler or f"grouped_gemm compiles for {', '.join(sm100.ARCHS)}; compiling needs no GPU"
-        ],
+        "kernels": [compiler or f"grouped_gemm compiles for {', '.join(ARCHS)}; compiling needs no GPU"],
         "emulator": [
             f"not usable: {compiler or shim}" if compiler or shim else "ready: the launch shim is built"
         ],

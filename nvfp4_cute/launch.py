@@ -5,7 +5,7 @@ from functools import cached_property, lru_cache
 
 import numpy as np
 
-from nvfp4_cute.arch import sm100
+from nvfp4_cute.arch import base, family_of
 from nvfp4_cute.cache import get_kernel
 from nvfp4_cute.compile import CompiledKernel, KernelKey, table_pointer
 from nvfp4_cute.config import KernelConfig
@@ -101,13 +101,13 @@ def make_plan(
         UnsupportedTarget: no kernel for ``arch``. ConfigError: ``config`` cannot be built.
         UnsupportedProblem: more groups than kernel parameters hold.
     """
-    if problem.num_groups > sm100.MAX_LIST_GROUPS:
+    if problem.num_groups > base.MAX_LIST_GROUPS:
         raise UnsupportedProblem(
-            f"{problem.num_groups} groups: the list form passes {sm100.PARAM_BYTES_PER_GROUP} bytes a group as kernel "
-            f"parameters, {sm100.KERNEL_PARAM_BYTES} bytes hold {sm100.MAX_LIST_GROUPS} groups; split the lists into "
-            f"calls of at most {sm100.MAX_LIST_GROUPS}"
+            f"{problem.num_groups} groups: the list form passes {base.PARAM_BYTES_PER_GROUP} bytes a group as kernel "
+            f"parameters, {base.KERNEL_PARAM_BYTES} bytes hold {base.MAX_LIST_GROUPS} groups; split the lists into "
+            f"calls of at most {base.MAX_LIST_GROUPS}"
         )
-    config = config or KernelConfig()
+    config = config or family_of(arch).DEFAULT_CONFIG
     key = KernelKey.make(arch, config, problem.num_groups, problem.out_dtype, problem.has_alpha)
     schedule = make_schedule(problem.sizes, config.cta_tile_shape_mnk, config.num_cta or sm_count)
     return Plan(problem, schedule, get_kernel(key, for_emulator=for_emulator))

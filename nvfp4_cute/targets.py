@@ -374,12 +374,17 @@ def arch_of_capability(capability: tuple[int, int]) -> str:
 def lookup(name: str) -> Target:
     """The target called ``name``; case, spaces, and punctuation do not matter ("rtx-5090", "dgx spark").
 
+    An architecture ("sm_120a") stands for the first target in the table that has it.
+
     Raises:
         UnsupportedTarget: there is no such target.
     """
-    known = {_key(target.name): target for target in TARGETS} | {
-        _key(alias): target for alias, target in ALIASES.items()
-    }
+    by_arch = {_key(target.arch): target for target in reversed(TARGETS)}
+    known = (
+        by_arch
+        | {_key(target.name): target for target in TARGETS}
+        | {_key(alias): target for alias, target in ALIASES.items()}
+    )
     target = known.get(_key(name))
     if target is None:
         near = difflib.get_close_matches(_key(name), known, n=1, cutoff=0.5)

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from nvfp4_cute import KernelConfig, UnsupportedProblem
-from nvfp4_cute.arch import sm100
+from nvfp4_cute.arch import base
 from nvfp4_cute.launch import make_plan
 from nvfp4_cute.launch_table import NUM_COLUMNS, NUM_OPERAND_COLUMNS, Group, Header
 from nvfp4_cute.problem import GroupedProblem, check_list_operands
@@ -68,6 +68,6 @@ def test_a_problem_without_tiles_is_not_launched(launchable):
 
 
 def test_more_groups_than_parameters_hold_are_refused():
-    count = sm100.MAX_LIST_GROUPS + 1
+    count = base.MAX_LIST_GROUPS + 1
     with pytest.raises(UnsupportedProblem, match=f"{count} groups.*calls of at most {count - 1}"):
         make_plan(GroupedProblem(((1, 1, 32),) * count), "sm_100a", 148)

@@ -142,7 +142,7 @@ def test_the_emulated_products_have_the_same_sms():
     for arch, product in virtual_gpu.PRODUCTS.items():
         same = [t for t in TARGETS if t.arch == arch and re.fullmatch(t.device_name, product.name)]
         assert [t.num_sms for t in same] == [product.sm_count], arch
-    assert (emulator.ARCH, emulator.SM_COUNT) == ("sm_100a", 148)
+    assert (emulator.B200.arch, emulator.B200.num_sms) == ("sm_100a", 148)
 
 
 # ---- finding a target ------------------------------------------------------------------------------------------
@@ -217,3 +217,9 @@ def test_a_real_gpu_is_what_the_table_says():
     target = detect(0)
     assert target is not None and target.arch == "sm_90a"
     assert (target.l2_bytes, target.num_sms) == (properties.L2_cache_size, properties.multi_processor_count)
+
+
+def test_an_architecture_stands_for_its_first_product():
+    assert targets.lookup("sm_100a") is targets.B200
+    assert targets.lookup("sm_120a") is targets.RTX_PRO_6000
+    assert targets.lookup("sm_121a") is targets.GB10

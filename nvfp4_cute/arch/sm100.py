@@ -10,6 +10,7 @@ from nvfp4_cute.config import KernelConfig
 from nvfp4_cute.scale_layout import SF_VEC_SIZE
 
 ARCHS = ("sm_100a", "sm_103a", "sm_110a")
+DEFAULT_CONFIG = KernelConfig()
 SMEM_CAPACITY_BYTES = 227 * 1024
 # Barriers, the tensor-memory address, and the gaps that aligning the operand buffers to 1024 bytes leaves.
 SMEM_RESERVED_BYTES = 4096
@@ -18,12 +19,6 @@ MMA_INST_K = 64
 # A scale block covers 128 rows x 4 scales; tensor memory holds it in 4 columns.
 SF_ATOM_ROWS = 128
 SF_ATOM_COLS = 4
-KERNEL_PARAM_BYTES = 32764
-# Four tensor maps; m, n, k, tile offset and group index (4 bytes each); output address and pitch (8 bytes each).
-PARAM_BYTES_PER_GROUP = 4 * 128 + 5 * 4 + 2 * 8
-# What every launch passes besides: the MMA's flags, coordinate shapes, tile count, alpha, and alignment.
-PARAM_BYTES_FIXED = 256
-MAX_LIST_GROUPS = (KERNEL_PARAM_BYTES - PARAM_BYTES_FIXED) // PARAM_BYTES_PER_GROUP
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,7 @@
 
 import torch
 
-from nvfp4_cute.arch import sm100
+from nvfp4_cute.arch import ARCHS
 from nvfp4_cute.config import KernelConfig
 from nvfp4_cute.errors import UnsupportedTarget
 from nvfp4_cute.launch import make_plan
@@ -13,9 +13,9 @@ from nvfp4_cute.targets import arch_of_capability
 def arch_of_device(device: torch.device) -> str:
     """Architecture name of a CUDA device. Raises UnsupportedTarget where no kernel exists for it."""
     arch = arch_of_capability(torch.cuda.get_device_capability(device))
-    if arch not in sm100.ARCHS:
+    if arch not in ARCHS:
         raise UnsupportedTarget(
-            f"{torch.cuda.get_device_name(device)} is {arch}; kernels exist for {', '.join(sm100.ARCHS)}. "
+            f"{torch.cuda.get_device_name(device)} is {arch}; kernels exist for {', '.join(ARCHS)}. "
             'Pass backend="reference", or CPU tensors with backend="emulator" to run the sm_100a kernel'
         )
     return arch

@@ -12,9 +12,7 @@ from nvfp4_cute.config import KernelConfig
 from nvfp4_cute.emulator.driver import Emulator, prepare_cutlass
 from nvfp4_cute.launch import Plan, make_plan
 from nvfp4_cute.problem import GroupedOperands, GroupedProblem
-from nvfp4_cute.targets import B200
-
-ARCH, SM_COUNT = B200.arch, B200.num_sms
+from nvfp4_cute.targets import B200, Target
 
 
 @dataclass
@@ -57,20 +55,26 @@ def observe(
 
 @contextmanager
 def on_emulator(
-    progress: Callable[[int, int], None] | None = None, *, mode: str = "eager", check: bool = False
+    progress: Callable[[int, int], None] | None = None,
+    *,
+    mode: str = "eager",
+    check: bool = False,
+    target: Target = B200,
 ) -> Iterator[Emulator]:
-    """An emulated B200 on which CuTe DSL functions compiled inside the block launch.
+    """An emulated GPU, by default a B200, on which CuTe DSL functions compiled inside the block launch.
 
     Raises:
         EmulatorError: the launch shim is missing, or the emulated program broke a rule of the machine.
     """
     prepare_cutlass()
-    with Emulator(ARCH, SM_COUNT, progress, mode=mode, check=check) as emulator:
+    with Emulator(target.arch, target.num_sms, progress, mode=mode, check=check) as emulator:
         yield emulator
 
 
-def run(problem: GroupedProblem, operands: GroupedOperands, config: KernelConfig | None) -> None:
-    """Execute the sm_100a kernel on CPU operands and return when it is done.
+def run(
+    problem: GroupedProblem, operands: GroupedOperands, config: KernelConfig | None, target: Target = B200
+) -> None:
+    """Execute the kernel of ``target`` on CPU operands and return when it is done.
 
     Raises:
         ValueError: CUDA operands. EmulatorError: the kernel broke a rule of the machine.
@@ -81,8 +85,8 @@ def run(problem: GroupedProblem, operands: GroupedOperands, config: KernelConfig
         )
     observer = _observer.get()
     settings = observer or Observer()
-    with on_emulator(settings.progress, mode=settings.mode, check=settings.check) as emulator:
-        plan = make_plan(problem, ARCH, SM_COUNT, config, for_emulator=True)
+    with on_emulator(settings.progress, mode=settings.mode, check=settings.check, target=target) as emulator:
+        plan = make_plan(problem, target.arch, target.num_sms, config, for_emulator=True)
         emulator.register(plan.kernel.ptx)
         for name, tensor, writable in _tensors(operands):
             emulator.add_range(name, tensor.data_ptr(), _span_bytes(tensor), writable)

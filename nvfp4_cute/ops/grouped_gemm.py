@@ -40,7 +40,8 @@ def grouped_gemm(
         out_dtype: float16, bfloat16 or float32.
         scale_layout: "blocked" or "rowmajor".
         backend: "auto" (the GPU of the tensors; the float64 reference for CPU tensors), "cuda", "emulator" (the PTX of
-            the sm_100a kernel, executed on the CPU) or "reference". ``NVFP4_CUTE_BACKEND`` replaces "auto".
+            a B200's kernel, executed on the CPU), "emulator:RTX 5090" or "emulator:sm_120a" (the same for another
+            GPU of ``targets``), or "reference". ``NVFP4_CUTE_BACKEND`` replaces "auto".
         config: tile shape and pipeline depths; None chooses.
 
     Returns:

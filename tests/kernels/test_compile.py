@@ -5,7 +5,7 @@ import re
 import pytest
 import torch
 
-from nvfp4_cute.arch import sm100
+from nvfp4_cute.arch import base, sm100
 from nvfp4_cute.cache import get_kernel
 from nvfp4_cute.compile import KernelKey
 from nvfp4_cute.config import KernelConfig
@@ -27,7 +27,7 @@ def test_no_spills(arch, dtype):
     assert 24 <= resources.registers <= 255
 
 
-@pytest.mark.parametrize("num_groups", [1, 8, sm100.MAX_LIST_GROUPS])
+@pytest.mark.parametrize("num_groups", [1, 8, base.MAX_LIST_GROUPS])
 def test_descriptors_are_kernel_parameters(num_groups):
     kernel = compiled(num_groups=num_groups)
     entry = kernel.ptx[kernel.ptx.index(".visible .entry") : kernel.ptx.index(".reqntid")]

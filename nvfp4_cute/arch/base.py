@@ -1,0 +1,41 @@
+"""What every family of architectures states, and the limits that all of them share."""
+
+from typing import Protocol
+
+from nvfp4_cute.config import KernelConfig
+
+KERNEL_PARAM_BYTES = 32764
+# Four tensor maps; m, n, k, tile offset and group index (4 bytes each); output address and pitch (8 bytes each).
+PARAM_BYTES_PER_GROUP = 4 * 128 + 5 * 4 + 2 * 8
+# What every launch passes besides: the MMA's flags, coordinate shapes, tile count, alpha, and alignment.
+PARAM_BYTES_FIXED = 256
+MAX_LIST_GROUPS = (KERNEL_PARAM_BYTES - PARAM_BYTES_FIXED) // PARAM_BYTES_PER_GROUP
+
+
+class SmemUse(Protocol):
+    """Shared memory of a config."""
+
+    @property
+    def total_bytes(self) -> int:
+        """Bytes of all stages and of what is reserved beside them."""
+
+
+class Family(Protocol):
+    """A module of this package: architectures that one kernel source serves."""
+
+    @property
+    def ARCHS(self) -> tuple[str, ...]:
+        """Their names, such as ``sm_100a``."""
+
+    @property
+    def DEFAULT_CONFIG(self) -> KernelConfig:
+        """What is computed with where the caller chooses nothing."""
+
+    def smem_plan(self, config: KernelConfig) -> SmemUse:
+        """Shared memory of ``config``."""
+
+    def resolve(self, config: KernelConfig) -> KernelConfig:
+        """``config`` with its stage count made explicit."""
+
+    def unsupported_reason(self, config: KernelConfig) -> str | None:
+        """Why this family cannot build ``config``, with the nearest legal value; None where it can."""
