@@ -54,6 +54,13 @@ def test_shuffle_with_an_index_per_lane(ptx_kernel) -> None:
     assert run_lanes(ptx_kernel, body) == [2 * (31 - i) for i in range(32)]
 
 
+def test_shuffle_with_a_limit_per_lane(ptx_kernel) -> None:
+    """Odd lanes shuffle within halves of the warp, even ones within all of it."""
+    body = """and.b32 %r1, %r50, 1; mul.lo.u32 %r1, %r1, 0x1000; or.b32 %r1, %r1, 31;
+    mov.b32 %r2, 3; shfl.sync.idx.b32 %r0, %r50, %r2, %r1, -1;"""
+    assert run_lanes(ptx_kernel, body) == [3 + (16 if i % 2 and i >= 16 else 0) for i in range(32)]
+
+
 def test_votes(ptx_kernel) -> None:
     body = """
     setp.lt.u32 %p1, %r50, 5;

@@ -179,7 +179,7 @@ def _multiply(part: str, type_: str) -> Callable[[Any, Any], Any]:
     """Product of two typed dual values: .lo, .hi, or .wide of it."""
     size = type_bytes(type_)
     signed = type_[0] == "s"
-    wide_dtype = np.dtype(("i" if signed else "u") + str(min(2 * size, 8)))
+    dtype, wide_dtype = (np.dtype(("i" if signed else "u") + str(n)) for n in (size, min(2 * size, 8)))
 
     def product(x: Any, y: Any) -> Any:
         if x.__class__ is not np.ndarray and y.__class__ is not np.ndarray:
@@ -190,7 +190,7 @@ def _multiply(part: str, type_: str) -> Callable[[Any, Any], Any]:
         if size == 8:
             return _high64(x, y, signed)
         value = np.asarray(x, wide_dtype) * np.asarray(y, wide_dtype)
-        return value if part == "wide" else (value >> (8 * size)).astype(wide_dtype)
+        return value if part == "wide" else (value >> (8 * size)).astype(dtype)
 
     return product
 
@@ -283,17 +283,18 @@ def integer_div(inst: Inst, b: Builder, mods: Mods, type_: str) -> Step:
 
 @handler("rem")
 def rem(inst: Inst, b: Builder) -> Step:
-    """Remainder with the sign of the dividend; x rem 0 is x."""
+    """Remainder with the sign of the dividend; x rem 0 is all ones (the hardware's value; PTX leaves it open)."""
     mods = Mods(inst)
     type_ = mods.type()
     mods.done()
     x, y = b.read(inst.operands[1], type_), b.read(inst.operands[2], type_)
+    ones = np.array(-1).astype(f"{'i' if type_[0] == 's' else 'u'}{type_bytes(type_)}")
 
     def compute(warp: "Warp") -> Any:
         u, v = x(warp), y(warp)
         if u.__class__ is not np.ndarray and v.__class__ is not np.ndarray:
-            return u - _quotient(u, v, type_) * v if v else u
-        return u - _quotient(u, v, type_) * v
+            return u - _quotient(u, v, type_) * v if v else -1
+        return np.where(v == 0, ones, u - _quotient(u, v, type_) * v)
 
     return put_step(b, inst.operands[0], compute, type_)
 

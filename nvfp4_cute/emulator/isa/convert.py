@@ -5,7 +5,18 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from nvfp4_cute.emulator.isa import SIGNED, UNSIGNED, Builder, Mods, Reader, Step, floats, handler, type_bytes
+from nvfp4_cute.emulator.isa import (
+    SIGNED,
+    UNSIGNED,
+    Builder,
+    Mods,
+    Reader,
+    Step,
+    float_results,
+    floats,
+    handler,
+    type_bytes,
+)
 from nvfp4_cute.emulator.isa.arith import INTEGER_TYPES, put_step
 from nvfp4_cute.emulator.isa.float_arith import Lanes
 from nvfp4_cute.emulator.ptx import TYPE_BYTES, Inst
@@ -207,25 +218,75 @@ def _float_to_float(inst: Inst, b: Builder, mods: Mods, dest: str, source: str, 
         raise inst.unsupported(f".{source} to a scalar")
     ftz, sat, relu, satfinite = (mods.flag(name) for name in ("ftz", "sat", "relu", "satfinite"))
     mods.done()
+    if dest == "tf32" and rounding == "rna":
+        return _to_tf32_away(inst, b, satfinite)
+    if (dest, source) == ("f32", "bf16") and not (ftz or sat or relu):
+        bits = b.read(inst.operands[1], "b16")
+        return put_step(
+            b,
+            inst.operands[0],
+            lambda warp: _dual(_array(bits(warp)).astype(np.uint32) << np.uint32(16)),
+            "u32",
+        )
     read = _float_reader(b, inst.operands[1], source)
     size = type_bytes(dest)
+    # An f16 result takes subnormal operands as they are, with .ftz too.
+    flushed = ftz and dest != "f16"
     integral = INTEGER_ROUNDINGS.get(rounding or "")
     functions = {"rn": np.rint, "rz": np.trunc, "rm": np.floor, "rp": np.ceil}
     mode = "rn" if integral or rounding is None else rounding
 
     def compute(warp: "Warp") -> Any:
-        values = read(warp)
-        if ftz and source == "f32":
-            values = _flush(values)
+        operand = values = read(warp)
+        if flushed and source == "f32":
+            values = operand = _canonical(_flush(values))
         if integral:
             values = functions[integral](values)
         values = _clamp(values, sat, relu)
         words = _encode_scalar(values, dest, mode, satfinite)
+        if not (sat or relu):
+            words = _kept_nan(operand, words, dest, source)
         if ftz and dest == "f32":
             words = floats.flush(words.view(np.float32)).view(np.uint32)
         return _dual(words)
 
     return put_step(b, inst.operands[0], compute, f"u{8 * size}")
+
+
+def _kept_nan(operand: np.ndarray, words: np.ndarray, dest: str, source: str) -> np.ndarray:
+    """NaN of f64 that is narrowed keeps its sign and top bits, made quiet, as on an H200."""
+    nan = operand != operand
+    if source != "f64" or dest not in ("f32", "f16", "bf16") or not nan.any():
+        return words
+    bits = operand.view(np.uint64)
+    form = floats.FORMATS[dest]
+    sign = (bits >> np.uint64(63)) << np.uint64(form.bits - 1)
+    payload = (bits & np.uint64((1 << 52) - 1)) >> np.uint64(52 - form.mantissa_bits)
+    kept = sign | payload | np.uint64((form.inf or 0) | 1 << form.mantissa_bits - 1)
+    return np.where(nan, kept.astype(words.dtype), words)
+
+
+def _to_tf32_away(inst: Inst, b: Builder, satfinite: bool) -> Step:
+    """cvt.rna.tf32.f32, on the bits: a H200 rounds the magnitude's pattern, those of NaN and infinity too.
+
+    .satfinite then takes one step from all patterns with the top exponent.
+    """
+    read = b.read(inst.operands[1], "b32")
+
+    def compute(warp: "Warp") -> Any:
+        bits = _array(read(warp), np.uint32)
+        words = (bits + np.uint32(0x1000)) & np.uint32(0xFFFFE000)
+        if satfinite:
+            top = (words & np.uint32(0x7F800000)) == 0x7F800000
+            words = np.where(top, words - np.uint32(0x2000), words)
+        return _dual(words)
+
+    return put_step(b, inst.operands[0], compute, "u32")
+
+
+def _canonical(values: np.ndarray) -> np.ndarray:
+    """NaN (held in float64) as the canonical binary32 NaN."""
+    return np.where(values != values, np.uint32(0x7FFFFFFF).view(np.float32).astype(np.float64), values)
 
 
 def _flush(values: np.ndarray) -> np.ndarray:
@@ -235,10 +296,8 @@ def _flush(values: np.ndarray) -> np.ndarray:
 
 def _clamp(values: np.ndarray, sat: bool, relu: bool) -> np.ndarray:
     if sat:
-        return np.where(values != values, 0.0, np.clip(values, 0.0, 1.0))
-    if relu:
-        return np.where(values > 0, values, np.where(values != values, values, 0.0))
-    return values
+        return float_results.saturate(values)
+    return float_results.rectify(values) if relu else values
 
 
 # ---- packed formats -------------------------------------------------------------------------------

@@ -18,6 +18,7 @@ from nvfp4_cute.emulator.isa import (
     Mods,
     Step,
     arith,
+    float_results,
     floats,
     handler,
     merge_lanes,
@@ -73,10 +74,16 @@ def _div(a: np.ndarray, b: np.ndarray, rounding: str) -> np.ndarray:
     if rounding == "rn":
         return a / b
     if a.dtype == np.float64:
-        return floats.exact_f64(lambda x, y: x / y if y else x, a / b, rounding, a, b)
+        return floats.exact_f64(lambda x, y: x / y if y else None, a / b, rounding, a, b)
     # A quotient of binary32 numbers is either a binary32 number or farther than 2**-50 (relative) from all of
     # them, so rounding it to binary64 first does no harm.
     return floats.round_f32(a.astype(np.float64) / b.astype(np.float64), rounding)
+
+
+def _div_approximate(a: np.ndarray, b: np.ndarray, rounding: str) -> np.ndarray:
+    """div.approx: a divisor above 2**126 has the reciprocal zero (PTX ISA 9.7.3.8)."""
+    huge = (np.abs(b) > np.float32(2.0**126)) & np.isfinite(b)
+    return np.where(huge, a * np.copysign(np.float32(0), b), _div(a, b, rounding))
 
 
 def _fma(a: np.ndarray, b: np.ndarray, c: np.ndarray, rounding: str) -> np.ndarray:
@@ -90,20 +97,22 @@ def _fma(a: np.ndarray, b: np.ndarray, c: np.ndarray, rounding: str) -> np.ndarr
 
 
 def _sqrt(a: np.ndarray, rounding: str) -> np.ndarray:
-    if rounding == "rn" or a.dtype == np.float64:
+    if rounding == "rn":
         return np.sqrt(a)
+    if a.dtype == np.float64:
+        return floats.sqrt_f64(a, rounding)
     return floats.round_f32(np.sqrt(a.astype(np.float64)), rounding)
 
 
 def _minimum(a: np.ndarray, b: np.ndarray, rounding: str) -> np.ndarray:
-    # -0 counts as less than +0; a NaN operand loses to a number.
-    zeros = (a == 0) & (b == 0)
-    return np.where(zeros, np.where(np.signbit(a), a, b), np.fmin(a, b))
+    # -0 counts as less than +0; a NaN operand loses to a number, a signalling one too (np.fmin would return it).
+    first = (a < b) | ((a == b) & np.signbit(a)) | (b != b)
+    return np.where(first & (a == a), a, b)
 
 
 def _maximum(a: np.ndarray, b: np.ndarray, rounding: str) -> np.ndarray:
-    zeros = (a == 0) & (b == 0)
-    return np.where(zeros, np.where(np.signbit(a), b, a), np.fmax(a, b))
+    first = (a > b) | ((a == b) & ~np.signbit(a)) | (b != b)
+    return np.where(first & (a == a), a, b)
 
 
 def _of_all(pick: Callable[..., np.ndarray]) -> Callable[..., np.ndarray]:
@@ -126,6 +135,7 @@ KERNELS: dict[str, Callable[..., np.ndarray]] = {
     "sub": lambda a, b, rounding: _add(a, -b, rounding),
     "mul": _mul,
     "div": _div,
+    "div.approx": _div_approximate,
     "fma": _fma,
     "mad": _fma,
     "sqrt": _sqrt,
@@ -177,14 +187,6 @@ class Lanes:
         return bits if bits.size == 32 else int(bits[0])
 
 
-def _canonical_nan(values: np.ndarray) -> np.ndarray:
-    """binary32 NaN results are 0x7FFFFFFF, as the hardware gives them."""
-    nan = values != values
-    if np.count_nonzero(nan) and values.dtype == np.float32:
-        return np.where(nan, np.uint32(0x7FFFFFFF).view(np.float32), values)
-    return values
-
-
 def _plain(opcode: str, lanes: Lanes, rounding: str, relu: bool, sat: bool, nan: bool) -> bool:
     """True where the NumPy operator alone is the whole instruction."""
     return opcode in ("add", "sub", "mul") and rounding == "rn" and not (relu or sat or nan or lanes.narrow)
@@ -197,12 +199,14 @@ def float_operation(inst: Inst, b: Builder, mods: Mods, type_: str) -> Step:
     rounding = mods.one_of(*ROUNDING_MODIFIERS, default="rn") or "rn"
     ftz, sat, relu, nan = (mods.flag(name) for name in ("ftz", "sat", "relu", "NaN"))
     xorsign, magnitudes = mods.flag("xorsign"), mods.flag("abs")
-    mods.drop("approx", "full", "noftz")
+    approximate = mods.flag("approx")
+    mods.drop("full", "noftz")
     mods.done()
-    kernel = KERNELS[opcode]
+    kernel = KERNELS["div.approx"] if opcode == "div" and approximate else KERNELS[opcode]
     loads = [_operand_loader(b, o, lanes) for o in inst.operands[1:]]
     put = b.write(inst.operands[0], f"b{8 * lanes.bytes}")
-    flushed = ftz and lanes.name == "f32"
+    handed_on = type_ == "f64" and opcode in ("add", "sub", "mul", "fma", "mad", "min", "max")
+    flushed = ftz and lanes.name in float_results.SMALLEST_NORMAL
     plain = _plain(opcode, lanes, rounding, relu, sat, nan) and not flushed
     narrow_fma = lanes.narrow and opcode in ("fma", "mad")
 
@@ -211,27 +215,28 @@ def float_operation(inst: Inst, b: Builder, mods: Mods, type_: str) -> Step:
 
     def step(warp: "Warp") -> None:
         args = [load(warp) for load in loads]
-        if plain:
-            put(warp, lanes.store(_canonical_nan(kernel(*args, rounding))))
-            return
         if flushed:
-            args = [floats.flush(x) for x in args]
+            args = [float_results.flush(x, lanes.name) for x in args]
         if narrow_fma:
             result = _narrow_fma(lanes.name, *args)
         else:
             result = kernel(*(map(np.abs, args) if magnitudes else args), rounding)
+        if handed_on:
+            result = float_results.last_nan(result, args)
         if nan:
             result = np.where(_any_nan(args), np.float32(np.nan), result)
         if xorsign:
             result = np.copysign(result, np.where(np.signbit(args[0]) ^ np.signbit(args[1]), -1.0, 1.0))
             result = result.astype(args[0].dtype)
         if relu:
-            result = np.where(result != result, result, np.maximum(result, 0))
+            result = float_results.rectify(result)
         if sat:
-            result = np.where(result != result, 0, np.clip(result, 0, 1)).astype(result.dtype)
+            result = float_results.saturate(result)
         if flushed:
-            result = floats.flush(result)
-        put(warp, lanes.store(_canonical_nan(result)))
+            if lanes.narrow:
+                result = result.astype(lanes.element).astype(np.float32)
+            result = float_results.flush_result(result, opcode, args, lanes.name, rounding)
+        put(warp, lanes.store(float_results.canonical_nan(result)))
 
     return step
 
@@ -255,7 +260,7 @@ def _plain_f32(inst: Inst, b: Builder) -> Step:
         else:
             left = left.view(f32) if left.__class__ is np.ndarray else _unpack_f32(left)
             right = right.view(f32) if right.__class__ is np.ndarray else _unpack_f32(right)
-            value = _canonical_nan(operation(left, right)).view(dtype)
+            value = float_results.canonical_nan(operation(left, right)).view(dtype)
         if d in warp.protected:
             value = merge_lanes(warp.active, value, regs[d], dtype)
         regs[d] = value
@@ -327,8 +332,8 @@ def _mixed_precision(inst: Inst, b: Builder, mods: Mods, narrow: str) -> Step:
     def step(warp: "Warp") -> None:
         result = kernel(*(load(warp) for load in loads), rounding)
         if sat:
-            result = np.where(result != result, np.float32(0), np.clip(result, 0, 1))
-        put(warp, wide.store(_canonical_nan(result)))
+            result = float_results.saturate(result)
+        put(warp, wide.store(float_results.canonical_nan(result)))
 
     return step
 
@@ -352,7 +357,7 @@ def unary_float(inst: Inst, b: Builder) -> Step:
 
 @handler("abs", "neg")
 def sign_operation(inst: Inst, b: Builder) -> Step:
-    """abs/neg: on floats they touch the sign bits only."""
+    """abs/neg: on floats they touch the sign bit only, and make NaN canonical."""
     mods = Mods(inst)
     type_ = mods.type()
     if type_ in arith.INTEGER_TYPES:
@@ -360,19 +365,20 @@ def sign_operation(inst: Inst, b: Builder) -> Step:
     ftz = mods.flag("ftz")
     mods.done()
     lanes = Lanes(type_)
-    element = 8 * lanes.element.itemsize
-    sign = 0
-    for i in range(8 * lanes.bytes // element):
-        sign |= 1 << (element * (i + 1) - 1)
-    keep = (1 << 8 * lanes.bytes) - 1 - sign
+    word = UNSIGNED[lanes.element.itemsize]
+    sign = word.type(1 << 8 * word.itemsize - 1)
     read = b.read(inst.operands[1], f"b{8 * lanes.bytes}")
     absolute = inst.opcode == "abs"
 
     def compute(warp: "Warp") -> Any:
         bits = read(warp)
+        uniform = bits.__class__ is not np.ndarray
+        codes = (np.array([bits], lanes.register) if uniform else bits).view(word)
         if ftz and type_ == "f32":
-            bits = lanes.store(floats.flush(lanes.load(bits)))
-        return bits & keep if absolute else bits ^ sign
+            codes = float_results.flush(codes.view(np.float32), "f32").view(word)
+        plain = codes & ~sign if absolute else codes ^ sign
+        result = float_results.signed_nan(codes, plain, lanes.name).view(lanes.register)
+        return int(result[0]) if uniform else result
 
     return arith.put_step(b, inst.operands[0], compute, f"b{8 * lanes.bytes}")
 
@@ -405,7 +411,7 @@ def test_property(inst: Inst, b: Builder) -> Step:
         "infinite": np.isinf,
         "number": lambda x: x == x,
         "notanumber": np.isnan,
-        "normal": lambda x: np.isfinite(x) & (np.abs(x) >= tiny),
+        "normal": lambda x: np.isfinite(x) & ((np.abs(x) >= tiny) | (x == 0)),
         "subnormal": lambda x: (np.abs(x) < tiny) & (x != 0),
     }
     if name is None:

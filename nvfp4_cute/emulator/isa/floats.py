@@ -206,28 +206,62 @@ def flush(values: np.ndarray) -> np.ndarray:
 
 
 def fma_f64(a: np.ndarray, b: np.ndarray, c: np.ndarray, rounding: str = "rn") -> np.ndarray:
-    """Exact-then-rounded float64 a * b + c, element by element."""
-    return exact_f64(lambda x, y, z: x * y + z, a * b + c, rounding, a, b, c)
+    """Exact-then-rounded float64 a * b + c, element by element; an exact zero sum is -0 when rounding down."""
+    function = lambda x, y, z: x * y + z
+    result = exact_f64(function, a * b + c, rounding, a, b, c)
+    mixed = (np.signbit(a) ^ np.signbit(b)) != np.signbit(c)
+    if rounding == "rm" and np.any(zero := (result == 0) & mixed):
+        for i in np.argwhere(zero):
+            if function(*(Fraction(float(x[tuple(i)])) for x in np.broadcast_arrays(a, b, c))) == 0:
+                result[tuple(i)] = -0.0
+    return result
 
 
 def exact_f64(function: Any, plain: np.ndarray, rounding: str, *args: np.ndarray) -> np.ndarray:
-    """`function` on exact fractions rounded to float64; `plain` is the ordinary result, kept where not finite."""
+    """`function` on exact fractions rounded to float64.
+
+    `plain`: the ordinary results; one that is not finite stays, unless finite operands overflowed.
+    """
     out = np.array(plain, np.float64, ndmin=1, copy=True)
     flat = [np.atleast_1d(x) for x in args]
     for i in range(out.size):
         operands = [float(x[i]) for x in flat]
-        if all(np.isfinite(x) for x in operands) and np.isfinite(out[i]):
+        if all(np.isfinite(x) for x in operands) and out[i] == out[i]:
             exact = function(*(Fraction(x) for x in operands))
-            if exact != 0:
+            if exact is not None and exact != 0:
                 out[i] = _round_fraction(exact, rounding)
     return out.reshape(np.shape(plain))
 
 
+_F64_MAX = float(np.finfo(np.float64).max)
+
+
 def _round_fraction(exact: Fraction, rounding: str) -> float:
-    nearest = exact.numerator / exact.denominator
     towards = {"rz": 0.0, "rm": -np.inf, "rp": np.inf}.get(rounding)
+    try:
+        nearest = exact.numerator / exact.denominator
+    except OverflowError:
+        nearest = np.inf if exact > 0 else -np.inf
+    if np.isinf(nearest):
+        inwards = rounding == "rz" or (rounding == "rm" and exact > 0) or (rounding == "rp" and exact < 0)
+        return float(np.copysign(_F64_MAX, nearest)) if inwards else nearest
     if towards is None or Fraction(nearest) == exact:
         return nearest
     above = Fraction(nearest) > exact
     wrong = above if rounding == "rm" else not above if rounding == "rp" else above == (exact > 0)
     return float(np.nextafter(nearest, towards)) if wrong else nearest
+
+
+def sqrt_f64(values: np.ndarray, rounding: str) -> np.ndarray:
+    """Square roots of float64 numbers in a directed rounding mode."""
+    nearest = np.array(np.sqrt(values), np.float64, ndmin=1)
+    flat = np.atleast_1d(values)
+    for i in range(nearest.size):
+        root = float(nearest[i])
+        if 0 < root < np.inf:
+            square, exact = Fraction(root) ** 2, Fraction(float(flat[i]))
+            if square > exact and rounding != "rp":
+                nearest[i] = np.nextafter(root, 0.0)
+            elif square < exact and rounding == "rp":
+                nearest[i] = np.nextafter(root, np.inf)
+    return nearest.reshape(np.shape(values))

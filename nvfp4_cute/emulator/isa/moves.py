@@ -149,7 +149,7 @@ def select_by_predicate(inst: Inst, b: Builder) -> Step:
 def select_by_sign(inst: Inst, b: Builder) -> Step:
     """d = c >= 0 ? a : b."""
     mods = Mods(inst)
-    mods.drop("ftz")
+    ftz = mods.flag("ftz")
     type_, selector = mods.types()
     mods.done()
     bits = f"b{8 * type_bytes(type_)}"
@@ -157,7 +157,8 @@ def select_by_sign(inst: Inst, b: Builder) -> Step:
     sign = b.read(inst.operands[3], selector)
 
     def compute(warp: "Warp") -> Any:
-        return select(sign(warp) >= 0, yes(warp), no(warp), UNSIGNED[type_bytes(type_)])
+        chosen = flush(sign(warp)) if ftz else sign(warp)
+        return select(chosen >= 0, yes(warp), no(warp), UNSIGNED[type_bytes(type_)])
 
     return put_step(b, inst.operands[0], compute, bits)
 

@@ -119,7 +119,7 @@ def shuffle(inst: Inst, b: Builder) -> Step:
 
     def body(warp: "Warp") -> None:
         a, n, c = value(warp), delta(warp), limit(warp)
-        if broadcast and c == 31 and n.__class__ is int:
+        if broadcast and c.__class__ is int and c == 31 and n.__class__ is int:
             put(warp, lane_value(a, n & 31))
             put_predicate(warp, True)
             return
