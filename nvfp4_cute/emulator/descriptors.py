@@ -15,10 +15,10 @@ from nvfp4_cute.emulator.tensormap import swizzle_address
 from nvfp4_cute.errors import EmulatorError
 
 OPERAND_ROW_BYTES = 32
-"""Bytes of K that one tcgen05.mma reads of each row, for every kind."""
+"""Bytes of K that one tcgen05.mma reads of each row, for every kind; 48 for the 4-bit kinds with K=96."""
 
 BLOCK_SCALED_KINDS = ("mxf4nvf4", "mxf4", "mxf8f6f4")
-DENSE_KINDS = ("f16", "tf32", "f8f6f4")
+DENSE_KINDS = ("f16", "tf32", "f8f6f4", "i8")
 
 
 # ---- shared-memory matrix descriptors ----------------------------------------------------------------------------
@@ -38,12 +38,26 @@ _SWIZZLE_CODES = {
 
 
 class SmemDescriptor(NamedTuple):
-    """A decoded shared-memory matrix descriptor; byte units."""
+    """A decoded shared-memory matrix descriptor; byte units.
+
+    Attributes:
+        start: address of the first row.
+        leading, stride: the two offsets; what they mean depends on the layout.
+        swizzle: permutation of 16- or 32-byte units.
+        pattern: what the address of a byte exceeds that in an aligned swizzle pattern by, 128 * the base offset.
+        absolute: `leading` is the address where rows go on after the end of the swizzle row.
+    """
 
     start: int
     leading: int
     stride: int
     swizzle: _Swizzle
+    pattern: int = 0
+    absolute: bool = False
+
+    def place(self, linear: np.ndarray) -> np.ndarray:
+        """Shared-memory addresses of bytes at linear addresses: the swizzle, relative to where its pattern starts."""
+        return swizzle_address(linear - self.pattern, self.swizzle.mode, self.swizzle.atom) + self.pattern
 
 
 @lru_cache(4096)
@@ -52,22 +66,22 @@ def decode_smem_descriptor(value: int) -> SmemDescriptor:
 
     Bits: 0-13 start/16, 16-29 leading-dimension offset/16, 32-45 stride-dimension offset/16, 46-48 constant 1,
     49-51 base offset, 52 absolute leading dimension, 61-63 swizzle (0 none, 1 128B with 32B atom, 2 128B, 4 64B,
-    6 32B).
+    6 32B). The base offset is (address of the pattern / 128) mod 8 where a swizzle pattern does not start at a multiple
+    of its size; the ISA gives the formula only, and that the permutation is relative to the pattern is the assumption.
 
     Raises:
-        EmulatorError: a reserved value, or a mode that is not modelled.
+        EmulatorError: a reserved value.
     """
     code = value >> 61 & 7
     if value >> 46 & 7 != 1:
         raise EmulatorError(f"matrix descriptor {value:#018x}: bits 46-48 are {value >> 46 & 7}, must be 1")
     if code not in _SWIZZLE_CODES:
         raise EmulatorError(f"matrix descriptor {value:#018x}: swizzle code {code} is reserved")
-    if value >> 49 & 7 or value >> 52 & 1 or value >> 53 & 0xFF:
-        raise EmulatorError(
-            f"matrix descriptor {value:#018x}: base offset, absolute leading dimension (bits 49-60) not modelled"
-        )
+    if value >> 53 & 0xFF:
+        raise EmulatorError(f"matrix descriptor {value:#018x}: reserved bits 53-60 are set")
     field = lambda low: (value >> low & 0x3FFF) << 4
-    return SmemDescriptor(field(0), field(16), field(32), _SWIZZLE_CODES[code])
+    pattern, absolute = (value >> 49 & 7) << 7, bool(value >> 52 & 1)
+    return SmemDescriptor(field(0), field(16), field(32), _SWIZZLE_CODES[code], pattern, absolute)
 
 
 class Gather(NamedTuple):
@@ -94,7 +108,8 @@ def k_major_chunks(descriptor: int, rows: int, row_bytes: int = OPERAND_ROW_BYTE
     """The 16-byte chunks of a K-major operand; indices (address / 16) of shape (rows, row_bytes / 16).
 
     Swizzled: start + (r/8)*stride + (r%8)*W + kb with W = 32, 64 or 128, then the swizzle XOR on the absolute
-    address. Not swizzled: start + (r/8)*stride + (r%8)*16 + (kb/16)*leading.
+    address. Not swizzled: start + (r/8)*stride + (r%8)*16 + (kb/16)*leading. With an absolute leading dimension, what
+    lies beyond the first W-byte row is found at the start of the rows of a second matrix, at that address.
     """
     d = decode_smem_descriptor(descriptor)
     if d.swizzle.atom != "16B":
@@ -103,8 +118,12 @@ def k_major_chunks(descriptor: int, rows: int, row_bytes: int = OPERAND_ROW_BYTE
         )
     row, chunk = np.arange(rows)[:, None], np.arange(row_bytes // 16)
     pitch = d.leading if d.swizzle.mode == "none" else 16
-    address = d.start + row // 8 * d.stride + row % 8 * d.swizzle.row_bytes + chunk * pitch
-    return Gather.of(swizzle_address(address, d.swizzle.mode), 16)
+    within = row // 8 * d.stride + row % 8 * d.swizzle.row_bytes
+    address = d.start + within + chunk * pitch
+    if d.absolute:
+        left = d.swizzle.row_bytes - d.start % d.swizzle.row_bytes
+        address = np.where(chunk * pitch < left, address, d.leading + within + chunk * pitch - left)
+    return Gather.of(d.place(address), 16)
 
 
 @lru_cache(4096)
@@ -122,7 +141,7 @@ def mn_major_bytes(descriptor: int, rows: int, element_bytes: int) -> Gather:
     over_mn, over_k = (d.stride, d.leading) if d.swizzle.mode == "none" else (d.leading, d.stride)
     width = d.swizzle.row_bytes
     address = d.start + byte // width * over_mn + k // group * over_k + k % group * width + byte % width
-    return Gather.of(swizzle_address(address, d.swizzle.mode, d.swizzle.atom), 1)
+    return Gather.of(d.place(address), 1)
 
 
 # ---- instruction descriptors -------------------------------------------------------------------------------------
@@ -134,7 +153,7 @@ class InstructionDescriptor(NamedTuple):
         n: columns of D.
         a_format: element format of A, as `numerics.ElementType` names it.
         b_format: element format of B.
-        d_type: "f32" or "f16".
+        d_type: "f32", "f16", or "s32".
         negate_a: use -A.
         negate_b: use -B.
         a_mn_major: A is MN-major in shared memory.
@@ -142,6 +161,8 @@ class InstructionDescriptor(NamedTuple):
         scale_type: "ue4m3" or "ue8m0" (block-scaled kinds), else None.
         a_sf_id: first scale byte of A in its tensor-memory words.
         b_sf_id: the same for B.
+        saturate: clamp integer sums to the range of int32.
+        row_bytes: bytes of K of a row of A or B in shared memory.
     """
 
     m: int
@@ -156,6 +177,8 @@ class InstructionDescriptor(NamedTuple):
     scale_type: str | None = None
     a_sf_id: int = 0
     b_sf_id: int = 0
+    saturate: bool = False
+    row_bytes: int = OPERAND_ROW_BYTES
 
 
 _F8F6F4_FORMATS = {0: "e4m3", 1: "e5m2", 3: "e2m3", 4: "e3m2", 5: "e2m1"}
@@ -166,7 +189,9 @@ _FORMATS = {
     "mxf8f6f4": _F8F6F4_FORMATS,
     "mxf4": {1: "e2m1"},
     "mxf4nvf4": {1: "e2m1"},
+    "i8": {0: "u8", 1: "s8"},
 }
+_D_TYPES = {"f16": {0: "f16", 1: "f32"}, "f8f6f4": {0: "f16", 1: "f32"}, "tf32": {1: "f32"}, "i8": {2: "s32"}}
 
 
 @lru_cache(1024)
@@ -176,7 +201,8 @@ def decode_instruction_descriptor(
     """Decode the instruction descriptor of a tcgen05.mma and check it against the rules of its kind.
 
     Dense kinds: 2 sparse, 3 saturate, 4-5 D format, 7-9/10-12 A/B format, 13/14 negate, 15/16 MN-major, 17-22 N/8,
-    24-28 M/16. Block-scaled kinds: 4-5 B scale id, 23 scale type (0 ue4m3, 1 ue8m0), 29-30 A scale id, 31 K=96.
+    24-28 M/16, 30-31 a hint for the reuse of B. Block-scaled kinds: 4-5 B scale id, 23 scale type (0 ue4m3, 1 ue8m0),
+    29-30 A scale id, 31 K=96.
 
     Args:
         value: the descriptor.
@@ -189,15 +215,13 @@ def decode_instruction_descriptor(
         EmulatorError: a field that is reserved or not modelled, or a shape that the kind does not have.
     """
     refuse = lambda why: EmulatorError(f"instruction descriptor {value:#010x} of kind::{kind}: {why}")
-    scaled = kind in BLOCK_SCALED_KINDS
+    scaled, fp4 = kind in BLOCK_SCALED_KINDS, kind in ("mxf4", "mxf4nvf4")
     if value >> 2 & 1:
         raise refuse("sparse matrices are not modelled")
-    if value & 3 or value >> 6 & 1 or (value >> 3 & 1 if scaled else value >> 23 & 1):
+    if value & 3 or value >> 6 & 1 or (value >> 3 & 1 and kind != "i8") or (not scaled and value >> 23 & 1):
         raise refuse("a reserved bit is set")
-    if not scaled and (value >> 3 & 1 or value >> 30):
-        raise refuse("saturation and B reuse shifts are not modelled")
-    if scaled and value >> 31:
-        raise refuse("K=96 needs sm_103a and is not modelled")
+    if (not scaled and (value >> 29 & 1 or (value >> 30 and not ws))) or (kind == "mxf8f6f4" and value >> 31):
+        raise refuse("a reserved bit is set, or B reuse shifts without .ws")
     formats, codes = _FORMATS[kind], (value >> 7 & 7, value >> 10 & 7)
     if any(code not in formats for code in codes):
         raise refuse(f"element format codes {codes}, legal are {sorted(formats)}")
@@ -206,7 +230,7 @@ def decode_instruction_descriptor(
         n=(value >> 17 & 63) * 8,
         a_format=formats[codes[0]],
         b_format=formats[codes[1]],
-        d_type="f32" if scaled else {0: "f16", 1: "f32"}.get(value >> 4 & 3, ""),
+        d_type="f32" if scaled else _D_TYPES[kind].get(value >> 4 & 3, ""),
         negate_a=bool(value >> 13 & 1),
         negate_b=bool(value >> 14 & 1),
         a_mn_major=bool(value >> 15 & 1),
@@ -214,17 +238,36 @@ def decode_instruction_descriptor(
         scale_type=("ue8m0" if value >> 23 & 1 else "ue4m3") if scaled else None,
         a_sf_id=value >> 29 & 3 if scaled else 0,
         b_sf_id=value >> 4 & 3 if scaled else 0,
+        saturate=kind == "i8" and bool(value >> 3 & 1),
+        row_bytes=48 if fp4 and value >> 31 else OPERAND_ROW_BYTES,
     )
-    if not result.d_type or (result.d_type == "f16" and kind == "tf32"):
-        raise refuse(f"D format code {value >> 4 & 3}")
-    if (result.a_mn_major or result.b_mn_major) and kind in ("mxf4", "mxf4nvf4"):
-        raise refuse("4-bit operands are K-major only")
+    _check_operands(result, kind, value >> 4 & 3, cta_group, refuse)
     if scaled:
         _check_scales(result, kind, scale_block, refuse)
     reason = shape_reason(kind, result.m, result.n, cta_group=cta_group, ws=ws)
     if reason:
         raise refuse(reason)
     return result
+
+
+def _check_operands(
+    d: InstructionDescriptor, kind: str, d_code: int, cta_group: int, refuse: Callable[[str], EmulatorError]
+) -> None:
+    """Formats, majors and signs that a kind does not have."""
+    if not d.d_type:
+        raise refuse(f"D format code {d_code}")
+    if (d.a_mn_major or d.b_mn_major) and kind in ("mxf4", "mxf4nvf4"):
+        raise refuse("4-bit operands are K-major only")
+    for name, fmt, mn_major in (("A", d.a_format, d.a_mn_major), ("B", d.b_format, d.b_mn_major)):
+        if mn_major and fmt in ("e2m3", "e3m2", "e2m1"):
+            raise refuse(f"MN-major {name} of {fmt} elements is not modelled")
+    step = 16 * cta_group
+    if d.b_mn_major and d.b_format in ("e4m3", "e5m2", "u8", "s8") and d.n % step:
+        raise refuse(f"an N-major B of 8-bit elements needs N in steps of {step}, N is {d.n}")
+    if kind == "i8" and (d.negate_a or d.negate_b):
+        raise refuse("integers cannot be negated")
+    if d.row_bytes != OPERAND_ROW_BYTES and (cta_group, d.m) not in ((1, 128), (2, 256)):
+        raise refuse(f"K=96 with M={d.m} and cta_group::{cta_group}")
 
 
 def _check_scales(
@@ -240,6 +283,8 @@ def _check_scales(
     if d.scale_type not in types:
         raise refuse(f"scale type {d.scale_type} with blocks of {scale_block}; legal are {types or 'none'}")
     ids: tuple[int, ...] = (0,) if scale_block == 16 else (0, 2) if kind != "mxf8f6f4" else (0, 1, 2, 3)
+    if d.row_bytes != OPERAND_ROW_BYTES:  # the scales of K=96 may go on in the next words
+        ids = (0, 2) if scale_block == 16 else (0, 1, 2, 3)
     if d.a_sf_id not in ids or d.b_sf_id not in ids:
         raise refuse(f"scale ids {d.a_sf_id}, {d.b_sf_id}; legal are {ids}")
 
@@ -253,6 +298,8 @@ def shape_reason(kind: str, m: int, n: int, *, cta_group: int, ws: bool = False)
         return None if ok else f"shape {m}x{n}; legal are M in (32, 64, 128), N in (64, 128, 256)"
     legal_m = (128, 256) if cta_group == 2 else (128,) if kind in BLOCK_SCALED_KINDS else (64, 128)
     step = 16 if cta_group == 2 or (m == 128 and kind not in BLOCK_SCALED_KINDS) else 8
+    if kind == "i8":
+        step = 32 if cta_group == 2 else 8 if n <= 32 else 16
     if m in legal_m and step <= n <= 256 and n % step == 0:
         return None
     return (
@@ -310,37 +357,115 @@ def accumulator_blocks(
     )
 
 
+@lru_cache(64)
+def tensor_operand_lanes(m: int, cta_group: int, ws: bool, base_lane: int) -> np.ndarray:
+    """Lanes of the rows of A in one CTA's tensor memory, int (replicas, rows): the replicas must be equal.
+
+    The rows lie where those of D do. Where a row of D is spread over several groups of lanes (M=128 of a pair, .ws with
+    M below 128), each group needs A whole. For .ws that is inferred from the pair, whose layout CUTLASS gives.
+
+    Raises:
+        EmulatorError: a base lane that the layout does not allow.
+    """
+    if base_lane and not (m == 64 and cta_group == 1 and not ws and base_lane == 16):
+        raise EmulatorError(f"A of M={m} at tensor-memory lane {base_lane}: must start at lane 0")
+    rows = np.arange(m // cta_group)
+    if m == 64 and cta_group == 1 and not ws:
+        lanes = (rows % 16 + 32 * (rows // 16) + base_lane)[None]
+    else:
+        lanes = np.stack([rows + first for first in range(0, 128, len(rows))])
+    lanes.setflags(write=False)
+    return lanes
+
+
+@lru_cache(256)
+def zero_columns(descriptor: int, m: int, n: int) -> np.ndarray:
+    """Which columns of B a zero-column mask descriptor replaces by zeros: bool (N,).
+
+    Each sub-mask, of N * M / 128 columns, starts with `first span` (1: zeros) and alternates spans of `skip + 1` zeros
+    and `use + 1` used columns; its first `start count` columns are dropped. As the ISA's examples have it, zeros come in
+    runs of the skip span and used columns in runs of the use span.
+
+    Raises:
+        EmulatorError: a column shift, whose effect the ISA leaves open, or a reserved bit.
+    """
+    if descriptor >> 36 & 7:
+        raise EmulatorError(f"zero-column mask {descriptor:#018x}: reserved bits 36-38 are set")
+    if not descriptor >> 39 & 1:
+        return np.zeros(n, bool)
+    if descriptor >> 56 & 63:
+        raise EmulatorError(f"zero-column mask {descriptor:#018x}: column shifts are not modelled")
+    skip, use = (descriptor >> 40 & 0xFF) + 1, (descriptor >> 48 & 0xFF) + 1
+    width, parts = n * m // 128, []
+    for i in range(128 // m):
+        zeros_first, start = descriptor >> 32 + i & 1, descriptor >> 8 * i & 0xFF
+        spans = [np.ones(skip, bool), np.zeros(use, bool)]
+        period = np.concatenate(spans if zeros_first else spans[::-1])
+        parts.append(np.resize(period, start + width)[start:])
+    return np.concatenate(parts)
+
+
 # ---- scale factors -----------------------------------------------------------------------------------------------
-def scale_columns(rows: int) -> int:
-    """Tensor-memory columns that hold the scale words of `rows` rows: row r lies in lane r%32, column r/32."""
-    return -(-rows // 32)
+class ScalePlaces(NamedTuple):
+    """Where the scale bytes of an operand lie in tensor memory.
+
+    Attributes:
+        columns: columns from the first to the last that is read.
+        words: int (replicas, rows, count): flat index, 128 lanes by `columns`, of each scale's word.
+        bytes: int (count,): the scale's byte in its word.
+    """
+
+    columns: int
+    words: np.ndarray
+    bytes: np.ndarray
 
 
-def read_scales(words: np.ndarray, column: int, rows: int, count: int, sf_id: int) -> np.ndarray:
+@lru_cache(512)
+def scale_places(rows: int, count: int, sf_id: int, halves: bool = False) -> ScalePlaces:
+    """Places of the `count` scales of each of `rows` rows, the first at byte `sf_id` of its word.
+
+    Row r has its words in lane r % 32 and column r / 32, the same in all four groups of 32 lanes. Four scales fill a
+    word; further ones (K=96) go on in the words of the next group of 4 columns for each 128 rows. `halves`: the rows of
+    B of a pair with M=128, whose two halves lie in lanes 0 to 63 and 64 to 127, each twice.
+    """
+    index = np.arange(count) + sf_id
+    later = index // 4 * 4 * -(-rows // 128)
+    row = np.arange(rows)[:, None]
+    if halves:
+        half = rows // 2
+        lane, column = row % half % 32 + 64 * (row // half), row % half // 32 + later
+        lanes = np.stack([lane, lane + 32])
+    else:
+        lane, column = row % 32, row // 32 + later
+        lanes = np.stack([lane + 32 * quadrant for quadrant in range(4)])
+    columns = int(column.max()) + 1
+    words = lanes * columns + column
+    for array in (words, index):
+        array.setflags(write=False)
+    return ScalePlaces(columns, words, index % 4)
+
+
+def read_scales(words: np.ndarray, column: int, places: ScalePlaces) -> np.ndarray:
     """Scale bytes of an operand.
 
     Args:
         words: uint32 (128, 512) tensor memory.
         column: first column.
-        rows: rows of the operand.
-        count: scales per row of one instruction: 4, 2 or 1.
-        sf_id: first byte of the word.
+        places: of the bytes, relative to that column.
 
     Returns:
         uint8 (rows, count).
 
     Raises:
-        EmulatorError: the four groups of 32 lanes, each of which feeds its own part of the data path, disagree.
+        EmulatorError: the groups of 32 lanes, each of which feeds its own part of the data path, disagree.
     """
-    columns = scale_columns(rows)
-    quadrants = words.reshape(4, 32, -1)[:, :, column : column + columns]
-    needed = quadrants.transpose(0, 2, 1).reshape(4, -1)[:, :rows]  # (4, rows)
-    if (needed[1:] != needed[0]).any():
+    found = np.ascontiguousarray(words[:, column : column + places.columns]).reshape(-1)[places.words]
+    if (found[1:] != found[0]).any():
         raise EmulatorError(
-            f"scale factors in tensor-memory columns {column}..{column + columns - 1} are not the same in all four "
-            "groups of 32 lanes: copy them with tcgen05.cp.32x128b.warpx4"
+            f"scale factors in tensor-memory columns {column}..{column + places.columns - 1} are not the same in all "
+            "groups of 32 lanes that need them: copy them with a tcgen05.cp that multicasts to warps"
         )
-    return np.ascontiguousarray(needed[0]).view(np.uint8).reshape(-1, 4)[:, sf_id : sf_id + count]
+    return (found[0] >> (8 * places.bytes).astype(np.uint32)).astype(np.uint8)
 
 
 # ---- tcgen05.cp --------------------------------------------------------------------------------------------------
@@ -368,6 +493,30 @@ def _copy_shapes() -> dict[str, CopyShape]:
 
 
 COPY_SHAPES = _copy_shapes()
+
+
+def unpack_elements(data: np.ndarray, bits: int) -> np.ndarray:
+    """Codes of 4- or 6-bit elements, which fill the first bytes of each group of 16: (..., 16 n) uint8 -> the same shape.
+
+    Each group of 16 elements takes 16 bytes: 8 of data and 8 of padding, or 12 and 4.
+    """
+    groups = data.reshape(*data.shape[:-1], -1, 16)
+    if bits == 4:
+        packed = groups[..., :8]
+        return np.stack([packed & 15, packed >> 4], -1).reshape(data.shape)
+    triples = groups[..., :12].reshape(*groups.shape[:-1], 4, 3).astype(np.uint32)
+    word = triples[..., 0] | triples[..., 1] << 8 | triples[..., 2] << 16
+    codes = word[..., None] >> np.arange(0, 24, 6, dtype=np.uint32) & 63
+    return codes.astype(np.uint8).reshape(data.shape)
+
+
+CONTAINER_SHIFT = {"e2m1": 2, "e2m3": 0, "e3m2": 0}
+"""Bit of an 8-bit container where an element of A in tensor memory begins.
+
+The ISA shows it in figures only. These are the places that it states for the registers of mma.sync, where the exponent
+of e2m1 falls on that of e2m3; an example in CUTLASS says bit 1 for e3m2, which no kernel can tell from its results if it
+fills tensor memory with tcgen05.cp.
+"""
 
 
 # ---- tcgen05.ld and .st ------------------------------------------------------------------------------------------

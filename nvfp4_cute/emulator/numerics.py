@@ -126,11 +126,11 @@ class _Operand(Protocol):
 # ---- 4-bit block-scaled kinds ------------------------------------------------------------------------------------
 @dataclass(frozen=True)
 class _Fp4Operand:
-    """An `_Operand` of packed e2m1 values and a scale for every 16 of them.
+    """An `_Operand` of packed e2m1 values and a scale for every 16 of them; K is 64 or 96.
 
     Attributes:
-        packed: uint8 (R, 32), two e2m1 a byte, even k in the low nibble.
-        scales: uint8 (R, 4), one byte for each 16 elements; NaN bytes replaced by 1.0.
+        packed: uint8 (R, K/2), two e2m1 a byte, even k in the low nibble.
+        scales: uint8 (R, K/16), one byte for each 16 elements; NaN bytes replaced by 1.0.
         table: what the scale bytes mean.
         nan_rows: bool (R,) rows with a NaN scale, or None where there is none.
         lsb: 2**lsb divides every scaled value.
@@ -145,12 +145,16 @@ class _Fp4Operand:
     lsb: int
     max_scaled: float
     emax: int
-    depth: int = 64
+
+    @property
+    def depth(self) -> int:
+        return 2 * self.packed.shape[1]
 
     @classmethod
     def make(cls, packed: np.ndarray, scales: np.ndarray, table: _ScaleTable, negate: bool) -> _Fp4Operand:
-        if scales.shape[1] != 4:
-            scales = np.repeat(scales, 4 // scales.shape[1], axis=1)
+        groups = packed.shape[1] // 8
+        if scales.shape[1] != groups:
+            scales = np.repeat(scales, groups // scales.shape[1], axis=1)
         nan_rows: np.ndarray | None = None
         is_nan = table.is_nan.take(scales)
         if is_nan.any():
@@ -158,7 +162,7 @@ class _Fp4Operand:
             scales = np.where(is_nan, np.uint8(table.one), scales)
         blocks = np.ascontiguousarray(packed).view(
             np.uint64
-        )  # (R, 4): one word holds the 16 elements of a scale
+        )  # (R, K/16): one word holds the 16 elements of a scale
         live = (blocks & _MAGNITUDE_BITS) != 0
         live_scales = scales[live]
         lsb, max_scale = 0, 0.0
@@ -171,10 +175,10 @@ class _Fp4Operand:
         return cls(packed, scales, table, nan_rows, lsb, max_value * max_scale, emax)
 
     def scaled(self, dtype: type) -> np.ndarray:
-        """Element times scale, exact, as dtype (R, 64)."""
-        values = _E2M1_PAIRS.take(self.packed).view(np.float32).reshape(-1, 4, 16)
+        """Element times scale, exact, as dtype (R, K)."""
+        values = _E2M1_PAIRS.take(self.packed).view(np.float32).reshape(*self.scales.shape, 16)
         scale = (self.table.value32 if dtype is np.float32 else self.table.value).take(self.scales)
-        return np.multiply(values, scale[:, :, None]).reshape(-1, 64)
+        return np.multiply(values, scale[:, :, None]).reshape(-1, self.depth)
 
 
 def mma_block_scaled(
@@ -188,13 +192,15 @@ def mma_block_scaled(
     negate_a: bool = False,
     negate_b: bool = False,
 ) -> np.ndarray:
-    """One K=64 multiply-accumulate of the kinds mxf4 and mxf4nvf4: D = (A*SFA) @ (B*SFB)^T + C.
+    """One multiply-accumulate of the kinds mxf4 and mxf4nvf4 with K=64 or 96: D = (A*SFA) @ (B*SFB)^T + C.
+
+    How the hardware rounds with K=96 is not published; assumed is one fused sum of six groups, as of four with K=64.
 
     Args:
-        a: uint8 (M, 32), two e2m1 values a byte, even k in the low nibble.
-        b: uint8 (N, 32), the same.
-        sfa: uint8 (M, 4) (blocks of 16) or (M, 2) (blocks of 32).
-        sfb: uint8 (N, 4) or (N, 2).
+        a: uint8 (M, K/2), two e2m1 values a byte, even k in the low nibble.
+        b: uint8 (N, K/2), the same.
+        sfa: uint8 (M, K/16) or (M, K/32), for blocks of 16 or 32.
+        sfb: uint8 (N, K/16) or (N, K/32).
         c: float32 (M, N), or None for a zero accumulator. Not modified.
         scale_type: meaning of the scale bytes.
         negate_a: use -A.
@@ -300,10 +306,11 @@ def _sum_general(a: _Fp4Operand, b: _Fp4Operand, c: _Accumulator) -> np.ndarray:
     """The third path of the module docstring: always right."""
     exponent_a, exponent_b = a.table.exponent.take(a.scales), b.table.exponent.take(b.scales)
     emax = _accumulator_exponents(c)
-    for group in range(4):
+    for group in range(exponent_a.shape[1]):
         np.maximum(emax, exponent_a[:, group, None] + exponent_b[:, group], out=emax)
     scaled_a, scaled_b = a.scaled(np.float64), b.scaled(np.float64)
-    terms = (_exact_product(scaled_a[:, g : g + 16], scaled_b[:, g : g + 16]) for g in range(0, 64, 16))
+    groups = range(0, a.depth, 16)
+    terms = (_exact_product(scaled_a[:, g : g + 16], scaled_b[:, g : g + 16]) for g in groups)
     return _round_toward_zero(_fused_sum(terms, emax, c, FRACTION_BITS_FP4), may_be_tiny=True)
 
 

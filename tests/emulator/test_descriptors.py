@@ -79,8 +79,7 @@ def test_mn_major_formula(code, size):
     [
         (0x4000004000010000, "bits 46-48"),
         (A_SW128 | 1 << 61, "code 3 is reserved"),
-        (A_SW128 | 1 << 49, "not modelled"),
-        (A_SW128 | 1 << 52, "not modelled"),
+        (A_SW128 | 1 << 53, "reserved bits 53-60"),
     ],
 )
 def test_bad_matrix_descriptors(value, words):
@@ -111,7 +110,27 @@ def test_real_instruction_descriptors():
     "value,kind,kwargs,words",
     [
         (0x08400484, "mxf4nvf4", {"scale_block": 16}, "sparse"),
-        (0x88400480, "mxf4nvf4", {"scale_block": 16}, "K=96"),
+        (0x88400480, "mxf4nvf4", {"scale_block": 16}, None),
+        (0xC8400480, "mxf4nvf4", {"scale_block": 16}, None),
+        (0xA8C00480, "mxf4nvf4", {"scale_block": 32}, None),
+        (0xA8400480, "mxf4nvf4", {"scale_block": 16}, "scale ids 1, 0"),
+        (0x88400480, "mxf4nvf4", {"scale_block": 16, "cta_group": 2}, "K=96 with M=128"),
+        (0x88C00000, "mxf8f6f4", {"scale_block": 32}, "reserved bit"),
+        (0x08C09400, "mxf8f6f4", {"scale_block": 32}, None),
+        (0x08C08280, "mxf8f6f4", {"scale_block": 32}, "MN-major A of e2m1 elements"),
+        (0x08050010, "f8f6f4", {}, None),
+        (0x08051010, "f8f6f4", {}, "MN-major B of e3m2 elements"),
+        (0x04030010, "f8f6f4", {}, "N in steps of 16, N is 8"),
+        (0x080800A0, "i8", {}, None),
+        (0x080800A8, "i8", {}, None),
+        (0x08080020, "i8", {"cta_group": 2}, None),
+        (0x080A0020, "i8", {"cta_group": 2}, "shape 128x40"),
+        (0x080A0020, "i8", {}, "shape 128x40"),
+        (0x08060020, "i8", {}, None),
+        (0x08080010, "i8", {}, "D format code 1"),
+        (0x08082020, "i8", {}, "cannot be negated"),
+        (0x84100010, "f16", {"ws": True}, None),
+        (0x84100010, "f16", {}, "B reuse shifts without .ws"),
         (0x08C00480, "mxf4nvf4", {"scale_block": 32, "cta_group": 2}, None),
         (0x08400480, "mxf4nvf4", {"scale_block": 32}, "scale type ue4m3"),
         (0x08400480, "mxf4", {"scale_block": 32}, "scale type ue4m3"),
@@ -124,7 +143,7 @@ def test_real_instruction_descriptors():
         (0x08020490, "f16", {}, "shape 128x8"),
         (0x04020490, "f16", {}, None),
         (0x08000010, "f16", {}, "shape 128x0"),
-        (0x08400918, "tf32", {}, "saturation"),
+        (0x08400918, "tf32", {}, "reserved bit"),
         (0x08400900, "tf32", {}, "D format"),
     ],
 )
@@ -190,13 +209,107 @@ def test_scale_path():
     rows = smem.view(np.complex128).take(gather.indices).view(np.uint32)
     for lanes in shape.lanes:
         words[lanes, 8:12] = rows
-    assert (ds.read_scales(words, 8, 128, 4, 0) == scales).all()
-    assert (ds.read_scales(words, 8, 40, 2, 2) == scales[:40, 2:]).all()
-    assert (ds.read_scales(words, 10, 64, 1, 3) == scales[64:, 3:]).all()
+    read = lambda column, *args: ds.read_scales(words, column, ds.scale_places(*args))
+    assert (read(8, 128, 4, 0) == scales).all()
+    assert (read(8, 40, 2, 2) == scales[:40, 2:]).all()
+    assert (read(10, 64, 1, 3) == scales[64:, 3:]).all()
     words[70, 9] ^= 1
-    assert (ds.read_scales(words, 8, 38, 4, 0) == scales[:38]).all()  # row 38 is the first that lies there
-    with pytest.raises(EmulatorError, match="not the same in all four"):
-        ds.read_scales(words, 8, 39, 4, 0)
+    assert (read(8, 38, 4, 0) == scales[:38]).all()  # row 38 is the first that lies there
+    with pytest.raises(EmulatorError, match="not the same in all"):
+        read(8, 39, 4, 0)
+
+
+@pytest.mark.parametrize("rows", [64, 128, 192, 256])
+@pytest.mark.parametrize("count,sf_ids", [(6, (0, 2)), (3, (0, 1, 2, 3))])
+def test_scales_of_96_elements_go_on_in_the_next_words(rows, count, sf_ids):
+    """Scale s of row r: byte s % 4 of column 4 * ceil(rows / 128) * (s / 4) + r / 32; an instruction begins at any s."""
+    group = 4 * -(-rows // 128)
+    words = np.full((128, 512), 0xFFFFFFFF, np.uint32)
+    data = words.view(np.uint8)
+    scales = np.random.default_rng(rows).integers(0, 256, (rows, 12), dtype=np.uint8)
+    for r, s, quadrant in itertools.product(range(rows), range(12), range(4)):
+        data[32 * quadrant + r % 32, 4 * (16 + group * (s // 4) + r // 32) + s % 4] = scales[r, s]
+    for sf_id in sf_ids:
+        places = ds.scale_places(rows, count, sf_id)
+        assert (ds.read_scales(words, 16, places) == scales[:, sf_id : sf_id + count]).all()
+        later = ds.read_scales(words, 16 + group, places)
+        assert (later == scales[:, 4 + sf_id : 4 + sf_id + count]).all()
+
+
+@pytest.mark.parametrize("n", [32, 96, 256])
+def test_scales_of_b_for_a_pair_with_m_128(n):
+    """Column n0 + 32 n1 + N/2 n2 of B: lanes n0 + 64 n2 and n0 + 64 n2 + 32, tensor-memory column n1."""
+    words = np.full((128, 512), 0xFFFFFFFF, np.uint32)
+    data = words.view(np.uint8)
+    scales = np.random.default_rng(n).integers(0, 256, (n, 4), dtype=np.uint8)
+    for row, k, copy in itertools.product(range(n), range(4), range(2)):
+        half, rest = divmod(row, n // 2)
+        data[rest % 32 + 64 * half + 32 * copy, 4 * (40 + rest // 32) + k] = scales[row, k]
+    assert (ds.read_scales(words, 40, ds.scale_places(n, 4, 0, True)) == scales).all()
+    words[96, 40] ^= 1
+    with pytest.raises(EmulatorError, match="not the same"):
+        ds.read_scales(words, 40, ds.scale_places(n, 4, 0, True))
+
+
+# ---- zero-column masks -------------------------------------------------------------------------------------------
+def mask_descriptor(starts, spans, skip, use, nonzero=1, shift=0) -> int:
+    value = nonzero << 39 | skip << 40 | use << 48 | shift << 56
+    for i, (start, span) in enumerate(zip(starts, spans, strict=True)):
+        value |= start << 8 * i | span << 32 + i
+    return value
+
+
+@pytest.mark.parametrize(
+    "m, starts, spans, masks",
+    [
+        (128, (0, 0, 0, 0), (0, 0, 0, 0), ["11100001110000"]),
+        (64, (0, 0, 0, 0), (1, 0, 0, 0), ["11100001110000111", "00001110000111" "0000"]),
+        (32, (0, 1, 2, 1), (1, 1, 0, 0), ["00001110000111", "0000111000011", "111000011100", "1110000111000"]),
+    ],
+)  # fmt: skip
+def test_examples_of_zero_column_masks(m, starts, spans, masks):
+    """The ISA's examples 2 to 4 (without the shift of the last): skip span 2, use span 3, lowest column last."""
+    n = 128
+    got = ds.zero_columns(mask_descriptor(starts, spans, 2, 3), m, n).reshape(128 // m, -1)
+    for part, text in zip(got, masks, strict=True):
+        assert "".join(str(int(x)) for x in part[: len(text)])[::-1] == text
+
+
+def test_a_zero_column_mask_that_is_none_or_not_modelled():
+    assert not ds.zero_columns(mask_descriptor((0,), (1,), 4, 3, nonzero=0), 128, 64).any()
+    with pytest.raises(EmulatorError, match="column shifts"):
+        ds.zero_columns(mask_descriptor((0,), (1,), 4, 3, shift=2), 128, 64)
+    with pytest.raises(EmulatorError, match="reserved bits 36-38"):
+        ds.zero_columns(1 << 37, 128, 64)
+
+
+# ---- base offset and absolute leading dimension ------------------------------------------------------------------
+@pytest.mark.parametrize("code", [2, 4, 6])
+@pytest.mark.parametrize("base", range(8))
+def test_a_pattern_that_starts_elsewhere(code, base):
+    """A tile 128 * base above an aligned one, with that base offset, is the aligned tile moved."""
+    moved = ds.k_major_chunks(descriptor(4096 + 128 * base, 0, 1024, code) | base << 49, 24).indices
+    aligned = ds.k_major_chunks(descriptor(4096, 0, 1024, code), 24).indices
+    assert (moved == aligned + 8 * base).all()
+    bytes_moved = ds.mn_major_bytes(
+        descriptor(4096 + 128 * base, 2048, 1024, code) | base << 49, 64, 2
+    ).indices
+    assert (
+        bytes_moved == ds.mn_major_bytes(descriptor(4096, 2048, 1024, code), 64, 2).indices + 128 * base
+    ).all()
+
+
+@pytest.mark.parametrize("step", range(8))
+def test_rows_of_48_bytes_go_on_in_the_next_buffer(step):
+    """Eight instructions of K=96 read 3 buffers of 128 bytes a row; what exceeds one is in the next, at its start."""
+    rows, buffers = 16, (2048, 8192, 20480)
+    first, at = divmod(48 * step, 128)
+    following = buffers[min(first + 1, 2)]
+    value = descriptor(buffers[first] + at, following, 1024, 2) | 1 << 52
+    indices = ds.k_major_chunks(value, rows, 48).indices
+    for r, chunk in itertools.product(range(rows), range(3)):
+        buffer, byte = divmod(48 * step + 16 * chunk, 128)
+        assert 16 * indices[r, chunk] == swizzled(2, buffers[buffer] + r // 8 * 1024 + r % 8 * 128 + byte)
 
 
 @pytest.mark.parametrize(

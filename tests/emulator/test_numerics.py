@@ -68,15 +68,16 @@ def f32_fraction(bits: int) -> Fraction | None:
 
 
 def model_fp4(a, b, sfa, sfb, c_bits, scale, least, sign=1) -> int:
-    """Bits of one element: a, b are 64 codes; sfa, sfb 4 or 2 bytes."""
+    """Bits of one element: a, b are 64 or 96 codes; sfa, sfb one byte for each 16 or 32 of them."""
     scales_a, scales_b, c = [scale(int(s)) for s in sfa], [scale(int(s)) for s in sfb], f32_fraction(c_bits)
     if c is None or None in scales_a or None in scales_b:
         return NAN_BITS
     terms = [split(c, -126)]
-    for g in range(4):
+    groups = len(a) // 16
+    for g in range(groups):
         dot = sign * sum(E2M1[a[i]] * E2M1[b[i]] for i in range(16 * g, 16 * g + 16))
-        sig_a, exp_a = split(scales_a[g * len(sfa) // 4], least)
-        sig_b, exp_b = split(scales_b[g * len(sfb) // 4], least)
+        sig_a, exp_a = split(scales_a[g * len(sfa) // groups], least)
+        sig_b, exp_b = split(scales_b[g * len(sfb) // groups], least)
         terms.append((dot * sig_a * sig_b, exp_a + exp_b))
     return f32_bits_toward_zero(align_and_sum(terms, 35))
 
@@ -103,9 +104,9 @@ def check_against_model(a, b, sfa, sfb, c, scale_type, negate_a=False, negate_b=
 
 
 # ---- 4-bit kinds -------------------------------------------------------------------------------------------------
-def random_codes(rng, rows, density=1.0):
-    packed = rng.integers(0, 256, (rows, 32), dtype=np.uint8)
-    return np.where(rng.random((rows, 32)) < density, packed, 0).astype(np.uint8)
+def random_codes(rng, rows, density=1.0, k=64):
+    packed = rng.integers(0, 256, (rows, k // 2), dtype=np.uint8)
+    return np.where(rng.random(packed.shape) < density, packed, 0).astype(np.uint8)
 
 
 def random_f32(rng, shape, lo, hi):
@@ -122,6 +123,18 @@ def test_random_bytes_match_the_model(seed, scale_type, blocks):
     sfa, sfb = rng.integers(0, 256, (2, 6, blocks), dtype=np.uint8)
     c = random_f32(rng, (6, 6), -126, 127) if seed % 2 else random_f32(rng, (6, 6), -20, 20)
     check_against_model(a, b, sfa, sfb, c, scale_type, negate_a=seed == 3, negate_b=seed in (3, 4))
+    check_against_model(a, b, sfa, sfb, None, scale_type)
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("scale_type,blocks", [("ue4m3", 6), ("ue8m0", 6), ("ue8m0", 3)])
+def test_96_elements_match_the_model(seed, scale_type, blocks):
+    """Scales of any size (the general path) and of similar size (the short ones)."""
+    rng = np.random.default_rng(seed)
+    a, b = random_codes(rng, 5, k=96), random_codes(rng, 7, 0.5, k=96)
+    low, high = (0, 256) if seed % 2 else (0x38, 0x40) if scale_type == "ue4m3" else (126, 129)
+    sfa, sfb = (rng.integers(low, high, (rows, blocks), dtype=np.uint8) for rows in (5, 7))
+    check_against_model(a, b, sfa, sfb, random_f32(rng, (5, 7), -20, 20), scale_type)
     check_against_model(a, b, sfa, sfb, None, scale_type)
 
 

@@ -109,6 +109,14 @@ def cta_pair(cta: "Cta") -> "tuple[Cta, Cta]":
     return ctas[even], ctas[even + 1]
 
 
+def cta_group(inst: Inst, mods: Mods) -> int:
+    """Consume the `.cta_group` of a tcgen05 instruction: 1 or 2 CTAs."""
+    group = mods.one_of("cta_group::1", "cta_group::2")
+    if group is None:
+        raise inst.unsupported("no .cta_group")
+    return int(group[-1])
+
+
 def signalled(
     cta: "Cta", targets: "Sequence[Cta]", barrier: int, pair: bool, multicast: bool
 ) -> "list[tuple[Cta, int]]":

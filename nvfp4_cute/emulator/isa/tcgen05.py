@@ -2,21 +2,24 @@
 
 All asynchronous operations go through `Cta.issue` to the engines that `modes` orders: mma, cp and commit to one, so that a
 commit arrives after every earlier operation of its thread; loads and stores each to their own.
-Matrix instructions are in `tcgen05_mma`.
+Matrix instructions are in `tcgen05_mma`, copies from shared memory and shifts in `tcgen05_copy`.
 """
 
+from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from nvfp4_cute.emulator.descriptors import COPY_SHAPES, LOAD_SHAPES, k_major_chunks, load_map
+from nvfp4_cute.emulator.descriptors import LOAD_SHAPES, load_map
 from nvfp4_cute.emulator.faults import TensorMemoryFault
 from nvfp4_cute.emulator.isa import Builder, Mods, Step, handler, merge_lanes
+from nvfp4_cute.emulator.isa import tcgen05_copy as tcgen05_copy  # registers tcgen05.cp and .shift
 from nvfp4_cute.emulator.isa import tcgen05_mma as tcgen05_mma  # registers tcgen05.mma
 from nvfp4_cute.emulator.isa.issue import (
     any_shared,
     converged,
+    cta_group,
     cta_pair,
     in_mask,
     own_offset,
@@ -27,10 +30,8 @@ from nvfp4_cute.emulator.late_registers import defer
 from nvfp4_cute.emulator.machine import Condition
 from nvfp4_cute.emulator.modes import Engine
 from nvfp4_cute.emulator.ptx import Inst, Sink
-from nvfp4_cute.emulator.shadow import chunks
 
 if TYPE_CHECKING:
-    from nvfp4_cute.emulator.hazards import Checker
     from nvfp4_cute.emulator.machine import Cta, Wait, Warp
 
 LANE_SHIFT = 16
@@ -47,7 +48,7 @@ def alloc(inst: Inst, b: Builder) -> Step:
     the leader may then multiply into its peer's columns.
     """
     mods = Mods(inst)
-    group = _cta_group(inst, mods)
+    group = cta_group(inst, mods)
     mods.drop("sync", "aligned", "shared::cta", "b32")
     mods.done()
     address, columns = b.address(inst.operands[0]), b.read(inst.operands[1], "u32")
@@ -94,7 +95,7 @@ def _peer_allocation(cta: "Cta") -> "Wait | None":
 def dealloc(inst: Inst, b: Builder) -> Step:
     """Free an allocation."""
     mods = Mods(inst)
-    _cta_group(inst, mods)
+    cta_group(inst, mods)
     mods.drop("sync", "aligned", "b32")
     mods.done()
     address, columns = b.read(inst.operands[0], "u32"), b.read(inst.operands[1], "u32")
@@ -111,7 +112,7 @@ def dealloc(inst: Inst, b: Builder) -> Step:
 def relinquish(inst: Inst, b: Builder) -> Step:
     """Give up the right to allocate."""
     mods = Mods(inst)
-    _cta_group(inst, mods)
+    cta_group(inst, mods)
     mods.drop("sync", "aligned")
     mods.done()
 
@@ -121,71 +122,9 @@ def relinquish(inst: Inst, b: Builder) -> Step:
     return converged(run)
 
 
-def _cta_group(inst: Inst, mods: Mods) -> int:
-    group = mods.one_of("cta_group::1", "cta_group::2")
-    if group is None:
-        raise inst.unsupported("no .cta_group")
-    return int(group[-1])
-
-
 def _one_value(value: Any, lane: int) -> int:
     """The value that all lanes must agree on."""
     return int(value[lane]) if value.__class__ is np.ndarray else value
-
-
-# ---- copies from shared memory -----------------------------------------------------------------------------------
-@handler("tcgen05.cp")
-def copy(inst: Inst, b: Builder) -> Step:
-    """Copy a matrix from shared memory to tensor memory, asynchronously.
-
-    With cta_group::2 each CTA of the pair copies from its own shared memory, at the same offset, to its own
-    tensor memory.
-    """
-    mods = Mods(inst)
-    group = _cta_group(inst, mods)
-    shape = mods.one_of("128x256b", "128x128b", "4x256b", "64x128b", "32x128b")
-    multicast = mods.one_of("warpx2::02_13", "warpx2::01_23", "warpx4")
-    mods.done()  # decompression (.b8x16.*) is refused here
-    name = f"{shape}.{multicast}" if multicast else f"{shape}"
-    if name not in COPY_SHAPES:
-        raise inst.unsupported(f"shape {name}; legal are {', '.join(COPY_SHAPES)}")
-    readers = [b.address(inst.operands[0]), b.read(inst.operands[1], "b64")]
-
-    def run(warp: "Warp", address: int, descriptor: int) -> None:
-        ctas = cta_pair(warp.cta) if group == 2 else (warp.cta,)
-        warp.cta.issue(warp, Engine.TCGEN05, partial(_copy, ctas, name, address, descriptor))
-
-    return per_thread(run, readers)
-
-
-def _copy(ctas: "tuple[Cta, ...]", name: str, address: int, descriptor: int) -> None:
-    shape = COPY_SHAPES[name]
-    lane, column = address >> LANE_SHIFT & 0x7F, address & COLUMN_MASK
-    if lane and (name != "4x256b" or lane > 31):
-        raise TensorMemoryFault(f"tcgen05.cp.{name} to tensor-memory lane {lane}: must start at lane 0")
-    gather = k_major_chunks(descriptor, shape.rows, shape.row_bytes)
-    columns = shape.row_bytes // 4
-    for cta in ctas:
-        cta.tmem.check(0, 128, column, columns)
-        cta.smem.check(gather.first_byte, gather.nbytes)
-        rows = cta.smem.views[16].take(gather.indices).view(np.uint32)
-        if cta.machine.checker is not None:
-            _check_copy(
-                cta.machine.checker, cta, gather.indices, shape.lanes + lane, slice(column, column + columns)
-            )
-        cta.tmem.words[shape.lanes + lane, column : column + columns] = rows
-
-
-def _check_copy(
-    checker: "Checker", cta: "Cta", indices: np.ndarray, lanes: np.ndarray, columns: slice
-) -> None:
-    """What nobody wrote is copied without complaint, and is then as unwritten as before."""
-    place = chunks(indices)
-    valid = ~checker.shared[cta].unwritten(indices).reshape(len(indices), -1)
-    checker.copy_source(cta, place)
-    checker.write_tensor(cta, slice(int(lanes.min()), int(lanes.max()) + 1), columns, None)
-    for replica in lanes:
-        checker.tensor[cta].valid[replica, columns] = valid
 
 
 # ---- loads and stores --------------------------------------------------------------------------------------------
@@ -200,6 +139,35 @@ def _load_shape(inst: Inst, mods: Mods, packing: str) -> tuple[str, int, bool]:
     if repeat & (repeat - 1) or not 1 <= repeat <= LOAD_SHAPES[shape].most:
         raise inst.unsupported(f"repetition .x{repeat} of shape .{shape}")
     return shape, repeat, packed
+
+
+_Reduction = Callable[[np.ndarray], np.ndarray]
+"""uint32 (registers, 32) -> uint32 (32,)."""
+
+
+def _reduction(inst: Inst, mods: Mods) -> _Reduction:
+    """The operation of a tcgen05.ld.red: the least or the greatest of a thread's values.
+
+    f32: a NaN loses to a number, unless `.NaN` is given; `.abs` compares magnitudes and gives one.
+    """
+    operation, type_ = mods.one_of("min", "max"), mods.one_of("u32", "s32", "f32")
+    absolute, nan = mods.flag("abs"), mods.flag("NaN")
+    if operation is None or type_ is None or ((absolute or nan) and type_ != "f32"):
+        raise inst.unsupported("operation or type of .red")
+    if type_ == "f32":
+        function = {"min": (np.fmin, np.minimum), "max": (np.fmax, np.maximum)}[operation][nan]
+    else:
+        function = {"min": np.minimum, "max": np.maximum}[operation]
+    dtype = {"u32": np.uint32, "s32": np.int32, "f32": np.float32}[type_]
+
+    def reduce(data: np.ndarray) -> np.ndarray:
+        values = np.abs(data.view(dtype)) if absolute else data.view(dtype)
+        result = function.reduce(values, axis=0)
+        if type_ == "f32":
+            result[np.isnan(result)] = np.uint32(0x7FFFFFFF).view(np.float32)
+        return np.asarray(result).view(np.uint32)
+
+    return reduce
 
 
 class _Window:
@@ -243,12 +211,18 @@ class _Window:
         """The rectangle that encloses the words."""
         return slice(lane, lane + LOAD_SHAPES[self.shape].lanes), slice(column, column + self.width)
 
-    def read(self, cta: "Cta", lane: int, column: int) -> np.ndarray:
-        """uint32 (registers, 32), a copy."""
-        words, checker = cta.tmem.words, cta.machine.checker
+    def read(self, cta: "Cta", lane: int, column: int, reduce: _Reduction | None = None) -> np.ndarray:
+        """uint32 (registers, 32), a copy; with `reduce` one more row, what it makes of the others."""
+        checker = cta.machine.checker
         if checker is not None:
-            unwritten = checker.read_tensor(cta, *self._span(lane, column))
-            checker.note_unwritten(unwritten[self.lanes, self.columns].all(axis=1))
+            unwritten = checker.read_tensor(cta, *self._span(lane, column))[self.lanes, self.columns].all(
+                axis=1
+            )
+            checker.note_unwritten(unwritten if reduce is None else np.append(unwritten, unwritten.any()))
+        data = self._words(cta.tmem.words, lane, column)
+        return data if reduce is None else np.concatenate([data, reduce(data)[None]])
+
+    def _words(self, words: np.ndarray, lane: int, column: int) -> np.ndarray:
         if self.rectangular:
             return words[lane : lane + 32, column : column + self.width].T.copy()
         rows, columns = self.lanes + lane, self.columns + column
@@ -277,17 +251,22 @@ def _window(inst: Inst, b: Builder, shape: str, repeat: int, packed: bool, extra
 
 @handler("tcgen05.ld")
 def load(inst: Inst, b: Builder) -> Step:
-    """Load registers of a warp from tensor memory; ready after tcgen05.wait::ld."""
+    """Load registers of a warp from tensor memory; ready after tcgen05.wait::ld. `.red` also reduces them."""
     mods = Mods(inst)
+    operands = list(inst.operands)
+    reduce = _reduction(inst, mods) if mods.flag("red") else None
+    results = [operands.pop(1)] if reduce else []
     shape, repeat, packed = _load_shape(inst, mods, "pack::16b")
-    window = _window(inst, b, shape, repeat, packed, inst.operands[2:])
-    registers = vector_items(inst, inst.operands[0], LOAD_SHAPES[shape].registers * repeat)
+    if reduce and (shape != "32x32b" or repeat < 2 or packed):
+        raise inst.unsupported(".red other than of shape .32x32b with at least .x2")
+    window = _window(inst, b, shape, repeat, packed, tuple(operands[2:]))
+    registers = (*vector_items(inst, operands[0], LOAD_SHAPES[shape].registers * repeat), *results)
     slots = [None if isinstance(r, Sink) else b.target(r) for r in registers]
-    address = b.address(inst.operands[1])
+    address = b.address(operands[1])
 
     def run(warp: "Warp") -> None:
         lane, column = window.origin(warp, _one_value(address(warp), warp.first_lane()))
-        effect = partial(window.read, warp.cta, lane, column)
+        effect = partial(window.read, warp.cta, lane, column, reduce)
         queue = warp.cta.machine.queue
         if queue is None:
             _fill(warp, slots, effect())
@@ -358,7 +337,7 @@ def fence(inst: Inst, b: Builder) -> Step:
 def commit(inst: Inst, b: Builder) -> Step:
     """Arrive on an mbarrier once all earlier asynchronous tcgen05 operations of the thread are complete."""
     mods = Mods(inst)
-    _cta_group(inst, mods)
+    cta_group(inst, mods)
     if not mods.flag("mbarrier::arrive::one"):
         raise inst.unsupported("no .mbarrier::arrive::one")
     mods.drop("shared::cluster", "b64")

@@ -1,6 +1,6 @@
-"""tcgen05.mma: operands from shared and tensor memory through `descriptors`, arithmetic through `numerics`."""
+"""tcgen05.mma: operands through `tcgen05_operands`, arithmetic through `numerics`."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
@@ -15,22 +15,27 @@ from nvfp4_cute.emulator.descriptors import (
     InstructionDescriptor,
     accumulator_blocks,
     decode_instruction_descriptor,
-    k_major_chunks,
-    mn_major_bytes,
-    read_scales,
-    scale_columns,
+    scale_places,
+    zero_columns,
 )
 from nvfp4_cute.emulator.isa import Builder, Mods, Reader, Step, handler
 from nvfp4_cute.emulator.isa.issue import cta_pair, per_thread, vector_items
+from nvfp4_cute.emulator.isa.products import multiply_integers
+from nvfp4_cute.emulator.isa.tcgen05_operands import (
+    check_descriptor,
+    lane_of,
+    scale_factors,
+    shared_operand,
+    tensor_operand,
+)
 from nvfp4_cute.emulator.modes import Engine
 from nvfp4_cute.emulator.ptx import Address, Imm, Inst, Vector
-from nvfp4_cute.emulator.shadow import operand_place
 from nvfp4_cute.errors import EmulatorError
 
 if TYPE_CHECKING:
     from nvfp4_cute.emulator.machine import Cta, Warp
 
-_CONTAINER = {"f16": np.uint16, "bf16": np.uint16, "tf32": np.uint32}
+_PACKED_KINDS = ("mxf4", "mxf4nvf4")
 _SCALE_BLOCKS = {
     "scale_vec::1X": ("mxf8f6f4", 32),
     "scale_vec::2X": ("mxf4", 32),
@@ -42,19 +47,23 @@ _SCALE_BLOCKS = {
 
 @dataclass(frozen=True)
 class _Form:
-    """What the modifiers and the operand list fix."""
+    """What the modifiers, the operand list, and the architecture (its number) fix."""
 
     kind: str
     cta_group: int
     ws: bool
     a_in_tmem: bool
+    arch: int
     scale_block: int | None = None
     scale_c: int = 0
 
 
 @dataclass(frozen=True)
 class _Operands:
-    """Run-time values of one instruction. sfa, sfb: 0 for dense kinds; disabled: one int per 32 lanes, or empty."""
+    """Run-time values of one instruction.
+
+    sfa, sfb: 0 for dense kinds. disabled: one int per 32 lanes, or empty. zeros: zero-column mask descriptor, or 0.
+    """
 
     d: int
     a: int
@@ -64,6 +73,7 @@ class _Operands:
     sfa: int = 0
     sfb: int = 0
     disabled: tuple[int, ...] = ()
+    zeros: int = 0
 
 
 @handler("tcgen05.mma")
@@ -77,13 +87,18 @@ def mma(inst: Inst, b: Builder) -> Step:
         raise inst.unsupported("cta_group or kind")
     kind = kind.removeprefix("kind::")
     mods.drop_prefix("collector::")
+    if "ashift" in mods.left:
+        raise inst.unsupported(
+            ".ashift: whether the rows of A in tensor memory stay shifted is not published"
+        )
     a_in_tmem = isinstance(inst.operands[1], Address)
+    form = _Form(kind, int(group[-1]), ws, a_in_tmem, b.arch.number)
     if kind in BLOCK_SCALED_KINDS:
-        scale_block = _scale_block(inst, mods, kind)
+        form = replace(form, scale_block=_scale_block(inst, mods, kind))
         mods.done()
-        return _block_scaled(inst, b, _Form(kind, int(group[-1]), ws, a_in_tmem, scale_block))
+        return _block_scaled(inst, b, form)
     mods.done()
-    return _dense(inst, b, _Form(kind, int(group[-1]), ws, a_in_tmem))
+    return _dense(inst, b, form)
 
 
 def _scale_block(inst: Inst, mods: Mods, kind: str) -> int:
@@ -133,14 +148,19 @@ def _dense(inst: Inst, b: Builder, form: _Form) -> Step:
     readers += [b.read(x, "b32") for x in lanes]
     if rest and isinstance(rest[0], Imm) and form.kind in ("f16", "tf32") and not form.ws:
         scale_c = b.imm(rest.pop(0))
-        if not 0 <= scale_c <= 15:
-            raise inst.unsupported(f"scale-input-d {scale_c}; legal are 0..15")
-        form = _Form(form.kind, form.cta_group, form.ws, form.a_in_tmem, None, scale_c)
+        if not 0 <= scale_c <= 15 or form.arch == 110:
+            raise inst.unsupported(f"scale-input-d {scale_c} on {b.arch}; legal are 0..15, not on sm_110")
+        form = replace(form, scale_c=scale_c)
+    masked = form.ws and len(rest) == 1
+    if masked:
+        readers.append(b.read(rest.pop(0), "b64"))
     if rest:
         raise inst.unsupported(f"operand {rest[0]}")
 
-    def run(warp: "Warp", d: int, a: int, b_: int, idesc: int, accumulate: bool, *disabled: int) -> None:
-        _issue(warp, form, _Operands(d, a, b_, idesc, accumulate, disabled=disabled))
+    def run(warp: "Warp", d: int, a: int, b_: int, idesc: int, accumulate: bool, *more: int) -> None:
+        zeros = more[-1] if masked else 0
+        disabled = more[: len(lanes)]
+        _issue(warp, form, _Operands(d, a, b_, idesc, accumulate, disabled=disabled, zeros=zeros))
 
     return per_thread(run, readers)
 
@@ -161,25 +181,55 @@ def _execute(ctas: "tuple[Cta, ...]", form: _Form, operands: _Operands) -> None:
     desc = decode_instruction_descriptor(
         operands.idesc, form.kind, cta_group=form.cta_group, scale_block=form.scale_block, ws=form.ws
     )
-    if form.scale_block and desc.m != 128 * form.cta_group:
-        raise EmulatorError(
-            f"kind::{form.kind} with M={desc.m} and cta_group::{form.cta_group}: the placement of A's scale "
-            "factors is not modelled; use M=256"
-        )
+    if desc.row_bytes != OPERAND_ROW_BYTES and form.arch != 103:
+        raise EmulatorError(f"instruction descriptor {operands.idesc:#010x}: K=96 needs sm_103a")
     rows, share = desc.m // len(ctas), desc.n // len(ctas)
-    parts = [_shared_operand(cta, operands.b, share, desc.b_format, desc.b_mn_major, form) for cta in ctas]
-    b = parts[0] if len(parts) == 1 else np.concatenate(parts)
-    blocks = accumulator_blocks(desc.m, desc.n, form.cta_group, form.ws, operands.d >> 16 & 0x7F)
+    b = _matrix_b(ctas, form, operands, desc, share)
+    blocks = accumulator_blocks(desc.m, desc.n, form.cta_group, form.ws, lane_of(operands.d))
     for index, cta in enumerate(ctas):
-        if form.a_in_tmem:
-            a = _tensor_operand(cta, operands.a, rows, desc, form)
-        else:
-            a = _shared_operand(cta, operands.a, rows, desc.a_format, desc.a_mn_major, form)
+        a = _matrix_a(cta, form, operands, desc, rows)
         own = [block for block in blocks if block.cta == index]
         accumulator = _Accumulator(cta, own, operands.d & 0xFFFF, rows * index, (rows, desc.n), desc.d_type)
         c = accumulator.read() if operands.accumulate else None
         out = _multiply(cta, form, operands, desc, a, b, c)
         accumulator.write(out, operands.disabled[4 * index : 4 * index + 4])
+
+
+def _matrix_a(
+    cta: "Cta", form: _Form, operands: _Operands, desc: InstructionDescriptor, rows: int
+) -> np.ndarray:
+    """The rows of A of one CTA: packed bytes (rows, row_bytes) for the 4-bit kinds, else codes (rows, K)."""
+    packed = form.kind in _PACKED_KINDS
+    if not form.a_in_tmem:
+        check_descriptor(operands.a, form.arch, desc.row_bytes)
+        return shared_operand(
+            cta, operands.a, rows, desc.a_format, desc.a_mn_major, packed=packed, row_bytes=desc.row_bytes
+        )
+    if desc.a_mn_major or desc.row_bytes != OPERAND_ROW_BYTES:
+        raise EmulatorError("A in tensor memory must be K-major, and has no K=96")
+    if desc.m == 64 and not form.ws and form.cta_group == 1 and lane_of(operands.a) != lane_of(operands.d):
+        raise EmulatorError(
+            f"A at tensor-memory lane {lane_of(operands.a)} and D at lane {lane_of(operands.d)}: must be the same"
+        )
+    return tensor_operand(cta, operands.a, desc.a_format, desc.m, form.cta_group, form.ws, packed=packed)
+
+
+def _matrix_b(
+    ctas: "tuple[Cta, ...]", form: _Form, operands: _Operands, desc: InstructionDescriptor, share: int
+) -> np.ndarray:
+    """All N columns of B, as rows; each CTA holds `share` of them."""
+    check_descriptor(operands.b, form.arch, desc.row_bytes)
+    packed = form.kind in _PACKED_KINDS
+    parts = [
+        shared_operand(
+            cta, operands.b, share, desc.b_format, desc.b_mn_major, packed=packed, row_bytes=desc.row_bytes
+        )
+        for cta in ctas
+    ]
+    b = parts[0] if len(parts) == 1 else np.concatenate(parts)
+    if operands.zeros:
+        b = np.where(zero_columns(operands.zeros, desc.m, desc.n)[:, None], b.dtype.type(0), b)
+    return b
 
 
 def _multiply(
@@ -191,12 +241,15 @@ def _multiply(
     b: np.ndarray,
     c: np.ndarray | None,
 ) -> np.ndarray:
-    """A, B: uint8 (rows, 32) for the 4-bit kinds, element codes (rows, K) for the others."""
+    """A, B: bytes of pairs for the 4-bit kinds, element codes (rows, K) for the others."""
+    if form.kind == "i8":
+        return multiply_integers(a, b, c, desc.saturate)
     sfa = sfb = None
     if form.scale_block:
-        count = 1 if form.kind == "mxf8f6f4" else 64 // form.scale_block
-        sfa = _scales(cta, operands.sfa, len(a), count, desc.a_sf_id)
-        sfb = _scales(cta, operands.sfb, len(b), count, desc.b_sf_id)
+        count = 1 if form.kind == "mxf8f6f4" else 2 * desc.row_bytes // form.scale_block
+        halves = form.cta_group == 2 and desc.m == 128
+        sfa = scale_factors(cta, operands.sfa, scale_places(len(a), count, desc.a_sf_id))
+        sfb = scale_factors(cta, operands.sfb, scale_places(len(b), count, desc.b_sf_id, halves))
     signs = {"negate_a": desc.negate_a, "negate_b": desc.negate_b}
     if sfa is not None and sfb is not None and form.kind != "mxf8f6f4":
         scale_type = cast(numerics.ScaleType, desc.scale_type)
@@ -213,90 +266,6 @@ def _multiply(
         scale_c=form.scale_c,
         **signs,
     )
-
-
-def _scales(cta: "Cta", address: int, rows: int, count: int, sf_id: int) -> np.ndarray:
-    """uint8 (rows, count). Bits 30-31 of the address repeat the byte selector and are no part of it."""
-    column = address & 0xFFFF
-    if address >> 16 & 0x7F:
-        raise EmulatorError(
-            f"scale factors at tensor-memory lane {address >> 16 & 0x7F}: must start at lane 0"
-        )
-    columns = scale_columns(rows)
-    cta.tmem.check(0, 128, column, columns)
-    checker = cta.machine.checker
-    if checker is not None:
-        span = slice(column, column + columns)
-        unwritten = checker.read_tensor(cta, slice(0, 128), span)
-        needed = unwritten.reshape(4, 32, columns).transpose(0, 2, 1).reshape(4, -1)[:, :rows]
-        checker.require_tensor("scale factors", needed, span)
-    return read_scales(cta.tmem.words, column, rows, count, sf_id)
-
-
-# ---- operands ----------------------------------------------------------------------------------------------------
-def _shared_operand(
-    cta: "Cta", descriptor: int, rows: int, element: str, mn_major: bool, form: _Form
-) -> np.ndarray:
-    """Codes of an operand in shared memory: packed bytes (rows, 32) for the 4-bit kinds, else (rows, K)."""
-    smem = cta.smem
-    if mn_major:
-        if element in ("e2m3", "e3m2", "e2m1"):
-            raise EmulatorError(f"MN-major {element} operands are not modelled")
-        container = np.dtype(_CONTAINER.get(element, np.uint8))
-        gather = mn_major_bytes(descriptor, rows, container.itemsize)
-        smem.check(gather.first_byte, gather.nbytes)
-        if cta.machine.checker is not None:
-            cta.machine.checker.read_operand(cta, operand_place(gather.indices, 1))
-        return smem.views[1].take(gather.indices).view(container)[..., 0]
-    gather = k_major_chunks(descriptor, rows)
-    smem.check(gather.first_byte, gather.nbytes)
-    if cta.machine.checker is not None:
-        cta.machine.checker.read_operand(cta, operand_place(gather.indices, 16))
-    data = smem.views[16].take(gather.indices).view(np.uint8)
-    if form.kind in ("mxf4", "mxf4nvf4"):
-        return data
-    return _unpacked(data, element)
-
-
-def _unpacked(data: np.ndarray, element: str) -> np.ndarray:
-    """Element codes of rows of 32 bytes. Each 16-byte group holds 16 elements: 4-bit ones in its first 8 bytes,
-    6-bit ones in its first 12.
-    """
-    if element in _CONTAINER:
-        return data.view(_CONTAINER[element])
-    groups = data.reshape(len(data), 2, 16)
-    if element == "e2m1":
-        packed = groups[..., :8]
-        return np.stack([packed & 15, packed >> 4], -1).reshape(len(data), 32)
-    if element in ("e2m3", "e3m2"):
-        triples = groups[..., :12].reshape(len(data), 2, 4, 3).astype(np.uint32)
-        word = triples[..., 0] | triples[..., 1] << 8 | triples[..., 2] << 16
-        return (word[..., None] >> np.arange(0, 24, 6, dtype=np.uint32) & 63).reshape(len(data), 32)
-    return data
-
-
-def _tensor_operand(
-    cta: "Cta", address: int, rows: int, desc: InstructionDescriptor, form: _Form
-) -> np.ndarray:
-    """Codes of A in tensor memory: row = lane, 32 bytes of K in 8 columns."""
-    if rows != 128 or address >> 16 & 0x7F:
-        raise EmulatorError(
-            f"A in tensor memory with {rows} rows per CTA: only 128 rows from lane 0 are modelled"
-        )
-    if desc.a_mn_major:
-        raise EmulatorError("A in tensor memory must be K-major")
-    packed = form.kind in ("mxf4", "mxf4nvf4")
-    if desc.a_format in ("e2m3", "e3m2", "e2m1") and not packed:
-        raise EmulatorError(f"A in tensor memory with {desc.a_format} elements is not modelled")
-    column = address & 0xFFFF
-    columns = OPERAND_ROW_BYTES // 4
-    cta.tmem.check(0, 128, column, columns)
-    checker = cta.machine.checker
-    if checker is not None:
-        span = slice(column, column + columns)
-        checker.require_tensor("A", checker.read_tensor(cta, slice(0, 128), span), span)
-    data = np.ascontiguousarray(cta.tmem.words[:, column : column + columns]).view(np.uint8)
-    return data if packed else _unpacked(data, desc.a_format)
 
 
 class _Accumulator:
@@ -329,7 +298,7 @@ class _Accumulator:
         return self.words[self._span(block)], (rows, block.columns)
 
     def read(self) -> np.ndarray:
-        """float32 or float16 (rows, N); may be a view."""
+        """float32, float16, or int32 (rows, N); may be a view."""
         checker = self.cta.machine.checker
         if checker is not None:
             for block in self.blocks:
@@ -343,11 +312,13 @@ class _Accumulator:
             for block in self.blocks:
                 words, place = self._place(block)
                 bits[place] = words
-        return bits.view(np.float32) if self.d_type == "f32" else bits.astype(np.uint16).view(np.float16)
+        if self.d_type == "f16":
+            return bits.astype(np.uint16).view(np.float16)
+        return bits.view(np.float32 if self.d_type == "f32" else np.int32)
 
     def write(self, out: np.ndarray, disabled: tuple[int, ...]) -> None:
         """Store D; float16 goes to the low half of each word, zero above. Lanes whose bit is set keep their words."""
-        bits = out.view(np.uint32) if self.d_type == "f32" else out.view(np.uint16).astype(np.uint32)
+        bits = out.view(np.uint16).astype(np.uint32) if self.d_type == "f16" else out.view(np.uint32)
         keep = None
         if any(disabled):
             keep = np.unpackbits(np.array(disabled, "<u4").view(np.uint8), bitorder="little").view(bool)

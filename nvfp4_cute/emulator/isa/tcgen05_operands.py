@@ -1,0 +1,113 @@
+"""Operands of tcgen05.mma: A and B from shared or tensor memory, and scale factors from tensor memory."""
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from nvfp4_cute.emulator.descriptors import (
+    CONTAINER_SHIFT,
+    ScalePlaces,
+    decode_smem_descriptor,
+    k_major_chunks,
+    mn_major_bytes,
+    read_scales,
+    tensor_operand_lanes,
+    unpack_elements,
+)
+from nvfp4_cute.emulator.shadow import operand_place
+from nvfp4_cute.errors import EmulatorError
+
+if TYPE_CHECKING:
+    from nvfp4_cute.emulator.machine import Cta
+
+COLUMN_MASK = 0xFFFF
+CONTAINERS = {"f16": np.uint16, "bf16": np.uint16, "tf32": np.uint32, "s8": np.int8}
+"""Types of the codes of an element format; uint8 where it is not listed."""
+
+NARROW_BITS = {"e2m1": 4, "e2m3": 6, "e3m2": 6}
+
+
+def lane_of(address: int) -> int:
+    """Lane of a tensor-memory address. Bits 30 and 31 of one of scale factors are no part of it."""
+    return address >> 16 & 0x7F
+
+
+def shared_operand(
+    cta: "Cta", descriptor: int, rows: int, element: str, mn_major: bool, *, packed: bool, row_bytes: int
+) -> np.ndarray:
+    """Codes of an operand in shared memory.
+
+    packed: two e2m1 elements a byte, returned as bytes (rows, row_bytes); else codes (rows, K).
+    """
+    smem, container = cta.smem, np.dtype(CONTAINERS.get(element, np.uint8))
+    gather = (
+        mn_major_bytes(descriptor, rows, container.itemsize)
+        if mn_major
+        else k_major_chunks(descriptor, rows, row_bytes)
+    )
+    smem.check(gather.first_byte, gather.nbytes)
+    if cta.machine.checker is not None:
+        cta.machine.checker.read_operand(cta, operand_place(gather.indices, 1 if mn_major else 16))
+    if mn_major:
+        return smem.views[1].take(gather.indices).view(container)[..., 0]
+    data = smem.views[16].take(gather.indices).view(np.uint8)
+    if not packed and element in NARROW_BITS:
+        return unpack_elements(data, NARROW_BITS[element])
+    return data.view(container)
+
+
+def check_descriptor(descriptor: int, arch_number: int, row_bytes: int) -> None:
+    """Refuse an absolute leading dimension where there is none.
+
+    Raises:
+        EmulatorError: the architecture is not sm_103, or the instruction has no K=96.
+    """
+    if decode_smem_descriptor(descriptor).absolute and (arch_number != 103 or row_bytes != 48):
+        raise EmulatorError(
+            f"matrix descriptor {descriptor:#018x}: an absolute leading dimension (bit 52) needs sm_103a and K=96"
+        )
+
+
+def tensor_operand(
+    cta: "Cta", address: int, element: str, m: int, cta_group: int, ws: bool, *, packed: bool
+) -> np.ndarray:
+    """Codes of A in tensor memory: 32 bytes of K of a row in 8 columns of its lane, K-major.
+
+    Elements of less than 8 bits fill a byte each, except for the kinds that pack two e2m1 into one.
+
+    Raises:
+        EmulatorError: a lane that the layout does not allow, or copies for several groups of lanes that differ.
+    """
+    lanes = tensor_operand_lanes(m, cta_group, ws, lane_of(address))
+    column, columns = address & COLUMN_MASK, 8
+    low, high = int(lanes.min()), int(lanes.max()) + 1
+    cta.tmem.check(low, high - low, column, columns)
+    checker = cta.machine.checker
+    if checker is not None:
+        span = slice(column, column + columns)
+        unwritten = checker.read_tensor(cta, slice(low, high), span)
+        checker.require_tensor("A", unwritten[lanes - low], span)
+    found = cta.tmem.words[:, column : column + columns][lanes]
+    if (found[1:] != found[0]).any():
+        raise EmulatorError(
+            f"A in tensor-memory columns {column}..{column + columns - 1} differs between the groups of {len(found[0])} "
+            "lanes that need it whole"
+        )
+    data = np.ascontiguousarray(found[0]).view(np.uint8)
+    if not packed and element in CONTAINER_SHIFT:
+        return data >> CONTAINER_SHIFT[element] & (1 << NARROW_BITS[element]) - 1
+    return data.view(CONTAINERS.get(element, np.uint8))
+
+
+def scale_factors(cta: "Cta", address: int, places: ScalePlaces) -> np.ndarray:
+    """uint8 (rows, count)."""
+    column, lane = address & COLUMN_MASK, lane_of(address)
+    if lane:
+        raise EmulatorError(f"scale factors at tensor-memory lane {lane}: must start at lane 0")
+    cta.tmem.check(0, 128, column, places.columns)
+    checker = cta.machine.checker
+    if checker is not None:
+        span = slice(column, column + places.columns)
+        unwritten = checker.read_tensor(cta, slice(0, 128), span)
+        checker.require_tensor("scale factors", unwritten.reshape(-1)[places.words], span)
+    return read_scales(cta.tmem.words, column, places)
