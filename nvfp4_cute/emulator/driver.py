@@ -156,7 +156,7 @@ class LaunchRecord(ctypes.Structure):
         ("grid", ctypes.c_uint32 * 3),
         ("block", ctypes.c_uint32 * 3),
         ("cluster", ctypes.c_uint32 * 3),
-        ("reserved", ctypes.c_uint32),
+        ("cooperative", ctypes.c_uint32),
         ("shared_bytes", ctypes.c_uint64),
         ("arguments", ctypes.POINTER(ctypes.c_void_p)),
         ("image", ctypes.c_void_p),
@@ -176,7 +176,7 @@ def fat_binary(address: int | None) -> bytes:
 
 LAUNCH_CALLBACK = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.POINTER(LaunchRecord))
 ATTRIBUTE_CALLBACK = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.POINTER(ctypes.c_int), ctypes.c_int)
-SUCCESS, INVALID_VALUE, LAUNCH_FAILURE = 0, 1, 719
+SUCCESS, INVALID_VALUE, LAUNCH_FAILURE, COOPERATIVE_LAUNCH_TOO_LARGE = 0, 1, 719, 720
 SHIM_MODULE = "nvfp4_cute.emulator._launch_shim"
 
 
@@ -236,6 +236,14 @@ def _is_loaded(library: str) -> bool:
     except OSError:
         return False
     return True
+
+
+class _Refused(Exception):
+    """A launch that the driver answers with an error code and forgets: the device goes on."""
+
+    def __init__(self, code: int):
+        super().__init__(f"CUDA error {code}")
+        self.code = code
 
 
 class Emulator:
@@ -346,7 +354,11 @@ class Emulator:
         Raises:
             EmulatorError: unknown kernel, a launch the hardware would refuse, or a failure of the kernel.
         """
-        self.run(self.decode(record))
+        launch = self.decode(record)
+        x, y, z = launch.grid
+        if record.cooperative and x * y * z > launch.resident_ctas(self.device.sm_count):
+            raise _Refused(COOPERATIVE_LAUNCH_TOO_LARGE)
+        self.run(launch)
 
     def decode(self, record: LaunchRecord) -> Launch:
         """The launch that host code asked for, with its parameters copied.
@@ -405,6 +417,8 @@ class Emulator:
             return failure  # like a device after a fault: nothing runs until the error was taken
         try:
             action()
+        except _Refused as refused:
+            return refused.code
         except BaseException as error:
             self._error = error
             return failure

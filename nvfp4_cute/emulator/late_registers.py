@@ -99,7 +99,7 @@ def prepare_late(code: "Code") -> None:
     pass the promises on.
     """
     for pc, inst in enumerate(code.insts):
-        if inst.opcode in ISSUERS:
+        if inst.opcode in ISSUERS or inst.mods[:1] == ("async",):  # st.async, red.async
             code.steps[pc] = _noting(code.steps[pc], pc)
     moves = {pc for pc, inst in enumerate(code.insts) if inst.opcode == "mov" and inst.pred is None}
     writers = {pc for pc, inst in enumerate(code.insts) if (inst.opcode, *inst.mods[:1]) in LATE_WRITERS}

@@ -21,7 +21,7 @@
 #endif
 
 enum { SUCCESS = 0, OUT_OF_MEMORY = 2, NO_DEVICE = 100, INVALID_DEVICE = 101 };
-enum { ATTRIBUTE_BYTES = 72, ATTRIBUTE_VALUE = 8, ATTRIBUTE_CLUSTER_DIMENSION = 4 };
+enum { ATTRIBUTE_BYTES = 72, ATTRIBUTE_VALUE = 8, ATTRIBUTE_COOPERATIVE = 2, ATTRIBUTE_CLUSTER_DIMENSION = 4 };
 
 /* cudaLaunchConfig_t */
 struct launch_config {
@@ -39,7 +39,7 @@ struct launch_record {
   uint32_t grid[3];
   uint32_t block[3];
   uint32_t cluster[3]; /* zeros if the launch names no cluster */
-  uint32_t reserved;
+  uint32_t cooperative;
   uint64_t shared_bytes;
   void **arguments;
   const void *image; /* code of the library that the kernel comes from */
@@ -194,6 +194,7 @@ EXPORT int _cudaLaunchKernelEx(const struct launch_config *config, const void *k
     int32_t id;
     memcpy(&id, attribute, sizeof id);
     if (id == ATTRIBUTE_CLUSTER_DIMENSION) memcpy(record.cluster, attribute + ATTRIBUTE_VALUE, sizeof record.cluster);
+    if (id == ATTRIBUTE_COOPERATIVE) memcpy(&record.cooperative, attribute + ATTRIBUTE_VALUE, sizeof record.cooperative);
   }
   return on_launch(&record);
 }

@@ -385,7 +385,7 @@ class Machine:
                     else:
                         self._run_warp(warp, queue.turn(TURN))
                         queue.between_turns()
-                    ran = ran or not isinstance(warp.wait, _Spin)
+                    ran = ran or not _polls(warp)
                 if not ran and (queue is None or not queue.advance()) and not self._retry_spins(live):
                     clusters.append(self._next_resident(clusters, live))
                     new = [w for cta in clusters[-1].ctas for w in cta.warps]
@@ -401,10 +401,12 @@ class Machine:
     def _retry_spins(self, live: list[Warp]) -> bool:
         """Every warp is blocked or spinning: let the spinning ones look once more. False if nothing can go on."""
         for warp in live:
-            if isinstance(warp.wait, _Spin):
+            if _polls(warp):
                 warp.wait = None
+                for group in warp.groups:
+                    group.wait = None if isinstance(group.wait, _Spin) else group.wait
                 self._run_warp(warp, TURN)
-                if not isinstance(warp.wait, _Spin):
+                if not _polls(warp):
                     return True
         return any(w.wait is None or w.wait.ready() for w in live)
 
@@ -417,7 +419,7 @@ class Machine:
         launch = clusters[0].launch
         resident = sum(len(cluster.ctas) for cluster in clusters)
         room = launch.resident_ctas(self.sm_count) - resident
-        polls = any(isinstance(w.wait, _Spin) for w in live)
+        polls = any(map(_polls, live))
         if polls and self.waiting and room >= len(clusters[0].ctas):
             cluster = Cluster(self, launch, self.waiting.pop())
             if self.checker is not None:
@@ -463,7 +465,10 @@ class Machine:
             if warp.spin is not None or warp.polled:
                 warp.pc = pc
                 if self._spins(warp, pc):
-                    return
+                    warp.spin = None if warp.groups else warp.spin
+                    if not self._block(warp, _Spin(self, self.changes)):
+                        return
+                    pc = -1
         warp.pc = pc
         warp.polled = warp.polled or turn == TURN
         if warp.executed > self.instruction_limit:
@@ -498,6 +503,7 @@ class Machine:
             return -1
         chosen = min(runnable, key=lambda g: g.pc)
         warp.groups = [g for g in merged.values() if g is not chosen]
+        warp.spin = None
         warp.resume(chosen.mask)
         return chosen.pc
 
@@ -515,14 +521,13 @@ class Machine:
         self.changes += 1
 
     def _spins(self, warp: Warp, pc: int) -> bool:
-        """True if the warp is back in the state of an earlier look at memory, and nothing changed since."""
-        if warp.groups or pc < 0:
+        """True if the running lanes are back in the state of an earlier look at memory, and nothing changed since."""
+        if pc < 0:
             warp.spin, warp.polled = None, False
             return False
         spin = warp.spin
         if spin is not None and spin[0] == pc:
             if spin[2] == self.changes and _same_registers(spin[1], warp.regs):
-                warp.wait = _Spin(self, self.changes)
                 return True
             warp.spin = None
         if warp.polled:
@@ -560,6 +565,12 @@ class _AnyGroup:
             f"lanes {mask_bits(g.mask):#010x} at {_line(self.warp, g.pc)}: {g.wait.describe() if g.wait else 'runnable'}"
             for g in self.warp.groups
         )
+
+
+def _polls(warp: Warp) -> bool:
+    """Whether a warp, or lanes of it, are blocked because they poll memory that nobody changes."""
+    groups = warp.groups if isinstance(warp.wait, _AnyGroup) else ()
+    return isinstance(warp.wait, _Spin) or any(isinstance(g.wait, _Spin) for g in groups)
 
 
 def hang_report(warps: list[Warp]) -> str:

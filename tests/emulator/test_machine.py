@@ -194,6 +194,18 @@ def test_clusters_that_wait_for_later_ones_run_beside_them() -> None:
     assert str(caught.value).count("spinning") == 64, "two SMs hold 64 CTAs"
 
 
+def test_lanes_that_poll_let_the_rest_of_their_warp_go_on(ptx_kernel) -> None:
+    """Lane 0 polls a flag that lane 1 sets after it has passed the loop; the loop comes first in the code."""
+    body = f"""{PROLOGUE} st.shared.b32 [%r53], 0;
+    setp.ne.u32 %p1, %r50, 0; @%p1 bra REST;
+    POLL: ld.volatile.shared.b32 %r1, [%r53]; setp.eq.u32 %p2, %r1, 0; @%p2 bra POLL;
+    REST: setp.eq.u32 %p3, %r50, 1; @%p3 st.volatile.shared.b32 [%r53], {{flag}};"""
+    run_ptx(ptx_kernel(body.format(flag=5), 0, module=MODULE), None, 1, 32)
+    with pytest.raises(EmulatorError, match="hangs") as caught:
+        run_ptx(ptx_kernel(body.format(flag=0), 0, module=MODULE), None, 1, 32)
+    assert "diverged" in str(caught.value) or "spinning" in str(caught.value)
+
+
 def test_errors_name_kernel_cta_warp_line_and_source(ptx_kernel) -> None:
     text = ptx_kernel(
         "mov.u32 %r1, %tid.x; setp.lt.u32 %p1, %r1, 32; @%p1 exit;\n.loc 1 7 3\ntrap;", 0, name="mine"
