@@ -104,7 +104,8 @@ class DeviceMode(TorchFunctionMode):
             kwargs = {**kwargs, "pin_memory": False}
         if on_gpu and self.gpu.graph is not None:
             return self._capture(func, args, kwargs, inputs)
-        result = func(*args, **kwargs)
+        run = _in_float32(func) if on_gpu and func in PRODUCTS else func
+        result = run(*args, **kwargs)
         for tensor in self._fresh(result, inputs):
             if on_gpu:
                 self.memory.place(tensor)
@@ -199,6 +200,34 @@ class DeviceMode(TorchFunctionMode):
 
     def _scaled_mm(self, a: torch.Tensor, b: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
         return self.memory.place(scaled_mm(a, b, *args, **kwargs))
+
+
+PRODUCTS = frozenset(
+    getattr(owner, name)
+    for owner in (torch, torch.Tensor)
+    for name in ("matmul", "mm", "bmm", "mv", "dot", "inner", "addmm", "baddbmm", "addmv")
+) | {torch.einsum, torch.tensordot, torch.Tensor.__matmul__, torch.nn.functional.linear}
+"""Matrix products: a GPU sums 16-bit operands in float32 and rounds once, a CPU may round partial sums."""
+
+
+def _in_float32(product: Callable) -> Callable:
+    """A matrix product whose 16-bit operands are widened and whose result is rounded to their type."""
+
+    def run(*args: Any, **kwargs: Any) -> Any:
+        narrow = [t.dtype for t in tensors_in((args, kwargs)) if t.dtype in (torch.float16, torch.bfloat16)]
+        if not narrow or kwargs.get("out") is not None:
+            return product(*args, **kwargs)
+        return product(*_widened(args), **_widened(kwargs)).to(narrow[0])
+
+    return run
+
+
+def _widened(value: Any) -> Any:
+    if isinstance(value, torch.Tensor):
+        return value.float() if value.dtype in (torch.float16, torch.bfloat16) else value
+    if isinstance(value, list | tuple):
+        return type(value)(map(_widened, value))
+    return {k: _widened(v) for k, v in value.items()} if isinstance(value, dict) else value
 
 
 def _getter(name: str) -> Any:

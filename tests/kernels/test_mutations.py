@@ -173,7 +173,7 @@ FAULTS = (
     Fault("tensor memory freed too early", drop_wait(ACC_TAIL), ("race", "tensor-memory"), r"tcgen05\.dealloc.*tcgen05\.(ld|mma)|not allocated"),
     Fault("an arrival too many", edit(RELEASE, r"mbarrier.arrive.shared.b64 _, \1, 3;"), ("mbarrier",), r"more arrivals than the barrier expects"),
     Fault("an arrival too few", edit(r"(mov\.b32 \s*\S+), 4;(?=\s*mbarrier\.init)", r"\1, 5;"), ("hang",), r"(?s)hangs.*pending 1 of 5 arrivals.*arrivals came from"),
-    Fault("rows below the output stored", edit(r"(setp\.ge\.s32 \s*(%p\d+), %r\d+, )(%r\d+)(;\s*@\2 bra[^;]*;)(?=(?:(?!setp\.ge)[\s\S])*?st\.global)", r"\g<1>0x7fffffff\4"), ("out-of-bounds", "double-store"), r"outside every live range|writes too"),
+    Fault("rows below the output stored", edit(r"(setp\.ge\.s32 \s*(%p\d+), %r\d+, )(%r\d+)(;\s*@\2 bra[^;]*;)(?=(?:(?!setp\.ge)[\s\S])*?st\.global)", r"\g<1>0x7fffffff\4"), ("out-of-bounds", "double-store"), r"outside every live range|is read-only|writes too"),
 )  # fmt: skip
 
 
