@@ -3,6 +3,7 @@
 from nvfp4_cute.config import KernelConfig
 from nvfp4_cute.errors import CacheError, ConfigError, EmulatorError, UnsupportedProblem, UnsupportedTarget
 from nvfp4_cute.formats import NVFP4Tensor, dequantize, quantize
+from nvfp4_cute.ops.gemv import gemv
 from nvfp4_cute.ops.grouped_gemm import grouped_gemm
 
 __all__ = [
@@ -14,6 +15,7 @@ __all__ = [
     "UnsupportedProblem",
     "UnsupportedTarget",
     "dequantize",
+    "gemv",
     "grouped_gemm",
     "quantize",
 ]

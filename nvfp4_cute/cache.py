@@ -1,18 +1,19 @@
 """Compiled kernels, remembered for the life of the process."""
 
 import threading
+from typing import Any
 
-from nvfp4_cute.compile import CompiledKernel, KernelKey, compile_grouped_gemm
+from nvfp4_cute.compile import CompiledKernel, KernelKey, compile_grouped_gemm, compile_task
 
 _lock = threading.Lock()
-_kernels: dict[tuple[KernelKey, bool], CompiledKernel] = {}
+_kernels: dict[tuple[Any, bool], CompiledKernel] = {}
 
 
-def get_kernel(key: KernelKey, *, for_emulator: bool = False) -> CompiledKernel:
+def get_kernel(key: Any, *, for_emulator: bool = False) -> CompiledKernel:
     """The kernel of ``key``, compiled on first use (seconds) and found afterwards.
 
     Args:
-        key: what to compile: never sizes or data.
+        key: what to compile, a KernelKey or a ``task.Key``: never sizes or data.
         for_emulator: whether its host code launches on the emulator; such a function is kept apart, since launch
             symbols are resolved when a function is compiled.
     """
@@ -22,5 +23,6 @@ def get_kernel(key: KernelKey, *, for_emulator: bool = False) -> CompiledKernel:
         with _lock:  # two threads that miss together compile once
             kernel = _kernels.get(entry)
             if kernel is None:
-                kernel = _kernels[entry] = compile_grouped_gemm(key)
+                compile_key = compile_grouped_gemm if isinstance(key, KernelKey) else compile_task
+                kernel = _kernels[entry] = compile_key(key)
     return kernel

@@ -59,12 +59,12 @@ class CompiledKernel:
     """A compiled launch function with the artifacts it came from.
 
     Attributes:
-        key: what was compiled.
+        key: what was compiled: a KernelKey, or the key of a task.
         function: host function of CuTe DSL; takes a launch table and a queue.
         ptx: PTX text. cubin: machine code.
     """
 
-    key: KernelKey
+    key: Any
     function: Any
     ptx: str
     cubin: bytes
@@ -85,6 +85,14 @@ def compile_grouped_gemm(key: KernelKey) -> CompiledKernel:
         key.config, key.num_groups, cutlass_dtype(key.out_dtype), key.has_alpha, key.to_name()
     )
     function, ptx, cubin = compile_jit(key.arch, kernel, table_pointer(0), cuda.CUstream(0))
+    return CompiledKernel(key, function, ptx, cubin)
+
+
+def compile_task(key: Any) -> CompiledKernel:
+    """Compile the kernel of a task (``task.Key``)."""
+    import cuda.bindings.driver as cuda
+
+    function, ptx, cubin = compile_jit(key.arch, key.make_kernel(), table_pointer(0), cuda.CUstream(0))
     return CompiledKernel(key, function, ptx, cubin)
 
 

@@ -38,3 +38,26 @@ class Group(IntEnum):
 NUM_COLUMNS = len(Group)
 # Columns that depend on the operands of a launch; the others are fixed by the problem.
 NUM_OPERAND_COLUMNS = Group.OUT_PITCH + 1
+
+
+class Gemv(IntEnum):
+    """Entries of a gemv's table, one row: addresses, strides in bytes (of out: in elements), extents in elements."""
+
+    A = 0
+    B = 1
+    SFA = 2
+    SFB = 3
+    OUT = 4
+    ALPHA = 5  # address of the fp32 factors; unused where the kernel has none
+    A_PITCH = 6
+    A_BATCH = 7
+    B_BATCH = 8
+    SFA_BATCH = 9
+    SFB_BATCH = 10
+    OUT_PITCH = 11
+    OUT_BATCH = 12
+    ALPHA_BATCH = 13  # 0 where one factor serves every batch
+    M = 14
+    K = 15
+    L = 16
+    WARPS_K = 17  # warps of a CTA that share a row

@@ -77,6 +77,31 @@ def grouped_gemm_reference(
     return outputs
 
 
+def gemv_reference(
+    a: torch.Tensor,
+    b: torch.Tensor,
+    a_scale: torch.Tensor,
+    b_scale: torch.Tensor,
+    alpha: float | torch.Tensor | None = None,
+    out_dtype: torch.dtype = torch.bfloat16,
+    *,
+    scale_layout: ScaleLayout = "blocked",
+) -> torch.Tensor:
+    """``alpha * (a * a_scale) @ (b * b_scale)``: a grouped GEMM of one group with N = 1, rounded as that is.
+
+    Args:
+        a: uint8 or float4_e2m1fn_x2, ``[M, K/2]``. b: the same, ``[K/2]``.
+        a_scale: of ``a``, and b_scale: of a matrix with one row; as in :func:`grouped_gemm_reference`.
+        alpha: a number, or a float32 tensor of one element, or None.
+
+    Returns:
+        ``[M]`` of ``out_dtype``.
+    """
+    alphas = None if alpha is None else torch.as_tensor(alpha, dtype=torch.float32).reshape(1)
+    operands = ([a], [b.unsqueeze(0)], [a_scale], [b_scale])
+    return grouped_gemm_reference(*operands, alphas, out_dtype, scale_layout=scale_layout)[0][:, 0]
+
+
 def expand_operand(data: torch.Tensor, scale: torch.Tensor, scale_layout: ScaleLayout) -> torch.Tensor:
     """``value * scale`` of one operand in float64, exactly.
 

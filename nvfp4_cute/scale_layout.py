@@ -152,6 +152,50 @@ def as_blocked(scale: torch.Tensor, rows: int, k: int) -> torch.Tensor:
     return ordered.view(size)
 
 
+def as_blocked_batches(scale: torch.Tensor, rows: int, k: int, batches: int) -> torch.Tensor:
+    """View the blocked scales of a batch of operands as bytes, without a copy.
+
+    Three forms are accepted, told apart by shape: contiguous ``[l, rm, rk, 32, 4, 4]``; ``(32, 4, rm, 4, rk, l)``, its
+    permuted view ``(3, 4, 1, 5, 2, 0)``; and for one batch whatever :func:`as_blocked` takes. Batches may lie further
+    apart than they are long.
+
+    Args:
+        scale: uint8 or float8_e4m3fn in one of the forms.
+        rows: M or N of one operand, without padding.
+        k: K in elements.
+        batches: l.
+
+    Returns:
+        uint8 ``[l, rm * rk * 512]``, unit stride in a batch, sharing storage with ``scale``.
+
+    Raises:
+        TypeError: another dtype.
+        ValueError: ``k`` is no multiple of 16, or the shape or the strides fit none of the forms.
+    """
+    _check_dtype(scale)
+    rm, rk = atom_counts(rows, num_k_blocks(k))
+    straight, permuted = (batches, rm, rk, *ATOM_SHAPE), (32, 4, rm, 4, rk, batches)
+    shape = tuple(scale.shape)
+    if shape not in (straight, permuted) and batches == 1:
+        return as_blocked(scale, rows, k).unsqueeze(0)
+    if shape not in (straight, permuted):
+        raise ValueError(
+            f"blocked scales of {batches} batches of {rows} rows and K={k} have shape [{_letters(straight)}] or the "
+            f"permuted view ({_letters(permuted)}); got {shape}; convert row-major scales with scale_layout.to_blocked"
+        )
+    ordered = scale.view(torch.uint8)
+    if shape != straight:
+        ordered = ordered.permute(5, 2, 4, 0, 1, 3)
+    if batches and not ordered[0].is_contiguous():
+        raise ValueError(
+            f"blocked scales of shape {shape} must lie in memory as [l, rm, rk, 32, 4, 4], contiguous in every batch; "
+            f"got strides {scale.stride()}; copy them with .contiguous() in that order"
+        )
+    return (
+        ordered.view(batches, rm * rk * ATOM_BYTES) if batches else ordered.reshape(0, rm * rk * ATOM_BYTES)
+    )
+
+
 def _shape_fix(shape: Sequence[int], rows: int, k: int, permuted: Sequence[int]) -> str:
     """What the caller probably has, and what to do about it."""
     if tuple(shape) == (rows, k // SF_VEC_SIZE):

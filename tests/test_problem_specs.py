@@ -1,4 +1,4 @@
-"""problems/: the specifications of the three competition problems that have no kernel here yet."""
+"""problems/: the specifications of three competition problems, side by side."""
 
 import pytest
 

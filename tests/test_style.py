@@ -28,9 +28,9 @@ LAYERS = (
     ("schedule", "speed_of_light", "footprint", "plot", "reference", "emulator"),
     ("arch",),
     ("select",),
-    ("compile",),
+    ("compile", "simt_keys"),
     ("cache",),
-    ("launch",),
+    ("launch", "task"),
     ("backends",),
     ("ops",),
     ("",),  # nvfp4_cute/__init__.py: the public names

@@ -9,6 +9,7 @@ import torch
 from nvfp4_cute import env, targets
 from nvfp4_cute.config import KernelConfig
 from nvfp4_cute.problem import GroupedOperands, GroupedProblem
+from nvfp4_cute.task import Task
 
 # What precedes the name of the GPU to emulate: "emulator:RTX 5090", "emulator:sm_120a".
 EMULATOR_OF = "emulator:"
@@ -33,11 +34,27 @@ def resolve(name: str, device: torch.device) -> str:
 
 
 def get(name: str, device: torch.device) -> Run:
-    """The run function of a backend. A backend is imported when it is first asked for: only some need cutlass.
+    """The run function of a backend for grouped problems.
 
     Raises:
         ValueError: ``name`` is unknown. UnsupportedTarget: the GPU to emulate is unknown.
     """
+    return _function("run", name, device)
+
+
+def run_task(name: str, task: Task) -> None:
+    """Run a task on a backend; a task without work is a no-op.
+
+    Raises:
+        ValueError: ``name`` is unknown, or is not for the task's device. UnsupportedTarget: no kernel for the GPU.
+    """
+    run = _function("run_task", name, task.device)
+    if not task.is_empty:
+        run(task)
+
+
+def _function(function: str, name: str, device: torch.device) -> Callable[..., None]:
+    """A function of a backend, which is imported when it is first asked for: only some need cutlass."""
     module, _, target = resolve(name, device).partition(":")
-    run = import_module(f"{__name__}.{module}").run
+    run = getattr(import_module(f"{__name__}.{module}"), function)
     return partial(run, target=targets.lookup(target)) if target else run

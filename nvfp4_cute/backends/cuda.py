@@ -3,11 +3,14 @@
 import torch
 
 from nvfp4_cute.arch import ARCHS
+from nvfp4_cute.cache import get_kernel
+from nvfp4_cute.compile import table_pointer
 from nvfp4_cute.config import KernelConfig
 from nvfp4_cute.errors import UnsupportedTarget
 from nvfp4_cute.launch import make_plan
 from nvfp4_cute.problem import GroupedOperands, GroupedProblem
 from nvfp4_cute.targets import arch_of_capability
+from nvfp4_cute.task import Task
 
 
 def arch_of_device(device: torch.device) -> str:
@@ -27,12 +30,32 @@ def run(problem: GroupedProblem, operands: GroupedOperands, config: KernelConfig
     Raises:
         ValueError: CPU operands. UnsupportedTarget: a GPU without a kernel.
     """
-    device = operands.device
-    if device.type != "cuda":
-        raise ValueError(
-            f'backend="cuda" takes CUDA tensors; operands are on {device}: move them with .cuda()'
-        )
+    device = _check_device(operands.device)
     sm_count = torch.cuda.get_device_properties(device).multi_processor_count
     plan = make_plan(problem, arch_of_device(device), sm_count, config)
     with torch.cuda.device(device):
         plan.launch(operands, torch.cuda.current_stream(device).cuda_stream)
+
+
+def run_task(task: Task) -> None:
+    """Launch on the current queue of the task's device; does not wait.
+
+    Raises:
+        ValueError: CPU operands. UnsupportedTarget: a GPU without a kernel.
+    """
+    import cuda.bindings.driver as cuda
+
+    device = _check_device(task.device)
+    kernel = get_kernel(task.key(arch_of_capability(torch.cuda.get_device_capability(device))))
+    table = task.table()
+    with torch.cuda.device(device):
+        queue = cuda.CUstream(torch.cuda.current_stream(device).cuda_stream)
+        kernel.function(table_pointer(table.ctypes.data), queue)
+
+
+def _check_device(device: torch.device) -> torch.device:
+    if device.type != "cuda":
+        raise ValueError(
+            f'backend="cuda" takes CUDA tensors; operands are on {device}: move them with .cuda()'
+        )
+    return device

@@ -8,11 +8,14 @@ from typing import Any
 
 import torch
 
+from nvfp4_cute.cache import get_kernel
+from nvfp4_cute.compile import table_pointer
 from nvfp4_cute.config import KernelConfig
 from nvfp4_cute.emulator.driver import Emulator, prepare_cutlass
 from nvfp4_cute.launch import Plan, make_plan
 from nvfp4_cute.problem import GroupedOperands, GroupedProblem
 from nvfp4_cute.targets import B200, Target
+from nvfp4_cute.task import Task
 
 
 @dataclass
@@ -79,21 +82,44 @@ def run(
     Raises:
         ValueError: CUDA operands. EmulatorError: the kernel broke a rule of the machine.
     """
-    if operands.device.type != "cpu":
-        raise ValueError(
-            f'backend="emulator" takes CPU tensors; operands are on {operands.device}: move them with .cpu()'
-        )
-    observer = _observer.get()
-    settings = observer or Observer()
-    with on_emulator(settings.progress, mode=settings.mode, check=settings.check, target=target) as emulator:
+    with _emulated(operands.device, target) as (observer, emulator):
         plan = make_plan(problem, target.arch, target.num_sms, config, for_emulator=True)
         emulator.register(plan.kernel.ptx)
         for name, tensor, writable in _tensors(operands):
             emulator.add_range(name, tensor.data_ptr(), _span_bytes(tensor), writable)
         plan.launch(operands)
-    if observer:
-        observer.plans.append(plan)
-        observer.stats.append(emulator.stats)
+    observer.plans.append(plan)
+    observer.stats.append(emulator.stats)
+
+
+def run_task(task: Task, target: Target = B200) -> None:
+    """Execute the kernel of ``target`` on CPU operands and return when it is done.
+
+    Raises:
+        ValueError: CUDA operands. EmulatorError: the kernel broke a rule of the machine.
+    """
+    import cuda.bindings.driver as cuda
+
+    with _emulated(task.device, target) as (observer, emulator):
+        kernel = get_kernel(task.key(target.arch), for_emulator=True)
+        emulator.register(kernel.ptx)
+        for name, tensor, writable in task.tensors():
+            emulator.add_range(name, tensor.data_ptr(), _span_bytes(tensor), writable)
+        table = task.table()
+        kernel.function(table_pointer(table.ctypes.data), cuda.CUstream(0))
+    observer.stats.append(emulator.stats)
+
+
+@contextmanager
+def _emulated(device: torch.device, target: Target) -> Iterator[tuple[Observer, Emulator]]:
+    """The emulated GPU as the block's observer wants it, and that observer."""
+    if device.type != "cpu":
+        raise ValueError(
+            f'backend="emulator" takes CPU tensors; operands are on {device}: move them with .cpu()'
+        )
+    observer = _observer.get() or Observer()
+    with on_emulator(observer.progress, mode=observer.mode, check=observer.check, target=target) as emulator:
+        yield observer, emulator
 
 
 def _tensors(operands: GroupedOperands) -> Iterator[tuple[str, torch.Tensor, bool]]:

@@ -1,1 +1,1 @@
-"""GPU MODE nvfp4_gemv: specification."""
+"""GPU MODE nvfp4_gemv: specification, inputs, reference, adapter."""

@@ -44,13 +44,14 @@ def check(
             f"LENGTH MISMATCH: received {len(received)} outputs, expected {len(expected)} (one a group)",
         )
     for group, (got, want) in enumerate(zip(received, expected, strict=True)):
-        fault = _fault(got, want, rtol, atol)
-        if fault:
-            return False, f"mismatch in group {group}: {fault}"
+        message = fault(got, want, rtol, atol)
+        if message:
+            return False, f"mismatch in group {group}: {message}"
     return True, ""
 
 
-def _fault(received: torch.Tensor, expected: torch.Tensor, rtol: float, atol: float) -> str:
+def fault(received: torch.Tensor, expected: torch.Tensor, rtol: float, atol: float) -> str:
+    """Why one tensor is not accepted, or the empty string."""
     if received.shape != expected.shape:
         return f"SIZE MISMATCH: received {list(received.shape)}, expected {list(expected.shape)}"
     for kind, is_kind in (("NaN", torch.isnan), ("+INF", torch.isposinf), ("-INF", torch.isneginf)):

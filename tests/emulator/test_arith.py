@@ -109,6 +109,21 @@ def test_wide_product_and_sum(elementwise, type_: str) -> None:
     )
 
 
+@pytest.mark.parametrize("types", ["s32.s32", "u32.u32", "s32.u32", "u32.s32"])
+def test_products_of_bytes(elementwise, types: str) -> None:
+    a, b = pairs(32)
+    c = np.arange(len(a), dtype=np.uint32) * np.uint32(0x3FFFFFFF)
+    views = [(lambda v: signed(v, 8)) if type_ == "s32" else (lambda v: v) for type_ in types.split(".")]
+
+    def dot(x: int, y: int) -> int:
+        shifts = range(0, 32, 8)
+        return sum(views[0](x >> i & 255) * views[1](y >> i & 255) for i in shifts)
+
+    cases = zip(a.tolist(), b.tolist(), c.tolist(), strict=True)
+    want = np.array([(dot(x, y) + z) & 0xFFFFFFFF for x, y, z in cases], np.uint32)
+    elementwise(f"dp4a.{types} %d, %a, %b, %c;", {"a": a, "b": b, "c": c}, {"d": np.uint32}, {"d": want})
+
+
 def test_saturating_add(elementwise) -> None:
     a, b = pairs(32)
     total = a.view(np.int32).astype(np.int64) + b.view(np.int32)

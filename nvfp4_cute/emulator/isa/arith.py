@@ -226,6 +226,29 @@ def mul24(inst: Inst, b: Builder) -> Step:
     return put_step(b, inst.operands[0], compute, "u32")
 
 
+@handler("dp4a")
+def dp4a(inst: Inst, b: Builder) -> Step:
+    """dp4a.atype.btype d, a, b, c: c plus the products of the four bytes of a and b, wrapped (PTX ISA 9.7.1.23)."""
+    mods = Mods(inst)
+    types = mods.types()
+    if len(types) != 2 or not set(types) <= {"u32", "s32"}:
+        raise inst.unsupported(f"expected two of .u32 and .s32, found {types}")
+    mods.done()
+    dest, *factors, addend = inst.operands
+    reads = [b.read(operand, "u32") for operand in factors]
+    read_c = b.read(addend, "u32")
+    bytes_ = [np.dtype(np.int8 if type_ == "s32" else np.uint8) for type_ in types]
+
+    def compute(warp: "Warp") -> Any:
+        x, y = (
+            np.ascontiguousarray(as_array(read(warp), np.uint32)).view(dtype).reshape(32, 4).astype(np.int32)
+            for read, dtype in zip(reads, bytes_, strict=True)
+        )
+        return (x * y).sum(axis=1, dtype=np.int32).view(np.uint32) + as_array(read_c(warp), np.uint32)
+
+    return put_step(b, dest, compute, "u32")
+
+
 def integer_mul_mad(inst: Inst, b: Builder, mods: Mods, type_: str) -> Step:
     """mul/mad .lo/.hi/.wide on integers."""
     part = mods.one_of("lo", "hi", "wide")

@@ -208,6 +208,7 @@ def lop3(inst: Inst, b: Builder) -> Step:
     return put_step(b, inst.operands[0], mixed, type_)
 
 
+_NIBBLES = np.arange(0, 16, 4, dtype=np.uint32)
 _PRMT_MODES = {
     "f4e": lambda s, i: s + i,
     "b4e": lambda s, i: (s - i) & 7,
@@ -238,17 +239,24 @@ def permute(inst: Inst, b: Builder) -> Step:
             result |= byte << 8 * i
         return result
 
-    lanes = per_lane(one, reads, type_)
+    if mode is not None:
+        return put_step(b, inst.operands[0], per_lane(one, reads, type_), type_)
 
     def fast(warp: "Warp") -> Any:
         x, y, selector = (r(warp) for r in reads)
-        if mode is not None or selector.__class__ is np.ndarray or selector & 0x8888:
-            return lanes(warp)
-        if x.__class__ is not np.ndarray and y.__class__ is not np.ndarray:
+        if all(value.__class__ is not np.ndarray for value in (x, y, selector)):
             return one(x, y, selector)
         sources = np.empty((32, 2), np.uint32)
         sources[:, 0], sources[:, 1] = x, y
-        picks = [selector >> 4 * i & 7 for i in range(4)]
-        return np.ascontiguousarray(sources.view(np.uint8)[:, picks]).view(np.uint32).reshape(32)
+        if selector.__class__ is np.ndarray:
+            picks = selector[:, None] >> _NIBBLES & np.uint32(15)
+            chosen = np.take_along_axis(
+                sources.view(np.uint8), (picks & np.uint32(7)).astype(np.intp), axis=1
+            )
+        else:
+            picks = selector >> _NIBBLES & np.uint32(15)
+            chosen = sources.view(np.uint8)[:, picks & np.uint32(7)]
+        signs = (chosen.view(np.int8) >> 7).view(np.uint8)
+        return np.ascontiguousarray(np.where(picks & np.uint32(8), signs, chosen)).view(np.uint32).reshape(32)
 
     return put_step(b, inst.operands[0], fast, type_)

@@ -311,17 +311,29 @@ def _to_packed(inst: Inst, b: Builder, mods: Mods, dest: str, source: str, round
     narrow = dest.removesuffix("x2")
     element = PACKED_BITS.get(dest, 16)
     register = type_bytes(dest) if dest in TYPE_BYTES else element * 2 // 8
+    encode = _packed_encoder(narrow, rounding, satfinite)
+
+    def pack(high: np.ndarray, low: np.ndarray) -> np.ndarray:
+        high, low = (_clamp(values, False, relu) for values in (high, low))
+        return encode(high) << np.uint32(element) | encode(low)
+
+    if source in PACKED_BITS:
+        # A source of at most 16 bits: every result at once, and a look-up an execution.
+        width = 2 * PACKED_BITS[source]
+        every = np.arange(1 << width, dtype=UNSIGNED[width // 8])
+        table = pack(*_packed_values(every, source)).astype(UNSIGNED[register])
+        words = b.read(inst.operands[1], f"b{width}")
+        return put_step(b, inst.operands[0], lambda warp: table[words(warp)], f"u{8 * register}")
     if source == "f32":
         if dest in ("f16x2", "bf16x2") and rounding == "rn" and not (relu or satfinite):
             return _pack_nearest(inst, b, dest)
         pair = [_float_reader(b, o, "f32") for o in inst.operands[1:3]]
     else:
         pair = _packed_readers(b, inst, source)
-    encode = _packed_encoder(narrow, rounding, satfinite)
 
     def compute(warp: "Warp") -> Any:
-        high, low = (_clamp(read(warp), False, relu) for read in pair)
-        word = encode(high) << np.uint32(element) | encode(low)
+        high, low = (read(warp) for read in pair)
+        word = pack(high, low)
         return _dual(
             np.broadcast_to(word, np.broadcast_shapes(high.shape, low.shape)).astype(UNSIGNED[register])
         )
@@ -360,22 +372,23 @@ def _pack_nearest(inst: Inst, b: Builder, dest: str) -> Step:
 
 
 def _packed_readers(b: Builder, inst: Inst, source: str) -> "list[Callable[[Warp], np.ndarray]]":
-    """Readers of the high and the low element of a packed source, as float64."""
+    """Readers of the high and the low element of an f16x2 or bf16x2 source, as float64."""
+    read: Reader = b.read(inst.operands[1], "b32")
+
+    def half(place: int) -> "Callable[[Warp], np.ndarray]":
+        return lambda warp: _packed_values(_array(read(warp), np.uint32), source)[place]
+
+    return [half(0), half(1)]
+
+
+def _packed_values(words: np.ndarray, source: str) -> tuple[np.ndarray, np.ndarray]:
+    """The high and the low elements of packed words, as float64."""
     name = source.removesuffix("x2")
     element = PACKED_BITS.get(source, 16)
-    width = 8 * type_bytes(source) if source in TYPE_BYTES else 2 * element
-    read: Reader = b.read(inst.operands[1], f"b{width}")
     mask = (1 << element) - 1
-
-    def half(shift: int) -> "Callable[[Warp], np.ndarray]":
-        def decode(warp: "Warp") -> np.ndarray:
-            words = _array(read(warp), UNSIGNED[width // 8])
-            codes = (words >> shift & mask).astype(np.uint16)
-            return decode_ue8m0(codes) if name == "ue8m0" else floats.decode(codes, name)
-
-        return decode
-
-    return [half(element), half(0)]
+    codes = ((words >> shift & mask).astype(np.uint16) for shift in (element, 0))
+    high, low = (decode_ue8m0(c) if name == "ue8m0" else floats.decode(c, name) for c in codes)
+    return high, low
 
 
 def decode_ue8m0(codes: np.ndarray) -> np.ndarray:

@@ -298,6 +298,8 @@ def _any_nan(args: list[np.ndarray]) -> np.ndarray:
 
 def _narrow_fma(name: str, a: np.ndarray, b: np.ndarray, c: np.ndarray) -> np.ndarray:
     """fma of f16/bf16 values with one rounding; the result is exact in float32, so storing does not round again."""
+    if name == "f16":  # NumPy rounds float64 to half once
+        return floats.fma_odd(a, b, c).astype(np.float16).astype(np.float32)
     codes = floats.encode(floats.fma_odd(a, b, c), name)
     return floats.decode(codes.astype(np.uint16), name).astype(np.float32)
 

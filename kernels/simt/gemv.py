@@ -1,0 +1,323 @@
+"""Batched NVFP4 matrix times vector, on CUDA cores: c[m, l] = alpha[l] * sum over k of (A * SFA)[m, k, l] (b * SFB)[k, l].
+
+A (M, K, L) and b (K, L) e2m1, two values a byte, K-major; SFA, SFB e4m3 in the 128x4 blocked layout, read in place; c
+fp16, bf16 or fp32. Memory-bound: A is read once, 16 bytes a lane and 256 contiguous bytes a row, past L1.
+
+Work: a warp has 8 rows of one scale atom: lane l has rows r, r + 32, r + 64, r + 96 with r = 2 u + l / 16 (u: the unit
+in the atom, 0 to 15), whose scales for 64 values of K are 16 consecutive bytes. Sixteen lanes lie side by side along
+K, one piece of 32 values each, so one step of a warp covers 512. ``WARPS_K`` warps of a CTA take a row's steps in turn.
+
+Registers roll: ``NUM_STAGE`` pieces of each row are held, and as soon as one is used, the load of the piece
+``NUM_STAGE`` steps further is issued into its registers.
+
+Order of summation. The dot product of a block of 16 is exact (``block_dot``), and so is its product with the two
+scales: 12 + 8 bits in fp32. So every block costs one rounding, that of its addition. A lane adds its blocks in
+ascending k, starting from 0; lanes are added by distance 8, 4, 2, 1; warps in ascending order. Which lane and warp has
+a block depends on k and K alone. Then times alpha, then one rounding to the output type.
+"""
+
+from dataclasses import dataclass, replace
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import Float32, Int32, Int64, Uint32
+from cutlass.memory import SmemAllocator
+
+from nvfp4_cute.arch.simt import (
+    GEMV_LANES_K,
+    GEMV_PIECE_K,
+    GEMV_ROWS_PER_LANE,
+    GEMV_ROWS_PER_WARP,
+    GEMV_WARPS,
+    WARP_SIZE,
+)
+from nvfp4_cute.launch_table import Gemv
+from nvfp4_cute.scale_layout import ATOM_BYTES, ATOM_COLS, ATOM_ROWS, SF_VEC_SIZE
+
+from . import ptx
+from .block_dot import WORDS_PER_BLOCK, ByteDot, HalfDot
+
+PIECE_BYTES = GEMV_PIECE_K // 2
+PIECE_WORDS = PIECE_BYTES // 4
+BLOCKS_PER_PIECE = GEMV_PIECE_K // SF_VEC_SIZE
+PIECES_PER_ATOM = ATOM_COLS // BLOCKS_PER_PIECE
+UNITS_PER_ATOM = ATOM_ROWS // GEMV_ROWS_PER_WARP
+# Pieces of every row that a lane holds: what is on its way from memory while one of them is computed.
+NUM_STAGE = 2
+# 1 / 4 in two halves: the block dot products come out times 4.
+QUARTER_F16X2 = 0x34003400
+# CTAs of an SM that the registers must allow.
+MIN_BLOCKS = 2
+# Nearly all of the unified memory serves as L1, where the vector and its scales stay.
+SMEM_CARVEOUT_PERCENT = 5
+
+
+@dataclass(frozen=True)
+class GemvOperands:
+    """What one batch reads and writes. Addresses and byte strides Int64, extents Int32; ``out_pitch`` in elements."""
+
+    a: Int64
+    b: Int64
+    sfa: Int64
+    sfb: Int64
+    out: Int64
+    alpha: Int64
+    a_pitch: Int64
+    out_pitch: Int64
+    m: Int32
+    k: Int32
+    warps_k: Int32
+
+
+@dataclass(frozen=True)
+class GemvSource:
+    """Where a lane reads: addresses of K = 0 in its rows (Int64 each), the vector, and the scales of both."""
+
+    rows: list
+    b: Int64
+    sfa: Int64
+    sfb: Int64
+    scale_shift: Uint32
+
+
+@dataclass(frozen=True)
+class GemvStage:
+    """Registers of one piece, Uint32: a (WORD, ROW), sfa (ROW), b (WORD), sfb (1)."""
+
+    a: cute.Tensor
+    sfa: cute.Tensor
+    b: cute.Tensor
+    sfb: cute.Tensor
+
+
+class GemvKernel:
+    """One compiled variant.
+
+    Args:
+        out_dtype: cutlass.Float16, BFloat16 or Float32.
+        has_alpha: whether results are multiplied by a factor.
+        has_fp4_convert: whether e2m1 conversions are instructions.
+        name: what the kernel is called in profilers and in the emulator's reports.
+    """
+
+    def __init__(self, out_dtype: type, has_alpha: bool, has_fp4_convert: bool, name: str):
+        self.out_dtype = out_dtype
+        self.has_alpha = has_alpha
+        self.dot = HalfDot if has_fp4_convert else ByteDot
+        self.name = name
+
+    @cute.jit
+    def __call__(self, table: cute.Pointer, queue):
+        """Launch: one CTA for the rows of ``GEMV_WARPS / WARPS_K`` warps, batches along y.
+
+        Args:
+            table: Int64 in host memory: ``launch_table.Gemv``.
+            queue: CUstream.
+        """
+        t = cute.make_tensor(table, cute.make_layout(len(Gemv)))
+        m, k, warps_k = Int32(t[Gemv.M]), Int32(t[Gemv.K]), Int32(t[Gemv.WARPS_K])
+        operands = GemvOperands(
+            a=t[Gemv.A],
+            b=t[Gemv.B],
+            sfa=t[Gemv.SFA],
+            sfb=t[Gemv.SFB],
+            out=t[Gemv.OUT],
+            alpha=t[Gemv.ALPHA],
+            a_pitch=t[Gemv.A_PITCH],
+            out_pitch=t[Gemv.OUT_PITCH],
+            m=m,
+            k=k,
+            warps_k=warps_k,
+        )
+        strides = [
+            t[column]
+            for column in (
+                Gemv.A_BATCH,
+                Gemv.B_BATCH,
+                Gemv.SFA_BATCH,
+                Gemv.SFB_BATCH,
+                Gemv.OUT_BATCH,
+                Gemv.ALPHA_BATCH,
+            )
+        ]
+        units = cute.ceil_div(m, ATOM_ROWS) * UNITS_PER_ATOM
+        self.kernel.set_name_prefix(self.name)
+        self.kernel(operands, strides).launch(
+            grid=(cute.ceil_div(units, GEMV_WARPS // warps_k), Int32(t[Gemv.L]), 1),
+            block=(GEMV_WARPS * WARP_SIZE, 1, 1),
+            min_blocks_per_mp=MIN_BLOCKS,
+            preferred_smem_carveout=SMEM_CARVEOUT_PERCENT,
+            stream=queue,
+        )
+
+    @cute.kernel
+    def kernel(self, operands: GemvOperands, strides: list):
+        """Accumulate, add up lanes, then warps, and store."""
+        tidx, _, _ = cute.arch.thread_idx()
+        block_idx, batch, _ = cute.arch.block_idx()
+        warp_idx, lane = cute.arch.make_warp_uniform(tidx // WARP_SIZE), tidx % WARP_SIZE
+        warps_k, warps_m = operands.warps_k, GEMV_WARPS // operands.warps_k
+        unit = block_idx * warps_m + warp_idx // warps_k
+        a_batch, b_batch, sfa_batch, sfb_batch, out_batch, alpha_batch = strides
+
+        # (WARP, ROW): row = row_lane + 2 * (place among the lane's rows)
+        sums = SmemAllocator().allocate_tensor(
+            Float32, cute.make_layout((GEMV_WARPS, GEMV_ROWS_PER_WARP), stride=(GEMV_ROWS_PER_WARP, 1)), 16
+        )
+        own = replace(
+            operands,
+            a=operands.a + batch * a_batch,
+            b=operands.b + batch * b_batch,
+            sfa=operands.sfa + batch * sfa_batch,
+            sfb=operands.sfb + batch * sfb_batch,
+        )
+        acc = self.accumulate(make_source(own, unit, lane), operands.k, warps_k, warp_idx % warps_k, lane)
+        for i in cutlass.range_constexpr(GEMV_ROWS_PER_LANE):
+            total = acc[i]
+            for distance in (8, 4, 2, 1):
+                total = total + cute.arch.shuffle_sync_bfly(total, offset=distance)
+            if lane % GEMV_LANES_K == 0:
+                sums[warp_idx, lane // GEMV_LANES_K + 2 * i] = total
+        cute.arch.sync_threads()
+
+        if tidx < warps_m * GEMV_ROWS_PER_WARP:
+            first_warp = tidx // GEMV_ROWS_PER_WARP * warps_k
+            place = tidx % GEMV_ROWS_PER_WARP
+            total = sums[first_warp, place]
+            for w in cutlass.range(1, warps_k, unroll=1):
+                total = total + sums[first_warp + w, place]
+            row = first_row(block_idx * warps_m + tidx // GEMV_ROWS_PER_WARP, place % 2) + 32 * (place // 2)
+            if row < operands.m:
+                if cutlass.const_expr(self.has_alpha):
+                    total = total * global_scalar(Float32, operands.alpha + batch * alpha_batch)[0]
+                element = Int64(row) * operands.out_pitch + batch * out_batch
+                out = global_scalar(self.out_dtype, operands.out + element * (self.out_dtype.width // 8))
+                out[0] = total.to(self.out_dtype)
+
+    @cute.jit
+    def accumulate(self, source: GemvSource, k: Int32, warps_k: Int32, k_warp: Int32, lane: Int32):
+        """What this lane adds up for each of its rows: Float32 (ROW)."""
+        acc = cute.make_rmem_tensor(GEMV_ROWS_PER_LANE, Float32)
+        acc.fill(0.0)
+        num_pieces, stride = k // GEMV_PIECE_K, GEMV_LANES_K * warps_k
+        first = lane % GEMV_LANES_K + GEMV_LANES_K * k_warp
+        stages = [make_stage() for _ in range(NUM_STAGE)]
+        for s in cutlass.range_constexpr(NUM_STAGE):
+            load_vector(stages[s], source, first + s * stride, first + s * stride < num_pieces)
+            load_scales(stages[s], source, first + s * stride, first + s * stride < num_pieces)
+            for i in cutlass.range_constexpr(GEMV_ROWS_PER_LANE):
+                load_row(stages[s], source, i, first + s * stride, first + s * stride < num_pieces)
+        piece = first
+        while piece < num_pieces:
+            for s in cutlass.range_constexpr(NUM_STAGE):
+                if piece < num_pieces:
+                    self.add_piece(acc, stages[s], source, piece + NUM_STAGE * stride, num_pieces)
+                piece += stride
+        # K % 32 == 16 leaves one block, to the lane whose turn it is.
+        if k % GEMV_PIECE_K != 0 and first == num_pieces % stride:
+            self.add_last_block(acc, source, num_pieces)
+        return acc
+
+    def add_piece(
+        self, acc: cute.Tensor, stage: GemvStage, source: GemvSource, ahead: Int32, num_pieces: Int32
+    ):
+        """Add the two blocks of a piece to every row, and load piece ``ahead`` in their place."""
+        valid = ahead < num_pieces
+        vector = [word for w in range(PIECE_WORDS) for word in self.dot.decode_vector(stage.b[w])]
+        scale_b = quarter_scales(stage.sfb[0] >> source.scale_shift)
+        scales_a = [stage.sfa[i] >> source.scale_shift for i in range(GEMV_ROWS_PER_LANE)]
+        load_vector(stage, source, ahead, valid)
+        load_scales(stage, source, ahead, valid)
+        half = len(vector) // BLOCKS_PER_PIECE
+        for i in range(GEMV_ROWS_PER_LANE):
+            words = [stage.a[w, i] for w in range(PIECE_WORDS)]
+            factors = scale_products(scales_a[i], scale_b)
+            for block in range(BLOCKS_PER_PIECE):
+                packed = words[WORDS_PER_BLOCK * block : WORDS_PER_BLOCK * (block + 1)]
+                product = self.dot.block(packed, vector[half * block : half * (block + 1)])
+                acc[i] = ptx.fma_f32(product, factors[block], acc[i])
+            load_row(stage, source, i, ahead, valid)
+
+    def add_last_block(self, acc: cute.Tensor, source: GemvSource, piece: Int32):
+        """Add the first block of ``piece``, 8 bytes a row."""
+        offset, atom = piece * PIECE_BYTES, piece // PIECES_PER_ATOM * ATOM_BYTES
+        packed = ptx.load_words(source.b + offset, WORDS_PER_BLOCK, ptx.KEEP)
+        vector = [word for w in packed for word in self.dot.decode_vector(w)]
+        scale_b = quarter_scales(ptx.load_words(source.sfb + atom, 1, ptx.KEEP)[0] >> source.scale_shift)
+        scales_a = ptx.load_words(source.sfa + atom, GEMV_ROWS_PER_LANE, ptx.KEEP)
+        for i in range(GEMV_ROWS_PER_LANE):
+            packed = ptx.load_words(source.rows[i] + offset, WORDS_PER_BLOCK, ptx.KEEP)
+            factor = scale_products(scales_a[i] >> source.scale_shift, scale_b)[0]
+            acc[i] = ptx.fma_f32(self.dot.block(packed, vector), factor, acc[i])
+
+
+def make_source(operands: GemvOperands, unit: Int32, lane: Int32) -> GemvSource:
+    """What a lane of work unit ``unit`` reads."""
+    row = first_row(unit, lane // GEMV_LANES_K)
+    atoms = Int64(unit // UNITS_PER_ATOM) * cute.ceil_div(operands.k, PIECES_PER_ATOM * GEMV_PIECE_K)
+    return GemvSource(
+        # Rows beyond M are read as the last one, and dropped in the end; their scales are padding that exists.
+        rows=[
+            operands.a + Int64(cutlass.min(row + 32 * i, operands.m - 1)) * operands.a_pitch
+            for i in range(GEMV_ROWS_PER_LANE)
+        ],
+        b=operands.b,
+        sfa=operands.sfa + atoms * ATOM_BYTES + row % 32 * 16,
+        sfb=operands.sfb,
+        # Which half of a scale word is a lane's own: the same for all of its pieces.
+        scale_shift=Uint32(lane % PIECES_PER_ATOM * BLOCKS_PER_PIECE * 8),
+    )
+
+
+def first_row(unit: Int32, row_lane: Int32) -> Int32:
+    """First of the four rows, 32 apart, of a half warp in work unit ``unit``."""
+    return unit // UNITS_PER_ATOM * ATOM_ROWS + unit % UNITS_PER_ATOM * 2 + row_lane
+
+
+def make_stage() -> GemvStage:
+    """Registers of one stage."""
+    return GemvStage(
+        a=cute.make_rmem_tensor((PIECE_WORDS, GEMV_ROWS_PER_LANE), Uint32),
+        sfa=cute.make_rmem_tensor(GEMV_ROWS_PER_LANE, Uint32),
+        b=cute.make_rmem_tensor(PIECE_WORDS, Uint32),
+        sfb=cute.make_rmem_tensor(1, Uint32),
+    )
+
+
+def load_row(stage: GemvStage, source: GemvSource, i: int, piece: Int32, valid) -> None:
+    """A lane's piece of row ``i``."""
+    for w, word in enumerate(
+        ptx.load_words(source.rows[i] + piece * PIECE_BYTES, PIECE_WORDS, ptx.STREAM, valid)
+    ):
+        stage.a[w, i] = word
+
+
+def load_scales(stage: GemvStage, source: GemvSource, piece: Int32, valid) -> None:
+    """The scale words of all rows; two lanes read the same."""
+    atom = piece // PIECES_PER_ATOM * ATOM_BYTES
+    for i, word in enumerate(ptx.load_words(source.sfa + atom, GEMV_ROWS_PER_LANE, ptx.KEEP, valid)):
+        stage.sfa[i] = word
+
+
+def load_vector(stage: GemvStage, source: GemvSource, piece: Int32, valid) -> None:
+    """A piece of the vector and its scale word: row 0 of the only atom along N."""
+    for w, word in enumerate(ptx.load_words(source.b + piece * PIECE_BYTES, PIECE_WORDS, ptx.KEEP, valid)):
+        stage.b[w] = word
+    stage.sfb[0] = ptx.load_words(source.sfb + piece // PIECES_PER_ATOM * ATOM_BYTES, 1, ptx.KEEP, valid)[0]
+
+
+def quarter_scales(half_word: Uint32) -> Uint32:
+    """The two block scales in the low half of a word, divided by 4, as two halves."""
+    return ptx.scale_f16x2(ptx.ue4m3x2_to_f16x2(half_word), QUARTER_F16X2)
+
+
+def scale_products(half_word: Uint32, quarter_scale_b: Uint32) -> list:
+    """The two products of block scales, divided by 4, as fp32. Exact: multiples of 2^-20 of at most 8 bits up to 50176
+    are fp16 numbers."""
+    return list(ptx.unpack_f16x2(ptx.mul_f16x2(ptx.ue4m3x2_to_f16x2(half_word), quarter_scale_b)))
+
+
+def global_scalar(dtype: type, address: Int64) -> cute.Tensor:
+    """One element of global memory."""
+    ptr = cute.make_ptr(dtype, address, cute.AddressSpace.gmem, assumed_align=dtype.width // 8)
+    return cute.make_tensor(ptr, cute.make_layout(1))

@@ -1,0 +1,169 @@
+"""gemv: c = alpha * A @ b over NVFP4 operands, a batch of matrices and vectors in one launch."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from nvfp4_cute import backends
+from nvfp4_cute.arch.simt import gemv_warps_k
+from nvfp4_cute.formats import SCALE_LAYOUTS, ScaleLayout
+from nvfp4_cute.launch_table import Gemv
+from nvfp4_cute.ops import vector_checks as checks
+from nvfp4_cute.reference import gemv_reference
+from nvfp4_cute.simt_keys import GemvKey
+
+
+def gemv(
+    a: torch.Tensor,
+    b: torch.Tensor,
+    a_scale: torch.Tensor,
+    b_scale: torch.Tensor,
+    alpha: torch.Tensor | float | None = None,
+    *,
+    out: torch.Tensor | None = None,
+    out_dtype: torch.dtype = torch.bfloat16,
+    scale_layout: ScaleLayout = "blocked",
+    backend: str = "auto",
+) -> torch.Tensor:
+    """Multiply NVFP4 matrices by NVFP4 vectors: ``c[m, l] = alpha[l] * sum over k of A[m, k, l] * b[k, l]``.
+
+    Args:
+        a: [M, K/2] or [M, K/2, L], uint8 or float4_e2m1fn_x2, K-major (stride 1 in K), two e2m1 values a byte, the low
+            nibble first. K a multiple of 16; rows and batches a multiple of 16 bytes apart.
+        b: [K/2] or [K/2, L], the same types; batches a multiple of 16 bytes apart.
+        a_scale: e4m3 scales of blocks of 16 along K (float8_e4m3fn or uint8): 128x4 blocked ([L, rm, rk, 32, 4, 4], the
+            (32, 4, rm, 4, rk, L) view, and for one batch also [rm, rk, 32, 4, 4] or flat; zero-copy), or [M, K/16(, L)]
+            with ``scale_layout="rowmajor"`` (converted, which allocates). Padding may hold anything.
+        b_scale: the same of a matrix with one row, that is [1, K/16(, L)] where row-major.
+        alpha: a number, or float32 on the operands' device: one element, or [L].
+        out: [M] or [M, L], any strides, written in place; None allocates.
+        out_dtype: float16, bfloat16 or float32.
+        scale_layout: "blocked" or "rowmajor".
+        backend: "auto" (the GPU of the tensors; the float64 reference for CPU tensors), "cuda", "emulator" (the PTX of
+            the sm_100a kernel, executed on the CPU; "emulator:sm_90a" and the like for another), or "reference".
+
+    Returns:
+        c: [M], or [M, L] where ``a`` has batches. A block of 16 is summed exactly; blocks are added in fp32, in an
+        order that depends on K alone (``kernels/simt/gemv.py`` states it); then alpha, in fp32; then one rounding to
+        ``out_dtype``. So the result of a row never depends on M, L, or the GPU.
+
+    Raises:
+        TypeError, ValueError, UnsupportedProblem: an operand breaks a rule; the message names rule, value and fix.
+        UnsupportedTarget: no kernel for the GPU.
+        Nothing is written to ``out`` when a check fails.
+    """
+    task, result = _check(a, b, a_scale, b_scale, alpha, out, out_dtype, scale_layout)
+    backends.run_task(backend, task)
+    return result
+
+
+@dataclass(frozen=True)
+class GemvTask:
+    """Checked operands. a [M, K/2, L] and b [K/2, L] uint8, scales [L, bytes] uint8 blocked, out [M, L].
+
+    ``alpha_step``: bytes from one batch's factor to the next one's.
+    """
+
+    a: torch.Tensor
+    b: torch.Tensor
+    a_scale: torch.Tensor
+    b_scale: torch.Tensor
+    alpha: torch.Tensor | None
+    alpha_step: int
+    out: torch.Tensor
+
+    @property
+    def device(self) -> torch.device:
+        """The device of the operands."""
+        return self.a.device
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether the output has no elements."""
+        return self.out.numel() == 0
+
+    def key(self, arch: str) -> GemvKey:
+        """What to compile."""
+        return GemvKey(arch, self.out.dtype, self.alpha is not None)
+
+    def table(self) -> np.ndarray:
+        """``launch_table.Gemv``."""
+        m, row_bytes, batches = self.a.shape
+        table = np.zeros(len(Gemv), np.int64)
+        table[Gemv.A : Gemv.OUT + 1] = [
+            tensor.data_ptr() for tensor in (self.a, self.b, self.a_scale, self.b_scale, self.out)
+        ]
+        if self.alpha is not None:
+            table[Gemv.ALPHA] = self.alpha.data_ptr()
+        table[Gemv.A_PITCH], table[Gemv.A_BATCH] = self.a.stride(0), self.a.stride(2)
+        table[Gemv.B_BATCH] = self.b.stride(1)
+        table[Gemv.SFA_BATCH], table[Gemv.SFB_BATCH] = self.a_scale.stride(0), self.b_scale.stride(0)
+        table[Gemv.OUT_PITCH], table[Gemv.OUT_BATCH] = self.out.stride()
+        table[Gemv.ALPHA_BATCH] = self.alpha_step
+        table[Gemv.M], table[Gemv.K], table[Gemv.L] = m, 2 * row_bytes, batches
+        table[Gemv.WARPS_K] = gemv_warps_k(2 * row_bytes)
+        return table
+
+    def tensors(self) -> Iterator[tuple[str, torch.Tensor, bool]]:
+        """Name, tensor, and whether it is written."""
+        for name in ("a", "b", "a_scale", "b_scale", "alpha", "out"):
+            tensor = getattr(self, name)
+            if tensor is not None:
+                yield name, tensor, name == "out"
+
+    def reference(self) -> None:
+        """Float64 sums, rounded once to fp32, times alpha, rounded to the output type."""
+        for batch in range(self.out.shape[1]):
+            alpha = None if self.alpha is None else self.alpha[batch if self.alpha_step else 0]
+            self.out[:, batch] = gemv_reference(
+                self.a[:, :, batch],
+                self.b[:, batch],
+                self.a_scale[batch],
+                self.b_scale[batch],
+                alpha,
+                self.out.dtype,
+            )
+
+
+def _check(a, b, a_scale, b_scale, alpha, out, out_dtype, scale_layout) -> tuple[GemvTask, torch.Tensor]:
+    """The task, and the tensor to return."""
+    checks.check_choice("out_dtype", out_dtype, checks.OUT_DTYPES)
+    checks.check_choice("scale_layout", scale_layout, SCALE_LAYOUTS)
+    factor = alpha if isinstance(alpha, torch.Tensor) else None
+    named = {"a": a, "b": b, "a_scale": a_scale, "b_scale": b_scale, "alpha": factor, "out": out}
+    device = checks.check_tensors(named)
+    batched = a.ndim == 3
+    matrix = checks.fp4_bytes("a", a if batched else a.unsqueeze(-1))
+    vector = checks.fp4_bytes("b", b if batched else b.unsqueeze(-1))
+    if matrix.ndim != 3 or vector.ndim != 2 or tuple(vector.shape) != tuple(matrix.shape[1:]):
+        raise ValueError(
+            "a is [M, K/2] and b [K/2], or a is [M, K/2, L] and b [K/2, L], with the same K and L; got "
+            f"{tuple(a.shape)} and {tuple(b.shape)}"
+        )
+    m, row_bytes, batches = matrix.shape
+    k = checks.check_k(2 * row_bytes)
+    checks.check_extent("M", m, checks.INT32_MAX)
+    checks.check_extent("L", batches, checks.MAX_BATCHES)
+    for name, tensor, stride in (("a", matrix, matrix.stride(1)), ("b", vector, vector.stride(0))):
+        if stride != 1 and tensor.numel():
+            raise ValueError(f"{name} has stride {stride} in K, not 1 (K-major); copy it in that order")
+    pitches = [matrix.stride(0)] if m > 1 else []
+    checks.check_aligned("a", matrix, pitches=pitches + ([matrix.stride(2)] if batches > 1 else []))
+    checks.check_aligned("b", vector, pitches=[vector.stride(1)] if batches > 1 else [])
+    shape = (m, batches) if batched else (m,)
+    if out is not None:
+        if out.dtype != out_dtype:
+            raise TypeError(f"out has dtype {out.dtype} and out_dtype is {out_dtype}; make them agree")
+        if tuple(out.shape) != shape:
+            raise ValueError(f"out has shape {tuple(out.shape)}; expected {shape}")
+        checks.check_overlap(out, {name: named[name] for name in ("a", "b", "a_scale", "b_scale", "alpha")})
+    factors, step = checks.as_alpha(alpha, batches, device)
+    sfa = checks.batched_scales("a_scale", a_scale, m, k, batches, scale_layout)
+    sfb = checks.batched_scales("b_scale", b_scale, 1, k, batches, scale_layout)
+    if out is None:
+        # Batch after batch in memory: the rows of one batch are stored side by side.
+        out = torch.empty(shape[::-1], dtype=out_dtype, device=device)
+        out = out.t() if batched else out
+    return GemvTask(matrix, vector, sfa, sfb, factors, step, out if batched else out.unsqueeze(-1)), out

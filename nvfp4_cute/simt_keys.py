@@ -1,0 +1,38 @@
+"""Keys of the kernels in ``kernels/simt``: what each variant is compiled from."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from nvfp4_cute.arch import simt
+from nvfp4_cute.compile import cutlass_dtype
+
+
+def dtype_name(dtype: torch.dtype) -> str:
+    """``torch.float16`` as ``float16``."""
+    return str(dtype).removeprefix("torch.")
+
+
+@dataclass(frozen=True)
+class GemvKey:
+    """A gemv: output dtype, and whether a factor is read."""
+
+    arch: str
+    out_dtype: torch.dtype
+    has_alpha: bool
+
+    def __post_init__(self):
+        """Raises UnsupportedTarget for an architecture without a kernel."""
+        simt.check_arch(self.arch)
+
+    def to_name(self) -> str:
+        """Readable, unique; the kernel's symbol starts with it."""
+        return f"nvfp4_gemv_{self.arch}_{dtype_name(self.out_dtype)}{'_alpha' if self.has_alpha else ''}"
+
+    def make_kernel(self) -> Any:
+        """The CuTe DSL object to compile."""
+        from nvfp4_cute.kernels.simt.gemv import GemvKernel
+
+        out_dtype = cutlass_dtype(self.out_dtype)
+        return GemvKernel(out_dtype, self.has_alpha, simt.has_fp4_convert(self.arch), self.to_name())

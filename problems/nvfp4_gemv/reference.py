@@ -1,0 +1,40 @@
+"""The right answer of a case, and the problem's rule for accepting an answer."""
+
+import torch
+
+from nvfp4_cute.problems.nvfp4_group_gemm.reference import fault
+from nvfp4_cute.reference import gemv_reference
+from nvfp4_cute.scale_layout import as_blocked_batches
+
+from .inputs import InputTuple
+from .spec import ATOL, RTOL
+
+
+def reference(data: InputTuple) -> torch.Tensor:
+    """C, float16 [M, 1, L]: computed in float64, rounded once. C in ``data`` is not touched."""
+    a, b, _, _, sfa, sfb, c = data
+    m, row_bytes, batches = a.shape
+    scales = [as_blocked_batches(sf, rows, 2 * row_bytes, batches) for sf, rows in ((sfa, m), (sfb, 1))]
+    columns = [
+        gemv_reference(a[:, :, i], b[0, :, i], scales[0][i], scales[1][i], out_dtype=c.dtype)
+        for i in range(batches)
+    ]
+    return torch.stack(columns, dim=-1).unsqueeze(1)
+
+
+def check(
+    received: torch.Tensor, expected: torch.Tensor, *, rtol: float = RTOL, atol: float = ATOL
+) -> tuple[bool, str]:
+    """Judge an answer as the official harness does: shape, where NaN and infinities are, and
+    ``|received - expected| <= atol + rtol * |expected|``. The dtype and the strides of ``received`` are free.
+
+    Returns:
+        (True, ""), or False and a message with the first faults.
+    """
+    if not isinstance(received, torch.Tensor):
+        return (
+            False,
+            f"received a {type(received).__name__}; expected a tensor of shape {list(expected.shape)}",
+        )
+    message = fault(received, expected, rtol, atol)
+    return not message, message

@@ -1,0 +1,292 @@
+"""gemv on the emulator, every architecture: bit-equal to its documented order of summation."""
+
+from dataclasses import dataclass
+from itertools import product
+
+import numpy as np
+import pytest
+import torch
+from oracle import assert_bitwise_equal, bits, poisoned
+from simt_model import gemv_in_order
+
+from nvfp4_cute import UnsupportedProblem, UnsupportedTarget, gemv
+from nvfp4_cute.arch import simt
+from nvfp4_cute.backends.emulator import observe
+from nvfp4_cute.cache import get_kernel
+from nvfp4_cute.formats import E2M1_VALUES, decode_ue4m3
+from nvfp4_cute.reference import gemv_reference
+from nvfp4_cute.scale_layout import padded_shape, to_blocked
+from nvfp4_cute.simt_keys import GemvKey
+
+NAN_CODE = 0x7F
+EMULATORS = ("emulator:sm_90a", "emulator:sm_100a")
+TWO_KINDS = pytest.mark.parametrize("backend", EMULATORS)
+
+
+@dataclass(frozen=True)
+class Operands:
+    """a [M, K/2, L], b [K/2, L] uint8; scales [L, rm, rk, 32, 4, 4], NaN in all padding."""
+
+    a: torch.Tensor
+    b: torch.Tensor
+    a_scale: torch.Tensor
+    b_scale: torch.Tensor
+
+    def __iter__(self):
+        return iter((self.a, self.b, self.a_scale, self.b_scale))
+
+
+def make_operands(m, k, l=1, seed=0, small_scales=False):
+    """Every byte of values; scales of all finite codes, both signs, or of 1 and 2. Rows lie 16 bytes apart, or more."""
+    generator = torch.Generator().manual_seed(seed)
+
+    def values(*shape):
+        buffer = torch.full((*shape[:-1], -(-k // 32) * 16), 0x77, dtype=torch.uint8)
+        buffer[..., : k // 2] = torch.randint(0, 256, shape, dtype=torch.uint8, generator=generator)
+        return buffer[..., : k // 2]
+
+    def scales(rows):
+        shape = padded_shape(rows, k // 16)
+        codes = torch.full((l, *shape), NAN_CODE, dtype=torch.uint8)
+        drawn = torch.randint(0, 254, (l, rows, k // 16), generator=generator)
+        finite = torch.tensor([0x38, 0x40])[drawn % 2] if small_scales else drawn + (drawn >= 127).int()
+        codes[:, :rows, : k // 16] = finite.to(torch.uint8)
+        return to_blocked(codes)
+
+    return Operands(values(l, m, k // 2).permute(1, 2, 0), values(l, k // 2).t(), scales(m), scales(1))
+
+
+def expected(operands, alpha=None, out_dtype=torch.float32):
+    """[M, L] in the kernel's order."""
+    a, b, a_scale, b_scale = operands
+    alphas = [None] * b.shape[1] if alpha is None else alpha.expand(b.shape[1]).tolist()
+    columns = [
+        gemv_in_order(a[:, :, l], b[:, l], a_scale[l], b_scale[l], alphas[l], out_dtype)
+        for l in range(b.shape[1])
+    ]
+    return torch.stack(columns, dim=1)
+
+
+# ---- results ---------------------------------------------------------------------------------------------------
+
+SHAPES = ((1, 16), (2, 32), (33, 48), (128, 64), (129, 272), (64, 528), (20, 1024), (5, 1056), (257, 96))
+# 2, 4 and 8 warps along K, with and without a tail.
+LONG = ((9, 4096), (3, 4112), (40, 8208), (3, 16416))
+
+
+@TWO_KINDS
+@pytest.mark.parametrize("m, k", SHAPES + LONG)
+def test_bit_equal_in_the_documented_order(backend, m, k):
+    operands = make_operands(m, k, seed=m + k)
+    out = poisoned(m, 1, dtype=torch.float32)
+    assert gemv(*operands, out=out, out_dtype=torch.float32, backend=backend) is out
+    assert_bitwise_equal(out, expected(operands), m=m, k=k)
+
+
+@pytest.mark.parametrize("arch", simt.ARCHS)
+@pytest.mark.parametrize("out_dtype", [torch.float16, torch.bfloat16])
+def test_every_architecture_gives_the_same_bits(arch, out_dtype):
+    operands, alpha = make_operands(40, 336, 2, seed=3, small_scales=True), torch.tensor([0.3, -1.7])
+    out = gemv(*operands, alpha, out_dtype=out_dtype, backend=f"emulator:{arch}")
+    assert_bitwise_equal(out, expected(operands, alpha, out_dtype), arch=arch)
+
+
+@TWO_KINDS
+@pytest.mark.parametrize("mode", ["eager", "lazy", "random:5"])
+def test_no_hazards_in_any_mode(backend, mode):
+    operands = make_operands(130, 4176, 2, seed=9)
+    with observe(mode=mode, check=True) as observer:
+        out = gemv(*operands, out_dtype=torch.float32, backend=backend)
+    assert len(observer.stats) == 1, "one launch"
+    assert_bitwise_equal(out, expected(operands), mode=mode)
+
+
+@TWO_KINDS
+def test_same_bits_whatever_m_and_l(backend):
+    operands = make_operands(131, 4128, 3, seed=4)
+    whole = gemv(*operands, out_dtype=torch.float32, backend=backend)
+    a, b, a_scale, b_scale = operands
+    one = gemv(a[:3, :, 1], b[:, 1], a_scale[1, :1], b_scale[1], out_dtype=torch.float32, backend=backend)
+    assert one.shape == (3,)
+    assert_bitwise_equal(one, whole[:3, 1])
+
+
+@TWO_KINDS
+def test_exact_sums_equal_the_reference(backend):
+    operands = make_operands(70, 2048, 2, seed=5, small_scales=True)
+    out, want = (
+        gemv(*operands, 0.5, out_dtype=torch.float16, backend=name) for name in (backend, "reference")
+    )
+    assert_bitwise_equal(out, want)
+
+
+@TWO_KINDS
+def test_a_nan_scale_reaches_its_row_only(backend):
+    a, b, a_scale, b_scale = make_operands(64, 96, seed=6, small_scales=True)
+    flat = a_scale.view(-1)
+    flat[33 % 32 * 16 + 33 // 32 * 4 + 2] = NAN_CODE  # row 33, block 2
+    out = gemv(a[:, :, 0], b[:, 0], flat, b_scale[0].view(-1), backend=backend)
+    assert out.isnan().nonzero().flatten().tolist() == [33]
+
+
+@TWO_KINDS
+def test_zeros_give_plus_zero(backend):
+    a, b, a_scale, b_scale = make_operands(4, 64, seed=7, small_scales=True)
+    b.fill_(0x88)
+    out = gemv(a, b, a_scale, b_scale, out_dtype=torch.float32, backend=backend)
+    assert (bits(out) == 0).all()
+
+
+@TWO_KINDS
+def test_scales_in_their_other_forms(backend):
+    """The permuted view and row-major scales give the same bits as the straight form; strides of out are free."""
+    operands = make_operands(72, 192, 2, seed=8)
+    want = gemv(*operands, backend=backend)
+    a, b, a_scale, b_scale = operands
+    permuted = [scale.permute(3, 4, 1, 5, 2, 0) for scale in (a_scale, b_scale)]
+    assert permuted[0].shape == (32, 4, 1, 4, 3, 2)
+    buffer = poisoned(72, 5, dtype=torch.bfloat16)
+    gemv(a.view(torch.float4_e2m1fn_x2), b, *permuted, out=buffer[:, 1:4:2], backend=backend)
+    assert_bitwise_equal(buffer[:, 1:4:2].contiguous(), want.contiguous())
+    buffer[:, 1:4:2] = poisoned(72, 2, dtype=torch.bfloat16)
+    assert torch.equal(bits(buffer), bits(poisoned(72, 5, dtype=torch.bfloat16)))
+
+
+@pytest.mark.slow
+@TWO_KINDS
+@pytest.mark.parametrize("seed", range(6))
+def test_random_problem(backend, seed):
+    generator = torch.Generator().manual_seed(seed)
+    m, k, l = (int(torch.randint(1, n, (), generator=generator)) for n in (300, 400, 4))
+    operands = make_operands(m, 16 * k, l, seed)
+    with observe(mode=f"random:{seed}", check=True):
+        out = gemv(*operands, out_dtype=torch.float32, backend=backend)
+    assert_bitwise_equal(out, expected(operands), seed=seed)
+
+
+@pytest.mark.parametrize("m, l", [(0, 2), (4, 0)])
+def test_nothing_to_compute(m, l):
+    operands = make_operands(max(m, 1), 64, max(l, 1))
+    a, b = operands.a[:m, :, :l], operands.b[:, :l]
+    rm = -(-m // 128)
+    out = gemv(a, b, operands.a_scale[:l, :rm], operands.b_scale[:l], backend="emulator")
+    assert out.shape == (m, l)
+
+
+# ---- why blocks are exact --------------------------------------------------------------------------------------
+
+
+def test_fp16_holds_the_sum_of_eight_products():
+    """One half of a word adds eight products, of values and of values times 4: integers, all of them fp16 numbers."""
+    products = {x * (4 * y) for x, y in product(E2M1_VALUES, E2M1_VALUES)}
+    assert all(p == int(p) for p in products)
+    most = 8 * max(map(abs, products))
+    integers = np.arange(-most, most + 1)
+    assert np.array_equal(integers.astype(np.float16).astype(np.float64), integers)
+
+
+def test_fp16_holds_the_products_of_scales():
+    """A quarter of a scale times a scale, every finite pair."""
+    scales = decode_ue4m3(torch.arange(127, dtype=torch.uint8), torch.float64).numpy()
+    exact = np.outer(scales / 4, scales)
+    assert np.array_equal((scales / 4).astype(np.float16).astype(np.float64), scales / 4)
+    assert np.array_equal(exact.astype(np.float16).astype(np.float64), exact)
+
+
+def test_fp32_holds_a_block_term():
+    """Four times a block's dot product is an integer of 12 bits, a product of scales has 8: 20 of the 24 bits of fp32."""
+    scales = decode_ue4m3(torch.arange(1, 127, dtype=torch.uint8), torch.float64).numpy()
+    mantissas = np.unique(np.frexp(np.outer(scales, scales))[0]) * 2**8
+    assert np.array_equal(mantissas, np.rint(mantissas))
+    assert 16 * 4 * 6 * 6 < 2**12
+
+
+# ---- compiled code ---------------------------------------------------------------------------------------------
+
+# Registers of a thread, at most: two CTAs of 256 threads stay on an SM.
+MAX_REGISTERS = 128
+
+
+@pytest.mark.parametrize("arch", simt.ARCHS)
+def test_no_spills(arch):
+    resources = get_kernel(GemvKey(arch, torch.bfloat16, True)).resources
+    assert resources.stack_bytes == 0
+    assert resources.registers <= MAX_REGISTERS
+
+
+@pytest.mark.parametrize("arch", simt.ARCHS)
+def test_memory_instructions(arch):
+    """A is read in vectors of 16 bytes that skip L1: of two stages before the loop and in it."""
+    ptx = get_kernel(GemvKey(arch, torch.bfloat16, False)).ptx
+    assert ptx.count("ld.global.nc.L1::no_allocate.v4.b32") == 2 * 2 * simt.GEMV_ROWS_PER_LANE
+    assert ("cvt.rn.f16x2.e2m1x2" in ptx) == simt.has_fp4_convert(arch)
+    assert ("dp4a" in ptx) != simt.has_fp4_convert(arch)
+
+
+def test_unknown_arch():
+    with pytest.raises(UnsupportedTarget, match="no gemv.* kernel for sm_80; there is one for sm_90a"):
+        GemvKey("sm_80", torch.float16, False)
+
+
+def test_warps_along_k_follow_k():
+    assert [simt.gemv_warps_k(k) for k in (16, 4080, 4096, 8176, 8192, 16384, 2**27)] == [1, 1, 2, 2, 4, 8, 8]
+
+
+# ---- refusals --------------------------------------------------------------------------------------------------
+
+
+def refused(error, text, **changes):
+    operands = make_operands(64, 64, small_scales=True)
+    arguments = {
+        "a": operands.a[:, :, 0],
+        "b": operands.b[:, 0],
+        "a_scale": operands.a_scale[0],
+        "b_scale": operands.b_scale[0],
+        "out": poisoned(64, dtype=torch.bfloat16),
+    }
+    arguments |= {name: change(arguments) if callable(change) else change for name, change in changes.items()}
+    with pytest.raises(error, match=text):
+        gemv(**arguments, backend="reference")
+    if isinstance(arguments["out"], torch.Tensor) and "out" not in changes:
+        assert torch.equal(bits(arguments["out"]), bits(poisoned(64, dtype=torch.bfloat16)))
+
+
+def test_refusals():
+    refused(TypeError, "a has dtype torch.int8", a=lambda x: x["a"].view(torch.int8))
+    refused(ValueError, "with the same K and L", b=lambda x: x["b"][:16])
+    refused(ValueError, "stride 2 in K", b=lambda x: torch.zeros(64, dtype=torch.uint8)[::2])
+    refused(ValueError, "not a multiple of 16 bytes", b=lambda x: torch.zeros(40, dtype=torch.uint8)[1:33])
+    refused(ValueError, "rows 40 bytes apart", a=lambda x: torch.zeros(64, 40, dtype=torch.uint8)[:, :32])
+    refused(ValueError, "a_scale: blocked scales", a_scale=lambda x: x["a_scale"][:, :, :16])
+    refused(ValueError, "row-major scales", scale_layout="rowmajor")
+    refused(ValueError, "scale_layout='swizzled' is not supported", scale_layout="swizzled")
+    refused(TypeError, "out_dtype=torch.int8 is not supported", out_dtype=torch.int8)
+    refused(TypeError, "out has dtype", out_dtype=torch.float16)
+    refused(ValueError, "out has shape", out=torch.zeros(65, dtype=torch.bfloat16))
+    refused(ValueError, "out overlaps a in memory", out=lambda x: x["a"].view(-1).view(torch.bfloat16)[:64])
+    refused(TypeError, "alpha has dtype", alpha=torch.ones(1, dtype=torch.float64))
+    refused(ValueError, "one a batch", alpha=torch.ones(2))
+    refused(TypeError, "pass a torch.Tensor", a=[1])
+    refused(UnsupportedProblem, "no backward pass", alpha=torch.ones(1, requires_grad=True))
+
+
+def test_k_must_be_whole_blocks():
+    with pytest.raises(ValueError, match="K=24 is not a positive multiple of 16"):
+        data, scale = torch.zeros(1, 12, dtype=torch.uint8), torch.zeros(512, dtype=torch.uint8)
+        gemv(data, data[0], scale, scale)
+
+
+def test_reference_is_a_gemm_with_one_column():
+    operands = make_operands(40, 80, seed=2)
+    a, b, a_scale, b_scale = operands
+    got = gemv_reference(a[:, :, 0], b[:, 0], a_scale[0], b_scale[0], 0.5, torch.float64)
+    want = expected(operands).double()[:, 0] * 0.5
+    torch.testing.assert_close(got, want, rtol=1e-5, atol=1e-3)
+
+
+@pytest.mark.gpu("sm_90a")
+def test_gpu_equals_the_documented_order():
+    for m, k, l in ((257, 96, 2), (130, 4176, 2), (40, 16416, 1)):
+        operands, alpha = make_operands(m, k, l, seed=m), torch.tensor([0.3])
+        out = gemv(*(t.cuda() for t in operands), alpha.cuda(), out_dtype=torch.float32)
+        assert_bitwise_equal(out, expected(operands, alpha), m=m, k=k)
