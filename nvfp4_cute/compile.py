@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from nvfp4_cute.arch import family_of
+from nvfp4_cute.arch import family_of, sm100, sm120
 from nvfp4_cute.config import KernelConfig
 from nvfp4_cute.cubin import KernelResources, read_resources
 from nvfp4_cute.emulator.driver import prepare_cutlass, shim_is_built
@@ -79,9 +79,7 @@ def compile_grouped_gemm(key: KernelKey) -> CompiledKernel:
     """Compile one variant. Takes seconds; ``cache.get_kernel`` remembers the result."""
     import cuda.bindings.driver as cuda
 
-    from nvfp4_cute.kernels.sm100.grouped_gemm import GroupedGemmSm100
-
-    kernel = GroupedGemmSm100(
+    kernel = _kernel_class(key.arch)(
         key.config, key.num_groups, cutlass_dtype(key.out_dtype), key.has_alpha, key.to_name()
     )
     function, ptx, cubin = compile_jit(key.arch, kernel, table_pointer(0), cuda.CUstream(0))
@@ -94,6 +92,14 @@ def compile_task(key: Any) -> CompiledKernel:
 
     function, ptx, cubin = compile_jit(key.arch, key.make_kernel(), table_pointer(0), cuda.CUstream(0))
     return CompiledKernel(key, function, ptx, cubin)
+
+
+def _kernel_class(arch: str) -> Any:
+    from nvfp4_cute.kernels.sm100.grouped_gemm import GroupedGemmSm100
+    from nvfp4_cute.kernels.sm120.grouped_gemm import GroupedGemmSm120
+
+    families = ((sm100, GroupedGemmSm100), (sm120, GroupedGemmSm120))
+    return next(kernel for family, kernel in families if arch in family.ARCHS)
 
 
 def compile_jit(arch: str, jit_function: Any, *example_args: Any) -> tuple[Any, str, bytes]:

@@ -30,16 +30,30 @@ class KernelResources:
 def read_resources(cubin: bytes) -> KernelResources:
     """Resources of the only kernel in ``cubin``. Raises ValueError where it is not a cubin with one kernel."""
     sections = _sections(cubin)
-    code = [data for name, data in sections if name.startswith(".text.")]
-    if len(code) != 1:
-        raise ValueError(f"expected a cubin with one kernel, found {len(code)}")
+    code = _code(sections)
     values = {_EIATTR_REGCOUNT: 0, _EIATTR_FRAME_SIZE: 0}
     for name, data in sections:
         if name == ".nv.info":
             for attribute, payload in _attributes(data):
                 if attribute in values:
                     values[attribute] = max(values[attribute], struct.unpack("<II", payload)[1])
-    return KernelResources(values[_EIATTR_REGCOUNT], values[_EIATTR_FRAME_SIZE], len(code[0]))
+    return KernelResources(values[_EIATTR_REGCOUNT], values[_EIATTR_FRAME_SIZE], len(code))
+
+
+def read_opcodes(cubin: bytes) -> list[int]:
+    """Opcode of every machine instruction of the only kernel in ``cubin``: the low 12 bits of its 16 bytes.
+
+    Raises ValueError where it is not a cubin with one kernel.
+    """
+    code = _code(_sections(cubin))
+    return [word & 0xFFF for (word,) in struct.iter_unpack("<Q8x", code)]
+
+
+def _code(sections: list[tuple[str, bytes]]) -> bytes:
+    code = [data for name, data in sections if name.startswith(".text.")]
+    if len(code) != 1:
+        raise ValueError(f"expected a cubin with one kernel, found {len(code)}")
+    return code[0]
 
 
 def _sections(elf: bytes) -> list[tuple[str, bytes]]:

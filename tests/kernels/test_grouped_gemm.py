@@ -1,12 +1,12 @@
 """The sm_100a grouped GEMM, executed on the emulator, against the float64 reference."""
 
-import hashlib
 from dataclasses import replace
 
 import cases
 import pytest
 import torch
-from oracle import assert_bitwise_equal, bits, poisoned, repro_line
+from grouped_gemm_check import SHAPES, check, run
+from oracle import assert_bitwise_equal, bits, poisoned
 
 from nvfp4_cute import KernelConfig, grouped_gemm
 from nvfp4_cute.arch import sm100
@@ -14,53 +14,11 @@ from nvfp4_cute.backends.emulator import observe
 from nvfp4_cute.emulator.driver import Emulator
 from nvfp4_cute.launch import make_plan
 from nvfp4_cute.problem import check_list_operands
-from nvfp4_cute.reference import grouped_gemm_reference
-
-
-def run(case, operands, backend, config=None):
-    """Outputs of one backend, written into poisoned buffers."""
-    out = [poisoned(m, n, dtype=case.out_dtype) for m, n, _ in case.sizes]
-    returned = grouped_gemm(
-        operands.a,
-        operands.b,
-        operands.a_scale,
-        operands.b_scale,
-        alpha=operands.alpha,
-        out=out,
-        out_dtype=case.out_dtype,
-        backend=backend,
-        config=config,
-    )
-    assert all(x is y for x, y in zip(returned, out, strict=True))
-    return out
-
-
-def check(case, config=None):
-    operands = cases.make_operands(case)
-    digest = fingerprint(operands)
-    actual = run(case, operands, "emulator", config)
-    assert fingerprint(operands) == digest, "an operand was modified"
-    if case.kind == "exact":
-        for got, want in zip(actual, run(case, operands, "reference"), strict=True):
-            assert_bitwise_equal(got, want, case=case.name, seed=case.seed)
-        return
-    expected = grouped_gemm_reference(*operands, out_dtype=torch.float64)
-    for got, want, bound in zip(actual, expected, cases.error_bound(case, operands, expected), strict=True):
-        error = (got.double() - want).abs()
-        assert bool((error <= bound).all()), f"error {error.max():.3g}\n{repro_line(case=case.name)}"
-
-
-def fingerprint(operands):
-    tensors = [*operands.a, *operands.b, *operands.a_scale, *operands.b_scale]
-    return hashlib.sha256(b"".join(t.contiguous().numpy().tobytes() for t in tensors)).hexdigest()
 
 
 @pytest.mark.parametrize("case", cases.ALL, ids=lambda case: case.name)
 def test_case(case):
     check(case)
-
-
-SHAPES = cases.Case("shapes", ((130, 264, 1280), (72, 128, 3328), (1, 40, 256)), seed=11, kind="wide")
 
 
 def test_same_bits_for_every_number_of_ctas_and_stages():

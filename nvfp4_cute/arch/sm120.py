@@ -1,0 +1,96 @@
+"""sm_120a, sm_121a: what a KernelConfig costs in shared memory, and why one is refused.
+
+A tile has M 128 on the M side of the warp MMA and up to 128 on its N side. Limits: CUDA C++ programming guide,
+technical specifications (99 KiB of shared memory a CTA).
+"""
+
+from dataclasses import dataclass, replace
+
+from nvfp4_cute.config import KernelConfig
+from nvfp4_cute.scale_layout import SF_VEC_SIZE
+
+ARCHS = ("sm_120a", "sm_121a")
+DEFAULT_CONFIG = KernelConfig((128, 128, 128), num_acc_stage=1)
+SMEM_CAPACITY_BYTES = 99 * 1024
+# Of every operand's buffer: a tile of 128-byte rows repeats its swizzle every 1024 bytes.
+BUFFER_ALIGN_BYTES = 1024
+# Barriers come last, in a buffer of their own.
+BARRIER_BYTES = 1024
+TILE_M = 128
+TILES_N = (8, 16, 32, 64, 128)
+TILES_K = (128, 256)
+# A scale block covers 128 rows x 4 scales: a tile loads whole ones, whatever part of their rows it uses.
+SF_ATOM_ROWS = 128
+# Columns that every lane quad's scale word spans in one load: 8 columns each in groups of 32.
+SF_ROW_GROUP = 32
+
+
+@dataclass(frozen=True)
+class SmemPlan:
+    """Bytes of one pipeline stage, by operand, and of all stages. Plain integers, printable."""
+
+    a_stage_bytes: int
+    b_stage_bytes: int
+    sfa_stage_bytes: int
+    sfb_stage_bytes: int
+    num_ab_stage: int
+
+    @property
+    def stage_bytes(self) -> int:
+        """Bytes that the TMA of one stage writes: the transaction count of its barrier."""
+        return self.a_stage_bytes + self.b_stage_bytes + self.sfa_stage_bytes + self.sfb_stage_bytes
+
+    @property
+    def total_bytes(self) -> int:
+        """Bytes of every operand's stages, each buffer rounded up to its alignment, and of the barriers."""
+        buffers = (self.a_stage_bytes, self.b_stage_bytes, self.sfa_stage_bytes, self.sfb_stage_bytes)
+        return sum(_round_up(stage * self.num_ab_stage) for stage in buffers) + BARRIER_BYTES
+
+
+def smem_plan(config: KernelConfig) -> SmemPlan:
+    """Shared memory of ``config``. ``num_ab_stage=None`` is resolved to as many stages as fit."""
+    m, n, k = config.cta_tile_shape_mnk
+    sf = SF_ATOM_ROWS * k // SF_VEC_SIZE
+    plan = SmemPlan(m * k // 2, n * k // 2, sf, sf, config.num_ab_stage or 0)
+    if config.num_ab_stage is None:
+        while (
+            deeper := replace(plan, num_ab_stage=plan.num_ab_stage + 1)
+        ).total_bytes <= SMEM_CAPACITY_BYTES:
+            plan = deeper
+    return plan
+
+
+def resolve(config: KernelConfig) -> KernelConfig:
+    """``config`` with its stage count made explicit."""
+    return replace(config, num_ab_stage=smem_plan(config).num_ab_stage)
+
+
+def unsupported_reason(config: KernelConfig) -> str | None:
+    """Why this family cannot build ``config``, with the nearest legal value; None where it can."""
+    m, n, k = config.cta_tile_shape_mnk
+    if m != TILE_M:
+        return f"cta_tile_shape_mnk={config.cta_tile_shape_mnk}: M tiles other than 128 are not built; use M tile 128"
+    if n not in TILES_N:
+        return (
+            f"cta_tile_shape_mnk={config.cta_tile_shape_mnk}: use an N tile of {', '.join(map(str, TILES_N))}"
+        )
+    if k not in TILES_K:
+        return (
+            f"cta_tile_shape_mnk={config.cta_tile_shape_mnk}: a K tile fills a 64-byte or a 128-byte swizzle row; "
+            "use K tile 128 or 256"
+        )
+    if config.num_acc_stage != 1:
+        return f"num_acc_stage={config.num_acc_stage}: accumulators lie in registers, one at a time; use 1"
+    plan = smem_plan(config)
+    if plan.num_ab_stage < 1 or plan.total_bytes > SMEM_CAPACITY_BYTES:
+        return (
+            f"num_ab_stage={config.num_ab_stage}: {plan.total_bytes} bytes of shared memory, {SMEM_CAPACITY_BYTES} "
+            f"exist; use 1 to {smem_plan(replace(config, num_ab_stage=None)).num_ab_stage}"
+        )
+    if config.num_cta is not None and config.num_cta < 1:
+        return f"num_cta={config.num_cta}: at least one CTA must be launched"
+    return None
+
+
+def _round_up(nbytes: int) -> int:
+    return -(-nbytes // BUFFER_ALIGN_BYTES) * BUFFER_ALIGN_BYTES

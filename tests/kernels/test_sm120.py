@@ -1,0 +1,153 @@
+"""The sm_120a grouped GEMM: machine code, and its execution on the emulator against the float64 reference."""
+
+import re
+
+import cases
+import pytest
+import torch
+from grouped_gemm_check import check, run
+from oracle import assert_bitwise_equal
+
+from nvfp4_cute import KernelConfig
+from nvfp4_cute.arch import sm120
+from nvfp4_cute.backends.emulator import observe
+from nvfp4_cute.cache import get_kernel
+from nvfp4_cute.compile import KernelKey
+from nvfp4_cute.cubin import read_opcodes
+
+EMULATOR = "emulator:sm_120a"
+TILES_N = [KernelConfig((128, n, k), num_acc_stage=1) for n, k in [(8, 256), (16, 128), (32, 256), (64, 128)]]
+# Opcode that nvdisasm prints as OMMA: the block-scaled MMA of 4-bit operands.
+OMMA = 0x47F
+# Two tiles along M and N, more K tiles than stages, sums that are not exact.
+SHAPES = cases.Case("shapes", ((130, 136, 512), (1, 40, 896)), seed=11, kind="wide")
+QUICK = (
+    "tiles_3x2",
+    "ragged_small_m",
+    "n_tail_odd",
+    "k_tail",
+    "k_pitched",
+    "empty_first",
+    "nan_padding_wide",
+)
+
+
+def compiled(arch="sm_120a", config=sm120.DEFAULT_CONFIG, num_groups=2, dtype=torch.float16, has_alpha=True):
+    return get_kernel(KernelKey.make(arch, config, num_groups, dtype, has_alpha))
+
+
+# ---- machine code ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("arch", sm120.ARCHS)
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32], ids=str)
+def test_no_spills(arch, dtype):
+    kernel = compiled(arch, dtype=dtype)
+    assert kernel.resources.stack_bytes == 0
+    threads = int(re.search(r"\.reqntid (\d+)", kernel.ptx)[1])
+    assert threads * kernel.resources.registers <= 65536, "a CTA's threads share the SM's registers"
+
+
+@pytest.mark.parametrize("config", TILES_N, ids=KernelConfig.to_name)
+def test_small_tiles_do_not_spill(config):
+    assert compiled(config=config).resources.stack_bytes == 0
+
+
+def test_the_machine_code_is_block_scaled_mmas():
+    """Every MMA of the PTX is one instruction: nothing is decoded to a wider type."""
+    kernel = compiled()
+    mma = r"mma\.sync\.aligned\.m16n8k64\.row\.col\.kind::mxf4nvf4\.block_scale\.scale_vec::4X\.f32\.e2m1\.e2m1\.f32\.ue4m3"
+    assert len(re.findall(mma, kernel.ptx)) == kernel.ptx.count("mma.sync") == 2 * 8 * 2
+    assert read_opcodes(kernel.cubin).count(OMMA) == 2 * 8 * 2
+
+
+def test_a_scale_word_serves_four_rows_of_a_quad():
+    """A stage of two K blocks: a load for the rows of a warp, one for each half of its columns."""
+    ptx = compiled().ptx
+    assert len(re.findall(r"ld\.shared\.b32", ptx)) == 2 * (1 + 2)
+    assert ptx.count("ldmatrix.sync.aligned.m8n8.x4") == 2 * (2 + 4)
+
+
+def test_stages_fill_shared_memory():
+    plan = sm120.smem_plan(sm120.resolve(sm120.DEFAULT_CONFIG))
+    assert (plan.a_stage_bytes, plan.b_stage_bytes, plan.sfa_stage_bytes, plan.sfb_stage_bytes) == (
+        8192,
+        8192,
+        1024,
+        1024,
+    )
+    assert plan.total_bytes <= 101376 < plan.total_bytes + plan.stage_bytes
+
+
+@pytest.mark.parametrize(
+    ("config", "fix"),
+    [
+        (KernelConfig((64, 128, 128), num_acc_stage=1), "use M tile 128"),
+        (KernelConfig((128, 96, 128), num_acc_stage=1), "use an N tile of 8, 16, 32, 64, 128"),
+        (KernelConfig((128, 128, 64), num_acc_stage=1), "use K tile 128 or 256"),
+        (KernelConfig((128, 128, 128), num_acc_stage=2), "one at a time; use 1"),
+        (KernelConfig((128, 128, 128), 6, num_acc_stage=1), "use 1 to 5"),
+        (KernelConfig((128, 128, 128), num_acc_stage=1, num_cta=0), "at least one CTA"),
+    ],
+    ids=lambda value: value.to_name() if isinstance(value, KernelConfig) else "",
+)
+def test_a_refusal_names_the_nearest_legal_value(config, fix):
+    assert fix in sm120.unsupported_reason(config)
+
+
+# ---- execution ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "case",
+    [case if case.name in QUICK else pytest.param(case, marks=pytest.mark.slow) for case in cases.ALL],
+    ids=lambda case: case.name,
+)
+def test_case(case):
+    check(case, backend=EMULATOR)
+
+
+@pytest.mark.parametrize("config", TILES_N, ids=KernelConfig.to_name)
+def test_small_tiles(config):
+    check(
+        cases.Case("tiles", ((130, 136, 288), (40, 33, 512)), has_alpha=True, padding="nan"), config, EMULATOR
+    )
+
+
+@pytest.mark.parametrize("config", [None, KernelConfig((128, 64, 256), 2, 1, 3)], ids=str)
+@pytest.mark.parametrize("mode", ["eager", "lazy", "random:1"])
+def test_same_bits_whenever_asynchronous_operations_happen(mode, config):
+    """And without a hazard."""
+    operands = cases.make_operands(SHAPES)
+    expected = run(SHAPES, operands, EMULATOR, config)
+    with observe(mode=mode, check=True):
+        actual = run(SHAPES, operands, EMULATOR, config)
+    for got, want in zip(actual, expected, strict=True):
+        assert_bitwise_equal(got, want, mode=mode)
+
+
+def test_same_bits_for_every_number_of_ctas_and_stages():
+    operands = cases.make_operands(SHAPES)
+    expected = run(SHAPES, operands, EMULATOR)
+    for num_cta, num_ab_stage in [(1, 1), (3, 2)]:
+        config = KernelConfig((128, 128, 128), num_ab_stage, 1, num_cta)
+        for got, want in zip(run(SHAPES, operands, EMULATOR, config), expected, strict=True):
+            assert_bitwise_equal(got, want, config=config.to_name())
+
+
+def test_gb10_gives_the_same_bits():
+    check(cases.Case("arch", ((130, 72, 512), (40, 128, 288)), seed=5), backend="emulator:sm_121a")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(12))
+def test_random_problem(seed):
+    generator = torch.Generator().manual_seed(seed)
+
+    def draw(low, high):
+        return int(torch.randint(low, high + 1, (), generator=generator))
+
+    sizes = tuple((draw(0, 300), draw(1, 300), 32 * draw(1, 40)) for _ in range(draw(1, 8)))
+    check(
+        cases.Case(f"random_{seed}", sizes, seed, padding="nan", has_alpha=bool(draw(0, 1))), backend=EMULATOR
+    )
