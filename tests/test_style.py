@@ -26,7 +26,7 @@ LAYERS = (
     ("formats", "scale_layout", "config", "targets"),
     ("problem",),
     ("schedule", "speed_of_light", "footprint", "plot", "reference", "emulator"),
-    ("arch",),
+    ("arch", "timing_constants"),
     ("select",),
     ("compile", "simt_keys"),
     ("cache",),
@@ -36,7 +36,7 @@ LAYERS = (
     ("",),  # nvfp4_cute/__init__.py: the public names
     ("problems",),
     ("bench",),
-    ("check", "demo", "doctor", "emulate", "sol", "cli"),
+    ("modelled", "check", "demo", "doctor", "emulate", "sol", "cli"),
 )
 LEAVES = ("errors", "formats", "scale_layout", "config", "launch_table")
 STDLIB_LEAVES = ("errors", "config", "env", "launch_table")

@@ -12,10 +12,12 @@ from nvfp4_cute.cache import get_kernel
 from nvfp4_cute.compile import table_pointer
 from nvfp4_cute.config import KernelConfig
 from nvfp4_cute.emulator.driver import Emulator, prepare_cutlass
+from nvfp4_cute.emulator.timing import Timing
 from nvfp4_cute.launch import Plan, make_plan
 from nvfp4_cute.problem import GroupedOperands, GroupedProblem
 from nvfp4_cute.targets import B200, Target
 from nvfp4_cute.task import Task
+from nvfp4_cute.timing_constants import constants_of
 
 
 @dataclass
@@ -26,15 +28,19 @@ class Observer:
         progress: called with (CTAs finished, CTAs launched) as a launch proceeds, or None.
         mode: when asynchronous operations happen, as ``emulator.driver.Emulator`` takes it.
         check: whether to look for hazards.
+        timing: whether to model the time of every launch instead of computing its result.
         plans: the plan of every launch, in order.
         stats: statistics of every launch, in order (``emulator.machine.Stats``).
+        timings: modelled times of every launch, in order.
     """
 
     progress: Callable[[int, int], None] | None = None
     mode: str = "eager"
     check: bool = False
+    timing: bool = False
     plans: list[Plan] = field(default_factory=list)
     stats: list[Any] = field(default_factory=list)
+    timings: list[Timing] = field(default_factory=list)
 
 
 _observer: ContextVar[Observer | None] = ContextVar("observer", default=None)
@@ -42,13 +48,18 @@ _observer: ContextVar[Observer | None] = ContextVar("observer", default=None)
 
 @contextmanager
 def observe(
-    progress: Callable[[int, int], None] | None = None, *, mode: str = "eager", check: bool = False
+    progress: Callable[[int, int], None] | None = None,
+    *,
+    mode: str = "eager",
+    check: bool = False,
+    timing: bool = False,
 ) -> Iterator[Observer]:
     """Watch the launches that this thread makes on the emulator inside the block.
 
-    ``mode`` and ``check`` are how they run; hazards are raised as an EmulatorError.
+    ``mode`` and ``check`` are how they run; hazards are raised as an EmulatorError. With ``timing`` their times are
+    modelled, and their results are not computed.
     """
-    observer = Observer(progress, mode, check)
+    observer = Observer(progress, mode, check, timing)
     token = _observer.set(observer)
     try:
         yield observer
@@ -63,14 +74,26 @@ def on_emulator(
     mode: str = "eager",
     check: bool = False,
     target: Target = B200,
+    timing: bool = False,
 ) -> Iterator[Emulator]:
     """An emulated GPU, by default a B200, on which CuTe DSL functions compiled inside the block launch.
+
+    ``timing``: model the times of launches instead of computing their results.
 
     Raises:
         EmulatorError: the launch shim is missing, or the emulated program broke a rule of the machine.
     """
     prepare_cutlass()
-    with Emulator(target.arch, target.num_sms, progress, mode=mode, check=check) as emulator:
+    constants = constants_of(target) if timing else None
+    with Emulator(
+        target.arch,
+        target.num_sms,
+        progress,
+        mode=mode,
+        check=check,
+        timing=constants,
+        with_data=not timing,
+    ) as emulator:
         yield emulator
 
 
@@ -89,7 +112,6 @@ def run(
             emulator.add_range(name, tensor.data_ptr(), _span_bytes(tensor), writable)
         plan.launch(operands)
     observer.plans.append(plan)
-    observer.stats.append(emulator.stats)
 
 
 def run_task(task: Task, target: Target = B200) -> None:
@@ -107,7 +129,6 @@ def run_task(task: Task, target: Target = B200) -> None:
             emulator.add_range(name, tensor.data_ptr(), _span_bytes(tensor), writable)
         table = task.table()
         kernel.function(table_pointer(table.ctypes.data), cuda.CUstream(0))
-    observer.stats.append(emulator.stats)
 
 
 @contextmanager
@@ -118,8 +139,16 @@ def _emulated(device: torch.device, target: Target) -> Iterator[tuple[Observer, 
             f'backend="emulator" takes CPU tensors; operands are on {device}: move them with .cpu()'
         )
     observer = _observer.get() or Observer()
-    with on_emulator(observer.progress, mode=observer.mode, check=observer.check, target=target) as emulator:
+    with on_emulator(
+        observer.progress,
+        mode=observer.mode,
+        check=observer.check,
+        target=target,
+        timing=observer.timing,
+    ) as emulator:
         yield observer, emulator
+    observer.stats.append(emulator.stats)
+    observer.timings += emulator.timings
 
 
 def _tensors(operands: GroupedOperands) -> Iterator[tuple[str, torch.Tensor, bool]]:

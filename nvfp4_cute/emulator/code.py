@@ -32,10 +32,19 @@ class Code:
         static_shared / local_bytes: bytes of named shared variables and of local memory per lane.
     """
 
-    def __init__(self, program: Program, entry: Entry, *, late: bool = False, checked: bool = False):
+    def __init__(
+        self,
+        program: Program,
+        entry: Entry,
+        *,
+        late: bool = False,
+        checked: bool = False,
+        timed: bool = False,
+    ):
         """Compile every instruction of `entry`.
 
         late: asynchronous operations may happen after their issue. checked: for a machine that looks for hazards.
+        timed: for a machine that records what takes time.
 
         Raises:
             EmulatorError: an instruction, modifier, or operand form that is not modelled, or that the module's target
@@ -43,7 +52,7 @@ class Code:
         """
         load_families()
         self.entry = entry
-        self.watch = _watcher() if checked else None
+        self.watch = _watcher() if checked else _recorder() if timed else None
         self.insts = entry.insts
         self.buffers: list[np.ndarray] = []  # keeps initialised module variables alive
         self.static_shared = self.local_bytes = 0
@@ -60,6 +69,8 @@ class Code:
             prepare_late(self)
         # Falling off the end is a return.
         self.leaders = self._find_leaders()
+        if timed:
+            prepare_timed(self)
         self.tails: list[tuple[tuple[Step, ...], int] | None] = [None] * (len(self.steps) + 1)
         self._block_live: dict[int, int] | None = None
         self._live_sets: dict[int, frozenset[int]] = {}
@@ -198,6 +209,19 @@ def _watcher() -> Callable[[Inst, Builder, Step], Step]:
     from nvfp4_cute.emulator.watch import watched
 
     return watched
+
+
+def _recorder() -> Callable[[Inst, Builder, Step], Step]:
+    from nvfp4_cute.emulator.timing_record import recorded
+
+    return recorded
+
+
+def prepare_timed(code: Code) -> None:
+    """Have the blocks of `code` account for what they cost."""
+    from nvfp4_cute.emulator.timing_record import prepare
+
+    prepare(code)
 
 
 def _bits(slots: Iterable[int]) -> int:

@@ -14,6 +14,9 @@ from nvfp4_cute.emulator.hazards import Hazard
 from nvfp4_cute.emulator.machine import Launch, Machine, Stats
 from nvfp4_cute.emulator.ptx import Entry, Program, parse
 from nvfp4_cute.emulator.targets import Device, ptx_arch
+from nvfp4_cute.emulator.timing import Timing, replay
+from nvfp4_cute.emulator.timing_constants import Constants
+from nvfp4_cute.emulator.timing_record import Recorder
 from nvfp4_cute.errors import EmulatorError
 
 Dim3 = tuple[int, int, int]
@@ -91,6 +94,53 @@ def run_ptx(
     Raises:
         EmulatorError: the text, the arguments, or the kernel's behaviour is not acceptable.
     """
+    machine = machine or Machine(sm_count, mode=mode, check=check)
+    machine.run(_launch_of(machine, ptx, entry, grid, block, args, cluster, smem_bytes, checked))
+    return machine.stats
+
+
+def time_ptx(
+    constants: Constants,
+    ptx: str | Program,
+    entry: str | None = None,
+    grid: int | Sequence[int] = 1,
+    block: int | Sequence[int] = 32,
+    args: Sequence[Any] = (),
+    *,
+    cluster: int | Sequence[int] = 1,
+    smem_bytes: int = 0,
+    with_data: bool = False,
+    timeline: bool = False,
+) -> Timing:
+    """Model the time of one kernel of a PTX text on a GPU.
+
+    Args:
+        constants: of the GPU.  ptx ... smem_bytes: as `run_ptx` takes them.
+        with_data: whether copies and products are done as well; otherwise results mean nothing.
+        timeline: keep what every warp did when.
+
+    Raises:
+        EmulatorError: the text, the arguments, or the kernel's behaviour is not acceptable.
+    """
+    machine = Machine(constants.num_sms)
+    recorder = machine.recorder = Recorder(with_data=with_data)
+    launch = _launch_of(machine, ptx, entry, grid, block, args, cluster, smem_bytes, True)
+    machine.run(launch)
+    return replay(constants, launch, recorder.take(), timeline=timeline)
+
+
+def _launch_of(
+    machine: Machine,
+    ptx: str | Program,
+    entry: str | None,
+    grid: int | Sequence[int],
+    block: int | Sequence[int],
+    args: Sequence[Any],
+    cluster: int | Sequence[int],
+    smem_bytes: int,
+    checked: bool,
+) -> Launch:
+    """A launch from PTX and arguments, compiled as the machine needs it; registers the arrays if `checked`."""
     program = parse(ptx) if isinstance(ptx, str) else ptx
     if entry is None:
         if len(program.entries) != 1:
@@ -101,22 +151,26 @@ def run_ptx(
     if entry not in program.entries:
         raise EmulatorError(f"no entry `{entry}` in the module; it has {list(program.entries)}")
     kernel = program.entries[entry]
-    machine = machine or Machine(sm_count, mode=mode, check=check)
     if checked:
         for i, arg in enumerate(args):
             if isinstance(arg, np.ndarray):
                 machine.memory.add_range(f"argument {i}", arg.ctypes.data, arg.nbytes, arg.flags.writeable)
     params = pack_arguments(kernel, args)
     code = _compiled(program, kernel, machine)
-    device = Device(ptx_arch(program.target), sm_count)
+    device = Device(ptx_arch(program.target), machine.sm_count)
     check_launch(code, device, dim3(block), dim3(cluster), smem_bytes)
-    machine.run(Launch(code, dim3(grid), dim3(block), dim3(cluster), smem_bytes, params))
-    return machine.stats
+    return Launch(code, dim3(grid), dim3(block), dim3(cluster), smem_bytes, params)
 
 
 def _compiled(program: Program, entry: Entry, machine: Machine) -> Code:
     """An entry compiled as the machine needs it."""
-    return Code(program, entry, late=machine.queue is not None, checked=machine.checker is not None)
+    return Code(
+        program,
+        entry,
+        late=machine.queue is not None,
+        checked=machine.checker is not None,
+        timed=machine.recorder is not None,
+    )
 
 
 def check_launch(code: Code, device: Device, block: Dim3, cluster: Dim3, smem_bytes: int) -> None:
@@ -271,17 +325,27 @@ class Emulator:
         *,
         mode: str = "eager",
         check: bool = False,
+        timing: Constants | None = None,
+        with_data: bool = True,
     ):
         """`arch`: the PTX target that it runs. `progress`: called with (finished CTAs, all CTAs) during launches.
 
         `mode`: when asynchronous operations happen: "eager", "lazy", or "random:SEED" (see `modes`).
         `check`: look for hazards (see `hazards`), and raise them when a launch has ended.
+        `timing`: model the time of every launch on this GPU, in `timings`. `with_data`: False leaves out copies and
+        products meanwhile: the results mean nothing, the times stay.
 
         Raises:
-            EmulatorError: unknown architecture.  ValueError: unknown mode.
+            EmulatorError: unknown architecture.  ValueError: unknown mode, or times with another mode than eager.
         """
+        if timing is not None and (mode != "eager" or check):
+            raise ValueError("times are modelled in eager mode without checks; leave out mode and check")
         self.device = Device(arch, sm_count)
         self.machine = Machine(sm_count, progress=progress, mode=mode, check=check)
+        self._constants = timing
+        self.timings: list[Timing] = []
+        if timing is not None:
+            self.machine.recorder = Recorder(with_data=with_data)
         self._attributes = self.device.attributes()
         self._kernels: dict[str, Program] = {}
         self._modules: list[tuple[bytes, Program]] = []
@@ -399,6 +463,8 @@ class Emulator:
             EmulatorError: a failure of the kernel.
         """
         self.machine.run(launch)
+        if self._constants is not None and self.machine.recorder is not None:
+            self.timings.append(replay(self._constants, launch, self.machine.recorder.take()))
 
     def attribute(self, number: int) -> int:
         """Value of a cudaDeviceAttr.

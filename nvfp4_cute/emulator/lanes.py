@@ -11,6 +11,7 @@ import numpy as np
 if TYPE_CHECKING:
     from nvfp4_cute.emulator.machine import Cta
     from nvfp4_cute.emulator.modes import WarpOperations
+    from nvfp4_cute.emulator.timing_record import Track
 
 LANES = 32
 ALL_LANES = np.ones(LANES, bool)
@@ -75,11 +76,12 @@ class Warp:
         pending: state of a step that has begun and is blocked (a barrier already arrived at).
         polled: a step looked at memory that another warp may change (hint for spin detection).
         operations: asynchronous operations of the warp, where the mode keeps track of them.
+        track: what a recorder notes about it.
     """
 
     __slots__ = (
         "active", "all_active", "code", "cta", "done", "executed", "groups", "idx", "live", "local", "num_active",
-        "operations", "pc", "pending", "polled", "protected", "regs", "spin", "wait",
+        "operations", "pc", "pending", "polled", "protected", "regs", "spin", "track", "wait",
     )  # fmt: skip
 
     def __init__(self, cta: "Cta", idx: int, lanes: int):
@@ -91,6 +93,7 @@ class Warp:
         self.local: np.ndarray | None = None
         self.pending: Wait | None = None
         self.operations: WarpOperations | None = None
+        self.track: Track
         self.wait: Wait | None = None
         self.spin: tuple[int, list[Any], int] | None = None
         self.polled = self.done = False

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from operator import length_hint
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -35,6 +35,9 @@ from nvfp4_cute.emulator.memory import GlobalMemory, Mbarrier, SharedMemory, Ten
 from nvfp4_cute.emulator.modes import Engine, Operation, make_queue
 from nvfp4_cute.emulator.specials import fill_constants, special_values
 from nvfp4_cute.errors import EmulatorError
+
+if TYPE_CHECKING:
+    from nvfp4_cute.emulator.timing_record import Recorder
 
 __all__ = [
     "ALL_LANES",
@@ -152,18 +155,24 @@ class Cta:
 
     def issue(self, warp: Warp, engine: Engine, effect: Callable[[], None]) -> Operation | None:
         """Submit an asynchronous operation of a warp; `effect` does everything it does to memory and barriers."""
-        queue = self.machine.queue
+        queue, recorder = self.machine.queue, self.machine.recorder
         if queue is not None:
             return queue.submit(warp, engine, effect)
+        if recorder is not None:
+            recorder.issue(warp, engine, effect)
+            return None
         self.machine.changes += 1
         effect()
         return None
 
     def issue_store(self, warp: Warp, read: Callable[[], Any], write: Callable[[Any], None]) -> None:
         """Submit a bulk store: `read` captures shared memory, `write` gets what it returned."""
-        queue = self.machine.queue
+        queue, recorder = self.machine.queue, self.machine.recorder
         if queue is not None:
             queue.submit_store(warp, read, write)
+            return
+        if recorder is not None:
+            recorder.issue_store(warp, read, write)
             return
         self.machine.changes += 1
         write(read())
@@ -267,6 +276,7 @@ class Machine:
         progress: called with (finished CTAs, all CTAs of the launch) after each cluster.
         queue: asynchronous operations under way; None where they happen at issue and leave no record.
         checker: finds hazards; None where nobody asked for that.
+        recorder: notes what takes time; None where nobody asked for that.
     """
 
     def __init__(
@@ -294,6 +304,7 @@ class Machine:
         self.waiting: list[tuple[int, int, int]] = []
         self.queue = make_queue(mode, checked=check)
         self.checker = Checker() if check else None
+        self.recorder: Recorder | None = None
         if self.queue is not None:
             self.queue.failed, self.queue.checker = _located, self.checker
 
@@ -372,6 +383,8 @@ class Machine:
         live, queue, checker = list(warps), self.queue, self.checker
         if checker is not None:
             checker.begin_cluster(cluster)
+        if self.recorder is not None:
+            self.recorder.begin(cluster)
         try:
             while live:
                 ran = False
@@ -395,6 +408,8 @@ class Machine:
                 queue.drain()
             if checker is not None:
                 checker.end_clusters()
+            if self.recorder is not None:
+                self.recorder.end(cluster)
         finally:
             self.stats.instructions += sum(w.executed for w in warps)
 

@@ -98,7 +98,10 @@ def run(machine: "Machine", launch: "Launch", origins: Sequence[Origin]) -> None
                         continue
                     if isinstance(message, BaseException):
                         raise message
-                    _add(machine.stats, message)
+                    stats, traces = message
+                    _add(machine.stats, stats)
+                    if machine.recorder is not None:
+                        machine.recorder.traces += traces
                     waiting.remove(pipe)  # type: ignore[arg-type]
         finally:
             for worker in workers:
@@ -109,9 +112,11 @@ def run(machine: "Machine", launch: "Launch", origins: Sequence[Origin]) -> None
 def _work(machine: "Machine", launch: "Launch", origins: Sequence[Origin], send: Connection) -> None:
     """A child process: run some clusters, then send what they counted, or the exception."""
     machine.stats = type(machine.stats)()
+    if machine.recorder is not None:
+        machine.recorder.traces.clear()
     try:
         machine.run_clusters(launch, list(origins), lambda: send.send("cluster"))
-        send.send(machine.stats)
+        send.send((machine.stats, machine.recorder.traces if machine.recorder is not None else []))
     except EmulatorError as error:
         send.send(error)
     except Exception as error:

@@ -7,6 +7,7 @@ permuted by the swizzle: an XOR of chunk-address bits with higher bits of the ab
 Layout of the descriptor: only its first 64 bytes are used (see `TensorMap.decode`).
 """
 
+import math
 import struct
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -228,6 +229,15 @@ class TensorMap:
         for start, count, stride, step in outer:
             address = address + (start + step * np.arange(count).reshape(-1, *(1,) * address.ndim)) * stride
         return address.reshape(-1), region.row_bytes
+
+    def extent(self, coords: tuple[int, ...]) -> tuple[int, int, int]:
+        """(address of the first byte, rows, bytes of a row) of the part of the box at `coords` inside the tensor."""
+        region = self._clip(coords)
+        if region is None:
+            return self.address, 0, 0
+        address = self.address + region.start[0] * self.element.bits // 8
+        address += sum(c * s for c, s in zip(region.start[1:], self.strides, strict=True))
+        return address, math.prod(region.count[1:]), region.row_bytes
 
     def chunks_inside(self, coords: tuple[int, ...]) -> tuple[slice, ...] | None:
         """Which of a tile's chunks, as `chunk_index` arranges them, hold elements inside the tensor."""

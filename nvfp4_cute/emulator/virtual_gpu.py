@@ -16,6 +16,7 @@ import numpy as np
 from nvfp4_cute.emulator.driver import Dim3, Emulator
 from nvfp4_cute.emulator.machine import Launch, Stats
 from nvfp4_cute.emulator.targets import ptx_arch
+from nvfp4_cute.emulator.timing_constants import Constants
 from nvfp4_cute.errors import EmulatorError
 
 GIB = 1 << 30
@@ -117,8 +118,10 @@ class VirtualGpu(Emulator):
         *,
         mode: str = "eager",
         check: bool = False,
+        timing: Constants | None = None,
+        with_data: bool = True,
     ):
-        """`sm_count`: SMs, by default those of the architecture's product. `mode`, `check`: as `Emulator` takes them.
+        """`sm_count`: SMs, by default those of the architecture's product. The others: as `Emulator` takes them.
 
         Raises:
             EmulatorError: unknown architecture.
@@ -127,7 +130,15 @@ class VirtualGpu(Emulator):
             raise EmulatorError(f"no virtual GPU for `{arch}`; choose one of {', '.join(PRODUCTS)}")
         product = PRODUCTS[arch]
         self.product = dataclasses.replace(product, sm_count=sm_count or product.sm_count)
-        super().__init__(arch, self.product.sm_count, self._progress, mode=mode, check=check)
+        super().__init__(
+            arch,
+            self.product.sm_count,
+            self._progress,
+            mode=mode,
+            check=check,
+            timing=timing,
+            with_data=with_data,
+        )
         # Numbers of cudaDeviceAttr: clock, L2, concurrent kernels, unified addressing, cooperative launch, memory pools.
         self._attributes |= {13: product.clock_khz, 38: product.l2_bytes, 31: 1, 41: 1, 95: 1, 115: 1}
         self.launches: list[LaunchRow] = []

@@ -245,7 +245,7 @@ def mbarrier_mods(inst: Inst) -> tuple[Mods, str]:
     return mods, space
 
 
-def _each(warp: "Warp", *values: Any) -> list[tuple[tuple[int, ...], int]]:
+def each_operand(warp: "Warp", *values: Any) -> list[tuple[tuple[int, ...], int]]:
     """Distinct operand tuples over the active lanes, with how many lanes hold each."""
     if all(v.__class__ is not np.ndarray for v in values):
         return [(values, warp.num_active)]
@@ -260,7 +260,7 @@ def mbarrier_init(inst: Inst, b: Builder) -> Step:
     address, count = b.address(inst.operands[0]), b.read(inst.operands[1], "u32")
 
     def step(warp: "Warp") -> None:
-        for (where, expected), _ in _each(warp, address(warp), count(warp)):
+        for (where, expected), _ in each_operand(warp, address(warp), count(warp)):
             cta, offset = barrier_place(warp, space, where)
             cta.smem.barriers[offset] = Mbarrier(offset, expected)
             cta.machine.changes += 1
@@ -276,7 +276,7 @@ def mbarrier_inval(inst: Inst, b: Builder) -> Step:
     address = b.address(inst.operands[0])
 
     def step(warp: "Warp") -> None:
-        for (where,), _ in _each(warp, address(warp)):
+        for (where,), _ in each_operand(warp, address(warp)):
             cta, offset = barrier_place(warp, space, where)
             cta.mbarrier(offset)
             del cta.smem.barriers[offset]
@@ -299,7 +299,7 @@ def mbarrier_arrive(inst: Inst, b: Builder) -> Step:
 
     def step(warp: "Warp") -> None:
         token = 0
-        for (where, number), lanes in _each(warp, address(warp), amount(warp)):
+        for (where, number), lanes in each_operand(warp, address(warp), amount(warp)):
             cta, offset = barrier_place(warp, space, where)
             barrier = cta.mbarrier(offset)
             token = barrier.state()
@@ -324,7 +324,7 @@ def mbarrier_tx(inst: Inst, b: Builder) -> Step:
     expect = inst.opcode == "mbarrier.expect_tx"
 
     def step(warp: "Warp") -> None:
-        for (where, number), lanes in _each(warp, address(warp), amount(warp)):
+        for (where, number), lanes in each_operand(warp, address(warp), amount(warp)):
             cta, offset = barrier_place(warp, space, where)
             barrier = cta.mbarrier(offset)
             if expect:

@@ -23,6 +23,7 @@ from nvfp4_cute.emulator.isa.issue import (
 )
 from nvfp4_cute.emulator.isa.spaces import as_u64, gather, scatter
 from nvfp4_cute.emulator.machine import OFFSET_MASK
+from nvfp4_cute.emulator.memory import Mbarrier
 from nvfp4_cute.emulator.modes import Engine, operations_of
 from nvfp4_cute.emulator.ptx import Inst
 from nvfp4_cute.emulator.reductions import REDUCTIONS, reduce_elements
@@ -69,7 +70,7 @@ def bulk_copy(inst: Inst, b: Builder) -> Step:
         targets = in_mask(cta, mask) if multicast else [target]
         signals = signalled(cta, targets, barrier, False, multicast)
         source = own_offset(cta, src) if from_shared else src
-        effect = partial(_bulk_in, cta, source, from_shared, nbytes, targets, offset, signals)
+        effect = partial(bulk_in, cta, source, from_shared, nbytes, targets, offset, signals)
         cta.issue(warp, Engine.COPY, effect)
 
     return per_thread(run, readers)
@@ -81,7 +82,7 @@ def _check_bulk(dst: int, src: int, nbytes: int) -> None:
             raise AlignmentFault(f"cp.async.bulk {what} {value:#x}: must be a multiple of 16")
 
 
-def _bulk_in(
+def bulk_in(
     cta: "Cta",
     src: int,
     from_shared: bool,
@@ -90,6 +91,7 @@ def _bulk_in(
     offset: int,
     signals: "Sequence[tuple[Cta, int]]",
 ) -> None:
+    """Copy bytes into shared memory of the targets, and signal their mbarriers."""
     checker = cta.machine.checker
     if checker is not None and nbytes:
         _check_in(checker, cta, src, from_shared, nbytes, targets, offset, signals)
@@ -160,7 +162,7 @@ def _issue_out(
     cta, offset = warp.cta, own_offset(warp.cta, src)
     if nbytes:
         read = partial(_read_out, cta, offset, nbytes)
-        cta.issue_store(warp, read, partial(_bulk_out, cta, dst, nbytes, mask, reduce, type_name))
+        cta.issue_store(warp, read, partial(bulk_out, cta, dst, nbytes, mask, reduce, type_name))
 
 
 def _read_out(cta: "Cta", offset: int, nbytes: int) -> np.ndarray:
@@ -170,9 +172,10 @@ def _read_out(cta: "Cta", offset: int, nbytes: int) -> np.ndarray:
     return source
 
 
-def _bulk_out(
+def bulk_out(
     cta: "Cta", dst: int, nbytes: int, mask: int, reduce: str | None, type_name: str, source: np.ndarray
 ) -> None:
+    """Copy or combine bytes of shared memory into global memory."""
     target = cta.machine.memory.view(dst, nbytes, write=True)
     if cta.machine.checker is not None:
         atomic = reduce is not None
@@ -294,7 +297,7 @@ def small_copy(inst: Inst, b: Builder) -> Step:
     if len(operands) == 3:
 
         def copy(warp: "Warp") -> None:
-            _issue_small(warp, partial(_copy_lanes, warp, dst(warp), src(warp), nbytes, warp.active))
+            _issue_small(warp, partial(copy_lanes, warp, dst(warp), src(warp), nbytes, warp.active))
 
         return copy
     available = b.read(operands[3], "pred" if getattr(operands[3], "type", "") == "pred" else "u32")
@@ -302,7 +305,7 @@ def small_copy(inst: Inst, b: Builder) -> Step:
     def run(warp: "Warp", to: int, source: int, limit: int | bool) -> None:
         # A predicate operand means "ignore the source".
         count = (0 if limit else nbytes) if isinstance(limit, bool) else min(limit, nbytes)
-        _issue_small(warp, partial(_copy_padded, warp.cta, own_offset(warp.cta, to), source, nbytes, count))
+        _issue_small(warp, partial(copy_padded, warp.cta, own_offset(warp.cta, to), source, nbytes, count))
 
     return per_thread(run, [dst, src, available])
 
@@ -313,7 +316,8 @@ def _issue_small(warp: "Warp", effect: "Callable[[], None]") -> None:
         operations_of(warp).group(Engine.CP_ASYNC).open.append(operation)
 
 
-def _copy_lanes(warp: "Warp", dst: Any, src: Any, nbytes: int, lanes: np.ndarray) -> None:
+def copy_lanes(warp: "Warp", dst: Any, src: Any, nbytes: int, lanes: np.ndarray) -> None:
+    """cp.async of the given lanes of a warp."""
     element = np.dtype(np.uint32)
     with warp.as_if(lanes):
         rows = gather(warp, "global", src, nbytes, element, nbytes // 4)
@@ -325,7 +329,8 @@ def _copy_lanes(warp: "Warp", dst: Any, src: Any, nbytes: int, lanes: np.ndarray
         checker.write_shared(warp.cta, granules(offsets, nbytes), proxy=False)
 
 
-def _copy_padded(cta: "Cta", offset: int, source: int, nbytes: int, count: int) -> None:
+def copy_padded(cta: "Cta", offset: int, source: int, nbytes: int, count: int) -> None:
+    """cp.async of one lane: `count` bytes, then zeros up to `nbytes`."""
     data = np.zeros(nbytes, np.uint8)
     if count:
         data[:count] = cta.machine.memory.view(source, count, write=False)
@@ -351,11 +356,13 @@ def small_copy_arrive(inst: Inst, b: Builder) -> Step:
         if not counted:
             barrier.pending += 1
 
-        def effect() -> None:
-            if cta.machine.checker is not None:
-                cta.machine.checker.arrive_later(cta, barrier, outside=False)
-            barrier.arrive()
-
-        cta.issue(warp, Engine.CP_ASYNC, effect)
+        cta.issue(warp, Engine.CP_ASYNC, partial(arrive_after_copies, cta, barrier, counted))
 
     return per_thread(run, [b.address(inst.operands[0])])
+
+
+def arrive_after_copies(cta: "Cta", barrier: Mbarrier, counted: bool) -> None:
+    """The arrival that the warp's earlier cp.async make; `counted`: the pending count was not raised for it."""
+    if cta.machine.checker is not None:
+        cta.machine.checker.arrive_later(cta, barrier, outside=False)
+    barrier.arrive()

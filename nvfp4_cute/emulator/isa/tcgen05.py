@@ -362,11 +362,13 @@ def _commit_multicast(warp: "Warp", address: int, mask: int) -> None:
 
 
 def _issue_arrivals(warp: "Warp", targets: "list[Cta]", offset: int) -> None:
-    def effect() -> None:
-        for target in targets:
-            barrier, checker = target.mbarrier(offset), target.machine.checker
-            if checker is not None:
-                checker.arrive_later(target, barrier)
-            barrier.arrive(1)
+    warp.cta.issue(warp, Engine.TCGEN05, partial(arrive_all, targets, offset))
 
-    warp.cta.issue(warp, Engine.TCGEN05, effect)
+
+def arrive_all(targets: "list[Cta]", offset: int) -> None:
+    """One arrival on the mbarrier at an offset of each target: the effect of a commit."""
+    for target in targets:
+        barrier, checker = target.mbarrier(offset), target.machine.checker
+        if checker is not None:
+            checker.arrive_later(target, barrier)
+        barrier.arrive(1)

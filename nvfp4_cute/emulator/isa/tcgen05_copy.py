@@ -44,12 +44,15 @@ def copy(inst: Inst, b: Builder) -> Step:
 
     def run(warp: "Warp", address: int, descriptor: int) -> None:
         ctas = cta_pair(warp.cta) if group == 2 else (warp.cta,)
-        warp.cta.issue(warp, Engine.TCGEN05, partial(_copy, ctas, name, source, address, descriptor))
+        warp.cta.issue(warp, Engine.TCGEN05, partial(copy_matrix, ctas, name, source, address, descriptor))
 
     return per_thread(run, readers)
 
 
-def _copy(ctas: "tuple[Cta, ...]", name: str, source: str | None, address: int, descriptor: int) -> None:
+def copy_matrix(
+    ctas: "tuple[Cta, ...]", name: str, source: str | None, address: int, descriptor: int
+) -> None:
+    """Copy a matrix of named shape to the tensor memory of each CTA, from its own shared memory."""
     shape = COPY_SHAPES[name]
     lane, column = lane_of(address), address & COLUMN_MASK
     if lane and (name != "4x256b" or lane > 31):

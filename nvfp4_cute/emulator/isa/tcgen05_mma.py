@@ -169,11 +169,11 @@ def _issue(warp: "Warp", form: _Form, operands: _Operands) -> None:
     cta = warp.cta
     ctas = cta_pair(cta) if form.cta_group == 2 else (cta,)
     cta.machine.stats.mmas += 1
-    cta.issue(warp, Engine.TCGEN05, partial(_execute, ctas, form, operands))
+    cta.issue(warp, Engine.TCGEN05, partial(execute, ctas, form, operands))
 
 
 # ---- execution ---------------------------------------------------------------------------------------------------
-def _execute(ctas: "tuple[Cta, ...]", form: _Form, operands: _Operands) -> None:
+def execute(ctas: "tuple[Cta, ...]", form: _Form, operands: _Operands) -> None:
     """Each CTA computes its own rows of D: M / cta_group rows, all N columns.
 
     A and B are split over the shared memories of a pair by rows; the same descriptor serves both.

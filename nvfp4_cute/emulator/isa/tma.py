@@ -122,12 +122,12 @@ def tensor_copy(inst: Inst, b: Builder) -> Step:
         signals = signalled(cta, targets, barrier, form.pair, multicast)
         m = _load_map(cta, map_address)
         boxes = _single_boxes(form, m, coords)
-        cta.issue(warp, Engine.COPY, partial(_load_boxes, cta, m, boxes, targets, offset, signals))
+        cta.issue(warp, Engine.COPY, partial(load_boxes, cta, m, boxes, targets, offset, signals))
 
     return per_thread(run, readers)
 
 
-def _load_boxes(
+def load_boxes(
     cta: "Cta",
     m: TensorMap,
     boxes: list[tuple[int, ...]],
@@ -135,6 +135,7 @@ def _load_boxes(
     offset: int,
     signals: "Sequence[tuple[Cta, int]]",
 ) -> None:
+    """Copy boxes of a tensor into shared memory of the targets, and signal their mbarriers."""
     view = lambda address, nbytes: cta.machine.memory.view(address, nbytes, write=False)
     total = m.tile_bytes * len(boxes)
     for target in targets:
@@ -178,7 +179,7 @@ def _tensor_store(inst: Inst, b: Builder, mods: Mods, form: _Tensor) -> Step:
         m = _load_map(cta, map_address)
         boxes = _single_boxes(form, m, coords)
         read = partial(_read_boxes, cta, m, boxes, offset)
-        cta.issue_store(warp, read, partial(_write_boxes, cta, m, boxes, form.reduce))
+        cta.issue_store(warp, read, partial(write_boxes, cta, m, boxes, form.reduce))
 
     return per_thread(run, readers, idempotent=form.reduce is None)
 
@@ -195,9 +196,10 @@ def _read_boxes(cta: "Cta", m: TensorMap, boxes: list[tuple[int, ...]], offset: 
     return [cta.smem.views[16].take(chunks) for chunks in chunk_lists]
 
 
-def _write_boxes(
+def write_boxes(
     cta: "Cta", m: TensorMap, boxes: list[tuple[int, ...]], reduce: str | None, tiles: list[np.ndarray]
 ) -> None:
+    """Store or combine tiles of shared memory into boxes of a tensor."""
     view = lambda address, nbytes: cta.machine.memory.view(address, nbytes, write=True)
     checker = cta.machine.checker
     for box, tile in zip(boxes, tiles, strict=True):

@@ -1,0 +1,726 @@
+"""What a launch does that takes time, recorded while the machine executes it: a list of events for every warp.
+
+Between events a warp only computes; that is one ``COMPUTE`` event with the cost of the instructions (timing_costs). All
+other events are what the replay (timing) has to order: barriers, copies, matrix instructions, accesses of global memory.
+
+Control flow and addresses decide the time of a kernel, data hardly ever. A recorder therefore skips data unless asked
+not to: copies move nothing and products are not computed, only barriers and counters see them. Registers that such an
+instruction would write become zero.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from enum import IntEnum
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from nvfp4_cute.emulator.descriptors import COPY_SHAPES, LOAD_SHAPES, decode_instruction_descriptor
+from nvfp4_cute.emulator.isa import (
+    Builder,
+    Step,
+    bulk,
+    lane_value,
+    merge_lanes,
+    mma_sync,
+    tcgen05,
+    tcgen05_copy,
+    tcgen05_mma,
+    tma,
+    type_bytes,
+    wgmma,
+)
+from nvfp4_cute.emulator.isa import barrier as barriers
+from nvfp4_cute.emulator.isa.memory import memory_mods
+from nvfp4_cute.emulator.isa.spaces import generic_space
+from nvfp4_cute.emulator.lanes import REGROUP
+from nvfp4_cute.emulator.machine import RANK_SHIFT
+from nvfp4_cute.emulator.modes import Engine
+from nvfp4_cute.emulator.ptx import Inst, Vector
+from nvfp4_cute.emulator.timing_costs import block_cost
+from nvfp4_cute.errors import EmulatorError
+
+if TYPE_CHECKING:
+    from nvfp4_cute.emulator.code import Code
+    from nvfp4_cute.emulator.lanes import Warp
+    from nvfp4_cute.emulator.machine import Cluster, Cta
+    from nvfp4_cute.emulator.tensormap import TensorMap
+
+Event = tuple[Any, ...]
+"""An Op and its operands. A barrier is ``rank << 24 | offset``; bytes and counts are ints."""
+
+SECTOR, LINE = 32, 128
+"""Bytes that memory moves at least, and bytes of a cache line."""
+
+
+class Op(IntEnum):
+    """Kinds of events, with their operands."""
+
+    COMPUTE = 0  # slots, path, instructions of blocks that this CTA executes for the first time
+    INIT = 1  # barrier, count
+    ARRIVE = 2  # barrier, count
+    DROP = 3  # barrier, count
+    TX = 4  # barrier, bytes expected (negative: completed)
+    WAIT = 5  # barrier, number of completed phases needed
+    LOAD = 6  # pieces, bytes written to shared memory of each target, signals, descriptor
+    STORE = 7  # pieces, bytes
+    EXCHANGE = 8  # bytes, signals: between shared memories of a cluster
+    COMMIT_STORES = 9
+    WAIT_STORES = 10  # pending groups allowed, whether only reads
+    MMA = 11  # (kind, m, n, cta_group, A in tensor memory)
+    TENSOR_COPY = 12  # shape, cta_group
+    COMMIT_MMA = 13  # barriers
+    TENSOR_LOAD = 14  # 32-bit columns
+    TENSOR_STORE = 15  # 32-bit columns
+    WAIT_TENSOR_LOAD = 16
+    WAIT_TENSOR_STORE = 17
+    ALLOCATE = 18
+    WGMMA = 19  # (type of A, n, A in registers)
+    COMMIT_WGMMA = 20
+    WAIT_WGMMA = 21  # pending groups allowed
+    READ = 22  # number, lines of global memory
+    USE = 23  # number of the read
+    WRITE = 24  # lines of global memory
+    ASYNC_READ = 25  # lines (cp.async)
+    COMMIT_ASYNC = 26
+    WAIT_ASYNC = 27  # pending groups allowed
+    ARRIVE_ASYNC = 28  # barrier, pending count raised first
+    BARRIER = 29  # number, threads (0: all of the CTA), whether it waits
+    CLUSTER_ARRIVE = 30
+    CLUSTER_WAIT = 31
+    SLEEP = 32  # nanoseconds
+    MATRIX = 33  # mma.sync: (A type, flops)
+    ATOMIC = 34  # number, lines
+
+
+Piece = tuple[int, int]
+"""A region of global memory that is copied as a whole: address of its first byte, bytes of 32-byte sectors."""
+
+
+@dataclass
+class ClusterTrace:
+    """The events of one cluster: ``warps[rank][warp index]`` is a list. ``requested``: bytes of global memory, by Op."""
+
+    origin: tuple[int, int, int]
+    warps: list[list[list[Event]]]
+    loaded: int = 0
+    stored: int = 0
+
+
+@dataclass
+class Track:
+    """What one warp did since its last event, and its events."""
+
+    seen: set[int]
+    events: list[Event] = field(default_factory=list)
+    slots: float = 0.0
+    path: float = 0.0
+    fresh: int = 0
+    pending: dict[int, int] = field(default_factory=dict)  # register slot -> number of the read that fills it
+    reads: int = 0
+    polled: tuple[int, int, int] | None = None
+
+    def flush(self) -> None:
+        """Close the computation since the last event."""
+        if self.slots or self.path:
+            self.events.append((Op.COMPUTE, self.slots, self.path, self.fresh))
+            self.slots = self.path = 0.0
+            self.fresh = 0
+
+    def add(self, *event: Any) -> None:
+        """Append an event after what was computed before it."""
+        self.flush()
+        self.events.append(event)
+
+
+class Recorder:
+    """Records clusters as a machine runs them. Set as ``Machine.recorder``.
+
+    Attributes:
+        with_data: whether copies and products happen as well.  traces: one for every cluster that has ended.
+    """
+
+    def __init__(self, *, with_data: bool = False):
+        """Nothing recorded yet."""
+        self.with_data = with_data
+        self.traces: list[ClusterTrace] = []
+        self._current: ClusterTrace | None = None
+
+    def begin(self, cluster: "Cluster") -> None:
+        """A cluster starts."""
+        self._current = ClusterTrace(cluster.origin, [])
+        for cta in cluster.ctas:
+            seen: set[int] = set()
+            for warp in cta.warps:
+                warp.track = Track(seen)
+
+    def end(self, cluster: "Cluster") -> None:
+        """A cluster has ended."""
+        assert self._current is not None
+        for cta in cluster.ctas:
+            for warp in cta.warps:
+                warp.track.flush()
+            self._current.warps.append([warp.track.events for warp in cta.warps])
+        self.traces.append(self._current)
+
+    def take(self) -> list[ClusterTrace]:
+        """The traces of the launch that just ended, in grid order; they are forgotten here."""
+        traces, self.traces = self.traces, []
+        return sorted(traces, key=lambda trace: trace.origin[::-1])
+
+    # ---- asynchronous operations -------------------------------------------------------------------
+    def issue(self, warp: "Warp", engine: Engine, effect: Callable[[], Any]) -> None:
+        """An asynchronous operation: record it, and let happen what it does to barriers."""
+        cta = warp.cta
+        cta.machine.changes += 1
+        if engine is Engine.TMEM_STORE:  # its instruction is an event
+            effect()
+            return
+        function, args = _parts(effect)
+        note = _EFFECTS.get(function)
+        if note is None:
+            raise EmulatorError(f"no timing of {getattr(function, '__qualname__', function)}")
+        signals = note(self, warp, *args)
+        if self.with_data or signals is None:
+            effect()
+            return
+        for owner, offset, nbytes in signals:
+            owner.mbarrier(offset).complete_tx(nbytes)
+
+    def issue_store(self, warp: "Warp", read: Callable[[], Any], write: Callable[[Any], None]) -> None:
+        """A bulk store."""
+        warp.cta.machine.changes += 1
+        function, args = _parts(write)
+        _EFFECTS[function](self, warp, *args)
+        if self.with_data:
+            write(read())
+
+    def count(self, pieces: list[Piece], *, stored: bool = False) -> None:
+        """Add requested bytes."""
+        assert self._current is not None
+        nbytes = sum(piece[1] for piece in pieces)
+        if stored:
+            self._current.stored += nbytes
+        else:
+            self._current.loaded += nbytes
+
+
+def _recorder(warp: "Warp") -> Recorder:
+    recorder = warp.cta.machine.recorder
+    assert recorder is not None, "code compiled to be recorded on a machine without a recorder"
+    return recorder
+
+
+def _parts(effect: Any) -> tuple[Any, tuple[Any, ...]]:
+    return (effect.func, effect.args) if isinstance(effect, partial) else (effect, ())
+
+
+def _barrier(cta: "Cta", offset: int) -> int:
+    return cta.rank << RANK_SHIFT | offset
+
+
+def _region(m: "TensorMap", coords: tuple[int, ...]) -> list[Piece]:
+    """The part of a box inside the tensor, as one piece."""
+    address, rows, row_bytes = m.extent(coords)
+    if not rows:
+        return []
+    first = address // SECTOR * SECTOR
+    sectors = -(-(address + row_bytes - first) // SECTOR)
+    return [(address, rows * sectors * SECTOR)]
+
+
+# ---- effects: what takes the place of each asynchronous operation ------------------------------------------------
+Signals = list[tuple["Cta", int, int]]
+
+
+def _tile_load(
+    r: Recorder, warp: "Warp", cta: "Cta", m: "TensorMap", boxes: Any, targets: Any, offset: int, signals: Any
+) -> Signals:
+    pieces = [piece for box in boxes for piece in _region(m, box)]
+    nbytes = m.transaction_bytes * len(boxes)
+    r.count(pieces)
+    cta.machine.stats.tma_load_bytes += 0 if r.with_data else m.tile_bytes * len(boxes)
+    noted = tuple(_barrier(owner, at) for owner, at in signals)
+    ranks = tuple(target.rank for target in targets)
+    warp.track.add(Op.LOAD, tuple(pieces), nbytes, noted, ranks, m.address)
+    return [(owner, at, nbytes) for owner, at in signals]
+
+
+def _bulk_load(
+    r: Recorder, warp: "Warp", cta: "Cta", src: int, from_shared: bool, nbytes: int, targets: Any, offset: int, signals: Any
+) -> Signals:  # fmt: skip
+    noted = tuple(_barrier(owner, at) for owner, at in signals)
+    if from_shared:
+        warp.track.add(Op.EXCHANGE, nbytes, noted)
+    else:
+        pieces = ((src, nbytes),) if nbytes else ()
+        r.count(list(pieces))
+        cta.machine.stats.tma_load_bytes += 0 if r.with_data else nbytes
+        warp.track.add(Op.LOAD, pieces, nbytes, noted, tuple(t.rank for t in targets), 0)
+    return [(owner, at, nbytes) for owner, at in signals]
+
+
+def _tile_store(r: Recorder, warp: "Warp", cta: "Cta", m: "TensorMap", boxes: Any, reduce: Any) -> None:
+    pieces = [piece for box in boxes for piece in _region(m, box)]
+    r.count(pieces, stored=True)
+    cta.machine.stats.tma_store_bytes += 0 if r.with_data else m.tile_bytes * len(boxes)
+    warp.track.add(Op.STORE, tuple(pieces), m.tile_bytes * len(boxes))
+
+
+def _bulk_store(
+    r: Recorder, warp: "Warp", cta: "Cta", dst: int, nbytes: int, mask: int, reduce: Any, kind: str
+) -> None:
+    r.count([(dst, nbytes)], stored=True)
+    cta.machine.stats.tma_store_bytes += 0 if r.with_data else nbytes
+    warp.track.add(Op.STORE, ((dst, nbytes),), nbytes)
+
+
+def _mma(r: Recorder, warp: "Warp", ctas: Any, form: Any, operands: Any) -> Signals:
+    desc = decode_instruction_descriptor(
+        operands.idesc, form.kind, cta_group=form.cta_group, scale_block=form.scale_block, ws=form.ws
+    )
+    warp.track.add(Op.MMA, (form.kind, desc.m, desc.n, form.cta_group, form.a_in_tmem))
+    return []
+
+
+def _tensor_copy(
+    r: Recorder, warp: "Warp", ctas: Any, name: str, source: Any, address: int, descriptor: int
+) -> Signals:
+    shape = COPY_SHAPES[name]
+    warp.track.add(Op.TENSOR_COPY, shape.rows * shape.row_bytes, len(ctas))
+    return []
+
+
+def _commit(r: Recorder, warp: "Warp", targets: Any, offset: int) -> None:
+    warp.track.add(Op.COMMIT_MMA, tuple(_barrier(target, offset) for target in targets))
+
+
+def _small_copy(
+    r: Recorder, warp: "Warp", of: "Warp", dst: Any, src: Any, nbytes: int, lanes: np.ndarray
+) -> Signals | None:
+    lines = _lines(np.atleast_1d(np.broadcast_to(src, 32)[lanes]).astype(np.int64), nbytes)
+    r.count(list(lines))
+    warp.track.add(Op.ASYNC_READ, lines)
+    return []
+
+
+def _padded_copy(
+    r: Recorder, warp: "Warp", cta: "Cta", offset: int, src: int, nbytes: int, count: int
+) -> Signals:
+    lines = ((src, SECTOR),) if count else ()
+    r.count(list(lines))
+    warp.track.add(Op.ASYNC_READ, lines)
+    return []
+
+
+def _small_arrive(r: Recorder, warp: "Warp", cta: "Cta", barrier: Any, counted: bool) -> None:
+    warp.track.add(Op.ARRIVE_ASYNC, _barrier(cta, barrier.offset), not counted)
+
+
+_EFFECTS: dict[Any, Callable[..., Signals | None]] = {
+    tma.load_boxes: _tile_load,
+    tma.write_boxes: _tile_store,
+    bulk.bulk_in: _bulk_load,
+    bulk.bulk_out: _bulk_store,
+    bulk.copy_lanes: _small_copy,
+    bulk.copy_padded: _padded_copy,
+    bulk.arrive_after_copies: _small_arrive,
+    tcgen05_mma.execute: _mma,
+    tcgen05_copy.copy_matrix: _tensor_copy,
+    tcgen05.arrive_all: _commit,
+}
+
+
+# ---- steps: what the recorder puts around instructions -------------------------------------------------------------
+Wrapper = Callable[[Inst, Builder, Step], Step]
+_WRAPPERS: dict[str, Wrapper] = {}
+_STEP_EVENTS = ("tcgen05", "cp", "wgmma", "clusterlaunchcontrol")
+"""First words of opcodes whose events come through `Recorder.issue`: their instructions begin basic blocks, too."""
+
+
+def _wraps(*prefixes: str) -> Callable[[Wrapper], Wrapper]:
+    def register(function: Wrapper) -> Wrapper:
+        _WRAPPERS.update(dict.fromkeys(prefixes, function))
+        return function
+
+    return register
+
+
+def recorded(inst: Inst, b: Builder, step: Step) -> Step:
+    """The step of an instruction, wrapped to record its event if it has one."""
+    words = (*inst.opcode.split("."), *inst.mods[inst.opcode.count(".") :])
+    for count in range(len(words), 0, -1):
+        found = _WRAPPERS.get(".".join(words[:count]))
+        if found is not None:
+            return found(inst, b, step)
+    return step
+
+
+def is_event(inst: Inst) -> bool:
+    """Whether an instruction may record an event."""
+    words = (inst.opcode, *inst.mods)
+    return words[0] in _STEP_EVENTS or any(".".join(words[:n]) in _WRAPPERS for n in range(1, len(words) + 1))
+
+
+def prepare(code: "Code") -> None:
+    """Have every block of `code` account for its cost, and every use of a loaded register recorded."""
+    loaded = frozenset(
+        slot for pc, inst in enumerate(code.insts) if _may_read_global(inst) for slot in code.writes[pc]
+    )
+    loaded = _with_moves(code, loaded)
+    uses = [pc for pc in range(len(code.insts)) if loaded & code.reads[pc]]
+    for pc in uses:
+        moved = code.writes[pc] if code.insts[pc].opcode == "mov" else frozenset()
+        code.steps[pc] = _using(code.steps[pc], tuple(loaded & code.reads[pc]), tuple(moved))
+    events = {pc for pc, inst in enumerate(code.insts) if is_event(inst)}
+    uses = [pc for pc in uses if code.insts[pc].opcode != "mov"]
+    code.leaders = sorted({*code.leaders, *events, *uses})
+    ends = [*code.leaders[1:], len(code.steps)]
+    for start, end in zip(code.leaders, ends, strict=True):
+        code.steps[start] = _accounting(code.steps[start], start, block_cost(code, start, end))
+
+
+def _with_moves(code: "Code", slots: frozenset[int]) -> frozenset[int]:
+    """The slots, and those that moves copy them to."""
+    while True:
+        more = {
+            slot
+            for pc, inst in enumerate(code.insts)
+            if inst.opcode == "mov" and code.reads[pc] & slots
+            for slot in code.writes[pc]
+        }
+        if more <= slots:
+            return slots
+        slots |= more
+
+
+def _accounting(step: Step, start: int, cost: Any) -> Step:
+    slots, path, instructions = cost
+
+    def run(warp: "Warp") -> Any:
+        result = step(warp)
+        if result is None or result.__class__ is int or result is REGROUP:
+            track = warp.track
+            track.slots += slots
+            track.path += path
+            if start not in track.seen:
+                track.seen.add(start)
+                track.fresh += instructions
+        return result
+
+    return run
+
+
+def _using(step: Step, slots: tuple[int, ...], moved: tuple[int, ...]) -> Step:
+    """A step that reads registers which loads may still be filling; a move only passes the promise on."""
+
+    def run(warp: "Warp") -> Any:
+        pending = warp.track.pending
+        if pending:
+            number = max((pending.get(slot, -1) for slot in slots), default=-1)
+            if number >= 0 and moved:
+                pending.update(dict.fromkeys(moved, number))
+            elif number >= 0:
+                warp.track.add(Op.USE, number)
+                for slot in [slot for slot, read in pending.items() if read <= number]:
+                    del pending[slot]
+        return step(warp)
+
+    return run
+
+
+def _done(result: Any) -> bool:
+    return result is None or result.__class__ is int or result is REGROUP
+
+
+def _after(note: "Callable[[Warp], None]", step: Step) -> Step:
+    """A step that records something once it is done."""
+
+    def run(warp: "Warp") -> Any:
+        result = step(warp)
+        if _done(result):
+            note(warp)
+        return result
+
+    return run
+
+
+def _event(*event: Any) -> Wrapper:
+    """A wrapper that records always the same event."""
+    return lambda inst, b, step: _after(lambda warp: warp.track.add(*event), step)
+
+
+def _clear(b: Builder, step: Step) -> Step:
+    """Instead of `step`, where data is skipped: its registers become zero."""
+    slots = tuple(b.writes)
+    dtypes = [b.dtypes[slot] for slot in slots]
+
+    def run(warp: "Warp") -> Any:
+        if _recorder(warp).with_data:
+            return step(warp)
+        regs, protected = warp.regs, warp.protected
+        for slot, dtype in zip(slots, dtypes, strict=True):
+            regs[slot] = merge_lanes(warp.active, 0, regs[slot], dtype) if slot in protected else 0
+        return None
+
+    return run
+
+
+# ---- mbarriers ---------------------------------------------------------------------------------------------------
+@_wraps("mbarrier.init")
+def _init(inst: Inst, b: Builder, step: Step) -> Step:
+    _, space = barriers.mbarrier_mods(inst)
+    address, count = b.address(inst.operands[0]), b.read(inst.operands[1], "u32")
+
+    def note(warp: "Warp") -> None:
+        for (where, number), _ in barriers.each_operand(warp, address(warp), count(warp)):
+            warp.track.add(Op.INIT, _barrier(*barriers.barrier_place(warp, space, where)), number)
+
+    return _after(note, step)
+
+
+@_wraps("mbarrier.arrive", "mbarrier.arrive_drop")
+def _arrive(inst: Inst, b: Builder, step: Step) -> Step:
+    mods, space = barriers.mbarrier_mods(inst)
+    expect = mods.flag("expect_tx")
+    place, *rest = inst.operands[1:] if len(inst.operands) > 1 else inst.operands
+    address = b.address(place)
+    amount = b.read(rest[0], "u32") if rest else lambda warp: 1
+    op = Op.DROP if inst.opcode == "mbarrier.arrive_drop" else Op.ARRIVE
+
+    def run(warp: "Warp") -> Any:
+        for (where, number), lanes in barriers.each_operand(warp, address(warp), amount(warp)):
+            place = _barrier(*barriers.barrier_place(warp, space, where))
+            if expect:
+                warp.track.add(Op.TX, place, number * lanes)
+            warp.track.add(op, place, lanes if expect else number * lanes)
+        return step(warp)
+
+    return run
+
+
+@_wraps("mbarrier.expect_tx", "mbarrier.complete_tx")
+def _transaction(inst: Inst, b: Builder, step: Step) -> Step:
+    _, space = barriers.mbarrier_mods(inst)
+    address, amount = b.address(inst.operands[0]), b.read(inst.operands[1], "u32")
+    sign = 1 if inst.opcode == "mbarrier.expect_tx" else -1
+
+    def run(warp: "Warp") -> Any:
+        for (where, number), lanes in barriers.each_operand(warp, address(warp), amount(warp)):
+            place = _barrier(*barriers.barrier_place(warp, space, where))
+            warp.track.add(Op.TX, place, sign * number * lanes)
+        return step(warp)
+
+    return run
+
+
+@_wraps("mbarrier.test_wait", "mbarrier.try_wait")
+def _wait(inst: Inst, b: Builder, step: Step) -> Step:
+    """A wait that ends a phase is an event.
+
+    A look that does not block answers no the first time, so that what the kernel does then, its blocking wait, is
+    recorded where it stands; a loop of such looks is a wait.
+    """
+    mods, space = barriers.mbarrier_mods(inst)
+    mods.flag("parity")
+    address = b.address(inst.operands[1])
+    put = b.write(inst.operands[0], "pred")
+    blocking = inst.opcode == "mbarrier.try_wait" and len(inst.operands) > 3
+    pc = b.pc
+
+    def run(warp: "Warp") -> Any:
+        where = int(lane_value(address(warp), warp.first_lane()))
+        cta, offset = barriers.barrier_place(warp, space, where)
+        barrier, track = cta.mbarrier(offset), warp.track
+        if not blocking:
+            look = (pc, where, len(track.events))
+            if track.polled != look:
+                track.flush()
+                track.polled = (pc, where, len(track.events))
+                put(warp, False)
+                return None
+        result = step(warp)
+        if result is None and not warp.polled:
+            track.add(Op.WAIT, _barrier(cta, offset), barrier.phase)
+        return result
+
+    return run
+
+
+# ---- other barriers ------------------------------------------------------------------------------------------------
+def _named(inst: Inst, b: Builder, step: Step, position: int, *, waits: bool) -> Step:
+    operands = inst.operands[position:]
+    number = b.read(operands[0], "u32")
+    counted = len(operands) > 1 + (position == 1)
+    threads = b.read(operands[1], "u32") if counted else lambda warp: 0
+
+    def note(warp: "Warp") -> None:
+        lane = warp.first_lane()
+        which, count = lane_value(number(warp), lane), lane_value(threads(warp), lane)
+        warp.track.add(Op.BARRIER, int(which), int(count), waits)
+
+    return _before_blocking(note, step)
+
+
+def _before_blocking(note: "Callable[[Warp], None]", step: Step) -> Step:
+    """A step in two phases that records its event when it begins; what the others do meanwhile comes after."""
+
+    def run(warp: "Warp") -> Any:
+        beginning = warp.pending is None
+        result = step(warp)
+        if beginning and (warp.pending is not None or _done(result)):
+            note(warp)
+        return result
+
+    return run
+
+
+@_wraps("bar.sync", "bar.cta.sync", "barrier.sync", "barrier.cta.sync")
+def _bar_sync(inst: Inst, b: Builder, step: Step) -> Step:
+    return _named(inst, b, step, 0, waits=True)
+
+
+@_wraps("bar.red", "bar.cta.red", "barrier.red", "barrier.cta.red")
+def _bar_red(inst: Inst, b: Builder, step: Step) -> Step:
+    return _named(inst, b, step, 1, waits=True)
+
+
+@_wraps("bar.arrive", "bar.cta.arrive", "barrier.arrive", "barrier.cta.arrive")
+def _bar_arrive(inst: Inst, b: Builder, step: Step) -> Step:
+    return _named(inst, b, step, 0, waits=False)
+
+
+_wraps("barrier.cluster.arrive")(_event(Op.CLUSTER_ARRIVE))
+_wraps("barrier.cluster.wait")(
+    lambda inst, b, step: _before_blocking(lambda warp: warp.track.add(Op.CLUSTER_WAIT), step)
+)
+
+
+@_wraps("nanosleep")
+def _sleep(inst: Inst, b: Builder, step: Step) -> Step:
+    time = b.read(inst.operands[0], "u32")
+    note = lambda warp: warp.track.add(Op.SLEEP, int(lane_value(time(warp), warp.first_lane())))
+    return _after(note, step)
+
+
+# ---- copies ----------------------------------------------------------------------------------------------------------
+_wraps("cp.async.bulk.commit_group")(_event(Op.COMMIT_STORES))
+_wraps("cp.async.commit_group")(_event(Op.COMMIT_ASYNC))
+
+
+@_wraps("cp.async.bulk.wait_group", "cp.async.wait_group", "cp.async.wait_all")
+def _wait_copies(inst: Inst, b: Builder, step: Step) -> Step:
+    pending = b.imm(inst.operands[0]) if inst.operands else 0
+    if inst.opcode.startswith("cp.async.bulk"):
+        return _event(Op.WAIT_STORES, pending, "read" in inst.mods)(inst, b, step)
+    if inst.opcode.endswith("wait_all"):
+        return _event(Op.COMMIT_ASYNC)(inst, b, _event(Op.WAIT_ASYNC, 0)(inst, b, step))
+    return _event(Op.WAIT_ASYNC, pending)(inst, b, step)
+
+
+# ---- tensor memory and matrix instructions ------------------------------------------------------------------------
+def _columns(inst: Inst) -> int:
+    """32-bit words a lane that a tcgen05.ld or .st moves."""
+    shape = next(word for word in inst.mods if word in LOAD_SHAPES)
+    repeat = next(int(word[1:]) for word in inst.mods if word[0] == "x" and word[1:].isdigit())
+    return LOAD_SHAPES[shape].registers * repeat
+
+
+@_wraps("tcgen05.ld")
+def _tensor_load(inst: Inst, b: Builder, step: Step) -> Step:
+    return _event(Op.TENSOR_LOAD, _columns(inst))(inst, b, _clear(b, step))
+
+
+@_wraps("tcgen05.st")
+def _tensor_store(inst: Inst, b: Builder, step: Step) -> Step:
+    return _event(Op.TENSOR_STORE, _columns(inst))(inst, b, _clear(b, step))
+
+
+_wraps("tcgen05.wait::ld")(_event(Op.WAIT_TENSOR_LOAD))
+_wraps("tcgen05.wait::st")(_event(Op.WAIT_TENSOR_STORE))
+_wraps("tcgen05.alloc")(_event(Op.ALLOCATE))
+
+
+@_wraps("wgmma.mma_async")
+def _wgmma(inst: Inst, b: Builder, step: Step) -> Step:
+    in_registers = isinstance(inst.operands[1], Vector)
+    form = wgmma.parse_form(inst, b, in_registers)
+    return _event(Op.WGMMA, (form.a, form.n, in_registers))(inst, b, _clear(b, step))
+
+
+_wraps("wgmma.commit_group")(_event(Op.COMMIT_WGMMA))
+
+
+@_wraps("wgmma.wait_group")
+def _wait_wgmma(inst: Inst, b: Builder, step: Step) -> Step:
+    return _event(Op.WAIT_WGMMA, b.imm(inst.operands[0]))(inst, b, step)
+
+
+@_wraps("mma")
+def _mma_sync(inst: Inst, b: Builder, step: Step) -> Step:
+    form = mma_sync.parse_form(inst)
+    return _event(Op.MATRIX, (form.a, 2 * 16 * 8 * form.k))(inst, b, _clear(b, step))
+
+
+@_wraps("ldmatrix")
+def _matrix_load(inst: Inst, b: Builder, step: Step) -> Step:
+    return _clear(b, step)
+
+
+# ---- global memory -------------------------------------------------------------------------------------------------
+def _may_read_global(inst: Inst) -> bool:
+    shared = any(word.startswith(("shared", "param", "local", "const")) for word in inst.mods)
+    return inst.opcode in ("ld", "ldu", "atom") and not shared
+
+
+def _lines(addresses: np.ndarray, nbytes: int) -> tuple[Piece, ...]:
+    """(address, bytes) of each cache line that an access touches, bytes in whole sectors."""
+    sectors = addresses // SECTOR
+    if nbytes > SECTOR:
+        sectors = np.concatenate([sectors + i for i in range(nbytes // SECTOR)])
+    lines, counts = np.unique(np.unique(sectors) // (LINE // SECTOR), return_counts=True)
+    return tuple(
+        (line * LINE, count * SECTOR) for line, count in zip(lines.tolist(), counts.tolist(), strict=True)
+    )
+
+
+def _global_lines(warp: "Warp", space: str, where: Any, nbytes: int) -> tuple[Piece, ...] | None:
+    """Lines of an access of the active lanes; None if it is not global memory."""
+    if where.__class__ is not np.ndarray:
+        if space == "generic" and generic_space(where) != "global":
+            return None
+        return ((where // LINE * LINE, SECTOR * max(1, nbytes // SECTOR)),)
+    active = where[warp.active].astype(np.int64)
+    if space == "generic" and generic_space(int(active[0])) != "global":
+        return None
+    return _lines(active, nbytes)
+
+
+@_wraps("ld", "ldu", "st", "atom", "red")
+def _access(inst: Inst, b: Builder, step: Step) -> Step:
+    mods, space, _ = memory_mods(inst)
+    if space not in ("global", "generic"):
+        return step
+    types = mods.types()
+    nbytes = type_bytes(types[-1]) * int((mods.one_of("v2", "v4", "v8") or "v1")[1:]) if types else 4
+    reads = inst.opcode in ("ld", "ldu", "atom")
+    address = b.address(inst.operands[1 if reads else 0])
+    slots = tuple(b.writes) if reads else ()
+
+    def run(warp: "Warp") -> Any:
+        lines = _global_lines(warp, space, address(warp), nbytes)
+        result = step(warp)
+        if lines is None:
+            return result
+        recorder, track = _recorder(warp), warp.track
+        recorder.count(list(lines), stored=not reads)
+        if reads:
+            track.reads += 1
+            track.add(Op.ATOMIC if inst.opcode == "atom" else Op.READ, track.reads, lines)
+            track.pending.update(dict.fromkeys(slots, track.reads))
+        else:
+            track.add(Op.WRITE, lines)
+        return result
+
+    return run
