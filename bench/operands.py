@@ -55,6 +55,26 @@ def make_operands(case: Case, device: torch.device, seed: int) -> Operands:
     )
 
 
+def empty_operands(case: Case) -> Operands:
+    """Operands on the CPU that hold no data: for models, which ask where tensors lie and not what is in them."""
+    sizes = case.sizes
+    values = lambda rows, k: torch.empty((rows, k // 2), dtype=torch.uint8)
+    scales = lambda rows, k: torch.empty((*_scale_tiles(rows, k), 32, 4, 4), dtype=torch.uint8)
+    return Operands(
+        a=tuple(values(m, k) for m, _, k in sizes),
+        b=tuple(values(n, k) for _, n, k in sizes),
+        a_scale=tuple(scales(m, k) for m, _, k in sizes),
+        b_scale=tuple(scales(n, k) for _, n, k in sizes),
+        out=tuple(torch.empty((m, n), dtype=torch.float16) for m, n, _ in sizes),
+    )
+
+
+def _scale_tiles(rows: int, k: int) -> tuple[int, int]:
+    """128x4 blocks along both dimensions of the scales."""
+    padded_rows, padded_blocks = padded_shape(rows, ceil(k / SF_VEC_SIZE))
+    return padded_rows // 128, padded_blocks // 4
+
+
 def make_sets(case: Case, device: torch.device) -> Sequence[Operands]:
     """As many input sets as exceed twice the L2 together, at most ``MAX_SETS``, at least 2."""
     l2_bytes = torch.cuda.get_device_properties(device).L2_cache_size

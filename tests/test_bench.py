@@ -7,7 +7,7 @@ import torch
 
 from nvfp4_cute import cli, targets
 from nvfp4_cute import speed_of_light as light
-from nvfp4_cute.bench import cases, measured, report, stopwatch
+from nvfp4_cute.bench import cases, measured, modelled, ours, report, stopwatch
 from nvfp4_cute.bench.operands import make_operands
 from nvfp4_cute.bench.peers import PEERS
 from nvfp4_cute.reference import grouped_gemm_reference
@@ -87,12 +87,13 @@ def test_bf16_operands_hold_the_same_values():
 
 def test_a_wrong_result_is_not_timed():
     operands = filled()
-    measured.check(SMALL, operands)
+    measured.check(SMALL, operands, operands.out)
     operands.out[2][3, 5] = torch.nan
     with pytest.raises(ValueError, match="two groups, group 2: our result differs"):
-        measured.check(SMALL, operands)
+        measured.check(SMALL, operands, operands.out)
     with pytest.raises(ValueError, match="group 0"):
-        measured.check(SMALL, make_operands(SMALL, CPU, seed=0))
+        unwritten = make_operands(SMALL, CPU, seed=0)
+        measured.check(SMALL, unwritten, unwritten.out)
 
 
 def test_peers_say_what_they_cannot():
@@ -116,6 +117,29 @@ def test_peers_say_what_they_cannot():
 
 def test_the_bf16_loop_computes_on_a_cpu_too():
     next(peer for peer in PEERS if peer.name == "torch bf16 loop").prepare(SMALL, filled())()
+
+
+# ---- ours ------------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("operation, sizes", [("grouped_gemm", SMALL.sizes), ("gemv", ((48, 1, 128),) * 2)])
+def test_our_operations_take_the_operands_of_a_case(operation, sizes):
+    case = cases.Case("dense", "gemm", "small", operation, sizes)
+    operands = make_operands(case, CPU, seed=5)
+    prepared = ours.prepare(case, operands, "reference")
+    prepared.run()
+    measured.check(case, operands, prepared.out)
+
+
+def test_a_modelled_time_is_above_the_floor_and_says_what_it_is():
+    time, peers, remarks = modelled.time_case(SMALL, targets.B200)
+    assert time.kind == report.MODELLED and not peers and not remarks
+    assert time.us > light.physical_floor(SMALL.work, targets.B200).us
+
+
+def test_what_is_not_modelled_says_why():
+    huge = cases.select(("dense",), "16384^3")[0]
+    assert "not modelled: more than" in modelled.time_case(huge, targets.B200)[2]["ours"]
+    dual = next(case for case in cases.competition() if case.operation == "dual_gemm")
+    assert modelled.time_case(dual, targets.B200)[0] is None
 
 
 # ---- reports ---------------------------------------------------------------------------------------------------
@@ -154,11 +178,12 @@ def test_samples_are_medians_and_deciles():
 
 
 # ---- the command -----------------------------------------------------------------------------------------------
-def test_without_the_gpu_floors_and_published_times_remain(no_gpu, capsys):
-    assert cli.main(["bench", "competition", "--target", "B200", "--json"]) == 0
+def test_without_the_gpu_times_are_modelled(no_gpu, capsys):
+    assert cli.main(["bench", "dense", "--containing", "gemm 128^3", "--target", "B200", "--json"]) == 0
     shown = json.loads(capsys.readouterr().out)
-    assert shown["target"] == "B200" and len(shown["rows"]) == 14
-    assert all(row["speed_of_light_us"] > 0 for row in shown["rows"])
+    (row,) = shown["rows"]
+    assert shown["target"] == "B200" and "modelled" in shown["heading"]
+    assert row["time"]["kind"] == "modelled" and 0 < row["percent_of_speed_of_light"] < 100
 
 
 @pytest.mark.parametrize(

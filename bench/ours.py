@@ -1,0 +1,55 @@
+"""Our operations on the operands of a case, for any backend."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+
+import nvfp4_cute
+from nvfp4_cute.bench.cases import Case
+from nvfp4_cute.bench.operands import Operands
+from nvfp4_cute.errors import UnsupportedProblem
+
+NAME = "ours"
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """One input set, ready.
+
+    Attributes:
+        run: enqueues the computation.
+        out: what it writes, [M, N] a group.
+    """
+
+    run: Callable[[], object]
+    out: Sequence[torch.Tensor]
+
+
+def prepare(case: Case, operands: Operands, backend: str) -> Prepared:
+    """Everything but the call itself.
+
+    Raises:
+        UnsupportedProblem: there is no such operation yet.
+    """
+    if case.operation == "gemv":
+        return _gemv(operands, backend)
+    if case.operation not in ("grouped_gemm", "gemm"):
+        raise UnsupportedProblem(f"no kernel for {case.operation}")
+    a, b, a_scale, b_scale, out = map(
+        list, (operands.a, operands.b, operands.a_scale, operands.b_scale, operands.out)
+    )
+    call = lambda: nvfp4_cute.grouped_gemm(
+        a, b, a_scale, b_scale, out=out, out_dtype=torch.float16, backend=backend
+    )
+    return Prepared(call, out)
+
+
+def _gemv(operands: Operands, backend: str) -> Prepared:
+    """The groups as one batch: [M, K/2, L] views of stacked memory."""
+    a = torch.stack(operands.a).permute(1, 2, 0)
+    b = torch.cat(operands.b).T
+    a_scale, b_scale = torch.stack(operands.a_scale), torch.stack(operands.b_scale)
+    out = torch.stack(operands.out).squeeze(2).T
+    call = lambda: nvfp4_cute.gemv(a, b, a_scale, b_scale, out=out, out_dtype=torch.float16, backend=backend)
+    return Prepared(call, [column.unsqueeze(1) for column in out.unbind(1)])
