@@ -216,7 +216,11 @@ def _add_emulate(verbs: argparse._SubParsersAction) -> None:
         help="when asynchronous copies and MMAs happen: eager (at issue), lazy (as late as allowed), or random:SEED; "
         "a correct kernel gives one result under all (default %(default)s)",
     )
-    emulate.add_argument("--stats", action="store_true", help="afterwards, a table of all launches on stderr")
+    emulate.add_argument(
+        "--stats",
+        action="store_true",
+        help="afterwards, tables of all launches and of bank conflicts on stderr",
+    )
     emulate.add_argument(
         "--traceback", action="store_true", help="also show where in the script a kernel failure surfaced"
     )

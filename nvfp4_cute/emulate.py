@@ -9,6 +9,7 @@ from pathlib import Path
 
 from tqdm import tqdm
 
+from nvfp4_cute.emulator.banks import BankUse
 from nvfp4_cute.emulator.script import Outcome, run_script
 from nvfp4_cute.emulator.virtual_gpu import LaunchRow, VirtualGpu
 from nvfp4_cute.errors import EmulatorError
@@ -38,7 +39,7 @@ def run(
         arch: PTX target of the GPU.  sm_count: its SMs; None takes those of the product.
         mode: when asynchronous operations happen: "eager", "lazy", or "random:SEED".
         check: report hazards (races, bytes that nobody wrote, ...) as failures.
-        stats: print a table of all launches.  traceback: show where in the script a kernel failure surfaced.
+        stats: print a table of all launches, and one of bank conflicts.  traceback: show where in the script a kernel failure surfaced.
 
     Raises:
         EmulatorError: there is no such script, or no way to launch anything here.  ValueError: unknown mode.
@@ -46,11 +47,12 @@ def run(
     if not script.is_file():
         raise EmulatorError(f"there is no file `{script}`")
     progress = Progress()
-    gpu = VirtualGpu(arch, sm_count, progress, mode=mode, check=check)
+    gpu = VirtualGpu(arch, sm_count, progress, mode=mode, check=check, count_banks=stats)
     outcome = run_script(script, arguments, gpu)
     sys.stdout.flush()
     if stats:
         print(launch_table(gpu.launches), file=sys.stderr)
+        print(bank_table(gpu.launches), file=sys.stderr)
     report(outcome, traceback)
     return outcome.exit_code
 
@@ -135,6 +137,16 @@ def launch_table(rows: Sequence[LaunchRow]) -> str:
     seconds = sum(row.work.seconds for row in rows)
     total = f"{len(rows)} launches, {sum(row.work.instructions for row in rows):,} warp instructions, {seconds:.1f} s"
     return f"{table}\n{total}\n{TIMES_NOTE}"
+
+
+def bank_table(rows: Sequence[LaunchRow]) -> str:
+    """What the instructions of each kernel asked of the banks of shared memory, over all its launches."""
+    tables = []
+    for kernel in dict.fromkeys(row.kernel for row in rows):
+        use = sum((row.work.banks for row in rows if row.kernel == kernel), BankUse())
+        if use:
+            tables.append(f"shared memory of {short_name(kernel)}\n{use.table()}")
+    return "\n".join(tables) or "no access to shared memory by ld, st, ldmatrix or stmatrix"
 
 
 def _cells(index: str, row: LaunchRow) -> tuple[str, ...]:

@@ -29,6 +29,7 @@ class Observer:
         mode: when asynchronous operations happen, as ``emulator.driver.Emulator`` takes it.
         check: whether to look for hazards.
         timing: whether to model the time of every launch instead of computing its result.
+        count_banks: whether to count bank conflicts (``stats[i].banks``).
         plans: the plan of every launch, in order.
         stats: statistics of every launch, in order (``emulator.machine.Stats``).
         timings: modelled times of every launch, in order.
@@ -38,6 +39,7 @@ class Observer:
     mode: str = "eager"
     check: bool = False
     timing: bool = False
+    count_banks: bool = False
     plans: list[Plan] = field(default_factory=list)
     stats: list[Any] = field(default_factory=list)
     timings: list[Timing] = field(default_factory=list)
@@ -53,13 +55,14 @@ def observe(
     mode: str = "eager",
     check: bool = False,
     timing: bool = False,
+    count_banks: bool = False,
 ) -> Iterator[Observer]:
     """Watch the launches that this thread makes on the emulator inside the block.
 
-    ``mode`` and ``check`` are how they run; hazards are raised as an EmulatorError. With ``timing`` their times are
-    modelled, and their results are not computed.
+    ``mode``, ``check`` and ``count_banks`` are how they run; hazards are raised as an EmulatorError. With ``timing``
+    their times are modelled, and their results are not computed.
     """
-    observer = Observer(progress, mode, check, timing)
+    observer = Observer(progress, mode, check, timing, count_banks)
     token = _observer.set(observer)
     try:
         yield observer
@@ -73,6 +76,7 @@ def on_emulator(
     *,
     mode: str = "eager",
     check: bool = False,
+    count_banks: bool = False,
     target: Target = B200,
     timing: bool = False,
 ) -> Iterator[Emulator]:
@@ -91,6 +95,7 @@ def on_emulator(
         progress,
         mode=mode,
         check=check,
+        count_banks=count_banks,
         timing=constants,
         with_data=not timing,
     ) as emulator:
@@ -143,6 +148,7 @@ def _emulated(device: torch.device, target: Target) -> Iterator[tuple[Observer, 
         observer.progress,
         mode=observer.mode,
         check=observer.check,
+        count_banks=observer.count_banks,
         target=target,
         timing=observer.timing,
     ) as emulator:

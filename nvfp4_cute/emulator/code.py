@@ -40,11 +40,13 @@ class Code:
         late: bool = False,
         checked: bool = False,
         timed: bool = False,
+        count_banks: bool = False,
     ):
         """Compile every instruction of `entry`.
 
         late: asynchronous operations may happen after their issue. checked: for a machine that looks for hazards.
         timed: for a machine that records what takes time.
+        count_banks: for one that counts bank conflicts.
 
         Raises:
             EmulatorError: an instruction, modifier, or operand form that is not modelled, or that the module's target
@@ -52,7 +54,7 @@ class Code:
         """
         load_families()
         self.entry = entry
-        self.watch = _watcher() if checked else _recorder() if timed else None
+        self.wrappers = _wrappers(checked, timed, count_banks)
         self.insts = entry.insts
         self.buffers: list[np.ndarray] = []  # keeps initialised module variables alive
         self.static_shared = self.local_bytes = 0
@@ -117,8 +119,8 @@ class Code:
             raise inst.error(missing)
         b.begin(inst, pc, prefix)
         step = function(b.inst, b)
-        if self.watch is not None:
-            step = self.watch(b.inst, b, step)
+        for wrap in self.wrappers:
+            step = wrap(b.inst, b, step)
         if inst.pred is not None and not b.guarded:
             slot = b.slot(inst.pred[0], "pred")
             step = _guarded(step, slot, not inst.pred[1], frozenset(b.writes))
@@ -204,17 +206,14 @@ class Code:
         return None
 
 
-def _watcher() -> Callable[[Inst, Builder, Step], Step]:
-    # Imported when needed: the watchers wrap instruction families, which import the machine, which imports this.
+def _wrappers(checked: bool, timed: bool, count_banks: bool) -> list[Callable[[Inst, Builder, Step], Step]]:
+    # Imported when needed: the wrappers know instruction families, which import the machine, which imports this.
+    from nvfp4_cute.emulator.bank_watch import counted
+    from nvfp4_cute.emulator.timing_record import recorded
     from nvfp4_cute.emulator.watch import watched
 
-    return watched
-
-
-def _recorder() -> Callable[[Inst, Builder, Step], Step]:
-    from nvfp4_cute.emulator.timing_record import recorded
-
-    return recorded
+    choices = ((count_banks, counted), (checked, watched), (timed and not checked, recorded))
+    return [wrap for chosen, wrap in choices if chosen]
 
 
 def prepare_timed(code: Code) -> None:
@@ -266,9 +265,3 @@ def _refreshing(step: Step, dynamic: tuple[tuple[int, str], ...]) -> Step:
         return step(warp)
 
     return run
-
-
-def inst_place(inst: Inst) -> str:
-    """Where an instruction stands, for messages: PTX line, text, and source line if known."""
-    source = f" ({inst.source[0]}:{inst.source[1]})" if inst.source else ""
-    return f"PTX line {inst.line} `{inst.text}`{source}"

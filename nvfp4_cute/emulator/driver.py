@@ -170,6 +170,7 @@ def _compiled(program: Program, entry: Entry, machine: Machine) -> Code:
         late=machine.queue is not None,
         checked=machine.checker is not None,
         timed=machine.recorder is not None,
+        count_banks=machine.count_banks,
     )
 
 
@@ -327,6 +328,7 @@ class Emulator:
         check: bool = False,
         timing: Constants | None = None,
         with_data: bool = True,
+        count_banks: bool = False,
     ):
         """`arch`: the PTX target that it runs. `progress`: called with (finished CTAs, all CTAs) during launches.
 
@@ -334,6 +336,7 @@ class Emulator:
         `check`: look for hazards (see `hazards`), and raise them when a launch has ended.
         `timing`: model the time of every launch on this GPU, in `timings`. `with_data`: False leaves out copies and
         products meanwhile: the results mean nothing, the times stay.
+        `count_banks`: count bank conflicts of shared memory, by instruction (`stats.banks`).
 
         Raises:
             EmulatorError: unknown architecture.  ValueError: unknown mode, or times with another mode than eager.
@@ -341,7 +344,7 @@ class Emulator:
         if timing is not None and (mode != "eager" or check):
             raise ValueError("times are modelled in eager mode without checks; leave out mode and check")
         self.device = Device(arch, sm_count)
-        self.machine = Machine(sm_count, progress=progress, mode=mode, check=check)
+        self.machine = Machine(sm_count, progress=progress, mode=mode, check=check, count_banks=count_banks)
         self._constants = timing
         self.timings: list[Timing] = []
         if timing is not None:

@@ -8,14 +8,15 @@ the lowest program counter runs first, and groups that meet merge. A group that 
 import itertools
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from operator import length_hint
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from nvfp4_cute.emulator import parallel
-from nvfp4_cute.emulator.code import Code, inst_place
+from nvfp4_cute.emulator.banks import BankUse
+from nvfp4_cute.emulator.code import Code
 from nvfp4_cute.emulator.faults import HangFault, MbarrierFault, RegisterFault
 from nvfp4_cute.emulator.hazards import Checker, HazardError
 from nvfp4_cute.emulator.lanes import (
@@ -85,7 +86,11 @@ WARP_INSTRUCTION_LIMIT = 1_000_000_000
 
 @dataclass
 class Stats:
-    """What a machine executed, summed over launches. Instructions are warp instructions."""
+    """What a machine executed, summed over launches. Instructions are warp instructions.
+
+    Attributes:
+        banks: accesses to shared memory by instruction, with their bank conflicts, where the machine counts them.
+    """
 
     launches: int = 0
     ctas: int = 0
@@ -96,6 +101,7 @@ class Stats:
     tma_store_bytes: int = 0
     mmas: int = 0
     seconds: float = 0.0
+    banks: BankUse = field(default_factory=BankUse)
 
 
 @dataclass(frozen=True)
@@ -288,11 +294,13 @@ class Machine:
         jobs: int | None = None,
         mode: str = "eager",
         check: bool = False,
+        count_banks: bool = False,
     ):
         """`instruction_limit`: instructions of one warp after which the launch is called a runaway.
 
         `jobs`: cores that a large launch may use; None takes all that the process has. `mode`: when asynchronous
-        operations happen, as `modes.make_queue` says. `check`: look for hazards.
+        operations happen, as `modes.make_queue` says. `check`: look for hazards. `count_banks`: count bank conflicts
+        of shared memory.
         """
         self.sm_count = sm_count
         self.memory = memory or GlobalMemory()
@@ -300,6 +308,7 @@ class Machine:
         self.instruction_limit = instruction_limit
         self.jobs = parallel.available_cores() if jobs is None else jobs
         self.stats = Stats()
+        self.count_banks = count_banks
         self.changes = 0
         self.waiting: list[tuple[int, int, int]] = []
         self.queue = make_queue(mode, checked=check)
@@ -601,7 +610,7 @@ def hang_report(warps: list[Warp]) -> str:
 
 
 def _line(warp: Warp, pc: int) -> str:
-    return inst_place(warp.code.insts[pc])
+    return warp.code.insts[pc].place
 
 
 def _place(warp: Warp, pc: int) -> str:

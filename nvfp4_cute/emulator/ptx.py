@@ -136,6 +136,12 @@ class Inst:
     pred: tuple[Reg, bool] | None = None
     source: tuple[str, int] | None = None
 
+    @property
+    def place(self) -> str:
+        """Where it stands, for messages: PTX line, text, and source line if known."""
+        source = f" ({self.source[0]}:{self.source[1]})" if self.source else ""
+        return f"PTX line {self.line} `{self.text}`{source}"
+
     def unsupported(self, why: str) -> EmulatorError:
         """An error to raise for an instruction, modifier or operand form that is not modelled."""
         return self.error(f"not modelled: {why}")

@@ -3,6 +3,7 @@
 The shims (torch_shim, cuda_shim, dsl_shim) answer a script's questions from it.
 """
 
+import copy
 import dataclasses
 import itertools
 import re
@@ -118,6 +119,7 @@ class VirtualGpu(Emulator):
         *,
         mode: str = "eager",
         check: bool = False,
+        count_banks: bool = False,
         timing: Constants | None = None,
         with_data: bool = True,
     ):
@@ -136,6 +138,7 @@ class VirtualGpu(Emulator):
             self._progress,
             mode=mode,
             check=check,
+            count_banks=count_banks,
             timing=timing,
             with_data=with_data,
         )
@@ -173,7 +176,7 @@ class VirtualGpu(Emulator):
         self.clear_ranges()
         for name, address, nbytes in self.live_memory():
             self.add_range(name, address, nbytes)
-        before = dataclasses.replace(self.stats)
+        before = copy.deepcopy(self.stats)
         self._before = before
         if self._watcher:
             self._watcher.begin(row)

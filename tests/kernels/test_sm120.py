@@ -151,3 +151,17 @@ def test_random_problem(seed):
     check(
         cases.Case(f"random_{seed}", sizes, seed, padding="nan", has_alpha=bool(draw(0, 1))), backend=EMULATOR
     )
+
+
+# ---- bank conflicts ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("config", [sm120.DEFAULT_CONFIG, *TILES_N], ids=KernelConfig.to_name)
+def test_shared_memory_is_read_without_bank_conflicts(config):
+    case = cases.Case("banks", ((130, 136, 512),))
+    with observe(count_banks=True) as observer:
+        run(case, cases.make_operands(case), EMULATOR, config)
+    use = observer.stats[0].banks
+    loads = [place for place in use if "ldmatrix" in place or "ld.shared.b32" in place]
+    assert len(loads) >= 4
+    assert not use.conflicts(), use.table()
