@@ -2,9 +2,10 @@
 
 from nvfp4_cute.config import KernelConfig
 from nvfp4_cute.errors import CacheError, ConfigError, EmulatorError, UnsupportedProblem, UnsupportedTarget
-from nvfp4_cute.formats import NVFP4Tensor, dequantize, quantize
+from nvfp4_cute.formats import NVFP4Tensor, dequantize
 from nvfp4_cute.ops.gemv import gemv
 from nvfp4_cute.ops.grouped_gemm import grouped_gemm
+from nvfp4_cute.ops.quantize import grouped_quantize, quantize
 
 __all__ = [
     "CacheError",
@@ -17,5 +18,6 @@ __all__ = [
     "dequantize",
     "gemv",
     "grouped_gemm",
+    "grouped_quantize",
     "quantize",
 ]

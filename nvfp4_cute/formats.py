@@ -328,7 +328,7 @@ def quantize(
         raise ValueError("x has no dimensions, hence no K; reshape it to [..., K], K a multiple of 16")
     k_blocks = num_k_blocks(x.shape[-1])
     values = _at_least_float32(x.detach()).float()
-    g = _resolve_global_scale(values, global_scale, global_scale_inv)
+    g = resolve_global_scale(values, global_scale, global_scale_inv)
     blocks = values.reshape(*values.shape[:-1], k_blocks, SF_VEC_SIZE)
     # A tensor on the same device: on CUDA torch turns division by a host number into multiplication by its inverse.
     q = blocks.abs().amax(dim=-1) / torch.full((), E2M1_MAX, device=x.device)
@@ -380,8 +380,16 @@ def _rows(shape: tuple[int, ...]) -> tuple[tuple[int, ...], int]:
     return (tuple(shape[:-2]), shape[-2]) if len(shape) > 1 else ((), 1)
 
 
-def _resolve_global_scale(values: torch.Tensor, given, inverse) -> torch.Tensor | None:
-    """The global scale as a float32 tensor without dimensions on the device of ``values``, or None."""
+def resolve_global_scale(values: torch.Tensor, given, inverse) -> torch.Tensor | None:
+    """The global scale as a float32 tensor without dimensions on the device of ``values``, or None.
+
+    Args:
+        values: what is to be quantized, float; only "auto" reads it.
+        given: ``global_scale`` of :func:`quantize`. inverse: ``global_scale_inv`` of it.
+
+    Raises:
+        ValueError: both are given, or one is not positive and normal.
+    """
     if inverse is not None:
         if given is not None:
             raise ValueError("global_scale and global_scale_inv are both given; pass the one that you have")
@@ -397,7 +405,7 @@ def _resolve_global_scale(values: torch.Tensor, given, inverse) -> torch.Tensor 
 
 
 def _auto_global_scale(values: torch.Tensor) -> torch.Tensor:
-    magnitudes = values.abs()
+    magnitudes = values.abs().float()
     finite = torch.where(torch.isfinite(magnitudes), magnitudes, 0)
     amax = finite.amax() if finite.numel() else torch.zeros((), device=values.device)
     scale = amax / torch.full((), GLOBAL_SCALE_DIVISOR, device=values.device)

@@ -61,3 +61,20 @@ class Gemv(IntEnum):
     K = 15
     L = 16
     WARPS_K = 17  # warps of a CTA that share a row
+
+
+class Quantize(IntEnum):
+    """Entries of a quantization's table, one row: addresses, strides in bytes, extents in elements."""
+
+    X = 0
+    DATA = 1
+    SCALE = 2
+    GLOBAL_SCALE = 3  # address of one fp32 factor, or of one a group
+    OFFS = 4  # address of the groups' ends, int32; unused where there is one group
+    X_PITCH = 5
+    X_BATCH = 6
+    M = 7
+    K = 8
+    BATCHES = 9
+    GROUPS = 10
+    ATOM_ROWS = 11  # rows of scale atoms that are written

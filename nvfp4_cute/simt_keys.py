@@ -36,3 +36,37 @@ class GemvKey:
 
         out_dtype = cutlass_dtype(self.out_dtype)
         return GemvKernel(out_dtype, self.has_alpha, simt.has_fp4_convert(self.arch), self.to_name())
+
+
+@dataclass(frozen=True)
+class QuantizeKey:
+    """A quantization: input dtype (float16 or bfloat16), global scale or none, one group of rows or many, layout."""
+
+    arch: str
+    dtype: torch.dtype
+    has_global_scale: bool
+    is_grouped: bool
+    is_blocked: bool
+
+    def __post_init__(self):
+        """Raises UnsupportedTarget for an architecture without a kernel."""
+        simt.check_arch(self.arch)
+
+    def to_name(self) -> str:
+        """Readable, unique; the kernel's symbol starts with it."""
+        options = ("_scaled" * self.has_global_scale) + ("_grouped" * self.is_grouped)
+        layout = "blocked" if self.is_blocked else "rowmajor"
+        return f"nvfp4_quantize_{self.arch}_{dtype_name(self.dtype)}{options}_{layout}"
+
+    def make_kernel(self) -> Any:
+        """The CuTe DSL object to compile."""
+        from nvfp4_cute.kernels.simt.quantize import QuantizeKernel
+
+        return QuantizeKernel(
+            self.dtype == torch.bfloat16,
+            self.has_global_scale,
+            self.is_grouped,
+            self.is_blocked,
+            simt.has_fp4_convert(self.arch),
+            self.to_name(),
+        )

@@ -36,6 +36,7 @@ from nvfp4_cute.scale_layout import ATOM_BYTES, ATOM_COLS, ATOM_ROWS, SF_VEC_SIZ
 
 from . import ptx
 from .block_dot import WORDS_PER_BLOCK, ByteDot, HalfDot
+from .global_access import KEEP, STREAM, global_scalar, load_words
 
 PIECE_BYTES = GEMV_PIECE_K // 2
 PIECE_WORDS = PIECE_BYTES // 4
@@ -241,12 +242,12 @@ class GemvKernel:
     def add_last_block(self, acc: cute.Tensor, source: GemvSource, piece: Int32):
         """Add the first block of ``piece``, 8 bytes a row."""
         offset, atom = piece * PIECE_BYTES, piece // PIECES_PER_ATOM * ATOM_BYTES
-        packed = ptx.load_words(source.b + offset, WORDS_PER_BLOCK, ptx.KEEP)
+        packed = load_words(source.b + offset, WORDS_PER_BLOCK, KEEP)
         vector = [word for w in packed for word in self.dot.decode_vector(w)]
-        scale_b = quarter_scales(ptx.load_words(source.sfb + atom, 1, ptx.KEEP)[0] >> source.scale_shift)
-        scales_a = ptx.load_words(source.sfa + atom, GEMV_ROWS_PER_LANE, ptx.KEEP)
+        scale_b = quarter_scales(load_words(source.sfb + atom, 1, KEEP)[0] >> source.scale_shift)
+        scales_a = load_words(source.sfa + atom, GEMV_ROWS_PER_LANE, KEEP)
         for i in range(GEMV_ROWS_PER_LANE):
-            packed = ptx.load_words(source.rows[i] + offset, WORDS_PER_BLOCK, ptx.KEEP)
+            packed = load_words(source.rows[i] + offset, WORDS_PER_BLOCK, KEEP)
             factor = scale_products(scales_a[i] >> source.scale_shift, scale_b)[0]
             acc[i] = ptx.fma_f32(self.dot.block(packed, vector), factor, acc[i])
 
@@ -286,24 +287,22 @@ def make_stage() -> GemvStage:
 
 def load_row(stage: GemvStage, source: GemvSource, i: int, piece: Int32, valid) -> None:
     """A lane's piece of row ``i``."""
-    for w, word in enumerate(
-        ptx.load_words(source.rows[i] + piece * PIECE_BYTES, PIECE_WORDS, ptx.STREAM, valid)
-    ):
+    for w, word in enumerate(load_words(source.rows[i] + piece * PIECE_BYTES, PIECE_WORDS, STREAM, valid)):
         stage.a[w, i] = word
 
 
 def load_scales(stage: GemvStage, source: GemvSource, piece: Int32, valid) -> None:
     """The scale words of all rows; two lanes read the same."""
     atom = piece // PIECES_PER_ATOM * ATOM_BYTES
-    for i, word in enumerate(ptx.load_words(source.sfa + atom, GEMV_ROWS_PER_LANE, ptx.KEEP, valid)):
+    for i, word in enumerate(load_words(source.sfa + atom, GEMV_ROWS_PER_LANE, KEEP, valid)):
         stage.sfa[i] = word
 
 
 def load_vector(stage: GemvStage, source: GemvSource, piece: Int32, valid) -> None:
     """A piece of the vector and its scale word: row 0 of the only atom along N."""
-    for w, word in enumerate(ptx.load_words(source.b + piece * PIECE_BYTES, PIECE_WORDS, ptx.KEEP, valid)):
+    for w, word in enumerate(load_words(source.b + piece * PIECE_BYTES, PIECE_WORDS, KEEP, valid)):
         stage.b[w] = word
-    stage.sfb[0] = ptx.load_words(source.sfb + piece // PIECES_PER_ATOM * ATOM_BYTES, 1, ptx.KEEP, valid)[0]
+    stage.sfb[0] = load_words(source.sfb + piece // PIECES_PER_ATOM * ATOM_BYTES, 1, KEEP, valid)[0]
 
 
 def quarter_scales(half_word: Uint32) -> Uint32:
@@ -315,9 +314,3 @@ def scale_products(half_word: Uint32, quarter_scale_b: Uint32) -> list:
     """The two products of block scales, divided by 4, as fp32. Exact: multiples of 2^-20 of at most 8 bits up to 50176
     are fp16 numbers."""
     return list(ptx.unpack_f16x2(ptx.mul_f16x2(ptx.ue4m3x2_to_f16x2(half_word), quarter_scale_b)))
-
-
-def global_scalar(dtype: type, address: Int64) -> cute.Tensor:
-    """One element of global memory."""
-    ptr = cute.make_ptr(dtype, address, cute.AddressSpace.gmem, assumed_align=dtype.width // 8)
-    return cute.make_tensor(ptr, cute.make_layout(1))

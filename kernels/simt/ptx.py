@@ -1,27 +1,7 @@
-"""The few PTX instructions that CuTe has no name for, each as one function. Words are Uint32, addresses Int64."""
+"""The few PTX instructions that CuTe has no name for, each as one function. Words are Uint32."""
 
-from cutlass import Float32, Int32, Int64, Uint32
+from cutlass import Float32, Int32, Uint32
 from cutlass.cute.arch import inline_ptx
-
-# What is read once goes past L1; what every CTA reads again stays there.
-STREAM = "ld.global.nc.L1::no_allocate"
-KEEP = "ld.global.nc"
-
-
-def load_words(address: Int64, num_words: int, opcode: str, predicate=None) -> list:
-    """``num_words`` consecutive words of global memory in one instruction, aligned to their own size.
-
-    Where ``predicate`` is false nothing is read and the words are undefined.
-    """
-    vector = "" if num_words == 1 else f".v{num_words}"
-    names = ", ".join(f"{{$w{i}}}" for i in range(num_words))
-    loaded = inline_ptx(
-        f"{opcode}{vector}.b32 {names if num_words == 1 else '{' + names + '}'}, [{{$r0}}];",
-        write_only_types=[Uint32] * num_words,
-        read_only_args=[address],
-        predicate=predicate,
-    )
-    return [loaded] if num_words == 1 else list(loaded)
 
 
 def prmt(low: Uint32, high: Uint32, selector: Uint32) -> Uint32:
@@ -98,3 +78,68 @@ def fma_f32(a: Float32, b: Float32, c: Float32) -> Float32:
     return inline_ptx(
         "fma.rn.f32 {$w0}, {$r0}, {$r1}, {$r2};", write_only_types=[Float32], read_only_args=[a, b, c]
     )
+
+
+def unpack_bf16x2(word: Uint32) -> tuple[Float32, Float32]:
+    """The low and the high bfloat16 as floats."""
+    return inline_ptx(
+        "{\n.reg .b32 t;\nshl.b32 t, {$r0}, 16;\nmov.b32 {$w0}, t;\nand.b32 t, {$r0}, 0xFFFF0000;\nmov.b32 {$w1}, t;\n}",
+        write_only_types=[Float32, Float32],
+        read_only_args=[word],
+    )
+
+
+def max_nan_x2(a: Uint32, b: Uint32, is_bf16: bool) -> Uint32:
+    """The larger of two halves or bfloat16, twice; NaN if either is."""
+    return inline_ptx(
+        f"max.NaN.{'bf16x2' if is_bf16 else 'f16x2'} {{$w0}}, {{$r0}}, {{$r1}};",
+        write_only_types=[Uint32],
+        read_only_args=[a, b],
+    )
+
+
+def max_nan(a: Float32, b: Float32) -> Float32:
+    """The larger of two floats; NaN if either is."""
+    return inline_ptx("max.NaN.f32 {$w0}, {$r0}, {$r1};", write_only_types=[Float32], read_only_args=[a, b])
+
+
+def least(a: Float32, b: Float32) -> Float32:
+    """The smaller of two floats; the number if one is NaN."""
+    return inline_ptx("min.f32 {$w0}, {$r0}, {$r1};", write_only_types=[Float32], read_only_args=[a, b])
+
+
+def div_f32(a: Float32, b: Float32) -> Float32:
+    """a / b, rounded to nearest even, subnormals kept."""
+    return inline_ptx("div.rn.f32 {$w0}, {$r0}, {$r1};", write_only_types=[Float32], read_only_args=[a, b])
+
+
+def rcp_f32(a: Float32) -> Float32:
+    """1 / a, rounded to nearest even, subnormals kept."""
+    return inline_ptx("rcp.rn.f32 {$w0}, {$r0};", write_only_types=[Float32], read_only_args=[a])
+
+
+def f32_to_e4m3(value: Float32) -> Uint32:
+    """Nearest e4m3 code, ties to even, saturating at 448; NaN gives 0x7F."""
+    return inline_ptx(
+        "{\n.reg .b16 t;\n.reg .b32 zero;\nmov.b32 zero, 0;\ncvt.rn.satfinite.e4m3x2.f32 t, zero, {$r0};\n"
+        "cvt.u32.u16 {$w0}, t;\n}",
+        write_only_types=[Uint32],
+        read_only_args=[value],
+    )
+
+
+def f32x8_to_e2m1(values: list) -> Uint32:
+    """Nearest e2m1 codes of eight floats, ties to even, saturating at 6, the first in the lowest nibble. sm_100a on."""
+    converts = "\n".join(
+        f"cvt.rn.satfinite.e2m1x2.f32 b{i}, {{$r{2 * i + 1}}}, {{$r{2 * i}}};" for i in range(4)
+    )
+    return inline_ptx(
+        f"{{\n.reg .b8 b0, b1, b2, b3;\n{converts}\nmov.b32 {{$w0}}, {{b0, b1, b2, b3}};\n}}",
+        write_only_types=[Uint32],
+        read_only_args=values,
+    )
+
+
+def bits_of(value: Float32) -> Uint32:
+    """The bits of a float."""
+    return inline_ptx("mov.b32 {$w0}, {$r0};", write_only_types=[Uint32], read_only_args=[value])

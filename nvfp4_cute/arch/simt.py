@@ -38,3 +38,9 @@ def gemv_warps_k(k: int) -> int:
     while warps < GEMV_WARPS and k >= 2 * warps * GEMV_MIN_STEPS * GEMV_STEP_K:
         warps *= 2
     return warps
+
+
+# ---- quantize: a warp takes 8 rows of a scale atom, four blocks of K each: one 32-byte sector of scales -------------
+QUANTIZE_WARPS = 8
+# Columns of scale atoms (64 values of K each) that a warp has on its way from memory at once.
+QUANTIZE_ATOMS = 2

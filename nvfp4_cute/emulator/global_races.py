@@ -12,7 +12,7 @@ import numpy as np
 
 from nvfp4_cute.emulator.clocks import FENCED, NOBODY, SEEN, first_unordered, joined
 from nvfp4_cute.emulator.memory import GlobalMemory, Range
-from nvfp4_cute.emulator.shadow import Actor, GlobalShadow
+from nvfp4_cute.emulator.shadow import GLOBAL_GRANULE, Actor, GlobalShadow
 
 if TYPE_CHECKING:
     from nvfp4_cute.emulator.hazards import Checker
@@ -102,7 +102,9 @@ class GlobalRaces:
         site, other = checker.sites[actor.site], checker.sites[number]
         if atomic and other.atomic:
             return
-        place = f"global memory at {shadow.start + 2 * int(index[late]):#x} ({self._name(shadow)})"
+        place = (
+            f"global memory at {shadow.start + GLOBAL_GRANULE * int(index[late]):#x} ({self._name(shadow)})"
+        )
         if unfenced:
             text = f"{site} reads {place} through the async proxy, {other} wrote it through the generic proxy: no fence.proxy.async between them"
             checker.report("proxy-fence", site, other, text)

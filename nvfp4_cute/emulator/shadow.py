@@ -1,6 +1,6 @@
 """Shadow memory: for each granule of shared, tensor, or global memory, who wrote and who read it last.
 
-A granule is 4 bytes of shared memory, 16 lanes x 1 column of tensor memory, or 2 bytes of global memory.
+A granule is 4 bytes of shared memory, 16 lanes x 1 column of tensor memory, or 1 byte of global memory.
 """
 
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ GRANULES_PER_CHUNK = 4
 HALF_QUADRANT = 16
 """Lanes of a tensor-memory granule."""
 
-GLOBAL_GRANULE = 2
+GLOBAL_GRANULE = 1
 
 
 @dataclass

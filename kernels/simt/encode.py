@@ -1,0 +1,64 @@
+"""Sixteen floats to e2m1, by the instruction or by arithmetic that rounds as it does.
+
+``RoundE2M1``. The codes 0 to 7 of the magnitudes 0, 0.5, 1, 1.5, 2, 3, 4, 6 are a concave function of the value:
+min(2 y, y + 2, y / 2 + 4, 7) at each of them. Rounding to integers is monotone, so it may come before the minimum; each of
+the three sums is formed with 2^23 added in the same FMA, which rounds once to an integer, ties to even, and the code
+stands in the low bits. The minimum ignores NaN, which therefore becomes 7, as in the instruction.
+"""
+
+from cutlass import Float32, Uint32
+
+from . import ptx
+
+TWO_23 = float(1 << 23)
+BYTE_SIGNS = 0x80808080
+
+
+class ConvertE2M1:
+    """sm_100a and later: values carry their signs."""
+
+    signed = True
+
+    @staticmethod
+    def pack(values: list, words: list) -> list:
+        """Two words of eight codes each. ``words``: unused."""
+        return [ptx.f32x8_to_e2m1(values[:8]), ptx.f32x8_to_e2m1(values[8:])]
+
+
+class RoundE2M1:
+    """Any architecture: values are magnitudes, signs are those of the 16-bit inputs."""
+
+    signed = False
+
+    @classmethod
+    def pack(cls, values: list, words: list) -> list:
+        """Two words of eight codes each. ``words``: eight words of two inputs, for their sign bits."""
+        return [
+            cls._codes(values[first : first + 8]) | cls._signs(words[first // 2 : first // 2 + 4])
+            for first in (0, 8)
+        ]
+
+    @staticmethod
+    def _codes(values: list) -> Uint32:
+        bits = []
+        for y in values:
+            low = ptx.fma_f32(y, Float32(2.0), Float32(TWO_23))
+            middle = y + Float32(TWO_23 + 2)
+            high = ptx.fma_f32(y, Float32(0.5), Float32(TWO_23 + 4))
+            bits.append(ptx.bits_of(ptx.least(ptx.least(low, middle), ptx.least(high, Float32(TWO_23 + 7)))))
+        even, odd = (
+            ptx.prmt(
+                ptx.prmt(bits[i], bits[i + 2], Uint32(0x40)),
+                ptx.prmt(bits[i + 4], bits[i + 6], Uint32(0x40)),
+                Uint32(0x5410),
+            )
+            for i in (0, 1)
+        )
+        return even | odd << 4
+
+    @staticmethod
+    def _signs(words: list) -> Uint32:
+        # Bytes 1 and 3 of a word begin with the signs of its two elements.
+        pairs = [ptx.prmt(words[i], words[i + 1], Uint32(0x7351)) for i in (0, 2)]
+        even, odd = (ptx.prmt(*pairs, Uint32(selector)) for selector in (0x5410, 0x7632))
+        return (even & Uint32(BYTE_SIGNS)) >> 4 | odd & Uint32(BYTE_SIGNS)

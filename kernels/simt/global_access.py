@@ -1,0 +1,42 @@
+"""Global memory by address: vectors of words with a cache hint, and single elements."""
+
+import cutlass.cute as cute
+from cutlass import Int64, Uint32
+from cutlass.cute.arch import inline_ptx
+
+# What is read once goes past L1; what every CTA reads again stays there.
+STREAM = "ld.global.nc.L1::no_allocate"
+KEEP = "ld.global.nc"
+
+
+def load_words(address: Int64, num_words: int, opcode: str, predicate=None) -> list:
+    """``num_words`` consecutive words of global memory in one instruction, aligned to their own size.
+
+    Where ``predicate`` is false nothing is read and the words are undefined.
+    """
+    vector = "" if num_words == 1 else f".v{num_words}"
+    names = ", ".join(f"{{$w{i}}}" for i in range(num_words))
+    loaded = inline_ptx(
+        f"{opcode}{vector}.b32 {names if num_words == 1 else '{' + names + '}'}, [{{$r0}}];",
+        write_only_types=[Uint32] * num_words,
+        read_only_args=[address],
+        predicate=predicate,
+    )
+    return [loaded] if num_words == 1 else list(loaded)
+
+
+def store_words(address: Int64, words: list) -> None:
+    """Consecutive words in one instruction, aligned to their own size."""
+    names = ", ".join(f"{{$r{i + 1}}}" for i in range(len(words)))
+    inline_ptx(f"st.global.v{len(words)}.b32 [{{$r0}}], {{{names}}};", read_only_args=[address, *words])
+
+
+def store_byte(address: Int64, word: Uint32) -> None:
+    """The low byte of a word."""
+    inline_ptx("st.global.u8 [{$r0}], {$r1};", read_only_args=[address, word])
+
+
+def global_scalar(dtype: type, address: Int64) -> cute.Tensor:
+    """One element of global memory."""
+    ptr = cute.make_ptr(dtype, address, cute.AddressSpace.gmem, assumed_align=dtype.width // 8)
+    return cute.make_tensor(ptr, cute.make_layout(1))

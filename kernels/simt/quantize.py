@@ -1,0 +1,250 @@
+"""fp16 or bf16 to NVFP4 with block scales in one pass, bit for bit what ``formats.quantize`` specifies.
+
+x (M, K) in rows of unit stride; data (M, K / 2) two e2m1 a byte; scales e4m3, in the 128x4 blocked layout with its
+padding written as zeros, or row-major; an fp32 global scale in memory: none, one, or one a group of rows.
+
+Work: a warp takes 8 rows of one scale atom (r, r + 32, r + 64, r + 96 for two neighbouring r) and four blocks of K of
+each, one block a lane: 128 contiguous bytes of x a row, and the 32 scales are one contiguous sector. ``QUANTIZE_ATOMS``
+such columns are loaded before the first is computed.
+
+The quotient x / d is needed correctly rounded. With r = RN(1 / d), q = RN(x r), e = x - q d (exact, an FMA), the sum
+RN(q + e r) is that (Markstein, 1990), three instructions an element instead of a division; blocks with a scale of 0,
+with infinities or NaN, or with d outside 2^-98 ... 2^98 take the division.
+"""
+
+from dataclasses import dataclass
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import Boolean, Float32, Int32, Int64, Uint32
+
+from nvfp4_cute.arch.simt import QUANTIZE_ATOMS, QUANTIZE_WARPS, WARP_SIZE
+from nvfp4_cute.launch_table import Quantize
+from nvfp4_cute.scale_layout import ATOM_BYTES, ATOM_COLS, ATOM_ROWS, SF_VEC_SIZE
+
+from . import ptx
+from .encode import ConvertE2M1, RoundE2M1
+from .global_access import KEEP, global_scalar, load_words, store_byte, store_words
+
+ROWS_PER_WARP = WARP_SIZE // ATOM_COLS
+UNITS_PER_ATOM = ATOM_ROWS // ROWS_PER_WARP
+INPUT_BYTES = 2 * SF_VEC_SIZE
+INPUT_WORDS = INPUT_BYTES // 4
+OUTPUT_BYTES = SF_VEC_SIZE // 2
+LOAD_WORDS = 4
+# Beyond these the terms of the three-instruction quotient might leave the normal range of fp32.
+LEAST_DIVISOR, MOST_DIVISOR = 2.0**-98, 2.0**98
+LARGEST_FLOAT32 = 3.4028234663852886e38
+
+
+@dataclass(frozen=True)
+class QuantizeOperands:
+    """Addresses and byte strides Int64, extents Int32."""
+
+    x: Int64
+    data: Int64
+    scale: Int64
+    global_scale: Int64
+    offs: Int64
+    x_pitch: Int64
+    x_batch: Int64
+    m: Int32
+    k: Int32
+    groups: Int32
+    atom_rows: Int32
+
+
+@dataclass(frozen=True)
+class ScalePlace:
+    """Where a block lies: batch, row of atoms, row inside the atom, row of x, block of K."""
+
+    batch: Int32
+    atom_row: Int32
+    row_in_atom: Int32
+    row: Int64
+    k_block: Int32
+
+
+class QuantizeKernel:
+    """One compiled variant.
+
+    Args:
+        is_bf16: whether x is bfloat16, else float16.
+        has_global_scale: whether a factor is read.
+        is_grouped: whether ``offs`` splits the rows into groups with scale rows of their own.
+        is_blocked: the layout of the scales: 128x4 blocked, else row-major.
+        has_fp4_convert: whether e2m1 conversions are instructions.
+        name: what the kernel is called in profilers and in the emulator's reports.
+    """
+
+    def __init__(
+        self,
+        is_bf16: bool,
+        has_global_scale: bool,
+        is_grouped: bool,
+        is_blocked: bool,
+        has_fp4_convert: bool,
+        name: str,
+    ):
+        self.is_bf16 = is_bf16
+        self.has_global_scale = has_global_scale
+        self.is_grouped = is_grouped
+        self.is_blocked = is_blocked
+        self.encode = ConvertE2M1 if has_fp4_convert else RoundE2M1
+        self.name = name
+
+    @cute.jit
+    def __call__(self, table: cute.Pointer, queue):
+        """Launch: columns of atoms along x, rows of atoms along y, batches along z.
+
+        Args:
+            table: Int64 in host memory: ``launch_table.Quantize``.
+            queue: CUstream.
+        """
+        t = cute.make_tensor(table, cute.make_layout(len(Quantize)))
+        k, atom_rows = Int32(t[Quantize.K]), Int32(t[Quantize.ATOM_ROWS])
+        operands = QuantizeOperands(
+            x=t[Quantize.X],
+            data=t[Quantize.DATA],
+            scale=t[Quantize.SCALE],
+            global_scale=t[Quantize.GLOBAL_SCALE],
+            offs=t[Quantize.OFFS],
+            x_pitch=t[Quantize.X_PITCH],
+            x_batch=t[Quantize.X_BATCH],
+            m=Int32(t[Quantize.M]),
+            k=k,
+            groups=Int32(t[Quantize.GROUPS]),
+            atom_rows=atom_rows,
+        )
+        chunks = cute.ceil_div(k, ATOM_COLS * SF_VEC_SIZE * QUANTIZE_ATOMS)
+        self.kernel.set_name_prefix(self.name)
+        self.kernel(operands).launch(
+            grid=(
+                cute.ceil_div(chunks * UNITS_PER_ATOM, QUANTIZE_WARPS),
+                atom_rows,
+                Int32(t[Quantize.BATCHES]),
+            ),
+            block=(QUANTIZE_WARPS * WARP_SIZE, 1, 1),
+            stream=queue,
+        )
+
+    @cute.kernel
+    def kernel(self, operands: QuantizeOperands):
+        """Find the block, load, encode, store."""
+        tidx, _, _ = cute.arch.thread_idx()
+        block_idx, atom_row, batch = cute.arch.block_idx()
+        k_blocks = operands.k // SF_VEC_SIZE
+        chunks = cute.ceil_div(k_blocks, ATOM_COLS * QUANTIZE_ATOMS)
+        # Neighbouring warps take neighbouring columns of the same rows.
+        work = block_idx * QUANTIZE_WARPS + cute.arch.make_warp_uniform(tidx // WARP_SIZE)
+        unit, first_atom = work // chunks, work % chunks * QUANTIZE_ATOMS
+        lane = tidx % WARP_SIZE
+        row_in_atom = unit * 2 + lane // 16 + lane // ATOM_COLS % 4 * 32
+        group, row, row_end = self.locate(operands, atom_row, row_in_atom)
+
+        if unit < UNITS_PER_ATOM:
+            x = operands.x + batch * operands.x_batch + row * operands.x_pitch
+            blocks = [(first_atom + i) * ATOM_COLS + lane % ATOM_COLS for i in range(QUANTIZE_ATOMS)]
+            inputs = [cute.make_rmem_tensor(INPUT_WORDS, Uint32) for _ in blocks]
+            valid = [(row < row_end) & (block < k_blocks) for block in blocks]
+            for i in cutlass.range_constexpr(QUANTIZE_ATOMS):
+                inputs[i].fill(Uint32(0))
+                if valid[i]:
+                    load_block(inputs[i], x + blocks[i] * INPUT_BYTES)
+            global_scale = Float32(1.0)
+            if cutlass.const_expr(self.has_global_scale):
+                global_scale = global_scalar(Float32, operands.global_scale + group * 4)[0]
+            for i in cutlass.range_constexpr(QUANTIZE_ATOMS):
+                words, code = self.quantize_block(inputs[i], global_scale)
+                if valid[i]:
+                    first = (Int64(batch) * operands.m + row) * k_blocks + blocks[i]
+                    store_words(operands.data + first * OUTPUT_BYTES, words)
+                self.store_scale(
+                    operands, ScalePlace(batch, atom_row, row_in_atom, row, blocks[i]), code, valid[i]
+                )
+
+    @cute.jit
+    def locate(self, operands: QuantizeOperands, atom_row: Int32, row_in_atom: Int32):
+        """Group, row of x, and end of the group's rows. Every group begins with a new row of atoms."""
+        group, row = Int32(0), Int64(atom_row) * ATOM_ROWS + row_in_atom
+        row_end = Int64(operands.m)
+        if cutlass.const_expr(self.is_grouped):
+            # Rows of atoms behind the last group find no group: an empty range of rows.
+            start, atoms, row_end = Int32(0), Int32(0), Int64(0)
+            for g in cutlass.range(operands.groups, unroll=1):
+                stop = global_scalar(Int32, operands.offs + Int64(g) * 4)[0]
+                size = cute.ceil_div(stop - start, ATOM_ROWS)
+                if atom_row >= atoms and atom_row < atoms + size:
+                    group, row_end = g, Int64(stop)
+                    row = Int64(start) + (atom_row - atoms) * ATOM_ROWS + row_in_atom
+                atoms += size
+                start = stop
+        return group, row, row_end
+
+    @cute.jit
+    def quantize_block(self, words: cute.Tensor, global_scale: Float32):
+        """Two words of e2m1 and the code of the block's scale; the operations of ``formats.quantize``, in its order."""
+        magnitudes = [words[i] & Uint32(0x7FFF7FFF) for i in range(INPUT_WORDS)]
+        most = magnitudes[0]
+        for word in magnitudes[1:]:
+            most = ptx.max_nan_x2(most, word, self.is_bf16)
+        low, high = self.unpack(most)
+        amax = ptx.max_nan(low, high)
+        quotient = ptx.div_f32(amax, Float32(6.0))
+        if cutlass.const_expr(self.has_global_scale):
+            quotient = ptx.div_f32(quotient, global_scale)
+        code = ptx.f32_to_e4m3(quotient)
+        divisor = ptx.unpack_f16x2(ptx.ue4m3x2_to_f16x2(code))[0]
+        if cutlass.const_expr(self.has_global_scale):
+            divisor = divisor * global_scale
+        # Dividing by infinity gives zeros with the signs of the values; 0 / 0 would not.
+        divisor = Float32(float("inf")) if code == 0 else divisor
+
+        source = words if cutlass.const_expr(self.encode.signed) else magnitudes
+        x = [value for i in range(INPUT_WORDS) for value in self.unpack(source[i])]
+        y = cute.make_rmem_tensor(SF_VEC_SIZE, Float32)
+        signs = cute.make_rmem_tensor(INPUT_WORDS, Uint32)
+        for i in cutlass.range_constexpr(INPUT_WORDS):
+            signs[i] = words[i]
+        # False where amax is infinite or NaN, and where the divisor is.
+        if amax <= LARGEST_FLOAT32 and divisor >= LEAST_DIVISOR and divisor <= MOST_DIVISOR:
+            inverse = ptx.rcp_f32(divisor)
+            for i in cutlass.range_constexpr(SF_VEC_SIZE):
+                estimate = x[i] * inverse
+                y[i] = ptx.fma_f32(ptx.fma_f32(-estimate, divisor, x[i]), inverse, estimate)
+        else:
+            for i in cutlass.range_constexpr(SF_VEC_SIZE):
+                y[i] = ptx.div_f32(x[i], divisor)
+                # e2m1 has no NaN: it becomes +6, whatever its sign.
+                other_half = Uint32(0xFFFF << 16 * ((i + 1) % 2))
+                signs[i // 2] = signs[i // 2] if y[i] == y[i] else signs[i // 2] & other_half
+        return self.encode.pack(
+            [y[i] for i in range(SF_VEC_SIZE)], [signs[i] for i in range(INPUT_WORDS)]
+        ), code
+
+    @cute.jit
+    def store_scale(self, operands: QuantizeOperands, place: ScalePlace, code: Uint32, valid: Boolean):
+        """The scale of one block; where there is no block, the zero of the padding."""
+        k_blocks = operands.k // SF_VEC_SIZE
+        if cutlass.const_expr(self.is_blocked):
+            atoms_k = cute.ceil_div(k_blocks, ATOM_COLS)
+            if place.k_block // ATOM_COLS < atoms_k:
+                atom = (
+                    Int64(place.batch) * operands.atom_rows + place.atom_row
+                ) * atoms_k + place.k_block // ATOM_COLS
+                offset = place.row_in_atom % 32 * 16 + place.row_in_atom // 32 * 4 + place.k_block % ATOM_COLS
+                store_byte(operands.scale + atom * ATOM_BYTES + offset, code if valid else Uint32(0))
+        elif valid:
+            row = Int64(place.batch) * operands.m + place.row
+            store_byte(operands.scale + row * k_blocks + place.k_block, code)
+
+    def unpack(self, word: Uint32) -> tuple[Float32, Float32]:
+        """The two elements of a word, exactly."""
+        return ptx.unpack_bf16x2(word) if self.is_bf16 else ptx.unpack_f16x2(word)
+
+
+def load_block(words: cute.Tensor, address: Int64) -> None:
+    """Sixteen elements."""
+    for first in range(0, INPUT_WORDS, LOAD_WORDS):
+        for i, word in enumerate(load_words(address + first * 4, LOAD_WORDS, KEEP)):
+            words[first + i] = word

@@ -1,0 +1,317 @@
+"""The quantize kernel: bit for bit what formats.quantize gives, on every architecture of the emulator."""
+
+import itertools
+import math
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from oracle import assert_bitwise_equal, bits
+
+from nvfp4_cute import UnsupportedProblem, formats, grouped_quantize, quantize
+from nvfp4_cute.arch import simt
+from nvfp4_cute.backends.emulator import observe
+from nvfp4_cute.cache import get_kernel
+from nvfp4_cute.simt_keys import QuantizeKey
+
+DTYPES = (torch.bfloat16, torch.float16)
+TWO_KINDS = pytest.mark.parametrize("backend", ["emulator:sm_90a", "emulator:sm_100a"])
+LARGEST = torch.finfo(torch.float32).max
+
+
+def check(x, backend, **options):
+    """One launch, the bits of the specification."""
+    with observe(check=True) as observer:
+        got = quantize(x, backend=backend, **options)
+    want = formats.quantize(x, **options)
+    assert len(observer.stats) == (1 if got.scale.numel() else 0)
+    assert_same(got, want)
+
+
+def assert_same(got, want):
+    assert_bitwise_equal(got.data, want.data)
+    assert_bitwise_equal(got.scale, want.scale)
+    assert got.shape == want.shape and got.scale_layout == want.scale_layout
+    if want.global_scale is None:
+        assert got.global_scale is None
+    else:
+        assert torch.equal(bits(got.global_scale), bits(want.global_scale))
+
+
+def spread(shape, dtype, seed=0):
+    """Every block at a magnitude of its own, from far below the smallest scale to beyond the largest."""
+    generator = torch.Generator().manual_seed(seed)
+    blocks = torch.randn(*shape[:-1], shape[-1] // 16, 16, generator=generator)
+    exponents = torch.randint(-16, 12, (*blocks.shape[:-1], 1), generator=generator)
+    return (blocks * torch.exp2(exponents)).flatten(-2).to(dtype)
+
+
+def hostile(dtype):
+    """Blocks of specials: zeros of both signs, NaN of both signs, infinities, subnormals, ties, largest values."""
+    info = torch.finfo(dtype)
+    tiny = info.smallest_normal * info.eps
+    ties = [0.25, 0.75, 1.25, 1.75, 2.5, 3.5, 5.0, 6.0]
+    blocks = [
+        [0.0, -0.0] * 8,
+        [math.nan] + [1.0, -2.0, 0.0] * 5,
+        [-math.nan] * 16,
+        [math.inf] + [3.0, -1e4, -0.0] * 5,
+        [-math.inf] + [1.0] * 15,
+        [math.inf, -math.inf, math.nan, 1.0] * 4,
+        [tiny, -tiny, 3 * tiny, 0.0] * 4,
+        [info.smallest_normal, -info.smallest_normal] * 8,
+        [info.max, -info.max, info.max / 2, 1.0] * 4,
+        [-info.max] * 16,
+        ties + [-t for t in ties],
+        [t * 448 for t in ties] + [-t * 448 for t in ties],
+        [t / 512 for t in ties] + [-t / 512 for t in ties],
+        [2688.0, -2689.0, 1344.0, 448.0] * 4,
+        [6 * 2.0**-10, 2.0**-11] * 8,
+        [6 * 2.0**-10 * 1.01, -(2.0**-11)] * 8,
+    ]
+    return torch.tensor(blocks).reshape(1, -1).to(dtype)
+
+
+GLOBAL_SCALES = (None, "auto", 1.0, 0.37, 3e-38, 1.17549435e-38, 7e37, LARGEST)
+
+
+@TWO_KINDS
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("global_scale", GLOBAL_SCALES)
+def test_hostile_blocks(backend, dtype, global_scale):
+    check(hostile(dtype), backend, global_scale=global_scale)
+
+
+@pytest.mark.parametrize("arch", simt.ARCHS)
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_every_architecture(arch, dtype):
+    x = torch.cat([spread((3, 256), dtype), hostile(dtype).expand(2, -1)])
+    check(x, f"emulator:{arch}", global_scale=0.013)
+    check(x, f"emulator:{arch}", scale_layout="rowmajor")
+
+
+@TWO_KINDS
+@pytest.mark.parametrize("shape", [(16,), (1, 16), (2, 48), (129, 64), (33, 336), (2, 3, 5, 80), (40, 1040)])
+def test_shapes(backend, shape):
+    """Padding is written as zeros; leading dimensions are batches."""
+    for scale_layout in ("blocked", "rowmajor"):
+        check(spread(shape, torch.bfloat16, len(shape)), backend, scale_layout=scale_layout)
+
+
+@TWO_KINDS
+@pytest.mark.parametrize("mode", ["lazy", "random:3"])
+def test_same_bits_in_any_mode(backend, mode):
+    x = spread((140, 176), torch.float16)
+    with observe(mode=mode, check=True):
+        assert_same(
+            quantize(x, global_scale="auto", backend=backend), formats.quantize(x, global_scale="auto")
+        )
+
+
+@TWO_KINDS
+def test_rows_that_vectors_cannot_read_are_copied(backend):
+    x = spread((70, 96), torch.float16)
+    for view in (
+        x[:, :64],
+        x[3:, 8:72],
+        x[1:, 1:65],
+        x.t()[:, :64],
+        x[::2, :32],
+        torch.stack([x, x], 2)[..., 0],
+    ):
+        check(view, backend)
+
+
+@pytest.mark.parametrize("shape", [(0, 64), (2, 0, 32)])
+def test_nothing_to_quantize(shape):
+    check(torch.zeros(shape, dtype=torch.float16), "emulator")
+
+
+def test_other_dtypes_take_the_specification():
+    x = torch.randn(4, 32)
+    assert_same(quantize(x), formats.quantize(x))
+    with pytest.raises(TypeError, match="dtype of x=torch.float32 is not supported"):
+        quantize(x, backend="emulator")
+
+
+def test_inverse_convention_and_refusals():
+    x = spread((4, 32), torch.bfloat16)
+    check(x, "emulator", global_scale_inv=12.5)
+    with pytest.raises(ValueError, match="both given"):
+        quantize(x, global_scale=1.0, global_scale_inv=1.0, backend="emulator")
+    with pytest.raises(ValueError, match="not a positive, normal"):
+        quantize(x, global_scale=-1.0, backend="emulator")
+    with pytest.raises(ValueError, match="K=20 is not a positive multiple of 16"):
+        quantize(torch.zeros(2, 20, dtype=torch.float16), backend="emulator")
+    with pytest.raises(ValueError, match="no dimensions"):
+        quantize(torch.zeros((), dtype=torch.float16), backend="emulator")
+    with pytest.raises(ValueError, match="scale_layout='x' is not supported"):
+        quantize(x, scale_layout="x", backend="emulator")
+
+
+@pytest.mark.slow
+@TWO_KINDS
+@settings(max_examples=40, deadline=None)
+@given(
+    words=st.lists(st.integers(0, 65535), min_size=32, max_size=32),
+    bf16=st.booleans(),
+    factor=st.one_of(st.none(), st.floats(2.0**-126, LARGEST, width=32)),
+)
+def test_any_bits(backend, words, bf16, factor):
+    x = torch.tensor(np.array(words, np.uint16).view(np.int16)).view(DTYPES[0] if bf16 else DTYPES[1])
+    check(x, backend, global_scale=factor)
+
+
+# ---- why three instructions are a division, and three sums a rounding ------------------------------------------
+
+
+def f32(x):
+    return np.asarray(x, np.float64).astype(np.float32)
+
+
+def quotients(x, d):
+    """What the kernel computes for regular blocks: float64 holds a product of two floats, and that plus a third but for
+    roundings far below; NumPy's longdouble holds the sum of all bits."""
+    wide = np.longdouble
+    inverse = f32(1.0 / d.astype(np.float64))
+    estimate = f32(x.astype(np.float64) * inverse)
+    error = (x.astype(wide) - estimate.astype(wide) * d.astype(wide)).astype(np.float32)
+    return (estimate.astype(wide) + error.astype(wide) * inverse.astype(wide)).astype(np.float32)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_three_instructions_divide(dtype):
+    """Every 16-bit magnitude whose quotient is between 1/64 and 8, by many divisors, the product scale * g among them."""
+    rng = np.random.default_rng(5)
+    every = (
+        torch.arange(1, 0x7F80 if dtype == torch.bfloat16 else 0x7C00, dtype=torch.int16)
+        .view(dtype)
+        .float()
+        .numpy()
+    )
+    scales = formats.decode_ue4m3(torch.arange(1, 127, dtype=torch.uint8)).numpy()
+    divisors = [*scales[::6], *(s * f32(rng.uniform(0.5, 2) * 2.0 ** rng.integers(-60, 60)) for s in scales)]
+    count = 0
+    for d in map(f32, divisors):
+        x = every[(every >= d / 64) & (every <= d * 8)]
+        count += x.size
+        divisor = np.full_like(x, d)
+        assert np.array_equal(quotients(x, divisor), x / divisor), d
+    assert count > 100_000
+
+
+def test_rounding_by_sums_is_the_conversion():
+    """Every float around every boundary, and a million others: the minimum of the rounded sums is the code."""
+    magic = np.float32(2**23)
+    rng = np.random.default_rng(1)
+    ties = f32([0.25, 0.75, 1.25, 1.75, 2.5, 3.5, 5.0, 6.0, 7.0])
+    near = (ties.view(np.int32)[:, None] + np.arange(-300, 301)).astype(np.int32).view(np.float32).ravel()
+    y = np.concatenate([near, f32(rng.uniform(0, 9, 1_000_000)), f32([0, 1e-40, 1e30, np.inf, np.nan])])
+    sums = [
+        f32(2.0 * y.astype(np.float64) + magic),
+        f32(y + np.float64(magic + 2)),
+        f32(0.5 * y.astype(np.float64) + magic + 4),
+    ]
+    codes = np.fmin(np.fmin(*sums[:2]), np.fmin(sums[2], magic + np.float32(7))).view(np.int32) & 7
+    assert np.array_equal(codes, formats.encode_e2m1(torch.from_numpy(y)).numpy())
+
+
+# ---- groups ----------------------------------------------------------------------------------------------------
+
+
+@TWO_KINDS
+@pytest.mark.parametrize("scaled", [False, True])
+@pytest.mark.parametrize("stops", [(5, 5, 140, 290), (300,), (0, 0, 128, 256), (0, 0)])
+def test_groups(backend, scaled, stops):
+    x = spread((300, 80), torch.bfloat16)
+    offs = torch.tensor(stops, dtype=torch.int32)
+    factors = torch.rand(len(stops)) + 0.01 if scaled else None
+    with observe(check=True):
+        data, scale = grouped_quantize(x, offs, global_scale=factors, backend=backend)
+    want_data, want_scale = grouped_quantize(x, offs, global_scale=factors, backend="reference")
+    assert scale.shape == (300 // 128 + len(stops), 2, 32, 4, 4)
+    assert_bitwise_equal(data[: stops[-1]], want_data[: stops[-1]])
+    assert_bitwise_equal(scale, want_scale)
+
+
+def test_groups_of_the_reference_are_quantized_one_by_one():
+    x, offs = spread((200, 64), torch.float16), torch.tensor([130, 150], dtype=torch.int32)
+    factors = torch.tensor([0.5, 0.25])
+    data, scale = grouped_quantize(x, offs, global_scale=factors)
+    first = formats.quantize(x[:130], global_scale=0.5)
+    second = formats.quantize(x[130:150], global_scale=0.25)
+    assert torch.equal(data[:150], torch.cat([first.data, second.data]))
+    assert torch.equal(bits(scale[:3]), bits(torch.cat([first.scale, second.scale])))
+
+
+def test_group_refusals():
+    x, offs = torch.zeros(4, 32, dtype=torch.float16), torch.tensor([4], dtype=torch.int32)
+    for arguments, error, text in (
+        ((x.float(), offs), TypeError, "dtype of x"),
+        ((x[0], offs), ValueError, r"expected \[sum M, K\]"),
+        ((x, offs.long()), ValueError, "contiguous int32"),
+        ((x, offs, torch.ones(2)), ValueError, "one a group"),
+        ((x.clone().requires_grad_(), offs), UnsupportedProblem, "no backward pass"),
+    ):
+        with pytest.raises(error, match=text):
+            grouped_quantize(*arguments[:2], global_scale=arguments[2] if len(arguments) > 2 else None)
+
+
+# ---- compiled code ---------------------------------------------------------------------------------------------
+
+MAX_REGISTERS = 64  # four CTAs of 256 threads stay on an SM
+
+
+@pytest.mark.parametrize("arch", simt.ARCHS)
+def test_no_spills(arch):
+    for dtype, scaled, grouped, blocked in itertools.product(
+        DTYPES, (False, True), (False, True), (False, True)
+    ):
+        if grouped and not blocked:
+            continue
+        resources = get_kernel(QuantizeKey(arch, dtype, scaled, grouped, blocked)).resources
+        assert resources.stack_bytes == 0
+        assert resources.registers <= MAX_REGISTERS
+
+
+# ---- silicon ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.gpu("sm_90a")
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("global_scale", GLOBAL_SCALES)
+def test_gpu(dtype, global_scale):
+    for x in (hostile(dtype), spread((300, 2080), dtype), spread((2, 3, 5, 80), dtype)):
+        got = quantize(x.cuda(), global_scale=global_scale)
+        want = formats.quantize(x, global_scale=global_scale)
+        assert_bitwise_equal(got.data, want.data)
+        assert_bitwise_equal(got.scale, want.scale)
+
+
+@pytest.mark.gpu("sm_90a")
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_gpu_every_16_bit_number(dtype):
+    """Each number beside each of sixteen scales: the number in a block with a largest value of its own."""
+    every = torch.arange(-(2**15), 2**15, dtype=torch.int32).to(torch.int16).view(dtype)
+    for largest in torch.logspace(-6, 4, 16).to(dtype):
+        x = torch.cat([largest.expand(every.numel(), 1), every.unsqueeze(1).expand(-1, 15)], 1).contiguous()
+        got, want = quantize(x.cuda(), global_scale=0.37), formats.quantize(x, global_scale=0.37)
+        assert_bitwise_equal(got.data, want.data)
+        assert_bitwise_equal(got.scale, want.scale)
+
+
+@pytest.mark.gpu("sm_90a")
+def test_gpu_groups_and_graph_capture():
+    x, offs = spread((300, 80), torch.bfloat16), torch.tensor([5, 5, 140, 290], dtype=torch.int32)
+    factors = torch.rand(4) + 0.01
+    arguments = [t.cuda() for t in (x, offs, factors)]
+    grouped_quantize(arguments[0], arguments[1], global_scale=arguments[2])
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        data, scale = grouped_quantize(arguments[0], arguments[1], global_scale=arguments[2])
+    graph.replay()
+    want_data, want_scale = grouped_quantize(x, offs, global_scale=factors)
+    assert_bitwise_equal(data[:290].cpu(), want_data[:290])
+    assert_bitwise_equal(scale.cpu(), want_scale)
