@@ -13,11 +13,12 @@ from typing import Any
 
 import torch
 
-from nvfp4_cute.arch import family_of, sm100, sm120
+from nvfp4_cute.arch import family_of, sm120
 from nvfp4_cute.config import KernelConfig
 from nvfp4_cute.cubin import KernelResources, read_resources
 from nvfp4_cute.emulator.driver import prepare_cutlass, shim_is_built
-from nvfp4_cute.errors import ConfigError
+from nvfp4_cute.errors import ConfigError, UnsupportedProblem
+from nvfp4_cute.problem import Form, GroupedProblem
 
 
 @dataclass(frozen=True)
@@ -27,9 +28,11 @@ class KernelKey:
     Attributes:
         arch: such as ``sm_100a``; one of ``arch.ARCHS``.
         config: resolved KernelConfig without a CTA count.
-        num_groups: slots of the list form.
+        num_groups: slots of the list form; 1 in the other forms, whose code serves any number of groups.
         out_dtype: torch.float16, bfloat16 or float32.
         has_alpha: whether a factor per group is read.
+        form: how the operands arrive: list, ragged or masked.
+        out_m_major: whether columns of the output are contiguous, not rows.
     """
 
     arch: str
@@ -37,21 +40,59 @@ class KernelKey:
     num_groups: int
     out_dtype: torch.dtype
     has_alpha: bool
+    form: Form = "list"
+    out_m_major: bool = False
 
     @classmethod
-    def make(cls, arch: str, config: KernelConfig, num_groups: int, out_dtype: torch.dtype, has_alpha: bool):
-        """Validated key. Raises UnsupportedTarget for an arch without a kernel, ConfigError for a refused config."""
+    def of(cls, arch: str, config: KernelConfig, problem: GroupedProblem) -> "KernelKey":
+        """Key of the kernel that computes ``problem``. Raises as :meth:`make`."""
+        num_groups = problem.num_groups if problem.form == "list" else 1
+        return cls.make(
+            arch,
+            config,
+            num_groups,
+            problem.out_dtype,
+            problem.has_alpha,
+            problem.form,
+            problem.out_m_major,
+        )
+
+    @classmethod
+    def make(
+        cls,
+        arch: str,
+        config: KernelConfig,
+        num_groups: int,
+        out_dtype: torch.dtype,
+        has_alpha: bool,
+        form: Form = "list",
+        out_m_major: bool = False,
+    ) -> "KernelKey":
+        """Validated key. Raises UnsupportedTarget for an arch without a kernel, ConfigError for a refused config,
+        UnsupportedProblem for a form or an output layout that the arch's kernel lacks.
+        """
         family = family_of(arch)
         reason = family.unsupported_reason(config)
         if reason is not None:
             raise ConfigError(f"{arch}: {reason}")
-        return cls(arch, replace(family.resolve(config), num_cta=None), num_groups, out_dtype, has_alpha)
+        if form not in family.FORMS:
+            raise UnsupportedProblem(
+                f"{arch}: no kernel for the {form} form; pass lists with one tensor a group (forms built: "
+                f"{', '.join(family.FORMS)})"
+            )
+        if out_m_major and not family.OUT_M_MAJOR:
+            raise UnsupportedProblem(
+                f"{arch}: out has contiguous columns, and this kernel writes rows; allocate it as torch.empty(m, n)"
+            )
+        resolved = replace(family.resolve(config), num_cta=None)
+        return cls(arch, resolved, num_groups, out_dtype, has_alpha, form, out_m_major)
 
     def to_name(self) -> str:
         """Readable, unique; the kernel's symbol starts with it."""
         dtype = str(self.out_dtype).removeprefix("torch.")
-        alpha = "_alpha" if self.has_alpha else ""
-        return f"nvfp4_grouped_gemm_{self.arch}_g{self.num_groups}_{self.config.to_name()}_{dtype}{alpha}"
+        groups = f"g{self.num_groups}" if self.form == "list" else self.form
+        suffix = "_mmajor" * self.out_m_major + "_alpha" * self.has_alpha
+        return f"nvfp4_grouped_gemm_{self.arch}_{groups}_{self.config.to_name()}_{dtype}{suffix}"
 
 
 @dataclass(frozen=True)
@@ -79,9 +120,7 @@ def compile_grouped_gemm(key: KernelKey) -> CompiledKernel:
     """Compile one variant. Takes seconds; ``cache.get_kernel`` remembers the result."""
     import cuda.bindings.driver as cuda
 
-    kernel = _kernel_class(key.arch)(
-        key.config, key.num_groups, cutlass_dtype(key.out_dtype), key.has_alpha, key.to_name()
-    )
+    kernel = _make_kernel(key)
     function, ptx, cubin = compile_jit(key.arch, kernel, table_pointer(0), cuda.CUstream(0))
     return CompiledKernel(key, function, ptx, cubin)
 
@@ -94,12 +133,16 @@ def compile_task(key: Any) -> CompiledKernel:
     return CompiledKernel(key, function, ptx, cubin)
 
 
-def _kernel_class(arch: str) -> Any:
+def _make_kernel(key: KernelKey) -> Any:
     from nvfp4_cute.kernels.sm100.grouped_gemm import GroupedGemmSm100
     from nvfp4_cute.kernels.sm120.grouped_gemm import GroupedGemmSm120
 
-    families = ((sm100, GroupedGemmSm100), (sm120, GroupedGemmSm120))
-    return next(kernel for family, kernel in families if arch in family.ARCHS)
+    out_dtype, name = cutlass_dtype(key.out_dtype), key.to_name()
+    if key.arch in sm120.ARCHS:
+        return GroupedGemmSm120(key.config, key.num_groups, out_dtype, key.has_alpha, name)
+    return GroupedGemmSm100(
+        key.config, key.form, key.num_groups, out_dtype, key.out_m_major, key.has_alpha, name
+    )
 
 
 def compile_jit(arch: str, jit_function: Any, *example_args: Any) -> tuple[Any, str, bytes]:

@@ -3,7 +3,7 @@
 import re
 from dataclasses import dataclass
 
-_NAME = re.compile(r"t(\d+)x(\d+)x(\d+)_s(\d+)a(\d+)(?:_p(\d+))?$")
+_NAME = re.compile(r"t(\d+)x(\d+)x(\d+)_s(\d+)a(\d+)(_2cta)?(_swap)?(?:_p(\d+))?$")
 
 
 @dataclass(frozen=True)
@@ -11,10 +11,14 @@ class KernelConfig:
     """Tile shape, pipeline depths and launch width of one kernel.
 
     Attributes:
-        cta_tile_shape_mnk: elements of the output tile that one CTA computes, and of K in one pipeline stage.
+        cta_tile_shape_mnk: what one CTA contributes to an MMA: rows of its M side, all columns of the N side, and the
+            elements of K in one pipeline stage.
         num_ab_stage: shared-memory stages of A, B and their scales; None takes as many as fit.
         num_acc_stage: accumulators in tensor memory, so that the epilogue of one tile overlaps the next mainloop.
         num_cta: persistent CTAs to launch at most; None takes one per SM. Not part of the compiled code.
+        use_2cta_instrs: two CTAs issue one MMA of twice the rows (``cta_group::2``) and halve the N side's loads.
+        swap_ab: rows of ``b`` (weights) on the M side of the MMA and rows of ``a`` (tokens) on its N side, whose
+            extent has a finer grain: the choice where few tokens meet many weights.
 
     Which values an architecture can build is decided by ``arch.<name>.unsupported_reason``.
     """
@@ -23,12 +27,27 @@ class KernelConfig:
     num_ab_stage: int | None = None
     num_acc_stage: int = 2
     num_cta: int | None = None
+    use_2cta_instrs: bool = False
+    swap_ab: bool = False
+
+    @property
+    def cluster_size(self) -> int:
+        """CTAs that work on one tile together."""
+        return 2 if self.use_2cta_instrs else 1
+
+    @property
+    def work_tile_mnk(self) -> tuple[int, int, int]:
+        """Extents of a work tile in the problem's own terms: rows of ``a``, rows of ``b``, K."""
+        m, n, k = self.cta_tile_shape_mnk
+        m *= self.cluster_size
+        return (n, m, k) if self.swap_ab else (m, n, k)
 
     def to_name(self) -> str:
-        """Readable name, for example ``t128x128x256_s6a2`` or ``..._p148``; ``s0`` stands for as many as fit."""
+        """Readable name, for example ``t128x128x256_s6a2_2cta_swap_p148``; ``s0`` stands for as many as fit."""
         m, n, k = self.cta_tile_shape_mnk
+        pair, swap = "_2cta" if self.use_2cta_instrs else "", "_swap" if self.swap_ab else ""
         width = "" if self.num_cta is None else f"_p{self.num_cta}"
-        return f"t{m}x{n}x{k}_s{self.num_ab_stage or 0}a{self.num_acc_stage}{width}"
+        return f"t{m}x{n}x{k}_s{self.num_ab_stage or 0}a{self.num_acc_stage}{pair}{swap}{width}"
 
     @classmethod
     def from_name(cls, name: str) -> "KernelConfig":
@@ -36,7 +55,14 @@ class KernelConfig:
         match = _NAME.fullmatch(name)
         if match is None:
             raise ValueError(
-                f"config name {name!r} is not of the form t<M>x<N>x<K>_s<stages>a<stages>[_p<CTAs>]"
+                f"config name {name!r} is not of the form t<M>x<N>x<K>_s<stages>a<stages>[_2cta][_swap][_p<CTAs>]"
             )
-        m, n, k, ab, acc, cta = match.groups()
-        return cls((int(m), int(n), int(k)), int(ab) or None, int(acc), int(cta) if cta else None)
+        m, n, k, ab, acc, pair, swap, cta = match.groups()
+        return cls(
+            (int(m), int(n), int(k)),
+            int(ab) or None,
+            int(acc),
+            int(cta) if cta else None,
+            use_2cta_instrs=pair is not None,
+            swap_ab=swap is not None,
+        )

@@ -11,8 +11,11 @@ from nvfp4_cute.compile import CompiledKernel, KernelKey, table_pointer
 from nvfp4_cute.config import KernelConfig
 from nvfp4_cute.errors import UnsupportedProblem
 from nvfp4_cute.launch_table import NUM_COLUMNS, NUM_OPERAND_COLUMNS, Group, Header
-from nvfp4_cute.problem import GroupedOperands, GroupedProblem
+from nvfp4_cute.problem import TMA_ALIGN_BYTES, GroupedOperands, GroupedProblem
 from nvfp4_cute.schedule import TileSchedule, make_schedule
+
+# Two elements a byte
+TMA_ALIGN_ELEMENTS = 2 * TMA_ALIGN_BYTES
 
 
 @dataclass(frozen=True)
@@ -34,11 +37,13 @@ class Plan:
         """The launch table without addresses and pitches."""
         table = np.zeros((1 + self.problem.num_groups, NUM_COLUMNS), np.int64)
         table[0, Header.NUM_TILES] = self.schedule.num_tiles
-        table[0, Header.NUM_CTA] = self.schedule.num_cta
+        table[0, Header.NUM_CTA] = self.schedule.num_cta * self.kernel.key.config.cluster_size
+        table[1:, [Group.A_BATCH, Group.B_BATCH]] = 1
         for row, group, tile_offset in zip(
             table[1:], self.schedule.order, self.schedule.tile_offsets, strict=False
         ):
             row[[Group.M, Group.N, Group.K]] = np.maximum(self.problem.sizes[group], 1)
+            row[Group.SFA_ROW_BLOCKS], row[Group.SFB_ROW_BLOCKS] = -(-row[[Group.M, Group.N]] // 128)
             row[Group.TILE_OFFSET] = tile_offset
             row[Group.GROUP_IDX] = group
         return table
@@ -57,7 +62,11 @@ class Plan:
                 operands.out[group].data_ptr(),
                 2 * operands.a[group].stride(0),
                 2 * operands.b[group].stride(0),
-                operands.out[group].stride(0),
+                operands.out[group].stride(1 if self.problem.out_m_major else 0),
+                # There is one batch, whose pitch is never used but has to be well formed.
+                TMA_ALIGN_ELEMENTS,
+                TMA_ALIGN_ELEMENTS,
+                0,
             )
             for group in self.schedule.order
         ]
@@ -108,6 +117,7 @@ def make_plan(
             f"calls of at most {base.MAX_LIST_GROUPS}"
         )
     config = config or family_of(arch).DEFAULT_CONFIG
-    key = KernelKey.make(arch, config, problem.num_groups, problem.out_dtype, problem.has_alpha)
-    schedule = make_schedule(problem.sizes, config.cta_tile_shape_mnk, config.num_cta or sm_count)
+    key = KernelKey.of(arch, config, problem)
+    num_clusters = (config.num_cta or sm_count) // config.cluster_size
+    schedule = make_schedule(problem.sizes, config.work_tile_mnk, num_clusters)
     return Plan(problem, schedule, get_kernel(key, for_emulator=for_emulator))

@@ -1,9 +1,10 @@
-"""What a launch of the list form passes from Python to the kernel's compiled host code: one int64 table in host memory.
+"""What a launch passes from Python to the kernel's compiled host code: one int64 table in host memory.
 
 One pointer crosses the language border however many groups there are; the compiled host code reads sizes and addresses
 from the table, encodes the tensor maps, and launches. It has returned before the table may be freed.
 
-Row 0 is the header; row 1 + slot describes the group at that slot of the schedule.
+Row 0 is the header. In list form row 1 + slot describes the group at that slot of the schedule; in ragged and masked
+form row 1 describes the operands of all groups.
 """
 
 from enum import IntEnum
@@ -12,32 +13,44 @@ from enum import IntEnum
 class Header(IntEnum):
     """Columns of row 0."""
 
-    NUM_TILES = 0  # work tiles of all groups
+    NUM_TILES = 0  # work tiles of all groups; unused where the device counts them
     NUM_CTA = 1  # persistent CTAs to launch
     ALPHA = 2  # address of the fp32 factors; unused where the kernel has none
+    GROUP_SIZES = 3  # address of the int32 offs or masked_m; unused in list form
+    NUM_GROUPS = 4  # groups that the sizes describe; unused in list form
 
 
 class Group(IntEnum):
-    """Columns of a group's row: addresses, pitches in elements between rows, extents in elements, and its place."""
+    """Columns of a group's row: addresses, pitches in elements, extents in elements, and its place.
+
+    A batch is a group's part of an operand of all groups. There is one batch in list form, and of ragged ``a``.
+    """
 
     A = 0
     B = 1
     SFA = 2
     SFB = 3
     OUT = 4
-    A_PITCH = 5
+    A_PITCH = 5  # from row to row
     B_PITCH = 6
-    OUT_PITCH = 7
-    M = 8  # extents are at least 1, so that an unused tensor map is well formed
-    N = 9
-    K = 10
-    TILE_OFFSET = 11  # tiles of all earlier slots
-    GROUP_IDX = 12  # the group's index in the caller's lists: where its alpha lies
+    OUT_PITCH = 7  # from row to row, or from column to column of an M-major output
+    A_BATCH_PITCH = 8
+    B_BATCH_PITCH = 9
+    OUT_BATCH_PITCH = 10
+    M = 11  # extents are at least 1, so that an unused tensor map is well formed
+    N = 12
+    K = 13
+    A_BATCH = 14  # batches
+    B_BATCH = 15
+    SFA_ROW_BLOCKS = 16  # 128-row blocks of scales in a batch
+    SFB_ROW_BLOCKS = 17
+    TILE_OFFSET = 18  # tiles of all earlier slots
+    GROUP_IDX = 19  # the group's index in the caller's lists: where its alpha lies
 
 
 NUM_COLUMNS = len(Group)
 # Columns that depend on the operands of a launch; the others are fixed by the problem.
-NUM_OPERAND_COLUMNS = Group.OUT_PITCH + 1
+NUM_OPERAND_COLUMNS = Group.OUT_BATCH_PITCH + 1
 
 
 class Gemv(IntEnum):

@@ -17,6 +17,7 @@ from nvfp4_cute.scale_layout import SCALE_DTYPES, SF_VEC_SIZE, as_blocked, to_bl
 TMA_ALIGN_BYTES = 16  # base address and row pitch of a tensor map (PTX ISA, cp.async.bulk.tensor)
 INT32_MAX = 2**31 - 1
 OUT_DTYPES = (torch.float16, torch.bfloat16, torch.float32)
+Form = Literal["list", "ragged", "masked"]
 
 
 def gemm_bytes(m: int, n: int, k: int, out_itemsize: int, *, num_b: int = 1) -> int:
@@ -33,12 +34,14 @@ class GroupedProblem:
         form: how the operands arrive: a list with an entry a group, ragged with offsets, or masked.
         out_dtype: dtype of C.
         has_alpha: whether group g's result is multiplied by ``alpha[g]``.
+        out_m_major: whether columns of C are contiguous, not rows.
     """
 
     sizes: tuple[tuple[int, int, int], ...]
-    form: Literal["list", "ragged", "masked"] = "list"
+    form: Form = "list"
     out_dtype: torch.dtype = torch.bfloat16
     has_alpha: bool = False
+    out_m_major: bool = False
 
     @property
     def num_groups(self) -> int:
@@ -76,7 +79,7 @@ class GroupedOperands:
             anything. Padding columns, which exist where K % 64 != 0, meet zero operands in the MMA and must be
             finite, as the zeros that ``to_blocked`` writes are: 0 * NaN would reach the result.
         alpha: float32 [G] on the operands' device, or None.
-        out: [M, N] a group, unit stride in N.
+        out: [M, N] a group, unit stride in N, or in M where the problem says ``out_m_major``.
 
     All are views of the caller's memory, but for converted row-major scales, an allocated ``out``, and an
     ``alpha`` given as numbers.
@@ -116,8 +119,8 @@ def check_list_operands(
             taken without a copy. Row-major: [M, K/16] or [M, K/16, 1], converted into new memory.
         b_scale: the same with N rows.
         alpha: float32 [G] on the operands' device, or G numbers (copied to the device), or None for 1.
-        out: [M, N] or [M, N, 1] a group, unit stride in N, dtype ``out_dtype``; None allocates. Never written
-            here.
+        out: [M, N] or [M, N, 1] a group, unit stride in N or, all of them, in M; dtype ``out_dtype``; None allocates
+            with unit stride in N. Never written here.
         out_dtype: float16, bfloat16 or float32.
         scale_layout: layout of both scales, "blocked" or "rowmajor".
 
@@ -137,7 +140,8 @@ def check_list_operands(
     flat_a = tuple(_fp4_rows(f"group {g}: a", "M", t) for g, t in enumerate(a))
     flat_b = tuple(_fp4_rows(f"group {g}: b", "N", t) for g, t in enumerate(b))
     sizes = tuple(_group_size(g, x, y) for g, (x, y) in enumerate(zip(flat_a, flat_b, strict=True)))
-    problem = GroupedProblem(sizes, "list", out_dtype, alpha is not None)
+    out_m_major = out is not None and _is_m_major(out)
+    problem = GroupedProblem(sizes, "list", out_dtype, alpha is not None, out_m_major)
     scales_a = [
         _scale(f"group {g}: a_scale", "M", a_scale[g], m, k, scale_layout)
         for g, (m, _, k) in enumerate(sizes)
@@ -150,7 +154,8 @@ def check_list_operands(
     outs: tuple[torch.Tensor, ...] | None = None
     if out is not None:
         outs = tuple(
-            _out_rows(f"group {g}: out", out[g], m, n, out_dtype) for g, (m, n, _) in enumerate(sizes)
+            _out_view(f"group {g}: out", out[g], m, n, out_dtype, out_m_major)
+            for g, (m, n, _) in enumerate(sizes)
         )
         named = {"a": flat_a, "b": flat_b, "a_scale": scales_a, "b_scale": scales_b, "out": outs}
         _check_overlap(_regions(named, alpha))
@@ -363,34 +368,52 @@ def _check_alpha(alpha: Any, num_groups: int, device: torch.device) -> None:
     _check_no_grad("alpha", alpha)
 
 
-def _out_rows(label: str, tensor: torch.Tensor, m: int, n: int, dtype: torch.dtype) -> torch.Tensor:
-    """The [M, N] view of a caller's output."""
+def _is_m_major(out: Iterable[torch.Tensor]) -> bool:
+    """Whether columns are contiguous. One group with several rows and columns decides for all."""
+    return any(
+        t.ndim >= 2 and min(t.shape[:2]) > 1 and t.stride(0) == 1 and t.stride(1) != 1
+        for t in out
+        if isinstance(t, torch.Tensor)
+    )
+
+
+def _out_view(
+    label: str, tensor: torch.Tensor, m: int, n: int, dtype: torch.dtype, m_major: bool
+) -> torch.Tensor:
+    """The [M, N] view of a caller's output, with canonical strides."""
     if tensor.dtype != dtype:
         raise TypeError(
             f"{label} has dtype {_dtype_name(tensor.dtype)} and out_dtype is {_dtype_name(dtype)}; "
             f"pass out_dtype={tensor.dtype} or an out of dtype {_dtype_name(dtype)}"
         )
     expected = f"[M, N] = {[m, n]} or {[m, n, 1]}"
-    rows = _drop_batch(label, tensor, expected)
-    if rows.shape != (m, n):
+    matrix = _drop_batch(label, tensor, expected)
+    if matrix.shape != (m, n):
         raise ValueError(f"{label} has shape {list(tensor.shape)}; expected {expected}")
-    if rows.numel() == 0:
-        return _with_pitch(rows, max(n, 1))
-    if n > 1 and rows.stride(1) != 1:
+    _check_align(label, matrix, dtype.itemsize, "natural alignment")
+    if m_major:
+        return _runs(label, matrix.T, "M", "column", f"torch.empty({n}, {m}).T").T
+    return _runs(label, matrix, "N", "row", f"torch.empty({m}, {n})")
+
+
+def _runs(label: str, matrix: torch.Tensor, letter: str, line: str, fix: str) -> torch.Tensor:
+    """``matrix`` [lines, length] with unit stride along its lines, which must not overlap."""
+    lines, length = matrix.shape
+    if matrix.numel() == 0:
+        return _with_pitch(matrix, max(length, 1))
+    if length > 1 and matrix.stride(1) != 1:
         raise ValueError(
-            f"{label} has stride {rows.stride(1)} in N (strides {tuple(tensor.stride())}), not 1 (row-major); "
-            f"allocate it as torch.empty({m}, {n})"
+            f"{label} has stride {matrix.stride(1)} in {letter}, not 1 ({line}-major); allocate it as {fix}"
         )
-    _check_align(label, rows, dtype.itemsize, "natural alignment")
-    if m == 1:
-        return _with_pitch(rows, n)
-    pitch = rows.stride(0)
-    if not n <= pitch <= INT32_MAX:
+    if lines == 1:
+        return _with_pitch(matrix, length)
+    pitch = matrix.stride(0)
+    if not length <= pitch <= INT32_MAX:
         raise ValueError(
-            f"{label} has a row pitch of {pitch} elements, expected {n} (N) to {INT32_MAX}; "
-            f"allocate it as torch.empty({m}, {n})"
+            f"{label} has a {line} pitch of {pitch} elements, expected {length} ({letter}) to {INT32_MAX}; "
+            f"allocate it as {fix}"
         )
-    return _with_pitch(rows, pitch)
+    return _with_pitch(matrix, pitch)
 
 
 class _Region(NamedTuple):
@@ -416,6 +439,8 @@ def _region(name: str, tensor: torch.Tensor) -> _Region | None:
     """Of a matrix, or of a contiguous vector as one row."""
     if tensor.numel() == 0:
         return None
+    if tensor.ndim == 2 and tensor.stride(0) < tensor.stride(1):
+        tensor = tensor.T
     (rows, cols), (pitch, step) = (
         (tensor.shape, tensor.stride()) if tensor.ndim == 2 else ((1, tensor.shape[0]), (0, 1))
     )

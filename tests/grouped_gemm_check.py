@@ -13,9 +13,12 @@ from nvfp4_cute.reference import grouped_gemm_reference
 SHAPES = cases.Case("shapes", ((130, 264, 1280), (72, 128, 3328), (1, 40, 256)), seed=11, kind="wide")
 
 
-def run(case, operands, backend, config=None):
+def run(case, operands, backend, config=None, m_major=False):
     """Outputs of one backend, written into poisoned buffers."""
-    out = [poisoned(m, n, dtype=case.out_dtype) for m, n, _ in case.sizes]
+    out = [
+        poisoned(n, m, dtype=case.out_dtype).T if m_major else poisoned(m, n, dtype=case.out_dtype)
+        for m, n, _ in case.sizes
+    ]
     returned = grouped_gemm(
         operands.a,
         operands.b,

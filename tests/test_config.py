@@ -10,6 +10,9 @@ CONFIGS = [
     KernelConfig(num_ab_stage=3, num_acc_stage=3),
     KernelConfig(num_ab_stage=6, num_cta=148),
     KernelConfig(cta_tile_shape_mnk=(256, 64, 128), num_ab_stage=2, num_acc_stage=1, num_cta=1),
+    KernelConfig(use_2cta_instrs=True),
+    KernelConfig(swap_ab=True, num_cta=64),
+    KernelConfig(cta_tile_shape_mnk=(128, 256, 256), use_2cta_instrs=True, swap_ab=True, num_cta=128),
 ]
 
 
@@ -47,17 +50,52 @@ def test_tensor_memory_regions_do_not_overlap():
     assert 3 * tmem.acc_cols <= tmem.sfa_col < tmem.sfb_col < tmem.used_cols <= tmem.alloc_cols == 512
 
 
+@pytest.mark.parametrize("tile_n", sm100.TILES_N)
+@pytest.mark.parametrize("pair", [False, True])
+def test_two_accumulators_always_fit(tile_n, pair):
+    """Side by side, or sharing columns: then the shared ones are few, and read first."""
+    config = KernelConfig(cta_tile_shape_mnk=(128, tile_n, 256), use_2cta_instrs=pair)
+    tmem = sm100.tmem_map(config)
+    assert sm100.unsupported_reason(config) is None
+    assert 0 <= tmem.overlap_cols <= 64
+    assert (tmem.overlap_cols > 0) == (tile_n == 256)
+    assert tmem.sfa_col == tmem.acc_stride + tmem.acc_cols <= tmem.sfb_col < tmem.used_cols <= sm100.TMEM_COLS
+
+
+@pytest.mark.parametrize(("tile_n", "blocks"), [(32, 1), (64, 1), (128, 1), (192, 2), (256, 2)])
+def test_scale_blocks_that_a_tile_touches(tile_n, blocks):
+    """A tile starts anywhere on its own grid, scale blocks on multiples of 128."""
+    assert sm100.sf_blocks_n(tile_n) == blocks
+    for start in range(0, 3 * 128 * tile_n, tile_n):
+        assert (start + tile_n - 1) // 128 - start // 128 < blocks
+
+
+@pytest.mark.parametrize(
+    ("config", "work_tile"),
+    [
+        (KernelConfig(), (128, 128, 256)),
+        (KernelConfig(use_2cta_instrs=True), (256, 128, 256)),
+        (KernelConfig((128, 64, 256), swap_ab=True), (64, 128, 256)),
+        (KernelConfig((128, 64, 256), use_2cta_instrs=True, swap_ab=True), (64, 256, 256)),
+    ],
+    ids=str,
+)
+def test_work_tile_is_in_the_problems_terms(config, work_tile):
+    assert config.work_tile_mnk == work_tile
+
+
 @pytest.mark.parametrize(
     ("config", "fix"),
     [
         (KernelConfig(cta_tile_shape_mnk=(64, 128, 256)), "use M tile 128"),
-        (KernelConfig(cta_tile_shape_mnk=(128, 96, 256)), "use N tile 128"),
+        (KernelConfig(cta_tile_shape_mnk=(128, 96, 256)), "use one of (32, 64, 128, 192, 256)"),
         (KernelConfig(cta_tile_shape_mnk=(128, 128, 64)), "use K tile 256"),
         (KernelConfig(num_ab_stage=7), "use 1 to 6"),
         (KernelConfig(num_ab_stage=0), "use 1 to 6"),
         (KernelConfig(num_acc_stage=0), "at least 1 accumulator stage"),
         (KernelConfig(num_acc_stage=4), "use at most 3"),
-        (KernelConfig(num_cta=0), "at least one CTA"),
+        (KernelConfig(num_cta=0), "at least 1 CTA"),
+        (KernelConfig(num_cta=1, use_2cta_instrs=True), "at least 2 CTAs"),
     ],
     ids=lambda value: value.to_name() if isinstance(value, KernelConfig) else "",
 )

@@ -321,9 +321,26 @@ def test_out_shape(shape):
     refused(args, ValueError, "group 1: out", list(shape), [40, 72], [40, 72, 1])
 
 
-def test_out_not_row_major():
+def test_out_of_neither_layout():
+    args = replaced("out", lambda t: poisoned(80, 144, dtype=torch.float16)[::2, ::2])
+    refused(args, ValueError, "group 1: out", "stride 2 in N", "row-major", "torch.empty(40, 72)")
+
+
+def test_one_out_with_contiguous_columns_asks_for_all_of_them():
     args = replaced("out", lambda t: poisoned(72, 40, dtype=torch.float16).t())
-    refused(args, ValueError, "group 1: out", "stride 40 in N", "row-major", "torch.empty(40, 72)")
+    refused(args, ValueError, "group 0: out", "in M", "column-major")
+
+
+def test_outs_with_contiguous_columns():
+    args = arguments()
+    args["out"] = [
+        poisoned(t.shape[1], t.shape[0] + 8, dtype=t.dtype)[:, : t.shape[0]].T for t in args["out"]
+    ]
+    problem, operands = check_list_operands(**args)
+    assert problem.out_m_major
+    for view, given in zip(operands.out, args["out"], strict=True):
+        assert view.data_ptr() == given.data_ptr() and view.shape == given.shape
+        assert view.stride() == (1, given.shape[0] + 8)
 
 
 def test_out_rows_overlap():

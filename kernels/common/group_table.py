@@ -27,6 +27,26 @@ class GroupTable:
     tile_offsets: list
     num_tiles: Int32
 
+    @cute.jit
+    def first_cursor(self, tile_idx: Int32, tile_shape_mnk: cutlass.Constexpr) -> tuple:
+        """Where a worker starts whose first tile is ``tile_idx``."""
+        return (tile_idx,)
+
+    @cute.jit
+    def next_cursor(self, cursor: tuple, stride: Int32, tile_shape_mnk: cutlass.Constexpr) -> tuple:
+        """``stride`` tiles further."""
+        return (cursor[0] + stride,)
+
+    @cute.jit
+    def has_tile(self, cursor: tuple):
+        """Whether there is a tile at the cursor."""
+        return cursor[0] < self.num_tiles
+
+    @cute.jit
+    def tile(self, cursor: tuple, tile_shape_mnk: cutlass.Constexpr) -> "WorkTile":
+        """The tile at the cursor."""
+        return locate_tile(self, tile_shape_mnk, cursor[0])
+
     @property
     def num_groups(self) -> int:
         """Slots of this launch, a compile-time constant."""
@@ -42,6 +62,9 @@ class WorkTile:
         tile_m_idx, tile_n_idx: tile coordinates inside the group.
         k_tile_cnt: K tiles to accumulate, at least 1.
         m, n: extents of the group, for clipping at its edges.
+        a_row: row of ``a`` and of the output where the group begins.
+        a_sf_block: 128-row block of ``a_scale`` where it begins.
+        a_batch, b_batch: its batch of ``a`` and the output, and of ``b``.
     """
 
     slot: Int32
@@ -50,6 +73,10 @@ class WorkTile:
     k_tile_cnt: Int32
     m: Int32
     n: Int32
+    a_row: Int32 | int = 0
+    a_sf_block: Int32 | int = 0
+    a_batch: Int32 | int = 0
+    b_batch: Int32 | int = 0
 
 
 @cute.jit

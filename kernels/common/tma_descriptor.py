@@ -33,12 +33,18 @@ def _descriptor_ptr(address: Int64, *, loc=None, ip=None) -> cute.Pointer:
 
 
 @cute.jit
-def select_descriptor(tma_atoms: list, slot: Int32) -> cute.Pointer:
-    """Pointer to the tensor map of group ``slot``: chosen once a tile, so that a K loop issues one TMA an operand."""
+def select_descriptor_address(tma_atoms: list, slot: Int32) -> Int64:
+    """Address of the tensor map of group ``slot``: chosen once a tile, so that a K loop issues one TMA an operand."""
     address = descriptor_address(tma_atoms[0])
     for i in cutlass.range_constexpr(1, len(tma_atoms)):
         address = descriptor_address(tma_atoms[i]) if slot == i else address
-    return _descriptor_ptr(address)
+    return address
+
+
+@cute.jit
+def select_descriptor(tma_atoms: list, slot: Int32) -> cute.Pointer:
+    """Pointer to the tensor map of group ``slot``."""
+    return _descriptor_ptr(select_descriptor_address(tma_atoms, slot))
 
 
 @dsl_user_op

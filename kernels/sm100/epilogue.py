@@ -1,7 +1,8 @@
 """EPILOGUE role: four warps that move accumulators to the output.
 
-Consumes ``acc``. Thread t of the warpgroup owns row t of the tile (tensor-memory lane t) and writes it straight to
-global memory: rows and columns beyond the group's extents are never touched.
+Consumes ``acc``. Thread t of the warpgroup owns row t of the CTA's part of the tile (tensor-memory lane t): one row of
+the MMA's M side. Where the output runs along the N side, a thread stores a run of its row at once; where it runs along
+the M side, the 32 lanes of a warp store a run of a column together. Nothing beyond the group's extents is touched.
 """
 
 from dataclasses import dataclass
@@ -12,109 +13,164 @@ import cutlass.pipeline as pipeline
 from cutlass import Float32, Int32, Int64
 from cutlass.cute.nvgpu import tcgen05
 
-from ..common.group_table import GroupTable, locate_tile, select_slot
+from nvfp4_cute.arch.sm100 import EPI_TILE_N, MMA_CTA_M, TmemMap
+from nvfp4_cute.config import KernelConfig
 
-# Columns read from tensor memory at once: enough registers for a full-width store, few enough never to spill.
-EPI_TILE_N = 32
+from ..common.group_table import select_slot
+from .sides import mma_columns, mma_sides
+
 # Widths of a thread's store: sm_100 writes a whole 32-byte sector at once; rows of odd pitches start in mid-sector.
 WIDE_STORE_BYTES = 32
 STORE_BYTES = 16
+# Tensor-memory addresses: the lane in the upper half, the column in the lower.
+LANE_STRIDE = 1 << 16
 
 
 @dataclass(frozen=True)
 class OutputTable:
-    """Where each group's result goes.
+    """Where results go.
 
     Attributes:
-        addresses: global address of element (0, 0), one Int64 a slot.
-        pitches: elements between rows, one Int64 a slot.
-        group_indices: the caller's index of the group, one Int32 a slot: where its alpha lies.
-        alpha: fp32 factors [G] in global memory, or None.
+        addresses: global address of element (0, 0), one Int64 a slot, or one for all groups.
+        pitches: elements between rows (N-major output) or columns (M-major), as many Int64.
+        batch_pitch: elements between the batches of an output of all groups.
+        group_indices: the caller's index of the group, one Int32 a slot: where its alpha lies; None if it is the slot.
+        alpha: pointer to fp32 factors [G] in global memory, or None.
     """
 
     addresses: list
     pitches: list
-    group_indices: list
+    batch_pitch: Int64
+    group_indices: list | None
     alpha: object
 
 
 @dataclass(frozen=True)
 class EpilogueArgs:
-    """What the epilogue warps read. tCtAcc: (MMA, MMA_M, MMA_N, ACC_STAGE) fp32 in tensor memory."""
+    """What the epilogue warps read.
 
-    tCtAcc: cute.Tensor
+    Attributes:
+        tmem_ptr: fp32 pointer to the allocation.
+        out_m_major: whether columns of the output are contiguous, not rows.
+        groups: ``GroupTable`` or ``DeviceGroups``.
+        cta_rank: which CTA of the pair this is.
+    """
+
+    tmem_ptr: cute.Pointer
+    tmem: TmemMap
     outputs: OutputTable
     out_dtype: type
-    groups: GroupTable
-    cta_tile_shape_mnk: tuple
+    out_m_major: bool
+    config: KernelConfig
+    groups: object
+    cta_rank: Int32
     acc_consumer: pipeline.PipelineConsumer
 
 
 @cute.jit
-def run_epilogue(args: EpilogueArgs):
+def run_epilogue(args: EpilogueArgs, first_tile: Int32, stride: Int32):
     """For each tile: wait for its accumulator, read it in column slices, scale, convert, store, release."""
-    acc_consumer = args.acc_consumer
+    acc_consumer, config, groups, tmem = args.acc_consumer, args.config, args.groups, args.tmem
     tidx, _, _ = cute.arch.thread_idx()
-    tile_m, tile_n, _ = args.cta_tile_shape_mnk
-    # (EPI_M, EPI_N, 1, SUBTILE, ACC_STAGE)
-    tAcc = cute.flat_divide(args.tCtAcc[((None, None), 0, 0, None)], (tile_m, EPI_TILE_N))
+    item_bytes = args.out_dtype.width // 8
+    # Whether a run of the output lies along the MMA's M side, across the lanes of a warp.
+    across_lanes = args.out_m_major != config.swap_ab
+    # (MMA_CTA_M, EPI_TILE_N): one slice
+    tAcc = cute.make_tensor(args.tmem_ptr, cute.make_layout((MMA_CTA_M, EPI_TILE_N), stride=(LANE_STRIDE, 1)))
     load_atom = cute.make_copy_atom(tcgen05.Ld32x32bOp(tcgen05.Repetition(EPI_TILE_N)), Float32)
-    tiled_load = tcgen05.make_tmem_copy(load_atom, tAcc[(None, None, 0, 0, 0)])
+    tiled_load = tcgen05.make_tmem_copy(load_atom, tAcc)
     thr_load = tiled_load.get_slice(tidx)
-    # (T2R, T2R_M, T2R_N, SUBTILE, ACC_STAGE)
-    tTR_tAcc = thr_load.partition_S(tAcc)[(None, None, None, 0, None, None)]
-    num_subtile = cute.size(tTR_tAcc, mode=[3])
-    # (T2R, T2R_M, T2R_N): one row, EPI_TILE_N columns
-    slice_shape = thr_load.partition_D(cute.make_identity_tensor((tile_m, EPI_TILE_N))).shape
+    # (T2R, T2R_M, T2R_N)
+    tTR_tAcc = thr_load.partition_S(tAcc)
+    slice_shape = thr_load.partition_D(cute.make_identity_tensor((MMA_CTA_M, EPI_TILE_N))).shape
     # Two slices in registers: one is read from tensor memory while the other is converted and stored.
     tTR_rAcc = [cute.make_rmem_tensor(slice_shape, Float32) for _ in range(2)]
     tTR_rOut = cute.make_rmem_tensor(EPI_TILE_N, args.out_dtype)
+    max_slices = config.cta_tile_shape_mnk[1] // EPI_TILE_N
+    # Slices that share columns with the other accumulator are read first; then the MMA may have it.
+    shared_slices = -(-tmem.overlap_cols // EPI_TILE_N) if tmem.overlap_cols else max_slices
 
-    tile_idx, _, _ = cute.arch.block_idx()
-    stride, _, _ = cute.arch.grid_dim()
-    while tile_idx < args.groups.num_tiles:
-        tile = locate_tile(args.groups, args.cta_tile_shape_mnk, tile_idx)
+    acc_idx = Int32(0)
+    cursor = groups.first_cursor(first_tile, config.work_tile_mnk)
+    while groups.has_tile(cursor):
+        tile = groups.tile(cursor, config.work_tile_mnk)
+        m_side, n_side = mma_sides(config, tile)
+        row = m_side.first_row + args.cta_rank * MMA_CTA_M + tidx
+        num_slices = mma_columns(config, n_side) // EPI_TILE_N
         pitch = select_slot(args.outputs.pitches, tile.slot)
-        out_address = select_slot(args.outputs.addresses, tile.slot)
+        pitch_m, pitch_n = (1, pitch) if across_lanes else (pitch, 1)
+        # The group's first row, which either side may hold
+        group_offset = args.outputs.batch_pitch * tile.a_batch + Int64(tile.a_row) * (
+            1 if args.out_m_major else pitch
+        )
+        offset = group_offset + Int64(row) * pitch_m + Int64(n_side.first_row) * pitch_n
+        address = select_slot(args.outputs.addresses, tile.slot) + offset * item_bytes
         alpha = _load_alpha(args.outputs, tile.slot)
-        row = tile.tile_m_idx * tile_m + tidx
-        col = tile.tile_n_idx * tile_n
-        row_address = out_address + (Int64(row) * pitch + col) * (args.out_dtype.width // 8)
+        num_valid = n_side.extent - n_side.first_row
+        # Accumulators that share columns: the first one's are its last, the second one's its first.
+        first_slice, slice_step = Int32(0), Int32(1)
+        if cutlass.const_expr(tmem.overlap_cols):
+            first_slice = num_slices - 1 if acc_idx == 0 else Int32(0)
+            slice_step = Int32(-1) if acc_idx == 0 else Int32(1)
+        column = acc_idx * tmem.acc_stride
 
         stage = acc_consumer.wait_and_advance()
-        cute.copy(tiled_load, tTR_tAcc[(None, None, None, 0, stage.index)], tTR_rAcc[0])
-        for subtile_idx in cutlass.range_constexpr(num_subtile):
-            # tcgen05.ld is asynchronous: its registers may be read only after tcgen05.wait::ld.
-            cute.arch.fence_view_async_tmem_load()
-            if cutlass.const_expr(subtile_idx + 1 < num_subtile):
-                source = tTR_tAcc[(None, None, None, subtile_idx + 1, stage.index)]
-                cute.copy(tiled_load, source, tTR_rAcc[(subtile_idx + 1) % 2])
-            else:
-                # The accumulator is in registers: hand it back before the last stores.
-                with cute.arch.elect_one():
-                    stage.release()
-            scaled = tTR_rAcc[subtile_idx % 2].load().reshape(EPI_TILE_N) * alpha
-            tTR_rOut.store(scaled.to(args.out_dtype))
-            if row < tile.m:
-                _store_row(
-                    tTR_rOut,
-                    row_address + subtile_idx * EPI_TILE_N * (args.out_dtype.width // 8),
-                    tile.n - col - subtile_idx * EPI_TILE_N,
-                )
-        tile_idx += stride
+        _read_slice(tiled_load, tTR_tAcc, column + first_slice * EPI_TILE_N, tTR_rAcc[0])
+        for i in cutlass.range_constexpr(max_slices):
+            if i < num_slices:
+                slice_idx = first_slice + i * slice_step
+                # tcgen05.ld is asynchronous: its registers may be read only after tcgen05.wait::ld.
+                cute.arch.fence_view_async_tmem_load()
+                if i + 1 < num_slices:
+                    _read_slice(
+                        tiled_load,
+                        tTR_tAcc,
+                        column + (slice_idx + slice_step) * EPI_TILE_N,
+                        tTR_rAcc[(i + 1) % 2],
+                    )
+                if i == cutlass.min(num_slices, shared_slices) - 1:
+                    # What the next MMA overwrites is in registers.
+                    with cute.arch.elect_one():
+                        stage.release()
+                tTR_rOut.store((tTR_rAcc[i % 2].load().reshape(EPI_TILE_N) * alpha).to(args.out_dtype))
+                if row < m_side.extent:
+                    slice_address = address + Int64(slice_idx * EPI_TILE_N) * pitch_n * item_bytes
+                    valid = num_valid - slice_idx * EPI_TILE_N
+                    if cutlass.const_expr(across_lanes):
+                        _store_column_elements(tTR_rOut, slice_address, Int64(pitch) * item_bytes, valid)
+                    else:
+                        _store_run(tTR_rOut, slice_address, valid)
+        acc_idx = acc_idx + 1 if acc_idx + 1 < tmem.num_acc_stage else Int32(0)
+        cursor = groups.next_cursor(cursor, stride, config.work_tile_mnk)
+
+
+@cute.jit
+def _read_slice(tiled_load: cute.TiledCopy, tTR_tAcc: cute.Tensor, column: Int32, destination: cute.Tensor):
+    cute.copy(tiled_load, cute.make_tensor(tTR_tAcc.iterator + column, tTR_tAcc.layout), destination)
 
 
 @cute.jit
 def _load_alpha(outputs: OutputTable, slot: Int32) -> Float32:
     alpha = Float32(1.0)
     if cutlass.const_expr(outputs.alpha is not None):
-        factors = cute.make_tensor(outputs.alpha, cute.make_layout(len(outputs.addresses)))
-        alpha = factors[select_slot(outputs.group_indices, slot)]
+        idx = slot
+        if cutlass.const_expr(outputs.group_indices is not None):
+            idx = select_slot(outputs.group_indices, slot)
+        alpha = cute.make_tensor(outputs.alpha + idx, cute.make_layout(1))[0]
     return alpha
 
 
 @cute.jit
-def _store_row(values: cute.Tensor, address: Int64, num_valid: Int32):
+def _store_column_elements(values: cute.Tensor, address: Int64, pitch_bytes: Int64, num_valid: Int32):
+    """Store the first ``num_valid`` of EPI_TILE_N values, each in a column of its own."""
+    for i in cutlass.range_constexpr(cute.size(values)):
+        if i < num_valid:
+            ptr = cute.make_ptr(values.element_type, address + i * pitch_bytes, cute.AddressSpace.gmem)
+            cute.make_tensor(ptr, cute.make_layout(1))[0] = values[i]
+
+
+@cute.jit
+def _store_run(values: cute.Tensor, address: Int64, num_valid: Int32):
     """Store the first ``num_valid`` of EPI_TILE_N converted values at ``address``, as wide as its alignment allows."""
     if num_valid >= cute.size(values) and address % WIDE_STORE_BYTES == 0:
         _store_vectors(values, address, WIDE_STORE_BYTES)

@@ -1,74 +1,82 @@
-"""Grouped GEMM on sm_100a, sm_103a and sm_110a: NVFP4 x NVFP4 -> fp16, bf16 or fp32, list form.
+"""Grouped GEMM on sm_100a, sm_103a and sm_110a: NVFP4 x NVFP4 -> fp16, bf16 or fp32.
 
 For every group g:  C = alpha[g] * (A * SFA) @ (B * SFB)^T  with A (M_g, K_g), B (N_g, K_g) e2m1, two values a byte,
-K-major; SFA (M_g, K_g / 16), SFB (N_g, K_g / 16) e4m3 in the 128x4 blocked layout; C (M_g, N_g), N-major.
+K-major; SFA (M_g, K_g / 16), SFB (N_g, K_g / 16) e4m3 in the 128x4 blocked layout; C (M_g, N_g), N-major or M-major.
+List form: every group has operands and sizes of its own, known to the host. Ragged and masked form: groups are parts of
+common operands, and the device holds how many rows of A each has.
 
 Roles (warps):  EPILOGUE 0-3 | MMA 4 | LOAD 5.
 
-Pipelines (producer -> consumer), full arrivals / empty arrivals:
-  ab   LOAD -> MMA       num_ab_stage    full: 1 + bytes of A, B, SFA, SFB    empty: 1 (tcgen05.commit)
-  acc  MMA  -> EPILOGUE  num_acc_stage   full: 1 (tcgen05.commit)             empty: 4 (one a warp)
+Pipelines (producer -> consumer), full arrivals / empty arrivals. Of a pair, the leader's full ab and empty acc barriers
+count for both CTAs, and commits arrive at both:
+  ab   LOAD -> MMA       num_ab_stage    full: 1 + bytes of both operands    empty: 1 (tcgen05.commit)
+  acc  MMA  -> EPILOGUE  num_acc_stage   full: 1 (tcgen05.commit)            empty: 4 a CTA (one a warp)
 
 Timeline, a tile: LOAD fills one stage a K tile -> MMA copies the stage's scales to tensor memory, issues K/64 MMAs,
 commits the stage back; after the last K tile commits the accumulator -> EPILOGUE reads it in slices of 32 columns,
-one ahead of the one that it scales, converts and stores, and releases it with the last slice. The three roles run ahead of each other over the tiles of a persistent CTA.
+one ahead of the one that it scales, converts and stores, and releases it once the MMA may overwrite it. The three roles
+run ahead of each other over the tiles of a persistent CTA or pair.
 
-Tensor memory: accumulator stages side by side, then the scales of one K tile (``arch.sm100.TmemMap``).
-Shared memory: ``arch.sm100.SmemPlan``. Tensor maps of all groups: kernel parameters, encoded by the host code.
+Tensor memory: accumulators, side by side or sharing columns, then the scales of one K tile (``arch.sm100.TmemMap``).
+Shared memory: ``arch.sm100.SmemPlan``. Tensor maps: kernel parameters, encoded by the host code.
 
 Source: PTX ISA 9.1, 9.7.16 (tcgen05), 9.7.13.15 (mbarrier), 5.5.7 and 9.7.9.27 (tensor maps).
 """
 
+from typing import Literal
+
 import cutlass
 import cutlass.cute as cute
 import cutlass.pipeline as pipeline
-import cutlass.utils.blockscaled_layout as blockscaled
-from cutlass import Float32, Int32, Int64
+from cutlass import Float32, Int32, Int64, Uint8
 from cutlass.memory import SmemAllocator, TmemAllocator
 
 from nvfp4_cute.arch.sm100 import smem_plan, tmem_map
 from nvfp4_cute.config import KernelConfig
 from nvfp4_cute.launch_table import NUM_COLUMNS, Group, Header
-from nvfp4_cute.scale_layout import SF_VEC_SIZE
 
+from ..common.device_groups import DeviceGroups
 from ..common.group_table import GroupTable
 from ..common.warp_schedule import WarpSchedule
 from .epilogue import EpilogueArgs, OutputTable, run_epilogue
-from .load import LoadArgs, prefetch_first_descriptors, run_load
-from .mma import MmaArgs, make_scale_copy, run_mma
-from .operands import (
-    AB_DTYPE,
-    SF_DTYPE,
-    TmaOperand,
-    make_smem_layouts,
-    make_tiled_mma,
-    make_tma_operand,
-    partition_operand,
-)
+from .load import Buffers, Descriptors, LoadArgs, prefetch_descriptors, run_load
+from .mma import MmaArgs, run_mma
+from .operands import Boxes, OperandView, operand_atom, scale_atom
 
 # Named barrier 0 is __syncthreads.
-TMEM_ALLOC_BARRIER_ID = 1
+TMEM_BARRIER_ID = 1
 # A tile in the 128-byte swizzle repeats every 1024 bytes.
 OPERAND_ALIGN_BYTES = 1024
-# Of global addresses in tensor maps.
-TMA_ALIGN_BYTES = 16
 
 
 class GroupedGemmSm100:
-    """One compiled variant: a config, an output type, a number of groups, with or without alpha.
+    """One compiled variant.
 
     Args:
         config: resolved KernelConfig (``arch.sm100.resolve``) that ``arch.sm100.unsupported_reason`` accepts.
-        num_groups: slots of the launch.
+        form: how the operands arrive.
+        num_groups: slots of a list-form launch; 1 otherwise.
         out_dtype: cutlass.Float16, BFloat16 or Float32.
+        out_m_major: whether columns of the output are contiguous, not rows.
         has_alpha: whether every group's result is multiplied by a factor.
         name: what the kernel is called in profilers and in the emulator's reports.
     """
 
-    def __init__(self, config: KernelConfig, num_groups: int, out_dtype: type, has_alpha: bool, name: str):
+    def __init__(
+        self,
+        config: KernelConfig,
+        form: Literal["list", "ragged", "masked"],
+        num_groups: int,
+        out_dtype: type,
+        out_m_major: bool,
+        has_alpha: bool,
+        name: str,
+    ):
         self.config = config
+        self.form = form
         self.num_groups = num_groups
         self.out_dtype = out_dtype
+        self.out_m_major = out_m_major
         self.has_alpha = has_alpha
         self.name = name
         self.schedule = WarpSchedule()
@@ -83,124 +91,145 @@ class GroupedGemmSm100:
             table: Int64 in host memory, a header row and one row a slot: ``launch_table``.
             queue: CUstream.
         """
-        tiled_mma = make_tiled_mma(self.config)
-        layouts = make_smem_layouts(tiled_mma, self.config)
         # (COLUMN, ROW)
         values = cute.make_tensor(table, cute.make_layout((NUM_COLUMNS, 1 + self.num_groups)))
         rows = range(1, 1 + self.num_groups)
-        extents = [[Int32(values[column, row]) for row in rows] for column in (Group.M, Group.N, Group.K)]
-        m, n, k = extents
-        make_a, make_b = cute.nvgpu.make_tiled_tma_atom_A, cute.nvgpu.make_tiled_tma_atom_B
-        tensors_a = [
-            _k_major(values[Group.A, row], m[row - 1], k[row - 1], values[Group.A_PITCH, row]) for row in rows
-        ]
-        tensors_b = [
-            _k_major(values[Group.B, row], n[row - 1], k[row - 1], values[Group.B_PITCH, row]) for row in rows
-        ]
-        tensors_sfa = [_blocked_scales(values[Group.SFA, row], m[row - 1], k[row - 1]) for row in rows]
-        tensors_sfb = [_blocked_scales(values[Group.SFB, row], n[row - 1], k[row - 1]) for row in rows]
+        views_a = [_view(values, row, "A", Group.M) for row in rows]
+        views_b = [_view(values, row, "B", Group.N) for row in rows]
+        views_m, views_n = (views_b, views_a) if self.config.swap_ab else (views_a, views_b)
+        boxes, k = Boxes.of(self.config), self.config.cta_tile_shape_mnk[2]
         alpha = None
         if cutlass.const_expr(self.has_alpha):
             alpha = cute.make_ptr(Float32, values[Header.ALPHA, 0], cute.AddressSpace.gmem, assumed_align=4)
+        cluster_size = self.config.cluster_size
         self.kernel.set_name_prefix(self.name)
         self.kernel(
-            tiled_mma,
-            make_tma_operand(tensors_a, layouts.a, make_a, tiled_mma, self.config),
-            make_tma_operand(tensors_b, layouts.b, make_b, tiled_mma, self.config),
-            make_tma_operand(tensors_sfa, layouts.sfa, make_a, tiled_mma, self.config, cutlass.Int16),
-            make_tma_operand(tensors_sfb, layouts.sfb, make_b, tiled_mma, self.config, cutlass.Int16),
-            GroupTable(
-                m=m,
-                n=n,
-                k=k,
-                tile_offsets=[Int32(values[Group.TILE_OFFSET, row]) for row in rows],
-                num_tiles=Int32(values[Header.NUM_TILES, 0]),
+            Descriptors(
+                m=[operand_atom(view, boxes.rows_m, k) for view in views_m],
+                n=[operand_atom(view, boxes.rows_n, k) for view in views_n],
+                sf_m=[scale_atom(view, boxes.sf_m) for view in views_m],
+                sf_n=[scale_atom(view, boxes.sf_n) for view in views_n],
             ),
+            self._groups(values, rows),
             OutputTable(
                 addresses=[values[Group.OUT, row] for row in rows],
                 pitches=[values[Group.OUT_PITCH, row] for row in rows],
-                group_indices=[Int32(values[Group.GROUP_IDX, row]) for row in rows],
+                batch_pitch=values[Group.OUT_BATCH_PITCH, 1],
+                group_indices=[Int32(values[Group.GROUP_IDX, row]) for row in rows]
+                if self.form == "list"
+                else None,
                 alpha=alpha,
             ),
         ).launch(
             grid=(Int32(values[Header.NUM_CTA, 0]), 1, 1),
+            cluster=(cluster_size, 1, 1) if cluster_size > 1 else None,
             block=(self.schedule.threads_per_cta, 1, 1),
             min_blocks_per_mp=1,
             stream=queue,
         )
 
+    def _groups(self, values: cute.Tensor, rows: range) -> GroupTable | DeviceGroups:
+        m, n, k = ([Int32(values[column, row]) for row in rows] for column in (Group.M, Group.N, Group.K))
+        if self.form == "list":
+            return GroupTable(
+                m=m,
+                n=n,
+                k=k,
+                tile_offsets=[Int32(values[Group.TILE_OFFSET, row]) for row in rows],
+                num_tiles=Int32(values[Header.NUM_TILES, 0]),
+            )
+        return DeviceGroups(
+            form=self.form,
+            sizes=cute.make_ptr(
+                Int32, values[Header.GROUP_SIZES, 0], cute.AddressSpace.gmem, assumed_align=4
+            ),
+            num_groups=Int32(values[Header.NUM_GROUPS, 0]),
+            m_max=m[0],
+            n=n[0],
+            k=k[0],
+        )
+
     @cute.kernel
-    def kernel(
-        self,
-        tiled_mma: cute.TiledMma,
-        tma_a: TmaOperand,
-        tma_b: TmaOperand,
-        tma_sfa: TmaOperand,
-        tma_sfb: TmaOperand,
-        groups: GroupTable,
-        outputs: OutputTable,
-    ):
+    def kernel(self, descriptors: Descriptors, groups, outputs: OutputTable):
         """Allocate, connect, dispatch."""
-        config, schedule = self.config, self.schedule
+        config, schedule, num_cta = self.config, self.schedule, self.config.cluster_size
         # Ids
         warp_idx = cute.arch.make_warp_uniform(cute.arch.warp_idx())
+        block_idx, _, _ = cute.arch.block_idx()
+        num_blocks, _, _ = cute.arch.grid_dim()
+        first_tile, stride, cta_rank = block_idx // num_cta, num_blocks // num_cta, block_idx % num_cta
         if warp_idx == schedule.load_warp_id:
-            prefetch_first_descriptors([tma_a, tma_b, tma_sfa, tma_sfb], groups, config.cta_tile_shape_mnk)
+            prefetch_descriptors(descriptors)
 
         # Storage
-        layouts = make_smem_layouts(tiled_mma, config)
         smem = SmemAllocator()
-        # (MMA, MMA_MN, MMA_K, STAGE)
-        sA = smem.allocate_tensor(AB_DTYPE, layouts.a.outer, OPERAND_ALIGN_BYTES, swizzle=layouts.a.inner)
-        sB = smem.allocate_tensor(AB_DTYPE, layouts.b.outer, OPERAND_ALIGN_BYTES, swizzle=layouts.b.inner)
-        sSFA = smem.allocate_tensor(SF_DTYPE, layouts.sfa, OPERAND_ALIGN_BYTES)
-        sSFB = smem.allocate_tensor(SF_DTYPE, layouts.sfb, OPERAND_ALIGN_BYTES)
+        plan, num_stage = self.smem, config.num_ab_stage
+        buffers = Buffers(
+            *(
+                smem.allocate_array(
+                    Uint8, num_stage * stage_bytes, byte_alignment=OPERAND_ALIGN_BYTES
+                ).toint()
+                for stage_bytes in (
+                    plan.a_stage_bytes,
+                    plan.b_stage_bytes,
+                    plan.sfa_stage_bytes,
+                    plan.sfb_stage_bytes,
+                )
+            )
+        )
 
         # Pipelines
+        cluster_layout_vmnk = cute.make_layout((num_cta, 1, 1, 1))
         one_thread = pipeline.CooperativeGroup(pipeline.Agent.Thread)
+        num_epilogue_warps = num_cta * len(schedule.epilogue_warp_ids)
         ab_producer, ab_consumer = pipeline.PipelineTmaUmma.create(
-            barrier_storage=smem.allocate_array(Int64, 2 * config.num_ab_stage),
-            num_stages=config.num_ab_stage,
+            barrier_storage=smem.allocate_array(Int64, 2 * num_stage),
+            num_stages=num_stage,
             producer_group=one_thread,
             consumer_group=one_thread,
-            tx_count=self.smem.stage_bytes,
+            tx_count=num_cta * plan.stage_bytes,
+            cta_layout_vmnk=cluster_layout_vmnk,
             defer_sync=True,
         ).make_participants()
         acc_producer, acc_consumer = pipeline.PipelineUmmaAsync.create(
-            barrier_storage=smem.allocate_array(Int64, 2 * config.num_acc_stage),
-            num_stages=config.num_acc_stage,
+            barrier_storage=smem.allocate_array(Int64, 2 * self.tmem.num_acc_barrier_stage),
+            num_stages=self.tmem.num_acc_barrier_stage,
             producer_group=one_thread,
-            consumer_group=pipeline.CooperativeGroup(pipeline.Agent.Thread, len(schedule.epilogue_warp_ids)),
+            consumer_group=pipeline.CooperativeGroup(pipeline.Agent.Thread, num_epilogue_warps),
+            cta_layout_vmnk=cluster_layout_vmnk,
             defer_sync=True,
         ).make_participants()
         tmem = TmemAllocator(
             smem.allocate(Int32, byte_alignment=8),
-            barrier_for_retrieve=pipeline.NamedBarrier(TMEM_ALLOC_BARRIER_ID, schedule.num_tmem_threads),
+            barrier_for_retrieve=pipeline.NamedBarrier(TMEM_BARRIER_ID, schedule.num_tmem_threads),
             allocator_warp_id=schedule.mma_warp_id,
+            is_two_cta=config.use_2cta_instrs,
+            two_cta_tmem_dealloc_mbar_ptr=smem.allocate(Int64, byte_alignment=8)
+            if config.use_2cta_instrs
+            else None,
         )
         cute.arch.mbarrier_init_fence()
-        cute.arch.sync_threads()
-
-        # Partitions
-        tiler = config.cta_tile_shape_mnk
-        thr_mma = tiled_mma.get_slice(0)
-        # (MMA, MMA_M, MMA_N, ACC_STAGE)
-        acc_shape = cute.append(tiled_mma.partition_shape_C(tiler[:2]), config.num_acc_stage)
-        acc_layout = tiled_mma.make_fragment_C(acc_shape).layout
+        if cutlass.const_expr(num_cta > 1):
+            # The peer's barriers are signalled from here, too.
+            cute.arch.cluster_arrive_relaxed()
+            cute.arch.cluster_wait()
+        else:
+            cute.arch.sync_threads()
 
         # ---- LOAD --------------------------------------------------------------------------------------
         if warp_idx == schedule.load_warp_id:
-            tiler_a, tiler_b = (tiler[0], tiler[2]), (tiler[1], tiler[2])
             run_load(
                 LoadArgs(
-                    a=partition_operand(tma_a, sA, tiler_a, thr_mma.partition_A),
-                    b=partition_operand(tma_b, sB, tiler_b, thr_mma.partition_B),
-                    sfa=partition_operand(tma_sfa, sSFA, tiler_a, thr_mma.partition_A),
-                    sfb=partition_operand(tma_sfb, sSFB, tiler_b, thr_mma.partition_B),
+                    descriptors=descriptors,
+                    buffers=buffers,
+                    smem=plan,
+                    config=config,
                     groups=groups,
-                    cta_tile_shape_mnk=tiler,
+                    cta_rank=cta_rank,
                     ab_producer=ab_producer,
-                )
+                ),
+                first_tile,
+                stride,
             )
 
         # ---- MMA ---------------------------------------------------------------------------------------
@@ -208,27 +237,24 @@ class GroupedGemmSm100:
             tmem.allocate(self.tmem.alloc_cols)
             tmem.wait_for_alloc()
             tmem_ptr = tmem.retrieve_ptr(Float32)
-            sfa_tmem_layout = blockscaled.make_tmem_layout_sfa(
-                tiled_mma, tiler, SF_VEC_SIZE, cute.slice_(layouts.sfa, (None, None, None, 0))
-            )
-            sfb_tmem_layout = blockscaled.make_tmem_layout_sfb(
-                tiled_mma, tiler, SF_VEC_SIZE, cute.slice_(layouts.sfb, (None, None, None, 0))
-            )
-            run_mma(
-                MmaArgs(
-                    tiled_mma=tiled_mma,
-                    tCrA=tiled_mma.make_fragment_A(sA),
-                    tCrB=tiled_mma.make_fragment_B(sB),
-                    tCtAcc=cute.make_tensor(tmem_ptr, acc_layout),
-                    sfa=make_scale_copy(sSFA, sfa_tmem_layout, tmem_ptr + self.tmem.sfa_col),
-                    sfb=make_scale_copy(sSFB, sfb_tmem_layout, tmem_ptr + self.tmem.sfb_col),
-                    groups=groups,
-                    cta_tile_shape_mnk=tiler,
-                    ab_consumer=ab_consumer,
-                    acc_producer=acc_producer,
+            if cta_rank == 0:
+                run_mma(
+                    MmaArgs(
+                        tmem_base=tmem_ptr.toint(),
+                        tmem=self.tmem,
+                        buffers=buffers,
+                        smem=plan,
+                        config=config,
+                        groups=groups,
+                        ab_consumer=ab_consumer,
+                        acc_producer=acc_producer,
+                    ),
+                    first_tile,
+                    stride,
                 )
-            )
             tmem.relinquish_alloc_permit()
+            # The epilogue has read its last slice.
+            tmem.wait_for_alloc()
             tmem.free(tmem_ptr)
 
         # ---- EPILOGUE ----------------------------------------------------------------------------------
@@ -236,27 +262,35 @@ class GroupedGemmSm100:
             tmem.wait_for_alloc()
             run_epilogue(
                 EpilogueArgs(
-                    tCtAcc=cute.make_tensor(tmem.retrieve_ptr(Float32), acc_layout),
+                    tmem_ptr=tmem.retrieve_ptr(Float32),
+                    tmem=self.tmem,
                     outputs=outputs,
                     out_dtype=self.out_dtype,
+                    out_m_major=self.out_m_major,
+                    config=config,
                     groups=groups,
-                    cta_tile_shape_mnk=tiler,
+                    cta_rank=cta_rank,
                     acc_consumer=acc_consumer,
-                )
+                ),
+                first_tile,
+                stride,
             )
+            tmem.wait_for_alloc()
 
 
-def _k_major(address: Int64, rows: Int32, k: Int32, pitch: Int64) -> cute.Tensor:
-    """(rows, K, 1) view of packed e2m1; a TMA row pitch is a multiple of 16 bytes, that is 32 elements."""
-    layout = cute.make_layout((rows, k, 1), stride=(cute.assume(pitch, 32), 1, 0))
-    return cute.make_tensor(_global_ptr(AB_DTYPE, address), layout)
+def _view(values: cute.Tensor, row: int, letter: str, rows: Group) -> OperandView:
+    """An operand as row ``row`` of the launch table describes it."""
 
+    def column(name: str):
+        return values[Group[name], row]
 
-def _blocked_scales(address: Int64, rows: Int32, k: Int32) -> cute.Tensor:
-    """(rows, K, 1) view of e4m3 scales in the 128x4 blocked layout, stride 0 inside a block of 16."""
-    layout = blockscaled.tile_atom_to_shape_SF((rows, k, 1), SF_VEC_SIZE)
-    return cute.make_tensor(_global_ptr(SF_DTYPE, address), layout)
-
-
-def _global_ptr(dtype: type, address: Int64) -> cute.Pointer:
-    return cute.make_ptr(dtype, address, cute.AddressSpace.gmem, assumed_align=TMA_ALIGN_BYTES)
+    return OperandView(
+        data=column(letter),
+        scale=column(f"SF{letter}"),
+        rows=Int32(values[rows, row]),
+        batch=Int32(column(f"{letter}_BATCH")),
+        k=Int32(column("K")),
+        pitch=column(f"{letter}_PITCH"),
+        batch_pitch=column(f"{letter}_BATCH_PITCH"),
+        sf_row_blocks=Int32(column(f"SF{letter}_ROW_BLOCKS")),
+    )

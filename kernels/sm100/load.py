@@ -1,6 +1,7 @@
 """LOAD role: one warp that keeps the shared-memory ring full with TMA.
 
-Produces ``ab`` (A, B and both scales of one K tile a stage). Touches no tensor memory and no output.
+Produces ``ab`` (both operands and their scales of one K tile a stage). Touches no tensor memory and no output.
+Each CTA of a pair brings its half of both operands; the N side's scales, which both need, each brings half of for both.
 """
 
 from dataclasses import dataclass
@@ -10,65 +11,112 @@ import cutlass.cute as cute
 import cutlass.pipeline as pipeline
 from cutlass import Int32
 
-from ..common.group_table import GroupTable, locate_tile
-from ..common.tma_descriptor import prefetch_descriptor, select_descriptor
-from .operands import LoadPartition, TmaOperand
+from nvfp4_cute.arch.sm100 import SF_ATOM_ROWS, SmemPlan
+from nvfp4_cute.config import KernelConfig
+
+from ..common.tma_descriptor import prefetch_descriptor, select_descriptor, select_descriptor_address
+from .instructions import EVICT_FIRST, EVICT_LAST, tma_load
+from .operands import SF_BLOCK_BYTES, Boxes
+from .sides import mma_columns, mma_sides
+
+
+@dataclass(frozen=True)
+class Descriptors:
+    """Tensor maps in the kernel's parameters: a TMA atom a slot, or one for all groups.
+
+    Attributes:
+        m, n: of the operands on the MMA's M and N side.
+        sf_m, sf_n: of their scales.
+    """
+
+    m: list
+    n: list
+    sf_m: list
+    sf_n: list
+
+
+@dataclass(frozen=True)
+class Buffers:
+    """Shared addresses of the first stage of both operands and their scales, M side and N side."""
+
+    m: Int32
+    n: Int32
+    sf_m: Int32
+    sf_n: Int32
 
 
 @dataclass(frozen=True)
 class LoadArgs:
-    """What the load warp reads."""
+    """What the load warp reads.
 
-    a: LoadPartition
-    b: LoadPartition
-    sfa: LoadPartition
-    sfb: LoadPartition
-    groups: GroupTable
-    cta_tile_shape_mnk: tuple
+    Attributes:
+        groups: ``GroupTable`` or ``DeviceGroups``.
+        cta_rank: which CTA of the pair this is.
+    """
+
+    descriptors: Descriptors
+    buffers: Buffers
+    smem: SmemPlan
+    config: KernelConfig
+    groups: object
+    cta_rank: Int32
     ab_producer: pipeline.PipelineProducer
 
 
 @cute.jit
-def prefetch_first_descriptors(
-    operands: list[TmaOperand], groups: GroupTable, cta_tile_shape_mnk: cutlass.Constexpr
-):
-    """Fetch the tensor maps of this CTA's first tile while other warps still set up barriers."""
-    tile_idx, _, _ = cute.arch.block_idx()
-    tile = locate_tile(groups, cta_tile_shape_mnk, tile_idx)
+def prefetch_descriptors(descriptors: Descriptors):
+    """Fetch the tensor maps of the first slot, which most CTAs start with, while other warps set up barriers."""
     with cute.arch.elect_one():
-        for operand in operands:
-            prefetch_descriptor(select_descriptor(operand.atoms, tile.slot))
+        for atoms in (descriptors.m, descriptors.n, descriptors.sf_m, descriptors.sf_n):
+            prefetch_descriptor(select_descriptor(atoms, Int32(0)))
 
 
 @cute.jit
-def run_load(args: LoadArgs):
-    """Acquire an empty stage, issue its four copies, once a K tile; the copies' bytes complete the stage's barrier."""
-    ab_producer = args.ab_producer
-    tile_idx, _, _ = cute.arch.block_idx()
-    stride, _, _ = cute.arch.grid_dim()
-    while tile_idx < args.groups.num_tiles:
-        tile = locate_tile(args.groups, args.cta_tile_shape_mnk, tile_idx)
-        desc_a = select_descriptor(args.a.atoms, tile.slot)
-        desc_b = select_descriptor(args.b.atoms, tile.slot)
-        desc_sfa = select_descriptor(args.sfa.atoms, tile.slot)
-        desc_sfb = select_descriptor(args.sfb.atoms, tile.slot)
+def run_load(args: LoadArgs, first_tile: Int32, stride: Int32):
+    """Acquire an empty stage and issue its four copies, once a K tile; their bytes complete the stage's barrier."""
+    ab_producer, config, groups = args.ab_producer, args.config, args.groups
+    num_cta, rank = config.cluster_size, args.cta_rank
+    boxes, smem, buffers = Boxes.of(config), args.smem, args.buffers
+    k_blocks = boxes.sf_m[0]
+    # Weights are read once; tokens are read by every tile of weights.
+    policy_m, policy_n = (EVICT_FIRST, EVICT_LAST) if config.swap_ab else (EVICT_LAST, EVICT_FIRST)
+    # This CTA's half of the N side's scales goes to both CTAs of the pair: half of the K blocks, or of the row blocks.
+    split_k_blocks = boxes.sf_n[0] < k_blocks
+    sf_n_offset = rank * (boxes.sf_n[0] * boxes.sf_n[1] * SF_BLOCK_BYTES)
+    mcast_mask = None
+    if cutlass.const_expr(num_cta == 2):
+        mcast_mask = Int32(3) << (cute.arch.block_idx_in_cluster() - rank)
+    cursor = groups.first_cursor(first_tile, config.work_tile_mnk)
+    while groups.has_tile(cursor):
+        tile = groups.tile(cursor, config.work_tile_mnk)
+        desc_m = select_descriptor_address(args.descriptors.m, tile.slot)
+        desc_n = select_descriptor_address(args.descriptors.n, tile.slot)
+        desc_sf_m = select_descriptor_address(args.descriptors.sf_m, tile.slot)
+        desc_sf_n = select_descriptor_address(args.descriptors.sf_n, tile.slot)
+        m_side, n_side = mma_sides(config, tile)
+        row_m = m_side.first_row + rank * boxes.rows_m
+        row_n = n_side.first_row + rank * (mma_columns(config, n_side) // num_cta)
+        block_m = m_side.origin.sf_block + row_m // SF_ATOM_ROWS
+        block_n = n_side.origin.sf_block + n_side.first_row // SF_ATOM_ROWS
+        if cutlass.const_expr(not split_k_blocks):
+            block_n += rank * boxes.sf_n[1]
+        row_m, row_n = m_side.origin.row + row_m, n_side.origin.row + row_n
         for k_tile_idx in cutlass.range(tile.k_tile_cnt, unroll=1):
             stage = ab_producer.acquire_and_advance()
-            _copy(args.a, desc_a, tile.tile_m_idx, k_tile_idx, stage)
-            _copy(args.b, desc_b, tile.tile_n_idx, k_tile_idx, stage)
-            _copy(args.sfa, desc_sfa, tile.tile_m_idx, k_tile_idx, stage)
-            _copy(args.sfb, desc_sfb, tile.tile_n_idx, k_tile_idx, stage)
-        tile_idx += stride
+            barrier = stage.barrier.toint()
+            k, k_block = k_tile_idx * config.cta_tile_shape_mnk[2], k_tile_idx * k_blocks
+            k_block_n = k_block + rank * boxes.sf_n[0] if split_k_blocks else k_block
+            at_m = buffers.m + stage.index * smem.a_stage_bytes
+            at_n = buffers.n + stage.index * smem.b_stage_bytes
+            at_sf_m = buffers.sf_m + stage.index * smem.sfa_stage_bytes
+            at_sf_n = buffers.sf_n + stage.index * smem.sfb_stage_bytes + sf_n_offset
+            with cute.arch.elect_one():
+                tma_load(at_m, desc_m, (k, row_m, m_side.origin.batch), barrier, policy_m, num_cta)
+                tma_load(at_n, desc_n, (k, row_n, n_side.origin.batch), barrier, policy_n, num_cta)
+                coords = (0, k_block, block_m, m_side.origin.batch)
+                tma_load(at_sf_m, desc_sf_m, coords, barrier, policy_m, num_cta)
+                coords = (0, k_block_n, block_n, n_side.origin.batch)
+                tma_load(at_sf_n, desc_sf_n, coords, barrier, policy_n, num_cta, mcast_mask)
+        cursor = groups.next_cursor(cursor, stride, config.work_tile_mnk)
     # Leave only after the MMA has released every stage: its arrivals must not reach a CTA that has exited.
     ab_producer.tail()
-
-
-@cute.jit
-def _copy(operand: LoadPartition, descriptor: cute.Pointer, tile_mn_idx: Int32, k_tile_idx: Int32, stage):
-    cute.copy(
-        operand.atoms[0],
-        operand.gmem[(None, tile_mn_idx, k_tile_idx, 0)],
-        operand.smem[(None, stage.index)],
-        tma_bar_ptr=stage.barrier,
-        tma_desc_ptr=descriptor,
-    )

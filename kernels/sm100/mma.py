@@ -1,6 +1,6 @@
 """MMA role: one warp that owns tensor memory and issues every tcgen05 copy and MMA.
 
-Consumes ``ab``, produces ``acc``. Allocates tensor memory before its first use and frees it after the epilogue's last.
+Consumes ``ab``, produces ``acc``. Of a pair's two warps only the leader's computes; both allocate and free.
 """
 
 from dataclasses import dataclass
@@ -8,27 +8,27 @@ from dataclasses import dataclass
 import cutlass
 import cutlass.cute as cute
 import cutlass.pipeline as pipeline
-from cutlass.cute.nvgpu import tcgen05
+from cutlass import Int32, Int64
 
-from ..common.group_table import GroupTable, locate_tile
-from .operands import SF_DTYPE
+from nvfp4_cute.arch.sm100 import MMA_INST_K, SF_ATOM_COLS, SF_ATOM_ROWS, SmemPlan, TmemMap
+from nvfp4_cute.config import KernelConfig
 
+from .instructions import (
+    DESCRIPTOR_UNIT_BYTES,
+    OPERAND_DESCRIPTOR,
+    SCALE_DESCRIPTOR,
+    block_scaled_mma,
+    copy_scale_block,
+    mma_descriptor,
+    smem_descriptor,
+)
+from .load import Buffers
+from .operands import SF_BLOCK_BYTES
+from .sides import mma_columns, mma_sides
 
-@dataclass(frozen=True)
-class ScaleCopy:
-    """One operand's way from shared to tensor memory.
-
-    Attributes:
-        tiled_copy: tcgen05.cp 32x128b, replicated to the four lane quadrants.
-        smem: ((ATOM_V, REST_V), Rest_Tiler, MMA_MN, MMA_K, STAGE) descriptors.
-        tmem_copy: ((ATOM_V, REST_V), Rest_Tiler, MMA_MN, MMA_K) destination.
-        tmem_mma: (MMA, MMA_MN, MMA_K), the same columns as the MMA addresses them.
-    """
-
-    tiled_copy: cute.TiledCopy
-    smem: cute.Tensor
-    tmem_copy: cute.Tensor
-    tmem_mma: cute.Tensor
+# Rows of 32 lanes: how many rows one column of scales in tensor memory covers.
+SF_COLUMN_ROWS = 32
+BYTES_PER_MMA_K = MMA_INST_K // 2
 
 
 @dataclass(frozen=True)
@@ -36,78 +36,84 @@ class MmaArgs:
     """What the MMA warp reads.
 
     Attributes:
-        tCrA, tCrB: (MMA, MMA_MN, MMA_K, STAGE) shared-memory descriptors.
-        tCtAcc: (MMA, MMA_M, MMA_N, ACC_STAGE) fp32 in tensor memory.
+        tmem_base: address of the allocation.
+        groups: ``GroupTable`` or ``DeviceGroups``.
     """
 
-    tiled_mma: cute.TiledMma
-    tCrA: cute.Tensor
-    tCrB: cute.Tensor
-    tCtAcc: cute.Tensor
-    sfa: ScaleCopy
-    sfb: ScaleCopy
-    groups: GroupTable
-    cta_tile_shape_mnk: tuple
+    tmem_base: Int32
+    tmem: TmemMap
+    buffers: Buffers
+    smem: SmemPlan
+    config: KernelConfig
+    groups: object
     ab_consumer: pipeline.PipelineConsumer
     acc_producer: pipeline.PipelineProducer
 
 
-def make_scale_copy(s_scale: cute.Tensor, tmem_layout: cute.Layout, tmem_ptr: cute.Pointer) -> ScaleCopy:
-    """Partition one operand's scales.
-
-    Args:
-        s_scale: (MMA, MMA_MN, MMA_K, STAGE) e4m3 in shared memory.
-        tmem_layout: (MMA, MMA_MN, MMA_K) layout of one K tile's scales in tensor memory.
-        tmem_ptr: its first column.
-    """
-    atom = cute.make_copy_atom(tcgen05.Cp4x32x128bOp(tcgen05.CtaGroup.ONE), SF_DTYPE)
-    tmem_mma = cute.make_tensor(cute.recast_ptr(tmem_ptr, dtype=SF_DTYPE), tmem_layout)
-    # The layouts broadcast each scale over its 16 elements with stride 0; the copy moves it once.
-    s_compact, t_compact = cute.filter_zeros(s_scale), cute.filter_zeros(tmem_mma)
-    tiled_copy = tcgen05.make_s2t_copy(atom, t_compact)
-    thr_copy = tiled_copy.get_slice(0)
-    return ScaleCopy(
-        tiled_copy=tiled_copy,
-        smem=tcgen05.get_s2t_smem_desc_tensor(tiled_copy, thr_copy.partition_S(s_compact)),
-        tmem_copy=thr_copy.partition_D(t_compact),
-        tmem_mma=tmem_mma,
-    )
-
-
 @cute.jit
-def run_mma(args: MmaArgs):
+def run_mma(args: MmaArgs, first_tile: Int32, stride: Int32):
     """For each tile: acquire an accumulator, for each K tile copy its scales and issue its MMAs, commit.
 
     Scales live in one place of tensor memory: tcgen05.cp and tcgen05.mma of one thread execute in order (PTX ISA
     9.7.16.6.2), so the next K tile's copy cannot overtake the MMAs that still read the previous one's.
     """
-    ab_consumer, acc_producer, tiled_mma = args.ab_consumer, args.acc_producer, args.tiled_mma
-    num_k_block = cute.size(args.tCrA, mode=[2])
-    tile_idx, _, _ = cute.arch.block_idx()
-    stride, _, _ = cute.arch.grid_dim()
-    while tile_idx < args.groups.num_tiles:
-        tile = locate_tile(args.groups, args.cta_tile_shape_mnk, tile_idx)
+    ab_consumer, acc_producer, config, groups = args.ab_consumer, args.acc_producer, args.config, args.groups
+    tmem, smem, num_cta = args.tmem, args.smem, config.cluster_size
+    num_k_block = config.cta_tile_shape_mnk[2] // MMA_INST_K
+    blocks_n = smem.sfb_stage_bytes // (SF_BLOCK_BYTES * num_k_block)
+    desc_m = smem_descriptor(OPERAND_DESCRIPTOR, args.buffers.m)
+    desc_n = smem_descriptor(OPERAND_DESCRIPTOR, args.buffers.n)
+    desc_sf_m = smem_descriptor(SCALE_DESCRIPTOR, args.buffers.sf_m)
+    desc_sf_n = smem_descriptor(SCALE_DESCRIPTOR, args.buffers.sf_n)
+    sfa, sfb = args.tmem_base + tmem.sfa_col, args.tmem_base + tmem.sfb_col
+    acc_idx = Int32(0)
+    cursor = groups.first_cursor(first_tile, config.work_tile_mnk)
+    while groups.has_tile(cursor):
+        tile = groups.tile(cursor, config.work_tile_mnk)
+        _, n_side = mma_sides(config, tile)
+        instruction = mma_descriptor(mma_columns(config, n_side), num_cta)
+        # A tile that does not start with a scale block finds its scales some columns further.
+        sfb_tile = sfb + n_side.first_row % SF_ATOM_ROWS // SF_COLUMN_ROWS
         acc_stage = acc_producer.acquire_and_advance()
-        # (MMA, MMA_M, MMA_N)
-        tCtAcc_stage = args.tCtAcc[(None, None, None, acc_stage.index)]
-        tiled_mma.set(tcgen05.Field.ACCUMULATE, False)
-        for _ in cutlass.range(tile.k_tile_cnt, unroll=1):
+        acc = args.tmem_base + acc_idx * tmem.acc_stride
+        for k_tile_idx in cutlass.range(tile.k_tile_cnt, unroll=1):
             stage = ab_consumer.wait_and_advance()
-            _copy_scales(args.sfa, stage)
-            _copy_scales(args.sfb, stage)
-            for k_block_idx in cutlass.range_constexpr(num_k_block):
-                tiled_mma.set(tcgen05.Field.SFA, args.sfa.tmem_mma[(None, None, k_block_idx)].iterator)
-                tiled_mma.set(tcgen05.Field.SFB, args.sfb.tmem_mma[(None, None, k_block_idx)].iterator)
-                block = (None, None, k_block_idx, stage.index)
-                cute.gemm(tiled_mma, tCtAcc_stage, args.tCrA[block], args.tCrB[block], tCtAcc_stage)
-                tiled_mma.set(tcgen05.Field.ACCUMULATE, True)
+            at_m = desc_m + _stage_offset(stage, smem.a_stage_bytes)
+            at_n = desc_n + _stage_offset(stage, smem.b_stage_bytes)
+            at_sf_m = desc_sf_m + _stage_offset(stage, smem.sfa_stage_bytes)
+            at_sf_n = desc_sf_n + _stage_offset(stage, smem.sfb_stage_bytes)
+            with cute.arch.elect_one():
+                for k_block in cutlass.range_constexpr(num_k_block):
+                    sfa_block = sfa + k_block * SF_ATOM_COLS
+                    sfb_block = k_block * SF_ATOM_COLS * blocks_n
+                    copy_scale_block(
+                        sfa_block, at_sf_m + k_block * SF_BLOCK_BYTES // DESCRIPTOR_UNIT_BYTES, num_cta
+                    )
+                    for row_block in cutlass.range_constexpr(blocks_n):
+                        source = (row_block * num_k_block + k_block) * SF_BLOCK_BYTES // DESCRIPTOR_UNIT_BYTES
+                        copy_scale_block(
+                            sfb + sfb_block + row_block * SF_ATOM_COLS, at_sf_n + source, num_cta
+                        )
+                    k_offset = k_block * BYTES_PER_MMA_K // DESCRIPTOR_UNIT_BYTES
+                    accumulate = Int32(1) if k_block else k_tile_idx
+                    block_scaled_mma(
+                        acc,
+                        at_m + k_offset,
+                        at_n + k_offset,
+                        instruction,
+                        sfa_block,
+                        sfb_tile + sfb_block,
+                        accumulate,
+                        num_cta,
+                    )
             stage.release()
         acc_stage.commit()
-        tile_idx += stride
-    # The epilogue has read the last accumulator once its stage is empty again: tensor memory may then be freed.
+        acc_idx = acc_idx + 1 if acc_idx + 1 < tmem.num_acc_stage else Int32(0)
+        cursor = groups.next_cursor(cursor, stride, config.work_tile_mnk)
+    # The epilogues have read the last accumulator once its stage is empty again: no arrival is under way.
     acc_producer.tail()
 
 
-@cute.jit
-def _copy_scales(scale: ScaleCopy, stage):
-    cute.copy(scale.tiled_copy, scale.smem[(None, None, None, None, stage.index)], scale.tmem_copy)
+def _stage_offset(stage, stage_bytes: int) -> Int64:
+    """Of a stage, in a shared-memory descriptor."""
+    return Int64(stage.index * (stage_bytes // DESCRIPTOR_UNIT_BYTES))

@@ -1,122 +1,115 @@
-"""Shared-memory layouts and TMA partitions of A, B and their scales. Static: the same on host and device."""
+"""Tensor maps of A, B and their scales: one box a pipeline stage, the same coordinates in every form.
+
+Operands are (K, rows, batch), scales (512-byte block, K blocks, row blocks, batch), innermost first. ``M side`` and
+``N side`` are the MMA's; ``KernelConfig.swap_ab`` says which of a and b is which.
+"""
 
 from dataclasses import dataclass
 
 import cutlass
 import cutlass.cute as cute
-import cutlass.utils.blackwell_helpers as blackwell
-import cutlass.utils.blockscaled_layout as blockscaled
+from cutlass import Int32, Int64
 from cutlass.cute.nvgpu import cpasync, tcgen05
 
-from nvfp4_cute.arch.sm100 import MMA_INST_K
+from nvfp4_cute.arch.sm100 import SF_ATOM_COLS, SF_ATOM_ROWS, sf_blocks_n
 from nvfp4_cute.config import KernelConfig
 from nvfp4_cute.scale_layout import SF_VEC_SIZE
 
 AB_DTYPE = cutlass.Float4E2M1FN
-SF_DTYPE = cutlass.Float8E4M3FN
+# Scale blocks travel as 16-bit words: 256 of them are the longest box edge.
+SF_WORD = cutlass.Int16
+SF_BLOCK_BYTES = SF_ATOM_ROWS * SF_ATOM_COLS
+SF_BLOCK_WORDS = SF_BLOCK_BYTES // 2
+# Of global addresses in tensor maps.
+TMA_ALIGN_BYTES = 16
 
 
 @dataclass(frozen=True)
-class SmemLayouts:
-    """Staged layouts: a, b (MMA, MMA_MN, MMA_K, STAGE) swizzled; sfa, sfb the same with 128x4 scale atoms."""
-
-    a: cute.ComposedLayout
-    b: cute.ComposedLayout
-    sfa: cute.Layout
-    sfb: cute.Layout
-
-
-@dataclass(frozen=True)
-class TmaOperand:
-    """One operand of all groups on its way to the kernel.
+class Boxes:
+    """What one CTA's TMA brings in for one stage.
 
     Attributes:
-        atoms: one TMA atom a slot; each becomes a 128-byte tensor map in the kernel's parameters.
-        coords: (MN, K, 1) coordinate tensor of slot 0. Coordinates do not depend on extents, so it serves every slot.
+        rows_m, rows_n: operand rows, all of a K tile.
+        sf_m, sf_n: (K blocks, row blocks) of scales. A pair's CTAs bring half of the N side's each, for both.
     """
 
-    atoms: list
-    coords: cute.Tensor
+    rows_m: int
+    rows_n: int
+    sf_m: tuple[int, int]
+    sf_n: tuple[int, int]
 
-
-@dataclass(frozen=True)
-class LoadPartition:
-    """One operand as the load warp sees it.
-
-    Attributes:
-        atoms: one TMA atom a slot.
-        gmem: ((atom_v, rest_v), TILE_MN, TILE_K, 1) coordinates.
-        smem: ((atom_v, rest_v), STAGE).
-    """
-
-    atoms: list
-    gmem: cute.Tensor
-    smem: cute.Tensor
-
-
-def make_tiled_mma(config: KernelConfig) -> cute.TiledMma:
-    """The block-scaled 1-CTA MMA: e2m1 x e2m1, one ue4m3 scale in 16, fp32 accumulator (PTX ISA 9.7.16.10.9)."""
-    m, n, _ = config.cta_tile_shape_mnk
-    op = tcgen05.MmaMXF4NVF4Op(SF_DTYPE, (m, n, MMA_INST_K), tcgen05.CtaGroup.ONE, tcgen05.OperandSource.SMEM)
-    return cute.make_tiled_mma(op)
-
-
-def make_smem_layouts(tiled_mma: cute.TiledMma, config: KernelConfig) -> SmemLayouts:
-    """Layouts of every stage of every operand."""
-    tiler, num_stage = config.cta_tile_shape_mnk, config.num_ab_stage
-    return SmemLayouts(
-        a=blackwell.make_smem_layout_a(tiled_mma, tiler, AB_DTYPE, num_stage),
-        b=blackwell.make_smem_layout_b(tiled_mma, tiler, AB_DTYPE, num_stage),
-        sfa=blockscaled.make_smem_layout_sfa(tiled_mma, tiler, SF_VEC_SIZE, num_stage),
-        sfb=blockscaled.make_smem_layout_sfb(tiled_mma, tiler, SF_VEC_SIZE, num_stage),
-    )
-
-
-def make_tma_operand(
-    tensors: list, smem_layout, make_atom, tiled_mma: cute.TiledMma, config: KernelConfig, internal_type=None
-) -> TmaOperand:
-    """Encode one tensor map a group on the host.
-
-    Args:
-        tensors: one (MN, K, 1) tensor a slot.
-        smem_layout: staged layout of the operand.
-        make_atom: ``cute.nvgpu.make_tiled_tma_atom_A`` or ``_B``.
-        internal_type: element type of the map where it is not the tensor's (scales travel as 16-bit words).
-    """
-    made = [
-        make_atom(
-            cpasync.CopyBulkTensorTileG2SOp(tcgen05.CtaGroup.ONE),
-            tensor,
-            cute.slice_(smem_layout, (None, None, None, 0)),
-            config.cta_tile_shape_mnk,
-            tiled_mma,
-            (1, 1, 1, 1),
-            internal_type=internal_type,
+    @classmethod
+    def of(cls, config: KernelConfig) -> "Boxes":
+        """Boxes of a config."""
+        m, n, k = config.cta_tile_shape_mnk
+        num_cta, k_blocks, blocks_n = config.cluster_size, k // (SF_VEC_SIZE * SF_ATOM_COLS), sf_blocks_n(n)
+        halved = (
+            (k_blocks, blocks_n // num_cta) if blocks_n % num_cta == 0 else (k_blocks // num_cta, blocks_n)
         )
-        for tensor in tensors
-    ]
-    return TmaOperand(atoms=[atom for atom, _ in made], coords=made[0][1])
+        return cls(m, n // num_cta, (k_blocks, m // SF_ATOM_ROWS), halved)
 
 
-def partition_operand(
-    operand: TmaOperand, s_operand: cute.Tensor, tiler_mn_k: tuple, partition
-) -> LoadPartition:
-    """Tile, partition for the MMA, and partition for TMA.
+@dataclass(frozen=True)
+class OperandView:
+    """One operand of a group, or of all groups where they share memory.
 
-    Args:
-        s_operand: (MMA, MMA_MN, MMA_K, STAGE) in shared memory.
-        tiler_mn_k: the CTA tile with None for the mode that the operand does not have.
-        partition: ``thr_mma.partition_A`` or ``partition_B``.
+    Attributes:
+        data: address of element (0, 0).
+        scale: address of the first scale block.
+        rows, batch, k: extents in elements; batch 1 where groups have operands of their own or follow each other.
+        pitch, batch_pitch: elements between rows and between batches.
+        sf_row_blocks: 128-row blocks of scales in one batch.
     """
-    # (bMN, bK, TILE_MN, TILE_K, 1)
-    g_tiles = cute.local_tile(operand.coords, tiler_mn_k, (None, None, None))
-    # (MMA, MMA_MN, MMA_K, TILE_MN, TILE_K, 1)
-    g_mma = partition(g_tiles)
-    smem, gmem = cpasync.tma_partition(
-        operand.atoms[0],
-        0,
-        cute.make_layout(1),
-        cute.group_modes(s_operand, 0, 3),
-        cute.group_modes(g_mma, 0, 3),
+
+    data: Int64
+    scale: Int64
+    rows: Int32
+    batch: Int32
+    k: Int32
+    pitch: Int64
+    batch_pitch: Int64
+    sf_row_blocks: Int32
+
+
+def operand_atom(view: OperandView, box_rows: int, box_k: int):
+    """TMA atom, with its tensor map, for boxes of ``box_rows`` x ``box_k`` elements in the 128-byte swizzle."""
+    # A TMA pitch is a multiple of 16 bytes, that is 32 elements.
+    strides = (1, cute.assume(view.pitch, 32), cute.assume(view.batch_pitch, 32))
+    tensor = cute.make_tensor(
+        _global_ptr(AB_DTYPE, view.data), cute.make_layout((view.k, view.rows, view.batch), stride=strides)
     )
-    return LoadPartition(operand.atoms, cute.filter_zeros(gmem), cute.filter_zeros(smem))
+    swizzle = tcgen05.make_smem_layout_atom(tcgen05.SmemLayoutAtomKind.K_SW128, AB_DTYPE).inner
+    box = cute.make_composed_layout(swizzle, 0, cute.make_layout((box_k, box_rows, 1)))
+    return _atom(tensor, box, (box_k, box_rows, 1))
+
+
+def scale_atom(view: OperandView, box: tuple[int, int]):
+    """TMA atom for boxes of (K blocks, row blocks) scale blocks."""
+    k_blocks, row_blocks = box
+    sf_k_blocks = cute.ceil_div(view.k, SF_VEC_SIZE * SF_ATOM_COLS)
+    row_stride = Int64(sf_k_blocks) * SF_BLOCK_WORDS
+    batch_stride = row_stride * view.sf_row_blocks
+    tensor = cute.make_tensor(
+        _global_ptr(SF_WORD, view.scale),
+        cute.make_layout(
+            (SF_BLOCK_WORDS, sf_k_blocks, view.sf_row_blocks, view.batch),
+            stride=(
+                1,
+                SF_BLOCK_WORDS,
+                cute.assume(row_stride, SF_BLOCK_WORDS),
+                cute.assume(batch_stride, SF_BLOCK_WORDS),
+            ),
+        ),
+    )
+    shape = (SF_BLOCK_WORDS, k_blocks, row_blocks, 1)
+    return _atom(tensor, cute.make_layout(shape), shape)
+
+
+def _atom(tensor: cute.Tensor, smem_layout, tiler: tuple):
+    """Only the tensor map is used: ``instructions.tma_load`` chooses the instruction."""
+    op = cpasync.CopyBulkTensorTileG2SOp(tcgen05.CtaGroup.ONE)
+    return cpasync.make_tiled_tma_atom(op, tensor, smem_layout, tiler)[0]
+
+
+def _global_ptr(dtype: type, address: Int64) -> cute.Pointer:
+    return cute.make_ptr(dtype, address, cute.AddressSpace.gmem, assumed_align=TMA_ALIGN_BYTES)

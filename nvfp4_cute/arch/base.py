@@ -31,6 +31,14 @@ class Family(Protocol):
     def DEFAULT_CONFIG(self) -> KernelConfig:
         """What is computed with where the caller chooses nothing."""
 
+    @property
+    def FORMS(self) -> tuple[str, ...]:
+        """Forms of grouped problems (``problem.Form``) that the kernel takes."""
+
+    @property
+    def OUT_M_MAJOR(self) -> bool:
+        """Whether the kernel writes outputs with contiguous columns, too."""
+
     def smem_plan(self, config: KernelConfig) -> SmemUse:
         """Shared memory of ``config``."""
 

@@ -11,11 +11,20 @@ from nvfp4_cute.scale_layout import SF_VEC_SIZE
 
 ARCHS = ("sm_100a", "sm_103a", "sm_110a")
 DEFAULT_CONFIG = KernelConfig()
+FORMS = ("list", "ragged", "masked")
+OUT_M_MAJOR = True
 SMEM_CAPACITY_BYTES = 227 * 1024
 # Barriers, the tensor-memory address, and the gaps that aligning the operand buffers to 1024 bytes leaves.
 SMEM_RESERVED_BYTES = 4096
 TMEM_COLS = 512
 MMA_INST_K = 64
+# Rows of the M side that one CTA holds: the lanes of tensor memory.
+MMA_CTA_M = 128
+# The N side: multiples of 32, so that a tile starts on a column of the scales' tensor-memory layout.
+MMA_N_STEP = 32
+TILES_N = (32, 64, 128, 192, 256)
+# Columns that the epilogue reads at once.
+EPI_TILE_N = 32
 # A scale block covers 128 rows x 4 scales; tensor memory holds it in 4 columns.
 SF_ATOM_ROWS = 128
 SF_ATOM_COLS = 4
@@ -44,13 +53,32 @@ class SmemPlan:
 
 @dataclass(frozen=True)
 class TmemMap:
-    """First columns of the accumulator stages and of the scales in tensor memory, and how many are allocated."""
+    """First columns of the accumulators and of the scales in tensor memory, and how many are allocated.
+
+    Attributes:
+        acc_cols: columns of one accumulator.
+        acc_stride: columns from one accumulator to the next; less than ``acc_cols`` where two share columns.
+        num_acc_stage: accumulators.
+        sfa_col, sfb_col: first columns of the scales of one K tile.
+        used_cols: columns in use.
+    """
 
     acc_cols: int
+    acc_stride: int
     num_acc_stage: int
     sfa_col: int
     sfb_col: int
     used_cols: int
+
+    @property
+    def overlap_cols(self) -> int:
+        """Columns that two accumulators share: the epilogue reads them first."""
+        return self.acc_cols - self.acc_stride
+
+    @property
+    def num_acc_barrier_stage(self) -> int:
+        """Stages of the accumulator pipeline: one where accumulators share columns and thus take turns."""
+        return 1 if self.overlap_cols else self.num_acc_stage
 
     @property
     def alloc_cols(self) -> int:
@@ -58,23 +86,37 @@ class TmemMap:
         return max(32, 1 << (self.used_cols - 1).bit_length())
 
 
+def sf_blocks_n(tile_n: int) -> int:
+    """128-row scale blocks that a tile of ``tile_n`` rows may touch, wherever it starts."""
+    starts = range(0, SF_ATOM_ROWS * tile_n, tile_n)
+    return max(_ceil_div(start % SF_ATOM_ROWS + tile_n, SF_ATOM_ROWS) for start in starts)
+
+
 def smem_plan(config: KernelConfig) -> SmemPlan:
-    """Shared memory of ``config``. ``num_ab_stage=None`` is resolved to as many stages as fit."""
+    """Shared memory of one CTA. ``num_ab_stage=None`` is resolved to as many stages as fit."""
     m, n, k = config.cta_tile_shape_mnk
-    a, b = m * k // 2, n * k // 2
-    sfa, sfb = _sf_rows(m) * k // SF_VEC_SIZE, _sf_rows(n) * k // SF_VEC_SIZE
+    a, b = m * k // 2, n // config.cluster_size * k // 2
+    sfa, sfb = SF_ATOM_ROWS * k // SF_VEC_SIZE, sf_blocks_n(n) * SF_ATOM_ROWS * k // SF_VEC_SIZE
     fitting = (SMEM_CAPACITY_BYTES - SMEM_RESERVED_BYTES) // (a + b + sfa + sfb)
     return SmemPlan(a, b, sfa, sfb, fitting if config.num_ab_stage is None else config.num_ab_stage)
 
 
 def tmem_map(config: KernelConfig) -> TmemMap:
-    """Tensor memory of ``config``: accumulator stages side by side, then the scales of one K tile of A and of B."""
-    m, n, k = config.cta_tile_shape_mnk
+    """Tensor memory of ``config``: accumulators, then the scales of one K tile of A and of B.
+
+    Two accumulators that do not fit side by side share columns: the second begins where the scales leave room.
+    """
+    _, n, k = config.cta_tile_shape_mnk
     num_k_block = k // MMA_INST_K
-    sfa_col = n * config.num_acc_stage
-    sfb_col = sfa_col + _sf_rows(m) // SF_ATOM_ROWS * SF_ATOM_COLS * num_k_block
-    used = sfb_col + _sf_rows(n) // SF_ATOM_ROWS * SF_ATOM_COLS * num_k_block
-    return TmemMap(n, config.num_acc_stage, sfa_col, sfb_col, used)
+    sfa_cols, sfb_cols = SF_ATOM_COLS * num_k_block, sf_blocks_n(n) * SF_ATOM_COLS * num_k_block
+    free_cols = TMEM_COLS - sfa_cols - sfb_cols
+    stride = n
+    if config.num_acc_stage == 2 and 2 * n > free_cols:
+        stride = max(free_cols - n, 0)
+    sfa_col = stride * (config.num_acc_stage - 1) + n
+    return TmemMap(
+        n, stride, config.num_acc_stage, sfa_col, sfa_col + sfa_cols, sfa_col + sfa_cols + sfb_cols
+    )
 
 
 def resolve(config: KernelConfig) -> KernelConfig:
@@ -85,10 +127,12 @@ def resolve(config: KernelConfig) -> KernelConfig:
 def unsupported_reason(config: KernelConfig) -> str | None:
     """Why this family cannot build ``config``, with the nearest legal value; None where it can."""
     m, n, k = config.cta_tile_shape_mnk
-    if m != 128:
-        return f"cta_tile_shape_mnk={config.cta_tile_shape_mnk}: the block-scaled 1-CTA MMA has M=128; use M tile 128"
-    if n != 128:
-        return f"cta_tile_shape_mnk={config.cta_tile_shape_mnk}: N tiles other than 128 are not built; use N tile 128"
+    if m != MMA_CTA_M:
+        return f"cta_tile_shape_mnk={config.cta_tile_shape_mnk}: a CTA holds {MMA_CTA_M} rows of the MMA; use M tile 128"
+    if n not in TILES_N:
+        return (
+            f"cta_tile_shape_mnk={config.cta_tile_shape_mnk}: N tile {n} is not built; use one of {TILES_N}"
+        )
     if k != 256:
         return f"cta_tile_shape_mnk={config.cta_tile_shape_mnk}: a K tile fills one 128-byte swizzle row; use K tile 256"
     if config.num_acc_stage < 1:
@@ -97,7 +141,7 @@ def unsupported_reason(config: KernelConfig) -> str | None:
     if tmem.used_cols > TMEM_COLS:
         return (
             f"num_acc_stage={config.num_acc_stage}: {tmem.used_cols} columns of tensor memory, {TMEM_COLS} exist; "
-            f"use at most {(TMEM_COLS - (tmem.used_cols - tmem.sfa_col)) // n}"
+            f"use at most {max(2, (TMEM_COLS - (tmem.used_cols - tmem.sfa_col)) // n)}"
         )
     smem = smem_plan(config)
     if smem.num_ab_stage < 1 or smem.total_bytes > SMEM_CAPACITY_BYTES:
@@ -105,10 +149,10 @@ def unsupported_reason(config: KernelConfig) -> str | None:
             f"num_ab_stage={config.num_ab_stage}: {smem.total_bytes} bytes of shared memory, {SMEM_CAPACITY_BYTES} "
             f"exist; use 1 to {(SMEM_CAPACITY_BYTES - SMEM_RESERVED_BYTES) // smem.stage_bytes}"
         )
-    if config.num_cta is not None and config.num_cta < 1:
-        return f"num_cta={config.num_cta}: at least one CTA must be launched"
+    if config.num_cta is not None and config.num_cta < config.cluster_size:
+        return f"num_cta={config.num_cta}: at least {config.cluster_size} CTA{'s' * config.use_2cta_instrs} work on a tile"
     return None
 
 
-def _sf_rows(rows: int) -> int:
-    return -(-rows // SF_ATOM_ROWS) * SF_ATOM_ROWS
+def _ceil_div(value: int, divisor: int) -> int:
+    return -(-value // divisor)

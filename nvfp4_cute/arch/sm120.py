@@ -11,6 +11,8 @@ from nvfp4_cute.scale_layout import SF_VEC_SIZE
 
 ARCHS = ("sm_120a", "sm_121a")
 DEFAULT_CONFIG = KernelConfig((128, 128, 128), num_acc_stage=1)
+FORMS = ("list",)
+OUT_M_MAJOR = False
 SMEM_CAPACITY_BYTES = 99 * 1024
 # Of every operand's buffer: a tile of 128-byte rows repeats its swizzle every 1024 bytes.
 BUFFER_ALIGN_BYTES = 1024
@@ -68,6 +70,8 @@ def resolve(config: KernelConfig) -> KernelConfig:
 def unsupported_reason(config: KernelConfig) -> str | None:
     """Why this family cannot build ``config``, with the nearest legal value; None where it can."""
     m, n, k = config.cta_tile_shape_mnk
+    if config.use_2cta_instrs or config.swap_ab:
+        return "use_2cta_instrs and swap_ab are of the sm_100 family; leave both False"
     if m != TILE_M:
         return f"cta_tile_shape_mnk={config.cta_tile_shape_mnk}: M tiles other than 128 are not built; use M tile 128"
     if n not in TILES_N:

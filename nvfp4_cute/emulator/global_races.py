@@ -51,8 +51,8 @@ class GlobalRaces:
     def access(
         self, addresses: np.ndarray, nbytes: int, actor: Actor, *, write: bool, atomic: bool = False
     ) -> None:
-        """Hold accesses of `nbytes` at each address (int64) against the earlier writes."""
-        if not write and not self._shadows:
+        """Hold accesses of `nbytes` at each address (int64; none for a box outside its tensor) against the earlier writes."""
+        if not addresses.size or (not write and not self._shadows):
             return
         first = int(addresses.min())
         shadow = self._shadow(first, create=write)

@@ -64,6 +64,8 @@ class Replay:
         saved = [regs[slot] for slot in slots]
         for slot, value in zip(self.sources, self.values, strict=True):
             regs[slot] = value.get() if value.__class__ is Deferred else value
+        for slot in self.targets:
+            regs[slot] = None  # all lanes moved, wherever some of them wait now: nothing old is left
         self.step(self.warp)
         self.result = [regs[slot] for slot in self.targets]
         for slot, value in zip(slots, saved, strict=True):

@@ -36,7 +36,8 @@ def grouped_gemm(
         b_scale: the same with N_g rows.
         offs: group ends of the ragged form, which is not built yet: must be None.
         alpha: one factor a group, float32 [G] on the operands' device (``global_scale_a * global_scale_b``), or numbers.
-        out: one [M_g, N_g] (or [M_g, N_g, 1]) tensor a group, written in place; None allocates.
+        out: one [M_g, N_g] (or [M_g, N_g, 1]) tensor a group, written in place, rows contiguous or, in all of them,
+            columns; None allocates with contiguous rows.
         out_dtype: float16, bfloat16 or float32.
         scale_layout: "blocked" or "rowmajor".
         backend: "auto" (the GPU of the tensors; the float64 reference for CPU tensors), "cuda", "emulator" (the PTX of

@@ -31,6 +31,58 @@ def test_same_bits_for_every_number_of_ctas_and_stages():
             assert_bitwise_equal(got, want, config=config.to_name())
 
 
+CONFIGS = (
+    "t128x32x256_s0a3_swap",
+    "t128x64x256_s2a4_2cta_swap_p4",
+    "t128x128x256_s0a2_2cta",
+    "t128x192x256_s3a2_swap_p3",
+    "t128x192x256_s2a2_2cta_p4",
+    "t128x256x256_s2a2_2cta_swap_p4",
+    "t128x256x256_s3a2_p2",
+)
+# Tiles cut on both sides, a row, an empty group; several tiles for a CTA, so that every accumulator is used again.
+TILES = cases.Case("tiles", ((270, 264, 512), (1, 40, 768), (0, 50, 256)), 11, has_alpha=True)
+
+
+@pytest.mark.parametrize(
+    ("mode", "m_major"),
+    [
+        ("eager", False),
+        pytest.param("random:1", False, marks=pytest.mark.slow),
+        pytest.param("lazy", True, marks=pytest.mark.slow),
+    ],
+)
+@pytest.mark.parametrize("name", CONFIGS)
+def test_every_tile_shape_is_right_and_clean(name, mode, m_major):
+    """Bit-equal, without hazards, whenever asynchronous operations happen, and into both layouts of the output."""
+    operands = cases.make_operands(TILES)
+    with observe(mode=mode, check=True) as observer:
+        actual = run(TILES, operands, "emulator", KernelConfig.from_name(name), m_major)
+    assert len(observer.stats) == 1
+    for got, want in zip(actual, run(TILES, operands, "reference"), strict=True):
+        assert_bitwise_equal(got, want, config=name, mode=mode, m_major=m_major)
+
+
+@pytest.mark.parametrize("m_major", [False, True])
+@pytest.mark.parametrize("swap_ab", [False, True])
+def test_nothing_is_written_beyond_either_layout(swap_ab, m_major):
+    """Outputs are windows of poisoned buffers, with pitches that allow and that forbid vector stores."""
+    case = cases.Case("windows", ((70, 100, 256), (129, 72, 256)), seed=3)
+    operands, config = cases.make_operands(case), KernelConfig(swap_ab=swap_ab)
+    expected = run(case, operands, "reference")
+    for margin in (8, 3):
+        lines = [(n, m) if m_major else (m, n) for m, n, _ in case.sizes]
+        buffers = [poisoned(rows + 2, cols + 2 * margin, dtype=case.out_dtype) for rows, cols in lines]
+        windows = [b[1:-1, margin:-margin].T if m_major else b[1:-1, margin:-margin] for b in buffers]
+        grouped_gemm(
+            *list(operands)[:4], out=windows, out_dtype=case.out_dtype, backend="emulator", config=config
+        )
+        for buffer, window, want in zip(buffers, windows, expected, strict=True):
+            assert_bitwise_equal(window, want, margin=margin)
+            window.copy_(poisoned(*window.shape, dtype=case.out_dtype))
+            assert torch.equal(bits(buffer), bits(poisoned(*buffer.shape, dtype=case.out_dtype)))
+
+
 @pytest.mark.parametrize("mode", ["lazy", "random:1", "random:2"])
 @pytest.mark.parametrize("config", [None, KernelConfig(num_ab_stage=2, num_acc_stage=1, num_cta=3)], ids=str)
 def test_same_bits_whenever_asynchronous_operations_happen(mode, config):
@@ -48,24 +100,6 @@ def test_runs_are_deterministic():
     first, second = (run(SHAPES, operands, "emulator") for _ in range(2))
     for got, want in zip(second, first, strict=True):
         assert_bitwise_equal(got, want)
-
-
-def test_nothing_is_written_beyond_the_output():
-    """Outputs are windows of larger poisoned buffers, with pitches that allow and that forbid vector stores."""
-    case = cases.Case("window", ((70, 100, 256), (129, 72, 256)), seed=2)
-    operands = cases.make_operands(case)
-    expected = run(case, operands, "reference")
-    for margin in (8, 3):
-        buffers = [poisoned(m + 2, n + 2 * margin, dtype=case.out_dtype) for m, n, _ in case.sizes]
-        windows = [
-            buffer[1 : 1 + m, margin : margin + n]
-            for buffer, (m, n, _) in zip(buffers, case.sizes, strict=True)
-        ]
-        grouped_gemm(*list(operands)[:4], out=windows, out_dtype=case.out_dtype, backend="emulator")
-        for buffer, window, want in zip(buffers, windows, expected, strict=True):
-            assert_bitwise_equal(window, want, margin=margin)
-            window.copy_(poisoned(*window.shape, dtype=case.out_dtype))
-            assert torch.equal(bits(buffer), bits(poisoned(*buffer.shape, dtype=case.out_dtype)))
 
 
 def test_alpha_follows_its_group_through_the_reordering():

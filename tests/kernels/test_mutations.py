@@ -108,11 +108,14 @@ def move(pattern: str, count: int, index: int, before: str) -> Callable[[str], s
 
 COMMIT = r"tcgen05\.commit\S+\s+(\[[^\]]+\]);\n"
 RELEASE = r"mbarrier\.arrive\.shared\.b64\s+\S+, (\[[^\]]+\]), (\S+);"
+# A release stands behind every slice: it happens behind the last that shares columns with the next accumulator.
+NUM_RELEASES = 4
 EXPECT = rf"mov\.b32 \s*(\S+), {STAGE_BYTES};"
 CP = r"tcgen05\.cp\.cta_group::1\.32x128b\.warpx4 .*;\n"
 MMA = r"(tcgen05\.mma\.cta_group::1\.kind::mxf4nvf4\S+) \[(\S+)\], (.*), \[(\S+)\], \[(\S+)\], (\S+);"
+TMEM_BARRIER = r"bar\.sync\s+1, 160;"
 WAIT_LD = r"tcgen05\.wait::ld\.sync\.aligned;"
-TMA = r"(cp\.async\.bulk\.tensor\.2d\S+) \[(\S+?)\+32768\]"
+TMA = r"(cp\.async\.bulk\.tensor\.3d\S+) \[(\S+?)\], (.*);"
 
 
 @dataclass(frozen=True)
@@ -127,9 +130,9 @@ class Fault:
 
 def early_release(ptx: str) -> str:
     """The epilogue hands the accumulator back before it has read it."""
-    match = matches(ptx, RELEASE, 1)[0]
+    match = matches(ptx, RELEASE, NUM_RELEASES)[0]
     arrive = f"elect.sync _|EARLY, -1;\n@EARLY mbarrier.arrive.shared.b64 _, {match[1]}, 1;\n"
-    ptx = splice(ptx, match, "")
+    ptx = re.sub(RELEASE, "", ptx)
     place = ptx.index("tcgen05.ld.")
     ptx = ptx[:place] + arrive + ptx[place:]
     return re.sub(r"(\.reg \.pred\s+%p<\d+>;)", r"\1\n.reg .pred EARLY;", ptx, count=1)
@@ -139,6 +142,18 @@ def same_tile(ptx: str) -> str:
     """The epilogue of every second CTA takes its neighbour's tiles."""
     last = list(re.finditer(r"mov\.u32 \s*(%r\d+), %ctaid\.x;", ptx[: ptx.index("tcgen05.ld.")]))[-1]
     return splice(ptx, last, f"{last.group()}\nand.b32 {last[1]}, {last[1]}, -2;")
+
+
+def first_barriers(ptx: str) -> str:
+    """Without the barriers behind the allocation; those before tensor memory is freed stay."""
+    mma_alloc, _, epilogue_alloc, _ = matches(ptx, TMEM_BARRIER, 4)
+    return splice(splice(ptx, epilogue_alloc, ""), mma_alloc, "")
+
+
+def last_barriers(ptx: str) -> str:
+    """Without what tensor memory's last readers and its owner meet at, and without the owner's last wait."""
+    _, mma_free, _, epilogue_free = matches(ptx, TMEM_BARRIER, 4)
+    return drop_wait(ACC_TAIL)(splice(splice(ptx, epilogue_free, ""), mma_free, ""))
 
 
 FAULTS = (
@@ -159,10 +174,10 @@ FAULTS = (
     Fault("too few transaction bytes", edit(EXPECT, rf"mov.b32 \1, {STAGE_BYTES - 16};"), ("hang",), r"-16 tx bytes outstanding"),
     Fault("no fence after the initialisation", edit(r"fence\.mbarrier_init\S+;", ""), ("mbarrier",), r"without a fence\.mbarrier_init"),
     Fault("no barrier after the initialisation", edit(r"bar\.sync\s+0;", ""), ("mbarrier",), r"nothing orders them|no mbarrier was init"),
-    Fault("no barrier after the allocation", every(r"bar\.sync\s+1, 160;", "", count=2), ("race", "uninitialised"), r"ld\.shared.*(tcgen05\.alloc|nobody wrote)|tcgen05\.alloc.*ld\.shared"),
+    Fault("no barrier after the allocation", first_barriers, ("race", "uninitialised"), r"ld\.shared.*(tcgen05\.alloc|nobody wrote)|tcgen05\.alloc.*ld\.shared"),
     Fault("a tile stored by two CTAs", same_tile, ("double-store",), r"`out\[\d\]`.*that st\.global"),
     Fault("rows shifted by one in the descriptor of A", edit(r"or\.b64 (.*), (46117566620\d+);", r"or.b64 \1, 4611756662049538056;", count=2), ("race", "uninitialised"), r"tcgen05\.mma|TMA load"),
-    Fault("B loaded to the wrong place", edit(TMA, r"\1 [\2+32896]"), ("race", "uninitialised"), r"tcgen05\.mma|TMA load"),
+    Fault("B loaded to the wrong place", edit(TMA, r"\1 [\2+128], \3;", count=2, index=1), ("race", "uninitialised"), r"tcgen05\.mma|TMA load"),
     Fault("the MMAs of every stage read stage 0", edit(r"shl\.b32 (\s*\S+, \S+), 10;", r"and.b32 \1, 0;"), ("race", "uninitialised"), r"tcgen05\.mma"),
     Fault("a scale copy left out", edit(CP, "", count=8, index=3), ("uninitialised",), r"tcgen05\.mma.*uses scale factors in tensor memory"),
     Fault("scales taken from the accumulator's columns", edit(MMA, r"\1 [\2], \3, [\2], [\5], \6;", count=4), ("uninitialised", "race", "rule"), r"scale factors"),
@@ -170,10 +185,10 @@ FAULTS = (
     Fault("accumulator over the scales", edit(MMA, r"\1 [\2+64], \3, [\4], [\5], \6;", count=4), ("uninitialised",), r"accumulator|tcgen05\.ld"),
     Fault("another warp's quadrant", edit(r"and\.b32 (\s*\S+), (\S+), 14680064;", r"mov.b32 \1, 2097152;"), ("tensor-memory",), r"which can reach lanes"),
     Fault("tensor memory never freed", edit(r"tcgen05\.dealloc.*;", ""), ("tensor-memory",), r"256 columns at 0 still allocated"),
-    Fault("tensor memory freed too early", drop_wait(ACC_TAIL), ("race", "tensor-memory"), r"tcgen05\.dealloc.*tcgen05\.(ld|mma)|not allocated"),
-    Fault("an arrival too many", edit(RELEASE, r"mbarrier.arrive.shared.b64 _, \1, 3;"), ("mbarrier",), r"more arrivals than the barrier expects"),
+    Fault("tensor memory freed too early", last_barriers, ("race", "tensor-memory"), r"tcgen05\.dealloc.*tcgen05\.(ld|mma)|not allocated"),
+    Fault("an arrival too many", every(RELEASE, r"mbarrier.arrive.shared.b64 _, \1, 3;", count=NUM_RELEASES), ("mbarrier",), r"more arrivals than the barrier expects"),
     Fault("an arrival too few", edit(r"(mov\.b32 \s*\S+), 4;(?=\s*mbarrier\.init)", r"\1, 5;"), ("hang",), r"(?s)hangs.*pending 1 of 5 arrivals.*arrivals came from"),
-    Fault("rows below the output stored", edit(r"(setp\.ge\.s32 \s*(%p\d+), %r\d+, )(%r\d+)(;\s*@\2 bra[^;]*;)(?=(?:(?!setp\.ge)[\s\S])*?st\.global)", r"\g<1>0x7fffffff\4"), ("out-of-bounds", "double-store"), r"outside every live range|is read-only|writes too"),
+    Fault("rows below the output stored", every(r"(setp\.ge\.s32 \s*(%p\d+), %r\d+, )(%r\d+)(;\s*@\2 bra[^;]*;)(?=(?:(?!setp\.ge)[\s\S])*?st\.global)", r"\g<1>0x7fffffff\4", count=4), ("out-of-bounds", "double-store"), r"outside every live range|is read-only|writes too"),
 )  # fmt: skip
 
 

@@ -1,0 +1,127 @@
+"""Device half of the schedule where sizes live on the device: ragged (``offs``) and masked (``masked_m``) groups.
+
+A warp looks at 32 groups at a time, a lane each: it reads their sizes, counts their tiles, and scans. Sizes are read
+when the kernel runs, so a launch that a graph replays follows the sizes of that moment; any number of groups works.
+Groups keep the caller's order, M is the fast axis in a group, as in ``group_table``.
+"""
+
+from dataclasses import dataclass
+from typing import Literal
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import Int32
+
+from .group_table import WorkTile
+from .warp_schedule import WARP_SIZE
+
+SF_ATOM_ROWS = 128
+
+
+@dataclass(frozen=True)
+class DeviceGroups:
+    """Groups of one N and K whose M the device holds. A whole warp calls every method.
+
+    Attributes:
+        form: "ragged": ``sizes`` are inclusive ends of the groups' rows in ``a``; "masked": their row counts.
+        sizes: int32 [num_groups] in global memory.
+        m_max: rows of ``a`` in all (ragged) or of each batch (masked): no group reaches beyond.
+        n, k: extents in elements.
+    """
+
+    form: Literal["ragged", "masked"]
+    sizes: cute.Pointer
+    num_groups: Int32
+    m_max: Int32
+    n: Int32
+    k: Int32
+
+    @cute.jit
+    def first_cursor(self, tile_idx: Int32, tile_shape_mnk: cutlass.Constexpr) -> tuple:
+        """Where a worker starts whose first tile is ``tile_idx``."""
+        window = self._window(Int32(0), Int32(0), Int32(0), tile_shape_mnk)
+        return self._seek((tile_idx, Int32(0), *window), tile_shape_mnk)
+
+    @cute.jit
+    def next_cursor(self, cursor: tuple, stride: Int32, tile_shape_mnk: cutlass.Constexpr) -> tuple:
+        """``stride`` tiles further."""
+        tile_idx, first_group, m, row, tile_end, block_end = cursor
+        return self._seek((tile_idx + stride, first_group, m, row, tile_end, block_end), tile_shape_mnk)
+
+    @cute.jit
+    def has_tile(self, cursor: tuple):
+        """Whether there is a tile at the cursor."""
+        return cursor[1] < self.num_groups
+
+    @cute.jit
+    def tile(self, cursor: tuple, tile_shape_mnk: cutlass.Constexpr) -> WorkTile:
+        """The tile at the cursor."""
+        tile_idx, first_group, lane_m, lane_row, lane_tile_end, lane_block_end = cursor
+        # Lanes whose groups end at or before the tile: the group is the first that does not.
+        lane = cute.arch.popc(cute.arch.vote_ballot_sync(lane_tile_end <= tile_idx))
+        m = cute.arch.shuffle_sync(lane_m, lane)
+        tiles_m = cute.ceil_div(m, tile_shape_mnk[0])
+        tiles = tiles_m * cute.ceil_div(self.n, tile_shape_mnk[1])
+        local_idx = tile_idx - (cute.arch.shuffle_sync(lane_tile_end, lane) - tiles)
+        tile_n_idx = local_idx // tiles_m
+        group = first_group + lane
+        ragged = self.form == "ragged"
+        return WorkTile(
+            slot=group,
+            tile_m_idx=local_idx - tile_n_idx * tiles_m,
+            tile_n_idx=tile_n_idx,
+            k_tile_cnt=cute.ceil_div(self.k, tile_shape_mnk[2]),
+            m=m,
+            n=self.n,
+            a_row=cute.arch.shuffle_sync(lane_row, lane) if ragged else 0,
+            a_sf_block=cute.arch.shuffle_sync(lane_block_end, lane) - cute.ceil_div(m, SF_ATOM_ROWS)
+            if ragged
+            else 0,
+            a_batch=0 if ragged else group,
+            b_batch=group,
+        )
+
+    @cute.jit
+    def _seek(self, cursor: tuple, tile_shape_mnk: cutlass.Constexpr) -> tuple:
+        """Move the window of 32 groups to the one with the tile, or past the last group."""
+        tile_idx, first_group, m, row, tile_end, block_end = cursor
+        tiles_before = cute.arch.shuffle_sync(tile_end, WARP_SIZE - 1)
+        while tile_idx >= tiles_before and first_group < self.num_groups:
+            first_group += WARP_SIZE
+            blocks_before = cute.arch.shuffle_sync(block_end, WARP_SIZE - 1)
+            m, row, tile_end, block_end = self._window(
+                first_group, tiles_before, blocks_before, tile_shape_mnk
+            )
+            tiles_before = cute.arch.shuffle_sync(tile_end, WARP_SIZE - 1)
+        return tile_idx, first_group, m, row, tile_end, block_end
+
+    @cute.jit
+    def _window(
+        self, first_group: Int32, tiles_before: Int32, blocks_before: Int32, tile_shape_mnk: cutlass.Constexpr
+    ) -> tuple:
+        """Of group ``first_group`` + lane: rows, first row, tiles and scale blocks of all groups up to its end."""
+        group = first_group + cute.arch.lane_idx()
+        row, end = Int32(0), Int32(0)
+        if group < self.num_groups:
+            sizes = cute.make_tensor(self.sizes, cute.make_layout(self.num_groups))
+            end = cutlass.min(sizes[group], self.m_max)
+            if cutlass.const_expr(self.form == "ragged"):
+                if group > 0:
+                    row = sizes[group - 1]
+        m = cutlass.max(end - row, 0)
+        tiles = cute.ceil_div(m, tile_shape_mnk[0]) * cute.ceil_div(self.n, tile_shape_mnk[1])
+        tile_end = tiles_before + _inclusive_sum(tiles)
+        block_end = Int32(0)
+        if cutlass.const_expr(self.form == "ragged"):
+            block_end = blocks_before + _inclusive_sum(cute.ceil_div(m, SF_ATOM_ROWS))
+        return m, row, tile_end, block_end
+
+
+@cute.jit
+def _inclusive_sum(value: Int32) -> Int32:
+    """Sum of the values of all lanes up to this one."""
+    lane = cute.arch.lane_idx()
+    for step in cutlass.range_constexpr(5):
+        other = cute.arch.shuffle_sync_up(value, 1 << step)
+        value = value + other if lane >= (1 << step) else value
+    return value

@@ -1,0 +1,113 @@
+"""The tensor-memory and TMA instructions of this family, one function each: exactly one thread of a warp calls them.
+
+CuTe's own copies and MMAs fix the shape of an MMA when the kernel is compiled. Here N is a run-time value, so that a
+tile at the end of a group costs what its rows cost, and descriptors are plain integers.
+"""
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import Int32, Int64
+
+# Shared-memory matrix descriptors (PTX ISA 9.7.16.4.1) without their start address.
+# K-major rows of 128 bytes in the 128-byte swizzle: eight rows, 1024 bytes, to the next row group.
+OPERAND_DESCRIPTOR = 0x4000404000010000
+# Scale blocks, no swizzle: 32 rows of 16 bytes, eight rows, 128 bytes, to the next row group.
+SCALE_DESCRIPTOR = 0x0000400800000000
+DESCRIPTOR_UNIT_BYTES = 16
+# Instruction descriptor (PTX ISA 9.7.16.4.2) of e2m1 x e2m1 with ue4m3 scales, without its extents.
+MMA_DESCRIPTOR = 1 << 7 | 1 << 10
+MMA_DESCRIPTOR_N_SHIFT = 17 - 3
+MMA_DESCRIPTOR_M_SHIFT = 27 - 7
+# Clears the bit that tells the two CTAs of a pair apart: the leader's barrier (PTX ISA 9.7.9.27.1.2).
+LEADER_MASK = 0xFEFFFFFF
+
+# L2 policies as createpolicy.fractional makes them for all of an access.
+EVICT_FIRST = 0x12F0000000000000
+EVICT_LAST = 0x14F0000000000000
+
+
+def smem_descriptor(template: int, address: Int32) -> Int64:
+    """Descriptor of the matrix at shared address ``address``, a multiple of 16 bytes."""
+    return Int64(template) | Int64((address & 0x3FFFF) >> 4)
+
+
+@cute.jit
+def tma_load(
+    destination: Int32,
+    descriptor: Int64,
+    coords: tuple,
+    barrier: Int32,
+    cache_policy: cutlass.Constexpr,
+    num_cta: cutlass.Constexpr,
+    mcast_mask: Int32 | None = None,
+):
+    """Copy the box at ``coords`` (innermost first) to shared memory; its bytes complete the leader's ``barrier``.
+
+    Args:
+        destination: shared address in this CTA.
+        descriptor: generic address of the tensor map.
+        mcast_mask: CTAs of the cluster that get the box at the same place, or None for this one alone.
+    """
+    rank = len(coords)
+    places = ", ".join(f"{{$r{i}}}" for i in range(3, 3 + rank))
+    mask, group, args = "", "", []
+    if cutlass.const_expr(num_cta == 2):
+        group = ".cta_group::2"
+        barrier = barrier & LEADER_MASK
+    if cutlass.const_expr(mcast_mask is not None):
+        mask, args = f" {{$r{3 + rank}}},", [cutlass.Int16(mcast_mask)]
+    multicast = ".multicast::cluster" if mask else ""
+    cute.arch.inline_ptx(
+        f"cp.async.bulk.tensor.{rank}d.shared::cluster.global.tile.mbarrier::complete_tx::bytes"
+        f"{multicast}{group}.L2::cache_hint [{{$r0}}], [{{$r1}}, {{{places}}}], [{{$r2}}],{mask} "
+        f"{{$r{3 + rank + len(args)}}};",
+        read_only_args=[
+            destination,
+            descriptor,
+            barrier,
+            *(Int32(c) for c in coords),
+            *args,
+            Int64(cache_policy),
+        ],
+    )
+
+
+@cute.jit
+def copy_scale_block(column: Int32, source: Int64, num_cta: cutlass.Constexpr):
+    """Copy 128 rows x 4 scales (512 bytes) to four columns of tensor memory, in every lane quadrant, of each CTA."""
+    cute.arch.inline_ptx(
+        f"tcgen05.cp.cta_group::{num_cta}.32x128b.warpx4 [{{$r0}}], {{$r1}};", read_only_args=[column, source]
+    )
+
+
+@cute.jit
+def mma_descriptor(n: Int32, num_cta: cutlass.Constexpr) -> Int32:
+    """Instruction descriptor for 128 rows a CTA and ``n`` columns, a multiple of 16."""
+    m_bits = 128 * num_cta << MMA_DESCRIPTOR_M_SHIFT
+    return (n << MMA_DESCRIPTOR_N_SHIFT) | Int32(MMA_DESCRIPTOR | m_bits)
+
+
+@cute.jit
+def block_scaled_mma(
+    acc: Int32,
+    a: Int64,
+    b: Int64,
+    instruction: Int32,
+    sfa: Int32,
+    sfb: Int32,
+    accumulate: Int32,
+    num_cta: cutlass.Constexpr,
+):
+    """D = A B^T + (D if ``accumulate``) for 64 elements of K (PTX ISA 9.7.16.10.9).
+
+    Args:
+        acc: tensor-memory address of D.
+        a, b: shared-memory descriptors.
+        sfa, sfb: tensor-memory addresses of the scales.
+    """
+    cute.arch.inline_ptx(
+        "{ .reg .pred accumulate; setp.ne.b32 accumulate, {$r6}, 0; "
+        f"tcgen05.mma.cta_group::{num_cta}.kind::mxf4nvf4.block_scale.block16 "
+        "[{$r0}], {$r1}, {$r2}, {$r3}, [{$r4}], [{$r5}], accumulate; }",
+        read_only_args=[acc, a, b, instruction, sfa, sfb, accumulate],
+    )

@@ -1,0 +1,50 @@
+"""Which part of a work tile lies on which side of the MMA: ``swap_ab`` puts the rows of ``b`` on the M side."""
+
+from dataclasses import dataclass
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import Int32
+
+from nvfp4_cute.arch.sm100 import MMA_N_STEP
+from nvfp4_cute.config import KernelConfig
+
+from ..common.group_table import WorkTile
+
+
+@dataclass(frozen=True)
+class SideOrigin:
+    """Where the group begins in an operand: row, 128-row scale block, batch."""
+
+    row: Int32 | int
+    sf_block: Int32 | int
+    batch: Int32 | int
+
+
+@dataclass(frozen=True)
+class TileSide:
+    """One side of a tile.
+
+    Attributes:
+        first_row: the tile's first row of the operand, counted from the group's.
+        extent: rows of the group.
+    """
+
+    first_row: Int32
+    extent: Int32
+    origin: SideOrigin
+
+
+def mma_sides(config: KernelConfig, tile: WorkTile) -> tuple[TileSide, TileSide]:
+    """The tile's M side and N side."""
+    tile_m, tile_n, _ = config.work_tile_mnk
+    a = TileSide(tile.tile_m_idx * tile_m, tile.m, SideOrigin(tile.a_row, tile.a_sf_block, tile.a_batch))
+    b = TileSide(tile.tile_n_idx * tile_n, tile.n, SideOrigin(0, 0, tile.b_batch))
+    return (b, a) if config.swap_ab else (a, b)
+
+
+@cute.jit
+def mma_columns(config: cutlass.Constexpr, n_side: TileSide) -> Int32:
+    """Columns that the MMA computes: those of the group, rounded up to a whole slice of the epilogue."""
+    columns = cute.ceil_div(n_side.extent - n_side.first_row, MMA_N_STEP) * MMA_N_STEP
+    return cutlass.min(columns, config.cta_tile_shape_mnk[1])
