@@ -8,6 +8,7 @@ from typing import Any
 import matrix_kernels as kernels
 import matrix_model as model
 import numpy as np
+from probes.backends import Device
 
 from nvfp4_cute.emulator.driver import run_ptx
 
@@ -45,8 +46,9 @@ class Case:
 
     def on_device(self) -> np.ndarray:
         """Bits of D from a GPU."""
-        left = kernels.launch_on_device(self.text, self.threads, self.arguments(), self.smem_bytes)
-        return self.matrix(left[self.result])
+        args = self.arguments()
+        Device().launch(self.text, args, block=self.threads, smem_bytes=self.smem_bytes)
+        return self.matrix(args[self.result])
 
     def fingerprint(self) -> str:
         """Changes when the kernel or its inputs do."""

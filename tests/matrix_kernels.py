@@ -1,9 +1,4 @@
-"""PTX of one-instruction kernels for the matrix tests, and their launch on a real device."""
-
-import re
-from typing import Any
-
-import numpy as np
+"""PTX of one-instruction kernels for the matrix tests."""
 
 
 def _registers(prefix: str, count: int) -> str:
@@ -111,34 +106,3 @@ def _strided(line: str, count: int, base: str) -> list[str]:
     for i in range(count):
         lines += [line.format(i=i), "add.u64 %rd10, %rd10, %rd8;"]
     return lines
-
-
-# ---- a real device -----------------------------------------------------------------------------------------------
-def launch_on_device(ptx: str, block: int, args: list[Any], smem_bytes: int = 0) -> list[Any]:
-    """Run the one kernel of a PTX text on the first CUDA device, as run_ptx does on the emulator.
-
-    Arrays are copied to the device and back; returns the arguments with arrays replaced by what the device left.
-    """
-    import torch
-    from cuda.bindings import driver
-
-    def call(result: tuple[Any, ...]) -> Any:
-        if result[0] != driver.CUresult.CUDA_SUCCESS:
-            raise RuntimeError(f"CUDA driver: {driver.cuGetErrorName(result[0])[1].decode()}")
-        return result[1] if len(result) == 2 else result[1:]
-
-    torch.cuda.init()
-    torch.zeros(1, device="cuda")
-    module = call(driver.cuModuleLoadData(ptx.encode() + b"\0"))
-    kernel = call(driver.cuModuleGetFunction(module, b"k"))
-    tensors = [torch.from_numpy(x.view(np.int32)).cuda() if isinstance(x, np.ndarray) else None for x in args]
-    kinds = re.findall(r"\.param \.(u\d+)", ptx)
-    values = [
-        np.array([t.data_ptr() if t is not None else x], {"u64": np.uint64, "u32": np.uint32}[kind])
-        for t, x, kind in zip(tensors, args, kinds, strict=True)
-    ]
-    pointers = np.array([v.ctypes.data for v in values], np.uint64)
-    call(driver.cuLaunchKernel(kernel, 1, 1, 1, block, 1, 1, smem_bytes, 0, pointers.ctypes.data, 0))
-    torch.cuda.synchronize()
-    call(driver.cuModuleUnload(module))
-    return [t.cpu().numpy().view(x.dtype) if t is not None else x for t, x in zip(tensors, args, strict=True)]

@@ -1,0 +1,29 @@
+"""Kernels that the emulator and a real sm_90a device run alike, by name; the same kernel must leave the same bits.
+
+`PYTHONPATH=tests python -m probes.record OUT.npz` records what a device leaves; `tests/emulator/test_probes.py`
+compares the emulator with that.
+"""
+
+from probes import copies, scalar, threads
+from probes.backends import Probe
+
+OPERANDS, MANY, ALL_HALVES = 96, 4096, 1 << 16
+
+PROBES: dict[str, Probe] = {
+    **{name: scalar.group_probe(name, group, OPERANDS) for name, group in scalar.GROUPS.items()},
+    **threads.PROBES,
+    **copies.PROBES,
+}
+
+WIDE: dict[str, Probe] = {
+    name: scalar.group_probe(name, group, ALL_HALVES if scalar.every_half in group.inputs.values() else MANY)
+    for name, group in scalar.GROUPS.items()
+}
+"""The same with many operands: too much to record, compared while a device is there."""
+
+BOUNDS: dict[str, dict[str, int]] = {
+    name: {row: group.bounds.get(row, group.bound) for row in group.rows}
+    for name, group in scalar.GROUPS.items()
+    if group.bound
+}
+"""Units in the last place by which results may differ, by probe and label: approximations only."""
