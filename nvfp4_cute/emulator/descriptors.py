@@ -222,7 +222,8 @@ def decode_instruction_descriptor(
         raise refuse("a reserved bit is set")
     if (not scaled and (value >> 29 & 1 or (value >> 30 and not ws))) or (kind == "mxf8f6f4" and value >> 31):
         raise refuse("a reserved bit is set, or B reuse shifts without .ws")
-    formats, codes = _FORMATS[kind], (value >> 7 & 7, value >> 10 & 7)
+    # The B format of the 4-bit kinds has two bits; the next is reserved, and kernels set it.
+    formats, codes = _FORMATS[kind], (value >> 7 & 7, value >> 10 & (3 if fp4 else 7))
     if any(code not in formats for code in codes):
         raise refuse(f"element format codes {codes}, legal are {sorted(formats)}")
     result = InstructionDescriptor(

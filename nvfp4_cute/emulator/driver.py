@@ -4,6 +4,7 @@ import ctypes
 import importlib.util
 import os
 import struct
+import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -14,6 +15,7 @@ from nvfp4_cute.emulator.hazards import Hazard
 from nvfp4_cute.emulator.machine import Launch, Machine, Stats
 from nvfp4_cute.emulator.ptx import Entry, Program, parse
 from nvfp4_cute.emulator.targets import Device, ptx_arch
+from nvfp4_cute.emulator.tensormap import encode_tiled
 from nvfp4_cute.emulator.timing import Timing, replay
 from nvfp4_cute.emulator.timing_constants import Constants
 from nvfp4_cute.emulator.timing_record import Recorder
@@ -218,6 +220,44 @@ class LaunchRecord(ctypes.Structure):
     )
 
 
+class TensorMapRecord(ctypes.Structure):
+    """struct tensor_map_record of launch_shim.c."""
+
+    _fields_ = (
+        ("descriptor", ctypes.c_void_p),
+        ("address", ctypes.c_uint64),
+        ("dims", ctypes.POINTER(ctypes.c_uint64)),
+        ("strides", ctypes.POINTER(ctypes.c_uint64)),
+        ("box", ctypes.POINTER(ctypes.c_uint32)),
+        ("element_strides", ctypes.POINTER(ctypes.c_uint32)),
+        ("element", ctypes.c_uint32),
+        ("rank", ctypes.c_uint32),
+        ("interleave", ctypes.c_uint32),
+        ("swizzle", ctypes.c_uint32),
+        ("fill", ctypes.c_uint32),
+    )
+
+    def encode(self) -> None:
+        """Write the descriptor.
+
+        Raises:
+            ValueError, EmulatorError: the driver would refuse it, or it is not modelled.
+        """
+        rank = self.rank
+        data = encode_tiled(
+            self.address,
+            self.element,
+            tuple(self.dims[:rank]),
+            tuple(self.strides[: rank - 1]),
+            tuple(self.box[:rank]),
+            tuple(self.element_strides[:rank]),
+            interleave=self.interleave,
+            swizzle=self.swizzle,
+            fill=self.fill,
+        )
+        ctypes.memmove(self.descriptor, data, len(data))
+
+
 FAT_BINARY_MAGIC = 0xBA55ED50
 
 
@@ -230,6 +270,7 @@ def fat_binary(address: int | None) -> bytes:
 
 
 LAUNCH_CALLBACK = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.POINTER(LaunchRecord))
+TENSOR_MAP_CALLBACK = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.POINTER(TensorMapRecord))
 ATTRIBUTE_CALLBACK = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.POINTER(ctypes.c_int), ctypes.c_int)
 SUCCESS, INVALID_VALUE, LAUNCH_FAILURE, COOPERATIVE_LAUNCH_TOO_LARGE = 0, 1, 719, 720
 SHIM_MODULE = "nvfp4_cute.emulator._launch_shim"
@@ -266,7 +307,7 @@ def prepare_cutlass() -> None:
             process are those of the library that was loaded first.
     """
     path = shim_path()
-    from cutlass.cutlass_dsl import CuTeDSL
+    from cutlass.cutlass_dsl import CuTeDSL, CuteExperimentalDSL
     from cutlass.cutlass_dsl.cuda_jit_executor import CudaDialectJitCompiledFunction
 
     settings = CuTeDSL._get_dsl().envar
@@ -279,7 +320,8 @@ def prepare_cutlass() -> None:
             "nvfp4_cute.emulator.driver.prepare_cutlass() before the first compilation, or use a process of its own"
         )
     ctypes.CDLL(path).nvfp4_cute_set_runtime(libraries[0].encode())
-    settings.shared_libs = os.pathsep.join([path, *libraries])
+    for dsl in (CuTeDSL, CuteExperimentalDSL):
+        dsl._get_dsl().envar.shared_libs = os.pathsep.join([path, *libraries])
     # The DSL would ask the CUDA runtime; the emulator is one device.
     real = CudaDialectJitCompiledFunction.num_devices.func
     CudaDialectJitCompiledFunction.num_devices = property(lambda self: 1 if Emulator._active else real(self))
@@ -402,7 +444,7 @@ class Emulator:
         self._error = None
         shim = ctypes.CDLL(shim_path())
         Emulator._active.append(self)
-        shim.nvfp4_cute_set_callbacks(_launch, _attribute)
+        shim.nvfp4_cute_set_callbacks(_launch, _attribute, _tensor_map)
         return self
 
     def __exit__(self, kind: type | None, error: BaseException | None, trace: Any) -> None:
@@ -410,7 +452,7 @@ class Emulator:
         Emulator._active.remove(self)
         if not Emulator._active:
             nothing = ctypes.c_void_p(None)
-            ctypes.CDLL(shim_path()).nvfp4_cute_set_callbacks(nothing, nothing)
+            ctypes.CDLL(shim_path()).nvfp4_cute_set_callbacks(nothing, nothing, nothing)
         left, self._error = self._error, None
         if left is not None:
             raise left from error
@@ -508,3 +550,16 @@ def _attribute(value: Any, number: int) -> int:
         value[0] = emulator.attribute(number)
 
     return emulator._guard(answer, INVALID_VALUE)
+
+
+@TENSOR_MAP_CALLBACK
+def _tensor_map(record: Any) -> int:
+    def answer() -> None:
+        try:
+            record.contents.encode()
+        except (ValueError, EmulatorError) as error:
+            # The host code that CuTe DSL compiles ends the process when this fails.
+            print(f"cuTensorMapEncodeTiled: {error}", file=sys.stderr, flush=True)
+            raise
+
+    return Emulator._active[-1]._guard(answer, INVALID_VALUE)

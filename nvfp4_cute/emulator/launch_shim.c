@@ -48,8 +48,25 @@ struct launch_record {
 typedef int (*launch_callback)(const struct launch_record *record);
 typedef int (*attribute_callback)(int *value, int attribute);
 
+/* What the tensor map callback gets: the arguments of cuTensorMapEncodeTiled. Keep equal to TensorMapRecord in driver.py. */
+struct tensor_map_record {
+  void *descriptor; /* 128 bytes, to be written */
+  uint64_t address;
+  const uint64_t *dims;
+  const uint64_t *strides;
+  const uint32_t *box;
+  const uint32_t *element_strides;
+  uint32_t element;
+  uint32_t rank;
+  uint32_t interleave;
+  uint32_t swizzle;
+  uint32_t fill;
+};
+typedef int (*tensor_map_callback)(const struct tensor_map_record *record);
+
 static launch_callback on_launch;
 static attribute_callback on_attribute;
+static tensor_map_callback on_tensor_map;
 
 struct kernel {
   struct kernel *next;
@@ -58,9 +75,11 @@ struct kernel {
 };
 static struct kernel *kernels;
 
-EXPORT void nvfp4_cute_set_callbacks(launch_callback launch, attribute_callback attribute) {
+EXPORT void nvfp4_cute_set_callbacks(launch_callback launch, attribute_callback attribute,
+                                     tensor_map_callback tensor_map) {
   on_launch = launch;
   on_attribute = attribute;
+  on_tensor_map = tensor_map;
 }
 
 /* CuTe DSL's runtime library, loaded when the first call goes on to it. */
@@ -177,6 +196,18 @@ EXPORT int _cudaStreamSynchronize(void *stream) {
 EXPORT int _cudaDeviceGetAttribute(int *value, int attribute, int device) {
   FORWARD("_cudaDeviceGetAttribute", (int *, int, int), value, attribute, device);
   return on_attribute(value, attribute);
+}
+
+EXPORT int _cuTensorMapEncodeTiled(void *descriptor, uint32_t element, uint32_t rank, void *address, const uint64_t *dims,
+                                   const uint64_t *strides, const uint32_t *box, const uint32_t *element_strides,
+                                   uint32_t interleave, uint32_t swizzle, uint32_t promotion, uint32_t fill) {
+  struct tensor_map_record record = {descriptor, (uintptr_t)address, dims, strides, box, element_strides,
+                                     element,    rank,               interleave, swizzle, fill};
+  FORWARD("_cuTensorMapEncodeTiled",
+          (void *, uint32_t, uint32_t, void *, const uint64_t *, const uint64_t *, const uint32_t *, const uint32_t *,
+           uint32_t, uint32_t, uint32_t, uint32_t),
+          descriptor, element, rank, address, dims, strides, box, element_strides, interleave, swizzle, promotion, fill);
+  return on_tensor_map(&record);
 }
 
 EXPORT int _cudaLaunchKernelEx(const struct launch_config *config, const void *kernel, void **arguments) {

@@ -20,6 +20,7 @@ SHARED_BASE = 1024
 """First usable offset of the shared window; the machine keeps the bytes below for itself."""
 
 TMEM_LANES, TMEM_COLS = 128, 512
+TMEM_POISON = 0xFFFFFFFF
 MAX_COUNT = (1 << 20) - 1
 """Largest mbarrier arrival count and largest magnitude of its tx-count."""
 
@@ -303,7 +304,7 @@ class TensorMemory:
     def words(self) -> np.ndarray:
         """uint32 [lane, column]; poisoned with 0xFFFFFFFF until written."""
         if self._words is None:
-            self._words = np.full((TMEM_LANES, TMEM_COLS), 0xFFFFFFFF, np.uint32)
+            self._words = np.full((TMEM_LANES, TMEM_COLS), TMEM_POISON, np.uint32)
         return self._words
 
     def alloc(self, ncols: int) -> int | None:
@@ -388,6 +389,7 @@ class Mbarrier:
         """Announce `nbytes` of asynchronous data for this phase."""
         self.tx += nbytes
         self._check_tx()
+        self._complete()  # data may have landed before it was announced
 
     def complete_tx(self, nbytes: int) -> None:
         """Account for `nbytes` of data that landed."""

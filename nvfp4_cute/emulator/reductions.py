@@ -1,4 +1,9 @@
-"""Elementwise reductions of asynchronous copies (PTX ISA "cp.reduce.async.bulk")."""
+"""Elementwise reductions of asynchronous copies (PTX ISA "cp.reduce.async.bulk"), and of floats by atomics.
+
+NaN, zeros of two signs and subnormals are treated as an H200 treats them (recorded 2026-11-21): a NaN result is
+0x7FFF or 0x7FFFFFFF, min and max prefer a number to NaN and order -0 below +0, and only `atom` and `red` on global
+memory flush binary32 subnormals.
+"""
 
 import numpy as np
 
@@ -14,11 +19,12 @@ _ARITHMETIC_TYPES = {
     "s32": np.int32,
     "u64": np.uint64,
     "s64": np.int64,
-    "f16": np.float16,
-    "f32": np.float32,
-    "f32.ftz": np.float32,
-    "f64": np.float64,
 }
+_FLOATS = {"f16": np.float16, "bf16": np.float32, "f32": np.float32, "f32.ftz": np.float32, "f64": np.float64}
+"""What a float type is computed in; NumPy has no bf16, and rounds sums of f16 once."""
+
+_NAN = {2: 0x7FFF, 4: 0x7FFFFFFF}
+_SMALLEST_NORMAL = np.float32(2.0**-126)
 _ARITHMETIC = {"add": np.add, "min": np.minimum, "max": np.maximum}
 
 
@@ -32,8 +38,7 @@ def reduce_elements(op: str, type_name: str, old: np.ndarray, new: np.ndarray) -
         new: uint8, as many.
 
     Returns:
-        uint8, what memory shall hold. Floats are rounded to nearest even; 16-bit ones are added in float32, whose 24
-        bits are at least twice their precision and two more, so that rounding twice is rounding once.
+        uint8, what memory shall hold.
 
     Raises:
         EmulatorError: the type has no such reduction.
@@ -43,18 +48,60 @@ def reduce_elements(op: str, type_name: str, old: np.ndarray, new: np.ndarray) -
     if op in ("inc", "dec") and type_name == "u32":
         return _wrapping_step(op, old.view(np.uint32), new.view(np.uint32)).view(np.uint8)
     function = _ARITHMETIC.get(op)
-    if function is None or type_name not in (*_ARITHMETIC_TYPES, "bf16"):
+    if function is None or type_name not in (*_ARITHMETIC_TYPES, *_FLOATS):
         raise EmulatorError(f"reduction .{op} does not exist for elements of type {type_name}")
-    if type_name == "bf16":  # NumPy has none
-        wide = [(x.view(np.uint16).astype(np.uint32) << 16).view(np.float32) for x in (old, new)]
-        with np.errstate(invalid="ignore", over="ignore"):
-            bits = function(*wide).view(np.uint32)
-        rounded = (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16
-        rounded = np.where((bits & 0x7FFFFFFF) > 0x7F800000, 0x7FFF, rounded)
-        return rounded.astype(np.uint16).view(np.uint8)
+    if type_name in _FLOATS:
+        return combine_floats(op, type_name, old, new)
     dtype = _ARITHMETIC_TYPES[type_name]
+    return function(old.view(dtype), new.view(dtype)).view(np.uint8)
+
+
+def combine_floats(
+    op: str, type_name: str, old: np.ndarray, new: np.ndarray, flush: bool = False
+) -> np.ndarray:
+    """add, min or max of float elements, rounded to nearest even.
+
+    Args:
+        op, type_name: as `reduce_elements` takes them.
+        old, new: contiguous arrays of any one dtype that hold the elements.
+        flush: take subnormals, operands and results, for zeros.
+
+    Returns:
+        The results, in the dtype of `old`.
+    """
+    a, b = (_widen(x, type_name) for x in (old, new))
+    if flush:
+        a, b = _flush(a), _flush(b)
     with np.errstate(invalid="ignore", over="ignore"):
-        return function(old.view(dtype), new.view(dtype)).view(np.uint8)
+        value = a + b if op == "add" else np.where(_first_wins(op, a, b), a, b)
+    if flush:
+        value = _flush(value)
+    return _narrow(value, type_name).view(old.dtype)
+
+
+def _first_wins(op: str, a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    before = (a < b) | ((a == b) & np.signbit(a)) if op == "min" else (a > b) | ((a == b) & ~np.signbit(a))
+    return (before | np.isnan(b)) & ~np.isnan(a)
+
+
+def _flush(values: np.ndarray) -> np.ndarray:
+    return np.where(np.abs(values) < _SMALLEST_NORMAL, np.copysign(values.dtype.type(0), values), values)
+
+
+def _widen(data: np.ndarray, type_name: str) -> np.ndarray:
+    if type_name == "bf16":
+        return (data.view(np.uint16).astype(np.uint32) << 16).view(np.float32)
+    return data.view(_FLOATS[type_name])
+
+
+def _narrow(values: np.ndarray, type_name: str) -> np.ndarray:
+    """Words of the results; NaN is canonical in formats of up to 32 bits."""
+    if type_name == "f64":
+        return values
+    words = values.view(f"u{values.itemsize}")
+    if type_name == "bf16":
+        words = ((words + 0x7FFF + ((words >> 16) & 1)) >> 16).astype(np.uint16)
+    return np.where(np.isnan(values), words.dtype.type(_NAN[words.itemsize]), words)
 
 
 def _wrapping_step(op: str, old: np.ndarray, limit: np.ndarray) -> np.ndarray:

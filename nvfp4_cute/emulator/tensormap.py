@@ -4,6 +4,11 @@ A tile in shared memory is the box in row-major order, dimension 0 innermost and
 permuted by the swizzle: an XOR of chunk-address bits with higher bits of the absolute shared-memory address (PTX ISA
 "Tensors", swizzling modes). Copies therefore move whole 16-byte chunks through index maps, which are cached.
 
+What PTX leaves open is as an H200 does it (recorded 2026-11-21): rows of a swizzled tile are a whole span apart even
+where the box is narrower; copies start at multiples of 16 bytes in a row, or the kernel faults; a store writes the
+16-byte chunk in which a row ends to its end, over what lies behind the row's last element; NaN fill is 0x7FF7 in every
+16 bits, whatever the type; and loads of tf32 round to nearest (ties were not recorded: away from zero, as cvt.rna).
+
 Layout of the descriptor: only its first 64 bytes are used (see `TensorMap.decode`).
 """
 
@@ -34,17 +39,17 @@ class ElementType:
     Attributes:
         name: PTX spelling.
         bits: size in global memory.
-        nan: bits that out-of-bounds elements read as where the map asks for NaN; None for types without NaN.
+        is_float: whether the map may ask that out-of-bounds elements read as NaN.
         padded: (data bytes, bytes in shared memory) of each group of 16 elements that is unpacked on load.
     """
 
     name: str
     bits: int
-    nan: int | None = None
+    is_float: bool = False
     padded: tuple[int, int] | None = None
 
 
-_F32_NAN = 0x7FFFFFFF
+_NAN_FILL = 0x7FF7
 _ELEMENT_TYPES = {
     0: ElementType("u8", 8),
     1: ElementType("u16", 16),
@@ -52,16 +57,16 @@ _ELEMENT_TYPES = {
     3: ElementType("s32", 32),
     4: ElementType("u64", 64),
     5: ElementType("s64", 64),
-    6: ElementType("f16", 16, 0x7FFF),
-    7: ElementType("f32", 32, _F32_NAN),
-    8: ElementType("f32.ftz", 32, _F32_NAN),
-    9: ElementType("f64", 64, 0x7FFFFFFFFFFFFFFF),
-    10: ElementType("bf16", 16, 0x7FFF),
+    6: ElementType("f16", 16, True),
+    7: ElementType("f32", 32, True),
+    8: ElementType("f32.ftz", 32, True),
+    9: ElementType("f64", 64, True),
+    10: ElementType("bf16", 16, True),
     11: ElementType("b4x16", 4),
     12: ElementType("b4x16_p64", 4, padded=(8, 16)),
     13: ElementType("b6x16_p32", 6, padded=(12, 16)),
 }
-_TF32 = {7: ElementType("tf32", 32, _F32_NAN), 8: ElementType("tf32.ftz", 32, _F32_NAN)}
+_TF32 = {7: ElementType("tf32", 32, True), 8: ElementType("tf32.ftz", 32, True)}
 _TYPE_CODES = {t.name: (code, 0) for code, t in _ELEMENT_TYPES.items()}
 _TYPE_CODES |= {t.name: (code, 1) for code, t in _TF32.items()}
 
@@ -127,9 +132,19 @@ class TensorMap:
         return self.tile_shape[-1] * self.element.bits // 8
 
     @cached_property
+    def row_pitch(self) -> int:
+        """Bytes from one innermost row of the tile to the next in shared memory."""
+        return _SWIZZLE_SPAN[self.swizzle] or self.row_bytes
+
+    @cached_property
     def tile_bytes(self) -> int:
-        """Bytes of the tile in shared memory, padding and out-of-bounds parts included."""
+        """Bytes that a tile writes to shared memory, padding of the element type and out-of-bounds parts included."""
         return int(np.prod(self.tile_shape[:-1], dtype=np.int64)) * self.row_bytes
+
+    def shared_extent(self, boxes: int = 1) -> int:
+        """Bytes from the start of `boxes` tiles that lie one after the other in shared memory to their end."""
+        rows = boxes * int(np.prod(self.tile_shape[:-1], dtype=np.int64))
+        return (rows - 1) * self.row_pitch + self.row_bytes
 
     @cached_property
     def transaction_bytes(self) -> int:
@@ -155,11 +170,11 @@ class TensorMap:
 
     def row_chunk_index(self, offset: int, row: int) -> np.ndarray:
         """As `chunk_index`, for a box of one row that lands in row `row` of a tile at `offset` (gather4)."""
-        return self._chunks(offset + row * self.row_bytes)
+        return self._chunks(offset + row * self.row_pitch)
 
     def _chunks(self, offset: int) -> np.ndarray:
-        shape = (*self.tile_shape[:-1], self.row_bytes // CHUNK_BYTES)
-        return _chunk_index(offset, shape, self.swizzle, self.atom)
+        shape = (*self.tile_shape[:-1], self.row_pitch // CHUNK_BYTES)
+        return _chunk_index(offset, shape, self.swizzle, self.atom)[..., : self.row_bytes // CHUNK_BYTES]
 
     def read_tile(self, coords: tuple[int, ...], view: GlobalView) -> np.ndarray:
         """Read the box at `coords` (elements, innermost first; may lie outside the tensor).
@@ -171,10 +186,10 @@ class TensorMap:
         region = self._clip(coords)
         shape = (*self.tile_shape[:-1], self.row_bytes // CHUNK_BYTES)
         if region is not None and region.complete and not self.element.padded:
-            return self._global_rows(region, view, CHUNK_BYTES).view(np.complex128)
+            return _as_loaded(self.element, self._global_rows(region, view, CHUNK_BYTES)).view(np.complex128)
         tile = self._filled()
         if region is not None:
-            source = self._global_rows(region, view, 1)
+            source = _as_loaded(self.element, self._global_rows(region, view, 1))
             packed = self.element.padded
             if packed:
                 groups = tile.reshape(*tile.shape[:-1], -1, packed[1])[..., : packed[0]]
@@ -215,9 +230,24 @@ class TensorMap:
         target = self._global_rows(region, view, 1)
         if reduce is None:
             target[...] = source
+            self._write_last_chunks(coords, region, rows, view)
         else:
             source = np.ascontiguousarray(source)
             target[...] = reduce_elements(reduce, self.element.name, np.ascontiguousarray(target), source)
+
+    def _write_last_chunks(
+        self, coords: tuple[int, ...], region: "_Region", rows: np.ndarray, view: GlobalView
+    ) -> None:
+        """Write what lies behind the last element of rows that end within a 16-byte chunk, up to the next row."""
+        end = region.first_byte + region.row_bytes
+        extra = -end % CHUNK_BYTES
+        if not extra or self.element.bits % 8:
+            return
+        behind = rows[(*region.tile_slices, slice(end, end + extra))].reshape(-1, extra)
+        last = self.address + sum((n - 1) * s for n, s in zip(self.dims[1:], self.strides, strict=True))
+        for address, data in zip(self.rows_at(coords)[0].tolist(), behind, strict=True):
+            if address < last:  # behind the last row of all there may be nothing
+                view(address + region.row_bytes, extra)[:] = data
 
     def rows_at(self, coords: tuple[int, ...]) -> tuple[np.ndarray, int]:
         """Global addresses (int64) of the rows of the box at `coords` that lie in the tensor, and bytes of each."""
@@ -250,9 +280,8 @@ class TensorMap:
     def _filled(self) -> np.ndarray:
         """uint8 (outer dims..., row bytes) of the fill value; padding bytes are poison."""
         shape = (*self.tile_shape[:-1], self.row_bytes)
-        if self.nan_fill and self.element.nan is not None:
-            unit = self.element.bits // 8
-            return np.full((*shape[:-1], shape[-1] // unit), self.element.nan, f"u{unit}").view(np.uint8)
+        if self.nan_fill:
+            return np.full((*shape[:-1], shape[-1] // 2), _NAN_FILL, np.uint16).view(np.uint8)
         tile = np.zeros(shape, np.uint8)
         if self.element.padded:
             data, total = self.element.padded
@@ -263,6 +292,11 @@ class TensorMap:
         """The part of the box inside the tensor; None where there is none."""
         if len(coords) != self.rank:
             raise EmulatorError(f"TMA with {len(coords)} coordinates on a tensor map of rank {self.rank}")
+        if self.element.bits % 8 == 0 and coords[0] * self.element.bits // 8 % CHUNK_BYTES:
+            raise AlignmentFault(
+                f"TMA coordinate {coords[0]} of {self.element.name}: {coords[0] * self.element.bits // 8} bytes into "
+                f"a row, must be a multiple of {CHUNK_BYTES} (an H200 faults)"
+            )
         if self.element.bits % 8 and (coords[0] * self.element.bits) % 8:
             raise EmulatorError(f"TMA coordinate {coords[0]} of {self.element.name}: must start a whole byte")
         if self.element.padded and coords[0] % 128:
@@ -324,6 +358,17 @@ class _Region:
         """Groups of 16 elements of a padded type."""
         first = self.first_byte // group_bytes
         return slice(first, first + self.row_bytes // group_bytes)
+
+
+def _as_loaded(element: ElementType, data: np.ndarray) -> np.ndarray:
+    """Elements as they arrive in shared memory (uint8, innermost contiguous): tf32 is rounded, the others are copied."""
+    if not element.name.startswith("tf32"):
+        return data
+    codes = np.ascontiguousarray(data).view(np.uint32)
+    nan = (codes & 0x7FFFFFFF) > 0x7F800000
+    return np.where(nan, np.uint32(0x7FFFE000), codes + np.uint32(0x1000) & np.uint32(0xFFFFE000)).view(
+        np.uint8
+    )
 
 
 # ---- index maps --------------------------------------------------------------------------------------------------
@@ -391,7 +436,7 @@ def _check(m: TensorMap) -> None:
         ),
         (m.atom == "32B_flip_8B", "swizzle atomicity 32B with 8B flip is not modelled"),
         (m.atom != "16B" and m.swizzle != "128B", f"swizzle atomicity {m.atom} needs the 128B swizzle"),
-        (m.nan_fill and m.element.nan is None, f"NaN fill needs a float type, not {m.element.name}"),
+        (m.nan_fill and not m.element.is_float, f"NaN fill needs a float type, not {m.element.name}"),
     ):
         if broken:
             raise EmulatorError(f"tensor map: {rule}")
@@ -519,3 +564,40 @@ def encode(
     data += bytes(DESCRIPTOR_BYTES - len(data))
     TensorMap.decode(data)
     return data
+
+
+# What the driver's cuTensorMapEncodeTiled means by its numbers.
+_DRIVER_TYPES = (
+    "u8", "u16", "u32", "s32", "u64", "s64", "f16", "f32", "f64", "bf16", "f32.ftz", "tf32", "tf32.ftz", "b4x16",
+    "b4x16_p64", "b6x16_p32",
+)  # fmt: skip
+_DRIVER_SWIZZLES = (
+    ("none", "16B"), ("32B", "16B"), ("64B", "16B"), ("128B", "16B"), ("128B", "32B"), ("128B", "32B_flip_8B"),
+    ("128B", "64B"),
+)  # fmt: skip
+
+
+def encode_tiled(
+    address: int,
+    element: int,
+    dims: tuple[int, ...],
+    strides: tuple[int, ...],
+    box: tuple[int, ...],
+    element_strides: tuple[int, ...],
+    *,
+    interleave: int,
+    swizzle: int,
+    fill: int,
+) -> bytes:
+    """The descriptor that cuTensorMapEncodeTiled makes; enumerations as the driver numbers them.
+
+    Raises:
+        ValueError, EmulatorError: the driver would refuse it, or it is not modelled.
+    """
+    if element >= len(_DRIVER_TYPES) or swizzle >= len(_DRIVER_SWIZZLES) or fill > 1:
+        raise ValueError(f"tensor map: no element type {element}, swizzle {swizzle} or fill {fill}")
+    if interleave:
+        raise EmulatorError("tensor map with an interleaved layout: not modelled")
+    mode, atom = _DRIVER_SWIZZLES[swizzle]
+    options = {"element_strides": element_strides, "swizzle": mode, "atom": atom, "nan_fill": bool(fill)}
+    return encode(address, _DRIVER_TYPES[element], dims, strides, box, **options)  # type: ignore[arg-type]

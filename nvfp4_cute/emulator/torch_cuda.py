@@ -265,6 +265,13 @@ def cuda_module(gpu: VirtualGpu) -> dict[str, Any]:
     }
 
 
+class Profile(torch.profiler.profile):
+    """torch.profiler.profile: there is no GPU whose activity could be recorded, so that of the CPU is."""
+
+    def __init__(self, *, activities: Any = None, **options: Any) -> None:
+        super().__init__(activities=[torch.profiler.ProfilerActivity.CPU], **options)
+
+
 def nvtx_module() -> dict[str, Any]:
     """Replacements for attributes of torch.cuda.nvtx: marks go nowhere."""
 

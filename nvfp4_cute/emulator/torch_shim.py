@@ -19,7 +19,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 from torch.utils._device import _device_constructors
 
-from nvfp4_cute.emulator.torch_cuda import cuda_module, nvtx_module
+from nvfp4_cute.emulator.torch_cuda import Profile, cuda_module, nvtx_module
 from nvfp4_cute.emulator.torch_dlpack import Bridges
 from nvfp4_cute.emulator.torch_memory import DeviceMemory, is_gpu, storage_of, tensors_in
 from nvfp4_cute.emulator.torch_scaled_mm import scaled_mm
@@ -38,6 +38,7 @@ def emulated_cuda(gpu: VirtualGpu) -> Iterator[None]:
     with ExitStack() as stack:
         stack.enter_context(replaced(torch.cuda, **cuda_module(gpu), empty_cache=memory.empty_cache))
         stack.enter_context(replaced(torch.cuda.nvtx, **nvtx_module()))
+        stack.enter_context(replaced(torch.profiler, profile=Profile))
         stack.enter_context(replaced(torch.version, cuda=CUDA_VERSION))
         stack.enter_context(
             replaced(

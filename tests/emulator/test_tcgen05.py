@@ -165,6 +165,16 @@ def test_stores_and_loads(shape, packed):
     assert (out[:, :64] == want).all()
 
 
+def test_a_store_of_registers_that_nobody_wrote_leaves_poison():
+    body = "shl.b32 %r20, %r7, 21;\nadd.u32 %r20, %r20, %r9;\nmov.b32 %v0, 7;\n"
+    body += (
+        "tcgen05.st.sync.aligned.32x32b.x2.b32 [%r20], {%v0, %v1};\ntcgen05.wait::st.sync.aligned;\n"
+        + dump(64)
+    )
+    out = run(body, np.zeros(16, np.uint8))[0]
+    assert (out[:, 0] == 7).all() and (out[:, 1] == 0xFFFFFFFF).all()
+
+
 RED_VALUES = np.array(
     [0x00000000, 0x80000000, 0x3F800000, 0xC0400000, 0x7FC00000, 0x7F800000, 0xFF800000, 0x00000001],
     np.uint32,

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from nvfp4_cute.emulator import reductions
+from nvfp4_cute.emulator.faults import AlignmentFault
 from nvfp4_cute.emulator.tensormap import TensorMap, encode
 from nvfp4_cute.errors import EmulatorError
 
@@ -85,7 +86,8 @@ def model_load(m: TensorMap, coords, memory, smem, dst):
         index = index[::-1]
         position = [c + i * s for c, i, s in zip(coords, index, m.element_strides, strict=True)]
         inside = all(0 <= p < d for p, d in zip(position, m.dims, strict=True))
-        linear, pitch = 0, counts[0]
+        span = {"none": 0, "32B": 32, "64B": 64, "128B": 128}[m.swizzle]
+        linear, pitch = 0, span * 8 // m.element.bits or counts[0]
         for i, n in zip(index[1:], counts[1:], strict=True):
             linear += i * pitch
             pitch *= n
@@ -93,9 +95,9 @@ def model_load(m: TensorMap, coords, memory, smem, dst):
         bits = m.element.bits
         if bits >= 8:
             size = bits // 8
-            fill = np.array(m.element.nan if m.nan_fill else 0, f"u{size}")
+            fill = np.full(-(-size // 2), 0x7FF7 if m.nan_fill else 0, np.uint16).view(np.uint8)
             start = offset + position[0] * size
-            value = memory.bytes[start : start + size] if inside else fill.reshape(1).view(np.uint8)
+            value = memory.bytes[start : start + size] if inside else fill
             for i in range(size):
                 smem[model_swizzle(dst + (linear + index[0]) * size + i, m.swizzle, m.atom)] = value[i]
         else:
@@ -134,7 +136,7 @@ def random_map(rng, memory):
 
 def random_coords(rng, m, low=-4):
     coords = [int(rng.integers(low, d + 2)) for d in m.dims]
-    coords[0] -= coords[0] % 2
+    coords[0] -= coords[0] % (128 // m.element.bits if m.element.bits % 8 == 0 else 2)
     return tuple(coords)
 
 
@@ -181,7 +183,7 @@ def test_padded_types_leave_poison_in_the_padding(element, data):
 # ---- stores ------------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("seed", range(4))
 def test_stores_are_the_inverse_and_clip(seed):
-    """Storing a loaded tile elsewhere changes exactly the in-bounds elements there."""
+    """A stored tile changes the in-bounds elements, and what lies behind them in their last 16 bytes."""
     rng = np.random.default_rng(seed)
     for _ in range(30):
         memory = Memory(1 << 17)
@@ -202,6 +204,10 @@ def test_stores_are_the_inverse_and_clip(seed):
                 + coords[0] * m.element.bits // 8
             )
             nbytes = count * m.element.bits // 8
+            if m.element.bits % 8 == 0 and row != [
+                d - 1 for d in m.dims[1:]
+            ]:  # the last row has nothing behind it
+                nbytes += -nbytes % 16
             want[start : start + nbytes] = tile[index[::-1]][:nbytes]
         m.write_tile(coords, tile.view(np.complex128), memory.view)
         assert (memory.bytes == want).all()
@@ -223,9 +229,32 @@ def test_reductions(op, element, function):
     memory.bytes[: 5 * 256] = np.resize(small(0, 5 * 256 // np.dtype(dtype).itemsize).view(np.uint8), 5 * 256)
     before = memory.bytes[: 5 * 256].view(dtype).reshape(5, -1).copy()
     values = small(1, 64).reshape(4, 16)
-    m.write_tile((20, 2), values.view(np.complex128), memory.view, op)
-    before[2:5, 20:30] = function(before[2:5, 20:30], values[:3, :10])
+    m.write_tile((16, 2), values.view(np.complex128), memory.view, op)
+    before[2:5, 16:30] = function(before[2:5, 16:30], values[:3, :14])
     assert (memory.bytes[: 5 * 256].view(dtype).reshape(5, -1) == before).all()
+
+
+def test_tf32_is_rounded_on_load_and_not_on_store():
+    memory = Memory(256)
+    m = TensorMap.decode(encode(memory.base, "tf32", (8, 4), (32,), (8, 2)))
+    codes = np.array(
+        [0x3F800FFF, 0x3F801001, 0xBF80F000, 0x7F7FFFFF, 0x7F800001, 0xFFC00000, 0x1001, 0], np.uint32
+    )
+    memory.bytes[:32] = codes.view(np.uint8)
+    rounded = [0x3F800000, 0x3F802000, 0xBF810000, 0x7F800000, 0x7FFFE000, 0x7FFFE000, 0x2000, 0]
+    assert m.read_tile((0, 0), memory.view)[0].copy().view(np.uint32).tolist() == rounded
+    assert m.read_tile((0, 3), memory.view)[1].copy().view(np.uint32).tolist() == [0] * 8
+    m.write_tile((0, 1), np.stack([codes, codes]).view(np.complex128), memory.view)
+    assert (memory.bytes[32:64].view(np.uint32) == codes).all()
+
+
+def test_a_copy_starts_at_16_bytes():
+    m = TensorMap.decode(encode(1 << 20, "f16", (64, 4), (128,), (16, 4)))
+    for copy in (lambda: m.read_tile((4, 0), None), lambda: m.write_tile((4, 0), None, None)):
+        with pytest.raises(
+            AlignmentFault, match=r"coordinate 4 of f16: 8 bytes into a row, must be a multiple of 16"
+        ):
+            copy()
 
 
 def test_bf16_add_rounds_to_nearest_even():

@@ -5,7 +5,7 @@ compares the emulator with that.
 """
 
 from probes import copies, scalar, threads
-from probes.backends import Probe
+from probes.backends import Bound, Probe
 
 OPERANDS, MANY, ALL_HALVES = 96, 4096, 1 << 16
 
@@ -21,9 +21,9 @@ WIDE: dict[str, Probe] = {
 }
 """The same with many operands: too much to record, compared while a device is there."""
 
-BOUNDS: dict[str, dict[str, int]] = {
+BOUNDS: dict[str, dict[str, Bound]] = {
     name: {row: group.bounds.get(row, group.bound) for row in group.rows}
     for name, group in scalar.GROUPS.items()
     if group.bound
 }
-"""Units in the last place by which results may differ, by probe and label: approximations only."""
+"""How far results may be off, by probe and label: approximations only."""

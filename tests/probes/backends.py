@@ -159,16 +159,38 @@ def _argument(arg: Any, copies: dict[int, int]) -> np.ndarray:
 Probe = Callable[[Backend], Results]
 
 
-def mismatches(got: Results, expected: Results, bounds: dict[str, int] | None = None) -> list[str]:
-    """One line for each label whose bits differ (by more units in the last place than its bound)."""
+@dataclass(frozen=True)
+class Bound:
+    """How far an approximation of a float may be off: so many units in the last place, or so much.
+
+    Attributes:
+        dtype: of the codes; packed formats have several in a word.
+    """
+
+    ulps: int
+    absolute: float = 0.0
+    dtype: str = "u4"
+
+    def broken(self, a: np.ndarray, b: np.ndarray) -> np.ndarray:
+        """Where codes are farther apart (bool, flat)."""
+        a, b = (x.reshape(-1).view(self.dtype) for x in (a, b))
+        far = distance(a, b) > self.ulps
+        if self.absolute:
+            with np.errstate(invalid="ignore"):
+                far &= ~(np.abs(a.view(np.float32) - b.view(np.float32)) <= self.absolute)
+        return far
+
+
+def mismatches(got: Results, expected: Results, bounds: dict[str, Bound] | None = None) -> list[str]:
+    """One line for each label whose bits differ, or that is farther off than its bound."""
     lines = []
     for label, want in expected.items():
         have = got[label]
-        bound = (bounds or {}).get(label, 0)
-        wrong = np.flatnonzero(distance(have, want) > bound if bound else have != want)
+        bound = (bounds or {}).get(label)
+        wrong = np.flatnonzero(bound.broken(have, want) if bound else have != want)
         if wrong.size:
             i = int(wrong[0])
-            one, two = have.reshape(-1)[i], want.reshape(-1)[i]
+            one, two = (x.reshape(-1).view(bound.dtype if bound else x.dtype)[i] for x in (have, want))
             lines.append(f"{label}: {wrong.size} of {want.size} differ, first [{i}] {one:#x}, not {two:#x}")
     return lines
 

@@ -11,7 +11,8 @@ if TYPE_CHECKING:
     from nvfp4_cute.emulator.machine import Warp
 
 CARRY = Reg("CC.CF", "pred")
-"""The flag, kept like any register: one bit a lane, carry after additions and borrow after subtractions."""
+"""The flag, kept like any register: one bit a lane. It is the carry of an adder, which an H200 subtracts with too: no
+borrow means that it is set. Only programs that mix additions and subtractions can tell."""
 
 TYPES = ("u32", "s32", "u64", "s64")
 
@@ -29,16 +30,17 @@ def extended(inst: Inst, b: Builder) -> Step:
     if type_ not in TYPES or (operation == "mad" and part is None):
         raise inst.unsupported(f".{type_}, or no .lo or .hi")
     bits = 8 * type_bytes(type_)
+    mask = (1 << bits) - 1
     sources = [b.read(o, f"u{bits}") for o in inst.operands[1:]]
     signed = type_[0] == "s" and part == "hi"
-    carry_in = b.read(CARRY, "pred") if taken else lambda warp: False
+    carry_in = b.read(CARRY, "pred") if taken else lambda warp: operation == "sub"
     put = b.write(inst.operands[0], f"u{bits}")
     put_carry = b.write(CARRY, "pred") if given else None
 
     def one(values: list[int], carry: bool) -> int:
-        """The result before it is wrapped; bits above the register mean a carry, or a borrow where negative."""
+        """The result before it is wrapped: bits above the register are the carry."""
         if operation == "sub":
-            return values[0] - values[1] - carry
+            return values[0] + (values[1] ^ mask) + carry
         if operation == "mad":
             values = [_part(values[0], values[1], part == "hi", signed, bits), values[2]]
         return values[0] + values[1] + carry
@@ -48,12 +50,12 @@ def extended(inst: Inst, b: Builder) -> Step:
         if not any(v.__class__ is np.ndarray for v in operands):
             wide = one(operands[:-1], operands[-1])
             flag: Any = bool(wide >> bits)
-            result: Any = wide & ((1 << bits) - 1)
+            result: Any = wide & mask
         else:
             columns = [v.tolist() if v.__class__ is np.ndarray else [v] * 32 for v in operands]
             wides = [one(list(lane[:-1]), lane[-1]) for lane in zip(*columns, strict=True)]
             flag = np.array([w >> bits != 0 for w in wides])
-            result = np.array([w & ((1 << bits) - 1) for w in wides], UNSIGNED[bits // 8])
+            result = np.array([w & mask for w in wides], UNSIGNED[bits // 8])
         put(warp, result)
         if put_carry is not None:
             put_carry(warp, flag)

@@ -5,6 +5,7 @@ memory is seen as items as wide as the access.
 """
 
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -22,8 +23,10 @@ from nvfp4_cute.emulator.isa.spaces import (
     resolve_one,
     scatter,
 )
+from nvfp4_cute.emulator.machine import RANK_SHIFT
 from nvfp4_cute.emulator.memory import ITEM_DTYPES
 from nvfp4_cute.emulator.ptx import Address, Inst, Operand, Sink, Symbol, Vector
+from nvfp4_cute.emulator.reductions import combine_floats
 from nvfp4_cute.errors import EmulatorError
 
 if TYPE_CHECKING:
@@ -195,19 +198,6 @@ ATOMIC: dict[str, Callable[[Any, Any], Any]] = {
 }
 
 
-def _float_atomic(operation: str, type_: str) -> Callable[[np.ndarray, np.ndarray], np.ndarray]:
-    """old, operand -> new on the unsigned words of one element, through the float kernels."""
-    from nvfp4_cute.emulator.isa.float_arith import KERNELS, Lanes
-
-    lanes, kernel = Lanes(type_), KERNELS[operation]
-
-    def combine(old: np.ndarray, operand: np.ndarray) -> np.ndarray:
-        result = lanes.store(kernel(lanes.load(old), lanes.load(operand), "rn"))
-        return np.atleast_1d(np.asarray(result, lanes.register))
-
-    return combine
-
-
 @handler("atom", "red")
 def atomic(inst: Inst, b: Builder) -> Step:
     """atom/red: lanes act one after the other in lane order (PTX ISA 9.7.13.5, 9.7.13.7)."""
@@ -226,7 +216,7 @@ def atomic(inst: Inst, b: Builder) -> Step:
     targets = _targets(inst.operands[0]) if has_result else ()
     size = type_bytes(type_)
     writes = [b.write(t, f"u{8 * size}") for t in targets]
-    update = _updater(operation, type_)
+    updates = {flush: _updater(operation, type_, flush) for flush in (False, True)}
     dtype = UNSIGNED[size]
 
     def step(warp: "Warp") -> None:
@@ -238,6 +228,7 @@ def atomic(inst: Inst, b: Builder) -> Step:
             one = int(address[lane]) if address.__class__ is np.ndarray else address
             memory = resolve_one(warp, space, one, size * count, True).view(dtype)
             old[:, lane] = memory
+            update = updates[(generic_space(one) if space == "generic" else space) == "global"]
             for i in range(count):
                 memory[i : i + 1] = update(
                     memory[i : i + 1], *(words[i][lane : lane + 1] for words in operands)
@@ -260,12 +251,12 @@ def _compare_and_swap(old: np.ndarray, compare: np.ndarray, new: np.ndarray) -> 
     return np.where(old == compare, new, old)
 
 
-def _updater(operation: str, type_: str) -> Callable[..., np.ndarray]:
-    """Function of one-element word arrays (old, operand...) -> new word."""
+def _updater(operation: str, type_: str, flush: bool) -> Callable[..., np.ndarray]:
+    """Function of one-element word arrays (old, operand...) -> new word. `flush`: in global memory, f32 is flushed."""
     if operation == "cas":
         return _compare_and_swap
     if type_[0] in "fb" and not type_[1:].isdecimal() or type_ in ("f16", "f32", "f64"):
-        return _float_atomic(operation, type_)
+        return partial(combine_floats, operation, type_.removesuffix("x2"), flush=flush and type_ == "f32")
     return integer_updater(ATOMIC[operation], type_)
 
 
@@ -382,15 +373,19 @@ def is_space(inst: Inst, b: Builder) -> Step:
     mods.done()
     read = b.read(inst.operands[1], "b64")
 
-    def inside(address: int) -> bool:
+    own = space in ("shared", "shared::cta")
+
+    def inside(warp: "Warp", address: int) -> bool:
         kind = generic_space(address)
-        return kind == space or (kind == "shared::cluster" and space in ("shared", "shared::cta"))
+        if own:  # the other CTAs of a cluster lie in shared::cluster alone
+            return kind == "shared::cluster" and address >> RANK_SHIFT & 0xFF == warp.cta.rank
+        return kind == space
 
     def compute(warp: "Warp") -> Any:
         value = read(warp)
         if value.__class__ is np.ndarray:
-            return np.array([inside(v) for v in value.tolist()])
-        return inside(value)
+            return np.array([inside(warp, v) for v in value.tolist()])
+        return inside(warp, value)
 
     return put_step(b, inst.operands[0], compute, "pred")
 

@@ -28,6 +28,7 @@ from nvfp4_cute.emulator.isa.issue import (
 )
 from nvfp4_cute.emulator.late_registers import defer
 from nvfp4_cute.emulator.machine import Condition
+from nvfp4_cute.emulator.memory import TMEM_POISON
 from nvfp4_cute.emulator.modes import Engine
 from nvfp4_cute.emulator.ptx import Inst, Sink
 
@@ -303,7 +304,8 @@ def store(inst: Inst, b: Builder) -> Step:
         lane, column = window.origin(warp, _one_value(address(warp), warp.first_lane()))
         data = np.empty((len(values), 32), np.uint32)
         for row, read in zip(data, values, strict=True):
-            row[:] = read(warp)
+            value = read(warp)  # kernels store more registers than they filled
+            row[:] = TMEM_POISON if value is None else value
         warp.cta.issue(warp, Engine.TMEM_STORE, partial(window.write, warp.cta, lane, column, data))
 
     return converged(run)

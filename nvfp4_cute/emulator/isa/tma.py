@@ -139,7 +139,7 @@ def load_boxes(
     view = lambda address, nbytes: cta.machine.memory.view(address, nbytes, write=False)
     total = m.tile_bytes * len(boxes)
     for target in targets:
-        target.smem.check(offset, total)
+        target.smem.check(offset, m.shared_extent(len(boxes)))
     chunk_lists = _chunk_lists(m, offset, len(boxes))
     checker = cta.machine.checker
     if checker is not None:
@@ -185,7 +185,7 @@ def _tensor_store(inst: Inst, b: Builder, mods: Mods, form: _Tensor) -> Step:
 
 
 def _read_boxes(cta: "Cta", m: TensorMap, boxes: list[tuple[int, ...]], offset: int) -> list[np.ndarray]:
-    cta.smem.check(offset, m.tile_bytes * len(boxes))
+    cta.smem.check(offset, m.shared_extent(len(boxes)))
     chunk_lists = _chunk_lists(m, offset, len(boxes))
     checker = cta.machine.checker
     if checker is not None:
