@@ -50,11 +50,6 @@ def quantize(
         TypeError, ValueError: as ``formats.quantize``. UnsupportedTarget: no kernel for the GPU.
         UnsupportedProblem: more rows or batches than a grid has.
     """
-    options = {
-        "global_scale": global_scale,
-        "global_scale_inv": global_scale_inv,
-        "scale_layout": scale_layout,
-    }
     name = backends.resolve(backend, x.device)
     if name == "reference" or (x.dtype not in KERNEL_DTYPES and name == "cuda"):
         return formats.quantize(
