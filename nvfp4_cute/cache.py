@@ -3,7 +3,7 @@
 import threading
 from typing import Any
 
-from nvfp4_cute.compile import CompiledKernel, KernelKey, compile_grouped_gemm, compile_task
+from nvfp4_cute.compile import CompiledKernel, compile_kernel
 
 _lock = threading.Lock()
 _kernels: dict[tuple[Any, bool], CompiledKernel] = {}
@@ -23,6 +23,5 @@ def get_kernel(key: Any, *, for_emulator: bool = False) -> CompiledKernel:
         with _lock:  # two threads that miss together compile once
             kernel = _kernels.get(entry)
             if kernel is None:
-                compile_key = compile_grouped_gemm if isinstance(key, KernelKey) else compile_task
-                kernel = _kernels[entry] = compile_key(key)
+                kernel = _kernels[entry] = compile_kernel(key)
     return kernel

@@ -94,6 +94,18 @@ class KernelKey:
         suffix = "_mmajor" * self.out_m_major + "_alpha" * self.has_alpha
         return f"nvfp4_grouped_gemm_{self.arch}_{groups}_{self.config.to_name()}_{dtype}{suffix}"
 
+    def make_kernel(self) -> Any:
+        """The CuTe DSL object to compile."""
+        from nvfp4_cute.kernels.sm100.grouped_gemm import GroupedGemmSm100
+        from nvfp4_cute.kernels.sm120.grouped_gemm import GroupedGemmSm120
+
+        out_dtype, name = cutlass_dtype(self.out_dtype), self.to_name()
+        if self.arch in sm120.ARCHS:
+            return GroupedGemmSm120(self.config, self.num_groups, out_dtype, self.has_alpha, name)
+        return GroupedGemmSm100(
+            self.config, self.form, self.num_groups, out_dtype, self.out_m_major, self.has_alpha, name
+        )
+
 
 @dataclass(frozen=True)
 class CompiledKernel:
@@ -116,33 +128,12 @@ class CompiledKernel:
         return read_resources(self.cubin)
 
 
-def compile_grouped_gemm(key: KernelKey) -> CompiledKernel:
-    """Compile one variant. Takes seconds; ``cache.get_kernel`` remembers the result."""
-    import cuda.bindings.driver as cuda
-
-    kernel = _make_kernel(key)
-    function, ptx, cubin = compile_jit(key.arch, kernel, table_pointer(0), cuda.CUstream(0))
-    return CompiledKernel(key, function, ptx, cubin)
-
-
-def compile_task(key: Any) -> CompiledKernel:
-    """Compile the kernel of a task (``task.Key``)."""
+def compile_kernel(key: Any) -> CompiledKernel:
+    """Compile one variant, of a KernelKey or a ``task.Key``. Takes seconds; ``cache.get_kernel`` remembers the result."""
     import cuda.bindings.driver as cuda
 
     function, ptx, cubin = compile_jit(key.arch, key.make_kernel(), table_pointer(0), cuda.CUstream(0))
     return CompiledKernel(key, function, ptx, cubin)
-
-
-def _make_kernel(key: KernelKey) -> Any:
-    from nvfp4_cute.kernels.sm100.grouped_gemm import GroupedGemmSm100
-    from nvfp4_cute.kernels.sm120.grouped_gemm import GroupedGemmSm120
-
-    out_dtype, name = cutlass_dtype(key.out_dtype), key.to_name()
-    if key.arch in sm120.ARCHS:
-        return GroupedGemmSm120(key.config, key.num_groups, out_dtype, key.has_alpha, name)
-    return GroupedGemmSm100(
-        key.config, key.form, key.num_groups, out_dtype, key.out_m_major, key.has_alpha, name
-    )
 
 
 def compile_jit(arch: str, jit_function: Any, *example_args: Any) -> tuple[Any, str, bytes]:

@@ -107,7 +107,7 @@ class DeviceGroups:
             end = cutlass.min(sizes[group], self.m_max)
             if cutlass.const_expr(self.form == "ragged"):
                 if group > 0:
-                    row = sizes[group - 1]
+                    row = cutlass.max(sizes[group - 1], 0)
         m = cutlass.max(end - row, 0)
         tiles = cute.ceil_div(m, tile_shape_mnk[0]) * cute.ceil_div(self.n, tile_shape_mnk[1])
         tile_end = tiles_before + _inclusive_sum(tiles)

@@ -1,15 +1,17 @@
 """grouped_gemm: C_g = alpha_g * A_g @ B_g^T over NVFP4 operands, many groups in one launch."""
 
 from collections.abc import Sequence
+from typing import Any, overload
 
 import torch
 
 from nvfp4_cute import backends
 from nvfp4_cute.config import KernelConfig
-from nvfp4_cute.errors import UnsupportedProblem
+from nvfp4_cute.ops.device_groups import check_device_groups
 from nvfp4_cute.problem import ScaleLayout, check_list_operands
 
 
+@overload
 def grouped_gemm(
     a: Sequence[torch.Tensor],
     b: Sequence[torch.Tensor],
@@ -18,46 +20,91 @@ def grouped_gemm(
     offs: None = None,
     alpha: torch.Tensor | Sequence[float] | None = None,
     *,
+    masked_m: None = None,
     out: Sequence[torch.Tensor] | None = None,
     out_dtype: torch.dtype = torch.bfloat16,
     scale_layout: ScaleLayout = "blocked",
     backend: str = "auto",
     config: KernelConfig | None = None,
-) -> list[torch.Tensor]:
-    """Multiply every group's NVFP4 operands; M, N and K may differ from group to group.
+) -> list[torch.Tensor]: ...
+
+
+@overload
+def grouped_gemm(
+    a: torch.Tensor,
+    b: torch.Tensor,
+    a_scale: torch.Tensor,
+    b_scale: torch.Tensor,
+    offs: torch.Tensor | None = None,
+    alpha: torch.Tensor | Sequence[float] | None = None,
+    *,
+    masked_m: torch.Tensor | None = None,
+    out: torch.Tensor | None = None,
+    out_dtype: torch.dtype = torch.bfloat16,
+    scale_layout: ScaleLayout = "blocked",
+    backend: str = "auto",
+    config: KernelConfig | None = None,
+) -> torch.Tensor: ...
+
+
+def grouped_gemm(
+    a: Any,
+    b: Any,
+    a_scale: Any,
+    b_scale: Any,
+    offs: torch.Tensor | None = None,
+    alpha: torch.Tensor | Sequence[float] | None = None,
+    *,
+    masked_m: torch.Tensor | None = None,
+    out: Any = None,
+    out_dtype: torch.dtype = torch.bfloat16,
+    scale_layout: ScaleLayout = "blocked",
+    backend: str = "auto",
+    config: KernelConfig | None = None,
+) -> Any:
+    """Multiply every group's NVFP4 operands.
+
+    Three forms, told apart by the arguments. *List*: sequences with a tensor a group, whose M, N and K may all differ.
+    *Ragged*: ``offs`` says where each group ends in the rows of one ``a``. *Masked*: ``masked_m`` says how many rows of
+    each group's part of ``a`` count. Ragged and masked read the sizes on the device when the kernel runs: nothing waits
+    for them, and a captured graph follows them when they change.
 
     Args:
-        a: one [M_g, K_g/2] (or [M_g, K_g/2, 1]) tensor a group, uint8 or float4_e2m1fn_x2, K-major, two e2m1 values a
-            byte, the low nibble first. K a multiple of 16 and rows a multiple of 16 bytes apart.
-        b: the same with N_g rows.
-        a_scale: e4m3 scales of blocks of 16 along K (float8_e4m3fn or uint8): 128x4 blocked (flat, [rm, rk, 32, 4, 4]
-            or the (32, 4, rm, 4, rk, 1) view, zero-copy), or [M_g, K_g/16] with ``scale_layout="rowmajor"``
-            (converted, which allocates).
-        b_scale: the same with N_g rows.
-        offs: group ends of the ragged form, which is not built yet: must be None.
+        a: uint8 or float4_e2m1fn_x2, K-major, two e2m1 values a byte, the low nibble first; K a multiple of 16 and rows a
+            multiple of 16 bytes apart. List: one [M_g, K_g/2] (or [M_g, K_g/2, 1]) a group. Ragged: [rows, K/2], groups
+            one after the other. Masked: [G, M_max, K/2].
+        b: the same of the weights. List: one [N_g, K_g/2] a group. Ragged, masked: [G, N, K/2].
+        a_scale: e4m3 scales of blocks of 16 along K (float8_e4m3fn or uint8), in the 128x4 blocked layout. List: flat,
+            [rm, rk, 32, 4, 4] or the (32, 4, rm, 4, rk, 1) view a group, zero-copy, or [M_g, K_g/16] with
+            ``scale_layout="rowmajor"`` (converted, which allocates). Ragged: any contiguous shape, every group's rows
+            padded to 128. Masked: any contiguous shape of G times [rm, rk, 32, 4, 4].
+        b_scale: the same of the weights; ragged, masked: G times [rn, rk, 32, 4, 4].
+        offs: ragged form: int32 [G] on the operands' device, ascending, the row where each group ends.
         alpha: one factor a group, float32 [G] on the operands' device (``global_scale_a * global_scale_b``), or numbers.
-        out: one [M_g, N_g] (or [M_g, N_g, 1]) tensor a group, written in place, rows contiguous or, in all of them,
-            columns; None allocates with contiguous rows.
+        masked_m: masked form: int32 [G] on the operands' device, rows of each group, at most M_max.
+        out: written in place, rows contiguous or, in all of them, columns. List: one [M_g, N_g] (or [M_g, N_g, 1]) a
+            group. Ragged: [rows, N]. Masked: [G, M_max, N]. Rows of no group are left as they are. None allocates.
         out_dtype: float16, bfloat16 or float32.
-        scale_layout: "blocked" or "rowmajor".
+        scale_layout: "blocked" or, in list form, "rowmajor".
         backend: "auto" (the GPU of the tensors; the float64 reference for CPU tensors), "cuda", "emulator" (the PTX of
-            a B200's kernel, executed on the CPU), "emulator:RTX 5090" or "emulator:sm_120a" (the same for another
-            GPU of ``targets``), or "reference". ``NVFP4_CUTE_BACKEND`` replaces "auto".
+            the sm_100a kernel, executed on the CPU) or "reference". ``NVFP4_CUTE_BACKEND`` replaces "auto".
         config: tile shape and pipeline depths; None chooses.
 
     Returns:
-        The outputs, [M_g, N_g] (or as given in ``out``). fp32 accumulation; alpha multiplies in fp32; one rounding to
-        ``out_dtype``, to nearest even.
+        The outputs, as described for ``out``: a list in list form, else one tensor. fp32 accumulation; alpha multiplies
+        in fp32; one rounding to ``out_dtype``, to nearest even.
 
     Raises:
         TypeError, ValueError, UnsupportedProblem: an operand breaks a rule; the message names rule, value and fix.
         UnsupportedTarget: no kernel for the GPU. ConfigError: ``config`` cannot be built.
         Nothing is written to ``out`` when a check fails.
     """
-    if offs is not None:
-        raise UnsupportedProblem(
-            "offs given: the ragged form is not built; pass lists with one tensor a group"
+    if offs is not None or masked_m is not None:
+        task, result = check_device_groups(
+            a, b, a_scale, b_scale, offs, masked_m, alpha, out, out_dtype, scale_layout, config
         )
+        backends.run_task(backend, task)
+        return result
     problem, operands = check_list_operands(
         a, b, a_scale, b_scale, alpha, out, out_dtype=out_dtype, scale_layout=scale_layout
     )

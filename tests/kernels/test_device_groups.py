@@ -1,0 +1,150 @@
+"""Ragged and masked grouped GEMM on the emulator: sizes that only the device knows."""
+
+import cases
+import pytest
+import torch
+from oracle import assert_bitwise_equal, bits, poisoned
+
+from nvfp4_cute import KernelConfig, UnsupportedProblem, grouped_gemm
+from nvfp4_cute.backends.emulator import observe
+from nvfp4_cute.ops.device_groups import check_device_groups
+
+N, K = 200, 320
+# Groups of no rows first, last and between; groups that end within a tile, and on its edge
+ROWS = (0, 40, 128, 1, 0, 200, 0)
+
+
+def operands(form, rows, *, n=N, k=K, seed=0, slack=0):
+    """Arguments of ``grouped_gemm``: the groups of a list-form case, put together; ``slack`` more rows belong to none."""
+    case = cases.Case("device", tuple((m, n, k) for m in rows), seed, has_alpha=True)
+    listed = cases.make_operands(case)
+    m_max = max(rows) + slack
+    blocks = torch.zeros(0, dtype=torch.uint8)
+    if form == "ragged":
+        a = torch.cat([*listed.a, torch.full((slack, k // 2), 0x77, dtype=torch.uint8)])
+        a_scale = torch.cat([blocks, *listed.a_scale])
+        sizes = {"offs": torch.tensor(rows).cumsum(0).to(torch.int32)}
+        out = poisoned(sum(rows) + slack, n, dtype=case.out_dtype)
+    else:
+        a = torch.full((len(rows), m_max, k // 2), 0x77, dtype=torch.uint8)
+        block_bytes = -(-m_max // 128) * (-(-k // 64)) * 512
+        a_scale = torch.full((len(rows), block_bytes), cases.NAN_CODE, dtype=torch.uint8)
+        for g, m in enumerate(rows):
+            a[g, :m] = listed.a[g]
+            a_scale[g, : listed.a_scale[g].numel()] = listed.a_scale[g]
+        sizes = {"masked_m": torch.tensor(rows, dtype=torch.int32)}
+        out = poisoned(len(rows), m_max, n, dtype=case.out_dtype)
+    return {
+        "a": a,
+        "b": torch.stack(list(listed.b)),
+        "a_scale": a_scale,
+        "b_scale": torch.stack(list(listed.b_scale)),
+        "alpha": listed.alpha,
+        "out": out,
+        "out_dtype": case.out_dtype,
+        **sizes,
+    }
+
+
+def run(arguments, backend, **changed):
+    out = arguments["out"].clone(memory_format=torch.preserve_format)
+    result = grouped_gemm(**{**arguments, "out": out, **changed}, backend=backend)
+    assert result is out
+    return out
+
+
+CONFIGS = ("t128x128x256_s0a2", "t128x64x256_s2a2_swap_p3", "t128x192x256_s2a2_2cta_swap_p4")
+
+
+@pytest.mark.parametrize("form", ["ragged", "masked"])
+@pytest.mark.parametrize(
+    ("config", "mode"),
+    [
+        (CONFIGS[0], "eager"),
+        (CONFIGS[1], "lazy"),
+        (CONFIGS[2], "random:1"),
+        *(pytest.param(c, m, marks=pytest.mark.slow) for c in CONFIGS for m in ("eager", "random:2")),
+    ],
+)
+def test_equals_the_reference_and_writes_no_row_of_no_group(form, config, mode):
+    arguments = operands(form, ROWS, slack=9)
+    expected = run(arguments, "reference")
+    with observe(mode=mode, check=True):
+        actual = run(arguments, "emulator", config=KernelConfig.from_name(config))
+    assert torch.equal(bits(actual), bits(expected))
+
+
+def test_the_reference_is_that_of_the_list_form():
+    case = cases.Case("device", tuple((m, N, K) for m in ROWS), 0, has_alpha=True)
+    listed = cases.make_operands(case)
+    lists = grouped_gemm(*list(listed)[:4], alpha=listed.alpha, out_dtype=case.out_dtype, backend="reference")
+    ragged = run(operands("ragged", ROWS), "reference")
+    assert_bitwise_equal(ragged, torch.cat(lists))
+    masked = run(operands("masked", ROWS), "reference")
+    for g, part in enumerate(lists):
+        assert_bitwise_equal(masked[g, : ROWS[g]], part)
+
+
+@pytest.mark.parametrize("form", ["ragged", "masked"])
+def test_columns_may_be_contiguous(form):
+    arguments = operands(form, (30, 70), n=72, slack=3)
+    out = arguments["out"].transpose(-1, -2).contiguous().transpose(-1, -2)
+    expected = run(arguments, "reference")
+    actual = grouped_gemm(**{**arguments, "out": out}, backend="emulator")
+    assert torch.equal(bits(actual.contiguous()), bits(expected))
+
+
+def test_many_groups():
+    """More than a warp has lanes, so that it looks at several windows; a CTA skips windows without tiles."""
+    rows = tuple(3 if g in (0, 37, 69, 99) else 0 for g in range(100))
+    arguments = operands("ragged", rows, n=40, k=64)
+    config = KernelConfig((128, 32, 256), swap_ab=True, num_cta=3)
+    assert_bitwise_equal(run(arguments, "emulator", config=config), run(arguments, "reference"))
+
+
+def test_one_launch_serves_sizes_that_change():
+    """The compiled kernel and its table are the same; what the device reads decides, as under a replayed graph."""
+    arguments = operands("masked", (60, 0, 33), n=64, k=128, slack=0)
+    task, _ = check_device_groups(
+        **{k: v for k, v in arguments.items() if k not in ("masked_m",)},
+        offs=None,
+        masked_m=arguments["masked_m"],
+        scale_layout="blocked",
+        config=None,
+    )
+    before = task.table()
+    for sizes in ((60, 0, 33), (1, 60, 0), (99, -5, 7)):  # beyond the rows that there are: clipped
+        arguments["masked_m"].copy_(torch.tensor(sizes))
+        arguments["a_scale"].fill_(0x38)
+        assert (task.table() == before).all()
+        actual, expected = run(arguments, "emulator"), run(arguments, "reference")
+        assert torch.equal(bits(actual), bits(expected))
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "facts"),
+    [
+        ({"offs": torch.zeros(3, dtype=torch.int64)}, TypeError, ("offs", "int64", "torch.int32")),
+        ({"masked_m": torch.zeros(7, dtype=torch.int32)}, ValueError, ("offs and masked_m",)),
+        ({"scale_layout": "rowmajor"}, UnsupportedProblem, ("rowmajor", "padded to 128")),
+        ({"b": torch.zeros(6, N, K // 2, dtype=torch.uint8)}, ValueError, ("b has shape", "7 entries in offs")),
+        ({"a": torch.zeros(7, 9, K // 2, dtype=torch.uint8)}, ValueError, ("a has shape", "[sum of M, K/2]")),
+        ({"a_scale": torch.zeros(512, dtype=torch.uint8)}, ValueError, ("a_scale has 512 bytes", "2560")),
+        ({"b_scale": torch.zeros(512, dtype=torch.uint8)}, ValueError, ("b_scale has 512 bytes", "7 groups")),
+        ({"out_dtype": torch.float32}, TypeError, ("out has dtype", "float32")),
+        ({"alpha": [1.0]}, ValueError, ("alpha has 1 entries for 7 groups",)),
+    ],
+)
+def test_refusals_name_rule_and_value(change, error, facts):
+    arguments = operands("ragged", ROWS)
+    before = bits(arguments["out"]).clone()
+    with pytest.raises(error) as caught:
+        grouped_gemm(**{**arguments, **change}, backend="reference")
+    for fact in facts:
+        assert fact in str(caught.value)
+    assert torch.equal(bits(arguments["out"]), before)
+
+
+def test_another_family_says_what_it_lacks():
+    with pytest.raises(UnsupportedProblem, match="no kernel for the ragged form; pass lists"):
+        grouped_gemm(**operands("ragged", ROWS), backend="emulator:sm_120a", config=KernelConfig((128, 128, 128), num_acc_stage=1))
