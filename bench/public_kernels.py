@@ -1,231 +1,225 @@
 """Other people's kernels on the virtual GPU: CUTLASS's CuTe DSL examples, from a user's checkout, unmodified.
 
-`python -m nvfp4_cute.bench.public_kernels CHECKOUT` runs each with small sizes through `nvfp4-cute emulate` and prints
-a table. Every script compares its own result with its own reference; it passes if it ends with exit code 0.
+Each script runs through `nvfp4-cute emulate` and compares its own result with its own reference. A run passes if the
+script ends with exit code 0 and the checker, where it watches, reports no hazard.
 """
 
 import argparse
+import importlib.metadata
+import os
+import platform
 import re
 import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 
 from tqdm import tqdm
 
-EXAMPLES = Path("examples/python/CuTeDSL/cute")
-"""Where a CUTLASS checkout keeps the scripts."""
+from nvfp4_cute.bench.public_cases import CASES, EXAMPLES, Case
+from nvfp4_cute.text_table import text_table
+
+SETTINGS = ("eager", "lazy", "random:7", "eager+check")
+"""How each script runs: when asynchronous operations happen, and whether the hazard checker watches."""
 
 SECONDS = 600
-"""After this long a script is stopped and counts as failed."""
+MESSAGE_CHARACTERS = 1000
 
-MESSAGE_CHARACTERS = 600
+DISTRIBUTIONS = ("nvfp4-cute", "nvidia-cutlass-dsl", "torch", "numpy")
 
+EPILOG = """settings: eager, lazy, or random:SEED, with +check for the hazard checker. The exit code is 0 if every run passes, 1 if one
+fails, 2 for wrong arguments.
 
-@dataclass(frozen=True)
-class Kernel:
-    """A script, the architecture it is for, and its arguments."""
-
-    script: str
-    arch: str
-    arguments: str = ""
-
-    def __str__(self) -> str:
-        return f"{self.script} {self.arguments}".strip()
+examples:
+  python -m nvfp4_cute.bench.public_kernels ~/cutlass --list                       the scripts and their arguments
+  python -m nvfp4_cute.bench.public_kernels ~/cutlass --only tutorial              those of the tutorial
+  python -m nvfp4_cute.bench.public_kernels ~/cutlass --only 'grouped.* 2,2' --settings lazy+check
+  python -m nvfp4_cute.bench.public_kernels ~/cutlass --save bench/results/public_kernels.md
+"""
 
 
 @dataclass(frozen=True)
 class Result:
-    """How a script ended; `instructions` counts warp instructions, None if it launched nothing."""
+    """How a run ended.
 
-    kernel: Kernel
-    passed: bool
+    Attributes:
+        verdict: "pass", "hazard" (the checker reported one), "FAIL", or "time" (stopped).
+        seconds: of the whole process.
+        instructions: warp instructions executed, None if nothing was launched.
+        message: what was said last on stderr.
+    """
+
+    verdict: str
     seconds: float
-    instructions: int | None
-    message: str
+    instructions: int | None = None
+    message: str = ""
+
+    @property
+    def passed(self) -> bool:
+        """Whether nothing is wrong."""
+        return self.verdict == "pass"
 
 
-def _variants(arch: str, script: str, *arguments: str) -> list[Kernel]:
-    return [Kernel(script, arch, text) for text in arguments]
-
-
-TUTORIAL = "blackwell/tutorial/tutorial_gemm"
-NVFP4 = "--a_dtype Float4E2M1FN --b_dtype Float4E2M1FN --sf_dtype Float8E4M3FN --sf_vec_size 16"
-MXFP4 = "--a_dtype Float4E2M1FN --b_dtype Float4E2M1FN --sf_dtype Float8E8M0FNU --sf_vec_size 32"
-MXFP8 = "--a_dtype Float8E4M3FN --b_dtype Float8E4M3FN --sf_dtype Float8E8M0FNU --sf_vec_size 32"
-MIXED = "--a_dtype Float4E2M1FN --b_dtype Float8E4M3FN --sf_dtype Float8E8M0FNU --sf_vec_size 32"
-GROUPS = "--num_groups 2 --problem_sizes_mnkl (256,256,128,1),(136,128,256,1)"
-NVFP4_AB = "--ab_dtype Float4E2M1FN --sf_dtype Float8E4M3FN --sf_vec_size 16"
-GROUP_TILES = (
-    ("128,128", "1,1"), ("128,256", "1,1"), ("256,128", "2,1"), ("256,256", "2,1"),
-    ("128,128", "1,2"), ("128,128", "2,1"), ("128,128", "2,2"), ("256,128", "4,1"),
-)  # fmt: skip
-
-KERNELS: tuple[Kernel, ...] = (
-    *(
-        Kernel(f"{TUTORIAL}/fp16_gemm_{name}.py", "sm_100a", "--mnk 512,256,128")
-        for name in ("0", "1", "2", "3", "3_1", "4", "5", "6")
-    ),
-    *(Kernel(f"{TUTORIAL}/nvfp4_gemm_{i}.py", "sm_100a", "--mnkl 256,256,512,1") for i in (0, 1)),
-    *_variants(
-        "sm_100a",
-        "blackwell/kernel/blockscaled_gemm/dense_blockscaled_gemm_persistent.py",
-        f"--mnkl 256,256,256,2 {NVFP4}",
-        f"--mnkl 256,256,256,1 {MXFP4} --c_dtype Float32",
-        f"--mnkl 256,256,256,1 {MXFP8} --c_dtype BFloat16",
-        f"--mnkl 256,256,256,1 {MXFP8} --a_major m --b_major n --c_major m",
-        f"--mnkl 512,256,256,1 {NVFP4} --mma_tiler_mn 256,128 --cluster_shape_mn 2,1",
-        f"--mnkl 512,256,256,1 {MXFP8} --mma_tiler_mn 256,256 --cluster_shape_mn 2,1",
-        f"--mnkl 256,512,256,1 {NVFP4} --mma_tiler_mn 128,64 --cluster_shape_mn 1,2",
-        f"--mnkl 512,384,256,1 {NVFP4} --mma_tiler_mn 128,192 --cluster_shape_mn 2,2",
-        f"--mnkl 1024,512,256,1 {NVFP4} --mma_tiler_mn 256,128 --cluster_shape_mn 4,4",
-        f"--mnkl 512,512,256,1 {MXFP4} --mma_tiler_mn 128,128 --cluster_shape_mn 4,4",
-    ),
-    *_variants(
-        "sm_100a",
-        "blackwell/kernel/blockscaled_grouped_gemm/grouped_blockscaled_gemm.py",
-        *(
-            f"{GROUPS} {NVFP4_AB} --mma_tiler_mn {tile} --cluster_shape_mn {cluster}"
-            for tile, cluster in GROUP_TILES
-        ),
-        f"{GROUPS} --ab_dtype Float8E4M3FN --sf_dtype Float8E8M0FNU --sf_vec_size 32 --host_problem_shape_available",
-    ),
-    *_variants(
-        "sm_100a",
-        "blackwell/kernel/dense_gemm/dense_gemm_persistent.py",
-        "--mnkl 256,256,128,1",
-        "--mnkl 256,256,128,2 --ab_dtype Float16 --c_dtype Float16 --use_tma_store",
-        "--mnkl 512,256,128,1 --ab_dtype Float8E4M3FN --c_dtype Float16 --use_2cta_instrs --mma_tiler_mn 256,128 "
-        "--cluster_shape_mn 2,1 --use_tma_store",
-        "--mnkl 256,256,128,1 --ab_dtype BFloat16 --a_major m --b_major n --c_major m --cluster_shape_mn 2,2",
-    ),
-    *_variants(
-        "sm_100a",
-        "blackwell/kernel/grouped_gemm/grouped_gemm.py",
-        "",
-        "--tensormap_update_mode GMEM --host_problem_shape_available",
-        "--use_2cta_instrs --mma_tiler_mn 256,128 --cluster_shape_mn 2,1",
-    ),
-    *_variants(
-        "sm_120a",
-        "blackwell_geforce/kernel/blockscaled_gemm/dense_blockscaled_gemm_persistent_cooperative.py",
-        f"--mnkl 256,256,256,1 {NVFP4}",
-        f"--mnkl 256,256,256,1 {MXFP4}",
-        f"--mnkl 256,256,256,1 {MXFP8}",
-        f"--mnkl 256,256,256,1 {MIXED}",
-    ),
-    *_variants(
-        "sm_120a",
-        "blackwell_geforce/kernel/blockscaled_gemm/dense_blockscaled_gemm_persistent_pingpong.py",
-        f"--mnkl 256,256,256,1 {NVFP4}",
-        f"--mnkl 256,256,256,1 {MXFP8}",
-    ),
-    *_variants(
-        "sm_90a",
-        "hopper/kernel/dense_gemm/dense_gemm_persistent.py",
-        "--mnkl 256,256,128,1",
-        "--mnkl 256,256,128,2 --tile_shape_mn 128,256 --cluster_shape_mn 2,1",
-        "--mnkl 256,256,128,1 --a_dtype Float8E4M3FN --b_dtype Float8E4M3FN --c_dtype Float16",
-        "--mnkl 256,256,128,1 --a_major m --b_major n --c_major m --cluster_shape_mn 1,2",
-    ),
-    *_variants(
-        "sm_90a",
-        "hopper/kernel/grouped_gemm/grouped_gemm.py",
-        "--num_groups 2 --problem_sizes_mnkl (128,128,128,1),(256,128,64,1)",
-        "--num_groups 2 --problem_sizes_mnkl (128,128,128,1),(256,128,64,1) --tensormap_update_mode GMEM "
-        "--cluster_shape_mn 2,1",
-    ),
-)
+Results = Mapping[tuple[Case, str], Result]
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the kernels; return 0 if all of them pass, else 1."""
-    parser = argparse.ArgumentParser(prog="python -m nvfp4_cute.bench.public_kernels", description=__doc__)
-    parser.add_argument("checkout", type=Path, help="a CUTLASS checkout")
-    parser.add_argument(
-        "--only", default="", metavar="PATTERN", help="regular expression on script and arguments"
-    )
-    parser.add_argument("--jobs", type=int, default=2, help="scripts at a time (default %(default)s)")
+    """Run the chosen scripts and print the table; return 0 if all runs pass, else 1."""
+    parser = _parser()
     args = parser.parse_args(argv)
     folder = args.checkout / EXAMPLES
     if not folder.is_dir():
         parser.error(f"{args.checkout} is no CUTLASS checkout: there is no {EXAMPLES} in it")
-    selected = [kernel for kernel in KERNELS if re.search(args.only, f"{kernel.arch} {kernel}")]
-    if not selected:
-        parser.error(f"no kernel matches {args.only!r}")
-    results = run_all(selected, folder, args.jobs)
-    print(table(results))
-    passed = sum(result.passed for result in results)
-    print(f"{passed} of {len(results)} pass their own checks")
+    cases = [case for case in CASES if re.search(args.only, str(case))]
+    if not cases:
+        parser.error(f"no script matches {args.only!r}; --list shows them")
+    if args.list:
+        print("\n".join(map(str, cases)))
+        return 0
+    started = time.perf_counter()
+    results = run_all(cases, args.settings, folder, args.jobs, args.timeout)
+    heading = _heading(args.checkout, args.jobs, time.perf_counter() - started)
+    table = results_table(cases, args.settings, results)
+    passed = sum(result.passed for result in results.values())
+    total = f"{passed} of {len(results)} runs pass."
+    print(f"{heading}\n\n{table}\n\n{total}")
+    if args.save:
+        args.save.write_text(
+            f"# Public kernels on the emulator\n\n{heading}\n\n```\n{table}\n```\n\n{total}\n"
+        )
     return 0 if passed == len(results) else 1
 
 
-def run_all(kernels: Sequence[Kernel], folder: Path, jobs: int) -> list[Result]:
-    """Run kernels, `jobs` at a time, with a bar; failures are shown when they happen. Results in the given order."""
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m nvfp4_cute.bench.public_kernels",
+        description=__doc__,
+        epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("checkout", type=Path, help="folder of a CUTLASS checkout (its examples suffice)")
+    parser.add_argument("--only", default="", metavar="REGEX", help="on architecture, script and arguments")
+    parser.add_argument(
+        "--settings",
+        nargs="+",
+        type=_setting,
+        default=SETTINGS,
+        metavar="S",
+        help=f"default: {' '.join(SETTINGS)}",
+    )
+    parser.add_argument(
+        "--jobs", type=int, default=os.cpu_count(), metavar="N", help="scripts at a time (default: cores)"
+    )
+    parser.add_argument(
+        "--timeout",
+        type=float,
+        default=SECONDS,
+        metavar="S",
+        help="seconds for each run (default %(default)s)",
+    )
+    parser.add_argument("--save", type=Path, metavar="FILE", help="also write the table as Markdown")
+    parser.add_argument("--list", action="store_true", help="print what would run, and stop")
+    return parser
+
+
+def _setting(text: str) -> str:
+    if not re.fullmatch(r"(eager|lazy|random:\d+)(\+check)?", text):
+        raise argparse.ArgumentTypeError(f"{text!r} is not eager, lazy, or random:SEED, perhaps with +check")
+    return text
+
+
+def run_all(
+    cases: Sequence[Case], settings: Sequence[str], folder: Path, jobs: int, timeout: float
+) -> dict[tuple[Case, str], Result]:
+    """Run every case in every setting, `jobs` at a time, with a bar; what does not pass is shown when it happens."""
     size = shutil.get_terminal_size()
-    results: dict[Kernel, Result] = {}
+    results: dict[tuple[Case, str], Result] = {}
     with (
         ThreadPoolExecutor(jobs) as pool,
-        tqdm(total=len(kernels), unit="kernel", disable=None, ncols=size.columns, nrows=size.lines) as bar,
+        tqdm(
+            total=len(cases) * len(settings), unit="run", disable=None, ncols=size.columns, nrows=size.lines
+        ) as bar,
     ):
-        for future in as_completed([pool.submit(run_one, kernel, folder) for kernel in kernels]):
-            result = future.result()
-            results[result.kernel] = result
+        runs = {pool.submit(run_one, c, s, folder, timeout): (c, s) for c in cases for s in settings}
+        for future in as_completed(runs):
+            case, setting = key = runs[future]
+            result = results[key] = future.result()
             if bar.disable or not result.passed:
-                verdict = "pass" if result.passed else f"FAIL: {result.message}"
-                tqdm.write(f"{result.kernel.arch} {result.kernel}: {result.seconds:.1f} s, {verdict}")
+                said = "" if result.passed else f": {result.message}"
+                tqdm.write(f"{result.verdict} in {result.seconds:.1f} s, {setting}: {case}{said}")
             bar.update()
-    return [results[kernel] for kernel in kernels]
+    return results
 
 
-def run_one(kernel: Kernel, folder: Path) -> Result:
-    """Run one kernel in a process of its own."""
-    command = [sys.executable, "-m", "nvfp4_cute.cli", "emulate", "--arch", kernel.arch, "--stats"]
-    command += [str(folder / kernel.script), *kernel.arguments.split()]
+def run_one(case: Case, setting: str, folder: Path, timeout: float) -> Result:
+    """Run one script in a process of its own."""
+    mode, _, check = setting.partition("+")
+    command = [
+        sys.executable,
+        "-m",
+        "nvfp4_cute.cli",
+        "emulate",
+        "--arch",
+        case.arch,
+        "--stats",
+        "--mode",
+        mode,
+    ]
+    command += ["--check"] if check else []
+    command += [str(folder / case.script), *case.arguments.split()]
     started = time.perf_counter()
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=SECONDS, check=False)
+        done = subprocess.run(command, capture_output=True, text=True, timeout=timeout, check=False)
     except subprocess.TimeoutExpired:
-        return Result(kernel, False, SECONDS, None, f"stopped after {SECONDS} s")
+        return Result("time", timeout, message=f"stopped after {timeout:g} s")
     seconds = time.perf_counter() - started
     counted = re.search(r"launches, ([\d,]+) warp instructions", done.stderr)
     instructions = int(counted.group(1).replace(",", "")) if counted else None
-    return Result(kernel, done.returncode == 0, seconds, instructions, _last_words(done.stderr))
+    message = _last_words(done.stderr)
+    verdict = "pass" if done.returncode == 0 else "hazard" if " hazard" in message else "FAIL"
+    return Result(verdict, seconds, instructions, message)
 
 
 def _last_words(text: str) -> str:
-    lines = [line.strip() for line in text.splitlines() if line.strip()]
-    emulator = [line for line in lines if line.startswith("nvfp4-cute emulate:")]
-    return (emulator or lines or ["no message"])[-1][-MESSAGE_CHARACTERS:]
+    """What the emulator reported, else the last line."""
+    report = text.rfind("nvfp4-cute emulate:")
+    lines = text[report:].splitlines() if report >= 0 else text.strip().splitlines()[-1:]
+    return "\n".join(lines)[:MESSAGE_CHARACTERS]
 
 
-def table(results: Sequence[Result]) -> str:
-    """One line a kernel."""
-    header = ("script", "arch", "arguments", "result", "s", "warp instr.")
-    lines = [header, *map(_cells, results)]
-    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-    return "\n".join(
-        "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip()
-        for line in lines
-    )
+def results_table(cases: Sequence[Case], settings: Sequence[str], results: Results) -> str:
+    """One line a case: what it is, how each setting ended, seconds of each, and warp instructions."""
+    header = ("arch", "script", "arguments", *settings, "warp instr.")
+    rows = []
+    for case in cases:
+        ends = [results[case, setting] for setting in settings]
+        counts = [end.instructions for end in ends if end.instructions is not None]
+        cells = [f"{end.verdict} {end.seconds:5.1f} s" for end in ends]
+        count = f"{counts[0]:,}" if counts else "-"
+        rows.append((case.arch, Path(case.script).name, case.arguments, *cells, count))
+    return text_table(header, rows, left=3)
 
 
-def _cells(result: Result) -> tuple[str, ...]:
-    instructions = "-" if result.instructions is None else f"{result.instructions:,}"
-    verdict = "pass" if result.passed else "FAIL"
-    kernel = result.kernel
+def _heading(checkout: Path, jobs: int, seconds: float) -> str:
+    """When, what, and where: the facts that the table depends on."""
+    versions = ", ".join(f"{name} {importlib.metadata.version(name)}" for name in DISTRIBUTIONS)
     return (
-        Path(kernel.script).name,
-        kernel.arch,
-        kernel.arguments,
-        verdict,
-        f"{result.seconds:.1f}",
-        instructions,
+        f"{datetime.now(UTC):%Y-%m-%d}, CUTLASS {checkout_version(checkout)}, Python {platform.python_version()}, {versions}.\n"
+        f"All runs took {seconds / 60:.0f} min, {jobs} at a time on {os.cpu_count()} cores; seconds are of a whole process,\n"
+        "imports, compilation, emulation and the script's own reference, and depend on what else the machine does."
     )
+
+
+def checkout_version(checkout: Path) -> str:
+    """The version that a checkout's change log begins with, or "of unknown version"."""
+    log = checkout / "CHANGELOG.md"
+    found = re.search(r"^## \[([\d.]+)\]", log.read_text(), re.MULTILINE) if log.is_file() else None
+    return found.group(1) if found else "of unknown version"
 
 
 if __name__ == "__main__":

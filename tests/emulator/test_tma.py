@@ -138,6 +138,17 @@ def test_loads_outside_live_memory_are_refused():
         emulate(load_kernel(code, 512), [map_of(source, "f32", (32, 4)), out], [source[:3]])
 
 
+def test_a_box_outside_its_tensor_is_zeros_to_the_checker_too():
+    source, out = tensor((4, 32), np.float32), np.full(128, 7, np.float32)
+    code = "ld.param.u64 %rd9, [out];\nst.global.b32 [%rd9], %r0;\nmov.b32 %r2, 0;\nmov.b32 %r3, 4;\n"
+    code += LOAD.format(d=2, space="shared::cta", mode="") + f" [%r1+{TILE}], [%rd1, {{%r2, %r3}}], [%r1];"
+    machine = Machine(check=True)
+    machine.memory.add_range("source", source.ctypes.data, source.nbytes, False)
+    args = [map_of(source, "f32", (32, 4)), out]
+    run_ptx(load_kernel(code, 512), args=args, machine=machine, smem_bytes=32768)
+    assert (out == 0).all() and machine.checker.hazards == []
+
+
 # ---- clusters ----------------------------------------------------------------------------------------------------
 CLUSTER_SYNC = "barrier.cluster.arrive.aligned;\nbarrier.cluster.wait.aligned;\n"
 
