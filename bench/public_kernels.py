@@ -6,17 +6,21 @@ script ends with exit code 0 and the checker, where it watches, reports no hazar
 
 import argparse
 import importlib.metadata
+import json
 import os
 import platform
 import re
 import shutil
+import signal
 import subprocess
 import sys
-import time
-from collections.abc import Mapping, Sequence
+import tempfile
+import threading
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 
 from tqdm import tqdm
@@ -28,6 +32,9 @@ SETTINGS = ("eager", "lazy", "random:7", "eager+check")
 """How each script runs: when asynchronous operations happen, and whether the hazard checker watches."""
 
 SECONDS = 600
+SM_COUNT = 16
+"""Few, so that persistent kernels loop over tiles of small problems."""
+
 MESSAGE_CHARACTERS = 1000
 
 DISTRIBUTIONS = ("nvfp4-cute", "nvidia-cutlass-dsl", "torch", "numpy")
@@ -39,7 +46,7 @@ examples:
   python -m nvfp4_cute.bench.public_kernels ~/cutlass --list                       the scripts and their arguments
   python -m nvfp4_cute.bench.public_kernels ~/cutlass --only tutorial              those of the tutorial
   python -m nvfp4_cute.bench.public_kernels ~/cutlass --only 'grouped.* 2,2' --settings lazy+check
-  python -m nvfp4_cute.bench.public_kernels ~/cutlass --save bench/results/public_kernels.md
+  python -m nvfp4_cute.bench.public_kernels ~/cutlass --record runs.jsonl --save bench/results/public_kernels.md
 """
 
 
@@ -48,8 +55,8 @@ class Result:
     """How a run ended.
 
     Attributes:
-        verdict: "pass", "hazard" (the checker reported one), "FAIL", or "time" (stopped).
-        seconds: of the whole process.
+        verdict: "pass", "hazard" (the checker reported one), "FAIL", or "killed".
+        seconds: processor time of the script's process and those it started.
         instructions: warp instructions executed, None if nothing was launched.
         message: what was said last on stderr.
     """
@@ -81,9 +88,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     if args.list:
         print("\n".join(map(str, cases)))
         return 0
-    started = time.perf_counter()
-    results = run_all(cases, args.settings, folder, args.jobs, args.timeout)
-    heading = _heading(args.checkout, args.jobs, time.perf_counter() - started)
+    run = partial(run_one, folder=folder, sm_count=args.sm_count, timeout=args.timeout)
+    results = run_all(cases, args.settings, run, args.jobs, Record(args.record))
+    heading = _heading(args.checkout, args.sm_count, sum(result.seconds for result in results.values()))
     table = results_table(cases, args.settings, results)
     passed = sum(result.passed for result in results.values())
     total = f"{passed} of {len(results)} runs pass."
@@ -122,6 +129,15 @@ def _parser() -> argparse.ArgumentParser:
         metavar="S",
         help="seconds for each run (default %(default)s)",
     )
+    parser.add_argument(
+        "--sm-count", type=int, default=SM_COUNT, metavar="N", help="SMs of the GPU (default %(default)s)"
+    )
+    parser.add_argument(
+        "--record",
+        type=Path,
+        metavar="FILE",
+        help="append each run's result to FILE as it ends, and do not repeat what passed there: an interrupted table goes on",
+    )
     parser.add_argument("--save", type=Path, metavar="FILE", help="also write the table as Markdown")
     parser.add_argument("--list", action="store_true", help="print what would run, and stop")
     return parser
@@ -133,22 +149,57 @@ def _setting(text: str) -> str:
     return text
 
 
+class Record:
+    """Results of earlier runs, one JSON object a line, which are not repeated if they passed."""
+
+    def __init__(self, path: Path | None):
+        """`path` None: nothing is kept."""
+        self.path = path
+        self.earlier: dict[tuple[str, str], Result] = {}
+        for line in path.read_text().splitlines() if path and path.is_file() else ():
+            entry = json.loads(line)
+            key = entry.pop("case"), entry.pop("setting")
+            self.earlier[key] = Result(**entry)
+
+    def passed(self, case: Case, setting: str) -> Result | None:
+        """The recorded result of a run if it passed."""
+        result = self.earlier.get((str(case), setting))
+        return result if result is not None and result.passed else None
+
+    def add(self, case: Case, setting: str, result: Result) -> None:
+        """Append a result."""
+        if self.path is not None:
+            with self.path.open("a") as file:
+                file.write(json.dumps({"case": str(case), "setting": setting, **asdict(result)}) + "\n")
+
+
 def run_all(
-    cases: Sequence[Case], settings: Sequence[str], folder: Path, jobs: int, timeout: float
+    cases: Sequence[Case],
+    settings: Sequence[str],
+    run: Callable[[Case, str], Result],
+    jobs: int,
+    record: Record,
 ) -> dict[tuple[Case, str], Result]:
     """Run every case in every setting, `jobs` at a time, with a bar; what does not pass is shown when it happens."""
     size = shutil.get_terminal_size()
-    results: dict[tuple[Case, str], Result] = {}
+    keys = [(case, setting) for case in cases for setting in settings]
+    results = {key: found for key in keys if (found := record.passed(*key)) is not None}
     with (
         ThreadPoolExecutor(jobs) as pool,
         tqdm(
-            total=len(cases) * len(settings), unit="run", disable=None, ncols=size.columns, nrows=size.lines
+            total=len(keys),
+            initial=len(results),
+            unit="run",
+            disable=None,
+            ncols=size.columns,
+            nrows=size.lines,
         ) as bar,
     ):
-        runs = {pool.submit(run_one, c, s, folder, timeout): (c, s) for c in cases for s in settings}
+        runs = {pool.submit(run, *key): key for key in keys if key not in results}
         for future in as_completed(runs):
             case, setting = key = runs[future]
             result = results[key] = future.result()
+            record.add(case, setting, result)
             if bar.disable or not result.passed:
                 said = "" if result.passed else f": {result.message}"
                 tqdm.write(f"{result.verdict} in {result.seconds:.1f} s, {setting}: {case}{said}")
@@ -156,32 +207,28 @@ def run_all(
     return results
 
 
-def run_one(case: Case, setting: str, folder: Path, timeout: float) -> Result:
-    """Run one script in a process of its own."""
+def run_one(case: Case, setting: str, *, folder: Path, sm_count: int, timeout: float) -> Result:
+    """Run one script in a process of its own; `timeout` is in seconds of the clock."""
     mode, _, check = setting.partition("+")
-    command = [
-        sys.executable,
-        "-m",
-        "nvfp4_cute.cli",
-        "emulate",
-        "--arch",
-        case.arch,
-        "--stats",
-        "--mode",
-        mode,
-    ]
-    command += ["--check"] if check else []
+    command = [sys.executable, "-m", "nvfp4_cute.cli", "emulate", "--arch", case.arch, "--mode", mode]
+    command += ["--sm-count", str(sm_count), "--stats", *(["--check"] if check else [])]
     command += [str(folder / case.script), *case.arguments.split()]
-    started = time.perf_counter()
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=timeout, check=False)
-    except subprocess.TimeoutExpired:
-        return Result("time", timeout, message=f"stopped after {timeout:g} s")
-    seconds = time.perf_counter() - started
-    counted = re.search(r"launches, ([\d,]+) warp instructions", done.stderr)
+    with tempfile.TemporaryFile("w+") as output:
+        process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=output)
+        timer = threading.Timer(timeout, process.kill)
+        timer.start()
+        _, status, usage = os.wait4(process.pid, 0)
+        timer.cancel()
+        process.returncode = os.waitstatus_to_exitcode(status)
+        output.seek(0)
+        said = output.read()
+    seconds = usage.ru_utime + usage.ru_stime
+    if process.returncode == -signal.SIGKILL:
+        return Result("killed", seconds, message=f"killed, perhaps after the time limit of {timeout:g} s")
+    counted = re.search(r"launches, ([\d,]+) warp instructions", said)
     instructions = int(counted.group(1).replace(",", "")) if counted else None
-    message = _last_words(done.stderr)
-    verdict = "pass" if done.returncode == 0 else "hazard" if " hazard" in message else "FAIL"
+    message = "" if process.returncode == 0 else _last_words(said)
+    verdict = "pass" if process.returncode == 0 else "hazard" if " hazard" in message else "FAIL"
     return Result(verdict, seconds, instructions, message)
 
 
@@ -205,13 +252,14 @@ def results_table(cases: Sequence[Case], settings: Sequence[str], results: Resul
     return text_table(header, rows, left=3)
 
 
-def _heading(checkout: Path, jobs: int, seconds: float) -> str:
+def _heading(checkout: Path, sm_count: int, seconds: float) -> str:
     """When, what, and where: the facts that the table depends on."""
     versions = ", ".join(f"{name} {importlib.metadata.version(name)}" for name in DISTRIBUTIONS)
     return (
-        f"{datetime.now(UTC):%Y-%m-%d}, CUTLASS {checkout_version(checkout)}, Python {platform.python_version()}, {versions}.\n"
-        f"All runs took {seconds / 60:.0f} min, {jobs} at a time on {os.cpu_count()} cores; seconds are of a whole process,\n"
-        "imports, compilation, emulation and the script's own reference, and depend on what else the machine does."
+        f"{datetime.now(UTC):%Y-%m-%d}, CUTLASS {checkout_version(checkout)}, Python {platform.python_version()}, {versions}; "
+        f"virtual GPUs of {sm_count} SMs.\n"
+        "Seconds are processor time of a whole run: imports, compilation, emulation, the script's own reference. "
+        f"All together: {seconds / 60:.0f} min."
     )
 
 

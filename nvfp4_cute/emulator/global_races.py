@@ -6,6 +6,7 @@ address knows all that the releasing clusters had written when they released.
 """
 
 import bisect
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -17,6 +18,19 @@ from nvfp4_cute.emulator.shadow import GLOBAL_GRANULE, Actor, GlobalShadow
 if TYPE_CHECKING:
     from nvfp4_cute.emulator.hazards import Checker
     from nvfp4_cute.emulator.lanes import Warp
+
+
+@dataclass
+class Footprint:
+    """Which granules of the writable ranges some clusters read and wrote: packed bits by the range's address."""
+
+    read: dict[int, np.ndarray] = field(default_factory=dict)
+    written: dict[int, np.ndarray] = field(default_factory=dict)
+
+    def meets(self, other: "Footprint") -> bool:
+        """Whether one wrote what the other touched."""
+        pairs = ((self.written, other.written), (self.written, other.read), (self.read, other.written))
+        return any((a[start] & b[start]).any() for a, b in pairs for start in a.keys() & b.keys())
 
 
 class GlobalRaces:
@@ -32,6 +46,19 @@ class GlobalRaces:
         self._local: dict[Any, np.ndarray] = {}
         self._known: dict[int, int] = {}
         self._cluster = self._releases = 0
+        self._keep_reads = False
+
+    def keep_reads(self) -> None:
+        """From now on `footprint` knows what is read."""
+        self._keep_reads = True
+
+    def footprint(self) -> Footprint:
+        """What was read (since `keep_reads`) and written in this launch."""
+        shadows = self._shadows.values()
+        return Footprint(
+            {shadow.start: np.packbits(shadow.read) for shadow in shadows},
+            {shadow.start: np.packbits(shadow.writers != NOBODY) for shadow in shadows},
+        )
 
     def begin_launch(self, memory: GlobalMemory) -> None:
         """Nothing has been written."""
@@ -52,11 +79,15 @@ class GlobalRaces:
         self, addresses: np.ndarray, nbytes: int, actor: Actor, *, write: bool, atomic: bool = False
     ) -> None:
         """Hold accesses of `nbytes` at each address (int64; none for a box outside its tensor) against the earlier writes."""
-        if not addresses.size or (not write and not self._shadows):
+        if not addresses.size or not (write or self._shadows or self._keep_reads):
             return
         first = int(addresses.min())
-        shadow = self._shadow(first, create=write)
-        if shadow is None:
+        shadow = self._shadow(first, create=write or self._keep_reads)
+        if shadow is None:  # read-only, or not written yet: what lies in later ranges may be
+            following = bisect.bisect_right(self._starts, first)
+            if following < len(self._starts):
+                beyond = addresses[addresses >= self._starts[following]]
+                self.access(beyond, nbytes, actor, write=write, atomic=atomic)
             return
         inside = (addresses >= shadow.start) & (addresses < shadow.end)
         if not inside.all():
@@ -69,6 +100,8 @@ class GlobalRaces:
             shadow.clusters[index] = self._cluster
             shadow.order[index] = self._releases
             shadow.sites[index] = actor.site
+        elif self._keep_reads:
+            shadow.read[index] = True
 
     def _shadow(self, address: int, *, create: bool) -> GlobalShadow | None:
         position = bisect.bisect_right(self._starts, address) - 1

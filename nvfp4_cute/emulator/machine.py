@@ -338,10 +338,12 @@ class Machine:
             if self.progress is not None:
                 self.progress(total - len(self.waiting) * per_cluster, total)
 
+        divided = parallel.can_divide(self, launch, origins)
         try:
             if self.checker is not None:
-                self._run_checked(self.checker, launch, origins, report)
-            elif parallel.can_divide(self, launch, origins):
+                if not (divided and parallel.run_checked(self, launch, origins)):
+                    self._run_checked(self.checker, launch, origins, report)
+            elif divided:
                 parallel.run(self, launch, origins)
             else:
                 self.run_clusters(launch, origins, report)

@@ -148,8 +148,11 @@ class GlobalMemory:
         return self._checked
 
     @contextmanager
-    def shared(self) -> Iterator[None]:
-        """Within the block the writable ranges lie in memory that forked processes share; then they are copied back."""
+    def shared(self) -> Iterator[list[tuple[np.ndarray, np.ndarray]]]:
+        """Within the block the writable ranges lie in memory that forked processes share; then they are copied back.
+
+        The value lists what will be copied, (to, from); who empties it leaves memory as it was.
+        """
         self._forget()
         moved: list[tuple[np.ndarray, np.ndarray]] = []
         starts: list[int] = []
@@ -165,7 +168,7 @@ class GlobalMemory:
                 part = bisect.bisect_right(starts, found.start) - 1
                 window.view = moved[part][1][found.start - starts[part] :][: found.nbytes]
         try:
-            yield
+            yield moved
         finally:
             self._forget()
             for host, copy in moved:
@@ -192,6 +195,11 @@ class GlobalMemory:
         low, high = int(addresses.min()), int(addresses.max()) + nbytes
         view, origin = self._window(low, high, write).items(nbytes)
         return view, ((addresses - np.uint64(origin)) >> np.uint64(ITEM_SHIFTS[nbytes])).view(np.int64)
+
+    def by_range(self, addresses: np.ndarray) -> list[np.ndarray]:
+        """Positions of addresses grouped by the registered range that they begin in, or by what lies before it."""
+        owners = np.searchsorted(np.array(self._starts, np.uint64), addresses, side="right")
+        return [np.flatnonzero(owners == owner) for owner in np.unique(owners)]
 
     def items(self, address: int, nbytes: int, size: int, write: bool) -> tuple[np.ndarray, int]:
         """A view of `size`-byte items and the index of the one at `address`, where `nbytes` are accessed."""

@@ -8,14 +8,16 @@ import multiprocessing
 import os
 import sys
 import warnings
-from collections.abc import Sequence
-from dataclasses import fields
+from collections.abc import Generator, Sequence
+from contextlib import closing
+from dataclasses import dataclass, field, fields
 from multiprocessing.connection import Connection, wait
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from nvfp4_cute.emulator.code import Code
+from nvfp4_cute.emulator.global_races import Footprint
 from nvfp4_cute.errors import EmulatorError
 
 if TYPE_CHECKING:
@@ -69,54 +71,103 @@ def run(machine: "Machine", launch: "Launch", origins: Sequence[Origin]) -> None
     Raises:
         EmulatorError: the first that a process met; the others are stopped.
     """
+    with machine.memory.shared(), closing(_shares(machine, launch, origins)) as shares:
+        for share in shares:
+            _keep(machine, share)
+
+
+def run_checked(machine: "Machine", launch: "Launch", origins: Sequence[Origin]) -> bool:
+    """The same under the hazard checker, if there is nothing to report.
+
+    Clusters that do not communicate can only harm each other by touching what another one writes, so each process
+    checks its own clusters, and what they touched is compared.
+
+    Returns:
+        Whether the launch was clean. If not, memory is as before: run it in one process, which finds words for it.
+    """
+    kept: list[_Share] = []
+    with machine.memory.shared() as copies:
+        try:
+            with closing(_shares(machine, launch, origins)) as shares:
+                for share in shares:
+                    if not share.clean or any(share.touched.meets(other.touched) for other in kept):
+                        copies.clear()
+                        return False
+                    kept.append(share)
+        except EmulatorError:
+            copies.clear()
+            return False
+    for share in kept:
+        _keep(machine, share)
+    return True
+
+
+@dataclass
+class _Share:
+    """What a process sends when its clusters are done.
+
+    Attributes:
+        stats, traces: of its clusters; traces only under a recorder.
+        clean: without hazards.  touched: global memory, kept under the checker.
+    """
+
+    stats: "Stats"
+    traces: list[Any] = field(default_factory=list)
+    clean: bool = True
+    touched: Footprint = field(default_factory=Footprint)
+
+
+def _shares(machine: "Machine", launch: "Launch", origins: Sequence[Origin]) -> Generator[_Share]:
+    """Start `machine.jobs` processes and yield their shares as they end, reporting progress meanwhile."""
     context = multiprocessing.get_context("fork")
     finished, per_cluster = 0, int(np.prod(launch.cluster))
-    with machine.memory.shared():
-        pipes = [context.Pipe(duplex=False) for _ in range(machine.jobs)]
-        workers = [
-            context.Process(
-                target=_work, args=(machine, launch, origins[i :: machine.jobs], send), daemon=True
-            )
-            for i, (_, send) in enumerate(pipes)
-        ]
-        with warnings.catch_warnings():
-            # Forking a process that has threads: the children run Python and NumPy only, and never return.
-            warnings.simplefilter("ignore", DeprecationWarning)
-            for worker in workers:
-                worker.start()
-        for _, send in pipes:
-            send.close()
-        waiting: list[Connection] = [receive for receive, _ in pipes]
-        try:
-            while waiting:
-                for pipe in wait(waiting):
-                    message = _receive(pipe)  # type: ignore[arg-type]
-                    if message == "cluster":
-                        finished += per_cluster
-                        if machine.progress is not None:
-                            machine.progress(finished, len(origins) * per_cluster)
-                        continue
-                    if isinstance(message, BaseException):
-                        raise message
-                    stats, traces = message
-                    _add(machine.stats, stats)
-                    if machine.recorder is not None:
-                        machine.recorder.traces += traces
-                    waiting.remove(pipe)  # type: ignore[arg-type]
-        finally:
-            for worker in workers:
-                worker.terminate()
-                worker.join()
+    pipes = [context.Pipe(duplex=False) for _ in range(machine.jobs)]
+    workers = [
+        context.Process(target=_work, args=(machine, launch, origins[i :: machine.jobs], send), daemon=True)
+        for i, (_, send) in enumerate(pipes)
+    ]
+    with warnings.catch_warnings():
+        # Forking a process that has threads: the children run Python and NumPy only, and never return.
+        warnings.simplefilter("ignore", DeprecationWarning)
+        for worker in workers:
+            worker.start()
+    for _, send in pipes:
+        send.close()
+    waiting: list[Connection] = [receive for receive, _ in pipes]
+    try:
+        while waiting:
+            for pipe in wait(waiting):
+                message = _receive(pipe)  # type: ignore[arg-type]
+                if message == "cluster":
+                    finished += per_cluster
+                    if machine.progress is not None:
+                        machine.progress(finished, len(origins) * per_cluster)
+                    continue
+                if isinstance(message, BaseException):
+                    raise message
+                waiting.remove(pipe)  # type: ignore[arg-type]
+                yield message
+    finally:
+        for worker in workers:
+            worker.terminate()
+            worker.join()
 
 
 def _work(machine: "Machine", launch: "Launch", origins: Sequence[Origin], send: Connection) -> None:
-    """A child process: run some clusters, then send what they counted, or the exception."""
+    """A child process: run some clusters, then send its share, or the exception."""
     machine.stats = type(machine.stats)()
-    if machine.recorder is not None:
-        machine.recorder.traces.clear()
+    checker, recorder = machine.checker, machine.recorder
+    if recorder is not None:
+        recorder.traces.clear()
+    if checker is not None:
+        checker.begin_launch(launch, machine.memory)
+        checker.globals.keep_reads()
     try:
         machine.run_clusters(launch, list(origins), lambda: send.send("cluster"))
-        send.send((machine.stats, machine.recorder.traces if machine.recorder is not None else []))
+        share = _Share(machine.stats, [] if recorder is None else recorder.traces)
+        if checker is not None:
+            share.clean, share.touched = not checker.of_this_launch(), checker.globals.footprint()
+        send.send(share)
     except EmulatorError as error:
         send.send(error)
     except Exception as error:
@@ -130,6 +181,12 @@ def _receive(pipe: Connection) -> Any:
         return EmulatorError("a process of the emulator died; run with one job to see why")
 
 
+def _keep(machine: "Machine", share: _Share) -> None:
+    _add(machine.stats, share.stats)
+    if machine.recorder is not None:
+        machine.recorder.traces += share.traces
+
+
 def _add(total: "Stats", part: "Stats") -> None:
-    for field in fields(part):
-        setattr(total, field.name, getattr(total, field.name) + getattr(part, field.name))
+    for counter in fields(part):
+        setattr(total, counter.name, getattr(total, counter.name) + getattr(part, counter.name))

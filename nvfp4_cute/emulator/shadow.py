@@ -204,7 +204,7 @@ class GlobalShadow:
     """Last writers of one range of global memory during one launch.
 
     An entry of `writers` is an epoch of the cluster in `clusters`; `order` counts that cluster's releases to global
-    memory before the write.
+    memory before the write. `read` says what anybody read, where that is kept.
     """
 
     def __init__(self, start: int, nbytes: int):
@@ -215,6 +215,7 @@ class GlobalShadow:
         self.clusters = np.zeros(count, np.int32)
         self.order = np.zeros(count, np.int32)
         self.sites = np.zeros(count, np.int32)
+        self.read = np.zeros(count, bool)
 
     def index(self, addresses: np.ndarray, nbytes: int) -> np.ndarray:
         """Granules of accesses of `nbytes` at each address."""

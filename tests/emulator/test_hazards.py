@@ -521,6 +521,26 @@ bar.sync 0;
 """
 
 
+def test_a_load_that_begins_in_a_read_only_tensor():
+    """Lane 0 reads the source, which lies below the output; lane 1 the output that warp 0 writes."""
+    both = np.zeros(64, np.uint32)
+    source, out = both[:32], both[32:]
+    source.flags.writeable = False
+    body = (
+        in_warp(0, "st.global.b32 [%rd2+4], %r8;\n")
+        + "{between}"
+        + in_warp(
+            1, "and.b32 %r9, %r8, 1;\nmad.wide.u32 %rd10, %r9, 132, %rd1;\nld.global.b32 %r10, [%rd10];\n"
+        )
+    )
+    launch = lambda between: run_ptx(
+        small.kernel(body.format(between=between)), None, 1, 64, [source, out], smem_bytes=8192, check=True
+    )
+    launch("bar.sync 0;\n")
+    with pytest.raises(HazardError, match=r"ld\.global.*reads global memory.*st\.global.*writes"):
+        launch("")
+
+
 def test_clusters_that_run_side_by_side():
     """Each CTA waits for its right neighbour's flag and reads what that one wrote."""
     assert_clean(NEIGHBOUR.format(poll="ld.acquire.gpu.global.b32 %r10, [%rd10+4];"), grid=4)

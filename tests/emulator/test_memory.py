@@ -335,3 +335,22 @@ def test_tensor_memory_object() -> None:
     tmem.may_allocate = False
     with pytest.raises(EmulatorError, match="relinquish"):
         tmem.alloc(32)
+
+
+def test_lanes_of_one_access_may_lie_in_several_tensors(ptx_kernel) -> None:
+    """Odd lanes copy within the second pair of arrays; a lane outside both is still an error."""
+    buffer = np.arange(256, dtype=np.uint32)
+    sources, outs = (buffer[:32], buffer[64:96]), (buffer[128:160], buffer[192:224])
+    for array in outs:
+        array[:] = 0
+    body = """and.b32 %r1, %r50, 1; mul.lo.u32 %r1, %r1, {step}; mad.lo.u32 %r1, %r50, 4, %r1;
+    cvt.u64.u32 %rd10, %r1; add.u64 %rd11, %rd0, %rd10; add.u64 %rd12, %rd2, %rd10;
+    ld.global.b32 %r2, [%rd11]; st.global.b32 [%rd12], %r2;"""
+    module = ptx_kernel("mov.u32 %r50, %tid.x; " + body.format(step=256), 4)
+    run_ptx(module, None, 1, 32, [*sources, *outs])
+    odd = np.arange(32) % 2 == 1
+    np.testing.assert_array_equal(outs[0], np.where(odd, 0, sources[0]))
+    np.testing.assert_array_equal(outs[1], np.where(odd, sources[1], 0))
+    module = ptx_kernel("mov.u32 %r50, %tid.x; " + body.format(step=140), 4)
+    with pytest.raises(EmulatorError, match="outside every live range"):
+        run_ptx(module, None, 1, 32, [*sources, *outs])

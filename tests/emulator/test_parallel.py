@@ -6,6 +6,7 @@ import pytest
 from nvfp4_cute.emulator import parallel
 from nvfp4_cute.emulator.code import Code
 from nvfp4_cute.emulator.driver import run_ptx
+from nvfp4_cute.emulator.hazards import HazardError
 from nvfp4_cute.emulator.machine import Machine
 from nvfp4_cute.emulator.ptx import parse
 from nvfp4_cute.errors import EmulatorError
@@ -106,3 +107,65 @@ def test_a_process_that_dies_is_reported(ptx_kernel, monkeypatch):
     monkeypatch.setattr(parallel, "_work", lambda *args: None)
     with pytest.raises(EmulatorError, match="a process of the emulator died"):
         run(ptx_kernel(f"{INDEX} st.global.b32 [%rd11], %r4;", 1), 2, np.zeros(32 * GRID, np.int32))
+
+
+# ---- under the hazard checker ------------------------------------------------------------------------------------
+@pytest.fixture
+def checked_apart(monkeypatch):
+    """For each launch under the checker that was divided, whether it was found clean."""
+    calls = []
+    real = parallel.run_checked
+    monkeypatch.setattr(parallel, "run_checked", lambda *args: calls.append(real(*args)) or calls[-1])
+    return calls
+
+
+def run_under_checker(text, out, jobs=2):
+    machine = Machine(jobs=jobs, check=True)
+    return run_ptx(text, grid=GRID, args=[out], machine=machine)
+
+
+def test_clean_clusters_are_checked_in_two_processes(ptx_kernel, checked_apart):
+    text = ptx_kernel(
+        f"{INDEX} ld.global.b32 %r5, [%rd11]; add.u32 %r4, %r4, %r5; st.global.b32 [%rd11], %r4;", 1
+    )
+    out, alone = np.ones(32 * GRID, np.int32), np.ones(32 * GRID, np.int32)
+    stats = run_under_checker(text, out)
+    one = run_under_checker(text, alone, jobs=1)
+    assert checked_apart == [True]
+    np.testing.assert_array_equal(out, alone)
+    assert (stats.ctas, stats.launches, stats.instructions) == (one.ctas, one.launches, one.instructions)
+
+
+@pytest.mark.parametrize(
+    "harm, kind",
+    [
+        # the last lane writes what the next cluster, in the other process, writes
+        ("st.global.b32 [%rd11], %r4; setp.eq.u32 %p1, %r2, 31; setp.lt.and.u32 %p1, %r1, 39, %p1; @%p1 st.global.b32 [%rd11+4], %r4;", "double-store"),
+        # every cluster reads what the one before it wrote
+        ("st.global.b32 [%rd11], %r4; setp.gt.u32 %p1, %r1, 0; @%p1 ld.global.b32 %r5, [%rd11+-128];", "race"),
+        # a hazard that one process sees
+        ("st.global.b32 [%rd11], %r4; mov.b32 %r8, word; ld.shared.b32 %r9, [%r8];", "uninitialised"),
+        # an error
+        ("st.global.b32 [%rd11+4], %r4;", "out-of-bounds"),
+    ],
+)  # fmt: skip
+def test_hazards_have_the_same_report_as_in_one_process(ptx_kernel, checked_apart, harm, kind):
+    """Memory is as before when the launch is run again: each cluster adds to what it found."""
+    text = ptx_kernel(
+        f"{INDEX} ld.global.b32 %r10, [%rd11]; add.u32 %r4, %r4, %r10; {harm}",
+        1,
+        module=".shared .align 4 .b32 word;",
+    )
+    reports, outputs = [], []
+    for jobs in (1, 2):
+        out = np.ones(32 * GRID, np.int32)
+        with pytest.raises(HazardError) as error:
+            run_under_checker(text, out, jobs)
+        assert kind in {hazard.kind for hazard in error.value.hazards}
+        reports.append(
+            [(hazard.kind, hazard.text.replace(hex(out.ctypes.data), "")) for hazard in error.value.hazards]
+        )
+        outputs.append(out)
+    assert checked_apart == [False]
+    assert [kind for kind, _ in reports[0]] == [kind for kind, _ in reports[1]]
+    np.testing.assert_array_equal(*outputs)

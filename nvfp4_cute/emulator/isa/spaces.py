@@ -181,6 +181,23 @@ def _per_rank(warp: "Warp", space: str, addresses: np.ndarray) -> list[np.ndarra
     return [np.flatnonzero(ranks == rank) for rank in np.unique(ranks)]
 
 
+def _parts(
+    warp: "Warp", space: str, addresses: np.ndarray, total: int, write: bool, lanes: np.ndarray
+) -> list[tuple[Any, np.ndarray, np.ndarray]]:
+    """(lanes, items, index of each lane's item): one part, or one for each CTA or tensor that lanes address."""
+    groups = _per_rank(warp, space, addresses)
+    if groups is None:
+        try:
+            return [(slice(None), *resolve_lanes(warp, space, addresses, total, write, lanes))]
+        except BoundsFault:
+            groups = warp.cta.machine.memory.by_range(addresses) if space in ("global", "generic") else []
+            if len(groups) < 2:
+                raise
+    return [
+        (part, *resolve_lanes(warp, space, addresses[part], total, write, lanes[part])) for part in groups
+    ]
+
+
 def gather(warp: "Warp", space: str, where: Any, total: int, element: np.dtype, count: int) -> np.ndarray:
     """Load `count` elements per active lane; array (count, 32), zero in inactive lanes."""
     addresses, lanes = _addresses(warp, where)
@@ -193,14 +210,13 @@ def gather(warp: "Warp", space: str, where: Any, total: int, element: np.dtype, 
         ]
         warp.cta.machine.stats.load_bytes -= total * len(addresses)
         return np.concatenate(halves)
-    groups = _per_rank(warp, space, addresses)
-    if groups is None:
-        memory, index = resolve_lanes(warp, space, addresses, total, False, lanes)
+    parts = _parts(warp, space, addresses, total, False, lanes)
+    if len(parts) == 1:
+        _, memory, index = parts[0]
         items = memory.take(index)
     else:
         items = np.empty(len(addresses), ITEM_DTYPES[total])
-        for part in groups:
-            memory, index = resolve_lanes(warp, space, addresses[part], total, False, lanes[part])
+        for part, memory, index in parts:
             items[part] = memory[index]
     rows = items.view(element)
     rows = rows.reshape(1, -1) if count == 1 else np.ascontiguousarray(rows.reshape(-1, count).T)
@@ -233,11 +249,5 @@ def scatter(warp: "Warp", space: str, where: Any, values: list[Any], dtype: np.d
     items = table.view(ITEM_DTYPES[total])
     if not warp.all_active:
         items = items[warp.active]
-    groups = _per_rank(warp, space, addresses)
-    if groups is None:
-        memory, index = resolve_lanes(warp, space, addresses, total, True, lanes)
-        memory[index] = items
-        return
-    for part in groups:
-        memory, index = resolve_lanes(warp, space, addresses[part], total, True, lanes[part])
+    for part, memory, index in _parts(warp, space, addresses, total, True, lanes):
         memory[index] = items[part]
