@@ -4,6 +4,7 @@ import random
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Literal
 
 from nvfp4_cute import footprint
 from nvfp4_cute import speed_of_light as light
@@ -33,6 +34,7 @@ class Case:
         name: unique inside the problem.
         operation: the public function that computes it.
         sizes: (m, n, k) of every group, or of every batch entry.
+        form: how the groups of a grouped GEMM are passed: lists, or one ragged tensor and stacked weights.
         sol_us: the competition's published speed of light in us, or None.
         best_us: best published time of anyone on a B200 in us, under the competition's harness, or None.
     """
@@ -44,6 +46,7 @@ class Case:
     sizes: tuple[tuple[int, int, int], ...]
     sol_us: float | None = None
     best_us: float | None = None
+    form: Literal["list", "ragged"] = "list"
 
     @property
     def work(self) -> light.Work:
@@ -124,7 +127,7 @@ def experts() -> list[Case]:
                 ("down", model.hidden, model.intermediate),
             ):
                 sizes = tuple((m, n, k) for m in rows)
-                cases.append(Case("experts", name, f"{layer} {phase}", "grouped_gemm", sizes))
+                cases.append(Case("experts", name, f"{layer} {phase}", "grouped_gemm", sizes, form="ragged"))
     return cases
 
 

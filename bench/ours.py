@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 
 import torch
 
@@ -36,6 +37,8 @@ def prepare(case: Case, operands: Operands, backend: str) -> Prepared:
         return _gemv(operands, backend)
     if case.operation not in ("grouped_gemm", "gemm"):
         raise UnsupportedProblem(f"no kernel for {case.operation}")
+    if case.form == "ragged":
+        return _ragged(case, operands, backend)
     a, b, a_scale, b_scale, out = map(
         list, (operands.a, operands.b, operands.a_scale, operands.b_scale, operands.out)
     )
@@ -53,3 +56,15 @@ def _gemv(operands: Operands, backend: str) -> Prepared:
     out = torch.stack(operands.out).squeeze(2).T
     call = lambda: nvfp4_cute.gemv(a, b, a_scale, b_scale, out=out, out_dtype=torch.float16, backend=backend)
     return Prepared(call, [column.unsqueeze(1) for column in out.unbind(1)])
+
+
+def _ragged(case: Case, operands: Operands, backend: str) -> Prepared:
+    """The rows of all groups one after the other, weights stacked, scales of each group padded as they are."""
+    a, b, out = torch.cat(operands.a), torch.stack(operands.b), torch.cat(operands.out)
+    scales = [torch.cat([s.flatten() for s in side]) for side in (operands.a_scale, operands.b_scale)]
+    rows = [m for m, _, _ in case.sizes]
+    offs = torch.tensor(list(accumulate(rows)), dtype=torch.int32, device=a.device)
+    call = lambda: nvfp4_cute.grouped_gemm(
+        a, b, *scales, offs, out=out, out_dtype=torch.float16, backend=backend
+    )
+    return Prepared(call, out.split(rows))

@@ -120,9 +120,16 @@ def test_the_bf16_loop_computes_on_a_cpu_too():
 
 
 # ---- ours ------------------------------------------------------------------------------------------------------
-@pytest.mark.parametrize("operation, sizes", [("grouped_gemm", SMALL.sizes), ("gemv", ((48, 1, 128),) * 2)])
-def test_our_operations_take_the_operands_of_a_case(operation, sizes):
-    case = cases.Case("dense", "gemm", "small", operation, sizes)
+@pytest.mark.parametrize(
+    "operation, sizes, form",
+    [
+        ("grouped_gemm", SMALL.sizes, "list"),
+        ("grouped_gemm", SMALL.sizes, "ragged"),
+        ("gemv", ((48, 1, 128),) * 2, "list"),
+    ],
+)
+def test_our_operations_take_the_operands_of_a_case(operation, sizes, form):
+    case = cases.Case("dense", "gemm", "small", operation, sizes, form=form)
     operands = make_operands(case, CPU, seed=5)
     prepared = ours.prepare(case, operands, "reference")
     prepared.run()

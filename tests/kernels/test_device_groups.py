@@ -127,7 +127,11 @@ def test_one_launch_serves_sizes_that_change():
         ({"offs": torch.zeros(3, dtype=torch.int64)}, TypeError, ("offs", "int64", "torch.int32")),
         ({"masked_m": torch.zeros(7, dtype=torch.int32)}, ValueError, ("offs and masked_m",)),
         ({"scale_layout": "rowmajor"}, UnsupportedProblem, ("rowmajor", "padded to 128")),
-        ({"b": torch.zeros(6, N, K // 2, dtype=torch.uint8)}, ValueError, ("b has shape", "7 entries in offs")),
+        (
+            {"b": torch.zeros(6, N, K // 2, dtype=torch.uint8)},
+            ValueError,
+            ("b has shape", "7 entries in offs"),
+        ),
         ({"a": torch.zeros(7, 9, K // 2, dtype=torch.uint8)}, ValueError, ("a has shape", "[sum of M, K/2]")),
         ({"a_scale": torch.zeros(512, dtype=torch.uint8)}, ValueError, ("a_scale has 512 bytes", "2560")),
         ({"b_scale": torch.zeros(512, dtype=torch.uint8)}, ValueError, ("b_scale has 512 bytes", "7 groups")),
@@ -147,4 +151,8 @@ def test_refusals_name_rule_and_value(change, error, facts):
 
 def test_another_family_says_what_it_lacks():
     with pytest.raises(UnsupportedProblem, match="no kernel for the ragged form; pass lists"):
-        grouped_gemm(**operands("ragged", ROWS), backend="emulator:sm_120a", config=KernelConfig((128, 128, 128), num_acc_stage=1))
+        grouped_gemm(
+            **operands("ragged", ROWS),
+            backend="emulator:sm_120a",
+            config=KernelConfig((128, 128, 128), num_acc_stage=1),
+        )
