@@ -170,26 +170,22 @@ def test_check_accepts_equal_answers_of_any_strides_and_dtype():
 )
 def test_check_tolerance_is_absolute_plus_relative(row, column, accepted, refused):
     assert reference.check(changed(row, column, accepted), answer()) == (True, "")
-    good, message = reference.check(changed(row, column, refused), answer())
+    outputs = changed(row, column, refused)
+    good, message = reference.check(outputs, answer())
     assert not good
     for part in (
-        "group 0",
-        "1 of 4",
-        "atol=0.001",
-        "rtol=0.001",
-        f"ERROR AT ({row}, {column}, 0)",
-        "received",
+        "doesn't match reference: 0 ",
+        "Number of mismatched elements: 1",
+        f"ERROR AT ({row}, {column}, 0): {outputs[0][row, column, 0]}",
     ):
         assert part in message
 
 
-@pytest.mark.parametrize(
-    "value, rule", [(math.nan, "NaN"), (math.inf, "+INF MISMATCH"), (-math.inf, "-INF MISMATCH")]
-)
-def test_check_compares_where_nan_and_infinities_are(value, rule):
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+def test_check_compares_where_nan_and_infinities_are(value):
     for outputs, expected in ((changed(0, 1, value), answer()), (answer(), changed(0, 1, value))):
         good, message = reference.check(outputs, expected)
-        assert not good and rule in message and "ERROR AT (0, 1, 0)" in message
+        assert not good and "ERROR AT (0, 1, 0)" in message
     assert reference.check(changed(0, 1, value), changed(0, 1, value)) == (True, "")
 
 
@@ -201,19 +197,20 @@ def test_check_shape():
     outputs = answer()
     outputs[1] = torch.ones(1, 1)
     good, message = reference.check(outputs, answer())
-    assert not good and "group 1: SIZE MISMATCH: received [1, 1], expected [1, 1, 1]" in message
+    assert not good and "reference: 1 ['SIZE MISMATCH']" in message
 
 
 def test_check_length_and_kind():
     good, message = reference.check(answer()[:1], answer())
-    assert not good and "received 1 outputs, expected 2" in message
+    assert not good and message == "output length mismatch: got 1, expected 2"
     good, message = reference.check(answer()[0], answer())
     assert not good and "list of 2 tensors" in message
 
 
 def test_check_prints_few_of_many_errors():
     _, message = reference.check([torch.zeros(100, 100, 1)], [torch.ones(100, 100, 1)])
-    assert "10000 of 10000" in message and message.count("ERROR AT") == reference.MAX_PRINTED_ERRORS
+    assert "mismatched elements: 10000" in message and "... and 9995 more mismatched elements." in message
+    assert message.count("ERROR AT") == 5
 
 
 # ---- adapter ---------------------------------------------------------------------------------------------------

@@ -36,6 +36,7 @@ LAYERS = (
     ("",),  # nvfp4_cute/__init__.py: the public names
     ("problems",),
     ("bench",),
+    ("competition",),
     ("modelled", "check", "demo", "doctor", "emulate", "sol", "cli"),
 )
 LEAVES = ("errors", "formats", "scale_layout", "config", "launch_table")

@@ -28,7 +28,7 @@ def descriptor_address(tma_atom: cute.CopyAtom, *, loc=None, ip=None) -> Int64:
 @dsl_user_op
 def _descriptor_ptr(address: Int64, *, loc=None, ip=None) -> cute.Pointer:
     aligned_type = cute_ir.ConstrainedIntType.get(DESCRIPTOR_ALIGN_BYTES, 64)
-    aligned = cute_ir.assume(aligned_type, address.ir_value(loc=loc, ip=ip), loc=loc, ip=ip)
+    aligned = cute_ir.assume(aligned_type, Int64(address).ir_value(loc=loc, ip=ip), loc=loc, ip=ip)
     return cute_ir.inttoptr(_descriptor_ptr_type(), aligned, loc=loc, ip=ip)
 
 

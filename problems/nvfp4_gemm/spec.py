@@ -5,9 +5,13 @@ L = 1 throughout.
 """
 
 from dataclasses import dataclass
+from typing import Any
+
+from nvfp4_cute.problems import harness_rules
 
 SEED = 1111
 RTOL = ATOL = 1e-3
+HARNESS = harness_rules.BACK_TO_BACK
 
 
 @dataclass(frozen=True)
@@ -25,6 +29,18 @@ class GemmCase:
     k: int
     sol_us: float | None = None
     seed: int = SEED
+
+    @property
+    def arguments(self) -> dict[str, Any]:
+        """What a case file says of the case."""
+        return {"m": self.m, "n": self.n, "k": self.k, "l": 1, "seed": self.seed}
+
+    @classmethod
+    def from_arguments(cls, m: int, n: int, k: int, l: int, seed: int) -> "GemmCase":
+        """The case of a case file or a task.yml."""
+        if l != 1:
+            raise ValueError(f"l={l}: this problem has batch size 1 throughout")
+        return cls(m, n, k, seed=seed)
 
     @property
     def name(self) -> str:

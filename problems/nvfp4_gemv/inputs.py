@@ -1,20 +1,21 @@
 """Inputs of a case, in the structure, dtypes, strides and value ranges that the problem prescribes.
 
-The seven entries of the input tuple, with rest = ceil(rows / 128) and rest_k = ceil(K / 64):
-
-1. a [M, K/2, L] and 2. b [128, K/2, L], float4_e2m1fn_x2, strides (K/2, 1, rows * K/2). Bytes are 0 to 3, so every odd
-   k is 0 and every even one 0, 0.5, 1 or 1.5. Only row 0 of b counts.
-3. sfa [M, K/16, L] and 4. sfb [128, K/16, L], scales 0, 1 or 2 as float8_e4m3fn, strides (K/16, 1, rows * K/16).
-5. and 6. The same scales permuted: [32, 4, rest, 4, rest_k, L], a view of contiguous [L, rest, rest_k, 32, 4, 4].
-7. c [M, 1, L] float16, strides (1, 1, M), random contents.
+``(a, b, sfa, sfb, sfa_permuted, sfb_permuted, c)``: A [M, K/2, L] and B [128, K/2, L] float4_e2m1fn_x2, 0 to 1.5 at even
+k and 0 at odd k; only row 0 of B counts. Scales 0 to 2 as float8_e4m3fn, row-major [rows, K/16, L] and permuted
+[32, 4, rm, 4, rk, L]; C [M, 1, L] float16.
 
 The bits come from a generator of our own, so they differ from those that the official generator draws for a seed.
 """
 
 import torch
 
-from nvfp4_cute.formats import encode_e4m3
-from nvfp4_cute.scale_layout import SF_VEC_SIZE, to_blocked
+from nvfp4_cute.problems.operands import (
+    EVEN_SMALL_VALUES,
+    integer_scales,
+    packed_values,
+    random_output,
+    scales,
+)
 
 from .spec import PADDED_N, GemvCase
 
@@ -23,31 +24,20 @@ InputTuple = tuple[
 ]
 
 
-def make_inputs(case: GemvCase, device: str | torch.device = "cpu", seed: int | None = None) -> InputTuple:
-    """The 7-tuple of ``case`` on ``device``.
-
-    Args:
-        seed: instead of the case's own. Equal seeds give equal bits on every device.
-    """
+def make_inputs(
+    case: GemvCase, device: str | torch.device = "cpu", seed: int | None = None
+) -> tuple[torch.Tensor, ...]:
+    """The tuple of ``case`` on ``device``; ``seed`` instead of the case's own. Equal seeds give equal bits everywhere."""
     generator = torch.Generator().manual_seed(case.seed if seed is None else seed)
-    a, b = (_values(rows, case, generator, device) for rows in (case.m, PADDED_N))
+    sides = (case.m, PADDED_N)
+    a, b = (packed_values(rows, case.k, case.l, EVEN_SMALL_VALUES, generator, device) for rows in sides)
     (sfa, sfa_permuted), (sfb, sfb_permuted) = (
-        _scales(rows, case, generator, device) for rows in (case.m, PADDED_N)
+        scales(rows, case.k, case.l, integer_scales(0, 2), generator, device, device) for rows in sides
     )
-    c = torch.randn((case.l, case.m, 1), generator=generator).to(torch.float16).to(device).permute(1, 2, 0)
+    c = random_output(case.m, 1, case.l, generator, device)
     return a, b, sfa, sfb, sfa_permuted, sfb_permuted, c
 
 
-def _values(rows: int, case: GemvCase, generator: torch.Generator, device) -> torch.Tensor:
-    """Packed e2m1 [rows, K/2, L]."""
-    packed = torch.randint(0, 4, (case.l, rows, case.k // 2), dtype=torch.uint8, generator=generator)
-    return packed.to(device).view(torch.float4_e2m1fn_x2).permute(1, 2, 0)
-
-
-def _scales(
-    rows: int, case: GemvCase, generator: torch.Generator, device
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Row-major [rows, K/16, L] and permuted [32, 4, rest, 4, rest_k, L]."""
-    numbers = torch.randint(0, 3, (case.l, rows, case.k // SF_VEC_SIZE), generator=generator)
-    plain = encode_e4m3(numbers.float()).view(torch.float8_e4m3fn).to(device)
-    return plain.permute(1, 2, 0), to_blocked(plain).permute(3, 4, 1, 5, 2, 0)
+def outputs(data: tuple[torch.Tensor, ...]) -> list[torch.Tensor]:
+    """C."""
+    return [data[-1]]

@@ -5,9 +5,13 @@ NVFP4 operands, fp16 result. B arrives padded to 128 rows, of which only the fir
 """
 
 from dataclasses import dataclass
+from typing import Any
+
+from nvfp4_cute.problems import harness_rules
 
 SEED = 1111
 RTOL = ATOL = 1e-3
+HARNESS = harness_rules.SINGLE
 PADDED_N = 128
 
 
@@ -27,6 +31,16 @@ class GemvCase:
     l: int
     sol_us: float | None = None
     seed: int = SEED
+
+    @property
+    def arguments(self) -> dict[str, Any]:
+        """What a case file says of the case."""
+        return {"m": self.m, "k": self.k, "l": self.l, "seed": self.seed}
+
+    @classmethod
+    def from_arguments(cls, m: int, k: int, l: int, seed: int) -> "GemvCase":
+        """The case of a case file or a task.yml."""
+        return cls(m, k, l, seed=seed)
 
     @property
     def name(self) -> str:

@@ -14,17 +14,13 @@ The bits come from a generator of our own, so they differ from those that the of
 
 import torch
 
-from nvfp4_cute.formats import encode_e4m3
-from nvfp4_cute.scale_layout import SF_VEC_SIZE, padded_shape, to_blocked
+from nvfp4_cute.problems.operands import SMALL_VALUES, integer_scales, packed_values, random_output, scales
 
 from .spec import GroupCase
 
 Operands = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 Scales = tuple[torch.Tensor, torch.Tensor]
 InputTuple = tuple[list[Operands], list[Scales], list[Scales], list[tuple[int, int, int, int]]]
-
-# Clearing bit 2 of an e2m1 code leaves 0, 0.5, 1 and 1.5 with either sign, here in both nibbles.
-SMALL_VALUES_MASK = 0b1011_1011
 
 
 def make_inputs(case: GroupCase, device: str | torch.device = "cpu", seed: int | None = None) -> InputTuple:
@@ -36,26 +32,17 @@ def make_inputs(case: GroupCase, device: str | torch.device = "cpu", seed: int |
     generator = torch.Generator().manual_seed(case.seed if seed is None else seed)
     abc, plain, permuted = [], [], []
     for m, n, k in case.sizes:
-        a, b = (_values(rows, k, generator, device) for rows in (m, n))
-        c = torch.randn((1, m, n), generator=generator).to(torch.float16).to(device).permute(1, 2, 0)
-        (sfa, sfa_permuted), (sfb, sfb_permuted) = (_scales(rows, k, generator, device) for rows in (m, n))
+        a, b = (packed_values(rows, k, 1, SMALL_VALUES, generator, device) for rows in (m, n))
+        c = random_output(m, n, 1, generator, device)
+        (sfa, sfa_permuted), (sfb, sfb_permuted) = (
+            scales(rows, k, 1, integer_scales(1, 2), generator, device, "cpu") for rows in (m, n)
+        )
         abc.append((a, b, c))
         plain.append((sfa, sfb))
         permuted.append((sfa_permuted, sfb_permuted))
     return abc, plain, permuted, case.problem_sizes
 
 
-def _values(rows: int, k: int, generator: torch.Generator, device) -> torch.Tensor:
-    """Packed e2m1 [rows, K/2, 1]."""
-    packed = torch.randint(0, 256, (1, rows, k // 2), dtype=torch.uint8, generator=generator)
-    return (packed & SMALL_VALUES_MASK).to(device).view(torch.float4_e2m1fn_x2).permute(1, 2, 0)
-
-
-def _scales(rows: int, k: int, generator: torch.Generator, device) -> Scales:
-    """Row-major [rows, K/16, 1] on the CPU and permuted [32, 4, rm, 4, rk, 1] on ``device``."""
-    k_blocks = k // SF_VEC_SIZE
-    numbers = torch.randint(1, 3, padded_shape(rows, k_blocks), generator=generator)
-    padded = encode_e4m3(numbers.float()).view(torch.float8_e4m3fn)
-    plain = padded[:rows, :k_blocks].contiguous().unsqueeze(0).permute(1, 2, 0)
-    permuted = to_blocked(padded).to(device).unsqueeze(0).permute(3, 4, 1, 5, 2, 0)
-    return plain, permuted
+def outputs(data: InputTuple) -> list[torch.Tensor]:
+    """C of every group."""
+    return [c for _, _, c in data[0]]

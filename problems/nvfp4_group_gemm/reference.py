@@ -4,12 +4,11 @@ from collections.abc import Sequence
 
 import torch
 
+from nvfp4_cute.problems.matching import match_list
 from nvfp4_cute.reference import grouped_gemm_reference
 
 from .inputs import InputTuple
 from .spec import ATOL, RTOL
-
-MAX_PRINTED_ERRORS = 5
 
 
 def reference(data: InputTuple) -> list[torch.Tensor]:
@@ -34,41 +33,6 @@ def check(
     of ``received`` are free.
 
     Returns:
-        (True, ""), or False and a message with the first faults of the first wrong group.
+        (True, ""), or False and the harness's message: the first faults of the first wrong group.
     """
-    if not isinstance(received, list | tuple):
-        return False, f"received a {type(received).__name__}; expected a list of {len(expected)} tensors"
-    if len(received) != len(expected):
-        return (
-            False,
-            f"LENGTH MISMATCH: received {len(received)} outputs, expected {len(expected)} (one a group)",
-        )
-    for group, (got, want) in enumerate(zip(received, expected, strict=True)):
-        message = fault(got, want, rtol, atol)
-        if message:
-            return False, f"mismatch in group {group}: {message}"
-    return True, ""
-
-
-def fault(received: torch.Tensor, expected: torch.Tensor, rtol: float, atol: float) -> str:
-    """Why one tensor is not accepted, or the empty string."""
-    if received.shape != expected.shape:
-        return f"SIZE MISMATCH: received {list(received.shape)}, expected {list(expected.shape)}"
-    for kind, is_kind in (("NaN", torch.isnan), ("+INF", torch.isposinf), ("-INF", torch.isneginf)):
-        wrong = is_kind(received) != is_kind(expected)
-        if wrong.any():
-            return _describe(f"{kind} MISMATCH", wrong, received, expected)
-    # Equal infinities differ by NaN, which exceeds nothing.
-    wrong = (received - expected).abs() > atol + rtol * expected.abs()
-    if wrong.any():
-        return _describe(f"beyond atol={atol}, rtol={rtol}", wrong, received, expected)
-    return ""
-
-
-def _describe(rule: str, wrong: torch.Tensor, received: torch.Tensor, expected: torch.Tensor) -> str:
-    places = wrong.nonzero()
-    lines = [f"{rule} in {len(places)} of {wrong.numel()} elements"]
-    for place in places[:MAX_PRINTED_ERRORS].tolist():
-        at = tuple(place)
-        lines.append(f"ERROR AT {at}: received {received[at].item()}, expected {expected[at].item()}")
-    return "\n".join(lines)
+    return match_list(received, list(expected), rtol=rtol, atol=atol)

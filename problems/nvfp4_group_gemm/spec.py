@@ -5,9 +5,13 @@ operands, fp16 C, batch size L = 1 throughout.
 """
 
 from dataclasses import dataclass
+from typing import Any
+
+from nvfp4_cute.problems import harness_rules
 
 SEED = 1111
 RTOL = ATOL = 1e-3
+HARNESS = harness_rules.GROUPED
 
 
 @dataclass(frozen=True)
@@ -40,6 +44,20 @@ class GroupCase:
     def problem_sizes(self) -> list[tuple[int, int, int, int]]:
         """(m, n, k, l) of every group, as the problem's inputs carry them."""
         return [(*size, 1) for size in self.sizes]
+
+    @property
+    def arguments(self) -> dict[str, Any]:
+        """What a case file says of the case."""
+        return {"m": self.m, "n": self.n, "k": self.k, "g": self.num_groups, "seed": self.seed}
+
+    @classmethod
+    def from_arguments(
+        cls, m: tuple[int, ...], n: tuple[int, ...], k: tuple[int, ...], g: int, seed: int
+    ) -> "GroupCase":
+        """The case of a case file or a task.yml."""
+        if not len(m) == len(n) == len(k) == g:
+            raise ValueError(f"g={g} groups with {len(m)} m, {len(n)} n, {len(k)} k; one of each a group")
+        return cls(tuple(m), tuple(n), tuple(k), seed=seed)
 
     @property
     def name(self) -> str:

@@ -1,0 +1,126 @@
+"""What a competition server demands of a submission file before it runs it.
+
+The rules are those of GPU MODE's service as of 2026-07: one UTF-8 file of at most 1,000,000 bytes named ``*.py``, options
+in its first comment block (``#!POPCORN leaderboard NAME``, ``#!POPCORN gpu NAME``), and nowhere, in any case, the word
+that work on side queues would need. Imports are a rule of our own exports: a runner has nothing else installed for sure.
+"""
+
+import ast
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from nvfp4_cute.competition.bundle import FORBIDDEN_WORD
+from nvfp4_cute.competition.sources import is_stdlib
+
+MAX_BYTES = 1_000_000
+IMPORTABLE = ("cuda", "cutlass", "task", "torch")
+OPTIONS = {"leaderboard": "leaderboard", "gpu": "gpu", "gpus": "gpu"}
+# Executing text hides what a submission does; services filter it as obfuscation.
+EXECUTING = ("exec", "eval", "__import__", "compile")
+
+
+@dataclass(frozen=True)
+class Finding:
+    """A broken rule: the line (0 for the whole file) and what is wrong with it."""
+
+    line: int
+    message: str
+
+    def __str__(self) -> str:
+        """``line 12: ...``."""
+        return f"line {self.line}: {self.message}" if self.line else self.message
+
+
+@dataclass(frozen=True)
+class Header:
+    """Options of a submission's first comment block."""
+
+    leaderboard: str | None = None
+    gpus: tuple[str, ...] = ()
+
+
+def header_text(leaderboard: str, gpu: str) -> str:
+    """The option lines that a server reads."""
+    return f"#!POPCORN leaderboard {leaderboard}\n#!POPCORN gpu {gpu}\n"
+
+
+def read_header(text: str) -> Header:
+    """Options of the first comment block.
+
+    Raises:
+        ValueError: an option that is unknown or given twice; a server refuses the file.
+    """
+    found: dict[str, tuple[str, ...]] = {}
+    for number, line in enumerate(text.splitlines(), start=1):
+        if not line.startswith("#"):
+            break
+        match = re.match(r"#!POPCORN\s+(\S+)\s*(.*)", line)
+        if not match:
+            continue
+        option = OPTIONS.get(match[1].lower())
+        if option is None:
+            raise ValueError(f"line {number}: option {match[1]!r} is unknown; use leaderboard, gpu, or gpus")
+        if option in found:
+            raise ValueError(f"line {number}: option {match[1]!r} is given twice; keep one")
+        found[option] = tuple(match[2].split())
+    boards = found.get("leaderboard", ())
+    return Header(boards[0] if boards else None, found.get("gpu", ()))
+
+
+def check_server_rules(data: bytes, name: str = "submission.py") -> list[Finding]:
+    """What a server would refuse, whoever wrote the file."""
+    findings = []
+    if not name.endswith(".py"):
+        findings.append(Finding(0, f"the file is called {name}; its name must end in .py"))
+    if len(data) > MAX_BYTES:
+        findings.append(Finding(0, f"{len(data):,} bytes; at most {MAX_BYTES:,} are accepted"))
+    try:
+        text = data.decode("utf-8")
+    except UnicodeDecodeError as error:
+        return [*findings, Finding(data[: error.start].count(b"\n") + 1, "not UTF-8")]
+    for number, line in enumerate(text.splitlines(), start=1):
+        if FORBIDDEN_WORD in line.lower():
+            findings.append(Finding(number, f"holds the word {FORBIDDEN_WORD!r}: {line.strip()}"))
+    try:
+        read_header(text)
+    except ValueError as error:
+        findings.append(Finding(0, str(error)))
+    return findings
+
+
+def check_export_rules(text: str) -> list[Finding]:
+    """What we demand of our own exports besides: plain code that imports only what a runner has."""
+    try:
+        tree = ast.parse(text)
+    except SyntaxError as error:
+        return [Finding(error.lineno or 0, f"not Python: {error.msg}")]
+    return [*_foreign_imports(tree), *_executed_text(tree)]
+
+
+def check_file(path: Path) -> list[Finding]:
+    """Server rules for a file on disk. Raises ValueError where there is none."""
+    if not path.is_file():
+        raise ValueError(f"there is no file `{path}`")
+    return check_server_rules(path.read_bytes(), path.name)
+
+
+def _foreign_imports(tree: ast.Module) -> Iterator[Finding]:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and node.level:
+            yield Finding(node.lineno, "relative import; a submission is one file")
+            continue
+        modules = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+        if isinstance(node, ast.ImportFrom):
+            modules = [node.module or ""]
+        for module in modules:
+            if module.split(".")[0] not in IMPORTABLE and not is_stdlib(module):
+                allowed = ", ".join(IMPORTABLE)
+                yield Finding(node.lineno, f"imports {module}; a runner has {allowed}, and Python's library")
+
+
+def _executed_text(tree: ast.Module) -> Iterator[Finding]:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in EXECUTING:
+            yield Finding(node.lineno, f"calls {node.func.id}: a submission is plain code")

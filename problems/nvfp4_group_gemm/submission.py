@@ -1,0 +1,94 @@
+"""The entry point as a competition server calls it: what `nvfp4-cute export nvfp4_group_gemm` puts into one file.
+
+Compiled code is remembered by number of groups and config, schedules by sizes; both hold no data. Pointers, sizes and
+tensor maps travel as kernel parameters: no copy to the device, no wait. Every call computes every output.
+"""
+
+from array import array
+from functools import cache
+
+import torch
+
+from nvfp4_cute.arch import sm100
+from nvfp4_cute.config import KernelConfig
+from nvfp4_cute.launch_table import NUM_COLUMNS, Group, Header
+from nvfp4_cute.schedule import TileSchedule, make_schedule
+
+INT64_BYTES = 8
+# Sizes of all groups -> config, for the shapes that are timed; every other shape takes the default.
+CONFIGS: dict[tuple[tuple[int, int, int], ...], KernelConfig] = {}
+DEFAULT_CONFIG = KernelConfig()
+
+
+def custom_kernel(data):
+    """Compute every group into the C that the input carries.
+
+    Args:
+        data: (abc, scales on the CPU, permuted scales, problem sizes), one entry a group in each: A [M, K/2, 1] and
+            B [N, K/2, 1] float4_e2m1fn_x2, C [M, N, 1] float16; SFA and SFB float8_e4m3fn [32, 4, rm, 4, rk, 1], a view
+            of contiguous [1, rm, rk, 32, 4, 4], whose memory is used as it lies; (m, n, k, 1).
+
+    Returns:
+        The C tensors.
+    """
+    try:
+        return _custom_kernel(data)
+    except Exception as error:
+        # Exceptions of the compiler cannot be sent from the server's worker process to its parent.
+        raise RuntimeError(f"{type(error).__name__}: {error}") from None
+
+
+def _custom_kernel(data):
+    abc, _, permuted_scales, problem_sizes = data
+    sizes = tuple((m, n, k) for m, n, k, _ in problem_sizes)
+    config = CONFIGS.get(sizes, DEFAULT_CONFIG)
+    schedule = _schedule(sizes, config)
+    table = _launch_table(schedule, abc, permuted_scales)
+    launch = _compiled(sm100.resolve(config), len(sizes))
+    launch(_table_pointer(table.buffer_info()[0]))
+    return [c for _, _, c in abc]
+
+
+@cache
+def _schedule(sizes: tuple[tuple[int, int, int], ...], config: KernelConfig) -> TileSchedule:
+    num_cta = config.num_cta or torch.cuda.get_device_properties(0).multi_processor_count
+    return make_schedule(sizes, config.cta_tile_shape_mnk, num_cta)
+
+
+def _launch_table(schedule: TileSchedule, abc, permuted_scales) -> array:
+    """Header row and one row a slot, as the compiled host code reads them (``launch_table``)."""
+    header = [0] * NUM_COLUMNS
+    header[Header.NUM_TILES] = schedule.num_tiles
+    header[Header.NUM_CTA] = schedule.num_cta
+    table = array("q", header)
+    for slot, group in enumerate(schedule.order):
+        (a, b, c), (sfa, sfb) = abc[group], permuted_scales[group]
+        row = [0] * NUM_COLUMNS
+        row[Group.A], row[Group.B], row[Group.OUT] = a.data_ptr(), b.data_ptr(), c.data_ptr()
+        row[Group.SFA], row[Group.SFB] = sfa.data_ptr(), sfb.data_ptr()
+        row[Group.A_PITCH], row[Group.B_PITCH] = 2 * a.stride(0), 2 * b.stride(0)
+        row[Group.OUT_PITCH] = c.stride(0)
+        row[Group.M], row[Group.N], row[Group.K] = schedule.sizes[group]
+        row[Group.TILE_OFFSET] = schedule.tile_offsets[slot]
+        row[Group.GROUP_IDX] = group
+        table.extend(row)
+    return table
+
+
+@cache
+def _compiled(config: KernelConfig, num_groups: int):
+    import cutlass
+    import cutlass.cute as cute
+
+    from nvfp4_cute.kernels.sm100.grouped_gemm import GroupedGemmSm100
+
+    name = f"nvfp4_grouped_gemm_g{num_groups}_{config.to_name()}"
+    kernel = GroupedGemmSm100(config, num_groups, cutlass.Float16, has_alpha=False, name=name)
+    return cute.compile(kernel, _table_pointer(0))
+
+
+def _table_pointer(address: int):
+    import cutlass
+    import cutlass.cute as cute
+
+    return cute.runtime.make_ptr(cutlass.Int64, address, cute.AddressSpace.generic, assumed_align=INT64_BYTES)

@@ -1,0 +1,81 @@
+"""Problems by name: what the parts of a problem's folder are, so that a new folder is a new problem.
+
+A folder ``problems/NAME`` holds
+
+- ``spec.py``: ``TESTS`` and ``BENCHMARKS``, tuples of cases, and ``HARNESS``. A case is a frozen dataclass with ``name``,
+  ``seed``, ``sol_us`` and ``arguments``, what a case file says of it; ``CASE.from_arguments`` is the inverse;
+- ``inputs.py``: ``make_inputs(case, device, seed)``;
+- ``reference.py``: ``reference(data)`` and ``check(received, expected)``;
+- ``submission.py``, where there is a kernel: ``custom_kernel(data)``.
+"""
+
+import importlib
+import importlib.util
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from nvfp4_cute.problems.harness_rules import HarnessRules
+
+PACKAGE = "nvfp4_cute.problems"
+
+
+@dataclass(frozen=True)
+class Problem:
+    """One competition problem.
+
+    Attributes:
+        name: of the folder and of the leaderboard.
+        tests, benchmarks: its cases.
+        case_type: class of the cases; ``from_arguments`` makes one from a line of a case file or of a task.yml.
+        harness: how its server tests and times.
+        make_inputs: (case, device, seed) -> the tuple that ``custom_kernel`` takes.
+        reference: that tuple -> the right answer.
+        check: (answer, right answer) -> (whether it is accepted, message).
+        output: that tuple -> the tensors that may be written in place: C of every group.
+        submission: module with ``custom_kernel``; None while there is no kernel.
+    """
+
+    name: str
+    tests: tuple[Any, ...]
+    benchmarks: tuple[Any, ...]
+    case_type: Any
+    harness: HarnessRules
+    make_inputs: Callable[..., Any]
+    reference: Callable[[Any], Any]
+    check: Callable[[Any, Any], tuple[bool, str]]
+    output: Callable[[Any], list[Any]]
+    submission: str | None
+
+
+def names() -> tuple[str, ...]:
+    """Every problem that there is a folder for."""
+    folder = Path(__file__).parent
+    return tuple(sorted(path.parent.name for path in folder.glob("*/spec.py")))
+
+
+def load(name: str) -> Problem:
+    """The problem called ``name``.
+
+    Raises:
+        ValueError: there is none.
+    """
+    if name not in names():
+        raise ValueError(f"problem {name!r} is unknown; there are {', '.join(names())}")
+    spec, inputs, reference = (
+        importlib.import_module(f"{PACKAGE}.{name}.{part}") for part in ("spec", "inputs", "reference")
+    )
+    submission = f"{PACKAGE}.{name}.submission"
+    return Problem(
+        name=name,
+        tests=spec.TESTS,
+        benchmarks=spec.BENCHMARKS,
+        case_type=type(spec.TESTS[0]),
+        harness=spec.HARNESS,
+        make_inputs=inputs.make_inputs,
+        reference=reference.reference,
+        check=reference.check,
+        output=inputs.outputs,
+        submission=submission if importlib.util.find_spec(submission) else None,
+    )
