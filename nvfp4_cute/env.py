@@ -48,6 +48,28 @@ def backend() -> str:
     return BACKEND.read()
 
 
+def with_variables(values: dict[str, str]) -> dict[str, str]:
+    """Return this process's environment with other values in it, for a child."""
+    return {**os.environ, **values}
+
+
+def python_path(folders: list[str]) -> str:
+    """Return PYTHONPATH with folders in front of what it is."""
+    return os.pathsep.join([*folders, *filter(None, [os.environ.get("PYTHONPATH")])])
+
+
+def take_popcorn_fd() -> int | None:
+    """Return the descriptor that a competition's runner wants results on, or None; forget it, so that children do not see it."""
+    value = os.environ.pop("POPCORN_FD", "")
+    return int(value) if value else None
+
+
+def take_popcorn_seed() -> int | None:
+    """Return the secret seed of a competition's runner, or None; forget it, so that a submission cannot read it."""
+    value = os.environ.pop("POPCORN_SEED", "")
+    return int(value) if value else None
+
+
 def describe() -> str:
     """Describe every variable for people: name, what it is set to, choices, default, and effect."""
     lines = []

@@ -4,7 +4,7 @@ A folder ``problems/NAME`` holds
 
 - ``spec.py``: ``TESTS`` and ``BENCHMARKS``, tuples of cases, and ``HARNESS``. A case is a frozen dataclass with ``name``,
   ``seed``, ``sol_us`` and ``arguments``, what a case file says of it; ``CASE.from_arguments`` is the inverse;
-- ``inputs.py``: ``make_inputs(case, device, seed)``;
+- ``inputs.py``: ``make_inputs(case, device, seed)``, ``outputs(data)``, ``CPU_ENTRIES``;
 - ``reference.py``: ``reference(data)`` and ``check(received, expected)``;
 - ``submission.py``, where there is a kernel: ``custom_kernel(data)``.
 """
@@ -34,6 +34,7 @@ class Problem:
         reference: that tuple -> the right answer.
         check: (answer, right answer) -> (whether it is accepted, message).
         output: that tuple -> the tensors that may be written in place: C of every group.
+        cpu_entries: entries of that tuple whose tensors lie on the CPU.
         submission: module with ``custom_kernel``; None while there is no kernel.
     """
 
@@ -46,6 +47,7 @@ class Problem:
     reference: Callable[[Any], Any]
     check: Callable[[Any, Any], tuple[bool, str]]
     output: Callable[[Any], list[Any]]
+    cpu_entries: tuple[int, ...]
     submission: str | None
 
 
@@ -77,5 +79,6 @@ def load(name: str) -> Problem:
         reference=reference.reference,
         check=reference.check,
         output=inputs.outputs,
+        cpu_entries=inputs.CPU_ENTRIES,
         submission=submission if importlib.util.find_spec(submission) else None,
     )

@@ -60,6 +60,7 @@ def can_divide(machine: "Machine", launch: "Launch", origins: Sequence[Origin]) 
         machine.jobs > 1
         and len(origins) >= MIN_CLUSTERS
         and sys.platform == "linux"
+        and not multiprocessing.current_process().daemon  # a pool's worker may have no children
         and machine.memory.is_checked  # otherwise nobody knows what memory to share
         and not communicates(launch.code)
     )

@@ -199,6 +199,11 @@ class VirtualGpu(Emulator):
         """What stopped a launch; from then on the device answers every launch with an error, as hardware does."""
         return self._error
 
+    def take_failure(self) -> BaseException | None:
+        """What stopped a launch, once: afterwards the device runs launches again, as in a new process."""
+        failure, self._error = self._error, None
+        return failure
+
     @contextmanager
     def capturing(self, graph: Graph) -> Iterator[Graph]:
         """Put launches into `graph` instead of running them."""

@@ -13,6 +13,9 @@ from nvfp4_cute.problems.operands import SMALL_VALUES, fraction_scales, packed_v
 
 from .spec import DualGemmCase
 
+# Entries of the tuple that lie on the CPU.
+CPU_ENTRIES: tuple[int, ...] = ()
+
 
 def make_inputs(
     case: DualGemmCase, device: str | torch.device = "cpu", seed: int | None = None

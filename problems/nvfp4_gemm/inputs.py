@@ -12,6 +12,9 @@ from nvfp4_cute.problems.operands import ALL_VALUES, integer_scales, packed_valu
 
 from .spec import GemmCase
 
+# Entries of the tuple that lie on the CPU.
+CPU_ENTRIES: tuple[int, ...] = ()
+
 
 def make_inputs(
     case: GemmCase, device: str | torch.device = "cpu", seed: int | None = None

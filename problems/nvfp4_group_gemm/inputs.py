@@ -22,6 +22,9 @@ Operands = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 Scales = tuple[torch.Tensor, torch.Tensor]
 InputTuple = tuple[list[Operands], list[Scales], list[Scales], list[tuple[int, int, int, int]]]
 
+# Entries of the tuple that lie on the CPU.
+CPU_ENTRIES = (1,)
+
 
 def make_inputs(case: GroupCase, device: str | torch.device = "cpu", seed: int | None = None) -> InputTuple:
     """The 4-tuple of ``case``; row-major scales stay on the CPU, all else is on ``device``.

@@ -1,0 +1,262 @@
+"""Our harness: the program that a runner calls as ``eval.py MODE CASES``, here with the problem's name before them.
+
+Its working directory holds ``submission.py``. Inputs, reference and judgement are made in this process, the submission
+runs in a spawned one (``worker``). Stricter than the official harnesses in that every output is checked, not the last one
+of a timing, and an exit code of 0 means that everything was accepted, in leaderboard mode, too.
+"""
+
+import argparse
+import base64
+import dataclasses
+import multiprocessing
+import os
+import random
+import sys
+from collections.abc import Sequence
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from pathlib import Path
+from typing import Any, TextIO
+
+from nvfp4_cute import env
+from nvfp4_cute.competition import protocol, worker
+from nvfp4_cute.competition.protocol import Stats
+from nvfp4_cute.problems import registry
+from nvfp4_cute.problems.registry import Problem
+
+# Inputs of a case in strict mode, and how often each is called.
+STRICT_INPUTS = 3
+STRICT_CALLS = 2
+# Seed of the order of strict calls.
+ORDER_SEED = 7
+
+
+class Log:
+    """``key: value`` lines on the descriptor that the runner reads."""
+
+    def __init__(self, file: TextIO):
+        """`file`: open for writing."""
+        self.file = file
+
+    def __call__(self, key: str, value: Any) -> None:
+        """Write a line at once."""
+        print(f"{key}: {value}", file=self.file, flush=True)
+
+
+@dataclasses.dataclass(frozen=True)
+class Verdict:
+    """Of one case: what is wrong with it, if anything, and its times."""
+
+    message: str = ""
+    stats: Stats | None = None
+    source: str = "not timed"
+    report: str = ""
+
+
+class Harness:
+    """One mode over the cases of one problem.
+
+    Args:
+        problem: what is tried.
+        pool: the process that runs the submission.
+        strict: whether to look for answers that are not computed.
+        timed: whether there is a clock: a GPU, or a model of one.
+        num_inputs: inputs of a timing.
+    """
+
+    def __init__(self, problem: Problem, pool: Any, *, strict: bool, timed: bool, num_inputs: int):
+        self.problem, self.pool = problem, pool
+        self.strict, self.timed, self.num_inputs = strict, timed, num_inputs
+        # By identity of the inputs, which are kept so that it stays theirs.
+        self._known: dict[int, tuple[Any, Any]] = {}
+
+    # ---- modes ---------------------------------------------------------------------------------
+    def run(self, mode: str, cases: Sequence[tuple[str, Any]], log: Log) -> int:
+        """Run a mode over (spec, case) pairs; the exit code."""
+        rules = self.problem.harness
+        if mode == "test":
+            return self._all(cases, log, "test", self.test)
+        if mode == "profile":
+            return self._all(cases, log, "benchmark", self.profile)
+        if mode == "benchmark":
+            if self.timed:
+                self.benchmark(cases[0][1], rules.benchmark_repeats, 0.1, recheck=False)
+            return self._all(
+                cases,
+                log,
+                "benchmark",
+                lambda case: self.benchmark(
+                    case, rules.benchmark_repeats, rules.benchmark_s, recheck=self.strict
+                ),
+            )
+        if self.timed:
+            for _, case in cases if rules.warms_all else cases[:1]:
+                self.benchmark(case, rules.warm_repeats, rules.warm_s, recheck=False)
+        return self._all(
+            cases,
+            log,
+            "benchmark",
+            lambda case: self.benchmark(case, rules.ranked_repeats, rules.ranked_s, recheck=True),
+            stops=True,
+        )
+
+    def _all(
+        self, cases: Sequence[tuple[str, Any]], log: Log, kind: str, judge: Any, stops: bool = False
+    ) -> int:
+        passed = True
+        log(f"{kind}-count", len(cases))
+        for index, (spec, case) in enumerate(cases):
+            prefix = f"{kind}.{index}."
+            log(prefix + "spec", spec)
+            self._known.clear()
+            verdict = judge(case)
+            if verdict.stats:
+                for name in protocol.STATISTICS:
+                    log(prefix + name, getattr(verdict.stats, name))
+            log(prefix + "source", verdict.source)
+            log(prefix + "status", "fail" if verdict.message else "pass")
+            if verdict.message:
+                log(prefix + "error", verdict.message)
+                passed = False
+            elif kind == "benchmark" and verdict.report:
+                log(prefix + "report", base64.b64encode(verdict.report.encode(), b"+*").decode())
+            if stops and not passed:
+                break
+        log("check", "pass" if passed else "fail")
+        return protocol.OK if passed else protocol.REJECTED
+
+    # ---- cases ---------------------------------------------------------------------------------
+    def test(self, case: Any) -> Verdict:
+        """One call, or in strict mode several on inputs of other seeds."""
+        if self.strict:
+            return Verdict(self._strict_fault(case))
+        data = self._data(case, [case.seed])
+        return Verdict(self._fault(data, self._ask(worker.answer_each, _packed(data))))
+
+    def benchmark(self, case: Any, repeats: int, seconds: float, *, recheck: bool) -> Verdict:
+        """Check every input, then time; ``recheck``: and check every output of every timing."""
+        rules = self.problem.harness
+        data = self._data(case, [case.seed + rules.seed_step * (1 + i) for i in range(self.num_inputs)])
+        packed = _packed(data)
+        message = self._fault(data, self._ask(worker.answer_each, packed))
+        if not message and self.strict:
+            message = self._strict_fault(case)
+        if message or not self.timed:
+            return Verdict(message)
+        answer = self._ask(worker.time_calls, packed, repeats, seconds, recheck)
+        message = self._fault(data, answer)
+        if not message and self.strict:
+            message = self._single_call_fault(data, packed, answer)
+        return Verdict(message, None if message else Stats.of(answer.durations_ns), answer.source)
+
+    def profile(self, case: Any) -> Verdict:
+        """One call in the range that a profiler looks for."""
+        data = self._data(case, [case.seed])
+        answer = self._ask(worker.profile_call, _packed(data)[0])
+        return Verdict(self._fault(data, answer))
+
+    def _strict_fault(self, case: Any) -> str:
+        """What is wrong with answers to several inputs of one shape in shuffled order; empty if nothing."""
+        # Seeds that no list of the competition implies.
+        data = self._data(case, [protocol.combine_seeds(case.seed, 1009 + i) for i in range(STRICT_INPUTS)])
+        order = list(range(STRICT_INPUTS)) * STRICT_CALLS
+        random.Random(ORDER_SEED).shuffle(order)
+        return self._fault(data, self._ask(worker.answer_strictly, _packed(data), order))
+
+    def _single_call_fault(self, data: list[Any], packed: list[bytes], together: worker.Answer) -> str:
+        """Whether calls by themselves take much longer than in a row: then a row computes something else."""
+        single = self._ask(worker.time_single_calls, packed)
+        message = self._fault(data, single)
+        mean_ns = Stats.of(together.durations_ns).mean
+        slowest, fastest = max(single.durations_ns), min(single.durations_ns)
+        if not message and slowest > 2 * fastest + 5 * mean_ns:
+            message = f"one call took {slowest / 1e3:.1f} us and another {fastest / 1e3:.1f} us: work of several calls is done in one"
+        return message
+
+    # ---- inputs and answers --------------------------------------------------------------------
+    def _data(self, case: Any, seeds: Sequence[int]) -> list[Any]:
+        return [self.problem.make_inputs(case, seed=seed % (1 << 63)) for seed in seeds]
+
+    def _ask(self, request: Any, *args: Any) -> worker.Answer:
+        return self.pool.submit(request, *args).result()
+
+    def _fault(self, data: list[Any], answer: worker.Answer) -> str:
+        """The first thing that is wrong with answers, in turn one an input; empty if nothing."""
+        if answer.faults:
+            return "; ".join(answer.faults)
+        for index, packed in enumerate(answer.outputs):
+            one = data[index % len(data)]
+            passed, message = self.problem.check(worker.unpack(packed), self._reference(one))
+            if not passed:
+                return message
+        return ""
+
+    def _reference(self, data: Any) -> Any:
+        """The right answer, computed once for every input of a case."""
+        if id(data) not in self._known:
+            self._known[id(data)] = data, self.problem.reference(data)
+        return self._known[id(data)][1]
+
+
+def _packed(data: list[Any]) -> list[bytes]:
+    return [worker.pack(one) for one in data]
+
+
+def read_cases(problem: Problem, path: Path, seed: int | None) -> list[tuple[str, Any]]:
+    """(line, case) of a case file, seeds mixed with the runner's.
+
+    Raises:
+        ValueError: a line that is no case of the problem.
+    """
+    cases = []
+    for line in path.read_text().splitlines():
+        arguments = protocol.parse_case(line)
+        if seed is not None and "seed" in arguments:
+            arguments["seed"] = protocol.combine_seeds(arguments["seed"], seed)
+        try:
+            cases.append((line, problem.case_type.from_arguments(**arguments)))
+        except TypeError as error:
+            raise ValueError(f"{line!r} is no case of {problem.name}: {error}") from None
+    return cases
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the harness; the exit code of the protocol."""
+    parser = argparse.ArgumentParser(prog="nvfp4_cute.competition.evaluator", description=__doc__)
+    parser.add_argument("problem", choices=registry.names())
+    parser.add_argument("mode", choices=protocol.MODES)
+    parser.add_argument("cases", type=Path)
+    parser.add_argument("--arch", help="of a virtual GPU to run on; left out: the GPU of the machine")
+    parser.add_argument("--strict", action="store_true")
+    parser.add_argument("--inputs", type=int, help="inputs of a timing")
+    parser.add_argument("--l2-clear-bytes", type=int)
+    args = parser.parse_args(argv)
+    descriptor, seed = env.take_popcorn_fd(), env.take_popcorn_seed()
+    if descriptor is None:
+        print("POPCORN_FD is not set: there is nowhere to write results to", file=sys.stderr)
+        return protocol.NO_DESCRIPTOR
+    problem = registry.load(args.problem)
+    try:
+        cases = read_cases(problem, args.cases, seed)
+    except (OSError, ValueError) as error:
+        print(f"cannot read {args.cases}: {error}", file=sys.stderr)
+        return protocol.BAD_CASES
+    timed = args.arch is None
+    l2_bytes = problem.harness.l2_clear_bytes if args.l2_clear_bytes is None else args.l2_clear_bytes
+    settings = worker.Settings(problem.name, args.arch, l2_bytes if timed else 0, args.strict)
+    num_inputs = args.inputs or (problem.harness.num_inputs if timed else 1)
+    os.set_inheritable(descriptor, False)
+    with os.fdopen(descriptor, "w") as file:
+        # An executor, not a Pool: the workers of a Pool may have no children, and the emulator divides a launch among some.
+        context = multiprocessing.get_context("spawn")
+        with ProcessPoolExecutor(1, context, worker.start, (settings,)) as pool:
+            harness = Harness(problem, pool, strict=args.strict, timed=timed, num_inputs=num_inputs)
+            try:
+                return harness.run(args.mode, cases, Log(file))
+            except BrokenProcessPool:
+                print("the process that runs the submission died", file=sys.stderr)
+                return protocol.CUDA_FAILED
+
+
+if __name__ == "__main__":
+    sys.exit(main())

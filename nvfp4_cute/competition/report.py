@@ -1,0 +1,115 @@
+"""What came of a submission, as a table and as JSON: times beside the speed of light, marked measured or modelled."""
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from nvfp4_cute.competition.protocol import STATISTICS, CaseResult, Results, geometric_mean, parse_case
+from nvfp4_cute.problems.registry import Problem
+from nvfp4_cute.text_table import text_table
+
+NS_PER_US = 1e3
+
+
+@dataclass(frozen=True)
+class Row:
+    """One case: its name, its result, the published speed of light in microseconds (None for other shapes)."""
+
+    name: str
+    result: CaseResult
+    sol_us: float | None
+
+    @property
+    def mean_us(self) -> float | None:
+        """Mean duration in microseconds."""
+        return self.result.stats.mean / NS_PER_US if self.result.stats else None
+
+    @property
+    def percent_of_sol(self) -> float | None:
+        """Speed of light over mean, in percent."""
+        return 100 * self.sol_us / self.mean_us if self.sol_us and self.mean_us else None
+
+
+def rows(problem: Problem, results: Results) -> list[Row]:
+    """A row for each case that the harness got to."""
+    known = {case.name: case.sol_us for case in problem.benchmarks}
+    names = [problem.case_type.from_arguments(**parse_case(result.spec)).name for result in results.cases]
+    return [Row(name, result, known.get(name)) for name, result in zip(names, results.cases, strict=True)]
+
+
+def geomean_us(found: Sequence[Row]) -> float | None:
+    """The score: None unless every case was timed."""
+    means = [row.mean_us for row in found]
+    return geometric_mean(mean for mean in means if mean) if means and all(means) else None
+
+
+def text(mode: str, results: Results, found: Sequence[Row]) -> str:
+    """A table, and a line for each failure."""
+    header, cells = ["case", "status"], [[row.name, "pass" if row.result.passed else "FAIL"] for row in found]
+    if mode in ("benchmark", "leaderboard"):
+        header += ["source", "mean us", "std", "err", "best", "worst", "SOL us", "% of SOL"]
+        for row, line in zip(found, cells, strict=True):
+            line += [row.result.source, *_times(row), _number(row.sol_us, 3), _number(row.percent_of_sol, 1)]
+    lines = [text_table(header, cells, left=3)] if cells else []
+    score = geomean_us(found)
+    if score is not None:
+        floor = (
+            geometric_mean(row.sol_us for row in found if row.sol_us)
+            if all(r.sol_us for r in found)
+            else None
+        )
+        sources = ", ".join(sorted({row.result.source for row in found}))
+        beside = f", speed of light {floor:.3f} us ({100 * floor / score:.1f} %)" if floor else ""
+        lines.append(f"geomean {score:.3f} us ({sources}){beside}")
+    elif mode in ("benchmark", "leaderboard") and found:
+        lines.append("not timed: there is no clock on the emulator that says anything about a GPU")
+    lines += [f"{row.name}: {row.result.message}" for row in found if row.result.message]
+    if "error" in results.log:
+        lines.append(results.log["error"])
+    passed = sum(row.result.passed for row in found)
+    lines.append(
+        f"{mode}: {passed} of {len(found)} cases passed; check: {'pass' if results.passed else 'fail'}"
+    )
+    return "\n".join(lines)
+
+
+def as_dict(problem: str, mode: str, results: Results, found: Sequence[Row]) -> dict[str, Any]:
+    """Everything, for machines; times in microseconds."""
+    return {
+        "problem": problem,
+        "mode": mode,
+        "passed": results.passed,
+        "exit_code": results.exit_code,
+        "error": results.log.get("error", ""),
+        "geomean_us": geomean_us(found),
+        "cases": [
+            {
+                "name": row.name,
+                "spec": row.result.spec,
+                "passed": row.result.passed,
+                "message": row.result.message,
+                "source": row.result.source,
+                **_microseconds(row.result),
+                "sol_us": row.sol_us,
+                "percent_of_sol": row.percent_of_sol,
+            }
+            for row in found
+        ],
+    }
+
+
+def _microseconds(result: CaseResult) -> dict[str, float | None]:
+    if result.stats is None:
+        return dict.fromkeys(STATISTICS)
+    return {
+        name: value if name == "runs" else value / NS_PER_US for name, value in asdict(result.stats).items()
+    }
+
+
+def _times(row: Row) -> list[str]:
+    times = _microseconds(row.result)
+    return [_number(times[name], 3) for name in ("mean", "std", "err", "best", "worst")]
+
+
+def _number(value: float | None, digits: int) -> str:
+    return "-" if value is None else f"{value:.{digits}f}"
