@@ -1,4 +1,4 @@
-"""The command line: `nvfp4-cute demo | check | bench | sol | emulate | doctor`. Parses, then calls the module of that name."""
+"""The command line: `nvfp4-cute demo | check | bench | sol | emulate | export | eval | submit | doctor`. Parses, then calls."""
 
 import argparse
 import importlib.metadata
@@ -6,6 +6,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from nvfp4_cute import competition_verbs
 from nvfp4_cute.errors import EmulatorError, UnsupportedTarget
 
 EXAMPLES = """\
@@ -16,6 +17,8 @@ examples:
   nvfp4-cute bench competition                    time, floor, and peers of the competition's cases
   nvfp4-cute sol --target B200                    the least possible times of the competition's problems
   nvfp4-cute emulate gemm.py --mnk 256,256,128    a CuTe DSL script, unmodified, on a virtual B200
+  nvfp4-cute export nvfp4_group_gemm              one readable submission.py for the competition's server
+  nvfp4-cute eval submission.py --strict          try a submission as that server would, and more strictly
   nvfp4-cute doctor                               what is installed, and what would run where
 """
 EMULATE_EXAMPLES = """\
@@ -80,14 +83,15 @@ def build_parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--version", action="version", version=importlib.metadata.version("nvfp4-cute"))
-    verbs = parser.add_subparsers(
-        dest="verb", required=True, metavar="demo | check | bench | sol | emulate | doctor"
-    )
+    verbs = parser.add_subparsers(dest="verb", required=True, metavar="VERB")
     _add_demo(verbs)
     _add_check(verbs)
     _add_bench(verbs)
     _add_sol(verbs)
     _add_emulate(verbs)
+    competition_verbs.add_export(verbs)
+    competition_verbs.add_eval(verbs)
+    competition_verbs.add_submit(verbs)
     _add_doctor(verbs)
     return parser
 

