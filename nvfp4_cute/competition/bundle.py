@@ -126,6 +126,7 @@ class _Assembly:
         self.mentioned: set[str] = set()  # attribute names in what is kept
         self.external: dict[str, Target] = {}  # name in the file -> what it is
         self.names: dict[Target, str] = {}
+        self._references: dict[tuple[str, int, int], list[tuple[ast.expr, Target, Use]]] = {}
 
     # ---- what is kept --------------------------------------------------------------------------
     def module(self, name: str) -> Module:
@@ -184,6 +185,14 @@ class _Assembly:
 
         ``sm100.resolve`` with a module of ours is one expression, and its target the function.
         """
+        node = definition.nodes[0]
+        dropped = len(self.dropped_members(node)) if isinstance(node, ast.ClassDef) else 0
+        key = module.name, definition.first_line, dropped  # members are only ever taken back
+        if key not in self._references:
+            self._references[key] = self._find_references(module, definition)
+        return self._references[key]
+
+    def _find_references(self, module: Module, definition: Definition) -> list[tuple[ast.expr, Target, Use]]:
         nodes = self.nodes(module, definition)
         owners = {
             id(child): node for top in nodes for node in ast.walk(top) for child in ast.iter_child_nodes(node)

@@ -181,12 +181,11 @@ class Harness:
         return self.pool.submit(request, *args).result()
 
     def _fault(self, data: list[Any], answer: worker.Answer) -> str:
-        """The first thing that is wrong with answers, in turn one an input; empty if nothing."""
+        """The first thing that is wrong with answers; empty if nothing."""
         if answer.faults:
             return "; ".join(answer.faults)
-        for index, packed in enumerate(answer.outputs):
-            one = data[index % len(data)]
-            passed, message = self.problem.check(worker.unpack(packed), self._reference(one))
+        for index, packed in zip(answer.indices, answer.outputs, strict=True):
+            passed, message = self.problem.check(worker.unpack(packed), self._reference(data[index]))
             if not passed:
                 return message
         return ""

@@ -1,0 +1,225 @@
+"""The one-file submission: what is in it, where every line comes from, and that it stays what it is."""
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from nvfp4_cute import cli
+from nvfp4_cute.competition import bundle, export, rules
+from nvfp4_cute.competition.bundle import BundleError, Recipe
+from nvfp4_cute.problems import registry
+
+ROOT = Path(__file__).resolve().parents[2]
+WITH_KERNEL = [name for name in registry.names() if registry.load(name).submission]
+EACH = pytest.mark.parametrize("problem", WITH_KERNEL)
+
+
+@pytest.fixture(scope="module")
+def submissions():
+    return {name: export.make_submission(name) for name in WITH_KERNEL}
+
+
+@EACH
+def test_rules_of_the_server_and_ours(submissions, problem):
+    text = submissions[problem].text
+    assert rules.check_server_rules(text.encode()) == [] and rules.check_export_rules(text) == []
+    assert rules.read_header(text).leaderboard == problem
+    assert rules.read_header(text).gpus[0] in registry.load(problem).harness.gpus
+    assert "Apache License" in text and "nvfp4_cute" in text
+    assert b"stream" not in text.encode().lower()
+
+
+@EACH
+def test_bytes_are_stable_across_processes(submissions, problem):
+    """Sets and hashes must not decide an order."""
+    program = (
+        f"from nvfp4_cute.competition import export; print(end=export.make_submission({problem!r}).text)"
+    )
+    again = subprocess.run(
+        [sys.executable, "-c", program],
+        capture_output=True,
+        text=True,
+        check=True,
+        env={"PYTHONHASHSEED": "5"},
+    )
+    assert again.stdout == submissions[problem].text
+
+
+@EACH
+def test_every_line_is_explained(submissions, problem):
+    """A line is a source line, unchanged or with a reason, or it is generated for one of few reasons."""
+    sources: dict[str, list[str]] = {}
+    for line in submissions[problem].lines:
+        if not line.source:
+            assert line.reasons and line.reasons[0] in (
+                "header",
+                "imports of all sources",
+                "space",
+                "section",
+                "frozen value",
+            )
+            continue
+        if line.source not in sources:
+            sources[line.source] = (ROOT / line.source).read_text(encoding="utf-8").splitlines()
+        same = sources[line.source][line.number - 1] == line.text
+        assert same == (not line.reasons) or line.reasons == ("docstring as comment",)
+
+
+@EACH
+def test_no_definition_is_unused(submissions, problem):
+    """Everything at the top level is mentioned somewhere else in the file, but for the entry point."""
+    tree = ast.parse(submissions[problem].text)
+    mentioned = {
+        node.id for node in ast.walk(tree) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load)
+    }
+    defined = {node.name for node in tree.body if isinstance(node, ast.FunctionDef | ast.ClassDef)}
+    assert defined - mentioned == {"custom_kernel"}
+
+
+def test_a_config_is_frozen_in():
+    text = export.make_submission("nvfp4_group_gemm", config="t128x128x256_s4a2").text
+    assert "DEFAULT_CONFIG = KernelConfig(cta_tile_shape_mnk=(128, 128, 256), num_ab_stage=4" in text
+    with pytest.raises(ValueError, match="config name 'fast'"):
+        export.make_submission("nvfp4_group_gemm", config="fast")
+
+
+def test_command_writes_file_and_map(tmp_path, capsys):
+    output, lines = tmp_path / "submission.py", tmp_path / "lines.tsv"
+    assert cli.main(["export", "nvfp4_group_gemm", "-o", str(output), "--map", str(lines)]) == 0
+    count = len(output.read_text().splitlines())
+    assert f"{count:,} lines" in capsys.readouterr().err
+    rows = [row.split("\t") for row in lines.read_text().splitlines()]
+    assert len(rows) == count and all(len(row) == 3 for row in rows)
+    assert any(row[1].startswith("kernels/sm100/") for row in rows)
+
+
+def test_a_problem_without_kernel_says_so(capsys):
+    missing = [name for name in registry.names() if name not in WITH_KERNEL]
+    for name in [*missing, "nvfp4_nothing"]:
+        assert cli.main(["export", name]) == 1
+        assert name in capsys.readouterr().err
+
+
+# ---- the assembler on small modules --------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def small(tmp_path, monkeypatch):
+    """Assemble from modules given as texts; they become submodules of the package."""
+    import nvfp4_cute
+
+    monkeypatch.setattr(nvfp4_cute, "__path__", [*nvfp4_cute.__path__, str(tmp_path)])
+
+    def assemble(root: str, **modules: str) -> str:
+        for name, text in {"small_root": root, **modules}.items():
+            (tmp_path / f"{name}.py").write_text(text)
+        return bundle.assemble(Recipe("nvfp4_cute.small_root", ("main",), ("tune",))).text
+
+    return assemble
+
+
+def test_names_that_meet_are_told_apart(small):
+    text = small(
+        "from nvfp4_cute.small_a import f\nfrom nvfp4_cute import small_b\ndef main():\n    return f() + small_b.g()\n",
+        small_a="def _help():\n    return 1\ndef f():\n    return _help()\n",
+        small_b="def _help():\n    return 2\ndef g():\n    return _help() + h()\ndef h():\n    return 4\ndef unused():\n    pass\n",
+    )
+    scope: dict = {}
+    exec(text, scope)
+    assert scope["main"]() == 7
+    assert (
+        "def _small_b_help" in text
+        and "unused" not in text
+        and "nvfp4_cute" not in text.replace("# ---- nvfp4_cute/", "")
+    )
+
+
+def test_local_names_do_not_count(small):
+    text = small(
+        "from nvfp4_cute.small_a import size\ndef main(size=3):\n    return size\n",
+        small_a="def size():\n    return 1\n",
+    )
+    assert "small_a" not in text
+
+
+def test_methods_that_nothing_mentions_are_dropped(small):
+    text = small(
+        '''class A:
+    """Text."""
+
+    x: int = 3
+
+    # About used.
+    def used(self):
+        return self.x
+
+    # About idle.
+    @property
+    def idle(self):
+        return 0
+
+
+def main():
+    return A().used()
+'''
+    )
+    assert "About used" in text and "idle" not in text
+    scope: dict = {}
+    exec(text, scope)
+    assert scope["main"]() == 3
+
+
+def test_queue_arguments_are_dropped_with_the_parameter_that_served_them(small):
+    text = small(
+        '''def main(x, queue):
+    """Launch.
+
+    Args:
+        queue: CUstream.
+    """
+    # upstream
+    x.tune(3)
+    x.launch(
+        1,
+        stream=queue,
+    )
+'''
+    )
+    assert (
+        "def main(x):" in text
+        and "queue: " not in text
+        and "stream" not in text.lower()
+        and "tune" not in text
+    )
+    assert "# upqueue" in text
+
+
+@pytest.mark.parametrize(
+    "root, message",
+    [
+        (
+            "def main(x):\n    return x.stream\n",
+            "small_root.py:2: 'return x.stream' holds the word 'stream' in code",
+        ),
+        (
+            "def main(x, q):\n    x(1, stream=q)\n",
+            "small_root.py:2: argument stream is dropped; put it on a line of its own",
+        ),
+        ("print(1)\ndef main():\n    pass\n", "small_root.py:1: neither definition nor import"),
+        (
+            "from nvfp4_cute import config\ndef main():\n    return config\n",
+            "small_root.py:3: module nvfp4_cute.config is used as a value",
+        ),
+        (
+            "from nvfp4_cute.config import Nothing\ndef main():\n    return Nothing\n",
+            "config.py has no Nothing",
+        ),
+    ],
+)
+def test_what_cannot_be_bundled_is_named(small, root, message):
+    with pytest.raises(BundleError) as error:
+        small(root)
+    assert message in str(error.value)

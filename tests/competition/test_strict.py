@@ -1,0 +1,82 @@
+"""Strict mode: submissions that do not compute are caught; one that computes is not."""
+
+import io
+import multiprocessing
+from concurrent.futures import ProcessPoolExecutor
+
+import pytest
+from competition.cheats import CHEATS, HONEST, UNNOTICED_BY_ONE_CALL
+
+from nvfp4_cute.competition import evaluator, protocol, worker
+from nvfp4_cute.problems import registry
+from nvfp4_cute.problems.nvfp4_group_gemm import spec
+
+CASE = spec.GroupCase((8, 12), (128, 128), (256, 256))
+
+
+@pytest.fixture
+def verdict(tmp_path, monkeypatch):
+    """Verdict of the harness on a submission's text. A server that has loaded torch is forked: spawning takes seconds."""
+    monkeypatch.syspath_prepend(str(tmp_path))
+
+    def judge(text: str, *, strict: bool, mode: str = "test") -> protocol.Results:
+        (tmp_path / "submission.py").write_text(text)
+        settings = worker.Settings("nvfp4_group_gemm", "sm_100a", 0, strict)
+        context = multiprocessing.get_context("forkserver")
+        context.set_forkserver_preload(["nvfp4_cute.competition.worker", "cutlass.cute"])
+        with ProcessPoolExecutor(1, context, worker.start, (settings,)) as pool:
+            problem = registry.load("nvfp4_group_gemm")
+            harness = evaluator.Harness(problem, pool, strict=strict, timed=False, num_inputs=2)
+            file = io.StringIO()
+            code = harness.run(mode, [(protocol.format_case(CASE.arguments), CASE)], evaluator.Log(file))
+        return protocol.parse_results(file.getvalue(), code)
+
+    return judge
+
+
+@pytest.mark.parametrize(
+    "mode, strict",
+    [("test", False), ("test", True), ("benchmark", True), ("leaderboard", False), ("profile", False)],
+)
+def test_an_honest_submission_passes(verdict, mode, strict):
+    results = verdict(HONEST, strict=strict, mode=mode)
+    assert results.passed and results.exit_code == protocol.OK, results
+    assert [case.source for case in results.cases] == ["not timed"]
+
+
+@pytest.mark.parametrize("name", CHEATS)
+def test_a_cheat_is_caught(verdict, name):
+    text, expected = CHEATS[name]
+    results = verdict(text, strict=True)
+    assert not results.passed and results.exit_code == protocol.REJECTED
+    assert expected in results.cases[0].message
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", UNNOTICED_BY_ONE_CALL)
+def test_one_call_does_not_notice(verdict, name):
+    """What strict mode is for; if this fails, the plain mode has become as strict."""
+    assert verdict(CHEATS[name][0], strict=False).passed
+
+
+def test_what_a_submission_raises_is_a_verdict(verdict):
+    results = verdict("def custom_kernel(data):\n    raise KeyError('no such shape')\n", strict=False)
+    assert not results.passed and "Encountered KeyError: 'no such shape'" in results.cases[0].message
+    results = verdict("import nonsense_of_ours\n", strict=False)
+    assert "Encountered ModuleNotFoundError" in results.cases[0].message
+
+
+@pytest.mark.parametrize(
+    "answer, message",
+    [
+        ("None", "output is a NoneType: expected a list of 2 tensors"),
+        ("compute(data)[:1]", "output length mismatch: got 1, expected 2"),
+        (
+            "[c[:, :, 0] for c in compute(data)]",
+            "mismatch found! custom implementation doesn't match reference: 0 ['SIZE MISMATCH']",
+        ),
+    ],
+)
+def test_messages_are_those_of_the_official_harness(verdict, answer, message):
+    text = HONEST + f"\ndef custom_kernel(data):\n    return {answer}\n"
+    assert verdict(text, strict=False).cases[0].message == message
