@@ -203,7 +203,8 @@ def global_uses(nodes: list[ast.stmt]) -> list[Use]:
 
     def visit(node: ast.AST, scope: frozenset[str], in_class: frozenset[str]) -> None:
         if isinstance(node, ast.Name):
-            if node.id not in scope and node.id not in in_class:
+            loaded = isinstance(node.ctx, ast.Load)
+            if loaded and node.id not in scope and node.id not in in_class:
                 uses.append(Use(node, scope))
         elif isinstance(node, FUNCTIONS):
             outside: list[ast.AST] = [*node.args.defaults, *filter(None, node.args.kw_defaults)]

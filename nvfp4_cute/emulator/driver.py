@@ -307,7 +307,8 @@ def prepare_cutlass() -> None:
             process are those of the library that was loaded first.
     """
     path = shim_path()
-    from cutlass.cutlass_dsl import CuTeDSL, CuteExperimentalDSL
+    from cutlass import cutlass_dsl
+    from cutlass.cutlass_dsl import CuTeDSL
     from cutlass.cutlass_dsl.cuda_jit_executor import CudaDialectJitCompiledFunction
 
     settings = CuTeDSL._get_dsl().envar
@@ -320,7 +321,8 @@ def prepare_cutlass() -> None:
             "nvfp4_cute.emulator.driver.prepare_cutlass() before the first compilation, or use a process of its own"
         )
     ctypes.CDLL(path).nvfp4_cute_set_runtime(libraries[0].encode())
-    for dsl in (CuTeDSL, CuteExperimentalDSL):
+    # Version 4.5 has no second DSL.
+    for dsl in filter(None, (CuTeDSL, getattr(cutlass_dsl, "CuteExperimentalDSL", None))):
         dsl._get_dsl().envar.shared_libs = os.pathsep.join([path, *libraries])
     # The DSL would ask the CUDA runtime; the emulator is one device.
     real = CudaDialectJitCompiledFunction.num_devices.func

@@ -9,16 +9,6 @@ The bits come from a generator of our own, so they differ from those that the of
 
 import torch
 
-from nvfp4_cute.problems.operands import (
-    EVEN_SMALL_VALUES,
-    integer_scales,
-    packed_values,
-    random_output,
-    scales,
-)
-
-from .spec import PADDED_N, GemvCase
-
 InputTuple = tuple[
     torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor
 ]

@@ -15,9 +15,11 @@ from nvfp4_cute.launch_table import NUM_COLUMNS, Group, Header
 from nvfp4_cute.schedule import TileSchedule, make_schedule
 
 INT64_BYTES = 8
+# Rows of a block of scales.
+SF_ROWS = 128
 # Sizes of all groups -> config, for the shapes that are timed; every other shape takes the default.
 CONFIGS: dict[tuple[tuple[int, int, int], ...], KernelConfig] = {}
-DEFAULT_CONFIG = KernelConfig()
+DEFAULT_CONFIG = sm100.DEFAULT_CONFIG
 
 
 def custom_kernel(data):
@@ -43,7 +45,7 @@ def _custom_kernel(data):
     sizes = tuple((m, n, k) for m, n, k, _ in problem_sizes)
     config = CONFIGS.get(sizes, DEFAULT_CONFIG)
     schedule = _schedule(sizes, config)
-    table = _launch_table(schedule, abc, permuted_scales)
+    table = _launch_table(schedule, config, abc, permuted_scales)
     launch = _compiled(sm100.resolve(config), len(sizes))
     launch(_table_pointer(table.buffer_info()[0]))
     return [c for _, _, c in abc]
@@ -52,23 +54,26 @@ def _custom_kernel(data):
 @cache
 def _schedule(sizes: tuple[tuple[int, int, int], ...], config: KernelConfig) -> TileSchedule:
     num_cta = config.num_cta or torch.cuda.get_device_properties(0).multi_processor_count
-    return make_schedule(sizes, config.cta_tile_shape_mnk, num_cta)
+    return make_schedule(sizes, config.work_tile_mnk, num_cta // config.cluster_size)
 
 
-def _launch_table(schedule: TileSchedule, abc, permuted_scales) -> array:
+def _launch_table(schedule: TileSchedule, config: KernelConfig, abc, permuted_scales) -> array:
     """Header row and one row a slot, as the compiled host code reads them (``launch_table``)."""
     header = [0] * NUM_COLUMNS
     header[Header.NUM_TILES] = schedule.num_tiles
-    header[Header.NUM_CTA] = schedule.num_cta
+    header[Header.NUM_CTA] = schedule.num_cta * config.cluster_size
     table = array("q", header)
     for slot, group in enumerate(schedule.order):
-        (a, b, c), (sfa, sfb) = abc[group], permuted_scales[group]
+        (a, b, c), (sfa, sfb), (m, n, k) = abc[group], permuted_scales[group], schedule.sizes[group]
         row = [0] * NUM_COLUMNS
         row[Group.A], row[Group.B], row[Group.OUT] = a.data_ptr(), b.data_ptr(), c.data_ptr()
         row[Group.SFA], row[Group.SFB] = sfa.data_ptr(), sfb.data_ptr()
-        row[Group.A_PITCH], row[Group.B_PITCH] = 2 * a.stride(0), 2 * b.stride(0)
-        row[Group.OUT_PITCH] = c.stride(0)
-        row[Group.M], row[Group.N], row[Group.K] = schedule.sizes[group]
+        row[Group.A_PITCH], row[Group.B_PITCH], row[Group.OUT_PITCH] = k, k, n
+        # Of the one batch, never used, but well formed.
+        row[Group.A_BATCH_PITCH], row[Group.B_BATCH_PITCH] = k, k
+        row[Group.A_BATCH], row[Group.B_BATCH] = 1, 1
+        row[Group.M], row[Group.N], row[Group.K] = m, n, k
+        row[Group.SFA_ROW_BLOCKS], row[Group.SFB_ROW_BLOCKS] = -(-m // SF_ROWS), -(-n // SF_ROWS)
         row[Group.TILE_OFFSET] = schedule.tile_offsets[slot]
         row[Group.GROUP_IDX] = group
         table.extend(row)
@@ -83,7 +88,9 @@ def _compiled(config: KernelConfig, num_groups: int):
     from nvfp4_cute.kernels.sm100.grouped_gemm import GroupedGemmSm100
 
     name = f"nvfp4_grouped_gemm_g{num_groups}_{config.to_name()}"
-    kernel = GroupedGemmSm100(config, num_groups, cutlass.Float16, has_alpha=False, name=name)
+    kernel = GroupedGemmSm100(
+        config, "list", num_groups, cutlass.Float16, out_m_major=False, has_alpha=False, name=name
+    )
     return cute.compile(kernel, _table_pointer(0))
 
 
