@@ -97,6 +97,9 @@ def test_real_instruction_descriptors():
     nvfp4 = ds.decode_instruction_descriptor(0x08400480, "mxf4nvf4", scale_block=16)
     assert (nvfp4.m, nvfp4.n, nvfp4.a_format, nvfp4.scale_type) == (128, 256, "e2m1", "ue4m3")
     assert not any((nvfp4.negate_a, nvfp4.negate_b, nvfp4.a_mn_major, nvfp4.b_mn_major))
+    assert (
+        ds.decode_instruction_descriptor(0x08401480, "mxf4nvf4", scale_block=16) == nvfp4
+    )  # bit 12 is reserved
     pair = ds.decode_instruction_descriptor(0x10400480, "mxf4nvf4", scale_block=16, cta_group=2)
     assert (pair.m, pair.n) == (256, 256)
     mxf8 = ds.decode_instruction_descriptor(0x08A18000, "mxf8f6f4", scale_block=32)

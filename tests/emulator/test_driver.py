@@ -1,5 +1,6 @@
 """Launching: argument packing, launch checks, and CuTe DSL host code through the shim."""
 
+import ctypes
 import os
 import subprocess
 import sys
@@ -11,6 +12,7 @@ import torch
 from nvfp4_cute.emulator import driver
 from nvfp4_cute.emulator.driver import Emulator, run_ptx, shim_path
 from nvfp4_cute.emulator.targets import Device, ptx_arch
+from nvfp4_cute.emulator.tensormap import encode
 from nvfp4_cute.errors import EmulatorError
 
 
@@ -75,6 +77,33 @@ def test_cooperative_launches_must_fit_on_the_device() -> None:
     record.grid[0], record.cooperative = 3, 0
     assert emulator._guard(lambda: emulator.launch(record), driver.LAUNCH_FAILURE) == driver.SUCCESS
     assert emulator.stats.ctas == 5
+
+
+def encode_through_the_shim(descriptor: ctypes.Array, swizzle: int = 3, inner_box: int = 64) -> int:
+    """cuTensorMapEncodeTiled as compiled host code calls it, for f16 [8, 256] in boxes of 4 rows."""
+    u64, u32 = ctypes.c_uint64, ctypes.c_uint32
+    dims, strides = (u64 * 2)(256, 8), (u64 * 1)(512)
+    box, steps = (u32 * 2)(inner_box, 4), (u32 * 2)(1, 2)
+    with Emulator():
+        encode = ctypes.CDLL(shim_path())._cuTensorMapEncodeTiled
+        return encode(descriptor, 6, 2, ctypes.c_void_p(1 << 20), dims, strides, box, steps, 0, swizzle, 2, 1)
+
+
+def test_host_code_encodes_tensor_maps() -> None:
+    descriptor = ctypes.create_string_buffer(128)
+    assert encode_through_the_shim(descriptor) == driver.SUCCESS
+    options = {"element_strides": (1, 2), "swizzle": "128B", "nan_fill": True}
+    assert descriptor.raw == encode(1 << 20, "f16", (256, 8), (512,), (64, 4), **options)
+
+
+def test_a_refused_tensor_map_says_why(capfd) -> None:
+    """On stderr, since the host code ends the process; the reason is also left behind."""
+    descriptor = ctypes.create_string_buffer(128)
+    with pytest.raises(EmulatorError, match="inner box of 128 bytes exceeds the 32B swizzle span"):
+        encode_through_the_shim(descriptor, swizzle=1)
+    assert "cuTensorMapEncodeTiled: tensor map: inner box" in capfd.readouterr().err
+    with pytest.raises(ValueError, match="boxes are 1 to 256"):
+        encode_through_the_shim(descriptor, inner_box=300)
 
 
 def test_missing_shim_says_how_to_repair_it(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,148 @@
+"""`nvfp4-cute emulate`: scripts that use a GPU run unmodified, and end as Python would end them."""
+
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+SCRIPTS = Path(__file__).parent / "scripts"
+
+
+def emulate(*arguments: object, **environment: str) -> subprocess.CompletedProcess:
+    command = [sys.executable, "-m", "nvfp4_cute.cli", "emulate", *map(str, arguments)]
+    return subprocess.run(
+        command, capture_output=True, text=True, timeout=250, env={**os.environ, **environment}
+    )
+
+
+# ---- what a script may do: each check of tests/scripts is a test ----------------------------------------------------
+def checks_of(script: str) -> list[str]:
+    lines = (SCRIPTS / f"{script}.py").read_text().split("\n")
+    return [line[len("def ") :].partition("(")[0] for line in lines if line.startswith("def check_")]
+
+
+@cache
+def run(script: str, *options: str) -> tuple[dict[str, str | None], str]:
+    """What became of each check of a script, and what was printed beside; run once."""
+    done = emulate(*options, SCRIPTS / f"{script}.py")
+    assert done.stdout.strip(), done.stderr
+    found = json.loads(done.stdout.splitlines()[-1])
+    assert done.returncode == any(found.values())
+    return found, done.stderr
+
+
+@pytest.mark.parametrize("check", checks_of("torch_calls"))
+def test_torch_calls(check):
+    assert run("torch_calls")[0][check] is None
+
+
+LAUNCHES = ("--stats", "--mode", "random:7")
+
+
+@pytest.mark.parametrize("check", checks_of("launches"))
+def test_launches(check):
+    assert run("launches", *LAUNCHES)[0][check] is None
+
+
+def test_stats_list_every_launch_in_order():
+    rows = [line.split() for line in run("launches", *LAUNCHES)[1].splitlines() if line[:1].isdigit()]
+    numbered = [row for row in rows if len(row) == 9]
+    assert [row[0] for row in numbered] == [str(i) for i in range(len(numbered))]
+    assert [row[1:5] for row in numbered[:2]] == [
+        ["add", "2x1x1", "1x1x1", "2"],
+        ["double", "2x1x1", "1x1x1", "2"],
+    ]
+    assert ["ranks", "8x1x1", "4x1x1", "8"] in [row[1:5] for row in numbered]
+    assert [f"{len(numbered)}", "launches,"] in [row[:2] for row in rows]
+
+
+@pytest.mark.skipif(importlib.util.find_spec("tvm_ffi") is None, reason="needs the package apache-tvm-ffi")
+@pytest.mark.parametrize("check", checks_of("tvm_ffi_calls"))
+def test_tvm_ffi(check):
+    assert run("tvm_ffi_calls")[0][check] is None
+
+
+# ---- how a script ends -----------------------------------------------------------------------------------------------
+ENDS = """
+import sys
+import torch
+from neighbour import NAME
+
+def work(x):
+    assert x.sum() == 3, f"{NAME}: the sum is {x.sum().item()}"
+
+print(__name__, sys.argv[1:])
+what = sys.argv[1]
+if what == "assert":
+    work(torch.ones(2, device="cuda"))
+if what == "exit":
+    sys.exit(int(sys.argv[2]))
+if what == "text":
+    sys.exit("gave up")
+"""
+
+
+@pytest.fixture
+def script(tmp_path):
+    (tmp_path / "neighbour.py").write_text("NAME = 'beside the script'\n")
+    path = tmp_path / "ends.py"
+    path.write_text(ENDS)
+    return path
+
+
+def test_a_failing_assertion_gives_its_traceback(script):
+    done = emulate(script, "assert")
+    assert done.returncode == 1 and done.stdout == "__main__ ['assert']\n"
+    assert "AssertionError: beside the script: the sum is 2.0" in done.stderr
+    assert 'ends.py", line 7, in work' in done.stderr and "script.py" not in done.stderr
+
+
+def test_exit_codes_and_arguments_are_the_scripts_own(script):
+    done = emulate("--arch", "sm_120a", script, "exit", "7", "--arch", "x")
+    assert (done.returncode, done.stdout) == (7, "__main__ ['exit', '7', '--arch', 'x']\n")
+    done = emulate(script, "text")
+    assert done.returncode == 1 and "gave up" in done.stderr
+
+
+def test_what_cannot_run_is_said(tmp_path):
+    done = emulate(tmp_path / "none.py")
+    assert done.returncode != 0 and "none.py" in done.stderr
+    done = emulate("--arch", "sm_80", SCRIPTS / "torch_calls.py")
+    assert done.returncode != 0 and "sm_80" in done.stderr and "sm_100a" in done.stderr
+
+
+# The kernel writes behind its tensor; the script does not look at what its launch answers.
+FAULTY = """
+import cutlass.cute as cute
+import torch
+from cutlass.cute.runtime import from_dlpack
+
+@cute.kernel
+def overrun(x: cute.Tensor):
+    x[cute.arch.thread_idx()[0] + 16] = x[0]
+
+@cute.jit
+def launch(x: cute.Tensor):
+    overrun(x).launch(grid=(1, 1, 1), block=(32, 1, 1))
+
+x = torch.zeros(32, device="cuda")
+try:
+    launch(from_dlpack(x))
+    torch.cuda.synchronize()
+except Exception:
+    print("ignored")
+"""
+
+
+def test_a_kernel_failure_counts_even_if_the_script_ignores_it(tmp_path):
+    path = tmp_path / "faulty.py"
+    path.write_text(FAULTY)
+    done = emulate(path)
+    assert (done.returncode, done.stdout) == (1, "ignored\n")
+    assert "outside every live range" in done.stderr and "float32 tensor of shape (32,)" in done.stderr
+    assert "st.global" in done.stderr and "PTX line" in done.stderr and "overrun" in done.stderr
