@@ -68,7 +68,11 @@ def _bf16_grouped(case: Case, operands: Operands) -> Run:
     a, b = operands.bf16
     rows, weights = torch.cat(a), torch.stack(b).transpose(1, 2)
     ends = torch.tensor(list(accumulate(m for m, _, _ in case.sizes)), dtype=torch.int32, device=rows.device)
-    return lambda: torch._grouped_mm(rows, weights, offs=ends) and None
+
+    def run() -> None:
+        torch._grouped_mm(rows, weights, offs=ends)
+
+    return run
 
 
 # ---- scaled_mm -------------------------------------------------------------------------------------------------

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from nvfp4_cute.arch import family_of, sm120
+from nvfp4_cute.arch import family_of, sm90, sm120
 from nvfp4_cute.config import KernelConfig
 from nvfp4_cute.cubin import KernelResources, read_resources
 from nvfp4_cute.emulator.driver import prepare_cutlass, shim_is_built
@@ -96,10 +96,13 @@ class KernelKey:
 
     def make_kernel(self) -> Any:
         """The CuTe DSL object to compile."""
+        from nvfp4_cute.kernels.sm90.grouped_gemm import GroupedGemmSm90
         from nvfp4_cute.kernels.sm100.grouped_gemm import GroupedGemmSm100
         from nvfp4_cute.kernels.sm120.grouped_gemm import GroupedGemmSm120
 
         out_dtype, name = cutlass_dtype(self.out_dtype), self.to_name()
+        if self.arch in sm90.ARCHS:
+            return GroupedGemmSm90(self.config, self.num_groups, out_dtype, self.has_alpha, name)
         if self.arch in sm120.ARCHS:
             return GroupedGemmSm120(self.config, self.num_groups, out_dtype, self.has_alpha, name)
         return GroupedGemmSm100(

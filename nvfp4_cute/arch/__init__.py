@@ -1,10 +1,10 @@
 """What each architecture can build: one module a family, all with the names of ``base.Family``."""
 
-from nvfp4_cute.arch import sm100, sm120
+from nvfp4_cute.arch import sm90, sm100, sm120
 from nvfp4_cute.arch.base import Family
 from nvfp4_cute.errors import UnsupportedTarget
 
-FAMILIES: tuple[Family, ...] = (sm100, sm120)
+FAMILIES: tuple[Family, ...] = (sm90, sm100, sm120)
 ARCHS = tuple(arch for family in FAMILIES for arch in family.ARCHS)
 
 

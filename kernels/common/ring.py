@@ -1,0 +1,53 @@
+"""A ring of shared-memory stages with a full and an empty mbarrier each, and the place of one role in it.
+
+``Ring`` holds only addresses; a role's place is two local Int32 that it rebinds: ``stage, phase = ring.next(stage,
+phase)``. A producer starts at phase 1 (its first wait for an empty stage passes at once), a consumer at phase 0.
+"""
+
+from dataclasses import dataclass
+
+import cutlass.cute as cute
+from cutlass import Int32
+
+PRODUCER_PHASE = 1
+CONSUMER_PHASE = 0
+
+
+@dataclass(frozen=True)
+class Ring:
+    """Barriers of ``num_stages`` stages: ``full[s]``, then ``empty[s]``."""
+
+    barriers: cute.Pointer
+    num_stages: int
+
+    def full(self, stage: Int32) -> cute.Pointer:
+        """Completes when the stage's data has arrived."""
+        return self.barriers + stage
+
+    def empty(self, stage: Int32) -> cute.Pointer:
+        """Completes when every consumer has released the stage."""
+        return self.barriers + self.num_stages + stage
+
+
+@cute.jit
+def init_ring(ring: Ring, full_arrivals: Int32, empty_arrivals: Int32):
+    """Initialise the barriers: one thread of the CTA, before a fence and a CTA barrier."""
+    for stage in range(ring.num_stages):
+        cute.arch.mbarrier_init(ring.full(stage), full_arrivals)
+        cute.arch.mbarrier_init(ring.empty(stage), empty_arrivals)
+
+
+@cute.jit
+def next_stage(ring: Ring, stage: Int32, phase: Int32):
+    """The place after (stage, phase)."""
+    following = stage + 1
+    wraps = following == ring.num_stages
+    return Int32(0) if wraps else following, phase ^ 1 if wraps else phase
+
+
+@cute.jit
+def arrive_warp(barrier: cute.Pointer):
+    """One arrival for the warp, after everything that its lanes did before."""
+    cute.arch.sync_warp()
+    with cute.arch.elect_one():
+        cute.arch.mbarrier_arrive(barrier)

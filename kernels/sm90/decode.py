@@ -1,0 +1,75 @@
+"""NVFP4 to fp16, with few instructions and without rounding.
+
+The bits of an e2m1 value, put into an fp16 as sign, two low exponent bits and top mantissa bit, read as the value times
+2^-14. A scale times that is exact: 2 significant bits times 4 make at most 6, and every product is a multiple of
+2^-24, the smallest fp16, below 2^-2. Both operands of the MMA therefore carry a factor of 2^-14, which the epilogue
+takes out again (``OPERAND_EXPONENT``).
+
+Eight values lie in a 32-bit word, nibble i the value of K index i. They leave as four fp16 pairs, in the order that the
+instructions give them: (0, 2), (4, 6), (1, 3), (5, 7). The order inside a K tile is free as long as A and B share it.
+"""
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import Uint32
+
+# log2 of what a decoded value must be multiplied with.
+OPERAND_EXPONENT = 14
+
+SIGN_OF_NIBBLE_HIGH = 0x80808080
+MAGNITUDE_AT_EXPONENT = 0x0E0E0E0E
+# prmt selectors: (0, byte, 0, next byte), zero being byte 4.
+LOW_PAIR = 0x1404
+HIGH_PAIR = 0x3424
+# Scales are unsigned: the sign bit of their byte says nothing.
+SCALE_BITS = 0x7F7F
+
+
+@cute.jit
+def decode_scales(two_codes: Uint32) -> Uint32:
+    """Two e4m3 codes in the low 16 bits -> two fp16, the lower code in the lower half; NaN stays NaN."""
+    return cute.arch.inline_ptx(
+        "{ .reg .b16 t; cvt.u16.u32 t, {$r0}; cvt.rn.f16x2.e4m3x2 {$w0}, t; }",
+        write_only_types=[Uint32],
+        read_only_args=[two_codes & SCALE_BITS],
+    )
+
+
+@cute.jit
+def broadcast_low(pair: Uint32) -> Uint32:
+    """(lo, hi) -> (lo, lo)."""
+    return Uint32(cute.arch.prmt(pair, 0, 0x1010))
+
+
+@cute.jit
+def broadcast_high(pair: Uint32) -> Uint32:
+    """(lo, hi) -> (hi, hi)."""
+    return Uint32(cute.arch.prmt(pair, 0, 0x3232))
+
+
+@cute.jit
+def decode_word(word: Uint32, scale: Uint32) -> list:
+    """Eight e2m1 values times their scale.
+
+    Args:
+        word: nibble i is value i.
+        scale: fp16 pair, the scale twice.
+
+    Returns:
+        fp16 pairs of the values (0, 2), (4, 6), (1, 3), (5, 7), each times 2^-14.
+    """
+    # Upper bytes of the fp16s of the even and of the odd nibbles.
+    even = ((word << 1) & MAGNITUDE_AT_EXPONENT) | ((word << 4) & SIGN_OF_NIBBLE_HIGH)
+    odd = ((word >> 3) & MAGNITUDE_AT_EXPONENT) | (word & SIGN_OF_NIBBLE_HIGH)
+    pairs = []
+    for upper_bytes in (even, odd):
+        for selector in (LOW_PAIR, HIGH_PAIR):
+            pairs.append(_multiply(Uint32(cute.arch.prmt(upper_bytes, 0, selector)), scale))
+    return pairs
+
+
+@cute.jit
+def _multiply(a: Uint32, b: Uint32) -> Uint32:
+    return cute.arch.inline_ptx(
+        "mul.rn.f16x2 {$w0}, {$r0}, {$r1};", write_only_types=[Uint32], read_only_args=[a, b]
+    )

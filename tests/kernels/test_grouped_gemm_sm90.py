@@ -1,0 +1,176 @@
+"""The sm_90a grouped GEMM, on the emulator and, where there is one, on a Hopper GPU, against the float64 reference."""
+
+from dataclasses import replace
+
+import cases
+import pytest
+import torch
+from oracle import assert_bitwise_equal, poisoned, repro_line
+
+from nvfp4_cute import KernelConfig, grouped_gemm
+from nvfp4_cute.arch import sm90
+from nvfp4_cute.backends.emulator import observe
+from nvfp4_cute.cache import get_kernel
+from nvfp4_cute.compile import KernelKey
+from nvfp4_cute.errors import ConfigError
+from nvfp4_cute.formats import decode_e2m1, decode_e4m3
+from nvfp4_cute.reference import expand_operand, grouped_gemm_reference
+from nvfp4_cute.scale_layout import to_blocked
+
+EMULATED = "emulator:sm_90a"
+
+
+def config(tokens, **settings):
+    return KernelConfig((sm90.TILE_WEIGHTS, tokens, sm90.TILE_K), num_acc_stage=1, swap_ab=True, **settings)
+
+
+def on_gpu(tensor):
+    """The same values with the same row pitch."""
+    if tensor.ndim < 2 or tensor.shape[0] < 2:
+        return tensor.cuda()
+    buffer = torch.empty((tensor.shape[0], tensor.stride(0)), dtype=tensor.dtype, device="cuda")
+    return buffer[:, : tensor.shape[1]].copy_(tensor)
+
+
+def run(case, operands, backend, chosen=None):
+    """Outputs of one backend, written into poisoned buffers."""
+    out = [poisoned(m, n, dtype=case.out_dtype) for m, n, _ in case.sizes]
+    lists, alpha = list(operands)[:4], operands.alpha
+    if backend == "cuda":
+        out, lists = [t.cuda() for t in out], [[on_gpu(t) for t in tensors] for tensors in lists]
+        alpha = None if alpha is None else alpha.cuda()
+    grouped_gemm(*lists, alpha=alpha, out=out, out_dtype=case.out_dtype, backend=backend, config=chosen)
+    return [t.cpu() for t in out]
+
+
+def error_bound(case, operands, expected):
+    """As ``cases.error_bound``, for wgmma: 16 products at a time, terms and accumulator cut below 2^-24 of the largest.
+
+    A step errs by at most 18 times 2^-24 of the sum of absolute products so far; there are K / 16 steps.
+    """
+    bounds = cases.error_bound(case, operands, expected)
+    for g, (_, _, k) in enumerate(case.sizes):
+        a, b = (
+            expand_operand(x[g], s[g], "blocked").abs()
+            for x, s in ((operands.a, operands.a_scale), (operands.b, operands.b_scale))
+        )
+        factor = 1.0 if operands.alpha is None else operands.alpha[g].abs().double()
+        bounds[g] = bounds[g] + factor * (a @ b.T) * (k / 16 * 18 * 2.0**-24)
+    return bounds
+
+
+def check(case, backend, chosen=None):
+    operands = cases.make_operands(case)
+    actual = run(case, operands, backend, chosen)
+    if case.kind == "exact":
+        for got, want in zip(actual, run(case, operands, "reference"), strict=True):
+            assert_bitwise_equal(got, want, case=case.name, seed=case.seed)
+        return
+    expected = grouped_gemm_reference(*operands, out_dtype=torch.float64)
+    for got, want, bound in zip(actual, expected, error_bound(case, operands, expected), strict=True):
+        error = (got.double() - want).abs()
+        assert bool((error <= bound).all()), f"error {error.max():.3g}\n{repro_line(case=case.name)}"
+
+
+QUICK = ("one_element", "n_tail_odd", "k_below_tile", "k_pitched", "empty_first", "out_bfloat16_alpha", "nan_padding")
+
+
+@pytest.mark.parametrize("name", QUICK)
+def test_case(name):
+    check(next(case for case in cases.ALL if case.name == name), EMULATED)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", cases.ALL, ids=lambda case: case.name)
+def test_every_case(case):
+    check(case, EMULATED)
+
+
+@pytest.mark.gpu("sm_90a")
+@pytest.mark.parametrize("case", cases.ALL, ids=lambda case: case.name)
+def test_every_case_on_the_gpu(case):
+    check(case, "cuda")
+
+
+TOKENS = cases.Case("tokens", ((150, 40, 288), (9, 136, 128)), seed=7)
+
+
+@pytest.mark.parametrize("tokens", [8, 48, 112, 160])
+def test_number_of_tokens_in_a_tile(tokens):
+    check(TOKENS, EMULATED, config(tokens))
+
+
+@pytest.mark.gpu("sm_90a")
+@pytest.mark.parametrize("tokens", range(8, 161, 8))
+def test_number_of_tokens_in_a_tile_on_the_gpu(tokens):
+    check(TOKENS, "cuda", config(tokens))
+
+
+@pytest.mark.gpu("sm_90a")
+def test_emulator_and_gpu_give_the_same_bits():
+    """Sums that are not exact: the emulator rounds as the tensor cores do."""
+    case = cases.Case("wide", ((70, 136, 640), (9, 128, 288)), 5, torch.float32, has_alpha=True, kind="wide")
+    operands = cases.make_operands(case)
+    for got, want in zip(run(case, operands, "cuda"), run(case, operands, EMULATED), strict=True):
+        assert_bitwise_equal(got, want)
+
+
+def test_every_value_times_every_scale_is_exact():
+    """Row n of B holds all e2m1 codes under e4m3 code n; A is a unit matrix, so C is decoded B, without a rounding."""
+    codes = torch.arange(256)
+    b = torch.tensor([2 * i + 1 << 4 | 2 * i for i in range(8)], dtype=torch.uint8).repeat(256, 2)
+    b_scale = to_blocked(codes.to(torch.uint8).view(256, 1).repeat(1, 2))
+    # Values 1 on the diagonal, with scale 1: element (m, k) = 1 where m == k.
+    a = torch.zeros(16, 16, dtype=torch.uint8)
+    for row in range(16):
+        a[row, row // 2] = 0x2 << 4 * (row % 2)
+    a_scale = to_blocked(torch.full((16, 2), 0x38, dtype=torch.uint8))
+    for first, second, first_scale, second_scale in ((a, b, a_scale, b_scale), (b, a, b_scale, a_scale)):
+        (out,) = grouped_gemm(
+            [first], [second], [first_scale], [second_scale], out_dtype=torch.float32, backend=EMULATED
+        )
+        decoded = out if first is b else out.T
+        expected = decode_e4m3((codes & 0x7F).to(torch.uint8))[:, None] * decode_e2m1(torch.arange(16).to(torch.uint8))
+        torch.testing.assert_close(decoded, expected.float(), rtol=0, atol=0, equal_nan=True)
+
+
+SHAPES = cases.Case("shapes", ((130, 136, 640), (40, 128, 288)), seed=11, kind="wide")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mode", ["lazy", "random:1"])
+def test_same_bits_whenever_asynchronous_operations_happen(mode):
+    operands = cases.make_operands(SHAPES)
+    for chosen in (None, config(64, num_ab_stage=2, num_cta=3)):
+        expected = run(SHAPES, operands, EMULATED)
+        with observe(mode=mode, check=True):
+            actual = run(SHAPES, operands, EMULATED, chosen)
+        for got, want in zip(actual, expected, strict=True):
+            assert_bitwise_equal(got, want, mode=mode)
+
+
+@pytest.mark.parametrize("tokens", [8, 128, 160])
+def test_machine_code(tokens):
+    """No spills; K loops of wgmma with A in registers, decoded with byte permutes and exact products."""
+    kernel = get_kernel(KernelKey.make("sm_90a", config(tokens), 2, torch.float16, True))
+    assert kernel.resources.stack_bytes == 0
+    assert "wgmma.mma_async.sync.aligned.m64n" in kernel.ptx
+    assert "setmaxnreg.inc" in kernel.ptx
+
+
+@pytest.mark.parametrize(
+    "chosen, fix",
+    [
+        (config(12), "use N tile 16"),
+        (config(300), "use N tile 160"),
+        (replace(config(128), cta_tile_shape_mnk=(64, 128, 128)), "use M tile 128"),
+        (replace(config(128), cta_tile_shape_mnk=(128, 128, 256)), "use K tile 128"),
+        (replace(config(128), num_acc_stage=2), "there is one; use 1"),
+        (replace(config(128), swap_ab=False), "use swap_ab=True"),
+        (config(128, num_ab_stage=40), "use 1 to 6"),
+    ],
+    ids=str,
+)
+def test_a_refused_config_says_why(chosen, fix):
+    with pytest.raises(ConfigError, match=fix):
+        KernelKey.make("sm_90a", chosen, 1, torch.float16, False)
