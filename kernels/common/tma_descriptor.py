@@ -26,7 +26,8 @@ def descriptor_address(tma_atom: cute.CopyAtom, *, loc=None, ip=None) -> Int64:
 
 
 @dsl_user_op
-def _descriptor_ptr(address: Int64, *, loc=None, ip=None) -> cute.Pointer:
+def descriptor_ptr(address: Int64, *, loc=None, ip=None) -> cute.Pointer:
+    """The tensor map at an address that :func:`descriptor_address` gave."""
     aligned_type = cute_ir.ConstrainedIntType.get(DESCRIPTOR_ALIGN_BYTES, 64)
     aligned = cute_ir.assume(aligned_type, Int64(address).ir_value(loc=loc, ip=ip), loc=loc, ip=ip)
     return cute_ir.inttoptr(_descriptor_ptr_type(), aligned, loc=loc, ip=ip)
@@ -44,7 +45,7 @@ def select_descriptor_address(tma_atoms: list, slot: Int32) -> Int64:
 @cute.jit
 def select_descriptor(tma_atoms: list, slot: Int32) -> cute.Pointer:
     """Pointer to the tensor map of group ``slot``."""
-    return _descriptor_ptr(select_descriptor_address(tma_atoms, slot))
+    return descriptor_ptr(select_descriptor_address(tma_atoms, slot))
 
 
 @dsl_user_op

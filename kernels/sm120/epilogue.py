@@ -1,30 +1,12 @@
 """Epilogue of the MMA warps: from accumulators in registers to global memory."""
 
-from dataclasses import dataclass
-
 import cutlass
 import cutlass.cute as cute
-from cutlass import Float32, Int32, Int64
+from cutlass import Int32, Int64
 
 from ..common.group_table import WorkTile, select_slot
+from ..common.output_table import OutputTable, load_alpha
 from .warp_tile import NUM_MMA_M, STRIP, STRIP_PITCH
-
-
-@dataclass(frozen=True)
-class OutputTable:
-    """Where each group's result goes.
-
-    Attributes:
-        addresses: global address of element (0, 0), one Int64 a slot.
-        pitches: elements between rows, one Int64 a slot.
-        group_indices: the caller's index of the group, one Int32 a slot: where its alpha lies.
-        alpha: fp32 factors [G] in global memory, or None.
-    """
-
-    addresses: list
-    pitches: list
-    group_indices: list
-    alpha: object
 
 
 @cute.jit
@@ -41,7 +23,7 @@ def store_tile(
     """Scale, convert and store a warp's (REGISTER, MMA_N, MMA_M) sums; rows and columns beyond the group are kept."""
     tile_m, tile_n, _ = cta_tile_shape_mnk
     lane = cute.arch.lane_idx()
-    alpha = _load_alpha(outputs, tile.slot)
+    alpha = load_alpha(outputs, tile.slot)
     pitch = select_slot(outputs.pitches, tile.slot)
     base = select_slot(outputs.addresses, tile.slot)
     element_bytes = out_dtype.width // 8
@@ -56,15 +38,6 @@ def store_tile(
                 for i in cutlass.range_constexpr(2):
                     pair[i] = (acc[strip % 2 * 2 + i, j, strip // 2] * alpha).to(out_dtype)
                 _store_pair(pair, address + offset * element_bytes, tile.n - col - offset)
-
-
-@cute.jit
-def _load_alpha(outputs: OutputTable, slot: Int32) -> Float32:
-    alpha = Float32(1.0)
-    if cutlass.const_expr(outputs.alpha is not None):
-        factors = cute.make_tensor(outputs.alpha, cute.make_layout(len(outputs.addresses)))
-        alpha = factors[select_slot(outputs.group_indices, slot)]
-    return alpha
 
 
 @cute.jit

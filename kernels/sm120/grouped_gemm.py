@@ -28,8 +28,8 @@ from nvfp4_cute.config import KernelConfig
 from nvfp4_cute.launch_table import NUM_COLUMNS, Group, Header
 
 from ..common.group_table import GroupTable
+from ..common.output_table import OutputTable
 from ..common.warp_schedule import WARP_SIZE
-from .epilogue import OutputTable
 from .load import LoadArgs, prefetch_first_descriptors, run_load
 from .mma import MmaArgs, StageBuffers, run_mma
 from .operands import (

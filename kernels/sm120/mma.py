@@ -13,7 +13,8 @@ from cutlass import Float32, Int32
 from nvfp4_cute.arch.sm120 import SF_ATOM_ROWS, SmemPlan
 
 from ..common.group_table import GroupTable, locate_tile
-from .epilogue import OutputTable, store_tile
+from ..common.output_table import OutputTable
+from .epilogue import store_tile
 from .instructions import MMA_K, load_matrices, load_word, mma_nvfp4
 from .warp_tile import NUM_MMA_M, STRIP, STRIP_PITCH, WARPS_M, WarpTile
 

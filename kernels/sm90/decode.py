@@ -9,7 +9,6 @@ Eight values lie in a 32-bit word, nibble i the value of K index i. They leave a
 instructions give them: (0, 2), (4, 6), (1, 3), (5, 7). The order inside a K tile is free as long as A and B share it.
 """
 
-import cutlass
 import cutlass.cute as cute
 from cutlass import Uint32
 

@@ -110,7 +110,9 @@ def _store_pass(
         token = block * 16 + thread // 8
         if first + token < rows and column < columns:
             words = load_shared(staging + token * ROW_BYTES + (unit ^ (token % 8)) * UNIT_BYTES, 4)
-            _store_unit(words, out_dtype, origin + (Int64(first + token) * pitch + column) * 2, columns - column)
+            _store_unit(
+                words, out_dtype, origin + (Int64(first + token) * pitch + column) * 2, columns - column
+            )
 
 
 @cute.jit

@@ -84,8 +84,12 @@ class GroupedGemmSm90:
         values = cute.make_tensor(table, cute.make_layout((NUM_COLUMNS, 1 + self.num_groups)))
         rows = range(1, 1 + self.num_groups)
         m, n, k = ([Int32(values[column, row]) for row in rows] for column in (Group.M, Group.N, Group.K))
-        tensors_a = [packed_tensor(values[Group.A, r], m[r - 1], k[r - 1], values[Group.A_PITCH, r]) for r in rows]
-        tensors_b = [packed_tensor(values[Group.B, r], n[r - 1], k[r - 1], values[Group.B_PITCH, r]) for r in rows]
+        tensors_a = [
+            packed_tensor(values[Group.A, r], m[r - 1], k[r - 1], values[Group.A_PITCH, r]) for r in rows
+        ]
+        tensors_b = [
+            packed_tensor(values[Group.B, r], n[r - 1], k[r - 1], values[Group.B_PITCH, r]) for r in rows
+        ]
         tensors_sfa = [scale_tensor(values[Group.SFA, r], m[r - 1], k[r - 1]) for r in rows]
         tensors_sfb = [scale_tensor(values[Group.SFB, r], n[r - 1], k[r - 1]) for r in rows]
         alpha = None

@@ -84,7 +84,9 @@ def _enter_tile(args: LoadArgs, tile_idx: Int32):
 
 
 @cute.jit
-def _copy(operand: LoadPartition, descriptor: cute.Pointer, row_idx: Int32, k_tile_idx: Int32, stage, barrier):
+def _copy(
+    operand: LoadPartition, descriptor: cute.Pointer, row_idx: Int32, k_tile_idx: Int32, stage, barrier
+):
     cute.copy(
         operand.atoms[0],
         operand.gmem[(None, row_idx, k_tile_idx)],

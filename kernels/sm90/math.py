@@ -17,7 +17,14 @@ from ..common.ring import CONSUMER_PHASE, Ring, arrive_warp, next_stage
 from .activations import SLAB_ROW_BYTES, SLABS
 from .decode import broadcast_high, broadcast_low, decode_scales, decode_word
 from .epilogue import store_tile
-from .operands import ROW_BYTES, SF_BLOCK_WORDS, chunk_address, load_shared, scale_word_address, tokens_of_tile
+from .operands import (
+    ROW_BYTES,
+    SF_BLOCK_WORDS,
+    chunk_address,
+    load_shared,
+    scale_word_address,
+    tokens_of_tile,
+)
 from .warp_schedule import GROUP_THREADS, WARP_SIZE
 
 MMA_M = 64
@@ -127,9 +134,7 @@ def _accumulate(
             cute.arch.mbarrier_wait(args.decoded.full(in_stage), in_phase)
             warpgroup.fence()
             for step in cutlass.range_constexpr(SLAB_STEPS):
-                cute.gemm(
-                    tiled_mma, tCrC, tCrA[(None, None, step)], tCrB[(None, None, step, in_stage)], tCrC
-                )
+                cute.gemm(tiled_mma, tCrC, tCrA[(None, None, step)], tCrB[(None, None, step, in_stage)], tCrC)
             warpgroup.commit_group()
             # The MMAs before these are done: their registers and their stage are free.
             warpgroup.wait_group(1)
@@ -160,7 +165,9 @@ def _load_weights(packed_address: Int32, scale_address: Int32, row: Int32):
     words, scales = [], []
     for i in cutlass.range_constexpr(2):
         r = row + 8 * i
-        words.append([load_shared(chunk_address(packed_address, r, j) + quad_lane * 4, 1)[0] for j in range(4)])
+        words.append(
+            [load_shared(chunk_address(packed_address, r, j) + quad_lane * 4, 1)[0] for j in range(4)]
+        )
         low = load_shared(scale_word_address(scale_address, r, 0), 1)[0]
         high = load_shared(scale_word_address(scale_address, r, 1), 1)[0]
         codes = Uint32(cute.arch.prmt(low, high, selector))

@@ -72,7 +72,15 @@ def check(case, backend, chosen=None):
         assert bool((error <= bound).all()), f"error {error.max():.3g}\n{repro_line(case=case.name)}"
 
 
-QUICK = ("one_element", "n_tail_odd", "k_below_tile", "k_pitched", "empty_first", "out_bfloat16_alpha", "nan_padding")
+QUICK = (
+    "one_element",
+    "n_tail_odd",
+    "k_below_tile",
+    "k_pitched",
+    "empty_first",
+    "out_bfloat16_alpha",
+    "nan_padding",
+)
 
 
 @pytest.mark.parametrize("name", QUICK)
@@ -130,7 +138,9 @@ def test_every_value_times_every_scale_is_exact():
             [first], [second], [first_scale], [second_scale], out_dtype=torch.float32, backend=EMULATED
         )
         decoded = out if first is b else out.T
-        expected = decode_e4m3((codes & 0x7F).to(torch.uint8))[:, None] * decode_e2m1(torch.arange(16).to(torch.uint8))
+        expected = decode_e4m3((codes & 0x7F).to(torch.uint8))[:, None] * decode_e2m1(
+            torch.arange(16).to(torch.uint8)
+        )
         torch.testing.assert_close(decoded, expected.float(), rtol=0, atol=0, equal_nan=True)
 
 
