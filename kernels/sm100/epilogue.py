@@ -88,7 +88,9 @@ def run_epilogue(args: EpilogueArgs, first_tile: Int32, stride: Int32):
     tTR_rOut = cute.make_rmem_tensor(EPI_TILE_N, args.out_dtype)
     max_slices = config.cta_tile_shape_mnk[1] // EPI_TILE_N
     # Slices that share columns with the other accumulator are read first; then the MMA may have it.
-    shared_slices = -(-tmem.overlap_cols // EPI_TILE_N) if tmem.overlap_cols else max_slices
+    shared_slices = max_slices
+    if cutlass.const_expr(tmem.overlap_cols > 0):
+        shared_slices = -(-tmem.overlap_cols // EPI_TILE_N)
 
     acc_idx = Int32(0)
     cursor = groups.first_cursor(first_tile, config.work_tile_mnk)
@@ -98,11 +100,13 @@ def run_epilogue(args: EpilogueArgs, first_tile: Int32, stride: Int32):
         row = m_side.first_row + args.cta_rank * MMA_CTA_M + tidx
         num_slices = mma_columns(config, n_side) // EPI_TILE_N
         pitch = select_slot(args.outputs.pitches, tile.slot)
-        pitch_m, pitch_n = (1, pitch) if across_lanes else (pitch, 1)
+        pitch_m, pitch_n, pitch_row = pitch, Int64(1), pitch
+        if cutlass.const_expr(across_lanes):
+            pitch_m, pitch_n = Int64(1), pitch
+        if cutlass.const_expr(args.out_m_major):
+            pitch_row = Int64(1)
         # The group's first row, which either side may hold
-        group_offset = args.outputs.batch_pitch * tile.a_batch + Int64(tile.a_row) * (
-            1 if args.out_m_major else pitch
-        )
+        group_offset = args.outputs.batch_pitch * tile.a_batch + Int64(tile.a_row) * pitch_row
         offset = group_offset + Int64(row) * pitch_m + Int64(n_side.first_row) * pitch_n
         address = select_slot(args.outputs.addresses, tile.slot) + offset * item_bytes
         alpha = _load_alpha(args.outputs, tile.slot)

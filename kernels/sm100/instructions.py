@@ -50,13 +50,13 @@ def tma_load(
     """
     rank = len(coords)
     places = ", ".join(f"{{$r{i}}}" for i in range(3, 3 + rank))
-    mask, group, args = "", "", []
+    multicast, mask, group, args = "", "", "", []
     if cutlass.const_expr(num_cta == 2):
         group = ".cta_group::2"
         barrier = barrier & LEADER_MASK
     if cutlass.const_expr(mcast_mask is not None):
-        mask, args = f" {{$r{3 + rank}}},", [cutlass.Int16(mcast_mask)]
-    multicast = ".multicast::cluster" if mask else ""
+        multicast, mask = ".multicast::cluster", f" {{$r{3 + rank}}},"
+        args = [cutlass.Int16(mcast_mask)]
     cute.arch.inline_ptx(
         f"cp.async.bulk.tensor.{rank}d.shared::cluster.global.tile.mbarrier::complete_tx::bytes"
         f"{multicast}{group}.L2::cache_hint [{{$r0}}], [{{$r1}}, {{{places}}}], [{{$r2}}],{mask} "

@@ -95,7 +95,9 @@ def run_mma(args: MmaArgs, first_tile: Int32, stride: Int32):
                             sfb + sfb_block + row_block * SF_ATOM_COLS, at_sf_n + source, num_cta
                         )
                     k_offset = k_block * BYTES_PER_MMA_K // DESCRIPTOR_UNIT_BYTES
-                    accumulate = Int32(1) if k_block else k_tile_idx
+                    accumulate = k_tile_idx
+                    if cutlass.const_expr(k_block > 0):
+                        accumulate = Int32(1)
                     block_scaled_mma(
                         acc,
                         at_m + k_offset,

@@ -49,7 +49,8 @@ class Recipe:
         root: module whose public functions the submission offers.
         entry_points: those functions, and what else of the root is wanted.
         left_out: methods whose calls are dropped where they are statements: not every version of the runners has them.
-        moved: external modules that not every version of the runners has: their members come from this module of ours.
+        moved: external modules, and members in full (``cutlass.cute.arch.inline_ptx``), that not every version of the
+            runners has: a module of ours that has them instead.
         frozen: constants of the root that get another value: name to Python expression.
     """
 
@@ -217,8 +218,21 @@ class _Assembly:
                 if not known.definition_of(owner.attr) and owner.attr not in known.imports:
                     member = Target(submodule)
                 target = self.resolve(member)
+            expression, target = self._moved_member(module, expression, target, owners)
             found.append((expression, target, use))
         return found
+
+    def _moved_member(
+        self, module: Module, expression: ast.expr, target: Target, owners: dict[int, ast.AST]
+    ) -> tuple[ast.expr, Target]:
+        """A member of an external module that comes from a module of ours instead, or what was given."""
+        path, longest = ".".join(filter(None, [target.module, target.name])), expression
+        while not target.is_ours and isinstance(owner := owners.get(id(longest)), ast.Attribute):
+            path, longest = f"{path}.{owner.attr}", owner
+            source = self.recipe.moved.get(path)
+            if source is not None and source != module.name:
+                return longest, Target(source, owner.attr)
+        return expression, target
 
     def collect(self) -> None:
         """Fill ``kept``, ``mentioned`` and ``external``: what is kept mentions more, until nothing is added."""

@@ -8,8 +8,9 @@ from nvfp4_cute.competition.rules import check_export_rules, check_server_rules,
 from nvfp4_cute.config import KernelConfig
 from nvfp4_cute.problems import registry
 
-# Members of modules that older versions of CuTe DSL have elsewhere.
-MOVED = {"cutlass.memory": "nvfp4_cute.kernels.common.versions"}
+# What older versions of CuTe DSL have elsewhere, or not at all.
+VERSIONS = "nvfp4_cute.kernels.common.versions"
+MOVED = {"cutlass.memory": VERSIONS, "cutlass.cute.arch.inline_ptx": VERSIONS}
 # Version 4.3.5 cannot launch a kernel that was renamed.
 NOT_EVERYWHERE = ("set_name_prefix",)
 LICENCE = """\

@@ -9,8 +9,35 @@ The bits come from a generator of our own, so they differ from those that the of
 
 import torch
 
+from nvfp4_cute.problems.operands import (
+    EVEN_SMALL_VALUES,
+    integer_scales,
+    packed_values,
+    random_output,
+    scales,
+)
+
+from .spec import PADDED_N, GemvCase
+
 InputTuple = tuple[
     torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor
 ]
 # Entries of the tuple that lie on the CPU.
 CPU_ENTRIES: tuple[int, ...] = ()
+
+
+def make_inputs(case: GemvCase, device: str | torch.device = "cpu", seed: int | None = None) -> InputTuple:
+    """The tuple of ``case`` on ``device``; ``seed`` instead of the case's own. Equal seeds give equal bits everywhere."""
+    generator = torch.Generator().manual_seed(case.seed if seed is None else seed)
+    sides = (case.m, PADDED_N)
+    a, b = (packed_values(rows, case.k, case.l, EVEN_SMALL_VALUES, generator, device) for rows in sides)
+    (sfa, sfa_permuted), (sfb, sfb_permuted) = (
+        scales(rows, case.k, case.l, integer_scales(0, 2), generator, device, device) for rows in sides
+    )
+    c = random_output(case.m, 1, case.l, generator, device)
+    return a, b, sfa, sfb, sfa_permuted, sfb_permuted, c
+
+
+def outputs(data: InputTuple) -> list[torch.Tensor]:
+    """C."""
+    return [data[-1]]
