@@ -10,13 +10,14 @@ from tqdm import tqdm
 from nvfp4_cute import check
 from nvfp4_cute.arch import family_of
 from nvfp4_cute.backends import emulator
-from nvfp4_cute.config import KernelConfig
 from nvfp4_cute.emulator.driver import shim_path
 from nvfp4_cute.emulator.machine import Stats
 from nvfp4_cute.errors import EmulatorError
 from nvfp4_cute.launch import Plan
+from nvfp4_cute.problem import GroupedProblem
 from nvfp4_cute.problems.nvfp4_group_gemm import adapter, inputs, reference, spec
 from nvfp4_cute.schedule import make_schedule
+from nvfp4_cute.select import choose_config
 from nvfp4_cute.speed_of_light import (
     COMPETITION_FP4_FLOPS_PER_S,
     COMPETITION_HBM_BYTES_PER_S,
@@ -112,7 +113,8 @@ def run_case(name: str, case: spec.GroupCase, on_tiles: Callable[[int], None]) -
 
 
 def _num_tiles(case: spec.GroupCase) -> int:
-    return make_schedule(case.sizes, KernelConfig().cta_tile_shape_mnk, B200.num_sms).num_tiles
+    config = choose_config(GroupedProblem(case.sizes), B200.arch, B200.num_sms)
+    return make_schedule(case.sizes, config.work_tile_mnk, B200.num_sms).num_tiles
 
 
 def _report(results: Sequence[Result]) -> str:

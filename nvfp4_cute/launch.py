@@ -5,7 +5,7 @@ from functools import cached_property, lru_cache
 
 import numpy as np
 
-from nvfp4_cute.arch import base, family_of
+from nvfp4_cute.arch import base
 from nvfp4_cute.cache import get_kernel
 from nvfp4_cute.compile import CompiledKernel, KernelKey, table_pointer
 from nvfp4_cute.config import KernelConfig
@@ -13,6 +13,7 @@ from nvfp4_cute.errors import UnsupportedProblem
 from nvfp4_cute.launch_table import NUM_COLUMNS, NUM_OPERAND_COLUMNS, Group, Header
 from nvfp4_cute.problem import TMA_ALIGN_BYTES, GroupedOperands, GroupedProblem
 from nvfp4_cute.schedule import TileSchedule, make_schedule
+from nvfp4_cute.select import choose_config
 
 # Two elements a byte
 TMA_ALIGN_ELEMENTS = 2 * TMA_ALIGN_BYTES
@@ -103,7 +104,7 @@ def make_plan(
         problem: list-form problem.
         arch: target such as ``sm_100a``.
         sm_count: SMs of the device: the number of persistent CTAs unless ``config`` says otherwise.
-        config: tile shape and pipeline depths; None takes the default.
+        config: tile shape and pipeline depths; None has ``select`` choose.
         for_emulator: whether the launch goes to the emulator.
 
     Raises:
@@ -116,7 +117,7 @@ def make_plan(
             f"parameters, {base.KERNEL_PARAM_BYTES} bytes hold {base.MAX_LIST_GROUPS} groups; split the lists into "
             f"calls of at most {base.MAX_LIST_GROUPS}"
         )
-    config = config or family_of(arch).DEFAULT_CONFIG
+    config = config or choose_config(problem, arch, sm_count)
     key = KernelKey.of(arch, config, problem)
     num_clusters = (config.num_cta or sm_count) // config.cluster_size
     schedule = make_schedule(problem.sizes, config.work_tile_mnk, num_clusters)

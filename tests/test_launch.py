@@ -17,7 +17,7 @@ SIZES = ((5, 64, 256), (200, 130, 512), (0, 64, 256))
 def launchable():
     operands = cases.make_operands(cases.Case("table", SIZES, has_alpha=True))
     problem, checked = check_list_operands(*operands, out_dtype=torch.float16)
-    return make_plan(problem, "sm_100a", 148), checked
+    return make_plan(problem, "sm_100a", 148, KernelConfig()), checked
 
 
 def test_columns_are_numbered_without_gaps():
@@ -54,7 +54,7 @@ def test_tables_of_two_launches_share_nothing(launchable):
 
 def test_plans_are_remembered_by_problem_and_config(launchable):
     plan, _ = launchable
-    assert make_plan(plan.problem, "sm_100a", 148) is plan
+    assert make_plan(plan.problem, "sm_100a", 148, KernelConfig()) is plan
     other = make_plan(plan.problem, "sm_100a", 148, KernelConfig(num_cta=2))
     assert other is not plan and other.schedule.num_cta == 2 and other.kernel is plan.kernel
 

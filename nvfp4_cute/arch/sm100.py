@@ -13,6 +13,22 @@ ARCHS = ("sm_100a", "sm_103a", "sm_110a")
 DEFAULT_CONFIG = KernelConfig()
 FORMS = ("list", "ragged", "masked")
 OUT_M_MAJOR = True
+# What ``select`` chooses from, simple before special where two are equally good.
+CANDIDATES = (
+    *(KernelConfig((128, n, 256), num_acc_stage=stages) for n, stages in ((128, 3), (256, 2))),
+    *(
+        KernelConfig((128, n, 256), num_acc_stage=stages, swap_ab=True)
+        for n, stages in ((32, 4), (64, 4), (128, 3), (192, 2), (256, 2))
+    ),
+    *(
+        KernelConfig((128, n, 256), num_acc_stage=stages, use_2cta_instrs=True)
+        for n, stages in ((128, 3), (256, 2))
+    ),
+    *(
+        KernelConfig((128, n, 256), num_acc_stage=stages, use_2cta_instrs=True, swap_ab=True)
+        for n, stages in ((64, 4), (128, 3), (192, 2), (256, 2))
+    ),
+)
 SMEM_CAPACITY_BYTES = 227 * 1024
 # Barriers, the tensor-memory address, and the gaps that aligning the operand buffers to 1024 bytes leaves.
 SMEM_RESERVED_BYTES = 4096

@@ -10,7 +10,6 @@ from typing import Literal
 import numpy as np
 import torch
 
-from nvfp4_cute.arch.sm100 import TILES_N
 from nvfp4_cute.compile import KernelKey
 from nvfp4_cute.config import KernelConfig
 from nvfp4_cute.errors import UnsupportedProblem
@@ -18,6 +17,7 @@ from nvfp4_cute.launch_table import NUM_COLUMNS, Group, Header
 from nvfp4_cute.ops import vector_checks as checks
 from nvfp4_cute.reference import grouped_gemm_reference
 from nvfp4_cute.scale_layout import ATOM_BYTES, atom_counts, num_k_blocks
+from nvfp4_cute.select import config_for_rows
 from nvfp4_cute.targets import B200
 
 SF_ATOM_ROWS = 128
@@ -239,17 +239,10 @@ def check_device_groups(
             sizes,
             factors,
             view,
-            config or _config(rows, num_groups, ragged, n),
+            config or config_for_rows(-(-rows // num_groups) if ragged else rows, n),
         ),
         result,
     )
-
-
-def _config(rows: int, num_groups: int, ragged: bool, n: int) -> KernelConfig:
-    """Tokens on the MMA's N side, in the smallest tile that holds a group of mean size; pairs where weights fill them."""
-    mean_rows = -(-rows // num_groups) if ragged else rows
-    tile_n = next((tile for tile in TILES_N if tile >= mean_rows), TILES_N[-1])
-    return KernelConfig((128, tile_n, 256), use_2cta_instrs=n > 128, swap_ab=True)
 
 
 def _factors(alpha, num_groups: int, device: torch.device) -> torch.Tensor | None:

@@ -1,0 +1,138 @@
+"""Problem and GPU -> config: every candidate's time is estimated from its schedule, and the least is taken.
+
+An estimate adds up what cannot overlap: the start, the work of the busiest CTA or pair (never less than what memory
+delivers to all of them), and the last tile's epilogue. It ranks configs; ``modelled.modelled_time`` predicts times.
+"""
+
+from dataclasses import dataclass, replace
+
+from nvfp4_cute.arch import family_of, sm100
+from nvfp4_cute.arch.sm100 import EPI_TILE_N, MMA_N_STEP, TILES_N, smem_plan
+from nvfp4_cute.config import KernelConfig
+from nvfp4_cute.problem import GroupedProblem
+from nvfp4_cute.schedule import TileSchedule, WorkTile, make_schedule
+from nvfp4_cute.targets import B200
+
+# Cycles and bytes a cycle, read off modelled launches of the sm_100a kernel (``modelled.modelled_time`` on a B200).
+START_CYCLES = 600  # from the kernel's start to the first TMA
+PAIR_START_CYCLES = 900  # cluster barriers at the start and at the end
+MEMORY_LATENCY_CYCLES = 1500  # from the first TMA to its data, with every SM asking
+LOAD_BYTES_PER_CYCLE = 95  # what TMA brings to one SM
+L2_BYTES_PER_CYCLE = 14000  # what L2 gives to all SMs
+ROW_SLICE_CYCLES = 270  # the epilogue of 32 columns whose thread stores a run of its own
+LANE_SLICE_CYCLES = 560  # and where the lanes of a warp store runs together
+MMA_CYCLES, MMA_COLUMNS_PER_CYCLE = (
+    44,
+    2,
+)  # of one MMA: at least, and per column (PTX facts: 64 cycles for 128)
+MMAS_PER_K_TILE = 4
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """What one config would take, in SM cycles.
+
+    Attributes:
+        config: with the number of CTAs that deals its tiles evenly.
+        start: until the first load is issued.
+        memory: until memory has delivered every operand once, at the rate that the GPU reaches, or L2 what the SMs ask.
+        busiest: loads, MMAs or epilogues of the CTA or pair with the most work, whichever takes longest.
+        tail: the last tile's epilogue.
+        waves: tiles of the busiest.
+    """
+
+    config: KernelConfig
+    start: float
+    memory: float
+    busiest: float
+    tail: float
+    waves: int
+
+    @property
+    def cycles(self) -> float:
+        """All of it."""
+        return self.start + max(self.memory, self.busiest) + self.tail
+
+    def __str__(self) -> str:
+        """One line of ``bench --explain``."""
+        bound = "memory" if self.memory >= self.busiest else "the busiest CTA"
+        return (
+            f"{self.config.to_name():34} {self.cycles:8.0f} cycles: start {self.start:.0f}, memory {self.memory:.0f}, "
+            f"busiest {self.busiest:.0f} in {self.waves} waves, last epilogue {self.tail:.0f}; bound by {bound}"
+        )
+
+
+def choose_config(problem: GroupedProblem, arch: str, num_sms: int) -> KernelConfig:
+    """The config to compute a list-form problem with. Raises UnsupportedTarget for an ``arch`` without a kernel."""
+    if arch not in sm100.ARCHS:
+        return family_of(arch).DEFAULT_CONFIG
+    return estimates(problem, num_sms)[0].config
+
+
+def estimates(problem: GroupedProblem, num_sms: int) -> list[Estimate]:
+    """Every candidate of the sm_100 family, the best first; equal ones in the order of the family's table."""
+    found = [estimate(config, problem, num_sms) for config in sm100.CANDIDATES]
+    return sorted(found, key=lambda candidate: candidate.cycles)
+
+
+def explain(problem: GroupedProblem, num_sms: int) -> str:
+    """Why a config was chosen: a line for each candidate of the sm_100 family, the chosen one first."""
+    return "\n".join(map(str, estimates(problem, num_sms)))
+
+
+def estimate(config: KernelConfig, problem: GroupedProblem, num_sms: int) -> Estimate:
+    """The estimate of one config of the sm_100 family."""
+    num_clusters = num_sms // config.cluster_size
+    schedule = make_schedule(problem.sizes, config.work_tile_mnk, num_clusters)
+    # As few as finish at the same time: the work is dealt evenly.
+    num_clusters = max(-(-schedule.num_tiles // max(schedule.waves, 1)), 1)
+    schedule = make_schedule(problem.sizes, config.work_tile_mnk, num_clusters)
+    across_lanes = problem.out_m_major != config.swap_ab
+    slice_cycles = LANE_SLICE_CYCLES if across_lanes else ROW_SLICE_CYCLES
+    shares, loaded = [0.0], 0.0
+    for cluster in range(schedule.num_cta):
+        tiles = list(schedule.tiles_of_cta(cluster))
+        shares.append(sum(_tile_cycles(config, schedule, tile, slice_cycles) for tile in tiles))
+        loaded += sum(tile.k_tile_cnt * _k_tile_bytes(config, schedule, tile) for tile in tiles)
+    every_tile = map(schedule.work_tile, range(schedule.num_tiles))
+    widest = max((_columns(config, schedule, tile) for tile in every_tile), default=0)
+    memory = schedule.hbm_bytes / (B200.floor_bandwidth_bytes_per_s / B200.clock_hz)
+    l2 = loaded * config.cluster_size / L2_BYTES_PER_CYCLE
+    return Estimate(
+        replace(config, num_cta=num_clusters * config.cluster_size),
+        START_CYCLES + (PAIR_START_CYCLES if config.use_2cta_instrs else 0),
+        MEMORY_LATENCY_CYCLES + max(memory, l2),
+        max(shares),
+        widest / EPI_TILE_N * slice_cycles,
+        schedule.waves,
+    )
+
+
+def _columns(config: KernelConfig, schedule: TileSchedule, tile: WorkTile) -> int:
+    """Columns of the tile's MMAs: the rows of its N side, rounded up."""
+    m, n, _ = schedule.sizes[tile.group_idx]
+    extent, index = (m, tile.tile_m_idx) if config.swap_ab else (n, tile.tile_n_idx)
+    tile_n = config.cta_tile_shape_mnk[1]
+    return min(-(-(extent - index * tile_n) // MMA_N_STEP) * MMA_N_STEP, tile_n)
+
+
+def _k_tile_bytes(config: KernelConfig, schedule: TileSchedule, tile: WorkTile) -> int:
+    """What one CTA loads for a K tile."""
+    smem, rows_n = smem_plan(config), _columns(config, schedule, tile) // config.cluster_size
+    return smem.stage_bytes - smem.b_stage_bytes + rows_n * config.cta_tile_shape_mnk[2] // 2
+
+
+def _tile_cycles(config: KernelConfig, schedule: TileSchedule, tile: WorkTile, slice_cycles: float) -> float:
+    """What the slowest of the three roles needs for a tile: they overlap."""
+    columns = _columns(config, schedule, tile)
+    mma = MMAS_PER_K_TILE * max(MMA_CYCLES, columns / MMA_COLUMNS_PER_CYCLE)
+    load = _k_tile_bytes(config, schedule, tile) / LOAD_BYTES_PER_CYCLE
+    return max(tile.k_tile_cnt * max(load, mma), columns / EPI_TILE_N * slice_cycles)
+
+
+def config_for_rows(mean_rows: int, n: int) -> KernelConfig:
+    """The config of a problem whose group sizes only the device knows: tokens on the N side, in the smallest tile that
+    holds a group of mean size; a pair where the weights fill it.
+    """
+    tile_n = next((tile for tile in TILES_N if tile >= mean_rows), TILES_N[-1])
+    return KernelConfig((128, tile_n, 256), use_2cta_instrs=n > 128, swap_ab=True)

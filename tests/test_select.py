@@ -1,0 +1,71 @@
+"""The config that is chosen: what the estimates say, on the competition's problems and at the edges."""
+
+import pytest
+import torch
+
+from nvfp4_cute.arch import sm100, sm120
+from nvfp4_cute.problem import GroupedProblem
+from nvfp4_cute.problems.nvfp4_group_gemm.spec import BENCHMARKS
+from nvfp4_cute.schedule import make_schedule
+from nvfp4_cute.select import choose_config, config_for_rows, estimates, explain
+
+NUM_SMS = 148
+
+
+def problem(sizes, out_m_major=False):
+    return GroupedProblem(tuple(sizes), "list", torch.float16, False, out_m_major)
+
+
+@pytest.mark.parametrize("config", sm100.CANDIDATES, ids=str)
+def test_every_candidate_can_be_built(config):
+    assert sm100.unsupported_reason(config) is None
+
+
+@pytest.mark.parametrize("case", BENCHMARKS, ids=lambda case: str(case.sizes[0][1:]))
+@pytest.mark.parametrize("out_m_major", [False, True])
+def test_work_of_the_competition_is_dealt_evenly(case, out_m_major):
+    """Tiles of the busiest CTA over the mean of all that are launched; and no tile is worked on twice."""
+    chosen = choose_config(problem(case.sizes, out_m_major), "sm_100a", NUM_SMS)
+    schedule = make_schedule(case.sizes, chosen.work_tile_mnk, chosen.num_cta // chosen.cluster_size)
+    assert schedule.imbalance <= 1.12
+    assert chosen.num_cta <= NUM_SMS
+    assert chosen.num_cta == schedule.num_cta * chosen.cluster_size
+
+
+def test_few_tokens_go_to_the_fine_side():
+    """Decoding: 8 tokens an expert fill a quarter of the smallest tile, and an eighth of a tile's M side."""
+    config = choose_config(problem([(8, 4096, 7168)] * 32), "sm_100a", NUM_SMS)
+    assert config.swap_ab and config.cta_tile_shape_mnk[1] <= 64
+
+
+def test_contiguous_columns_prefer_tokens_on_the_fine_side():
+    """Where columns are contiguous and the weights' rows are the MMA's, a thread stores a run of its own."""
+    sizes = [(128, 4096, 1536), (384, 4096, 1536)]
+    assert choose_config(problem(sizes, out_m_major=True), "sm_100a", NUM_SMS).swap_ab
+    assert not choose_config(problem(sizes), "sm_100a", NUM_SMS).swap_ab
+
+
+def test_estimates_are_sorted_and_explained():
+    found = estimates(problem([(300, 512, 1024)]), NUM_SMS)
+    assert [e.cycles for e in found] == sorted(e.cycles for e in found)
+    assert len(found) == len(sm100.CANDIDATES)
+    lines = explain(problem([(300, 512, 1024)]), NUM_SMS).splitlines()
+    assert lines[0].startswith(found[0].config.to_name()) and "bound by" in lines[0]
+
+
+def test_a_problem_without_tiles_has_a_config():
+    assert choose_config(problem([(0, 64, 256)]), "sm_100a", NUM_SMS).num_cta >= 1
+
+
+def test_other_families_have_one_config():
+    assert choose_config(problem([(64, 64, 256)]), "sm_120a", 170) == sm120.DEFAULT_CONFIG
+
+
+@pytest.mark.parametrize(
+    ("rows", "tile_n"), [(1, 32), (32, 32), (33, 64), (128, 128), (190, 192), (5000, 256)]
+)
+def test_unknown_sizes_are_planned_for_their_mean(rows, tile_n):
+    config = config_for_rows(rows, 4096)
+    assert config.cta_tile_shape_mnk[1] == tile_n and config.swap_ab and config.use_2cta_instrs
+    assert sm100.unsupported_reason(config) is None
+    assert not config_for_rows(rows, 128).use_2cta_instrs
