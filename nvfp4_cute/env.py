@@ -12,12 +12,18 @@ BACKENDS = ("auto", "cuda", "emulator", "reference")
 
 @dataclass(frozen=True)
 class Variable:
-    """One environment variable: its name, the value it has when unset or empty, what it does, what it may hold."""
+    """One environment variable.
+
+    Attributes:
+        name, effect: for people.
+        default: the value when it is unset or empty.
+        choices: what it may hold; empty for a path.
+    """
 
     name: str
     default: str
     effect: str
-    choices: tuple[str, ...]
+    choices: tuple[str, ...] = ()
 
     def read(self) -> str:
         """Return the value in force.
@@ -25,7 +31,7 @@ class Variable:
         Raises: ValueError if the environment holds something that is not one of `choices`.
         """
         value = os.environ.get(self.name) or self.default
-        if value not in self.choices:
+        if self.choices and value not in self.choices:
             raise ValueError(
                 f"{self.name}={value!r} is not one of {', '.join(self.choices)}; unset it or choose one"
             )
@@ -38,7 +44,12 @@ BACKEND = Variable(
     effect='where an operation called with backend="auto" runs; auto means by the device of its tensors',
     choices=BACKENDS,
 )
-VARIABLES = (BACKEND,)
+CUTLASS = Variable(
+    name="NVFP4_CUTE_CUTLASS",
+    default="",
+    effect="folder of a CUTLASS checkout, whose examples the long tests then run on the emulator",
+)
+VARIABLES = (BACKEND, CUTLASS)
 
 
 def backend() -> str:
@@ -76,6 +87,12 @@ def take_popcorn_seed() -> int | None:
     return int(value) if value else None
 
 
+def cutlass_checkout() -> Path | None:
+    """Return the folder that NVFP4_CUTE_CUTLASS names, None if it is not set."""
+    value = CUTLASS.read()
+    return Path(value).expanduser() if value else None
+
+
 def describe() -> str:
     """Describe every variable for people: name, what it is set to, choices, default, and effect."""
     lines = []
@@ -83,5 +100,8 @@ def describe() -> str:
         setting = os.environ.get(variable.name)
         lines.append(f"{variable.name}={setting}" if setting else f"{variable.name} (not set)")
         lines.append(f"    {variable.effect}")
-        lines.append(f"    one of {', '.join(variable.choices)}; default {variable.default}")
+        if variable.choices:
+            lines.append(f"    one of {', '.join(variable.choices)}; default {variable.default}")
+        else:
+            lines.append(f"    a path; default {variable.default or 'none'}")
     return "\n".join(lines)

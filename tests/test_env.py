@@ -43,3 +43,11 @@ def test_describe_survives_a_wrong_setting(monkeypatch):
     """doctor must be able to show the very setting that breaks everything else."""
     monkeypatch.setenv("NVFP4_CUTE_BACKEND", "nonsense")
     assert "NVFP4_CUTE_BACKEND=nonsense" in env.describe()
+
+
+def test_checkout_of_cutlass(monkeypatch):
+    monkeypatch.delenv("NVFP4_CUTE_CUTLASS", raising=False)
+    assert env.cutlass_checkout() is None
+    assert "NVFP4_CUTE_CUTLASS (not set)" in env.describe() and "a path; default none" in env.describe()
+    monkeypatch.setenv("NVFP4_CUTE_CUTLASS", "/some/where")
+    assert str(env.cutlass_checkout()) == "/some/where"

@@ -1,0 +1,102 @@
+"""The table of public kernels: what counts as passing, what is recorded; and, if NVFP4_CUTE_CUTLASS is set, its scripts."""
+
+import pytest
+
+from nvfp4_cute import env
+from nvfp4_cute.bench import public_cases, public_kernels
+from nvfp4_cute.bench.public_kernels import Result
+
+CASES = (public_cases.Case("good.py", "sm_100a", "--mnk 1,2,3"), public_cases.Case("bad.py", "sm_90a"))
+VERDICTS = {"good.py": "pass", "bad.py": "FAIL"}
+
+
+@pytest.fixture
+def checkout(tmp_path, monkeypatch):
+    """A checkout of two scripts, of which the second fails; runs are counted, not made."""
+    (tmp_path / public_cases.EXAMPLES).mkdir(parents=True)
+    (tmp_path / "CHANGELOG.md").write_text(
+        "# Changelog\n\n# 4.x\n\n## [4.7.0](https://x) (2026)\n\n## [4.6.0](y)\n"
+    )
+    monkeypatch.setattr(public_kernels, "CASES", CASES)
+    return tmp_path
+
+
+@pytest.fixture
+def runs(monkeypatch):
+    made = []
+
+    def run_one(case, setting, *, folder, sm_count, timeout):
+        made.append((case.script, setting))
+        return Result(VERDICTS[case.script], 1.5, 1000, "what it said")
+
+    monkeypatch.setattr(public_kernels, "run_one", run_one)
+    return made
+
+
+def test_a_failure_is_shown_and_makes_the_exit_code_1(checkout, runs, capsys):
+    assert public_kernels.main([str(checkout)]) == 1
+    assert sorted(runs) == sorted((c.script, s) for c in CASES for s in public_kernels.SETTINGS)
+    out = capsys.readouterr().out
+    assert "what it said" in out and "4 of 8 runs pass" in out and "CUTLASS 4.7.0," in out
+    line = next(line for line in out.splitlines() if line.startswith("sm_90a   bad.py"))
+    assert line.count("FAIL   1.5 s") == 4 and line.endswith("1,000")
+
+
+def test_chosen_scripts_and_settings(checkout, runs, capsys):
+    assert public_kernels.main([str(checkout), "--only", "sm_100a.*1,2", "--settings", "lazy+check"]) == 0
+    assert runs == [("good.py", "lazy+check")]
+    assert public_kernels.main([str(checkout), "--list"]) == 0
+    assert "sm_90a bad.py" in capsys.readouterr().out and len(runs) == 1
+
+
+def test_what_passed_is_not_repeated(checkout, runs, tmp_path):
+    arguments = [str(checkout), "--settings", "eager", "--record", str(tmp_path / "runs.jsonl")]
+    report = tmp_path / "report.md"
+    assert public_kernels.main(arguments) == 1
+    assert public_kernels.main([*arguments, "--save", str(report)]) == 1
+    assert sorted(runs) == [("bad.py", "eager"), ("bad.py", "eager"), ("good.py", "eager")]
+    assert "pass   1.5 s" in report.read_text() and "1 of 2 runs pass" in report.read_text()
+
+
+@pytest.mark.parametrize(
+    "arguments, words",
+    [
+        (["nowhere"], "is no CUTLASS checkout"),
+        (["CHECKOUT", "--only", "nothing"], "no script matches"),
+        (["CHECKOUT", "--settings", "late"], "'late' is not eager, lazy, or random:SEED"),
+    ],
+)
+def test_wrong_arguments(checkout, capsys, arguments, words):
+    with pytest.raises(SystemExit) as stop:
+        public_kernels.main([str(checkout) if a == "CHECKOUT" else a for a in arguments])
+    assert stop.value.code == 2 and words in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "script, verdict, words",
+    [
+        ("raise SystemExit(0)", "pass", ""),
+        ("raise ValueError('wrong result')", "FAIL", "ValueError: wrong result"),
+    ],
+)
+def test_a_script_in_a_process_of_its_own(tmp_path, script, verdict, words):
+    (tmp_path / "script.py").write_text(script)
+    case = public_cases.Case("script.py", "sm_100a")
+    result = public_kernels.run_one(case, "eager", folder=tmp_path, sm_count=2, timeout=100)
+    assert (result.verdict, result.message) == (verdict, words) and result.seconds > 0.1
+
+
+def test_a_script_that_takes_too_long_is_killed(tmp_path):
+    (tmp_path / "script.py").write_text("import time\ntime.sleep(1000)")
+    case = public_cases.Case("script.py", "sm_100a")
+    result = public_kernels.run_one(case, "eager", folder=tmp_path, sm_count=2, timeout=1)
+    assert result.verdict == "killed" and "1 s" in result.message
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(env.cutlass_checkout() is None, reason="NVFP4_CUTE_CUTLASS is not set")
+def test_public_kernels_pass_and_are_clean():
+    assert (
+        public_kernels.main([str(env.cutlass_checkout()), "--settings", "eager+check", "lazy", "random:3"])
+        == 0
+    )
