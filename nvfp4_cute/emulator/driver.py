@@ -18,7 +18,7 @@ from nvfp4_cute.emulator.targets import Device, ptx_arch
 from nvfp4_cute.emulator.tensormap import encode_tiled
 from nvfp4_cute.emulator.timing import Timing, replay
 from nvfp4_cute.emulator.timing_constants import Constants
-from nvfp4_cute.emulator.timing_record import Recorder
+from nvfp4_cute.emulator.timing_record import LaunchTrace, Recorder
 from nvfp4_cute.errors import EmulatorError
 
 Dim3 = tuple[int, int, int]
@@ -128,7 +128,7 @@ def time_ptx(
     recorder = machine.recorder = Recorder(with_data=with_data)
     launch = _launch_of(machine, ptx, entry, grid, block, args, cluster, smem_bytes, True)
     machine.run(launch)
-    return replay(constants, launch, recorder.take(), timeline=timeline)
+    return replay(constants, recorder.take(launch), timeline=timeline)
 
 
 def _launch_of(
@@ -510,8 +510,13 @@ class Emulator:
             EmulatorError: a failure of the kernel.
         """
         self.machine.run(launch)
-        if self._constants is not None and self.machine.recorder is not None:
-            self.timings.append(replay(self._constants, launch, self.machine.recorder.take()))
+        if self.machine.recorder is not None:
+            self.recorded(self.machine.recorder.take(launch))
+
+    def recorded(self, trace: LaunchTrace) -> None:
+        """What took time in a launch that has ended; here its time is modelled."""
+        assert self._constants is not None
+        self.timings.append(replay(self._constants, trace))
 
     def attribute(self, number: int) -> int:
         """Value of a cudaDeviceAttr.

@@ -11,10 +11,10 @@ from dataclasses import dataclass, field
 from heapq import heappop, heappush
 from typing import Any
 
-from nvfp4_cute.emulator.machine import RANK_SHIFT, Launch
+from nvfp4_cute.emulator.machine import RANK_SHIFT
 from nvfp4_cute.emulator.timing_constants import Constants
 from nvfp4_cute.emulator.timing_memory import Memory
-from nvfp4_cute.emulator.timing_record import ClusterTrace, Event, Op, Piece
+from nvfp4_cute.emulator.timing_record import ClusterTrace, Event, LaunchTrace, Op, Piece
 from nvfp4_cute.errors import EmulatorError
 
 SCHEDULERS = 4
@@ -232,11 +232,9 @@ def role_of(events: list[Event]) -> str:
 class Simulation:
     """Replays the clusters of one launch. `run` once."""
 
-    def __init__(
-        self, constants: Constants, launch: Launch, traces: Sequence[ClusterTrace], *, timeline: bool = False
-    ):
-        """`traces`: of all clusters of the launch, in grid order. `timeline`: keep what every warp did when."""
-        self.constants, self.launch = constants, launch
+    def __init__(self, constants: Constants, trace: LaunchTrace, *, timeline: bool = False):
+        """`timeline`: keep what every warp did when."""
+        self.constants, self.trace = constants, trace
         self.memory = Memory(constants)
         self.timeline = timeline
         self.now = self.last = 0.0
@@ -245,11 +243,11 @@ class Simulation:
             first = sum(constants.gpcs[:gpc])
             self._gpcs[gpc] = [_Sm(i, gpc) for i in range(first, first + count)]
         self.sms = [sm for group in self._gpcs for sm in group]
-        self._waiting = deque(traces)
+        self._waiting = deque(trace.clusters)
         self._heap: list[tuple[float, int, Any, tuple[Any, ...]]] = []
         self._sequence = 0
         self._finished: list[_Warp] = []
-        self._per_sm = max(1, launch.resident_ctas(1))
+        self._per_sm = trace.ctas_per_sm
         self._sm_cycles = 1 / constants.sm_bandwidth
         self._handlers = {op: getattr(self, f"_{op.name.lower()}") for op in Op}
         self._roles: dict[int, str] = {}
@@ -730,7 +728,7 @@ class Simulation:
         cycles = self.last + self.constants.launch / 2
         critical = self._critical_path()
         return Timing(
-            self.launch.code.entry.name,
+            self.trace.kernel,
             self.constants,
             cycles,
             self.memory.hbm_bytes,
@@ -795,11 +793,13 @@ def _cause(warp: _Warp, what: str, by: _Warp | None) -> str:
     return what
 
 
-def replay(
-    constants: Constants, launch: Launch, traces: Sequence[ClusterTrace], *, timeline: bool = False
-) -> Timing:
-    """The modelled time of a launch from the traces of its clusters, in grid order."""
-    timing = Simulation(constants, launch, traces, timeline=timeline).run()
-    timing.requested_bytes = sum(trace.loaded for trace in traces)
-    timing.stored_bytes = sum(trace.stored for trace in traces)
+def replay(constants: Constants, trace: LaunchTrace, *, timeline: bool = False) -> Timing:
+    """The modelled time of a recorded launch. `timeline`: keep what every warp did when.
+
+    Raises:
+        EmulatorError: warps wait for what never comes, or a cluster is larger than the GPU's groups of SMs.
+    """
+    timing = Simulation(constants, trace, timeline=timeline).run()
+    timing.requested_bytes = sum(cluster.loaded for cluster in trace.clusters)
+    timing.stored_bytes = sum(cluster.stored for cluster in trace.clusters)
     return timing

@@ -44,7 +44,7 @@ from nvfp4_cute.errors import EmulatorError
 if TYPE_CHECKING:
     from nvfp4_cute.emulator.code import Code
     from nvfp4_cute.emulator.lanes import Warp
-    from nvfp4_cute.emulator.machine import Cluster, Cta
+    from nvfp4_cute.emulator.machine import Cluster, Cta, Launch
     from nvfp4_cute.emulator.tensormap import TensorMap
 
 Event = tuple[Any, ...]
@@ -109,6 +109,15 @@ class ClusterTrace:
 
 
 @dataclass
+class LaunchTrace:
+    """The events of a launch. `ctas_per_sm`: how many an SM holds at a time. `clusters`: in grid order."""
+
+    kernel: str
+    ctas_per_sm: int
+    clusters: list[ClusterTrace]
+
+
+@dataclass
 class Track:
     """What one warp did since its last event, and its events."""
 
@@ -164,10 +173,11 @@ class Recorder:
             self._current.warps.append([warp.track.events for warp in cta.warps])
         self.traces.append(self._current)
 
-    def take(self) -> list[ClusterTrace]:
-        """The traces of the launch that just ended, in grid order; they are forgotten here."""
+    def take(self, launch: "Launch") -> LaunchTrace:
+        """What was recorded of a launch that has ended; it is forgotten here."""
         traces, self.traces = self.traces, []
-        return sorted(traces, key=lambda trace: trace.origin[::-1])
+        clusters = sorted(traces, key=lambda trace: trace.origin[::-1])
+        return LaunchTrace(launch.code.entry.name, launch.resident_ctas(1), clusters)
 
     # ---- asynchronous operations -------------------------------------------------------------------
     def issue(self, warp: "Warp", engine: Engine, effect: Callable[[], Any]) -> None:
