@@ -14,6 +14,7 @@ import numpy as np
 import torch
 
 from nvfp4_cute.bench.capture import Capture
+from nvfp4_cute.emulator.ptx import parse
 
 ALIGN = 512
 
@@ -21,7 +22,6 @@ REPEATS = 31
 FLUSH_BYTES = 256 << 20
 MAX_DYNAMIC_SMEM = 8  # CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
 CLUSTER_DIMENSION = 4  # CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION
-PARAM_POINTER, PARAM_SIZE = 1, 2  # CU_LAUNCH_PARAM_BUFFER_*
 
 driver = ctypes.CDLL("libcuda.so.1")
 
@@ -70,10 +70,9 @@ class Launch:
         first = -raw.ctypes.data % ALIGN
         self.params = raw[first : first + len(captured.params)]
         self.params[:] = captured.moved(captured.params, bases)
-        self.size = ctypes.c_size_t(len(self.params))
-        self.extra = (ctypes.c_void_p * 5)(
-            PARAM_POINTER, self.params.ctypes.data, PARAM_SIZE, ctypes.addressof(self.size), 0
-        )
+        entry = parse(captured.ptx).entries[captured.kernel]
+        addresses = [self.params.ctypes.data + param.offset for param in entry.params]
+        self.arguments = (ctypes.c_void_p * len(addresses))(*addresses)
         self.attribute = Attribute(CLUSTER_DIMENSION, 0, (ctypes.c_uint32 * 16)(*captured.cluster))
         self.config = Config(
             (ctypes.c_uint * 3)(*captured.grid), (ctypes.c_uint * 3)(*captured.block), captured.smem_bytes,
@@ -82,7 +81,7 @@ class Launch:
 
     def run(self) -> None:
         """Launch on the current stream."""
-        call("cuLaunchKernelEx", ctypes.byref(self.config), self.function, None, self.extra)
+        call("cuLaunchKernelEx", ctypes.byref(self.config), self.function, self.arguments, None)
 
 
 def microseconds(launch: Launch, flush: torch.Tensor) -> list[float]:

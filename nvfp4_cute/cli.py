@@ -1,4 +1,4 @@
-"""The command line: `nvfp4-cute demo | check | bench | sol | emulate | export | eval | submit | doctor`. Parses, then calls."""
+"""The command line: `nvfp4-cute demo | check | bench | sol | trace | emulate | export | ... `. Parses, then calls."""
 
 import argparse
 import importlib.metadata
@@ -16,16 +16,27 @@ examples:
   nvfp4-cute check --backend cuda --max-m 4096    random problems on the GPU of this machine
   nvfp4-cute bench competition                    time, floor, and peers of the competition's cases
   nvfp4-cute sol --target B200                    the least possible times of the competition's problems
+  nvfp4-cute trace nvfp4_group_gemm --case 3      the modelled time of a kernel on a B200, and what takes it
   nvfp4-cute emulate gemm.py --mnk 256,256,128    a CuTe DSL script, unmodified, on a virtual B200
   nvfp4-cute export nvfp4_group_gemm              one readable submission.py for the competition's server
   nvfp4-cute eval submission.py --strict          try a submission as that server would, and more strictly
   nvfp4-cute doctor                               what is installed, and what would run where
+"""
+TRACE_EXAMPLES = """\
+examples:
+  nvfp4-cute trace nvfp4_group_gemm                        benchmark case 0 on a B200: time, and what takes it
+  nvfp4-cute trace nvfp4_group_gemm --case 3 -o t.json.gz  and a timeline for https://ui.perfetto.dev
+  nvfp4-cute trace nvfp4_gemv --target h200                another problem and another GPU
+
+Modelled, never measured: the launch is recorded on the emulator and replayed on a model of the GPU, whose figures and
+their sources `nvfp4_cute.timing_constants` holds. The model's error, measured on an H200: bench/results/timing_model.md.
 """
 EMULATE_EXAMPLES = """\
 examples:
   nvfp4-cute emulate gemm.py --mnk 256,256,128             what follows the script belongs to it
   nvfp4-cute emulate --arch sm_120a --stats gemm.py        a GeForce kernel, and a table of its launches
   nvfp4-cute emulate --arch sm_90a --sm-count 4 gemm.py    a Hopper kernel whose persistent grid has 4 CTAs
+  nvfp4-cute emulate --timing b200 gemm.py                 the modelled time of every launch, and what takes it
   nvfp4-cute emulate --check gemm.py                       find races, unwritten bytes, leaks (slower)
   nvfp4-cute emulate --mode lazy gemm.py                   every copy and MMA as late as the memory model allows
 
@@ -57,6 +68,7 @@ CHECK_BACKENDS = ("cuda", "emulator")
 # Named here, too, so that parsing does not load torch; tests compare them with nvfp4_cute.sol and nvfp4_cute.bench.
 BENCH_SUITES = ("competition", "dense", "linear", "experts")
 SOL_PROBLEMS = ("nvfp4_gemv", "nvfp4_gemm", "nvfp4_dual_gemm", "nvfp4_group_gemm")
+TRACE_PROBLEMS = ("nvfp4_gemv", "nvfp4_group_gemm")
 SOL_OPERATIONS = ("gemm", "dual", "w4a16")
 SOL_OUT_FORMATS = ("fp16", "bf16", "fp32", "nvfp4")
 
@@ -88,6 +100,7 @@ def build_parser() -> argparse.ArgumentParser:
     _add_check(verbs)
     _add_bench(verbs)
     _add_sol(verbs)
+    _add_trace(verbs)
     _add_emulate(verbs)
     competition_verbs.add_export(verbs)
     competition_verbs.add_eval(verbs)
@@ -189,6 +202,30 @@ def _add_sol(verbs: argparse._SubParsersAction) -> None:
     sol.set_defaults(run=_run_sol)
 
 
+def _add_trace(verbs: argparse._SubParsersAction) -> None:
+    text = (
+        "Model the time that this package's kernel takes for a benchmark case of a competition problem, print what took "
+        "it (the critical path, and every warp role's stalls by cause), and write a timeline: a process for each SM, a row for "
+        "each warp, TMA and tensor cores."
+    )
+    trace = verbs.add_parser(
+        "trace",
+        help="the modelled time of a kernel, explained, and its timeline",
+        description=text,
+        epilog=TRACE_EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    trace.add_argument("problem", choices=TRACE_PROBLEMS, help="a competition problem")
+    trace.add_argument(
+        "--case", type=int, default=0, help="number of the benchmark case (default %(default)s)"
+    )
+    trace.add_argument("--target", default="B200", metavar="GPU", help="default %(default)s")
+    trace.add_argument(
+        "-o", "--out", type=Path, metavar="FILE", help="write the timeline (.json or .json.gz)"
+    )
+    trace.set_defaults(run=_run_trace)
+
+
 def _add_emulate(verbs: argparse._SubParsersAction) -> None:
     text = (
         "Run a CuTe DSL script that expects a GPU, unmodified: torch tensors on cuda, cute.compile, launches, its own "
@@ -219,6 +256,12 @@ def _add_emulate(verbs: argparse._SubParsersAction) -> None:
         default="eager",
         help="when asynchronous copies and MMAs happen: eager (at issue), lazy (as late as allowed), or random:SEED; "
         "a correct kernel gives one result under all (default %(default)s)",
+    )
+    emulate.add_argument(
+        "--timing",
+        metavar="GPU",
+        help="model the time of every launch on this GPU (b200, rtx5090, h200, ...), whose architecture takes the place of "
+        "--arch; results are computed as without",
     )
     emulate.add_argument(
         "--stats",
@@ -305,6 +348,12 @@ def _sol_matrices(args: argparse.Namespace) -> tuple[int, int, int] | None:
     return None
 
 
+def _run_trace(args: argparse.Namespace) -> int:
+    from nvfp4_cute import trace
+
+    return trace.run(args.problem, args.case, target_name=args.target, out=args.out)
+
+
 def _run_emulate(args: argparse.Namespace) -> int:
     from nvfp4_cute import emulate
 
@@ -315,6 +364,7 @@ def _run_emulate(args: argparse.Namespace) -> int:
         sm_count=args.sm_count,
         mode=args.mode,
         check=args.check,
+        timing=args.timing,
         stats=args.stats,
         traceback=args.traceback,
     )

@@ -13,6 +13,8 @@ from nvfp4_cute.emulator.banks import BankUse
 from nvfp4_cute.emulator.script import Outcome, run_script
 from nvfp4_cute.emulator.virtual_gpu import LaunchRow, VirtualGpu
 from nvfp4_cute.errors import EmulatorError
+from nvfp4_cute.targets import lookup
+from nvfp4_cute.timing_constants import constants_of
 
 NAME_CHARACTERS = 40
 TIMES_NOTE = (
@@ -29,6 +31,7 @@ def run(
     sm_count: int | None = None,
     mode: str = "eager",
     check: bool = False,
+    timing: str | None = None,
     stats: bool = False,
     traceback: bool = False,
 ) -> int:
@@ -39,17 +42,25 @@ def run(
         arch: PTX target of the GPU.  sm_count: its SMs; None takes those of the product.
         mode: when asynchronous operations happen: "eager", "lazy", or "random:SEED".
         check: report hazards (races, bytes that nobody wrote, ...) as failures.
+        timing: GPU on which to model the time of every launch; its architecture and SMs take the place of `arch`.
         stats: print a table of all launches, and one of bank conflicts.  traceback: show where in the script a kernel failure surfaced.
 
     Raises:
         EmulatorError: there is no such script, or no way to launch anything here.  ValueError: unknown mode.
+        UnsupportedTarget: an unknown GPU.
     """
     if not script.is_file():
         raise EmulatorError(f"there is no file `{script}`")
     progress = Progress()
-    gpu = VirtualGpu(arch, sm_count, progress, mode=mode, check=check, count_banks=stats)
+    constants = None
+    if timing is not None:
+        constants = constants_of(lookup(timing))
+        arch, sm_count = constants.arch, constants.num_sms
+    gpu = VirtualGpu(arch, sm_count, progress, mode=mode, check=check, count_banks=stats, timing=constants)
     outcome = run_script(script, arguments, gpu)
     sys.stdout.flush()
+    for modelled in gpu.timings:
+        print(modelled.report(), file=sys.stderr)
     if stats:
         print(launch_table(gpu.launches), file=sys.stderr)
         print(bank_table(gpu.launches), file=sys.stderr)

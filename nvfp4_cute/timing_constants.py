@@ -26,14 +26,15 @@ HOPPER: Figures = {
     ),
     "page_latency": (250, f"{PROBE}: single copies by all SMs at once over those by one"),
     "copy_latency": (67, f"{PROBE}: copy of 128 bytes that L2 holds, less the load's latency"),
-    "tma_issue": (48, f"48 to 65 cycles an instruction and SM, {SEMIANALYSIS}"),
+    "tma_issue": (10, f"{PROBE}: 16 copies of 1 KB one after the other, 126 to 165 cycles"),
+    "tma_reissue": (194, f"{PROBE}: loop of 16 copies of 1 KB, less the last one's latency and the waits"),
     "descriptor_latency": (139, f"{PROBE}: first copy with a tensor map, less the second"),
     "store_latency": (400, f"{PROBE}: bulk store of 2 KB"),
     "cta_start": (336, f"{PROBE}: empty kernel of 17 waves of CTAs with 200 KB, by wave"),
     "fetch": (1.4, f"{PROBE}: straight-line code beyond the instruction cache, 2.4 cycles an instruction"),
     "wait_ready": (40, f"{PROBE}: waits for a phase that has ended, without their branch"),
     "wake": (70, f"{PROBE}: two warps that wake one another, 79 a step with its arrival and branch"),
-    "arrive_remote": (408, f"{PROBE}: two CTAs that wake one another, 487 a step"),
+    "arrive_remote": (215, "207 to 223 for an access of another CTA's shared memory, public microbenchmarks"),
     "cluster_barrier": (400, f"{PROBE}: 412 with its two instructions"),
     "barrier_base": (13, f"{PROBE}: bar.sync of 4, 8, and 12 warps"),
     "barrier_per_warp": (2, f"{PROBE}: bar.sync of 4, 8, and 12 warps"),
@@ -55,6 +56,10 @@ BLACKWELL: Figures = {
         "300 on the near die and 300 more on the far one, public microbenchmarks: their mean",
     ),
     "hbm_latency": (900, "700 to 790 on the near die and 300 more on the far one: their mean"),
+    "hbm_spread": (
+        900,
+        f"copies of 4 to 64 KB by all SMs take 680 to 1840 longer than latency and rate, {SEMIANALYSIS}",
+    ),
     "tma_issue": (48, f"48 to 65 cycles an instruction and SM, {SEMIANALYSIS}"),
     "cluster_barrier": (380, "370 to 395, public microbenchmarks"),
     "arrive_remote": (215, "207 to 223 for an access of another CTA's shared memory, public microbenchmarks"),
@@ -78,8 +83,24 @@ DESKTOP: Figures = {
 
 LAUNCH_US = {
     "H200": (2.75, f"{PROBE}: empty kernel between CUDA events"),
-    "": (2.0, f"about 2 us, {QUICKRUN}; approximate"),
+    "": (2.75, f"H200's, between CUDA events; {QUICKRUN} says about 2 us"),
 }
+CLOCK = {
+    "H200": (
+        1.70e9,
+        f"{PROBE}: all SMs run wgmma on random data (1.80 GHz on zeros; 1.98 GHz without wgmma)",
+    ),
+    "B200": (1.90e9, "1.84 to 1.965 GHz under load, public microbenchmarks: their mean"),
+}
+MEASURED_AT = 1.98e9
+"""Clock at which the probe counted cycles of L2 and memory, whose speeds do not follow the SM clock."""
+
+MEMORY_LATENCIES = ("l2_latency", "hbm_latency", "hbm_spread", "page_latency", "store_latency")
+MEMORY_BANDWIDTHS = ("l2_bandwidth", "l2_write_bandwidth")
+
+TILES = 0.94
+"""Share of the best streaming rate that GEMM-like reads of device memory reach."""
+
 GPCS = {
     "H200": ((18, 18, 18, 18, 18, 16, 16, 10), f"{PROBE}: 66, 30, and 15 clusters of 2, 4, and 8 CTAs fit"),
     "B200": (
@@ -93,31 +114,36 @@ _BY_ARCH = {"sm_90a": HOPPER, "sm_120a": DESKTOP, "sm_121a": DESKTOP}
 def constants_of(target: Target) -> Constants:
     """The timing model's numbers for a GPU. Figures that nobody has published are taken over from the H200, and say so."""
     figures = _BY_ARCH.get(target.arch, BLACKWELL)
-    clock = target.load_clock_hz or target.boost_clock_hz
+    clock, clock_source = CLOCK.get(target.name, (target.boost_clock_hz, "targets: boost clock"))
     launch_us, launch_source = LAUNCH_US.get(target.name, LAUNCH_US[""])
-    gpcs, gpc_source = GPCS.get(target.name, (_even(target.num_sms), "not published: groups of 16 to 20"))
-    bandwidth = target.reached_bandwidth_bytes_per_s
-    hbm_source = "targets: highest measured"
+    gpcs, gpc_source = GPCS.get(target.name, (_even(target.num_sms), "not published: groups of 18 or less"))
+    bandwidth, hbm_source = target.reached_bandwidth_bytes_per_s, "the highest measured (targets)"
     if bandwidth is None:
-        bandwidth, hbm_source = (
-            0.94 * target.bandwidth_bytes_per_s,
-            "0.94 of the theoretical one, as B200 and H200 reach",
-        )
+        bandwidth, hbm_source = 0.96 * target.bandwidth_bytes_per_s, "0.96 of the theoretical one (targets)"
     sources = {name: source for name, (_, source) in figures.items()}
-    sources |= {"launch": launch_source, "gpcs": gpc_source, "hbm_bandwidth": hbm_source}
-    sources |= {name: "targets" for name in ("num_sms", "clock_hz", "l2_bytes", "matrix_rates")}
+    sources |= {
+        "launch": launch_source,
+        "gpcs": gpc_source,
+        "clock_hz": clock_source,
+        "hbm_bandwidth": f"{hbm_source}, times {TILES}: {PROBE}, tiles of 128 rows walked along K",
+        **dict.fromkeys(("num_sms", "l2_bytes", "matrix_rates"), "targets"),
+    }
+    values = {name: float(value) for name, (value, _) in figures.items()}
+    slower = clock / MEASURED_AT if figures is HOPPER else 1.0
+    values |= {name: values[name] * slower for name in MEMORY_LATENCIES}
+    values |= {name: values[name] / slower for name in MEMORY_BANDWIDTHS}
     return Constants(
         name=target.name,
         arch=target.arch,
         num_sms=target.num_sms,
         clock_hz=clock,
         gpcs=gpcs,
-        hbm_bandwidth=bandwidth / clock,
+        hbm_bandwidth=TILES * bandwidth / clock,
         l2_bytes=target.l2_bytes,
         launch=launch_us * 1e-6 * clock,
         matrix_rates=MappingProxyType({name: float(rate) for name, rate in target.rates.items()}),
         sources=MappingProxyType(sources),
-        **{name: float(value) for name, (value, _) in figures.items()},
+        **values,
     )
 
 

@@ -34,10 +34,11 @@ LAYERS = (
     ("backends",),
     ("ops",),
     ("",),  # nvfp4_cute/__init__.py: the public names
+    ("modelled",),
     ("problems",),
     ("bench",),
     ("competition", "competition_verbs"),
-    ("modelled", "check", "demo", "doctor", "emulate", "sol", "cli"),
+    ("trace", "check", "demo", "doctor", "emulate", "sol", "cli"),
 )
 LEAVES = ("errors", "formats", "scale_layout", "config", "launch_table")
 STDLIB_LEAVES = ("errors", "config", "env", "launch_table")

@@ -29,6 +29,7 @@ class Observer:
         mode: when asynchronous operations happen, as ``emulator.driver.Emulator`` takes it.
         check: whether to look for hazards.
         timing: whether to model the time of every launch instead of computing its result.
+        timeline: whether the modelled times say what every warp did when.
         count_banks: whether to count bank conflicts (``stats[i].banks``).
         plans: the plan of every launch, in order.
         stats: statistics of every launch, in order (``emulator.machine.Stats``).
@@ -39,6 +40,7 @@ class Observer:
     mode: str = "eager"
     check: bool = False
     timing: bool = False
+    timeline: bool = False
     count_banks: bool = False
     plans: list[Plan] = field(default_factory=list)
     stats: list[Any] = field(default_factory=list)
@@ -55,6 +57,7 @@ def observe(
     mode: str = "eager",
     check: bool = False,
     timing: bool = False,
+    timeline: bool = False,
     count_banks: bool = False,
 ) -> Iterator[Observer]:
     """Watch the launches that this thread makes on the emulator inside the block.
@@ -62,7 +65,7 @@ def observe(
     ``mode``, ``check`` and ``count_banks`` are how they run; hazards are raised as an EmulatorError. With ``timing``
     their times are modelled, and their results are not computed.
     """
-    observer = Observer(progress, mode, check, timing, count_banks)
+    observer = Observer(progress, mode, check, timing, timeline, count_banks)
     token = _observer.set(observer)
     try:
         yield observer
@@ -79,6 +82,7 @@ def on_emulator(
     count_banks: bool = False,
     target: Target = B200,
     timing: bool = False,
+    timeline: bool = False,
 ) -> Iterator[Emulator]:
     """An emulated GPU, by default a B200, on which CuTe DSL functions compiled inside the block launch.
 
@@ -98,6 +102,7 @@ def on_emulator(
         count_banks=count_banks,
         timing=constants,
         with_data=not timing,
+        timeline=timeline,
     ) as emulator:
         yield emulator
 
@@ -151,6 +156,7 @@ def _emulated(device: torch.device, target: Target) -> Iterator[tuple[Observer, 
         count_banks=observer.count_banks,
         target=target,
         timing=observer.timing,
+        timeline=observer.timeline,
     ) as emulator:
         yield observer, emulator
     observer.stats.append(emulator.stats)

@@ -372,6 +372,7 @@ class Emulator:
         check: bool = False,
         timing: Constants | None = None,
         with_data: bool = True,
+        timeline: bool = False,
         count_banks: bool = False,
     ):
         """`arch`: the PTX target that it runs. `progress`: called with (finished CTAs, all CTAs) during launches.
@@ -379,7 +380,7 @@ class Emulator:
         `mode`: when asynchronous operations happen: "eager", "lazy", or "random:SEED" (see `modes`).
         `check`: look for hazards (see `hazards`), and raise them when a launch has ended.
         `timing`: model the time of every launch on this GPU, in `timings`. `with_data`: False leaves out copies and
-        products meanwhile: the results mean nothing, the times stay.
+        products meanwhile: the results mean nothing, the times stay. `timeline`: keep what every warp did when.
         `count_banks`: count bank conflicts of shared memory, by instruction (`stats.banks`).
 
         Raises:
@@ -389,7 +390,7 @@ class Emulator:
             raise ValueError("times are modelled in eager mode without checks; leave out mode and check")
         self.device = Device(arch, sm_count)
         self.machine = Machine(sm_count, progress=progress, mode=mode, check=check, count_banks=count_banks)
-        self._constants = timing
+        self._constants, self._timeline = timing, timeline
         self.timings: list[Timing] = []
         if timing is not None:
             self.machine.recorder = Recorder(with_data=with_data)
@@ -516,7 +517,7 @@ class Emulator:
     def recorded(self, trace: LaunchTrace) -> None:
         """What took time in a launch that has ended; here its time is modelled."""
         assert self._constants is not None
-        self.timings.append(replay(self._constants, trace))
+        self.timings.append(replay(self._constants, trace, timeline=self._timeline))
 
     def attribute(self, number: int) -> int:
         """Value of a cudaDeviceAttr.

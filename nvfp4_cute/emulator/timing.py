@@ -17,6 +17,7 @@ from nvfp4_cute.emulator.timing_memory import Memory
 from nvfp4_cute.emulator.timing_record import ClusterTrace, Event, LaunchTrace, Op, Piece
 from nvfp4_cute.errors import EmulatorError
 
+NAME_CHARACTERS = 60
 SCHEDULERS = 4
 """Of an SM; warp i belongs to scheduler i mod 4."""
 
@@ -47,7 +48,8 @@ class Timing:
         requested_bytes: loaded from global memory by the instructions, in whole 32-byte sectors.
         sm_busy: cycles that each SM had a CTA.  mma_busy: cycles that its matrix pipes worked.
         stalls: warp cycles by role and cause.  critical: cycles of the critical path by cause.
-        warps: timelines, where they were asked for.
+        lanes, memory_log: the timeline, where it was asked for: rows of spans, and (cycles, bytes) of every read of
+            device memory.
     """
 
     kernel: str
@@ -63,6 +65,7 @@ class Timing:
     stalls: dict[str, dict[str, float]]
     critical: dict[str, float]
     lanes: list["Lane"] = field(default_factory=list)
+    memory_log: list[tuple[float, int]] = field(default_factory=list)
 
     @property
     def us(self) -> float:
@@ -89,7 +92,7 @@ class Timing:
         """What took the time, as text."""
         clock = self.constants.clock_hz / 1e6
         lines = [
-            f"{self.kernel}: {self.us:.2f} us (modelled) on {self.constants.name}",
+            f"{self.kernel[:NAME_CHARACTERS]}: {self.us:.2f} us (modelled) on {self.constants.name}",
             f"  device memory {self.hbm_bytes / 1e6:.2f} MB read, busy {self.hbm_percent:.0f} %; "
             f"L2 {self.l2_bytes / 1e6:.2f} MB; matrix pipes busy {self.mma_percent:.0f} %; "
             f"{sum(map(bool, self.sm_busy))} SMs used, tail {self.tail_us:.2f} us",
@@ -110,11 +113,12 @@ def _shares(cycles: dict[str, float], clock_mhz: float) -> str:
 
 @dataclass
 class Lane:
-    """A row of a timeline: an SM, what the row shows, and its spans."""
+    """A row of a timeline: an SM, what the row shows, its spans, and where it stands among the rows of the SM."""
 
     sm: int
     name: str
     spans: list[Span]
+    order: int = 0
 
 
 # ---- parts of an SM --------------------------------------------------------------------------------------------------
@@ -135,6 +139,8 @@ class _Sm:
         self.ingress = self.egress = self.memory_port = 0.0
         self.mma_busy = self.busy = self.since = 0.0
         self.lines: dict[int, float] = {}
+        self.engine_spans: list[Span] = []
+        self.matrix_spans: list[Span] = []
 
 
 class _Barrier:
@@ -164,7 +170,7 @@ class _Warp:
     """A warp and its place."""
 
     __slots__ = (
-        "async_groups", "cta", "events", "groups", "index", "open_async", "open_stores", "open_wgmma", "passed", "position",
+        "async_groups", "copied", "cta", "events", "groups", "index", "open_async", "open_stores", "open_wgmma", "passed", "position",
         "reads", "role", "scheduler", "sm", "spans", "stores", "tensor_done", "tensor_stored", "wgmmas",
     )  # fmt: skip
 
@@ -175,6 +181,7 @@ class _Warp:
         self.role = ""
         self.spans: list[Span] = []
         self.reads: dict[int, float] = {}
+        self.copied: dict[int, float] = {}
         self.stores: list[float] = []
         self.open_stores = 0.0
         self.wgmmas: list[float] = []
@@ -187,7 +194,7 @@ class _Warp:
 class _Cta:
     """A CTA on its SM."""
 
-    __slots__ = ("barriers", "cluster", "live", "named", "rank", "sm", "start", "warps")
+    __slots__ = ("cluster", "live", "named", "number", "rank", "sm", "start", "warps")
 
     def __init__(self, cluster: "_Cluster", rank: int, sm: _Sm):
         self.cluster, self.rank, self.sm = cluster, rank, sm
@@ -195,6 +202,7 @@ class _Cta:
         self.warps: list[_Warp] = []
         self.live = 0
         self.start = 0.0
+        self.number = 0
 
 
 class _Cluster:
@@ -235,7 +243,7 @@ class Simulation:
     def __init__(self, constants: Constants, trace: LaunchTrace, *, timeline: bool = False):
         """`timeline`: keep what every warp did when."""
         self.constants, self.trace = constants, trace
-        self.memory = Memory(constants)
+        self.memory = Memory(constants, keep_log=timeline)
         self.timeline = timeline
         self.now = self.last = 0.0
         self._gpcs: list[list[_Sm]] = [[] for _ in constants.gpcs]
@@ -245,7 +253,7 @@ class Simulation:
         self.sms = [sm for group in self._gpcs for sm in group]
         self._waiting = deque(trace.clusters)
         self._heap: list[tuple[float, int, Any, tuple[Any, ...]]] = []
-        self._sequence = 0
+        self._sequence = self._started = 0
         self._finished: list[_Warp] = []
         self._per_sm = trace.ctas_per_sm
         self._sm_cycles = 1 / constants.sm_bandwidth
@@ -273,14 +281,14 @@ class Simulation:
             raise EmulatorError("the replay stopped before the launch ended: a wait was never answered")
         return self._result()
 
-    def _place(self, time: float) -> None:
-        """Put waiting clusters on SMs that have room, the emptiest first."""
+    def _place(self, time: float, before: "_Warp | None" = None) -> None:
+        """Put waiting clusters on SMs that have room, the emptiest first. `before`: the warp whose end made it."""
         while self._waiting:
             size = len(self._waiting[0].warps)
             sms = self._room(size)
             if sms is None:
                 return
-            self._start(_Cluster(self._waiting.popleft()), sms, time)
+            self._start(_Cluster(self._waiting.popleft()), sms, time, before)
 
     def _room(self, size: int) -> list[_Sm] | None:
         best: list[_Sm] | None = None
@@ -294,10 +302,12 @@ class Simulation:
                 best, best_load = free[:size], load
         return best
 
-    def _start(self, cluster: _Cluster, sms: list[_Sm], time: float) -> None:
+    def _start(self, cluster: _Cluster, sms: list[_Sm], time: float, before: "_Warp | None") -> None:
         for rank, (sm, warps) in enumerate(zip(sms, cluster.trace.warps, strict=True)):
             cta = _Cta(cluster, rank, sm)
             cta.start = time
+            cta.number = self._started
+            self._started += 1
             if not sm.ctas:
                 sm.since = time
             sm.ctas += 1
@@ -305,7 +315,10 @@ class Simulation:
                 warp = _Warp(cta, index, events)
                 warp.role = self._role(events)
                 cta.warps.append(warp)
-                warp.spans.append(Span(0.0, time, "launch"))
+                if before is None:
+                    warp.spans.append(Span(0.0, time, "launch"))
+                else:
+                    warp.spans.append(Span(self.now, time, "CTA start", before, self.now))
                 self._at(time, self._advance, warp, time)
             cta.live = len(cta.warps)
             cluster.live += cta.live
@@ -345,20 +358,18 @@ class Simulation:
         self._complete_cluster(cluster, time)
         if cta.live:
             return
-        sm = cta.sm
         finished = max([time, *(done for w in cta.warps for done in w.stores)])
         self.last = max(self.last, finished)
         if cluster.live == 0 or len(cluster.ctas) == 1:
             for one in cluster.ctas:
-                self._at(finished, self._free, one.sm)
-        del sm
+                self._at(finished, self._free, one.sm, warp)
 
-    def _free(self, sm: _Sm) -> None:
+    def _free(self, sm: _Sm, last: "_Warp") -> None:
         sm.ctas -= 1
         if not sm.ctas:
             sm.busy += self.now - sm.since
         if self._waiting:
-            self._place(self.now + self.constants.cta_start)
+            self._place(self.now + self.constants.cta_start, last)
 
     def _stall(
         self, warp: _Warp, start: float, end: float, cause: str, by: _Warp | None = None, since: float = 0.0
@@ -505,9 +516,13 @@ class Simulation:
         signals: Any,
         ranks: Any,
         tensor_map: int,
+        instruction: int,
     ) -> float:
-        self._queue_copy(warp.sm, (self._fetch_tile, warp, time, pieces, nbytes, signals, ranks, tensor_map))
-        return time + 4
+        start = max(time, warp.copied.get(instruction, 0.0))
+        self._stall(warp, time, start, "TMA issue")
+        warp.copied[instruction] = start + self.constants.tma_reissue
+        self._at(start, self._queue_copy, warp.sm, (warp, start, pieces, nbytes, signals, ranks, tensor_map))
+        return start + 4
 
     def _queue_copy(self, sm: _Sm, copy: tuple[Any, ...]) -> None:
         sm.copies.append(copy)
@@ -520,8 +535,7 @@ class Simulation:
         if not sm.copies:
             sm.engine_busy = False
             return
-        function, *args = sm.copies.popleft()
-        self._at(self.now + function(sm, *args), self._next_copy, sm)
+        self._at(self.now + self._fetch_tile(sm, *sm.copies.popleft()), self._next_copy, sm)
 
     def _fetch_tile(
         self,
@@ -551,7 +565,10 @@ class Simulation:
             target.ingress = max(target.ingress + nbytes * self._sm_cycles, there)
             done = target.ingress + c.copy_latency
             self._at(done, self._arrived, cluster, place, 0, nbytes, what, warp, issued)
-        return max(c.tma_issue, nbytes * self._sm_cycles)
+        busy = max(c.tma_issue, nbytes * self._sm_cycles)
+        if self.timeline:
+            sm.engine_spans.append(Span(self.now, self.now + busy, what))
+        return busy
 
     def _exchange(self, warp: _Warp, time: float, nbytes: int, signals: Any) -> float:
         end = time + self.constants.arrive_remote + nbytes * self._sm_cycles
@@ -592,6 +609,8 @@ class Simulation:
         sm.last_start, sm.pipe = start, start + interval
         for cta in self._pair(warp, shape[3]):
             cta.sm.mma_busy += interval
+            if self.timeline:
+                cta.sm.matrix_spans.append(Span(start, start + interval, "MMA"))
         return time + 4
 
     def _pair(self, warp: _Warp, cta_group: int) -> Sequence[_Cta]:
@@ -650,6 +669,8 @@ class Simulation:
         sm.matrix[index] = start + interval
         sm.mma_busy += interval / SCHEDULERS
         warp.open_wgmma = start + interval
+        if self.timeline and index == 0:
+            sm.matrix_spans.append(Span(start, start + interval, "MMA"))
         return time + 2
 
     def _commit_wgmma(self, warp: _Warp, time: float) -> float:
@@ -741,6 +762,7 @@ class Simulation:
             {role: dict(causes) for role, causes in stalls.items()},
             critical,
             self._lanes() if self.timeline else [],
+            self.memory.log,
         )
 
     def _critical_path(self) -> dict[str, float]:
@@ -765,7 +787,15 @@ class Simulation:
         return dict(found)
 
     def _lanes(self) -> list[Lane]:
-        return [Lane(w.sm.index, f"warp {w.index}: {w.role}", w.spans) for w in self._finished]
+        lanes = [
+            Lane(w.sm.index, f"warp {w.index}: {w.role} (CTA {w.cta.number})", w.spans, w.cta.number)
+            for w in self._finished
+        ]
+        for sm in self.sms:
+            for name, spans in (("TMA", sm.engine_spans), ("tensor cores", sm.matrix_spans)):
+                if spans:
+                    lanes.append(Lane(sm.index, name, spans, 1 << 30))
+        return lanes
 
 
 def _span_before(spans: list[Span], time: float) -> int:

@@ -30,6 +30,7 @@ class Constants:
         hbm_spread: how much later the last line of a large piece comes than a single line.
         page_latency: first use of a 2 MiB page by a group of SMs.
         copy_latency: what TMA adds.  tma_issue: between two TMA instructions of an SM.
+        tma_reissue: between two executions of the same TMA instruction by a warp, whose registers it reads late.
         descriptor_latency: first use of a tensor map by an SM.
         store_latency: of a bulk store, until its completion is known.
         launch: what an empty kernel takes, as CUDA events measure it; half of it before the first instruction.
@@ -62,6 +63,7 @@ class Constants:
     page_latency: float
     copy_latency: float
     tma_issue: float
+    tma_reissue: float
     descriptor_latency: float
     store_latency: float
     launch: float

@@ -34,7 +34,8 @@ class BlockCost(NamedTuple):
 
 
 # Cycles. Rates: CUDA C++ programming guide, arithmetic instructions (results a clock and SM: 128 -> 1 slot, 64 -> 2,
-# 16 -> 8). Latencies: published microbenchmarks (4 for arithmetic, 24 for shuffles, 29 for shared memory).
+# 16 -> 8). Latencies: published microbenchmarks (4 for arithmetic, 24 for shuffles, 29 for shared memory, 32 for each
+# stmatrix.x4); elect: 4.7 with the instruction that it predicates, bench/h200_probe.cu.
 ALU = InstCost(1, 4)
 FREE = InstCost(0, 0)
 WIDE = InstCost(2, 6)
@@ -59,9 +60,10 @@ _BY_OPCODE: dict[str, InstCost] = {
     **dict.fromkeys(("mul", "mad", "mul24", "mad24", "bfe", "bfi", "popc", "brev", "clz"), MULTIPLY),
     **dict.fromkeys(("bra", "brx", "ret", "exit", "call"), BRANCH),
     **dict.fromkeys(("shfl", "redux"), SHUFFLE),
-    **dict.fromkeys(("vote", "match", "elect", "activemask"), VOTE),
+    "elect": InstCost(1, 4),
+    **dict.fromkeys(("vote", "match", "activemask"), VOTE),
     **dict.fromkeys(("ldmatrix", "movmatrix"), InstCost(4, 33)),
-    "stmatrix": InstCost(4, 4),
+    "stmatrix": InstCost(32, 32),
     "mma": MATRIX,
 }
 _WIDE_TYPES = {"s64", "u64", "b64"}

@@ -26,11 +26,13 @@ class Memory:
     """L2 and device memory, shared by all SMs. Requests come in the order of their times.
 
     A piece is what somebody copies as a whole. L2 holds the pieces used last; a piece under way is waited for, not
-    read twice. Written pieces stay in L2 until they make room.
+    read twice, and requests for a piece that L2 is just answering cost it no bandwidth. Written pieces stay in L2 until they make room.
     """
 
-    def __init__(self, constants: Constants):
-        """Cold and idle."""
+    def __init__(self, constants: Constants, *, keep_log: bool = False):
+        """Cold and idle. `keep_log`: note every read of device memory in `log`."""
+        self.log: list[tuple[float, int]] = []
+        self._keep_log = keep_log
         self.constants = constants
         self._hbm_cycles = 1 / constants.hbm_bandwidth
         self._l2_cycles = 1 / constants.l2_bandwidth
@@ -39,7 +41,7 @@ class Memory:
         self._hbm_free = self._l2_free = self._write_free = 0.0
         self._held: OrderedDict[int, list[float]] = (
             OrderedDict()
-        )  # address -> [bytes, time it is there, dirty]
+        )  # address -> [bytes, time it is there, dirty, reply]
         self._used = 0.0
         self.hbm_bytes = self.l2_bytes = self.written_back = 0
         self.hbm_busy = 0.0
@@ -49,21 +51,24 @@ class Memory:
         address, nbytes = piece
         c = self.constants
         self.l2_bytes += nbytes
-        self._l2_free = max(self._l2_free, now) + nbytes * self._l2_cycles
         held = self._held.get(address)
         if held is not None and held[0] >= nbytes:
             self._held.move_to_end(address)
-            there = held[1]
-            time = max(self._l2_free, there) + c.l2_latency
-            return Reply(time, there <= now, time - now - c.l2_latency)
+            there, served = held[1], held[3]
+            if now >= served:  # else L2 answers this request with an earlier one for the same piece
+                self._l2_free = max(self._l2_free, now) + nbytes * self._l2_cycles
+                served = held[3] = max(self._l2_free, there) + c.l2_latency
+            return Reply(max(served, now + c.l2_latency), there <= now, served - now)
+        self._l2_free = max(self._l2_free, now) + nbytes * self._l2_cycles
         done = self._from_hbm(nbytes, now)
         there = done + c.hbm_latency - c.l2_latency + c.hbm_spread * min(1.0, nbytes / SPREAD_BYTES)
         page = gpc, address >> PAGE_SHIFT
         if page not in self._pages:
             self._pages.add(page)
             there += c.page_latency
-        self._keep(address, nbytes, there, dirty=False, now=now)
         time = max(self._l2_free, there) + c.l2_latency
+        self._keep(address, nbytes, there, dirty=False, now=now)
+        self._held[address][3] = time
         return Reply(time, False, done - now)
 
     def write(self, piece: Piece, now: float) -> float:
@@ -79,6 +84,8 @@ class Memory:
         cycles = nbytes * self._hbm_cycles
         self.hbm_busy += cycles
         self._hbm_free = max(self._hbm_free, now) + cycles
+        if self._keep_log:
+            self.log.append((self._hbm_free, nbytes))
         return self._hbm_free
 
     def _keep(self, address: int, nbytes: int, there: float, *, dirty: bool, now: float) -> None:
@@ -86,10 +93,10 @@ class Memory:
         if old is not None:
             self._used -= old[0]
             dirty = dirty or bool(old[2])
-        self._held[address] = [nbytes, there, dirty]
+        self._held[address] = [nbytes, there, dirty, 0.0]
         self._used += nbytes
         while self._used > self.constants.l2_bytes and len(self._held) > 1:
-            _, (size, _, was_dirty) = self._held.popitem(last=False)
+            _, (size, _, was_dirty, _) = self._held.popitem(last=False)
             self._used -= size
             if was_dirty:
                 self.written_back += int(size)

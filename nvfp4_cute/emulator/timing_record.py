@@ -63,7 +63,9 @@ class Op(IntEnum):
     DROP = 3  # barrier, count
     TX = 4  # barrier, bytes expected (negative: completed)
     WAIT = 5  # barrier, number of completed phases needed
-    LOAD = 6  # pieces, bytes written to shared memory of each target, signals, descriptor
+    LOAD = (
+        6  # pieces, bytes written to shared memory of each target, signals, targets, descriptor, instruction
+    )
     STORE = 7  # pieces, bytes
     EXCHANGE = 8  # bytes, signals: between shared memories of a cluster
     COMMIT_STORES = 9
@@ -128,6 +130,7 @@ class Track:
     fresh: int = 0
     pending: dict[int, int] = field(default_factory=dict)  # register slot -> number of the read that fills it
     reads: int = 0
+    block: int = 0  # the basic block that runs
     polled: tuple[int, int, int] | None = None
 
     def flush(self) -> None:
@@ -253,7 +256,7 @@ def _tile_load(
     cta.machine.stats.tma_load_bytes += 0 if r.with_data else m.tile_bytes * len(boxes)
     noted = tuple(_barrier(owner, at) for owner, at in signals)
     ranks = tuple(target.rank for target in targets)
-    warp.track.add(Op.LOAD, tuple(pieces), nbytes, noted, ranks, m.address)
+    warp.track.add(Op.LOAD, tuple(pieces), nbytes, noted, ranks, m.address, warp.track.block)
     return [(owner, at, nbytes) for owner, at in signals]
 
 
@@ -267,7 +270,7 @@ def _bulk_load(
         pieces = ((src, nbytes),) if nbytes else ()
         r.count(list(pieces))
         cta.machine.stats.tma_load_bytes += 0 if r.with_data else nbytes
-        warp.track.add(Op.LOAD, pieces, nbytes, noted, tuple(t.rank for t in targets), 0)
+        warp.track.add(Op.LOAD, pieces, nbytes, noted, tuple(t.rank for t in targets), 0, warp.track.block)
     return [(owner, at, nbytes) for owner, at in signals]
 
 
@@ -409,9 +412,10 @@ def _accounting(step: Step, start: int, cost: Any) -> Step:
     slots, path, instructions = cost
 
     def run(warp: "Warp") -> Any:
+        track = warp.track
+        track.block = start
         result = step(warp)
         if result is None or result.__class__ is int or result is REGROUP:
-            track = warp.track
             track.slots += slots
             track.path += path
             if start not in track.seen:

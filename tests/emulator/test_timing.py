@@ -1,11 +1,16 @@
 """The timing model: conservation laws, single instructions against published figures, and what a timeline says."""
 
 import dataclasses
+import gzip
+import itertools
+import json
+from collections import defaultdict
 
 import numpy as np
 import pytest
 import small_kernels as small
 
+from nvfp4_cute.emulator import trace
 from nvfp4_cute.emulator.driver import run_ptx, time_ptx
 from nvfp4_cute.emulator.machine import Machine
 from nvfp4_cute.targets import TARGETS, lookup
@@ -13,7 +18,7 @@ from nvfp4_cute.timing_constants import constants_of
 
 B200 = constants_of(lookup("B200"))
 H200 = constants_of(lookup("H200"))
-PIECE, PIECES, CTAS = 16384, 6, 148
+PIECE, PIECES, CTAS = 16384, 6, 40
 
 
 def stream(loads: int, wrap: int = PIECES) -> str:
@@ -76,13 +81,13 @@ def test_more_bandwidth_is_never_slower(field):
 
 
 def test_more_memory_bandwidth_helps_a_kernel_that_streams():
-    slower = dataclasses.replace(B200, hbm_bandwidth=B200.hbm_bandwidth / 8)
+    slower = dataclasses.replace(B200, hbm_bandwidth=B200.hbm_bandwidth / 32)
     assert timed(slower).cycles > 2 * timed(B200).cycles - B200.launch
 
 
 def test_a_second_wave_costs_the_time_of_a_cta():
-    few = dataclasses.replace(B200, num_sms=16, gpcs=(16,))
-    one, two = timed(few, grid=16), timed(few, grid=5 * 16)
+    few = dataclasses.replace(B200, num_sms=4, gpcs=(4,))
+    one, two = timed(few, grid=20), timed(few, grid=40)  # 5 fit on an SM
     assert two.cycles > one.cycles + (PIECE * PIECES / B200.sm_bandwidth)
 
 
@@ -154,3 +159,28 @@ def test_every_figure_has_a_source():
         named = {f.name for f in dataclasses.fields(constants)} - {"name", "arch", "sources"}
         assert named == set(constants.sources)
         assert sum(constants.gpcs) == constants.num_sms
+
+
+# ---- timelines -------------------------------------------------------------------------------------------------------
+def test_timeline_has_a_process_for_each_sm_and_rows_that_do_not_overlap(tmp_path):
+    timing = timed(grid=3, timeline=True)
+    path = tmp_path / "t.json.gz"
+    trace.write(timing, path)
+    events = json.loads(gzip.decompress(path.read_bytes()))["traceEvents"]
+    names = [e["args"]["name"] for e in events if e["name"] == "process_name"]
+    assert len([n for n in names if n.startswith("SM ")]) == 3
+    rows = defaultdict(list)
+    for event in events:
+        if event["ph"] == "X":
+            rows[event["pid"], event["tid"]].append((event["ts"], event["ts"] + event["dur"]))
+    assert len(rows) == 3 * 2  # a warp and the copy engine
+    for spans in rows.values():
+        assert all(end <= start + 1e-3 for (_, end), (start, _) in itertools.pairwise(sorted(spans)))
+    assert max(end for spans in rows.values() for _, end in spans) <= timing.us
+    read = sum(e["args"]["TB/s"] * trace.BUCKET_US * 1e6 for e in events if e["ph"] == "C")
+    assert read == pytest.approx(timing.hbm_bytes, rel=0.01)
+
+
+def test_a_timing_without_a_timeline_cannot_be_drawn():
+    with pytest.raises(ValueError, match="timeline=True"):
+        list(trace.events(timed(grid=1)))
