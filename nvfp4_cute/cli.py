@@ -68,7 +68,6 @@ CHECK_BACKENDS = ("cuda", "emulator")
 # Named here, too, so that parsing does not load torch; tests compare them with nvfp4_cute.sol and nvfp4_cute.bench.
 BENCH_SUITES = ("competition", "dense", "linear", "experts")
 SOL_PROBLEMS = ("nvfp4_gemv", "nvfp4_gemm", "nvfp4_dual_gemm", "nvfp4_group_gemm")
-TRACE_PROBLEMS = ("nvfp4_gemv", "nvfp4_group_gemm")
 SOL_OPERATIONS = ("gemm", "dual", "w4a16")
 SOL_OUT_FORMATS = ("fp16", "bf16", "fp32", "nvfp4")
 
@@ -215,7 +214,7 @@ def _add_trace(verbs: argparse._SubParsersAction) -> None:
         epilog=TRACE_EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    trace.add_argument("problem", choices=TRACE_PROBLEMS, help="a competition problem")
+    trace.add_argument("problem", choices=SOL_PROBLEMS, help="a competition problem")
     trace.add_argument(
         "--case", type=int, default=0, help="number of the benchmark case (default %(default)s)"
     )

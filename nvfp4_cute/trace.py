@@ -1,6 +1,7 @@
 """`nvfp4-cute trace`: the modelled time of a competition case on a GPU, explained, and its timeline for Perfetto."""
 
 from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
 
 from tqdm import tqdm
@@ -22,10 +23,12 @@ def run(problem: str, case: int, *, target_name: str, out: Path | None) -> int:
         out: file of the timeline, compressed if it ends in .gz; None writes none.
 
     Raises:
-        ValueError: there is no such case. UnsupportedTarget: an unknown GPU, or one without a kernel.
+        ValueError: there is no such case, or no kernel for the problem. UnsupportedTarget: an unknown GPU, or one without a kernel.
     """
     target = lookup(target_name)
     package = f"nvfp4_cute.problems.{problem}"
+    if not find_spec(package) or not find_spec(f"{package}.adapter"):
+        raise ValueError(f"this package does not answer {problem} yet: there is no kernel to model")
     cases = import_module(f"{package}.spec").BENCHMARKS
     if not 0 <= case < len(cases):
         raise ValueError(f"{problem} has no benchmark case {case}; it has 0 to {len(cases) - 1}")

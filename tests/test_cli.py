@@ -17,7 +17,7 @@ def test_version(capsys):
     assert capsys.readouterr().out.strip() == doctor.versions()["nvfp4-cute"]
 
 
-@pytest.mark.parametrize("verb", ["", "demo", "check", "sol", "emulate", "doctor"])
+@pytest.mark.parametrize("verb", ["", "demo", "check", "sol", "trace", "emulate", "doctor"])
 def test_help_describes_every_option(verb, capsys):
     with pytest.raises(SystemExit) as stop:
         cli.main([*verb.split(), "--help"])
@@ -25,7 +25,9 @@ def test_help_describes_every_option(verb, capsys):
     text = capsys.readouterr().out
     assert "usage: nvfp4-cute" in text and "%(" not in text
     if not verb:
-        assert all(name in text for name in ("demo", "check", "sol", "emulate", "doctor", "examples:"))
+        assert all(
+            name in text for name in ("demo", "check", "sol", "trace", "emulate", "doctor", "examples:")
+        )
 
 
 def test_examples_of_the_help_text_parse():

@@ -1,0 +1,52 @@
+"""`nvfp4-cute trace`, and modelled times of this package's own kernels."""
+
+import gzip
+import json
+
+import pytest
+import torch
+
+import nvfp4_cute
+from nvfp4_cute import cli, trace
+from nvfp4_cute.modelled import modelled_times
+from nvfp4_cute.speed_of_light import grouped_gemm, physical_floor
+from nvfp4_cute.targets import B200
+
+
+def test_unknown_case_is_refused(capsys):
+    assert cli.main(["trace", "nvfp4_group_gemm", "--case", "9"]) == 1
+    assert "no benchmark case 9" in capsys.readouterr().err
+
+
+def test_problem_without_an_answer_is_refused():
+    with pytest.raises(ValueError, match="does not answer nvfp4_nothing"):
+        trace.run("nvfp4_nothing", 0, target_name="B200", out=None)
+
+
+def test_grouped_gemm_is_never_modelled_faster_than_light():
+    m, n, k = 128, 256, 512
+    operand = lambda rows: torch.full((rows, k // 2), 0x22, dtype=torch.uint8)
+    scales = lambda rows: torch.full((rows * k // 16,), 0x38, dtype=torch.uint8)
+    call = lambda backend: nvfp4_cute.grouped_gemm(
+        [operand(m)], [operand(n)], [scales(m)], [scales(n)], out_dtype=torch.float16, backend=backend
+    )
+    (timing,) = modelled_times(call, B200)
+    work = grouped_gemm([(m, n, k)])
+    assert timing.us >= physical_floor(work, B200).us
+    assert timing.hbm_bytes >= sum(operand.bytes for operand in work.operands if not operand.written)
+    assert timing.requested_bytes >= timing.hbm_bytes
+    assert timing.stored_bytes == 2 * m * n
+
+
+@pytest.mark.slow
+def test_trace_of_a_competition_case(tmp_path, capsys):
+    path = tmp_path / "t.json.gz"
+    assert cli.main(["trace", "nvfp4_group_gemm", "--case", "3", "-o", str(path)]) == 0
+    text = capsys.readouterr().out
+    assert "us (modelled) on B200" in text and "critical path" in text
+    rows = {
+        e["args"]["name"]
+        for e in json.loads(gzip.decompress(path.read_bytes()))["traceEvents"]
+        if e["ph"] == "M"
+    }
+    assert any("MMA" in str(row) for row in rows) and "TMA" in rows and "tensor cores" in rows
