@@ -6,6 +6,7 @@ Times are those between CUDA events around one launch, with L2 full of other, cl
 import ctypes
 import json
 import sys
+from functools import cache
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -23,12 +24,16 @@ FLUSH_BYTES = 256 << 20
 MAX_DYNAMIC_SMEM = 8  # CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
 CLUSTER_DIMENSION = 4  # CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION
 
-driver = ctypes.CDLL("libcuda.so.1")
+
+@cache
+def driver() -> ctypes.CDLL:
+    """The CUDA driver."""
+    return ctypes.CDLL("libcuda.so.1")
 
 
 def call(name: str, *args: Any) -> None:
     """A driver call that must succeed."""
-    status = getattr(driver, name)(*args)
+    status = getattr(driver(), name)(*args)
     if status:
         raise RuntimeError(f"{name}: error {status}")
 
