@@ -376,11 +376,15 @@ class Machine:
         self, launch: Launch, origins: list[tuple[int, int, int]], finished: Callable[[], None]
     ) -> None:
         """Run clusters one after the other; `finished` is called after each."""
-        self.waiting = origins[::-1]
+        shares = [origins]
+        if self.recorder is not None:
+            shares = self.recorder.shares(launch, origins, self.sm_count)
         with np.errstate(all="ignore"):
-            while self.waiting:
-                self._run_cluster(Cluster(self, launch, self.waiting.pop()))
-                finished()
+            for share in shares:
+                self.waiting = share[::-1]
+                while self.waiting:
+                    self._run_cluster(Cluster(self, launch, self.waiting.pop()))
+                    finished()
 
     def cancel_cluster(self) -> tuple[int, int, int] | None:
         """Take the next cluster that has not started out of the grid; its first CTA's coordinates, or None."""

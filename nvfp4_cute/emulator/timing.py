@@ -576,6 +576,12 @@ class Simulation:
             self._at(end, self._arrived, warp.cta.cluster, place, 0, nbytes, "cluster data", warp, time)
         return time + 4
 
+    def _take_over(self, warp: _Warp, time: float, signals: Any, nbytes: int) -> float:
+        end = time + 2 * self.constants.l2_latency
+        for place in signals:
+            self._at(end, self._arrived, warp.cta.cluster, place, 0, nbytes, "work", warp, time)
+        return time + 4
+
     def _store(self, warp: _Warp, time: float, pieces: tuple[Piece, ...], nbytes: int) -> float:
         sm = warp.sm
         sm.egress = max(sm.egress, time) + max(self.constants.tma_issue, nbytes * self._sm_cycles)

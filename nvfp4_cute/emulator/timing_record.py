@@ -20,7 +20,9 @@ from nvfp4_cute.emulator.descriptors import COPY_SHAPES, LOAD_SHAPES, decode_ins
 from nvfp4_cute.emulator.isa import (
     Builder,
     Step,
+    async_store,
     bulk,
+    cluster_launch,
     lane_value,
     merge_lanes,
     mma_sync,
@@ -32,6 +34,7 @@ from nvfp4_cute.emulator.isa import (
     wgmma,
 )
 from nvfp4_cute.emulator.isa import barrier as barriers
+from nvfp4_cute.emulator.isa.cluster_launch import RESPONSE_BYTES
 from nvfp4_cute.emulator.isa.memory import memory_mods
 from nvfp4_cute.emulator.isa.spaces import generic_space
 from nvfp4_cute.emulator.lanes import REGROUP
@@ -47,6 +50,7 @@ if TYPE_CHECKING:
     from nvfp4_cute.emulator.machine import Cluster, Cta, Launch
     from nvfp4_cute.emulator.tensormap import TensorMap
 
+Origin = tuple[int, int, int]
 Event = tuple[Any, ...]
 """An Op and its operands. A barrier is ``rank << 24 | offset``; bytes and counts are ints."""
 
@@ -94,6 +98,7 @@ class Op(IntEnum):
     SLEEP = 32  # nanoseconds
     MATRIX = 33  # mma.sync: (A type, flops)
     ATOMIC = 34  # number, lines
+    TAKE_OVER = 35  # barriers, bytes: the answer to a request for another cluster's work
 
 
 Piece = tuple[int, int]
@@ -181,6 +186,18 @@ class Recorder:
         traces, self.traces = self.traces, []
         clusters = sorted(traces, key=lambda trace: trace.origin[::-1])
         return LaunchTrace(launch.code.entry.name, launch.resident_ctas(1), clusters)
+
+    def shares(self, launch: "Launch", origins: "list[Origin]", sm_count: int) -> "list[list[Origin]]":
+        """Divide the clusters of a launch that steals work: the first of a list will do the work of all.
+
+        On a GPU whoever is free takes the next cluster. Here they run one after the other, so that the first would take
+        everything; they take turns instead.
+        """
+        if not any(inst.opcode == "clusterlaunchcontrol" for inst in launch.code.insts):
+            return [origins]
+        width = launch.cluster[0] * launch.cluster[1] * launch.cluster[2]
+        resident = max(1, launch.resident_ctas(sm_count) // width)
+        return [origins[first::resident] for first in range(min(resident, len(origins)))]
 
     # ---- asynchronous operations -------------------------------------------------------------------
     def issue(self, warp: "Warp", engine: Engine, effect: Callable[[], Any]) -> None:
@@ -289,6 +306,30 @@ def _bulk_store(
     warp.track.add(Op.STORE, ((dst, nbytes),), nbytes)
 
 
+def _take_over(r: Recorder, warp: "Warp", asking: "Cta", ctas: Any, where: int, signal: int) -> None:
+    warp.track.add(Op.TAKE_OVER, tuple(_barrier(cta, signal) for cta in ctas), RESPONSE_BYTES)
+
+
+def _async_store(
+    r: Recorder,
+    warp: "Warp",
+    target: "Cta",
+    offset: int,
+    data: np.ndarray,
+    update: Any,
+    owner: "Cta",
+    at: int,
+) -> None:
+    warp.track.add(Op.EXCHANGE, data.size, (_barrier(owner, at),))
+
+
+def _async_global_store(
+    r: Recorder, warp: "Warp", cta: "Cta", where: int, data: np.ndarray, update: Any
+) -> None:
+    r.count([(where, SECTOR)], stored=True)
+    warp.track.add(Op.WRITE, ((where // LINE * LINE, SECTOR),))
+
+
 def _mma(r: Recorder, warp: "Warp", ctas: Any, form: Any, operands: Any) -> Signals:
     desc = decode_instruction_descriptor(
         operands.idesc, form.kind, cta_group=form.cta_group, scale_block=form.scale_block, ws=form.ws
@@ -336,6 +377,9 @@ _EFFECTS: dict[Any, Callable[..., Signals | None]] = {
     tma.write_boxes: _tile_store,
     bulk.bulk_in: _bulk_load,
     bulk.bulk_out: _bulk_store,
+    cluster_launch.take_over: _take_over,
+    async_store.store_shared: _async_store,
+    async_store.store_global: _async_global_store,
     bulk.copy_lanes: _small_copy,
     bulk.copy_padded: _padded_copy,
     bulk.arrive_after_copies: _small_arrive,

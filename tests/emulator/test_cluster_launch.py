@@ -1,10 +1,14 @@
 """Work stealing: a running cluster cancels clusters that have not started and does their work."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 
-from nvfp4_cute.emulator.driver import run_ptx
+from nvfp4_cute.emulator.driver import run_ptx, time_ptx
 from nvfp4_cute.errors import EmulatorError
+from nvfp4_cute.targets import lookup
+from nvfp4_cute.timing_constants import constants_of
 
 MODULE = ".shared .align 16 .b8 response[16]; .shared .align 8 .b64 bar;"
 TRY = "clusterlaunchcontrol.try_cancel.async.shared::cta.mbarrier::complete_tx::bytes{multicast}.b128 [response], [bar];"
@@ -41,6 +45,16 @@ def test_the_first_cluster_does_all_the_work(ptx_kernel, cluster: int) -> None:
     stats = run_ptx(text, None, (4, 3, 2), 1, [out], cluster=cluster)
     assert out.reshape(-1, cluster).tolist() == [list(range(1, cluster + 1))] * (24 // cluster)
     assert stats.launches == 1
+
+
+def test_resident_clusters_share_the_work_where_times_are_modelled(ptx_kernel) -> None:
+    out = np.zeros((2, 3, 4), np.uint32)
+    constants = dataclasses.replace(constants_of(lookup("B200")), num_sms=1, gpcs=(1,))
+    body = BODY.format(**{"try": TRY.format(multicast=""), "query": QUERY})
+    text = ptx_kernel(body, declarations=".reg .b128 %q;", module=MODULE)
+    timing = time_ptx(constants, text, None, (4, 3, 2), 1, [out], smem_bytes=100 << 10)  # two fit
+    assert len(np.unique(out)) == 2
+    assert timing.cycles > constants.launch + 12 * 2 * constants.l2_latency
 
 
 def test_misaligned_response(ptx_kernel) -> None:

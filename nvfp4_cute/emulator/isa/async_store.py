@@ -62,11 +62,11 @@ def async_store(inst: Inst, b: Builder) -> Step:
             raise AlignmentFault(f"{inst.opcode} to address {where:#x}: must be a multiple of {data.size}")
         cta = warp.cta
         if to_global:
-            cta.issue(warp, Engine.COPY, partial(_to_global, cta, where, data, update))
+            cta.issue(warp, Engine.COPY, partial(store_global, cta, where, data, update))
             return
         target, offset = any_shared(cta, where)
         owner, at = signalled(cta, [target], rest[count], False, False)[0]
-        cta.issue(warp, Engine.COPY, partial(_to_shared, target, offset, data, update, owner, at))
+        cta.issue(warp, Engine.COPY, partial(store_shared, target, offset, data, update, owner, at))
 
     return per_thread(run, [address, *values, *barrier])
 
@@ -76,16 +76,18 @@ def _combine(operation: str, type_: str, old: np.ndarray, new: np.ndarray) -> np
     return integer_updater(ATOMIC[operation], type_)(old.view(dtype), new.view(dtype)).view(np.uint8)
 
 
-def _to_global(cta: "Cta", where: int, data: np.ndarray, update: Update) -> None:
+def store_global(cta: "Cta", where: int, data: np.ndarray, update: Update) -> None:
+    """Store or combine into global memory."""
     memory = cta.machine.memory.view(where, data.size, write=True)
     if cta.machine.checker is not None:
         cta.machine.checker.write_global(np.array([where], np.int64), data.size, atomic=True)
     memory[:] = data if update is None else update(memory.copy(), data)
 
 
-def _to_shared(
+def store_shared(
     target: "Cta", offset: int, data: np.ndarray, update: Update, owner: "Cta", barrier: int
 ) -> None:
+    """Store or combine into shared memory, and signal the mbarrier."""
     target.smem.check(offset, data.size)
     checker = target.machine.checker
     if checker is not None:

@@ -1,5 +1,7 @@
 """clusterlaunchcontrol: a running cluster takes over one that has not started (PTX ISA 9.7.13.17)."""
 
+from collections.abc import Sequence
+from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -13,7 +15,7 @@ from nvfp4_cute.emulator.shadow import byte_range
 from nvfp4_cute.errors import EmulatorError
 
 if TYPE_CHECKING:
-    from nvfp4_cute.emulator.machine import Warp
+    from nvfp4_cute.emulator.machine import Cta, Warp
 
 RESPONSE_BYTES = 16
 CANCELED_BIT = 64
@@ -30,7 +32,7 @@ def try_cancel(inst: Inst, b: Builder) -> Step:
     response, barrier = b.address(inst.operands[0]), b.address(inst.operands[1])
 
     def step(warp: "Warp") -> None:
-        cluster, machine = warp.cta.cluster, warp.cta.machine
+        cluster = warp.cta.cluster
         for lane in warp.active_lanes():
             _, where = barrier_place(warp, "shared::cta", lane_value(response(warp), lane))
             if where % RESPONSE_BYTES:
@@ -38,20 +40,23 @@ def try_cancel(inst: Inst, b: Builder) -> Step:
             _, signal = barrier_place(warp, "shared::cta", lane_value(barrier(warp), lane))
             ctas = cluster.ctas if everywhere else [warp.cta]
 
-            def effect(where: int = where, signal: int = signal, ctas: list = ctas) -> None:
-                first = machine.cancel_cluster()
-                x, y, z = first or (0, 0, 0)
-                words = np.array([x, y | z << 16, first is not None, 0], np.uint32)
-                for cta in ctas:
-                    if machine.checker is not None:
-                        stamp = machine.checker.signalled(cta, signal)
-                        machine.checker.write_shared(cta, byte_range(where, RESPONSE_BYTES), stamp=stamp)
-                    cta.smem.write(where, words.view(np.uint8))
-                    cta.mbarrier(signal).complete_tx(RESPONSE_BYTES)
-
-            warp.cta.issue(warp, Engine.COPY, effect)
+            warp.cta.issue(warp, Engine.COPY, partial(take_over, warp.cta, ctas, where, signal))
 
     return step
+
+
+def take_over(asking: "Cta", ctas: "Sequence[Cta]", where: int, signal: int) -> None:
+    """Take the next cluster out of the grid, and tell CTAs of the asking cluster at an offset of their shared memory."""
+    checker = asking.machine.checker
+    first = asking.machine.cancel_cluster()
+    x, y, z = first or (0, 0, 0)
+    words = np.array([x, y | z << 16, first is not None, 0], np.uint32)
+    for cta in ctas:
+        if checker is not None:
+            stamp = checker.signalled(cta, signal)
+            checker.write_shared(cta, byte_range(where, RESPONSE_BYTES), stamp=stamp)
+        cta.smem.write(where, words.view(np.uint8))
+        cta.mbarrier(signal).complete_tx(RESPONSE_BYTES)
 
 
 @handler("clusterlaunchcontrol.query_cancel")
