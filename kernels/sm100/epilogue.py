@@ -17,11 +17,15 @@ from nvfp4_cute.arch.sm100 import EPI_TILE_N, MMA_CTA_M, TmemMap
 from nvfp4_cute.config import KernelConfig
 
 from ..common.group_table import select_slot
+from ..common.warp_schedule import WARP_SIZE
 from .sides import mma_columns, mma_sides
 
 # Widths of a thread's store: sm_100 writes a whole 32-byte sector at once; rows of odd pitches start in mid-sector.
 WIDE_STORE_BYTES = 32
 STORE_BYTES = 16
+WORD_BYTES = 4
+# Byte permutations of (own, neighbour's) words: both lower halves, or both upper ones with the neighbour's first.
+PICK_LOWER, PICK_UPPER = 0x5410, 0x3276
 # Tensor-memory addresses: the lane in the upper half, the column in the lower.
 LANE_STRIDE = 1 << 16
 
@@ -111,6 +115,13 @@ def run_epilogue(args: EpilogueArgs, first_tile: Int32, stride: Int32):
         address = select_slot(args.outputs.addresses, tile.slot) + offset * item_bytes
         alpha = _load_alpha(args.outputs, tile.slot)
         num_valid = n_side.extent - n_side.first_row
+        # Two lanes may store two rows as one word where the whole warp has rows and words are aligned.
+        pitch_bytes = Int64(pitch) * item_bytes
+        in_pairs = False
+        if cutlass.const_expr(across_lanes and item_bytes == 2):
+            lane = cute.arch.lane_idx()
+            aligned = (address - lane * item_bytes) % WORD_BYTES == 0 and pitch_bytes % WORD_BYTES == 0
+            in_pairs = aligned and row - lane + WARP_SIZE <= m_side.extent
         # Accumulators that share columns: the first one's are its last, the second one's its first.
         first_slice, slice_step = Int32(0), Int32(1)
         if cutlass.const_expr(tmem.overlap_cols):
@@ -137,13 +148,15 @@ def run_epilogue(args: EpilogueArgs, first_tile: Int32, stride: Int32):
                     with cute.arch.elect_one():
                         stage.release()
                 tTR_rOut.store((tTR_rAcc[i % 2].load().reshape(EPI_TILE_N) * alpha).to(args.out_dtype))
-                if row < m_side.extent:
-                    slice_address = address + Int64(slice_idx * EPI_TILE_N) * pitch_n * item_bytes
-                    valid = num_valid - slice_idx * EPI_TILE_N
-                    if cutlass.const_expr(across_lanes):
-                        _store_column_elements(tTR_rOut, slice_address, Int64(pitch) * item_bytes, valid)
-                    else:
-                        _store_run(tTR_rOut, slice_address, valid)
+                slice_address = address + Int64(slice_idx * EPI_TILE_N) * pitch_n * item_bytes
+                valid = num_valid - slice_idx * EPI_TILE_N
+                if cutlass.const_expr(across_lanes):
+                    if in_pairs:
+                        _store_column_pairs(tTR_rOut, slice_address, pitch_bytes, valid)
+                    elif row < m_side.extent:
+                        _store_column_elements(tTR_rOut, slice_address, pitch_bytes, valid)
+                elif row < m_side.extent:
+                    _store_run(tTR_rOut, slice_address, valid)
         acc_idx = acc_idx + 1 if acc_idx + 1 < tmem.num_acc_stage else Int32(0)
         cursor = groups.next_cursor(cursor, stride, config.work_tile_mnk)
 
@@ -162,6 +175,26 @@ def _load_alpha(outputs: OutputTable, slot: Int32) -> Float32:
             idx = select_slot(outputs.group_indices, slot)
         alpha = cute.make_tensor(outputs.alpha + idx, cute.make_layout(1))[0]
     return alpha
+
+
+@cute.jit
+def _store_column_pairs(values: cute.Tensor, address: Int64, pitch_bytes: Int64, num_valid: Int32):
+    """Store the first ``num_valid`` of EPI_TILE_N 16-bit values, each in a column of its own, with half the stores.
+
+    Lanes 2i and 2i + 1 exchange values of columns 2j and 2j + 1: then each has both rows of one of the two columns.
+    """
+    is_odd = cute.arch.lane_idx() % 2
+    selector = PICK_UPPER if is_odd == 1 else Int32(PICK_LOWER)
+    words = cute.recast_tensor(values, Int32)
+    first_row = address - is_odd * 2
+    for i in cutlass.range_constexpr(cute.size(words)):
+        word = Int32(cute.arch.prmt(words[i], cute.arch.shuffle_sync_bfly(words[i], 1), selector))
+        column = 2 * i + is_odd
+        if column < num_valid:
+            ptr = cute.make_ptr(
+                Int32, first_row + column * pitch_bytes, cute.AddressSpace.gmem, assumed_align=WORD_BYTES
+            )
+            cute.make_tensor(ptr, cute.make_layout(1))[0] = word
 
 
 @cute.jit

@@ -30,8 +30,8 @@ CANDIDATES = (
     ),
 )
 SMEM_CAPACITY_BYTES = 227 * 1024
-# Barriers, the tensor-memory address, and the gaps that aligning the operand buffers to 1024 bytes leaves.
-SMEM_RESERVED_BYTES = 4096
+# Barriers and the tensor-memory address; operand buffers come first and are whole multiples of their alignment.
+SMEM_RESERVED_BYTES = 2048
 TMEM_COLS = 512
 MMA_INST_K = 64
 # Rows of the M side that one CTA holds: the lanes of tensor memory.

@@ -1,0 +1,45 @@
+"""Registers, shared memory and tensor memory of every config that the sm_100 family chooses from, on every architecture.
+
+``python -m nvfp4_cute.bench.sm100_configs`` compiles them (minutes, no GPU) and prints the table of sm100_configs.md.
+"""
+
+from collections.abc import Iterator, Sequence
+
+import torch
+from tqdm import tqdm
+
+from nvfp4_cute.arch import sm100
+from nvfp4_cute.compile import KernelKey, compile_kernel
+from nvfp4_cute.config import KernelConfig
+
+NUM_GROUPS = 8
+HEADER = (
+    "| arch | config | registers | stack bytes | code bytes | smem bytes | tensor-memory columns |",
+    "|---|---|---|---|---|---|---|",
+)
+
+
+def row(arch: str, config: KernelConfig) -> str:
+    """The table's line of one compiled variant: list form of 8 groups, fp16 output, contiguous rows."""
+    key = KernelKey.make(arch, config, NUM_GROUPS, torch.float16, False)
+    resources = compile_kernel(key).resources
+    smem, tmem = sm100.smem_plan(key.config), sm100.tmem_map(key.config)
+    return (
+        f"| {arch} | {key.config.to_name()} | {resources.registers} | {resources.stack_bytes} | "
+        f"{resources.code_bytes} | {smem.total_bytes} | {tmem.used_cols} |"
+    )
+
+
+def rows(archs: Sequence[str] = sm100.ARCHS) -> Iterator[str]:
+    """Every candidate on every architecture."""
+    for arch, config in tqdm([(arch, config) for arch in archs for config in sm100.CANDIDATES], disable=None):
+        yield row(arch, config)
+
+
+def main() -> None:
+    """Print the table."""
+    print("\n".join([*HEADER, *rows()]))
+
+
+if __name__ == "__main__":
+    main()
