@@ -73,7 +73,6 @@ class Gemv(IntEnum):
     M = 14
     K = 15
     L = 16
-    WARPS_K = 17  # warps of a CTA that share a row
 
 
 class Quantize(IntEnum):

@@ -34,8 +34,13 @@ class GemvKey:
         """The CuTe DSL object to compile."""
         from nvfp4_cute.kernels.simt.gemv import GemvKernel
 
-        out_dtype = cutlass_dtype(self.out_dtype)
-        return GemvKernel(out_dtype, self.has_alpha, simt.has_fp4_convert(self.arch), self.to_name())
+        return GemvKernel(
+            cutlass_dtype(self.out_dtype),
+            self.has_alpha,
+            simt.has_fp4_convert(self.arch),
+            simt.gemv_blocks_per_sm(self.arch),
+            self.to_name(),
+        )
 
 
 @dataclass(frozen=True)

@@ -12,8 +12,8 @@ BLOCK = 16
 def gemv_in_order(a, b, a_scale, b_scale, alpha=None, out_dtype=torch.float32):
     """One batch of a gemv, bit for bit. a uint8 [M, K/2], b uint8 [K/2], scales blocked; alpha a number or None.
 
-    Blocks are exact; 16 lanes times ``warps_k`` warps take pieces of 32 values in turn and add their blocks in ascending
-    order; then lanes by distance 8, 4, 2, 1; then warps in ascending order.
+    Blocks are exact; 32 lanes times two warps take pieces of 32 values in turn and add their blocks in ascending
+    order; then lanes by distance 16, 8, 4, 2, 1; then warps in ascending order.
     """
     values_a = expand_operand(a, a_scale, "blocked").numpy()
     values_b = expand_operand(b.unsqueeze(0), b_scale, "blocked").numpy()
@@ -21,7 +21,7 @@ def gemv_in_order(a, b, a_scale, b_scale, alpha=None, out_dtype=torch.float32):
     # Exact in float64: at most 20 significant bits a block term.
     terms = (values_a * values_b).reshape(m, k // BLOCK, BLOCK).sum(-1)
     assert np.array_equal(terms.astype(np.float32).astype(np.float64), terms, equal_nan=True)
-    lanes = simt.GEMV_LANES_K * simt.gemv_warps_k(k)
+    lanes = simt.GEMV_LANES_K * simt.GEMV_WARPS_K
     blocks_per_piece = simt.GEMV_PIECE_K // BLOCK
     acc = np.zeros((m, lanes), np.float32)
     for block in range(k // BLOCK):

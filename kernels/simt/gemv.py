@@ -1,19 +1,18 @@
 """Batched NVFP4 matrix times vector, on CUDA cores: c[m, l] = alpha[l] * sum over k of (A * SFA)[m, k, l] (b * SFB)[k, l].
 
 A (M, K, L) and b (K, L) e2m1, two values a byte, K-major; SFA, SFB e4m3 in the 128x4 blocked layout, read in place; c
-fp16, bf16 or fp32. Memory-bound: A is read once, 16 bytes a lane and 256 contiguous bytes a row, past L1.
+fp16, bf16 or fp32. Memory-bound: A is read once, 16 bytes a lane and 512 contiguous bytes a row, past L1.
 
-Work: a warp has 8 rows of one scale atom: lane l has rows r, r + 32, r + 64, r + 96 with r = 2 u + l / 16 (u: the unit
-in the atom, 0 to 15), whose scales for 64 values of K are 16 consecutive bytes. Sixteen lanes lie side by side along
-K, one piece of 32 values each, so one step of a warp covers 512. ``WARPS_K`` warps of a CTA take a row's steps in turn.
+Work: a warp has 8 rows of one scale atom: r, r + 32, r + 64, r + 96 and their successors with r = 2 u (u: the unit in the
+atom, 0 to 15), whose scales for 64 values of K are 32 consecutive bytes. The lanes lie side by side along K, one piece of
+32 values each, so one step of a warp covers 1024. Two warps take a row's steps in turn; a CTA has two such pairs.
 
-Registers roll: ``NUM_STAGE`` pieces of each row are held, and as soon as one is used, the load of the piece
-``NUM_STAGE`` steps further is issued into its registers.
+Registers roll: as soon as a piece of a row is used, the load of the next step's is issued into its registers.
 
 Order of summation. The dot product of a block of 16 is exact (``block_dot``), and so is its product with the two
 scales: 12 + 8 bits in fp32. So every block costs one rounding, that of its addition. A lane adds its blocks in
-ascending k, starting from 0; lanes are added by distance 8, 4, 2, 1; warps in ascending order. Which lane and warp has
-a block depends on k and K alone. Then times alpha, then one rounding to the output type.
+ascending k, starting from 0; lanes are added by distance 16, 8, 4, 2, 1; warps in ascending order. Which lane and warp has
+a block depends on k alone. Then times alpha, then one rounding to the output type.
 """
 
 from dataclasses import dataclass, replace
@@ -26,9 +25,9 @@ from cutlass.memory import SmemAllocator
 from nvfp4_cute.arch.simt import (
     GEMV_LANES_K,
     GEMV_PIECE_K,
-    GEMV_ROWS_PER_LANE,
     GEMV_ROWS_PER_WARP,
     GEMV_WARPS,
+    GEMV_WARPS_K,
     WARP_SIZE,
 )
 from nvfp4_cute.launch_table import Gemv
@@ -43,12 +42,12 @@ PIECE_WORDS = PIECE_BYTES // 4
 BLOCKS_PER_PIECE = GEMV_PIECE_K // SF_VEC_SIZE
 PIECES_PER_ATOM = ATOM_COLS // BLOCKS_PER_PIECE
 UNITS_PER_ATOM = ATOM_ROWS // GEMV_ROWS_PER_WARP
-# Pieces of every row that a lane holds: what is on its way from memory while one of them is computed.
-NUM_STAGE = 2
+UNITS_PER_CTA = GEMV_WARPS // GEMV_WARPS_K
+# Scale words of rows 32 apart follow each other.
+ROWS_PER_SCALES = 4
+SCALES_BYTES = 4 * ROWS_PER_SCALES
 # 1 / 4 in two halves: the block dot products come out times 4.
 QUARTER_F16X2 = 0x34003400
-# CTAs of an SM that the registers must allow.
-MIN_BLOCKS = 2
 # Nearly all of the unified memory serves as L1, where the vector and its scales stay.
 SMEM_CARVEOUT_PERCENT = 5
 
@@ -67,14 +66,17 @@ class GemvOperands:
     out_pitch: Int64
     m: Int32
     k: Int32
-    warps_k: Int32
 
 
 @dataclass(frozen=True)
 class GemvSource:
-    """Where a lane reads: addresses of K = 0 in its rows (Int64 each), the vector, and the scales of both."""
+    """Where a lane reads: addresses of K = 0 of its first row, the vector, and the scales of both.
 
-    rows: list
+    ``row_offsets``: bytes from the first row to each, Int32 (``vector_checks.MAX_PITCH`` bounds them).
+    """
+
+    a: Int64
+    row_offsets: list
     b: Int64
     sfa: Int64
     sfb: Int64
@@ -98,25 +100,29 @@ class GemvKernel:
         out_dtype: cutlass.Float16, BFloat16 or Float32.
         has_alpha: whether results are multiplied by a factor.
         has_fp4_convert: whether e2m1 conversions are instructions.
+        blocks_per_sm: CTAs of an SM that the registers must allow.
         name: what the kernel is called in profilers and in the emulator's reports.
     """
 
-    def __init__(self, out_dtype: type, has_alpha: bool, has_fp4_convert: bool, name: str):
+    def __init__(
+        self, out_dtype: type, has_alpha: bool, has_fp4_convert: bool, blocks_per_sm: int, name: str
+    ):
         self.out_dtype = out_dtype
         self.has_alpha = has_alpha
         self.dot = HalfDot if has_fp4_convert else ByteDot
+        self.blocks_per_sm = blocks_per_sm
         self.name = name
 
     @cute.jit
     def __call__(self, table: cute.Pointer, queue):
-        """Launch: one CTA for the rows of ``GEMV_WARPS / WARPS_K`` warps, batches along y.
+        """Launch: ``UNITS_PER_CTA`` work units a CTA, batches along y.
 
         Args:
             table: Int64 in host memory: ``launch_table.Gemv``.
             queue: CUstream.
         """
         t = cute.make_tensor(table, cute.make_layout(len(Gemv)))
-        m, k, warps_k = Int32(t[Gemv.M]), Int32(t[Gemv.K]), Int32(t[Gemv.WARPS_K])
+        m, k = Int32(t[Gemv.M]), Int32(t[Gemv.K])
         operands = GemvOperands(
             a=t[Gemv.A],
             b=t[Gemv.B],
@@ -128,7 +134,6 @@ class GemvKernel:
             out_pitch=t[Gemv.OUT_PITCH],
             m=m,
             k=k,
-            warps_k=warps_k,
         )
         strides = [
             t[column]
@@ -144,9 +149,9 @@ class GemvKernel:
         units = cute.ceil_div(m, ATOM_ROWS) * UNITS_PER_ATOM
         self.kernel.set_name_prefix(self.name)
         self.kernel(operands, strides).launch(
-            grid=(cute.ceil_div(units, GEMV_WARPS // warps_k), Int32(t[Gemv.L]), 1),
+            grid=(cute.ceil_div(units, UNITS_PER_CTA), Int32(t[Gemv.L]), 1),
             block=(GEMV_WARPS * WARP_SIZE, 1, 1),
-            min_blocks_per_mp=MIN_BLOCKS,
+            min_blocks_per_mp=self.blocks_per_sm,
             preferred_smem_carveout=SMEM_CARVEOUT_PERCENT,
             stream=queue,
         )
@@ -157,11 +162,10 @@ class GemvKernel:
         tidx, _, _ = cute.arch.thread_idx()
         block_idx, batch, _ = cute.arch.block_idx()
         warp_idx, lane = cute.arch.make_warp_uniform(tidx // WARP_SIZE), tidx % WARP_SIZE
-        warps_k, warps_m = operands.warps_k, GEMV_WARPS // operands.warps_k
-        unit = block_idx * warps_m + warp_idx // warps_k
+        unit = block_idx * UNITS_PER_CTA + warp_idx // GEMV_WARPS_K
         a_batch, b_batch, sfa_batch, sfb_batch, out_batch, alpha_batch = strides
 
-        # (WARP, ROW): row = row_lane + 2 * (place among the lane's rows)
+        # (WARP, ROW)
         sums = SmemAllocator().allocate_tensor(
             Float32, cute.make_layout((GEMV_WARPS, GEMV_ROWS_PER_WARP), stride=(GEMV_ROWS_PER_WARP, 1)), 16
         )
@@ -172,22 +176,22 @@ class GemvKernel:
             sfa=operands.sfa + batch * sfa_batch,
             sfb=operands.sfb + batch * sfb_batch,
         )
-        acc = self.accumulate(make_source(own, unit, lane), operands.k, warps_k, warp_idx % warps_k, lane)
-        for i in cutlass.range_constexpr(GEMV_ROWS_PER_LANE):
+        acc = self.accumulate(make_source(own, unit, lane), operands.k, warp_idx % GEMV_WARPS_K, lane)
+        for i in cutlass.range_constexpr(GEMV_ROWS_PER_WARP):
             total = acc[i]
-            for distance in (8, 4, 2, 1):
+            for distance in (16, 8, 4, 2, 1):
                 total = total + cute.arch.shuffle_sync_bfly(total, offset=distance)
-            if lane % GEMV_LANES_K == 0:
-                sums[warp_idx, lane // GEMV_LANES_K + 2 * i] = total
+            if lane == 0:
+                sums[warp_idx, i] = total
         cute.arch.sync_threads()
 
-        if tidx < warps_m * GEMV_ROWS_PER_WARP:
-            first_warp = tidx // GEMV_ROWS_PER_WARP * warps_k
+        if tidx < UNITS_PER_CTA * GEMV_ROWS_PER_WARP:
+            first_warp = tidx // GEMV_ROWS_PER_WARP * GEMV_WARPS_K
             place = tidx % GEMV_ROWS_PER_WARP
             total = sums[first_warp, place]
-            for w in cutlass.range(1, warps_k, unroll=1):
+            for w in cutlass.range_constexpr(1, GEMV_WARPS_K):
                 total = total + sums[first_warp + w, place]
-            row = first_row(block_idx * warps_m + tidx // GEMV_ROWS_PER_WARP, place % 2) + 32 * (place // 2)
+            row = row_of(block_idx * UNITS_PER_CTA + tidx // GEMV_ROWS_PER_WARP, place)
             if row < operands.m:
                 if cutlass.const_expr(self.has_alpha):
                     total = total * global_scalar(Float32, operands.alpha + batch * alpha_batch)[0]
@@ -196,24 +200,20 @@ class GemvKernel:
                 out[0] = total.to(self.out_dtype)
 
     @cute.jit
-    def accumulate(self, source: GemvSource, k: Int32, warps_k: Int32, k_warp: Int32, lane: Int32):
+    def accumulate(self, source: GemvSource, k: Int32, k_warp: Int32, lane: Int32):
         """What this lane adds up for each of its rows: Float32 (ROW)."""
-        acc = cute.make_rmem_tensor(GEMV_ROWS_PER_LANE, Float32)
+        acc = cute.make_rmem_tensor(GEMV_ROWS_PER_WARP, Float32)
         acc.fill(0.0)
-        num_pieces, stride = k // GEMV_PIECE_K, GEMV_LANES_K * warps_k
-        first = lane % GEMV_LANES_K + GEMV_LANES_K * k_warp
-        stages = [make_stage() for _ in range(NUM_STAGE)]
-        for s in cutlass.range_constexpr(NUM_STAGE):
-            load_vector(stages[s], source, first + s * stride, first + s * stride < num_pieces)
-            load_scales(stages[s], source, first + s * stride, first + s * stride < num_pieces)
-            for i in cutlass.range_constexpr(GEMV_ROWS_PER_LANE):
-                load_row(stages[s], source, i, first + s * stride, first + s * stride < num_pieces)
-        piece = first
-        while piece < num_pieces:
-            for s in cutlass.range_constexpr(NUM_STAGE):
-                if piece < num_pieces:
-                    self.add_piece(acc, stages[s], source, piece + NUM_STAGE * stride, num_pieces)
-                piece += stride
+        num_pieces, stride = k // GEMV_PIECE_K, GEMV_LANES_K * GEMV_WARPS_K
+        first = lane + GEMV_LANES_K * k_warp
+        stage = make_stage()
+        load_vector(stage, source, first, first < num_pieces)
+        for i in cutlass.range_constexpr(GEMV_ROWS_PER_WARP):
+            load_row(stage, source, i, first, first < num_pieces)
+        for half in cutlass.range_constexpr(GEMV_ROWS_PER_WARP // ROWS_PER_SCALES):
+            load_scales(stage, source, half, first, first < num_pieces)
+        for piece in cutlass.range(first, num_pieces, stride, unroll=1):
+            self.add_piece(acc, stage, source, piece + stride, num_pieces)
         # K % 32 == 16 leaves one block, to the lane whose turn it is.
         if k % GEMV_PIECE_K != 0 and first == num_pieces % stride:
             self.add_last_block(acc, source, num_pieces)
@@ -226,18 +226,18 @@ class GemvKernel:
         valid = ahead < num_pieces
         vector = [word for w in range(PIECE_WORDS) for word in self.dot.decode_vector(stage.b[w])]
         scale_b = quarter_scales(stage.sfb[0] >> source.scale_shift)
-        scales_a = [stage.sfa[i] >> source.scale_shift for i in range(GEMV_ROWS_PER_LANE)]
         load_vector(stage, source, ahead, valid)
-        load_scales(stage, source, ahead, valid)
         half = len(vector) // BLOCKS_PER_PIECE
-        for i in range(GEMV_ROWS_PER_LANE):
+        for i in range(GEMV_ROWS_PER_WARP):
             words = [stage.a[w, i] for w in range(PIECE_WORDS)]
-            factors = scale_products(scales_a[i], scale_b)
+            factors = scale_products(stage.sfa[i] >> source.scale_shift, scale_b)
             for block in range(BLOCKS_PER_PIECE):
                 packed = words[WORDS_PER_BLOCK * block : WORDS_PER_BLOCK * (block + 1)]
                 product = self.dot.block(packed, vector[half * block : half * (block + 1)])
                 acc[i] = ptx.fma_f32(product, factors[block], acc[i])
             load_row(stage, source, i, ahead, valid)
+            if i % ROWS_PER_SCALES == ROWS_PER_SCALES - 1:
+                load_scales(stage, source, i // ROWS_PER_SCALES, ahead, valid)
 
     def add_last_block(self, acc: cute.Tensor, source: GemvSource, piece: Int32):
         """Add the first block of ``piece``, 8 bytes a row."""
@@ -245,41 +245,47 @@ class GemvKernel:
         packed = load_words(source.b + offset, WORDS_PER_BLOCK, KEEP)
         vector = [word for w in packed for word in self.dot.decode_vector(w)]
         scale_b = quarter_scales(load_words(source.sfb + atom, 1, KEEP)[0] >> source.scale_shift)
-        scales_a = load_words(source.sfa + atom, GEMV_ROWS_PER_LANE, KEEP)
-        for i in range(GEMV_ROWS_PER_LANE):
-            packed = load_words(source.rows[i] + offset, WORDS_PER_BLOCK, KEEP)
+        scales_a = scale_words(source, 0, piece) + scale_words(source, 1, piece)
+        for i in range(GEMV_ROWS_PER_WARP):
+            packed = load_words(source.a + source.row_offsets[i] + offset, WORDS_PER_BLOCK, KEEP)
             factor = scale_products(scales_a[i] >> source.scale_shift, scale_b)[0]
             acc[i] = ptx.fma_f32(self.dot.block(packed, vector), factor, acc[i])
 
 
 def make_source(operands: GemvOperands, unit: Int32, lane: Int32) -> GemvSource:
     """What a lane of work unit ``unit`` reads."""
-    row = first_row(unit, lane // GEMV_LANES_K)
     atoms = Int64(unit // UNITS_PER_ATOM) * cute.ceil_div(operands.k, PIECES_PER_ATOM * GEMV_PIECE_K)
+    first_row = clamped_row(operands, unit, 0)
     return GemvSource(
-        # Rows beyond M are read as the last one, and dropped in the end; their scales are padding that exists.
-        rows=[
-            operands.a + Int64(cutlass.min(row + 32 * i, operands.m - 1)) * operands.a_pitch
-            for i in range(GEMV_ROWS_PER_LANE)
+        a=operands.a + Int64(first_row) * operands.a_pitch,
+        row_offsets=[
+            (clamped_row(operands, unit, i) - first_row) * Int32(operands.a_pitch)
+            for i in range(GEMV_ROWS_PER_WARP)
         ],
         b=operands.b,
-        sfa=operands.sfa + atoms * ATOM_BYTES + row % 32 * 16,
+        sfa=operands.sfa + atoms * ATOM_BYTES + row_of(unit, 0) % 32 * SCALES_BYTES,
         sfb=operands.sfb,
         # Which half of a scale word is a lane's own: the same for all of its pieces.
         scale_shift=Uint32(lane % PIECES_PER_ATOM * BLOCKS_PER_PIECE * 8),
     )
 
 
-def first_row(unit: Int32, row_lane: Int32) -> Int32:
-    """First of the four rows, 32 apart, of a half warp in work unit ``unit``."""
-    return unit // UNITS_PER_ATOM * ATOM_ROWS + unit % UNITS_PER_ATOM * 2 + row_lane
+def clamped_row(operands: GemvOperands, unit: Int32, place: int) -> Int32:
+    """The row to read: rows beyond M are read as the last one, and dropped in the end; their scales are padding."""
+    return cutlass.min(row_of(unit, place), operands.m - 1)
+
+
+def row_of(unit: Int32, place) -> Int32:
+    """Row of A that is number ``place`` of the eight of a work unit: two neighbours, each with those 32, 64, 96 below."""
+    first = unit // UNITS_PER_ATOM * ATOM_ROWS + unit % UNITS_PER_ATOM * 2
+    return first + place // ROWS_PER_SCALES + place % ROWS_PER_SCALES * 32
 
 
 def make_stage() -> GemvStage:
     """Registers of one stage."""
     return GemvStage(
-        a=cute.make_rmem_tensor((PIECE_WORDS, GEMV_ROWS_PER_LANE), Uint32),
-        sfa=cute.make_rmem_tensor(GEMV_ROWS_PER_LANE, Uint32),
+        a=cute.make_rmem_tensor((PIECE_WORDS, GEMV_ROWS_PER_WARP), Uint32),
+        sfa=cute.make_rmem_tensor(GEMV_ROWS_PER_WARP, Uint32),
         b=cute.make_rmem_tensor(PIECE_WORDS, Uint32),
         sfb=cute.make_rmem_tensor(1, Uint32),
     )
@@ -287,15 +293,22 @@ def make_stage() -> GemvStage:
 
 def load_row(stage: GemvStage, source: GemvSource, i: int, piece: Int32, valid) -> None:
     """A lane's piece of row ``i``."""
-    for w, word in enumerate(load_words(source.rows[i] + piece * PIECE_BYTES, PIECE_WORDS, STREAM, valid)):
+    for w, word in enumerate(
+        load_words(source.a + source.row_offsets[i] + piece * PIECE_BYTES, PIECE_WORDS, STREAM, valid)
+    ):
         stage.a[w, i] = word
 
 
-def load_scales(stage: GemvStage, source: GemvSource, piece: Int32, valid) -> None:
-    """The scale words of all rows; two lanes read the same."""
-    atom = piece // PIECES_PER_ATOM * ATOM_BYTES
-    for i, word in enumerate(load_words(source.sfa + atom, GEMV_ROWS_PER_LANE, KEEP, valid)):
-        stage.sfa[i] = word
+def load_scales(stage: GemvStage, source: GemvSource, half: int, piece: Int32, valid) -> None:
+    """The scale words of four rows; two lanes read the same."""
+    for i, word in enumerate(scale_words(source, half, piece, valid)):
+        stage.sfa[ROWS_PER_SCALES * half + i] = word
+
+
+def scale_words(source: GemvSource, half: int, piece: Int32, valid=None) -> list:
+    """The words that hold a piece's scales of the first or the second four rows."""
+    address = source.sfa + piece // PIECES_PER_ATOM * ATOM_BYTES + half * SCALES_BYTES
+    return load_words(address, ROWS_PER_SCALES, KEEP, valid)
 
 
 def load_vector(stage: GemvStage, source: GemvSource, piece: Int32, valid) -> None:

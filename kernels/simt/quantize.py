@@ -7,9 +7,10 @@ Work: a warp takes 8 rows of one scale atom (r, r + 32, r + 64, r + 96 for two n
 each, one block a lane: 128 contiguous bytes of x a row, and the 32 scales are one contiguous sector. ``QUANTIZE_ATOMS``
 such columns are loaded before the first is computed.
 
-The quotient x / d is needed correctly rounded. With r = RN(1 / d), q = RN(x r), e = x - q d (exact, an FMA), the sum
-RN(q + e r) is that (Markstein, 1990), three instructions an element instead of a division; blocks with a scale of 0,
-with infinities or NaN, or with d outside 2^-98 ... 2^98 take the division.
+The quotient x / d is needed correctly rounded. With r = RN(1 / d), q = RN(x r), e = q d - x (exact, an FMA), the sum
+RN(q - e r) is that (Markstein, 1990), and -0 stays -0 (with e = x - q d it would not): three instructions an element
+instead of a division. Blocks with infinities or NaN, or with d outside 2^-98 ... 2^98, take the division. Where the scale
+is 0, d = 1 and r = 0 give the signed zeros.
 """
 
 from dataclasses import dataclass
@@ -197,9 +198,8 @@ class QuantizeKernel:
         divisor = ptx.unpack_f16x2(ptx.ue4m3x2_to_f16x2(code))[0]
         if cutlass.const_expr(self.has_global_scale):
             divisor = divisor * global_scale
-        # Dividing by infinity gives zeros with the signs of the values; 0 / 0 would not.
-        divisor = Float32(float("inf")) if code == 0 else divisor
-
+        # A block whose scale rounds to 0, padding rows among them, holds zeros with the signs of the values: times 0.
+        divisor = Float32(1.0) if code == 0 else divisor
         source = words if cutlass.const_expr(self.encode.signed) else magnitudes
         x = [value for i in range(INPUT_WORDS) for value in self.unpack(source[i])]
         y = cute.make_rmem_tensor(SF_VEC_SIZE, Float32)
@@ -208,10 +208,11 @@ class QuantizeKernel:
             signs[i] = words[i]
         # False where amax is infinite or NaN, and where the divisor is.
         if amax <= LARGEST_FLOAT32 and divisor >= LEAST_DIVISOR and divisor <= MOST_DIVISOR:
-            inverse = ptx.rcp_f32(divisor)
+            inverse = Float32(0.0) if code == 0 else ptx.rcp_f32(divisor)
             for i in cutlass.range_constexpr(SF_VEC_SIZE):
                 estimate = x[i] * inverse
-                y[i] = ptx.fma_f32(ptx.fma_f32(-estimate, divisor, x[i]), inverse, estimate)
+                error = ptx.fma_f32(estimate, divisor, -x[i])
+                y[i] = ptx.fma_f32(-error, inverse, estimate)
         else:
             for i in cutlass.range_constexpr(SF_VEC_SIZE):
                 y[i] = ptx.div_f32(x[i], divisor)

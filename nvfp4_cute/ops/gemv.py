@@ -7,7 +7,6 @@ import numpy as np
 import torch
 
 from nvfp4_cute import backends
-from nvfp4_cute.arch.simt import gemv_warps_k
 from nvfp4_cute.formats import SCALE_LAYOUTS, ScaleLayout
 from nvfp4_cute.launch_table import Gemv
 from nvfp4_cute.ops import vector_checks as checks
@@ -47,7 +46,7 @@ def gemv(
     Returns:
         c: [M], or [M, L] where ``a`` has batches. A block of 16 is summed exactly; blocks are added in fp32, in an
         order that depends on K alone (``kernels/simt/gemv.py`` states it); then alpha, in fp32; then one rounding to
-        ``out_dtype``. So the result of a row never depends on M, L, or the GPU.
+        ``out_dtype``. So a result never depends on M, on L, or on the GPU.
 
     Raises:
         TypeError, ValueError, UnsupportedProblem: an operand breaks a rule; the message names rule, value and fix.
@@ -97,13 +96,13 @@ class GemvTask:
         ]
         if self.alpha is not None:
             table[Gemv.ALPHA] = self.alpha.data_ptr()
-        table[Gemv.A_PITCH], table[Gemv.A_BATCH] = self.a.stride(0), self.a.stride(2)
+        table[Gemv.A_PITCH] = self.a.stride(0) if m > 1 else 0
+        table[Gemv.A_BATCH] = self.a.stride(2)
         table[Gemv.B_BATCH] = self.b.stride(1)
         table[Gemv.SFA_BATCH], table[Gemv.SFB_BATCH] = self.a_scale.stride(0), self.b_scale.stride(0)
         table[Gemv.OUT_PITCH], table[Gemv.OUT_BATCH] = self.out.stride()
         table[Gemv.ALPHA_BATCH] = self.alpha_step
         table[Gemv.M], table[Gemv.K], table[Gemv.L] = m, 2 * row_bytes, batches
-        table[Gemv.WARPS_K] = gemv_warps_k(2 * row_bytes)
         return table
 
     def tensors(self) -> Iterator[tuple[str, torch.Tensor, bool]]:
@@ -150,6 +149,8 @@ def _check(a, b, a_scale, b_scale, alpha, out, out_dtype, scale_layout) -> tuple
         if stride != 1 and tensor.numel():
             raise ValueError(f"{name} has stride {stride} in K, not 1 (K-major); copy it in that order")
     pitches = [matrix.stride(0)] if m > 1 else []
+    for pitch in pitches:
+        checks.check_extent("row pitch of a in bytes", pitch, checks.MAX_PITCH)
     checks.check_aligned("a", matrix, pitches=pitches + ([matrix.stride(2)] if batches > 1 else []))
     checks.check_aligned("b", vector, pitches=[vector.stride(1)] if batches > 1 else [])
     shape = (m, batches) if batched else (m,)

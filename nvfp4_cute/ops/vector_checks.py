@@ -10,8 +10,9 @@ from nvfp4_cute.scale_layout import SCALE_DTYPES, as_blocked_batches, num_k_bloc
 
 # A lane reads 16 bytes at once.
 ALIGN_BYTES = 16
-# Offsets into the scales of one row of atoms are 32 bits wide.
-MAX_K = 2**27
+# Offsets are 32 bits wide: into the scales of one row of atoms, and over the 128 rows of an atom.
+MAX_PITCH = 2**24
+MAX_K = 2 * MAX_PITCH
 MAX_BATCHES = 65535
 INT32_MAX = 2**31 - 1
 OUT_DTYPES = (torch.float16, torch.bfloat16, torch.float32)
@@ -46,7 +47,7 @@ def check_k(k: int) -> int:
     """K of an operand: a positive multiple of 16 that 32-bit offsets reach."""
     num_k_blocks(k)
     if k > MAX_K:
-        raise UnsupportedProblem(f"K={k} exceeds {MAX_K}, what 32-bit offsets of scales reach; split the sum")
+        raise UnsupportedProblem(f"K={k} exceeds {MAX_K}, what 32-bit offsets reach; split the sum")
     return k
 
 

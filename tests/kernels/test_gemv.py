@@ -70,8 +70,8 @@ def expected(operands, alpha=None, out_dtype=torch.float32):
 # ---- results ---------------------------------------------------------------------------------------------------
 
 SHAPES = ((1, 16), (2, 32), (33, 48), (128, 64), (129, 272), (64, 528), (20, 1024), (5, 1056), (257, 96))
-# 2, 4 and 8 warps along K, with and without a tail.
-LONG = ((9, 4096), (3, 4112), (40, 8208), (3, 16416))
+# One and several steps of each warp, with and without a tail.
+LONG = ((9, 2048), (3, 2064), (40, 4112), (3, 8208))
 
 
 @TWO_KINDS
@@ -94,7 +94,7 @@ def test_every_architecture_gives_the_same_bits(arch, out_dtype):
 @TWO_KINDS
 @pytest.mark.parametrize("mode", ["eager", "lazy", "random:5"])
 def test_no_hazards_in_any_mode(backend, mode):
-    operands = make_operands(130, 4176, 2, seed=9)
+    operands = make_operands(34, 2064, 2, seed=9)
     with observe(mode=mode, check=True) as observer:
         out = gemv(*operands, out_dtype=torch.float32, backend=backend)
     assert len(observer.stats) == 1, "one launch"
@@ -103,17 +103,17 @@ def test_no_hazards_in_any_mode(backend, mode):
 
 @TWO_KINDS
 def test_same_bits_whatever_m_and_l(backend):
-    operands = make_operands(131, 4128, 3, seed=4)
+    operands = make_operands(131, 2080, 2, seed=4)
     whole = gemv(*operands, out_dtype=torch.float32, backend=backend)
     a, b, a_scale, b_scale = operands
     one = gemv(a[:3, :, 1], b[:, 1], a_scale[1, :1], b_scale[1], out_dtype=torch.float32, backend=backend)
     assert one.shape == (3,)
-    assert_bitwise_equal(one, whole[:3, 1])
+    assert_bitwise_equal(one, whole[:3, 1].contiguous())
 
 
 @TWO_KINDS
 def test_exact_sums_equal_the_reference(backend):
-    operands = make_operands(70, 2048, 2, seed=5, small_scales=True)
+    operands = make_operands(70, 1056, 2, seed=5, small_scales=True)
     out, want = (
         gemv(*operands, 0.5, out_dtype=torch.float16, backend=name) for name in (backend, "reference")
     )
@@ -203,22 +203,20 @@ def test_fp32_holds_a_block_term():
 
 # ---- compiled code ---------------------------------------------------------------------------------------------
 
-# Registers of a thread, at most: two CTAs of 256 threads stay on an SM.
-MAX_REGISTERS = 128
-
 
 @pytest.mark.parametrize("arch", simt.ARCHS)
 def test_no_spills(arch):
+    """And few enough registers for the CTAs that an SM should hold."""
     resources = get_kernel(GemvKey(arch, torch.bfloat16, True)).resources
     assert resources.stack_bytes == 0
-    assert resources.registers <= MAX_REGISTERS
+    assert resources.registers * simt.gemv_blocks_per_sm(arch) * simt.GEMV_WARPS * simt.WARP_SIZE <= 65536
 
 
 @pytest.mark.parametrize("arch", simt.ARCHS)
 def test_memory_instructions(arch):
-    """A is read in vectors of 16 bytes that skip L1: of two stages before the loop and in it."""
+    """A is read in vectors of 16 bytes that skip L1: once before the loop and once in it."""
     ptx = get_kernel(GemvKey(arch, torch.bfloat16, False)).ptx
-    assert ptx.count("ld.global.nc.L1::no_allocate.v4.b32") == 2 * 2 * simt.GEMV_ROWS_PER_LANE
+    assert ptx.count("ld.global.nc.L1::no_allocate.v4.b32") == 2 * simt.GEMV_ROWS_PER_WARP
     assert ("cvt.rn.f16x2.e2m1x2" in ptx) == simt.has_fp4_convert(arch)
     assert ("dp4a" in ptx) != simt.has_fp4_convert(arch)
 
@@ -226,10 +224,6 @@ def test_memory_instructions(arch):
 def test_unknown_arch():
     with pytest.raises(UnsupportedTarget, match="no gemv.* kernel for sm_80; there is one for sm_90a"):
         GemvKey("sm_80", torch.float16, False)
-
-
-def test_warps_along_k_follow_k():
-    assert [simt.gemv_warps_k(k) for k in (16, 4080, 4096, 8176, 8192, 16384, 2**27)] == [1, 1, 2, 2, 4, 8, 8]
 
 
 # ---- refusals --------------------------------------------------------------------------------------------------
@@ -257,6 +251,8 @@ def test_refusals():
     refused(ValueError, "stride 2 in K", b=lambda x: torch.zeros(64, dtype=torch.uint8)[::2])
     refused(ValueError, "not a multiple of 16 bytes", b=lambda x: torch.zeros(40, dtype=torch.uint8)[1:33])
     refused(ValueError, "rows 40 bytes apart", a=lambda x: torch.zeros(64, 40, dtype=torch.uint8)[:, :32])
+    wide = torch.empty(2**25 + 32, dtype=torch.uint8).as_strided((2, 32), (2**25, 1))
+    refused(UnsupportedProblem, "row pitch of a in bytes=33554432 exceeds", a=wide)
     refused(ValueError, "a_scale: blocked scales", a_scale=lambda x: x["a_scale"][:, :, :16])
     refused(ValueError, "row-major scales", scale_layout="rowmajor")
     refused(ValueError, "scale_layout='swizzled' is not supported", scale_layout="swizzled")
@@ -286,7 +282,7 @@ def test_reference_is_a_gemm_with_one_column():
 
 @pytest.mark.gpu("sm_90a")
 def test_gpu_equals_the_documented_order():
-    for m, k, l in ((257, 96, 2), (130, 4176, 2), (40, 16416, 1)):
+    for m, k, l in ((257, 96, 2), (130, 4192, 2), (40, 16416, 1)):
         operands, alpha = make_operands(m, k, l, seed=m), torch.tensor([0.3])
         out = gemv(*(t.cuda() for t in operands), alpha.cuda(), out_dtype=torch.float32)
         assert_bitwise_equal(out, expected(operands, alpha), m=m, k=k)
