@@ -718,7 +718,7 @@ def _wait_wgmma(inst: Inst, b: Builder, step: Step) -> Step:
 @_wraps("mma")
 def _mma_sync(inst: Inst, b: Builder, step: Step) -> Step:
     form = mma_sync.parse_form(inst)
-    return _event(Op.MATRIX, (form.a, 2 * 16 * 8 * form.k))(inst, b, _clear(b, step))
+    return _event(Op.MATRIX, form.a, 2 * 16 * 8 * form.k)(inst, b, _clear(b, step))
 
 
 @_wraps("ldmatrix")
