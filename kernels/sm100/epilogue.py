@@ -17,8 +17,9 @@ from nvfp4_cute.arch.sm100 import EPI_TILE_N, MMA_CTA_M, TmemMap
 from nvfp4_cute.config import KernelConfig
 
 from ..common.group_table import select_slot
+from ..common.sides import mma_sides
 from ..common.warp_schedule import WARP_SIZE
-from .sides import mma_columns, mma_sides
+from .columns import mma_columns
 
 # Widths of a thread's store: sm_100 writes a whole 32-byte sector at once; rows of odd pitches start in mid-sector.
 WIDE_STORE_BYTES = 32

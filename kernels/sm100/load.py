@@ -14,10 +14,11 @@ from cutlass import Int32
 from nvfp4_cute.arch.sm100 import SF_ATOM_ROWS, SmemPlan
 from nvfp4_cute.config import KernelConfig
 
+from ..common.sides import mma_sides
 from ..common.tma_descriptor import prefetch_descriptor, select_descriptor, select_descriptor_address
+from .columns import mma_columns
 from .instructions import EVICT_FIRST, EVICT_LAST, tma_load
 from .operands import SF_BLOCK_BYTES, Boxes
-from .sides import mma_columns, mma_sides
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,8 @@ from cutlass import Int32, Int64
 from nvfp4_cute.arch.sm100 import MMA_INST_K, SF_ATOM_COLS, SF_ATOM_ROWS, SmemPlan, TmemMap
 from nvfp4_cute.config import KernelConfig
 
+from ..common.sides import mma_sides
+from .columns import mma_columns
 from .instructions import (
     DESCRIPTOR_UNIT_BYTES,
     OPERAND_DESCRIPTOR,
@@ -24,7 +26,6 @@ from .instructions import (
 )
 from .load import Buffers
 from .operands import SF_BLOCK_BYTES
-from .sides import mma_columns, mma_sides
 
 # Rows of 32 lanes: how many rows one column of scales in tensor memory covers.
 SF_COLUMN_ROWS = 32

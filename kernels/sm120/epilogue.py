@@ -1,55 +1,101 @@
 """Epilogue of the MMA warps: from accumulators in registers to global memory."""
 
+from dataclasses import dataclass
+
 import cutlass
 import cutlass.cute as cute
-from cutlass import Int32, Int64
+from cutlass import Float32, Int32, Int64
 
-from ..common.group_table import WorkTile, select_slot
+from ..common.group_table import select_slot
 from ..common.output_table import OutputTable, load_alpha
-from .warp_tile import NUM_MMA_M, STRIP, STRIP_PITCH
+from ..common.sides import TileSide
+from .warp_tile import BAND, STRIP
+
+
+@dataclass(frozen=True)
+class OutputTile:
+    """Where a lane's first element goes, and which elements exist. Rows and columns are those of the MMA's sides.
+
+    Attributes:
+        address: of the lane's first row and first column.
+        pitch_m, pitch_n: bytes from row to row and from column to column; one of them is an element's.
+        rows, columns: those that exist from the lane's first one on.
+    """
+
+    address: Int64
+    dtype: type
+    alpha: Float32
+    pitch_m: Int64 | int
+    pitch_n: Int64 | int
+    rows: Int32
+    columns: Int32
+    runs_along_n: bool
 
 
 @cute.jit
-def store_tile(
-    acc: cute.Tensor,
+def locate_output(
     outputs: OutputTable,
-    out_dtype: cutlass.Constexpr,
-    tile: WorkTile,
-    cta_tile_shape_mnk: cutlass.Constexpr,
-    warp_tile: cutlass.Constexpr,
-    warp_m: Int32,
+    dtype: cutlass.Constexpr,
+    slot: Int32,
+    m_side: TileSide,
+    n_side: TileSide,
+    first_row: Int32,
     first_col: Int32,
-):
-    """Scale, convert and store a warp's (REGISTER, MMA_N, MMA_M) sums; rows and columns beyond the group are kept."""
-    tile_m, tile_n, _ = cta_tile_shape_mnk
+    swap_ab: cutlass.Constexpr,
+) -> OutputTile:
+    """A lane's part of a tile: row g and columns 2t and 2t + 1 of every MMA, with lane = 4g + t."""
     lane = cute.arch.lane_idx()
-    alpha = load_alpha(outputs, tile.slot)
-    pitch = select_slot(outputs.pitches, tile.slot)
-    base = select_slot(outputs.addresses, tile.slot)
-    element_bytes = out_dtype.width // 8
-    col = tile.tile_n_idx * tile_n + first_col + 2 * (lane % 4)
-    for strip in cutlass.range_constexpr(2 * NUM_MMA_M):
-        row = tile.tile_m_idx * tile_m + warp_m * STRIP + strip * STRIP_PITCH + lane // 4
-        if row < tile.m:
-            address = base + (Int64(row) * pitch + col) * element_bytes
-            for j in cutlass.range_constexpr(warp_tile.num_mma_n):
-                offset = warp_tile.n_offsets[j]
-                pair = cute.make_rmem_tensor(2, out_dtype)
-                for i in cutlass.range_constexpr(2):
-                    pair[i] = (acc[strip % 2 * 2 + i, j, strip // 2] * alpha).to(out_dtype)
-                _store_pair(pair, address + offset * element_bytes, tile.n - col - offset)
+    row = m_side.first_row + first_row + lane // 4
+    col = n_side.first_row + first_col + 2 * (lane % 4)
+    element_bytes = dtype.width // 8
+    pitch = select_slot(outputs.pitches, slot) * element_bytes
+    pitch_m, pitch_n = (element_bytes, pitch) if swap_ab else (pitch, element_bytes)
+    return OutputTile(
+        address=select_slot(outputs.addresses, slot) + Int64(row) * pitch_m + Int64(col) * pitch_n,
+        dtype=dtype,
+        alpha=load_alpha(outputs, slot),
+        pitch_m=pitch_m,
+        pitch_n=pitch_n,
+        rows=m_side.extent - row,
+        columns=n_side.extent - col,
+        runs_along_n=not swap_ab,
+    )
 
 
 @cute.jit
-def _store_pair(pair: cute.Tensor, address: Int64, num_valid: Int32):
-    """Store the first ``num_valid`` of two values, at once where the address allows."""
-    pair_bytes = 2 * pair.element_type.width // 8
-    if num_valid >= 2 and address % pair_bytes == 0:
-        ptr = cute.make_ptr(pair.element_type, address, cute.AddressSpace.gmem, assumed_align=pair_bytes)
-        cute.autovec_copy(pair, cute.make_tensor(ptr, pair.layout))
+def store_tile(acc: cute.Tensor, out: OutputTile, warp_tile: cutlass.Constexpr):
+    """Scale, convert and store a warp's (REGISTER, MMA_M, MMA_N) sums; what lies beyond the group is kept."""
+    for i in cutlass.range_constexpr(len(warp_tile.mma_m)):
+        strip, pair_of_bands = warp_tile.mma_m[i]
+        for half in cutlass.range_constexpr(2):
+            row = strip * STRIP + (2 * pair_of_bands + half) * BAND
+            if row < out.rows:
+                for j in cutlass.range_constexpr(len(warp_tile.mma_n)):
+                    col = warp_tile.mma_n[j][0] * STRIP + warp_tile.mma_n[j][1] * BAND
+                    pair = cute.make_rmem_tensor(2, out.dtype)
+                    for k in cutlass.range_constexpr(2):
+                        pair[k] = (acc[2 * half + k, i, j] * out.alpha).to(out.dtype)
+                    address = out.address + row * out.pitch_m + col * out.pitch_n
+                    _store_pair(pair, address, out.pitch_n, out.columns - col, out.runs_along_n)
+
+
+@cute.jit
+def _store_pair(pair: cute.Tensor, address: Int64, pitch, num_valid: Int32, is_contiguous: cutlass.Constexpr):
+    """Store the first ``num_valid`` of two values, ``pitch`` bytes apart, at once where their addresses allow."""
+    if cutlass.const_expr(is_contiguous):
+        pair_bytes = 2 * pair.element_type.width // 8
+        if num_valid >= 2 and address % pair_bytes == 0:
+            ptr = cute.make_ptr(pair.element_type, address, cute.AddressSpace.gmem, assumed_align=pair_bytes)
+            cute.autovec_copy(pair, cute.make_tensor(ptr, pair.layout))
+        else:
+            _store_elements(pair, address, pitch, num_valid)
     else:
-        ptr = cute.make_ptr(pair.element_type, address, cute.AddressSpace.gmem)
-        out = cute.make_tensor(ptr, pair.layout)
-        for i in cutlass.range_constexpr(2):
-            if i < num_valid:
-                out[i] = pair[i]
+        _store_elements(pair, address, pitch, num_valid)
+
+
+@cute.jit
+def _store_elements(pair: cute.Tensor, address: Int64, pitch, num_valid: Int32):
+    for i in cutlass.range_constexpr(2):
+        if i < num_valid:
+            ptr = cute.make_ptr(pair.element_type, address + i * pitch, cute.AddressSpace.gmem)
+            cute.make_tensor(ptr, cute.make_layout(1))[0] = pair[i]

@@ -3,14 +3,17 @@
 For every group g:  C = alpha[g] * (A * SFA) @ (B * SFB)^T  with A (M_g, K_g), B (N_g, K_g) e2m1, two values a byte,
 K-major; SFA (M_g, K_g / 16), SFB (N_g, K_g / 16) e4m3 in the 128x4 blocked layout; C (M_g, N_g), N-major.
 
-Roles (warps):  MMA 0-7 (0-3 in tiles of 8 columns) | LOAD, the warp after them.
+Roles (warps):  MMA 0-7, one team or two (0-3 where one team has a tile of 8 columns) | LOAD, the warp after
+them; the other three of its warpgroup only give their registers to the MMA warps.
 
 Pipelines (producer -> consumer), full arrivals / empty arrivals:
-  ab   LOAD -> MMA   num_ab_stage    full: 1 + bytes of A, B, SFA, SFB    empty: one a MMA warp
+  ab   LOAD -> MMA   num_ab_stage    full: 1 + bytes of A, B, SFA, SFB    empty: one a warp of the team
+  turn  team -> team   two named barriers: a team multiplies after the other has read its last stage
 
-Timeline, a tile: LOAD fills one stage a K tile and runs ahead over the tiles of a persistent CTA -> every MMA warp
-reads its rows and columns with ldmatrix and its scales with 32-bit loads (``warp_tile``), multiplies K/64 times,
-releases the stage; after the last K tile it scales, converts and stores its sums from registers.
+Timeline, a tile: LOAD fills one stage a K tile and runs ahead over the tiles of a persistent CTA -> every MMA warp of
+the tile's team reads its rows and columns with ldmatrix and its scales with 32-bit loads (``warp_tile``), a K block
+ahead of the one that it multiplies, and releases the stage; after the last K tile it scales, converts and stores its
+sums from registers, while the other team, if there is one, multiplies.
 
 Shared memory: ``arch.sm120.SmemPlan``. Tensor maps of all groups: kernel parameters, encoded by the host code.
 
@@ -46,6 +49,10 @@ from .operands import (
 )
 from .warp_tile import WarpTile
 
+WARPGROUP_WARPS = 4
+# Registers a thread: a budget belongs to a warpgroup, and two of MMA and one of LOAD share the SM's 65536.
+LOAD_REGISTERS, MMA_REGISTERS = 40, 232
+
 
 class GroupedGemmSm120:
     """One compiled variant: a config, an output type, a number of groups, with or without alpha.
@@ -65,7 +72,7 @@ class GroupedGemmSm120:
         self.has_alpha = has_alpha
         self.name = name
         self.smem = smem_plan(config)
-        self.warp_tile = WarpTile(config.cta_tile_shape_mnk[1])
+        self.warp_tile = WarpTile(config.cta_tile_shape_mnk[1], config.num_acc_stage)
 
     @cute.jit
     def __call__(self, table: cute.Pointer, queue):
@@ -96,6 +103,8 @@ class GroupedGemmSm120:
             alpha = cute.make_ptr(Float32, values[Header.ALPHA, 0], cute.AddressSpace.gmem, assumed_align=4)
         num_stage = self.config.num_ab_stage
         scales = scales_layout(tile_k, num_stage)
+        if cutlass.const_expr(self.config.swap_ab):
+            tensors_a, tensors_b, tensors_sfa, tensors_sfb = tensors_b, tensors_a, tensors_sfb, tensors_sfa
         self.kernel.set_name_prefix(self.name)
         self.kernel(
             make_tma_operand(tensors_a, values_layout(tile_m, tile_k, num_stage), (tile_m, tile_k)),
@@ -117,7 +126,7 @@ class GroupedGemmSm120:
             ),
         ).launch(
             grid=(Int32(values[Header.NUM_CTA, 0]), 1, 1),
-            block=(WARP_SIZE * (self.warp_tile.num_warps + 1), 1, 1),
+            block=(WARP_SIZE * (self.warp_tile.num_warps + WARPGROUP_WARPS), 1, 1),
             min_blocks_per_mp=1,
             stream=queue,
         )
@@ -132,14 +141,14 @@ class GroupedGemmSm120:
         groups: GroupTable,
         outputs: OutputTable,
     ):
-        """Allocate, connect, dispatch."""
+        """Allocate, connect, dispatch. A is the MMA's M side here, and B its N side: of the other with ``swap_ab``."""
         config, warp_tile = self.config, self.warp_tile
         tile_m, tile_n, tile_k = config.cta_tile_shape_mnk
         # Ids
         warp_idx = cute.arch.make_warp_uniform(cute.arch.warp_idx())
         load_warp_id = warp_tile.num_warps
         if warp_idx == load_warp_id:
-            prefetch_first_descriptors([tma_a, tma_b, tma_sfa, tma_sfb], groups, config.cta_tile_shape_mnk)
+            prefetch_first_descriptors([tma_a, tma_b, tma_sfa, tma_sfb], groups, config.work_tile_mnk)
 
         # Storage
         smem = SmemAllocator()
@@ -158,7 +167,7 @@ class GroupedGemmSm120:
             barrier_storage=smem.allocate_array(Int64, 2 * config.num_ab_stage),
             num_stages=config.num_ab_stage,
             producer_group=pipeline.CooperativeGroup(pipeline.Agent.Thread),
-            consumer_group=pipeline.CooperativeGroup(pipeline.Agent.Thread, warp_tile.num_warps),
+            consumer_group=pipeline.CooperativeGroup(pipeline.Agent.Thread, warp_tile.team_warps),
             tx_count=self.smem.stage_bytes,
             defer_sync=True,
         ).make_participants()
@@ -166,21 +175,24 @@ class GroupedGemmSm120:
         cute.arch.sync_threads()
 
         # ---- LOAD --------------------------------------------------------------------------------------
+        if warp_idx >= load_warp_id:
+            cute.arch.setmaxregister_decrease(LOAD_REGISTERS)
         if warp_idx == load_warp_id:
             run_load(
                 LoadArgs(
-                    a=partition_values(tma_a, sA, tile_m, tile_k),
-                    b=partition_values(tma_b, sB, tile_n, tile_k),
-                    sfa=partition_scales(tma_sfa, sSFA, tile_m, tile_k),
-                    sfb=partition_scales(tma_sfb, sSFB, tile_n, tile_k),
+                    m=partition_values(tma_a, sA, tile_m, tile_k),
+                    n=partition_values(tma_b, sB, tile_n, tile_k),
+                    sf_m=partition_scales(tma_sfa, sSFA, tile_k),
+                    sf_n=partition_scales(tma_sfb, sSFB, tile_k),
                     groups=groups,
-                    cta_tile_shape_mnk=config.cta_tile_shape_mnk,
+                    config=config,
                     ab_producer=ab_producer,
                 )
             )
 
         # ---- MMA ---------------------------------------------------------------------------------------
         if warp_idx < load_warp_id:
+            cute.arch.setmaxregister_increase(MMA_REGISTERS)
             run_mma(
                 MmaArgs(
                     buffers=StageBuffers(*[tensor.iterator.toint() for tensor in (sA, sB, sSFA, sSFB)]),
@@ -189,7 +201,7 @@ class GroupedGemmSm120:
                     groups=groups,
                     outputs=outputs,
                     out_dtype=self.out_dtype,
-                    cta_tile_shape_mnk=config.cta_tile_shape_mnk,
+                    config=config,
                     ab_consumer=ab_consumer,
                 )
             )

@@ -37,15 +37,13 @@ class LoadPartition:
 
     Attributes:
         atoms: one TMA atom a slot.
-        gmem: ((atom_v, rest_v), BLOCK_MN, TILE_K) coordinates.
+        gmem: ((atom_v, rest_v), BOX, TILE_K) coordinates: boxes are a tile's rows, or a 128-row block of scales.
         smem: ((atom_v, rest_v), STAGE).
-        tiles_per_block: tiles along M or N that share a block: several of a small tile lie in one block of scales.
     """
 
     atoms: list
     gmem: cute.Tensor
     smem: cute.Tensor
-    tiles_per_block: int
 
 
 def values_layout(rows: int, tile_k: int, num_stage: int) -> cute.ComposedLayout:
@@ -103,17 +101,17 @@ def partition_values(operand: TmaOperand, s_values: cute.Tensor, rows: int, tile
     """Partition A or B. s_values: (rows, K, STAGE) in shared memory."""
     # (rows, K, TILE_MN, TILE_K)
     g_tiles = cute.local_tile(operand.coords, (rows, tile_k), (None, None))
-    return _partition(operand, s_values, g_tiles, tiles_per_block=1)
+    return _partition(operand, s_values, g_tiles)
 
 
-def partition_scales(operand: TmaOperand, s_scales: cute.Tensor, rows: int, tile_k: int) -> LoadPartition:
+def partition_scales(operand: TmaOperand, s_scales: cute.Tensor, tile_k: int) -> LoadPartition:
     """Partition the scales of A or B. s_scales: (WORD, 1, K_BLOCK, STAGE) in shared memory."""
     # (WORD, 1, K_BLOCK, MN_BLOCK, TILE_K)
     g_tiles = cute.local_tile(operand.coords, scales_box(tile_k), (0, None, None))
-    return _partition(operand, s_scales, g_tiles, tiles_per_block=SF_ATOM_ROWS // rows)
+    return _partition(operand, s_scales, g_tiles)
 
 
-def _partition(operand: TmaOperand, s_tiles, g_tiles, tiles_per_block: int) -> LoadPartition:
+def _partition(operand: TmaOperand, s_tiles, g_tiles) -> LoadPartition:
     rank = cute.rank(s_tiles) - 1
     smem, gmem = cpasync.tma_partition(
         operand.atoms[0],
@@ -122,4 +120,4 @@ def _partition(operand: TmaOperand, s_tiles, g_tiles, tiles_per_block: int) -> L
         cute.group_modes(s_tiles, 0, rank),
         cute.group_modes(g_tiles, 0, rank),
     )
-    return LoadPartition(operand.atoms, gmem, smem, tiles_per_block)
+    return LoadPartition(operand.atoms, gmem, smem)

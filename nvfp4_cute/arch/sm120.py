@@ -1,6 +1,7 @@
 """sm_120a, sm_121a: what a KernelConfig costs in shared memory, and why one is refused.
 
-A tile has M 128 on the M side of the warp MMA and up to 128 on its N side. Limits: CUDA C++ programming guide,
+``num_acc_stage`` accumulators lie in registers: 1 is the cooperative schedule, where all warps work on one tile; 2 is
+ping-pong, where two teams take turns and one stores while the other multiplies. A tile has M 128 on the M side of the warp MMA and up to 128 on its N side. Limits: CUDA C++ programming guide,
 technical specifications (99 KiB of shared memory a CTA).
 """
 
@@ -21,6 +22,8 @@ BARRIER_BYTES = 1024
 TILE_M = 128
 TILES_N = (8, 16, 32, 64, 128)
 TILES_K = (128, 256)
+# Of two teams that take turns: 128 columns spill a few registers of the tile loop.
+MAX_TEAM_TILE_N = 64
 # A scale block covers 128 rows x 4 scales: a tile loads whole ones, whatever part of their rows it uses.
 SF_ATOM_ROWS = 128
 # Columns that every lane quad's scale word spans in one load: 8 columns each in groups of 32.
@@ -70,8 +73,8 @@ def resolve(config: KernelConfig) -> KernelConfig:
 def unsupported_reason(config: KernelConfig) -> str | None:
     """Why this family cannot build ``config``, with the nearest legal value; None where it can."""
     m, n, k = config.cta_tile_shape_mnk
-    if config.use_2cta_instrs or config.swap_ab:
-        return "use_2cta_instrs and swap_ab are of the sm_100 family; leave both False"
+    if config.use_2cta_instrs:
+        return "use_2cta_instrs: an MMA is one warp's here, not a pair of CTAs'; leave it False"
     if m != TILE_M:
         return f"cta_tile_shape_mnk={config.cta_tile_shape_mnk}: M tiles other than 128 are not built; use M tile 128"
     if n not in TILES_N:
@@ -83,8 +86,10 @@ def unsupported_reason(config: KernelConfig) -> str | None:
             f"cta_tile_shape_mnk={config.cta_tile_shape_mnk}: a K tile fills a 64-byte or a 128-byte swizzle row; "
             "use K tile 128 or 256"
         )
-    if config.num_acc_stage != 1:
-        return f"num_acc_stage={config.num_acc_stage}: accumulators lie in registers, one at a time; use 1"
+    if config.num_acc_stage not in (1, 2):
+        return f"num_acc_stage={config.num_acc_stage}: one team of warps has one accumulator; use 1, or 2 for two teams"
+    if config.num_acc_stage == 2 and n > MAX_TEAM_TILE_N:
+        return f"num_acc_stage=2: sums of {n} columns do not fit four warps' registers; use an N tile of {MAX_TEAM_TILE_N}"
     plan = smem_plan(config)
     if plan.num_ab_stage < 1 or plan.total_bytes > SMEM_CAPACITY_BYTES:
         return (

@@ -16,9 +16,21 @@ from nvfp4_cute.compile import KernelKey
 from nvfp4_cute.cubin import read_opcodes
 
 EMULATOR = "emulator:sm_120a"
-TILES_N = [KernelConfig((128, n, k), num_acc_stage=1) for n, k in [(8, 256), (16, 128), (32, 256), (64, 128)]]
+TILES = [
+    KernelConfig((128, n, k), num_acc_stage=teams, swap_ab=swap_ab)
+    for n, k, teams, swap_ab in [
+        (8, 256, 1, True),
+        (16, 128, 1, False),
+        (16, 256, 2, True),
+        (32, 256, 1, True),
+        (64, 128, 1, False),
+        (64, 128, 2, False),
+    ]
+]
 # Opcode that nvdisasm prints as OMMA: the block-scaled MMA of 4-bit operands.
 OMMA = 0x47F
+# Of a warp: 2 x 8 a K block, for the two blocks of a stage and for the last one behind the loop.
+MMAS = 3 * 2 * 8
 # Two tiles along M and N, more K tiles than stages, sums that are not exact.
 SHAPES = cases.Case("shapes", ((130, 136, 512), (1, 40, 896)), seed=11, kind="wide")
 QUICK = (
@@ -48,8 +60,8 @@ def test_no_spills(arch, dtype):
     assert threads * kernel.resources.registers <= 65536, "a CTA's threads share the SM's registers"
 
 
-@pytest.mark.parametrize("config", TILES_N, ids=KernelConfig.to_name)
-def test_small_tiles_do_not_spill(config):
+@pytest.mark.parametrize("config", TILES, ids=KernelConfig.to_name)
+def test_no_tile_spills(config):
     assert compiled(config=config).resources.stack_bytes == 0
 
 
@@ -57,8 +69,8 @@ def test_the_machine_code_is_block_scaled_mmas():
     """Every MMA of the PTX is one instruction: nothing is decoded to a wider type."""
     kernel = compiled()
     mma = r"mma\.sync\.aligned\.m16n8k64\.row\.col\.kind::mxf4nvf4\.block_scale\.scale_vec::4X\.f32\.e2m1\.e2m1\.f32\.ue4m3"
-    assert len(re.findall(mma, kernel.ptx)) == kernel.ptx.count("mma.sync") == 2 * 8 * 2
-    assert read_opcodes(kernel.cubin).count(OMMA) == 2 * 8 * 2
+    assert len(re.findall(mma, kernel.ptx)) == kernel.ptx.count("mma.sync") == MMAS
+    assert read_opcodes(kernel.cubin).count(OMMA) == MMAS
 
 
 def test_a_scale_word_serves_four_rows_of_a_quad():
@@ -85,7 +97,8 @@ def test_stages_fill_shared_memory():
         (KernelConfig((64, 128, 128), num_acc_stage=1), "use M tile 128"),
         (KernelConfig((128, 96, 128), num_acc_stage=1), "use an N tile of 8, 16, 32, 64, 128"),
         (KernelConfig((128, 128, 64), num_acc_stage=1), "use K tile 128 or 256"),
-        (KernelConfig((128, 128, 128), num_acc_stage=2), "one at a time; use 1"),
+        (KernelConfig((128, 128, 128), num_acc_stage=3), "use 1, or 2 for two teams"),
+        (KernelConfig((128, 128, 128), num_acc_stage=2), "use an N tile of 64"),
         (KernelConfig((128, 128, 128), 6, num_acc_stage=1), "use 1 to 5"),
         (KernelConfig((128, 128, 128), num_acc_stage=1, num_cta=0), "at least one CTA"),
     ],
@@ -107,14 +120,14 @@ def test_case(case):
     check(case, backend=EMULATOR)
 
 
-@pytest.mark.parametrize("config", TILES_N, ids=KernelConfig.to_name)
+@pytest.mark.parametrize("config", TILES, ids=KernelConfig.to_name)
 def test_small_tiles(config):
     check(
         cases.Case("tiles", ((130, 136, 288), (40, 33, 512)), has_alpha=True, padding="nan"), config, EMULATOR
     )
 
 
-@pytest.mark.parametrize("config", [None, KernelConfig((128, 64, 256), 2, 1, 3)], ids=str)
+@pytest.mark.parametrize("config", [None, KernelConfig((128, 64, 256), 2, 2, 3)], ids=str)
 @pytest.mark.parametrize("mode", ["eager", "lazy", "random:1"])
 def test_same_bits_whenever_asynchronous_operations_happen(mode, config):
     """And without a hazard."""
@@ -156,7 +169,7 @@ def test_random_problem(seed):
 # ---- bank conflicts ----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("config", [sm120.DEFAULT_CONFIG, *TILES_N], ids=KernelConfig.to_name)
+@pytest.mark.parametrize("config", [sm120.DEFAULT_CONFIG, *TILES], ids=KernelConfig.to_name)
 def test_shared_memory_is_read_without_bank_conflicts(config):
     case = cases.Case("banks", ((130, 136, 512),))
     with observe(count_banks=True) as observer:

@@ -2,14 +2,11 @@
 
 from dataclasses import dataclass
 
-import cutlass
-import cutlass.cute as cute
 from cutlass import Int32
 
-from nvfp4_cute.arch.sm100 import MMA_N_STEP
 from nvfp4_cute.config import KernelConfig
 
-from ..common.group_table import WorkTile
+from .group_table import WorkTile
 
 
 @dataclass(frozen=True)
@@ -41,10 +38,3 @@ def mma_sides(config: KernelConfig, tile: WorkTile) -> tuple[TileSide, TileSide]
     a = TileSide(tile.tile_m_idx * tile_m, tile.m, SideOrigin(tile.a_row, tile.a_sf_block, tile.a_batch))
     b = TileSide(tile.tile_n_idx * tile_n, tile.n, SideOrigin(0, 0, tile.b_batch))
     return (b, a) if config.swap_ab else (a, b)
-
-
-@cute.jit
-def mma_columns(config: cutlass.Constexpr, n_side: TileSide) -> Int32:
-    """Columns that the MMA computes: those of the group, rounded up to a whole slice of the epilogue."""
-    columns = cute.ceil_div(n_side.extent - n_side.first_row, MMA_N_STEP) * MMA_N_STEP
-    return cutlass.min(columns, config.cta_tile_shape_mnk[1])
