@@ -11,6 +11,7 @@ from nvfp4_cute.emulator import driver
 
 B200 = doctor.Gpu(0, "NVIDIA B200", "sm_100a", targets.B200)
 H200 = doctor.Gpu(1, "NVIDIA H200", "sm_90a", targets.H200)
+A100 = doctor.Gpu(1, "NVIDIA A100", "sm_80a")
 DSL = doctor.DSL_PREFIX
 
 
@@ -65,7 +66,7 @@ def test_report_without_a_gpu(machine):
     text, usable = doctor.report()
     assert usable
     assert "none that torch can use" in text
-    assert "grouped_gemm compiles for sm_100a, sm_103a, sm_110a" in text
+    assert "grouped_gemm compiles for sm_90a, sm_100a, sm_103a, sm_110a" in text
     assert "ready: the launch shim is built" in text
     assert "CPU tensors -> reference" in text
     assert "CUDA tensors -> cuda (refused: no GPU that torch can use)" in text
@@ -79,16 +80,16 @@ def test_report_without_gpu_and_shim_is_not_usable(machine):
 
 
 def test_report_with_a_kernel_for_one_gpu_of_two(machine):
-    machine([B200, H200], shim="not built")
+    machine([B200, A100], shim="not built")
     text, usable = doctor.report()
     assert usable
     assert "cuda:0 NVIDIA B200 (sm_100a): grouped_gemm runs on it" in text
-    assert "cuda:1 NVIDIA H200 (sm_90a): no kernel for it here" in text
+    assert "cuda:1 NVIDIA A100 (sm_80a): no kernel for it here" in text
     assert "CUDA tensors -> cuda (on cuda:0)\n" in text
 
 
 def test_report_shows_the_target_of_every_gpu(machine):
-    machine([B200, doctor.Gpu(1, "NVIDIA A100", "sm_80a")])
+    machine([B200, A100])
     text, _ = doctor.report()
     b200, a100 = text.index("cuda:0 NVIDIA B200"), text.index("cuda:1 NVIDIA A100")
     assert "target B200: 148 SMs, 7.5 TB/s" in text[b200:a100]
@@ -107,7 +108,7 @@ def test_gpus_are_looked_up_in_the_table(monkeypatch):
 
 
 def test_report_with_a_gpu_that_has_no_kernel(machine):
-    machine([H200])
+    machine([A100])
     text, _ = doctor.report()
     assert "CUDA tensors -> cuda (refused: no kernel for these GPUs)" in text
 

@@ -4,6 +4,7 @@
 programming guide, technical specifications (227 KiB of shared memory a CTA); PTX ISA 9.7.15 (wgmma: N a multiple of 8).
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from nvfp4_cute.config import KernelConfig
@@ -20,6 +21,14 @@ TILE_WEIGHTS = 128
 TILE_K = 128
 # Accumulators of more tokens leave wgmma too few of the registers that a launch of four warpgroups has.
 MAX_TILE_TOKENS = 160
+# Tokens of a tile that are tried where the caller chooses no config.
+TOKEN_CHOICES = (8, 16, 32, 64, 80, 96, 112, 128, 144, 160)
+# Model of one CTA's time, fitted to an H200's times of one tile an SM (64 to 128 tokens, K of 1536 and 4096); the least
+# time of a K tile is that of its weights' bytes at the HBM bandwidth that a copy reaches, 4.3 TB/s over 132 SMs.
+US_PER_TILE = 1.5
+US_PER_K_TILE = 0.25
+US_PER_TOKEN = 0.0053
+MIN_US_PER_K_TILE = 0.29
 # Scales come in blocks of 128 rows.
 SF_BLOCK_ROWS = 128
 # Values of K in a stage of decoded activations: one 128-byte swizzle row of fp16.
@@ -98,6 +107,33 @@ def smem_plan(config: KernelConfig) -> SmemPlan:
 def resolve(config: KernelConfig) -> KernelConfig:
     """``config`` with its stage count made explicit."""
     return replace(config, num_ab_stage=smem_plan(config).num_ab_stage)
+
+
+def choose(sizes: Iterable[tuple[int, int, int]], num_sms: int) -> KernelConfig:
+    """The number of tokens in a tile with the least modelled time: padding and idle SMs against decoding weights again.
+
+    Args:
+        sizes: (m, n, k) of every group.
+        num_sms: SMs of the device.
+    """
+    live = [size for size in sorted(sizes, key=lambda size: -size[0]) if min(size) > 0]
+    most = max((m for m, _, _ in live), default=0)
+    fitting = [tokens for tokens in TOKEN_CHOICES if tokens >= most]
+    choices = [tokens for tokens in TOKEN_CHOICES if tokens < most] + fitting[:1]
+    best = min(choices, key=lambda tokens: _modelled_us(live, tokens, num_sms))
+    return replace(DEFAULT_CONFIG, cta_tile_shape_mnk=(TILE_WEIGHTS, best, TILE_K))
+
+
+def _modelled_us(live: list[tuple[int, int, int]], tile_tokens: int, num_sms: int) -> float:
+    """Time of the CTA with most work, tiles being dealt out in turn."""
+    tiles: list[float] = []
+    for m, n, k in live:
+        rows = [min(tile_tokens, m - first) for first in range(0, m, tile_tokens)]
+        tiles += [
+            US_PER_TILE + -(-k // TILE_K) * max(US_PER_K_TILE + US_PER_TOKEN * count, MIN_US_PER_K_TILE)
+            for count in rows
+        ] * -(-n // TILE_WEIGHTS)
+    return max((sum(tiles[cta::num_sms]) for cta in range(num_sms)), default=0.0)
 
 
 def unsupported_reason(config: KernelConfig) -> str | None:
