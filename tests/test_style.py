@@ -30,7 +30,7 @@ LAYERS = (
     ("select",),
     ("compile", "simt_keys"),
     ("cache",),
-    ("launch", "task"),
+    ("launch", "prepared", "task"),
     ("backends",),
     ("ops",),
     ("",),  # nvfp4_cute/__init__.py: the public names

@@ -16,7 +16,7 @@ from nvfp4_cute.arch.sm90 import SF_BLOCK_ROWS
 
 from ..common.group_table import GroupTable, locate_tile
 from ..common.ring import CONSUMER_PHASE, PRODUCER_PHASE, Ring, arrive_warp, next_stage
-from .decode import broadcast_high, broadcast_low, decode_scales, decode_word
+from .decode import decode_scales, decode_word
 from .load import first_load, load_next
 from .operands import (
     CHUNK_BYTES,
@@ -164,6 +164,5 @@ def _scale_offset(row: Int32) -> Int32:
 def _decode_unit(words: list, scales: Uint32, unit: Int32) -> list:
     """32 values of one token: four words in, four times four words out, each half of an MMA's K."""
     two_scales = decode_scales(scales >> (unit * 16).to(Uint32))
-    scale = [broadcast_low(two_scales), broadcast_high(two_scales)]
-    pairs = [decode_word(words[t], scale[t // 2]) for t in range(4)]
+    pairs = [decode_word(words[t], two_scales, t >= 2) for t in range(4)]
     return [[pairs[t][i] for t in range(4)] for i in range(4)]

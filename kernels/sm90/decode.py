@@ -9,6 +9,7 @@ Eight values lie in a 32-bit word, nibble i the value of K index i. They leave a
 instructions give them: (0, 2), (4, 6), (1, 3), (5, 7). The order inside a K tile is free as long as A and B share it.
 """
 
+import cutlass
 import cutlass.cute as cute
 from cutlass import Uint32
 
@@ -35,24 +36,13 @@ def decode_scales(two_codes: Uint32) -> Uint32:
 
 
 @cute.jit
-def broadcast_low(pair: Uint32) -> Uint32:
-    """(lo, hi) -> (lo, lo)."""
-    return Uint32(cute.arch.prmt(pair, 0, 0x1010))
-
-
-@cute.jit
-def broadcast_high(pair: Uint32) -> Uint32:
-    """(lo, hi) -> (hi, hi)."""
-    return Uint32(cute.arch.prmt(pair, 0, 0x3232))
-
-
-@cute.jit
-def decode_word(word: Uint32, scale: Uint32) -> list:
+def decode_word(word: Uint32, scales: Uint32, upper: cutlass.Constexpr) -> list:
     """Eight e2m1 values times their scale.
 
     Args:
         word: nibble i is value i.
-        scale: fp16 pair, the scale twice.
+        scales: two fp16 scales.
+        upper: whether the scale is the upper one.
 
     Returns:
         fp16 pairs of the values (0, 2), (4, 6), (1, 3), (5, 7), each times 2^-14.
@@ -63,12 +53,18 @@ def decode_word(word: Uint32, scale: Uint32) -> list:
     pairs = []
     for upper_bytes in (even, odd):
         for selector in (LOW_PAIR, HIGH_PAIR):
-            pairs.append(_multiply(Uint32(cute.arch.prmt(upper_bytes, 0, selector)), scale))
+            pairs.append(_multiply(Uint32(cute.arch.prmt(upper_bytes, 0, selector)), scales, upper))
     return pairs
 
 
 @cute.jit
-def _multiply(a: Uint32, b: Uint32) -> Uint32:
+def _multiply(pair: Uint32, scales: Uint32, upper: cutlass.Constexpr) -> Uint32:
+    """Both of a pair times one of two scales: an instruction, which takes the half as it is."""
+    half = "h" if upper else "l"
     return cute.arch.inline_ptx(
-        "mul.rn.f16x2 {$w0}, {$r0}, {$r1};", write_only_types=[Uint32], read_only_args=[a, b]
+        "{ .reg .b16 l, h; .reg .b32 s; mov.b32 {l, h}, {$r1}; mov.b32 s, {"
+        + f"{half}, {half}"
+        + "}; mul.rn.f16x2 {$w0}, {$r0}, s; }",
+        write_only_types=[Uint32],
+        read_only_args=[pair, scales],
     )

@@ -15,7 +15,7 @@ from ..common.group_table import GroupTable, locate_tile
 from ..common.output_table import OutputTable
 from ..common.ring import CONSUMER_PHASE, Ring, arrive_warp, next_stage
 from .activations import SLAB_ROW_BYTES, SLABS
-from .decode import broadcast_high, broadcast_low, decode_scales, decode_word
+from .decode import decode_scales, decode_word
 from .epilogue import store_tile
 from .operands import (
     ROW_BYTES,
@@ -182,9 +182,7 @@ def _decode_slab(words: list, scales: list, slab: cutlass.Constexpr) -> cute.Ten
     registers = cute.recast_tensor(tCrA, Uint32)
     for i in cutlass.range_constexpr(2):
         for j in cutlass.range_constexpr(2):
-            pair = scales[i][slab]
-            scale = broadcast_high(pair) if cutlass.const_expr(j == 1) else broadcast_low(pair)
-            pairs = decode_word(words[i][2 * slab + j], scale)
+            pairs = decode_word(words[i][2 * slab + j], scales[i][slab], j == 1)
             for u in cutlass.range_constexpr(2):
                 first = (2 * j + u) * 4 + i
                 registers[first] = pairs[2 * u]

@@ -7,7 +7,7 @@ from nvfp4_cute.cache import get_kernel
 from nvfp4_cute.compile import table_pointer
 from nvfp4_cute.config import KernelConfig
 from nvfp4_cute.errors import UnsupportedTarget
-from nvfp4_cute.launch import make_plan
+from nvfp4_cute.launch import Plan, make_plan
 from nvfp4_cute.problem import GroupedOperands, GroupedProblem
 from nvfp4_cute.targets import arch_of_capability
 from nvfp4_cute.task import Task
@@ -31,10 +31,15 @@ def run(problem: GroupedProblem, operands: GroupedOperands, config: KernelConfig
         ValueError: CPU operands. UnsupportedTarget: a GPU without a kernel.
     """
     device = _check_device(operands.device)
-    sm_count = torch.cuda.get_device_properties(device).multi_processor_count
-    plan = make_plan(problem, arch_of_device(device), sm_count, config)
+    plan = plan_for(problem, device, config)
     with torch.cuda.device(device):
         plan.launch(operands, torch.cuda.current_stream(device).cuda_stream)
+
+
+def plan_for(problem: GroupedProblem, device: torch.device, config: KernelConfig | None) -> Plan:
+    """The plan of a problem on a CUDA device. Raises UnsupportedTarget where no kernel exists for it."""
+    sm_count = torch.cuda.get_device_properties(device).multi_processor_count
+    return make_plan(problem, arch_of_device(device), sm_count, config)
 
 
 def run_task(task: Task) -> None:
