@@ -1,0 +1,113 @@
+"""`python -m nvfp4_cute.bench.h200`: the sm_90a kernel on the Hopper GPU of this machine, checked and measured in one run.
+
+Writes ``bench/results/h200.md``: random problems compared with the reference bit by bit; competition cases, decode
+layers and a large GEMM beside torch on the same values (cold L2, rotating inputs, CUDA graphs; median and deciles); what
+a call costs the host.
+"""
+
+import argparse
+import datetime
+import subprocess
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+from tqdm import tqdm
+
+import nvfp4_cute
+from nvfp4_cute import check, targets
+from nvfp4_cute.bench import cases, measured, report
+from nvfp4_cute.bench.operands import make_operands
+
+RESULTS = Path(__file__).parent / "results"
+SELECTED = (
+    "nvfp4_group_gemm",
+    "nvfp4_gemm",
+    "gemm 4096^3",
+    "gemm 8192^3",
+    "x 14336 1 rows",
+    "x 14336 32 rows",
+    "x 8192 ",
+)
+LIMITS = check.Limits(groups=4, max_m=300, max_n=400, max_k=2048)
+HOST_SIZES = tuple((m, 128, 512) for m in (80, 176, 128, 72, 64, 248, 96, 160))
+CALLS, REPEATS = 300, 5
+
+
+def main() -> None:
+    """Check, measure, write the page, print it."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--problems", type=int, default=20, help="random problems to check (default %(default)s)"
+    )
+    parser.add_argument("--out", type=Path, default=RESULTS, help="folder of the page (default %(default)s)")
+    arguments = parser.parse_args()
+    target = targets.detect()
+    if target is None or target.arch != "sm_90a":
+        raise SystemExit("this needs an sm_90a GPU that the table of targets knows")
+    wrong = [
+        f"seed {seed}: {reason}"
+        for seed in tqdm(range(arguments.problems), desc="checking")
+        if (reason := check.failure_of(check.draw(seed, LIMITS), "cuda"))
+    ]
+    checked = f"{arguments.problems - len(wrong)} of {arguments.problems} random problems bit-equal to the reference"
+    chosen = [
+        case
+        for case in cases.select(("competition", "dense", "linear"))
+        if case.operation in ("grouped_gemm", "gemm") and any(name in str(case) for name in SELECTED)
+    ]
+    rows = report.make_rows(tqdm(chosen, desc="timing"), target, measured.time_case)
+    heading = (
+        f"{torch.cuda.get_device_name()}, {datetime.date.today()}, driver {_driver()}, torch {torch.__version__}, "
+        f"CUDA {torch.version.cuda}: measured, median (CUDA events, graph replay, cold L2, rotating inputs)."
+    )
+    spread = [f"{row.case}: {row.time.low:.1f} to {row.time.high:.1f} us" for row in rows if row.time]
+    notes = [checked, *wrong, *_host_costs(), "first to ninth decile: " + "; ".join(spread)]
+    arguments.out.mkdir(exist_ok=True)
+    path = report.save(report.Report(target, rows, heading, notes), arguments.out)
+    print(path.read_text())
+
+
+def _driver() -> str:
+    query = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
+    return subprocess.run(query, capture_output=True, text=True, check=True).stdout.split()[0]
+
+
+def _host_costs() -> list[str]:
+    """What the host spends on a call of eight groups that computes little."""
+    case = cases.Case("host", "host", "eight groups", "grouped_gemm", HOST_SIZES)
+    operands = make_operands(case, torch.device("cuda"), 0)
+    a, b, a_scale, b_scale, out = map(list, measured.vars_of(operands))
+    small = torch.zeros(1024, device="cuda")
+
+    def call(given: list[torch.Tensor] | None) -> Callable[[], object]:
+        return lambda: nvfp4_cute.grouped_gemm(a, b, a_scale, b_scale, out=given, out_dtype=torch.float16)
+
+    return [
+        f"host time of {name}: {_host_us(function):.1f} us"
+        for name, function in (
+            ("grouped_gemm, list form, 8 groups, out given", call(out)),
+            ("grouped_gemm, list form, 8 groups, out allocated", call(None)),
+            ("torch.add", lambda: torch.add(small, small)),
+        )
+    ]
+
+
+def _host_us(function: Callable[[], object]) -> float:
+    """Least mean of several runs of calls; the GPU is idle before each run."""
+    best = float("inf")
+    for _ in range(1 + REPEATS):
+        torch.cuda.synchronize()
+        start = time.perf_counter()
+        for _ in range(CALLS):
+            function()
+        best = min(best, (time.perf_counter() - start) / CALLS)
+    torch.cuda.synchronize()
+    return 1e6 * best
+
+
+if __name__ == "__main__":
+    main()
