@@ -59,7 +59,7 @@ def main() -> None:
         for case in cases.select(("competition", "dense", "linear"))
         if case.operation in ("grouped_gemm", "gemm") and any(name in str(case) for name in SELECTED)
     ]
-    rows = report.make_rows(tqdm(chosen, desc="timing"), target, measured.time_case)
+    rows = report.make_rows(chosen, target, measured.time_case)
     heading = (
         f"{torch.cuda.get_device_name()}, {datetime.date.today()}, driver {_driver()}, torch {torch.__version__}, "
         f"CUDA {torch.version.cuda}: measured, median (CUDA events, graph replay, cold L2, rotating inputs)."
@@ -80,7 +80,10 @@ def _host_costs() -> list[str]:
     """What the host spends on a call of eight groups that computes little."""
     case = cases.Case("host", "host", "eight groups", "grouped_gemm", HOST_SIZES)
     operands = make_operands(case, torch.device("cuda"), 0)
-    a, b, a_scale, b_scale, out = map(list, measured.vars_of(operands))
+    a, b, a_scale, b_scale, out = (
+        list(tensors)
+        for tensors in (operands.a, operands.b, operands.a_scale, operands.b_scale, operands.out)
+    )
     small = torch.zeros(1024, device="cuda")
 
     def call(given: list[torch.Tensor] | None) -> Callable[[], object]:

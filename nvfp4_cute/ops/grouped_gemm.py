@@ -106,11 +106,12 @@ def grouped_gemm(
         )
         backends.run_task(backend, task)
         return result
-    lists = [a, b, a_scale, b_scale, *([] if out is None else [out]), *([] if alpha is None else [[alpha]])]
+    lists: list[Any] = [a, b, a_scale, b_scale]
+    lists += ([] if out is None else [out]) + ([] if alpha is None else [[alpha]])
     key = prepared.signature(lists, out is None, out_dtype, scale_layout, backend, config)
     if key is not None and (call := prepared.find(key)) is not None:
         outs = out if out is not None else call.new_outputs()
-        addresses = prepared.addresses_of(a, b, a_scale, b_scale, outs, [] if alpha is None else [alpha])
+        addresses = prepared.addresses_of(*lists[:4], outs, *lists[4 + (out is not None) :])
         if call.accepts(addresses, own_out=out is not None):
             call.launch(addresses)
             return list(outs)
