@@ -38,7 +38,7 @@ LAYERS = (
     ("problems",),
     ("bench",),
     ("competition", "competition_verbs"),
-    ("trace", "check", "demo", "doctor", "emulate", "sol", "cli"),
+    ("trace", "check", "demo", "doctor", "emulate", "h200", "sol", "cli"),
 )
 LEAVES = ("errors", "formats", "scale_layout", "config", "launch_table")
 STDLIB_LEAVES = ("errors", "config", "env", "launch_table")

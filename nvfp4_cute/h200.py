@@ -1,4 +1,4 @@
-"""`python -m nvfp4_cute.bench.h200`: the sm_90a kernel on the Hopper GPU of this machine, checked and measured in one run.
+"""`python -m nvfp4_cute.h200`: the sm_90a kernel on the Hopper GPU of this machine, checked and measured in one run.
 
 Writes ``bench/results/h200.md``: random problems compared with the reference bit by bit; competition cases, decode
 layers and a large GEMM beside torch on the same values (cold L2, rotating inputs, CUDA graphs; median and deciles); what
@@ -18,9 +18,9 @@ from tqdm import tqdm
 import nvfp4_cute
 from nvfp4_cute import check, targets
 from nvfp4_cute.bench import cases, measured, report
+from nvfp4_cute.bench.command import RESULTS
 from nvfp4_cute.bench.operands import make_operands
 
-RESULTS = Path(__file__).parent / "results"
 SELECTED = (
     "nvfp4_group_gemm",
     "nvfp4_gemm",
