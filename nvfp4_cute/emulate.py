@@ -14,7 +14,7 @@ from nvfp4_cute.emulator.script import Outcome, run_script
 from nvfp4_cute.emulator.virtual_gpu import LaunchRow, VirtualGpu
 from nvfp4_cute.errors import EmulatorError
 from nvfp4_cute.targets import lookup
-from nvfp4_cute.timing_constants import constants_of
+from nvfp4_cute.timing_constants import MODEL_ERROR, constants_of
 
 NAME_CHARACTERS = 40
 TIMES_NOTE = (
@@ -61,6 +61,8 @@ def run(
     sys.stdout.flush()
     for modelled in gpu.timings:
         print(modelled.report(), file=sys.stderr)
+    if timing is not None:
+        print(MODEL_ERROR, file=sys.stderr)
     if stats:
         print(launch_table(gpu.launches), file=sys.stderr)
         print(bank_table(gpu.launches), file=sys.stderr)

@@ -9,6 +9,7 @@ from tqdm import tqdm
 from nvfp4_cute.emulator import trace
 from nvfp4_cute.modelled import modelled_times
 from nvfp4_cute.targets import lookup
+from nvfp4_cute.timing_constants import MODEL_ERROR
 
 ADVICE = "open it at https://ui.perfetto.dev or chrome://tracing"
 
@@ -45,6 +46,7 @@ def run(problem: str, case: int, *, target_name: str, out: Path | None) -> int:
         )
     for timing in timings:
         print(timing.report())
+    print(MODEL_ERROR)
     if out is not None:
         trace.write(timings[-1], out)
         print(f"timeline in {out}: {ADVICE}")

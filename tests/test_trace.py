@@ -2,6 +2,8 @@
 
 import gzip
 import json
+import re
+from pathlib import Path
 
 import pytest
 import torch
@@ -11,6 +13,7 @@ from nvfp4_cute import cli, trace
 from nvfp4_cute.modelled import modelled_times
 from nvfp4_cute.speed_of_light import grouped_gemm, physical_floor
 from nvfp4_cute.targets import B200
+from nvfp4_cute.timing_constants import MODEL_ERROR
 
 
 def test_unknown_case_is_refused(capsys):
@@ -50,3 +53,12 @@ def test_trace_of_a_competition_case(tmp_path, capsys):
         if e["ph"] == "M"
     }
     assert any("MMA" in str(row) for row in rows) and "TMA" in rows and "tensor cores" in rows
+
+
+def test_stated_error_is_that_of_the_committed_table():
+    page = (Path(__file__).parent.parent / "bench/results/timing_model.md").read_text()
+    cases, middle, worst = re.search(
+        r"(\d+) cases\. Median error ([\d.]+) %, worst ([\d.]+) %", page
+    ).groups()
+    stated = f"On {cases} launches measured on an H200 the model's median error is {float(middle):.0f} %"
+    assert stated in MODEL_ERROR and f"the worst {float(worst):.0f} %" in MODEL_ERROR

@@ -44,8 +44,9 @@ class Timing:
 
     Attributes:
         kernel: its name.  constants: the GPU.  cycles: from the launch to its end.
-        hbm_bytes / l2_bytes / written_bytes: read from device memory, asked of L2 by SMs (both ways), stored.
-        requested_bytes: loaded from global memory by the instructions, in whole 32-byte sectors.
+        hbm_bytes: read from device memory.  l2_bytes: that SMs read from L2.
+        requested_bytes / stored_bytes: that the instructions ask for and store, in whole 32-byte sectors of global memory.
+        hbm_busy: cycles that device memory worked.
         sm_busy: cycles that each SM had a CTA.  mma_busy: cycles that its matrix pipes worked.
         stalls: warp cycles by role and cause.  critical: cycles of the critical path by cause.
         lanes, memory_log: the timeline, where it was asked for: rows of spans, and (cycles, bytes) of every read of

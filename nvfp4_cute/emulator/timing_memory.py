@@ -15,11 +15,10 @@ SPREAD_BYTES = 8192
 
 @dataclass
 class Reply:
-    """When data of a request is there, and how long it queued for device memory and for L2."""
+    """When the data of a request is there, and whether L2 had it."""
 
     time: float
     hit: bool
-    queued: float
 
 
 class Memory:
@@ -43,7 +42,7 @@ class Memory:
             OrderedDict()
         )  # address -> [bytes, time it is there, dirty, reply]
         self._used = 0.0
-        self.hbm_bytes = self.l2_bytes = self.written_back = 0
+        self.hbm_bytes = self.l2_bytes = 0
         self.hbm_busy = 0.0
 
     def read(self, piece: Piece, now: float, gpc: int) -> Reply:
@@ -58,7 +57,7 @@ class Memory:
             if now >= served:  # else L2 answers this request with an earlier one for the same piece
                 self._l2_free = max(self._l2_free, now) + nbytes * self._l2_cycles
                 served = held[3] = max(self._l2_free, there) + c.l2_latency
-            return Reply(max(served, now + c.l2_latency), there <= now, served - now)
+            return Reply(max(served, now + c.l2_latency), there <= now)
         self._l2_free = max(self._l2_free, now) + nbytes * self._l2_cycles
         done = self._from_hbm(nbytes, now)
         there = done + c.hbm_latency - c.l2_latency + c.hbm_spread * min(1.0, nbytes / SPREAD_BYTES)
@@ -69,12 +68,11 @@ class Memory:
         time = max(self._l2_free, there) + c.l2_latency
         self._keep(address, nbytes, there, dirty=False, now=now)
         self._held[address][3] = time
-        return Reply(time, False, done - now)
+        return Reply(time, False)
 
     def write(self, piece: Piece, now: float) -> float:
         """Store a piece; when L2 has it."""
         address, nbytes = piece
-        self.l2_bytes += nbytes
         self._write_free = max(self._write_free, now) + nbytes * self._write_cycles
         self._keep(address, nbytes, self._write_free, dirty=True, now=now)
         return self._write_free
@@ -99,7 +97,6 @@ class Memory:
             _, (size, _, was_dirty, _) = self._held.popitem(last=False)
             self._used -= size
             if was_dirty:
-                self.written_back += int(size)
                 cycles = size * self._hbm_cycles
                 self.hbm_busy += cycles
                 self._hbm_free = max(self._hbm_free, now) + cycles
