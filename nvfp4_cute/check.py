@@ -136,12 +136,12 @@ def difference(outputs: list[torch.Tensor], expected: list[torch.Tensor]) -> str
 def run(backend: str | None, limits: Limits, *, seed: int, count: int) -> int:
     """Check the problems of seeds `seed`, `seed` + 1, ... on `backend`; print a line each. Return 0 if all are equal.
 
-    `backend` None takes the GPU where there is a kernel for it and the emulator elsewhere.
+    `backend`: as `grouped_gemm` takes it. None takes the GPU where there is a kernel for it and the emulator elsewhere.
 
     Raises: EmulatorError if the backend is the emulator and its launch shim is missing.
     """
     backend = backend or ("cuda" if doctor.native_gpus() else "emulator")
-    if backend == "emulator":
+    if backend.startswith("emulator"):
         shim_path()
     failures = 0
     for case in (draw(s, limits) for s in range(seed, seed + count)):
@@ -167,11 +167,13 @@ def failure_of(case: Case, backend: str) -> str | None:
 
 def repeat_command(backend: str, limits: Limits, seed: int) -> str:
     """Return the command line that checks the problem of `seed` alone."""
+    name, _, arch = backend.partition(":")
     words = [
         "nvfp4-cute",
         "check",
         "--backend",
-        backend,
+        name,
+        *(["--arch", arch] if arch else []),
         "--seed",
         seed,
         "--count",

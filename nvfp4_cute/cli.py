@@ -119,7 +119,14 @@ def _add_demo(verbs: argparse._SubParsersAction) -> None:
     demo.add_argument(
         "--all", action="store_true", help="also the other three benchmark shapes (a few minutes)"
     )
+    _add_arch(demo)
     demo.set_defaults(run=_run_demo)
+
+
+def _add_arch(verb: argparse.ArgumentParser) -> None:
+    verb.add_argument(
+        "--arch", help="the GPU to emulate: an architecture (sm_120a) or a product (RTX 5090); default B200"
+    )
 
 
 def _add_check(verbs: argparse._SubParsersAction) -> None:
@@ -132,6 +139,7 @@ def _add_check(verbs: argparse._SubParsersAction) -> None:
     check.add_argument(
         "--backend", choices=CHECK_BACKENDS, help="default: cuda where the GPU has a kernel, else emulator"
     )
+    _add_arch(check)
     check.add_argument("--count", type=_positive, default=10, help="problems to draw (default %(default)s)")
     check.add_argument("--seed", type=int, default=0, help="seed of the first problem (default %(default)s)")
     check.add_argument("--groups", type=_positive, default=4, help="groups at most (default %(default)s)")
@@ -296,16 +304,22 @@ def _positives(text: str) -> tuple[int, ...]:
 
 
 def _run_demo(args: argparse.Namespace) -> int:
-    from nvfp4_cute import demo
+    from nvfp4_cute import demo, targets
 
-    return demo.run(demo.cases(all_benchmarks=args.all))
+    target = targets.lookup(args.arch) if args.arch else targets.B200
+    return demo.run(demo.cases(all_benchmarks=args.all), target)
 
 
 def _run_check(args: argparse.Namespace) -> int:
     from nvfp4_cute import check
 
     limits = check.Limits(groups=args.groups, max_m=args.max_m, max_n=args.max_n, max_k=args.max_k)
-    return check.run(args.backend, limits, seed=args.seed, count=args.count)
+    backend = args.backend
+    if args.arch:
+        if backend == "cuda":
+            raise ValueError("--arch chooses the GPU to emulate: leave it out with --backend cuda")
+        backend = f"emulator:{args.arch}"
+    return check.run(backend, limits, seed=args.seed, count=args.count)
 
 
 def _run_bench(args: argparse.Namespace) -> int:

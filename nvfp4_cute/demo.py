@@ -23,10 +23,10 @@ from nvfp4_cute.speed_of_light import (
     COMPETITION_HBM_BYTES_PER_S,
     grouped_gemm_us,
 )
-from nvfp4_cute.targets import B200
+from nvfp4_cute.targets import B200, Target
 
-INTRODUCTION = f"""\
-Compiling the grouped GEMM kernel for {B200.arch}, the code that a B200 runs, and executing its PTX on the emulator.
+INTRODUCTION = """\
+Compiling the grouped GEMM kernel for {arch}, the code that {name} runs, and executing its PTX on the emulator.
 Inputs are those of GPU MODE's nvfp4_group_gemm; each output bit is compared with a float64 reference rounded to fp16.
 """
 SOL_NOTE = (
@@ -63,15 +63,15 @@ def cases(*, all_benchmarks: bool) -> dict[str, spec.GroupCase]:
     return tests | benchmarks
 
 
-def run(selected: dict[str, spec.GroupCase]) -> int:
+def run(selected: dict[str, spec.GroupCase], target: Target = B200) -> int:
     """Run the cases, show progress, print the tables. Return 0 if every output bit of every case is right, else 1.
 
     Raises: EmulatorError if the launch shim is missing.
     """
     shim_path()
-    print(INTRODUCTION, flush=True)
+    print(INTRODUCTION.format(arch=target.arch, name=target.name), flush=True)
     results: list[Result] = []
-    total = sum(_num_tiles(case) for case in selected.values())
+    total = sum(_num_tiles(case, target) for case in selected.values())
     # disable=None: no bar where nobody watches; there each case prints a line instead.
     # Asked for here because tqdm draws nothing in a terminal that does not know its own size.
     size = shutil.get_terminal_size()
@@ -81,7 +81,7 @@ def run(selected: dict[str, spec.GroupCase]) -> int:
         for name, case in selected.items():
             bar.set_description(name)
             before = sum(result.num_tiles for result in results)
-            results.append(run_case(name, case, partial(_advance_to, bar, before)))
+            results.append(run_case(name, case, partial(_advance_to, bar, before), target))
             _advance_to(bar, before, results[-1].num_tiles)
             if bar.disable or results[-1].fault:
                 tqdm.write(_line(results[-1]))
@@ -98,13 +98,15 @@ def _line(result: Result) -> str:
     return f"{result.name}: {result.fault or 'bit-equal'}{seconds}"
 
 
-def run_case(name: str, case: spec.GroupCase, on_tiles: Callable[[int], None]) -> Result:
+def run_case(
+    name: str, case: spec.GroupCase, on_tiles: Callable[[int], None], target: Target = B200
+) -> Result:
     """Run one case on the emulator and compare it. `on_tiles` is called with the number of tiles done so far."""
-    num_tiles = _num_tiles(case)
+    num_tiles = _num_tiles(case, target)
     data = inputs.make_inputs(case)
     with emulator.observe(lambda done, ctas: on_tiles(num_tiles * done // ctas)) as observer:
         try:
-            outputs = adapter.custom_kernel(data, backend="emulator")
+            outputs = adapter.custom_kernel(data, backend=f"emulator:{target.name}")
         except EmulatorError as error:
             return Result(name, case, num_tiles, None, None, f"stopped: {error}")
     expected = reference.reference(data)
@@ -112,9 +114,9 @@ def run_case(name: str, case: spec.GroupCase, on_tiles: Callable[[int], None]) -
     return Result(name, case, num_tiles, observer.plans[-1], observer.stats[-1], fault)
 
 
-def _num_tiles(case: spec.GroupCase) -> int:
-    config = choose_config(GroupedProblem(case.sizes), B200.arch, B200.num_sms)
-    return make_schedule(case.sizes, config.work_tile_mnk, B200.num_sms).num_tiles
+def _num_tiles(case: spec.GroupCase, target: Target) -> int:
+    config = choose_config(GroupedProblem(case.sizes), target.arch, target.num_sms)
+    return make_schedule(case.sizes, config.work_tile_mnk, target.num_sms).num_tiles
 
 
 def _report(results: Sequence[Result]) -> str:

@@ -66,6 +66,9 @@ def test_check_passes_its_options_on(monkeypatch):
     )
     cli.main("check --backend cuda --seed 9 --count 3 --groups 2 --max-m 5 --max-n 6 --max-k 64".split())
     assert seen == {"backend": "cuda", "limits": check.Limits(2, 5, 6, 64), "seed": 9, "count": 3}
+    cli.main(["check", "--arch", "sm_120a"])
+    assert seen["backend"] == "emulator:sm_120a"
+    assert cli.main("check --arch sm_120a --backend cuda".split()) == 1
     cli.main(["check"])
     assert seen["backend"] is None
 

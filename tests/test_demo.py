@@ -21,7 +21,7 @@ def test_cases():
 @pytest.mark.parametrize("option", [[], ["--all"]])
 def test_cli_chooses_the_cases(monkeypatch, option):
     seen = []
-    monkeypatch.setattr(demo, "run", lambda cases: seen.append(cases) or 0)
+    monkeypatch.setattr(demo, "run", lambda cases, target: seen.append(cases) or 0)
     assert cli.main(["demo", *option]) == 0
     assert seen == [demo.cases(all_benchmarks=bool(option))]
 
