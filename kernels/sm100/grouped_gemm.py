@@ -126,6 +126,7 @@ class GroupedGemmSm100:
             block=(self.schedule.threads_per_cta, 1, 1),
             min_blocks_per_mp=1,
             stream=queue,
+            use_pdl=True,
         )
 
     def _groups(self, values: cute.Tensor, rows: range) -> GroupTable | DeviceGroups:
@@ -215,6 +216,11 @@ class GroupedGemmSm100:
             cute.arch.cluster_wait()
         else:
             cute.arch.sync_threads()
+
+        # All above may run while the previous kernel ends; what it wrote is there from here on. The next kernel may
+        # set itself up as soon as there is room for it.
+        cute.arch.griddepcontrol_wait()
+        cute.arch.griddepcontrol_launch_dependents()
 
         # ---- LOAD --------------------------------------------------------------------------------------
         if warp_idx == schedule.load_warp_id:

@@ -56,6 +56,15 @@ def test_first_descriptors_are_prefetched_and_stores_are_a_sector_wide():
     assert "st.global.v8.b32" in ptx
 
 
+def test_nothing_is_read_before_the_previous_kernel_has_ended():
+    """Programmatic dependent launch: set-up overlaps the end of the kernel before, global memory waits for it."""
+    ptx = compiled().ptx
+    assert ptx.count("griddepcontrol.wait") == ptx.count("griddepcontrol.launch_dependents") == 1
+    wait = ptx.index("griddepcontrol.wait")
+    assert ptx.index("mbarrier.init") < wait < ptx.index("cp.async.bulk.tensor")
+    assert not re.search(r"(ld|st)\.global", ptx[:wait])
+
+
 def test_the_next_slice_is_read_while_one_is_converted():
     """Between two waits for tensor memory lies the issue of the next read, except after the last."""
     events = re.findall(r"tcgen05\.ld\.|tcgen05\.wait::ld", compiled().ptx)
