@@ -1,6 +1,7 @@
 """Registers, shared memory and tensor memory of every config that the sm_100 family chooses from, on every architecture.
 
-``python -m nvfp4_cute.bench.sm100_configs`` compiles them (minutes, no GPU) and prints the table of sm100_configs.md.
+``python -m nvfp4_cute.bench.sm100_configs`` compiles them (minutes, no GPU) and prints the table of
+results/sm100_configs.md.
 """
 
 from collections.abc import Iterator, Sequence
