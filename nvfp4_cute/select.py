@@ -6,7 +6,7 @@ delivers to all of them), and the last tile's epilogue. It ranks configs; ``mode
 
 from dataclasses import dataclass, replace
 
-from nvfp4_cute.arch import family_of, sm90, sm100
+from nvfp4_cute.arch import family_of, sm90, sm100, sm120
 from nvfp4_cute.arch.sm100 import EPI_TILE_N, MMA_N_STEP, TILES_N, smem_plan
 from nvfp4_cute.config import KernelConfig
 from nvfp4_cute.problem import GroupedProblem
@@ -66,6 +66,8 @@ def choose_config(problem: GroupedProblem, arch: str, num_sms: int) -> KernelCon
     """The config to compute a list-form problem with. Raises UnsupportedTarget for an ``arch`` without a kernel."""
     if arch in sm90.ARCHS:
         return sm90.choose(problem.sizes, num_sms)
+    if arch in sm120.ARCHS:
+        return sm120.choose(problem.sizes)
     if arch not in sm100.ARCHS:
         return family_of(arch).DEFAULT_CONFIG
     return estimates(problem, num_sms)[0].config

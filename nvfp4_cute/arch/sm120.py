@@ -5,6 +5,7 @@ ping-pong, where two teams take turns and one stores while the other multiplies.
 technical specifications (99 KiB of shared memory a CTA).
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from nvfp4_cute.config import KernelConfig
@@ -50,6 +51,22 @@ class SmemPlan:
         """Bytes of every operand's stages, each buffer rounded up to its alignment, and of the barriers."""
         buffers = (self.a_stage_bytes, self.b_stage_bytes, self.sfa_stage_bytes, self.sfb_stage_bytes)
         return sum(_round_up(stage * self.num_ab_stage) for stage in buffers) + BARRIER_BYTES
+
+
+def choose(sizes: Iterable[tuple[int, int, int]]) -> KernelConfig:
+    """What a problem is computed with where the caller chooses nothing.
+
+    Up to 64 tokens a group lie on the MMA's N side, in the narrowest tile that holds them: every weight is read once,
+    and no more columns are multiplied than there have to be. More fill tiles of 128 x 128.
+
+    Args:
+        sizes: (m, n, k) of every group.
+    """
+    tokens = max((m for m, n, _ in sizes if n), default=0)
+    for tile_n in TILES_N:
+        if tokens <= tile_n <= MAX_TEAM_TILE_N:
+            return KernelConfig((TILE_M, tile_n, 256), num_acc_stage=2, swap_ab=True)
+    return DEFAULT_CONFIG
 
 
 def smem_plan(config: KernelConfig) -> SmemPlan:

@@ -178,3 +178,29 @@ def test_shared_memory_is_read_without_bank_conflicts(config):
     loads = [place for place in use if "ldmatrix" in place or "ld.shared.b32" in place]
     assert len(loads) >= 4
     assert not use.conflicts(), use.table()
+
+
+# ---- choice ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("tokens", "name"),
+    [
+        ((1, 8), "t128x8x256_s0a2_swap"),
+        ((3, 9), "t128x16x256_s0a2_swap"),
+        ((64,), "t128x64x256_s0a2_swap"),
+        ((1, 65), "t128x128x128_s0a1"),
+        ((0,), "t128x8x256_s0a2_swap"),
+    ],
+)
+def test_few_tokens_lie_on_the_n_side(tokens, name):
+    config = sm120.choose((m, 4096, 7168) for m in tokens)
+    assert config.to_name() == name
+    assert sm120.unsupported_reason(config) is None
+
+
+@pytest.mark.parametrize("tokens", [5, 30, 50])
+def test_the_chosen_config_is_right(tokens):
+    check(
+        cases.Case("few", ((tokens, 200, 544), (3, 33, 256)), has_alpha=True, padding="nan"), backend=EMULATOR
+    )
