@@ -68,7 +68,6 @@ def _timer(target: Target, measured: bool, like_harness: bool) -> report.Timer:
 
 
 def _heading(target: Target, measured: bool, like_harness: bool) -> str:
-    how = "modelled, no GPU of this kind here"
     if measured:
         import torch
 
@@ -78,6 +77,10 @@ def _heading(target: Target, measured: bool, like_harness: bool) -> str:
             else "CUDA events, graph replay, cold L2"
         )
         how = f"measured ({way}; median) with torch {torch.__version__}, CUDA {torch.version.cuda}"
+    else:
+        from nvfp4_cute.bench.modelled import stated_error
+
+        how = f"modelled, not measured ({stated_error()})"
     return f"{target.name} ({target.arch}): times are {how}."
 
 
