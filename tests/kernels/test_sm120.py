@@ -14,6 +14,7 @@ from nvfp4_cute.backends.emulator import observe
 from nvfp4_cute.cache import get_kernel
 from nvfp4_cute.compile import KernelKey
 from nvfp4_cute.cubin import read_opcodes
+from nvfp4_cute.problems.nvfp4_group_gemm import adapter, inputs, reference, spec
 
 EMULATOR = "emulator:sm_120a"
 TILES = [
@@ -204,3 +205,17 @@ def test_the_chosen_config_is_right(tokens):
     check(
         cases.Case("few", ((tokens, 200, 544), (3, 33, 256)), has_alpha=True, padding="nan"), backend=EMULATOR
     )
+
+
+# ---- the competition's shapes ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "case", [*spec.TESTS, *spec.BENCHMARKS], ids=lambda case: f"g{case.num_groups}_{case.sizes[0]}"
+)
+def test_competition_shape(case):
+    data = inputs.make_inputs(case)
+    outputs = adapter.custom_kernel(data, backend=EMULATOR)
+    for got, want in zip(outputs, reference.reference(data), strict=True):
+        assert_bitwise_equal(got, want)
