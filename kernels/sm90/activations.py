@@ -71,27 +71,34 @@ class Lane:
     Attributes:
         token: its first token.
         unit: 0 or 1.
-        packed: byte offsets of its unit in a packed stage, one a slab.
+        sources: the tokens that it reads; in place of those beyond the tile, the tile's last.
+        packed: byte offsets of its unit of each of these in a packed stage, one a slab.
         decoded: byte offsets of its four 16-byte results in a decoded stage.
     """
 
     token: Int32
     unit: Int32
+    sources: list
     packed: list
     decoded: list
 
 
 @cute.jit
-def _make_lane() -> Lane:
+def _make_lane(tile_m: cutlass.Constexpr, num_steps: cutlass.Constexpr) -> Lane:
     tidx = cute.arch.thread_idx()[0] - WARP_SIZE * WarpSchedule().num_math_warps
     lane = tidx % WARP_SIZE
     # Eight consecutive lanes have one unit of eight tokens: no two of them share a bank.
     unit = lane // 8 % UNITS
     token = tidx // WARP_SIZE * TOKENS_PER_WARP + lane // 16 * 8 + lane % 8
+    sources = [cutlass.min(token + step * TOKENS_PER_STEP, tile_m - 1) for step in range(num_steps)]
     return Lane(
         token=token,
         unit=unit,
-        packed=[chunk_address(Int32(0), token, slab * UNITS + unit) for slab in range(SLABS)],
+        sources=sources,
+        packed=[
+            [chunk_address(Int32(0), source, slab * UNITS + unit) for slab in range(SLABS)]
+            for source in sources
+        ],
         decoded=[token * SLAB_ROW_BYTES + ((unit * 4 + i) ^ (token % 8)) * CHUNK_BYTES for i in range(4)],
     )
 
@@ -106,7 +113,7 @@ def run_activations(args: ActivationArgs, load: object):
     """
     tile_m = args.work_tile_mnk[0]
     num_steps = (tile_m + TOKENS_PER_STEP - 1) // TOKENS_PER_STEP
-    lane = _make_lane()
+    lane = _make_lane(tile_m, num_steps)
     cursor = None
     if cutlass.const_expr(load is not None):
         cursor = first_load(load)
@@ -120,8 +127,8 @@ def run_activations(args: ActivationArgs, load: object):
         tile = locate_tile(args.groups, args.work_tile_mnk, tile_idx)
         num_tokens = tokens_of_tile(tile, tile_m)
         # The tile's first token need not be the first of a scale block.
-        sf_row = tile.tile_m_idx * tile_m % SF_BLOCK_ROWS + lane.token
-        scale_offsets = [_scale_offset(sf_row + step * TOKENS_PER_STEP) for step in range(num_steps)]
+        sf_row = tile.tile_m_idx * tile_m % SF_BLOCK_ROWS
+        scale_offsets = [_scale_offset(sf_row + source) for source in lane.sources]
         for _ in cutlass.range(tile.k_tile_cnt, unroll=1):
             if cutlass.const_expr(load is not None):
                 cursor = load_next(load, cursor)
@@ -132,7 +139,7 @@ def run_activations(args: ActivationArgs, load: object):
                 # Every load before the first store: they do not wait for each other.
                 words, scales = [], []
                 for step in cutlass.range_constexpr(num_steps):
-                    source = packed_address + lane.packed[slab] + step * TOKENS_PER_STEP * ROW_BYTES
+                    source = packed_address + lane.packed[step][slab]
                     words.append(load_shared(source, 4))
                     scales.append(
                         load_shared(scale_address + scale_offsets[step] + slab * SF_ATOM_WORDS * 4, 1)[0]
