@@ -18,10 +18,11 @@ EVAL_EXAMPLES = """\
 examples:
   nvfp4-cute eval submission.py                             the test shapes of the problem that its header names
   nvfp4-cute eval submission.py --strict                    and look for answers that are not computed
-  nvfp4-cute eval submission.py --mode benchmark --json     times, on a GPU
+  nvfp4-cute eval submission.py --mode benchmark --json     times
   nvfp4-cute eval submission.py --harness ~/reference-kernels    the genuine harness, from your checkout
 
-Runs on the GPU of this machine, or on the emulator, where a shape takes seconds to minutes and nothing is timed.
+Runs on the GPU of this machine, or on the emulator, where a shape takes seconds to minutes. There the times are modelled:
+those of the submission's own kernels on a B200, without the gaps between launches that a harness times, too.
 --strict: inputs of several seeds in shuffled order, each at the addresses of the one before and once more on fresh
 copies, C filled with NaN, every output checked in another process and looked at twice, inputs compared, clock and queues
 watched, calls timed one by one. Exit code 0: everything was accepted.

@@ -6,7 +6,8 @@ A folder ``problems/NAME`` holds
   ``seed``, ``sol_us`` and ``arguments``, what a case file says of it; ``CASE.from_arguments`` is the inverse;
 - ``inputs.py``: ``make_inputs(case, device, seed)``, ``outputs(data)``, ``CPU_ENTRIES``;
 - ``reference.py``: ``reference(data)`` and ``check(received, expected)``;
-- ``submission.py``, where there is a kernel: ``custom_kernel(data)``.
+- ``submission.py``, where there is a kernel: ``custom_kernel(data)``, and ``frozen_constants()``: name to Python expression
+  of the constants that an export gives other values.
 """
 
 import importlib

@@ -4,7 +4,7 @@ import re
 
 import cutlass.cute as cute
 import cutlass.utils
-from cutlass import Int16, Int32, Int64
+from cutlass import Float32, Int16, Int32, Int64, Uint32
 from cutlass._mlir.dialects import llvm
 from cutlass.base_dsl.typing import as_numeric
 
@@ -24,24 +24,41 @@ except ImportError:
 
 
 # Register class of an operand in inline assembly.
-ASM_CONSTRAINTS = {Int16: "h", Int32: "r", Int64: "l"}
+ASM_CONSTRAINTS = {Int16: "h", Int32: "r", Uint32: "r", Int64: "l", Float32: "f"}
 
 
-def inline_ptx(ptx_code: str, *, read_only_args: list) -> None:
-    """``cute.arch.inline_ptx`` as far as the kernels use it: operands ``{$r0}``, ... that are read."""
+def inline_ptx(ptx_code: str, *, write_only_types: list | None = None, read_only_args: list, predicate=None):
+    """``cute.arch.inline_ptx`` as far as the kernels use it: operands ``{$r0}``, ... that are read, ``{$w0}``, ... that
+    are written, and for a single instruction a predicate. Returns None, the one value written, or a tuple of them."""
+    types = write_only_types or []
     if hasattr(cute.arch, "inline_ptx"):
-        cute.arch.inline_ptx(ptx_code, read_only_args=read_only_args)
-        return
+        return cute.arch.inline_ptx(
+            ptx_code, write_only_types=types, read_only_args=read_only_args, predicate=predicate
+        )
     values = [as_numeric(value) for value in read_only_args]
-    llvm.inline_asm(
-        None,
+    if predicate is not None:
+        flag = f"${len(types) + len(values)}"
+        values.append(Int32(predicate))
+        ptx_code = f"{{\n.reg .pred p;\nsetp.ne.b32 p, {flag}, 0;\n@p {ptx_code}\n}}"
+    code = re.sub(r"\{\$w(\d+)\}", r"$\1", ptx_code)
+    code = re.sub(r"\{\$r(\d+)\}", lambda match: f"${len(types) + int(match[1])}", code)
+    results = [dtype.mlir_type for dtype in types]
+    struct = llvm.StructType.get_literal(results) if len(results) > 1 else None
+    written = llvm.inline_asm(
+        struct or (results[0] if results else None),
         [value.ir_value() for value in values],
-        re.sub(r"\{\$r(\d+)\}", r"$\1", ptx_code),
-        ",".join(ASM_CONSTRAINTS[type(value)] for value in values),
+        code,
+        ",".join(
+            [f"={ASM_CONSTRAINTS[dtype]}" for dtype in types]
+            + [ASM_CONSTRAINTS[type(value)] for value in values]
+        ),
         has_side_effects=True,
         is_align_stack=False,
         asm_dialect=llvm.AsmDialect.AD_ATT,
     )
+    if struct is None:
+        return types[0](written) if types else None
+    return tuple(dtype(llvm.extractvalue(dtype.mlir_type, written, [i])) for i, dtype in enumerate(types))
 
 
 __all__ = ["SmemAllocator", "TmemAllocator", "inline_ptx"]

@@ -35,7 +35,7 @@ from nvfp4_cute.scale_layout import ATOM_BYTES, ATOM_COLS, ATOM_ROWS, SF_VEC_SIZ
 
 from . import ptx
 from .block_dot import WORDS_PER_BLOCK, ByteDot, HalfDot
-from .global_access import KEEP, STREAM, global_scalar, load_words
+from .global_access import KEEP, READ_ONCE, global_scalar, load_words
 
 PIECE_BYTES = GEMV_PIECE_K // 2
 PIECE_WORDS = PIECE_BYTES // 4
@@ -294,7 +294,7 @@ def make_stage() -> GemvStage:
 def load_row(stage: GemvStage, source: GemvSource, i: int, piece: Int32, valid) -> None:
     """A lane's piece of row ``i``."""
     for w, word in enumerate(
-        load_words(source.a + source.row_offsets[i] + piece * PIECE_BYTES, PIECE_WORDS, STREAM, valid)
+        load_words(source.a + source.row_offsets[i] + piece * PIECE_BYTES, PIECE_WORDS, READ_ONCE, valid)
     ):
         stage.a[w, i] = word
 

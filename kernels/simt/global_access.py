@@ -5,7 +5,7 @@ from cutlass import Int64, Uint32
 from cutlass.cute.arch import inline_ptx
 
 # What is read once goes past L1; what every CTA reads again stays there.
-STREAM = "ld.global.nc.L1::no_allocate"
+READ_ONCE = "ld.global.nc.L1::no_allocate"
 KEEP = "ld.global.nc"
 
 

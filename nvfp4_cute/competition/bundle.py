@@ -137,8 +137,10 @@ class _Assembly:
 
     def resolve(self, target: Target) -> Target:
         """Follow re-exports and moved modules to the definition."""
-        if target.name is not None and target.module in self.recipe.moved:
-            target = Target(self.recipe.moved[target.module], target.name)
+        if target.name is not None:
+            moved = self.recipe.moved
+            source = moved.get(target.module) or moved.get(f"{target.module}.{target.name}")
+            target = Target(source, target.name) if source else target
         if not target.is_ours or target.name is None:
             return target
         module = self.module(target.module)

@@ -60,13 +60,13 @@ class Harness:
         problem: what is tried.
         pool: the process that runs the submission.
         strict: whether to look for answers that are not computed.
-        timed: whether there is a clock: a GPU, or a model of one.
+        modelled: whether the submission runs on a virtual GPU, whose times are modelled; one call gives them.
         num_inputs: inputs of a timing.
     """
 
-    def __init__(self, problem: Problem, pool: Any, *, strict: bool, timed: bool, num_inputs: int):
+    def __init__(self, problem: Problem, pool: Any, *, strict: bool, modelled: bool, num_inputs: int):
         self.problem, self.pool = problem, pool
-        self.strict, self.timed, self.num_inputs = strict, timed, num_inputs
+        self.strict, self.modelled, self.num_inputs = strict, modelled, num_inputs
         # By identity of the inputs, which are kept so that it stays theirs.
         self._known: dict[int, tuple[Any, Any]] = {}
 
@@ -79,7 +79,7 @@ class Harness:
         if mode == "profile":
             return self._all(cases, log, "benchmark", self.profile)
         if mode == "benchmark":
-            if self.timed:
+            if not self.modelled:
                 self.benchmark(cases[0][1], rules.benchmark_repeats, 0.1, recheck=False)
             return self._all(
                 cases,
@@ -89,7 +89,7 @@ class Harness:
                     case, rules.benchmark_repeats, rules.benchmark_s, recheck=self.strict
                 ),
             )
-        if self.timed:
+        if not self.modelled:
             for _, case in cases if rules.warms_all else cases[:1]:
                 self.benchmark(case, rules.warm_repeats, rules.warm_s, recheck=False)
         return self._all(
@@ -134,20 +134,26 @@ class Harness:
         return Verdict(self._fault(data, self._ask(worker.answer_each, _packed(data))))
 
     def benchmark(self, case: Any, repeats: int, seconds: float, *, recheck: bool) -> Verdict:
-        """Check every input, then time; ``recheck``: and check every output of every timing."""
+        """Check every input, then time; ``recheck``: and check every output of every timing.
+
+        A model times the checked calls themselves: nothing of it varies from one repeat to the next.
+        """
         rules = self.problem.harness
         data = self._data(case, [case.seed + rules.seed_step * (1 + i) for i in range(self.num_inputs)])
         packed = _packed(data)
-        message = self._fault(data, self._ask(worker.answer_each, packed))
+        first = self._ask(worker.model_calls if self.modelled else worker.answer_each, packed)
+        message = self._fault(data, first)
         if not message and self.strict:
             message = self._strict_fault(case)
-        if message or not self.timed:
+        if message:
             return Verdict(message)
+        if self.modelled:
+            return _verdict(first, len(data))
         answer = self._ask(worker.time_calls, packed, repeats, seconds, recheck)
         message = self._fault(data, answer)
         if not message and self.strict:
             message = self._single_call_fault(data, packed, answer)
-        return Verdict(message, None if message else Stats.of(answer.durations_ns), answer.source)
+        return Verdict(message) if message else _verdict(answer, 1)
 
     def profile(self, case: Any) -> Verdict:
         """One call in the range that a profiler looks for."""
@@ -197,6 +203,13 @@ class Harness:
         return self._known[id(data)][1]
 
 
+def _verdict(answer: worker.Answer, least: int) -> Verdict:
+    """Accepted, with times if there are at least so many."""
+    if len(answer.durations_ns) < least:
+        return Verdict()
+    return Verdict("", Stats.of(answer.durations_ns), answer.source)
+
+
 def _packed(data: list[Any]) -> list[bytes]:
     return [worker.pack(one) for one in data]
 
@@ -240,16 +253,17 @@ def main(argv: Sequence[str] | None = None) -> int:
     except (OSError, ValueError) as error:
         print(f"cannot read {args.cases}: {error}", file=sys.stderr)
         return protocol.BAD_CASES
-    timed = args.arch is None
+    virtual = args.arch is not None
     l2_bytes = problem.harness.l2_clear_bytes if args.l2_clear_bytes is None else args.l2_clear_bytes
-    settings = worker.Settings(problem.name, args.arch, l2_bytes if timed else 0, args.strict)
-    num_inputs = args.inputs or (problem.harness.num_inputs if timed else 1)
+    modelled = virtual and args.mode in protocol.TIMED_MODES
+    settings = worker.Settings(problem.name, args.arch, modelled, 0 if virtual else l2_bytes, args.strict)
+    num_inputs = args.inputs or (1 if virtual else problem.harness.num_inputs)
     os.set_inheritable(descriptor, False)
     with os.fdopen(descriptor, "w") as file:
         # An executor, not a Pool: the workers of a Pool may have no children, and the emulator divides a launch among some.
         context = multiprocessing.get_context("spawn")
         with ProcessPoolExecutor(1, context, worker.start, (settings,)) as pool:
-            harness = Harness(problem, pool, strict=args.strict, timed=timed, num_inputs=num_inputs)
+            harness = Harness(problem, pool, strict=args.strict, modelled=modelled, num_inputs=num_inputs)
             try:
                 return harness.run(args.mode, cases, Log(file))
             except BrokenProcessPool:

@@ -1,5 +1,6 @@
 """`nvfp4-cute export`: a problem's kernel as one readable file that its server accepts."""
 
+import importlib
 import sys
 from pathlib import Path
 
@@ -68,7 +69,13 @@ def make_submission(problem: str, *, gpu: str | None = None, config: str | None 
     if found.submission is None:
         raise ValueError(f"there is no kernel for {problem} yet: nothing to export")
     runner = gpu or found.harness.gpus[0]
-    frozen = {"DEFAULT_CONFIG": repr(KernelConfig.from_name(config)), "CONFIGS": "{}"} if config else {}
+    frozen = importlib.import_module(found.submission).frozen_constants()
+    if config:
+        if "CONFIGS" not in frozen:
+            raise ValueError(
+                f"--config {config}: {problem} has no kernel configs to choose from; leave it out"
+            )
+        frozen = {"DEFAULT_CONFIG": repr(KernelConfig.from_name(config)), "CONFIGS": "{}"}
     body = assemble(Recipe(found.submission, ("custom_kernel",), NOT_EVERYWHERE, MOVED, frozen))
     title = TITLE.format(what=problem.removeprefix("nvfp4_").replace("_", " ").replace("gemm", "GEMM"))
     head = header_text(problem, runner) + LICENCE.format(title=title, problem=problem) + "\n"

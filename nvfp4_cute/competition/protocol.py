@@ -11,6 +11,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+# What the emulator stands for: all of the servers' GPUs that these problems are for.
+EMULATED_ARCH = "sm_100a"
 # Exit codes of a harness; TIMEOUT is the runner's.
 OK, BAD_ARGUMENTS = 0, 2
 CUDA_FAILED, NO_DESCRIPTOR, REJECTED, BAD_CASES, TIMED_OUT = 110, 111, 112, 113, 114
@@ -24,6 +26,7 @@ EXIT_MEANINGS = {
     TIMED_OUT: "the time limit was exceeded",
 }
 MODES = ("test", "benchmark", "leaderboard", "profile")
+TIMED_MODES = ("benchmark", "leaderboard")
 STATISTICS = ("runs", "mean", "std", "err", "best", "worst")
 
 _PART = re.compile(r"\s*([a-zA-Z_]+)\s*:\s*(\[[^\]]*\]|\([^)]*\)|[a-zA-Z_]+|[+-]?[0-9]+)\s*")

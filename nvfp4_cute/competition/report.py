@@ -4,11 +4,26 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from nvfp4_cute.competition.protocol import STATISTICS, CaseResult, Results, geometric_mean, parse_case
+from nvfp4_cute.competition.protocol import (
+    EMULATED_ARCH,
+    STATISTICS,
+    TIMED_MODES,
+    CaseResult,
+    Results,
+    geometric_mean,
+    parse_case,
+)
 from nvfp4_cute.problems.registry import Problem
 from nvfp4_cute.text_table import text_table
+from nvfp4_cute.timing_constants import DEFAULT_TARGETS
 
 NS_PER_US = 1e3
+# By source of a time.
+NOTES = {
+    "modelled": f"modelled: the submission's own kernels on a {DEFAULT_TARGETS[EMULATED_ARCH].name}, one after the other, "
+    "without the gaps between launches that a harness times, too, and without torch's kernels",
+    "not timed": "not timed: no kernel was launched that the timing model sees, or the genuine harness ran on the emulator",
+}
 
 
 @dataclass(frozen=True)
@@ -46,7 +61,7 @@ def geomean_us(found: Sequence[Row]) -> float | None:
 def text(mode: str, results: Results, found: Sequence[Row]) -> str:
     """A table, and a line for each failure."""
     header, cells = ["case", "status"], [[row.name, "pass" if row.result.passed else "FAIL"] for row in found]
-    if mode in ("benchmark", "leaderboard"):
+    if mode in TIMED_MODES:
         header += ["source", "mean us", "std", "err", "best", "worst", "SOL us", "% of SOL"]
         for row, line in zip(found, cells, strict=True):
             line += [row.result.source, *_times(row), _number(row.sol_us, 3), _number(row.percent_of_sol, 1)]
@@ -61,8 +76,7 @@ def text(mode: str, results: Results, found: Sequence[Row]) -> str:
         sources = ", ".join(sorted({row.result.source for row in found}))
         beside = f", speed of light {floor:.3f} us ({100 * floor / score:.1f} %)" if floor else ""
         lines.append(f"geomean {score:.3f} us ({sources}){beside}")
-    elif mode in ("benchmark", "leaderboard") and found:
-        lines.append("not timed: there is no clock on the emulator that says anything about a GPU")
+    lines += notes(found) if mode in TIMED_MODES else []
     lines += [f"{row.name}: {row.result.message}" for row in found if row.result.message]
     if "error" in results.log:
         lines.append(results.log["error"])
@@ -71,6 +85,12 @@ def text(mode: str, results: Results, found: Sequence[Row]) -> str:
         f"{mode}: {passed} of {len(found)} cases passed; check: {'pass' if results.passed else 'fail'}"
     )
     return "\n".join(lines)
+
+
+def notes(found: Sequence[Row]) -> list[str]:
+    """What the times of the table are not."""
+    sources = {row.result.source for row in found if row.result.passed}
+    return [NOTES[source] for source in NOTES if source in sources]
 
 
 def as_dict(problem: str, mode: str, results: Results, found: Sequence[Row]) -> dict[str, Any]:
@@ -82,6 +102,7 @@ def as_dict(problem: str, mode: str, results: Results, found: Sequence[Row]) -> 
         "exit_code": results.exit_code,
         "error": results.log.get("error", ""),
         "geomean_us": geomean_us(found),
+        "notes": notes(found) if mode in TIMED_MODES else [],
         "cases": [
             {
                 "name": row.name,
@@ -101,9 +122,11 @@ def as_dict(problem: str, mode: str, results: Results, found: Sequence[Row]) -> 
 def _microseconds(result: CaseResult) -> dict[str, float | None]:
     if result.stats is None:
         return dict.fromkeys(STATISTICS)
-    return {
+    times = {
         name: value if name == "runs" else value / NS_PER_US for name, value in asdict(result.stats).items()
     }
+    # One value, as a model gives it, says nothing of a deviation.
+    return times if result.stats.runs > 1 else {**times, "std": None, "err": None}
 
 
 def _times(row: Row) -> list[str]:

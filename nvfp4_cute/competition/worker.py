@@ -19,6 +19,7 @@ import torch
 from nvfp4_cute.competition.protocol import Stats
 from nvfp4_cute.emulator.torch_memory import tensors_in
 from nvfp4_cute.problems import registry
+from nvfp4_cute.timing_constants import DEFAULT_TARGETS, constants_of
 
 
 @dataclass(frozen=True)
@@ -28,12 +29,14 @@ class Settings:
     Attributes:
         problem: name of the problem, for what of its inputs is output and what stays on the CPU.
         arch: of the virtual GPU; None for the GPU of the machine.
+        modelled: whether the virtual GPU models the time of every launch.
         l2_clear_bytes: memory written before each timing.
         strict: watch for side queues, too.
     """
 
     problem: str
     arch: str | None
+    modelled: bool = False
     l2_clear_bytes: int = 0
     strict: bool = False
 
@@ -46,7 +49,7 @@ class Answer:
         outputs: packed result of every call.
         indices: which input each is an answer to.
         faults: what was wrong with the calls themselves, each said once.
-        durations_ns: of one call each.
+        durations_ns: of one call each; empty where a model has no time for them.
         source: where the durations come from: "measured" or "modelled"; empty without durations.
     """
 
@@ -143,7 +146,9 @@ class Session:
         self.settings = settings
         self.problem = registry.load(settings.problem)
         self.stack = ExitStack()
-        self.gpu = emulated_process(settings.arch, self.stack) if settings.arch else None
+        self.gpu = (
+            emulated_process(settings.arch, self.stack, modelled=settings.modelled) if settings.arch else None
+        )
         self.guard = Guard(settings.strict)
         self.custom_kernel: Callable[[Any], Any] | None = None
 
@@ -202,15 +207,15 @@ def start(settings: Settings) -> None:
     _session = Session(settings)
 
 
-def emulated_process(arch: str, stack: ExitStack):
-    """Make a virtual GPU the GPU of this process until ``stack`` is closed."""
+def emulated_process(arch: str, stack: ExitStack, *, modelled: bool = False):
+    """Make a virtual GPU the GPU of this process until ``stack`` is closed; ``modelled``: and time its launches."""
     from nvfp4_cute.emulator.cuda_shim import answered_cuda
     from nvfp4_cute.emulator.dsl_shim import answered_dsl, set_environment
     from nvfp4_cute.emulator.torch_shim import emulated_cuda
     from nvfp4_cute.emulator.virtual_gpu import VirtualGpu
 
     set_environment(arch)
-    gpu = VirtualGpu(arch)
+    gpu = VirtualGpu(arch, timing=constants_of(DEFAULT_TARGETS[arch]) if modelled else None)
     for shim in (answered_cuda, answered_dsl, emulated_cuda):
         stack.enter_context(shim(gpu))
     stack.enter_context(gpu)
@@ -316,6 +321,24 @@ def time_single_calls(inputs: list[bytes]) -> Answer:
         torch.cuda.synchronize()
         answer.durations_ns.append(start_event.elapsed_time(end_event) * 1e6)
         answer.add(index, pack_output(output))
+    return answer
+
+
+def model_calls(inputs: list[bytes]) -> Answer:
+    """One call on a copy of each input of a virtual GPU, and its modelled time: that of its kernels, one after the other.
+
+    Launching them, gaps between them, and torch's own kernels take no time in it; L2 is cold at each launch. A call
+    that launches nothing has no time.
+    """
+    gpu = _session.gpu
+    assert gpu is not None
+    answer = Answer(source="modelled")
+    for index, packed in enumerate(inputs):
+        before = len(gpu.timings)
+        output = _session.call(_session.to_device(unpack(packed)), answer)
+        answer.add(index, pack_output(output))
+        if timings := gpu.timings[before:]:
+            answer.durations_ns.append(sum(timing.us for timing in timings) * 1e3)
     return answer
 
 

@@ -5,6 +5,7 @@ tensor maps travel as kernel parameters: no copy to the device, no wait. Every c
 """
 
 from array import array
+from dataclasses import replace
 from functools import cache
 
 import torch
@@ -12,14 +13,29 @@ import torch
 from nvfp4_cute.arch import sm100
 from nvfp4_cute.config import KernelConfig
 from nvfp4_cute.launch_table import NUM_COLUMNS, Group, Header
+from nvfp4_cute.problem import GroupedProblem
 from nvfp4_cute.schedule import TileSchedule, make_schedule
+from nvfp4_cute.select import choose_config
+from nvfp4_cute.targets import B200
+
+from .spec import BENCHMARKS
 
 INT64_BYTES = 8
 # Rows of a block of scales.
 SF_ROWS = 128
-# Sizes of all groups -> config, for the shapes that are timed; every other shape takes the default.
+# Sizes of all groups -> config, for the shapes that are timed, where the export freezes what `select` chooses; every
+# other shape takes the default.
 CONFIGS: dict[tuple[tuple[int, int, int], ...], KernelConfig] = {}
 DEFAULT_CONFIG = sm100.DEFAULT_CONFIG
+
+
+def frozen_constants() -> dict[str, str]:
+    """What an export writes in the place of constants: name to Python expression."""
+    rows = [
+        f"    {case.sizes!r}: {choose_config(GroupedProblem(case.sizes, out_dtype=torch.float16), B200.arch, B200.num_sms)!r},"
+        for case in BENCHMARKS
+    ]
+    return {"CONFIGS": "\n".join(["{", *rows, "}"])}
 
 
 def custom_kernel(data):
@@ -46,7 +62,7 @@ def _custom_kernel(data):
     config = CONFIGS.get(sizes, DEFAULT_CONFIG)
     schedule = _schedule(sizes, config)
     table = _launch_table(schedule, config, abc, permuted_scales)
-    launch = _compiled(sm100.resolve(config), len(sizes))
+    launch = _compiled(replace(sm100.resolve(config), num_cta=None), len(sizes))
     launch(_table_pointer(table.buffer_info()[0]))
     return [c for _, _, c in abc]
 

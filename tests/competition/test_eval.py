@@ -93,6 +93,33 @@ def test_table_of_measured_times():
     ] == pytest.approx(37.666)
 
 
+def test_table_of_modelled_times():
+    problem = registry.load("nvfp4_group_gemm")
+    case = problem.benchmarks[0]
+    stats = protocol.Stats.of([1e3 * case.sol_us * 4])
+    result = protocol.CaseResult(protocol.format_case(case.arguments), True, "", stats, "modelled")
+    results = protocol.Results((result,), True)
+    rows = report.rows(problem, results)
+    table = report.text("benchmark", results, rows).splitlines()
+    assert table[1].split()[2:] == ["modelled", "75.332", "-", "-", "75.332", "75.332", "18.833", "25.0"]
+    assert any(line.startswith("modelled: the submission's own kernels on a B200") for line in table)
+    found = report.as_dict(problem.name, "benchmark", results, rows)
+    assert found["cases"][0]["std"] is None and found["cases"][0]["mean"] == pytest.approx(75.332)
+    assert found["notes"][0].startswith("modelled: ")
+
+
+def test_an_export_is_timed_on_the_emulator(task, tmp_path, capsys):
+    """Speed of light of this case is below a nanosecond; a launch takes microseconds, however little it computes."""
+    submission = tmp_path / "mine.py"
+    submission.write_text(export.make_submission("nvfp4_group_gemm").text)
+    command = ["eval", str(submission), "--task", str(task), "--device", "emulator", "--mode", "benchmark"]
+    assert cli.main([*command, "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    case = found["cases"][0]
+    assert case["passed"] and case["source"] == "modelled" and case["runs"] == 1 and case["std"] is None
+    assert 1 < case["mean"] < 20 and case["best"] == case["mean"] == pytest.approx(found["geomean_us"])
+
+
 @pytest.mark.slow
 @pytest.mark.skipif(not CHECKOUT, reason="REFERENCE_KERNELS names no checkout of gpu-mode/reference-kernels")
 class TestGenuine:

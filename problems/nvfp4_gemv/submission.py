@@ -1,0 +1,84 @@
+"""The entry point as a competition server calls it: what `nvfp4-cute export nvfp4_gemv` puts into one file.
+
+There is one compiled kernel, remembered for good; it holds no sizes and no data. Pointers, strides and sizes travel as
+kernel parameters: no copy to the device, no wait. Every call computes every output.
+"""
+
+from array import array
+from functools import cache
+
+from nvfp4_cute.arch import simt
+from nvfp4_cute.launch_table import Gemv
+from nvfp4_cute.scale_layout import ATOM_BYTES, ATOM_COLS, ATOM_ROWS, SF_VEC_SIZE
+
+INT64_BYTES = 8
+ARCH = "sm_100a"
+
+
+def frozen_constants() -> dict[str, str]:
+    """What an export writes in the place of constants: nothing, the kernel has no configs."""
+    return {}
+
+
+def custom_kernel(data):
+    """Compute C of every batch, in place.
+
+    Args:
+        data: (a, b, scales of both, permuted scales of both, c): A [M, K/2, L] and B [128, K/2, L] float4_e2m1fn_x2,
+            K-major, of B row 0 counts; the permuted scales float8_e4m3fn [32, 4, rm, 4, rk, L], a view of contiguous
+            [L, rm, rk, 32, 4, 4], whose memory is used as it lies; C [M, 1, L] float16.
+
+    Returns:
+        C.
+    """
+    try:
+        return _custom_kernel(data)
+    except Exception as error:
+        # Exceptions of the compiler cannot be sent from the server's worker process to its parent.
+        raise RuntimeError(f"{type(error).__name__}: {error}") from None
+
+
+def _custom_kernel(data):
+    table = _launch_table(data)
+    _compiled()(_table_pointer(table.buffer_info()[0]))
+    return data[-1]
+
+
+def _launch_table(data) -> array:
+    """The row that the compiled host code reads (``launch_table.Gemv``)."""
+    a, b, _, _, sfa, sfb, c = data
+    m, row_bytes, batches = a.shape
+    sf_row_bytes = -(-2 * row_bytes // (SF_VEC_SIZE * ATOM_COLS)) * ATOM_BYTES
+    row = [0] * len(Gemv)
+    row[Gemv.A], row[Gemv.B], row[Gemv.OUT] = a.data_ptr(), b.data_ptr(), c.data_ptr()
+    row[Gemv.SFA], row[Gemv.SFB] = sfa.data_ptr(), sfb.data_ptr()
+    row[Gemv.A_PITCH], row[Gemv.A_BATCH], row[Gemv.B_BATCH] = a.stride(0), a.stride(2), b.stride(2)
+    row[Gemv.SFA_BATCH] = -(-m // ATOM_ROWS) * sf_row_bytes
+    row[Gemv.SFB_BATCH] = -(-b.shape[0] // ATOM_ROWS) * sf_row_bytes
+    row[Gemv.OUT_PITCH], row[Gemv.OUT_BATCH] = c.stride(0), c.stride(2)
+    row[Gemv.M], row[Gemv.K], row[Gemv.L] = m, 2 * row_bytes, batches
+    return array("q", row)
+
+
+@cache
+def _compiled():
+    import cutlass
+    import cutlass.cute as cute
+
+    from nvfp4_cute.kernels.simt.gemv import GemvKernel
+
+    kernel = GemvKernel(
+        cutlass.Float16,
+        has_alpha=False,
+        has_fp4_convert=simt.has_fp4_convert(ARCH),
+        blocks_per_sm=simt.gemv_blocks_per_sm(ARCH),
+        name="nvfp4_gemv",
+    )
+    return cute.compile(kernel, _table_pointer(0))
+
+
+def _table_pointer(address: int):
+    import cutlass
+    import cutlass.cute as cute
+
+    return cute.runtime.make_ptr(cutlass.Int64, address, cute.AddressSpace.generic, assumed_align=INT64_BYTES)
