@@ -16,6 +16,7 @@ import re
 import tokenize
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from typing import TypeGuard
 
 from nvfp4_cute.competition.sources import (
     BundleError,
@@ -48,7 +49,8 @@ class Recipe:
     Attributes:
         root: module whose public functions the submission offers.
         entry_points: those functions, and what else of the root is wanted.
-        left_out: methods whose calls are dropped where they are statements: not every version of the runners has them.
+        left_out: methods whose calls are dropped where they are statements, and arguments that are dropped: not every
+            version of the runners has them.
         moved: external modules, and members in full (``cutlass.cute.arch.inline_ptx``), that not every version of the
             runners has: a module of ours that has them instead.
         frozen: constants of the root that get another value: name to Python expression.
@@ -200,8 +202,17 @@ class _Assembly:
         owners = {
             id(child): node for top in nodes for node in ast.walk(top) for child in ast.iter_child_nodes(node)
         }
+        unused = {
+            id(child)
+            for top in nodes
+            for node in ast.walk(top)
+            if self.is_dropped(node)
+            for child in ast.walk(node.value)
+        }
         found = []
         for use in global_uses(nodes):
+            if id(use.node) in unused:
+                continue
             target = self.binding(module, definition, use)
             if target is None:
                 continue
@@ -459,7 +470,7 @@ class _Assembly:
             for statement in local_imports(self.nodes(module, definition)):
                 removed.update(_whole_lines(module, statement, "import"))
         for part in ast.walk(ast.Module(self.nodes(module, definition), [])):
-            if isinstance(part, ast.keyword) and part.arg and FORBIDDEN_WORD in part.arg.lower():
+            if self.is_dropped(part):
                 removed.update(_whole_lines(module, part, f"argument {part.arg}"))
             elif isinstance(part, ast.Expr) and isinstance(part.value, ast.Call):
                 function = part.value.func
@@ -468,6 +479,14 @@ class _Assembly:
         for owner, argument in self.idle_parameters(module, definition):
             removed.update(_described(module, owner, argument))
         return removed
+
+    def is_dropped(self, node: ast.AST) -> TypeGuard[ast.keyword]:
+        """Whether a node is an argument that the file goes without."""
+        return (
+            isinstance(node, ast.keyword)
+            and node.arg is not None
+            and (FORBIDDEN_WORD in node.arg.lower() or node.arg in self.recipe.left_out)
+        )
 
     def idle_parameters(
         self, module: Module, definition: Definition
@@ -478,11 +497,7 @@ class _Assembly:
                 continue
             last = function.args.args[-1]
             uses = [node for node in ast.walk(function) if isinstance(node, ast.Name) and node.id == last.arg]
-            dropped = [
-                part.value
-                for part in ast.walk(function)
-                if isinstance(part, ast.keyword) and part.arg and FORBIDDEN_WORD in part.arg.lower()
-            ]
+            dropped = [part.value for part in ast.walk(function) if self.is_dropped(part)]
             if uses and all(use in dropped for use in uses):
                 yield function, last
 

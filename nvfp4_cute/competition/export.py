@@ -12,8 +12,8 @@ from nvfp4_cute.problems import registry
 # What older versions of CuTe DSL have elsewhere, or not at all.
 VERSIONS = "nvfp4_cute.kernels.common.versions"
 MOVED = {"cutlass.memory": VERSIONS, "cutlass.cute.arch.inline_ptx": VERSIONS}
-# Version 4.3.5 cannot launch a kernel that was renamed.
-NOT_EVERYWHERE = ("set_name_prefix",)
+# Version 4.3.5 cannot launch a kernel that was renamed, and 4.5.2 has no say in how L1 and shared memory divide.
+NOT_EVERYWHERE = ("set_name_prefix", "preferred_smem_carveout")
 LICENCE = """\
 #
 # {title}

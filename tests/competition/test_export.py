@@ -174,7 +174,9 @@ def main():
 
 def test_queue_arguments_are_dropped_with_the_parameter_that_served_them(small):
     text = small(
-        '''def main(x, queue):
+        '''SETTING = 3
+
+def main(x, queue):
     """Launch.
 
     Args:
@@ -184,6 +186,7 @@ def test_queue_arguments_are_dropped_with_the_parameter_that_served_them(small):
     x.tune(3)
     x.launch(
         1,
+        tune=SETTING,
         stream=queue,
     )
 '''
@@ -193,6 +196,7 @@ def test_queue_arguments_are_dropped_with_the_parameter_that_served_them(small):
         and "queue: " not in text
         and "stream" not in text.lower()
         and "tune" not in text
+        and "SETTING" not in text
     )
     assert "# upqueue" in text
 
