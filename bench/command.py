@@ -1,18 +1,24 @@
-"""`nvfp4-cute bench`: chooses cases, target, and how times are had; prints, draws, saves."""
+"""`nvfp4-cute bench`: chooses cases, target, and how times are had; prints, draws, saves. Or explains configs."""
 
 from collections.abc import Callable
 from pathlib import Path
+from textwrap import indent
 
-from nvfp4_cute import targets
+from nvfp4_cute import select, targets
+from nvfp4_cute.arch import sm100
 from nvfp4_cute.bench import cases, report
 from nvfp4_cute.bench.report import Report, Row, Time
 from nvfp4_cute.plot import bars
+from nvfp4_cute.problem import GroupedProblem
 from nvfp4_cute.targets import Target
 
 RESULTS = Path(__file__).parent / "results"
 PEER_NOTE = (
     "best peer: torch on the same values, in the same run: a loop over the groups in a CUDA graph (bf16, fp8, NVFP4), "
     "bf16 grouped_mm; for a B200 the best published competition entry."
+)
+EXPLANATION_NOTE = (
+    "The config of each case is that of its first line. Cycles are estimates of an SM's, not measured."
 )
 SOL_NOTE = "SOL us: the physical speed of light, computed: the longest of bytes / bandwidth, FLOP / rate, an empty launch."
 
@@ -55,6 +61,43 @@ def run(
     if save:
         print(f"saved to {report.save(result, RESULTS)}")
     return 0
+
+
+def explain(suites: tuple[str, ...] = (), *, containing: str = "", target_name: str | None = None) -> int:
+    """Print why the config of every grouped case was chosen, and time nothing; return 0.
+
+    Args:
+        suites, containing, target_name: as :func:`run` takes them.
+
+    Raises:
+        ValueError: unknown suite, or no grouped case. UnsupportedTarget: an unknown target, or one without a kernel.
+    """
+    target = targets.lookup(target_name) if target_name else targets.detect() or targets.B200
+    chosen = [case for case in cases.select(suites, containing) if case.operation == "grouped_gemm"]
+    if not chosen:
+        raise ValueError("no chosen case is a grouped GEMM; name others, or leave out --containing")
+    print(f"{EXPLANATION_NOTE}\n")
+    for case in chosen:
+        print(
+            f"{case} on {target.name} ({target.arch})\n{indent(_explanation(case, target), '  ')}\n",
+            flush=True,
+        )
+    return 0
+
+
+def _explanation(case: cases.Case, target: Target) -> str:
+    rows, (_, n, _) = sum(m for m, _, _ in case.sizes), case.sizes[0]
+    if case.form == "ragged":
+        mean = -(-rows // len(case.sizes))
+        return (
+            f"{select.config_for_rows(mean, n).to_name()}: only the device knows the sizes; tokens go on the N side, in "
+            f"the smallest tile that holds a group's mean of {mean} rows; a pair of CTAs if N = {n} fills it (over 128)"
+        )
+    problem = GroupedProblem(case.sizes)
+    if target.arch in sm100.ARCHS:
+        return select.explain(problem, target.num_sms)
+    config = select.choose_config(problem, target.arch, target.num_sms)
+    return f"{config.to_name()}: a rule of {target.arch} on the sizes; candidates are estimated for {', '.join(sm100.ARCHS)}"
 
 
 def _timer(target: Target, measured: bool, like_harness: bool) -> report.Timer:

@@ -59,6 +59,7 @@ examples:
   nvfp4-cute bench competition --target B200 --plot b.png  the competition's cases, and a picture
   nvfp4-cute bench linear experts --json                   layers of language models, for machines
   nvfp4-cute bench --containing "group_gemm case 0" --like-harness   timed as the competition does
+  nvfp4-cute bench competition --explain                   every candidate config's estimate, the chosen one first
 
 suites: competition (GPU MODE's four NVFP4 problems), dense (squares of 128 to 16384), linear (layers at 1 to 128 rows),
 experts (DeepSeek-V3, Qwen3-30B-A3B, Mixtral-8x7B; decode and prefill).
@@ -166,6 +167,9 @@ def _add_bench(verbs: argparse._SubParsersAction) -> None:
     bench.add_argument("suites", nargs="*", metavar="SUITE", help=f"{', '.join(BENCH_SUITES)} (default: all)")
     bench.add_argument("--containing", default="", metavar="TEXT", help="only cases whose name contains TEXT")
     bench.add_argument("--target", metavar="GPU", help="default: the GPU of this machine if known, else B200")
+    bench.add_argument(
+        "--explain", action="store_true", help="why each grouped case's config was chosen, and no times"
+    )
     bench.add_argument("--like-harness", action="store_true", help="time as the competition's harness does")
     bench.add_argument("--json", action="store_true", help="for machines")
     bench.add_argument("--plot", type=Path, metavar="FILE", help="also write bars (needs the extra `plot`)")
@@ -325,6 +329,11 @@ def _run_check(args: argparse.Namespace) -> int:
 def _run_bench(args: argparse.Namespace) -> int:
     from nvfp4_cute.bench import command
 
+    if args.explain:
+        for option in ("like_harness", "json", "plot", "save"):
+            if getattr(args, option):
+                raise ValueError(f"--explain prints no times: leave out --{option.replace('_', '-')}")
+        return command.explain(tuple(args.suites), containing=args.containing, target_name=args.target)
     return command.run(
         tuple(args.suites),
         containing=args.containing,

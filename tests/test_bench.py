@@ -6,11 +6,13 @@ import re
 import pytest
 import torch
 
-from nvfp4_cute import cli, targets
+from nvfp4_cute import cli, select, targets
 from nvfp4_cute import speed_of_light as light
+from nvfp4_cute.arch import sm100
 from nvfp4_cute.bench import cases, measured, modelled, ours, report, stopwatch
 from nvfp4_cute.bench.operands import make_operands
 from nvfp4_cute.bench.peers import PEERS
+from nvfp4_cute.problem import GroupedProblem
 from nvfp4_cute.reference import grouped_gemm_reference
 
 CPU = torch.device("cpu")
@@ -195,9 +197,33 @@ def test_without_the_gpu_times_are_modelled(no_gpu, capsys):
     assert row["time"]["kind"] == "modelled" and 0 < row["percent_of_speed_of_light"] < 100
 
 
+def test_explain_names_what_is_chosen(no_gpu, capsys):
+    assert cli.main(["bench", "competition", "experts", "--explain"]) == 0
+    note, *parts = capsys.readouterr().out.strip().split("\n\n")
+    assert "not measured" in note
+    blocks = dict(part.split("\n", 1) for part in parts)
+    grouped = [case for case in cases.select(("competition", "experts")) if case.operation == "grouped_gemm"]
+    assert list(blocks) == [f"{case} on B200 (sm_100a)" for case in grouped]
+    for case, block in zip(grouped, blocks.values(), strict=True):
+        if case.form == "list":
+            chosen = select.choose_config(GroupedProblem(case.sizes), "sm_100a", targets.B200.num_sms)
+            assert len(block.splitlines()) == len(sm100.CANDIDATES) and "bound by" in block
+        else:
+            rows = sum(m for m, _, _ in case.sizes)
+            chosen = select.config_for_rows(-(-rows // len(case.sizes)), case.sizes[0][1])
+        assert block.strip().startswith(chosen.to_name())
+
+
+def test_explain_on_another_family(no_gpu, capsys):
+    assert cli.main(["bench", "competition", "--explain", "--target", "RTX 5090"]) == 0
+    assert "a rule of sm_120a" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize(
     "line, message",
     [
+        ("dense --explain", "no chosen case is a grouped GEMM"),
+        ("--explain --save", "--explain prints no times: leave out --save"),
         ("square", "suite 'square' is unknown"),
         ("dense --like-harness", "this machine has no B200"),
         ("dense --target gtx", "target 'gtx' is not in the table"),

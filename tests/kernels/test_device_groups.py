@@ -3,54 +3,15 @@
 import cases
 import pytest
 import torch
-from oracle import assert_bitwise_equal, bits, poisoned
+from device_groups_check import K, N, operands, run
+from oracle import assert_bitwise_equal, bits
 
 from nvfp4_cute import KernelConfig, UnsupportedProblem, grouped_gemm
 from nvfp4_cute.backends.emulator import observe
 from nvfp4_cute.ops.device_groups import check_device_groups
 
-N, K = 200, 320
 # Groups of no rows first, last and between; groups that end within a tile, and on its edge
 ROWS = (0, 40, 128, 1, 0, 200, 0)
-
-
-def operands(form, rows, *, n=N, k=K, seed=0, slack=0):
-    """Arguments of ``grouped_gemm``: the groups of a list-form case, put together; ``slack`` more rows belong to none."""
-    case = cases.Case("device", tuple((m, n, k) for m in rows), seed, has_alpha=True)
-    listed = cases.make_operands(case)
-    m_max = max(rows) + slack
-    blocks = torch.zeros(0, dtype=torch.uint8)
-    if form == "ragged":
-        a = torch.cat([*listed.a, torch.full((slack, k // 2), 0x77, dtype=torch.uint8)])
-        a_scale = torch.cat([blocks, *listed.a_scale])
-        sizes = {"offs": torch.tensor(rows).cumsum(0).to(torch.int32)}
-        out = poisoned(sum(rows) + slack, n, dtype=case.out_dtype)
-    else:
-        a = torch.full((len(rows), m_max, k // 2), 0x77, dtype=torch.uint8)
-        block_bytes = -(-m_max // 128) * (-(-k // 64)) * 512
-        a_scale = torch.full((len(rows), block_bytes), cases.NAN_CODE, dtype=torch.uint8)
-        for g, m in enumerate(rows):
-            a[g, :m] = listed.a[g]
-            a_scale[g, : listed.a_scale[g].numel()] = listed.a_scale[g]
-        sizes = {"masked_m": torch.tensor(rows, dtype=torch.int32)}
-        out = poisoned(len(rows), m_max, n, dtype=case.out_dtype)
-    return {
-        "a": a,
-        "b": torch.stack(list(listed.b)),
-        "a_scale": a_scale,
-        "b_scale": torch.stack(list(listed.b_scale)),
-        "alpha": listed.alpha,
-        "out": out,
-        "out_dtype": case.out_dtype,
-        **sizes,
-    }
-
-
-def run(arguments, backend, **changed):
-    out = arguments["out"].clone(memory_format=torch.preserve_format)
-    result = grouped_gemm(**{**arguments, "out": out, **changed}, backend=backend)
-    assert result is out
-    return out
 
 
 CONFIGS = ("t128x128x256_s0a2", "t128x64x256_s2a2_swap_p3", "t128x192x256_s2a2_2cta_swap_p4")

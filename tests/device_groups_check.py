@@ -1,0 +1,55 @@
+"""Arguments of the ragged and the masked form: the groups of a list-form case, put together; and how to run them."""
+
+import cases
+import torch
+from oracle import poisoned
+
+from nvfp4_cute import grouped_gemm
+
+N, K = 200, 320
+
+
+def operands(
+    form, rows, *, n=N, k=K, seed=0, slack=0, out_dtype=torch.float16, has_alpha=True, m_major=False
+):
+    """Arguments of ``grouped_gemm`` for groups of ``rows``; ``slack`` more rows belong to no group."""
+    case = cases.Case("device", tuple((m, n, k) for m in rows), seed, out_dtype, has_alpha)
+    listed = cases.make_operands(case)
+    m_max = max(rows) + slack
+    blocks = torch.zeros(0, dtype=torch.uint8)
+    if form == "ragged":
+        a = torch.cat([*listed.a, torch.full((slack, k // 2), 0x77, dtype=torch.uint8)])
+        a_scale = torch.cat([blocks, *listed.a_scale])
+        sizes = {"offs": torch.tensor(rows).cumsum(0).to(torch.int32)}
+        shape = (sum(rows) + slack, n)
+    else:
+        a = torch.full((len(rows), m_max, k // 2), 0x77, dtype=torch.uint8)
+        block_bytes = -(-m_max // 128) * (-(-k // 64)) * 512
+        a_scale = torch.full((len(rows), block_bytes), cases.NAN_CODE, dtype=torch.uint8)
+        for g, m in enumerate(rows):
+            a[g, :m] = listed.a[g]
+            a_scale[g, : listed.a_scale[g].numel()] = listed.a_scale[g]
+        sizes = {"masked_m": torch.tensor(rows, dtype=torch.int32)}
+        shape = (len(rows), m_max, n)
+    if m_major:
+        out = poisoned(*shape[:-2], n, shape[-2], dtype=out_dtype).transpose(-1, -2)
+    else:
+        out = poisoned(*shape, dtype=out_dtype)
+    return {
+        "a": a,
+        "b": torch.stack(list(listed.b)),
+        "a_scale": a_scale,
+        "b_scale": torch.stack(list(listed.b_scale)),
+        "alpha": listed.alpha,
+        "out": out,
+        "out_dtype": out_dtype,
+        **sizes,
+    }
+
+
+def run(arguments, backend, **changed):
+    """What ``grouped_gemm`` writes into a fresh copy of the output."""
+    out = arguments["out"].clone(memory_format=torch.preserve_format)
+    result = grouped_gemm(**{**arguments, "out": out, **changed}, backend=backend)
+    assert result is out
+    return out

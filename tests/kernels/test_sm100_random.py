@@ -1,0 +1,138 @@
+"""300 random problems: every config that is chosen from, every form, output and mode of the emulator, bit for bit."""
+
+import math
+import random
+from dataclasses import dataclass, replace
+
+import cases
+import device_groups_check
+import grouped_gemm_check
+import pytest
+import torch
+from oracle import assert_bitwise_equal
+
+from nvfp4_cute.arch import base, sm100
+from nvfp4_cute.backends.emulator import observe
+from nvfp4_cute.config import KernelConfig
+
+# Compiled once each, for a problem in each mode. Configs and forms are coprime in number: all pairs within 39 variants.
+NUM_VARIANTS = 100
+MODES = ("eager", "lazy", "random")
+OUT_DTYPES = (torch.float16, torch.bfloat16, torch.float32)
+# What keeps a problem to seconds: K tiles of an MMA tile.
+MAX_WORK = 60
+# Group counts beyond those drawn, for the forms whose code serves any number.
+MANY_GROUPS = {31: 512, 50: 200}
+
+
+@dataclass(frozen=True)
+class Variant:
+    """One compiled kernel, drawn by its number."""
+
+    number: int
+    config: KernelConfig
+    form: str
+    num_groups: int
+    out_dtype: torch.dtype
+    has_alpha: bool
+    m_major: bool
+
+    @classmethod
+    def draw(cls, number):
+        rng = random.Random(number)
+        return cls(
+            number,
+            sm100.CANDIDATES[number % len(sm100.CANDIDATES)],
+            sm100.FORMS[number % len(sm100.FORMS)],
+            log_uniform(rng, base.MAX_LIST_GROUPS),
+            rng.choice(OUT_DTYPES),
+            rng.random() < 0.5,
+            rng.random() < 0.5,
+        )
+
+    def __str__(self):
+        return f"{self.number}-{self.form}-{self.config.to_name()}"
+
+
+def log_uniform(rng, most):
+    """1 to ``most``, small numbers as often as large ones."""
+    return min(int(math.exp(rng.uniform(0, math.log(most + 1)))), most)
+
+
+VARIANTS = tuple(map(Variant.draw, range(NUM_VARIANTS)))
+
+
+def draw_rows(rng, num_groups, work_of):
+    """Rows of every group, 0 to 600, in a random order; groups beyond the work that a problem may take are empty."""
+    rows, work, most = [], 0, 600 if num_groups <= 64 else 40
+    for _ in range(num_groups):
+        m = 0 if rng.random() < 0.15 else log_uniform(rng, most)
+        work += work_of(m)
+        rows.append(m if work <= MAX_WORK else 0)
+    rng.shuffle(rows)
+    return rows
+
+
+def work(config, m, n, k):
+    tile_m, tile_n, tile_k = config.work_tile_mnk
+    return -(-m // tile_m) * -(-n // tile_n) * -(-k // tile_k) * config.cluster_size
+
+
+def check_list(variant, config, rng, seed, observed):
+    """Every group has N and K of its own."""
+    extents = [(log_uniform(rng, 300), 16 * log_uniform(rng, 40)) for _ in range(variant.num_groups)]
+    widest, deepest = (max(values) for values in zip(*extents, strict=True))
+    rows = draw_rows(rng, variant.num_groups, lambda m: work(config, m, widest, deepest))
+    sizes = tuple((m, n, k) for m, (n, k) in zip(rows, extents, strict=True))
+    padding = rng.choice(("random", "nan"))
+    case = cases.Case("random", sizes, seed, variant.out_dtype, variant.has_alpha, padding=padding)
+    operands = cases.make_operands(case)
+    expected = grouped_gemm_check.run(case, operands, "reference", m_major=variant.m_major)
+    with observed:
+        actual = grouped_gemm_check.run(case, operands, "emulator", config, variant.m_major)
+    for got, want in zip(actual, expected, strict=True):
+        assert_bitwise_equal(got, want, seed=seed, config=config.to_name())
+
+
+def check_device_groups(variant, config, rng, seed, observed):
+    """Rows that belong to no group lie behind the last, or behind every group."""
+    num_groups = MANY_GROUPS.get(variant.number) or log_uniform(rng, 64)
+    n, k = log_uniform(rng, 300), 32 * log_uniform(rng, 20)
+    arguments = device_groups_check.operands(
+        variant.form,
+        draw_rows(rng, num_groups, lambda m: work(config, m, n, k)),
+        n=n,
+        k=k,
+        seed=seed,
+        slack=rng.randint(0, 9),
+        out_dtype=variant.out_dtype,
+        has_alpha=variant.has_alpha,
+        m_major=variant.m_major,
+    )
+    expected = device_groups_check.run(arguments, "reference")
+    with observed:
+        actual = device_groups_check.run(arguments, "emulator", config=config)
+    assert_bitwise_equal(actual, expected, seed=seed, config=config.to_name())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("variant", VARIANTS, ids=str)
+def test_random_problem(variant, mode):
+    """Bit-equal, nothing written beside it; every other problem is also searched for hazards."""
+    seed = variant.number * len(MODES) + MODES.index(mode)
+    rng = random.Random(seed)
+    config = replace(variant.config, num_cta=rng.choice((None, 2, 4, 7)))
+    observed = observe(mode=f"random:{seed}" if mode == "random" else mode, check=seed % 2 == 0)
+    check = check_list if variant.form == "list" else check_device_groups
+    check(variant, config, rng, seed, observed)
+
+
+def test_the_matrix_covers_what_it_says():
+    assert {(v.config, v.form) for v in VARIANTS} == {(c, f) for c in sm100.CANDIDATES for f in sm100.FORMS}
+    outputs = {(v.form, v.out_dtype, v.has_alpha, v.m_major) for v in VARIANTS}
+    assert {x[:2] for x in outputs} == {(f, d) for f in sm100.FORMS for d in OUT_DTYPES}
+    assert {x[0::2] for x in outputs} == {(f, a) for f in sm100.FORMS for a in (False, True)}
+    assert {x[0::3] for x in outputs} == {(f, m) for f in sm100.FORMS for m in (False, True)}
+    assert {VARIANTS[v].form for v in MANY_GROUPS} == {"ragged", "masked"}
+    assert len(VARIANTS) * len(MODES) == 300
