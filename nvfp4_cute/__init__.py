@@ -3,6 +3,7 @@
 from nvfp4_cute.config import KernelConfig
 from nvfp4_cute.errors import CacheError, ConfigError, EmulatorError, UnsupportedProblem, UnsupportedTarget
 from nvfp4_cute.formats import NVFP4Tensor, dequantize
+from nvfp4_cute.ops.dual_gemm import dual_gemm, grouped_dual_gemm
 from nvfp4_cute.ops.gemv import gemv
 from nvfp4_cute.ops.grouped_gemm import grouped_gemm
 from nvfp4_cute.ops.quantize import grouped_quantize, quantize
@@ -16,7 +17,9 @@ __all__ = [
     "UnsupportedProblem",
     "UnsupportedTarget",
     "dequantize",
+    "dual_gemm",
     "gemv",
+    "grouped_dual_gemm",
     "grouped_gemm",
     "grouped_quantize",
     "quantize",

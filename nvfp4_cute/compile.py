@@ -13,12 +13,12 @@ from typing import Any
 
 import torch
 
-from nvfp4_cute.arch import family_of, sm90, sm120
+from nvfp4_cute.arch import family_of, sm90, sm100, sm120
 from nvfp4_cute.config import KernelConfig
 from nvfp4_cute.cubin import KernelResources, read_resources
 from nvfp4_cute.emulator.driver import prepare_cutlass, shim_is_built
 from nvfp4_cute.errors import ConfigError, UnsupportedProblem
-from nvfp4_cute.problem import Form, GroupedProblem
+from nvfp4_cute.problem import Activation, Form, GroupedProblem
 
 
 @dataclass(frozen=True)
@@ -33,6 +33,7 @@ class KernelKey:
         has_alpha: whether a factor per group is read.
         form: how the operands arrive: list, ragged or masked.
         out_m_major: whether columns of the output are contiguous, not rows.
+        activation: of a dual GEMM's first product; None where there is one product.
     """
 
     arch: str
@@ -42,6 +43,7 @@ class KernelKey:
     has_alpha: bool
     form: Form = "list"
     out_m_major: bool = False
+    activation: Activation | None = None
 
     @classmethod
     def of(cls, arch: str, config: KernelConfig, problem: GroupedProblem) -> "KernelKey":
@@ -55,6 +57,7 @@ class KernelKey:
             problem.has_alpha,
             problem.form,
             problem.out_m_major,
+            problem.activation,
         )
 
     @classmethod
@@ -67,12 +70,19 @@ class KernelKey:
         has_alpha: bool,
         form: Form = "list",
         out_m_major: bool = False,
+        activation: Activation | None = None,
     ) -> "KernelKey":
         """Validated key. Raises UnsupportedTarget for an arch without a kernel, ConfigError for a refused config,
-        UnsupportedProblem for a form or an output layout that the arch's kernel lacks.
+        UnsupportedProblem for a form, an output layout or a dual GEMM that the arch's kernel lacks.
         """
         family = family_of(arch)
-        reason = family.unsupported_reason(config)
+        is_dual = activation is not None
+        if is_dual and arch not in sm100.ARCHS:
+            raise UnsupportedProblem(
+                f"{arch}: no kernel for dual GEMMs (there is one for {', '.join(sm100.ARCHS)}); call grouped_gemm with "
+                "each b and combine the results"
+            )
+        reason = sm100.unsupported_reason(config, 2) if is_dual else family.unsupported_reason(config)
         if reason is not None:
             raise ConfigError(f"{arch}: {reason}")
         if form not in family.FORMS:
@@ -84,15 +94,16 @@ class KernelKey:
             raise UnsupportedProblem(
                 f"{arch}: out has contiguous columns, and this kernel writes rows; allocate it as torch.empty(m, n)"
             )
-        resolved = replace(family.resolve(config), num_cta=None)
-        return cls(arch, resolved, num_groups, out_dtype, has_alpha, form, out_m_major)
+        resolved = replace(sm100.resolve(config, 2) if is_dual else family.resolve(config), num_cta=None)
+        return cls(arch, resolved, num_groups, out_dtype, has_alpha, form, out_m_major, activation)
 
     def to_name(self) -> str:
         """Readable, unique; the kernel's symbol starts with it."""
         dtype = str(self.out_dtype).removeprefix("torch.")
         groups = f"g{self.num_groups}" if self.form == "list" else self.form
         suffix = "_mmajor" * self.out_m_major + "_alpha" * self.has_alpha
-        return f"nvfp4_grouped_gemm_{self.arch}_{groups}_{self.config.to_name()}_{dtype}{suffix}"
+        operation = "grouped_gemm" if self.activation is None else f"grouped_dual_gemm_{self.activation}"
+        return f"nvfp4_{operation}_{self.arch}_{groups}_{self.config.to_name()}_{dtype}{suffix}"
 
     def make_kernel(self) -> Any:
         """The CuTe DSL object to compile."""
@@ -106,7 +117,14 @@ class KernelKey:
         if self.arch in sm120.ARCHS:
             return GroupedGemmSm120(self.config, self.num_groups, out_dtype, self.has_alpha, name)
         return GroupedGemmSm100(
-            self.config, self.form, self.num_groups, out_dtype, self.out_m_major, self.has_alpha, name
+            self.config,
+            self.form,
+            self.num_groups,
+            out_dtype,
+            self.out_m_major,
+            self.has_alpha,
+            name,
+            self.activation,
         )
 
 

@@ -10,7 +10,7 @@ from nvfp4_cute.cache import get_kernel
 from nvfp4_cute.compile import CompiledKernel, KernelKey, table_pointer
 from nvfp4_cute.config import KernelConfig
 from nvfp4_cute.errors import UnsupportedProblem
-from nvfp4_cute.launch_table import NUM_COLUMNS, NUM_OPERAND_COLUMNS, Group, Header
+from nvfp4_cute.launch_table import NUM_COLUMNS, Group, Header
 from nvfp4_cute.problem import TMA_ALIGN_BYTES, GroupedOperands, GroupedProblem
 from nvfp4_cute.schedule import TileSchedule, make_schedule
 from nvfp4_cute.select import choose_config
@@ -54,7 +54,9 @@ class Plan:
         table = self._fixed_columns.copy()
         if operands.alpha is not None:
             table[0, Header.ALPHA] = operands.alpha.data_ptr()
-        table[1:, :NUM_OPERAND_COLUMNS] = [
+        # There is one batch, whose pitch is never used but has to be well formed.
+        table[1:, [Group.A_BATCH_PITCH, Group.B_BATCH_PITCH, Group.B2_BATCH_PITCH]] = TMA_ALIGN_ELEMENTS
+        table[1:, Group.A : Group.OUT_PITCH + 1] = [
             (
                 operands.a[group].data_ptr(),
                 operands.b[group].data_ptr(),
@@ -64,13 +66,17 @@ class Plan:
                 2 * operands.a[group].stride(0),
                 2 * operands.b[group].stride(0),
                 operands.out[group].stride(1 if self.problem.out_m_major else 0),
-                # There is one batch, whose pitch is never used but has to be well formed.
-                TMA_ALIGN_ELEMENTS,
-                TMA_ALIGN_ELEMENTS,
-                0,
             )
             for group in self.schedule.order
         ]
+        second = operands.second
+        if second is not None:
+            table[1:, Group.B2 : Group.B2_PITCH + 1] = [
+                (second.b[group].data_ptr(), second.b_scale[group].data_ptr(), 2 * second.b[group].stride(0))
+                for group in self.schedule.order
+            ]
+            if second.alpha is not None:
+                table[0, Header.ALPHA2] = second.alpha.data_ptr()
         return table
 
     def launch(self, operands: GroupedOperands, queue: int = 0) -> None:
@@ -111,11 +117,12 @@ def make_plan(
         UnsupportedTarget: no kernel for ``arch``. ConfigError: ``config`` cannot be built.
         UnsupportedProblem: more groups than kernel parameters hold.
     """
-    if problem.num_groups > base.MAX_LIST_GROUPS:
+    max_groups = base.max_list_groups(problem.num_b)
+    if problem.num_groups > max_groups:
         raise UnsupportedProblem(
-            f"{problem.num_groups} groups: the list form passes {base.PARAM_BYTES_PER_GROUP} bytes a group as kernel "
-            f"parameters, {base.KERNEL_PARAM_BYTES} bytes hold {base.MAX_LIST_GROUPS} groups; split the lists into "
-            f"calls of at most {base.MAX_LIST_GROUPS}"
+            f"{problem.num_groups} groups: the list form passes {base.param_bytes_per_group(problem.num_b)} bytes a "
+            f"group as kernel parameters, {base.KERNEL_PARAM_BYTES} bytes hold {max_groups} groups; split the lists "
+            f"into calls of at most {max_groups}"
         )
     config = config or choose_config(problem, arch, sm_count)
     key = KernelKey.of(arch, config, problem)

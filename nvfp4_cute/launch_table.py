@@ -18,6 +18,7 @@ class Header(IntEnum):
     ALPHA = 2  # address of the fp32 factors; unused where the kernel has none
     GROUP_SIZES = 3  # address of the int32 offs or masked_m; unused in list form
     NUM_GROUPS = 4  # groups that the sizes describe; unused in list form
+    ALPHA2 = 5  # address of a dual GEMM's second product's factors
 
 
 class Group(IntEnum):
@@ -37,20 +38,22 @@ class Group(IntEnum):
     A_BATCH_PITCH = 8
     B_BATCH_PITCH = 9
     OUT_BATCH_PITCH = 10
-    M = 11  # extents are at least 1, so that an unused tensor map is well formed
-    N = 12
-    K = 13
-    A_BATCH = 14  # batches
-    B_BATCH = 15
-    SFA_ROW_BLOCKS = 16  # 128-row blocks of scales in a batch
-    SFB_ROW_BLOCKS = 17
-    TILE_OFFSET = 18  # tiles of all earlier slots
-    GROUP_IDX = 19  # the group's index in the caller's lists: where its alpha lies
+    B2 = 11  # of a dual GEMM: the second b, whose extents are the first one's
+    SFB2 = 12
+    B2_PITCH = 13
+    B2_BATCH_PITCH = 14
+    M = 15  # extents are at least 1, so that an unused tensor map is well formed
+    N = 16
+    K = 17
+    A_BATCH = 18  # batches
+    B_BATCH = 19
+    SFA_ROW_BLOCKS = 20  # 128-row blocks of scales in a batch
+    SFB_ROW_BLOCKS = 21
+    TILE_OFFSET = 22  # tiles of all earlier slots
+    GROUP_IDX = 23  # the group's index in the caller's lists: where its alpha lies
 
 
 NUM_COLUMNS = len(Group)
-# Columns that depend on the operands of a launch; the others are fixed by the problem.
-NUM_OPERAND_COLUMNS = Group.OUT_BATCH_PITCH + 1
 
 
 class Gemv(IntEnum):

@@ -6,7 +6,7 @@ A check never reads tensor data, so it never waits for the GPU.
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from numbers import Real
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, get_args
 
 import torch
 
@@ -18,6 +18,7 @@ TMA_ALIGN_BYTES = 16  # base address and row pitch of a tensor map (PTX ISA, cp.
 INT32_MAX = 2**31 - 1
 OUT_DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 Form = Literal["list", "ragged", "masked"]
+Activation = Literal["silu", "gelu_tanh", "relu2"]
 
 
 def gemm_bytes(m: int, n: int, k: int, out_itemsize: int, *, num_b: int = 1) -> int:
@@ -35,6 +36,7 @@ class GroupedProblem:
         out_dtype: dtype of C.
         has_alpha: whether group g's result is multiplied by ``alpha[g]``.
         out_m_major: whether columns of C are contiguous, not rows.
+        activation: of a dual GEMM: C = activation(A @ B1^T) * (A @ B2^T); None where there is one product.
     """
 
     sizes: tuple[tuple[int, int, int], ...]
@@ -42,6 +44,12 @@ class GroupedProblem:
     out_dtype: torch.dtype = torch.bfloat16
     has_alpha: bool = False
     out_m_major: bool = False
+    activation: Activation | None = None
+
+    @property
+    def num_b(self) -> int:
+        """Operands ``b`` that every group's ``a`` is multiplied by."""
+        return 1 if self.activation is None else 2
 
     @property
     def num_groups(self) -> int:
@@ -50,22 +58,33 @@ class GroupedProblem:
 
     @property
     def flops(self) -> int:
-        """Multiplications and additions of the real rows: 2*M*N*K over all groups."""
-        return sum(2 * m * n * k for m, n, k in self.sizes)
+        """Multiplications and additions of the real rows: 2*M*N*K over all groups and operands ``b``."""
+        return sum(2 * m * n * k * self.num_b for m, n, k in self.sizes)
 
     @property
     def bytes(self) -> int:
         """Least traffic in bytes: A, B and both scales read once, C written once; no padding is counted."""
-        return sum(gemm_bytes(m, n, k, self.out_dtype.itemsize) for m, n, k in self.sizes)
+        item = self.out_dtype.itemsize
+        return sum(gemm_bytes(m, n, k, item, num_b=self.num_b) for m, n, k in self.sizes)
 
     def __str__(self) -> str:
         """One line: form, sizes, output dtype, operations, bytes."""
         shapes = " ".join(f"{m}x{n}x{k}" for m, n, k in self.sizes)
         alpha = ", alpha" if self.has_alpha else ""
+        dual = "" if self.activation is None else f"dual ({self.activation}), "
         return (
-            f"{self.form} of {self.num_groups} groups (MxNxK {shapes}) -> {_dtype_name(self.out_dtype)}{alpha}"
+            f"{dual}{self.form} of {self.num_groups} groups (MxNxK {shapes}) -> {_dtype_name(self.out_dtype)}{alpha}"
             f": {self.flops / 1e9:.3g} GFLOP, {self.bytes / 1e6:.3g} MB"
         )
+
+
+@dataclass(frozen=True)
+class SecondOperand:
+    """What a dual GEMM multiplies ``a`` by besides: the same shapes as ``b``, ``b_scale`` and ``alpha``."""
+
+    b: tuple[torch.Tensor, ...]
+    b_scale: tuple[torch.Tensor, ...]
+    alpha: torch.Tensor | None
 
 
 @dataclass(frozen=True)
@@ -80,6 +99,7 @@ class GroupedOperands:
             finite, as the zeros that ``to_blocked`` writes are: 0 * NaN would reach the result.
         alpha: float32 [G] on the operands' device, or None.
         out: [M, N] a group, unit stride in N, or in M where the problem says ``out_m_major``.
+        second: of a dual GEMM; None where there is one product.
 
     All are views of the caller's memory, but for converted row-major scales, an allocated ``out``, and an
     ``alpha`` given as numbers.
@@ -91,6 +111,7 @@ class GroupedOperands:
     b_scale: tuple[torch.Tensor, ...]
     alpha: torch.Tensor | None
     out: tuple[torch.Tensor, ...]
+    second: SecondOperand | None = None
 
     @property
     def device(self) -> torch.device:
@@ -133,42 +154,117 @@ def check_list_operands(
         ValueError: a shape, stride, alignment, count or device is wrong, or ``out`` overlaps something.
         UnsupportedProblem: well formed, but no kernel computes it (gradients, K = 0, sizes beyond 32 bits).
     """
+    weights = [_Weights("b", b, b_scale, "alpha", alpha)]
+    return _check_lists(a, a_scale, weights, out, out_dtype, scale_layout, None)
+
+
+def check_dual_operands(
+    a: Sequence[torch.Tensor],
+    b1: Sequence[torch.Tensor],
+    b2: Sequence[torch.Tensor],
+    a_scale: Sequence[torch.Tensor],
+    b1_scale: Sequence[torch.Tensor],
+    b2_scale: Sequence[torch.Tensor],
+    alpha1: torch.Tensor | Sequence[float] | None = None,
+    alpha2: torch.Tensor | Sequence[float] | None = None,
+    out: Sequence[torch.Tensor] | None = None,
+    *,
+    activation: Activation = "silu",
+    out_dtype: torch.dtype = torch.bfloat16,
+    scale_layout: ScaleLayout = "blocked",
+) -> tuple[GroupedProblem, GroupedOperands]:
+    """Check and normalise the operands of C_g = activation(alpha1_g * A_g @ B1_g^T) * (alpha2_g * A_g @ B2_g^T).
+
+    As :func:`check_list_operands`, with a ``b`` of one shape twice. Where one alpha is given, the other is 1.
+    """
+    if activation not in get_args(Activation):
+        names = ", ".join(f'"{name}"' for name in get_args(Activation))
+        raise ValueError(f"activation={activation!r} is unknown; use one of {names}")
+    alphas = [alpha1, alpha2]
+    if alpha1 is not None or alpha2 is not None:
+        alphas = [[1.0] * len(a) if alpha is None else alpha for alpha in alphas]
+    weights = [
+        _Weights("b1", b1, b1_scale, "alpha1", alphas[0]),
+        _Weights("b2", b2, b2_scale, "alpha2", alphas[1]),
+    ]
+    return _check_lists(a, a_scale, weights, out, out_dtype, scale_layout, activation)
+
+
+class _Weights(NamedTuple):
+    """One ``b`` as the caller gave it, and what the caller calls it."""
+
+    name: str
+    b: Sequence[torch.Tensor]
+    scale: Sequence[torch.Tensor]
+    alpha_name: str
+    alpha: Any
+
+
+def _check_lists(
+    a: Sequence[torch.Tensor],
+    a_scale: Sequence[torch.Tensor],
+    weights: list[_Weights],
+    out: Sequence[torch.Tensor] | None,
+    out_dtype: torch.dtype,
+    scale_layout: ScaleLayout,
+    activation: Activation | None,
+) -> tuple[GroupedProblem, GroupedOperands]:
     _check_options(out_dtype, scale_layout)
-    _check_sequences(
-        {"a": a, "b": b, "a_scale": a_scale, "b_scale": b_scale} | ({} if out is None else {"out": out})
-    )
+    given: dict[str, Any] = {"a": a} | {w.name: w.b for w in weights}
+    given |= {"a_scale": a_scale} | {f"{w.name}_scale": w.scale for w in weights}
+    _check_sequences(given | ({} if out is None else {"out": out}))
     flat_a = tuple(_fp4_rows(f"group {g}: a", "M", t) for g, t in enumerate(a))
-    flat_b = tuple(_fp4_rows(f"group {g}: b", "N", t) for g, t in enumerate(b))
-    sizes = tuple(_group_size(g, x, y) for g, (x, y) in enumerate(zip(flat_a, flat_b, strict=True)))
+    flat_b = [tuple(_fp4_rows(f"group {g}: {w.name}", "N", t) for g, t in enumerate(w.b)) for w in weights]
+    first, *others = zip(weights, flat_b, strict=True)
+    sizes = _group_sizes(flat_a, first[0].name, first[1])
+    for other, operand in others:
+        _check_same_rows(first[0].name, first[1], other.name, operand)
     out_m_major = out is not None and _is_m_major(out)
-    problem = GroupedProblem(sizes, "list", out_dtype, alpha is not None, out_m_major)
+    has_alpha = any(w.alpha is not None for w in weights)
+    problem = GroupedProblem(sizes, "list", out_dtype, has_alpha, out_m_major, activation)
     scales_a = [
         _scale(f"group {g}: a_scale", "M", a_scale[g], m, k, scale_layout)
         for g, (m, _, k) in enumerate(sizes)
     ]
     scales_b = [
-        _scale(f"group {g}: b_scale", "N", b_scale[g], n, k, scale_layout)
-        for g, (_, n, k) in enumerate(sizes)
+        [
+            _scale(f"group {g}: {w.name}_scale", "N", w.scale[g], n, k, scale_layout)
+            for g, (_, n, k) in enumerate(sizes)
+        ]
+        for w in weights
     ]
-    _check_alpha(alpha, problem.num_groups, a[0].device)
+    for w in weights:
+        _check_alpha(w.alpha_name, w.alpha, problem.num_groups, a[0].device)
     outs: tuple[torch.Tensor, ...] | None = None
     if out is not None:
         outs = tuple(
             _out_view(f"group {g}: out", out[g], m, n, out_dtype, out_m_major)
             for g, (m, n, _) in enumerate(sizes)
         )
-        named = {"a": flat_a, "b": flat_b, "a_scale": scales_a, "b_scale": scales_b, "out": outs}
-        _check_overlap(_regions(named, alpha))
+        named: dict[str, Iterable[torch.Tensor]] = {"a": flat_a, "a_scale": scales_a, "out": outs}
+        for w, operand, scales in zip(weights, flat_b, scales_b, strict=True):
+            named |= {w.name: operand, f"{w.name}_scale": scales}
+        _check_overlap(_regions(named, {w.alpha_name: w.alpha for w in weights}))
 
     # Every check has passed: from here on memory may be allocated.
     if scale_layout == "rowmajor":
-        scales_a, scales_b = [_to_blocked(s) for s in scales_a], [_to_blocked(s) for s in scales_b]
+        scales_a = [_to_blocked(s) for s in scales_a]
+        scales_b = [[_to_blocked(s) for s in scales] for scales in scales_b]
     device = a[0].device
     if outs is None:
         outs = tuple(torch.empty((m, n), dtype=out_dtype, device=device) for m, n, _ in sizes)
-    if alpha is not None and not isinstance(alpha, torch.Tensor):
-        alpha = torch.tensor(alpha, dtype=torch.float32, device=device)
-    return problem, GroupedOperands(flat_a, flat_b, tuple(scales_a), tuple(scales_b), alpha, outs)
+    b, *second = [
+        SecondOperand(operand, tuple(scales), _alpha_tensor(w.alpha, device))
+        for w, operand, scales in zip(weights, flat_b, scales_b, strict=True)
+    ]
+    operands = GroupedOperands(flat_a, b.b, tuple(scales_a), b.b_scale, b.alpha, outs, *second)
+    return problem, operands
+
+
+def _alpha_tensor(alpha: Any, device: torch.device) -> torch.Tensor | None:
+    if alpha is None or isinstance(alpha, torch.Tensor):
+        return alpha
+    return torch.tensor(alpha, dtype=torch.float32, device=device)
 
 
 def _dtype_name(dtype: torch.dtype) -> str:
@@ -300,14 +396,29 @@ def _check_pitch(label: str, rows: torch.Tensor, aligned: int) -> None:
         )
 
 
-def _group_size(g: int, a: torch.Tensor, b: torch.Tensor) -> tuple[int, int, int]:
-    (m, k_bytes), (n, b_bytes) = a.shape, b.shape
-    if k_bytes != b_bytes:
-        raise ValueError(
-            f"group {g}: a has K={2 * k_bytes} and b has K={2 * b_bytes}; both must have the same K "
-            f"(a is [M, K/2] = {[m, k_bytes]}, b is [N, K/2] = {[n, b_bytes]})"
-        )
-    return m, n, 2 * k_bytes
+def _group_sizes(
+    a: Sequence[torch.Tensor], name: str, b: Sequence[torch.Tensor]
+) -> tuple[tuple[int, int, int], ...]:
+    """(m, n, k) of every group."""
+    for g, (x, y) in enumerate(zip(a, b, strict=True)):
+        (m, k_bytes), (n, b_bytes) = x.shape, y.shape
+        if k_bytes != b_bytes:
+            raise ValueError(
+                f"group {g}: a has K={2 * k_bytes} and {name} has K={2 * b_bytes}; both must have the same K "
+                f"(a is [M, K/2] = {[m, k_bytes]}, {name} is [N, K/2] = {[n, b_bytes]})"
+            )
+    return tuple((len(x), len(y), 2 * x.shape[1]) for x, y in zip(a, b, strict=True))
+
+
+def _check_same_rows(
+    first_name: str, first: Sequence[torch.Tensor], name: str, other: Sequence[torch.Tensor]
+) -> None:
+    for g, (x, y) in enumerate(zip(first, other, strict=True)):
+        if x.shape != y.shape:
+            raise ValueError(
+                f"group {g}: {name} is [N, K/2] = {list(y.shape)} and {first_name} {list(x.shape)}; "
+                "a dual GEMM takes two of one shape"
+            )
 
 
 def _scale(
@@ -343,29 +454,31 @@ def _to_blocked(scale: torch.Tensor) -> torch.Tensor:
     return to_blocked(scale).view(torch.uint8).view(-1)
 
 
-def _check_alpha(alpha: Any, num_groups: int, device: torch.device) -> None:
+def _check_alpha(name: str, alpha: Any, num_groups: int, device: torch.device) -> None:
     if alpha is None:
         return
     if not isinstance(alpha, torch.Tensor):
         if not isinstance(alpha, list | tuple) or not all(isinstance(x, Real) for x in alpha):
-            raise TypeError(f"alpha={alpha!r} is neither a float32 tensor nor a list of numbers, one a group")
+            raise TypeError(
+                f"{name}={alpha!r} is neither a float32 tensor nor a list of numbers, one a group"
+            )
         if len(alpha) != num_groups:
             raise ValueError(
-                f"alpha has {len(alpha)} entries for {num_groups} groups; pass one number a group"
+                f"{name} has {len(alpha)} entries for {num_groups} groups; pass one number a group"
             )
         return
     if alpha.dtype != torch.float32:
-        raise TypeError(f"alpha has dtype {_dtype_name(alpha.dtype)}; expected float32: alpha.float()")
+        raise TypeError(f"{name} has dtype {_dtype_name(alpha.dtype)}; expected float32: {name}.float()")
     if tuple(alpha.shape) != (num_groups,) or not alpha.is_contiguous():
         raise ValueError(
-            f"alpha has shape {list(alpha.shape)}, strides {tuple(alpha.stride())}; expected contiguous "
-            f"[{num_groups}], one factor a group: alpha.reshape({num_groups}).contiguous()"
+            f"{name} has shape {list(alpha.shape)}, strides {tuple(alpha.stride())}; expected contiguous "
+            f"[{num_groups}], one factor a group: {name}.reshape({num_groups}).contiguous()"
         )
     if alpha.device != device:
         raise ValueError(
-            f"alpha is on {alpha.device} and group 0: a on {device}; move all operands to one device"
+            f"{name} is on {alpha.device} and group 0: a on {device}; move all operands to one device"
         )
-    _check_no_grad("alpha", alpha)
+    _check_no_grad(name, alpha)
 
 
 def _is_m_major(out: Iterable[torch.Tensor]) -> bool:
@@ -426,12 +539,11 @@ class _Region(NamedTuple):
     name: str
 
 
-def _regions(named: Mapping[str, Iterable[torch.Tensor]], alpha: Any) -> list[_Region]:
+def _regions(named: Mapping[str, Iterable[torch.Tensor]], alphas: Mapping[str, Any]) -> list[_Region]:
     found = [
         _region(f"{name}[{g}]", tensor) for name, tensors in named.items() for g, tensor in enumerate(tensors)
     ]
-    if isinstance(alpha, torch.Tensor):
-        found.append(_region("alpha", alpha))
+    found += [_region(name, alpha) for name, alpha in alphas.items() if isinstance(alpha, torch.Tensor)]
     return sorted(region for region in found if region is not None)
 
 

@@ -3,7 +3,9 @@
 No kernel is called and no scale padding is read, so garbage there (NaN included) cannot reach a result.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Literal
 
 import torch
 
@@ -16,6 +18,11 @@ from nvfp4_cute.formats import (
 from nvfp4_cute.scale_layout import as_blocked, from_blocked, num_k_blocks
 
 OUT_DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "silu": torch.nn.functional.silu,
+    "gelu_tanh": partial(torch.nn.functional.gelu, approximate="tanh"),
+    "relu2": lambda x: x.clamp(min=0).square(),
+}
 # Rows of B are expanded to float64 in pieces of at most this many elements (128 MiB).
 CHUNK_ELEMS = 1 << 24
 
@@ -75,6 +82,50 @@ def grouped_gemm_reference(
             )
         outputs.append(acc.to(out_dtype))
     return outputs
+
+
+def grouped_dual_gemm_reference(
+    a: Sequence[torch.Tensor],
+    b1: Sequence[torch.Tensor],
+    b2: Sequence[torch.Tensor],
+    a_scale: Sequence[torch.Tensor],
+    b1_scale: Sequence[torch.Tensor],
+    b2_scale: Sequence[torch.Tensor],
+    alpha1: Sequence[float] | torch.Tensor | None = None,
+    alpha2: Sequence[float] | torch.Tensor | None = None,
+    out_dtype: torch.dtype = torch.bfloat16,
+    *,
+    activation: Literal["silu", "gelu_tanh", "relu2"] = "silu",
+    scale_layout: ScaleLayout = "blocked",
+) -> list[torch.Tensor]:
+    """``activation(alpha1[g] * a[g] @ b1[g]^T) * (alpha2[g] * a[g] @ b2[g]^T)`` in float64, rounded once.
+
+    silu(x) = x / (1 + exp(-x)).
+
+    What a kernel of silu may differ by, beyond its accumulation, in units of u = 2^-24 relative to the result: it forms
+    x = alpha1 * a @ b1^T (1), -x * log2(e) (2, from factor and product, of the exponent), ex2.approx (4, and 2 |x| from
+    its argument), 1 + that (1), rcp.approx (2), times x (1), alpha2 times the second sum (1), the product (1); the error
+    of x reaches silu 1 + |x| times. Together at most (3 |x| + 11) * 2^-24, then half a unit of ``out_dtype``. Where
+    exp(-x) exceeds 2^126 the reciprocal is 0: there the result is 0 instead of less than 2^-119 times the second factor.
+    ex2.approx and rcp.approx err by 2^-22 and 2^-23 at most (PTX ISA 9.7.3).
+
+    Args:
+        a, b1, b2, a_scale, b1_scale, b2_scale: as in :func:`grouped_gemm_reference`.
+        alpha1, alpha2: one factor a group: numbers, or a float32 tensor ``[G]``. None skips the multiplication.
+        out_dtype: float16, bfloat16, float32 or float64.
+        activation: "silu", "gelu_tanh" or "relu2".
+        scale_layout: of all scales.
+
+    Returns:
+        One ``[M_g, N_g]`` tensor of ``out_dtype`` a group.
+
+    Raises:
+        TypeError, ValueError: as :func:`grouped_gemm_reference`; KeyError: an unknown activation.
+    """
+    gates = grouped_gemm_reference(a, b1, a_scale, b1_scale, alpha1, torch.float64, scale_layout=scale_layout)
+    ups = grouped_gemm_reference(a, b2, a_scale, b2_scale, alpha2, torch.float64, scale_layout=scale_layout)
+    function = ACTIVATIONS[activation]
+    return [(function(gate) * up).to(out_dtype) for gate, up in zip(gates, ups, strict=True)]
 
 
 def gemv_reference(

@@ -16,6 +16,7 @@ from cutlass.cute.nvgpu import tcgen05
 from nvfp4_cute.arch.sm100 import EPI_TILE_N, MMA_CTA_M, TmemMap
 from nvfp4_cute.config import KernelConfig
 
+from ..common.activation import activate
 from ..common.group_table import select_slot
 from ..common.sides import mma_sides
 from ..common.warp_schedule import WARP_SIZE
@@ -40,14 +41,14 @@ class OutputTable:
         pitches: elements between rows (N-major output) or columns (M-major), as many Int64.
         batch_pitch: elements between the batches of an output of all groups.
         group_indices: the caller's index of the group, one Int32 a slot: where its alpha lies; None if it is the slot.
-        alpha: pointer to fp32 factors [G] in global memory, or None.
+        alphas: pointer to fp32 factors [G] in global memory, one a product, or None.
     """
 
     addresses: list
     pitches: list
     batch_pitch: Int64
     group_indices: list | None
-    alpha: object
+    alphas: list | None
 
 
 @dataclass(frozen=True)
@@ -59,6 +60,7 @@ class EpilogueArgs:
         out_m_major: whether columns of the output are contiguous, not rows.
         groups: ``GroupTable`` or ``DeviceGroups``.
         cta_rank: which CTA of the pair this is.
+        activation: of a dual GEMM's first product (``common.activation``); None where there is one product.
     """
 
     tmem_ptr: cute.Pointer
@@ -70,11 +72,15 @@ class EpilogueArgs:
     groups: object
     cta_rank: Int32
     acc_consumer: pipeline.PipelineConsumer
+    activation: str | None
 
 
 @cute.jit
 def run_epilogue(args: EpilogueArgs, first_tile: Int32, stride: Int32):
-    """For each tile: wait for its accumulator, read it in column slices, scale, convert, store, release."""
+    """For each tile: wait for its accumulator, read it in column slices, scale, convert, store, release.
+
+    A dual GEMM's accumulator is two, side by side: their slices are read together and combined in fp32.
+    """
     acc_consumer, config, groups, tmem = args.acc_consumer, args.config, args.groups, args.tmem
     tidx, _, _ = cute.arch.thread_idx()
     item_bytes = args.out_dtype.width // 8
@@ -89,9 +95,11 @@ def run_epilogue(args: EpilogueArgs, first_tile: Int32, stride: Int32):
     tTR_tAcc = thr_load.partition_S(tAcc)
     slice_shape = thr_load.partition_D(cute.make_identity_tensor((MMA_CTA_M, EPI_TILE_N))).shape
     # Two slices in registers: one is read from tensor memory while the other is converted and stored.
-    tTR_rAcc = [cute.make_rmem_tensor(slice_shape, Float32) for _ in range(2)]
+    num_products = 1 if args.activation is None else 2
+    tTR_rAcc = [[cute.make_rmem_tensor(slice_shape, Float32) for _ in range(num_products)] for _ in range(2)]
     tTR_rOut = cute.make_rmem_tensor(EPI_TILE_N, args.out_dtype)
-    max_slices = config.cta_tile_shape_mnk[1] // EPI_TILE_N
+    tile_n = config.cta_tile_shape_mnk[1]
+    max_slices = tile_n // EPI_TILE_N
     # Slices that share columns with the other accumulator are read first; then the MMA may have it.
     shared_slices = max_slices
     if cutlass.const_expr(tmem.overlap_cols > 0):
@@ -114,7 +122,7 @@ def run_epilogue(args: EpilogueArgs, first_tile: Int32, stride: Int32):
         group_offset = args.outputs.batch_pitch * tile.a_batch + Int64(tile.a_row) * pitch_row
         offset = group_offset + Int64(row) * pitch_m + Int64(n_side.first_row) * pitch_n
         address = select_slot(args.outputs.addresses, tile.slot) + offset * item_bytes
-        alpha = _load_alpha(args.outputs, tile.slot)
+        alphas = _load_alphas(args.outputs, tile.slot, num_products)
         num_valid = n_side.extent - n_side.first_row
         # Two lanes may store two rows as one word where the whole warp has rows and words are aligned.
         pitch_bytes = Int64(pitch) * item_bytes
@@ -131,7 +139,7 @@ def run_epilogue(args: EpilogueArgs, first_tile: Int32, stride: Int32):
         column = acc_idx * tmem.acc_stride
 
         stage = acc_consumer.wait_and_advance()
-        _read_slice(tiled_load, tTR_tAcc, column + first_slice * EPI_TILE_N, tTR_rAcc[0])
+        _read_slice(tiled_load, tTR_tAcc, column + first_slice * EPI_TILE_N, tTR_rAcc[0], tile_n)
         for i in cutlass.range_constexpr(max_slices):
             if i < num_slices:
                 slice_idx = first_slice + i * slice_step
@@ -143,12 +151,13 @@ def run_epilogue(args: EpilogueArgs, first_tile: Int32, stride: Int32):
                         tTR_tAcc,
                         column + (slice_idx + slice_step) * EPI_TILE_N,
                         tTR_rAcc[(i + 1) % 2],
+                        tile_n,
                     )
                 if i == cutlass.min(num_slices, shared_slices) - 1:
                     # What the next MMA overwrites is in registers.
                     with cute.arch.elect_one():
                         stage.release()
-                tTR_rOut.store((tTR_rAcc[i % 2].load().reshape(EPI_TILE_N) * alpha).to(args.out_dtype))
+                tTR_rOut.store(_combine(tTR_rAcc[i % 2], alphas, args.activation).to(args.out_dtype))
                 slice_address = address + Int64(slice_idx * EPI_TILE_N) * pitch_n * item_bytes
                 valid = num_valid - slice_idx * EPI_TILE_N
                 if cutlass.const_expr(across_lanes):
@@ -163,19 +172,41 @@ def run_epilogue(args: EpilogueArgs, first_tile: Int32, stride: Int32):
 
 
 @cute.jit
-def _read_slice(tiled_load: cute.TiledCopy, tTR_tAcc: cute.Tensor, column: Int32, destination: cute.Tensor):
-    cute.copy(tiled_load, cute.make_tensor(tTR_tAcc.iterator + column, tTR_tAcc.layout), destination)
+def _read_slice(
+    tiled_load: cute.TiledCopy,
+    tTR_tAcc: cute.Tensor,
+    column: Int32,
+    destinations: list,
+    product_stride: cutlass.Constexpr,
+):
+    """Start reading the slice at ``column`` of every product."""
+    for i in cutlass.range_constexpr(len(destinations)):
+        source = cute.make_tensor(tTR_tAcc.iterator + (column + i * product_stride), tTR_tAcc.layout)
+        cute.copy(tiled_load, source, destinations[i])
 
 
 @cute.jit
-def _load_alpha(outputs: OutputTable, slot: Int32) -> Float32:
-    alpha = Float32(1.0)
-    if cutlass.const_expr(outputs.alpha is not None):
+def _combine(accumulators: list, alphas: list, activation: cutlass.Constexpr):
+    """The result, in fp32, of a slice of every product's accumulator."""
+    result = accumulators[0].load().reshape(EPI_TILE_N) * alphas[0]
+    if cutlass.const_expr(activation is not None):
+        activated = cute.make_rmem_tensor(EPI_TILE_N, Float32)
+        for i in cutlass.range_constexpr(EPI_TILE_N):
+            activated[i] = activate(result[i], activation)
+        result = activated.load() * (accumulators[1].load().reshape(EPI_TILE_N) * alphas[1])
+    return result
+
+
+@cute.jit
+def _load_alphas(outputs: OutputTable, slot: Int32, num_products: cutlass.Constexpr) -> list:
+    """The slot's factor of every product."""
+    alphas = [Float32(1.0)] * num_products
+    if cutlass.const_expr(outputs.alphas is not None):
         idx = slot
         if cutlass.const_expr(outputs.group_indices is not None):
             idx = select_slot(outputs.group_indices, slot)
-        alpha = cute.make_tensor(outputs.alpha + idx, cute.make_layout(1))[0]
-    return alpha
+        alphas = [cute.make_tensor(alpha + idx, cute.make_layout(1))[0] for alpha in outputs.alphas]
+    return alphas
 
 
 @cute.jit

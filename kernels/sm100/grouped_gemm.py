@@ -2,6 +2,7 @@
 
 For every group g:  C = alpha[g] * (A * SFA) @ (B * SFB)^T  with A (M_g, K_g), B (N_g, K_g) e2m1, two values a byte,
 K-major; SFA (M_g, K_g / 16), SFB (N_g, K_g / 16) e4m3 in the 128x4 blocked layout; C (M_g, N_g), N-major or M-major.
+Dual:  C = activation(alpha1[g] * A @ B1^T) * (alpha2[g] * A @ B2^T), with B1 and B2 of one shape.
 List form: every group has operands and sizes of its own, known to the host. Ragged and masked form: groups are parts of
 common operands, and the device holds how many rows of A each has.
 
@@ -9,7 +10,7 @@ Roles (warps):  EPILOGUE 0-3 | MMA 4 | LOAD 5.
 
 Pipelines (producer -> consumer), full arrivals / empty arrivals. Of a pair, the leader's full ab and empty acc barriers
 count for both CTAs, and commits arrive at both:
-  ab   LOAD -> MMA       num_ab_stage    full: 1 + bytes of both operands    empty: 1 (tcgen05.commit)
+  ab   LOAD -> MMA       num_ab_stage    full: 1 + bytes of all operands     empty: 1 (tcgen05.commit)
   acc  MMA  -> EPILOGUE  num_acc_stage   full: 1 (tcgen05.commit)            empty: 4 a CTA (one a warp)
 
 Timeline, a tile: LOAD fills one stage a K tile -> MMA copies the stage's scales to tensor memory, issues K/64 MMAs,
@@ -23,6 +24,7 @@ Shared memory: ``arch.sm100.SmemPlan``. Tensor maps: kernel parameters, encoded 
 Source: PTX ISA 9.1, 9.7.16 (tcgen05), 9.7.13.15 (mbarrier), 5.5.7 and 9.7.9.27 (tensor maps).
 """
 
+from dataclasses import replace
 from typing import Literal
 
 import cutlass
@@ -59,6 +61,7 @@ class GroupedGemmSm100:
         out_dtype: cutlass.Float16, BFloat16 or Float32.
         out_m_major: whether columns of the output are contiguous, not rows.
         has_alpha: whether every group's result is multiplied by a factor.
+        activation: of a dual GEMM's first product: "silu", "gelu_tanh" or "relu2"; None where there is one product.
         name: what the kernel is called in profilers and in the emulator's reports.
     """
 
@@ -71,6 +74,7 @@ class GroupedGemmSm100:
         out_m_major: bool,
         has_alpha: bool,
         name: str,
+        activation: str | None = None,
     ):
         self.config = config
         self.form = form
@@ -80,8 +84,10 @@ class GroupedGemmSm100:
         self.has_alpha = has_alpha
         self.name = name
         self.schedule = WarpSchedule()
-        self.smem = smem_plan(config)
-        self.tmem = tmem_map(config)
+        self.activation = activation
+        self.num_b = 1 if activation is None else 2
+        self.smem = smem_plan(config, self.num_b)
+        self.tmem = tmem_map(config, self.num_b)
 
     @cute.jit
     def __call__(self, table: cute.Pointer, queue):
@@ -94,21 +100,26 @@ class GroupedGemmSm100:
         # (COLUMN, ROW)
         values = cute.make_tensor(table, cute.make_layout((NUM_COLUMNS, 1 + self.num_groups)))
         rows = range(1, 1 + self.num_groups)
-        views_a = [_view(values, row, "A", Group.M) for row in rows]
-        views_b = [_view(values, row, "B", Group.N) for row in rows]
+        views_a = [[_view(values, row, "A", Group.M) for row in rows]]
+        views_b = [[_view(values, row, "B", Group.N) for row in rows]]
+        if cutlass.const_expr(self.num_b == 2):
+            views_b.append([_second_b(values, row, view) for row, view in zip(rows, views_b[0], strict=True)])
         views_m, views_n = (views_b, views_a) if self.config.swap_ab else (views_a, views_b)
         boxes, k = Boxes.of(self.config), self.config.cta_tile_shape_mnk[2]
-        alpha = None
+        alphas = None
         if cutlass.const_expr(self.has_alpha):
-            alpha = cute.make_ptr(Float32, values[Header.ALPHA, 0], cute.AddressSpace.gmem, assumed_align=4)
+            alphas = [
+                cute.make_ptr(Float32, values[column, 0], cute.AddressSpace.gmem, assumed_align=4)
+                for column in (Header.ALPHA, Header.ALPHA2)[: self.num_b]
+            ]
         cluster_size = self.config.cluster_size
         self.kernel.set_name_prefix(self.name)
         self.kernel(
             Descriptors(
-                m=[operand_atom(view, boxes.rows_m, k) for view in views_m],
-                n=[operand_atom(view, boxes.rows_n, k) for view in views_n],
-                sf_m=[scale_atom(view, boxes.sf_m) for view in views_m],
-                sf_n=[scale_atom(view, boxes.sf_n) for view in views_n],
+                m=[[operand_atom(view, boxes.rows_m, k) for view in views] for views in views_m],
+                n=[[operand_atom(view, boxes.rows_n, k) for view in views] for views in views_n],
+                sf_m=[[scale_atom(view, boxes.sf_m) for view in views] for views in views_m],
+                sf_n=[[scale_atom(view, boxes.sf_n) for view in views] for views in views_n],
             ),
             self._groups(values, rows),
             OutputTable(
@@ -118,7 +129,7 @@ class GroupedGemmSm100:
                 group_indices=[Int32(values[Group.GROUP_IDX, row]) for row in rows]
                 if self.form == "list"
                 else None,
-                alpha=alpha,
+                alphas=alphas,
             ),
         ).launch(
             grid=(Int32(values[Header.NUM_CTA, 0]), 1, 1),
@@ -167,14 +178,17 @@ class GroupedGemmSm100:
         plan, num_stage = self.smem, config.num_ab_stage
         buffers = Buffers(
             *(
-                smem.allocate_array(
-                    Uint8, num_stage * stage_bytes, byte_alignment=OPERAND_ALIGN_BYTES
-                ).toint()
-                for stage_bytes in (
-                    plan.a_stage_bytes,
-                    plan.b_stage_bytes,
-                    plan.sfa_stage_bytes,
-                    plan.sfb_stage_bytes,
+                [
+                    smem.allocate_array(
+                        Uint8, num_stage * stage_bytes, byte_alignment=OPERAND_ALIGN_BYTES
+                    ).toint()
+                    for _ in range(num_operands)
+                ]
+                for num_operands, stage_bytes in (
+                    (plan.num_m, plan.a_stage_bytes),
+                    (plan.num_n, plan.b_stage_bytes),
+                    (plan.num_m, plan.sfa_stage_bytes),
+                    (plan.num_n, plan.sfb_stage_bytes),
                 )
             )
         )
@@ -277,6 +291,7 @@ class GroupedGemmSm100:
                     groups=groups,
                     cta_rank=cta_rank,
                     acc_consumer=acc_consumer,
+                    activation=self.activation,
                 ),
                 first_tile,
                 stride,
@@ -299,4 +314,15 @@ def _view(values: cute.Tensor, row: int, letter: str, rows: Group) -> OperandVie
         pitch=column(f"{letter}_PITCH"),
         batch_pitch=column(f"{letter}_BATCH_PITCH"),
         sf_row_blocks=Int32(column(f"SF{letter}_ROW_BLOCKS")),
+    )
+
+
+def _second_b(values: cute.Tensor, row: int, first: OperandView) -> OperandView:
+    """A dual GEMM's second operand, shaped like the first one."""
+    return replace(
+        first,
+        data=values[Group.B2, row],
+        scale=values[Group.SFB2, row],
+        pitch=values[Group.B2_PITCH, row],
+        batch_pitch=values[Group.B2_BATCH_PITCH, row],
     )

@@ -1,6 +1,6 @@
 """LOAD role: one warp that keeps the shared-memory ring full with TMA.
 
-Produces ``ab`` (both operands and their scales of one K tile a stage). Touches no tensor memory and no output.
+Produces ``ab`` (all operands and their scales of one K tile a stage). Touches no tensor memory and no output.
 Each CTA of a pair brings its half of both operands; the N side's scales, which both need, each brings half of for both.
 """
 
@@ -23,10 +23,10 @@ from .operands import SF_BLOCK_BYTES, Boxes
 
 @dataclass(frozen=True)
 class Descriptors:
-    """Tensor maps in the kernel's parameters: a TMA atom a slot, or one for all groups.
+    """Tensor maps in the kernel's parameters: an entry an operand, each a TMA atom a slot, or one for all groups.
 
     Attributes:
-        m, n: of the operands on the MMA's M and N side.
+        m, n: of the operands on the MMA's M and N side. A dual GEMM has two on one of them.
         sf_m, sf_n: of their scales.
     """
 
@@ -38,12 +38,12 @@ class Descriptors:
 
 @dataclass(frozen=True)
 class Buffers:
-    """Shared addresses of the first stage of both operands and their scales, M side and N side."""
+    """Shared addresses of the first stage of all operands and their scales, M side and N side, an entry an operand."""
 
-    m: Int32
-    n: Int32
-    sf_m: Int32
-    sf_n: Int32
+    m: list
+    n: list
+    sf_m: list
+    sf_n: list
 
 
 @dataclass(frozen=True)
@@ -68,13 +68,13 @@ class LoadArgs:
 def prefetch_descriptors(descriptors: Descriptors):
     """Fetch the tensor maps of the first slot, which most CTAs start with, while other warps set up barriers."""
     with cute.arch.elect_one():
-        for atoms in (descriptors.m, descriptors.n, descriptors.sf_m, descriptors.sf_n):
+        for atoms in (*descriptors.m, *descriptors.n, *descriptors.sf_m, *descriptors.sf_n):
             prefetch_descriptor(select_descriptor(atoms, Int32(0)))
 
 
 @cute.jit
 def run_load(args: LoadArgs, first_tile: Int32, stride: Int32):
-    """Acquire an empty stage and issue its four copies, once a K tile; their bytes complete the stage's barrier."""
+    """Acquire an empty stage and issue its copies, once a K tile; their bytes complete the stage's barrier."""
     ab_producer, config, groups = args.ab_producer, args.config, args.groups
     num_cta, rank = config.cluster_size, args.cta_rank
     boxes, smem, buffers = Boxes.of(config), args.smem, args.buffers
@@ -90,10 +90,10 @@ def run_load(args: LoadArgs, first_tile: Int32, stride: Int32):
     cursor = groups.first_cursor(first_tile, config.work_tile_mnk)
     while groups.has_tile(cursor):
         tile = groups.tile(cursor, config.work_tile_mnk)
-        desc_m = select_descriptor_address(args.descriptors.m, tile.slot)
-        desc_n = select_descriptor_address(args.descriptors.n, tile.slot)
-        desc_sf_m = select_descriptor_address(args.descriptors.sf_m, tile.slot)
-        desc_sf_n = select_descriptor_address(args.descriptors.sf_n, tile.slot)
+        desc_m = _addresses(args.descriptors.m, tile.slot)
+        desc_n = _addresses(args.descriptors.n, tile.slot)
+        desc_sf_m = _addresses(args.descriptors.sf_m, tile.slot)
+        desc_sf_n = _addresses(args.descriptors.sf_n, tile.slot)
         m_side, n_side = mma_sides(config, tile)
         row_m = m_side.first_row + rank * boxes.rows_m
         row_n = n_side.first_row + rank * (mma_columns(config, n_side) // num_cta)
@@ -107,17 +107,28 @@ def run_load(args: LoadArgs, first_tile: Int32, stride: Int32):
             barrier = stage.barrier.toint()
             k, k_block = k_tile_idx * config.cta_tile_shape_mnk[2], k_tile_idx * k_blocks
             k_block_n = k_block + rank * boxes.sf_n[0] if split_k_blocks else k_block
-            at_m = buffers.m + stage.index * smem.a_stage_bytes
-            at_n = buffers.n + stage.index * smem.b_stage_bytes
-            at_sf_m = buffers.sf_m + stage.index * smem.sfa_stage_bytes
-            at_sf_n = buffers.sf_n + stage.index * smem.sfb_stage_bytes + sf_n_offset
             with cute.arch.elect_one():
-                tma_load(at_m, desc_m, (k, row_m, m_side.origin.batch), barrier, policy_m, num_cta)
-                tma_load(at_n, desc_n, (k, row_n, n_side.origin.batch), barrier, policy_n, num_cta)
+                coords = (k, row_m, m_side.origin.batch)
+                for i in cutlass.range_constexpr(smem.num_m):
+                    at = buffers.m[i] + stage.index * smem.a_stage_bytes
+                    tma_load(at, desc_m[i], coords, barrier, policy_m, num_cta)
+                coords = (k, row_n, n_side.origin.batch)
+                for i in cutlass.range_constexpr(smem.num_n):
+                    at = buffers.n[i] + stage.index * smem.b_stage_bytes
+                    tma_load(at, desc_n[i], coords, barrier, policy_n, num_cta)
                 coords = (0, k_block, block_m, m_side.origin.batch)
-                tma_load(at_sf_m, desc_sf_m, coords, barrier, policy_m, num_cta)
+                for i in cutlass.range_constexpr(smem.num_m):
+                    at = buffers.sf_m[i] + stage.index * smem.sfa_stage_bytes
+                    tma_load(at, desc_sf_m[i], coords, barrier, policy_m, num_cta)
                 coords = (0, k_block_n, block_n, n_side.origin.batch)
-                tma_load(at_sf_n, desc_sf_n, coords, barrier, policy_n, num_cta, mcast_mask)
+                for i in cutlass.range_constexpr(smem.num_n):
+                    at = buffers.sf_n[i] + stage.index * smem.sfb_stage_bytes + sf_n_offset
+                    tma_load(at, desc_sf_n[i], coords, barrier, policy_n, num_cta, mcast_mask)
         cursor = groups.next_cursor(cursor, stride, config.work_tile_mnk)
     # Leave only after the MMA has released every stage: its arrivals must not reach a CTA that has exited.
     ab_producer.tail()
+
+
+def _addresses(operands: list, slot: Int32) -> list:
+    """Of every operand's tensor map."""
+    return [select_descriptor_address(atoms, slot) for atoms in operands]

@@ -55,18 +55,22 @@ class MmaArgs:
 def run_mma(args: MmaArgs, first_tile: Int32, stride: Int32):
     """For each tile: acquire an accumulator, for each K tile copy its scales and issue its MMAs, commit.
 
-    Scales live in one place of tensor memory: tcgen05.cp and tcgen05.mma of one thread execute in order (PTX ISA
+    Of a dual GEMM one operand of one side meets two of the other: two accumulators, side by side. Scales live in one
+    place of tensor memory: tcgen05.cp and tcgen05.mma of one thread execute in order (PTX ISA
     9.7.16.6.2), so the next K tile's copy cannot overtake the MMAs that still read the previous one's.
     """
     ab_consumer, acc_producer, config, groups = args.ab_consumer, args.acc_producer, args.config, args.groups
     tmem, smem, num_cta = args.tmem, args.smem, config.cluster_size
     num_k_block = config.cta_tile_shape_mnk[2] // MMA_INST_K
     blocks_n = smem.sfb_stage_bytes // (SF_BLOCK_BYTES * num_k_block)
-    desc_m = smem_descriptor(OPERAND_DESCRIPTOR, args.buffers.m)
-    desc_n = smem_descriptor(OPERAND_DESCRIPTOR, args.buffers.n)
-    desc_sf_m = smem_descriptor(SCALE_DESCRIPTOR, args.buffers.sf_m)
-    desc_sf_n = smem_descriptor(SCALE_DESCRIPTOR, args.buffers.sf_n)
-    sfa, sfb = args.tmem_base + tmem.sfa_col, args.tmem_base + tmem.sfb_col
+    desc_m = [smem_descriptor(OPERAND_DESCRIPTOR, address) for address in args.buffers.m]
+    desc_n = [smem_descriptor(OPERAND_DESCRIPTOR, address) for address in args.buffers.n]
+    desc_sf_m = [smem_descriptor(SCALE_DESCRIPTOR, address) for address in args.buffers.sf_m]
+    desc_sf_n = [smem_descriptor(SCALE_DESCRIPTOR, address) for address in args.buffers.sf_n]
+    # First columns of every operand's scales
+    sfa_cols, sfb_cols = SF_ATOM_COLS * num_k_block, SF_ATOM_COLS * num_k_block * blocks_n
+    sfa = [args.tmem_base + tmem.sfa_col + i * sfa_cols for i in range(smem.num_m)]
+    sfb = [args.tmem_base + tmem.sfb_col + i * sfb_cols for i in range(smem.num_n)]
     acc_idx = Int32(0)
     cursor = groups.first_cursor(first_tile, config.work_tile_mnk)
     while groups.has_tile(cursor):
@@ -74,41 +78,44 @@ def run_mma(args: MmaArgs, first_tile: Int32, stride: Int32):
         _, n_side = mma_sides(config, tile)
         instruction = mma_descriptor(mma_columns(config, n_side), num_cta)
         # A tile that does not start with a scale block finds its scales some columns further.
-        sfb_tile = sfb + n_side.first_row % SF_ATOM_ROWS // SF_COLUMN_ROWS
+        sfb_tile_offset = n_side.first_row % SF_ATOM_ROWS // SF_COLUMN_ROWS
         acc_stage = acc_producer.acquire_and_advance()
         acc = args.tmem_base + acc_idx * tmem.acc_stride
         for k_tile_idx in cutlass.range(tile.k_tile_cnt, unroll=1):
             stage = ab_consumer.wait_and_advance()
-            at_m = desc_m + _stage_offset(stage, smem.a_stage_bytes)
-            at_n = desc_n + _stage_offset(stage, smem.b_stage_bytes)
-            at_sf_m = desc_sf_m + _stage_offset(stage, smem.sfa_stage_bytes)
-            at_sf_n = desc_sf_n + _stage_offset(stage, smem.sfb_stage_bytes)
+            at_m = _at_stage(desc_m, stage, smem.a_stage_bytes)
+            at_n = _at_stage(desc_n, stage, smem.b_stage_bytes)
+            at_sf_m = _at_stage(desc_sf_m, stage, smem.sfa_stage_bytes)
+            at_sf_n = _at_stage(desc_sf_n, stage, smem.sfb_stage_bytes)
             with cute.arch.elect_one():
                 for k_block in cutlass.range_constexpr(num_k_block):
-                    sfa_block = sfa + k_block * SF_ATOM_COLS
+                    sfa_block = k_block * SF_ATOM_COLS
                     sfb_block = k_block * SF_ATOM_COLS * blocks_n
-                    copy_scale_block(
-                        sfa_block, at_sf_m + k_block * SF_BLOCK_BYTES // DESCRIPTOR_UNIT_BYTES, num_cta
-                    )
-                    for row_block in cutlass.range_constexpr(blocks_n):
-                        source = (row_block * num_k_block + k_block) * SF_BLOCK_BYTES // DESCRIPTOR_UNIT_BYTES
-                        copy_scale_block(
-                            sfb + sfb_block + row_block * SF_ATOM_COLS, at_sf_n + source, num_cta
-                        )
+                    for i in cutlass.range_constexpr(smem.num_m):
+                        source = k_block * SF_BLOCK_BYTES // DESCRIPTOR_UNIT_BYTES
+                        copy_scale_block(sfa[i] + sfa_block, at_sf_m[i] + source, num_cta)
+                    for i in cutlass.range_constexpr(smem.num_n):
+                        for row_block in cutlass.range_constexpr(blocks_n):
+                            block = row_block * num_k_block + k_block
+                            source = block * SF_BLOCK_BYTES // DESCRIPTOR_UNIT_BYTES
+                            column = sfb_block + row_block * SF_ATOM_COLS
+                            copy_scale_block(sfb[i] + column, at_sf_n[i] + source, num_cta)
                     k_offset = k_block * BYTES_PER_MMA_K // DESCRIPTOR_UNIT_BYTES
                     accumulate = k_tile_idx
                     if cutlass.const_expr(k_block > 0):
                         accumulate = Int32(1)
-                    block_scaled_mma(
-                        acc,
-                        at_m + k_offset,
-                        at_n + k_offset,
-                        instruction,
-                        sfa_block,
-                        sfb_tile + sfb_block,
-                        accumulate,
-                        num_cta,
-                    )
+                    for product in cutlass.range_constexpr(smem.num_m * smem.num_n):
+                        m_idx, n_idx = product % smem.num_m, product % smem.num_n
+                        block_scaled_mma(
+                            acc + product * config.cta_tile_shape_mnk[1],
+                            at_m[m_idx] + k_offset,
+                            at_n[n_idx] + k_offset,
+                            instruction,
+                            sfa[m_idx] + sfa_block,
+                            sfb[n_idx] + sfb_tile_offset + sfb_block,
+                            accumulate,
+                            num_cta,
+                        )
             stage.release()
         acc_stage.commit()
         acc_idx = acc_idx + 1 if acc_idx + 1 < tmem.num_acc_stage else Int32(0)
@@ -117,6 +124,7 @@ def run_mma(args: MmaArgs, first_tile: Int32, stride: Int32):
     acc_producer.tail()
 
 
-def _stage_offset(stage, stage_bytes: int) -> Int64:
-    """Of a stage, in a shared-memory descriptor."""
-    return Int64(stage.index * (stage_bytes // DESCRIPTOR_UNIT_BYTES))
+def _at_stage(descriptors: list, stage, stage_bytes: int) -> list:
+    """Shared-memory descriptors of every operand's part of a stage."""
+    offset = Int64(stage.index * (stage_bytes // DESCRIPTOR_UNIT_BYTES))
+    return [descriptor + offset for descriptor in descriptors]

@@ -5,11 +5,24 @@ from typing import Protocol
 from nvfp4_cute.config import KernelConfig
 
 KERNEL_PARAM_BYTES = 32764
-# Four tensor maps; m, n, k, tile offset and group index (4 bytes each); output address and pitch (8 bytes each).
-PARAM_BYTES_PER_GROUP = 4 * 128 + 5 * 4 + 2 * 8
+# m, n, k, tile offset and group index (4 bytes each); output address and pitch (8 bytes each).
+GROUP_BYTES = 5 * 4 + 2 * 8
+TENSOR_MAP_BYTES = 128
 # What every launch passes besides: the MMA's flags, coordinate shapes, tile count, alpha, and alignment.
 PARAM_BYTES_FIXED = 256
-MAX_LIST_GROUPS = (KERNEL_PARAM_BYTES - PARAM_BYTES_FIXED) // PARAM_BYTES_PER_GROUP
+
+
+def param_bytes_per_group(num_b: int = 1) -> int:
+    """Kernel parameters of one group of the list form: two tensor maps an operand, ``a`` and ``num_b`` operands ``b``."""
+    return 2 * (1 + num_b) * TENSOR_MAP_BYTES + GROUP_BYTES
+
+
+def max_list_groups(num_b: int = 1) -> int:
+    """Groups of the list form that kernel parameters hold."""
+    return (KERNEL_PARAM_BYTES - PARAM_BYTES_FIXED) // param_bytes_per_group(num_b)
+
+
+MAX_LIST_GROUPS = max_list_groups()
 
 
 class SmemUse(Protocol):

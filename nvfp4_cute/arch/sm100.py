@@ -48,18 +48,28 @@ SF_ATOM_COLS = 4
 
 @dataclass(frozen=True)
 class SmemPlan:
-    """Bytes of one pipeline stage, by operand, and of all stages. Plain integers, printable."""
+    """Bytes of one pipeline stage, by operand, and of all stages. Plain integers, printable.
+
+    Attributes:
+        a_stage_bytes, sfa_stage_bytes: of each operand on the MMA's M side, and of its scales.
+        b_stage_bytes, sfb_stage_bytes: of each on its N side.
+        num_ab_stage: stages.
+        num_m, num_n: operands on the M side and on the N side.
+    """
 
     a_stage_bytes: int
     b_stage_bytes: int
     sfa_stage_bytes: int
     sfb_stage_bytes: int
     num_ab_stage: int
+    num_m: int = 1
+    num_n: int = 1
 
     @property
     def stage_bytes(self) -> int:
         """Bytes that the TMA of one stage writes: the transaction count of its barrier."""
-        return self.a_stage_bytes + self.b_stage_bytes + self.sfa_stage_bytes + self.sfb_stage_bytes
+        m_side, n_side = self.a_stage_bytes + self.sfa_stage_bytes, self.b_stage_bytes + self.sfb_stage_bytes
+        return self.num_m * m_side + self.num_n * n_side
 
     @property
     def total_bytes(self) -> int:
@@ -72,7 +82,7 @@ class TmemMap:
     """First columns of the accumulators and of the scales in tensor memory, and how many are allocated.
 
     Attributes:
-        acc_cols: columns of one accumulator.
+        acc_cols: columns of one accumulator: of a dual GEMM, both products side by side.
         acc_stride: columns from one accumulator to the next; less than ``acc_cols`` where two share columns.
         num_acc_stage: accumulators.
         sfa_col, sfb_col: first columns of the scales of one K tile.
@@ -108,39 +118,50 @@ def sf_blocks_n(tile_n: int) -> int:
     return max(_ceil_div(start % SF_ATOM_ROWS + tile_n, SF_ATOM_ROWS) for start in starts)
 
 
-def smem_plan(config: KernelConfig) -> SmemPlan:
+def operands_on_sides(config: KernelConfig, num_b: int) -> tuple[int, int]:
+    """Operands on the MMA's M side and N side, of a problem that multiplies one ``a`` by ``num_b`` operands ``b``."""
+    return (num_b, 1) if config.swap_ab else (1, num_b)
+
+
+def smem_plan(config: KernelConfig, num_b: int = 1) -> SmemPlan:
     """Shared memory of one CTA. ``num_ab_stage=None`` is resolved to as many stages as fit."""
     m, n, k = config.cta_tile_shape_mnk
     a, b = m * k // 2, n // config.cluster_size * k // 2
     sfa, sfb = SF_ATOM_ROWS * k // SF_VEC_SIZE, sf_blocks_n(n) * SF_ATOM_ROWS * k // SF_VEC_SIZE
-    fitting = (SMEM_CAPACITY_BYTES - SMEM_RESERVED_BYTES) // (a + b + sfa + sfb)
-    return SmemPlan(a, b, sfa, sfb, fitting if config.num_ab_stage is None else config.num_ab_stage)
+    plan = SmemPlan(a, b, sfa, sfb, config.num_ab_stage or 0, *operands_on_sides(config, num_b))
+    if config.num_ab_stage is not None:
+        return plan
+    return replace(plan, num_ab_stage=(SMEM_CAPACITY_BYTES - SMEM_RESERVED_BYTES) // plan.stage_bytes)
 
 
-def tmem_map(config: KernelConfig) -> TmemMap:
+def tmem_map(config: KernelConfig, num_b: int = 1) -> TmemMap:
     """Tensor memory of ``config``: accumulators, then the scales of one K tile of A and of B.
 
     Two accumulators that do not fit side by side share columns: the second begins where the scales leave room.
     """
     _, n, k = config.cta_tile_shape_mnk
     num_k_block = k // MMA_INST_K
-    sfa_cols, sfb_cols = SF_ATOM_COLS * num_k_block, sf_blocks_n(n) * SF_ATOM_COLS * num_k_block
+    num_m, num_n = operands_on_sides(config, num_b)
+    sfa_cols, sfb_cols = (
+        num_m * SF_ATOM_COLS * num_k_block,
+        num_n * sf_blocks_n(n) * SF_ATOM_COLS * num_k_block,
+    )
+    acc_cols = stride = num_b * n
     free_cols = TMEM_COLS - sfa_cols - sfb_cols
-    stride = n
-    if config.num_acc_stage == 2 and 2 * n > free_cols:
-        stride = max(free_cols - n, 0)
-    sfa_col = stride * (config.num_acc_stage - 1) + n
+    if config.num_acc_stage == 2 and 2 * acc_cols > free_cols:
+        stride = max(free_cols - acc_cols, 0)
+    sfa_col = stride * (config.num_acc_stage - 1) + acc_cols
     return TmemMap(
-        n, stride, config.num_acc_stage, sfa_col, sfa_col + sfa_cols, sfa_col + sfa_cols + sfb_cols
+        acc_cols, stride, config.num_acc_stage, sfa_col, sfa_col + sfa_cols, sfa_col + sfa_cols + sfb_cols
     )
 
 
-def resolve(config: KernelConfig) -> KernelConfig:
+def resolve(config: KernelConfig, num_b: int = 1) -> KernelConfig:
     """``config`` with its stage count made explicit."""
-    return replace(config, num_ab_stage=smem_plan(config).num_ab_stage)
+    return replace(config, num_ab_stage=smem_plan(config, num_b).num_ab_stage)
 
 
-def unsupported_reason(config: KernelConfig) -> str | None:
+def unsupported_reason(config: KernelConfig, num_b: int = 1) -> str | None:
     """Why this family cannot build ``config``, with the nearest legal value; None where it can."""
     m, n, k = config.cta_tile_shape_mnk
     if m != MMA_CTA_M:
@@ -153,13 +174,19 @@ def unsupported_reason(config: KernelConfig) -> str | None:
         return f"cta_tile_shape_mnk={config.cta_tile_shape_mnk}: a K tile fills one 128-byte swizzle row; use K tile 256"
     if config.num_acc_stage < 1:
         return f"num_acc_stage={config.num_acc_stage}: at least 1 accumulator stage is needed; 2 overlap the epilogue"
-    tmem = tmem_map(config)
+    tmem = tmem_map(config, num_b)
+    if num_b > 1 and (tmem.acc_cols + tmem.used_cols - tmem.sfa_col > TMEM_COLS or tmem.overlap_cols > n):
+        return (
+            f"cta_tile_shape_mnk={config.cta_tile_shape_mnk}, num_acc_stage={config.num_acc_stage}: {num_b} accumulators "
+            f"of {n} columns a tile do not fit {TMEM_COLS} columns of tensor memory so often; use N tile 64 or 128, or "
+            "192 with num_acc_stage=1"
+        )
     if tmem.used_cols > TMEM_COLS:
         return (
             f"num_acc_stage={config.num_acc_stage}: {tmem.used_cols} columns of tensor memory, {TMEM_COLS} exist; "
-            f"use at most {max(2, (TMEM_COLS - (tmem.used_cols - tmem.sfa_col)) // n)}"
+            f"use at most {max(2, (TMEM_COLS - (tmem.used_cols - tmem.sfa_col)) // tmem.acc_cols)}"
         )
-    smem = smem_plan(config)
+    smem = smem_plan(config, num_b)
     if smem.num_ab_stage < 1 or smem.total_bytes > SMEM_CAPACITY_BYTES:
         return (
             f"num_ab_stage={config.num_ab_stage}: {smem.total_bytes} bytes of shared memory, {SMEM_CAPACITY_BYTES} "

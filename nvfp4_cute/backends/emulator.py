@@ -169,6 +169,12 @@ def _tensors(operands: GroupedOperands) -> Iterator[tuple[str, torch.Tensor, boo
             yield f"{name}[{group}]", tensor, name == "out"
     if operands.alpha is not None:
         yield "alpha", operands.alpha, False
+    if operands.second is not None:
+        for name in ("b", "b_scale"):
+            for group, tensor in enumerate(getattr(operands.second, name)):
+                yield f"second {name}[{group}]", tensor, False
+        if operands.second.alpha is not None:
+            yield "second alpha", operands.second.alpha, False
 
 
 def _span_bytes(tensor: torch.Tensor) -> int:

@@ -1,0 +1,35 @@
+"""What a dual GEMM's epilogue does to its first product: element-wise functions in fp32.
+
+silu(x) = x * sigmoid(x). gelu_tanh(x) = x * sigmoid(2 * sqrt(2 / pi) * (x + 0.044715 * x^3)), which is the tanh form of
+GELU since (1 + tanh(u)) / 2 = sigmoid(2 * u). relu2(x) = max(x, 0)^2.
+"""
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import Float32
+
+LOG2_E = 1.4426950408889634
+GELU_LINEAR, GELU_CUBIC = 1.5957691216057308, 0.044715  # 2 * sqrt(2 / pi)
+
+
+@cute.jit
+def activate(x: Float32, activation: cutlass.Constexpr) -> Float32:
+    """``activation`` ("silu", "gelu_tanh" or "relu2") of one value."""
+    result = x
+    if cutlass.const_expr(activation == "relu2"):
+        positive = cutlass.max(x, Float32(0.0))
+        result = positive * positive
+    elif cutlass.const_expr(activation == "gelu_tanh"):
+        result = x * _sigmoid(GELU_LINEAR * (x + GELU_CUBIC * (x * x * x)))
+    else:
+        result = x * _sigmoid(x)
+    return result
+
+
+@cute.jit
+def _sigmoid(x: Float32) -> Float32:
+    """1 / (1 + 2^(-x * log2 e)), by ex2.approx and rcp.approx (relative errors 2^-22 and 2^-23: PTX ISA 9.7.3).
+
+    Not (1 + tanh.approx(x / 2)) / 2: that one's absolute error of 2^-12 is far more than the value of a negative x.
+    """
+    return cute.arch.rcp_approx(Float32(1.0) + cute.math.exp2(-LOG2_E * x, fastmath=True))

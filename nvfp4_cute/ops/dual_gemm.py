@@ -1,0 +1,189 @@
+"""dual_gemm and grouped_dual_gemm: C = activation(alpha1 * A @ B1^T) * (alpha2 * A @ B2^T) over NVFP4 operands."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from nvfp4_cute import backends
+from nvfp4_cute.config import KernelConfig
+from nvfp4_cute.formats import ScaleLayout
+from nvfp4_cute.problem import Activation, check_dual_operands
+from nvfp4_cute.scale_layout import as_blocked_batches
+
+
+def grouped_dual_gemm(
+    a: Sequence[torch.Tensor],
+    b1: Sequence[torch.Tensor],
+    b2: Sequence[torch.Tensor],
+    a_scale: Sequence[torch.Tensor],
+    b1_scale: Sequence[torch.Tensor],
+    b2_scale: Sequence[torch.Tensor],
+    alpha1: torch.Tensor | Sequence[float] | None = None,
+    alpha2: torch.Tensor | Sequence[float] | None = None,
+    *,
+    activation: Activation = "silu",
+    out: Sequence[torch.Tensor] | None = None,
+    out_dtype: torch.dtype = torch.bfloat16,
+    scale_layout: ScaleLayout = "blocked",
+    backend: str = "auto",
+    config: KernelConfig | None = None,
+) -> list[torch.Tensor]:
+    """Gate every group's up projection in one launch: ``C_g = activation(alpha1_g A_g B1_g^T) * (alpha2_g A_g B2_g^T)``.
+
+    The first half of a SwiGLU layer, for every expert: ``b1`` is the gate's weights, ``b2`` the up projection's. Both
+    products stay in tensor memory until they are combined; nothing is written but C.
+
+    Args:
+        a: a tensor a group: uint8 or float4_e2m1fn_x2 [M_g, K_g/2] (or [M_g, K_g/2, 1]), K-major, two e2m1 values a byte,
+            the low nibble first; K a multiple of 16, rows a multiple of 16 bytes apart. M_g may be 0.
+        b1, b2: the same of the weights: [N_g, K_g/2] each.
+        a_scale: e4m3 scales of blocks of 16 along K (float8_e4m3fn or uint8): 128x4 blocked (flat, [rm, rk, 32, 4, 4],
+            or the (32, 4, rm, 4, rk, 1) view, zero-copy), or [M_g, K_g/16] with ``scale_layout="rowmajor"`` (converted,
+            which allocates).
+        b1_scale, b2_scale: the same of the weights.
+        alpha1, alpha2: a factor a group for each product: float32 [G] on the operands' device, or numbers, or None for 1.
+        activation: "silu": x * sigmoid(x). "gelu_tanh": x * (1 + tanh(sqrt(2 / pi) * (x + 0.044715 x^3))) / 2.
+            "relu2": max(x, 0)^2.
+        out: [M_g, N_g] (or [M_g, N_g, 1]) a group, written in place, rows contiguous or, in all of them, columns; None
+            allocates.
+        out_dtype: float16, bfloat16 or float32.
+        scale_layout: "blocked" or "rowmajor".
+        backend: as of ``grouped_gemm``.
+        config: tile shape and pipeline depths; None chooses.
+
+    Returns:
+        C, a tensor a group. Both products accumulate in fp32; factors, activation and product are fp32, with the GPU's
+        approximate exponential and reciprocal (``reference.grouped_dual_gemm_reference`` bounds the error); one rounding
+        to ``out_dtype``, to nearest even.
+
+    Raises:
+        TypeError, ValueError, UnsupportedProblem: an operand breaks a rule; the message names rule, value and fix.
+        UnsupportedTarget: no kernel for the GPU. ConfigError: ``config`` cannot be built.
+        Nothing is written to ``out`` when a check fails.
+    """
+    problem, operands = check_dual_operands(
+        a,
+        b1,
+        b2,
+        a_scale,
+        b1_scale,
+        b2_scale,
+        alpha1,
+        alpha2,
+        out,
+        activation=activation,
+        out_dtype=out_dtype,
+        scale_layout=scale_layout,
+    )
+    backends.get(backend, operands.device)(problem, operands, config)
+    return list(operands.out) if out is None else list(out)
+
+
+def dual_gemm(
+    a: torch.Tensor,
+    b1: torch.Tensor,
+    b2: torch.Tensor,
+    a_scale: torch.Tensor,
+    b1_scale: torch.Tensor,
+    b2_scale: torch.Tensor,
+    alpha1: torch.Tensor | float | None = None,
+    alpha2: torch.Tensor | float | None = None,
+    *,
+    activation: Activation = "silu",
+    out: torch.Tensor | None = None,
+    out_dtype: torch.dtype = torch.bfloat16,
+    scale_layout: ScaleLayout = "blocked",
+    backend: str = "auto",
+    config: KernelConfig | None = None,
+) -> torch.Tensor:
+    """``C = activation(alpha1 * A @ B1^T) * (alpha2 * A @ B2^T)`` in one launch: a SwiGLU layer's first half.
+
+    Args:
+        a: [M, K/2] or [M, K/2, L], operands and scales otherwise as in :func:`grouped_dual_gemm`.
+        b1, b2: [N, K/2] or [N, K/2, L].
+        a_scale: of one batch as in :func:`grouped_dual_gemm`; of L: [L, rm, rk, 32, 4, 4], the (32, 4, rm, 4, rk, L) view,
+            or [M, K/16, L] with ``scale_layout="rowmajor"``.
+        b1_scale, b2_scale: the same of the weights.
+        alpha1, alpha2: a factor for each product: a number, or float32 on the operands' device: one element, or [L].
+        activation, out_dtype, scale_layout, backend, config: as of :func:`grouped_dual_gemm`.
+        out: [M, N] or [M, N, L], written in place; None allocates.
+
+    Returns:
+        C, [M, N], or [M, N, L] where ``a`` has batches; rounded as in :func:`grouped_dual_gemm`.
+
+    Raises:
+        As :func:`grouped_dual_gemm`.
+    """
+    operands = {"a": a, "b1": b1, "b2": b2} | ({} if out is None else {"out": out})
+    for name, tensor in operands.items():
+        if not isinstance(tensor, torch.Tensor):
+            raise TypeError(f"{name} is a {type(tensor).__name__}; pass a torch.Tensor, or call grouped_dual_gemm")
+        if tensor.ndim != a.ndim or tensor.ndim not in (2, 3) or tensor.shape[2:] != a.shape[2:]:
+            raise ValueError(
+                f"{name} has shape {list(tensor.shape)} and a {list(a.shape)}; pass a [M, K/2], b1 and b2 [N, K/2] and "
+                "out [M, N], or all of them with one more extent L"
+            )
+    batches = a.shape[2] if a.ndim == 3 else 1
+    result = out
+    if result is None:
+        result = torch.empty((*a.shape[2:], len(a), len(b1)), dtype=out_dtype, device=a.device)
+        result = result.permute(1, 2, 0) if a.ndim == 3 else result
+    scales = [
+        _scale_batches(name, scale, operand, scale_layout)
+        for name, scale, operand in (
+            ("a_scale", a_scale, a),
+            ("b1_scale", b1_scale, b1),
+            ("b2_scale", b2_scale, b2),
+        )
+    ]
+    grouped_dual_gemm(
+        _batches(a),
+        _batches(b1),
+        _batches(b2),
+        *scales,
+        _alphas("alpha1", alpha1, batches),
+        _alphas("alpha2", alpha2, batches),
+        activation=activation,
+        out=_batches(result),
+        out_dtype=out_dtype,
+        scale_layout=scale_layout,
+        backend=backend,
+        config=config,
+    )
+    return result
+
+
+def _batches(tensor: torch.Tensor) -> list[torch.Tensor]:
+    """A view of every batch."""
+    return [tensor] if tensor.ndim == 2 else list(tensor.unbind(2))
+
+
+def _scale_batches(
+    name: str, scale: torch.Tensor, operand: torch.Tensor, layout: ScaleLayout
+) -> list[torch.Tensor]:
+    """A view of every batch of ``operand``'s scales."""
+    if operand.ndim == 2 or operand.shape[2] == 1:
+        return [scale]
+    if layout == "rowmajor":
+        if scale.ndim != 3 or scale.shape[2] != operand.shape[2]:
+            raise ValueError(
+                f"{name} has shape {list(scale.shape)}; expected [rows, K/16, {operand.shape[2]}] (row-major)"
+            )
+        return _batches(scale)
+    rows, row_bytes, batches = operand.shape
+    try:
+        return list(as_blocked_batches(scale, rows, 2 * row_bytes, batches))
+    except (TypeError, ValueError) as error:
+        raise type(error)(f"{name}: {error}") from error
+
+
+def _alphas(name: str, alpha: torch.Tensor | float | None, batches: int) -> Any:
+    """A factor a batch."""
+    if alpha is None:
+        return None
+    if not isinstance(alpha, torch.Tensor):
+        return [alpha] * batches
+    if alpha.numel() not in (1, batches):
+        raise ValueError(f"{name} has shape {list(alpha.shape)}; expected one element, or [{batches}]")
+    return alpha.reshape(-1).expand(batches).contiguous()
