@@ -3,8 +3,8 @@
 No kernel is called and no scale padding is read, so garbage there (NaN included) cannot reach a result.
 """
 
+import math
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import Literal
 
 import torch
@@ -20,7 +20,8 @@ from nvfp4_cute.scale_layout import as_blocked, from_blocked, num_k_blocks
 OUT_DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "silu": torch.nn.functional.silu,
-    "gelu_tanh": partial(torch.nn.functional.gelu, approximate="tanh"),
+    # Not through tanh, which rounds to -1 where the result is small.
+    "gelu_tanh": lambda x: x * torch.sigmoid(math.sqrt(8 / math.pi) * (x + 0.044715 * x**3)),
     "relu2": lambda x: x.clamp(min=0).square(),
 }
 # Rows of B are expanded to float64 in pieces of at most this many elements (128 MiB).
@@ -100,7 +101,8 @@ def grouped_dual_gemm_reference(
 ) -> list[torch.Tensor]:
     """``activation(alpha1[g] * a[g] @ b1[g]^T) * (alpha2[g] * a[g] @ b2[g]^T)`` in float64, rounded once.
 
-    silu(x) = x / (1 + exp(-x)).
+    silu(x) = x / (1 + exp(-x)); gelu_tanh(x) = x * (1 + tanh(sqrt(2 / pi) * (x + 0.044715 x^3))) / 2; relu2(x) =
+    max(x, 0)^2.
 
     What a kernel of silu may differ by, beyond its accumulation, in units of u = 2^-24 relative to the result: it forms
     x = alpha1 * a @ b1^T (1), -x * log2(e) (2, from factor and product, of the exponent), ex2.approx (4, and 2 |x| from

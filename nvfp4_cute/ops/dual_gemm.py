@@ -118,7 +118,9 @@ def dual_gemm(
     operands = {"a": a, "b1": b1, "b2": b2} | ({} if out is None else {"out": out})
     for name, tensor in operands.items():
         if not isinstance(tensor, torch.Tensor):
-            raise TypeError(f"{name} is a {type(tensor).__name__}; pass a torch.Tensor, or call grouped_dual_gemm")
+            raise TypeError(
+                f"{name} is a {type(tensor).__name__}; pass a torch.Tensor, or call grouped_dual_gemm"
+            )
         if tensor.ndim != a.ndim or tensor.ndim not in (2, 3) or tensor.shape[2:] != a.shape[2:]:
             raise ValueError(
                 f"{name} has shape {list(tensor.shape)} and a {list(a.shape)}; pass a [M, K/2], b1 and b2 [N, K/2] and "
