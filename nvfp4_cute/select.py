@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from nvfp4_cute.arch import family_of, sm90, sm100, sm120
 from nvfp4_cute.arch.sm100 import EPI_TILE_N, MMA_N_STEP, TILES_N, smem_plan
 from nvfp4_cute.config import KernelConfig
-from nvfp4_cute.problem import GroupedProblem
+from nvfp4_cute.problem import GroupedProblem, gemm_bytes
 from nvfp4_cute.schedule import TileSchedule, WorkTile, make_schedule
 from nvfp4_cute.targets import B200
 
@@ -20,6 +20,7 @@ MEMORY_LATENCY_CYCLES = 1500  # from the first TMA to its data, with every SM as
 LOAD_BYTES_PER_CYCLE = 95  # what TMA brings to one SM
 L2_BYTES_PER_CYCLE = 14000  # what L2 gives to all SMs
 ROW_SLICE_CYCLES = 270  # the epilogue of 32 columns whose thread stores a run of its own
+ACTIVATION_SLICE_CYCLES = 500  # what an activation adds: two special functions an element
 LANE_SLICE_CYCLES = 560  # and where the lanes of a warp store runs together
 MMA_CYCLES, MMA_COLUMNS_PER_CYCLE = (
     44,
@@ -75,7 +76,8 @@ def choose_config(problem: GroupedProblem, arch: str, num_sms: int) -> KernelCon
 
 def estimates(problem: GroupedProblem, num_sms: int) -> list[Estimate]:
     """Every candidate of the sm_100 family, the best first; equal ones in the order of the family's table."""
-    found = [estimate(config, problem, num_sms) for config in sm100.CANDIDATES]
+    candidates = sm100.CANDIDATES if problem.activation is None else sm100.DUAL_CANDIDATES
+    found = [estimate(config, problem, num_sms) for config in candidates]
     return sorted(found, key=lambda candidate: candidate.cycles)
 
 
@@ -93,14 +95,18 @@ def estimate(config: KernelConfig, problem: GroupedProblem, num_sms: int) -> Est
     schedule = make_schedule(problem.sizes, config.work_tile_mnk, num_clusters)
     across_lanes = problem.out_m_major != config.swap_ab
     slice_cycles = LANE_SLICE_CYCLES if across_lanes else ROW_SLICE_CYCLES
+    if problem.activation is not None:
+        slice_cycles += ACTIVATION_SLICE_CYCLES
+    num_b = problem.num_b
     shares, loaded = [0.0], 0.0
     for cluster in range(schedule.num_cta):
         tiles = list(schedule.tiles_of_cta(cluster))
-        shares.append(sum(_tile_cycles(config, schedule, tile, slice_cycles) for tile in tiles))
-        loaded += sum(tile.k_tile_cnt * _k_tile_bytes(config, schedule, tile) for tile in tiles)
+        shares.append(sum(_tile_cycles(config, schedule, tile, slice_cycles, num_b) for tile in tiles))
+        loaded += sum(tile.k_tile_cnt * _k_tile_bytes(config, schedule, tile, num_b) for tile in tiles)
     every_tile = map(schedule.work_tile, range(schedule.num_tiles))
     widest = max((_columns(config, schedule, tile) for tile in every_tile), default=0)
-    memory = schedule.hbm_bytes / (B200.floor_bandwidth_bytes_per_s / B200.clock_hz)
+    read = schedule.hbm_bytes + (num_b - 1) * sum(gemm_bytes(0, n, k, 0) for m, n, k in problem.sizes if m)
+    memory = read / (B200.floor_bandwidth_bytes_per_s / B200.clock_hz)
     l2 = loaded * config.cluster_size / L2_BYTES_PER_CYCLE
     return Estimate(
         replace(config, num_cta=num_clusters * config.cluster_size),
@@ -120,17 +126,19 @@ def _columns(config: KernelConfig, schedule: TileSchedule, tile: WorkTile) -> in
     return min(-(-(extent - index * tile_n) // MMA_N_STEP) * MMA_N_STEP, tile_n)
 
 
-def _k_tile_bytes(config: KernelConfig, schedule: TileSchedule, tile: WorkTile) -> int:
+def _k_tile_bytes(config: KernelConfig, schedule: TileSchedule, tile: WorkTile, num_b: int) -> int:
     """What one CTA loads for a K tile."""
-    smem, rows_n = smem_plan(config), _columns(config, schedule, tile) // config.cluster_size
-    return smem.stage_bytes - smem.b_stage_bytes + rows_n * config.cta_tile_shape_mnk[2] // 2
+    smem, rows_n = smem_plan(config, num_b), _columns(config, schedule, tile) // config.cluster_size
+    return smem.stage_bytes + smem.num_n * (rows_n * config.cta_tile_shape_mnk[2] // 2 - smem.b_stage_bytes)
 
 
-def _tile_cycles(config: KernelConfig, schedule: TileSchedule, tile: WorkTile, slice_cycles: float) -> float:
+def _tile_cycles(
+    config: KernelConfig, schedule: TileSchedule, tile: WorkTile, slice_cycles: float, num_b: int
+) -> float:
     """What the slowest of the three roles needs for a tile: they overlap."""
     columns = _columns(config, schedule, tile)
-    mma = MMAS_PER_K_TILE * max(MMA_CYCLES, columns / MMA_COLUMNS_PER_CYCLE)
-    load = _k_tile_bytes(config, schedule, tile) / LOAD_BYTES_PER_CYCLE
+    mma = MMAS_PER_K_TILE * num_b * max(MMA_CYCLES, columns / MMA_COLUMNS_PER_CYCLE)
+    load = _k_tile_bytes(config, schedule, tile, num_b) / LOAD_BYTES_PER_CYCLE
     return max(tile.k_tile_cnt * max(load, mma), columns / EPI_TILE_N * slice_cycles)
 
 

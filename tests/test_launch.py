@@ -7,8 +7,8 @@ import torch
 from nvfp4_cute import KernelConfig, UnsupportedProblem
 from nvfp4_cute.arch import base
 from nvfp4_cute.launch import make_plan
-from nvfp4_cute.launch_table import NUM_COLUMNS, NUM_OPERAND_COLUMNS, Group, Header
-from nvfp4_cute.problem import GroupedProblem, check_list_operands
+from nvfp4_cute.launch_table import NUM_COLUMNS, Group, Header
+from nvfp4_cute.problem import GroupedProblem, check_dual_operands, check_list_operands
 
 SIZES = ((5, 64, 256), (200, 130, 512), (0, 64, 256))
 
@@ -23,7 +23,6 @@ def launchable():
 def test_columns_are_numbered_without_gaps():
     assert [int(column) for column in Group] == list(range(NUM_COLUMNS))
     assert len(Header) <= NUM_COLUMNS
-    assert [c for c in Group if c < NUM_OPERAND_COLUMNS] == list(Group)[:NUM_OPERAND_COLUMNS]
 
 
 def test_table_describes_every_slot(launchable):
@@ -43,6 +42,23 @@ def test_table_describes_every_slot(launchable):
         assert row[[Group.M, Group.N, Group.K]].tolist() == [max(extent, 1) for extent in SIZES[group]]
         assert row[Group.GROUP_IDX] == group
     assert table[1:, Group.TILE_OFFSET].tolist() == list(plan.schedule.tile_offsets[:-1])
+
+
+def test_table_describes_the_second_operand():
+    first, second = (cases.make_operands(cases.Case("dual", SIZES, seed, has_alpha=True)) for seed in (1, 2))
+    scales = (first.a_scale, first.b_scale, second.b_scale)
+    problem, checked = check_dual_operands(
+        first.a, first.b, second.b, *scales, first.alpha, second.alpha, out_dtype=torch.float16
+    )
+    plan = make_plan(problem, "sm_100a", 148, KernelConfig())
+    table = plan.table(checked)
+    assert [table[0, Header.ALPHA], table[0, Header.ALPHA2]] == [x.alpha.data_ptr() for x in (first, second)]
+    for row, group in zip(table[1:], plan.schedule.order, strict=True):
+        assert row[Group.B] == first.b[group].data_ptr()
+        assert row[Group.B2] == second.b[group].data_ptr()
+        assert row[Group.SFB2] == second.b_scale[group].data_ptr()
+        assert row[Group.B2_PITCH] == 2 * checked.second.b[group].stride(0)
+        assert row[Group.B2_BATCH_PITCH] % 32 == 0 and row[Group.B2_BATCH_PITCH] > 0
 
 
 def test_tables_of_two_launches_share_nothing(launchable):

@@ -5,6 +5,7 @@ import torch
 
 from nvfp4_cute.arch import sm100, sm120
 from nvfp4_cute.problem import GroupedProblem
+from nvfp4_cute.problems.nvfp4_dual_gemm import spec as dual_spec
 from nvfp4_cute.problems.nvfp4_group_gemm.spec import BENCHMARKS
 from nvfp4_cute.schedule import make_schedule
 from nvfp4_cute.select import choose_config, config_for_rows, estimates, explain
@@ -19,6 +20,20 @@ def problem(sizes, out_m_major=False):
 @pytest.mark.parametrize("config", sm100.CANDIDATES, ids=str)
 def test_every_candidate_can_be_built(config):
     assert sm100.unsupported_reason(config) is None
+
+
+@pytest.mark.parametrize("config", sm100.DUAL_CANDIDATES, ids=str)
+def test_every_dual_candidate_can_be_built(config):
+    assert sm100.unsupported_reason(config, 2) is None
+
+
+@pytest.mark.parametrize("case", dual_spec.BENCHMARKS, ids=lambda case: case.name)
+def test_dual_benchmarks_share_one_a_between_two_ctas_in_one_wave(case):
+    """The published best kernels' choice, too: pairs, with as narrow a tile as one wave allows."""
+    dual = GroupedProblem(((case.m, case.n, case.k),), out_dtype=torch.float16, activation="silu")
+    best = estimates(dual, NUM_SMS)[0]
+    assert best.config.use_2cta_instrs and not best.config.swap_ab and best.waves == 1
+    assert best.config.cta_tile_shape_mnk[1] == {256: 64, 512: 128}[case.m]
 
 
 @pytest.mark.parametrize("case", BENCHMARKS, ids=lambda case: str(case.sizes[0][1:]))

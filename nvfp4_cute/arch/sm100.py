@@ -29,6 +29,22 @@ CANDIDATES = (
         for n, stages in ((64, 4), (128, 3), (192, 2), (256, 2))
     ),
 )
+# The same for dual GEMMs, whose two products fill tensor memory twice as fast.
+DUAL_CANDIDATES = (
+    *(KernelConfig((128, n, 256), num_acc_stage=stages) for n, stages in ((64, 3), (128, 2))),
+    *(
+        KernelConfig((128, n, 256), num_acc_stage=stages, swap_ab=True)
+        for n, stages in ((32, 4), (64, 3), (128, 2), (192, 1))
+    ),
+    *(
+        KernelConfig((128, n, 256), num_acc_stage=stages, use_2cta_instrs=True)
+        for n, stages in ((64, 3), (128, 2))
+    ),
+    *(
+        KernelConfig((128, n, 256), num_acc_stage=stages, use_2cta_instrs=True, swap_ab=True)
+        for n, stages in ((64, 3), (128, 2), (192, 1))
+    ),
+)
 SMEM_CAPACITY_BYTES = 227 * 1024
 # Barriers and the tensor-memory address; operand buffers come first and are whole multiples of their alignment.
 SMEM_RESERVED_BYTES = 2048

@@ -131,19 +131,13 @@ def dual_gemm(
     if result is None:
         result = torch.empty((*a.shape[2:], len(a), len(b1)), dtype=out_dtype, device=a.device)
         result = result.permute(1, 2, 0) if a.ndim == 3 else result
-    scales = [
-        _scale_batches(name, scale, operand, scale_layout)
-        for name, scale, operand in (
-            ("a_scale", a_scale, a),
-            ("b1_scale", b1_scale, b1),
-            ("b2_scale", b2_scale, b2),
-        )
-    ]
     grouped_dual_gemm(
         _batches(a),
         _batches(b1),
         _batches(b2),
-        *scales,
+        _scale_batches("a_scale", a_scale, a, scale_layout),
+        _scale_batches("b1_scale", b1_scale, b1, scale_layout),
+        _scale_batches("b2_scale", b2_scale, b2, scale_layout),
         _alphas("alpha1", alpha1, batches),
         _alphas("alpha2", alpha2, batches),
         activation=activation,
