@@ -72,8 +72,9 @@ def test_a_problem_without_tiles_has_a_config():
     assert choose_config(problem([(0, 64, 256)]), "sm_100a", NUM_SMS).num_cta >= 1
 
 
-def test_other_families_have_one_config():
-    assert choose_config(problem([(64, 64, 256)]), "sm_120a", 170) == sm120.DEFAULT_CONFIG
+def test_other_families_choose_for_themselves():
+    for sizes in ([(64, 64, 256)], [(300, 512, 1024)]):
+        assert choose_config(problem(sizes), "sm_120a", 170) == sm120.choose(sizes)
 
 
 @pytest.mark.parametrize(
