@@ -16,10 +16,10 @@ def operands(
     case = cases.Case("device", tuple((m, n, k) for m in rows), seed, out_dtype, has_alpha)
     listed = cases.make_operands(case)
     m_max = max(rows) + slack
-    blocks = torch.zeros(0, dtype=torch.uint8)
     if form == "ragged":
         a = torch.cat([*listed.a, torch.full((slack, k // 2), 0x77, dtype=torch.uint8)])
-        a_scale = torch.cat([blocks, *listed.a_scale])
+        unused = torch.full((-(-slack // 128) * -(-k // 64) * 512,), cases.NAN_CODE, dtype=torch.uint8)
+        a_scale = torch.cat([*listed.a_scale, unused])
         sizes = {"offs": torch.tensor(rows).cumsum(0).to(torch.int32)}
         shape = (sum(rows) + slack, n)
     else:
