@@ -11,6 +11,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 from nvfp4_cute.arch import family_of, sm90, sm100, sm120
@@ -198,6 +199,23 @@ def table_pointer(address: int):
     import cutlass.cute as cute
 
     return cute.runtime.make_ptr(cutlass.Int64, address, cute.AddressSpace.generic, assumed_align=8)
+
+
+class Launcher:
+    """A compiled function bound to one launch table: a call goes straight to the native code. One thread at a time."""
+
+    def __init__(self, function: Any, table: np.ndarray):
+        """``function``: of a CompiledKernel.  ``table``: int64, contiguous; read anew by every call."""
+        self._table = table
+        self._executor = function.to(None)
+        # Native code takes the address of every argument: of the table's address, and of the queue's handle.
+        self._values = np.array([table.ctypes.data, 0], np.int64)
+        self._arguments = [self._values.ctypes.data, self._values[1:].ctypes.data]
+
+    def __call__(self, queue: int) -> None:
+        """Launch on a queue (``torch.cuda.Stream.cuda_stream``) of the current device."""
+        self._values[1] = queue
+        self._executor.run_compiled_program(self._arguments)
 
 
 def cutlass_dtype(dtype: torch.dtype):

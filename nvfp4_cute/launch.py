@@ -79,6 +79,15 @@ class Plan:
                 table[0, Header.ALPHA2] = second.alpha.data_ptr()
         return table
 
+    def address_places(self) -> list[int]:
+        """Where in the flat launch table addresses go: of a, b, a_scale, b_scale, alpha if there is one, and out."""
+        row_of_group = {group: 1 + slot for slot, group in enumerate(self.schedule.order)}
+        a, b, sfa, sfb, out = (
+            [row_of_group[group] * NUM_COLUMNS + column for group in range(self.problem.num_groups)]
+            for column in (Group.A, Group.B, Group.SFA, Group.SFB, Group.OUT)
+        )
+        return [*a, *b, *sfa, *sfb, *[Header.ALPHA] * self.problem.has_alpha, *out]
+
     def launch(self, operands: GroupedOperands, queue: int = 0) -> None:
         """Enqueue the kernel. Copies no data, allocates nothing on the device, waits for nothing.
 

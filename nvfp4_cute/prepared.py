@@ -1,138 +1,131 @@
-"""List-form calls that were checked once: the next call with operands of the same kind only looks at addresses.
+"""Calls that were checked once: the next call with operands of the same kind only looks at addresses.
 
-Everything that the checks of ``problem.check_list_operands`` depend on, but for addresses, is the *signature* of a call:
-dtypes, shapes, strides, devices, requires_grad. A signature that passed them is remembered, each thread its own, with
-the plan and the launch table; a later call fills in addresses after checking their alignment and that no output
+Everything that the checks of an operation depend on, but for addresses, is the *signature* of a call: dtypes, shapes,
+strides, devices, and the arguments that are no tensors. A signature that passed them is remembered, each thread its own,
+with the kernel and its launch table; a later call fills in addresses after checking their alignment and that no output
 touches another tensor. Whatever is unusual takes the long way again.
 """
 
 import threading
 from collections.abc import Sequence
-from dataclasses import dataclass
+from operator import attrgetter
 from typing import Any
 
 import numpy as np
 import torch
 
 from nvfp4_cute import env
-from nvfp4_cute.compile import table_pointer
-from nvfp4_cute.launch import Plan
-from nvfp4_cute.launch_table import Group, Header
-from nvfp4_cute.problem import TMA_ALIGN_BYTES, GroupedOperands
+from nvfp4_cute.compile import CompiledKernel, Launcher
+from nvfp4_cute.problem import TMA_ALIGN_BYTES
 
 MAX_PREPARED = 1024
-# Columns of the launch table that hold addresses.
-NUM_ADDRESSES = Group.OUT + 1
+# map() over these is the cheapest way to ask many tensors the same.
+_dtype, _shape, _requires_grad = attrgetter("dtype"), attrgetter("shape"), attrgetter("requires_grad")
+_stride, _get_device, _data_ptr = torch.Tensor.stride, torch.Tensor.get_device, torch.Tensor.data_ptr
 _local = threading.local()
 
 
-@dataclass(frozen=True)
 class PreparedCall:
-    """What is fixed by a signature.
+    """What is fixed by a signature, ready to be launched on other addresses. Of one thread: its table is rewritten.
 
     Attributes:
-        plan: kernel and schedule.
-        device: index of the CUDA device.
-        table: launch table, rewritten by every call of its thread; the launch has read it when it returns.
-        pointer: the launch's argument, the table's address.
-        order: the group at each slot.
-        spans: bytes from the first to the last of every tensor, in the order of the addresses.
+        table: the launch table, flat.
     """
 
-    plan: Plan
-    device: int
-    table: np.ndarray
-    pointer: Any
-    order: np.ndarray
-    spans: np.ndarray
-
-    @classmethod
-    def of(cls, plan: Plan, operands: GroupedOperands) -> "PreparedCall":
-        """The call that these checked operands make."""
-        table = plan.table(operands)
-        tensors = [*operands.a, *operands.b, *operands.a_scale, *operands.b_scale, *operands.out]
-        if operands.alpha is not None:
-            tensors.append(operands.alpha)
-        return cls(
-            plan,
-            operands.device.index,
-            table,
-            table_pointer(table.ctypes.data),
-            np.array(plan.schedule.order),
-            np.array([_span_bytes(tensor) for tensor in tensors]),
-        )
-
-    def new_outputs(self) -> list[torch.Tensor]:
-        """Outputs [M, N] a group, not initialised."""
-        dtype, device = self.plan.problem.out_dtype, torch.device("cuda", self.device)
-        return [torch.empty((m, n), dtype=dtype, device=device) for m, n, _ in self.plan.problem.sizes]
-
-    def accepts(self, addresses: np.ndarray, own_out: bool) -> bool:
-        """Whether operands are aligned for TMA, and outputs of the caller's (``own_out``) lie apart from all else.
+    def __init__(
+        self,
+        kernel: CompiledKernel,
+        table: np.ndarray,
+        places: Sequence[int],
+        tensors: Sequence[torch.Tensor],
+        num_outs: int,
+    ):
+        """Keep what a checked call has worked out.
 
         Args:
-            addresses: int64, of a, b, a_scale, b_scale and out of every group, and of alpha if there is one.
+            kernel: compiled code.
+            table: the checked call's launch table; the launch has read it when it returns.
+            places: where in the flat table the address of every tensor goes.
+            tensors: what the checked call read and wrote, the outputs last.
+            num_outs: how many of them are outputs.
         """
-        num_groups = len(self.order)
-        if np.bitwise_or.reduce(addresses[: 4 * num_groups]) % TMA_ALIGN_BYTES:
+        self.table = table.reshape(-1)
+        self._places = np.array(places)
+        self._launcher = Launcher(kernel.function, self.table)
+        self._first_out = len(tensors) - num_outs
+        self._device = tensors[-1].device
+        # Cheaper than torch.empty, which parses its options anew every time.
+        self._new_out = tensors[-1].new_empty(0).new_empty_strided
+        self._out_layouts = [(t.shape, t.stride()) for t in tensors[self._first_out :]]
+        self._spans = np.array([_span_bytes(t) for t in tensors])
+        self._num_filled_outs = np.count_nonzero(self._spans[self._first_out :])
+        # Address bits that must be zero: operands are bytes that TMA reads, all else has its natural alignment.
+        self._low_bits = np.array(
+            [(TMA_ALIGN_BYTES if t.element_size() == 1 else t.element_size()) - 1 for t in tensors]
+        )
+
+    def new_outs(self) -> list[torch.Tensor]:
+        """Outputs like the checked call's, not initialised."""
+        return [self._new_out(shape, strides) for shape, strides in self._out_layouts]
+
+    def accepts(self, addresses: np.ndarray, own_out: bool) -> bool:
+        """Whether tensors are aligned, and outputs of the caller's (``own_out``) lie apart from all else.
+
+        Args:
+            addresses: int64, in the order of the tensors of the checked call.
+            own_out: False where the outputs are new.
+        """
+        if np.count_nonzero(addresses & self._low_bits):
             return False
         if not own_out:
             return True
-        # Rows may interleave without touching; that, and alignment of the outputs, is for the long way to decide.
-        if np.bitwise_or.reduce(addresses[4 * num_groups : NUM_ADDRESSES * num_groups]) % TMA_ALIGN_BYTES:
-            return False
-        order = np.argsort(addresses)
-        ends = addresses[order] + self.spans[order]
-        return bool((ends[:-1] <= addresses[order][1:]).all())
+        # Rows may interleave without touching; that is for the long way to decide. An output touches itself.
+        ends = addresses + self._spans
+        touching = (addresses[self._first_out :, None] < ends) & (addresses < ends[self._first_out :, None])
+        return np.count_nonzero(touching) == self._num_filled_outs
 
     def fill(self, addresses: np.ndarray) -> None:
         """Write addresses into the table."""
-        num_addresses = NUM_ADDRESSES * len(self.order)
-        self.table[1:, :NUM_ADDRESSES] = addresses[:num_addresses].reshape(NUM_ADDRESSES, -1)[:, self.order].T
-        if len(addresses) > num_addresses:
-            self.table[0, Header.ALPHA] = addresses[-1]
+        self.table[self._places] = addresses
 
     def launch(self, addresses: np.ndarray) -> None:
         """Enqueue on the device's current queue."""
-        import cuda.bindings.driver as cuda
-
-        if not self.plan.schedule.num_tiles:
-            return
         self.fill(addresses)
-        stream = torch.cuda.current_stream(self.device).cuda_stream
-        if torch.cuda.current_device() == self.device:
-            self.plan.kernel.function(self.pointer, cuda.CUstream(stream))
+        index = self._device.index
+        # What torch.cuda.current_stream(index).cuda_stream is, without making a Stream.
+        queue = torch._C._cuda_getCurrentRawStream(index)
+        if torch.cuda.current_device() == index:
+            self._launcher(queue)
         else:
-            with torch.cuda.device(self.device):
-                self.plan.kernel.function(self.pointer, cuda.CUstream(stream))
+            with torch.cuda.device(index):
+                self._launcher(queue)
 
 
-def signature(lists: Sequence[Any], *settings: Any) -> tuple | None:
-    """Hashable; None where an argument is no list or tuple of tensors.
+def signature(tensors: Sequence[torch.Tensor], *settings: Any) -> tuple | None:
+    """Hashable; None where an entry is no tensor, or has a gradient to follow.
 
     Args:
-        lists: a, b, a_scale, b_scale, and out where the caller gives it.
-        settings: everything else that decides how the call is made.
+        tensors: all operands, and outputs where the caller gives them.
+        settings: everything else that decides how the call is made, counts of operands included.
     """
     try:
+        if torch.is_grad_enabled() and any(map(_requires_grad, tensors)):
+            return None
         return (
             *settings,
             env.backend(),
-            torch.is_grad_enabled(),
-            *[
-                (t.dtype, t.shape, t.stride(), t.get_device(), t.requires_grad)
-                for tensors in lists
-                for t in tensors
-            ],
-            *[len(tensors) for tensors in lists],
+            *map(_dtype, tensors),
+            *map(_shape, tensors),
+            *map(_stride, tensors),
+            *map(_get_device, tensors),
         )
     except (AttributeError, TypeError, RuntimeError):
         return None
 
 
-def addresses_of(*lists: Sequence[torch.Tensor]) -> np.ndarray:
-    """Addresses of the tensors of all lists, int64."""
-    return np.array([t.data_ptr() for tensors in lists for t in tensors], np.int64)
+def addresses_of(tensors: Sequence[torch.Tensor]) -> np.ndarray:
+    """Addresses of tensors, int64."""
+    return np.array([*map(_data_ptr, tensors)], np.int64)
 
 
 def find(key: tuple) -> PreparedCall | None:
@@ -140,12 +133,24 @@ def find(key: tuple) -> PreparedCall | None:
     return _calls().get(key)
 
 
-def remember(key: tuple, call: PreparedCall) -> None:
-    """Keep a call; the oldest is forgotten when there are ``MAX_PREPARED``."""
+def remember(
+    key: tuple,
+    kernel: CompiledKernel,
+    table: np.ndarray,
+    places: Sequence[int],
+    tensors: Sequence[torch.Tensor],
+    num_outs: int,
+) -> None:
+    """Keep a call that passed its checks, as PreparedCall takes it; the oldest is forgotten when there are ``MAX_PREPARED``.
+
+    One whose table holds other addresses than its tensors', since some were converted on the way, is not kept.
+    """
+    if (table.reshape(-1)[list(places)] != addresses_of(tensors)).any():
+        return
     calls = _calls()
     if len(calls) >= MAX_PREPARED:
         del calls[next(iter(calls))]
-    calls[key] = call
+    calls[key] = PreparedCall(kernel, table, places, tensors, num_outs)
 
 
 def _calls() -> dict[tuple, PreparedCall]:

@@ -1,15 +1,24 @@
 """Calls that were checked once: what a signature tells apart, and which addresses send a call the long way again."""
 
+import sys
+
 import numpy as np
 import pytest
 import torch
 
-from nvfp4_cute import prepared
+import nvfp4_cute
+from nvfp4_cute import backends, grouped_gemm, prepared, targets
+from nvfp4_cute.backends import reference
+from nvfp4_cute.backends.emulator import on_emulator
+from nvfp4_cute.cache import get_kernel
 from nvfp4_cute.config import KernelConfig
+from nvfp4_cute.emulator.driver import prepare_cutlass
 from nvfp4_cute.launch import make_plan
 from nvfp4_cute.prepared import PreparedCall, signature
 from nvfp4_cute.problem import check_list_operands
 
+# The package has a function of that name.
+module_of_grouped_gemm = sys.modules["nvfp4_cute.ops.grouped_gemm"]
 SIZES = ((40, 72, 256), (0, 64, 128), (70, 128, 512))
 
 
@@ -24,15 +33,29 @@ def make_lists(sizes=SIZES):
     return [a, b, *scales, out]
 
 
+def flat(lists):
+    return [tensor for tensors in lists for tensor in tensors]
+
+
+def make_call(sizes=SIZES):
+    """A prepared call with its lists and its plan."""
+    prepare_cutlass()
+    lists = make_lists(sizes)
+    problem, operands = check_list_operands(*lists[:4], None, lists[4], out_dtype=torch.float16)
+    with on_emulator(target=targets.lookup("sm_90a")):
+        plan = make_plan(problem, "sm_90a", 132, for_emulator=True)
+        places = plan.address_places()
+        call = PreparedCall(plan.kernel, plan.table(operands), places, flat(lists), len(sizes))
+    return call, plan
+
+
 @pytest.fixture(scope="module")
 def call():
-    a, b, a_scale, b_scale, out = make_lists()
-    problem, operands = check_list_operands(a, b, a_scale, b_scale, None, out, out_dtype=torch.float16)
-    return PreparedCall.of(make_plan(problem, "sm_90a", 132, for_emulator=True), operands)
+    return make_call()[0]
 
 
 def test_equal_lists_have_equal_signatures():
-    assert signature(make_lists(), "auto") == signature(make_lists(), "auto")
+    assert signature(flat(make_lists()), "auto") == signature(flat(make_lists()), "auto")
 
 
 @pytest.mark.parametrize(
@@ -48,29 +71,26 @@ def test_equal_lists_have_equal_signatures():
 def test_whatever_a_check_looks_at_changes_the_signature(change):
     lists = make_lists()
     change(lists)
-    assert signature(lists, "auto") != signature(make_lists(), "auto")
+    assert signature(flat(lists), "auto") != signature(flat(make_lists()), "auto")
 
 
 def test_settings_change_the_signature():
-    assert signature(make_lists(), "auto") != signature(make_lists(), "cuda")
-    assert signature(make_lists(), None) != signature(make_lists(), KernelConfig())
+    assert signature(flat(make_lists()), "auto") != signature(flat(make_lists()), "cuda")
+    assert signature(flat(make_lists()), None) != signature(flat(make_lists()), KernelConfig())
+
+
+def test_what_has_to_be_refused_has_no_signature():
+    assert signature([1.0]) is None
+    assert signature([None]) is None
+    factors = torch.ones(3, requires_grad=True)
+    assert signature([factors]) is None
     with torch.no_grad():
-        assert signature(make_lists(), None) != signature_with_grad()
-
-
-def signature_with_grad():
-    with torch.enable_grad():
-        return signature(make_lists(), None)
-
-
-def test_what_is_no_list_of_tensors_has_no_signature():
-    assert signature([[1.0]]) is None
-    assert signature([3]) is None
+        assert signature([factors]) is not None
 
 
 def test_addresses_that_are_checked_again(call):
     lists = make_lists()
-    addresses = prepared.addresses_of(*lists)
+    addresses = prepared.addresses_of(flat(lists))
     assert call.accepts(addresses, own_out=True)
     odd = addresses.copy()
     odd[1] += 8
@@ -81,16 +101,134 @@ def test_addresses_that_are_checked_again(call):
     assert call.accepts(overlapping, own_out=False), "new outputs overlap nothing"
 
 
-def test_the_table_holds_the_addresses_of_the_call(call):
+def test_shared_weights_are_accepted(call):
+    lists = make_lists()
+    addresses = prepared.addresses_of(flat(lists))
+    addresses[4] = addresses[3]
+    assert call.accepts(addresses, own_out=True)
+
+
+def test_the_table_holds_the_addresses_of_the_call():
     """The launch table of other operands of the same kind is what a plan would make of them."""
-    a, b, a_scale, b_scale, out = make_lists()
-    _, operands = check_list_operands(a, b, a_scale, b_scale, None, out, out_dtype=torch.float16)
-    call.fill(prepared.addresses_of(a, b, a_scale, b_scale, out))
-    np.testing.assert_array_equal(call.table, call.plan.table(operands))
+    call, plan = make_call()
+    lists = make_lists()
+    _, operands = check_list_operands(*lists[:4], None, lists[4], out_dtype=torch.float16)
+    call.fill(prepared.addresses_of(flat(lists)))
+    np.testing.assert_array_equal(call.table, plan.table(operands).reshape(-1))
 
 
-def test_the_oldest_call_is_forgotten(monkeypatch, call):
+def test_a_call_goes_to_the_current_queue_and_computes(monkeypatch):
+    """Two launches of one call, on other addresses: both outputs are the reference's."""
+    monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda index: 0, raising=False)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: None)
+    sizes = ((8, 72, 128), (0, 64, 128), (3, 128, 128))
+    call, plan = make_call(sizes)
+    for seed in range(2):
+        lists = make_lists(sizes)
+        generator = torch.Generator().manual_seed(seed)
+        for tensor in flat(lists[:4]):
+            tensor.random_(0, 112, generator=generator)  # no NaN among scales
+        with on_emulator(target=targets.lookup("sm_90a")) as emulator:
+            emulator.register(plan.kernel.ptx)
+            call.launch(prepared.addresses_of(flat(lists)))
+        expected = nvfp4_cute.grouped_gemm(*lists[:4], out_dtype=torch.float16, backend="reference")
+        assert all(torch.equal(out, right) for out, right in zip(lists[4], expected, strict=True))
+
+
+def test_new_outputs_are_like_the_checked_ones(call):
+    for new, out in zip(call.new_outs(), make_lists()[4], strict=True):
+        assert (new.shape, new.dtype, new.stride()) == (out.shape, out.dtype, out.stride())
+
+
+def remember(key, plan, lists, operands):
+    prepared.remember(
+        key, plan.kernel, plan.table(operands), plan.address_places(), flat(lists), len(lists[4])
+    )
+
+
+def test_the_oldest_call_is_forgotten(monkeypatch):
     monkeypatch.setattr(prepared, "MAX_PREPARED", 2)
-    for key in ((1,), (2,), (3,)):
-        prepared.remember(key, call)
-    assert prepared.find((1,)) is None and prepared.find((3,)) is call
+    lists, plan = make_lists(), make_call()[1]
+    _, operands = check_list_operands(*lists[:4], None, lists[4], out_dtype=torch.float16)
+    with on_emulator(target=targets.lookup("sm_90a")):
+        for key in ((1,), (2,), (3,)):
+            remember(key, plan, lists, operands)
+    assert prepared.find((1,)) is None and prepared.find((3,)) is not None
+
+
+def test_a_call_with_converted_operands_is_not_kept():
+    lists, plan = make_lists(), make_call()[1]
+    _, operands = check_list_operands(*make_lists()[:4], None, lists[4], out_dtype=torch.float16)
+    remember(("converted",), plan, lists, operands)
+    assert prepared.find(("converted",)) is None
+
+
+@pytest.fixture
+def gpu(monkeypatch):
+    """CPU tensors take the way of CUDA tensors, to an emulated B200."""
+    from nvfp4_cute.backends import cuda
+
+    monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda index: 0, raising=False)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: None)
+    monkeypatch.setattr(prepared._local, "calls", {}, raising=False)
+    monkeypatch.setattr(backends, "resolve", lambda name, device: "cuda")
+    with on_emulator() as emulator:
+
+        def kernel_for(task):
+            kernel = get_kernel(task.key("sm_100a"), for_emulator=True)
+            emulator.register(kernel.ptx)
+            return kernel
+
+        def plan_for(problem, device, config):
+            plan = make_plan(problem, "sm_100a", 148, config, for_emulator=True)
+            emulator.register(plan.kernel.ptx)
+            return plan
+
+        monkeypatch.setattr(cuda, "kernel_for", kernel_for)
+        monkeypatch.setattr(cuda, "plan_for", plan_for)
+        monkeypatch.setattr(cuda, "run", lambda *args: reference.run(*args))
+        monkeypatch.setattr(cuda, "run_task", lambda task: task.reference())
+        yield emulator
+
+
+def random_bytes(*shape):
+    return torch.randint(0, 112, shape, dtype=torch.uint8)
+
+
+def arguments_of(form):
+    """Arguments of two groups with 5 and 3 rows, N = 64, K = 128."""
+    b, b_scale = random_bytes(2, 64, 64), random_bytes(2, 1024)
+    if form == "list":
+        a, a_scale = [random_bytes(5, 64), random_bytes(3, 64)], list(random_bytes(2, 1024))
+        return {"a": a, "b": list(b), "a_scale": a_scale, "b_scale": list(b_scale)}
+    rows = {"a": random_bytes(8, 64), "offs": torch.tensor([5, 8], dtype=torch.int32)}
+    if form == "masked":
+        rows = {"a": random_bytes(2, 8, 64), "masked_m": torch.tensor([5, 3], dtype=torch.int32)}
+    return rows | {"b": b, "a_scale": random_bytes(2048), "b_scale": b_scale.view(-1)}
+
+
+@pytest.mark.parametrize("form", ["list", "ragged", "masked"])
+@pytest.mark.parametrize("own_out", [True, False])
+def test_the_second_call_is_launched_without_checks(gpu, monkeypatch, form, own_out):
+    """The kernel's outputs are those of the reference, with which the first call was made here."""
+    alpha = torch.tensor([0.5, 2.0])
+    grouped_gemm(**arguments_of(form), alpha=alpha)
+    out = grouped_gemm(**arguments_of(form), alpha=alpha) if own_out else None
+    if own_out:
+        grouped_gemm(**arguments_of(form), alpha=alpha, out=out)
+    again = arguments_of(form)
+    expected = grouped_gemm(**again, alpha=alpha.clone(), backend="reference", config=KernelConfig())
+    for name in ("check_list_operands", "check_device_groups"):
+        monkeypatch.setattr(module_of_grouped_gemm, name, None)
+    result = grouped_gemm(**again, alpha=alpha, out=out)
+    if form == "masked":
+        result, expected = ([t[0, :5], t[1, :3]] for t in (result, expected))
+    for ours, right in zip(result, expected, strict=True):
+        torch.testing.assert_close(ours, right, rtol=0, atol=0)
+
+
+def test_sizes_given_twice_are_refused_after_a_prepared_call(gpu):
+    arguments = arguments_of("ragged")
+    grouped_gemm(**arguments)
+    with pytest.raises(ValueError, match="both given"):
+        grouped_gemm(**arguments, masked_m=arguments["offs"])

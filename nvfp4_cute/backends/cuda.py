@@ -4,7 +4,7 @@ import torch
 
 from nvfp4_cute.arch import ARCHS
 from nvfp4_cute.cache import get_kernel
-from nvfp4_cute.compile import table_pointer
+from nvfp4_cute.compile import CompiledKernel, table_pointer
 from nvfp4_cute.config import KernelConfig
 from nvfp4_cute.errors import UnsupportedTarget
 from nvfp4_cute.launch import Plan, make_plan
@@ -51,11 +51,16 @@ def run_task(task: Task) -> None:
     import cuda.bindings.driver as cuda
 
     device = _check_device(task.device)
-    kernel = get_kernel(task.key(arch_of_capability(torch.cuda.get_device_capability(device))))
+    kernel = kernel_for(task)
     table = task.table()
     with torch.cuda.device(device):
         queue = cuda.CUstream(torch.cuda.current_stream(device).cuda_stream)
         kernel.function(table_pointer(table.ctypes.data), queue)
+
+
+def kernel_for(task: Task) -> CompiledKernel:
+    """The kernel of a task on its CUDA device. Raises UnsupportedTarget where none exists for it."""
+    return get_kernel(task.key(arch_of_capability(torch.cuda.get_device_capability(task.device))))
 
 
 def _check_device(device: torch.device) -> torch.device:

@@ -46,7 +46,7 @@ class Bridges:
             stack.enter_context(without(torch.Tensor, "__dlpack_c_exchange_api__"))
             for module in (torch, torch.utils.dlpack):
                 stack.enter_context(replaced(module, to_dlpack=self.capsule, from_dlpack=self.imported))
-            stack.enter_context(replaced(torch._C, _cuda_getCurrentRawStream=lambda index: 0))
+            stack.enter_context(replaced(torch._C, _cuda_getCurrentRawStream=_raw_stream))
             yield
 
     def capsule(self, tensor: torch.Tensor, **options: Any) -> Any:
@@ -72,3 +72,8 @@ class Bridges:
             device[:] = DLPACK_CPU, 0
         tensor = self._import(source)
         return self.memory.adopt(tensor) if on_gpu else tensor
+
+
+def _raw_stream(index: int) -> int:
+    """torch._C._cuda_getCurrentRawStream."""
+    return torch.cuda.current_stream(index).cuda_stream

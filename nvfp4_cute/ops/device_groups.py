@@ -96,6 +96,14 @@ class DeviceGroupsTask:
         row[Group.SFB_ROW_BLOCKS] = self.b_scale.numel() // (block_bytes * num_groups)
         return table
 
+    def address_places(self) -> list[int]:
+        """Where in the flat launch table addresses go: of a, b, a_scale, b_scale, sizes, alpha if there is one, and out."""
+        a, b, sfa, sfb, out = (
+            NUM_COLUMNS + column for column in (Group.A, Group.B, Group.SFA, Group.SFB, Group.OUT)
+        )
+        alpha = [] if self.alpha is None else [Header.ALPHA]
+        return [a, b, sfa, sfb, Header.GROUP_SIZES, *alpha, out]
+
     def tensors(self) -> Iterator[tuple[str, torch.Tensor, bool]]:
         """Name, tensor, and whether it is written."""
         for name in ("a", "b", "a_scale", "b_scale", "sizes", "alpha", "out"):

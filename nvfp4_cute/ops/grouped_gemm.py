@@ -100,26 +100,48 @@ def grouped_gemm(
         UnsupportedTarget: no kernel for the GPU. ConfigError: ``config`` cannot be built.
         Nothing is written to ``out`` when a check fails.
     """
-    if offs is not None or masked_m is not None:
+    is_list = offs is None and masked_m is None
+    sizes = masked_m if offs is None else offs
+    counts: tuple[int, ...] = ()
+    try:
+        inputs = [*a, *b, *a_scale, *b_scale] if is_list else [a, b, a_scale, b_scale, sizes]
+        counts = (len(a), len(b), len(a_scale), len(b_scale)) if is_list else (offs is None, masked_m is None)
+        outs = [] if out is None else [*out] if is_list else [out]
+    except TypeError:  # the checks will say what is wrong
+        inputs, outs = [None], []
+    if alpha is not None:
+        inputs.append(alpha)
+    key = prepared.signature(
+        inputs + outs, counts, alpha is None, len(outs), out_dtype, scale_layout, backend, config
+    )
+    if key is not None and (call := prepared.find(key)) is not None:
+        outs = outs or call.new_outs()
+        addresses = prepared.addresses_of(inputs + outs)
+        if call.accepts(addresses, own_out=out is not None):
+            call.launch(addresses)
+            return outs if is_list else outs[0]
+    if is_list:
+        problem, operands = check_list_operands(
+            a, b, a_scale, b_scale, alpha, out, out_dtype=out_dtype, scale_layout=scale_layout
+        )
+        backends.get(backend, operands.device)(problem, operands, config)
+        outs = list(operands.out if out is None else out)
+    else:
         task, result = check_device_groups(
             a, b, a_scale, b_scale, offs, masked_m, alpha, out, out_dtype, scale_layout, config
         )
         backends.run_task(backend, task)
-        return result
-    lists: list[Any] = [a, b, a_scale, b_scale]
-    lists += ([] if out is None else [out]) + ([] if alpha is None else [[alpha]])
-    key = prepared.signature(lists, out is None, out_dtype, scale_layout, backend, config)
-    if key is not None and (call := prepared.find(key)) is not None:
-        outs = out if out is not None else call.new_outputs()
-        addresses = prepared.addresses_of(*lists[:4], outs, *lists[4 + (out is not None) :])
-        if call.accepts(addresses, own_out=out is not None):
-            call.launch(addresses)
-            return list(outs)
-    problem, operands = check_list_operands(
-        a, b, a_scale, b_scale, alpha, out, out_dtype=out_dtype, scale_layout=scale_layout
-    )
-    backends.get(backend, operands.device)(problem, operands, config)
-    if key is not None and scale_layout == "blocked" and backends.resolve(backend, operands.device) == "cuda":
-        plan = import_module("nvfp4_cute.backends.cuda").plan_for(problem, operands.device, config)
-        prepared.remember(key, prepared.PreparedCall.of(plan, operands))
-    return list(operands.out) if out is None else list(out)
+        outs = [result]
+    if (
+        key is not None
+        and any(t.numel() for t in outs)
+        and backends.resolve(backend, outs[0].device) == "cuda"
+    ):
+        cuda = import_module("nvfp4_cute.backends.cuda")
+        if is_list:
+            plan = cuda.plan_for(problem, operands.device, config)
+            launch = plan.kernel, plan.table(operands), plan.address_places()
+        else:
+            launch = cuda.kernel_for(task), task.table(), task.address_places()
+        prepared.remember(key, *launch, inputs + outs, len(outs))
+    return outs if is_list else outs[0]
