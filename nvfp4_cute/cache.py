@@ -1,8 +1,9 @@
-"""Compiled kernels, remembered for the life of the process."""
+"""Compiled kernels, remembered for the life of the process, and on disk where the environment does not say `off`."""
 
 import threading
 from typing import Any
 
+from nvfp4_cute import disk_cache, env
 from nvfp4_cute.compile import CompiledKernel, compile_kernel
 
 _lock = threading.Lock()
@@ -10,7 +11,7 @@ _kernels: dict[tuple[Any, bool], CompiledKernel] = {}
 
 
 def get_kernel(key: Any, *, for_emulator: bool = False) -> CompiledKernel:
-    """The kernel of ``key``, compiled on first use (seconds) and found afterwards.
+    """The kernel of ``key``, compiled on first use ever (seconds), loaded on first use in a process, and found afterwards.
 
     Args:
         key: what to compile, a KernelKey or a ``task.Key``: never sizes or data.
@@ -23,5 +24,7 @@ def get_kernel(key: Any, *, for_emulator: bool = False) -> CompiledKernel:
         with _lock:  # two threads that miss together compile once
             kernel = _kernels.get(entry)
             if kernel is None:
-                kernel = _kernels[entry] = compile_kernel(key)
+                folder = env.cache_dir()
+                kernel = disk_cache.fetch(folder, key) if folder else compile_kernel(key)
+                _kernels[entry] = kernel
     return kernel

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from nvfp4_cute import competition_verbs
-from nvfp4_cute.errors import EmulatorError, UnsupportedTarget
+from nvfp4_cute.errors import CacheError, EmulatorError, UnsupportedTarget
 
 EXAMPLES = """\
 examples:
@@ -20,6 +20,7 @@ examples:
   nvfp4-cute emulate gemm.py --mnk 256,256,128    a CuTe DSL script, unmodified, on a virtual B200
   nvfp4-cute export nvfp4_group_gemm              one readable submission.py for the competition's server
   nvfp4-cute eval submission.py --strict          try a submission as that server would, and more strictly
+  nvfp4-cute compile --arch sm_90a --out kernels  ahead of time, for machines where nothing shall be compiled
   nvfp4-cute doctor                               what is installed, and what would run where
 """
 TRACE_EXAMPLES = """\
@@ -65,9 +66,23 @@ suites: competition (GPU MODE's four NVFP4 problems), dense (squares of 128 to 1
 experts (DeepSeek-V3, Qwen3-30B-A3B, Mixtral-8x7B; decode and prefill).
 Measured on the GPU of this machine beside torch in the same run: CUDA events, cold L2, rotating random inputs, medians.
 """
+COMPILE_EXAMPLES = """\
+examples:
+  nvfp4-cute compile --arch sm_100a --groups 2,8 --out kernels   every config that grouped_gemm may choose, and the others
+  nvfp4-cute compile grouped_gemm --arch sm_90a --config t128x64x128_s0a1_swap --out kernels
+  nvfp4-cute compile gemv quantize --arch sm_120a --dtype bfloat16 --out kernels
+
+No GPU is needed. A kernel that is in the folder already is not compiled again. To use the folder, set
+NVFP4_CUTE_CACHE_DIR to it; it may be read-only, and on another machine with the same versions of this package, of CuTe
+DSL and of Python (major and minor). What is not in it is compiled. Use only folders whose makers you trust: they hold
+native code.
+"""
 CHECK_BACKENDS = ("cuda", "emulator")
 # Named here, too, so that parsing does not load torch; tests compare them with nvfp4_cute.sol and nvfp4_cute.bench.
 BENCH_SUITES = ("competition", "dense", "linear", "experts")
+OPERATIONS = ("grouped_gemm", "gemv", "quantize")
+FORMS = ("list", "ragged", "masked")
+DTYPES = ("float16", "bfloat16", "float32")
 SOL_PROBLEMS = ("nvfp4_gemv", "nvfp4_gemm", "nvfp4_dual_gemm", "nvfp4_group_gemm")
 SOL_OPERATIONS = ("gemm", "dual", "w4a16")
 SOL_OUT_FORMATS = ("fp16", "bf16", "fp32", "nvfp4")
@@ -81,7 +96,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = build_parser().parse_args(argv)
     try:
         return args.run(args)
-    except (EmulatorError, UnsupportedTarget, ValueError) as error:
+    except (CacheError, EmulatorError, UnsupportedTarget, ValueError) as error:
         print(f"nvfp4-cute {args.verb}: {error}", file=sys.stderr)
         return 1
 
@@ -105,6 +120,7 @@ def build_parser() -> argparse.ArgumentParser:
     competition_verbs.add_export(verbs)
     competition_verbs.add_eval(verbs)
     competition_verbs.add_submit(verbs)
+    _add_compile(verbs)
     _add_doctor(verbs)
     return parser
 
@@ -287,6 +303,46 @@ def _add_emulate(verbs: argparse._SubParsersAction) -> None:
     emulate.set_defaults(run=_run_emulate)
 
 
+def _add_compile(verbs: argparse._SubParsersAction) -> None:
+    text = "Compile kernels ahead of time, in parallel processes, into a folder that programs load them from."
+    verb = verbs.add_parser(
+        "compile",
+        help="kernels ahead of time, into a folder",
+        description=text,
+        epilog=COMPILE_EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    verb.add_argument(
+        "operations", nargs="*", metavar="OPERATION", help=f"{', '.join(OPERATIONS)} (default: all)"
+    )
+    verb.add_argument(
+        "--arch", action="append", required=True, help="such as sm_100a; repeat it for more than one"
+    )
+    verb.add_argument("--out", type=Path, required=True, metavar="DIR", help="made where it is missing")
+    verb.add_argument(
+        "--groups",
+        type=_positives,
+        default=(1,),
+        metavar="G[,G...]",
+        help="group counts of grouped_gemm in list form, each a kernel of its own (default 1)",
+    )
+    verb.add_argument(
+        "--config",
+        action="append",
+        metavar="NAME",
+        help="config of grouped_gemm by name; repeat it (default: all that it may choose by itself)",
+    )
+    verb.add_argument("--form", choices=FORMS, default="list", help="of grouped_gemm (default %(default)s)")
+    verb.add_argument(
+        "--dtype", choices=DTYPES, default="float16", help="of outputs, and of what is quantized"
+    )
+    verb.add_argument("--alpha", action="store_true", help="grouped_gemm and gemv that read a factor")
+    verb.add_argument(
+        "--jobs", type=_positive, metavar="N", help="processes (default: one a core, at most 8)"
+    )
+    verb.set_defaults(run=_run_compile)
+
+
 def _add_doctor(verbs: argparse._SubParsersAction) -> None:
     text = "Print versions, GPUs, the emulator's launch shim, what would run where and why. Exit code 1: no kernel can run."
     doctor = verbs.add_parser("doctor", help="what is installed, and what would run where", description=text)
@@ -390,6 +446,29 @@ def _run_emulate(args: argparse.Namespace) -> int:
         stats=args.stats,
         traceback=args.traceback,
     )
+
+
+def _run_compile(args: argparse.Namespace) -> int:
+    import torch
+
+    from nvfp4_cute import precompile
+    from nvfp4_cute.config import KernelConfig
+
+    configs = [KernelConfig.from_name(name) for name in args.config] if args.config else None
+    wanted = [
+        key
+        for arch in args.arch
+        for key in precompile.keys(
+            args.operations or OPERATIONS,
+            arch,
+            groups=args.groups,
+            configs=configs,
+            form=args.form,
+            dtype=getattr(torch, args.dtype),
+            has_alpha=args.alpha,
+        )
+    ]
+    return precompile.run(wanted, args.out, args.jobs)
 
 
 def _run_doctor(args: argparse.Namespace) -> int:

@@ -158,6 +158,24 @@ def compile_kernel(key: Any) -> CompiledKernel:
     return CompiledKernel(key, function, ptx, cubin)
 
 
+def export_kernel(kernel: CompiledKernel) -> bytes:
+    """Object file of a kernel that was compiled in this process: host code with the cubin inside, for ``load_kernel``."""
+    return kernel.function.dump_to_object(kernel.key.to_name())
+
+
+def load_kernel(key: Any, object_file: Path, ptx: str, cubin: bytes) -> CompiledKernel:
+    """The kernel of an object file that ``export_kernel`` made for ``key``, without compiling: milliseconds.
+
+    Needs the DSL's runtime, which links the host code, and no CUDA toolkit. The file must be trusted.
+    """
+    import cutlass.cute as cute
+
+    if shim_is_built():
+        prepare_cutlass()
+    function = cute.runtime.load_module(str(object_file))[key.to_name()]
+    return CompiledKernel(key, function, ptx, cubin)
+
+
 def compile_jit(arch: str, jit_function: Any, *example_args: Any) -> tuple[Any, str, bytes]:
     """Compile a CuTe DSL function for ``arch``.
 

@@ -4,8 +4,10 @@ Everything is asked when `run` (or a function here) is called; nothing is import
 """
 
 import importlib.metadata
+import os
 import platform
 from dataclasses import dataclass
+from pathlib import Path
 
 from nvfp4_cute import env, targets
 from nvfp4_cute.errors import EmulatorError
@@ -121,6 +123,7 @@ def report() -> tuple[str, bool]:
             f"not usable: {compiler or shim}" if compiler or shim else "ready: the launch shim is built"
         ],
         'backend="auto"': _auto_lines(native, present),
+        "compiled kernels": _cache_lines(),
         "environment": env.describe().splitlines(),
     }
     text = "\n".join(
@@ -145,6 +148,22 @@ def _target_line(gpu: Gpu) -> str:
     return (
         f"  target {gpu.target.name}: {gpu.target.num_sms} SMs, {bandwidth:.4g} TB/s (see `nvfp4-cute sol`)"
     )
+
+
+def _cache_lines() -> list[str]:
+    """Say where compiled kernels are kept, and how many are there."""
+    from nvfp4_cute import disk_cache
+
+    folder = env.cache_dir()
+    if folder is None:
+        return ["kept in memory only"]
+    return [f"{folder}: {disk_cache.contents(folder)} ({_writability(folder)})"]
+
+
+def _writability(folder: Path) -> str:
+    if folder.exists():
+        return "can be written" if os.access(folder, os.W_OK | os.X_OK) else "read-only"
+    return "made when the first kernel is compiled"
 
 
 def _auto_lines(native: list[Gpu], present: list[Gpu]) -> list[str]:

@@ -49,7 +49,13 @@ CUTLASS = Variable(
     default="",
     effect="folder of a CUTLASS checkout, whose examples the long tests then run on the emulator",
 )
-VARIABLES = (BACKEND, CUTLASS)
+CACHE_OFF = "off"
+CACHE_DIR = Variable(
+    name="NVFP4_CUTE_CACHE_DIR",
+    default="~/.cache/nvfp4_cute",
+    effect=f"folder of compiled kernels, which may be read-only; `{CACHE_OFF}` keeps none on disk",
+)
+VARIABLES = (BACKEND, CUTLASS, CACHE_DIR)
 
 
 def backend() -> str:
@@ -73,6 +79,23 @@ def python_path(folders: list[str]) -> str:
 def user_data_dir() -> Path:
     """Return the folder for what this program keeps of its user's: in XDG_DATA_HOME, or ~/.local/share."""
     return Path(os.environ.get("XDG_DATA_HOME") or Path.home() / ".local" / "share") / "nvfp4_cute"
+
+
+def cache_dir() -> Path | None:
+    """Return the folder that compiled kernels are kept in, None where they are not to be kept.
+
+    Unless NVFP4_CUTE_CACHE_DIR names one it is in XDG_CACHE_HOME, or ~/.cache.
+    """
+    value = CACHE_DIR.read()
+    if value == CACHE_OFF:
+        return None
+    caches = os.environ.get("XDG_CACHE_HOME")
+    if caches and not os.environ.get(CACHE_DIR.name):
+        return Path(caches) / "nvfp4_cute"
+    try:
+        return Path(value).expanduser()
+    except RuntimeError:  # a user without a home
+        return None
 
 
 def take_popcorn_fd() -> int | None:

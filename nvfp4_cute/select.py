@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from nvfp4_cute.arch import family_of, sm90, sm100, sm120
 from nvfp4_cute.arch.sm100 import EPI_TILE_N, MMA_N_STEP, TILES_N, smem_plan
 from nvfp4_cute.config import KernelConfig
-from nvfp4_cute.problem import GroupedProblem, gemm_bytes
+from nvfp4_cute.problem import Form, GroupedProblem, gemm_bytes
 from nvfp4_cute.schedule import TileSchedule, WorkTile, make_schedule
 from nvfp4_cute.targets import B200
 
@@ -148,3 +148,11 @@ def config_for_rows(mean_rows: int, n: int) -> KernelConfig:
     """
     tile_n = next((tile for tile in TILES_N if tile >= mean_rows), TILES_N[-1])
     return KernelConfig((128, tile_n, 256), use_2cta_instrs=n > 128, swap_ab=True)
+
+
+def candidates(arch: str, form: Form) -> tuple[KernelConfig, ...]:
+    """Every config that is computed with where the caller chooses none. Raises UnsupportedTarget as ``choose_config``."""
+    family = family_of(arch)
+    if form == "list":
+        return family.CANDIDATES
+    return tuple(config_for_rows(rows, n) for n in (128, 256) for rows in TILES_N)

@@ -1,4 +1,9 @@
-"""Shared pytest set-up: `@pytest.mark.gpu("sm_100a")` skips, with the reason, where that GPU is missing."""
+"""Shared pytest set-up: a cache of compiled kernels for the session, and tests that need a GPU.
+
+`@pytest.mark.gpu("sm_100a")` skips, with the reason, where that GPU is missing.
+"""
+
+from collections.abc import Iterator
 
 import pytest
 
@@ -11,3 +16,11 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
         reason = doctor.missing_gpu_reason(*marker.args)
         if reason is not None:
             pytest.skip(reason)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def kernel_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Kernels are compiled anew in every session, once for it and its child processes; the user's are left alone."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("NVFP4_CUTE_CACHE_DIR", str(tmp_path_factory.mktemp("kernels")))
+        yield

@@ -17,7 +17,7 @@ def test_version(capsys):
     assert capsys.readouterr().out.strip() == doctor.versions()["nvfp4-cute"]
 
 
-@pytest.mark.parametrize("verb", ["", "demo", "check", "sol", "trace", "emulate", "doctor"])
+@pytest.mark.parametrize("verb", ["", "demo", "check", "sol", "trace", "emulate", "compile", "doctor"])
 def test_help_describes_every_option(verb, capsys):
     with pytest.raises(SystemExit) as stop:
         cli.main([*verb.split(), "--help"])
@@ -26,7 +26,8 @@ def test_help_describes_every_option(verb, capsys):
     assert "usage: nvfp4-cute" in text and "%(" not in text
     if not verb:
         assert all(
-            name in text for name in ("demo", "check", "sol", "trace", "emulate", "doctor", "examples:")
+            name in text
+            for name in ("demo", "check", "sol", "trace", "emulate", "compile", "doctor", "examples:")
         )
 
 

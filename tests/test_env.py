@@ -51,3 +51,16 @@ def test_checkout_of_cutlass(monkeypatch):
     assert "NVFP4_CUTE_CUTLASS (not set)" in env.describe() and "a path; default none" in env.describe()
     monkeypatch.setenv("NVFP4_CUTE_CUTLASS", "/some/where")
     assert str(env.cutlass_checkout()) == "/some/where"
+
+
+def test_cache_folder(monkeypatch, tmp_path):
+    monkeypatch.delenv("NVFP4_CUTE_CACHE_DIR", raising=False)
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert env.cache_dir() == tmp_path / ".cache" / "nvfp4_cute"
+    monkeypatch.setenv("XDG_CACHE_HOME", "/caches")
+    assert str(env.cache_dir()) == "/caches/nvfp4_cute"
+    monkeypatch.setenv("NVFP4_CUTE_CACHE_DIR", "~/kernels")
+    assert env.cache_dir() == tmp_path / "kernels"
+    monkeypatch.setenv("NVFP4_CUTE_CACHE_DIR", "off")
+    assert env.cache_dir() is None

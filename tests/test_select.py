@@ -1,5 +1,7 @@
 """The config that is chosen: what the estimates say, on the competition's problems and at the edges."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -8,7 +10,7 @@ from nvfp4_cute.problem import GroupedProblem
 from nvfp4_cute.problems.nvfp4_dual_gemm import spec as dual_spec
 from nvfp4_cute.problems.nvfp4_group_gemm.spec import BENCHMARKS
 from nvfp4_cute.schedule import make_schedule
-from nvfp4_cute.select import choose_config, config_for_rows, estimates, explain
+from nvfp4_cute.select import candidates, choose_config, config_for_rows, estimates, explain
 
 NUM_SMS = 148
 
@@ -85,3 +87,17 @@ def test_unknown_sizes_are_planned_for_their_mean(rows, tile_n):
     assert config.cta_tile_shape_mnk[1] == tile_n and config.swap_ab and config.use_2cta_instrs
     assert sm100.unsupported_reason(config) is None
     assert not config_for_rows(rows, 128).use_2cta_instrs
+
+
+@pytest.mark.parametrize("arch", ["sm_90a", "sm_100a", "sm_120a"])
+def test_every_choice_is_a_candidate(arch):
+    found = {
+        replace(choose_config(problem([(rows, 1024, 1024)]), arch, NUM_SMS), num_cta=None)
+        for rows in (0, 1, 9, 40, 100, 130, 500)
+    }
+    assert len(found) > 1 and found <= set(candidates(arch, "list"))
+
+
+def test_candidates_of_groups_that_only_the_device_knows():
+    found = {config_for_rows(rows, n) for rows in range(300) for n in (128, 256, 4096)}
+    assert found == set(candidates("sm_100a", "ragged"))

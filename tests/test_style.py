@@ -29,6 +29,7 @@ LAYERS = (
     ("arch", "timing_constants"),
     ("select",),
     ("compile", "simt_keys"),
+    ("disk_cache",),
     ("cache",),
     ("launch", "prepared", "task"),
     ("backends",),
@@ -38,7 +39,7 @@ LAYERS = (
     ("problems",),
     ("bench",),
     ("competition", "competition_verbs"),
-    ("trace", "check", "demo", "doctor", "emulate", "h200", "sol", "cli"),
+    ("trace", "check", "demo", "doctor", "precompile", "emulate", "h200", "sol", "cli"),
 )
 LEAVES = ("errors", "formats", "scale_layout", "config", "launch_table")
 STDLIB_LEAVES = ("errors", "config", "env", "launch_table")

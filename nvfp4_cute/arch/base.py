@@ -45,6 +45,10 @@ class Family(Protocol):
         """What is computed with where the caller chooses nothing."""
 
     @property
+    def CANDIDATES(self) -> tuple[KernelConfig, ...]:
+        """What is chosen from in the list form."""
+
+    @property
     def FORMS(self) -> tuple[str, ...]:
         """Forms of grouped problems (``problem.Form``) that the kernel takes."""
 

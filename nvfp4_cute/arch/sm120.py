@@ -25,6 +25,14 @@ TILES_N = (8, 16, 32, 64, 128)
 TILES_K = (128, 256)
 # Of two teams that take turns: 128 columns spill a few registers of the tile loop.
 MAX_TEAM_TILE_N = 64
+# What ``choose`` chooses from, the narrowest first.
+CANDIDATES = (
+    KernelConfig((TILE_M, 8, 256), num_acc_stage=2, swap_ab=True),
+    KernelConfig((TILE_M, 16, 256), num_acc_stage=2, swap_ab=True),
+    KernelConfig((TILE_M, 32, 256), num_acc_stage=2, swap_ab=True),
+    KernelConfig((TILE_M, 64, 256), num_acc_stage=2, swap_ab=True),
+    DEFAULT_CONFIG,
+)
 # A scale block covers 128 rows x 4 scales: a tile loads whole ones, whatever part of their rows it uses.
 SF_ATOM_ROWS = 128
 # Columns that every lane quad's scale word spans in one load: 8 columns each in groups of 32.
@@ -63,10 +71,8 @@ def choose(sizes: Iterable[tuple[int, int, int]]) -> KernelConfig:
         sizes: (m, n, k) of every group.
     """
     tokens = max((m for m, n, _ in sizes if n), default=0)
-    for tile_n in TILES_N:
-        if tokens <= tile_n <= MAX_TEAM_TILE_N:
-            return KernelConfig((TILE_M, tile_n, 256), num_acc_stage=2, swap_ab=True)
-    return DEFAULT_CONFIG
+    narrow = (config for config in CANDIDATES if config.swap_ab and tokens <= config.cta_tile_shape_mnk[1])
+    return next(narrow, DEFAULT_CONFIG)
 
 
 def smem_plan(config: KernelConfig) -> SmemPlan:

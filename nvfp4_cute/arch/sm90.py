@@ -23,6 +23,10 @@ TILE_K = 128
 MAX_TILE_TOKENS = 160
 # Tokens of a tile that are tried where the caller chooses no config.
 TOKEN_CHOICES = (8, 16, 32, 64, 80, 96, 112, 128, 144, 160)
+# What ``choose`` chooses from.
+CANDIDATES = tuple(
+    replace(DEFAULT_CONFIG, cta_tile_shape_mnk=(TILE_WEIGHTS, tokens, TILE_K)) for tokens in TOKEN_CHOICES
+)
 # Model of one CTA's time, fitted to an H200's times of one tile an SM (64 to 128 tokens, K of 1536 and 4096); the least
 # time of a K tile is that of its weights' bytes at the HBM bandwidth that a copy reaches, 4.3 TB/s over 132 SMs.
 US_PER_TILE = 1.5
@@ -121,7 +125,7 @@ def choose(sizes: Iterable[tuple[int, int, int]], num_sms: int) -> KernelConfig:
     fitting = [tokens for tokens in TOKEN_CHOICES if tokens >= most]
     choices = [tokens for tokens in TOKEN_CHOICES if tokens < most] + fitting[:1]
     best = min(choices, key=lambda tokens: _modelled_us(live, tokens, num_sms))
-    return replace(DEFAULT_CONFIG, cta_tile_shape_mnk=(TILE_WEIGHTS, best, TILE_K))
+    return CANDIDATES[TOKEN_CHOICES.index(best)]
 
 
 def _modelled_us(live: list[tuple[int, int, int]], tile_tokens: int, num_sms: int) -> float:

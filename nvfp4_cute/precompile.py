@@ -1,0 +1,101 @@
+"""`nvfp4-cute compile`: kernels compiled ahead of time, in parallel processes, into a folder that any machine can load from.
+
+The folder is a cache (``disk_cache``): a machine uses it, read-only or not, where NVFP4_CUTE_CACHE_DIR names it.
+"""
+
+import multiprocessing
+import os
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import torch
+from tqdm import tqdm
+
+from nvfp4_cute import disk_cache
+from nvfp4_cute.compile import KernelKey
+from nvfp4_cute.config import KernelConfig
+from nvfp4_cute.errors import CacheError
+from nvfp4_cute.problem import Form
+from nvfp4_cute.select import candidates
+from nvfp4_cute.simt_keys import GemvKey, QuantizeKey
+
+OPERATIONS = ("grouped_gemm", "gemv", "quantize")
+# A process that compiles takes about a gigabyte.
+MAX_JOBS = 8
+
+
+def keys(
+    operations: Sequence[str],
+    arch: str,
+    *,
+    groups: Sequence[int],
+    configs: Sequence[KernelConfig] | None,
+    form: Form,
+    dtype: torch.dtype,
+    has_alpha: bool,
+) -> Iterator[Any]:
+    """What to compile for one architecture.
+
+    Args:
+        operations: of ``OPERATIONS``.
+        groups: group counts of ``grouped_gemm``; in forms other than list one kernel serves any count.
+        configs: of ``grouped_gemm``; None for all that it may choose by itself.
+        dtype: of outputs, and of what is quantized.
+        has_alpha: whether GEMM and gemv read a factor.
+
+    Raises:
+        UnsupportedTarget, ConfigError, UnsupportedProblem: a kernel that does not exist.
+        ValueError: an operation that does not exist, or a dtype that quantize does not take.
+    """
+    for operation in operations:
+        if operation == "grouped_gemm":
+            counts = groups if form == "list" else (1,)
+            for count, config in product(counts, configs or candidates(arch, form)):
+                yield KernelKey.make(arch, config, count, dtype, has_alpha, form)
+        elif operation == "gemv":
+            yield GemvKey(arch, dtype, has_alpha)
+        elif operation == "quantize":
+            if dtype == torch.float32:
+                raise ValueError("quantize takes float16 or bfloat16: leave it out with --dtype float32")
+            for options in product((False, True), repeat=3):
+                yield QuantizeKey(arch, dtype, *options)
+        else:
+            raise ValueError(f"{operation!r} is none of {', '.join(OPERATIONS)}")
+
+
+def run(wanted: Sequence[Any], out: Path, jobs: int | None = None) -> int:
+    """Have every kernel in the folder ``out``, compiling what is missing; show progress, print a summary, return 0.
+
+    Args:
+        wanted: keys. jobs: processes; by default one for each core, ``MAX_JOBS`` at most.
+
+    Raises: CacheError where the folder cannot be written.
+    """
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise CacheError(f"{out} cannot be made ({error}): choose another folder") from error
+    before = disk_cache.contents(out).num_entries
+    jobs = min(jobs or min(len(os.sched_getaffinity(0)), MAX_JOBS), len(wanted))
+    context = multiprocessing.get_context("spawn")
+    with (
+        ProcessPoolExecutor(jobs, mp_context=context) as pool,
+        tqdm(total=len(wanted), unit="kernel", desc="compile") as progress,
+    ):
+        futures = [pool.submit(disk_cache.ensure, out, key) for key in wanted]
+        try:
+            for future in as_completed(futures):
+                future.result()
+                progress.update()
+        except BaseException:
+            pool.shutdown(cancel_futures=True)
+            raise
+    after = disk_cache.contents(out)
+    print(
+        f"{len(wanted)} kernels are in {out}, {after.num_entries - before} of them new; it holds {after}.\n"
+        f"To use it, here or on a machine with the same versions: export NVFP4_CUTE_CACHE_DIR={out.resolve()}"
+    )
+    return 0

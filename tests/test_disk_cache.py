@@ -1,0 +1,280 @@
+"""Compiled kernels on disk: found, replaced when they are not what they should be, compiled once by many."""
+
+import json
+import subprocess
+import sys
+import textwrap
+import warnings
+from pathlib import Path
+
+import cases
+import pytest
+import torch
+from oracle import assert_bitwise_equal
+
+from nvfp4_cute import cache, cli, disk_cache, doctor, grouped_gemm, precompile
+from nvfp4_cute.compile import compile_kernel
+from nvfp4_cute.emulator.driver import shim_is_built
+from nvfp4_cute.errors import CacheError
+from nvfp4_cute.launch import make_plan
+from nvfp4_cute.simt_keys import GemvKey
+
+KEY = GemvKey("sm_100a", torch.float16, False)
+FILES = (disk_cache.OBJECT, disk_cache.PTX, disk_cache.CUBIN, disk_cache.MANIFEST)
+
+
+@pytest.fixture(scope="module")
+def compiled():
+    return compile_kernel(KEY)
+
+
+@pytest.fixture
+def compilations(monkeypatch, compiled):
+    """Keys that were compiled; the kernel itself is compiled once for all tests."""
+    keys = []
+
+    def compile_once(key):
+        keys.append(key)
+        return compiled
+
+    monkeypatch.setattr(disk_cache, "compile_kernel", compile_once)
+    return keys
+
+
+@pytest.fixture
+def entry(tmp_path, compilations):
+    """A folder's only entry, just made."""
+    disk_cache.fetch(tmp_path, KEY)
+    (manifest,) = tmp_path.glob("*/entry.json")
+    compilations.clear()
+    return manifest.parent
+
+
+def test_a_miss_is_kept_and_a_hit_is_loaded(tmp_path, compilations, compiled):
+    folder = tmp_path / "made" / "when needed"
+    assert disk_cache.contents(folder).num_entries == 0
+    assert disk_cache.fetch(folder, KEY) is compiled
+    found = disk_cache.fetch(folder, KEY)
+    assert compilations == [KEY]
+    assert found is not compiled and found.function is not compiled.function
+    assert (found.key, found.ptx, found.cubin) == (KEY, compiled.ptx, compiled.cubin)
+    assert found.resources == compiled.resources
+    held = disk_cache.contents(folder)
+    assert held.num_entries == 1 and held.nbytes > len(compiled.cubin) + len(compiled.ptx)
+
+
+def test_another_kernel_is_another_entry(entry, compilations):
+    other = GemvKey("sm_100a", torch.bfloat16, False)
+    assert disk_cache.entry_name(other, disk_cache.identity_of(other)) != entry.name
+    assert entry.name == disk_cache.entry_name(KEY, disk_cache.identity_of(KEY))
+
+
+def truncate(path: Path):
+    path.write_bytes(path.read_bytes()[:-100])
+
+
+def flip_a_bit(path: Path):
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(bytes(data))
+
+
+def empty(path: Path):
+    path.write_bytes(b"")
+
+
+@pytest.mark.parametrize("damage", [truncate, flip_a_bit, empty, Path.unlink])
+@pytest.mark.parametrize("name", FILES)
+def test_a_damaged_entry_is_replaced(entry, compilations, name, damage):
+    damage(entry / name)
+    disk_cache.fetch(entry.parent, KEY)
+    assert compilations == [KEY]
+    disk_cache.fetch(entry.parent, KEY)
+    assert compilations == [KEY], "the replacement is valid"
+
+
+@pytest.mark.parametrize("name", ["dsl", "arch", "sources", "key", "python", "host"])
+def test_an_entry_made_from_something_else_is_replaced(entry, compilations, name):
+    """Even where it lies in our place, intact in itself."""
+    path = entry / disk_cache.MANIFEST
+    manifest = json.loads(path.read_bytes())
+    manifest["identity"][name] = {"nvidia_cutlass_dsl": "4.7.0"} if name == "dsl" else "other"
+    path.write_text(json.dumps(manifest))
+    disk_cache.fetch(entry.parent, KEY)
+    disk_cache.fetch(entry.parent, KEY)
+    assert compilations == [KEY]
+    assert json.loads(path.read_bytes())["identity"] == disk_cache.identity_of(KEY)
+
+
+@pytest.mark.parametrize("stray", ["file", "link", "unfinished"])
+def test_what_lies_in_the_place_of_an_entry_gives_way(tmp_path, entry, compilations, stray):
+    target = tmp_path / "elsewhere"
+    entry.rename(target)
+    if stray == "file":
+        entry.write_text("not a folder")
+    elif stray == "link":
+        flip_a_bit(target / disk_cache.PTX)
+        entry.symlink_to(target)
+    else:
+        entry.with_name(f"{entry.name}.partial").mkdir()
+    disk_cache.fetch(tmp_path, KEY)
+    disk_cache.fetch(tmp_path, KEY)
+    assert compilations == [KEY]
+    assert target.exists() and entry.is_dir() and not entry.is_symlink()
+
+
+def test_versions_in_an_identity_are_those_installed():
+    found = {
+        name: version for name, version in doctor.versions().items() if name.startswith(doctor.DSL_PREFIX)
+    }
+    assert {name.replace("_", "-"): version for name, version in disk_cache.dsl_versions().items()} == found
+
+
+def test_sources_in_an_identity_are_those_of_the_kernels(monkeypatch, tmp_path):
+    """A changed byte in any of them is another digest."""
+    before = disk_cache.source_digest.__wrapped__()
+    assert before == disk_cache.source_digest.__wrapped__()
+    read = Path.read_bytes
+    for changed in ("scale_layout.py", "sm90.py", "quantize.py"):
+        with monkeypatch.context() as patch:
+            patch.setattr(
+                Path, "read_bytes", lambda path, name=changed: read(path) + b"#" * (path.name == name)
+            )
+            assert disk_cache.source_digest.__wrapped__() != before, changed
+
+
+# ---- folders that cannot be written ----------------------------------------------------------------------------
+
+
+@pytest.fixture
+def no_writes(monkeypatch):
+    """Pretend that no file system can be written; permissions would not stop a superuser."""
+
+    def refuse(*args, **kwargs):
+        raise OSError(30, "Read-only file system")
+
+    monkeypatch.setattr(Path, "mkdir", refuse)
+
+
+def test_a_folder_that_cannot_be_written_serves_what_it_has(entry, compilations, no_writes):
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        disk_cache.fetch(entry.parent, KEY)
+    assert compilations == []
+
+
+def test_a_folder_that_cannot_be_written_says_so_for_what_it_lacks(
+    tmp_path, compilations, compiled, no_writes
+):
+    with pytest.warns(RuntimeWarning, match=r"no valid entry .* Read-only file system.*NVFP4_CUTE_CACHE_DIR"):
+        assert disk_cache.fetch(tmp_path / "x", KEY) is compiled
+    with pytest.raises(CacheError, match="Read-only file system"):
+        disk_cache.ensure(tmp_path / "x", KEY)
+    assert compilations == [KEY, KEY]
+
+
+def test_a_file_in_the_place_of_the_folder_says_so(tmp_path, compilations, compiled):
+    (tmp_path / "x").write_text("")
+    with pytest.warns(RuntimeWarning, match="File exists"):
+        assert disk_cache.fetch(tmp_path / "x", KEY) is compiled
+
+
+# ---- in use ----------------------------------------------------------------------------------------------------
+
+CHILD = """
+    import sys
+    from pathlib import Path
+    import torch
+    from nvfp4_cute import disk_cache
+    from nvfp4_cute.simt_keys import GemvKey
+
+    real = disk_cache.compile_kernel
+    def compile_kernel(key):
+        print("compiled", flush=True)
+        return real(key)
+    disk_cache.compile_kernel = compile_kernel
+    print("ready", flush=True)
+    sys.stdin.readline()
+    kernel = disk_cache.fetch(Path(sys.argv[1]), GemvKey("sm_100a", torch.float16, False))
+    print(kernel.resources.registers)
+"""
+
+
+def test_processes_that_start_at_once_compile_once(tmp_path, compiled):
+    children = [
+        subprocess.Popen(
+            [sys.executable, "-c", textwrap.dedent(CHILD), str(tmp_path)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        for _ in range(2)
+    ]
+    assert [child.stdout.readline() for child in children] == ["ready\n"] * 2
+    for child in children:
+        child.stdin.write("go\n")
+        child.stdin.flush()
+    output = [child.communicate(timeout=120)[0].split() for child in children]
+    assert [child.returncode for child in children] == [0, 0]
+    assert sorted(map(len, output)) == [1, 2], output
+    assert {words[-1] for words in output} == {str(compiled.resources.registers)}
+
+
+@pytest.mark.skipif(not shim_is_built(), reason="needs the launch shim")
+def test_a_loaded_grouped_gemm_computes(monkeypatch, tmp_path):
+    """The same bits from the kernel that was compiled and from the one that was loaded."""
+    monkeypatch.setenv("NVFP4_CUTE_CACHE_DIR", str(tmp_path))
+    operands = list(cases.make_operands(cases.Case("loaded", ((130, 40, 256), (60, 128, 512)), seed=3)))[:4]
+    results = []
+    for _ in range(2):
+        monkeypatch.setattr(cache, "_kernels", {})
+        make_plan.cache_clear()
+        results.append(grouped_gemm(*operands, backend="emulator"))
+        monkeypatch.setattr(disk_cache, "compile_kernel", None)  # the second time nothing may be compiled
+    assert disk_cache.contents(tmp_path).num_entries == 1
+    reference = grouped_gemm(*operands, backend="reference")
+    for compiled_out, loaded_out, expected in zip(*results, reference, strict=True):
+        assert_bitwise_equal(loaded_out, compiled_out)
+        assert_bitwise_equal(loaded_out, expected)
+
+
+def test_off_keeps_nothing(monkeypatch, compiled):
+    monkeypatch.setenv("NVFP4_CUTE_CACHE_DIR", "off")
+    monkeypatch.setattr(cache, "_kernels", {})
+    monkeypatch.setattr(cache, "compile_kernel", lambda key: compiled)
+    monkeypatch.setattr(disk_cache, "fetch", None)
+    assert cache.get_kernel(KEY) is compiled
+    assert "compiled kernels\n  kept in memory only\n" in doctor.report()[0]
+
+
+def test_doctor_counts_entries(monkeypatch, entry):
+    monkeypatch.setenv("NVFP4_CUTE_CACHE_DIR", str(entry.parent))
+    assert f"compiled kernels\n  {entry.parent}: 1 kernels, 0." in doctor.report()[0]
+    monkeypatch.setenv("NVFP4_CUTE_CACHE_DIR", str(entry.parent / "missing"))
+    assert "missing: 0 kernels, 0.0 MB (made when the first kernel is compiled)" in doctor.report()[0]
+
+
+# ---- ahead of time ---------------------------------------------------------------------------------------------
+
+
+def test_compile_verb(tmp_path, monkeypatch, capsys):
+    arguments = f"compile gemv --arch sm_100a --arch sm_90a --jobs 1 --out {tmp_path}/kernels".split()
+    assert cli.main(arguments) == 0
+    printed = capsys.readouterr().out
+    assert "2 kernels are in" in printed and "2 of them new" in printed
+    monkeypatch.setattr(disk_cache, "compile_kernel", None)
+    assert disk_cache.fetch(tmp_path / "kernels", KEY).resources.registers > 0
+
+
+def test_compile_verb_refuses(tmp_path, capsys):
+    (tmp_path / "x").write_text("")
+    for arguments, message in [
+        (f"gemv --arch sm_100a --jobs 1 --out {tmp_path}/x", "File exists"),
+        (f"gemm --arch sm_100a --out {tmp_path}/y", "'gemm' is none of grouped_gemm, gemv, quantize"),
+        (f"quantize --dtype float32 --arch sm_100a --out {tmp_path}/y", "float16 or bfloat16"),
+        (f"--arch sm_80 --out {tmp_path}/y", "no grouped GEMM kernel for sm_80"),
+    ]:
+        assert cli.main(["compile", *arguments.split()]) == 1
+        assert message in capsys.readouterr().err
+    assert not (tmp_path / "y").exists()
+    assert (cli.OPERATIONS, cli.FORMS) == (precompile.OPERATIONS, ("list", "ragged", "masked"))
