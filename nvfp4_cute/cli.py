@@ -70,7 +70,7 @@ COMPILE_EXAMPLES = """\
 examples:
   nvfp4-cute compile --arch sm_100a --groups 2,8 --out kernels   every config that grouped_gemm may choose, and the others
   nvfp4-cute compile grouped_gemm --arch sm_90a --config t128x64x128_s0a1_swap --out kernels
-  nvfp4-cute compile gemv quantize --arch sm_120a --dtype bfloat16 --out kernels
+  nvfp4-cute compile gemv quantize --arch sm_120a --dtype float16 --out kernels
 
 No GPU is needed. A kernel that is in the folder already is not compiled again. To use the folder, set
 NVFP4_CUTE_CACHE_DIR to it; it may be read-only, and on another machine with the same versions of this package, of CuTe
@@ -80,7 +80,9 @@ native code.
 CHECK_BACKENDS = ("cuda", "emulator")
 # Named here, too, so that parsing does not load torch; tests compare them with nvfp4_cute.sol and nvfp4_cute.bench.
 BENCH_SUITES = ("competition", "dense", "linear", "experts")
-OPERATIONS = ("grouped_gemm", "gemv", "quantize")
+OPERATIONS = ("grouped_gemm", "grouped_dual_gemm", "gemv", "quantize")
+EVERYWHERE = ("grouped_gemm", "gemv", "quantize")  # operations that every architecture has
+ACTIVATIONS = ("silu", "gelu_tanh", "relu2")
 FORMS = ("list", "ragged", "masked")
 DTYPES = ("float16", "bfloat16", "float32")
 SOL_PROBLEMS = ("nvfp4_gemv", "nvfp4_gemm", "nvfp4_dual_gemm", "nvfp4_group_gemm")
@@ -313,7 +315,10 @@ def _add_compile(verbs: argparse._SubParsersAction) -> None:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     verb.add_argument(
-        "operations", nargs="*", metavar="OPERATION", help=f"{', '.join(OPERATIONS)} (default: all)"
+        "operations",
+        nargs="*",
+        metavar="OPERATION",
+        help=f"{', '.join(OPERATIONS)} (default: all but the second)",
     )
     verb.add_argument(
         "--arch", action="append", required=True, help="such as sm_100a; repeat it for more than one"
@@ -324,19 +329,25 @@ def _add_compile(verbs: argparse._SubParsersAction) -> None:
         type=_positives,
         default=(1,),
         metavar="G[,G...]",
-        help="group counts of grouped_gemm in list form, each a kernel of its own (default 1)",
+        help="group counts of GEMMs in list form, each a kernel of its own (default 1)",
     )
     verb.add_argument(
         "--config",
         action="append",
         metavar="NAME",
-        help="config of grouped_gemm by name; repeat it (default: all that it may choose by itself)",
+        help="config of GEMMs by name; repeat it (default: all that they may choose by themselves)",
     )
     verb.add_argument("--form", choices=FORMS, default="list", help="of grouped_gemm (default %(default)s)")
     verb.add_argument(
-        "--dtype", choices=DTYPES, default="float16", help="of outputs, and of what is quantized"
+        "--dtype",
+        choices=DTYPES,
+        default="bfloat16",
+        help="of outputs, and of what is quantized (default %(default)s)",
     )
-    verb.add_argument("--alpha", action="store_true", help="grouped_gemm and gemv that read a factor")
+    verb.add_argument(
+        "--activation", choices=ACTIVATIONS, default="silu", help="of the dual GEMM (default %(default)s)"
+    )
+    verb.add_argument("--alpha", action="store_true", help="GEMMs and gemv that read a factor")
     verb.add_argument(
         "--jobs", type=_positive, metavar="N", help="processes (default: one a core, at most 8)"
     )
@@ -459,11 +470,12 @@ def _run_compile(args: argparse.Namespace) -> int:
         key
         for arch in args.arch
         for key in precompile.keys(
-            args.operations or OPERATIONS,
+            args.operations or EVERYWHERE,
             arch,
             groups=args.groups,
             configs=configs,
             form=args.form,
+            activation=args.activation,
             dtype=getattr(torch, args.dtype),
             has_alpha=args.alpha,
         )

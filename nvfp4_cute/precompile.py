@@ -15,14 +15,15 @@ import torch
 from tqdm import tqdm
 
 from nvfp4_cute import disk_cache
+from nvfp4_cute.arch import sm100
 from nvfp4_cute.compile import KernelKey
 from nvfp4_cute.config import KernelConfig
 from nvfp4_cute.errors import CacheError
-from nvfp4_cute.problem import Form
+from nvfp4_cute.problem import Activation, Form
 from nvfp4_cute.select import candidates
 from nvfp4_cute.simt_keys import GemvKey, QuantizeKey
 
-OPERATIONS = ("grouped_gemm", "gemv", "quantize")
+OPERATIONS = ("grouped_gemm", "grouped_dual_gemm", "gemv", "quantize")
 # A process that compiles takes about a gigabyte.
 MAX_JOBS = 8
 
@@ -34,6 +35,7 @@ def keys(
     groups: Sequence[int],
     configs: Sequence[KernelConfig] | None,
     form: Form,
+    activation: Activation,
     dtype: torch.dtype,
     has_alpha: bool,
 ) -> Iterator[Any]:
@@ -41,10 +43,12 @@ def keys(
 
     Args:
         operations: of ``OPERATIONS``.
-        groups: group counts of ``grouped_gemm``; in forms other than list one kernel serves any count.
-        configs: of ``grouped_gemm``; None for all that it may choose by itself.
+        groups: group counts of GEMMs; in forms other than list one kernel serves any count.
+        configs: of GEMMs; None for all that they may choose by themselves.
+        form: of ``grouped_gemm``; the dual GEMM takes lists.
+        activation: of the dual GEMM.
         dtype: of outputs, and of what is quantized.
-        has_alpha: whether GEMM and gemv read a factor.
+        has_alpha: whether GEMMs and gemv read a factor.
 
     Raises:
         UnsupportedTarget, ConfigError, UnsupportedProblem: a kernel that does not exist.
@@ -55,6 +59,9 @@ def keys(
             counts = groups if form == "list" else (1,)
             for count, config in product(counts, configs or candidates(arch, form)):
                 yield KernelKey.make(arch, config, count, dtype, has_alpha, form)
+        elif operation == "grouped_dual_gemm":
+            for count, config in product(groups, configs or sm100.DUAL_CANDIDATES):
+                yield KernelKey.make(arch, config, count, dtype, has_alpha, activation=activation)
         elif operation == "gemv":
             yield GemvKey(arch, dtype, has_alpha)
         elif operation == "quantize":

@@ -76,8 +76,8 @@ def choose_config(problem: GroupedProblem, arch: str, num_sms: int) -> KernelCon
 
 def estimates(problem: GroupedProblem, num_sms: int) -> list[Estimate]:
     """Every candidate of the sm_100 family, the best first; equal ones in the order of the family's table."""
-    candidates = sm100.CANDIDATES if problem.activation is None else sm100.DUAL_CANDIDATES
-    found = [estimate(config, problem, num_sms) for config in candidates]
+    tried = sm100.CANDIDATES if problem.activation is None else sm100.DUAL_CANDIDATES
+    found = [estimate(config, problem, num_sms) for config in tried]
     return sorted(found, key=lambda candidate: candidate.cycles)
 
 

@@ -6,6 +6,7 @@ import sys
 import textwrap
 import warnings
 from pathlib import Path
+from typing import get_args
 
 import cases
 import pytest
@@ -13,10 +14,12 @@ import torch
 from oracle import assert_bitwise_equal
 
 from nvfp4_cute import cache, cli, disk_cache, doctor, grouped_gemm, precompile
-from nvfp4_cute.compile import compile_kernel
+from nvfp4_cute.arch import sm90, sm100
+from nvfp4_cute.compile import KernelKey, compile_kernel
 from nvfp4_cute.emulator.driver import shim_is_built
 from nvfp4_cute.errors import CacheError
 from nvfp4_cute.launch import make_plan
+from nvfp4_cute.problem import Activation, Form
 from nvfp4_cute.simt_keys import GemvKey
 
 KEY = GemvKey("sm_100a", torch.float16, False)
@@ -258,7 +261,9 @@ def test_doctor_counts_entries(monkeypatch, entry):
 
 
 def test_compile_verb(tmp_path, monkeypatch, capsys):
-    arguments = f"compile gemv --arch sm_100a --arch sm_90a --jobs 1 --out {tmp_path}/kernels".split()
+    arguments = (
+        f"compile gemv --dtype float16 --arch sm_100a --arch sm_90a --jobs 1 --out {tmp_path}/kernels".split()
+    )
     assert cli.main(arguments) == 0
     printed = capsys.readouterr().out
     assert "2 kernels are in" in printed and "2 of them new" in printed
@@ -270,11 +275,36 @@ def test_compile_verb_refuses(tmp_path, capsys):
     (tmp_path / "x").write_text("")
     for arguments, message in [
         (f"gemv --arch sm_100a --jobs 1 --out {tmp_path}/x", "File exists"),
-        (f"gemm --arch sm_100a --out {tmp_path}/y", "'gemm' is none of grouped_gemm, gemv, quantize"),
+        (
+            f"gemm --arch sm_100a --out {tmp_path}/y",
+            "'gemm' is none of grouped_gemm, grouped_dual_gemm, gemv",
+        ),
         (f"quantize --dtype float32 --arch sm_100a --out {tmp_path}/y", "float16 or bfloat16"),
         (f"--arch sm_80 --out {tmp_path}/y", "no grouped GEMM kernel for sm_80"),
     ]:
         assert cli.main(["compile", *arguments.split()]) == 1
         assert message in capsys.readouterr().err
     assert not (tmp_path / "y").exists()
-    assert (cli.OPERATIONS, cli.FORMS) == (precompile.OPERATIONS, ("list", "ragged", "masked"))
+
+
+def test_what_the_compile_verb_compiles():
+    """All that an operation may choose, and what it is told to; names that parsing knows are those of the code."""
+    assert cli.OPERATIONS == precompile.OPERATIONS
+    assert (cli.FORMS, cli.ACTIVATIONS) == (get_args(Form), get_args(Activation))
+    settings = {
+        "groups": (2, 8),
+        "configs": None,
+        "form": "list",
+        "activation": "relu2",
+        "dtype": torch.bfloat16,
+        "has_alpha": True,
+    }
+    found = list(precompile.keys(cli.OPERATIONS, "sm_100a", **settings))
+    assert len(found) == 2 * (len(sm100.CANDIDATES) + len(sm100.DUAL_CANDIDATES)) + 1 + 8
+    assert len({key.to_name() for key in found}) == len(found)
+    ragged = list(precompile.keys(["grouped_gemm"], "sm_100a", **settings | {"form": "ragged"}))
+    assert {key.num_groups for key in ragged} == {1} and {key.form for key in ragged} == {"ragged"}
+    (chosen,) = precompile.keys(
+        ["grouped_gemm"], "sm_90a", **settings | {"groups": (3,), "configs": [sm90.DEFAULT_CONFIG]}
+    )
+    assert chosen == KernelKey.make("sm_90a", sm90.DEFAULT_CONFIG, 3, torch.bfloat16, True)

@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 import style_lint
 
+from nvfp4_cute import disk_cache
+
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = "nvfp4_cute"
 # Folder -> import name, as pyproject.toml maps them.
@@ -158,6 +160,10 @@ def test_kernels_can_be_lifted_out(module):
             ok = found.name in allowed_host
         assert ok, f"{module}:{found.line} imports {found.name}"
     assert not [i for i in external(module) if i.name.split(".")[0] != "cutlass"]
+
+
+def test_the_disk_cache_looks_at_every_source_that_kernels_may_import():
+    assert {"kernels", "arch", "compile", *LEAVES} <= set(disk_cache.SOURCES)
 
 
 def test_nothing_imports_the_tests():
