@@ -3,6 +3,7 @@
 from collections.abc import Callable, Sequence
 
 import torch
+from torch.nn.functional import silu
 
 from nvfp4_cute.bench import ours, stopwatch
 from nvfp4_cute.bench.cases import Case
@@ -73,6 +74,9 @@ def check(case: Case, operands: Operands, outputs: Sequence[torch.Tensor]) -> No
     """
     for group, (a, b, out) in enumerate(zip(*operands.bf16, outputs, strict=True)):
         expected = (a @ b.T).float()
+        if operands.b2:
+            second = (a @ operands.bf16_b2[group].T).float()
+            expected = silu(ours.DUAL_ALPHA * expected) * (ours.DUAL_ALPHA * second)
         error = (out.float() - expected).norm() / expected.norm() if out.numel() else torch.zeros(())
         if not error < WRONG:
             raise ValueError(

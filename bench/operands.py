@@ -17,21 +17,29 @@ MAX_SETS = 8
 
 @dataclass(frozen=True)
 class Operands:
-    """One input set: a list entry a group, groups without rows included."""
+    """One input set: a list entry a group, groups without rows included. A dual GEMM has a second B."""
 
     a: tuple[torch.Tensor, ...]
     b: tuple[torch.Tensor, ...]
     a_scale: tuple[torch.Tensor, ...]
     b_scale: tuple[torch.Tensor, ...]
     out: tuple[torch.Tensor, ...]
+    b2: tuple[torch.Tensor, ...] = ()
+    b2_scale: tuple[torch.Tensor, ...] = ()
 
     @cached_property
     def bf16(self) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
         """A [M, K] and B [N, K] of every group, bfloat16; the values are exact (at most 6 significant bits)."""
-        return tuple(
-            [expand_operand(x, s, "blocked").to(torch.bfloat16) for x, s in zip(data, scale, strict=True)]
-            for data, scale in ((self.a, self.a_scale), (self.b, self.b_scale))
-        )  # type: ignore[return-value]
+        return _bf16(self.a, self.a_scale), _bf16(self.b, self.b_scale)
+
+    @cached_property
+    def bf16_b2(self) -> list[torch.Tensor]:
+        """The second B of every group in the same way."""
+        return _bf16(self.b2, self.b2_scale)
+
+
+def _bf16(data: Sequence[torch.Tensor], scale: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    return [expand_operand(x, s, "blocked").to(torch.bfloat16) for x, s in zip(data, scale, strict=True)]
 
 
 def make_operands(case: Case, device: torch.device, seed: int) -> Operands:
@@ -52,6 +60,8 @@ def make_operands(case: Case, device: torch.device, seed: int) -> Operands:
         a_scale=tuple(scales(m, k) for m, _, k in sizes),
         b_scale=tuple(scales(n, k) for _, n, k in sizes),
         out=tuple(torch.full((m, n), torch.nan, dtype=torch.float16, device=device) for m, n, _ in sizes),
+        b2=tuple(values(n, k) for _, n, k in _second(case)),
+        b2_scale=tuple(scales(n, k) for _, n, k in _second(case)),
     )
 
 
@@ -66,7 +76,14 @@ def empty_operands(case: Case) -> Operands:
         a_scale=tuple(scales(m, k) for m, _, k in sizes),
         b_scale=tuple(scales(n, k) for _, n, k in sizes),
         out=tuple(torch.empty((m, n), dtype=torch.float16) for m, n, _ in sizes),
+        b2=tuple(values(n, k) for _, n, k in _second(case)),
+        b2_scale=tuple(scales(n, k) for _, n, k in _second(case)),
     )
+
+
+def _second(case: Case) -> tuple[tuple[int, int, int], ...]:
+    """Sizes of the groups that have a second B."""
+    return case.sizes if case.operation == "dual_gemm" else ()
 
 
 def _scale_tiles(rows: int, k: int) -> tuple[int, int]:
