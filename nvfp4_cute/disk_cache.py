@@ -48,7 +48,7 @@ class Contents:
     nbytes: int
 
     def __str__(self) -> str:
-        return f"{self.num_entries} kernels, {self.nbytes / 1e6:.1f} MB"
+        return f"{self.num_entries} kernel{'s' * (self.num_entries != 1)}, {self.nbytes / 1e6:.1f} MB"
 
 
 def fetch(folder: Path, key: Any) -> CompiledKernel:

@@ -102,7 +102,7 @@ def run(wanted: Sequence[Any], out: Path, jobs: int | None = None) -> int:
             raise
     after = disk_cache.contents(out)
     print(
-        f"{len(wanted)} kernels are in {out}, {after.num_entries - before} of them new; it holds {after}.\n"
+        f"{out} holds {after}: the {len(wanted)} asked for, of which {after.num_entries - before} are new.\n"
         f"To use it, here or on a machine with the same versions: export NVFP4_CUTE_CACHE_DIR={out.resolve()}"
     )
     return 0

@@ -252,7 +252,7 @@ def test_off_keeps_nothing(monkeypatch, compiled):
 
 def test_doctor_counts_entries(monkeypatch, entry):
     monkeypatch.setenv("NVFP4_CUTE_CACHE_DIR", str(entry.parent))
-    assert f"compiled kernels\n  {entry.parent}: 1 kernels, 0." in doctor.report()[0]
+    assert f"compiled kernels\n  {entry.parent}: 1 kernel, 0." in doctor.report()[0]
     monkeypatch.setenv("NVFP4_CUTE_CACHE_DIR", str(entry.parent / "missing"))
     assert "missing: 0 kernels, 0.0 MB (made when the first kernel is compiled)" in doctor.report()[0]
 
@@ -266,7 +266,7 @@ def test_compile_verb(tmp_path, monkeypatch, capsys):
     )
     assert cli.main(arguments) == 0
     printed = capsys.readouterr().out
-    assert "2 kernels are in" in printed and "2 of them new" in printed
+    assert "holds 2 kernels" in printed and "the 2 asked for, of which 2 are new" in printed
     monkeypatch.setattr(disk_cache, "compile_kernel", None)
     assert disk_cache.fetch(tmp_path / "kernels", KEY).resources.registers > 0
 
