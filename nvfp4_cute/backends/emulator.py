@@ -1,5 +1,6 @@
 """The emulator as a backend: the kernel's own host code launches the kernel's own PTX on the CPU."""
 
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -18,6 +19,9 @@ from nvfp4_cute.problem import GroupedOperands, GroupedProblem
 from nvfp4_cute.targets import B200, Target
 from nvfp4_cute.task import Task
 from nvfp4_cute.timing_constants import constants_of
+
+# Native host code of any thread launches on the emulator that became the process's device last.
+_one_at_a_time = threading.RLock()
 
 
 @dataclass
@@ -149,15 +153,18 @@ def _emulated(device: torch.device, target: Target) -> Iterator[tuple[Observer, 
             f'backend="emulator" takes CPU tensors; operands are on {device}: move them with .cpu()'
         )
     observer = _observer.get() or Observer()
-    with on_emulator(
-        observer.progress,
-        mode=observer.mode,
-        check=observer.check,
-        count_banks=observer.count_banks,
-        target=target,
-        timing=observer.timing,
-        timeline=observer.timeline,
-    ) as emulator:
+    with (
+        _one_at_a_time,
+        on_emulator(
+            observer.progress,
+            mode=observer.mode,
+            check=observer.check,
+            count_banks=observer.count_banks,
+            target=target,
+            timing=observer.timing,
+            timeline=observer.timeline,
+        ) as emulator,
+    ):
         yield observer, emulator
     observer.stats.append(emulator.stats)
     observer.timings += emulator.timings

@@ -53,6 +53,13 @@ def gemv(
         UnsupportedTarget: no kernel for the GPU.
         Nothing is written to ``out`` when a check fails.
     """
+    if torch.compiler.is_compiling():  # the custom op (ops.library) that a traced graph keeps
+        if isinstance(alpha, int | float):
+            alpha = torch.tensor([float(alpha)], dtype=torch.float32, device=a.device)
+        if out is None:
+            return torch.ops.nvfp4_cute.gemv(a, b, a_scale, b_scale, alpha, out_dtype, scale_layout, backend)
+        torch.ops.nvfp4_cute.gemv_out(a, b, a_scale, b_scale, alpha, out, out_dtype, scale_layout, backend)
+        return out
     task, result = _check(a, b, a_scale, b_scale, alpha, out, out_dtype, scale_layout)
     backends.run_task(backend, task)
     return result

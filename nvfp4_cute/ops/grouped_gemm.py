@@ -8,6 +8,7 @@ import torch
 
 from nvfp4_cute import backends, prepared
 from nvfp4_cute.config import KernelConfig
+from nvfp4_cute.errors import UnsupportedProblem
 from nvfp4_cute.ops.device_groups import check_device_groups
 from nvfp4_cute.problem import ScaleLayout, check_list_operands
 
@@ -101,6 +102,9 @@ def grouped_gemm(
         Nothing is written to ``out`` when a check fails.
     """
     is_list = offs is None and masked_m is None
+    if torch.compiler.is_compiling():
+        return _traced(is_list, a, b, a_scale, b_scale, offs, alpha, masked_m, out, config,
+                       (out_dtype, scale_layout, backend))  # fmt: skip
     sizes = masked_m if offs is None else offs
     counts: tuple[int, ...] = ()
     try:
@@ -145,3 +149,23 @@ def grouped_gemm(
             launch = cuda.kernel_for(task), task.table(), task.address_places()
         prepared.remember(key, *launch, inputs + outs, len(outs))
     return outs if is_list else outs[0]
+
+
+def _traced(is_list, a, b, a_scale, b_scale, offs, alpha, masked_m, out, config, settings) -> Any:
+    """The call as the custom op (``ops.library``) that a traced graph keeps."""
+    if config is not None:
+        raise UnsupportedProblem("config under torch.compile: leave it out, or call outside of the graph")
+    operands = (a, b, a_scale, b_scale)
+    if isinstance(alpha, list | tuple):
+        device = a[0].device if is_list else a.device
+        alpha = torch.tensor(alpha, dtype=torch.float32, device=device)
+    ops = torch.ops.nvfp4_cute
+    if is_list:
+        if out is None:
+            return ops.grouped_gemm_list(*operands, alpha, *settings)
+        ops.grouped_gemm_list_out(*operands, alpha, out, *settings)
+        return list(out)
+    if out is None:
+        return ops.grouped_gemm(*operands, offs, alpha, masked_m, *settings)
+    ops.grouped_gemm_out(*operands, offs, alpha, masked_m, out, *settings)
+    return out

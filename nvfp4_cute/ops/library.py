@@ -1,0 +1,165 @@
+"""The operations as ``torch.library`` custom ops, through which ``torch.compile`` calls them without looking inside.
+
+A graph that is being traced calls these; everything else calls the functions. An op that allocates has a fake
+implementation, which gives shape, dtype and strides of its result. None has a backward pass.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.library import custom_op
+
+from nvfp4_cute.errors import UnsupportedProblem
+from nvfp4_cute.ops.gemv import gemv as eager_gemv
+from nvfp4_cute.ops.grouped_gemm import grouped_gemm as eager_grouped_gemm
+
+Tensors = list[torch.Tensor]
+# A schema says str where these want a literal.
+_gemv: Callable[..., torch.Tensor] = eager_gemv
+_grouped_gemm: Callable[..., Any] = eager_grouped_gemm
+
+
+@custom_op("nvfp4_cute::grouped_gemm", mutates_args=())
+def grouped_gemm(
+    a: torch.Tensor,
+    b: torch.Tensor,
+    a_scale: torch.Tensor,
+    b_scale: torch.Tensor,
+    offs: torch.Tensor | None,
+    alpha: torch.Tensor | None,
+    masked_m: torch.Tensor | None,
+    out_dtype: torch.dtype,
+    scale_layout: str,
+    backend: str,
+) -> torch.Tensor:
+    """Ragged or masked form, as ``nvfp4_cute.grouped_gemm``."""
+    return _grouped_gemm(
+        a, b, a_scale, b_scale, offs, alpha, masked_m=masked_m, out_dtype=out_dtype,
+        scale_layout=scale_layout, backend=backend,
+    )  # fmt: skip
+
+
+@grouped_gemm.register_fake
+def _(a, b, a_scale, b_scale, offs, alpha, masked_m, out_dtype, scale_layout, backend):
+    return a.new_empty((*a.shape[:-1], b.shape[1]), dtype=out_dtype)
+
+
+@custom_op("nvfp4_cute::grouped_gemm_out", mutates_args=("out",))
+def grouped_gemm_out(
+    a: torch.Tensor,
+    b: torch.Tensor,
+    a_scale: torch.Tensor,
+    b_scale: torch.Tensor,
+    offs: torch.Tensor | None,
+    alpha: torch.Tensor | None,
+    masked_m: torch.Tensor | None,
+    out: torch.Tensor,
+    out_dtype: torch.dtype,
+    scale_layout: str,
+    backend: str,
+) -> None:
+    """Ragged or masked form that writes ``out``."""
+    _grouped_gemm(
+        a, b, a_scale, b_scale, offs, alpha, masked_m=masked_m, out=out, out_dtype=out_dtype,
+        scale_layout=scale_layout, backend=backend,
+    )  # fmt: skip
+
+
+@custom_op("nvfp4_cute::grouped_gemm_list", mutates_args=())
+def grouped_gemm_list(
+    a: Tensors,
+    b: Tensors,
+    a_scale: Tensors,
+    b_scale: Tensors,
+    alpha: torch.Tensor | None,
+    out_dtype: torch.dtype,
+    scale_layout: str,
+    backend: str,
+) -> Tensors:
+    """List form, as ``nvfp4_cute.grouped_gemm``."""
+    return _grouped_gemm(
+        a, b, a_scale, b_scale, None, alpha, out_dtype=out_dtype, scale_layout=scale_layout, backend=backend
+    )
+
+
+@grouped_gemm_list.register_fake
+def _(a, b, a_scale, b_scale, alpha, out_dtype, scale_layout, backend):
+    return [x.new_empty((x.shape[0], y.shape[0]), dtype=out_dtype) for x, y in zip(a, b, strict=True)]
+
+
+@custom_op("nvfp4_cute::grouped_gemm_list_out", mutates_args=("out",))
+def grouped_gemm_list_out(
+    a: Tensors,
+    b: Tensors,
+    a_scale: Tensors,
+    b_scale: Tensors,
+    alpha: torch.Tensor | None,
+    out: Tensors,
+    out_dtype: torch.dtype,
+    scale_layout: str,
+    backend: str,
+) -> None:
+    """List form that writes ``out``."""
+    _grouped_gemm(
+        a, b, a_scale, b_scale, None, alpha, out=out, out_dtype=out_dtype, scale_layout=scale_layout,
+        backend=backend,
+    )  # fmt: skip
+
+
+@custom_op("nvfp4_cute::gemv", mutates_args=())
+def gemv(
+    a: torch.Tensor,
+    b: torch.Tensor,
+    a_scale: torch.Tensor,
+    b_scale: torch.Tensor,
+    alpha: torch.Tensor | None,
+    out_dtype: torch.dtype,
+    scale_layout: str,
+    backend: str,
+) -> torch.Tensor:
+    """As ``nvfp4_cute.gemv``."""
+    return _gemv(
+        a, b, a_scale, b_scale, alpha, out_dtype=out_dtype, scale_layout=scale_layout, backend=backend
+    )
+
+
+@gemv.register_fake
+def _(a, b, a_scale, b_scale, alpha, out_dtype, scale_layout, backend):
+    if a.ndim == 2:
+        return a.new_empty((a.shape[0],), dtype=out_dtype)
+    return a.new_empty((a.shape[2], a.shape[0]), dtype=out_dtype).t()
+
+
+@custom_op("nvfp4_cute::gemv_out", mutates_args=("out",))
+def gemv_out(
+    a: torch.Tensor,
+    b: torch.Tensor,
+    a_scale: torch.Tensor,
+    b_scale: torch.Tensor,
+    alpha: torch.Tensor | None,
+    out: torch.Tensor,
+    out_dtype: torch.dtype,
+    scale_layout: str,
+    backend: str,
+) -> None:
+    """Gemv that writes ``out``."""
+    _gemv(
+        a,
+        b,
+        a_scale,
+        b_scale,
+        alpha,
+        out=out,
+        out_dtype=out_dtype,
+        scale_layout=scale_layout,
+        backend=backend,
+    )
+
+
+def _refuse_backward(context, *gradients):
+    raise UnsupportedProblem("there is no backward pass: pass .detach() or use torch.no_grad()")
+
+
+for _op in (grouped_gemm, grouped_gemm_list, gemv):
+    _op.register_autograd(_refuse_backward)
