@@ -18,6 +18,11 @@ from nvfp4_cute.simt_keys import QuantizeKey
 
 DTYPES = (torch.bfloat16, torch.float16)
 TWO_KINDS = pytest.mark.parametrize("backend", ["emulator:sm_90a", "emulator:sm_100a"])
+# The others differ from sm_100a in their assembler alone.
+EVERY_ARCH = [
+    arch if arch in ("sm_90a", "sm_100a") else pytest.param(arch, marks=pytest.mark.slow)
+    for arch in simt.ARCHS
+]
 LARGEST = torch.finfo(torch.float32).max
 
 
@@ -85,7 +90,7 @@ def test_hostile_blocks(backend, dtype, global_scale):
     check(hostile(dtype), backend, global_scale=global_scale)
 
 
-@pytest.mark.parametrize("arch", simt.ARCHS)
+@pytest.mark.parametrize("arch", EVERY_ARCH)
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_every_architecture(arch, dtype):
     special = hostile(dtype)
@@ -266,7 +271,7 @@ def test_group_refusals():
 MAX_REGISTERS = 128  # two CTAs of 256 threads stay on an SM
 
 
-@pytest.mark.parametrize("arch", simt.ARCHS)
+@pytest.mark.parametrize("arch", EVERY_ARCH)
 def test_no_spills(arch):
     for dtype, scaled, grouped, blocked in itertools.product(
         DTYPES, (False, True), (False, True), (False, True)
