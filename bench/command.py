@@ -139,4 +139,9 @@ def _draw(path: Path, result: Report) -> None:
     values = {
         name: [time.us if (time := get(row)) else None for row in timed] for name, get in series.items()
     }
-    bars(path, result.heading, [str(row.case) for row in timed], values)
+    bars(
+        path,
+        f"{result.target.name}: times are {timed[0].time.kind}",
+        [str(row.case) for row in timed],
+        values,
+    )

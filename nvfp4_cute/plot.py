@@ -77,7 +77,7 @@ def bars(path: Path, title: str, labels: Sequence[str], series: Mapping[str, Seq
     pyplot = _pyplot()
     height = 0.8 / len(series)
     figure, axes = pyplot.subplots(
-        figsize=(10, 1.5 + 0.25 * len(labels) * len(series)), constrained_layout=True
+        figsize=(9, 1.5 + 0.18 * len(labels) * len(series)), constrained_layout=True
     )
     for index, (name, times) in enumerate(series.items()):
         known = [(row + height * index, us) for row, us in enumerate(times) if us is not None]
@@ -88,6 +88,8 @@ def bars(path: Path, title: str, labels: Sequence[str], series: Mapping[str, Seq
     axes.set_yticks([row + 0.4 - height / 2 for row in range(len(labels))], labels)
     axes.invert_yaxis()
     axes.set(xscale="log", xlabel="us", title=title)
+    axes.xaxis.set_major_formatter("{x:g}")
+    axes.xaxis.set_minor_formatter("{x:g}")
     axes.legend()
     figure.savefig(path, dpi=150)
     pyplot.close(figure)

@@ -74,3 +74,25 @@ def test_speed_of_light_table_is_what_the_command_prints():
         expected += [f"{us:.3f}" for us in computed]
         assert [cell.strip() for cell in cells] == [*expected, row.floor.bound]
     assert f"one of {['nine', 'ten', 'eleven'][len(targets.TARGETS) - 9]} GPUs" in README
+
+
+def test_times_are_those_of_the_committed_results():
+    """Columns: floor, modelled, published, measured on the H200; the torch column stands in a note of that page."""
+    pages = {name: (ROOT / "bench" / "results" / f"{name}.md").read_text() for name in ("b200", "h200")}
+    shown = [line.split("|")[1:7] for line in README.splitlines() if re.match(r"\| case \d:", line)]
+    assert len(shown) == 4
+    for case, floor, modelled, published, here, bf16 in ([cell.strip() for cell in row] for row in shown):
+        name = case.split(":")[0]
+        b200, h200 = (
+            next(
+                line for line in page.splitlines() if line.startswith("nvfp4_group_gemm") and name in line
+            ).split()
+            for page in pages.values()
+        )
+        assert (b200[5], b200[6], b200[7]) == (floor, modelled, "modelled")
+        assert float(b200[11]) == pytest.approx(float(published), abs=0.006)
+        assert h200[6] == here and re.search(rf"cases 0 to 3 .*\b{bf16}\b", pages["h200"])
+    stated = re.search(
+        r"Median error ([\d.]+ %), worst ([\d.]+ %)", (ROOT / "bench/results/timing_model.md").read_text()
+    )
+    assert stated and stated[1] in README and stated[2] in README
