@@ -70,9 +70,9 @@ each. Measured: `bench/results/h200_launches.json`.
 ## H200: our own kernel
 
 `grouped_gemm` for sm_90a, measured in `bench/results/h200.md`, modelled by `nvfp4-cute bench --target H200`:
-case 3 of nvfp4_group_gemm takes 19.17 us and is modelled at 13.71 us (-28 %). Its mainloop is bound by the issue of the
-integer instructions that decode NVFP4, which the model finds too cheap: the largest error known for a whole kernel with
-tiles of this size.
+cases 2 and 3 of nvfp4_group_gemm take 34.27 and 19.17 us and are modelled at 26.10 and 13.71 us (-24 and -28 %). Its
+mainloop is bound by the issue of the integer instructions that decode NVFP4, which the model finds too cheap: the
+largest error known for a whole kernel with tiles of this size.
 
 ## B200: published microbenchmarks
 
