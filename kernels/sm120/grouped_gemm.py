@@ -32,13 +32,12 @@ from nvfp4_cute.launch_table import NUM_COLUMNS, Group, Header
 
 from ..common.group_table import GroupTable
 from ..common.output_table import OutputTable
+from ..common.tma_operand import TmaOperand, make_tma_operand
 from ..common.warp_schedule import WARP_SIZE
 from .load import LoadArgs, prefetch_first_descriptors, run_load
 from .mma import MmaArgs, StageBuffers, run_mma
 from .operands import (
     AB_DTYPE,
-    TmaOperand,
-    make_tma_operand,
     partition_scales,
     partition_values,
     scales_box,

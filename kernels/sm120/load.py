@@ -16,7 +16,7 @@ from nvfp4_cute.config import KernelConfig
 from ..common.group_table import GroupTable, locate_tile
 from ..common.sides import mma_sides
 from ..common.tma_descriptor import prefetch_descriptor, select_descriptor
-from .operands import LoadPartition, TmaOperand
+from ..common.tma_operand import LoadPartition, TmaOperand
 
 
 @dataclass(frozen=True)

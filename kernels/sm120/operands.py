@@ -1,49 +1,19 @@
 """Shared-memory layouts and tensor maps of A, B and their scales. Static: the same on host and device."""
 
-from dataclasses import dataclass
-
 import cutlass
 import cutlass.cute as cute
 from cutlass import Int32, Int64
-from cutlass.cute.nvgpu import cpasync, warpgroup
+from cutlass.cute.nvgpu import warpgroup
 
 from nvfp4_cute.arch.sm120 import SF_ATOM_ROWS
 from nvfp4_cute.scale_layout import SF_VEC_SIZE
 
+from ..common.tma_operand import LoadPartition, TmaOperand, global_ptr, partition_tiles
+
 AB_DTYPE = cutlass.Float4E2M1FN
-# Of global addresses in tensor maps.
-TMA_ALIGN_BYTES = 16
 # A 128x4 block of scales is 512 contiguous bytes: a tensor map moves it as 128 words, and a row of blocks spans 64 K.
 SF_ATOM_WORDS = 128
 SF_ATOM_K = 4 * SF_VEC_SIZE
-
-
-@dataclass(frozen=True)
-class TmaOperand:
-    """One operand of all groups on its way to the kernel.
-
-    Attributes:
-        atoms: one TMA atom a slot; each becomes a 128-byte tensor map in the kernel's parameters.
-        coords: coordinate tensor of slot 0. Coordinates do not depend on extents, so it serves every slot.
-    """
-
-    atoms: list
-    coords: cute.Tensor
-
-
-@dataclass(frozen=True)
-class LoadPartition:
-    """One operand as the load warp sees it.
-
-    Attributes:
-        atoms: one TMA atom a slot.
-        gmem: ((atom_v, rest_v), BOX, TILE_K) coordinates: boxes are a tile's rows, or a 128-row block of scales.
-        smem: ((atom_v, rest_v), STAGE).
-    """
-
-    atoms: list
-    gmem: cute.Tensor
-    smem: cute.Tensor
 
 
 def values_layout(rows: int, tile_k: int, num_stage: int) -> cute.ComposedLayout:
@@ -66,7 +36,7 @@ def scales_box(tile_k: int) -> tuple:
 def values_tensor(address: Int64, rows: Int32, k: Int32, pitch: Int64) -> cute.Tensor:
     """(rows, K) view of packed e2m1; a TMA row pitch is a multiple of 16 bytes, that is 32 elements."""
     layout = cute.make_layout((rows, k), stride=(cute.assume(pitch, 32), 1))
-    return cute.make_tensor(_global_ptr(AB_DTYPE, address), layout)
+    return cute.make_tensor(global_ptr(AB_DTYPE, address), layout)
 
 
 def scales_tensor(address: Int64, rows: Int32, k: Int32) -> cute.Tensor:
@@ -74,50 +44,18 @@ def scales_tensor(address: Int64, rows: Int32, k: Int32) -> cute.Tensor:
     k_blocks = cute.ceil_div(k, SF_ATOM_K)
     shape = (SF_ATOM_WORDS, cute.ceil_div(rows, SF_ATOM_ROWS), k_blocks)
     layout = cute.make_layout(shape, stride=(1, k_blocks * SF_ATOM_WORDS, SF_ATOM_WORDS))
-    return cute.make_tensor(_global_ptr(Int32, address), layout)
-
-
-def _global_ptr(dtype: type, address: Int64) -> cute.Pointer:
-    return cute.make_ptr(dtype, address, cute.AddressSpace.gmem, assumed_align=TMA_ALIGN_BYTES)
-
-
-def make_tma_operand(tensors: list, smem_layout, tiler: tuple) -> TmaOperand:
-    """Encode one tensor map a group on the host.
-
-    Args:
-        tensors: one tensor a slot, of the same rank as ``tiler``.
-        smem_layout: staged layout of the operand.
-        tiler: the box of one stage.
-    """
-    stage_layout = cute.slice_(smem_layout, (*[None] * len(tiler), 0))
-    made = [
-        cpasync.make_tiled_tma_atom(cpasync.CopyBulkTensorTileG2SOp(), tensor, stage_layout, tiler)
-        for tensor in tensors
-    ]
-    return TmaOperand(atoms=[atom for atom, _ in made], coords=made[0][1])
+    return cute.make_tensor(global_ptr(Int32, address), layout)
 
 
 def partition_values(operand: TmaOperand, s_values: cute.Tensor, rows: int, tile_k: int) -> LoadPartition:
     """Partition A or B. s_values: (rows, K, STAGE) in shared memory."""
     # (rows, K, TILE_MN, TILE_K)
     g_tiles = cute.local_tile(operand.coords, (rows, tile_k), (None, None))
-    return _partition(operand, s_values, g_tiles)
+    return partition_tiles(operand, s_values, g_tiles)
 
 
 def partition_scales(operand: TmaOperand, s_scales: cute.Tensor, tile_k: int) -> LoadPartition:
     """Partition the scales of A or B. s_scales: (WORD, 1, K_BLOCK, STAGE) in shared memory."""
     # (WORD, 1, K_BLOCK, MN_BLOCK, TILE_K)
     g_tiles = cute.local_tile(operand.coords, scales_box(tile_k), (0, None, None))
-    return _partition(operand, s_scales, g_tiles)
-
-
-def _partition(operand: TmaOperand, s_tiles, g_tiles) -> LoadPartition:
-    rank = cute.rank(s_tiles) - 1
-    smem, gmem = cpasync.tma_partition(
-        operand.atoms[0],
-        0,
-        cute.make_layout(1),
-        cute.group_modes(s_tiles, 0, rank),
-        cute.group_modes(g_tiles, 0, rank),
-    )
-    return LoadPartition(operand.atoms, gmem, smem)
+    return partition_tiles(operand, s_scales, g_tiles)

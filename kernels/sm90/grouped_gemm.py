@@ -30,13 +30,14 @@ from nvfp4_cute.launch_table import NUM_COLUMNS, Group, Header
 from ..common.group_table import GroupTable
 from ..common.output_table import OutputTable
 from ..common.ring import Ring, init_ring
+from ..common.tma_operand import TmaOperand, make_tma_operand
 from .activations import ActivationArgs, run_activations
 from .epilogue import STAGING_BYTES
 from .load import LoadArgs
 from .math import MathArgs, run_math
 from .operands import (
-    TmaOperand,
-    make_tma_operand,
+    ROW_BYTES,
+    SF_BLOCK_WORDS,
     packed_layout,
     packed_tensor,
     partition_operand,
@@ -98,10 +99,10 @@ class GroupedGemmSm90:
         tile_m, tile_n, _ = self.config.work_tile_mnk
         self.kernel.set_name_prefix(self.name)
         self.kernel(
-            make_tma_operand(tensors_a, packed_layout(tile_m, 1)),
-            make_tma_operand(tensors_b, packed_layout(tile_n, 1)),
-            make_tma_operand(tensors_sfa, scale_layout(1, 1)),
-            make_tma_operand(tensors_sfb, scale_layout(1, 1)),
+            make_tma_operand(tensors_a, packed_layout(tile_m, 1), (tile_m, ROW_BYTES)),
+            make_tma_operand(tensors_b, packed_layout(tile_n, 1), (tile_n, ROW_BYTES)),
+            make_tma_operand(tensors_sfa, scale_layout(1, 1), (1, SF_BLOCK_WORDS)),
+            make_tma_operand(tensors_sfb, scale_layout(1, 1), (1, SF_BLOCK_WORDS)),
             GroupTable(
                 m=m,
                 n=n,

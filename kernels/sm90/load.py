@@ -14,7 +14,7 @@ from nvfp4_cute.arch.sm90 import SF_BLOCK_ROWS
 from ..common.group_table import GroupTable, locate_tile
 from ..common.ring import PRODUCER_PHASE, Ring, next_stage
 from ..common.tma_descriptor import descriptor_ptr, select_descriptor_address
-from .operands import LoadPartition
+from ..common.tma_operand import LoadPartition
 
 
 @dataclass(frozen=True)

@@ -1,13 +1,11 @@
 """Shared-memory buffers and TMA partitions of packed operands and scales; where their bytes lie."""
 
-from dataclasses import dataclass
-
 import cutlass
 import cutlass.cute as cute
 from cutlass import Int32, Int64, Uint8, Uint32
-from cutlass.cute.nvgpu import cpasync
 
 from ..common.group_table import WorkTile
+from ..common.tma_operand import TMA_ALIGN_BYTES, LoadPartition, TmaOperand, global_ptr, partition_tiles
 
 # One K tile of 128 values: 64 bytes a row, swizzled by TMA in 16-byte units within 64 bytes: unit ^= row / 2 % 4.
 TILE_K = 128
@@ -17,36 +15,6 @@ PACKED_SWIZZLE = (2, 4, 3)
 # Scales of one K tile and a block of 128 rows: two atoms of 32 x 4 words, a word the four scales of 64 values of K.
 SF_ATOM_WORDS = 128
 SF_BLOCK_WORDS = TILE_K // 64 * SF_ATOM_WORDS
-# Of global addresses and pitches in tensor maps.
-TMA_ALIGN_BYTES = 16
-
-
-@dataclass(frozen=True)
-class TmaOperand:
-    """One operand of all groups on its way to the kernel.
-
-    Attributes:
-        atoms: one TMA atom a slot; each becomes a 128-byte tensor map in the kernel's parameters.
-        coords: (ROWS, BYTES) or (BLOCKS, WORDS) coordinates of slot 0; they do not depend on extents.
-    """
-
-    atoms: list
-    coords: cute.Tensor
-
-
-@dataclass(frozen=True)
-class LoadPartition:
-    """One operand as the load warp sees it.
-
-    Attributes:
-        atoms: one TMA atom a slot.
-        gmem: ((atom_v, rest_v), TILE_ROW, TILE_K) coordinates.
-        smem: ((atom_v, rest_v), STAGE).
-    """
-
-    atoms: list
-    gmem: cute.Tensor
-    smem: cute.Tensor
 
 
 def packed_layout(rows: int, num_stages: int) -> cute.ComposedLayout:
@@ -66,7 +34,7 @@ def packed_tensor(address: Int64, rows: Int32, k: Int32, pitch: Int64) -> cute.T
     """(rows, K / 2) bytes of packed e2m1; ``pitch`` in values."""
     pitch_bytes = cute.assume(pitch // 2, TMA_ALIGN_BYTES)
     return cute.make_tensor(
-        _global_ptr(Uint8, address), cute.make_layout((rows, k // 2), stride=(pitch_bytes, 1))
+        global_ptr(Uint8, address), cute.make_layout((rows, k // 2), stride=(pitch_bytes, 1))
     )
 
 
@@ -75,23 +43,8 @@ def scale_tensor(address: Int64, rows: Int32, k: Int32) -> cute.Tensor:
     words = cute.ceil_div(k, 64) * SF_ATOM_WORDS
     pitch = cute.assume(Int64(words), SF_ATOM_WORDS)
     return cute.make_tensor(
-        _global_ptr(Uint32, address), cute.make_layout((cute.ceil_div(rows, 128), words), stride=(pitch, 1))
+        global_ptr(Uint32, address), cute.make_layout((cute.ceil_div(rows, 128), words), stride=(pitch, 1))
     )
-
-
-def _global_ptr(dtype: type, address: Int64) -> cute.Pointer:
-    return cute.make_ptr(dtype, address, cute.AddressSpace.gmem, assumed_align=TMA_ALIGN_BYTES)
-
-
-def make_tma_operand(tensors: list, smem_layout) -> TmaOperand:
-    """Encode one tensor map a group on the host. ``smem_layout`` is (ROWS, COLUMNS, STAGE)."""
-    stage_layout = cute.slice_(smem_layout, (None, None, 0))
-    box = tuple(cute.shape(stage_layout))
-    made = [
-        cpasync.make_tiled_tma_atom(cpasync.CopyBulkTensorTileG2SOp(), tensor, stage_layout, box)
-        for tensor in tensors
-    ]
-    return TmaOperand(atoms=[atom for atom, _ in made], coords=made[0][1])
 
 
 def partition_operand(operand: TmaOperand, smem: cute.Tensor) -> LoadPartition:
@@ -99,10 +52,7 @@ def partition_operand(operand: TmaOperand, smem: cute.Tensor) -> LoadPartition:
     rows, columns = cute.size(smem, mode=[0]), cute.size(smem, mode=[1])
     # (ROWS, COLUMNS, TILE_ROW, TILE_K)
     tiles = cute.local_tile(operand.coords, (rows, columns), (None, None))
-    s, g = cpasync.tma_partition(
-        operand.atoms[0], 0, cute.make_layout(1), cute.group_modes(smem, 0, 2), cute.group_modes(tiles, 0, 2)
-    )
-    return LoadPartition(operand.atoms, g, s)
+    return partition_tiles(operand, smem, tiles)
 
 
 @cute.jit
