@@ -15,13 +15,13 @@ from nvfp4_cute.arch.sm100 import SF_ATOM_COLS, SF_ATOM_ROWS, sf_blocks_n
 from nvfp4_cute.config import KernelConfig
 from nvfp4_cute.scale_layout import SF_VEC_SIZE
 
+from ..common.tma_operand import global_ptr
+
 AB_DTYPE = cutlass.Float4E2M1FN
 # Scale blocks travel as 16-bit words: 256 of them are the longest box edge.
 SF_WORD = cutlass.Int16
 SF_BLOCK_BYTES = SF_ATOM_ROWS * SF_ATOM_COLS
 SF_BLOCK_WORDS = SF_BLOCK_BYTES // 2
-# Of global addresses in tensor maps.
-TMA_ALIGN_BYTES = 16
 
 
 @dataclass(frozen=True)
@@ -76,7 +76,7 @@ def operand_atom(view: OperandView, box_rows: int, box_k: int):
     # A TMA pitch is a multiple of 16 bytes, that is 32 elements.
     strides = (1, cute.assume(view.pitch, 32), cute.assume(view.batch_pitch, 32))
     tensor = cute.make_tensor(
-        _global_ptr(AB_DTYPE, view.data), cute.make_layout((view.k, view.rows, view.batch), stride=strides)
+        global_ptr(AB_DTYPE, view.data), cute.make_layout((view.k, view.rows, view.batch), stride=strides)
     )
     swizzle = tcgen05.make_smem_layout_atom(tcgen05.SmemLayoutAtomKind.K_SW128, AB_DTYPE).inner
     box = cute.make_composed_layout(swizzle, 0, cute.make_layout((box_k, box_rows, 1)))
@@ -90,7 +90,7 @@ def scale_atom(view: OperandView, box: tuple[int, int]):
     row_stride = Int64(sf_k_blocks) * SF_BLOCK_WORDS
     batch_stride = row_stride * view.sf_row_blocks
     tensor = cute.make_tensor(
-        _global_ptr(SF_WORD, view.scale),
+        global_ptr(SF_WORD, view.scale),
         cute.make_layout(
             (SF_BLOCK_WORDS, sf_k_blocks, view.sf_row_blocks, view.batch),
             stride=(
@@ -109,7 +109,3 @@ def _atom(tensor: cute.Tensor, smem_layout, tiler: tuple):
     """Only the tensor map is used: ``instructions.tma_load`` chooses the instruction."""
     op = cpasync.CopyBulkTensorTileG2SOp(tcgen05.CtaGroup.ONE)
     return cpasync.make_tiled_tma_atom(op, tensor, smem_layout, tiler)[0]
-
-
-def _global_ptr(dtype: type, address: Int64) -> cute.Pointer:
-    return cute.make_ptr(dtype, address, cute.AddressSpace.gmem, assumed_align=TMA_ALIGN_BYTES)

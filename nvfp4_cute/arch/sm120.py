@@ -1,8 +1,9 @@
 """sm_120a, sm_121a: what a KernelConfig costs in shared memory, and why one is refused.
 
 ``num_acc_stage`` accumulators lie in registers: 1 is the cooperative schedule, where all warps work on one tile; 2 is
-ping-pong, where two teams take turns and one stores while the other multiplies. A tile has M 128 on the M side of the warp MMA and up to 128 on its N side. Limits: CUDA C++ programming guide,
-technical specifications (99 KiB of shared memory a CTA).
+ping-pong, where two teams take turns and one stores while the other multiplies. A tile has M 128 on the M side of the
+warp MMA and up to 128 on its N side. Limits: CUDA C++ programming guide, technical specifications (99 KiB of shared
+memory a CTA).
 """
 
 from collections.abc import Iterable
