@@ -4,33 +4,49 @@ from dataclasses import dataclass
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Float32, Int32
+from cutlass import Float32, Int32, Int64
 
-from .group_table import select_slot
+from .group_table import WorkTile, select_slot
 
 
 @dataclass(frozen=True)
 class OutputTable:
-    """Where each group's result goes.
+    """Where results go.
 
     Attributes:
-        addresses: global address of element (0, 0), one Int64 a slot.
-        pitches: elements between rows, one Int64 a slot.
-        group_indices: the caller's index of the group, one Int32 a slot: where its alpha lies.
-        alpha: fp32 factors [G] in global memory, or None.
+        addresses: global address of element (0, 0), one Int64 a slot, or one for all groups.
+        pitches: elements between rows (N-major output) or columns (M-major), as many Int64.
+        batch_pitch: elements between the batches of an output of all groups.
+        group_indices: the caller's index of the group, one Int32 a slot: where its alpha lies; None if it is the slot.
+        alphas: pointers to fp32 factors [G] in global memory, one a product, or None.
     """
 
     addresses: list
     pitches: list
-    group_indices: list
-    alpha: object
+    batch_pitch: Int64
+    group_indices: list | None
+    alphas: list | None
 
 
 @cute.jit
-def load_alpha(outputs: OutputTable, slot: Int32) -> Float32:
-    """The factor of the group at ``slot``, 1 where there are none."""
-    alpha = Float32(1.0)
-    if cutlass.const_expr(outputs.alpha is not None):
-        factors = cute.make_tensor(outputs.alpha, cute.make_layout(len(outputs.addresses)))
-        alpha = factors[select_slot(outputs.group_indices, slot)]
-    return alpha
+def group_output(
+    outputs: OutputTable, tile: WorkTile, dtype: cutlass.Constexpr, out_m_major: cutlass.Constexpr
+) -> tuple[Int64, Int64, Int64]:
+    """Address of the group's first element, and elements between its rows and between its columns."""
+    pitch = select_slot(outputs.pitches, tile.slot)
+    row_pitch, column_pitch = (Int64(1), pitch) if out_m_major else (pitch, Int64(1))
+    offset = outputs.batch_pitch * tile.a_batch + Int64(tile.a_row) * row_pitch
+    address = select_slot(outputs.addresses, tile.slot) + offset * (dtype.width // 8)
+    return address, row_pitch, column_pitch
+
+
+@cute.jit
+def load_alphas(outputs: OutputTable, slot: Int32, num_products: cutlass.Constexpr) -> list:
+    """The slot's factor of every product, 1 where there are none."""
+    alphas = [Float32(1.0)] * num_products
+    if cutlass.const_expr(outputs.alphas is not None):
+        idx = slot
+        if cutlass.const_expr(outputs.group_indices is not None):
+            idx = select_slot(outputs.group_indices, slot)
+        alphas = [cute.make_tensor(alpha + idx, cute.make_layout(1))[0] for alpha in outputs.alphas]
+    return alphas

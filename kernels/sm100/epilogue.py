@@ -17,7 +17,7 @@ from nvfp4_cute.arch.sm100 import EPI_TILE_N, MMA_CTA_M, TmemMap
 from nvfp4_cute.config import KernelConfig
 
 from ..common.activation import activate
-from ..common.group_table import select_slot
+from ..common.output_table import OutputTable, group_output, load_alphas
 from ..common.sides import mma_sides
 from ..common.warp_schedule import WARP_SIZE
 from .columns import mma_columns
@@ -30,25 +30,6 @@ WORD_BYTES = 4
 PICK_LOWER, PICK_UPPER = 0x5410, 0x3276
 # Tensor-memory addresses: the lane in the upper half, the column in the lower.
 LANE_STRIDE = 1 << 16
-
-
-@dataclass(frozen=True)
-class OutputTable:
-    """Where results go.
-
-    Attributes:
-        addresses: global address of element (0, 0), one Int64 a slot, or one for all groups.
-        pitches: elements between rows (N-major output) or columns (M-major), as many Int64.
-        batch_pitch: elements between the batches of an output of all groups.
-        group_indices: the caller's index of the group, one Int32 a slot: where its alpha lies; None if it is the slot.
-        alphas: pointer to fp32 factors [G] in global memory, one a product, or None.
-    """
-
-    addresses: list
-    pitches: list
-    batch_pitch: Int64
-    group_indices: list | None
-    alphas: list | None
 
 
 @dataclass(frozen=True)
@@ -112,20 +93,13 @@ def run_epilogue(args: EpilogueArgs, first_tile: Int32, stride: Int32):
         m_side, n_side = mma_sides(config, tile)
         row = m_side.first_row + args.cta_rank * MMA_CTA_M + tidx
         num_slices = mma_columns(config, n_side) // EPI_TILE_N
-        pitch = select_slot(args.outputs.pitches, tile.slot)
-        pitch_m, pitch_n, pitch_row = pitch, Int64(1), pitch
-        if cutlass.const_expr(across_lanes):
-            pitch_m, pitch_n = Int64(1), pitch
-        if cutlass.const_expr(args.out_m_major):
-            pitch_row = Int64(1)
-        # The group's first row, which either side may hold
-        group_offset = args.outputs.batch_pitch * tile.a_batch + Int64(tile.a_row) * pitch_row
-        offset = group_offset + Int64(row) * pitch_m + Int64(n_side.first_row) * pitch_n
-        address = select_slot(args.outputs.addresses, tile.slot) + offset * item_bytes
-        alphas = _load_alphas(args.outputs, tile.slot, num_products)
+        origin, row_pitch, column_pitch = group_output(args.outputs, tile, args.out_dtype, args.out_m_major)
+        pitch_m, pitch_n = (column_pitch, row_pitch) if config.swap_ab else (row_pitch, column_pitch)
+        address = origin + (Int64(row) * pitch_m + Int64(n_side.first_row) * pitch_n) * item_bytes
+        alphas = load_alphas(args.outputs, tile.slot, num_products)
         num_valid = n_side.extent - n_side.first_row
         # Two lanes may store two rows as one word where the whole warp has rows and words are aligned.
-        pitch_bytes = Int64(pitch) * item_bytes
+        pitch_bytes = pitch_n * item_bytes
         in_pairs = False
         if cutlass.const_expr(across_lanes and item_bytes == 2):
             lane = cute.arch.lane_idx()
@@ -195,18 +169,6 @@ def _combine(accumulators: list, alphas: list, activation: cutlass.Constexpr):
             activated[i] = activate(result[i], activation)
         result = activated.load() * (accumulators[1].load().reshape(EPI_TILE_N) * alphas[1])
     return result
-
-
-@cute.jit
-def _load_alphas(outputs: OutputTable, slot: Int32, num_products: cutlass.Constexpr) -> list:
-    """The slot's factor of every product."""
-    alphas = [Float32(1.0)] * num_products
-    if cutlass.const_expr(outputs.alphas is not None):
-        idx = slot
-        if cutlass.const_expr(outputs.group_indices is not None):
-            idx = select_slot(outputs.group_indices, slot)
-        alphas = [cute.make_tensor(alpha + idx, cute.make_layout(1))[0] for alpha in outputs.alphas]
-    return alphas
 
 
 @cute.jit

@@ -24,7 +24,6 @@ Shared memory: ``arch.sm100.SmemPlan``. Tensor maps: kernel parameters, encoded 
 Source: PTX ISA 9.1, 9.7.16 (tcgen05), 9.7.13.15 (mbarrier), 5.5.7 and 9.7.9.27 (tensor maps).
 """
 
-from dataclasses import replace
 from typing import Literal
 
 import cutlass
@@ -35,15 +34,16 @@ from cutlass.memory import SmemAllocator, TmemAllocator
 
 from nvfp4_cute.arch.sm100 import smem_plan, tmem_map
 from nvfp4_cute.config import KernelConfig
-from nvfp4_cute.launch_table import NUM_COLUMNS, Group, Header
+from nvfp4_cute.launch_table import NUM_COLUMNS, Header
 
-from ..common.device_groups import DeviceGroups
-from ..common.group_table import GroupTable
+from ..common.launch_args import read_groups, read_operands, read_outputs
+from ..common.operand_maps import Descriptors, prefetch_descriptors
+from ..common.output_table import OutputTable
 from ..common.warp_schedule import WarpSchedule
-from .epilogue import EpilogueArgs, OutputTable, run_epilogue
-from .load import Buffers, Descriptors, LoadArgs, prefetch_descriptors, run_load
+from .epilogue import EpilogueArgs, run_epilogue
+from .load import Buffers, LoadArgs, run_load
 from .mma import MmaArgs, run_mma
-from .operands import Boxes, OperandView, operand_atom, scale_atom
+from .operands import make_boxes
 
 # Named barrier 0 is __syncthreads.
 TMEM_BARRIER_ID = 1
@@ -100,37 +100,13 @@ class GroupedGemmSm100:
         # (COLUMN, ROW)
         values = cute.make_tensor(table, cute.make_layout((NUM_COLUMNS, 1 + self.num_groups)))
         rows = range(1, 1 + self.num_groups)
-        views_a = [[_view(values, row, "A", Group.M) for row in rows]]
-        views_b = [[_view(values, row, "B", Group.N) for row in rows]]
-        if cutlass.const_expr(self.num_b == 2):
-            views_b.append([_second_b(values, row, view) for row, view in zip(rows, views_b[0], strict=True)])
-        views_m, views_n = (views_b, views_a) if self.config.swap_ab else (views_a, views_b)
-        boxes, k = Boxes.of(self.config), self.config.cta_tile_shape_mnk[2]
-        alphas = None
-        if cutlass.const_expr(self.has_alpha):
-            alphas = [
-                cute.make_ptr(Float32, values[column, 0], cute.AddressSpace.gmem, assumed_align=4)
-                for column in (Header.ALPHA, Header.ALPHA2)[: self.num_b]
-            ]
+        views_m, views_n = read_operands(values, rows, self.num_b, self.config.swap_ab)
         cluster_size = self.config.cluster_size
         self.kernel.set_name_prefix(self.name)
         self.kernel(
-            Descriptors(
-                m=[[operand_atom(view, boxes.rows_m, k) for view in views] for views in views_m],
-                n=[[operand_atom(view, boxes.rows_n, k) for view in views] for views in views_n],
-                sf_m=[[scale_atom(view, boxes.sf_m) for view in views] for views in views_m],
-                sf_n=[[scale_atom(view, boxes.sf_n) for view in views] for views in views_n],
-            ),
-            self._groups(values, rows),
-            OutputTable(
-                addresses=[values[Group.OUT, row] for row in rows],
-                pitches=[values[Group.OUT_PITCH, row] for row in rows],
-                batch_pitch=values[Group.OUT_BATCH_PITCH, 1],
-                group_indices=[Int32(values[Group.GROUP_IDX, row]) for row in rows]
-                if self.form == "list"
-                else None,
-                alphas=alphas,
-            ),
+            Descriptors.encode(views_m, views_n, make_boxes(self.config)),
+            read_groups(values, rows, self.form),
+            read_outputs(values, rows, self.form, self.num_b if self.has_alpha else 0),
         ).launch(
             grid=(Int32(values[Header.NUM_CTA, 0]), 1, 1),
             cluster=(cluster_size, 1, 1) if cluster_size > 1 else None,
@@ -138,27 +114,6 @@ class GroupedGemmSm100:
             min_blocks_per_mp=1,
             stream=queue,
             use_pdl=True,
-        )
-
-    def _groups(self, values: cute.Tensor, rows: range) -> GroupTable | DeviceGroups:
-        m, n, k = ([Int32(values[column, row]) for row in rows] for column in (Group.M, Group.N, Group.K))
-        if self.form == "list":
-            return GroupTable(
-                m=m,
-                n=n,
-                k=k,
-                tile_offsets=[Int32(values[Group.TILE_OFFSET, row]) for row in rows],
-                num_tiles=Int32(values[Header.NUM_TILES, 0]),
-            )
-        return DeviceGroups(
-            form=self.form,
-            sizes=cute.make_ptr(
-                Int32, values[Header.GROUP_SIZES, 0], cute.AddressSpace.gmem, assumed_align=4
-            ),
-            num_groups=Int32(values[Header.NUM_GROUPS, 0]),
-            m_max=m[0],
-            n=n[0],
-            k=k[0],
         )
 
     @cute.kernel
@@ -297,32 +252,3 @@ class GroupedGemmSm100:
                 stride,
             )
             tmem.wait_for_alloc()
-
-
-def _view(values: cute.Tensor, row: int, letter: str, rows: Group) -> OperandView:
-    """An operand as row ``row`` of the launch table describes it."""
-
-    def column(name: str):
-        return values[Group[name], row]
-
-    return OperandView(
-        data=column(letter),
-        scale=column(f"SF{letter}"),
-        rows=Int32(values[rows, row]),
-        batch=Int32(column(f"{letter}_BATCH")),
-        k=Int32(column("K")),
-        pitch=column(f"{letter}_PITCH"),
-        batch_pitch=column(f"{letter}_BATCH_PITCH"),
-        sf_row_blocks=Int32(column(f"SF{letter}_ROW_BLOCKS")),
-    )
-
-
-def _second_b(values: cute.Tensor, row: int, first: OperandView) -> OperandView:
-    """A dual GEMM's second operand, shaped like the first one."""
-    return replace(
-        first,
-        data=values[Group.B2, row],
-        scale=values[Group.SFB2, row],
-        pitch=values[Group.B2_PITCH, row],
-        batch_pitch=values[Group.B2_BATCH_PITCH, row],
-    )

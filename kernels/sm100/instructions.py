@@ -1,4 +1,4 @@
-"""The tensor-memory and TMA instructions of this family, one function each: exactly one thread of a warp calls them.
+"""The tensor-memory instructions of this family, one function each: exactly one thread of a warp calls them.
 
 CuTe's own copies and MMAs fix the shape of an MMA when the kernel is compiled. Here N is a run-time value, so that a
 tile at the end of a group costs what its rows cost, and descriptors are plain integers.
@@ -18,58 +18,11 @@ DESCRIPTOR_UNIT_BYTES = 16
 MMA_DESCRIPTOR = 1 << 7 | 1 << 10
 MMA_DESCRIPTOR_N_SHIFT = 17 - 3
 MMA_DESCRIPTOR_M_SHIFT = 27 - 7
-# Clears the bit that tells the two CTAs of a pair apart: the leader's barrier (PTX ISA 9.7.9.27.1.2).
-LEADER_MASK = 0xFEFFFFFF
-
-# L2 policies as createpolicy.fractional makes them for all of an access.
-EVICT_FIRST = 0x12F0000000000000
-EVICT_LAST = 0x14F0000000000000
 
 
 def smem_descriptor(template: int, address: Int32) -> Int64:
     """Descriptor of the matrix at shared address ``address``, a multiple of 16 bytes."""
     return Int64(template) | Int64((address & 0x3FFFF) >> 4)
-
-
-@cute.jit
-def tma_load(
-    destination: Int32,
-    descriptor: Int64,
-    coords: tuple,
-    barrier: Int32,
-    cache_policy: cutlass.Constexpr,
-    num_cta: cutlass.Constexpr,
-    mcast_mask: Int32 | None = None,
-):
-    """Copy the box at ``coords`` (innermost first) to shared memory; its bytes complete the leader's ``barrier``.
-
-    Args:
-        destination: shared address in this CTA.
-        descriptor: generic address of the tensor map.
-        mcast_mask: CTAs of the cluster that get the box at the same place, or None for this one alone.
-    """
-    rank = len(coords)
-    places = ", ".join(f"{{$r{i}}}" for i in range(3, 3 + rank))
-    multicast, mask, group, args = "", "", "", []
-    if cutlass.const_expr(num_cta == 2):
-        group = ".cta_group::2"
-        barrier = barrier & LEADER_MASK
-    if cutlass.const_expr(mcast_mask is not None):
-        multicast, mask = ".multicast::cluster", f" {{$r{3 + rank}}},"
-        args = [cutlass.Int16(mcast_mask)]
-    cute.arch.inline_ptx(
-        f"cp.async.bulk.tensor.{rank}d.shared::cluster.global.tile.mbarrier::complete_tx::bytes"
-        f"{multicast}{group}.L2::cache_hint [{{$r0}}], [{{$r1}}, {{{places}}}], [{{$r2}}],{mask} "
-        f"{{$r{3 + rank + len(args)}}};",
-        read_only_args=[
-            destination,
-            descriptor,
-            barrier,
-            *(Int32(c) for c in coords),
-            *args,
-            Int64(cache_policy),
-        ],
-    )
 
 
 @cute.jit

@@ -14,26 +14,11 @@ from cutlass import Int32
 from nvfp4_cute.arch.sm100 import SF_ATOM_ROWS, SmemPlan
 from nvfp4_cute.config import KernelConfig
 
+from ..common.operand_maps import SF_BLOCK_BYTES, Descriptors, descriptor_addresses
 from ..common.sides import mma_sides
-from ..common.tma_descriptor import prefetch_descriptor, select_descriptor, select_descriptor_address
+from ..common.tma_load import EVICT_FIRST, EVICT_LAST, tma_load
 from .columns import mma_columns
-from .instructions import EVICT_FIRST, EVICT_LAST, tma_load
-from .operands import SF_BLOCK_BYTES, Boxes
-
-
-@dataclass(frozen=True)
-class Descriptors:
-    """Tensor maps in the kernel's parameters: an entry an operand, each a TMA atom a slot, or one for all groups.
-
-    Attributes:
-        m, n: of the operands on the MMA's M and N side. A dual GEMM has two on one of them.
-        sf_m, sf_n: of their scales.
-    """
-
-    m: list
-    n: list
-    sf_m: list
-    sf_n: list
+from .operands import make_boxes
 
 
 @dataclass(frozen=True)
@@ -65,19 +50,11 @@ class LoadArgs:
 
 
 @cute.jit
-def prefetch_descriptors(descriptors: Descriptors):
-    """Fetch the tensor maps of the first slot, which most CTAs start with, while other warps set up barriers."""
-    with cute.arch.elect_one():
-        for atoms in (*descriptors.m, *descriptors.n, *descriptors.sf_m, *descriptors.sf_n):
-            prefetch_descriptor(select_descriptor(atoms, Int32(0)))
-
-
-@cute.jit
 def run_load(args: LoadArgs, first_tile: Int32, stride: Int32):
     """Acquire an empty stage and issue its copies, once a K tile; their bytes complete the stage's barrier."""
     ab_producer, config, groups = args.ab_producer, args.config, args.groups
     num_cta, rank = config.cluster_size, args.cta_rank
-    boxes, smem, buffers = Boxes.of(config), args.smem, args.buffers
+    boxes, smem, buffers = make_boxes(config), args.smem, args.buffers
     k_blocks = boxes.sf_m[0]
     # Weights are read once; tokens are read by every tile of weights.
     policy_m, policy_n = (EVICT_FIRST, EVICT_LAST) if config.swap_ab else (EVICT_LAST, EVICT_FIRST)
@@ -90,10 +67,10 @@ def run_load(args: LoadArgs, first_tile: Int32, stride: Int32):
     cursor = groups.first_cursor(first_tile, config.work_tile_mnk)
     while groups.has_tile(cursor):
         tile = groups.tile(cursor, config.work_tile_mnk)
-        desc_m = _addresses(args.descriptors.m, tile.slot)
-        desc_n = _addresses(args.descriptors.n, tile.slot)
-        desc_sf_m = _addresses(args.descriptors.sf_m, tile.slot)
-        desc_sf_n = _addresses(args.descriptors.sf_n, tile.slot)
+        desc_m = descriptor_addresses(args.descriptors.m, tile.slot)
+        desc_n = descriptor_addresses(args.descriptors.n, tile.slot)
+        desc_sf_m = descriptor_addresses(args.descriptors.sf_m, tile.slot)
+        desc_sf_n = descriptor_addresses(args.descriptors.sf_n, tile.slot)
         m_side, n_side = mma_sides(config, tile)
         row_m = m_side.first_row + rank * boxes.rows_m
         row_n = n_side.first_row + rank * (mma_columns(config, n_side) // num_cta)
@@ -127,8 +104,3 @@ def run_load(args: LoadArgs, first_tile: Int32, stride: Int32):
         cursor = groups.next_cursor(cursor, stride, config.work_tile_mnk)
     # Leave only after the MMA has released every stage: its arrivals must not reach a CTA that has exited.
     ab_producer.tail()
-
-
-def _addresses(operands: list, slot: Int32) -> list:
-    """Of every operand's tensor map."""
-    return [select_descriptor_address(atoms, slot) for atoms in operands]

@@ -13,6 +13,7 @@ from cutlass import Int32, Int64
 from nvfp4_cute.arch.sm100 import MMA_INST_K, SF_ATOM_COLS, SF_ATOM_ROWS, SmemPlan, TmemMap
 from nvfp4_cute.config import KernelConfig
 
+from ..common.operand_maps import SF_BLOCK_BYTES
 from ..common.sides import mma_sides
 from .columns import mma_columns
 from .instructions import (
@@ -25,7 +26,6 @@ from .instructions import (
     smem_descriptor,
 )
 from .load import Buffers
-from .operands import SF_BLOCK_BYTES
 
 # Rows of 32 lanes: how many rows one column of scales in tensor memory covers.
 SF_COLUMN_ROWS = 32

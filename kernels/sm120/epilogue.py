@@ -7,7 +7,7 @@ import cutlass.cute as cute
 from cutlass import Float32, Int32, Int64
 
 from ..common.group_table import select_slot
-from ..common.output_table import OutputTable, load_alpha
+from ..common.output_table import OutputTable, load_alphas
 from ..common.sides import TileSide
 from .warp_tile import BAND, STRIP
 
@@ -53,7 +53,7 @@ def locate_output(
     return OutputTile(
         address=select_slot(outputs.addresses, slot) + Int64(row) * pitch_m + Int64(col) * pitch_n,
         dtype=dtype,
-        alpha=load_alpha(outputs, slot),
+        alpha=load_alphas(outputs, slot, 1)[0],
         pitch_m=pitch_m,
         pitch_n=pitch_n,
         rows=m_side.extent - row,

@@ -23,7 +23,7 @@ Source: PTX ISA 9.1, 9.7.14.5 (mma with block scaling), 9.7.14.5.15 (ldmatrix), 
 import cutlass
 import cutlass.cute as cute
 import cutlass.pipeline as pipeline
-from cutlass import Float32, Int32, Int64
+from cutlass import Int32, Int64
 from cutlass.memory import SmemAllocator
 
 from nvfp4_cute.arch.sm120 import BUFFER_ALIGN_BYTES, smem_plan
@@ -31,6 +31,7 @@ from nvfp4_cute.config import KernelConfig
 from nvfp4_cute.launch_table import NUM_COLUMNS, Group, Header
 
 from ..common.group_table import GroupTable
+from ..common.launch_args import read_groups, read_outputs
 from ..common.output_table import OutputTable
 from ..common.tma_operand import TmaOperand, make_tma_operand
 from ..common.warp_schedule import WARP_SIZE
@@ -97,9 +98,6 @@ class GroupedGemmSm120:
         ]
         tensors_sfa = [scales_tensor(values[Group.SFA, row], m[row - 1], k[row - 1]) for row in rows]
         tensors_sfb = [scales_tensor(values[Group.SFB, row], n[row - 1], k[row - 1]) for row in rows]
-        alpha = None
-        if cutlass.const_expr(self.has_alpha):
-            alpha = cute.make_ptr(Float32, values[Header.ALPHA, 0], cute.AddressSpace.gmem, assumed_align=4)
         num_stage = self.config.num_ab_stage
         scales = scales_layout(tile_k, num_stage)
         if cutlass.const_expr(self.config.swap_ab):
@@ -110,19 +108,8 @@ class GroupedGemmSm120:
             make_tma_operand(tensors_b, values_layout(tile_n, tile_k, num_stage), (tile_n, tile_k)),
             make_tma_operand(tensors_sfa, scales, scales_box(tile_k)),
             make_tma_operand(tensors_sfb, scales, scales_box(tile_k)),
-            GroupTable(
-                m=m,
-                n=n,
-                k=k,
-                tile_offsets=[Int32(values[Group.TILE_OFFSET, row]) for row in rows],
-                num_tiles=Int32(values[Header.NUM_TILES, 0]),
-            ),
-            OutputTable(
-                addresses=[values[Group.OUT, row] for row in rows],
-                pitches=[values[Group.OUT_PITCH, row] for row in rows],
-                group_indices=[Int32(values[Group.GROUP_IDX, row]) for row in rows],
-                alpha=alpha,
-            ),
+            read_groups(values, rows, "list"),
+            read_outputs(values, rows, "list", 1 if self.has_alpha else 0),
         ).launch(
             grid=(Int32(values[Header.NUM_CTA, 0]), 1, 1),
             block=(WARP_SIZE * (self.warp_tile.num_warps + WARPGROUP_WARPS), 1, 1),

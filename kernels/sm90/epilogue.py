@@ -11,7 +11,7 @@ import cutlass.cute as cute
 from cutlass import Float32, Int32, Int64, Uint32
 
 from ..common.group_table import WorkTile, select_slot
-from ..common.output_table import OutputTable, load_alpha
+from ..common.output_table import OutputTable, load_alphas
 from .decode import OPERAND_EXPONENT
 from .operands import load_shared, tokens_of_tile
 from .warp_schedule import GROUP_THREADS, WARP_SIZE
@@ -43,7 +43,7 @@ def store_tile(
         staging_address: ``STAGING_BYTES`` of shared memory a warpgroup.
     """
     tile_m, tile_n, _ = work_tile_mnk
-    alpha = load_alpha(outputs, tile.slot)
+    (alpha,) = load_alphas(outputs, tile.slot, 1)
     pitch = select_slot(outputs.pitches, tile.slot)
     bytes_per_value = out_dtype.width // 8
     row, column = tile.tile_m_idx * tile_m, tile.tile_n_idx * tile_n

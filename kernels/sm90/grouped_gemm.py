@@ -18,9 +18,8 @@ Shared memory: ``arch.sm90.SmemPlan``. Tensor maps of all groups: kernel paramet
 Source: PTX ISA 9.1, 9.7.15 (wgmma), 9.7.13.15 (mbarrier), 5.5.7 and 9.7.9.27 (tensor maps), 9.7.19.5 (setmaxnreg).
 """
 
-import cutlass
 import cutlass.cute as cute
-from cutlass import Float16, Float32, Int32, Int64, Uint8, Uint32
+from cutlass import Float16, Int32, Int64, Uint8, Uint32
 from cutlass.memory import SmemAllocator
 
 from nvfp4_cute.arch.sm90 import sf_blocks, smem_plan
@@ -28,6 +27,7 @@ from nvfp4_cute.config import KernelConfig
 from nvfp4_cute.launch_table import NUM_COLUMNS, Group, Header
 
 from ..common.group_table import GroupTable
+from ..common.launch_args import read_groups, read_outputs
 from ..common.output_table import OutputTable
 from ..common.ring import Ring, init_ring
 from ..common.tma_operand import TmaOperand, make_tma_operand
@@ -93,9 +93,6 @@ class GroupedGemmSm90:
         ]
         tensors_sfa = [scale_tensor(values[Group.SFA, r], m[r - 1], k[r - 1]) for r in rows]
         tensors_sfb = [scale_tensor(values[Group.SFB, r], n[r - 1], k[r - 1]) for r in rows]
-        alpha = None
-        if cutlass.const_expr(self.has_alpha):
-            alpha = cute.make_ptr(Float32, values[Header.ALPHA, 0], cute.AddressSpace.gmem, assumed_align=4)
         tile_m, tile_n, _ = self.config.work_tile_mnk
         self.kernel.set_name_prefix(self.name)
         self.kernel(
@@ -103,19 +100,8 @@ class GroupedGemmSm90:
             make_tma_operand(tensors_b, packed_layout(tile_n, 1), (tile_n, ROW_BYTES)),
             make_tma_operand(tensors_sfa, scale_layout(1, 1), (1, SF_BLOCK_WORDS)),
             make_tma_operand(tensors_sfb, scale_layout(1, 1), (1, SF_BLOCK_WORDS)),
-            GroupTable(
-                m=m,
-                n=n,
-                k=k,
-                tile_offsets=[Int32(values[Group.TILE_OFFSET, row]) for row in rows],
-                num_tiles=Int32(values[Header.NUM_TILES, 0]),
-            ),
-            OutputTable(
-                addresses=[values[Group.OUT, row] for row in rows],
-                pitches=[values[Group.OUT_PITCH, row] for row in rows],
-                group_indices=[Int32(values[Group.GROUP_IDX, row]) for row in rows],
-                alpha=alpha,
-            ),
+            read_groups(values, rows, "list"),
+            read_outputs(values, rows, "list", 1 if self.has_alpha else 0),
         ).launch(
             grid=(Int32(values[Header.NUM_CTA, 0]), 1, 1),
             block=(self.schedule.threads_per_cta, 1, 1),

@@ -1,0 +1,121 @@
+"""Host half of a kernel: what it reads from the launch table (``nvfp4_cute.launch_table``) and passes to the device."""
+
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import cutlass.cute as cute
+from cutlass import Float32, Int32, Int64
+
+from nvfp4_cute.launch_table import Group, Header
+
+from .device_groups import DeviceGroups
+from .group_table import GroupTable
+from .output_table import OutputTable
+
+
+@dataclass(frozen=True)
+class OperandView:
+    """One operand of a group, or of all groups where they share memory.
+
+    Attributes:
+        data: address of element (0, 0).
+        scale: address of the first scale block.
+        rows, batch, k: extents in elements; batch 1 where groups have operands of their own or follow each other.
+        pitch, batch_pitch: elements between rows and between batches.
+        sf_row_blocks: 128-row blocks of scales in one batch.
+    """
+
+    data: Int64
+    scale: Int64
+    rows: Int32
+    batch: Int32
+    k: Int32
+    pitch: Int64
+    batch_pitch: Int64
+    sf_row_blocks: Int32
+
+
+def read_operands(values: cute.Tensor, rows: range, num_b: int, swap_ab: bool) -> tuple[list, list]:
+    """Operands on the MMA's M side and on its N side: an entry an operand, each a view a row.
+
+    Args:
+        values: (COLUMN, ROW) of the launch table.
+        rows: its rows that describe groups, or the one that describes all groups' operands.
+        num_b: 2 for a dual GEMM.
+        swap_ab: whether ``b`` lies on the M side.
+    """
+    views_a = [[_view(values, row, "A", Group.M) for row in rows]]
+    views_b = [[_view(values, row, "B", Group.N) for row in rows]]
+    if num_b == 2:
+        views_b.append([_second_b(values, row, view) for row, view in zip(rows, views_b[0], strict=True)])
+    return (views_b, views_a) if swap_ab else (views_a, views_b)
+
+
+def read_groups(
+    values: cute.Tensor, rows: range, form: Literal["list", "ragged", "masked"]
+) -> GroupTable | DeviceGroups:
+    """The groups' sizes, or where the device finds them. Arguments as of :func:`read_operands`."""
+    m, n, k = ([Int32(values[column, row]) for row in rows] for column in (Group.M, Group.N, Group.K))
+    if form == "list":
+        return GroupTable(
+            m=m,
+            n=n,
+            k=k,
+            tile_offsets=[Int32(values[Group.TILE_OFFSET, row]) for row in rows],
+            num_tiles=Int32(values[Header.NUM_TILES, 0]),
+        )
+    return DeviceGroups(
+        form=form,
+        sizes=cute.make_ptr(Int32, values[Header.GROUP_SIZES, 0], cute.AddressSpace.gmem, assumed_align=4),
+        num_groups=Int32(values[Header.NUM_GROUPS, 0]),
+        m_max=m[0],
+        n=n[0],
+        k=k[0],
+    )
+
+
+def read_outputs(
+    values: cute.Tensor, rows: range, form: Literal["list", "ragged", "masked"], num_alphas: int
+) -> OutputTable:
+    """Where results go. ``num_alphas``: factors a group, one a product, or 0; else as of :func:`read_operands`."""
+    columns = (Header.ALPHA, Header.ALPHA2)[:num_alphas]
+    return OutputTable(
+        addresses=[values[Group.OUT, row] for row in rows],
+        pitches=[values[Group.OUT_PITCH, row] for row in rows],
+        batch_pitch=values[Group.OUT_BATCH_PITCH, 1],
+        group_indices=[Int32(values[Group.GROUP_IDX, row]) for row in rows] if form == "list" else None,
+        alphas=[
+            cute.make_ptr(Float32, values[column, 0], cute.AddressSpace.gmem, assumed_align=4)
+            for column in columns
+        ]
+        or None,
+    )
+
+
+def _view(values: cute.Tensor, row: int, letter: str, rows: Group) -> OperandView:
+    """An operand as row ``row`` of the launch table describes it."""
+
+    def column(name: str):
+        return values[Group[name], row]
+
+    return OperandView(
+        data=column(letter),
+        scale=column(f"SF{letter}"),
+        rows=Int32(values[rows, row]),
+        batch=Int32(column(f"{letter}_BATCH")),
+        k=Int32(column("K")),
+        pitch=column(f"{letter}_PITCH"),
+        batch_pitch=column(f"{letter}_BATCH_PITCH"),
+        sf_row_blocks=Int32(column(f"SF{letter}_ROW_BLOCKS")),
+    )
+
+
+def _second_b(values: cute.Tensor, row: int, first: OperandView) -> OperandView:
+    """A dual GEMM's second operand, shaped like the first one."""
+    return replace(
+        first,
+        data=values[Group.B2, row],
+        scale=values[Group.SFB2, row],
+        pitch=values[Group.B2_PITCH, row],
+        batch_pitch=values[Group.B2_BATCH_PITCH, row],
+    )

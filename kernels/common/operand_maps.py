@@ -1,0 +1,121 @@
+"""Tensor maps of A, B and their scales: one box a pipeline stage, the same coordinates in every form.
+
+Operands are (K, rows, batch), scales (512-byte block, K blocks, row blocks, batch), innermost first. ``M side`` and
+``N side`` are the MMA's; ``KernelConfig.swap_ab`` says which of a and b is which.
+"""
+
+from dataclasses import dataclass
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import Int32, Int64
+from cutlass.cute.nvgpu import cpasync
+
+from nvfp4_cute.scale_layout import SF_VEC_SIZE
+
+from .launch_args import OperandView
+from .tma_descriptor import prefetch_descriptor, select_descriptor, select_descriptor_address
+from .tma_operand import global_ptr
+
+AB_DTYPE = cutlass.Float4E2M1FN
+# A scale block covers 128 rows x 4 scales. Blocks travel as 16-bit words: 256 of them are the longest box edge.
+SF_BLOCK_BYTES = 128 * 4
+SF_BLOCK_K = 4 * SF_VEC_SIZE
+SF_WORD = cutlass.Int16
+SF_BLOCK_WORDS = SF_BLOCK_BYTES // 2
+# Bytes of a row in shared memory -> bits of its 16-byte chunk's place that TMA swizzles (PTX ISA 5.5.7).
+SWIZZLE_BITS = {64: 2, 128: 3}
+
+
+@dataclass(frozen=True)
+class Boxes:
+    """What one CTA's TMA brings in for one stage.
+
+    Attributes:
+        k: elements of K.
+        rows_m, rows_n: operand rows, all of a K tile.
+        sf_m, sf_n: (K blocks, row blocks) of scales.
+    """
+
+    k: int
+    rows_m: int
+    rows_n: int
+    sf_m: tuple[int, int]
+    sf_n: tuple[int, int]
+
+
+@dataclass(frozen=True)
+class Descriptors:
+    """Tensor maps in the kernel's parameters: an entry an operand, each a TMA atom a slot, or one for all groups.
+
+    Attributes:
+        m, n: of the operands on the MMA's M and N side. A dual GEMM has two on one of them.
+        sf_m, sf_n: of their scales.
+    """
+
+    m: list
+    n: list
+    sf_m: list
+    sf_n: list
+
+    @classmethod
+    def encode(cls, views_m: list, views_n: list, boxes: Boxes) -> "Descriptors":
+        """Encode the maps on the host. views_m, views_n: ``launch_args.read_operands``."""
+        return cls(
+            m=[[_operand_atom(view, boxes.rows_m, boxes.k) for view in views] for views in views_m],
+            n=[[_operand_atom(view, boxes.rows_n, boxes.k) for view in views] for views in views_n],
+            sf_m=[[_scale_atom(view, boxes.sf_m) for view in views] for views in views_m],
+            sf_n=[[_scale_atom(view, boxes.sf_n) for view in views] for views in views_n],
+        )
+
+
+@cute.jit
+def prefetch_descriptors(descriptors: Descriptors):
+    """Fetch the tensor maps of the first slot, which most CTAs start with, while other warps set up barriers."""
+    with cute.arch.elect_one():
+        for atoms in (*descriptors.m, *descriptors.n, *descriptors.sf_m, *descriptors.sf_n):
+            prefetch_descriptor(select_descriptor(atoms, Int32(0)))
+
+
+def descriptor_addresses(operands: list, slot: Int32) -> list:
+    """Of every operand's tensor map for the group at ``slot``."""
+    return [select_descriptor_address(atoms, slot) for atoms in operands]
+
+
+def _operand_atom(view: OperandView, box_rows: int, box_k: int):
+    """TMA atom, with its tensor map, for boxes of ``box_rows`` x ``box_k`` elements, their rows swizzled."""
+    # A TMA pitch is a multiple of 16 bytes, that is 32 elements.
+    strides = (1, cute.assume(view.pitch, 32), cute.assume(view.batch_pitch, 32))
+    tensor = cute.make_tensor(
+        global_ptr(AB_DTYPE, view.data), cute.make_layout((view.k, view.rows, view.batch), stride=strides)
+    )
+    swizzle = cute.make_swizzle(SWIZZLE_BITS[box_k * AB_DTYPE.width // 8], 4, 3)
+    box = cute.make_composed_layout(swizzle, 0, cute.make_layout((box_k, box_rows, 1)))
+    return _atom(tensor, box, (box_k, box_rows, 1))
+
+
+def _scale_atom(view: OperandView, box: tuple[int, int]):
+    """TMA atom for boxes of (K blocks, row blocks) scale blocks."""
+    k_blocks, row_blocks = box
+    sf_k_blocks = cute.ceil_div(view.k, SF_BLOCK_K)
+    row_stride = Int64(sf_k_blocks) * SF_BLOCK_WORDS
+    batch_stride = row_stride * view.sf_row_blocks
+    tensor = cute.make_tensor(
+        global_ptr(SF_WORD, view.scale),
+        cute.make_layout(
+            (SF_BLOCK_WORDS, sf_k_blocks, view.sf_row_blocks, view.batch),
+            stride=(
+                1,
+                SF_BLOCK_WORDS,
+                cute.assume(row_stride, SF_BLOCK_WORDS),
+                cute.assume(batch_stride, SF_BLOCK_WORDS),
+            ),
+        ),
+    )
+    shape = (SF_BLOCK_WORDS, k_blocks, row_blocks, 1)
+    return _atom(tensor, cute.make_layout(shape), shape)
+
+
+def _atom(tensor: cute.Tensor, smem_layout, tiler: tuple):
+    """Only the tensor map is used: ``tma_load`` chooses the instruction."""
+    return cpasync.make_tiled_tma_atom(cpasync.CopyBulkTensorTileG2SOp(), tensor, smem_layout, tiler)[0]

@@ -1,0 +1,52 @@
+"""The TMA load of one box by tensor map: exactly one thread of a warp calls it."""
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import Int32, Int64
+
+# Clears the bit that tells the two CTAs of a pair apart: the leader's barrier (PTX ISA 9.7.9.27.1.2).
+LEADER_MASK = 0xFEFFFFFF
+# L2 policies as createpolicy.fractional makes them for all of an access.
+EVICT_FIRST = 0x12F0000000000000
+EVICT_LAST = 0x14F0000000000000
+
+
+@cute.jit
+def tma_load(
+    destination: Int32,
+    descriptor: Int64,
+    coords: tuple,
+    barrier: Int32,
+    cache_policy: cutlass.Constexpr,
+    num_cta: cutlass.Constexpr,
+    mcast_mask: Int32 | None = None,
+):
+    """Copy the box at ``coords`` (innermost first) to shared memory; its bytes complete the leader's ``barrier``.
+
+    Args:
+        destination: shared address in this CTA.
+        descriptor: generic address of the tensor map.
+        mcast_mask: CTAs of the cluster that get the box at the same place, or None for this one alone.
+    """
+    rank = len(coords)
+    places = ", ".join(f"{{$r{i}}}" for i in range(3, 3 + rank))
+    multicast, mask, group, args = "", "", "", []
+    if cutlass.const_expr(num_cta == 2):
+        group = ".cta_group::2"
+        barrier = barrier & LEADER_MASK
+    if cutlass.const_expr(mcast_mask is not None):
+        multicast, mask = ".multicast::cluster", f" {{$r{3 + rank}}},"
+        args = [cutlass.Int16(mcast_mask)]
+    cute.arch.inline_ptx(
+        f"cp.async.bulk.tensor.{rank}d.shared::cluster.global.tile.mbarrier::complete_tx::bytes"
+        f"{multicast}{group}.L2::cache_hint [{{$r0}}], [{{$r1}}, {{{places}}}], [{{$r2}}],{mask} "
+        f"{{$r{3 + rank + len(args)}}};",
+        read_only_args=[
+            destination,
+            descriptor,
+            barrier,
+            *(Int32(c) for c in coords),
+            *args,
+            Int64(cache_policy),
+        ],
+    )
