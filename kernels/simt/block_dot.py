@@ -10,7 +10,7 @@ bytes into int32. Its result is 4 times the dot product, and so is that of ``Hal
 
 from cutlass import Float32, Int32, Uint32
 
-from . import ptx
+from ..common import ptx
 
 WORDS_PER_BLOCK = 2
 # Twice the magnitudes 0, 0.5, 1, 1.5 | 2, 3, 4, 6, a byte each.

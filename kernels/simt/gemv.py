@@ -33,7 +33,7 @@ from nvfp4_cute.arch.simt import (
 from nvfp4_cute.launch_table import Gemv
 from nvfp4_cute.scale_layout import ATOM_BYTES, ATOM_COLS, ATOM_ROWS, SF_VEC_SIZE
 
-from . import ptx
+from ..common import ptx
 from .block_dot import WORDS_PER_BLOCK, ByteDot, HalfDot
 from .global_access import KEEP, READ_ONCE, global_scalar, load_words
 

@@ -6,11 +6,6 @@ padding written as zeros, or row-major; an fp32 global scale in memory: none, on
 Work: a warp takes 8 rows of one scale atom (r, r + 32, r + 64, r + 96 for two neighbouring r) and four blocks of K of
 each, one block a lane: 128 contiguous bytes of x a row, and the 32 scales are one contiguous sector. ``QUANTIZE_ATOMS``
 such columns are loaded before the first is computed.
-
-The quotient x / d is needed correctly rounded. With r = RN(1 / d), q = RN(x r), e = q d - x (exact, an FMA), the sum
-RN(q - e r) is that (Markstein, 1990), and -0 stays -0 (with e = x - q d it would not): three instructions an element
-instead of a division. Blocks with infinities or NaN, or with d outside 2^-98 ... 2^98, take the division. Where the scale
-is 0, d = 1 and r = 0 give the signed zeros.
 """
 
 from dataclasses import dataclass
@@ -23,8 +18,9 @@ from nvfp4_cute.arch.simt import QUANTIZE_ATOMS, QUANTIZE_WARPS, WARP_SIZE
 from nvfp4_cute.launch_table import Quantize
 from nvfp4_cute.scale_layout import ATOM_BYTES, ATOM_COLS, ATOM_ROWS, SF_VEC_SIZE
 
-from . import ptx
-from .encode import ConvertE2M1, RoundE2M1
+from ..common import ptx
+from ..common.encode import ConvertE2M1, RoundE2M1
+from ..common.quantize_block import block_scale, encode_values
 from .global_access import KEEP, global_scalar, load_words, store_byte, store_words
 
 ROWS_PER_WARP = WARP_SIZE // ATOM_COLS
@@ -33,9 +29,6 @@ INPUT_BYTES = 2 * SF_VEC_SIZE
 INPUT_WORDS = INPUT_BYTES // 4
 OUTPUT_BYTES = SF_VEC_SIZE // 2
 LOAD_WORDS = 4
-# Beyond these the terms of the three-instruction quotient might leave the normal range of fp32.
-LEAST_DIVISOR, MOST_DIVISOR = 2.0**-98, 2.0**98
-LARGEST_FLOAT32 = 3.4028234663852886e38
 
 
 @dataclass(frozen=True)
@@ -191,37 +184,11 @@ class QuantizeKernel:
             most = ptx.max_nan_x2(most, word, self.is_bf16)
         low, high = self.unpack(most)
         amax = ptx.max_nan(low, high)
-        quotient = ptx.div_f32(amax, Float32(6.0))
-        if cutlass.const_expr(self.has_global_scale):
-            quotient = ptx.div_f32(quotient, global_scale)
-        code = ptx.f32_to_e4m3(quotient)
-        divisor = ptx.unpack_f16x2(ptx.ue4m3x2_to_f16x2(code))[0]
-        if cutlass.const_expr(self.has_global_scale):
-            divisor = divisor * global_scale
-        # A block whose scale rounds to 0, padding rows among them, holds zeros with the signs of the values: times 0.
-        divisor = Float32(1.0) if code == 0 else divisor
+        code, divisor = block_scale(amax, global_scale if self.has_global_scale else None)
         source = words if cutlass.const_expr(self.encode.signed) else magnitudes
         x = [value for i in range(INPUT_WORDS) for value in self.unpack(source[i])]
-        y = cute.make_rmem_tensor(SF_VEC_SIZE, Float32)
-        signs = cute.make_rmem_tensor(INPUT_WORDS, Uint32)
-        for i in cutlass.range_constexpr(INPUT_WORDS):
-            signs[i] = words[i]
-        # False where amax is infinite or NaN, and where the divisor is.
-        if amax <= LARGEST_FLOAT32 and divisor >= LEAST_DIVISOR and divisor <= MOST_DIVISOR:
-            inverse = Float32(0.0) if code == 0 else ptx.rcp_f32(divisor)
-            for i in cutlass.range_constexpr(SF_VEC_SIZE):
-                estimate = x[i] * inverse
-                error = ptx.fma_f32(estimate, divisor, -x[i])
-                y[i] = ptx.fma_f32(-error, inverse, estimate)
-        else:
-            for i in cutlass.range_constexpr(SF_VEC_SIZE):
-                y[i] = ptx.div_f32(x[i], divisor)
-                # e2m1 has no NaN: it becomes +6, whatever its sign.
-                other_half = Uint32(0xFFFF << 16 * ((i + 1) % 2))
-                signs[i // 2] = signs[i // 2] if y[i] == y[i] else signs[i // 2] & other_half
-        return self.encode.pack(
-            [y[i] for i in range(SF_VEC_SIZE)], [signs[i] for i in range(INPUT_WORDS)]
-        ), code
+        signs = [words[i] for i in range(INPUT_WORDS)]
+        return encode_values(x, signs, amax, code, divisor, self.encode), code
 
     @cute.jit
     def store_scale(self, operands: QuantizeOperands, place: ScalePlace, code: Uint32, valid: Boolean):

@@ -103,6 +103,11 @@ def max_nan(a: Float32, b: Float32) -> Float32:
     return inline_ptx("max.NaN.f32 {$w0}, {$r0}, {$r1};", write_only_types=[Float32], read_only_args=[a, b])
 
 
+def abs_f32(a: Float32) -> Float32:
+    """The magnitude of a float."""
+    return inline_ptx("abs.f32 {$w0}, {$r0};", write_only_types=[Float32], read_only_args=[a])
+
+
 def least(a: Float32, b: Float32) -> Float32:
     """The smaller of two floats; the number if one is NaN."""
     return inline_ptx("min.f32 {$w0}, {$r0}, {$r1};", write_only_types=[Float32], read_only_args=[a, b])
