@@ -5,6 +5,7 @@ from nvfp4_cute.errors import CacheError, ConfigError, EmulatorError, Unsupporte
 from nvfp4_cute.formats import NVFP4Tensor, dequantize
 from nvfp4_cute.ops import library as _library  # noqa: F401 (registers the custom ops)
 from nvfp4_cute.ops.dual_gemm import dual_gemm, grouped_dual_gemm
+from nvfp4_cute.ops.gemm import gemm
 from nvfp4_cute.ops.gemv import gemv
 from nvfp4_cute.ops.grouped_gemm import grouped_gemm
 from nvfp4_cute.ops.quantize import grouped_quantize, quantize
@@ -19,6 +20,7 @@ __all__ = [
     "UnsupportedTarget",
     "dequantize",
     "dual_gemm",
+    "gemm",
     "gemv",
     "grouped_dual_gemm",
     "grouped_gemm",

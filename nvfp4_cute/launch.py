@@ -1,11 +1,12 @@
 """Plan: a grouped GEMM ready to launch. It holds the compiled kernel and the schedule, never data."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 
 import numpy as np
+import torch
 
-from nvfp4_cute.arch import base
+from nvfp4_cute.arch import base, family_of
 from nvfp4_cute.cache import get_kernel
 from nvfp4_cute.compile import CompiledKernel, KernelKey, table_pointer
 from nvfp4_cute.config import KernelConfig
@@ -33,15 +34,23 @@ class Plan:
     schedule: TileSchedule
     kernel: CompiledKernel
 
+    @property
+    def _described(self) -> tuple[int, ...]:
+        """The groups with a row of the table each: all of a list, the first of a batch."""
+        return self.schedule.order if self.problem.form == "list" else (0,)
+
     @cached_property
     def _fixed_columns(self) -> np.ndarray:
         """The launch table without addresses and pitches."""
-        table = np.zeros((1 + self.problem.num_groups, NUM_COLUMNS), np.int64)
+        table = np.zeros((1 + len(self._described), NUM_COLUMNS), np.int64)
+        table[0, Header.NUM_GROUPS] = self.problem.num_groups
         table[0, Header.NUM_TILES] = self.schedule.num_tiles
         table[0, Header.NUM_CTA] = self.schedule.num_cta * self.kernel.key.config.cluster_size
-        table[1:, [Group.A_BATCH, Group.B_BATCH]] = 1
+        table[1:, [Group.A_BATCH, Group.B_BATCH]] = (
+            self.problem.num_groups if self.problem.form == "batched" else 1
+        )
         for row, group, tile_offset in zip(
-            table[1:], self.schedule.order, self.schedule.tile_offsets, strict=False
+            table[1:], self._described, self.schedule.tile_offsets, strict=False
         ):
             row[[Group.M, Group.N, Group.K]] = np.maximum(self.problem.sizes[group], 1)
             row[Group.SFA_ROW_BLOCKS], row[Group.SFB_ROW_BLOCKS] = -(-row[[Group.M, Group.N]] // 128)
@@ -54,8 +63,14 @@ class Plan:
         table = self._fixed_columns.copy()
         if operands.alpha is not None:
             table[0, Header.ALPHA] = operands.alpha.data_ptr()
-        # There is one batch, whose pitch is never used but has to be well formed.
-        table[1:, [Group.A_BATCH_PITCH, Group.B_BATCH_PITCH, Group.B2_BATCH_PITCH]] = TMA_ALIGN_ELEMENTS
+        if self.problem.form == "batched":
+            table[1, Group.A_BATCH_PITCH : Group.OUT_BATCH_PITCH + 1] = (
+                2 * _batch_bytes(operands.a),
+                2 * _batch_bytes(operands.b),
+                _batch_bytes(operands.out) // operands.out[0].element_size(),
+            )
+        else:  # There is one batch, whose pitch is never used but has to be well formed.
+            table[1:, [Group.A_BATCH_PITCH, Group.B_BATCH_PITCH, Group.B2_BATCH_PITCH]] = TMA_ALIGN_ELEMENTS
         table[1:, Group.A : Group.OUT_PITCH + 1] = [
             (
                 operands.a[group].data_ptr(),
@@ -67,7 +82,7 @@ class Plan:
                 2 * operands.b[group].stride(0),
                 operands.out[group].stride(1 if self.problem.out_m_major else 0),
             )
-            for group in self.schedule.order
+            for group in self._described
         ]
         second = operands.second
         if second is not None:
@@ -80,10 +95,13 @@ class Plan:
         return table
 
     def address_places(self) -> list[int]:
-        """Where in the flat launch table addresses go: of a, b, a_scale, b_scale, alpha if there is one, and out."""
-        row_of_group = {group: 1 + slot for slot, group in enumerate(self.schedule.order)}
+        """Where in the flat launch table addresses go: of a, b, a_scale, b_scale, alpha if there is one, and out.
+
+        Of a batch, those of its tensors; of a list, those of every group's, in the caller's order.
+        """
+        row_of_group = {group: 1 + slot for slot, group in enumerate(self._described)}
         a, b, sfa, sfb, out = (
-            [row_of_group[group] * NUM_COLUMNS + column for group in range(self.problem.num_groups)]
+            [row_of_group[group] * NUM_COLUMNS + column for group in sorted(row_of_group)]
             for column in (Group.A, Group.B, Group.SFA, Group.SFB, Group.OUT)
         )
         return [*a, *b, *sfa, *sfb, *[Header.ALPHA] * self.problem.has_alpha, *out]
@@ -116,7 +134,8 @@ def make_plan(
     """Choose, compile (or find) and schedule; a plan is remembered by all of its arguments.
 
     Args:
-        problem: list-form problem.
+        problem: list-form problem, or a batched one, which becomes a list where that is simpler (one batch) or the
+            architecture's kernel knows no batches.
         arch: target such as ``sm_100a``.
         sm_count: SMs of the device: the number of persistent CTAs unless ``config`` says otherwise.
         config: tile shape and pipeline depths; None has ``select`` choose.
@@ -126,8 +145,10 @@ def make_plan(
         UnsupportedTarget: no kernel for ``arch``. ConfigError: ``config`` cannot be built.
         UnsupportedProblem: more groups than kernel parameters hold.
     """
+    if problem.num_groups == 1 or problem.form not in family_of(arch).FORMS:
+        problem = replace(problem, form="list")
     max_groups = base.max_list_groups(problem.num_b)
-    if problem.num_groups > max_groups:
+    if problem.form == "list" and problem.num_groups > max_groups:
         raise UnsupportedProblem(
             f"{problem.num_groups} groups: the list form passes {base.param_bytes_per_group(problem.num_b)} bytes a "
             f"group as kernel parameters, {base.KERNEL_PARAM_BYTES} bytes hold {max_groups} groups; split the lists "
@@ -138,3 +159,8 @@ def make_plan(
     num_clusters = (config.num_cta or sm_count) // config.cluster_size
     schedule = make_schedule(problem.sizes, config.work_tile_mnk, num_clusters)
     return Plan(problem, schedule, get_kernel(key, for_emulator=for_emulator))
+
+
+def _batch_bytes(batches: tuple[torch.Tensor, ...]) -> int:
+    """Bytes from one of several tensors at equal distances to the next one."""
+    return batches[1].data_ptr() - batches[0].data_ptr()

@@ -3,8 +3,8 @@
 One pointer crosses the language border however many groups there are; the compiled host code reads sizes and addresses
 from the table, encodes the tensor maps, and launches. It has returned before the table may be freed.
 
-Row 0 is the header. In list form row 1 + slot describes the group at that slot of the schedule; in ragged and masked
-form row 1 describes the operands of all groups.
+Row 0 is the header. In list form row 1 + slot describes the group at that slot of the schedule; in the other forms row 1
+describes the operands of all groups.
 """
 
 from enum import IntEnum
@@ -16,8 +16,8 @@ class Header(IntEnum):
     NUM_TILES = 0  # work tiles of all groups; unused where the device counts them
     NUM_CTA = 1  # persistent CTAs to launch
     ALPHA = 2  # address of the fp32 factors; unused where the kernel has none
-    GROUP_SIZES = 3  # address of the int32 offs or masked_m; unused in list form
-    NUM_GROUPS = 4  # groups that the sizes describe; unused in list form
+    GROUP_SIZES = 3  # address of the int32 offs or masked_m; unused in list and batched form
+    NUM_GROUPS = 4  # groups of row 1; unused in list form
     ALPHA2 = 5  # address of a dual GEMM's second product's factors
 
 

@@ -17,7 +17,7 @@ from nvfp4_cute.scale_layout import SCALE_DTYPES, SF_VEC_SIZE, as_blocked, to_bl
 TMA_ALIGN_BYTES = 16  # base address and row pitch of a tensor map (PTX ISA, cp.async.bulk.tensor)
 INT32_MAX = 2**31 - 1
 OUT_DTYPES = (torch.float16, torch.bfloat16, torch.float32)
-Form = Literal["list", "ragged", "masked"]
+Form = Literal["list", "ragged", "masked", "batched"]
 Activation = Literal["silu", "gelu_tanh", "relu2"]
 
 
@@ -32,7 +32,8 @@ class GroupedProblem:
 
     Attributes:
         sizes: (m, n, k) of every group, in elements; m or n may be 0.
-        form: how the operands arrive: a list with an entry a group, ragged with offsets, or masked.
+        form: how the operands arrive: a list with an entry a group, ragged with offsets, masked, or batched: all groups
+            of one size, at equal distances in memory.
         out_dtype: dtype of C.
         has_alpha: whether group g's result is multiplied by ``alpha[g]``.
         out_m_major: whether columns of C are contiguous, not rows.

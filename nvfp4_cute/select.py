@@ -153,6 +153,6 @@ def config_for_rows(mean_rows: int, n: int) -> KernelConfig:
 def candidates(arch: str, form: Form) -> tuple[KernelConfig, ...]:
     """Every config that is computed with where the caller chooses none. Raises UnsupportedTarget as ``choose_config``."""
     family = family_of(arch)
-    if form == "list":
+    if form in ("list", "batched"):
         return family.CANDIDATES
     return tuple(config_for_rows(rows, n) for n in (128, 256) for rows in TILES_N)

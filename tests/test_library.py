@@ -5,7 +5,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import torch
 
-from nvfp4_cute import UnsupportedProblem, gemv, grouped_gemm
+from nvfp4_cute import UnsupportedProblem, gemm, gemv, grouped_gemm
 
 ROWS, N, K = (5, 3), 64, 128
 
@@ -23,6 +23,9 @@ def arguments_of(form, rows=ROWS):
             random_bytes(2, K // 2).t(),
             *random_bytes(2, 2, 1, 2, 32, 4, 4),
         ), {}
+    if form == "gemm":
+        a, b = (random_bytes(2, x, K // 2).permute(1, 2, 0) for x in (5, N))
+        return (a, b, *random_bytes(2, 2, 1, 2, 32, 4, 4)), {}
     b, b_scale = random_bytes(groups, N, K // 2), random_bytes(groups, 1024)
     if form == "list":
         a = [random_bytes(m, K // 2) for m in rows]
@@ -35,7 +38,7 @@ def arguments_of(form, rows=ROWS):
 
 
 def op_of(form):
-    return gemv if form == "gemv" else grouped_gemm
+    return {"gemm": gemm, "gemv": gemv}.get(form, grouped_gemm)
 
 
 def compiled(form):
@@ -52,7 +55,7 @@ def assert_same(ours, right):
         torch.testing.assert_close(x, y, rtol=0, atol=0)
 
 
-@pytest.mark.parametrize("form", ["list", "ragged", "masked", "gemv"])
+@pytest.mark.parametrize("form", ["list", "ragged", "masked", "gemm", "gemv"])
 def test_a_whole_graph_holds_the_operation(form):
     args, options = arguments_of(form)
     options["alpha"] = torch.tensor([0.5, 2.0])
@@ -64,7 +67,7 @@ def test_a_whole_graph_holds_the_operation(form):
     assert_same(out, expected)
 
 
-@pytest.mark.parametrize("form", ["list", "ragged", "masked", "gemv"])
+@pytest.mark.parametrize("form", ["list", "ragged", "masked", "gemm", "gemv"])
 def test_gradients_are_refused(form):
     args, options = arguments_of(form)
     options["alpha"] = torch.tensor([0.5, 2.0], requires_grad=True)

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import nvfp4_cute
-from nvfp4_cute import backends, grouped_gemm, prepared, targets
+from nvfp4_cute import backends, gemm, grouped_gemm, prepared, targets
 from nvfp4_cute.backends import reference
 from nvfp4_cute.backends.emulator import on_emulator
 from nvfp4_cute.cache import get_kernel
@@ -225,6 +225,22 @@ def test_the_second_call_is_launched_without_checks(gpu, monkeypatch, form, own_
         result, expected = ([t[0, :5], t[1, :3]] for t in (result, expected))
     for ours, right in zip(result, expected, strict=True):
         torch.testing.assert_close(ours, right, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("batches", [1, 2])
+def test_the_second_gemm_is_launched_without_checks(gpu, monkeypatch, batches):
+    def operands():
+        a, b = (random_bytes(batches, rows, 64).permute(1, 2, 0) for rows in (5, 64))
+        return [a, b, *random_bytes(2, batches, 1, 2, 32, 4, 4)]
+
+    alpha = torch.linspace(0.5, 2.0, batches)
+    first = gemm(*operands(), alpha)
+    again = operands()
+    expected = gemm(*again, alpha.clone(), backend="reference", config=KernelConfig())
+    monkeypatch.setattr(sys.modules["nvfp4_cute.ops.gemm"], "check_list_operands", None)
+    result = gemm(*again, alpha)
+    assert result.stride() == first.stride()
+    torch.testing.assert_close(result, expected, rtol=0, atol=0)
 
 
 def test_sizes_given_twice_are_refused_after_a_prepared_call(gpu):

@@ -1,4 +1,5 @@
-"""Device half of the schedule where sizes live on the device: ragged (``offs``) and masked (``masked_m``) groups.
+"""Device half of the schedule where groups are parts of common operands: ragged (``offs``), masked (``masked_m``), or
+batched, which is masked with every row in use and no sizes to read.
 
 A warp looks at 32 groups at a time, a lane each: it reads their sizes, counts their tiles, and scans. Sizes are read
 when the kernel runs, so a launch that a graph replays follows the sizes of that moment; any number of groups works.
@@ -20,16 +21,17 @@ SF_ATOM_ROWS = 128
 
 @dataclass(frozen=True)
 class DeviceGroups:
-    """Groups of one N and K whose M the device holds. A whole warp calls every method.
+    """Groups of one N and K. A whole warp calls every method.
 
     Attributes:
-        form: "ragged": ``sizes`` are inclusive ends of the groups' rows in ``a``; "masked": their row counts.
+        form: "ragged": ``sizes`` are inclusive ends of the groups' rows in ``a``; "masked": their row counts; "batched":
+            not read.
         sizes: int32 [num_groups] in global memory.
-        m_max: rows of ``a`` in all (ragged) or of each batch (masked): no group reaches beyond.
+        m_max: rows of ``a`` in all (ragged) or of each batch (masked, batched): no group reaches beyond.
         n, k: extents in elements.
     """
 
-    form: Literal["ragged", "masked"]
+    form: Literal["ragged", "masked", "batched"]
     sizes: cute.Pointer
     num_groups: Int32
     m_max: Int32
@@ -103,8 +105,10 @@ class DeviceGroups:
         group = first_group + cute.arch.lane_idx()
         row, end = Int32(0), Int32(0)
         if group < self.num_groups:
-            sizes = cute.make_tensor(self.sizes, cute.make_layout(self.num_groups))
-            end = cutlass.min(sizes[group], self.m_max)
+            end = self.m_max
+            if cutlass.const_expr(self.form != "batched"):
+                sizes = cute.make_tensor(self.sizes, cute.make_layout(self.num_groups))
+                end = cutlass.min(sizes[group], self.m_max)
             if cutlass.const_expr(self.form == "ragged"):
                 if group > 0:
                     row = cutlass.max(sizes[group - 1], 0)

@@ -4,7 +4,7 @@ For every group g:  C = alpha[g] * (A * SFA) @ (B * SFB)^T  with A (M_g, K_g), B
 K-major; SFA (M_g, K_g / 16), SFB (N_g, K_g / 16) e4m3 in the 128x4 blocked layout; C (M_g, N_g), N-major or M-major.
 Dual:  C = activation(alpha1[g] * A @ B1^T) * (alpha2[g] * A @ B2^T), with B1 and B2 of one shape.
 List form: every group has operands and sizes of its own, known to the host. Ragged and masked form: groups are parts of
-common operands, and the device holds how many rows of A each has.
+common operands, and the device holds how many rows of A each has; batched form: each has all of its rows.
 
 Roles (warps):  EPILOGUE 0-3 | MMA 4 | LOAD 5.
 
@@ -68,7 +68,7 @@ class GroupedGemmSm100:
     def __init__(
         self,
         config: KernelConfig,
-        form: Literal["list", "ragged", "masked"],
+        form: Literal["list", "ragged", "masked", "batched"],
         num_groups: int,
         out_dtype: type,
         out_m_major: bool,

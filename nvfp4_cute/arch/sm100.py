@@ -11,7 +11,7 @@ from nvfp4_cute.scale_layout import SF_VEC_SIZE
 
 ARCHS = ("sm_100a", "sm_103a", "sm_110a")
 DEFAULT_CONFIG = KernelConfig()
-FORMS = ("list", "ragged", "masked")
+FORMS = ("list", "ragged", "masked", "batched")
 OUT_M_MAJOR = True
 # What ``select`` chooses from, simple before special where two are equally good.
 CANDIDATES = (

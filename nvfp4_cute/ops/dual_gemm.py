@@ -1,13 +1,13 @@
 """dual_gemm and grouped_dual_gemm: C = activation(alpha1 * A @ B1^T) * (alpha2 * A @ B2^T) over NVFP4 operands."""
 
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 
 from nvfp4_cute import backends
 from nvfp4_cute.config import KernelConfig
 from nvfp4_cute.formats import ScaleLayout
+from nvfp4_cute.ops.batches import as_alphas, split_batches
 from nvfp4_cute.problem import Activation, check_dual_operands
 from nvfp4_cute.scale_layout import as_blocked_batches
 
@@ -132,27 +132,22 @@ def dual_gemm(
         result = torch.empty((*a.shape[2:], len(a), len(b1)), dtype=out_dtype, device=a.device)
         result = result.permute(1, 2, 0) if a.ndim == 3 else result
     grouped_dual_gemm(
-        _batches(a),
-        _batches(b1),
-        _batches(b2),
+        split_batches(a),
+        split_batches(b1),
+        split_batches(b2),
         _scale_batches("a_scale", a_scale, a, scale_layout),
         _scale_batches("b1_scale", b1_scale, b1, scale_layout),
         _scale_batches("b2_scale", b2_scale, b2, scale_layout),
-        _alphas("alpha1", alpha1, batches),
-        _alphas("alpha2", alpha2, batches),
+        as_alphas("alpha1", alpha1, batches),
+        as_alphas("alpha2", alpha2, batches),
         activation=activation,
-        out=_batches(result),
+        out=split_batches(result),
         out_dtype=out_dtype,
         scale_layout=scale_layout,
         backend=backend,
         config=config,
     )
     return result
-
-
-def _batches(tensor: torch.Tensor) -> list[torch.Tensor]:
-    """A view of every batch."""
-    return [tensor] if tensor.ndim == 2 else list(tensor.unbind(2))
 
 
 def _scale_batches(
@@ -166,20 +161,9 @@ def _scale_batches(
             raise ValueError(
                 f"{name} has shape {list(scale.shape)}; expected [rows, K/16, {operand.shape[2]}] (row-major)"
             )
-        return _batches(scale)
+        return split_batches(scale)
     rows, row_bytes, batches = operand.shape
     try:
         return list(as_blocked_batches(scale, rows, 2 * row_bytes, batches))
     except (TypeError, ValueError) as error:
         raise type(error)(f"{name}: {error}") from error
-
-
-def _alphas(name: str, alpha: torch.Tensor | float | None, batches: int) -> Any:
-    """A factor a batch."""
-    if alpha is None:
-        return None
-    if not isinstance(alpha, torch.Tensor):
-        return [alpha] * batches
-    if alpha.numel() not in (1, batches):
-        raise ValueError(f"{name} has shape {list(alpha.shape)}; expected one element, or [{batches}]")
-    return alpha.reshape(-1).expand(batches).contiguous()

@@ -11,11 +11,13 @@ import torch
 from torch.library import custom_op
 
 from nvfp4_cute.errors import UnsupportedProblem
+from nvfp4_cute.ops.gemm import gemm as eager_gemm
 from nvfp4_cute.ops.gemv import gemv as eager_gemv
 from nvfp4_cute.ops.grouped_gemm import grouped_gemm as eager_grouped_gemm
 
 Tensors = list[torch.Tensor]
 # A schema says str where these want a literal.
+_gemm: Callable[..., torch.Tensor] = eager_gemm
 _gemv: Callable[..., torch.Tensor] = eager_gemv
 _grouped_gemm: Callable[..., Any] = eager_grouped_gemm
 
@@ -107,6 +109,47 @@ def grouped_gemm_list_out(
     )  # fmt: skip
 
 
+@custom_op("nvfp4_cute::gemm", mutates_args=())
+def gemm(
+    a: torch.Tensor,
+    b: torch.Tensor,
+    a_scale: torch.Tensor,
+    b_scale: torch.Tensor,
+    alpha: torch.Tensor | None,
+    out_dtype: torch.dtype,
+    scale_layout: str,
+    backend: str,
+) -> torch.Tensor:
+    """As ``nvfp4_cute.gemm``."""
+    return _gemm(
+        a, b, a_scale, b_scale, alpha, out_dtype=out_dtype, scale_layout=scale_layout, backend=backend
+    )
+
+
+@gemm.register_fake
+def _(a, b, a_scale, b_scale, alpha, out_dtype, scale_layout, backend):
+    result = a.new_empty((*a.shape[2:], a.shape[0], b.shape[0]), dtype=out_dtype)
+    return result if a.ndim == 2 else result.permute(1, 2, 0)
+
+
+@custom_op("nvfp4_cute::gemm_out", mutates_args=("out",))
+def gemm_out(
+    a: torch.Tensor,
+    b: torch.Tensor,
+    a_scale: torch.Tensor,
+    b_scale: torch.Tensor,
+    alpha: torch.Tensor | None,
+    out: torch.Tensor,
+    out_dtype: torch.dtype,
+    scale_layout: str,
+    backend: str,
+) -> None:
+    """Gemm that writes ``out``."""
+    _gemm(
+        a, b, a_scale, b_scale, alpha, out=out, out_dtype=out_dtype, scale_layout=scale_layout, backend=backend
+    )  # fmt: skip
+
+
 @custom_op("nvfp4_cute::gemv", mutates_args=())
 def gemv(
     a: torch.Tensor,
@@ -161,5 +204,5 @@ def _refuse_backward(context, *gradients):
     raise UnsupportedProblem("there is no backward pass: pass .detach() or use torch.no_grad()")
 
 
-for _op in (grouped_gemm, grouped_gemm_list, gemv):
+for _op in (grouped_gemm, grouped_gemm_list, gemm, gemv):
     _op.register_autograd(_refuse_backward)

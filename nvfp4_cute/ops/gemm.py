@@ -1,0 +1,149 @@
+"""gemm: C = alpha * A @ B^T over NVFP4 operands, dense, a batch in one launch."""
+
+from dataclasses import replace
+from importlib import import_module
+from typing import Any
+
+import torch
+
+from nvfp4_cute import backends, prepared
+from nvfp4_cute.config import KernelConfig
+from nvfp4_cute.errors import UnsupportedProblem
+from nvfp4_cute.formats import SCALE_LAYOUTS, ScaleLayout
+from nvfp4_cute.ops import vector_checks as checks
+from nvfp4_cute.ops.batches import as_alphas, split_batches
+from nvfp4_cute.problem import GroupedOperands, GroupedProblem, check_list_operands
+
+
+def gemm(
+    a: torch.Tensor,
+    b: torch.Tensor,
+    a_scale: torch.Tensor,
+    b_scale: torch.Tensor,
+    alpha: torch.Tensor | float | None = None,
+    *,
+    out: torch.Tensor | None = None,
+    out_dtype: torch.dtype = torch.bfloat16,
+    scale_layout: ScaleLayout = "blocked",
+    backend: str = "auto",
+    config: KernelConfig | None = None,
+) -> torch.Tensor:
+    """Multiply NVFP4 matrices: ``C[:, :, l] = alpha[l] * A[:, :, l] @ B[:, :, l]^T``.
+
+    The grouped kernel of the GPU with one group, or with a group a batch. On the sm_100 family a batch of any size has one
+    set of tensor maps; elsewhere one a batch (``arch.base.MAX_LIST_GROUPS`` batches at most).
+
+    Args:
+        a: [M, K/2] or [M, K/2, L], uint8 or float4_e2m1fn_x2, K-major (stride 1 in K), two e2m1 values a byte, the low
+            nibble first. K a multiple of 16; rows and batches a multiple of 16 bytes apart.
+        b: [N, K/2] or [N, K/2, L], the same.
+        a_scale: e4m3 scales of blocks of 16 along K (float8_e4m3fn or uint8): 128x4 blocked ([L, rm, rk, 32, 4, 4], the
+            (32, 4, rm, 4, rk, L) view, and for one batch also [rm, rk, 32, 4, 4] or flat; zero-copy, batches one after the
+            other), or [M, K/16(, L)] with ``scale_layout="rowmajor"`` (converted, which allocates). Padding rows may hold
+            anything.
+        b_scale: the same of b.
+        alpha: a number, or float32 on the operands' device: [L], or one element (copied L times where L > 1).
+        out: [M, N] or [M, N, L], rows or columns contiguous, written in place; None allocates.
+        out_dtype: float16, bfloat16 or float32.
+        scale_layout: "blocked" or "rowmajor".
+        backend, config: as of ``grouped_gemm``.
+
+    Returns:
+        C, [M, N], or [M, N, L] where ``a`` has batches (batch after batch in memory). fp32 accumulation; alpha multiplies
+        in fp32; one rounding to ``out_dtype``, to nearest even.
+
+    Raises:
+        TypeError, ValueError, UnsupportedProblem: an operand breaks a rule; the message names rule, value and fix.
+        UnsupportedTarget: no kernel for the GPU. ConfigError: ``config`` cannot be built.
+        Nothing is written to ``out`` when a check fails.
+    """
+    if torch.compiler.is_compiling():  # the custom op (ops.library) that a traced graph keeps
+        return _traced(a, b, a_scale, b_scale, alpha, out, config, (out_dtype, scale_layout, backend))
+    inputs: list[Any] = [a, b, a_scale, b_scale] + ([] if alpha is None else [alpha])
+    outs = [] if out is None else [out]
+    key = prepared.signature(
+        inputs + outs, "gemm", alpha is None, len(outs), out_dtype, scale_layout, backend, config
+    )
+    if key is not None and (call := prepared.find(key)) is not None:
+        outs = outs or call.new_outs()
+        addresses = prepared.addresses_of(inputs + outs)
+        if call.accepts(addresses, own_out=out is not None):
+            call.launch(addresses)
+            return outs[0]
+    problem, operands, result = _check(a, b, a_scale, b_scale, alpha, out, out_dtype, scale_layout)
+    backends.get(backend, operands.device)(problem, operands, config)
+    if key is not None and result.numel() and backends.resolve(backend, result.device) == "cuda":
+        cuda = import_module("nvfp4_cute.backends.cuda")
+        plan = cuda.plan_for(problem, operands.device, config)
+        # A list of several batches has more addresses than there are tensors here.
+        if plan.problem.form == "batched" or problem.num_groups == 1:
+            launch = plan.kernel, plan.table(operands), plan.address_places()
+            prepared.remember(key, *launch, [*inputs, result], 1)
+    return result
+
+
+def _check(
+    a, b, a_scale, b_scale, alpha, out, out_dtype, scale_layout
+) -> tuple[GroupedProblem, GroupedOperands, torch.Tensor]:
+    """The problem, its operands, a view a batch, and the tensor to return."""
+    checks.check_choice("scale_layout", scale_layout, SCALE_LAYOUTS)
+    checks.check_choice("out_dtype", out_dtype, checks.OUT_DTYPES)
+    factor = alpha if isinstance(alpha, torch.Tensor) else None
+    named = {"a": a, "b": b, "a_scale": a_scale, "b_scale": b_scale, "alpha": factor, "out": out}
+    device = checks.check_tensors(named)
+    for name in ("a", "b", "out"):
+        tensor = named[name]
+        if tensor is not None and (
+            tensor.ndim != a.ndim or tensor.ndim not in (2, 3) or tensor.shape[2:] != a.shape[2:]
+        ):
+            raise ValueError(
+                f"{name} has shape {list(tensor.shape)} and a {list(a.shape)}; pass a [M, K/2], b [N, K/2] and out "
+                "[M, N], or all of them with one more extent L"
+            )
+    batches = a.shape[2] if a.ndim == 3 else 1
+    if batches == 0:
+        raise ValueError("a has L=0 batches; pass at least one")
+    sfa = _batched_scales("a_scale", a_scale, a, scale_layout)
+    sfb = _batched_scales("b_scale", b_scale, b, scale_layout)
+    result = out
+    if result is None:
+        result = torch.empty((*a.shape[2:], len(a), len(b)), dtype=out_dtype, device=device)
+        result = result.permute(1, 2, 0) if a.ndim == 3 else result
+    problem, operands = check_list_operands(
+        split_batches(a),
+        split_batches(b),
+        list(sfa),
+        list(sfb),
+        as_alphas("alpha", alpha, batches),
+        split_batches(result),
+        out_dtype=out_dtype,
+    )
+    return replace(problem, form="batched"), operands, result
+
+
+def _batched_scales(
+    name: str, scale: torch.Tensor, operand: torch.Tensor, layout: ScaleLayout
+) -> torch.Tensor:
+    """uint8 [L, bytes], batches one after the other."""
+    rows, row_bytes = operand.shape[:2]
+    batches = operand.shape[2] if operand.ndim == 3 else 1
+    blocked = checks.batched_scales(name, scale, rows, checks.check_k(2 * row_bytes), batches, layout)
+    if not blocked.is_contiguous():
+        raise ValueError(
+            f"{name} has strides {scale.stride()}: batches {blocked.stride(0)} bytes apart, each {blocked.shape[1]} long; "
+            "they have to follow each other: .contiguous() as [L, rm, rk, 32, 4, 4]"
+        )
+    return blocked
+
+
+def _traced(a, b, a_scale, b_scale, alpha, out, config, settings) -> torch.Tensor:
+    """The call as the custom op (``ops.library``) that a traced graph keeps."""
+    if config is not None:
+        raise UnsupportedProblem("config under torch.compile: leave it out, or call outside of the graph")
+    if isinstance(alpha, int | float):
+        alpha = torch.tensor([float(alpha)], dtype=torch.float32, device=a.device)
+    ops = torch.ops.nvfp4_cute
+    if out is None:
+        return ops.gemm(a, b, a_scale, b_scale, alpha, *settings)
+    ops.gemm_out(a, b, a_scale, b_scale, alpha, out, *settings)
+    return out

@@ -1,0 +1,135 @@
+"""gemm on the emulator: one launch for a matrix or a batch, bit-equal to the reference on every architecture."""
+
+import cases
+import pytest
+import torch
+from oracle import assert_bitwise_equal, poisoned
+
+from nvfp4_cute import KernelConfig, UnsupportedProblem, gemm, quantize
+from nvfp4_cute.arch import base, sm90, sm100, sm120
+from nvfp4_cute.backends.emulator import observe
+from nvfp4_cute.compile import KernelKey
+from nvfp4_cute.launch import make_plan
+from nvfp4_cute.problem import GroupedProblem
+from nvfp4_cute.scale_layout import from_blocked
+
+SIZES = (150, 200, 288)
+
+
+def make_batch(batches, sizes=SIZES, seed=0):
+    """a [M, K/2, L], b [N, K/2, L], scales [L, rm, rk, 32, 4, 4], alpha [L]; sums are exact."""
+    case = cases.Case("batch", (sizes,) * batches, seed, has_alpha=True)
+    a, b, a_scale, b_scale, alpha = cases.make_operands(case)
+    k_atoms = -(-sizes[2] // 64)
+    scales = [torch.stack(s).unflatten(1, (-1, k_atoms, 32, 4, 4)) for s in (a_scale, b_scale)]
+    return [torch.stack(a).permute(1, 2, 0), torch.stack(b).permute(1, 2, 0), *scales, alpha]
+
+
+def run(operands, *, m_major=False, dtype=torch.float16, **options):
+    """The result in an output that was poisoned."""
+    m, n, batches = operands[0].shape[0], operands[1].shape[0], operands[0].shape[2]
+    shape = (batches, n, m) if m_major else (batches, m, n)
+    out = poisoned(*shape, dtype=dtype).permute(*((2, 1, 0) if m_major else (1, 2, 0)))
+    returned = gemm(*operands, out=out, out_dtype=dtype, **options)
+    assert returned is out
+    return out.contiguous()
+
+
+@pytest.mark.parametrize(
+    ("config", "mode", "m_major"),
+    [
+        ("t128x128x256_s0a2", "eager", False),
+        ("t128x64x256_s2a2_swap_p3", "lazy", True),
+        ("t128x192x256_s2a2_2cta_swap_p4", "random:1", False),
+        pytest.param("t128x256x256_s0a2_2cta_p4", "lazy", False, marks=pytest.mark.slow),
+    ],
+)
+def test_a_batch_equals_the_reference(config, mode, m_major):
+    operands = make_batch(3)
+    expected = run(operands, backend="reference", m_major=m_major)
+    with observe(mode=mode, check=True) as observer:
+        actual = run(operands, backend="emulator", config=KernelConfig.from_name(config), m_major=m_major)
+    assert_bitwise_equal(actual, expected)
+    assert len(observer.stats) == 1
+    assert [plan.problem.form for plan in observer.plans] == ["batched"]
+
+
+@pytest.mark.parametrize("arch", [*sm100.ARCHS[1:], *sm90.ARCHS, *sm120.ARCHS])
+def test_every_architecture(arch):
+    operands = make_batch(2, (70, 130, 256))
+    with observe(check=True) as observer:
+        actual = run(operands, backend=f"emulator:{arch}")
+    assert_bitwise_equal(actual, run(operands, backend="reference"))
+    assert len(observer.stats) == 1
+
+
+def test_one_matrix_takes_the_list_kernel_of_one_group():
+    """The same compiled kernel as ``grouped_gemm`` of one group; [M, K/2] and [M, K/2, 1] are the same."""
+    operands = make_batch(1)
+    flat = [operands[0][:, :, 0], operands[1][:, :, 0], operands[2][0], operands[3][0], operands[4]]
+    with observe(check=True) as observer:
+        actual = gemm(*flat, backend="emulator")
+    assert observer.plans[0].problem.form == "list"
+    assert_bitwise_equal(actual, gemm(*flat))
+    assert_bitwise_equal(run(operands, dtype=torch.bfloat16).squeeze(2), actual)
+
+
+def test_more_batches_than_a_list_has_groups():
+    batches = base.MAX_LIST_GROUPS + 5
+    operands = make_batch(batches, (3, 40, 64))
+    with observe(check=True) as observer:
+        actual = run(operands, backend="emulator")
+    assert_bitwise_equal(actual, run(operands))
+    assert len(observer.stats) == 1
+    with pytest.raises(UnsupportedProblem, match=f"{batches} groups"):
+        run(operands, backend="emulator:sm_90a")
+
+
+def test_batches_may_interleave_and_scales_be_plain():
+    """[M, L, K/2] in memory; row-major scales give the bits of blocked ones; one factor serves all."""
+    a, b, a_scale, b_scale, _ = make_batch(2)
+    (m, row_bytes, _), n = a.shape, len(b)
+    mixed = a.permute(0, 2, 1).contiguous().permute(0, 2, 1)
+    plain = [
+        torch.stack([from_blocked(s, rows, row_bytes // 8) for s in scale], 2)
+        for scale, rows in ((a_scale, m), (b_scale, n))
+    ]
+    expected = gemm(a, b, a_scale, b_scale, 0.5)
+    assert_bitwise_equal(gemm(mixed, b, a_scale, b_scale, torch.tensor(0.5), backend="emulator"), expected)
+    got = gemm(a, b, *plain, 0.5, scale_layout="rowmajor", backend="emulator")
+    assert_bitwise_equal(got, expected)
+    assert got.shape == (m, n, 2) and got.permute(2, 0, 1).is_contiguous()
+
+
+def test_no_rows():
+    x, w = quantize(torch.zeros(0, 64)), quantize(torch.ones(8, 64))
+    assert gemm(x.data, w.data, x.scale, w.scale, backend="emulator").shape == (0, 8)
+
+
+def test_the_same_config_as_of_the_list():
+    """Dense shapes are chosen for as the same sizes in a list are."""
+    sizes = ((128, 4096, 7168),) * 2
+    batched = make_plan(GroupedProblem(sizes, "batched"), "sm_100a", 148, KernelConfig())
+    assert batched.kernel.key == KernelKey.make(
+        "sm_100a", KernelConfig(), 1, torch.bfloat16, False, "batched"
+    )
+
+
+def test_refusals():
+    a, b, a_scale, b_scale, alpha = make_batch(2)
+    for error, part, call in (
+        (ValueError, r"b has shape \[200, 144\] and a \[150, 144, 2\]", (a, b[:, :, 0], a_scale, b_scale)),
+        (ValueError, "L=0", (a[:, :, :0], b[:, :, :0], a_scale[:0], b_scale[:0])),
+        (ValueError, "K=288 and b has K=256", (a, b[:, :128], a_scale, b_scale[:, :, :4].contiguous())),
+        (ValueError, "a_scale: blocked scales of 2 batches", (a, b, a_scale[:1], b_scale)),
+        (ValueError, "batches .* bytes apart", (a, b, torch.cat([a_scale, a_scale])[::2], b_scale)),
+        (ValueError, "alpha has shape", (a, b, a_scale, b_scale, alpha.repeat(2))),
+        (TypeError, "a is a list", ([a], b, a_scale, b_scale)),
+    ):
+        with pytest.raises(error, match=part):
+            gemm(*call)
+    out = poisoned(150, 200, 2, dtype=torch.bfloat16)
+    with pytest.raises(ValueError, match="stride"):
+        gemm(a, b, a_scale, b_scale, out=out)
+    with pytest.raises(UnsupportedProblem, match="no backward pass"):
+        gemm(a, b, a_scale, b_scale, alpha.requires_grad_())
