@@ -8,9 +8,12 @@ ARGS ?=
 # pin takes that build instead of gigabytes of CUDA. A torch of your own is kept if you install into your own venv.
 TORCH ?= torch==2.13.0
 BIN := .venv/bin
+# CuTe DSL that `make test-dsl` tests the exports with: one that competition runners have.
+VERSION ?= 4.3.5
+DSL := .venv/dsl-$(VERSION)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-all lint format clean
+.PHONY: help demo test test-all test-dsl lint format clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-10s %s\n", $$1, $$2}' Makefile
@@ -23,6 +26,10 @@ test: .venv/installed  ## the fast tests, under 10 minutes on two cores
 
 test-all: .venv/installed  ## every test, the long matrices included
 	$(BIN)/python -m pytest $(ARGS)
+
+test-dsl: $(DSL)/installed  ## the exported submissions on an older CuTe DSL: make test-dsl VERSION=4.5.2
+	$(DSL)/bin/python -m pytest tests/competition/test_shapes.py tests/competition/test_versions.py \
+	  -k "first_shapes or chosen_configs" $(ARGS)
 
 lint: .venv/installed-dev  ## ruff (rules and format) and mypy, at the versions that pyproject.toml pins
 	$(BIN)/ruff check .
@@ -44,6 +51,15 @@ clean:  ## remove .venv, caches, and build products
 .venv/installed: .venv/bin/python pyproject.toml nvfp4_cute/emulator/launch_shim.c
 	$(BIN)/python -m pip install "$(TORCH)"
 	$(BIN)/python -m pip install -e ".[test]"
+	@touch $@
+
+# Only the DSL differs: all else is found in .venv, behind it.
+$(DSL)/installed: .venv/installed
+	$(BIN)/python -m venv $(DSL)
+	$(DSL)/bin/python -c "import pathlib, sys, sysconfig; pathlib.Path(sysconfig.get_path('purelib'), 'zz_base.pth') \
+	  .write_text(f'import site; site.addsitedir({sys.argv[1]!r})')" \
+	  "$$($(BIN)/python -c "import sysconfig; print(sysconfig.get_path('purelib'))")"
+	$(DSL)/bin/python -m pip install nvidia-cutlass-dsl==$(VERSION)
 	@touch $@
 
 .venv/installed-dev: .venv/installed

@@ -5,6 +5,7 @@ import importlib.util
 import sys
 from dataclasses import dataclass, field
 from functools import cached_property
+from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
 
 PACKAGE = "nvfp4_cute"
@@ -106,10 +107,20 @@ def _member(module: str, name: str) -> Target:
 
 
 def _is_module(name: str) -> bool:
-    try:
-        return importlib.util.find_spec(name) is not None
-    except ModuleNotFoundError:
-        return False
+    return _find(name) is not None
+
+
+def _find(name: str) -> ModuleSpec | None:
+    """Where a module of ours is. Packages on the way are not executed: kernels need a compiler that may be another."""
+    package, *rest = name.split(".")
+    path = ".".join([package, *rest[:1]])
+    spec = importlib.util.find_spec(path)
+    for part in rest[1:]:
+        if spec is None or spec.submodule_search_locations is None:
+            return None
+        path += f".{part}"
+        spec = PathFinder.find_spec(path, spec.submodule_search_locations)
+    return spec
 
 
 def load(name: str) -> Module:
@@ -118,7 +129,7 @@ def load(name: str) -> Module:
     Raises:
         BundleError: there is none, or it has a top-level statement that is neither definition nor import.
     """
-    spec = importlib.util.find_spec(name)
+    spec = _find(name)
     if spec is None or spec.origin is None:
         raise BundleError(f"there is no module {name}")
     path = Path(spec.origin)

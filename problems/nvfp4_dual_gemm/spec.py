@@ -7,6 +7,7 @@ fp16 C, batch size L = 1 throughout.
 from dataclasses import dataclass
 from typing import Any
 
+from nvfp4_cute import speed_of_light as light
 from nvfp4_cute.problems import harness_rules
 
 SEED = 1111
@@ -34,6 +35,11 @@ class DualGemmCase:
     def arguments(self) -> dict[str, Any]:
         """What a case file says of the case."""
         return {"m": self.m, "n": self.n, "k": self.k, "l": 1, "seed": self.seed}
+
+    @property
+    def work(self) -> light.Work:
+        """What it moves and computes."""
+        return light.dual_gemm(self.m, self.n, self.k)
 
     @classmethod
     def from_arguments(cls, m: int, n: int, k: int, l: int, seed: int) -> "DualGemmCase":

@@ -7,6 +7,7 @@ NVFP4 operands, fp16 result. B arrives padded to 128 rows, of which only the fir
 from dataclasses import dataclass
 from typing import Any
 
+from nvfp4_cute import speed_of_light as light
 from nvfp4_cute.problems import harness_rules
 
 SEED = 1111
@@ -36,6 +37,11 @@ class GemvCase:
     def arguments(self) -> dict[str, Any]:
         """What a case file says of the case."""
         return {"m": self.m, "k": self.k, "l": self.l, "seed": self.seed}
+
+    @property
+    def work(self) -> light.Work:
+        """What it moves and computes."""
+        return light.gemv(self.m, self.k, self.l)
 
     @classmethod
     def from_arguments(cls, m: int, k: int, l: int, seed: int) -> "GemvCase":

@@ -9,9 +9,9 @@ from functools import cache
 
 from nvfp4_cute.arch import simt
 from nvfp4_cute.launch_table import Gemv
+from nvfp4_cute.problems.submission_parts import scale_address, sendable_errors, table_pointer
 from nvfp4_cute.scale_layout import ATOM_BYTES, ATOM_COLS, ATOM_ROWS, SF_VEC_SIZE
 
-INT64_BYTES = 8
 ARCH = "sm_100a"
 
 
@@ -20,6 +20,7 @@ def frozen_constants() -> dict[str, str]:
     return {}
 
 
+@sendable_errors
 def custom_kernel(data):
     """Compute C of every batch, in place.
 
@@ -31,16 +32,8 @@ def custom_kernel(data):
     Returns:
         C.
     """
-    try:
-        return _custom_kernel(data)
-    except Exception as error:
-        # Exceptions of the compiler cannot be sent from the server's worker process to its parent.
-        raise RuntimeError(f"{type(error).__name__}: {error}") from None
-
-
-def _custom_kernel(data):
     table = _launch_table(data)
-    _compiled()(_table_pointer(table.buffer_info()[0]))
+    _compiled()(table_pointer(table.buffer_info()[0]))
     return data[-1]
 
 
@@ -51,7 +44,7 @@ def _launch_table(data) -> array:
     sf_row_bytes = -(-2 * row_bytes // (SF_VEC_SIZE * ATOM_COLS)) * ATOM_BYTES
     row = [0] * len(Gemv)
     row[Gemv.A], row[Gemv.B], row[Gemv.OUT] = a.data_ptr(), b.data_ptr(), c.data_ptr()
-    row[Gemv.SFA], row[Gemv.SFB] = sfa.data_ptr(), sfb.data_ptr()
+    row[Gemv.SFA], row[Gemv.SFB] = scale_address(sfa), scale_address(sfb)
     row[Gemv.A_PITCH], row[Gemv.A_BATCH], row[Gemv.B_BATCH] = a.stride(0), a.stride(2), b.stride(2)
     row[Gemv.SFA_BATCH] = -(-m // ATOM_ROWS) * sf_row_bytes
     row[Gemv.SFB_BATCH] = -(-b.shape[0] // ATOM_ROWS) * sf_row_bytes
@@ -74,11 +67,4 @@ def _compiled():
         blocks_per_sm=simt.gemv_blocks_per_sm(ARCH),
         name="nvfp4_gemv",
     )
-    return cute.compile(kernel, _table_pointer(0))
-
-
-def _table_pointer(address: int):
-    import cutlass
-    import cutlass.cute as cute
-
-    return cute.runtime.make_ptr(cutlass.Int64, address, cute.AddressSpace.generic, assumed_align=INT64_BYTES)
+    return cute.compile(kernel, table_pointer(0))

@@ -7,6 +7,7 @@ operands, fp16 C, batch size L = 1 throughout.
 from dataclasses import dataclass
 from typing import Any
 
+from nvfp4_cute import speed_of_light as light
 from nvfp4_cute.problems import harness_rules
 
 SEED = 1111
@@ -49,6 +50,11 @@ class GroupCase:
     def arguments(self) -> dict[str, Any]:
         """What a case file says of the case."""
         return {"m": self.m, "n": self.n, "k": self.k, "g": self.num_groups, "seed": self.seed}
+
+    @property
+    def work(self) -> light.Work:
+        """What it moves and computes."""
+        return light.grouped_gemm(self.sizes)
 
     @classmethod
     def from_arguments(

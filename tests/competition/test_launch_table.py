@@ -8,17 +8,20 @@ from nvfp4_cute import launch
 from nvfp4_cute.config import KernelConfig
 from nvfp4_cute.launch_table import NUM_COLUMNS, Gemv, Group
 from nvfp4_cute.ops import gemv
-from nvfp4_cute.problem import GroupedOperands, GroupedProblem
+from nvfp4_cute.problem import GroupedOperands, GroupedProblem, SecondOperand
+from nvfp4_cute.problems import grouped_submission
+from nvfp4_cute.problems.grouped_submission import GroupTensors
+from nvfp4_cute.problems.nvfp4_dual_gemm import spec as dual_spec
+from nvfp4_cute.problems.nvfp4_dual_gemm.inputs import make_inputs as make_dual_inputs
 from nvfp4_cute.problems.nvfp4_gemv import spec as gemv_spec
 from nvfp4_cute.problems.nvfp4_gemv import submission as gemv_submission
 from nvfp4_cute.problems.nvfp4_gemv.inputs import make_inputs as make_gemv_inputs
-from nvfp4_cute.problems.nvfp4_group_gemm import spec, submission
+from nvfp4_cute.problems.nvfp4_group_gemm import spec
 from nvfp4_cute.problems.nvfp4_group_gemm.inputs import make_inputs
+from nvfp4_cute.problems.submission_parts import scale_address
 
 # Of the only batch: never used, well formed in both, but not the same.
-UNUSED = (Group.A_BATCH_PITCH, Group.B_BATCH_PITCH)
-# Of the second b of a dual GEMM: the kernel of one product does not read it.
-NOT_READ = (Group.B2_BATCH_PITCH,)
+UNUSED = (Group.A_BATCH_PITCH, Group.B_BATCH_PITCH, Group.B2_BATCH_PITCH)
 
 
 class Uncompiled:
@@ -28,32 +31,59 @@ class Uncompiled:
         self.key = key
 
 
+def check_table(monkeypatch, config, groups, operands, problem):
+    """The exported host code's table against that of a plan."""
+    monkeypatch.setattr(launch, "get_kernel", lambda key, for_emulator: Uncompiled(key))
+    plan = launch.make_plan.__wrapped__(problem, "sm_100a", 148, config)
+    schedule = grouped_submission.make_schedule(
+        problem.sizes, config.work_tile_mnk, (config.num_cta or 148) // config.cluster_size
+    )
+    assert tuple(group.size for group in groups) == problem.sizes
+    table = np.array(grouped_submission._launch_table(schedule, config, groups)).reshape(-1, NUM_COLUMNS)
+    expected = plan.table(operands)
+    assert (table[1:, UNUSED] > 0).all() and (expected[1:, UNUSED] > 0).all()
+    table[1:, UNUSED] = expected[1:, UNUSED]
+    np.testing.assert_array_equal(table, expected)
+
+
+def plain(tensor):
+    return tensor[:, :, 0].view(torch.uint8)
+
+
 @pytest.mark.parametrize("name", ["t128x128x256_s4a2", "t128x64x256_s4a2_2cta_swap", "t128x128x256_s4a2_p7"])
 def test_grouped_gemm(monkeypatch, name):
-    config = KernelConfig.from_name(name)
-    monkeypatch.setattr(launch, "get_kernel", lambda key, for_emulator: Uncompiled(key))
     case = spec.GroupCase((40, 264, 72), (512, 384, 128), (256, 768, 512))
-    abc, _, permuted, sizes = make_inputs(case)
-    a, b, c = zip(*abc, strict=True)
-    a_scale, b_scale = zip(*permuted, strict=True)
+    abc, _, permuted, _ = make_inputs(case)
+    groups = [GroupTensors(a, b, sfa, sfb, c) for (a, b, c), (sfa, sfb) in zip(abc, permuted, strict=True)]
     operands = GroupedOperands(
-        *(tuple(t[:, :, 0].view(torch.uint8) for t in side) for side in (a, b)),
-        tuple(a_scale),
-        tuple(b_scale),
+        tuple(plain(g.a) for g in groups),
+        tuple(plain(g.b) for g in groups),
+        tuple(g.sfa for g in groups),
+        tuple(g.sfb for g in groups),
         None,
-        tuple(t[:, :, 0] for t in c),
+        tuple(g.c[:, :, 0] for g in groups),
     )
     problem = GroupedProblem(case.sizes, out_dtype=torch.float16)
-    plan = launch.make_plan.__wrapped__(problem, "sm_100a", 148, config)
-    schedule = submission.make_schedule(
-        case.sizes, config.work_tile_mnk, (config.num_cta or 148) // config.cluster_size
-    )
-    table = np.array(submission._launch_table(schedule, config, abc, permuted)).reshape(-1, NUM_COLUMNS)
-    expected = plan.table(operands)
-    assert (table[1:, UNUSED] > 0).all()
-    for columns in (UNUSED, NOT_READ):
-        table[1:, columns] = expected[1:, columns]
-    np.testing.assert_array_equal(table, expected)
+    check_table(monkeypatch, KernelConfig.from_name(name), groups, operands, problem)
+
+
+@pytest.mark.parametrize("name", ["t128x128x256_s4a2", "t128x64x256_s3a3_2cta_swap"])
+def test_dual_gemm(monkeypatch, name):
+    case = dual_spec.DualGemmCase(256, 384, 512)
+    a, b1, b2, _, _, _, sfa, sfb1, sfb2, c = make_dual_inputs(case)
+    second = SecondOperand((plain(b2),), (sfb2,), None)
+    operands = GroupedOperands((plain(a),), (plain(b1),), (sfa,), (sfb1,), None, (c[:, :, 0],), second)
+    problem = GroupedProblem(((256, 384, 512),), out_dtype=torch.float16, activation="silu")
+    groups = [GroupTensors(a, b1, sfa, sfb1, c, b2, sfb2)]
+    check_table(monkeypatch, KernelConfig.from_name(name), groups, operands, problem)
+
+
+def test_scales_that_do_not_lie_as_prescribed_are_refused():
+    case = spec.GroupCase((128,), (128,), (256,))
+    _, _, ((sfa, _),), _ = make_inputs(case)
+    assert scale_address(sfa) == sfa.data_ptr()
+    with pytest.raises(ValueError, match=r"strides .*; pass the \(32, 4, rm, 4, rk, L\) view"):
+        scale_address(sfa.contiguous())
 
 
 @pytest.mark.parametrize("m, k, l", [(256, 7168, 1), (384, 512, 3)])

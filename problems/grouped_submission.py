@@ -1,0 +1,132 @@
+"""Host code of the submissions that the grouped GEMM kernel of sm_100a answers, with one group or several.
+
+Compiled code is remembered by number of groups and config, schedules by sizes; both hold no data. Pointers, sizes and
+tensor maps travel as kernel parameters: no copy to the device, no wait. Every call computes every output.
+"""
+
+from array import array
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from functools import cache
+
+import torch
+
+from nvfp4_cute.arch import sm100
+from nvfp4_cute.config import KernelConfig
+from nvfp4_cute.launch_table import NUM_COLUMNS, Group, Header
+from nvfp4_cute.problem import GroupedProblem
+from nvfp4_cute.problems.submission_parts import scale_address, table_pointer
+from nvfp4_cute.schedule import TileSchedule, make_schedule
+from nvfp4_cute.select import choose_config
+from nvfp4_cute.targets import B200
+
+# Rows of a block of scales.
+SF_ROWS = 128
+Sizes = tuple[tuple[int, int, int], ...]
+
+
+@dataclass(frozen=True)
+class GroupTensors:
+    """The tensors of one group, on the device.
+
+    Attributes:
+        a: [M, K/2, 1] float4_e2m1fn_x2, K-major.
+        b: [N, K/2, 1], the same.
+        sfa, sfb: float8_e4m3fn [32, 4, rm, 4, rk, 1], views of contiguous [1, rm, rk, 32, 4, 4].
+        c: [M, N, 1] float16, N-major, written.
+        b2, sfb2: what a dual GEMM multiplies ``a`` by besides, shaped like ``b`` and ``sfb``.
+    """
+
+    a: torch.Tensor
+    b: torch.Tensor
+    sfa: torch.Tensor
+    sfb: torch.Tensor
+    c: torch.Tensor
+    b2: torch.Tensor | None = None
+    sfb2: torch.Tensor | None = None
+
+    @property
+    def size(self) -> tuple[int, int, int]:
+        """(m, n, k) in elements."""
+        return self.a.shape[0], self.b.shape[0], 2 * self.a.shape[1]
+
+
+def frozen_configs(problems: Iterable[GroupedProblem]) -> dict[str, str]:
+    """What an export writes in the place of ``CONFIGS``: what ``select`` chooses for these problems on a B200."""
+    rows = [f"    {p.sizes!r}: {choose_config(p, B200.arch, B200.num_sms)!r}," for p in problems]
+    return {"CONFIGS": "\n".join(["{", *rows, "}"])}
+
+
+def launch(
+    groups: list[GroupTensors],
+    configs: Mapping[Sizes, KernelConfig],
+    default_config: KernelConfig,
+    activation: str | None = None,
+) -> None:
+    """Enqueue C = A @ B^T of every group, or with an ``activation`` C = activation(A @ B^T) * (A @ B2^T).
+
+    Args:
+        groups: at least one.
+        configs: config by the sizes of all groups.
+        default_config: for sizes that ``configs`` does not have.
+        activation: "silu", "gelu_tanh" or "relu2".
+    """
+    sizes = tuple(group.size for group in groups)
+    config = configs.get(sizes, default_config)
+    schedule = _schedule(sizes, config)
+    table = _launch_table(schedule, config, groups)
+    num_b = 1 if activation is None else 2
+    code = _compiled(replace(sm100.resolve(config, num_b), num_cta=None), len(sizes), activation)
+    code(table_pointer(table.buffer_info()[0]))
+
+
+@cache
+def _schedule(sizes: Sizes, config: KernelConfig) -> TileSchedule:
+    num_cta = config.num_cta or torch.cuda.get_device_properties(0).multi_processor_count
+    return make_schedule(sizes, config.work_tile_mnk, num_cta // config.cluster_size)
+
+
+def _launch_table(schedule: TileSchedule, config: KernelConfig, groups: list[GroupTensors]) -> array:
+    """Header row and one row a slot, as the compiled host code reads them (``launch_table``)."""
+    header = [0] * NUM_COLUMNS
+    header[Header.NUM_TILES] = schedule.num_tiles
+    header[Header.NUM_CTA] = schedule.num_cta * config.cluster_size
+    table = array("q", header)
+    for slot, index in enumerate(schedule.order):
+        group, row = groups[index], [0] * NUM_COLUMNS
+        m, n, k = group.size
+        row[Group.A], row[Group.B], row[Group.OUT] = (t.data_ptr() for t in (group.a, group.b, group.c))
+        row[Group.SFA], row[Group.SFB] = scale_address(group.sfa), scale_address(group.sfb)
+        row[Group.A_PITCH], row[Group.B_PITCH], row[Group.OUT_PITCH] = k, k, n
+        # Of the one batch, never used, but well formed.
+        row[Group.A_BATCH_PITCH], row[Group.B_BATCH_PITCH], row[Group.B2_BATCH_PITCH] = k, k, k
+        row[Group.A_BATCH], row[Group.B_BATCH] = 1, 1
+        row[Group.M], row[Group.N], row[Group.K] = m, n, k
+        row[Group.SFA_ROW_BLOCKS], row[Group.SFB_ROW_BLOCKS] = -(-m // SF_ROWS), -(-n // SF_ROWS)
+        row[Group.TILE_OFFSET] = schedule.tile_offsets[slot]
+        row[Group.GROUP_IDX] = index
+        if group.b2 is not None:
+            row[Group.B2], row[Group.SFB2] = group.b2.data_ptr(), scale_address(group.sfb2)
+            row[Group.B2_PITCH] = k
+        table.extend(row)
+    return table
+
+
+@cache
+def _compiled(config: KernelConfig, num_groups: int, activation: str | None):
+    import cutlass
+    import cutlass.cute as cute
+
+    from nvfp4_cute.kernels.sm100.grouped_gemm import GroupedGemmSm100
+
+    kernel = GroupedGemmSm100(
+        config,
+        "list",
+        num_groups,
+        cutlass.Float16,
+        out_m_major=False,
+        has_alpha=False,
+        name=f"nvfp4_grouped_gemm_g{num_groups}_{config.to_name()}",
+        activation=activation,
+    )
+    return cute.compile(kernel, table_pointer(0))

@@ -1,0 +1,47 @@
+"""Everything that an export compiles, compiled: run by `make test-dsl` with older versions of CuTe DSL, too."""
+
+import subprocess
+import sys
+
+import pytest
+
+from nvfp4_cute.competition import export
+from nvfp4_cute.problems import registry
+
+EXPORTED = [name for name in registry.names() if registry.load(name).submission]
+# What a mode of a server leaves for compiling all of its shapes.
+LIMIT_S = 60
+# In a process of its own: what a submission's import binds to a virtual GPU is not undone.
+PROGRAM = """
+import importlib, sys, time
+from contextlib import ExitStack
+from dataclasses import replace
+from nvfp4_cute.competition.worker import emulated_process
+with ExitStack() as stack:
+    emulated_process("sm_100a", stack)
+    sys.path.insert(0, ".")
+    submission = importlib.import_module("submission")
+    began = time.perf_counter()
+    configs = getattr(submission, "CONFIGS", None)
+    if configs is None:
+        submission._compiled()
+    else:
+        activation = getattr(submission, "ACTIVATION", None)
+        assert configs
+        for sizes, config in configs.items():
+            resolved = submission.resolve(config, 1 if activation is None else 2)
+            submission._compiled(replace(resolved, num_cta=None), len(sizes), activation)
+    print(time.perf_counter() - began)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("problem", EXPORTED)
+def test_chosen_configs_compile(problem, tmp_path):
+    (tmp_path / "submission.py").write_text(export.make_submission(problem).text)
+    (tmp_path / "task.py").write_text("")
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM], cwd=tmp_path, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert float(done.stdout) < LIMIT_S
