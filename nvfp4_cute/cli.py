@@ -80,7 +80,7 @@ native code.
 CHECK_BACKENDS = ("cuda", "emulator")
 # Named here, too, so that parsing does not load torch; tests compare them with nvfp4_cute.sol and nvfp4_cute.bench.
 BENCH_SUITES = ("competition", "dense", "linear", "experts")
-OPERATIONS = ("grouped_gemm", "grouped_dual_gemm", "gemv", "quantize")
+OPERATIONS = ("grouped_gemm", "grouped_dual_gemm", "gemv", "w4a16", "quantize")
 EVERYWHERE = ("grouped_gemm", "gemv", "quantize")  # operations that every architecture has
 ACTIVATIONS = ("silu", "gelu_tanh", "relu2")
 FORMS = ("list", "ragged", "masked", "batched")
@@ -347,7 +347,7 @@ def _add_compile(verbs: argparse._SubParsersAction) -> None:
     verb.add_argument(
         "--activation", choices=ACTIVATIONS, default="silu", help="of the dual GEMM (default %(default)s)"
     )
-    verb.add_argument("--alpha", action="store_true", help="GEMMs and gemv that read a factor")
+    verb.add_argument("--alpha", action="store_true", help="products that read a factor")
     verb.add_argument(
         "--jobs", type=_positive, metavar="N", help="processes (default: one a core, at most 8)"
     )

@@ -93,3 +93,26 @@ class Quantize(IntEnum):
     BATCHES = 9
     GROUPS = 10
     ATOM_ROWS = 11  # rows of scale atoms that are written
+
+
+class W4A16(IntEnum):
+    """Entries of a weight-only product's table, one row: addresses, strides in bytes (of out: in elements), extents."""
+
+    X = 0  # 16-bit activations
+    B = 1  # weights
+    SFB = 2
+    OUT = 3
+    ALPHA = 4  # address of the fp32 factors; unused where the kernel has none
+    X_PITCH = 5
+    B_PITCH = 6
+    X_BATCH = 7
+    B_BATCH = 8
+    SFB_BATCH = 9
+    OUT_ROW = 10  # from row to row of the activations
+    OUT_COLUMN = 11  # from row to row of the weights
+    OUT_BATCH = 12
+    ALPHA_BATCH = 13  # 0 where one factor serves every batch
+    M = 14
+    N = 15
+    K = 16
+    L = 17

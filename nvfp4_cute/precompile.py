@@ -15,15 +15,15 @@ import torch
 from tqdm import tqdm
 
 from nvfp4_cute import disk_cache
-from nvfp4_cute.arch import sm100
+from nvfp4_cute.arch import simt, sm100
 from nvfp4_cute.compile import KernelKey
 from nvfp4_cute.config import KernelConfig
 from nvfp4_cute.errors import CacheError
 from nvfp4_cute.problem import Activation, Form
 from nvfp4_cute.select import candidates
-from nvfp4_cute.simt_keys import GemvKey, QuantizeKey
+from nvfp4_cute.simt_keys import GemvKey, QuantizeKey, W4A16Key
 
-OPERATIONS = ("grouped_gemm", "grouped_dual_gemm", "gemv", "quantize")
+OPERATIONS = ("grouped_gemm", "grouped_dual_gemm", "gemv", "w4a16", "quantize")
 # A process that compiles takes about a gigabyte.
 MAX_JOBS = 8
 
@@ -48,7 +48,7 @@ def keys(
         form: of ``grouped_gemm``; the dual GEMM takes lists.
         activation: of the dual GEMM.
         dtype: of outputs, and of what is quantized.
-        has_alpha: whether GEMMs and gemv read a factor.
+        has_alpha: whether products read a factor.
 
     Raises:
         UnsupportedTarget, ConfigError, UnsupportedProblem: a kernel that does not exist.
@@ -64,6 +64,10 @@ def keys(
                 yield KernelKey.make(arch, config, count, dtype, has_alpha, activation=activation)
         elif operation == "gemv":
             yield GemvKey(arch, dtype, has_alpha)
+        elif operation == "w4a16":
+            inputs = (torch.float16, torch.bfloat16) if dtype == torch.float32 else (dtype,)
+            for activations, tokens in product(inputs, simt.W4A16_TOKENS):
+                yield W4A16Key(arch, activations, dtype, has_alpha, tokens)
         elif operation == "quantize":
             if dtype == torch.float32:
                 raise ValueError("quantize takes float16 or bfloat16: leave it out with --dtype float32")

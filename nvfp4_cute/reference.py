@@ -155,6 +155,32 @@ def gemv_reference(
     return grouped_gemm_reference(*operands, alphas, out_dtype, scale_layout=scale_layout)[0][:, 0]
 
 
+def weight_only_reference(
+    a: torch.Tensor,
+    b: torch.Tensor,
+    b_scale: torch.Tensor,
+    alpha: float | torch.Tensor | None = None,
+    out_dtype: torch.dtype = torch.bfloat16,
+    *,
+    scale_layout: ScaleLayout = "blocked",
+) -> torch.Tensor:
+    """``alpha * a @ (b * b_scale)^T`` of 16-bit ``a``, rounded as :func:`grouped_gemm_reference` does.
+
+    Args:
+        a: float16 or bfloat16, ``[M, K]``. b: uint8 or float4_e2m1fn_x2, ``[N, K/2]``.
+        b_scale: of ``b``, as in :func:`grouped_gemm_reference`.
+        alpha: a number, or a float32 tensor of one element, or None.
+
+    Returns:
+        ``[M, N]`` of ``out_dtype``.
+    """
+    acc_dtype = torch.float64 if out_dtype == torch.float64 else torch.float32
+    acc = (a.double() @ expand_operand(b, b_scale, scale_layout).T).add_(0.0).to(acc_dtype)
+    if alpha is not None:
+        acc = acc * torch.as_tensor(alpha, dtype=torch.float32, device=acc.device).to(acc_dtype)
+    return acc.to(out_dtype)
+
+
 def expand_operand(data: torch.Tensor, scale: torch.Tensor, scale_layout: ScaleLayout) -> torch.Tensor:
     """``value * scale`` of one operand in float64, exactly.
 

@@ -75,3 +75,36 @@ class QuantizeKey:
             simt.has_fp4_convert(self.arch),
             self.to_name(),
         )
+
+
+@dataclass(frozen=True)
+class W4A16Key:
+    """A weight-only product: dtype of the activations, output dtype, whether a factor is read, rows of a CTA."""
+
+    arch: str
+    dtype: torch.dtype
+    out_dtype: torch.dtype
+    has_alpha: bool
+    tokens: int
+
+    def __post_init__(self):
+        """Raises UnsupportedTarget for an architecture without a kernel."""
+        simt.check_arch(self.arch)
+
+    def to_name(self) -> str:
+        """Readable, unique; the kernel's symbol starts with it."""
+        dtypes = f"{dtype_name(self.dtype)}_{dtype_name(self.out_dtype)}"
+        return f"nvfp4_w4a16_{self.arch}_m{self.tokens}_{dtypes}{'_alpha' if self.has_alpha else ''}"
+
+    def make_kernel(self) -> Any:
+        """The CuTe DSL object to compile."""
+        from nvfp4_cute.kernels.simt.w4a16 import W4A16Kernel
+
+        return W4A16Kernel(
+            self.dtype == torch.bfloat16,
+            cutlass_dtype(self.out_dtype),
+            self.has_alpha,
+            self.tokens,
+            simt.w4a16_blocks_per_sm(self.tokens),
+            self.to_name(),
+        )

@@ -148,3 +148,33 @@ def f32x8_to_e2m1(values: list) -> Uint32:
 def bits_of(value: Float32) -> Uint32:
     """The bits of a float."""
     return inline_ptx("mov.b32 {$w0}, {$r0};", write_only_types=[Uint32], read_only_args=[value])
+
+
+def mul_x2(a: Uint32, b: Uint32, type_name: str) -> Uint32:
+    """Two f16 or bf16: a * b, each rounded once, subnormals kept."""
+    return inline_ptx(
+        f"mul.rn.{type_name}x2 {{$w0}}, {{$r0}}, {{$r1}};", write_only_types=[Uint32], read_only_args=[a, b]
+    )
+
+
+def pair_of(value: Float32, type_name: str) -> Uint32:
+    """A float, rounded to f16 or bf16, twice."""
+    return inline_ptx(
+        f"cvt.rn.{type_name}x2.f32 {{$w0}}, {{$r0}}, {{$r0}};",
+        write_only_types=[Uint32],
+        read_only_args=[value],
+    )
+
+
+def mma_m16n8k16(a: list, b: list, c: list, type_name: str) -> list:
+    """A (16 x 16) @ B (16 x 8) + C of a warp, f16 or bf16 with fp32 sums: 4, 2 and 4 registers (PTX ISA 9.7.14.5.8)."""
+    names = [f"{{$r{i}}}" for i in range(10)]
+    operands = (f"{{{', '.join(names[first:last])}}}" for first, last in ((0, 4), (4, 6), (6, 10)))
+    return list(
+        inline_ptx(
+            f"mma.sync.aligned.m16n8k16.row.col.f32.{type_name}.{type_name}.f32 "
+            f"{{{{$w0}}, {{$w1}}, {{$w2}}, {{$w3}}}}, {', '.join(operands)};",
+            write_only_types=[Float32] * 4,
+            read_only_args=[*a, *b, *c],
+        )
+    )

@@ -39,3 +39,20 @@ def check_arch(arch: str) -> None:
 QUANTIZE_WARPS = 8
 # Columns of scale atoms (64 values of K each) that a warp has on its way from memory at once.
 QUANTIZE_ATOMS = 4
+
+# ---- 16-bit activations times NVFP4 weights: a CTA has 32 weight rows, its warps take chunks of K in turn ------------
+W4A16_ROWS = 32
+W4A16_WARPS = 8
+W4A16_CHUNK_K = 128
+# Rows of activations of a CTA: every weight is read once for so many.
+W4A16_TOKENS = (8, 16, 32)
+
+
+def w4a16_tokens(m: int) -> int:
+    """Rows of activations that a CTA should multiply: all, or as many as there is a kernel for."""
+    return next((tokens for tokens in W4A16_TOKENS if tokens >= m), W4A16_TOKENS[-1])
+
+
+def w4a16_blocks_per_sm(tokens: int) -> int:
+    """CTAs that an SM should hold: as many as fit without spills."""
+    return {8: 2, 16: 2, 32: 1}[tokens]

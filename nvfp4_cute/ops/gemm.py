@@ -1,4 +1,4 @@
-"""gemm: C = alpha * A @ B^T over NVFP4 operands, dense, a batch in one launch."""
+"""gemm: C = alpha * A @ B^T over NVFP4 operands, or 16-bit A and NVFP4 B; dense, a batch in one launch."""
 
 from dataclasses import replace
 from importlib import import_module
@@ -12,13 +12,14 @@ from nvfp4_cute.errors import UnsupportedProblem
 from nvfp4_cute.formats import SCALE_LAYOUTS, ScaleLayout
 from nvfp4_cute.ops import vector_checks as checks
 from nvfp4_cute.ops.batches import as_alphas, split_batches
+from nvfp4_cute.ops.w4a16 import ACTIVATION_DTYPES, weight_only
 from nvfp4_cute.problem import GroupedOperands, GroupedProblem, check_list_operands
 
 
 def gemm(
     a: torch.Tensor,
     b: torch.Tensor,
-    a_scale: torch.Tensor,
+    a_scale: torch.Tensor | None,
     b_scale: torch.Tensor,
     alpha: torch.Tensor | float | None = None,
     *,
@@ -32,6 +33,12 @@ def gemm(
 
     The grouped kernel of the GPU with one group, or with a group a batch. On the sm_100 family a batch of any size has one
     set of tensor maps; elsewhere one a batch (``arch.base.MAX_LIST_GROUPS`` batches at most).
+
+    Weight-only (W4A16): where ``a`` is float16 or bfloat16 [M, K] or [M, K, L] and ``a_scale`` None, another kernel
+    multiplies by ``b`` without quantizing ``a``, on every GPU from sm_90a on. It is made for few rows: every 32 of them
+    read the weights anew. For many rows quantize ``a``, or decode the weights once (``LinearNVFP4(pre_decode=True)``). K is
+    a multiple of 32 then, ``out`` may have any strides, and there is no ``config``. Its order of summation is documented
+    (``kernels/simt/w4a16.py``) and depends on K alone.
 
     Args:
         a: [M, K/2] or [M, K/2, L], uint8 or float4_e2m1fn_x2, K-major (stride 1 in K), two e2m1 values a byte, the low
@@ -57,8 +64,16 @@ def gemm(
         UnsupportedTarget: no kernel for the GPU. ConfigError: ``config`` cannot be built.
         Nothing is written to ``out`` when a check fails.
     """
+    if config is not None and a_scale is None:
+        raise UnsupportedProblem("config with 16-bit a: that kernel has nothing to configure; leave it out")
     if torch.compiler.is_compiling():  # the custom op (ops.library) that a traced graph keeps
         return _traced(a, b, a_scale, b_scale, alpha, out, config, (out_dtype, scale_layout, backend))
+    if a_scale is None or (isinstance(a, torch.Tensor) and a.dtype in ACTIVATION_DTYPES):
+        if a_scale is not None:
+            raise ValueError(
+                f"a is {a.dtype} and has an a_scale; 16-bit a has none: pass a_scale=None, or quantize(a)"
+            )
+        return weight_only(a, b, b_scale, alpha, out, ("a", "b", "b_scale"), out_dtype, scale_layout, backend)
     inputs: list[Any] = [a, b, a_scale, b_scale] + ([] if alpha is None else [alpha])
     outs = [] if out is None else [out]
     key = prepared.signature(

@@ -10,6 +10,7 @@ from nvfp4_cute import backends
 from nvfp4_cute.formats import SCALE_LAYOUTS, ScaleLayout
 from nvfp4_cute.launch_table import Gemv
 from nvfp4_cute.ops import vector_checks as checks
+from nvfp4_cute.ops.w4a16 import ACTIVATION_DTYPES, weight_only
 from nvfp4_cute.reference import gemv_reference
 from nvfp4_cute.simt_keys import GemvKey
 
@@ -18,7 +19,7 @@ def gemv(
     a: torch.Tensor,
     b: torch.Tensor,
     a_scale: torch.Tensor,
-    b_scale: torch.Tensor,
+    b_scale: torch.Tensor | None,
     alpha: torch.Tensor | float | None = None,
     *,
     out: torch.Tensor | None = None,
@@ -27,6 +28,9 @@ def gemv(
     backend: str = "auto",
 ) -> torch.Tensor:
     """Multiply NVFP4 matrices by NVFP4 vectors: ``c[m, l] = alpha[l] * sum over k of A[m, k, l] * b[k, l]``.
+
+    Weight-only (W4A16): where ``b`` is float16 or bfloat16 [K] or [K, L] and ``b_scale`` None, the vector is not quantized;
+    K is a multiple of 32 then, and sums are added as ``gemm`` adds those of 16-bit activations.
 
     Args:
         a: [M, K/2] or [M, K/2, L], uint8 or float4_e2m1fn_x2, K-major (stride 1 in K), two e2m1 values a byte, the low
@@ -60,6 +64,15 @@ def gemv(
             return torch.ops.nvfp4_cute.gemv(a, b, a_scale, b_scale, alpha, out_dtype, scale_layout, backend)
         torch.ops.nvfp4_cute.gemv_out(a, b, a_scale, b_scale, alpha, out, out_dtype, scale_layout, backend)
         return out
+    if b_scale is None or (isinstance(b, torch.Tensor) and b.dtype in ACTIVATION_DTYPES):
+        if b_scale is not None:
+            raise ValueError(
+                f"b is {b.dtype} and has a b_scale; 16-bit b has none: pass b_scale=None, or quantize(b)"
+            )
+        rows = None if out is None else out.unsqueeze(0)
+        names = ("b", "a", "a_scale")
+        result = weight_only(b.unsqueeze(0), a, a_scale, alpha, rows, names, out_dtype, scale_layout, backend)
+        return result.squeeze(0) if out is None else out
     task, result = _check(a, b, a_scale, b_scale, alpha, out, out_dtype, scale_layout)
     backends.run_task(backend, task)
     return result

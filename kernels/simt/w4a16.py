@@ -1,0 +1,347 @@
+"""16-bit activations times NVFP4 weights, up to 32 rows at a time: c[m, n] = alpha * sum over k of x[m, k] (B * SFB)[n, k].
+
+x (M, K, L) fp16 or bf16, B (N, K, L) e2m1, two values a byte, both K-major; SFB e4m3 in the 128x4 blocked layout, read in
+place; c fp16, bf16 or fp32. Memory-bound: the weights are read once for every ``tokens`` rows of x, past L1.
+
+A weight times its scale has at most 6 significant bits, so fp16 and bf16 hold it exactly. Warps multiply 16 weight rows
+by 8 rows of x and 16 k with ``mma.sync``, which every architecture from sm_90a on has.
+
+Work: a CTA has 32 weight rows of one scale atom, r, r + 32, r + 64, r + 96 for eight consecutive r, whose scales for 64
+values of K are 128 consecutive bytes. Its warps take chunks of 128 values of K in turn. A lane (4 g + t) holds 32
+consecutive k of the four rows with r = g; which k meet in one MMA is free as long as both operands agree.
+
+Order of summation. One MMA adds 16 products to the sum in fp32, as the GPU's tensor cores add (truncating). Word w = 0 ...
+3 of a lane's 32 k (8 w to 8 w + 7) takes two: first the k with k % 4 < 2, then the others, of all four t. A warp goes
+through its chunks in ascending order, starting from 0; warps are added in ascending order. So which products meet when
+depends on K alone, not on M, N or L. Then times alpha, then one rounding to the output type.
+"""
+
+from dataclasses import dataclass
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import Float32, Int32, Int64, Uint32
+from cutlass.memory import SmemAllocator
+
+from nvfp4_cute.arch.simt import W4A16_CHUNK_K, W4A16_ROWS, W4A16_WARPS, WARP_SIZE
+from nvfp4_cute.launch_table import W4A16
+from nvfp4_cute.scale_layout import ATOM_BYTES, ATOM_ROWS
+
+from ..common import ptx
+from .global_access import KEEP, READ_ONCE, global_scalar, load_words
+
+# A lane's part of a chunk: 16 bytes of every row in four words, two scale blocks.
+PIECE_K = 32
+PIECES = W4A16_CHUNK_K // PIECE_K
+PIECE_WORDS = 4
+WORD_K = 8
+PIECES_PER_ATOM = 2
+# Rows r, r + 32, r + 64, r + 96: an MMA has 16 weight rows, two of a lane.
+BANDS, BAND_ROWS = 4, 32
+MMA_M = 2
+BAND_GROUP = W4A16_ROWS // BANDS
+MMA_TOKENS = 8
+SCALES_BYTES = 16
+# Weights enter the MMA times 2^-7: see ``FloatFormat``.
+WEIGHT_FACTOR = 128.0
+# Sums of the CTAs of an SM; the rest of the unified memory serves as L1, where activations and scales stay.
+SMEM_CARVEOUT_PERCENT = 20
+
+
+@dataclass(frozen=True)
+class FloatFormat:
+    """How e2m1 becomes a 16-bit float: sign to the top, exponent and mantissa to the bottom of the exponent field.
+
+    The bits then read as the value times 2^(1 - bias), subnormal ones too. A scale times 2^(bias - 8) completes that to
+    the weight times 2^-7, in both formats exactly, and never beyond their range.
+
+    Attributes:
+        name: in PTX.
+        magnitude_shift: where the three low bits of e2m1 go.
+        scale_factor: what scales are multiplied by.
+    """
+
+    name: str
+    magnitude_shift: int
+    scale_factor: float
+
+
+FP16 = FloatFormat("f16", 9, 2.0**7)
+BF16 = FloatFormat("bf16", 6, 2.0**119)
+
+
+@dataclass(frozen=True)
+class W4A16Operands:
+    """What one batch reads and writes. Addresses and byte strides Int64, extents Int32; of ``out`` strides in elements."""
+
+    x: Int64
+    b: Int64
+    sfb: Int64
+    x_pitch: Int64
+    b_pitch: Int64
+    m: Int32
+    n: Int32
+    k: Int32
+
+
+@dataclass(frozen=True)
+class W4A16Output:
+    """Where results go; strides in elements."""
+
+    address: Int64
+    alpha: Int64
+    row: Int64
+    column: Int64
+
+
+@dataclass(frozen=True)
+class Source:
+    """Where a lane reads: its piece of chunk 0 of its first weight row, of the scales, and of its first row of x.
+
+    ``row_offsets``: bytes from the first weight row to each, Int32 (``vector_checks.MAX_PITCH`` bounds them).
+    """
+
+    b: Int64
+    row_offsets: list
+    sfb: Int64
+    x: Int64
+    x_pitch: Int64
+    first_token: Int32
+    m: Int32
+    piece: Int32
+    num_pieces: Int32
+
+
+class W4A16Kernel:
+    """One compiled variant.
+
+    Args:
+        is_bf16: whether x is bfloat16, else float16.
+        out_dtype: cutlass.Float16, BFloat16 or Float32.
+        has_alpha: whether results are multiplied by a factor.
+        tokens: rows of x that a CTA multiplies: a multiple of 8.
+        blocks_per_sm: CTAs of an SM that the registers must allow.
+        name: what the kernel is called in profilers and in the emulator's reports.
+    """
+
+    def __init__(
+        self, is_bf16: bool, out_dtype: type, has_alpha: bool, tokens: int, blocks_per_sm: int, name: str
+    ):
+        self.format = BF16 if is_bf16 else FP16
+        self.out_dtype = out_dtype
+        self.has_alpha = has_alpha
+        self.tokens = tokens
+        self.num_mma_n = tokens // MMA_TOKENS
+        self.blocks_per_sm = blocks_per_sm
+        self.name = name
+
+    @cute.jit
+    def __call__(self, table: cute.Pointer, queue):
+        """Launch: weight rows along x of the grid, rows of x along y, batches along z.
+
+        Args:
+            table: Int64 in host memory: ``launch_table.W4A16``.
+            queue: CUstream.
+        """
+        t = cute.make_tensor(table, cute.make_layout(len(W4A16)))
+        m, n, k = (Int32(t[column]) for column in (W4A16.M, W4A16.N, W4A16.K))
+        operands = W4A16Operands(
+            t[W4A16.X], t[W4A16.B], t[W4A16.SFB], t[W4A16.X_PITCH], t[W4A16.B_PITCH], m, n, k
+        )
+        output = W4A16Output(t[W4A16.OUT], t[W4A16.ALPHA], t[W4A16.OUT_ROW], t[W4A16.OUT_COLUMN])
+        strides = [
+            t[column]
+            for column in (
+                W4A16.X_BATCH,
+                W4A16.B_BATCH,
+                W4A16.SFB_BATCH,
+                W4A16.OUT_BATCH,
+                W4A16.ALPHA_BATCH,
+            )
+        ]
+        self.kernel.set_name_prefix(self.name)
+        self.kernel(operands, output, strides).launch(
+            grid=(
+                cute.ceil_div(n, ATOM_ROWS) * (ATOM_ROWS // W4A16_ROWS),
+                cute.ceil_div(m, self.tokens),
+                Int32(t[W4A16.L]),
+            ),
+            block=(W4A16_WARPS * WARP_SIZE, 1, 1),
+            min_blocks_per_mp=self.blocks_per_sm,
+            preferred_smem_carveout=SMEM_CARVEOUT_PERCENT,
+            stream=queue,
+        )
+
+    @cute.kernel
+    def kernel(self, operands: W4A16Operands, output: W4A16Output, strides: list):
+        """Accumulate, add up warps, and store."""
+        tidx, _, _ = cute.arch.thread_idx()
+        unit, token_tile, batch = cute.arch.block_idx()
+        warp_idx, lane = cute.arch.make_warp_uniform(tidx // WARP_SIZE), tidx % WARP_SIZE
+        x_batch, b_batch, sfb_batch, out_batch, alpha_batch = strides
+        first_token = token_tile * self.tokens
+
+        # (ROW, TOKEN, WARP)
+        sums = SmemAllocator().allocate_tensor(
+            Float32, cute.make_layout((W4A16_ROWS, self.tokens, W4A16_WARPS)), 16
+        )
+        num_pieces = operands.k // PIECE_K
+        group, piece = lane // PIECES, lane % PIECES
+        atoms = Int64(unit // BANDS) * cute.ceil_div(num_pieces, PIECES_PER_ATOM) * ATOM_BYTES
+        # Rows beyond N are read as the last one, and dropped in the end.
+        rows = [cutlass.min(row_of(unit, group, band), operands.n - 1) for band in range(BANDS)]
+        source = Source(
+            b=operands.b + batch * b_batch + Int64(rows[0]) * operands.b_pitch + piece * (PIECE_K // 2),
+            row_offsets=[(row - rows[0]) * Int32(operands.b_pitch) for row in rows],
+            sfb=operands.sfb
+            + batch * sfb_batch
+            + atoms
+            + row_of(unit, group, 0) % BAND_ROWS * SCALES_BYTES
+            + piece // PIECES_PER_ATOM * ATOM_BYTES,
+            x=operands.x
+            + batch * x_batch
+            + Int64(first_token + group) * operands.x_pitch
+            + piece * (2 * PIECE_K),
+            x_pitch=operands.x_pitch,
+            first_token=first_token + group,
+            m=operands.m,
+            piece=piece,
+            num_pieces=num_pieces,
+        )
+        acc = self.accumulate(source, warp_idx)
+        for i in cutlass.range_constexpr(MMA_M):
+            for j in cutlass.range_constexpr(self.num_mma_n):
+                for r in cutlass.range_constexpr(4):
+                    # Registers of an MMA: row g, two columns; row g + 8, two columns.
+                    row = group + BAND_GROUP * (2 * i + r // 2)
+                    sums[row, j * MMA_TOKENS + 2 * piece + r % 2, warp_idx] = acc[r, i, j]
+        cute.arch.sync_threads()
+
+        alpha = Float32(1.0)
+        if cutlass.const_expr(self.has_alpha):
+            alpha = global_scalar(Float32, output.alpha + batch * alpha_batch)[0]
+        for step in cutlass.range_constexpr(W4A16_ROWS * self.tokens // (W4A16_WARPS * WARP_SIZE)):
+            element = step * W4A16_WARPS * WARP_SIZE + tidx
+            place, token = element % W4A16_ROWS, element // W4A16_ROWS
+            row = row_of(unit, place % BAND_GROUP, place // BAND_GROUP)
+            total = sums[place, token, 0]
+            for w in cutlass.range_constexpr(1, W4A16_WARPS):
+                total = total + sums[place, token, w]
+            total = total * Float32(WEIGHT_FACTOR)
+            if cutlass.const_expr(self.has_alpha):
+                total = total * alpha
+            if row < operands.n and first_token + token < operands.m:
+                index = (
+                    Int64(first_token + token) * output.row + Int64(row) * output.column + batch * out_batch
+                )
+                out = global_scalar(self.out_dtype, output.address + index * (self.out_dtype.width // 8))
+                out[0] = total.to(self.out_dtype)
+
+    @cute.jit
+    def accumulate(self, source: Source, warp_idx: Int32):
+        """What this lane adds up: Float32 (REGISTER, MMA_M, MMA_N)."""
+        acc = cute.make_rmem_tensor((4, MMA_M, self.num_mma_n), Float32)
+        acc.fill(0.0)
+        # (WORD, BAND); a word a band
+        weights = cute.make_rmem_tensor((PIECE_WORDS, BANDS), Uint32)
+        ahead = cute.make_rmem_tensor((PIECE_WORDS, BANDS), Uint32)
+        scales, scales_ahead = (cute.make_rmem_tensor(BANDS, Uint32) for _ in range(2))
+        # (WORD OF 2, MMA_N)
+        x = cute.make_rmem_tensor((PIECE_K // 2, self.num_mma_n), Uint32)
+        num_chunks = cute.ceil_div(source.num_pieces, PIECES)
+        load_weights(weights, scales, source, warp_idx)
+        for chunk in cutlass.range(warp_idx, num_chunks, W4A16_WARPS, unroll=1):
+            self.load_activations(x, source, chunk)
+            load_weights(ahead, scales_ahead, source, chunk + W4A16_WARPS)
+            self.multiply(acc, weights, self.block_scales(scales, source), x)
+            for i in cutlass.range_constexpr(BANDS):
+                scales[i] = scales_ahead[i]
+                for w in cutlass.range_constexpr(PIECE_WORDS):
+                    weights[w, i] = ahead[w, i]
+        return acc
+
+    @cute.jit
+    def load_activations(self, x: cute.Tensor, source: Source, chunk: Int32):
+        """The lane's 32 k of a chunk, of one row of x for every MMA; zeros where there is no row or no k."""
+        x.fill(Uint32(0))
+        is_inside = chunk * PIECES + source.piece < source.num_pieces
+        for j in cutlass.range_constexpr(self.num_mma_n):
+            if is_inside and source.first_token + j * MMA_TOKENS < source.m:
+                address = source.x + Int64(j * MMA_TOKENS) * source.x_pitch + chunk * (2 * W4A16_CHUNK_K)
+                for first in cutlass.range_constexpr(0, PIECE_K // 2, 4):
+                    words = load_words(address + 4 * first, 4, KEEP)
+                    for i in cutlass.range_constexpr(4):
+                        x[first + i, j] = words[i]
+
+    def block_scales(self, scales: cute.Tensor, source: Source) -> list:
+        """Of every band, the lane's two block scales times ``scale_factor``, each as a pair of 16-bit floats."""
+        shift = Uint32(source.piece % PIECES_PER_ATOM * 16)
+        pairs = []
+        for band in range(BANDS):
+            low, high = ptx.unpack_f16x2(ptx.ue4m3x2_to_f16x2(scales[band] >> shift))
+            pairs.append(
+                [ptx.pair_of(s * Float32(self.format.scale_factor), self.format.name) for s in (low, high)]
+            )
+        return pairs
+
+    def multiply(self, acc: cute.Tensor, weights: cute.Tensor, scales: list, x: cute.Tensor) -> None:
+        """Add a chunk."""
+        for w in range(PIECE_WORDS):
+            block = w * WORD_K // 16
+            activations = [paired([x[4 * w + i, j] for i in range(4)]) for j in range(self.num_mma_n)]
+            for i in range(MMA_M):
+                low, high = (
+                    self.decode(weights[w, band], scales[band][block]) for band in (2 * i, 2 * i + 1)
+                )
+                for first in (0, 2):
+                    a = [low[first], high[first], low[first + 1], high[first + 1]]
+                    for j in range(self.num_mma_n):
+                        b = activations[j][first : first + 2]
+                        c = [acc[r, i, j] for r in range(4)]
+                        for r, value in enumerate(ptx.mma_m16n8k16(a, b, c, self.format.name)):
+                            acc[r, i, j] = value
+
+    def decode(self, word: Uint32, scale: Uint32) -> list:
+        """Eight weights times 2^-7 as pairs of k: (0, 4), (1, 5), (2, 6), (3, 7)."""
+        magnitude = 0x7 << self.format.magnitude_shift
+        pairs = []
+        for i in range(4):
+            sign = shifted(word, 12 - 4 * i) & Uint32(0x80008000)
+            rest = shifted(word, self.format.magnitude_shift - 4 * i) & Uint32(magnitude << 16 | magnitude)
+            pairs.append(ptx.mul_x2(sign | rest, scale, self.format.name))
+        return pairs
+
+
+@cute.jit
+def load_weights(weights: cute.Tensor, scales: cute.Tensor, source: Source, chunk: Int32):
+    """A lane's piece of every row and its scale words; zeros beyond K."""
+    is_inside = chunk * PIECES + source.piece < source.num_pieces
+    weights.fill(Uint32(0))
+    scales.fill(Uint32(0))
+    if is_inside:
+        for band in cutlass.range_constexpr(BANDS):
+            address = source.b + source.row_offsets[band] + chunk * (W4A16_CHUNK_K // 2)
+            words = load_words(address, PIECE_WORDS, READ_ONCE)
+            for w in cutlass.range_constexpr(PIECE_WORDS):
+                weights[w, band] = words[w]
+        atoms = Int64(chunk) * (PIECES // PIECES_PER_ATOM * ATOM_BYTES)
+        words = load_words(source.sfb + atoms, BANDS, KEEP)
+        for band in cutlass.range_constexpr(BANDS):
+            scales[band] = words[band]
+
+
+def row_of(unit: Int32, place: Int32, band) -> Int32:
+    """Weight row number ``place`` of the eight of a band of a CTA."""
+    return unit // BANDS * ATOM_ROWS + unit % BANDS * BAND_GROUP + place + band * BAND_ROWS
+
+
+def shifted(word: Uint32, left: int) -> Uint32:
+    """Left, or right where negative."""
+    return word << left if left >= 0 else word >> -left
+
+
+def paired(words: list) -> list:
+    """Eight values of x in four words as pairs of k: (0, 4), (1, 5), (2, 6), (3, 7)."""
+    return [
+        ptx.prmt(words[i], words[i + 2], Uint32(selector)) for i in range(2) for selector in (0x5410, 0x7632)
+    ]
