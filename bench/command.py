@@ -89,10 +89,8 @@ def _explanation(case: cases.Case, target: Target) -> str:
     rows, (_, n, _) = sum(m for m, _, _ in case.sizes), case.sizes[0]
     if case.form == "ragged":
         mean = -(-rows // len(case.sizes))
-        return (
-            f"{select.config_for_rows(mean, n).to_name()}: only the device knows the sizes; tokens go on the N side, in "
-            f"the smallest tile that holds a group's mean of {mean} rows; a pair of CTAs if N = {n} fills it (over 128)"
-        )
+        config = select.config_for_rows(target.arch, mean, n)
+        return f"{config.to_name()}: only the device knows the sizes; chosen for groups of their mean size, {mean} rows"
     problem = GroupedProblem(case.sizes)
     if target.arch in sm100.ARCHS:
         return select.explain(problem, target.num_sms)

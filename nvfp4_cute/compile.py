@@ -7,14 +7,14 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
-from nvfp4_cute.arch import family_of, sm90, sm100, sm120
+from nvfp4_cute.arch import dual_family_of, family_of, sm90, sm120
 from nvfp4_cute.config import KernelConfig
 from nvfp4_cute.cubin import KernelResources, read_resources
 from nvfp4_cute.emulator.driver import prepare_cutlass, shim_is_built
@@ -77,13 +77,11 @@ class KernelKey:
         UnsupportedProblem for a form, an output layout or a dual GEMM that the arch's kernel lacks.
         """
         family = family_of(arch)
-        is_dual = activation is not None
-        if is_dual and arch not in sm100.ARCHS:
-            raise UnsupportedProblem(
-                f"{arch}: no kernel for dual GEMMs (there is one for {', '.join(sm100.ARCHS)}); call grouped_gemm with "
-                "each b and combine the results"
-            )
-        reason = sm100.unsupported_reason(config, 2) if is_dual else family.unsupported_reason(config)
+        if activation is None:
+            reason, resolve = family.unsupported_reason(config), family.resolve
+        else:
+            dual = dual_family_of(arch)
+            reason, resolve = dual.unsupported_reason(config, 2), partial(dual.resolve, num_b=2)
         if reason is not None:
             raise ConfigError(f"{arch}: {reason}")
         if form not in family.FORMS:
@@ -95,7 +93,7 @@ class KernelKey:
             raise UnsupportedProblem(
                 f"{arch}: out has contiguous columns, and this kernel writes rows; allocate it as torch.empty(m, n)"
             )
-        resolved = replace(sm100.resolve(config, 2) if is_dual else family.resolve(config), num_cta=None)
+        resolved = replace(resolve(config), num_cta=None)
         return cls(arch, resolved, num_groups, out_dtype, has_alpha, form, out_m_major, activation)
 
     def to_name(self) -> str:
@@ -115,9 +113,8 @@ class KernelKey:
         out_dtype, name = cutlass_dtype(self.out_dtype), self.to_name()
         if self.arch in sm90.ARCHS:
             return GroupedGemmSm90(self.config, self.num_groups, out_dtype, self.has_alpha, name)
-        if self.arch in sm120.ARCHS:
-            return GroupedGemmSm120(self.config, self.num_groups, out_dtype, self.has_alpha, name)
-        return GroupedGemmSm100(
+        kernel = GroupedGemmSm120 if self.arch in sm120.ARCHS else GroupedGemmSm100
+        return kernel(
             self.config,
             self.form,
             self.num_groups,

@@ -15,7 +15,7 @@ import torch
 from tqdm import tqdm
 
 from nvfp4_cute import disk_cache
-from nvfp4_cute.arch import simt, sm100
+from nvfp4_cute.arch import dual_family_of, simt
 from nvfp4_cute.compile import KernelKey
 from nvfp4_cute.config import KernelConfig
 from nvfp4_cute.errors import CacheError
@@ -60,7 +60,7 @@ def keys(
             for count, config in product(counts, configs or candidates(arch, form)):
                 yield KernelKey.make(arch, config, count, dtype, has_alpha, form)
         elif operation == "grouped_dual_gemm":
-            for count, config in product(groups, configs or sm100.DUAL_CANDIDATES):
+            for count, config in product(groups, configs or dual_family_of(arch).DUAL_CANDIDATES):
                 yield KernelKey.make(arch, config, count, dtype, has_alpha, activation=activation)
         elif operation == "gemv":
             yield GemvKey(arch, dtype, has_alpha)

@@ -68,7 +68,7 @@ def choose_config(problem: GroupedProblem, arch: str, num_sms: int) -> KernelCon
     if arch in sm90.ARCHS:
         return sm90.choose(problem.sizes, num_sms)
     if arch in sm120.ARCHS:
-        return sm120.choose(problem.sizes)
+        return sm120.choose(problem.sizes, problem.num_b)
     if arch not in sm100.ARCHS:
         return family_of(arch).DEFAULT_CONFIG
     return estimates(problem, num_sms)[0].config
@@ -142,10 +142,16 @@ def _tile_cycles(
     return max(tile.k_tile_cnt * max(load, mma), columns / EPI_TILE_N * slice_cycles)
 
 
-def config_for_rows(mean_rows: int, n: int) -> KernelConfig:
-    """The config of a problem whose group sizes only the device knows: tokens on the N side, in the smallest tile that
-    holds a group of mean size; a pair where the weights fill it.
+def config_for_rows(arch: str, mean_rows: int, n: int) -> KernelConfig:
+    """The config of a problem whose group sizes only the device knows.
+
+    Tokens on the N side, in the smallest tile that holds a group of mean size; a pair where the weights fill it. On
+    sm_120a as for a group of mean size. Raises UnsupportedTarget for an ``arch`` without a kernel.
     """
+    if arch in sm120.ARCHS:
+        return sm120.choose([(mean_rows, n, 1)])
+    if arch not in sm100.ARCHS:
+        return family_of(arch).DEFAULT_CONFIG
     tile_n = next((tile for tile in TILES_N if tile >= mean_rows), TILES_N[-1])
     return KernelConfig((128, tile_n, 256), use_2cta_instrs=n > 128, swap_ab=True)
 
@@ -153,6 +159,6 @@ def config_for_rows(mean_rows: int, n: int) -> KernelConfig:
 def candidates(arch: str, form: Form) -> tuple[KernelConfig, ...]:
     """Every config that is computed with where the caller chooses none. Raises UnsupportedTarget as ``choose_config``."""
     family = family_of(arch)
-    if form in ("list", "batched"):
+    if form in ("list", "batched") or arch not in sm100.ARCHS:
         return family.CANDIDATES
-    return tuple(config_for_rows(rows, n) for n in (128, 256) for rows in TILES_N)
+    return tuple(config_for_rows(arch, rows, n) for n in (128, 256) for rows in TILES_N)

@@ -52,7 +52,7 @@ def read_operands(values: cute.Tensor, rows: range, num_b: int, swap_ab: bool) -
 
 
 def read_groups(
-    values: cute.Tensor, rows: range, form: Literal["list", "ragged", "masked"]
+    values: cute.Tensor, rows: range, form: Literal["list", "ragged", "masked", "batched"]
 ) -> GroupTable | DeviceGroups:
     """The groups' sizes, or where the device finds them. Arguments as of :func:`read_operands`."""
     m, n, k = ([Int32(values[column, row]) for row in rows] for column in (Group.M, Group.N, Group.K))
@@ -75,7 +75,7 @@ def read_groups(
 
 
 def read_outputs(
-    values: cute.Tensor, rows: range, form: Literal["list", "ragged", "masked"], num_alphas: int
+    values: cute.Tensor, rows: range, form: Literal["list", "ragged", "masked", "batched"], num_alphas: int
 ) -> OutputTable:
     """Where results go. ``num_alphas``: factors a group, one a product, or 0; else as of :func:`read_operands`."""
     columns = (Header.ALPHA, Header.ALPHA2)[:num_alphas]

@@ -20,6 +20,7 @@ def tma_load(
     cache_policy: cutlass.Constexpr,
     num_cta: cutlass.Constexpr,
     mcast_mask: Int32 | None = None,
+    state_space: cutlass.Constexpr = "shared::cluster",
 ):
     """Copy the box at ``coords`` (innermost first) to shared memory; its bytes complete the leader's ``barrier``.
 
@@ -27,6 +28,8 @@ def tma_load(
         destination: shared address in this CTA.
         descriptor: generic address of the tensor map.
         mcast_mask: CTAs of the cluster that get the box at the same place, or None for this one alone.
+        state_space: of the destination. For sm_120a the assembler makes a function call of "shared::cluster", and one
+            instruction of "shared::cta".
     """
     rank = len(coords)
     places = ", ".join(f"{{$r{i}}}" for i in range(3, 3 + rank))
@@ -38,7 +41,7 @@ def tma_load(
         multicast, mask = ".multicast::cluster", f" {{$r{3 + rank}}},"
         args = [cutlass.Int16(mcast_mask)]
     cute.arch.inline_ptx(
-        f"cp.async.bulk.tensor.{rank}d.shared::cluster.global.tile.mbarrier::complete_tx::bytes"
+        f"cp.async.bulk.tensor.{rank}d.{state_space}.global.tile.mbarrier::complete_tx::bytes"
         f"{multicast}{group}.L2::cache_hint [{{$r0}}], [{{$r1}}, {{{places}}}], [{{$r2}}],{mask} "
         f"{{$r{3 + rank + len(args)}}};",
         read_only_args=[

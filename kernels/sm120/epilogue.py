@@ -6,10 +6,25 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Float32, Int32, Int64
 
-from ..common.group_table import select_slot
-from ..common.output_table import OutputTable, load_alphas
-from ..common.sides import TileSide
+from ..common.activation import activate
+from ..common.group_table import WorkTile
+from ..common.output_table import OutputTable, group_output, load_alphas
+from ..common.sides import mma_sides
 from .warp_tile import BAND, STRIP
+
+
+@dataclass(frozen=True)
+class OutputKind:
+    """What is written: element type, whether columns are contiguous, and a dual GEMM's activation."""
+
+    dtype: type
+    m_major: bool
+    activation: str | None
+
+    @property
+    def num_products(self) -> int:
+        """Products that an element combines."""
+        return 1 if self.activation is None else 2
 
 
 @dataclass(frozen=True)
@@ -18,15 +33,19 @@ class OutputTile:
 
     Attributes:
         address: of the lane's first row and first column.
+        alphas: the group's factor of every product.
+        activation: of a dual GEMM's first product (``common.activation``); None where there is one product.
         pitch_m, pitch_n: bytes from row to row and from column to column; one of them is an element's.
         rows, columns: those that exist from the lane's first one on.
+        runs_along_n: whether neighbouring columns are neighbours in memory.
     """
 
     address: Int64
     dtype: type
-    alpha: Float32
-    pitch_m: Int64 | int
-    pitch_n: Int64 | int
+    alphas: list
+    activation: str | None
+    pitch_m: Int64
+    pitch_n: Int64
     rows: Int32
     columns: Int32
     runs_along_n: bool
@@ -35,48 +54,72 @@ class OutputTile:
 @cute.jit
 def locate_output(
     outputs: OutputTable,
-    dtype: cutlass.Constexpr,
-    slot: Int32,
-    m_side: TileSide,
-    n_side: TileSide,
+    kind: cutlass.Constexpr,
+    tile: WorkTile,
+    config: cutlass.Constexpr,
     first_row: Int32,
     first_col: Int32,
-    swap_ab: cutlass.Constexpr,
 ) -> OutputTile:
-    """A lane's part of a tile: row g and columns 2t and 2t + 1 of every MMA, with lane = 4g + t."""
+    """A lane's part of a tile: row g and columns 2t and 2t + 1 of every MMA, with lane = 4g + t.
+
+    Args:
+        kind: ``OutputKind``.
+        first_row, first_col: of the warp, counted from the tile's.
+    """
+    m_side, n_side = mma_sides(config, tile)
     lane = cute.arch.lane_idx()
     row = m_side.first_row + first_row + lane // 4
     col = n_side.first_row + first_col + 2 * (lane % 4)
-    element_bytes = dtype.width // 8
-    pitch = select_slot(outputs.pitches, slot) * element_bytes
-    pitch_m, pitch_n = (element_bytes, pitch) if swap_ab else (pitch, element_bytes)
+    origin, row_pitch, column_pitch = group_output(outputs, tile, kind.dtype, kind.m_major)
+    pitch_m, pitch_n = (column_pitch, row_pitch) if config.swap_ab else (row_pitch, column_pitch)
+    element_bytes = kind.dtype.width // 8
     return OutputTile(
-        address=select_slot(outputs.addresses, slot) + Int64(row) * pitch_m + Int64(col) * pitch_n,
-        dtype=dtype,
-        alpha=load_alphas(outputs, slot, 1)[0],
-        pitch_m=pitch_m,
-        pitch_n=pitch_n,
+        address=origin + (Int64(row) * pitch_m + Int64(col) * pitch_n) * element_bytes,
+        dtype=kind.dtype,
+        alphas=load_alphas(outputs, tile.slot, kind.num_products),
+        activation=kind.activation,
+        pitch_m=pitch_m * element_bytes,
+        pitch_n=pitch_n * element_bytes,
         rows=m_side.extent - row,
         columns=n_side.extent - col,
-        runs_along_n=not swap_ab,
+        runs_along_n=kind.m_major == config.swap_ab,
     )
 
 
 @cute.jit
 def store_tile(acc: cute.Tensor, out: OutputTile, warp_tile: cutlass.Constexpr):
     """Scale, convert and store a warp's (REGISTER, MMA_M, MMA_N) sums; what lies beyond the group is kept."""
-    for i in cutlass.range_constexpr(len(warp_tile.mma_m)):
-        strip, pair_of_bands = warp_tile.mma_m[i]
+    for i in cutlass.range_constexpr(warp_tile.out_m):
+        _, strip, pair_of_bands = warp_tile.mma_m[i]
         for half in cutlass.range_constexpr(2):
             row = strip * STRIP + (2 * pair_of_bands + half) * BAND
             if row < out.rows:
-                for j in cutlass.range_constexpr(len(warp_tile.mma_n)):
-                    col = warp_tile.mma_n[j][0] * STRIP + warp_tile.mma_n[j][1] * BAND
+                for j in cutlass.range_constexpr(warp_tile.out_n):
+                    col = warp_tile.mma_n[j][1] * STRIP + warp_tile.mma_n[j][2] * BAND
                     pair = cute.make_rmem_tensor(2, out.dtype)
                     for k in cutlass.range_constexpr(2):
-                        pair[k] = (acc[2 * half + k, i, j] * out.alpha).to(out.dtype)
+                        pair[k] = _result(acc, 2 * half + k, i, j, out, warp_tile).to(out.dtype)
                     address = out.address + row * out.pitch_m + col * out.pitch_n
                     _store_pair(pair, address, out.pitch_n, out.columns - col, out.runs_along_n)
+
+
+@cute.jit
+def _result(
+    acc: cute.Tensor,
+    register: cutlass.Constexpr,
+    i: cutlass.Constexpr,
+    j: cutlass.Constexpr,
+    out: OutputTile,
+    warp_tile: cutlass.Constexpr,
+) -> Float32:
+    """One element: of a dual GEMM, of both products, whose sums the same lane has."""
+    result = acc[register, i, j] * out.alphas[0]
+    if cutlass.const_expr(out.activation is not None):
+        other = acc[
+            register, i + (warp_tile.num_m - 1) * warp_tile.out_m, j + (warp_tile.num_n - 1) * warp_tile.out_n
+        ]
+        result = activate(result, out.activation) * (other * out.alphas[1])
+    return result
 
 
 @cute.jit

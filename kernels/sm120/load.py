@@ -1,6 +1,6 @@
 """LOAD role: one warp that keeps the shared-memory ring full with TMA.
 
-Produces ``ab`` (A, B and both scales of one K tile a stage). Touches no register fragment and no output.
+Produces ``ab`` (all operands and their scales of one K tile a stage). Touches no register fragment and no output.
 """
 
 from dataclasses import dataclass
@@ -8,73 +8,77 @@ from dataclasses import dataclass
 import cutlass
 import cutlass.cute as cute
 import cutlass.pipeline as pipeline
-from cutlass import Int32
+from cutlass import Int32, Int64
 
-from nvfp4_cute.arch.sm120 import SF_ATOM_ROWS
+from nvfp4_cute.arch.sm120 import SF_ATOM_ROWS, SmemPlan
 from nvfp4_cute.config import KernelConfig
 
-from ..common.group_table import GroupTable, locate_tile
+from ..common.operand_maps import SF_BLOCK_K, Descriptors, descriptor_addresses
 from ..common.sides import mma_sides
-from ..common.tma_descriptor import prefetch_descriptor, select_descriptor
-from ..common.tma_operand import LoadPartition, TmaOperand
+from ..common.tma_load import EVICT_FIRST, EVICT_LAST, tma_load
+from .operands import StageBuffers
 
 
 @dataclass(frozen=True)
 class LoadArgs:
-    """What the load warp reads: the operands on the MMA's M and N side, and their scales."""
+    """What the load warp reads.
 
-    m: LoadPartition
-    n: LoadPartition
-    sf_m: LoadPartition
-    sf_n: LoadPartition
-    groups: GroupTable
+    Attributes:
+        groups: ``GroupTable`` or ``DeviceGroups``.
+    """
+
+    descriptors: Descriptors
+    buffers: StageBuffers
+    smem: SmemPlan
     config: KernelConfig
+    groups: object
     ab_producer: pipeline.PipelineProducer
 
 
 @cute.jit
-def prefetch_first_descriptors(
-    operands: list[TmaOperand], groups: GroupTable, work_tile_mnk: cutlass.Constexpr
-):
-    """Fetch the tensor maps of this CTA's first tile while other warps still set up barriers."""
-    tile_idx, _, _ = cute.arch.block_idx()
-    tile = locate_tile(groups, work_tile_mnk, tile_idx)
-    with cute.arch.elect_one():
-        for operand in operands:
-            prefetch_descriptor(select_descriptor(operand.atoms, tile.slot))
-
-
-@cute.jit
 def run_load(args: LoadArgs):
-    """Acquire an empty stage, issue its four copies, once a K tile; the copies' bytes complete the stage's barrier."""
-    ab_producer, config = args.ab_producer, args.config
-    tile_m, tile_n, _ = config.cta_tile_shape_mnk
-    tile_idx, _, _ = cute.arch.block_idx()
+    """Acquire an empty stage and issue its copies, once a K tile; their bytes complete the stage's barrier."""
+    first_tile, _, _ = cute.arch.block_idx()
     stride, _, _ = cute.arch.grid_dim()
-    while tile_idx < args.groups.num_tiles:
-        tile = locate_tile(args.groups, config.work_tile_mnk, tile_idx)
+    ab_producer, config, groups, smem = args.ab_producer, args.config, args.groups, args.smem
+    tile_k = config.cta_tile_shape_mnk[2]
+    num_stage = smem.num_ab_stage
+    # Weights are read once; tokens are read by every tile of weights.
+    policy_m, policy_n = (EVICT_FIRST, EVICT_LAST) if config.swap_ab else (EVICT_LAST, EVICT_FIRST)
+    cursor = groups.first_cursor(first_tile, config.work_tile_mnk)
+    while groups.has_tile(cursor):
+        tile = groups.tile(cursor, config.work_tile_mnk)
+        desc_m = descriptor_addresses(args.descriptors.m, tile.slot)
+        desc_n = descriptor_addresses(args.descriptors.n, tile.slot)
+        desc_sf_m = descriptor_addresses(args.descriptors.sf_m, tile.slot)
+        desc_sf_n = descriptor_addresses(args.descriptors.sf_n, tile.slot)
         m_side, n_side = mma_sides(config, tile)
-        desc_m = select_descriptor(args.m.atoms, tile.slot)
-        desc_n = select_descriptor(args.n.atoms, tile.slot)
-        desc_sf_m = select_descriptor(args.sf_m.atoms, tile.slot)
-        desc_sf_n = select_descriptor(args.sf_n.atoms, tile.slot)
+        at_m, at_n = m_side.origin, n_side.origin
+        row_m, row_n = at_m.row + m_side.first_row, at_n.row + n_side.first_row
+        block_m = at_m.sf_block + m_side.first_row // SF_ATOM_ROWS
+        block_n = at_n.sf_block + n_side.first_row // SF_ATOM_ROWS
         for k_tile_idx in cutlass.range(tile.k_tile_cnt, unroll=1):
             stage = ab_producer.acquire_and_advance()
-            _copy(args.m, desc_m, m_side.first_row // tile_m, k_tile_idx, stage)
-            _copy(args.n, desc_n, n_side.first_row // tile_n, k_tile_idx, stage)
-            _copy(args.sf_m, desc_sf_m, m_side.first_row // SF_ATOM_ROWS, k_tile_idx, stage)
-            _copy(args.sf_n, desc_sf_n, n_side.first_row // SF_ATOM_ROWS, k_tile_idx, stage)
-        tile_idx += stride
+            to = args.buffers.at_stage(smem, stage.index)
+            k, k_block = k_tile_idx * tile_k, k_tile_idx * (tile_k // SF_BLOCK_K)
+            barrier = stage.barrier.toint()
+            with cute.arch.elect_one():
+                for i in cutlass.range_constexpr(smem.num_m):
+                    at = to.m + i * num_stage * smem.a_stage_bytes
+                    _load(at, desc_m[i], (k, row_m, at_m.batch), barrier, policy_m)
+                for i in cutlass.range_constexpr(smem.num_n):
+                    at = to.n + i * num_stage * smem.b_stage_bytes
+                    _load(at, desc_n[i], (k, row_n, at_n.batch), barrier, policy_n)
+                for i in cutlass.range_constexpr(smem.num_m):
+                    at = to.sf_m + i * num_stage * smem.sfa_stage_bytes
+                    _load(at, desc_sf_m[i], (0, k_block, block_m, at_m.batch), barrier, policy_m)
+                for i in cutlass.range_constexpr(smem.num_n):
+                    at = to.sf_n + i * num_stage * smem.sfb_stage_bytes
+                    _load(at, desc_sf_n[i], (0, k_block, block_n, at_n.batch), barrier, policy_n)
+        cursor = groups.next_cursor(cursor, stride, config.work_tile_mnk)
     # Leave only after the last stage was read: its arrivals must not reach a CTA that has exited.
     ab_producer.tail()
 
 
-@cute.jit
-def _copy(operand: LoadPartition, descriptor: cute.Pointer, box_idx: Int32, k_tile_idx: Int32, stage):
-    cute.copy(
-        operand.atoms[0],
-        operand.gmem[(None, box_idx, k_tile_idx)],
-        operand.smem[(None, stage.index)],
-        tma_bar_ptr=stage.barrier,
-        tma_desc_ptr=descriptor,
-    )
+def _load(destination: Int32, descriptor: Int64, coords: tuple, barrier: Int32, cache_policy: int) -> None:
+    tma_load(destination, descriptor, coords, barrier, cache_policy, 1, state_space="shared::cta")

@@ -14,12 +14,12 @@ from cutlass import Float32, Int32
 from nvfp4_cute.arch.sm120 import SF_ATOM_ROWS, SmemPlan
 from nvfp4_cute.config import KernelConfig
 
-from ..common.group_table import GroupTable, locate_tile
 from ..common.output_table import OutputTable
 from ..common.sides import mma_sides
 from ..common.warp_schedule import WARP_SIZE
-from .epilogue import locate_output, store_tile
+from .epilogue import OutputKind, locate_output, store_tile
 from .instructions import MMA_K, load_matrices, load_word, mma_nvfp4
+from .operands import StageBuffers
 from .warp_tile import BAND, BANDS_M, STRIP, WarpTile
 
 CHUNK_BYTES = 16
@@ -32,37 +32,21 @@ SF_ATOM_BYTES = 512
 
 
 @dataclass(frozen=True)
-class StageBuffers:
-    """Shared-memory addresses of stage 0 of every operand."""
-
-    a: Int32
-    b: Int32
-    sfa: Int32
-    sfb: Int32
-
-
-@dataclass(frozen=True)
 class MmaArgs:
-    """What the MMA warps read."""
+    """What the MMA warps read.
+
+    Attributes:
+        groups: ``GroupTable`` or ``DeviceGroups``.
+    """
 
     buffers: StageBuffers
     smem: SmemPlan
     warp_tile: WarpTile
-    groups: GroupTable
+    groups: object
     outputs: OutputTable
-    out_dtype: type
+    output_kind: OutputKind
     config: KernelConfig
     ab_consumer: pipeline.PipelineConsumer
-
-
-@dataclass(frozen=True)
-class LaneOffsets:
-    """Bytes from the start of a stage's operands to what a lane addresses for its first MMA."""
-
-    a: Int32
-    b: Int32
-    sfa: Int32
-    sfb: Int32
 
 
 @dataclass(frozen=True)
@@ -71,7 +55,7 @@ class Fragments:
 
     Attributes:
         a: (REGISTER, MMA_M). b: (REGISTER, MMA_N).
-        sfa: (STRIP_M, BUFFER), sfb: (STRIP_N, BUFFER): words, needed to the end of a block, so there are two buffers.
+        sfa: (OPERAND x STRIP_M, BUFFER), sfb: (OPERAND x STRIP_N, BUFFER): words, needed to the end of a block, so there are two buffers.
     """
 
     a: cute.Tensor
@@ -83,9 +67,12 @@ class Fragments:
 @cute.jit
 def run_mma(args: MmaArgs):
     """For each tile of the team: sum over its K tiles in registers, then scale, convert and store."""
-    ab_consumer, warp_tile, config = args.ab_consumer, args.warp_tile, args.config
+    # Read here: from before the roles part, the assembler keeps the tile's index in memory.
+    first_tile, _, _ = cute.arch.block_idx()
+    stride, _, _ = cute.arch.grid_dim()
+    ab_consumer, warp_tile, config, groups = args.ab_consumer, args.warp_tile, args.config, args.groups
     tiler, tile_k = config.work_tile_mnk, config.cta_tile_shape_mnk[2]
-    num_k_block = tile_k // MMA_K
+    last_buffer = (tile_k // MMA_K - 1) % 2
     warp_idx = cute.arch.make_warp_uniform(cute.arch.warp_idx())
     team, team_warp = warp_idx // warp_tile.team_warps, warp_idx % warp_tile.team_warps
     first_row = team_warp % warp_tile.warps_m * (STRIP * warp_tile.strips_m)
@@ -94,46 +81,52 @@ def run_mma(args: MmaArgs):
     # (REGISTER, MMA_M, MMA_N)
     acc = cute.make_rmem_tensor((4, len(warp_tile.mma_m), len(warp_tile.mma_n)), Float32)
 
-    first_tile_idx, _, _ = cute.arch.block_idx()
-    stride, _, _ = cute.arch.grid_dim()
-    tile_idx = first_tile_idx + team * stride
+    cursor = groups.first_cursor(first_tile, tiler)
     if cutlass.const_expr(warp_tile.num_team > 1):
         # The second team passes over the stages of the first tile, and gives the first team its first turn.
+        skipped = Int32(0)
         if team == 1:
             _give_turn(team, warp_tile)
-        ab_consumer.advance(team * locate_tile(args.groups, tiler, first_tile_idx).k_tile_cnt)
-    while tile_idx < args.groups.num_tiles:
-        tile = locate_tile(args.groups, tiler, tile_idx)
-        m_side, n_side = mma_sides(config, tile)
+            skipped = _k_tile_cnt(groups, cursor, tiler)
+            cursor = groups.next_cursor(cursor, stride, tiler)
+        ab_consumer.advance(skipped)
+    while groups.has_tile(cursor):
+        tile = groups.tile(cursor, tiler)
+        _, n_side = mma_sides(config, tile)
         offsets = _lane_offsets(first_row, first_col, n_side.first_row, tile_k, warp_tile)
+        at_lane = args.buffers.plus(offsets)
         acc.fill(0.0)
         if cutlass.const_expr(warp_tile.num_team > 1):
             # A stage's barrier tells two rounds of the ring apart, not three: nobody may wait rounds ahead.
             _take_turn(team, warp_tile)
-        for k_tile_idx in cutlass.range(tile.k_tile_cnt, unroll=1):
+        # The first K tile has no block before it. (A condition in the loop costs a copy of all sums every time.)
+        stage = ab_consumer.wait_and_advance()
+        _read_first_stage(acc, fragments, at_lane.at_stage(args.smem, stage.index), args.smem, warp_tile)
+        _release(stage)
+        for _ in cutlass.range(1, tile.k_tile_cnt, unroll=1):
             stage = ab_consumer.wait_and_advance()
-            addresses = _stage_addresses(args.buffers, args.smem, offsets, stage.index)
-            for k_block_idx in cutlass.range_constexpr(num_k_block):
-                # There is a block to multiply: the one before this, of the last stage where this is the first.
-                follows = True if k_block_idx > 0 else k_tile_idx > 0
-                _advance(acc, fragments, addresses, k_block_idx, follows, tile_k // 2, warp_tile)
-            # One lane releases the stage for the warp: all lanes must have read it.
-            cute.arch.sync_warp()
-            stage.release()
+            _read_stage(acc, fragments, at_lane.at_stage(args.smem, stage.index), args.smem, warp_tile)
+            _release(stage)
+        cursor = groups.next_cursor(cursor, stride, tiler)
         if cutlass.const_expr(warp_tile.num_team > 1):
-            if tile_idx + stride < args.groups.num_tiles:
+            # Pass over the other team's tile.
+            if groups.has_tile(cursor):
                 _give_turn(team, warp_tile)
+            ab_consumer.advance(_k_tile_cnt(groups, cursor, tiler))
+            cursor = groups.next_cursor(cursor, stride, tiler)
         for i in cutlass.range_constexpr(len(warp_tile.mma_m)):
-            _multiply(acc, fragments, i, range(len(warp_tile.mma_n)), (num_k_block - 1) % 2, warp_tile)
-        out = locate_output(
-            args.outputs, args.out_dtype, tile.slot, m_side, n_side, first_row, first_col, config.swap_ab
-        )
+            _multiply(acc, fragments, i, range(len(warp_tile.mma_n)), last_buffer, warp_tile)
+        out = locate_output(args.outputs, args.output_kind, tile, config, first_row, first_col)
         store_tile(acc, out, warp_tile)
-        if cutlass.const_expr(warp_tile.num_team > 1):
-            # Pass over the other team's tile; behind the last tile nothing is waited for any more.
-            others = cutlass.min(tile_idx + stride, args.groups.num_tiles - 1)
-            ab_consumer.advance(locate_tile(args.groups, tiler, others).k_tile_cnt)
-        tile_idx += warp_tile.num_team * stride
+
+
+@cute.jit
+def _k_tile_cnt(groups, cursor: tuple, tiler: cutlass.Constexpr) -> Int32:
+    """K tiles of the tile at the cursor, 0 behind the last one."""
+    k_tile_cnt = Int32(0)
+    if groups.has_tile(cursor):
+        k_tile_cnt = groups.tile(cursor, tiler).k_tile_cnt
+    return k_tile_cnt
 
 
 @cute.jit
@@ -156,8 +149,8 @@ def _make_fragments(warp_tile: WarpTile) -> Fragments:
     shapes = (
         (4, len(warp_tile.mma_m)),
         (2, len(warp_tile.mma_n)),
-        (warp_tile.strips_m, 2),
-        (warp_tile.strips_n, 2),
+        (warp_tile.num_m * warp_tile.strips_m, 2),
+        (warp_tile.num_n * warp_tile.strips_n, 2),
     )
     return Fragments(*[cute.make_rmem_tensor(shape, Int32) for shape in shapes])
 
@@ -169,7 +162,8 @@ def _lane_offsets(
     tile_col: Int32,
     tile_k: cutlass.Constexpr,
     warp_tile: cutlass.Constexpr,
-) -> LaneOffsets:
+) -> StageBuffers:
+    """Bytes from the start of a stage's operands to what a lane addresses for its first MMA."""
     lane = cute.arch.lane_idx()
     # Matrices of A: (strips of two bands) x (first and second chunk). Of B: first and second chunk of one MMA, then of
     # the next one, whose distance ``_load_b`` adds.
@@ -178,7 +172,7 @@ def _lane_offsets(
     sfa = _scale_offset(first_row, BANDS_M)
     # A small tile uses a part of a scale block.
     sfb = _scale_offset(first_col + tile_col % SF_ATOM_ROWS, warp_tile.bands_n)
-    return LaneOffsets(a, b, sfa, sfb)
+    return StageBuffers(a, b, sfa, sfb)
 
 
 @cute.jit
@@ -199,21 +193,39 @@ def _scale_offset(first_row: Int32, num_band: cutlass.Constexpr) -> Int32:
     return row * SF_ROW_BYTES + band * SF_WORD_BYTES
 
 
-def _stage_addresses(
-    buffers: StageBuffers, plan: SmemPlan, offsets: LaneOffsets, stage_idx: Int32
-) -> StageBuffers:
-    """What a lane addresses in K block 0 of a stage."""
-    return StageBuffers(
-        a=buffers.a + stage_idx * plan.a_stage_bytes + offsets.a,
-        b=buffers.b + stage_idx * plan.b_stage_bytes + offsets.b,
-        sfa=buffers.sfa + stage_idx * plan.sfa_stage_bytes + offsets.sfa,
-        sfb=buffers.sfb + stage_idx * plan.sfb_stage_bytes + offsets.sfb,
-    )
-
-
 def _at_k_block(address: Int32, k_block_idx: int) -> Int32:
     """The chunks of another K block are an exclusive or away: buffers are aligned to the swizzle's repeat."""
     return address ^ (2 * k_block_idx * CHUNK_BYTES)
+
+
+@cute.jit
+def _release(stage):
+    """One lane releases the stage for the warp: all lanes must have read it."""
+    cute.arch.sync_warp()
+    stage.release()
+
+
+@cute.jit
+def _read_first_stage(
+    acc: cute.Tensor, fragments: Fragments, stage: StageBuffers, plan: SmemPlan, warp_tile: cutlass.Constexpr
+):
+    """Load the blocks of a tile's first stage, and multiply all but the last."""
+    _load_scales(fragments, stage, 0, plan, warp_tile)
+    for i in cutlass.range_constexpr(len(warp_tile.mma_m)):
+        _load_a(fragments, stage, i, 0, plan, warp_tile)
+    for pair in _column_pairs(warp_tile):
+        _load_b(fragments, stage, pair, 0, plan, warp_tile)
+    for k_block_idx in cutlass.range_constexpr(1, 2 * plan.row_bytes // MMA_K):
+        _advance(acc, fragments, stage, k_block_idx, plan, warp_tile)
+
+
+@cute.jit
+def _read_stage(
+    acc: cute.Tensor, fragments: Fragments, stage: StageBuffers, plan: SmemPlan, warp_tile: cutlass.Constexpr
+):
+    """Load the blocks of a stage, and multiply the one before each."""
+    for k_block_idx in cutlass.range_constexpr(2 * plan.row_bytes // MMA_K):
+        _advance(acc, fragments, stage, k_block_idx, plan, warp_tile)
 
 
 @cute.jit
@@ -222,55 +234,68 @@ def _advance(
     fragments: Fragments,
     stage: StageBuffers,
     k_block_idx: cutlass.Constexpr,
-    follows,
-    row_bytes: cutlass.Constexpr,
+    plan: SmemPlan,
     warp_tile: cutlass.Constexpr,
 ):
-    """Multiply the block in registers, if one is there, and load block ``k_block_idx`` of a stage in its place."""
+    """Multiply the block in registers and load block ``k_block_idx`` of a stage in its place."""
     buffer = k_block_idx % 2
-    _load_scales(fragments, stage, k_block_idx)
+    _load_scales(fragments, stage, k_block_idx, plan, warp_tile)
     last = len(warp_tile.mma_m) - 1
     for i in cutlass.range_constexpr(last):
-        if follows:
-            _multiply(acc, fragments, i, range(len(warp_tile.mma_n)), 1 - buffer, warp_tile)
-        _load_a(fragments, stage, i, k_block_idx, row_bytes, warp_tile)
-    for columns in cutlass.range_constexpr(0, len(warp_tile.mma_n), 2):
-        pair = range(columns, min(columns + 2, len(warp_tile.mma_n)))
-        if follows:
-            _multiply(acc, fragments, last, pair, 1 - buffer, warp_tile)
-        _load_b(fragments, stage, pair, k_block_idx, row_bytes, warp_tile)
-    _load_a(fragments, stage, last, k_block_idx, row_bytes, warp_tile)
+        _multiply(acc, fragments, i, range(len(warp_tile.mma_n)), 1 - buffer, warp_tile)
+        _load_a(fragments, stage, i, k_block_idx, plan, warp_tile)
+    for pair in _column_pairs(warp_tile):
+        _multiply(acc, fragments, last, pair, 1 - buffer, warp_tile)
+        _load_b(fragments, stage, pair, k_block_idx, plan, warp_tile)
+    _load_a(fragments, stage, last, k_block_idx, plan, warp_tile)
+
+
+def _column_pairs(warp_tile: WarpTile) -> list[range]:
+    """MMAs along N whose columns one ldmatrix loads."""
+    count = len(warp_tile.mma_n)
+    return [range(first, min(first + 2, count)) for first in range(0, count, 2)]
 
 
 def _load_a(
-    to: Fragments, stage: StageBuffers, i: int, k_block_idx: int, row_bytes: int, warp_tile: WarpTile
+    to: Fragments, stage: StageBuffers, i: int, k_block_idx: int, plan: SmemPlan, warp_tile: WarpTile
 ) -> None:
     """Rows of MMA ``i`` along M."""
-    strip, pair = warp_tile.mma_m[i]
-    address = _at_k_block(stage.a, k_block_idx) + (strip * STRIP + pair * 2 * BAND) * row_bytes
-    for register, word in enumerate(load_matrices(address, 4)):
+    operand, strip, pair = warp_tile.mma_m[i]
+    start = (
+        operand * plan.num_ab_stage * plan.a_stage_bytes + (strip * STRIP + pair * 2 * BAND) * plan.row_bytes
+    )
+    for register, word in enumerate(load_matrices(_at_k_block(stage.m, k_block_idx) + start, 4)):
         to.a[register, i] = word
 
 
 def _load_b(
-    to: Fragments, stage: StageBuffers, mmas: range, k_block_idx: int, row_bytes: int, warp_tile: WarpTile
+    to: Fragments, stage: StageBuffers, mmas: range, k_block_idx: int, plan: SmemPlan, warp_tile: WarpTile
 ) -> None:
     """Columns of one or two MMAs along N."""
     starts = [
-        (strip * STRIP + band * BAND) * row_bytes for strip, band in warp_tile.mma_n[mmas.start : mmas.stop]
+        operand * plan.num_ab_stage * plan.b_stage_bytes + (strip * STRIP + band * BAND) * plan.row_bytes
+        for operand, strip, band in warp_tile.mma_n[mmas.start : mmas.stop]
     ]
-    address = _at_k_block(stage.b, k_block_idx) + starts[0]
+    address = _at_k_block(stage.n, k_block_idx) + starts[0]
     if len(starts) == 2:
         address += cute.arch.lane_idx() // 16 * (starts[1] - starts[0])
     for i, word in enumerate(load_matrices(address, 2 * len(starts))):
         to.b[i % 2, mmas[i // 2]] = word
 
 
-def _load_scales(to: Fragments, stage: StageBuffers, k_block_idx: int) -> None:
-    for scales, address in ((to.sfa, stage.sfa), (to.sfb, stage.sfb)):
-        for strip in range(cute.size(scales, mode=[0])):
-            offset = k_block_idx * SF_ATOM_BYTES + strip * STRIP * SF_ROW_BYTES
-            scales[strip, k_block_idx % 2] = load_word(address + offset)
+def _load_scales(
+    to: Fragments, stage: StageBuffers, k_block_idx: int, plan: SmemPlan, warp_tile: WarpTile
+) -> None:
+    """Words of all strips of every operand."""
+    for scales, address, num_strip, stage_bytes in (
+        (to.sfa, stage.sf_m, warp_tile.strips_m, plan.sfa_stage_bytes),
+        (to.sfb, stage.sf_n, warp_tile.strips_n, plan.sfb_stage_bytes),
+    ):
+        for i in range(cute.size(scales, mode=[0])):
+            operand, strip = divmod(i, num_strip)
+            offset = operand * plan.num_ab_stage * stage_bytes + strip * STRIP * SF_ROW_BYTES
+            word = load_word(address + (k_block_idx * SF_ATOM_BYTES + offset))
+            scales[i, k_block_idx % 2] = word
 
 
 @cute.jit
@@ -283,17 +308,17 @@ def _multiply(
     warp_tile: cutlass.Constexpr,
 ):
     """Add the products of the rows of MMA ``i`` and the columns of MMAs ``columns``, in one K block."""
-    strip_m, pair = warp_tile.mma_m[i]
+    operand_m, strip_m, pair = warp_tile.mma_m[i]
     a = [fragments.a[register, i] for register in range(4)]
     for j in cutlass.range_constexpr(columns.start, columns.stop):
-        strip_n, band = warp_tile.mma_n[j]
+        operand_n, strip_n, band = warp_tile.mma_n[j]
         sums = mma_nvfp4(
             [acc[register, i, j] for register in range(4)],
             a,
             [fragments.b[register, j] for register in range(2)],
-            fragments.sfa[strip_m, buffer],
+            fragments.sfa[operand_m * warp_tile.strips_m + strip_m, buffer],
             pair,
-            fragments.sfb[strip_n, buffer],
+            fragments.sfb[operand_n * warp_tile.strips_n + strip_n, buffer],
             band,
         )
         for register in cutlass.range_constexpr(4):

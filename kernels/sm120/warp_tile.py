@@ -6,9 +6,12 @@ different banks, and the MMA picks the lanes of a quad by its thread selectors.
 
 M side (128 rows, 4 bands): an MMA takes the strips of two neighbouring bands as its rows 0-7 and 8-15.
 N side (8 to 128 columns, 1 to 4 bands): an MMA takes one strip as its 8 columns.
+
+A dual GEMM has two operands on one side: a warp takes the same rows of both, as if they lay side by side.
 """
 
 from dataclasses import dataclass
+from itertools import product
 
 STRIP = 8
 BAND = 32
@@ -23,10 +26,13 @@ class WarpTile:
     Attributes:
         tile_n: columns of the tile.
         num_team: 1: all warps work on one tile. 2: two teams of four warps take turns, tile by tile.
+        num_m, num_n: operands on the M side and on the N side.
     """
 
     tile_n: int
     num_team: int
+    num_m: int = 1
+    num_n: int = 1
 
     @property
     def bands_n(self) -> int:
@@ -64,11 +70,21 @@ class WarpTile:
         return min(self.tile_n, BAND) // STRIP // self.warps_n
 
     @property
-    def mma_m(self) -> tuple[tuple[int, int], ...]:
-        """(strip, pair of bands) of each MMA of a warp along M."""
-        return tuple((strip, pair) for strip in range(self.strips_m) for pair in range(BANDS_M // 2))
+    def mma_m(self) -> tuple[tuple[int, int, int], ...]:
+        """(operand, strip, pair of bands) of each MMA of a warp along M."""
+        return tuple(product(range(self.num_m), range(self.strips_m), range(BANDS_M // 2)))
 
     @property
-    def mma_n(self) -> tuple[tuple[int, int], ...]:
-        """(strip, band) of each MMA of a warp along N."""
-        return tuple((strip, band) for strip in range(self.strips_n) for band in range(self.bands_n))
+    def mma_n(self) -> tuple[tuple[int, int, int], ...]:
+        """(operand, strip, band) of each MMA of a warp along N."""
+        return tuple(product(range(self.num_n), range(self.strips_n), range(self.bands_n)))
+
+    @property
+    def out_m(self) -> int:
+        """MMAs along M that have rows of the output of their own: those of the first operand."""
+        return len(self.mma_m) // self.num_m
+
+    @property
+    def out_n(self) -> int:
+        """The same along N."""
+        return len(self.mma_n) // self.num_n

@@ -25,6 +25,11 @@ def max_list_groups(num_b: int = 1) -> int:
 MAX_LIST_GROUPS = max_list_groups()
 
 
+def operands_on_sides(config: KernelConfig, num_b: int) -> tuple[int, int]:
+    """Operands on the MMA's M side and N side, of a problem that multiplies one ``a`` by ``num_b`` operands ``b``."""
+    return (num_b, 1) if config.swap_ab else (1, num_b)
+
+
 class SmemUse(Protocol):
     """Shared memory of a config."""
 
@@ -63,4 +68,18 @@ class Family(Protocol):
         """``config`` with its stage count made explicit."""
 
     def unsupported_reason(self, config: KernelConfig) -> str | None:
+        """Why this family cannot build ``config``, with the nearest legal value; None where it can."""
+
+
+class DualFamily(Family, Protocol):
+    """A family whose kernel computes dual GEMMs, too: ``num_b`` is 2 there."""
+
+    @property
+    def DUAL_CANDIDATES(self) -> tuple[KernelConfig, ...]:
+        """What is chosen from."""
+
+    def resolve(self, config: KernelConfig, num_b: int = 1) -> KernelConfig:
+        """``config`` with its stage count made explicit."""
+
+    def unsupported_reason(self, config: KernelConfig, num_b: int = 1) -> str | None:
         """Why this family cannot build ``config``, with the nearest legal value; None where it can."""

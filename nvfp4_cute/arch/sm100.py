@@ -6,6 +6,7 @@ Limits: CUDA C++ programming guide, technical specifications (227 KiB of shared 
 
 from dataclasses import dataclass, replace
 
+from nvfp4_cute.arch.base import operands_on_sides
 from nvfp4_cute.config import KernelConfig
 from nvfp4_cute.scale_layout import SF_VEC_SIZE
 
@@ -132,11 +133,6 @@ def sf_blocks_n(tile_n: int) -> int:
     """128-row scale blocks that a tile of ``tile_n`` rows may touch, wherever it starts."""
     starts = range(0, SF_ATOM_ROWS * tile_n, tile_n)
     return max(_ceil_div(start % SF_ATOM_ROWS + tile_n, SF_ATOM_ROWS) for start in starts)
-
-
-def operands_on_sides(config: KernelConfig, num_b: int) -> tuple[int, int]:
-    """Operands on the MMA's M side and N side, of a problem that multiplies one ``a`` by ``num_b`` operands ``b``."""
-    return (num_b, 1) if config.swap_ab else (1, num_b)
 
 
 def smem_plan(config: KernelConfig, num_b: int = 1) -> SmemPlan:

@@ -9,13 +9,14 @@ memory a CTA).
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
+from nvfp4_cute.arch.base import operands_on_sides
 from nvfp4_cute.config import KernelConfig
 from nvfp4_cute.scale_layout import SF_VEC_SIZE
 
 ARCHS = ("sm_120a", "sm_121a")
 DEFAULT_CONFIG = KernelConfig((128, 128, 128), num_acc_stage=1)
-FORMS = ("list",)
-OUT_M_MAJOR = False
+FORMS = ("list", "ragged", "masked", "batched")
+OUT_M_MAJOR = True
 SMEM_CAPACITY_BYTES = 99 * 1024
 # Of every operand's buffer: a tile of 128-byte rows repeats its swizzle every 1024 bytes.
 BUFFER_ALIGN_BYTES = 1024
@@ -24,8 +25,8 @@ BARRIER_BYTES = 1024
 TILE_M = 128
 TILES_N = (8, 16, 32, 64, 128)
 TILES_K = (128, 256)
-# Of two teams that take turns: 128 columns spill a few registers of the tile loop.
-MAX_TEAM_TILE_N = 64
+# Columns of all products of a tile, by num_acc_stage: more spill registers.
+MAX_TILE_COLUMNS = {1: 256, 2: 64}
 # What ``choose`` chooses from, the narrowest first.
 CANDIDATES = (
     KernelConfig((TILE_M, 8, 256), num_acc_stage=2, swap_ab=True),
@@ -33,6 +34,14 @@ CANDIDATES = (
     KernelConfig((TILE_M, 32, 256), num_acc_stage=2, swap_ab=True),
     KernelConfig((TILE_M, 64, 256), num_acc_stage=2, swap_ab=True),
     DEFAULT_CONFIG,
+)
+# The same for dual GEMMs, which have two products' sums.
+DUAL_CANDIDATES = (
+    KernelConfig((TILE_M, 8, 256), num_acc_stage=2, swap_ab=True),
+    KernelConfig((TILE_M, 16, 256), num_acc_stage=2, swap_ab=True),
+    KernelConfig((TILE_M, 32, 128), num_acc_stage=2, swap_ab=True),
+    KernelConfig((TILE_M, 64, 128), num_acc_stage=1, swap_ab=True),
+    KernelConfig((TILE_M, 128, 128), num_acc_stage=1),
 )
 # A scale block covers 128 rows x 4 scales: a tile loads whole ones, whatever part of their rows it uses.
 SF_ATOM_ROWS = 128
@@ -42,27 +51,48 @@ SF_ROW_GROUP = 32
 
 @dataclass(frozen=True)
 class SmemPlan:
-    """Bytes of one pipeline stage, by operand, and of all stages. Plain integers, printable."""
+    """Bytes of one pipeline stage, by operand, and of all stages. Plain integers, printable.
 
+    Attributes:
+        row_bytes: of a row of a K tile.
+        a_stage_bytes, sfa_stage_bytes: of each operand on the MMA's M side, and of its scales.
+        b_stage_bytes, sfb_stage_bytes: of each on its N side.
+        num_ab_stage: stages.
+        num_m, num_n: operands on the M side and on the N side.
+    """
+
+    row_bytes: int
     a_stage_bytes: int
     b_stage_bytes: int
     sfa_stage_bytes: int
     sfb_stage_bytes: int
     num_ab_stage: int
+    num_m: int = 1
+    num_n: int = 1
 
     @property
     def stage_bytes(self) -> int:
         """Bytes that the TMA of one stage writes: the transaction count of its barrier."""
-        return self.a_stage_bytes + self.b_stage_bytes + self.sfa_stage_bytes + self.sfb_stage_bytes
+        m_side, n_side = self.a_stage_bytes + self.sfa_stage_bytes, self.b_stage_bytes + self.sfb_stage_bytes
+        return self.num_m * m_side + self.num_n * n_side
+
+    @property
+    def buffer_bytes(self) -> tuple[int, int, int, int]:
+        """Of all stages of the operands on the M side, on the N side, and of either's scales."""
+        return (
+            self.num_ab_stage * self.num_m * self.a_stage_bytes,
+            self.num_ab_stage * self.num_n * self.b_stage_bytes,
+            self.num_ab_stage * self.num_m * self.sfa_stage_bytes,
+            self.num_ab_stage * self.num_n * self.sfb_stage_bytes,
+        )
 
     @property
     def total_bytes(self) -> int:
-        """Bytes of every operand's stages, each buffer rounded up to its alignment, and of the barriers."""
-        buffers = (self.a_stage_bytes, self.b_stage_bytes, self.sfa_stage_bytes, self.sfb_stage_bytes)
-        return sum(_round_up(stage * self.num_ab_stage) for stage in buffers) + BARRIER_BYTES
+        """Bytes of the buffers, each rounded up to its alignment, and of the barriers."""
+        return sum(map(_round_up, self.buffer_bytes)) + BARRIER_BYTES
 
 
-def choose(sizes: Iterable[tuple[int, int, int]]) -> KernelConfig:
+def choose(sizes: Iterable[tuple[int, int, int]], num_b: int = 1) -> KernelConfig:
     """What a problem is computed with where the caller chooses nothing.
 
     Up to 64 tokens a group lie on the MMA's N side, in the narrowest tile that holds them: every weight is read once,
@@ -70,17 +100,20 @@ def choose(sizes: Iterable[tuple[int, int, int]]) -> KernelConfig:
 
     Args:
         sizes: (m, n, k) of every group.
+        num_b: 2 for a dual GEMM.
     """
     tokens = max((m for m, n, _ in sizes if n), default=0)
-    narrow = (config for config in CANDIDATES if config.swap_ab and tokens <= config.cta_tile_shape_mnk[1])
-    return next(narrow, DEFAULT_CONFIG)
+    tried = CANDIDATES if num_b == 1 else DUAL_CANDIDATES
+    narrow = (config for config in tried if config.swap_ab and tokens <= config.cta_tile_shape_mnk[1])
+    return next(narrow, tried[-1])
 
 
-def smem_plan(config: KernelConfig) -> SmemPlan:
+def smem_plan(config: KernelConfig, num_b: int = 1) -> SmemPlan:
     """Shared memory of ``config``. ``num_ab_stage=None`` is resolved to as many stages as fit."""
     m, n, k = config.cta_tile_shape_mnk
     sf = SF_ATOM_ROWS * k // SF_VEC_SIZE
-    plan = SmemPlan(m * k // 2, n * k // 2, sf, sf, config.num_ab_stage or 0)
+    num_m, num_n = operands_on_sides(config, num_b)
+    plan = SmemPlan(k // 2, m * k // 2, n * k // 2, sf, sf, config.num_ab_stage or 0, num_m, num_n)
     if config.num_ab_stage is None:
         while (
             deeper := replace(plan, num_ab_stage=plan.num_ab_stage + 1)
@@ -89,12 +122,12 @@ def smem_plan(config: KernelConfig) -> SmemPlan:
     return plan
 
 
-def resolve(config: KernelConfig) -> KernelConfig:
+def resolve(config: KernelConfig, num_b: int = 1) -> KernelConfig:
     """``config`` with its stage count made explicit."""
-    return replace(config, num_ab_stage=smem_plan(config).num_ab_stage)
+    return replace(config, num_ab_stage=smem_plan(config, num_b).num_ab_stage)
 
 
-def unsupported_reason(config: KernelConfig) -> str | None:
+def unsupported_reason(config: KernelConfig, num_b: int = 1) -> str | None:
     """Why this family cannot build ``config``, with the nearest legal value; None where it can."""
     m, n, k = config.cta_tile_shape_mnk
     if config.use_2cta_instrs:
@@ -112,13 +145,17 @@ def unsupported_reason(config: KernelConfig) -> str | None:
         )
     if config.num_acc_stage not in (1, 2):
         return f"num_acc_stage={config.num_acc_stage}: one team of warps has one accumulator; use 1, or 2 for two teams"
-    if config.num_acc_stage == 2 and n > MAX_TEAM_TILE_N:
-        return f"num_acc_stage=2: sums of {n} columns do not fit four warps' registers; use an N tile of {MAX_TEAM_TILE_N}"
-    plan = smem_plan(config)
+    max_n = MAX_TILE_COLUMNS[config.num_acc_stage] // num_b
+    if n > max_n:
+        return (
+            f"num_acc_stage={config.num_acc_stage}: sums of {num_b} x {n} columns do not fit the warps' registers; use an "
+            f"N tile of {max_n}"
+        )
+    plan = smem_plan(config, num_b)
     if plan.num_ab_stage < 1 or plan.total_bytes > SMEM_CAPACITY_BYTES:
         return (
             f"num_ab_stage={config.num_ab_stage}: {plan.total_bytes} bytes of shared memory, {SMEM_CAPACITY_BYTES} "
-            f"exist; use 1 to {smem_plan(replace(config, num_ab_stage=None)).num_ab_stage}"
+            f"exist; use 1 to {smem_plan(replace(config, num_ab_stage=None), num_b).num_ab_stage}"
         )
     if config.num_cta is not None and config.num_cta < 1:
         return f"num_cta={config.num_cta}: at least one CTA must be launched"

@@ -10,6 +10,7 @@ from typing import Literal
 import numpy as np
 import torch
 
+from nvfp4_cute import backends
 from nvfp4_cute.compile import KernelKey
 from nvfp4_cute.config import KernelConfig
 from nvfp4_cute.errors import UnsupportedProblem
@@ -18,7 +19,6 @@ from nvfp4_cute.ops import vector_checks as checks
 from nvfp4_cute.reference import grouped_gemm_reference
 from nvfp4_cute.scale_layout import ATOM_BYTES, atom_counts, num_k_blocks
 from nvfp4_cute.select import config_for_rows
-from nvfp4_cute.targets import B200
 
 SF_ATOM_ROWS = 128
 
@@ -36,6 +36,7 @@ class DeviceGroupsTask:
         alpha: float32 [G], or None.
         out: [batches, rows, N], unit stride in N or in M.
         config: how.
+        num_sms: of the GPU.
     """
 
     form: Literal["ragged", "masked"]
@@ -47,6 +48,7 @@ class DeviceGroupsTask:
     alpha: torch.Tensor | None
     out: torch.Tensor
     config: KernelConfig
+    num_sms: int
 
     @property
     def device(self) -> torch.device:
@@ -144,22 +146,17 @@ class DeviceGroupsTask:
     def _num_cta(self) -> int:
         """Persistent CTAs: one an SM, and no more than there can be tiles."""
         config = self.config
-        num_sms = (
-            torch.cuda.get_device_properties(self.device).multi_processor_count
-            if self.device.type == "cuda"
-            else B200.num_sms
-        )
         batches, rows, _ = self.a.shape
         num_groups, n, _ = self.b.shape
         tile_m, tile_n, _ = config.work_tile_mnk
         # Where ragged, every group but one may end a tile early.
         tiles_m = batches * -(-rows // tile_m) + (num_groups - 1 if self.form == "ragged" else 0)
-        clusters = min((config.num_cta or num_sms) // config.cluster_size, tiles_m * -(-n // tile_n))
+        clusters = min((config.num_cta or self.num_sms) // config.cluster_size, tiles_m * -(-n // tile_n))
         return clusters * config.cluster_size
 
 
 def check_device_groups(
-    a, b, a_scale, b_scale, offs, masked_m, alpha, out, out_dtype, scale_layout, config
+    a, b, a_scale, b_scale, offs, masked_m, alpha, out, out_dtype, scale_layout, backend, config
 ) -> tuple[DeviceGroupsTask, torch.Tensor]:
     """The task, and the tensor to return: ``out``, or a new one.
 
@@ -237,6 +234,7 @@ def check_device_groups(
     result = torch.empty(shape, dtype=out_dtype, device=device) if out is None else out
     view = result.unsqueeze(0) if ragged else result
     form: Literal["ragged", "masked"] = "ragged" if ragged else "masked"
+    arch, num_sms = backends.arch_and_sms(backend, device)
     return (
         DeviceGroupsTask(
             form,
@@ -247,7 +245,8 @@ def check_device_groups(
             sizes,
             factors,
             view,
-            config or config_for_rows(-(-rows // num_groups) if ragged else rows, n),
+            config or config_for_rows(arch, -(-rows // num_groups) if ragged else rows, n),
+            num_sms,
         ),
         result,
     )

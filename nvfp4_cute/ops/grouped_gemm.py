@@ -132,7 +132,7 @@ def grouped_gemm(
         outs = list(operands.out if out is None else out)
     else:
         task, result = check_device_groups(
-            a, b, a_scale, b_scale, offs, masked_m, alpha, out, out_dtype, scale_layout, config
+            a, b, a_scale, b_scale, offs, masked_m, alpha, out, out_dtype, scale_layout, backend, config
         )
         backends.run_task(backend, task)
         outs = [result]

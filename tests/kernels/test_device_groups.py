@@ -7,6 +7,7 @@ from device_groups_check import K, N, operands, run
 from oracle import assert_bitwise_equal, bits
 
 from nvfp4_cute import KernelConfig, UnsupportedProblem, grouped_gemm
+from nvfp4_cute.arch import sm90
 from nvfp4_cute.backends.emulator import observe
 from nvfp4_cute.ops.device_groups import check_device_groups
 
@@ -15,23 +16,40 @@ ROWS = (0, 40, 128, 1, 0, 200, 0)
 
 
 CONFIGS = ("t128x128x256_s0a2", "t128x64x256_s2a2_swap_p3", "t128x192x256_s2a2_2cta_swap_p4")
+SM120_CONFIGS = (
+    "t128x128x128_s0a1",
+    "t128x64x256_s2a2_swap_p3",
+    "t128x16x128_s3a2_swap_p2",
+    "t128x32x256_s0a2_p5",
+)
 
 
 @pytest.mark.parametrize("form", ["ragged", "masked"])
 @pytest.mark.parametrize(
-    ("config", "mode"),
+    ("arch", "config", "mode"),
     [
-        (CONFIGS[0], "eager"),
-        (CONFIGS[1], "lazy"),
-        (CONFIGS[2], "random:1"),
-        *(pytest.param(c, m, marks=pytest.mark.slow) for c in CONFIGS for m in ("eager", "random:2")),
+        ("sm_100a", CONFIGS[0], "eager"),
+        ("sm_100a", CONFIGS[1], "lazy"),
+        ("sm_100a", CONFIGS[2], "random:1"),
+        *(
+            pytest.param("sm_100a", c, m, marks=pytest.mark.slow)
+            for c in CONFIGS
+            for m in ("eager", "random:2")
+        ),
+        ("sm_120a", SM120_CONFIGS[1], "lazy"),
+        ("sm_120a", SM120_CONFIGS[2], "random:1"),
+        *(
+            pytest.param("sm_120a", c, m, marks=pytest.mark.slow)
+            for c in SM120_CONFIGS
+            for m in ("eager", "random:2")
+        ),
     ],
 )
-def test_equals_the_reference_and_writes_no_row_of_no_group(form, config, mode):
+def test_equals_the_reference_and_writes_no_row_of_no_group(form, arch, config, mode):
     arguments = operands(form, ROWS, slack=9)
     expected = run(arguments, "reference")
     with observe(mode=mode, check=True):
-        actual = run(arguments, "emulator", config=KernelConfig.from_name(config))
+        actual = run(arguments, f"emulator:{arch}", config=KernelConfig.from_name(config))
     assert torch.equal(bits(actual), bits(expected))
 
 
@@ -55,12 +73,24 @@ def test_columns_may_be_contiguous(form):
     assert torch.equal(bits(actual.contiguous()), bits(expected))
 
 
-def test_many_groups():
+@pytest.mark.parametrize("arch", ["sm_100a", "sm_120a"])
+def test_many_groups(arch):
     """More than a warp has lanes, so that it looks at several windows; a CTA skips windows without tiles."""
-    rows = tuple(3 if g in (0, 37, 69, 99) else 0 for g in range(100))
+    rows = tuple(3 if g in (0, 37, 69, 511) else 0 for g in range(512))
     arguments = operands("ragged", rows, n=40, k=64)
     config = KernelConfig((128, 32, 256), swap_ab=True, num_cta=3)
-    assert_bitwise_equal(run(arguments, "emulator", config=config), run(arguments, "reference"))
+    with observe(check=True):
+        actual = run(arguments, f"emulator:{arch}", config=config)
+    assert_bitwise_equal(actual, run(arguments, "reference"))
+
+
+@pytest.mark.parametrize("arch", ["sm_100a", "sm_120a"])
+def test_no_rows_at_all(arch):
+    """Every CTA leaves without a tile; the config is chosen."""
+    arguments = operands("masked", (0, 0), n=40, k=64, slack=5)
+    before = bits(arguments["out"]).clone()
+    with observe(check=True):
+        assert torch.equal(bits(run(arguments, f"emulator:{arch}")), before)
 
 
 def test_one_launch_serves_sizes_that_change():
@@ -71,6 +101,7 @@ def test_one_launch_serves_sizes_that_change():
         offs=None,
         masked_m=arguments["masked_m"],
         scale_layout="blocked",
+        backend="emulator",
         config=None,
     )
     before = task.table()
@@ -114,6 +145,6 @@ def test_another_family_says_what_it_lacks():
     with pytest.raises(UnsupportedProblem, match="no kernel for the ragged form; pass lists"):
         grouped_gemm(
             **operands("ragged", ROWS),
-            backend="emulator:sm_120a",
-            config=KernelConfig((128, 128, 128), num_acc_stage=1),
+            backend="emulator:sm_90a",
+            config=sm90.DEFAULT_CONFIG,
         )

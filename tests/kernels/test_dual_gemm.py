@@ -1,4 +1,4 @@
-"""The dual GEMM of sm_100a, executed on the emulator, against the float64 reference and its stated bound."""
+"""The dual GEMM of sm_100a and sm_120a, executed on the emulator, against the float64 reference and its stated bound."""
 
 import re
 from dataclasses import replace
@@ -10,7 +10,7 @@ from oracle import assert_bitwise_equal, bits, poisoned
 
 import nvfp4_cute
 from nvfp4_cute import ConfigError, KernelConfig, UnsupportedProblem, dual_gemm, grouped_dual_gemm
-from nvfp4_cute.arch import base, sm100
+from nvfp4_cute.arch import base, sm90, sm100, sm120
 from nvfp4_cute.backends.emulator import observe
 from nvfp4_cute.cache import get_kernel
 from nvfp4_cute.compile import KernelKey
@@ -32,6 +32,15 @@ CONFIGS = (
     "t128x128x256_s2a2_2cta_swap_p4",
     "t128x192x256_s0a1_swap_p3",
 )
+SM120_CONFIGS = (
+    "t128x8x256_s0a2_swap_p2",
+    "t128x16x256_s0a2_swap_p3",
+    "t128x32x128_s0a2_swap",
+    "t128x64x128_s0a1_swap_p2",
+    "t128x128x128_s0a1_p2",
+    "t128x32x256_s2a2",
+)
+SM120_QUICK = SM120_CONFIGS[2:4]
 
 
 def make_operands(case):
@@ -79,22 +88,34 @@ def assert_within_bound(case, operands, actual, activation="silu"):
         pytest.param("lazy", True, marks=pytest.mark.slow),
     ],
 )
-@pytest.mark.parametrize("name", CONFIGS)
-def test_every_tile_shape_is_right_and_clean(name, mode, m_major):
+@pytest.mark.parametrize(
+    ("arch", "name"),
+    [
+        *(("sm_100a", name) for name in CONFIGS),
+        *(
+            pytest.param("sm_120a", name, marks=[pytest.mark.slow] * (name not in SM120_QUICK))
+            for name in SM120_CONFIGS
+        ),
+    ],
+)
+def test_every_tile_shape_is_right_and_clean(arch, name, mode, m_major):
     """Within the bound, in one launch without hazards, whenever asynchronous operations happen, in both layouts."""
     operands = make_operands(TILES)
     with observe(mode=mode, check=True) as observer:
-        actual = run(TILES, operands, KernelConfig.from_name(name), m_major=m_major)
+        actual = run(
+            TILES, operands, KernelConfig.from_name(name), m_major=m_major, backend=f"emulator:{arch}"
+        )
     assert len(observer.stats) == 1
     assert_within_bound(TILES, operands, actual)
 
 
 @pytest.mark.parametrize("mode", ["lazy", "random:1"])
-def test_same_bits_whenever_asynchronous_operations_happen(mode):
+@pytest.mark.parametrize("arch", ["sm_100a", "sm_120a"])
+def test_same_bits_whenever_asynchronous_operations_happen(arch, mode):
     operands = make_operands(SMALL)
-    expected = run(SMALL, operands)
+    expected = run(SMALL, operands, backend=f"emulator:{arch}")
     with observe(mode=mode, check=True):
-        actual = run(SMALL, operands)
+        actual = run(SMALL, operands, backend=f"emulator:{arch}")
     for got, want in zip(actual, expected, strict=True):
         assert_bitwise_equal(got, want, mode=mode)
 
@@ -122,7 +143,7 @@ def test_extreme_gates():
     assert torch.equal(got[gate > 200], (gate.float() * up)[gate > 200])
 
 
-@pytest.mark.parametrize("arch", sm100.ARCHS[1:])
+@pytest.mark.parametrize("arch", [*sm100.ARCHS[1:], *sm120.ARCHS])
 def test_other_architectures(arch):
     operands = make_operands(SMALL)
     for got, want in zip(run(SMALL, operands, backend=f"emulator:{arch}"), run(SMALL, operands), strict=True):
@@ -178,6 +199,15 @@ def test_machine_code(config):
     assert kernel.ptx.count("st.shared") <= 1  # nothing is staged; the address of tensor memory is
 
 
+@pytest.mark.parametrize("config", sm120.DUAL_CANDIDATES, ids=KernelConfig.to_name)
+def test_machine_code_of_sm120(config):
+    """No spills, no calls; one TMA for a, one for each b, as many for scales."""
+    kernel = get_kernel(KernelKey.make("sm_120a", config, 2, torch.float16, True, activation="silu"))
+    assert kernel.resources.stack_bytes == 0
+    assert len(re.findall(r"cp\.async\.bulk\.tensor", kernel.ptx)) == 6
+    assert kernel.ptx.count("ex2.approx") == kernel.ptx.count("rcp.approx") > 0
+
+
 # ---- refusals --------------------------------------------------------------------------------------------------
 
 
@@ -205,8 +235,11 @@ def test_operands_that_do_not_fit_are_refused():
 
 
 def test_what_no_kernel_computes_is_refused():
-    with pytest.raises(UnsupportedProblem, match="sm_120a: no kernel for dual GEMMs"):
-        KernelKey.make("sm_120a", KernelConfig(), 1, torch.float16, False, activation="silu")
+    with pytest.raises(UnsupportedProblem, match="sm_90a: no kernel for dual GEMMs"):
+        KernelKey.make("sm_90a", sm90.DEFAULT_CONFIG, 1, torch.float16, False, activation="silu")
+    with pytest.raises(ConfigError, match="sums of 2 x 64 columns.*N tile of 32"):
+        wide = KernelConfig((128, 64, 128), num_acc_stage=2)
+        KernelKey.make("sm_120a", wide, 1, torch.float16, False, activation="silu")
     with pytest.raises(ConfigError, match="2 accumulators of 256 columns"):
         KernelKey.make("sm_100a", KernelConfig((128, 256, 256)), 1, torch.float16, False, activation="silu")
     count = base.max_list_groups(2) + 1
