@@ -19,21 +19,28 @@ examples:
   nvfp4-cute eval submission.py                             the test shapes of the problem that its header names
   nvfp4-cute eval submission.py --strict                    and look for answers that are not computed
   nvfp4-cute eval submission.py --mode benchmark --json     times
+  nvfp4-cute eval submission.py --mode benchmark --baseline before.json    exit code 1 where a case became slower
+  nvfp4-cute eval submission.py --mode profile --case 2     ncu on a GPU; on the emulator what took the modelled time
   nvfp4-cute eval submission.py --harness ~/reference-kernels    the genuine harness, from your checkout
+  nvfp4-cute eval other.py --harness ~/reference-kernels --problem some_problem    any problem of the checkout
 
 Runs on the GPU of this machine, or on the emulator, where a shape takes seconds to minutes. There the times are modelled:
 those of the submission's own kernels on a B200, without the gaps between launches that a harness times, too.
 --strict: inputs of several seeds in shuffled order, each at the addresses of the one before and once more on fresh
 copies, C filled with NaN, every output checked in another process and looked at twice, inputs compared, clock and queues
-watched, calls timed one by one. Exit code 0: everything was accepted.
+watched, calls timed one by one. Exit code 0: everything was accepted. Where KernelGuard is installed (kernelguard in PATH)
+its opinion is printed, too, and a file that it filters is refused as the service refuses it.
 """
 SUBMIT_EXAMPLES = """\
 examples:
   nvfp4-cute submit submission.py --dry-run                 print popcorn-cli's command
   nvfp4-cute submit submission.py --mode test
-  nvfp4-cute submit submission.py --mode leaderboard        asks first
+  nvfp4-cute submit submission.py --mode benchmark --repeat 5    and what five runs say together
+  nvfp4-cute submit submission.py --mode leaderboard        asks first; a test and a benchmark must pass before it
 
-Needs popcorn-cli and its registration, which nothing here reads. A history with the file's hash and times is appended
+Needs popcorn-cli and its registration, which nothing here reads. Before anything is handed over: the server's rules, its
+list of open leaderboards and their GPUs, KernelGuard where it is installed. Where the server limits how often one
+submits, it waits and tries again. A history with the file's hash and times is appended
 to ~/.local/share/nvfp4_cute/submissions.jsonl.
 """
 
@@ -67,7 +74,9 @@ def add_eval(verbs: argparse._SubParsersAction) -> None:
         "--harness", type=Path, metavar="DIR", help="checkout of gpu-mode/reference-kernels to run"
     )
     parser.add_argument("--task", type=Path, metavar="FILE", help="take the cases from this task.yml")
-    parser.add_argument("--case", type=int, metavar="I", help="only this case, counted from 0")
+    parser.add_argument(
+        "--case", type=int, metavar="I", help="only this case, counted from 0 (profile: default 0)"
+    )
     parser.add_argument("--seed", type=int, help="secret seed, mixed into every case's as the runner does")
     parser.add_argument("--inputs", type=int, metavar="N", help="inputs of a timing (emulator: 1)")
     parser.add_argument(
@@ -75,6 +84,22 @@ def add_eval(verbs: argparse._SubParsersAction) -> None:
         type=float,
         metavar="X",
         help="memory written before a timing; less than the official is not the official timing",
+    )
+    parser.add_argument(
+        "--low-memory",
+        action="store_true",
+        help="2 inputs a timing and 0.5 GiB written before it, for GPUs too small for the official 62.5 GiB; "
+        "not the official timing",
+    )
+    parser.add_argument(
+        "--baseline", type=Path, metavar="FILE", help="compare with what an earlier --json printed"
+    )
+    parser.add_argument(
+        "--tolerance",
+        type=float,
+        default=5.0,
+        metavar="PCT",
+        help="how much slower than the baseline fails (default %(default)s)",
     )
     parser.add_argument("--timeout", type=int, metavar="S", help="limit of the mode (emulator: none)")
     parser.add_argument("--ignore-rules", action="store_true", help="run a file that a server would refuse")
@@ -90,7 +115,12 @@ def add_submit(verbs: argparse._SubParsersAction) -> None:
     submit.add_argument("--leaderboard", help="default: what the file's header names")
     submit.add_argument("--gpu", help="default: what the file's header names")
     submit.add_argument("--mode", choices=MODES, default="test", help="default %(default)s")
-    submit.add_argument("--dry-run", action="store_true", help="only print the command")
+    submit.add_argument("--repeat", type=int, default=1, metavar="N", help="submit so often, with statistics")
+    submit.add_argument(
+        "--ungated", action="store_true", help="no test and benchmark before a leaderboard run"
+    )
+    submit.add_argument("--dry-run", action="store_true", help="only print the commands")
+    submit.add_argument("--force", action="store_true", help="submit to a closed leaderboard all the same")
     submit.add_argument("--yes", action="store_true", help="do not ask before a ranked run")
     submit.add_argument("--history", type=Path, metavar="FILE", help="JSON lines")
     submit.set_defaults(run=_run_submit)
@@ -118,19 +148,22 @@ def _run_eval(args: argparse.Namespace) -> int:
     from nvfp4_cute.competition import evaluate
 
     request = evaluate.Request(
-        args.submission,
-        args.problem,
-        args.mode,
-        args.device,
-        args.seed,
-        args.strict,
-        args.harness,
-        args.task,
-        args.case,
-        args.inputs,
-        args.l2_gib,
-        args.timeout,
-        args.ignore_rules,
+        submission=args.submission,
+        problem=args.problem,
+        mode=args.mode,
+        device=args.device,
+        seed=args.seed,
+        strict=args.strict,
+        harness=args.harness,
+        task=args.task,
+        case=args.case,
+        inputs=args.inputs,
+        l2_gib=args.l2_gib,
+        low_memory=args.low_memory,
+        timeout_s=args.timeout,
+        ignore_rules=args.ignore_rules,
+        baseline=args.baseline,
+        tolerance_percent=args.tolerance,
     )
     return evaluate.run(request, as_json=args.json)
 
@@ -138,12 +171,16 @@ def _run_eval(args: argparse.Namespace) -> int:
 def _run_submit(args: argparse.Namespace) -> int:
     from nvfp4_cute.competition import submit
 
-    return submit.run(
-        args.submission,
+    order = submit.Order(
+        path=args.submission,
         leaderboard=args.leaderboard,
         gpu=args.gpu,
         mode=args.mode,
+        repeat=args.repeat,
+        ungated=args.ungated,
         dry_run=args.dry_run,
         yes=args.yes,
+        force=args.force,
         history=args.history,
     )
+    return submit.run(order)

@@ -17,13 +17,15 @@ class Variable:
     Attributes:
         name, effect: for people.
         default: the value when it is unset or empty.
-        choices: what it may hold; empty for a path.
+        choices: what it may hold; empty for what ``kind`` names.
+        kind: "a path" or "an address".
     """
 
     name: str
     default: str
     effect: str
     choices: tuple[str, ...] = ()
+    kind: str = "a path"
 
     def read(self) -> str:
         """Return the value in force.
@@ -55,7 +57,13 @@ CACHE_DIR = Variable(
     default="~/.cache/nvfp4_cute",
     effect=f"folder of compiled kernels, which may be read-only; `{CACHE_OFF}` keeps none on disk",
 )
-VARIABLES = (BACKEND, CUTLASS, CACHE_DIR)
+POPCORN_API = Variable(
+    name="POPCORN_API_URL",
+    default="https://site--bot--dxfjds728w5v.code.run",
+    effect="the server of competitions, as popcorn-cli reads it; `nvfp4-cute submit` asks it which leaderboards are open",
+    kind="an address",
+)
+VARIABLES = (BACKEND, CUTLASS, CACHE_DIR, POPCORN_API)
 
 
 def backend() -> str:
@@ -110,6 +118,11 @@ def take_popcorn_seed() -> int | None:
     return int(value) if value else None
 
 
+def popcorn_api_url() -> str:
+    """Return the address of the competitions' server, without a slash at its end."""
+    return POPCORN_API.read().rstrip("/")
+
+
 def cutlass_checkout() -> Path | None:
     """Return the folder that NVFP4_CUTE_CUTLASS names, None if it is not set."""
     value = CUTLASS.read()
@@ -126,5 +139,5 @@ def describe() -> str:
         if variable.choices:
             lines.append(f"    one of {', '.join(variable.choices)}; default {variable.default}")
         else:
-            lines.append(f"    a path; default {variable.default or 'none'}")
+            lines.append(f"    {variable.kind}; default {variable.default or 'none'}")
     return "\n".join(lines)

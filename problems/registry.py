@@ -2,7 +2,8 @@
 
 A folder ``problems/NAME`` holds
 
-- ``spec.py``: ``TESTS`` and ``BENCHMARKS``, tuples of cases, and ``HARNESS``. A case is a frozen dataclass with ``name``,
+- ``spec.py``: ``TESTS`` and ``BENCHMARKS``, tuples of cases, ``HARNESS``, and ``DEADLINE``, when its leaderboard closes (an
+  aware datetime, or None). A case is a frozen dataclass with ``name``,
   ``seed``, ``sol_us`` and ``arguments``, what a case file says of it; ``CASE.from_arguments`` is the inverse;
 - ``inputs.py``: ``make_inputs(case, device, seed)``, ``outputs(data)``, ``CPU_ENTRIES``;
 - ``reference.py``: ``reference(data)`` and ``check(received, expected)``;
@@ -14,6 +15,7 @@ import importlib
 import importlib.util
 from collections.abc import Callable
 from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +33,7 @@ class Problem:
         tests, benchmarks: its cases.
         case_type: class of the cases; ``from_arguments`` makes one from a line of a case file or of a task.yml.
         harness: how its server tests and times.
+        deadline: when its leaderboard closes; None where that is not known.
         make_inputs: (case, device, seed) -> the tuple that ``custom_kernel`` takes.
         reference: that tuple -> the right answer.
         check: (answer, right answer) -> (whether it is accepted, message).
@@ -44,6 +47,7 @@ class Problem:
     benchmarks: tuple[Any, ...]
     case_type: Any
     harness: HarnessRules
+    deadline: datetime | None
     make_inputs: Callable[..., Any]
     reference: Callable[[Any], Any]
     check: Callable[[Any, Any], tuple[bool, str]]
@@ -76,6 +80,7 @@ def load(name: str) -> Problem:
         benchmarks=spec.BENCHMARKS,
         case_type=type(spec.TESTS[0]),
         harness=spec.HARNESS,
+        deadline=spec.DEADLINE,
         make_inputs=inputs.make_inputs,
         reference=reference.reference,
         check=reference.check,

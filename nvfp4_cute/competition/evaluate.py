@@ -5,27 +5,26 @@ harness (``evaluator``), or the genuine files of a checkout (``genuine``).
 """
 
 import json
-import os
 import shutil
-import subprocess
 import sys
 import tempfile
-import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import torch
 
-from nvfp4_cute import env
-from nvfp4_cute.competition import genuine, protocol, report
+from nvfp4_cute.competition import baseline, genuine, kernelguard, profiler, protocol, report, runner
 from nvfp4_cute.competition.rules import check_file, read_header
 from nvfp4_cute.problems import registry
+from nvfp4_cute.problems.harness_rules import GIB
 from nvfp4_cute.problems.registry import Problem
+from nvfp4_cute.problems.task_file import Task, find_task, read_task
 
-IMPORT_TIMEOUT_S = 120
-# The runner's seed in its import step.
-IMPORT_SEED = 1
+# What --low-memory stands for: four times the largest L2, and as many inputs as show that they are not one.
+LOW_MEMORY_L2_BYTES = GIB // 2
+LOW_MEMORY_INPUTS = 2
 
 
 @dataclass(frozen=True)
@@ -41,11 +40,14 @@ class Request:
         strict: whether to look for answers that are not computed.
         harness: checkout of gpu-mode/reference-kernels whose files are run instead of ours.
         task: task.yml with the cases; None takes the problem's.
-        case: only this one, counted from 0.
+        case: only this one, counted from 0; None takes all, but the first where ``mode`` is profile.
         inputs: inputs of a timing; None takes the harness's number, 1 on the emulator.
         l2_gib: memory that is written before a timing, in GiB; None takes the harness's.
+        low_memory: what there is room for on a small GPU where ``inputs`` and ``l2_gib`` say nothing.
         timeout_s: limit of the mode; None takes the harness's on a GPU and none on the emulator.
         ignore_rules: only warn of what a server would refuse.
+        baseline: an earlier result to compare with.
+        tolerance_percent: how much slower than that is a failure.
     """
 
     submission: Path
@@ -59,40 +61,77 @@ class Request:
     case: int | None = None
     inputs: int | None = None
     l2_gib: float | None = None
+    low_memory: bool = False
     timeout_s: int | None = None
     ignore_rules: bool = False
+    baseline: Path | None = None
+    tolerance_percent: float = 5.0
+
+    @property
+    def num_inputs(self) -> int | None:
+        """Inputs of a timing, if not the harness's number."""
+        return self.inputs or (LOW_MEMORY_INPUTS if self.low_memory else None)
+
+    @property
+    def l2_clear_bytes(self) -> int | None:
+        """Bytes to write before a timing, if not the harness's."""
+        if self.l2_gib is not None:
+            return int(self.l2_gib * GIB)
+        return LOW_MEMORY_L2_BYTES if self.low_memory else None
 
 
 def run(request: Request, *, as_json: bool = False) -> int:
-    """Try a submission and print what came of it; 0 if everything was accepted, else 1.
+    """Try a submission and print what came of it; 0 if everything was accepted and nothing became slower, else 1.
 
     Raises:
         ValueError: no such file, problem, or case, or options that do not go together.
     """
-    findings = check_file(request.submission)
-    for finding in findings:
-        print(f"{request.submission}: {finding}", file=sys.stderr)
-    if findings and not request.ignore_rules:
+    if refused(request) and not request.ignore_rules:
         print("a server refuses this file; --ignore-rules tries it all the same", file=sys.stderr)
         return 1
     results = evaluate(request)
-    problem = find_problem(request)
-    rows = report.rows(problem, results)
+    name = problem_name(request)
+    rows = report.rows(registry.load(name) if name in registry.names() else None, results)
+    if request.baseline:
+        rows = baseline.compare(rows, request.baseline, request.tolerance_percent)
+    remarks = timing_remarks(request) if request.mode in protocol.TIMED_MODES else []
     if as_json:
-        print(json.dumps(report.as_dict(problem.name, request.mode, results, rows), indent=2))
+        print(json.dumps(report.as_dict(name, request.mode, results, rows, remarks), indent=2))
     else:
-        print(report.text(request.mode, results, rows))
-    return 0 if results.passed else 1
+        print(report.text(request.mode, results, rows, remarks))
+    return 0 if results.passed and not any(row.is_slower for row in rows) else 1
 
 
-def find_problem(request: Request) -> Problem:
-    """The problem that a request names, or its submission's header."""
+def refused(request: Request) -> bool:
+    """Whether a server would refuse the file; says why.
+
+    Servers ask KernelGuard in every mode but test; here it is asked in every mode, and a test only warns.
+    """
+    findings = check_file(request.submission)
+    for finding in findings:
+        print(f"{request.submission}: {finding}", file=sys.stderr)
+    if findings:
+        return True
+    opinion = kernelguard.ask(request.submission.read_text(encoding="utf-8"))
+    if opinion:
+        print(opinion, file=sys.stderr)
+    return bool(opinion and opinion.filtered and request.mode != "test")
+
+
+def problem_name(request: Request) -> str:
+    """The problem that a request names, or its submission's header.
+
+    Raises:
+        ValueError: neither does, or there is no such problem here and no ``--harness`` that may have it.
+    """
     name = request.problem or read_header(request.submission.read_text(encoding="utf-8")).leaderboard
     if name is None:
         raise ValueError(
             f"{request.submission} names no problem; pass --problem, one of {', '.join(registry.names())}"
         )
-    return registry.load(name)
+    if not request.harness:
+        registry.load(name)
+    return name
 
 
 def evaluate(request: Request) -> protocol.Results:
@@ -101,23 +140,33 @@ def evaluate(request: Request) -> protocol.Results:
     Raises:
         ValueError: as :func:`run`.
     """
-    problem = find_problem(request)
+    name = problem_name(request)
     arch = emulated_arch(request.device)
-    with tempfile.TemporaryDirectory(prefix="nvfp4_cute_eval_") as name:
-        folder = Path(name)
-        if request.harness:
-            command, extra = genuine.prepare(request.harness, problem, folder, arch)
+    task = _task(request, name)
+    problem = None if request.harness else registry.load(name)
+    with tempfile.TemporaryDirectory(prefix="nvfp4_cute_eval_") as folder_name:
+        folder = Path(folder_name)
+        if problem is None:
+            assert task is not None
+            command, variables = genuine.prepare(task, folder, arch, request.l2_clear_bytes)
         else:
-            command, extra = _own_harness(request, problem, arch), {}
+            command, variables = _own_harness(request, problem, arch), {}
         shutil.copyfile(request.submission, folder / "submission.py")
-        failure = _import_step(folder, arch, extra)
+        failure = runner.import_step(folder, arch, variables)
         if failure is not None:
             return failure
-        (folder / "cases.txt").write_text("\n".join(_case_lines(request, problem)), encoding="utf-8")
+        (folder / "cases.txt").write_text("\n".join(_case_lines(request, problem, task)), encoding="utf-8")
         seed = {} if request.seed is None else {"POPCORN_SEED": str(request.seed)}
-        limit = _time_limit(request, problem, arch)
-        results = _run_harness(command(request.mode), folder, {**extra, **seed}, limit)
-        return _without_times(results) if request.harness and arch else results
+        limit = _time_limit(request, problem, task, arch)
+        harness, log = command(request.mode), folder / "ncu.txt"
+        profiled = request.mode == "profile" and arch is None
+        if profiled and profiler.is_installed():
+            harness = profiler.command(harness, log)
+        results = runner.run_harness(harness, folder, {**variables, **seed}, limit)
+        if profiled:
+            text = profiler.read_report(log) if profiler.is_installed() else profiler.MISSING
+            results = replace(results, cases=tuple(replace(case, report=text) for case in results.cases))
+        return _without_times(results) if problem is None and arch else results
 
 
 def _without_times(results: protocol.Results) -> protocol.Results:
@@ -138,83 +187,56 @@ def emulated_arch(device: str) -> str | None:
     return None if has_gpu and device != "emulator" else protocol.EMULATED_ARCH
 
 
+def timing_remarks(request: Request) -> list[str]:
+    """In what a timing on a GPU is not the official one."""
+    if emulated_arch(request.device) is not None:
+        return []
+    changes = []
+    if request.num_inputs is not None and not request.harness:
+        changes.append(f"{request.num_inputs} inputs a timing")
+    if request.l2_clear_bytes is not None:
+        changes.append(f"{request.l2_clear_bytes / GIB:.3g} GiB written before it")
+    return [f"not the official timing: {', '.join(changes)}"] if changes else []
+
+
+def _task(request: Request, name: str) -> Task | None:
+    """The task.yml that says which cases there are; None takes ours."""
+    if request.task:
+        return read_task(request.task)
+    return read_task(find_task(request.harness, name)) if request.harness else None
+
+
 def _own_harness(request: Request, problem: Problem, arch: str | None):
     options: list[str] = ["--arch", arch] if arch else []
     options += ["--strict"] if request.strict else []
-    options += ["--inputs", str(request.inputs)] if request.inputs else []
-    options += [] if request.l2_gib is None else ["--l2-clear-bytes", str(int(request.l2_gib * (1 << 30)))]
+    options += ["--inputs", str(request.num_inputs)] if request.num_inputs else []
+    options += [] if request.l2_clear_bytes is None else ["--l2-clear-bytes", str(request.l2_clear_bytes)]
     module = "nvfp4_cute.competition.evaluator"
     return lambda mode: [sys.executable, "-m", module, problem.name, mode, "cases.txt", *options]
 
 
-def _case_lines(request: Request, problem: Problem) -> Sequence[str]:
+def _case_lines(request: Request, problem: Problem | None, task: Task | None) -> Sequence[str]:
     """The case file: tests in test mode, else benchmarks."""
-    if request.task:
-        task = genuine.read_task(request.task)
-        cases = task.tests if request.mode == "test" else task.benchmarks
-    else:
-        cases = [case.arguments for case in (problem.tests if request.mode == "test" else problem.benchmarks)]
-    if request.case is not None:
-        if not 0 <= request.case < len(cases):
-            raise ValueError(f"--case {request.case}: there are cases 0 to {len(cases) - 1}")
-        cases = [cases[request.case]]
+    cases: Sequence[dict[str, Any]] = []
+    if task:
+        cases = task.cases(request.mode)
+    elif problem:
+        ours = problem.tests if request.mode == "test" else problem.benchmarks
+        cases = [case.arguments for case in ours]
+    chosen = 0 if request.case is None and request.mode == "profile" else request.case
+    if chosen is not None:
+        if not 0 <= chosen < len(cases):
+            raise ValueError(f"--case {chosen}: there are cases 0 to {len(cases) - 1}")
+        cases = [cases[chosen]]
     return [protocol.format_case(arguments) for arguments in cases]
 
 
-def _time_limit(request: Request, problem: Problem, arch: str | None) -> int | None:
+def _time_limit(request: Request, problem: Problem | None, task: Task | None, arch: str | None) -> int | None:
     if request.timeout_s is not None or arch is not None:
         return request.timeout_s
+    if problem is None:
+        assert task is not None
+        return task.timeouts_s.get(request.mode, task.timeouts_s["benchmark"])
     rules = problem.harness
     limits = {"test": rules.test_timeout_s, "leaderboard": rules.ranked_timeout_s}
     return limits.get(request.mode, rules.benchmark_timeout_s)
-
-
-def _import_step(folder: Path, arch: str | None, extra: dict[str, str]) -> protocol.Results | None:
-    """Run the submission as a program, as the runner does before any mode; what failed, or None."""
-    script = [sys.executable, "submission.py"]
-    if arch is not None and not extra:
-        script = [sys.executable, "-m", "nvfp4_cute.cli", "emulate", "--arch", arch, "submission.py"]
-    if not (folder / "task.py").exists():
-        # Submissions take the names of the argument and the result from it; nothing reads them.
-        (folder / "task.py").write_text(
-            "from typing import TypeVar\n\ninput_t = TypeVar('input_t')\noutput_t = TypeVar('output_t')\n"
-        )
-    variables = env.with_variables({**extra, "POPCORN_SEED": str(IMPORT_SEED)})
-    try:
-        done = subprocess.run(
-            script, cwd=folder, env=variables, capture_output=True, text=True, timeout=IMPORT_TIMEOUT_S
-        )
-    except subprocess.TimeoutExpired:
-        message = f"python3 submission.py took more than {IMPORT_TIMEOUT_S} s"
-        return protocol.Results((), False, protocol.TIMED_OUT, {"error": message})
-    if done.returncode:
-        message = f"python3 submission.py ended with exit code {done.returncode}:\n{done.stderr[-4000:]}"
-        return protocol.Results((), False, done.returncode, {"error": message})
-    return None
-
-
-def _run_harness(
-    command: list[str], folder: Path, extra: dict[str, str], timeout_s: int | None
-) -> protocol.Results:
-    """Start a harness with a pipe for its results and read them while it runs."""
-    reader, writer = os.pipe()
-    process = subprocess.Popen(
-        command, cwd=folder, env=env.with_variables({**extra, "POPCORN_FD": str(writer)}), pass_fds=(writer,)
-    )
-    os.close(writer)
-    pieces: list[str] = []
-    with open(reader, encoding="utf-8") as file:
-        thread = threading.Thread(target=lambda: pieces.extend(file), daemon=True)
-        thread.start()
-        try:
-            code = process.wait(timeout_s)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
-            code = protocol.TIMED_OUT
-        thread.join(10)
-    results = protocol.parse_results("".join(pieces), code)
-    if code in (protocol.OK, protocol.REJECTED):
-        return results
-    meaning = protocol.EXIT_MEANINGS.get(code, "the harness itself failed, see above")
-    return replace(results, passed=False, log={**results.log, "error": f"exit code {code}: {meaning}"})

@@ -156,10 +156,10 @@ class Harness:
         return Verdict(message) if message else _verdict(answer, 1)
 
     def profile(self, case: Any) -> Verdict:
-        """One call in the range that a profiler looks for."""
+        """One call in the range that a profiler looks for; what a model says of it."""
         data = self._data(case, [case.seed])
         answer = self._ask(worker.profile_call, _packed(data)[0])
-        return Verdict(self._fault(data, answer))
+        return Verdict(self._fault(data, answer), report=answer.report)
 
     def _strict_fault(self, case: Any) -> str:
         """What is wrong with answers to several inputs of one shape in shuffled order; empty if nothing."""
@@ -255,7 +255,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return protocol.BAD_CASES
     virtual = args.arch is not None
     l2_bytes = problem.harness.l2_clear_bytes if args.l2_clear_bytes is None else args.l2_clear_bytes
-    modelled = virtual and args.mode in protocol.TIMED_MODES
+    modelled = virtual and args.mode != "test"
     settings = worker.Settings(problem.name, args.arch, modelled, 0 if virtual else l2_bytes, args.strict)
     num_inputs = args.inputs or (1 if virtual else problem.harness.num_inputs)
     os.set_inheritable(descriptor, False)

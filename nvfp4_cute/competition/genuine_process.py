@@ -7,23 +7,19 @@ from contextlib import ExitStack
 _stack = ExitStack()
 
 
-def activate(arch: str | None) -> None:
+def activate(arch: str | None, l2_clear_bytes: int | None) -> None:
     """Provide what the harness's files expect; with ``arch``, a virtual GPU for this process.
 
-    The memory that the harness writes to clear L2, up to 62.5 GiB, is not written on a virtual GPU.
+    The harness writes up to 62.5 GiB to clear L2: nothing of it on a virtual GPU, elsewhere ``l2_clear_bytes`` unless None.
     """
     provide_op_error()
-    if arch is None:
-        return
-    from nvfp4_cute.competition.worker import emulated_process
+    if arch is not None:
+        from nvfp4_cute.competition.worker import emulated_process
 
-    emulated_process(arch, _stack)
-    try:
-        utils = importlib.import_module("utils")  # of the harness: its folder is on the path
-    except ImportError:
-        return
-    for name in ("clear_l2_cache", "clear_l2_cache_large"):
-        setattr(utils, name, lambda: None)
+        emulated_process(arch, _stack)
+        l2_clear_bytes = 0
+    if l2_clear_bytes is not None:
+        replace_l2_clears(l2_clear_bytes)
 
 
 def provide_op_error() -> None:
@@ -32,3 +28,20 @@ def provide_op_error() -> None:
 
     if not hasattr(common, "OpError"):
         common.OpError = type("OpError", (Exception,), {"__doc__": "Stands for a removed class."})
+
+
+def replace_l2_clears(num_bytes: int) -> None:
+    """Have the harness write ``num_bytes`` before a timing."""
+    try:
+        utils = importlib.import_module("utils")  # of the harness: its folder is on the path
+    except ImportError:
+        return
+
+    def clear() -> None:
+        import torch
+
+        if num_bytes:
+            torch.empty(num_bytes, dtype=torch.int8, device="cuda").fill_(42)
+
+    for name in ("clear_l2_cache", "clear_l2_cache_large"):
+        setattr(utils, name, clear)

@@ -14,25 +14,38 @@ from nvfp4_cute.competition.protocol import (
     parse_case,
 )
 from nvfp4_cute.problems.registry import Problem
+from nvfp4_cute.speed_of_light import Work, competition_us
 from nvfp4_cute.text_table import text_table
-from nvfp4_cute.timing_constants import DEFAULT_TARGETS
+from nvfp4_cute.timing_constants import DEFAULT_TARGETS, MODEL_ERROR
 
 NS_PER_US = 1e3
 # By source of a time.
 NOTES = {
     "modelled": f"modelled: the submission's own kernels on a {DEFAULT_TARGETS[EMULATED_ARCH].name}, one after the other, "
-    "without the gaps between launches that a harness times, too, and without torch's kernels",
+    f"without the gaps between launches that a harness times, too, and without torch's kernels. {MODEL_ERROR}",
     "not timed": "not timed: no kernel was launched that the timing model sees, or the genuine harness ran on the emulator",
 }
 
 
 @dataclass(frozen=True)
 class Row:
-    """One case: its name, its result, the published speed of light in microseconds (None for other shapes)."""
+    """One case.
+
+    Attributes:
+        name: of the case.
+        result: what the harness said.
+        sol_us: speed of light in microseconds: the published one, or by the same formula; None if it is unknown.
+        work: what the case moves and computes; None if it is unknown.
+        baseline_us: its mean in an earlier result.
+        tolerance_percent: how much slower than that counts as slower.
+    """
 
     name: str
     result: CaseResult
     sol_us: float | None
+    work: Work | None
+    baseline_us: float | None = None
+    tolerance_percent: float = 0.0
 
     @property
     def mean_us(self) -> float | None:
@@ -44,12 +57,40 @@ class Row:
         """Speed of light over mean, in percent."""
         return 100 * self.sol_us / self.mean_us if self.sol_us and self.mean_us else None
 
+    @property
+    def gb_per_s(self) -> float | None:
+        """Least traffic over mean."""
+        return self.work.bytes / self.mean_us / 1e3 if self.work and self.mean_us else None
 
-def rows(problem: Problem, results: Results) -> list[Row]:
-    """A row for each case that the harness got to."""
-    known = {case.name: case.sol_us for case in problem.benchmarks}
-    names = [problem.case_type.from_arguments(**parse_case(result.spec)).name for result in results.cases]
-    return [Row(name, result, known.get(name)) for name, result in zip(names, results.cases, strict=True)]
+    @property
+    def tflop_per_s(self) -> float | None:
+        """Operations over mean."""
+        return self.work.flops / self.mean_us / 1e6 if self.work and self.mean_us else None
+
+    @property
+    def change_percent(self) -> float | None:
+        """How much longer it takes than in the earlier result."""
+        if self.baseline_us is None or self.mean_us is None:
+            return None
+        return 100 * (self.mean_us / self.baseline_us - 1)
+
+    @property
+    def is_slower(self) -> bool:
+        """Whether it became slower than is tolerated."""
+        return self.change_percent is not None and self.change_percent > self.tolerance_percent
+
+
+def rows(problem: Problem | None, results: Results) -> list[Row]:
+    """A row for each case that the harness got to; of a problem that is not ours nothing is known but its cases' lines."""
+    return [_row(problem, result) for result in results.cases]
+
+
+def _row(problem: Problem | None, result: CaseResult) -> Row:
+    if problem is None:
+        return Row(result.spec, result, None, None)
+    case = problem.case_type.from_arguments(**parse_case(result.spec))
+    published = {known.name: known.sol_us for known in problem.benchmarks}
+    return Row(case.name, result, published.get(case.name) or competition_us(case.work), case.work)
 
 
 def geomean_us(found: Sequence[Row]) -> float | None:
@@ -58,13 +99,29 @@ def geomean_us(found: Sequence[Row]) -> float | None:
     return geometric_mean(mean for mean in means if mean) if means and all(means) else None
 
 
-def text(mode: str, results: Results, found: Sequence[Row]) -> str:
-    """A table, and a line for each failure."""
+def text(mode: str, results: Results, found: Sequence[Row], remarks: Sequence[str] = ()) -> str:
+    """A table, and a line for each failure; ``remarks`` about the timing below the table."""
     header, cells = ["case", "status"], [[row.name, "pass" if row.result.passed else "FAIL"] for row in found]
     if mode in TIMED_MODES:
-        header += ["source", "mean us", "std", "err", "best", "worst", "SOL us", "% of SOL"]
+        header += [
+            "source",
+            "mean us",
+            "std",
+            "err",
+            "best",
+            "worst",
+            "SOL us",
+            "% of SOL",
+            "GB/s",
+            "TFLOP/s",
+        ]
         for row, line in zip(found, cells, strict=True):
             line += [row.result.source, *_times(row), _number(row.sol_us, 3), _number(row.percent_of_sol, 1)]
+            line += [_number(row.gb_per_s, 0), _number(row.tflop_per_s, 1)]
+    if any(row.baseline_us is not None for row in found):
+        header += ["baseline us", "change %", ""]
+        for row, line in zip(found, cells, strict=True):
+            line += [_number(row.baseline_us, 3), _number(row.change_percent, 1), "SLOWER" * row.is_slower]
     lines = [text_table(header, cells, left=3)] if cells else []
     score = geomean_us(found)
     if score is not None:
@@ -76,7 +133,8 @@ def text(mode: str, results: Results, found: Sequence[Row]) -> str:
         sources = ", ".join(sorted({row.result.source for row in found}))
         beside = f", speed of light {floor:.3f} us ({100 * floor / score:.1f} %)" if floor else ""
         lines.append(f"geomean {score:.3f} us ({sources}){beside}")
-    lines += notes(found) if mode in TIMED_MODES else []
+    lines += [*notes(found), *remarks] if mode in TIMED_MODES else []
+    lines += [f"{row.name}:\n{row.result.report}" for row in found if row.result.report]
     lines += [f"{row.name}: {row.result.message}" for row in found if row.result.message]
     if "error" in results.log:
         lines.append(results.log["error"])
@@ -93,7 +151,9 @@ def notes(found: Sequence[Row]) -> list[str]:
     return [NOTES[source] for source in NOTES if source in sources]
 
 
-def as_dict(problem: str, mode: str, results: Results, found: Sequence[Row]) -> dict[str, Any]:
+def as_dict(
+    problem: str, mode: str, results: Results, found: Sequence[Row], remarks: Sequence[str] = ()
+) -> dict[str, Any]:
     """Everything, for machines; times in microseconds."""
     return {
         "problem": problem,
@@ -102,17 +162,23 @@ def as_dict(problem: str, mode: str, results: Results, found: Sequence[Row]) -> 
         "exit_code": results.exit_code,
         "error": results.log.get("error", ""),
         "geomean_us": geomean_us(found),
-        "notes": notes(found) if mode in TIMED_MODES else [],
+        "notes": [*notes(found), *remarks] if mode in TIMED_MODES else [],
         "cases": [
             {
                 "name": row.name,
                 "spec": row.result.spec,
                 "passed": row.result.passed,
                 "message": row.result.message,
+                "report": row.result.report,
                 "source": row.result.source,
                 **_microseconds(row.result),
                 "sol_us": row.sol_us,
                 "percent_of_sol": row.percent_of_sol,
+                "gb_per_s": row.gb_per_s,
+                "tflop_per_s": row.tflop_per_s,
+                "baseline_us": row.baseline_us,
+                "change_percent": row.change_percent,
+                "slower": row.is_slower,
             }
             for row in found
         ],

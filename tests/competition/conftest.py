@@ -22,7 +22,7 @@ def verdict(tmp_path, monkeypatch):
         text: str, *, strict: bool, mode: str = "test", problem: str = "nvfp4_group_gemm", cases=(SMALL_CASE,)
     ) -> protocol.Results:
         (tmp_path / "submission.py").write_text(text)
-        modelled = mode in protocol.TIMED_MODES
+        modelled = mode != "test"
         settings = worker.Settings(problem, "sm_100a", modelled, strict=strict)
         context = multiprocessing.get_context("forkserver")
         context.set_forkserver_preload(["nvfp4_cute.competition.worker", "cutlass.cute"])

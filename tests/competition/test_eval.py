@@ -8,8 +8,9 @@ import pytest
 from competition.cheats import HONEST
 
 from nvfp4_cute import cli
-from nvfp4_cute.competition import export, genuine, protocol, report
-from nvfp4_cute.problems import registry
+from nvfp4_cute.competition import baseline, evaluate, export, protocol, report
+from nvfp4_cute.problems import registry, task_file
+from nvfp4_cute.problems.nvfp4_group_gemm.spec import GroupCase
 
 TASK = """\
 files:
@@ -37,16 +38,16 @@ def task(tmp_path):
 
 
 def test_task_yml(task):
-    found = genuine.read_task(task)
+    found = task_file.read_task(task)
     assert found.tests == [{"m": (8, 12), "n": (128, 128), "k": (256, 256), "g": 2, "seed": 1111}]
     assert list(found.files) == ["eval.py"] and found.main == "eval.py" and found.ranking_by == "geom"
     assert found.timeouts_s == {"test": 180, "benchmark": 180, "leaderboard": 300}
-    assert genuine.find_task(task.parents[1], "nvfp4_group_gemm") == task
+    assert task_file.find_task(task.parents[1], "nvfp4_group_gemm") == task
     with pytest.raises(ValueError, match="no nvfp4_gemv/task.yml below"):
-        genuine.find_task(task.parents[1], "nvfp4_gemv")
+        task_file.find_task(task.parents[1], "nvfp4_gemv")
     task.write_text("lang: py\n")
     with pytest.raises(ValueError, match="has no files, tests, benchmarks"):
-        genuine.read_task(task)
+        task_file.read_task(task)
 
 
 def test_a_submission_is_tried_from_file_to_json(task, tmp_path, capsys):
@@ -101,11 +102,97 @@ def test_table_of_modelled_times():
     results = protocol.Results((result,), True)
     rows = report.rows(problem, results)
     table = report.text("benchmark", results, rows).splitlines()
-    assert table[1].split()[2:] == ["modelled", "75.332", "-", "-", "75.332", "75.332", "18.833", "25.0"]
+    assert table[1].split()[2:] == [
+        "modelled",
+        "75.332",
+        "-",
+        "-",
+        "75.332",
+        "75.332",
+        "18.833",
+        "25.0",
+        "1920",
+        "798.2",
+    ]
     assert any(line.startswith("modelled: the submission's own kernels on a B200") for line in table)
     found = report.as_dict(problem.name, "benchmark", results, rows)
     assert found["cases"][0]["std"] is None and found["cases"][0]["mean"] == pytest.approx(75.332)
     assert found["notes"][0].startswith("modelled: ")
+
+
+def result_of(case, us, source="measured"):
+    stats = protocol.Stats.of([1e3 * us] * 3)
+    return protocol.CaseResult(protocol.format_case(case.arguments), True, "", stats, source)
+
+
+def test_rates_are_least_traffic_and_operations_over_the_mean():
+    problem = registry.load("nvfp4_gemm")
+    case = problem.benchmarks[0]
+    (row,) = report.rows(problem, protocol.Results((result_of(case, 10),), True))
+    m, n, k = case.m, case.n, case.k
+    assert row.gb_per_s == pytest.approx(((m + n) * k * 9 / 16 + 2 * m * n) / 10e-6 / 1e9)
+    assert row.tflop_per_s == pytest.approx(2 * m * n * k / 10e-6 / 1e12)
+
+
+def test_speed_of_light_of_an_unpublished_shape_is_computed():
+    problem = registry.load("nvfp4_group_gemm")
+    first = problem.benchmarks[2]
+    other = problem.case_type(first.m, first.n, first.k, seed=5)
+    same, computed = (
+        report.rows(problem, protocol.Results((result_of(case, 10),), True))[0].sol_us
+        for case in (first, problem.tests[0])
+    )
+    assert same == first.sol_us == 2.406 and 0 < computed < 0.1
+    assert report.rows(problem, protocol.Results((result_of(other, 10),), True))[0].sol_us == 2.406
+
+
+@pytest.mark.parametrize("today_us, slower", [(10.4, False), (10.6, True), (8.0, False)])
+def test_a_case_that_became_slower_is_named(tmp_path, today_us, slower):
+    problem = registry.load("nvfp4_gemm")
+    cases = problem.benchmarks[:2]
+    before = protocol.Results(tuple(result_of(case, 10) for case in cases), True)
+    path = tmp_path / "before.json"
+    path.write_text(
+        json.dumps(report.as_dict(problem.name, "benchmark", before, report.rows(problem, before)))
+    )
+    today = protocol.Results((result_of(cases[0], today_us),), True)
+    (row,) = baseline.compare(report.rows(problem, today), path, 5.0)
+    assert row.is_slower == slower and row.change_percent == pytest.approx(10 * today_us - 100)
+    assert ("SLOWER" in report.text("benchmark", today, [row])) == slower
+    assert report.as_dict(problem.name, "benchmark", today, [row])["cases"][0]["slower"] == slower
+
+
+def test_a_baseline_of_another_kind_is_refused(tmp_path):
+    problem = registry.load("nvfp4_gemm")
+    path = tmp_path / "before.json"
+    before = protocol.Results((result_of(problem.benchmarks[0], 10, "modelled"),), True)
+    path.write_text(
+        json.dumps(report.as_dict(problem.name, "benchmark", before, report.rows(problem, before)))
+    )
+    today = report.rows(problem, protocol.Results((result_of(problem.benchmarks[0], 10),), True))
+    with pytest.raises(ValueError, match="was modelled there and is measured here"):
+        baseline.compare(today, path, 5.0)
+    today = report.rows(problem, protocol.Results((result_of(problem.benchmarks[1], 10),), True))
+    with pytest.raises(ValueError, match="has none of the cases m128_n4096_k7168"):
+        baseline.compare(today, path, 5.0)
+    path.write_text("[]")
+    with pytest.raises(ValueError, match="not what `eval --json` prints"):
+        baseline.compare(today, path, 5.0)
+
+
+@pytest.mark.parametrize(
+    "options, remark",
+    [
+        ({}, []),
+        ({"low_memory": True}, ["not the official timing: 2 inputs a timing, 0.5 GiB written before it"]),
+        ({"low_memory": True, "inputs": 9, "l2_gib": 0.0}, ["not the official timing: 9 inputs a timing, 0 GiB written before it"]),
+    ],
+)  # fmt: skip
+def test_less_than_the_official_timing_is_said(monkeypatch, options, remark):
+    request = evaluate.Request(Path("x.py"), **options)
+    assert evaluate.timing_remarks(request) == []  # modelled times have no clear of L2
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    assert evaluate.timing_remarks(request) == remark
 
 
 def test_an_export_is_timed_on_the_emulator(task, tmp_path, capsys):
@@ -120,6 +207,76 @@ def test_an_export_is_timed_on_the_emulator(task, tmp_path, capsys):
     assert 1 < case["mean"] < 20 and case["best"] == case["mean"] == pytest.approx(found["geomean_us"])
 
 
+def test_a_profile_on_the_emulator_says_what_took_the_time(verdict):
+    text = export.make_submission("nvfp4_group_gemm").text
+    results = verdict(text, strict=False, mode="profile", cases=[GroupCase((8,), (128,), (256,))])
+    assert results.passed and results.cases[0].source == "not timed"
+    shown = report.text("profile", results, report.rows(registry.load("nvfp4_group_gemm"), results))
+    assert "us (modelled) on B200" in shown and "critical path: " in shown
+
+
+def test_exit_codes_of_a_comparison(tmp_path, monkeypatch, capsys):
+    problem = registry.load("nvfp4_gemm")
+    before = protocol.Results((result_of(problem.benchmarks[0], 10),), True)
+    monkeypatch.setattr(evaluate, "evaluate", lambda request: before)
+    submission, path = tmp_path / "mine.py", tmp_path / "before.json"
+    submission.write_text("x = 1\n")
+    command = ["eval", str(submission), "--problem", problem.name, "--mode", "benchmark"]
+    assert cli.main([*command, "--json"]) == 0
+    path.write_text(capsys.readouterr().out)
+    for us, tolerance, code in ((10, "5", 0), (11, "5", 1), (11, "20", 0)):
+        today = protocol.Results((result_of(problem.benchmarks[0], us),), True)
+        monkeypatch.setattr(evaluate, "evaluate", lambda request, today=today: today)
+        assert cli.main([*command, "--baseline", str(path), "--tolerance", tolerance]) == code
+    failed = protocol.Results(before.cases, False)
+    monkeypatch.setattr(evaluate, "evaluate", lambda request: failed)
+    assert cli.main(command) == 1
+
+
+FOREIGN_HARNESS = """\
+import os, sys
+from submission import custom_kernel
+from case import answer
+mode, cases = sys.argv[1:]
+with os.fdopen(int(os.environ["POPCORN_FD"]), "w") as log:
+    lines = open(cases).read().splitlines()
+    print(f"test-count: {len(lines)}", file=log)
+    for i, line in enumerate(lines):
+        print(f"test.{i}.spec: {line}", file=log)
+        print(f"test.{i}.status: {'pass' if custom_kernel(20) == answer else 'fail'}", file=log)
+    print("check: pass", file=log)
+"""
+FOREIGN_TASK = """\
+files:
+  - {name: submission.py, source: "@SUBMISSION@"}
+  - {name: main.py, source: ../main.py}
+  - {name: case.py, source: case.py}
+config: {main: main.py}
+tests:
+  - {size: 3, kind: half}
+  - {size: [4, 5], kind: full}
+benchmarks:
+  - {size: 4, kind: full}
+"""
+
+
+def test_a_problem_that_is_only_in_the_checkout_is_run_from_its_task_yml(tmp_path, capsys):
+    folder = tmp_path / "checkout" / "sums" / "doubling"
+    folder.mkdir(parents=True)
+    (folder / "task.yml").write_text(FOREIGN_TASK)
+    (folder.parent / "main.py").write_text(FOREIGN_HARNESS)
+    (folder / "case.py").write_text("answer = 40\n")
+    submission = tmp_path / "mine.py"
+    submission.write_text("def custom_kernel(x):\n    return 2 * x\n")
+    command = ["eval", str(submission), "--problem", "doubling", "--device", "emulator"]
+    assert cli.main([*command, "--harness", str(tmp_path / "checkout")]) == 0
+    text = capsys.readouterr().out
+    assert "size: 3; kind: half" in text and "size: [4, 5]; kind: full" in text
+    assert "2 of 2 cases passed" in text
+    assert cli.main(command) == 1
+    assert "problem 'doubling' is unknown" in capsys.readouterr().err
+
+
 @pytest.mark.slow
 @pytest.mark.skipif(not CHECKOUT, reason="REFERENCE_KERNELS names no checkout of gpu-mode/reference-kernels")
 class TestGenuine:
@@ -128,7 +285,7 @@ class TestGenuine:
     @pytest.mark.parametrize("name", registry.names())
     def test_cases_are_those_of_the_official_task(self, name):
         problem = registry.load(name)
-        task = genuine.read_task(genuine.find_task(Path(CHECKOUT), name))
+        task = task_file.read_task(task_file.find_task(Path(CHECKOUT), name))
         for ours, theirs in ((problem.tests, task.tests), (problem.benchmarks, task.benchmarks)):
             assert [case.arguments for case in ours] == theirs
         assert (

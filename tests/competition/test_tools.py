@@ -1,0 +1,81 @@
+"""Tools of others that are used where they are installed: KernelGuard and Nsight Compute. Stand-in scripts play them."""
+
+import shutil
+
+import pytest
+
+from nvfp4_cute.competition import evaluate, export, kernelguard, profiler
+from nvfp4_cute.problems import registry
+
+
+@pytest.fixture
+def stand_in(tmp_path, monkeypatch):
+    """Put a script that keeps its input and prints a text in front of PATH."""
+
+    def install(name, text):
+        folder = tmp_path / "bin"
+        folder.mkdir(exist_ok=True)
+        script = folder / name
+        script.write_text(f"#!/bin/sh\ncat > {tmp_path}/asked\ncat <<'EOF'\n{text}\nEOF\n")
+        script.chmod(0o755)
+        monkeypatch.setenv("PATH", str(folder), prepend=":")
+
+    return install
+
+
+def test_kernelguard_is_asked_where_it_is_installed(tmp_path, stand_in, capsys, monkeypatch):
+    submission = tmp_path / "mine.py"
+    submission.write_text("x = 1\n")
+    request = evaluate.Request(submission, mode="benchmark")
+    with monkeypatch.context() as patch:
+        patch.setenv("PATH", "")
+        assert kernelguard.ask("x = 1\n") is None and not evaluate.refused(request)
+    stand_in("kernelguard", '{"matched_patterns": [], "classification": "valid", "should_filter": false}')
+    assert not evaluate.refused(request) and (tmp_path / "asked").read_text() == "x = 1\n"
+    pattern = '{"pattern": "OBFUSCATED_EXEC", "severity": "critical", "evidence": "exec() of packed text"}'
+    stand_in(
+        "kernelguard",
+        f'{{"matched_patterns": [{pattern}], "classification": "hacked", "should_filter": true}}',
+    )
+    assert evaluate.refused(request) and not evaluate.refused(evaluate.Request(submission))
+    assert "OBFUSCATED_EXEC (critical): exec() of packed text" in capsys.readouterr().err
+    stand_in("kernelguard", "no json")
+    with pytest.raises(ValueError, match="kernelguard gave no answer"):
+        evaluate.refused(request)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not shutil.which("kernelguard"), reason="kernelguard is not in PATH")
+@pytest.mark.parametrize("name", registry.names())
+def test_kernelguard_finds_nothing_in_our_exports(name):
+    opinion = kernelguard.ask(export.make_submission(name).text)
+    assert opinion is not None and (opinion.classification, opinion.patterns) == ("valid", ())
+
+
+NCU = """\
+==PROF== Connected to process 12
+[12] python3.11@127.0.0.1
+  gemm_kernel (148, 1, 1)x(192, 1, 1), Context 1, Queue 7, Device 0, CC 10.0
+    Section: GPU Speed Of Light Throughput
+    ----------------- ----------- ------------
+    Metric Name       Metric Unit Metric Value
+    ----------------- ----------- ------------
+    Memory Throughput           %        71.20
+    ----------------- ----------- ------------
+
+    Section: Launch Statistics
+    Grid Size                            148
+"""
+
+
+def test_ncu_watches_the_range_and_only_speed_of_light_is_kept(tmp_path):
+    log = tmp_path / "ncu.txt"
+    command = profiler.command(["python3", "eval.py"], log)
+    assert command[0] == "ncu" and command[-2:] == ["python3", "eval.py"]
+    assert command[command.index("--nvtx-include") + 1] == "custom_kernel/"
+    log.write_text(NCU)
+    text = profiler.read_report(log)
+    assert text.splitlines()[0].startswith("gemm_kernel (148, 1, 1)") and "71.20" in text
+    assert "Grid Size" not in text and "---" not in text and "PROF" not in text
+    log.write_text("==ERROR== no permission\n")
+    assert profiler.read_report(log) == "==ERROR== no permission"
