@@ -32,6 +32,7 @@ SOURCES = (
     "errors",
     "formats",
     "scale_layout",
+    "silu",
     "config",
     "launch_table",
     "compile",

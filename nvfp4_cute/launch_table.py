@@ -93,6 +93,9 @@ class Quantize(IntEnum):
     BATCHES = 9
     GROUPS = 10
     ATOM_ROWS = 11  # rows of scale atoms that are written
+    UP = 12  # second input; unused where there is one
+    UP_PITCH = 13
+    UP_BATCH = 14
 
 
 class W4A16(IntEnum):

@@ -71,7 +71,7 @@ def keys(
         elif operation == "quantize":
             if dtype == torch.float32:
                 raise ValueError("quantize takes float16 or bfloat16: leave it out with --dtype float32")
-            for options in product((False, True), repeat=3):
+            for options in product((False, True), repeat=4):
                 yield QuantizeKey(arch, dtype, *options)
         else:
             raise ValueError(f"{operation!r} is none of {', '.join(OPERATIONS)}")

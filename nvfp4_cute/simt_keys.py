@@ -45,13 +45,14 @@ class GemvKey:
 
 @dataclass(frozen=True)
 class QuantizeKey:
-    """A quantization: input dtype (float16 or bfloat16), global scale or none, one group of rows or many, layout."""
+    """A quantization: input dtype (float16 or bfloat16), global scale or none, one group of rows or many, layout, inputs."""
 
     arch: str
     dtype: torch.dtype
     has_global_scale: bool
     is_grouped: bool
     is_blocked: bool
+    has_up: bool = False
 
     def __post_init__(self):
         """Raises UnsupportedTarget for an architecture without a kernel."""
@@ -61,7 +62,8 @@ class QuantizeKey:
         """Readable, unique; the kernel's symbol starts with it."""
         options = ("_scaled" * self.has_global_scale) + ("_grouped" * self.is_grouped)
         layout = "blocked" if self.is_blocked else "rowmajor"
-        return f"nvfp4_quantize_{self.arch}_{dtype_name(self.dtype)}{options}_{layout}"
+        operation = "silu_quantize" if self.has_up else "quantize"
+        return f"nvfp4_{operation}_{self.arch}_{dtype_name(self.dtype)}{options}_{layout}"
 
     def make_kernel(self) -> Any:
         """The CuTe DSL object to compile."""
@@ -73,6 +75,7 @@ class QuantizeKey:
             self.is_grouped,
             self.is_blocked,
             simt.has_fp4_convert(self.arch),
+            self.has_up,
             self.to_name(),
         )
 

@@ -25,7 +25,7 @@ FOLDERS = {
 # Lowest first. A module imports from its own row and from rows above it in this list, never from below.
 LAYERS = (
     ("errors", "env", "cubin", "launch_table", "text_table"),
-    ("formats", "scale_layout", "config", "targets"),
+    ("formats", "scale_layout", "silu", "config", "targets"),
     ("problem",),
     ("schedule", "speed_of_light", "footprint", "plot", "reference", "emulator"),
     ("arch", "timing_constants"),
@@ -43,7 +43,7 @@ LAYERS = (
     ("competition", "competition_verbs"),
     ("trace", "check", "demo", "doctor", "precompile", "emulate", "h200", "sol", "cli"),
 )
-LEAVES = ("errors", "formats", "scale_layout", "config", "launch_table")
+LEAVES = ("errors", "formats", "scale_layout", "silu", "config", "launch_table")
 STDLIB_LEAVES = ("errors", "config", "env", "launch_table")
 HOST_THIRD_PARTY = {"torch", "numpy", "tqdm"}
 # Importing these needs a compiler, a driver, or an extra, so host modules do it inside the function that needs them.

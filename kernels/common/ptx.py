@@ -178,3 +178,18 @@ def mma_m16n8k16(a: list, b: list, c: list, type_name: str) -> list:
             read_only_args=[*a, *b, *c],
         )
     )
+
+
+def mul_f32(a: Float32, b: Float32) -> Float32:
+    """a * b, rounded: never contracted with an addition."""
+    return inline_ptx("mul.rn.f32 {$w0}, {$r0}, {$r1};", write_only_types=[Float32], read_only_args=[a, b])
+
+
+def add_f32(a: Float32, b: Float32) -> Float32:
+    """a + b, rounded: never contracted with a multiplication."""
+    return inline_ptx("add.rn.f32 {$w0}, {$r0}, {$r1};", write_only_types=[Float32], read_only_args=[a, b])
+
+
+def float_of(word: Uint32) -> Float32:
+    """The float with these bits."""
+    return inline_ptx("mov.b32 {$w0}, {$r0};", write_only_types=[Float32], read_only_args=[word])

@@ -22,11 +22,11 @@ LARGEST_FLOAT32 = 3.4028234663852886e38
 UPPER_HALVES = 0x7632
 
 
-def encode_block(x: list, global_scale: Float32, encode: type) -> tuple[list, Uint32]:
+def encode_block(x: list, global_scale: Float32 | None, encode: type) -> tuple[list, Uint32]:
     """Two words of e2m1 and the code of the scale.
 
     Args:
-        x: sixteen Float32. global_scale: the factor one multiplies by to dequantize; 1 for none.
+        x: sixteen Float32. global_scale: the factor one multiplies by to dequantize, or None.
         encode: ``ConvertE2M1`` or ``RoundE2M1``.
     """
     magnitudes = [ptx.abs_f32(value) for value in x]

@@ -1,4 +1,4 @@
-"""fp16 or bf16 to NVFP4 with block scales in one pass, bit for bit what ``formats.quantize`` specifies.
+"""fp16 or bf16, or silu(x) * up of two such, to NVFP4 in one pass, bit for bit what ``formats.quantize`` specifies.
 
 x (M, K) in rows of unit stride; data (M, K / 2) two e2m1 a byte; scales e4m3, in the 128x4 blocked layout with its
 padding written as zeros, or row-major; an fp32 global scale in memory: none, one, or one a group of rows.
@@ -20,8 +20,9 @@ from nvfp4_cute.scale_layout import ATOM_BYTES, ATOM_COLS, ATOM_ROWS, SF_VEC_SIZ
 
 from ..common import ptx
 from ..common.encode import ConvertE2M1, RoundE2M1
-from ..common.quantize_block import block_scale, encode_values
+from ..common.quantize_block import block_scale, encode_block, encode_values
 from .global_access import KEEP, global_scalar, load_words, store_byte, store_words
+from .silu import silu_mul
 
 ROWS_PER_WARP = WARP_SIZE // ATOM_COLS
 UNITS_PER_ATOM = ATOM_ROWS // ROWS_PER_WARP
@@ -42,6 +43,9 @@ class QuantizeOperands:
     offs: Int64
     x_pitch: Int64
     x_batch: Int64
+    up: Int64
+    up_pitch: Int64
+    up_batch: Int64
     m: Int32
     k: Int32
     groups: Int32
@@ -68,6 +72,7 @@ class QuantizeKernel:
         is_grouped: whether ``offs`` splits the rows into groups with scale rows of their own.
         is_blocked: the layout of the scales: 128x4 blocked, else row-major.
         has_fp4_convert: whether e2m1 conversions are instructions.
+        has_up: whether silu(x) * up is quantized.
         name: what the kernel is called in profilers and in the emulator's reports.
     """
 
@@ -78,6 +83,7 @@ class QuantizeKernel:
         is_grouped: bool,
         is_blocked: bool,
         has_fp4_convert: bool,
+        has_up: bool,
         name: str,
     ):
         self.is_bf16 = is_bf16
@@ -85,6 +91,9 @@ class QuantizeKernel:
         self.is_grouped = is_grouped
         self.is_blocked = is_blocked
         self.encode = ConvertE2M1 if has_fp4_convert else RoundE2M1
+        self.has_up = has_up
+        # As many bytes on their way from memory, with two inputs and with one.
+        self.atoms = QUANTIZE_ATOMS // 2 if has_up else QUANTIZE_ATOMS
         self.name = name
 
     @cute.jit
@@ -105,12 +114,15 @@ class QuantizeKernel:
             offs=t[Quantize.OFFS],
             x_pitch=t[Quantize.X_PITCH],
             x_batch=t[Quantize.X_BATCH],
+            up=t[Quantize.UP],
+            up_pitch=t[Quantize.UP_PITCH],
+            up_batch=t[Quantize.UP_BATCH],
             m=Int32(t[Quantize.M]),
             k=k,
             groups=Int32(t[Quantize.GROUPS]),
             atom_rows=atom_rows,
         )
-        chunks = cute.ceil_div(k, ATOM_COLS * SF_VEC_SIZE * QUANTIZE_ATOMS)
+        chunks = cute.ceil_div(k, ATOM_COLS * SF_VEC_SIZE * self.atoms)
         self.kernel.set_name_prefix(self.name)
         self.kernel(operands).launch(
             grid=(
@@ -128,28 +140,32 @@ class QuantizeKernel:
         tidx, _, _ = cute.arch.thread_idx()
         block_idx, atom_row, batch = cute.arch.block_idx()
         k_blocks = operands.k // SF_VEC_SIZE
-        chunks = cute.ceil_div(k_blocks, ATOM_COLS * QUANTIZE_ATOMS)
+        chunks = cute.ceil_div(k_blocks, ATOM_COLS * self.atoms)
         # Neighbouring warps take neighbouring columns of the same rows.
         work = block_idx * QUANTIZE_WARPS + cute.arch.make_warp_uniform(tidx // WARP_SIZE)
-        unit, first_atom = work // chunks, work % chunks * QUANTIZE_ATOMS
+        unit, first_atom = work // chunks, work % chunks * self.atoms
         lane = tidx % WARP_SIZE
         row_in_atom = unit * 2 + lane // 16 + lane // ATOM_COLS % 4 * 32
         group, row, row_end = self.locate(operands, atom_row, row_in_atom)
 
         if unit < UNITS_PER_ATOM:
             x = operands.x + batch * operands.x_batch + row * operands.x_pitch
-            blocks = [(first_atom + i) * ATOM_COLS + lane % ATOM_COLS for i in range(QUANTIZE_ATOMS)]
-            inputs = [cute.make_rmem_tensor(INPUT_WORDS, Uint32) for _ in blocks]
+            up = operands.up + batch * operands.up_batch + row * operands.up_pitch
+            blocks = [(first_atom + i) * ATOM_COLS + lane % ATOM_COLS for i in range(self.atoms)]
+            inputs, factors = ([cute.make_rmem_tensor(INPUT_WORDS, Uint32) for _ in blocks] for _ in range(2))
             valid = [(row < row_end) & (block < k_blocks) for block in blocks]
-            for i in cutlass.range_constexpr(QUANTIZE_ATOMS):
+            for i in cutlass.range_constexpr(self.atoms):
                 inputs[i].fill(Uint32(0))
+                factors[i].fill(Uint32(0))
                 if valid[i]:
                     load_block(inputs[i], x + blocks[i] * INPUT_BYTES)
+                    if cutlass.const_expr(self.has_up):
+                        load_block(factors[i], up + blocks[i] * INPUT_BYTES)
             global_scale = Float32(1.0)
             if cutlass.const_expr(self.has_global_scale):
                 global_scale = global_scalar(Float32, operands.global_scale + group * 4)[0]
-            for i in cutlass.range_constexpr(QUANTIZE_ATOMS):
-                words, code = self.quantize_block(inputs[i], global_scale)
+            for i in cutlass.range_constexpr(self.atoms):
+                words, code = self.quantize_block(inputs[i], factors[i], global_scale)
                 if valid[i]:
                     first = (Int64(batch) * operands.m + row) * k_blocks + blocks[i]
                     store_words(operands.data + first * OUTPUT_BYTES, words)
@@ -176,8 +192,15 @@ class QuantizeKernel:
         return group, row, row_end
 
     @cute.jit
-    def quantize_block(self, words: cute.Tensor, global_scale: Float32):
+    def quantize_block(self, words: cute.Tensor, factors: cute.Tensor, global_scale: Float32):
         """Two words of e2m1 and the code of the block's scale; the operations of ``formats.quantize``, in its order."""
+        if cutlass.const_expr(self.has_up):
+            x, up = (
+                [value for i in range(INPUT_WORDS) for value in self.unpack(source[i])]
+                for source in (words, factors)
+            )
+            products = [silu_mul(gate, other) for gate, other in zip(x, up, strict=True)]
+            return encode_block(products, global_scale if self.has_global_scale else None, self.encode)
         magnitudes = [words[i] & Uint32(0x7FFF7FFF) for i in range(INPUT_WORDS)]
         most = magnitudes[0]
         for word in magnitudes[1:]:

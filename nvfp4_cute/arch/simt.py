@@ -30,7 +30,7 @@ def check_arch(arch: str) -> None:
     """Raises UnsupportedTarget where these kernels do not run."""
     if arch not in ARCHS:
         raise UnsupportedTarget(
-            f"no gemv, w4a16_gemv or quantize kernel for {arch}; there is one for {', '.join(ARCHS)}. "
+            f"no gemv, w4a16 or quantize kernel for {arch}; there is one for {', '.join(ARCHS)}. "
             'Pass backend="reference", or CPU tensors'
         )
 

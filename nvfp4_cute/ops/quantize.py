@@ -1,4 +1,4 @@
-"""quantize: 16-bit floats to NVFP4 in one pass, by a kernel on GPUs and the emulator; and the same over groups of rows."""
+"""quantize: 16-bit floats, or silu(x) * up of two such, to NVFP4 in one pass; and the same over groups of rows."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -13,6 +13,7 @@ from nvfp4_cute.formats import SCALE_LAYOUTS, NVFP4Tensor, ScaleLayout, resolve_
 from nvfp4_cute.launch_table import Quantize
 from nvfp4_cute.ops import vector_checks as checks
 from nvfp4_cute.scale_layout import ATOM_ROWS, ATOM_SHAPE, atom_counts, num_k_blocks
+from nvfp4_cute.silu import silu_mul
 from nvfp4_cute.simt_keys import QuantizeKey
 
 KERNEL_DTYPES = (torch.float16, torch.bfloat16)
@@ -23,6 +24,7 @@ MAX_GRID = 65535
 def quantize(
     x: torch.Tensor,
     *,
+    up: torch.Tensor | None = None,
     global_scale: float | torch.Tensor | Literal["auto"] | None = None,
     global_scale_inv: float | torch.Tensor | None = None,
     scale_layout: ScaleLayout = "blocked",
@@ -37,8 +39,11 @@ def quantize(
     Args:
         x: float16, bfloat16, float32 or float64, [..., K], K a multiple of 16; copied where rows are not contiguous or
             not 16-byte aligned.
+        up: of the dtype and shape of ``x``: then ``silu(x) * up`` is quantized, the middle of a gated layer. It is computed
+            in float32, by the operations that ``nvfp4_cute.silu`` lists, so its bits are the same everywhere, too; x and
+            up may be the halves ``h[:, :I]`` and ``h[:, I:]`` of one tensor.
         global_scale: the factor one multiplies by to dequantize, amax / 2688: a number, a tensor of one element, "auto"
-            (computed from ``x`` in a pass of its own), or None.
+            (computed from what is quantized in passes of their own), or None.
         global_scale_inv: the inverse convention, by this name only.
         scale_layout: "blocked" ([batches..., rm, rk, 32, 4, 4]) or "rowmajor" ([..., K/16]).
         backend: "auto", "cuda", "emulator" (float16 and bfloat16 only), "emulator:ARCH", or "reference".
@@ -51,9 +56,11 @@ def quantize(
         UnsupportedProblem: more rows or batches than a grid has.
     """
     name = backends.resolve(backend, x.device)
+    _check_up(x, up)
     if name == "reference" or (x.dtype not in KERNEL_DTYPES and name == "cuda"):
+        values = x if up is None else silu_mul(x.detach(), up.detach())
         return formats.quantize(
-            x, global_scale=global_scale, global_scale_inv=global_scale_inv, scale_layout=scale_layout
+            values, global_scale=global_scale, global_scale_inv=global_scale_inv, scale_layout=scale_layout
         )
     checks.check_choice("dtype of x", x.dtype, KERNEL_DTYPES)
     checks.check_choice("scale_layout", scale_layout, SCALE_LAYOUTS)
@@ -62,11 +69,14 @@ def quantize(
     x = x.detach()
     k_blocks = num_k_blocks(x.shape[-1])
     *batches, rows = x.shape[:-1] if x.ndim > 1 else (1,)
-    factor = resolve_global_scale(x, global_scale, global_scale_inv)
+    is_auto = isinstance(global_scale, str)
+    values = silu_mul(x, up.detach()) if is_auto and up is not None else x
+    factor = resolve_global_scale(values, global_scale, global_scale_inv)
     atoms = atom_counts(rows, k_blocks)
     shape = (*batches, *atoms, *ATOM_SHAPE) if scale_layout == "blocked" else (*x.shape[:-1], k_blocks)
     task = QuantizeTask(
         x=_rows(x, prod(batches), rows),
+        up=None if up is None else _rows(up.detach(), prod(batches), rows),
         data=torch.empty((*x.shape[:-1], x.shape[-1] // 2), dtype=torch.uint8, device=x.device),
         scale=torch.empty(shape, dtype=torch.uint8, device=x.device),
         global_scale=factor,
@@ -83,6 +93,7 @@ def grouped_quantize(
     x: torch.Tensor,
     offs: torch.Tensor,
     *,
+    up: torch.Tensor | None = None,
     global_scale: torch.Tensor | None = None,
     backend: str = "auto",
 ) -> tuple[torch.Tensor, torch.Tensor]:
@@ -90,6 +101,7 @@ def grouped_quantize(
 
     Args:
         x: [sum M, K], float16 or bfloat16, rows contiguous and a multiple of 16 bytes apart.
+        up: of the dtype and shape of ``x``: then silu(x) * up is quantized, as by :func:`quantize`.
         offs: int32 [G] on the device of ``x``, the inclusive ends of the groups, ascending; the last at most sum M.
         global_scale: float32 [G] on the device, a factor a group, or None.
         backend: as of :func:`quantize`.
@@ -102,10 +114,11 @@ def grouped_quantize(
     Raises:
         TypeError, ValueError, UnsupportedProblem: an operand breaks a rule. UnsupportedTarget: no kernel for the GPU.
     """
-    checks.check_tensors({"x": x, "offs": offs, "global_scale": global_scale})
+    checks.check_tensors({"x": x, "offs": offs, "up": up, "global_scale": global_scale})
     checks.check_choice("dtype of x", x.dtype, KERNEL_DTYPES)
     if x.ndim != 2:
         raise ValueError(f"x has shape {tuple(x.shape)}; expected [sum M, K]")
+    _check_up(x, up)
     k_blocks = num_k_blocks(x.shape[1])
     if offs.dtype != torch.int32 or offs.ndim != 1 or not offs.is_contiguous() or not len(offs):
         raise ValueError(
@@ -123,6 +136,7 @@ def grouped_quantize(
     atom_rows, atoms_k = x.shape[0] // ATOM_ROWS + len(offs), -(-k_blocks // 4)
     task = QuantizeTask(
         x=_rows(x.detach(), 1, x.shape[0]),
+        up=None if up is None else _rows(up.detach(), 1, x.shape[0]),
         data=torch.empty((x.shape[0], x.shape[1] // 2), dtype=torch.uint8, device=x.device),
         scale=torch.empty((atom_rows, atoms_k, *ATOM_SHAPE), dtype=torch.uint8, device=x.device),
         global_scale=global_scale,
@@ -136,12 +150,13 @@ def grouped_quantize(
 
 @dataclass(frozen=True)
 class QuantizeTask:
-    """Checked operands. x [B, M, K] with unit stride in K; data and scale uint8, contiguous.
+    """Checked operands. x and up (or None) [B, M, K] with unit stride in K; data and scale uint8, contiguous.
 
     ``offs`` int32 [G] (then B is 1 and global_scale float32 [G]) or None; ``atom_rows``: rows of atoms a batch.
     """
 
     x: torch.Tensor
+    up: torch.Tensor | None
     data: torch.Tensor
     scale: torch.Tensor
     global_scale: torch.Tensor | None
@@ -162,7 +177,8 @@ class QuantizeTask:
     def key(self, arch: str) -> QuantizeKey:
         """What to compile."""
         has_global_scale, is_grouped = self.global_scale is not None, self.offs is not None
-        return QuantizeKey(arch, self.x.dtype, has_global_scale, is_grouped, self.scale_layout == "blocked")
+        is_blocked = self.scale_layout == "blocked"
+        return QuantizeKey(arch, self.x.dtype, has_global_scale, is_grouped, is_blocked, self.up is not None)
 
     def table(self) -> np.ndarray:
         """``launch_table.Quantize``."""
@@ -173,6 +189,8 @@ class QuantizeTask:
         table[Quantize.X_PITCH], table[Quantize.X_BATCH] = (
             2 * stride for stride in (self.x.stride(1), self.x.stride(0))
         )
+        if self.up is not None:
+            table[Quantize.UP_PITCH], table[Quantize.UP_BATCH] = (2 * self.up.stride(i) for i in (1, 0))
         table[Quantize.M], table[Quantize.K], table[Quantize.BATCHES] = m, k, batches
         table[Quantize.GROUPS] = 0 if self.offs is None else len(self.offs)
         table[Quantize.ATOM_ROWS] = self.atom_rows
@@ -180,15 +198,16 @@ class QuantizeTask:
 
     def tensors(self) -> Iterator[tuple[str, torch.Tensor, bool]]:
         """Name, tensor, and whether it is written."""
-        for name in ("x", "data", "scale", "global_scale", "offs"):
+        for name in ("x", "up", "data", "scale", "global_scale", "offs"):
             tensor = getattr(self, name)
             if tensor is not None:
                 yield name, tensor, name in ("data", "scale")
 
     def reference(self) -> None:
         """``formats.quantize``, group by group where there are groups (reads ``offs``, which waits for a GPU)."""
+        values = self.x if self.up is None else silu_mul(self.x, self.up)
         if self.offs is None:
-            result = formats.quantize(self.x, global_scale=self.global_scale, scale_layout=self.scale_layout)
+            result = formats.quantize(values, global_scale=self.global_scale, scale_layout=self.scale_layout)
             self.data.view(-1).copy_(result.data.view(-1))
             self.scale.view(-1).copy_(result.scale.view(torch.uint8).view(-1))
             return
@@ -197,11 +216,22 @@ class QuantizeTask:
         for group, stop in enumerate(self.offs.tolist()):
             if stop > start:
                 factor = None if self.global_scale is None else self.global_scale[group]
-                result = formats.quantize(self.x[0, start:stop], global_scale=factor)
+                result = formats.quantize(values[0, start:stop], global_scale=factor)
                 self.data[start:stop] = result.data
                 self.scale[atom : atom + len(result.scale)] = result.scale.view(torch.uint8)
                 atom += len(result.scale)
             start = stop
+
+
+def _check_up(x: torch.Tensor, up: torch.Tensor | None) -> None:
+    if up is None:
+        return
+    checks.check_choice("dtype of x with up", x.dtype, (*KERNEL_DTYPES, torch.float32))
+    if up.dtype != x.dtype or up.shape != x.shape or up.device != x.device:
+        raise ValueError(
+            f"up is {up.dtype} {list(up.shape)} on {up.device} and x {x.dtype} {list(x.shape)} on {x.device}; silu(x) * up "
+            "takes two of one dtype, shape and device"
+        )
 
 
 def _rows(x: torch.Tensor, batches: int, rows: int) -> torch.Tensor:

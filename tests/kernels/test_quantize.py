@@ -14,6 +14,7 @@ from nvfp4_cute import UnsupportedProblem, formats, grouped_quantize, quantize
 from nvfp4_cute.arch import simt
 from nvfp4_cute.backends.emulator import observe
 from nvfp4_cute.cache import get_kernel
+from nvfp4_cute.silu import silu_mul
 from nvfp4_cute.simt_keys import QuantizeKey
 
 DTYPES = (torch.bfloat16, torch.float16)
@@ -278,9 +279,12 @@ def test_no_spills(arch):
     ):
         if grouped and not blocked:
             continue
-        resources = get_kernel(QuantizeKey(arch, dtype, scaled, grouped, blocked)).resources
-        assert resources.stack_bytes == 0
-        assert resources.registers <= MAX_REGISTERS
+        # With a second input, one dtype and one layout say it for all.
+        ups = (False, True) if blocked and dtype == torch.bfloat16 else (False,)
+        for has_up in ups:
+            resources = get_kernel(QuantizeKey(arch, dtype, scaled, grouped, blocked, has_up)).resources
+            assert resources.stack_bytes == 0
+            assert resources.registers <= MAX_REGISTERS
 
 
 # ---- silicon ---------------------------------------------------------------------------------------------------
@@ -322,3 +326,74 @@ def test_gpu_groups_and_graph_capture():
     want_data, want_scale = grouped_quantize(x, offs, global_scale=factors)
     assert_bitwise_equal(data[:290].cpu(), want_data[:290])
     assert_bitwise_equal(scale.cpu(), want_scale)
+
+
+# ---- silu(x) * up ----------------------------------------------------------------------------------------------
+
+
+def gates(dtype):
+    """Every magnitude of a gate that matters, specials, and a second factor beside it."""
+    x = torch.cat([torch.linspace(-130, 130, 1984), hostile(dtype).flatten().float()[: 16 * 4]])
+    up = torch.randn(len(x), generator=torch.Generator().manual_seed(1))
+    up[-64:] = hostile(dtype).flatten().float()[16 * 8 : 16 * 12]
+    return x.to(dtype).view(4, -1), up.to(dtype).view(4, -1)
+
+
+@pytest.mark.parametrize("arch", EVERY_ARCH)
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_silu_quantize_is_bit_equal(arch, dtype):
+    """One launch; the bits of ``formats.quantize`` of what ``silu.silu_mul`` states."""
+    x, up = gates(dtype)
+    for global_scale, layout in ((0.02, "blocked"), (None, "rowmajor")):
+        with observe(check=True) as observer:
+            got = quantize(
+                x, up=up, global_scale=global_scale, scale_layout=layout, backend=f"emulator:{arch}"
+            )
+        assert len(observer.stats) == 1
+        want = formats.quantize(silu_mul(x, up), global_scale=global_scale, scale_layout=layout)
+        assert_same(got, want)
+
+
+@pytest.mark.parametrize("mode", ["lazy", "random:3"])
+def test_halves_of_one_tensor(mode):
+    """Gate and up side by side, as a layer's first product leaves them; rows and columns cut."""
+    h = spread((70, 2 * 208), torch.bfloat16)
+    x, up = h[:, :208], h[:, 208:]
+    with observe(mode=mode, check=True):
+        got = quantize(x, up=up, global_scale="auto", backend="emulator")
+    assert_same(got, quantize(x, up=up, global_scale="auto"))
+
+
+def test_groups_of_silu():
+    h, offs = spread((150, 2 * 96), torch.float16), torch.tensor([40, 40, 140], dtype=torch.int32)
+    x, up, factors = h[:, :96], h[:, 96:], torch.tensor([0.5, 1.0, 0.01])
+    with observe(check=True) as observer:
+        got = grouped_quantize(x, offs, up=up, global_scale=factors, backend="emulator")
+    want = grouped_quantize(x, offs, up=up, global_scale=factors)
+    assert len(observer.stats) == 1
+    assert_bitwise_equal(got[0][:140], want[0][:140])
+    assert_bitwise_equal(got[1], want[1])
+
+
+def test_error_of_silu():
+    """Against float64: within the bound that the module states; 0 where it says so."""
+    x = torch.cat([torch.linspace(-100, 100, 200001), torch.randn(100000) * 3])
+    up = torch.ones_like(x)
+    got = silu_mul(x, up).double()
+    want = torch.nn.functional.silu(x.double())
+    kept = x > -86
+    assert bool(((got - want).abs() <= (x.abs() + 16) * 2.0**-24 * want.abs())[kept].all())
+    assert not got[x < -87.7].any()
+    special = torch.tensor([math.inf, -math.inf, math.nan, 0.0, -0.0])
+    got = silu_mul(special, torch.ones(5))
+    assert got[0] == math.inf and got[1:3].isnan().all()
+    assert got[3:].tolist() == [0.0, 0.0] and torch.signbit(got[3:]).tolist() == [False, True]
+
+
+def test_silu_refusals():
+    x = torch.zeros(2, 32, dtype=torch.bfloat16)
+    for up in (x[:1], x.half()):
+        with pytest.raises(ValueError, match="takes two of one dtype, shape and device"):
+            quantize(x, up=up)
+    with pytest.raises(TypeError, match="dtype of x with up"):
+        quantize(x.double(), up=x.double())

@@ -1,0 +1,57 @@
+"""silu(x) * up in float32 arithmetic that every device repeats bit for bit: what a fused ``quantize`` quantizes.
+
+silu(x) = x / (1 + exp(-x)). Every line is one float32 operation of IEEE 754, rounded to nearest even, subnormals kept::
+
+    1  t = |x| * LOG2_E;  t = min(t, 127)
+    2  n = (t + MAGIC) - MAGIC              the nearest integer; y = n - t, exact
+    3  p = EXP2[5]; p = p * y + EXP2[i]     for i = 4 ... 0, product and sum rounded each: 2^y to 2^-22
+    4  e = p * 2^-n                         exp(-|x|); 0 where n = 127
+    5  r = 1 / (1 + e)
+    6  s = r where x >= 0, else e * r       1 / (1 + exp(-x))
+    7  silu = x * s;  result = silu * up
+
+It is off silu(x) * up by at most (|x| + 16) * 2^-24 of it (tested). From |x| = 87.7 on, silu of negative x is -0. NaN
+and silu(-infinity) are NaN.
+"""
+
+import torch
+
+# Float32 numbers.
+LOG2_E = 1.44269502162933349609375
+MAX_EXPONENT = 127.0
+# 1.5 * 2^23: adding it leaves the nearest integer in the low bits.
+MAGIC = 12582912.0
+# Least largest relative error of 2^y on [-1/2, 1/2] with a first term of 1, rounded to float32.
+EXP2 = (
+    1.0,
+    0.6931470036506653,
+    0.24022242426872253,
+    0.05550733581185341,
+    0.009671512991189957,
+    0.001326472731307149,
+)
+
+
+def silu_mul(x: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
+    """silu(x) * up, as the module specifies.
+
+    Args:
+        x, up: float16, bfloat16 or float32 of one shape.
+
+    Returns:
+        float32 of that shape.
+    """
+    x, up = x.float(), up.float()
+    t = torch.clamp(x.abs() * LOG2_E, max=MAX_EXPONENT)
+    n = (t + MAGIC) - MAGIC
+    y = n - t
+    p = torch.full_like(y, EXP2[-1])
+    for coefficient in reversed(EXP2[:-1]):
+        p = p * y
+        p = p + coefficient
+    power = ((127 - torch.nan_to_num(n).int()) << 23).view(torch.float32)
+    e = p * power
+    r = torch.ones_like(e) / (e + 1.0)
+    s = torch.where(x >= 0, r, e * r)
+    silu = x * s
+    return silu * up
