@@ -3,6 +3,7 @@
 from nvfp4_cute.config import KernelConfig
 from nvfp4_cute.errors import CacheError, ConfigError, EmulatorError, UnsupportedProblem, UnsupportedTarget
 from nvfp4_cute.formats import NVFP4Tensor, dequantize
+from nvfp4_cute.nn import LinearNVFP4
 from nvfp4_cute.ops import library as _library  # noqa: F401 (registers the custom ops)
 from nvfp4_cute.ops.dual_gemm import dual_gemm, grouped_dual_gemm
 from nvfp4_cute.ops.gemm import gemm
@@ -15,6 +16,7 @@ __all__ = [
     "ConfigError",
     "EmulatorError",
     "KernelConfig",
+    "LinearNVFP4",
     "NVFP4Tensor",
     "UnsupportedProblem",
     "UnsupportedTarget",

@@ -423,6 +423,9 @@ def _scalar(number, name: str) -> torch.Tensor:
 
 def _check_factor(tensor: torch.Tensor, name: str) -> torch.Tensor:
     """Refuse what would make divisors vanish or overflow. On a GPU nothing is checked: reading would wait."""
+    # While torch.compile traces, there is nothing to read.
+    if torch.compiler.is_compiling():
+        return tensor
     if tensor.device.type == "cpu" and not FLOAT32_MIN_NORMAL <= tensor.item() < math.inf:
         raise ValueError(
             f"{name}={tensor.item():g} is not a positive, normal float32 number; "

@@ -36,6 +36,7 @@ LAYERS = (
     ("launch", "prepared", "task"),
     ("backends",),
     ("ops",),
+    ("nn",),
     ("",),  # nvfp4_cute/__init__.py: the public names
     ("modelled",),
     ("problems",),

@@ -14,12 +14,15 @@ from nvfp4_cute.errors import UnsupportedProblem
 from nvfp4_cute.ops.gemm import gemm as eager_gemm
 from nvfp4_cute.ops.gemv import gemv as eager_gemv
 from nvfp4_cute.ops.grouped_gemm import grouped_gemm as eager_grouped_gemm
+from nvfp4_cute.ops.quantize import quantize as eager_quantize
+from nvfp4_cute.scale_layout import ATOM_SHAPE, atom_counts, num_k_blocks
 
 Tensors = list[torch.Tensor]
 # A schema says str where these want a literal.
 _gemm: Callable[..., torch.Tensor] = eager_gemm
 _gemv: Callable[..., torch.Tensor] = eager_gemv
 _grouped_gemm: Callable[..., Any] = eager_grouped_gemm
+_quantize: Callable[..., Any] = eager_quantize
 
 
 @custom_op("nvfp4_cute::grouped_gemm", mutates_args=())
@@ -200,9 +203,33 @@ def gemv_out(
     )
 
 
+@custom_op("nvfp4_cute::quantize", mutates_args=())
+def quantize(
+    x: torch.Tensor,
+    up: torch.Tensor | None,
+    global_scale: torch.Tensor | None,
+    scale_layout: str,
+    backend: str,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Data and scales of ``nvfp4_cute.quantize``."""
+    result = _quantize(x, up=up, global_scale=global_scale, scale_layout=scale_layout, backend=backend)
+    return result.data, result.scale
+
+
+@quantize.register_fake
+def _(x, up, global_scale, scale_layout, backend):
+    *lead, k = x.shape
+    shape = (*lead, num_k_blocks(k))
+    if scale_layout == "blocked":
+        *batches, rows = lead or (1,)
+        shape = (*batches, *atom_counts(rows, num_k_blocks(k)), *ATOM_SHAPE)
+    data = x.new_empty((*lead, k // 2), dtype=torch.uint8)
+    return data, x.new_empty(shape, dtype=torch.float8_e4m3fn)
+
+
 def _refuse_backward(context, *gradients):
     raise UnsupportedProblem("there is no backward pass: pass .detach() or use torch.no_grad()")
 
 
-for _op in (grouped_gemm, grouped_gemm_list, gemm, gemv):
+for _op in (grouped_gemm, grouped_gemm_list, gemm, gemv, quantize):
     _op.register_autograd(_refuse_backward)

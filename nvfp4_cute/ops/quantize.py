@@ -55,6 +55,8 @@ def quantize(
         TypeError, ValueError: as ``formats.quantize``. UnsupportedTarget: no kernel for the GPU.
         UnsupportedProblem: more rows or batches than a grid has.
     """
+    if torch.compiler.is_compiling():  # the custom op (ops.library) that a traced graph keeps
+        return _traced(x, up, global_scale, global_scale_inv, scale_layout, backend)
     name = backends.resolve(backend, x.device)
     _check_up(x, up)
     if name == "reference" or (x.dtype not in KERNEL_DTYPES and name == "cuda"):
@@ -221,6 +223,14 @@ class QuantizeTask:
                 self.scale[atom : atom + len(result.scale)] = result.scale.view(torch.uint8)
                 atom += len(result.scale)
             start = stop
+
+
+def _traced(x, up, global_scale, global_scale_inv, scale_layout, backend) -> NVFP4Tensor:
+    is_auto = isinstance(global_scale, str)
+    values = silu_mul(x, up) if is_auto and up is not None else x
+    factor = resolve_global_scale(values, global_scale, global_scale_inv)
+    data, scale = torch.ops.nvfp4_cute.quantize(x, up, factor, scale_layout, backend)
+    return NVFP4Tensor(data, scale, factor, tuple(x.shape), scale_layout)
 
 
 def _check_up(x: torch.Tensor, up: torch.Tensor | None) -> None:
