@@ -55,6 +55,12 @@ class LinearNVFP4(torch.nn.Module):
         UnsupportedProblem: K is not a multiple of 32. ValueError: an unknown choice.
     """
 
+    weight: torch.Tensor
+    weight_scale: torch.Tensor
+    weight_global_scale: torch.Tensor
+    input_global_scale: torch.Tensor | None
+    decoded: torch.Tensor
+
     def __init__(
         self,
         in_features: int,
@@ -163,7 +169,7 @@ class LinearNVFP4(torch.nn.Module):
                 rows, self.weight, None, self.weight_scale, self.weight_global_scale, **self._options(x.dtype)
             )
         else:
-            scale = "auto" if self.finds_input_scale else self.input_global_scale
+            scale: Any = "auto" if self.finds_input_scale else self.input_global_scale
             q = quantize(rows, global_scale=scale, backend=self.backend)
             alpha = self.weight_global_scale
             alpha = alpha if q.global_scale is None else alpha * q.global_scale
