@@ -64,16 +64,15 @@ class Case:
 
     def run(self, backend: str, device: str) -> list[torch.Tensor]:
         """Compute the case on `backend` with tensors on `device`; return the outputs, [M, N] a group, on the CPU."""
-        out = [
-            torch.full((m, n), float("nan"), dtype=self.problem.out_dtype, device=device)
-            for m, n, _ in self.problem.sizes
-        ]
+        dtype = self.problem.out_dtype
+        assert isinstance(dtype, torch.dtype)  # as drawn
+        out = [torch.full((m, n), float("nan"), dtype=dtype, device=device) for m, n, _ in self.problem.sizes]
         a, b, a_scale, b_scale = (
             [t.to(device) for t in tensors] for tensors in (self.a, self.b, self.a_scale, self.b_scale)
         )
         alpha = None if self.alpha is None else self.alpha.to(device)
         nvfp4_cute.grouped_gemm(
-            a, b, a_scale, b_scale, alpha=alpha, out=out, out_dtype=self.problem.out_dtype, backend=backend
+            a, b, a_scale, b_scale, alpha=alpha, out=out, out_dtype=dtype, backend=backend
         )
         return [t.cpu() for t in out]
 

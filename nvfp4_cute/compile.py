@@ -14,12 +14,12 @@ from typing import Any
 import numpy as np
 import torch
 
-from nvfp4_cute.arch import dual_family_of, family_of, sm90, sm120
+from nvfp4_cute.arch import dual_family_of, family_of, sm90, sm100, sm120
 from nvfp4_cute.config import KernelConfig
 from nvfp4_cute.cubin import KernelResources, read_resources
 from nvfp4_cute.emulator.driver import prepare_cutlass, shim_is_built
 from nvfp4_cute.errors import ConfigError, UnsupportedProblem
-from nvfp4_cute.problem import Activation, Form, GroupedProblem
+from nvfp4_cute.problem import NVFP4, Activation, Form, GroupedProblem, OutDtype
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,7 @@ class KernelKey:
         arch: such as ``sm_100a``; one of ``arch.ARCHS``.
         config: resolved KernelConfig without a CTA count.
         num_groups: slots of the list form; 1 in the other forms, whose code serves any number of groups.
-        out_dtype: torch.float16, bfloat16 or float32.
+        out_dtype: torch.float16, bfloat16 or float32, or "nvfp4".
         has_alpha: whether a factor per group is read.
         form: how the operands arrive: list, ragged or masked.
         out_m_major: whether columns of the output are contiguous, not rows.
@@ -40,7 +40,7 @@ class KernelKey:
     arch: str
     config: KernelConfig
     num_groups: int
-    out_dtype: torch.dtype
+    out_dtype: OutDtype
     has_alpha: bool
     form: Form = "list"
     out_m_major: bool = False
@@ -67,14 +67,14 @@ class KernelKey:
         arch: str,
         config: KernelConfig,
         num_groups: int,
-        out_dtype: torch.dtype,
+        out_dtype: OutDtype,
         has_alpha: bool,
         form: Form = "list",
         out_m_major: bool = False,
         activation: Activation | None = None,
     ) -> "KernelKey":
         """Validated key. Raises UnsupportedTarget for an arch without a kernel, ConfigError for a refused config,
-        UnsupportedProblem for a form, an output layout or a dual GEMM that the arch's kernel lacks.
+        UnsupportedProblem for a form, an output or a dual GEMM that the arch's kernel lacks.
         """
         family = family_of(arch)
         if activation is None:
@@ -92,6 +92,11 @@ class KernelKey:
         if out_m_major and not family.OUT_M_MAJOR:
             raise UnsupportedProblem(
                 f"{arch}: out has contiguous columns, and this kernel writes rows; allocate it as torch.empty(m, n)"
+            )
+        if out_dtype == NVFP4 and not family.OUT_NVFP4:
+            raise UnsupportedProblem(
+                f'{arch}: no kernel writes NVFP4 (out_dtype="nvfp4"; there is one for {", ".join(sm100.ARCHS)}); compute '
+                "bfloat16 and call quantize or grouped_quantize"
             )
         resolved = replace(resolve(config), num_cta=None)
         return cls(arch, resolved, num_groups, out_dtype, has_alpha, form, out_m_major, activation)
@@ -233,10 +238,13 @@ class Launcher:
         self._executor.run_compiled_program(self._arguments)
 
 
-def cutlass_dtype(dtype: torch.dtype):
+def cutlass_dtype(dtype: OutDtype):
     """The CuTe DSL type of an output dtype."""
     import cutlass
 
-    return {torch.float16: cutlass.Float16, torch.bfloat16: cutlass.BFloat16, torch.float32: cutlass.Float32}[
-        dtype
-    ]
+    return {
+        torch.float16: cutlass.Float16,
+        torch.bfloat16: cutlass.BFloat16,
+        torch.float32: cutlass.Float32,
+        NVFP4: cutlass.Float4E2M1FN,
+    }[dtype]

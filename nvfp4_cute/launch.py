@@ -12,7 +12,7 @@ from nvfp4_cute.compile import CompiledKernel, KernelKey, table_pointer
 from nvfp4_cute.config import KernelConfig
 from nvfp4_cute.errors import UnsupportedProblem
 from nvfp4_cute.launch_table import NUM_COLUMNS, Group, Header
-from nvfp4_cute.problem import TMA_ALIGN_BYTES, GroupedOperands, GroupedProblem
+from nvfp4_cute.problem import NVFP4, TMA_ALIGN_BYTES, GroupedOperands, GroupedProblem
 from nvfp4_cute.schedule import TileSchedule, make_schedule
 from nvfp4_cute.select import choose_config
 
@@ -92,19 +92,26 @@ class Plan:
             ]
             if second.alpha is not None:
                 table[0, Header.ALPHA2] = second.alpha.data_ptr()
+        scales = operands.out_scales
+        if scales is not None:
+            table[1:, Group.OUT_SCALE] = [scales.scale[group].data_ptr() for group in self._described]
+            if scales.global_scale is not None:
+                table[0, Header.OUT_GLOBAL_SCALE] = scales.global_scale.data_ptr()
         return table
 
-    def address_places(self) -> list[int]:
-        """Where in the flat launch table addresses go: of a, b, a_scale, b_scale, alpha if there is one, and out.
+    def address_places(self, *, has_global_scale: bool = False) -> list[int]:
+        """Where in the flat launch table addresses go.
 
-        Of a batch, those of its tensors; of a list, those of every group's, in the caller's order.
+        Of a, b, a_scale, b_scale, alpha and the global scales if there are any, out, and the scales of NVFP4 results. Of a
+        batch, those of its tensors; of a list, those of every group's, in the caller's order.
         """
         row_of_group = {group: 1 + slot for slot, group in enumerate(self._described)}
-        a, b, sfa, sfb, out = (
+        a, b, sfa, sfb, out, out_scale = (
             [row_of_group[group] * NUM_COLUMNS + column for group in sorted(row_of_group)]
-            for column in (Group.A, Group.B, Group.SFA, Group.SFB, Group.OUT)
+            for column in (Group.A, Group.B, Group.SFA, Group.SFB, Group.OUT, Group.OUT_SCALE)
         )
-        return [*a, *b, *sfa, *sfb, *[Header.ALPHA] * self.problem.has_alpha, *out]
+        header = [Header.ALPHA] * self.problem.has_alpha + [Header.OUT_GLOBAL_SCALE] * has_global_scale
+        return [*a, *b, *sfa, *sfb, *header, *out, *(out_scale if self.problem.out_dtype == NVFP4 else [])]
 
     def launch(self, operands: GroupedOperands, queue: int = 0) -> None:
         """Enqueue the kernel. Copies no data, allocates nothing on the device, waits for nothing.
@@ -147,10 +154,12 @@ def make_plan(
     """
     if problem.num_groups == 1 or problem.form not in family_of(arch).FORMS:
         problem = replace(problem, form="list")
-    max_groups = base.max_list_groups(problem.num_b)
+    is_quantized = problem.out_dtype == NVFP4
+    max_groups = base.max_list_groups(problem.num_b, is_quantized)
     if problem.form == "list" and problem.num_groups > max_groups:
+        group_bytes = base.param_bytes_per_group(problem.num_b, is_quantized)
         raise UnsupportedProblem(
-            f"{problem.num_groups} groups: the list form passes {base.param_bytes_per_group(problem.num_b)} bytes a "
+            f"{problem.num_groups} groups: the list form passes {group_bytes} bytes a "
             f"group as kernel parameters, {base.KERNEL_PARAM_BYTES} bytes hold {max_groups} groups; split the lists "
             f"into calls of at most {max_groups}"
         )

@@ -19,6 +19,7 @@ class Header(IntEnum):
     GROUP_SIZES = 3  # address of the int32 offs or masked_m; unused in list and batched form
     NUM_GROUPS = 4  # groups of row 1; unused in list form
     ALPHA2 = 5  # address of a dual GEMM's second product's factors
+    OUT_GLOBAL_SCALE = 6  # address of the fp32 global scales of NVFP4 outputs; 0 for none
 
 
 class Group(IntEnum):
@@ -34,7 +35,7 @@ class Group(IntEnum):
     OUT = 4
     A_PITCH = 5  # from row to row
     B_PITCH = 6
-    OUT_PITCH = 7  # from row to row, or from column to column of an M-major output
+    OUT_PITCH = 7  # from row to row, or from column to column of an M-major output; of NVFP4 ones, in bytes
     A_BATCH_PITCH = 8
     B_BATCH_PITCH = 9
     OUT_BATCH_PITCH = 10
@@ -51,6 +52,7 @@ class Group(IntEnum):
     SFB_ROW_BLOCKS = 21
     TILE_OFFSET = 22  # tiles of all earlier slots
     GROUP_IDX = 23  # the group's index in the caller's lists: where its alpha lies
+    OUT_SCALE = 24  # of NVFP4 outputs: the first scale block
 
 
 NUM_COLUMNS = len(Group)

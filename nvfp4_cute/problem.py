@@ -11,12 +11,21 @@ from typing import Any, Literal, NamedTuple, get_args
 import torch
 
 from nvfp4_cute.errors import UnsupportedProblem
-from nvfp4_cute.formats import DATA_DTYPES, SCALE_LAYOUTS, ScaleLayout
-from nvfp4_cute.scale_layout import SCALE_DTYPES, SF_VEC_SIZE, as_blocked, to_blocked
+from nvfp4_cute.formats import DATA_DTYPES, SCALE_LAYOUTS, NVFP4Tensor, ScaleLayout
+from nvfp4_cute.scale_layout import (
+    ATOM_SHAPE,
+    SCALE_DTYPES,
+    SF_VEC_SIZE,
+    as_blocked,
+    atom_counts,
+    to_blocked,
+)
 
 TMA_ALIGN_BYTES = 16  # base address and row pitch of a tensor map (PTX ISA, cp.async.bulk.tensor)
 INT32_MAX = 2**31 - 1
 OUT_DTYPES = (torch.float16, torch.bfloat16, torch.float32)
+NVFP4: Literal["nvfp4"] = "nvfp4"
+OutDtype = torch.dtype | Literal["nvfp4"]
 Form = Literal["list", "ragged", "masked", "batched"]
 Activation = Literal["silu", "gelu_tanh", "relu2"]
 
@@ -24,6 +33,11 @@ Activation = Literal["silu", "gelu_tanh", "relu2"]
 def gemm_bytes(m: int, n: int, k: int, out_itemsize: int, *, num_b: int = 1) -> int:
     """Bytes of one NVFP4 GEMM in memory: A, ``num_b`` B operands and their scales once, C (M, N) once."""
     return (m + num_b * n) * (k // 2 + k // SF_VEC_SIZE) + m * n * out_itemsize
+
+
+def out_bytes(m: int, n: int, dtype: OutDtype) -> int:
+    """Bytes of C (M, N): of NVFP4, two values a byte and a scale for 16."""
+    return m * n // 2 + m * n // SF_VEC_SIZE if dtype == NVFP4 else m * n * dtype.itemsize
 
 
 @dataclass(frozen=True)
@@ -34,7 +48,7 @@ class GroupedProblem:
         sizes: (m, n, k) of every group, in elements; m or n may be 0.
         form: how the operands arrive: a list with an entry a group, ragged with offsets, masked, or batched: all groups
             of one size, at equal distances in memory.
-        out_dtype: dtype of C.
+        out_dtype: dtype of C; "nvfp4" for quantized results with their scales.
         has_alpha: whether group g's result is multiplied by ``alpha[g]``.
         out_m_major: whether columns of C are contiguous, not rows.
         activation: of a dual GEMM: C = activation(A @ B1^T) * (A @ B2^T); None where there is one product.
@@ -42,7 +56,7 @@ class GroupedProblem:
 
     sizes: tuple[tuple[int, int, int], ...]
     form: Form = "list"
-    out_dtype: torch.dtype = torch.bfloat16
+    out_dtype: OutDtype = torch.bfloat16
     has_alpha: bool = False
     out_m_major: bool = False
     activation: Activation | None = None
@@ -65,8 +79,8 @@ class GroupedProblem:
     @property
     def bytes(self) -> int:
         """Least traffic in bytes: A, B and both scales read once, C written once; no padding is counted."""
-        item = self.out_dtype.itemsize
-        return sum(gemm_bytes(m, n, k, item, num_b=self.num_b) for m, n, k in self.sizes)
+        read = sum(gemm_bytes(m, n, k, 0, num_b=self.num_b) for m, n, k in self.sizes)
+        return read + sum(out_bytes(m, n, self.out_dtype) for m, n, _ in self.sizes)
 
     def __str__(self) -> str:
         """One line: form, sizes, output dtype, operations, bytes."""
@@ -89,6 +103,20 @@ class SecondOperand:
 
 
 @dataclass(frozen=True)
+class OutScales:
+    """What NVFP4 results have besides data.
+
+    Attributes:
+        scale: uint8, 1-D, contiguous, a group: e4m3 in the 128x4 blocked layout. Padding columns become zeros; padding
+            rows are not written.
+        global_scale: float32 [G] on the operands' device, or None for 1.
+    """
+
+    scale: tuple[torch.Tensor, ...]
+    global_scale: torch.Tensor | None
+
+
+@dataclass(frozen=True)
 class GroupedOperands:
     """Operands of a list-form problem in the one shape that launches and references take.
 
@@ -99,8 +127,10 @@ class GroupedOperands:
             anything. Padding columns, which exist where K % 64 != 0, meet zero operands in the MMA and must be
             finite, as the zeros that ``to_blocked`` writes are: 0 * NaN would reach the result.
         alpha: float32 [G] on the operands' device, or None.
-        out: [M, N] a group, unit stride in N, or in M where the problem says ``out_m_major``.
+        out: [M, N] a group, unit stride in N, or in M where the problem says ``out_m_major``; of NVFP4 results, data:
+            uint8 [M, N/2], unit stride in N, base and pitch multiples of 16 bytes.
         second: of a dual GEMM; None where there is one product.
+        out_scales: of NVFP4 results; None otherwise.
 
     All are views of the caller's memory, but for converted row-major scales, an allocated ``out``, and an
     ``alpha`` given as numbers.
@@ -113,6 +143,7 @@ class GroupedOperands:
     alpha: torch.Tensor | None
     out: tuple[torch.Tensor, ...]
     second: SecondOperand | None = None
+    out_scales: OutScales | None = None
 
     @property
     def device(self) -> torch.device:
@@ -126,9 +157,10 @@ def check_list_operands(
     a_scale: Sequence[torch.Tensor],
     b_scale: Sequence[torch.Tensor],
     alpha: torch.Tensor | Sequence[float] | None = None,
-    out: Sequence[torch.Tensor] | None = None,
+    out: Sequence[torch.Tensor] | Sequence[NVFP4Tensor] | None = None,
     *,
-    out_dtype: torch.dtype = torch.bfloat16,
+    out_dtype: OutDtype = torch.bfloat16,
+    out_global_scale: torch.Tensor | None = None,
     scale_layout: ScaleLayout = "blocked",
 ) -> tuple[GroupedProblem, GroupedOperands]:
     """Check and normalise the operands of C_g = alpha_g * A_g @ B_g^T, one sequence entry a group.
@@ -142,8 +174,9 @@ def check_list_operands(
         b_scale: the same with N rows.
         alpha: float32 [G] on the operands' device, or G numbers (copied to the device), or None for 1.
         out: [M, N] or [M, N, 1] a group, unit stride in N or, all of them, in M; dtype ``out_dtype``; None allocates
-            with unit stride in N. Never written here.
-        out_dtype: float16, bfloat16 or float32.
+            with unit stride in N. Never written here. With "nvfp4": NVFP4Tensors of these shapes.
+        out_dtype: float16, bfloat16, float32 or "nvfp4".
+        out_global_scale: with "nvfp4": float32 [G] on the operands' device, or None.
         scale_layout: layout of both scales, "blocked" or "rowmajor".
 
     Returns:
@@ -156,7 +189,8 @@ def check_list_operands(
         UnsupportedProblem: well formed, but no kernel computes it (gradients, K = 0, sizes beyond 32 bits).
     """
     weights = [_Weights("b", b, b_scale, "alpha", alpha)]
-    return _check_lists(a, a_scale, weights, out, out_dtype, scale_layout, None)
+    result = _Result(out, out_dtype, out_global_scale)
+    return _check_lists(a, a_scale, weights, result, scale_layout, None)
 
 
 def check_dual_operands(
@@ -168,10 +202,11 @@ def check_dual_operands(
     b2_scale: Sequence[torch.Tensor],
     alpha1: torch.Tensor | Sequence[float] | None = None,
     alpha2: torch.Tensor | Sequence[float] | None = None,
-    out: Sequence[torch.Tensor] | None = None,
+    out: Sequence[torch.Tensor] | Sequence[NVFP4Tensor] | None = None,
     *,
     activation: Activation = "silu",
-    out_dtype: torch.dtype = torch.bfloat16,
+    out_dtype: OutDtype = torch.bfloat16,
+    out_global_scale: torch.Tensor | None = None,
     scale_layout: ScaleLayout = "blocked",
 ) -> tuple[GroupedProblem, GroupedOperands]:
     """Check and normalise the operands of C_g = activation(alpha1_g * A_g @ B1_g^T) * (alpha2_g * A_g @ B2_g^T).
@@ -188,7 +223,8 @@ def check_dual_operands(
         _Weights("b1", b1, b1_scale, "alpha1", alphas[0]),
         _Weights("b2", b2, b2_scale, "alpha2", alphas[1]),
     ]
-    return _check_lists(a, a_scale, weights, out, out_dtype, scale_layout, activation)
+    result = _Result(out, out_dtype, out_global_scale)
+    return _check_lists(a, a_scale, weights, result, scale_layout, activation)
 
 
 class _Weights(NamedTuple):
@@ -201,18 +237,29 @@ class _Weights(NamedTuple):
     alpha: Any
 
 
+class _Result(NamedTuple):
+    """What the caller wants, and where."""
+
+    out: Any
+    dtype: OutDtype
+    global_scale: torch.Tensor | None
+
+
 def _check_lists(
     a: Sequence[torch.Tensor],
     a_scale: Sequence[torch.Tensor],
     weights: list[_Weights],
-    out: Sequence[torch.Tensor] | None,
-    out_dtype: torch.dtype,
+    result: _Result,
     scale_layout: ScaleLayout,
     activation: Activation | None,
 ) -> tuple[GroupedProblem, GroupedOperands]:
-    _check_options(out_dtype, scale_layout)
+    _check_options(result, scale_layout)
     given: dict[str, Any] = {"a": a} | {w.name: w.b for w in weights}
     given |= {"a_scale": a_scale} | {f"{w.name}_scale": w.scale for w in weights}
+    out, out_scale = result.out, list[Any]()
+    if out is not None and result.dtype == NVFP4:
+        out, out_scale = _parts(out)
+        given |= {"scale of out": out_scale}
     _check_sequences(given | ({} if out is None else {"out": out}))
     flat_a = tuple(_fp4_rows(f"group {g}: a", "M", t) for g, t in enumerate(a))
     flat_b = [tuple(_fp4_rows(f"group {g}: {w.name}", "N", t) for g, t in enumerate(w.b)) for w in weights]
@@ -220,9 +267,9 @@ def _check_lists(
     sizes = _group_sizes(flat_a, first[0].name, first[1])
     for other, operand in others:
         _check_same_rows(first[0].name, first[1], other.name, operand)
-    out_m_major = out is not None and _is_m_major(out)
+    out_m_major = out is not None and result.dtype != NVFP4 and _is_m_major(out)
     has_alpha = any(w.alpha is not None for w in weights)
-    problem = GroupedProblem(sizes, "list", out_dtype, has_alpha, out_m_major, activation)
+    problem = GroupedProblem(sizes, "list", result.dtype, has_alpha, out_m_major, activation)
     scales_a = [
         _scale(f"group {g}: a_scale", "M", a_scale[g], m, k, scale_layout)
         for g, (m, _, k) in enumerate(sizes)
@@ -234,32 +281,100 @@ def _check_lists(
         ]
         for w in weights
     ]
+    device = a[0].device
     for w in weights:
-        _check_alpha(w.alpha_name, w.alpha, problem.num_groups, a[0].device)
+        _check_alpha(w.alpha_name, w.alpha, problem.num_groups, device)
+    if result.dtype == NVFP4:
+        _check_alpha("out_global_scale", result.global_scale, problem.num_groups, device)
+        for g, (_, n, _) in enumerate(sizes):
+            check_quantized_columns(f"group {g}: N", n)
     outs: tuple[torch.Tensor, ...] | None = None
+    out_scales: tuple[torch.Tensor, ...] = ()
     if out is not None:
-        outs = tuple(
-            _out_view(f"group {g}: out", out[g], m, n, out_dtype, out_m_major)
-            for g, (m, n, _) in enumerate(sizes)
-        )
+        if isinstance(result.dtype, torch.dtype):
+            outs = tuple(
+                _out_view(f"group {g}: out", out[g], m, n, result.dtype, out_m_major)
+                for g, (m, n, _) in enumerate(sizes)
+            )
+        else:
+            outs = tuple(
+                _out_data(f"group {g}: data of out", out[g], m, n) for g, (m, n, _) in enumerate(sizes)
+            )
+            out_scales = tuple(
+                _scale(f"group {g}: scale of out", "M", out_scale[g], m, n, "blocked")
+                for g, (m, n, _) in enumerate(sizes)
+            )
         named: dict[str, Iterable[torch.Tensor]] = {"a": flat_a, "a_scale": scales_a, "out": outs}
         for w, operand, scales in zip(weights, flat_b, scales_b, strict=True):
             named |= {w.name: operand, f"{w.name}_scale": scales}
-        _check_overlap(_regions(named, {w.alpha_name: w.alpha for w in weights}))
+        factors = {w.alpha_name: w.alpha for w in weights} | {"out_global_scale": result.global_scale}
+        _check_overlap(_regions(named | {"out scale": out_scales}, factors))
 
     # Every check has passed: from here on memory may be allocated.
     if scale_layout == "rowmajor":
         scales_a = [_to_blocked(s) for s in scales_a]
         scales_b = [[_to_blocked(s) for s in scales] for scales in scales_b]
-    device = a[0].device
     if outs is None:
-        outs = tuple(torch.empty((m, n), dtype=out_dtype, device=device) for m, n, _ in sizes)
+        if result.dtype == NVFP4:
+            outs = tuple(new_quantized_data((m, n), device) for m, n, _ in sizes)
+            out_scales = tuple(new_quantized_scale(m, n, device).view(-1) for m, n, _ in sizes)
+        else:
+            outs = tuple(torch.empty((m, n), dtype=result.dtype, device=device) for m, n, _ in sizes)
     b, *second = [
         SecondOperand(operand, tuple(scales), _alpha_tensor(w.alpha, device))
         for w, operand, scales in zip(weights, flat_b, scales_b, strict=True)
     ]
-    operands = GroupedOperands(flat_a, b.b, tuple(scales_a), b.b_scale, b.alpha, outs, *second)
+    operands = GroupedOperands(
+        flat_a,
+        b.b,
+        tuple(scales_a),
+        b.b_scale,
+        b.alpha,
+        outs,
+        second[0] if second else None,
+        OutScales(out_scales, result.global_scale) if result.dtype == NVFP4 else None,
+    )
     return problem, operands
+
+
+def check_quantized_columns(label: str, n: int) -> None:
+    """Raises ValueError where rows of ``n`` results are not whole NVFP4 blocks."""
+    if n == 0 or n % SF_VEC_SIZE:
+        raise ValueError(
+            f'{label}={n} is not a positive multiple of {SF_VEC_SIZE} (NVFP4 block size), and out_dtype="nvfp4" stores '
+            f"rows of blocks; pad b to {max(-(-n // SF_VEC_SIZE), 1) * SF_VEC_SIZE} rows"
+        )
+
+
+def new_quantized_data(shape: Sequence[int], device: torch.device) -> torch.Tensor:
+    """Uninitialised uint8 data of NVFP4 results ``[..., N]``, rows a multiple of 16 bytes apart as operands have them."""
+    *rows, n = shape
+    pitch = -(-n // (2 * TMA_ALIGN_BYTES)) * TMA_ALIGN_BYTES
+    return torch.empty((*rows, pitch), dtype=torch.uint8, device=device)[..., : n // 2]
+
+
+def new_quantized_scale(rows: int, n: int, device: torch.device) -> torch.Tensor:
+    """Uninitialised uint8 scales of NVFP4 results: [rm, rn, 32, 4, 4]."""
+    atoms = atom_counts(rows, n // SF_VEC_SIZE)
+    return torch.empty((*atoms, *ATOM_SHAPE), dtype=torch.uint8, device=device)
+
+
+def _parts(out: Any) -> tuple[list[Any], list[Any]]:
+    """Data and scales of NVFP4Tensors."""
+    if not isinstance(out, list | tuple) or not all(isinstance(t, NVFP4Tensor) for t in out):
+        raise TypeError('out_dtype="nvfp4" takes out as a list of NVFP4Tensor, one a group')
+    for g, t in enumerate(out):
+        if t.scale_layout != "blocked":
+            raise ValueError(f"group {g}: out has {t.scale_layout} scales; the kernel writes blocked ones")
+    return [t.data for t in out], [t.scale for t in out]
+
+
+def _out_data(label: str, tensor: torch.Tensor, m: int, n: int) -> torch.Tensor:
+    """The uint8 [M, N/2] view of a caller's NVFP4 output, aligned like an operand, as which the next layer reads it."""
+    rows = _fp4_rows(label, "M", tensor)
+    if rows.shape != (m, n // 2):
+        raise ValueError(f"{label} has shape {list(tensor.shape)}; expected [M, N/2] = {[m, n // 2]}")
+    return rows
 
 
 def _alpha_tensor(alpha: Any, device: torch.device) -> torch.Tensor | None:
@@ -268,7 +383,7 @@ def _alpha_tensor(alpha: Any, device: torch.device) -> torch.Tensor | None:
     return torch.tensor(alpha, dtype=torch.float32, device=device)
 
 
-def _dtype_name(dtype: torch.dtype) -> str:
+def _dtype_name(dtype: OutDtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
@@ -276,9 +391,18 @@ def _names(dtypes: Iterable[torch.dtype]) -> str:
     return " or ".join(_dtype_name(d) for d in dtypes)
 
 
-def _check_options(out_dtype: torch.dtype, scale_layout: str) -> None:
-    if out_dtype not in OUT_DTYPES:
-        raise TypeError(f"out_dtype={out_dtype} is not supported; use {_names(OUT_DTYPES)}")
+def check_out_dtype(out_dtype: OutDtype, out_global_scale: Any) -> None:
+    """Raises TypeError for a dtype that no kernel writes, ValueError for a global scale that nothing uses."""
+    if out_dtype != NVFP4 and out_dtype not in OUT_DTYPES:
+        raise TypeError(f"out_dtype={out_dtype!r} is not supported; use {_names(OUT_DTYPES)} or {NVFP4!r}")
+    if out_global_scale is not None and out_dtype != NVFP4:
+        raise ValueError(
+            f"out_global_scale is given and out_dtype={out_dtype}; it goes with out_dtype={NVFP4!r}"
+        )
+
+
+def _check_options(result: _Result, scale_layout: str) -> None:
+    check_out_dtype(result.dtype, result.global_scale)
     if scale_layout not in SCALE_LAYOUTS:
         raise ValueError(f'scale_layout={scale_layout!r} is unknown; use "blocked" or "rowmajor"')
 

@@ -10,7 +10,7 @@ from nvfp4_cute.launch_table import Group, Header
 
 from .device_groups import DeviceGroups
 from .group_table import GroupTable
-from .output_table import OutputTable
+from .output_table import OutputTable, ScaleTable
 
 
 @dataclass(frozen=True)
@@ -75,9 +75,19 @@ def read_groups(
 
 
 def read_outputs(
-    values: cute.Tensor, rows: range, form: Literal["list", "ragged", "masked", "batched"], num_alphas: int
+    values: cute.Tensor,
+    rows: range,
+    form: Literal["list", "ragged", "masked", "batched"],
+    num_alphas: int,
+    is_quantized: bool = False,
 ) -> OutputTable:
-    """Where results go. ``num_alphas``: factors a group, one a product, or 0; else as of :func:`read_operands`."""
+    """Where results go.
+
+    Args:
+        num_alphas: factors a group, one a product, or 0.
+        is_quantized: whether results are NVFP4.
+        values, rows, form: as of :func:`read_operands`.
+    """
     columns = (Header.ALPHA, Header.ALPHA2)[:num_alphas]
     return OutputTable(
         addresses=[values[Group.OUT, row] for row in rows],
@@ -89,6 +99,13 @@ def read_outputs(
             for column in columns
         ]
         or None,
+        scales=ScaleTable(
+            addresses=[values[Group.OUT_SCALE, row] for row in rows],
+            row_blocks=Int32(values[Group.SFA_ROW_BLOCKS, 1]),
+            global_scales=values[Header.OUT_GLOBAL_SCALE, 0],
+        )
+        if is_quantized
+        else None,
     )
 
 

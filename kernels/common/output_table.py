@@ -10,15 +10,31 @@ from .group_table import WorkTile, select_slot
 
 
 @dataclass(frozen=True)
+class ScaleTable:
+    """Where the scales of NVFP4 results go.
+
+    Attributes:
+        addresses: global address of the first scale block, one Int64 a slot, or one for all groups.
+        row_blocks: 128-row blocks of scales in a batch of an output of all groups.
+        global_scales: address of fp32 factors [G] in the caller's order, or 0 for none.
+    """
+
+    addresses: list
+    row_blocks: Int32
+    global_scales: Int64
+
+
+@dataclass(frozen=True)
 class OutputTable:
     """Where results go.
 
     Attributes:
         addresses: global address of element (0, 0), one Int64 a slot, or one for all groups.
-        pitches: elements between rows (N-major output) or columns (M-major), as many Int64.
-        batch_pitch: elements between the batches of an output of all groups.
+        pitches: elements between rows (N-major output) or columns (M-major), as many Int64; bytes where NVFP4.
+        batch_pitch: the same between the batches of an output of all groups.
         group_indices: the caller's index of the group, one Int32 a slot: where its alpha lies; None if it is the slot.
         alphas: pointers to fp32 factors [G] in global memory, one a product, or None.
+        scales: of NVFP4 results, or None.
     """
 
     addresses: list
@@ -26,6 +42,7 @@ class OutputTable:
     batch_pitch: Int64
     group_indices: list | None
     alphas: list | None
+    scales: ScaleTable | None = None
 
 
 @cute.jit
@@ -40,13 +57,16 @@ def group_output(
     return address, row_pitch, column_pitch
 
 
+def caller_index(outputs: OutputTable, slot: Int32) -> Int32:
+    """The caller's index of the group at ``slot``."""
+    return slot if outputs.group_indices is None else select_slot(outputs.group_indices, slot)
+
+
 @cute.jit
 def load_alphas(outputs: OutputTable, slot: Int32, num_products: cutlass.Constexpr) -> list:
     """The slot's factor of every product, 1 where there are none."""
     alphas = [Float32(1.0)] * num_products
     if cutlass.const_expr(outputs.alphas is not None):
-        idx = slot
-        if cutlass.const_expr(outputs.group_indices is not None):
-            idx = select_slot(outputs.group_indices, slot)
+        idx = caller_index(outputs, slot)
         alphas = [cute.make_tensor(alpha + idx, cute.make_layout(1))[0] for alpha in outputs.alphas]
     return alphas

@@ -30,9 +30,10 @@ def encode_block(x: list, global_scale: Float32 | None, encode: type) -> tuple[l
         encode: ``ConvertE2M1`` or ``RoundE2M1``.
     """
     magnitudes = [ptx.abs_f32(value) for value in x]
-    amax = magnitudes[0]
-    for value in magnitudes[1:]:
-        amax = ptx.max_nan(amax, value)
+    maxima = magnitudes
+    while len(maxima) > 1:
+        maxima = [ptx.max_nan(*pair) for pair in zip(maxima[::2], maxima[1::2], strict=True)]
+    amax = maxima[0]
     code, divisor = block_scale(amax, global_scale)
     if encode.signed:
         return encode_values(x, None, amax, code, divisor, encode), code

@@ -34,8 +34,8 @@ from nvfp4_cute.launch_table import Gemv
 from nvfp4_cute.scale_layout import ATOM_BYTES, ATOM_COLS, ATOM_ROWS, SF_VEC_SIZE
 
 from ..common import ptx
+from ..common.global_access import KEEP, READ_ONCE, global_scalar, load_words
 from .block_dot import WORDS_PER_BLOCK, ByteDot, HalfDot
-from .global_access import KEEP, READ_ONCE, global_scalar, load_words
 
 PIECE_BYTES = GEMV_PIECE_K // 2
 PIECE_WORDS = PIECE_BYTES // 4

@@ -20,8 +20,8 @@ from nvfp4_cute.scale_layout import ATOM_BYTES, ATOM_COLS, ATOM_ROWS, SF_VEC_SIZ
 
 from ..common import ptx
 from ..common.encode import ConvertE2M1, RoundE2M1
+from ..common.global_access import KEEP, global_scalar, load_words, store_byte, store_words
 from ..common.quantize_block import block_scale, encode_block, encode_values
-from .global_access import KEEP, global_scalar, load_words, store_byte, store_words
 from .silu import silu_mul
 
 ROWS_PER_WARP = WARP_SIZE // ATOM_COLS

@@ -28,7 +28,7 @@ from nvfp4_cute.launch_table import W4A16
 from nvfp4_cute.scale_layout import ATOM_BYTES, ATOM_ROWS
 
 from ..common import ptx
-from .global_access import KEEP, READ_ONCE, global_scalar, load_words
+from ..common.global_access import KEEP, READ_ONCE, global_scalar, load_words
 
 # A lane's part of a chunk: 16 bytes of every row in four words, two scale blocks.
 PIECE_K = 32

@@ -1,4 +1,4 @@
-"""Grouped GEMM on sm_100a, sm_103a and sm_110a: NVFP4 x NVFP4 -> fp16, bf16 or fp32.
+"""Grouped GEMM on sm_100a, sm_103a and sm_110a: NVFP4 x NVFP4 -> fp16, bf16, fp32 or NVFP4.
 
 For every group g:  C = alpha[g] * (A * SFA) @ (B * SFB)^T  with A (M_g, K_g), B (N_g, K_g) e2m1, two values a byte,
 K-major; SFA (M_g, K_g / 16), SFB (N_g, K_g / 16) e4m3 in the 128x4 blocked layout; C (M_g, N_g), N-major or M-major.
@@ -58,7 +58,7 @@ class GroupedGemmSm100:
         config: resolved KernelConfig (``arch.sm100.resolve``) that ``arch.sm100.unsupported_reason`` accepts.
         form: how the operands arrive.
         num_groups: slots of a list-form launch; 1 otherwise.
-        out_dtype: cutlass.Float16, BFloat16 or Float32.
+        out_dtype: cutlass.Float16, BFloat16 or Float32; Float4E2M1FN for NVFP4 with its scales.
         out_m_major: whether columns of the output are contiguous, not rows.
         has_alpha: whether every group's result is multiplied by a factor.
         activation: of a dual GEMM's first product: "silu", "gelu_tanh" or "relu2"; None where there is one product.
@@ -106,7 +106,13 @@ class GroupedGemmSm100:
         self.kernel(
             Descriptors.encode(views_m, views_n, make_boxes(self.config)),
             read_groups(values, rows, self.form),
-            read_outputs(values, rows, self.form, self.num_b if self.has_alpha else 0),
+            read_outputs(
+                values,
+                rows,
+                self.form,
+                self.num_b if self.has_alpha else 0,
+                self.out_dtype is cutlass.Float4E2M1FN,
+            ),
         ).launch(
             grid=(Int32(values[Header.NUM_CTA, 0]), 1, 1),
             cluster=(cluster_size, 1, 1) if cluster_size > 1 else None,

@@ -7,19 +7,21 @@ from nvfp4_cute.config import KernelConfig
 KERNEL_PARAM_BYTES = 32764
 # m, n, k, tile offset and group index (4 bytes each); output address and pitch (8 bytes each).
 GROUP_BYTES = 5 * 4 + 2 * 8
+# The address of a group's scales, of NVFP4 outputs.
+OUT_SCALE_BYTES = 8
 TENSOR_MAP_BYTES = 128
 # What every launch passes besides: the MMA's flags, coordinate shapes, tile count, alpha, and alignment.
 PARAM_BYTES_FIXED = 256
 
 
-def param_bytes_per_group(num_b: int = 1) -> int:
+def param_bytes_per_group(num_b: int = 1, is_quantized: bool = False) -> int:
     """Kernel parameters of one group of the list form: two tensor maps an operand, ``a`` and ``num_b`` operands ``b``."""
-    return 2 * (1 + num_b) * TENSOR_MAP_BYTES + GROUP_BYTES
+    return 2 * (1 + num_b) * TENSOR_MAP_BYTES + GROUP_BYTES + OUT_SCALE_BYTES * is_quantized
 
 
-def max_list_groups(num_b: int = 1) -> int:
-    """Groups of the list form that kernel parameters hold."""
-    return (KERNEL_PARAM_BYTES - PARAM_BYTES_FIXED) // param_bytes_per_group(num_b)
+def max_list_groups(num_b: int = 1, is_quantized: bool = False) -> int:
+    """Groups of the list form that kernel parameters hold. ``is_quantized``: whether outputs are NVFP4."""
+    return (KERNEL_PARAM_BYTES - PARAM_BYTES_FIXED) // param_bytes_per_group(num_b, is_quantized)
 
 
 MAX_LIST_GROUPS = max_list_groups()
@@ -60,6 +62,10 @@ class Family(Protocol):
     @property
     def OUT_M_MAJOR(self) -> bool:
         """Whether the kernel writes outputs with contiguous columns, too."""
+
+    @property
+    def OUT_NVFP4(self) -> bool:
+        """Whether the kernel writes NVFP4 results with their scales."""
 
     def smem_plan(self, config: KernelConfig) -> SmemUse:
         """Shared memory of ``config``."""

@@ -14,6 +14,7 @@ ARCHS = ("sm_100a", "sm_103a", "sm_110a")
 DEFAULT_CONFIG = KernelConfig()
 FORMS = ("list", "ragged", "masked", "batched")
 OUT_M_MAJOR = True
+OUT_NVFP4 = True
 # What ``select`` chooses from, simple before special where two are equally good.
 CANDIDATES = (
     *(KernelConfig((128, n, 256), num_acc_stage=stages) for n, stages in ((128, 3), (256, 2))),

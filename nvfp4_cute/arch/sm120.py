@@ -17,6 +17,7 @@ ARCHS = ("sm_120a", "sm_121a")
 DEFAULT_CONFIG = KernelConfig((128, 128, 128), num_acc_stage=1)
 FORMS = ("list", "ragged", "masked", "batched")
 OUT_M_MAJOR = True
+OUT_NVFP4 = False
 SMEM_CAPACITY_BYTES = 99 * 1024
 # Of every operand's buffer: a tile of 128-byte rows repeats its swizzle every 1024 bytes.
 BUFFER_ALIGN_BYTES = 1024

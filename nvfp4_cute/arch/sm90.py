@@ -14,6 +14,7 @@ ARCHS = ("sm_90a",)
 DEFAULT_CONFIG = KernelConfig((128, 128, 128), num_acc_stage=1, swap_ab=True)
 FORMS = ("list",)
 OUT_M_MAJOR = False
+OUT_NVFP4 = False
 SMEM_CAPACITY_BYTES = 227 * 1024
 # Barriers, the gaps that aligning the buffers to 1024 bytes leaves, and 32 x 64 results of each MATH warpgroup.
 SMEM_RESERVED_BYTES = 4096 + 2 * 4096

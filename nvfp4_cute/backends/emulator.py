@@ -182,6 +182,11 @@ def _tensors(operands: GroupedOperands) -> Iterator[tuple[str, torch.Tensor, boo
                 yield f"second {name}[{group}]", tensor, False
         if operands.second.alpha is not None:
             yield "second alpha", operands.second.alpha, False
+    if operands.out_scales is not None:
+        for group, tensor in enumerate(operands.out_scales.scale):
+            yield f"out scale[{group}]", tensor, True
+        if operands.out_scales.global_scale is not None:
+            yield "out_global_scale", operands.out_scales.global_scale, False
 
 
 def _span_bytes(tensor: torch.Tensor) -> int:

@@ -1,14 +1,21 @@
 """The float64 reference as a backend: right everywhere, fast nowhere."""
 
+import torch
+
+from nvfp4_cute import formats
 from nvfp4_cute.config import KernelConfig
-from nvfp4_cute.problem import GroupedOperands, GroupedProblem
+from nvfp4_cute.problem import NVFP4, GroupedOperands, GroupedProblem
 from nvfp4_cute.reference import grouped_dual_gemm_reference, grouped_gemm_reference
 from nvfp4_cute.task import Task
 
 
 def run(problem: GroupedProblem, operands: GroupedOperands, config: KernelConfig | None) -> None:
-    """Compute every group in float64 and write it to ``operands.out``. ``config`` has no meaning here."""
+    """Compute every group in float64 and write it to ``operands.out``. ``config`` has no meaning here.
+
+    NVFP4 is quantized from float32 results.
+    """
     second = operands.second
+    out_dtype = torch.float32 if problem.out_dtype == NVFP4 else problem.out_dtype
     if problem.activation is not None and second is not None:
         results = grouped_dual_gemm_reference(
             operands.a,
@@ -20,7 +27,7 @@ def run(problem: GroupedProblem, operands: GroupedOperands, config: KernelConfig
             operands.alpha,
             second.alpha,
             activation=problem.activation,
-            out_dtype=problem.out_dtype,
+            out_dtype=out_dtype,
         )
     else:
         results = grouped_gemm_reference(
@@ -29,10 +36,16 @@ def run(problem: GroupedProblem, operands: GroupedOperands, config: KernelConfig
             operands.a_scale,
             operands.b_scale,
             operands.alpha,
-            out_dtype=problem.out_dtype,
+            out_dtype=out_dtype,
         )
-    for out, result in zip(operands.out, results, strict=True):
-        out.copy_(result)
+    for group, (out, result) in enumerate(zip(operands.out, results, strict=True)):
+        if operands.out_scales is None:
+            out.copy_(result)
+        else:
+            factors = operands.out_scales.global_scale
+            quantized = formats.quantize(result, global_scale=None if factors is None else factors[group])
+            out.copy_(quantized.data)
+            operands.out_scales.scale[group].copy_(quantized.scale.view(torch.uint8).view(-1))
 
 
 def run_task(task: Task) -> None:

@@ -5,19 +5,27 @@ Nothing here reads the sizes, so nothing waits for the GPU and a captured graph 
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from math import prod
 from typing import Literal
 
 import numpy as np
 import torch
 
-from nvfp4_cute import backends
+from nvfp4_cute import backends, formats
 from nvfp4_cute.compile import KernelKey
 from nvfp4_cute.config import KernelConfig
 from nvfp4_cute.errors import UnsupportedProblem
 from nvfp4_cute.launch_table import NUM_COLUMNS, Group, Header
 from nvfp4_cute.ops import vector_checks as checks
+from nvfp4_cute.problem import (
+    NVFP4,
+    OutDtype,
+    check_out_dtype,
+    check_quantized_columns,
+    new_quantized_data,
+)
 from nvfp4_cute.reference import grouped_gemm_reference
-from nvfp4_cute.scale_layout import ATOM_BYTES, atom_counts, num_k_blocks
+from nvfp4_cute.scale_layout import ATOM_BYTES, ATOM_SHAPE, SF_VEC_SIZE, atom_counts, num_k_blocks
 from nvfp4_cute.select import config_for_rows
 
 SF_ATOM_ROWS = 128
@@ -34,9 +42,11 @@ class DeviceGroupsTask:
         a_scale, b_scale: uint8, flat, blocked; where ragged, every group's rows begin a 128-row block.
         sizes: int32 [G].
         alpha: float32 [G], or None.
-        out: [batches, rows, N], unit stride in N or in M.
+        out: [batches, rows, N], unit stride in N or in M; of NVFP4 results, data: uint8 [batches, rows, N/2].
         config: how.
         num_sms: of the GPU.
+        out_scale: uint8, flat, blocked, of NVFP4 results, as ``a_scale``; None otherwise.
+        out_global_scale: float32 [G] of NVFP4 results, or None.
     """
 
     form: Literal["ragged", "masked"]
@@ -49,6 +59,13 @@ class DeviceGroupsTask:
     out: torch.Tensor
     config: KernelConfig
     num_sms: int
+    out_scale: torch.Tensor | None = None
+    out_global_scale: torch.Tensor | None = None
+
+    @property
+    def out_dtype(self) -> OutDtype:
+        """Of the results."""
+        return self.out.dtype if self.out_scale is None else NVFP4
 
     @property
     def device(self) -> torch.device:
@@ -64,12 +81,12 @@ class DeviceGroupsTask:
     def out_m_major(self) -> bool:
         """Whether columns of the output are contiguous, not rows."""
         _, rows, n = self.out.shape
-        return self.out.stride(2) != 1 and n > 1 and rows > 1
+        return self.out_scale is None and self.out.stride(2) != 1 and n > 1 and rows > 1
 
     def key(self, arch: str) -> KernelKey:
         """What to compile. Raises UnsupportedTarget, UnsupportedProblem or ConfigError."""
         has_alpha = self.alpha is not None
-        return KernelKey.make(arch, self.config, 1, self.out.dtype, has_alpha, self.form, self.out_m_major)
+        return KernelKey.make(arch, self.config, 1, self.out_dtype, has_alpha, self.form, self.out_m_major)
 
     def table(self) -> np.ndarray:
         """``launch_table``: a header and one row."""
@@ -90,6 +107,10 @@ class DeviceGroupsTask:
         row[Group.B_PITCH], row[Group.B_BATCH_PITCH] = 2 * self.b.stride(1), 2 * self.b.stride(0)
         row[Group.OUT_PITCH] = self.out.stride(2 if self.out_m_major else 1)
         row[Group.OUT_BATCH_PITCH] = self.out.stride(0)
+        if self.out_scale is not None:
+            row[Group.OUT_SCALE] = self.out_scale.data_ptr()
+        if self.out_global_scale is not None:
+            header[Header.OUT_GLOBAL_SCALE] = self.out_global_scale.data_ptr()
         row[[Group.M, Group.N, Group.K]] = rows, n, k
         row[Group.A_BATCH], row[Group.B_BATCH] = batches, num_groups
         _, k_blocks = atom_counts(1, num_k_blocks(k))
@@ -99,19 +120,31 @@ class DeviceGroupsTask:
         return table
 
     def address_places(self) -> list[int]:
-        """Where in the flat launch table addresses go: of a, b, a_scale, b_scale, sizes, alpha if there is one, and out."""
-        a, b, sfa, sfb, out = (
-            NUM_COLUMNS + column for column in (Group.A, Group.B, Group.SFA, Group.SFB, Group.OUT)
-        )
-        alpha = [] if self.alpha is None else [Header.ALPHA]
-        return [a, b, sfa, sfb, Header.GROUP_SIZES, *alpha, out]
+        """Where in the flat launch table addresses go: of what :meth:`tensors` names, in its order."""
+        header = {
+            "sizes": Header.GROUP_SIZES,
+            "alpha": Header.ALPHA,
+            "out_global_scale": Header.OUT_GLOBAL_SCALE,
+        }
+        row = {
+            "a": Group.A,
+            "b": Group.B,
+            "a_scale": Group.SFA,
+            "b_scale": Group.SFB,
+            "out": Group.OUT,
+            "out_scale": Group.OUT_SCALE,
+        }
+        return [
+            int(header[name]) if name in header else NUM_COLUMNS + row[name] for name, _, _ in self.tensors()
+        ]
 
     def tensors(self) -> Iterator[tuple[str, torch.Tensor, bool]]:
-        """Name, tensor, and whether it is written."""
-        for name in ("a", "b", "a_scale", "b_scale", "sizes", "alpha", "out"):
+        """Name, tensor, and whether it is written: inputs in the order of the operation's arguments, then outputs."""
+        inputs = ("a", "b", "a_scale", "b_scale", "sizes", "alpha", "out_global_scale")
+        for name in (*inputs, "out", "out_scale"):
             tensor = getattr(self, name)
             if tensor is not None:
-                yield name, tensor, name == "out"
+                yield name, tensor, name not in inputs
 
     def reference(self) -> None:
         """Float64 sums, rounded as ``reference.grouped_gemm_reference`` says. Reads the sizes."""
@@ -126,9 +159,18 @@ class DeviceGroupsTask:
                 [scale],
                 [self.b_scale[group * n_bytes : (group + 1) * n_bytes]],
                 None if self.alpha is None else self.alpha[group : group + 1],
-                out_dtype=self.out.dtype,
+                out_dtype=torch.float32 if self.out_scale is not None else self.out.dtype,
             )
-            self.out[batch, start:end] = results[0]
+            if self.out_scale is None:
+                self.out[batch, start:end] = results[0]
+            elif end > start:
+                factor = None if self.out_global_scale is None else self.out_global_scale[group]
+                quantized = formats.quantize(results[0], global_scale=factor)
+                self.out[batch, start:end] = quantized.data
+                row_bytes = quantized.scale[0].numel()
+                self.out_scale.view(-1, row_bytes)[block : block + num_blocks] = quantized.scale.view(
+                    torch.uint8
+                ).view(num_blocks, row_bytes)
 
     def _groups(self) -> Iterator[tuple[int, int, int, int]]:
         """Batch, first row, end, and first scale block of every group, clipped to the rows that there are."""
@@ -156,9 +198,22 @@ class DeviceGroupsTask:
 
 
 def check_device_groups(
-    a, b, a_scale, b_scale, offs, masked_m, alpha, out, out_dtype, scale_layout, backend, config
-) -> tuple[DeviceGroupsTask, torch.Tensor]:
-    """The task, and the tensor to return: ``out``, or a new one.
+    a,
+    b,
+    a_scale,
+    b_scale,
+    offs,
+    masked_m,
+    alpha,
+    out,
+    out_dtype,
+    scale_layout,
+    backend,
+    config,
+    *,
+    out_global_scale=None,
+) -> tuple[DeviceGroupsTask, list[torch.Tensor]]:
+    """The task, and what to return (``results``): ``out``, or a new one; of NVFP4 results, data and scale.
 
     Raises:
         TypeError, ValueError, UnsupportedProblem: an operand breaks a rule; the message names rule, value and fix.
@@ -182,9 +237,11 @@ def check_device_groups(
         "b_scale": b_scale,
         sizes_name: sizes,
         "alpha": factor,
-        "out": out,
+        "out_global_scale": out_global_scale,
     }
-    checks.check_choice("out_dtype", out_dtype, checks.OUT_DTYPES)
+    check_out_dtype(out_dtype, out_global_scale)
+    outputs = _named_outputs(out, out_dtype)
+    named |= outputs
     device = checks.check_tensors(named)
     if sizes.dtype != torch.int32 or sizes.ndim != 1 or not sizes.is_contiguous():
         raise TypeError(
@@ -220,36 +277,107 @@ def check_device_groups(
     sfa = _scales("a_scale", a_scale, rows, k, None if ragged else batches)
     sfb = _scales("b_scale", b_scale, n, k, num_groups)
     shape = (rows, n) if ragged else (batches, rows, n)
-    if out is not None:
-        if out.dtype != out_dtype:
-            raise TypeError(f"out has dtype {out.dtype} and out_dtype is {out_dtype}; make them agree")
-        if tuple(out.shape) != shape:
-            raise ValueError(f"out has shape {list(out.shape)}; expected {list(shape)}")
-        if out.numel() and 1 not in out.stride()[-2:]:
-            raise ValueError(
-                f"out has strides {out.stride()}; expected unit stride in N or in M: torch.empty{shape}"
-            )
-        checks.check_overlap(out, {name: t for name, t in named.items() if name != "out"})
-    factors = _factors(alpha, num_groups, device)
-    result = torch.empty(shape, dtype=out_dtype, device=device) if out is None else out
-    view = result.unsqueeze(0) if ragged else result
+    for name, tensor in outputs.items():
+        checks.check_overlap(tensor, {other: t for other, t in named.items() if other != name}, name)
+    if out_dtype == NVFP4:
+        results = _quantized_outputs(outputs, shape, num_groups, ragged, device)
+        _check_global_scale(out_global_scale, num_groups)
+    else:
+        results = [_plain_output(out, shape, out_dtype, device)]
+    views = [result.unsqueeze(0) if ragged else result for result in results[:1]]
+    if out_dtype == NVFP4:
+        views = [_pitched(views[0]), results[1].view(torch.uint8).view(-1)]
     form: Literal["ragged", "masked"] = "ragged" if ragged else "masked"
     arch, num_sms = backends.arch_and_sms(backend, device)
-    return (
-        DeviceGroupsTask(
-            form,
-            _pitched(matrix),
-            _pitched(weights),
-            sfa,
-            sfb,
-            sizes,
-            factors,
-            view,
-            config or config_for_rows(arch, -(-rows // num_groups) if ragged else rows, n),
-            num_sms,
-        ),
-        result,
+    task = DeviceGroupsTask(
+        form,
+        _pitched(matrix),
+        _pitched(weights),
+        sfa,
+        sfb,
+        sizes,
+        _factors(alpha, num_groups, device),
+        views[0],
+        config or config_for_rows(arch, -(-rows // num_groups) if ragged else rows, n),
+        num_sms,
+        views[1] if out_dtype == NVFP4 else None,
+        out_global_scale,
     )
+    return task, results
+
+
+def _named_outputs(out, out_dtype: OutDtype) -> dict[str, torch.Tensor]:
+    """The caller's outputs by name."""
+    if out is None:
+        return {}
+    if out_dtype != NVFP4:
+        return {"out": out}
+    if not isinstance(out, list | tuple) or len(out) != 2:
+        raise TypeError(
+            'out_dtype="nvfp4" with offs or masked_m takes out as (data, scale), as the call returns them'
+        )
+    return {"data of out": out[0], "scale of out": out[1]}
+
+
+def _plain_output(out, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """``out``, checked, or a new one."""
+    if out is None:
+        return torch.empty(shape, dtype=dtype, device=device)
+    if out.dtype != dtype:
+        raise TypeError(f"out has dtype {out.dtype} and out_dtype is {dtype}; make them agree")
+    if tuple(out.shape) != shape:
+        raise ValueError(f"out has shape {list(out.shape)}; expected {list(shape)}")
+    if out.numel() and 1 not in out.stride()[-2:]:
+        raise ValueError(
+            f"out has strides {out.stride()}; expected unit stride in N or in M: torch.empty{shape}"
+        )
+    return out
+
+
+def _quantized_outputs(
+    outputs: dict[str, torch.Tensor],
+    shape: tuple[int, ...],
+    num_groups: int,
+    ragged: bool,
+    device: torch.device,
+) -> list[torch.Tensor]:
+    """Data and scale of NVFP4 results: the caller's, checked, or new ones."""
+    *lead, n = shape
+    check_quantized_columns("N", n)
+    rows = lead[-1]
+    row_blocks, n_blocks = atom_counts(rows, n // SF_VEC_SIZE)
+    atoms = (rows // SF_ATOM_ROWS + num_groups, n_blocks) if ragged else (num_groups, row_blocks, n_blocks)
+    if not outputs:
+        scale = torch.empty((*atoms, *ATOM_SHAPE), dtype=torch.uint8, device=device)
+        return [new_quantized_data(shape, device), scale]
+    data, scale = outputs.values()
+    view = checks.fp4_bytes("data of out", data)
+    if tuple(view.shape) != (*lead, n // 2) or (view.numel() and view.stride(-1) != 1):
+        raise ValueError(
+            f"data of out has shape {list(data.shape)} and strides {data.stride()}; expected uint8 {[*lead, n // 2]}, "
+            "unit stride in N"
+        )
+    pitches = [
+        stride for stride, extent in zip(view.stride()[:-1], view.shape[:-1], strict=True) if extent > 1
+    ]
+    checks.check_aligned("data of out", view, pitches=pitches)
+    flat = _scales("scale of out", scale, rows, n, None if ragged else num_groups)
+    if ragged and flat.numel() < prod(atoms) * ATOM_BYTES:
+        raise ValueError(
+            f"scale of out has {flat.numel()} bytes; expected {prod(atoms) * ATOM_BYTES}, whatever the sizes of the "
+            f"{num_groups} groups are: {list(atoms)} blocks of {ATOM_BYTES}"
+        )
+    return [view, scale]
+
+
+def _check_global_scale(factors: torch.Tensor | None, num_groups: int) -> None:
+    if factors is not None and (
+        factors.dtype != torch.float32 or tuple(factors.shape) != (num_groups,) or not factors.is_contiguous()
+    ):
+        raise ValueError(
+            f"out_global_scale has dtype {factors.dtype}, shape {list(factors.shape)}; expected contiguous float32 "
+            f"[{num_groups}], one factor a group"
+        )
 
 
 def _factors(alpha, num_groups: int, device: torch.device) -> torch.Tensor | None:

@@ -1,14 +1,17 @@
 """dual_gemm and grouped_dual_gemm: C = activation(alpha1 * A @ B1^T) * (alpha2 * A @ B2^T) over NVFP4 operands."""
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 
 from nvfp4_cute import backends
 from nvfp4_cute.config import KernelConfig
+from nvfp4_cute.errors import UnsupportedProblem
 from nvfp4_cute.formats import ScaleLayout
 from nvfp4_cute.ops.batches import as_alphas, split_batches
-from nvfp4_cute.problem import Activation, check_dual_operands
+from nvfp4_cute.ops.results import as_results, flat_outputs, global_scales, new_outputs
+from nvfp4_cute.problem import NVFP4, Activation, OutDtype, check_dual_operands
 from nvfp4_cute.scale_layout import as_blocked_batches
 
 
@@ -23,12 +26,13 @@ def grouped_dual_gemm(
     alpha2: torch.Tensor | Sequence[float] | None = None,
     *,
     activation: Activation = "silu",
-    out: Sequence[torch.Tensor] | None = None,
-    out_dtype: torch.dtype = torch.bfloat16,
+    out: Any = None,
+    out_dtype: OutDtype = torch.bfloat16,
+    out_global_scale: torch.Tensor | Sequence[float] | None = None,
     scale_layout: ScaleLayout = "blocked",
     backend: str = "auto",
     config: KernelConfig | None = None,
-) -> list[torch.Tensor]:
+) -> Any:
     """Gate every group's up projection in one launch: ``C_g = activation(alpha1_g A_g B1_g^T) * (alpha2_g A_g B2_g^T)``.
 
     The first half of a SwiGLU layer, for every expert: ``b1`` is the gate's weights, ``b2`` the up projection's. Both
@@ -46,8 +50,10 @@ def grouped_dual_gemm(
         activation: "silu": x * sigmoid(x). "gelu_tanh": x * (1 + tanh(sqrt(2 / pi) * (x + 0.044715 x^3))) / 2.
             "relu2": max(x, 0)^2.
         out: [M_g, N_g] (or [M_g, N_g, 1]) a group, written in place, rows contiguous or, in all of them, columns; None
-            allocates.
-        out_dtype: float16, bfloat16 or float32.
+            allocates. With "nvfp4": an NVFP4Tensor a group, whose data and scale are written.
+        out_dtype: float16, bfloat16, float32, or "nvfp4": results quantized for the next layer, N a multiple of 16.
+        out_global_scale: with "nvfp4", one factor a group as of ``quantize``, float32 [G] on the operands' device, or
+            numbers.
         scale_layout: "blocked" or "rowmajor".
         backend: as of ``grouped_gemm``.
         config: tile shape and pipeline depths; None chooses.
@@ -55,13 +61,15 @@ def grouped_dual_gemm(
     Returns:
         C, a tensor a group. Both products accumulate in fp32; factors, activation and product are fp32, with the GPU's
         approximate exponential and reciprocal (``reference.grouped_dual_gemm_reference`` bounds the error); one rounding
-        to ``out_dtype``, to nearest even.
+        to ``out_dtype``, to nearest even. With "nvfp4" an NVFP4Tensor a group: what ``formats.quantize`` makes of the fp32
+        results; padding rows of the scales are not written.
 
     Raises:
         TypeError, ValueError, UnsupportedProblem: an operand breaks a rule; the message names rule, value and fix.
         UnsupportedTarget: no kernel for the GPU. ConfigError: ``config`` cannot be built.
         Nothing is written to ``out`` when a check fails.
     """
+    factors = global_scales(out_global_scale, a)
     problem, operands = check_dual_operands(
         a,
         b1,
@@ -74,10 +82,13 @@ def grouped_dual_gemm(
         out,
         activation=activation,
         out_dtype=out_dtype,
+        out_global_scale=factors,
         scale_layout=scale_layout,
     )
     backends.get(backend, operands.device)(problem, operands, config)
-    return list(operands.out) if out is None else list(out)
+    is_quantized = out_dtype == NVFP4
+    outs = new_outputs(problem, operands) if out is None else flat_outputs(out, True, is_quantized)
+    return as_results(outs, True, is_quantized, factors)
 
 
 def dual_gemm(
@@ -91,12 +102,13 @@ def dual_gemm(
     alpha2: torch.Tensor | float | None = None,
     *,
     activation: Activation = "silu",
-    out: torch.Tensor | None = None,
-    out_dtype: torch.dtype = torch.bfloat16,
+    out: Any = None,
+    out_dtype: OutDtype = torch.bfloat16,
+    out_global_scale: torch.Tensor | float | None = None,
     scale_layout: ScaleLayout = "blocked",
     backend: str = "auto",
     config: KernelConfig | None = None,
-) -> torch.Tensor:
+) -> Any:
     """``C = activation(alpha1 * A @ B1^T) * (alpha2 * A @ B2^T)`` in one launch: a SwiGLU layer's first half.
 
     Args:
@@ -107,15 +119,24 @@ def dual_gemm(
         b1_scale, b2_scale: the same of the weights.
         alpha1, alpha2: a factor for each product: a number, or float32 on the operands' device: one element, or [L].
         activation, out_dtype, scale_layout, backend, config: as of :func:`grouped_dual_gemm`.
-        out: [M, N] or [M, N, L], written in place; None allocates.
+        out: [M, N] or [M, N, L], written in place, or with "nvfp4" an NVFP4Tensor; None allocates.
+        out_global_scale: with "nvfp4": a number, or a tensor of one element.
 
     Returns:
-        C, [M, N], or [M, N, L] where ``a`` has batches; rounded as in :func:`grouped_dual_gemm`.
+        C, [M, N], or [M, N, L] where ``a`` has batches; rounded as in :func:`grouped_dual_gemm`. With "nvfp4" an
+        NVFP4Tensor (no batches).
 
     Raises:
         As :func:`grouped_dual_gemm`.
     """
-    operands = {"a": a, "b1": b1, "b2": b2} | ({} if out is None else {"out": out})
+    options: dict[str, Any] = {
+        "activation": activation,
+        "out_dtype": out_dtype,
+        "scale_layout": scale_layout,
+        "backend": backend,
+        "config": config,
+    }
+    operands = {"a": a, "b1": b1, "b2": b2} | ({} if out is None or out_dtype == NVFP4 else {"out": out})
     for name, tensor in operands.items():
         if not isinstance(tensor, torch.Tensor):
             raise TypeError(
@@ -127,6 +148,25 @@ def dual_gemm(
                 "out [M, N], or all of them with one more extent L"
             )
     batches = a.shape[2] if a.ndim == 3 else 1
+    if not isinstance(out_dtype, torch.dtype):
+        if a.ndim == 3:
+            raise UnsupportedProblem(
+                'out_dtype="nvfp4" with batches [M, K/2, L]: pass their views to grouped_dual_gemm'
+            )
+        (result,) = grouped_dual_gemm(
+            [a],
+            [b1],
+            [b2],
+            [a_scale],
+            [b1_scale],
+            [b2_scale],
+            as_alphas("alpha1", alpha1, 1),
+            as_alphas("alpha2", alpha2, 1),
+            out=None if out is None else [out],
+            out_global_scale=as_alphas("out_global_scale", out_global_scale, 1),
+            **options,
+        )
+        return result
     result = out
     if result is None:
         result = torch.empty((*a.shape[2:], len(a), len(b1)), dtype=out_dtype, device=a.device)
@@ -140,12 +180,9 @@ def dual_gemm(
         _scale_batches("b2_scale", b2_scale, b2, scale_layout),
         as_alphas("alpha1", alpha1, batches),
         as_alphas("alpha2", alpha2, batches),
-        activation=activation,
         out=split_batches(result),
-        out_dtype=out_dtype,
-        scale_layout=scale_layout,
-        backend=backend,
-        config=config,
+        out_global_scale=as_alphas("out_global_scale", out_global_scale, batches),
+        **options,
     )
     return result
 

@@ -2,15 +2,17 @@
 
 from collections.abc import Sequence
 from importlib import import_module
-from typing import Any, overload
+from typing import Any, Literal, overload
 
 import torch
 
 from nvfp4_cute import backends, prepared
 from nvfp4_cute.config import KernelConfig
 from nvfp4_cute.errors import UnsupportedProblem
+from nvfp4_cute.formats import NVFP4Tensor
 from nvfp4_cute.ops.device_groups import check_device_groups
-from nvfp4_cute.problem import ScaleLayout, check_list_operands
+from nvfp4_cute.ops.results import as_results, flat_outputs, global_scales, new_outputs
+from nvfp4_cute.problem import NVFP4, OutDtype, ScaleLayout, check_list_operands
 
 
 @overload
@@ -49,6 +51,44 @@ def grouped_gemm(
 ) -> torch.Tensor: ...
 
 
+@overload
+def grouped_gemm(
+    a: Sequence[torch.Tensor],
+    b: Sequence[torch.Tensor],
+    a_scale: Sequence[torch.Tensor],
+    b_scale: Sequence[torch.Tensor],
+    offs: None = None,
+    alpha: torch.Tensor | Sequence[float] | None = None,
+    *,
+    masked_m: None = None,
+    out: Sequence[NVFP4Tensor] | None = None,
+    out_dtype: Literal["nvfp4"],
+    out_global_scale: torch.Tensor | Sequence[float] | None = None,
+    scale_layout: ScaleLayout = "blocked",
+    backend: str = "auto",
+    config: KernelConfig | None = None,
+) -> list[NVFP4Tensor]: ...
+
+
+@overload
+def grouped_gemm(
+    a: torch.Tensor,
+    b: torch.Tensor,
+    a_scale: torch.Tensor,
+    b_scale: torch.Tensor,
+    offs: torch.Tensor | None = None,
+    alpha: torch.Tensor | Sequence[float] | None = None,
+    *,
+    masked_m: torch.Tensor | None = None,
+    out: tuple[torch.Tensor, torch.Tensor] | None = None,
+    out_dtype: Literal["nvfp4"],
+    out_global_scale: torch.Tensor | Sequence[float] | None = None,
+    scale_layout: ScaleLayout = "blocked",
+    backend: str = "auto",
+    config: KernelConfig | None = None,
+) -> tuple[torch.Tensor, torch.Tensor]: ...
+
+
 def grouped_gemm(
     a: Any,
     b: Any,
@@ -59,7 +99,8 @@ def grouped_gemm(
     *,
     masked_m: torch.Tensor | None = None,
     out: Any = None,
-    out_dtype: torch.dtype = torch.bfloat16,
+    out_dtype: OutDtype = torch.bfloat16,
+    out_global_scale: torch.Tensor | Sequence[float] | None = None,
     scale_layout: ScaleLayout = "blocked",
     backend: str = "auto",
     config: KernelConfig | None = None,
@@ -85,8 +126,11 @@ def grouped_gemm(
         alpha: one factor a group, float32 [G] on the operands' device (``global_scale_a * global_scale_b``), or numbers.
         masked_m: masked form: int32 [G] on the operands' device, rows of each group, at most M_max.
         out: written in place, rows contiguous or, in all of them, columns. List: one [M_g, N_g] (or [M_g, N_g, 1]) a
-            group. Ragged: [rows, N]. Masked: [G, M_max, N]. Rows of no group are left as they are. None allocates.
-        out_dtype: float16, bfloat16 or float32.
+            group. Ragged: [rows, N]. Masked: [G, M_max, N]. Rows of no group are left as they are. None allocates. With
+            "nvfp4": an NVFP4Tensor a group, whose data and scale are written, or (data, scale) as it would be returned.
+        out_dtype: float16, bfloat16, float32, or "nvfp4": results quantized for the next layer, N a multiple of 16.
+        out_global_scale: with "nvfp4", one factor a group as of ``quantize``, float32 [G] on the operands' device, or
+            numbers.
         scale_layout: "blocked" or, in list form, "rowmajor".
         backend: "auto" (the GPU of the tensors; the float64 reference for CPU tensors), "cuda", "emulator" (the PTX of
             the sm_100a kernel, executed on the CPU) or "reference". ``NVFP4_CUTE_BACKEND`` replaces "auto".
@@ -94,7 +138,10 @@ def grouped_gemm(
 
     Returns:
         The outputs, as described for ``out``: a list in list form, else one tensor. fp32 accumulation; alpha multiplies
-        in fp32; one rounding to ``out_dtype``, to nearest even.
+        in fp32; one rounding to ``out_dtype``, to nearest even. With "nvfp4", what ``formats.quantize`` makes of the fp32
+        results: a list of NVFP4Tensor in list form, else (data, scale), the next call's ``a`` and ``a_scale``: ragged
+        uint8 [rows, N/2] and float8_e4m3fn [rows // 128 + G, rn, 32, 4, 4], masked [G, M_max, N/2] and
+        [G, rm, rn, 32, 4, 4]. Padding rows of the scales are not written; nothing reads them.
 
     Raises:
         TypeError, ValueError, UnsupportedProblem: an operand breaks a rule; the message names rule, value and fix.
@@ -105,37 +152,65 @@ def grouped_gemm(
     if torch.compiler.is_compiling():
         return _traced(is_list, a, b, a_scale, b_scale, offs, alpha, masked_m, out, config,
                        (out_dtype, scale_layout, backend))  # fmt: skip
+    is_quantized = out_dtype == NVFP4
     sizes = masked_m if offs is None else offs
     counts: tuple[int, ...] = ()
     try:
         inputs = [*a, *b, *a_scale, *b_scale] if is_list else [a, b, a_scale, b_scale, sizes]
         counts = (len(a), len(b), len(a_scale), len(b_scale)) if is_list else (offs is None, masked_m is None)
-        outs = [] if out is None else [*out] if is_list else [out]
-    except TypeError:  # the checks will say what is wrong
+        outs = [] if out is None else flat_outputs(out, is_list, is_quantized)
+    except (TypeError, AttributeError):  # the checks will say what is wrong
         inputs, outs = [None], []
-    if alpha is not None:
-        inputs.append(alpha)
+    factors = global_scales(out_global_scale, a if is_list else sizes)
+    inputs += [factor for factor in (alpha, factors) if factor is not None]
     key = prepared.signature(
-        inputs + outs, counts, alpha is None, len(outs), out_dtype, scale_layout, backend, config
+        inputs + outs,
+        counts,
+        alpha is None,
+        factors is None,
+        len(outs),
+        out_dtype,
+        scale_layout,
+        backend,
+        config,
     )
     if key is not None and (call := prepared.find(key)) is not None:
         outs = outs or call.new_outs()
         addresses = prepared.addresses_of(inputs + outs)
         if call.accepts(addresses, own_out=out is not None):
             call.launch(addresses)
-            return outs if is_list else outs[0]
+            return as_results(outs, is_list, is_quantized, factors)
     if is_list:
         problem, operands = check_list_operands(
-            a, b, a_scale, b_scale, alpha, out, out_dtype=out_dtype, scale_layout=scale_layout
+            a,
+            b,
+            a_scale,
+            b_scale,
+            alpha,
+            out,
+            out_dtype=out_dtype,
+            out_global_scale=factors,
+            scale_layout=scale_layout,
         )
         backends.get(backend, operands.device)(problem, operands, config)
-        outs = list(operands.out if out is None else out)
+        outs = outs or new_outputs(problem, operands)
     else:
-        task, result = check_device_groups(
-            a, b, a_scale, b_scale, offs, masked_m, alpha, out, out_dtype, scale_layout, backend, config
+        task, outs = check_device_groups(
+            a,
+            b,
+            a_scale,
+            b_scale,
+            offs,
+            masked_m,
+            alpha,
+            out,
+            out_dtype,
+            scale_layout,
+            backend,
+            config,
+            out_global_scale=factors,
         )
         backends.run_task(backend, task)
-        outs = [result]
     if (
         key is not None
         and any(t.numel() for t in outs)
@@ -144,11 +219,12 @@ def grouped_gemm(
         cuda = import_module("nvfp4_cute.backends.cuda")
         if is_list:
             plan = cuda.plan_for(problem, operands.device, config)
-            launch = plan.kernel, plan.table(operands), plan.address_places()
+            places = plan.address_places(has_global_scale=factors is not None)
+            launch = plan.kernel, plan.table(operands), places
         else:
             launch = cuda.kernel_for(task), task.table(), task.address_places()
         prepared.remember(key, *launch, inputs + outs, len(outs))
-    return outs if is_list else outs[0]
+    return as_results(outs, is_list, is_quantized, factors)
 
 
 def _traced(is_list, a, b, a_scale, b_scale, offs, alpha, masked_m, out, config, settings) -> Any:

@@ -110,15 +110,15 @@ def batched_scales(
     return to_blocked(matrix.permute(2, 0, 1)).view(batches, -1)
 
 
-def check_overlap(out: torch.Tensor, inputs: dict[str, torch.Tensor | None]) -> None:
-    """No input lies between the first and the last byte of ``out``."""
+def check_overlap(out: torch.Tensor, inputs: dict[str, torch.Tensor | None], label: str = "out") -> None:
+    """No input lies between the first and the last byte of ``out``, which is called ``label``."""
     start, stop = _span(out)
     for name, tensor in inputs.items():
         if tensor is None or not tensor.numel() or not out.numel():
             continue
         low, high = _span(tensor)
         if start < high and low < stop:
-            raise ValueError(f"out overlaps {name} in memory; give it memory of its own")
+            raise ValueError(f"{label} overlaps {name} in memory; give it memory of its own")
 
 
 def _span(tensor: torch.Tensor) -> tuple[int, int]:

@@ -31,6 +31,16 @@ def store_words(address: Int64, words: list) -> None:
     inline_ptx(f"st.global.v{len(words)}.b32 [{{$r0}}], {{{names}}};", read_only_args=[address, *words])
 
 
+def store_word(address: Int64, word: Uint32) -> None:
+    """One word."""
+    inline_ptx("st.global.b32 [{$r0}], {$r1};", read_only_args=[address, word])
+
+
+def store_half(address: Int64, word: Uint32) -> None:
+    """The low half of a word."""
+    inline_ptx("st.global.u16 [{$r0}], {$r1};", read_only_args=[address, word])
+
+
 def store_byte(address: Int64, word: Uint32) -> None:
     """The low byte of a word."""
     inline_ptx("st.global.u8 [{$r0}], {$r1};", read_only_args=[address, word])

@@ -1,0 +1,301 @@
+"""NVFP4 output of the sm_100a kernels: bit for bit what ``formats.quantize`` makes of the float32 results."""
+
+import math
+from dataclasses import replace
+
+import cases
+import device_groups_check
+import pytest
+import torch
+from oracle import assert_bitwise_equal
+
+from nvfp4_cute import (
+    KernelConfig,
+    NVFP4Tensor,
+    UnsupportedProblem,
+    dual_gemm,
+    formats,
+    grouped_dual_gemm,
+    grouped_gemm,
+    quantize,
+)
+from nvfp4_cute.arch import sm100
+from nvfp4_cute.backends.emulator import observe
+from nvfp4_cute.cache import get_kernel
+from nvfp4_cute.compile import KernelKey
+from nvfp4_cute.launch import make_plan
+from nvfp4_cute.ops.device_groups import check_device_groups
+from nvfp4_cute.problem import check_list_operands
+from nvfp4_cute.reference import expand_operand
+from nvfp4_cute.scale_layout import from_blocked
+
+POISON = 0x5A
+# Tiles cut on both sides, N that ends within a slice and within a scale block, one row, an empty group
+TILES = cases.Case("tiles", ((270, 272, 512), (1, 48, 768), (0, 64, 256)), 11, has_alpha=True)
+SMALL = cases.Case("small", ((70, 112, 256), (3, 64, 288)), 5, has_alpha=True)
+GLOBAL_SCALES = (0.37, 3.0, 1.0)
+CONFIGS = (
+    "t128x128x256_s0a2_p2",
+    "t128x64x256_s2a3_swap_p2",
+    "t128x256x256_s0a2_2cta_p2",
+    "t128x32x256_s0a4_swap_p3",
+    "t128x192x256_s0a2_2cta_swap_p4",
+)
+
+
+def poisoned_out(sizes):
+    """An NVFP4Tensor a group, in rows of 16-byte pitches."""
+    outs = []
+    for m, n, _ in sizes:
+        data = torch.full((m, -(-n // 32) * 16 + 16), POISON, dtype=torch.uint8)[:, : n // 2]
+        scale = torch.full((-(-m // 128), -(-n // 64), 32, 4, 4), POISON, dtype=torch.uint8)
+        outs.append(NVFP4Tensor(data, scale, None, (m, n)))
+    return outs
+
+
+def assert_quantized(data, scale, x, global_scale, poison=None):
+    """Data and blocked scales are those of ``x`` [M, N]; padding columns are zero, padding rows hold the poison."""
+    m, n = x.shape
+    want = formats.quantize(x, global_scale=global_scale)
+    assert_bitwise_equal(data, want.data)
+    padded_n = -(-n // 64) * 4
+    scale = scale.view(torch.uint8)
+    assert_bitwise_equal(
+        from_blocked(scale, m, padded_n), from_blocked(want.scale.view(torch.uint8), m, padded_n)
+    )
+    if poison is not None:
+        assert (from_blocked(scale, -(-m // 128) * 128, padded_n)[m:] == poison).all()
+
+
+def check(case, operands, got, sums, factors):
+    """``got`` of the list form against the float32 results ``sums``."""
+    for g, (result, x) in enumerate(zip(got, sums, strict=True)):
+        factor = None if factors is None else torch.tensor(factors[g])
+        assert result.shape == x.shape and (result.global_scale is None) == (factor is None)
+        assert_quantized(result.data, result.scale, x, factor, POISON)
+
+
+@pytest.mark.parametrize(
+    "mode",
+    [
+        "eager",
+        pytest.param("lazy", marks=pytest.mark.slow),
+        pytest.param("random:1", marks=pytest.mark.slow),
+    ],
+)
+@pytest.mark.parametrize("name", CONFIGS)
+def test_every_tile_shape_is_right_and_clean(name, mode):
+    """One launch without hazards, along rows and across lanes; nothing else is written."""
+    a, b, a_scale, b_scale, alpha = cases.make_operands(TILES)
+    sums = grouped_gemm(a, b, a_scale, b_scale, alpha=alpha, out_dtype=torch.float32)
+    out = poisoned_out(TILES.sizes)
+    with observe(mode=mode, check=True) as observer:
+        got = grouped_gemm(
+            a, b, a_scale, b_scale, alpha=alpha, out=out, out_dtype="nvfp4",
+            out_global_scale=GLOBAL_SCALES, config=KernelConfig.from_name(name), backend="emulator",
+        )  # fmt: skip
+    assert len(observer.stats) == 1
+    assert all(x.data.data_ptr() == y.data.data_ptr() for x, y in zip(got, out, strict=True))
+    check(TILES, (a, b), got, sums, GLOBAL_SCALES)
+
+
+@pytest.mark.parametrize("mode", ["lazy", "random:1"])
+def test_same_bits_whenever_asynchronous_operations_happen(mode):
+    a, b, a_scale, b_scale, alpha = cases.make_operands(SMALL)
+    options = {"alpha": alpha, "out_dtype": "nvfp4", "backend": "emulator"}
+    expected = grouped_gemm(a, b, a_scale, b_scale, **options, out=poisoned_out(SMALL.sizes))
+    with observe(mode=mode, check=True):
+        actual = grouped_gemm(a, b, a_scale, b_scale, **options, out=poisoned_out(SMALL.sizes))
+    for got, want in zip(actual, expected, strict=True):
+        assert_bitwise_equal(got.data, want.data, mode=mode)
+        assert_bitwise_equal(got.scale, want.scale, mode=mode)
+
+
+@pytest.mark.parametrize("swap_ab", [False, True])
+def test_hostile_results(swap_ab):
+    """Zeros, infinities, NaN, subnormals and overflow reach the blocks through alpha; global scales at their limits."""
+    alphas = (math.inf, -math.inf, math.nan, 1e-42, 3e38, -0.0, 2.0**-13, 1e-30, math.inf, 1e37)
+    factors = (1.0, 3e-38, 0.5, 2.0**-126, 7e37, 1.0, 1.0, 1e-33, 3.4e38, 3.4e38)
+    case = cases.Case("hostile", ((18, 64, 64),) * len(alphas), 3)
+    a, b, a_scale, b_scale, _ = cases.make_operands(case)
+    for data in a:  # rows whose sums are zero: infinity times them is NaN
+        data[5:9] = 0
+    alpha = torch.tensor(alphas)
+    sums = grouped_gemm(a, b, a_scale, b_scale, alpha=alpha, out_dtype=torch.float32)
+    assert all(x.isinf().any() for x in sums[:2]) and sums[0].isnan().any()
+    got = grouped_gemm(
+        a, b, a_scale, b_scale, alpha=alpha, out=poisoned_out(case.sizes), out_dtype="nvfp4",
+        out_global_scale=torch.tensor(factors), backend="emulator",
+        config=KernelConfig((128, 64, 256), swap_ab=swap_ab),
+    )  # fmt: skip
+    check(case, None, got, sums, factors)
+
+
+@pytest.mark.parametrize("arch", sm100.ARCHS[1:])
+def test_other_architectures(arch):
+    a, b, a_scale, b_scale, alpha = cases.make_operands(SMALL)
+    sums = grouped_gemm(a, b, a_scale, b_scale, alpha=alpha, out_dtype=torch.float32)
+    out = poisoned_out(SMALL.sizes)
+    options = {"out_dtype": "nvfp4", "backend": f"emulator:{arch}"}
+    check(SMALL, None, grouped_gemm(a, b, a_scale, b_scale, alpha=alpha, out=out, **options), sums, None)
+
+
+@pytest.mark.parametrize("form", ["ragged", "masked"])
+@pytest.mark.parametrize("name", ["t128x128x256_s0a2_p3", "t128x64x256_s2a2_swap_p3"])
+def test_groups_on_the_device(form, name):
+    """Rows that are not padded, a factor a group for both the product and its global scale; the next layer reads it."""
+    rows = (0, 40, 129, 1, 0)
+    arguments = device_groups_check.operands(form, rows, n=208, k=320, slack=9, out_dtype=torch.float32)
+    factors = torch.tensor([0.5, 0.37, 3.0, 1.0, 2.0])
+    sums = device_groups_check.run(arguments, "reference")
+    del arguments["out"], arguments["out_dtype"]
+    groups = len(rows)
+    total = sum(rows) + 9
+    atoms = (total // 128 + groups, 4) if form == "ragged" else (groups, 2, 4)
+    lead = (total,) if form == "ragged" else (groups, max(rows) + 9)
+    out = (
+        torch.full((*lead, 112), POISON, dtype=torch.uint8)[..., :104],
+        torch.full((*atoms, 32, 4, 4), POISON, dtype=torch.uint8),
+    )
+    with observe(check=True) as observer:
+        data, scale = grouped_gemm(
+            **arguments, out=out, out_dtype="nvfp4", out_global_scale=factors,
+            config=KernelConfig.from_name(name), backend="emulator",
+        )  # fmt: skip
+    assert len(observer.stats) == 1 and data.data_ptr() == out[0].data_ptr()
+    start = block = 0
+    for g, m in enumerate(rows):
+        blocks = -(-m // 128)
+        if form == "ragged":
+            part = slice(start, start + m), scale[block : block + blocks]
+        else:
+            part = (g, slice(0, m)), scale[g, :blocks]
+        assert_quantized(data[part[0]], part[1], sums[part[0]], factors[g], POISON)
+        start, block = start + m, block + blocks
+    if form == "ragged":
+        assert (scale.view(torch.uint8)[block:] == POISON).all() and (data[start:] == POISON).all()
+    by_reference = grouped_gemm(**arguments, out_dtype="nvfp4", out_global_scale=factors)
+    assert [tuple(x.shape) for x in by_reference] == [tuple(data.shape), tuple(scale.shape)]
+
+
+@pytest.mark.parametrize("name", ["t128x64x256_s0a3", "t128x32x256_s0a4_swap", "t128x64x256_s0a3_2cta_swap"])
+def test_dual_gemm(name):
+    """What quantize makes of the same kernel's float32 output."""
+    case = replace(SMALL, has_alpha=False)
+    first, second = cases.make_operands(case), cases.make_operands(replace(case, seed=9))
+    operands = (first.a, first.b, second.b, first.a_scale, first.b_scale, second.b_scale)
+    alphas = ([2.0**-7] * 2, [-(2.0**-6)] * 2)
+    options = {"config": KernelConfig.from_name(name), "backend": "emulator"}
+    sums = grouped_dual_gemm(*operands, *alphas, out_dtype=torch.float32, **options)
+    out = poisoned_out(case.sizes)
+    with observe(check=True):
+        got = grouped_dual_gemm(
+            *operands, *alphas, out=out, out_dtype="nvfp4", out_global_scale=GLOBAL_SCALES[:2], **options
+        )
+    check(case, None, got, sums, GLOBAL_SCALES)
+    single = dual_gemm(
+        *(tensors[0] for tensors in operands), 2.0**-7, -(2.0**-6), out_dtype="nvfp4",
+        out_global_scale=GLOBAL_SCALES[0], **options,
+    )  # fmt: skip
+    assert_quantized(single.data, single.scale, sums[0], torch.tensor(GLOBAL_SCALES[0]))
+
+
+def quantization_bound(x, global_scale):
+    """Largest |x - dequantize(quantize(x))|, as ``formats.quantize`` states it, of every element [M, N]."""
+    amax = x.abs().unflatten(-1, (-1, 16)).amax(-1, keepdim=True).expand(-1, -1, 16).flatten(-2)
+    return amax / 6 * (1 + 2**-4) + 6 * 2.0**-10 * global_scale
+
+
+def test_layers_chain_within_the_bound():
+    """Two layers that never leave 4 bits, and a float64 chain: quantization's bound carried through the second layer."""
+    torch.manual_seed(0)
+    tokens = [quantize(torch.randn(m, 256)) for m in (37, 150)]
+    weights = [[quantize(torch.randn(n, k) / k**0.5) for _ in tokens] for n, k in ((192, 256), (64, 192))]
+    layers = [([w.data for w in layer], [w.scale for w in layer]) for layer in weights]
+    factors = [2.0**-8, 2.0**-9]
+    a, a_scale = [x.data for x in tokens], [x.scale for x in tokens]
+    hidden = grouped_gemm(
+        a, layers[0][0], a_scale, layers[0][1], out_dtype="nvfp4",
+        out_global_scale=factors, backend="emulator",
+    )  # fmt: skip
+    out = grouped_gemm(
+        [h.data for h in hidden], layers[1][0], [h.scale for h in hidden], layers[1][1],
+        alpha=torch.tensor(factors), out_dtype=torch.float32, backend="emulator",
+    )  # fmt: skip
+    for g, result in enumerate(out):
+        first, second = (expand_operand(layer[0][g], layer[1][g].flatten(), "blocked") for layer in layers)
+        exact = expand_operand(a[g], a_scale[g].flatten(), "blocked") @ first.T
+        error = (result.double() - exact @ second.T).abs()
+        # Sums of up to 256 products in float32 add 2^-14 of the magnitudes.
+        rounding = 2.0**-14 * (exact.abs() @ second.abs().T)
+        bound = quantization_bound(exact, factors[g]) @ second.abs().T + rounding
+        assert (error <= bound).all(), f"{(error / bound).max():.3g} of the bound"
+        # And it is quantization noise, not garbage: e2m1 in blocks of 16 costs about a tenth.
+        assert error.square().mean() < 0.15**2 * (exact @ second.T).square().mean()
+
+
+@pytest.mark.parametrize("is_dual", [False, True])
+def test_machine_code(is_dual):
+    """No candidate spills; a block takes eight conversions of two values, and its scale one."""
+    candidates = sm100.DUAL_CANDIDATES if is_dual else sm100.CANDIDATES
+    for config in candidates[:: len(candidates) // 4]:
+        key = KernelKey.make("sm_100a", config, 2, "nvfp4", True, activation="silu" if is_dual else None)
+        kernel = get_kernel(key)
+        assert kernel.resources.stack_bytes == 0, config
+        assert kernel.ptx.count("cvt.rn.satfinite.e2m1x2.f32") == 16
+        assert kernel.ptx.count("cvt.rn.satfinite.e4m3x2.f32") == 2
+        assert kernel.ptx.count("shfl.sync.bfly") == (80 if config.swap_ab else 0)
+
+
+def test_a_prepared_call_writes_addresses_where_the_launch_reads_them():
+    a, b, a_scale, b_scale, alpha = cases.make_operands(SMALL)
+    factors = torch.tensor(GLOBAL_SCALES[:2])
+    problem, operands = check_list_operands(
+        a, b, a_scale, b_scale, alpha, out_dtype="nvfp4", out_global_scale=factors
+    )
+    plan = make_plan(problem, "sm_100a", 148, KernelConfig(), for_emulator=True)
+    tensors = [*a, *b, *a_scale, *b_scale, alpha, factors, *operands.out, *operands.out_scales.scale]
+    table = plan.table(operands).reshape(-1)
+    assert table[plan.address_places(has_global_scale=True)].tolist() == [t.data_ptr() for t in tensors]
+
+    arguments = device_groups_check.operands("ragged", (3, 40)) | {"out": None, "out_dtype": "nvfp4"}
+    with pytest.raises(ValueError, match="N=200 is not a positive multiple of 16"):
+        check_device_groups(
+            **arguments, masked_m=None, scale_layout="blocked", backend="emulator", config=None
+        )
+    arguments = device_groups_check.operands("ragged", (3, 40), n=64) | {"out": None, "out_dtype": "nvfp4"}
+    task, results = check_device_groups(
+        **arguments,
+        masked_m=None,
+        scale_layout="blocked",
+        backend="emulator",
+        config=None,
+        out_global_scale=factors,
+    )
+    inputs = [arguments[name] for name in ("a", "b", "a_scale", "b_scale", "offs", "alpha")]
+    assert task.table().reshape(-1)[task.address_places()].tolist() == [
+        t.data_ptr() for t in [*inputs, factors, *results]
+    ]
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "match"),
+    [
+        ({"out_global_scale": torch.ones(3)}, ValueError, r"out_global_scale has shape \[3\]"),
+        ({"out_global_scale": [1.0]}, ValueError, "out_global_scale has 1 entries for 2 groups"),
+        ({"out_dtype": torch.float16, "out_global_scale": [1.0, 1.0]}, ValueError, 'goes with out_dtype=.nvfp4'),
+        ({"out_dtype": "fp4"}, TypeError, "out_dtype='fp4' is not supported; use float16"),
+        ({"out": [torch.empty(70, 56), torch.empty(3, 32)]}, TypeError, "a list of NVFP4Tensor"),
+        ({"out": poisoned_out(((70, 96, 1), (3, 64, 1)))}, ValueError, r"group 0: data of out has shape \[70, 48\]"),
+        ({"out": poisoned_out(SMALL.sizes)[:1] * 2}, ValueError, "group 1: data of out"),
+    ],
+)  # fmt: skip
+def test_refusals(change, error, match):
+    a, b, a_scale, b_scale, _ = cases.make_operands(SMALL)
+    with pytest.raises(error, match=match):
+        grouped_gemm(a, b, a_scale, b_scale, **{"out_dtype": "nvfp4", **change})
+
+
+def test_another_family_says_what_it_lacks():
+    with pytest.raises(UnsupportedProblem, match="sm_120a: no kernel writes NVFP4.*grouped_quantize"):
+        KernelKey.make("sm_120a", KernelConfig((128, 128, 128), num_acc_stage=1), 1, "nvfp4", False)
