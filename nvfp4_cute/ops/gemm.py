@@ -2,20 +2,22 @@
 
 from dataclasses import replace
 from importlib import import_module
-from typing import Any
+from typing import Any, Literal, overload
 
 import torch
 
 from nvfp4_cute import backends, prepared
 from nvfp4_cute.config import KernelConfig
 from nvfp4_cute.errors import UnsupportedProblem
-from nvfp4_cute.formats import SCALE_LAYOUTS, ScaleLayout
+from nvfp4_cute.formats import SCALE_LAYOUTS, NVFP4Tensor, ScaleLayout
 from nvfp4_cute.ops import vector_checks as checks
 from nvfp4_cute.ops.batches import as_alphas, split_batches
+from nvfp4_cute.ops.grouped_gemm import grouped_gemm
 from nvfp4_cute.ops.w4a16 import ACTIVATION_DTYPES, weight_only
-from nvfp4_cute.problem import GroupedOperands, GroupedProblem, check_list_operands
+from nvfp4_cute.problem import NVFP4, GroupedOperands, GroupedProblem, OutDtype, check_list_operands
 
 
+@overload
 def gemm(
     a: torch.Tensor,
     b: torch.Tensor,
@@ -25,10 +27,44 @@ def gemm(
     *,
     out: torch.Tensor | None = None,
     out_dtype: torch.dtype = torch.bfloat16,
+    out_global_scale: None = None,
     scale_layout: ScaleLayout = "blocked",
     backend: str = "auto",
     config: KernelConfig | None = None,
-) -> torch.Tensor:
+) -> torch.Tensor: ...
+
+
+@overload
+def gemm(
+    a: torch.Tensor,
+    b: torch.Tensor,
+    a_scale: torch.Tensor,
+    b_scale: torch.Tensor,
+    alpha: torch.Tensor | float | None = None,
+    *,
+    out: NVFP4Tensor | None = None,
+    out_dtype: Literal["nvfp4"],
+    out_global_scale: torch.Tensor | float | None = None,
+    scale_layout: ScaleLayout = "blocked",
+    backend: str = "auto",
+    config: KernelConfig | None = None,
+) -> NVFP4Tensor: ...
+
+
+def gemm(
+    a: torch.Tensor,
+    b: torch.Tensor,
+    a_scale: torch.Tensor | None,
+    b_scale: torch.Tensor,
+    alpha: torch.Tensor | float | None = None,
+    *,
+    out: Any = None,
+    out_dtype: OutDtype = torch.bfloat16,
+    out_global_scale: torch.Tensor | float | None = None,
+    scale_layout: ScaleLayout = "blocked",
+    backend: str = "auto",
+    config: KernelConfig | None = None,
+) -> torch.Tensor | NVFP4Tensor:
     """Multiply NVFP4 matrices: ``C[:, :, l] = alpha[l] * A[:, :, l] @ B[:, :, l]^T``.
 
     The grouped kernel of the GPU with one group, or with a group a batch. On the sm_100 family a batch of any size has one
@@ -50,20 +86,47 @@ def gemm(
             anything.
         b_scale: the same of b.
         alpha: a number, or float32 on the operands' device: [L], or one element (copied L times where L > 1).
-        out: [M, N] or [M, N, L], rows or columns contiguous, written in place; None allocates.
-        out_dtype: float16, bfloat16 or float32.
+        out: [M, N] or [M, N, L], rows or columns contiguous, written in place, or with "nvfp4" an NVFP4Tensor; None
+            allocates.
+        out_dtype: float16, bfloat16, float32, or "nvfp4": the result quantized for the next layer, as ``grouped_gemm``
+            does it; no batches, N a multiple of 16.
+        out_global_scale: with "nvfp4": a number, or float32 of one element on the operands' device.
         scale_layout: "blocked" or "rowmajor".
         backend, config: as of ``grouped_gemm``.
 
     Returns:
         C, [M, N], or [M, N, L] where ``a`` has batches (batch after batch in memory). fp32 accumulation; alpha multiplies
-        in fp32; one rounding to ``out_dtype``, to nearest even.
+        in fp32; one rounding to ``out_dtype``, to nearest even. With "nvfp4" an NVFP4Tensor.
 
     Raises:
         TypeError, ValueError, UnsupportedProblem: an operand breaks a rule; the message names rule, value and fix.
         UnsupportedTarget: no kernel for the GPU. ConfigError: ``config`` cannot be built.
         Nothing is written to ``out`` when a check fails.
     """
+    if not isinstance(out_dtype, torch.dtype):
+        if a_scale is None or a.ndim == 3 or torch.compiler.is_compiling():
+            raise UnsupportedProblem(
+                'out_dtype="nvfp4" with 16-bit a, batches, or under torch.compile: call quantize on the result, or pass '
+                "views of the batches to grouped_gemm"
+            )
+        (quantized,) = grouped_gemm(
+            [a],
+            [b],
+            [a_scale],
+            [b_scale],
+            alpha=as_alphas("alpha", alpha, 1),
+            out=None if out is None else [out],
+            out_dtype=NVFP4,
+            out_global_scale=as_alphas("out_global_scale", out_global_scale, 1),
+            scale_layout=scale_layout,
+            backend=backend,
+            config=config,
+        )
+        return quantized
+    if out_global_scale is not None:
+        raise ValueError(
+            f"out_global_scale is given and out_dtype={out_dtype}; it goes with out_dtype={NVFP4!r}"
+        )
     if config is not None and a_scale is None:
         raise UnsupportedProblem("config with 16-bit a: that kernel has nothing to configure; leave it out")
     if torch.compiler.is_compiling():  # the custom op (ops.library) that a traced graph keeps
@@ -75,7 +138,7 @@ def gemm(
             )
         return weight_only(a, b, b_scale, alpha, out, ("a", "b", "b_scale"), out_dtype, scale_layout, backend)
     inputs: list[Any] = [a, b, a_scale, b_scale] + ([] if alpha is None else [alpha])
-    outs = [] if out is None else [out]
+    outs: list[Any] = [] if out is None else [out]
     key = prepared.signature(
         inputs + outs, "gemm", alpha is None, len(outs), out_dtype, scale_layout, backend, config
     )

@@ -5,13 +5,13 @@ import pytest
 import torch
 from oracle import assert_bitwise_equal, poisoned
 
-from nvfp4_cute import KernelConfig, UnsupportedProblem, gemm, quantize
+from nvfp4_cute import KernelConfig, NVFP4Tensor, UnsupportedProblem, gemm, quantize
 from nvfp4_cute.arch import base, sm90, sm100, sm120
 from nvfp4_cute.backends.emulator import observe
 from nvfp4_cute.compile import KernelKey
 from nvfp4_cute.launch import make_plan
 from nvfp4_cute.problem import GroupedProblem
-from nvfp4_cute.scale_layout import from_blocked
+from nvfp4_cute.scale_layout import from_blocked, to_blocked
 
 SIZES = (150, 200, 288)
 
@@ -99,6 +99,44 @@ def test_batches_may_interleave_and_scales_be_plain():
     got = gemm(a, b, *plain, 0.5, scale_layout="rowmajor", backend="emulator")
     assert_bitwise_equal(got, expected)
     assert got.shape == (m, n, 2) and got.permute(2, 0, 1).is_contiguous()
+
+
+@pytest.mark.parametrize("mode", ["eager", "lazy", "random:1"])
+def test_a_chain_of_layers_stays_at_four_bits(mode):
+    """Three layers with NVFP4 between them, a launch each, bit for bit as the reference; the last into a given tensor."""
+    generator = torch.Generator().manual_seed(0)
+    x = quantize(torch.randn(70, 128, generator=generator), global_scale=0.002)
+    weights = [
+        quantize(torch.randn(n, k, generator=generator).round(), global_scale=0.5)
+        for n, k in ((192, 128), (96, 192), (96, 96))
+    ]
+    expected, actual = x, x
+    out = None
+    with observe(mode=mode, check=True) as observer:
+        for w in weights:
+            factors = {"alpha": 0.25, "out_dtype": "nvfp4", "out_global_scale": 0.03}
+            expected = gemm(expected.data, w.data, expected.scale, w.scale, **factors)
+            if w is weights[-1]:
+                out = NVFP4Tensor(
+                    torch.zeros_like(expected.data), torch.zeros_like(expected.scale), None, (70, 96)
+                )
+            actual = gemm(actual.data, w.data, actual.scale, w.scale, **factors, out=out, backend="emulator")
+            expected, actual = (clean(t) for t in (expected, actual))
+    assert len(observer.stats) == 3
+    assert_bitwise_equal(actual.data, expected.data)
+    assert_bitwise_equal(actual.scale, expected.scale)
+    assert torch.equal(out.data, actual.data)
+    with pytest.raises(UnsupportedProblem, match="views of the batches"):
+        gemm(*make_batch(2), out_dtype="nvfp4")
+    with pytest.raises(ValueError, match="it goes with out_dtype='nvfp4'"):
+        gemm(x.data, weights[0].data, x.scale, weights[0].scale, out_global_scale=1.0)
+
+
+def clean(t):
+    """With zeros in the padding rows of the scales, which nothing writes."""
+    return NVFP4Tensor(
+        t.data, to_blocked(from_blocked(t.scale, t.shape[0], t.shape[1] // 16)), t.global_scale, t.shape
+    )
 
 
 def test_no_rows():
