@@ -7,12 +7,12 @@ kernel parameters: no copy to the device, no wait. Every call computes every out
 from array import array
 from functools import cache
 
+import torch
+
 from nvfp4_cute.arch import simt
 from nvfp4_cute.launch_table import Gemv
 from nvfp4_cute.problems.submission_parts import scale_address, sendable_errors, table_pointer
 from nvfp4_cute.scale_layout import ATOM_BYTES, ATOM_COLS, ATOM_ROWS, SF_VEC_SIZE
-
-ARCH = "sm_100a"
 
 
 def frozen_constants() -> dict[str, str]:
@@ -60,11 +60,13 @@ def _compiled():
 
     from nvfp4_cute.kernels.simt.gemv import GemvKernel
 
+    # CUDA cores do the work, so the GPU need not be a Blackwell: only how e2m1 is converted differs.
+    arch = "sm_{}{}a".format(*torch.cuda.get_device_capability())
     kernel = GemvKernel(
         cutlass.Float16,
         has_alpha=False,
-        has_fp4_convert=simt.has_fp4_convert(ARCH),
-        blocks_per_sm=simt.gemv_blocks_per_sm(ARCH),
+        has_fp4_convert=simt.has_fp4_convert(arch),
+        blocks_per_sm=simt.gemv_blocks_per_sm(arch),
         name="nvfp4_gemv",
     )
     return cute.compile(kernel, table_pointer(0))
