@@ -93,7 +93,8 @@ class Guard:
             """A queue whose making is noted."""
 
             def __init__(self, *args: Any, **options: Any):
-                note("torch.cuda.Stream")
+                if "stream_id" not in options:  # else torch names one that exists, as events do
+                    note("torch.cuda.Stream")
                 if original.__init__ is not object.__init__:
                     super().__init__(*args, **options)
 

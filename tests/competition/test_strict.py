@@ -1,9 +1,12 @@
 """Strict mode: submissions that do not compute are caught; one that computes is not."""
 
+import importlib
+
 import pytest
+import torch
 from competition.cheats import CHEATS, HONEST, UNNOTICED_BY_ONE_CALL
 
-from nvfp4_cute.competition import protocol
+from nvfp4_cute.competition import protocol, worker
 
 
 @pytest.mark.parametrize(
@@ -29,6 +32,21 @@ def test_a_cheat_is_caught(verdict, name):
 def test_one_call_does_not_notice(verdict, name):
     """What strict mode is for; if this fails, the plain mode has become as strict."""
     assert verdict(CHEATS[name][0], strict=False).passed
+
+
+def test_a_queue_that_torch_only_names_is_not_a_new_one(monkeypatch):
+    """``Event.record`` asks for the current queue, for which torch makes an object of the class."""
+    monkeypatch.setattr("torch.cuda.Stream", type("Stream", (), {"__init__": lambda self, **options: None}))
+    monkeypatch.setattr("torch.cuda.ExternalStream", torch.cuda.ExternalStream)
+    for module in ("driver", "runtime"):
+        bindings = importlib.import_module(f"cuda.bindings.{module}")
+        for name in [name for name in vars(bindings) if "StreamCreate" in name]:
+            monkeypatch.setattr(bindings, name, getattr(bindings, name))
+    guard = worker.Guard(strict=True)
+    torch.cuda.Stream(stream_id=0, device_index=0, device_type=1)
+    assert guard.faults() == []
+    torch.cuda.Stream()
+    assert guard.faults() == ["made a queue of its own (torch.cuda.Stream); only the default queue is timed"]
 
 
 def test_what_a_submission_raises_is_a_verdict(verdict):
