@@ -4,11 +4,14 @@ import argparse
 from pathlib import Path
 
 MODES = ("test", "benchmark", "leaderboard", "profile")
+FORMATS = ("gpumode", "pygpubench", "kernelbench")
 DEVICES = ("auto", "cuda", "emulator")
 EXPORT_EXAMPLES = """\
 examples:
   nvfp4-cute export nvfp4_group_gemm                        writes submission.py
   nvfp4-cute export nvfp4_group_gemm --map lines.tsv        also where every line comes from
+  nvfp4-cute export nvfp4_gemm --torch -o torch.py          torch's own product, to compare with
+  nvfp4-cute export nvfp4_gemm --format pygpubench          for another harness, with what it needs beside it
   nvfp4-cute export nvfp4_group_gemm --gpu NVIDIA --config t128x128x256_s5a2
 
 The file is assembled from kernels/ and from the problem's submission.py: definitions that are needed, comments kept. It
@@ -55,6 +58,13 @@ def add_export(verbs: argparse._SubParsersAction) -> None:
     )
     export.add_argument("--gpu", help="runner that the header names (default: the problem's first)")
     export.add_argument("--config", metavar="NAME", help="a kernel config for every shape, by name")
+    export.add_argument(
+        "--format",
+        choices=FORMATS,
+        default=FORMATS[0],
+        help="the harness that the file is for (default %(default)s)",
+    )
+    export.add_argument("--torch", action="store_true", help="torch's own product instead of our kernel")
     export.add_argument("--map", type=Path, metavar="FILE", help="also write the source of every line")
     export.set_defaults(run=_run_export)
 
@@ -139,9 +149,19 @@ def _verb(
 
 
 def _run_export(args: argparse.Namespace) -> int:
-    from nvfp4_cute.competition import export
+    from nvfp4_cute.competition import export, formats
 
-    return export.run(args.problem, args.output, gpu=args.gpu, config=args.config, map_path=args.map)
+    if args.torch and (args.config or args.format != FORMATS[0]):
+        raise ValueError("--torch goes without --config and --format: it is a file to compare with")
+    return export.run(
+        args.problem,
+        args.output,
+        gpu=args.gpu,
+        config=args.config,
+        map_path=args.map,
+        form=formats.FORMATS[args.format],
+        kind=export.TORCHS if args.torch else export.OURS,
+    )
 
 
 def _run_eval(args: argparse.Namespace) -> int:

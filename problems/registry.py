@@ -2,13 +2,15 @@
 
 A folder ``problems/NAME`` holds
 
-- ``spec.py``: ``TESTS`` and ``BENCHMARKS``, tuples of cases, ``HARNESS``, and ``DEADLINE``, when its leaderboard closes (an
+- ``spec.py``: ``TESTS`` and ``BENCHMARKS``, tuples of cases, ``HARNESS``, ``RTOL`` and ``ATOL``, and ``DEADLINE``, when its leaderboard closes (an
   aware datetime, or None). A case is a frozen dataclass with ``name``,
   ``seed``, ``sol_us`` and ``arguments``, what a case file says of it; ``CASE.from_arguments`` is the inverse;
 - ``inputs.py``: ``make_inputs(case, device, seed)``, ``outputs(data)``, ``CPU_ENTRIES``;
 - ``reference.py``: ``reference(data)`` and ``check(received, expected)``;
-- ``submission.py``, where there is a kernel: ``custom_kernel(data)``, and ``frozen_constants()``: name to Python expression
-  of the constants that an export gives other values.
+- ``submission.py``, where there is a kernel: ``custom_kernel(data)``; ``from_flat(tensors)``, which makes its argument of its
+  tensors one after another; and ``frozen_constants()``: name to Python expression of the constants that an export gives
+  other values;
+- ``torch_submission.py``: ``custom_kernel(data)`` answered by torch, to compare with.
 """
 
 import importlib
@@ -33,6 +35,7 @@ class Problem:
         tests, benchmarks: its cases.
         case_type: class of the cases; ``from_arguments`` makes one from a line of a case file or of a task.yml.
         harness: how its server tests and times.
+        rtol, atol: by which it accepts.
         deadline: when its leaderboard closes; None where that is not known.
         make_inputs: (case, device, seed) -> the tuple that ``custom_kernel`` takes.
         reference: that tuple -> the right answer.
@@ -47,6 +50,8 @@ class Problem:
     benchmarks: tuple[Any, ...]
     case_type: Any
     harness: HarnessRules
+    rtol: float
+    atol: float
     deadline: datetime | None
     make_inputs: Callable[..., Any]
     reference: Callable[[Any], Any]
@@ -80,6 +85,8 @@ def load(name: str) -> Problem:
         benchmarks=spec.BENCHMARKS,
         case_type=type(spec.TESTS[0]),
         harness=spec.HARNESS,
+        rtol=spec.RTOL,
+        atol=spec.ATOL,
         deadline=spec.DEADLINE,
         make_inputs=inputs.make_inputs,
         reference=reference.reference,

@@ -2,12 +2,14 @@
 
 import importlib
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 
 from nvfp4_cute.competition.bundle import Bundle, Line, Recipe, assemble
-from nvfp4_cute.competition.rules import check_export_rules, check_server_rules, header_text
+from nvfp4_cute.competition.formats import GPU_MODE, Format
 from nvfp4_cute.config import KernelConfig
 from nvfp4_cute.problems import registry
+from nvfp4_cute.problems.registry import Problem
 
 # What older versions of CuTe DSL have elsewhere, or not at all.
 VERSIONS = "nvfp4_cute.kernels.common.versions"
@@ -26,12 +28,34 @@ LICENCE = """\
 # specific language governing permissions and limitations under the License.
 #
 # Assembled by `nvfp4-cute export {problem}`: every section is named after the source file that it was taken from,
-# without what this problem does not need. Runs on nvidia-cutlass-dsl 4.3.5, 4.5.2 and 4.8.1.
+# without what this problem does not need. {needs}
 """
-TITLE = "NVFP4 block-scaled {what} for Blackwell in CuTe DSL, from nvfp4_cute."
+TITLE = "NVFP4 block-scaled {what} for Blackwell {how}, from nvfp4_cute."
 
 
-def run(problem: str, output: Path, *, gpu: str | None, config: str | None, map_path: Path | None) -> int:
+@dataclass(frozen=True)
+class Kind:
+    """What answers the problem: the module of its folder, and what the file says of it."""
+
+    module: str
+    how: str
+    needs: str
+
+
+OURS = Kind("submission", "in CuTe DSL", "Runs on nvidia-cutlass-dsl 4.3.5, 4.5.2 and 4.8.1.")
+TORCHS = Kind("torch_submission", "by torch's own product", "Needs torch 2.9 or newer and a Blackwell GPU.")
+
+
+def run(
+    problem: str,
+    output: Path,
+    *,
+    gpu: str | None,
+    config: str | None,
+    map_path: Path | None,
+    form: Format = GPU_MODE,
+    kind: Kind = OURS,
+) -> int:
     """Write the submission, and say what it is; 0.
 
     Args:
@@ -39,14 +63,19 @@ def run(problem: str, output: Path, *, gpu: str | None, config: str | None, map_
         gpu: runner that the header names; None takes the problem's first.
         config: name of a KernelConfig for every shape, instead of the chosen ones.
         map_path: also write where every line comes from.
+        form: the harness that it is for; what a run needs besides is written beside ``output``.
+        kind: what answers the problem.
 
     Raises:
         ValueError: no such problem, config, or runner, or the problem has no kernel.
     """
-    bundle = make_submission(problem, gpu=gpu, config=config)
+    bundle = make_submission(problem, gpu=gpu, config=config, form=form, kind=kind)
     output.write_text(bundle.text, encoding="utf-8")
     if map_path:
         map_path.write_text(bundle.map_text(), encoding="utf-8")
+    for name, text in form.companions(registry.load(problem)).items():
+        (output.parent / name).write_text(text, encoding="utf-8")
+        print(f"{output.parent / name}: what {form.name} needs beside it", file=sys.stderr)
     size = len(bundle.text.encode())
     print(f"{output}: {len(bundle.lines):,} lines, {size:,} bytes", file=sys.stderr)
     for number, line in enumerate(bundle.lines, start=1):
@@ -55,34 +84,51 @@ def run(problem: str, output: Path, *, gpu: str | None, config: str | None, map_
             print(
                 f"  line {number}: reworded a comment that a server would refuse ({place})", file=sys.stderr
             )
-    print(f"try it: nvfp4-cute eval {output} --problem {problem}", file=sys.stderr)
+    print(f"try it: {form.how_to_run.format(output=output)}", file=sys.stderr)
     return 0
 
 
-def make_submission(problem: str, *, gpu: str | None = None, config: str | None = None) -> Bundle:
+def make_submission(
+    problem: str,
+    *,
+    gpu: str | None = None,
+    config: str | None = None,
+    form: Format = GPU_MODE,
+    kind: Kind = OURS,
+) -> Bundle:
     """The submission, line by line.
 
     Raises:
-        ValueError: as :func:`run`; or the result breaks a rule of the server.
+        ValueError: as :func:`run`; or the result breaks a rule of the harness.
     """
     found = registry.load(problem)
     if found.submission is None:
         raise ValueError(f"there is no kernel for {problem} yet: nothing to export")
-    runner = gpu or found.harness.gpus[0]
-    frozen = importlib.import_module(found.submission).frozen_constants()
-    if config:
-        if "CONFIGS" not in frozen:
-            raise ValueError(
-                f"--config {config}: {problem} has no kernel configs to choose from; leave it out"
-            )
-        frozen = {"DEFAULT_CONFIG": repr(KernelConfig.from_name(config)), "CONFIGS": "{}"}
-    body = assemble(Recipe(found.submission, ("custom_kernel",), NOT_EVERYWHERE, MOVED, frozen))
-    title = TITLE.format(what=problem.removeprefix("nvfp4_").replace("_", " ").replace("gemm", "GEMM"))
-    head = header_text(problem, runner) + LICENCE.format(title=title, problem=problem) + "\n"
+    root = f"{registry.PACKAGE}.{problem}.{kind.module}"
+    body = assemble(Recipe(root, form.entry_points, NOT_EVERYWHERE, MOVED, _frozen(found, config, kind)))
+    name = problem.removeprefix("nvfp4_").replace("_", " ").replace("gemm", "GEMM")
+    licence = LICENCE.format(title=TITLE.format(what=name, how=kind.how), problem=problem, needs=kind.needs)
+    head = form.header(problem, gpu or found.harness.gpus[0]) + licence + "\n"
     lines = [Line(text, reasons=("header",)) for text in head.splitlines()]
-    bundle = Bundle((*lines, *body.lines))
-    findings = check_server_rules(bundle.text.encode()) + check_export_rules(bundle.text)
+    footer = f"\n\n{form.footer}" if form.footer else ""
+    end = [Line(text, reasons=("how the harness calls",)) for text in footer.splitlines()]
+    bundle = Bundle((*lines, *body.lines, *end))
+    findings = form.check(bundle.text.encode())
     if findings:
         listed = "\n".join(f"  {finding}" for finding in findings)
-        raise ValueError(f"the submission for {problem} breaks rules of its server:\n{listed}")
+        raise ValueError(f"the submission for {problem} breaks rules of {form.name}:\n{listed}")
     return bundle
+
+
+def _frozen(problem: Problem, config: str | None, kind: Kind) -> dict[str, str]:
+    """Constants that get another value: name to Python expression."""
+    if kind is not OURS:
+        return {}
+    frozen = importlib.import_module(str(problem.submission)).frozen_constants()
+    if config is None:
+        return frozen
+    if "CONFIGS" not in frozen:
+        raise ValueError(
+            f"--config {config}: {problem.name} has no kernel configs to choose from; leave it out"
+        )
+    return {"DEFAULT_CONFIG": repr(KernelConfig.from_name(config)), "CONFIGS": "{}"}

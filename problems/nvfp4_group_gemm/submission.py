@@ -39,3 +39,13 @@ def custom_kernel(data):
     ]
     launch(groups, CONFIGS, DEFAULT_CONFIG)
     return [group.c for group in groups]
+
+
+def from_flat(tensors):
+    """``custom_kernel``'s argument from its tensors one after another: seven a group, in the order of the argument."""
+    num_groups = len(tensors) // 7
+    abc, pairs = tensors[: 3 * num_groups], tensors[3 * num_groups :]
+    triples = [tuple(abc[i : i + 3]) for i in range(0, len(abc), 3)]
+    scales = [tuple(pairs[i : i + 2]) for i in range(0, len(pairs), 2)]
+    sizes = [(a.shape[0], b.shape[0], 2 * a.shape[1], 1) for a, b, _ in triples]
+    return triples, scales[:num_groups], scales[num_groups:], sizes
