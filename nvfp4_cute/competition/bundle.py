@@ -176,7 +176,7 @@ class _Assembly:
     def binding(self, module: Module, definition: Definition, use: Use) -> Target | None:
         """What a used name means, or None for a builtin."""
         name = use.node.id
-        for node in local_imports(definition.nodes):
+        for node in definition.local_imports:
             if name in module.targets(node) and not isinstance(definition.nodes[0], ast.Try):
                 return self.resolve(module.targets(node)[name])
         if module.definition_of(name):

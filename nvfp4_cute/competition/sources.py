@@ -47,6 +47,11 @@ class Definition:
     first_line: int
     last_line: int
 
+    @cached_property
+    def local_imports(self) -> list[ast.Import | ast.ImportFrom]:
+        """Import statements inside functions."""
+        return local_imports(self.nodes)
+
 
 @dataclass
 class Module:

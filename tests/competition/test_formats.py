@@ -26,7 +26,7 @@ def test_torchs_product_passes(verdict, name):
 
 
 @pytest.mark.parametrize("form", OTHERS, ids=lambda form: form.name)
-@pytest.mark.parametrize("name", registry.names())
+@pytest.mark.parametrize("name", ["nvfp4_gemv", "nvfp4_group_gemm"])
 def test_the_same_kernel_with_another_entry(form, name):
     """Only what the harness calls differs, at the two ends of the file."""
     plain = export.make_submission(name).text
