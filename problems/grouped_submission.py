@@ -89,7 +89,7 @@ def _schedule(sizes: Sizes, config: KernelConfig) -> TileSchedule:
 def _launch_table(schedule: TileSchedule, config: KernelConfig, groups: list[GroupTensors]) -> array:
     """Header row and one row a slot, as the compiled host code reads them (``launch_table``)."""
     header = [0] * NUM_COLUMNS
-    header[Header.NUM_TILES] = schedule.num_tiles
+    header[Header.NUM_GROUPS], header[Header.NUM_TILES] = len(groups), schedule.num_tiles
     header[Header.NUM_CTA] = schedule.num_cta * config.cluster_size
     table = array("q", header)
     for slot, index in enumerate(schedule.order):
