@@ -19,7 +19,7 @@ from nvfp4_cute.config import KernelConfig
 from nvfp4_cute.cubin import KernelResources, read_resources
 from nvfp4_cute.emulator.driver import prepare_cutlass, shim_is_built
 from nvfp4_cute.errors import ConfigError, UnsupportedProblem
-from nvfp4_cute.problem import NVFP4, Activation, Form, GroupedProblem, OutDtype
+from nvfp4_cute.problem import NVFP4, Activation, Form, GroupedProblem, OutDtype, WeightLayout
 
 
 @dataclass(frozen=True)
@@ -35,6 +35,8 @@ class KernelKey:
         form: how the operands arrive: list, ragged or masked.
         out_m_major: whether columns of the output are contiguous, not rows.
         activation: of a dual GEMM's first product; None where there is one product.
+        weight_layout: of a dual GEMM: "separate" where there are two operands, or how one interleaves both.
+        has_limit: whether a dual GEMM's products are cut to a range.
     """
 
     arch: str
@@ -45,6 +47,8 @@ class KernelKey:
     form: Form = "list"
     out_m_major: bool = False
     activation: Activation | None = None
+    weight_layout: WeightLayout = "separate"
+    has_limit: bool = False
 
     @classmethod
     def of(cls, arch: str, config: KernelConfig, problem: GroupedProblem) -> "KernelKey":
@@ -59,6 +63,8 @@ class KernelKey:
             problem.form,
             problem.out_m_major,
             problem.activation,
+            problem.weight_layout,
+            problem.limit is not None,
         )
 
     @classmethod
@@ -72,12 +78,22 @@ class KernelKey:
         form: Form = "list",
         out_m_major: bool = False,
         activation: Activation | None = None,
+        weight_layout: WeightLayout = "separate",
+        has_limit: bool = False,
     ) -> "KernelKey":
         """Validated key. Raises UnsupportedTarget for an arch without a kernel, ConfigError for a refused config,
         UnsupportedProblem for a form, an output or a dual GEMM that the arch's kernel lacks.
         """
         family = family_of(arch)
-        if activation is None:
+        if (has_limit or weight_layout != "separate") and arch not in sm100.ARCHS:
+            raise UnsupportedProblem(
+                f"{arch}: no kernel for limit={has_limit}, weight_layout={weight_layout!r} (there is one for "
+                f"{', '.join(sm100.ARCHS)}); pass separate weights and no limit"
+            )
+        if weight_layout != "separate":
+            reason = sm100.interleave_reason(config, weight_layout) or sm100.unsupported_reason(config)
+            resolve: Any = sm100.resolve
+        elif activation is None:
             reason, resolve = family.unsupported_reason(config), family.resolve
         else:
             dual = dual_family_of(arch)
@@ -99,13 +115,25 @@ class KernelKey:
                 "bfloat16 and call quantize or grouped_quantize"
             )
         resolved = replace(resolve(config), num_cta=None)
-        return cls(arch, resolved, num_groups, out_dtype, has_alpha, form, out_m_major, activation)
+        return cls(
+            arch,
+            resolved,
+            num_groups,
+            out_dtype,
+            has_alpha,
+            form,
+            out_m_major,
+            activation,
+            weight_layout,
+            has_limit,
+        )
 
     def to_name(self) -> str:
         """Readable, unique; the kernel's symbol starts with it."""
         dtype = str(self.out_dtype).removeprefix("torch.")
         groups = f"g{self.num_groups}" if self.form == "list" else self.form
-        suffix = "_mmajor" * self.out_m_major + "_alpha" * self.has_alpha
+        suffix = "_mmajor" * self.out_m_major + "_alpha" * self.has_alpha + "_limit" * self.has_limit
+        suffix += f"_{self.weight_layout}" * (self.weight_layout != "separate")
         operation = "grouped_gemm" if self.activation is None else f"grouped_dual_gemm_{self.activation}"
         return f"nvfp4_{operation}_{self.arch}_{groups}_{self.config.to_name()}_{dtype}{suffix}"
 
@@ -118,17 +146,10 @@ class KernelKey:
         out_dtype, name = cutlass_dtype(self.out_dtype), self.to_name()
         if self.arch in sm90.ARCHS:
             return GroupedGemmSm90(self.config, self.num_groups, out_dtype, self.has_alpha, name)
-        kernel = GroupedGemmSm120 if self.arch in sm120.ARCHS else GroupedGemmSm100
-        return kernel(
-            self.config,
-            self.form,
-            self.num_groups,
-            out_dtype,
-            self.out_m_major,
-            self.has_alpha,
-            name,
-            self.activation,
-        )
+        variant = (self.config, self.form, self.num_groups, out_dtype, self.out_m_major, self.has_alpha, name)
+        if self.arch in sm120.ARCHS:
+            return GroupedGemmSm120(*variant, self.activation)
+        return GroupedGemmSm100(*variant, self.activation, self.weight_layout, self.has_limit)
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from nvfp4_cute.cache import get_kernel
 from nvfp4_cute.compile import CompiledKernel, KernelKey, table_pointer
 from nvfp4_cute.config import KernelConfig
 from nvfp4_cute.errors import UnsupportedProblem
-from nvfp4_cute.launch_table import NUM_COLUMNS, Group, Header
+from nvfp4_cute.launch_table import NUM_COLUMNS, Group, Header, float32_bits
 from nvfp4_cute.problem import NVFP4, TMA_ALIGN_BYTES, GroupedOperands, GroupedProblem
 from nvfp4_cute.schedule import TileSchedule, make_schedule
 from nvfp4_cute.select import choose_config
@@ -44,6 +44,8 @@ class Plan:
         """The launch table without addresses and pitches."""
         table = np.zeros((1 + len(self._described), NUM_COLUMNS), np.int64)
         table[0, Header.NUM_GROUPS] = self.problem.num_groups
+        if self.problem.limit is not None:
+            table[0, Header.LIMIT] = float32_bits(self.problem.limit)
         table[0, Header.NUM_TILES] = self.schedule.num_tiles
         table[0, Header.NUM_CTA] = self.schedule.num_cta * self.kernel.key.config.cluster_size
         table[1:, [Group.A_BATCH, Group.B_BATCH]] = (
@@ -54,6 +56,7 @@ class Plan:
         ):
             row[[Group.M, Group.N, Group.K]] = np.maximum(self.problem.sizes[group], 1)
             row[Group.SFA_ROW_BLOCKS], row[Group.SFB_ROW_BLOCKS] = -(-row[[Group.M, Group.N]] // 128)
+            row[Group.SFB_BATCH_BLOCKS] = row[Group.SFB_ROW_BLOCKS]
             row[Group.TILE_OFFSET] = tile_offset
             row[Group.GROUP_IDX] = group
         return table
@@ -86,10 +89,15 @@ class Plan:
         ]
         second = operands.second
         if second is not None:
-            table[1:, Group.B2 : Group.B2_PITCH + 1] = [
-                (second.b[group].data_ptr(), second.b_scale[group].data_ptr(), 2 * second.b[group].stride(0))
-                for group in self.schedule.order
-            ]
+            if second.b:
+                table[1:, Group.B2 : Group.B2_PITCH + 1] = [
+                    (
+                        second.b[group].data_ptr(),
+                        second.b_scale[group].data_ptr(),
+                        2 * second.b[group].stride(0),
+                    )
+                    for group in self.schedule.order
+                ]
             if second.alpha is not None:
                 table[0, Header.ALPHA2] = second.alpha.data_ptr()
         scales = operands.out_scales

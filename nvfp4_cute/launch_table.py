@@ -7,7 +7,13 @@ Row 0 is the header. In list form row 1 + slot describes the group at that slot 
 describes the operands of all groups.
 """
 
+import struct
 from enum import IntEnum
+
+
+def float32_bits(value: float) -> int:
+    """Bits of ``value`` rounded to float32, as a signed integer."""
+    return struct.unpack("=i", struct.pack("=f", value))[0]
 
 
 class Header(IntEnum):
@@ -20,6 +26,9 @@ class Header(IntEnum):
     NUM_GROUPS = 4  # groups of row 1; unused in list form
     ALPHA2 = 5  # address of a dual GEMM's second product's factors
     OUT_GLOBAL_SCALE = 6  # address of the fp32 global scales of NVFP4 outputs; 0 for none
+    LIMIT = (
+        7  # bits of the fp32 number that a dual GEMM's products are cut to; unused where the kernel has none
+    )
 
 
 class Group(IntEnum):
@@ -53,6 +62,7 @@ class Group(IntEnum):
     TILE_OFFSET = 22  # tiles of all earlier slots
     GROUP_IDX = 23  # the group's index in the caller's lists: where its alpha lies
     OUT_SCALE = 24  # of NVFP4 outputs: the first scale block
+    SFB_BATCH_BLOCKS = 25  # 128-row blocks of scales from batch to batch of every b
 
 
 NUM_COLUMNS = len(Group)

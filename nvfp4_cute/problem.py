@@ -4,7 +4,7 @@ A check never reads tensor data, so it never waits for the GPU.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from numbers import Real
 from typing import Any, Literal, NamedTuple, get_args
 
@@ -28,6 +28,12 @@ NVFP4: Literal["nvfp4"] = "nvfp4"
 OutDtype = torch.dtype | Literal["nvfp4"]
 Form = Literal["list", "ragged", "masked", "batched"]
 Activation = Literal["silu", "gelu_tanh", "relu2"]
+# How a kernel finds a dual GEMM's weights: two operands, or one that has rows of both in turn.
+WeightLayout = Literal["separate", "interleaved_64_up_first", "interleaved_32_gate_first"]
+# How a caller may pass them: halves of one operand are two for a kernel.
+DualWeights = Literal["separate", "concatenated", "interleaved_64_up_first", "interleaved_32_gate_first"]
+# Rows after which an interleaved layout repeats itself.
+PERIODS = {"interleaved_64_up_first": 128, "interleaved_32_gate_first": 64}
 
 
 def gemm_bytes(m: int, n: int, k: int, out_itemsize: int, *, num_b: int = 1) -> int:
@@ -52,6 +58,8 @@ class GroupedProblem:
         has_alpha: whether group g's result is multiplied by ``alpha[g]``.
         out_m_major: whether columns of C are contiguous, not rows.
         activation: of a dual GEMM: C = activation(A @ B1^T) * (A @ B2^T); None where there is one product.
+        weight_layout: of a dual GEMM. Where interleaved, n counts the rows of both, and C has n / 2 columns.
+        limit: of a dual GEMM: A @ B1^T is cut to at most that, A @ B2^T to that on both sides; None leaves them.
     """
 
     sizes: tuple[tuple[int, int, int], ...]
@@ -60,11 +68,17 @@ class GroupedProblem:
     has_alpha: bool = False
     out_m_major: bool = False
     activation: Activation | None = None
+    weight_layout: WeightLayout = "separate"
+    limit: float | None = None
 
     @property
     def num_b(self) -> int:
         """Operands ``b`` that every group's ``a`` is multiplied by."""
-        return 1 if self.activation is None else 2
+        return 1 if self.activation is None or self.weight_layout != "separate" else 2
+
+    def out_columns(self, n: int) -> int:
+        """Columns of C of a group whose ``b`` has ``n`` rows."""
+        return n if self.weight_layout == "separate" else n // 2
 
     @property
     def num_groups(self) -> int:
@@ -80,7 +94,7 @@ class GroupedProblem:
     def bytes(self) -> int:
         """Least traffic in bytes: A, B and both scales read once, C written once; no padding is counted."""
         read = sum(gemm_bytes(m, n, k, 0, num_b=self.num_b) for m, n, k in self.sizes)
-        return read + sum(out_bytes(m, n, self.out_dtype) for m, n, _ in self.sizes)
+        return read + sum(out_bytes(m, self.out_columns(n), self.out_dtype) for m, n, _ in self.sizes)
 
     def __str__(self) -> str:
         """One line: form, sizes, output dtype, operations, bytes."""
@@ -95,7 +109,10 @@ class GroupedProblem:
 
 @dataclass(frozen=True)
 class SecondOperand:
-    """What a dual GEMM multiplies ``a`` by besides: the same shapes as ``b``, ``b_scale`` and ``alpha``."""
+    """What a dual GEMM multiplies ``a`` by besides: the same shapes as ``b``, ``b_scale`` and ``alpha``.
+
+    ``b`` and ``b_scale`` are empty where the first ``b`` has the rows of both.
+    """
 
     b: tuple[torch.Tensor, ...]
     b_scale: tuple[torch.Tensor, ...]
@@ -196,43 +213,115 @@ def check_list_operands(
 def check_dual_operands(
     a: Sequence[torch.Tensor],
     b1: Sequence[torch.Tensor],
-    b2: Sequence[torch.Tensor],
+    b2: Sequence[torch.Tensor] | None,
     a_scale: Sequence[torch.Tensor],
     b1_scale: Sequence[torch.Tensor],
-    b2_scale: Sequence[torch.Tensor],
+    b2_scale: Sequence[torch.Tensor] | None,
     alpha1: torch.Tensor | Sequence[float] | None = None,
     alpha2: torch.Tensor | Sequence[float] | None = None,
     out: Sequence[torch.Tensor] | Sequence[NVFP4Tensor] | None = None,
     *,
     activation: Activation = "silu",
+    limit: float | None = None,
+    weight_layout: DualWeights = "separate",
     out_dtype: OutDtype = torch.bfloat16,
     out_global_scale: torch.Tensor | None = None,
     scale_layout: ScaleLayout = "blocked",
 ) -> tuple[GroupedProblem, GroupedOperands]:
     """Check and normalise the operands of C_g = activation(alpha1_g * A_g @ B1_g^T) * (alpha2_g * A_g @ B2_g^T).
 
-    As :func:`check_list_operands`, with a ``b`` of one shape twice. Where one alpha is given, the other is 1.
+    As :func:`check_list_operands`, with a ``b`` of one shape twice, or in ``b1`` both as ``weight_layout`` says; then ``b2``
+    and ``b2_scale`` are None. Where one alpha is given, the other is 1.
     """
-    if activation not in get_args(Activation):
-        names = ", ".join(f'"{name}"' for name in get_args(Activation))
-        raise ValueError(f"activation={activation!r} is unknown; use one of {names}")
+    gate = Gate.checked(activation, limit, weight_layout, b2 is not None or b2_scale is not None)
     alphas = [alpha1, alpha2]
     if alpha1 is not None or alpha2 is not None:
         alphas = [[1.0] * len(a) if alpha is None else alpha for alpha in alphas]
+    if weight_layout == "concatenated":
+        (b1, b2), (b1_scale, b2_scale) = _split_concatenated(b1, b1_scale, scale_layout)
+        gate = replace(gate, weight_layout="separate")
     weights = [
         _Weights("b1", b1, b1_scale, "alpha1", alphas[0]),
         _Weights("b2", b2, b2_scale, "alpha2", alphas[1]),
     ]
     result = _Result(out, out_dtype, out_global_scale)
-    return _check_lists(a, a_scale, weights, result, scale_layout, activation)
+    return _check_lists(a, a_scale, weights, result, scale_layout, gate)
+
+
+@dataclass(frozen=True)
+class Gate:
+    """What makes a GEMM dual: as the attributes of :class:`GroupedProblem` of these names."""
+
+    activation: Activation
+    limit: float | None
+    weight_layout: Any
+
+    @classmethod
+    def checked(cls, activation: Any, limit: Any, weight_layout: Any, has_second: bool) -> "Gate":
+        """Raises ValueError or TypeError where an argument is none of its values, or the weights do not fit the layout."""
+        for name, value, choices in (
+            ("activation", activation, get_args(Activation)),
+            ("weight_layout", weight_layout, get_args(DualWeights)),
+        ):
+            if value not in choices:
+                names = ", ".join(f'"{choice}"' for choice in choices)
+                raise ValueError(f"{name}={value!r} is unknown; use one of {names}")
+        if limit is not None and (not isinstance(limit, int | float) or not limit > 0):
+            raise ValueError(f"limit={limit!r} is not a positive number; pass None for no limit")
+        if has_second != (weight_layout == "separate"):
+            raise TypeError(
+                f"weight_layout={weight_layout!r}: "
+                + (
+                    "pass b2 and b2_scale"
+                    if not has_second
+                    else "b1 holds both; pass None for b2 and b2_scale"
+                )
+            )
+        return cls(activation, limit, weight_layout)
+
+    def check_rows(self, label: str, n: int) -> None:
+        """Raises ValueError where ``n`` rows of weights are not whole periods of the layout."""
+        if self.weight_layout == "concatenated":
+            concatenated_rows(label, n)
+        period = PERIODS.get(self.weight_layout, 1)
+        if n % period:
+            raise ValueError(
+                f"{label} has {n} rows; weight_layout={self.weight_layout!r} has whole periods of {period}: pad both "
+                "products' rows"
+            )
+
+
+def concatenated_rows(label: str, rows: int) -> int:
+    """Rows of each half of concatenated weights. Raises ValueError where the halves' scales share a block."""
+    if rows % 256:
+        raise ValueError(
+            f'{label} has {rows} rows; weight_layout="concatenated" takes two halves whose scale blocks of 128 rows are '
+            "their own: a multiple of 256 rows; pad both products' rows"
+        )
+    return rows // 2
+
+
+def _split_concatenated(b: Any, scale: Any, scale_layout: ScaleLayout) -> tuple[Any, Any]:
+    """Views of the upper and the lower halves of every group's weights and of their scales."""
+    _check_sequences({"a": b, "b1": b, "b1_scale": scale})
+    halves: list[Any] = [[], [], [], []]
+    for g, (rows, s) in enumerate(zip(b, scale, strict=True)):
+        label = f"group {g}: b1"
+        operand = _fp4_rows(label, "2 N", rows)
+        n, k = concatenated_rows(label, len(operand)), 2 * operand.shape[1]
+        flat = _scale(f"{label}_scale", "2 N", s, 2 * n, k, scale_layout)
+        half = len(flat) // 2
+        for part, x in zip(halves, (operand[:n], operand[n:], flat[:half], flat[half:]), strict=True):
+            part.append(x)
+    return halves[:2], halves[2:]
 
 
 class _Weights(NamedTuple):
     """One ``b`` as the caller gave it, and what the caller calls it."""
 
     name: str
-    b: Sequence[torch.Tensor]
-    scale: Sequence[torch.Tensor]
+    b: Any
+    scale: Any
     alpha_name: str
     alpha: Any
 
@@ -251,9 +340,12 @@ def _check_lists(
     weights: list[_Weights],
     result: _Result,
     scale_layout: ScaleLayout,
-    activation: Activation | None,
+    gate: Gate | None,
 ) -> tuple[GroupedProblem, GroupedOperands]:
     _check_options(result, scale_layout)
+    alphas = {w.alpha_name: w.alpha for w in weights}
+    # Interleaved weights are one operand.
+    weights = [w for w in weights if w.b is not None]
     given: dict[str, Any] = {"a": a} | {w.name: w.b for w in weights}
     given |= {"a_scale": a_scale} | {f"{w.name}_scale": w.scale for w in weights}
     out, out_scale = result.out, list[Any]()
@@ -268,8 +360,13 @@ def _check_lists(
     for other, operand in others:
         _check_same_rows(first[0].name, first[1], other.name, operand)
     out_m_major = out is not None and result.dtype != NVFP4 and _is_m_major(out)
-    has_alpha = any(w.alpha is not None for w in weights)
-    problem = GroupedProblem(sizes, "list", result.dtype, has_alpha, out_m_major, activation)
+    has_alpha = any(alpha is not None for alpha in alphas.values())
+    problem = GroupedProblem(sizes, "list", result.dtype, has_alpha, out_m_major)
+    if gate is not None:
+        for g, (_, n, _) in enumerate(sizes):
+            gate.check_rows(f"group {g}: {first[0].name}", n)
+        problem = replace(problem, **vars(gate))
+    out_sizes = [(m, problem.out_columns(n)) for m, n, _ in sizes]
     scales_a = [
         _scale(f"group {g}: a_scale", "M", a_scale[g], m, k, scale_layout)
         for g, (m, _, k) in enumerate(sizes)
@@ -282,11 +379,11 @@ def _check_lists(
         for w in weights
     ]
     device = a[0].device
-    for w in weights:
-        _check_alpha(w.alpha_name, w.alpha, problem.num_groups, device)
+    for name, alpha in alphas.items():
+        _check_alpha(name, alpha, problem.num_groups, device)
     if result.dtype == NVFP4:
         _check_alpha("out_global_scale", result.global_scale, problem.num_groups, device)
-        for g, (_, n, _) in enumerate(sizes):
+        for g, (_, n) in enumerate(out_sizes):
             check_quantized_columns(f"group {g}: N", n)
     outs: tuple[torch.Tensor, ...] | None = None
     out_scales: tuple[torch.Tensor, ...] = ()
@@ -294,20 +391,20 @@ def _check_lists(
         if isinstance(result.dtype, torch.dtype):
             outs = tuple(
                 _out_view(f"group {g}: out", out[g], m, n, result.dtype, out_m_major)
-                for g, (m, n, _) in enumerate(sizes)
+                for g, (m, n) in enumerate(out_sizes)
             )
         else:
             outs = tuple(
-                _out_data(f"group {g}: data of out", out[g], m, n) for g, (m, n, _) in enumerate(sizes)
+                _out_data(f"group {g}: data of out", out[g], m, n) for g, (m, n) in enumerate(out_sizes)
             )
             out_scales = tuple(
                 _scale(f"group {g}: scale of out", "M", out_scale[g], m, n, "blocked")
-                for g, (m, n, _) in enumerate(sizes)
+                for g, (m, n) in enumerate(out_sizes)
             )
         named: dict[str, Iterable[torch.Tensor]] = {"a": flat_a, "a_scale": scales_a, "out": outs}
         for w, operand, scales in zip(weights, flat_b, scales_b, strict=True):
             named |= {w.name: operand, f"{w.name}_scale": scales}
-        factors = {w.alpha_name: w.alpha for w in weights} | {"out_global_scale": result.global_scale}
+        factors = alphas | {"out_global_scale": result.global_scale}
         _check_overlap(_regions(named | {"out scale": out_scales}, factors))
 
     # Every check has passed: from here on memory may be allocated.
@@ -316,22 +413,20 @@ def _check_lists(
         scales_b = [[_to_blocked(s) for s in scales] for scales in scales_b]
     if outs is None:
         if result.dtype == NVFP4:
-            outs = tuple(new_quantized_data((m, n), device) for m, n, _ in sizes)
-            out_scales = tuple(new_quantized_scale(m, n, device).view(-1) for m, n, _ in sizes)
+            outs = tuple(new_quantized_data((m, n), device) for m, n in out_sizes)
+            out_scales = tuple(new_quantized_scale(m, n, device).view(-1) for m, n in out_sizes)
         else:
-            outs = tuple(torch.empty((m, n), dtype=result.dtype, device=device) for m, n, _ in sizes)
-    b, *second = [
-        SecondOperand(operand, tuple(scales), _alpha_tensor(w.alpha, device))
-        for w, operand, scales in zip(weights, flat_b, scales_b, strict=True)
-    ]
+            outs = tuple(torch.empty((m, n), dtype=result.dtype, device=device) for m, n in out_sizes)
+    factor, *second_factor = (_alpha_tensor(alpha, device) for alpha in alphas.values())
+    second_b = (flat_b[1], tuple(scales_b[1])) if len(weights) > 1 else ((), ())
     operands = GroupedOperands(
         flat_a,
-        b.b,
+        flat_b[0],
         tuple(scales_a),
-        b.b_scale,
-        b.alpha,
+        tuple(scales_b[0]),
+        factor,
         outs,
-        second[0] if second else None,
+        SecondOperand(*second_b, second_factor[0]) if second_factor else None,
         OutScales(out_scales, result.global_scale) if result.dtype == NVFP4 else None,
     )
     return problem, operands

@@ -15,7 +15,7 @@ from nvfp4_cute.formats import (
     decode_packed_e2m1,
     decode_ue4m3,
 )
-from nvfp4_cute.scale_layout import as_blocked, from_blocked, num_k_blocks
+from nvfp4_cute.scale_layout import as_blocked, from_blocked, num_k_blocks, to_blocked
 
 OUT_DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
@@ -88,15 +88,19 @@ def grouped_gemm_reference(
 def grouped_dual_gemm_reference(
     a: Sequence[torch.Tensor],
     b1: Sequence[torch.Tensor],
-    b2: Sequence[torch.Tensor],
+    b2: Sequence[torch.Tensor] | None,
     a_scale: Sequence[torch.Tensor],
     b1_scale: Sequence[torch.Tensor],
-    b2_scale: Sequence[torch.Tensor],
+    b2_scale: Sequence[torch.Tensor] | None,
     alpha1: Sequence[float] | torch.Tensor | None = None,
     alpha2: Sequence[float] | torch.Tensor | None = None,
     out_dtype: torch.dtype = torch.bfloat16,
     *,
     activation: Literal["silu", "gelu_tanh", "relu2"] = "silu",
+    limit: float | None = None,
+    weight_layout: Literal[
+        "separate", "concatenated", "interleaved_64_up_first", "interleaved_32_gate_first"
+    ] = "separate",
     scale_layout: ScaleLayout = "blocked",
 ) -> list[torch.Tensor]:
     """``activation(alpha1[g] * a[g] @ b1[g]^T) * (alpha2[g] * a[g] @ b2[g]^T)`` in float64, rounded once.
@@ -116,6 +120,10 @@ def grouped_dual_gemm_reference(
         alpha1, alpha2: one factor a group: numbers, or a float32 tensor ``[G]``. None skips the multiplication.
         out_dtype: float16, bfloat16, float32 or float64.
         activation: "silu", "gelu_tanh" or "relu2".
+        limit: the first product is cut to at most that before its activation, the second to that on both sides.
+        weight_layout: "separate"; else ``b1`` [2 N, K/2] holds the rows of both products (the gate's are the first
+            product's) and ``b2`` and ``b2_scale`` are None: "concatenated" gate above up, "interleaved_64_up_first" 64 rows
+            of up, 64 of the gate and so on, "interleaved_32_gate_first" 32 of the gate, 32 of up and so on.
         scale_layout: of all scales.
 
     Returns:
@@ -124,10 +132,51 @@ def grouped_dual_gemm_reference(
     Raises:
         TypeError, ValueError: as :func:`grouped_gemm_reference`; KeyError: an unknown activation.
     """
-    gates = grouped_gemm_reference(a, b1, a_scale, b1_scale, alpha1, torch.float64, scale_layout=scale_layout)
-    ups = grouped_gemm_reference(a, b2, a_scale, b2_scale, alpha2, torch.float64, scale_layout=scale_layout)
+    if weight_layout == "separate":
+        products = list(zip(b1, b1_scale, strict=True)), list(zip(b2 or (), b2_scale or (), strict=True))
+    else:
+        separated = [
+            separate_weights(b, s, weight_layout, scale_layout) for b, s in zip(b1, b1_scale, strict=True)
+        ]
+        products = [gate for gate, _ in separated], [up for _, up in separated]
+    gates, ups = (
+        grouped_gemm_reference(
+            a, [b for b, _ in product], a_scale, [s for _, s in product], alpha, torch.float64,
+            scale_layout=scale_layout,
+        )
+        for product, alpha in zip(products, (alpha1, alpha2), strict=True)
+    )  # fmt: skip
     function = ACTIVATIONS[activation]
+    if limit is not None:
+        gates = [gate.clamp(max=limit) for gate in gates]
+        ups = [up.clamp(-limit, limit) for up in ups]
     return [(function(gate) * up).to(out_dtype) for gate, up in zip(gates, ups, strict=True)]
+
+
+def separate_weights(
+    b: torch.Tensor, scale: torch.Tensor, weight_layout: str, scale_layout: ScaleLayout = "blocked"
+) -> tuple[tuple[torch.Tensor, torch.Tensor], tuple[torch.Tensor, torch.Tensor]]:
+    """Rows and scales of the gate and of the up projection, copied out of one operand that has both.
+
+    Args:
+        b: [2 N, K/2]. scale: of ``b``.
+        weight_layout: as of :func:`grouped_dual_gemm_reference`, but "separate".
+        scale_layout: of ``scale`` and of what is returned.
+    """
+    rows = len(b)
+    width = {"concatenated": rows // 2, "interleaved_64_up_first": 64, "interleaved_32_gate_first": 32}[
+        weight_layout
+    ]
+    halves = torch.arange(rows, device=b.device).view(-1, 2, width).unbind(1)
+    gate, up = halves[::-1] if weight_layout == "interleaved_64_up_first" else halves
+    plain = _rowmajor_scale(b, scale, scale_layout)
+
+    def part(index: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        chosen = plain[index.flatten()]
+        blocked = to_blocked(chosen).flatten() if scale_layout == "blocked" else chosen
+        return b.view(torch.uint8)[index.flatten()], blocked
+
+    return part(gate), part(up)
 
 
 def gemv_reference(

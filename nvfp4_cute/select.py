@@ -7,9 +7,17 @@ delivers to all of them), and the last tile's epilogue. It ranks configs; ``mode
 from dataclasses import dataclass, replace
 
 from nvfp4_cute.arch import family_of, sm90, sm100, sm120
-from nvfp4_cute.arch.sm100 import EPI_TILE_N, MMA_N_STEP, TILES_N, smem_plan
+from nvfp4_cute.arch.sm100 import (
+    DUAL_TILES_N,
+    EPI_TILE_N,
+    INTERLEAVE,
+    MMA_CTA_M,
+    MMA_N_STEP,
+    TILES_N,
+    smem_plan,
+)
 from nvfp4_cute.config import KernelConfig
-from nvfp4_cute.problem import Form, GroupedProblem, gemm_bytes
+from nvfp4_cute.problem import Form, Gate, GroupedProblem, gemm_bytes
 from nvfp4_cute.schedule import TileSchedule, WorkTile, make_schedule
 from nvfp4_cute.targets import B200
 
@@ -77,6 +85,8 @@ def choose_config(problem: GroupedProblem, arch: str, num_sms: int) -> KernelCon
 def estimates(problem: GroupedProblem, num_sms: int) -> list[Estimate]:
     """Every candidate of the sm_100 family, the best first; equal ones in the order of the family's table."""
     tried = sm100.CANDIDATES if problem.activation is None else sm100.DUAL_CANDIDATES
+    if problem.weight_layout != "separate":
+        tried = sm100.INTERLEAVED_CANDIDATES
     found = [estimate(config, problem, num_sms) for config in tried]
     return sorted(found, key=lambda candidate: candidate.cycles)
 
@@ -94,9 +104,11 @@ def estimate(config: KernelConfig, problem: GroupedProblem, num_sms: int) -> Est
     num_clusters = max(-(-schedule.num_tiles // max(schedule.waves, 1)), 1)
     schedule = make_schedule(problem.sizes, config.work_tile_mnk, num_clusters)
     across_lanes = problem.out_m_major != config.swap_ab
-    slice_cycles = LANE_SLICE_CYCLES if across_lanes else ROW_SLICE_CYCLES
+    slice_cycles: float = LANE_SLICE_CYCLES if across_lanes else ROW_SLICE_CYCLES
     if problem.activation is not None:
         slice_cycles += ACTIVATION_SLICE_CYCLES
+    if problem.weight_layout != "separate":
+        slice_cycles /= 2  # two slices of products make one of results
     num_b = problem.num_b
     shares, loaded = [0.0], 0.0
     for cluster in range(schedule.num_cta):
@@ -142,17 +154,21 @@ def _tile_cycles(
     return max(tile.k_tile_cnt * max(load, mma), columns / EPI_TILE_N * slice_cycles)
 
 
-def config_for_rows(arch: str, mean_rows: int, n: int) -> KernelConfig:
+def config_for_rows(arch: str, mean_rows: int, n: int, gate: Gate | None = None) -> KernelConfig:
     """The config of a problem whose group sizes only the device knows.
 
     Tokens on the N side, in the smallest tile that holds a group of mean size; a pair where the weights fill it. On
     sm_120a as for a group of mean size. Raises UnsupportedTarget for an ``arch`` without a kernel.
     """
     if arch in sm120.ARCHS:
-        return sm120.choose([(mean_rows, n, 1)])
+        return sm120.choose([(mean_rows, n, 1)], 1 if gate is None else 2)
     if arch not in sm100.ARCHS:
         return family_of(arch).DEFAULT_CONFIG
-    tile_n = next((tile for tile in TILES_N if tile >= mean_rows), TILES_N[-1])
+    if gate is not None and gate.weight_layout in INTERLEAVE:
+        # Weights on the N side: a tile of 256 rows has 128 results.
+        return KernelConfig((128, 256, 256), use_2cta_instrs=mean_rows > MMA_CTA_M)
+    tiles = TILES_N if gate is None else DUAL_TILES_N
+    tile_n = next((tile for tile in tiles if tile >= mean_rows), tiles[-1])
     return KernelConfig((128, tile_n, 256), use_2cta_instrs=n > 128, swap_ab=True)
 
 

@@ -103,6 +103,7 @@ def _launch_table(schedule: TileSchedule, config: KernelConfig, groups: list[Gro
         row[Group.A_BATCH], row[Group.B_BATCH] = 1, 1
         row[Group.M], row[Group.N], row[Group.K] = m, n, k
         row[Group.SFA_ROW_BLOCKS], row[Group.SFB_ROW_BLOCKS] = -(-m // SF_ROWS), -(-n // SF_ROWS)
+        row[Group.SFB_BATCH_BLOCKS] = row[Group.SFB_ROW_BLOCKS]
         row[Group.TILE_OFFSET] = schedule.tile_offsets[slot]
         row[Group.GROUP_IDX] = index
         if group.b2 is not None:

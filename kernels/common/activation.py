@@ -8,8 +8,19 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Float32
 
+from . import ptx
+
 LOG2_E = 1.4426950408889634
 GELU_LINEAR, GELU_CUBIC = 1.5957691216057308, 0.044715  # 2 * sqrt(2 / pi)
+
+
+@cute.jit
+def gate(x: Float32, other: Float32, activation: cutlass.Constexpr, limit: Float32 | None) -> Float32:
+    """``activation(x) * other``; with a limit, of x cut to at most that, and other cut to that on both sides."""
+    if cutlass.const_expr(limit is not None):
+        x = ptx.min_nan(x, limit)
+        other = ptx.max_nan(ptx.min_nan(other, limit), -limit)
+    return activate(x, activation) * other
 
 
 @cute.jit

@@ -23,6 +23,7 @@ class OperandView:
         rows, batch, k: extents in elements; batch 1 where groups have operands of their own or follow each other.
         pitch, batch_pitch: elements between rows and between batches.
         sf_row_blocks: 128-row blocks of scales in one batch.
+        sf_batch_blocks: the same from batch to batch.
     """
 
     data: Int64
@@ -33,6 +34,7 @@ class OperandView:
     pitch: Int64
     batch_pitch: Int64
     sf_row_blocks: Int32
+    sf_batch_blocks: Int32
 
 
 def read_operands(values: cute.Tensor, rows: range, num_b: int, swap_ab: bool) -> tuple[list, list]:
@@ -80,12 +82,14 @@ def read_outputs(
     form: Literal["list", "ragged", "masked", "batched"],
     num_alphas: int,
     is_quantized: bool = False,
+    has_limit: bool = False,
 ) -> OutputTable:
     """Where results go.
 
     Args:
         num_alphas: factors a group, one a product, or 0.
         is_quantized: whether results are NVFP4.
+        has_limit: whether a dual GEMM's products are cut.
         values, rows, form: as of :func:`read_operands`.
     """
     columns = (Header.ALPHA, Header.ALPHA2)[:num_alphas]
@@ -106,6 +110,7 @@ def read_outputs(
         )
         if is_quantized
         else None,
+        limit=Int32(values[Header.LIMIT, 0]) if has_limit else None,
     )
 
 
@@ -124,6 +129,7 @@ def _view(values: cute.Tensor, row: int, letter: str, rows: Group) -> OperandVie
         pitch=column(f"{letter}_PITCH"),
         batch_pitch=column(f"{letter}_BATCH_PITCH"),
         sf_row_blocks=Int32(column(f"SF{letter}_ROW_BLOCKS")),
+        sf_batch_blocks=Int32(column("SFA_ROW_BLOCKS" if letter == "A" else "SFB_BATCH_BLOCKS")),
     )
 
 

@@ -99,7 +99,7 @@ def _scale_atom(view: OperandView, box: tuple[int, int]):
     k_blocks, row_blocks = box
     sf_k_blocks = cute.ceil_div(view.k, SF_BLOCK_K)
     row_stride = Int64(sf_k_blocks) * SF_BLOCK_WORDS
-    batch_stride = row_stride * view.sf_row_blocks
+    batch_stride = row_stride * view.sf_batch_blocks
     tensor = cute.make_tensor(
         global_ptr(SF_WORD, view.scale),
         cute.make_layout(

@@ -35,6 +35,7 @@ class OutputTable:
         group_indices: the caller's index of the group, one Int32 a slot: where its alpha lies; None if it is the slot.
         alphas: pointers to fp32 factors [G] in global memory, one a product, or None.
         scales: of NVFP4 results, or None.
+        limit: bits of the fp32 number that a dual GEMM's products are cut to, or None.
     """
 
     addresses: list
@@ -43,6 +44,7 @@ class OutputTable:
     group_indices: list | None
     alphas: list | None
     scales: ScaleTable | None = None
+    limit: Int32 | None = None
 
 
 @cute.jit

@@ -108,6 +108,11 @@ def abs_f32(a: Float32) -> Float32:
     return inline_ptx("abs.f32 {$w0}, {$r0};", write_only_types=[Float32], read_only_args=[a])
 
 
+def min_nan(a: Float32, b: Float32) -> Float32:
+    """The smaller of two floats; NaN if either is."""
+    return inline_ptx("min.NaN.f32 {$w0}, {$r0}, {$r1};", write_only_types=[Float32], read_only_args=[a, b])
+
+
 def least(a: Float32, b: Float32) -> Float32:
     """The smaller of two floats; the number if one is NaN."""
     return inline_ptx("min.f32 {$w0}, {$r0}, {$r1};", write_only_types=[Float32], read_only_args=[a, b])

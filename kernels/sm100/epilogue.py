@@ -14,14 +14,15 @@ import cutlass.pipeline as pipeline
 from cutlass import Float32, Int32
 from cutlass.cute.nvgpu import tcgen05
 
-from nvfp4_cute.arch.sm100 import EPI_TILE_N, MMA_CTA_M, TmemMap
+from nvfp4_cute.arch.sm100 import EPI_TILE_N, INTERLEAVE, MMA_CTA_M, TmemMap
 from nvfp4_cute.config import KernelConfig
 
-from ..common.activation import activate
+from ..common import ptx
+from ..common.activation import gate
 from ..common.encode import ConvertE2M1
 from ..common.output_table import OutputTable, load_alphas
 from ..common.quantized_output import QuantizedGroup, quantized_group, store_quantized_run
-from ..common.sides import mma_sides
+from ..common.sides import TileSide, mma_sides
 from ..common.transpose import transpose_in_warp
 from .columns import mma_columns
 from .store import row_target, store_slice
@@ -41,6 +42,7 @@ class EpilogueArgs:
         groups: ``GroupTable`` or ``DeviceGroups``.
         cta_rank: which CTA of the pair this is.
         activation: of a dual GEMM's first product (``common.activation``); None where there is one product.
+        weight_layout: how the rows of a dual GEMM's weights lie: in two operands, or interleaved in one.
     """
 
     tmem_ptr: cute.Pointer
@@ -53,13 +55,15 @@ class EpilogueArgs:
     cta_rank: Int32
     acc_consumer: pipeline.PipelineConsumer
     activation: str | None
+    weight_layout: str
 
 
 @cute.jit
 def run_epilogue(args: EpilogueArgs, first_tile: Int32, stride: Int32):
     """For each tile: wait for its accumulator, read it in column slices, scale, convert, store, release.
 
-    A dual GEMM's accumulator is two, side by side: their slices are read together and combined in fp32.
+    Of a dual GEMM, slices of both products are read together and combined in fp32: from two accumulators, side by side,
+    or, where the weights are interleaved, from one.
     """
     acc_consumer, config, groups, tmem = args.acc_consumer, args.config, args.groups, args.tmem
     tidx, _, _ = cute.arch.thread_idx()
@@ -79,11 +83,16 @@ def run_epilogue(args: EpilogueArgs, first_tile: Int32, stride: Int32):
     tTR_rAcc = [cute.make_rmem_tensor(slice_shape, Float32) for _ in range(num_products)]
     tTR_rOut = cute.make_rmem_tensor(EPI_TILE_N, Float32 if is_quantized else args.out_dtype)
     tile_n = config.cta_tile_shape_mnk[1]
-    max_slices = tile_n // EPI_TILE_N
+    # Columns of an accumulator that become one run of slices of the output
+    interleave = INTERLEAVE.get(args.weight_layout, 0)
+    period, period_slices = (2 * interleave, interleave // EPI_TILE_N) if interleave else (EPI_TILE_N, 1)
     # Slices that share columns with the other accumulator are read first; then the MMA may have it.
-    shared_slices = max_slices
+    shared_slices = tile_n // period * period_slices
     if cutlass.const_expr(tmem.overlap_cols > 0):
-        shared_slices = -(-tmem.overlap_cols // EPI_TILE_N)
+        shared_slices = -(-tmem.overlap_cols // period) * period_slices
+    limit = None
+    if cutlass.const_expr(args.outputs.limit is not None):
+        limit = ptx.float_of(args.outputs.limit)
 
     acc_idx = Int32(0)
     cursor = groups.first_cursor(first_tile, config.work_tile_mnk)
@@ -91,10 +100,15 @@ def run_epilogue(args: EpilogueArgs, first_tile: Int32, stride: Int32):
         tile = groups.tile(cursor, config.work_tile_mnk)
         m_side, n_side = mma_sides(config, tile)
         row = m_side.first_row + args.cta_rank * MMA_CTA_M + tidx
-        num_slices = mma_columns(config, n_side) // EPI_TILE_N
+        num_slices = mma_columns(config, n_side) // period * period_slices
+        columns = tile.n
+        if cutlass.const_expr(interleave):
+            # Two rows of weights make a column of the output.
+            columns = tile.n // 2
+            n_side = TileSide(n_side.first_row // 2, n_side.extent // 2, n_side.origin)
         alphas = load_alphas(args.outputs, tile.slot, num_products)
         if cutlass.const_expr(is_quantized):
-            target = quantized_group(args.outputs, tile, tile.n)
+            target = quantized_group(args.outputs, tile, columns)
         else:
             target = row_target(
                 args.outputs, tile, row, m_side, n_side, args.out_dtype, args.out_m_major, config.swap_ab
@@ -107,7 +121,7 @@ def run_epilogue(args: EpilogueArgs, first_tile: Int32, stride: Int32):
         acc_column = acc_idx * tmem.acc_stride
 
         stage = acc_consumer.wait_and_advance()
-        _read_slice(tiled_load, tTR_tAcc, acc_column + first_slice * EPI_TILE_N, tTR_rAcc, tile_n)
+        _read_slice(tiled_load, tTR_tAcc, acc_column, first_slice, tTR_rAcc, args.weight_layout, tile_n)
         # Not unrolled: a CTA has few tiles, and code that it executes once costs more to fetch than to run.
         for i in cutlass.range(num_slices, unroll=1):
             slice_idx = first_slice + i * slice_step
@@ -117,11 +131,11 @@ def run_epilogue(args: EpilogueArgs, first_tile: Int32, stride: Int32):
                 # What the next MMA overwrites is in registers.
                 with cute.arch.elect_one():
                     stage.release()
-            result = _combine(tTR_rAcc, alphas, args.activation)
+            result = _combine(tTR_rAcc, alphas, args.activation, limit)
             tTR_rOut.store(result if is_quantized else result.to(args.out_dtype))
             if i + 1 < num_slices:
-                next_column = acc_column + (slice_idx + slice_step) * EPI_TILE_N
-                _read_slice(tiled_load, tTR_tAcc, next_column, tTR_rAcc, tile_n)
+                next_idx = slice_idx + slice_step
+                _read_slice(tiled_load, tTR_tAcc, acc_column, next_idx, tTR_rAcc, args.weight_layout, tile_n)
             if cutlass.const_expr(is_quantized):
                 column = n_side.first_row + slice_idx * EPI_TILE_N
                 _store_quantized(tTR_rOut, target, row, column, config.swap_ab)
@@ -135,25 +149,35 @@ def run_epilogue(args: EpilogueArgs, first_tile: Int32, stride: Int32):
 def _read_slice(
     tiled_load: cute.TiledCopy,
     tTR_tAcc: cute.Tensor,
-    column: Int32,
+    acc_column: Int32,
+    slice_idx: Int32,
     destinations: list,
-    product_stride: cutlass.Constexpr,
+    weight_layout: cutlass.Constexpr,
+    tile_n: cutlass.Constexpr,
 ):
-    """Start reading the slice at ``column`` of every product."""
+    """Start reading a slice of every product: of a dual GEMM the gate's, then the other's."""
+    first = slice_idx * EPI_TILE_N
+    columns = [first, first + tile_n]
+    if cutlass.const_expr(weight_layout == "interleaved_64_up_first"):
+        up = slice_idx // 2 * 128 + slice_idx % 2 * EPI_TILE_N
+        columns = [up + 64, up]
+    elif cutlass.const_expr(weight_layout == "interleaved_32_gate_first"):
+        columns = [2 * first, 2 * first + 32]
     for i in cutlass.range_constexpr(len(destinations)):
-        source = cute.make_tensor(tTR_tAcc.iterator + (column + i * product_stride), tTR_tAcc.layout)
+        source = cute.make_tensor(tTR_tAcc.iterator + (acc_column + columns[i]), tTR_tAcc.layout)
         cute.copy(tiled_load, source, destinations[i])
 
 
 @cute.jit
-def _combine(accumulators: list, alphas: list, activation: cutlass.Constexpr):
+def _combine(accumulators: list, alphas: list, activation: cutlass.Constexpr, limit: Float32 | None):
     """The result, in fp32, of a slice of every product's accumulator."""
     result = accumulators[0].load().reshape(EPI_TILE_N) * alphas[0]
     if cutlass.const_expr(activation is not None):
-        activated = cute.make_rmem_tensor(EPI_TILE_N, Float32)
+        other = accumulators[1].load().reshape(EPI_TILE_N) * alphas[1]
+        gated = cute.make_rmem_tensor(EPI_TILE_N, Float32)
         for i in cutlass.range_constexpr(EPI_TILE_N):
-            activated[i] = activate(result[i], activation)
-        result = activated.load() * (accumulators[1].load().reshape(EPI_TILE_N) * alphas[1])
+            gated[i] = gate(result[i], other[i], activation, limit)
+        result = gated.load()
     return result
 
 

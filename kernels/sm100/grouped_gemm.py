@@ -32,7 +32,7 @@ import cutlass.pipeline as pipeline
 from cutlass import Float32, Int32, Int64, Uint8
 from cutlass.memory import SmemAllocator, TmemAllocator
 
-from nvfp4_cute.arch.sm100 import smem_plan, tmem_map
+from nvfp4_cute.arch.sm100 import INTERLEAVE, smem_plan, tmem_map
 from nvfp4_cute.config import KernelConfig
 from nvfp4_cute.launch_table import NUM_COLUMNS, Header
 
@@ -62,6 +62,9 @@ class GroupedGemmSm100:
         out_m_major: whether columns of the output are contiguous, not rows.
         has_alpha: whether every group's result is multiplied by a factor.
         activation: of a dual GEMM's first product: "silu", "gelu_tanh" or "relu2"; None where there is one product.
+        weight_layout: of a dual GEMM: "separate", or one of ``arch.sm100.INTERLEAVE``, whose one ``b`` has both products'
+            rows.
+        has_limit: whether a dual GEMM's products are cut to a range before they are combined.
         name: what the kernel is called in profilers and in the emulator's reports.
     """
 
@@ -75,6 +78,8 @@ class GroupedGemmSm100:
         has_alpha: bool,
         name: str,
         activation: str | None = None,
+        weight_layout: str = "separate",
+        has_limit: bool = False,
     ):
         self.config = config
         self.form = form
@@ -85,7 +90,10 @@ class GroupedGemmSm100:
         self.name = name
         self.schedule = WarpSchedule()
         self.activation = activation
-        self.num_b = 1 if activation is None else 2
+        self.weight_layout = weight_layout
+        self.has_limit = has_limit
+        self.num_products = 1 if activation is None else 2
+        self.num_b = 1 if weight_layout in INTERLEAVE else self.num_products
         self.smem = smem_plan(config, self.num_b)
         self.tmem = tmem_map(config, self.num_b)
 
@@ -110,8 +118,9 @@ class GroupedGemmSm100:
                 values,
                 rows,
                 self.form,
-                self.num_b if self.has_alpha else 0,
+                self.num_products if self.has_alpha else 0,
                 self.out_dtype is cutlass.Float4E2M1FN,
+                self.has_limit,
             ),
         ).launch(
             grid=(Int32(values[Header.NUM_CTA, 0]), 1, 1),
@@ -253,6 +262,7 @@ class GroupedGemmSm100:
                     cta_rank=cta_rank,
                     acc_consumer=acc_consumer,
                     activation=self.activation,
+                    weight_layout=self.weight_layout,
                 ),
                 first_tile,
                 stride,

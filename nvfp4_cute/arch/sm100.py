@@ -47,6 +47,8 @@ DUAL_CANDIDATES = (
         for n, stages in ((64, 3), (128, 2), (192, 1))
     ),
 )
+# And for those with interleaved weights: both products of a result have to lie in one row of tensor memory.
+INTERLEAVED_CANDIDATES = tuple(c for c in CANDIDATES if not c.swap_ab)
 SMEM_CAPACITY_BYTES = 227 * 1024
 # Barriers and the tensor-memory address; operand buffers come first and are whole multiples of their alignment.
 SMEM_RESERVED_BYTES = 2048
@@ -57,8 +59,12 @@ MMA_CTA_M = 128
 # The N side: multiples of 32, so that a tile starts on a column of the scales' tensor-memory layout.
 MMA_N_STEP = 32
 TILES_N = (32, 64, 128, 192, 256)
+# Of a dual GEMM with two accumulators of each product.
+DUAL_TILES_N = (32, 64, 128)
 # Columns that the epilogue reads at once.
 EPI_TILE_N = 32
+# Rows that each product of a dual GEMM has in turn, where one operand interleaves both products' weights.
+INTERLEAVE = {"interleaved_64_up_first": 64, "interleaved_32_gate_first": 32}
 # A scale block covers 128 rows x 4 scales; tensor memory holds it in 4 columns.
 SF_ATOM_ROWS = 128
 SF_ATOM_COLS = 4
@@ -207,6 +213,16 @@ def unsupported_reason(config: KernelConfig, num_b: int = 1) -> str | None:
         )
     if config.num_cta is not None and config.num_cta < config.cluster_size:
         return f"num_cta={config.num_cta}: at least {config.cluster_size} CTA{'s' * config.use_2cta_instrs} work on a tile"
+    return None
+
+
+def interleave_reason(config: KernelConfig, weight_layout: str) -> str | None:
+    """Why interleaved weights cannot be computed with ``config``; None where they can."""
+    n, width = config.cta_tile_shape_mnk[1], INTERLEAVE[weight_layout]
+    if config.swap_ab:
+        return "swap_ab with interleaved weights: their products would lie in lanes of two warps; use swap_ab=False"
+    if n % (2 * width):
+        return f"N tile {n} with weight_layout={weight_layout!r}: tiles hold whole periods; use N tile 128 or 256"
     return None
 
 

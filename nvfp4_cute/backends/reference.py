@@ -20,13 +20,15 @@ def run(problem: GroupedProblem, operands: GroupedOperands, config: KernelConfig
         results = grouped_dual_gemm_reference(
             operands.a,
             operands.b,
-            second.b,
+            second.b or None,
             operands.a_scale,
             operands.b_scale,
-            second.b_scale,
+            second.b_scale or None,
             operands.alpha,
             second.alpha,
             activation=problem.activation,
+            limit=problem.limit,
+            weight_layout=problem.weight_layout,
             out_dtype=out_dtype,
         )
     else:

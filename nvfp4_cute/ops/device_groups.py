@@ -4,7 +4,7 @@ Nothing here reads the sizes, so nothing waits for the GPU and a captured graph 
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 from typing import Literal
 
@@ -15,16 +15,17 @@ from nvfp4_cute import backends, formats
 from nvfp4_cute.compile import KernelKey
 from nvfp4_cute.config import KernelConfig
 from nvfp4_cute.errors import UnsupportedProblem
-from nvfp4_cute.launch_table import NUM_COLUMNS, Group, Header
+from nvfp4_cute.launch_table import NUM_COLUMNS, Group, Header, float32_bits
 from nvfp4_cute.ops import vector_checks as checks
 from nvfp4_cute.problem import (
     NVFP4,
+    Gate,
     OutDtype,
     check_out_dtype,
     check_quantized_columns,
     new_quantized_data,
 )
-from nvfp4_cute.reference import grouped_gemm_reference
+from nvfp4_cute.reference import grouped_dual_gemm_reference, grouped_gemm_reference
 from nvfp4_cute.scale_layout import ATOM_BYTES, ATOM_SHAPE, SF_VEC_SIZE, atom_counts, num_k_blocks
 from nvfp4_cute.select import config_for_rows
 
@@ -39,7 +40,8 @@ class DeviceGroupsTask:
         form: "ragged": ``sizes`` are the groups' inclusive ends in the rows of ``a``; "masked": their row counts.
         a: uint8 [batches, rows, K/2]: one batch where ragged, one a group where masked.
         b: uint8 [G, N, K/2].
-        a_scale, b_scale: uint8, flat, blocked; where ragged, every group's rows begin a 128-row block.
+        a_scale: uint8, flat, blocked; where ragged, every group's rows begin a 128-row block.
+        b_scale: uint8 [G, bytes], blocked.
         sizes: int32 [G].
         alpha: float32 [G], or None.
         out: [batches, rows, N], unit stride in N or in M; of NVFP4 results, data: uint8 [batches, rows, N/2].
@@ -47,6 +49,9 @@ class DeviceGroupsTask:
         num_sms: of the GPU.
         out_scale: uint8, flat, blocked, of NVFP4 results, as ``a_scale``; None otherwise.
         out_global_scale: float32 [G] of NVFP4 results, or None.
+        gate: of a dual GEMM; None where there is one product.
+        b2, b2_scale: of a dual GEMM with separate weights: like ``b`` and ``b_scale``.
+        alpha2: of a dual GEMM: float32 [G], or None where ``alpha`` is.
     """
 
     form: Literal["ragged", "masked"]
@@ -61,6 +66,10 @@ class DeviceGroupsTask:
     num_sms: int
     out_scale: torch.Tensor | None = None
     out_global_scale: torch.Tensor | None = None
+    gate: Gate | None = None
+    b2: torch.Tensor | None = None
+    b2_scale: torch.Tensor | None = None
+    alpha2: torch.Tensor | None = None
 
     @property
     def out_dtype(self) -> OutDtype:
@@ -86,7 +95,11 @@ class DeviceGroupsTask:
     def key(self, arch: str) -> KernelKey:
         """What to compile. Raises UnsupportedTarget, UnsupportedProblem or ConfigError."""
         has_alpha = self.alpha is not None
-        return KernelKey.make(arch, self.config, 1, self.out_dtype, has_alpha, self.form, self.out_m_major)
+        variant = (arch, self.config, 1, self.out_dtype, has_alpha, self.form, self.out_m_major)
+        if self.gate is None:
+            return KernelKey.make(*variant)
+        gate = self.gate
+        return KernelKey.make(*variant, gate.activation, gate.weight_layout, gate.limit is not None)
 
     def table(self) -> np.ndarray:
         """``launch_table``: a header and one row."""
@@ -100,11 +113,18 @@ class DeviceGroupsTask:
         header[Header.NUM_GROUPS] = num_groups
         if self.alpha is not None:
             header[Header.ALPHA] = self.alpha.data_ptr()
+        if self.alpha2 is not None:
+            header[Header.ALPHA2] = self.alpha2.data_ptr()
+        if self.gate is not None and self.gate.limit is not None:
+            header[Header.LIMIT] = float32_bits(self.gate.limit)
         row[Group.A : Group.OUT + 1] = [
             tensor.data_ptr() for tensor in (self.a, self.b, self.a_scale, self.b_scale, self.out)
         ]
         row[Group.A_PITCH], row[Group.A_BATCH_PITCH] = 2 * self.a.stride(1), 2 * self.a.stride(0)
         row[Group.B_PITCH], row[Group.B_BATCH_PITCH] = 2 * self.b.stride(1), 2 * self.b.stride(0)
+        if self.b2 is not None and self.b2_scale is not None:
+            row[Group.B2], row[Group.SFB2] = self.b2.data_ptr(), self.b2_scale.data_ptr()
+            row[Group.B2_PITCH], row[Group.B2_BATCH_PITCH] = 2 * self.b2.stride(1), 2 * self.b2.stride(0)
         row[Group.OUT_PITCH] = self.out.stride(2 if self.out_m_major else 1)
         row[Group.OUT_BATCH_PITCH] = self.out.stride(0)
         if self.out_scale is not None:
@@ -116,7 +136,8 @@ class DeviceGroupsTask:
         _, k_blocks = atom_counts(1, num_k_blocks(k))
         block_bytes = k_blocks * ATOM_BYTES
         row[Group.SFA_ROW_BLOCKS] = self.a_scale.numel() // (block_bytes * batches)
-        row[Group.SFB_ROW_BLOCKS] = self.b_scale.numel() // (block_bytes * num_groups)
+        row[Group.SFB_ROW_BLOCKS] = self.b_scale.shape[1] // block_bytes
+        row[Group.SFB_BATCH_BLOCKS] = self.b_scale.stride(0) // block_bytes
         return table
 
     def address_places(self) -> list[int]:
@@ -124,6 +145,7 @@ class DeviceGroupsTask:
         header = {
             "sizes": Header.GROUP_SIZES,
             "alpha": Header.ALPHA,
+            "alpha2": Header.ALPHA2,
             "out_global_scale": Header.OUT_GLOBAL_SCALE,
         }
         row = {
@@ -131,6 +153,8 @@ class DeviceGroupsTask:
             "b": Group.B,
             "a_scale": Group.SFA,
             "b_scale": Group.SFB,
+            "b2": Group.B2,
+            "b2_scale": Group.SFB2,
             "out": Group.OUT,
             "out_scale": Group.OUT_SCALE,
         }
@@ -140,7 +164,8 @@ class DeviceGroupsTask:
 
     def tensors(self) -> Iterator[tuple[str, torch.Tensor, bool]]:
         """Name, tensor, and whether it is written: inputs in the order of the operation's arguments, then outputs."""
-        inputs = ("a", "b", "a_scale", "b_scale", "sizes", "alpha", "out_global_scale")
+        weights = ("b2", "b2_scale", "alpha2")
+        inputs = ("a", "b", "a_scale", "b_scale", "sizes", "alpha", *weights, "out_global_scale")
         for name in (*inputs, "out", "out_scale"):
             tensor = getattr(self, name)
             if tensor is not None:
@@ -149,18 +174,11 @@ class DeviceGroupsTask:
     def reference(self) -> None:
         """Float64 sums, rounded as ``reference.grouped_gemm_reference`` says. Reads the sizes."""
         _, k_blocks = atom_counts(1, num_k_blocks(2 * self.a.shape[2]))
-        n_bytes = self.b_scale.numel() // self.b.shape[0]
+        dtype = torch.float32 if self.out_scale is not None else self.out.dtype
         for group, (batch, start, end, block) in enumerate(self._groups()):
             num_blocks = -(-(end - start) // SF_ATOM_ROWS)
             scale = self.a_scale.view(-1, k_blocks * ATOM_BYTES)[block : block + num_blocks].reshape(-1)
-            results = grouped_gemm_reference(
-                [self.a[batch, start:end]],
-                [self.b[group]],
-                [scale],
-                [self.b_scale[group * n_bytes : (group + 1) * n_bytes]],
-                None if self.alpha is None else self.alpha[group : group + 1],
-                out_dtype=torch.float32 if self.out_scale is not None else self.out.dtype,
-            )
+            results = self._group_reference(group, self.a[batch, start:end], scale, dtype)
             if self.out_scale is None:
                 self.out[batch, start:end] = results[0]
             elif end > start:
@@ -171,6 +189,19 @@ class DeviceGroupsTask:
                 self.out_scale.view(-1, row_bytes)[block : block + num_blocks] = quantized.scale.view(
                     torch.uint8
                 ).view(num_blocks, row_bytes)
+
+    def _group_reference(
+        self, group: int, a: torch.Tensor, a_scale: torch.Tensor, dtype: torch.dtype
+    ) -> list[torch.Tensor]:
+        """The results of one group, in a list of one."""
+        b, b_scale = [self.b[group]], [self.b_scale[group]]
+        alpha, alpha2 = (x if x is None else x[group : group + 1] for x in (self.alpha, self.alpha2))
+        if self.gate is None:
+            return grouped_gemm_reference([a], b, [a_scale], b_scale, alpha, out_dtype=dtype)
+        b2, b2_scale = (x if x is None else [x[group]] for x in (self.b2, self.b2_scale))
+        return grouped_dual_gemm_reference(
+            [a], b, b2, [a_scale], b_scale, b2_scale, alpha, alpha2, dtype, **vars(self.gate)
+        )
 
     def _groups(self) -> Iterator[tuple[int, int, int, int]]:
         """Batch, first row, end, and first scale block of every group, clipped to the rows that there are."""
@@ -212,8 +243,14 @@ def check_device_groups(
     config,
     *,
     out_global_scale=None,
+    second: tuple | None = None,
+    gate: Gate | None = None,
 ) -> tuple[DeviceGroupsTask, list[torch.Tensor]]:
     """The task, and what to return (``results``): ``out``, or a new one; of NVFP4 results, data and scale.
+
+    Args:
+        second: of a dual GEMM: b, b_scale and alpha of the second product; b and scale None where ``b`` has both.
+        gate: of a dual GEMM.
 
     Raises:
         TypeError, ValueError, UnsupportedProblem: an operand breaks a rule; the message names rule, value and fix.
@@ -229,14 +266,22 @@ def check_device_groups(
         )
     ragged = offs is not None
     sizes_name, sizes = ("offs", offs) if ragged else ("masked_m", masked_m)
-    factor = alpha if isinstance(alpha, torch.Tensor) else None
+    suffix = "" if gate is None else "1"
+    b2, b2_scale, alpha2 = second or (None, None, None)
+    if alpha is None and alpha2 is not None:
+        alpha = 1.0
+    if alpha2 is None and alpha is not None and gate is not None:
+        alpha2 = 1.0
     named = {
         "a": a,
-        "b": b,
+        f"b{suffix}": b,
+        "b2": b2,
         "a_scale": a_scale,
-        "b_scale": b_scale,
+        f"b{suffix}_scale": b_scale,
+        "b2_scale": b2_scale,
         sizes_name: sizes,
-        "alpha": factor,
+        f"alpha{suffix}": alpha if isinstance(alpha, torch.Tensor) else None,
+        "alpha2": alpha2 if isinstance(alpha2, torch.Tensor) else None,
         "out_global_scale": out_global_scale,
     }
     check_out_dtype(out_dtype, out_global_scale)
@@ -249,61 +294,125 @@ def check_device_groups(
             f"{sizes_name}.to(torch.int32)"
         )
     num_groups = sizes.shape[0]
-    matrix, weights = checks.fp4_bytes("a", a), checks.fp4_bytes("b", b)
+    matrix = checks.fp4_bytes("a", a)
     if matrix.ndim != (2 if ragged else 3):
         expected = "[sum of M, K/2]" if ragged else "[G, M_max, K/2]"
         raise ValueError(f"a has shape {list(a.shape)}; with {sizes_name} it is {expected}")
     matrix = matrix.unsqueeze(0) if ragged else matrix
     batches, rows, row_bytes = matrix.shape
     k = checks.check_k(2 * row_bytes)
-    if weights.ndim != 3 or weights.shape[0] != num_groups or weights.shape[2] != row_bytes:
-        raise ValueError(
-            f"b has shape {list(b.shape)}; expected [G, N, K/2] = [{num_groups}, N, {row_bytes}] "
-            f"({num_groups} entries in {sizes_name}, K={k} in a)"
-        )
     if num_groups == 0 or (not ragged and batches != num_groups):
         raise ValueError(
             f"a has {batches} groups and {sizes_name} {num_groups}; expected as many, at least one"
         )
+    _check_rows("a", matrix)
+    weights = _weights(f"b{suffix}", b, num_groups, row_bytes, sizes_name)
     n = weights.shape[1]
-    for name, tensor in (("a", matrix), ("b", weights)):
-        if tensor.numel() and tensor.stride(2) != 1:
-            raise ValueError(
-                f"{name} has stride {tensor.stride(2)} in K, not 1 (K-major); copy with .contiguous()"
-            )
-        pitches = [tensor.stride(i) for i in (0, 1) if tensor.shape[i] > 1]
-        checks.check_aligned(name, tensor, pitches=pitches)
-        checks.check_extent(f"rows of {name}", tensor.shape[1], checks.INT32_MAX)
     sfa = _scales("a_scale", a_scale, rows, k, None if ragged else batches)
-    sfb = _scales("b_scale", b_scale, n, k, num_groups)
+    sfb = _scales(f"b{suffix}_scale", b_scale, n, k, num_groups).view(num_groups, -1)
+    weights2 = sfb2 = None
+    if gate is not None:
+        gate.check_rows(f"b{suffix}", n)
+        if gate.weight_layout != "separate":
+            n //= 2
+    if b2 is not None:
+        weights2 = _weights("b2", b2, num_groups, row_bytes, sizes_name)
+        if weights2.shape != weights.shape:
+            raise ValueError(
+                f"b2 has shape {list(b2.shape)} and b1 {list(b.shape)}; a dual GEMM takes two of one shape"
+            )
+        sfb2 = _scales("b2_scale", b2_scale, n, k, num_groups).view(num_groups, -1)
     shape = (rows, n) if ragged else (batches, rows, n)
     for name, tensor in outputs.items():
         checks.check_overlap(tensor, {other: t for other, t in named.items() if other != name}, name)
     if out_dtype == NVFP4:
-        results = _quantized_outputs(outputs, shape, num_groups, ragged, device)
         _check_global_scale(out_global_scale, num_groups)
+    factors, factors2 = _factors(alpha, num_groups, device), _factors(alpha2, num_groups, device)
+    arch, num_sms = backends.arch_and_sms(backend, device)
+    mean_rows = -(-rows // num_groups) if ragged else rows
+    if out_dtype == NVFP4:
+        results = _quantized_outputs(outputs, shape, num_groups, ragged, device)
     else:
         results = [_plain_output(out, shape, out_dtype, device)]
-    views = [result.unsqueeze(0) if ragged else result for result in results[:1]]
-    if out_dtype == NVFP4:
-        views = [_pitched(views[0]), results[1].view(torch.uint8).view(-1)]
-    form: Literal["ragged", "masked"] = "ragged" if ragged else "masked"
-    arch, num_sms = backends.arch_and_sms(backend, device)
+    view = results[0].unsqueeze(0) if ragged else results[0]
     task = DeviceGroupsTask(
-        form,
+        "ragged" if ragged else "masked",
         _pitched(matrix),
         _pitched(weights),
         sfa,
         sfb,
         sizes,
-        _factors(alpha, num_groups, device),
-        views[0],
-        config or config_for_rows(arch, -(-rows // num_groups) if ragged else rows, n),
+        factors,
+        _pitched(view) if out_dtype == NVFP4 else view,
+        config or config_for_rows(arch, mean_rows, n, gate),
         num_sms,
-        views[1] if out_dtype == NVFP4 else None,
+        results[1].view(torch.uint8).view(-1) if out_dtype == NVFP4 else None,
         out_global_scale,
+        gate,
+        None if weights2 is None else _pitched(weights2),
+        sfb2,
+        factors2,
     )
     return task, results
+
+
+def check_dual_device_groups(
+    a, b1, b2, a_scale, b1_scale, b2_scale, offs, masked_m, alpha1, alpha2, out, out_dtype, scale_layout,
+    backend, config, *, activation, limit, weight_layout, out_global_scale,
+) -> tuple[DeviceGroupsTask, list[torch.Tensor]]:  # fmt: skip
+    """The same of a dual GEMM, whose ``weight_layout`` is as of ``grouped_dual_gemm``."""
+    gate = Gate.checked(activation, limit, weight_layout, b2 is not None or b2_scale is not None)
+    task, results = check_device_groups(
+        a,
+        b1,
+        a_scale,
+        b1_scale,
+        offs,
+        masked_m,
+        alpha1,
+        out,
+        out_dtype,
+        scale_layout,
+        backend,
+        config,
+        out_global_scale=out_global_scale,
+        second=(b2, b2_scale, alpha2),
+        gate=gate,
+    )
+    if weight_layout != "concatenated":
+        return task, results
+    n, half = task.b.shape[1] // 2, task.b_scale.shape[1] // 2
+    return replace(
+        task,
+        b=task.b[:, :n],
+        b_scale=task.b_scale[:, :half],
+        b2=task.b[:, n:],
+        b2_scale=task.b_scale[:, half:],
+        gate=replace(gate, weight_layout="separate"),
+    ), results
+
+
+def _weights(name: str, b: torch.Tensor, num_groups: int, row_bytes: int, sizes_name: str) -> torch.Tensor:
+    """The uint8 view of checked weights."""
+    weights = checks.fp4_bytes(name, b)
+    if weights.ndim != 3 or weights.shape[0] != num_groups or weights.shape[2] != row_bytes:
+        raise ValueError(
+            f"{name} has shape {list(b.shape)}; expected [G, N, K/2] = [{num_groups}, N, {row_bytes}] "
+            f"({num_groups} entries in {sizes_name}, K={2 * row_bytes} in a)"
+        )
+    _check_rows(name, weights)
+    return weights
+
+
+def _check_rows(name: str, tensor: torch.Tensor) -> None:
+    """Rows that TMA reads."""
+    if tensor.numel() and tensor.stride(2) != 1:
+        raise ValueError(
+            f"{name} has stride {tensor.stride(2)} in K, not 1 (K-major); copy with .contiguous()"
+        )
+    pitches = [tensor.stride(i) for i in (0, 1) if tensor.shape[i] > 1]
+    checks.check_aligned(name, tensor, pitches=pitches)
+    checks.check_extent(f"rows of {name}", tensor.shape[1], checks.INT32_MAX)
 
 
 def _named_outputs(out, out_dtype: OutDtype) -> dict[str, torch.Tensor]:

@@ -10,22 +10,27 @@ from nvfp4_cute.config import KernelConfig
 from nvfp4_cute.errors import UnsupportedProblem
 from nvfp4_cute.formats import ScaleLayout
 from nvfp4_cute.ops.batches import as_alphas, split_batches
+from nvfp4_cute.ops.device_groups import check_dual_device_groups
 from nvfp4_cute.ops.results import as_results, flat_outputs, global_scales, new_outputs
-from nvfp4_cute.problem import NVFP4, Activation, OutDtype, check_dual_operands
+from nvfp4_cute.problem import NVFP4, Activation, DualWeights, OutDtype, check_dual_operands
 from nvfp4_cute.scale_layout import as_blocked_batches
 
 
 def grouped_dual_gemm(
-    a: Sequence[torch.Tensor],
-    b1: Sequence[torch.Tensor],
-    b2: Sequence[torch.Tensor],
-    a_scale: Sequence[torch.Tensor],
-    b1_scale: Sequence[torch.Tensor],
-    b2_scale: Sequence[torch.Tensor],
+    a: Any,
+    b1: Any,
+    b2: Any,
+    a_scale: Any,
+    b1_scale: Any,
+    b2_scale: Any,
     alpha1: torch.Tensor | Sequence[float] | None = None,
     alpha2: torch.Tensor | Sequence[float] | None = None,
     *,
+    offs: torch.Tensor | None = None,
+    masked_m: torch.Tensor | None = None,
     activation: Activation = "silu",
+    limit: float | None = None,
+    weight_layout: DualWeights = "separate",
     out: Any = None,
     out_dtype: OutDtype = torch.bfloat16,
     out_global_scale: torch.Tensor | Sequence[float] | None = None,
@@ -36,19 +41,26 @@ def grouped_dual_gemm(
     """Gate every group's up projection in one launch: ``C_g = activation(alpha1_g A_g B1_g^T) * (alpha2_g A_g B2_g^T)``.
 
     The first half of a SwiGLU layer, for every expert: ``b1`` is the gate's weights, ``b2`` the up projection's. Both
-    products stay in tensor memory until they are combined; nothing is written but C.
+    products stay on the chip until they are combined; nothing is written but C. Groups are told in the three forms of
+    ``grouped_gemm``; below, what is said of a group's tensors is said of the list form.
 
     Args:
         a: a tensor a group: uint8 or float4_e2m1fn_x2 [M_g, K_g/2] (or [M_g, K_g/2, 1]), K-major, two e2m1 values a byte,
             the low nibble first; K a multiple of 16, rows a multiple of 16 bytes apart. M_g may be 0.
-        b1, b2: the same of the weights: [N_g, K_g/2] each.
+        b1, b2: the same of the weights: [N_g, K_g/2] each; ragged and masked: [G, N, K/2].
         a_scale: e4m3 scales of blocks of 16 along K (float8_e4m3fn or uint8): 128x4 blocked (flat, [rm, rk, 32, 4, 4],
             or the (32, 4, rm, 4, rk, 1) view, zero-copy), or [M_g, K_g/16] with ``scale_layout="rowmajor"`` (converted,
             which allocates).
         b1_scale, b2_scale: the same of the weights.
         alpha1, alpha2: a factor a group for each product: float32 [G] on the operands' device, or numbers, or None for 1.
+        offs, masked_m: of the ragged and the masked form, with operands, scales, ``out`` and results as of ``grouped_gemm``.
         activation: "silu": x * sigmoid(x). "gelu_tanh": x * (1 + tanh(sqrt(2 / pi) * (x + 0.044715 x^3))) / 2.
             "relu2": max(x, 0)^2.
+        limit: cuts the gate's product, after alpha1, to at most this, and the other, after alpha2, to this on both sides.
+        weight_layout: "separate", or how ``b1`` [2 N, K/2] and ``b1_scale`` hold the rows of both, ``b2`` and ``b2_scale``
+            being None: "concatenated", [gate; up], 2 N a multiple of 256; "interleaved_64_up_first", 64 rows of up, 64 of
+            the gate and so on; "interleaved_32_gate_first", 32 rows of the gate, 32 of up and so on. The weights are
+            read as they lie, without a copy.
         out: [M_g, N_g] (or [M_g, N_g, 1]) a group, written in place, rows contiguous or, in all of them, columns; None
             allocates. With "nvfp4": an NVFP4Tensor a group, whose data and scale are written.
         out_dtype: float16, bfloat16, float32, or "nvfp4": results quantized for the next layer, N a multiple of 16.
@@ -69,7 +81,17 @@ def grouped_dual_gemm(
         UnsupportedTarget: no kernel for the GPU. ConfigError: ``config`` cannot be built.
         Nothing is written to ``out`` when a check fails.
     """
-    factors = global_scales(out_global_scale, a)
+    sizes = masked_m if offs is None else offs
+    factors = global_scales(out_global_scale, a if sizes is None else sizes)
+    is_quantized = out_dtype == NVFP4
+    if offs is not None or masked_m is not None:
+        task, outs = check_dual_device_groups(
+            a, b1, b2, a_scale, b1_scale, b2_scale, offs, masked_m, alpha1, alpha2, out, out_dtype, scale_layout,
+            backend, config, activation=activation, limit=limit, weight_layout=weight_layout,
+            out_global_scale=factors,
+        )  # fmt: skip
+        backends.run_task(backend, task)
+        return as_results(outs, False, is_quantized, factors)
     problem, operands = check_dual_operands(
         a,
         b1,
@@ -81,12 +103,13 @@ def grouped_dual_gemm(
         alpha2,
         out,
         activation=activation,
+        limit=limit,
+        weight_layout=weight_layout,
         out_dtype=out_dtype,
         out_global_scale=factors,
         scale_layout=scale_layout,
     )
     backends.get(backend, operands.device)(problem, operands, config)
-    is_quantized = out_dtype == NVFP4
     outs = new_outputs(problem, operands) if out is None else flat_outputs(out, True, is_quantized)
     return as_results(outs, True, is_quantized, factors)
 
@@ -94,14 +117,16 @@ def grouped_dual_gemm(
 def dual_gemm(
     a: torch.Tensor,
     b1: torch.Tensor,
-    b2: torch.Tensor,
+    b2: torch.Tensor | None,
     a_scale: torch.Tensor,
     b1_scale: torch.Tensor,
-    b2_scale: torch.Tensor,
+    b2_scale: torch.Tensor | None,
     alpha1: torch.Tensor | float | None = None,
     alpha2: torch.Tensor | float | None = None,
     *,
     activation: Activation = "silu",
+    limit: float | None = None,
+    weight_layout: DualWeights = "separate",
     out: Any = None,
     out_dtype: OutDtype = torch.bfloat16,
     out_global_scale: torch.Tensor | float | None = None,
@@ -118,7 +143,7 @@ def dual_gemm(
             or [M, K/16, L] with ``scale_layout="rowmajor"``.
         b1_scale, b2_scale: the same of the weights.
         alpha1, alpha2: a factor for each product: a number, or float32 on the operands' device: one element, or [L].
-        activation, out_dtype, scale_layout, backend, config: as of :func:`grouped_dual_gemm`.
+        activation, limit, weight_layout, out_dtype, scale_layout, backend, config: as of :func:`grouped_dual_gemm`.
         out: [M, N] or [M, N, L], written in place, or with "nvfp4" an NVFP4Tensor; None allocates.
         out_global_scale: with "nvfp4": a number, or a tensor of one element.
 
@@ -131,12 +156,15 @@ def dual_gemm(
     """
     options: dict[str, Any] = {
         "activation": activation,
+        "limit": limit,
+        "weight_layout": weight_layout,
         "out_dtype": out_dtype,
         "scale_layout": scale_layout,
         "backend": backend,
         "config": config,
     }
-    operands = {"a": a, "b1": b1, "b2": b2} | ({} if out is None or out_dtype == NVFP4 else {"out": out})
+    operands = {"a": a, "b1": b1} | ({} if b2 is None else {"b2": b2})
+    operands |= {} if out is None or out_dtype == NVFP4 else {"out": out}
     for name, tensor in operands.items():
         if not isinstance(tensor, torch.Tensor):
             raise TypeError(
@@ -156,10 +184,10 @@ def dual_gemm(
         (result,) = grouped_dual_gemm(
             [a],
             [b1],
-            [b2],
+            b2 if b2 is None else [b2],
             [a_scale],
             [b1_scale],
-            [b2_scale],
+            b2_scale if b2_scale is None else [b2_scale],
             as_alphas("alpha1", alpha1, 1),
             as_alphas("alpha2", alpha2, 1),
             out=None if out is None else [out],
@@ -169,15 +197,18 @@ def dual_gemm(
         return result
     result = out
     if result is None:
-        result = torch.empty((*a.shape[2:], len(a), len(b1)), dtype=out_dtype, device=a.device)
+        n = len(b1) if weight_layout == "separate" else len(b1) // 2
+        result = torch.empty((*a.shape[2:], len(a), n), dtype=out_dtype, device=a.device)
         result = result.permute(1, 2, 0) if a.ndim == 3 else result
     grouped_dual_gemm(
         split_batches(a),
         split_batches(b1),
-        split_batches(b2),
+        b2 if b2 is None else split_batches(b2),
         _scale_batches("a_scale", a_scale, a, scale_layout),
         _scale_batches("b1_scale", b1_scale, b1, scale_layout),
-        _scale_batches("b2_scale", b2_scale, b2, scale_layout),
+        b2_scale
+        if b2 is None or b2_scale is None
+        else _scale_batches("b2_scale", b2_scale, b2, scale_layout),
         as_alphas("alpha1", alpha1, batches),
         as_alphas("alpha2", alpha2, batches),
         out=split_batches(result),

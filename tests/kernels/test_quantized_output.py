@@ -8,13 +8,13 @@ import device_groups_check
 import pytest
 import torch
 from oracle import assert_bitwise_equal
+from quantized_check import assert_quantized
 
 from nvfp4_cute import (
     KernelConfig,
     NVFP4Tensor,
     UnsupportedProblem,
     dual_gemm,
-    formats,
     grouped_dual_gemm,
     grouped_gemm,
     quantize,
@@ -27,7 +27,6 @@ from nvfp4_cute.launch import make_plan
 from nvfp4_cute.ops.device_groups import check_device_groups
 from nvfp4_cute.problem import check_list_operands
 from nvfp4_cute.reference import expand_operand
-from nvfp4_cute.scale_layout import from_blocked
 
 POISON = 0x5A
 # Tiles cut on both sides, N that ends within a slice and within a scale block, one row, an empty group
@@ -51,20 +50,6 @@ def poisoned_out(sizes):
         scale = torch.full((-(-m // 128), -(-n // 64), 32, 4, 4), POISON, dtype=torch.uint8)
         outs.append(NVFP4Tensor(data, scale, None, (m, n)))
     return outs
-
-
-def assert_quantized(data, scale, x, global_scale, poison=None):
-    """Data and blocked scales are those of ``x`` [M, N]; padding columns are zero, padding rows hold the poison."""
-    m, n = x.shape
-    want = formats.quantize(x, global_scale=global_scale)
-    assert_bitwise_equal(data, want.data)
-    padded_n = -(-n // 64) * 4
-    scale = scale.view(torch.uint8)
-    assert_bitwise_equal(
-        from_blocked(scale, m, padded_n), from_blocked(want.scale.view(torch.uint8), m, padded_n)
-    )
-    if poison is not None:
-        assert (from_blocked(scale, -(-m // 128) * 128, padded_n)[m:] == poison).all()
 
 
 def check(case, operands, got, sums, factors):

@@ -1,0 +1,241 @@
+"""Ragged and masked dual GEMMs, weights of every layout, and limits, on the emulator."""
+
+from dataclasses import replace
+
+import cases
+import device_groups_check
+import pytest
+import torch
+from oracle import assert_bitwise_equal, bits
+from quantized_check import assert_quantized
+
+from nvfp4_cute import ConfigError, KernelConfig, UnsupportedProblem, dual_gemm, grouped_dual_gemm
+from nvfp4_cute.arch import sm100
+from nvfp4_cute.backends.emulator import observe
+from nvfp4_cute.cache import get_kernel
+from nvfp4_cute.compile import KernelKey
+from nvfp4_cute.reference import grouped_dual_gemm_reference, separate_weights
+from nvfp4_cute.scale_layout import from_blocked, to_blocked
+
+LAYOUTS = ("concatenated", "interleaved_64_up_first", "interleaved_32_gate_first")
+ALPHAS = ([2.0**-7, 2.0**-6, 2.0**-7, 0.0, 2.0**-5], [-(2.0**-6), 2.0**-5, 0.5, 1.0, 2.0**-6])
+ROWS = (40, 0, 130, 1, 0)
+N, K = 256, 320
+
+
+def close(got, want):
+    """Within one unit of bfloat16: what the approximate exponential adds may tip a rounding."""
+    torch.testing.assert_close(got.double(), want.double(), rtol=2**-7, atol=1e-6)
+
+
+def operands(sizes, seed=4):
+    """a, b1, b2, a_scale, b1_scale, b2_scale: exact sums."""
+    case = cases.Case("dual", sizes, seed)
+    first, second = cases.make_operands(case), cases.make_operands(replace(case, seed=seed + 50))
+    return [first.a, first.b, second.b, first.a_scale, first.b_scale, second.b_scale]
+
+
+def join(gate, up, gate_scale, up_scale, layout):
+    """One operand and its blocked scales, flat, with the rows of two: the inverse of ``separate_weights``."""
+    n, k_blocks = len(gate), gate.shape[1] // 8
+    width = {"concatenated": n, "interleaved_64_up_first": 64, "interleaved_32_gate_first": 32}[layout]
+    parts = [(gate, gate_scale), (up, up_scale)]
+    if layout == "interleaved_64_up_first":
+        parts.reverse()
+    rows = torch.stack([x.reshape(-1, width, x.shape[1]) for x, _ in parts], 1).flatten(0, 2)
+    plain = [from_blocked(s.view(torch.uint8), n, k_blocks).view(-1, width, k_blocks) for _, s in parts]
+    return rows.contiguous(), to_blocked(torch.stack(plain, 1).flatten(0, 2)).flatten()
+
+
+def joined(listed, layout):
+    """The same operands with b1 and b2 in one."""
+    a, b1, b2, a_scale, b1_scale, b2_scale = listed
+    pairs = [join(*parts, layout) for parts in zip(b1, b2, b1_scale, b2_scale, strict=True)]
+    return [a, [b for b, _ in pairs], None, a_scale, [s for _, s in pairs], None]
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_the_layouts_are_what_they_say(layout):
+    listed = operands(((3, N, K),))
+    _, (b,), _, _, (scale,), _ = joined(listed, layout)
+    parts = separate_weights(b, scale, layout)
+    for (rows, s), i in zip(parts, (1, 2), strict=True):
+        assert_bitwise_equal(rows, listed[i][0])
+        assert_bitwise_equal(from_blocked(s, N, K // 16), from_blocked(listed[i + 3][0], N, K // 16))
+    first = {"concatenated": 1, "interleaved_64_up_first": 2, "interleaved_32_gate_first": 1}[layout]
+    assert_bitwise_equal(b[:32], listed[first][0][:32])
+    if layout == "interleaved_64_up_first":
+        assert_bitwise_equal(b[64:128], listed[1][0][:64])
+        assert_bitwise_equal(b[128:192], listed[2][0][64:128])
+    if layout == "interleaved_32_gate_first":
+        assert_bitwise_equal(b[32:64], listed[2][0][:32])
+        assert_bitwise_equal(b[64:96], listed[1][0][32:64])
+
+
+@pytest.mark.parametrize(
+    ("layout", "name", "mode"),
+    [
+        ("concatenated", "t128x64x256_s2a3_2cta_swap_p4", "eager"),
+        ("interleaved_64_up_first", "t128x128x256_s0a3_p2", "lazy"),
+        ("interleaved_64_up_first", "t128x256x256_s2a2_p2", "eager"),
+        ("interleaved_32_gate_first", "t128x256x256_s0a2_2cta_p2", "random:1"),
+        ("interleaved_32_gate_first", "t128x64x256_s0a3_p2", "eager"),
+    ],
+)
+def test_weights_in_one_operand(layout, name, mode):
+    """The bits of separate weights, in one launch; groups of several tiles, one row, and none."""
+    listed = operands(((150, 384, K), (1, 128, 256), (0, 128, 256)))
+    alphas = [factors[:3] for factors in ALPHAS]
+    separate = KernelConfig((128, 64, 256))
+    want = grouped_dual_gemm(*listed, *alphas, config=separate, backend="emulator")
+    with observe(mode=mode, check=True) as observer:
+        got = grouped_dual_gemm(
+            *joined(listed, layout), *alphas, weight_layout=layout, config=KernelConfig.from_name(name),
+            backend="emulator",
+        )  # fmt: skip
+    assert len(observer.stats) == 1
+    for x, y in zip(got, want, strict=True):
+        assert_bitwise_equal(x, y)
+    by_reference = grouped_dual_gemm(*joined(listed, layout), *alphas, weight_layout=layout)
+    for x, y in zip(got, by_reference, strict=True):
+        close(x, y)
+
+
+def on_device(form, layout, slack=5):
+    """Arguments of a ragged or masked call, and the same groups as lists."""
+    sizes = tuple((m, N, K) for m in ROWS)
+    first = device_groups_check.operands(form, ROWS, n=N, k=K, seed=4, slack=slack, has_alpha=False)
+    listed = operands(sizes)
+    arguments = {name: first[name] for name in ("a", "a_scale", "offs", "masked_m") if name in first}
+    whole = listed if layout == "separate" else joined(listed, layout)
+    for i, name in ((1, "b1"), (2, "b2"), (4, "b1_scale"), (5, "b2_scale")):
+        arguments[name] = None if whole[i] is None else torch.stack(whole[i])
+    return arguments | {"weight_layout": layout}, listed
+
+
+@pytest.mark.parametrize("layout", ["separate", *LAYOUTS])
+@pytest.mark.parametrize("form", ["ragged", "masked"])
+def test_groups_on_the_device(form, layout):
+    """Every group's rows as in list form, others untouched; sizes and factors are read on the device."""
+    arguments, listed = on_device(form, layout)
+    factors = [torch.tensor(alpha) for alpha in ALPHAS]
+    want = grouped_dual_gemm(*listed, *factors, backend="emulator", config=KernelConfig((128, 64, 256)))
+    shape = (sum(ROWS) + 5, N) if form == "ragged" else (len(ROWS), max(ROWS) + 5, N)
+    out = torch.full(shape, 0x7FDB, dtype=torch.int16).view(torch.bfloat16)
+    with observe(check=True) as observer:
+        got = grouped_dual_gemm(
+            **arguments, alpha1=factors[0], alpha2=factors[1], out=out, backend="emulator"
+        )
+    assert got is out and len(observer.stats) == 1
+    rows = got if form == "masked" else got[: sum(ROWS)].split(ROWS)
+    for part, y in zip(rows, want, strict=True):
+        assert_bitwise_equal(part[: len(y)], y)
+        assert (bits(part[len(y) :]) == 0x7FDB).all()
+    by_reference = grouped_dual_gemm(**arguments, alpha1=factors[0], alpha2=factors[1])
+    for part, y in zip(
+        by_reference if form == "masked" else by_reference.split((*ROWS, 5)), want, strict=False
+    ):
+        close(part[: len(y)], y)
+
+
+def test_quantized_results_of_groups_on_the_device():
+    """Un-padded ragged rows, factors a group, interleaved weights, NVFP4 results: all in one launch."""
+    arguments, _ = on_device("ragged", "interleaved_64_up_first")
+    factors = [torch.tensor(alpha) for alpha in ALPHAS]
+    options = {"alpha1": factors[0], "alpha2": factors[1], "backend": "emulator"}
+    sums = grouped_dual_gemm(**arguments, **options, out_dtype=torch.float32)
+    global_scale = torch.tensor([0.5, 1.0, 2.0, 3.0, 1.0])
+    data, scale = grouped_dual_gemm(**arguments, **options, out_dtype="nvfp4", out_global_scale=global_scale)
+    start = block = 0
+    for g, m in enumerate(ROWS):
+        blocks = -(-m // 128)
+        assert_quantized(
+            data[start : start + m], scale[block : block + blocks], sums[start : start + m], global_scale[g]
+        )
+        start, block = start + m, block + blocks
+
+
+@pytest.mark.parametrize("activation", ["silu", "gelu_tanh", "relu2"])
+def test_limit(activation):
+    """Both products are cut before they are combined; NaN stays NaN."""
+    listed = operands(((40, 128, 256),))
+    alphas, limit = ([2.0**-3], [2.0**-2]), 2.5
+    options = {"activation": activation, "out_dtype": torch.float32, "limit": limit}
+    (got,) = grouped_dual_gemm(*listed, *alphas, **options, backend="emulator")
+    (want,) = grouped_dual_gemm_reference(*listed, *alphas, torch.float64, activation=activation, limit=limit)
+    torch.testing.assert_close(got.double(), want, rtol=2e-6, atol=1e-6)
+    free = grouped_dual_gemm(*listed, *alphas, activation=activation, out_dtype=torch.float32)[0]
+    assert (free - want).abs().max() > 1
+    (nan,) = grouped_dual_gemm(*listed, [float("nan")], alphas[1], **options, backend="emulator")
+    assert nan.isnan().all()
+
+
+def test_one_product_of_two_halves():
+    """dual_gemm takes the layouts, too."""
+    listed = operands(((20, 128, 256),))
+    want = dual_gemm(*(x[0] for x in listed), 0.5, 0.25)
+    for layout in LAYOUTS:
+        a, b, _, a_scale, scale, _ = joined(listed, layout)
+        got = dual_gemm(a[0], b[0], None, a_scale[0], scale[0], None, 0.5, 0.25, weight_layout=layout)
+        assert torch.equal(got, want)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS[1:])
+def test_machine_code(layout):
+    for config in sm100.INTERLEAVED_CANDIDATES:
+        for dtype in (torch.bfloat16, "nvfp4"):
+            key = KernelKey.make(
+                "sm_100a",
+                config,
+                1,
+                dtype,
+                True,
+                "ragged",
+                activation="silu",
+                weight_layout=layout,
+                has_limit=True,
+            )
+            assert get_kernel(key).resources.stack_bytes == 0, key.to_name()
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "match"),
+    [
+        (
+            {"weight_layout": "gate_up"},
+            ValueError,
+            'weight_layout=.gate_up. is unknown; use one of "separate"',
+        ),
+        ({"weight_layout": "concatenated"}, TypeError, "b1 holds both; pass None for b2"),
+        ({"b2": None, "b2_scale": None}, TypeError, "pass b2 and b2_scale"),
+        ({"limit": -1.0}, ValueError, "limit=-1.0 is not a positive number"),
+        (
+            {"weight_layout": "concatenated", "b2": None, "b2_scale": None},
+            ValueError,
+            "group 0: b1 has 128 rows.*a multiple of 256",
+        ),
+    ],
+)
+def test_refusals(change, error, match):
+    names = ("a", "b1", "b2", "a_scale", "b1_scale", "b2_scale")
+    arguments = dict(zip(names, operands(((4, 128, 256),)), strict=True))
+    with pytest.raises(error, match=match):
+        grouped_dual_gemm(**{**arguments, **change})
+
+
+def test_what_no_kernel_computes_is_refused():
+    listed = operands(((4, 96, 256),))
+    whole = [torch.cat([listed[1][0], listed[2][0]])], [torch.zeros(2 * 4 * 512, dtype=torch.uint8)]
+    with pytest.raises(ValueError, match="192 rows.*whole periods of 128"):
+        grouped_dual_gemm(
+            listed[0], whole[0], None, listed[3], whole[1], None, weight_layout="interleaved_64_up_first"
+        )
+    variant = {"activation": "silu", "weight_layout": "interleaved_64_up_first"}
+    with pytest.raises(ConfigError, match="swap_ab with interleaved weights"):
+        KernelKey.make("sm_100a", KernelConfig(swap_ab=True), 1, torch.float16, False, **variant)
+    with pytest.raises(ConfigError, match="N tile 64 with weight_layout"):
+        KernelKey.make("sm_100a", KernelConfig((128, 64, 256)), 1, torch.float16, False, **variant)
+    with pytest.raises(UnsupportedProblem, match="sm_120a: no kernel for limit=False, weight_layout"):
+        KernelKey.make(
+            "sm_120a", KernelConfig((128, 128, 128), num_acc_stage=1), 1, torch.float16, False, **variant
+        )
