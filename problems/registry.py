@@ -62,9 +62,9 @@ class Problem:
 
 
 def names() -> tuple[str, ...]:
-    """Every problem that there is a folder for."""
-    folder = Path(__file__).parent
-    return tuple(sorted(path.parent.name for path in folder.glob("*/spec.py")))
+    """Every problem that there is a folder for, wherever the package's path leads."""
+    folders = importlib.import_module(PACKAGE).__path__
+    return tuple(sorted(path.parent.name for folder in folders for path in Path(folder).glob("*/spec.py")))
 
 
 def load(name: str) -> Problem:

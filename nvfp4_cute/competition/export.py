@@ -1,6 +1,7 @@
 """`nvfp4-cute export`: a problem's kernel as one readable file that its server accepts."""
 
 import importlib
+import importlib.util
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -102,9 +103,9 @@ def make_submission(
         ValueError: as :func:`run`; or the result breaks a rule of the harness.
     """
     found = registry.load(problem)
-    if found.submission is None:
-        raise ValueError(f"there is no kernel for {problem} yet: nothing to export")
     root = f"{registry.PACKAGE}.{problem}.{kind.module}"
+    if importlib.util.find_spec(root) is None:
+        raise ValueError(f"problems/{problem} has no {kind.module}.py: nothing to export")
     body = assemble(Recipe(root, form.entry_points, NOT_EVERYWHERE, MOVED, _frozen(found, config, kind)))
     name = problem.removeprefix("nvfp4_").replace("_", " ").replace("gemm", "GEMM")
     licence = LICENCE.format(title=TITLE.format(what=name, how=kind.how), problem=problem, needs=kind.needs)

@@ -79,6 +79,47 @@ def test_no_definition_is_unused(submissions, problem):
     assert defined - mentioned == {"custom_kernel"}
 
 
+@EACH
+def test_options_stand_in_one_comment_block_once(submissions, problem):
+    lines = submissions[problem].text.splitlines()
+    block = lines[: next(number for number, line in enumerate(lines) if not line.startswith("#"))]
+    options = [line for line in lines if "POPCORN" in line]
+    gpu = registry.load(problem).harness.gpus[0]
+    assert options == block[:2] == [f"#!POPCORN leaderboard {problem}", f"#!POPCORN gpu {gpu}"]
+    assert any("Apache License" in line for line in block)
+
+
+@EACH
+def test_host_code_neither_copies_nor_waits(submissions, problem):
+    """Of torch it takes addresses, shapes and what the GPU is; nothing that moves data or synchronizes."""
+    nodes = list(ast.walk(ast.parse(submissions[problem].text)))
+    attributes = {node.attr for node in nodes if isinstance(node, ast.Attribute)}
+    assert not attributes & {"item", "cpu", "tolist", "synchronize", "pin_memory", "record", "wait", "numpy"}
+    of_torch = {
+        ast.unparse(node)
+        for node in nodes
+        if isinstance(node, ast.Attribute) and ast.unparse(node).startswith("torch.")
+    }
+    queries = {"torch.cuda.get_device_properties", "torch.cuda.get_device_capability", "torch.Tensor"}
+    properties = {f"{queries_of}(0).multi_processor_count" for queries_of in queries}
+    assert of_torch <= queries | properties | {"torch.cuda"}
+
+
+@EACH
+def test_what_is_remembered_holds_no_data(submissions, problem):
+    """Cached functions take sizes, configs and numbers; nothing else outlives a call."""
+    nodes = list(ast.walk(ast.parse(submissions[problem].text)))
+    assert not any(isinstance(node, ast.Global | ast.Nonlocal) for node in nodes)
+    cached = [
+        node
+        for node in nodes
+        if isinstance(node, ast.FunctionDef)
+        and any("cache" in ast.unparse(decorator) for decorator in node.decorator_list)
+    ]
+    keys = {ast.unparse(arg.annotation) for node in cached for arg in node.args.args if arg.arg != "self"}
+    assert cached and keys <= {"Sizes", "KernelConfig", "int", "bool", "str | None"}
+
+
 def test_a_config_is_frozen_in():
     text = export.make_submission("nvfp4_group_gemm", config="t128x128x256_s4a2").text
     assert "DEFAULT_CONFIG = KernelConfig(cta_tile_shape_mnk=(128, 128, 256), num_ab_stage=4" in text

@@ -29,7 +29,7 @@ def test_strict_mode(verdict, name):
 
 @EACH
 @pytest.mark.slow
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(1800)
 def test_all_other_shapes(verdict, name):
     cases = shapes(name)[FEW:]
     results = verdict(export.make_submission(name).text, strict=False, problem=name, cases=cases)

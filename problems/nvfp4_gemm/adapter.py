@@ -1,0 +1,23 @@
+"""The problem's entry point, answered by ``nvfp4_cute.gemm``."""
+
+import torch
+
+import nvfp4_cute
+
+
+def custom_kernel(data: tuple[torch.Tensor, ...], *, backend: str = "auto") -> torch.Tensor:
+    """Compute into the C that the input carries.
+
+    The permuted scales are used where they lie; the row-major ones are ignored. Nothing is remembered from one call to
+    the next but compiled code.
+
+    Args:
+        data: the tuple that ``inputs.make_inputs`` describes.
+        backend: as of ``gemm``; "auto" asks NVFP4_CUTE_BACKEND, then takes what fits the tensors' device.
+
+    Returns:
+        C, float16 [M, N, 1].
+    """
+    a, b, _, _, sfa, sfb, c = data
+    nvfp4_cute.gemm(a, b, sfa, sfb, out=c, out_dtype=torch.float16, backend=backend)
+    return c
