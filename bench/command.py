@@ -86,10 +86,10 @@ def explain(suites: tuple[str, ...] = (), *, containing: str = "", target_name: 
 
 
 def _explanation(case: cases.Case, target: Target) -> str:
-    rows, (_, n, _) = sum(m for m, _, _ in case.sizes), case.sizes[0]
+    rows, (_, n, k) = sum(m for m, _, _ in case.sizes), case.sizes[0]
     if case.form == "ragged":
         mean = -(-rows // len(case.sizes))
-        config = select.config_for_rows(target.arch, mean, n)
+        config = select.config_for_mean(target.arch, target.num_sms, len(case.sizes), (mean, n, k))
         return f"{config.to_name()}: only the device knows the sizes; chosen for groups of their mean size, {mean} rows"
     problem = GroupedProblem(case.sizes)
     if target.arch in sm100.ARCHS:

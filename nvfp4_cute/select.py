@@ -76,7 +76,7 @@ def choose_config(problem: GroupedProblem, arch: str, num_sms: int) -> KernelCon
     if arch in sm90.ARCHS:
         return sm90.choose(problem.sizes, num_sms)
     if arch in sm120.ARCHS:
-        return sm120.choose(problem.sizes, problem.num_b)
+        return sm120.choose(problem.sizes, num_sms, problem.num_b)
     if arch not in sm100.ARCHS:
         return family_of(arch).DEFAULT_CONFIG
     return estimates(problem, num_sms)[0].config
@@ -154,16 +154,25 @@ def _tile_cycles(
     return max(tile.k_tile_cnt * max(load, mma), columns / EPI_TILE_N * slice_cycles)
 
 
-def config_for_rows(arch: str, mean_rows: int, n: int, gate: Gate | None = None) -> KernelConfig:
-    """The config of a problem whose group sizes only the device knows.
+def config_for_mean(
+    arch: str, num_sms: int, num_groups: int, mean: tuple[int, int, int], gate: Gate | None = None
+) -> KernelConfig:
+    """The config of a problem whose group sizes only the device knows. Raises UnsupportedTarget as ``choose_config``.
 
-    Tokens on the N side, in the smallest tile that holds a group of mean size; a pair where the weights fill it. On
-    sm_120a as for a group of mean size. Raises UnsupportedTarget for an ``arch`` without a kernel.
+    Args:
+        mean: (m, n, k) of a group of mean size.
     """
     if arch in sm120.ARCHS:
-        return sm120.choose([(mean_rows, n, 1)], 1 if gate is None else 2)
+        return sm120.choose([mean] * num_groups, num_sms, 1 if gate is None else 2)
     if arch not in sm100.ARCHS:
         return family_of(arch).DEFAULT_CONFIG
+    return config_for_rows(*mean[:2], gate)
+
+
+def config_for_rows(mean_rows: int, n: int, gate: Gate | None = None) -> KernelConfig:
+    """The same on the sm_100 family: tokens on the N side, in the smallest tile that holds a group of mean size; a pair
+    where the weights fill it.
+    """
     if gate is not None and gate.weight_layout in INTERLEAVE:
         # Weights on the N side: a tile of 256 rows has 128 results.
         return KernelConfig((128, 256, 256), use_2cta_instrs=mean_rows > MMA_CTA_M)
@@ -177,4 +186,4 @@ def candidates(arch: str, form: Form) -> tuple[KernelConfig, ...]:
     family = family_of(arch)
     if form in ("list", "batched") or arch not in sm100.ARCHS:
         return family.CANDIDATES
-    return tuple(config_for_rows(arch, rows, n) for n in (128, 256) for rows in TILES_N)
+    return tuple(config_for_rows(rows, n) for n in (128, 256) for rows in TILES_N)

@@ -76,17 +76,17 @@ def test_a_problem_without_tiles_has_a_config():
 
 def test_other_families_choose_for_themselves():
     for sizes in ([(64, 64, 256)], [(300, 512, 1024)]):
-        assert choose_config(problem(sizes), "sm_120a", 170) == sm120.choose(sizes)
+        assert choose_config(problem(sizes), "sm_120a", 170) == sm120.choose(sizes, 170)
 
 
 @pytest.mark.parametrize(
     ("rows", "tile_n"), [(1, 32), (32, 32), (33, 64), (128, 128), (190, 192), (5000, 256)]
 )
 def test_unknown_sizes_are_planned_for_their_mean(rows, tile_n):
-    config = config_for_rows("sm_100a", rows, 4096)
+    config = config_for_rows(rows, 4096)
     assert config.cta_tile_shape_mnk[1] == tile_n and config.swap_ab and config.use_2cta_instrs
     assert sm100.unsupported_reason(config) is None
-    assert not config_for_rows("sm_100a", rows, 128).use_2cta_instrs
+    assert not config_for_rows(rows, 128).use_2cta_instrs
 
 
 @pytest.mark.parametrize("arch", ["sm_90a", "sm_100a", "sm_120a"])
@@ -99,5 +99,5 @@ def test_every_choice_is_a_candidate(arch):
 
 
 def test_candidates_of_groups_that_only_the_device_knows():
-    found = {config_for_rows("sm_100a", rows, n) for rows in range(300) for n in (128, 256, 4096)}
+    found = {config_for_rows(rows, n) for rows in range(300) for n in (128, 256, 4096)}
     assert found == set(candidates("sm_100a", "ragged"))

@@ -6,6 +6,7 @@ warp MMA and up to 128 on its N side. Limits: CUDA C++ programming guide, techni
 memory a CTA).
 """
 
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
@@ -28,22 +29,35 @@ TILES_N = (8, 16, 32, 64, 128)
 TILES_K = (128, 256)
 # Columns of all products of a tile, by num_acc_stage: more spill registers.
 MAX_TILE_COLUMNS = {1: 256, 2: 64}
-# What ``choose`` chooses from, the narrowest first.
+# What ``choose`` chooses from, the simplest first where several are equally good.
 CANDIDATES = (
-    KernelConfig((TILE_M, 8, 256), num_acc_stage=2, swap_ab=True),
-    KernelConfig((TILE_M, 16, 256), num_acc_stage=2, swap_ab=True),
-    KernelConfig((TILE_M, 32, 256), num_acc_stage=2, swap_ab=True),
-    KernelConfig((TILE_M, 64, 256), num_acc_stage=2, swap_ab=True),
     DEFAULT_CONFIG,
+    KernelConfig((TILE_M, 64, 128), num_acc_stage=1),
+    KernelConfig((TILE_M, 64, 128), num_acc_stage=2),
+    KernelConfig((TILE_M, 64, 128), num_acc_stage=1, swap_ab=True),
+    KernelConfig((TILE_M, 64, 128), num_acc_stage=2, swap_ab=True),
+    KernelConfig((TILE_M, 32, 256), num_acc_stage=2, swap_ab=True),
+    KernelConfig((TILE_M, 16, 256), num_acc_stage=2, swap_ab=True),
+    KernelConfig((TILE_M, 8, 256), num_acc_stage=2, swap_ab=True),
 )
 # The same for dual GEMMs, which have two products' sums.
 DUAL_CANDIDATES = (
-    KernelConfig((TILE_M, 8, 256), num_acc_stage=2, swap_ab=True),
-    KernelConfig((TILE_M, 16, 256), num_acc_stage=2, swap_ab=True),
-    KernelConfig((TILE_M, 32, 128), num_acc_stage=2, swap_ab=True),
-    KernelConfig((TILE_M, 64, 128), num_acc_stage=1, swap_ab=True),
     KernelConfig((TILE_M, 128, 128), num_acc_stage=1),
+    KernelConfig((TILE_M, 64, 128), num_acc_stage=1),
+    KernelConfig((TILE_M, 64, 128), num_acc_stage=1, swap_ab=True),
+    KernelConfig((TILE_M, 32, 128), num_acc_stage=2, swap_ab=True),
+    KernelConfig((TILE_M, 16, 256), num_acc_stage=2, swap_ab=True),
+    KernelConfig((TILE_M, 8, 256), num_acc_stage=2, swap_ab=True),
 )
+# Cycles and bytes a cycle that ``choose`` ranks by, read off modelled launches on RTX PRO 6000.
+START_CYCLES = 3500  # from the start to the first MMA, and behind the last one
+MEMORY_LATENCY_CYCLES = 1500
+MEMORY_BYTES_PER_CYCLE = 620
+L2_BYTES_PER_CYCLE, STORE_BYTES_PER_CYCLE = 4096, 2048  # of all SMs
+LOAD_BYTES_PER_CYCLE = 64  # what TMA brings to one SM
+MMA_FLOP_PER_CYCLE = 4096  # of an SM
+TEAM_LOSS = 1.09  # one team multiplies with one warp a sub-core
+OVERLAP_LOSS = 0.3
 # A scale block covers 128 rows x 4 scales: a tile loads whole ones, whatever part of their rows it uses.
 SF_ATOM_ROWS = 128
 # Columns that every lane quad's scale word spans in one load: 8 columns each in groups of 32.
@@ -93,20 +107,47 @@ class SmemPlan:
         return sum(map(_round_up, self.buffer_bytes)) + BARRIER_BYTES
 
 
-def choose(sizes: Iterable[tuple[int, int, int]], num_b: int = 1) -> KernelConfig:
-    """What a problem is computed with where the caller chooses nothing.
-
-    Up to 64 tokens a group lie on the MMA's N side, in the narrowest tile that holds them: every weight is read once,
-    and no more columns are multiplied than there have to be. More fill tiles of 128 x 128.
+def choose(sizes: Iterable[tuple[int, int, int]], num_sms: int, num_b: int = 1) -> KernelConfig:
+    """What a problem is computed with where the caller chooses nothing: the candidate with the least estimated time.
 
     Args:
         sizes: (m, n, k) of every group.
+        num_sms: SMs of the device.
         num_b: 2 for a dual GEMM.
     """
-    tokens = max((m for m, n, _ in sizes if n), default=0)
+    live = Counter(size for size in sizes if min(size) > 0)
     tried = CANDIDATES if num_b == 1 else DUAL_CANDIDATES
-    narrow = (config for config in tried if config.swap_ab and tokens <= config.cta_tile_shape_mnk[1])
-    return next(narrow, tried[-1])
+    return min(tried, key=lambda config: _estimated_cycles(config, live, num_sms, num_b))
+
+
+def _estimated_cycles(
+    config: KernelConfig, sizes: Counter[tuple[int, int, int]], num_sms: int, num_b: int
+) -> float:
+    """What cannot overlap: the start, then the longest of memory, L2 and the tiles of a CTA, then the last stores.
+
+    The three overlap less than fully: what is not the longest counts, too, by ``OVERLAP_LOSS``.
+    """
+    plan, (tile_m, tile_n, tile_k) = smem_plan(config, num_b), config.work_tile_mnk
+    counts = {size: -(-size[0] // tile_m) * -(-size[1] // tile_n) * times for size, times in sizes.items()}
+    k_tiles = sum(count * -(-k // tile_k) for (_, _, k), count in counts.items())
+    num_tiles = sum(counts.values())
+    operand_bytes = sum((m + num_b * n) * k * 9 // 16 * times for (m, n, k), times in sizes.items())
+    out_bytes = sum(m * n * 2 * times for (m, n, _), times in sizes.items())
+
+    flop = 2 * num_b * tile_m * tile_n * tile_k
+    mma = flop / MMA_FLOP_PER_CYCLE * (TEAM_LOSS if config.num_acc_stage > 1 else 1)
+    k_tile = max(mma, plan.stage_bytes / LOAD_BYTES_PER_CYCLE)
+    # With ``swap_ab``, a store's neighbours in memory are eight values: half a sector.
+    stored = out_bytes * (2 if config.swap_ab else 1)
+    store = stored / max(num_tiles, 1) * min(num_tiles, num_sms) / STORE_BYTES_PER_CYCLE
+    # A CTA's tiles, of mean size; two teams store while they multiply.
+    waves = -(-num_tiles // num_sms)
+    tile = k_tile * k_tiles / max(num_tiles, 1)
+    busiest = waves * tile + (waves - 1) * (store if config.num_acc_stage == 1 else 0)
+    memory = MEMORY_LATENCY_CYCLES + (operand_bytes + out_bytes) / MEMORY_BYTES_PER_CYCLE
+    l2 = MEMORY_LATENCY_CYCLES + k_tiles * plan.stage_bytes / L2_BYTES_PER_CYCLE
+    parts = (memory, l2, busiest)
+    return START_CYCLES + max(parts) + OVERLAP_LOSS * (sum(parts) - max(parts)) + store
 
 
 def smem_plan(config: KernelConfig, num_b: int = 1) -> SmemPlan:

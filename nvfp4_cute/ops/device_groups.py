@@ -27,7 +27,7 @@ from nvfp4_cute.problem import (
 )
 from nvfp4_cute.reference import grouped_dual_gemm_reference, grouped_gemm_reference
 from nvfp4_cute.scale_layout import ATOM_BYTES, ATOM_SHAPE, SF_VEC_SIZE, atom_counts, num_k_blocks
-from nvfp4_cute.select import config_for_rows
+from nvfp4_cute.select import config_for_mean
 
 SF_ATOM_ROWS = 128
 
@@ -344,7 +344,7 @@ def check_device_groups(
         sizes,
         factors,
         _pitched(view) if out_dtype == NVFP4 else view,
-        config or config_for_rows(arch, mean_rows, n, gate),
+        config or config_for_mean(arch, num_sms, num_groups, (mean_rows, n, k), gate),
         num_sms,
         results[1].view(torch.uint8).view(-1) if out_dtype == NVFP4 else None,
         out_global_scale,

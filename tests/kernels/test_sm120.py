@@ -177,18 +177,23 @@ def test_shared_memory_is_read_without_bank_conflicts(config):
 
 
 @pytest.mark.parametrize(
-    ("tokens", "name"),
+    ("num_sms", "sizes", "name"),
     [
-        ((1, 8), "t128x8x256_s0a2_swap"),
-        ((3, 9), "t128x16x256_s0a2_swap"),
-        ((64,), "t128x64x256_s0a2_swap"),
-        ((1, 65), "t128x128x128_s0a1"),
-        ((0,), "t128x8x256_s0a2_swap"),
+        (188, [(8, 4096, 4096)], "t128x8x256_s0a2_swap"),
+        (188, [(32, 4096, 4096)], "t128x16x256_s0a2_swap"),
+        (188, [(128, 4096, 4096)], "t128x32x256_s0a2_swap"),
+        (188, [(16, 512, 2048)] * 256, "t128x16x256_s0a2_swap"),
+        (188, [(4096, 4096, 4096)], "t128x128x128_s0a1"),
+        (188, [(1024, 4096, 4096)], "t128x64x128_s0a1"),  # 256 tiles would be one wave and a bit
+        (188, [(0, 64, 256)], "t128x128x128_s0a1"),
     ],
 )
-def test_few_tokens_lie_on_the_n_side(tokens, name):
-    config = sm120.choose((m, 4096, 7168) for m in tokens)
-    assert config.to_name() == name
+def test_a_tile_is_chosen_by_its_estimated_time(num_sms, sizes, name):
+    assert sm120.choose(sizes, num_sms).to_name() == name
+
+
+@pytest.mark.parametrize("config", sm120.CANDIDATES, ids=KernelConfig.to_name)
+def test_every_candidate_can_be_built(config):
     assert sm120.unsupported_reason(config) is None
 
 
