@@ -1,10 +1,12 @@
 """Tools of others that are used where they are installed: KernelGuard and Nsight Compute. Stand-in scripts play them."""
 
 import shutil
+import sys
+import types
 
 import pytest
 
-from nvfp4_cute.competition import evaluate, export, kernelguard, profiler
+from nvfp4_cute.competition import evaluate, export, genuine_process, kernelguard, profiler
 from nvfp4_cute.problems import registry
 
 
@@ -79,3 +81,20 @@ def test_ncu_watches_the_range_and_only_speed_of_light_is_kept(tmp_path):
     assert "Grid Size" not in text and "---" not in text and "PROF" not in text
     log.write_text("==ERROR== no permission\n")
     assert profiler.read_report(log) == "==ERROR== no permission"
+
+
+def test_the_genuine_harness_writes_less_where_it_is_asked_to(monkeypatch):
+    """Both of its functions that clear L2, as they are called later through the module."""
+    written = []
+    utils = types.SimpleNamespace(clear_l2_cache=None, clear_l2_cache_large=None)
+    monkeypatch.setitem(sys.modules, "utils", utils)
+    monkeypatch.setattr(
+        "torch.empty", lambda size, **options: types.SimpleNamespace(fill_=lambda value: written.append(size))
+    )
+    genuine_process.replace_l2_clears(1 << 20)
+    utils.clear_l2_cache()
+    utils.clear_l2_cache_large()
+    assert written == [1 << 20] * 2
+    genuine_process.replace_l2_clears(0)
+    utils.clear_l2_cache_large()
+    assert len(written) == 2
