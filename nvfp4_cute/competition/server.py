@@ -1,10 +1,9 @@
 """What a competition's server says before one submits: is the leaderboard open, does it have the GPU.
 
-Two public addresses are read, ``/leaderboards`` and, by popcorn-cli later, the submission itself; nobody is identified.
+One public address is read, ``/leaderboards``; nobody is identified.
 """
 
 import json
-import urllib.error
 import urllib.request
 from dataclasses import dataclass
 from datetime import datetime, timezone
@@ -53,7 +52,7 @@ def fetch_boards() -> list[Board] | None:
     try:
         with urllib.request.urlopen(f"{env.popcorn_api_url()}/leaderboards", timeout=TIMEOUT_S) as answer:
             return [_board(entry) for entry in json.load(answer)]
-    except (OSError, ValueError, KeyError, TypeError, urllib.error.URLError):
+    except (OSError, ValueError, KeyError, TypeError):
         return None
 
 

@@ -96,8 +96,8 @@ print("right" if same else "WRONG")
 """
 
 
-@pytest.mark.parametrize("name", ["nvfp4_gemv", "nvfp4_group_gemm", *(
-    pytest.param(slow, marks=pytest.mark.slow) for slow in ("nvfp4_gemm", "nvfp4_dual_gemm")
+@pytest.mark.parametrize("name", ["nvfp4_group_gemm", *(
+    pytest.param(slow, marks=pytest.mark.slow) for slow in ("nvfp4_gemv", "nvfp4_gemm", "nvfp4_dual_gemm")
 )])  # fmt: skip
 @pytest.mark.parametrize(
     "form, program", [(formats.PYGPUBENCH, PYGPUBENCH), (formats.KERNELBENCH, KERNELBENCH)]

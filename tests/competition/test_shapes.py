@@ -1,4 +1,4 @@
-"""The exported submissions compute the competition's shapes: a few by default, all of them among the slow tests."""
+"""The exported submissions compute the competition's shapes: strictly the smallest by default, all among the slow tests."""
 
 import pytest
 
@@ -16,6 +16,7 @@ def shapes(name):
 
 
 @EACH
+@pytest.mark.slow
 def test_first_shapes(verdict, name):
     results = verdict(export.make_submission(name).text, strict=False, problem=name, cases=shapes(name)[:FEW])
     assert results.passed and len(results.cases) == FEW, results
@@ -36,7 +37,7 @@ def test_all_other_shapes(verdict, name):
     assert results.passed and len(results.cases) == len(cases), results
 
 
-@EACH
+@pytest.mark.parametrize("name", ["nvfp4_gemv", "nvfp4_group_gemm"])
 def test_a_modelled_time_is_that_of_the_kernels(verdict, name):
     """Microseconds for a launch, and the same again for the same addresses and sizes."""
     results = verdict(
