@@ -6,7 +6,7 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Float32, Int32, Int64
 
-from ..common.activation import activate
+from ..common.activation import gate
 from ..common.group_table import WorkTile
 from ..common.output_table import OutputTable, group_output, load_alphas
 from ..common.sides import mma_sides
@@ -89,18 +89,66 @@ def locate_output(
 @cute.jit
 def store_tile(acc: cute.Tensor, out: OutputTile, warp_tile: cutlass.Constexpr):
     """Scale, convert and store a warp's (REGISTER, MMA_M, MMA_N) sums; what lies beyond the group is kept."""
+    # 16 columns of 2 bytes are a sector of memory.
+    joined = out.runs_along_n and out.dtype.width == 16 and warp_tile.strips_n == 2
     for i in cutlass.range_constexpr(warp_tile.out_m):
         _, strip, pair_of_bands = warp_tile.mma_m[i]
         for half in cutlass.range_constexpr(2):
             row = strip * STRIP + (2 * pair_of_bands + half) * BAND
-            if row < out.rows:
+            if cutlass.const_expr(joined):
+                _store_joined_strips(acc, i, half, row, out, warp_tile)
+            elif row < out.rows:
                 for j in cutlass.range_constexpr(warp_tile.out_n):
                     col = warp_tile.mma_n[j][1] * STRIP + warp_tile.mma_n[j][2] * BAND
-                    pair = cute.make_rmem_tensor(2, out.dtype)
-                    for k in cutlass.range_constexpr(2):
-                        pair[k] = _result(acc, 2 * half + k, i, j, out, warp_tile).to(out.dtype)
                     address = out.address + row * out.pitch_m + col * out.pitch_n
-                    _store_pair(pair, address, out.pitch_n, out.columns - col, out.runs_along_n)
+                    pair = _pair(acc, i, half, j, out, warp_tile)
+                    _store_run(pair, address, out.pitch_n, out.columns - col, out.runs_along_n)
+
+
+@cute.jit
+def _store_joined_strips(
+    acc: cute.Tensor,
+    i: cutlass.Constexpr,
+    half: cutlass.Constexpr,
+    row: cutlass.Constexpr,
+    out: OutputTile,
+    warp_tile: cutlass.Constexpr,
+):
+    """Store a row's columns of two strips side by side, four a lane, so that a quad writes a whole sector at once.
+
+    Lanes 2i and 2i + 1 exchange pairs: then the one has four columns of the first strip, the other of the second one.
+    """
+    is_odd = cute.arch.lane_idx() % 2
+    for band in cutlass.range_constexpr(warp_tile.bands_n):
+        first, second = [
+            cute.recast_tensor(_pair(acc, i, half, j, out, warp_tile), Int32)[0]
+            for j in (band, band + warp_tile.bands_n)
+        ]
+        received = cute.arch.shuffle_sync_bfly(first if is_odd == 1 else second, 1)
+        words = cute.make_rmem_tensor(2, Int32)
+        words[0] = received if is_odd == 1 else first
+        words[1] = second if is_odd == 1 else received
+        # From the lane's own pair of the first strip, 2 (lane % 4), to 8 is_odd + 4 (lane % 4 / 2).
+        col = band * BAND + 6 * is_odd
+        if row < out.rows:
+            address = out.address + row * out.pitch_m + col * out.pitch_n
+            _store_run(cute.recast_tensor(words, out.dtype), address, out.pitch_n, out.columns - col, True)
+
+
+@cute.jit
+def _pair(
+    acc: cute.Tensor,
+    i: cutlass.Constexpr,
+    half: cutlass.Constexpr,
+    j: cutlass.Constexpr,
+    out: OutputTile,
+    warp_tile: cutlass.Constexpr,
+) -> cute.Tensor:
+    """A lane's two results of an MMA's upper or lower ``half``, converted."""
+    pair = cute.make_rmem_tensor(2, out.dtype)
+    for k in cutlass.range_constexpr(2):
+        pair[k] = _result(acc, 2 * half + k, i, j, out, warp_tile).to(out.dtype)
+    return pair
 
 
 @cute.jit
@@ -118,27 +166,29 @@ def _result(
         other = acc[
             register, i + (warp_tile.num_m - 1) * warp_tile.out_m, j + (warp_tile.num_n - 1) * warp_tile.out_n
         ]
-        result = activate(result, out.activation) * (other * out.alphas[1])
+        result = gate(result, other * out.alphas[1], out.activation, None)
     return result
 
 
 @cute.jit
-def _store_pair(pair: cute.Tensor, address: Int64, pitch, num_valid: Int32, is_contiguous: cutlass.Constexpr):
-    """Store the first ``num_valid`` of two values, ``pitch`` bytes apart, at once where their addresses allow."""
+def _store_run(
+    values: cute.Tensor, address: Int64, pitch, num_valid: Int32, is_contiguous: cutlass.Constexpr
+):
+    """Store the first ``num_valid`` of some values, ``pitch`` bytes apart, at once where their addresses allow."""
     if cutlass.const_expr(is_contiguous):
-        pair_bytes = 2 * pair.element_type.width // 8
-        if num_valid >= 2 and address % pair_bytes == 0:
-            ptr = cute.make_ptr(pair.element_type, address, cute.AddressSpace.gmem, assumed_align=pair_bytes)
-            cute.autovec_copy(pair, cute.make_tensor(ptr, pair.layout))
+        run_bytes = cute.size(values) * values.element_type.width // 8
+        if num_valid >= cute.size(values) and address % run_bytes == 0:
+            ptr = cute.make_ptr(values.element_type, address, cute.AddressSpace.gmem, assumed_align=run_bytes)
+            cute.autovec_copy(values, cute.make_tensor(ptr, values.layout))
         else:
-            _store_elements(pair, address, pitch, num_valid)
+            _store_elements(values, address, pitch, num_valid)
     else:
-        _store_elements(pair, address, pitch, num_valid)
+        _store_elements(values, address, pitch, num_valid)
 
 
 @cute.jit
-def _store_elements(pair: cute.Tensor, address: Int64, pitch, num_valid: Int32):
-    for i in cutlass.range_constexpr(2):
+def _store_elements(values: cute.Tensor, address: Int64, pitch, num_valid: Int32):
+    for i in cutlass.range_constexpr(cute.size(values)):
         if i < num_valid:
-            ptr = cute.make_ptr(pair.element_type, address + i * pitch, cute.AddressSpace.gmem)
-            cute.make_tensor(ptr, cute.make_layout(1))[0] = pair[i]
+            ptr = cute.make_ptr(values.element_type, address + i * pitch, cute.AddressSpace.gmem)
+            cute.make_tensor(ptr, cute.make_layout(1))[0] = values[i]

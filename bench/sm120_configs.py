@@ -1,0 +1,98 @@
+"""What the sm_120a kernel takes, counted: registers and banks of every config, device memory of the competition's cases.
+
+``python -m nvfp4_cute.bench.sm120_configs`` compiles and runs the configs on the emulator (two minutes, no GPU) and
+prints the tables of results/sm120_configs.md. With numbers of ``nvfp4_group_gemm`` cases behind it, it counts those
+cases' bytes instead: a launch of the whole problem each, minutes.
+"""
+
+import sys
+from collections.abc import Sequence
+
+import torch
+from tqdm import tqdm
+
+from nvfp4_cute.arch import sm120
+from nvfp4_cute.backends.emulator import observe
+from nvfp4_cute.bench import ours
+from nvfp4_cute.bench.cases import select
+from nvfp4_cute.bench.operands import empty_operands
+from nvfp4_cute.compile import KernelKey, compile_kernel
+from nvfp4_cute.config import KernelConfig
+from nvfp4_cute.cubin import read_opcodes
+from nvfp4_cute.modelled import modelled_times
+from nvfp4_cute.ops.grouped_gemm import grouped_gemm
+from nvfp4_cute.problem import GroupedProblem
+from nvfp4_cute.schedule import make_schedule
+from nvfp4_cute.select import choose_config
+from nvfp4_cute.targets import RTX_PRO_6000
+
+# Opcode that nvdisasm prints as OMMA: the block-scaled MMA of 4-bit operands.
+OMMA = 0x47F
+FP16_BYTES = 2
+# What banks are counted on: tiles that are cut on both sides, two K tiles of 256.
+M, N, K = 130, 136, 512
+CONFIG_HEADER = (
+    "| config | registers | stack bytes | smem bytes | block-scaled MMAs in PTX, in SASS | accesses of operands in shared "
+    "memory | of them with bank conflicts |",
+    "|---|---|---|---|---|---|---|",
+)
+BYTES_HEADER = (
+    "| case | config | modelled us | read, MB | least | ratio | stored, MB | least | read and stored / least |",
+    "|---|---|---|---|---|---|---|---|---|",
+)
+
+
+def config_row(config: KernelConfig) -> str:
+    """A config's line: list form of 1 group, fp16 output."""
+    key = KernelKey.make("sm_120a", config, 1, torch.float16, False)
+    kernel = compile_kernel(key)
+    accesses, conflicts = bank_accesses(config)
+    return (
+        f"| {key.config.to_name()} | {kernel.resources.registers} | {kernel.resources.stack_bytes} | "
+        f"{sm120.smem_plan(key.config).total_bytes} | {kernel.ptx.count('mma.sync')}, "
+        f"{read_opcodes(kernel.cubin).count(OMMA)} | {accesses} | {conflicts} |"
+    )
+
+
+def bank_accesses(config: KernelConfig) -> tuple[int, int]:
+    """Accesses of warps to shared memory of one small product, and those of instructions with any conflict."""
+
+    def zeros(rows: int) -> torch.Tensor:
+        return torch.zeros(rows, K // 2, dtype=torch.uint8)
+
+    scales = [torch.zeros(-(-rows // 128) * 128 * K // 16, dtype=torch.uint8) for rows in (M, N)]
+    with observe(count_banks=True) as observer:
+        grouped_gemm(
+            [zeros(M)], [zeros(N)], scales[:1], scales[1:], backend="emulator:sm_120a", config=config
+        )
+    use = observer.stats[0].banks
+    return sum(a.count for a in use.values()), sum(a.count for a in use.conflicts().values())
+
+
+def bytes_row(number: int) -> str:
+    """A competition case's line: reads that miss in L2, and sectors stored, of its launch on RTX PRO 6000."""
+    (case,) = select(("competition",), f"nvfp4_group_gemm case {number}")
+    (timing,) = modelled_times(
+        lambda backend: ours.prepare(case, empty_operands(case), backend).run(), RTX_PRO_6000
+    )
+    config = choose_config(GroupedProblem(case.sizes), RTX_PRO_6000.arch, RTX_PRO_6000.num_sms)
+    read = make_schedule(case.sizes, config.work_tile_mnk, RTX_PRO_6000.num_sms).hbm_bytes
+    stored = sum(m * n * FP16_BYTES for m, n, _ in case.sizes)
+    ratio = (timing.hbm_bytes + timing.stored_bytes) / (read + stored)
+    return (
+        f"| {number} | {config.to_name()} | {timing.us:.2f} | {timing.hbm_bytes / 1e6:.3f} | {read / 1e6:.3f} | "
+        f"{timing.hbm_bytes / read:.3f} | {timing.stored_bytes / 1e6:.3f} | {stored / 1e6:.3f} | {ratio:.3f} |"
+    )
+
+
+def main(numbers: Sequence[str]) -> None:
+    """Print a table."""
+    if numbers:
+        rows = [*BYTES_HEADER, *(bytes_row(int(number)) for number in tqdm(numbers, disable=None))]
+    else:
+        rows = [*CONFIG_HEADER, *(config_row(config) for config in tqdm(sm120.CANDIDATES, disable=None))]
+    print("\n".join(rows))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
