@@ -207,9 +207,13 @@ def test_the_chosen_config_is_right(tokens):
 # ---- the competition's shapes ------------------------------------------------------------------------------------------
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
-    "case", [*spec.TESTS, *spec.BENCHMARKS], ids=lambda case: f"g{case.num_groups}_{case.sizes[0]}"
+    "case",
+    [
+        *spec.TESTS[:2],
+        *(pytest.param(case, marks=pytest.mark.slow) for case in [*spec.TESTS[2:], *spec.BENCHMARKS]),
+    ],
+    ids=lambda case: f"g{case.num_groups}_{case.sizes[0]}",
 )
 def test_competition_shape(case):
     data = inputs.make_inputs(case)

@@ -1,0 +1,54 @@
+"""The committed tables of what the sm_120a kernel takes, against the compiler and the emulator."""
+
+from pathlib import Path
+
+import pytest
+
+from nvfp4_cute.arch import sm120
+from nvfp4_cute.bench import sm120_configs
+
+TABLE = (
+    Path(sm120_configs.__file__).with_name("results").joinpath("sm120_configs.md").read_text().splitlines()
+)
+CASES = [line for line in TABLE if line[2:3].isdigit()]
+
+
+def cells(line):
+    return [cell.strip() for cell in line.strip("|").split("|")]
+
+
+def test_no_config_spills_conflicts_or_decodes():
+    lines = [cells(line) for line in TABLE if line.startswith("| t128x")]
+    assert len(lines) == len(sm120.CANDIDATES)
+    for name, registers, stack, smem, mmas, accesses, conflicts in lines:
+        assert int(registers) <= 168 and stack == "0", f"{name} spills"
+        assert int(smem) <= sm120.SMEM_CAPACITY_BYTES
+        in_ptx, in_sass = mmas.split(", ")
+        assert in_ptx == in_sass != "0", f"{name}: an MMA is not one instruction"
+        assert int(accesses) > 0 and conflicts == "0", f"{name} has bank conflicts"
+
+
+def test_cases_move_what_they_must():
+    assert CASES
+    for case, *_, ratio in map(cells, CASES):
+        assert 0.99 <= float(ratio) <= 1.05, f"case {case}"
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        config if i == 6 else pytest.param(config, marks=pytest.mark.slow)
+        for i, config in enumerate(sm120.CANDIDATES)
+    ],
+    ids=lambda config: config.to_name(),
+)
+def test_a_line_is_what_the_compiler_and_the_emulator_make(config):
+    assert sm120_configs.config_row(config) in TABLE
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("line", CASES)
+def test_a_case_moves_what_is_written(line):
+    """The modelled time may change with the model."""
+    got, written = cells(sm120_configs.bytes_row(int(cells(line)[0]))), cells(line)
+    assert got[:2] + got[3:] == written[:2] + written[3:]
