@@ -3,7 +3,7 @@
 from nvfp4_cute.config import KernelConfig
 from nvfp4_cute.errors import CacheError, ConfigError, EmulatorError, UnsupportedProblem, UnsupportedTarget
 from nvfp4_cute.formats import NVFP4Tensor, dequantize
-from nvfp4_cute.nn import LinearNVFP4
+from nvfp4_cute.nn import LinearNVFP4, PersistentMLP
 from nvfp4_cute.ops import library as _library  # noqa: F401 (registers the custom ops)
 from nvfp4_cute.ops.dual_gemm import dual_gemm, grouped_dual_gemm
 from nvfp4_cute.ops.gemm import gemm
@@ -18,6 +18,7 @@ __all__ = [
     "KernelConfig",
     "LinearNVFP4",
     "NVFP4Tensor",
+    "PersistentMLP",
     "UnsupportedProblem",
     "UnsupportedTarget",
     "dequantize",

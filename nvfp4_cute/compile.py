@@ -37,6 +37,7 @@ class KernelKey:
         activation: of a dual GEMM's first product; None where there is one product.
         weight_layout: of a dual GEMM: "separate" where there are two operands, or how one interleaves both.
         has_limit: whether a dual GEMM's products are cut to a range.
+        is_chain: whether every group reads the result of the one before.
     """
 
     arch: str
@@ -49,6 +50,7 @@ class KernelKey:
     activation: Activation | None = None
     weight_layout: WeightLayout = "separate"
     has_limit: bool = False
+    is_chain: bool = False
 
     @classmethod
     def of(cls, arch: str, config: KernelConfig, problem: GroupedProblem) -> "KernelKey":
@@ -65,6 +67,7 @@ class KernelKey:
             problem.activation,
             problem.weight_layout,
             problem.limit is not None,
+            problem.is_chain,
         )
 
     @classmethod
@@ -80,6 +83,7 @@ class KernelKey:
         activation: Activation | None = None,
         weight_layout: WeightLayout = "separate",
         has_limit: bool = False,
+        is_chain: bool = False,
     ) -> "KernelKey":
         """Validated key. Raises UnsupportedTarget for an arch without a kernel, ConfigError for a refused config,
         UnsupportedProblem for a form, an output or a dual GEMM that the arch's kernel lacks.
@@ -114,6 +118,10 @@ class KernelKey:
                 f'{arch}: no kernel writes NVFP4 (out_dtype="nvfp4"; there is one for {", ".join(sm100.ARCHS)}); compute '
                 "bfloat16 and call quantize or grouped_quantize"
             )
+        if is_chain and arch not in sm100.ARCHS:
+            raise UnsupportedProblem(
+                f"{arch}: no kernel for chains of layers (there is one for {', '.join(sm100.ARCHS)}); call gemm for each"
+            )
         resolved = replace(resolve(config), num_cta=None)
         return cls(
             arch,
@@ -126,6 +134,7 @@ class KernelKey:
             activation,
             weight_layout,
             has_limit,
+            is_chain,
         )
 
     def to_name(self) -> str:
@@ -135,6 +144,7 @@ class KernelKey:
         suffix = "_mmajor" * self.out_m_major + "_alpha" * self.has_alpha + "_limit" * self.has_limit
         suffix += f"_{self.weight_layout}" * (self.weight_layout != "separate")
         operation = "grouped_gemm" if self.activation is None else f"grouped_dual_gemm_{self.activation}"
+        operation = "gemm_chain" if self.is_chain else operation
         return f"nvfp4_{operation}_{self.arch}_{groups}_{self.config.to_name()}_{dtype}{suffix}"
 
     def make_kernel(self) -> Any:
@@ -149,7 +159,7 @@ class KernelKey:
         variant = (self.config, self.form, self.num_groups, out_dtype, self.out_m_major, self.has_alpha, name)
         if self.arch in sm120.ARCHS:
             return GroupedGemmSm120(*variant, self.activation)
-        return GroupedGemmSm100(*variant, self.activation, self.weight_layout, self.has_limit)
+        return GroupedGemmSm100(*variant, self.activation, self.weight_layout, self.has_limit, self.is_chain)
 
 
 @dataclass(frozen=True)

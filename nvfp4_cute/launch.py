@@ -100,6 +100,8 @@ class Plan:
                 ]
             if second.alpha is not None:
                 table[0, Header.ALPHA2] = second.alpha.data_ptr()
+        if operands.chain is not None:
+            table[0, Header.CHAIN] = operands.chain.data_ptr()
         scales = operands.out_scales
         if scales is not None:
             table[1:, Group.OUT_SCALE] = [scales.scale[group].data_ptr() for group in self._described]
@@ -171,7 +173,9 @@ def make_plan(
             f"group as kernel parameters, {base.KERNEL_PARAM_BYTES} bytes hold {max_groups} groups; split the lists "
             f"into calls of at most {max_groups}"
         )
-    config = config or choose_config(problem, arch, sm_count)
+    # Layers of a chain follow each other: what suits one suits all.
+    chosen_for = replace(problem, sizes=problem.sizes[:1]) if problem.is_chain else problem
+    config = config or choose_config(chosen_for, arch, sm_count)
     key = KernelKey.of(arch, config, problem)
     num_clusters = (config.num_cta or sm_count) // config.cluster_size
     schedule = make_schedule(problem.sizes, config.work_tile_mnk, num_clusters)

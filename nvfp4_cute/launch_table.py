@@ -29,6 +29,7 @@ class Header(IntEnum):
     LIMIT = (
         7  # bits of the fp32 number that a dual GEMM's products are cut to; unused where the kernel has none
     )
+    CHAIN = 8  # address of the int32 counters of a chain
 
 
 class Group(IntEnum):

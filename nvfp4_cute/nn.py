@@ -1,14 +1,17 @@
 """Modules of torch.nn with NVFP4 weights, for inference."""
 
+from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
 import torch
 from torch.nn import functional
 
+from nvfp4_cute.config import KernelConfig
 from nvfp4_cute.errors import UnsupportedProblem
 from nvfp4_cute.formats import NVFP4Tensor, dequantize
 from nvfp4_cute.ops import vector_checks as checks
 from nvfp4_cute.ops.gemm import gemm
+from nvfp4_cute.ops.gemm_chain import ChainWorkspace, gemm_chain
 from nvfp4_cute.ops.quantize import quantize
 from nvfp4_cute.scale_layout import ATOM_SHAPE, atom_counts, num_k_blocks, to_blocked
 
@@ -196,8 +199,96 @@ class LinearNVFP4(torch.nn.Module):
         self._decode()
 
     def _apply(self, fn, recurse=True):
-        def move(tensor: torch.Tensor) -> torch.Tensor:
-            moved = fn(tensor)
-            return tensor.to(moved.device) if tensor.dtype in FIXED_DTYPES else moved
+        return super()._apply(_moving(fn), recurse)
 
-        return super()._apply(move, recurse)
+
+class PersistentMLP(torch.nn.Module):
+    """Equal layers without anything between them but quantization, one launch for all of them (``gemm_chain``).
+
+    The results of inner layers stay in L2. The bits are those of a ``gemm`` a layer with NVFP4 results. Kernels: sm_100a,
+    sm_103a, sm_110a; elsewhere the error says to call ``gemm``.
+
+    State dict: weight uint8 [G, N, N/2], weight_scale float8_e4m3fn [G, rn, rk, 32, 4, 4], alpha and out_global_scale
+    float32 [G].
+
+    Args:
+        weights: of each layer, [N, N]; copied into one tensor.
+        global_scales: G + 1 numbers: the global scale of the input and of each layer's result (calibrated: amax / 2688).
+        backend: as of ``gemm``. config: as of ``grouped_gemm``.
+
+    Raises:
+        ValueError: weights that are not square and alike, or too few numbers.
+    """
+
+    weight: torch.Tensor
+    weight_scale: torch.Tensor
+    alpha: torch.Tensor
+    out_global_scale: torch.Tensor
+
+    def __init__(
+        self,
+        weights: Sequence[NVFP4Tensor],
+        global_scales: Sequence[float],
+        *,
+        backend: str = "auto",
+        config: KernelConfig | None = None,
+    ):
+        super().__init__()
+        shapes = {tuple(w.shape) for w in weights}
+        if len(shapes) != 1 or any(len(shape) != 2 or shape[0] != shape[1] for shape in shapes):
+            raise ValueError(
+                f"weights have shapes {sorted(shapes)}; a chain of equal layers takes [N, N], at least one"
+            )
+        if len(global_scales) != len(weights) + 1:
+            raise ValueError(
+                f"global_scales has {len(global_scales)} numbers for {len(weights)} layers; pass one for the input and one "
+                f"for each result: {len(weights) + 1}"
+            )
+        device = weights[0].data.device
+        scales = [w.scale.view(torch.float8_e4m3fn) for w in weights]
+        scales = [
+            scale if w.scale_layout == "blocked" else to_blocked(scale)
+            for w, scale in zip(weights, scales, strict=True)
+        ]
+        factors = torch.tensor(global_scales, dtype=torch.float32, device=device)
+        ones = torch.ones((), device=device)
+        own = torch.stack([ones if w.global_scale is None else w.global_scale for w in weights])
+        self.register_buffer("weight", torch.stack([w.data.view(torch.uint8) for w in weights]))
+        self.register_buffer("weight_scale", torch.stack(scales))
+        self.register_buffer("alpha", factors[:-1] * own)
+        self.register_buffer("out_global_scale", factors[1:].clone())
+        self.backend, self.config = backend, config
+        self._workspaces: dict[tuple[int, torch.device], ChainWorkspace] = {}
+
+    def forward(self, x: NVFP4Tensor) -> NVFP4Tensor:
+        """The last layer's result, [M, N], of ``x`` [M, N], which was quantized with the first of ``global_scales``.
+
+        Calls of one module must follow each other on one queue: they share counters and the results of inner layers.
+        """
+        key = (x.shape[0], x.data.device)
+        if key not in self._workspaces:
+            self._workspaces[key] = ChainWorkspace.make(len(self.weight), x.shape[0], x.shape[1], key[1])
+        return gemm_chain(
+            x.data,
+            self.weight,
+            x.scale,
+            self.weight_scale,
+            self.alpha,
+            self.out_global_scale,
+            self._workspaces[key],
+            backend=self.backend,
+            config=self.config,
+        )
+
+    def _apply(self, fn, recurse=True):
+        return super()._apply(_moving(fn), recurse)
+
+
+def _moving(fn: Callable[[torch.Tensor], torch.Tensor]) -> Callable[[torch.Tensor], torch.Tensor]:
+    """``fn`` for 16-bit tensors, and the move to another device that it makes for those whose dtype is fixed."""
+
+    def move(tensor: torch.Tensor) -> torch.Tensor:
+        moved = fn(tensor)
+        return tensor.to(moved.device) if tensor.dtype in FIXED_DTYPES else moved
+
+    return move

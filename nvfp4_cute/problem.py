@@ -60,6 +60,7 @@ class GroupedProblem:
         activation: of a dual GEMM: C = activation(A @ B1^T) * (A @ B2^T); None where there is one product.
         weight_layout: of a dual GEMM. Where interleaved, n counts the rows of both, and C has n / 2 columns.
         limit: of a dual GEMM: A @ B1^T is cut to at most that, A @ B2^T to that on both sides; None leaves them.
+        is_chain: whether every group's A is the result of the group before: layers, all of one size.
     """
 
     sizes: tuple[tuple[int, int, int], ...]
@@ -70,6 +71,7 @@ class GroupedProblem:
     activation: Activation | None = None
     weight_layout: WeightLayout = "separate"
     limit: float | None = None
+    is_chain: bool = False
 
     @property
     def num_b(self) -> int:
@@ -148,6 +150,7 @@ class GroupedOperands:
             uint8 [M, N/2], unit stride in N, base and pitch multiples of 16 bytes.
         second: of a dual GEMM; None where there is one product.
         out_scales: of NVFP4 results; None otherwise.
+        chain: of a chain, int32 [G], zeros; None otherwise.
 
     All are views of the caller's memory, but for converted row-major scales, an allocated ``out``, and an
     ``alpha`` given as numbers.
@@ -161,6 +164,7 @@ class GroupedOperands:
     out: tuple[torch.Tensor, ...]
     second: SecondOperand | None = None
     out_scales: OutScales | None = None
+    chain: torch.Tensor | None = None
 
     @property
     def device(self) -> torch.device:

@@ -19,6 +19,7 @@ from nvfp4_cute.config import KernelConfig
 
 from ..common import ptx
 from ..common.activation import gate
+from ..common.chain import Chain, leave_chain, signal_stored
 from ..common.encode import ConvertE2M1
 from ..common.output_table import OutputTable, load_alphas
 from ..common.quantized_output import QuantizedGroup, quantized_group, store_quantized_run
@@ -43,6 +44,7 @@ class EpilogueArgs:
         cta_rank: which CTA of the pair this is.
         activation: of a dual GEMM's first product (``common.activation``); None where there is one product.
         weight_layout: how the rows of a dual GEMM's weights lie: in two operands, or interleaved in one.
+        chain: where every group's ``a`` is the result of the one before; None otherwise.
     """
 
     tmem_ptr: cute.Pointer
@@ -56,6 +58,7 @@ class EpilogueArgs:
     acc_consumer: pipeline.PipelineConsumer
     activation: str | None
     weight_layout: str
+    chain: Chain | None
 
 
 @cute.jit
@@ -141,8 +144,13 @@ def run_epilogue(args: EpilogueArgs, first_tile: Int32, stride: Int32):
                 _store_quantized(tTR_rOut, target, row, column, config.swap_ab)
             else:
                 store_slice(tTR_rOut, target, slice_idx * EPI_TILE_N, across_lanes)
+        if cutlass.const_expr(args.chain is not None):
+            signal_stored(args.chain, tile.slot)
         acc_idx = acc_idx + 1 if acc_idx + 1 < tmem.num_acc_stage else Int32(0)
         cursor = groups.next_cursor(cursor, stride, config.work_tile_mnk)
+    if cutlass.const_expr(args.chain is not None):
+        if tidx == 0:
+            leave_chain(args.chain, cute.arch.grid_dim()[0])
 
 
 @cute.jit

@@ -14,6 +14,7 @@ from cutlass import Int32
 from nvfp4_cute.arch.sm100 import SF_ATOM_ROWS, SmemPlan
 from nvfp4_cute.config import KernelConfig
 
+from ..common.chain import Chain, wait_for_layer_before
 from ..common.operand_maps import SF_BLOCK_BYTES, Descriptors, descriptor_addresses
 from ..common.sides import mma_sides
 from ..common.tma_load import EVICT_FIRST, EVICT_LAST, tma_load
@@ -38,6 +39,7 @@ class LoadArgs:
     Attributes:
         groups: ``GroupTable`` or ``DeviceGroups``.
         cta_rank: which CTA of the pair this is.
+        chain: where every group's ``a`` is the result of the one before; None otherwise.
     """
 
     descriptors: Descriptors
@@ -47,6 +49,7 @@ class LoadArgs:
     groups: object
     cta_rank: Int32
     ab_producer: pipeline.PipelineProducer
+    chain: Chain | None
 
 
 @cute.jit
@@ -79,6 +82,8 @@ def run_load(args: LoadArgs, first_tile: Int32, stride: Int32):
         if cutlass.const_expr(not split_k_blocks):
             block_n += rank * boxes.sf_n[1]
         row_m, row_n = m_side.origin.row + row_m, n_side.origin.row + row_n
+        if cutlass.const_expr(args.chain is not None):
+            wait_for_layer_before(args.chain, tile.slot)
         for k_tile_idx in cutlass.range(tile.k_tile_cnt, unroll=1):
             stage = ab_producer.acquire_and_advance()
             barrier = stage.barrier.toint()

@@ -122,8 +122,12 @@ def run(
     with _emulated(operands.device, target) as (observer, emulator):
         plan = make_plan(problem, target.arch, target.num_sms, config, for_emulator=True)
         emulator.register(plan.kernel.ptx)
-        for name, tensor, writable in _tensors(operands):
-            emulator.add_range(name, tensor.data_ptr(), _span_bytes(tensor), writable)
+        tensors = list(_tensors(operands))
+        # Results of a chain are read, too, and some are written twice: one range each.
+        written = {tensor.data_ptr() for _, tensor, writable in tensors if writable}
+        by_address = {tensor.data_ptr(): (name, tensor) for name, tensor, _ in reversed(tensors)}
+        for address, (name, tensor) in by_address.items():
+            emulator.add_range(name, address, _span_bytes(tensor), address in written)
         plan.launch(operands)
     observer.plans.append(plan)
 
@@ -176,6 +180,8 @@ def _tensors(operands: GroupedOperands) -> Iterator[tuple[str, torch.Tensor, boo
             yield f"{name}[{group}]", tensor, name == "out"
     if operands.alpha is not None:
         yield "alpha", operands.alpha, False
+    if operands.chain is not None:
+        yield "counters of the chain", operands.chain, True
     if operands.second is not None:
         for name in ("b", "b_scale"):
             for group, tensor in enumerate(getattr(operands.second, name)):

@@ -1,0 +1,131 @@
+"""gemm_chain: equal layers one after the other in one launch, NVFP4 between them."""
+
+from dataclasses import dataclass
+
+import torch
+
+from nvfp4_cute import backends
+from nvfp4_cute.config import KernelConfig
+from nvfp4_cute.formats import NVFP4Tensor
+from nvfp4_cute.ops import vector_checks as checks
+from nvfp4_cute.ops.gemm import gemm
+from nvfp4_cute.problem import (
+    NVFP4,
+    GroupedOperands,
+    GroupedProblem,
+    OutScales,
+    check_list_operands,
+    new_quantized_data,
+    new_quantized_scale,
+)
+
+
+@dataclass(frozen=True)
+class ChainWorkspace:
+    """What a chain of layers keeps on the device between launches; of one chain, one at a time.
+
+    Attributes:
+        counters: int32 [G], zeros between launches.
+        results: of layers in turn, two NVFP4Tensor [M, N], read back from L2.
+    """
+
+    counters: torch.Tensor
+    results: tuple[NVFP4Tensor, NVFP4Tensor]
+
+    @classmethod
+    def make(cls, num_layers: int, m: int, n: int, device: torch.device) -> "ChainWorkspace":
+        """For ``num_layers`` layers of N x N and M rows."""
+        counters = torch.zeros(num_layers, dtype=torch.int32, device=device)
+        return cls(counters, (_new_result(m, n, device), _new_result(m, n, device)))
+
+
+def gemm_chain(
+    a: torch.Tensor,
+    b: torch.Tensor,
+    a_scale: torch.Tensor,
+    b_scale: torch.Tensor,
+    alpha: torch.Tensor,
+    out_global_scale: torch.Tensor,
+    workspace: ChainWorkspace,
+    *,
+    backend: str = "auto",
+    config: KernelConfig | None = None,
+) -> NVFP4Tensor:
+    """Layers ``A <- quantize(alpha[g] * A @ B_g^T, out_global_scale[g])``: the bits of G ``gemm`` calls, in one launch.
+
+    Persistent CTAs go through the tiles of all layers; before a tile's first load they wait, on a counter in L2, for the
+    layer before to be stored. So the GPU has to run all CTAs of the launch at the same time, one an SM: a launch on
+    another stream that never ends would stop it.
+
+    Args:
+        a: uint8 [M, N/2]; a_scale: blocked, as of ``gemm``.
+        b: uint8 [G, N, N/2], contiguous; b_scale: [G, rn, rn', 32, 4, 4], contiguous.
+        alpha, out_global_scale: float32 [G] on the operands' device.
+        workspace: made for these sizes; not to be used by two launches that may overlap.
+        backend, config: as of ``grouped_gemm``. The reference calls ``gemm`` G times.
+
+    Returns:
+        The last layer's result, [M, N].
+
+    Raises:
+        TypeError, ValueError, UnsupportedProblem: an operand breaks a rule, or the GPU's kernel knows no chains.
+    """
+    device = checks.check_tensors({"a": a, "b": b, "a_scale": a_scale, "b_scale": b_scale, "alpha": alpha})
+    if b.ndim != 3 or b.shape[1] != 2 * b.shape[2]:
+        raise ValueError(f"b has shape {list(b.shape)}; a chain of equal layers is [G, N, N/2]")
+    (num_layers, n, _), m = b.shape, a.shape[0]
+    if backends.resolve(backend, device) == "reference":
+        result = None
+        for g in range(num_layers):
+            result = gemm(
+                a,
+                b[g],
+                a_scale,
+                b_scale[g],
+                alpha[g : g + 1],
+                out_dtype=NVFP4,
+                out_global_scale=out_global_scale[g : g + 1],
+                backend=backend,
+            )
+            a, a_scale = result.data, result.scale
+        assert result is not None
+        return result
+    results = [workspace.results[g % 2] for g in range(num_layers - 1)] + [_new_result(m, n, device)]
+    # Weights lie at equal distances, results are the workspace's: one layer's checks are every layer's.
+    problem, first = check_list_operands(
+        [a],
+        [b[0]],
+        [a_scale],
+        [b_scale[0]],
+        alpha[:1],
+        results[:1],
+        out_dtype=NVFP4,
+        out_global_scale=out_global_scale[:1],
+    )
+    for name, tensor in (("alpha", alpha), ("out_global_scale", out_global_scale), ("b_scale", b_scale)):
+        if len(tensor) != num_layers or not tensor.is_contiguous():
+            raise ValueError(
+                f"{name} has shape {list(tensor.shape)} and strides {tensor.stride()}; expected contiguous, an entry for "
+                f"each of {num_layers} layers"
+            )
+    outs = tuple(result.data for result in results)
+    out_scales = tuple(result.scale.view(torch.uint8).view(-1) for result in results)
+    operands = GroupedOperands(
+        a=(*first.a, *outs[:-1]),
+        b=tuple(b.view(torch.uint8)),
+        a_scale=(*first.a_scale, *out_scales[:-1]),
+        b_scale=tuple(b_scale.view(torch.uint8).view(num_layers, -1)),
+        alpha=alpha,
+        out=outs,
+        out_scales=OutScales(out_scales, out_global_scale),
+        chain=workspace.counters,
+    )
+    chain = GroupedProblem(problem.sizes * num_layers, "list", NVFP4, has_alpha=True, is_chain=True)
+    backends.get(backend, device)(chain, operands, config)
+    last = results[-1]
+    return NVFP4Tensor(last.data, last.scale, out_global_scale[-1], (m, n))
+
+
+def _new_result(m: int, n: int, device: torch.device) -> NVFP4Tensor:
+    scale = new_quantized_scale(m, n, device).view(torch.float8_e4m3fn)
+    return NVFP4Tensor(new_quantized_data((m, n), device), scale, None, (m, n))

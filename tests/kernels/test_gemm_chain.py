@@ -1,0 +1,133 @@
+"""Layers chained in one launch on the emulator: the bits of a gemm a layer, whenever asynchronous operations happen."""
+
+import re
+
+import pytest
+import torch
+from oracle import assert_bitwise_equal
+
+from nvfp4_cute import KernelConfig, NVFP4Tensor, PersistentMLP, UnsupportedProblem, gemm, quantize
+from nvfp4_cute.backends.emulator import observe
+from nvfp4_cute.cache import get_kernel
+from nvfp4_cute.compile import KernelKey
+from nvfp4_cute.emulator.driver import Emulator
+from nvfp4_cute.emulator.hazards import HazardError
+from nvfp4_cute.scale_layout import from_blocked
+
+
+def make_layers(num_layers, m, n, seed=0):
+    """Input, weights, global scales of the input and of every result."""
+    generator = torch.Generator().manual_seed(seed)
+    scales = [0.002] + [0.002 * 1.1**g for g in range(num_layers)]
+    x = quantize(torch.randn(m, n, generator=generator), global_scale=scales[0])
+    weights = [
+        quantize(torch.randn(n, n, generator=generator) / n**0.5, global_scale=0.001)
+        for _ in range(num_layers)
+    ]
+    return x, weights, scales
+
+
+def one_by_one(x, weights, scales, **options):
+    """A gemm a layer."""
+    for g, w in enumerate(weights):
+        alpha = torch.tensor(scales[g]) * w.global_scale
+        x = gemm(
+            x.data,
+            w.data,
+            x.scale,
+            w.scale,
+            alpha,
+            out_dtype="nvfp4",
+            out_global_scale=scales[g + 1],
+            **options,
+        )
+    return x
+
+
+def assert_same(actual: NVFP4Tensor, expected: NVFP4Tensor):
+    rows, k_blocks = actual.shape[0], actual.shape[1] // 16
+    assert_bitwise_equal(actual.data, expected.data)
+    assert_bitwise_equal(*(from_blocked(t.scale, rows, k_blocks) for t in (actual, expected)))
+
+
+CONFIGS = ("t128x32x256_s0a4_swap_p3", "t128x64x256_s2a2_2cta_swap_p4", "t128x128x256_s0a2_p4")
+
+
+@pytest.mark.parametrize("mode", ["eager", "lazy", "random:1"])
+@pytest.mark.parametrize("name", CONFIGS)
+def test_equals_a_gemm_a_layer(name, mode):
+    """One launch without hazards, also where a layer has more tiles than there are CTAs, and fewer."""
+    layers, config = make_layers(4, 40, 544), KernelConfig.from_name(name)
+    mlp = PersistentMLP(*layers[1:], backend="emulator", config=config)
+    with observe(mode=mode, check=True) as observer:
+        first, second = mlp(layers[0]), mlp(layers[0])
+    assert len(observer.stats) == 2
+    expected = one_by_one(*layers, backend="emulator", config=config)
+    assert_same(first, expected)
+    assert_same(second, expected)  # the counters were zero again
+    assert not any(workspace.counters.any() for workspace in mlp._workspaces.values())
+
+
+def test_eighteen_layers():
+    layers = make_layers(18, 16, 256)
+    with observe(check=True) as observer:
+        actual = PersistentMLP(*layers[1:], backend="emulator")(layers[0])
+    assert len(observer.stats) == 1
+    assert_same(actual, one_by_one(*layers, backend="emulator"))
+
+
+ACQUIRE = r"ld\.acquire\.gpu\.global\.b32 (\S+), \[[^\]]+\];"
+
+
+@pytest.mark.parametrize(
+    ("pattern", "text", "hazard"),
+    [
+        (ACQUIRE, r"mov.b32 \1, 0x7fffffff;", "race"),
+        (r"fence\.proxy\.async\.global;", "", "proxy-fence"),
+    ],
+    ids=["no wait", "no proxy fence"],
+)
+def test_planted_faults_are_found(monkeypatch, pattern, text, hazard):
+    """The wait and the fences between a layer's stores and the next one's loads are needed, and the checker says so."""
+    register = Emulator.register
+
+    def register_mutant(self, ptx, *cubin):
+        mutant, count = re.subn(pattern, text, ptx)
+        assert count >= 1, f"{pattern} is not in the kernel any more"
+        return register(self, mutant, *cubin)
+
+    monkeypatch.setattr(Emulator, "register", register_mutant)
+    layers = make_layers(3, 16, 256)
+    mlp = PersistentMLP(*layers[1:], backend="emulator", config=KernelConfig.from_name(CONFIGS[0]))
+    with observe(check=True), pytest.raises(HazardError, match=hazard):
+        mlp(layers[0])
+
+
+def test_reference_and_moves():
+    """The reference calls gemm a layer; ``.half()`` of a model leaves the chain as it is; its state dict loads."""
+    layers = make_layers(3, 5, 64)
+    mlp = PersistentMLP(*layers[1:])
+    expected = one_by_one(*layers)
+    assert_same(mlp(layers[0]), expected)
+    other = PersistentMLP(*make_layers(3, 5, 64, seed=1)[1:])
+    other.load_state_dict(mlp.half().state_dict())
+    assert_same(other(layers[0]), expected)
+
+
+def test_no_spills():
+    for name in CONFIGS:
+        config = KernelConfig.from_name(name)
+        key = KernelKey.make("sm_100a", config, 18, "nvfp4", True, is_chain=True)
+        assert get_kernel(key).resources.stack_bytes == 0
+
+
+def test_refusals():
+    x, weights, scales = make_layers(2, 5, 64)
+    with pytest.raises(UnsupportedProblem, match="sm_90a: no kernel (writes NVFP4|for chains)"):
+        PersistentMLP(weights, scales, backend="emulator:sm_90a")(x)
+    with pytest.raises(ValueError, match="pass one for the input and one for each result: 3"):
+        PersistentMLP(weights, scales[:2])
+    with pytest.raises(ValueError, match="a chain of equal layers takes"):
+        PersistentMLP([weights[0], quantize(torch.ones(32, 32))], scales)
+    with pytest.raises(ValueError, match="K=32 and b has K=64"):
+        PersistentMLP(weights, scales, backend="emulator")(quantize(torch.ones(5, 32)))
