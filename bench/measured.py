@@ -63,7 +63,10 @@ def _checked(case: Case, operands: Operands) -> Callable[[], object]:
 
 
 def _in_turn(runs: Sequence[Callable[[], object]]) -> stopwatch.Call:
-    return lambda index: runs[index]() and None
+    def call(index: int) -> None:
+        runs[index]()
+
+    return call
 
 
 def check(case: Case, operands: Operands, outputs: Sequence[torch.Tensor]) -> None:

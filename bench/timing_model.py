@@ -23,19 +23,30 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+import numpy as np
+import torch
 from tqdm import tqdm
 
+from nvfp4_cute import tile_work
+from nvfp4_cute.arch import sm90
+from nvfp4_cute.bench import cases as bench_cases
 from nvfp4_cute.bench.capture import CARRIED_BYTES, Capture
+from nvfp4_cute.bench.operands import empty_operands
+from nvfp4_cute.config import KernelConfig
 from nvfp4_cute.emulator.code import Code
-from nvfp4_cute.emulator.driver import param_buffer
+from nvfp4_cute.emulator.driver import param_buffer, prepare_cutlass
 from nvfp4_cute.emulator.machine import Launch, Machine
 from nvfp4_cute.emulator.memory import host_view
 from nvfp4_cute.emulator.ptx import parse
+from nvfp4_cute.emulator.representatives import LaunchWork
 from nvfp4_cute.emulator.script import run_script
 from nvfp4_cute.emulator.timing import replay
 from nvfp4_cute.emulator.timing_memory import Memory
 from nvfp4_cute.emulator.timing_record import Recorder
 from nvfp4_cute.emulator.virtual_gpu import VirtualGpu, aligned_bytes
+from nvfp4_cute.launch import make_plan
+from nvfp4_cute.problem import GroupedOperands, GroupedProblem
+from nvfp4_cute.schedule import make_schedule
 from nvfp4_cute.targets import B200, H200, Target
 from nvfp4_cute.timing_constants import constants_of
 
@@ -106,9 +117,92 @@ class Case:
         return f"{Path(self.script).stem} {self.arguments}"
 
     @property
-    def file_name(self) -> str:
-        """The case as a file name, without a suffix."""
-        return re.sub(r"[^A-Za-z0-9]+", "_", str(self)).strip("_")
+    def problem(self) -> str:
+        """What cases that are versions of each other have in common."""
+        words = self.arguments.split()
+        return words[words.index("--mnkl" if "--mnkl" in words else "--problem_sizes_mnkl") + 1]
+
+    def capture(self, checkout: Path) -> Capture:
+        """Run the script and keep its launch."""
+        gpu = CapturingGpu()
+        arguments = [
+            "--skip_ref_check",
+            "--iterations",
+            "1",
+            "--warmup_iterations",
+            "0",
+            *self.arguments.split(),
+        ]
+        outcome = run_script(checkout / FOLDER / self.script, arguments, gpu)
+        if gpu.captured is None:
+            raise outcome.error or RuntimeError(f"{self} launched nothing")
+        return gpu.captured
+
+
+@dataclass(frozen=True)
+class OwnCase:
+    """Our grouped GEMM on sizes: (m, n, k) of every group. `tokens`: of a tile; None takes what the kernel chooses."""
+
+    problem: str
+    sizes: tuple[tuple[int, int, int], ...]
+    tokens: int | None = None
+
+    @property
+    def config(self) -> KernelConfig:
+        """Its tile and stages."""
+        if self.tokens is None:
+            return sm90.choose(self.sizes, H200.num_sms)
+        return sm90.CANDIDATES[sm90.TOKEN_CHOICES.index(self.tokens)]
+
+    def __str__(self) -> str:
+        return self.problem + (f", {self.tokens} tokens a tile" if self.tokens else "")
+
+    def capture(self, checkout: Path) -> Capture:
+        """Keep the launch of our own host code."""
+        prepare_cutlass()
+        problem = GroupedProblem(self.sizes, out_dtype=torch.float16)
+        plan = make_plan(problem, H200.arch, H200.num_sms, self.config, for_emulator=True)
+        made = empty_operands(bench_cases.Case("own", "own", str(self), "grouped_gemm", self.sizes))
+        operands = GroupedOperands(
+            made.a, made.b, tuple(x.flatten() for x in made.a_scale), tuple(x.flatten() for x in made.b_scale), None, made.out
+        )  # fmt: skip
+        tensors = [
+            x
+            for side in (operands.a, operands.b, operands.a_scale, operands.b_scale, operands.out)
+            for x in side
+        ]
+        gpu = CapturingGpu(carried_bytes=0)
+        gpu.register(plan.kernel.ptx, plan.kernel.cubin)
+        gpu.memory_sources.append(
+            lambda: ((f"tensor {i}", x.data_ptr(), x.nbytes) for i, x in enumerate(tensors))
+        )
+        with gpu:
+            plan.launch(self._operands(tensors))
+        assert gpu.captured is not None
+        return gpu.captured
+
+    def work(self, memory: list[np.ndarray]) -> LaunchWork:
+        """What each CTA of the launch computes, with the launch's tensors in `memory`."""
+        schedule = make_schedule(self.sizes, self.config.work_tile_mnk, H200.num_sms)
+        return tile_work.of_lists(schedule, self._operands([torch.from_numpy(x) for x in memory]))
+
+    def _operands(self, tensors: list[torch.Tensor]) -> GroupedOperands:
+        """Tensors of a, b, their scales, and the results of all groups, in any shape."""
+        groups = len(self.sizes)
+        a, b, a_scale, b_scale, out = (tensors[i * groups : (i + 1) * groups] for i in range(5))
+        shaped = lambda xs, row: tuple(
+            x.view(torch.uint8).view(size[row], -1) for x, size in zip(xs, self.sizes, strict=True)
+        )
+        flat = lambda xs: tuple(x.flatten() for x in xs)
+        results = tuple(
+            x.view(torch.float16).view(m, n) for x, (m, n, _) in zip(out, self.sizes, strict=True)
+        )
+        return GroupedOperands(shaped(a, 0), shaped(b, 1), flat(a_scale), flat(b_scale), None, results)
+
+
+def file_name(case: Case | OwnCase) -> str:
+    """A case as a file name, without a suffix."""
+    return re.sub(r"[^A-Za-z0-9]+", "_", str(case)).strip("_")
 
 
 def _gemms(script: str, *rows: tuple[str, str, str]) -> list[Case]:
@@ -159,14 +253,36 @@ CASES: tuple[Case, ...] = (
 )  # fmt: skip
 
 
+GROUP_GEMM = [spec.sizes for spec in bench_cases.competition() if spec.problem == "nvfp4_group_gemm"]
+OWN_CASES: tuple[OwnCase, ...] = (
+    *(OwnCase(f"nvfp4_group_gemm case {i}", sizes) for i, sizes in enumerate(GROUP_GEMM)),
+    OwnCase("nvfp4_group_gemm case 2", GROUP_GEMM[2], 64),
+    OwnCase("nvfp4_group_gemm case 3", GROUP_GEMM[3], 64),
+    OwnCase("nvfp4_group_gemm case 3", GROUP_GEMM[3], 160),
+    OwnCase("1 x 4096 x 7168", ((1, 4096, 7168),)),
+    OwnCase("16 x 8192 x 4096", ((16, 8192, 4096),)),
+    OwnCase("16 x 8192 x 4096", ((16, 8192, 4096),), 64),
+    OwnCase("128 x 7168 x 2048", ((128, 7168, 2048),)),
+    OwnCase("1024 x 1024 x 1024", ((1024, 1024, 1024),)),
+    OwnCase("1024 x 1024 x 1024", ((1024, 1024, 1024),), 64),
+    OwnCase("2048 x 2048 x 2048", ((2048, 2048, 2048),)),
+    OwnCase("512 x 4096 x 512", ((512, 4096, 512),)),
+    OwnCase("32 groups of 4 x 2048 x 1536", ((4, 2048, 1536),) * 32),
+    OwnCase("32 groups of 1 to 32 x 1536 x 2048", tuple((1 + i, 1536, 2048) for i in range(32))),
+    OwnCase("8 groups of 256 x 1024 x 2048", ((256, 1024, 2048),) * 8),
+)
+ALL_CASES: tuple[Case | OwnCase, ...] = (*CASES, *OWN_CASES)
+
+
 # ---- launches ------------------------------------------------------------------------------------------------------
 class CapturingGpu(VirtualGpu):
     """A virtual H200 that keeps its first launch, and runs none."""
 
-    def __init__(self) -> None:
-        """Nothing launched."""
+    def __init__(self, carried_bytes: int = CARRIED_BYTES) -> None:
+        """Nothing launched. `carried_bytes`: contents of tensors up to this size are kept."""
         super().__init__(H200.arch, H200.num_sms)
-        self.capture: Capture | None = None
+        self.captured: Capture | None = None
+        self._carried_bytes = carried_bytes
         self._texts: dict[str, tuple[str, bytes]] = {}
 
     def register(self, ptx: str, cubin: bytes | None = None) -> tuple[str, ...]:
@@ -177,35 +293,25 @@ class CapturingGpu(VirtualGpu):
 
     def run(self, launch: Launch) -> None:
         """Keep a launch."""
-        if self.capture is not None:
+        if self.captured is not None:
             return
         name = launch.code.entry.name
         ranges = tuple((address, nbytes) for _, address, nbytes in self.live_memory())
         contents = {
             i: host_view(address, nbytes).copy()
             for i, (address, nbytes) in enumerate(ranges)
-            if nbytes <= CARRIED_BYTES
+            if nbytes <= self._carried_bytes
         }
-        self.capture = Capture(
+        self.captured = Capture(
             name, *self._texts[name], launch.params.copy(), launch.smem_bytes, launch.grid, launch.block, launch.cluster,
             ranges, contents,
         )  # fmt: skip
 
 
-def capture_one(checkout: Path, folder: Path, case: Case) -> None:
-    """Run one case's script and keep its launch."""
-    gpu = CapturingGpu()
-    arguments = ["--skip_ref_check", "--iterations", "1", "--warmup_iterations", "0", *case.arguments.split()]
-    outcome = run_script(checkout / FOLDER / case.script, arguments, gpu)
-    if gpu.capture is None:
-        raise outcome.error or RuntimeError(f"{case} launched nothing")
-    gpu.capture.save(folder / f"{case.file_name}.npz")
-
-
 def capture(checkout: Path, folder: Path, jobs: int) -> None:
     """Keep the launches that the folder lacks, each from a process of its own."""
     folder.mkdir(parents=True, exist_ok=True)
-    missing = [i for i, case in enumerate(CASES) if not (folder / f"{case.file_name}.npz").exists()]
+    missing = [i for i, case in enumerate(ALL_CASES) if not (folder / f"{file_name(case)}.npz").exists()]
 
     def run(index: int) -> str:
         command = [
@@ -217,7 +323,7 @@ def capture(checkout: Path, folder: Path, jobs: int) -> None:
             str(folder),
         ]
         done = subprocess.run([*command, "--only", str(index)], capture_output=True, text=True, check=False)
-        return "" if done.returncode == 0 else f"{CASES[index]}: {done.stderr[-600:]}"
+        return "" if done.returncode == 0 else f"{ALL_CASES[index]}: {done.stderr[-600:]}"
 
     with ThreadPoolExecutor(jobs) as pool:
         for fault in tqdm(pool.map(run, missing), total=len(missing), unit="case"):
@@ -227,7 +333,10 @@ def capture(checkout: Path, folder: Path, jobs: int) -> None:
 
 # ---- traces --------------------------------------------------------------------------------------------------------
 def trace_one(path: Path) -> str:
-    """Execute a captured launch without its data and keep its trace beside it; its name and the seconds it took."""
+    """Execute a captured launch without its data and keep its trace beside it; its name and the seconds it took.
+
+    Of the CTAs of our own kernel that do alike work, one is executed.
+    """
     launched, began = Capture.load(path), time.perf_counter()
     tensors = [aligned_bytes(nbytes) for _, nbytes in launched.ranges]
     bases = [int(tensor.ctypes.data) for tensor in tensors]
@@ -235,6 +344,8 @@ def trace_one(path: Path) -> str:
         tensors[number][:] = launched.moved(data, bases)
     machine = Machine(H200.num_sms, jobs=1)
     recorder = machine.recorder = Recorder()
+    own = next((case for case in OWN_CASES if file_name(case) == path.stem), None)
+    recorder.work = own.work(tensors) if own else None
     for i, tensor in enumerate(tensors):
         machine.memory.add_range(f"tensor {i}", bases[i], tensor.size)
     program = parse(launched.ptx)
@@ -306,15 +417,6 @@ def copies(target: Target = B200) -> str:
     return "\n".join(lines)
 
 
-def _problem(name: str) -> str:
-    words = name.split()
-    return (
-        words[words.index("--mnkl") + 1]
-        if "--mnkl" in words
-        else words[words.index("--problem_sizes_mnkl") + 1]
-    )
-
-
 def _ranking(title: str, pairs: list[tuple[Any, Any]]) -> str:
     wrong = [(a, b) for a, b in pairs if (a[1] < b[1]) != (a[2] < b[2])]
     text = f"{title}: {len(pairs)} whose measured times differ by over {100 * (RANKED_GAP - 1):.0f} %, "
@@ -345,7 +447,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     elif args.verb == "trace":
         trace(args.captures, args.jobs)
     elif args.only is not None:
-        capture_one(args.checkout, args.captures, CASES[args.only])
+        case = ALL_CASES[args.only]
+        case.capture(args.checkout).save(args.captures / f"{file_name(case)}.npz")
     else:
         capture(args.checkout, args.captures, args.jobs)
     return 0

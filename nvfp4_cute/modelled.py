@@ -2,11 +2,15 @@
 
 from collections.abc import Callable
 
+from nvfp4_cute import tile_work
 from nvfp4_cute.backends import emulator
 from nvfp4_cute.config import KernelConfig
+from nvfp4_cute.emulator.representatives import LaunchWork
 from nvfp4_cute.emulator.timing import Timing
+from nvfp4_cute.launch import Plan
 from nvfp4_cute.problem import GroupedOperands, GroupedProblem
 from nvfp4_cute.targets import B200, Target
+from nvfp4_cute.task import Task
 
 
 def modelled_times(
@@ -15,6 +19,7 @@ def modelled_times(
     *,
     progress: Callable[[int, int], None] | None = None,
     timeline: bool = False,
+    by_representatives: bool = False,
 ) -> list[Timing]:
     """Model the times of the launches that a call of public operations makes. Their results are not computed.
 
@@ -23,13 +28,23 @@ def modelled_times(
         target: the GPU.
         progress: called with (CTAs finished, CTAs launched) as a launch is recorded.
         timeline: keep what every warp did when, for ``emulator.trace``.
+        by_representatives: execute of clusters that do alike work one (``emulator.representatives``): for launches so large
+            that executing all takes too long. Their times differ from those of a full execution by a percent or two.
 
     Raises:
         EmulatorError: the kernel broke a rule of the machine. UnsupportedTarget: there is no kernel for the GPU.
     """
-    with emulator.observe(progress, timing=True, timeline=timeline) as observer:
+    work_of = _work_of if by_representatives else None
+    with emulator.observe(progress, timing=True, timeline=timeline, work_of=work_of) as observer:
         call(f"emulator:{target.name}")
     return observer.timings
+
+
+def _work_of(launch: Plan | Task, operands: GroupedOperands | None) -> LaunchWork | None:
+    if isinstance(launch, Plan):
+        assert operands is not None
+        return tile_work.of_plan(launch, operands)
+    return tile_work.of_task(launch)
 
 
 def modelled_time(

@@ -39,6 +39,10 @@ HOPPER: Figures = {
     "barrier_base": (13, f"{PROBE}: bar.sync of 4, 8, and 12 warps"),
     "barrier_per_warp": (2, f"{PROBE}: bar.sync of 4, 8, and 12 warps"),
     "wgmma_latency": (62, f"{PROBE}: 1, 4, and 16 wgmma and their wait, less their intervals"),
+    "wgmma_issue": (
+        0.6,
+        "bench/h200_issue_probe.cu on an H200: time of loops of computation and wgmma, less that of the computation alone",
+    ),
     "smem_bandwidth": (128, "128 bytes a cycle and SM, programming guide"),
     "commit_latency": (0, "no tcgen05"),
     "tensor_load_latency": (0, "no tcgen05"),
@@ -70,6 +74,7 @@ BLACKWELL: Figures = {
     "tensor_copy_bandwidth": (60, f"4 KB in 68 cycles, {BLACKWELL_NOTES}"),
     "allocate": (250, BLACKWELL_NOTES),
     "wgmma_latency": (0, "no wgmma"),
+    "wgmma_issue": (0, "no wgmma"),
 }
 
 DESKTOP: Figures = {

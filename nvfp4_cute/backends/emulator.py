@@ -13,6 +13,7 @@ from nvfp4_cute.cache import get_kernel
 from nvfp4_cute.compile import table_pointer
 from nvfp4_cute.config import KernelConfig
 from nvfp4_cute.emulator.driver import Emulator, prepare_cutlass
+from nvfp4_cute.emulator.representatives import LaunchWork
 from nvfp4_cute.emulator.timing import Timing
 from nvfp4_cute.launch import Plan, make_plan
 from nvfp4_cute.problem import GroupedOperands, GroupedProblem
@@ -35,6 +36,7 @@ class Observer:
         timing: whether to model the time of every launch instead of computing its result.
         timeline: whether the modelled times say what every warp did when.
         count_banks: whether to count bank conflicts (``stats[i].banks``).
+        work_of: where given, what the clusters of a launch compute: those that are alike are executed once, for their time.
         plans: the plan of every launch, in order.
         stats: statistics of every launch, in order (``emulator.machine.Stats``).
         timings: modelled times of every launch, in order.
@@ -46,6 +48,7 @@ class Observer:
     timing: bool = False
     timeline: bool = False
     count_banks: bool = False
+    work_of: Callable[[Plan | Task, GroupedOperands | None], LaunchWork | None] | None = None
     plans: list[Plan] = field(default_factory=list)
     stats: list[Any] = field(default_factory=list)
     timings: list[Timing] = field(default_factory=list)
@@ -63,13 +66,14 @@ def observe(
     timing: bool = False,
     timeline: bool = False,
     count_banks: bool = False,
+    work_of: Callable[[Plan | Task, GroupedOperands | None], LaunchWork | None] | None = None,
 ) -> Iterator[Observer]:
     """Watch the launches that this thread makes on the emulator inside the block.
 
     ``mode``, ``check`` and ``count_banks`` are how they run; hazards are raised as an EmulatorError. With ``timing``
-    their times are modelled, and their results are not computed.
+    their times are modelled, and their results are not computed; ``work_of`` has clusters that are alike executed once.
     """
-    observer = Observer(progress, mode, check, timing, timeline, count_banks)
+    observer = Observer(progress, mode, check, timing, timeline, count_banks, work_of)
     token = _observer.set(observer)
     try:
         yield observer
@@ -128,6 +132,8 @@ def run(
         by_address = {tensor.data_ptr(): (name, tensor) for name, tensor, _ in reversed(tensors)}
         for address, (name, tensor) in by_address.items():
             emulator.add_range(name, address, _span_bytes(tensor), address in written)
+        if observer.work_of is not None:
+            emulator.expect(observer.work_of(plan, operands))
         plan.launch(operands)
     observer.plans.append(plan)
 
@@ -145,6 +151,8 @@ def run_task(task: Task, target: Target = B200) -> None:
         emulator.register(kernel.ptx)
         for name, tensor, writable in task.tensors():
             emulator.add_range(name, tensor.data_ptr(), _span_bytes(tensor), writable)
+        if observer.work_of is not None:
+            emulator.expect(observer.work_of(task, None))
         table = task.table()
         kernel.function(table_pointer(table.ctypes.data), cuda.CUstream(0))
 

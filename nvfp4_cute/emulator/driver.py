@@ -14,11 +14,13 @@ from nvfp4_cute.emulator.code import Code
 from nvfp4_cute.emulator.hazards import Hazard
 from nvfp4_cute.emulator.machine import Launch, Machine, Stats
 from nvfp4_cute.emulator.ptx import Entry, Program, parse
+from nvfp4_cute.emulator.representatives import LaunchWork
 from nvfp4_cute.emulator.targets import Device, ptx_arch
 from nvfp4_cute.emulator.tensormap import encode_tiled
 from nvfp4_cute.emulator.timing import Timing, replay
 from nvfp4_cute.emulator.timing_constants import Constants
-from nvfp4_cute.emulator.timing_record import LaunchTrace, Recorder
+from nvfp4_cute.emulator.timing_events import LaunchTrace
+from nvfp4_cute.emulator.timing_record import Recorder
 from nvfp4_cute.errors import EmulatorError
 
 Dim3 = tuple[int, int, int]
@@ -513,6 +515,11 @@ class Emulator:
         self.machine.run(launch)
         if self.machine.recorder is not None:
             self.recorded(self.machine.recorder.take(launch))
+
+    def expect(self, work: LaunchWork | None) -> None:
+        """Say what the clusters of the next launch compute: of those that are alike one is executed, for its time."""
+        assert self.machine.recorder is not None, "only times are modelled from few clusters"
+        self.machine.recorder.work = work
 
     def recorded(self, trace: LaunchTrace) -> None:
         """What took time in a launch that has ended; here its time is modelled."""

@@ -324,6 +324,8 @@ class Machine:
             EmulatorError: the kernel broke a rule, hung, or ran away; names kernel, CTA, warp, and PTX line.
         """
         origins = _cluster_origins(launch)
+        if self.recorder is not None:
+            origins = self.recorder.executed(origins)
         internal = [launch.params, *launch.code.buffers]
         for buffer in internal:
             self.memory.add_range(

@@ -13,8 +13,8 @@ from typing import Any
 
 from nvfp4_cute.emulator.machine import RANK_SHIFT
 from nvfp4_cute.emulator.timing_constants import Constants
+from nvfp4_cute.emulator.timing_events import ClusterTrace, Event, LaunchTrace, Op, Piece
 from nvfp4_cute.emulator.timing_memory import Memory
-from nvfp4_cute.emulator.timing_record import ClusterTrace, Event, LaunchTrace, Op, Piece
 from nvfp4_cute.errors import EmulatorError
 
 NAME_CHARACTERS = 60
@@ -132,12 +132,13 @@ class _Sm:
         self.warm: set[int] = set()
         self.maps: set[int] = set()
         self.schedulers = [0.0] * SCHEDULERS
+        self.alus = [0.0] * SCHEDULERS
         self.matrix = [0.0] * SCHEDULERS
         self.pipe = self.last_copy = self.copy_pipe = self.last_start = 0.0
         self.tensor_loads = [0.0] * SCHEDULERS
         self.copies: deque[tuple[Any, ...]] = deque()
         self.engine_busy = False
-        self.ingress = self.egress = self.memory_port = 0.0
+        self.ingress = self.egress = self.memory_port = self.port = 0.0
         self.mma_busy = self.busy = self.since = 0.0
         self.lines: dict[int, float] = {}
         self.engine_spans: list[Span] = []
@@ -379,14 +380,26 @@ class Simulation:
             warp.spans.append(Span(start, end, cause, by, since))
 
     # ---- computing -----------------------------------------------------------------------------------
-    def _compute(self, warp: _Warp, time: float, slots: float, path: float, fresh: int) -> float:
+    def _compute(
+        self, warp: _Warp, time: float, slots: float, alu: float, port: float, path: float, fresh: int
+    ) -> float:
         sm, index = warp.sm, warp.scheduler
         if fresh and warp.cta.start <= self.constants.launch / 2:
             path += fresh * self.constants.fetch
-        free = sm.schedulers[index] = max(sm.schedulers[index], time) + slots
-        end = max(time + path, free)
+        issued = sm.schedulers[index] = self._worked(sm, index, max(sm.schedulers[index], time), slots)
+        done = sm.alus[index] = self._worked(sm, index, max(sm.alus[index], time), alu)
+        sm.port = max(sm.port, time) + port
+        end = max(time + path, issued, done, sm.port if port else 0.0)
         self._stall(warp, time, end, "compute")
         return end
+
+    def _worked(self, sm: _Sm, index: int, start: float, cycles: float) -> float:
+        """When `cycles` of a scheduler or an ALU are done, which wgmma slows down: it uses registers, too."""
+        left = 1 - self.constants.wgmma_issue
+        beside = sm.matrix[index] - start
+        if beside <= 0 or left == 1:
+            return start + cycles
+        return start + cycles / left if cycles <= beside * left else start + cycles + beside * (1 - left)
 
     def _matrix(self, warp: _Warp, time: float, element: str, flops: int) -> float:
         sm, index = warp.sm, warp.scheduler

@@ -42,6 +42,7 @@ class Constants:
         commit_latency: from the end of the last tcgen05.mma to its arrival.
         tensor_load_latency: of tcgen05.ld.  tensor_copy_bandwidth: of tcgen05.cp.  allocate: tcgen05.alloc.
         wgmma_latency: from the end of the last wgmma to the end of its wait.
+        wgmma_issue: share of a scheduler's issue that wgmma takes while it runs.
         smem_bandwidth: shared memory of one SM.
         matrix_rates: dense FLOP a cycle and SM of wgmma and mma.sync by format.
         sources: where each number comes from, by field name.
@@ -80,6 +81,7 @@ class Constants:
     tensor_copy_bandwidth: float
     allocate: float
     wgmma_latency: float
+    wgmma_issue: float
     smem_bandwidth: float
     matrix_rates: Mapping[str, float] = field(hash=False)
     sources: Mapping[str, str] = field(hash=False, repr=False)

@@ -5,6 +5,7 @@ charged what no order can avoid: the slots of its instructions, and the longest 
 instruction or the one after it waits for.
 """
 
+from collections import defaultdict
 from functools import lru_cache
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -19,45 +20,70 @@ SHORT_SKIP = 8
 
 
 class InstCost(NamedTuple):
-    """Cycles of one warp instruction: `slots` of its scheduler, `latency` until a dependent one may issue."""
+    """Cycles of one warp instruction.
+
+    Attributes:
+        slots: of its scheduler's issue.  latency: until a dependent one may issue.
+        pipe: the part of the SM's quarter that executes it, where instructions may queue up.  busy: how long it takes that.
+    """
 
     slots: float
     latency: float
+    pipe: str = ""
+    busy: float = 0
 
 
 class BlockCost(NamedTuple):
-    """Cycles of a run of instructions: issue slots, chain up to its end, and how many instructions it has."""
+    """A run of instructions, in cycles.
+
+    Attributes:
+        slots: of issue, or of its busiest pipe that is not listed here if that takes longer.
+        alu: of its scheduler's ALU.  port: of the SM's path to shared memory.
+        path: the chain up to its end.  instructions: how many there are.
+    """
 
     slots: float
+    alu: float
+    port: float
     path: float
     instructions: int
 
 
-# Cycles. Rates: CUDA C++ programming guide, arithmetic instructions (results a clock and SM: 128 -> 1 slot, 64 -> 2,
-# 16 -> 8). Latencies: published microbenchmarks (4 for arithmetic, 24 for shuffles, 29 for shared memory, 32 for each
-# stmatrix.x4); elect: 4.7 with the instruction that it predicates, bench/h200_probe.cu.
-ALU = InstCost(1, 4)
+# Cycles, from bench/results/h200_issue_probe.txt. A quarter of an SM has two pipes that take integers, each an instruction
+# every two cycles: the ALU, for logic, permutations, right shifts, comparisons and conversions, and one that multiplies.
+# Additions and left shifts go to whichever is free, so that only the issue of instructions limits them; fp32 and fp16x2
+# run at full rate. Not probed there: loads (29: published microbenchmarks, with the guide's 128 bytes a cycle and SM),
+# divisions, ldmatrix and stmatrix (published, 32 for each stmatrix.x4), votes, and branches. Elections: 4.7 with the
+# instruction that they predicate, bench/results/h200_probe.txt.
+ADD = InstCost(1, 4)
 FREE = InstCost(0, 0)
-WIDE = InstCost(2, 6)
-MULTIPLY = InstCost(2, 5)
-CONVERT = InstCost(2, 10)
-NARROW_CONVERT = InstCost(4, 12)
-SPECIAL_FUNCTION = InstCost(8, 20)
+ALU = InstCost(1, 4, "alu", 2)
+WIDE = InstCost(2, 6, "alu", 4)
+FLOAT = InstCost(1, 4)
+FLOAT_PAIR = InstCost(2, 4)
+HALF_PAIR = InstCost(1, 8)
+MULTIPLY = InstCost(1, 4, "multiplier", 2)
+COUNT = InstCost(1, 17, "special", 8)
+SPECIAL_FUNCTION = InstCost(1, 17, "special", 8)
 BRANCH = InstCost(1, 8)
-SHUFFLE = InstCost(2, 24)
-VOTE = InstCost(1, 12)
-SHARED = InstCost(1, 29)
+SHUFFLE = InstCost(1, 26, "port", 1)
+VOTE = InstCost(1, 12, "alu", 2)
+SHARED_LATENCY = 29
+STORE_LATENCY = 4
+WORD_BUSY = 1
+"""Of the SM's path to shared memory, for 4 bytes a lane: 128 bytes a cycle."""
 CONSTANT = InstCost(1, 8)
 DIVIDE = InstCost(24, 80)
 MATRIX = InstCost(1, 33)
-STORE = InstCost(1, 4)
+PROXY_FENCE = InstCost(2, 30)
 
 _FUNCTIONS = ("ex2", "lg2", "rcp", "rsqrt", "sqrt", "sin", "cos", "tanh")
 _BY_OPCODE: dict[str, InstCost] = {
     **dict.fromkeys(("mov", "cvta", "mapa", "pragma", "isspacep", "getctarank"), FREE),
     **dict.fromkeys(_FUNCTIONS, SPECIAL_FUNCTION),
     **dict.fromkeys(("div", "rem"), DIVIDE),
-    **dict.fromkeys(("mul", "mad", "mul24", "mad24", "bfe", "bfi", "popc", "brev", "clz"), MULTIPLY),
+    **dict.fromkeys(("mul", "mad", "mul24", "mad24"), MULTIPLY),
+    **dict.fromkeys(("popc", "brev", "clz"), COUNT),
     **dict.fromkeys(("bra", "brx", "ret", "exit", "call"), BRANCH),
     **dict.fromkeys(("shfl", "redux"), SHUFFLE),
     "elect": InstCost(1, 4),
@@ -66,29 +92,48 @@ _BY_OPCODE: dict[str, InstCost] = {
     "stmatrix": InstCost(32, 32),
     "mma": MATRIX,
 }
+_ARITHMETIC = {"add", "sub", "mul", "mad", "fma", "neg", "abs", "min", "max"}
+_LOGIC = {"and", "or", "xor", "not"}
+_ALU = {
+    "and", "or", "xor", "not", "lop3", "prmt", "shr", "shf", "setp", "set", "selp", "slct", "min", "max", "abs", "cvt",
+    "bfe", "bfi", "bfind", "sad", "testp", "copysign", "cnot", "szext", "dp4a", "dp2a",
+}  # fmt: skip
+_INTEGERS = {sign + bits for sign in "usb" for bits in ("16", "32")}
+_HALF_TYPES = {"f16", "f16x2", "bf16", "bf16x2"}
 _WIDE_TYPES = {"s64", "u64", "b64"}
-_FLOAT_TYPES = {"f32", "f16", "f16x2", "bf16", "bf16x2"}
 
 
 @lru_cache(4096)
 def inst_cost(inst: Inst) -> InstCost:
     """Cost of an instruction, without what memory and barriers add to it."""
-    opcode, words = inst.opcode.split(".")[0], inst.mods
-    if opcode == "cvt":
-        narrow = any(word.startswith(("e2m", "e3m", "e4m", "e5m", "ue")) for word in words)
-        return NARROW_CONVERT if narrow else CONVERT if _FLOAT_TYPES & set(words) else ALU
+    opcode, words = inst.opcode.split(".")[0], set(inst.mods)
     if opcode in ("ld", "ldu"):
-        return CONSTANT if any(w.startswith(("param", "const")) for w in words) else SHARED
+        constant = any(w.startswith(("param", "const")) for w in words)
+        return CONSTANT if constant else _shared(inst, SHARED_LATENCY)
     if opcode == "st":
-        return STORE
-    if opcode in ("mul", "mad") and _FLOAT_TYPES & set(words):
-        return ALU
+        return _shared(inst, STORE_LATENCY)
+    if inst.opcode.startswith("fence.proxy"):
+        return PROXY_FENCE
+    if opcode in _ARITHMETIC and "f32x2" in words:
+        return FLOAT_PAIR
+    if opcode in _ARITHMETIC and "f32" in words:
+        return FLOAT
+    if opcode in _ARITHMETIC and _HALF_TYPES & words:
+        return HALF_PAIR
     found = _BY_OPCODE.get(opcode)
     if found is not None:
         return found
-    if "f32x2" in words or _WIDE_TYPES & set(words):
+    if _WIDE_TYPES & words:
         return WIDE
-    return ALU
+    if opcode == "cvt" and all(word in _INTEGERS for word in inst.mods[-2:]):
+        return FREE  # integers of other widths: the registers are the same
+    return ALU if opcode in _ALU else ADD
+
+
+def _shared(inst: Inst, latency: float) -> InstCost:
+    """An access of shared memory, the address of which no two lanes want from one bank."""
+    words = next((int(word[1:]) for word in inst.mods if word in ("v2", "v4", "v8")), 1)
+    return InstCost(1, latency, "port", WORD_BUSY * words)
 
 
 def block_cost(code: "Code", start: int, end: int) -> BlockCost:
@@ -99,10 +144,12 @@ def block_cost(code: "Code", start: int, end: int) -> BlockCost:
         """When the last operand of an instruction is there."""
         return max([ready.get(slot, 0.0) for slot in code.reads[pc]], default=0.0)
 
-    slots = 0.0
+    slots, fused = 0.0, _fused(code, start, end)
+    pipes: dict[str, float] = defaultdict(float)
     for pc in range(start, end):
-        cost = inst_cost(code.insts[pc])
+        cost = FREE if pc in fused else inst_cost(code.insts[pc])
         slots += cost.slots
+        pipes[cost.pipe] += cost.busy
         done = operands(pc) + cost.latency
         for slot in code.writes[pc]:
             ready[slot] = done
@@ -112,7 +159,24 @@ def block_cost(code: "Code", start: int, end: int) -> BlockCost:
         path += 0 if _predicates(code, last) else BRANCH.latency
     elif end < len(code.insts):
         path = max(path, operands(end))
-    return BlockCost(slots, path, end - start)
+    alu, port = pipes.pop("alu", 0.0), pipes.pop("port", 0.0)
+    return BlockCost(max([slots, *pipes.values()]), alu, port, path, end - start)
+
+
+def _fused(code: "Code", start: int, end: int) -> set[int]:
+    """Logic that the assembler makes one instruction with the logic that uses it: lop3 takes any function of three inputs."""
+    fused: set[int] = set()
+    made: dict[int, int] = {}  # slot -> the instruction of logic that wrote it, used by nothing since
+    for pc in range(start, end):
+        logic = code.insts[pc].opcode.split(".")[0] in _LOGIC
+        sources = [made.pop(slot) for slot in code.reads[pc] if slot in made]
+        if logic and sources:
+            fused.add(max(sources))
+        for slot in code.writes[pc]:
+            made.pop(slot, None)
+            if logic:
+                made[slot] = pc
+    return fused
 
 
 def _predicates(code: "Code", pc: int) -> bool:

@@ -4,7 +4,7 @@ from collections import OrderedDict
 from dataclasses import dataclass
 
 from nvfp4_cute.emulator.timing_constants import Constants
-from nvfp4_cute.emulator.timing_record import Piece
+from nvfp4_cute.emulator.timing_events import Piece
 
 PAGE_SHIFT = 21
 """Log2 of the bytes of a page of device memory."""

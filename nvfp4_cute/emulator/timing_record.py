@@ -10,7 +10,6 @@ instruction would write become zero.
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from enum import IntEnum
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -41,7 +40,18 @@ from nvfp4_cute.emulator.lanes import REGROUP
 from nvfp4_cute.emulator.machine import RANK_SHIFT
 from nvfp4_cute.emulator.modes import Engine
 from nvfp4_cute.emulator.ptx import Inst, Vector
+from nvfp4_cute.emulator.representatives import LaunchWork, choose, everyone
 from nvfp4_cute.emulator.timing_costs import block_cost
+from nvfp4_cute.emulator.timing_events import (
+    LINE,
+    SECTOR,
+    ClusterTrace,
+    Event,
+    LaunchTrace,
+    Op,
+    Origin,
+    Piece,
+)
 from nvfp4_cute.errors import EmulatorError
 
 if TYPE_CHECKING:
@@ -49,79 +59,6 @@ if TYPE_CHECKING:
     from nvfp4_cute.emulator.lanes import Warp
     from nvfp4_cute.emulator.machine import Cluster, Cta, Launch
     from nvfp4_cute.emulator.tensormap import TensorMap
-
-Origin = tuple[int, int, int]
-Event = tuple[Any, ...]
-"""An Op and its operands. A barrier is ``rank << 24 | offset``; bytes and counts are ints."""
-
-SECTOR, LINE = 32, 128
-"""Bytes that memory moves at least, and bytes of a cache line."""
-
-
-class Op(IntEnum):
-    """Kinds of events, with their operands."""
-
-    COMPUTE = 0  # slots, path, instructions of blocks that this CTA executes for the first time
-    INIT = 1  # barrier, count
-    ARRIVE = 2  # barrier, count
-    DROP = 3  # barrier, count
-    TX = 4  # barrier, bytes expected (negative: completed)
-    WAIT = 5  # barrier, number of completed phases needed
-    LOAD = (
-        6  # pieces, bytes written to shared memory of each target, signals, targets, descriptor, instruction
-    )
-    STORE = 7  # pieces, bytes
-    EXCHANGE = 8  # bytes, signals: between shared memories of a cluster
-    COMMIT_STORES = 9
-    WAIT_STORES = 10  # pending groups allowed, whether only reads
-    MMA = 11  # (kind, m, n, cta_group, A in tensor memory)
-    TENSOR_COPY = 12  # shape, cta_group
-    COMMIT_MMA = 13  # barriers
-    TENSOR_LOAD = 14  # 32-bit columns
-    TENSOR_STORE = 15  # 32-bit columns
-    WAIT_TENSOR_LOAD = 16
-    WAIT_TENSOR_STORE = 17
-    ALLOCATE = 18
-    WGMMA = 19  # (type of A, n, A in registers)
-    COMMIT_WGMMA = 20
-    WAIT_WGMMA = 21  # pending groups allowed
-    READ = 22  # number, lines of global memory
-    USE = 23  # number of the read
-    WRITE = 24  # lines of global memory
-    ASYNC_READ = 25  # lines (cp.async)
-    COMMIT_ASYNC = 26
-    WAIT_ASYNC = 27  # pending groups allowed
-    ARRIVE_ASYNC = 28  # barrier, pending count raised first
-    BARRIER = 29  # number, threads (0: all of the CTA), whether it waits
-    CLUSTER_ARRIVE = 30
-    CLUSTER_WAIT = 31
-    SLEEP = 32  # nanoseconds
-    MATRIX = 33  # mma.sync: (A type, flops)
-    ATOMIC = 34  # number, lines
-    TAKE_OVER = 35  # barriers, bytes: the answer to a request for another cluster's work
-
-
-Piece = tuple[int, int]
-"""A region of global memory that is copied as a whole: address of its first byte, bytes of 32-byte sectors."""
-
-
-@dataclass
-class ClusterTrace:
-    """The events of one cluster: ``warps[rank][warp index]`` is a list. ``requested``: bytes of global memory, by Op."""
-
-    origin: tuple[int, int, int]
-    warps: list[list[list[Event]]]
-    loaded: int = 0
-    stored: int = 0
-
-
-@dataclass
-class LaunchTrace:
-    """The events of a launch. `ctas_per_sm`: how many an SM holds at a time. `clusters`: in grid order."""
-
-    kernel: str
-    ctas_per_sm: int
-    clusters: list[ClusterTrace]
 
 
 @dataclass
@@ -131,6 +68,8 @@ class Track:
     seen: set[int]
     events: list[Event] = field(default_factory=list)
     slots: float = 0.0
+    alu: float = 0.0
+    port: float = 0.0
     path: float = 0.0
     fresh: int = 0
     pending: dict[int, int] = field(default_factory=dict)  # register slot -> number of the read that fills it
@@ -141,8 +80,8 @@ class Track:
     def flush(self) -> None:
         """Close the computation since the last event."""
         if self.slots or self.path:
-            self.events.append((Op.COMPUTE, self.slots, self.path, self.fresh))
-            self.slots = self.path = 0.0
+            self.events.append((Op.COMPUTE, self.slots, self.alu, self.port, self.path, self.fresh))
+            self.slots = self.alu = self.port = self.path = 0.0
             self.fresh = 0
 
     def add(self, *event: Any) -> None:
@@ -156,11 +95,13 @@ class Recorder:
 
     Attributes:
         with_data: whether copies and products happen as well.  traces: one for every cluster that has ended.
+        work: what the clusters of the next launch compute, if those that are alike are to be executed once.
     """
 
     def __init__(self, *, with_data: bool = False):
         """Nothing recorded yet."""
         self.with_data = with_data
+        self.work: LaunchWork | None = None
         self.traces: list[ClusterTrace] = []
         self._current: ClusterTrace | None = None
 
@@ -185,7 +126,19 @@ class Recorder:
         """What was recorded of a launch that has ended; it is forgotten here."""
         traces, self.traces = self.traces, []
         clusters = sorted(traces, key=lambda trace: trace.origin[::-1])
+        if self.work is not None:
+            clusters, self.work = everyone(clusters, self.work), None
         return LaunchTrace(launch.code.entry.name, launch.resident_ctas(1), clusters)
+
+    def executed(self, origins: "list[Origin]") -> "list[Origin]":
+        """The clusters that are executed, of those at `origins`."""
+        if self.work is None:
+            return origins
+        if len(origins) != len(self.work.clusters):
+            raise EmulatorError(
+                f"{len(origins)} clusters are launched, and the work of {len(self.work.clusters)} is known"
+            )
+        return [origins[number] for number in sorted(set(choose(self.work)))]
 
     def shares(self, launch: "Launch", origins: "list[Origin]", sm_count: int) -> "list[list[Origin]]":
         """Divide the clusters of a launch that steals work: the first of a list will do the work of all.
@@ -453,7 +406,7 @@ def _with_moves(code: "Code", slots: frozenset[int]) -> frozenset[int]:
 
 
 def _accounting(step: Step, start: int, cost: Any) -> Step:
-    slots, path, instructions = cost
+    slots, alu, port, path, instructions = cost
 
     def run(warp: "Warp") -> Any:
         track = warp.track
@@ -461,6 +414,8 @@ def _accounting(step: Step, start: int, cost: Any) -> Step:
         result = step(warp)
         if result is None or result.__class__ is int or result is REGROUP:
             track.slots += slots
+            track.alu += alu
+            track.port += port
             track.path += path
             if start not in track.seen:
                 track.seen.add(start)

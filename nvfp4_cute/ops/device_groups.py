@@ -175,7 +175,7 @@ class DeviceGroupsTask:
         """Float64 sums, rounded as ``reference.grouped_gemm_reference`` says. Reads the sizes."""
         _, k_blocks = atom_counts(1, num_k_blocks(2 * self.a.shape[2]))
         dtype = torch.float32 if self.out_scale is not None else self.out.dtype
-        for group, (batch, start, end, block) in enumerate(self._groups()):
+        for group, (batch, start, end, block) in enumerate(self.groups()):
             num_blocks = -(-(end - start) // SF_ATOM_ROWS)
             scale = self.a_scale.view(-1, k_blocks * ATOM_BYTES)[block : block + num_blocks].reshape(-1)
             results = self._group_reference(group, self.a[batch, start:end], scale, dtype)
@@ -203,7 +203,7 @@ class DeviceGroupsTask:
             [a], b, b2, [a_scale], b_scale, b2_scale, alpha, alpha2, dtype, **vars(self.gate)
         )
 
-    def _groups(self) -> Iterator[tuple[int, int, int, int]]:
+    def groups(self) -> Iterator[tuple[int, int, int, int]]:
         """Batch, first row, end, and first scale block of every group, clipped to the rows that there are."""
         batches, rows, _ = self.a.shape
         row_blocks = self.table()[1, Group.SFA_ROW_BLOCKS]

@@ -1,0 +1,166 @@
+"""Where the tiles of a launch lie in memory: what the emulator has to know to let one cluster stand for others."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+
+import torch
+
+from nvfp4_cute.emulator.representatives import LaunchWork, TileWork
+from nvfp4_cute.launch import Plan
+from nvfp4_cute.launch_table import Header
+from nvfp4_cute.ops.device_groups import DeviceGroupsTask
+from nvfp4_cute.problem import GroupedOperands
+from nvfp4_cute.scale_layout import ATOM_BYTES, atom_counts, num_k_blocks
+from nvfp4_cute.schedule import TileSchedule
+from nvfp4_cute.task import Task
+
+SF_ATOM_ROWS = 128
+
+
+@dataclass(frozen=True)
+class GroupPlaces:
+    """Addresses of one group, in bytes.
+
+    Attributes:
+        rows: (address, pitch) of ``a``, and then of every ``b``.
+        scales: address of ``a_scale``, and then of every ``b_scale``.
+        out: address, bytes from a row to the next, bytes from a column to the next.
+    """
+
+    rows: tuple[tuple[int, int], ...]
+    scales: tuple[int, ...]
+    out: tuple[int, int, int]
+
+
+def launch_work(
+    schedule: TileSchedule, groups: Sequence[GroupPlaces], tensors: Sequence[Sequence[torch.Tensor]], num_clusters: int
+) -> LaunchWork:  # fmt: skip
+    """The tiles of every cluster of a launch.
+
+    Args:
+        schedule: whose CTAs are the clusters of the launch.
+        groups: in the caller's order.
+        tensors: of each input, of all groups: ``rows`` of ``GroupPlaces``, then ``scales``.
+        num_clusters: launched; those that the schedule does not know have no tile.
+    """
+    tile_m, tile_n, _ = schedule.cta_tile_shape_mnk
+
+    def place(tile_m_idx: int, tile_n_idx: int, group: int, k_tiles: int) -> TileWork:
+        m, n, k = schedule.sizes[group]
+        first_m, first_n = tile_m_idx * tile_m, tile_n_idx * tile_n
+        here = groups[group]
+        firsts = [first_m, *[first_n] * (len(here.rows) - 1)]
+        block_bytes = atom_counts(1, num_k_blocks(k))[1] * ATOM_BYTES
+        data = [address + first * pitch for (address, pitch), first in zip(here.rows, firsts, strict=True)]
+        scales = [
+            address + first // SF_ATOM_ROWS * block_bytes
+            for address, first in zip(here.scales, firsts, strict=True)
+        ]
+        out, row_bytes, column_bytes = here.out
+        where = out + first_m * row_bytes + first_n * column_bytes
+        return TileWork(k_tiles, min(tile_m, m - first_m), min(tile_n, n - first_n), (*data, *scales), where)
+
+    clusters = tuple(
+        tuple(
+            place(tile.tile_m_idx, tile.tile_n_idx, tile.group_idx, tile.k_tile_cnt)
+            for tile in schedule.tiles_of_cta(cluster)
+        )
+        if cluster < schedule.num_cta
+        else ()
+        for cluster in range(num_clusters)
+    )
+    ranges = sorted(_ranges(tensors))
+    _, row_bytes, column_bytes = groups[0].out
+    return LaunchWork(clusters, tuple(ranges), row_bytes, column_bytes)
+
+
+def _ranges(tensors: Sequence[Sequence[torch.Tensor]]) -> Iterator[tuple[int, int, int]]:
+    for which, group in enumerate(tensors):
+        for tensor in group:
+            if tensor.numel():
+                span = 1 + sum(
+                    (n - 1) * stride for n, stride in zip(tensor.shape, tensor.stride(), strict=True)
+                )
+                yield tensor.data_ptr(), span * tensor.element_size(), which
+
+
+def of_plan(plan: Plan, operands: GroupedOperands) -> LaunchWork:
+    """The tiles of a launch in list form."""
+    return of_lists(plan.schedule, operands, plan.problem.out_m_major)
+
+
+def of_lists(schedule: TileSchedule, operands: GroupedOperands, out_m_major: bool = False) -> LaunchWork:
+    """The tiles of a launch in list form, every CTA of the schedule a cluster."""
+    second = operands.second
+    weights = [operands.b, *([second.b] if second else [])]
+    scales = [operands.a_scale, operands.b_scale, *([second.b_scale] if second else [])]
+    places = [
+        GroupPlaces(
+            rows=tuple((side[g].data_ptr(), side[g].stride(0)) for side in (operands.a, *weights)),
+            scales=tuple(side[g].data_ptr() for side in scales),
+            out=(
+                out.data_ptr(),
+                out.element_size() * (1 if out_m_major else out.stride(0)),
+                out.element_size() * (out.stride(1) if out_m_major else 1),
+            ),
+        )
+        for g, out in enumerate(operands.out)
+    ]
+    return launch_work(schedule, places, [operands.a, *weights, *scales], schedule.num_cta)
+
+
+def of_task(task: Task) -> LaunchWork | None:
+    """The tiles of a launch whose group sizes the device reads; None for a task of another kind."""
+    if not isinstance(task, DeviceGroupsTask):
+        return None
+    _, n, row_bytes = task.b.shape
+    config, k = task.config, 2 * row_bytes
+    block_bytes = atom_counts(1, num_k_blocks(k))[1] * ATOM_BYTES
+    places, sizes = [], []
+    for group, (batch, start, end, block) in enumerate(task.groups()):
+        out, (out_batch, out_row, out_column) = task.out, task.out.stride()
+        sizes.append((end - start, n, k))
+        places.append(
+            GroupPlaces(
+                rows=(
+                    (task.a[batch, start:].data_ptr(), task.a.stride(1)),
+                    (task.b[group].data_ptr(), task.b.stride(1)),
+                ),
+                scales=(
+                    task.a_scale.data_ptr() + block * block_bytes,
+                    task.b_scale.data_ptr() + group * (task.b_scale.numel() // len(task.b)),
+                ),
+                out=(
+                    out.data_ptr() + (batch * out_batch + start * out_row) * out.element_size(),
+                    out_row * out.element_size(),
+                    out_column * out.element_size(),
+                ),
+            )
+        )
+    num_clusters = int(task.table()[0, Header.NUM_CTA]) // config.cluster_size
+    schedule = _in_order(sizes, config.work_tile_mnk, num_clusters)
+    tensors = [[tensor] for tensor in (task.a, task.b, task.a_scale, task.b_scale)]
+    return launch_work(schedule, places, tensors, num_clusters)
+
+
+def _in_order(
+    sizes: Sequence[tuple[int, int, int]], tile_mnk: tuple[int, int, int], num_clusters: int
+) -> TileSchedule:
+    """The schedule of kernels that read sizes themselves: groups keep the caller's order."""
+    tile_m, tile_n, tile_k = tile_mnk
+    tiles_m = tuple(-(-m // tile_m) for m, _, _ in sizes)
+    offsets = tuple(
+        accumulate(
+            (count * -(-n // tile_n) for count, (_, n, _) in zip(tiles_m, sizes, strict=True)), initial=0
+        )
+    )
+    return TileSchedule(
+        sizes=tuple(sizes),
+        cta_tile_shape_mnk=tile_mnk,
+        num_cta=min(offsets[-1], num_clusters),
+        order=tuple(range(len(sizes))),
+        tiles_m=tiles_m,
+        k_tile_cnts=tuple(-(-k // tile_k) for _, _, k in sizes),
+        tile_offsets=offsets,
+    )
