@@ -165,18 +165,20 @@ def block_cost(code: "Code", start: int, end: int) -> BlockCost:
 
 def _fused(code: "Code", start: int, end: int) -> set[int]:
     """Logic that the assembler makes one instruction with the logic that uses it: lop3 takes any function of three inputs."""
-    fused: set[int] = set()
-    made: dict[int, int] = {}  # slot -> the instruction of logic that wrote it, used by nothing since
+    made: dict[int, int] = {}  # slot -> the instruction of logic that wrote it
+    users: dict[int, list[int]] = defaultdict(list)
     for pc in range(start, end):
-        logic = code.insts[pc].opcode.split(".")[0] in _LOGIC
-        sources = [made.pop(slot) for slot in code.reads[pc] if slot in made]
-        if logic and sources:
-            fused.add(max(sources))
+        for slot in code.reads[pc] & made.keys():
+            users[made[slot]].append(pc)
         for slot in code.writes[pc]:
             made.pop(slot, None)
-            if logic:
+            if code.insts[pc].opcode in _LOGIC:
                 made[slot] = pc
-    return fused
+    fused: dict[int, int] = {}  # who uses -> what it takes in, the last of them
+    for source, using in users.items():
+        if len(using) == 1 and code.insts[using[0]].opcode in _LOGIC:
+            fused[using[0]] = source
+    return set(fused.values())
 
 
 def _predicates(code: "Code", pc: int) -> bool:

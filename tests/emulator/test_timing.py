@@ -11,8 +11,13 @@ import pytest
 import small_kernels as small
 
 from nvfp4_cute.emulator import trace
+from nvfp4_cute.emulator.code import Code
 from nvfp4_cute.emulator.driver import run_ptx, time_ptx
 from nvfp4_cute.emulator.machine import Machine
+from nvfp4_cute.emulator.ptx import parse
+from nvfp4_cute.emulator.timing import Simulation
+from nvfp4_cute.emulator.timing_costs import block_cost
+from nvfp4_cute.emulator.timing_events import LaunchTrace
 from nvfp4_cute.targets import TARGETS, lookup
 from nvfp4_cute.timing_constants import constants_of
 
@@ -151,6 +156,67 @@ def test_warps_that_wake_one_another_take_the_measured_time():
         for ptx in (small.kernel(body, "sm_90a"), empty)
     ]
     assert (times[0] - times[1]) / (2 * steps) == pytest.approx(79.2, rel=0.15)
+
+
+# Results of bench/results/h200_issue_probe.txt: cycles an instruction of a scheduler with four warps.
+ISSUE = {
+    "LOP3": ("lop3.b32 {x}, {x}, %r1, %r8, 0x6a;", 2.05),
+    "PRMT": ("prmt.b32 {x}, {x}, %r1, 0x5140;", 2.06),
+    "SHR": ("shr.u32 {x}, {x}, %r8;", 2.05),
+    "MAD": ("mad.lo.u32 {x}, {x}, %r1, %r8;", 2.04),
+    "HMUL2": ("mul.rn.f16x2 {x}, {x}, %r8;", 1.08),
+    "FFMA": ("fma.rn.f32 {x}, {x}, %r8, %r8;", 1.07),
+    "EX2": ("ex2.approx.ftz.f32 {x}, {x};", 8.04),
+    "POPC": ("popc.b32 {x}, {x};", 8.03),
+    "SHUFFLE": ("shfl.sync.up.b32 {x}, {x}, 0, 0, -1;", 4.03),
+    "LOP3 and MAD": (
+        "lop3.b32 {x}, {x}, %r1, %r8, 0x6a;\nmad.lo.u32 {y}, {y}, %r1, %r8;",
+        2 * 1.06,
+    ),
+    "LOP3 and HMUL2": ("lop3.b32 {x}, {x}, %r1, %r8, 0x6a;\nmul.rn.f16x2 {y}, {y}, %r8;", 2 * 1.20),
+}
+
+
+@pytest.mark.parametrize("kind", ISSUE)
+def test_instructions_issue_as_fast_as_measured(kind):
+    """Eight independent chains in each of 16 warps, as the probe has them; what a kernel without them takes is taken off."""
+    text, cycles = ISSUE[kind]
+    chains = "".join(f"mov.u32 %v{i}, %r0;\n" for i in range(16))
+    body = "".join(text.format(x=f"%v{i % 8}", y=f"%v{8 + i % 8}") + "\n" for i in range(256))
+    times = [
+        time_ptx(
+            H200, small.kernel(chains + part, "sm_90a"), block=512, args=operands(), smem_bytes=4096
+        ).cycles
+        for part in (body, "")
+    ]
+    each = (times[0] - times[1]) / 256 / 4
+    assert each == pytest.approx(cycles, rel=0.2)
+
+
+def test_logic_of_three_inputs_is_one_instruction():
+    logic = "and.b32 %v0, %r0, 15;\nand.b32 %v1, %r8, 240;\nor.b32 %v2, %v0, %v1;\n"
+    used_twice = logic + "add.u32 %v3, %v0, %v1;\n"
+    costs = []
+    for text in (logic, used_twice):
+        program = parse(small.kernel(text, "sm_90a"))
+        code = Code(program, program.entries["k"], timed=True)
+        first = next(
+            pc for pc, inst in enumerate(code.insts) if inst.opcode == "and" and "b32" in inst.mods and pc > 3
+        )
+        costs.append(block_cost(code, first, first + len(text.splitlines())))
+    assert [cost.alu for cost in costs] == [4, 6], "one of the ands is part of the or, unless others use it"
+    assert [cost.slots for cost in costs] == [2, 4]
+
+
+def test_computing_beside_wgmma_takes_its_share_of_issue_longer():
+    """The probe: 128 instructions a step of each of two warps, four wgmma of n128 each: 845 cycles, 512 of them wgmma's."""
+    simulation = Simulation(H200, LaunchTrace("k", 1, []))
+    sm = simulation.sms[0]
+    sm.matrix[0] = 512.0
+    busy = 2 * 192 / 0.85  # without wgmma two warps issue 0.85 instructions a cycle
+    assert simulation._worked(sm, 0, 0.0, busy) == pytest.approx(845, rel=0.15)
+    assert simulation._worked(sm, 0, 512.0, busy) == 512 + busy
+    assert simulation._worked(sm, 0, 0.0, 10) == pytest.approx(10 / (1 - H200.wgmma_issue))
 
 
 def test_every_figure_has_a_source():

@@ -1,0 +1,119 @@
+"""Clusters that stand for others: who is chosen, how addresses move, and how far the modelled time is from that of a full run."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from nvfp4_cute import grouped_gemm
+from nvfp4_cute.bench.cases import Case
+from nvfp4_cute.bench.operands import empty_operands
+from nvfp4_cute.emulator.representatives import MOST_OF_A_KIND, LaunchWork, TileWork, choose, moved
+from nvfp4_cute.emulator.timing_events import ClusterTrace, Op
+from nvfp4_cute.errors import EmulatorError
+from nvfp4_cute.modelled import modelled_times
+from nvfp4_cute.problem import GroupedProblem
+from nvfp4_cute.select import choose_config, config_for_rows
+from nvfp4_cute.targets import lookup
+
+INPUT, OUT = 1 << 20, 1 << 30
+
+
+def tile(number: int, *, k_tiles: int = 4, rows: int = 128, columns: int = 64) -> TileWork:
+    """Tile `number` of a column of tiles: 64 KiB of the only input, rows of 64 two-byte results."""
+    return TileWork(k_tiles, rows, columns, (INPUT + number * 65536,), OUT + number * 128 * 128)
+
+
+def work(*clusters: tuple[TileWork, ...]) -> LaunchWork:
+    return LaunchWork(clusters, ((INPUT, 1 << 24, 0),), 128, 2)
+
+
+def test_one_cluster_of_each_shape_stands_for_all_that_have_it():
+    short, long, empty = (tile(0, k_tiles=2),), (tile(1), tile(2)), ()
+    narrow = (tile(3), tile(4, rows=3))
+    assert choose(work(short, long, long, narrow, short, empty, empty)) == [0, 1, 1, 3, 0, 5, 5]
+
+
+def test_of_too_many_shapes_some_from_smallest_to_largest_are_executed():
+    clusters = [(tile(i, rows=1 + 7 * i % 100),) for i in range(40)]
+    chosen = choose(work(*clusters))
+    executed = set(chosen)
+    assert len(executed) == MOST_OF_A_KIND
+    rows = [cluster[0].rows for cluster in clusters]
+    assert {min(rows), max(rows)} <= {rows[number] for number in executed}
+    for number, source in enumerate(chosen):
+        assert abs(rows[number] - rows[source]) == min(abs(rows[number] - rows[other]) for other in executed)
+
+
+def test_addresses_move_with_the_tile_that_they_belong_to():
+    launch = work((tile(0), tile(1)), (tile(8), tile(3)))
+    loads = [
+        (Op.LOAD, ((INPUT + t * 65536 + 64 * k, 4096), (77, 32)), 4096, (0,), (0,), 0, 0)
+        for t in (0, 1)
+        for k in range(4)
+    ]
+    stores = [
+        (Op.STORE, ((OUT + 32, 256),), 256),
+        (Op.COMMIT_STORES,),
+        (Op.WRITE, ((OUT + 128 * 128 - 64, 128),)),
+    ]
+    computing = [(Op.COMPUTE, 1.0, 2.0, 0.0, 3.0, 1)]
+    trace = ClusterTrace((0, 0, 0), [[loads, stores, computing]], 5, 6)
+    other = moved(trace, launch, 0, 1)
+    assert other.origin == (1, 0, 0) and (other.loaded, other.stored) == (5, 6)
+    places = [event[1][0][0] - INPUT for event in other.warps[0][0]]
+    assert places == [t * 65536 + 64 * k for t in (8, 3) for k in range(4)]
+    assert all(event[1][1] == (77, 32) for event in other.warps[0][0]), "no input's address stays"
+    moved_stores = [event[1][0][0] - OUT for event in other.warps[0][1] if len(event) > 1]
+    assert moved_stores == [8 * 128 * 128 + 32, 9 * 128 * 128 - 64]
+    assert other.warps[0][2] is computing
+
+
+def test_loads_that_are_not_those_of_the_main_loop_are_refused():
+    trace = ClusterTrace((0, 0, 0), [[[(Op.LOAD, (), 0, (), (), 0, 0)]]])
+    with pytest.raises(EmulatorError, match="1 loads in 4 steps"):
+        moved(trace, work((tile(0),), (tile(1),)), 0, 1)
+
+
+LISTS = ((256, 512, 256), (200, 384, 512), (130, 256, 256))
+UNEVEN = tuple((20 + 31 * i % 110, 512, 256) for i in range(12))
+
+
+@pytest.mark.parametrize(
+    "target, sizes, form",
+    [
+        ("B200", LISTS, "list"),
+        ("B200", UNEVEN, "ragged"),
+        ("RTX 5090", LISTS, "list"),
+        ("H200", LISTS, "list"),
+    ],
+)
+def test_times_are_those_of_a_full_run(target, sizes, form):
+    """Few CTAs that compute several tiles each: bytes within 2 %, time within 3 %."""
+    operands = empty_operands(Case("x", "x", "x", "grouped_gemm", sizes, form=form))
+    gpu = lookup(target)
+    if form == "list":
+        config = choose_config(GroupedProblem(sizes), gpu.arch, gpu.num_sms)
+        a, b, a_scale, b_scale, out = map(
+            list, (operands.a, operands.b, operands.a_scale, operands.b_scale, operands.out)
+        )
+        offs = None
+    else:
+        config = config_for_rows(64, sizes[0][1])
+        a, b, out = torch.cat(operands.a), torch.stack(operands.b), torch.cat(operands.out)
+        a_scale, b_scale = (
+            torch.cat([s.flatten() for s in side]) for side in (operands.a_scale, operands.b_scale)
+        )
+        offs = torch.tensor([m for m, _, _ in sizes]).cumsum(0).to(torch.int32)
+    keywords = {"out": out, "out_dtype": torch.float16, "config": replace(config, num_cta=8)}
+    full, few = (
+        modelled_times(
+            lambda backend: grouped_gemm(a, b, a_scale, b_scale, offs, **keywords, backend=backend),
+            target=gpu,
+            by_representatives=by_representatives,
+        )[-1]
+        for by_representatives in (False, True)
+    )
+    assert few.us == pytest.approx(full.us, rel=0.03)
+    assert few.hbm_bytes == pytest.approx(full.hbm_bytes, rel=0.02)
+    assert few.requested_bytes == pytest.approx(full.requested_bytes, rel=0.03)
