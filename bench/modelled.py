@@ -12,8 +12,6 @@ from nvfp4_cute.modelled import modelled_times
 from nvfp4_cute.targets import Target
 
 VALIDATION = Path(__file__).parent / "results" / "timing_model.md"
-MOST_EXECUTED_FLOPS = 7e10
-"""Of launches with more operations, only clusters that do different work are executed: all would take over a minute."""
 MOST_FLOPS = 3e12
 """More than this take many minutes and much memory to replay."""
 
@@ -26,7 +24,7 @@ def time_case(case: Case, target: Target) -> tuple[Time | None, dict[str, Time],
         timings = modelled_times(
             lambda backend: ours.prepare(case, empty_operands(case), backend).run(),
             target,
-            by_representatives=case.work.flops > MOST_EXECUTED_FLOPS,
+            by_representatives=True,
         )
     except (UnsupportedProblem, UnsupportedTarget) as error:
         return None, {}, {ours.NAME: str(error)}

@@ -41,10 +41,10 @@ def modelled_times(
 
 
 def _work_of(launch: Plan | Task, operands: GroupedOperands | None) -> LaunchWork | None:
-    if isinstance(launch, Plan):
-        assert operands is not None
-        return tile_work.of_plan(launch, operands)
-    return tile_work.of_task(launch)
+    if not isinstance(launch, Plan):
+        return tile_work.of_task(launch)
+    assert operands is not None
+    return tile_work.of_plan(launch, operands)
 
 
 def modelled_time(

@@ -10,7 +10,7 @@ from nvfp4_cute.emulator.representatives import LaunchWork, TileWork
 from nvfp4_cute.launch import Plan
 from nvfp4_cute.launch_table import Header
 from nvfp4_cute.ops.device_groups import DeviceGroupsTask
-from nvfp4_cute.problem import GroupedOperands
+from nvfp4_cute.problem import NVFP4, GroupedOperands
 from nvfp4_cute.scale_layout import ATOM_BYTES, atom_counts, num_k_blocks
 from nvfp4_cute.schedule import TileSchedule
 from nvfp4_cute.task import Task
@@ -85,8 +85,10 @@ def _ranges(tensors: Sequence[Sequence[torch.Tensor]]) -> Iterator[tuple[int, in
                 yield tensor.data_ptr(), span * tensor.element_size(), which
 
 
-def of_plan(plan: Plan, operands: GroupedOperands) -> LaunchWork:
-    """The tiles of a launch in list form."""
+def of_plan(plan: Plan, operands: GroupedOperands) -> LaunchWork | None:
+    """The tiles of a launch in list form; None for batches, and for quantized results."""
+    if plan.problem.form != "list" or plan.problem.out_dtype == NVFP4:
+        return None
     return of_lists(plan.schedule, operands, plan.problem.out_m_major)
 
 
@@ -111,8 +113,8 @@ def of_lists(schedule: TileSchedule, operands: GroupedOperands, out_m_major: boo
 
 
 def of_task(task: Task) -> LaunchWork | None:
-    """The tiles of a launch whose group sizes the device reads; None for a task of another kind."""
-    if not isinstance(task, DeviceGroupsTask):
+    """The tiles of a launch whose group sizes the device reads; None for a task of another kind or quantized results."""
+    if not isinstance(task, DeviceGroupsTask) or task.out_dtype == NVFP4:
         return None
     _, n, row_bytes = task.b.shape
     config, k = task.config, 2 * row_bytes

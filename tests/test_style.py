@@ -38,6 +38,7 @@ LAYERS = (
     ("ops",),
     ("nn",),
     ("",),  # nvfp4_cute/__init__.py: the public names
+    ("tile_work",),
     ("modelled",),
     ("problems",),
     ("bench",),
