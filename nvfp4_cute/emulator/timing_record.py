@@ -61,6 +61,12 @@ if TYPE_CHECKING:
     from nvfp4_cute.emulator.tensormap import TensorMap
 
 
+MERGED = 8
+"""mma.sync that are one event at most."""
+SLOTS_BETWEEN = 64
+"""Issue slots between them at most."""
+
+
 @dataclass
 class Track:
     """What one warp did since its last event, and its events."""
@@ -83,6 +89,14 @@ class Track:
             self.events.append((Op.COMPUTE, self.slots, self.alu, self.port, self.path, self.fresh))
             self.slots = self.alu = self.port = self.path = 0.0
             self.fresh = 0
+
+    def multiply(self, element: str, flops: int) -> None:
+        """Append an mma.sync. A few with little between them are one event: a warp waits for none but the first."""
+        last = self.events[-1] if self.events else (None,)
+        if last[0] is Op.MATRIX and last[1] == element and last[2] < MERGED * flops and self.slots < SLOTS_BETWEEN:
+            self.events[-1] = (Op.MATRIX, element, last[2] + flops)
+        else:
+            self.add(Op.MATRIX, element, flops)
 
     def add(self, *event: Any) -> None:
         """Append an event after what was computed before it."""
@@ -673,7 +687,8 @@ def _wait_wgmma(inst: Inst, b: Builder, step: Step) -> Step:
 @_wraps("mma")
 def _mma_sync(inst: Inst, b: Builder, step: Step) -> Step:
     form = mma_sync.parse_form(inst)
-    return _event(Op.MATRIX, form.a, 2 * 16 * 8 * form.k)(inst, b, _clear(b, step))
+    flops = 2 * 16 * 8 * form.k
+    return _after(lambda warp: warp.track.multiply(form.a, flops), _clear(b, step))
 
 
 @_wraps("ldmatrix")
