@@ -54,7 +54,8 @@ def run(
     if like_harness and not measured:
         raise ValueError(f"the harness's way of timing needs a GPU, and this machine has no {target.name}")
     rows = report.make_rows(chosen, target, _timer(target, measured, like_harness))
-    result = Report(target, rows, _heading(target, measured, like_harness), (SOL_NOTE, PEER_NOTE))
+    notes = (SOL_NOTE, PEER_NOTE) if any(row.peers for row in rows) else (SOL_NOTE,)
+    result = Report(target, rows, _heading(target, measured, like_harness), notes)
     print(result.json() if as_json else result.text())
     if plot:
         _draw(plot, result)

@@ -39,4 +39,4 @@ def stated_error() -> str:
         re.M,
     )
     comparison = f" on an H200 ({found[0]})" if found else ""
-    return f"the model's error is known{comparison} from other kernels, on Blackwell it is not: bench/results/timing_model.md"
+    return f"the model's error is known{comparison}, on Blackwell it is not: bench/results/timing_model.md"

@@ -93,7 +93,12 @@ class Track:
     def multiply(self, element: str, flops: int) -> None:
         """Append an mma.sync. A few with little between them are one event: a warp waits for none but the first."""
         last = self.events[-1] if self.events else (None,)
-        if last[0] is Op.MATRIX and last[1] == element and last[2] < MERGED * flops and self.slots < SLOTS_BETWEEN:
+        if (
+            last[0] is Op.MATRIX
+            and last[1] == element
+            and last[2] < MERGED * flops
+            and self.slots < SLOTS_BETWEEN
+        ):
             self.events[-1] = (Op.MATRIX, element, last[2] + flops)
         else:
             self.add(Op.MATRIX, element, flops)
