@@ -86,8 +86,9 @@ def _ranges(tensors: Sequence[Sequence[torch.Tensor]]) -> Iterator[tuple[int, in
 
 
 def of_plan(plan: Plan, operands: GroupedOperands) -> LaunchWork | None:
-    """The tiles of a launch in list form; None for batches, and for quantized results."""
-    if plan.problem.form != "list" or plan.problem.out_dtype == NVFP4:
+    """The tiles of a launch in list form; None for batches, quantized results, and weights of two products in one operand."""
+    interleaved = operands.second is not None and not operands.second.b
+    if plan.problem.form != "list" or plan.problem.out_dtype == NVFP4 or interleaved:
         return None
     return of_lists(plan.schedule, operands, plan.problem.out_m_major)
 
@@ -113,8 +114,8 @@ def of_lists(schedule: TileSchedule, operands: GroupedOperands, out_m_major: boo
 
 
 def of_task(task: Task) -> LaunchWork | None:
-    """The tiles of a launch whose group sizes the device reads; None for a task of another kind or quantized results."""
-    if not isinstance(task, DeviceGroupsTask) or task.out_dtype == NVFP4:
+    """The tiles of a launch whose group sizes the device reads; None for a task of another kind, quantized results, and dual GEMMs."""
+    if not isinstance(task, DeviceGroupsTask) or task.out_dtype == NVFP4 or task.gate is not None:
         return None
     _, n, row_bytes = task.b.shape
     config, k = task.config, 2 * row_bytes
@@ -131,7 +132,7 @@ def of_task(task: Task) -> LaunchWork | None:
                 ),
                 scales=(
                     task.a_scale.data_ptr() + block * block_bytes,
-                    task.b_scale.data_ptr() + group * (task.b_scale.numel() // len(task.b)),
+                    task.b_scale[group].data_ptr(),
                 ),
                 out=(
                     out.data_ptr() + (batch * out_batch + start * out_row) * out.element_size(),
