@@ -107,8 +107,8 @@ grouped example: 112, 104, 71, 66 us) contain host work of unknown length.
 - Clusters that divide work at run time (cluster launch control, atomics): each resident CTA keeps what it took in emulation.
 - Power: the clock is the one measured while all SMs multiply random data, whatever the kernel does.
 - Kernels that run beside others; programmatic dependent launch.
-- Kernel parameters beyond a few kilobytes: 32 groups in list form pass 17 KB, and are modelled 30 % too fast.
-- One kernel with tiles of 64x64 is modelled 28 % too fast; what bounds it is not known.
+- Launches of 32 groups in list form (17 KB of kernel parameters) are modelled 30 % too fast, a kernel with tiles of 64x64
+  28 %; what they wait for is not known.
 """
 
 
