@@ -83,6 +83,7 @@ BENCH_SUITES = ("competition", "dense", "linear", "experts")
 OPERATIONS = ("grouped_gemm", "grouped_dual_gemm", "gemv", "w4a16", "quantize")
 EVERYWHERE = ("grouped_gemm", "gemv", "quantize")  # operations that every architecture has
 ACTIVATIONS = ("silu", "gelu_tanh", "relu2")
+WEIGHT_LAYOUTS = ("separate", "interleaved_64_up_first", "interleaved_32_gate_first")
 FORMS = ("list", "ragged", "masked", "batched")
 DTYPES = ("float16", "bfloat16", "float32")
 SOL_PROBLEMS = ("nvfp4_gemv", "nvfp4_gemm", "nvfp4_dual_gemm", "nvfp4_group_gemm")
@@ -337,16 +338,25 @@ def _add_compile(verbs: argparse._SubParsersAction) -> None:
         metavar="NAME",
         help="config of GEMMs by name; repeat it (default: all that they may choose by themselves)",
     )
-    verb.add_argument("--form", choices=FORMS, default="list", help="of grouped_gemm (default %(default)s)")
+    verb.add_argument(
+        "--form", choices=FORMS, default="list", help="of grouped and dual GEMMs (default %(default)s)"
+    )
     verb.add_argument(
         "--dtype",
-        choices=DTYPES,
+        choices=(*DTYPES, "nvfp4"),
         default="bfloat16",
-        help="of outputs, and of what is quantized (default %(default)s)",
+        help="of outputs, and of what is quantized; nvfp4: of GEMMs (default %(default)s)",
     )
     verb.add_argument(
         "--activation", choices=ACTIVATIONS, default="silu", help="of the dual GEMM (default %(default)s)"
     )
+    verb.add_argument(
+        "--weight-layout",
+        choices=WEIGHT_LAYOUTS,
+        default="separate",
+        help="of the dual GEMM; concatenated weights are separate for a kernel (default %(default)s)",
+    )
+    verb.add_argument("--limit", action="store_true", help="dual GEMMs that cut their products to a limit")
     verb.add_argument("--alpha", action="store_true", help="products that read a factor")
     verb.add_argument(
         "--jobs", type=_positive, metavar="N", help="processes (default: one a core, at most 8)"
@@ -476,8 +486,10 @@ def _run_compile(args: argparse.Namespace) -> int:
             configs=configs,
             form=args.form,
             activation=args.activation,
-            dtype=getattr(torch, args.dtype),
+            dtype=args.dtype if args.dtype == "nvfp4" else getattr(torch, args.dtype),
             has_alpha=args.alpha,
+            weight_layout=args.weight_layout,
+            has_limit=args.limit,
         )
     ]
     return precompile.run(wanted, args.out, args.jobs)

@@ -15,12 +15,12 @@ import torch
 from tqdm import tqdm
 
 from nvfp4_cute import disk_cache
-from nvfp4_cute.arch import dual_family_of, simt
+from nvfp4_cute.arch import simt
 from nvfp4_cute.compile import KernelKey
 from nvfp4_cute.config import KernelConfig
 from nvfp4_cute.errors import CacheError
-from nvfp4_cute.problem import Activation, Form
-from nvfp4_cute.select import candidates
+from nvfp4_cute.problem import Activation, Form, Gate, OutDtype, WeightLayout
+from nvfp4_cute.select import candidates, dual_candidates
 from nvfp4_cute.simt_keys import GemvKey, QuantizeKey, W4A16Key
 
 OPERATIONS = ("grouped_gemm", "grouped_dual_gemm", "gemv", "w4a16", "quantize")
@@ -36,8 +36,10 @@ def keys(
     configs: Sequence[KernelConfig] | None,
     form: Form,
     activation: Activation,
-    dtype: torch.dtype,
+    dtype: OutDtype,
     has_alpha: bool,
+    weight_layout: WeightLayout = "separate",
+    has_limit: bool = False,
 ) -> Iterator[Any]:
     """What to compile for one architecture.
 
@@ -45,23 +47,29 @@ def keys(
         operations: of ``OPERATIONS``.
         groups: group counts of GEMMs; in forms other than list one kernel serves any count.
         configs: of GEMMs; None for all that they may choose by themselves.
-        form: of ``grouped_gemm``; the dual GEMM takes lists.
+        form: of ``grouped_gemm`` and the dual GEMM.
         activation: of the dual GEMM.
-        dtype: of outputs, and of what is quantized.
+        dtype: of outputs, and of what is quantized; "nvfp4" of GEMMs.
         has_alpha: whether products read a factor.
+        weight_layout, has_limit: of the dual GEMM.
 
     Raises:
         UnsupportedTarget, ConfigError, UnsupportedProblem: a kernel that does not exist.
         ValueError: an operation that does not exist, or a dtype that quantize does not take.
     """
+    counts = groups if form == "list" else (1,)
     for operation in operations:
         if operation == "grouped_gemm":
-            counts = groups if form == "list" else (1,)
             for count, config in product(counts, configs or candidates(arch, form)):
                 yield KernelKey.make(arch, config, count, dtype, has_alpha, form)
         elif operation == "grouped_dual_gemm":
-            for count, config in product(groups, configs or dual_family_of(arch).DUAL_CANDIDATES):
-                yield KernelKey.make(arch, config, count, dtype, has_alpha, activation=activation)
+            gate = Gate(activation, None, weight_layout)
+            for count, config in product(counts, configs or dual_candidates(arch, form, gate)):
+                yield KernelKey.make(
+                    arch, config, count, dtype, has_alpha, form, False, activation, weight_layout, has_limit
+                )
+        elif not isinstance(dtype, torch.dtype):
+            raise ValueError(f"{operation} writes no {dtype}: leave it out with --dtype {dtype}")
         elif operation == "gemv":
             yield GemvKey(arch, dtype, has_alpha)
         elif operation == "w4a16":

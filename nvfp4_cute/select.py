@@ -6,7 +6,7 @@ delivers to all of them), and the last tile's epilogue. It ranks configs; ``mode
 
 from dataclasses import dataclass, replace
 
-from nvfp4_cute.arch import family_of, sm90, sm100, sm120
+from nvfp4_cute.arch import dual_family_of, family_of, sm90, sm100, sm120
 from nvfp4_cute.arch.sm100 import (
     DUAL_TILES_N,
     EPI_TILE_N,
@@ -179,6 +179,15 @@ def config_for_rows(mean_rows: int, n: int, gate: Gate | None = None) -> KernelC
     tiles = TILES_N if gate is None else DUAL_TILES_N
     tile_n = next((tile for tile in tiles if tile >= mean_rows), tiles[-1])
     return KernelConfig((128, tile_n, 256), use_2cta_instrs=n > 128, swap_ab=True)
+
+
+def dual_candidates(arch: str, form: Form, gate: Gate) -> tuple[KernelConfig, ...]:
+    """The same of dual GEMMs. Raises UnsupportedProblem for an ``arch`` whose kernel computes none."""
+    family = dual_family_of(arch)
+    if form not in ("list", "batched") and arch in sm100.ARCHS:
+        sizes = ((rows, n) for n in (128, 256) for rows in (*DUAL_TILES_N, 2 * MMA_CTA_M))
+        return tuple(dict.fromkeys(config_for_rows(rows, n, gate) for rows, n in sizes))
+    return sm100.INTERLEAVED_CANDIDATES if gate.weight_layout in INTERLEAVE else family.DUAL_CANDIDATES
 
 
 def candidates(arch: str, form: Form) -> tuple[KernelConfig, ...]:

@@ -19,7 +19,7 @@ from nvfp4_cute.compile import KernelKey, compile_kernel
 from nvfp4_cute.emulator.driver import shim_is_built
 from nvfp4_cute.errors import CacheError
 from nvfp4_cute.launch import make_plan
-from nvfp4_cute.problem import Activation, Form
+from nvfp4_cute.problem import Activation, Form, WeightLayout
 from nvfp4_cute.simt_keys import GemvKey
 
 KEY = GemvKey("sm_100a", torch.float16, False)
@@ -304,6 +304,13 @@ def test_what_the_compile_verb_compiles():
     assert len({key.to_name() for key in found}) == len(found)
     ragged = list(precompile.keys(["grouped_gemm"], "sm_100a", **settings | {"form": "ragged"}))
     assert {key.num_groups for key in ragged} == {1} and {key.form for key in ragged} == {"ragged"}
+    assert cli.WEIGHT_LAYOUTS == get_args(WeightLayout)
+    quantized = settings | {"form": "masked", "dtype": "nvfp4", "weight_layout": cli.WEIGHT_LAYOUTS[1]}
+    duals = list(precompile.keys(["grouped_dual_gemm"], "sm_100a", **quantized, has_limit=True))
+    assert {(key.form, key.out_dtype, key.has_limit) for key in duals} == {("masked", "nvfp4", True)}
+    assert not any(key.config.swap_ab for key in duals)
+    with pytest.raises(ValueError, match="gemv writes no nvfp4"):
+        list(precompile.keys(["gemv"], "sm_100a", **quantized))
     (chosen,) = precompile.keys(
         ["grouped_gemm"], "sm_90a", **settings | {"groups": (3,), "configs": [sm90.DEFAULT_CONFIG]}
     )

@@ -55,6 +55,23 @@ def assert_same(ours, right):
         torch.testing.assert_close(x, y, rtol=0, atol=0)
 
 
+@pytest.mark.parametrize("form", ["ragged", "masked"])
+def test_a_whole_graph_holds_quantized_results(form):
+    args, options = arguments_of(form)
+    options |= {
+        "alpha": torch.tensor([0.5, 2.0]),
+        "out_dtype": "nvfp4",
+        "out_global_scale": torch.tensor([0.5, 1.0]),
+    }
+    # Padding is not written.
+    for actual, expected in zip(compiled(form)(args, options), grouped_gemm(*args, **options), strict=True):
+        assert actual.shape == expected.shape and actual.stride() == expected.stride()
+        assert actual.dtype == expected.dtype
+    if form == "masked":
+        data = compiled(form)(args, options)[0]
+        assert torch.equal(data, grouped_gemm(*args, **options)[0])
+
+
 @pytest.mark.parametrize("form", ["list", "ragged", "masked", "gemm", "gemv"])
 def test_a_whole_graph_holds_the_operation(form):
     args, options = arguments_of(form)

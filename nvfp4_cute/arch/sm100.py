@@ -40,7 +40,7 @@ DUAL_CANDIDATES = (
     ),
     *(
         KernelConfig((128, n, 256), num_acc_stage=stages, use_2cta_instrs=True)
-        for n, stages in ((64, 3), (128, 2))
+        for n, stages in ((64, 3), (96, 2), (128, 2))
     ),
     *(
         KernelConfig((128, n, 256), num_acc_stage=stages, use_2cta_instrs=True, swap_ab=True)
@@ -58,7 +58,7 @@ MMA_INST_K = 64
 MMA_CTA_M = 128
 # The N side: multiples of 32, so that a tile starts on a column of the scales' tensor-memory layout.
 MMA_N_STEP = 32
-TILES_N = (32, 64, 128, 192, 256)
+TILES_N = (32, 64, 96, 128, 192, 256)
 # Of a dual GEMM with two accumulators of each product.
 DUAL_TILES_N = (32, 64, 128)
 # Columns that the epilogue reads at once.
@@ -197,7 +197,7 @@ def unsupported_reason(config: KernelConfig, num_b: int = 1) -> str | None:
     if num_b > 1 and (tmem.acc_cols + tmem.used_cols - tmem.sfa_col > TMEM_COLS or tmem.overlap_cols > n):
         return (
             f"cta_tile_shape_mnk={config.cta_tile_shape_mnk}, num_acc_stage={config.num_acc_stage}: {num_b} accumulators "
-            f"of {n} columns a tile do not fit {TMEM_COLS} columns of tensor memory so often; use N tile 64 or 128, or "
+            f"of {n} columns a tile do not fit {TMEM_COLS} columns of tensor memory so often; use N tile 32 to 128, or "
             "192 with num_acc_stage=1"
         )
     if tmem.used_cols > TMEM_COLS:

@@ -150,6 +150,10 @@ def grouped_gemm(
     """
     is_list = offs is None and masked_m is None
     if torch.compiler.is_compiling():
+        given = (a, b, a_scale, b_scale)
+        if out_dtype == NVFP4:
+            return _traced_quantized(is_list, given, offs, alpha, masked_m, out, out_global_scale, config,
+                                     (scale_layout, backend))  # fmt: skip
         return _traced(is_list, a, b, a_scale, b_scale, offs, alpha, masked_m, out, config,
                        (out_dtype, scale_layout, backend))  # fmt: skip
     is_quantized = out_dtype == NVFP4
@@ -245,3 +249,16 @@ def _traced(is_list, a, b, a_scale, b_scale, offs, alpha, masked_m, out, config,
         return ops.grouped_gemm(*operands, offs, alpha, masked_m, *settings)
     ops.grouped_gemm_out(*operands, offs, alpha, masked_m, out, *settings)
     return out
+
+
+def _traced_quantized(is_list, operands, offs, alpha, masked_m, out, global_scale, config, settings) -> Any:
+    """The same with NVFP4 results."""
+    if config is not None or out is not None or is_list:
+        raise UnsupportedProblem(
+            'out_dtype="nvfp4" under torch.compile: pass offs or masked_m, and neither out nor config'
+        )
+    alpha, factors = (
+        torch.tensor(x, dtype=torch.float32, device=operands[0].device) if isinstance(x, list | tuple) else x
+        for x in (alpha, global_scale)
+    )
+    return torch.ops.nvfp4_cute.grouped_gemm_nvfp4(*operands, offs, alpha, masked_m, factors, *settings)

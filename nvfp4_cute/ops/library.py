@@ -15,7 +15,8 @@ from nvfp4_cute.ops.gemm import gemm as eager_gemm
 from nvfp4_cute.ops.gemv import gemv as eager_gemv
 from nvfp4_cute.ops.grouped_gemm import grouped_gemm as eager_grouped_gemm
 from nvfp4_cute.ops.quantize import quantize as eager_quantize
-from nvfp4_cute.scale_layout import ATOM_SHAPE, atom_counts, num_k_blocks
+from nvfp4_cute.problem import NVFP4, new_quantized_data
+from nvfp4_cute.scale_layout import ATOM_ROWS, ATOM_SHAPE, atom_counts, num_k_blocks
 
 Tensors = list[torch.Tensor]
 # A schema says str where these want a literal.
@@ -91,6 +92,35 @@ def grouped_gemm_list(
 @grouped_gemm_list.register_fake
 def _(a, b, a_scale, b_scale, alpha, out_dtype, scale_layout, backend):
     return [x.new_empty((x.shape[0], y.shape[0]), dtype=out_dtype) for x, y in zip(a, b, strict=True)]
+
+
+@custom_op("nvfp4_cute::grouped_gemm_nvfp4", mutates_args=())
+def grouped_gemm_nvfp4(
+    a: torch.Tensor,
+    b: torch.Tensor,
+    a_scale: torch.Tensor,
+    b_scale: torch.Tensor,
+    offs: torch.Tensor | None,
+    alpha: torch.Tensor | None,
+    masked_m: torch.Tensor | None,
+    out_global_scale: torch.Tensor | None,
+    scale_layout: str,
+    backend: str,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Ragged or masked form with NVFP4 results."""
+    return _grouped_gemm(
+        a, b, a_scale, b_scale, offs, alpha, masked_m=masked_m, out_dtype=NVFP4,
+        out_global_scale=out_global_scale, scale_layout=scale_layout, backend=backend,
+    )  # fmt: skip
+
+
+@grouped_gemm_nvfp4.register_fake
+def _(a, b, a_scale, b_scale, offs, alpha, masked_m, out_global_scale, scale_layout, backend):
+    groups, n = b.shape[0], b.shape[1]
+    rows = a.shape[-2]
+    data = new_quantized_data((*a.shape[:-1], n), a.device)
+    lead = (rows // ATOM_ROWS + groups,) if masked_m is None else (groups, -(-rows // ATOM_ROWS))
+    return data, a.new_empty((*lead, -(-n // 64), *ATOM_SHAPE), dtype=torch.float8_e4m3fn)
 
 
 @custom_op("nvfp4_cute::grouped_gemm_list_out", mutates_args=("out",))
@@ -231,5 +261,5 @@ def _refuse_backward(context, *gradients):
     raise UnsupportedProblem("there is no backward pass: pass .detach() or use torch.no_grad()")
 
 
-for _op in (grouped_gemm, grouped_gemm_list, gemm, gemv, quantize):
+for _op in (grouped_gemm, grouped_gemm_nvfp4, grouped_gemm_list, gemm, gemv, quantize):
     _op.register_autograd(_refuse_backward)

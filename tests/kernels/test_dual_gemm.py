@@ -28,6 +28,7 @@ CONFIGS = (
     "t128x32x256_s0a4_swap",
     "t128x64x256_s2a3_p2",
     "t128x64x256_s0a3_2cta_p2",
+    "t128x96x256_s0a2_2cta_p2",
     "t128x128x256_s0a2_p2",
     "t128x128x256_s2a2_2cta_swap_p4",
     "t128x192x256_s0a1_swap_p3",
