@@ -113,9 +113,12 @@ def on_device(form, layout, slack=5):
     return arguments | {"weight_layout": layout}, listed
 
 
-@pytest.mark.parametrize("layout", ["separate", *LAYOUTS])
+@pytest.mark.parametrize(
+    ("layout", "arch"),
+    [("separate", "sm_120a"), *((layout, "sm_100a") for layout in ("separate", *LAYOUTS))],
+)
 @pytest.mark.parametrize("form", ["ragged", "masked"])
-def test_groups_on_the_device(form, layout):
+def test_groups_on_the_device(form, layout, arch):
     """Every group's rows as in list form, others untouched; sizes and factors are read on the device."""
     arguments, listed = on_device(form, layout)
     factors = [torch.tensor(alpha) for alpha in ALPHAS]
@@ -124,7 +127,7 @@ def test_groups_on_the_device(form, layout):
     out = torch.full(shape, 0x7FDB, dtype=torch.int16).view(torch.bfloat16)
     with observe(check=True) as observer:
         got = grouped_dual_gemm(
-            **arguments, alpha1=factors[0], alpha2=factors[1], out=out, backend="emulator"
+            **arguments, alpha1=factors[0], alpha2=factors[1], out=out, backend=f"emulator:{arch}"
         )
     assert got is out and len(observer.stats) == 1
     rows = got if form == "masked" else got[: sum(ROWS)].split(ROWS)
