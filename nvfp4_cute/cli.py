@@ -29,8 +29,9 @@ examples:
   nvfp4-cute trace nvfp4_group_gemm --case 3 -o t.json.gz  and a timeline for https://ui.perfetto.dev
   nvfp4-cute trace nvfp4_gemv --target h200                another problem and another GPU
 
-Modelled, never measured: the launch is recorded on the emulator and replayed on a model of the GPU, whose figures and
-their sources `nvfp4_cute.timing_constants` holds. The model's error, measured on an H200: bench/results/timing_model.md.
+Modelled, never measured: the launch is recorded on the emulator, where of clusters that do alike work one is executed, and
+replayed on a model of the GPU, whose figures and their sources `nvfp4_cute.timing_constants` holds. The model's error,
+measured on an H200: bench/results/timing_model.md.
 """
 EMULATE_EXAMPLES = """\
 examples:

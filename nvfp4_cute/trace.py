@@ -42,7 +42,11 @@ def run(problem: str, case: int, *, target_name: str, out: Path | None) -> int:
             bar.update(done - bar.n)
 
         timings = modelled_times(
-            lambda backend: answer(data, backend=backend), target, progress=advance, timeline=out is not None
+            lambda backend: answer(data, backend=backend),
+            target,
+            progress=advance,
+            timeline=out is not None,
+            by_representatives=True,
         )
     for timing in timings:
         print(timing.report())

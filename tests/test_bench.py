@@ -99,6 +99,14 @@ def test_a_wrong_result_is_not_timed():
         measured.check(SMALL, unwritten, unwritten.out)
 
 
+def test_a_timed_call_may_return_tensors():
+    """gemv returns its result; a call is timed for what it enqueues."""
+    ran = []
+    measured._in_turn([lambda: ran.append(0), lambda: torch.ones(2)])(1)
+    measured._in_turn([lambda: ran.append(0), lambda: torch.ones(2)])(0)
+    assert ran == [0]
+
+
 def test_peers_say_what_they_cannot():
     reasons = {peer.name: peer.unsupported_reason for peer in PEERS}
     hopper, blackwell = (9, 0), (10, 0)
