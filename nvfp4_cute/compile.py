@@ -102,6 +102,10 @@ class KernelKey:
         else:
             dual = dual_family_of(arch)
             reason, resolve = dual.unsupported_reason(config, 2), partial(dual.resolve, num_b=2)
+        if reason is None and config.split_k > 1 and arch not in sm90.ARCHS:
+            reason = (
+                f"split_k={config.split_k}: CTAs share K tiles on {', '.join(sm90.ARCHS)} only; use split_k=1"
+            )
         if reason is not None:
             raise ConfigError(f"{arch}: {reason}")
         if form not in family.FORMS:
@@ -155,7 +159,7 @@ class KernelKey:
 
         out_dtype, name = cutlass_dtype(self.out_dtype), self.to_name()
         if self.arch in sm90.ARCHS:
-            return GroupedGemmSm90(self.config, self.num_groups, out_dtype, self.has_alpha, name)
+            return GroupedGemmSm90(self.config, self.form, self.num_groups, out_dtype, self.has_alpha, name)
         variant = (self.config, self.form, self.num_groups, out_dtype, self.out_m_major, self.has_alpha, name)
         if self.arch in sm120.ARCHS:
             return GroupedGemmSm120(*variant, self.activation)

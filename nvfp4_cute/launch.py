@@ -6,7 +6,7 @@ from functools import cached_property, lru_cache
 import numpy as np
 import torch
 
-from nvfp4_cute.arch import base, family_of
+from nvfp4_cute.arch import base, ctas_per_sm, family_of
 from nvfp4_cute.cache import get_kernel
 from nvfp4_cute.compile import CompiledKernel, KernelKey, table_pointer
 from nvfp4_cute.config import KernelConfig
@@ -177,7 +177,7 @@ def make_plan(
     chosen_for = replace(problem, sizes=problem.sizes[:1]) if problem.is_chain else problem
     config = config or choose_config(chosen_for, arch, sm_count)
     key = KernelKey.of(arch, config, problem)
-    num_clusters = (config.num_cta or sm_count) // config.cluster_size
+    num_clusters = (config.num_cta or sm_count * ctas_per_sm(arch, config)) // config.cluster_size
     schedule = make_schedule(problem.sizes, config.work_tile_mnk, num_clusters)
     return Plan(problem, schedule, get_kernel(key, for_emulator=for_emulator))
 

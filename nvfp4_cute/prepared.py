@@ -1,5 +1,8 @@
 """Calls that were checked once: the next call with operands of the same kind only looks at addresses.
 
+A thread compares a call first with the last one of the same settings, which torch does in native code where it has the
+means (``TensorGuards``, those of torch.compile); only then it works out a signature.
+
 Everything that the checks of an operation depend on, but for addresses, is the *signature* of a call: dtypes, shapes,
 strides, devices, and the arguments that are no tensors. A signature that passed them is remembered, each thread its own,
 with the kernel and its launch table; a later call fills in addresses after checking their alignment and that no output
@@ -17,6 +20,11 @@ import torch
 from nvfp4_cute import env
 from nvfp4_cute.compile import CompiledKernel, Launcher
 from nvfp4_cute.problem import TMA_ALIGN_BYTES
+
+try:
+    from torch._C._dynamo.guards import TensorGuards
+except ImportError:  # signatures alone do the same
+    TensorGuards = None  # type: ignore[assignment, misc]
 
 MAX_PREPARED = 1024
 # map() over these is the cheapest way to ask many tensors the same.
@@ -58,6 +66,8 @@ class PreparedCall:
         self._new_out = tensors[-1].new_empty(0).new_empty_strided
         self._out_layouts = [(t.shape, t.stride()) for t in tensors[self._first_out :]]
         self._spans = np.array([_span_bytes(t) for t in tensors])
+        # Addresses that were found in order the last time, as bytes.
+        self._accepted = b""
         self._num_filled_outs = np.count_nonzero(self._spans[self._first_out :])
         # Address bits that must be zero: operands are bytes that TMA reads, all else has its natural alignment.
         self._low_bits = np.array(
@@ -75,10 +85,16 @@ class PreparedCall:
             addresses: int64, in the order of the tensors of the checked call.
             own_out: False where the outputs are new.
         """
-        if np.count_nonzero(addresses & self._low_bits):
-            return False
         if not own_out:
-            return True
+            return not np.count_nonzero(addresses & self._low_bits)
+        values = addresses.tobytes()
+        if values != self._accepted:
+            if np.count_nonzero(addresses & self._low_bits) or not self._are_apart(addresses):
+                return False
+            self._accepted = values
+        return True
+
+    def _are_apart(self, addresses: np.ndarray) -> bool:
         # Rows may interleave without touching; that is for the long way to decide. An output touches itself.
         ends = addresses + self._spans
         touching = (addresses[self._first_out :, None] < ends) & (addresses < ends[self._first_out :, None])
@@ -99,6 +115,38 @@ class PreparedCall:
         else:
             with torch.cuda.device(index):
                 self._launcher(queue)
+
+
+def lookup(tensors: Sequence[torch.Tensor], *settings: Any) -> tuple[tuple | None, PreparedCall | None]:
+    """Signature of a call and what was prepared for it. Without the signature where the last such call had the same.
+
+    Args:
+        tensors, settings: as :func:`signature` takes them.
+    """
+    kind = (*settings, env.backend(), len(tensors))
+    recent = _recent().get(kind)
+    if recent is not None and recent[0].check(*tensors):
+        return None, recent[1]
+    key = signature(tensors, *settings)
+    call = None if key is None else find(key)
+    if call is not None and TensorGuards is not None:
+        _recent()[kind] = _guards_of(tensors), call
+    return key, call
+
+
+def _guards_of(tensors: Sequence[torch.Tensor]) -> Any:
+    """What tells tensors of the same kind from others: as much as a signature, and whether gradients are recorded."""
+    return TensorGuards(
+        *tensors,
+        dynamic_dims_sizes=[list(t.shape) for t in tensors],  # type: ignore[misc]
+        dynamic_dims_strides=[list(t.stride()) for t in tensors],  # type: ignore[misc]
+    )
+
+
+def _recent() -> dict[tuple, tuple[Any, PreparedCall]]:
+    if not hasattr(_local, "recent"):
+        _local.recent = {}
+    return _local.recent
 
 
 def signature(tensors: Sequence[torch.Tensor], *settings: Any) -> tuple | None:

@@ -162,6 +162,8 @@ def config_for_mean(
     Args:
         mean: (m, n, k) of a group of mean size.
     """
+    if arch in sm90.ARCHS:
+        return sm90.choose([mean] * num_groups, num_sms)
     if arch in sm120.ARCHS:
         return sm120.choose([mean] * num_groups, num_sms, 1 if gate is None else 2)
     if arch not in sm100.ARCHS:

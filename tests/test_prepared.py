@@ -74,6 +74,33 @@ def test_whatever_a_check_looks_at_changes_the_signature(change):
     assert signature(flat(lists), "auto") != signature(flat(make_lists()), "auto")
 
 
+def test_a_lookup_tells_calls_apart_as_signatures_do(monkeypatch, call):
+    monkeypatch.setattr(prepared._local, "calls", {}, raising=False)
+    monkeypatch.setattr(prepared._local, "recent", {}, raising=False)
+    lists = make_lists()
+    key, found = prepared.lookup(flat(lists), "auto")
+    assert key == signature(flat(lists), "auto") and found is None
+    prepared._calls()[key] = call
+    assert prepared.lookup(flat(make_lists()), "auto") == (key, call)
+    if prepared.TensorGuards is not None:
+        assert prepared.lookup(flat(make_lists()), "auto") == (None, call)
+    for changed in ("cuda", KernelConfig()):
+        assert prepared.lookup(flat(lists), changed)[1] is None
+    narrower = flat(lists)
+    narrower[0] = narrower[0][:39]
+    assert prepared.lookup(narrower, "auto")[1] is None
+    assert prepared.lookup([*flat(lists)[:-1], None], "auto") == (None, None)
+    assert prepared.lookup(flat(lists), "auto")[1] is call
+
+
+def test_addresses_are_remembered_only_where_they_were_in_order(call):
+    addresses = prepared.addresses_of(flat(make_lists()))
+    assert call.accepts(addresses, own_out=True) and call.accepts(addresses, own_out=True)
+    overlapping = addresses.copy()
+    overlapping[-1] = addresses[0] + 16
+    assert not call.accepts(overlapping, own_out=True) and not call.accepts(overlapping, own_out=True)
+
+
 def test_settings_change_the_signature():
     assert signature(flat(make_lists()), "auto") != signature(flat(make_lists()), "cuda")
     assert signature(flat(make_lists()), None) != signature(flat(make_lists()), KernelConfig())
@@ -171,6 +198,7 @@ def gpu(monkeypatch):
     monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda index: 0, raising=False)
     monkeypatch.setattr(torch.cuda, "current_device", lambda: None)
     monkeypatch.setattr(prepared._local, "calls", {}, raising=False)
+    monkeypatch.setattr(prepared._local, "recent", {}, raising=False)
     monkeypatch.setattr(backends, "resolve", lambda name, device: "cuda")
     with on_emulator() as emulator:
 

@@ -35,6 +35,7 @@ class Boxes:
         k: elements of K.
         rows_m, rows_n: operand rows, all of a K tile.
         sf_m, sf_n: (K blocks, row blocks) of scales.
+        values_per_element: 2 for maps of bytes: those of sm_90a know no 4-bit type. Coordinates count elements.
     """
 
     k: int
@@ -42,6 +43,7 @@ class Boxes:
     rows_n: int
     sf_m: tuple[int, int]
     sf_n: tuple[int, int]
+    values_per_element: int = 1
 
 
 @dataclass(frozen=True)
@@ -62,8 +64,8 @@ class Descriptors:
     def encode(cls, views_m: list, views_n: list, boxes: Boxes) -> "Descriptors":
         """Encode the maps on the host. views_m, views_n: ``launch_args.read_operands``."""
         return cls(
-            m=[[_operand_atom(view, boxes.rows_m, boxes.k) for view in views] for views in views_m],
-            n=[[_operand_atom(view, boxes.rows_n, boxes.k) for view in views] for views in views_n],
+            m=[[_operand_atom(view, boxes, boxes.rows_m) for view in views] for views in views_m],
+            n=[[_operand_atom(view, boxes, boxes.rows_n) for view in views] for views in views_n],
             sf_m=[[_scale_atom(view, boxes.sf_m) for view in views] for views in views_m],
             sf_n=[[_scale_atom(view, boxes.sf_n) for view in views] for views in views_n],
         )
@@ -82,14 +84,18 @@ def descriptor_addresses(operands: list, slot: Int32) -> list:
     return [select_descriptor_address(atoms, slot) for atoms in operands]
 
 
-def _operand_atom(view: OperandView, box_rows: int, box_k: int):
-    """TMA atom, with its tensor map, for boxes of ``box_rows`` x ``box_k`` elements, their rows swizzled."""
-    # A TMA pitch is a multiple of 16 bytes, that is 32 elements.
-    strides = (1, cute.assume(view.pitch, 32), cute.assume(view.batch_pitch, 32))
-    tensor = cute.make_tensor(
-        global_ptr(AB_DTYPE, view.data), cute.make_layout((view.k, view.rows, view.batch), stride=strides)
+def _operand_atom(view: OperandView, boxes: Boxes, box_rows: int):
+    """TMA atom, with its tensor map, for boxes of ``box_rows`` rows of a K tile, their bytes swizzled."""
+    per_element = boxes.values_per_element
+    dtype, box_k = AB_DTYPE if per_element == 1 else cutlass.Uint8, boxes.k // per_element
+    # A TMA pitch is a multiple of 16 bytes, that is 32 values.
+    strides = (
+        1,
+        *(cute.assume(pitch // per_element, 32 // per_element) for pitch in (view.pitch, view.batch_pitch)),
     )
-    swizzle = cute.make_swizzle(SWIZZLE_BITS[box_k * AB_DTYPE.width // 8], 4, 3)
+    shape = (view.k // per_element, view.rows, view.batch)
+    tensor = cute.make_tensor(global_ptr(dtype, view.data), cute.make_layout(shape, stride=strides))
+    swizzle = cute.make_swizzle(SWIZZLE_BITS[box_k * dtype.width // 8], 4, 3)
     box = cute.make_composed_layout(swizzle, 0, cute.make_layout((box_k, box_rows, 1)))
     return _atom(tensor, box, (box_k, box_rows, 1))
 

@@ -1,9 +1,10 @@
 """ACTIVATIONS role: warps that decode each K tile of the tokens once, from packed NVFP4 to fp16.
 
-Order of K. Lane t of a quad holds, of an MMA's 16 values of K, those at 2t, 2t+1, 2t+8 and 2t+9. A quad of a MATH warp
-reads 16-byte unit j of a row of weights (32 values), a word a lane; ``decode_word`` makes of it the pairs (0, 2) and
-(4, 6), which serve MMA 2j, and (1, 3) and (5, 7), which serve MMA 2j + 1. So MMA 2j + u takes at 2t, 2t+1 the values
-8t + u, 8t + u + 2 of unit j, and at 2t+8, 2t+9 the values 8t + u + 4, 8t + u + 6: the order written here.
+Order of K. Lane t of a quad holds, of an MMA's 16 values of K, those at 2t, 2t+1, 2t+8 and 2t+9. A lane of a MATH warp
+reads one 16-byte unit of a row of weights, unit t: 32 consecutive values, four words. ``decode_word`` makes of word w the
+pairs (0, 2) and (4, 6), which serve MMA 2w, and (1, 3) and (5, 7), which serve MMA 2w + 1. So MMA 2w + u takes at 2t, 2t+1
+the values 8w + u, 8w + u + 2 of unit t, and at 2t+8, 2t+9 the values 8w + u + 4, 8w + u + 6: the order written here.
+A slab is what four MMAs read: words 0 and 1, or 2 and 3, of every unit, and so one scale of each.
 """
 
 from dataclasses import dataclass
@@ -14,34 +15,29 @@ from cutlass import Int32, Uint32
 
 from nvfp4_cute.arch.sm90 import SF_BLOCK_ROWS
 
-from ..common.group_table import GroupTable, locate_tile
 from ..common.ring import CONSUMER_PHASE, PRODUCER_PHASE, Ring, arrive_warp, next_stage
 from .decode import decode_scales, decode_word
-from .load import first_load, load_next
 from .operands import (
-    CHUNK_BYTES,
     ROW_BYTES,
-    SF_ATOM_WORDS,
-    SF_BLOCK_WORDS,
-    chunk_address,
+    SF_ATOM_BYTES,
+    UNIT_BYTES,
     load_shared,
-    scale_word_address,
+    scale_offset,
     store_shared,
-    tokens_of_tile,
+    tokens_multiplied,
+    unit_offset,
 )
-from .warp_schedule import WARP_SIZE, WarpSchedule
+from .split_k import k_tiles_of_cta
+from .tile_walk import start_walk
+from .warp_schedule import STEP_TOKENS, WarpSchedule
 
-# One slab is 64 values of K, half a K tile: 128 bytes a token in fp16, the span of the swizzle that wgmma reads.
+# 64 values of K: 128 bytes a token in fp16, the span of the swizzle that wgmma reads.
 SLABS = 2
 SLAB_ROW_BYTES = 128
-# Two 16-byte units of packed data a token and slab; a warp takes sixteen tokens at a time.
-UNITS = 2
-TOKENS_PER_WARP = WARP_SIZE // UNITS
-ACTIVATION_THREADS = WARP_SIZE * WarpSchedule().num_activation_warps
-TOKENS_PER_STEP = ACTIVATION_THREADS // UNITS
-SF_BLOCK_BYTES = 4 * SF_BLOCK_WORDS
-# Packed stages that MATH may still read when a K tile is about to be decoded.
-LOAD_MARGIN = 3
+# In a step, a lane takes a word of every unit of one token.
+UNITS = 4
+# Reads do not wait for each other, nor for the writes of a step before: so many steps' results are in registers.
+STEPS_AT_ONCE = 3
 
 
 @dataclass(frozen=True)
@@ -50,126 +46,114 @@ class ActivationArgs:
 
     Attributes:
         a_address, sfa_address: shared addresses of the packed tokens and of their scales, stage 0.
-        decoded_address: shared address of the decoded tokens: (STAGE, TOKEN, 128 bytes), a slab a stage.
-        num_sfa_blocks: scale blocks of a stage.
+        decoded_address: shared address of the decoded tokens: (STAGE, SLAB, TOKEN, 128 bytes).
+        sfa_stage_bytes: of the scales of one stage.
+        groups: ``GroupTable`` or ``DeviceGroups``.
+        num_warps: that share the tokens.
+        split_k: CTAs that share the K tiles.
     """
 
     a_address: Int32
     sfa_address: Int32
     decoded_address: Int32
-    num_sfa_blocks: int
-    groups: GroupTable
+    sfa_stage_bytes: int
+    groups: object
     work_tile_mnk: tuple
+    num_warps: int
+    split_k: int
     packed: Ring
     decoded: Ring
 
 
 @dataclass(frozen=True)
 class Lane:
-    """What one thread decodes: a unit of every 128th token of each slab.
+    """Where one lane reads and writes in a step whose tokens are the stage's first.
 
     Attributes:
-        token: its first token.
-        unit: 0 or 1.
-        sources: the tokens that it reads; in place of those beyond the tile, the tile's last.
-        packed: byte offsets of its unit of each of these in a packed stage, one a slab.
-        decoded: byte offsets of its four 16-byte results in a decoded stage.
+        sources: byte offsets of its word of every unit in a packed stage.
+        scales: of its token's scales in a stage of scales.
+        selector: of the slab's scale of every unit among the eight of a token.
+        targets: of its four 16-byte results in a decoded stage.
     """
 
-    token: Int32
-    unit: Int32
     sources: list
-    packed: list
-    decoded: list
+    scales: Int32
+    selector: Int32
+    targets: list
 
 
-@cute.jit
-def _make_lane(tile_m: cutlass.Constexpr, num_steps: cutlass.Constexpr) -> Lane:
-    tidx = cute.arch.thread_idx()[0] - WARP_SIZE * WarpSchedule().num_math_warps
-    lane = tidx % WARP_SIZE
-    # Eight consecutive lanes have one unit of eight tokens: no two of them share a bank.
-    unit = lane // 8 % UNITS
-    token = tidx // WARP_SIZE * TOKENS_PER_WARP + lane // 16 * 8 + lane % 8
-    sources = [cutlass.min(token + step * TOKENS_PER_STEP, tile_m - 1) for step in range(num_steps)]
+def _make_lane(tile_m: int) -> Lane:
+    # Eight consecutive lanes have eight tokens: no two of them share a bank.
+    lane = cute.arch.lane_idx()
+    token, word = lane % STEP_TOKENS, lane // STEP_TOKENS
+    slab, first_chunk = word // 2, word % 2 * 4
+    target = slab * (tile_m * SLAB_ROW_BYTES) + token * SLAB_ROW_BYTES
     return Lane(
-        token=token,
-        unit=unit,
-        sources=sources,
-        packed=[
-            [chunk_address(Int32(0), source, slab * UNITS + unit) for slab in range(SLABS)]
-            for source in sources
-        ],
-        decoded=[token * SLAB_ROW_BYTES + ((unit * 4 + i) ^ (token % 8)) * CHUNK_BYTES for i in range(4)],
+        sources=[unit_offset(token, Int32(unit)) + word * 4 for unit in range(UNITS)],
+        scales=scale_offset(token),
+        selector=0x6420 + slab * 0x1111,
+        targets=[target + ((first_chunk + i) ^ token) * UNIT_BYTES for i in range(4)],
     )
 
 
 @cute.jit
-def run_activations(args: ActivationArgs, load: object):
-    """For each K tile: wait for packed tokens, decode a slab at a time into an empty stage, publish it to wgmma.
-
-    Args:
-        load: LoadArgs in the warp that also loads, else None. It runs as many K tiles ahead of what it decodes as there
-            are stages, less ``LOAD_MARGIN``: it refills a stage that MATH has left, or it would not be here.
-    """
-    tile_m = args.work_tile_mnk[0]
-    num_steps = (tile_m + TOKENS_PER_STEP - 1) // TOKENS_PER_STEP
-    lane = _make_lane(tile_m, num_steps)
-    cursor = None
-    if cutlass.const_expr(load is not None):
-        cursor = first_load(load)
-        for _ in cutlass.range_constexpr(max(args.packed.num_stages - LOAD_MARGIN, 0)):
-            cursor = load_next(load, cursor)
+def run_activations(args: ActivationArgs):
+    """For each K tile: wait for packed tokens, decode them into an empty stage, publish it to wgmma."""
+    groups, tiler, num_warps = args.groups, args.work_tile_mnk, args.num_warps
+    tile_m = tiler[0]
+    lane = _make_lane(tile_m)
+    warp = cute.arch.make_warp_uniform(cute.arch.warp_idx()) - WarpSchedule.num_math_warps
+    # Steps of a warp: read together as many as registers hold.
+    most_steps = -(-tile_m // (STEP_TOKENS * num_warps))
     stage, phase = Int32(0), Int32(CONSUMER_PHASE)
     out_stage, out_phase = Int32(0), Int32(PRODUCER_PHASE)
-    tile_idx, _, _ = cute.arch.block_idx()
-    stride, _, _ = cute.arch.grid_dim()
-    while tile_idx < args.groups.num_tiles:
-        tile = locate_tile(args.groups, args.work_tile_mnk, tile_idx)
-        num_tokens = tokens_of_tile(tile, tile_m)
-        # The tile's first token need not be the first of a scale block.
+    cursor, walk = start_walk(groups, tiler, args.split_k)
+    while groups.has_tile(cursor):
+        tile = groups.tile(cursor, tiler)
+        num_tokens = tokens_multiplied(tile, tile_m)
+        # The tile's first token need not be the first of a scale block. In place of tokens beyond the tile its last.
         sf_row = tile.tile_m_idx * tile_m % SF_BLOCK_ROWS
-        scale_offsets = [_scale_offset(sf_row + source) for source in lane.sources]
-        for _ in cutlass.range(tile.k_tile_cnt, unroll=1):
-            if cutlass.const_expr(load is not None):
-                cursor = load_next(load, cursor)
+        tokens = [(warp + i * num_warps) * STEP_TOKENS for i in range(most_steps)]
+        sources = [cutlass.min(token, num_tokens - STEP_TOKENS) for token in tokens]
+        scales = [lane.scales + scale_offset(sf_row + source) for source in sources]
+        _, k_tile_cnt = k_tiles_of_cta(tile, args.split_k)
+        for _ in cutlass.range(k_tile_cnt, unroll=1):
             cute.arch.mbarrier_wait(args.packed.full(stage), phase)
-            packed_address = args.a_address + stage * tile_m * ROW_BYTES
-            scale_address = args.sfa_address + stage * args.num_sfa_blocks * SF_BLOCK_BYTES
-            for slab in cutlass.range_constexpr(SLABS):
-                # Every load before the first store: they do not wait for each other.
-                words, scales = [], []
-                for step in cutlass.range_constexpr(num_steps):
-                    source = packed_address + lane.packed[step][slab]
-                    words.append(load_shared(source, 4))
-                    scales.append(
-                        load_shared(scale_address + scale_offsets[step] + slab * SF_ATOM_WORDS * 4, 1)[0]
-                    )
-                if cutlass.const_expr(slab == SLABS - 1):
+            source = args.a_address + stage * (tile_m * ROW_BYTES)
+            scale = args.sfa_address + stage * args.sfa_stage_bytes
+            target = args.decoded_address + out_stage * (SLABS * tile_m * SLAB_ROW_BYTES)
+            for first in cutlass.range_constexpr(0, most_steps, STEPS_AT_ONCE):
+                last = min(first + STEPS_AT_ONCE, most_steps)
+                packed = []
+                for i in cutlass.range_constexpr(first, last):
+                    packed.append(_load_step(lane, source + sources[i] * ROW_BYTES, scale + scales[i]))
+                if cutlass.const_expr(last == most_steps):
                     arrive_warp(args.packed.empty(stage))
-                cute.arch.mbarrier_wait(args.decoded.empty(out_stage), out_phase)
-                out_address = args.decoded_address + out_stage * tile_m * SLAB_ROW_BYTES
-                for step in cutlass.range_constexpr(num_steps):
-                    if step * TOKENS_PER_STEP + lane.token < tile_m and step * TOKENS_PER_STEP < num_tokens:
-                        results = _decode_unit(words[step], scales[step], lane.unit)
-                        for i in cutlass.range_constexpr(4):
-                            target = lane.decoded[i] + step * TOKENS_PER_STEP * SLAB_ROW_BYTES
-                            store_shared(out_address + target, results[i])
-                cute.arch.fence_view_async_shared()
-                arrive_warp(args.decoded.full(out_stage))
-                out_stage, out_phase = next_stage(args.decoded, out_stage, out_phase)
+                if cutlass.const_expr(first == 0):
+                    cute.arch.mbarrier_wait(args.decoded.empty(out_stage), out_phase)
+                for i in cutlass.range_constexpr(first, last):
+                    if tokens[i] < num_tokens:
+                        _decode_step(lane, packed[i - first], target + tokens[i] * SLAB_ROW_BYTES)
+            cute.arch.fence_view_async_shared()
+            arrive_warp(args.decoded.full(out_stage))
             stage, phase = next_stage(args.packed, stage, phase)
-        tile_idx += stride
+            out_stage, out_phase = next_stage(args.decoded, out_stage, out_phase)
+        cursor = groups.next_cursor(cursor, walk.step, tiler)
+        walk = walk.turned()
 
 
 @cute.jit
-def _scale_offset(row: Int32) -> Int32:
-    """Offset of the scales of ``row``, counted from the start of the stage's first block."""
-    return scale_word_address(row // SF_BLOCK_ROWS * SF_BLOCK_BYTES, row % SF_BLOCK_ROWS, 0)
+def _load_step(lane: Lane, source: Int32, scales: Int32) -> list:
+    """Of eight tokens: a lane's four words, and two words with the scale of each in both."""
+    words = [load_shared(source + lane.sources[t], 1)[0] for t in range(UNITS)]
+    return words + [load_shared(scales + atom * SF_ATOM_BYTES, 1)[0] for atom in range(2)]
 
 
 @cute.jit
-def _decode_unit(words: list, scales: Uint32, unit: Int32) -> list:
-    """32 values of one token: four words in, four times four words out, each half of an MMA's K."""
-    two_scales = decode_scales(scales >> (unit * 16).to(Uint32))
-    pairs = [decode_word(words[t], two_scales, t >= 2) for t in range(4)]
-    return [[pairs[t][i] for t in range(4)] for i in range(4)]
+def _decode_step(lane: Lane, packed: list, target: Int32):
+    """A lane's four words make four times four words: halves of two MMAs' K."""
+    codes = Uint32(cute.arch.prmt(packed[UNITS], packed[UNITS + 1], lane.selector))
+    scales = [decode_scales(codes), decode_scales(codes >> 16)]
+    pairs = [decode_word(packed[t], scales[t // 2], t % 2 == 1) for t in range(UNITS)]
+    for i in cutlass.range_constexpr(4):
+        store_shared(target + lane.targets[i], [pairs[t][i] for t in range(UNITS)])

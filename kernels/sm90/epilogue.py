@@ -10,8 +10,8 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Float32, Int32, Int64, Uint32
 
-from ..common.group_table import WorkTile, select_slot
-from ..common.output_table import OutputTable, load_alphas
+from ..common.group_table import WorkTile
+from ..common.output_table import OutputTable, group_output, load_alphas
 from .decode import OPERAND_EXPONENT
 from .operands import load_shared, tokens_of_tile
 from .warp_schedule import GROUP_THREADS, WARP_SIZE
@@ -44,10 +44,10 @@ def store_tile(
     """
     tile_m, tile_n, _ = work_tile_mnk
     (alpha,) = load_alphas(outputs, tile.slot, 1)
-    pitch = select_slot(outputs.pitches, tile.slot)
     bytes_per_value = out_dtype.width // 8
     row, column = tile.tile_m_idx * tile_m, tile.tile_n_idx * tile_n
-    origin = select_slot(outputs.addresses, tile.slot) + (Int64(row) * pitch + column) * bytes_per_value
+    origin, pitch, _ = group_output(outputs, tile, out_dtype, False)
+    origin += (Int64(row) * pitch + column) * bytes_per_value
     rows, columns = tokens_of_tile(tile, tile_m), tile.n - column
     if cutlass.const_expr(bytes_per_value == 4):
         _store_words(acc, alpha, origin, pitch, rows, columns)

@@ -1,77 +1,87 @@
-"""Grouped GEMM on sm_90a: NVFP4 x NVFP4 -> fp16, bf16 or fp32, list form.
+"""Grouped GEMM on sm_90a: NVFP4 x NVFP4 -> fp16, bf16 or fp32.
 
 For every group g:  C = alpha[g] * (A * SFA) @ (B * SFB)^T  with A (M_g, K_g), B (N_g, K_g) e2m1, two values a byte,
 K-major; SFA (M_g, K_g / 16), SFB (N_g, K_g / 16) e4m3 in the 128x4 blocked layout; C (M_g, N_g), N-major.
+List form: every group has operands and sizes of its own, known to the host. Ragged and masked form: groups are parts of
+common operands, and the device holds how many rows of A each has; batched form: each has all of its rows.
 
 Hopper has no FP4 arithmetic: operands travel as NVFP4 and are decoded, exactly, to fp16 (``decode``). Weights (B) are
 on MMA-M and go from shared memory to the registers that wgmma reads; tokens (A) are on MMA-N and are decoded once a
 tile into shared memory.
 
-Roles (warps):  MATH 0-7 | ACTIVATIONS 8-15 | LOAD 15, besides.
+Roles (warps):  MATH 0-7 | ACTIVATIONS 8-14, or fewer | LOAD 15.
 
 Rings (producer -> consumer), full arrivals / empty arrivals:
-  packed   LOAD -> MATH, ACTIVATIONS   num_ab_stage   full: 1 + bytes of A, B, SFA, SFB   empty: 16 (one a warp)
-  decoded  ACTIVATIONS -> MATH         as many as fit full: 8 (one a warp)                empty: 8 (one a warp)
+  packed   LOAD -> MATH, ACTIVATIONS   num_ab_stage   full: 1 + bytes of A, B, SFA, SFB   empty: one a warp
+  decoded  ACTIVATIONS -> MATH         as many as fit full: one a warp                    empty: 8 (one a warp)
 
-Shared memory: ``arch.sm90.SmemPlan``. Tensor maps of all groups: kernel parameters, encoded by the host code.
+Split-K: the CTAs of a cluster share a tile's K tiles; the first one adds up (``split_k``).
+
+Shared memory: ``arch.sm90.SmemPlan``. Tensor maps: kernel parameters, encoded by the host code.
 
 Source: PTX ISA 9.1, 9.7.15 (wgmma), 9.7.13.15 (mbarrier), 5.5.7 and 9.7.9.27 (tensor maps), 9.7.19.5 (setmaxnreg).
 """
 
+from typing import Literal
+
+import cutlass
 import cutlass.cute as cute
-from cutlass import Float16, Int32, Int64, Uint8, Uint32
+from cutlass import Float16, Int32, Int64, Uint8
 from cutlass.memory import SmemAllocator
 
-from nvfp4_cute.arch.sm90 import sf_blocks, smem_plan
+from nvfp4_cute.arch.sm90 import ctas_per_sm, smem_plan
 from nvfp4_cute.config import KernelConfig
-from nvfp4_cute.launch_table import NUM_COLUMNS, Group, Header
+from nvfp4_cute.launch_table import NUM_COLUMNS, Header
 
-from ..common.group_table import GroupTable
-from ..common.launch_args import read_groups, read_outputs
+from ..common.launch_args import read_groups, read_operands, read_outputs
+from ..common.operand_maps import Descriptors, prefetch_descriptors
 from ..common.output_table import OutputTable
 from ..common.ring import Ring, init_ring
-from ..common.tma_operand import TmaOperand, make_tma_operand
 from .activations import ActivationArgs, run_activations
 from .epilogue import STAGING_BYTES
-from .load import LoadArgs
+from .load import Buffers, LoadArgs, run_load
 from .math import MathArgs, run_math
-from .operands import (
-    ROW_BYTES,
-    SF_BLOCK_WORDS,
-    packed_layout,
-    packed_tensor,
-    partition_operand,
-    scale_layout,
-    scale_tensor,
-)
+from .operands import make_boxes
+from .split_k import PartialSums
 from .warp_schedule import WarpSchedule
 
 # The 128-byte swizzle repeats every 1024 bytes.
 OPERAND_ALIGN_BYTES = 1024
+# All of the unified memory: nothing is read past L1.
+SMEM_CARVEOUT_PERCENT = 100
 # Of decoded tokens, as wgmma reads them: 16-byte units within 128 bytes, by the row.
 DECODED_SWIZZLE = (3, 4, 3)
 
 
 class GroupedGemmSm90:
-    """One compiled variant: a config, an output type, a number of groups, with or without alpha.
+    """One compiled variant.
 
     Args:
         config: resolved KernelConfig (``arch.sm90.resolve``) that ``arch.sm90.unsupported_reason`` accepts.
-        num_groups: slots of the launch.
+        form: how the operands arrive.
+        num_groups: slots of a list-form launch; 1 otherwise.
         out_dtype: cutlass.Float16, BFloat16 or Float32.
         has_alpha: whether every group's result is multiplied by a factor.
         name: what the kernel is called in profilers and in the emulator's reports.
     """
 
-    def __init__(self, config: KernelConfig, num_groups: int, out_dtype: type, has_alpha: bool, name: str):
+    def __init__(
+        self,
+        config: KernelConfig,
+        form: Literal["list", "ragged", "masked", "batched"],
+        num_groups: int,
+        out_dtype: type,
+        has_alpha: bool,
+        name: str,
+    ):
         self.config = config
+        self.form = form
         self.num_groups = num_groups
         self.out_dtype = out_dtype
         self.has_alpha = has_alpha
         self.name = name
-        self.schedule = WarpSchedule()
+        self.schedule = WarpSchedule.of(config)
         self.smem = smem_plan(config)
-        self.num_sfa_blocks = sf_blocks(config.work_tile_mnk[0])
 
     @cute.jit
     def __call__(self, table: cute.Pointer, queue):
@@ -84,63 +94,59 @@ class GroupedGemmSm90:
         # (COLUMN, ROW)
         values = cute.make_tensor(table, cute.make_layout((NUM_COLUMNS, 1 + self.num_groups)))
         rows = range(1, 1 + self.num_groups)
-        m, n, k = ([Int32(values[column, row]) for row in rows] for column in (Group.M, Group.N, Group.K))
-        tensors_a = [
-            packed_tensor(values[Group.A, r], m[r - 1], k[r - 1], values[Group.A_PITCH, r]) for r in rows
-        ]
-        tensors_b = [
-            packed_tensor(values[Group.B, r], n[r - 1], k[r - 1], values[Group.B_PITCH, r]) for r in rows
-        ]
-        tensors_sfa = [scale_tensor(values[Group.SFA, r], m[r - 1], k[r - 1]) for r in rows]
-        tensors_sfb = [scale_tensor(values[Group.SFB, r], n[r - 1], k[r - 1]) for r in rows]
-        tile_m, tile_n, _ = self.config.work_tile_mnk
+        views_m, views_n = read_operands(values, rows, 1, self.config.swap_ab)
         self.kernel.set_name_prefix(self.name)
         self.kernel(
-            make_tma_operand(tensors_a, packed_layout(tile_m, 1), (tile_m, ROW_BYTES)),
-            make_tma_operand(tensors_b, packed_layout(tile_n, 1), (tile_n, ROW_BYTES)),
-            make_tma_operand(tensors_sfa, scale_layout(1, 1), (1, SF_BLOCK_WORDS)),
-            make_tma_operand(tensors_sfb, scale_layout(1, 1), (1, SF_BLOCK_WORDS)),
-            read_groups(values, rows, "list"),
-            read_outputs(values, rows, "list", 1 if self.has_alpha else 0),
+            Descriptors.encode(views_m, views_n, make_boxes(self.config)),
+            read_groups(values, rows, self.form),
+            read_outputs(values, rows, self.form, 1 if self.has_alpha else 0),
         ).launch(
             grid=(Int32(values[Header.NUM_CTA, 0]), 1, 1),
+            cluster=(self.config.split_k, 1, 1) if self.config.split_k > 1 else None,
             block=(self.schedule.threads_per_cta, 1, 1),
-            min_blocks_per_mp=1,
+            min_blocks_per_mp=ctas_per_sm(self.config),
+            preferred_smem_carveout=SMEM_CARVEOUT_PERCENT,
             stream=queue,
         )
 
     @cute.kernel
-    def kernel(
-        self,
-        tma_a: TmaOperand,
-        tma_b: TmaOperand,
-        tma_sfa: TmaOperand,
-        tma_sfb: TmaOperand,
-        groups: GroupTable,
-        outputs: OutputTable,
-    ):
+    def kernel(self, descriptors: Descriptors, groups, outputs: OutputTable):
         """Allocate, connect, dispatch."""
-        config, schedule = self.config, self.schedule
-        tiler, num_stage = config.work_tile_mnk, config.num_ab_stage
+        config, schedule, plan = self.config, self.schedule, self.smem
+        tiler, num_stage, num_decoded = config.work_tile_mnk, plan.num_ab_stage, plan.num_decoded_stage
         warp_idx = cute.arch.make_warp_uniform(cute.arch.warp_idx())
+        if warp_idx == schedule.load_warp_id:
+            prefetch_descriptors(descriptors)
 
         # Storage
         smem = SmemAllocator()
-        layout_a, layout_b = packed_layout(tiler[0], num_stage), packed_layout(tiler[1], num_stage)
-        num_decoded = self.smem.num_decoded_stage
-        # (VALUES of a slab, STAGE)
+        # (VALUES, STAGE)
         sDecoded = smem.allocate_tensor(
             Float16,
-            cute.make_layout((self.smem.decoded_stage_bytes // 2, num_decoded)),
+            cute.make_layout((plan.decoded_stage_bytes // 2, num_decoded)),
             OPERAND_ALIGN_BYTES,
             swizzle=cute.make_swizzle(*DECODED_SWIZZLE),
         )
-        sA = smem.allocate_tensor(Uint8, layout_a.outer, OPERAND_ALIGN_BYTES, swizzle=layout_a.inner)
-        sB = smem.allocate_tensor(Uint8, layout_b.outer, OPERAND_ALIGN_BYTES, swizzle=layout_b.inner)
-        sSFA = smem.allocate_tensor(Uint32, scale_layout(self.num_sfa_blocks, num_stage), OPERAND_ALIGN_BYTES)
-        sSFB = smem.allocate_tensor(Uint32, scale_layout(1, num_stage), OPERAND_ALIGN_BYTES)
+        buffers = Buffers(
+            *(
+                smem.allocate_array(
+                    Uint8, num_stage * stage_bytes, byte_alignment=OPERAND_ALIGN_BYTES
+                ).toint()
+                for stage_bytes in (
+                    plan.b_stage_bytes,
+                    plan.a_stage_bytes,
+                    plan.sfb_stage_bytes,
+                    plan.sfa_stage_bytes,
+                )
+            )
+        )
         packed = Ring(smem.allocate_array(Int64, 2 * num_stage), num_stage)
         decoded = Ring(smem.allocate_array(Int64, 2 * num_decoded), num_decoded)
+        partial = PartialSums(
+            smem.allocate_array(Uint8, max(plan.partial_bytes, 16), byte_alignment=16).toint(),
+            Ring(smem.allocate_array(Int64, 2), 1),
+            config.split_k,
+        )
         staging = smem.allocate(schedule.num_math_groups * STAGING_BYTES, OPERAND_ALIGN_BYTES)
 
         # Barriers
@@ -148,22 +154,27 @@ class GroupedGemmSm90:
             with cute.arch.elect_one():
                 init_ring(packed, 1, schedule.num_math_warps + schedule.num_activation_warps)
                 init_ring(decoded, schedule.num_activation_warps, schedule.num_math_warps)
+                init_ring(partial.ring, 1, schedule.num_math_warps)
         cute.arch.mbarrier_init_fence()
-        cute.arch.sync_threads()
+        if cutlass.const_expr(config.split_k > 1):
+            _cluster_barrier()
+        else:
+            cute.arch.sync_threads()
 
         # ---- MATH --------------------------------------------------------------------------------------
         if warp_idx < schedule.num_math_warps:
             cute.arch.setmaxregister_increase(schedule.math_registers)
             run_math(
                 MathArgs(
-                    b_address=sB.iterator.toint(),
-                    sfb_address=sSFB.iterator.toint(),
+                    b_address=buffers.weights,
+                    sfb_address=buffers.weight_scales,
                     decoded_ptr=sDecoded.iterator,
                     staging_address=staging.toint(),
                     groups=groups,
                     outputs=outputs,
                     out_dtype=self.out_dtype,
                     work_tile_mnk=tiler,
+                    partial=partial,
                     packed=packed,
                     decoded=decoded,
                 )
@@ -171,29 +182,29 @@ class GroupedGemmSm90:
 
         # ---- ACTIVATIONS and LOAD ----------------------------------------------------------------------
         else:
-            cute.arch.setmaxregister_decrease(schedule.activation_registers)
-            activations = ActivationArgs(
-                a_address=sA.iterator.toint(),
-                sfa_address=sSFA.iterator.toint(),
-                decoded_address=sDecoded.iterator.toint(),
-                num_sfa_blocks=self.num_sfa_blocks,
-                groups=groups,
-                work_tile_mnk=tiler,
-                packed=packed,
-                decoded=decoded,
-            )
+            cute.arch.setmaxregister_decrease(schedule.other_registers)
             if warp_idx == schedule.load_warp_id:
-                load = LoadArgs(
-                    a=partition_operand(tma_a, sA),
-                    b=partition_operand(tma_b, sB),
-                    sfa=partition_operand(tma_sfa, sSFA),
-                    sfb=partition_operand(tma_sfb, sSFB),
-                    num_sfa_blocks=self.num_sfa_blocks,
-                    stage_bytes=self.smem.stage_bytes,
-                    groups=groups,
-                    work_tile_mnk=tiler,
-                    packed=packed,
+                run_load(LoadArgs(descriptors, buffers, plan, config, groups, packed))
+            elif warp_idx < schedule.num_math_warps + schedule.num_activation_warps:
+                run_activations(
+                    ActivationArgs(
+                        a_address=buffers.tokens,
+                        sfa_address=buffers.token_scales,
+                        decoded_address=sDecoded.iterator.toint(),
+                        sfa_stage_bytes=plan.sfa_stage_bytes,
+                        groups=groups,
+                        work_tile_mnk=tiler,
+                        num_warps=schedule.num_activation_warps,
+                        split_k=config.split_k,
+                        packed=packed,
+                        decoded=decoded,
+                    )
                 )
-                run_activations(activations, load)
-            else:
-                run_activations(activations, None)
+        # Nobody leaves while another CTA of the cluster may still reach its shared memory.
+        if cutlass.const_expr(config.split_k > 1):
+            _cluster_barrier()
+
+
+def _cluster_barrier():
+    cute.arch.cluster_arrive()
+    cute.arch.cluster_wait()

@@ -1,7 +1,4 @@
-"""LOAD role: keeps the ring of packed operands full with TMA, one K tile at a time, in between other work of its warp.
-
-A cursor says where the loads stand: a tuple that ``load_next`` takes and gives back.
-"""
+"""LOAD role: one warp that keeps the ring of packed operands full with TMA."""
 
 from dataclasses import dataclass
 
@@ -9,88 +6,78 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Int32
 
-from nvfp4_cute.arch.sm90 import SF_BLOCK_ROWS
+from nvfp4_cute.arch.sm90 import SF_BLOCK_ROWS, SmemPlan
+from nvfp4_cute.config import KernelConfig
 
-from ..common.group_table import GroupTable, locate_tile
+from ..common.operand_maps import Descriptors, descriptor_addresses
 from ..common.ring import PRODUCER_PHASE, Ring, next_stage
-from ..common.tma_descriptor import descriptor_ptr, select_descriptor_address
-from ..common.tma_operand import LoadPartition
+from ..common.sides import mma_sides
+from ..common.tma_load import EVICT_FIRST, EVICT_LAST, tma_load
+from .operands import SF_ATOMS
+from .split_k import k_tiles_of_cta
+from .tile_walk import start_walk
+
+
+@dataclass(frozen=True)
+class Buffers:
+    """Shared addresses of stage 0 of the weights, of the tokens, and of either's scales."""
+
+    weights: Int32
+    tokens: Int32
+    weight_scales: Int32
+    token_scales: Int32
 
 
 @dataclass(frozen=True)
 class LoadArgs:
-    """What the loading warp reads. stage_bytes: what the copies of a stage write."""
+    """What the loading warp reads. groups: ``GroupTable`` or ``DeviceGroups``."""
 
-    a: LoadPartition
-    b: LoadPartition
-    sfa: LoadPartition
-    sfb: LoadPartition
-    num_sfa_blocks: int
-    stage_bytes: int
-    groups: GroupTable
-    work_tile_mnk: tuple
+    descriptors: Descriptors
+    buffers: Buffers
+    smem: SmemPlan
+    config: KernelConfig
+    groups: object
     packed: Ring
 
 
 @cute.jit
-def first_load(args: LoadArgs):
-    """The cursor of the CTA's first K tile."""
-    tile_idx, _, _ = cute.arch.block_idx()
-    return (tile_idx, Int32(0), Int32(0), Int32(PRODUCER_PHASE), *_enter_tile(args, tile_idx))
-
-
-@cute.jit
-def load_next(args: LoadArgs, cursor):
-    """Wait for an empty stage and issue the copies of one K tile, whose bytes complete the stage's barrier; advance.
-
-    Does nothing when all tiles have been loaded.
-    """
-    tile_idx, k_tile_idx, stage, phase, k_tile_cnt, row_a, row_b, sfa_block, a, b, sfa, sfb = cursor
-    if tile_idx < args.groups.num_tiles:
-        cute.arch.mbarrier_wait(args.packed.empty(stage), phase)
-        full = args.packed.full(stage)
-        with cute.arch.elect_one():
-            cute.arch.mbarrier_arrive_and_expect_tx(full, args.stage_bytes)
-        _copy(args.b, descriptor_ptr(b), row_b, k_tile_idx, stage, full)
-        _copy(args.sfb, descriptor_ptr(sfb), row_b, k_tile_idx, stage, full)
-        _copy(args.a, descriptor_ptr(a), row_a, k_tile_idx, stage, full)
-        for block in cutlass.range_constexpr(args.num_sfa_blocks):
-            slot = stage * args.num_sfa_blocks + block
-            _copy(args.sfa, descriptor_ptr(sfa), sfa_block + block, k_tile_idx, slot, full)
-        stage, phase = next_stage(args.packed, stage, phase)
-        k_tile_idx += 1
-        if k_tile_idx == k_tile_cnt:
-            stride, _, _ = cute.arch.grid_dim()
-            tile_idx += stride
-            k_tile_idx = Int32(0)
-            k_tile_cnt, row_a, row_b, sfa_block, a, b, sfa, sfb = _enter_tile(args, tile_idx)
-    return (tile_idx, k_tile_idx, stage, phase, k_tile_cnt, row_a, row_b, sfa_block, a, b, sfa, sfb)
-
-
-@cute.jit
-def _enter_tile(args: LoadArgs, tile_idx: Int32):
-    """What the copies of a tile have in common: K tiles, coordinates, addresses of the tensor maps."""
-    tile = locate_tile(args.groups, args.work_tile_mnk, tile_idx)
-    return (
-        tile.k_tile_cnt,
-        tile.tile_m_idx,
-        tile.tile_n_idx,
-        tile.tile_m_idx * args.work_tile_mnk[0] // SF_BLOCK_ROWS,
-        select_descriptor_address(args.a.atoms, tile.slot),
-        select_descriptor_address(args.b.atoms, tile.slot),
-        select_descriptor_address(args.sfa.atoms, tile.slot),
-        select_descriptor_address(args.sfb.atoms, tile.slot),
-    )
-
-
-@cute.jit
-def _copy(
-    operand: LoadPartition, descriptor: cute.Pointer, row_idx: Int32, k_tile_idx: Int32, stage, barrier
-):
-    cute.copy(
-        operand.atoms[0],
-        operand.gmem[(None, row_idx, k_tile_idx)],
-        operand.smem[(None, stage)],
-        tma_bar_ptr=barrier,
-        tma_desc_ptr=descriptor,
-    )
+def run_load(args: LoadArgs):
+    """Wait for an empty stage and issue its copies, once a K tile; their bytes complete the stage's barrier."""
+    groups, config, smem, buffers, packed = args.groups, args.config, args.smem, args.buffers, args.packed
+    tiler = config.work_tile_mnk
+    stage, phase = Int32(0), Int32(PRODUCER_PHASE)
+    cursor, walk = start_walk(groups, tiler, config.split_k)
+    while groups.has_tile(cursor):
+        tile = groups.tile(cursor, tiler)
+        (weights,) = descriptor_addresses(args.descriptors.m, tile.slot)
+        (tokens,) = descriptor_addresses(args.descriptors.n, tile.slot)
+        (weight_scales,) = descriptor_addresses(args.descriptors.sf_m, tile.slot)
+        (token_scales,) = descriptor_addresses(args.descriptors.sf_n, tile.slot)
+        m_side, n_side = mma_sides(config, tile)
+        m_origin, n_origin = m_side.origin, n_side.origin
+        m_block = m_origin.sf_block + m_side.first_row // SF_BLOCK_ROWS
+        n_block = n_origin.sf_block + n_side.first_row // SF_BLOCK_ROWS
+        first, count = k_tiles_of_cta(tile, config.split_k)
+        for k_tile_idx in cutlass.range(first, first + count, unroll=1):
+            cute.arch.mbarrier_wait(packed.empty(stage), phase)
+            full = packed.full(stage).toint()
+            # In bytes, two values each.
+            k, k_block = k_tile_idx * (tiler[2] // 2), k_tile_idx * SF_ATOMS
+            with cute.arch.elect_one():
+                cute.arch.mbarrier_arrive_and_expect_tx(packed.full(stage), smem.stage_bytes)
+                # Weights are read once; tokens are read by every tile of weights.
+                at = buffers.weights + stage * smem.b_stage_bytes
+                tma_load(
+                    at, weights, (k, m_origin.row + m_side.first_row, m_origin.batch), full, EVICT_FIRST, 1
+                )
+                at = buffers.weight_scales + stage * smem.sfb_stage_bytes
+                tma_load(at, weight_scales, (0, k_block, m_block, m_origin.batch), full, EVICT_FIRST, 1)
+                at = buffers.tokens + stage * smem.a_stage_bytes
+                tma_load(
+                    at, tokens, (k, n_origin.row + n_side.first_row, n_origin.batch), full, EVICT_LAST, 1
+                )
+                at = buffers.token_scales + stage * smem.sfa_stage_bytes
+                tma_load(at, token_scales, (0, k_block, n_block, n_origin.batch), full, EVICT_LAST, 1)
+            stage, phase = next_stage(packed, stage, phase)
+        cursor = groups.next_cursor(cursor, walk.step, tiler)
+        walk = walk.turned()

@@ -1,70 +1,58 @@
-"""Shared-memory buffers and TMA partitions of packed operands and scales; where their bytes lie."""
+"""Where the bytes of packed operands and scales lie in shared memory, and how the roles reach them."""
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Int32, Int64, Uint8, Uint32
+from cutlass import Int32, Uint16, Uint32
+
+from nvfp4_cute.arch.sm90 import TILE_K, sf_blocks
+from nvfp4_cute.config import KernelConfig
 
 from ..common.group_table import WorkTile
-from ..common.tma_operand import TMA_ALIGN_BYTES, LoadPartition, TmaOperand, global_ptr, partition_tiles
+from ..common.operand_maps import Boxes
 
 # One K tile of 128 values: 64 bytes a row, swizzled by TMA in 16-byte units within 64 bytes: unit ^= row / 2 % 4.
-TILE_K = 128
 ROW_BYTES = TILE_K // 2
-CHUNK_BYTES = 16
-PACKED_SWIZZLE = (2, 4, 3)
+UNIT_BYTES = 16
 # Scales of one K tile and a block of 128 rows: two atoms of 32 x 4 words, a word the four scales of 64 values of K.
-SF_ATOM_WORDS = 128
-SF_BLOCK_WORDS = TILE_K // 64 * SF_ATOM_WORDS
+SF_ATOM_BYTES = 512
+SF_ATOMS = TILE_K // 64
+SF_BLOCK_BYTES = SF_ATOMS * SF_ATOM_BYTES
+TOKEN_STEP = 32
 
 
-def packed_layout(rows: int, num_stages: int) -> cute.ComposedLayout:
-    """(ROWS, 64 bytes, STAGE) of packed e2m1."""
-    outer = cute.make_layout((rows, ROW_BYTES, num_stages), stride=(ROW_BYTES, 1, rows * ROW_BYTES))
-    return cute.make_composed_layout(cute.make_swizzle(*PACKED_SWIZZLE), 0, outer)
-
-
-def scale_layout(num_blocks: int, num_stages: int) -> cute.Layout:
-    """(1, WORDS, BLOCKS x STAGE) of scales: TMA moves one block of 128 rows at a time."""
-    return cute.make_layout(
-        (1, SF_BLOCK_WORDS, num_blocks * num_stages), stride=(SF_BLOCK_WORDS, 1, SF_BLOCK_WORDS)
+def make_boxes(config: KernelConfig) -> Boxes:
+    """What TMA brings in for one stage: weights on the M side, tokens on the N side."""
+    weights, tokens, k = config.cta_tile_shape_mnk
+    return Boxes(
+        k,
+        weights,
+        tokens,
+        (SF_ATOMS, sf_blocks(weights)),
+        (SF_ATOMS, sf_blocks(tokens)),
+        values_per_element=2,
     )
 
 
-def packed_tensor(address: Int64, rows: Int32, k: Int32, pitch: Int64) -> cute.Tensor:
-    """(rows, K / 2) bytes of packed e2m1; ``pitch`` in values."""
-    pitch_bytes = cute.assume(pitch // 2, TMA_ALIGN_BYTES)
-    return cute.make_tensor(
-        global_ptr(Uint8, address), cute.make_layout((rows, k // 2), stride=(pitch_bytes, 1))
-    )
+def unit_offset(row: Int32, unit: Int32) -> Int32:
+    """Offset in a packed stage of a row's 16-byte unit: 32 values of K."""
+    return row * ROW_BYTES + (unit ^ (row >> 1 & 3)) * UNIT_BYTES
 
 
-def scale_tensor(address: Int64, rows: Int32, k: Int32) -> cute.Tensor:
-    """(BLOCKS, WORDS) of scales in the 128x4 blocked layout: a row is a block of 128 rows along all of K."""
-    words = cute.ceil_div(k, 64) * SF_ATOM_WORDS
-    pitch = cute.assume(Int64(words), SF_ATOM_WORDS)
-    return cute.make_tensor(
-        global_ptr(Uint32, address), cute.make_layout((cute.ceil_div(rows, 128), words), stride=(pitch, 1))
-    )
+def scale_offset(row: Int32) -> Int32:
+    """Offset in a stage of scales of the first four of a row, counted from the first row of the stage's first block."""
+    return (row >> 7) * SF_BLOCK_BYTES + (row & 31) * 16 + (row >> 5 & 3) * 4
 
 
-def partition_operand(operand: TmaOperand, smem: cute.Tensor) -> LoadPartition:
-    """Tile by the box of the tensor map. smem: (ROWS, COLUMNS, STAGE)."""
-    rows, columns = cute.size(smem, mode=[0]), cute.size(smem, mode=[1])
-    # (ROWS, COLUMNS, TILE_ROW, TILE_K)
-    tiles = cute.local_tile(operand.coords, (rows, columns), (None, None))
-    return partition_tiles(operand, smem, tiles)
+def token_counts(tile_m: int) -> list[int]:
+    """MMAs are generated for these numbers of tokens: a tile at the end of its group takes less time."""
+    return [*range(2 * TOKEN_STEP, tile_m, TOKEN_STEP), tile_m]
 
 
 @cute.jit
-def chunk_address(base: Int32, row: Int32, chunk: Int32) -> Int32:
-    """Shared address of 16-byte unit ``chunk`` (32 values of K) of a row in a packed stage at ``base``."""
-    return base + row * ROW_BYTES + (chunk ^ (row // 2 % 4)) * CHUNK_BYTES
-
-
-@cute.jit
-def scale_word_address(base: Int32, row: Int32, atom: Int32) -> Int32:
-    """Shared address of the four scales of ``row`` (0 to 127) and 64 values of K in a scale block at ``base``."""
-    return base + ((row % 32) * 4 + row // 32 + atom * SF_ATOM_WORDS) * 4
+def tokens_multiplied(tile: WorkTile, tile_m: cutlass.Constexpr) -> Int32:
+    """The least of ``token_counts`` that holds the tile's tokens."""
+    rounded = cute.ceil_div(tokens_of_tile(tile, tile_m), TOKEN_STEP) * TOKEN_STEP
+    return cutlass.min(cutlass.max(rounded, 2 * TOKEN_STEP), tile_m)
 
 
 @cute.jit
@@ -73,6 +61,13 @@ def load_shared(address: Int32, count: cutlass.Constexpr) -> list:
     words = cute.make_rmem_tensor(count, Uint32)
     cute.autovec_copy(_shared_words(address, count), words)
     return [words[i] for i in range(count)]
+
+
+@cute.jit
+def load_shared_half(address: Int32) -> Uint32:
+    """Two bytes, the upper half zero."""
+    ptr = cute.make_ptr(Uint16, address, cute.AddressSpace.smem, assumed_align=2)
+    return cute.make_tensor(ptr, cute.make_layout(1))[0].to(Uint32)
 
 
 @cute.jit

@@ -2,41 +2,39 @@
 
 from dataclasses import dataclass
 
+from nvfp4_cute.arch.sm90 import ctas_per_sm
+from nvfp4_cute.config import KernelConfig
+
 WARP_SIZE = 32
 WARPS_PER_GROUP = 4
 GROUP_THREADS = WARP_SIZE * WARPS_PER_GROUP
+MAX_ACTIVATION_WARPS = 2 * WARPS_PER_GROUP - 1
+# Tokens that an ACTIVATIONS warp decodes at a time.
+STEP_TOKENS = 8
 
 
 @dataclass(frozen=True)
 class WarpSchedule:
-    """Warps 0-7: two MATH warpgroups. 8-15: two ACTIVATIONS warpgroups, the last warp of which is LOAD as well.
+    """Warps 0-7: two MATH warpgroups. From 8 on: ACTIVATIONS, at most 7. 15: LOAD.
 
-    Registers of a thread: a launch of 512 threads gives each 128; MATH takes over what ACTIVATIONS gives up (PTX ISA,
-    setmaxnreg: multiples of 8, the same in every warp of a warpgroup). A seventeenth warp for LOAD would cost every
-    thread a quarter of its registers: they are given out to four warps at a time.
+    Registers of a thread: a launch of 512 threads gives each 128, or 64 where two CTAs share an SM; MATH takes over what
+    the others give up (PTX ISA, setmaxnreg: multiples of 8, the same in every warp of a warpgroup).
+
+    Attributes:
+        num_activation_warps: no more than there are steps of tokens.
     """
 
-    num_math_groups: int = 2
-    num_activation_groups: int = 2
-    math_registers: int = 184
-    activation_registers: int = 72
+    num_activation_warps: int
+    math_registers: int
+    other_registers: int
 
-    @property
-    def num_math_warps(self) -> int:
-        """Warps that issue wgmma."""
-        return WARPS_PER_GROUP * self.num_math_groups
+    num_math_groups = 2
+    num_math_warps = WARPS_PER_GROUP * num_math_groups
+    load_warp_id = num_math_warps + MAX_ACTIVATION_WARPS
+    threads_per_cta = WARP_SIZE * (load_warp_id + 1)
 
-    @property
-    def num_activation_warps(self) -> int:
-        """Warps that decode tokens."""
-        return WARPS_PER_GROUP * self.num_activation_groups
-
-    @property
-    def load_warp_id(self) -> int:
-        """The warp that issues every TMA besides."""
-        return self.num_math_warps + self.num_activation_warps - 1
-
-    @property
-    def threads_per_cta(self) -> int:
-        """Threads to launch."""
-        return WARP_SIZE * (self.num_math_warps + self.num_activation_warps)
+    @classmethod
+    def of(cls, config: KernelConfig) -> "WarpSchedule":
+        """The schedule of a config."""
+        num_activation_warps = min(-(-config.work_tile_mnk[0] // STEP_TOKENS), MAX_ACTIVATION_WARPS)
+        return cls(num_activation_warps, *((88, 40) if ctas_per_sm(config) == 2 else (200, 56)))

@@ -2,6 +2,7 @@
 
 from nvfp4_cute.arch import sm90, sm100, sm120
 from nvfp4_cute.arch.base import DualFamily, Family
+from nvfp4_cute.config import KernelConfig
 from nvfp4_cute.errors import UnsupportedProblem, UnsupportedTarget
 
 FAMILIES: tuple[Family, ...] = (sm90, sm100, sm120)
@@ -27,3 +28,8 @@ def dual_family_of(arch: str) -> DualFamily:
         f"{arch}: no kernel for dual GEMMs (there is one for {archs}); call grouped_gemm with each b and combine the "
         "results"
     )
+
+
+def ctas_per_sm(arch: str, config: KernelConfig) -> int:
+    """CTAs of a kernel that an SM runs at once."""
+    return sm90.ctas_per_sm(config) if arch in sm90.ARCHS else 1

@@ -12,10 +12,15 @@ from nvfp4_cute.scale_layout import SF_VEC_SIZE
 
 ARCHS = ("sm_90a",)
 DEFAULT_CONFIG = KernelConfig((128, 128, 128), num_acc_stage=1, swap_ab=True)
-FORMS = ("list",)
+FORMS = ("list", "ragged", "masked", "batched")
 OUT_M_MAJOR = False
 OUT_NVFP4 = False
 SMEM_CAPACITY_BYTES = 227 * 1024
+SMEM_PER_SM_BYTES = 228 * 1024
+SMEM_PER_CTA_BYTES = 1024  # what each CTA takes besides
+# Tiles of so few tokens are small enough for two CTAs an SM, whose warps fill each other's waits. CTAs of a cluster have
+# an SM each.
+PAIRED_TILE_TOKENS = 32
 # Barriers, the gaps that aligning the buffers to 1024 bytes leaves, and 32 x 64 results of each MATH warpgroup.
 SMEM_RESERVED_BYTES = 4096 + 2 * 4096
 TILE_WEIGHTS = 128
@@ -24,26 +29,34 @@ TILE_K = 128
 MAX_TILE_TOKENS = 160
 # Tokens of a tile that are tried where the caller chooses no config.
 TOKEN_CHOICES = (8, 16, 32, 64, 80, 96, 112, 128, 144, 160)
+# Where sizes are not known: more tokens gain little, and groups are rarely multiples of them.
+MEAN_TILE_TOKENS = 128
+# CTAs that share K tiles; their sums have to fit shared memory.
+SPLITS = (1, 2, 4)
+MAX_SPLIT_TOKENS = 64
 # What ``choose`` chooses from.
 CANDIDATES = tuple(
-    replace(DEFAULT_CONFIG, cta_tile_shape_mnk=(TILE_WEIGHTS, tokens, TILE_K)) for tokens in TOKEN_CHOICES
+    replace(DEFAULT_CONFIG, cta_tile_shape_mnk=(TILE_WEIGHTS, tokens, TILE_K), split_k=split)
+    for tokens in TOKEN_CHOICES
+    for split in SPLITS
+    if split == 1 or tokens <= MAX_SPLIT_TOKENS
 )
-# Model of one CTA's time, fitted to an H200's times of one tile an SM (64 to 128 tokens, K of 1536 and 4096); the least
-# time of a K tile is that of its weights' bytes at the HBM bandwidth that a copy reaches, 4.3 TB/s over 132 SMs.
+# Model of a CTA's time, fitted to an H200's times of one tile an SM (8 to 128 tokens, K of 8192 to 16384): a tile, a K
+# tile, and what tokens add to that; of tiles small enough for two CTAs an SM; what these take longer where there are two;
+# and what it takes to add up the sums of several CTAs.
 US_PER_TILE = 1.5
-US_PER_K_TILE = 0.25
-US_PER_TOKEN = 0.0053
-MIN_US_PER_K_TILE = 0.29
+US_PER_K_TILE, US_PER_TOKEN = 0.375, 0.0055
+SMALL_US_PER_K_TILE, SMALL_US_PER_TOKEN = 0.49, 0.003
+PAIR_FACTOR = 1.67
+US_PER_SPLIT_TILE = 4.0
 # Scales come in blocks of 128 rows.
 SF_BLOCK_ROWS = 128
-# Values of K in a stage of decoded activations: one 128-byte swizzle row of fp16.
-SLAB_K = 64
-# Stages of decoded activations: some are multiplied while others are written. More than these gain nothing.
-MIN_DECODED_STAGE, MAX_DECODED_STAGE = 4, 6
+# Stages of decoded activations: one is multiplied while another is written. More than these gain nothing.
+MIN_DECODED_STAGE, MAX_DECODED_STAGE = 2, 4
 # Packed stages that are wanted before decoded ones become more: enough bytes in flight for the memory's latency.
 WANTED_AB_STAGE = 5
-MAX_AB_STAGE = 10
-FP16_BYTES = 2
+MAX_AB_STAGE = 12
+FP16_BYTES, FP32_BYTES = 2, 4
 
 
 @dataclass(frozen=True)
@@ -53,8 +66,9 @@ class SmemPlan:
     Attributes:
         a_stage_bytes, b_stage_bytes: packed e2m1 of tokens and of weights.
         sfa_stage_bytes, sfb_stage_bytes: their scales, in whole blocks of 128 rows.
-        decoded_stage_bytes: the tokens of half a K tile in fp16.
+        decoded_stage_bytes: the tokens in fp16.
         num_ab_stage, num_decoded_stage: stages of packed operands, of decoded tokens.
+        partial_bytes: sums that the first CTA of a cluster gets from the others.
     """
 
     a_stage_bytes: int
@@ -64,6 +78,7 @@ class SmemPlan:
     decoded_stage_bytes: int
     num_ab_stage: int
     num_decoded_stage: int
+    partial_bytes: int
 
     @property
     def stage_bytes(self) -> int:
@@ -76,6 +91,7 @@ class SmemPlan:
         return (
             self.stage_bytes * self.num_ab_stage
             + self.decoded_stage_bytes * self.num_decoded_stage
+            + self.partial_bytes
             + SMEM_RESERVED_BYTES
         )
 
@@ -86,25 +102,37 @@ def sf_blocks(tile_rows: int) -> int:
     return max(-(-(start + tile_rows) // SF_BLOCK_ROWS) for start in starts)
 
 
+def ctas_per_sm(config: KernelConfig) -> int:
+    """CTAs that share an SM."""
+    return 2 if config.work_tile_mnk[0] <= PAIRED_TILE_TOKENS and config.split_k == 1 else 1
+
+
+def smem_capacity_bytes(config: KernelConfig) -> int:
+    """Shared memory that a CTA can have."""
+    share = SMEM_PER_SM_BYTES // ctas_per_sm(config) - SMEM_PER_CTA_BYTES
+    return min(share, SMEM_CAPACITY_BYTES)
+
+
 def smem_plan(config: KernelConfig) -> SmemPlan:
     """Shared memory of ``config``. ``num_ab_stage=None`` is resolved to as many stages as fit."""
     m, n, k = config.work_tile_mnk
-    sf_block_bytes = SF_BLOCK_ROWS * k // SF_VEC_SIZE
+    sf_block_bytes, capacity = SF_BLOCK_ROWS * k // SF_VEC_SIZE, smem_capacity_bytes(config)
     plan = SmemPlan(
         a_stage_bytes=m * k // 2,
         b_stage_bytes=n * k // 2,
         sfa_stage_bytes=sf_blocks(m) * sf_block_bytes,
         sfb_stage_bytes=sf_blocks(n) * sf_block_bytes,
-        decoded_stage_bytes=m * SLAB_K * FP16_BYTES,
+        decoded_stage_bytes=m * k * FP16_BYTES,
         num_ab_stage=config.num_ab_stage or WANTED_AB_STAGE,
         num_decoded_stage=MIN_DECODED_STAGE,
+        partial_bytes=(config.split_k - 1) * m * n * FP32_BYTES,
     )
     for num_decoded_stage in range(MIN_DECODED_STAGE, MAX_DECODED_STAGE + 1):
         wider = replace(plan, num_decoded_stage=num_decoded_stage)
-        if wider.total_bytes <= SMEM_CAPACITY_BYTES:
+        if wider.total_bytes <= capacity:
             plan = wider
     if config.num_ab_stage is None:
-        free_bytes = SMEM_CAPACITY_BYTES - replace(plan, num_ab_stage=0).total_bytes
+        free_bytes = capacity - replace(plan, num_ab_stage=0).total_bytes
         plan = replace(plan, num_ab_stage=min(free_bytes // plan.stage_bytes, MAX_AB_STAGE))
     return plan
 
@@ -115,7 +143,7 @@ def resolve(config: KernelConfig) -> KernelConfig:
 
 
 def choose(sizes: Iterable[tuple[int, int, int]], num_sms: int) -> KernelConfig:
-    """The number of tokens in a tile with the least modelled time: padding and idle SMs against decoding weights again.
+    """The candidate with the least modelled time: padding and idle SMs against decoding again and adding up.
 
     Args:
         sizes: (m, n, k) of every group.
@@ -123,22 +151,42 @@ def choose(sizes: Iterable[tuple[int, int, int]], num_sms: int) -> KernelConfig:
     """
     live = [size for size in sorted(sizes, key=lambda size: -size[0]) if min(size) > 0]
     most = max((m for m, _, _ in live), default=0)
-    fitting = [tokens for tokens in TOKEN_CHOICES if tokens >= most]
-    choices = [tokens for tokens in TOKEN_CHOICES if tokens < most] + fitting[:1]
-    best = min(choices, key=lambda tokens: _modelled_us(live, tokens, num_sms))
-    return CANDIDATES[TOKEN_CHOICES.index(best)]
+    widest = next((tokens for tokens in TOKEN_CHOICES if tokens >= most), MAX_TILE_TOKENS)
+    fitting = (config for config in CANDIDATES if config.work_tile_mnk[0] <= widest)
+    return min(fitting, key=lambda config: _modelled_us(live, config, num_sms))
 
 
-def _modelled_us(live: list[tuple[int, int, int]], tile_tokens: int, num_sms: int) -> float:
-    """Time of the CTA with most work, tiles being dealt out in turn."""
+def for_rows(mean_rows: int) -> KernelConfig:
+    """The config of groups of which only the mean size is known: the smallest tile that holds it, within reason."""
+    tokens = next((tokens for tokens in TOKEN_CHOICES if tokens >= mean_rows), MEAN_TILE_TOKENS)
+    return replace(DEFAULT_CONFIG, cta_tile_shape_mnk=(TILE_WEIGHTS, min(tokens, MEAN_TILE_TOKENS), TILE_K))
+
+
+def _modelled_us(live: list[tuple[int, int, int]], config: KernelConfig, num_sms: int) -> float:
+    """Time of the CTAs with most work, tiles being dealt out in turn."""
+    (tile_tokens, tile_weights, _), split = config.work_tile_mnk, config.split_k
+    paired = ctas_per_sm(config) == 2
+    per_k_tile, per_token = (
+        (SMALL_US_PER_K_TILE, SMALL_US_PER_TOKEN)
+        if tile_tokens <= PAIRED_TILE_TOKENS
+        else (US_PER_K_TILE, US_PER_TOKEN)
+    )
+    tile_us = US_PER_TILE + (US_PER_SPLIT_TILE if split > 1 else 0.0)
     tiles: list[float] = []
     for m, n, k in live:
         rows = [min(tile_tokens, m - first) for first in range(0, m, tile_tokens)]
-        tiles += [
-            US_PER_TILE + -(-k // TILE_K) * max(US_PER_K_TILE + US_PER_TOKEN * count, MIN_US_PER_K_TILE)
-            for count in rows
-        ] * -(-n // TILE_WEIGHTS)
-    return max((sum(tiles[cta::num_sms]) for cta in range(num_sms)), default=0.0)
+        k_tiles = -(-k // (TILE_K * split))
+        tiles += [tile_us + k_tiles * (per_k_tile + per_token * count) for count in rows] * -(
+            -n // tile_weights
+        )
+    workers = num_sms * ctas_per_sm(config) // split
+    # To and fro, as ``kernels.sm90.tile_walk`` takes them.
+    dealt = [0.0] * workers
+    for index, us in enumerate(tiles):
+        wave, place = divmod(index, workers)
+        dealt[workers - 1 - place if wave % 2 else place] += us
+    busiest = max(dealt)
+    return busiest * (PAIR_FACTOR if paired and len(tiles) * split > num_sms else 1.0)
 
 
 def unsupported_reason(config: KernelConfig) -> str | None:
@@ -165,14 +213,19 @@ def unsupported_reason(config: KernelConfig) -> str | None:
             f"cta_tile_shape_mnk={config.cta_tile_shape_mnk}: a K tile is two 128-byte rows of fp16; "
             f"use K tile {TILE_K}"
         )
+    if config.split_k not in SPLITS or (config.split_k > 1 and n > MAX_SPLIT_TOKENS):
+        return (
+            f"split_k={config.split_k} with N tile {n}: 2 or 4 CTAs share K tiles where a tile has at most "
+            f"{MAX_SPLIT_TOKENS} tokens; use split_k=1"
+        )
     if config.num_acc_stage != 1:
         return f"num_acc_stage={config.num_acc_stage}: accumulators are in registers, there is one; use 1"
-    smem = smem_plan(config)
-    if smem.num_ab_stage < 1 or smem.total_bytes > SMEM_CAPACITY_BYTES:
+    smem, capacity = smem_plan(config), smem_capacity_bytes(config)
+    if smem.num_ab_stage < 1 or smem.total_bytes > capacity:
         return (
-            f"num_ab_stage={config.num_ab_stage}: {smem.total_bytes} bytes of shared memory, {SMEM_CAPACITY_BYTES} "
+            f"num_ab_stage={config.num_ab_stage}: {smem.total_bytes} bytes of shared memory, {capacity} "
             f"exist; use 1 to {smem_plan(replace(config, num_ab_stage=None)).num_ab_stage}"
         )
-    if config.num_cta is not None and config.num_cta < 1:
-        return f"num_cta={config.num_cta}: at least one CTA must be launched"
+    if config.num_cta is not None and config.num_cta < config.cluster_size:
+        return f"num_cta={config.num_cta}: {config.cluster_size} CTAs work on a tile, launch at least as many"
     return None

@@ -12,6 +12,7 @@ import numpy as np
 import torch
 
 from nvfp4_cute import backends, formats
+from nvfp4_cute.arch import ctas_per_sm
 from nvfp4_cute.compile import KernelKey
 from nvfp4_cute.config import KernelConfig
 from nvfp4_cute.errors import UnsupportedProblem
@@ -46,7 +47,7 @@ class DeviceGroupsTask:
         alpha: float32 [G], or None.
         out: [batches, rows, N], unit stride in N or in M; of NVFP4 results, data: uint8 [batches, rows, N/2].
         config: how.
-        num_sms: of the GPU.
+        max_cta: CTAs that the GPU runs at once.
         out_scale: uint8, flat, blocked, of NVFP4 results, as ``a_scale``; None otherwise.
         out_global_scale: float32 [G] of NVFP4 results, or None.
         gate: of a dual GEMM; None where there is one product.
@@ -63,7 +64,7 @@ class DeviceGroupsTask:
     alpha: torch.Tensor | None
     out: torch.Tensor
     config: KernelConfig
-    num_sms: int
+    max_cta: int
     out_scale: torch.Tensor | None = None
     out_global_scale: torch.Tensor | None = None
     gate: Gate | None = None
@@ -224,7 +225,7 @@ class DeviceGroupsTask:
         tile_m, tile_n, _ = config.work_tile_mnk
         # Where ragged, every group but one may end a tile early.
         tiles_m = batches * -(-rows // tile_m) + (num_groups - 1 if self.form == "ragged" else 0)
-        clusters = min((config.num_cta or self.num_sms) // config.cluster_size, tiles_m * -(-n // tile_n))
+        clusters = min((config.num_cta or self.max_cta) // config.cluster_size, tiles_m * -(-n // tile_n))
         return clusters * config.cluster_size
 
 
@@ -330,6 +331,7 @@ def check_device_groups(
     factors, factors2 = _factors(alpha, num_groups, device), _factors(alpha2, num_groups, device)
     arch, num_sms = backends.arch_and_sms(backend, device)
     mean_rows = -(-rows // num_groups) if ragged else rows
+    config = config or config_for_mean(arch, num_sms, num_groups, (mean_rows, n, k), gate)
     if out_dtype == NVFP4:
         results = _quantized_outputs(outputs, shape, num_groups, ragged, device)
     else:
@@ -344,8 +346,8 @@ def check_device_groups(
         sizes,
         factors,
         _pitched(view) if out_dtype == NVFP4 else view,
-        config or config_for_mean(arch, num_sms, num_groups, (mean_rows, n, k), gate),
-        num_sms,
+        config,
+        num_sms * ctas_per_sm(arch, config),
         results[1].view(torch.uint8).view(-1) if out_dtype == NVFP4 else None,
         out_global_scale,
         gate,

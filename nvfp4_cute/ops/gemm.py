@@ -139,10 +139,10 @@ def gemm(
         return weight_only(a, b, b_scale, alpha, out, ("a", "b", "b_scale"), out_dtype, scale_layout, backend)
     inputs: list[Any] = [a, b, a_scale, b_scale] + ([] if alpha is None else [alpha])
     outs: list[Any] = [] if out is None else [out]
-    key = prepared.signature(
+    key, call = prepared.lookup(
         inputs + outs, "gemm", alpha is None, len(outs), out_dtype, scale_layout, backend, config
     )
-    if key is not None and (call := prepared.find(key)) is not None:
+    if call is not None:
         outs = outs or call.new_outs()
         addresses = prepared.addresses_of(inputs + outs)
         if call.accepts(addresses, own_out=out is not None):

@@ -167,7 +167,7 @@ def grouped_gemm(
         inputs, outs = [None], []
     factors = global_scales(out_global_scale, a if is_list else sizes)
     inputs += [factor for factor in (alpha, factors) if factor is not None]
-    key = prepared.signature(
+    key, call = prepared.lookup(
         inputs + outs,
         counts,
         alpha is None,
@@ -178,7 +178,7 @@ def grouped_gemm(
         backend,
         config,
     )
-    if key is not None and (call := prepared.find(key)) is not None:
+    if call is not None:
         outs = outs or call.new_outs()
         addresses = prepared.addresses_of(inputs + outs)
         if call.accepts(addresses, own_out=out is not None):

@@ -3,9 +3,10 @@
 from dataclasses import replace
 
 import cases
+import device_groups_check
 import pytest
 import torch
-from oracle import assert_bitwise_equal, poisoned, repro_line
+from oracle import assert_bitwise_equal, bits, poisoned, repro_line
 
 from nvfp4_cute import KernelConfig, grouped_gemm
 from nvfp4_cute.arch import sm90
@@ -159,6 +160,40 @@ def test_same_bits_whenever_asynchronous_operations_happen(mode):
             assert_bitwise_equal(got, want, mode=mode)
 
 
+SPLIT = cases.Case("split", ((5, 300, 640), (8, 136, 128), (20, 128, 320)), 3, has_alpha=True)
+
+
+@pytest.mark.parametrize("chosen", [config(8, split_k=2, num_cta=4), config(16, split_k=4)], ids=str)
+def test_k_tiles_of_several_ctas(chosen):
+    """More CTAs than K tiles, and tiles that a cluster takes one after the other."""
+    with observe(mode="random:1", check=True):
+        check(SPLIT, EMULATED, chosen)
+
+
+@pytest.mark.gpu("sm_90a")
+@pytest.mark.parametrize("tokens", [8, 16, 32, 64])
+@pytest.mark.parametrize("split", [2, 4])
+def test_k_tiles_of_several_ctas_on_the_gpu(tokens, split):
+    check(SPLIT, "cuda", config(tokens, split_k=split))
+
+
+# Groups of no rows first and last; groups that end within a tile, and on its edge; tiles that begin within a scale block.
+ROWS = (0, 40, 96, 1, 130, 0)
+
+
+@pytest.mark.parametrize("form", ["ragged", "masked"])
+@pytest.mark.parametrize(
+    ("chosen", "mode"),
+    [(config(96, num_cta=3), "random:1"), pytest.param(config(48), "lazy", marks=pytest.mark.slow)],
+)
+def test_sizes_on_the_device(form, chosen, mode):
+    arguments = device_groups_check.operands(form, ROWS, n=200, k=320, slack=9)
+    expected = device_groups_check.run(arguments, "reference")
+    with observe(mode=mode, check=True):
+        actual = device_groups_check.run(arguments, EMULATED, config=chosen)
+    assert torch.equal(bits(actual), bits(expected))
+
+
 @pytest.mark.parametrize("tokens", [8, 128, 160])
 def test_machine_code(tokens):
     """No spills; K loops of wgmma with A in registers, decoded with byte permutes and exact products."""
@@ -178,6 +213,8 @@ def test_machine_code(tokens):
         (replace(config(128), num_acc_stage=2), "there is one; use 1"),
         (replace(config(128), swap_ab=False), "use swap_ab=True"),
         (config(128, num_ab_stage=40), "use 1 to 6"),
+        (config(128, split_k=2), "use split_k=1"),
+        (config(8, split_k=4, num_cta=3), "launch at least as many"),
     ],
     ids=str,
 )
