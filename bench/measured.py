@@ -28,13 +28,13 @@ def time_case(case: Case) -> tuple[Time | None, dict[str, Time], dict[str, str]]
     calls: dict[str, stopwatch.Call] = {}
     remarks: dict[str, str] = {}
     try:
-        calls[ours.NAME] = _in_turn([_checked(case, operands) for operands in sets])
+        calls[ours.NAME] = in_turn([_checked(case, operands) for operands in sets])
     except (UnsupportedProblem, UnsupportedTarget) as error:
         remarks[ours.NAME] = str(error)
     for peer in PEERS:
         reason = peer.unsupported_reason(case, capability)
         if reason is None:
-            calls[peer.name] = _in_turn([peer.prepare(case, operands) for operands in sets])
+            calls[peer.name] = in_turn([peer.prepare(case, operands) for operands in sets])
         else:
             remarks[peer.name] = reason
     samples = stopwatch.measure(calls, len(sets)) if calls else {}
@@ -50,7 +50,7 @@ def time_like_harness(case: Case) -> tuple[Time | None, dict[str, Time], dict[st
         runs = [_checked(case, make_operands(case, device, seed)) for seed in range(count)]
     except (UnsupportedProblem, UnsupportedTarget) as error:
         return None, {}, {ours.NAME: str(error)}
-    sample = stopwatch.measure_like_harness(_in_turn(runs), count)
+    sample = stopwatch.measure_like_harness(in_turn(runs), count)
     return Time(sample.median, MEASURED, sample.low, sample.high), {}, {}
 
 
@@ -62,7 +62,9 @@ def _checked(case: Case, operands: Operands) -> Callable[[], object]:
     return prepared.run
 
 
-def _in_turn(runs: Sequence[Callable[[], object]]) -> stopwatch.Call:
+def in_turn(runs: Sequence[Callable[[], object]]) -> stopwatch.Call:
+    """The call of an input set's number."""
+
     def call(index: int) -> None:
         runs[index]()
 

@@ -1,13 +1,14 @@
 """`python -m nvfp4_cute.h200`: the sm_90a kernel on the Hopper GPU of this machine, checked and measured in one run.
 
-Writes ``bench/results/h200.md``: random problems compared with the reference bit by bit; competition cases, decode
-layers and a large GEMM beside torch on the same values (cold L2, rotating inputs, CUDA graphs; median and deciles); what
-a call costs the host.
+Writes ``bench/results/h200.md``: random problems compared with the reference bit by bit; a soak over forms, threads,
+streams and graphs; competition cases, decode layers and a large GEMM beside torch on the same values (cold L2, rotating
+inputs, CUDA graphs; median and deciles); what a call costs the host, allocates, and copies.
 """
 
 import argparse
 import datetime
 import subprocess
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -17,7 +18,7 @@ from tqdm import tqdm
 
 import nvfp4_cute
 from nvfp4_cute import check, targets
-from nvfp4_cute.bench import cases, measured, report
+from nvfp4_cute.bench import cases, measured, ours, report, stopwatch
 from nvfp4_cute.bench.command import RESULTS
 from nvfp4_cute.bench.operands import make_operands
 
@@ -28,11 +29,13 @@ SELECTED = (
     "gemm 8192^3",
     "x 14336 1 rows",
     "x 14336 32 rows",
+    "linear 4096 x 4096 ",
     "x 8192 ",
 )
 LIMITS = check.Limits(groups=4, max_m=300, max_n=400, max_k=2048)
 HOST_SIZES = tuple((m, 128, 512) for m in (80, 176, 128, 72, 64, 248, 96, 160))
 CALLS, REPEATS = 300, 5
+SOAK_THREADS = 4
 
 
 def main() -> None:
@@ -42,6 +45,12 @@ def main() -> None:
     )
     parser.add_argument(
         "--problems", type=int, default=20, help="random problems to check (default %(default)s)"
+    )
+    parser.add_argument(
+        "--soak",
+        type=float,
+        default=20.0,
+        help="seconds of the soak; 600 before a release (default %(default)s)",
     )
     parser.add_argument("--out", type=Path, default=RESULTS, help="folder of the page (default %(default)s)")
     arguments = parser.parse_args()
@@ -65,7 +74,13 @@ def main() -> None:
         f"CUDA {torch.version.cuda}: measured, median (CUDA events, graph replay, cold L2, rotating inputs)."
     )
     spread = [f"{row.case}: {row.time.low:.1f} to {row.time.high:.1f} us" for row in rows if row.time]
-    notes = [checked, *wrong, *_host_costs(), "first to ninth decile: " + "; ".join(spread)]
+    notes = [
+        checked,
+        *wrong,
+        soak(arguments.soak),
+        *_host_costs(),
+        "first to ninth decile: " + "; ".join(spread),
+    ]
     arguments.out.mkdir(exist_ok=True)
     path = report.save(report.Report(target, rows, heading, notes), arguments.out)
     print(path.read_text())
@@ -85,6 +100,7 @@ def _host_costs() -> list[str]:
         for tensors in (operands.a, operands.b, operands.a_scale, operands.b_scale, operands.out)
     )
     small = torch.zeros(1024, device="cuda")
+    ragged = _ragged_call()
 
     def call(given: list[torch.Tensor] | None) -> Callable[[], object]:
         return lambda: nvfp4_cute.grouped_gemm(a, b, a_scale, b_scale, out=given, out_dtype=torch.float16)
@@ -94,9 +110,86 @@ def _host_costs() -> list[str]:
         for name, function in (
             ("grouped_gemm, list form, 8 groups, out given", call(out)),
             ("grouped_gemm, list form, 8 groups, out allocated", call(None)),
+            ("grouped_gemm, ragged form, 8 groups, out given", ragged),
             ("torch.add", lambda: torch.add(small, small)),
         )
+    ] + [
+        f"{CALLS} calls of the {form} form with out given: {_side_effects(function)}"
+        for form, function in (("list", call(out)), ("ragged", ragged))
     ]
+
+
+def _ragged_call() -> Callable[[], object]:
+    """A ragged call of the same groups, into one output."""
+    case = cases.Case("host", "host", "eight groups", "grouped_gemm", HOST_SIZES, form="ragged")
+    return ours.prepare(case, make_operands(case, torch.device("cuda"), 0), "cuda").run
+
+
+def _side_effects(function: Callable[[], object]) -> str:
+    """Allocations on the GPU, and copies and fills that the profiler saw, of repeated calls."""
+    function()
+    torch.cuda.synchronize()
+    before = torch.cuda.memory_stats()["allocation.all.allocated"]
+    activities = [torch.profiler.ProfilerActivity.CPU, torch.profiler.ProfilerActivity.CUDA]
+    with torch.profiler.profile(activities=activities) as profile:
+        for _ in range(CALLS):
+            function()
+        torch.cuda.synchronize()
+    allocated = torch.cuda.memory_stats()["allocation.all.allocated"] - before
+    moved = sum(
+        event.count
+        for event in profile.key_averages()
+        if any(word in event.key.lower() for word in ("memcpy", "memset"))
+    )
+    return f"{allocated} allocations, {moved} copies or fills"
+
+
+def soak(seconds: float) -> str:
+    """Threads with a stream each repeat calls of both forms, eagerly and as graphs, and compare every bit.
+
+    Every call's first result, before the threads start, is what later ones have to be.
+    """
+    deadline, counts, wrong = time.monotonic() + seconds, [0] * SOAK_THREADS, [0] * SOAK_THREADS
+    device = torch.device("cuda")
+    sizes = [((40, 256, 512), (0, 256, 512), (130, 256, 512)), ((8, 384, 2048),), ((1, 4096, 4096),)]
+    # Captured one after the other: threads may not call the allocator while one captures.
+    jobs: list[list[tuple[Callable[[], object], list[torch.Tensor], list[torch.Tensor]]]] = []
+    for thread in range(SOAK_THREADS):
+        mine = []
+        for number, groups in enumerate(sizes):
+            for form in ("list", "ragged"):
+                case = cases.Case("soak", "soak", f"{form} {number}", "grouped_gemm", groups, form=form)
+                prepared = ours.prepare(case, make_operands(case, device, thread), "cuda")
+                prepared.run()
+                right = [out.clone() for out in prepared.out]
+                replay = stopwatch.captured(measured.in_turn([prepared.run]), 0)
+                mine += [(run, list(prepared.out), right) for run in (prepared.run, replay)]
+        jobs.append(mine)
+    torch.cuda.synchronize()
+    memory = torch.cuda.memory_allocated()
+
+    def work(thread: int) -> None:
+        with torch.cuda.stream(torch.cuda.Stream()):
+            while time.monotonic() < deadline:
+                for run, outs, right in jobs[thread]:
+                    for out in outs:
+                        out.fill_(float("nan"))
+                    run()
+                    equal = [torch.equal(out, expected) for out, expected in zip(outs, right, strict=True)]
+                    counts[thread] += 1
+                    wrong[thread] += not all(equal)
+
+    threads = [threading.Thread(target=work, args=(thread,)) for thread in range(SOAK_THREADS)]
+    for worker in threads:
+        worker.start()
+    for worker in threads:
+        worker.join()
+    torch.cuda.synchronize()
+    leaked = torch.cuda.memory_allocated() - memory
+    return (
+        f"soak of {seconds:.0f} s, {SOAK_THREADS} threads with a stream each, list and ragged form, eager and graphs: "
+        f"{sum(counts)} calls, {sum(wrong)} with a wrong bit, {leaked} bytes leaked"
+    )
 
 
 def _host_us(function: Callable[[], object]) -> float:
