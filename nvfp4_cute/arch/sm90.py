@@ -18,17 +18,17 @@ OUT_NVFP4 = False
 SMEM_CAPACITY_BYTES = 227 * 1024
 SMEM_PER_SM_BYTES = 228 * 1024
 SMEM_PER_CTA_BYTES = 1024  # what each CTA takes besides
-# Tiles of so few tokens are small enough for two CTAs an SM, whose warps fill each other's waits. CTAs of a cluster have
-# an SM each.
+# Tiles of so few tokens are small enough for two CTAs an SM, whose warps fill each other's waits. Of
+# clusters of four, an H200 holds 30 where CTAs have an SM each.
 PAIRED_TILE_TOKENS = 32
 # Barriers, the gaps that aligning the buffers to 1024 bytes leaves, and 32 x 64 results of each MATH warpgroup.
 SMEM_RESERVED_BYTES = 4096 + 2 * 4096
 TILE_WEIGHTS = 128
 TILE_K = 128
 # Accumulators of more tokens leave wgmma too few of the registers that a launch of four warpgroups has.
-MAX_TILE_TOKENS = 160
+MAX_TILE_TOKENS = 128
 # Tokens of a tile that are tried where the caller chooses no config.
-TOKEN_CHOICES = (8, 16, 32, 64, 80, 96, 112, 128, 144, 160)
+TOKEN_CHOICES = (8, 16, 32, 64, 80, 96, 112, 128)
 # Where sizes are not known: more tokens gain little, and groups are rarely multiples of them.
 MEAN_TILE_TOKENS = 128
 # CTAs that share K tiles; their sums have to fit shared memory.
@@ -104,7 +104,7 @@ def sf_blocks(tile_rows: int) -> int:
 
 def ctas_per_sm(config: KernelConfig) -> int:
     """CTAs that share an SM."""
-    return 2 if config.work_tile_mnk[0] <= PAIRED_TILE_TOKENS and config.split_k == 1 else 1
+    return 2 if config.work_tile_mnk[0] <= PAIRED_TILE_TOKENS else 1
 
 
 def smem_capacity_bytes(config: KernelConfig) -> int:
