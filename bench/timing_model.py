@@ -85,7 +85,8 @@ fp16, random normal operands.
 ## H200: our own kernel
 
 `grouped_gemm` for sm_90a on random bits: NVFP4 decoded in registers, so that computing and not the matrix pipe bounds it. Tile
-as the kernel chooses unless the case names its tokens. Of CTAs that do alike work one was executed on the emulator.
+as the kernel chooses unless the case names its tokens. Of CTAs that do alike work one was executed on the emulator. All of it
+with the kernel's code of 2026-11-21; since then its roles, tiles and the order of its tiles have changed.
 
 {own}
 

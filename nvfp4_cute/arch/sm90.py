@@ -29,8 +29,6 @@ TILE_K = 128
 MAX_TILE_TOKENS = 128
 # Tokens of a tile that are tried where the caller chooses no config.
 TOKEN_CHOICES = (8, 16, 32, 64, 80, 96, 112, 128)
-# Where sizes are not known: more tokens gain little, and groups are rarely multiples of them.
-MEAN_TILE_TOKENS = 128
 # CTAs that share K tiles; their sums have to fit shared memory.
 SPLITS = (1, 2, 4)
 MAX_SPLIT_TOKENS = 64
@@ -154,12 +152,6 @@ def choose(sizes: Iterable[tuple[int, int, int]], num_sms: int) -> KernelConfig:
     widest = next((tokens for tokens in TOKEN_CHOICES if tokens >= most), MAX_TILE_TOKENS)
     fitting = (config for config in CANDIDATES if config.work_tile_mnk[0] <= widest)
     return min(fitting, key=lambda config: _modelled_us(live, config, num_sms))
-
-
-def for_rows(mean_rows: int) -> KernelConfig:
-    """The config of groups of which only the mean size is known: the smallest tile that holds it, within reason."""
-    tokens = next((tokens for tokens in TOKEN_CHOICES if tokens >= mean_rows), MEAN_TILE_TOKENS)
-    return replace(DEFAULT_CONFIG, cta_tile_shape_mnk=(TILE_WEIGHTS, min(tokens, MEAN_TILE_TOKENS), TILE_K))
 
 
 def _modelled_us(live: list[tuple[int, int, int]], config: KernelConfig, num_sms: int) -> float:
