@@ -88,7 +88,9 @@ def run_epilogue(args: EpilogueArgs, first_tile: Int32, stride: Int32):
     tile_n = config.cta_tile_shape_mnk[1]
     # Columns of an accumulator that become one run of slices of the output
     interleave = INTERLEAVE.get(args.weight_layout, 0)
-    period, period_slices = (2 * interleave, interleave // EPI_TILE_N) if interleave else (EPI_TILE_N, 1)
+    period, period_slices = EPI_TILE_N, 1
+    if cutlass.const_expr(interleave > 0):
+        period, period_slices = 2 * interleave, interleave // EPI_TILE_N
     # Slices that share columns with the other accumulator are read first; then the MMA may have it.
     shared_slices = tile_n // period * period_slices
     if cutlass.const_expr(tmem.overlap_cols > 0):
