@@ -265,7 +265,7 @@ OWN_CASES: tuple[OwnCase, ...] = (
     *(OwnCase(f"nvfp4_group_gemm case {i}", sizes) for i, sizes in enumerate(GROUP_GEMM)),
     OwnCase("nvfp4_group_gemm case 2", GROUP_GEMM[2], 64),
     OwnCase("nvfp4_group_gemm case 3", GROUP_GEMM[3], 64),
-    OwnCase("nvfp4_group_gemm case 3", GROUP_GEMM[3], 160),
+    OwnCase("nvfp4_group_gemm case 3", GROUP_GEMM[3], 112),
     OwnCase("1 x 4096 x 7168", ((1, 4096, 7168),)),
     OwnCase("16 x 8192 x 4096", ((16, 8192, 4096),)),
     OwnCase("16 x 8192 x 4096", ((16, 8192, 4096),), 64),
