@@ -13,7 +13,7 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Int32
 
-from .group_table import WorkTile
+from .group_table import WorkTile, ceil_div
 from .warp_schedule import WARP_SIZE
 
 SF_ATOM_ROWS = 128
@@ -62,8 +62,8 @@ class DeviceGroups:
         # Lanes whose groups end at or before the tile: the group is the first that does not.
         lane = cute.arch.popc(cute.arch.vote_ballot_sync(lane_tile_end <= tile_idx))
         m = cute.arch.shuffle_sync(lane_m, lane)
-        tiles_m = cute.ceil_div(m, tile_shape_mnk[0])
-        tiles = tiles_m * cute.ceil_div(self.n, tile_shape_mnk[1])
+        tiles_m = ceil_div(m, tile_shape_mnk[0])
+        tiles = tiles_m * ceil_div(self.n, tile_shape_mnk[1])
         local_idx = tile_idx - (cute.arch.shuffle_sync(lane_tile_end, lane) - tiles)
         tile_n_idx = local_idx // tiles_m
         group = first_group + lane
@@ -72,11 +72,11 @@ class DeviceGroups:
             slot=group,
             tile_m_idx=local_idx - tile_n_idx * tiles_m,
             tile_n_idx=tile_n_idx,
-            k_tile_cnt=cute.ceil_div(self.k, tile_shape_mnk[2]),
+            k_tile_cnt=ceil_div(self.k, tile_shape_mnk[2]),
             m=m,
             n=self.n,
             a_row=cute.arch.shuffle_sync(lane_row, lane) if ragged else 0,
-            a_sf_block=cute.arch.shuffle_sync(lane_block_end, lane) - cute.ceil_div(m, SF_ATOM_ROWS)
+            a_sf_block=cute.arch.shuffle_sync(lane_block_end, lane) - ceil_div(m, SF_ATOM_ROWS)
             if ragged
             else 0,
             a_batch=0 if ragged else group,
@@ -113,11 +113,11 @@ class DeviceGroups:
                 if group > 0:
                     row = cutlass.max(sizes[group - 1], 0)
         m = cutlass.max(end - row, 0)
-        tiles = cute.ceil_div(m, tile_shape_mnk[0]) * cute.ceil_div(self.n, tile_shape_mnk[1])
+        tiles = ceil_div(m, tile_shape_mnk[0]) * ceil_div(self.n, tile_shape_mnk[1])
         tile_end = tiles_before + _inclusive_sum(tiles)
         block_end = Int32(0)
         if cutlass.const_expr(self.form == "ragged"):
-            block_end = blocks_before + _inclusive_sum(cute.ceil_div(m, SF_ATOM_ROWS))
+            block_end = blocks_before + _inclusive_sum(ceil_div(m, SF_ATOM_ROWS))
         return m, row, tile_end, block_end
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Int32
+from cutlass import Int32, Uint32
 
 
 @dataclass(frozen=True)
@@ -88,24 +88,34 @@ def select_slot(values: list, slot: Int32):
     return chosen
 
 
+def ceil_div(extent: Int32, divisor: int) -> Int32:
+    """Of an extent, which is never negative: two instructions, where a signed division takes eight."""
+    return Int32((Uint32(extent) + (divisor - 1)) // divisor)
+
+
 @cute.jit
 def locate_tile(groups: GroupTable, cta_tile_shape_mnk: cutlass.Constexpr, tile_idx: Int32) -> WorkTile:
     """The work tile with linear index ``tile_idx`` (0 <= tile_idx < num_tiles); M is the fast axis in a group.
 
-    Walking along M first reads each weight tile from memory once while its neighbours find it in L2.
+    Walking along M first reads each weight tile from memory once while its neighbours find it in L2. An index behind
+    the last tile gives a tile of the last slot that does not exist.
     """
-    slot = Int32(0)
+    slot, m, n, k, tile_offset = Int32(0), groups.m[0], groups.n[0], groups.k[0], groups.tile_offsets[0]
     for i in cutlass.range_constexpr(1, groups.num_groups):
-        slot = Int32(i) if tile_idx >= groups.tile_offsets[i] else slot
-    m = select_slot(groups.m, slot)
-    tiles_m = cute.ceil_div(m, cta_tile_shape_mnk[0])
-    local_idx = tile_idx - select_slot(groups.tile_offsets, slot)
-    tile_n_idx = local_idx // tiles_m
+        is_behind = tile_idx >= groups.tile_offsets[i]
+        slot = Int32(i) if is_behind else slot
+        m = groups.m[i] if is_behind else m
+        n = groups.n[i] if is_behind else n
+        k = groups.k[i] if is_behind else k
+        tile_offset = groups.tile_offsets[i] if is_behind else tile_offset
+    tiles_m = ceil_div(m, cta_tile_shape_mnk[0])
+    local_idx = tile_idx - tile_offset
+    tile_n_idx = Int32(Uint32(local_idx) // Uint32(tiles_m))
     return WorkTile(
         slot=slot,
         tile_m_idx=local_idx - tile_n_idx * tiles_m,
         tile_n_idx=tile_n_idx,
-        k_tile_cnt=cute.ceil_div(select_slot(groups.k, slot), cta_tile_shape_mnk[2]),
+        k_tile_cnt=ceil_div(k, cta_tile_shape_mnk[2]),
         m=m,
-        n=select_slot(groups.n, slot),
+        n=n,
     )

@@ -198,3 +198,12 @@ def add_f32(a: Float32, b: Float32) -> Float32:
 def float_of(word: Uint32) -> Float32:
     """The float with these bits."""
     return inline_ptx("mov.b32 {$w0}, {$r0};", write_only_types=[Float32], read_only_args=[word])
+
+
+def pack_16x2(low: Float32, high: Float32, is_bf16: bool) -> Uint32:
+    """Two floats as bfloat16 or half, to nearest even, in one word."""
+    return inline_ptx(
+        f"cvt.rn.{'bf16x2' if is_bf16 else 'f16x2'}.f32 {{$w0}}, {{$r1}}, {{$r0}};",
+        write_only_types=[Uint32],
+        read_only_args=[low, high],
+    )

@@ -6,6 +6,7 @@ phase)``. A producer starts at phase 1 (its first wait for an empty stage passes
 
 from dataclasses import dataclass
 
+import cutlass
 import cutlass.cute as cute
 from cutlass import Int32
 
@@ -43,6 +44,14 @@ def next_stage(ring: Ring, stage: Int32, phase: Int32):
     following = stage + 1
     wraps = following == ring.num_stages
     return Int32(0) if wraps else following, phase ^ 1 if wraps else phase
+
+
+@cute.jit
+def wait_until_empty(ring: Ring, stage: Int32, phase: Int32):
+    """Wait until all stages are empty again. ``stage, phase``: the producer's place behind the last one it filled."""
+    for _ in cutlass.range(ring.num_stages, unroll=1):
+        cute.arch.mbarrier_wait(ring.empty(stage), phase)
+        stage, phase = next_stage(ring, stage, phase)
 
 
 @cute.jit

@@ -8,6 +8,7 @@ from cutlass._mlir.dialects import cute_nvgpu as cute_nvgpu_ir
 from cutlass.cutlass_dsl import dsl_user_op
 
 # CuTe places a tensor map, 128 bytes by value, in an `.align 64` kernel parameter.
+DESCRIPTOR_BYTES = 128
 DESCRIPTOR_ALIGN_BYTES = 64
 
 
@@ -35,10 +36,14 @@ def descriptor_ptr(address: Int64, *, loc=None, ip=None) -> cute.Pointer:
 
 @cute.jit
 def select_descriptor_address(tma_atoms: list, slot: Int32) -> Int64:
-    """Address of the tensor map of group ``slot``: chosen once a tile, so that a K loop issues one TMA an operand."""
+    """Address of the tensor map of group ``slot``: found once a tile, so that a K loop issues one TMA an operand.
+
+    The maps are one kernel parameter after the other, and a parameter lies at the next multiple of its alignment behind
+    the one before it (CUDA driver API, cuLaunchKernel), so that they are an array. One map serves all groups or one.
+    """
     address = descriptor_address(tma_atoms[0])
-    for i in cutlass.range_constexpr(1, len(tma_atoms)):
-        address = descriptor_address(tma_atoms[i]) if slot == i else address
+    if cutlass.const_expr(len(tma_atoms) > 1):
+        address += Int64(slot) * DESCRIPTOR_BYTES
     return address
 
 

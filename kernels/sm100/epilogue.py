@@ -1,7 +1,7 @@
 """EPILOGUE role: four warps that move accumulators to the output.
 
-Consumes ``acc``. Thread t of the warpgroup owns row t of the CTA's part of the tile (tensor-memory lane t): one row of
-the MMA's M side. ``store`` says how its results reach memory. Results that become NVFP4 are quantized in registers: a
+Empties ``acc``. Thread t of the warpgroup owns row t of the CTA's part of the tile (tensor-memory lane t): one row of
+the MMA's M side. Results of 16 bits reach memory by ``staging``, of 32 bits by ``store``. Results that become NVFP4 are quantized in registers: a
 thread needs 16 consecutive columns of the output, which are its own where the output runs along the N side; where it
 runs along the M side, each warp first transposes its 32 x 32 results.
 """
@@ -10,7 +10,6 @@ from dataclasses import dataclass
 
 import cutlass
 import cutlass.cute as cute
-import cutlass.pipeline as pipeline
 from cutlass import Float32, Int32
 from cutlass.cute.nvgpu import tcgen05
 
@@ -22,14 +21,19 @@ from ..common.activation import gate
 from ..common.chain import Chain, leave_chain, signal_stored
 from ..common.encode import ConvertE2M1
 from ..common.output_table import OutputTable, load_alphas
+from ..common.ptx import pack_16x2
 from ..common.quantized_output import QuantizedGroup, quantized_group, store_quantized_run
+from ..common.ring import CONSUMER_PHASE, Ring, next_stage
 from ..common.sides import TileSide, mma_sides
 from ..common.transpose import transpose_in_warp
+from ..common.warp_schedule import WARP_SIZE
 from .columns import mma_columns
+from .staging import WARP_BYTES, staged_target, store_staged
 from .store import row_target, store_slice
 
 # Tensor-memory addresses: the lane in the upper half, the column in the lower.
 LANE_STRIDE = 1 << 16
+LEADER_RANK = 0
 
 
 @dataclass(frozen=True)
@@ -42,6 +46,8 @@ class EpilogueArgs:
         out_dtype: Float4E2M1FN stands for NVFP4, whose scales ``outputs`` places.
         groups: ``GroupTable`` or ``DeviceGroups``.
         cta_rank: which CTA of the pair this is.
+        tmem_unused: of a pair: barrier where each warp arrives, in both CTAs, when it has read its last accumulator.
+        staging: shared address of the warps' buffers (``staging``).
         activation: of a dual GEMM's first product (``common.activation``); None where there is one product.
         weight_layout: how the rows of a dual GEMM's weights lie: in two operands, or interleaved in one.
         chain: where every group's ``a`` is the result of the one before; None otherwise.
@@ -55,7 +61,9 @@ class EpilogueArgs:
     config: KernelConfig
     groups: object
     cta_rank: Int32
-    acc_consumer: pipeline.PipelineConsumer
+    acc: Ring
+    tmem_unused: cute.Pointer
+    staging: Int32
     activation: str | None
     weight_layout: str
     chain: Chain | None
@@ -68,9 +76,10 @@ def run_epilogue(args: EpilogueArgs, first_tile: Int32, stride: Int32):
     Of a dual GEMM, slices of both products are read together and combined in fp32: from two accumulators, side by side,
     or, where the weights are interleaved, from one.
     """
-    acc_consumer, config, groups, tmem = args.acc_consumer, args.config, args.groups, args.tmem
+    acc, config, groups, tmem = args.acc, args.config, args.groups, args.tmem
     tidx, _, _ = cute.arch.thread_idx()
-    is_quantized = args.outputs.scales is not None
+    warp_row, staging = tidx // WARP_SIZE * WARP_SIZE, args.staging + tidx // WARP_SIZE * WARP_BYTES
+    is_quantized, is_staged = args.outputs.scales is not None, args.out_dtype.width == 16
     # Whether a run of the output lies along the MMA's M side, across the lanes of a warp.
     across_lanes = args.out_m_major != config.swap_ab
     # (MMA_CTA_M, EPI_TILE_N): one slice
@@ -82,9 +91,8 @@ def run_epilogue(args: EpilogueArgs, first_tile: Int32, stride: Int32):
     tTR_tAcc = thr_load.partition_S(tAcc)
     slice_shape = thr_load.partition_D(cute.make_identity_tensor((MMA_CTA_M, EPI_TILE_N))).shape
     num_products = 1 if args.activation is None else 2
-    # Two slices in registers: one is read from tensor memory while the other is converted and stored.
     tTR_rAcc = [cute.make_rmem_tensor(slice_shape, Float32) for _ in range(num_products)]
-    tTR_rOut = cute.make_rmem_tensor(EPI_TILE_N, Float32 if is_quantized else args.out_dtype)
+    tTR_rOut = cute.make_rmem_tensor(EPI_TILE_N, Float32)
     tile_n = config.cta_tile_shape_mnk[1]
     # Columns of an accumulator that become one run of slices of the output
     interleave = INTERLEAVE.get(args.weight_layout, 0)
@@ -99,12 +107,18 @@ def run_epilogue(args: EpilogueArgs, first_tile: Int32, stride: Int32):
     if cutlass.const_expr(args.outputs.limit is not None):
         limit = ptx.float_of(args.outputs.limit)
 
-    acc_idx = Int32(0)
+    stage, phase, acc_idx = Int32(0), Int32(CONSUMER_PHASE), Int32(0)
     cursor = groups.first_cursor(first_tile, config.work_tile_mnk)
+    if not groups.has_tile(cursor):
+        with cute.arch.elect_one():
+            _give_back_tmem(args.tmem_unused, tmem, config)
     while groups.has_tile(cursor):
         tile = groups.tile(cursor, config.work_tile_mnk)
+        cursor = groups.next_cursor(cursor, stride, config.work_tile_mnk)
+        is_last = not groups.has_tile(cursor)
         m_side, n_side = mma_sides(config, tile)
-        row = m_side.first_row + args.cta_rank * MMA_CTA_M + tidx
+        first_row = m_side.first_row + args.cta_rank * MMA_CTA_M
+        row = first_row + tidx
         num_slices = mma_columns(config, n_side) // period * period_slices
         columns = tile.n
         if cutlass.const_expr(interleave):
@@ -114,6 +128,17 @@ def run_epilogue(args: EpilogueArgs, first_tile: Int32, stride: Int32):
         alphas = load_alphas(args.outputs, tile.slot, num_products)
         if cutlass.const_expr(is_quantized):
             target = quantized_group(args.outputs, tile, columns)
+        elif cutlass.const_expr(is_staged):
+            target = staged_target(
+                args.outputs,
+                tile,
+                first_row + warp_row,
+                m_side,
+                n_side,
+                args.out_dtype,
+                args.out_m_major,
+                config.swap_ab,
+            )
         else:
             target = row_target(
                 args.outputs, tile, row, m_side, n_side, args.out_dtype, args.out_m_major, config.swap_ab
@@ -125,7 +150,7 @@ def run_epilogue(args: EpilogueArgs, first_tile: Int32, stride: Int32):
             slice_step = Int32(-1) if acc_idx == 0 else Int32(1)
         acc_column = acc_idx * tmem.acc_stride
 
-        stage = acc_consumer.wait_and_advance()
+        cute.arch.mbarrier_wait(acc.full(stage), phase)
         _read_slice(tiled_load, tTR_tAcc, acc_column, first_slice, tTR_rAcc, args.weight_layout, tile_n)
         # Not unrolled: a CTA has few tiles, and code that it executes once costs more to fetch than to run.
         for i in cutlass.range(num_slices, unroll=1):
@@ -135,24 +160,53 @@ def run_epilogue(args: EpilogueArgs, first_tile: Int32, stride: Int32):
             if i == cutlass.min(num_slices, shared_slices) - 1:
                 # What the next MMA overwrites is in registers.
                 with cute.arch.elect_one():
-                    stage.release()
+                    _release(acc.empty(stage), config)
+            if is_last and i == num_slices - 1:
+                with cute.arch.elect_one():
+                    _give_back_tmem(args.tmem_unused, tmem, config)
             result = _combine(tTR_rAcc, alphas, args.activation, limit)
-            tTR_rOut.store(result if is_quantized else result.to(args.out_dtype))
+            words = None
+            if cutlass.const_expr(is_staged):
+                is_bf16 = args.out_dtype is cutlass.BFloat16
+                words = [pack_16x2(result[j], result[j + 1], is_bf16) for j in range(0, EPI_TILE_N, 2)]
+            else:
+                tTR_rOut.store(result)
             if i + 1 < num_slices:
                 next_idx = slice_idx + slice_step
                 _read_slice(tiled_load, tTR_tAcc, acc_column, next_idx, tTR_rAcc, args.weight_layout, tile_n)
             if cutlass.const_expr(is_quantized):
                 column = n_side.first_row + slice_idx * EPI_TILE_N
                 _store_quantized(tTR_rOut, target, row, column, config.swap_ab)
+            elif cutlass.const_expr(is_staged):
+                store_staged(words, target, slice_idx * EPI_TILE_N, across_lanes, staging)
             else:
                 store_slice(tTR_rOut, target, slice_idx * EPI_TILE_N, across_lanes)
         if cutlass.const_expr(args.chain is not None):
             signal_stored(args.chain, tile.slot)
+        stage, phase = next_stage(acc, stage, phase)
         acc_idx = acc_idx + 1 if acc_idx + 1 < tmem.num_acc_stage else Int32(0)
-        cursor = groups.next_cursor(cursor, stride, config.work_tile_mnk)
     if cutlass.const_expr(args.chain is not None):
         if tidx == 0:
             leave_chain(args.chain, cute.arch.grid_dim()[0])
+
+
+@cute.jit
+def _release(empty: cute.Pointer, config: cutlass.Constexpr):
+    """Hand an accumulator back to the MMA, which is the leader's in a pair."""
+    if cutlass.const_expr(config.cluster_size == 1):
+        cute.arch.mbarrier_arrive(empty)
+    else:
+        cute.arch.mbarrier_arrive(empty, LEADER_RANK)
+
+
+@cute.jit
+def _give_back_tmem(tmem_unused: cute.Pointer, tmem: cutlass.Constexpr, config: cutlass.Constexpr):
+    """Tell whoever frees tensor memory, in both CTAs of a pair, that this warp reads no more."""
+    if cutlass.const_expr(config.cluster_size == 2):
+        for rank in cutlass.range_constexpr(config.cluster_size):
+            cute.arch.mbarrier_arrive(tmem_unused, rank)
+    elif cutlass.const_expr(tmem.is_released_early):
+        cute.arch.mbarrier_arrive(tmem_unused)
 
 
 @cute.jit

@@ -28,11 +28,10 @@ from typing import Literal
 
 import cutlass
 import cutlass.cute as cute
-import cutlass.pipeline as pipeline
 from cutlass import Float32, Int32, Int64, Uint8
-from cutlass.memory import SmemAllocator, TmemAllocator
+from cutlass.memory import SmemAllocator
 
-from nvfp4_cute.arch.sm100 import INTERLEAVE, smem_plan, tmem_map
+from nvfp4_cute.arch.sm100 import INTERLEAVE, STAGING_BYTES, smem_plan, tmem_map
 from nvfp4_cute.config import KernelConfig
 from nvfp4_cute.launch_table import NUM_COLUMNS, Header
 
@@ -40,6 +39,7 @@ from ..common.chain import Chain
 from ..common.launch_args import read_groups, read_operands, read_outputs
 from ..common.operand_maps import Descriptors, prefetch_descriptors
 from ..common.output_table import OutputTable
+from ..common.ring import CONSUMER_PHASE, Ring, init_ring
 from ..common.warp_schedule import WarpSchedule
 from .epilogue import EpilogueArgs, run_epilogue
 from .load import Buffers, LoadArgs, run_load
@@ -47,9 +47,11 @@ from .mma import MmaArgs, run_mma
 from .operands import make_boxes
 
 # Named barrier 0 is __syncthreads.
-TMEM_BARRIER_ID = 1
+START_BARRIER_ID = 1
 # A tile in the 128-byte swizzle repeats every 1024 bytes.
 OPERAND_ALIGN_BYTES = 1024
+# Of tensor-memory addresses, as CuTe counts it.
+TMEM_ALIGN = 16
 
 
 class GroupedGemmSm100:
@@ -146,12 +148,12 @@ class GroupedGemmSm100:
         """Allocate, connect, dispatch."""
         config, schedule, num_cta = self.config, self.schedule, self.config.cluster_size
         # Ids
-        warp_idx = cute.arch.make_warp_uniform(cute.arch.warp_idx())
+        warp_idx = cute.arch.warp_idx()
         block_idx, _, _ = cute.arch.block_idx()
         num_blocks, _, _ = cute.arch.grid_dim()
-        first_tile, stride, cta_rank = block_idx // num_cta, num_blocks // num_cta, block_idx % num_cta
-        if warp_idx == schedule.load_warp_id:
-            prefetch_descriptors(descriptors)
+        first_tile, stride, cta_rank = block_idx, num_blocks, Int32(0)
+        if cutlass.const_expr(num_cta == 2):
+            first_tile, stride, cta_rank = block_idx >> 1, num_blocks >> 1, block_idx & 1
 
         # Storage
         smem = SmemAllocator()
@@ -173,51 +175,43 @@ class GroupedGemmSm100:
             )
         )
 
-        # Pipelines
-        cluster_layout_vmnk = cute.make_layout((num_cta, 1, 1, 1))
-        one_thread = pipeline.CooperativeGroup(pipeline.Agent.Thread)
+        ab = Ring(smem.allocate_array(Int64, 2 * num_stage), num_stage)
+        staging = smem.allocate_array(Uint8, STAGING_BYTES, byte_alignment=OPERAND_ALIGN_BYTES).toint()
         num_epilogue_warps = num_cta * len(schedule.epilogue_warp_ids)
-        ab_producer, ab_consumer = pipeline.PipelineTmaUmma.create(
-            barrier_storage=smem.allocate_array(Int64, 2 * num_stage),
-            num_stages=num_stage,
-            producer_group=one_thread,
-            consumer_group=one_thread,
-            tx_count=num_cta * plan.stage_bytes,
-            cta_layout_vmnk=cluster_layout_vmnk,
-            defer_sync=True,
-        ).make_participants()
-        acc_producer, acc_consumer = pipeline.PipelineUmmaAsync.create(
-            barrier_storage=smem.allocate_array(Int64, 2 * self.tmem.num_acc_barrier_stage),
-            num_stages=self.tmem.num_acc_barrier_stage,
-            producer_group=one_thread,
-            consumer_group=pipeline.CooperativeGroup(pipeline.Agent.Thread, num_epilogue_warps),
-            cta_layout_vmnk=cluster_layout_vmnk,
-            defer_sync=True,
-        ).make_participants()
-        tmem = TmemAllocator(
-            smem.allocate(Int32, byte_alignment=8),
-            barrier_for_retrieve=pipeline.NamedBarrier(TMEM_BARRIER_ID, schedule.num_tmem_threads),
-            allocator_warp_id=schedule.mma_warp_id,
-            is_two_cta=config.use_2cta_instrs,
-            two_cta_tmem_dealloc_mbar_ptr=smem.allocate(Int64, byte_alignment=8)
-            if config.use_2cta_instrs
-            else None,
-        )
-        cute.arch.mbarrier_init_fence()
-        if cutlass.const_expr(num_cta > 1):
-            # The peer's barriers are signalled from here, too.
-            cute.arch.cluster_arrive_relaxed()
-            cute.arch.cluster_wait()
-        else:
-            cute.arch.sync_threads()
+        num_acc_stage = self.tmem.num_acc_barrier_stage
+        acc = Ring(smem.allocate_array(Int64, 2 * num_acc_stage), num_acc_stage)
+        # Completes when the epilogues, of both CTAs of a pair, have read their last accumulator; a CTA of its own whose
+        # accumulators are released after their last slice knows it from them.
+        waits_for_unused = num_cta == 2 or self.tmem.is_released_early
+        tmem_unused = smem.allocate(Int64, byte_alignment=8)
+        tmem_address = smem.allocate(Int32, byte_alignment=8)
 
-        # All above may run while the previous kernel ends; what it wrote is there from here on. The next kernel may
-        # set itself up as soon as there is room for it.
-        cute.arch.griddepcontrol_wait()
+        # Barriers: each warp makes those that it waits for first
+        if warp_idx == schedule.load_warp_id:
+            prefetch_descriptors(descriptors)
+            with cute.arch.elect_one():
+                init_ring(ab, 1, 1)
+                cute.arch.mbarrier_init_fence()
+        if warp_idx == schedule.mma_warp_id:
+            with cute.arch.elect_one():
+                init_ring(acc, 1, num_epilogue_warps)
+                if cutlass.const_expr(waits_for_unused):
+                    cute.arch.mbarrier_init(tmem_unused, num_epilogue_warps)
+                cute.arch.mbarrier_init_fence()
+        # The next kernel may set itself up as soon as there is room for it.
         cute.arch.griddepcontrol_launch_dependents()
+        if cutlass.const_expr(num_cta == 2):
+            cute.arch.cluster_arrive_relaxed()
+        if cutlass.const_expr(self.form != "list"):
+            # The previous kernel may have written the groups' sizes.
+            cute.arch.griddepcontrol_wait()
 
         # ---- LOAD --------------------------------------------------------------------------------------
         if warp_idx == schedule.load_warp_id:
+            if cutlass.const_expr(num_cta == 1):
+                cute.arch.barrier_arrive(
+                    barrier_id=START_BARRIER_ID, number_of_threads=schedule.threads_per_cta
+                )
             run_load(
                 LoadArgs(
                     descriptors=descriptors,
@@ -226,7 +220,7 @@ class GroupedGemmSm100:
                     config=config,
                     groups=groups,
                     cta_rank=cta_rank,
-                    ab_producer=ab_producer,
+                    ab=ab,
                     chain=chain,
                 ),
                 first_tile,
@@ -235,9 +229,10 @@ class GroupedGemmSm100:
 
         # ---- MMA ---------------------------------------------------------------------------------------
         if warp_idx == schedule.mma_warp_id:
-            tmem.allocate(self.tmem.alloc_cols)
-            tmem.wait_for_alloc()
-            tmem_ptr = tmem.retrieve_ptr(Float32)
+            cute.arch.alloc_tmem(self.tmem.alloc_cols, tmem_address, is_two_cta=config.use_2cta_instrs)
+            self._wait_for_start()
+            tmem_ptr = cute.arch.retrieve_tmem_ptr(Float32, TMEM_ALIGN, tmem_address)
+            cute.arch.relinquish_tmem_alloc_permit(is_two_cta=config.use_2cta_instrs)
             if cta_rank == 0:
                 run_mma(
                     MmaArgs(
@@ -247,23 +242,23 @@ class GroupedGemmSm100:
                         smem=plan,
                         config=config,
                         groups=groups,
-                        ab_consumer=ab_consumer,
-                        acc_producer=acc_producer,
+                        ab=ab,
+                        acc=acc,
                     ),
                     first_tile,
                     stride,
                 )
-            tmem.relinquish_alloc_permit()
-            # The epilogue has read its last slice.
-            tmem.wait_for_alloc()
-            tmem.free(tmem_ptr)
+            if cutlass.const_expr(waits_for_unused):
+                cute.arch.mbarrier_wait(tmem_unused, CONSUMER_PHASE)
+            cute.arch.dealloc_tmem(tmem_ptr, self.tmem.alloc_cols, is_two_cta=config.use_2cta_instrs)
 
         # ---- EPILOGUE ----------------------------------------------------------------------------------
         if warp_idx < schedule.mma_warp_id:
-            tmem.wait_for_alloc()
+            self._wait_for_start()
+            cute.arch.griddepcontrol_wait()
             run_epilogue(
                 EpilogueArgs(
-                    tmem_ptr=tmem.retrieve_ptr(Float32),
+                    tmem_ptr=cute.arch.retrieve_tmem_ptr(Float32, TMEM_ALIGN, tmem_address),
                     tmem=self.tmem,
                     outputs=outputs,
                     out_dtype=self.out_dtype,
@@ -271,7 +266,9 @@ class GroupedGemmSm100:
                     config=config,
                     groups=groups,
                     cta_rank=cta_rank,
-                    acc_consumer=acc_consumer,
+                    acc=acc,
+                    tmem_unused=tmem_unused,
+                    staging=staging,
                     activation=self.activation,
                     weight_layout=self.weight_layout,
                     chain=chain,
@@ -279,4 +276,12 @@ class GroupedGemmSm100:
                 first_tile,
                 stride,
             )
-            tmem.wait_for_alloc()
+
+    @cute.jit
+    def _wait_for_start(self):
+        """Wait until all warps have made their barriers, in both CTAs of a pair, and tensor memory is allocated."""
+        num_threads = self.schedule.threads_per_cta
+        if cutlass.const_expr(self.config.cluster_size == 2):
+            cute.arch.cluster_wait()
+            num_threads = self.schedule.num_tmem_threads
+        cute.arch.barrier(barrier_id=START_BARRIER_ID, number_of_threads=num_threads)

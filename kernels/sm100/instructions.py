@@ -7,6 +7,7 @@ tile at the end of a group costs what its rows cost, and descriptors are plain i
 import cutlass
 import cutlass.cute as cute
 from cutlass import Int32, Int64
+from cutlass.cute.nvgpu import tcgen05
 
 # Shared-memory matrix descriptors (PTX ISA 9.7.16.4.1) without their start address.
 # K-major rows of 128 bytes in the 128-byte swizzle: eight rows, 1024 bytes, to the next row group.
@@ -18,6 +19,8 @@ DESCRIPTOR_UNIT_BYTES = 16
 MMA_DESCRIPTOR = 1 << 7 | 1 << 10
 MMA_DESCRIPTOR_N_SHIFT = 17 - 3
 MMA_DESCRIPTOR_M_SHIFT = 27 - 7
+# Both CTAs of a pair, which is a cluster.
+PAIR_MASK = 3
 
 
 def smem_descriptor(template: int, address: Int32) -> Int64:
@@ -64,3 +67,12 @@ def block_scaled_mma(
         "[{$r0}], {$r1}, {$r2}, {$r3}, [{$r4}], [{$r5}], accumulate; }",
         read_only_args=[acc, a, b, instruction, sfa, sfb, accumulate],
     )
+
+
+@cute.jit
+def commit_mma(barrier: cute.Pointer, num_cta: cutlass.Constexpr):
+    """Arrive at ``barrier``, and at the pair's other one of that place, when all this thread's MMAs and copies are done."""
+    if cutlass.const_expr(num_cta == 2):
+        tcgen05.commit(barrier, PAIR_MASK, tcgen05.CtaGroup.TWO)
+    else:
+        tcgen05.commit(barrier)

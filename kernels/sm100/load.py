@@ -1,6 +1,6 @@
 """LOAD role: one warp that keeps the shared-memory ring full with TMA.
 
-Produces ``ab`` (all operands and their scales of one K tile a stage). Touches no tensor memory and no output.
+Fills ``ab`` (all operands and their scales of one K tile a stage). Touches no tensor memory and no output.
 Each CTA of a pair brings its half of both operands; the N side's scales, which both need, each brings half of for both.
 """
 
@@ -8,7 +8,6 @@ from dataclasses import dataclass
 
 import cutlass
 import cutlass.cute as cute
-import cutlass.pipeline as pipeline
 from cutlass import Int32
 
 from nvfp4_cute.arch.sm100 import SF_ATOM_ROWS, SmemPlan
@@ -16,9 +15,11 @@ from nvfp4_cute.config import KernelConfig
 
 from ..common.chain import Chain, wait_for_layer_before
 from ..common.operand_maps import SF_BLOCK_BYTES, Descriptors, descriptor_addresses
+from ..common.ring import PRODUCER_PHASE, Ring, next_stage, wait_until_empty
 from ..common.sides import mma_sides
 from ..common.tma_load import EVICT_FIRST, EVICT_LAST, tma_load
 from .columns import mma_columns
+from .instructions import PAIR_MASK
 from .operands import make_boxes
 
 
@@ -48,14 +49,17 @@ class LoadArgs:
     config: KernelConfig
     groups: object
     cta_rank: Int32
-    ab_producer: pipeline.PipelineProducer
+    ab: Ring
     chain: Chain | None
 
 
 @cute.jit
 def run_load(args: LoadArgs, first_tile: Int32, stride: Int32):
-    """Acquire an empty stage and issue its copies, once a K tile; their bytes complete the stage's barrier."""
-    ab_producer, config, groups = args.ab_producer, args.config, args.groups
+    """Wait for an empty stage and issue its copies, once a K tile; their bytes complete the stage's barrier.
+
+    The first tile's coordinates and tensor maps are parameters alone: they are found before anything is waited for.
+    """
+    ab, config, groups = args.ab, args.config, args.groups
     num_cta, rank = config.cluster_size, args.cta_rank
     boxes, smem, buffers = make_boxes(config), args.smem, args.buffers
     k_blocks = boxes.sf_m[0]
@@ -64,48 +68,85 @@ def run_load(args: LoadArgs, first_tile: Int32, stride: Int32):
     # This CTA's half of the N side's scales goes to both CTAs of the pair: half of the K blocks, or of the row blocks.
     split_k_blocks = boxes.sf_n[0] < k_blocks
     sf_n_offset = rank * (boxes.sf_n[0] * boxes.sf_n[1] * SF_BLOCK_BYTES)
-    mcast_mask = None
-    if cutlass.const_expr(num_cta == 2):
-        mcast_mask = Int32(3) << (cute.arch.block_idx_in_cluster() - rank)
+    mcast_mask = Int32(PAIR_MASK) if num_cta == 2 else None
+    stage, phase, num_unused = Int32(0), Int32(PRODUCER_PHASE), Int32(ab.num_stages)
     cursor = groups.first_cursor(first_tile, config.work_tile_mnk)
+    place = _locate(args, cursor)
+    if cutlass.const_expr(num_cta == 2):
+        # The leader's barriers count this CTA's bytes, and multicasts reach the peer.
+        cute.arch.cluster_wait()
+    # What the previous kernel wrote is there from here on.
+    cute.arch.griddepcontrol_wait()
     while groups.has_tile(cursor):
-        tile = groups.tile(cursor, config.work_tile_mnk)
-        desc_m = descriptor_addresses(args.descriptors.m, tile.slot)
-        desc_n = descriptor_addresses(args.descriptors.n, tile.slot)
-        desc_sf_m = descriptor_addresses(args.descriptors.sf_m, tile.slot)
-        desc_sf_n = descriptor_addresses(args.descriptors.sf_n, tile.slot)
-        m_side, n_side = mma_sides(config, tile)
-        row_m = m_side.first_row + rank * boxes.rows_m
-        row_n = n_side.first_row + rank * (mma_columns(config, n_side) // num_cta)
-        block_m = m_side.origin.sf_block + row_m // SF_ATOM_ROWS
-        block_n = n_side.origin.sf_block + n_side.first_row // SF_ATOM_ROWS
-        if cutlass.const_expr(not split_k_blocks):
-            block_n += rank * boxes.sf_n[1]
-        row_m, row_n = m_side.origin.row + row_m, n_side.origin.row + row_n
+        slot, k_tile_cnt, row_m, row_n, block_m, block_n, batch_m, batch_n, *addresses = place
+        desc_m, desc_sf_m = addresses[: smem.num_m], addresses[smem.num_m : 2 * smem.num_m]
+        desc_n, desc_sf_n = addresses[2 * smem.num_m : -smem.num_n], addresses[-smem.num_n :]
         if cutlass.const_expr(args.chain is not None):
-            wait_for_layer_before(args.chain, tile.slot)
-        for k_tile_idx in cutlass.range(tile.k_tile_cnt, unroll=1):
-            stage = ab_producer.acquire_and_advance()
-            barrier = stage.barrier.toint()
+            wait_for_layer_before(args.chain, slot)
+        for k_tile_idx in cutlass.range(k_tile_cnt, unroll=1):
+            full = ab.full(stage)
             k, k_block = k_tile_idx * config.cta_tile_shape_mnk[2], k_tile_idx * k_blocks
             k_block_n = k_block + rank * boxes.sf_n[0] if split_k_blocks else k_block
+            # A stage that was never filled is empty.
+            if num_unused == 0:
+                cute.arch.mbarrier_wait(ab.empty(stage), phase)
+            num_unused = cutlass.max(num_unused - 1, 0)
             with cute.arch.elect_one():
-                coords = (k, row_m, m_side.origin.batch)
+                if rank == 0:
+                    cute.arch.mbarrier_arrive_and_expect_tx(full, num_cta * smem.stage_bytes)
+                barrier = full.toint()
+                coords = (k, row_m, batch_m)
                 for i in cutlass.range_constexpr(smem.num_m):
-                    at = buffers.m[i] + stage.index * smem.a_stage_bytes
+                    at = buffers.m[i] + stage * smem.a_stage_bytes
                     tma_load(at, desc_m[i], coords, barrier, policy_m, num_cta)
-                coords = (k, row_n, n_side.origin.batch)
+                coords = (k, row_n, batch_n)
                 for i in cutlass.range_constexpr(smem.num_n):
-                    at = buffers.n[i] + stage.index * smem.b_stage_bytes
+                    at = buffers.n[i] + stage * smem.b_stage_bytes
                     tma_load(at, desc_n[i], coords, barrier, policy_n, num_cta)
-                coords = (0, k_block, block_m, m_side.origin.batch)
+                coords = (0, k_block, block_m, batch_m)
                 for i in cutlass.range_constexpr(smem.num_m):
-                    at = buffers.sf_m[i] + stage.index * smem.sfa_stage_bytes
+                    at = buffers.sf_m[i] + stage * smem.sfa_stage_bytes
                     tma_load(at, desc_sf_m[i], coords, barrier, policy_m, num_cta)
-                coords = (0, k_block_n, block_n, n_side.origin.batch)
+                coords = (0, k_block_n, block_n, batch_n)
                 for i in cutlass.range_constexpr(smem.num_n):
-                    at = buffers.sf_n[i] + stage.index * smem.sfb_stage_bytes + sf_n_offset
+                    at = buffers.sf_n[i] + stage * smem.sfb_stage_bytes + sf_n_offset
                     tma_load(at, desc_sf_n[i], coords, barrier, policy_n, num_cta, mcast_mask)
+            stage, phase = next_stage(ab, stage, phase)
         cursor = groups.next_cursor(cursor, stride, config.work_tile_mnk)
+        place = _locate(args, cursor)
     # Leave only after the MMA has released every stage: its arrivals must not reach a CTA that has exited.
-    ab_producer.tail()
+    wait_until_empty(ab, stage, phase)
+
+
+@cute.jit
+def _locate(args: LoadArgs, cursor: tuple) -> tuple:
+    """Of the tile at the cursor: slot, K tiles, this CTA's coordinates on both sides, addresses of the tensor maps.
+
+    Coordinates: rows of the operands, row blocks of their scales, batches; M side first.
+    """
+    config, rank, descriptors = args.config, args.cta_rank, args.descriptors
+    boxes, num_cta = make_boxes(config), config.cluster_size
+    tile = args.groups.tile(cursor, config.work_tile_mnk)
+    m_side, n_side = mma_sides(config, tile)
+    row_m = m_side.first_row + rank * boxes.rows_m
+    row_n = n_side.first_row
+    if cutlass.const_expr(num_cta == 2):
+        row_n += rank * (mma_columns(config, n_side) // num_cta)
+    block_m = m_side.origin.sf_block + row_m // SF_ATOM_ROWS
+    block_n = n_side.origin.sf_block + n_side.first_row // SF_ATOM_ROWS
+    if cutlass.const_expr(boxes.sf_n[0] == boxes.sf_m[0]):
+        block_n += rank * boxes.sf_n[1]
+    return (
+        tile.slot,
+        tile.k_tile_cnt,
+        m_side.origin.row + row_m,
+        n_side.origin.row + row_n,
+        block_m,
+        block_n,
+        Int32(m_side.origin.batch),
+        Int32(n_side.origin.batch),
+        *descriptor_addresses(descriptors.m, tile.slot),
+        *descriptor_addresses(descriptors.sf_m, tile.slot),
+        *descriptor_addresses(descriptors.n, tile.slot),
+        *descriptor_addresses(descriptors.sf_n, tile.slot),
+    )

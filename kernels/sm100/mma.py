@@ -1,19 +1,19 @@
 """MMA role: one warp that owns tensor memory and issues every tcgen05 copy and MMA.
 
-Consumes ``ab``, produces ``acc``. Of a pair's two warps only the leader's computes; both allocate and free.
+Empties ``ab``, fills ``acc``. Of a pair's two warps only the leader's computes; both allocate and free.
 """
 
 from dataclasses import dataclass
 
 import cutlass
 import cutlass.cute as cute
-import cutlass.pipeline as pipeline
 from cutlass import Int32, Int64
 
 from nvfp4_cute.arch.sm100 import MMA_INST_K, SF_ATOM_COLS, SF_ATOM_ROWS, SmemPlan, TmemMap
 from nvfp4_cute.config import KernelConfig
 
 from ..common.operand_maps import SF_BLOCK_BYTES
+from ..common.ring import CONSUMER_PHASE, PRODUCER_PHASE, Ring, next_stage, wait_until_empty
 from ..common.sides import mma_sides
 from .columns import mma_columns
 from .instructions import (
@@ -21,6 +21,7 @@ from .instructions import (
     OPERAND_DESCRIPTOR,
     SCALE_DESCRIPTOR,
     block_scaled_mma,
+    commit_mma,
     copy_scale_block,
     mma_descriptor,
     smem_descriptor,
@@ -47,8 +48,8 @@ class MmaArgs:
     smem: SmemPlan
     config: KernelConfig
     groups: object
-    ab_consumer: pipeline.PipelineConsumer
-    acc_producer: pipeline.PipelineProducer
+    ab: Ring
+    acc: Ring
 
 
 @cute.jit
@@ -59,7 +60,7 @@ def run_mma(args: MmaArgs, first_tile: Int32, stride: Int32):
     place of tensor memory: tcgen05.cp and tcgen05.mma of one thread execute in order (PTX ISA
     9.7.16.6.2), so the next K tile's copy cannot overtake the MMAs that still read the previous one's.
     """
-    ab_consumer, acc_producer, config, groups = args.ab_consumer, args.acc_producer, args.config, args.groups
+    ab, acc, config, groups = args.ab, args.acc, args.config, args.groups
     tmem, smem, num_cta = args.tmem, args.smem, config.cluster_size
     num_k_block = config.cta_tile_shape_mnk[2] // MMA_INST_K
     blocks_n = smem.sfb_stage_bytes // (SF_BLOCK_BYTES * num_k_block)
@@ -71,7 +72,8 @@ def run_mma(args: MmaArgs, first_tile: Int32, stride: Int32):
     sfa_cols, sfb_cols = SF_ATOM_COLS * num_k_block, SF_ATOM_COLS * num_k_block * blocks_n
     sfa = [args.tmem_base + tmem.sfa_col + i * sfa_cols for i in range(smem.num_m)]
     sfb = [args.tmem_base + tmem.sfb_col + i * sfb_cols for i in range(smem.num_n)]
-    acc_idx = Int32(0)
+    stage, phase = Int32(0), Int32(CONSUMER_PHASE)
+    acc_stage, acc_phase, acc_idx = Int32(0), Int32(PRODUCER_PHASE), Int32(0)
     cursor = groups.first_cursor(first_tile, config.work_tile_mnk)
     while groups.has_tile(cursor):
         tile = groups.tile(cursor, config.work_tile_mnk)
@@ -79,14 +81,14 @@ def run_mma(args: MmaArgs, first_tile: Int32, stride: Int32):
         instruction = mma_descriptor(mma_columns(config, n_side), num_cta)
         # A tile that does not start with a scale block finds its scales some columns further.
         sfb_tile_offset = n_side.first_row % SF_ATOM_ROWS // SF_COLUMN_ROWS
-        acc_stage = acc_producer.acquire_and_advance()
-        acc = args.tmem_base + acc_idx * tmem.acc_stride
+        accumulator = args.tmem_base + acc_idx * tmem.acc_stride
+        cute.arch.mbarrier_wait(acc.empty(acc_stage), acc_phase)
         for k_tile_idx in cutlass.range(tile.k_tile_cnt, unroll=1):
-            stage = ab_consumer.wait_and_advance()
             at_m = _at_stage(desc_m, stage, smem.a_stage_bytes)
             at_n = _at_stage(desc_n, stage, smem.b_stage_bytes)
             at_sf_m = _at_stage(desc_sf_m, stage, smem.sfa_stage_bytes)
             at_sf_n = _at_stage(desc_sf_n, stage, smem.sfb_stage_bytes)
+            cute.arch.mbarrier_wait(ab.full(stage), phase)
             with cute.arch.elect_one():
                 for k_block in cutlass.range_constexpr(num_k_block):
                     sfa_block = k_block * SF_ATOM_COLS
@@ -107,7 +109,7 @@ def run_mma(args: MmaArgs, first_tile: Int32, stride: Int32):
                     for product in cutlass.range_constexpr(smem.num_m * smem.num_n):
                         m_idx, n_idx = product % smem.num_m, product % smem.num_n
                         block_scaled_mma(
-                            acc + product * config.cta_tile_shape_mnk[1],
+                            accumulator + product * config.cta_tile_shape_mnk[1],
                             at_m[m_idx] + k_offset,
                             at_n[n_idx] + k_offset,
                             instruction,
@@ -116,15 +118,18 @@ def run_mma(args: MmaArgs, first_tile: Int32, stride: Int32):
                             accumulate,
                             num_cta,
                         )
-            stage.release()
-        acc_stage.commit()
+                commit_mma(ab.empty(stage), num_cta)
+            stage, phase = next_stage(ab, stage, phase)
+        with cute.arch.elect_one():
+            commit_mma(acc.full(acc_stage), num_cta)
+        acc_stage, acc_phase = next_stage(acc, acc_stage, acc_phase)
         acc_idx = acc_idx + 1 if acc_idx + 1 < tmem.num_acc_stage else Int32(0)
         cursor = groups.next_cursor(cursor, stride, config.work_tile_mnk)
-    # The epilogues have read the last accumulator once its stage is empty again: no arrival is under way.
-    acc_producer.tail()
+    # The epilogues of all CTAs have read the last accumulator: tensor memory is free, and no arrival is under way.
+    wait_until_empty(acc, acc_stage, acc_phase)
 
 
-def _at_stage(descriptors: list, stage, stage_bytes: int) -> list:
+def _at_stage(descriptors: list, stage: Int32, stage_bytes: int) -> list:
     """Shared-memory descriptors of every operand's part of a stage."""
-    offset = Int64(stage.index * (stage_bytes // DESCRIPTOR_UNIT_BYTES))
+    offset = Int64(stage * (stage_bytes // DESCRIPTOR_UNIT_BYTES))
     return [descriptor + offset for descriptor in descriptors]

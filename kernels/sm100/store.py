@@ -1,4 +1,4 @@
-"""How a slice of converted results reaches global memory: fp16, bf16 and fp32 outputs of either order.
+"""How a slice of fp32 results reaches global memory, in an output of either order.
 
 Where the output runs along the MMA's N side, a thread stores a run of its row at once; where it runs along the M side,
 the 32 lanes of a warp store a run of a column together. Nothing beyond the group's extents is touched.
@@ -13,14 +13,10 @@ from cutlass import Boolean, Int32, Int64
 from ..common.group_table import WorkTile
 from ..common.output_table import OutputTable, group_output
 from ..common.sides import TileSide
-from ..common.warp_schedule import WARP_SIZE
 
 # Widths of a thread's store: sm_100 writes a whole 32-byte sector at once; rows of odd pitches start in mid-sector.
 WIDE_STORE_BYTES = 32
 STORE_BYTES = 16
-WORD_BYTES = 4
-# Byte permutations of (own, neighbour's) words: both lower halves, or both upper ones with the neighbour's first.
-PICK_LOWER, PICK_UPPER = 0x5410, 0x3276
 
 
 @dataclass(frozen=True)
@@ -32,14 +28,12 @@ class RowTarget:
         step_bytes: from element to element.
         num_valid: elements that the group has from there on.
         is_row: whether the group has the row.
-        in_pairs: whether two lanes may store two rows as one word: the whole warp has rows, and words are aligned.
     """
 
     address: Int64
     step_bytes: Int64
     num_valid: Int32
     is_row: Boolean
-    in_pairs: Boolean | bool
 
 
 @cute.jit
@@ -59,12 +53,7 @@ def row_target(
     pitch_m, pitch_n = (column_pitch, row_pitch) if swap_ab else (row_pitch, column_pitch)
     address = origin + (Int64(row) * pitch_m + Int64(n_side.first_row) * pitch_n) * item_bytes
     step_bytes = pitch_n * item_bytes
-    in_pairs = False
-    if cutlass.const_expr(out_m_major != swap_ab and item_bytes == 2):
-        lane = cute.arch.lane_idx()
-        aligned = (address - lane * item_bytes) % WORD_BYTES == 0 and step_bytes % WORD_BYTES == 0
-        in_pairs = aligned and row - lane + WARP_SIZE <= m_side.extent
-    return RowTarget(address, step_bytes, n_side.extent - n_side.first_row, row < m_side.extent, in_pairs)
+    return RowTarget(address, step_bytes, n_side.extent - n_side.first_row, row < m_side.extent)
 
 
 @cute.jit
@@ -74,39 +63,17 @@ def store_slice(
     """Store consecutive elements of the row, from ``first_element`` on.
 
     Args:
-        values: converted results.
+        values: fp32 results.
         target: where the row goes.
         across_lanes: whether a run of the output lies along the MMA's M side, across the lanes of a warp.
     """
     address = target.address + Int64(first_element) * target.step_bytes
     num_valid = target.num_valid - first_element
     if cutlass.const_expr(across_lanes):
-        if target.in_pairs:
-            _store_column_pairs(values, address, target.step_bytes, num_valid)
-        elif target.is_row:
+        if target.is_row:
             _store_column_elements(values, address, target.step_bytes, num_valid)
     elif target.is_row:
         _store_run(values, address, num_valid)
-
-
-@cute.jit
-def _store_column_pairs(values: cute.Tensor, address: Int64, pitch_bytes: Int64, num_valid: Int32):
-    """Store the first ``num_valid`` 16-bit values, each in a column of its own, with half the stores.
-
-    Lanes 2i and 2i + 1 exchange values of columns 2j and 2j + 1: then each has both rows of one of the two columns.
-    """
-    is_odd = cute.arch.lane_idx() % 2
-    selector = PICK_UPPER if is_odd == 1 else Int32(PICK_LOWER)
-    words = cute.recast_tensor(values, Int32)
-    first_row = address - is_odd * 2
-    for i in cutlass.range_constexpr(cute.size(words)):
-        word = Int32(cute.arch.prmt(words[i], cute.arch.shuffle_sync_bfly(words[i], 1), selector))
-        column = 2 * i + is_odd
-        if column < num_valid:
-            ptr = cute.make_ptr(
-                Int32, first_row + column * pitch_bytes, cute.AddressSpace.gmem, assumed_align=WORD_BYTES
-            )
-            cute.make_tensor(ptr, cute.make_layout(1))[0] = word
 
 
 @cute.jit

@@ -50,8 +50,10 @@ DUAL_CANDIDATES = (
 # And for those with interleaved weights: both products of a result have to lie in one row of tensor memory.
 INTERLEAVED_CANDIDATES = tuple(c for c in CANDIDATES if not c.swap_ab)
 SMEM_CAPACITY_BYTES = 227 * 1024
-# Barriers and the tensor-memory address; operand buffers come first and are whole multiples of their alignment.
-SMEM_RESERVED_BYTES = 2048
+# Where the four epilogue warps turn slices of 32 rows and columns of 16-bit results.
+STAGING_BYTES = 4 * 32 * 32 * 2
+# Besides, barriers and the tensor-memory address; operand buffers come first and are whole multiples of their alignment.
+SMEM_RESERVED_BYTES = STAGING_BYTES + 1024
 TMEM_COLS = 512
 MMA_INST_K = 64
 # Rows of the M side that one CTA holds: the lanes of tensor memory.
@@ -124,6 +126,11 @@ class TmemMap:
     def overlap_cols(self) -> int:
         """Columns that two accumulators share: the epilogue reads them first."""
         return self.acc_cols - self.acc_stride
+
+    @property
+    def is_released_early(self) -> bool:
+        """Whether the MMA may have an accumulator back before its last slice is read."""
+        return self.overlap_cols > 0
 
     @property
     def num_acc_barrier_stage(self) -> int:

@@ -46,8 +46,9 @@ WAIT = re.compile(
     r"\{\s*\.reg \.pred\s+P1;\s*LAB_WAIT:\s*mbarrier\.try_wait\.parity\.shared\.b64 P1, \[(?P<at>\S+)\], (?P<parity>\S+),"
     r"[^}]*\}"
 )
-AB_EMPTY, _, _, ACC_EMPTY, AB_FULL, ACC_TAIL, ACC_FULL = range(7)
-"""The kernel's waits, in program order; the second and third are the load warp's tail."""
+NUM_WAITS = 6
+AB_EMPTY, _, ACC_EMPTY, AB_FULL, ACC_TAIL, ACC_FULL = range(NUM_WAITS)
+"""The kernel's waits, in program order; the second is the load warp's tail."""
 
 
 def matches(ptx: str, pattern: str | re.Pattern, count: int) -> list[re.Match]:
@@ -81,12 +82,12 @@ def every(pattern: str, text: str, *, count: int) -> Callable[[str], str]:
 
 
 def drop_wait(which: int) -> Callable[[str], str]:
-    return lambda ptx: splice(ptx, matches(ptx, WAIT, 7)[which], "")
+    return lambda ptx: splice(ptx, matches(ptx, WAIT, NUM_WAITS)[which], "")
 
 
 def swap_parity(which: int) -> Callable[[str], str]:
     def mutate(ptx: str) -> str:
-        match = matches(ptx, WAIT, 7)[which]
+        match = matches(ptx, WAIT, NUM_WAITS)[which]
         block = match.group().replace(match["parity"] + ",", "SWAPPED,")
         swapped = f".reg .b32 SWAPPED;\nxor.b32 SWAPPED, {match['parity']}, 1;\n"
         return splice(ptx, match, block.replace("{", "{\n" + swapped, 1))
@@ -113,7 +114,6 @@ NUM_RELEASES = 1
 EXPECT = rf"mov\.b32 \s*(\S+), {STAGE_BYTES};"
 CP = r"tcgen05\.cp\.cta_group::1\.32x128b\.warpx4 .*;\n"
 MMA = r"(tcgen05\.mma\.cta_group::1\.kind::mxf4nvf4\S+) \[(\S+)\], (.*), \[(\S+)\], \[(\S+)\], (\S+);"
-TMEM_BARRIER = r"bar\.sync\s+1, 160;"
 WAIT_LD = r"tcgen05\.wait::ld\.sync\.aligned;"
 TMA = r"(cp\.async\.bulk\.tensor\.3d\S+) \[(\S+?)\], (.*);"
 
@@ -144,22 +144,10 @@ def same_tile(ptx: str) -> str:
     return splice(ptx, last, f"{last.group()}\nand.b32 {last[1]}, {last[1]}, -2;")
 
 
-def first_barriers(ptx: str) -> str:
-    """Without the barriers behind the allocation; those before tensor memory is freed stay."""
-    mma_alloc, _, epilogue_alloc, _ = matches(ptx, TMEM_BARRIER, 4)
-    return splice(splice(ptx, epilogue_alloc, ""), mma_alloc, "")
-
-
-def last_barriers(ptx: str) -> str:
-    """Without what tensor memory's last readers and its owner meet at, and without the owner's last wait."""
-    _, mma_free, _, epilogue_free = matches(ptx, TMEM_BARRIER, 4)
-    return drop_wait(ACC_TAIL)(splice(splice(ptx, epilogue_free, ""), mma_free, ""))
-
-
 FAULTS = (
     Fault("no wait for the operands", drop_wait(AB_FULL), ("race", "uninitialised"), r"tcgen05\.(cp|mma).*(TMA load|nobody wrote)"),
     Fault("no wait for a free stage", drop_wait(AB_EMPTY), ("race", "mbarrier"), r"TMA load|mbarrier"),
-    Fault("no wait for the accumulator", drop_wait(ACC_FULL), ("race",), r"tcgen05\.ld.*tcgen05\.mma|tcgen05\.mma.*tcgen05\.ld"),
+    Fault("no wait for the accumulator", drop_wait(ACC_FULL), ("race", "uninitialised"), r"register that tcgen05\.ld|tcgen05\.ld.*tcgen05\.mma|tcgen05\.mma.*tcgen05\.ld"),
     Fault("no wait for a free accumulator", drop_wait(ACC_EMPTY), ("race",), r"tcgen05\.mma.*tcgen05\.ld|tcgen05\.ld.*tcgen05\.mma"),
     Fault("swapped parity of the operands", swap_parity(AB_FULL), ("race", "uninitialised", "hang"), r"tcgen05\.(cp|mma)|hangs"),
     Fault("swapped parity of the free accumulator", swap_parity(ACC_EMPTY), ("hang",), r"(?s)hangs.*mbarrier smem"),
@@ -172,9 +160,9 @@ FAULTS = (
     Fault("accumulator released early", early_release, ("race",), r"tcgen05\.mma.*tcgen05\.ld|tcgen05\.ld.*tcgen05\.mma"),
     Fault("too many transaction bytes", edit(EXPECT, rf"mov.b32 \1, {STAGE_BYTES + 16};"), ("hang",), r"16 tx bytes outstanding"),
     Fault("too few transaction bytes", edit(EXPECT, rf"mov.b32 \1, {STAGE_BYTES - 16};"), ("hang",), r"-16 tx bytes outstanding"),
-    Fault("no fence after the initialisation", edit(r"fence\.mbarrier_init\S+;", ""), ("mbarrier",), r"without a fence\.mbarrier_init"),
-    Fault("no barrier after the initialisation", edit(r"bar\.sync\s+0;", ""), ("mbarrier",), r"nothing orders them|no mbarrier was init"),
-    Fault("no barrier after the allocation", first_barriers, ("race", "uninitialised"), r"ld\.shared.*(tcgen05\.alloc|nobody wrote)|tcgen05\.alloc.*ld\.shared"),
+    Fault("no fence after the initialisation", edit(r"fence\.mbarrier_init\S+;", "", count=2), ("mbarrier",), r"without a fence\.mbarrier_init"),
+    Fault("no barrier after the initialisation", every(r"bar\.(sync|arrive)\s+1, 192;", "", count=3), ("mbarrier",), r"nothing orders them|no mbarrier was init"),
+    Fault("no barrier after the allocation", move(r"tcgen05\.alloc.*;\n", 1, 0, r"tcgen05\.relinquish"), ("race", "uninitialised"), r"ld\.shared.*(tcgen05\.alloc|nobody wrote)|tcgen05\.alloc.*ld\.shared"),
     Fault("a tile stored by two CTAs", same_tile, ("double-store",), r"`out\[\d\]`.*that st\.global"),
     Fault("rows shifted by one in the descriptor of A", edit(r"or\.b64 (.*), (46117566620\d+);", r"or.b64 \1, 4611756662049538056;", count=2), ("race", "uninitialised"), r"tcgen05\.mma|TMA load"),
     Fault("B loaded to the wrong place", edit(TMA, r"\1 [\2+128], \3;", count=2, index=1), ("race", "uninitialised"), r"tcgen05\.mma|TMA load"),
@@ -183,12 +171,12 @@ FAULTS = (
     Fault("scales taken from the accumulator's columns", edit(MMA, r"\1 [\2], \3, [\2], [\5], \6;", count=4), ("uninitialised", "race", "rule"), r"scale factors"),
     Fault("accumulator beyond the allocation", edit(MMA, r"\1 [\2+192], \3, [\4], [\5], \6;", count=4), ("tensor-memory",), r"not allocated"),
     Fault("accumulator over the scales", edit(MMA, r"\1 [\2+64], \3, [\4], [\5], \6;", count=4), ("uninitialised",), r"accumulator|tcgen05\.ld"),
-    Fault("another warp's quadrant", edit(r"and\.b32 (\s*\S+), (\S+), 14680064;", r"mov.b32 \1, 2097152;"), ("tensor-memory",), r"which can reach lanes"),
+    Fault("another warp's quadrant", edit(r"shl\.b32 (\s*\S+), (\S+), 21;", r"mov.b32 \1, 2097152;"), ("tensor-memory",), r"which can reach lanes"),
     Fault("tensor memory never freed", edit(r"tcgen05\.dealloc.*;", ""), ("tensor-memory",), r"256 columns at 0 still allocated"),
-    Fault("tensor memory freed too early", last_barriers, ("race", "tensor-memory"), r"tcgen05\.dealloc.*tcgen05\.(ld|mma)|not allocated"),
+    Fault("tensor memory freed too early", drop_wait(ACC_TAIL), ("race", "tensor-memory"), r"tcgen05\.dealloc.*tcgen05\.(ld|mma)|not allocated"),
     Fault("an arrival too many", every(RELEASE, r"mbarrier.arrive.shared.b64 _, \1, 3;", count=NUM_RELEASES), ("mbarrier",), r"more arrivals than the barrier expects"),
     Fault("an arrival too few", edit(r"(mov\.b32 \s*\S+), 4;(?=\s*mbarrier\.init)", r"\1, 5;"), ("hang",), r"(?s)hangs.*pending 1 of 5 arrivals.*arrivals came from"),
-    Fault("rows below the output stored", every(r"(setp\.ge\.s32 \s*(%p\d+), %r\d+, )(%r\d+)(;\s*@\2 bra[^;]*;)(?=(?:(?!setp\.ge)[\s\S])*?st\.global)", r"\g<1>0x7fffffff\4", count=1), ("out-of-bounds", "double-store"), r"outside every live range|is read-only|writes too"),
+    Fault("rows below the output stored", every(r"(setp\.lt\.s32 \s*(%p\d+), )%r\d+(, \d+;\s*@\2 bra[^;]*;[^$@]*?st\.global\.v4)", r"\g<1>127\3", count=4), ("out-of-bounds", "double-store"), r"outside every live range|is read-only|writes too"),
 )  # fmt: skip
 
 

@@ -1,0 +1,163 @@
+"""How a slice of 16-bit results reaches global memory: turned in shared memory into runs of the output.
+
+A warp holds 32 x 32 results, a row of the MMA's M side a lane. The output runs along one of the two sides: 32 runs of 64
+bytes. They pass through 2 KB of shared memory of the warp's own, so that four lanes store a run in 16-byte units: a store
+of a lane's own run would touch 32 lines for 32 bytes of each. Units are swizzled by the run: no bank meets two lanes.
+"""
+
+from dataclasses import dataclass
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import Boolean, Int32, Int64, Uint32
+
+from ..common.global_access import store_half, store_words
+from ..common.group_table import WorkTile
+from ..common.output_table import OutputTable, group_output
+from ..common.sides import TileSide
+
+SLICE = 32  # rows and columns
+ITEM_BYTES = 2
+UNIT_VALUES, UNIT_BYTES = 8, 16
+RUN_BYTES = SLICE * ITEM_BYTES
+UNITS = RUN_BYTES // UNIT_BYTES
+WARP_BYTES = SLICE * RUN_BYTES
+# Runs that a warp stores at once, and how often it does.
+RUNS_AT_ONCE = 32 // UNITS
+NUM_ROUNDS = SLICE // RUNS_AT_ONCE
+ROUND_BYTES = RUNS_AT_ONCE * RUN_BYTES
+
+
+@dataclass(frozen=True)
+class StagedTarget:
+    """Where a warp's part of a tile goes, as one lane stores it: unit ``lane % 4`` of every eighth run.
+
+    Attributes:
+        address: of the lane's first unit.
+        pitch_bytes: from run to run.
+        num_runs, num_values: runs and values of a run that the group has, from the lane's first unit on.
+        is_aligned: whether every run of the tile begins on a unit.
+    """
+
+    address: Int64
+    pitch_bytes: Int64
+    num_runs: Int32
+    num_values: Int32
+    is_aligned: Boolean
+
+
+@cute.jit
+def staged_target(
+    outputs: OutputTable,
+    tile: WorkTile,
+    m_row: Int32,
+    m_side: TileSide,
+    n_side: TileSide,
+    dtype: cutlass.Constexpr,
+    out_m_major: cutlass.Constexpr,
+    swap_ab: cutlass.Constexpr,
+) -> StagedTarget:
+    """Target of the warp whose first row of the M side is ``m_row``, in the tile's columns."""
+    lane = cute.arch.lane_idx()
+    run, first_value = lane // UNITS, lane % UNITS * UNIT_VALUES
+    origin, row_pitch, column_pitch = group_output(outputs, tile, dtype, out_m_major)
+    pitch_m, pitch_n = (column_pitch, row_pitch) if swap_ab else (row_pitch, column_pitch)
+    start = origin + (Int64(m_row) * pitch_m + Int64(n_side.first_row) * pitch_n) * ITEM_BYTES
+    rows_m, rows_n = m_side.extent - m_row, n_side.extent - n_side.first_row
+    num_runs, num_values, pitch_bytes = rows_m, rows_n, pitch_m * ITEM_BYTES
+    if cutlass.const_expr(out_m_major != swap_ab):
+        num_runs, num_values, pitch_bytes = rows_n, rows_m, pitch_n * ITEM_BYTES
+    return StagedTarget(
+        start + run * pitch_bytes + first_value * ITEM_BYTES,
+        pitch_bytes,
+        num_runs - run,
+        num_values - first_value,
+        (start | pitch_bytes) % UNIT_BYTES == 0,
+    )
+
+
+@cute.jit
+def store_staged(
+    words: list,
+    target: StagedTarget,
+    column: Int32,
+    across_lanes: cutlass.Constexpr,
+    staging: Int32,
+):
+    """Store what the group has of a slice. A whole warp calls this.
+
+    Args:
+        words: 32 results of this lane's row, two a word.
+        column: first column of the slice, counted from the tile's.
+        across_lanes: whether runs of the output lie along the M side: a lane's results belong to 32 runs.
+        staging: shared address of the warp's buffer.
+    """
+    lane = cute.arch.lane_idx()
+    address, num_runs, num_values = target.address, target.num_runs, target.num_values
+    # The slice before has been read.
+    cute.arch.sync_warp()
+    if cutlass.const_expr(across_lanes):
+        address += Int64(column) * target.pitch_bytes
+        num_runs -= column
+        _write_value_of_every_run(words, staging, lane)
+    else:
+        address += column * ITEM_BYTES
+        num_values -= column
+        _write_run(words, staging, lane)
+    cute.arch.sync_warp()
+    source = staging + lane // UNITS * RUN_BYTES + ((lane % UNITS) ^ (lane // (2 * UNITS))) * UNIT_BYTES
+    units = [_load_unit(source + i * ROUND_BYTES) for i in range(NUM_ROUNDS)]
+    step = RUNS_AT_ONCE * target.pitch_bytes
+    if target.is_aligned and num_values >= UNIT_VALUES:
+        for i in cutlass.range_constexpr(NUM_ROUNDS):
+            if i * RUNS_AT_ONCE < num_runs:
+                store_words(address + i * step, units[i])
+    else:
+        for i in cutlass.range_constexpr(NUM_ROUNDS):
+            if i * RUNS_AT_ONCE < num_runs:
+                _store_values(address + i * step, units[i], num_values)
+
+
+@cute.jit
+def _write_run(words: list, staging: Int32, lane: Int32):
+    """The lane's results are run ``lane``."""
+    for i in cutlass.range_constexpr(UNITS):
+        place = staging + lane * RUN_BYTES + (i ^ lane // 2 % UNITS) * UNIT_BYTES
+        cute.arch.inline_ptx(
+            "st.shared.v4.b32 [{$r0}], {{$r1}, {$r2}, {$r3}, {$r4}};",
+            read_only_args=[place, *words[4 * i : 4 * i + 4]],
+        )
+
+
+@cute.jit
+def _write_value_of_every_run(words: list, staging: Int32, lane: Int32):
+    """The lane's results are value ``lane`` of every run; two runs a word, whose swizzle is the same."""
+    within = lane % UNIT_VALUES * ITEM_BYTES
+    for swizzle in cutlass.range_constexpr(UNITS):
+        place = staging + (lane // UNIT_VALUES ^ swizzle) * UNIT_BYTES + within
+        for i in cutlass.range_constexpr(swizzle, SLICE // 2, UNITS):
+            cute.arch.inline_ptx(
+                "{\n.reg .b16 lo, hi;\nmov.b32 {lo, hi}, {$r1};\n"
+                f"st.shared.b16 [{{$r0}}+{2 * i * RUN_BYTES}], lo;\n"
+                f"st.shared.b16 [{{$r0}}+{(2 * i + 1) * RUN_BYTES}], hi;\n}}",
+                read_only_args=[place, words[i]],
+            )
+
+
+def _load_unit(address: Int32) -> list:
+    """A unit of the warp's buffer as four words."""
+    return list(
+        cute.arch.inline_ptx(
+            "ld.shared.v4.b32 {{$w0}, {$w1}, {$w2}, {$w3}}, [{$r0}];",
+            write_only_types=[Uint32] * 4,
+            read_only_args=[address],
+        )
+    )
+
+
+@cute.jit
+def _store_values(address: Int64, unit: list, num_values: Int32):
+    """The first ``num_values`` of a unit, one by one."""
+    for i in cutlass.range_constexpr(UNIT_VALUES):
+        if i < num_values:
+            store_half(address + i * ITEM_BYTES, unit[i // 2] >> (16 * (i % 2)))
