@@ -418,7 +418,7 @@ def _check_lists(
     if outs is None:
         if result.dtype == NVFP4:
             outs = tuple(new_quantized_data((m, n), device) for m, n in out_sizes)
-            out_scales = tuple(new_quantized_scale(m, n, device).view(-1) for m, n in out_sizes)
+            out_scales = tuple(new_quantized_scale((m,), n, device).view(-1) for m, n in out_sizes)
         else:
             outs = tuple(torch.empty((m, n), dtype=result.dtype, device=device) for m, n in out_sizes)
     factor, *second_factor = (_alpha_tensor(alpha, device) for alpha in alphas.values())
@@ -452,10 +452,11 @@ def new_quantized_data(shape: Sequence[int], device: torch.device) -> torch.Tens
     return torch.empty((*rows, pitch), dtype=torch.uint8, device=device)[..., : n // 2]
 
 
-def new_quantized_scale(rows: int, n: int, device: torch.device) -> torch.Tensor:
-    """Uninitialised uint8 scales of NVFP4 results: [rm, rn, 32, 4, 4]."""
+def new_quantized_scale(lead: Sequence[int], n: int, device: torch.device) -> torch.Tensor:
+    """Uninitialised uint8 scales of NVFP4 results ``[..., M, N]``, ``lead`` without N: [..., rm, rn, 32, 4, 4]."""
+    *batches, rows = lead
     atoms = atom_counts(rows, n // SF_VEC_SIZE)
-    return torch.empty((*atoms, *ATOM_SHAPE), dtype=torch.uint8, device=device)
+    return torch.empty((*batches, *atoms, *ATOM_SHAPE), dtype=torch.uint8, device=device)
 
 
 def _parts(out: Any) -> tuple[list[Any], list[Any]]:

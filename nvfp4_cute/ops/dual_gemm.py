@@ -7,9 +7,8 @@ import torch
 
 from nvfp4_cute import backends
 from nvfp4_cute.config import KernelConfig
-from nvfp4_cute.errors import UnsupportedProblem
 from nvfp4_cute.formats import ScaleLayout
-from nvfp4_cute.ops.batches import as_alphas, split_batches
+from nvfp4_cute.ops.batches import as_alphas, one_factor, quantized_result, split_batches, split_quantized
 from nvfp4_cute.ops.device_groups import check_dual_device_groups
 from nvfp4_cute.ops.results import as_results, flat_outputs, global_scales, new_outputs
 from nvfp4_cute.problem import NVFP4, Activation, DualWeights, OutDtype, check_dual_operands
@@ -145,11 +144,11 @@ def dual_gemm(
         alpha1, alpha2: a factor for each product: a number, or float32 on the operands' device: one element, or [L].
         activation, limit, weight_layout, out_dtype, scale_layout, backend, config: as of :func:`grouped_dual_gemm`.
         out: [M, N] or [M, N, L], written in place, or with "nvfp4" an NVFP4Tensor; None allocates.
-        out_global_scale: with "nvfp4": a number, or a tensor of one element.
+        out_global_scale: with "nvfp4": a number, or a tensor of one element, for all batches.
 
     Returns:
         C, [M, N], or [M, N, L] where ``a`` has batches; rounded as in :func:`grouped_dual_gemm`. With "nvfp4" an
-        NVFP4Tensor (no batches).
+        NVFP4Tensor of [M, N] or [L, M, N], as of ``gemm``.
 
     Raises:
         As :func:`grouped_dual_gemm`.
@@ -176,29 +175,14 @@ def dual_gemm(
                 "out [M, N], or all of them with one more extent L"
             )
     batches = a.shape[2] if a.ndim == 3 else 1
-    if not isinstance(out_dtype, torch.dtype):
-        if a.ndim == 3:
-            raise UnsupportedProblem(
-                'out_dtype="nvfp4" with batches [M, K/2, L]: pass their views to grouped_dual_gemm'
-            )
-        (result,) = grouped_dual_gemm(
-            [a],
-            [b1],
-            b2 if b2 is None else [b2],
-            [a_scale],
-            [b1_scale],
-            b2_scale if b2_scale is None else [b2_scale],
-            as_alphas("alpha1", alpha1, 1),
-            as_alphas("alpha2", alpha2, 1),
-            out=None if out is None else [out],
-            out_global_scale=as_alphas("out_global_scale", out_global_scale, 1),
-            **options,
-        )
-        return result
+    n = len(b1) if weight_layout == "separate" else len(b1) // 2
+    lead = (*a.shape[2:], len(a))
+    factors = one_factor("out_global_scale", out_global_scale, batches, a.device)
     result = out
-    if result is None:
-        n = len(b1) if weight_layout == "separate" else len(b1) // 2
-        result = torch.empty((*a.shape[2:], len(a), n), dtype=out_dtype, device=a.device)
+    if out_dtype == NVFP4:
+        result = quantized_result(out, lead, n, a.device)
+    elif result is None:
+        result = torch.empty((*lead, n), dtype=out_dtype, device=a.device)
         result = result.permute(1, 2, 0) if a.ndim == 3 else result
     grouped_dual_gemm(
         split_batches(a),
@@ -211,11 +195,14 @@ def dual_gemm(
         else _scale_batches("b2_scale", b2_scale, b2, scale_layout),
         as_alphas("alpha1", alpha1, batches),
         as_alphas("alpha2", alpha2, batches),
-        out=split_batches(result),
-        out_global_scale=as_alphas("out_global_scale", out_global_scale, batches),
+        out=split_quantized(result) if out_dtype == NVFP4 else split_batches(result),
+        out_global_scale=factors,
         **options,
     )
-    return result
+    if out_dtype != NVFP4:
+        return result
+    shared = None if factors is None else factors[:1]
+    return as_results([result.data, result.scale], True, True, shared)[0]
 
 
 def _scale_batches(

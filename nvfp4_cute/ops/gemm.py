@@ -11,8 +11,15 @@ from nvfp4_cute.config import KernelConfig
 from nvfp4_cute.errors import UnsupportedProblem
 from nvfp4_cute.formats import SCALE_LAYOUTS, NVFP4Tensor, ScaleLayout
 from nvfp4_cute.ops import vector_checks as checks
-from nvfp4_cute.ops.batches import as_alphas, split_batches
-from nvfp4_cute.ops.grouped_gemm import grouped_gemm
+from nvfp4_cute.ops.batches import (
+    as_alphas,
+    as_factor,
+    one_factor,
+    quantized_result,
+    split_batches,
+    split_quantized,
+)
+from nvfp4_cute.ops.results import as_results
 from nvfp4_cute.ops.w4a16 import ACTIVATION_DTYPES, weight_only
 from nvfp4_cute.problem import NVFP4, GroupedOperands, GroupedProblem, OutDtype, check_list_operands
 
@@ -86,88 +93,97 @@ def gemm(
             anything.
         b_scale: the same of b.
         alpha: a number, or float32 on the operands' device: [L], or one element (copied L times where L > 1).
-        out: [M, N] or [M, N, L], rows or columns contiguous, written in place, or with "nvfp4" an NVFP4Tensor; None
-            allocates.
+        out: [M, N] or [M, N, L], rows or columns contiguous, written in place, or with "nvfp4" an NVFP4Tensor as it would
+            be returned, its scales contiguous; None allocates.
         out_dtype: float16, bfloat16, float32, or "nvfp4": the result quantized for the next layer, as ``grouped_gemm``
-            does it; no batches, N a multiple of 16.
-        out_global_scale: with "nvfp4": a number, or float32 of one element on the operands' device.
+            does it; N a multiple of 16.
+        out_global_scale: with "nvfp4": a number, or float32 of one element on the operands' device, for all batches.
         scale_layout: "blocked" or "rowmajor".
         backend, config: as of ``grouped_gemm``.
 
     Returns:
         C, [M, N], or [M, N, L] where ``a`` has batches (batch after batch in memory). fp32 accumulation; alpha multiplies
-        in fp32; one rounding to ``out_dtype``, to nearest even. With "nvfp4" an NVFP4Tensor.
+        in fp32; one rounding to ``out_dtype``, to nearest even. With "nvfp4" an NVFP4Tensor of [M, N], or of [L, M, N]: the
+        next call's ``a`` is its ``data.permute(1, 2, 0)`` then, and ``a_scale`` its ``scale``.
 
     Raises:
         TypeError, ValueError, UnsupportedProblem: an operand breaks a rule; the message names rule, value and fix.
         UnsupportedTarget: no kernel for the GPU. ConfigError: ``config`` cannot be built.
         Nothing is written to ``out`` when a check fails.
     """
-    if not isinstance(out_dtype, torch.dtype):
-        if a_scale is None or a.ndim == 3 or torch.compiler.is_compiling():
-            raise UnsupportedProblem(
-                'out_dtype="nvfp4" with 16-bit a, batches, or under torch.compile: call quantize on the result, or pass '
-                "views of the batches to grouped_gemm"
-            )
-        (quantized,) = grouped_gemm(
-            [a],
-            [b],
-            [a_scale],
-            [b_scale],
-            alpha=as_alphas("alpha", alpha, 1),
-            out=None if out is None else [out],
-            out_dtype=NVFP4,
-            out_global_scale=as_alphas("out_global_scale", out_global_scale, 1),
-            scale_layout=scale_layout,
-            backend=backend,
-            config=config,
-        )
-        return quantized
-    if out_global_scale is not None:
+    is_quantized = out_dtype == NVFP4
+    if is_quantized and a_scale is None:
+        raise UnsupportedProblem('out_dtype="nvfp4" with 16-bit a: call quantize on the result')
+    if out_global_scale is not None and not is_quantized:
         raise ValueError(
             f"out_global_scale is given and out_dtype={out_dtype}; it goes with out_dtype={NVFP4!r}"
         )
     if config is not None and a_scale is None:
         raise UnsupportedProblem("config with 16-bit a: that kernel has nothing to configure; leave it out")
     if torch.compiler.is_compiling():  # the custom op (ops.library) that a traced graph keeps
-        return _traced(a, b, a_scale, b_scale, alpha, out, config, (out_dtype, scale_layout, backend))
+        settings = (scale_layout, backend)
+        if is_quantized:
+            return _traced_quantized(a, b, a_scale, b_scale, alpha, out, out_global_scale, config, settings)
+        return _traced(a, b, a_scale, b_scale, alpha, out, config, (out_dtype, *settings))
     if a_scale is None or (isinstance(a, torch.Tensor) and a.dtype in ACTIVATION_DTYPES):
         if a_scale is not None:
             raise ValueError(
                 f"a is {a.dtype} and has an a_scale; 16-bit a has none: pass a_scale=None, or quantize(a)"
             )
         return weight_only(a, b, b_scale, alpha, out, ("a", "b", "b_scale"), out_dtype, scale_layout, backend)
-    inputs: list[Any] = [a, b, a_scale, b_scale] + ([] if alpha is None else [alpha])
-    outs: list[Any] = [] if out is None else [out]
+    factors = None
+    if out_global_scale is not None:
+        factors = one_factor("out_global_scale", out_global_scale, a.shape[2] if a.ndim == 3 else 1, a.device)
+    inputs: list[Any] = [a, b, a_scale, b_scale, *(x for x in (alpha, factors) if x is not None)]
+    outs: list[Any] = []
+    if out is not None:
+        outs = [out.data, getattr(out, "scale", None)] if is_quantized else [out]
     key, call = prepared.lookup(
-        inputs + outs, "gemm", alpha is None, len(outs), out_dtype, scale_layout, backend, config
+        inputs + outs,
+        "gemm",
+        alpha is None,
+        factors is None,
+        len(outs),
+        out_dtype,
+        scale_layout,
+        backend,
+        config,
     )
     if call is not None:
         outs = outs or call.new_outs()
         addresses = prepared.addresses_of(inputs + outs)
         if call.accepts(addresses, own_out=out is not None):
             call.launch(addresses)
-            return outs[0]
-    problem, operands, result = _check(a, b, a_scale, b_scale, alpha, out, out_dtype, scale_layout)
+            return _result(outs, factors)
+    problem, operands, outs = _check(a, b, a_scale, b_scale, alpha, out, out_dtype, factors, scale_layout)
     backends.get(backend, operands.device)(problem, operands, config)
-    if key is not None and result.numel() and backends.resolve(backend, result.device) == "cuda":
+    if key is not None and outs[0].numel() and backends.resolve(backend, operands.device) == "cuda":
         cuda = import_module("nvfp4_cute.backends.cuda")
         plan = cuda.plan_for(problem, operands.device, config)
         # A list of several batches has more addresses than there are tensors here.
         if plan.problem.form == "batched" or problem.num_groups == 1:
-            launch = plan.kernel, plan.table(operands), plan.address_places()
-            prepared.remember(key, *launch, [*inputs, result], 1)
-    return result
+            places = plan.address_places(has_global_scale=factors is not None)
+            launch = plan.kernel, plan.table(operands), places
+            prepared.remember(key, *launch, [*inputs, *outs], len(outs))
+    return _result(outs, factors)
+
+
+def _result(outs: list[torch.Tensor], factors: torch.Tensor | None) -> torch.Tensor | NVFP4Tensor:
+    """What the caller gets for one tensor, or for data and scales; all batches have one factor."""
+    is_quantized = len(outs) == 2
+    return as_results(outs, True, is_quantized, None if factors is None else factors[:1])[0]
 
 
 def _check(
-    a, b, a_scale, b_scale, alpha, out, out_dtype, scale_layout
-) -> tuple[GroupedProblem, GroupedOperands, torch.Tensor]:
-    """The problem, its operands, a view a batch, and the tensor to return."""
+    a, b, a_scale, b_scale, alpha, out, out_dtype, factors, scale_layout
+) -> tuple[GroupedProblem, GroupedOperands, list[torch.Tensor]]:
+    """The problem, its operands, a view a batch, and the tensors that are written."""
     checks.check_choice("scale_layout", scale_layout, SCALE_LAYOUTS)
-    checks.check_choice("out_dtype", out_dtype, checks.OUT_DTYPES)
+    checks.check_choice("out_dtype", out_dtype, (*checks.OUT_DTYPES, NVFP4))
+    is_quantized = out_dtype == NVFP4
     factor = alpha if isinstance(alpha, torch.Tensor) else None
-    named = {"a": a, "b": b, "a_scale": a_scale, "b_scale": b_scale, "alpha": factor, "out": out}
+    named = {"a": a, "b": b, "a_scale": a_scale, "b_scale": b_scale, "alpha": factor}
+    named["out"] = None if is_quantized else out
     device = checks.check_tensors(named)
     for name in ("a", "b", "out"):
         tensor = named[name]
@@ -183,20 +199,26 @@ def _check(
         raise ValueError("a has L=0 batches; pass at least one")
     sfa = _batched_scales("a_scale", a_scale, a, scale_layout)
     sfb = _batched_scales("b_scale", b_scale, b, scale_layout)
-    result = out
-    if result is None:
-        result = torch.empty((*a.shape[2:], len(a), len(b)), dtype=out_dtype, device=device)
-        result = result.permute(1, 2, 0) if a.ndim == 3 else result
+    if is_quantized:
+        quantized = quantized_result(out, (*a.shape[2:], len(a)), len(b), device)
+        results, outs = split_quantized(quantized), [quantized.data, quantized.scale]
+    else:
+        result = out
+        if result is None:
+            result = torch.empty((*a.shape[2:], len(a), len(b)), dtype=out_dtype, device=device)
+            result = result.permute(1, 2, 0) if a.ndim == 3 else result
+        results, outs = split_batches(result), [result]
     problem, operands = check_list_operands(
         split_batches(a),
         split_batches(b),
         list(sfa),
         list(sfb),
         as_alphas("alpha", alpha, batches),
-        split_batches(result),
+        results,
         out_dtype=out_dtype,
+        out_global_scale=factors,
     )
-    return replace(problem, form="batched"), operands, result
+    return replace(problem, form="batched"), operands, outs
 
 
 def _batched_scales(
@@ -218,10 +240,18 @@ def _traced(a, b, a_scale, b_scale, alpha, out, config, settings) -> torch.Tenso
     """The call as the custom op (``ops.library``) that a traced graph keeps."""
     if config is not None:
         raise UnsupportedProblem("config under torch.compile: leave it out, or call outside of the graph")
-    if isinstance(alpha, int | float):
-        alpha = torch.tensor([float(alpha)], dtype=torch.float32, device=a.device)
+    alpha = as_factor(alpha, a.device)
     ops = torch.ops.nvfp4_cute
     if out is None:
         return ops.gemm(a, b, a_scale, b_scale, alpha, *settings)
     ops.gemm_out(a, b, a_scale, b_scale, alpha, out, *settings)
     return out
+
+
+def _traced_quantized(a, b, a_scale, b_scale, alpha, out, global_scale, config, settings) -> NVFP4Tensor:
+    """The same with an NVFP4 result."""
+    if config is not None or out is not None:
+        raise UnsupportedProblem('out_dtype="nvfp4" under torch.compile: pass neither out nor config')
+    alpha, factor = (as_factor(x, a.device) for x in (alpha, global_scale))
+    data, scale = torch.ops.nvfp4_cute.gemm_nvfp4(a, b, a_scale, b_scale, alpha, factor, *settings)
+    return _result([data, scale], factor if factor is None else factor.reshape(1))

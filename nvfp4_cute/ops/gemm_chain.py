@@ -127,5 +127,5 @@ def gemm_chain(
 
 
 def _new_result(m: int, n: int, device: torch.device) -> NVFP4Tensor:
-    scale = new_quantized_scale(m, n, device).view(torch.float8_e4m3fn)
+    scale = new_quantized_scale((m,), n, device).view(torch.float8_e4m3fn)
     return NVFP4Tensor(new_quantized_data((m, n), device), scale, None, (m, n))

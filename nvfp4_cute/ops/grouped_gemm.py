@@ -253,12 +253,15 @@ def _traced(is_list, a, b, a_scale, b_scale, offs, alpha, masked_m, out, config,
 
 def _traced_quantized(is_list, operands, offs, alpha, masked_m, out, global_scale, config, settings) -> Any:
     """The same with NVFP4 results."""
-    if config is not None or out is not None or is_list:
-        raise UnsupportedProblem(
-            'out_dtype="nvfp4" under torch.compile: pass offs or masked_m, and neither out nor config'
-        )
+    if config is not None or out is not None:
+        raise UnsupportedProblem('out_dtype="nvfp4" under torch.compile: pass neither out nor config')
+    device = (operands[0][0] if is_list else operands[0]).device
     alpha, factors = (
-        torch.tensor(x, dtype=torch.float32, device=operands[0].device) if isinstance(x, list | tuple) else x
+        torch.tensor(x, dtype=torch.float32, device=device) if isinstance(x, list | tuple) else x
         for x in (alpha, global_scale)
     )
-    return torch.ops.nvfp4_cute.grouped_gemm_nvfp4(*operands, offs, alpha, masked_m, factors, *settings)
+    ops = torch.ops.nvfp4_cute
+    if is_list:
+        results = ops.grouped_gemm_list_nvfp4(*operands, alpha, factors, *settings)
+        return as_results(results, True, True, factors)
+    return ops.grouped_gemm_nvfp4(*operands, offs, alpha, masked_m, factors, *settings)

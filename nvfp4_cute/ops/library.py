@@ -11,17 +11,20 @@ import torch
 from torch.library import custom_op
 
 from nvfp4_cute.errors import UnsupportedProblem
+from nvfp4_cute.ops.dual_gemm import grouped_dual_gemm as eager_grouped_dual_gemm
 from nvfp4_cute.ops.gemm import gemm as eager_gemm
 from nvfp4_cute.ops.gemv import gemv as eager_gemv
 from nvfp4_cute.ops.grouped_gemm import grouped_gemm as eager_grouped_gemm
 from nvfp4_cute.ops.quantize import quantize as eager_quantize
-from nvfp4_cute.problem import NVFP4, new_quantized_data
+from nvfp4_cute.ops.results import as_results, flat_outputs
+from nvfp4_cute.problem import NVFP4, new_quantized_data, new_quantized_scale
 from nvfp4_cute.scale_layout import ATOM_ROWS, ATOM_SHAPE, atom_counts, num_k_blocks
 
 Tensors = list[torch.Tensor]
 # A schema says str where these want a literal.
-_gemm: Callable[..., torch.Tensor] = eager_gemm
+_gemm: Callable[..., Any] = eager_gemm
 _gemv: Callable[..., torch.Tensor] = eager_gemv
+_grouped_dual_gemm: Callable[..., Any] = eager_grouped_dual_gemm
 _grouped_gemm: Callable[..., Any] = eager_grouped_gemm
 _quantize: Callable[..., Any] = eager_quantize
 
@@ -123,6 +126,68 @@ def _(a, b, a_scale, b_scale, offs, alpha, masked_m, out_global_scale, scale_lay
     return data, a.new_empty((*lead, -(-n // 64), *ATOM_SHAPE), dtype=torch.float8_e4m3fn)
 
 
+@custom_op("nvfp4_cute::grouped_gemm_list_nvfp4", mutates_args=())
+def grouped_gemm_list_nvfp4(
+    a: Tensors,
+    b: Tensors,
+    a_scale: Tensors,
+    b_scale: Tensors,
+    alpha: torch.Tensor | None,
+    out_global_scale: torch.Tensor | None,
+    scale_layout: str,
+    backend: str,
+) -> Tensors:
+    """List form with NVFP4 results: all data, then all scales."""
+    results = _grouped_gemm(
+        a, b, a_scale, b_scale, None, alpha, out_dtype=NVFP4, out_global_scale=out_global_scale,
+        scale_layout=scale_layout, backend=backend,
+    )  # fmt: skip
+    return flat_outputs(results, True, True)
+
+
+@grouped_gemm_list_nvfp4.register_fake
+def _(a, b, a_scale, b_scale, alpha, out_global_scale, scale_layout, backend):
+    results = [_new_quantized(x.shape[:1], y.shape[0], x.device) for x, y in zip(a, b, strict=True)]
+    return [data for data, _ in results] + [scale for _, scale in results]
+
+
+@custom_op("nvfp4_cute::grouped_dual_gemm_out", mutates_args=("out",))
+def grouped_dual_gemm_out(
+    operands: Tensors,
+    num_groups: int | None,
+    alpha1: torch.Tensor | None,
+    alpha2: torch.Tensor | None,
+    offs: torch.Tensor | None,
+    masked_m: torch.Tensor | None,
+    activation: str,
+    limit: float | None,
+    weight_layout: str,
+    out: Tensors,
+    out_dtype: torch.dtype | None,
+    out_global_scale: torch.Tensor | None,
+    scale_layout: str,
+    backend: str,
+) -> None:
+    """Every form of ``nvfp4_cute.grouped_dual_gemm``; the caller allocates.
+
+    Args:
+        operands: a, b1, a_scale, b1_scale, and b2 and b2_scale where weights are separate; of the list form every group's.
+        num_groups: of the list form; None otherwise.
+        out: all results, or all data, then all scales, of NVFP4 ones.
+        out_dtype: None is NVFP4.
+    """
+    given: list[Any] = operands
+    if num_groups is not None:
+        given = [operands[i : i + num_groups] for i in range(0, len(operands), num_groups)]
+    a, b1, a_scale, b1_scale, *second = given
+    b2, b2_scale = second or (None, None)
+    _grouped_dual_gemm(
+        a, b1, b2, a_scale, b1_scale, b2_scale, alpha1, alpha2, offs=offs, masked_m=masked_m, activation=activation,
+        limit=limit, weight_layout=weight_layout, out=as_results(out, num_groups is not None, out_dtype is None, None),
+        out_dtype=out_dtype or NVFP4, out_global_scale=out_global_scale, scale_layout=scale_layout, backend=backend,
+    )  # fmt: skip
+
+
 @custom_op("nvfp4_cute::grouped_gemm_list_out", mutates_args=("out",))
 def grouped_gemm_list_out(
     a: Tensors,
@@ -163,6 +228,36 @@ def gemm(
 def _(a, b, a_scale, b_scale, alpha, out_dtype, scale_layout, backend):
     result = a.new_empty((*a.shape[2:], a.shape[0], b.shape[0]), dtype=out_dtype)
     return result if a.ndim == 2 else result.permute(1, 2, 0)
+
+
+@custom_op("nvfp4_cute::gemm_nvfp4", mutates_args=())
+def gemm_nvfp4(
+    a: torch.Tensor,
+    b: torch.Tensor,
+    a_scale: torch.Tensor,
+    b_scale: torch.Tensor,
+    alpha: torch.Tensor | None,
+    out_global_scale: torch.Tensor | None,
+    scale_layout: str,
+    backend: str,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Gemm with an NVFP4 result: data and scales."""
+    result = _gemm(
+        a, b, a_scale, b_scale, alpha, out_dtype=NVFP4, out_global_scale=out_global_scale,
+        scale_layout=scale_layout, backend=backend,
+    )  # fmt: skip
+    return result.data, result.scale
+
+
+@gemm_nvfp4.register_fake
+def _(a, b, a_scale, b_scale, alpha, out_global_scale, scale_layout, backend):
+    return _new_quantized((*a.shape[2:], a.shape[0]), b.shape[0], a.device)
+
+
+def _new_quantized(lead, n, device):
+    return new_quantized_data((*lead, n), device), new_quantized_scale(lead, n, device).view(
+        torch.float8_e4m3fn
+    )
 
 
 @custom_op("nvfp4_cute::gemm_out", mutates_args=("out",))
@@ -261,5 +356,14 @@ def _refuse_backward(context, *gradients):
     raise UnsupportedProblem("there is no backward pass: pass .detach() or use torch.no_grad()")
 
 
-for _op in (grouped_gemm, grouped_gemm_nvfp4, grouped_gemm_list, gemm, gemv, quantize):
+for _op in (
+    grouped_gemm,
+    grouped_gemm_nvfp4,
+    grouped_gemm_list,
+    grouped_gemm_list_nvfp4,
+    gemm,
+    gemm_nvfp4,
+    gemv,
+    quantize,
+):
     _op.register_autograd(_refuse_backward)

@@ -41,7 +41,7 @@ def as_results(
     num_groups = len(outs) // 2
     factors = [None] * num_groups if global_scale is None else global_scale.unbind()
     return [
-        NVFP4Tensor(data, scale.view(torch.float8_e4m3fn), factor, (data.shape[0], 2 * data.shape[1]))
+        NVFP4Tensor(data, scale.view(torch.float8_e4m3fn), factor, (*data.shape[:-1], 2 * data.shape[-1]))
         for data, scale, factor in zip(outs[:num_groups], outs[num_groups:], factors, strict=True)
     ]
 

@@ -4,6 +4,7 @@ import cases
 import pytest
 import torch
 from oracle import assert_bitwise_equal, poisoned
+from quantized_check import assert_quantized
 
 from nvfp4_cute import KernelConfig, NVFP4Tensor, UnsupportedProblem, gemm, quantize
 from nvfp4_cute.arch import base, sm90, sm100, sm120
@@ -89,8 +90,7 @@ def test_more_batches_than_a_list_has_groups():
         actual = run(operands, backend="emulator")
     assert_bitwise_equal(actual, run(operands))
     assert len(observer.stats) == 1
-    with pytest.raises(UnsupportedProblem, match=f"{batches} groups"):
-        run(operands, backend="emulator:sm_90a")
+    assert_bitwise_equal(run(operands, backend="emulator:sm_90a"), actual)
 
 
 def test_batches_may_interleave_and_scales_be_plain():
@@ -134,10 +134,49 @@ def test_a_chain_of_layers_stays_at_four_bits(mode):
     assert_bitwise_equal(actual.data, expected.data)
     assert_bitwise_equal(actual.scale, expected.scale)
     assert torch.equal(out.data, actual.data)
-    with pytest.raises(UnsupportedProblem, match="views of the batches"):
-        gemm(*make_batch(2), out_dtype="nvfp4")
     with pytest.raises(ValueError, match="it goes with out_dtype='nvfp4'"):
         gemm(x.data, weights[0].data, x.scale, weights[0].scale, out_global_scale=1.0)
+
+
+@pytest.mark.parametrize("config", ["t128x128x256_s0a2_p2", "t128x64x256_s2a2_2cta_swap_p3"])
+@pytest.mark.parametrize("own_out", [False, True])
+def test_a_batch_stays_at_four_bits(config, own_out):
+    """One launch for three batches; each is quantize of its float32 results, and the next call reads them as they are."""
+    operands, factor = make_batch(3, (150, 224, 288)), torch.tensor(0.37)
+    sums = gemm(*operands, out_dtype=torch.float32)
+    out = None
+    if own_out:
+        data, scale = torch.full((3, 150, 128), 0x5A).byte(), torch.full((3, 2, 4, 32, 4, 4), 0x5A).byte()
+        out = NVFP4Tensor(data[..., :112], scale, None, (3, 150, 224))
+    options = {"out_dtype": "nvfp4", "out_global_scale": factor, "backend": "emulator"}
+    with observe(check=True) as observer:
+        got = gemm(*operands, out=out, config=KernelConfig.from_name(config), **options)
+    assert len(observer.stats) == 1 and [plan.problem.form for plan in observer.plans] == ["batched"]
+    assert got.shape == (3, 150, 224) and got.global_scale == factor
+    assert not own_out or got.data.data_ptr() == out.data.data_ptr()
+    for batch in range(3):
+        poison = 0x5A if own_out else None
+        assert_quantized(got.data[batch], got.scale[batch], sums[:, :, batch], factor, poison)
+    weights = quantize(torch.randn(3, 40, 224, generator=torch.Generator().manual_seed(0)))
+    chained = (got.data.permute(1, 2, 0), weights.data.permute(1, 2, 0), got.scale, weights.scale)
+    assert_bitwise_equal(gemm(*chained, factor, backend="emulator"), gemm(*chained, factor))
+
+
+@pytest.mark.parametrize(
+    ("out", "error", "match"),
+    [
+        (torch.zeros(2, 150, 104), TypeError, "out is a Tensor"),
+        (
+            quantize(torch.zeros(2, 150, 192)),
+            ValueError,
+            r"out has shape \[2, 150, 192\]; expected \[2, 150, 224\]",
+        ),
+        (quantize(torch.zeros(2, 150, 224), scale_layout="rowmajor"), ValueError, "rowmajor scales"),
+    ],
+)
+def test_refusals_of_quantized_batches(out, error, match):
+    with pytest.raises(error, match=match):
+        gemm(*make_batch(2, (150, 208, 288)), out=out, out_dtype="nvfp4")
 
 
 def clean(t):

@@ -185,6 +185,24 @@ def test_dual_gemm(name):
     assert_quantized(single.data, single.scale, sums[0], torch.tensor(GLOBAL_SCALES[0]))
 
 
+def test_dual_gemm_of_batches():
+    """Each batch as the call of it alone; an output of the caller's is written."""
+    case = cases.Case("batch", ((70, 112, 256),) * 2, 5)
+    first, second = cases.make_operands(case), cases.make_operands(replace(case, seed=9))
+    a, b1, b2 = (torch.stack(x).permute(1, 2, 0) for x in (first.a, first.b, second.b))
+    scales = [torch.stack(x).view(2, -1, 4, 32, 4, 4) for x in (first.a_scale, first.b_scale, second.b_scale)]
+    options = {"out_dtype": "nvfp4", "out_global_scale": 0.37, "backend": "emulator"}
+    data = torch.zeros(2, 70, 64, dtype=torch.uint8)[..., :56]
+    out = NVFP4Tensor(data, torch.zeros(2, 1, 2, 32, 4, 4, dtype=torch.uint8), None, (2, 70, 112))
+    with observe(check=True) as observer:
+        got = dual_gemm(a, b1, b2, *scales, 2.0**-7, out=out, **options)
+    assert len(observer.stats) == 1 and got.data.data_ptr() == data.data_ptr() and got.shape == out.shape
+    for batch in range(2):
+        alone = [x[:, :, batch] for x in (a, b1, b2)] + [x[batch] for x in scales]
+        sums = dual_gemm(*alone, 2.0**-7, out_dtype=torch.float32, backend="emulator")
+        assert_quantized(got.data[batch], got.scale[batch], sums, torch.tensor(0.37), 0)
+
+
 def quantization_bound(x, global_scale):
     """Largest |x - dequantize(quantize(x))|, as ``formats.quantize`` states it, of every element [M, N]."""
     amax = x.abs().unflatten(-1, (-1, 16)).amax(-1, keepdim=True).expand(-1, -1, 16).flatten(-2)
