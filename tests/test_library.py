@@ -1,11 +1,13 @@
 """Operations in graphs that torch.compile traces, and from several threads."""
 
+import copy
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
 
-from nvfp4_cute import UnsupportedProblem, gemm, gemv, grouped_gemm
+from nvfp4_cute import NVFP4Tensor, UnsupportedProblem, dual_gemm, gemm, gemv, grouped_dual_gemm, grouped_gemm
+from nvfp4_cute.formats import dequantize
 
 ROWS, N, K = (5, 3), 64, 128
 
@@ -70,6 +72,63 @@ def test_a_whole_graph_holds_quantized_results(form):
     if form == "masked":
         data = compiled(form)(args, options)[0]
         assert torch.equal(data, grouped_gemm(*args, **options)[0])
+
+
+def test_a_whole_graph_holds_layers_that_stay_at_four_bits():
+    """A list of groups, and a batch whose result the next layer takes."""
+
+    def layers(groups, batch, weights):
+        hidden = gemm(*batch, 0.5, out_dtype="nvfp4", out_global_scale=0.25)
+        result = gemm(hidden.data.permute(1, 2, 0), weights[0], hidden.scale, weights[1], hidden.global_scale)
+        return result, grouped_gemm(*groups, alpha=[0.5, 2.0], out_dtype="nvfp4", out_global_scale=[0.5, 1.0])
+
+    groups, batch = arguments_of("list")[0], arguments_of("gemm")[0]
+    weights = batch[1][:, : N // 2], batch[3][:, :, :1].contiguous()
+    expected, expected_groups = layers(groups, batch, weights)
+    torch.compiler.reset()
+    actual, actual_groups = torch.compile(layers, fullgraph=True, backend="aot_eager")(groups, batch, weights)
+    assert_same([actual, *map(dequantize, actual_groups)], [expected, *map(dequantize, expected_groups)])
+
+
+def dual_arguments(form):
+    """As ``arguments_of``, with both weights."""
+    if form == "batch":
+        (a, b, a_scale, b_scale), _ = arguments_of("gemm")
+        return (a, b, b.flip(0), a_scale, b_scale, b_scale), {}
+    (a, b, a_scale, b_scale), options = arguments_of(form)
+    b2 = [x.flip(0) for x in b] if form == "list" else b.flip(1)
+    return (a, b, b2, a_scale, b_scale, [x.clone() for x in b_scale] if form == "list" else b_scale), options
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, "nvfp4"])
+@pytest.mark.parametrize("form", ["list", "ragged", "masked", "batch"])
+def test_a_whole_graph_holds_the_dual_operation(form, dtype):
+    args, options = dual_arguments(form)
+    options |= {"out_dtype": dtype, "limit": 7.0}
+    if dtype == "nvfp4":
+        options["out_global_scale"] = 0.5 if form == "batch" else [0.5, 1.0]
+    op = dual_gemm if form == "batch" else grouped_dual_gemm
+
+    def function(args, options):
+        return op(*args, 0.5 if form == "batch" else [0.5, 2.0], **options)
+
+    def values(result):
+        if dtype != "nvfp4":
+            return result if form == "list" else [result]
+        results = result if form == "list" else [result]
+        # Padding of the scales is not written.
+        return [x[0] if isinstance(x, tuple) else dequantize(x) for x in results]
+
+    torch.compiler.reset()
+    traced = torch.compile(function, fullgraph=True, backend="aot_eager")
+    expected = function(args, options)
+    assert_same(values(traced(args, options)), values(expected))
+    out = copy.deepcopy(expected)
+    for part in [out] if isinstance(out, torch.Tensor | NVFP4Tensor) else out:
+        tensor = part.data if isinstance(part, NVFP4Tensor) else part
+        tensor.view(torch.uint8).zero_()
+    traced(args, options | {"out": out})
+    assert_same(values(out), values(expected))
 
 
 @pytest.mark.parametrize("form", ["list", "ragged", "masked", "gemm", "gemv"])

@@ -445,6 +445,22 @@ def _plain_output(out, shape: tuple[int, ...], dtype: torch.dtype, device: torch
     return out
 
 
+def new_device_results(
+    shape: tuple[int, ...], num_groups: int, ragged: bool, device: torch.device
+) -> list[torch.Tensor]:
+    """Uninitialised data and scales, uint8, of NVFP4 results of groups on the device."""
+    atoms = _scale_atoms(shape, num_groups, ragged)
+    scale = torch.empty((*atoms, *ATOM_SHAPE), dtype=torch.uint8, device=device)
+    return [new_quantized_data(shape, device), scale]
+
+
+def _scale_atoms(shape: tuple[int, ...], num_groups: int, ragged: bool) -> tuple[int, ...]:
+    """Scale blocks of results [rows, N] or [G, M_max, N]."""
+    *_, rows, n = shape
+    row_blocks, n_blocks = atom_counts(rows, n // SF_VEC_SIZE)
+    return (rows // SF_ATOM_ROWS + num_groups, n_blocks) if ragged else (num_groups, row_blocks, n_blocks)
+
+
 def _quantized_outputs(
     outputs: dict[str, torch.Tensor],
     shape: tuple[int, ...],
@@ -455,12 +471,8 @@ def _quantized_outputs(
     """Data and scale of NVFP4 results: the caller's, checked, or new ones."""
     *lead, n = shape
     check_quantized_columns("N", n)
-    rows = lead[-1]
-    row_blocks, n_blocks = atom_counts(rows, n // SF_VEC_SIZE)
-    atoms = (rows // SF_ATOM_ROWS + num_groups, n_blocks) if ragged else (num_groups, row_blocks, n_blocks)
     if not outputs:
-        scale = torch.empty((*atoms, *ATOM_SHAPE), dtype=torch.uint8, device=device)
-        return [new_quantized_data(shape, device), scale]
+        return new_device_results(shape, num_groups, ragged, device)
     data, scale = outputs.values()
     view = checks.fp4_bytes("data of out", data)
     if tuple(view.shape) != (*lead, n // 2) or (view.numel() and view.stride(-1) != 1):
@@ -472,7 +484,8 @@ def _quantized_outputs(
         stride for stride, extent in zip(view.stride()[:-1], view.shape[:-1], strict=True) if extent > 1
     ]
     checks.check_aligned("data of out", view, pitches=pitches)
-    flat = _scales("scale of out", scale, rows, n, None if ragged else num_groups)
+    atoms = _scale_atoms(shape, num_groups, ragged)
+    flat = _scales("scale of out", scale, lead[-1], n, None if ragged else num_groups)
     if ragged and flat.numel() < prod(atoms) * ATOM_BYTES:
         raise ValueError(
             f"scale of out has {flat.numel()} bytes; expected {prod(atoms) * ATOM_BYTES}, whatever the sizes of the "

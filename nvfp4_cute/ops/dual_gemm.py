@@ -7,11 +7,20 @@ import torch
 
 from nvfp4_cute import backends
 from nvfp4_cute.config import KernelConfig
+from nvfp4_cute.errors import UnsupportedProblem
 from nvfp4_cute.formats import ScaleLayout
 from nvfp4_cute.ops.batches import as_alphas, one_factor, quantized_result, split_batches, split_quantized
-from nvfp4_cute.ops.device_groups import check_dual_device_groups
+from nvfp4_cute.ops.device_groups import check_dual_device_groups, new_device_results
 from nvfp4_cute.ops.results import as_results, flat_outputs, global_scales, new_outputs
-from nvfp4_cute.problem import NVFP4, Activation, DualWeights, OutDtype, check_dual_operands
+from nvfp4_cute.problem import (
+    NVFP4,
+    Activation,
+    DualWeights,
+    OutDtype,
+    check_dual_operands,
+    new_quantized_data,
+    new_quantized_scale,
+)
 from nvfp4_cute.scale_layout import as_blocked_batches
 
 
@@ -80,6 +89,11 @@ def grouped_dual_gemm(
         UnsupportedTarget: no kernel for the GPU. ConfigError: ``config`` cannot be built.
         Nothing is written to ``out`` when a check fails.
     """
+    if torch.compiler.is_compiling():
+        operands = (a, b1, a_scale, b1_scale) + (() if b2 is None else (b2, b2_scale))
+        choices = (activation, limit, weight_layout)
+        return _traced(operands, (alpha1, alpha2), (offs, masked_m), choices, out, out_dtype, out_global_scale,
+                       config, (scale_layout, backend))  # fmt: skip
     sizes = masked_m if offs is None else offs
     factors = global_scales(out_global_scale, a if sizes is None else sizes)
     is_quantized = out_dtype == NVFP4
@@ -111,6 +125,39 @@ def grouped_dual_gemm(
     backends.get(backend, operands.device)(problem, operands, config)
     outs = new_outputs(problem, operands) if out is None else flat_outputs(out, True, is_quantized)
     return as_results(outs, True, is_quantized, factors)
+
+
+def _traced(operands, alphas, sizes, choices, out, out_dtype, global_scale, config, settings) -> Any:
+    """The call as the custom op (``ops.library``) that a traced graph keeps; the graph allocates the results."""
+    if config is not None:
+        raise UnsupportedProblem("config under torch.compile: leave it out, or call outside of the graph")
+    is_list, is_quantized = all(x is None for x in sizes), out_dtype == NVFP4
+    a, b1 = operands[:2]
+    groups: Any = a if is_list else next(x for x in sizes if x is not None)
+    *alphas, factors = (global_scales(x, groups) for x in (*alphas, global_scale))
+    if out is not None:
+        outs = flat_outputs(out, is_list, is_quantized)
+    else:
+        parts = 1 if choices[2] == "separate" else 2
+        if is_list:
+            leads, columns = [x.shape[:-1] for x in a], [y.shape[0] // parts for y in b1]
+        else:
+            leads, columns = [a.shape[:-1]], [b1.shape[1] // parts]
+        shapes, device = list(zip(leads, columns, strict=True)), groups[0].device
+        if not is_quantized:
+            outs = [torch.empty((*lead, n), dtype=out_dtype, device=device) for lead, n in shapes]
+        elif is_list:
+            outs = [new_quantized_data((*lead, n), device) for lead, n in shapes]
+            outs += [new_quantized_scale(lead, n, device) for lead, n in shapes]
+        else:
+            ((lead, n),) = shapes
+            outs = new_device_results((*lead, n), len(groups), sizes[0] is not None, device)
+    flat = [tensor for group in operands for tensor in group] if is_list else list(operands)
+    torch.ops.nvfp4_cute.grouped_dual_gemm_out(
+        flat, len(a) if is_list else None, *alphas, *sizes, *choices, outs,
+        None if is_quantized else out_dtype, factors, *settings,
+    )  # fmt: skip
+    return as_results(outs, is_list, is_quantized, factors)
 
 
 def dual_gemm(

@@ -11,6 +11,7 @@ import torch
 from torch.library import custom_op
 
 from nvfp4_cute.errors import UnsupportedProblem
+from nvfp4_cute.ops.device_groups import new_device_results
 from nvfp4_cute.ops.dual_gemm import grouped_dual_gemm as eager_grouped_dual_gemm
 from nvfp4_cute.ops.gemm import gemm as eager_gemm
 from nvfp4_cute.ops.gemv import gemv as eager_gemv
@@ -18,7 +19,7 @@ from nvfp4_cute.ops.grouped_gemm import grouped_gemm as eager_grouped_gemm
 from nvfp4_cute.ops.quantize import quantize as eager_quantize
 from nvfp4_cute.ops.results import as_results, flat_outputs
 from nvfp4_cute.problem import NVFP4, new_quantized_data, new_quantized_scale
-from nvfp4_cute.scale_layout import ATOM_ROWS, ATOM_SHAPE, atom_counts, num_k_blocks
+from nvfp4_cute.scale_layout import ATOM_SHAPE, atom_counts, num_k_blocks
 
 Tensors = list[torch.Tensor]
 # A schema says str where these want a literal.
@@ -119,11 +120,8 @@ def grouped_gemm_nvfp4(
 
 @grouped_gemm_nvfp4.register_fake
 def _(a, b, a_scale, b_scale, offs, alpha, masked_m, out_global_scale, scale_layout, backend):
-    groups, n = b.shape[0], b.shape[1]
-    rows = a.shape[-2]
-    data = new_quantized_data((*a.shape[:-1], n), a.device)
-    lead = (rows // ATOM_ROWS + groups,) if masked_m is None else (groups, -(-rows // ATOM_ROWS))
-    return data, a.new_empty((*lead, -(-n // 64), *ATOM_SHAPE), dtype=torch.float8_e4m3fn)
+    data, scale = new_device_results((*a.shape[:-1], b.shape[1]), b.shape[0], masked_m is None, a.device)
+    return data, scale.view(torch.float8_e4m3fn)
 
 
 @custom_op("nvfp4_cute::grouped_gemm_list_nvfp4", mutates_args=())
