@@ -153,6 +153,8 @@ def _traced(operands, alphas, sizes, choices, out, out_dtype, global_scale, conf
             ((lead, n),) = shapes
             outs = new_device_results((*lead, n), len(groups), sizes[0] is not None, device)
     flat = [tensor for group in operands for tensor in group] if is_list else list(operands)
+    if torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in (*flat, *alphas, factors)):
+        raise UnsupportedProblem("there is no backward pass: pass .detach() or use torch.no_grad()")
     torch.ops.nvfp4_cute.grouped_dual_gemm_out(
         flat, len(a) if is_list else None, *alphas, *sizes, *choices, outs,
         None if is_quantized else out_dtype, factors, *settings,
