@@ -90,9 +90,9 @@ def grouped_dual_gemm(
         Nothing is written to ``out`` when a check fails.
     """
     if torch.compiler.is_compiling():
-        operands = (a, b1, a_scale, b1_scale) + (() if b2 is None else (b2, b2_scale))
+        given = (a, b1, a_scale, b1_scale) + (() if b2 is None else (b2, b2_scale))
         choices = (activation, limit, weight_layout)
-        return _traced(operands, (alpha1, alpha2), (offs, masked_m), choices, out, out_dtype, out_global_scale,
+        return _traced(given, (alpha1, alpha2), (offs, masked_m), choices, out, out_dtype, out_global_scale,
                        config, (scale_layout, backend))  # fmt: skip
     sizes = masked_m if offs is None else offs
     factors = global_scales(out_global_scale, a if sizes is None else sizes)

@@ -168,7 +168,7 @@ def gemm(
     return _result(outs, factors)
 
 
-def _result(outs: list[torch.Tensor], factors: torch.Tensor | None) -> torch.Tensor | NVFP4Tensor:
+def _result(outs: list[torch.Tensor], factors: torch.Tensor | None) -> Any:
     """What the caller gets for one tensor, or for data and scales; all batches have one factor."""
     is_quantized = len(outs) == 2
     return as_results(outs, True, is_quantized, None if factors is None else factors[:1])[0]
@@ -199,6 +199,7 @@ def _check(
         raise ValueError("a has L=0 batches; pass at least one")
     sfa = _batched_scales("a_scale", a_scale, a, scale_layout)
     sfb = _batched_scales("b_scale", b_scale, b, scale_layout)
+    results: list[Any]
     if is_quantized:
         quantized = quantized_result(out, (*a.shape[2:], len(a)), len(b), device)
         results, outs = split_quantized(quantized), [quantized.data, quantized.scale]
@@ -248,7 +249,7 @@ def _traced(a, b, a_scale, b_scale, alpha, out, config, settings) -> torch.Tenso
     return out
 
 
-def _traced_quantized(a, b, a_scale, b_scale, alpha, out, global_scale, config, settings) -> NVFP4Tensor:
+def _traced_quantized(a, b, a_scale, b_scale, alpha, out, global_scale, config, settings) -> Any:
     """The same with an NVFP4 result."""
     if config is not None or out is not None:
         raise UnsupportedProblem('out_dtype="nvfp4" under torch.compile: pass neither out nor config')
