@@ -153,6 +153,7 @@ class KernelKey:
 
     def make_kernel(self) -> Any:
         """The CuTe DSL object to compile."""
+        from nvfp4_cute.kernels.common.chain import Chain
         from nvfp4_cute.kernels.sm90.grouped_gemm import GroupedGemmSm90
         from nvfp4_cute.kernels.sm100.grouped_gemm import GroupedGemmSm100
         from nvfp4_cute.kernels.sm120.grouped_gemm import GroupedGemmSm120
@@ -163,7 +164,8 @@ class KernelKey:
         variant = (self.config, self.form, self.num_groups, out_dtype, self.out_m_major, self.has_alpha, name)
         if self.arch in sm120.ARCHS:
             return GroupedGemmSm120(*variant, self.activation)
-        return GroupedGemmSm100(*variant, self.activation, self.weight_layout, self.has_limit, self.is_chain)
+        chain = Chain if self.is_chain else None
+        return GroupedGemmSm100(*variant, self.activation, self.weight_layout, self.has_limit, chain)
 
 
 @dataclass(frozen=True)

@@ -31,43 +31,40 @@ class Chain:
     num_layers: int
     num_parts: Int32
 
-
-@cute.jit
-def wait_for_layer_before(chain: Chain, layer: Int32):
-    """Before the layer's first load of its input: everything that the layer before stores has been stored."""
-    if layer > 0:
-        counter = chain.counters + (layer - 1) * COUNTER_BYTES
-        stored = _load_acquire(counter)
-        while stored < chain.num_parts:
+    @cute.jit
+    def wait_for_layer_before(self, layer: Int32):
+        """Before the layer's first load of its input: everything that the layer before stores has been stored."""
+        if layer > 0:
+            counter = self.counters + (layer - 1) * COUNTER_BYTES
             stored = _load_acquire(counter)
-        _fence_proxies()
+            while stored < self.num_parts:
+                stored = _load_acquire(counter)
+            _fence_proxies()
 
+    @cute.jit
+    def signal_stored(self, layer: Int32):
+        """The calling warp has stored its part of a tile. Nobody waits for the last layer."""
+        if layer < self.num_layers - 1:
+            _fence_proxies()
+            cute.arch.sync_warp()
+            with cute.arch.elect_one():
+                inline_ptx(
+                    "red.release.gpu.global.add.u32 [{$r0}], 1;",
+                    read_only_args=[self.counters + layer * COUNTER_BYTES],
+                )
 
-@cute.jit
-def signal_stored(chain: Chain, layer: Int32):
-    """The calling warp has stored its part of a tile. Nobody waits for the last layer."""
-    if layer < chain.num_layers - 1:
-        _fence_proxies()
-        cute.arch.sync_warp()
-        with cute.arch.elect_one():
-            inline_ptx(
-                "red.release.gpu.global.add.u32 [{$r0}], 1;",
-                read_only_args=[chain.counters + layer * COUNTER_BYTES],
-            )
-
-
-@cute.jit
-def leave_chain(chain: Chain, num_cta: Int32):
-    """One thread of every CTA, when it has stored its last tile. The last one resets: by then all counts were waited for."""
-    finished = chain.counters + (chain.num_layers - 1) * COUNTER_BYTES
-    before = inline_ptx(
-        "atom.acq_rel.gpu.global.add.u32 {$w0}, [{$r0}], 1;",
-        write_only_types=[Uint32],
-        read_only_args=[finished],
-    )
-    if before == num_cta - 1:
-        for layer in range(chain.num_layers):
-            store_word(chain.counters + layer * COUNTER_BYTES, Uint32(0))
+    @cute.jit
+    def leave(self, num_cta: Int32):
+        """One thread of every CTA, when it has stored its last tile. The last one resets: all counts were waited for."""
+        finished = self.counters + (self.num_layers - 1) * COUNTER_BYTES
+        before = inline_ptx(
+            "atom.acq_rel.gpu.global.add.u32 {$w0}, [{$r0}], 1;",
+            write_only_types=[Uint32],
+            read_only_args=[finished],
+        )
+        if before == num_cta - 1:
+            for layer in range(self.num_layers):
+                store_word(self.counters + layer * COUNTER_BYTES, Uint32(0))
 
 
 def _load_acquire(address: Int64) -> Int32:

@@ -18,7 +18,6 @@ from nvfp4_cute.config import KernelConfig
 
 from ..common import ptx
 from ..common.activation import gate
-from ..common.chain import Chain, leave_chain, signal_stored
 from ..common.encode import ConvertE2M1
 from ..common.output_table import OutputTable, load_alphas
 from ..common.ptx import pack_16x2
@@ -50,7 +49,7 @@ class EpilogueArgs:
         staging: shared address of the warps' buffers (``staging``).
         activation: of a dual GEMM's first product (``common.activation``); None where there is one product.
         weight_layout: how the rows of a dual GEMM's weights lie: in two operands, or interleaved in one.
-        chain: where every group's ``a`` is the result of the one before; None otherwise.
+        chain: ``common.chain.Chain`` where every group's ``a`` is the result of the one before; None otherwise.
     """
 
     tmem_ptr: cute.Pointer
@@ -66,7 +65,7 @@ class EpilogueArgs:
     staging: Int32
     activation: str | None
     weight_layout: str
-    chain: Chain | None
+    chain: object | None
 
 
 @cute.jit
@@ -182,12 +181,12 @@ def run_epilogue(args: EpilogueArgs, first_tile: Int32, stride: Int32):
             else:
                 store_slice(tTR_rOut, target, slice_idx * EPI_TILE_N, across_lanes)
         if cutlass.const_expr(args.chain is not None):
-            signal_stored(args.chain, tile.slot)
+            args.chain.signal_stored(tile.slot)
         stage, phase = next_stage(acc, stage, phase)
         acc_idx = acc_idx + 1 if acc_idx + 1 < tmem.num_acc_stage else Int32(0)
     if cutlass.const_expr(args.chain is not None):
         if tidx == 0:
-            leave_chain(args.chain, cute.arch.grid_dim()[0])
+            args.chain.leave(cute.arch.grid_dim()[0])
 
 
 @cute.jit

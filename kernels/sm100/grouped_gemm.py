@@ -35,7 +35,6 @@ from nvfp4_cute.arch.sm100 import INTERLEAVE, STAGING_BYTES, smem_plan, tmem_map
 from nvfp4_cute.config import KernelConfig
 from nvfp4_cute.launch_table import NUM_COLUMNS, Header
 
-from ..common.chain import Chain
 from ..common.launch_args import read_groups, read_operands, read_outputs
 from ..common.operand_maps import Descriptors, prefetch_descriptors
 from ..common.output_table import OutputTable
@@ -69,7 +68,8 @@ class GroupedGemmSm100:
             rows.
         has_limit: whether a dual GEMM's products are cut to a range before they are combined.
         name: what the kernel is called in profilers and in the emulator's reports.
-        is_chain: whether every group's ``a`` is the result of the group before (``common.chain``).
+        chain: ``common.chain.Chain`` where every group's ``a`` is the result of the group before; None otherwise. Told, not
+            imported, so that a file of what a kernel needs goes without it.
     """
 
     def __init__(
@@ -84,7 +84,7 @@ class GroupedGemmSm100:
         activation: str | None = None,
         weight_layout: str = "separate",
         has_limit: bool = False,
-        is_chain: bool = False,
+        chain: type | None = None,
     ):
         self.config = config
         self.form = form
@@ -99,7 +99,7 @@ class GroupedGemmSm100:
         self.has_limit = has_limit
         self.num_products = 1 if activation is None else 2
         self.num_b = 1 if weight_layout in INTERLEAVE else self.num_products
-        self.is_chain = is_chain
+        self.chain = chain
         self.smem = smem_plan(config, self.num_b)
         self.tmem = tmem_map(config, self.num_b)
 
@@ -128,7 +128,7 @@ class GroupedGemmSm100:
                 self.out_dtype is cutlass.Float4E2M1FN,
                 self.has_limit,
             ),
-            self._chain(values) if self.is_chain else None,
+            None if self.chain is None else self._layers(values),
         ).launch(
             grid=(Int32(values[Header.NUM_CTA, 0]), 1, 1),
             cluster=(cluster_size, 1, 1) if cluster_size > 1 else None,
@@ -138,10 +138,10 @@ class GroupedGemmSm100:
             use_pdl=True,
         )
 
-    def _chain(self, values: cute.Tensor) -> Chain:
+    def _layers(self, values: cute.Tensor):
         warps = self.config.cluster_size * len(self.schedule.epilogue_warp_ids)
         tiles = Int32(values[Header.NUM_TILES, 0]) // self.num_groups
-        return Chain(values[Header.CHAIN, 0], self.num_groups, tiles * warps)
+        return self.chain(values[Header.CHAIN, 0], self.num_groups, tiles * warps)
 
     @cute.kernel
     def kernel(self, descriptors: Descriptors, groups, outputs: OutputTable, chain):

@@ -13,7 +13,6 @@ from cutlass import Int32
 from nvfp4_cute.arch.sm100 import SF_ATOM_ROWS, SmemPlan
 from nvfp4_cute.config import KernelConfig
 
-from ..common.chain import Chain, wait_for_layer_before
 from ..common.operand_maps import SF_BLOCK_BYTES, Descriptors, descriptor_addresses
 from ..common.ring import PRODUCER_PHASE, Ring, next_stage, wait_until_empty
 from ..common.sides import mma_sides
@@ -40,7 +39,7 @@ class LoadArgs:
     Attributes:
         groups: ``GroupTable`` or ``DeviceGroups``.
         cta_rank: which CTA of the pair this is.
-        chain: where every group's ``a`` is the result of the one before; None otherwise.
+        chain: ``common.chain.Chain`` where every group's ``a`` is the result of the one before; None otherwise.
     """
 
     descriptors: Descriptors
@@ -50,7 +49,7 @@ class LoadArgs:
     groups: object
     cta_rank: Int32
     ab: Ring
-    chain: Chain | None
+    chain: object | None
 
 
 @cute.jit
@@ -82,7 +81,7 @@ def run_load(args: LoadArgs, first_tile: Int32, stride: Int32):
         desc_m, desc_sf_m = addresses[: smem.num_m], addresses[smem.num_m : 2 * smem.num_m]
         desc_n, desc_sf_n = addresses[2 * smem.num_m : -smem.num_n], addresses[-smem.num_n :]
         if cutlass.const_expr(args.chain is not None):
-            wait_for_layer_before(args.chain, slot)
+            args.chain.wait_for_layer_before(slot)
         for k_tile_idx in cutlass.range(k_tile_cnt, unroll=1):
             full = ab.full(stage)
             k, k_block = k_tile_idx * config.cta_tile_shape_mnk[2], k_tile_idx * k_blocks

@@ -80,6 +80,11 @@ def test_no_definition_is_unused(submissions, problem):
 
 
 @EACH
+def test_layers_in_one_launch_are_left_out(submissions, problem):
+    assert not any(line.source == "kernels/common/chain.py" for line in submissions[problem].lines)
+
+
+@EACH
 def test_options_stand_in_one_comment_block_once(submissions, problem):
     lines = submissions[problem].text.splitlines()
     block = lines[: next(number for number, line in enumerate(lines) if not line.startswith("#"))]
