@@ -7,6 +7,7 @@ import pytest
 
 from nvfp4_cute import cli, doctor, sol, targets
 from nvfp4_cute.arch import ARCHS
+from nvfp4_cute.bench import published_kernels
 
 ROOT = Path(__file__).resolve().parent.parent
 README = (ROOT / "README.md").read_text()
@@ -92,7 +93,7 @@ def test_times_are_those_of_the_committed_results():
         assert (b200[5], b200[6], b200[7]) == (floor, modelled, "modelled")
         assert float(b200[11]) == pytest.approx(float(published), abs=0.006)
         assert h200[6] == here and re.search(rf"cases 0 to 3 .*\b{bf16}\b", pages["h200"])
-    stated = re.search(
-        r"Median error ([\d.]+ %), worst ([\d.]+ %)", (ROOT / "bench/results/timing_model.md").read_text()
-    )
+    model = (ROOT / "bench/results/timing_model.md").read_text()
+    stated = re.search(r"Median error ([\d.]+ %), worst ([\d.]+ %)", model)
     assert stated and stated[1] in README and stated[2] in README
+    assert published_kernels.table() in model
