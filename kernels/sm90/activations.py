@@ -29,7 +29,7 @@ from .operands import (
 )
 from .split_k import k_tiles_of_cta
 from .tile_walk import start_walk
-from .warp_schedule import STEP_TOKENS, WarpSchedule
+from .warp_schedule import MAX_ACTIVATION_WARPS, NUM_SCHEDULERS, STEP_TOKENS, WarpSchedule
 
 # 64 values of K: 128 bytes a token in fp16, the span of the swizzle that wgmma reads.
 SLABS = 2
@@ -37,7 +37,7 @@ SLAB_ROW_BYTES = 128
 # In a step, a lane takes a word of every unit of one token.
 UNITS = 4
 # Reads do not wait for each other, nor for the writes of a step before: so many steps' results are in registers.
-STEPS_AT_ONCE = 3
+STEPS_AT_ONCE = 2
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,6 @@ class ActivationArgs:
         decoded_address: shared address of the decoded tokens: (STAGE, SLAB, TOKEN, 128 bytes).
         sfa_stage_bytes: of the scales of one stage.
         groups: ``GroupTable`` or ``DeviceGroups``.
-        num_warps: that share the tokens.
         split_k: CTAs that share the K tiles.
     """
 
@@ -59,7 +58,6 @@ class ActivationArgs:
     sfa_stage_bytes: int
     groups: object
     work_tile_mnk: tuple
-    num_warps: int
     split_k: int
     packed: Ring
     decoded: Ring
@@ -98,13 +96,35 @@ def _make_lane(tile_m: int) -> Lane:
 
 @cute.jit
 def run_activations(args: ActivationArgs):
-    """For each K tile: wait for packed tokens, decode them into an empty stage, publish it to wgmma."""
-    groups, tiler, num_warps = args.groups, args.work_tile_mnk, args.num_warps
+    """Decode the tokens of every K tile, each warp its share of the steps.
+
+    Where a multiple of four steps does not fit the warps, each scheduler of the SM decodes as much: the one of LOAD, with
+    one warp less, has its warp decode twice as much.
+    """
+    num_steps, num_warps = -(-args.work_tile_mnk[0] // STEP_TOKENS), MAX_ACTIVATION_WARPS
+    warp = cute.arch.make_warp_uniform(cute.arch.warp_idx()) - WarpSchedule.num_math_warps
+    if cutlass.const_expr(num_steps > num_warps and num_steps % NUM_SCHEDULERS == 0):
+        if warp == num_warps - NUM_SCHEDULERS:
+            _decode_columns(args, [warp, warp + NUM_SCHEDULERS], num_warps + 1)
+        else:
+            _decode_columns(args, [warp], num_warps + 1)
+    else:
+        _decode_columns(args, [warp], num_warps)
+
+
+@cute.jit
+def _decode_columns(args: ActivationArgs, columns: list, num_columns: cutlass.Constexpr):
+    """For each K tile: wait for packed tokens, decode them into an empty stage, publish it to wgmma.
+
+    Args:
+        columns: this warp's, of ``num_columns`` that steps are dealt to.
+    """
+    groups, tiler = args.groups, args.work_tile_mnk
     tile_m = tiler[0]
     lane = _make_lane(tile_m)
-    warp = cute.arch.make_warp_uniform(cute.arch.warp_idx()) - WarpSchedule.num_math_warps
-    # Steps of a warp: read together as many as registers hold.
-    most_steps = -(-tile_m // (STEP_TOKENS * num_warps))
+    # The warp's steps, read together as many as registers hold.
+    first_steps = range(0, -(-tile_m // STEP_TOKENS), num_columns)
+    most_steps = len(first_steps) * len(columns)
     stage, phase = Int32(0), Int32(CONSUMER_PHASE)
     out_stage, out_phase = Int32(0), Int32(PRODUCER_PHASE)
     cursor, walk = start_walk(groups, tiler, args.split_k)
@@ -113,7 +133,7 @@ def run_activations(args: ActivationArgs):
         num_tokens = tokens_multiplied(tile, tile_m)
         # The tile's first token need not be the first of a scale block. In place of tokens beyond the tile its last.
         sf_row = tile.tile_m_idx * tile_m % SF_BLOCK_ROWS
-        tokens = [(warp + i * num_warps) * STEP_TOKENS for i in range(most_steps)]
+        tokens = [(first + column) * STEP_TOKENS for first in first_steps for column in columns]
         sources = [cutlass.min(token, num_tokens - STEP_TOKENS) for token in tokens]
         scales = [lane.scales + scale_offset(sf_row + source) for source in sources]
         _, k_tile_cnt = k_tiles_of_cta(tile, args.split_k)

@@ -194,7 +194,6 @@ class GroupedGemmSm90:
                         sfa_stage_bytes=plan.sfa_stage_bytes,
                         groups=groups,
                         work_tile_mnk=tiler,
-                        num_warps=schedule.num_activation_warps,
                         split_k=config.split_k,
                         packed=packed,
                         decoded=decoded,

@@ -1,7 +1,8 @@
 """MATH role: two warpgroups that decode weights into registers, multiply them with the tokens, and store the result.
 
 Each warpgroup has 64 rows of weights as MMA-M and all tokens of the tile as MMA-N: the result is C transposed. The
-fp16 weights of half a K tile fill 16 registers; two sets alternate, so that one is decoded while the other multiplies. The packed weights of a K tile are read while the one before multiplies.
+fp16 weights of half a K tile fill 16 registers; two sets alternate, so that one is decoded while the other multiplies. The
+packed weights of a K tile are read while the one before multiplies.
 """
 
 from dataclasses import dataclass
@@ -10,6 +11,8 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Float16, Float32, Int32, Uint32
 from cutlass.cute.nvgpu import OperandMajorMode, warpgroup
+
+from nvfp4_cute.arch.sm90 import token_counts
 
 from ..common.output_table import OutputTable
 from ..common.ring import CONSUMER_PHASE, Ring, arrive_warp, next_stage
@@ -23,7 +26,6 @@ from .operands import (
     load_shared,
     load_shared_half,
     scale_offset,
-    token_counts,
     tokens_multiplied,
     unit_offset,
 )
@@ -166,20 +168,22 @@ def _accumulate(
     if k_tile_cnt > 0:
         stage, phase = _load_weights(args, weights, b_address, sfb_address, stage, phase)
     for k_tile_idx in cutlass.range(k_tile_cnt, unroll=1):
+        # MMAs' descriptors in uniform registers: without this the compiler moves each one there by itself.
+        uniform_stage = cute.arch.make_warp_uniform(in_stage)
         scales = [decode_scales(weights.codes[i]) for i in range(LANE_ROWS)]
         for slab in cutlass.range_constexpr(SLABS):
             tCrA = _decode_slab(weights.words, scales, slab)
             if cutlass.const_expr(slab == 0):
                 cute.arch.mbarrier_wait(args.decoded.full(in_stage), in_phase)
-            else:
-                if k_tile_idx + 1 < k_tile_cnt:
-                    stage, phase = _load_weights(args, weights, b_address, sfb_address, stage, phase)
             warpgroup.fence()
             for step in cutlass.range_constexpr(SLAB_STEPS):
                 for i in cutlass.range_constexpr(num_parts):
-                    b = tCrB[i][(None, None, slab * SLAB_STEPS + step, in_stage)]
+                    b = tCrB[i][(None, None, slab * SLAB_STEPS + step, uniform_stage)]
                     cute.gemm(tiled_mma, tCrC[i], tCrA[(None, None, step)], b, tCrC[i])
             warpgroup.commit_group()
+            if cutlass.const_expr(slab > 0):
+                if k_tile_idx + 1 < k_tile_cnt:
+                    stage, phase = _load_weights(args, weights, b_address, sfb_address, stage, phase)
             # The MMAs before these are done: their registers are free, after a stage's last ones the stage, too.
             warpgroup.wait_group(1)
             if cutlass.const_expr(slab == 0):

@@ -4,7 +4,7 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Int32, Uint16, Uint32
 
-from nvfp4_cute.arch.sm90 import TILE_K, sf_blocks
+from nvfp4_cute.arch.sm90 import TILE_K, TOKEN_STEP, sf_blocks
 from nvfp4_cute.config import KernelConfig
 
 from ..common.group_table import WorkTile
@@ -17,7 +17,6 @@ UNIT_BYTES = 16
 SF_ATOM_BYTES = 512
 SF_ATOMS = TILE_K // 64
 SF_BLOCK_BYTES = SF_ATOMS * SF_ATOM_BYTES
-TOKEN_STEP = 32
 
 
 def make_boxes(config: KernelConfig) -> Boxes:
@@ -41,11 +40,6 @@ def unit_offset(row: Int32, unit: Int32) -> Int32:
 def scale_offset(row: Int32) -> Int32:
     """Offset in a stage of scales of the first four of a row, counted from the first row of the stage's first block."""
     return (row >> 7) * SF_BLOCK_BYTES + (row & 31) * 16 + (row >> 5 & 3) * 4
-
-
-def token_counts(tile_m: int) -> list[int]:
-    """MMAs are generated for these numbers of tokens: a tile at the end of its group takes less time."""
-    return [*range(2 * TOKEN_STEP, tile_m, TOKEN_STEP), tile_m]
 
 
 @cute.jit

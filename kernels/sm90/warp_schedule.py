@@ -8,6 +8,8 @@ from nvfp4_cute.config import KernelConfig
 WARP_SIZE = 32
 WARPS_PER_GROUP = 4
 GROUP_THREADS = WARP_SIZE * WARPS_PER_GROUP
+# An SM's, to which warps belong in turn.
+NUM_SCHEDULERS = 4
 MAX_ACTIVATION_WARPS = 2 * WARPS_PER_GROUP - 1
 # Tokens that an ACTIVATIONS warp decodes at a time.
 STEP_TOKENS = 8

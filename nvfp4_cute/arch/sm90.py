@@ -32,6 +32,8 @@ TOKEN_CHOICES = (8, 16, 32, 64, 80, 96, 112, 128)
 # CTAs that share K tiles; their sums have to fit shared memory.
 SPLITS = (1, 2, 4)
 MAX_SPLIT_TOKENS = 64
+# Between the numbers of tokens that MMAs are generated for.
+TOKEN_STEP = 32
 # What ``choose`` chooses from.
 CANDIDATES = tuple(
     replace(DEFAULT_CONFIG, cta_tile_shape_mnk=(TILE_WEIGHTS, tokens, TILE_K), split_k=split)
@@ -100,6 +102,11 @@ def sf_blocks(tile_rows: int) -> int:
     return max(-(-(start + tile_rows) // SF_BLOCK_ROWS) for start in starts)
 
 
+def token_counts(tile_m: int) -> list[int]:
+    """MMAs are generated for these numbers of tokens: a tile at the end of its group takes less time."""
+    return [*range(2 * TOKEN_STEP, tile_m, TOKEN_STEP), tile_m]
+
+
 def ctas_per_sm(config: KernelConfig) -> int:
     """CTAs that share an SM."""
     return 2 if config.work_tile_mnk[0] <= PAIRED_TILE_TOKENS else 1
@@ -166,7 +173,10 @@ def _modelled_us(live: list[tuple[int, int, int]], config: KernelConfig, num_sms
     tile_us = US_PER_TILE + (US_PER_SPLIT_TILE if split > 1 else 0.0)
     tiles: list[float] = []
     for m, n, k in live:
-        rows = [min(tile_tokens, m - first) for first in range(0, m, tile_tokens)]
+        rows = [
+            next(count for count in token_counts(tile_tokens) if count >= min(tile_tokens, m - first))
+            for first in range(0, m, tile_tokens)
+        ]
         k_tiles = -(-k // (TILE_K * split))
         tiles += [tile_us + k_tiles * (per_k_tile + per_token * count) for count in rows] * -(
             -n // tile_weights
