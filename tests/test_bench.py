@@ -102,8 +102,8 @@ def test_a_wrong_result_is_not_timed():
 def test_a_timed_call_may_return_tensors():
     """gemv returns its result; a call is timed for what it enqueues."""
     ran = []
-    measured._in_turn([lambda: ran.append(0), lambda: torch.ones(2)])(1)
-    measured._in_turn([lambda: ran.append(0), lambda: torch.ones(2)])(0)
+    measured.in_turn([lambda: ran.append(0), lambda: torch.ones(2)])(1)
+    measured.in_turn([lambda: ran.append(0), lambda: torch.ones(2)])(0)
     assert ran == [0]
 
 

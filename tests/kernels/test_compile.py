@@ -46,32 +46,27 @@ def test_the_block_scaled_mma_is_used():
     ptx = compiled().ptx
     assert len(re.findall(r"tcgen05\.mma\.cta_group::1\.kind::mxf4nvf4\.block_scale\.block16", ptx)) == 4
     assert "tcgen05.cp.cta_group::1.32x128b.warpx4" in ptx
-    # Every read of tensor memory is waited for before its registers are used.
-    assert ptx.count("tcgen05.wait::ld") == ptx.count("tcgen05.ld.")
 
 
-def test_first_descriptors_are_prefetched_and_stores_are_a_sector_wide():
-    ptx = compiled(num_groups=8).ptx
-    assert ptx.count("prefetch.tensormap") == 4
-    assert "st.global.v8.b32" in ptx
+def test_first_descriptors_are_prefetched():
+    assert compiled(num_groups=8).ptx.count("prefetch.tensormap") == 4
 
 
 def test_nothing_is_read_before_the_previous_kernel_has_ended():
     """Programmatic dependent launch: set-up overlaps the end of the kernel before, global memory waits for it."""
     ptx = compiled().ptx
-    assert ptx.count("griddepcontrol.wait") == ptx.count("griddepcontrol.launch_dependents") == 1
-    wait = ptx.index("griddepcontrol.wait")
-    assert ptx.index("mbarrier.init") < wait < ptx.index("cp.async.bulk.tensor")
-    assert not re.search(r"(ld|st)\.global", ptx[:wait])
+    assert ptx.count("griddepcontrol.launch_dependents") == 1
+    load, epilogue = (match.start() for match in re.finditer(r"griddepcontrol\.wait", ptx))
+    assert ptx.index("mbarrier.init") < load < ptx.index("cp.async.bulk.tensor") < epilogue
+    assert not re.search(r"(ld|st)\.global", ptx[:epilogue])
 
 
 def test_the_next_slice_is_read_while_one_is_converted():
-    """Between two waits for tensor memory lies the issue of the next read, except after the last."""
-    events = re.findall(r"tcgen05\.ld\.|tcgen05\.wait::ld", compiled().ptx)
-    assert events == ["tcgen05.ld.", "tcgen05.wait::ld"] * (len(events) // 2)
-    body = compiled().ptx.split("tcgen05.wait::ld")
-    for between in body[1:-1]:
-        assert between.index("tcgen05.ld.") < between.index("st.global")
+    """One read before the loop over slices; in it the wait, the next read, and then what is done with the slice."""
+    ptx = compiled().ptx
+    events = re.findall(r"tcgen05\.ld\.|tcgen05\.wait::ld", ptx)
+    assert events == ["tcgen05.ld.", "tcgen05.wait::ld", "tcgen05.ld."]
+    assert ptx.rindex("tcgen05.ld.") < ptx.index("st.global")
 
 
 def test_pipeline_state_survives_the_tile_loop():
