@@ -28,7 +28,7 @@ TILE_M = 128
 TILES_N = (8, 16, 32, 64, 128)
 TILES_K = (128, 256)
 # Columns of all products of a tile, by num_acc_stage: more spill registers.
-MAX_TILE_COLUMNS = {1: 256, 2: 64}
+MAX_TILE_COLUMNS = {1: 128, 2: 64}
 # What ``choose`` chooses from, the simplest first where several are equally good.
 CANDIDATES = (
     DEFAULT_CONFIG,
@@ -42,7 +42,6 @@ CANDIDATES = (
 )
 # The same for dual GEMMs, which have two products' sums.
 DUAL_CANDIDATES = (
-    KernelConfig((TILE_M, 128, 128), num_acc_stage=1),
     KernelConfig((TILE_M, 64, 128), num_acc_stage=1),
     KernelConfig((TILE_M, 64, 128), num_acc_stage=1, swap_ab=True),
     KernelConfig((TILE_M, 32, 128), num_acc_stage=2, swap_ab=True),
