@@ -1,5 +1,6 @@
 # Every target works on a fresh machine: it first makes .venv (again only when pyproject.toml or the launch shim changes).
-# Another interpreter: `make PYTHON=python3.12 test`. Fewer tests: `make test ARGS="tests/test_cli.py -k demo"`.
+# Another interpreter: `make PYTHON=python3.12 test`. Fewer tests: `make test ARGS="tests/test_cli.py -k demo"`;
+# tests run on all cores, in one process with `-n 0` among ARGS.
 # The first interpreter that is new enough.
 PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11 python3.10; do \
   $$p -c 'import sys; sys.exit(sys.version_info < (3, 10))' 2>/dev/null && echo $$p && break; done)
@@ -22,10 +23,10 @@ demo: .venv/installed  ## run the sm_100a kernel on the emulator and compare eve
 	$(BIN)/nvfp4-cute demo $(ARGS)
 
 test: .venv/installed  ## the fast tests, under 10 minutes on two cores
-	$(BIN)/python -m pytest -m "not slow" $(ARGS)
+	$(BIN)/python -m pytest -n auto --dist worksteal -m "not slow" $(ARGS)
 
 test-all: .venv/installed  ## every test, the long matrices included
-	$(BIN)/python -m pytest $(ARGS)
+	$(BIN)/python -m pytest -n auto --dist worksteal $(ARGS)
 
 test-dsl: $(DSL)/installed  ## the exported submissions on an older CuTe DSL: make test-dsl VERSION=4.5.2
 	$(DSL)/bin/python -m pytest tests/competition/test_shapes.py tests/competition/test_versions.py \

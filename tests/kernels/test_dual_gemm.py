@@ -38,7 +38,7 @@ SM120_CONFIGS = (
     "t128x16x256_s0a2_swap_p3",
     "t128x32x128_s0a2_swap",
     "t128x64x128_s0a1_swap_p2",
-    "t128x128x128_s0a1_p2",
+    "t128x64x128_s0a1_p2",
     "t128x32x256_s2a2",
 )
 SM120_QUICK = SM120_CONFIGS[2:4]

@@ -240,5 +240,5 @@ def test_what_no_kernel_computes_is_refused():
         KernelKey.make("sm_100a", KernelConfig((128, 64, 256)), 1, torch.float16, False, **variant)
     with pytest.raises(UnsupportedProblem, match="sm_120a: no kernel for limit=False, weight_layout"):
         KernelKey.make(
-            "sm_120a", KernelConfig((128, 128, 128), num_acc_stage=1), 1, torch.float16, False, **variant
+            "sm_120a", KernelConfig((128, 64, 128), num_acc_stage=1), 1, torch.float16, False, **variant
         )
