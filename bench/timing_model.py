@@ -87,7 +87,9 @@ fp16, random normal operands.
 
 `grouped_gemm` for sm_90a on random bits: NVFP4 decoded in registers, so that computing and not the matrix pipe bounds it. Tile
 as the kernel chooses unless the case names its tokens. Of CTAs that do alike work one was executed on the emulator. All of it
-with the kernel's code of 2026-11-21; since then its roles, tiles and the order of its tiles have changed.
+with the kernel's code of 2026-11-21. Since then its roles, tiles and the order of its tiles have changed, and the model is further
+off: cases 2 and 3 take 35.7 and 20.6 us (`bench/results/h200.md`) and are modelled at 30.9 and 15.8. What the assembler adds to
+PTX, moves to uniform registers in front of each wgmma for one, is not seen.
 
 {own}
 
