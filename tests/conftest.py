@@ -19,10 +19,10 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def kernel_cache(tmp_path_factory: pytest.TempPathFactory, worker_id: str) -> Iterator[None]:
+def kernel_cache(tmp_path_factory: pytest.TempPathFactory, pytestconfig: pytest.Config) -> Iterator[None]:
     """Kernels are compiled anew in every session, once for all its processes; the user's are left alone."""
     base = tmp_path_factory.getbasetemp()
-    session = base if worker_id == "master" else base.parent  # each worker's folder lies in the session's
+    is_worker = hasattr(pytestconfig, "workerinput")  # whose folder lies in the session's
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("NVFP4_CUTE_CACHE_DIR", str(session / "kernels"))
+        patch.setenv("NVFP4_CUTE_CACHE_DIR", str((base.parent if is_worker else base) / "kernels"))
         yield
