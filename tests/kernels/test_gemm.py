@@ -176,7 +176,7 @@ def test_a_batch_stays_at_four_bits(config, own_out):
 )
 def test_refusals_of_quantized_batches(out, error, match):
     with pytest.raises(error, match=match):
-        gemm(*make_batch(2, (150, 208, 288)), out=out, out_dtype="nvfp4")
+        gemm(*make_batch(2, (150, 224, 288)), out=out, out_dtype="nvfp4")
 
 
 def clean(t):
