@@ -74,6 +74,19 @@ class PreparedCall:
             [(TMA_ALIGN_BYTES if t.element_size() == 1 else t.element_size()) - 1 for t in tensors]
         )
 
+    def try_launch(self, inputs: list[Any], outs: list[Any]) -> list[torch.Tensor] | None:
+        """Enqueue with other tensors of the same kind. Returns the outputs; None where the long way has to decide.
+
+        Args:
+            inputs, outs: tensors, as :func:`lookup` was given them; without ``outs``, new ones are made.
+        """
+        results = outs or self.new_outs()
+        addresses = addresses_of(inputs + results)
+        if not self.accepts(addresses, own_out=bool(outs)):
+            return None
+        self.launch(addresses)
+        return results
+
     def new_outs(self) -> list[torch.Tensor]:
         """Outputs like the checked call's, not initialised."""
         return [self._new_out(shape, strides) for shape, strides in self._out_layouts]

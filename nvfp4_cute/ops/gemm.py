@@ -149,12 +149,9 @@ def gemm(
         backend,
         config,
     )
-    if call is not None:
-        outs = outs or call.new_outs()
-        addresses = prepared.addresses_of(inputs + outs)
-        if call.accepts(addresses, own_out=out is not None):
-            call.launch(addresses)
-            return _result(outs, factors)
+    launched = None if call is None else call.try_launch(inputs, outs)
+    if launched is not None:
+        return _result(launched, factors)
     problem, operands, outs = _check(a, b, a_scale, b_scale, alpha, out, out_dtype, factors, scale_layout)
     backends.get(backend, operands.device)(problem, operands, config)
     if key is not None and outs[0].numel() and backends.resolve(backend, operands.device) == "cuda":

@@ -10,6 +10,7 @@ from nvfp4_cute import backends
 from nvfp4_cute.formats import SCALE_LAYOUTS, ScaleLayout
 from nvfp4_cute.launch_table import Gemv
 from nvfp4_cute.ops import vector_checks as checks
+from nvfp4_cute.ops.batches import as_factor
 from nvfp4_cute.ops.w4a16 import ACTIVATION_DTYPES, weight_only
 from nvfp4_cute.reference import gemv_reference
 from nvfp4_cute.simt_keys import GemvKey
@@ -58,8 +59,7 @@ def gemv(
         Nothing is written to ``out`` when a check fails.
     """
     if torch.compiler.is_compiling():  # the custom op (ops.library) that a traced graph keeps
-        if isinstance(alpha, int | float):
-            alpha = torch.tensor([float(alpha)], dtype=torch.float32, device=a.device)
+        alpha = as_factor(alpha, a.device)
         if out is None:
             return torch.ops.nvfp4_cute.gemv(a, b, a_scale, b_scale, alpha, out_dtype, scale_layout, backend)
         torch.ops.nvfp4_cute.gemv_out(a, b, a_scale, b_scale, alpha, out, out_dtype, scale_layout, backend)

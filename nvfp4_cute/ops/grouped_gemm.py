@@ -178,12 +178,9 @@ def grouped_gemm(
         backend,
         config,
     )
-    if call is not None:
-        outs = outs or call.new_outs()
-        addresses = prepared.addresses_of(inputs + outs)
-        if call.accepts(addresses, own_out=out is not None):
-            call.launch(addresses)
-            return as_results(outs, is_list, is_quantized, factors)
+    launched = None if call is None else call.try_launch(inputs, outs)
+    if launched is not None:
+        return as_results(launched, is_list, is_quantized, factors)
     if is_list:
         problem, operands = check_list_operands(
             a,
