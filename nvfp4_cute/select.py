@@ -14,6 +14,7 @@ from nvfp4_cute.arch.sm100 import (
     MMA_CTA_M,
     MMA_N_STEP,
     TILES_N,
+    SmemPlan,
     smem_plan,
 )
 from nvfp4_cute.config import KernelConfig
@@ -110,11 +111,12 @@ def estimate(config: KernelConfig, problem: GroupedProblem, num_sms: int) -> Est
     if problem.weight_layout != "separate":
         slice_cycles /= 2  # two slices of products make one of results
     num_b = problem.num_b
+    smem = smem_plan(config, num_b)
     shares, loaded = [0.0], 0.0
     for cluster in range(schedule.num_cta):
         tiles = list(schedule.tiles_of_cta(cluster))
-        shares.append(sum(_tile_cycles(config, schedule, tile, slice_cycles, num_b) for tile in tiles))
-        loaded += sum(tile.k_tile_cnt * _k_tile_bytes(config, schedule, tile, num_b) for tile in tiles)
+        shares.append(sum(_tile_cycles(config, schedule, tile, slice_cycles, smem, num_b) for tile in tiles))
+        loaded += sum(tile.k_tile_cnt * _k_tile_bytes(config, schedule, tile, smem) for tile in tiles)
     every_tile = map(schedule.work_tile, range(schedule.num_tiles))
     widest = max((_columns(config, schedule, tile) for tile in every_tile), default=0)
     read = schedule.hbm_bytes + (num_b - 1) * sum(gemm_bytes(0, n, k, 0) for m, n, k in problem.sizes if m)
@@ -138,19 +140,24 @@ def _columns(config: KernelConfig, schedule: TileSchedule, tile: WorkTile) -> in
     return min(-(-(extent - index * tile_n) // MMA_N_STEP) * MMA_N_STEP, tile_n)
 
 
-def _k_tile_bytes(config: KernelConfig, schedule: TileSchedule, tile: WorkTile, num_b: int) -> int:
+def _k_tile_bytes(config: KernelConfig, schedule: TileSchedule, tile: WorkTile, smem: SmemPlan) -> int:
     """What one CTA loads for a K tile."""
-    smem, rows_n = smem_plan(config, num_b), _columns(config, schedule, tile) // config.cluster_size
+    rows_n = _columns(config, schedule, tile) // config.cluster_size
     return smem.stage_bytes + smem.num_n * (rows_n * config.cta_tile_shape_mnk[2] // 2 - smem.b_stage_bytes)
 
 
 def _tile_cycles(
-    config: KernelConfig, schedule: TileSchedule, tile: WorkTile, slice_cycles: float, num_b: int
+    config: KernelConfig,
+    schedule: TileSchedule,
+    tile: WorkTile,
+    slice_cycles: float,
+    smem: SmemPlan,
+    num_b: int,
 ) -> float:
     """What the slowest of the three roles needs for a tile: they overlap."""
     columns = _columns(config, schedule, tile)
     mma = MMAS_PER_K_TILE * num_b * max(MMA_CYCLES, columns / MMA_COLUMNS_PER_CYCLE)
-    load = _k_tile_bytes(config, schedule, tile, num_b) / LOAD_BYTES_PER_CYCLE
+    load = _k_tile_bytes(config, schedule, tile, smem) / LOAD_BYTES_PER_CYCLE
     return max(tile.k_tile_cnt * max(load, mma), columns / EPI_TILE_N * slice_cycles)
 
 
