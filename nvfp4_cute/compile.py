@@ -14,7 +14,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from nvfp4_cute.arch import dual_family_of, family_of, sm90, sm100, sm120
+from nvfp4_cute.arch import FAMILIES, dual_family_of, family_of, sm90, sm100, sm120
+from nvfp4_cute.arch.base import INTERLEAVE
 from nvfp4_cute.config import KernelConfig
 from nvfp4_cute.cubin import KernelResources, read_resources
 from nvfp4_cute.emulator.driver import prepare_cutlass, shim_is_built
@@ -89,19 +90,14 @@ class KernelKey:
         UnsupportedProblem for a form, an output or a dual GEMM that the arch's kernel lacks.
         """
         family = family_of(arch)
-        if (has_limit or weight_layout != "separate") and arch not in sm100.ARCHS:
-            raise UnsupportedProblem(
-                f"{arch}: no kernel for limit={has_limit}, weight_layout={weight_layout!r} (there is one for "
-                f"{', '.join(sm100.ARCHS)}); pass separate weights and no limit"
-            )
-        if weight_layout != "separate":
-            reason = sm100.interleave_reason(config, weight_layout) or sm100.unsupported_reason(config)
-            resolve: Any = sm100.resolve
-        elif activation is None:
+        if activation is None:
             reason, resolve = family.unsupported_reason(config), family.resolve
         else:
-            dual = dual_family_of(arch)
-            reason, resolve = dual.unsupported_reason(config, 2), partial(dual.resolve, num_b=2)
+            dual, num_b = dual_family_of(arch), 1 if weight_layout in INTERLEAVE else 2
+            reason = dual.interleave_reason(config, weight_layout) or dual.unsupported_reason(config, num_b)
+            resolve = partial(dual.resolve, num_b=num_b)
+        if out_dtype == NVFP4 and arch in sm120.ARCHS:
+            reason = reason or sm120.quantized_reason(config)
         if reason is None and config.split_k > 1 and arch not in sm90.ARCHS:
             reason = (
                 f"split_k={config.split_k}: CTAs share K tiles on {', '.join(sm90.ARCHS)} only; use split_k=1"
@@ -118,8 +114,9 @@ class KernelKey:
                 f"{arch}: out has contiguous columns, and this kernel writes rows; allocate it as torch.empty(m, n)"
             )
         if out_dtype == NVFP4 and not family.OUT_NVFP4:
+            quantizing = [name for other in FAMILIES if other.OUT_NVFP4 for name in other.ARCHS]
             raise UnsupportedProblem(
-                f'{arch}: no kernel writes NVFP4 (out_dtype="nvfp4"; there is one for {", ".join(sm100.ARCHS)}); compute '
+                f'{arch}: no kernel writes NVFP4 (out_dtype="nvfp4"; there is one for {", ".join(quantizing)}); compute '
                 "bfloat16 and call quantize or grouped_quantize"
             )
         if is_chain and arch not in sm100.ARCHS:
@@ -162,10 +159,10 @@ class KernelKey:
         if self.arch in sm90.ARCHS:
             return GroupedGemmSm90(self.config, self.form, self.num_groups, out_dtype, self.has_alpha, name)
         variant = (self.config, self.form, self.num_groups, out_dtype, self.out_m_major, self.has_alpha, name)
+        combined = (self.activation, self.weight_layout, self.has_limit)
         if self.arch in sm120.ARCHS:
-            return GroupedGemmSm120(*variant, self.activation)
-        chain = Chain if self.is_chain else None
-        return GroupedGemmSm100(*variant, self.activation, self.weight_layout, self.has_limit, chain)
+            return GroupedGemmSm120(*variant, *combined)
+        return GroupedGemmSm100(*variant, *combined, Chain if self.is_chain else None)
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ from nvfp4_cute.arch import simt
 from nvfp4_cute.compile import KernelKey
 from nvfp4_cute.config import KernelConfig
 from nvfp4_cute.errors import CacheError
-from nvfp4_cute.problem import Activation, Form, Gate, OutDtype, WeightLayout
+from nvfp4_cute.problem import NVFP4, Activation, Form, Gate, OutDtype, WeightLayout
 from nvfp4_cute.select import candidates, dual_candidates
 from nvfp4_cute.simt_keys import GemvKey, QuantizeKey, W4A16Key
 
@@ -60,11 +60,13 @@ def keys(
     counts = groups if form == "list" else (1,)
     for operation in operations:
         if operation == "grouped_gemm":
-            for count, config in product(counts, configs or candidates(arch, form)):
+            for count, config in product(counts, configs or candidates(arch, form, dtype == NVFP4)):
                 yield KernelKey.make(arch, config, count, dtype, has_alpha, form)
         elif operation == "grouped_dual_gemm":
             gate = Gate(activation, None, weight_layout)
-            for count, config in product(counts, configs or dual_candidates(arch, form, gate)):
+            for count, config in product(
+                counts, configs or dual_candidates(arch, form, gate, dtype == NVFP4)
+            ):
                 yield KernelKey.make(
                     arch, config, count, dtype, has_alpha, form, False, activation, weight_layout, has_limit
                 )

@@ -7,10 +7,10 @@ delivers to all of them), and the last tile's epilogue. It ranks configs; ``mode
 from dataclasses import dataclass, replace
 
 from nvfp4_cute.arch import dual_family_of, family_of, sm90, sm100, sm120
+from nvfp4_cute.arch.base import INTERLEAVE
 from nvfp4_cute.arch.sm100 import (
     DUAL_TILES_N,
     EPI_TILE_N,
-    INTERLEAVE,
     MMA_CTA_M,
     MMA_N_STEP,
     TILES_N,
@@ -18,7 +18,7 @@ from nvfp4_cute.arch.sm100 import (
     smem_plan,
 )
 from nvfp4_cute.config import KernelConfig
-from nvfp4_cute.problem import Form, Gate, GroupedProblem, gemm_bytes
+from nvfp4_cute.problem import NVFP4, Form, Gate, GroupedProblem, gemm_bytes
 from nvfp4_cute.schedule import TileSchedule, WorkTile, make_schedule
 from nvfp4_cute.targets import B200
 
@@ -77,7 +77,8 @@ def choose_config(problem: GroupedProblem, arch: str, num_sms: int) -> KernelCon
     if arch in sm90.ARCHS:
         return sm90.choose(problem.sizes, num_sms)
     if arch in sm120.ARCHS:
-        return sm120.choose(problem.sizes, num_sms, problem.num_b)
+        is_quantized = problem.out_dtype == NVFP4
+        return sm120.choose(problem.sizes, num_sms, problem.num_b, problem.weight_layout, is_quantized)
     if arch not in sm100.ARCHS:
         return family_of(arch).DEFAULT_CONFIG
     return estimates(problem, num_sms)[0].config
@@ -162,17 +163,28 @@ def _tile_cycles(
 
 
 def config_for_mean(
-    arch: str, num_sms: int, num_groups: int, mean: tuple[int, int, int], gate: Gate | None = None
+    arch: str,
+    num_sms: int,
+    num_groups: int,
+    mean: tuple[int, int, int],
+    gate: Gate | None = None,
+    is_quantized: bool = False,
 ) -> KernelConfig:
     """The config of a problem whose group sizes only the device knows. Raises UnsupportedTarget as ``choose_config``.
 
     Args:
-        mean: (m, n, k) of a group of mean size.
+        mean: (m, n, k) of a group of mean size, n of its results.
+        is_quantized: whether results are NVFP4.
     """
     if arch in sm90.ARCHS:
         return sm90.choose([mean] * num_groups, num_sms)
     if arch in sm120.ARCHS:
-        return sm120.choose([mean] * num_groups, num_sms, 1 if gate is None else 2)
+        m, n, k = mean
+        weight_layout = "separate" if gate is None else gate.weight_layout
+        is_interleaved = weight_layout in INTERLEAVE
+        sizes = [(m, 2 * n if is_interleaved else n, k)] * num_groups
+        num_b = 1 if gate is None or is_interleaved else 2
+        return sm120.choose(sizes, num_sms, num_b, weight_layout, is_quantized)
     if arch not in sm100.ARCHS:
         return family_of(arch).DEFAULT_CONFIG
     return config_for_rows(*mean[:2], gate)
@@ -190,18 +202,25 @@ def config_for_rows(mean_rows: int, n: int, gate: Gate | None = None) -> KernelC
     return KernelConfig((128, tile_n, 256), use_2cta_instrs=n > 128, swap_ab=True)
 
 
-def dual_candidates(arch: str, form: Form, gate: Gate) -> tuple[KernelConfig, ...]:
+def dual_candidates(
+    arch: str, form: Form, gate: Gate, is_quantized: bool = False
+) -> tuple[KernelConfig, ...]:
     """The same of dual GEMMs. Raises UnsupportedProblem for an ``arch`` whose kernel computes none."""
     family = dual_family_of(arch)
+    if arch in sm120.ARCHS:
+        num_b = 1 if gate.weight_layout in INTERLEAVE else 2
+        return sm120.candidates(num_b, gate.weight_layout, is_quantized)
     if form not in ("list", "batched") and arch in sm100.ARCHS:
         sizes = ((rows, n) for n in (128, 256) for rows in (*DUAL_TILES_N, 2 * MMA_CTA_M))
         return tuple(dict.fromkeys(config_for_rows(rows, n, gate) for rows, n in sizes))
     return sm100.INTERLEAVED_CANDIDATES if gate.weight_layout in INTERLEAVE else family.DUAL_CANDIDATES
 
 
-def candidates(arch: str, form: Form) -> tuple[KernelConfig, ...]:
+def candidates(arch: str, form: Form, is_quantized: bool = False) -> tuple[KernelConfig, ...]:
     """Every config that is computed with where the caller chooses none. Raises UnsupportedTarget as ``choose_config``."""
     family = family_of(arch)
+    if arch in sm120.ARCHS:
+        return sm120.candidates(is_quantized=is_quantized)
     if form in ("list", "batched") or arch not in sm100.ARCHS:
         return family.CANDIDATES
     return tuple(config_for_rows(rows, n) for n in (128, 256) for rows in TILES_N)

@@ -14,6 +14,15 @@ def prmt(low: Uint32, high: Uint32, selector: Uint32) -> Uint32:
     )
 
 
+def transpose_8x8(word: Uint32) -> Uint32:
+    """Transpose an 8 x 8 matrix of 16-bit elements: lane 4g + t has row g, columns 2t and 2t + 1. A whole warp."""
+    return inline_ptx(
+        "movmatrix.sync.aligned.m8n8.trans.b16 {$w0}, {$r0};",
+        write_only_types=[Uint32],
+        read_only_args=[word],
+    )
+
+
 def dp4a(a: Uint32, b: Uint32, acc: Int32) -> Int32:
     """``acc`` plus the four products of signed bytes (PTX ISA 9.7.1.23)."""
     return inline_ptx(

@@ -8,11 +8,11 @@ from dataclasses import dataclass
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Float32, Int32, Int64
+from cutlass import Float32, Int32, Int64, Uint32
 
 from nvfp4_cute.scale_layout import ATOM_BYTES, ATOM_COLS, ATOM_ROWS, SF_VEC_SIZE
 
-from .global_access import global_scalar, store_half, store_word, store_words
+from .global_access import global_scalar, store_byte, store_half, store_word, store_words
 from .group_table import WorkTile, select_slot
 from .output_table import OutputTable, caller_index
 from .quantize_block import encode_block
@@ -89,10 +89,33 @@ def store_quantized_run(
             store_words(data, [*low, *high])
         else:
             store_words(data, low)
-        atom = Int64(row // ATOM_ROWS) * cute.ceil_div(group.blocks, ATOM_COLS) + block // ATOM_COLS
-        place = row % 32 * 16 + row % ATOM_ROWS // 32 * ATOM_COLS + block % ATOM_COLS
-        address = group.scale + atom * ATOM_BYTES + place
+        address = _scale_address(group, row, block)
         if block % ATOM_COLS == 0 and block + 2 >= group.blocks:
             store_word(address, codes)
         else:
             store_half(address, codes)
+
+
+@cute.jit
+def store_quantized_block(
+    values: cute.Tensor, group: QuantizedGroup, row: Int32, column: Int32, encode: cutlass.Constexpr
+):
+    """The same of one block of SF_VEC_SIZE columns, with the padding columns of the scales where it is the row's last."""
+    block = column // SF_VEC_SIZE
+    if row < group.rows and block < group.blocks:
+        words, code = encode_block([values[i] for i in range(SF_VEC_SIZE)], group.global_scale, encode)
+        store_words(group.data + Int64(row) * group.pitch + column // 2, words)
+        address = _scale_address(group, row, block)
+        store_byte(address, code)
+        if block + 1 == group.blocks:
+            for padding in cutlass.range_constexpr(1, ATOM_COLS):
+                if block % ATOM_COLS + padding < ATOM_COLS:
+                    store_byte(address + padding, Uint32(0))
+
+
+@cute.jit
+def _scale_address(group: QuantizedGroup, row: Int32, block: Int32) -> Int64:
+    """Where the scale of a block of 16 columns lies."""
+    atom = Int64(row // ATOM_ROWS) * cute.ceil_div(group.blocks, ATOM_COLS) + block // ATOM_COLS
+    place = row % 32 * 16 + row % ATOM_ROWS // 32 * ATOM_COLS + block % ATOM_COLS
+    return group.scale + atom * ATOM_BYTES + place

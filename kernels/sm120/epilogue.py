@@ -1,4 +1,9 @@
-"""Epilogue of the MMA warps: from accumulators in registers to global memory."""
+"""Epilogue of the MMA warps: from accumulators in registers to global memory.
+
+With lane = 4g + t, a lane has row g and columns 2t and 2t + 1 of eight rows and columns of an MMA. Where elements of a
+line of the output (``result_tile``) lie along the M side, a warp first transposes these squares. Then each lane has line
+g and elements 2t and 2t + 1, and a quad stores what it has side by side: 32 bytes, or the blocks of an NVFP4 result.
+"""
 
 from dataclasses import dataclass
 
@@ -6,189 +11,257 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Float32, Int32, Int64
 
+from nvfp4_cute.arch.base import INTERLEAVE
+from nvfp4_cute.scale_layout import SF_VEC_SIZE
+
+from ..common import ptx
 from ..common.activation import gate
+from ..common.encode import ConvertE2M1
 from ..common.group_table import WorkTile
 from ..common.output_table import OutputTable, group_output, load_alphas
-from ..common.sides import mma_sides
+from ..common.quantized_output import quantized_group, store_quantized_block
+from ..common.sides import TileSide, mma_sides
+from ..common.transpose import exchange_in_warp, transpose_square
+from .result_tile import ResultTile
 from .warp_tile import BAND, STRIP
+
+# Lanes that share a line.
+QUAD = 4
 
 
 @dataclass(frozen=True)
 class OutputKind:
-    """What is written: element type, whether columns are contiguous, and a dual GEMM's activation."""
+    """What is written: element type (Float4E2M1FN: NVFP4), whether columns are contiguous, and how two products combine.
+
+    Attributes:
+        activation: of a dual GEMM's first product (``common.activation``); None where there is one product.
+        weight_layout: how the rows of a dual GEMM's weights lie: in two operands, or interleaved in one.
+    """
 
     dtype: type
     m_major: bool
     activation: str | None
+    weight_layout: str
 
     @property
     def num_products(self) -> int:
         """Products that an element combines."""
         return 1 if self.activation is None else 2
 
+    @property
+    def num_b(self) -> int:
+        """Operands that have the products' weights."""
+        return 1 if self.weight_layout in INTERLEAVE else self.num_products
+
+    @property
+    def is_quantized(self) -> bool:
+        """Whether results are NVFP4."""
+        return self.dtype is cutlass.Float4E2M1FN
+
 
 @dataclass(frozen=True)
-class OutputTile:
-    """Where a lane's first element goes, and which elements exist. Rows and columns are those of the MMA's sides.
+class Results:
+    """A warp's results of a tile, in fp32, computed as they are asked for.
 
     Attributes:
-        address: of the lane's first row and first column.
+        acc: (REGISTER, MMA_M, MMA_N) sums.
+        tile: ``ResultTile``.
         alphas: the group's factor of every product.
-        activation: of a dual GEMM's first product (``common.activation``); None where there is one product.
-        pitch_m, pitch_n: bytes from row to row and from column to column; one of them is an element's.
-        rows, columns: those that exist from the lane's first one on.
-        runs_along_n: whether neighbouring columns are neighbours in memory.
+        activation, limit: of a dual GEMM.
     """
 
-    address: Int64
-    dtype: type
+    acc: cute.Tensor
+    tile: ResultTile
     alphas: list
     activation: str | None
-    pitch_m: Int64
-    pitch_n: Int64
-    rows: Int32
-    columns: Int32
-    runs_along_n: bool
+    limit: Float32 | None
+
+    def pair(self, line: tuple[int, int], element: tuple[int, int]) -> list:
+        """Two results of this lane, of a (strip, band) of lines and one of elements. A whole warp calls this."""
+        products = []
+        for which, alpha in enumerate(self.alphas):
+            at = self.tile.pair(which, line, element)
+            products.append([self.acc[at.register + k, at.i, at.j] * alpha for k in range(2)])
+        results = products[0]
+        if self.activation is not None:
+            results = [gate(*both, self.activation, self.limit) for both in zip(*products, strict=True)]
+        return transpose_square(*results) if self.tile.lines_along_n else results
 
 
 @cute.jit
-def locate_output(
+def store_tile(
+    acc: cute.Tensor,
     outputs: OutputTable,
     kind: cutlass.Constexpr,
     tile: WorkTile,
     config: cutlass.Constexpr,
+    result_tile: cutlass.Constexpr,
     first_row: Int32,
     first_col: Int32,
-) -> OutputTile:
-    """A lane's part of a tile: row g and columns 2t and 2t + 1 of every MMA, with lane = 4g + t.
+):
+    """Scale, combine, convert and store a warp's sums; what lies beyond the group is kept.
 
     Args:
-        kind: ``OutputKind``.
+        acc: (REGISTER, MMA_M, MMA_N).
+        kind: ``OutputKind``. result_tile: ``ResultTile``.
         first_row, first_col: of the warp, counted from the tile's.
     """
-    m_side, n_side = mma_sides(config, tile)
+    limit = None
+    if cutlass.const_expr(outputs.limit is not None):
+        limit = ptx.float_of(outputs.limit)
+    alphas = load_alphas(outputs, tile.slot, kind.num_products)
+    results = Results(acc, result_tile, alphas, kind.activation, limit)
+    sides = list(mma_sides(config, tile))
+    if cutlass.const_expr(kind.weight_layout in INTERLEAVE):
+        # Two rows of weights make a column of the output.
+        weights = 0 if config.swap_ab else 1
+        whole = sides[weights]
+        sides[weights] = TileSide(whole.first_row // 2, whole.extent // 2, whole.origin)
+    firsts = [sides[0].first_row + first_row, sides[1].first_row + first_col]
+    # The side that lines lie along, then the one that elements do.
+    along = [1, 0] if result_tile.lines_along_n else [0, 1]
     lane = cute.arch.lane_idx()
-    row = m_side.first_row + first_row + lane // 4
-    col = n_side.first_row + first_col + 2 * (lane % 4)
-    origin, row_pitch, column_pitch = group_output(outputs, tile, kind.dtype, kind.m_major)
-    pitch_m, pitch_n = (column_pitch, row_pitch) if config.swap_ab else (row_pitch, column_pitch)
-    element_bytes = kind.dtype.width // 8
-    return OutputTile(
-        address=origin + (Int64(row) * pitch_m + Int64(col) * pitch_n) * element_bytes,
-        dtype=kind.dtype,
-        alphas=load_alphas(outputs, tile.slot, kind.num_products),
-        activation=kind.activation,
-        pitch_m=pitch_m * element_bytes,
-        pitch_n=pitch_n * element_bytes,
-        rows=m_side.extent - row,
-        columns=n_side.extent - col,
-        runs_along_n=kind.m_major == config.swap_ab,
-    )
+    first_line, first_element = [firsts[side] for side in along]
+    lines, elements = [sides[side].extent for side in along]
+    if cutlass.const_expr(kind.is_quantized):
+        _store_quantized(results, quantized_group(outputs, tile, elements), first_line, first_element)
+    else:
+        line, element = first_line + lane // QUAD, first_element + 2 * (lane % QUAD)
+        origin, row_pitch, column_pitch = group_output(outputs, tile, kind.dtype, kind.m_major)
+        element_bytes = kind.dtype.width // 8
+        pitch = (column_pitch if kind.m_major else row_pitch) * element_bytes
+        address = origin + line * pitch + Int64(element) * element_bytes
+        _store_plain(
+            results, Lines(kind.dtype, address, pitch, lines - line, elements - element, lines - first_line)
+        )
+
+
+@dataclass(frozen=True)
+class Lines:
+    """Where a lane's results go.
+
+    Attributes:
+        address: of its first line's first element of its.
+        pitch: bytes from line to line.
+        lines, elements: that exist from there on.
+        warp_lines: lines from the warp's first one on.
+    """
+
+    dtype: type
+    address: Int64
+    pitch: Int64
+    lines: Int32
+    elements: Int32
+    warp_lines: Int32
 
 
 @cute.jit
-def store_tile(acc: cute.Tensor, out: OutputTile, warp_tile: cutlass.Constexpr):
-    """Scale, convert and store a warp's (REGISTER, MMA_M, MMA_N) sums; what lies beyond the group is kept."""
-    # 16 columns of 2 bytes are a sector of memory.
-    joined = out.runs_along_n and out.dtype.width == 16 and warp_tile.strips_n == 2
-    for i in cutlass.range_constexpr(warp_tile.out_m):
-        _, strip, pair_of_bands = warp_tile.mma_m[i]
-        for half in cutlass.range_constexpr(2):
-            row = strip * STRIP + (2 * pair_of_bands + half) * BAND
-            if cutlass.const_expr(joined):
-                _store_joined_strips(acc, i, half, row, out, warp_tile)
-            elif row < out.rows:
-                for j in cutlass.range_constexpr(warp_tile.out_n):
-                    col = warp_tile.mma_n[j][1] * STRIP + warp_tile.mma_n[j][2] * BAND
-                    address = out.address + row * out.pitch_m + col * out.pitch_n
-                    pair = _pair(acc, i, half, j, out, warp_tile)
-                    _store_run(pair, address, out.pitch_n, out.columns - col, out.runs_along_n)
+def _store_plain(results: Results, to: Lines):
+    """Store results that are rounded one by one."""
+    for line in cutlass.range_constexpr(len(results.tile.lines)):
+        strip, band = results.tile.lines[line]
+        offset = strip * STRIP + band * BAND
+        if offset < to.warp_lines:
+            _store_lines(results, to, results.tile.lines[line], offset)
 
 
 @cute.jit
-def _store_joined_strips(
-    acc: cute.Tensor,
-    i: cutlass.Constexpr,
-    half: cutlass.Constexpr,
-    row: cutlass.Constexpr,
-    out: OutputTile,
-    warp_tile: cutlass.Constexpr,
-):
-    """Store a row's columns of two strips side by side, four a lane, so that a quad writes a whole sector at once.
+def _store_lines(results: Results, to: Lines, line: cutlass.Constexpr, offset: cutlass.Constexpr):
+    """Store eight lines, ``offset`` from the warp's first one."""
+    tile, address = results.tile, to.address + offset * to.pitch
+    # 16 elements of 2 bytes are a sector of memory.
+    is_joined = to.dtype.width == 16 and tile.line_strips == 2
+    for band in cutlass.range_constexpr(tile.line_bands):
+        pairs = [_converted(results.pair(line, (strip, band)), to.dtype) for strip in range(tile.line_strips)]
+        if cutlass.const_expr(is_joined):
+            _store_joined(pairs, to, address, offset, band * BAND)
+        else:
+            for strip in cutlass.range_constexpr(tile.line_strips):
+                _store_run(pairs[strip], to, address, offset, band * BAND + strip * STRIP)
 
-    Lanes 2i and 2i + 1 exchange pairs: then the one has four columns of the first strip, the other of the second one.
+
+@cute.jit
+def _converted(pair: list, dtype: cutlass.Constexpr) -> cute.Tensor:
+    values = cute.make_rmem_tensor(2, dtype)
+    for k in cutlass.range_constexpr(2):
+        values[k] = pair[k].to(dtype)
+    return values
+
+
+@cute.jit
+def _store_joined(pairs: list, to: Lines, address: Int64, line: cutlass.Constexpr, first: cutlass.Constexpr):
+    """Store 16 elements of a line, four a lane, so that a quad writes a whole sector at once.
+
+    Lanes 2i and 2i + 1 exchange pairs: then the one has four elements of the first strip, the other of the second one.
     """
     is_odd = cute.arch.lane_idx() % 2
-    for band in cutlass.range_constexpr(warp_tile.bands_n):
-        first, second = [
-            cute.recast_tensor(_pair(acc, i, half, j, out, warp_tile), Int32)[0]
-            for j in (band, band + warp_tile.bands_n)
-        ]
-        received = cute.arch.shuffle_sync_bfly(first if is_odd == 1 else second, 1)
-        words = cute.make_rmem_tensor(2, Int32)
-        words[0] = received if is_odd == 1 else first
-        words[1] = second if is_odd == 1 else received
-        # From the lane's own pair of the first strip, 2 (lane % 4), to 8 is_odd + 4 (lane % 4 / 2).
-        col = band * BAND + 6 * is_odd
-        if row < out.rows:
-            address = out.address + row * out.pitch_m + col * out.pitch_n
-            _store_run(cute.recast_tensor(words, out.dtype), address, out.pitch_n, out.columns - col, True)
+    low, high = [cute.recast_tensor(pair, Int32)[0] for pair in pairs]
+    received = cute.arch.shuffle_sync_bfly(low if is_odd == 1 else high, 1)
+    words = cute.make_rmem_tensor(2, Int32)
+    words[0] = received if is_odd == 1 else low
+    words[1] = high if is_odd == 1 else received
+    # From the lane's own pair of the first strip, 2 (lane % 4), to 8 is_odd + 4 (lane % 4 / 2).
+    _store_run(cute.recast_tensor(words, to.dtype), to, address, line, first + 6 * is_odd)
 
 
 @cute.jit
-def _pair(
-    acc: cute.Tensor,
-    i: cutlass.Constexpr,
-    half: cutlass.Constexpr,
-    j: cutlass.Constexpr,
-    out: OutputTile,
-    warp_tile: cutlass.Constexpr,
-) -> cute.Tensor:
-    """A lane's two results of an MMA's upper or lower ``half``, converted."""
-    pair = cute.make_rmem_tensor(2, out.dtype)
-    for k in cutlass.range_constexpr(2):
-        pair[k] = _result(acc, 2 * half + k, i, j, out, warp_tile).to(out.dtype)
-    return pair
-
-
-@cute.jit
-def _result(
-    acc: cute.Tensor,
-    register: cutlass.Constexpr,
-    i: cutlass.Constexpr,
-    j: cutlass.Constexpr,
-    out: OutputTile,
-    warp_tile: cutlass.Constexpr,
-) -> Float32:
-    """One element: of a dual GEMM, of both products, whose sums the same lane has."""
-    result = acc[register, i, j] * out.alphas[0]
-    if cutlass.const_expr(out.activation is not None):
-        other = acc[
-            register, i + (warp_tile.num_m - 1) * warp_tile.out_m, j + (warp_tile.num_n - 1) * warp_tile.out_n
-        ]
-        result = gate(result, other * out.alphas[1], out.activation, None)
-    return result
-
-
-@cute.jit
-def _store_run(
-    values: cute.Tensor, address: Int64, pitch, num_valid: Int32, is_contiguous: cutlass.Constexpr
-):
-    """Store the first ``num_valid`` of some values, ``pitch`` bytes apart, at once where their addresses allow."""
-    if cutlass.const_expr(is_contiguous):
-        run_bytes = cute.size(values) * values.element_type.width // 8
+def _store_run(values: cute.Tensor, to: Lines, address: Int64, line: cutlass.Constexpr, first):
+    """Store what the line has of some values from element ``first`` on, at once where their address allows."""
+    if line < to.lines:
+        run_bytes = cute.size(values) * to.dtype.width // 8
+        address += first * (to.dtype.width // 8)
+        num_valid = to.elements - first
         if num_valid >= cute.size(values) and address % run_bytes == 0:
-            ptr = cute.make_ptr(values.element_type, address, cute.AddressSpace.gmem, assumed_align=run_bytes)
+            ptr = cute.make_ptr(to.dtype, address, cute.AddressSpace.gmem, assumed_align=run_bytes)
             cute.autovec_copy(values, cute.make_tensor(ptr, values.layout))
         else:
-            _store_elements(values, address, pitch, num_valid)
-    else:
-        _store_elements(values, address, pitch, num_valid)
+            for i in cutlass.range_constexpr(cute.size(values)):
+                if i < num_valid:
+                    ptr = cute.make_ptr(to.dtype, address + i * (to.dtype.width // 8), cute.AddressSpace.gmem)
+                    cute.make_tensor(ptr, cute.make_layout(1))[0] = values[i]
 
 
 @cute.jit
-def _store_elements(values: cute.Tensor, address: Int64, pitch, num_valid: Int32):
-    for i in cutlass.range_constexpr(cute.size(values)):
-        if i < num_valid:
-            ptr = cute.make_ptr(values.element_type, address + i * pitch, cute.AddressSpace.gmem)
-            cute.make_tensor(ptr, cute.make_layout(1))[0] = values[i]
+def _store_quantized(results: Results, group, first_line: Int32, first_element: Int32):
+    """Quantize and store results, a block a lane: the lanes of a quad exchange parts of four blocks, then each has one.
+
+    Args:
+        group: ``QuantizedGroup``.
+        first_line, first_element: of the warp, counted from the group's.
+    """
+    # A quad's blocks: the element's band counts first, then the line's band, then its strip.
+    blocks = [(line, band) for line in results.tile.lines for band in range(results.tile.line_bands)]
+    for first in cutlass.range_constexpr(0, len(blocks), QUAD):
+        offsets = [strip * STRIP + band * BAND for (strip, band), _ in blocks[first : first + QUAD]]
+        if first_line + min(offsets) < group.rows:
+            _store_blocks(results, group, blocks, first, first_line, first_element)
+
+
+@cute.jit
+def _store_blocks(
+    results: Results,
+    group,
+    blocks: cutlass.Constexpr,
+    first: cutlass.Constexpr,
+    first_line: Int32,
+    first_element: Int32,
+):
+    """Quantize and store four of a quad's ``blocks``, from number ``first`` on, or those that are left."""
+    # Elements of a block are numbered by strip, lane of the quad and place in its pair. Before the exchange a lane has, in
+    # the place of the other lanes, its own elements of other blocks.
+    values = cute.make_rmem_tensor(SF_VEC_SIZE, Float32)
+    values.fill(0.0)
+    for i in cutlass.range_constexpr(min(QUAD, len(blocks) - first)):
+        line, element_band = blocks[first + i]
+        for strip in cutlass.range_constexpr(2):
+            values[strip * STRIP + 2 * i], values[strip * STRIP + 2 * i + 1] = results.pair(
+                line, (strip, element_band)
+            )
+    exchange_in_warp(values, ((0, 1), (1, 2)))
+    lane = cute.arch.lane_idx()
+    mine = first + lane % QUAD
+    if mine < len(blocks):
+        num_band, num_line_band = results.tile.line_bands, results.tile.bands[results.tile.lines_along_n]
+        offset = mine // num_band // num_line_band * STRIP + mine // num_band % num_line_band * BAND
+        row, column = first_line + offset + lane // QUAD, first_element + mine % num_band * BAND
+        store_quantized_block(values, group, row, column, ConvertE2M1)

@@ -1,4 +1,4 @@
-"""Grouped GEMM on sm_120a and sm_121a: NVFP4 x NVFP4 -> fp16, bf16 or fp32.
+"""Grouped GEMM on sm_120a and sm_121a: NVFP4 x NVFP4 -> fp16, bf16, fp32 or NVFP4.
 
 For every group g:  C = alpha[g] * (A * SFA) @ (B * SFB)^T  with A (M_g, K_g), B (N_g, K_g) e2m1, two values a byte,
 K-major; SFA (M_g, K_g / 16), SFB (N_g, K_g / 16) e4m3 in the 128x4 blocked layout; C (M_g, N_g), N-major or M-major.
@@ -56,11 +56,14 @@ class GroupedGemmSm120:
         config: resolved KernelConfig (``arch.sm120.resolve``) that ``arch.sm120.unsupported_reason`` accepts.
         form: how the operands arrive.
         num_groups: slots of a list-form launch; 1 otherwise.
-        out_dtype: cutlass.Float16, BFloat16 or Float32.
+        out_dtype: cutlass.Float16, BFloat16 or Float32; Float4E2M1FN for NVFP4 with its scales.
         out_m_major: whether columns of the output are contiguous, not rows.
         has_alpha: whether every group's result is multiplied by a factor.
         name: what the kernel is called in profilers and in the emulator's reports.
         activation: of a dual GEMM's first product: "silu", "gelu_tanh" or "relu2"; None where there is one product.
+        weight_layout: of a dual GEMM: "separate", or one of ``arch.base.INTERLEAVE``, whose one ``b`` has both products'
+            rows.
+        has_limit: whether a dual GEMM's products are cut to a range before they are combined.
     """
 
     def __init__(
@@ -73,16 +76,23 @@ class GroupedGemmSm120:
         has_alpha: bool,
         name: str,
         activation: str | None = None,
+        weight_layout: str = "separate",
+        has_limit: bool = False,
     ):
         self.config = config
         self.form = form
         self.num_groups = num_groups
-        self.output_kind = OutputKind(out_dtype, out_m_major, activation)
+        self.output_kind = OutputKind(out_dtype, out_m_major, activation, weight_layout)
         self.has_alpha = has_alpha
+        self.has_limit = has_limit
         self.name = name
-        self.smem = smem_plan(config, self.output_kind.num_products)
+        self.smem = smem_plan(config, self.output_kind.num_b)
         self.warp_tile = WarpTile(
-            config.cta_tile_shape_mnk[1], config.num_acc_stage, self.smem.num_m, self.smem.num_n
+            config.cta_tile_shape_mnk[1],
+            config.num_acc_stage,
+            self.smem.num_m,
+            self.smem.num_n,
+            out_m_major != config.swap_ab,
         )
 
     @cute.jit
@@ -96,13 +106,20 @@ class GroupedGemmSm120:
         # (COLUMN, ROW)
         values = cute.make_tensor(table, cute.make_layout((NUM_COLUMNS, 1 + self.num_groups)))
         rows = range(1, 1 + self.num_groups)
-        num_b = self.output_kind.num_products
-        views_m, views_n = read_operands(values, rows, num_b, self.config.swap_ab)
+        kind = self.output_kind
+        views_m, views_n = read_operands(values, rows, kind.num_b, self.config.swap_ab)
         self.kernel.set_name_prefix(self.name)
         self.kernel(
             Descriptors.encode(views_m, views_n, make_boxes(self.config)),
             read_groups(values, rows, self.form),
-            read_outputs(values, rows, self.form, num_b if self.has_alpha else 0),
+            read_outputs(
+                values,
+                rows,
+                self.form,
+                kind.num_products if self.has_alpha else 0,
+                kind.is_quantized,
+                self.has_limit,
+            ),
         ).launch(
             grid=(Int32(values[Header.NUM_CTA, 0]), 1, 1),
             block=(WARP_SIZE * (self.warp_tile.num_warps + WARPGROUP_WARPS), 1, 1),

@@ -17,9 +17,10 @@ from nvfp4_cute.config import KernelConfig
 from ..common.output_table import OutputTable
 from ..common.sides import mma_sides
 from ..common.warp_schedule import WARP_SIZE
-from .epilogue import OutputKind, locate_output, store_tile
+from .epilogue import OutputKind, store_tile
 from .instructions import MMA_K, load_matrices, load_word, mma_nvfp4
 from .operands import StageBuffers
+from .result_tile import ResultTile
 from .warp_tile import BAND, BANDS_M, STRIP, WarpTile
 
 CHUNK_BYTES = 16
@@ -77,6 +78,7 @@ def run_mma(args: MmaArgs):
     team, team_warp = warp_idx // warp_tile.team_warps, warp_idx % warp_tile.team_warps
     first_row = team_warp % warp_tile.warps_m * (STRIP * warp_tile.strips_m)
     first_col = team_warp // warp_tile.warps_m * (STRIP * warp_tile.strips_n)
+    results = ResultTile.of(config, warp_tile, args.output_kind.weight_layout)
     fragments = _make_fragments(warp_tile)
     # (REGISTER, MMA_M, MMA_N)
     acc = cute.make_rmem_tensor((4, len(warp_tile.mma_m), len(warp_tile.mma_n)), Float32)
@@ -116,8 +118,7 @@ def run_mma(args: MmaArgs):
             cursor = groups.next_cursor(cursor, stride, tiler)
         for i in cutlass.range_constexpr(len(warp_tile.mma_m)):
             _multiply(acc, fragments, i, range(len(warp_tile.mma_n)), last_buffer, warp_tile)
-        out = locate_output(args.outputs, args.output_kind, tile, config, first_row, first_col)
-        store_tile(acc, out, warp_tile)
+        store_tile(acc, args.outputs, args.output_kind, tile, config, results, first_row, first_col)
 
 
 @cute.jit

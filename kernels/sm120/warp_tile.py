@@ -27,12 +27,14 @@ class WarpTile:
         tile_n: columns of the tile.
         num_team: 1: all warps work on one tile. 2: two teams of four warps take turns, tile by tile.
         num_m, num_n: operands on the M side and on the N side.
+        runs_along_m: whether rows of the M side, not columns, are neighbours in memory.
     """
 
     tile_n: int
     num_team: int
     num_m: int = 1
     num_n: int = 1
+    runs_along_m: bool = False
 
     @property
     def bands_n(self) -> int:
@@ -41,13 +43,16 @@ class WarpTile:
 
     @property
     def warps_n(self) -> int:
-        """Warps of a team side by side along N."""
-        return min(2, self.tile_n // STRIP)
+        """Warps of a team side by side along N: as many as leave each two strips that are neighbours in memory.
+
+        Such 16 results are a sector of 16-bit ones, and a block of NVFP4's.
+        """
+        return min(4 if self.runs_along_m and self.num_team == 1 else 2, self.tile_n // STRIP)
 
     @property
     def warps_m(self) -> int:
         """Warps of a team along M."""
-        return 4 if self.num_team == 1 else 4 // self.warps_n
+        return min(8 // self.num_team // self.warps_n, STRIPS_PER_BAND)
 
     @property
     def team_warps(self) -> int:
@@ -78,13 +83,3 @@ class WarpTile:
     def mma_n(self) -> tuple[tuple[int, int, int], ...]:
         """(operand, strip, band) of each MMA of a warp along N."""
         return tuple(product(range(self.num_n), range(self.strips_n), range(self.bands_n)))
-
-    @property
-    def out_m(self) -> int:
-        """MMAs along M that have rows of the output of their own: those of the first operand."""
-        return len(self.mma_m) // self.num_m
-
-    @property
-    def out_n(self) -> int:
-        """The same along N."""
-        return len(self.mma_n) // self.num_n

@@ -10,6 +10,8 @@ GROUP_BYTES = 5 * 4 + 2 * 8
 # The address of a group's scales, of NVFP4 outputs.
 OUT_SCALE_BYTES = 8
 TENSOR_MAP_BYTES = 128
+# Rows that each product of a dual GEMM has in turn, where one operand interleaves both products' weights.
+INTERLEAVE = {"interleaved_64_up_first": 64, "interleaved_32_gate_first": 32}
 # What every launch passes besides: the MMA's flags, coordinate shapes, tile count, alpha, and alignment.
 PARAM_BYTES_FIXED = 256
 
@@ -89,3 +91,6 @@ class DualFamily(Family, Protocol):
 
     def unsupported_reason(self, config: KernelConfig, num_b: int = 1) -> str | None:
         """Why this family cannot build ``config``, with the nearest legal value; None where it can."""
+
+    def interleave_reason(self, config: KernelConfig, weight_layout: str) -> str | None:
+        """Why weights of ``INTERLEAVE`` cannot be computed with ``config``; None where they can."""

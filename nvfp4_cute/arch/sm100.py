@@ -6,7 +6,7 @@ Limits: CUDA C++ programming guide, technical specifications (227 KiB of shared 
 
 from dataclasses import dataclass, replace
 
-from nvfp4_cute.arch.base import operands_on_sides
+from nvfp4_cute.arch.base import INTERLEAVE, operands_on_sides
 from nvfp4_cute.config import KernelConfig
 from nvfp4_cute.scale_layout import SF_VEC_SIZE
 
@@ -65,8 +65,6 @@ TILES_N = (32, 64, 96, 128, 192, 256)
 DUAL_TILES_N = (32, 64, 128)
 # Columns that the epilogue reads at once.
 EPI_TILE_N = 32
-# Rows that each product of a dual GEMM has in turn, where one operand interleaves both products' weights.
-INTERLEAVE = {"interleaved_64_up_first": 64, "interleaved_32_gate_first": 32}
 # A scale block covers 128 rows x 4 scales; tensor memory holds it in 4 columns.
 SF_ATOM_ROWS = 128
 SF_ATOM_COLS = 4
@@ -224,7 +222,9 @@ def unsupported_reason(config: KernelConfig, num_b: int = 1) -> str | None:
 
 
 def interleave_reason(config: KernelConfig, weight_layout: str) -> str | None:
-    """Why interleaved weights cannot be computed with ``config``; None where they can."""
+    """Why weights of ``base.INTERLEAVE`` cannot be computed with ``config``; None where they can."""
+    if weight_layout not in INTERLEAVE:
+        return None
     n, width = config.cta_tile_shape_mnk[1], INTERLEAVE[weight_layout]
     if config.swap_ab:
         return "swap_ab with interleaved weights: their products would lie in lanes of two warps; use swap_ab=False"

@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
-from nvfp4_cute.arch.base import operands_on_sides
+from nvfp4_cute.arch.base import INTERLEAVE, operands_on_sides
 from nvfp4_cute.config import KernelConfig
 from nvfp4_cute.scale_layout import SF_VEC_SIZE
 
@@ -18,7 +18,7 @@ ARCHS = ("sm_120a", "sm_121a")
 DEFAULT_CONFIG = KernelConfig((128, 128, 128), num_acc_stage=1)
 FORMS = ("list", "ragged", "masked", "batched")
 OUT_M_MAJOR = True
-OUT_NVFP4 = False
+OUT_NVFP4 = True
 SMEM_CAPACITY_BYTES = 99 * 1024
 # Of every operand's buffer: a tile of 128-byte rows repeats its swizzle every 1024 bytes.
 BUFFER_ALIGN_BYTES = 1024
@@ -106,16 +106,40 @@ class SmemPlan:
         return sum(map(_round_up, self.buffer_bytes)) + BARRIER_BYTES
 
 
-def choose(sizes: Iterable[tuple[int, int, int]], num_sms: int, num_b: int = 1) -> KernelConfig:
+def candidates(
+    num_b: int = 1, weight_layout: str = "separate", is_quantized: bool = False
+) -> tuple[KernelConfig, ...]:
+    """What ``choose`` chooses from.
+
+    Args:
+        num_b: operands that have weights: 2 for a dual GEMM whose weights are not interleaved.
+        weight_layout: "separate", or one of ``base.INTERLEAVE``.
+        is_quantized: whether results are NVFP4.
+    """
+    return tuple(
+        config
+        for config in (CANDIDATES if num_b == 1 else DUAL_CANDIDATES)
+        if interleave_reason(config, weight_layout) is None
+        and not (is_quantized and quantized_reason(config) is not None)
+    )
+
+
+def choose(
+    sizes: Iterable[tuple[int, int, int]],
+    num_sms: int,
+    num_b: int = 1,
+    weight_layout: str = "separate",
+    is_quantized: bool = False,
+) -> KernelConfig:
     """What a problem is computed with where the caller chooses nothing: the candidate with the least estimated time.
 
     Args:
         sizes: (m, n, k) of every group.
         num_sms: SMs of the device.
-        num_b: 2 for a dual GEMM.
+        num_b, weight_layout, is_quantized: as of :func:`candidates`.
     """
     live = Counter(size for size in sizes if min(size) > 0)
-    tried = CANDIDATES if num_b == 1 else DUAL_CANDIDATES
+    tried = candidates(num_b, weight_layout, is_quantized)
     return min(tried, key=lambda config: _estimated_cycles(config, live, num_sms, num_b))
 
 
@@ -200,6 +224,23 @@ def unsupported_reason(config: KernelConfig, num_b: int = 1) -> str | None:
         )
     if config.num_cta is not None and config.num_cta < 1:
         return f"num_cta={config.num_cta}: at least one CTA must be launched"
+    return None
+
+
+def interleave_reason(config: KernelConfig, weight_layout: str) -> str | None:
+    """Why weights of ``base.INTERLEAVE`` cannot be computed with ``config``; None where they can."""
+    n, period = config.cta_tile_shape_mnk[1], 2 * INTERLEAVE.get(weight_layout, 0)
+    if period and not config.swap_ab and n % period:
+        return f"N tile {n} with weight_layout={weight_layout!r}: tiles hold whole periods; use N tile {period} or swap_ab"
+    return None
+
+
+def quantized_reason(config: KernelConfig) -> str | None:
+    """Why NVFP4 results cannot be computed with ``config``; None where they can: a warp has 16 columns of a row."""
+    n = config.cta_tile_shape_mnk[1]
+    least = 16 if config.swap_ab and config.num_acc_stage == 2 else 32
+    if n < least:
+        return f"N tile {n} with NVFP4 results: two warps would share a block of 16 columns; use an N tile of {least}"
     return None
 
 

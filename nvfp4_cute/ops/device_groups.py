@@ -331,7 +331,8 @@ def check_device_groups(
     factors, factors2 = _factors(alpha, num_groups, device), _factors(alpha2, num_groups, device)
     arch, num_sms = backends.arch_and_sms(backend, device)
     mean_rows = -(-rows // num_groups) if ragged else rows
-    config = config or config_for_mean(arch, num_sms, num_groups, (mean_rows, n, k), gate)
+    is_quantized = out_dtype == NVFP4
+    config = config or config_for_mean(arch, num_sms, num_groups, (mean_rows, n, k), gate, is_quantized)
     if out_dtype == NVFP4:
         results = _quantized_outputs(outputs, shape, num_groups, ragged, device)
     else:

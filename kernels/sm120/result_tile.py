@@ -1,0 +1,92 @@
+"""Which of a warp's sums make up its results, and how results lie in the output: integers, fixed at compile time.
+
+A *line* of the output is a row, or a column where columns are contiguous. Lines lie along one side of the MMA, their
+elements along the other one. Interleaved weights have both products' rows in one operand, whole bands of each in turn:
+the same lane has a result's two sums.
+"""
+
+from dataclasses import dataclass
+from itertools import product
+
+from nvfp4_cute.arch.base import INTERLEAVE
+from nvfp4_cute.config import KernelConfig
+
+from .warp_tile import BAND, BANDS_M, WarpTile
+
+
+@dataclass(frozen=True)
+class Pair:
+    """Two neighbouring columns of an MMA's upper or lower half, a lane's: ``acc[register + 0 or 1, i, j]``."""
+
+    register: int
+    i: int
+    j: int
+
+
+@dataclass(frozen=True)
+class ResultTile:
+    """Results of a warp.
+
+    Attributes:
+        warp_tile: where its sums lie.
+        lines_along_n: whether lines lie along the MMA's N side: elements of one, neighbours in memory, along its M side.
+        weights_along_m: whether ``b`` lies on the M side.
+        weight_layout: of a dual GEMM's weights: "separate", or one of ``arch.base.INTERLEAVE``.
+    """
+
+    warp_tile: WarpTile
+    lines_along_n: bool
+    weights_along_m: bool
+    weight_layout: str
+
+    @classmethod
+    def of(cls, config: KernelConfig, warp_tile: WarpTile, weight_layout: str) -> "ResultTile":
+        """Results of a warp tile of ``config``."""
+        return cls(warp_tile, warp_tile.runs_along_m, config.swap_ab, weight_layout)
+
+    @property
+    def bands(self) -> tuple[int, int]:
+        """Bands of results along M and along N."""
+        m, n = BANDS_M, self.warp_tile.bands_n
+        if self.weight_layout in INTERLEAVE:
+            m, n = (m // 2, n) if self.weights_along_m else (m, n // 2)
+        return m, n
+
+    @property
+    def lines(self) -> tuple[tuple[int, int], ...]:
+        """(strip, band) of every eight lines."""
+        strips = self.warp_tile.strips_n if self.lines_along_n else self.warp_tile.strips_m
+        return tuple(product(range(strips), range(self.bands[self.lines_along_n])))
+
+    @property
+    def line_strips(self) -> int:
+        """Strips of eight elements, side by side in a line."""
+        return self.warp_tile.strips_m if self.lines_along_n else self.warp_tile.strips_n
+
+    @property
+    def line_bands(self) -> int:
+        """Bands of elements in a line."""
+        return self.bands[not self.lines_along_n]
+
+    def pair(self, which: int, line: tuple[int, int], element: tuple[int, int]) -> Pair:
+        """Sums of product ``which`` of a strip and band of lines, in a strip and band of elements."""
+        (strip_m, band_m), (strip_n, band_n) = (element, line) if self.lines_along_n else (line, element)
+        tile, operand_m, operand_n = self.warp_tile, 0, 0
+        if self.weight_layout in INTERLEAVE:
+            if self.weights_along_m:
+                band_m = self._interleaved(which, band_m)
+            else:
+                band_n = self._interleaved(which, band_n)
+        else:
+            operand_m, operand_n = which % tile.num_m, which % tile.num_n
+        return Pair(
+            2 * (band_m % 2),
+            tile.mma_m.index((operand_m, strip_m, band_m // 2)),
+            tile.mma_n.index((operand_n, strip_n, band_n)),
+        )
+
+    def _interleaved(self, which: int, band: int) -> int:
+        """Band of an operand that has product ``which`` of a band of results."""
+        width = INTERLEAVE[self.weight_layout] // BAND
+        place = which if self.weight_layout == "interleaved_32_gate_first" else 1 - which
+        return (2 * (band // width) + place) * width + band % width
