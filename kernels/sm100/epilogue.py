@@ -13,8 +13,7 @@ import cutlass.cute as cute
 from cutlass import Float32, Int32
 from cutlass.cute.nvgpu import tcgen05
 
-from nvfp4_cute.arch.base import INTERLEAVE
-from nvfp4_cute.arch.sm100 import EPI_TILE_N, MMA_CTA_M, TmemMap
+from nvfp4_cute.arch.sm100 import EPI_TILE_N, INTERLEAVE, MMA_CTA_M, TmemMap
 from nvfp4_cute.config import KernelConfig
 
 from ..common import ptx

@@ -31,8 +31,7 @@ import cutlass.cute as cute
 from cutlass import Float32, Int32, Int64, Uint8
 from cutlass.memory import SmemAllocator
 
-from nvfp4_cute.arch.base import INTERLEAVE
-from nvfp4_cute.arch.sm100 import STAGING_BYTES, smem_plan, tmem_map
+from nvfp4_cute.arch.sm100 import INTERLEAVE, STAGING_BYTES, smem_plan, tmem_map
 from nvfp4_cute.config import KernelConfig
 from nvfp4_cute.launch_table import NUM_COLUMNS, Header
 
@@ -65,7 +64,7 @@ class GroupedGemmSm100:
         out_m_major: whether columns of the output are contiguous, not rows.
         has_alpha: whether every group's result is multiplied by a factor.
         activation: of a dual GEMM's first product: "silu", "gelu_tanh" or "relu2"; None where there is one product.
-        weight_layout: of a dual GEMM: "separate", or one of ``arch.base.INTERLEAVE``, whose one ``b`` has both products'
+        weight_layout: of a dual GEMM: "separate", or one of ``arch.sm100.INTERLEAVE``, whose one ``b`` has both products'
             rows.
         has_limit: whether a dual GEMM's products are cut to a range before they are combined.
         name: what the kernel is called in profilers and in the emulator's reports.

@@ -11,7 +11,7 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Float32, Int32, Int64
 
-from nvfp4_cute.arch.base import INTERLEAVE
+from nvfp4_cute.arch.sm120 import INTERLEAVE
 from nvfp4_cute.scale_layout import SF_VEC_SIZE
 
 from ..common import ptx

@@ -8,7 +8,7 @@ the same lane has a result's two sums.
 from dataclasses import dataclass
 from itertools import product
 
-from nvfp4_cute.arch.base import INTERLEAVE
+from nvfp4_cute.arch.sm120 import INTERLEAVE
 from nvfp4_cute.config import KernelConfig
 
 from .warp_tile import BAND, BANDS_M, WarpTile
@@ -31,7 +31,7 @@ class ResultTile:
         warp_tile: where its sums lie.
         lines_along_n: whether lines lie along the MMA's N side: elements of one, neighbours in memory, along its M side.
         weights_along_m: whether ``b`` lies on the M side.
-        weight_layout: of a dual GEMM's weights: "separate", or one of ``arch.base.INTERLEAVE``.
+        weight_layout: of a dual GEMM's weights: "separate", or one of ``arch.sm120.INTERLEAVE``.
     """
 
     warp_tile: WarpTile

@@ -74,8 +74,7 @@ def gemm(
 ) -> torch.Tensor | NVFP4Tensor:
     """Multiply NVFP4 matrices: ``C[:, :, l] = alpha[l] * A[:, :, l] @ B[:, :, l]^T``.
 
-    The grouped kernel of the GPU with one group, or with a group a batch. On the sm_100 family a batch of any size has one
-    set of tensor maps; elsewhere one a batch (``arch.base.MAX_LIST_GROUPS`` batches at most).
+    The grouped kernel of the GPU with one group, or with a group a batch; a batch of any size has one set of tensor maps.
 
     Weight-only (W4A16): where ``a`` is float16 or bfloat16 [M, K] or [M, K, L] and ``a_scale`` None, another kernel
     multiplies by ``b`` without quantizing ``a``, on every GPU from sm_90a on. It is made for few rows: every 32 of them

@@ -10,13 +10,14 @@ from oracle import assert_bitwise_equal, bits
 from quantized_check import assert_quantized
 
 from nvfp4_cute import ConfigError, KernelConfig, UnsupportedProblem, dual_gemm, grouped_dual_gemm
-from nvfp4_cute.arch import sm100
+from nvfp4_cute.arch import sm90, sm100, sm120
 from nvfp4_cute.backends.emulator import observe
 from nvfp4_cute.cache import get_kernel
 from nvfp4_cute.compile import KernelKey
 from nvfp4_cute.reference import grouped_dual_gemm_reference, separate_weights
 from nvfp4_cute.scale_layout import from_blocked, to_blocked
 
+ARCHS = (sm100.ARCHS[0], sm120.ARCHS[0])
 LAYOUTS = ("concatenated", "interleaved_64_up_first", "interleaved_32_gate_first")
 ALPHAS = ([2.0**-7, 2.0**-6, 2.0**-7, 0.0, 2.0**-5], [-(2.0**-6), 2.0**-5, 0.5, 1.0, 2.0**-6])
 ROWS = (40, 0, 130, 1, 0)
@@ -73,16 +74,28 @@ def test_the_layouts_are_what_they_say(layout):
 
 
 @pytest.mark.parametrize(
-    ("layout", "name", "mode"),
+    ("layout", "arch", "name", "mode"),
     [
-        ("concatenated", "t128x64x256_s2a3_2cta_swap_p4", "eager"),
-        ("interleaved_64_up_first", "t128x128x256_s0a3_p2", "lazy"),
-        ("interleaved_64_up_first", "t128x256x256_s2a2_p2", "eager"),
-        ("interleaved_32_gate_first", "t128x256x256_s0a2_2cta_p2", "random:1"),
-        ("interleaved_32_gate_first", "t128x64x256_s0a3_p2", "eager"),
+        ("concatenated", "sm_100a", "t128x64x256_s2a3_2cta_swap_p4", "eager"),
+        ("interleaved_64_up_first", "sm_100a", "t128x128x256_s0a3_p2", "lazy"),
+        ("interleaved_64_up_first", "sm_100a", "t128x256x256_s2a2_p2", "eager"),
+        ("interleaved_32_gate_first", "sm_100a", "t128x256x256_s0a2_2cta_p2", "random:1"),
+        ("interleaved_32_gate_first", "sm_100a", "t128x64x256_s0a3_p2", "eager"),
+        ("interleaved_32_gate_first", "sm_120a", "t128x64x128_s0a2_p2", "random:1"),
+        *(
+            pytest.param(*variant, marks=pytest.mark.slow)
+            for variant in (
+                ("interleaved_64_up_first", "sm_120a", "t128x32x256_s2a2_swap_p3", "lazy"),
+                ("concatenated", "sm_120a", "t128x32x256_s0a2_swap_p4", "eager"),
+                ("interleaved_64_up_first", "sm_120a", "t128x128x128_s0a1_p2", "eager"),
+                ("interleaved_64_up_first", "sm_120a", "t128x64x128_s0a1_swap_p2", "random:1"),
+                ("interleaved_32_gate_first", "sm_120a", "t128x8x256_s0a2_swap_p3", "lazy"),
+                ("interleaved_32_gate_first", "sm_120a", "t128x128x128_s0a1_p2", "eager"),
+            )
+        ),
     ],
 )
-def test_weights_in_one_operand(layout, name, mode):
+def test_weights_in_one_operand(layout, arch, name, mode):
     """The bits of separate weights, in one launch; groups of several tiles, one row, and none."""
     listed = operands(((150, 384, K), (1, 128, 256), (0, 128, 256)))
     alphas = [factors[:3] for factors in ALPHAS]
@@ -91,7 +104,7 @@ def test_weights_in_one_operand(layout, name, mode):
     with observe(mode=mode, check=True) as observer:
         got = grouped_dual_gemm(
             *joined(listed, layout), *alphas, weight_layout=layout, config=KernelConfig.from_name(name),
-            backend="emulator",
+            backend=f"emulator:{arch}",
         )  # fmt: skip
     assert len(observer.stats) == 1
     for x, y in zip(got, want, strict=True):
@@ -115,7 +128,11 @@ def on_device(form, layout, slack=5):
 
 @pytest.mark.parametrize(
     ("layout", "arch"),
-    [("separate", "sm_120a"), *((layout, "sm_100a") for layout in ("separate", *LAYOUTS))],
+    [
+        *((layout, "sm_100a") for layout in ("separate", *LAYOUTS)),
+        ("separate", "sm_120a"),
+        *(pytest.param(layout, "sm_120a", marks=pytest.mark.slow) for layout in LAYOUTS),
+    ],
 )
 @pytest.mark.parametrize("form", ["ragged", "masked"])
 def test_groups_on_the_device(form, layout, arch):
@@ -141,11 +158,12 @@ def test_groups_on_the_device(form, layout, arch):
         close(part[: len(y)], y)
 
 
-def test_quantized_results_of_groups_on_the_device():
+@pytest.mark.parametrize("arch", ARCHS)
+def test_quantized_results_of_groups_on_the_device(arch):
     """Un-padded ragged rows, factors a group, interleaved weights, NVFP4 results: all in one launch."""
     arguments, _ = on_device("ragged", "interleaved_64_up_first")
     factors = [torch.tensor(alpha) for alpha in ALPHAS]
-    options = {"alpha1": factors[0], "alpha2": factors[1], "backend": "emulator"}
+    options = {"alpha1": factors[0], "alpha2": factors[1], "backend": f"emulator:{arch}"}
     sums = grouped_dual_gemm(**arguments, **options, out_dtype=torch.float32)
     global_scale = torch.tensor([0.5, 1.0, 2.0, 3.0, 1.0])
     data, scale = grouped_dual_gemm(**arguments, **options, out_dtype="nvfp4", out_global_scale=global_scale)
@@ -159,17 +177,19 @@ def test_quantized_results_of_groups_on_the_device():
 
 
 @pytest.mark.parametrize("activation", ["silu", "gelu_tanh", "relu2"])
-def test_limit(activation):
+@pytest.mark.parametrize("arch", ARCHS)
+def test_limit(arch, activation):
     """Both products are cut before they are combined; NaN stays NaN."""
     listed = operands(((40, 128, 256),))
     alphas, limit = ([2.0**-3], [2.0**-2]), 2.5
     options = {"activation": activation, "out_dtype": torch.float32, "limit": limit}
-    (got,) = grouped_dual_gemm(*listed, *alphas, **options, backend="emulator")
+    backend = f"emulator:{arch}"
+    (got,) = grouped_dual_gemm(*listed, *alphas, **options, backend=backend)
     (want,) = grouped_dual_gemm_reference(*listed, *alphas, torch.float64, activation=activation, limit=limit)
     torch.testing.assert_close(got.double(), want, rtol=2e-6, atol=1e-6)
     free = grouped_dual_gemm(*listed, *alphas, activation=activation, out_dtype=torch.float32)[0]
     assert (free - want).abs().max() > 1
-    (nan,) = grouped_dual_gemm(*listed, [float("nan")], alphas[1], **options, backend="emulator")
+    (nan,) = grouped_dual_gemm(*listed, [float("nan")], alphas[1], **options, backend=backend)
     assert nan.isnan().all()
 
 
@@ -199,6 +219,16 @@ def test_machine_code(layout):
                 has_limit=True,
             )
             assert get_kernel(key).resources.stack_bytes == 0, key.to_name()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("layout", LAYOUTS[1:])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, "nvfp4"], ids=str)
+def test_machine_code_of_sm120(layout, dtype):
+    for config in sm120.candidates(1, layout, dtype == "nvfp4"):
+        variant = {"activation": "silu", "weight_layout": layout, "has_limit": True}
+        key = KernelKey.make("sm_120a", config, 1, dtype, True, "ragged", **variant)
+        assert get_kernel(key).resources.stack_bytes == 0, key.to_name()
 
 
 @pytest.mark.parametrize(
@@ -238,7 +268,9 @@ def test_what_no_kernel_computes_is_refused():
         KernelKey.make("sm_100a", KernelConfig(swap_ab=True), 1, torch.float16, False, **variant)
     with pytest.raises(ConfigError, match="N tile 64 with weight_layout"):
         KernelKey.make("sm_100a", KernelConfig((128, 64, 256)), 1, torch.float16, False, **variant)
-    with pytest.raises(UnsupportedProblem, match="sm_120a: no kernel for limit=False, weight_layout"):
+    with pytest.raises(ConfigError, match="N tile 64 with weight_layout.*N tile 128 or swap_ab"):
         KernelKey.make(
             "sm_120a", KernelConfig((128, 64, 128), num_acc_stage=1), 1, torch.float16, False, **variant
         )
+    with pytest.raises(UnsupportedProblem, match="sm_90a: no kernel for dual GEMMs"):
+        KernelKey.make("sm_90a", sm90.DEFAULT_CONFIG, 1, torch.float16, False, **variant)

@@ -1,4 +1,4 @@
-"""NVFP4 output of the sm_100a kernels: bit for bit what ``formats.quantize`` makes of the float32 results."""
+"""NVFP4 output of the sm_100a and sm_120a kernels: bit for bit what ``formats.quantize`` makes of the float32 results."""
 
 import math
 from dataclasses import replace
@@ -11,6 +11,7 @@ from oracle import assert_bitwise_equal
 from quantized_check import assert_quantized
 
 from nvfp4_cute import (
+    ConfigError,
     KernelConfig,
     NVFP4Tensor,
     UnsupportedProblem,
@@ -19,7 +20,7 @@ from nvfp4_cute import (
     grouped_gemm,
     quantize,
 )
-from nvfp4_cute.arch import sm100
+from nvfp4_cute.arch import sm90, sm100, sm120
 from nvfp4_cute.backends.emulator import observe
 from nvfp4_cute.cache import get_kernel
 from nvfp4_cute.compile import KernelKey
@@ -28,6 +29,7 @@ from nvfp4_cute.ops.device_groups import check_device_groups
 from nvfp4_cute.problem import check_list_operands
 from nvfp4_cute.reference import expand_operand
 
+ARCHS = (sm100.ARCHS[0], sm120.ARCHS[0])
 POISON = 0x5A
 # Tiles cut on both sides, N that ends within a slice and within a scale block, one row, an empty group
 TILES = cases.Case("tiles", ((270, 272, 512), (1, 48, 768), (0, 64, 256)), 11, has_alpha=True)
@@ -39,6 +41,14 @@ CONFIGS = (
     "t128x256x256_s0a2_2cta_p2",
     "t128x32x256_s0a4_swap_p3",
     "t128x192x256_s0a2_2cta_swap_p4",
+)
+SM120_CONFIGS = (
+    "t128x64x128_s0a1_p2",
+    "t128x16x256_s2a2_swap_p3",
+    "t128x128x128_s0a1_p2",
+    "t128x32x256_s0a2_p2",
+    "t128x64x128_s0a1_swap_p2",
+    "t128x32x256_s0a2_swap_p4",
 )
 
 
@@ -68,8 +78,15 @@ def check(case, operands, got, sums, factors):
         pytest.param("random:1", marks=pytest.mark.slow),
     ],
 )
-@pytest.mark.parametrize("name", CONFIGS)
-def test_every_tile_shape_is_right_and_clean(name, mode):
+@pytest.mark.parametrize(
+    ("arch", "name"),
+    [
+        *(("sm_100a", name) for name in CONFIGS),
+        *(("sm_120a", name) for name in SM120_CONFIGS[:2]),
+        *(pytest.param("sm_120a", name, marks=pytest.mark.slow) for name in SM120_CONFIGS[2:]),
+    ],
+)
+def test_every_tile_shape_is_right_and_clean(arch, name, mode):
     """One launch without hazards, along rows and across lanes; nothing else is written."""
     a, b, a_scale, b_scale, alpha = cases.make_operands(TILES)
     sums = grouped_gemm(a, b, a_scale, b_scale, alpha=alpha, out_dtype=torch.float32)
@@ -77,7 +94,7 @@ def test_every_tile_shape_is_right_and_clean(name, mode):
     with observe(mode=mode, check=True) as observer:
         got = grouped_gemm(
             a, b, a_scale, b_scale, alpha=alpha, out=out, out_dtype="nvfp4",
-            out_global_scale=GLOBAL_SCALES, config=KernelConfig.from_name(name), backend="emulator",
+            out_global_scale=GLOBAL_SCALES, config=KernelConfig.from_name(name), backend=f"emulator:{arch}",
         )  # fmt: skip
     assert len(observer.stats) == 1
     assert all(x.data.data_ptr() == y.data.data_ptr() for x, y in zip(got, out, strict=True))
@@ -85,9 +102,10 @@ def test_every_tile_shape_is_right_and_clean(name, mode):
 
 
 @pytest.mark.parametrize("mode", ["lazy", "random:1"])
-def test_same_bits_whenever_asynchronous_operations_happen(mode):
+@pytest.mark.parametrize("arch", ARCHS)
+def test_same_bits_whenever_asynchronous_operations_happen(arch, mode):
     a, b, a_scale, b_scale, alpha = cases.make_operands(SMALL)
-    options = {"alpha": alpha, "out_dtype": "nvfp4", "backend": "emulator"}
+    options = {"alpha": alpha, "out_dtype": "nvfp4", "backend": f"emulator:{arch}"}
     expected = grouped_gemm(a, b, a_scale, b_scale, **options, out=poisoned_out(SMALL.sizes))
     with observe(mode=mode, check=True):
         actual = grouped_gemm(a, b, a_scale, b_scale, **options, out=poisoned_out(SMALL.sizes))
@@ -97,7 +115,8 @@ def test_same_bits_whenever_asynchronous_operations_happen(mode):
 
 
 @pytest.mark.parametrize("swap_ab", [False, True])
-def test_hostile_results(swap_ab):
+@pytest.mark.parametrize("arch", ARCHS)
+def test_hostile_results(arch, swap_ab):
     """Zeros, infinities, NaN, subnormals and overflow reach the blocks through alpha; global scales at their limits."""
     alphas = (math.inf, -math.inf, math.nan, 1e-42, 3e38, -0.0, 2.0**-13, 1e-30, math.inf, 1e37)
     factors = (1.0, 3e-38, 0.5, 2.0**-126, 7e37, 1.0, 1.0, 1e-33, 3.4e38, 3.4e38)
@@ -110,13 +129,13 @@ def test_hostile_results(swap_ab):
     assert all(x.isinf().any() for x in sums[:2]) and sums[0].isnan().any()
     got = grouped_gemm(
         a, b, a_scale, b_scale, alpha=alpha, out=poisoned_out(case.sizes), out_dtype="nvfp4",
-        out_global_scale=torch.tensor(factors), backend="emulator",
+        out_global_scale=torch.tensor(factors), backend=f"emulator:{arch}",
         config=KernelConfig((128, 64, 256), swap_ab=swap_ab),
     )  # fmt: skip
     check(case, None, got, sums, factors)
 
 
-@pytest.mark.parametrize("arch", sm100.ARCHS[1:])
+@pytest.mark.parametrize("arch", [*sm100.ARCHS[1:], *sm120.ARCHS])
 def test_other_architectures(arch):
     a, b, a_scale, b_scale, alpha = cases.make_operands(SMALL)
     sums = grouped_gemm(a, b, a_scale, b_scale, alpha=alpha, out_dtype=torch.float32)
@@ -126,8 +145,16 @@ def test_other_architectures(arch):
 
 
 @pytest.mark.parametrize("form", ["ragged", "masked"])
-@pytest.mark.parametrize("name", ["t128x128x256_s0a2_p3", "t128x64x256_s2a2_swap_p3"])
-def test_groups_on_the_device(form, name):
+@pytest.mark.parametrize(
+    ("arch", "name"),
+    [
+        ("sm_100a", "t128x128x256_s0a2_p3"),
+        ("sm_100a", "t128x64x256_s2a2_swap_p3"),
+        pytest.param("sm_120a", "t128x64x256_s0a2_p3", marks=pytest.mark.slow),
+        pytest.param("sm_120a", "t128x32x256_s2a2_swap_p3", marks=pytest.mark.slow),
+    ],
+)
+def test_groups_on_the_device(form, arch, name):
     """Rows that are not padded, a factor a group for both the product and its global scale; the next layer reads it."""
     rows = (0, 40, 129, 1, 0)
     arguments = device_groups_check.operands(form, rows, n=208, k=320, slack=9, out_dtype=torch.float32)
@@ -145,7 +172,7 @@ def test_groups_on_the_device(form, name):
     with observe(check=True) as observer:
         data, scale = grouped_gemm(
             **arguments, out=out, out_dtype="nvfp4", out_global_scale=factors,
-            config=KernelConfig.from_name(name), backend="emulator",
+            config=KernelConfig.from_name(name), backend=f"emulator:{arch}",
         )  # fmt: skip
     assert len(observer.stats) == 1 and data.data_ptr() == out[0].data_ptr()
     start = block = 0
@@ -163,14 +190,30 @@ def test_groups_on_the_device(form, name):
     assert [tuple(x.shape) for x in by_reference] == [tuple(data.shape), tuple(scale.shape)]
 
 
-@pytest.mark.parametrize("name", ["t128x64x256_s0a3", "t128x32x256_s0a4_swap", "t128x64x256_s0a3_2cta_swap"])
-def test_dual_gemm(name):
+@pytest.mark.parametrize(
+    ("arch", "name"),
+    [
+        ("sm_100a", "t128x64x256_s0a3"),
+        ("sm_100a", "t128x32x256_s0a4_swap"),
+        ("sm_100a", "t128x64x256_s0a3_2cta_swap"),
+        *(
+            pytest.param("sm_120a", name, marks=pytest.mark.slow)
+            for name in (
+                "t128x64x128_s0a1",
+                "t128x32x128_s0a2_swap",
+                "t128x64x128_s0a1_swap",
+                "t128x16x256_s0a2_swap",
+            )
+        ),
+    ],
+)
+def test_dual_gemm(arch, name):
     """What quantize makes of the same kernel's float32 output."""
     case = replace(SMALL, has_alpha=False)
     first, second = cases.make_operands(case), cases.make_operands(replace(case, seed=9))
     operands = (first.a, first.b, second.b, first.a_scale, first.b_scale, second.b_scale)
     alphas = ([2.0**-7] * 2, [-(2.0**-6)] * 2)
-    options = {"config": KernelConfig.from_name(name), "backend": "emulator"}
+    options = {"config": KernelConfig.from_name(name), "backend": f"emulator:{arch}"}
     sums = grouped_dual_gemm(*operands, *alphas, out_dtype=torch.float32, **options)
     out = poisoned_out(case.sizes)
     with observe(check=True):
@@ -185,13 +228,15 @@ def test_dual_gemm(name):
     assert_quantized(single.data, single.scale, sums[0], torch.tensor(GLOBAL_SCALES[0]))
 
 
-def test_dual_gemm_of_batches():
+@pytest.mark.parametrize("arch", ARCHS)
+def test_dual_gemm_of_batches(arch):
     """Each batch as the call of it alone; an output of the caller's is written."""
     case = cases.Case("batch", ((70, 112, 256),) * 2, 5)
     first, second = cases.make_operands(case), cases.make_operands(replace(case, seed=9))
     a, b1, b2 = (torch.stack(x).permute(1, 2, 0) for x in (first.a, first.b, second.b))
     scales = [torch.stack(x).view(2, -1, 4, 32, 4, 4) for x in (first.a_scale, first.b_scale, second.b_scale)]
-    options = {"out_dtype": "nvfp4", "out_global_scale": 0.37, "backend": "emulator"}
+    backend = f"emulator:{arch}"
+    options = {"out_dtype": "nvfp4", "out_global_scale": 0.37, "backend": backend}
     data = torch.zeros(2, 70, 64, dtype=torch.uint8)[..., :56]
     out = NVFP4Tensor(data, torch.zeros(2, 1, 2, 32, 4, 4, dtype=torch.uint8), None, (2, 70, 112))
     with observe(check=True) as observer:
@@ -199,7 +244,7 @@ def test_dual_gemm_of_batches():
     assert len(observer.stats) == 1 and got.data.data_ptr() == data.data_ptr() and got.shape == out.shape
     for batch in range(2):
         alone = [x[:, :, batch] for x in (a, b1, b2)] + [x[batch] for x in scales]
-        sums = dual_gemm(*alone, 2.0**-7, out_dtype=torch.float32, backend="emulator")
+        sums = dual_gemm(*alone, 2.0**-7, out_dtype=torch.float32, backend=backend)
         assert_quantized(got.data[batch], got.scale[batch], sums, torch.tensor(0.37), 0)
 
 
@@ -209,7 +254,8 @@ def quantization_bound(x, global_scale):
     return amax / 6 * (1 + 2**-4) + 6 * 2.0**-10 * global_scale
 
 
-def test_layers_chain_within_the_bound():
+@pytest.mark.parametrize("arch", [ARCHS[0], pytest.param(ARCHS[1], marks=pytest.mark.slow)])
+def test_layers_chain_within_the_bound(arch):
     """Two layers that never leave 4 bits, and a float64 chain: quantization's bound carried through the second layer."""
     torch.manual_seed(0)
     tokens = [quantize(torch.randn(m, 256)) for m in (37, 150)]
@@ -219,11 +265,11 @@ def test_layers_chain_within_the_bound():
     a, a_scale = [x.data for x in tokens], [x.scale for x in tokens]
     hidden = grouped_gemm(
         a, layers[0][0], a_scale, layers[0][1], out_dtype="nvfp4",
-        out_global_scale=factors, backend="emulator",
+        out_global_scale=factors, backend=f"emulator:{arch}",
     )  # fmt: skip
     out = grouped_gemm(
         [h.data for h in hidden], layers[1][0], [h.scale for h in hidden], layers[1][1],
-        alpha=torch.tensor(factors), out_dtype=torch.float32, backend="emulator",
+        alpha=torch.tensor(factors), out_dtype=torch.float32, backend=f"emulator:{arch}",
     )  # fmt: skip
     for g, result in enumerate(out):
         first, second = (expand_operand(layer[0][g], layer[1][g].flatten(), "blocked") for layer in layers)
@@ -248,6 +294,20 @@ def test_machine_code(is_dual):
         assert kernel.ptx.count("cvt.rn.satfinite.e2m1x2.f32") == 16
         assert kernel.ptx.count("cvt.rn.satfinite.e4m3x2.f32") == 2
         assert kernel.ptx.count("shfl.sync.bfly") == (80 if config.swap_ab else 0)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("is_dual", [False, True])
+def test_machine_code_of_sm120(is_dual):
+    """No candidate spills; a block takes eight conversions of two values, its scale one, its exchange 16 shuffles."""
+    for config in sm120.candidates(2 if is_dual else 1, is_quantized=True):
+        key = KernelKey.make("sm_120a", config, 2, "nvfp4", True, activation="silu" if is_dual else None)
+        kernel = get_kernel(key)
+        assert kernel.resources.stack_bytes == 0, config
+        blocks = kernel.ptx.count("cvt.rn.satfinite.e4m3x2.f32")
+        assert kernel.ptx.count("cvt.rn.satfinite.e2m1x2.f32") == 8 * blocks
+        assert kernel.ptx.count("shfl.sync.bfly") == 16 * blocks
+        assert kernel.ptx.count("movmatrix") == (16 * blocks if config.swap_ab else 0)
 
 
 def test_a_prepared_call_writes_addresses_where_the_launch_reads_them():
@@ -300,5 +360,15 @@ def test_refusals(change, error, match):
 
 
 def test_another_family_says_what_it_lacks():
-    with pytest.raises(UnsupportedProblem, match="sm_120a: no kernel writes NVFP4.*grouped_quantize"):
-        KernelKey.make("sm_120a", KernelConfig((128, 128, 128), num_acc_stage=1), 1, "nvfp4", False)
+    with pytest.raises(
+        UnsupportedProblem, match="sm_90a: no kernel writes NVFP4.*one for sm_100a.*sm_121a.*grouped_quantize"
+    ):
+        KernelKey.make("sm_90a", sm90.DEFAULT_CONFIG, 1, "nvfp4", False)
+
+
+@pytest.mark.parametrize(
+    ("name", "least"), [("t128x8x256_s0a2_swap", 16), ("t128x16x256_s0a1_swap", 32), ("t128x16x256_s0a2", 32)]
+)
+def test_a_block_of_two_warps_is_refused(name, least):
+    with pytest.raises(ConfigError, match=f"two warps would share a block.*N tile of {least}"):
+        KernelKey.make("sm_120a", KernelConfig.from_name(name), 1, "nvfp4", False)
