@@ -4,13 +4,14 @@ from collections.abc import Callable
 from pathlib import Path
 from textwrap import indent
 
-from nvfp4_cute import select, targets
+from nvfp4_cute import select, targets, tuned
 from nvfp4_cute.arch import sm100
 from nvfp4_cute.bench import cases, report
 from nvfp4_cute.bench.report import Report, Row, Time
 from nvfp4_cute.plot import bars
 from nvfp4_cute.problem import GroupedProblem
 from nvfp4_cute.targets import Target
+from nvfp4_cute.tuned import Request
 
 RESULTS = Path(__file__).parent / "results"
 PEER_NOTE = (
@@ -87,12 +88,26 @@ def explain(suites: tuple[str, ...] = (), *, containing: str = "", target_name: 
 
 
 def _explanation(case: cases.Case, target: Target) -> str:
-    rows, (_, n, k) = sum(m for m, _, _ in case.sizes), case.sizes[0]
-    if case.form == "ragged":
-        mean = -(-rows // len(case.sizes))
-        config = select.config_for_mean(target.arch, target.num_sms, len(case.sizes), (mean, n, k))
-        return f"{config.to_name()}: only the device knows the sizes; chosen for groups of their mean size, {mean} rows"
-    problem = GroupedProblem(case.sizes)
+    """Why the config was chosen: since tuning found it, or by estimate."""
+    n, k = case.sizes[0][1:]
+    mean = -(-sum(m for m, _, _ in case.sizes) // len(case.sizes))
+    is_list = case.form == "list"
+    problem = GroupedProblem(case.sizes if is_list else ((mean, n, k),) * len(case.sizes), case.form)
+    found = tuned.load(Request.of(problem, target.gpu))
+    first = ""
+    if found is not None:
+        us = found.times_us[found.config]
+        first = f"{found.config.to_name()}: tuned, {us:.2f} us {found.kind}; chosen without that:\n"
+    return first + (_choice(problem, target) if is_list else _choice_for_mean(problem, target))
+
+
+def _choice_for_mean(problem: GroupedProblem, target: Target) -> str:
+    mean = problem.sizes[0]
+    config = select.config_for_mean(target.arch, target.num_sms, problem.num_groups, mean)
+    return f"{config.to_name()}: only the device knows the sizes; chosen for groups of their mean size, {mean[0]} rows"
+
+
+def _choice(problem: GroupedProblem, target: Target) -> str:
     if target.arch in sm100.ARCHS:
         return select.explain(problem, target.num_sms)
     config = select.choose_config(problem, target.arch, target.num_sms)

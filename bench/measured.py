@@ -5,7 +5,8 @@ from collections.abc import Callable, Sequence
 import torch
 from torch.nn.functional import silu
 
-from nvfp4_cute.bench import ours, stopwatch
+from nvfp4_cute import stopwatch
+from nvfp4_cute.bench import ours
 from nvfp4_cute.bench.cases import Case
 from nvfp4_cute.bench.operands import Operands, make_operands, make_sets
 from nvfp4_cute.bench.peers import PEERS

@@ -1,5 +1,6 @@
 """NVFP4 block-scaled grouped GEMM in CuTe DSL: operations, emulator, schedule, and formats."""
 
+from nvfp4_cute.autotune import tune
 from nvfp4_cute.config import KernelConfig
 from nvfp4_cute.errors import CacheError, ConfigError, EmulatorError, UnsupportedProblem, UnsupportedTarget
 from nvfp4_cute.formats import NVFP4Tensor, dequantize
@@ -29,4 +30,5 @@ __all__ = [
     "grouped_gemm",
     "grouped_quantize",
     "quantize",
+    "tune",
 ]

@@ -1,4 +1,4 @@
-"""The command line: `nvfp4-cute demo | check | bench | sol | trace | emulate | export | ... `. Parses, then calls."""
+"""The command line: `nvfp4-cute demo | check | bench | tune | sol | trace | emulate | export | ... `. Parses, then calls."""
 
 import argparse
 import importlib.metadata
@@ -15,6 +15,7 @@ examples:
   nvfp4-cute check --backend emulator --count 5   five random problems on the emulator
   nvfp4-cute check --backend cuda --max-m 4096    random problems on the GPU of this machine
   nvfp4-cute bench competition                    time, floor, and peers of the competition's cases
+  nvfp4-cute tune --m 16 --n 4096 --k 7168        the fastest config of a problem, kept for later calls
   nvfp4-cute sol --target B200                    the least possible times of the competition's problems
   nvfp4-cute trace nvfp4_group_gemm --case 3      the modelled time of a kernel on a B200, and what takes it
   nvfp4-cute emulate gemm.py --mnk 256,256,128    a CuTe DSL script, unmodified, on a virtual B200
@@ -67,6 +68,19 @@ suites: competition (GPU MODE's four NVFP4 problems), dense (squares of 128 to 1
 experts (DeepSeek-V3, Qwen3-30B-A3B, Mixtral-8x7B; decode and prefill).
 Measured on the GPU of this machine beside torch in the same run: CUDA events, cold L2, rotating random inputs, medians.
 """
+TUNE_EXAMPLES = """\
+examples:
+  nvfp4-cute tune --m 16 --n 4096 --k 7168 --groups 8      list form; measured on the GPU of this machine if it is known
+  nvfp4-cute tune --m 8,0,200 --n 4096 --k 7168 --form ragged --target B200   sizes on the device; modelled elsewhere
+  nvfp4-cute tune --m 64 --n 2048 --k 7168 --op dual --out nvfp4
+  nvfp4-cute tune competition --containing group_gemm      the cases of the suites that bench times
+
+What is found is kept with the compiled kernels (NVFP4_CUTE_CACHE_DIR), for one product of GPU, and taken by every later call
+of the same problem that leaves the config open: gemm, grouped_gemm and their dual forms, layers, and graphs that
+torch.compile makes. Where only the device knows the sizes (ragged, masked), a mean number of rows within the same power
+of two is the same problem. It lasts until kernels or CuTe DSL change; measured times are not replaced by modelled ones.
+For operands of your own: nvfp4_cute.tune(grouped_gemm, a, b, a_scale, b_scale, ...).
+"""
 COMPILE_EXAMPLES = """\
 examples:
   nvfp4-cute compile --arch sm_100a --groups 2,8 --out kernels   every config that grouped_gemm may choose, and the others
@@ -89,6 +103,7 @@ FORMS = ("list", "ragged", "masked", "batched")
 DTYPES = ("float16", "bfloat16", "float32")
 SOL_PROBLEMS = ("nvfp4_gemv", "nvfp4_gemm", "nvfp4_dual_gemm", "nvfp4_group_gemm")
 SOL_OPERATIONS = ("gemm", "dual", "w4a16")
+TUNE_OPERATIONS = ("gemm", "dual")
 SOL_OUT_FORMATS = ("fp16", "bf16", "fp32", "nvfp4")
 
 
@@ -118,6 +133,7 @@ def build_parser() -> argparse.ArgumentParser:
     _add_demo(verbs)
     _add_check(verbs)
     _add_bench(verbs)
+    _add_tune(verbs)
     _add_sol(verbs)
     _add_trace(verbs)
     _add_emulate(verbs)
@@ -197,6 +213,50 @@ def _add_bench(verbs: argparse._SubParsersAction) -> None:
         "--save", action="store_true", help="also write the page of the target into bench/results"
     )
     bench.set_defaults(run=_run_bench)
+
+
+def _add_tune(verbs: argparse._SubParsersAction) -> None:
+    text = (
+        "Time every config that a grouped GEMM may be computed with, on the GPU of this machine, or as modelled for one that is "
+        "not there; print all times, each marked measured or modelled, and have later calls take the fastest."
+    )
+    tune = verbs.add_parser(
+        "tune",
+        help="the fastest config of a problem, measured or modelled, for later calls",
+        description=text,
+        epilog=TUNE_EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    tune.add_argument("suites", nargs="*", metavar="SUITE", help=f"{', '.join(BENCH_SUITES)}; or a shape:")
+    tune.add_argument("--containing", default="", metavar="TEXT", help="only cases whose name contains TEXT")
+    tune.add_argument(
+        "--m", type=_sizes, metavar="M[,M...]", help="rows of a group, or of each group; 0 is none"
+    )
+    tune.add_argument("--n", type=_positive, help="columns of C")
+    tune.add_argument("--k", type=_positive, help="the dimension that is summed over")
+    tune.add_argument("--groups", type=_positive, help="groups (default: as many as --m lists)")
+    tune.add_argument(
+        "--op",
+        choices=TUNE_OPERATIONS,
+        default="gemm",
+        help="gemm, or dual: two B, SwiGLU (default %(default)s)",
+    )
+    tune.add_argument(
+        "--form", choices=FORMS, default="list", help="how groups are passed (default %(default)s)"
+    )
+    tune.add_argument(
+        "--out",
+        choices=SOL_OUT_FORMATS,
+        default="bf16",
+        help="format of C (default %(default)s; fp16 counts as bf16)",
+    )
+    tune.add_argument(
+        "--target",
+        metavar="GPU",
+        help="measured if it is the GPU of this machine, else modelled; default: that GPU if known, else B200",
+    )
+    tune.add_argument("--dry-run", action="store_true", help="print the times, keep nothing")
+    tune.set_defaults(run=_run_tune)
 
 
 def _add_sol(verbs: argparse._SubParsersAction) -> None:
@@ -382,6 +442,13 @@ def _positives(text: str) -> tuple[int, ...]:
     return tuple(_positive(part) for part in text.split(","))
 
 
+def _sizes(text: str) -> tuple[int, ...]:
+    values = tuple(map(int, text.split(",")))
+    if min(values) < 0 or not any(values):
+        raise argparse.ArgumentTypeError(f"{text} has a negative size, or no row at all")
+    return values
+
+
 # Verbs are imported when they run: `--help` and `--version` answer without loading torch.
 
 
@@ -421,6 +488,18 @@ def _run_bench(args: argparse.Namespace) -> int:
         plot=args.plot,
         save=args.save,
     )
+
+
+def _run_tune(args: argparse.Namespace) -> int:
+    from nvfp4_cute import tune_verb
+
+    if args.m and args.n and args.k and not args.suites and not args.containing:
+        wanted = [tune_verb.of_shape(args.m, args.n, args.k, args.groups, args.op, args.form, args.out)]
+    elif args.m or args.n or args.k or args.groups or not (args.suites or args.containing):
+        raise ValueError("name a suite (and --containing), or give a shape: --m, --n, and --k together")
+    else:
+        wanted = tune_verb.of_suites(tuple(args.suites), args.containing)
+    return tune_verb.run(wanted, target_name=args.target, keep=not args.dry_run)
 
 
 def _run_sol(args: argparse.Namespace) -> int:

@@ -17,8 +17,8 @@ import torch
 from tqdm import tqdm
 
 import nvfp4_cute
-from nvfp4_cute import check, targets
-from nvfp4_cute.bench import cases, measured, ours, report, stopwatch
+from nvfp4_cute import check, stopwatch, targets
+from nvfp4_cute.bench import cases, measured, ours, report
 from nvfp4_cute.bench.command import RESULTS
 from nvfp4_cute.bench.operands import make_operands
 

@@ -58,7 +58,7 @@ def modelled_time(
     Args:
         problem, operands: as the operation checked them; on the CPU. The result is not computed: ``out`` holds zeros
             and rubbish afterwards.
-        config: how; None takes the default.
+        config: how; None takes what a call without one does.
         target: the GPU.
 
     Raises:

@@ -214,6 +214,12 @@ def remember(
     calls[key] = PreparedCall(kernel, table, places, tensors, num_outs)
 
 
+def forget() -> None:
+    """Prepare this thread's calls anew."""
+    _calls().clear()
+    _recent().clear()
+
+
 def _calls() -> dict[tuple, PreparedCall]:
     if not hasattr(_local, "calls"):
         _local.calls = {}

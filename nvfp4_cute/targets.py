@@ -13,7 +13,7 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from nvfp4_cute.errors import UnsupportedTarget
 
@@ -66,6 +66,11 @@ class Target:
     sources: Mapping[str, str] = field(hash=False, repr=False)
 
     @property
+    def gpu(self) -> "Gpu":
+        """What the choice of a config depends on."""
+        return Gpu(self.arch, self.num_sms, self.name)
+
+    @property
     def clock_hz(self) -> float:
         """The highest clock that is known: a floor has to hold for a GPU that runs above its stated boost clock."""
         return max(self.boost_clock_hz, self.load_clock_hz or 0.0)
@@ -104,6 +109,14 @@ class Target:
         width = max(len(name) for name, _, _ in rows)
         lines = (f"  {name:<{width}}  {value:>12}  {source}".rstrip() for name, value, source in rows)
         return "\n".join([f"{self.name} ({self.arch})", *lines])
+
+
+class Gpu(NamedTuple):
+    """What the choice of a config depends on: the name is that of a :class:`Target`, or, elsewhere, what the driver says."""
+
+    arch: str
+    num_sms: int
+    name: str
 
 
 FIGURES = (
@@ -405,6 +418,17 @@ def match(device_name: str, num_sms: int) -> Target | None:
         if re.fullmatch(target.device_name, device_name.strip()) and target.num_sms == num_sms:
             return target
     return None
+
+
+def gpu_of(device: "torch.device") -> Gpu:
+    """The GPU that a CUDA device is, in the table or not."""
+    import torch
+
+    properties = torch.cuda.get_device_properties(device)
+    num_sms = properties.multi_processor_count
+    target = match(properties.name, num_sms)
+    arch = arch_of_capability(torch.cuda.get_device_capability(device))
+    return Gpu(arch, num_sms, target.name if target else properties.name)
 
 
 def detect(device: "torch.device | int | str | None" = None) -> Target | None:

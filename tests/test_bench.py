@@ -6,10 +6,10 @@ import re
 import pytest
 import torch
 
-from nvfp4_cute import cli, select, targets
+from nvfp4_cute import cli, select, stopwatch, targets
 from nvfp4_cute import speed_of_light as light
 from nvfp4_cute.arch import sm100
-from nvfp4_cute.bench import cases, measured, modelled, ours, report, stopwatch
+from nvfp4_cute.bench import cases, measured, modelled, ours, report
 from nvfp4_cute.bench.operands import make_operands
 from nvfp4_cute.bench.peers import PEERS
 from nvfp4_cute.problem import GroupedProblem

@@ -17,7 +17,9 @@ def test_version(capsys):
     assert capsys.readouterr().out.strip() == doctor.versions()["nvfp4-cute"]
 
 
-@pytest.mark.parametrize("verb", ["", "demo", "check", "sol", "trace", "emulate", "compile", "doctor"])
+@pytest.mark.parametrize(
+    "verb", ["", "demo", "check", "tune", "sol", "trace", "emulate", "compile", "doctor"]
+)
 def test_help_describes_every_option(verb, capsys):
     with pytest.raises(SystemExit) as stop:
         cli.main([*verb.split(), "--help"])
@@ -27,7 +29,7 @@ def test_help_describes_every_option(verb, capsys):
     if not verb:
         assert all(
             name in text
-            for name in ("demo", "check", "sol", "trace", "emulate", "compile", "doctor", "examples:")
+            for name in ("demo", "check", "tune", "sol", "trace", "emulate", "compile", "doctor", "examples:")
         )
 
 

@@ -24,7 +24,7 @@ FOLDERS = {
 
 # Lowest first. A module imports from its own row and from rows above it in this list, never from below.
 LAYERS = (
-    ("errors", "env", "cubin", "launch_table", "text_table"),
+    ("errors", "env", "cubin", "launch_table", "text_table", "stopwatch"),
     ("formats", "scale_layout", "silu", "config", "targets"),
     ("problem",),
     ("schedule", "speed_of_light", "footprint", "plot", "reference", "emulator"),
@@ -32,18 +32,18 @@ LAYERS = (
     ("select",),
     ("compile", "simt_keys"),
     ("disk_cache",),
-    ("cache",),
+    ("cache", "tuned"),
     ("launch", "prepared", "task"),
     ("backends",),
     ("ops",),
-    ("nn",),
-    ("",),  # nvfp4_cute/__init__.py: the public names
-    ("tile_work",),
+    ("nn", "tile_work"),
     ("modelled",),
+    ("autotune",),
+    ("",),  # nvfp4_cute/__init__.py: the public names
     ("problems",),
     ("bench",),
     ("competition", "competition_verbs"),
-    ("trace", "check", "demo", "doctor", "precompile", "emulate", "h200", "sol", "cli"),
+    ("trace", "check", "demo", "doctor", "precompile", "emulate", "h200", "sol", "tune_verb", "cli"),
 )
 LEAVES = ("errors", "formats", "scale_layout", "silu", "config", "launch_table")
 STDLIB_LEAVES = ("errors", "config", "env", "launch_table")

@@ -53,18 +53,16 @@ def run_task(name: str, task: Task) -> None:
         run(task)
 
 
-def arch_and_sms(name: str, device: torch.device) -> tuple[str, int]:
-    """Architecture and SMs of the GPU that a backend computes on or emulates; the reference plans for a B200.
+def gpu_of(name: str, device: torch.device) -> targets.Gpu:
+    """The GPU that a backend computes on or emulates; the reference plans for a B200.
 
     Raises:
         ValueError: ``name`` is unknown. UnsupportedTarget: the GPU to emulate is unknown.
     """
     module, _, target = resolve(name, device).partition(":")
     if module == "cuda" and device.type == "cuda":
-        arch = targets.arch_of_capability(torch.cuda.get_device_capability(device))
-        return arch, torch.cuda.get_device_properties(device).multi_processor_count
-    chosen = targets.lookup(target) if target else targets.B200
-    return chosen.arch, chosen.num_sms
+        return targets.gpu_of(device)
+    return (targets.lookup(target) if target else targets.B200).gpu
 
 
 def _function(function: str, name: str, device: torch.device) -> Callable[..., None]:

@@ -2,6 +2,7 @@
 
 import torch
 
+from nvfp4_cute import tuned
 from nvfp4_cute.arch import ARCHS
 from nvfp4_cute.cache import get_kernel
 from nvfp4_cute.compile import CompiledKernel, table_pointer
@@ -9,7 +10,7 @@ from nvfp4_cute.config import KernelConfig
 from nvfp4_cute.errors import UnsupportedTarget
 from nvfp4_cute.launch import Plan, make_plan
 from nvfp4_cute.problem import GroupedOperands, GroupedProblem
-from nvfp4_cute.targets import arch_of_capability
+from nvfp4_cute.targets import arch_of_capability, gpu_of
 from nvfp4_cute.task import Task
 
 
@@ -37,9 +38,9 @@ def run(problem: GroupedProblem, operands: GroupedOperands, config: KernelConfig
 
 
 def plan_for(problem: GroupedProblem, device: torch.device, config: KernelConfig | None) -> Plan:
-    """The plan of a problem on a CUDA device. Raises UnsupportedTarget where no kernel exists for it."""
-    sm_count = torch.cuda.get_device_properties(device).multi_processor_count
-    return make_plan(problem, arch_of_device(device), sm_count, config)
+    """The plan of a problem on a CUDA device; without a config, with what tuning found. Raises UnsupportedTarget where no kernel exists for it."""
+    gpu = gpu_of(device)
+    return make_plan(problem, arch_of_device(device), gpu.num_sms, config or tuned.find(problem, gpu))
 
 
 def run_task(task: Task) -> None:

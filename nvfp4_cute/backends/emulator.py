@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from nvfp4_cute import tuned
 from nvfp4_cute.cache import get_kernel
 from nvfp4_cute.compile import table_pointer
 from nvfp4_cute.config import KernelConfig
@@ -124,6 +125,7 @@ def run(
         ValueError: CUDA operands. EmulatorError: the kernel broke a rule of the machine.
     """
     with _emulated(operands.device, target) as (observer, emulator):
+        config = config or tuned.find(problem, target.gpu)
         plan = make_plan(problem, target.arch, target.num_sms, config, for_emulator=True)
         emulator.register(plan.kernel.ptx)
         tensors = list(_tensors(operands))

@@ -11,7 +11,7 @@ from typing import Literal
 import numpy as np
 import torch
 
-from nvfp4_cute import backends, formats
+from nvfp4_cute import backends, formats, tuned
 from nvfp4_cute.arch import ctas_per_sm
 from nvfp4_cute.compile import KernelKey
 from nvfp4_cute.config import KernelConfig
@@ -20,7 +20,9 @@ from nvfp4_cute.launch_table import NUM_COLUMNS, Group, Header, float32_bits
 from nvfp4_cute.ops import vector_checks as checks
 from nvfp4_cute.problem import (
     NVFP4,
+    Form,
     Gate,
+    GroupedProblem,
     OutDtype,
     check_out_dtype,
     check_quantized_columns,
@@ -90,8 +92,7 @@ class DeviceGroupsTask:
     @property
     def out_m_major(self) -> bool:
         """Whether columns of the output are contiguous, not rows."""
-        _, rows, n = self.out.shape
-        return self.out_scale is None and self.out.stride(2) != 1 and n > 1 and rows > 1
+        return self.out_scale is None and _is_m_major(self.out)
 
     def key(self, arch: str) -> KernelKey:
         """What to compile. Raises UnsupportedTarget, UnsupportedProblem or ConfigError."""
@@ -266,6 +267,7 @@ def check_device_groups(
             "to blocked scales, every group's rows padded to 128"
         )
     ragged = offs is not None
+    form: Literal["ragged", "masked"] = "ragged" if ragged else "masked"
     sizes_name, sizes = ("offs", offs) if ragged else ("masked_m", masked_m)
     suffix = "" if gate is None else "1"
     b2, b2_scale, alpha2 = second or (None, None, None)
@@ -329,17 +331,18 @@ def check_device_groups(
     if out_dtype == NVFP4:
         _check_global_scale(out_global_scale, num_groups)
     factors, factors2 = _factors(alpha, num_groups, device), _factors(alpha2, num_groups, device)
-    arch, num_sms = backends.arch_and_sms(backend, device)
-    mean_rows = -(-rows // num_groups) if ragged else rows
-    is_quantized = out_dtype == NVFP4
-    config = config or config_for_mean(arch, num_sms, num_groups, (mean_rows, n, k), gate, is_quantized)
     if out_dtype == NVFP4:
         results = _quantized_outputs(outputs, shape, num_groups, ragged, device)
     else:
         results = [_plain_output(out, shape, out_dtype, device)]
     view = results[0].unsqueeze(0) if ragged else results[0]
+    gpu = backends.gpu_of(backend, device)
+    mean = (-(-rows // num_groups) if ragged else rows, n, k)
+    if config is None and backends.resolve(backend, device) != "reference":
+        config = tuned.find(_problem_of_mean(form, mean, num_groups, out_dtype, view, gate), gpu)
+    config = config or config_for_mean(gpu.arch, gpu.num_sms, num_groups, mean, gate, out_dtype == NVFP4)
     task = DeviceGroupsTask(
-        "ragged" if ragged else "masked",
+        form,
         _pitched(matrix),
         _pitched(weights),
         sfa,
@@ -348,7 +351,7 @@ def check_device_groups(
         factors,
         _pitched(view) if out_dtype == NVFP4 else view,
         config,
-        num_sms * ctas_per_sm(arch, config),
+        gpu.num_sms * ctas_per_sm(gpu.arch, config),
         results[1].view(torch.uint8).view(-1) if out_dtype == NVFP4 else None,
         out_global_scale,
         gate,
@@ -357,6 +360,21 @@ def check_device_groups(
         factors2,
     )
     return task, results
+
+
+def _problem_of_mean(
+    form: Form,
+    mean: tuple[int, int, int],
+    num_groups: int,
+    out_dtype: OutDtype,
+    out: torch.Tensor,
+    gate: Gate | None,
+) -> GroupedProblem:
+    """What is known of a problem without its sizes: every group has the mean ones. ``out`` is [batches, rows, N]."""
+    kind = {} if gate is None else {"activation": gate.activation, "weight_layout": gate.weight_layout}
+    if kind.get("weight_layout") == "concatenated":  # halves of one tensor are two for a kernel
+        kind["weight_layout"] = "separate"
+    return GroupedProblem((mean,) * num_groups, form, out_dtype, out_m_major=_is_m_major(out), **kind)
 
 
 def check_dual_device_groups(
@@ -393,6 +411,12 @@ def check_dual_device_groups(
         b2_scale=task.b_scale[:, half:],
         gate=replace(gate, weight_layout="separate"),
     ), results
+
+
+def _is_m_major(out: torch.Tensor) -> bool:
+    """Whether columns of [batches, rows, N] are contiguous, not rows."""
+    _, rows, n = out.shape
+    return out.stride(2) != 1 and n > 1 and rows > 1
 
 
 def _weights(name: str, b: torch.Tensor, num_groups: int, row_bytes: int, sizes_name: str) -> torch.Tensor:

@@ -76,7 +76,7 @@ def grouped_dual_gemm(
             numbers.
         scale_layout: "blocked" or "rowmajor".
         backend: as of ``grouped_gemm``.
-        config: tile shape and pipeline depths; None chooses.
+        config: tile shape and pipeline depths; None takes what ``tune`` found for the problem, else chooses by estimate.
 
     Returns:
         C, a tensor a group. Both products accumulate in fp32; factors, activation and product are fp32, with the GPU's

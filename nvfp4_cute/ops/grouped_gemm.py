@@ -134,7 +134,7 @@ def grouped_gemm(
         scale_layout: "blocked" or, in list form, "rowmajor".
         backend: "auto" (the GPU of the tensors; the float64 reference for CPU tensors), "cuda", "emulator" (the PTX of
             the sm_100a kernel, executed on the CPU) or "reference". ``NVFP4_CUTE_BACKEND`` replaces "auto".
-        config: tile shape and pipeline depths; None chooses.
+        config: tile shape and pipeline depths; None takes what ``tune`` found for the problem, else chooses by estimate.
 
     Returns:
         The outputs, as described for ``out``: a list in list form, else one tensor. fp32 accumulation; alpha multiplies

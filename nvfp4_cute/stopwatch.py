@@ -10,7 +10,7 @@ from statistics import quantiles
 
 import torch
 
-Call = Callable[[int], None]
+Call = Callable[[int], object]
 """Enqueues one computation on the input set of that number."""
 EMPTY = "an empty interval"
 WARM_UP_ROUNDS = 3
