@@ -149,6 +149,34 @@ __global__ void __cluster_dims__(2,1,1) k_remote(long long* out, int n) {
   if (threadIdx.x == 0 && me == 0) out[0] = clock64() - t0;
   cg::this_cluster().sync();
 }
+// messages through words of global memory between CTAs: relaxed, released, and released after a store
+__global__ void k_flag(unsigned* w, long long* out, int n, int kind, int peer) {
+  if (threadIdx.x || (blockIdx.x && blockIdx.x != peer)) return;
+  bool first = blockIdx.x == 0; unsigned *mine = w + (first ? 0 : 64), *other = w + (first ? 64 : 0), v; long long t0 = clock64();
+  for (int i = 1; i <= n; i++) {
+    for (int turn = 0; turn < 2; turn++) {
+      if ((turn == 0) == first) {
+        if (kind == 2) asm volatile("st.global.u32 [%0], %1;" :: "l"(w + 128 + 64 * first), "r"(i) : "memory");
+        if (kind == 0) asm volatile("red.relaxed.gpu.global.add.u32 [%0], 1;" :: "l"(mine) : "memory");
+        else asm volatile("red.release.gpu.global.add.u32 [%0], 1;" :: "l"(mine) : "memory");
+      } else do asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(v) : "l"(other) : "memory"); while (v < i);
+    }
+  }
+  if (first) out[0] = clock64() - t0;
+}
+// a fence of the whole GPU, alone and after a store
+__global__ void k_fence(unsigned* w, long long* out, int n, int store) {
+  long long t0 = clock64();
+  for (int i = 0; i < n; i++) { if (store) asm volatile("st.global.u32 [%0], %1;" :: "l"(w + i % 32 * 32), "r"(i) : "memory"); asm volatile("fence.acq_rel.gpu;" ::: "memory"); }
+  out[0] = clock64() - t0;
+}
+// additions to one word
+__global__ void k_count(unsigned* w, long long* out, int n) {
+  unsigned v; long long t0 = clock64();
+  for (int i = 0; i < n; i++) asm volatile("red.relaxed.gpu.global.add.u32 [%0], 1;" :: "l"(w) : "memory");
+  asm volatile("atom.relaxed.gpu.global.add.u32 %0, [%1], 1;" : "=r"(v) : "l"(w) : "memory");
+  if (threadIdx.x == 0) out[blockIdx.x] = clock64() - t0 + (v & 0);
+}
 __global__ void k_fetch(long long* out, float y) {
   float x0=0,x1=1,x2=2,x3=3,x4=4,x5=5,x6=6,x7=7;
   for (int pass = 0; pass < 3; pass++) {
@@ -493,6 +521,9 @@ int main() {
   for (int w : {4, 8, 12}) { k_bar<<<1,w*32>>>(dout, 1000); get(1); printf("bar_sync_%d_warps %.1f\n", w, hout[0] / 1000.0); }
   k_cbar<<<2,384>>>(dout, 1000); get(1); printf("cluster_barrier_cycles %.1f\n", hout[0] / 1000.0);
   k_remote<<<2,128>>>(dout, 1000); get(1); printf("remote_arrive_hop_cycles %.1f\n", hout[0] / 2000.0);
+  for (int kind = 0; kind < 3; kind++) for (int peer : {1, 2, 7, 66, 131}) { CK(cudaMemset(buf, 0, 4096)); k_flag<<<132,32>>>((unsigned*)buf, dout, 2000, kind, peer); get(1); printf("flag_hop_cycles kind %d peer %d: %.1f\n", kind, peer, hout[0] / 4000.0); }
+  for (int store : {0, 1}) { k_fence<<<1,1>>>((unsigned*)buf, dout, 2000, store); get(1); printf("fence_gpu_cycles store %d: %.1f\n", store, hout[0] / 2000.0); }
+  for (int ctas : {1, 132}) { k_count<<<ctas,1>>>((unsigned*)buf, dout, 500); get(ctas); printf("count ctas %d cycles_per_addition %.2f\n", ctas, mx(ctas,1,0) / 500 / ctas); }
   // instruction fetch
   for (int r = 0; r < 2; r++) { if (!r) flush(); k_fetch<<<132,32>>>(dout, 1.f); get(396); printf("fetch_%s 4096 fma first %.0f second %.0f third %.0f\n", r ? "warm" : "cold", med(132,3,0), med(132,3,1), med(132,3,2)); }
   // stores

@@ -29,7 +29,7 @@ HOPPER: Figures = {
     "tma_issue": (10, f"{PROBE}: 16 copies of 1 KB one after the other, 126 to 165 cycles"),
     "tma_reissue": (194, f"{PROBE}: loop of 16 copies of 1 KB, less the last one's latency and the waits"),
     "descriptor_latency": (139, f"{PROBE}: first copy with a tensor map, less the second"),
-    "store_latency": (400, f"{PROBE}: bulk store of 2 KB"),
+    "store_latency": (400, f"{PROBE}: bulk store of 2 KB; a store and the GPU's fence, 424"),
     "cta_start": (336, f"{PROBE}: empty kernel of 17 waves of CTAs with 200 KB, by wave"),
     "fetch": (1.4, f"{PROBE}: straight-line code beyond the instruction cache, 2.4 cycles an instruction"),
     "wait_ready": (40, f"{PROBE}: waits for a phase that has ended, without their branch"),

@@ -30,6 +30,7 @@ class Code:
         steps / insts: one per instruction, by index (the program counter).
         reads / writes: register slots that each instruction touches.
         static_shared / local_bytes: bytes of named shared variables and of local memory per lane.
+        polls: whether warps may wait for words of global memory; known where timed.
     """
 
     def __init__(
@@ -71,6 +72,7 @@ class Code:
             prepare_late(self)
         # Falling off the end is a return.
         self.leaders = self._find_leaders()
+        self.polls = False
         if timed:
             prepare_timed(self)
         self.tails: list[tuple[tuple[Step, ...], int] | None] = [None] * (len(self.steps) + 1)

@@ -75,13 +75,14 @@ class Warp:
         protected: slots that a write must merge because a waiting group still reads them.
         pending: state of a step that has begun and is blocked (a barrier already arrived at).
         polled: a step looked at memory that another warp may change (hint for spin detection).
+        looks: by program counter after such a step, the registers there and what the machine's ``changes`` were.
         operations: asynchronous operations of the warp, where the mode keeps track of them.
         track: what a recorder notes about it.
     """
 
     __slots__ = (
-        "active", "all_active", "code", "cta", "done", "executed", "groups", "idx", "live", "local", "num_active",
-        "operations", "pc", "pending", "polled", "protected", "regs", "spin", "track", "wait",
+        "active", "all_active", "code", "cta", "done", "executed", "groups", "idx", "live", "local", "looks", "num_active",
+        "operations", "pc", "pending", "polled", "protected", "regs", "track", "wait",
     )  # fmt: skip
 
     def __init__(self, cta: "Cta", idx: int, lanes: int):
@@ -95,7 +96,7 @@ class Warp:
         self.operations: WarpOperations | None = None
         self.track: Track
         self.wait: Wait | None = None
-        self.spin: tuple[int, list[Any], int] | None = None
+        self.looks: dict[int, tuple[list[Any], int]] = {}
         self.polled = self.done = False
         self.pc = self.executed = 0
         self.resume(self.live)

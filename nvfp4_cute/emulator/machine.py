@@ -426,7 +426,8 @@ class Machine:
             if checker is not None:
                 checker.end_clusters()
             if self.recorder is not None:
-                self.recorder.end(cluster)
+                for ended in clusters:
+                    self.recorder.end(ended)
         finally:
             self.stats.instructions += sum(w.executed for w in warps)
 
@@ -456,6 +457,8 @@ class Machine:
             cluster = Cluster(self, launch, self.waiting.pop())
             if self.checker is not None:
                 self.checker.begin_cluster(cluster)
+            if self.recorder is not None:
+                self.recorder.begin(cluster)
             return cluster
         why = self.checker.explain_hang(live) if self.checker is not None else ""
         raise HangFault(hang_report(live) + why)
@@ -494,10 +497,11 @@ class Machine:
                 if not self._block(warp, result):
                     return
                 pc = -1
-            if warp.spin is not None or warp.polled:
+            if warp.looks or warp.polled:
                 warp.pc = pc
                 if self._spins(warp, pc):
-                    warp.spin = None if warp.groups else warp.spin
+                    if warp.groups:
+                        warp.looks.clear()
                     if not self._block(warp, _Spin(self, self.changes)):
                         return
                     pc = -1
@@ -535,7 +539,7 @@ class Machine:
             return -1
         chosen = min(runnable, key=lambda g: g.pc)
         warp.groups = [g for g in merged.values() if g is not chosen]
-        warp.spin = None
+        warp.looks.clear()
         warp.resume(chosen.mask)
         return chosen.pc
 
@@ -554,18 +558,18 @@ class Machine:
 
     def _spins(self, warp: Warp, pc: int) -> bool:
         """True if the running lanes are back in the state of an earlier look at memory, and nothing changed since."""
+        looks = warp.looks
         if pc < 0:
-            warp.spin, warp.polled = None, False
+            looks.clear()
+            warp.polled = False
             return False
-        spin = warp.spin
-        if spin is not None and spin[0] == pc:
-            if spin[2] == self.changes and _same_registers(spin[1], warp.regs):
-                return True
-            warp.spin = None
+        look = looks.pop(pc, None)
+        if look is not None and look[1] == self.changes and _same_registers(look[0], warp.regs):
+            looks[pc] = look
+            return True
         if warp.polled:
             warp.polled = False
-            if spin is None or spin[0] != pc or warp.spin is None:
-                warp.spin = (pc, warp.regs.copy(), self.changes)
+            looks[pc] = (warp.regs.copy(), self.changes)
         return False
 
 

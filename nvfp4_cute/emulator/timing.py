@@ -9,6 +9,7 @@ from collections import defaultdict, deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
+from math import ceil
 from typing import Any
 
 from nvfp4_cute.emulator.machine import RANK_SHIFT
@@ -168,6 +169,16 @@ class _Named:
         self.waiting: list[tuple[_Warp, float]] = []
 
 
+class _Word:
+    """A word of global memory that warps wait for: writes that L2 has, who waits for how many, and since when looks arrive."""
+
+    __slots__ = ("waiting", "writes")
+
+    def __init__(self) -> None:
+        self.writes = 0
+        self.waiting: list[tuple[int, _Warp, float, float]] = []
+
+
 class _Warp:
     """A warp and its place."""
 
@@ -196,14 +207,14 @@ class _Warp:
 class _Cta:
     """A CTA on its SM."""
 
-    __slots__ = ("cluster", "live", "named", "number", "rank", "sm", "start", "warps")
+    __slots__ = ("cluster", "live", "named", "number", "rank", "sm", "start", "warps", "written")
 
     def __init__(self, cluster: "_Cluster", rank: int, sm: _Sm):
         self.cluster, self.rank, self.sm = cluster, rank, sm
         self.named: dict[int, _Named] = defaultdict(_Named)
         self.warps: list[_Warp] = []
         self.live = 0
-        self.start = 0.0
+        self.start = self.written = 0.0
         self.number = 0
 
 
@@ -262,6 +273,7 @@ class Simulation:
         self._handlers = {op: getattr(self, f"_{op.name.lower()}") for op in Op}
         self._roles: dict[int, str] = {}
         self._intervals: dict[Any, float] = {}
+        self._words: dict[int, _Word] = defaultdict(_Word)
 
     # ---- scheduling ----------------------------------------------------------------------------------
     def _at(self, time: float, action: Any, *args: Any) -> None:
@@ -735,8 +747,52 @@ class Simulation:
         sm = warp.sm
         for line in lines:
             sm.memory_port = max(sm.memory_port, time) + max(1.0, line[1] * self._sm_cycles)
-            self.last = max(self.last, self.memory.write(line, time))
+            warp.cta.written = max(warp.cta.written, self.memory.write(line, time))
+        self.last = max(self.last, warp.cta.written)
         return max(time + 1, sm.memory_port - 200)
+
+    # ---- waiting for other CTAs through global memory ------------------------------------------------
+    def _fence(self, warp: _Warp, time: float) -> float:
+        """Wait until L2 has confirmed what the CTA wrote."""
+        end = max(time + self.constants.l2_latency, warp.cta.written + self.constants.store_latency)
+        self._stall(warp, time, end, "fence")
+        return end
+
+    def _signal(self, warp: _Warp, time: float, words: tuple[int, ...]) -> float:
+        self._at(time + self.constants.l2_latency / 2, self._written, words, warp, time)
+        return time + 1
+
+    def _written(self, words: tuple[int, ...], by: _Warp, since: float) -> None:
+        """L2 has a write of each of some words: looks that come from now on see it."""
+        for address in words:
+            word = self._words[address]
+            word.writes += 1
+            waiting, word.waiting = word.waiting, []
+            for needed, warp, start, look in waiting:
+                if word.writes < needed:
+                    word.waiting.append((needed, warp, start, look))
+                    continue
+                # Looks follow each other, each asked for when the one before has answered.
+                between = self.constants.l2_latency
+                look += max(0, ceil((self.now - look) / between)) * between
+                end = look + between / 2
+                self._stall(warp, start, end, "other CTAs", by, since)
+                self._at(end, self._advance, warp, end)
+
+    def _poll(self, warp: _Warp, time: float, address: int, needed: int, lines: tuple[Piece, ...]) -> None:
+        """Look at a word until it has been written as often as it takes."""
+        answer = max(self.memory.read(line, time, warp.sm.gpc).time for line in lines)
+        look = answer - self.constants.l2_latency / 2
+        self._at(look, self._look, warp, time, address, needed, look)
+
+    def _look(self, warp: _Warp, start: float, address: int, needed: int, look: float) -> None:
+        word = self._words[address]
+        if word.writes < needed:
+            word.waiting.append((needed, warp, start, look))
+            return
+        end = look + self.constants.l2_latency / 2
+        self._stall(warp, start, end, "global load")
+        self._at(end, self._advance, warp, end)
 
     def _async_read(self, warp: _Warp, time: float, lines: tuple[Piece, ...]) -> float:
         warp.open_async = max(warp.open_async, self._fetch_lines(warp, time, lines))

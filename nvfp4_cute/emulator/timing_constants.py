@@ -32,7 +32,7 @@ class Constants:
         copy_latency: what TMA adds.  tma_issue: between two TMA instructions of an SM.
         tma_reissue: between two executions of the same TMA instruction by a warp, whose registers it reads late.
         descriptor_latency: first use of a tensor map by an SM.
-        store_latency: of a bulk store, until its completion is known.
+        store_latency: of a store, until its completion is known.
         launch: what an empty kernel takes, as CUDA events measure it; half of it before the first instruction.
         cta_start: from the exit of a CTA to the first instruction of the next in its place.
         fetch: what an instruction costs more the first time that an SM executes it.

@@ -53,6 +53,9 @@ class Op(IntEnum):
     MATRIX = 33  # mma.sync: (A type, flops)
     ATOMIC = 34  # number, lines
     TAKE_OVER = 35  # barriers, bytes: the answer to a request for another cluster's work
+    SIGNAL = 36  # words of global memory: a write that somebody may poll
+    POLL = 37  # word of global memory, writes of it that ended the loop of looks, lines
+    FENCE = 38  # until all SMs see what the CTA has written
 
 
 Piece = tuple[int, int]

@@ -4,7 +4,7 @@ from collections import OrderedDict
 from dataclasses import dataclass
 
 from nvfp4_cute.emulator.timing_constants import Constants
-from nvfp4_cute.emulator.timing_events import Piece
+from nvfp4_cute.emulator.timing_events import LINE, Piece
 
 PAGE_SHIFT = 21
 """Log2 of the bytes of a page of device memory."""
@@ -50,9 +50,15 @@ class Memory:
         address, nbytes = piece
         c = self.constants
         self.l2_bytes += nbytes
-        held = self._held.get(address)
-        if held is not None and held[0] >= nbytes:
-            self._held.move_to_end(address)
+        key, held = address, self._held.get(address)
+        if (
+            held is None or held[0] < nbytes
+        ):  # results that were written line by line are read as larger pieces
+            key = address // LINE * LINE
+            line = self._held.get(key)
+            held = line if line is not None and line[2] else None
+        if held is not None:
+            self._held.move_to_end(key)
             there, served = held[1], held[3]
             if now >= served:  # else L2 answers this request with an earlier one for the same piece
                 self._l2_free = max(self._l2_free, now) + nbytes * self._l2_cycles

@@ -8,6 +8,7 @@ not to: copies move nothing and products are not computed, only barriers and cou
 instruction would write become zero.
 """
 
+from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
@@ -34,7 +35,7 @@ from nvfp4_cute.emulator.isa import (
 )
 from nvfp4_cute.emulator.isa import barrier as barriers
 from nvfp4_cute.emulator.isa.cluster_launch import RESPONSE_BYTES
-from nvfp4_cute.emulator.isa.memory import memory_mods
+from nvfp4_cute.emulator.isa.memory import POLLING, memory_mods
 from nvfp4_cute.emulator.isa.spaces import generic_space
 from nvfp4_cute.emulator.lanes import REGROUP
 from nvfp4_cute.emulator.machine import RANK_SHIFT
@@ -65,6 +66,8 @@ MERGED = 8
 """mma.sync that are one event at most."""
 SLOTS_BETWEEN = 64
 """Issue slots between them at most."""
+LOOP_OF_LOOKS = (Op.COMPUTE, Op.USE, Op.SLEEP)
+"""What a loop does that polls global memory, beside looking."""
 
 
 @dataclass
@@ -72,6 +75,7 @@ class Track:
     """What one warp did since its last event, and its events."""
 
     seen: set[int]
+    trace: ClusterTrace
     events: list[Event] = field(default_factory=list)
     slots: float = 0.0
     alu: float = 0.0
@@ -82,6 +86,9 @@ class Track:
     reads: int = 0
     block: int = 0  # the basic block that runs
     polled: tuple[int, int, int] | None = None
+    look: tuple[int, int, int] | None = (
+        None  # the last load that may poll: where it stands, address, its event
+    )
 
     def flush(self) -> None:
         """Close the computation since the last event."""
@@ -108,6 +115,25 @@ class Track:
         self.flush()
         self.events.append(event)
 
+    def looks_again(self, pc: int, address: int) -> bool:
+        """Whether a load repeats the last look at an address, with nothing but its loop since. Forgets that look if so."""
+        if self.look is None or self.look[:2] != (pc, address):
+            return False
+        position = self.look[2]
+        if any(event[0] not in LOOP_OF_LOOKS for event in self.events[position + 1 :]):
+            return False
+        del self.events[position:]
+        self.slots = self.alu = self.port = self.path = 0.0
+        return True
+
+    def count(self, pieces: list[Piece], *, stored: bool = False) -> None:
+        """Add requested bytes."""
+        nbytes = sum(piece[1] for piece in pieces)
+        if stored:
+            self.trace.stored += nbytes
+        else:
+            self.trace.loaded += nbytes
+
 
 class Recorder:
     """Records clusters as a machine runs them. Set as ``Machine.recorder``.
@@ -115,6 +141,8 @@ class Recorder:
     Attributes:
         with_data: whether copies and products happen as well.  traces: one for every cluster that has ended.
         work: what the clusters of the next launch compute, if those that are alike are to be executed once.
+        writes: how often each word of global memory has been written that one thread writes at a time; counted where code
+            polls global memory.
     """
 
     def __init__(self, *, with_data: bool = False):
@@ -122,28 +150,29 @@ class Recorder:
         self.with_data = with_data
         self.work: LaunchWork | None = None
         self.traces: list[ClusterTrace] = []
-        self._current: ClusterTrace | None = None
+        self.writes: dict[int, int] = defaultdict(int)
 
     def begin(self, cluster: "Cluster") -> None:
         """A cluster starts."""
-        self._current = ClusterTrace(cluster.origin, [])
+        trace = ClusterTrace(cluster.origin, [])
         for cta in cluster.ctas:
             seen: set[int] = set()
             for warp in cta.warps:
-                warp.track = Track(seen)
+                warp.track = Track(seen, trace)
 
     def end(self, cluster: "Cluster") -> None:
         """A cluster has ended."""
-        assert self._current is not None
+        trace = cluster.ctas[0].warps[0].track.trace
         for cta in cluster.ctas:
             for warp in cta.warps:
                 warp.track.flush()
-            self._current.warps.append([warp.track.events for warp in cta.warps])
-        self.traces.append(self._current)
+            trace.warps.append([warp.track.events for warp in cta.warps])
+        self.traces.append(trace)
 
     def take(self, launch: "Launch") -> LaunchTrace:
         """What was recorded of a launch that has ended; it is forgotten here."""
         traces, self.traces = self.traces, []
+        self.writes.clear()
         clusters = sorted(traces, key=lambda trace: trace.origin[::-1])
         if self.work is not None:
             clusters, self.work = everyone(clusters, self.work), None
@@ -198,15 +227,6 @@ class Recorder:
         if self.with_data:
             write(read())
 
-    def count(self, pieces: list[Piece], *, stored: bool = False) -> None:
-        """Add requested bytes."""
-        assert self._current is not None
-        nbytes = sum(piece[1] for piece in pieces)
-        if stored:
-            self._current.stored += nbytes
-        else:
-            self._current.loaded += nbytes
-
 
 def _recorder(warp: "Warp") -> Recorder:
     recorder = warp.cta.machine.recorder
@@ -241,7 +261,7 @@ def _tile_load(
 ) -> Signals:
     pieces = [piece for box in boxes for piece in _region(m, box)]
     nbytes = m.transaction_bytes * len(boxes)
-    r.count(pieces)
+    warp.track.count(pieces)
     cta.machine.stats.tma_load_bytes += 0 if r.with_data else m.tile_bytes * len(boxes)
     noted = tuple(_barrier(owner, at) for owner, at in signals)
     ranks = tuple(target.rank for target in targets)
@@ -257,7 +277,7 @@ def _bulk_load(
         warp.track.add(Op.EXCHANGE, nbytes, noted)
     else:
         pieces = ((src, nbytes),) if nbytes else ()
-        r.count(list(pieces))
+        warp.track.count(list(pieces))
         cta.machine.stats.tma_load_bytes += 0 if r.with_data else nbytes
         warp.track.add(Op.LOAD, pieces, nbytes, noted, tuple(t.rank for t in targets), 0, warp.track.block)
     return [(owner, at, nbytes) for owner, at in signals]
@@ -265,7 +285,7 @@ def _bulk_load(
 
 def _tile_store(r: Recorder, warp: "Warp", cta: "Cta", m: "TensorMap", boxes: Any, reduce: Any) -> None:
     pieces = [piece for box in boxes for piece in _region(m, box)]
-    r.count(pieces, stored=True)
+    warp.track.count(pieces, stored=True)
     cta.machine.stats.tma_store_bytes += 0 if r.with_data else m.tile_bytes * len(boxes)
     warp.track.add(Op.STORE, tuple(pieces), m.tile_bytes * len(boxes))
 
@@ -273,7 +293,7 @@ def _tile_store(r: Recorder, warp: "Warp", cta: "Cta", m: "TensorMap", boxes: An
 def _bulk_store(
     r: Recorder, warp: "Warp", cta: "Cta", dst: int, nbytes: int, mask: int, reduce: Any, kind: str
 ) -> None:
-    r.count([(dst, nbytes)], stored=True)
+    warp.track.count([(dst, nbytes)], stored=True)
     cta.machine.stats.tma_store_bytes += 0 if r.with_data else nbytes
     warp.track.add(Op.STORE, ((dst, nbytes),), nbytes)
 
@@ -298,7 +318,7 @@ def _async_store(
 def _async_global_store(
     r: Recorder, warp: "Warp", cta: "Cta", where: int, data: np.ndarray, update: Any
 ) -> None:
-    r.count([(where, SECTOR)], stored=True)
+    warp.track.count([(where, SECTOR)], stored=True)
     warp.track.add(Op.WRITE, ((where // LINE * LINE, SECTOR),))
 
 
@@ -326,7 +346,7 @@ def _small_copy(
     r: Recorder, warp: "Warp", of: "Warp", dst: Any, src: Any, nbytes: int, lanes: np.ndarray
 ) -> Signals | None:
     lines = _lines(np.atleast_1d(np.broadcast_to(src, 32)[lanes]).astype(np.int64), nbytes)
-    r.count(list(lines))
+    warp.track.count(list(lines))
     warp.track.add(Op.ASYNC_READ, lines)
     return []
 
@@ -335,7 +355,7 @@ def _padded_copy(
     r: Recorder, warp: "Warp", cta: "Cta", offset: int, src: int, nbytes: int, count: int
 ) -> Signals:
     lines = ((src, SECTOR),) if count else ()
-    r.count(list(lines))
+    warp.track.count(list(lines))
     warp.track.add(Op.ASYNC_READ, lines)
     return []
 
@@ -394,6 +414,7 @@ def is_event(inst: Inst) -> bool:
 
 def prepare(code: "Code") -> None:
     """Have every block of `code` account for its cost, and every use of a loaded register recorded."""
+    code.polls = any(_may_poll(inst) for inst in code.insts)
     loaded = frozenset(
         slot for pc, inst in enumerate(code.insts) if _may_read_global(inst) for slot in code.writes[pc]
     )
@@ -707,6 +728,12 @@ def _may_read_global(inst: Inst) -> bool:
     return inst.opcode in ("ld", "ldu", "atom") and not shared
 
 
+def _may_poll(inst: Inst) -> bool:
+    """Whether a warp may wait in a loop of such loads for what others write: of one word, and not shared memory."""
+    one = not any(word.startswith(("shared", "v2", "v4", "v8")) for word in inst.mods)
+    return inst.opcode == "ld" and one and any(word in POLLING for word in inst.mods)
+
+
 def _lines(addresses: np.ndarray, nbytes: int) -> tuple[Piece, ...]:
     """(address, bytes) of each cache line that an access touches, bytes in whole sectors."""
     sectors = addresses // SECTOR
@@ -736,18 +763,40 @@ def _access(inst: Inst, b: Builder, step: Step) -> Step:
     if space not in ("global", "generic"):
         return step
     types = mods.types()
-    nbytes = type_bytes(types[-1]) * int((mods.one_of("v2", "v4", "v8") or "v1")[1:]) if types else 4
+    width = int((mods.one_of("v2", "v4", "v8") or "v1")[1:])
+    nbytes = type_bytes(types[-1]) * width if types else 4
     reads = inst.opcode in ("ld", "ldu", "atom")
     address = b.address(inst.operands[1 if reads else 0])
     slots = tuple(b.writes) if reads else ()
+    may_poll = _may_poll(inst)
+    may_signal = inst.opcode in ("st", "atom", "red") and width == 1 and types[-1:] and types[-1][0] in "usb"
+    releases = "release" in inst.mods or "acq_rel" in inst.mods
+    pc = b.pc
 
     def run(warp: "Warp") -> Any:
-        lines = _global_lines(warp, space, address(warp), nbytes)
+        where = address(warp)
+        lines = _global_lines(warp, space, where, nbytes)
         result = step(warp)
         if lines is None:
             return result
         recorder, track = _recorder(warp), warp.track
-        recorder.count(list(lines), stored=not reads)
+        if may_poll and where.__class__ is not np.ndarray:
+            again, written = track.looks_again(pc, where), recorder.writes[where]
+            track.flush()
+            track.look = (pc, where, len(track.events))
+            if again or written:
+                track.count([] if again else list(lines))
+                track.events.append((Op.POLL, where, written, lines))
+                return result
+        track.count(list(lines), stored=not reads)
+        if may_signal and warp.code.polls:
+            words = _signalled(warp, where)
+            for word in words:
+                recorder.writes[word] += 1
+            if words and releases:
+                track.add(Op.FENCE)
+            if words:
+                track.add(Op.SIGNAL, words)
         if reads:
             track.reads += 1
             track.add(Op.ATOMIC if inst.opcode == "atom" else Op.READ, track.reads, lines)
@@ -757,3 +806,22 @@ def _access(inst: Inst, b: Builder, step: Step) -> Step:
         return result
 
     return run
+
+
+def _signalled(warp: "Warp", where: Any) -> tuple[int, ...]:
+    """The words that an instruction writes, if it writes one."""
+    if where.__class__ is not np.ndarray:
+        return (where,)
+    return (int(where[warp.first_lane()]),) if warp.num_active == 1 else ()
+
+
+@_wraps(
+    *(
+        f"{fence}.{scope}"
+        for fence in ("fence.acq_rel", "fence.sc", "membar")
+        for scope in ("gpu", "gl", "sys")
+    )
+)
+def _fence(inst: Inst, b: Builder, step: Step) -> Step:
+    """A fence of the whole GPU waits for what the warp's CTA has written: of interest where somebody polls."""
+    return _after(lambda warp: warp.track.add(Op.FENCE) if warp.code.polls else None, step)

@@ -75,6 +75,20 @@ def test_a_polled_flag_ends_the_loop(ptx_kernel, kind: str) -> None:
     assert out.tolist() == [17] * 32 + [3] * 32
 
 
+@pytest.mark.parametrize("pause", ["", "nanosleep.u32 20;"])
+def test_a_cta_that_another_one_waits_for_gets_its_turn(ptx_kernel, pause: str) -> None:
+    """CTA 0 polls, with a pause between its looks, what CTA 1 writes, which runs beside it only once it is seen to spin."""
+    words = np.zeros(2, np.uint32)
+    body = f"""mov.u32 %r50, %ctaid.x; setp.ne.u32 %p1, %r50, 0; @%p1 bra WRITE;
+    POLL: ld.relaxed.gpu.global.b32 %r1, [%rd0]; setp.ne.u32 %p2, %r1, 0; @%p2 bra SEEN; {pause} bra POLL;
+    SEEN: st.global.b32 [%rd0+4], %r1; bra END;
+    WRITE: red.relaxed.gpu.global.add.u32 [%rd0], 7;
+    END:"""
+    machine = Machine(instruction_limit=100_000)
+    run_ptx(ptx_kernel(body), None, 2, 1, [words], machine=machine)
+    assert words.tolist() == [7, 7]
+
+
 def test_a_long_computation_is_not_a_hang(ptx_kernel) -> None:
     out = np.zeros(1, np.uint32)
     body = "mov.b32 %r1, 0; L: add.u32 %r1, %r1, 1; setp.lt.u32 %p1, %r1, 50000; @%p1 bra L; st.global.b32 [%rd0], %r1;"
