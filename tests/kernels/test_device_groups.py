@@ -65,11 +65,12 @@ def test_the_reference_is_that_of_the_list_form():
 
 
 @pytest.mark.parametrize("form", ["ragged", "masked"])
-def test_columns_may_be_contiguous(form):
+@pytest.mark.parametrize("arch", ["sm_100a", "sm_120a"])
+def test_columns_may_be_contiguous(arch, form):
     arguments = operands(form, (30, 70), n=72, slack=3)
     out = arguments["out"].transpose(-1, -2).contiguous().transpose(-1, -2)
     expected = run(arguments, "reference")
-    actual = grouped_gemm(**{**arguments, "out": out}, backend="emulator")
+    actual = grouped_gemm(**{**arguments, "out": out}, backend=f"emulator:{arch}")
     assert torch.equal(bits(actual.contiguous()), bits(expected))
 
 
@@ -93,7 +94,8 @@ def test_no_rows_at_all(arch):
         assert torch.equal(bits(run(arguments, f"emulator:{arch}")), before)
 
 
-def test_one_launch_serves_sizes_that_change():
+@pytest.mark.parametrize("arch", ["sm_100a", "sm_120a"])
+def test_one_launch_serves_sizes_that_change(arch):
     """The compiled kernel and its table are the same; what the device reads decides, as under a replayed graph."""
     arguments = operands("masked", (60, 0, 33), n=64, k=128, slack=0)
     task, _ = check_device_groups(
@@ -101,7 +103,7 @@ def test_one_launch_serves_sizes_that_change():
         offs=None,
         masked_m=arguments["masked_m"],
         scale_layout="blocked",
-        backend="emulator",
+        backend=f"emulator:{arch}",
         config=None,
     )
     before = task.table()
@@ -109,7 +111,7 @@ def test_one_launch_serves_sizes_that_change():
         arguments["masked_m"].copy_(torch.tensor(sizes))
         arguments["a_scale"].fill_(0x38)
         assert (task.table() == before).all()
-        actual, expected = run(arguments, "emulator"), run(arguments, "reference")
+        actual, expected = run(arguments, f"emulator:{arch}"), run(arguments, "reference")
         assert torch.equal(bits(actual), bits(expected))
 
 

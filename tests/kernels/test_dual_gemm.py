@@ -42,6 +42,7 @@ SM120_CONFIGS = (
     "t128x32x256_s2a2",
 )
 SM120_QUICK = SM120_CONFIGS[2:4]
+EITHER_FAMILY = pytest.mark.parametrize("arch", ["sm_100a", pytest.param("sm_120a", marks=pytest.mark.slow)])
 
 
 def make_operands(case):
@@ -123,20 +124,23 @@ def test_same_bits_whenever_asynchronous_operations_happen(arch, mode):
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
 @pytest.mark.parametrize("activation", ["gelu_tanh", "relu2", "silu"])
-def test_activation(activation, dtype):
+@EITHER_FAMILY
+def test_activation(arch, activation, dtype):
     case = replace(SMALL, out_dtype=dtype)
     operands = make_operands(case)
-    assert_within_bound(case, operands, run(case, operands, activation=activation), activation)
+    actual = run(case, operands, activation=activation, backend=f"emulator:{arch}")
+    assert_within_bound(case, operands, actual, activation)
 
 
-def test_extreme_gates():
+@EITHER_FAMILY
+def test_extreme_gates(arch):
     """exp(-x) overflows and underflows: the result is 0, or the product itself."""
     case = cases.Case("extreme", ((40, 48, 256),), 3, out_dtype=torch.float32)
     operands = make_operands(case)
     operands[6] = torch.full((1,), 1.0)
     (gate,) = grouped_gemm_reference(operands[0], operands[1], operands[3], operands[4], None, torch.float64)
     assert gate.min() < -200 and gate.max() > 200
-    (got,) = run(case, operands)
+    (got,) = run(case, operands, backend=f"emulator:{arch}")
     assert not got[gate < -200].any() and torch.isfinite(got).all()
     (up,) = grouped_gemm_reference(
         operands[0], operands[2], operands[3], operands[5], operands[7], torch.float32
@@ -151,17 +155,22 @@ def test_other_architectures(arch):
         assert_bitwise_equal(got, want, arch=arch)
 
 
-def test_either_alpha_may_be_missing():
-    operands = make_operands(SMALL)
+@EITHER_FAMILY
+def test_either_alpha_may_be_missing(arch):
+    operands, backend = make_operands(SMALL), f"emulator:{arch}"
     for missing in (6, 7):
         changed = [None if i == missing else x for i, x in enumerate(operands)]
         ones = [torch.ones(2) if i == missing else x for i, x in enumerate(operands)]
-        for got, want in zip(run(SMALL, changed), run(SMALL, ones), strict=True):
+        for got, want in zip(
+            run(SMALL, changed, backend=backend), run(SMALL, ones, backend=backend), strict=True
+        ):
             assert_bitwise_equal(got, want)
 
 
-def test_batches_scalars_and_rowmajor_scales():
+@EITHER_FAMILY
+def test_batches_scalars_and_rowmajor_scales(arch):
     """[M, K/2, L] operands: a launch for all batches; the same bits from every layout of the scales."""
+    backend = f"emulator:{arch}"
     m, n, k = 40, 72, 512
     batch = make_operands(cases.Case("batch", ((m, n, k), (m, n, k)), 9))
     a, b1, b2 = (torch.stack(tensors, 2).contiguous() for tensors in batch[:3])
@@ -173,18 +182,16 @@ def test_batches_scalars_and_rowmajor_scales():
     ]
     alphas = (GATE_ALPHA, torch.tensor(UP_ALPHA))
     with observe() as observer:
-        got = dual_gemm(a, b1, b2, *blocked, *alphas, backend="emulator")
+        got = dual_gemm(a, b1, b2, *blocked, *alphas, backend=backend)
     assert len(observer.stats) == 1 and got.shape == (m, n, 2) and got.dtype == torch.bfloat16
-    other = dual_gemm(a, b1, b2, *plain, *alphas, scale_layout="rowmajor", backend="emulator")
+    other = dual_gemm(a, b1, b2, *plain, *alphas, scale_layout="rowmajor", backend=backend)
     assert torch.equal(bits(got), bits(other))
     assert_within_bound(
         replace(SMALL, out_dtype=torch.bfloat16),
         batch,
         [got[:, :, 0].contiguous(), got[:, :, 1].contiguous()],
     )
-    single = dual_gemm(
-        *(x[:, :, 1] for x in (a, b1, b2)), *(s[1] for s in blocked), *alphas, backend="emulator"
-    )
+    single = dual_gemm(*(x[:, :, 1] for x in (a, b1, b2)), *(s[1] for s in blocked), *alphas, backend=backend)
     assert single.shape == (m, n) and torch.equal(bits(single), bits(got[:, :, 1]))
 
 

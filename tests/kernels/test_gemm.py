@@ -15,6 +15,7 @@ from nvfp4_cute.problem import GroupedProblem
 from nvfp4_cute.scale_layout import from_blocked, to_blocked
 
 SIZES = (150, 200, 288)
+MODES = ("eager", "lazy", "random:1")
 
 
 def make_batch(batches, sizes=SIZES, seed=0):
@@ -37,19 +38,23 @@ def run(operands, *, m_major=False, dtype=torch.float16, **options):
 
 
 @pytest.mark.parametrize(
-    ("config", "mode", "m_major"),
+    ("arch", "config", "mode", "m_major"),
     [
-        ("t128x128x256_s0a2", "eager", False),
-        ("t128x64x256_s2a2_swap_p3", "lazy", True),
-        ("t128x192x256_s2a2_2cta_swap_p4", "random:1", False),
-        pytest.param("t128x256x256_s0a2_2cta_p4", "lazy", False, marks=pytest.mark.slow),
+        ("sm_100a", "t128x128x256_s0a2", "eager", False),
+        ("sm_100a", "t128x64x256_s2a2_swap_p3", "lazy", True),
+        ("sm_100a", "t128x192x256_s2a2_2cta_swap_p4", "random:1", False),
+        pytest.param("sm_100a", "t128x256x256_s0a2_2cta_p4", "lazy", False, marks=pytest.mark.slow),
+        ("sm_120a", "t128x32x256_s2a2_swap_p3", "lazy", False),
+        pytest.param("sm_120a", "t128x128x128_s0a1", "random:1", True, marks=pytest.mark.slow),
     ],
 )
-def test_a_batch_equals_the_reference(config, mode, m_major):
+def test_a_batch_equals_the_reference(arch, config, mode, m_major):
     operands = make_batch(3)
     expected = run(operands, backend="reference", m_major=m_major)
     with observe(mode=mode, check=True) as observer:
-        actual = run(operands, backend="emulator", config=KernelConfig.from_name(config), m_major=m_major)
+        actual = run(
+            operands, backend=f"emulator:{arch}", config=KernelConfig.from_name(config), m_major=m_major
+        )
     assert_bitwise_equal(actual, expected)
     assert len(observer.stats) == 1
     assert [plan.problem.form for plan in observer.plans] == ["batched"]
@@ -109,8 +114,14 @@ def test_batches_may_interleave_and_scales_be_plain():
     assert got.shape == (m, n, 2) and got.permute(2, 0, 1).is_contiguous()
 
 
-@pytest.mark.parametrize("mode", ["eager", "lazy", "random:1"])
-def test_a_chain_of_layers_stays_at_four_bits(mode):
+@pytest.mark.parametrize(
+    ("arch", "mode"),
+    [
+        *(("sm_100a", mode) for mode in MODES),
+        *(pytest.param("sm_120a", mode, marks=pytest.mark.slow) for mode in MODES),
+    ],
+)
+def test_a_chain_of_layers_stays_at_four_bits(arch, mode):
     """Three layers with NVFP4 between them, a launch each, bit for bit as the reference; the last into a given tensor."""
     generator = torch.Generator().manual_seed(0)
     x = quantize(torch.randn(70, 128, generator=generator), global_scale=0.002)
@@ -128,7 +139,8 @@ def test_a_chain_of_layers_stays_at_four_bits(mode):
                 out = NVFP4Tensor(
                     torch.zeros_like(expected.data), torch.zeros_like(expected.scale), None, (70, 96)
                 )
-            actual = gemm(actual.data, w.data, actual.scale, w.scale, **factors, out=out, backend="emulator")
+            layer = actual.data, w.data, actual.scale, w.scale
+            actual = gemm(*layer, **factors, out=out, backend=f"emulator:{arch}")
             expected, actual = (clean(t) for t in (expected, actual))
     assert len(observer.stats) == 3
     assert_bitwise_equal(actual.data, expected.data)
@@ -138,9 +150,16 @@ def test_a_chain_of_layers_stays_at_four_bits(mode):
         gemm(x.data, weights[0].data, x.scale, weights[0].scale, out_global_scale=1.0)
 
 
-@pytest.mark.parametrize("config", ["t128x128x256_s0a2_p2", "t128x64x256_s2a2_2cta_swap_p3"])
+@pytest.mark.parametrize(
+    ("arch", "config"),
+    [
+        ("sm_100a", "t128x128x256_s0a2_p2"),
+        ("sm_100a", "t128x64x256_s2a2_2cta_swap_p3"),
+        pytest.param("sm_120a", "t128x64x256_s0a2_swap_p3", marks=pytest.mark.slow),
+    ],
+)
 @pytest.mark.parametrize("own_out", [False, True])
-def test_a_batch_stays_at_four_bits(config, own_out):
+def test_a_batch_stays_at_four_bits(arch, config, own_out):
     """One launch for three batches; each is quantize of its float32 results, and the next call reads them as they are."""
     operands, factor = make_batch(3, (150, 224, 288)), torch.tensor(0.37)
     sums = gemm(*operands, out_dtype=torch.float32)
@@ -148,7 +167,8 @@ def test_a_batch_stays_at_four_bits(config, own_out):
     if own_out:
         data, scale = torch.full((3, 150, 128), 0x5A).byte(), torch.full((3, 2, 4, 32, 4, 4), 0x5A).byte()
         out = NVFP4Tensor(data[..., :112], scale, None, (3, 150, 224))
-    options = {"out_dtype": "nvfp4", "out_global_scale": factor, "backend": "emulator"}
+    backend = f"emulator:{arch}"
+    options = {"out_dtype": "nvfp4", "out_global_scale": factor, "backend": backend}
     with observe(check=True) as observer:
         got = gemm(*operands, out=out, config=KernelConfig.from_name(config), **options)
     assert len(observer.stats) == 1 and [plan.problem.form for plan in observer.plans] == ["batched"]
@@ -159,7 +179,7 @@ def test_a_batch_stays_at_four_bits(config, own_out):
         assert_quantized(got.data[batch], got.scale[batch], sums[:, :, batch], factor, poison)
     weights = quantize(torch.randn(3, 40, 224, generator=torch.Generator().manual_seed(0)))
     chained = (got.data.permute(1, 2, 0), weights.data.permute(1, 2, 0), got.scale, weights.scale)
-    assert_bitwise_equal(gemm(*chained, factor, backend="emulator"), gemm(*chained, factor))
+    assert_bitwise_equal(gemm(*chained, factor, backend=backend), gemm(*chained, factor))
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""The sm_100a grouped GEMM, executed on the emulator, against the float64 reference."""
+"""The grouped GEMM of sm_100a, and what sm_120a stores, executed on the emulator, against the float64 reference."""
 
 from dataclasses import replace
 
@@ -40,6 +40,14 @@ CONFIGS = (
     "t128x256x256_s2a2_2cta_swap_p4",
     "t128x256x256_s3a2_p2",
 )
+SM120_CONFIGS = (
+    "t128x128x128_s0a1_p2",
+    "t128x64x128_s0a1_swap_p3",
+    "t128x64x128_s2a2_p2",
+    "t128x32x256_s0a2_swap_p3",
+    "t128x16x256_s0a1_swap",
+    "t128x8x256_s0a2_swap_p5",
+)
 # Tiles cut on both sides, a row, an empty group; several tiles for a CTA, so that every accumulator is used again.
 TILES = cases.Case("tiles", ((270, 264, 512), (1, 40, 768), (0, 50, 256)), 11, has_alpha=True)
 
@@ -52,30 +60,46 @@ TILES = cases.Case("tiles", ((270, 264, 512), (1, 40, 768), (0, 50, 256)), 11, h
         pytest.param("lazy", True, marks=pytest.mark.slow),
     ],
 )
-@pytest.mark.parametrize("name", CONFIGS)
-def test_every_tile_shape_is_right_and_clean(name, mode, m_major):
+@pytest.mark.parametrize(
+    ("arch", "name"),
+    [
+        *(("sm_100a", name) for name in CONFIGS),
+        *(pytest.param("sm_120a", name, marks=pytest.mark.slow) for name in SM120_CONFIGS),
+    ],
+)
+def test_every_tile_shape_is_right_and_clean(arch, name, mode, m_major):
     """Bit-equal, without hazards, whenever asynchronous operations happen, and into both layouts of the output."""
     operands = cases.make_operands(TILES)
     with observe(mode=mode, check=True) as observer:
-        actual = run(TILES, operands, "emulator", KernelConfig.from_name(name), m_major)
+        actual = run(TILES, operands, f"emulator:{arch}", KernelConfig.from_name(name), m_major)
     assert len(observer.stats) == 1
     for got, want in zip(actual, run(TILES, operands, "reference"), strict=True):
         assert_bitwise_equal(got, want, config=name, mode=mode, m_major=m_major)
 
 
 @pytest.mark.parametrize("m_major", [False, True])
-@pytest.mark.parametrize("swap_ab", [False, True])
-def test_nothing_is_written_beyond_either_layout(swap_ab, m_major):
+@pytest.mark.parametrize(
+    ("arch", "name"),
+    [
+        ("sm_100a", "t128x128x256_s0a2"),
+        ("sm_100a", "t128x128x256_s0a2_swap"),
+        ("sm_120a", "t128x32x256_s0a2_swap"),
+        pytest.param("sm_120a", "t128x128x128_s0a1", marks=pytest.mark.slow),
+        pytest.param("sm_120a", "t128x16x128_s0a1_swap", marks=pytest.mark.slow),
+    ],
+)
+def test_nothing_is_written_beyond_either_layout(arch, name, m_major):
     """Outputs are windows of poisoned buffers, with pitches that allow and that forbid vector stores."""
     case = cases.Case("windows", ((70, 100, 256), (129, 72, 256)), seed=3)
-    operands, config = cases.make_operands(case), KernelConfig(swap_ab=swap_ab)
+    operands, config = cases.make_operands(case), KernelConfig.from_name(name)
+    backend = f"emulator:{arch}"
     expected = run(case, operands, "reference")
     for margin in (8, 3):
         lines = [(n, m) if m_major else (m, n) for m, n, _ in case.sizes]
         buffers = [poisoned(rows + 2, cols + 2 * margin, dtype=case.out_dtype) for rows, cols in lines]
         windows = [b[1:-1, margin:-margin].T if m_major else b[1:-1, margin:-margin] for b in buffers]
         grouped_gemm(
-            *list(operands)[:4], out=windows, out_dtype=case.out_dtype, backend="emulator", config=config
+            *list(operands)[:4], out=windows, out_dtype=case.out_dtype, backend=backend, config=config
         )
         for buffer, window, want in zip(buffers, windows, expected, strict=True):
             assert_bitwise_equal(window, want, margin=margin)
