@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Float32, Int32, Int64
+from cutlass import Float32, Int32, Int64, Uint32
 
 from nvfp4_cute.arch.sm120 import INTERLEAVE
 from nvfp4_cute.scale_layout import SF_VEC_SIZE
@@ -77,7 +77,7 @@ class Results:
     limit: Float32 | None
 
     def pair(self, line: tuple[int, int], element: tuple[int, int]) -> list:
-        """Two results of this lane, of a (strip, band) of lines and one of elements. A whole warp calls this."""
+        """Two neighbours of a row of the MMA, of a (strip, band) of lines and one of elements."""
         products = []
         for which, alpha in enumerate(self.alphas):
             at = self.tile.pair(which, line, element)
@@ -85,7 +85,12 @@ class Results:
         results = products[0]
         if self.activation is not None:
             results = [gate(*both, self.activation, self.limit) for both in zip(*products, strict=True)]
-        return transpose_square(*results) if self.tile.lines_along_n else results
+        return results
+
+    def pair_of_line(self, line: tuple[int, int], element: tuple[int, int]) -> list:
+        """The same of a line. A whole warp calls this."""
+        pair = self.pair(line, element)
+        return transpose_square(*pair) if self.tile.lines_along_n else pair
 
 
 @cute.jit
@@ -172,7 +177,7 @@ def _store_lines(results: Results, to: Lines, line: cutlass.Constexpr, offset: c
     # 16 elements of 2 bytes are a sector of memory.
     is_joined = to.dtype.width == 16 and tile.line_strips == 2
     for band in cutlass.range_constexpr(tile.line_bands):
-        pairs = [_converted(results.pair(line, (strip, band)), to.dtype) for strip in range(tile.line_strips)]
+        pairs = [_rounded_pair(results, to.dtype, line, (strip, band)) for strip in range(tile.line_strips)]
         if cutlass.const_expr(is_joined):
             _store_joined(pairs, to, address, offset, band * BAND)
         else:
@@ -181,10 +186,20 @@ def _store_lines(results: Results, to: Lines, line: cutlass.Constexpr, offset: c
 
 
 @cute.jit
-def _converted(pair: list, dtype: cutlass.Constexpr) -> cute.Tensor:
+def _rounded_pair(
+    results: Results, dtype: cutlass.Constexpr, line: cutlass.Constexpr, element: cutlass.Constexpr
+) -> cute.Tensor:
+    """Two neighbours of a line. What has 16 bits is rounded before it is transposed: one instruction does it then."""
     values = cute.make_rmem_tensor(2, dtype)
-    for k in cutlass.range_constexpr(2):
-        values[k] = pair[k].to(dtype)
+    if cutlass.const_expr(dtype.width == 16):
+        word = ptx.pack_16x2(*results.pair(line, element), dtype is cutlass.BFloat16)
+        if cutlass.const_expr(results.tile.lines_along_n):
+            word = ptx.transpose_8x8(word)
+        cute.recast_tensor(values, Uint32)[0] = word
+    else:
+        pair = results.pair_of_line(line, element)
+        for k in cutlass.range_constexpr(2):
+            values[k] = pair[k]
     return values
 
 
@@ -254,9 +269,9 @@ def _store_blocks(
     for i in cutlass.range_constexpr(min(QUAD, len(blocks) - first)):
         line, element_band = blocks[first + i]
         for strip in cutlass.range_constexpr(2):
-            values[strip * STRIP + 2 * i], values[strip * STRIP + 2 * i + 1] = results.pair(
-                line, (strip, element_band)
-            )
+            pair = results.pair_of_line(line, (strip, element_band))
+            for k in cutlass.range_constexpr(2):
+                values[strip * STRIP + 2 * i + k] = pair[k]
     exchange_in_warp(values, ((0, 1), (1, 2)))
     lane = cute.arch.lane_idx()
     mine = first + lane % QUAD
