@@ -9,24 +9,26 @@ import device_groups_check
 import grouped_gemm_check
 import pytest
 import torch
-from oracle import assert_bitwise_equal
+from oracle import assert_bitwise_equal, poisoned
 
+from nvfp4_cute import gemm
 from nvfp4_cute.arch import base, sm100, sm120
 from nvfp4_cute.backends.emulator import observe
 from nvfp4_cute.config import KernelConfig
 
-# Batched is masked without sizes to read: tests/kernels/test_gemm.py.
-FORMS = ("list", "ragged", "masked")
-# Compiled once each, for a problem in each mode. Configs and forms are coprime in number, so that all pairs are drawn.
+FORMS = ("list", "ragged", "masked", "batched")
+# Compiled once each, for a problem in each mode. Every config is drawn in every form.
 FAMILIES = {"sm_100a": (sm100, 100), "sm_120a": (sm120, 67)}
 # Cheap ones that run by default.
-QUICK = {("sm_120a", number, mode) for number, mode in ((5, "random"), (22, "lazy"), (33, "eager"))}
+QUICK = {
+    ("sm_120a", number, mode) for number, mode in ((7, "random"), (15, "lazy"), (22, "lazy"), (31, "eager"))
+}
 MODES = ("eager", "lazy", "random")
 OUT_DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 # What keeps a problem to seconds: K tiles of an MMA tile.
 MAX_WORK = 60
-# Group counts beyond those drawn, for the forms whose code serves any number.
-MANY_GROUPS = {31: 512, 50: 200}
+# Group counts beyond those drawn, for the first variants of the forms whose code serves any number.
+MANY_GROUPS = {"ragged": 512, "masked": 200}
 
 
 @dataclass(frozen=True)
@@ -38,6 +40,7 @@ class Variant:
     config: KernelConfig
     form: str
     num_groups: int
+    is_first: bool
     out_dtype: torch.dtype
     has_alpha: bool
     m_major: bool
@@ -45,12 +48,14 @@ class Variant:
     @classmethod
     def draw(cls, arch, number):
         rng, candidates = random.Random(number), FAMILIES[arch][0].CANDIDATES
+        row, column = divmod(number, len(candidates))
         return cls(
             arch,
             number,
-            candidates[number % len(candidates)],
-            FORMS[number % len(FORMS)],
+            candidates[column],
+            FORMS[row % len(FORMS)],
             log_uniform(rng, base.MAX_LIST_GROUPS),
+            row < len(FORMS) and column == 0,
             rng.choice(OUT_DTYPES),
             rng.random() < 0.5,
             rng.random() < 0.5,
@@ -102,7 +107,7 @@ def check_list(variant, config, rng, seed, observed):
 
 def check_device_groups(variant, config, rng, seed, observed):
     """Rows that belong to no group lie behind the last, or behind every group."""
-    num_groups = MANY_GROUPS.get(variant.number) or log_uniform(rng, 64)
+    num_groups = MANY_GROUPS[variant.form] if variant.is_first else log_uniform(rng, 64)
     n, k = log_uniform(rng, 300), 32 * log_uniform(rng, 20)
     arguments = device_groups_check.operands(
         variant.form,
@@ -121,6 +126,38 @@ def check_device_groups(variant, config, rng, seed, observed):
     assert_bitwise_equal(actual, expected, seed=seed, config=config.to_name())
 
 
+def check_batched(variant, config, rng, seed, observed):
+    """Batches of one size, one after the other in memory."""
+    m = 0 if rng.random() < 0.05 else log_uniform(rng, 600)
+    n, k = log_uniform(rng, 300), 32 * log_uniform(rng, 20)
+    batches = log_uniform(rng, max(1, min(64, MAX_WORK // max(work(config, m, n, k), 1))))
+    case = cases.Case("random", ((m, n, k),) * batches, seed, variant.out_dtype, variant.has_alpha)
+    a, b, a_scale, b_scale, alpha = cases.make_operands(case)
+    scales = [
+        torch.stack(side).view(batches, -(-rows // 128), -(-k // 64), 32, 4, 4)
+        for side, rows in ((a_scale, m), (b_scale, n))
+    ]
+    operands = [torch.stack(a).permute(1, 2, 0), torch.stack(b).permute(1, 2, 0), *scales, alpha]
+
+    def run(backend, **options):
+        shape = (batches, n, m) if variant.m_major else (batches, m, n)
+        out = poisoned(*shape, dtype=variant.out_dtype).permute((2, 1, 0) if variant.m_major else (1, 2, 0))
+        return gemm(*operands, out=out, out_dtype=variant.out_dtype, backend=backend, **options)
+
+    expected = run("reference")
+    with observed:
+        actual = run(f"emulator:{variant.arch}", config=config)
+    assert_bitwise_equal(actual.contiguous(), expected.contiguous(), seed=seed, config=config.to_name())
+
+
+CHECKS = {
+    "list": check_list,
+    "ragged": check_device_groups,
+    "masked": check_device_groups,
+    "batched": check_batched,
+}
+
+
 def marked(variant, mode):
     marks = () if (variant.arch, variant.number, mode) in QUICK else pytest.mark.slow
     return pytest.param(variant, mode, marks=marks, id=f"{variant}-{mode}")
@@ -131,10 +168,10 @@ def test_random_problem(variant, mode):
     """Bit-equal, nothing written beside it; every other problem is also searched for hazards."""
     seed = variant.number * len(MODES) + MODES.index(mode)
     rng = random.Random(seed)
-    config = replace(variant.config, num_cta=rng.choice((None, 2, 4, 7)))
+    width = rng.choice((None, 2, 4, 7))
+    config = replace(variant.config, num_cta=width and max(width, variant.config.cluster_size))
     observed = observe(mode=f"random:{seed}" if mode == "random" else mode, check=seed % 2 == 0)
-    check = check_list if variant.form == "list" else check_device_groups
-    check(variant, config, rng, seed, observed)
+    CHECKS[variant.form](variant, config, rng, seed, observed)
 
 
 @pytest.mark.parametrize("arch", FAMILIES)
@@ -147,5 +184,5 @@ def test_the_matrix_covers_what_it_says(arch):
     assert {x[:2] for x in outputs} == {(f, d) for f in FORMS for d in OUT_DTYPES}
     assert {x[0::2] for x in outputs} == {(f, a) for f in FORMS for a in (False, True)}
     assert {x[0::3] for x in outputs} == {(f, m) for f in FORMS for m in (False, True)}
-    assert {drawn[v].form for v in MANY_GROUPS} == {"ragged", "masked"}
-    assert len(drawn) * len(MODES) >= 200
+    assert {v.form for v in drawn if v.is_first} == set(FORMS)
+    assert len(drawn) * len(MODES) >= (300 if arch == "sm_100a" else 200)
