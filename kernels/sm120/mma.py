@@ -97,7 +97,7 @@ def run_mma(args: MmaArgs):
         _, n_side = mma_sides(config, tile)
         offsets = _lane_offsets(first_row, first_col, n_side.first_row, tile_k, warp_tile)
         at_lane = args.buffers.plus(offsets)
-        acc.fill(0.0)
+        _clear(acc)
         if cutlass.const_expr(warp_tile.num_team > 1):
             # A stage's barrier tells two rounds of the ring apart, not three: nobody may wait rounds ahead.
             _take_turn(team, warp_tile)
@@ -106,6 +106,8 @@ def run_mma(args: MmaArgs):
         _read_first_stage(acc, fragments, at_lane.at_stage(args.smem, stage.index), args.smem, warp_tile)
         _release(stage)
         for _ in cutlass.range(1, tile.k_tile_cnt, unroll=1):
+            # The matrix pipe works while the warp waits.
+            _multiply(acc, fragments, 0, range(len(warp_tile.mma_n)), last_buffer, warp_tile)
             stage = ab_consumer.wait_and_advance()
             _read_stage(acc, fragments, at_lane.at_stage(args.smem, stage.index), args.smem, warp_tile)
             _release(stage)
@@ -119,6 +121,15 @@ def run_mma(args: MmaArgs):
         for i in cutlass.range_constexpr(len(warp_tile.mma_m)):
             _multiply(acc, fragments, i, range(len(warp_tile.mma_n)), last_buffer, warp_tile)
         store_tile(acc, args.outputs, args.output_kind, tile, config, results, first_row, first_col)
+
+
+@cute.jit
+def _clear(acc: cute.Tensor):
+    """One by one: sums cleared as a whole LLVM keeps as 64-bit pairs, which are moved to the MMA's registers and back."""
+    for j in cutlass.range_constexpr(cute.size(acc, mode=[2])):
+        for i in cutlass.range_constexpr(cute.size(acc, mode=[1])):
+            for register in cutlass.range_constexpr(4):
+                acc[register, i, j] = Float32(0.0)
 
 
 @cute.jit
@@ -224,8 +235,9 @@ def _read_first_stage(
 def _read_stage(
     acc: cute.Tensor, fragments: Fragments, stage: StageBuffers, plan: SmemPlan, warp_tile: cutlass.Constexpr
 ):
-    """Load the blocks of a stage, and multiply the one before each."""
-    for k_block_idx in cutlass.range_constexpr(2 * plan.row_bytes // MMA_K):
+    """Load the blocks of a stage, and multiply the one before each: of the first, all but its first rows."""
+    _advance(acc, fragments, stage, 0, plan, warp_tile, first=1)
+    for k_block_idx in cutlass.range_constexpr(1, 2 * plan.row_bytes // MMA_K):
         _advance(acc, fragments, stage, k_block_idx, plan, warp_tile)
 
 
@@ -237,13 +249,15 @@ def _advance(
     k_block_idx: cutlass.Constexpr,
     plan: SmemPlan,
     warp_tile: cutlass.Constexpr,
+    first: cutlass.Constexpr = 0,
 ):
-    """Multiply the block in registers and load block ``k_block_idx`` of a stage in its place."""
+    """Multiply the block in registers, from its MMAs ``first`` along M on, and load block ``k_block_idx`` in its place."""
     buffer = k_block_idx % 2
     _load_scales(fragments, stage, k_block_idx, plan, warp_tile)
     last = len(warp_tile.mma_m) - 1
     for i in cutlass.range_constexpr(last):
-        _multiply(acc, fragments, i, range(len(warp_tile.mma_n)), 1 - buffer, warp_tile)
+        if cutlass.const_expr(i >= first):
+            _multiply(acc, fragments, i, range(len(warp_tile.mma_n)), 1 - buffer, warp_tile)
         _load_a(fragments, stage, i, k_block_idx, plan, warp_tile)
     for pair in _column_pairs(warp_tile):
         _multiply(acc, fragments, last, pair, 1 - buffer, warp_tile)

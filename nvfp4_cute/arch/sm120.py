@@ -27,11 +27,12 @@ BARRIER_BYTES = 1024
 TILE_M = 128
 TILES_N = (8, 16, 32, 64, 128)
 TILES_K = (128, 256)
-# Columns of all products of a tile, by num_acc_stage: more spill registers.
-MAX_TILE_COLUMNS = {1: 128, 2: 64}
+# Columns of all products of a tile, by num_acc_stage: 128 sums a thread; more spill registers.
+MAX_TILE_COLUMNS = {1: 256, 2: 128}
 # What ``choose`` chooses from, the simplest first where several are equally good.
 CANDIDATES = (
     DEFAULT_CONFIG,
+    KernelConfig((TILE_M, 128, 128), num_acc_stage=2),
     KernelConfig((TILE_M, 64, 128), num_acc_stage=1),
     KernelConfig((TILE_M, 64, 128), num_acc_stage=2),
     KernelConfig((TILE_M, 64, 128), num_acc_stage=1, swap_ab=True),
@@ -42,6 +43,8 @@ CANDIDATES = (
 )
 # The same for dual GEMMs, which have two products' sums.
 DUAL_CANDIDATES = (
+    KernelConfig((TILE_M, 128, 128), num_acc_stage=1),
+    KernelConfig((TILE_M, 64, 128), num_acc_stage=2),
     KernelConfig((TILE_M, 64, 128), num_acc_stage=1),
     KernelConfig((TILE_M, 64, 128), num_acc_stage=1, swap_ab=True),
     KernelConfig((TILE_M, 32, 128), num_acc_stage=2, swap_ab=True),

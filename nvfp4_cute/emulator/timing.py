@@ -5,8 +5,10 @@ the four schedulers, matrix pipes and the copy engine of each SM, L2 and device 
 barrier's arrivals and bytes have come. The same trace gives the same time.
 """
 
+import gc
 from collections import defaultdict, deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
 from math import ceil
@@ -21,6 +23,8 @@ from nvfp4_cute.errors import EmulatorError
 NAME_CHARACTERS = 60
 SCHEDULERS = 4
 """Of an SM; warp i belongs to scheduler i mod 4."""
+MOST_EXPLAINED = 2_000_000
+"""Events of a launch whose causes of time are kept: they take a few hundred bytes each."""
 
 
 @dataclass(frozen=True)
@@ -49,7 +53,8 @@ class Timing:
         requested_bytes / stored_bytes: that the instructions ask for and store, in whole 32-byte sectors of global memory.
         hbm_busy: cycles that device memory worked.
         sm_busy: cycles that each SM had a CTA.  mma_busy: cycles that its matrix pipes worked.
-        stalls: warp cycles by role and cause.  critical: cycles of the critical path by cause.
+        stalls: warp cycles by role and cause.  critical: cycles of the critical path by cause. Both are empty for a launch of
+            more than `MOST_EXPLAINED` events without a timeline.
         lanes, memory_log: the timeline, where it was asked for: rows of spans, and (cycles, bytes) of every read of
             device memory.
     """
@@ -98,8 +103,9 @@ class Timing:
             f"  device memory {self.hbm_bytes / 1e6:.2f} MB read, busy {self.hbm_percent:.0f} %; "
             f"L2 {self.l2_bytes / 1e6:.2f} MB; matrix pipes busy {self.mma_percent:.0f} %; "
             f"{sum(map(bool, self.sm_busy))} SMs used, tail {self.tail_us:.2f} us",
-            "  critical path: " + _shares(self.critical, clock),
         ]
+        if self.critical:
+            lines.append("  critical path: " + _shares(self.critical, clock))
         for role, causes in sorted(self.stalls.items()):
             lines.append(f"  {role}: " + _shares(causes, clock))
         return "\n".join(lines)
@@ -258,6 +264,7 @@ class Simulation:
         self.constants, self.trace = constants, trace
         self.memory = Memory(constants, keep_log=timeline)
         self.timeline = timeline
+        self._explained = timeline or _count_events(trace) <= MOST_EXPLAINED
         self.now = self.last = 0.0
         self._gpcs: list[list[_Sm]] = [[] for _ in constants.gpcs]
         for gpc, count in enumerate(constants.gpcs):
@@ -270,6 +277,7 @@ class Simulation:
         self._finished: list[_Warp] = []
         self._per_sm = trace.ctas_per_sm
         self._sm_cycles = 1 / constants.sm_bandwidth
+        self._issue_left = 1 - constants.wgmma_issue
         self._handlers = {op: getattr(self, f"_{op.name.lower()}") for op in Op}
         self._roles: dict[int, str] = {}
         self._intervals: dict[Any, float] = {}
@@ -286,11 +294,12 @@ class Simulation:
         Raises:
             EmulatorError: warps wait for what never comes: the trace is not that of a whole launch.
         """
-        self._place(self.constants.launch / 2)
         heap = self._heap
-        while heap:
-            self.now, _, action, args = heappop(heap)
-            action(*args)
+        with _no_garbage_collection():
+            self._place(self.constants.launch / 2)
+            while heap:
+                self.now, _, action, args = heappop(heap)
+                action(*args)
         if self._waiting or any(sm.ctas for sm in self.sms):
             raise EmulatorError("the replay stopped before the launch ended: a wait was never answered")
         return self._result()
@@ -330,9 +339,9 @@ class Simulation:
                 warp.role = self._role(events)
                 cta.warps.append(warp)
                 if before is None:
-                    warp.spans.append(Span(0.0, time, "launch"))
+                    self._stall(warp, 0.0, time, "launch")
                 else:
-                    warp.spans.append(Span(self.now, time, "CTA start", before, self.now))
+                    self._stall(warp, self.now, time, "CTA start", before, self.now)
                 self._at(time, self._advance, warp, time)
             cta.live = len(cta.warps)
             cluster.live += cta.live
@@ -388,7 +397,7 @@ class Simulation:
     def _stall(
         self, warp: _Warp, start: float, end: float, cause: str, by: _Warp | None = None, since: float = 0.0
     ) -> None:
-        if end > start:
+        if end > start and self._explained:
             warp.spans.append(Span(start, end, cause, by, since))
 
     # ---- computing -----------------------------------------------------------------------------------
@@ -407,9 +416,11 @@ class Simulation:
 
     def _worked(self, sm: _Sm, index: int, start: float, cycles: float) -> float:
         """When `cycles` of a scheduler or an ALU are done, which wgmma slows down: it uses registers, too."""
-        left = 1 - self.constants.wgmma_issue
+        left = self._issue_left
+        if left == 1:
+            return start + cycles
         beside = sm.matrix[index] - start
-        if beside <= 0 or left == 1:
+        if beside <= 0:
             return start + cycles
         return start + cycles / left if cycles <= beside * left else start + cycles + beside * (1 - left)
 
@@ -844,7 +855,7 @@ class Simulation:
     def _critical_path(self) -> dict[str, float]:
         """Walk back from the warp that ended last, at each stall to whoever ended it; cycles by cause."""
         found: dict[str, float] = defaultdict(float)
-        if not self._finished:
+        if not (self._finished and self._explained):
             return {}
         warp = max(self._finished, key=lambda w: w.spans[-1].end)
         time, index = warp.spans[-1].end, len(warp.spans) - 1
@@ -897,6 +908,22 @@ def _cause(warp: _Warp, what: str, by: _Warp | None) -> str:
             return "epilogue"
         return f"{by.role} warp"
     return what
+
+
+def _count_events(trace: LaunchTrace) -> int:
+    return sum(len(events) for cluster in trace.clusters for cta in cluster.warps for events in cta)
+
+
+@contextmanager
+def _no_garbage_collection() -> Iterator[None]:
+    """A replay makes millions of objects and no cycles; looking for cycles took a third of its time."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
 
 
 def replay(constants: Constants, trace: LaunchTrace, *, timeline: bool = False) -> Timing:

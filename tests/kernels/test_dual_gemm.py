@@ -244,8 +244,8 @@ def test_operands_that_do_not_fit_are_refused():
 def test_what_no_kernel_computes_is_refused():
     with pytest.raises(UnsupportedProblem, match="sm_90a: no kernel for dual GEMMs"):
         KernelKey.make("sm_90a", sm90.DEFAULT_CONFIG, 1, torch.float16, False, activation="silu")
-    with pytest.raises(ConfigError, match="sums of 2 x 64 columns.*N tile of 32"):
-        wide = KernelConfig((128, 64, 128), num_acc_stage=2)
+    with pytest.raises(ConfigError, match="sums of 2 x 128 columns.*N tile of 64"):
+        wide = KernelConfig((128, 128, 128), num_acc_stage=2)
         KernelKey.make("sm_120a", wide, 1, torch.float16, False, activation="silu")
     with pytest.raises(ConfigError, match="2 accumulators of 256 columns"):
         KernelKey.make("sm_100a", KernelConfig((128, 256, 256)), 1, torch.float16, False, activation="silu")
