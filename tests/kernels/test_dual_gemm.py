@@ -40,6 +40,8 @@ SM120_CONFIGS = (
     "t128x64x128_s0a1_swap_p2",
     "t128x64x128_s0a1_p2",
     "t128x32x256_s2a2",
+    "t128x64x128_s0a2_p2",
+    "t128x128x128_s0a1_p2",
 )
 SM120_QUICK = SM120_CONFIGS[2:4]
 EITHER_FAMILY = pytest.mark.parametrize("arch", ["sm_100a", pytest.param("sm_120a", marks=pytest.mark.slow)])
