@@ -98,10 +98,11 @@ class KernelKey:
             resolve = partial(dual.resolve, num_b=num_b)
         if out_dtype == NVFP4 and arch in sm120.ARCHS:
             reason = reason or sm120.quantized_reason(config)
-        if reason is None and config.split_k > 1 and arch not in sm90.ARCHS:
-            reason = (
-                f"split_k={config.split_k}: CTAs share K tiles on {', '.join(sm90.ARCHS)} only; use split_k=1"
-            )
+        split_archs = (*sm90.ARCHS, *sm100.ARCHS)
+        if reason is None and config.split_k > 1 and arch not in split_archs:
+            reason = f"split_k={config.split_k}: CTAs share K tiles on {', '.join(split_archs)} only; use split_k=1"
+        if reason is None and config.split_k > 1 and is_chain:
+            reason = f"split_k={config.split_k}: layers of a chain wait for CTAs that may not all be resident; use split_k=1"
         if reason is not None:
             raise ConfigError(f"{arch}: {reason}")
         if form not in family.FORMS:

@@ -33,15 +33,20 @@ class KernelConfig:
     split_k: int = 1
 
     @property
+    def num_mma_cta(self) -> int:
+        """CTAs that issue an MMA together: 2 of a pair."""
+        return 2 if self.use_2cta_instrs else 1
+
+    @property
     def cluster_size(self) -> int:
         """CTAs that work on one tile together."""
-        return (2 if self.use_2cta_instrs else 1) * self.split_k
+        return self.num_mma_cta * self.split_k
 
     @property
     def work_tile_mnk(self) -> tuple[int, int, int]:
         """Extents of a work tile in the problem's own terms: rows of ``a``, rows of ``b``, K."""
         m, n, k = self.cta_tile_shape_mnk
-        m *= 2 if self.use_2cta_instrs else 1
+        m *= self.num_mma_cta
         return (n, m, k) if self.swap_ab else (m, n, k)
 
     def to_name(self) -> str:

@@ -143,7 +143,7 @@ def _columns(config: KernelConfig, schedule: TileSchedule, tile: WorkTile) -> in
 
 def _k_tile_bytes(config: KernelConfig, schedule: TileSchedule, tile: WorkTile, smem: SmemPlan) -> int:
     """What one CTA loads for a K tile."""
-    rows_n = _columns(config, schedule, tile) // config.cluster_size
+    rows_n = _columns(config, schedule, tile) // config.num_mma_cta
     return smem.stage_bytes + smem.num_n * (rows_n * config.cta_tile_shape_mnk[2] // 2 - smem.b_stage_bytes)
 
 

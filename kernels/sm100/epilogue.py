@@ -27,6 +27,15 @@ from ..common.sides import TileSide, mma_sides
 from ..common.transpose import transpose_in_warp
 from ..common.warp_schedule import WARP_SIZE
 from .columns import mma_columns
+from .split_k import (
+    Exchange,
+    add_slice,
+    give_room,
+    own_slices,
+    send_slice,
+    wait_for_room,
+    wait_for_sums,
+)
 from .staging import WARP_BYTES, staged_target, store_staged
 from .store import row_target, store_slice
 
@@ -47,6 +56,7 @@ class EpilogueArgs:
         cta_rank: which CTA of the pair this is.
         tmem_unused: of a pair: barrier where each warp arrives, in both CTAs, when it has read its last accumulator.
         staging: shared address of the warps' buffers (``staging``).
+        exchange: where CTAs that share K tiles add up their sums; None where each has all of them.
         activation: of a dual GEMM's first product (``common.activation``); None where there is one product.
         weight_layout: how the rows of a dual GEMM's weights lie: in two operands, or interleaved in one.
         chain: ``common.chain.Chain`` where every group's ``a`` is the result of the one before; None otherwise.
@@ -63,6 +73,7 @@ class EpilogueArgs:
     acc: Ring
     tmem_unused: cute.Pointer
     staging: Int32
+    exchange: Exchange | None
     activation: str | None
     weight_layout: str
     chain: object | None
@@ -75,9 +86,10 @@ def run_epilogue(args: EpilogueArgs, first_tile: Int32, stride: Int32):
     Of a dual GEMM, slices of both products are read together and combined in fp32: from two accumulators, side by side,
     or, where the weights are interleaved, from one.
     """
-    acc, config, groups, tmem = args.acc, args.config, args.groups, args.tmem
+    acc, config, groups, tmem, exchange = args.acc, args.config, args.groups, args.tmem, args.exchange
     tidx, _, _ = cute.arch.thread_idx()
-    warp_row, staging = tidx // WARP_SIZE * WARP_SIZE, args.staging + tidx // WARP_SIZE * WARP_BYTES
+    warp_idx = tidx // WARP_SIZE
+    warp_row, staging = warp_idx * WARP_SIZE, args.staging + warp_idx * WARP_BYTES
     is_quantized, is_staged = args.outputs.scales is not None, args.out_dtype.width == 16
     # Whether a run of the output lies along the MMA's M side, across the lanes of a warp.
     across_lanes = args.out_m_major != config.swap_ab
@@ -106,7 +118,7 @@ def run_epilogue(args: EpilogueArgs, first_tile: Int32, stride: Int32):
     if cutlass.const_expr(args.outputs.limit is not None):
         limit = ptx.float_of(args.outputs.limit)
 
-    stage, phase, acc_idx = Int32(0), Int32(CONSUMER_PHASE), Int32(0)
+    stage, phase, acc_idx, turn = Int32(0), Int32(CONSUMER_PHASE), Int32(0), Int32(0)
     cursor = groups.first_cursor(first_tile, config.work_tile_mnk)
     if not groups.has_tile(cursor):
         with cute.arch.elect_one():
@@ -150,19 +162,38 @@ def run_epilogue(args: EpilogueArgs, first_tile: Int32, stride: Int32):
         acc_column = acc_idx * tmem.acc_stride
 
         cute.arch.mbarrier_wait(acc.full(stage), phase)
-        _read_slice(tiled_load, tTR_tAcc, acc_column, first_slice, tTR_rAcc, args.weight_layout, tile_n)
+        if cutlass.const_expr(exchange is None):
+            _read_slice(tiled_load, tTR_tAcc, acc_column, first_slice, tTR_rAcc, args.weight_layout, tile_n)
+        else:
+            wait_for_room(exchange, turn)
+            for slice_idx in cutlass.range(num_slices, unroll=1):
+                _read_slice(tiled_load, tTR_tAcc, acc_column, slice_idx, tTR_rAcc, args.weight_layout, tile_n)
+                cute.arch.fence_view_async_tmem_load()
+                send_slice(exchange, tTR_rAcc, warp_idx, slice_idx, num_slices)
+            with cute.arch.elect_one():
+                _release(acc.empty(stage), config)
+                if is_last:
+                    _give_back_tmem(args.tmem_unused, tmem, config)
+            wait_for_sums(exchange, warp_idx, num_slices, turn)
+            # From here on, the tile's slices are this CTA's share of them.
+            num_tile_slices = num_slices
+            first_slice, num_slices = own_slices(exchange, warp_idx, num_slices)
+            slice_step = exchange.split
         # Not unrolled: a CTA has few tiles, and code that it executes once costs more to fetch than to run.
         for i in cutlass.range(num_slices, unroll=1):
             slice_idx = first_slice + i * slice_step
-            # tcgen05.ld is asynchronous: its registers may be read only after tcgen05.wait::ld.
-            cute.arch.fence_view_async_tmem_load()
-            if i == cutlass.min(num_slices, shared_slices) - 1:
-                # What the next MMA overwrites is in registers.
-                with cute.arch.elect_one():
-                    _release(acc.empty(stage), config)
-            if is_last and i == num_slices - 1:
-                with cute.arch.elect_one():
-                    _give_back_tmem(args.tmem_unused, tmem, config)
+            if cutlass.const_expr(exchange is None):
+                # tcgen05.ld is asynchronous: its registers may be read only after tcgen05.wait::ld.
+                cute.arch.fence_view_async_tmem_load()
+                if i == cutlass.min(num_slices, shared_slices) - 1:
+                    # What the next MMA overwrites is in registers.
+                    with cute.arch.elect_one():
+                        _release(acc.empty(stage), config)
+                if is_last and i == num_slices - 1:
+                    with cute.arch.elect_one():
+                        _give_back_tmem(args.tmem_unused, tmem, config)
+            else:
+                add_slice(exchange, tTR_rAcc, warp_idx, slice_idx, num_tile_slices)
             result = _combine(tTR_rAcc, alphas, args.activation, limit)
             words = None
             if cutlass.const_expr(is_staged):
@@ -170,9 +201,12 @@ def run_epilogue(args: EpilogueArgs, first_tile: Int32, stride: Int32):
                 words = [pack_16x2(result[j], result[j + 1], is_bf16) for j in range(0, EPI_TILE_N, 2)]
             else:
                 tTR_rOut.store(result)
-            if i + 1 < num_slices:
-                next_idx = slice_idx + slice_step
-                _read_slice(tiled_load, tTR_tAcc, acc_column, next_idx, tTR_rAcc, args.weight_layout, tile_n)
+            if cutlass.const_expr(exchange is None):
+                if i + 1 < num_slices:
+                    next_idx = slice_idx + slice_step
+                    _read_slice(
+                        tiled_load, tTR_tAcc, acc_column, next_idx, tTR_rAcc, args.weight_layout, tile_n
+                    )
             if cutlass.const_expr(is_quantized):
                 column = n_side.first_row + slice_idx * EPI_TILE_N
                 _store_quantized(tTR_rOut, target, row, column, config.swap_ab)
@@ -180,6 +214,11 @@ def run_epilogue(args: EpilogueArgs, first_tile: Int32, stride: Int32):
                 store_staged(words, target, slice_idx * EPI_TILE_N, across_lanes, staging)
             else:
                 store_slice(tTR_rOut, target, slice_idx * EPI_TILE_N, across_lanes)
+        if cutlass.const_expr(exchange is not None):
+            # After the last tile nobody waits for room: no arrival may reach a CTA that has left.
+            if not is_last:
+                give_room(exchange)
+            turn ^= 1
         if cutlass.const_expr(args.chain is not None):
             args.chain.signal_stored(tile.slot)
         stage, phase = next_stage(acc, stage, phase)
@@ -192,7 +231,7 @@ def run_epilogue(args: EpilogueArgs, first_tile: Int32, stride: Int32):
 @cute.jit
 def _release(empty: cute.Pointer, config: cutlass.Constexpr):
     """Hand an accumulator back to the MMA, which is the leader's in a pair."""
-    if cutlass.const_expr(config.cluster_size == 1):
+    if cutlass.const_expr(config.num_mma_cta == 1):
         cute.arch.mbarrier_arrive(empty)
     else:
         cute.arch.mbarrier_arrive(empty, LEADER_RANK)
@@ -201,8 +240,8 @@ def _release(empty: cute.Pointer, config: cutlass.Constexpr):
 @cute.jit
 def _give_back_tmem(tmem_unused: cute.Pointer, tmem: cutlass.Constexpr, config: cutlass.Constexpr):
     """Tell whoever frees tensor memory, in both CTAs of a pair, that this warp reads no more."""
-    if cutlass.const_expr(config.cluster_size == 2):
-        for rank in cutlass.range_constexpr(config.cluster_size):
+    if cutlass.const_expr(config.num_mma_cta == 2):
+        for rank in cutlass.range_constexpr(config.num_mma_cta):
             cute.arch.mbarrier_arrive(tmem_unused, rank)
     elif cutlass.const_expr(tmem.is_released_early):
         cute.arch.mbarrier_arrive(tmem_unused)

@@ -18,6 +18,8 @@ commits the stage back; after the last K tile commits the accumulator -> EPILOGU
 one ahead of the one that it scales, converts and stores, and releases it once the MMA may overwrite it. The three roles
 run ahead of each other over the tiles of a persistent CTA or pair.
 
+Split-K: the CTAs of a cluster share a tile's K tiles, and send each other their sums (``split_k``).
+
 Tensor memory: accumulators, side by side or sharing columns, then the scales of one K tile (``arch.sm100.TmemMap``).
 Shared memory: ``arch.sm100.SmemPlan``. Tensor maps: kernel parameters, encoded by the host code.
 
@@ -44,11 +46,14 @@ from .epilogue import EpilogueArgs, run_epilogue
 from .load import Buffers, LoadArgs, run_load
 from .mma import MmaArgs, run_mma
 from .operands import make_boxes
+from .split_k import Exchange
 
 # Named barrier 0 is __syncthreads.
 START_BARRIER_ID = 1
 # A tile in the 128-byte swizzle repeats every 1024 bytes.
 OPERAND_ALIGN_BYTES = 1024
+# A lane's chunks of other CTAs' sums, and all of a warp's, in as few wavefronts as can be.
+EXCHANGE_ALIGN_BYTES = 128
 # Of tensor-memory addresses, as CuTe counts it.
 TMEM_ALIGN = 16
 
@@ -146,14 +151,16 @@ class GroupedGemmSm100:
     @cute.kernel
     def kernel(self, descriptors: Descriptors, groups, outputs: OutputTable, chain):
         """Allocate, connect, dispatch."""
-        config, schedule, num_cta = self.config, self.schedule, self.config.cluster_size
+        config, schedule, num_cta = self.config, self.schedule, self.config.num_mma_cta
         # Ids
         warp_idx = cute.arch.warp_idx()
         block_idx, _, _ = cute.arch.block_idx()
         num_blocks, _, _ = cute.arch.grid_dim()
         first_tile, stride, cta_rank = block_idx, num_blocks, Int32(0)
+        if cutlass.const_expr(config.cluster_size > 1):
+            first_tile, stride = block_idx // config.cluster_size, num_blocks // config.cluster_size
         if cutlass.const_expr(num_cta == 2):
-            first_tile, stride, cta_rank = block_idx >> 1, num_blocks >> 1, block_idx & 1
+            cta_rank = block_idx & 1
 
         # Storage
         smem = SmemAllocator()
@@ -185,6 +192,14 @@ class GroupedGemmSm100:
         waits_for_unused = num_cta == 2 or self.tmem.is_released_early
         tmem_unused = smem.allocate(Int64, byte_alignment=8)
         tmem_address = smem.allocate(Int32, byte_alignment=8)
+        exchange = None
+        if cutlass.const_expr(config.split_k > 1):
+            exchange = Exchange(
+                smem.allocate_array(Uint8, plan.exchange_bytes, byte_alignment=EXCHANGE_ALIGN_BYTES).toint(),
+                Ring(smem.allocate_array(Int64, 2), 1),
+                config.split_k,
+                self.num_products,
+            )
 
         # Barriers: each warp makes those that it waits for first
         if warp_idx == schedule.load_warp_id:
@@ -198,9 +213,14 @@ class GroupedGemmSm100:
                 if cutlass.const_expr(waits_for_unused):
                     cute.arch.mbarrier_init(tmem_unused, num_epilogue_warps)
                 cute.arch.mbarrier_init_fence()
+        if cutlass.const_expr(config.split_k > 1):
+            if warp_idx == 0:
+                with cute.arch.elect_one():
+                    init_ring(exchange.ring, 1, config.split_k * len(schedule.epilogue_warp_ids))
+                    cute.arch.mbarrier_init_fence()
         # The next kernel may set itself up as soon as there is room for it.
         cute.arch.griddepcontrol_launch_dependents()
-        if cutlass.const_expr(num_cta == 2):
+        if cutlass.const_expr(config.cluster_size > 1):
             cute.arch.cluster_arrive_relaxed()
         if cutlass.const_expr(self.form != "list"):
             # The previous kernel may have written the groups' sizes.
@@ -256,6 +276,9 @@ class GroupedGemmSm100:
         if warp_idx < schedule.mma_warp_id:
             self._wait_for_start()
             cute.arch.griddepcontrol_wait()
+            if cutlass.const_expr(config.split_k > 1):
+                # The other CTAs of the cluster have their barriers.
+                cute.arch.cluster_wait()
             run_epilogue(
                 EpilogueArgs(
                     tmem_ptr=cute.arch.retrieve_tmem_ptr(Float32, TMEM_ALIGN, tmem_address),
@@ -269,6 +292,7 @@ class GroupedGemmSm100:
                     acc=acc,
                     tmem_unused=tmem_unused,
                     staging=staging,
+                    exchange=exchange,
                     activation=self.activation,
                     weight_layout=self.weight_layout,
                     chain=chain,
@@ -281,7 +305,7 @@ class GroupedGemmSm100:
     def _wait_for_start(self):
         """Wait until all warps have made their barriers, in both CTAs of a pair, and tensor memory is allocated."""
         num_threads = self.schedule.threads_per_cta
-        if cutlass.const_expr(self.config.cluster_size == 2):
+        if cutlass.const_expr(self.config.num_mma_cta == 2):
             cute.arch.cluster_wait()
             num_threads = self.schedule.num_tmem_threads
         cute.arch.barrier(barrier_id=START_BARRIER_ID, number_of_threads=num_threads)

@@ -20,6 +20,7 @@ from ..common.tma_load import EVICT_FIRST, EVICT_LAST, tma_load
 from .columns import mma_columns
 from .instructions import PAIR_MASK
 from .operands import make_boxes
+from .split_k import k_share
 
 
 @dataclass(frozen=True)
@@ -59,7 +60,7 @@ def run_load(args: LoadArgs, first_tile: Int32, stride: Int32):
     The first tile's coordinates and tensor maps are parameters alone: they are found before anything is waited for.
     """
     ab, config, groups = args.ab, args.config, args.groups
-    num_cta, rank = config.cluster_size, args.cta_rank
+    num_cta, rank = config.num_mma_cta, args.cta_rank
     boxes, smem, buffers = make_boxes(config), args.smem, args.buffers
     k_blocks = boxes.sf_m[0]
     # Weights are read once; tokens are read by every tile of weights.
@@ -82,7 +83,8 @@ def run_load(args: LoadArgs, first_tile: Int32, stride: Int32):
         desc_n, desc_sf_n = addresses[2 * smem.num_m : -smem.num_n], addresses[-smem.num_n :]
         if cutlass.const_expr(args.chain is not None):
             args.chain.wait_for_layer_before(slot)
-        for k_tile_idx in cutlass.range(k_tile_cnt, unroll=1):
+        first_k_tile, k_tile_cnt = k_share(k_tile_cnt, config.split_k)
+        for k_tile_idx in cutlass.range(first_k_tile, first_k_tile + k_tile_cnt, unroll=1):
             full = ab.full(stage)
             k, k_block = k_tile_idx * config.cta_tile_shape_mnk[2], k_tile_idx * k_blocks
             k_block_n = k_block + rank * boxes.sf_n[0] if split_k_blocks else k_block
@@ -124,7 +126,7 @@ def _locate(args: LoadArgs, cursor: tuple) -> tuple:
     Coordinates: rows of the operands, row blocks of their scales, batches; M side first.
     """
     config, rank, descriptors = args.config, args.cta_rank, args.descriptors
-    boxes, num_cta = make_boxes(config), config.cluster_size
+    boxes, num_cta = make_boxes(config), config.num_mma_cta
     tile = args.groups.tile(cursor, config.work_tile_mnk)
     m_side, n_side = mma_sides(config, tile)
     row_m = m_side.first_row + rank * boxes.rows_m

@@ -27,6 +27,7 @@ from .instructions import (
     smem_descriptor,
 )
 from .load import Buffers
+from .split_k import k_share
 
 # Rows of 32 lanes: how many rows one column of scales in tensor memory covers.
 SF_COLUMN_ROWS = 32
@@ -61,7 +62,7 @@ def run_mma(args: MmaArgs, first_tile: Int32, stride: Int32):
     9.7.16.6.2), so the next K tile's copy cannot overtake the MMAs that still read the previous one's.
     """
     ab, acc, config, groups = args.ab, args.acc, args.config, args.groups
-    tmem, smem, num_cta = args.tmem, args.smem, config.cluster_size
+    tmem, smem, num_cta = args.tmem, args.smem, config.num_mma_cta
     num_k_block = config.cta_tile_shape_mnk[2] // MMA_INST_K
     blocks_n = smem.sfb_stage_bytes // (SF_BLOCK_BYTES * num_k_block)
     desc_m = [smem_descriptor(OPERAND_DESCRIPTOR, address) for address in args.buffers.m]
@@ -83,7 +84,8 @@ def run_mma(args: MmaArgs, first_tile: Int32, stride: Int32):
         sfb_tile_offset = n_side.first_row % SF_ATOM_ROWS // SF_COLUMN_ROWS
         accumulator = args.tmem_base + acc_idx * tmem.acc_stride
         cute.arch.mbarrier_wait(acc.empty(acc_stage), acc_phase)
-        for k_tile_idx in cutlass.range(tile.k_tile_cnt, unroll=1):
+        _, k_tile_cnt = k_share(tile.k_tile_cnt, config.split_k)
+        for k_tile_idx in cutlass.range(k_tile_cnt, unroll=1):
             at_m = _at_stage(desc_m, stage, smem.a_stage_bytes)
             at_n = _at_stage(desc_n, stage, smem.b_stage_bytes)
             at_sf_m = _at_stage(desc_sf_m, stage, smem.sfa_stage_bytes)

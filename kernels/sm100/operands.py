@@ -9,6 +9,6 @@ from ..common.operand_maps import SF_BLOCK_K, Boxes
 def make_boxes(config: KernelConfig) -> Boxes:
     """Boxes of a config. A pair's CTAs bring half of the N side's scales each, for both."""
     m, n, k = config.cta_tile_shape_mnk
-    num_cta, k_blocks, blocks_n = config.cluster_size, k // SF_BLOCK_K, sf_blocks_n(n)
+    num_cta, k_blocks, blocks_n = config.num_mma_cta, k // SF_BLOCK_K, sf_blocks_n(n)
     halved = (k_blocks, blocks_n // num_cta) if blocks_n % num_cta == 0 else (k_blocks // num_cta, blocks_n)
     return Boxes(k, m, n // num_cta, (k_blocks, m // SF_ATOM_ROWS), halved)

@@ -16,6 +16,7 @@ from cutlass import Int32, Uint32
 from nvfp4_cute.arch.sm90 import SF_BLOCK_ROWS
 
 from ..common.ring import CONSUMER_PHASE, PRODUCER_PHASE, Ring, arrive_warp, next_stage
+from ..common.split_k import k_tiles_of_cta
 from .decode import decode_scales, decode_word
 from .operands import (
     ROW_BYTES,
@@ -27,7 +28,6 @@ from .operands import (
     tokens_multiplied,
     unit_offset,
 )
-from .split_k import k_tiles_of_cta
 from .tile_walk import start_walk
 from .warp_schedule import MAX_ACTIVATION_WARPS, NUM_SCHEDULERS, STEP_TOKENS, WarpSchedule
 
@@ -136,7 +136,7 @@ def _decode_columns(args: ActivationArgs, columns: list, num_columns: cutlass.Co
         tokens = [(first + column) * STEP_TOKENS for first in first_steps for column in columns]
         sources = [cutlass.min(token, num_tokens - STEP_TOKENS) for token in tokens]
         scales = [lane.scales + scale_offset(sf_row + source) for source in sources]
-        _, k_tile_cnt = k_tiles_of_cta(tile, args.split_k)
+        _, k_tile_cnt = k_tiles_of_cta(tile.k_tile_cnt, args.split_k)
         for _ in cutlass.range(k_tile_cnt, unroll=1):
             cute.arch.mbarrier_wait(args.packed.full(stage), phase)
             source = args.a_address + stage * (tile_m * ROW_BYTES)

@@ -12,9 +12,9 @@ from nvfp4_cute.config import KernelConfig
 from ..common.operand_maps import Descriptors, descriptor_addresses
 from ..common.ring import PRODUCER_PHASE, Ring, next_stage
 from ..common.sides import mma_sides
+from ..common.split_k import k_tiles_of_cta
 from ..common.tma_load import EVICT_FIRST, EVICT_LAST, tma_load
 from .operands import SF_ATOMS
-from .split_k import k_tiles_of_cta
 from .tile_walk import start_walk
 
 
@@ -57,7 +57,7 @@ def run_load(args: LoadArgs):
         m_origin, n_origin = m_side.origin, n_side.origin
         m_block = m_origin.sf_block + m_side.first_row // SF_BLOCK_ROWS
         n_block = n_origin.sf_block + n_side.first_row // SF_BLOCK_ROWS
-        first, count = k_tiles_of_cta(tile, config.split_k)
+        first, count = k_tiles_of_cta(tile.k_tile_cnt, config.split_k)
         for k_tile_idx in cutlass.range(first, first + count, unroll=1):
             cute.arch.mbarrier_wait(packed.empty(stage), phase)
             full = packed.full(stage).toint()

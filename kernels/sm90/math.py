@@ -16,6 +16,7 @@ from nvfp4_cute.arch.sm90 import token_counts
 
 from ..common.output_table import OutputTable
 from ..common.ring import CONSUMER_PHASE, Ring, arrive_warp, next_stage
+from ..common.split_k import k_tiles_of_cta
 from .activations import SLAB_ROW_BYTES, SLABS
 from .decode import decode_scales, decode_word
 from .epilogue import store_tile
@@ -29,7 +30,7 @@ from .operands import (
     tokens_multiplied,
     unit_offset,
 )
-from .split_k import PartialSums, gather_sums, k_tiles_of_cta
+from .split_k import PartialSums, gather_sums
 from .tile_walk import start_walk
 from .warp_schedule import GROUP_THREADS, WARP_SIZE
 
@@ -111,7 +112,7 @@ def run_math(args: MathArgs):
     cursor, walk = start_walk(groups, tiler, args.partial.split)
     while groups.has_tile(cursor):
         tile = groups.tile(cursor, tiler)
-        _, k_tile_cnt = k_tiles_of_cta(tile, args.partial.split)
+        _, k_tile_cnt = k_tiles_of_cta(tile.k_tile_cnt, args.partial.split)
         num_tokens, counts = tokens_multiplied(tile, tile_m), token_counts(tile_m)
         for i in cutlass.range_constexpr(len(counts)):
             if num_tokens == counts[i]:

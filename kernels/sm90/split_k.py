@@ -1,8 +1,4 @@
-"""Split-K: the CTAs of a cluster share the K tiles of a work tile; the first one adds up and stores.
-
-Sums travel by asynchronous stores between shared memories, and are added in the order of the CTAs: the result does not
-depend on who is first.
-"""
+"""Split-K: of the CTAs that share the K tiles of a work tile, the first one adds up and stores."""
 
 from dataclasses import dataclass
 
@@ -10,13 +6,11 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Float32, Int32, Uint32
 
-from ..common.group_table import WorkTile
 from ..common.ring import CONSUMER_PHASE, PRODUCER_PHASE, Ring
+from ..common.split_k import CHUNK_BYTES, CHUNK_VALUES, address_in_cta, store_async
 from .operands import load_shared
 from .warp_schedule import WARP_SIZE, WarpSchedule
 
-CHUNK_VALUES = 4
-CHUNK_BYTES = 4 * CHUNK_VALUES
 MATH_THREADS = WARP_SIZE * WarpSchedule.num_math_warps
 
 
@@ -36,17 +30,6 @@ class PartialSums:
 
 
 @cute.jit
-def k_tiles_of_cta(tile: WorkTile, split: cutlass.Constexpr) -> tuple:
-    """First K tile of this CTA's share, and how many."""
-    first, count = Int32(0), tile.k_tile_cnt
-    if cutlass.const_expr(split > 1):
-        rank = cute.arch.block_idx_in_cluster()
-        first = rank * tile.k_tile_cnt // split
-        count = (rank + 1) * tile.k_tile_cnt // split - first
-    return first, count
-
-
-@cute.jit
 def gather_sums(partial: PartialSums, acc: cute.Tensor, turn: Int32):
     """Send the sums to the first CTA of the cluster, or, there, add those of the others to them.
 
@@ -61,11 +44,11 @@ def gather_sums(partial: PartialSums, acc: cute.Tensor, turn: Int32):
     full, empty = partial.ring.full(Int32(0)), partial.ring.empty(Int32(0))
     if rank > 0:
         cute.arch.mbarrier_wait(empty, turn ^ PRODUCER_PHASE)
-        target = _in_first_cta(address + (rank - 1) * sender_bytes)
-        barrier = _in_first_cta(full.toint())
+        target = address_in_cta(address + (rank - 1) * sender_bytes, 0)
+        barrier = address_in_cta(full.toint(), 0)
         for chunk in cutlass.range_constexpr(chunks):
             values = [acc[CHUNK_VALUES * chunk + i] for i in range(CHUNK_VALUES)]
-            _store_async(target + chunk * (MATH_THREADS * CHUNK_BYTES), values, barrier)
+            store_async(target + chunk * (MATH_THREADS * CHUNK_BYTES), values, barrier)
     else:
         if tidx == 0:
             cute.arch.mbarrier_arrive_and_expect_tx(full, (partial.split - 1) * sender_bytes)
@@ -84,19 +67,3 @@ def gather_sums(partial: PartialSums, acc: cute.Tensor, turn: Int32):
         with cute.arch.elect_one():
             for sender in cutlass.range_constexpr(1, partial.split):
                 cute.arch.mbarrier_arrive(empty, Int32(sender))
-
-
-def _in_first_cta(address: Int32) -> Int32:
-    """The same place in the shared memory of the cluster's first CTA."""
-    return cute.arch.inline_ptx(
-        "mapa.shared::cluster.u32 {$w0}, {$r0}, 0;", write_only_types=[Int32], read_only_args=[address]
-    )
-
-
-def _store_async(address: Int32, values: list, barrier: Int32) -> None:
-    """Four consecutive values to another CTA; their bytes complete its barrier (PTX ISA 9.7.9.12)."""
-    cute.arch.inline_ptx(
-        "st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v4.f32 "
-        "[{$r0}], { {$r1}, {$r2}, {$r3}, {$r4} }, [{$r5}];",
-        read_only_args=[address, *values, barrier],
-    )

@@ -65,6 +65,10 @@ TILES_N = (32, 64, 96, 128, 192, 256)
 DUAL_TILES_N = (32, 64, 128)
 # Columns that the epilogue reads at once.
 EPI_TILE_N = 32
+EPI_WARPS = 4
+# CTAs of a cluster that share K tiles. They send each other sums in fp32, in units of 32 rows x 32 columns.
+SPLITS = (1, 2, 4, 8)
+UNIT_SUMS_BYTES = 32 * EPI_TILE_N * 4
 # A scale block covers 128 rows x 4 scales; tensor memory holds it in 4 columns.
 SF_ATOM_ROWS = 128
 SF_ATOM_COLS = 4
@@ -79,6 +83,7 @@ class SmemPlan:
         b_stage_bytes, sfb_stage_bytes: of each on its N side.
         num_ab_stage: stages.
         num_m, num_n: operands on the M side and on the N side.
+        exchange_bytes: what the CTAs that share K tiles send to one of them.
     """
 
     a_stage_bytes: int
@@ -88,6 +93,7 @@ class SmemPlan:
     num_ab_stage: int
     num_m: int = 1
     num_n: int = 1
+    exchange_bytes: int = 0
 
     @property
     def stage_bytes(self) -> int:
@@ -98,7 +104,7 @@ class SmemPlan:
     @property
     def total_bytes(self) -> int:
         """Bytes of all stages and of what is reserved beside them."""
-        return self.stage_bytes * self.num_ab_stage + SMEM_RESERVED_BYTES
+        return self.stage_bytes * self.num_ab_stage + self.exchange_bytes + SMEM_RESERVED_BYTES
 
 
 @dataclass(frozen=True)
@@ -150,12 +156,17 @@ def sf_blocks_n(tile_n: int) -> int:
 def smem_plan(config: KernelConfig, num_b: int = 1) -> SmemPlan:
     """Shared memory of one CTA. ``num_ab_stage=None`` is resolved to as many stages as fit."""
     m, n, k = config.cta_tile_shape_mnk
-    a, b = m * k // 2, n // config.cluster_size * k // 2
+    a, b = m * k // 2, n // config.num_mma_cta * k // 2
     sfa, sfb = SF_ATOM_ROWS * k // SF_VEC_SIZE, sf_blocks_n(n) * SF_ATOM_ROWS * k // SF_VEC_SIZE
-    plan = SmemPlan(a, b, sfa, sfb, config.num_ab_stage or 0, *operands_on_sides(config, num_b))
+    exchange = 0
+    if config.split_k > 1:
+        units = _ceil_div(EPI_WARPS * n // EPI_TILE_N, config.split_k)
+        exchange = units * config.split_k * num_b * UNIT_SUMS_BYTES
+    stages = config.num_ab_stage or 0
+    plan = SmemPlan(a, b, sfa, sfb, stages, *operands_on_sides(config, num_b), exchange)
     if config.num_ab_stage is not None:
         return plan
-    return replace(plan, num_ab_stage=(SMEM_CAPACITY_BYTES - SMEM_RESERVED_BYTES) // plan.stage_bytes)
+    return replace(plan, num_ab_stage=(SMEM_CAPACITY_BYTES - plan.total_bytes) // plan.stage_bytes)
 
 
 def tmem_map(config: KernelConfig, num_b: int = 1) -> TmemMap:
@@ -210,14 +221,19 @@ def unsupported_reason(config: KernelConfig, num_b: int = 1) -> str | None:
             f"num_acc_stage={config.num_acc_stage}: {tmem.used_cols} columns of tensor memory, {TMEM_COLS} exist; "
             f"use at most {max(2, (TMEM_COLS - (tmem.used_cols - tmem.sfa_col)) // tmem.acc_cols)}"
         )
+    if config.split_k not in SPLITS or (config.split_k > 1 and config.use_2cta_instrs):
+        return (
+            f"split_k={config.split_k}, use_2cta_instrs={config.use_2cta_instrs}: 2, 4 or 8 CTAs of a cluster share K "
+            "tiles, each with MMAs of its own; use split_k=2 with use_2cta_instrs=False, or split_k=1"
+        )
     smem = smem_plan(config, num_b)
     if smem.num_ab_stage < 1 or smem.total_bytes > SMEM_CAPACITY_BYTES:
         return (
             f"num_ab_stage={config.num_ab_stage}: {smem.total_bytes} bytes of shared memory, {SMEM_CAPACITY_BYTES} "
-            f"exist; use 1 to {(SMEM_CAPACITY_BYTES - SMEM_RESERVED_BYTES) // smem.stage_bytes}"
+            f"exist; use 1 to {smem_plan(replace(config, num_ab_stage=None), num_b).num_ab_stage}"
         )
     if config.num_cta is not None and config.num_cta < config.cluster_size:
-        return f"num_cta={config.num_cta}: at least {config.cluster_size} CTA{'s' * config.use_2cta_instrs} work on a tile"
+        return f"num_cta={config.num_cta}: at least {config.cluster_size} CTA{'s' * (config.cluster_size > 1)} work on a tile"
     return None
 
 
