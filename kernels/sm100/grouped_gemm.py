@@ -52,7 +52,7 @@ from .split_k import Exchange
 START_BARRIER_ID = 1
 # A tile in the 128-byte swizzle repeats every 1024 bytes.
 OPERAND_ALIGN_BYTES = 1024
-# A lane's chunks of other CTAs' sums, and all of a warp's, in as few wavefronts as can be.
+# A warp's chunks of sums fill whole rows of banks.
 EXCHANGE_ALIGN_BYTES = 128
 # Of tensor-memory addresses, as CuTe counts it.
 TMEM_ALIGN = 16
@@ -158,7 +158,8 @@ class GroupedGemmSm100:
         num_blocks, _, _ = cute.arch.grid_dim()
         first_tile, stride, cta_rank = block_idx, num_blocks, Int32(0)
         if cutlass.const_expr(config.cluster_size > 1):
-            first_tile, stride = block_idx // config.cluster_size, num_blocks // config.cluster_size
+            cluster_bits = config.cluster_size.bit_length() - 1
+            first_tile, stride = block_idx >> cluster_bits, num_blocks >> cluster_bits
         if cutlass.const_expr(num_cta == 2):
             cta_rank = block_idx & 1
 
@@ -182,16 +183,7 @@ class GroupedGemmSm100:
             )
         )
 
-        ab = Ring(smem.allocate_array(Int64, 2 * num_stage), num_stage)
         staging = smem.allocate_array(Uint8, STAGING_BYTES, byte_alignment=OPERAND_ALIGN_BYTES).toint()
-        num_epilogue_warps = num_cta * len(schedule.epilogue_warp_ids)
-        num_acc_stage = self.tmem.num_acc_barrier_stage
-        acc = Ring(smem.allocate_array(Int64, 2 * num_acc_stage), num_acc_stage)
-        # Completes when the epilogues, of both CTAs of a pair, have read their last accumulator; a CTA of its own whose
-        # accumulators are released after their last slice knows it from them.
-        waits_for_unused = num_cta == 2 or self.tmem.is_released_early
-        tmem_unused = smem.allocate(Int64, byte_alignment=8)
-        tmem_address = smem.allocate(Int32, byte_alignment=8)
         exchange = None
         if cutlass.const_expr(config.split_k > 1):
             exchange = Exchange(
@@ -200,6 +192,15 @@ class GroupedGemmSm100:
                 config.split_k,
                 self.num_products,
             )
+        ab = Ring(smem.allocate_array(Int64, 2 * num_stage), num_stage)
+        num_epilogue_warps = num_cta * len(schedule.epilogue_warp_ids)
+        num_acc_stage = self.tmem.num_acc_barrier_stage
+        acc = Ring(smem.allocate_array(Int64, 2 * num_acc_stage), num_acc_stage)
+        # Completes when the epilogues, of both CTAs of a pair, have read their last accumulator; a CTA of its own whose
+        # accumulators are released after their last slice knows it from them.
+        waits_for_unused = num_cta == 2 or self.tmem.is_released_early
+        tmem_unused = smem.allocate(Int64, byte_alignment=8)
+        tmem_address = smem.allocate(Int32, byte_alignment=8)
 
         # Barriers: each warp makes those that it waits for first
         if warp_idx == schedule.load_warp_id:
