@@ -35,6 +35,10 @@ HOPPER: Figures = {
     "wait_ready": (40, f"{PROBE}: waits for a phase that has ended, without their branch"),
     "wake": (70, f"{PROBE}: two warps that wake one another, 79 a step with its arrival and branch"),
     "arrive_remote": (215, "207 to 223 for an access of another CTA's shared memory, public microbenchmarks"),
+    "exchange_bandwidth": (
+        18,
+        "bench/h200_exchange_probe.cu on an H200: every CTA sends the others of its cluster of 2, 4, 8 sums: 24, 18, 16",
+    ),
     "cluster_barrier": (400, f"{PROBE}: 412 with its two instructions"),
     "barrier_base": (13, f"{PROBE}: bar.sync of 4, 8, and 12 warps"),
     "barrier_per_warp": (2, f"{PROBE}: bar.sync of 4, 8, and 12 warps"),

@@ -31,6 +31,7 @@ from .split_k import (
     Exchange,
     add_slice,
     give_room,
+    is_sent,
     own_slices,
     send_slice,
     wait_for_room,
@@ -162,37 +163,44 @@ def run_epilogue(args: EpilogueArgs, first_tile: Int32, stride: Int32):
         acc_column = acc_idx * tmem.acc_stride
 
         cute.arch.mbarrier_wait(acc.full(stage), phase)
+        num_tile_slices, last_shared = num_slices, cutlass.min(num_slices, shared_slices) - 1
         if cutlass.const_expr(exchange is None):
             _read_slice(tiled_load, tTR_tAcc, acc_column, first_slice, tTR_rAcc, args.weight_layout, tile_n)
         else:
             wait_for_room(exchange, turn)
-            for slice_idx in cutlass.range(num_slices, unroll=1):
-                _read_slice(tiled_load, tTR_tAcc, acc_column, slice_idx, tTR_rAcc, args.weight_layout, tile_n)
-                cute.arch.fence_view_async_tmem_load()
-                send_slice(exchange, tTR_rAcc, warp_idx, slice_idx, num_slices)
-            with cute.arch.elect_one():
-                _release(acc.empty(stage), config)
-                if is_last:
-                    _give_back_tmem(args.tmem_unused, tmem, config)
-            wait_for_sums(exchange, warp_idx, num_slices, turn)
-            # From here on, the tile's slices are this CTA's share of them.
-            num_tile_slices = num_slices
-            first_slice, num_slices = own_slices(exchange, warp_idx, num_slices)
-            slice_step = exchange.split
+            for slice_idx in cutlass.range(num_tile_slices, unroll=1):
+                if is_sent(exchange, warp_idx, slice_idx, num_tile_slices):
+                    _read_slice(
+                        tiled_load, tTR_tAcc, acc_column, slice_idx, tTR_rAcc, args.weight_layout, tile_n
+                    )
+                    cute.arch.fence_view_async_tmem_load()
+                    send_slice(exchange, tTR_rAcc, warp_idx, slice_idx, num_tile_slices)
+            # The others are this CTA's.
+            first_slice, num_slices = own_slices(exchange, warp_idx, num_tile_slices)
+            slice_step, last_shared = exchange.split, num_slices - 1
+            if num_slices > 0:
+                _read_slice(
+                    tiled_load, tTR_tAcc, acc_column, first_slice, tTR_rAcc, args.weight_layout, tile_n
+                )
+            else:
+                with cute.arch.elect_one():
+                    _release(acc.empty(stage), config)
+                    if is_last:
+                        _give_back_tmem(args.tmem_unused, tmem, config)
+            wait_for_sums(exchange, warp_idx, num_tile_slices, turn)
         # Not unrolled: a CTA has few tiles, and code that it executes once costs more to fetch than to run.
         for i in cutlass.range(num_slices, unroll=1):
             slice_idx = first_slice + i * slice_step
-            if cutlass.const_expr(exchange is None):
-                # tcgen05.ld is asynchronous: its registers may be read only after tcgen05.wait::ld.
-                cute.arch.fence_view_async_tmem_load()
-                if i == cutlass.min(num_slices, shared_slices) - 1:
-                    # What the next MMA overwrites is in registers.
-                    with cute.arch.elect_one():
-                        _release(acc.empty(stage), config)
-                if is_last and i == num_slices - 1:
-                    with cute.arch.elect_one():
-                        _give_back_tmem(args.tmem_unused, tmem, config)
-            else:
+            # tcgen05.ld is asynchronous: its registers may be read only after tcgen05.wait::ld.
+            cute.arch.fence_view_async_tmem_load()
+            if i == last_shared:
+                # What the next MMA overwrites is in registers.
+                with cute.arch.elect_one():
+                    _release(acc.empty(stage), config)
+            if is_last and i == num_slices - 1:
+                with cute.arch.elect_one():
+                    _give_back_tmem(args.tmem_unused, tmem, config)
+            if cutlass.const_expr(exchange is not None):
                 add_slice(exchange, tTR_rAcc, warp_idx, slice_idx, num_tile_slices)
             result = _combine(tTR_rAcc, alphas, args.activation, limit)
             words = None
@@ -201,12 +209,9 @@ def run_epilogue(args: EpilogueArgs, first_tile: Int32, stride: Int32):
                 words = [pack_16x2(result[j], result[j + 1], is_bf16) for j in range(0, EPI_TILE_N, 2)]
             else:
                 tTR_rOut.store(result)
-            if cutlass.const_expr(exchange is None):
-                if i + 1 < num_slices:
-                    next_idx = slice_idx + slice_step
-                    _read_slice(
-                        tiled_load, tTR_tAcc, acc_column, next_idx, tTR_rAcc, args.weight_layout, tile_n
-                    )
+            if i + 1 < num_slices:
+                next_idx = slice_idx + slice_step
+                _read_slice(tiled_load, tTR_tAcc, acc_column, next_idx, tTR_rAcc, args.weight_layout, tile_n)
             if cutlass.const_expr(is_quantized):
                 column = n_side.first_row + slice_idx * EPI_TILE_N
                 _store_quantized(tTR_rOut, target, row, column, config.swap_ab)

@@ -1,7 +1,7 @@
 """Split-K: the CTAs of a cluster multiply a share of a tile's K each, and add up and store a share of its columns each.
 
-A warp's rows of a slice of columns are a unit. Units are dealt to the CTAs in turn, so that all of them receive alike;
-every CTA, the unit's own one included, sends its sums to the unit's CTA, which adds them in the order of the CTAs.
+A warp's rows of a slice of columns are a unit. Units are dealt to the CTAs in turn, so that all of them receive alike.
+A CTA sends its sums of a unit to the unit's CTA, which adds them to its own in the order of the others.
 """
 
 from dataclasses import dataclass
@@ -25,7 +25,7 @@ class Exchange:
     """Where a CTA gets the sums of its units.
 
     Attributes:
-        address: shared address: (UNIT, PRODUCT, SENDER, CHUNK of 4 columns, LANE, 16 bytes).
+        address: shared address: (UNIT, SENDER, PRODUCT, CHUNK of 4 columns, LANE, 16 bytes). Senders: all CTAs but this.
         ring: one stage. full: 1 arrival + bytes. empty: of every CTA of the cluster, an arrival a warp.
         split: CTAs of the cluster, a power of two.
         num_products: of a unit: 2 of a dual GEMM.
@@ -37,9 +37,14 @@ class Exchange:
     num_products: int
 
     @property
-    def sums_bytes(self) -> int:
-        """Of a unit: every CTA's sums of every product."""
-        return self.num_products * self.split * UNIT_SUMS_BYTES
+    def sender_bytes(self) -> int:
+        """One CTA's sums of a unit."""
+        return self.num_products * UNIT_SUMS_BYTES
+
+    @property
+    def unit_bytes(self) -> int:
+        """All that is sent of a unit."""
+        return (self.split - 1) * self.sender_bytes
 
 
 @cute.jit
@@ -74,24 +79,29 @@ def wait_for_room(exchange: Exchange, turn: Int32):
 
 
 @cute.jit
+def is_sent(exchange: Exchange, warp_idx: Int32, slice_idx: Int32, num_slices: Int32):
+    """Whether a warp's rows of a slice are a unit of another CTA."""
+    return _receiver(exchange, warp_idx * num_slices + slice_idx) != cute.arch.block_idx_in_cluster()
+
+
+@cute.jit
 def send_slice(exchange: Exchange, products: list, warp_idx: Int32, slice_idx: Int32, num_slices: Int32):
-    """Send this CTA's sums of a unit to the unit's CTA.
+    """Send this CTA's sums of a unit to the unit's CTA, which is another one.
 
     Args:
         products: fp32, a row of the slice a lane.
     """
-    rank, split = cute.arch.block_idx_in_cluster(), exchange.split
-    unit = warp_idx * num_slices + slice_idx
-    receiver = unit & (split - 1)
-    barrier = address_in_cta(exchange.ring.full(Int32(0)).toint(), receiver)
-    place = _sums(exchange, unit) + rank * UNIT_SUMS_BYTES
+    rank, unit = cute.arch.block_idx_in_cluster(), warp_idx * num_slices + slice_idx
+    receiver = _receiver(exchange, unit)
+    sender = rank - 1 if rank > receiver else rank
+    place = _sums(exchange, unit) + sender * exchange.sender_bytes
     target = address_in_cta(place, receiver)
+    barrier = address_in_cta(exchange.ring.full(Int32(0)).toint(), receiver)
     for product in cutlass.range_constexpr(exchange.num_products):
         sums = products[product]
         for chunk in cutlass.range_constexpr(CHUNKS):
             values = [sums[CHUNK_VALUES * chunk + i] for i in range(CHUNK_VALUES)]
-            offset = product * split * UNIT_SUMS_BYTES + chunk * (WARP_SIZE * CHUNK_BYTES)
-            store_async(target + offset, values, barrier)
+            store_async(target + _chunk_offset(product, chunk), values, barrier)
 
 
 @cute.jit
@@ -101,25 +111,24 @@ def wait_for_sums(exchange: Exchange, warp_idx: Int32, num_slices: Int32, turn: 
     if warp_idx == 0:
         with cute.arch.elect_one():
             units = ceil_div(cutlass.max(EPI_WARPS * num_slices - rank, 0), split)
-            cute.arch.mbarrier_arrive_and_expect_tx(full, units * exchange.sums_bytes)
+            cute.arch.mbarrier_arrive_and_expect_tx(full, units * exchange.unit_bytes)
     cute.arch.mbarrier_wait(full, turn ^ CONSUMER_PHASE)
 
 
 @cute.jit
 def add_slice(exchange: Exchange, products: list, warp_idx: Int32, slice_idx: Int32, num_slices: Int32):
-    """Add up the sums of a unit of this CTA into ``products``, a row of the slice a lane."""
-    place = _sums(exchange, warp_idx * num_slices + slice_idx)
-    for product in cutlass.range_constexpr(exchange.num_products):
-        sums = products[product]
-        for sender in cutlass.range_constexpr(exchange.split):
+    """Add what the other CTAs sent of a unit to this CTA's sums, ``products``, a row of the slice a lane."""
+    address = _sums(exchange, warp_idx * num_slices + slice_idx)
+    # Not unrolled: a CTA has few tiles, and code that it executes once costs more to fetch than to run.
+    for _ in cutlass.range(exchange.split - 1, unroll=1):
+        for product in cutlass.range_constexpr(exchange.num_products):
+            sums = products[product]
             for chunk in cutlass.range_constexpr(CHUNKS):
-                offset = (product * exchange.split + sender) * UNIT_SUMS_BYTES + chunk * (
-                    WARP_SIZE * CHUNK_BYTES
-                )
-                values = _load_chunk(place + offset)
+                values = _load_chunk(address + _chunk_offset(product, chunk))
                 for i in cutlass.range_constexpr(CHUNK_VALUES):
                     column = CHUNK_VALUES * chunk + i
-                    sums[column] = sums[column] + values[i] if sender > 0 else values[i]
+                    sums[column] = sums[column] + values[i]
+        address += exchange.sender_bytes
 
 
 @cute.jit
@@ -132,10 +141,19 @@ def give_room(exchange: Exchange):
 
 
 @cute.jit
+def _receiver(exchange: Exchange, unit: Int32) -> Int32:
+    return unit & (exchange.split - 1)
+
+
+@cute.jit
 def _sums(exchange: Exchange, unit: Int32) -> Int32:
-    """Shared address, in the unit's CTA, of this lane's first chunk from the first CTA."""
-    number = unit // exchange.split
-    return exchange.address + number * exchange.sums_bytes + cute.arch.lane_idx() * CHUNK_BYTES
+    """Shared address, in the unit's CTA, of this lane's first chunk from the first sender."""
+    number = unit >> (exchange.split.bit_length() - 1)
+    return exchange.address + number * exchange.unit_bytes + cute.arch.lane_idx() * CHUNK_BYTES
+
+
+def _chunk_offset(product: int, chunk: int) -> int:
+    return product * UNIT_SUMS_BYTES + chunk * (WARP_SIZE * CHUNK_BYTES)
 
 
 def _load_chunk(address: Int32) -> list:

@@ -83,7 +83,7 @@ class SmemPlan:
         b_stage_bytes, sfb_stage_bytes: of each on its N side.
         num_ab_stage: stages.
         num_m, num_n: operands on the M side and on the N side.
-        exchange_bytes: what the CTAs that share K tiles send to one of them.
+        exchange_bytes: what the other CTAs that share K tiles send to one of them.
     """
 
     a_stage_bytes: int
@@ -161,7 +161,7 @@ def smem_plan(config: KernelConfig, num_b: int = 1) -> SmemPlan:
     exchange = 0
     if config.split_k > 1:
         units = _ceil_div(EPI_WARPS * n // EPI_TILE_N, config.split_k)
-        exchange = units * config.split_k * num_b * UNIT_SUMS_BYTES
+        exchange = units * (config.split_k - 1) * num_b * UNIT_SUMS_BYTES
     stages = config.num_ab_stage or 0
     plan = SmemPlan(a, b, sfa, sfb, stages, *operands_on_sides(config, num_b), exchange)
     if config.num_ab_stage is not None:
@@ -246,6 +246,8 @@ def interleave_reason(config: KernelConfig, weight_layout: str) -> str | None:
         return "swap_ab with interleaved weights: their products would lie in lanes of two warps; use swap_ab=False"
     if n % (2 * width):
         return f"N tile {n} with weight_layout={weight_layout!r}: tiles hold whole periods; use N tile 128 or 256"
+    if EPI_WARPS * n // (2 * EPI_TILE_N) % config.split_k:
+        return f"split_k={config.split_k} with N tile {n} of interleaved weights: every CTA adds up as many units; use N tile 128"
     return None
 
 

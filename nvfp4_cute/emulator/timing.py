@@ -145,7 +145,7 @@ class _Sm:
         self.tensor_loads = [0.0] * SCHEDULERS
         self.copies: deque[tuple[Any, ...]] = deque()
         self.engine_busy = False
-        self.ingress = self.egress = self.memory_port = self.port = 0.0
+        self.ingress = self.egress = self.memory_port = self.port = self.exchange_port = 0.0
         self.mma_busy = self.busy = self.since = 0.0
         self.lines: dict[int, float] = {}
         self.engine_spans: list[Span] = []
@@ -608,10 +608,13 @@ class Simulation:
         return busy
 
     def _exchange(self, warp: _Warp, time: float, nbytes: int, signals: Any) -> float:
-        end = time + self.constants.arrive_remote + nbytes * self._sm_cycles
+        sm = warp.sm
+        sm.exchange_port = max(sm.exchange_port, time) + nbytes / self.constants.exchange_bandwidth
+        end = sm.exchange_port + self.constants.arrive_remote
         for place in signals:
             self._at(end, self._arrived, warp.cta.cluster, place, 0, nbytes, "cluster data", warp, time)
-        return time + 4
+        # An instruction of 32 lanes is 32 of these.
+        return time + min(4.0, nbytes / self.constants.smem_bandwidth)
 
     def _take_over(self, warp: _Warp, time: float, signals: Any, nbytes: int) -> float:
         end = time + 2 * self.constants.l2_latency

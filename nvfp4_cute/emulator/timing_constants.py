@@ -37,7 +37,8 @@ class Constants:
         cta_start: from the exit of a CTA to the first instruction of the next in its place.
         fetch: what an instruction costs more the first time that an SM executes it.
         wait_ready: an mbarrier wait that need not wait.  wake: from the end of a phase to the waiting warp's next step.
-        arrive_remote: of an arrival in another CTA.  cluster_barrier: from the last arrival to the next step.
+        arrive_remote: of an arrival in another CTA.  exchange_bandwidth: of an SM, to other CTAs of the cluster.
+        cluster_barrier: from the last arrival to the next step.
         barrier_base / barrier_per_warp: of a named barrier, likewise.
         commit_latency: from the end of the last tcgen05.mma to its arrival.
         tensor_load_latency: of tcgen05.ld.  tensor_copy_bandwidth: of tcgen05.cp.  allocate: tcgen05.alloc.
@@ -73,6 +74,7 @@ class Constants:
     wait_ready: float
     wake: float
     arrive_remote: float
+    exchange_bandwidth: float
     cluster_barrier: float
     barrier_base: float
     barrier_per_warp: float

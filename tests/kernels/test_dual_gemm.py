@@ -96,6 +96,7 @@ def assert_within_bound(case, operands, actual, activation="silu"):
     ("arch", "name"),
     [
         *(("sm_100a", name) for name in CONFIGS),
+        pytest.param("sm_100a", "t128x64x256_s0a2_swap_k2_p4", marks=pytest.mark.slow),
         *(
             pytest.param("sm_120a", name, marks=[pytest.mark.slow] * (name not in SM120_QUICK))
             for name in SM120_CONFIGS

@@ -41,6 +41,7 @@ CONFIGS = (
     "t128x256x256_s0a2_2cta_p2",
     "t128x32x256_s0a4_swap_p3",
     "t128x192x256_s0a2_2cta_swap_p4",
+    "t128x64x256_s0a2_swap_k2_p4",
 )
 SM120_CONFIGS = (
     "t128x64x128_s0a1_p2",
