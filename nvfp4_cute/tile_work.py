@@ -6,16 +6,22 @@ from itertools import accumulate
 
 import torch
 
+from nvfp4_cute.arch.simt import GEMV_ROWS_PER_WARP, GEMV_WARPS, GEMV_WARPS_K
 from nvfp4_cute.emulator.representatives import LaunchWork, TileWork
 from nvfp4_cute.launch import Plan
 from nvfp4_cute.launch_table import Header
 from nvfp4_cute.ops.device_groups import DeviceGroupsTask
+from nvfp4_cute.ops.gemv import GemvTask
 from nvfp4_cute.problem import NVFP4, GroupedOperands
-from nvfp4_cute.scale_layout import ATOM_BYTES, atom_counts, num_k_blocks
+from nvfp4_cute.scale_layout import ATOM_BYTES, ATOM_ROWS, atom_counts, num_k_blocks
 from nvfp4_cute.schedule import TileSchedule
 from nvfp4_cute.task import Task
 
-SF_ATOM_ROWS = 128
+GEMV_ROWS_PER_CTA = GEMV_ROWS_PER_WARP * GEMV_WARPS // GEMV_WARPS_K
+GEMV_ROW_GROUPS = 4
+"""Rows of a CTA that follow each other: a quarter of them, with those 32, 64, and 96 below."""
+SCALE_ROW_BYTES = 16
+"""From a row of a scale atom to the next."""
 
 
 @dataclass(frozen=True)
@@ -54,7 +60,7 @@ def launch_work(
         block_bytes = atom_counts(1, num_k_blocks(k))[1] * ATOM_BYTES
         data = [address + first * pitch for (address, pitch), first in zip(here.rows, firsts, strict=True)]
         scales = [
-            address + first // SF_ATOM_ROWS * block_bytes
+            address + first // ATOM_ROWS * block_bytes
             for address, first in zip(here.scales, firsts, strict=True)
         ]
         out, row_bytes, column_bytes = here.out
@@ -114,7 +120,12 @@ def of_lists(schedule: TileSchedule, operands: GroupedOperands, out_m_major: boo
 
 
 def of_task(task: Task) -> LaunchWork | None:
-    """The tiles of a launch whose group sizes the device reads; None for a task of another kind, quantized results, and dual GEMMs."""
+    """The tiles of a gemv, and of a launch whose group sizes the device reads.
+
+    None for a task of another kind, quantized results, dual GEMMs, and a gemv whose last rows do not fill a scale atom.
+    """
+    if isinstance(task, GemvTask):
+        return None if task.a.shape[0] % ATOM_ROWS else _of_gemv(task)
     if not isinstance(task, DeviceGroupsTask) or task.out_dtype == NVFP4 or task.gate is not None:
         return None
     _, n, row_bytes = task.b.shape
@@ -145,6 +156,35 @@ def of_task(task: Task) -> LaunchWork | None:
     schedule = _in_order(sizes, config.work_tile_mnk, num_clusters)
     tensors = [[tensor] for tensor in (task.a, task.b, task.a_scale, task.b_scale)]
     return launch_work(schedule, places, tensors, num_clusters)
+
+
+def _of_gemv(task: GemvTask) -> LaunchWork:
+    """CTAs side by side along M, batches along y: a tile each, whose rows begin together and lie 32 apart."""
+    m, row_bytes, batches = task.a.shape
+    pairs_per_atom = ATOM_ROWS // GEMV_ROWS_PER_CTA
+    atom_row_bytes = atom_counts(1, num_k_blocks(2 * row_bytes))[1] * ATOM_BYTES
+    element = task.out.element_size()
+
+    def tile(batch: int, cta: int) -> TileWork:
+        atom, place = divmod(cta, pairs_per_atom)
+        first = place * GEMV_ROWS_PER_CTA // GEMV_ROW_GROUPS
+        row = atom * ATOM_ROWS + first
+        inputs = (
+            task.a.data_ptr() + row * task.a.stride(0) + batch * task.a.stride(2),
+            task.b.data_ptr() + batch * task.b.stride(1),
+            task.a_scale.data_ptr()
+            + batch * task.a_scale.stride(0)
+            + atom * atom_row_bytes
+            + first * SCALE_ROW_BYTES,
+            task.b_scale.data_ptr() + batch * task.b_scale.stride(0),
+        )
+        out = task.out.data_ptr() + (row * task.out.stride(0) + batch * task.out.stride(1)) * element
+        return TileWork(1, GEMV_ROWS_PER_CTA, 1, inputs, out)
+
+    clusters = tuple((tile(batch, cta),) for batch in range(batches) for cta in range(m // GEMV_ROWS_PER_CTA))
+    ranges = _ranges([[tensor] for tensor in (task.a, task.b, task.a_scale, task.b_scale)])
+    out_row, out_batch = (stride * element for stride in task.out.stride())
+    return LaunchWork(clusters, tuple(sorted(ranges)), out_row, out_batch)
 
 
 def _in_order(

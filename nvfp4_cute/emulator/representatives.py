@@ -11,7 +11,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from nvfp4_cute.emulator.timing_events import LINE, ClusterTrace, Event, Op, Piece
+from nvfp4_cute.emulator.timing_events import LINE, ClusterTrace, Event, Op, Origin, Piece
 from nvfp4_cute.errors import EmulatorError
 
 MOST_OF_A_KIND = 4
@@ -41,7 +41,7 @@ class LaunchWork:
     """What the clusters of a launch compute.
 
     Attributes:
-        clusters: the tiles of each in order; clusters are counted along x.
+        clusters: the tiles of each in order; clusters are counted along x, then along y.
         inputs: (address, bytes, input) of every tensor that is read, by address.
         row_bytes, column_bytes: from a result to that of the next row, and of the next column.
     """
@@ -83,15 +83,20 @@ def _distance(work: LaunchWork, one: int, other: int) -> int:
     return abs(_results(work.clusters[one]) - _results(work.clusters[other]))
 
 
-def everyone(executed: Sequence[ClusterTrace], work: LaunchWork) -> list[ClusterTrace]:
-    """Traces of all clusters, from those of the executed ones in grid order.
+def everyone(
+    executed: Sequence[ClusterTrace], work: LaunchWork, origins: Sequence[Origin]
+) -> list[ClusterTrace]:
+    """Traces of all clusters at `origins`, from those of the executed ones in grid order.
 
     Raises:
         EmulatorError: a warp does not load as often for every step of the main loop.
     """
     chosen = choose(work)
     traces = dict(zip(sorted(set(chosen)), executed, strict=True))
-    return [moved(traces[source], work, source, target) for target, source in enumerate(chosen)]
+    return [
+        replace(moved(traces[source], work, source, target), origin=origins[target])
+        for target, source in enumerate(chosen)
+    ]
 
 
 def moved(trace: ClusterTrace, work: LaunchWork, source: int, target: int) -> ClusterTrace:
@@ -103,11 +108,7 @@ def moved(trace: ClusterTrace, work: LaunchWork, source: int, target: int) -> Cl
     if source == target:
         return trace
     mover = _Mover(work, work.clusters[source], work.clusters[target])
-    width = trace.origin[0] - source * len(trace.warps)
-    origin = (width + target * len(trace.warps), *trace.origin[1:])
-    return replace(
-        trace, origin=origin, warps=[[mover.warp(events) for events in cta] for cta in trace.warps]
-    )
+    return replace(trace, warps=[[mover.warp(events) for events in cta] for cta in trace.warps])
 
 
 class _Mover:
@@ -121,7 +122,7 @@ class _Mover:
     def warp(self, events: list[Event]) -> list[Event]:
         """The events of a warp."""
         kinds = {event[0] for event in events}
-        if not kinds & {Op.LOAD, Op.STORE, Op.WRITE}:
+        if not kinds & {Op.LOAD, Op.STORE, Op.WRITE, Op.READ}:
             return events
         loads = sum(event[0] is Op.LOAD for event in events)
         if loads and loads % self._steps:
@@ -137,6 +138,9 @@ class _Mover:
                 pieces = self._inputs(event[1], tile_of_load[load])
                 load += 1
                 event = (Op.LOAD, pieces, *event[2:])
+            elif event[0] is Op.READ and len(self._source) == 1:
+                lines = self._inputs(event[2], 0)
+                event = (Op.READ, event[1], tuple((address // LINE * LINE, size) for address, size in lines))
             elif event[0] is Op.STORE or event[0] is Op.WRITE:
                 tile = self._tile_of_result(event[1], tile)
                 shift = self._target[tile].out - self._source[tile].out

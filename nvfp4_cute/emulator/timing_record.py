@@ -150,6 +150,7 @@ class Recorder:
         self.with_data = with_data
         self.work: LaunchWork | None = None
         self.traces: list[ClusterTrace] = []
+        self._origins: list[Origin] = []
         self.writes: dict[int, int] = defaultdict(int)
 
     def begin(self, cluster: "Cluster") -> None:
@@ -175,7 +176,7 @@ class Recorder:
         self.writes.clear()
         clusters = sorted(traces, key=lambda trace: trace.origin[::-1])
         if self.work is not None:
-            clusters, self.work = everyone(clusters, self.work), None
+            clusters, self.work = everyone(clusters, self.work, self._origins), None
         return LaunchTrace(launch.code.entry.name, launch.resident_ctas(1), clusters)
 
     def executed(self, origins: "list[Origin]") -> "list[Origin]":
@@ -186,6 +187,7 @@ class Recorder:
             raise EmulatorError(
                 f"{len(origins)} clusters are launched, and the work of {len(self.work.clusters)} is known"
             )
+        self._origins = origins
         return [origins[number] for number in sorted(set(choose(self.work)))]
 
     def shares(self, launch: "Launch", origins: "list[Origin]", sm_count: int) -> "list[list[Origin]]":
