@@ -1,6 +1,7 @@
-"""What the sm_100a kernel moves for the competition's cases, counted in its launch on the emulator."""
+"""What the sm_100a kernel moves for the competition's cases, counted in its only launch on the emulator."""
 
 import pytest
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from nvfp4_cute.bench import ours
 from nvfp4_cute.bench.cases import select
@@ -12,6 +13,20 @@ from nvfp4_cute.select import choose_config
 from nvfp4_cute.targets import B200
 
 FP16_BYTES = 2
+# What torch does without moving a byte.
+VIEWS = {"as_strided", "detach", "view"}
+
+
+class TensorOperations(TorchDispatchMode):
+    """Names of what torch is asked to do."""
+
+    def __init__(self):
+        super().__init__()
+        self.names = set()
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        self.names.add(function.overloadpacket.__name__)
+        return function(*args, **(kwargs or {}))
 
 
 @pytest.mark.parametrize(
@@ -29,7 +44,10 @@ def test_device_memory_moves_little_more_than_it_must(number, bound):
     The work is dealt evenly, too: K tiles of the CTA with most over the mean of the launched CTAs, and no SM has two.
     """
     (case,) = select(("competition",), f"nvfp4_group_gemm case {number}")
-    (timing,) = modelled_times(lambda backend: ours.prepare(case, empty_operands(case), backend).run(), B200)
+    operands = empty_operands(case)
+    with TensorOperations() as called:
+        (timing,) = modelled_times(lambda backend: ours.prepare(case, operands, backend).run(), B200)
+    assert called.names <= VIEWS, "one launch, and no copies or other work besides"
     config = choose_config(GroupedProblem(case.sizes), B200.arch, B200.num_sms)
     schedule = make_schedule(case.sizes, config.work_tile_mnk, config.num_cta // config.cluster_size)
     least = schedule.hbm_bytes + sum(m * n * FP16_BYTES for m, n, _ in case.sizes)
