@@ -7,14 +7,14 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from functools import cached_property, partial
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
-from nvfp4_cute.arch import FAMILIES, dual_family_of, family_of, sm90, sm100, sm120
+from nvfp4_cute.arch import family_of, sm90, sm100, sm120
 from nvfp4_cute.arch.base import INTERLEAVE
 from nvfp4_cute.config import KernelConfig
 from nvfp4_cute.cubin import KernelResources, read_resources
@@ -87,17 +87,13 @@ class KernelKey:
         is_chain: bool = False,
     ) -> "KernelKey":
         """Validated key. Raises UnsupportedTarget for an arch without a kernel, ConfigError for a refused config,
-        UnsupportedProblem for a form, an output or a dual GEMM that the arch's kernel lacks.
+        UnsupportedProblem for an output or a chain that the arch's kernel lacks.
         """
         family = family_of(arch)
-        if activation is None:
-            reason, resolve = family.unsupported_reason(config), family.resolve
-        else:
-            dual, num_b = dual_family_of(arch), 1 if weight_layout in INTERLEAVE else 2
-            reason = dual.interleave_reason(config, weight_layout) or dual.unsupported_reason(config, num_b)
-            resolve = partial(dual.resolve, num_b=num_b)
-        if out_dtype == NVFP4 and arch in sm120.ARCHS:
-            reason = reason or sm120.quantized_reason(config)
+        num_b = 1 if activation is None or weight_layout in INTERLEAVE else 2
+        reason = family.interleave_reason(config, weight_layout) or family.unsupported_reason(config, num_b)
+        if out_dtype == NVFP4:
+            reason = reason or family.quantized_reason(config)
         split_archs = (*sm90.ARCHS, *sm100.ARCHS)
         if reason is None and config.split_k > 1 and arch not in split_archs:
             reason = f"split_k={config.split_k}: CTAs share K tiles on {', '.join(split_archs)} only; use split_k=1"
@@ -105,26 +101,15 @@ class KernelKey:
             reason = f"split_k={config.split_k}: layers of a chain wait for CTAs that may not all be resident; use split_k=1"
         if reason is not None:
             raise ConfigError(f"{arch}: {reason}")
-        if form not in family.FORMS:
-            raise UnsupportedProblem(
-                f"{arch}: no kernel for the {form} form; pass lists with one tensor a group (forms built: "
-                f"{', '.join(family.FORMS)})"
-            )
         if out_m_major and not family.OUT_M_MAJOR:
             raise UnsupportedProblem(
                 f"{arch}: out has contiguous columns, and this kernel writes rows; allocate it as torch.empty(m, n)"
-            )
-        if out_dtype == NVFP4 and not family.OUT_NVFP4:
-            quantizing = [name for other in FAMILIES if other.OUT_NVFP4 for name in other.ARCHS]
-            raise UnsupportedProblem(
-                f'{arch}: no kernel writes NVFP4 (out_dtype="nvfp4"; there is one for {", ".join(quantizing)}); compute '
-                "bfloat16 and call quantize or grouped_quantize"
             )
         if is_chain and arch not in sm100.ARCHS:
             raise UnsupportedProblem(
                 f"{arch}: no kernel for chains of layers (there is one for {', '.join(sm100.ARCHS)}); call gemm for each"
             )
-        resolved = replace(resolve(config), num_cta=None)
+        resolved = replace(family.resolve(config, num_b), num_cta=None)
         return cls(
             arch,
             resolved,
@@ -157,10 +142,12 @@ class KernelKey:
         from nvfp4_cute.kernels.sm120.grouped_gemm import GroupedGemmSm120
 
         out_dtype, name = cutlass_dtype(self.out_dtype), self.to_name()
-        if self.arch in sm90.ARCHS:
-            return GroupedGemmSm90(self.config, self.form, self.num_groups, out_dtype, self.has_alpha, name)
-        variant = (self.config, self.form, self.num_groups, out_dtype, self.out_m_major, self.has_alpha, name)
         combined = (self.activation, self.weight_layout, self.has_limit)
+        if self.arch in sm90.ARCHS:
+            return GroupedGemmSm90(
+                self.config, self.form, self.num_groups, out_dtype, self.has_alpha, name, *combined
+            )
+        variant = (self.config, self.form, self.num_groups, out_dtype, self.out_m_major, self.has_alpha, name)
         if self.arch in sm120.ARCHS:
             return GroupedGemmSm120(*variant, *combined)
         return GroupedGemmSm100(*variant, *combined, Chain if self.is_chain else None)

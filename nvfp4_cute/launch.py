@@ -6,7 +6,7 @@ from functools import cached_property, lru_cache
 import numpy as np
 import torch
 
-from nvfp4_cute.arch import base, ctas_per_sm, family_of
+from nvfp4_cute.arch import base, ctas_per_sm
 from nvfp4_cute.cache import get_kernel
 from nvfp4_cute.compile import CompiledKernel, KernelKey, table_pointer
 from nvfp4_cute.config import KernelConfig
@@ -151,8 +151,7 @@ def make_plan(
     """Choose, compile (or find) and schedule; a plan is remembered by all of its arguments.
 
     Args:
-        problem: list-form problem, or a batched one, which becomes a list where that is simpler (one batch) or the
-            architecture's kernel knows no batches.
+        problem: list-form problem, or a batched one, which becomes a list where there is one batch.
         arch: target such as ``sm_100a``.
         sm_count: SMs of the device: the number of persistent CTAs unless ``config`` says otherwise.
         config: tile shape and pipeline depths; None has ``select`` choose.
@@ -162,7 +161,7 @@ def make_plan(
         UnsupportedTarget: no kernel for ``arch``. ConfigError: ``config`` cannot be built.
         UnsupportedProblem: more groups than kernel parameters hold.
     """
-    if problem.num_groups == 1 or problem.form not in family_of(arch).FORMS:
+    if problem.num_groups == 1:
         problem = replace(problem, form="list")
     is_quantized = problem.out_dtype == NVFP4
     max_groups = base.max_list_groups(problem.num_b, is_quantized)

@@ -1,37 +1,83 @@
-"""Accumulators in registers -> scaled, converted, turned, stored.
+"""Accumulators in registers -> scaled, combined, converted, turned, stored.
 
 The accumulators are C transposed: a lane has tokens side by side, memory has weights side by side. Results of 16 bits
-are turned in shared memory, 32 tokens at a time, each warpgroup its own 64 columns: written by stmatrix, which
-transposes, read back and stored in 16-byte pieces of rows. Results of 32 bits are stored as they are: eight lanes fill
-a 32-byte sector.
+are turned in shared memory, 32 tokens at a time, each warpgroup its own 64 columns (of a dual GEMM 32): written by
+stmatrix, which transposes, read back and stored in 16-byte pieces of rows. Results of 32 bits are stored as they are:
+eight lanes fill a 32-byte sector. Results that become NVFP4 are turned in fp32, for a thread to quantize a block.
 """
+
+from dataclasses import dataclass
 
 import cutlass
 import cutlass.cute as cute
 from cutlass import Float32, Int32, Int64, Uint32
 
+from nvfp4_cute.scale_layout import SF_VEC_SIZE
+
+from ..common import ptx
+from ..common.activation import gate
+from ..common.encode import RoundE2M1
 from ..common.group_table import WorkTile
 from ..common.output_table import OutputTable, group_output, load_alphas
+from ..common.quantized_output import QuantizedGroup, quantized_group, store_quantized_block
 from .decode import OPERAND_EXPONENT
-from .operands import load_shared, tokens_of_tile
+from .operands import load_shared, store_shared, tokens_of_tile
+from .output_kind import OutputKind
 from .warp_schedule import GROUP_THREADS, WARP_SIZE
+from .weight_rows import output_column
 
-# One pass: 32 tokens x 64 columns of 16 bits, 128 bytes a token, 16-byte units swizzled by the token.
+# One pass: 32 tokens, at most 128 bytes each, in 16-byte units.
 PASS_TOKENS = 32
-ROW_BYTES = 128
 UNIT_BYTES = 16
-UNIT_VALUES = 8
-STAGING_BYTES = PASS_TOKENS * ROW_BYTES
-GROUP_COLUMNS = 64
+UNIT_VALUES, UNIT_WORDS = 8, 4
+STAGING_BYTES = PASS_TOKENS * 128
+# Accumulators of eight tokens: two rows of weights, two tokens each.
+BLOCK_TOKENS, BLOCK_VALUES = 8, 4
 # Named barrier 0 is __syncthreads; each warpgroup has one of its own.
 FIRST_BARRIER_ID = 1
+
+
+@dataclass(frozen=True)
+class Results:
+    """A lane's results: one after the other of a column, two tokens of every eight; then those of its next column.
+
+    Attributes:
+        acc: value 4i + 2h + e is weight row h of the lane, token 8i + 2 * (lane % 4) + e of the tile.
+        alphas: the group's factor of every product.
+        limit: of a dual GEMM; None where it has none.
+    """
+
+    acc: cute.Tensor
+    kind: OutputKind
+    alphas: list
+    limit: Float32 | None
+
+    @property
+    def block_values(self) -> int:
+        """Results of eight tokens."""
+        return BLOCK_VALUES // self.kind.num_products
+
+    @property
+    def count(self) -> int:
+        """Results of all tokens."""
+        return cute.size(self.acc) // self.kind.num_products
+
+    def value(self, index: int) -> Float32:
+        """Result ``index``: column ``index % block_values // 2`` of the lane's, token ``index % 2`` of the block's."""
+        if self.kind.num_products == 1:
+            return _scaled(self.acc[index], self.alphas[0])
+        first = index // 2 * BLOCK_VALUES + index % 2
+        products = [
+            _scaled(self.acc[at], alpha) for at, alpha in zip((first, first + 2), self.alphas, strict=True)
+        ]
+        return gate(*products, self.kind.activation, self.limit)
 
 
 @cute.jit
 def store_tile(
     acc: cute.Tensor,
     outputs: OutputTable,
-    out_dtype: cutlass.Constexpr,
+    kind: cutlass.Constexpr,
     tile: WorkTile,
     work_tile_mnk: cutlass.Constexpr,
     staging_address: Int32,
@@ -39,51 +85,60 @@ def store_tile(
     """Write the elements inside the group's extents.
 
     Args:
-        acc: value 4i + 2h + e is weight row 16 * warp + lane / 4 + 8h, token 8i + 2 * (lane % 4) + e of the tile.
+        acc: as of ``Results``.
+        kind: ``OutputKind``.
         staging_address: ``STAGING_BYTES`` of shared memory a warpgroup.
     """
-    tile_m, tile_n, _ = work_tile_mnk
-    (alpha,) = load_alphas(outputs, tile.slot, 1)
-    bytes_per_value = out_dtype.width // 8
-    row, column = tile.tile_m_idx * tile_m, tile.tile_n_idx * tile_n
-    origin, pitch, _ = group_output(outputs, tile, out_dtype, False)
-    origin += (Int64(row) * pitch + column) * bytes_per_value
-    rows, columns = tokens_of_tile(tile, tile_m), tile.n - column
-    if cutlass.const_expr(bytes_per_value == 4):
-        _store_words(acc, alpha, origin, pitch, rows, columns)
-    else:
-        for first in cutlass.range_constexpr(0, tile_m, PASS_TOKENS):
+    tile_m = work_tile_mnk[0]
+    limit = None
+    if cutlass.const_expr(outputs.limit is not None):
+        limit = ptx.float_of(outputs.limit)
+    results = Results(acc, kind, load_alphas(outputs, tile.slot, kind.num_products), limit)
+    row, column = tile.tile_m_idx * tile_m, tile.tile_n_idx * kind.tile_columns
+    # Rows of all operands with weights make the columns of the output.
+    rows, columns = tokens_of_tile(tile, tile_m), tile.n // (kind.num_products // kind.num_b)
+    if cutlass.const_expr(outputs.scales is not None):
+        group = quantized_group(outputs, tile, columns)
+        pass_tokens = STAGING_BYTES // (4 * kind.group_columns)
+        for first in cutlass.range_constexpr(0, tile_m, pass_tokens):
             if first < rows:
-                _store_pass(acc, alpha, first, out_dtype, origin, pitch, rows, columns, staging_address)
+                _store_quantized_pass(results, first, group, row, column, rows, staging_address)
+    else:
+        bytes_per_value = kind.dtype.width // 8
+        origin, pitch, _ = group_output(outputs, tile, kind.dtype, False)
+        origin += (Int64(row) * pitch + column) * bytes_per_value
+        if cutlass.const_expr(bytes_per_value == 4):
+            _store_words(results, origin, pitch, rows, columns - column)
+        else:
+            for first in cutlass.range_constexpr(0, tile_m, PASS_TOKENS):
+                if first < rows:
+                    _store_pass(results, first, origin, pitch, rows, columns - column, staging_address)
 
 
-@cute.jit
 def _scaled(value: Float32, alpha: Float32) -> Float32:
     """Without the factors of decoding. Exact but for overflow, which then is the result's; then times alpha."""
     return value * Float32(2.0 ** (2 * OPERAND_EXPONENT)) * alpha
 
 
 @cute.jit
-def _store_words(acc: cute.Tensor, alpha: Float32, origin: Int64, pitch: Int64, rows: Int32, columns: Int32):
+def _store_words(results: Results, origin: Int64, pitch: Int64, rows: Int32, columns: Int32):
     tidx = cute.arch.thread_idx()[0]
-    token, column = 2 * (tidx % 4), tidx // WARP_SIZE * 16 + tidx % WARP_SIZE // 4
-    for i in cutlass.range_constexpr(cute.size(acc) // 4):
-        for e in cutlass.range_constexpr(2):
-            for h in cutlass.range_constexpr(2):
-                if token + 8 * i + e < rows and column + 8 * h < columns:
-                    address = origin + (Int64(token + 8 * i + e) * pitch + column + 8 * h) * 4
-                    out = cute.make_tensor(
-                        cute.make_ptr(Float32, address, cute.AddressSpace.gmem), cute.make_layout(1)
-                    )
-                    out[0] = _scaled(acc[4 * i + 2 * h + e], alpha)
+    token, column = 2 * (tidx % 4), output_column(results.kind)
+    for index in cutlass.range_constexpr(results.count):
+        at = token + index // results.block_values * BLOCK_TOKENS + index % 2
+        across = column + index % results.block_values // 2 * 8
+        if at < rows and across < columns:
+            address = origin + (Int64(at) * pitch + across) * 4
+            out = cute.make_tensor(
+                cute.make_ptr(Float32, address, cute.AddressSpace.gmem), cute.make_layout(1)
+            )
+            out[0] = results.value(index)
 
 
 @cute.jit
 def _store_pass(
-    acc: cute.Tensor,
-    alpha: Float32,
+    results: Results,
     first: cutlass.Constexpr,
-    out_dtype: cutlass.Constexpr,
     origin: Int64,
     pitch: Int64,
     rows: Int32,
@@ -95,38 +150,101 @@ def _store_pass(
     group, thread = tidx // GROUP_THREADS, tidx % GROUP_THREADS
     lane, warp = tidx % WARP_SIZE, thread // WARP_SIZE
     staging = staging_address + group * STAGING_BYTES
-    # Lane l gives the address of row l % 8 of matrix l / 8: tokens, then column halves.
-    token, unit = lane // 16 * 8 + lane % 8, warp * 2 + lane // 8 % 2
+    group_columns = results.kind.group_columns
+    # Matrices of 8 x 8 of a warp, side by side: one unit each.
+    warp_units, row_units = results.block_values // 2, group_columns // UNIT_VALUES
+    # A stmatrix has four matrices, first those of a block of tokens. Lane l gives the address of row l % 8 of matrix l / 8.
+    matrix = lane // 8
+    token, unit = matrix // warp_units * BLOCK_TOKENS + lane % 8, warp * warp_units + matrix % warp_units
     # The passes before have been read.
     cute.arch.barrier(barrier_id=FIRST_BARRIER_ID + group, number_of_threads=GROUP_THREADS)
-    for block in cutlass.range_constexpr(PASS_TOKENS // 16):
-        start = (first + block * 16) // 2
-        if cutlass.const_expr(start < cute.size(acc)):
-            address = staging + (block * 16 + token) * ROW_BYTES + (unit ^ (token % 8)) * UNIT_BYTES
-            _store_matrices(address, acc, alpha, start, out_dtype)
+    for block in cutlass.range_constexpr(PASS_TOKENS * warp_units // 32):
+        at = block * (32 // warp_units)
+        start = (first + at) // BLOCK_TOKENS * results.block_values
+        if cutlass.const_expr(start < results.count):
+            _store_matrices(staging + _unit_offset(at + token, unit, row_units), results, start)
     cute.arch.barrier(barrier_id=FIRST_BARRIER_ID + group, number_of_threads=GROUP_THREADS)
-    unit, column = thread % 8, group * GROUP_COLUMNS + thread % 8 * UNIT_VALUES
-    for block in cutlass.range_constexpr(PASS_TOKENS // 16):
-        token = block * 16 + thread // 8
+    unit, row = thread % row_units, thread // row_units
+    column = group * group_columns + unit * UNIT_VALUES
+    for block in cutlass.range_constexpr(PASS_TOKENS * row_units // GROUP_THREADS):
+        token = block * (GROUP_THREADS // row_units) + row
         if first + token < rows and column < columns:
-            words = load_shared(staging + token * ROW_BYTES + (unit ^ (token % 8)) * UNIT_BYTES, 4)
-            _store_unit(
-                words, out_dtype, origin + (Int64(first + token) * pitch + column) * 2, columns - column
-            )
+            words = load_shared(staging + _unit_offset(token, unit, row_units), 4)
+            address = origin + (Int64(first + token) * pitch + column) * 2
+            _store_unit(words, results.kind.dtype, address, columns - column)
 
 
 @cute.jit
-def _store_matrices(
-    address: Int32, acc: cute.Tensor, alpha: Float32, start: cutlass.Constexpr, out_dtype: cutlass.Constexpr
+def _store_quantized_pass(
+    results: Results,
+    first: cutlass.Constexpr,
+    target: QuantizedGroup,
+    first_row: Int32,
+    first_column: Int32,
+    rows: Int32,
+    staging_address: Int32,
 ):
-    """Four 8 x 8 blocks (two of tokens x two of weights) from the accumulators ``start`` on, transposed."""
+    """Turn, quantize and store as many tokens as the staging buffer holds, from ``first`` on, of a warpgroup's columns.
+
+    Args:
+        first_row, first_column: of the tile in the group's output. rows: of the tile.
+    """
+    tidx = cute.arch.thread_idx()[0]
+    group, thread = tidx // GROUP_THREADS, tidx % GROUP_THREADS
+    group_columns = results.kind.group_columns
+    staging, row_bytes = staging_address + group * STAGING_BYTES, 4 * group_columns
+    # Units are swizzled by the pair of tokens, so that a warp's eight columns of four pairs share no bank. A lane's
+    # other tokens are whole blocks away, and its second column, or the second half of a block, is in the other unit pair.
+    column, pair = output_column(results.kind) - group * group_columns, thread % 4
+    address = staging + 2 * pair * row_bytes + _swizzled(column // UNIT_WORDS, pair) + column % UNIT_WORDS * 4
+    # The passes before have been read.
+    cute.arch.barrier(barrier_id=FIRST_BARRIER_ID + group, number_of_threads=GROUP_THREADS)
+    start = first // BLOCK_TOKENS * results.block_values
+    for i in cutlass.range_constexpr(STAGING_BYTES // row_bytes // BLOCK_TOKENS * results.block_values):
+        if cutlass.const_expr(start + i < results.count):
+            token = i // results.block_values * BLOCK_TOKENS + i % 2
+            at = (address ^ (i % results.block_values // 2 * 2 * UNIT_BYTES)) + token * row_bytes
+            store_shared(at, [ptx.bits_of(results.value(start + i))])
+    cute.arch.barrier(barrier_id=FIRST_BARRIER_ID + group, number_of_threads=GROUP_THREADS)
+    blocks = group_columns // SF_VEC_SIZE
+    token, block = thread // blocks, thread % blocks
+    if thread < STAGING_BYTES // (4 * SF_VEC_SIZE) and first + token < rows:
+        address = staging + token * row_bytes + _swizzled(block * (SF_VEC_SIZE // UNIT_WORDS), token // 2 % 4)
+        words = cute.make_rmem_tensor(SF_VEC_SIZE, Uint32)
+        for unit in cutlass.range_constexpr(SF_VEC_SIZE // UNIT_WORDS):
+            at = (address ^ (unit // 2 * 2 * UNIT_BYTES)) + unit % 2 * UNIT_BYTES
+            loaded = load_shared(at, UNIT_WORDS)
+            for i in cutlass.range_constexpr(UNIT_WORDS):
+                words[unit * UNIT_WORDS + i] = loaded[i]
+        store_quantized_block(
+            cute.recast_tensor(words, Float32),
+            target,
+            first_row + first + token,
+            first_column + group * group_columns + block * SF_VEC_SIZE,
+            RoundE2M1,
+        )
+
+
+def _swizzled(unit: Int32, pair: Int32) -> Int32:
+    """Offset of four words in a token's row."""
+    return (unit ^ (2 * pair)) * UNIT_BYTES
+
+
+def _unit_offset(token: Int32, unit: Int32, row_units: int) -> Int32:
+    """Offset of a 16-byte unit of a token's row, so that those of eight consecutive tokens share no bank."""
+    return (token * row_units + (unit ^ (token // (8 // row_units) % row_units))) * UNIT_BYTES
+
+
+@cute.jit
+def _store_matrices(address: Int32, results: Results, start: cutlass.Constexpr):
+    """Four 8 x 8 blocks of tokens x weights, the results from ``start`` on, transposed."""
     values = cute.make_rmem_tensor(8, Float32)
     for i in cutlass.range_constexpr(8):
         values[i] = Float32(0.0)
-        if cutlass.const_expr(start + i < cute.size(acc)):
-            values[i] = _scaled(acc[start + i], alpha)
-    converted = cute.make_rmem_tensor(8, out_dtype)
-    converted.store(values.load().to(out_dtype))
+        if cutlass.const_expr(start + i < results.count):
+            values[i] = results.value(start + i)
+    converted = cute.make_rmem_tensor(8, results.kind.dtype)
+    converted.store(values.load().to(results.kind.dtype))
     words = cute.recast_tensor(converted, Uint32)
     cute.arch.inline_ptx(
         "stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [{$r0}], { {$r1}, {$r2}, {$r3}, {$r4} };",

@@ -1,7 +1,8 @@
-"""Grouped GEMM on sm_90a: NVFP4 x NVFP4 -> fp16, bf16 or fp32.
+"""Grouped GEMM on sm_90a: NVFP4 x NVFP4 -> fp16, bf16, fp32 or NVFP4.
 
 For every group g:  C = alpha[g] * (A * SFA) @ (B * SFB)^T  with A (M_g, K_g), B (N_g, K_g) e2m1, two values a byte,
 K-major; SFA (M_g, K_g / 16), SFB (N_g, K_g / 16) e4m3 in the 128x4 blocked layout; C (M_g, N_g), N-major.
+Dual:  C = activation(alpha1[g] * A @ B1^T) * (alpha2[g] * A @ B2^T), with B1 and B2 of one shape, or interleaved in one.
 List form: every group has operands and sizes of its own, known to the host. Ragged and masked form: groups are parts of
 common operands, and the device holds how many rows of A each has; batched form: each has all of its rows.
 
@@ -26,7 +27,7 @@ from typing import Literal
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Float16, Int32, Int64, Uint8
+from cutlass import Float4E2M1FN, Float16, Int32, Int64, Uint8
 from cutlass.memory import SmemAllocator
 
 from nvfp4_cute.arch.sm90 import ctas_per_sm, smem_plan
@@ -42,6 +43,7 @@ from .epilogue import STAGING_BYTES
 from .load import Buffers, LoadArgs, run_load
 from .math import MathArgs, run_math
 from .operands import make_boxes
+from .output_kind import OutputKind
 from .split_k import PartialSums
 from .warp_schedule import WarpSchedule
 
@@ -60,9 +62,11 @@ class GroupedGemmSm90:
         config: resolved KernelConfig (``arch.sm90.resolve``) that ``arch.sm90.unsupported_reason`` accepts.
         form: how the operands arrive.
         num_groups: slots of a list-form launch; 1 otherwise.
-        out_dtype: cutlass.Float16, BFloat16 or Float32.
+        out_dtype: cutlass.Float16, BFloat16 or Float32; Float4E2M1FN for NVFP4.
         has_alpha: whether every group's result is multiplied by a factor.
         name: what the kernel is called in profilers and in the emulator's reports.
+        activation, weight_layout: ``OutputKind``'s.
+        has_limit: whether a dual GEMM's products are cut.
     """
 
     def __init__(
@@ -73,15 +77,19 @@ class GroupedGemmSm90:
         out_dtype: type,
         has_alpha: bool,
         name: str,
+        activation: str | None = None,
+        weight_layout: str = "separate",
+        has_limit: bool = False,
     ):
         self.config = config
         self.form = form
         self.num_groups = num_groups
-        self.out_dtype = out_dtype
+        self.kind = OutputKind(out_dtype, activation, weight_layout)
         self.has_alpha = has_alpha
+        self.has_limit = has_limit
         self.name = name
         self.schedule = WarpSchedule.of(config)
-        self.smem = smem_plan(config)
+        self.smem = smem_plan(config, self.kind.num_b)
 
     @cute.jit
     def __call__(self, table: cute.Pointer, queue):
@@ -94,12 +102,19 @@ class GroupedGemmSm90:
         # (COLUMN, ROW)
         values = cute.make_tensor(table, cute.make_layout((NUM_COLUMNS, 1 + self.num_groups)))
         rows = range(1, 1 + self.num_groups)
-        views_m, views_n = read_operands(values, rows, 1, self.config.swap_ab)
+        views_m, views_n = read_operands(values, rows, self.kind.num_b, self.config.swap_ab)
         self.kernel.set_name_prefix(self.name)
         self.kernel(
             Descriptors.encode(views_m, views_n, make_boxes(self.config)),
             read_groups(values, rows, self.form),
-            read_outputs(values, rows, self.form, 1 if self.has_alpha else 0),
+            read_outputs(
+                values,
+                rows,
+                self.form,
+                self.kind.num_products if self.has_alpha else 0,
+                self.kind.dtype is Float4E2M1FN,
+                self.has_limit,
+            ),
         ).launch(
             grid=(Int32(values[Header.NUM_CTA, 0]), 1, 1),
             cluster=(self.config.split_k, 1, 1) if self.config.split_k > 1 else None,
@@ -133,9 +148,9 @@ class GroupedGemmSm90:
                     Uint8, num_stage * stage_bytes, byte_alignment=OPERAND_ALIGN_BYTES
                 ).toint()
                 for stage_bytes in (
-                    plan.b_stage_bytes,
+                    plan.num_b * plan.b_stage_bytes,
                     plan.a_stage_bytes,
-                    plan.sfb_stage_bytes,
+                    plan.num_b * plan.sfb_stage_bytes,
                     plan.sfa_stage_bytes,
                 )
             )
@@ -168,11 +183,13 @@ class GroupedGemmSm90:
                 MathArgs(
                     b_address=buffers.weights,
                     sfb_address=buffers.weight_scales,
+                    b_stage_bytes=plan.num_b * plan.b_stage_bytes,
+                    sfb_stage_bytes=plan.num_b * plan.sfb_stage_bytes,
                     decoded_ptr=sDecoded.iterator,
                     staging_address=staging.toint(),
                     groups=groups,
                     outputs=outputs,
-                    out_dtype=self.out_dtype,
+                    kind=self.kind,
                     work_tile_mnk=tiler,
                     partial=partial,
                     packed=packed,

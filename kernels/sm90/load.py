@@ -49,9 +49,9 @@ def run_load(args: LoadArgs):
     cursor, walk = start_walk(groups, tiler, config.split_k)
     while groups.has_tile(cursor):
         tile = groups.tile(cursor, tiler)
-        (weights,) = descriptor_addresses(args.descriptors.m, tile.slot)
+        weights = descriptor_addresses(args.descriptors.m, tile.slot)
         (tokens,) = descriptor_addresses(args.descriptors.n, tile.slot)
-        (weight_scales,) = descriptor_addresses(args.descriptors.sf_m, tile.slot)
+        weight_scales = descriptor_addresses(args.descriptors.sf_m, tile.slot)
         (token_scales,) = descriptor_addresses(args.descriptors.sf_n, tile.slot)
         m_side, n_side = mma_sides(config, tile)
         m_origin, n_origin = m_side.origin, n_side.origin
@@ -66,12 +66,13 @@ def run_load(args: LoadArgs):
             with cute.arch.elect_one():
                 cute.arch.mbarrier_arrive_and_expect_tx(packed.full(stage), smem.stage_bytes)
                 # Weights are read once; tokens are read by every tile of weights.
-                at = buffers.weights + stage * smem.b_stage_bytes
-                tma_load(
-                    at, weights, (k, m_origin.row + m_side.first_row, m_origin.batch), full, EVICT_FIRST, 1
-                )
-                at = buffers.weight_scales + stage * smem.sfb_stage_bytes
-                tma_load(at, weight_scales, (0, k_block, m_block, m_origin.batch), full, EVICT_FIRST, 1)
+                for i in cutlass.range_constexpr(smem.num_b):
+                    at = buffers.weights + (stage * smem.num_b + i) * smem.b_stage_bytes
+                    row = m_origin.row + m_side.first_row
+                    tma_load(at, weights[i], (k, row, m_origin.batch), full, EVICT_FIRST, 1)
+                    at = buffers.weight_scales + (stage * smem.num_b + i) * smem.sfb_stage_bytes
+                    block = (0, k_block, m_block, m_origin.batch)
+                    tma_load(at, weight_scales[i], block, full, EVICT_FIRST, 1)
                 at = buffers.tokens + stage * smem.a_stage_bytes
                 tma_load(
                     at, tokens, (k, n_origin.row + n_side.first_row, n_origin.batch), full, EVICT_LAST, 1

@@ -20,19 +20,12 @@ from ..common.split_k import k_tiles_of_cta
 from .activations import SLAB_ROW_BYTES, SLABS
 from .decode import decode_scales, decode_word
 from .epilogue import store_tile
-from .operands import (
-    ROW_BYTES,
-    SF_ATOM_BYTES,
-    SF_BLOCK_BYTES,
-    load_shared,
-    load_shared_half,
-    scale_offset,
-    tokens_multiplied,
-    unit_offset,
-)
+from .operands import SF_ATOM_BYTES, load_shared, load_shared_half, tokens_multiplied
+from .output_kind import OutputKind
 from .split_k import PartialSums, gather_sums
 from .tile_walk import start_walk
-from .warp_schedule import GROUP_THREADS, WARP_SIZE
+from .warp_schedule import GROUP_THREADS
+from .weight_rows import LaneRows, lane_rows
 
 MMA_M = 64
 MMA_K = 16
@@ -41,9 +34,8 @@ SLAB_STEPS = 4
 SLAB_WORDS = 2
 # An MMA of more has more operands than the registers that a thread is launched with.
 MAX_MMA_TOKENS = 160
-# Rows of weights that a lane has of an MMA: this far apart.
+# Rows of weights that a lane has of an MMA.
 LANE_ROWS = 2
-LANE_ROW_STEP = 8
 UNIT_WORDS = 4
 
 
@@ -55,16 +47,19 @@ class MathArgs:
         b_address, sfb_address: shared addresses of the packed weights and of their scales, stage 0.
         decoded_ptr: fp16 tokens in shared memory, swizzled as wgmma reads them: ``decoded_tensor``.
         staging_address: shared address where results are turned, ``epilogue.STAGING_BYTES`` a warpgroup.
+        b_stage_bytes, sfb_stage_bytes: of the weights of one stage, and of their scales.
         groups: ``GroupTable`` or ``DeviceGroups``.
     """
 
     b_address: Int32
     sfb_address: Int32
+    b_stage_bytes: int
+    sfb_stage_bytes: int
     decoded_ptr: cute.Pointer
     staging_address: Int32
     groups: object
     outputs: OutputTable
-    out_dtype: type
+    kind: OutputKind
     work_tile_mnk: tuple
     partial: PartialSums
     packed: Ring
@@ -113,19 +108,20 @@ def run_math(args: MathArgs):
     while groups.has_tile(cursor):
         tile = groups.tile(cursor, tiler)
         _, k_tile_cnt = k_tiles_of_cta(tile.k_tile_cnt, args.partial.split)
+        rows = lane_rows(args.kind, tile, cute.arch.thread_idx()[0] % 4)
         num_tokens, counts = tokens_multiplied(tile, tile_m), token_counts(tile_m)
         for i in cutlass.range_constexpr(len(counts)):
             if num_tokens == counts[i]:
                 stage, phase, in_stage, in_phase = _accumulate(
-                    args, acc, counts[i], k_tile_cnt, stage, phase, in_stage, in_phase
+                    args, acc, rows, counts[i], k_tile_cnt, stage, phase, in_stage, in_phase
                 )
         if cutlass.const_expr(args.partial.split == 1):
-            store_tile(acc, args.outputs, args.out_dtype, tile, tiler, args.staging_address)
+            store_tile(acc, args.outputs, args.kind, tile, tiler, args.staging_address)
         else:
             gather_sums(args.partial, acc, turn)
             turn ^= 1
             if cute.arch.block_idx_in_cluster() == 0:
-                store_tile(acc, args.outputs, args.out_dtype, tile, tiler, args.staging_address)
+                store_tile(acc, args.outputs, args.kind, tile, tiler, args.staging_address)
         cursor = groups.next_cursor(cursor, walk.step, tiler)
         walk = walk.turned()
 
@@ -134,6 +130,7 @@ def run_math(args: MathArgs):
 def _accumulate(
     args: MathArgs,
     acc: cute.Tensor,
+    rows: LaneRows,
     tokens: cutlass.Constexpr,
     k_tile_cnt: Int32,
     stage: Int32,
@@ -142,12 +139,8 @@ def _accumulate(
     in_phase: Int32,
 ):
     """Sum the K tiles of one work tile into the first ``tokens / 2`` registers of ``acc``."""
-    tile_m, tile_n, _ = args.work_tile_mnk
+    tile_m = args.work_tile_mnk[0]
     tidx = cute.arch.thread_idx()[0]
-    # Row of weights in the tile that this lane's first accumulator belongs to.
-    row, unit = tidx // WARP_SIZE * 16 + tidx % WARP_SIZE // 4, tidx % 4
-    b_address = args.b_address + unit_offset(row, unit)
-    sfb_address = args.sfb_address + scale_offset(row) + unit // 2 * SF_ATOM_BYTES + unit % 2 * 2
     num_parts = 1 if tokens <= MAX_MMA_TOKENS else 2
     part = tokens // num_parts
     tiled_mma = make_tiled_mma(part)
@@ -167,7 +160,7 @@ def _accumulate(
     )
     last_stage = in_stage
     if k_tile_cnt > 0:
-        stage, phase = _load_weights(args, weights, b_address, sfb_address, stage, phase)
+        stage, phase = _load_weights(args, weights, rows, stage, phase)
     for k_tile_idx in cutlass.range(k_tile_cnt, unroll=1):
         # MMAs' descriptors in uniform registers: without this the compiler moves each one there by itself.
         uniform_stage = cute.arch.make_warp_uniform(in_stage)
@@ -184,7 +177,7 @@ def _accumulate(
             warpgroup.commit_group()
             if cutlass.const_expr(slab > 0):
                 if k_tile_idx + 1 < k_tile_cnt:
-                    stage, phase = _load_weights(args, weights, b_address, sfb_address, stage, phase)
+                    stage, phase = _load_weights(args, weights, rows, stage, phase)
             # The MMAs before these are done: their registers are free, after a stage's last ones the stage, too.
             warpgroup.wait_group(1)
             if cutlass.const_expr(slab == 0):
@@ -209,19 +202,19 @@ def decoded_tensor(ptr: cute.Pointer, tokens: int, tile_m: int, num_stages: int)
 
 
 @cute.jit
-def _load_weights(
-    args: MathArgs, weights: Weights, b_address: Int32, sfb_address: Int32, stage: Int32, phase: Int32
-):
+def _load_weights(args: MathArgs, weights: Weights, rows: LaneRows, stage: Int32, phase: Int32):
     """Wait for the packed stage, read the lane's part of it, and release it; the stage after it."""
-    tile_n = args.work_tile_mnk[1]
+    unit = cute.arch.thread_idx()[0] % 4
+    data = args.b_address + stage * args.b_stage_bytes + rows.data
+    # A lane's unit has two of the four scales that an atom has of a row.
+    scale = args.sfb_address + stage * args.sfb_stage_bytes + rows.scale
+    scale += unit // 2 * SF_ATOM_BYTES + unit % 2 * 2
     cute.arch.mbarrier_wait(args.packed.full(stage), phase)
     for i in cutlass.range_constexpr(LANE_ROWS):
-        row = i * LANE_ROW_STEP
-        unit = load_shared(b_address + stage * (tile_n * ROW_BYTES) + row * ROW_BYTES, UNIT_WORDS)
+        words = load_shared(data + i * rows.data_step, UNIT_WORDS)
         for word in cutlass.range_constexpr(UNIT_WORDS):
-            weights.words[word, i] = unit[word]
-        # Sixteen bytes from row to row inside 32 rows.
-        weights.codes[i] = load_shared_half(sfb_address + stage * SF_BLOCK_BYTES + row * 16)
+            weights.words[word, i] = words[word]
+        weights.codes[i] = load_shared_half(scale + i * rows.scale_step)
     arrive_warp(args.packed.empty(stage))
     return next_stage(args.packed, stage, phase)
 

@@ -1,12 +1,11 @@
 """What each architecture can build: one module a family, all with the names of ``base.Family``."""
 
 from nvfp4_cute.arch import sm90, sm100, sm120
-from nvfp4_cute.arch.base import DualFamily, Family
+from nvfp4_cute.arch.base import ChoosingFamily, Family
 from nvfp4_cute.config import KernelConfig
-from nvfp4_cute.errors import UnsupportedProblem, UnsupportedTarget
+from nvfp4_cute.errors import UnsupportedTarget
 
 FAMILIES: tuple[Family, ...] = (sm90, sm100, sm120)
-DUAL_FAMILIES: tuple[DualFamily, ...] = (sm100, sm120)
 ARCHS = tuple(arch for family in FAMILIES for arch in family.ARCHS)
 
 
@@ -18,16 +17,10 @@ def family_of(arch: str) -> Family:
     raise UnsupportedTarget(f"no grouped GEMM kernel for {arch}; there is one for {', '.join(ARCHS)}")
 
 
-def dual_family_of(arch: str) -> DualFamily:
-    """The same for dual GEMMs. Raises UnsupportedProblem for an ``arch`` whose kernel computes none."""
-    for family in DUAL_FAMILIES:
-        if arch in family.ARCHS:
-            return family
-    archs = ", ".join(arch for family in DUAL_FAMILIES for arch in family.ARCHS)
-    raise UnsupportedProblem(
-        f"{arch}: no kernel for dual GEMMs (there is one for {archs}); call grouped_gemm with each b and combine the "
-        "results"
-    )
+def choosing_family_of(arch: str) -> ChoosingFamily | None:
+    """The same where the family chooses configs by itself; None on sm_100, where ``select`` does."""
+    found = family_of(arch)
+    return next((family for family in (sm90, sm120) if family is found), None)
 
 
 def ctas_per_sm(arch: str, config: KernelConfig) -> int:

@@ -1,5 +1,6 @@
 """What every family of architectures states, and the limits that all of them share."""
 
+from collections.abc import Iterable
 from typing import Protocol
 
 from nvfp4_cute.config import KernelConfig
@@ -58,33 +59,15 @@ class Family(Protocol):
         """What is chosen from in the list form."""
 
     @property
-    def FORMS(self) -> tuple[str, ...]:
-        """Forms of grouped problems (``problem.Form``) that the kernel takes."""
+    def DUAL_CANDIDATES(self) -> tuple[KernelConfig, ...]:
+        """The same for dual GEMMs whose weights are two operands: ``num_b`` is 2."""
 
     @property
     def OUT_M_MAJOR(self) -> bool:
         """Whether the kernel writes outputs with contiguous columns, too."""
 
-    @property
-    def OUT_NVFP4(self) -> bool:
-        """Whether the kernel writes NVFP4 results with their scales."""
-
     def smem_plan(self, config: KernelConfig) -> SmemUse:
         """Shared memory of ``config``."""
-
-    def resolve(self, config: KernelConfig) -> KernelConfig:
-        """``config`` with its stage count made explicit."""
-
-    def unsupported_reason(self, config: KernelConfig) -> str | None:
-        """Why this family cannot build ``config``, with the nearest legal value; None where it can."""
-
-
-class DualFamily(Family, Protocol):
-    """A family whose kernel computes dual GEMMs, too: ``num_b`` is 2 there."""
-
-    @property
-    def DUAL_CANDIDATES(self) -> tuple[KernelConfig, ...]:
-        """What is chosen from."""
 
     def resolve(self, config: KernelConfig, num_b: int = 1) -> KernelConfig:
         """``config`` with its stage count made explicit."""
@@ -94,3 +77,25 @@ class DualFamily(Family, Protocol):
 
     def interleave_reason(self, config: KernelConfig, weight_layout: str) -> str | None:
         """Why weights of ``INTERLEAVE`` cannot be computed with ``config``; None where they can."""
+
+    def quantized_reason(self, config: KernelConfig) -> str | None:
+        """Why NVFP4 results cannot be computed with ``config``; None where they can."""
+
+
+class ChoosingFamily(Family, Protocol):
+    """A family whose candidates and choice depend on sizes alone; those of sm_100 also depend on the schedule."""
+
+    def candidates(
+        self, num_b: int = 1, weight_layout: str = "separate", is_quantized: bool = False
+    ) -> tuple[KernelConfig, ...]:
+        """What is chosen from."""
+
+    def choose(
+        self,
+        sizes: Iterable[tuple[int, int, int]],
+        num_sms: int,
+        num_b: int = 1,
+        weight_layout: str = "separate",
+        is_quantized: bool = False,
+    ) -> KernelConfig:
+        """The candidate for groups of these (m, n, k)."""

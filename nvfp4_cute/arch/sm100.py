@@ -12,9 +12,7 @@ from nvfp4_cute.scale_layout import SF_VEC_SIZE
 
 ARCHS = ("sm_100a", "sm_103a", "sm_110a")
 DEFAULT_CONFIG = KernelConfig()
-FORMS = ("list", "ragged", "masked", "batched")
 OUT_M_MAJOR = True
-OUT_NVFP4 = True
 # What ``select`` chooses from, simple before special where two are equally good.
 CANDIDATES = (
     *(KernelConfig((128, n, 256), num_acc_stage=stages) for n, stages in ((128, 3), (256, 2))),
@@ -248,6 +246,11 @@ def interleave_reason(config: KernelConfig, weight_layout: str) -> str | None:
         return f"N tile {n} with weight_layout={weight_layout!r}: tiles hold whole periods; use N tile 128 or 256"
     if EPI_WARPS * n // (2 * EPI_TILE_N) % config.split_k:
         return f"split_k={config.split_k} with N tile {n} of interleaved weights: every CTA adds up as many units; use N tile 128"
+    return None
+
+
+def quantized_reason(config: KernelConfig) -> str | None:
+    """Why NVFP4 results cannot be computed with ``config``: they always can."""
     return None
 
 

@@ -16,9 +16,7 @@ from nvfp4_cute.scale_layout import SF_VEC_SIZE
 
 ARCHS = ("sm_120a", "sm_121a")
 DEFAULT_CONFIG = KernelConfig((128, 128, 128), num_acc_stage=1)
-FORMS = ("list", "ragged", "masked", "batched")
 OUT_M_MAJOR = True
-OUT_NVFP4 = True
 SMEM_CAPACITY_BYTES = 99 * 1024
 # Of every operand's buffer: a tile of 128-byte rows repeats its swizzle every 1024 bytes.
 BUFFER_ALIGN_BYTES = 1024

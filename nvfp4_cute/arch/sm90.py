@@ -12,9 +12,7 @@ from nvfp4_cute.scale_layout import SF_VEC_SIZE
 
 ARCHS = ("sm_90a",)
 DEFAULT_CONFIG = KernelConfig((128, 128, 128), num_acc_stage=1, swap_ab=True)
-FORMS = ("list", "ragged", "masked", "batched")
 OUT_M_MAJOR = False
-OUT_NVFP4 = False
 SMEM_CAPACITY_BYTES = 227 * 1024
 SMEM_PER_SM_BYTES = 228 * 1024
 SMEM_PER_CTA_BYTES = 1024  # what each CTA takes besides
@@ -27,6 +25,7 @@ TILE_WEIGHTS = 128
 TILE_K = 128
 # Accumulators of more tokens leave wgmma too few of the registers that a launch of four warpgroups has.
 MAX_TILE_TOKENS = 128
+MAX_QUANTIZED_TOKENS = 96  # where results become NVFP4
 # Tokens of a tile that are tried where the caller chooses no config.
 TOKEN_CHOICES = (8, 16, 32, 64, 80, 96, 112, 128)
 # CTAs that share K tiles; their sums have to fit shared memory.
@@ -34,12 +33,17 @@ SPLITS = (1, 2, 4)
 MAX_SPLIT_TOKENS = 64
 # Between the numbers of tokens that MMAs are generated for.
 TOKEN_STEP = 32
-# What ``choose`` chooses from.
+# What ``choose`` chooses from. Where weights are interleaved a tile has as many rows, of both.
 CANDIDATES = tuple(
     replace(DEFAULT_CONFIG, cta_tile_shape_mnk=(TILE_WEIGHTS, tokens, TILE_K), split_k=split)
     for tokens in TOKEN_CHOICES
     for split in SPLITS
     if split == 1 or tokens <= MAX_SPLIT_TOKENS
+)
+# The same for dual GEMMs with separate weights: half a tile is of one operand, half of the other.
+DUAL_CANDIDATES = tuple(
+    replace(config, cta_tile_shape_mnk=(TILE_WEIGHTS // 2, *config.cta_tile_shape_mnk[1:]))
+    for config in CANDIDATES
 )
 # Model of a CTA's time, fitted to an H200's times of one tile an SM (8 to 128 tokens, K of 8192 to 16384): a tile, a K
 # tile, and what tokens add to that; of tiles small enough for two CTAs an SM; what these take longer where there are two;
@@ -64,11 +68,12 @@ class SmemPlan:
     """Bytes of one stage, by operand, and of all stages. Plain integers, printable.
 
     Attributes:
-        a_stage_bytes, b_stage_bytes: packed e2m1 of tokens and of weights.
+        a_stage_bytes, b_stage_bytes: packed e2m1 of tokens and of each operand with weights.
         sfa_stage_bytes, sfb_stage_bytes: their scales, in whole blocks of 128 rows.
         decoded_stage_bytes: the tokens in fp16.
         num_ab_stage, num_decoded_stage: stages of packed operands, of decoded tokens.
         partial_bytes: sums that the first CTA of a cluster gets from the others.
+        num_b: operands with weights.
     """
 
     a_stage_bytes: int
@@ -79,11 +84,13 @@ class SmemPlan:
     num_ab_stage: int
     num_decoded_stage: int
     partial_bytes: int
+    num_b: int = 1
 
     @property
     def stage_bytes(self) -> int:
         """Bytes that the TMA of one stage writes: the transaction count of its barrier."""
-        return self.a_stage_bytes + self.b_stage_bytes + self.sfa_stage_bytes + self.sfb_stage_bytes
+        tokens = self.a_stage_bytes + self.sfa_stage_bytes
+        return tokens + self.num_b * (self.b_stage_bytes + self.sfb_stage_bytes)
 
     @property
     def total_bytes(self) -> int:
@@ -118,7 +125,7 @@ def smem_capacity_bytes(config: KernelConfig) -> int:
     return min(share, SMEM_CAPACITY_BYTES)
 
 
-def smem_plan(config: KernelConfig) -> SmemPlan:
+def smem_plan(config: KernelConfig, num_b: int = 1) -> SmemPlan:
     """Shared memory of ``config``. ``num_ab_stage=None`` is resolved to as many stages as fit."""
     m, n, k = config.work_tile_mnk
     sf_block_bytes, capacity = SF_BLOCK_ROWS * k // SF_VEC_SIZE, smem_capacity_bytes(config)
@@ -130,7 +137,8 @@ def smem_plan(config: KernelConfig) -> SmemPlan:
         decoded_stage_bytes=m * k * FP16_BYTES,
         num_ab_stage=config.num_ab_stage or WANTED_AB_STAGE,
         num_decoded_stage=MIN_DECODED_STAGE,
-        partial_bytes=(config.split_k - 1) * m * n * FP32_BYTES,
+        partial_bytes=(config.split_k - 1) * m * TILE_WEIGHTS * FP32_BYTES,
+        num_b=num_b,
     )
     for num_decoded_stage in range(MIN_DECODED_STAGE, MAX_DECODED_STAGE + 1):
         wider = replace(plan, num_decoded_stage=num_decoded_stage)
@@ -142,22 +150,44 @@ def smem_plan(config: KernelConfig) -> SmemPlan:
     return plan
 
 
-def resolve(config: KernelConfig) -> KernelConfig:
+def resolve(config: KernelConfig, num_b: int = 1) -> KernelConfig:
     """``config`` with its stage count made explicit."""
-    return replace(config, num_ab_stage=smem_plan(config).num_ab_stage)
+    return replace(config, num_ab_stage=smem_plan(config, num_b).num_ab_stage)
 
 
-def choose(sizes: Iterable[tuple[int, int, int]], num_sms: int) -> KernelConfig:
+def candidates(
+    num_b: int = 1, weight_layout: str = "separate", is_quantized: bool = False
+) -> tuple[KernelConfig, ...]:
+    """What ``choose`` chooses from.
+
+    Args:
+        num_b: operands that have weights: 2 for a dual GEMM whose weights are not interleaved.
+        weight_layout: makes no difference here.
+        is_quantized: whether results are NVFP4.
+    """
+    tried = CANDIDATES if num_b == 1 else DUAL_CANDIDATES
+    return tuple(config for config in tried if not is_quantized or quantized_reason(config) is None)
+
+
+def choose(
+    sizes: Iterable[tuple[int, int, int]],
+    num_sms: int,
+    num_b: int = 1,
+    weight_layout: str = "separate",
+    is_quantized: bool = False,
+) -> KernelConfig:
     """The candidate with the least modelled time: padding and idle SMs against decoding again and adding up.
 
     Args:
         sizes: (m, n, k) of every group.
         num_sms: SMs of the device.
+        num_b, weight_layout, is_quantized: as of :func:`candidates`.
     """
     live = [size for size in sorted(sizes, key=lambda size: -size[0]) if min(size) > 0]
     most = max((m for m, _, _ in live), default=0)
     widest = next((tokens for tokens in TOKEN_CHOICES if tokens >= most), MAX_TILE_TOKENS)
-    fitting = (config for config in CANDIDATES if config.work_tile_mnk[0] <= widest)
+    tried = candidates(num_b, weight_layout, is_quantized)
+    fitting = (config for config in tried if config.work_tile_mnk[0] <= widest)
     return min(fitting, key=lambda config: _modelled_us(live, config, num_sms))
 
 
@@ -191,7 +221,7 @@ def _modelled_us(live: list[tuple[int, int, int]], config: KernelConfig, num_sms
     return busiest * (PAIR_FACTOR if paired and len(tiles) * split > num_sms else 1.0)
 
 
-def unsupported_reason(config: KernelConfig) -> str | None:
+def unsupported_reason(config: KernelConfig, num_b: int = 1) -> str | None:
     """Why this family cannot build ``config``, with the nearest legal value; None where it can."""
     if not config.swap_ab or config.use_2cta_instrs:
         return (
@@ -199,10 +229,10 @@ def unsupported_reason(config: KernelConfig) -> str | None:
             f"issues an MMA; use swap_ab=True, use_2cta_instrs=False"
         )
     m, n, k = config.cta_tile_shape_mnk
-    if m != TILE_WEIGHTS:
+    if m * num_b != TILE_WEIGHTS:
         return (
-            f"cta_tile_shape_mnk={config.cta_tile_shape_mnk}: two warpgroups have 64 rows of weights each; "
-            f"use M tile {TILE_WEIGHTS}"
+            f"cta_tile_shape_mnk={config.cta_tile_shape_mnk}: two warpgroups have 64 rows of weights each, of {num_b} "
+            f"operand{'s' * (num_b > 1)}; use M tile {TILE_WEIGHTS // num_b}"
         )
     if not 8 <= n <= MAX_TILE_TOKENS or n % 8:
         nearest = min(max(-(-n // 8) * 8, 8), MAX_TILE_TOKENS)
@@ -222,12 +252,25 @@ def unsupported_reason(config: KernelConfig) -> str | None:
         )
     if config.num_acc_stage != 1:
         return f"num_acc_stage={config.num_acc_stage}: accumulators are in registers, there is one; use 1"
-    smem, capacity = smem_plan(config), smem_capacity_bytes(config)
+    smem, capacity = smem_plan(config, num_b), smem_capacity_bytes(config)
     if smem.num_ab_stage < 1 or smem.total_bytes > capacity:
         return (
             f"num_ab_stage={config.num_ab_stage}: {smem.total_bytes} bytes of shared memory, {capacity} "
-            f"exist; use 1 to {smem_plan(replace(config, num_ab_stage=None)).num_ab_stage}"
+            f"exist; use 1 to {smem_plan(replace(config, num_ab_stage=None), num_b).num_ab_stage}"
         )
     if config.num_cta is not None and config.num_cta < config.cluster_size:
         return f"num_cta={config.num_cta}: {config.cluster_size} CTAs work on a tile, launch at least as many"
+    return None
+
+
+def interleave_reason(config: KernelConfig, weight_layout: str) -> str | None:
+    """Why weights of ``base.INTERLEAVE`` cannot be computed with ``config``: a tile of 128 rows has whole periods."""
+    return None
+
+
+def quantized_reason(config: KernelConfig) -> str | None:
+    """Why NVFP4 results cannot be computed with ``config``; None where they can: sums and a block share registers."""
+    tokens = config.cta_tile_shape_mnk[1]
+    if tokens > MAX_QUANTIZED_TOKENS:
+        return f"N tile {tokens} with NVFP4 results: registers would spill; use an N tile of {MAX_QUANTIZED_TOKENS}"
     return None

@@ -7,7 +7,6 @@ from device_groups_check import K, N, operands, run
 from oracle import assert_bitwise_equal, bits
 
 from nvfp4_cute import KernelConfig, UnsupportedProblem, grouped_gemm
-from nvfp4_cute.arch import sm90
 from nvfp4_cute.backends.emulator import observe
 from nvfp4_cute.ops.device_groups import check_device_groups
 
@@ -141,13 +140,3 @@ def test_refusals_name_rule_and_value(change, error, facts):
     for fact in facts:
         assert fact in str(caught.value)
     assert torch.equal(bits(arguments["out"]), before)
-
-
-def test_a_family_says_what_it_lacks(monkeypatch):
-    monkeypatch.setattr(sm90, "FORMS", ("list",))
-    with pytest.raises(UnsupportedProblem, match="no kernel for the ragged form; pass lists"):
-        grouped_gemm(
-            **operands("ragged", ROWS),
-            backend="emulator:sm_90a",
-            config=sm90.DEFAULT_CONFIG,
-        )

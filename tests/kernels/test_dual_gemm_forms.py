@@ -9,7 +9,7 @@ import torch
 from oracle import assert_bitwise_equal, bits
 from quantized_check import assert_quantized
 
-from nvfp4_cute import ConfigError, KernelConfig, UnsupportedProblem, dual_gemm, grouped_dual_gemm
+from nvfp4_cute import ConfigError, KernelConfig, dual_gemm, grouped_dual_gemm
 from nvfp4_cute.arch import sm90, sm100, sm120
 from nvfp4_cute.backends.emulator import observe
 from nvfp4_cute.cache import get_kernel
@@ -17,7 +17,7 @@ from nvfp4_cute.compile import KernelKey
 from nvfp4_cute.reference import grouped_dual_gemm_reference, separate_weights
 from nvfp4_cute.scale_layout import from_blocked, to_blocked
 
-ARCHS = (sm100.ARCHS[0], sm120.ARCHS[0])
+ARCHS = (sm100.ARCHS[0], sm120.ARCHS[0], sm90.ARCHS[0])
 LAYOUTS = ("concatenated", "interleaved_64_up_first", "interleaved_32_gate_first")
 ALPHAS = ([2.0**-7, 2.0**-6, 2.0**-7, 0.0, 2.0**-5], [-(2.0**-6), 2.0**-5, 0.5, 1.0, 2.0**-6])
 ROWS = (40, 0, 130, 1, 0)
@@ -82,6 +82,7 @@ def test_the_layouts_are_what_they_say(layout):
         ("interleaved_32_gate_first", "sm_100a", "t128x256x256_s0a2_2cta_p2", "random:1"),
         ("interleaved_32_gate_first", "sm_100a", "t128x64x256_s0a3_p2", "eager"),
         ("interleaved_32_gate_first", "sm_120a", "t128x64x128_s0a2_p2", "random:1"),
+        ("interleaved_64_up_first", "sm_90a", "t128x96x128_s2a1_swap_p3", "random:1"),
         *(
             pytest.param(*variant, marks=pytest.mark.slow)
             for variant in (
@@ -91,6 +92,8 @@ def test_the_layouts_are_what_they_say(layout):
                 ("interleaved_64_up_first", "sm_120a", "t128x64x128_s0a1_swap_p2", "random:1"),
                 ("interleaved_32_gate_first", "sm_120a", "t128x8x256_s0a2_swap_p3", "lazy"),
                 ("interleaved_32_gate_first", "sm_120a", "t128x128x128_s0a1_p2", "eager"),
+                ("interleaved_32_gate_first", "sm_90a", "t128x32x128_s0a1_swap_k2_p4", "lazy"),
+                ("concatenated", "sm_90a", "t64x128x128_s0a1_swap_p5", "eager"),
             )
         ),
     ],
@@ -132,6 +135,7 @@ def on_device(form, layout, slack=5):
         *((layout, "sm_100a") for layout in ("separate", *LAYOUTS)),
         ("separate", "sm_120a"),
         *(pytest.param(layout, "sm_120a", marks=pytest.mark.slow) for layout in LAYOUTS),
+        *(pytest.param(layout, "sm_90a", marks=pytest.mark.slow) for layout in ("separate", *LAYOUTS[1:])),
     ],
 )
 @pytest.mark.parametrize("form", ["ragged", "masked"])
@@ -193,6 +197,39 @@ def test_limit(arch, activation):
     assert nan.isnan().all()
 
 
+@pytest.mark.gpu("sm_90a")
+@pytest.mark.parametrize("layout", ["separate", *LAYOUTS])
+@pytest.mark.parametrize("activation", ["silu", "gelu_tanh", "relu2"])
+def test_gpu(layout, activation):
+    """The list form as the reference, NVFP4 results as quantize makes them of the kernel's float32 ones."""
+    listed = operands(((150, 384, K), (1, 128, 256), (0, 128, 256), (300, 128, 256)))
+    alphas = [factors[:4] for factors in ALPHAS]
+    whole = listed if layout == "separate" else joined(listed, layout)
+    on_gpu = [None if tensors is None else [x.cuda() for x in tensors] for tensors in whole]
+    options = {"activation": activation, "weight_layout": layout, "limit": 3.0}
+    want = grouped_dual_gemm(*whole, *alphas, **options)
+    for got, expected in zip(grouped_dual_gemm(*on_gpu, *alphas, **options), want, strict=True):
+        close(got.cpu(), expected)
+    sums = grouped_dual_gemm(*on_gpu, *alphas, **options, out_dtype=torch.float32)
+    for got, x in zip(grouped_dual_gemm(*on_gpu, *alphas, **options, out_dtype="nvfp4"), sums, strict=True):
+        assert_quantized(got.data.cpu(), got.scale.cpu(), x.cpu(), None)
+
+
+@pytest.mark.gpu("sm_90a")
+@pytest.mark.parametrize("form", ["ragged", "masked"])
+def test_gpu_groups_on_the_device(form):
+    arguments, _ = on_device(form, "interleaved_64_up_first")
+    factors = [torch.tensor(alpha) for alpha in ALPHAS]
+    want = grouped_dual_gemm(**arguments, alpha1=factors[0], alpha2=factors[1])
+    moved = {k: x.cuda() if isinstance(x, torch.Tensor) else x for k, x in arguments.items()}
+    got = grouped_dual_gemm(**moved, alpha1=factors[0].cuda(), alpha2=factors[1].cuda()).cpu()
+    if form == "ragged":
+        close(got[: sum(ROWS)], want[: sum(ROWS)])
+    else:
+        for part, expected, m in zip(got, want, ROWS, strict=True):
+            close(part[:m], expected[:m])
+
+
 def test_one_product_of_two_halves():
     """dual_gemm takes the layouts, too."""
     listed = operands(((20, 128, 256),))
@@ -228,6 +265,15 @@ def test_machine_code_of_sm120(layout, dtype):
     for config in sm120.candidates(1, layout, dtype == "nvfp4"):
         variant = {"activation": "silu", "weight_layout": layout, "has_limit": True}
         key = KernelKey.make("sm_120a", config, 1, dtype, True, "ragged", **variant)
+        assert get_kernel(key).resources.stack_bytes == 0, key.to_name()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("layout", ["separate", *LAYOUTS[1:]])
+def test_machine_code_of_sm90(layout):
+    for config in sm90.candidates(2 if layout == "separate" else 1):
+        variant = {"activation": "silu", "weight_layout": layout, "has_limit": True}
+        key = KernelKey.make("sm_90a", config, 1, torch.bfloat16, True, "ragged", **variant)
         assert get_kernel(key).resources.stack_bytes == 0, key.to_name()
 
 
@@ -272,5 +318,6 @@ def test_what_no_kernel_computes_is_refused():
         KernelKey.make(
             "sm_120a", KernelConfig((128, 64, 128), num_acc_stage=1), 1, torch.float16, False, **variant
         )
-    with pytest.raises(UnsupportedProblem, match="sm_90a: no kernel for dual GEMMs"):
-        KernelKey.make("sm_90a", sm90.DEFAULT_CONFIG, 1, torch.float16, False, **variant)
+    with pytest.raises(ConfigError, match="64 rows of weights each, of 1 operand; use M tile 128"):
+        half = replace(sm90.DEFAULT_CONFIG, cta_tile_shape_mnk=(64, 128, 128))
+        KernelKey.make("sm_90a", half, 1, torch.float16, False, **variant)

@@ -1,4 +1,4 @@
-"""NVFP4 output of the sm_100a and sm_120a kernels: bit for bit what ``formats.quantize`` makes of the float32 results."""
+"""NVFP4 output of the kernels of every family: bit for bit what ``formats.quantize`` makes of the float32 results."""
 
 import math
 from dataclasses import replace
@@ -14,7 +14,6 @@ from nvfp4_cute import (
     ConfigError,
     KernelConfig,
     NVFP4Tensor,
-    UnsupportedProblem,
     dual_gemm,
     grouped_dual_gemm,
     grouped_gemm,
@@ -29,7 +28,7 @@ from nvfp4_cute.ops.device_groups import check_device_groups
 from nvfp4_cute.problem import check_list_operands
 from nvfp4_cute.reference import expand_operand
 
-ARCHS = (sm100.ARCHS[0], sm120.ARCHS[0])
+ARCHS = (sm100.ARCHS[0], sm120.ARCHS[0], sm90.ARCHS[0])
 POISON = 0x5A
 # Tiles cut on both sides, N that ends within a slice and within a scale block, one row, an empty group
 TILES = cases.Case("tiles", ((270, 272, 512), (1, 48, 768), (0, 64, 256)), 11, has_alpha=True)
@@ -43,6 +42,7 @@ CONFIGS = (
     "t128x192x256_s0a2_2cta_swap_p4",
     "t128x64x256_s0a2_swap_k2_p4",
 )
+SM90_CONFIGS = ("t128x32x128_s0a1_swap_p2", "t128x96x128_s2a1_swap_p2", "t128x8x128_s0a1_swap_k2_p8")
 SM120_CONFIGS = (
     "t128x64x128_s0a1_p2",
     "t128x16x256_s2a2_swap_p3",
@@ -85,6 +85,8 @@ def check(case, operands, got, sums, factors):
         *(("sm_100a", name) for name in CONFIGS),
         *(("sm_120a", name) for name in SM120_CONFIGS[:2]),
         *(pytest.param("sm_120a", name, marks=pytest.mark.slow) for name in SM120_CONFIGS[2:]),
+        ("sm_90a", SM90_CONFIGS[0]),
+        *(pytest.param("sm_90a", name, marks=pytest.mark.slow) for name in SM90_CONFIGS[1:]),
     ],
 )
 def test_every_tile_shape_is_right_and_clean(arch, name, mode):
@@ -115,9 +117,18 @@ def test_same_bits_whenever_asynchronous_operations_happen(arch, mode):
         assert_bitwise_equal(got.scale, want.scale, mode=mode)
 
 
-@pytest.mark.parametrize("swap_ab", [False, True])
-@pytest.mark.parametrize("arch", [ARCHS[0], pytest.param(ARCHS[1], marks=pytest.mark.slow)])
-def test_hostile_results(arch, swap_ab):
+@pytest.mark.parametrize(
+    ("arch", "name"),
+    [
+        *(("sm_100a", f"t128x64x256_s0a2{swap}") for swap in ("", "_swap")),
+        *(
+            pytest.param("sm_120a", f"t128x64x256_s0a2{swap}", marks=pytest.mark.slow)
+            for swap in ("", "_swap")
+        ),
+        ("sm_90a", "t128x32x128_s0a1_swap"),
+    ],
+)
+def test_hostile_results(arch, name):
     """Zeros, infinities, NaN, subnormals and overflow reach the blocks through alpha; global scales at their limits."""
     alphas = (math.inf, -math.inf, math.nan, 1e-42, 3e38, -0.0, 2.0**-13, 1e-30, math.inf, 1e37)
     factors = (1.0, 3e-38, 0.5, 2.0**-126, 7e37, 1.0, 1.0, 1e-33, 3.4e38, 3.4e38)
@@ -131,7 +142,7 @@ def test_hostile_results(arch, swap_ab):
     got = grouped_gemm(
         a, b, a_scale, b_scale, alpha=alpha, out=poisoned_out(case.sizes), out_dtype="nvfp4",
         out_global_scale=torch.tensor(factors), backend=f"emulator:{arch}",
-        config=KernelConfig((128, 64, 256), swap_ab=swap_ab),
+        config=KernelConfig.from_name(name),
     )  # fmt: skip
     check(case, None, got, sums, factors)
 
@@ -153,6 +164,7 @@ def test_other_architectures(arch):
         ("sm_100a", "t128x64x256_s2a2_swap_p3"),
         pytest.param("sm_120a", "t128x64x256_s0a2_p3", marks=pytest.mark.slow),
         pytest.param("sm_120a", "t128x32x256_s2a2_swap_p3", marks=pytest.mark.slow),
+        pytest.param("sm_90a", "t128x48x128_s0a1_swap_p3", marks=pytest.mark.slow),
     ],
 )
 def test_groups_on_the_device(form, arch, name):
@@ -206,6 +218,8 @@ def test_groups_on_the_device(form, arch, name):
                 "t128x16x256_s0a2_swap",
             )
         ),
+        ("sm_90a", "t64x64x128_s0a1_swap"),
+        pytest.param("sm_90a", "t64x16x128_s0a1_swap_k4", marks=pytest.mark.slow),
     ],
 )
 def test_dual_gemm(arch, name):
@@ -255,7 +269,9 @@ def quantization_bound(x, global_scale):
     return amax / 6 * (1 + 2**-4) + 6 * 2.0**-10 * global_scale
 
 
-@pytest.mark.parametrize("arch", [ARCHS[0], pytest.param(ARCHS[1], marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "arch", [ARCHS[0], *(pytest.param(arch, marks=pytest.mark.slow) for arch in ARCHS[1:])]
+)
 def test_layers_chain_within_the_bound(arch):
     """Two layers that never leave 4 bits, and a float64 chain: quantization's bound carried through the second layer."""
     torch.manual_seed(0)
@@ -311,6 +327,28 @@ def test_machine_code_of_sm120(is_dual):
         assert kernel.ptx.count("movmatrix") == (16 * blocks if config.swap_ab else 0)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("is_dual", [False, True])
+def test_machine_code_of_sm90(is_dual):
+    for config in sm90.candidates(2 if is_dual else 1, is_quantized=True):
+        key = KernelKey.make("sm_90a", config, 2, "nvfp4", True, activation="silu" if is_dual else None)
+        assert get_kernel(key).resources.stack_bytes == 0, config
+
+
+@pytest.mark.gpu("sm_90a")
+@pytest.mark.parametrize("name", SM90_CONFIGS)
+def test_gpu(name):
+    operands = cases.make_operands(TILES)
+    sums = grouped_gemm(*operands[:4], alpha=operands.alpha, out_dtype=torch.float32)
+    lists = [[x.cuda() for x in tensors] for tensors in operands[:4]]
+    got = grouped_gemm(
+        *lists, alpha=operands.alpha.cuda(), out_dtype="nvfp4", out_global_scale=GLOBAL_SCALES,
+        config=KernelConfig.from_name(name),
+    )  # fmt: skip
+    for g, (result, x) in enumerate(zip(got, sums, strict=True)):
+        assert_quantized(result.data.cpu(), result.scale.cpu(), x, torch.tensor(GLOBAL_SCALES[g]))
+
+
 def test_a_prepared_call_writes_addresses_where_the_launch_reads_them():
     a, b, a_scale, b_scale, alpha = cases.make_operands(SMALL)
     factors = torch.tensor(GLOBAL_SCALES[:2])
@@ -360,10 +398,8 @@ def test_refusals(change, error, match):
         grouped_gemm(a, b, a_scale, b_scale, **{"out_dtype": "nvfp4", **change})
 
 
-def test_another_family_says_what_it_lacks():
-    with pytest.raises(
-        UnsupportedProblem, match="sm_90a: no kernel writes NVFP4.*one for sm_100a.*sm_121a.*grouped_quantize"
-    ):
+def test_a_tile_that_would_spill_is_refused():
+    with pytest.raises(ConfigError, match="N tile 128 with NVFP4 results.*N tile of 96"):
         KernelKey.make("sm_90a", sm90.DEFAULT_CONFIG, 1, "nvfp4", False)
 
 
