@@ -47,6 +47,7 @@ SM120_CONFIGS = (
     "t128x64x128_s0a1_p2",
     "t128x16x256_s2a2_swap_p3",
     "t128x128x128_s0a1_p2",
+    "t128x128x128_s0a2_p2",
     "t128x32x256_s0a2_p2",
     "t128x64x128_s0a1_swap_p2",
     "t128x32x256_s0a2_swap_p4",
@@ -212,7 +213,8 @@ def test_groups_on_the_device(form, arch, name):
         *(
             pytest.param("sm_120a", name, marks=pytest.mark.slow)
             for name in (
-                "t128x64x128_s0a1",
+                "t128x128x128_s0a1",
+                "t128x64x128_s0a2",
                 "t128x32x128_s0a2_swap",
                 "t128x64x128_s0a1_swap",
                 "t128x16x256_s0a2_swap",

@@ -219,7 +219,12 @@ def test_the_chosen_config_is_right(tokens):
     "case",
     [
         *spec.TESTS[:2],
-        *(pytest.param(case, marks=pytest.mark.slow) for case in [*spec.TESTS[2:], *spec.BENCHMARKS]),
+        *(pytest.param(case, marks=pytest.mark.slow) for case in spec.TESTS[2:]),
+        # Up to 60 GFLOP: minutes of processor time each.
+        *(
+            pytest.param(case, marks=[pytest.mark.slow, pytest.mark.timeout(3600)])
+            for case in spec.BENCHMARKS
+        ),
     ],
     ids=lambda case: f"g{case.num_groups}_{case.sizes[0]}",
 )

@@ -47,6 +47,7 @@ def test_a_line_is_what_the_compiler_and_the_emulator_make(config):
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1800)
 @pytest.mark.parametrize("line", CASES)
 def test_a_case_moves_what_is_written(line):
     """The modelled time may change with the model."""
