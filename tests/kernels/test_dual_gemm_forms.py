@@ -17,7 +17,9 @@ from nvfp4_cute.compile import KernelKey
 from nvfp4_cute.reference import grouped_dual_gemm_reference, separate_weights
 from nvfp4_cute.scale_layout import from_blocked, to_blocked
 
-ARCHS = (sm100.ARCHS[0], sm120.ARCHS[0], sm90.ARCHS[0])
+EVERY_FAMILY = pytest.mark.parametrize(
+    "arch", ["sm_100a", *(pytest.param(arch, marks=pytest.mark.slow) for arch in ("sm_120a", "sm_90a"))]
+)
 LAYOUTS = ("concatenated", "interleaved_64_up_first", "interleaved_32_gate_first")
 ALPHAS = ([2.0**-7, 2.0**-6, 2.0**-7, 0.0, 2.0**-5], [-(2.0**-6), 2.0**-5, 0.5, 1.0, 2.0**-6])
 ROWS = (40, 0, 130, 1, 0)
@@ -162,7 +164,7 @@ def test_groups_on_the_device(form, layout, arch):
         close(part[: len(y)], y)
 
 
-@pytest.mark.parametrize("arch", ARCHS)
+@EVERY_FAMILY
 def test_quantized_results_of_groups_on_the_device(arch):
     """Un-padded ragged rows, factors a group, interleaved weights, NVFP4 results: all in one launch."""
     arguments, _ = on_device("ragged", "interleaved_64_up_first")
@@ -181,7 +183,7 @@ def test_quantized_results_of_groups_on_the_device(arch):
 
 
 @pytest.mark.parametrize("activation", ["silu", "gelu_tanh", "relu2"])
-@pytest.mark.parametrize("arch", ARCHS)
+@EVERY_FAMILY
 def test_limit(arch, activation):
     """Both products are cut before they are combined; NaN stays NaN."""
     listed = operands(((40, 128, 256),))

@@ -28,7 +28,9 @@ from nvfp4_cute.ops.device_groups import check_device_groups
 from nvfp4_cute.problem import check_list_operands
 from nvfp4_cute.reference import expand_operand
 
-ARCHS = (sm100.ARCHS[0], sm120.ARCHS[0], sm90.ARCHS[0])
+EVERY_FAMILY = pytest.mark.parametrize(
+    "arch", ["sm_100a", *(pytest.param(arch, marks=pytest.mark.slow) for arch in ("sm_120a", "sm_90a"))]
+)
 POISON = 0x5A
 # Tiles cut on both sides, N that ends within a slice and within a scale block, one row, an empty group
 TILES = cases.Case("tiles", ((270, 272, 512), (1, 48, 768), (0, 64, 256)), 11, has_alpha=True)
@@ -106,7 +108,7 @@ def test_every_tile_shape_is_right_and_clean(arch, name, mode):
 
 
 @pytest.mark.parametrize("mode", ["lazy", "random:1"])
-@pytest.mark.parametrize("arch", ARCHS)
+@EVERY_FAMILY
 def test_same_bits_whenever_asynchronous_operations_happen(arch, mode):
     a, b, a_scale, b_scale, alpha = cases.make_operands(SMALL)
     options = {"alpha": alpha, "out_dtype": "nvfp4", "backend": f"emulator:{arch}"}
@@ -148,7 +150,7 @@ def test_hostile_results(arch, name):
     check(case, None, got, sums, factors)
 
 
-@pytest.mark.parametrize("arch", [*sm100.ARCHS[1:], *sm120.ARCHS])
+@pytest.mark.parametrize("arch", [*sm100.ARCHS[1:], *sm120.ARCHS, *sm90.ARCHS])
 def test_other_architectures(arch):
     a, b, a_scale, b_scale, alpha = cases.make_operands(SMALL)
     sums = grouped_gemm(a, b, a_scale, b_scale, alpha=alpha, out_dtype=torch.float32)
@@ -245,7 +247,7 @@ def test_dual_gemm(arch, name):
     assert_quantized(single.data, single.scale, sums[0], torch.tensor(GLOBAL_SCALES[0]))
 
 
-@pytest.mark.parametrize("arch", ARCHS)
+@EVERY_FAMILY
 def test_dual_gemm_of_batches(arch):
     """Each batch as the call of it alone; an output of the caller's is written."""
     case = cases.Case("batch", ((70, 112, 256),) * 2, 5)
@@ -271,9 +273,7 @@ def quantization_bound(x, global_scale):
     return amax / 6 * (1 + 2**-4) + 6 * 2.0**-10 * global_scale
 
 
-@pytest.mark.parametrize(
-    "arch", [ARCHS[0], *(pytest.param(arch, marks=pytest.mark.slow) for arch in ARCHS[1:])]
-)
+@EVERY_FAMILY
 def test_layers_chain_within_the_bound(arch):
     """Two layers that never leave 4 bits, and a float64 chain: quantization's bound carried through the second layer."""
     torch.manual_seed(0)
