@@ -78,7 +78,7 @@ def run_mma(args: MmaArgs):
     team, team_warp = warp_idx // warp_tile.team_warps, warp_idx % warp_tile.team_warps
     first_row = team_warp % warp_tile.warps_m * (STRIP * warp_tile.strips_m)
     first_col = team_warp // warp_tile.warps_m * (STRIP * warp_tile.strips_n)
-    results = ResultTile.of(config, warp_tile, args.output_kind.weight_layout)
+    results = ResultTile(warp_tile, config.swap_ab, args.output_kind.weight_layout)
     fragments = _make_fragments(warp_tile)
     # (REGISTER, MMA_M, MMA_N)
     acc = cute.make_rmem_tensor((4, len(warp_tile.mma_m), len(warp_tile.mma_n)), Float32)

@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from itertools import product
 
 from nvfp4_cute.arch.sm120 import INTERLEAVE
-from nvfp4_cute.config import KernelConfig
 
 from .warp_tile import BAND, BANDS_M, WarpTile
 
@@ -29,20 +28,18 @@ class ResultTile:
 
     Attributes:
         warp_tile: where its sums lie.
-        lines_along_n: whether lines lie along the MMA's N side: elements of one, neighbours in memory, along its M side.
         weights_along_m: whether ``b`` lies on the M side.
         weight_layout: of a dual GEMM's weights: "separate", or one of ``arch.sm120.INTERLEAVE``.
     """
 
     warp_tile: WarpTile
-    lines_along_n: bool
     weights_along_m: bool
     weight_layout: str
 
-    @classmethod
-    def of(cls, config: KernelConfig, warp_tile: WarpTile, weight_layout: str) -> "ResultTile":
-        """Results of a warp tile of ``config``."""
-        return cls(warp_tile, warp_tile.runs_along_m, config.swap_ab, weight_layout)
+    @property
+    def lines_along_n(self) -> bool:
+        """Whether lines lie along the MMA's N side: elements of one, neighbours in memory, along its M side."""
+        return self.warp_tile.runs_along_m
 
     @property
     def bands(self) -> tuple[int, int]:

@@ -14,7 +14,9 @@ from nvfp4_cute.backends.emulator import observe
 from nvfp4_cute.cache import get_kernel
 from nvfp4_cute.compile import KernelKey
 from nvfp4_cute.cubin import read_opcodes
+from nvfp4_cute.modelled import modelled_times
 from nvfp4_cute.problems.nvfp4_group_gemm import adapter, inputs, reference, spec
+from nvfp4_cute.targets import RTX_PRO_6000
 
 EMULATOR = "emulator:sm_120a"
 TILES = [
@@ -179,6 +181,16 @@ def test_shared_memory_is_read_without_bank_conflicts(config):
     loads = [place for place in use if "ldmatrix" in place or "ld.shared.b32" in place]
     assert len(loads) >= 4
     assert not use.conflicts(), use.table()
+
+
+@pytest.mark.parametrize("name", ["t128x64x128_s0a1", "t128x64x128_s0a1_swap", "t128x32x256_s0a2_swap"])
+@pytest.mark.parametrize("m_major", [False, True])
+def test_results_are_stored_in_whole_sectors(name, m_major):
+    """Whichever side of the MMA the output runs along: 32 bytes of a line at once."""
+    case = cases.Case("sectors", ((64, 128, 256),))
+    operands, config = cases.make_operands(case), KernelConfig.from_name(name)
+    (timing,) = modelled_times(lambda backend: run(case, operands, backend, config, m_major), RTX_PRO_6000)
+    assert timing.stored_bytes == 64 * 128 * 2
 
 
 # ---- choice ------------------------------------------------------------------------------------------------------------
