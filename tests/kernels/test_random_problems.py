@@ -3,6 +3,7 @@
 import math
 import random
 from dataclasses import dataclass, replace
+from itertools import cycle
 
 import cases
 import device_groups_check
@@ -17,8 +18,25 @@ from nvfp4_cute.backends.emulator import observe
 from nvfp4_cute.config import KernelConfig
 
 FORMS = ("list", "ragged", "masked", "batched")
-# Compiled once each, for a problem in each mode. Every config is drawn in every form.
-FAMILIES = {"sm_100a": (sm100, 100), "sm_120a": (sm120, 67)}
+
+
+def split_in_turn(tried):
+    """Of every config that may share K tiles, one that does, among 2, 4 and 8 CTAs."""
+    found = [
+        replace(config, split_k=split, num_ab_stage=None)
+        for config, split in zip((c for c in tried if c.cluster_size == 1), cycle((2, 4, 8)), strict=False)
+    ]
+    return [config for config in found if sm100.unsupported_reason(config) is None]
+
+
+# Every config is drawn in every form. A variant is compiled once, for a problem in each mode.
+CONFIGS = {
+    "sm_100a": tuple(dict.fromkeys((*sm100.CANDIDATES, *split_in_turn(sm100.CANDIDATES)))),
+    "sm_120a": sm120.CANDIDATES,
+}
+NUM_VARIANTS = {
+    arch: max(least, len(FORMS) * len(CONFIGS[arch])) for arch, least in (("sm_100a", 100), ("sm_120a", 67))
+}
 # Cheap ones that run by default.
 QUICK = {
     ("sm_120a", number, mode) for number, mode in ((7, "random"), (15, "lazy"), (22, "lazy"), (31, "eager"))
@@ -47,12 +65,12 @@ class Variant:
 
     @classmethod
     def draw(cls, arch, number):
-        rng, candidates = random.Random(number), FAMILIES[arch][0].CANDIDATES
-        row, column = divmod(number, len(candidates))
+        rng, configs = random.Random(number), CONFIGS[arch]
+        row, column = divmod(number, len(configs))
         return cls(
             arch,
             number,
-            candidates[column],
+            configs[column],
             FORMS[row % len(FORMS)],
             log_uniform(rng, base.MAX_LIST_GROUPS),
             row < len(FORMS) and column == 0,
@@ -70,7 +88,7 @@ def log_uniform(rng, most):
     return min(int(math.exp(rng.uniform(0, math.log(most + 1)))), most)
 
 
-VARIANTS = tuple(Variant.draw(arch, i) for arch, (_, count) in FAMILIES.items() for i in range(count))
+VARIANTS = tuple(Variant.draw(arch, i) for arch, count in NUM_VARIANTS.items() for i in range(count))
 
 
 def draw_rows(rng, num_groups, work_of):
@@ -91,7 +109,8 @@ def work(config, m, n, k):
 
 def check_list(variant, config, rng, seed, observed):
     """Every group has N and K of its own."""
-    extents = [(log_uniform(rng, 300), 16 * log_uniform(rng, 40)) for _ in range(variant.num_groups)]
+    blocks = 40 * config.split_k
+    extents = [(log_uniform(rng, 300), 16 * log_uniform(rng, blocks)) for _ in range(variant.num_groups)]
     widest, deepest = (max(values) for values in zip(*extents, strict=True))
     rows = draw_rows(rng, variant.num_groups, lambda m: work(config, m, widest, deepest))
     sizes = tuple((m, n, k) for m, (n, k) in zip(rows, extents, strict=True))
@@ -108,7 +127,7 @@ def check_list(variant, config, rng, seed, observed):
 def check_device_groups(variant, config, rng, seed, observed):
     """Rows that belong to no group lie behind the last, or behind every group."""
     num_groups = MANY_GROUPS[variant.form] if variant.is_first else log_uniform(rng, 64)
-    n, k = log_uniform(rng, 300), 32 * log_uniform(rng, 20)
+    n, k = log_uniform(rng, 300), 32 * log_uniform(rng, 20 * config.split_k)
     arguments = device_groups_check.operands(
         variant.form,
         draw_rows(rng, num_groups, lambda m: work(config, m, n, k)),
@@ -129,7 +148,7 @@ def check_device_groups(variant, config, rng, seed, observed):
 def check_batched(variant, config, rng, seed, observed):
     """Batches of one size, one after the other in memory."""
     m = 0 if rng.random() < 0.05 else log_uniform(rng, 600)
-    n, k = log_uniform(rng, 300), 32 * log_uniform(rng, 20)
+    n, k = log_uniform(rng, 300), 32 * log_uniform(rng, 20 * config.split_k)
     batches = log_uniform(rng, max(1, min(64, MAX_WORK // max(work(config, m, n, k), 1))))
     case = cases.Case("random", ((m, n, k),) * batches, seed, variant.out_dtype, variant.has_alpha)
     a, b, a_scale, b_scale, alpha = cases.make_operands(case)
@@ -174,12 +193,11 @@ def test_random_problem(variant, mode):
     CHECKS[variant.form](variant, config, rng, seed, observed)
 
 
-@pytest.mark.parametrize("arch", FAMILIES)
+@pytest.mark.parametrize("arch", CONFIGS)
 def test_the_matrix_covers_what_it_says(arch):
     drawn = [v for v in VARIANTS if v.arch == arch]
-    assert {(v.config, v.form) for v in drawn} == {
-        (c, f) for c in FAMILIES[arch][0].CANDIDATES for f in FORMS
-    }
+    assert {(v.config, v.form) for v in drawn} == {(c, f) for c in CONFIGS[arch] for f in FORMS}
+    assert arch != "sm_100a" or {v.config.split_k for v in drawn} >= {1, 2, 4}
     outputs = {(v.form, v.out_dtype, v.has_alpha, v.m_major) for v in drawn}
     assert {x[:2] for x in outputs} == {(f, d) for f in FORMS for d in OUT_DTYPES}
     assert {x[0::2] for x in outputs} == {(f, a) for f in FORMS for a in (False, True)}
