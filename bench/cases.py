@@ -25,6 +25,21 @@ ROUTING_SEED = 1
 
 
 @dataclass(frozen=True)
+class Published:
+    """A time that others published for a case.
+
+    Attributes:
+        target: the GPU's name in ``targets``.
+        us: microseconds, or what they follow from: the case's operations over the published TFLOP/s.
+        who: the implementation, and where the figure stands.
+    """
+
+    target: str
+    us: float
+    who: str
+
+
+@dataclass(frozen=True)
 class Case:
     """One thing to time.
 
@@ -34,6 +49,7 @@ class Case:
         name: unique inside the problem.
         operation: the public function that computes it.
         sizes: (m, n, k) of every group, or of every batch entry.
+        published: times of others on GPUs other than a B200.
         form: how the groups of a grouped GEMM are passed: lists, or one ragged tensor and stacked weights.
         sol_us: the competition's published speed of light in us, or None.
         best_us: best published time of anyone on a B200 in us, under the competition's harness, or None.
@@ -46,6 +62,7 @@ class Case:
     sizes: tuple[tuple[int, int, int], ...]
     sol_us: float | None = None
     best_us: float | None = None
+    published: tuple[Published, ...] = ()
     form: Literal["list", "ragged"] = "list"
 
     @property
@@ -93,29 +110,84 @@ def competition() -> list[Case]:
     return [*gemv, *gemm, *dual, *group]
 
 
+# ---- figures that others published for RTX GPUs ---------------------------------------------------------------------
+# NVFP4 results where "nvfp4-out", else 16 bits. Their clocks and operands differ from ours and from each other's.
+DENSE_TFLOPS = {
+    2048: (("RTX 5090", 956, "cuBLAS (quack#153)"),),
+    4096: (("RTX 5090", 1310, "cuBLAS (quack#153)"),),
+    8192: (
+        ("RTX 5090", 1343, "cuBLAS (quack#153)"),
+        ("RTX 5090", 1495, "QuACK nvfp4-out (its blockscaled_api.md)"),
+        ("RTX PRO 6000", 1629, "CUTLASS CuTe DSL (cutlass#3272)"),
+    ),
+}
+PUBLISHED_LINEAR = (
+    (
+        (1, 1024, 7168),
+        (
+            Published("RTX 5090", 24.1, "FlashInfer (flashinfer#3026)"),
+            Published("GB10", 56.5, "FlashInfer (flashinfer#3026)"),
+        ),
+    ),
+    ((32, 5120, 25600), (Published("RTX PRO 6000", 69, "FlashInfer stream-K (flashinfer#2460)"),)),
+)
+PUBLISHED_EXPERTS = Published("RTX 5090", 120.8, "CUTLASS (imp#1842)")
+
+
 # ---- shapes ----------------------------------------------------------------------------------------------------
 def dense() -> list[Case]:
     """Square GEMMs from 128 to 16384."""
-    return [Case("dense", "gemm", f"{x}^3", "gemm", ((x, x, x),)) for x in DENSE_EXTENTS]
+    return [
+        Case(
+            "dense",
+            "gemm",
+            f"{x}^3",
+            "gemm",
+            ((x, x, x),),
+            published=tuple(
+                Published(target, 2 * x**3 / tflops / 1e6, who)
+                for target, tflops, who in DENSE_TFLOPS.get(x, ())
+            ),
+        )
+        for x in DENSE_EXTENTS
+    ]
 
 
 def linear() -> list[Case]:
-    """Linear layers of dense models and their transposes, at the rows of decode."""
+    """Linear layers of dense models and their transposes, at the rows of decode; and shapes that others published."""
     shapes = dict.fromkeys(pair for n, k in footprint.LINEAR_SHAPES for pair in ((n, k), (k, n)))
-    return [
-        Case("linear", f"linear {n} x {k}", f"{m} rows", "gemm", ((m, n, k),))
-        for n, k in shapes
-        for m in ROWS
-    ]
+    return (
+        [
+            Case("linear", f"linear {n} x {k}", f"{m} rows", "gemm", ((m, n, k),))
+            for n, k in shapes
+            for m in ROWS
+        ]
+        + [Case("linear", f"linear {n} x {k}", "1 row, gemv", "gemv", ((n, 1, k),)) for n, k in shapes]
+        + [
+            Case("linear", f"linear {n} x {k}", f"{m} rows", "gemm", ((m, n, k),), published=published)
+            for (m, n, k), published in PUBLISHED_LINEAR
+        ]
+    )
 
 
 def experts() -> list[Case]:
     """Expert layers of mixture-of-experts models: gate and up, and down; decode and prefill.
 
     Every token goes to its top-k experts, drawn uniformly without repetition from a fixed seed. With expert parallelism
-    the groups are the experts of one GPU and the tokens come from all GPUs.
+    the groups are the experts of one GPU and the tokens come from all GPUs. The first case is one that others published.
     """
-    cases = []
+    even = ((16, 512, 2048),) * 256
+    cases = [
+        Case(
+            "experts",
+            "256 experts",
+            "16 rows each",
+            "grouped_gemm",
+            even,
+            published=(PUBLISHED_EXPERTS,),
+            form="ragged",
+        )
+    ]
     for model in footprint.MOE_MODELS:
         name = model.name.removesuffix(" experts")
         gpus, top_k = EXPERT_PARALLEL.get(name, 1), TOP_K[name]

@@ -16,7 +16,7 @@ from nvfp4_cute.tuned import Request
 RESULTS = Path(__file__).parent / "results"
 PEER_NOTE = (
     "best peer: torch on the same values, in the same run: a loop over the groups in a CUDA graph (bf16, fp8, NVFP4), "
-    "bf16 grouped_mm; for a B200 the best published competition entry."
+    "bf16 grouped_mm; for a B200 the best published competition entry, for other GPUs the figure that is named."
 )
 EXPLANATION_NOTE = (
     "The config of each case is that of its first line. Cycles are estimates of an SM's, not measured."

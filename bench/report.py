@@ -177,7 +177,7 @@ Timer = Callable[[Case], tuple[Time | None, dict[str, Time], dict[str, str]]]
 
 
 def make_rows(cases: Sequence[Case], target: Target, timer: Timer) -> list[Row]:
-    """Time every case, with a progress bar; competition cases also get the best published time of a B200."""
+    """Time every case, with a progress bar; times that others published for the target are peers, too."""
     from tqdm import tqdm
 
     rows = []
@@ -185,6 +185,9 @@ def make_rows(cases: Sequence[Case], target: Target, timer: Timer) -> list[Row]:
         time, peers, remarks = timer(case)
         if case.best_us is not None and target.name == targets.B200.name:
             peers["best entry"] = Time(case.best_us, PUBLISHED)
+        for other in case.published:
+            if other.target == target.name:
+                peers[other.who] = Time(other.us, PUBLISHED)
         rows.append(Row(case, light.physical_floor(case.work, target), time, peers, remarks))
     return rows
 

@@ -50,10 +50,22 @@ def test_routing_gives_every_token_its_experts(tokens, experts, top_k):
 
 def test_expert_layers_are_those_of_one_gpu():
     groups = {case.problem: len(case.sizes) for case in cases.experts()}
-    assert groups == {"DeepSeek-V3": 32, "Qwen3-30B-A3B": 128, "Mixtral-8x7B": 8}
+    assert groups == {"256 experts": 256, "DeepSeek-V3": 32, "Qwen3-30B-A3B": 128, "Mixtral-8x7B": 8}
     decode = {case.name: case for case in cases.experts() if case.problem == "Mixtral-8x7B"}["down decode"]
     assert sum(m for m, _, _ in decode.sizes) == 2 * cases.DECODE_TOKENS
     assert {(n, k) for _, n, k in decode.sizes} == {(4096, 14336)}
+
+
+def test_published_times_are_peers_on_their_gpu_only():
+    (case,) = cases.select(("dense",), "8192^3")
+    for target, who, us in (
+        (targets.RTX_5090, "QuACK nvfp4-out (its blockscaled_api.md)", 735.46),
+        (targets.RTX_PRO_6000, "CUTLASS CuTe DSL (cutlass#3272)", 674.96),
+    ):
+        (row,) = report.make_rows([case], target, lambda _: (None, {}, {}))
+        name, time = row.best_peer
+        assert (name, time.kind) == (who, report.PUBLISHED) and time.us == pytest.approx(us, abs=0.01)
+    assert not report.make_rows([case], targets.B300, lambda _: (None, {}, {}))[0].peers
 
 
 def test_selecting():

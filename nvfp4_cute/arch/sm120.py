@@ -49,15 +49,16 @@ DUAL_CANDIDATES = (
     KernelConfig((TILE_M, 16, 256), num_acc_stage=2, swap_ab=True),
     KernelConfig((TILE_M, 8, 256), num_acc_stage=2, swap_ab=True),
 )
-# Cycles and bytes a cycle that ``choose`` ranks by, read off modelled launches on RTX PRO 6000.
-START_CYCLES = 3500  # from the start to the first MMA, and behind the last one
-MEMORY_LATENCY_CYCLES = 1500
+# Cycles and bytes a cycle that ``choose`` ranks by, read off modelled launches on RTX 5090 and RTX PRO 6000.
+START_CYCLES = 3000  # from the start to the first bytes, and behind the last store
 MEMORY_BYTES_PER_CYCLE = 620
-L2_BYTES_PER_CYCLE, STORE_BYTES_PER_CYCLE = 4096, 2048  # of all SMs
-LOAD_BYTES_PER_CYCLE = 64  # what TMA brings to one SM
+L2_BYTES_PER_CYCLE = 6400  # of all SMs; the model answers those that ask for one piece together
+STORE_BYTES_PER_CYCLE = 2048  # of all SMs
+LOAD_BYTES_PER_CYCLE = 50  # what L2 brings to one SM while all of them load
 MMA_FLOP_PER_CYCLE = 4096  # of an SM
-TEAM_LOSS = 1.09  # one team multiplies with one warp a sub-core
-OVERLAP_LOSS = 0.3
+TEAM_CYCLES = 20  # of a K tile of less than 128 columns, that a team with one warp a sub-core cannot hide
+OVERLAP_LOSS = 0.08  # share of what takes less that adds to what takes more
+EPILOGUE_CYCLES = 100  # of a tile, where no other team multiplies meanwhile
 # A scale block covers 128 rows x 4 scales: a tile loads whole ones, whatever part of their rows it uses.
 SF_ATOM_ROWS = 128
 # Columns that every lane quad's scale word spans in one load: 8 columns each in groups of 32.
@@ -147,31 +148,34 @@ def choose(
 def _estimated_cycles(
     config: KernelConfig, sizes: Counter[tuple[int, int, int]], num_sms: int, num_b: int
 ) -> float:
-    """What cannot overlap: the start, then the longest of memory, L2 and the tiles of a CTA, then the last stores.
+    """The start, each wave's time, the last K tile, and the last stores.
 
-    The three overlap less than fully: what is not the longest counts, too, by ``OVERLAP_LOSS``.
+    A wave lasts as its tiles do on an SM, or as what it loads takes.
     """
     plan, (tile_m, tile_n, tile_k) = smem_plan(config, num_b), config.work_tile_mnk
     counts = {size: -(-size[0] // tile_m) * -(-size[1] // tile_n) * times for size, times in sizes.items()}
     k_tiles = sum(count * -(-k // tile_k) for (_, _, k), count in counts.items())
     num_tiles = sum(counts.values())
+    if not num_tiles:
+        return START_CYCLES
     operand_bytes = sum((m + num_b * n) * k * 9 // 16 * times for (m, n, k), times in sizes.items())
     out_bytes = sum(m * n * 2 * times for (m, n, _), times in sizes.items())
 
-    flop = 2 * num_b * tile_m * tile_n * tile_k
-    mma = flop / MMA_FLOP_PER_CYCLE * (TEAM_LOSS if config.num_acc_stage > 1 else 1)
-    k_tile = max(mma, plan.stage_bytes / LOAD_BYTES_PER_CYCLE)
-    # With ``swap_ab``, a store's neighbours in memory are eight values: half a sector.
-    stored = out_bytes * (2 if config.swap_ab else 1)
-    store = stored / max(num_tiles, 1) * min(num_tiles, num_sms) / STORE_BYTES_PER_CYCLE
-    # A CTA's tiles, of mean size; two teams store while they multiply.
-    waves = -(-num_tiles // num_sms)
-    tile = k_tile * k_tiles / max(num_tiles, 1)
-    busiest = waves * tile + (waves - 1) * (store if config.num_acc_stage == 1 else 0)
-    memory = MEMORY_LATENCY_CYCLES + (operand_bytes + out_bytes) / MEMORY_BYTES_PER_CYCLE
-    l2 = MEMORY_LATENCY_CYCLES + k_tiles * plan.stage_bytes / L2_BYTES_PER_CYCLE
-    parts = (memory, l2, busiest)
-    return START_CYCLES + max(parts) + OVERLAP_LOSS * (sum(parts) - max(parts)) + store
+    mma = 2 * num_b * tile_m * tile_n * tile_k / MMA_FLOP_PER_CYCLE
+    has_two_teams = config.num_acc_stage > 1
+    exposed = TEAM_CYCLES if has_two_teams and config.cta_tile_shape_mnk[1] < 128 else 0
+    k_tile = max(mma + exposed, plan.stage_bytes / LOAD_BYTES_PER_CYCLE)
+    tile = k_tile * k_tiles / num_tiles + (0 if has_two_teams else EPILOGUE_CYCLES)
+    memory, l2 = operand_bytes / MEMORY_BYTES_PER_CYCLE, k_tiles * plan.stage_bytes / L2_BYTES_PER_CYCLE
+
+    def wave(count: int) -> float:
+        parts = sorted((tile, memory * count / num_tiles, l2 * count / num_tiles))
+        return parts[2] + OVERLAP_LOSS * (parts[0] + parts[1])
+
+    full_waves, rest = divmod(num_tiles, num_sms)
+    waves = full_waves * wave(num_sms) + (wave(rest) if rest else 0)
+    stores = out_bytes / num_tiles * min(num_tiles, num_sms) / STORE_BYTES_PER_CYCLE
+    return START_CYCLES + waves + k_tile + stores
 
 
 def smem_plan(config: KernelConfig, num_b: int = 1) -> SmemPlan:

@@ -203,7 +203,8 @@ def test_results_are_stored_in_whole_sectors(name, m_major):
         (188, [(32, 4096, 4096)], "t128x16x256_s0a2_swap"),
         (188, [(128, 4096, 4096)], "t128x32x256_s0a2_swap"),
         (188, [(16, 512, 2048)] * 256, "t128x16x256_s0a2_swap"),
-        (188, [(4096, 4096, 4096)], "t128x128x128_s0a1"),
+        (188, [(4096, 4096, 4096)], "t128x64x128_s0a1"),  # 11 waves of half a tile, not 6 whole ones
+        (170, [(8192, 8192, 8192)], "t128x128x128_s0a2"),
         (188, [(1024, 4096, 4096)], "t128x64x128_s0a1"),  # 256 tiles would be one wave and a bit
         (188, [(0, 64, 256)], "t128x128x128_s0a1"),
     ],
