@@ -169,8 +169,8 @@ def test_a_modelled_time_is_above_the_floor_and_says_what_it_is():
 def test_what_is_not_modelled_says_why():
     huge = cases.select(("dense",), "16384^3")[0]
     assert "not modelled: more than" in modelled.time_case(huge, targets.B200)[2]["ours"]
-    dual = cases.Case("dense", "gemm", "dual", "dual_gemm", ((48, 128, 256),))
-    assert modelled.time_case(dual, targets.H200)[0] is None
+    many = cases.Case("experts", "many", "lists", "grouped_gemm", ((8, 16, 64),) * 600)
+    assert "split the lists" in modelled.time_case(many, targets.RTX_5090)[2]["ours"]
 
 
 # ---- reports ---------------------------------------------------------------------------------------------------
