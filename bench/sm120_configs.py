@@ -13,7 +13,6 @@ from tqdm import tqdm
 
 from nvfp4_cute.arch import sm120
 from nvfp4_cute.backends.emulator import observe
-from nvfp4_cute.bench import ours
 from nvfp4_cute.bench.cases import select
 from nvfp4_cute.bench.operands import empty_operands
 from nvfp4_cute.compile import KernelKey, compile_kernel
@@ -21,9 +20,7 @@ from nvfp4_cute.config import KernelConfig
 from nvfp4_cute.cubin import read_opcodes
 from nvfp4_cute.modelled import modelled_times
 from nvfp4_cute.ops.grouped_gemm import grouped_gemm
-from nvfp4_cute.problem import GroupedProblem
 from nvfp4_cute.schedule import make_schedule
-from nvfp4_cute.select import choose_config
 from nvfp4_cute.targets import RTX_PRO_6000
 
 # Opcode that nvdisasm prints as OMMA: the block-scaled MMA of 4-bit operands.
@@ -70,12 +67,16 @@ def bank_accesses(config: KernelConfig) -> tuple[int, int]:
 
 
 def bytes_row(number: int) -> str:
-    """A competition case's line: reads that miss in L2, and sectors stored, of its launch on RTX PRO 6000."""
+    """A competition case's line: reads that miss in L2, and sectors stored, of its launch on RTX PRO 6000 in the default tile."""
     (case,) = select(("competition",), f"nvfp4_group_gemm case {number}")
+    config, x = sm120.DEFAULT_CONFIG, empty_operands(case)
+    operands = [list(side) for side in (x.a, x.b, x.a_scale, x.b_scale)]
     (timing,) = modelled_times(
-        lambda backend: ours.prepare(case, empty_operands(case), backend).run(), RTX_PRO_6000
+        lambda backend: grouped_gemm(
+            *operands, out=list(x.out), out_dtype=torch.float16, config=config, backend=backend
+        ),
+        RTX_PRO_6000,
     )
-    config = choose_config(GroupedProblem(case.sizes), RTX_PRO_6000.arch, RTX_PRO_6000.num_sms)
     read = make_schedule(case.sizes, config.work_tile_mnk, RTX_PRO_6000.num_sms).hbm_bytes
     stored = sum(m * n * FP16_BYTES for m, n, _ in case.sizes)
     ratio = (timing.hbm_bytes + timing.stored_bytes) / (read + stored)
