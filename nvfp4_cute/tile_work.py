@@ -6,6 +6,7 @@ from itertools import accumulate
 
 import torch
 
+from nvfp4_cute.arch import sm100
 from nvfp4_cute.arch.simt import GEMV_ROWS_PER_WARP, GEMV_WARPS, GEMV_WARPS_K
 from nvfp4_cute.emulator.representatives import LaunchWork, TileWork
 from nvfp4_cute.launch import Plan
@@ -22,6 +23,8 @@ GEMV_ROW_GROUPS = 4
 """Rows of a CTA that follow each other: a quarter of them, with those 32, 64, and 96 below."""
 SCALE_ROW_BYTES = 16
 """From a row of a scale atom to the next."""
+# K tiles of a launch that are executed, all of them, in a few seconds.
+FEW_K_TILES = 2000
 
 
 @dataclass(frozen=True)
@@ -92,11 +95,21 @@ def _ranges(tensors: Sequence[Sequence[torch.Tensor]]) -> Iterator[tuple[int, in
 
 
 def of_plan(plan: Plan, operands: GroupedOperands) -> LaunchWork | None:
-    """The tiles of a launch in list form; None for batches, quantized results, and weights of two products in one operand."""
+    """The tiles of a launch in list form; None for batches, quantized results, and weights of two products in one operand.
+
+    None, too, for a launch of few K tiles whose clusters take turns in prefetching, so that none does what another does.
+    """
     interleaved = operands.second is not None and not operands.second.b
     if plan.problem.form != "list" or plan.problem.out_dtype == NVFP4 or interleaved:
         return None
-    return of_lists(plan.schedule, operands, plan.problem.out_m_major)
+    schedule, key = plan.schedule, plan.kernel.key
+    takes_turns = key.arch in sm100.ARCHS and sm100.is_mma_bound(
+        key.config, sm100.smem_plan(key.config, plan.problem.num_b)
+    )
+    k_tiles = sum(schedule.work_tile(i).k_tile_cnt for i in range(schedule.num_tiles))
+    if takes_turns and k_tiles <= FEW_K_TILES:
+        return None
+    return of_lists(schedule, operands, plan.problem.out_m_major)
 
 
 def of_lists(schedule: TileSchedule, operands: GroupedOperands, out_m_major: bool = False) -> LaunchWork:

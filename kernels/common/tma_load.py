@@ -53,3 +53,14 @@ def tma_load(
             Int64(cache_policy),
         ],
     )
+
+
+@cute.jit
+def tma_prefetch(descriptor: Int64, coords: tuple, cache_policy: cutlass.Constexpr):
+    """Bring the box at ``coords`` (innermost first) into L2."""
+    rank = len(coords)
+    places = ", ".join(f"{{$r{i}}}" for i in range(1, 1 + rank))
+    cute.arch.inline_ptx(
+        f"cp.async.bulk.prefetch.tensor.{rank}d.L2.global.tile.L2::cache_hint [{{$r0}}, {{{places}}}], {{$r{1 + rank}}};",
+        read_only_args=[descriptor, *(Int32(c) for c in coords), Int64(cache_policy)],
+    )

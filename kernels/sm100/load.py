@@ -2,6 +2,8 @@
 
 Fills ``ab`` (all operands and their scales of one K tile a stage). Touches no tensor memory and no output.
 Each CTA of a pair brings its half of both operands; the N side's scales, which both need, each brings half of for both.
+Where MMAs take longer than copies (``arch.sm100.is_mma_bound``) the ring is too short for the latency of device memory:
+tiles that share rows of an operand take turns in bringing K tiles of it into L2 before any of them loads them.
 """
 
 from dataclasses import dataclass
@@ -10,13 +12,14 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Int32
 
-from nvfp4_cute.arch.sm100 import SF_ATOM_ROWS, SmemPlan
+from nvfp4_cute.arch.sm100 import PREFETCH_K_TILES, SF_ATOM_ROWS, SmemPlan, is_mma_bound
 from nvfp4_cute.config import KernelConfig
 
+from ..common.group_table import ceil_div
 from ..common.operand_maps import SF_BLOCK_BYTES, Descriptors, descriptor_addresses
 from ..common.ring import PRODUCER_PHASE, Ring, next_stage, wait_until_empty
 from ..common.sides import mma_sides
-from ..common.tma_load import EVICT_FIRST, EVICT_LAST, tma_load
+from ..common.tma_load import EVICT_FIRST, EVICT_LAST, tma_load, tma_prefetch
 from .columns import mma_columns
 from .instructions import PAIR_MASK
 from .operands import make_boxes
@@ -69,6 +72,7 @@ def run_load(args: LoadArgs, first_tile: Int32, stride: Int32):
     split_k_blocks = boxes.sf_n[0] < k_blocks
     sf_n_offset = rank * (boxes.sf_n[0] * boxes.sf_n[1] * SF_BLOCK_BYTES)
     mcast_mask = Int32(PAIR_MASK) if num_cta == 2 else None
+    prefetches, k_ahead = is_mma_bound(config, smem), PREFETCH_K_TILES * config.cta_tile_shape_mnk[2]
     stage, phase, num_unused = Int32(0), Int32(PRODUCER_PHASE), Int32(ab.num_stages)
     cursor = groups.first_cursor(first_tile, config.work_tile_mnk)
     place = _locate(args, cursor)
@@ -78,7 +82,8 @@ def run_load(args: LoadArgs, first_tile: Int32, stride: Int32):
     # What the previous kernel wrote is there from here on.
     cute.arch.griddepcontrol_wait()
     while groups.has_tile(cursor):
-        slot, k_tile_cnt, row_m, row_n, block_m, block_n, batch_m, batch_n, *addresses = place
+        slot, k_tile_cnt, row_m, row_n, block_m, block_n, batch_m, batch_n, *rest = place
+        due_m, due_n, step_m, step_n, *addresses = rest
         desc_m, desc_sf_m = addresses[: smem.num_m], addresses[smem.num_m : 2 * smem.num_m]
         desc_n, desc_sf_n = addresses[2 * smem.num_m : -smem.num_n], addresses[-smem.num_n :]
         if cutlass.const_expr(args.chain is not None):
@@ -112,6 +117,18 @@ def run_load(args: LoadArgs, first_tile: Int32, stride: Int32):
                 for i in cutlass.range_constexpr(smem.num_n):
                     at = buffers.sf_n[i] + stage * smem.sfb_stage_bytes + sf_n_offset
                     tma_load(at, desc_sf_n[i], coords, barrier, policy_n, num_cta, mcast_mask)
+            if cutlass.const_expr(prefetches):
+                due = k_tile_idx - first_k_tile + PREFETCH_K_TILES
+                later, later_block = k + k_ahead, k_block + PREFETCH_K_TILES * k_blocks
+                later_block_n = k_block_n + PREFETCH_K_TILES * k_blocks
+                if due < k_tile_cnt and due == due_m:
+                    _prefetch(desc_m, (later, row_m, batch_m), policy_m)
+                    _prefetch(desc_sf_m, (0, later_block, block_m, batch_m), policy_m)
+                    due_m += step_m
+                if due < k_tile_cnt and due == due_n:
+                    _prefetch(desc_n, (later, row_n, batch_n), policy_n)
+                    _prefetch(desc_sf_n, (0, later_block_n, block_n, batch_n), policy_n)
+                    due_n += step_n
             stage, phase = next_stage(ab, stage, phase)
         cursor = groups.next_cursor(cursor, stride, config.work_tile_mnk)
         place = _locate(args, cursor)
@@ -120,10 +137,19 @@ def run_load(args: LoadArgs, first_tile: Int32, stride: Int32):
 
 
 @cute.jit
-def _locate(args: LoadArgs, cursor: tuple) -> tuple:
-    """Of the tile at the cursor: slot, K tiles, this CTA's coordinates on both sides, addresses of the tensor maps.
+def _prefetch(descriptors: list, coords: tuple, cache_policy: cutlass.Constexpr):
+    """Bring the boxes at ``coords`` of one side's operands, or of their scales, into L2."""
+    with cute.arch.elect_one():
+        for i in cutlass.range_constexpr(len(descriptors)):
+            tma_prefetch(descriptors[i], coords, cache_policy)
 
-    Coordinates: rows of the operands, row blocks of their scales, batches; M side first.
+
+@cute.jit
+def _locate(args: LoadArgs, cursor: tuple) -> tuple:
+    """Of the tile at the cursor: slot, K tiles, this CTA's coordinates on both sides, its turns, addresses of tensor maps.
+
+    Coordinates: rows of the operands, row blocks of their scales, batches; M side first. Turns: the first K tile of each
+    side that is prefetched here, and from each to the next: as many as there are tiles that share the operand.
     """
     config, rank, descriptors = args.config, args.cta_rank, args.descriptors
     boxes, num_cta = make_boxes(config), config.num_mma_cta
@@ -137,6 +163,14 @@ def _locate(args: LoadArgs, cursor: tuple) -> tuple:
     block_n = n_side.origin.sf_block + n_side.first_row // SF_ATOM_ROWS
     if cutlass.const_expr(boxes.sf_n[0] == boxes.sf_m[0]):
         block_n += rank * boxes.sf_n[1]
+    work_m, work_n, _ = config.work_tile_mnk
+    sharing_a, sharing_b = ceil_div(tile.n, work_n), ceil_div(tile.m, work_m)
+    # A tile that shares an operand with none prefetches nothing of it: it would copy twice as often.
+    due_a = tile.tile_n_idx + PREFETCH_K_TILES if sharing_a > 1 else Int32(0)
+    due_b = tile.tile_m_idx + PREFETCH_K_TILES if sharing_b > 1 else Int32(0)
+    turns = (due_a, due_b, sharing_a, sharing_b)
+    if cutlass.const_expr(config.swap_ab):
+        turns = (due_b, due_a, sharing_b, sharing_a)
     return (
         tile.slot,
         tile.k_tile_cnt,
@@ -146,6 +180,7 @@ def _locate(args: LoadArgs, cursor: tuple) -> tuple:
         block_n,
         Int32(m_side.origin.batch),
         Int32(n_side.origin.batch),
+        *turns,
         *descriptor_addresses(descriptors.m, tile.slot),
         *descriptor_addresses(descriptors.sf_m, tile.slot),
         *descriptor_addresses(descriptors.n, tile.slot),

@@ -54,6 +54,13 @@ STAGING_BYTES = 4 * 32 * 32 * 2
 SMEM_RESERVED_BYTES = STAGING_BYTES + 1024
 TMEM_COLS = 512
 MMA_INST_K = 64
+# Cycles of the one copy engine of an SM: a copy takes at least so many, and one for so many bytes (published
+# microbenchmarks: ``timing_constants``).
+COPY_CYCLES, COPY_BYTES_PER_CYCLE = 48, 125
+# Columns of 64 elements of K that an MMA multiplies a cycle.
+MMA_COLUMNS_PER_CYCLE = 2
+# K tiles from the one that is copied to the one that is brought into L2: memory takes as long as four take to multiply.
+PREFETCH_K_TILES = 4
 # Rows of the M side that one CTA holds: the lanes of tensor memory.
 MMA_CTA_M = 128
 # The N side: multiples of 32, so that a tile starts on a column of the scales' tensor-memory layout.
@@ -165,6 +172,19 @@ def smem_plan(config: KernelConfig, num_b: int = 1) -> SmemPlan:
     if config.num_ab_stage is not None:
         return plan
     return replace(plan, num_ab_stage=(SMEM_CAPACITY_BYTES - plan.total_bytes) // plan.stage_bytes)
+
+
+def is_mma_bound(config: KernelConfig, smem: SmemPlan) -> bool:
+    """Whether the MMAs of a K tile take longer than its copies, so that the copy engine has time for prefetches."""
+    _, n, k = config.cta_tile_shape_mnk
+    # A pair's CTAs copy half of the N side's scales each.
+    sfb_bytes = smem.sfb_stage_bytes // config.num_mma_cta
+    sizes = [smem.a_stage_bytes, smem.sfa_stage_bytes] * smem.num_m + [
+        smem.b_stage_bytes,
+        sfb_bytes,
+    ] * smem.num_n
+    copies = sum(max(COPY_CYCLES, size / COPY_BYTES_PER_CYCLE) for size in sizes)
+    return smem.num_m * smem.num_n * (k // MMA_INST_K) * n / MMA_COLUMNS_PER_CYCLE > copies
 
 
 def tmem_map(config: KernelConfig, num_b: int = 1) -> TmemMap:

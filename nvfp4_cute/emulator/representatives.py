@@ -122,7 +122,7 @@ class _Mover:
     def warp(self, events: list[Event]) -> list[Event]:
         """The events of a warp."""
         kinds = {event[0] for event in events}
-        if not kinds & {Op.LOAD, Op.STORE, Op.WRITE, Op.READ}:
+        if not kinds & {Op.LOAD, Op.PREFETCH, Op.STORE, Op.WRITE, Op.READ}:
             return events
         loads = sum(event[0] is Op.LOAD for event in events)
         if loads and loads % self._steps:
@@ -141,6 +141,8 @@ class _Mover:
             elif event[0] is Op.READ and len(self._source) == 1:
                 lines = self._inputs(event[2], 0)
                 event = (Op.READ, event[1], tuple((address // LINE * LINE, size) for address, size in lines))
+            elif event[0] is Op.PREFETCH:
+                event = (Op.PREFETCH, self._inputs(event[1], tile_of_load[load - 1]), *event[2:])
             elif event[0] is Op.STORE or event[0] is Op.WRITE:
                 tile = self._tile_of_result(event[1], tile)
                 shift = self._target[tile].out - self._source[tile].out

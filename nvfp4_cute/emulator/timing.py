@@ -607,6 +607,12 @@ class Simulation:
             sm.engine_spans.append(Span(self.now, self.now + busy, what))
         return busy
 
+    def _prefetch(
+        self, warp: _Warp, time: float, pieces: tuple[Piece, ...], nbytes: int, tensor_map: int
+    ) -> float:
+        self._at(time, self._queue_copy, warp.sm, (warp, time, pieces, nbytes, (), (), tensor_map))
+        return time + 4
+
     def _exchange(self, warp: _Warp, time: float, nbytes: int, signals: Any) -> float:
         sm = warp.sm
         sm.exchange_port = max(sm.exchange_port, time) + nbytes / self.constants.exchange_bandwidth

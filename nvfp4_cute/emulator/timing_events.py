@@ -56,6 +56,7 @@ class Op(IntEnum):
     SIGNAL = 36  # words of global memory: a write that somebody may poll
     POLL = 37  # word of global memory, writes of it that ended the loop of looks, lines
     FENCE = 38  # until all SMs see what the CTA has written
+    PREFETCH = 39  # pieces, bytes of the boxes, descriptor: into L2
 
 
 Piece = tuple[int, int]

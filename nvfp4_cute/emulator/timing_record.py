@@ -271,6 +271,12 @@ def _tile_load(
     return [(owner, at, nbytes) for owner, at in signals]
 
 
+def _tile_prefetch(r: Recorder, warp: "Warp", m: "TensorMap", boxes: Any) -> Signals:
+    pieces = [piece for box in boxes for piece in _region(m, box)]
+    warp.track.add(Op.PREFETCH, tuple(pieces), m.tile_bytes * len(boxes), m.address)
+    return []
+
+
 def _bulk_load(
     r: Recorder, warp: "Warp", cta: "Cta", src: int, from_shared: bool, nbytes: int, targets: Any, offset: int, signals: Any
 ) -> Signals:  # fmt: skip
@@ -369,6 +375,7 @@ def _small_arrive(r: Recorder, warp: "Warp", cta: "Cta", barrier: Any, counted: 
 _EFFECTS: dict[Any, Callable[..., Signals | None]] = {
     tma.load_boxes: _tile_load,
     tma.write_boxes: _tile_store,
+    tma.fetch_boxes: _tile_prefetch,
     bulk.bulk_in: _bulk_load,
     bulk.bulk_out: _bulk_store,
     cluster_launch.take_over: _take_over,

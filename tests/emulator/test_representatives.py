@@ -52,6 +52,8 @@ def test_addresses_move_with_the_tile_that_they_belong_to():
         for t in (0, 1)
         for k in range(4)
     ]
+    # Of the tile that was loaded last.
+    loads.insert(2, (Op.PREFETCH, ((INPUT + 64 * 3, 4096),), 4096, 0))
     stores = [
         (Op.STORE, ((OUT + 32, 256),), 256),
         (Op.COMMIT_STORES,),
@@ -61,6 +63,8 @@ def test_addresses_move_with_the_tile_that_they_belong_to():
     trace = ClusterTrace((0, 0, 0), [[loads, stores, computing]], 5, 6)
     other = moved(trace, launch, 0, 1)
     assert (other.loaded, other.stored) == (5, 6)
+    prefetch = other.warps[0][0].pop(2)
+    assert prefetch == (Op.PREFETCH, ((INPUT + 8 * 65536 + 64 * 3, 4096),), 4096, 0)
     places = [event[1][0][0] - INPUT for event in other.warps[0][0]]
     assert places == [t * 65536 + 64 * k for t in (8, 3) for k in range(4)]
     assert all(event[1][1] == (77, 32) for event in other.warps[0][0]), "no input's address stays"

@@ -3,11 +3,14 @@
 import numpy as np
 import pytest
 
-from nvfp4_cute.emulator.driver import run_ptx
+from nvfp4_cute.emulator.driver import run_ptx, time_ptx
 from nvfp4_cute.emulator.machine import Machine
 from nvfp4_cute.emulator.tensormap import TensorMap, encode
 from nvfp4_cute.errors import EmulatorError
+from nvfp4_cute.targets import lookup
+from nvfp4_cute.timing_constants import constants_of
 
+B200 = constants_of(lookup("B200"))
 HEAD = ".version 8.8\n.target sm_100a\n.address_size 64\n.extern .shared .align 1024 .b8 smem[];\n"
 REGS = ".reg .pred %p<8>;\n.reg .b16 %h<8>;\n.reg .b32 %r<64>;\n.reg .b64 %rd<32>;\n"
 TILE = 128  # offset of the data in dynamic shared memory, behind the barriers
@@ -129,6 +132,21 @@ def test_a_load_signals_the_whole_box():
     ptx = load_kernel(code, 512, expect=256)
     with pytest.raises(EmulatorError, match=r"hangs(.|\n)*-256 tx bytes"):
         emulate(ptx, [map_of(source, "f32", (32, 4)), out], [source])
+
+
+def test_a_prefetched_box_is_there_sooner_and_is_the_same():
+    source, out = tensor((40, 64), np.float32), np.zeros(1024, np.float32)
+    descriptor = map_of(source, "f32", (32, 32))
+    load = f"{LOAD.format(d=2, space='shared::cta', mode='.tile')} [%r1+{TILE}], [%rd1, {{%r2, %r2}}], [%r1];"
+    prefetch = "cp.async.bulk.prefetch.tensor.2d.L2.global.tile.L2::cache_hint [%rd1, {%r2, %r2}], %rd7;\n"
+    cycles = []
+    for first in ("", prefetch):
+        code = f"mov.b32 %r2, 8;\nmov.b64 %rd7, 0;\n{first}nanosleep.u32 2000;\n{load}"
+        ptx = load_kernel(code, 4096)
+        emulate(ptx, [descriptor, out], [source])
+        assert (out.reshape(32, 32) == source[8:, 8:40]).all()
+        cycles.append(time_ptx(B200, ptx, args=[descriptor, out], smem_bytes=32768).cycles)
+    assert cycles[0] - cycles[1] >= B200.hbm_latency - B200.l2_latency
 
 
 def test_loads_outside_live_memory_are_refused():
@@ -381,6 +399,8 @@ def test_tensormap_replace():
         ("cp.async.bulk.tensor.2d.shared::cta.global.mbarrier::complete_tx::bytes.nonsense [%r1], [%rd1, {%r2, %r2}], [%r1];", "nonsense"),
         ("cp.async.bulk.tensor.2d.shared::cta.global.mbarrier::complete_tx::bytes [%r1], [%rd1, {%r2}], [%r1];", "2 coordinates"),
         ("cp.async.bulk.tensor.2d.shared::cta.global.mbarrier::complete_tx::bytes [%r1], [%rd1, {%r2, %r2}];", "2 operands"),
+        ("cp.async.bulk.prefetch.tensor.2d.L2.global.tile [%rd1, {%r2, %r2, %r2}];", "2 coordinates"),
+        ("cp.async.bulk.prefetch.tensor.2d.L2.global.nonsense [%rd1, {%r2, %r2}];", "nonsense"),
         ("cp.async.bulk.shared::cta.shared::cta.mbarrier::complete_tx::bytes [%r1], [%r1], 16, [%r1];", "copy .shared::cta"),
         ("cp.async.ca.shared.global [%r1], [%rd1], 12;", "12 bytes"),
         ("tensormap.replace.tile.nonsense.shared::cta.b1024.b32 [%r1], 0;", "unknown field"),

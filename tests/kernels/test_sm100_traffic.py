@@ -3,9 +3,13 @@
 import pytest
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from nvfp4_cute import KernelConfig, dual_gemm
+from nvfp4_cute.arch.sm100 import PREFETCH_K_TILES
 from nvfp4_cute.bench import ours
-from nvfp4_cute.bench.cases import select
+from nvfp4_cute.bench.cases import Case, select
 from nvfp4_cute.bench.operands import empty_operands
+from nvfp4_cute.emulator import timing_record
+from nvfp4_cute.emulator.isa import tma
 from nvfp4_cute.modelled import modelled_times
 from nvfp4_cute.problem import GroupedProblem
 from nvfp4_cute.schedule import make_schedule
@@ -54,3 +58,31 @@ def test_device_memory_moves_little_more_than_it_must(number, bound):
     assert least <= timing.hbm_bytes + timing.stored_bytes <= bound * least
     assert schedule.imbalance <= 1.12
     assert sum(map(bool, timing.sm_busy)) == config.num_cta
+
+
+@pytest.mark.parametrize("name", ["t128x128x256_s0a2_2cta", "t128x128x256_s0a2_2cta_swap"])
+def test_every_shared_box_is_prefetched_once(monkeypatch, name):
+    """Of two tiles by two, every box from the fifth K tile on, by one of the tiles that load it."""
+    boxes = {"load": [], "prefetch": []}
+    for kind, effect in (("load", tma.load_boxes), ("prefetch", tma.fetch_boxes)):
+        note = timing_record._EFFECTS[effect]
+
+        def noting(recorder, warp, *args, note=note, kind=kind):
+            m, found = args[-2:] if kind == "prefetch" else args[1:3]
+            boxes[kind] += [(m.address, box) for box in found]
+            return note(recorder, warp, *args)
+
+        monkeypatch.setitem(timing_record._EFFECTS, effect, noting)
+    config = KernelConfig.from_name(name)
+    rows_a, rows_b, _ = config.work_tile_mnk
+    operands = empty_operands(Case("x", "x", "x", "dual_gemm", ((2 * rows_a, 2 * rows_b, 9 * 256),)))
+    (a,), (b1,), (b2,), (out,) = operands.a, operands.b, operands.b2, operands.out
+    scales = (operands.a_scale[0], operands.b_scale[0], operands.b2_scale[0])
+    modelled_times(
+        lambda backend: dual_gemm(
+            a, b1, b2, *scales, out=out, out_dtype=out.dtype, config=config, backend=backend
+        )
+    )
+    # (k, row, batch) of data, (0, scale block along K, row block, batch) of scales.
+    is_late = lambda box: (box[0] // 256 if len(box) == 3 else box[1] // 4) >= PREFETCH_K_TILES
+    assert sorted(boxes["prefetch"]) == sorted({(m, box) for m, box in boxes["load"] if is_late(box)})

@@ -222,8 +222,35 @@ def tensor_reduce(inst: Inst, b: Builder) -> Step:
 
 @handler("cp.async.bulk.prefetch")
 def prefetch(inst: Inst, b: Builder) -> Step:
-    """A prefetch into the L2 cache, tensor or not: changes nothing that a program can see."""
+    """A prefetch into the L2 cache: changes nothing that a program can see."""
     return lambda warp: None
+
+
+@handler("cp.async.bulk.prefetch.tensor")
+def tensor_prefetch(inst: Inst, b: Builder) -> Step:
+    """A prefetch of a box into the L2 cache: takes time and changes nothing that a program can see."""
+    mods = Mods(inst)
+    form = _Tensor(*_tensor_mods(inst, mods))
+    if not (mods.flag("L2") and mods.flag("global")):
+        raise inst.unsupported("spaces")
+    operands = list(inst.operands)
+    drop_policy(inst, b, mods, operands)
+    mods.done()
+    if len(operands) != 1:
+        raise inst.unsupported(f"{len(operands)} operands")
+
+    def run(warp: "Warp", map_address: int, *coords: int) -> None:
+        cta = warp.cta
+        m = _load_map(cta, map_address)
+        boxes = _single_boxes(form, m, coords)
+        if cta.machine.recorder is not None:
+            cta.machine.recorder.issue(warp, Engine.COPY, partial(fetch_boxes, m, boxes))
+
+    return per_thread(run, _tensor_readers(inst, b, operands[0], form))
+
+
+def fetch_boxes(m: TensorMap, boxes: list[tuple[int, ...]]) -> None:
+    """Bring boxes of a tensor into the L2 cache, which only the timing model has."""
 
 
 # ---- editing tensor maps -----------------------------------------------------------------------------------------
