@@ -54,6 +54,11 @@ class LinearNVFP4(torch.nn.Module):
         device: of everything.
         backend: as of ``gemm``.
 
+    Example:
+        >>> layer = LinearNVFP4.from_linear(torch.nn.Linear(512, 256))
+        >>> layer(torch.randn(40, 512).bfloat16()).shape
+        torch.Size([40, 256])
+
     Raises:
         UnsupportedProblem: K is not a multiple of 32. ValueError: an unknown choice.
     """
@@ -215,6 +220,12 @@ class PersistentMLP(torch.nn.Module):
         weights: of each layer, [N, N]; copied into one tensor.
         global_scales: G + 1 numbers: the global scale of the input and of each layer's result (calibrated: amax / 2688).
         backend: as of ``gemm``. config: as of ``grouped_gemm``.
+
+    Example:
+        >>> weights = [quantize(torch.randn(256, 256) / 16) for _ in range(3)]
+        >>> mlp = PersistentMLP(weights, [0.002] * 4)
+        >>> mlp(quantize(torch.randn(40, 256), global_scale=0.002)).shape
+        (40, 256)
 
     Raises:
         ValueError: weights that are not square and alike, or too few numbers.

@@ -84,6 +84,12 @@ def grouped_dual_gemm(
         to ``out_dtype``, to nearest even. With "nvfp4" an NVFP4Tensor a group: what ``formats.quantize`` makes of the fp32
         results; padding rows of the scales are not written.
 
+    Example:
+        >>> a, gate, up = ([quantize(torch.randn(rows, 512)) for rows in group] for group in ((40, 7), (256,) * 2, (256,) * 2))
+        >>> data, scales = ([[getattr(x, name) for x in side] for side in (a, gate, up)] for name in ("data", "scale"))
+        >>> [tuple(h.shape) for h in grouped_dual_gemm(*data, *scales)]
+        [(40, 256), (7, 256)]
+
     Raises:
         TypeError, ValueError, UnsupportedProblem: an operand breaks a rule; the message names rule, value and fix.
         UnsupportedTarget: no kernel for the GPU. ConfigError: ``config`` cannot be built.
@@ -198,6 +204,11 @@ def dual_gemm(
     Returns:
         C, [M, N], or [M, N, L] where ``a`` has batches; rounded as in :func:`grouped_dual_gemm`. With "nvfp4" an
         NVFP4Tensor of [M, N] or [L, M, N], as of ``gemm``.
+
+    Example:
+        >>> x, gate, up = (quantize(torch.randn(rows, 512)) for rows in (40, 256, 256))
+        >>> dual_gemm(x.data, gate.data, up.data, x.scale, gate.scale, up.scale).shape
+        torch.Size([40, 256])
 
     Raises:
         As :func:`grouped_dual_gemm`.

@@ -105,6 +105,14 @@ def gemm(
         in fp32; one rounding to ``out_dtype``, to nearest even. With "nvfp4" an NVFP4Tensor of [M, N], or of [L, M, N]: the
         next call's ``a`` is its ``data.permute(1, 2, 0)`` then, and ``a_scale`` its ``scale``.
 
+    Example:
+        >>> x, w = quantize(torch.randn(40, 512)), quantize(torch.randn(256, 512))
+        >>> gemm(x.data, w.data, x.scale, w.scale).shape
+        torch.Size([40, 256])
+        >>> hidden = gemm(x.data, w.data, x.scale, w.scale, out_dtype="nvfp4")  # for the next layer
+        >>> gemm(torch.randn(40, 512).half(), w.data, None, w.scale, out_dtype=torch.float16).shape  # weight-only
+        torch.Size([40, 256])
+
     Raises:
         TypeError, ValueError, UnsupportedProblem: an operand breaks a rule; the message names rule, value and fix.
         UnsupportedTarget: no kernel for the GPU. ConfigError: ``config`` cannot be built.

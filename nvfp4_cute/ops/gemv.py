@@ -53,6 +53,11 @@ def gemv(
         order that depends on K alone (``kernels/simt/gemv.py`` states it); then alpha, in fp32; then one rounding to
         ``out_dtype``. So a result never depends on M, on L, or on the GPU.
 
+    Example:
+        >>> w, v = quantize(torch.randn(256, 512)), quantize(torch.randn(512))
+        >>> gemv(w.data, v.data, w.scale, v.scale).shape
+        torch.Size([256])
+
     Raises:
         TypeError, ValueError, UnsupportedProblem: an operand breaks a rule; the message names rule, value and fix.
         UnsupportedTarget: no kernel for the GPU.

@@ -143,6 +143,12 @@ def grouped_gemm(
         uint8 [rows, N/2] and float8_e4m3fn [rows // 128 + G, rn, 32, 4, 4], masked [G, M_max, N/2] and
         [G, rm, rn, 32, 4, 4]. Padding rows of the scales are not written; nothing reads them.
 
+    Example:
+        >>> a, b = ([quantize(torch.randn(rows, 512)) for rows in group] for group in ((40, 7), (256, 256)))
+        >>> out = grouped_gemm([x.data for x in a], [w.data for w in b], [x.scale for x in a], [w.scale for w in b])
+        >>> [tuple(c.shape) for c in out]
+        [(40, 256), (7, 256)]
+
     Raises:
         TypeError, ValueError, UnsupportedProblem: an operand breaks a rule; the message names rule, value and fix.
         UnsupportedTarget: no kernel for the GPU. ConfigError: ``config`` cannot be built.

@@ -51,6 +51,13 @@ def quantize(
     Returns:
         NVFP4Tensor with uint8 data and float8_e4m3fn scales, contiguous, on the device of ``x``.
 
+    Example:
+        >>> quantize(torch.randn(40, 512).bfloat16(), global_scale="auto").data.shape
+        torch.Size([40, 256])
+        >>> gate, up = torch.randn(2, 40, 512).bfloat16()
+        >>> quantize(gate, up=up).shape  # silu(gate) * up
+        (40, 512)
+
     Raises:
         TypeError, ValueError: as ``formats.quantize``. UnsupportedTarget: no kernel for the GPU.
         UnsupportedProblem: more rows or batches than a grid has.
@@ -112,6 +119,12 @@ def grouped_quantize(
         data: uint8 [sum M, K/2]; rows behind the last group are not written.
         scale: float8_e4m3fn [sum M // 128 + G, K/64 rounded up, 32, 4, 4], blocked. Every group begins with a new row of
         atoms, ceil(M_g / 128) of them; padding, and what is left behind the last group, is zero.
+
+    Example:
+        >>> rows, offs = torch.randn(47, 512).bfloat16(), torch.tensor([40, 47], dtype=torch.int32)
+        >>> data, scale = grouped_quantize(rows, offs)
+        >>> tuple(scale.shape)
+        (2, 8, 32, 4, 4)
 
     Raises:
         TypeError, ValueError, UnsupportedProblem: an operand breaks a rule. UnsupportedTarget: no kernel for the GPU.

@@ -1,0 +1,25 @@
+"""The examples in the docstrings of public operations and modules run and print what they show."""
+
+import doctest
+
+import pytest
+import torch
+
+import nvfp4_cute
+
+OPERATIONS = (
+    "LinearNVFP4", "PersistentMLP", "dual_gemm", "gemm", "gemv", "grouped_dual_gemm", "grouped_gemm", "grouped_quantize", "quantize",
+)  # fmt: skip
+NAMES = {name: getattr(nvfp4_cute, name) for name in nvfp4_cute.__all__} | {"torch": torch}
+
+
+@pytest.mark.parametrize("name", OPERATIONS)
+def test_examples(name):
+    """At most three lines of use each, after the operands."""
+    torch.manual_seed(0)
+    text = NAMES[name].__doc__
+    test = doctest.DocTestParser().get_doctest(text, dict(NAMES), name, None, None)
+    assert any(f"{name}(" in example.source or f"{name}." in example.source for example in test.examples)
+    lines: list[str] = []
+    result = doctest.DocTestRunner().run(test, out=lines.append)
+    assert not result.failed, "".join(lines)
