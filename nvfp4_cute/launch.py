@@ -112,16 +112,23 @@ class Plan:
     def address_places(self, *, has_global_scale: bool = False) -> list[int]:
         """Where in the flat launch table addresses go.
 
-        Of a, b, a_scale, b_scale, alpha and the global scales if there are any, out, and the scales of NVFP4 results. Of a
-        batch, those of its tensors; of a list, those of every group's, in the caller's order.
+        Of a, b, a_scale, b_scale, alpha if there is one; of a dual GEMM with weights of their own b2, b2_scale and alpha2;
+        the global scales if there are any, out, and the scales of NVFP4 results. Of a batch, those of its tensors; of a
+        list, those of every group's, in the caller's order.
         """
+        problem = self.problem
         row_of_group = {group: 1 + slot for slot, group in enumerate(self._described)}
-        a, b, sfa, sfb, out, out_scale = (
-            [row_of_group[group] * NUM_COLUMNS + column for group in sorted(row_of_group)]
-            for column in (Group.A, Group.B, Group.SFA, Group.SFB, Group.OUT, Group.OUT_SCALE)
-        )
-        header = [Header.ALPHA] * self.problem.has_alpha + [Header.OUT_GLOBAL_SCALE] * has_global_scale
-        return [*a, *b, *sfa, *sfb, *header, *out, *(out_scale if self.problem.out_dtype == NVFP4 else [])]
+
+        def of_groups(*columns: Group) -> list[int]:
+            groups = sorted(row_of_group)
+            return [row_of_group[group] * NUM_COLUMNS + column for column in columns for group in groups]
+
+        places = of_groups(Group.A, Group.B, Group.SFA, Group.SFB) + [Header.ALPHA] * problem.has_alpha
+        if problem.activation is not None:
+            places += of_groups(Group.B2, Group.SFB2) if problem.weight_layout == "separate" else []
+            places += [Header.ALPHA2] * problem.has_alpha
+        places += [Header.OUT_GLOBAL_SCALE] * has_global_scale + of_groups(Group.OUT)
+        return places + (of_groups(Group.OUT_SCALE) if problem.out_dtype == NVFP4 else [])
 
     def launch(self, operands: GroupedOperands, queue: int = 0) -> None:
         """Enqueue the kernel. Copies no data, allocates nothing on the device, waits for nothing.

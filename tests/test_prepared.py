@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import nvfp4_cute
-from nvfp4_cute import backends, gemm, grouped_gemm, prepared, targets
+from nvfp4_cute import backends, gemm, grouped_dual_gemm, grouped_gemm, prepared, targets
 from nvfp4_cute.backends import reference
 from nvfp4_cute.backends.emulator import on_emulator
 from nvfp4_cute.cache import get_kernel
@@ -19,6 +19,7 @@ from nvfp4_cute.problem import check_list_operands
 
 # The package has a function of that name.
 module_of_grouped_gemm = sys.modules["nvfp4_cute.ops.grouped_gemm"]
+module_of_dual_gemm = sys.modules["nvfp4_cute.ops.dual_gemm"]
 SIZES = ((40, 72, 256), (0, 64, 128), (70, 128, 512))
 
 
@@ -269,6 +270,64 @@ def test_the_second_gemm_is_launched_without_checks(gpu, monkeypatch, batches):
     result = gemm(*again, alpha)
     assert result.stride() == first.stride()
     torch.testing.assert_close(result, expected, rtol=0, atol=0)
+
+
+def dual_arguments(form, layout):
+    """The same of a dual GEMM: 64 columns of each product, or twice 128 where one tensor holds both."""
+    arguments = arguments_of(form)
+    if layout == "separate":
+        second = arguments_of(form)
+        names = {"b": "b1", "b_scale": "b1_scale"}
+        arguments = {names.get(name, name): value for name, value in arguments.items()}
+        return arguments | {"b2": second["b"], "b2_scale": second["b_scale"]}
+    del arguments["b"], arguments["b_scale"]
+    b1, b1_scale = random_bytes(2, 256, 64), random_bytes(2, 2048)
+    if form == "list":
+        b1, b1_scale = list(b1), list(b1_scale)
+    return arguments | {"b1": b1, "b1_scale": b1_scale, "b2": None, "b2_scale": None}
+
+
+@pytest.mark.parametrize(
+    ("form", "layout"),
+    [
+        ("list", "separate"),
+        ("ragged", "interleaved_32_gate_first"),
+        ("list", "concatenated"),
+        pytest.param("list", "interleaved_32_gate_first", marks=pytest.mark.slow),
+        pytest.param("ragged", "separate", marks=pytest.mark.slow),
+        pytest.param("ragged", "concatenated", marks=pytest.mark.slow),
+        pytest.param("masked", "separate", marks=pytest.mark.slow),
+        pytest.param("masked", "interleaved_32_gate_first", marks=pytest.mark.slow),
+    ],
+)
+def test_the_second_dual_gemm_is_launched_without_checks(gpu, monkeypatch, form, layout):
+    """But for concatenated weights, which are split, and where one product's factor is made up."""
+    options = {"weight_layout": layout, "activation": "relu2"}
+    factors = {"alpha1": torch.tensor([0.5, 2.0]), "alpha2": torch.tensor([0.25, 1.0])}
+    grouped_dual_gemm(**dual_arguments(form, layout), **factors, **options)
+    again = dual_arguments(form, layout)
+    factors = {name: factor * 2 for name, factor in factors.items()}
+    expected = grouped_dual_gemm(**again, **factors, **options, backend="reference")
+    checks = ("check_dual_operands", "check_dual_device_groups")
+    with monkeypatch.context() as patch:
+        for name in checks:
+            patch.setattr(module_of_dual_gemm, name, None)
+        if layout == "concatenated":
+            with pytest.raises(TypeError):
+                grouped_dual_gemm(**again, **factors, **options)
+            return
+        result = grouped_dual_gemm(**again, **factors, **options)
+    if form == "masked":
+        result, expected = ([t[0, :5], t[1, :3]] for t in (result, expected))
+    for ours, right in zip(result, expected, strict=True):
+        torch.testing.assert_close(ours, right, rtol=2**-7, atol=0)
+    del factors["alpha2"]
+    for _ in range(2):
+        grouped_dual_gemm(**again, **factors, **options)  # takes the checks' way
+    for name in checks:
+        monkeypatch.setattr(module_of_dual_gemm, name, None)
+    with pytest.raises(TypeError):
+        grouped_dual_gemm(**again, **factors, **options)
 
 
 def test_sizes_given_twice_are_refused_after_a_prepared_call(gpu):

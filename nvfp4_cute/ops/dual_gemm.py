@@ -5,12 +5,13 @@ from typing import Any
 
 import torch
 
-from nvfp4_cute import backends
+from nvfp4_cute import backends, prepared
 from nvfp4_cute.config import KernelConfig
 from nvfp4_cute.errors import UnsupportedProblem
 from nvfp4_cute.formats import ScaleLayout
 from nvfp4_cute.ops.batches import as_alphas, one_factor, quantized_result, split_batches, split_quantized
 from nvfp4_cute.ops.device_groups import check_dual_device_groups, new_device_results
+from nvfp4_cute.ops.repeated import keep_list, keep_task
 from nvfp4_cute.ops.results import as_results, flat_outputs, global_scales, new_outputs
 from nvfp4_cute.problem import (
     NVFP4,
@@ -100,16 +101,55 @@ def grouped_dual_gemm(
         choices = (activation, limit, weight_layout)
         return _traced(given, (alpha1, alpha2), (offs, masked_m), choices, out, out_dtype, out_global_scale,
                        config, (scale_layout, backend))  # fmt: skip
+    is_list, is_quantized = offs is None and masked_m is None, out_dtype == NVFP4
     sizes = masked_m if offs is None else offs
-    factors = global_scales(out_global_scale, a if sizes is None else sizes)
-    is_quantized = out_dtype == NVFP4
-    if offs is not None or masked_m is not None:
+    factors = global_scales(out_global_scale, a if is_list else sizes)
+    first: Sequence[Any] = (a, b1, a_scale, b1_scale)
+    second: Sequence[Any] = () if b2 is None else (b2, b2_scale)
+    # Concatenated weights are split on the way, and a factor that only one product has is made up for the other.
+    is_unusual = (alpha1 is None) != (alpha2 is None) or weight_layout == "concatenated"
+    counts: tuple[int, ...] = (offs is None, masked_m is None, b2 is None)
+    try:
+        outs = [] if out is None else flat_outputs(out, is_list, is_quantized)
+        if is_list:
+            counts += tuple(len(side) for side in (*first, *second))
+            first, second = ([t for side in sides for t in side] for sides in (first, second))
+        inputs = [
+            *first,
+            *([] if is_list else [sizes]),
+            *_given(alpha1),
+            *second,
+            *_given(alpha2),
+            *_given(factors),
+        ]
+    except (TypeError, AttributeError):  # the checks will say what is wrong
+        is_unusual, inputs, outs = True, [], []
+    tensors: list[Any] = [None] if is_unusual else inputs + outs
+    key, call = prepared.lookup(
+        tensors,
+        "dual",
+        counts,
+        alpha1 is None,
+        alpha2 is None,
+        factors is None,
+        len(outs),
+        (activation, limit, weight_layout),
+        out_dtype,
+        scale_layout,
+        backend,
+        config,
+    )
+    launched = None if call is None else call.try_launch(inputs, outs)
+    if launched is not None:
+        return as_results(launched, is_list, is_quantized, factors)
+    if not is_list:
         task, outs = check_dual_device_groups(
             a, b1, b2, a_scale, b1_scale, b2_scale, offs, masked_m, alpha1, alpha2, out, out_dtype, scale_layout,
             backend, config, activation=activation, limit=limit, weight_layout=weight_layout,
             out_global_scale=factors,
         )  # fmt: skip
         backends.run_task(backend, task)
+        keep_task(key, backend, task, inputs, outs)
         return as_results(outs, False, is_quantized, factors)
     problem, operands = check_dual_operands(
         a,
@@ -129,8 +169,13 @@ def grouped_dual_gemm(
         scale_layout=scale_layout,
     )
     backends.get(backend, operands.device)(problem, operands, config)
-    outs = new_outputs(problem, operands) if out is None else flat_outputs(out, True, is_quantized)
+    outs = outs or new_outputs(problem, operands)
+    keep_list(key, backend, problem, operands, config, inputs, outs)
     return as_results(outs, True, is_quantized, factors)
+
+
+def _given(x: Any) -> list[Any]:
+    return [] if x is None else [x]
 
 
 def _traced(operands, alphas, sizes, choices, out, out_dtype, global_scale, config, settings) -> Any:

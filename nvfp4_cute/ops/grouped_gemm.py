@@ -1,7 +1,6 @@
 """grouped_gemm: C_g = alpha_g * A_g @ B_g^T over NVFP4 operands, many groups in one launch."""
 
 from collections.abc import Sequence
-from importlib import import_module
 from typing import Any, Literal, overload
 
 import torch
@@ -11,6 +10,7 @@ from nvfp4_cute.config import KernelConfig
 from nvfp4_cute.errors import UnsupportedProblem
 from nvfp4_cute.formats import NVFP4Tensor
 from nvfp4_cute.ops.device_groups import check_device_groups
+from nvfp4_cute.ops.repeated import keep_list, keep_task
 from nvfp4_cute.ops.results import as_results, flat_outputs, global_scales, new_outputs
 from nvfp4_cute.problem import NVFP4, OutDtype, ScaleLayout, check_list_operands
 
@@ -201,6 +201,7 @@ def grouped_gemm(
         )
         backends.get(backend, operands.device)(problem, operands, config)
         outs = outs or new_outputs(problem, operands)
+        keep_list(key, backend, problem, operands, config, inputs, outs)
     else:
         task, outs = check_device_groups(
             a,
@@ -218,19 +219,7 @@ def grouped_gemm(
             out_global_scale=factors,
         )
         backends.run_task(backend, task)
-    if (
-        key is not None
-        and any(t.numel() for t in outs)
-        and backends.resolve(backend, outs[0].device) == "cuda"
-    ):
-        cuda = import_module("nvfp4_cute.backends.cuda")
-        if is_list:
-            plan = cuda.plan_for(problem, operands.device, config)
-            places = plan.address_places(has_global_scale=factors is not None)
-            launch = plan.kernel, plan.table(operands), places
-        else:
-            launch = cuda.kernel_for(task), task.table(), task.address_places()
-        prepared.remember(key, *launch, inputs + outs, len(outs))
+        keep_task(key, backend, task, inputs, outs)
     return as_results(outs, is_list, is_quantized, factors)
 
 
