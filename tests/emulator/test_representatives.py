@@ -125,7 +125,7 @@ def test_times_are_those_of_a_full_run(target, sizes, form):
 
 def test_batches_of_a_gemv_take_the_time_of_a_full_run():
     """CTAs along M and along L, whose threads load: one stands for all."""
-    m, k, batches = 256, 2048, 3
+    m, k, batches = 128, 1024, 2
     a, b = torch.empty(batches, m, k // 2, dtype=torch.uint8), torch.empty(batches, k // 2, dtype=torch.uint8)
     a_scale, b_scale = (
         torch.empty(batches, rows // 128, k // 64, 32, 4, 4, dtype=torch.uint8) for rows in (m, 128)
