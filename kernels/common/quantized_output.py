@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Float32, Int32, Int64, Uint32
+from cutlass import Boolean, Float32, Int32, Int64, Uint32
 
 from nvfp4_cute.scale_layout import ATOM_BYTES, ATOM_COLS, ATOM_ROWS, SF_VEC_SIZE
 
@@ -19,6 +19,11 @@ from .quantize_block import encode_block
 
 # Columns of a row that are stored at once: two blocks.
 RUN_COLUMNS = 2 * SF_VEC_SIZE
+# Bytes that memory writes at once, the columns that fill them with data, and whose scales fill a word.
+SECTOR_BYTES = 32
+SECTOR_COLUMNS = 2 * SECTOR_BYTES
+# Words of data and of scales of a run.
+HELD_WORDS = RUN_COLUMNS // 8 + 1
 
 
 @dataclass(frozen=True)
@@ -78,22 +83,79 @@ def store_quantized_run(
     """
     block = column // SF_VEC_SIZE
     if row < group.rows and block < group.blocks:
-        low, low_code = encode_block([values[i] for i in range(SF_VEC_SIZE)], group.global_scale, encode)
-        high, high_code = encode_block(
-            [values[i] for i in range(SF_VEC_SIZE, RUN_COLUMNS)], group.global_scale, encode
-        )
-        data = group.data + Int64(row) * group.pitch + column // 2
-        codes = low_code
-        if block + 1 < group.blocks:
-            codes = low_code | high_code << 8
-            store_words(data, [*low, *high])
+        words, codes = _quantize_run(values, group, block, encode)
+        _store_run(words, codes, group, row, block)
+
+
+@cute.jit
+def store_quantized_half(
+    values: cute.Tensor,
+    held: cute.Tensor,
+    group: QuantizedGroup,
+    row: Int32,
+    column: Int32,
+    is_paired: Boolean,
+    is_first: Boolean,
+    encode: cutlass.Constexpr,
+):
+    """The same of half of a sector: where both halves are stored by the same thread, the second stores both at once.
+
+    Args:
+        held: HELD_WORDS Uint32 of the thread, which keep the first half until the second comes.
+        is_paired: whether the other half of the sector, of SECTOR_COLUMNS, is stored by the call before or after this.
+        is_first: then, whether by the call after this.
+    """
+    block = column // SF_VEC_SIZE
+    first_block = column // SECTOR_COLUMNS * ATOM_COLS
+    if row < group.rows and block < group.blocks:
+        words, codes = _quantize_run(values, group, block, encode)
+        if not is_paired or first_block + ATOM_COLS > group.blocks:
+            _store_run(words, codes, group, row, block)
+        elif is_first:
+            for i in cutlass.range_constexpr(len(words)):
+                held[i] = words[i]
+            held[len(words)] = codes
         else:
-            store_words(data, low)
-        address = _scale_address(group, row, block)
-        if block % ATOM_COLS == 0 and block + 2 >= group.blocks:
-            store_word(address, codes)
-        else:
-            store_half(address, codes)
+            is_upper = block > first_block
+            *others, other_codes = [held[i] for i in range(HELD_WORDS)]
+            lower = [other if is_upper else word for word, other in zip(words, others, strict=True)]
+            upper = [word if is_upper else other for word, other in zip(words, others, strict=True)]
+            data = group.data + Int64(row) * group.pitch + first_block * (SF_VEC_SIZE // 2)
+            if data % SECTOR_BYTES == 0:
+                store_words(data, [*lower, *upper])
+            else:
+                store_words(data, lower)
+                store_words(data + SECTOR_BYTES // 2, upper)
+            low_codes = other_codes if is_upper else codes
+            high_codes = codes if is_upper else other_codes
+            store_word(_scale_address(group, row, first_block), low_codes | high_codes << 16)
+
+
+@cute.jit
+def _quantize_run(
+    values: cute.Tensor, group: QuantizedGroup, block: Int32, encode: cutlass.Constexpr
+) -> tuple[list, Uint32]:
+    """Four words of e2m1, and the codes of the run's scales; one where the row ends with the first of its blocks."""
+    low, low_code = encode_block([values[i] for i in range(SF_VEC_SIZE)], group.global_scale, encode)
+    high, high_code = encode_block(
+        [values[i] for i in range(SF_VEC_SIZE, RUN_COLUMNS)], group.global_scale, encode
+    )
+    return [*low, *high], low_code | high_code << 8 if block + 1 < group.blocks else low_code
+
+
+@cute.jit
+def _store_run(words: list, codes: Uint32, group: QuantizedGroup, row: Int32, block: Int32):
+    """Store what the row has of a run, with the padding columns of the scales where it is the row's last."""
+    data = group.data + Int64(row) * group.pitch + block * (SF_VEC_SIZE // 2)
+    if block + 1 < group.blocks:
+        store_words(data, words)
+    else:
+        store_words(data, words[: len(words) // 2])
+    address = _scale_address(group, row, block)
+    if block % ATOM_COLS == 0 and block + 2 >= group.blocks:
+        store_word(address, codes)
+    else:
+        store_half(address, codes)
 
 
 @cute.jit

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Float32, Int32
+from cutlass import Float32, Int32, Uint32
 from cutlass.cute.nvgpu import tcgen05
 
 from nvfp4_cute.arch.sm100 import EPI_TILE_N, INTERLEAVE, MMA_CTA_M, TmemMap
@@ -21,7 +21,14 @@ from ..common.activation import gate
 from ..common.encode import ConvertE2M1
 from ..common.output_table import OutputTable, load_alphas
 from ..common.ptx import pack_16x2
-from ..common.quantized_output import QuantizedGroup, quantized_group, store_quantized_run
+from ..common.quantized_output import (
+    HELD_WORDS,
+    SECTOR_COLUMNS,
+    QuantizedGroup,
+    quantized_group,
+    store_quantized_half,
+    store_quantized_run,
+)
 from ..common.ring import CONSUMER_PHASE, Ring, next_stage
 from ..common.sides import TileSide, mma_sides
 from ..common.transpose import transpose_in_warp
@@ -105,6 +112,8 @@ def run_epilogue(args: EpilogueArgs, first_tile: Int32, stride: Int32):
     num_products = 1 if args.activation is None else 2
     tTR_rAcc = [cute.make_rmem_tensor(slice_shape, Float32) for _ in range(num_products)]
     tTR_rOut = cute.make_rmem_tensor(EPI_TILE_N, Float32)
+    held = cute.make_rmem_tensor(HELD_WORDS, Uint32)
+    held.fill(Uint32(0))
     tile_n = config.cta_tile_shape_mnk[1]
     # Columns of an accumulator that become one run of slices of the output
     interleave = INTERLEAVE.get(args.weight_layout, 0)
@@ -214,7 +223,14 @@ def run_epilogue(args: EpilogueArgs, first_tile: Int32, stride: Int32):
                 _read_slice(tiled_load, tTR_tAcc, acc_column, next_idx, tTR_rAcc, args.weight_layout, tile_n)
             if cutlass.const_expr(is_quantized):
                 column = n_side.first_row + slice_idx * EPI_TILE_N
-                _store_quantized(tTR_rOut, target, row, column, config.swap_ab)
+                if cutlass.const_expr(config.swap_ab):
+                    _store_transposed(tTR_rOut, target, row, column)
+                else:
+                    other = slice_idx + 1 if column % SECTOR_COLUMNS == 0 else slice_idx - 1
+                    is_paired, is_first = other >= 0 and other < num_slices, other == slice_idx + slice_step
+                    store_quantized_half(
+                        tTR_rOut, held, target, row, column, is_paired, is_first, ConvertE2M1
+                    )
             elif cutlass.const_expr(is_staged):
                 store_staged(words, target, slice_idx * EPI_TILE_N, across_lanes, staging)
             else:
@@ -289,13 +305,8 @@ def _combine(accumulators: list, alphas: list, activation: cutlass.Constexpr, li
 
 
 @cute.jit
-def _store_quantized(
-    values: cute.Tensor, group: QuantizedGroup, m_row: Int32, n_row: Int32, swap_ab: cutlass.Constexpr
-):
-    """Quantize and store a slice: rows of the M side, one a lane, from ``m_row`` on, and of the N side from ``n_row`` on."""
-    row, column = m_row, n_row
-    if cutlass.const_expr(swap_ab):
-        lane = cute.arch.lane_idx()
-        transpose_in_warp(values)
-        row, column = n_row + lane, m_row - lane
-    store_quantized_run(values, group, row, column, ConvertE2M1)
+def _store_transposed(values: cute.Tensor, group: QuantizedGroup, m_row: Int32, n_row: Int32):
+    """Quantize and store a slice whose rows of the M side, one a lane, from ``m_row`` on, are columns of the output."""
+    lane = cute.arch.lane_idx()
+    transpose_in_warp(values)
+    store_quantized_run(values, group, n_row + lane, m_row - lane, ConvertE2M1)

@@ -3,7 +3,7 @@
 import pytest
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from nvfp4_cute import KernelConfig, dual_gemm
+from nvfp4_cute import KernelConfig, dual_gemm, grouped_gemm
 from nvfp4_cute.arch.sm100 import PREFETCH_K_TILES
 from nvfp4_cute.bench import ours
 from nvfp4_cute.bench.cases import Case, select
@@ -17,6 +17,8 @@ from nvfp4_cute.select import choose_config
 from nvfp4_cute.targets import B200
 
 FP16_BYTES = 2
+# Scales of 128 rows and 64 columns of NVFP4 results share sectors: a warp, of 32 of the rows, fills a quarter of each.
+SCALE_SHARE = 4
 # What torch does without moving a byte.
 VIEWS = {"as_strided", "detach", "view"}
 
@@ -86,3 +88,15 @@ def test_every_shared_box_is_prefetched_once(monkeypatch, name):
     # (k, row, batch) of data, (0, scale block along K, row block, batch) of scales.
     is_late = lambda box: (box[0] // 256 if len(box) == 3 else box[1] // 4) >= PREFETCH_K_TILES
     assert sorted(boxes["prefetch"]) == sorted({(m, box) for m, box in boxes["load"] if is_late(box)})
+
+
+@pytest.mark.parametrize(("name", "n"), [("t128x64x256_s0a3_2cta", 256), ("t128x256x256_s0a2", 512)])
+def test_quantized_results_fill_sectors(name, n):
+    """Two slices of a row of NVFP4 results are stored at once, in whole 32-byte sectors."""
+    m, config = 256, KernelConfig.from_name(name)
+    operands = empty_operands(Case("x", "x", "x", "grouped_gemm", ((m, n, 256),)))
+    given = [list(x) for x in (operands.a, operands.b, operands.a_scale, operands.b_scale)]
+    (timing,) = modelled_times(
+        lambda backend: grouped_gemm(*given, out_dtype="nvfp4", config=config, backend=backend)
+    )
+    assert timing.stored_bytes == m * n // 2 + SCALE_SHARE * (m * n // 16)
