@@ -184,7 +184,7 @@ def make_plan(
     config = config or choose_config(chosen_for, arch, sm_count)
     key = KernelKey.of(arch, config, problem)
     num_clusters = (config.num_cta or sm_count * ctas_per_sm(arch, config)) // config.cluster_size
-    schedule = make_schedule(problem.sizes, config.work_tile_mnk, num_clusters)
+    schedule = make_schedule(problem.sizes, config.work_tile_mnk, num_clusters, config.split_k)
     return Plan(problem, schedule, get_kernel(key, for_emulator=for_emulator))
 
 

@@ -47,11 +47,12 @@ class TileSchedule:
     Attributes:
         sizes: (m, n, k) of every group, in the caller's order.
         cta_tile_shape_mnk: extents of a work tile, and of one K tile.
-        num_cta: persistent CTAs that get at least one tile.
+        num_cta: persistent CTAs that get at least one tile; of split-K, clusters of ``split_k`` CTAs.
         order: the group at each slot.
         tiles_m: tiles along M at each slot.
         k_tile_cnts: K tiles of a work tile at each slot.
         tile_offsets: tiles of all earlier slots, and the total: one entry more than there are slots.
+        split_k: CTAs that share a tile's K tiles.
     """
 
     sizes: tuple[tuple[int, int, int], ...]
@@ -61,6 +62,7 @@ class TileSchedule:
     tiles_m: tuple[int, ...]
     k_tile_cnts: tuple[int, ...]
     tile_offsets: tuple[int, ...]
+    split_k: int = 1
 
     @property
     def num_tiles(self) -> int:
@@ -74,14 +76,18 @@ class TileSchedule:
 
     @property
     def cta_k_tiles(self) -> tuple[int, ...]:
-        """K tiles of every CTA: its share of the work."""
-        return tuple(sum(tile.k_tile_cnt for tile in self.tiles_of_cta(cta)) for cta in range(self.num_cta))
+        """K tiles of every CTA, its share of the work; of split-K, of the CTA of each cluster that has most."""
+        return tuple(
+            sum(_ceil_div(tile.k_tile_cnt, self.split_k) for tile in self.tiles_of_cta(cta))
+            for cta in range(self.num_cta)
+        )
 
     @property
     def imbalance(self) -> float:
         """K tiles of the busiest CTA over the mean of all CTAs; 1.0 is perfect, and stands for no work at all."""
         shares = self.cta_k_tiles
-        return max(shares) * len(shares) / sum(shares) if shares else 1.0
+        total = sum(self.work_tile(tile).k_tile_cnt for tile in range(self.num_tiles))
+        return max(shares) * len(shares) * self.split_k / total if total else 1.0
 
     @property
     def hbm_bytes(self) -> int:
@@ -114,8 +120,9 @@ class TileSchedule:
                 f"{self.tile_offsets[slot]:>5}"
             )
         tile = "x".join(map(str, self.cta_tile_shape_mnk))
+        workers = f"{self.num_cta} clusters of {self.split_k}" if self.split_k > 1 else f"{self.num_cta}"
         lines.append(
-            f"{self.num_tiles} tiles of {tile} on {self.num_cta} CTAs: {self.waves} waves, "
+            f"{self.num_tiles} tiles of {tile} on {workers} CTAs: {self.waves} waves, "
             f"imbalance {self.imbalance:.3f}, {self.hbm_bytes / 1e6:.2f} MB read"
         )
         return "\n".join(lines)
@@ -151,14 +158,18 @@ class TileSchedule:
 
 
 def make_schedule(
-    sizes: Iterable[tuple[int, int, int]], cta_tile_shape_mnk: tuple[int, int, int], num_cta_max: int
+    sizes: Iterable[tuple[int, int, int]],
+    cta_tile_shape_mnk: tuple[int, int, int],
+    num_cta_max: int,
+    split_k: int = 1,
 ) -> TileSchedule:
     """Linearize the tiles of all groups.
 
     Args:
         sizes: (m, n, k) of every group, in elements; groups with m = 0 or n = 0 get no tile.
         cta_tile_shape_mnk: extents of the tile that one CTA computes, in elements.
-        num_cta_max: CTAs that the device holds at once (its SM count where one CTA fills an SM).
+        num_cta_max: CTAs that the device holds at once (its SM count where one CTA fills an SM), or clusters.
+        split_k: CTAs of a cluster that share the K tiles of each of its tiles.
 
     Raises:
         ValueError: a negative size, a tile extent or CTA count below 1, or more tiles than 32 bits count.
@@ -189,6 +200,7 @@ def make_schedule(
         tiles_m=tuple(_ceil_div(m, tile_m) for m, _, _ in slots),
         k_tile_cnts=tuple(_ceil_div(k, tile_k) for _, _, k in slots),
         tile_offsets=tile_offsets,
+        split_k=split_k,
     )
 
 

@@ -36,6 +36,11 @@ MMA_CYCLES, MMA_COLUMNS_PER_CYCLE = (
     2,
 )  # of one MMA: at least, and per column (PTX facts: 64 cycles for 128)
 MMAS_PER_K_TILE = 4
+EXCHANGE_CYCLES = (
+    900  # of split-K: from the last MMA of a tile to the sums of the other CTAs, beside their bytes
+)
+EXCHANGE_BYTES_PER_CYCLE = 18  # what a CTA sends (bench/h200_exchange_probe.cu)
+GPC_SMS = 18  # a cluster's CTAs are SMs of one processing cluster
 
 
 @dataclass(frozen=True)
@@ -86,6 +91,8 @@ def estimates(problem: GroupedProblem, num_sms: int) -> list[Estimate]:
     tried = sm100.CANDIDATES if problem.activation is None else sm100.DUAL_CANDIDATES
     if problem.weight_layout != "separate":
         tried = sm100.INTERLEAVED_CANDIDATES
+    if problem.is_chain:
+        tried = tuple(config for config in tried if config.split_k == 1)
     found = [estimate(config, problem, num_sms) for config in tried]
     return sorted(found, key=lambda candidate: candidate.cycles)
 
@@ -97,11 +104,12 @@ def explain(problem: GroupedProblem, num_sms: int) -> str:
 
 def estimate(config: KernelConfig, problem: GroupedProblem, num_sms: int) -> Estimate:
     """The estimate of one config of the sm_100 family."""
-    num_clusters = num_sms // config.cluster_size
-    schedule = make_schedule(problem.sizes, config.work_tile_mnk, num_clusters)
+    split = config.split_k
+    num_clusters = _resident_clusters(num_sms, config.cluster_size)
+    schedule = make_schedule(problem.sizes, config.work_tile_mnk, num_clusters, split)
     # As few as finish at the same time: the work is dealt evenly.
     num_clusters = max(-(-schedule.num_tiles // max(schedule.waves, 1)), 1)
-    schedule = make_schedule(problem.sizes, config.work_tile_mnk, num_clusters)
+    schedule = make_schedule(problem.sizes, config.work_tile_mnk, num_clusters, split)
     across_lanes = problem.out_m_major != config.swap_ab
     slice_cycles: float = LANE_SLICE_CYCLES if across_lanes else ROW_SLICE_CYCLES
     if problem.activation is not None:
@@ -119,15 +127,22 @@ def estimate(config: KernelConfig, problem: GroupedProblem, num_sms: int) -> Est
     widest = max((_columns(config, schedule, tile) for tile in every_tile), default=0)
     read = schedule.hbm_bytes + (num_b - 1) * sum(gemm_bytes(0, n, k, 0) for m, n, k in problem.sizes if m)
     memory = read / (B200.floor_bandwidth_bytes_per_s / B200.clock_hz)
-    l2 = loaded * config.cluster_size / L2_BYTES_PER_CYCLE
+    l2 = loaded * config.num_mma_cta / L2_BYTES_PER_CYCLE
     return Estimate(
         replace(config, num_cta=num_clusters * config.cluster_size),
         START_CYCLES + (PAIR_START_CYCLES if config.use_2cta_instrs else 0),
         MEMORY_LATENCY_CYCLES + max(memory, l2),
         max(shares),
-        widest / EPI_TILE_N * slice_cycles,
+        _epilogue_cycles(config, widest, slice_cycles, num_b),
         schedule.waves,
     )
+
+
+def _resident_clusters(num_sms: int, cluster_size: int) -> int:
+    """Clusters that run at a time: what is left of a processing cluster's SMs holds none."""
+    if cluster_size <= 2:
+        return num_sms // cluster_size
+    return max(num_sms // GPC_SMS, 1) * (GPC_SMS // cluster_size)
 
 
 def _columns(config: KernelConfig, schedule: TileSchedule, tile: WorkTile) -> int:
@@ -156,7 +171,17 @@ def _tile_cycles(
     columns = _columns(config, schedule, tile)
     mma = MMAS_PER_K_TILE * num_b * max(MMA_CYCLES, columns / MMA_COLUMNS_PER_CYCLE)
     load = _k_tile_bytes(config, schedule, tile, smem) / LOAD_BYTES_PER_CYCLE
-    return max(tile.k_tile_cnt * max(load, mma), columns / EPI_TILE_N * slice_cycles)
+    k_tiles = -(-tile.k_tile_cnt // config.split_k)
+    return max(k_tiles * max(load, mma), _epilogue_cycles(config, columns, slice_cycles, num_b))
+
+
+def _epilogue_cycles(config: KernelConfig, columns: int, slice_cycles: float, num_b: int) -> float:
+    """From a tile's last MMA to its last store; of split-K, a CTA sends all but its part and stores that."""
+    slices, split = columns // EPI_TILE_N, config.split_k
+    if split == 1:
+        return slices * slice_cycles
+    sent = num_b * MMA_CTA_M * columns * 4 * (split - 1) / split
+    return EXCHANGE_CYCLES + sent / EXCHANGE_BYTES_PER_CYCLE + -(-slices // split) * slice_cycles
 
 
 def config_for_mean(

@@ -43,7 +43,8 @@ class GroupPlaces:
 
 
 def launch_work(
-    schedule: TileSchedule, groups: Sequence[GroupPlaces], tensors: Sequence[Sequence[torch.Tensor]], num_clusters: int
+    schedule: TileSchedule, groups: Sequence[GroupPlaces], tensors: Sequence[Sequence[torch.Tensor]], num_clusters: int,
+    split: int,
 ) -> LaunchWork:  # fmt: skip
     """The tiles of every cluster of a launch.
 
@@ -52,6 +53,7 @@ def launch_work(
         groups: in the caller's order.
         tensors: of each input, of all groups: ``rows`` of ``GroupPlaces``, then ``scales``.
         num_clusters: launched; those that the schedule does not know have no tile.
+        split: CTAs of a cluster that share K tiles.
     """
     tile_m, tile_n, _ = schedule.cta_tile_shape_mnk
 
@@ -81,7 +83,7 @@ def launch_work(
     )
     ranges = sorted(_ranges(tensors))
     _, row_bytes, column_bytes = groups[0].out
-    return LaunchWork(clusters, tuple(ranges), row_bytes, column_bytes)
+    return LaunchWork(clusters, tuple(ranges), row_bytes, column_bytes, split)
 
 
 def _ranges(tensors: Sequence[Sequence[torch.Tensor]]) -> Iterator[tuple[int, int, int]]:
@@ -109,10 +111,12 @@ def of_plan(plan: Plan, operands: GroupedOperands) -> LaunchWork | None:
     k_tiles = sum(schedule.work_tile(i).k_tile_cnt for i in range(schedule.num_tiles))
     if takes_turns and k_tiles <= FEW_K_TILES:
         return None
-    return of_lists(schedule, operands, plan.problem.out_m_major)
+    return of_lists(schedule, operands, plan.problem.out_m_major, key.config.split_k)
 
 
-def of_lists(schedule: TileSchedule, operands: GroupedOperands, out_m_major: bool = False) -> LaunchWork:
+def of_lists(
+    schedule: TileSchedule, operands: GroupedOperands, out_m_major: bool = False, split: int = 1
+) -> LaunchWork:
     """The tiles of a launch in list form, every CTA of the schedule a cluster."""
     second = operands.second
     weights = [operands.b, *([second.b] if second else [])]
@@ -129,7 +133,7 @@ def of_lists(schedule: TileSchedule, operands: GroupedOperands, out_m_major: boo
         )
         for g, out in enumerate(operands.out)
     ]
-    return launch_work(schedule, places, [operands.a, *weights, *scales], schedule.num_cta)
+    return launch_work(schedule, places, [operands.a, *weights, *scales], schedule.num_cta, split)
 
 
 def of_task(task: Task) -> LaunchWork | None:
@@ -168,7 +172,7 @@ def of_task(task: Task) -> LaunchWork | None:
     num_clusters = int(task.table()[0, Header.NUM_CTA]) // config.cluster_size
     schedule = _in_order(sizes, config.work_tile_mnk, num_clusters)
     tensors = [[tensor] for tensor in (task.a, task.b, task.a_scale, task.b_scale)]
-    return launch_work(schedule, places, tensors, num_clusters)
+    return launch_work(schedule, places, tensors, num_clusters, config.split_k)
 
 
 def _of_gemv(task: GemvTask) -> LaunchWork:

@@ -28,6 +28,12 @@ CANDIDATES = (
         KernelConfig((128, n, 256), num_acc_stage=stages, use_2cta_instrs=True, swap_ab=True)
         for n, stages in ((64, 4), (128, 3), (192, 2), (256, 2))
     ),
+    # Few tiles of a long K: CTAs that would be idle take a part of it.
+    *(
+        KernelConfig((128, n, 256), swap_ab=True, split_k=split)
+        for n, split in ((32, 2), (32, 4), (32, 8), (64, 2), (64, 4))
+    ),
+    *(KernelConfig((128, n, 256), split_k=2) for n in (64, 128)),
 )
 # The same for dual GEMMs, whose two products fill tensor memory twice as fast.
 DUAL_CANDIDATES = (
@@ -46,7 +52,7 @@ DUAL_CANDIDATES = (
     ),
 )
 # And for those with interleaved weights: both products of a result have to lie in one row of tensor memory.
-INTERLEAVED_CANDIDATES = tuple(c for c in CANDIDATES if not c.swap_ab)
+INTERLEAVED_CANDIDATES = tuple(c for c in CANDIDATES if not c.swap_ab and c.split_k == 1)
 SMEM_CAPACITY_BYTES = 227 * 1024
 # Where the four epilogue warps turn slices of 32 rows and columns of 16-bit results.
 STAGING_BYTES = 4 * 32 * 32 * 2

@@ -44,12 +44,14 @@ class LaunchWork:
         clusters: the tiles of each in order; clusters are counted along x, then along y.
         inputs: (address, bytes, input) of every tensor that is read, by address.
         row_bytes, column_bytes: from a result to that of the next row, and of the next column.
+        split: CTAs of a cluster that share the steps of a tile, in order; each has one at least.
     """
 
     clusters: tuple[tuple[TileWork, ...], ...]
     inputs: tuple[tuple[int, int, int], ...]
     row_bytes: int
     column_bytes: int
+    split: int = 1
 
 
 def choose(work: LaunchWork) -> list[int]:
@@ -108,7 +110,9 @@ def moved(trace: ClusterTrace, work: LaunchWork, source: int, target: int) -> Cl
     if source == target:
         return trace
     mover = _Mover(work, work.clusters[source], work.clusters[target])
-    return replace(trace, warps=[[mover.warp(events) for events in cta] for cta in trace.warps])
+    return replace(
+        trace, warps=[[mover.warp(events, rank) for events in cta] for rank, cta in enumerate(trace.warps)]
+    )
 
 
 class _Mover:
@@ -117,21 +121,26 @@ class _Mover:
     def __init__(self, work: LaunchWork, source: Sequence[TileWork], target: Sequence[TileWork]):
         self._work, self._source, self._target = work, source, target
         self._starts = [address for address, _, _ in work.inputs]
-        self._steps = sum(tile.k_tiles for tile in source)
 
-    def warp(self, events: list[Event]) -> list[Event]:
-        """The events of a warp."""
+    def _steps(self, tile: TileWork, rank: int) -> int:
+        """Of a tile's main loop, what CTA ``rank`` of the cluster has."""
+        if self._work.split == 1:
+            return tile.k_tiles
+        first, end = (i * tile.k_tiles // self._work.split for i in (rank, rank + 1))
+        return max(end - first, 1)
+
+    def warp(self, events: list[Event], rank: int) -> list[Event]:
+        """The events of a warp of CTA ``rank`` of the cluster."""
         kinds = {event[0] for event in events}
         if not kinds & {Op.LOAD, Op.PREFETCH, Op.STORE, Op.WRITE, Op.READ}:
             return events
         loads = sum(event[0] is Op.LOAD for event in events)
-        if loads and loads % self._steps:
+        steps = [self._steps(tile, rank) for tile in self._source]
+        if loads and loads % sum(steps):
             raise EmulatorError(
-                f"a warp makes {loads} loads in {self._steps} steps of its main loops: clusters cannot stand for others"
+                f"a warp makes {loads} loads in {sum(steps)} steps of its main loops: clusters cannot stand for others"
             )
-        tile_of_load = [
-            i for i, tile in enumerate(self._source) for _ in range(tile.k_tiles * loads // self._steps)
-        ]
+        tile_of_load = [i for i, count in enumerate(steps) for _ in range(count * loads // sum(steps))]
         result, load, tile = [], 0, 0
         for event in events:
             if event[0] is Op.LOAD:
