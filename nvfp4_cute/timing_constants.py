@@ -36,8 +36,8 @@ HOPPER: Figures = {
     "wake": (70, f"{PROBE}: two warps that wake one another, 79 a step with its arrival and branch"),
     "arrive_remote": (215, "207 to 223 for an access of another CTA's shared memory, public microbenchmarks"),
     "exchange_bandwidth": (
-        18,
-        "bench/h200_exchange_probe.cu on an H200: every CTA sends the others of its cluster of 2, 4, 8 sums: 24, 18, 16",
+        16,
+        "bench/h200_exchange_probe.cu: 128 CTAs in clusters of 2, 4, 8 send more than the first 16 KB at 19, 15, 13",
     ),
     "cluster_barrier": (400, f"{PROBE}: 412 with its two instructions"),
     "barrier_base": (13, f"{PROBE}: bar.sync of 4, 8, and 12 warps"),

@@ -146,6 +146,14 @@ def test_table_has_a_row_for_every_slot():
     assert "8 tiles of 128x128x256 on 3 CTAs: 3 waves, imbalance 1.125" in lines[4]
 
 
+def test_ctas_of_a_cluster_share_the_k_tiles_of_its_tiles():
+    """Two tiles of 5 K tiles on 4 CTAs instead of 2: the busiest CTA has 3 of the 10, and waits for nobody else."""
+    whole, shared = (make_schedule([(128, 256, 1280)], TILE, 2, split) for split in (1, 2))
+    assert whole.cta_k_tiles == (5, 5) and shared.cta_k_tiles == (3, 3)
+    assert (whole.imbalance, shared.imbalance) == (1.0, 1.2)
+    assert "on 2 clusters of 2 CTAs" in str(shared)
+
+
 def test_picture_draws_work_to_scale():
     picture = make_schedule([(128, 256, 512), (128, 256, 1024)], TILE, 2).picture()
     assert picture == "CTA   0-1   00|1111|"

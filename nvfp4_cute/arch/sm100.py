@@ -29,11 +29,8 @@ CANDIDATES = (
         for n, stages in ((64, 4), (128, 3), (192, 2), (256, 2))
     ),
     # Few tiles of a long K: CTAs that would be idle take a part of it.
-    *(
-        KernelConfig((128, n, 256), swap_ab=True, split_k=split)
-        for n, split in ((32, 2), (32, 4), (32, 8), (64, 2), (64, 4))
-    ),
-    *(KernelConfig((128, n, 256), split_k=2) for n in (64, 128)),
+    *(KernelConfig((128, 32, 256), swap_ab=True, split_k=split) for split in (2, 4, 8)),
+    KernelConfig((128, 64, 256), split_k=2),
 )
 # The same for dual GEMMs, whose two products fill tensor memory twice as fast.
 DUAL_CANDIDATES = (

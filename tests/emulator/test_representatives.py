@@ -73,6 +73,20 @@ def test_addresses_move_with_the_tile_that_they_belong_to():
     assert other.warps[0][2] is computing
 
 
+def test_ctas_that_share_the_steps_of_a_tile_load_as_often_as_they_have_steps():
+    """5 steps of two CTAs: 2 and 3; 1 of the next tile: the first CTA loads nothing of use, once."""
+    launch = replace(
+        work((tile(0, k_tiles=5), tile(1, k_tiles=1)), (tile(8, k_tiles=5), tile(3, k_tiles=1))), split=2
+    )
+    steps = [[0, 0, 1], [0, 0, 0, 1]]
+    warps = [[[(Op.LOAD, ((INPUT + t * 65536, 64),), 64, (), (), 0, 0) for t in cta]] for cta in steps]
+    other = moved(ClusterTrace((0, 0, 0), warps), launch, 0, 1)
+    assert [[(event[1][0][0] - INPUT) // 65536 for event in cta[0]] for cta in other.warps] == [
+        [8, 8, 3],
+        [8, 8, 8, 3],
+    ]
+
+
 def test_loads_that_are_not_those_of_the_main_loop_are_refused():
     trace = ClusterTrace((0, 0, 0), [[[(Op.LOAD, (), 0, (), (), 0, 0)]]])
     with pytest.raises(EmulatorError, match="1 loads in 4 steps"):
