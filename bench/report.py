@@ -181,7 +181,9 @@ def make_rows(cases: Sequence[Case], target: Target, timer: Timer) -> list[Row]:
     from tqdm import tqdm
 
     rows = []
-    for case in tqdm(cases, desc=target.name, unit="case", leave=False, disable=None):
+    bar = tqdm(cases, desc=target.name, unit="case", leave=False, disable=None)
+    for case in bar:
+        bar.set_postfix_str(str(case))
         time, peers, remarks = timer(case)
         if case.best_us is not None and target.name == targets.B200.name:
             peers["best entry"] = Time(case.best_us, PUBLISHED)
