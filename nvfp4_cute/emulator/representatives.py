@@ -148,8 +148,7 @@ class _Mover:
                 load += 1
                 event = (Op.LOAD, pieces, *event[2:])
             elif event[0] is Op.READ and len(self._source) == 1:
-                lines = self._inputs(event[2], 0)
-                event = (Op.READ, event[1], tuple((address // LINE * LINE, size) for address, size in lines))
+                event = (Op.READ, event[1], self._inputs(event[2], 0))
             elif event[0] is Op.PREFETCH:
                 event = (Op.PREFETCH, self._inputs(event[1], tile_of_load[load - 1]), *event[2:])
             elif event[0] is Op.STORE or event[0] is Op.WRITE:

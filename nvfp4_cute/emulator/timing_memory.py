@@ -80,7 +80,8 @@ class Memory:
         """Store a piece; when L2 has it."""
         address, nbytes = piece
         self._write_free = max(self._write_free, now) + nbytes * self._write_cycles
-        self._keep(address, nbytes, self._write_free, dirty=True, now=now)
+        key = address // LINE * LINE if nbytes <= LINE else address
+        self._keep(key, nbytes, self._write_free, dirty=True, now=now)
         return self._write_free
 
     def _from_hbm(self, nbytes: int, now: float) -> float:

@@ -744,13 +744,15 @@ def _may_poll(inst: Inst) -> bool:
 
 
 def _lines(addresses: np.ndarray, nbytes: int) -> tuple[Piece, ...]:
-    """(address, bytes) of each cache line that an access touches, bytes in whole sectors."""
+    """(address, bytes) of each cache line that an access touches: of its first sector there, and of all of them."""
     sectors = addresses // SECTOR
     if nbytes > SECTOR:
         sectors = np.concatenate([sectors + i for i in range(nbytes // SECTOR)])
-    lines, counts = np.unique(np.unique(sectors) // (LINE // SECTOR), return_counts=True)
+    sectors = np.unique(sectors)
+    _, first, counts = np.unique(sectors // (LINE // SECTOR), return_index=True, return_counts=True)
     return tuple(
-        (line * LINE, count * SECTOR) for line, count in zip(lines.tolist(), counts.tolist(), strict=True)
+        (sector * SECTOR, count * SECTOR)
+        for sector, count in zip(sectors[first].tolist(), counts.tolist(), strict=True)
     )
 
 
@@ -759,7 +761,7 @@ def _global_lines(warp: "Warp", space: str, where: Any, nbytes: int) -> tuple[Pi
     if where.__class__ is not np.ndarray:
         if space == "generic" and generic_space(where) != "global":
             return None
-        return ((where // LINE * LINE, SECTOR * max(1, nbytes // SECTOR)),)
+        return ((where // SECTOR * SECTOR, SECTOR * max(1, nbytes // SECTOR)),)
     active = where[warp.active].astype(np.int64)
     if space == "generic" and generic_space(int(active[0])) != "global":
         return None
