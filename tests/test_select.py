@@ -78,7 +78,7 @@ def test_contiguous_columns_prefer_tokens_on_the_fine_side():
     ids=str,
 )
 def test_k_is_split_where_tiles_leave_sms_idle_that_memory_could_feed(size, splits):
-    """Modelled times of a B200: 9.06 and 6.59 us for the first of these with whole tiles and with 4 CTAs a tile."""
+    """Modelled times of a B200: 9.06 and 6.63 us for the first of these with whole tiles and with 4 CTAs a tile."""
     config = choose_config(problem([size]), "sm_100a", NUM_SMS)
     assert config.split_k in splits and config.num_cta <= NUM_SMS
     assert choose_config(replace(problem([size]), is_chain=True), "sm_100a", NUM_SMS).split_k == 1
