@@ -137,7 +137,7 @@ class _Sm:
         self.index, self.gpc = index, gpc
         self.ctas = 0
         self.warm: set[int] = set()
-        self.maps: set[int] = set()
+        self.maps: dict[int, float] = {}  # tensor map -> when it is there
         self.schedulers = [0.0] * SCHEDULERS
         self.alus = [0.0] * SCHEDULERS
         self.matrix = [0.0] * SCHEDULERS
@@ -587,9 +587,8 @@ class Simulation:
     ) -> float:
         """Ask memory for a tile; returns how long the engine is busy with it."""
         c, start, cluster = self.constants, self.now, warp.cta.cluster
-        if tensor_map and tensor_map not in sm.maps:
-            sm.maps.add(tensor_map)
-            start += c.descriptor_latency
+        if tensor_map:
+            start = max(start, sm.maps.setdefault(tensor_map, start + c.descriptor_latency))
         there = start + (c.l2_latency if not pieces else 0)
         hit = True
         for piece in pieces:
@@ -612,6 +611,11 @@ class Simulation:
     ) -> float:
         self._at(time, self._queue_copy, warp.sm, (warp, time, pieces, nbytes, (), (), tensor_map))
         return time + 4
+
+    def _prefetch_map(self, warp: _Warp, time: float, maps: tuple[int, ...]) -> float:
+        for tensor_map in maps:
+            warp.sm.maps.setdefault(tensor_map, time + self.constants.descriptor_latency)
+        return time + 1
 
     def _exchange(self, warp: _Warp, time: float, nbytes: int, signals: Any) -> float:
         sm = warp.sm

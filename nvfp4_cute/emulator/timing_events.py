@@ -57,6 +57,7 @@ class Op(IntEnum):
     POLL = 37  # word of global memory, writes of it that ended the loop of looks, lines
     FENCE = 38  # until all SMs see what the CTA has written
     PREFETCH = 39  # pieces, bytes of the boxes, descriptor: into L2
+    PREFETCH_MAP = 40  # descriptors
 
 
 Piece = tuple[int, int]

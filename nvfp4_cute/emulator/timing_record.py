@@ -671,6 +671,19 @@ _wraps("cp.async.bulk.commit_group")(_event(Op.COMMIT_STORES))
 _wraps("cp.async.commit_group")(_event(Op.COMMIT_ASYNC))
 
 
+@_wraps("prefetch.tensormap")
+def _prefetch_map(inst: Inst, b: Builder, step: Step) -> Step:
+    address = b.address(inst.operands[0])
+
+    def run(warp: "Warp") -> Any:
+        where = address(warp)
+        maps = {tma.load_map(warp.cta, lane_value(where, lane)).address for lane in warp.active_lanes()}
+        warp.track.add(Op.PREFETCH_MAP, tuple(sorted(maps)))
+        return step(warp)
+
+    return run
+
+
 @_wraps("cp.async.bulk.wait_group", "cp.async.wait_group", "cp.async.wait_all")
 def _wait_copies(inst: Inst, b: Builder, step: Step) -> Step:
     pending = b.imm(inst.operands[0]) if inst.operands else 0

@@ -20,7 +20,7 @@ from nvfp4_cute.emulator.machine import Machine
 from nvfp4_cute.emulator.ptx import parse
 from nvfp4_cute.emulator.timing import Simulation
 from nvfp4_cute.emulator.timing_costs import block_cost
-from nvfp4_cute.emulator.timing_events import LaunchTrace
+from nvfp4_cute.emulator.timing_events import ClusterTrace, LaunchTrace, Op
 from nvfp4_cute.targets import TARGETS, lookup
 from nvfp4_cute.timing_constants import constants_of
 
@@ -118,6 +118,22 @@ def test_critical_path_names_memory_and_adds_up():
     assert max(timing.critical, key=timing.critical.get) == "memory data"
     assert sum(timing.critical.values()) == pytest.approx(timing.cycles - B200.launch / 2, rel=0.05)
     assert "memory data" in timing.report() and "modelled" in timing.report()
+
+
+# ---- prefetches ------------------------------------------------------------------------------------------------------
+def copy_after(*before: tuple) -> float:
+    """Cycles until a warp has a copy of one piece by tensor map 1, 4000 cycles after some events."""
+    barrier, pause = 0, (Op.SLEEP, 4000 / B200.clock_hz * 1e9)
+    copy = (Op.LOAD, ((1 << 20, PIECE),), PIECE, (barrier,), (0,), 1, 0)
+    events = [(Op.INIT, barrier, 1), *before, pause, (Op.TX, barrier, PIECE), (Op.ARRIVE, barrier, 1), copy]
+    trace = LaunchTrace("copy", 1, [ClusterTrace((0, 0, 0), [[[*events, (Op.WAIT, barrier, 1)]]])])
+    return Simulation(B200, trace).run().cycles
+
+
+def test_a_tensor_map_that_was_prefetched_is_not_waited_for():
+    saved = copy_after() - copy_after((Op.PREFETCH_MAP, (1,)))
+    assert saved == pytest.approx(B200.descriptor_latency, abs=2)
+    assert copy_after((Op.PREFETCH_MAP, (2,))) == pytest.approx(copy_after(), abs=2)
 
 
 # ---- single instructions ---------------------------------------------------------------------------------------------

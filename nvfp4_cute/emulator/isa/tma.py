@@ -71,7 +71,8 @@ def _tensor_readers(inst: Inst, b: Builder, operand: Operand, form: _Tensor) -> 
     return [b.read(operand.map, "b64"), *(b.read(c, "s32") for c in operand.coords)]
 
 
-def _load_map(cta: "Cta", address: int) -> TensorMap:
+def load_map(cta: "Cta", address: int) -> TensorMap:
+    """The tensor map at a generic address, of a kernel parameter or in global memory."""
     if address % 64:
         raise AlignmentFault(f"tensor map at {address:#x}: must be a multiple of 64")
     params = cta.launch.params
@@ -120,7 +121,7 @@ def tensor_copy(inst: Inst, b: Builder) -> Step:
         target, offset = place(cta, dst)
         targets = in_mask(cta, mask) if multicast else [target]
         signals = signalled(cta, targets, barrier, form.pair, multicast)
-        m = _load_map(cta, map_address)
+        m = load_map(cta, map_address)
         boxes = _single_boxes(form, m, coords)
         cta.issue(warp, Engine.COPY, partial(load_boxes, cta, m, boxes, targets, offset, signals))
 
@@ -176,7 +177,7 @@ def _tensor_store(inst: Inst, b: Builder, mods: Mods, form: _Tensor) -> Step:
 
     def run(warp: "Warp", src: int, map_address: int, *coords: int) -> None:
         cta, offset = warp.cta, own_offset(warp.cta, src)
-        m = _load_map(cta, map_address)
+        m = load_map(cta, map_address)
         boxes = _single_boxes(form, m, coords)
         read = partial(_read_boxes, cta, m, boxes, offset)
         cta.issue_store(warp, read, partial(write_boxes, cta, m, boxes, form.reduce))
@@ -241,7 +242,7 @@ def tensor_prefetch(inst: Inst, b: Builder) -> Step:
 
     def run(warp: "Warp", map_address: int, *coords: int) -> None:
         cta = warp.cta
-        m = _load_map(cta, map_address)
+        m = load_map(cta, map_address)
         boxes = _single_boxes(form, m, coords)
         if cta.machine.recorder is not None:
             cta.machine.recorder.issue(warp, Engine.COPY, partial(fetch_boxes, m, boxes))
