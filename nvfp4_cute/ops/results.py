@@ -24,7 +24,7 @@ def new_outputs(problem: GroupedProblem, operands: GroupedOperands) -> list[torc
     """The tensors that the checks allocated for a list."""
     if operands.out_scales is None:
         return list(operands.out)
-    shapes = [atom_counts(m, n // SF_VEC_SIZE) for m, n, _ in problem.sizes]
+    shapes = [atom_counts(m, problem.out_columns(n) // SF_VEC_SIZE) for m, n, _ in problem.sizes]
     scales = zip(operands.out_scales.scale, shapes, strict=True)
     return [*operands.out, *(scale.view(*atoms, *ATOM_SHAPE) for scale, atoms in scales)]
 

@@ -232,6 +232,18 @@ def test_gpu_groups_on_the_device(form):
             close(part[:m], expected[:m])
 
 
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_allocated_nvfp4_results_have_the_shapes_of_the_results(layout):
+    """Half as many columns as the weights in one operand have rows."""
+    listed = operands(((20, 128, 256), (3, 256, 256)))
+    for got, (m, n) in zip(
+        grouped_dual_gemm(*joined(listed, layout), weight_layout=layout, out_dtype="nvfp4"),
+        ((20, 128), (3, 256)),
+        strict=True,
+    ):
+        assert got.shape == (m, n) and tuple(got.scale.shape) == (1, n // 64, 32, 4, 4)
+
+
 def test_one_product_of_two_halves():
     """dual_gemm takes the layouts, too."""
     listed = operands(((20, 128, 256),))

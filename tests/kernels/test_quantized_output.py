@@ -340,11 +340,11 @@ def test_machine_code_of_sm90(is_dual):
 @pytest.mark.gpu("sm_90a")
 @pytest.mark.parametrize("name", SM90_CONFIGS)
 def test_gpu(name):
-    operands = cases.make_operands(TILES)
-    sums = grouped_gemm(*operands[:4], alpha=operands.alpha, out_dtype=torch.float32)
-    lists = [[x.cuda() for x in tensors] for tensors in operands[:4]]
+    *operands, alpha = cases.make_operands(TILES)
+    sums = grouped_gemm(*operands, alpha=alpha, out_dtype=torch.float32)
+    lists = [[x.cuda() for x in tensors] for tensors in operands]
     got = grouped_gemm(
-        *lists, alpha=operands.alpha.cuda(), out_dtype="nvfp4", out_global_scale=GLOBAL_SCALES,
+        *lists, alpha=alpha.cuda(), out_dtype="nvfp4", out_global_scale=GLOBAL_SCALES,
         config=KernelConfig.from_name(name),
     )  # fmt: skip
     for g, (result, x) in enumerate(zip(got, sums, strict=True)):
