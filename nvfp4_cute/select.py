@@ -1,36 +1,40 @@
 """Problem and GPU -> config: every candidate's time is estimated from its schedule, and the least is taken.
 
-An estimate adds up what cannot overlap: the start, the work of the busiest CTA or pair (never less than what memory
-delivers to all of them), and the last tile's epilogue. It ranks configs; ``modelled.modelled_time`` predicts times.
+An estimate adds up what cannot overlap: the start, the waves of tiles, each as long as its busiest CTA or pair or as what
+memory delivers to all of them, and the last tile's epilogue. It ranks configs; ``modelled.modelled_time`` predicts times.
 """
 
 from dataclasses import dataclass, replace
 
-from nvfp4_cute.arch import choosing_family_of, sm100
+from nvfp4_cute.arch import dual_family_of, family_of, sm90, sm100, sm120
 from nvfp4_cute.arch.base import INTERLEAVE
 from nvfp4_cute.arch.sm100 import (
+    COPY_BYTES_PER_CYCLE,
+    COPY_CYCLES,
     DUAL_TILES_N,
     EPI_TILE_N,
     MMA_CTA_M,
     MMA_N_STEP,
+    PREFETCH_K_TILES,
     TILES_N,
     SmemPlan,
+    fetches_ahead,
     smem_plan,
 )
 from nvfp4_cute.config import KernelConfig
 from nvfp4_cute.problem import NVFP4, Form, Gate, GroupedProblem, gemm_bytes
 from nvfp4_cute.schedule import TileSchedule, WorkTile, make_schedule
-from nvfp4_cute.targets import B200
 
 # Cycles and bytes a cycle, read off modelled launches of the sm_100a kernel (``modelled.modelled_time`` on a B200).
-START_CYCLES = 600  # from the kernel's start to the first TMA
-PAIR_START_CYCLES = 900  # cluster barriers at the start and at the end
-MEMORY_LATENCY_CYCLES = 1500  # from the first TMA to its data, with every SM asking
-LOAD_BYTES_PER_CYCLE = 95  # what TMA brings to one SM
-L2_BYTES_PER_CYCLE = 14000  # what L2 gives to all SMs
-ROW_SLICE_CYCLES = 270  # the epilogue of 32 columns whose thread stores a run of its own
+START_CYCLES = 400  # from the kernel's start to the first TMA
+PAIR_START_CYCLES = 200  # of a pair: its loads wait for both CTAs, its requests to L2 do not
+MEMORY_LATENCY_CYCLES = 2100  # from the first TMA to its data, with every SM asking
+RING_CYCLES = 3000  # from a load that device memory answers to the next one of its stage, under load
+HBM_BYTES_PER_CYCLE = 3700  # what device memory gives to all SMs
+L2_BYTES_PER_CYCLE = 14000  # and L2
+ROW_SLICE_CYCLES = 190  # the epilogue of 32 columns whose thread has a run of its own
 ACTIVATION_SLICE_CYCLES = 500  # what an activation adds: two special functions an element
-LANE_SLICE_CYCLES = 560  # and where the lanes of a warp store runs together
+LANE_SLICE_CYCLES = 300  # and where a run lies across the lanes of a warp
 MMA_CYCLES, MMA_COLUMNS_PER_CYCLE = (
     44,
     2,
@@ -49,9 +53,10 @@ class Estimate:
 
     Attributes:
         config: with the number of CTAs that deals its tiles evenly.
-        start: until the first load is issued.
+        start: until the first data are there.
         memory: until memory has delivered every operand once, at the rate that the GPU reaches, or L2 what the SMs ask.
-        busiest: loads, MMAs or epilogues of the CTA or pair with the most work, whichever takes longest.
+        busiest: loads, MMAs or epilogues of the CTA or pair with the most work of each wave, whichever takes longest.
+        stream: the longer of both in each wave.
         tail: the last tile's epilogue.
         waves: tiles of the busiest.
     """
@@ -60,13 +65,14 @@ class Estimate:
     start: float
     memory: float
     busiest: float
+    stream: float
     tail: float
     waves: int
 
     @property
     def cycles(self) -> float:
         """All of it."""
-        return self.start + max(self.memory, self.busiest) + self.tail
+        return self.start + self.stream + self.tail
 
     def __str__(self) -> str:
         """One line of ``bench --explain``."""
@@ -79,10 +85,13 @@ class Estimate:
 
 def choose_config(problem: GroupedProblem, arch: str, num_sms: int) -> KernelConfig:
     """The config to compute a list-form problem with. Raises UnsupportedTarget for an ``arch`` without a kernel."""
-    family = choosing_family_of(arch)
-    if family is not None:
+    if arch in sm90.ARCHS:
+        return sm90.choose(problem.sizes, num_sms)
+    if arch in sm120.ARCHS:
         is_quantized = problem.out_dtype == NVFP4
-        return family.choose(problem.sizes, num_sms, problem.num_b, problem.weight_layout, is_quantized)
+        return sm120.choose(problem.sizes, num_sms, problem.num_b, problem.weight_layout, is_quantized)
+    if arch not in sm100.ARCHS:
+        return family_of(arch).DEFAULT_CONFIG
     return estimates(problem, num_sms)[0].config
 
 
@@ -118,22 +127,26 @@ def estimate(config: KernelConfig, problem: GroupedProblem, num_sms: int) -> Est
         slice_cycles /= 2  # two slices of products make one of results
     num_b = problem.num_b
     smem = smem_plan(config, num_b)
-    shares, loaded = [0.0], 0.0
-    for cluster in range(schedule.num_cta):
-        tiles = list(schedule.tiles_of_cta(cluster))
-        shares.append(sum(_tile_cycles(config, schedule, tile, slice_cycles, smem, num_b) for tile in tiles))
-        loaded += sum(tile.k_tile_cnt * _k_tile_bytes(config, schedule, tile, smem) for tile in tiles)
-    every_tile = map(schedule.work_tile, range(schedule.num_tiles))
-    widest = max((_columns(config, schedule, tile) for tile in every_tile), default=0)
-    read = schedule.hbm_bytes + (num_b - 1) * sum(gemm_bytes(0, n, k, 0) for m, n, k in problem.sizes if m)
-    memory = read / (B200.floor_bandwidth_bytes_per_s / B200.clock_hz)
-    l2 = loaded * config.num_mma_cta / L2_BYTES_PER_CYCLE
+    read = _reads(schedule, num_b)
+    memory, busiest, stream, last_columns = 0.0, 0.0, 0.0, 0
+    for wave in range(schedule.waves):
+        indices = range(wave * num_clusters, min((wave + 1) * num_clusters, schedule.num_tiles))
+        tiles = [schedule.work_tile(index) for index in indices]
+        hbm = sum(read[index] for index in indices) / HBM_BYTES_PER_CYCLE
+        loaded = sum(tile.k_tile_cnt * _k_tile_bytes(config, schedule, tile, smem) for tile in tiles)
+        delivered = max(hbm, loaded * config.num_mma_cta / L2_BYTES_PER_CYCLE)
+        longest = max(
+            _tile_cycles(config, schedule, tile, slice_cycles, smem, num_b, wave == 0) for tile in tiles
+        )
+        memory, busiest, stream = memory + delivered, busiest + longest, stream + max(delivered, longest)
+        last_columns = max(_columns(config, schedule, tile) for tile in tiles)
     return Estimate(
         replace(config, num_cta=num_clusters * config.cluster_size),
-        START_CYCLES + (PAIR_START_CYCLES if config.use_2cta_instrs else 0),
-        MEMORY_LATENCY_CYCLES + max(memory, l2),
-        max(shares),
-        _epilogue_cycles(config, widest, slice_cycles, num_b),
+        START_CYCLES + (PAIR_START_CYCLES if config.use_2cta_instrs else 0) + MEMORY_LATENCY_CYCLES,
+        memory,
+        busiest,
+        stream,
+        _epilogue_cycles(config, last_columns, slice_cycles, num_b),
         schedule.waves,
     )
 
@@ -143,6 +156,23 @@ def _resident_clusters(num_sms: int, cluster_size: int) -> int:
     if cluster_size <= 2:
         return num_sms // cluster_size
     return max(num_sms // GPC_SMS, 1) * (GPC_SMS // cluster_size)
+
+
+def _reads(schedule: TileSchedule, num_b: int) -> list[int]:
+    """Bytes that each tile brings from device memory: what no tile before it has read."""
+    tile_m, tile_n, _ = schedule.cta_tile_shape_mnk
+    reads, seen = [], set()
+    for tile in map(schedule.work_tile, range(schedule.num_tiles)):
+        m, n, k = schedule.sizes[tile.group_idx]
+        rows = 0
+        sides = (("a", tile.tile_m_idx, tile_m, m, 1), ("b", tile.tile_n_idx, tile_n, n, num_b))
+        for side, index, extent, total, count in sides:
+            strip = (side, tile.group_idx, index)
+            if strip not in seen:
+                seen.add(strip)
+                rows += count * min(extent, total - index * extent)
+        reads.append(gemm_bytes(0, rows, k, 0))
+    return reads
 
 
 def _columns(config: KernelConfig, schedule: TileSchedule, tile: WorkTile) -> int:
@@ -159,6 +189,27 @@ def _k_tile_bytes(config: KernelConfig, schedule: TileSchedule, tile: WorkTile, 
     return smem.stage_bytes + smem.num_n * (rows_n * config.cta_tile_shape_mnk[2] // 2 - smem.b_stage_bytes)
 
 
+def _load_cycles(config: KernelConfig, schedule: TileSchedule, tile: WorkTile, smem: SmemPlan) -> float:
+    """What the copy engine of one CTA needs for a K tile: a box an operand and one of its scales, and the CTA's share of
+    what it has L2 fetch ahead, where tiles share an operand and the ring does not hold them whole.
+    """
+    m, n, _ = schedule.sizes[tile.group_idx]
+    tile_m, tile_n, _ = schedule.cta_tile_shape_mnk
+    sharing_a, sharing_b = -(-n // tile_n), -(-m // tile_m)
+    sharing = (sharing_b, sharing_a) if config.swap_ab else (sharing_a, sharing_b)
+    boxes = (
+        (smem.num_m, smem.a_stage_bytes, smem.sfa_stage_bytes),
+        (smem.num_n, smem.b_stage_bytes, smem.sfb_stage_bytes // config.num_mma_cta),
+    )
+    is_ahead = fetches_ahead(config, smem) and tile.k_tile_cnt > smem.num_ab_stage
+    ahead = 1 - PREFETCH_K_TILES / tile.k_tile_cnt if is_ahead else 0.0
+    total = 0.0
+    for (count, *sizes), tiles in zip(boxes, sharing, strict=True):
+        cycles = count * sum(max(COPY_CYCLES, nbytes / COPY_BYTES_PER_CYCLE) for nbytes in sizes)
+        total += cycles * (1 + ahead / tiles * (tiles > 1))
+    return total
+
+
 def _tile_cycles(
     config: KernelConfig,
     schedule: TileSchedule,
@@ -166,13 +217,21 @@ def _tile_cycles(
     slice_cycles: float,
     smem: SmemPlan,
     num_b: int,
+    is_first: bool,
 ) -> float:
     """What the slowest of the three roles needs for a tile: they overlap."""
     columns = _columns(config, schedule, tile)
     mma = MMAS_PER_K_TILE * num_b * max(MMA_CYCLES, columns / MMA_COLUMNS_PER_CYCLE)
-    load = _k_tile_bytes(config, schedule, tile, smem) / LOAD_BYTES_PER_CYCLE
     k_tiles = -(-tile.k_tile_cnt // config.split_k)
-    return max(k_tiles * max(load, mma), _epilogue_cycles(config, columns, slice_cycles, num_b))
+    step = max(_load_cycles(config, schedule, tile, smem), mma)
+    cycles = max(k_tiles * step, _epilogue_cycles(config, columns, slice_cycles, num_b))
+    if schedule.sizes[tile.group_idx][0] > schedule.cta_tile_shape_mnk[0]:
+        return cycles
+    # Weights that no other tile reads come no sooner than the ring asks for them.
+    if not is_first:
+        return max(cycles, k_tiles * RING_CYCLES / smem.num_ab_stage)
+    rounds, rest = divmod(k_tiles - 1, smem.num_ab_stage)
+    return max(cycles, rounds * RING_CYCLES + (rest + 1) * step)
 
 
 def _epilogue_cycles(config: KernelConfig, columns: int, slice_cycles: float, num_b: int) -> float:
@@ -198,14 +257,17 @@ def config_for_mean(
         mean: (m, n, k) of a group of mean size, n of its results.
         is_quantized: whether results are NVFP4.
     """
-    m, n, k = mean
-    weight_layout = "separate" if gate is None else gate.weight_layout
-    is_interleaved = weight_layout in INTERLEAVE
-    sizes = [(m, 2 * n if is_interleaved else n, k)] * num_groups
-    num_b = 1 if gate is None or is_interleaved else 2
-    family = choosing_family_of(arch)
-    if family is not None:
-        return family.choose(sizes, num_sms, num_b, weight_layout, is_quantized)
+    if arch in sm90.ARCHS:
+        return sm90.choose([mean] * num_groups, num_sms)
+    if arch in sm120.ARCHS:
+        m, n, k = mean
+        weight_layout = "separate" if gate is None else gate.weight_layout
+        is_interleaved = weight_layout in INTERLEAVE
+        sizes = [(m, 2 * n if is_interleaved else n, k)] * num_groups
+        num_b = 1 if gate is None or is_interleaved else 2
+        return sm120.choose(sizes, num_sms, num_b, weight_layout, is_quantized)
+    if arch not in sm100.ARCHS:
+        return family_of(arch).DEFAULT_CONFIG
     return config_for_rows(*mean[:2], gate)
 
 
@@ -224,21 +286,22 @@ def config_for_rows(mean_rows: int, n: int, gate: Gate | None = None) -> KernelC
 def dual_candidates(
     arch: str, form: Form, gate: Gate, is_quantized: bool = False
 ) -> tuple[KernelConfig, ...]:
-    """The same as :func:`candidates` of dual GEMMs."""
-    family, is_interleaved = choosing_family_of(arch), gate.weight_layout in INTERLEAVE
-    if family is not None:
-        return family.candidates(1 if is_interleaved else 2, gate.weight_layout, is_quantized)
-    if form not in ("list", "batched"):
+    """The same of dual GEMMs. Raises UnsupportedProblem for an ``arch`` whose kernel computes none."""
+    family = dual_family_of(arch)
+    if arch in sm120.ARCHS:
+        num_b = 1 if gate.weight_layout in INTERLEAVE else 2
+        return sm120.candidates(num_b, gate.weight_layout, is_quantized)
+    if form not in ("list", "batched") and arch in sm100.ARCHS:
         sizes = ((rows, n) for n in (128, 256) for rows in (*DUAL_TILES_N, 2 * MMA_CTA_M))
         return tuple(dict.fromkeys(config_for_rows(rows, n, gate) for rows, n in sizes))
-    return sm100.INTERLEAVED_CANDIDATES if is_interleaved else sm100.DUAL_CANDIDATES
+    return sm100.INTERLEAVED_CANDIDATES if gate.weight_layout in INTERLEAVE else family.DUAL_CANDIDATES
 
 
 def candidates(arch: str, form: Form, is_quantized: bool = False) -> tuple[KernelConfig, ...]:
     """Every config that is computed with where the caller chooses none. Raises UnsupportedTarget as ``choose_config``."""
-    family = choosing_family_of(arch)
-    if family is not None:
-        return family.candidates(is_quantized=is_quantized)
-    if form in ("list", "batched"):
-        return sm100.CANDIDATES
+    family = family_of(arch)
+    if arch in sm120.ARCHS:
+        return sm120.candidates(is_quantized=is_quantized)
+    if form in ("list", "batched") or arch not in sm100.ARCHS:
+        return family.CANDIDATES
     return tuple(config_for_rows(rows, n) for n in (128, 256) for rows in TILES_N)

@@ -73,10 +73,11 @@ class Descriptors:
 
 @cute.jit
 def prefetch_descriptors(descriptors: Descriptors):
-    """Fetch the tensor maps of the first slot, which most CTAs start with, while other warps set up barriers."""
-    with cute.arch.elect_one():
+    """Fetch the tensor maps of up to 32 slots, a lane each, while other warps set up barriers. A whole warp calls this."""
+    lane = cute.arch.lane_idx()
+    if lane < len(descriptors.m[0]):
         for atoms in (*descriptors.m, *descriptors.n, *descriptors.sf_m, *descriptors.sf_n):
-            prefetch_descriptor(select_descriptor(atoms, Int32(0)))
+            prefetch_descriptor(select_descriptor(atoms, lane))
 
 
 def descriptor_addresses(operands: list, slot: Int32) -> list:

@@ -2,8 +2,9 @@
 
 Fills ``ab`` (all operands and their scales of one K tile a stage). Touches no tensor memory and no output.
 Each CTA of a pair brings its half of both operands; the N side's scales, which both need, each brings half of for both.
-Where MMAs take longer than copies (``arch.sm100.is_mma_bound``) the ring is too short for the latency of device memory:
-tiles that share rows of an operand take turns in bringing K tiles of it into L2 before any of them loads them.
+Where the ring is too short for the latency of device memory (``arch.sm100.fetches_ahead``) tiles that share rows of an
+operand take turns in bringing K tiles of it into L2 before any of them loads them. A pair's loads wait for both CTAs; L2
+brings a share of their first K tiles meanwhile.
 """
 
 from dataclasses import dataclass
@@ -12,7 +13,7 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Int32
 
-from nvfp4_cute.arch.sm100 import PREFETCH_K_TILES, SF_ATOM_ROWS, SmemPlan, is_mma_bound
+from nvfp4_cute.arch.sm100 import PREFETCH_K_TILES, SF_ATOM_ROWS, SmemPlan, fetches_ahead
 from nvfp4_cute.config import KernelConfig
 
 from ..common.group_table import ceil_div
@@ -72,11 +73,13 @@ def run_load(args: LoadArgs, first_tile: Int32, stride: Int32):
     split_k_blocks = boxes.sf_n[0] < k_blocks
     sf_n_offset = rank * (boxes.sf_n[0] * boxes.sf_n[1] * SF_BLOCK_BYTES)
     mcast_mask = Int32(PAIR_MASK) if num_cta == 2 else None
-    prefetches, k_ahead = is_mma_bound(config, smem), PREFETCH_K_TILES * config.cta_tile_shape_mnk[2]
+    prefetches, k_ahead = fetches_ahead(config, smem), PREFETCH_K_TILES * config.cta_tile_shape_mnk[2]
     stage, phase, num_unused = Int32(0), Int32(PRODUCER_PHASE), Int32(ab.num_stages)
     cursor = groups.first_cursor(first_tile, config.work_tile_mnk)
     place = _locate(args, cursor)
     if cutlass.const_expr(num_cta == 2):
+        if groups.has_tile(cursor):
+            _prefetch_first(args, place)
         # The leader's barriers count this CTA's bytes, and multicasts reach the peer.
         cute.arch.cluster_wait()
     # What the previous kernel wrote is there from here on.
@@ -145,6 +148,27 @@ def _prefetch(descriptors: list, coords: tuple, cache_policy: cutlass.Constexpr)
 
 
 @cute.jit
+def _prefetch_first(args: LoadArgs, place: tuple):
+    """Bring one of the first K tiles of each side into L2: another one in each tile that shares the operand."""
+    _, k_tile_cnt, row_m, row_n, block_m, block_n, batch_m, batch_n, *rest = place
+    due_m, due_n, _, _, *addresses = rest
+    config, smem, boxes = args.config, args.smem, make_boxes(args.config)
+    policy_m, policy_n = (EVICT_FIRST, EVICT_LAST) if config.swap_ab else (EVICT_LAST, EVICT_FIRST)
+    tile_k, k_blocks, num_m = config.cta_tile_shape_mnk[2], boxes.sf_m[0], smem.num_m
+    k_tile_m = cutlass.max(due_m - PREFETCH_K_TILES, 0)
+    k_tile_n = cutlass.max(due_n - PREFETCH_K_TILES, 0)
+    k_block_n = k_tile_n * k_blocks + (args.cta_rank * boxes.sf_n[0] if boxes.sf_n[0] < k_blocks else 0)
+    if k_tile_m < k_tile_cnt:
+        _prefetch(addresses[:num_m], (k_tile_m * tile_k, row_m, batch_m), policy_m)
+        coords = (0, k_tile_m * k_blocks, block_m, batch_m)
+        _prefetch(addresses[num_m : 2 * num_m], coords, policy_m)
+    if k_tile_n < k_tile_cnt:
+        operands, scales = addresses[2 * num_m : -smem.num_n], addresses[-smem.num_n :]
+        _prefetch(operands, (k_tile_n * tile_k, row_n, batch_n), policy_n)
+        _prefetch(scales, (0, k_block_n, block_n, batch_n), policy_n)
+
+
+@cute.jit
 def _locate(args: LoadArgs, cursor: tuple) -> tuple:
     """Of the tile at the cursor: slot, K tiles, this CTA's coordinates on both sides, its turns, addresses of tensor maps.
 
@@ -165,9 +189,11 @@ def _locate(args: LoadArgs, cursor: tuple) -> tuple:
         block_n += rank * boxes.sf_n[1]
     work_m, work_n, _ = config.work_tile_mnk
     sharing_a, sharing_b = ceil_div(tile.n, work_n), ceil_div(tile.m, work_m)
-    # A tile that shares an operand with none prefetches nothing of it: it would copy twice as often.
-    due_a = tile.tile_n_idx + PREFETCH_K_TILES if sharing_a > 1 else Int32(0)
-    due_b = tile.tile_m_idx + PREFETCH_K_TILES if sharing_b > 1 else Int32(0)
+    # A tile that shares an operand with none prefetches nothing of it: it would copy twice as often. A ring that holds all
+    # K tiles asks for them as soon.
+    is_long = tile.k_tile_cnt > args.ab.num_stages
+    due_a = tile.tile_n_idx + PREFETCH_K_TILES if (sharing_a > 1) & is_long else Int32(0)
+    due_b = tile.tile_m_idx + PREFETCH_K_TILES if (sharing_b > 1) & is_long else Int32(0)
     turns = (due_a, due_b, sharing_a, sharing_b)
     if cutlass.const_expr(config.swap_ab):
         turns = (due_b, due_a, sharing_b, sharing_a)

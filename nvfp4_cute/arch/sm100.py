@@ -190,6 +190,14 @@ def is_mma_bound(config: KernelConfig, smem: SmemPlan) -> bool:
     return smem.num_m * smem.num_n * (k // MMA_INST_K) * n / MMA_COLUMNS_PER_CYCLE > copies
 
 
+def fetches_ahead(config: KernelConfig, smem: SmemPlan) -> bool:
+    """Whether tiles that share an operand bring it into L2 ahead of their loads.
+
+    Where copies bound a tile, many stages of narrow ones outlast the latency of device memory; those of wide ones do not.
+    """
+    return config.cta_tile_shape_mnk[1] >= MMA_CTA_M or is_mma_bound(config, smem)
+
+
 def tmem_map(config: KernelConfig, num_b: int = 1) -> TmemMap:
     """Tensor memory of ``config``: accumulators, then the scales of one K tile of A and of B.
 

@@ -87,7 +87,9 @@ def test_every_shared_box_is_prefetched_once(monkeypatch, name):
     )
     # (k, row, batch) of data, (0, scale block along K, row block, batch) of scales.
     is_late = lambda box: (box[0] // 256 if len(box) == 3 else box[1] // 4) >= PREFETCH_K_TILES
-    assert sorted(boxes["prefetch"]) == sorted({(m, box) for m, box in boxes["load"] if is_late(box)})
+    # Others, the first ones, while a pair gets ready.
+    prefetched = [(m, box) for m, box in boxes["prefetch"] if is_late(box)]
+    assert sorted(prefetched) == sorted({(m, box) for m, box in boxes["load"] if is_late(box)})
 
 
 @pytest.mark.parametrize(("name", "n"), [("t128x64x256_s0a3_2cta", 256), ("t128x256x256_s0a2", 512)])
