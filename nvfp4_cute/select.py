@@ -6,7 +6,7 @@ memory delivers to all of them, and the last tile's epilogue. It ranks configs; 
 
 from dataclasses import dataclass, replace
 
-from nvfp4_cute.arch import dual_family_of, family_of, sm90, sm100, sm120
+from nvfp4_cute.arch import choosing_family_of, sm100
 from nvfp4_cute.arch.base import INTERLEAVE
 from nvfp4_cute.arch.sm100 import (
     COPY_BYTES_PER_CYCLE,
@@ -85,13 +85,10 @@ class Estimate:
 
 def choose_config(problem: GroupedProblem, arch: str, num_sms: int) -> KernelConfig:
     """The config to compute a list-form problem with. Raises UnsupportedTarget for an ``arch`` without a kernel."""
-    if arch in sm90.ARCHS:
-        return sm90.choose(problem.sizes, num_sms)
-    if arch in sm120.ARCHS:
+    family = choosing_family_of(arch)
+    if family is not None:
         is_quantized = problem.out_dtype == NVFP4
-        return sm120.choose(problem.sizes, num_sms, problem.num_b, problem.weight_layout, is_quantized)
-    if arch not in sm100.ARCHS:
-        return family_of(arch).DEFAULT_CONFIG
+        return family.choose(problem.sizes, num_sms, problem.num_b, problem.weight_layout, is_quantized)
     return estimates(problem, num_sms)[0].config
 
 
@@ -257,17 +254,14 @@ def config_for_mean(
         mean: (m, n, k) of a group of mean size, n of its results.
         is_quantized: whether results are NVFP4.
     """
-    if arch in sm90.ARCHS:
-        return sm90.choose([mean] * num_groups, num_sms)
-    if arch in sm120.ARCHS:
-        m, n, k = mean
-        weight_layout = "separate" if gate is None else gate.weight_layout
-        is_interleaved = weight_layout in INTERLEAVE
-        sizes = [(m, 2 * n if is_interleaved else n, k)] * num_groups
-        num_b = 1 if gate is None or is_interleaved else 2
-        return sm120.choose(sizes, num_sms, num_b, weight_layout, is_quantized)
-    if arch not in sm100.ARCHS:
-        return family_of(arch).DEFAULT_CONFIG
+    m, n, k = mean
+    weight_layout = "separate" if gate is None else gate.weight_layout
+    is_interleaved = weight_layout in INTERLEAVE
+    sizes = [(m, 2 * n if is_interleaved else n, k)] * num_groups
+    num_b = 1 if gate is None or is_interleaved else 2
+    family = choosing_family_of(arch)
+    if family is not None:
+        return family.choose(sizes, num_sms, num_b, weight_layout, is_quantized)
     return config_for_rows(*mean[:2], gate)
 
 
@@ -286,22 +280,21 @@ def config_for_rows(mean_rows: int, n: int, gate: Gate | None = None) -> KernelC
 def dual_candidates(
     arch: str, form: Form, gate: Gate, is_quantized: bool = False
 ) -> tuple[KernelConfig, ...]:
-    """The same of dual GEMMs. Raises UnsupportedProblem for an ``arch`` whose kernel computes none."""
-    family = dual_family_of(arch)
-    if arch in sm120.ARCHS:
-        num_b = 1 if gate.weight_layout in INTERLEAVE else 2
-        return sm120.candidates(num_b, gate.weight_layout, is_quantized)
-    if form not in ("list", "batched") and arch in sm100.ARCHS:
+    """The same as :func:`candidates` of dual GEMMs."""
+    family, is_interleaved = choosing_family_of(arch), gate.weight_layout in INTERLEAVE
+    if family is not None:
+        return family.candidates(1 if is_interleaved else 2, gate.weight_layout, is_quantized)
+    if form not in ("list", "batched"):
         sizes = ((rows, n) for n in (128, 256) for rows in (*DUAL_TILES_N, 2 * MMA_CTA_M))
         return tuple(dict.fromkeys(config_for_rows(rows, n, gate) for rows, n in sizes))
-    return sm100.INTERLEAVED_CANDIDATES if gate.weight_layout in INTERLEAVE else family.DUAL_CANDIDATES
+    return sm100.INTERLEAVED_CANDIDATES if is_interleaved else sm100.DUAL_CANDIDATES
 
 
 def candidates(arch: str, form: Form, is_quantized: bool = False) -> tuple[KernelConfig, ...]:
     """Every config that is computed with where the caller chooses none. Raises UnsupportedTarget as ``choose_config``."""
-    family = family_of(arch)
-    if arch in sm120.ARCHS:
-        return sm120.candidates(is_quantized=is_quantized)
-    if form in ("list", "batched") or arch not in sm100.ARCHS:
-        return family.CANDIDATES
+    family = choosing_family_of(arch)
+    if family is not None:
+        return family.candidates(is_quantized=is_quantized)
+    if form in ("list", "batched"):
+        return sm100.CANDIDATES
     return tuple(config_for_rows(rows, n) for n in (128, 256) for rows in TILES_N)
