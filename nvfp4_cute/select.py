@@ -222,9 +222,9 @@ def _tile_cycles(
     k_tiles = -(-tile.k_tile_cnt // config.split_k)
     step = max(_load_cycles(config, schedule, tile, smem), mma)
     cycles = max(k_tiles * step, _epilogue_cycles(config, columns, slice_cycles, num_b))
-    if schedule.sizes[tile.group_idx][0] > schedule.cta_tile_shape_mnk[0]:
+    if schedule.sizes[tile.group_idx][0] > schedule.cta_tile_shape_mnk[0] and fetches_ahead(config, smem):
         return cycles
-    # Weights that no other tile reads come no sooner than the ring asks for them.
+    # Weights that no tile has L2 fetch come no sooner than the ring asks for them.
     if not is_first:
         return max(cycles, k_tiles * RING_CYCLES / smem.num_ab_stage)
     rounds, rest = divmod(k_tiles - 1, smem.num_ab_stage)
