@@ -35,6 +35,7 @@ L2_BYTES_PER_CYCLE = 14000  # and L2
 ROW_SLICE_CYCLES = 190  # the epilogue of 32 columns whose thread has a run of its own
 ACTIVATION_SLICE_CYCLES = 500  # what an activation adds: two special functions an element
 LANE_SLICE_CYCLES = 300  # and where a run lies across the lanes of a warp
+SPLIT_GAIN = 0.1
 MMA_CYCLES, MMA_COLUMNS_PER_CYCLE = (
     44,
     2,
@@ -93,14 +94,20 @@ def choose_config(problem: GroupedProblem, arch: str, num_sms: int) -> KernelCon
 
 
 def estimates(problem: GroupedProblem, num_sms: int) -> list[Estimate]:
-    """Every candidate of the sm_100 family, the best first; equal ones in the order of the family's table."""
+    """Every candidate of the sm_100 family, the best first; equal ones in the order of the family's table.
+
+    One that splits K comes first only where that gains ``SPLIT_GAIN``: estimates of both kinds are less alike than those of
+    one.
+    """
     tried = sm100.CANDIDATES if problem.activation is None else sm100.DUAL_CANDIDATES
     if problem.weight_layout != "separate":
         tried = sm100.INTERLEAVED_CANDIDATES
     if problem.is_chain:
         tried = tuple(config for config in tried if config.split_k == 1)
     found = [estimate(config, problem, num_sms) for config in tried]
-    return sorted(found, key=lambda candidate: candidate.cycles)
+    return sorted(
+        found, key=lambda candidate: candidate.cycles * (1 + SPLIT_GAIN * (candidate.config.split_k > 1))
+    )
 
 
 def explain(problem: GroupedProblem, num_sms: int) -> str:

@@ -86,7 +86,9 @@ def test_k_is_split_where_tiles_leave_sms_idle_that_memory_could_feed(size, spli
 
 def test_estimates_are_sorted_and_explained():
     found = estimates(problem([(300, 512, 1024)]), NUM_SMS)
-    assert [e.cycles for e in found] == sorted(e.cycles for e in found)
+    for is_split in (False, True):
+        times = [e.cycles for e in found if (e.config.split_k > 1) == is_split]
+        assert times == sorted(times)
     assert len(found) == len(sm100.CANDIDATES)
     lines = explain(problem([(300, 512, 1024)]), NUM_SMS).splitlines()
     assert lines[0].startswith(found[0].config.to_name()) and "bound by" in lines[0]

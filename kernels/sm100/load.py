@@ -156,12 +156,12 @@ def _prefetch_first(args: LoadArgs, place: tuple):
     policy_m, policy_n = (EVICT_FIRST, EVICT_LAST) if config.swap_ab else (EVICT_LAST, EVICT_FIRST)
     tile_k, k_blocks, num_m = config.cta_tile_shape_mnk[2], boxes.sf_m[0], smem.num_m
     k_tile_m = cutlass.max(due_m - PREFETCH_K_TILES, 0)
-    k_tile_n = cutlass.max(due_n - PREFETCH_K_TILES, 0)
-    k_block_n = k_tile_n * k_blocks + (args.cta_rank * boxes.sf_n[0] if boxes.sf_n[0] < k_blocks else 0)
     if k_tile_m < k_tile_cnt:
         _prefetch(addresses[:num_m], (k_tile_m * tile_k, row_m, batch_m), policy_m)
         coords = (0, k_tile_m * k_blocks, block_m, batch_m)
         _prefetch(addresses[num_m : 2 * num_m], coords, policy_m)
+    k_tile_n = cutlass.max(due_n - PREFETCH_K_TILES, 0)
+    k_block_n = k_tile_n * k_blocks + (args.cta_rank * boxes.sf_n[0] if boxes.sf_n[0] < k_blocks else 0)
     if k_tile_n < k_tile_cnt:
         operands, scales = addresses[2 * num_m : -smem.num_n], addresses[-smem.num_n :]
         _prefetch(operands, (k_tile_n * tile_k, row_n, batch_n), policy_n)

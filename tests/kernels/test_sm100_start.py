@@ -37,7 +37,9 @@ def test_instructions_before_the_first_tma(monkeypatch, number):
 
         return count
 
-    monkeypatch.setitem(watch.WATCHERS, "cp.async.bulk.tensor", watcher)
+    # A pair has L2 fetch its first K tiles before both CTAs are ready for loads.
+    for opcode in ("cp.async.bulk.tensor", "cp.async.bulk.prefetch.tensor"):
+        monkeypatch.setitem(watch.WATCHERS, opcode, watcher)
     case = cases.Case("start", ((64, 128, 256),) * len(competition.sizes))
     with observe(check=True):
         run(case, cases.make_operands(case), "emulator", config)
