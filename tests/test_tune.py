@@ -285,9 +285,7 @@ def test_candidates_are_those_that_may_be_chosen(arch, form):
 
 
 def test_problems_without_a_kernel_are_refused():
-    with pytest.raises(ValueError, match="sm_90a: no kernel for dual GEMMs"):
-        autotune.candidates(request(gpu=H200.gpu, activation="silu"))
-    with pytest.raises(ValueError, match="sm_90a"):
+    with pytest.raises(ValueError, match="sm_90a: out has contiguous columns"):
         autotune.candidates(request(gpu=H200.gpu, out_m_major=True))
 
 

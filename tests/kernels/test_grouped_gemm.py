@@ -24,7 +24,7 @@ def test_case(case):
 def test_same_bits_for_every_number_of_ctas_and_stages():
     """Scheduling moves work, never rounding: K is accumulated in one order whatever runs it."""
     operands = cases.make_operands(SHAPES)
-    expected = run(SHAPES, operands, "emulator")
+    expected = run(SHAPES, operands, "emulator", KernelConfig())
     for num_cta, num_ab_stage, num_acc_stage in [(1, 1, 1), (2, 2, 2), (3, 3, 3), (7, 5, 1), (148, 6, 2)]:
         config = KernelConfig(num_ab_stage=num_ab_stage, num_acc_stage=num_acc_stage, num_cta=num_cta)
         for got, want in zip(run(SHAPES, operands, "emulator", config), expected, strict=True):
