@@ -88,8 +88,7 @@ def check(case, operands, got, sums, factors):
         *(("sm_100a", name) for name in CONFIGS),
         *(("sm_120a", name) for name in SM120_CONFIGS[:2]),
         *(pytest.param("sm_120a", name, marks=pytest.mark.slow) for name in SM120_CONFIGS[2:]),
-        ("sm_90a", SM90_CONFIGS[0]),
-        *(pytest.param("sm_90a", name, marks=pytest.mark.slow) for name in SM90_CONFIGS[1:]),
+        *(pytest.param("sm_90a", name, marks=pytest.mark.slow) for name in SM90_CONFIGS),
     ],
 )
 def test_every_tile_shape_is_right_and_clean(arch, name, mode):
@@ -128,7 +127,7 @@ def test_same_bits_whenever_asynchronous_operations_happen(arch, mode):
             pytest.param("sm_120a", f"t128x64x256_s0a2{swap}", marks=pytest.mark.slow)
             for swap in ("", "_swap")
         ),
-        ("sm_90a", "t128x32x128_s0a1_swap"),
+        pytest.param("sm_90a", "t128x32x128_s0a1_swap", marks=pytest.mark.slow),
     ],
 )
 def test_hostile_results(arch, name):
@@ -222,7 +221,7 @@ def test_groups_on_the_device(form, arch, name):
                 "t128x16x256_s0a2_swap",
             )
         ),
-        ("sm_90a", "t64x64x128_s0a1_swap"),
+        pytest.param("sm_90a", "t64x64x128_s0a1_swap", marks=pytest.mark.slow),
         pytest.param("sm_90a", "t64x16x128_s0a1_swap_k4", marks=pytest.mark.slow),
     ],
 )
