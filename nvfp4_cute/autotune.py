@@ -35,9 +35,9 @@ def tune(
 
     The same problem: the same sizes in the same order, form, width and layout of the output, and activation, on the same
     product of GPU, with the same kernels and version of CuTe DSL. Where the device reads the sizes, the mean number of rows
-    (masked: of rows there is room for) only has to lie within the same power of two. Only calls without ``config`` are affected, those under ``torch.compile`` and in layers
-    included; bits of a result may depend on the config where it splits K. Calls that other threads repeat, and captured
-    graphs, stay as they are.
+    (masked: of rows there is room for) only has to lie within the same power of two. Only calls without ``config`` are
+    affected, those under ``torch.compile`` and in layers included; bits of a result may depend on the config where it splits
+    K. Calls that other threads repeat, and captured graphs, stay as they are.
 
     Args:
         operation: ``gemm``, ``grouped_gemm``, ``dual_gemm`` or ``grouped_dual_gemm``.
