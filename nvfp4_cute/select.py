@@ -9,15 +9,15 @@ from dataclasses import dataclass, replace
 from nvfp4_cute.arch import choosing_family_of, sm100
 from nvfp4_cute.arch.base import INTERLEAVE
 from nvfp4_cute.arch.sm100 import (
-    COPY_BYTES_PER_CYCLE,
-    COPY_CYCLES,
     DUAL_TILES_N,
     EPI_TILE_N,
+    MMA_COLUMNS_PER_CYCLE,
     MMA_CTA_M,
     MMA_N_STEP,
     PREFETCH_K_TILES,
     TILES_N,
     SmemPlan,
+    copy_cycles,
     fetches_ahead,
     smem_plan,
 )
@@ -35,11 +35,8 @@ L2_BYTES_PER_CYCLE = 14000  # and L2
 ROW_SLICE_CYCLES = 190  # the epilogue of 32 columns whose thread has a run of its own
 ACTIVATION_SLICE_CYCLES = 500  # what an activation adds: two special functions an element
 LANE_SLICE_CYCLES = 300  # and where a run lies across the lanes of a warp
-SPLIT_GAIN = 0.1
-MMA_CYCLES, MMA_COLUMNS_PER_CYCLE = (
-    44,
-    2,
-)  # of one MMA: at least, and per column (PTX facts: 64 cycles for 128)
+SPLIT_GAIN = 0.1  # by how much a config that splits K has to be better
+MMA_CYCLES = 44  # of one MMA, at least
 MMAS_PER_K_TILE = 4
 EXCHANGE_CYCLES = (
     900  # of split-K: from the last MMA of a tile to the sums of the other CTAs, beside their bytes
@@ -209,7 +206,7 @@ def _load_cycles(config: KernelConfig, schedule: TileSchedule, tile: WorkTile, s
     ahead = 1 - PREFETCH_K_TILES / tile.k_tile_cnt if is_ahead else 0.0
     total = 0.0
     for (count, *sizes), tiles in zip(boxes, sharing, strict=True):
-        cycles = count * sum(max(COPY_CYCLES, nbytes / COPY_BYTES_PER_CYCLE) for nbytes in sizes)
+        cycles = count * sum(map(copy_cycles, sizes))
         total += cycles * (1 + ahead / tiles * (tiles > 1))
     return total
 

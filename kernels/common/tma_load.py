@@ -55,6 +55,11 @@ def tma_load(
     )
 
 
+def cache_policies(swap_ab: bool) -> tuple[int, int]:
+    """Of the operands on the MMA's M side and on its N side: weights are read once; tokens by every tile of weights."""
+    return (EVICT_FIRST, EVICT_LAST) if swap_ab else (EVICT_LAST, EVICT_FIRST)
+
+
 @cute.jit
 def tma_prefetch(descriptor: Int64, coords: tuple, cache_policy: cutlass.Constexpr):
     """Bring the box at ``coords`` (innermost first) into L2."""

@@ -20,7 +20,7 @@ from ..common.group_table import ceil_div
 from ..common.operand_maps import SF_BLOCK_BYTES, Descriptors, descriptor_addresses
 from ..common.ring import PRODUCER_PHASE, Ring, next_stage, wait_until_empty
 from ..common.sides import mma_sides
-from ..common.tma_load import EVICT_FIRST, EVICT_LAST, tma_load, tma_prefetch
+from ..common.tma_load import cache_policies, tma_load, tma_prefetch
 from .columns import mma_columns
 from .instructions import PAIR_MASK
 from .operands import make_boxes
@@ -67,8 +67,7 @@ def run_load(args: LoadArgs, first_tile: Int32, stride: Int32):
     num_cta, rank = config.num_mma_cta, args.cta_rank
     boxes, smem, buffers = make_boxes(config), args.smem, args.buffers
     k_blocks = boxes.sf_m[0]
-    # Weights are read once; tokens are read by every tile of weights.
-    policy_m, policy_n = (EVICT_FIRST, EVICT_LAST) if config.swap_ab else (EVICT_LAST, EVICT_FIRST)
+    policy_m, policy_n = cache_policies(config.swap_ab)
     # This CTA's half of the N side's scales goes to both CTAs of the pair: half of the K blocks, or of the row blocks.
     split_k_blocks = boxes.sf_n[0] < k_blocks
     sf_n_offset = rank * (boxes.sf_n[0] * boxes.sf_n[1] * SF_BLOCK_BYTES)
@@ -153,7 +152,7 @@ def _prefetch_first(args: LoadArgs, place: tuple):
     _, k_tile_cnt, row_m, row_n, block_m, block_n, batch_m, batch_n, *rest = place
     due_m, due_n, _, _, *addresses = rest
     config, smem, boxes = args.config, args.smem, make_boxes(args.config)
-    policy_m, policy_n = (EVICT_FIRST, EVICT_LAST) if config.swap_ab else (EVICT_LAST, EVICT_FIRST)
+    policy_m, policy_n = cache_policies(config.swap_ab)
     tile_k, k_blocks, num_m = config.cta_tile_shape_mnk[2], boxes.sf_m[0], smem.num_m
     k_tile_m = cutlass.max(due_m - PREFETCH_K_TILES, 0)
     if k_tile_m < k_tile_cnt:

@@ -11,7 +11,6 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Float32, Int32, Int64, Uint32
 
-from nvfp4_cute.arch.sm120 import INTERLEAVE
 from nvfp4_cute.scale_layout import SF_VEC_SIZE
 
 from ..common import ptx
@@ -27,36 +26,6 @@ from .warp_tile import BAND, STRIP
 
 # Lanes that share a line.
 QUAD = 4
-
-
-@dataclass(frozen=True)
-class OutputKind:
-    """What is written: element type (Float4E2M1FN: NVFP4), whether columns are contiguous, and how two products combine.
-
-    Attributes:
-        activation: of a dual GEMM's first product (``common.activation``); None where there is one product.
-        weight_layout: how the rows of a dual GEMM's weights lie: in two operands, or interleaved in one.
-    """
-
-    dtype: type
-    m_major: bool
-    activation: str | None
-    weight_layout: str
-
-    @property
-    def num_products(self) -> int:
-        """Products that an element combines."""
-        return 1 if self.activation is None else 2
-
-    @property
-    def num_b(self) -> int:
-        """Operands that have the products' weights."""
-        return 1 if self.weight_layout in INTERLEAVE else self.num_products
-
-    @property
-    def is_quantized(self) -> bool:
-        """Whether results are NVFP4."""
-        return self.dtype is cutlass.Float4E2M1FN
 
 
 @dataclass(frozen=True)
@@ -117,7 +86,7 @@ def store_tile(
     alphas = load_alphas(outputs, tile.slot, kind.num_products)
     results = Results(acc, result_tile, alphas, kind.activation, limit)
     sides = list(mma_sides(config, tile))
-    if cutlass.const_expr(kind.weight_layout in INTERLEAVE):
+    if cutlass.const_expr(kind.num_b < kind.num_products):
         # Two rows of weights make a column of the output.
         weights = 0 if config.swap_ab else 1
         whole = sides[weights]

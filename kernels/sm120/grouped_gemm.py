@@ -36,9 +36,9 @@ from nvfp4_cute.launch_table import NUM_COLUMNS, Header
 
 from ..common.launch_args import read_groups, read_operands, read_outputs
 from ..common.operand_maps import Descriptors, prefetch_descriptors
+from ..common.output_kind import OutputKind
 from ..common.output_table import OutputTable
 from ..common.warp_schedule import WARP_SIZE
-from .epilogue import OutputKind
 from .load import LoadArgs, run_load
 from .mma import MmaArgs, run_mma
 from .operands import StageBuffers, make_boxes

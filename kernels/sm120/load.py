@@ -15,7 +15,7 @@ from nvfp4_cute.config import KernelConfig
 
 from ..common.operand_maps import SF_BLOCK_K, Descriptors, descriptor_addresses
 from ..common.sides import mma_sides
-from ..common.tma_load import EVICT_FIRST, EVICT_LAST, tma_load
+from ..common.tma_load import cache_policies, tma_load
 from .operands import StageBuffers
 
 
@@ -43,8 +43,7 @@ def run_load(args: LoadArgs):
     ab_producer, config, groups, smem = args.ab_producer, args.config, args.groups, args.smem
     tile_k = config.cta_tile_shape_mnk[2]
     num_stage = smem.num_ab_stage
-    # Weights are read once; tokens are read by every tile of weights.
-    policy_m, policy_n = (EVICT_FIRST, EVICT_LAST) if config.swap_ab else (EVICT_LAST, EVICT_FIRST)
+    policy_m, policy_n = cache_policies(config.swap_ab)
     cursor = groups.first_cursor(first_tile, config.work_tile_mnk)
     while groups.has_tile(cursor):
         tile = groups.tile(cursor, config.work_tile_mnk)

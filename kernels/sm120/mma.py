@@ -14,10 +14,11 @@ from cutlass import Float32, Int32
 from nvfp4_cute.arch.sm120 import SF_ATOM_ROWS, SmemPlan
 from nvfp4_cute.config import KernelConfig
 
+from ..common.output_kind import OutputKind
 from ..common.output_table import OutputTable
 from ..common.sides import mma_sides
 from ..common.warp_schedule import WARP_SIZE
-from .epilogue import OutputKind, store_tile
+from .epilogue import store_tile
 from .instructions import MMA_K, load_matrices, load_word, mma_nvfp4
 from .operands import StageBuffers
 from .result_tile import ResultTile

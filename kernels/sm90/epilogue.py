@@ -18,13 +18,13 @@ from ..common import ptx
 from ..common.activation import gate
 from ..common.encode import RoundE2M1
 from ..common.group_table import WorkTile
+from ..common.output_kind import OutputKind
 from ..common.output_table import OutputTable, group_output, load_alphas
 from ..common.quantized_output import QuantizedGroup, quantized_group, store_quantized_block
 from .decode import OPERAND_EXPONENT
 from .operands import load_shared, store_shared, tokens_of_tile
-from .output_kind import OutputKind
-from .warp_schedule import GROUP_THREADS, WARP_SIZE
-from .weight_rows import output_column
+from .warp_schedule import GROUP_THREADS, WARP_SIZE, WarpSchedule
+from .weight_rows import output_column, tile_columns
 
 # One pass: 32 tokens, at most 128 bytes each, in 16-byte units.
 PASS_TOKENS = 32
@@ -94,12 +94,12 @@ def store_tile(
     if cutlass.const_expr(outputs.limit is not None):
         limit = ptx.float_of(outputs.limit)
     results = Results(acc, kind, load_alphas(outputs, tile.slot, kind.num_products), limit)
-    row, column = tile.tile_m_idx * tile_m, tile.tile_n_idx * kind.tile_columns
+    row, column = tile.tile_m_idx * tile_m, tile.tile_n_idx * tile_columns(kind)
     # Rows of all operands with weights make the columns of the output.
     rows, columns = tokens_of_tile(tile, tile_m), tile.n // (kind.num_products // kind.num_b)
     if cutlass.const_expr(outputs.scales is not None):
         group = quantized_group(outputs, tile, columns)
-        pass_tokens = STAGING_BYTES // (4 * kind.group_columns)
+        pass_tokens = STAGING_BYTES // (4 * _group_columns(kind))
         for first in cutlass.range_constexpr(0, tile_m, pass_tokens):
             if first < rows:
                 _store_quantized_pass(results, first, group, row, column, rows, staging_address)
@@ -113,6 +113,11 @@ def store_tile(
             for first in cutlass.range_constexpr(0, tile_m, PASS_TOKENS):
                 if first < rows:
                     _store_pass(results, first, origin, pitch, rows, columns - column, staging_address)
+
+
+def _group_columns(kind: OutputKind) -> int:
+    """Columns of the output that a warpgroup has of a tile."""
+    return tile_columns(kind) // WarpSchedule.num_math_groups
 
 
 def _scaled(value: Float32, alpha: Float32) -> Float32:
@@ -150,7 +155,7 @@ def _store_pass(
     group, thread = tidx // GROUP_THREADS, tidx % GROUP_THREADS
     lane, warp = tidx % WARP_SIZE, thread // WARP_SIZE
     staging = staging_address + group * STAGING_BYTES
-    group_columns = results.kind.group_columns
+    group_columns = _group_columns(results.kind)
     # Matrices of 8 x 8 of a warp, side by side: one unit each.
     warp_units, row_units = results.block_values // 2, group_columns // UNIT_VALUES
     # A stmatrix has four matrices, first those of a block of tokens. Lane l gives the address of row l % 8 of matrix l / 8.
@@ -191,7 +196,7 @@ def _store_quantized_pass(
     """
     tidx = cute.arch.thread_idx()[0]
     group, thread = tidx // GROUP_THREADS, tidx % GROUP_THREADS
-    group_columns = results.kind.group_columns
+    group_columns = _group_columns(results.kind)
     staging, row_bytes = staging_address + group * STAGING_BYTES, 4 * group_columns
     # Units are swizzled by the pair of tokens, so that a warp's eight columns of four pairs share no bank. A lane's
     # other tokens are whole blocks away, and its second column, or the second half of a block, is in the other unit pair.

@@ -27,7 +27,7 @@ from typing import Literal
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Float4E2M1FN, Float16, Int32, Int64, Uint8
+from cutlass import Float16, Int32, Int64, Uint8
 from cutlass.memory import SmemAllocator
 
 from nvfp4_cute.arch.sm90 import ctas_per_sm, smem_plan
@@ -36,6 +36,7 @@ from nvfp4_cute.launch_table import NUM_COLUMNS, Header
 
 from ..common.launch_args import read_groups, read_operands, read_outputs
 from ..common.operand_maps import Descriptors, prefetch_descriptors
+from ..common.output_kind import OutputKind
 from ..common.output_table import OutputTable
 from ..common.ring import Ring, init_ring
 from .activations import ActivationArgs, run_activations
@@ -43,7 +44,6 @@ from .epilogue import STAGING_BYTES
 from .load import Buffers, LoadArgs, run_load
 from .math import MathArgs, run_math
 from .operands import make_boxes
-from .output_kind import OutputKind
 from .split_k import PartialSums
 from .warp_schedule import WarpSchedule
 
@@ -84,7 +84,7 @@ class GroupedGemmSm90:
         self.config = config
         self.form = form
         self.num_groups = num_groups
-        self.kind = OutputKind(out_dtype, activation, weight_layout)
+        self.kind = OutputKind(out_dtype, False, activation, weight_layout)
         self.has_alpha = has_alpha
         self.has_limit = has_limit
         self.name = name
@@ -112,7 +112,7 @@ class GroupedGemmSm90:
                 rows,
                 self.form,
                 self.kind.num_products if self.has_alpha else 0,
-                self.kind.dtype is Float4E2M1FN,
+                self.kind.is_quantized,
                 self.has_limit,
             ),
         ).launch(

@@ -14,6 +14,7 @@ from cutlass.cute.nvgpu import OperandMajorMode, warpgroup
 
 from nvfp4_cute.arch.sm90 import token_counts
 
+from ..common.output_kind import OutputKind
 from ..common.output_table import OutputTable
 from ..common.ring import CONSUMER_PHASE, Ring, arrive_warp, next_stage
 from ..common.split_k import k_tiles_of_cta
@@ -21,7 +22,6 @@ from .activations import SLAB_ROW_BYTES, SLABS
 from .decode import decode_scales, decode_word
 from .epilogue import store_tile
 from .operands import SF_ATOM_BYTES, load_shared, load_shared_half, tokens_multiplied
-from .output_kind import OutputKind
 from .split_k import PartialSums, gather_sums
 from .tile_walk import start_walk
 from .warp_schedule import GROUP_THREADS

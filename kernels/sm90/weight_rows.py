@@ -9,11 +9,11 @@ from dataclasses import dataclass
 import cutlass.cute as cute
 from cutlass import Int32
 
-from nvfp4_cute.arch.sm90 import SF_BLOCK_ROWS
+from nvfp4_cute.arch.sm90 import SF_BLOCK_ROWS, TILE_WEIGHTS
 
 from ..common.group_table import WorkTile
+from ..common.output_kind import OutputKind
 from .operands import ROW_BYTES, SF_BLOCK_BYTES, scale_offset, unit_offset
-from .output_kind import OutputKind
 from .warp_schedule import WARP_SIZE
 
 # Within 32 rows, scales are so many bytes from row to row; groups of 32 rows follow each other in the words between.
@@ -37,6 +37,11 @@ class LaneRows:
     scale_step: int
 
 
+def tile_columns(kind: OutputKind) -> int:
+    """Columns of the output in a work tile: half of them are of either warpgroup."""
+    return TILE_WEIGHTS // kind.num_products
+
+
 def output_column(kind: OutputKind) -> Int32:
     """Column of the output in the tile that the lane's first row belongs to."""
     tidx = cute.arch.thread_idx()[0]
@@ -50,9 +55,9 @@ def lane_rows(kind: OutputKind, tile: WorkTile, unit: Int32) -> LaneRows:
         return LaneRows(unit_offset(column, unit), scale_offset(column), 8 * ROW_BYTES, 8 * SF_ROW_BYTES)
     if kind.weight_layout == "separate":
         # A tile need not begin a scale block.
-        sf_row = tile.tile_n_idx * kind.tile_columns % SF_BLOCK_ROWS + column
+        sf_row = tile.tile_n_idx * tile_columns(kind) % SF_BLOCK_ROWS + column
         return LaneRows(
-            unit_offset(column, unit), scale_offset(sf_row), kind.tile_columns * ROW_BYTES, SF_BLOCK_BYTES
+            unit_offset(column, unit), scale_offset(sf_row), tile_columns(kind) * ROW_BYTES, SF_BLOCK_BYTES
         )
     if kind.weight_layout == "interleaved_64_up_first":
         row, step = column + UP_FIRST_ROWS, -UP_FIRST_ROWS

@@ -186,8 +186,13 @@ def is_mma_bound(config: KernelConfig, smem: SmemPlan) -> bool:
         smem.b_stage_bytes,
         sfb_bytes,
     ] * smem.num_n
-    copies = sum(max(COPY_CYCLES, size / COPY_BYTES_PER_CYCLE) for size in sizes)
+    copies = sum(map(copy_cycles, sizes))
     return smem.num_m * smem.num_n * (k // MMA_INST_K) * n / MMA_COLUMNS_PER_CYCLE > copies
+
+
+def copy_cycles(nbytes: int) -> float:
+    """What the copy engine needs for a box."""
+    return max(COPY_CYCLES, nbytes / COPY_BYTES_PER_CYCLE)
 
 
 def fetches_ahead(config: KernelConfig, smem: SmemPlan) -> bool:

@@ -1,7 +1,6 @@
 """gemm: C = alpha * A @ B^T over NVFP4 operands, or 16-bit A and NVFP4 B; dense, a batch in one launch."""
 
 from dataclasses import replace
-from importlib import import_module
 from typing import Any, Literal, overload
 
 import torch
@@ -19,6 +18,7 @@ from nvfp4_cute.ops.batches import (
     split_batches,
     split_quantized,
 )
+from nvfp4_cute.ops.repeated import keep_list
 from nvfp4_cute.ops.results import as_results
 from nvfp4_cute.ops.w4a16 import ACTIVATION_DTYPES, weight_only
 from nvfp4_cute.problem import NVFP4, GroupedOperands, GroupedProblem, OutDtype, check_list_operands
@@ -161,14 +161,7 @@ def gemm(
         return _result(launched, factors)
     problem, operands, outs = _check(a, b, a_scale, b_scale, alpha, out, out_dtype, factors, scale_layout)
     backends.get(backend, operands.device)(problem, operands, config)
-    if key is not None and outs[0].numel() and backends.resolve(backend, operands.device) == "cuda":
-        cuda = import_module("nvfp4_cute.backends.cuda")
-        plan = cuda.plan_for(problem, operands.device, config)
-        # A list of several batches has more addresses than there are tensors here.
-        if plan.problem.form == "batched" or problem.num_groups == 1:
-            places = plan.address_places(has_global_scale=factors is not None)
-            launch = plan.kernel, plan.table(operands), places
-            prepared.remember(key, *launch, [*inputs, *outs], len(outs))
+    keep_list(key, backend, problem, operands, config, inputs, outs)
     return _result(outs, factors)
 
 

@@ -22,7 +22,7 @@ def keep_list(
     inputs: Tensors,
     outs: Tensors,
 ) -> None:
-    """Keep a launch in list form. ``inputs``, ``outs``: in the order of ``Plan.address_places``."""
+    """Keep a launch in list or batched form. ``inputs``, ``outs``: in the order of ``Plan.address_places``."""
     if not _is_kept(key, backend, outs):
         return
     assert key is not None
