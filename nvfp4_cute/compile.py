@@ -253,11 +253,16 @@ class Launcher:
         # Native code takes the address of every argument: of the table's address, and of the queue's handle.
         self._values = np.array([table.ctypes.data, 0], np.int64)
         self._arguments = [self._values.ctypes.data, self._values[1:].ctypes.data]
+        # With the address of the result, what the executor, which is this launcher's alone, packs anew for every call.
+        self._packed = self._executor._get_invoke_packed_args(self._arguments)
+        self._native, self._result = self._executor.capi_func, self._executor.cuda_result
 
     def __call__(self, queue: int) -> None:
         """Launch on a queue (``torch.cuda.Stream.cuda_stream``) of the current device."""
         self._values[1] = queue
-        self._executor.run_compiled_program(self._arguments)
+        self._native(self._packed)
+        if self._result.value:  # once more, by the way that says what is wrong
+            self._executor.run_compiled_program(self._arguments)
 
 
 def cutlass_dtype(dtype: OutDtype):

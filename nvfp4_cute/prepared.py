@@ -9,8 +9,9 @@ with the kernel and its launch table; a later call fills in addresses after chec
 touches another tensor. Whatever is unusual takes the long way again.
 """
 
+import struct
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from operator import attrgetter
 from typing import Any
 
@@ -27,10 +28,29 @@ except ImportError:  # signatures alone do the same
     TensorGuards = None  # type: ignore[assignment, misc]
 
 MAX_PREPARED = 1024
+# Calls of the same settings that are compared before a signature is worked out, such as the layers of a model.
+MAX_RECENT = 8
+# New outputs in one allocation start this far apart at least: a line of L2.
+OUT_ALIGN_BYTES = 128
 # map() over these is the cheapest way to ask many tensors the same.
 _dtype, _shape, _requires_grad = attrgetter("dtype"), attrgetter("shape"), attrgetter("requires_grad")
 _stride, _get_device, _data_ptr = torch.Tensor.stride, torch.Tensor.get_device, torch.Tensor.data_ptr
-_local = threading.local()
+
+
+class _OfThread(threading.local):
+    """What a thread has prepared.
+
+    Attributes:
+        calls: by signature.
+        recent: by settings: the latest calls, each with the guards that know its tensors.
+    """
+
+    def __init__(self) -> None:
+        self.calls: dict[tuple, PreparedCall] = {}
+        self.recent: dict[tuple, list[tuple[Any, PreparedCall]]] = {}
+
+
+_local = _OfThread()
 
 
 class PreparedCall:
@@ -38,6 +58,7 @@ class PreparedCall:
 
     Attributes:
         table: the launch table, flat.
+        new_outs: makes outputs like the checked call's, not initialised.
     """
 
     def __init__(
@@ -62,17 +83,15 @@ class PreparedCall:
         self._launcher = Launcher(kernel.function, self.table)
         self._first_out = len(tensors) - num_outs
         self._device = tensors[-1].device
-        # Cheaper than torch.empty, which parses its options anew every time.
-        self._new_out = tensors[-1].new_empty(0).new_empty_strided
-        self._out_layouts = [(t.shape, t.stride()) for t in tensors[self._first_out :]]
+        self.new_outs = _allocator(tensors[self._first_out :])
         self._spans = np.array([_span_bytes(t) for t in tensors])
-        # Addresses that were found in order the last time, as bytes.
-        self._accepted = b""
         self._num_filled_outs = np.count_nonzero(self._spans[self._first_out :])
+        self._pack = struct.Struct(f"={len(tensors)}q").pack
+        # The addresses in the table, as bytes.
+        self._addresses = b""
         # Address bits that must be zero: operands are bytes that TMA reads, all else has its natural alignment.
-        self._low_bits = np.array(
-            [(TMA_ALIGN_BYTES if t.element_size() == 1 else t.element_size()) - 1 for t in tensors]
-        )
+        low_bits = [(TMA_ALIGN_BYTES if t.element_size() == 1 else t.element_size()) - 1 for t in tensors]
+        self._low_bits = int.from_bytes(self._pack(*low_bits), "little")
 
     def try_launch(self, inputs: list[Any], outs: list[Any]) -> list[torch.Tensor] | None:
         """Enqueue with other tensors of the same kind. Returns the outputs; None where the long way has to decide.
@@ -81,30 +100,28 @@ class PreparedCall:
             inputs, outs: tensors, as :func:`lookup` was given them; without ``outs``, new ones are made.
         """
         results = outs or self.new_outs()
-        addresses = addresses_of(inputs + results)
-        if not self.accepts(addresses, own_out=bool(outs)):
+        if not self.take(inputs + results, own_out=bool(outs)):
             return None
-        self.launch(addresses)
+        self.launch()
         return results
 
-    def new_outs(self) -> list[torch.Tensor]:
-        """Outputs like the checked call's, not initialised."""
-        return [self._new_out(shape, strides) for shape, strides in self._out_layouts]
-
-    def accepts(self, addresses: np.ndarray, own_out: bool) -> bool:
-        """Whether tensors are aligned, and outputs of the caller's (``own_out``) lie apart from all else.
+    def take(self, tensors: Sequence[torch.Tensor], own_out: bool) -> bool:
+        """Write addresses into the table, unless they are refused: odd ones, or outputs that touch another tensor.
 
         Args:
-            addresses: int64, in the order of the tensors of the checked call.
-            own_out: False where the outputs are new.
+            tensors: like those of the checked call, the outputs last.
+            own_out: False where the outputs are new, and touch nothing.
         """
-        if not own_out:
-            return not np.count_nonzero(addresses & self._low_bits)
-        values = addresses.tobytes()
-        if values != self._accepted:
-            if np.count_nonzero(addresses & self._low_bits) or not self._are_apart(addresses):
-                return False
-            self._accepted = values
+        packed = self._pack(*map(_data_ptr, tensors))
+        if packed == self._addresses:
+            return True
+        if int.from_bytes(packed, "little") & self._low_bits:
+            return False
+        addresses = np.frombuffer(packed, np.int64)
+        if own_out and not self._are_apart(addresses):
+            return False
+        self.table[self._places] = addresses
+        self._addresses = packed
         return True
 
     def _are_apart(self, addresses: np.ndarray) -> bool:
@@ -113,38 +130,60 @@ class PreparedCall:
         touching = (addresses[self._first_out :, None] < ends) & (addresses < ends[self._first_out :, None])
         return np.count_nonzero(touching) == self._num_filled_outs
 
-    def fill(self, addresses: np.ndarray) -> None:
-        """Write addresses into the table."""
-        self.table[self._places] = addresses
-
-    def launch(self, addresses: np.ndarray) -> None:
-        """Enqueue on the device's current queue."""
-        self.fill(addresses)
+    def launch(self) -> None:
+        """Enqueue on the current queue of the tensors' device."""
         index = self._device.index
         # What torch.cuda.current_stream(index).cuda_stream is, without making a Stream.
         queue = torch._C._cuda_getCurrentRawStream(index)
-        if torch.cuda.current_device() == index:
+        if torch._C._cuda_getDevice() == index:
             self._launcher(queue)
         else:
             with torch.cuda.device(index):
                 self._launcher(queue)
 
 
+def _allocator(outs: Sequence[torch.Tensor]) -> Callable[[], list[torch.Tensor]]:
+    """A function that makes tensors like ``outs``, which are of one dtype: more than two in one allocation.
+
+    An allocation takes the host half as long as a launch. What comes of ``unsafe_split`` is no view to autograd: a caller
+    may go on computing with one output in place, and the others do not know.
+    """
+    first = outs[0]
+    layouts = [(t.shape, t.stride()) for t in outs]
+    new = first.new_empty(0)  # cheaper than torch.empty, which parses its options anew every time
+    if len(outs) <= 2:
+        return lambda: [new.new_empty_strided(*layout) for layout in layouts]
+    split = torch.unsafe_split_with_sizes
+    rows, row = [len(t) for t in outs], first.shape[1:]
+    row_bytes = row.numel() * first.element_size()
+    if row_bytes % OUT_ALIGN_BYTES == 0 and all(t.shape[1:] == row and t.is_contiguous() for t in outs):
+        shape = (sum(rows), *row)
+        return lambda: [*split(new.new_empty(shape), rows)]
+    lengths = [-(-_span_bytes(t) // OUT_ALIGN_BYTES) * OUT_ALIGN_BYTES // first.element_size() for t in outs]
+
+    def carved() -> list[torch.Tensor]:
+        pieces = split(new.new_empty(sum(lengths)), lengths)
+        return [piece.as_strided(*layout) for piece, layout in zip(pieces, layouts, strict=True)]
+
+    return carved
+
+
 def lookup(tensors: Sequence[torch.Tensor], *settings: Any) -> tuple[tuple | None, PreparedCall | None]:
-    """Signature of a call and what was prepared for it. Without the signature where the last such call had the same.
+    """Signature of a call and what was prepared for it. Without the signature where a recent call had the same.
 
     Args:
         tensors, settings: as :func:`signature` takes them.
     """
     kind = (*settings, env.backend(), len(tensors))
-    recent = _recent().get(kind)
-    if recent is not None and recent[0].check(*tensors):
-        return None, recent[1]
+    recent = _local.recent.get(kind, ())
+    for guards, call in recent:
+        if guards.check(*tensors):
+            return None, call
     key = signature(tensors, *settings)
-    call = None if key is None else find(key)
-    if call is not None and TensorGuards is not None:
-        _recent()[kind] = _guards_of(tensors), call
-    return key, call
+    found = None if key is None else _local.calls.get(key)
+    if found is not None and TensorGuards is not None:
+        _local.recent[kind] = [(_guards_of(tensors), found), *recent][:MAX_RECENT]
+    return key, found
 
 
 def _guards_of(tensors: Sequence[torch.Tensor]) -> Any:
@@ -154,12 +193,6 @@ def _guards_of(tensors: Sequence[torch.Tensor]) -> Any:
         dynamic_dims_sizes=[list(t.shape) for t in tensors],  # type: ignore[misc]
         dynamic_dims_strides=[list(t.stride()) for t in tensors],  # type: ignore[misc]
     )
-
-
-def _recent() -> dict[tuple, tuple[Any, PreparedCall]]:
-    if not hasattr(_local, "recent"):
-        _local.recent = {}
-    return _local.recent
 
 
 def signature(tensors: Sequence[torch.Tensor], *settings: Any) -> tuple | None:
@@ -184,16 +217,6 @@ def signature(tensors: Sequence[torch.Tensor], *settings: Any) -> tuple | None:
         return None
 
 
-def addresses_of(tensors: Sequence[torch.Tensor]) -> np.ndarray:
-    """Addresses of tensors, int64."""
-    return np.array([*map(_data_ptr, tensors)], np.int64)
-
-
-def find(key: tuple) -> PreparedCall | None:
-    """The call that was prepared for a signature in this thread."""
-    return _calls().get(key)
-
-
 def remember(
     key: tuple,
     kernel: CompiledKernel,
@@ -206,9 +229,9 @@ def remember(
 
     One whose table holds other addresses than its tensors', since some were converted on the way, is not kept.
     """
-    if (table.reshape(-1)[list(places)] != addresses_of(tensors)).any():
+    if table.reshape(-1)[list(places)].tolist() != [*map(_data_ptr, tensors)]:
         return
-    calls = _calls()
+    calls = _local.calls
     if len(calls) >= MAX_PREPARED:
         del calls[next(iter(calls))]
     calls[key] = PreparedCall(kernel, table, places, tensors, num_outs)
@@ -216,14 +239,8 @@ def remember(
 
 def forget() -> None:
     """Prepare this thread's calls anew."""
-    _calls().clear()
-    _recent().clear()
-
-
-def _calls() -> dict[tuple, PreparedCall]:
-    if not hasattr(_local, "calls"):
-        _local.calls = {}
-    return _local.calls
+    _local.calls.clear()
+    _local.recent.clear()
 
 
 def _span_bytes(tensor: torch.Tensor) -> int:

@@ -75,13 +75,17 @@ def test_whatever_a_check_looks_at_changes_the_signature(change):
     assert signature(flat(lists), "auto") != signature(flat(make_lists()), "auto")
 
 
-def test_a_lookup_tells_calls_apart_as_signatures_do(monkeypatch, call):
-    monkeypatch.setattr(prepared._local, "calls", {}, raising=False)
-    monkeypatch.setattr(prepared._local, "recent", {}, raising=False)
+@pytest.fixture
+def nothing_prepared(monkeypatch):
+    monkeypatch.setattr(prepared._local, "calls", {})
+    monkeypatch.setattr(prepared._local, "recent", {})
+
+
+def test_a_lookup_tells_calls_apart_as_signatures_do(nothing_prepared, call):
     lists = make_lists()
     key, found = prepared.lookup(flat(lists), "auto")
     assert key == signature(flat(lists), "auto") and found is None
-    prepared._calls()[key] = call
+    prepared._local.calls[key] = call
     assert prepared.lookup(flat(make_lists()), "auto") == (key, call)
     if prepared.TensorGuards is not None:
         assert prepared.lookup(flat(make_lists()), "auto") == (None, call)
@@ -94,12 +98,17 @@ def test_a_lookup_tells_calls_apart_as_signatures_do(monkeypatch, call):
     assert prepared.lookup(flat(lists), "auto")[1] is call
 
 
-def test_addresses_are_remembered_only_where_they_were_in_order(call):
-    addresses = prepared.addresses_of(flat(make_lists()))
-    assert call.accepts(addresses, own_out=True) and call.accepts(addresses, own_out=True)
-    overlapping = addresses.copy()
-    overlapping[-1] = addresses[0] + 16
-    assert not call.accepts(overlapping, own_out=True) and not call.accepts(overlapping, own_out=True)
+@pytest.mark.skipif(prepared.TensorGuards is None, reason="this torch has no guards")
+def test_calls_that_alternate_are_found_without_signatures(nothing_prepared, monkeypatch):
+    """As those of a model's layers, the latest of them; what is found is the call of these shapes."""
+    many = [[torch.zeros(rows, 16)] for rows in range(1, prepared.MAX_RECENT + 2)]
+    prepared._local.calls.update({signature(tensors, "auto"): len(tensors[0]) for tensors in many})
+    for tensors in many:
+        assert prepared.lookup(tensors, "auto")[0] is not None
+    monkeypatch.setattr(prepared, "signature", lambda *args: None)
+    for tensors in many[1:] + many[1:]:
+        assert prepared.lookup(tensors, "auto") == (None, len(tensors[0]))
+    assert prepared.lookup(many[0], "auto") == (None, None)
 
 
 def test_settings_change_the_signature():
@@ -116,24 +125,44 @@ def test_what_has_to_be_refused_has_no_signature():
         assert signature([factors]) is not None
 
 
-def test_addresses_that_are_checked_again(call):
+def at(tensor, offset):
+    """Bytes like a tensor's, that far from where a tensor starts."""
+    memory = torch.zeros(tensor.numel() + offset, dtype=torch.uint8)
+    return memory[offset:].view(tensor.shape)
+
+
+def test_addresses_are_checked_again_when_they_change(call):
+    tensors = flat(make_lists())
+    for own_out in (True, False):
+        assert call.take(tensors, own_out)
+        before = call.table.copy()
+        for odd in (1, 8):
+            moved = list(tensors)
+            moved[2] = at(tensors[2], odd)
+            for _ in range(2):
+                assert not call.take(moved, own_out)
+            np.testing.assert_array_equal(call.table, before)
+        assert call.take(tensors, own_out)
+
+
+def test_outputs_that_touch_an_operand_are_refused(call):
     lists = make_lists()
-    addresses = prepared.addresses_of(flat(lists))
-    assert call.accepts(addresses, own_out=True)
-    odd = addresses.copy()
-    odd[1] += 8
-    assert not call.accepts(odd, own_out=False)
-    overlapping = addresses.copy()
-    overlapping[-1] = addresses[0] + 16
-    assert not call.accepts(overlapping, own_out=True)
-    assert call.accepts(overlapping, own_out=False), "new outputs overlap nothing"
+    memory = torch.zeros(1 << 16, dtype=torch.uint8)
+    a, out = lists[0][0], lists[4][0]
+    lists[4][0] = memory[: 2 * out.numel()].view(torch.float16).view(out.shape)
+    for start, is_apart in ((2 * out.numel(), True), (2 * out.numel() - 64, False)):
+        start += -(memory.data_ptr() + start) % 16 * is_apart
+        lists[0][0] = memory[start:][: a.numel()].view(a.shape)
+        for _ in range(2):
+            assert call.take(flat(lists), own_out=True) == is_apart
+    assert call.take(flat(lists), own_out=False), "new outputs overlap nothing"
 
 
 def test_shared_weights_are_accepted(call):
-    lists = make_lists()
-    addresses = prepared.addresses_of(flat(lists))
-    addresses[4] = addresses[3]
-    assert call.accepts(addresses, own_out=True)
+    lists = make_lists(((40, 72, 256), (0, 64, 128), (70, 64, 128)))
+    shared = make_call(((40, 72, 256), (0, 64, 128), (70, 64, 128)))[0]
+    lists[1][2] = lists[1][1]
+    assert shared.take(flat(lists), own_out=True)
 
 
 def test_the_table_holds_the_addresses_of_the_call():
@@ -141,14 +170,14 @@ def test_the_table_holds_the_addresses_of_the_call():
     call, plan = make_call()
     lists = make_lists()
     _, operands = check_list_operands(*lists[:4], None, lists[4], out_dtype=torch.float16)
-    call.fill(prepared.addresses_of(flat(lists)))
+    assert call.take(flat(lists), own_out=True)
     np.testing.assert_array_equal(call.table, plan.table(operands).reshape(-1))
 
 
 def test_a_call_goes_to_the_current_queue_and_computes(monkeypatch):
     """Two launches of one call, on other addresses: both outputs are the reference's."""
     monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda index: 0, raising=False)
-    monkeypatch.setattr(torch.cuda, "current_device", lambda: None)
+    monkeypatch.setattr(torch._C, "_cuda_getDevice", lambda: None, raising=False)
     sizes = ((8, 72, 128), (0, 64, 128), (3, 128, 128))
     call, plan = make_call(sizes)
     for seed in range(2):
@@ -158,14 +187,42 @@ def test_a_call_goes_to_the_current_queue_and_computes(monkeypatch):
             tensor.random_(0, 112, generator=generator)  # no NaN among scales
         with on_emulator(target=targets.lookup("sm_90a")) as emulator:
             emulator.register(plan.kernel.ptx)
-            call.launch(prepared.addresses_of(flat(lists)))
+            assert call.try_launch(flat(lists[:4]), lists[4]) is lists[4]
         expected = nvfp4_cute.grouped_gemm(*lists[:4], out_dtype=torch.float16, backend="reference")
         assert all(torch.equal(out, right) for out, right in zip(lists[4], expected, strict=True))
 
 
-def test_new_outputs_are_like_the_checked_ones(call):
-    for new, out in zip(call.new_outs(), make_lists()[4], strict=True):
+LAYOUTS = {
+    "rows of several lines": [torch.zeros(m, 128, dtype=torch.float16) for m in (3, 0, 70)],
+    "shorter rows": [torch.zeros(m, 40, dtype=torch.float16) for m in (3, 0, 70)],
+    "of any size": [torch.zeros(m, n, dtype=torch.bfloat16) for m, n in ((3, 40), (5, 7), (1, 128))],
+    "columns": [torch.zeros(n, m).T for m, n in ((3, 128), (5, 128), (8, 128))],
+    "pitched": [torch.zeros(m, 32, dtype=torch.uint8)[:, :24] for m in (3, 0, 70)],
+    "of two": [torch.zeros(m, 128, dtype=torch.float16) for m in (3, 70)],
+}
+
+
+@pytest.mark.parametrize("kind", LAYOUTS)
+def test_new_outputs_are_like_the_checked_ones(kind):
+    """Three come in one allocation, lines of memory apart; no write to one is seen in another."""
+    outs = LAYOUTS[kind]
+    made = prepared._allocator(outs)()
+    assert len(made) == len(outs)
+    for number, (new, out) in enumerate(zip(made, outs, strict=True)):
         assert (new.shape, new.dtype, new.stride()) == (out.shape, out.dtype, out.stride())
+        new.fill_(number + 1)
+    assert all((new == number + 1).all() for number, new in enumerate(made))
+    starts = [new.data_ptr() for new in made if new.numel()]
+    is_one = len({new.untyped_storage().data_ptr() for new in made}) == 1
+    assert is_one == (kind != "of two")
+    assert not is_one or all((start - starts[0]) % prepared.OUT_ALIGN_BYTES == 0 for start in starts)
+
+
+@pytest.mark.parametrize("kind", ["rows of several lines", "of any size"])
+def test_gradients_of_one_new_output_are_not_the_others(kind):
+    made = prepared._allocator(LAYOUTS[kind])()
+    made[0].mul_(torch.ones((), dtype=made[0].dtype, requires_grad=True))
+    assert [new.requires_grad for new in made] == [True, False, False]
 
 
 def remember(key, plan, lists, operands):
@@ -174,32 +231,30 @@ def remember(key, plan, lists, operands):
     )
 
 
-def test_the_oldest_call_is_forgotten(monkeypatch):
+def test_the_oldest_call_is_forgotten(nothing_prepared, monkeypatch):
     monkeypatch.setattr(prepared, "MAX_PREPARED", 2)
     lists, plan = make_lists(), make_call()[1]
     _, operands = check_list_operands(*lists[:4], None, lists[4], out_dtype=torch.float16)
     with on_emulator(target=targets.lookup("sm_90a")):
         for key in ((1,), (2,), (3,)):
             remember(key, plan, lists, operands)
-    assert prepared.find((1,)) is None and prepared.find((3,)) is not None
+    assert set(prepared._local.calls) == {(2,), (3,)}
 
 
 def test_a_call_with_converted_operands_is_not_kept():
     lists, plan = make_lists(), make_call()[1]
     _, operands = check_list_operands(*make_lists()[:4], None, lists[4], out_dtype=torch.float16)
     remember(("converted",), plan, lists, operands)
-    assert prepared.find(("converted",)) is None
+    assert ("converted",) not in prepared._local.calls
 
 
 @pytest.fixture
-def gpu(monkeypatch):
+def gpu(nothing_prepared, monkeypatch):
     """CPU tensors take the way of CUDA tensors, to an emulated B200."""
     from nvfp4_cute.backends import cuda
 
     monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda index: 0, raising=False)
-    monkeypatch.setattr(torch.cuda, "current_device", lambda: None)
-    monkeypatch.setattr(prepared._local, "calls", {}, raising=False)
-    monkeypatch.setattr(prepared._local, "recent", {}, raising=False)
+    monkeypatch.setattr(torch._C, "_cuda_getDevice", lambda: None, raising=False)
     monkeypatch.setattr(backends, "resolve", lambda name, device: "cuda")
     with on_emulator() as emulator:
 
@@ -254,6 +309,17 @@ def test_the_second_call_is_launched_without_checks(gpu, monkeypatch, form, own_
         result, expected = ([t[0, :5], t[1, :3]] for t in (result, expected))
     for ours, right in zip(result, expected, strict=True):
         torch.testing.assert_close(ours, right, rtol=0, atol=0)
+
+
+def test_results_of_a_custom_op_share_no_memory(gpu):
+    """Torch refuses them otherwise; those of the function itself do, when its call is prepared."""
+    operands = [2 * tensors for tensors in arguments_of("list").values()]
+    for _ in range(3):
+        eager = grouped_gemm(*operands)
+        graphed = torch.ops.nvfp4_cute.grouped_gemm_list(*operands, None, torch.bfloat16, "blocked", "auto")
+        assert all(torch.equal(*pair) for pair in zip(eager, graphed, strict=True))
+    assert len({out.untyped_storage().data_ptr() for out in eager}) == 1
+    assert len({out.untyped_storage().data_ptr() for out in graphed}) == len(graphed)
 
 
 @pytest.mark.parametrize("batches", [1, 2])

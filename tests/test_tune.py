@@ -249,9 +249,9 @@ def test_a_call_that_is_repeated_does_not_look(monkeypatch):
     monkeypatch.setattr(tuned, "find", None)
     monkeypatch.setattr(prepared, "lookup", lambda *args: (None, Prepared()))
     assert len(grouped_gemm(a, b, a_scale, b_scale, backend="cuda")) == 2
-    prepared._calls()["a signature"] = prepared._recent()["a kind"] = Prepared()
+    prepared._local.calls["a signature"] = prepared._local.recent["a kind"] = Prepared()
     prepared.forget()
-    assert not prepared._calls() and not prepared._recent()
+    assert not prepared._local.calls and not prepared._local.recent
 
 
 # ---- modelled --------------------------------------------------------------------------------------------------

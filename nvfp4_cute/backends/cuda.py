@@ -38,7 +38,10 @@ def run(problem: GroupedProblem, operands: GroupedOperands, config: KernelConfig
 
 
 def plan_for(problem: GroupedProblem, device: torch.device, config: KernelConfig | None) -> Plan:
-    """The plan of a problem on a CUDA device; without a config, with what tuning found. Raises UnsupportedTarget where no kernel exists for it."""
+    """The plan of a problem on a CUDA device; without a config, with what tuning found.
+
+    Raises UnsupportedTarget where no kernel exists for the device.
+    """
     gpu = gpu_of(device)
     return make_plan(problem, arch_of_device(device), gpu.num_sms, config or tuned.find(problem, gpu))
 

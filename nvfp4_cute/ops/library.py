@@ -17,7 +17,7 @@ from nvfp4_cute.ops.gemm import gemm as eager_gemm
 from nvfp4_cute.ops.gemv import gemv as eager_gemv
 from nvfp4_cute.ops.grouped_gemm import grouped_gemm as eager_grouped_gemm
 from nvfp4_cute.ops.quantize import quantize as eager_quantize
-from nvfp4_cute.ops.results import as_results, flat_outputs
+from nvfp4_cute.ops.results import as_results
 from nvfp4_cute.problem import NVFP4, new_quantized_data, new_quantized_scale
 from nvfp4_cute.scale_layout import ATOM_SHAPE, atom_counts, num_k_blocks
 
@@ -87,14 +87,21 @@ def grouped_gemm_list(
     scale_layout: str,
     backend: str,
 ) -> Tensors:
-    """List form, as ``nvfp4_cute.grouped_gemm``."""
-    return _grouped_gemm(
-        a, b, a_scale, b_scale, None, alpha, out_dtype=out_dtype, scale_layout=scale_layout, backend=backend
-    )
+    """List form, as ``nvfp4_cute.grouped_gemm``, but for the results' memory: those of a custom op share none."""
+    out = _new_list(a, b, out_dtype)
+    _grouped_gemm(
+        a, b, a_scale, b_scale, None, alpha, out=out, out_dtype=out_dtype, scale_layout=scale_layout,
+        backend=backend,
+    )  # fmt: skip
+    return out
 
 
 @grouped_gemm_list.register_fake
 def _(a, b, a_scale, b_scale, alpha, out_dtype, scale_layout, backend):
+    return _new_list(a, b, out_dtype)
+
+
+def _new_list(a, b, out_dtype):
     return [x.new_empty((x.shape[0], y.shape[0]), dtype=out_dtype) for x, y in zip(a, b, strict=True)]
 
 
@@ -136,15 +143,20 @@ def grouped_gemm_list_nvfp4(
     backend: str,
 ) -> Tensors:
     """List form with NVFP4 results: all data, then all scales."""
-    results = _grouped_gemm(
-        a, b, a_scale, b_scale, None, alpha, out_dtype=NVFP4, out_global_scale=out_global_scale,
-        scale_layout=scale_layout, backend=backend,
+    outs = _new_quantized_list(a, b)
+    _grouped_gemm(
+        a, b, a_scale, b_scale, None, alpha, out=as_results(outs, True, True, None), out_dtype=NVFP4,
+        out_global_scale=out_global_scale, scale_layout=scale_layout, backend=backend,
     )  # fmt: skip
-    return flat_outputs(results, True, True)
+    return outs
 
 
 @grouped_gemm_list_nvfp4.register_fake
 def _(a, b, a_scale, b_scale, alpha, out_global_scale, scale_layout, backend):
+    return _new_quantized_list(a, b)
+
+
+def _new_quantized_list(a, b):
     results = [_new_quantized(x.shape[:1], y.shape[0], x.device) for x, y in zip(a, b, strict=True)]
     return [data for data, _ in results] + [scale for _, scale in results]
 
