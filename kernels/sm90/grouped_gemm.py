@@ -10,11 +10,11 @@ Hopper has no FP4 arithmetic: operands travel as NVFP4 and are decoded, exactly,
 on MMA-M and go from shared memory to the registers that wgmma reads; tokens (A) are on MMA-N and are decoded once a
 tile into shared memory.
 
-Roles (warps):  MATH 0-7 | ACTIVATIONS 8-14, or fewer | LOAD 15.
+Roles (warps):  MATH 0-7 | ACTIVATIONS 8-15, or fewer | LOAD, the last two, or part of two of ACTIVATIONS.
 
 Rings (producer -> consumer), full arrivals / empty arrivals:
-  packed   LOAD -> MATH, ACTIVATIONS   num_ab_stage   full: 1 + bytes of A, B, SFA, SFB   empty: one a warp
-  decoded  ACTIVATIONS -> MATH         as many as fit full: one a warp                    empty: 8 (one a warp)
+  packed   LOAD -> MATH, ACTIVATIONS   num_ab_stage   full: 2 + bytes of A, B, SFA, SFB   empty: one a warp
+  decoded  ACTIVATIONS -> MATH         2 to 6         full: one a warp of the stage      empty: 8 (one a warp)
 
 Split-K: the CTAs of a cluster share a tile's K tiles; the first one adds up (``split_k``).
 
@@ -30,7 +30,7 @@ import cutlass.cute as cute
 from cutlass import Float16, Int32, Int64, Uint8
 from cutlass.memory import SmemAllocator
 
-from nvfp4_cute.arch.sm90 import ctas_per_sm, smem_plan
+from nvfp4_cute.arch.sm90 import ctas_per_sm, smem_plan, stages_of_k_tile
 from nvfp4_cute.config import KernelConfig
 from nvfp4_cute.launch_table import NUM_COLUMNS, Header
 
@@ -41,11 +41,11 @@ from ..common.output_table import OutputTable
 from ..common.ring import Ring, init_ring
 from .activations import ActivationArgs, run_activations
 from .epilogue import STAGING_BYTES
-from .load import Buffers, LoadArgs, run_load
+from .load import TOKENS, WEIGHTS, Buffers, LoadArgs, run_load
 from .math import MathArgs, run_math
 from .operands import make_boxes
 from .split_k import PartialSums
-from .warp_schedule import WarpSchedule
+from .warp_schedule import NUM_LOAD_WARPS, WarpSchedule
 
 # The 128-byte swizzle repeats every 1024 bytes.
 OPERAND_ALIGN_BYTES = 1024
@@ -130,7 +130,7 @@ class GroupedGemmSm90:
         config, schedule, plan = self.config, self.schedule, self.smem
         tiler, num_stage, num_decoded = config.work_tile_mnk, plan.num_ab_stage, plan.num_decoded_stage
         warp_idx = cute.arch.make_warp_uniform(cute.arch.warp_idx())
-        if warp_idx == schedule.load_warp_id:
+        if warp_idx == schedule.num_math_warps:
             prefetch_descriptors(descriptors)
 
         # Storage
@@ -167,8 +167,9 @@ class GroupedGemmSm90:
         # Barriers
         if warp_idx == 0:
             with cute.arch.elect_one():
-                init_ring(packed, 1, schedule.num_math_warps + schedule.num_activation_warps)
-                init_ring(decoded, schedule.num_activation_warps, schedule.num_math_warps)
+                init_ring(packed, NUM_LOAD_WARPS, schedule.num_math_warps + schedule.num_activation_warps)
+                writers = schedule.num_activation_warps // stages_of_k_tile(config)
+                init_ring(decoded, writers, schedule.num_math_warps)
                 init_ring(partial.ring, 1, schedule.num_math_warps)
         cute.arch.mbarrier_init_fence()
         if cutlass.const_expr(config.split_k > 1):
@@ -194,15 +195,15 @@ class GroupedGemmSm90:
                     partial=partial,
                     packed=packed,
                     decoded=decoded,
+                    stages_of_k_tile=stages_of_k_tile(config),
                 )
             )
 
         # ---- ACTIVATIONS and LOAD ----------------------------------------------------------------------
         else:
             cute.arch.setmaxregister_decrease(schedule.other_registers)
-            if warp_idx == schedule.load_warp_id:
-                run_load(LoadArgs(descriptors, buffers, plan, config, groups, packed))
-            elif warp_idx < schedule.num_math_warps + schedule.num_activation_warps:
+            load = LoadArgs(descriptors, buffers, plan, config, groups, packed)
+            if warp_idx < schedule.num_math_warps + schedule.num_activation_warps:
                 run_activations(
                     ActivationArgs(
                         a_address=buffers.tokens,
@@ -211,11 +212,18 @@ class GroupedGemmSm90:
                         sfa_stage_bytes=plan.sfa_stage_bytes,
                         groups=groups,
                         work_tile_mnk=tiler,
+                        schedule=schedule,
                         split_k=config.split_k,
                         packed=packed,
                         decoded=decoded,
+                        load=load if schedule.shares_load else None,
                     )
                 )
+            elif cutlass.const_expr(not schedule.shares_load):
+                if warp_idx == schedule.first_load_warp_id + WEIGHTS:
+                    run_load(load, WEIGHTS)
+                if warp_idx == schedule.first_load_warp_id + TOKENS:
+                    run_load(load, TOKENS)
         # Nobody leaves while another CTA of the cluster may still reach its shared memory.
         if cutlass.const_expr(config.split_k > 1):
             _cluster_barrier()

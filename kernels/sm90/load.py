@@ -1,10 +1,10 @@
-"""LOAD role: one warp that keeps the ring of packed operands full with TMA."""
+"""LOAD role: keep the ring of packed operands full with TMA. Two warps, or part of two warps of ACTIVATIONS."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Int32
+from cutlass import Int32, Int64
 
 from nvfp4_cute.arch.sm90 import SF_BLOCK_ROWS, SmemPlan
 from nvfp4_cute.config import KernelConfig
@@ -15,7 +15,10 @@ from ..common.sides import mma_sides
 from ..common.split_k import k_tiles_of_cta
 from ..common.tma_load import EVICT_FIRST, EVICT_LAST, tma_load
 from .operands import SF_ATOMS
-from .tile_walk import start_walk
+from .tile_walk import TileWalk, start_walk
+
+# Operands, each loaded by a warp of its own.
+WEIGHTS, TOKENS = 0, 1
 
 
 @dataclass(frozen=True)
@@ -40,45 +43,112 @@ class LoadArgs:
     packed: Ring
 
 
+@dataclass(frozen=True)
+class LoadPlace:
+    """The K tile of one operand to load next. It is none where ``cursor`` has no tile.
+
+    Attributes:
+        cursor, walk: of the work tile.
+        data_maps, scale_maps: addresses of tensor maps, one of the tokens, one or two of weights.
+        row, block, batch: first row of the tile in its operand, first block of scales, batch.
+        k_tile, k_tile_end: index of the K tile, and the first one that is not the CTA's.
+        stage, phase: in the ring of packed stages.
+    """
+
+    cursor: tuple
+    walk: TileWalk
+    data_maps: tuple
+    scale_maps: tuple
+    row: Int32
+    block: Int32
+    batch: Int32
+    k_tile: Int32
+    k_tile_end: Int32
+    stage: Int32
+    phase: Int32
+
+
 @cute.jit
-def run_load(args: LoadArgs):
-    """Wait for an empty stage and issue its copies, once a K tile; their bytes complete the stage's barrier."""
-    groups, config, smem, buffers, packed = args.groups, args.config, args.smem, args.buffers, args.packed
-    tiler = config.work_tile_mnk
-    stage, phase = Int32(0), Int32(PRODUCER_PHASE)
-    cursor, walk = start_walk(groups, tiler, config.split_k)
-    while groups.has_tile(cursor):
-        tile = groups.tile(cursor, tiler)
-        weights = descriptor_addresses(args.descriptors.m, tile.slot)
-        (tokens,) = descriptor_addresses(args.descriptors.n, tile.slot)
-        weight_scales = descriptor_addresses(args.descriptors.sf_m, tile.slot)
-        (token_scales,) = descriptor_addresses(args.descriptors.sf_n, tile.slot)
-        m_side, n_side = mma_sides(config, tile)
-        m_origin, n_origin = m_side.origin, n_side.origin
-        m_block = m_origin.sf_block + m_side.first_row // SF_BLOCK_ROWS
-        n_block = n_origin.sf_block + n_side.first_row // SF_BLOCK_ROWS
-        first, count = k_tiles_of_cta(tile.k_tile_cnt, config.split_k)
-        for k_tile_idx in cutlass.range(first, first + count, unroll=1):
-            cute.arch.mbarrier_wait(packed.empty(stage), phase)
-            full = packed.full(stage).toint()
-            # In bytes, two values each.
-            k, k_block = k_tile_idx * (tiler[2] // 2), k_tile_idx * SF_ATOMS
-            with cute.arch.elect_one():
-                cute.arch.mbarrier_arrive_and_expect_tx(packed.full(stage), smem.stage_bytes)
-                # Weights are read once; tokens are read by every tile of weights.
-                for i in cutlass.range_constexpr(smem.num_b):
-                    at = buffers.weights + (stage * smem.num_b + i) * smem.b_stage_bytes
-                    row = m_origin.row + m_side.first_row
-                    tma_load(at, weights[i], (k, row, m_origin.batch), full, EVICT_FIRST, 1)
-                    at = buffers.weight_scales + (stage * smem.num_b + i) * smem.sfb_stage_bytes
-                    block = (0, k_block, m_block, m_origin.batch)
-                    tma_load(at, weight_scales[i], block, full, EVICT_FIRST, 1)
-                at = buffers.tokens + stage * smem.a_stage_bytes
-                tma_load(
-                    at, tokens, (k, n_origin.row + n_side.first_row, n_origin.batch), full, EVICT_LAST, 1
-                )
-                at = buffers.token_scales + stage * smem.sfa_stage_bytes
-                tma_load(at, token_scales, (0, k_block, n_block, n_origin.batch), full, EVICT_LAST, 1)
-            stage, phase = next_stage(packed, stage, phase)
-        cursor = groups.next_cursor(cursor, walk.step, tiler)
-        walk = walk.turned()
+def run_load(args: LoadArgs, side: cutlass.Constexpr):
+    """Load every K tile of one operand as soon as its stage is empty."""
+    place = first_place(args, side)
+    while args.groups.has_tile(place.cursor):
+        place = load_k_tile(args, place, side)
+
+
+@cute.jit
+def first_place(args: LoadArgs, side: cutlass.Constexpr) -> LoadPlace:
+    """Where the CTA starts with ``side``, ``WEIGHTS`` or ``TOKENS``."""
+    cursor, walk = start_walk(args.groups, args.config.work_tile_mnk, args.config.split_k)
+    return _skip_done(args, side, _enter_tile(args, side, cursor, walk, Int32(0), Int32(PRODUCER_PHASE)))
+
+
+@cute.jit
+def _enter_tile(
+    args: LoadArgs, side: cutlass.Constexpr, cursor: tuple, walk: TileWalk, stage: Int32, phase: Int32
+) -> LoadPlace:
+    """The first K tile of the tile at the cursor."""
+    tile, maps = args.groups.tile(cursor, args.config.work_tile_mnk), args.descriptors
+    rows = mma_sides(args.config, tile)[side]
+    first, count = k_tiles_of_cta(tile.k_tile_cnt, args.config.split_k)
+    return LoadPlace(
+        cursor,
+        walk,
+        *(
+            tuple(Int64(address) for address in descriptor_addresses(operands, tile.slot))
+            for operands in ((maps.m, maps.sf_m), (maps.n, maps.sf_n))[side]
+        ),
+        Int32(rows.origin.row + rows.first_row),
+        Int32(rows.origin.sf_block + rows.first_row // SF_BLOCK_ROWS),
+        Int32(rows.origin.batch),
+        first,
+        first + count,
+        stage,
+        phase,
+    )
+
+
+@cute.jit
+def load_k_tile(args: LoadArgs, place: LoadPlace, side: cutlass.Constexpr) -> LoadPlace:
+    """If there is a K tile, wait until its stage is empty and issue its copies, whose bytes complete the stage's barrier.
+
+    Returns:
+        The place after it.
+    """
+    groups, config, smem, packed = args.groups, args.config, args.smem, args.packed
+    buffers = args.buffers
+    data, scales, data_bytes, scale_bytes, policy = (
+        # Weights are read once; tokens are read by every tile of weights.
+        (buffers.weights, buffers.weight_scales, smem.b_stage_bytes, smem.sfb_stage_bytes, EVICT_FIRST),
+        (buffers.tokens, buffers.token_scales, smem.a_stage_bytes, smem.sfa_stage_bytes, EVICT_LAST),
+    )[side]
+    if groups.has_tile(place.cursor):
+        stage = place.stage
+        cute.arch.mbarrier_wait(packed.empty(stage), place.phase)
+        full = packed.full(stage).toint()
+        # In bytes, two values each.
+        k, k_block = place.k_tile * (config.work_tile_mnk[2] // 2), place.k_tile * SF_ATOMS
+        with cute.arch.elect_one():
+            count = len(place.data_maps)
+            cute.arch.mbarrier_arrive_and_expect_tx(packed.full(stage), count * (data_bytes + scale_bytes))
+            for i in cutlass.range_constexpr(count):
+                at = data + (stage * count + i) * data_bytes
+                tma_load(at, place.data_maps[i], (k, place.row, place.batch), full, policy, 1)
+                at, where = scales + (stage * count + i) * scale_bytes, (0, k_block, place.block, place.batch)
+                tma_load(at, place.scale_maps[i], where, full, policy, 1)
+        next_packed, next_phase = next_stage(packed, stage, place.phase)
+        place = replace(place, k_tile=place.k_tile + 1, stage=next_packed, phase=next_phase)
+        place = _skip_done(args, side, place)
+    return place
+
+
+@cute.jit
+def _skip_done(args: LoadArgs, side: cutlass.Constexpr, place: LoadPlace) -> LoadPlace:
+    """The place itself or, where its tile has no K tile left for this CTA, the first one of a tile that has."""
+    groups, tiler = args.groups, args.config.work_tile_mnk
+    while groups.has_tile(place.cursor) and place.k_tile == place.k_tile_end:
+        cursor = groups.next_cursor(place.cursor, place.walk.step, tiler)
+        place = replace(place, cursor=cursor, walk=place.walk.turned())
+        if groups.has_tile(cursor):
+            place = _enter_tile(args, side, cursor, place.walk, place.stage, place.phase)
+    return place

@@ -12,13 +12,13 @@ import cutlass.cute as cute
 from cutlass import Float16, Float32, Int32, Uint32
 from cutlass.cute.nvgpu import OperandMajorMode, warpgroup
 
-from nvfp4_cute.arch.sm90 import token_counts
+from nvfp4_cute.arch.sm90 import SLABS, token_counts
 
 from ..common.output_kind import OutputKind
 from ..common.output_table import OutputTable
 from ..common.ring import CONSUMER_PHASE, Ring, arrive_warp, next_stage
 from ..common.split_k import k_tiles_of_cta
-from .activations import SLAB_ROW_BYTES, SLABS
+from .activations import SLAB_ROW_BYTES
 from .decode import decode_scales, decode_word
 from .epilogue import store_tile
 from .operands import SF_ATOM_BYTES, load_shared, load_shared_half, tokens_multiplied
@@ -33,7 +33,7 @@ MMA_K = 16
 SLAB_STEPS = 4
 SLAB_WORDS = 2
 # An MMA of more has more operands than the registers that a thread is launched with.
-MAX_MMA_TOKENS = 160
+MAX_MMA_TOKENS = 128
 # Rows of weights that a lane has of an MMA.
 LANE_ROWS = 2
 UNIT_WORDS = 4
@@ -49,6 +49,7 @@ class MathArgs:
         staging_address: shared address where results are turned, ``epilogue.STAGING_BYTES`` a warpgroup.
         b_stage_bytes, sfb_stage_bytes: of the weights of one stage, and of their scales.
         groups: ``GroupTable`` or ``DeviceGroups``.
+        stages_of_k_tile: of decoded tokens.
     """
 
     b_address: Int32
@@ -64,6 +65,7 @@ class MathArgs:
     partial: PartialSums
     packed: Ring
     decoded: Ring
+    stages_of_k_tile: int
 
 
 def make_tiled_mma(tokens: int) -> cute.TiledMma:
@@ -109,12 +111,9 @@ def run_math(args: MathArgs):
         tile = groups.tile(cursor, tiler)
         _, k_tile_cnt = k_tiles_of_cta(tile.k_tile_cnt, args.partial.split)
         rows = lane_rows(args.kind, tile, cute.arch.thread_idx()[0] % 4)
-        num_tokens, counts = tokens_multiplied(tile, tile_m), token_counts(tile_m)
-        for i in cutlass.range_constexpr(len(counts)):
-            if num_tokens == counts[i]:
-                stage, phase, in_stage, in_phase = _accumulate(
-                    args, acc, rows, counts[i], k_tile_cnt, stage, phase, in_stage, in_phase
-                )
+        stage, phase, in_stage, in_phase = _accumulate(
+            args, acc, rows, tokens_multiplied(tile, tile_m), k_tile_cnt, stage, phase, in_stage, in_phase
+        )
         if cutlass.const_expr(args.partial.split == 1):
             store_tile(acc, args.outputs, args.kind, tile, tiler, args.staging_address)
         else:
@@ -131,72 +130,114 @@ def _accumulate(
     args: MathArgs,
     acc: cute.Tensor,
     rows: LaneRows,
-    tokens: cutlass.Constexpr,
+    tokens: Int32,
     k_tile_cnt: Int32,
     stage: Int32,
     phase: Int32,
     in_stage: Int32,
     in_phase: Int32,
 ):
-    """Sum the K tiles of one work tile into the first ``tokens / 2`` registers of ``acc``."""
+    """Sum the K tiles of one work tile, of whose tokens so many are multiplied, into as many registers of ``acc``."""
     tile_m = args.work_tile_mnk[0]
-    tidx = cute.arch.thread_idx()[0]
-    num_parts = 1 if tokens <= MAX_MMA_TOKENS else 2
-    part = tokens // num_parts
-    tiled_mma = make_tiled_mma(part)
-    thr_mma = tiled_mma.get_slice(tidx % GROUP_THREADS)
-    c_layout = tiled_mma.make_fragment_C(tiled_mma.partition_shape_C((MMA_M, part))).layout
-    # (MMA, MMA_N, MMA_K, STAGE), (MMA, MMA_M, MMA_N): parts of the tokens
-    tCrB, tCrC = [], []
-    for i in cutlass.range_constexpr(num_parts):
-        sB = decoded_tensor(
-            args.decoded_ptr + i * part * SLAB_ROW_BYTES // 2, part, tile_m, args.decoded.num_stages
-        )
-        tCrB.append(tiled_mma.make_fragment_B(thr_mma.partition_B(sB)))
-        tCrC.append(cute.make_tensor(acc.iterator + i * part // 2, c_layout))
-        tCrC[i].fill(0.0)
+    acc.fill(0.0)
     weights = Weights(
         cute.make_rmem_tensor((UNIT_WORDS, LANE_ROWS), Uint32), cute.make_rmem_tensor(LANE_ROWS, Uint32)
     )
     last_stage = in_stage
+    slabs_of_stage = SLABS // args.stages_of_k_tile
     if k_tile_cnt > 0:
         stage, phase = _load_weights(args, weights, rows, stage, phase)
     for k_tile_idx in cutlass.range(k_tile_cnt, unroll=1):
-        # MMAs' descriptors in uniform registers: without this the compiler moves each one there by itself.
-        uniform_stage = cute.arch.make_warp_uniform(in_stage)
         scales = [decode_scales(weights.codes[i]) for i in range(LANE_ROWS)]
         for slab in cutlass.range_constexpr(SLABS):
+            if cutlass.const_expr(slab % slabs_of_stage == 0):
+                # MMAs' descriptors in uniform registers: without this the compiler moves each one there by itself.
+                uniform_stage = cute.arch.make_warp_uniform(in_stage)
             tCrA = _decode_slab(weights.words, scales, slab)
-            if cutlass.const_expr(slab == 0):
+            if cutlass.const_expr(slab % slabs_of_stage == 0):
                 cute.arch.mbarrier_wait(args.decoded.full(in_stage), in_phase)
-            warpgroup.fence()
-            for step in cutlass.range_constexpr(SLAB_STEPS):
-                for i in cutlass.range_constexpr(num_parts):
-                    b = tCrB[i][(None, None, slab * SLAB_STEPS + step, uniform_stage)]
-                    cute.gemm(tiled_mma, tCrC[i], tCrA[(None, None, step)], b, tCrC[i])
-            warpgroup.commit_group()
+            _multiply_slab(
+                args, acc, tCrA, tokens, token_counts(tile_m), slab % slabs_of_stage, uniform_stage
+            )
             if cutlass.const_expr(slab > 0):
                 if k_tile_idx + 1 < k_tile_cnt:
                     stage, phase = _load_weights(args, weights, rows, stage, phase)
             # The MMAs before these are done: their registers are free, after a stage's last ones the stage, too.
             warpgroup.wait_group(1)
-            if cutlass.const_expr(slab == 0):
-                if k_tile_idx > 0:
+            if cutlass.const_expr(slab % slabs_of_stage == 0):
+                if k_tile_idx + slab > 0:
                     arrive_warp(args.decoded.empty(last_stage))
-        last_stage = in_stage
-        in_stage, in_phase = next_stage(args.decoded, in_stage, in_phase)
+            if cutlass.const_expr(slab % slabs_of_stage == slabs_of_stage - 1):
+                last_stage = in_stage
+                in_stage, in_phase = next_stage(args.decoded, in_stage, in_phase)
     warpgroup.wait_group(0)
     if k_tile_cnt > 0:
         arrive_warp(args.decoded.empty(last_stage))
     return stage, phase, in_stage, in_phase
 
 
-def decoded_tensor(ptr: cute.Pointer, tokens: int, tile_m: int, num_stages: int) -> cute.Tensor:
-    """The first tokens of every stage: (TOKENS, 128, STAGE) fp16, K-major in 128-byte swizzle atoms of eight rows."""
+@cute.jit
+def _multiply_slab(
+    args: MathArgs,
+    acc: cute.Tensor,
+    tCrA: cute.Tensor,
+    tokens: Int32,
+    counts: cutlass.Constexpr,
+    slab: cutlass.Constexpr,
+    stage: Int32,
+):
+    """Issue a slab's MMAs for the one of ``counts`` that is ``tokens``, found by halving."""
+    if cutlass.const_expr(len(counts) == 1):
+        _multiply_tokens(args, acc, tCrA, counts[0], slab, stage)
+    else:
+        middle = len(counts) // 2
+        if tokens < counts[middle]:
+            _multiply_slab(args, acc, tCrA, tokens, counts[:middle], slab, stage)
+        else:
+            _multiply_slab(args, acc, tCrA, tokens, counts[middle:], slab, stage)
+
+
+@cute.jit
+def _multiply_tokens(
+    args: MathArgs,
+    acc: cute.Tensor,
+    tCrA: cute.Tensor,
+    tokens: cutlass.Constexpr,
+    slab: cutlass.Constexpr,
+    stage: Int32,
+):
+    """A group of MMAs, in parts of at most ``MAX_MMA_TOKENS``.
+
+    All of it is in one branch, its end too: then the compiler knows what waits for it, and needs no registers but one
+    tile's, whatever the tokens.
+    """
+    warpgroup.fence()
+    for step in cutlass.range_constexpr(SLAB_STEPS):
+        for first in cutlass.range_constexpr(0, tokens, MAX_MMA_TOKENS):
+            part = min(tokens - first, MAX_MMA_TOKENS)
+            tiled_mma = make_tiled_mma(part)
+            thr_mma = tiled_mma.get_slice(cute.arch.thread_idx()[0] % GROUP_THREADS)
+            sB = decoded_tensor(
+                args.decoded_ptr + first * SLAB_ROW_BYTES // 2,
+                part,
+                args.work_tile_mnk[0],
+                SLABS // args.stages_of_k_tile,
+                args.decoded.num_stages,
+            )
+            # (MMA, MMA_N, MMA_K, STAGE), (MMA, MMA_M, MMA_N)
+            tCrB = tiled_mma.make_fragment_B(thr_mma.partition_B(sB))
+            c_layout = tiled_mma.make_fragment_C(tiled_mma.partition_shape_C((MMA_M, part))).layout
+            tCrC = cute.make_tensor(acc.iterator + first // 2, c_layout)
+            b = tCrB[(None, None, slab * SLAB_STEPS + step, stage)]
+            cute.gemm(tiled_mma, tCrC, tCrA[(None, None, step)], b, tCrC)
+    warpgroup.commit_group()
+
+
+def decoded_tensor(ptr: cute.Pointer, tokens: int, tile_m: int, slabs: int, num_stages: int) -> cute.Tensor:
+    """So many tokens of every stage: (TOKENS, 64 * SLABS, STAGE) fp16, K-major in 128-byte swizzle atoms of eight rows."""
     slab_values = tile_m * SLAB_ROW_BYTES // 2
     layout = cute.make_layout(
-        ((8, tokens // 8), (64, SLABS), num_stages),
-        stride=((64, 512), (1, slab_values), SLABS * slab_values),
+        ((8, tokens // 8), (64, slabs), num_stages), stride=((64, 512), (1, slab_values), slabs * slab_values)
     )
     return cute.make_tensor(ptr, layout)
 

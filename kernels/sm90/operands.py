@@ -4,7 +4,7 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Int32, Uint16, Uint32
 
-from nvfp4_cute.arch.sm90 import TILE_K, TOKEN_STEP, sf_blocks
+from nvfp4_cute.arch.sm90 import LEAST_TOKENS, TILE_K, TOKEN_STEP, sf_blocks
 from nvfp4_cute.config import KernelConfig
 
 from ..common.group_table import WorkTile
@@ -46,7 +46,7 @@ def scale_offset(row: Int32) -> Int32:
 def tokens_multiplied(tile: WorkTile, tile_m: cutlass.Constexpr) -> Int32:
     """The least of ``token_counts`` that holds the tile's tokens."""
     rounded = cute.ceil_div(tokens_of_tile(tile, tile_m), TOKEN_STEP) * TOKEN_STEP
-    return cutlass.min(cutlass.max(rounded, 2 * TOKEN_STEP), tile_m)
+    return cutlass.min(cutlass.max(rounded, LEAST_TOKENS), tile_m)
 
 
 @cute.jit

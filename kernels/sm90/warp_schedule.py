@@ -2,41 +2,54 @@
 
 from dataclasses import dataclass
 
-from nvfp4_cute.arch.sm90 import ctas_per_sm
+from nvfp4_cute.arch.sm90 import ctas_per_sm, stages_of_k_tile
 from nvfp4_cute.config import KernelConfig
 
 WARP_SIZE = 32
 WARPS_PER_GROUP = 4
 GROUP_THREADS = WARP_SIZE * WARPS_PER_GROUP
-# An SM's, to which warps belong in turn.
-NUM_SCHEDULERS = 4
-MAX_ACTIVATION_WARPS = 2 * WARPS_PER_GROUP - 1
-# Tokens that an ACTIVATIONS warp decodes at a time.
-STEP_TOKENS = 8
+MAX_ACTIVATION_WARPS = 2 * WARPS_PER_GROUP
+# One for the weights, one for the tokens.
+NUM_LOAD_WARPS = 2
+NUM_WARPS = 16
+# Rows of tokens and words of eight values that an ACTIVATIONS warp decodes at a time: of these words a K tile has four, and
+# a stage of decoded tokens those of one or both of its slabs.
+LANES_OF_WORD = 8
 
 
 @dataclass(frozen=True)
 class WarpSchedule:
-    """Warps 0-7: two MATH warpgroups. From 8 on: ACTIVATIONS, at most 7. 15: LOAD.
+    """Warps 0-7: two MATH warpgroups. From 8 on: ACTIVATIONS, at most 8. LOAD: the last two of 16, or, where ACTIVATIONS
+    take those, two of them besides. With two more warps for LOAD, half a warpgroup, sums were wrong on an H200.
 
-    Registers of a thread: a launch of 512 threads gives each 128, or 64 where two CTAs share an SM; MATH takes over what
-    the others give up (PTX ISA, setmaxnreg: multiples of 8, the same in every warp of a warpgroup).
+    Registers of a thread: a launch of 16 warps gives each 128, or 64 where two CTAs share an SM; MATH takes over what the
+    others give up (PTX ISA, setmaxnreg: multiples of 8, the same in every warp of a warpgroup).
 
     Attributes:
-        num_activation_warps: no more than there are steps of tokens.
+        num_activation_warps: no more than there are steps of tokens. Where each slab of a K tile is a stage, half of them
+            for each slab.
+        step_tokens: tokens that an ACTIVATIONS warp decodes at a time, of a slab or of both.
     """
 
     num_activation_warps: int
+    step_tokens: int
     math_registers: int
     other_registers: int
 
     num_math_groups = 2
     num_math_warps = WARPS_PER_GROUP * num_math_groups
-    load_warp_id = num_math_warps + MAX_ACTIVATION_WARPS
-    threads_per_cta = WARP_SIZE * (load_warp_id + 1)
+    threads_per_cta = WARP_SIZE * NUM_WARPS
+    # The first of the two of LOAD.
+    first_load_warp_id = NUM_WARPS - NUM_LOAD_WARPS
+
+    @property
+    def shares_load(self) -> bool:
+        """Whether two warps of ACTIVATIONS are LOAD, too."""
+        return self.num_math_warps + self.num_activation_warps > self.first_load_warp_id
 
     @classmethod
     def of(cls, config: KernelConfig) -> "WarpSchedule":
         """The schedule of a config."""
-        num_activation_warps = min(-(-config.work_tile_mnk[0] // STEP_TOKENS), MAX_ACTIVATION_WARPS)
-        return cls(num_activation_warps, *((88, 40) if ctas_per_sm(config) == 2 else (200, 56)))
+        step_tokens = LANES_OF_WORD * stages_of_k_tile(config)
+        num_activation_warps = min(-(-config.work_tile_mnk[0] // step_tokens), MAX_ACTIVATION_WARPS)
+        return cls(num_activation_warps, step_tokens, *((88, 40) if ctas_per_sm(config) == 2 else (200, 56)))

@@ -23,40 +23,43 @@ PAIRED_TILE_TOKENS = 32
 SMEM_RESERVED_BYTES = 4096 + 2 * 4096
 TILE_WEIGHTS = 128
 TILE_K = 128
-# Accumulators of more tokens leave wgmma too few of the registers that a launch of four warpgroups has.
-MAX_TILE_TOKENS = 128
+# Accumulators of more tokens do not fit a thread's registers.
+MAX_TILE_TOKENS = 256
 MAX_QUANTIZED_TOKENS = 96  # where results become NVFP4
 # Tokens of a tile that are tried where the caller chooses no config.
-TOKEN_CHOICES = (8, 16, 32, 64, 80, 96, 112, 128)
-# CTAs that share K tiles; their sums have to fit shared memory.
-SPLITS = (1, 2, 4)
-MAX_SPLIT_TOKENS = 64
-# Between the numbers of tokens that MMAs are generated for.
-TOKEN_STEP = 32
+TOKEN_CHOICES = (8, 16, 32, 64, 80, 96, 128, 160, 192, 256)
+# CTAs that share K tiles, and tokens of the largest tile of which the others' sums fit the first one's shared memory.
+SPLITS = {1: MAX_TILE_TOKENS, 2: 128, 4: 64}
+# The least number of tokens that MMAs are generated for in larger tiles, and what is between two of them.
+LEAST_TOKENS, TOKEN_STEP = 32, 32
 # What ``choose`` chooses from. Where weights are interleaved a tile has as many rows, of both.
 CANDIDATES = tuple(
     replace(DEFAULT_CONFIG, cta_tile_shape_mnk=(TILE_WEIGHTS, tokens, TILE_K), split_k=split)
     for tokens in TOKEN_CHOICES
-    for split in SPLITS
-    if split == 1 or tokens <= MAX_SPLIT_TOKENS
+    for split, most in SPLITS.items()
+    if tokens <= most
 )
 # The same for dual GEMMs with separate weights: half a tile is of one operand, half of the other.
 DUAL_CANDIDATES = tuple(
     replace(config, cta_tile_shape_mnk=(TILE_WEIGHTS // 2, *config.cta_tile_shape_mnk[1:]))
     for config in CANDIDATES
 )
-# Model of a CTA's time, fitted to an H200's times of one tile an SM (8 to 128 tokens, K of 8192 to 16384): a tile, a K
+# Model of a CTA's time, fitted to an H200's times (8 to 256 tokens, K of 4096 to 16384): a tile, a K
 # tile, and what tokens add to that; of tiles small enough for two CTAs an SM; what these take longer where there are two;
 # and what it takes to add up the sums of several CTAs.
 US_PER_TILE = 1.5
-US_PER_K_TILE, US_PER_TOKEN = 0.375, 0.0055
+US_PER_K_TILE, US_PER_TOKEN = 0.34, 0.0051
 SMALL_US_PER_K_TILE, SMALL_US_PER_TOKEN = 0.49, 0.003
 PAIR_FACTOR = 1.67
 US_PER_SPLIT_TILE = 4.0
 # Scales come in blocks of 128 rows.
 SF_BLOCK_ROWS = 128
-# Stages of decoded activations: one is multiplied while another is written. More than these gain nothing.
-MIN_DECODED_STAGE, MAX_DECODED_STAGE = 2, 4
+# K tiles of decoded activations: one is multiplied while another is written. More than these gain nothing.
+MIN_DECODED_K_TILES, MAX_DECODED_K_TILES = 2, 3
+# Parts of a K tile in which activations are decoded and multiplied. In large tiles each is a stage of its own: emptied
+# earlier, where few fit.
+SLABS = 2
+MAX_TOKENS_OF_WHOLE_STAGES = 128
 # Packed stages that are wanted before decoded ones become more: enough bytes in flight for the memory's latency.
 WANTED_AB_STAGE = 5
 MAX_AB_STAGE = 12
@@ -70,7 +73,7 @@ class SmemPlan:
     Attributes:
         a_stage_bytes, b_stage_bytes: packed e2m1 of tokens and of each operand with weights.
         sfa_stage_bytes, sfb_stage_bytes: their scales, in whole blocks of 128 rows.
-        decoded_stage_bytes: the tokens in fp16.
+        decoded_stage_bytes: the tokens in fp16, of a K tile or half of one.
         num_ab_stage, num_decoded_stage: stages of packed operands, of decoded tokens.
         partial_bytes: sums that the first CTA of a cluster gets from the others.
         num_b: operands with weights.
@@ -111,7 +114,12 @@ def sf_blocks(tile_rows: int) -> int:
 
 def token_counts(tile_m: int) -> list[int]:
     """MMAs are generated for these numbers of tokens: a tile at the end of its group takes less time."""
-    return [*range(2 * TOKEN_STEP, tile_m, TOKEN_STEP), tile_m]
+    return [*range(LEAST_TOKENS, tile_m, TOKEN_STEP), tile_m]
+
+
+def stages_of_k_tile(config: KernelConfig) -> int:
+    """Stages of decoded activations that a K tile takes."""
+    return 1 if config.work_tile_mnk[0] <= MAX_TOKENS_OF_WHOLE_STAGES else SLABS
 
 
 def ctas_per_sm(config: KernelConfig) -> int:
@@ -134,14 +142,14 @@ def smem_plan(config: KernelConfig, num_b: int = 1) -> SmemPlan:
         b_stage_bytes=n * k // 2,
         sfa_stage_bytes=sf_blocks(m) * sf_block_bytes,
         sfb_stage_bytes=sf_blocks(n) * sf_block_bytes,
-        decoded_stage_bytes=m * k * FP16_BYTES,
+        decoded_stage_bytes=m * k // stages_of_k_tile(config) * FP16_BYTES,
         num_ab_stage=config.num_ab_stage or WANTED_AB_STAGE,
-        num_decoded_stage=MIN_DECODED_STAGE,
+        num_decoded_stage=MIN_DECODED_K_TILES * stages_of_k_tile(config),
         partial_bytes=(config.split_k - 1) * m * TILE_WEIGHTS * FP32_BYTES,
         num_b=num_b,
     )
-    for num_decoded_stage in range(MIN_DECODED_STAGE, MAX_DECODED_STAGE + 1):
-        wider = replace(plan, num_decoded_stage=num_decoded_stage)
+    for k_tiles in range(MIN_DECODED_K_TILES, MAX_DECODED_K_TILES + 1):
+        wider = replace(plan, num_decoded_stage=k_tiles * stages_of_k_tile(config))
         if wider.total_bytes <= capacity:
             plan = wider
     if config.num_ab_stage is None:
@@ -234,21 +242,23 @@ def unsupported_reason(config: KernelConfig, num_b: int = 1) -> str | None:
             f"cta_tile_shape_mnk={config.cta_tile_shape_mnk}: two warpgroups have 64 rows of weights each, of {num_b} "
             f"operand{'s' * (num_b > 1)}; use M tile {TILE_WEIGHTS // num_b}"
         )
-    if not 8 <= n <= MAX_TILE_TOKENS or n % 8:
-        nearest = min(max(-(-n // 8) * 8, 8), MAX_TILE_TOKENS)
+    step = 8 if n <= MAX_TOKENS_OF_WHOLE_STAGES else 16
+    if not 8 <= n <= MAX_TILE_TOKENS or n % step:
+        nearest = min(max(-(-n // step) * step, 8), MAX_TILE_TOKENS)
         return (
             f"cta_tile_shape_mnk={config.cta_tile_shape_mnk}: tokens are on MMA-N, a multiple of 8 from 8 to "
-            f"{MAX_TILE_TOKENS}; use N tile {nearest}"
+            f"{MAX_TOKENS_OF_WHOLE_STAGES}, of 16 up to {MAX_TILE_TOKENS}; use N tile {nearest}"
         )
     if k != TILE_K:
         return (
             f"cta_tile_shape_mnk={config.cta_tile_shape_mnk}: a K tile is two 128-byte rows of fp16; "
             f"use K tile {TILE_K}"
         )
-    if config.split_k not in SPLITS or (config.split_k > 1 and n > MAX_SPLIT_TOKENS):
+    if n > SPLITS.get(config.split_k, 0):
+        allowed = [split for split, most in SPLITS.items() if n <= most]
         return (
-            f"split_k={config.split_k} with N tile {n}: 2 or 4 CTAs share K tiles where a tile has at most "
-            f"{MAX_SPLIT_TOKENS} tokens; use split_k=1"
+            f"split_k={config.split_k} with N tile {n}: 2 CTAs share K tiles where a tile has at most {SPLITS[2]} tokens, 4 "
+            f"where it has {SPLITS[4]}; use split_k={max(allowed)}"
         )
     if config.num_acc_stage != 1:
         return f"num_acc_stage={config.num_acc_stage}: accumulators are in registers, there is one; use 1"

@@ -104,13 +104,13 @@ def test_every_case_on_the_gpu(case):
 TOKENS = cases.Case("tokens", ((150, 40, 288), (9, 136, 128)), seed=7)
 
 
-@pytest.mark.parametrize("tokens", [8, 112])
+@pytest.mark.parametrize("tokens", [8, 112, 240])
 def test_number_of_tokens_in_a_tile(tokens):
     check(TOKENS, EMULATED, config(tokens))
 
 
 @pytest.mark.gpu("sm_90a")
-@pytest.mark.parametrize("tokens", range(8, 129, 8))
+@pytest.mark.parametrize("tokens", [*range(8, 129, 8), 160, 192, 240, 256])
 def test_number_of_tokens_in_a_tile_on_the_gpu(tokens):
     check(TOKENS, "cuda", config(tokens))
 
@@ -194,7 +194,7 @@ def test_sizes_on_the_device(form, chosen, mode):
     assert torch.equal(bits(actual), bits(expected))
 
 
-@pytest.mark.parametrize("tokens", [8, 32, 128])
+@pytest.mark.parametrize("tokens", [8, 32, 128, 256])
 def test_machine_code(tokens):
     """No spills; K loops of wgmma with A in registers, decoded with byte permutes and exact products."""
     kernel = get_kernel(KernelKey.make("sm_90a", config(tokens), 2, torch.float16, True))
@@ -207,13 +207,14 @@ def test_machine_code(tokens):
     "chosen, fix",
     [
         (config(12), "use N tile 16"),
-        (config(300), "use N tile 128"),
+        (config(300), "use N tile 256"),
         (replace(config(128), cta_tile_shape_mnk=(64, 128, 128)), "use M tile 128"),
         (replace(config(128), cta_tile_shape_mnk=(128, 128, 256)), "use K tile 128"),
         (replace(config(128), num_acc_stage=2), "there is one; use 1"),
         (replace(config(128), swap_ab=False), "use swap_ab=True"),
         (config(128, num_ab_stage=40), "use 1 to 6"),
-        (config(128, split_k=2), "use split_k=1"),
+        (config(160, split_k=2), "use split_k=1"),
+        (config(128, split_k=4), "use split_k=2"),
         (config(8, split_k=4, num_cta=3), "launch at least as many"),
     ],
     ids=str,
