@@ -33,7 +33,8 @@ from nvfp4_cute.bench.capture import CARRIED_BYTES, Capture
 from nvfp4_cute.bench.operands import empty_operands
 from nvfp4_cute.config import KernelConfig
 from nvfp4_cute.emulator.code import Code
-from nvfp4_cute.emulator.driver import param_buffer, prepare_cutlass
+from nvfp4_cute.emulator.driver import param_buffer
+from nvfp4_cute.emulator.launch_shim import prepare_cutlass
 from nvfp4_cute.emulator.machine import Launch, Machine
 from nvfp4_cute.emulator.memory import host_view
 from nvfp4_cute.emulator.ptx import parse

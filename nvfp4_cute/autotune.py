@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from tqdm import tqdm
 
-from nvfp4_cute import backends, modelled, prepared, select, stopwatch, tuned
+from nvfp4_cute import backends, prepared, select, stopwatch, tuned
 from nvfp4_cute.arch import sm100
 from nvfp4_cute.compile import KernelKey
 from nvfp4_cute.config import KernelConfig
@@ -131,6 +131,8 @@ def modelled_us(
     compute: Callable[..., object], tried: Sequence[KernelConfig], target: Target
 ) -> dict[KernelConfig, float]:
     """Modelled times on a GPU. ``compute`` takes a backend and a ``config``."""
+    from nvfp4_cute import modelled  # with all of the emulator, which takes a while to import
+
     times = {}
     for config in tqdm(tried, desc=f"model {target.name}", unit="config", disable=None, leave=False):
         call = partial(compute, config=config)

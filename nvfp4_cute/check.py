@@ -14,7 +14,7 @@ import torch
 
 import nvfp4_cute
 from nvfp4_cute import doctor
-from nvfp4_cute.emulator.driver import shim_path
+from nvfp4_cute.emulator.launch_shim import shim_path
 from nvfp4_cute.errors import EmulatorError
 from nvfp4_cute.problem import OUT_DTYPES, GroupedProblem
 from nvfp4_cute.scale_layout import SF_VEC_SIZE, to_blocked

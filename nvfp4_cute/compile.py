@@ -18,7 +18,7 @@ from nvfp4_cute.arch import family_of, sm90, sm100, sm120
 from nvfp4_cute.arch.base import INTERLEAVE
 from nvfp4_cute.config import KernelConfig
 from nvfp4_cute.cubin import KernelResources, read_resources
-from nvfp4_cute.emulator.driver import prepare_cutlass, shim_is_built
+from nvfp4_cute.emulator.launch_shim import prepare_cutlass, shim_is_built
 from nvfp4_cute.errors import ConfigError, UnsupportedProblem
 from nvfp4_cute.problem import NVFP4, Activation, Form, GroupedProblem, OutDtype, WeightLayout
 

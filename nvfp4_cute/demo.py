@@ -10,7 +10,7 @@ from tqdm import tqdm
 from nvfp4_cute import check
 from nvfp4_cute.arch import family_of
 from nvfp4_cute.backends import emulator
-from nvfp4_cute.emulator.driver import shim_path
+from nvfp4_cute.emulator.launch_shim import shim_path
 from nvfp4_cute.emulator.machine import Stats
 from nvfp4_cute.errors import EmulatorError
 from nvfp4_cute.launch import Plan

@@ -30,6 +30,8 @@ except ImportError:  # signatures alone do the same
 MAX_PREPARED = 1024
 # Calls of the same settings that are compared before a signature is worked out, such as the layers of a model.
 MAX_RECENT = 8
+# Lists of addresses that a call need not look at again.
+MAX_ACCEPTED = 256
 # New outputs in one allocation start this far apart at least: a line of L2.
 OUT_ALIGN_BYTES = 128
 # map() over these is the cheapest way to ask many tensors the same.
@@ -87,8 +89,9 @@ class PreparedCall:
         self._spans = np.array([_span_bytes(t) for t in tensors])
         self._num_filled_outs = np.count_nonzero(self._spans[self._first_out :])
         self._pack = struct.Struct(f"={len(tensors)}q").pack
-        # The addresses in the table, as bytes.
+        # The addresses in the table, as bytes, and those that were found in order, whatever tensors had them.
         self._addresses = b""
+        self._accepted: set[bytes] = set()
         # Address bits that must be zero: operands are bytes that TMA reads, all else has its natural alignment.
         low_bits = [(TMA_ALIGN_BYTES if t.element_size() == 1 else t.element_size()) - 1 for t in tensors]
         self._low_bits = int.from_bytes(self._pack(*low_bits), "little")
@@ -110,16 +113,20 @@ class PreparedCall:
 
         Args:
             tensors: like those of the checked call, the outputs last.
-            own_out: False where the outputs are new, and touch nothing.
+            own_out: False where the outputs are new, and touch nothing; the same in every call.
         """
         packed = self._pack(*map(_data_ptr, tensors))
         if packed == self._addresses:
             return True
-        if int.from_bytes(packed, "little") & self._low_bits:
-            return False
         addresses = np.frombuffer(packed, np.int64)
-        if own_out and not self._are_apart(addresses):
-            return False
+        if packed not in self._accepted:
+            if int.from_bytes(packed, "little") & self._low_bits or (
+                own_out and not self._are_apart(addresses)
+            ):
+                return False
+            if len(self._accepted) >= MAX_ACCEPTED:
+                self._accepted.clear()
+            self._accepted.add(packed)
         self.table[self._places] = addresses
         self._addresses = packed
         return True

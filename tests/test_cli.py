@@ -6,7 +6,7 @@ import sys
 import pytest
 
 from nvfp4_cute import check, cli, doctor
-from nvfp4_cute.emulator import driver
+from nvfp4_cute.emulator import launch_shim
 from nvfp4_cute.errors import UnsupportedTarget
 
 
@@ -90,7 +90,7 @@ def test_refusals_are_one_line_not_a_traceback(monkeypatch, capsys, error):
 
 @pytest.mark.parametrize("arguments", [["demo"], ["check", "--backend", "emulator"]])
 def test_without_the_launch_shim_emulation_is_refused_at_once(monkeypatch, capsys, arguments):
-    monkeypatch.setattr(driver.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(launch_shim.importlib.util, "find_spec", lambda name: None)
     assert cli.main(arguments) == 1
     streams = capsys.readouterr()
     assert streams.out == "" and streams.err.count("\n") == 1

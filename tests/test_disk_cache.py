@@ -16,7 +16,7 @@ from oracle import assert_bitwise_equal
 from nvfp4_cute import cache, cli, disk_cache, doctor, grouped_gemm, precompile
 from nvfp4_cute.arch import sm90, sm100
 from nvfp4_cute.compile import KernelKey, compile_kernel
-from nvfp4_cute.emulator.driver import shim_is_built
+from nvfp4_cute.emulator.launch_shim import shim_is_built
 from nvfp4_cute.errors import CacheError
 from nvfp4_cute.launch import make_plan
 from nvfp4_cute.problem import Activation, Form, WeightLayout

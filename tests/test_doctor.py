@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from nvfp4_cute import doctor, targets
-from nvfp4_cute.emulator import driver
+from nvfp4_cute.emulator import launch_shim
 
 B200 = doctor.Gpu(0, "NVIDIA B200", "sm_100a", targets.B200)
 H200 = doctor.Gpu(1, "NVIDIA H200", "sm_90a", targets.H200)
@@ -56,7 +56,7 @@ def test_missing_gpu_reason(machine):
 
 
 def test_missing_shim_says_what_to_do(monkeypatch):
-    monkeypatch.setattr(driver.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(launch_shim.importlib.util, "find_spec", lambda name: None)
     problem = doctor.shim_problem()
     assert "no C compiler was found" in problem and "reinstall nvfp4_cute" in problem
 

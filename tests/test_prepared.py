@@ -12,7 +12,7 @@ from nvfp4_cute.backends import reference
 from nvfp4_cute.backends.emulator import on_emulator
 from nvfp4_cute.cache import get_kernel
 from nvfp4_cute.config import KernelConfig
-from nvfp4_cute.emulator.driver import prepare_cutlass
+from nvfp4_cute.emulator.launch_shim import prepare_cutlass
 from nvfp4_cute.launch import make_plan
 from nvfp4_cute.prepared import PreparedCall, signature
 from nvfp4_cute.problem import check_list_operands

@@ -13,7 +13,8 @@ from nvfp4_cute import tuned
 from nvfp4_cute.cache import get_kernel
 from nvfp4_cute.compile import table_pointer
 from nvfp4_cute.config import KernelConfig
-from nvfp4_cute.emulator.driver import Emulator, prepare_cutlass
+from nvfp4_cute.emulator.driver import Emulator
+from nvfp4_cute.emulator.launch_shim import prepare_cutlass
 from nvfp4_cute.emulator.representatives import LaunchWork
 from nvfp4_cute.emulator.timing import Timing
 from nvfp4_cute.launch import Plan, make_plan

@@ -1,8 +1,6 @@
 """Launching: from PTX and arguments (run_ptx), or from CuTe DSL host code (Emulator and the launch shim)."""
 
 import ctypes
-import importlib.util
-import os
 import struct
 import sys
 from collections.abc import Callable, Sequence
@@ -12,6 +10,7 @@ import numpy as np
 
 from nvfp4_cute.emulator.code import Code
 from nvfp4_cute.emulator.hazards import Hazard
+from nvfp4_cute.emulator.launch_shim import active_emulators, shim_path
 from nvfp4_cute.emulator.machine import Launch, Machine, Stats
 from nvfp4_cute.emulator.ptx import Entry, Program, parse
 from nvfp4_cute.emulator.representatives import LaunchWork
@@ -275,68 +274,6 @@ LAUNCH_CALLBACK = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.POINTER(LaunchRecord))
 TENSOR_MAP_CALLBACK = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.POINTER(TensorMapRecord))
 ATTRIBUTE_CALLBACK = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.POINTER(ctypes.c_int), ctypes.c_int)
 SUCCESS, INVALID_VALUE, LAUNCH_FAILURE, COOPERATIVE_LAUNCH_TOO_LARGE = 0, 1, 719, 720
-SHIM_MODULE = "nvfp4_cute.emulator._launch_shim"
-
-
-def shim_path() -> str:
-    """Path of the compiled launch shim.
-
-    Raises:
-        EmulatorError: it was not built, which means that there was no C compiler when the package was installed.
-    """
-    spec = importlib.util.find_spec(SHIM_MODULE)
-    if spec is None or spec.origin is None:
-        raise EmulatorError(
-            "the launch shim is missing: no C compiler was found when nvfp4_cute was installed. Install one "
-            "(for example the packages gcc and libc6-dev) and reinstall nvfp4_cute; run_ptx works without it"
-        )
-    return spec.origin
-
-
-def shim_is_built() -> bool:
-    """Whether the launch shim is there."""
-    return importlib.util.find_spec(SHIM_MODULE) is not None
-
-
-def prepare_cutlass() -> None:
-    """Put the launch shim between CuTe DSL and its runtime library, so that its functions can launch on an Emulator.
-
-    Functions compiled after this call resolve the CUDA entry points in the shim, which goes on to the runtime library
-    while no Emulator is active. Idempotent.
-
-    Raises:
-        EmulatorError: the shim is missing, or CuTe DSL has loaded its runtime library already: the entry points of a
-            process are those of the library that was loaded first.
-    """
-    path = shim_path()
-    from cutlass import cutlass_dsl
-    from cutlass.cutlass_dsl import CuTeDSL
-    from cutlass.cutlass_dsl.cuda_jit_executor import CudaDialectJitCompiledFunction
-
-    settings = CuTeDSL._get_dsl().envar
-    libraries = (settings.shared_libs or "").split(os.pathsep)
-    if path in libraries:
-        return
-    if not _is_loaded(path) and any(map(_is_loaded, libraries)):
-        raise EmulatorError(
-            "CuTe DSL compiled a function in this process before the launch shim was in place: call "
-            "nvfp4_cute.emulator.driver.prepare_cutlass() before the first compilation, or use a process of its own"
-        )
-    ctypes.CDLL(path).nvfp4_cute_set_runtime(libraries[0].encode())
-    # Version 4.5 has no second DSL.
-    for dsl in filter(None, (CuTeDSL, getattr(cutlass_dsl, "CuteExperimentalDSL", None))):
-        dsl._get_dsl().envar.shared_libs = os.pathsep.join([path, *libraries])
-    # The DSL would ask the CUDA runtime; the emulator is one device.
-    real = CudaDialectJitCompiledFunction.num_devices.func
-    CudaDialectJitCompiledFunction.num_devices = property(lambda self: 1 if Emulator._active else real(self))
-
-
-def _is_loaded(library: str) -> bool:
-    try:
-        ctypes.CDLL(library, mode=os.RTLD_NOLOAD)
-    except OSError:
-        return False
-    return True
 
 
 class _Refused(Exception):
@@ -361,8 +298,6 @@ class Emulator:
     An exception inside a launch cannot cross the native host code: it is kept, and raised by `check` and on leaving
     the context.
     """
-
-    _active: "list[Emulator]" = []
 
     def __init__(
         self,
@@ -448,14 +383,14 @@ class Emulator:
         """Become the device of this process."""
         self._error = None
         shim = ctypes.CDLL(shim_path())
-        Emulator._active.append(self)
+        active_emulators.append(self)
         shim.nvfp4_cute_set_callbacks(_launch, _attribute, _tensor_map)
         return self
 
     def __exit__(self, kind: type | None, error: BaseException | None, trace: Any) -> None:
         """Stop being the device; raise what a launch left behind."""
-        Emulator._active.remove(self)
-        if not Emulator._active:
+        active_emulators.remove(self)
+        if not active_emulators:
             nothing = ctypes.c_void_p(None)
             ctypes.CDLL(shim_path()).nvfp4_cute_set_callbacks(nothing, nothing, nothing)
         left, self._error = self._error, None
@@ -553,13 +488,13 @@ class Emulator:
 
 @LAUNCH_CALLBACK
 def _launch(record: Any) -> int:
-    emulator = Emulator._active[-1]
+    emulator = active_emulators[-1]
     return emulator._guard(lambda: emulator.launch(record.contents), LAUNCH_FAILURE)
 
 
 @ATTRIBUTE_CALLBACK
 def _attribute(value: Any, number: int) -> int:
-    emulator = Emulator._active[-1]
+    emulator = active_emulators[-1]
 
     def answer() -> None:
         value[0] = emulator.attribute(number)
@@ -577,4 +512,4 @@ def _tensor_map(record: Any) -> int:
             print(f"cuTensorMapEncodeTiled: {error}", file=sys.stderr, flush=True)
             raise
 
-    return Emulator._active[-1]._guard(answer, INVALID_VALUE)
+    return active_emulators[-1]._guard(answer, INVALID_VALUE)

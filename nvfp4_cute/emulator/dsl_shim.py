@@ -12,7 +12,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
-from nvfp4_cute.emulator.driver import prepare_cutlass
+from nvfp4_cute.emulator.launch_shim import prepare_cutlass
 from nvfp4_cute.emulator.virtual_gpu import VirtualGpu, replaced
 
 PREFIXES = ("CUTE_DSL", "CUTE_EXPERIMENTAL_DSL")
