@@ -94,9 +94,6 @@ class KernelKey:
         reason = family.interleave_reason(config, weight_layout) or family.unsupported_reason(config, num_b)
         if out_dtype == NVFP4:
             reason = reason or family.quantized_reason(config)
-        split_archs = (*sm90.ARCHS, *sm100.ARCHS)
-        if reason is None and config.split_k > 1 and arch not in split_archs:
-            reason = f"split_k={config.split_k}: CTAs share K tiles on {', '.join(split_archs)} only; use split_k=1"
         if reason is None and config.split_k > 1 and is_chain:
             reason = f"split_k={config.split_k}: layers of a chain wait for CTAs that may not all be resident; use split_k=1"
         if reason is not None:

@@ -3,13 +3,41 @@
 Sums are added in the order of the CTAs: the result does not depend on who is first.
 """
 
+from dataclasses import dataclass
+
 import cutlass
 import cutlass.cute as cute
-from cutlass import Int32
+from cutlass import Float32, Int32
+
+from .ring import CONSUMER_PHASE, PRODUCER_PHASE
 
 # Sums of one store, in fp32.
 CHUNK_VALUES = 4
 CHUNK_BYTES = 4 * CHUNK_VALUES
+
+
+@dataclass(frozen=True)
+class PartialSums:
+    """Where threads of one CTA, the receiver, get what the same threads of the other CTAs have summed up.
+
+    Attributes:
+        address: shared address of the thread's first chunk from the first sender: (SENDER, CHUNK of 4 sums, THREAD, 16
+            bytes). Senders: all CTAs of the cluster but the receiver.
+        full: in the receiver, 1 arrival + bytes. empty: in every sender, an arrival a warp of the threads.
+        num_threads: threads that share the barriers.
+        split: CTAs of the cluster.
+    """
+
+    address: Int32
+    full: cute.Pointer
+    empty: cute.Pointer
+    num_threads: int
+    split: int
+
+    @property
+    def chunk_bytes(self) -> int:
+        """A chunk of every thread."""
+        return self.num_threads * CHUNK_BYTES
 
 
 @cute.jit
@@ -21,6 +49,63 @@ def k_tiles_of_cta(k_tile_cnt: Int32, split: cutlass.Constexpr) -> tuple:
         first = rank * k_tile_cnt // split
         count = (rank + 1) * k_tile_cnt // split - first
     return first, count
+
+
+@cute.jit
+def k_share(k_tile_cnt: Int32, split: cutlass.Constexpr) -> tuple:
+    """First K tile of this CTA's share, and how many: at least one, which TMA fills with zeros where it is behind the last."""
+    first, count = k_tiles_of_cta(k_tile_cnt, split)
+    if cutlass.const_expr(split > 1):
+        first = k_tile_cnt if count == 0 else first
+        count = cutlass.max(count, 1)
+    return first, count
+
+
+@cute.jit
+def send_sums(partial: PartialSums, acc: cute.Tensor, receiver: Int32, turn: Int32):
+    """Send this thread's sums to the receiver, once that has read those of the tile before.
+
+    Args:
+        acc: fp32, compact; a multiple of 4.
+        receiver: a CTA of the cluster, not this one.
+        turn: 0 and 1 in turn: parity of the tiles before.
+    """
+    rank, chunks = cute.arch.block_idx_in_cluster(), cute.size(acc) // CHUNK_VALUES
+    sender = rank - 1 if rank > receiver else rank
+    cute.arch.mbarrier_wait(partial.empty, turn ^ PRODUCER_PHASE)
+    target = address_in_cta(partial.address + sender * (chunks * partial.chunk_bytes), receiver)
+    barrier = address_in_cta(partial.full.toint(), receiver)
+    for chunk in cutlass.range_constexpr(chunks):
+        values = [acc[CHUNK_VALUES * chunk + i] for i in range(CHUNK_VALUES)]
+        store_async(target + chunk * partial.chunk_bytes, values, barrier)
+
+
+@cute.jit
+def add_sums(partial: PartialSums, acc: cute.Tensor, thread: Int32, turn: Int32):
+    """In the receiver: wait for the other CTAs' sums, add them to this thread's in order, and make room for the next.
+
+    Args:
+        acc: as of :func:`send_sums`.
+        thread: number of this one of ``partial.num_threads``.
+        turn: as of :func:`send_sums`.
+    """
+    chunks, num_senders = cute.size(acc) // CHUNK_VALUES, partial.split - 1
+    if thread == 0:
+        nbytes = num_senders * chunks * partial.chunk_bytes
+        cute.arch.mbarrier_arrive_and_expect_tx(partial.full, nbytes)
+    cute.arch.mbarrier_wait(partial.full, turn ^ CONSUMER_PHASE)
+    address = partial.address
+    # Not unrolled: a CTA has few tiles, and code that it executes once costs more to fetch than to run.
+    for _ in cutlass.range(num_senders, unroll=1):
+        for chunk in cutlass.range_constexpr(chunks):
+            values = load_chunk(address + chunk * partial.chunk_bytes)
+            for i in cutlass.range_constexpr(CHUNK_VALUES):
+                acc[CHUNK_VALUES * chunk + i] = acc[CHUNK_VALUES * chunk + i] + values[i]
+        address += chunks * partial.chunk_bytes
+    cute.arch.sync_warp()
+    lane = cute.arch.lane_idx()
+    if lane < partial.split and lane != cute.arch.block_idx_in_cluster():
+        cute.arch.mbarrier_arrive(partial.empty, lane)
 
 
 def address_in_cta(address: Int32, rank: Int32 | int) -> Int32:
@@ -38,4 +123,15 @@ def store_async(address: Int32, values: list, barrier: Int32) -> None:
         "st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v4.f32 "
         "[{$r0}], { {$r1}, {$r2}, {$r3}, {$r4} }, [{$r5}];",
         read_only_args=[address, *values, barrier],
+    )
+
+
+def load_chunk(address: Int32) -> list:
+    """A chunk of sums from this CTA's shared memory."""
+    return list(
+        cute.arch.inline_ptx(
+            "ld.shared.v4.f32 {{$w0}, {$w1}, {$w2}, {$w3}}, [{$r0}];",
+            write_only_types=[Float32] * 4,
+            read_only_args=[address],
+        )
     )

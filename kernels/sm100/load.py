@@ -20,11 +20,11 @@ from ..common.group_table import ceil_div
 from ..common.operand_maps import SF_BLOCK_BYTES, Descriptors, descriptor_addresses
 from ..common.ring import PRODUCER_PHASE, Ring, next_stage, wait_until_empty
 from ..common.sides import mma_sides
+from ..common.split_k import k_share
 from ..common.tma_load import cache_policies, tma_load, tma_prefetch
 from .columns import mma_columns
 from .instructions import PAIR_MASK
 from .operands import make_boxes
-from .split_k import k_share
 
 
 @dataclass(frozen=True)

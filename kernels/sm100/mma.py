@@ -15,6 +15,7 @@ from nvfp4_cute.config import KernelConfig
 from ..common.operand_maps import SF_BLOCK_BYTES
 from ..common.ring import CONSUMER_PHASE, PRODUCER_PHASE, Ring, next_stage, wait_until_empty
 from ..common.sides import mma_sides
+from ..common.split_k import k_share
 from .columns import mma_columns
 from .instructions import (
     DESCRIPTOR_UNIT_BYTES,
@@ -27,7 +28,6 @@ from .instructions import (
     smem_descriptor,
 )
 from .load import Buffers
-from .split_k import k_share
 
 # Rows of 32 lanes: how many rows one column of scales in tensor memory covers.
 SF_COLUMN_ROWS = 32

@@ -8,13 +8,13 @@ from dataclasses import dataclass
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Float32, Int32
+from cutlass import Int32
 
 from nvfp4_cute.arch.sm100 import EPI_TILE_N, EPI_WARPS, UNIT_SUMS_BYTES
 
 from ..common.group_table import ceil_div
 from ..common.ring import CONSUMER_PHASE, PRODUCER_PHASE, Ring
-from ..common.split_k import CHUNK_BYTES, CHUNK_VALUES, address_in_cta, k_tiles_of_cta, store_async
+from ..common.split_k import CHUNK_BYTES, CHUNK_VALUES, address_in_cta, load_chunk, store_async
 from ..common.warp_schedule import WARP_SIZE
 
 CHUNKS = EPI_TILE_N // CHUNK_VALUES
@@ -45,16 +45,6 @@ class Exchange:
     def unit_bytes(self) -> int:
         """All that is sent of a unit."""
         return (self.split - 1) * self.sender_bytes
-
-
-@cute.jit
-def k_share(k_tile_cnt: Int32, split: cutlass.Constexpr) -> tuple:
-    """First K tile of this CTA's share, and how many: at least one, which TMA fills with zeros where it is behind the last."""
-    first, count = k_tiles_of_cta(k_tile_cnt, split)
-    if cutlass.const_expr(split > 1):
-        first = k_tile_cnt if count == 0 else first
-        count = cutlass.max(count, 1)
-    return first, count
 
 
 @cute.jit
@@ -124,7 +114,7 @@ def add_slice(exchange: Exchange, products: list, warp_idx: Int32, slice_idx: In
         for product in cutlass.range_constexpr(exchange.num_products):
             sums = products[product]
             for chunk in cutlass.range_constexpr(CHUNKS):
-                values = _load_chunk(address + _chunk_offset(product, chunk))
+                values = load_chunk(address + _chunk_offset(product, chunk))
                 for i in cutlass.range_constexpr(CHUNK_VALUES):
                     column = CHUNK_VALUES * chunk + i
                     sums[column] = sums[column] + values[i]
@@ -154,13 +144,3 @@ def _sums(exchange: Exchange, unit: Int32) -> Int32:
 
 def _chunk_offset(product: int, chunk: int) -> int:
     return product * UNIT_SUMS_BYTES + chunk * (WARP_SIZE * CHUNK_BYTES)
-
-
-def _load_chunk(address: Int32) -> list:
-    return list(
-        cute.arch.inline_ptx(
-            "ld.shared.v4.f32 {{$w0}, {$w1}, {$w2}, {$w3}}, [{$r0}];",
-            write_only_types=[Float32] * 4,
-            read_only_args=[address],
-        )
-    )

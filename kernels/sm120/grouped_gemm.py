@@ -18,6 +18,8 @@ the tile's team reads its rows and columns with ldmatrix and its scales with 32-
 ahead of the one that it multiplies, and releases the stage; after the last K tile it scales, converts and stores its
 sums from registers, while the other team, if there is one, multiplies.
 
+Split-K: the CTAs of a cluster share a tile's K tiles, and send each other sums (``split_k``).
+
 Shared memory: ``arch.sm120.SmemPlan``. Tensor maps: kernel parameters, encoded by the host code.
 
 Source: PTX ISA 9.1, 9.7.14.5 (mma with block scaling), 9.7.14.5.15 (ldmatrix), 9.7.13.15 (mbarrier), 5.5.7 (swizzle).
@@ -25,6 +27,7 @@ Source: PTX ISA 9.1, 9.7.14.5 (mma with block scaling), 9.7.14.5.15 (ldmatrix), 
 
 from typing import Literal
 
+import cutlass
 import cutlass.cute as cute
 import cutlass.pipeline as pipeline
 from cutlass import Int32, Int64, Uint8
@@ -38,10 +41,12 @@ from ..common.launch_args import read_groups, read_operands, read_outputs
 from ..common.operand_maps import Descriptors, prefetch_descriptors
 from ..common.output_kind import OutputKind
 from ..common.output_table import OutputTable
+from ..common.ring import Ring, init_ring
 from ..common.warp_schedule import WARP_SIZE
 from .load import LoadArgs, run_load
 from .mma import MmaArgs, run_mma
 from .operands import StageBuffers, make_boxes
+from .split_k import Exchange
 from .warp_tile import WarpTile
 
 WARPGROUP_WARPS = 4
@@ -122,6 +127,7 @@ class GroupedGemmSm120:
             ),
         ).launch(
             grid=(Int32(values[Header.NUM_CTA, 0]), 1, 1),
+            cluster=(self.config.split_k, 1, 1) if self.config.split_k > 1 else None,
             block=(WARP_SIZE * (self.warp_tile.num_warps + WARPGROUP_WARPS), 1, 1),
             min_blocks_per_mp=1,
             stream=queue,
@@ -147,6 +153,9 @@ class GroupedGemmSm120:
             ]
         )
 
+        if cutlass.const_expr(config.split_k > 1):
+            sums = smem.allocate_array(Uint8, plan.exchange_bytes, byte_alignment=BUFFER_ALIGN_BYTES)
+
         # Pipelines
         ab_producer, ab_consumer = pipeline.PipelineTmaAsync.create(
             barrier_storage=smem.allocate_array(Int64, 2 * config.num_ab_stage),
@@ -156,7 +165,20 @@ class GroupedGemmSm120:
             tx_count=plan.stage_bytes,
             defer_sync=True,
         ).make_participants()
+        exchange = None
+        if cutlass.const_expr(config.split_k > 1):
+            exchange = Exchange(
+                sums.toint(),
+                Ring(smem.allocate_array(Int64, 2 * warp_tile.num_warps), warp_tile.num_warps),
+                config.split_k,
+                warp_tile,
+            )
+            if warp_idx == 0:
+                with cute.arch.elect_one():
+                    init_ring(exchange.ring, 1, 1)
         cute.arch.mbarrier_init_fence()
+        if cutlass.const_expr(config.split_k > 1):
+            cute.arch.cluster_arrive_relaxed()
         cute.arch.sync_threads()
 
         # All above may run while the previous kernel ends; what it wrote is there from here on. The next kernel may
@@ -191,6 +213,7 @@ class GroupedGemmSm120:
                     outputs=outputs,
                     output_kind=self.output_kind,
                     config=config,
+                    exchange=exchange,
                     ab_consumer=ab_consumer,
                 )
             )

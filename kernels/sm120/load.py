@@ -15,8 +15,10 @@ from nvfp4_cute.config import KernelConfig
 
 from ..common.operand_maps import SF_BLOCK_K, Descriptors, descriptor_addresses
 from ..common.sides import mma_sides
+from ..common.split_k import k_share
 from ..common.tma_load import cache_policies, tma_load
 from .operands import StageBuffers
+from .split_k import first_tile_and_stride
 
 
 @dataclass(frozen=True)
@@ -38,8 +40,7 @@ class LoadArgs:
 @cute.jit
 def run_load(args: LoadArgs):
     """Acquire an empty stage and issue its copies, once a K tile; their bytes complete the stage's barrier."""
-    first_tile, _, _ = cute.arch.block_idx()
-    stride, _, _ = cute.arch.grid_dim()
+    first_tile, stride = first_tile_and_stride(args.config.split_k)
     ab_producer, config, groups, smem = args.ab_producer, args.config, args.groups, args.smem
     tile_k = config.cta_tile_shape_mnk[2]
     num_stage = smem.num_ab_stage
@@ -56,7 +57,8 @@ def run_load(args: LoadArgs):
         row_m, row_n = at_m.row + m_side.first_row, at_n.row + n_side.first_row
         block_m = at_m.sf_block + m_side.first_row // SF_ATOM_ROWS
         block_n = at_n.sf_block + n_side.first_row // SF_ATOM_ROWS
-        for k_tile_idx in cutlass.range(tile.k_tile_cnt, unroll=1):
+        first, count = k_share(tile.k_tile_cnt, config.split_k)
+        for k_tile_idx in cutlass.range(first, first + count, unroll=1):
             stage = ab_producer.acquire_and_advance()
             to = args.buffers.at_stage(smem, stage.index)
             k, k_block = k_tile_idx * tile_k, k_tile_idx * (tile_k // SF_BLOCK_K)

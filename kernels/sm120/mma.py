@@ -17,11 +17,13 @@ from nvfp4_cute.config import KernelConfig
 from ..common.output_kind import OutputKind
 from ..common.output_table import OutputTable
 from ..common.sides import mma_sides
+from ..common.split_k import add_sums, k_share, send_sums
 from ..common.warp_schedule import WARP_SIZE
 from .epilogue import store_tile
 from .instructions import MMA_K, load_matrices, load_word, mma_nvfp4
 from .operands import StageBuffers
 from .result_tile import ResultTile
+from .split_k import Exchange, first_tile_and_stride, wait_until_read
 from .warp_tile import BAND, BANDS_M, STRIP, WarpTile
 
 CHUNK_BYTES = 16
@@ -39,6 +41,7 @@ class MmaArgs:
 
     Attributes:
         groups: ``GroupTable`` or ``DeviceGroups``.
+        exchange: of split-K.
     """
 
     buffers: StageBuffers
@@ -48,6 +51,7 @@ class MmaArgs:
     outputs: OutputTable
     output_kind: OutputKind
     config: KernelConfig
+    exchange: Exchange | None
     ab_consumer: pipeline.PipelineConsumer
 
 
@@ -70,8 +74,7 @@ class Fragments:
 def run_mma(args: MmaArgs):
     """For each tile of the team: sum over its K tiles in registers, then scale, convert and store."""
     # Read here: from before the roles part, the assembler keeps the tile's index in memory.
-    first_tile, _, _ = cute.arch.block_idx()
-    stride, _, _ = cute.arch.grid_dim()
+    first_tile, stride = first_tile_and_stride(args.config.split_k)
     ab_consumer, warp_tile, config, groups = args.ab_consumer, args.warp_tile, args.config, args.groups
     tiler, tile_k = config.work_tile_mnk, config.cta_tile_shape_mnk[2]
     last_buffer = (tile_k // MMA_K - 1) % 2
@@ -84,18 +87,24 @@ def run_mma(args: MmaArgs):
     # (REGISTER, MMA_M, MMA_N)
     acc = cute.make_rmem_tensor((4, len(warp_tile.mma_m), len(warp_tile.mma_n)), Float32)
 
+    turn = Int32(0)
+    if cutlass.const_expr(config.split_k > 1):
+        receiver, partial = args.exchange.receiver(warp_idx), args.exchange.partial_sums(warp_idx)
+        # The other CTAs of the cluster have their barriers.
+        cute.arch.cluster_wait()
     cursor = groups.first_cursor(first_tile, tiler)
     if cutlass.const_expr(warp_tile.num_team > 1):
         # The second team passes over the stages of the first tile, and gives the first team its first turn.
         skipped = Int32(0)
         if team == 1:
             _give_turn(team, warp_tile)
-            skipped = _k_tile_cnt(groups, cursor, tiler)
+            skipped = _k_tile_cnt(groups, cursor, config)
             cursor = groups.next_cursor(cursor, stride, tiler)
         ab_consumer.advance(skipped)
     while groups.has_tile(cursor):
         tile = groups.tile(cursor, tiler)
         _, n_side = mma_sides(config, tile)
+        _, k_tile_cnt = k_share(tile.k_tile_cnt, config.split_k)
         offsets = _lane_offsets(first_row, first_col, n_side.first_row, tile_k, warp_tile)
         at_lane = args.buffers.plus(offsets)
         _clear(acc)
@@ -106,7 +115,7 @@ def run_mma(args: MmaArgs):
         stage = ab_consumer.wait_and_advance()
         _read_first_stage(acc, fragments, at_lane.at_stage(args.smem, stage.index), args.smem, warp_tile)
         _release(stage)
-        for _ in cutlass.range(1, tile.k_tile_cnt, unroll=1):
+        for _ in cutlass.range(1, k_tile_cnt, unroll=1):
             # The matrix pipe works while the warp waits.
             _multiply(acc, fragments, 0, range(len(warp_tile.mma_n)), last_buffer, warp_tile)
             stage = ab_consumer.wait_and_advance()
@@ -117,11 +126,21 @@ def run_mma(args: MmaArgs):
             # Pass over the other team's tile.
             if groups.has_tile(cursor):
                 _give_turn(team, warp_tile)
-            ab_consumer.advance(_k_tile_cnt(groups, cursor, tiler))
+            ab_consumer.advance(_k_tile_cnt(groups, cursor, config))
             cursor = groups.next_cursor(cursor, stride, tiler)
         for i in cutlass.range_constexpr(len(warp_tile.mma_m)):
             _multiply(acc, fragments, i, range(len(warp_tile.mma_n)), last_buffer, warp_tile)
-        store_tile(acc, args.outputs, args.output_kind, tile, config, results, first_row, first_col)
+        if cutlass.const_expr(config.split_k == 1):
+            store_tile(acc, args.outputs, args.output_kind, tile, config, results, first_row, first_col)
+        else:
+            if cute.arch.block_idx_in_cluster() == receiver:
+                add_sums(partial, acc, cute.arch.lane_idx(), turn)
+                store_tile(acc, args.outputs, args.output_kind, tile, config, results, first_row, first_col)
+            else:
+                send_sums(partial, acc, receiver, turn)
+            turn ^= 1
+    if cutlass.const_expr(config.split_k > 1):
+        wait_until_read(args.exchange, warp_idx, turn)
 
 
 @cute.jit
@@ -134,11 +153,11 @@ def _clear(acc: cute.Tensor):
 
 
 @cute.jit
-def _k_tile_cnt(groups, cursor: tuple, tiler: cutlass.Constexpr) -> Int32:
-    """K tiles of the tile at the cursor, 0 behind the last one."""
+def _k_tile_cnt(groups, cursor: tuple, config: cutlass.Constexpr) -> Int32:
+    """This CTA's K tiles of the tile at the cursor, 0 behind the last one."""
     k_tile_cnt = Int32(0)
     if groups.has_tile(cursor):
-        k_tile_cnt = groups.tile(cursor, tiler).k_tile_cnt
+        _, k_tile_cnt = k_share(groups.tile(cursor, config.work_tile_mnk).k_tile_cnt, config.split_k)
     return k_tile_cnt
 
 

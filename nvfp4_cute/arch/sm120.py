@@ -25,6 +25,9 @@ BARRIER_BYTES = 1024
 TILE_M = 128
 TILES_N = (8, 16, 32, 64, 128)
 TILES_K = (128, 256)
+# CTAs of a cluster that share K tiles. A warp's sums are added up in one CTA: a team has at least four warps to deal.
+SPLITS = (1, 2, 4, 8)
+MIN_TEAM_WARPS = 4
 # Columns of all products of a tile, by num_acc_stage: 128 sums a thread; more spill registers.
 MAX_TILE_COLUMNS = {1: 256, 2: 128}
 # What ``choose`` chooses from, the simplest first where several are equally good.
@@ -38,7 +41,15 @@ CANDIDATES = (
     KernelConfig((TILE_M, 32, 256), num_acc_stage=2, swap_ab=True),
     KernelConfig((TILE_M, 16, 256), num_acc_stage=2, swap_ab=True),
     KernelConfig((TILE_M, 8, 256), num_acc_stage=2, swap_ab=True),
-)
+    KernelConfig((TILE_M, 32, 128), num_acc_stage=1),
+    # Few tiles: more SMs work on each.
+    *(
+        KernelConfig((TILE_M, n, k), num_acc_stage=1, swap_ab=True, split_k=split)
+        for n, k, split in (
+            (64, 128, 2), (64, 128, 4), (32, 256, 2), (32, 256, 4), (16, 256, 4), (8, 256, 4), (8, 256, 8)
+        )
+    ),
+)  # fmt: skip
 # The same for dual GEMMs, which have two products' sums.
 DUAL_CANDIDATES = (
     KernelConfig((TILE_M, 128, 128), num_acc_stage=1),
@@ -48,17 +59,31 @@ DUAL_CANDIDATES = (
     KernelConfig((TILE_M, 32, 128), num_acc_stage=2, swap_ab=True),
     KernelConfig((TILE_M, 16, 256), num_acc_stage=2, swap_ab=True),
     KernelConfig((TILE_M, 8, 256), num_acc_stage=2, swap_ab=True),
+    KernelConfig((TILE_M, 32, 128), num_acc_stage=1),
+    *(
+        KernelConfig((TILE_M, n, k), num_acc_stage=1, swap_ab=True, split_k=4)
+        for n, k in ((32, 128), (16, 256), (8, 256))
+    ),
 )
 # Cycles and bytes a cycle that ``choose`` ranks by, read off modelled launches on RTX 5090 and RTX PRO 6000.
 START_CYCLES = 3000  # from the start to the first bytes, and behind the last store
 MEMORY_BYTES_PER_CYCLE = 620
-L2_BYTES_PER_CYCLE = 6400  # of all SMs; the model answers those that ask for one piece together
+L2_BYTES_PER_CYCLE = 7400  # of all SMs; the model answers those that ask for one piece together,
+SPLIT_L2_BYTES_PER_CYCLE = 4096  # which CTAs that share a tile do not
 STORE_BYTES_PER_CYCLE = 2048  # of all SMs
 LOAD_BYTES_PER_CYCLE = 50  # what L2 brings to one SM while all of them load
+RING_CYCLES = 1300  # from a load to the next one of its stage
 MMA_FLOP_PER_CYCLE = 4096  # of an SM
 TEAM_CYCLES = 20  # of a K tile of less than 128 columns, that a team with one warp a sub-core cannot hide
 OVERLAP_LOSS = 0.08  # share of what takes less that adds to what takes more
 EPILOGUE_CYCLES = 100  # of a tile, where no other team multiplies meanwhile
+EXCHANGE_CYCLES = 500  # of split-K: until another CTA's sums have come and are added, beside their bytes
+EXCHANGE_BYTES_PER_CYCLE = 16  # what a CTA sends; taken over from the H200 (bench/h200_exchange_probe.cu)
+SPLIT_GAIN = (
+    0.05  # by how much a config that splits K has to be better: estimates of both kinds are less alike
+)
+GPC_SMS = 16  # a cluster's CTAs are SMs of one processing cluster (NVIDIA RTX Blackwell architecture: 8 pairs in GB202)
+FP32_BYTES = 4
 # A scale block covers 128 rows x 4 scales: a tile loads whole ones, whatever part of their rows it uses.
 SF_ATOM_ROWS = 128
 # Columns that every lane quad's scale word spans in one load: 8 columns each in groups of 32.
@@ -75,6 +100,7 @@ class SmemPlan:
         b_stage_bytes, sfb_stage_bytes: of each on its N side.
         num_ab_stage: stages.
         num_m, num_n: operands on the M side and on the N side.
+        exchange_bytes: sums that a CTA gets from the others of its cluster.
     """
 
     row_bytes: int
@@ -85,6 +111,7 @@ class SmemPlan:
     num_ab_stage: int
     num_m: int = 1
     num_n: int = 1
+    exchange_bytes: int = 0
 
     @property
     def stage_bytes(self) -> int:
@@ -105,7 +132,7 @@ class SmemPlan:
     @property
     def total_bytes(self) -> int:
         """Bytes of the buffers, each rounded up to its alignment, and of the barriers."""
-        return sum(map(_round_up, self.buffer_bytes)) + BARRIER_BYTES
+        return sum(map(_round_up, (*self.buffer_bytes, self.exchange_bytes))) + BARRIER_BYTES
 
 
 def candidates(
@@ -135,24 +162,44 @@ def choose(
 ) -> KernelConfig:
     """What a problem is computed with where the caller chooses nothing: the candidate with the least estimated time.
 
+    K is split only where all tiles are computed at once: a cluster's next tile does not hide the exchange of sums.
+
     Args:
         sizes: (m, n, k) of every group.
         num_sms: SMs of the device.
         num_b, weight_layout, is_quantized: as of :func:`candidates`.
     """
     live = Counter(size for size in sizes if min(size) > 0)
-    tried = candidates(num_b, weight_layout, is_quantized)
-    return min(tried, key=lambda config: _estimated_cycles(config, live, num_sms, num_b))
+    tried = [
+        config
+        for config in candidates(num_b, weight_layout, is_quantized)
+        if config.split_k == 1 or _num_tiles(config, live) <= _resident_clusters(num_sms, config.split_k)
+    ]
+    chosen = min(
+        tried,
+        key=lambda config: (
+            _estimated_cycles(config, live, num_sms, num_b) * (1 + SPLIT_GAIN * (config.split_k > 1))
+        ),
+    )
+    if chosen.split_k > 1:
+        chosen = replace(chosen, num_cta=_resident_clusters(num_sms, chosen.split_k) * chosen.split_k)
+    return chosen
+
+
+def _num_tiles(config: KernelConfig, sizes: Counter[tuple[int, int, int]]) -> int:
+    tile_m, tile_n, _ = config.work_tile_mnk
+    return sum(-(-m // tile_m) * -(-n // tile_n) * times for (m, n, _), times in sizes.items())
 
 
 def _estimated_cycles(
     config: KernelConfig, sizes: Counter[tuple[int, int, int]], num_sms: int, num_b: int
 ) -> float:
-    """The start, each wave's time, the last K tile, and the last stores.
+    """The start, each wave's time, the last K tile, the last exchange of sums, and the last stores.
 
     A wave lasts as its tiles do on an SM, or as what it loads takes.
     """
     plan, (tile_m, tile_n, tile_k) = smem_plan(config, num_b), config.work_tile_mnk
+    split, workers = config.split_k, _resident_clusters(num_sms, config.split_k)
     counts = {size: -(-size[0] // tile_m) * -(-size[1] // tile_n) * times for size, times in sizes.items()}
     k_tiles = sum(count * -(-k // tile_k) for (_, _, k), count in counts.items())
     num_tiles = sum(counts.values())
@@ -164,18 +211,41 @@ def _estimated_cycles(
     mma = 2 * num_b * tile_m * tile_n * tile_k / MMA_FLOP_PER_CYCLE
     has_two_teams = config.num_acc_stage > 1
     exposed = TEAM_CYCLES if has_two_teams and config.cta_tile_shape_mnk[1] < 128 else 0
-    k_tile = max(mma + exposed, plan.stage_bytes / LOAD_BYTES_PER_CYCLE)
-    tile = k_tile * k_tiles / num_tiles + (0 if has_two_teams else EPILOGUE_CYCLES)
-    memory, l2 = operand_bytes / MEMORY_BYTES_PER_CYCLE, k_tiles * plan.stage_bytes / L2_BYTES_PER_CYCLE
+    k_tile = max(mma + exposed, plan.stage_bytes / LOAD_BYTES_PER_CYCLE, RING_CYCLES / plan.num_ab_stage)
+    tile = sum(count * -(-k // (tile_k * split)) for (_, _, k), count in counts.items()) / num_tiles * k_tile
+    tile += 0 if has_two_teams else EPILOGUE_CYCLES
+    l2_rate = L2_BYTES_PER_CYCLE if split == 1 else SPLIT_L2_BYTES_PER_CYCLE
+    memory, l2 = operand_bytes / MEMORY_BYTES_PER_CYCLE, k_tiles * plan.stage_bytes / l2_rate
 
     def wave(count: int) -> float:
         parts = sorted((tile, memory * count / num_tiles, l2 * count / num_tiles))
         return parts[2] + OVERLAP_LOSS * (parts[0] + parts[1])
 
-    full_waves, rest = divmod(num_tiles, num_sms)
-    waves = full_waves * wave(num_sms) + (wave(rest) if rest else 0)
-    stores = out_bytes / num_tiles * min(num_tiles, num_sms) / STORE_BYTES_PER_CYCLE
-    return START_CYCLES + waves + k_tile + stores
+    full_waves, rest = divmod(num_tiles, workers)
+    waves = full_waves * wave(workers) + (wave(rest) if rest else 0)
+    stores = out_bytes / num_tiles * min(num_tiles, workers) / STORE_BYTES_PER_CYCLE
+    return START_CYCLES + waves + k_tile + stores + _exchange_cycles(config, num_b)
+
+
+def _exchange_cycles(config: KernelConfig, num_b: int) -> float:
+    """From a tile's last MMA until its sums have come and are added."""
+    if config.split_k == 1:
+        return 0.0
+    m, n, _ = config.cta_tile_shape_mnk
+    sent_bytes = num_b * m * n * FP32_BYTES * (config.split_k - 1) / config.split_k
+    return EXCHANGE_CYCLES + sent_bytes / EXCHANGE_BYTES_PER_CYCLE
+
+
+def _resident_clusters(num_sms: int, cluster_size: int) -> int:
+    """Clusters that run at a time: what is left of a processing cluster's SMs holds none."""
+    if cluster_size <= 2:
+        return num_sms // cluster_size
+    return max(num_sms // GPC_SMS, 1) * (GPC_SMS // cluster_size)
+
+
+def num_receivers(split: int) -> int:
+    """CTAs of a cluster of ``split`` that add up and store sums, each of every so many warps."""
+    return min(split, MIN_TEAM_WARPS)
 
 
 def smem_plan(config: KernelConfig, num_b: int = 1) -> SmemPlan:
@@ -183,7 +253,21 @@ def smem_plan(config: KernelConfig, num_b: int = 1) -> SmemPlan:
     m, n, k = config.cta_tile_shape_mnk
     sf = SF_ATOM_ROWS * k // SF_VEC_SIZE
     num_m, num_n = operands_on_sides(config, num_b)
-    plan = SmemPlan(k // 2, m * k // 2, n * k // 2, sf, sf, config.num_ab_stage or 0, num_m, num_n)
+    tile_sums_bytes = num_b * m * n * FP32_BYTES
+    plan = SmemPlan(
+        row_bytes=k // 2,
+        a_stage_bytes=m * k // 2,
+        b_stage_bytes=n * k // 2,
+        sfa_stage_bytes=sf,
+        sfb_stage_bytes=sf,
+        num_ab_stage=config.num_ab_stage or 0,
+        num_m=num_m,
+        num_n=num_n,
+        exchange_bytes=config.num_acc_stage
+        * (config.split_k - 1)
+        * tile_sums_bytes
+        // num_receivers(config.split_k),
+    )
     if config.num_ab_stage is None:
         while (
             deeper := replace(plan, num_ab_stage=plan.num_ab_stage + 1)
@@ -221,14 +305,16 @@ def unsupported_reason(config: KernelConfig, num_b: int = 1) -> str | None:
             f"num_acc_stage={config.num_acc_stage}: sums of {num_b} x {n} columns do not fit the warps' registers; use an "
             f"N tile of {max_n}"
         )
+    if config.split_k not in SPLITS:
+        return f"split_k={config.split_k}: 2, 4 or 8 CTAs of a cluster share K tiles; use split_k=2, or 1"
     plan = smem_plan(config, num_b)
     if plan.num_ab_stage < 1 or plan.total_bytes > SMEM_CAPACITY_BYTES:
         return (
             f"num_ab_stage={config.num_ab_stage}: {plan.total_bytes} bytes of shared memory, {SMEM_CAPACITY_BYTES} "
             f"exist; use 1 to {smem_plan(replace(config, num_ab_stage=None), num_b).num_ab_stage}"
         )
-    if config.num_cta is not None and config.num_cta < 1:
-        return f"num_cta={config.num_cta}: at least one CTA must be launched"
+    if config.num_cta is not None and config.num_cta < config.split_k:
+        return f"num_cta={config.num_cta}: at least {config.split_k} CTA{'s' * (config.split_k > 1)} must be launched"
     return None
 
 

@@ -117,7 +117,10 @@ def test_stages_fill_shared_memory():
         (KernelConfig((128, 128, 64), num_acc_stage=1), "use K tile 128 or 256"),
         (KernelConfig((128, 128, 128), num_acc_stage=3), "use 1, or 2 for two teams"),
         (KernelConfig((128, 128, 128), 6, num_acc_stage=1), "use 1 to 5"),
-        (KernelConfig((128, 128, 128), num_acc_stage=1, num_cta=0), "at least one CTA"),
+        (KernelConfig((128, 128, 128), num_acc_stage=1, num_cta=0), "at least 1 CTA"),
+        (KernelConfig((128, 8, 256), num_acc_stage=1, split_k=4, num_cta=3), "at least 4 CTAs"),
+        (KernelConfig((128, 8, 256), num_acc_stage=1, split_k=3), "use split_k=2, or 1"),
+        (KernelConfig((128, 128, 128), num_acc_stage=1, split_k=8), "115712 bytes of shared memory"),
     ],
     ids=lambda value: value.to_name() if isinstance(value, KernelConfig) else "",
 )
@@ -201,10 +204,17 @@ def test_results_are_stored_in_whole_sectors(name, m_major):
     [
         (188, [(8, 4096, 4096)], "t128x8x256_s0a2_swap"),
         (188, [(32, 4096, 4096)], "t128x16x256_s0a2_swap"),
-        (188, [(128, 4096, 4096)], "t128x32x256_s0a2_swap"),
+        (188, [(128, 4096, 4096)], "t128x32x128_s0a1"),
         (188, [(16, 512, 2048)] * 256, "t128x16x256_s0a2_swap"),
         (188, [(4096, 4096, 4096)], "t128x64x128_s0a1"),  # 11 waves of half a tile, not 6 whole ones
-        (170, [(8192, 8192, 8192)], "t128x128x128_s0a2"),
+        (188, [(8192, 8192, 8192)], "t128x128x128_s0a2"),
+        (
+            170,
+            [(2048, 2048, 2048)],
+            "t128x32x128_s0a1",
+        ),  # 7 waves of a quarter, not 4 of a half with two tiles in the last
+        (170, [(1, 1024, 7168)], "t128x8x256_s0a1_swap_k8_p160"),  # 8 tiles: eight SMs work on each
+        (188, [(512, 512, 16384)], "t128x64x128_s0a1_swap_k4_p176"),
         (188, [(1024, 4096, 4096)], "t128x64x128_s0a1"),  # 256 tiles would be one wave and a bit
         (188, [(0, 64, 256)], "t128x128x128_s0a1"),
     ],
