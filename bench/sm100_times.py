@@ -11,7 +11,7 @@ from tqdm import tqdm
 from nvfp4_cute.bench import ours
 from nvfp4_cute.bench.cases import Case, select
 from nvfp4_cute.bench.operands import empty_operands
-from nvfp4_cute.emulator.timing import Timing
+from nvfp4_cute.emulator.timing_result import Timing
 from nvfp4_cute.modelled import modelled_times
 from nvfp4_cute.problem import GroupedProblem
 from nvfp4_cute.schedule import make_schedule

@@ -6,7 +6,7 @@ from nvfp4_cute import tile_work
 from nvfp4_cute.backends import emulator
 from nvfp4_cute.config import KernelConfig
 from nvfp4_cute.emulator.representatives import LaunchWork
-from nvfp4_cute.emulator.timing import Timing
+from nvfp4_cute.emulator.timing_result import Timing
 from nvfp4_cute.launch import Plan
 from nvfp4_cute.problem import GroupedOperands, GroupedProblem
 from nvfp4_cute.targets import B200, Target

@@ -16,7 +16,7 @@ from nvfp4_cute.config import KernelConfig
 from nvfp4_cute.emulator.driver import Emulator
 from nvfp4_cute.emulator.launch_shim import prepare_cutlass
 from nvfp4_cute.emulator.representatives import LaunchWork
-from nvfp4_cute.emulator.timing import Timing
+from nvfp4_cute.emulator.timing_result import Timing
 from nvfp4_cute.launch import Plan, make_plan
 from nvfp4_cute.problem import GroupedOperands, GroupedProblem
 from nvfp4_cute.targets import B200, Target

@@ -16,10 +16,11 @@ from nvfp4_cute.emulator.ptx import Entry, Program, parse
 from nvfp4_cute.emulator.representatives import LaunchWork
 from nvfp4_cute.emulator.targets import Device, ptx_arch
 from nvfp4_cute.emulator.tensormap import encode_tiled
-from nvfp4_cute.emulator.timing import Timing, replay
+from nvfp4_cute.emulator.timing import replay
 from nvfp4_cute.emulator.timing_constants import Constants
 from nvfp4_cute.emulator.timing_events import LaunchTrace
 from nvfp4_cute.emulator.timing_record import Recorder
+from nvfp4_cute.emulator.timing_result import Timing
 from nvfp4_cute.errors import EmulatorError
 
 Dim3 = tuple[int, int, int]

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from nvfp4_cute.emulator.timing import Lane, Timing
+from nvfp4_cute.emulator.timing_result import Lane, Timing
 
 BUCKET_US = 0.25
 """Width of a step of the curve of device memory's throughput."""

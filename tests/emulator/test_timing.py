@@ -21,6 +21,7 @@ from nvfp4_cute.emulator.ptx import parse
 from nvfp4_cute.emulator.timing import Simulation
 from nvfp4_cute.emulator.timing_costs import block_cost
 from nvfp4_cute.emulator.timing_events import ClusterTrace, LaunchTrace, Op
+from nvfp4_cute.emulator.timing_work import worked
 from nvfp4_cute.targets import TARGETS, lookup
 from nvfp4_cute.timing_constants import constants_of
 
@@ -252,10 +253,10 @@ def test_computing_beside_wgmma_takes_longer_by_its_share():
     sm = simulation.sms[0]
     sm.matrix[0] = 512.0
     left = 1 - H200.wgmma_issue
-    assert simulation._worked(sm, 0, 0.0, 10) == pytest.approx(10 / left)
-    assert simulation._worked(sm, 0, 0.0, 512 * left) == pytest.approx(512)
-    assert simulation._worked(sm, 0, 0.0, 600) == pytest.approx(512 + 600 - 512 * left)
-    assert simulation._worked(sm, 0, 512.0, 600) == 512 + 600
+    assert worked(simulation, sm, 0, 0.0, 10) == pytest.approx(10 / left)
+    assert worked(simulation, sm, 0, 0.0, 512 * left) == pytest.approx(512)
+    assert worked(simulation, sm, 0, 0.0, 600) == pytest.approx(512 + 600 - 512 * left)
+    assert worked(simulation, sm, 0, 512.0, 600) == 512 + 600
 
 
 def test_every_figure_has_a_source():
