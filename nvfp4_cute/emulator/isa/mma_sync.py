@@ -233,13 +233,14 @@ def _scale_reader(b: Builder, inst: Inst, form: Form, name: str) -> Reader:
     read = b.read(data, "b32")
     byte_id, thread_id = _selectors(b, inst, selectors, form, name)
     count, quads = form.scales, 4 * np.arange(8)
+    lanes = [
+        np.concatenate([quads + 2 * thread, quads + 2 * thread + 1]) if name == "A" else quads + thread
+        for thread in range(2 if name == "A" else 4)
+    ]
 
     def scales(warp: "Warp") -> np.ndarray:
         first, thread = byte_id(warp), thread_id(warp)
-        lanes = (
-            np.concatenate([quads + 2 * thread, quads + 2 * thread + 1]) if name == "A" else quads + thread
-        )
-        words = as_array(read(warp), np.uint32)[lanes]
+        words = as_array(read(warp), np.uint32)[lanes[thread]]
         return words.view(np.uint8).reshape(-1, 4)[:, first : first + count]
 
     return scales

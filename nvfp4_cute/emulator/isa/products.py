@@ -14,6 +14,7 @@ below 2**(emax + 2w + 7), that is 2**(F + 2w + 7) <= 2**50 times q: no operation
 order BLAS forms it. One rounding of the exact sum is what the hardware does.
 """
 
+from functools import lru_cache
 from typing import Literal, NamedTuple, cast
 
 import numpy as np
@@ -46,11 +47,14 @@ HOPPER_FP8 = Rule(13, 13)
 
 
 class _Factor(NamedTuple):
-    """Values (rows, K) of an operand as float64, their exponents, and the largest of these."""
+    """Values (rows, K) of an operand as float64, their exponents, the largest of these, and the power of 2 that all values
+    are finite multiples of, as its exponent: None where one is not finite.
+    """
 
     values: np.ndarray
     exponents: np.ndarray
     top: int
+    unit: float | None
 
     @classmethod
     def decode(
@@ -63,17 +67,26 @@ class _Factor(NamedTuple):
             scale = np.where(table.is_nan.take(scales), np.nan, table.value.take(scales))
             values = values * scale[:, None]
             exponents = exponents + table.exponent.take(scales)[:, None]
-        return cls(-values if negate else values, exponents, int(exponents.max()))
+        return cls(-values if negate else values, exponents, int(exponents.max()), _unit(values))
 
     @classmethod
     def decode_fp4(cls, packed: np.ndarray, scales: np.ndarray, scale_type: str) -> "_Factor":
         """e2m1 pairs (rows, 32) times scales (rows, 2 or 4); the exponents are those of the scales."""
-        table = SCALE_TABLES[scale_type]
-        codes = np.stack([packed & 15, packed >> 4], -1).reshape(len(packed), scales.shape[1], -1)
-        scale = np.where(table.is_nan.take(scales), np.nan, table.value.take(scales))
-        exponents = table.exponent.take(scales)
-        values = (numerics.E2M1_VALUES.take(codes) * scale[:, :, None]).reshape(len(packed), -1)
-        return cls(values, exponents, int(exponents.max()))
+        return _decoded_fp4(packed.tobytes(), scales.tobytes(), len(packed), scale_type)
+
+
+# An operand meets every other one of its warp's tile, and in the other warps that read it.
+@lru_cache(maxsize=1024)
+def _decoded_fp4(packed_bytes: bytes, scale_bytes: bytes, rows: int, scale_type: str) -> _Factor:
+    packed, scales = (
+        np.frombuffer(values, np.uint8).reshape(rows, -1) for values in (packed_bytes, scale_bytes)
+    )
+    table = SCALE_TABLES[scale_type]
+    codes = np.stack([packed & 15, packed >> 4], -1).reshape(rows, scales.shape[1], -1)
+    scale = np.where(table.is_nan.take(scales), np.nan, table.value.take(scales))
+    exponents = table.exponent.take(scales)
+    values = (numerics.E2M1_VALUES.take(codes) * scale[:, :, None]).reshape(rows, -1)
+    return _Factor(values, exponents, int(exponents.max()), _unit(values))
 
 
 def multiply(
@@ -149,7 +162,7 @@ def _exact(a: _Factor, b: _Factor, c: np.ndarray | None, fraction_bits: int) -> 
         emax = max(emax, _least_exponent(c), int(np.frexp(np.abs(c).max())[1]) - 1)
     quantum = emax - fraction_bits
     room = a.top + b.top - quantum
-    if not _is_multiple(a.values, a.top - room // 2) or not _is_multiple(b.values, b.top - room + room // 2):
+    if a.unit is None or b.unit is None or a.unit < a.top - room // 2 or b.unit < b.top - room + room // 2:
         return None
     if c is None:
         return a.values @ b.values.T
@@ -162,6 +175,16 @@ def _exact(a: _Factor, b: _Factor, c: np.ndarray | None, fraction_bits: int) -> 
 def _least_exponent(c: np.ndarray) -> int:
     """Exponent of the subnormals of C's format."""
     return F16_LEAST_EXPONENT if c.dtype == np.float16 else ZERO_EXPONENT
+
+
+def _unit(values: np.ndarray) -> float | None:
+    """The largest x such that every value is a multiple of 2**x (infinite: all are 0); None where one is not finite."""
+    if not np.isfinite(values).all():
+        return None
+    mantissas, exponents = np.frexp(values[values != 0])
+    integers = np.ldexp(mantissas, 53).astype(np.int64)
+    lowest = np.frexp((integers & -integers).astype(np.float64))[1] - 1
+    return min((exponents - 53 + lowest).tolist(), default=np.inf)
 
 
 def _is_multiple(values: np.ndarray, exponent: int) -> bool:
