@@ -64,6 +64,16 @@ def version_problem(found: dict[str, str | None]) -> str | None:
     return None
 
 
+def refused_archs() -> tuple[str, ...]:
+    """Architectures of ours that the installed compiler does not know."""
+    from cutlass.base_dsl.enums import Arch
+
+    from nvfp4_cute.arch import ARCHS
+
+    known = {arch.name for arch in Arch}
+    return tuple(arch for arch in ARCHS if arch not in known)
+
+
 def gpus() -> list[Gpu]:
     """Return the GPUs that torch can use; an empty list without a driver or with a CPU build of torch."""
     import torch
@@ -109,8 +119,6 @@ def shim_problem() -> str | None:
 
 def report() -> tuple[str, bool]:
     """Return the whole report as text, and whether some kernel can run here (on a GPU or on the emulator)."""
-    from nvfp4_cute.arch import ARCHS
-
     found, present, shim = versions(), gpus(), shim_problem()
     compiler = version_problem(found)
     native = native_gpus()
@@ -118,7 +126,7 @@ def report() -> tuple[str, bool]:
         "versions": [f"{name} {version or '(not installed)'}" for name, version in found.items()],
         "GPUs": [line for gpu in present for line in (_gpu_line(gpu, gpu in native), _target_line(gpu))]
         or ["none that torch can use"],
-        "kernels": [compiler or f"grouped_gemm compiles for {', '.join(ARCHS)}; compiling needs no GPU"],
+        "kernels": [compiler] if compiler else _kernel_lines(found),
         "emulator": [
             f"not usable: {compiler or shim}" if compiler or shim else "ready: the launch shim is built"
         ],
@@ -130,6 +138,18 @@ def report() -> tuple[str, bool]:
         f"{title}\n" + "".join(f"  {line}\n" for line in lines) for title, lines in sections.items()
     )
     return text, compiler is None and (bool(native) or shim is None)
+
+
+def _kernel_lines(found: dict[str, str | None]) -> list[str]:
+    """What kernels are compiled for, and what the compiler refuses."""
+    from nvfp4_cute.arch import ARCHS
+
+    refused = refused_archs()
+    accepted = ", ".join(arch for arch in ARCHS if arch not in refused)
+    return [
+        f"grouped_gemm compiles for {accepted}; compiling needs no GPU",
+        *(f"{arch}: refused, {DSL_PREFIX} {found[DSL_PREFIX]} does not know it" for arch in refused),
+    ]
 
 
 def _gpu_line(gpu: Gpu, has_kernel: bool) -> str:

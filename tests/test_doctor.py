@@ -44,6 +44,17 @@ def test_version_problem_names_the_fix():
     )
 
 
+def test_what_the_compiler_refuses_is_said(machine, monkeypatch):
+    from cutlass.base_dsl import enums
+
+    machine()
+    assert doctor.refused_archs() == ()
+    monkeypatch.setattr(enums, "Arch", [arch for arch in enums.Arch if arch.name != "sm_121a"])
+    text, _ = doctor.report()
+    assert "sm_110a, sm_120a; compiling needs no GPU" in text
+    assert f"sm_121a: refused, {DSL} {importlib.metadata.version(DSL)} does not know it" in text
+
+
 def test_missing_gpu_reason(machine):
     machine()
     assert doctor.missing_gpu_reason("sm_100a") == "needs an sm_100a GPU; here: no GPU that torch can use"
