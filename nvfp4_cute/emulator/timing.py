@@ -179,6 +179,9 @@ class Simulation:
         cta, cluster = warp.cta, warp.cta.cluster
         cta.live -= 1
         cluster.live -= 1
+        if warp.passed == cluster.phase:
+            # Only warps that live are waited for.
+            cluster.barrier.arrived -= 1
         for named in cta.named.values():
             complete(self, named, cta.live, time, len(cta.warps))
         complete_cluster(self, cluster, time)

@@ -96,7 +96,9 @@ class Warp:
     def __init__(self, cta: "Cta", index: int, events: list[Event]):
         self.cta, self.index, self.events, self.sm = cta, index, events, cta.sm
         self.scheduler = index % SCHEDULERS
-        self.position = self.passed = 0
+        self.position = 0
+        # Phase of the cluster barrier that it arrived in last.
+        self.passed = -1
         self.role = ""
         self.spans: list[Span] = []
         self.reads: dict[int, float] = {}

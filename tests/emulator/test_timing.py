@@ -121,6 +121,16 @@ def test_critical_path_names_memory_and_adds_up():
     assert "memory data" in timing.report() and "modelled" in timing.report()
 
 
+# ---- the cluster barrier ---------------------------------------------------------------------------------------------
+def test_a_warp_that_has_ended_is_not_waited_for_and_does_not_stand_for_others():
+    """Warps that arrive and end; one that arrives 4000 cycles later, and one that waits for it."""
+    arrive, wait = (Op.CLUSTER_ARRIVE,), (Op.CLUSTER_WAIT,)
+    late = [(Op.SLEEP, 4000 / B200.clock_hz * 1e9), arrive, wait]
+    cluster = ClusterTrace((0, 0, 0), [[[arrive], [arrive], [arrive, wait]], [[arrive], [arrive], late]])
+    cycles = Simulation(B200, LaunchTrace("cluster", 1, [cluster])).run().cycles
+    assert cycles == pytest.approx(B200.launch + 4000 + B200.cluster_barrier, abs=10)
+
+
 # ---- prefetches ------------------------------------------------------------------------------------------------------
 def copy_after(*before: tuple) -> float:
     """Cycles until a warp has a copy of one piece by tensor map 1, 4000 cycles after some events."""
