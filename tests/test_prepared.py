@@ -311,17 +311,6 @@ def test_the_second_call_is_launched_without_checks(gpu, monkeypatch, form, own_
         torch.testing.assert_close(ours, right, rtol=0, atol=0)
 
 
-def test_results_of_a_custom_op_share_no_memory(gpu):
-    """Torch refuses them otherwise; those of the function itself do, when its call is prepared."""
-    operands = [2 * tensors for tensors in arguments_of("list").values()]
-    for _ in range(3):
-        eager = grouped_gemm(*operands)
-        graphed = torch.ops.nvfp4_cute.grouped_gemm_list(*operands, None, torch.bfloat16, "blocked", "auto")
-        assert all(torch.equal(*pair) for pair in zip(eager, graphed, strict=True))
-    assert len({out.untyped_storage().data_ptr() for out in eager}) == 1
-    assert len({out.untyped_storage().data_ptr() for out in graphed}) == len(graphed)
-
-
 @pytest.mark.parametrize("batches", [1, 2])
 def test_the_second_gemm_is_launched_without_checks(gpu, monkeypatch, batches):
     def operands():

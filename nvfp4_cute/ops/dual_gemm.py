@@ -7,20 +7,18 @@ import torch
 
 from nvfp4_cute import backends, prepared
 from nvfp4_cute.config import KernelConfig
-from nvfp4_cute.errors import UnsupportedProblem
 from nvfp4_cute.formats import ScaleLayout
 from nvfp4_cute.ops.batches import as_alphas, one_factor, quantized_result, split_batches, split_quantized
-from nvfp4_cute.ops.device_groups import check_dual_device_groups, new_device_results
+from nvfp4_cute.ops.device_groups import check_dual_device_groups
 from nvfp4_cute.ops.repeated import keep_list, keep_task
 from nvfp4_cute.ops.results import as_results, flat_outputs, global_scales, new_outputs
+from nvfp4_cute.ops.traced import new_group_results, refuse_config, refuse_gradients
 from nvfp4_cute.problem import (
     NVFP4,
     Activation,
     DualWeights,
     OutDtype,
     check_dual_operands,
-    new_quantized_data,
-    new_quantized_scale,
 )
 from nvfp4_cute.scale_layout import as_blocked_batches
 
@@ -180,8 +178,7 @@ def _given(x: Any) -> list[Any]:
 
 def _traced(operands, alphas, sizes, choices, out, out_dtype, global_scale, config, settings) -> Any:
     """The call as the custom op (``ops.library``) that a traced graph keeps; the graph allocates the results."""
-    if config is not None:
-        raise UnsupportedProblem("config under torch.compile: leave it out, or call outside of the graph")
+    refuse_config(config)
     is_list, is_quantized = all(x is None for x in sizes), out_dtype == NVFP4
     a, b1 = operands[:2]
     groups: Any = a if is_list else next(x for x in sizes if x is not None)
@@ -190,22 +187,11 @@ def _traced(operands, alphas, sizes, choices, out, out_dtype, global_scale, conf
         outs = flat_outputs(out, is_list, is_quantized)
     else:
         parts = 1 if choices[2] == "separate" else 2
-        if is_list:
-            leads, columns = [x.shape[:-1] for x in a], [y.shape[0] // parts for y in b1]
-        else:
-            leads, columns = [a.shape[:-1]], [b1.shape[1] // parts]
-        shapes, device = list(zip(leads, columns, strict=True)), groups[0].device
-        if not is_quantized:
-            outs = [torch.empty((*lead, n), dtype=out_dtype, device=device) for lead, n in shapes]
-        elif is_list:
-            outs = [new_quantized_data((*lead, n), device) for lead, n in shapes]
-            outs += [new_quantized_scale(lead, n, device) for lead, n in shapes]
-        else:
-            ((lead, n),) = shapes
-            outs = new_device_results((*lead, n), len(groups), sizes[0] is not None, device)
+        outs = new_group_results(
+            a, b1, None if is_list else len(groups), parts, sizes[0] is not None, out_dtype
+        )
     flat = [tensor for group in operands for tensor in group] if is_list else list(operands)
-    if torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in (*flat, *alphas, factors)):
-        raise UnsupportedProblem("there is no backward pass: pass .detach() or use torch.no_grad()")
+    refuse_gradients(*flat, *alphas, factors)
     torch.ops.nvfp4_cute.grouped_dual_gemm_out(
         flat, len(a) if is_list else None, *alphas, *sizes, *choices, outs,
         None if is_quantized else out_dtype, factors, *settings,

@@ -20,8 +20,17 @@ from nvfp4_cute.ops.batches import (
 )
 from nvfp4_cute.ops.repeated import keep_list
 from nvfp4_cute.ops.results import as_results
+from nvfp4_cute.ops.traced import refuse_config, refuse_gradients
 from nvfp4_cute.ops.w4a16 import ACTIVATION_DTYPES, weight_only
-from nvfp4_cute.problem import NVFP4, GroupedOperands, GroupedProblem, OutDtype, check_list_operands
+from nvfp4_cute.problem import (
+    NVFP4,
+    GroupedOperands,
+    GroupedProblem,
+    OutDtype,
+    check_list_operands,
+    new_quantized_data,
+    new_quantized_scale,
+)
 
 
 @overload
@@ -128,10 +137,8 @@ def gemm(
     if config is not None and a_scale is None:
         raise UnsupportedProblem("config with 16-bit a: that kernel has nothing to configure; leave it out")
     if torch.compiler.is_compiling():  # the custom op (ops.library) that a traced graph keeps
-        settings = (scale_layout, backend)
-        if is_quantized:
-            return _traced_quantized(a, b, a_scale, b_scale, alpha, out, out_global_scale, config, settings)
-        return _traced(a, b, a_scale, b_scale, alpha, out, config, (out_dtype, *settings))
+        return _traced((a, b, a_scale, b_scale), alpha, out, out_dtype, out_global_scale, config,
+                       (scale_layout, backend))  # fmt: skip
     if a_scale is None or (isinstance(a, torch.Tensor) and a.dtype in ACTIVATION_DTYPES):
         if a_scale is not None:
             raise ValueError(
@@ -234,22 +241,24 @@ def _batched_scales(
     return blocked
 
 
-def _traced(a, b, a_scale, b_scale, alpha, out, config, settings) -> torch.Tensor:
-    """The call as the custom op (``ops.library``) that a traced graph keeps."""
-    if config is not None:
-        raise UnsupportedProblem("config under torch.compile: leave it out, or call outside of the graph")
-    alpha = as_factor(alpha, a.device)
-    ops = torch.ops.nvfp4_cute
-    if out is None:
-        return ops.gemm(a, b, a_scale, b_scale, alpha, *settings)
-    ops.gemm_out(a, b, a_scale, b_scale, alpha, out, *settings)
-    return out
-
-
-def _traced_quantized(a, b, a_scale, b_scale, alpha, out, global_scale, config, settings) -> Any:
-    """The same with an NVFP4 result."""
-    if config is not None or out is not None:
-        raise UnsupportedProblem('out_dtype="nvfp4" under torch.compile: pass neither out nor config')
+def _traced(operands, alpha, out, out_dtype, global_scale, config, settings) -> Any:
+    """The call as the custom op (``ops.library``) that a traced graph keeps; the graph allocates the result."""
+    refuse_config(config)
+    a, b = operands[:2]
+    is_quantized, lead = out_dtype == NVFP4, (*a.shape[2:], a.shape[0])
     alpha, factor = (as_factor(x, a.device) for x in (alpha, global_scale))
-    data, scale = torch.ops.nvfp4_cute.gemm_nvfp4(a, b, a_scale, b_scale, alpha, factor, *settings)
-    return _result([data, scale], factor if factor is None else factor.reshape(1))
+    if out is not None:
+        outs = [out.data, out.scale] if is_quantized else [out]
+    elif is_quantized:
+        outs = [
+            new_quantized_data((*lead, b.shape[0]), a.device),
+            new_quantized_scale(lead, b.shape[0], a.device),
+        ]
+    else:
+        result = a.new_empty((*lead, b.shape[0]), dtype=out_dtype)
+        outs = [result if a.ndim == 2 else result.permute(1, 2, 0)]
+    refuse_gradients(*operands, alpha, factor)
+    torch.ops.nvfp4_cute.gemm_out(
+        *operands, alpha, outs, None if is_quantized else out_dtype, factor, *settings
+    )
+    return _result(outs, None if factor is None else factor.reshape(1))

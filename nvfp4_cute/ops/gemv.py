@@ -11,6 +11,7 @@ from nvfp4_cute.formats import SCALE_LAYOUTS, ScaleLayout
 from nvfp4_cute.launch_table import Gemv
 from nvfp4_cute.ops import vector_checks as checks
 from nvfp4_cute.ops.batches import as_factor
+from nvfp4_cute.ops.traced import refuse_gradients
 from nvfp4_cute.ops.w4a16 import ACTIVATION_DTYPES, weight_only
 from nvfp4_cute.reference import gemv_reference
 from nvfp4_cute.simt_keys import GemvKey
@@ -65,8 +66,10 @@ def gemv(
     """
     if torch.compiler.is_compiling():  # the custom op (ops.library) that a traced graph keeps
         alpha = as_factor(alpha, a.device)
+        refuse_gradients(a, b, a_scale, b_scale, alpha)
         if out is None:
-            return torch.ops.nvfp4_cute.gemv(a, b, a_scale, b_scale, alpha, out_dtype, scale_layout, backend)
+            out = a.new_empty((*a.shape[2:], a.shape[0]), dtype=out_dtype)
+            out = out if a.ndim == 2 else out.t()
         torch.ops.nvfp4_cute.gemv_out(a, b, a_scale, b_scale, alpha, out, out_dtype, scale_layout, backend)
         return out
     if b_scale is None or (isinstance(b, torch.Tensor) and b.dtype in ACTIVATION_DTYPES):

@@ -7,11 +7,11 @@ import torch
 
 from nvfp4_cute import backends, prepared
 from nvfp4_cute.config import KernelConfig
-from nvfp4_cute.errors import UnsupportedProblem
 from nvfp4_cute.formats import NVFP4Tensor
 from nvfp4_cute.ops.device_groups import check_device_groups
 from nvfp4_cute.ops.repeated import keep_list, keep_task
 from nvfp4_cute.ops.results import as_results, flat_outputs, global_scales, new_outputs
+from nvfp4_cute.ops.traced import as_factors, new_group_results, refuse_config, refuse_gradients
 from nvfp4_cute.problem import NVFP4, OutDtype, ScaleLayout, check_list_operands
 
 
@@ -156,12 +156,8 @@ def grouped_gemm(
     """
     is_list = offs is None and masked_m is None
     if torch.compiler.is_compiling():
-        given = (a, b, a_scale, b_scale)
-        if out_dtype == NVFP4:
-            return _traced_quantized(is_list, given, offs, alpha, masked_m, out, out_global_scale, config,
-                                     (scale_layout, backend))  # fmt: skip
-        return _traced(is_list, a, b, a_scale, b_scale, offs, alpha, masked_m, out, config,
-                       (out_dtype, scale_layout, backend))  # fmt: skip
+        return _traced((a, b, a_scale, b_scale), (offs, masked_m), alpha, out, out_dtype, out_global_scale, config,
+                       (scale_layout, backend))  # fmt: skip
     is_quantized = out_dtype == NVFP4
     sizes = masked_m if offs is None else offs
     counts: tuple[int, ...] = ()
@@ -223,37 +219,20 @@ def grouped_gemm(
     return as_results(outs, is_list, is_quantized, factors)
 
 
-def _traced(is_list, a, b, a_scale, b_scale, offs, alpha, masked_m, out, config, settings) -> Any:
-    """The call as the custom op (``ops.library``) that a traced graph keeps."""
-    if config is not None:
-        raise UnsupportedProblem("config under torch.compile: leave it out, or call outside of the graph")
-    operands = (a, b, a_scale, b_scale)
-    if isinstance(alpha, list | tuple):
-        device = a[0].device if is_list else a.device
-        alpha = torch.tensor(alpha, dtype=torch.float32, device=device)
-    ops = torch.ops.nvfp4_cute
-    if is_list:
-        if out is None:
-            return ops.grouped_gemm_list(*operands, alpha, *settings)
-        ops.grouped_gemm_list_out(*operands, alpha, out, *settings)
-        return list(out)
-    if out is None:
-        return ops.grouped_gemm(*operands, offs, alpha, masked_m, *settings)
-    ops.grouped_gemm_out(*operands, offs, alpha, masked_m, out, *settings)
-    return out
-
-
-def _traced_quantized(is_list, operands, offs, alpha, masked_m, out, global_scale, config, settings) -> Any:
-    """The same with NVFP4 results."""
-    if config is not None or out is not None:
-        raise UnsupportedProblem('out_dtype="nvfp4" under torch.compile: pass neither out nor config')
-    device = (operands[0][0] if is_list else operands[0]).device
-    alpha, factors = (
-        torch.tensor(x, dtype=torch.float32, device=device) if isinstance(x, list | tuple) else x
-        for x in (alpha, global_scale)
-    )
-    ops = torch.ops.nvfp4_cute
-    if is_list:
-        results = ops.grouped_gemm_list_nvfp4(*operands, alpha, factors, *settings)
-        return as_results(results, True, True, factors)
-    return ops.grouped_gemm_nvfp4(*operands, offs, alpha, masked_m, factors, *settings)
+def _traced(operands, sizes, alpha, out, out_dtype, global_scale, config, settings) -> Any:
+    """The call as the custom op (``ops.library``) that a traced graph keeps; the graph allocates the results."""
+    refuse_config(config)
+    is_list, is_quantized = all(x is None for x in sizes), out_dtype == NVFP4
+    a, b = operands[:2]
+    groups: Any = a if is_list else next(x for x in sizes if x is not None)
+    alpha, factors = as_factors(alpha, groups), as_factors(global_scale, groups)
+    if out is not None:
+        outs = flat_outputs(out, is_list, is_quantized)
+    else:
+        outs = new_group_results(a, b, None if is_list else len(groups), 1, sizes[0] is not None, out_dtype)
+    flat = [tensor for group in operands for tensor in group] if is_list else list(operands)
+    refuse_gradients(*flat, alpha, factors)
+    torch.ops.nvfp4_cute.grouped_gemm_out(
+        flat, len(a) if is_list else None, *sizes, alpha, outs, None if is_quantized else out_dtype, factors, *settings
+    )  # fmt: skip
+    return as_results(outs, is_list, is_quantized, factors)

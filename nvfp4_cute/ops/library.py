@@ -1,7 +1,7 @@
 """The operations as ``torch.library`` custom ops, through which ``torch.compile`` calls them without looking inside.
 
-A graph that is being traced calls these; everything else calls the functions. An op that allocates has a fake
-implementation, which gives shape, dtype and strides of its result. None has a backward pass.
+A graph that is being traced calls these; everything else calls the functions. They write what the graph allocates
+(``ops.traced``), but for ``quantize``, whose fake implementation gives shape and dtype of its results. None has a backward pass.
 """
 
 from collections.abc import Callable
@@ -11,14 +11,13 @@ import torch
 from torch.library import custom_op
 
 from nvfp4_cute.errors import UnsupportedProblem
-from nvfp4_cute.ops.device_groups import new_device_results
 from nvfp4_cute.ops.dual_gemm import grouped_dual_gemm as eager_grouped_dual_gemm
 from nvfp4_cute.ops.gemm import gemm as eager_gemm
 from nvfp4_cute.ops.gemv import gemv as eager_gemv
 from nvfp4_cute.ops.grouped_gemm import grouped_gemm as eager_grouped_gemm
 from nvfp4_cute.ops.quantize import quantize as eager_quantize
 from nvfp4_cute.ops.results import as_results
-from nvfp4_cute.problem import NVFP4, new_quantized_data, new_quantized_scale
+from nvfp4_cute.problem import NVFP4
 from nvfp4_cute.scale_layout import ATOM_SHAPE, atom_counts, num_k_blocks
 
 Tensors = list[torch.Tensor]
@@ -30,135 +29,32 @@ _grouped_gemm: Callable[..., Any] = eager_grouped_gemm
 _quantize: Callable[..., Any] = eager_quantize
 
 
-@custom_op("nvfp4_cute::grouped_gemm", mutates_args=())
-def grouped_gemm(
-    a: torch.Tensor,
-    b: torch.Tensor,
-    a_scale: torch.Tensor,
-    b_scale: torch.Tensor,
-    offs: torch.Tensor | None,
-    alpha: torch.Tensor | None,
-    masked_m: torch.Tensor | None,
-    out_dtype: torch.dtype,
-    scale_layout: str,
-    backend: str,
-) -> torch.Tensor:
-    """Ragged or masked form, as ``nvfp4_cute.grouped_gemm``."""
-    return _grouped_gemm(
-        a, b, a_scale, b_scale, offs, alpha, masked_m=masked_m, out_dtype=out_dtype,
-        scale_layout=scale_layout, backend=backend,
-    )  # fmt: skip
-
-
-@grouped_gemm.register_fake
-def _(a, b, a_scale, b_scale, offs, alpha, masked_m, out_dtype, scale_layout, backend):
-    return a.new_empty((*a.shape[:-1], b.shape[1]), dtype=out_dtype)
-
-
 @custom_op("nvfp4_cute::grouped_gemm_out", mutates_args=("out",))
 def grouped_gemm_out(
-    a: torch.Tensor,
-    b: torch.Tensor,
-    a_scale: torch.Tensor,
-    b_scale: torch.Tensor,
+    operands: Tensors,
+    num_groups: int | None,
     offs: torch.Tensor | None,
-    alpha: torch.Tensor | None,
     masked_m: torch.Tensor | None,
-    out: torch.Tensor,
-    out_dtype: torch.dtype,
+    alpha: torch.Tensor | None,
+    out: Tensors,
+    out_dtype: torch.dtype | None,
+    out_global_scale: torch.Tensor | None,
     scale_layout: str,
     backend: str,
 ) -> None:
-    """Ragged or masked form that writes ``out``."""
+    """Every form of ``nvfp4_cute.grouped_gemm``; the caller allocates.
+
+    Args:
+        operands: a, b, a_scale, b_scale; of the list form every group's.
+        num_groups: of the list form; None otherwise.
+        out: all results, or all data, then all scales, of NVFP4 ones.
+        out_dtype: None is NVFP4.
+    """
     _grouped_gemm(
-        a, b, a_scale, b_scale, offs, alpha, masked_m=masked_m, out=out, out_dtype=out_dtype,
-        scale_layout=scale_layout, backend=backend,
-    )  # fmt: skip
-
-
-@custom_op("nvfp4_cute::grouped_gemm_list", mutates_args=())
-def grouped_gemm_list(
-    a: Tensors,
-    b: Tensors,
-    a_scale: Tensors,
-    b_scale: Tensors,
-    alpha: torch.Tensor | None,
-    out_dtype: torch.dtype,
-    scale_layout: str,
-    backend: str,
-) -> Tensors:
-    """List form, as ``nvfp4_cute.grouped_gemm``, but for the results' memory: those of a custom op share none."""
-    out = _new_list(a, b, out_dtype)
-    _grouped_gemm(
-        a, b, a_scale, b_scale, None, alpha, out=out, out_dtype=out_dtype, scale_layout=scale_layout,
-        backend=backend,
-    )  # fmt: skip
-    return out
-
-
-@grouped_gemm_list.register_fake
-def _(a, b, a_scale, b_scale, alpha, out_dtype, scale_layout, backend):
-    return _new_list(a, b, out_dtype)
-
-
-def _new_list(a, b, out_dtype):
-    return [x.new_empty((x.shape[0], y.shape[0]), dtype=out_dtype) for x, y in zip(a, b, strict=True)]
-
-
-@custom_op("nvfp4_cute::grouped_gemm_nvfp4", mutates_args=())
-def grouped_gemm_nvfp4(
-    a: torch.Tensor,
-    b: torch.Tensor,
-    a_scale: torch.Tensor,
-    b_scale: torch.Tensor,
-    offs: torch.Tensor | None,
-    alpha: torch.Tensor | None,
-    masked_m: torch.Tensor | None,
-    out_global_scale: torch.Tensor | None,
-    scale_layout: str,
-    backend: str,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Ragged or masked form with NVFP4 results."""
-    return _grouped_gemm(
-        a, b, a_scale, b_scale, offs, alpha, masked_m=masked_m, out_dtype=NVFP4,
+        *_by_operand(operands, num_groups), offs, alpha, masked_m=masked_m,
+        out=as_results(out, num_groups is not None, out_dtype is None, None), out_dtype=out_dtype or NVFP4,
         out_global_scale=out_global_scale, scale_layout=scale_layout, backend=backend,
     )  # fmt: skip
-
-
-@grouped_gemm_nvfp4.register_fake
-def _(a, b, a_scale, b_scale, offs, alpha, masked_m, out_global_scale, scale_layout, backend):
-    data, scale = new_device_results((*a.shape[:-1], b.shape[1]), b.shape[0], masked_m is None, a.device)
-    return data, scale.view(torch.float8_e4m3fn)
-
-
-@custom_op("nvfp4_cute::grouped_gemm_list_nvfp4", mutates_args=())
-def grouped_gemm_list_nvfp4(
-    a: Tensors,
-    b: Tensors,
-    a_scale: Tensors,
-    b_scale: Tensors,
-    alpha: torch.Tensor | None,
-    out_global_scale: torch.Tensor | None,
-    scale_layout: str,
-    backend: str,
-) -> Tensors:
-    """List form with NVFP4 results: all data, then all scales."""
-    outs = _new_quantized_list(a, b)
-    _grouped_gemm(
-        a, b, a_scale, b_scale, None, alpha, out=as_results(outs, True, True, None), out_dtype=NVFP4,
-        out_global_scale=out_global_scale, scale_layout=scale_layout, backend=backend,
-    )  # fmt: skip
-    return outs
-
-
-@grouped_gemm_list_nvfp4.register_fake
-def _(a, b, a_scale, b_scale, alpha, out_global_scale, scale_layout, backend):
-    return _new_quantized_list(a, b)
-
-
-def _new_quantized_list(a, b):
-    results = [_new_quantized(x.shape[:1], y.shape[0], x.device) for x, y in zip(a, b, strict=True)]
-    return [data for data, _ in results] + [scale for _, scale in results]
 
 
 @custom_op("nvfp4_cute::grouped_dual_gemm_out", mutates_args=("out",))
@@ -186,10 +82,7 @@ def grouped_dual_gemm_out(
         out: all results, or all data, then all scales, of NVFP4 ones.
         out_dtype: None is NVFP4.
     """
-    given: list[Any] = operands
-    if num_groups is not None:
-        given = [operands[i : i + num_groups] for i in range(0, len(operands), num_groups)]
-    a, b1, a_scale, b1_scale, *second = given
+    a, b1, a_scale, b1_scale, *second = _by_operand(operands, num_groups)
     b2, b2_scale = second or (None, None)
     _grouped_dual_gemm(
         a, b1, b2, a_scale, b1_scale, b2_scale, alpha1, alpha2, offs=offs, masked_m=masked_m, activation=activation,
@@ -198,76 +91,11 @@ def grouped_dual_gemm_out(
     )  # fmt: skip
 
 
-@custom_op("nvfp4_cute::grouped_gemm_list_out", mutates_args=("out",))
-def grouped_gemm_list_out(
-    a: Tensors,
-    b: Tensors,
-    a_scale: Tensors,
-    b_scale: Tensors,
-    alpha: torch.Tensor | None,
-    out: Tensors,
-    out_dtype: torch.dtype,
-    scale_layout: str,
-    backend: str,
-) -> None:
-    """List form that writes ``out``."""
-    _grouped_gemm(
-        a, b, a_scale, b_scale, None, alpha, out=out, out_dtype=out_dtype, scale_layout=scale_layout,
-        backend=backend,
-    )  # fmt: skip
-
-
-@custom_op("nvfp4_cute::gemm", mutates_args=())
-def gemm(
-    a: torch.Tensor,
-    b: torch.Tensor,
-    a_scale: torch.Tensor | None,
-    b_scale: torch.Tensor,
-    alpha: torch.Tensor | None,
-    out_dtype: torch.dtype,
-    scale_layout: str,
-    backend: str,
-) -> torch.Tensor:
-    """As ``nvfp4_cute.gemm``."""
-    return _gemm(
-        a, b, a_scale, b_scale, alpha, out_dtype=out_dtype, scale_layout=scale_layout, backend=backend
-    )
-
-
-@gemm.register_fake
-def _(a, b, a_scale, b_scale, alpha, out_dtype, scale_layout, backend):
-    result = a.new_empty((*a.shape[2:], a.shape[0], b.shape[0]), dtype=out_dtype)
-    return result if a.ndim == 2 else result.permute(1, 2, 0)
-
-
-@custom_op("nvfp4_cute::gemm_nvfp4", mutates_args=())
-def gemm_nvfp4(
-    a: torch.Tensor,
-    b: torch.Tensor,
-    a_scale: torch.Tensor,
-    b_scale: torch.Tensor,
-    alpha: torch.Tensor | None,
-    out_global_scale: torch.Tensor | None,
-    scale_layout: str,
-    backend: str,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Gemm with an NVFP4 result: data and scales."""
-    result = _gemm(
-        a, b, a_scale, b_scale, alpha, out_dtype=NVFP4, out_global_scale=out_global_scale,
-        scale_layout=scale_layout, backend=backend,
-    )  # fmt: skip
-    return result.data, result.scale
-
-
-@gemm_nvfp4.register_fake
-def _(a, b, a_scale, b_scale, alpha, out_global_scale, scale_layout, backend):
-    return _new_quantized((*a.shape[2:], a.shape[0]), b.shape[0], a.device)
-
-
-def _new_quantized(lead, n, device):
-    return new_quantized_data((*lead, n), device), new_quantized_scale(lead, n, device).view(
-        torch.float8_e4m3fn
-    )
+def _by_operand(operands: Tensors, num_groups: int | None) -> list[Any]:
+    """A list of every operand's groups in list form, else the operands."""
+    if num_groups is None:
+        return [*operands]
+    return [operands[i : i + num_groups] for i in range(0, len(operands), num_groups)]
 
 
 @custom_op("nvfp4_cute::gemm_out", mutates_args=("out",))
@@ -277,39 +105,18 @@ def gemm_out(
     a_scale: torch.Tensor | None,
     b_scale: torch.Tensor,
     alpha: torch.Tensor | None,
-    out: torch.Tensor,
-    out_dtype: torch.dtype,
+    out: Tensors,
+    out_dtype: torch.dtype | None,
+    out_global_scale: torch.Tensor | None,
     scale_layout: str,
     backend: str,
 ) -> None:
-    """Gemm that writes ``out``."""
+    """``nvfp4_cute.gemm`` that writes ``out``: the result, or data and scale of an NVFP4 one, whose ``out_dtype`` is None."""
+    is_quantized = out_dtype is None
     _gemm(
-        a, b, a_scale, b_scale, alpha, out=out, out_dtype=out_dtype, scale_layout=scale_layout, backend=backend
+        a, b, a_scale, b_scale, alpha, out=as_results(out, True, is_quantized, None)[0], out_dtype=out_dtype or NVFP4,
+        out_global_scale=out_global_scale, scale_layout=scale_layout, backend=backend,
     )  # fmt: skip
-
-
-@custom_op("nvfp4_cute::gemv", mutates_args=())
-def gemv(
-    a: torch.Tensor,
-    b: torch.Tensor,
-    a_scale: torch.Tensor,
-    b_scale: torch.Tensor | None,
-    alpha: torch.Tensor | None,
-    out_dtype: torch.dtype,
-    scale_layout: str,
-    backend: str,
-) -> torch.Tensor:
-    """As ``nvfp4_cute.gemv``."""
-    return _gemv(
-        a, b, a_scale, b_scale, alpha, out_dtype=out_dtype, scale_layout=scale_layout, backend=backend
-    )
-
-
-@gemv.register_fake
-def _(a, b, a_scale, b_scale, alpha, out_dtype, scale_layout, backend):
-    if a.ndim == 2:
-        return a.new_empty((a.shape[0],), dtype=out_dtype)
-    return a.new_empty((a.shape[2], a.shape[0]), dtype=out_dtype).t()
 
 
 @custom_op("nvfp4_cute::gemv_out", mutates_args=("out",))
@@ -366,14 +173,4 @@ def _refuse_backward(context, *gradients):
     raise UnsupportedProblem("there is no backward pass: pass .detach() or use torch.no_grad()")
 
 
-for _op in (
-    grouped_gemm,
-    grouped_gemm_nvfp4,
-    grouped_gemm_list,
-    grouped_gemm_list_nvfp4,
-    gemm,
-    gemm_nvfp4,
-    gemv,
-    quantize,
-):
-    _op.register_autograd(_refuse_backward)
+quantize.register_autograd(_refuse_backward)
