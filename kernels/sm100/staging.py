@@ -2,7 +2,9 @@
 
 A warp holds 32 x 32 results, a row of the MMA's M side a lane. The output runs along one of the two sides: 32 runs of 64
 bytes. They pass through 2 KB of shared memory of the warp's own, so that four lanes store a run in 16-byte units: a store
-of a lane's own run would touch 32 lines for 32 bytes of each. Units are swizzled by the run: no bank meets two lanes.
+of a lane's own run would touch 32 lines for 32 bytes of each. Lanes write their rows; runs along the N side are read as
+they are, runs along the M side as 8 x 8 matrices that the load transposes. Units are swizzled by the row: no bank meets two
+lanes.
 """
 
 from dataclasses import dataclass
@@ -96,17 +98,26 @@ def store_staged(
     address, num_runs, num_values = target.address, target.num_runs, target.num_values
     # The slice before has been read.
     cute.arch.sync_warp()
+    swizzle = _swizzle(lane, across_lanes)
+    for i in cutlass.range_constexpr(UNITS):
+        place = staging + lane * RUN_BYTES + (i ^ swizzle) * UNIT_BYTES
+        cute.arch.inline_ptx(
+            "st.shared.v4.b32 [{$r0}], {{$r1}, {$r2}, {$r3}, {$r4}};",
+            read_only_args=[place, *words[4 * i : 4 * i + 4]],
+        )
+    cute.arch.sync_warp()
     if cutlass.const_expr(across_lanes):
         address += Int64(column) * target.pitch_bytes
         num_runs -= column
-        _write_value_of_every_run(words, staging, lane)
+        # Lane 8i + r gives the address of row r of matrix i, so that lane 4g + t gets rows 8t + 2i and 8t + 2i + 1 of a column.
+        row = lane % 8 // 2 * UNIT_VALUES + lane // 8 * 2 + lane % 2
+        source, swizzle = staging + row * RUN_BYTES, _swizzle(row, across_lanes)
+        units = [_load_transposed(source + (i ^ swizzle) * UNIT_BYTES) for i in range(NUM_ROUNDS)]
     else:
         address += column * ITEM_BYTES
         num_values -= column
-        _write_run(words, staging, lane)
-    cute.arch.sync_warp()
-    source = staging + lane // UNITS * RUN_BYTES + ((lane % UNITS) ^ (lane // (2 * UNITS))) * UNIT_BYTES
-    units = [_load_unit(source + i * ROUND_BYTES) for i in range(NUM_ROUNDS)]
+        source = staging + lane // UNITS * RUN_BYTES + ((lane % UNITS) ^ (lane // (2 * UNITS))) * UNIT_BYTES
+        units = [_load_unit(source + i * ROUND_BYTES) for i in range(NUM_ROUNDS)]
     step = RUNS_AT_ONCE * target.pitch_bytes
     if target.is_aligned and num_values >= UNIT_VALUES:
         for i in cutlass.range_constexpr(NUM_ROUNDS):
@@ -118,30 +129,9 @@ def store_staged(
                 _store_values(address + i * step, units[i], num_values)
 
 
-@cute.jit
-def _write_run(words: list, staging: Int32, lane: Int32):
-    """The lane's results are run ``lane``."""
-    for i in cutlass.range_constexpr(UNITS):
-        place = staging + lane * RUN_BYTES + (i ^ lane // 2 % UNITS) * UNIT_BYTES
-        cute.arch.inline_ptx(
-            "st.shared.v4.b32 [{$r0}], {{$r1}, {$r2}, {$r3}, {$r4}};",
-            read_only_args=[place, *words[4 * i : 4 * i + 4]],
-        )
-
-
-@cute.jit
-def _write_value_of_every_run(words: list, staging: Int32, lane: Int32):
-    """The lane's results are value ``lane`` of every run; two runs a word, whose swizzle is the same."""
-    within = lane % UNIT_VALUES * ITEM_BYTES
-    for swizzle in cutlass.range_constexpr(UNITS):
-        place = staging + (lane // UNIT_VALUES ^ swizzle) * UNIT_BYTES + within
-        for i in cutlass.range_constexpr(swizzle, SLICE // 2, UNITS):
-            cute.arch.inline_ptx(
-                "{\n.reg .b16 lo, hi;\nmov.b32 {lo, hi}, {$r1};\n"
-                f"st.shared.b16 [{{$r0}}+{2 * i * RUN_BYTES}], lo;\n"
-                f"st.shared.b16 [{{$r0}}+{(2 * i + 1) * RUN_BYTES}], hi;\n}}",
-                read_only_args=[place, words[i]],
-            )
+def _swizzle(row: Int32, across_lanes: bool) -> Int32:
+    """What a row's units are exchanged by: lanes write 8 rows that follow each other, and read 2 of those or every eighth."""
+    return (row // 2 ^ row // 8) % UNITS if across_lanes else row // 2 % UNITS
 
 
 def _load_unit(address: Int32) -> list:
@@ -149,6 +139,17 @@ def _load_unit(address: Int32) -> list:
     return list(
         cute.arch.inline_ptx(
             "ld.shared.v4.b32 {{$w0}, {$w1}, {$w2}, {$w3}}, [{$r0}];",
+            write_only_types=[Uint32] * 4,
+            read_only_args=[address],
+        )
+    )
+
+
+def _load_transposed(address: Int32) -> list:
+    """Four 8 x 8 matrices of 16-bit values, a word of each: rows 2t and 2t + 1, column g of the matrix in lane 4g + t."""
+    return list(
+        cute.arch.inline_ptx(
+            "ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {{$w0}, {$w1}, {$w2}, {$w3}}, [{$r0}];",
             write_only_types=[Uint32] * 4,
             read_only_args=[address],
         )
