@@ -119,8 +119,11 @@ def store_staged(
         source = staging + lane // UNITS * RUN_BYTES + ((lane % UNITS) ^ (lane // (2 * UNITS))) * UNIT_BYTES
         units = [_load_unit(source + i * ROUND_BYTES) for i in range(NUM_ROUNDS)]
     step = RUNS_AT_ONCE * target.pitch_bytes
-    if target.is_aligned and num_values >= UNIT_VALUES:
+    if target.is_aligned and num_values >= UNIT_VALUES and num_runs > SLICE - RUNS_AT_ONCE:
         for i in cutlass.range_constexpr(NUM_ROUNDS):
+            store_words(address + i * step, units[i])
+    elif target.is_aligned and num_values >= UNIT_VALUES:
+        for i in cutlass.range_constexpr(NUM_ROUNDS - 1):
             if i * RUNS_AT_ONCE < num_runs:
                 store_words(address + i * step, units[i])
     else:
