@@ -117,9 +117,28 @@ def run_activations(args: ActivationArgs):
                 _run_warp(args, None)
 
 
+@dataclass(frozen=True)
+class Steps:
+    """What a warp decodes of every K tile of a work tile, a step of tokens after the other.
+
+    Attributes:
+        lane: where a lane reads and writes in a step.
+        tokens: first token of each step in the tile; those from ``num_tokens`` on are left out.
+        scales: offset of a lane's scales in a stage, for each step.
+        part: which of a K tile's stages the warp writes.
+        num_tokens: tokens that are multiplied.
+    """
+
+    lane: Lane
+    tokens: list
+    scales: list
+    part: Int32
+    num_tokens: Int32
+
+
 @cute.jit
 def _run_warp(args: ActivationArgs, side: cutlass.Constexpr):
-    """For each K tile: wait for packed tokens, decode a share of them into an empty stage, publish it to wgmma.
+    """Decode a share of the tokens of every tile.
 
     Args:
         side: the operand that the warp loads meanwhile, or None.
@@ -133,12 +152,12 @@ def _run_warp(args: ActivationArgs, side: cutlass.Constexpr):
     # Which of a K tile's stages the warp writes, and its place among those that do.
     part, warp = warp // warps_of_stage, warp % warps_of_stage
     lane = _make_lane(part, tile_m, step_tokens)
-    first_steps = range(0, -(-tile_m // step_tokens), warps_of_stage)
-    most_steps = len(first_steps)
+    tokens = [(first + warp) * step_tokens for first in range(0, -(-tile_m // step_tokens), warps_of_stage)]
     stage, phase = Int32(0), Int32(CONSUMER_PHASE)
     out_turn, out_phase = Int32(0), Int32(PRODUCER_PHASE)
     out_turns = args.decoded.num_stages // stages_of_k_tile
     cursor, walk = start_walk(groups, tiler, args.split_k)
+    place = None
     if cutlass.const_expr(side is not None):
         place = first_place(args.load, side)
         # When a decoded stage is empty, MATH has read the packed weights of the K tile after the one that was there: the
@@ -150,39 +169,79 @@ def _run_warp(args: ActivationArgs, side: cutlass.Constexpr):
         num_tokens = tokens_multiplied(tile, tile_m)
         # The tile's first token need not be the first of a scale block. In place of tokens beyond the tile its last.
         sf_row = tile.tile_m_idx * tile_m % SF_BLOCK_ROWS
-        tokens = [(first + warp) * step_tokens for first in first_steps]
-        sources = [cutlass.min(token, num_tokens - step_tokens) for token in tokens]
-        scales = [lane.scales + scale_offset(sf_row + source) for source in sources]
+        scales = [
+            lane.scales + scale_offset(sf_row + cutlass.min(token, num_tokens - step_tokens))
+            for token in tokens
+        ]
+        steps = Steps(lane, tokens, scales, part, num_tokens)
         _, k_tile_cnt = k_tiles_of_cta(tile.k_tile_cnt, args.split_k)
-        for _ in cutlass.range(k_tile_cnt, unroll=1):
-            cute.arch.mbarrier_wait(args.packed.full(stage), phase)
-            source = args.a_address + stage * (tile_m * ROW_BYTES)
-            scale = args.sfa_address + stage * args.sfa_stage_bytes
-            out_stage = out_turn * stages_of_k_tile + part
-            target = args.decoded_address + out_stage * (SLABS // stages_of_k_tile * tile_m * SLAB_ROW_BYTES)
-            for first in cutlass.range_constexpr(0, most_steps, STEPS_AT_ONCE):
-                last = min(first + STEPS_AT_ONCE, most_steps)
-                packed = []
-                for i in cutlass.range_constexpr(first, last):
-                    packed.append(_load_step(lane, source + sources[i] * ROW_BYTES, scale + scales[i]))
-                if cutlass.const_expr(last == most_steps):
-                    arrive_warp(args.packed.empty(stage))
-                if cutlass.const_expr(first == 0):
-                    cute.arch.mbarrier_wait(args.decoded.empty(out_stage), out_phase)
-                    if cutlass.const_expr(side is not None):
-                        place = load_k_tile(args.load, place, side)
-                for i in cutlass.range_constexpr(first, last):
-                    if tokens[i] < num_tokens:
-                        _decode_step(lane, packed[i - first], target + tokens[i] * SLAB_ROW_BYTES)
-            cute.arch.fence_view_async_shared()
-            arrive_warp(args.decoded.full(out_stage))
-            stage, phase = next_stage(args.packed, stage, phase)
-            out_turn += 1
-            if out_turn == out_turns:
-                out_turn = Int32(0)
-                out_phase ^= 1
+        # With all of them in the tile, no step waits for a branch.
+        if tokens[-1] < num_tokens:
+            stage, phase, out_turn, out_phase, place = _decode_k_tiles(
+                args, side, steps, True, k_tile_cnt, stage, phase, out_turn, out_phase, place
+            )
+        else:
+            stage, phase, out_turn, out_phase, place = _decode_k_tiles(
+                args, side, steps, False, k_tile_cnt, stage, phase, out_turn, out_phase, place
+            )
         cursor = groups.next_cursor(cursor, walk.step, tiler)
         walk = walk.turned()
+
+
+@cute.jit
+def _decode_k_tiles(
+    args: ActivationArgs,
+    side: cutlass.Constexpr,
+    steps: Steps,
+    is_whole: cutlass.Constexpr,
+    k_tile_cnt: Int32,
+    stage: Int32,
+    phase: Int32,
+    out_turn: Int32,
+    out_phase: Int32,
+    place: object,
+):
+    """For each K tile: wait for packed tokens, decode a share of them into an empty stage, publish it to wgmma.
+
+    Args:
+        is_whole: whether all steps are in the tile.
+    """
+    tile_m, step_tokens = args.work_tile_mnk[0], args.schedule.step_tokens
+    stages_of_k_tile = step_tokens // LANES_OF_WORD
+    out_turns = args.decoded.num_stages // stages_of_k_tile
+    tokens, most_steps = steps.tokens, len(steps.tokens)
+    for _ in cutlass.range(k_tile_cnt, unroll=1):
+        cute.arch.mbarrier_wait(args.packed.full(stage), phase)
+        source = args.a_address + stage * (tile_m * ROW_BYTES)
+        scale = args.sfa_address + stage * args.sfa_stage_bytes
+        out_stage = out_turn * stages_of_k_tile + steps.part
+        target = args.decoded_address + out_stage * (SLABS // stages_of_k_tile * tile_m * SLAB_ROW_BYTES)
+        for first in cutlass.range_constexpr(0, most_steps, STEPS_AT_ONCE):
+            last = min(first + STEPS_AT_ONCE, most_steps)
+            packed = []
+            for i in cutlass.range_constexpr(first, last):
+                token = tokens[i] if is_whole else cutlass.min(tokens[i], steps.num_tokens - step_tokens)
+                packed.append(_load_step(steps.lane, source + token * ROW_BYTES, scale + steps.scales[i]))
+            if cutlass.const_expr(last == most_steps):
+                arrive_warp(args.packed.empty(stage))
+            if cutlass.const_expr(first == 0):
+                cute.arch.mbarrier_wait(args.decoded.empty(out_stage), out_phase)
+                if cutlass.const_expr(side is not None):
+                    place = load_k_tile(args.load, place, side)
+            for i in cutlass.range_constexpr(first, last):
+                if cutlass.const_expr(is_whole):
+                    _decode_step(steps.lane, packed[i - first], target + tokens[i] * SLAB_ROW_BYTES)
+                else:
+                    if tokens[i] < steps.num_tokens:
+                        _decode_step(steps.lane, packed[i - first], target + tokens[i] * SLAB_ROW_BYTES)
+        cute.arch.fence_view_async_shared()
+        arrive_warp(args.decoded.full(out_stage))
+        stage, phase = next_stage(args.packed, stage, phase)
+        out_turn += 1
+        if out_turn == out_turns:
+            out_turn = Int32(0)
+            out_phase ^= 1
+    return stage, phase, out_turn, out_phase, place
 
 
 @cute.jit
