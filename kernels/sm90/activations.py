@@ -110,8 +110,8 @@ def run_activations(args: ActivationArgs):
         if warp == last:
             _run_warp(args, WEIGHTS)
         else:
-            # Of another slab, and of the same scheduler.
-            if warp == last - WARPS_PER_GROUP:
+            # Of another slab, and of another scheduler.
+            if warp == last - WARPS_PER_GROUP - 1:
                 _run_warp(args, TOKENS)
             else:
                 _run_warp(args, None)
@@ -123,17 +123,15 @@ class Steps:
 
     Attributes:
         lane: where a lane reads and writes in a step.
-        tokens: first token of each step in the tile; those from ``num_tokens`` on are left out.
+        tokens: first token of each step in the tile.
         scales: offset of a lane's scales in a stage, for each step.
         part: which of a K tile's stages the warp writes.
-        num_tokens: tokens that are multiplied.
     """
 
     lane: Lane
     tokens: list
     scales: list
     part: Int32
-    num_tokens: Int32
 
 
 @cute.jit
@@ -155,35 +153,28 @@ def _run_warp(args: ActivationArgs, side: cutlass.Constexpr):
     tokens = [(first + warp) * step_tokens for first in range(0, -(-tile_m // step_tokens), warps_of_stage)]
     stage, phase = Int32(0), Int32(CONSUMER_PHASE)
     out_turn, out_phase = Int32(0), Int32(PRODUCER_PHASE)
-    out_turns = args.decoded.num_stages // stages_of_k_tile
     cursor, walk = start_walk(groups, tiler, args.split_k)
     place = None
     if cutlass.const_expr(side is not None):
         place = first_place(args.load, side)
         # When a decoded stage is empty, MATH has read the packed weights of the K tile after the one that was there: the
         # stage that this leaves to be filled is as many ahead.
+        out_turns = args.decoded.num_stages // stages_of_k_tile
         for _ in cutlass.range(max(args.packed.num_stages - out_turns + 1, 1), unroll=1):
             place = load_k_tile(args.load, place, side)
     while groups.has_tile(cursor):
         tile = groups.tile(cursor, tiler)
         num_tokens = tokens_multiplied(tile, tile_m)
-        # The tile's first token need not be the first of a scale block. In place of tokens beyond the tile its last.
+        # The tile's first token need not be the first of a scale block.
         sf_row = tile.tile_m_idx * tile_m % SF_BLOCK_ROWS
-        scales = [
-            lane.scales + scale_offset(sf_row + cutlass.min(token, num_tokens - step_tokens))
-            for token in tokens
-        ]
-        steps = Steps(lane, tokens, scales, part, num_tokens)
+        steps = Steps(lane, tokens, [lane.scales + scale_offset(sf_row + token) for token in tokens], part)
         _, k_tile_cnt = k_tiles_of_cta(tile.k_tile_cnt, args.split_k)
-        # With all of them in the tile, no step waits for a branch.
-        if tokens[-1] < num_tokens:
-            stage, phase, out_turn, out_phase, place = _decode_k_tiles(
-                args, side, steps, True, k_tile_cnt, stage, phase, out_turn, out_phase, place
-            )
-        else:
-            stage, phase, out_turn, out_phase, place = _decode_k_tiles(
-                args, side, steps, False, k_tile_cnt, stage, phase, out_turn, out_phase, place
-            )
+        num_steps = cute.ceil_div(cutlass.max(num_tokens - tokens[0], 0), warps_of_stage * step_tokens)
+        for count in cutlass.range_constexpr(len(tokens) + 1):
+            if num_steps == count:
+                stage, phase, out_turn, out_phase, place = _decode_k_tiles(
+                    args, side, steps, count, k_tile_cnt, stage, phase, out_turn, out_phase, place
+                )
         cursor = groups.next_cursor(cursor, walk.step, tiler)
         walk = walk.turned()
 
@@ -193,7 +184,7 @@ def _decode_k_tiles(
     args: ActivationArgs,
     side: cutlass.Constexpr,
     steps: Steps,
-    is_whole: cutlass.Constexpr,
+    count: cutlass.Constexpr,
     k_tile_cnt: Int32,
     stage: Int32,
     phase: Int32,
@@ -204,38 +195,32 @@ def _decode_k_tiles(
     """For each K tile: wait for packed tokens, decode a share of them into an empty stage, publish it to wgmma.
 
     Args:
-        is_whole: whether all steps are in the tile.
+        count: steps that are in the tile, the first ones: a loop for each number, with no branch between steps.
     """
-    tile_m, step_tokens = args.work_tile_mnk[0], args.schedule.step_tokens
-    stages_of_k_tile = step_tokens // LANES_OF_WORD
+    tile_m, stages_of_k_tile = args.work_tile_mnk[0], args.schedule.step_tokens // LANES_OF_WORD
     out_turns = args.decoded.num_stages // stages_of_k_tile
-    tokens, most_steps = steps.tokens, len(steps.tokens)
     for _ in cutlass.range(k_tile_cnt, unroll=1):
         cute.arch.mbarrier_wait(args.packed.full(stage), phase)
         source = args.a_address + stage * (tile_m * ROW_BYTES)
         scale = args.sfa_address + stage * args.sfa_stage_bytes
         out_stage = out_turn * stages_of_k_tile + steps.part
         target = args.decoded_address + out_stage * (SLABS // stages_of_k_tile * tile_m * SLAB_ROW_BYTES)
-        for first in cutlass.range_constexpr(0, most_steps, STEPS_AT_ONCE):
-            last = min(first + STEPS_AT_ONCE, most_steps)
+        for first in cutlass.range_constexpr(0, max(count, 1), STEPS_AT_ONCE):
+            last = min(first + STEPS_AT_ONCE, count)
             packed = []
             for i in cutlass.range_constexpr(first, last):
-                token = tokens[i] if is_whole else cutlass.min(tokens[i], steps.num_tokens - step_tokens)
-                packed.append(_load_step(steps.lane, source + token * ROW_BYTES, scale + steps.scales[i]))
-            if cutlass.const_expr(last == most_steps):
+                token = source + steps.tokens[i] * ROW_BYTES
+                packed.append(_load_step(steps.lane, token, scale + steps.scales[i]))
+            if cutlass.const_expr(last == count):
                 arrive_warp(args.packed.empty(stage))
             if cutlass.const_expr(first == 0):
                 cute.arch.mbarrier_wait(args.decoded.empty(out_stage), out_phase)
-                if cutlass.const_expr(side is not None):
-                    place = load_k_tile(args.load, place, side)
             for i in cutlass.range_constexpr(first, last):
-                if cutlass.const_expr(is_whole):
-                    _decode_step(steps.lane, packed[i - first], target + tokens[i] * SLAB_ROW_BYTES)
-                else:
-                    if tokens[i] < steps.num_tokens:
-                        _decode_step(steps.lane, packed[i - first], target + tokens[i] * SLAB_ROW_BYTES)
+                _decode_step(steps.lane, packed[i - first], target + steps.tokens[i] * SLAB_ROW_BYTES)
         cute.arch.fence_view_async_shared()
         arrive_warp(args.decoded.full(out_stage))
+        if cutlass.const_expr(side is not None):
+            place = load_k_tile(args.load, place, side)
         stage, phase = next_stage(args.packed, stage, phase)
         out_turn += 1
         if out_turn == out_turns:

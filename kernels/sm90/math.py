@@ -186,15 +186,22 @@ def _multiply_slab(
     slab: cutlass.Constexpr,
     stage: Int32,
 ):
-    """Issue a slab's MMAs for the one of ``counts`` that is ``tokens``, found by halving."""
-    if cutlass.const_expr(len(counts) == 1):
-        _multiply_tokens(args, acc, tCrA, counts[0], slab, stage)
+    """Issue a slab's MMAs for the one of ``counts`` that is ``tokens``: the last one, which most tiles have, or by halving."""
+    *others, most = counts
+    if cutlass.const_expr(not others):
+        _multiply_tokens(args, acc, tCrA, most, slab, stage)
     else:
-        middle = len(counts) // 2
-        if tokens < counts[middle]:
-            _multiply_slab(args, acc, tCrA, tokens, counts[:middle], slab, stage)
+        middle = len(others) // 2
+        if tokens == most:
+            _multiply_tokens(args, acc, tCrA, most, slab, stage)
         else:
-            _multiply_slab(args, acc, tCrA, tokens, counts[middle:], slab, stage)
+            if cutlass.const_expr(middle == 0):
+                _multiply_slab(args, acc, tCrA, tokens, others, slab, stage)
+            else:
+                if tokens < others[middle]:
+                    _multiply_slab(args, acc, tCrA, tokens, others[:middle], slab, stage)
+                else:
+                    _multiply_slab(args, acc, tCrA, tokens, others[middle:], slab, stage)
 
 
 @cute.jit
