@@ -143,7 +143,7 @@ def _accumulate(
     weights = Weights(
         cute.make_rmem_tensor((UNIT_WORDS, LANE_ROWS), Uint32), cute.make_rmem_tensor(LANE_ROWS, Uint32)
     )
-    last_stage = in_stage
+    last_stage, read_stage = in_stage, stage
     slabs_of_stage = SLABS // args.stages_of_k_tile
     if k_tile_cnt > 0:
         stage, phase = _load_weights(args, weights, rows, stage, phase)
@@ -159,8 +159,12 @@ def _accumulate(
             _multiply_slab(
                 args, acc, tCrA, tokens, token_counts(tile_m), slab % slabs_of_stage, uniform_stage
             )
+            if cutlass.const_expr(slab == 0):
+                # The MMAs have what was read. An arrival right behind the reads does not wait for them on an H200.
+                arrive_warp(args.packed.empty(read_stage))
             if cutlass.const_expr(slab > 0):
                 if k_tile_idx + 1 < k_tile_cnt:
+                    read_stage = stage
                     stage, phase = _load_weights(args, weights, rows, stage, phase)
             # The MMAs before these are done: their registers are free, after a stage's last ones the stage, too.
             warpgroup.wait_group(1)
@@ -251,7 +255,7 @@ def decoded_tensor(ptr: cute.Pointer, tokens: int, tile_m: int, slabs: int, num_
 
 @cute.jit
 def _load_weights(args: MathArgs, weights: Weights, rows: LaneRows, stage: Int32, phase: Int32):
-    """Wait for the packed stage, read the lane's part of it, and release it; the stage after it."""
+    """Wait for the packed stage and read the lane's part of it; the stage after it."""
     unit = cute.arch.thread_idx()[0] % 4
     data = args.b_address + stage * args.b_stage_bytes + rows.data
     # A lane's unit has two of the four scales that an atom has of a row.
@@ -263,7 +267,6 @@ def _load_weights(args: MathArgs, weights: Weights, rows: LaneRows, stage: Int32
         for word in cutlass.range_constexpr(UNIT_WORDS):
             weights.words[word, i] = words[word]
         weights.codes[i] = load_shared_half(scale + i * rows.scale_step)
-    arrive_warp(args.packed.empty(stage))
     return next_stage(args.packed, stage, phase)
 
 
