@@ -20,7 +20,7 @@ LANES_OF_WORD = 8
 @dataclass(frozen=True)
 class WarpSchedule:
     """Warps 0-7: two MATH warpgroups. From 8 on: ACTIVATIONS, at most 8. LOAD: the last two of 16, or, where ACTIVATIONS
-    take those, two of them besides. With two more warps for LOAD, half a warpgroup, sums were wrong on an H200.
+    take those, two of them besides: accumulators of large tiles need the registers that more warps would take.
 
     Registers of a thread: a launch of 16 warps gives each 128, or 64 where two CTAs share an SM; MATH takes over what the
     others give up (PTX ISA, setmaxnreg: multiples of 8, the same in every warp of a warpgroup).

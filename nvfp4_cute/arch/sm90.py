@@ -27,7 +27,7 @@ TILE_K = 128
 MAX_TILE_TOKENS = 256
 MAX_QUANTIZED_TOKENS = 96  # where results become NVFP4
 # Tokens of a tile that are tried where the caller chooses no config.
-TOKEN_CHOICES = (8, 16, 32, 64, 80, 96, 128, 160, 192, 256)
+TOKEN_CHOICES = (8, 16, 32, 64, 80, 96, 112, 128, 160, 192, 256)
 # CTAs that share K tiles, and tokens of the largest tile of which the others' sums fit the first one's shared memory.
 SPLITS = {1: MAX_TILE_TOKENS, 2: 128, 4: 64}
 # The least number of tokens that MMAs are generated for in larger tiles, and what is between two of them.
