@@ -82,7 +82,7 @@ def send_sums(partial: PartialSums, acc: cute.Tensor, receiver: Int32, turn: Int
 
 @cute.jit
 def add_sums(partial: PartialSums, acc: cute.Tensor, thread: Int32, turn: Int32):
-    """In the receiver: wait for the other CTAs' sums, add them to this thread's in order, and make room for the next.
+    """In the receiver: wait for the other CTAs' sums, and add them to this thread's in order.
 
     Args:
         acc: as of :func:`send_sums`.
@@ -102,6 +102,11 @@ def add_sums(partial: PartialSums, acc: cute.Tensor, thread: Int32, turn: Int32)
             for i in cutlass.range_constexpr(CHUNK_VALUES):
                 acc[CHUNK_VALUES * chunk + i] = acc[CHUNK_VALUES * chunk + i] + values[i]
         address += chunks * partial.chunk_bytes
+
+
+@cute.jit
+def give_room(partial: PartialSums):
+    """In the receiver: let the other CTAs send the next sums. Behind the stores: an arrival does not wait for reads."""
     cute.arch.sync_warp()
     lane = cute.arch.lane_idx()
     if lane < partial.split and lane != cute.arch.block_idx_in_cluster():

@@ -15,8 +15,9 @@ Pipelines (producer -> consumer), full arrivals / empty arrivals:
 
 Timeline, a tile: LOAD fills one stage a K tile and runs ahead over the tiles of a persistent CTA -> every MMA warp of
 the tile's team reads its rows and columns with ldmatrix and its scales with 32-bit loads (``warp_tile``), a K block
-ahead of the one that it multiplies, and releases the stage; after the last K tile it scales, converts and stores its
-sums from registers, while the other team, if there is one, multiplies.
+ahead of the one that it multiplies, and releases the stage when MMAs have taken the last of it, while it reads the next
+one; after the last K tile it scales, converts and stores its sums from registers, while the other team, if there is one,
+multiplies.
 
 Split-K: the CTAs of a cluster share a tile's K tiles, and send each other sums (``split_k``).
 

@@ -17,7 +17,7 @@ from nvfp4_cute.config import KernelConfig
 from ..common.output_kind import OutputKind
 from ..common.output_table import OutputTable
 from ..common.sides import mma_sides
-from ..common.split_k import add_sums, k_share, send_sums
+from ..common.split_k import add_sums, give_room, k_share, send_sums
 from ..common.warp_schedule import WARP_SIZE
 from .epilogue import store_tile
 from .instructions import MMA_K, load_matrices, load_word, mma_nvfp4
@@ -112,15 +112,19 @@ def run_mma(args: MmaArgs):
             # A stage's barrier tells two rounds of the ring apart, not three: nobody may wait rounds ahead.
             _take_turn(team, warp_tile)
         # The first K tile has no block before it. (A condition in the loop costs a copy of all sums every time.)
-        stage = ab_consumer.wait_and_advance()
-        _read_first_stage(acc, fragments, at_lane.at_stage(args.smem, stage.index), args.smem, warp_tile)
-        _release(stage)
+        read = ab_consumer.wait_and_advance()
+        at_stage = at_lane.at_stage(args.smem, read.index)
+        _read_first_block(fragments, at_stage, args.smem, warp_tile)
+        _read_other_blocks(acc, fragments, at_stage, args.smem, warp_tile)
         for _ in cutlass.range(1, k_tile_cnt, unroll=1):
             # The matrix pipe works while the warp waits.
             _multiply(acc, fragments, 0, range(len(warp_tile.mma_n)), last_buffer, warp_tile)
             stage = ab_consumer.wait_and_advance()
-            _read_stage(acc, fragments, at_lane.at_stage(args.smem, stage.index), args.smem, warp_tile)
-            _release(stage)
+            at_stage = at_lane.at_stage(args.smem, stage.index)
+            _advance(acc, fragments, at_stage, 0, args.smem, warp_tile, first=1)
+            _release(read)
+            _read_other_blocks(acc, fragments, at_stage, args.smem, warp_tile)
+            read = stage
         cursor = groups.next_cursor(cursor, stride, tiler)
         if cutlass.const_expr(warp_tile.num_team > 1):
             # Pass over the other team's tile.
@@ -130,12 +134,14 @@ def run_mma(args: MmaArgs):
             cursor = groups.next_cursor(cursor, stride, tiler)
         for i in cutlass.range_constexpr(len(warp_tile.mma_m)):
             _multiply(acc, fragments, i, range(len(warp_tile.mma_n)), last_buffer, warp_tile)
+        _release(read)
         if cutlass.const_expr(config.split_k == 1):
             store_tile(acc, args.outputs, args.output_kind, tile, config, results, first_row, first_col)
         else:
             if cute.arch.block_idx_in_cluster() == receiver:
                 add_sums(partial, acc, cute.arch.lane_idx(), turn)
                 store_tile(acc, args.outputs, args.output_kind, tile, config, results, first_row, first_col)
+                give_room(partial)
             else:
                 send_sums(partial, acc, receiver, turn)
             turn ^= 1
@@ -232,31 +238,31 @@ def _at_k_block(address: Int32, k_block_idx: int) -> Int32:
 
 @cute.jit
 def _release(stage):
-    """One lane releases the stage for the warp: all lanes must have read it."""
+    """One lane releases the stage for the warp, when MMAs have taken what all lanes read of it.
+
+    An arrival does not wait for reads that were only issued: on an H200, TMA overtook such reads.
+    """
     cute.arch.sync_warp()
     stage.release()
 
 
 @cute.jit
-def _read_first_stage(
-    acc: cute.Tensor, fragments: Fragments, stage: StageBuffers, plan: SmemPlan, warp_tile: cutlass.Constexpr
+def _read_first_block(
+    fragments: Fragments, stage: StageBuffers, plan: SmemPlan, warp_tile: cutlass.Constexpr
 ):
-    """Load the blocks of a tile's first stage, and multiply all but the last."""
+    """Load the first block of a tile."""
     _load_scales(fragments, stage, 0, plan, warp_tile)
     for i in cutlass.range_constexpr(len(warp_tile.mma_m)):
         _load_a(fragments, stage, i, 0, plan, warp_tile)
     for pair in _column_pairs(warp_tile):
         _load_b(fragments, stage, pair, 0, plan, warp_tile)
-    for k_block_idx in cutlass.range_constexpr(1, 2 * plan.row_bytes // MMA_K):
-        _advance(acc, fragments, stage, k_block_idx, plan, warp_tile)
 
 
 @cute.jit
-def _read_stage(
+def _read_other_blocks(
     acc: cute.Tensor, fragments: Fragments, stage: StageBuffers, plan: SmemPlan, warp_tile: cutlass.Constexpr
 ):
-    """Load the blocks of a stage, and multiply the one before each: of the first, all but its first rows."""
-    _advance(acc, fragments, stage, 0, plan, warp_tile, first=1)
+    """Load the blocks of a stage behind its first one, and multiply the one before each."""
     for k_block_idx in cutlass.range_constexpr(1, 2 * plan.row_bytes // MMA_K):
         _advance(acc, fragments, stage, k_block_idx, plan, warp_tile)
 

@@ -22,7 +22,7 @@ from .activations import SLAB_ROW_BYTES
 from .decode import decode_scales, decode_word
 from .epilogue import store_tile
 from .operands import SF_ATOM_BYTES, load_shared, load_shared_half, tokens_multiplied
-from .split_k import PartialSums, gather_sums
+from .split_k import PartialSums, gather_sums, give_room
 from .tile_walk import start_walk
 from .warp_schedule import GROUP_THREADS
 from .weight_rows import LaneRows, lane_rows
@@ -121,6 +121,7 @@ def run_math(args: MathArgs):
             turn ^= 1
             if cute.arch.block_idx_in_cluster() == 0:
                 store_tile(acc, args.outputs, args.kind, tile, tiler, args.staging_address)
+                give_room(args.partial)
         cursor = groups.next_cursor(cursor, walk.step, tiler)
         walk = walk.turned()
 

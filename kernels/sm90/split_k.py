@@ -63,7 +63,12 @@ def gather_sums(partial: PartialSums, acc: cute.Tensor, turn: Int32):
                 sums = cute.recast_tensor(words, Float32)
                 for i in cutlass.range_constexpr(CHUNK_VALUES):
                     acc[CHUNK_VALUES * chunk + i] = acc[CHUNK_VALUES * chunk + i] + sums[i]
-        cute.arch.sync_warp()
-        with cute.arch.elect_one():
-            for sender in cutlass.range_constexpr(1, partial.split):
-                cute.arch.mbarrier_arrive(empty, Int32(sender))
+
+
+@cute.jit
+def give_room(partial: PartialSums):
+    """In the first CTA: let the others send the next sums. Behind the stores: an arrival does not wait for reads."""
+    cute.arch.sync_warp()
+    with cute.arch.elect_one():
+        for sender in cutlass.range_constexpr(1, partial.split):
+            cute.arch.mbarrier_arrive(partial.ring.empty(Int32(0)), Int32(sender))

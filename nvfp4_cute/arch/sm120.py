@@ -25,6 +25,8 @@ BARRIER_BYTES = 1024
 TILE_M = 128
 TILES_N = (8, 16, 32, 64, 128)
 TILES_K = (128, 256)
+# A stage is released while the next one is read.
+MIN_AB_STAGE = 2
 # CTAs of a cluster that share K tiles. A warp's sums are added up in one CTA: a team has at least four warps to deal.
 SPLITS = (1, 2, 4, 8)
 MIN_TEAM_WARPS = 4
@@ -308,10 +310,10 @@ def unsupported_reason(config: KernelConfig, num_b: int = 1) -> str | None:
     if config.split_k not in SPLITS:
         return f"split_k={config.split_k}: 2, 4 or 8 CTAs of a cluster share K tiles; use split_k=2, or 1"
     plan = smem_plan(config, num_b)
-    if plan.num_ab_stage < 1 or plan.total_bytes > SMEM_CAPACITY_BYTES:
+    if plan.num_ab_stage < MIN_AB_STAGE or plan.total_bytes > SMEM_CAPACITY_BYTES:
         return (
             f"num_ab_stage={config.num_ab_stage}: {plan.total_bytes} bytes of shared memory, {SMEM_CAPACITY_BYTES} "
-            f"exist; use 1 to {smem_plan(replace(config, num_ab_stage=None), num_b).num_ab_stage}"
+            f"exist; use {MIN_AB_STAGE} to {smem_plan(replace(config, num_ab_stage=None), num_b).num_ab_stage}"
         )
     if config.num_cta is not None and config.num_cta < config.split_k:
         return f"num_cta={config.num_cta}: at least {config.split_k} CTA{'s' * (config.split_k > 1)} must be launched"
