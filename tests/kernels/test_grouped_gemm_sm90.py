@@ -177,6 +177,33 @@ def test_k_tiles_of_several_ctas_on_the_gpu(tokens, split):
     check(SPLIT, "cuda", config(tokens, split_k=split))
 
 
+@pytest.mark.gpu("sm_90a")
+@pytest.mark.parametrize(("tokens", "split"), [(32, 4), (8, 4), (128, 1), (256, 1)])
+def test_every_launch_gives_the_same_bits_on_the_gpu(tokens, split):
+    """Rings whose stages are filled again as soon as they are released: what still reads one reads other values."""
+    m, n, k = 512, 4096, 8192
+    generator = torch.Generator("cuda").manual_seed(0)
+    a, b = (
+        torch.randint(0, 256, (rows, k // 2), dtype=torch.uint8, device="cuda", generator=generator)
+        for rows in (m, n)
+    )
+    # Scales of 1 to 1.875: sums of values that differ by little, and so change with any of them.
+    a_scale, b_scale = (
+        torch.randint(0x38, 0x40, (rows * k // 16,), dtype=torch.uint8, device="cuda", generator=generator)
+        for rows in (m, n)
+    )
+    values = [expand_operand(x, s, "blocked").half() for x, s in ((a, a_scale), (b, b_scale))]
+    expected = (values[0] @ values[1].T).float()
+    outs = []
+    for _ in range(40):
+        outs += grouped_gemm(
+            [a], [b], [a_scale], [b_scale], out_dtype=torch.float32, config=config(tokens, split_k=split)
+        )
+    # torch's sums are rounded to float16, by 2^-11 of theirs at most.
+    torch.testing.assert_close(outs[0], expected, rtol=2.0**-10, atol=expected.abs().max().item() * 2.0**-10)
+    assert not [i for i, out in enumerate(outs) if not torch.equal(out, outs[0])]
+
+
 # Groups of no rows first and last; groups that end within a tile, and on its edge; tiles that begin within a scale block.
 ROWS = (0, 40, 96, 1, 130, 0)
 
