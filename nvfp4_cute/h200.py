@@ -80,10 +80,17 @@ def main() -> None:
         soak(arguments.soak),
         *_host_costs(),
         "first to ninth decile: " + "; ".join(spread),
+        "torch in bf16 in the same run, us: " + "; ".join(filter(None, map(_in_bf16, rows))),
     ]
     arguments.out.mkdir(exist_ok=True)
     path = report.save(report.Report(target, rows, heading, notes), arguments.out)
     print(path.read_text())
+
+
+def _in_bf16(row: report.Row) -> str | None:
+    """What the fastest of torch's ways with 16-bit operands takes for a case."""
+    times = [time.us for name, time in row.peers.items() if "bf16" in name]
+    return f"{row.case} {min(times):.2f}" if times else None
 
 
 def _driver() -> str:

@@ -11,6 +11,7 @@ from nvfp4_cute.arch.base import INTERLEAVE
 from nvfp4_cute.arch.sm100 import (
     DUAL_TILES_N,
     EPI_TILE_N,
+    MIN_PREFETCHED_RINGS,
     MMA_COLUMNS_PER_CYCLE,
     MMA_CTA_M,
     MMA_N_STEP,
@@ -202,7 +203,7 @@ def _load_cycles(config: KernelConfig, schedule: TileSchedule, tile: WorkTile, s
         (smem.num_m, smem.a_stage_bytes, smem.sfa_stage_bytes),
         (smem.num_n, smem.b_stage_bytes, smem.sfb_stage_bytes // config.num_mma_cta),
     )
-    is_ahead = fetches_ahead(config, smem) and tile.k_tile_cnt > smem.num_ab_stage
+    is_ahead = fetches_ahead(config, smem) and tile.k_tile_cnt > MIN_PREFETCHED_RINGS * smem.num_ab_stage
     ahead = 1 - PREFETCH_K_TILES / tile.k_tile_cnt if is_ahead else 0.0
     total = 0.0
     for (count, *sizes), tiles in zip(boxes, sharing, strict=True):

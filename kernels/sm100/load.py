@@ -13,7 +13,13 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Int32
 
-from nvfp4_cute.arch.sm100 import PREFETCH_K_TILES, SF_ATOM_ROWS, SmemPlan, fetches_ahead
+from nvfp4_cute.arch.sm100 import (
+    MIN_PREFETCHED_RINGS,
+    PREFETCH_K_TILES,
+    SF_ATOM_ROWS,
+    SmemPlan,
+    fetches_ahead,
+)
 from nvfp4_cute.config import KernelConfig
 
 from ..common.group_table import ceil_div
@@ -188,9 +194,9 @@ def _locate(args: LoadArgs, cursor: tuple) -> tuple:
         block_n += rank * boxes.sf_n[1]
     work_m, work_n, _ = config.work_tile_mnk
     sharing_a, sharing_b = ceil_div(tile.n, work_n), ceil_div(tile.m, work_m)
-    # A tile that shares an operand with none prefetches nothing of it: it would copy twice as often. A ring that holds all
-    # K tiles asks for them as soon.
-    is_long = tile.k_tile_cnt > args.ab.num_stages
+    # A tile that shares an operand with none prefetches nothing of it: it would copy twice as often. Rings that hold all
+    # K tiles, or half of them, ask for them as soon.
+    is_long = tile.k_tile_cnt > MIN_PREFETCHED_RINGS * args.ab.num_stages
     due_a = tile.tile_n_idx + PREFETCH_K_TILES if (sharing_a > 1) & is_long else Int32(0)
     due_b = tile.tile_m_idx + PREFETCH_K_TILES if (sharing_b > 1) & is_long else Int32(0)
     turns = (due_a, due_b, sharing_a, sharing_b)

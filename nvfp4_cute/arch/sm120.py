@@ -309,11 +309,16 @@ def unsupported_reason(config: KernelConfig, num_b: int = 1) -> str | None:
         )
     if config.split_k not in SPLITS:
         return f"split_k={config.split_k}: 2, 4 or 8 CTAs of a cluster share K tiles; use split_k=2, or 1"
-    plan = smem_plan(config, num_b)
+    plan, most = smem_plan(config, num_b), smem_plan(replace(config, num_ab_stage=None), num_b).num_ab_stage
+    if most < MIN_AB_STAGE:
+        return (
+            f"cta_tile_shape_mnk={config.cta_tile_shape_mnk}, split_k={config.split_k}: {SMEM_CAPACITY_BYTES} bytes of "
+            f"shared memory hold {most} of {MIN_AB_STAGE} stages; use a smaller N tile, K tile 128, or a smaller split_k"
+        )
     if plan.num_ab_stage < MIN_AB_STAGE or plan.total_bytes > SMEM_CAPACITY_BYTES:
         return (
             f"num_ab_stage={config.num_ab_stage}: {plan.total_bytes} bytes of shared memory, {SMEM_CAPACITY_BYTES} "
-            f"exist; use {MIN_AB_STAGE} to {smem_plan(replace(config, num_ab_stage=None), num_b).num_ab_stage}"
+            f"exist; use {MIN_AB_STAGE} to {most}"
         )
     if config.num_cta is not None and config.num_cta < config.split_k:
         return f"num_cta={config.num_cta}: at least {config.split_k} CTA{'s' * (config.split_k > 1)} must be launched"

@@ -280,7 +280,9 @@ def interleave_reason(config: KernelConfig, weight_layout: str) -> str | None:
 
 def quantized_reason(config: KernelConfig) -> str | None:
     """Why NVFP4 results cannot be computed with ``config``; None where they can: sums and a block share registers."""
-    tokens = config.cta_tile_shape_mnk[1]
+    weights, tokens, _ = config.cta_tile_shape_mnk
+    if (weights, tokens, config.split_k) == (TILE_WEIGHTS // 2, PAIRED_TILE_TOKENS, 1):
+        return f"N tile {tokens} with NVFP4 results of two products: registers would spill; use an N tile of {2 * tokens}"
     if tokens > MAX_QUANTIZED_TOKENS:
         return f"N tile {tokens} with NVFP4 results: registers would spill; use an N tile of {MAX_QUANTIZED_TOKENS}"
     return None

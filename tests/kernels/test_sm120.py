@@ -117,10 +117,14 @@ def test_stages_fill_shared_memory():
         (KernelConfig((128, 128, 64), num_acc_stage=1), "use K tile 128 or 256"),
         (KernelConfig((128, 128, 128), num_acc_stage=3), "use 1, or 2 for two teams"),
         (KernelConfig((128, 128, 128), 6, num_acc_stage=1), "use 2 to 5"),
+        (
+            KernelConfig((128, 128, 128), num_acc_stage=2, split_k=2),
+            "hold 1 of 2 stages; use a smaller N tile",
+        ),
         (KernelConfig((128, 128, 128), num_acc_stage=1, num_cta=0), "at least 1 CTA"),
         (KernelConfig((128, 8, 256), num_acc_stage=1, split_k=4, num_cta=3), "at least 4 CTAs"),
         (KernelConfig((128, 8, 256), num_acc_stage=1, split_k=3), "use split_k=2, or 1"),
-        (KernelConfig((128, 128, 128), num_acc_stage=1, split_k=8), "115712 bytes of shared memory"),
+        (KernelConfig((128, 128, 128), num_acc_stage=1, split_k=8), "hold 0 of 2 stages"),
     ],
     ids=lambda value: value.to_name() if isinstance(value, KernelConfig) else "",
 )
