@@ -127,7 +127,8 @@ def grouped_gemm(
         masked_m: masked form: int32 [G] on the operands' device, rows of each group, at most M_max.
         out: written in place, rows contiguous or, in all of them, columns. List: one [M_g, N_g] (or [M_g, N_g, 1]) a
             group. Ragged: [rows, N]. Masked: [G, M_max, N]. Rows of no group are left as they are. None allocates,
-            a list's in one piece where a call is repeated: memory is free when the last of them goes. With "nvfp4": an NVFP4Tensor a group, whose data and scale are written, or (data, scale) as it would be returned.
+            a list's in one piece where a call is repeated: memory is free when the last of them goes. With "nvfp4": an
+            NVFP4Tensor a group, whose data and scale are written, or (data, scale) as it would be returned.
         out_dtype: float16, bfloat16, float32, or "nvfp4": results quantized for the next layer, N a multiple of 16.
         out_global_scale: with "nvfp4", one factor a group as of ``quantize``, float32 [G] on the operands' device, or
             numbers.
