@@ -223,7 +223,7 @@ def test_measured_on_a_gpu(on_cuda, monkeypatch):
     assert tuning.kind == "measured" and set(tuning.times_us) == set(sm90.CANDIDATES)
     assert on_cuda[0] == sm90.choose(SIZES, H200.num_sms)
     assert sorted(map(str, on_cuda)) == sorted(map(str, 2 * sm90.CANDIDATES))
-    assert tuning.config == KernelConfig.from_name("t128x128x128_s0a1_swap")
+    assert tuning.config == KernelConfig.from_name("t128x256x128_s0a1_swap")
     times = list(tuning.times_us.values())
     assert times == sorted(times)
     text = str(tuning)

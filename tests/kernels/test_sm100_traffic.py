@@ -77,7 +77,7 @@ def test_every_shared_box_is_prefetched_once(monkeypatch, name):
         monkeypatch.setitem(timing_record._EFFECTS, effect, noting)
     config = KernelConfig.from_name(name)
     rows_a, rows_b, _ = config.work_tile_mnk
-    operands = empty_operands(Case("x", "x", "x", "dual_gemm", ((2 * rows_a, 2 * rows_b, 9 * 256),)))
+    operands = empty_operands(Case("x", "x", "x", "dual_gemm", ((2 * rows_a, 2 * rows_b, 13 * 256),)))
     (a,), (b1,), (b2,), (out,) = operands.a, operands.b, operands.b2, operands.out
     scales = (operands.a_scale[0], operands.b_scale[0], operands.b2_scale[0])
     modelled_times(
