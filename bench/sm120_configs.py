@@ -5,8 +5,7 @@ prints the tables of results/sm120_configs.md. With numbers of ``nvfp4_group_gem
 cases' bytes instead: a launch of the whole problem each, minutes.
 """
 
-import sys
-from collections.abc import Sequence
+import argparse
 
 import torch
 from tqdm import tqdm
@@ -86,14 +85,19 @@ def bytes_row(number: int) -> str:
     )
 
 
-def main(numbers: Sequence[str]) -> None:
+def main() -> None:
     """Print a table."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("cases", nargs="*", type=int, choices=range(4), help="count the bytes of these cases")
+    numbers = parser.parse_args().cases
     if numbers:
-        rows = [*BYTES_HEADER, *(bytes_row(int(number)) for number in tqdm(numbers, disable=None))]
+        rows = [*BYTES_HEADER, *(bytes_row(number) for number in tqdm(numbers, disable=None))]
     else:
         rows = [*CONFIG_HEADER, *(config_row(config) for config in tqdm(sm120.CANDIDATES, disable=None))]
     print("\n".join(rows))
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    main()
