@@ -16,9 +16,11 @@ DSL = doctor.DSL_PREFIX
 
 
 @pytest.fixture
-def machine(monkeypatch):
+def machine(monkeypatch, tmp_path):
     """Pretend: `machine(gpus, shim_problem)` on top of the versions that are really installed."""
     monkeypatch.delenv("NVFP4_CUTE_BACKEND", raising=False)
+    # The report counts the kernels in the cache, where tests of other processes store theirs meanwhile.
+    monkeypatch.setenv("NVFP4_CUTE_CACHE_DIR", str(tmp_path))
 
     def pretend(gpus=(), shim=None):
         monkeypatch.setattr(doctor, "gpus", lambda: list(gpus))
