@@ -34,6 +34,7 @@ from ..common.sides import TileSide, mma_sides
 from ..common.transpose import transpose_in_warp
 from ..common.warp_schedule import WARP_SIZE
 from .columns import mma_columns
+from .instructions import order_after_wait, order_before_arrival
 from .split_k import (
     Exchange,
     add_slice,
@@ -172,6 +173,7 @@ def run_epilogue(args: EpilogueArgs, first_tile: Int32, stride: Int32):
         acc_column = acc_idx * tmem.acc_stride
 
         cute.arch.mbarrier_wait(acc.full(stage), phase)
+        order_after_wait()
         num_tile_slices, last_shared = num_slices, cutlass.min(num_slices, shared_slices) - 1
         if cutlass.const_expr(exchange is None):
             _read_slice(tiled_load, tTR_tAcc, acc_column, first_slice, tTR_rAcc, args.weight_layout, tile_n)
@@ -252,6 +254,7 @@ def run_epilogue(args: EpilogueArgs, first_tile: Int32, stride: Int32):
 @cute.jit
 def _release(empty: cute.Pointer, config: cutlass.Constexpr):
     """Hand an accumulator back to the MMA, which is the leader's in a pair."""
+    order_before_arrival()
     if cutlass.const_expr(config.num_mma_cta == 1):
         cute.arch.mbarrier_arrive(empty)
     else:
@@ -261,6 +264,7 @@ def _release(empty: cute.Pointer, config: cutlass.Constexpr):
 @cute.jit
 def _give_back_tmem(tmem_unused: cute.Pointer, tmem: cutlass.Constexpr, config: cutlass.Constexpr):
     """Tell whoever frees tensor memory, in both CTAs of a pair, that this warp reads no more."""
+    order_before_arrival()
     if cutlass.const_expr(config.num_mma_cta == 2):
         for rank in cutlass.range_constexpr(config.num_mma_cta):
             cute.arch.mbarrier_arrive(tmem_unused, rank)

@@ -29,6 +29,18 @@ def smem_descriptor(template: int, address: Int32) -> Int64:
 
 
 @cute.jit
+def order_after_wait():
+    """Order this thread's tcgen05 instructions from here on behind what it waited for (PTX ISA 9.7.16.6.4.4)."""
+    cute.arch.inline_ptx("tcgen05.fence::after_thread_sync;")
+
+
+@cute.jit
+def order_before_arrival():
+    """Order this thread's tcgen05 instructions until here before the arrivals that follow (PTX ISA 9.7.16.6.4.4)."""
+    cute.arch.inline_ptx("tcgen05.fence::before_thread_sync;")
+
+
+@cute.jit
 def copy_scale_block(column: Int32, source: Int64, num_cta: cutlass.Constexpr):
     """Copy 128 rows x 4 scales (512 bytes) to four columns of tensor memory, in every lane quadrant, of each CTA."""
     cute.arch.inline_ptx(

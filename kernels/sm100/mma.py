@@ -25,6 +25,7 @@ from .instructions import (
     commit_mma,
     copy_scale_block,
     mma_descriptor,
+    order_after_wait,
     smem_descriptor,
 )
 from .load import Buffers
@@ -91,6 +92,7 @@ def run_mma(args: MmaArgs, first_tile: Int32, stride: Int32):
             at_sf_m = _at_stage(desc_sf_m, stage, smem.sfa_stage_bytes)
             at_sf_n = _at_stage(desc_sf_n, stage, smem.sfb_stage_bytes)
             cute.arch.mbarrier_wait(ab.full(stage), phase)
+            order_after_wait()
             with cute.arch.elect_one():
                 for k_block in cutlass.range_constexpr(num_k_block):
                     sfa_block = k_block * SF_ATOM_COLS
