@@ -16,7 +16,7 @@ Rings (producer -> consumer), full arrivals / empty arrivals:
   packed   LOAD -> MATH, ACTIVATIONS   num_ab_stage   full: 2 + bytes of A, B, SFA, SFB   empty: one a warp
   decoded  ACTIVATIONS -> MATH         2 to 6         full: one a warp of the stage      empty: 8 (one a warp)
 
-Split-K: the CTAs of a cluster share a tile's K tiles; the first one adds up (``split_k``).
+Split-K: the CTAs of a cluster share a tile's K tiles; the first one adds up (``common.split_k``).
 
 Shared memory: ``arch.sm90.SmemPlan``. Tensor maps: kernel parameters, encoded by the host code.
 
@@ -39,13 +39,13 @@ from ..common.operand_maps import Descriptors, prefetch_descriptors
 from ..common.output_kind import OutputKind
 from ..common.output_table import OutputTable
 from ..common.ring import Ring, init_ring
+from ..common.split_k import CHUNK_BYTES, PartialSums
 from .activations import ActivationArgs, run_activations
 from .epilogue import STAGING_BYTES
 from .load import TOKENS, WEIGHTS, Buffers, LoadArgs, run_load
 from .math import MathArgs, run_math
 from .operands import make_boxes
-from .split_k import PartialSums
-from .warp_schedule import NUM_LOAD_WARPS, WarpSchedule
+from .warp_schedule import NUM_LOAD_WARPS, WARP_SIZE, WarpSchedule
 
 # The 128-byte swizzle repeats every 1024 bytes.
 OPERAND_ALIGN_BYTES = 1024
@@ -157,11 +157,11 @@ class GroupedGemmSm90:
         )
         packed = Ring(smem.allocate_array(Int64, 2 * num_stage), num_stage)
         decoded = Ring(smem.allocate_array(Int64, 2 * num_decoded), num_decoded)
-        partial = PartialSums(
-            smem.allocate_array(Uint8, max(plan.partial_bytes, 16), byte_alignment=16).toint(),
-            Ring(smem.allocate_array(Int64, 2), 1),
-            config.split_k,
-        )
+        # (SENDER, CHUNK of 4 sums, THREAD, 16 bytes)
+        sums = smem.allocate_array(Uint8, max(plan.partial_bytes, 16), byte_alignment=16).toint()
+        sums += cute.arch.thread_idx()[0] * CHUNK_BYTES
+        exchange, math_threads = Ring(smem.allocate_array(Int64, 2), 1), WARP_SIZE * schedule.num_math_warps
+        partial = PartialSums(sums, exchange.full(0), exchange.empty(0), math_threads, config.split_k)
         staging = smem.allocate(schedule.num_math_groups * STAGING_BYTES, OPERAND_ALIGN_BYTES)
 
         # Barriers
@@ -170,7 +170,7 @@ class GroupedGemmSm90:
                 init_ring(packed, NUM_LOAD_WARPS, schedule.num_math_warps + schedule.num_activation_warps)
                 writers = schedule.num_activation_warps // stages_of_k_tile(config)
                 init_ring(decoded, writers, schedule.num_math_warps)
-                init_ring(partial.ring, 1, schedule.num_math_warps)
+                init_ring(exchange, 1, schedule.num_math_warps)
         cute.arch.mbarrier_init_fence()
         if cutlass.const_expr(config.split_k > 1):
             _cluster_barrier()

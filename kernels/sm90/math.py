@@ -17,12 +17,11 @@ from nvfp4_cute.arch.sm90 import SLABS, token_counts
 from ..common.output_kind import OutputKind
 from ..common.output_table import OutputTable
 from ..common.ring import CONSUMER_PHASE, Ring, arrive_warp, next_stage
-from ..common.split_k import k_tiles_of_cta
+from ..common.split_k import PartialSums, add_sums, k_tiles_of_cta, send_sums
 from .activations import SLAB_ROW_BYTES
 from .decode import decode_scales, decode_word
 from .epilogue import store_tile
 from .operands import SF_ATOM_BYTES, load_shared, load_shared_half, tokens_multiplied
-from .split_k import PartialSums, gather_sums, give_room
 from .tile_walk import start_walk
 from .warp_schedule import GROUP_THREADS
 from .weight_rows import LaneRows, lane_rows
@@ -49,6 +48,7 @@ class MathArgs:
         staging_address: shared address where results are turned, ``epilogue.STAGING_BYTES`` a warpgroup.
         b_stage_bytes, sfb_stage_bytes: of the weights of one stage, and of their scales.
         groups: ``GroupTable`` or ``DeviceGroups``.
+        partial: where the first CTA of a cluster gets the others' sums.
         stages_of_k_tile: of decoded tokens.
     """
 
@@ -117,13 +117,26 @@ def run_math(args: MathArgs):
         if cutlass.const_expr(args.partial.split == 1):
             store_tile(acc, args.outputs, args.kind, tile, tiler, args.staging_address)
         else:
-            gather_sums(args.partial, acc, turn)
-            turn ^= 1
             if cute.arch.block_idx_in_cluster() == 0:
+                add_sums(args.partial, acc, cute.arch.thread_idx()[0], turn)
                 store_tile(acc, args.outputs, args.kind, tile, tiler, args.staging_address)
-                give_room(args.partial)
+                _give_room(args.partial)
+            else:
+                send_sums(args.partial, acc, Int32(0), turn)
+            turn ^= 1
         cursor = groups.next_cursor(cursor, walk.step, tiler)
         walk = walk.turned()
+
+
+@cute.jit
+def _give_room(partial: PartialSums):
+    """In the first CTA: let the others send the next sums. As ``common.split_k.give_room``, but each CTA by its number: with
+    a lane for each, the assembler moves the K loop's count of stages of some tiles into uniform registers.
+    """
+    cute.arch.sync_warp()
+    with cute.arch.elect_one():
+        for sender in cutlass.range_constexpr(1, partial.split):
+            cute.arch.mbarrier_arrive(partial.empty, Int32(sender))
 
 
 @cute.jit
