@@ -75,3 +75,12 @@ class KernelConfig:
             swap_ab=swap is not None,
             split_k=int(split or 1),
         )
+
+
+def check_config(config: object) -> None:
+    """Raise TypeError for what is neither a KernelConfig nor None."""
+    if config is not None and not isinstance(config, KernelConfig):
+        raise TypeError(
+            f"config={config!r} is no KernelConfig; pass one, such as "
+            f'KernelConfig.from_name("{KernelConfig().to_name()}"), or None'
+        )

@@ -275,6 +275,17 @@ class NVFP4Tensor:
         )
 
 
+def check_is_tensor(name: str, value: object) -> None:
+    """Raise TypeError for what is no tensor: ``name``, what it is, and what to pass instead."""
+    if isinstance(value, torch.Tensor):
+        return
+    if isinstance(value, NVFP4Tensor):
+        raise TypeError(f"{name} is an NVFP4Tensor; pass its .data, and its .scale with the scales")
+    raise TypeError(
+        f"{name} is {'None' if value is None else f'a {type(value).__name__}'}; pass a torch.Tensor"
+    )
+
+
 def quantize(
     x: torch.Tensor,
     *,
@@ -325,6 +336,7 @@ def quantize(
         ValueError: K is not a multiple of 16, or the global scale is given twice or not positive and normal (a tensor
             on a GPU is not read, and not checked).
     """
+    check_is_tensor("x", x)
     _check_scale_layout(scale_layout)
     if x.ndim == 0:
         raise ValueError("x has no dimensions, hence no K; reshape it to [..., K], K a multiple of 16")
@@ -357,8 +369,10 @@ def dequantize(t: NVFP4Tensor, dtype: torch.dtype = torch.float32) -> torch.Tens
     scale is NaN throughout, and the sign bit of a scale is ignored, as in a GEMM.
 
     Raises:
-        TypeError: ``dtype`` is not float32, float16, bfloat16 or float64.
+        TypeError: ``t`` is no NVFP4Tensor, or ``dtype`` not float32, float16, bfloat16 or float64.
     """
+    if not isinstance(t, NVFP4Tensor):
+        raise TypeError(f"t is a {type(t).__name__}; pass an NVFP4Tensor, which quantize returns")
     if dtype not in INPUT_DTYPES:
         raise TypeError(f"dtype={dtype}: dequantize to float32, float16, bfloat16 or float64")
     compute = torch.float64 if dtype == torch.float64 else torch.float32

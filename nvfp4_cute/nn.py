@@ -119,7 +119,12 @@ class LinearNVFP4(torch.nn.Module):
 
         Args:
             linear: of any float dtype; not changed. options: of the constructor; ``dtype`` is the layer's, if 16-bit.
+
+        Raises:
+            TypeError: ``linear`` is another module.
         """
+        if not isinstance(linear, torch.nn.Linear):
+            raise TypeError(f"linear is a {type(linear).__name__}; pass a torch.nn.Linear")
         weight = linear.weight.detach()
         if weight.dtype in (torch.float16, torch.bfloat16):
             options.setdefault("dtype", weight.dtype)
@@ -166,11 +171,15 @@ class LinearNVFP4(torch.nn.Module):
             [..., N] of the dtype of ``x``. The product is rounded to it, and again after the bias was added.
 
         Raises:
-            UnsupportedProblem: ``x`` has a gradient to follow; what ``quantize`` and ``gemm`` refuse.
+            ValueError: ``x`` has another K. UnsupportedProblem: ``x`` has a gradient to follow; what ``quantize`` and ``gemm`` refuse.
         """
         if self.pre_decode:
             return functional.linear(x, self.decoded, self.bias)
         checks.check_tensors({"x": x})
+        if x.shape[-1:] != (self.in_features,):
+            raise ValueError(
+                f"x has shape {list(x.shape)}; expected [..., {self.in_features}], the layer's in_features"
+            )
         rows = x.reshape(-1, self.in_features)
         if self.activations == "16bit":
             y = gemm(
@@ -276,6 +285,8 @@ class PersistentMLP(torch.nn.Module):
 
         Calls of one module must follow each other on one queue: they share counters and the results of inner layers.
         """
+        if not isinstance(x, NVFP4Tensor):
+            raise TypeError(f"x is a {type(x).__name__}; pass an NVFP4Tensor: quantize(x, global_scale=...)")
         key = (x.shape[0], x.data.device)
         if key not in self._workspaces:
             self._workspaces[key] = ChainWorkspace.make(len(self.weight), x.shape[0], x.shape[1], key[1])

@@ -11,7 +11,7 @@ from typing import Any, Literal, NamedTuple, get_args
 import torch
 
 from nvfp4_cute.errors import UnsupportedProblem
-from nvfp4_cute.formats import DATA_DTYPES, SCALE_LAYOUTS, NVFP4Tensor, ScaleLayout
+from nvfp4_cute.formats import DATA_DTYPES, SCALE_LAYOUTS, NVFP4Tensor, ScaleLayout, check_is_tensor
 from nvfp4_cute.scale_layout import (
     ATOM_SHAPE,
     SCALE_DTYPES,
@@ -237,7 +237,7 @@ def check_dual_operands(
     As :func:`check_list_operands`, with a ``b`` of one shape twice, or in ``b1`` both as ``weight_layout`` says; then ``b2``
     and ``b2_scale`` are None. Where one alpha is given, the other is 1.
     """
-    gate = Gate.checked(activation, limit, weight_layout, b2 is not None or b2_scale is not None)
+    gate = Gate.checked(activation, limit, weight_layout, (b2, b2_scale))
     alphas = [alpha1, alpha2]
     if alpha1 is not None or alpha2 is not None:
         alphas = [[1.0] * len(a) if alpha is None else alpha for alpha in alphas]
@@ -261,8 +261,12 @@ class Gate:
     weight_layout: Any
 
     @classmethod
-    def checked(cls, activation: Any, limit: Any, weight_layout: Any, has_second: bool) -> "Gate":
-        """Raises ValueError or TypeError where an argument is none of its values, or the weights do not fit the layout."""
+    def checked(cls, activation: Any, limit: Any, weight_layout: Any, second: tuple[Any, Any]) -> "Gate":
+        """Raises ValueError or TypeError where an argument is none of its values, or the weights do not fit the layout.
+
+        Args:
+            second: ``b2`` and ``b2_scale``, each None where it was not given.
+        """
         for name, value, choices in (
             ("activation", activation, get_args(Activation)),
             ("weight_layout", weight_layout, get_args(DualWeights)),
@@ -272,15 +276,10 @@ class Gate:
                 raise ValueError(f"{name}={value!r} is unknown; use one of {names}")
         if limit is not None and (not isinstance(limit, int | float) or not limit > 0):
             raise ValueError(f"limit={limit!r} is not a positive number; pass None for no limit")
-        if has_second != (weight_layout == "separate"):
-            raise TypeError(
-                f"weight_layout={weight_layout!r}: "
-                + (
-                    "pass b2 and b2_scale"
-                    if not has_second
-                    else "b1 holds both; pass None for b2 and b2_scale"
-                )
-            )
+        is_separate = weight_layout == "separate"
+        if any((part is not None) != is_separate for part in second):
+            fix = "pass b2 and b2_scale" if is_separate else "b1 holds both; pass None for b2 and b2_scale"
+            raise TypeError(f"weight_layout={weight_layout!r}: {fix}")
         return cls(activation, limit, weight_layout)
 
     def check_rows(self, label: str, n: int) -> None:
@@ -512,7 +511,7 @@ def _check_sequences(named: dict[str, Any]) -> None:
     for name, tensors in named.items():
         if isinstance(tensors, torch.Tensor):
             raise TypeError(
-                f"{name} is a single tensor; list form takes a list with one tensor a group: [{name}]"
+                f"{name} is a single tensor; without offs or masked_m pass a list with one tensor a group: [{name}]"
             )
         if not isinstance(tensors, list | tuple):
             raise TypeError(
@@ -533,8 +532,7 @@ def _check_sequences(named: dict[str, Any]) -> None:
 
 
 def _check_tensor(label: str, tensor: Any, first: Any) -> None:
-    if not isinstance(tensor, torch.Tensor):
-        raise TypeError(f"{label} is a {type(tensor).__name__}; pass a torch.Tensor")
+    check_is_tensor(label, tensor)
     if tensor.device != first.device:
         raise ValueError(
             f"{label} is on {tensor.device} and group 0: a on {first.device}; move all operands to one device"

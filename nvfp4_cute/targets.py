@@ -400,11 +400,12 @@ def lookup(name: str) -> Target:
     )
     target = known.get(_key(name))
     if target is None:
+        names = [target.name for target in TARGETS]
         near = difflib.get_close_matches(_key(name), known, n=1, cutoff=0.5)
         hint = f"did you mean {known[near[0]].name}? " if near else ""
-        raise UnsupportedTarget(
-            f"target {name!r} is not in the table; {hint}use one of {', '.join(t.name for t in TARGETS)}"
-        )
+        if _key(name).startswith("sm"):
+            names, hint = sorted({target.arch for target in TARGETS}), ""
+        raise UnsupportedTarget(f"target {name!r} is not in the table; {hint}use one of {', '.join(names)}")
     return target
 
 

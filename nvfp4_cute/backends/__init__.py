@@ -7,7 +7,7 @@ from importlib import import_module
 import torch
 
 from nvfp4_cute import env, targets
-from nvfp4_cute.config import KernelConfig
+from nvfp4_cute.config import KernelConfig, check_config
 from nvfp4_cute.problem import GroupedOperands, GroupedProblem
 from nvfp4_cute.task import Task
 
@@ -40,6 +40,18 @@ def get(name: str, device: torch.device) -> Run:
         ValueError: ``name`` is unknown. UnsupportedTarget: the GPU to emulate is unknown.
     """
     return _function("run", name, device)
+
+
+def run_problem(
+    name: str, problem: GroupedProblem, operands: GroupedOperands, config: KernelConfig | None
+) -> None:
+    """Run a grouped problem on a backend.
+
+    Raises:
+        ValueError: ``name`` is unknown. UnsupportedTarget: no kernel for the GPU. TypeError: ``config`` is no KernelConfig.
+    """
+    check_config(config)
+    get(name, operands.device)(problem, operands, config)
 
 
 def run_task(name: str, task: Task) -> None:

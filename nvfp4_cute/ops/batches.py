@@ -1,11 +1,28 @@
 """Batches along a last extent L, as an operation over groups takes them."""
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 
 from nvfp4_cute.formats import NVFP4Tensor
 from nvfp4_cute.problem import check_quantized_columns, new_quantized_data, new_quantized_scale
+
+
+def check_batched_shapes(named: Mapping[str, torch.Tensor | None], expected: str) -> None:
+    """All that are given are matrices, or all of them matrices with the same last extent L, as the first of them is.
+
+    Raises:
+        ValueError: another number of dimensions, or another L; the message says what is ``expected``.
+    """
+    tensors = {name: tensor for name, tensor in named.items() if tensor is not None}
+    first, model = next(iter(tensors.items()))
+    for name, tensor in tensors.items():
+        if tensor.ndim not in (2, 3) or tensor.ndim != model.ndim or tensor.shape[2:] != model.shape[2:]:
+            beside = "" if name == first else f" and {first} {list(model.shape)}"
+            raise ValueError(
+                f"{name} has shape {list(tensor.shape)}{beside}; pass {expected}, or all of them with one more extent L"
+            )
 
 
 def split_batches(tensor: torch.Tensor) -> list[torch.Tensor]:

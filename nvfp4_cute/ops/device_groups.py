@@ -14,7 +14,7 @@ import torch
 from nvfp4_cute import backends, formats, tuned
 from nvfp4_cute.arch import ctas_per_sm
 from nvfp4_cute.compile import KernelKey
-from nvfp4_cute.config import KernelConfig
+from nvfp4_cute.config import KernelConfig, check_config
 from nvfp4_cute.errors import UnsupportedProblem
 from nvfp4_cute.launch_table import NUM_COLUMNS, Group, Header, float32_bits
 from nvfp4_cute.ops import vector_checks as checks
@@ -179,7 +179,13 @@ class DeviceGroupsTask:
         dtype = torch.float32 if self.out_scale is not None else self.out.dtype
         for group, (batch, start, end, block) in enumerate(self.groups()):
             num_blocks = -(-(end - start) // SF_ATOM_ROWS)
-            scale = self.a_scale.view(-1, k_blocks * ATOM_BYTES)[block : block + num_blocks].reshape(-1)
+            scales = self.a_scale.view(-1, k_blocks * ATOM_BYTES)
+            if block + num_blocks > len(scales):
+                raise ValueError(
+                    f"a_scale has {len(scales)} blocks of {SF_ATOM_ROWS} rows, and group {group} ends in block "
+                    f"{block + num_blocks}; pad every group's rows to {SF_ATOM_ROWS}"
+                )
+            scale = scales[block : block + num_blocks].reshape(-1)
             results = self._group_reference(group, self.a[batch, start:end], scale, dtype)
             if self.out_scale is None:
                 self.out[batch, start:end] = results[0]
@@ -278,19 +284,25 @@ def check_device_groups(
     named = {
         "a": a,
         f"b{suffix}": b,
-        "b2": b2,
         "a_scale": a_scale,
         f"b{suffix}_scale": b_scale,
-        "b2_scale": b2_scale,
         sizes_name: sizes,
+    }
+    optional = {
+        "b2": b2,
+        "b2_scale": b2_scale,
         f"alpha{suffix}": alpha if isinstance(alpha, torch.Tensor) else None,
         "alpha2": alpha2 if isinstance(alpha2, torch.Tensor) else None,
         "out_global_scale": out_global_scale,
     }
+    check_config(config)
     check_out_dtype(out_dtype, out_global_scale)
     outputs = _named_outputs(out, out_dtype)
-    named |= outputs
-    device = checks.check_tensors(named)
+    matrix_shape = "[sum of M, K/2]" if ragged else "[G, M_max, K/2]"
+    if isinstance(a, list | tuple):
+        raise TypeError(f"a is a {type(a).__name__}; with {sizes_name} it is one tensor, {matrix_shape}")
+    device = checks.check_tensors(named, optional | outputs)
+    named |= optional | outputs
     if sizes.dtype != torch.int32 or sizes.ndim != 1 or not sizes.is_contiguous():
         raise TypeError(
             f"{sizes_name} is {sizes.dtype} of shape {list(sizes.shape)}; expected contiguous int32 [G]: "
@@ -299,15 +311,14 @@ def check_device_groups(
     num_groups = sizes.shape[0]
     matrix = checks.fp4_bytes("a", a)
     if matrix.ndim != (2 if ragged else 3):
-        expected = "[sum of M, K/2]" if ragged else "[G, M_max, K/2]"
-        raise ValueError(f"a has shape {list(a.shape)}; with {sizes_name} it is {expected}")
+        raise ValueError(f"a has shape {list(a.shape)}; with {sizes_name} it is {matrix_shape}")
     matrix = matrix.unsqueeze(0) if ragged else matrix
     batches, rows, row_bytes = matrix.shape
     k = checks.check_k(2 * row_bytes)
-    if num_groups == 0 or (not ragged and batches != num_groups):
-        raise ValueError(
-            f"a has {batches} groups and {sizes_name} {num_groups}; expected as many, at least one"
-        )
+    if num_groups == 0:
+        raise ValueError(f"{sizes_name} is empty; pass at least one group (a group may have no rows)")
+    if not ragged and batches != num_groups:
+        raise ValueError(f"a has {batches} groups and {sizes_name} {num_groups}; pass an entry a group")
     _check_rows("a", matrix)
     weights = _weights(f"b{suffix}", b, num_groups, row_bytes, sizes_name)
     n = weights.shape[1]
@@ -382,7 +393,7 @@ def check_dual_device_groups(
     backend, config, *, activation, limit, weight_layout, out_global_scale,
 ) -> tuple[DeviceGroupsTask, list[torch.Tensor]]:  # fmt: skip
     """The same of a dual GEMM, whose ``weight_layout`` is as of ``grouped_dual_gemm``."""
-    gate = Gate.checked(activation, limit, weight_layout, b2 is not None or b2_scale is not None)
+    gate = Gate.checked(activation, limit, weight_layout, (b2, b2_scale))
     task, results = check_device_groups(
         a,
         b1,
@@ -537,7 +548,7 @@ def _factors(alpha, num_groups: int, device: torch.device) -> torch.Tensor | Non
                 f"alpha has {len(alpha)} entries for {num_groups} groups; pass one number a group"
             )
         return torch.tensor(alpha, dtype=torch.float32, device=device)
-    factors, step = checks.as_alpha(alpha, num_groups, device)
+    factors, step = checks.as_alpha(alpha, num_groups, device, "group")
     return factors if factors is None or step else factors.expand(num_groups).contiguous()
 
 

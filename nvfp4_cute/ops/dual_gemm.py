@@ -7,8 +7,15 @@ import torch
 
 from nvfp4_cute import backends, prepared
 from nvfp4_cute.config import KernelConfig
-from nvfp4_cute.formats import ScaleLayout
-from nvfp4_cute.ops.batches import as_alphas, one_factor, quantized_result, split_batches, split_quantized
+from nvfp4_cute.formats import ScaleLayout, check_is_tensor
+from nvfp4_cute.ops.batches import (
+    as_alphas,
+    check_batched_shapes,
+    one_factor,
+    quantized_result,
+    split_batches,
+    split_quantized,
+)
 from nvfp4_cute.ops.device_groups import check_dual_device_groups
 from nvfp4_cute.ops.repeated import keep_list, keep_task
 from nvfp4_cute.ops.results import as_results, flat_outputs, global_scales, new_outputs
@@ -166,7 +173,7 @@ def grouped_dual_gemm(
         out_global_scale=factors,
         scale_layout=scale_layout,
     )
-    backends.get(backend, operands.device)(problem, operands, config)
+    backends.run_problem(backend, problem, operands, config)
     outs = outs or new_outputs(problem, operands)
     keep_list(key, backend, problem, operands, config, inputs, outs)
     return as_results(outs, True, is_quantized, factors)
@@ -256,15 +263,12 @@ def dual_gemm(
     operands = {"a": a, "b1": b1} | ({} if b2 is None else {"b2": b2})
     operands |= {} if out is None or out_dtype == NVFP4 else {"out": out}
     for name, tensor in operands.items():
-        if not isinstance(tensor, torch.Tensor):
+        if isinstance(tensor, list | tuple):
             raise TypeError(
                 f"{name} is a {type(tensor).__name__}; pass a torch.Tensor, or call grouped_dual_gemm"
             )
-        if tensor.ndim != a.ndim or tensor.ndim not in (2, 3) or tensor.shape[2:] != a.shape[2:]:
-            raise ValueError(
-                f"{name} has shape {list(tensor.shape)} and a {list(a.shape)}; pass a [M, K/2], b1 and b2 [N, K/2] and "
-                "out [M, N], or all of them with one more extent L"
-            )
+        check_is_tensor(name, tensor)
+    check_batched_shapes(operands, "a [M, K/2], b1 and b2 [N, K/2] and out [M, N]")
     batches = a.shape[2] if a.ndim == 3 else 1
     n = len(b1) if weight_layout == "separate" else len(b1) // 2
     lead = (*a.shape[2:], len(a))

@@ -13,6 +13,7 @@ from nvfp4_cute.ops import vector_checks as checks
 from nvfp4_cute.ops.batches import (
     as_alphas,
     as_factor,
+    check_batched_shapes,
     one_factor,
     quantized_result,
     split_batches,
@@ -167,7 +168,7 @@ def gemm(
     if launched is not None:
         return _result(launched, factors)
     problem, operands, outs = _check(a, b, a_scale, b_scale, alpha, out, out_dtype, factors, scale_layout)
-    backends.get(backend, operands.device)(problem, operands, config)
+    backends.run_problem(backend, problem, operands, config)
     keep_list(key, backend, problem, operands, config, inputs, outs)
     return _result(outs, factors)
 
@@ -186,18 +187,12 @@ def _check(
     checks.check_choice("out_dtype", out_dtype, (*checks.OUT_DTYPES, NVFP4))
     is_quantized = out_dtype == NVFP4
     factor = alpha if isinstance(alpha, torch.Tensor) else None
-    named = {"a": a, "b": b, "a_scale": a_scale, "b_scale": b_scale, "alpha": factor}
-    named["out"] = None if is_quantized else out
-    device = checks.check_tensors(named)
-    for name in ("a", "b", "out"):
-        tensor = named[name]
-        if tensor is not None and (
-            tensor.ndim != a.ndim or tensor.ndim not in (2, 3) or tensor.shape[2:] != a.shape[2:]
-        ):
-            raise ValueError(
-                f"{name} has shape {list(tensor.shape)} and a {list(a.shape)}; pass a [M, K/2], b [N, K/2] and out "
-                "[M, N], or all of them with one more extent L"
-            )
+    plain_out = None if is_quantized else out
+    named = {"a": a, "b": b, "a_scale": a_scale, "b_scale": b_scale}
+    device = checks.check_tensors(named, {"alpha": factor, "out": plain_out})
+    check_batched_shapes({"a": a, "b": b, "out": plain_out}, "a [M, K/2], b [N, K/2] and out [M, N]")
+    if a.shape[1] != b.shape[1]:
+        raise ValueError(f"a has K={2 * a.shape[1]} and b has K={2 * b.shape[1]}; both must have the same K")
     batches = a.shape[2] if a.ndim == 3 else 1
     if batches == 0:
         raise ValueError("a has L=0 batches; pass at least one")

@@ -121,7 +121,7 @@ def gemm_chain(
         chain=workspace.counters,
     )
     chain = GroupedProblem(problem.sizes * num_layers, "list", NVFP4, has_alpha=True, is_chain=True)
-    backends.get(backend, device)(chain, operands, config)
+    backends.run_problem(backend, chain, operands, config)
     last = results[-1]
     return NVFP4Tensor(last.data, last.scale, out_global_scale[-1], (m, n))
 

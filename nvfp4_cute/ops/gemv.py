@@ -159,8 +159,8 @@ def _check(a, b, a_scale, b_scale, alpha, out, out_dtype, scale_layout) -> tuple
     checks.check_choice("out_dtype", out_dtype, checks.OUT_DTYPES)
     checks.check_choice("scale_layout", scale_layout, SCALE_LAYOUTS)
     factor = alpha if isinstance(alpha, torch.Tensor) else None
-    named = {"a": a, "b": b, "a_scale": a_scale, "b_scale": b_scale, "alpha": factor, "out": out}
-    device = checks.check_tensors(named)
+    named = {"a": a, "b": b, "a_scale": a_scale, "b_scale": b_scale}
+    device = checks.check_tensors(named, {"alpha": factor, "out": out})
     batched = a.ndim == 3
     matrix = checks.fp4_bytes("a", a if batched else a.unsqueeze(-1))
     vector = checks.fp4_bytes("b", b if batched else b.unsqueeze(-1))
@@ -187,7 +187,7 @@ def _check(a, b, a_scale, b_scale, alpha, out, out_dtype, scale_layout) -> tuple
             raise TypeError(f"out has dtype {out.dtype} and out_dtype is {out_dtype}; make them agree")
         if tuple(out.shape) != shape:
             raise ValueError(f"out has shape {tuple(out.shape)}; expected {shape}")
-        checks.check_overlap(out, {name: named[name] for name in ("a", "b", "a_scale", "b_scale", "alpha")})
+        checks.check_overlap(out, {**named, "alpha": factor})
     factors, step = checks.as_alpha(alpha, batches, device)
     sfa = checks.batched_scales("a_scale", a_scale, m, k, batches, scale_layout)
     sfb = checks.batched_scales("b_scale", b_scale, 1, k, batches, scale_layout)

@@ -196,7 +196,7 @@ def grouped_gemm(
             out_global_scale=factors,
             scale_layout=scale_layout,
         )
-        backends.get(backend, operands.device)(problem, operands, config)
+        backends.run_problem(backend, problem, operands, config)
         outs = outs or new_outputs(problem, operands)
         keep_list(key, backend, problem, operands, config, inputs, outs)
     else:

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from nvfp4_cute import backends, formats
-from nvfp4_cute.formats import SCALE_LAYOUTS, NVFP4Tensor, ScaleLayout, resolve_global_scale
+from nvfp4_cute.formats import SCALE_LAYOUTS, NVFP4Tensor, ScaleLayout, check_is_tensor, resolve_global_scale
 from nvfp4_cute.launch_table import Quantize
 from nvfp4_cute.ops import vector_checks as checks
 from nvfp4_cute.scale_layout import ATOM_ROWS, ATOM_SHAPE, atom_counts, num_k_blocks
@@ -64,6 +64,7 @@ def quantize(
     """
     if torch.compiler.is_compiling():  # the custom op (ops.library) that a traced graph keeps
         return _traced(x, up, global_scale, global_scale_inv, scale_layout, backend)
+    check_is_tensor("x", x)
     name = backends.resolve(backend, x.device)
     _check_up(x, up)
     if name == "reference" or (x.dtype not in KERNEL_DTYPES and name == "cuda"):
@@ -129,7 +130,7 @@ def grouped_quantize(
     Raises:
         TypeError, ValueError, UnsupportedProblem: an operand breaks a rule. UnsupportedTarget: no kernel for the GPU.
     """
-    checks.check_tensors({"x": x, "offs": offs, "up": up, "global_scale": global_scale})
+    checks.check_tensors({"x": x, "offs": offs}, {"up": up, "global_scale": global_scale})
     checks.check_choice("dtype of x", x.dtype, KERNEL_DTYPES)
     if x.ndim != 2:
         raise ValueError(f"x has shape {tuple(x.shape)}; expected [sum M, K]")

@@ -1,11 +1,14 @@
 """Checks that the operations of ``kernels/simt`` share. None reads tensor data, so none waits for the GPU."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from numbers import Real
+from types import MappingProxyType
+from typing import Any
 
 import torch
 
 from nvfp4_cute.errors import UnsupportedProblem
-from nvfp4_cute.formats import DATA_DTYPES, ScaleLayout
+from nvfp4_cute.formats import DATA_DTYPES, ScaleLayout, check_is_tensor
 from nvfp4_cute.scale_layout import SCALE_DTYPES, as_blocked_batches, num_k_blocks, to_blocked
 
 # A lane reads 16 bytes at once.
@@ -18,12 +21,13 @@ INT32_MAX = 2**31 - 1
 OUT_DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 
 
-def check_tensors(named: dict[str, torch.Tensor | None]) -> torch.device:
-    """All given tensors are tensors, on one device, without gradients; returns the device."""
-    tensors = {name: tensor for name, tensor in named.items() if tensor is not None}
+def check_tensors(
+    named: Mapping[str, Any], optional: Mapping[str, Any] = MappingProxyType({})
+) -> torch.device:
+    """All are tensors, on one device, without gradients; returns the device. Those that are ``optional`` may be None."""
+    tensors = {**named, **{name: tensor for name, tensor in optional.items() if tensor is not None}}
     for name, tensor in tensors.items():
-        if not isinstance(tensor, torch.Tensor):
-            raise TypeError(f"{name} is a {type(tensor).__name__}; pass a torch.Tensor")
+        check_is_tensor(name, tensor)
         if tensor.requires_grad and torch.is_grad_enabled():
             raise UnsupportedProblem(
                 f"{name} has requires_grad=True; there is no backward pass: pass .detach() or use torch.no_grad()"
@@ -127,11 +131,16 @@ def _span(tensor: torch.Tensor) -> tuple[int, int]:
 
 
 def as_alpha(
-    alpha: torch.Tensor | float | None, batches: int, device: torch.device
+    alpha: torch.Tensor | float | None, batches: int, device: torch.device, of: str = "batch"
 ) -> tuple[torch.Tensor | None, int]:
-    """Factors as a float32 tensor on the device, and how many bytes lie between those of two batches (0: one for all)."""
+    """Factors as a float32 tensor on the device, and how many bytes lie between those of two batches (0: one for all).
+
+    ``of`` is what the caller's message calls a batch.
+    """
     if alpha is None:
         return None, 0
+    if not isinstance(alpha, torch.Tensor | Real):
+        raise TypeError(f"alpha={alpha!r} is neither a number nor a float32 tensor")
     if not isinstance(alpha, torch.Tensor):
         return torch.tensor([float(alpha)], dtype=torch.float32, device=device), 0
     if alpha.dtype != torch.float32:
@@ -141,6 +150,6 @@ def as_alpha(
     if tuple(alpha.shape) != (batches,) or not alpha.is_contiguous():
         raise ValueError(
             f"alpha has shape {tuple(alpha.shape)} and strides {tuple(alpha.stride())}; expected one number, or "
-            f"contiguous [{batches}], one a batch"
+            f"contiguous [{batches}], one a {of}"
         )
     return alpha, alpha.element_size()

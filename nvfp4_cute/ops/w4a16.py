@@ -9,7 +9,7 @@ import torch
 from nvfp4_cute import backends
 from nvfp4_cute.arch.simt import w4a16_tokens
 from nvfp4_cute.errors import UnsupportedProblem
-from nvfp4_cute.formats import SCALE_LAYOUTS
+from nvfp4_cute.formats import DATA_DTYPES, SCALE_LAYOUTS
 from nvfp4_cute.launch_table import W4A16
 from nvfp4_cute.ops import vector_checks as checks
 from nvfp4_cute.reference import weight_only_reference
@@ -106,8 +106,12 @@ def _check(x, w, w_scale, alpha, out, names, out_dtype, scale_layout) -> tuple[W
     checks.check_choice("scale_layout", scale_layout, SCALE_LAYOUTS)
     name_x, name_w, name_scale = names
     factor = alpha if isinstance(alpha, torch.Tensor) else None
-    inputs = {name_x: x, name_w: w, name_scale: w_scale, "alpha": factor}
-    device = checks.check_tensors(inputs | {"out": out})
+    inputs = {name_x: x, name_w: w, name_scale: w_scale}
+    device = checks.check_tensors(inputs, {"alpha": factor, "out": out})
+    if x.dtype in DATA_DTYPES:
+        raise TypeError(
+            f"{name_x}_scale is None and {name_x} has dtype {x.dtype}: pass the scales of its NVFP4 values"
+        )
     checks.check_choice(f"dtype of {name_x}", x.dtype, ACTIVATION_DTYPES)
     batched = x.ndim == 3
     rows = x if batched else x.unsqueeze(-1)
@@ -143,7 +147,7 @@ def _check(x, w, w_scale, alpha, out, names, out_dtype, scale_layout) -> tuple[W
             raise TypeError(f"out has dtype {out.dtype} and out_dtype is {out_dtype}; make them agree")
         if tuple(out.shape) != shape:
             raise ValueError(f"out has shape {tuple(out.shape)}; expected {shape}")
-        checks.check_overlap(out, inputs)
+        checks.check_overlap(out, inputs | {"alpha": factor})
     factors, step = checks.as_alpha(alpha, batches, device)
     scales = checks.batched_scales(name_scale, w_scale, n, k, batches, scale_layout)
     if out is None:

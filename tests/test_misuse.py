@@ -1,0 +1,89 @@
+"""What the public operations say to arguments of the wrong kind: rule, value, and what to pass instead."""
+
+import pytest
+import torch
+
+import nvfp4_cute as nv
+from nvfp4_cute import scale_layout
+
+N, K = 256, 512
+X = nv.quantize(torch.randn(40, K))
+W = nv.quantize(torch.randn(N, K))
+V = nv.quantize(torch.randn(K))
+EXPERTS = W.data.expand(2, N, K // 2).contiguous(), W.scale.expand(2, *W.scale.shape).contiguous()
+OFFS = torch.tensor([33, 40], dtype=torch.int32)
+ROWS = scale_layout.from_blocked(X.scale, 40, K // 16)
+GROUP_SCALES = torch.cat([scale_layout.to_blocked(rows) for rows in (ROWS[:33], ROWS[33:])])
+
+
+def gemm(a=X.data, b=W.data, a_scale=X.scale, b_scale=W.scale, **options):
+    return nv.gemm(a, b, a_scale, b_scale, **options)
+
+
+def grouped(a=(X.data,), b=(W.data,), a_scale=(X.scale,), b_scale=(W.scale,), **options):
+    return nv.grouped_gemm(a, b, a_scale, b_scale, **options)
+
+
+def ragged(a=X.data, b=EXPERTS[0], a_scale=GROUP_SCALES, b_scale=EXPERTS[1], offs=OFFS, **options):
+    return nv.grouped_gemm(a, b, a_scale, b_scale, offs, **options)
+
+
+def dual(b2=W.data, b2_scale=W.scale, **options):
+    return nv.dual_gemm(X.data, W.data, b2, X.scale, W.scale, b2_scale, **options)
+
+
+def test_the_calls_that_are_varied_below_are_right():
+    expected = gemm()
+    torch.testing.assert_close(grouped()[0], expected)
+    torch.testing.assert_close(ragged(), expected)
+    assert dual().shape == expected.shape
+
+
+@pytest.mark.parametrize(
+    ("call", "arguments", "error", "words"),
+    [
+        (gemm, {"a": X}, TypeError, "a is an NVFP4Tensor; pass its .data"),
+        (gemm, {"b_scale": None}, TypeError, "b_scale is None; pass a torch.Tensor"),
+        (gemm, {"a_scale": None}, TypeError, "a_scale is None and a has dtype torch.uint8"),
+        (gemm, {"a": X.data[0]}, ValueError, "a has shape [256]; pass a [M, K/2]"),
+        (gemm, {"b": W.data[0]}, ValueError, "b has shape [256] and a [40, 256]; pass a [M, K/2]"),
+        (gemm, {"b": W.data[:, :128]}, ValueError, "a has K=512 and b has K=256"),
+        (gemm, {"config": "t128x128x256_s0a2"}, TypeError, "pass one, such as KernelConfig.from_name("),
+        (grouped, {"config": 3}, TypeError, "config=3 is no KernelConfig"),
+        (grouped, {"a": X.data}, TypeError, "without offs or masked_m pass a list"),
+        (grouped, {"a": (X,)}, TypeError, "group 0: a is an NVFP4Tensor; pass its .data"),
+        (grouped, {"masked_m": OFFS}, TypeError, "with masked_m it is one tensor, [G, M_max, K/2]"),
+        (ragged, {"a": [X.data]}, TypeError, "with offs it is one tensor, [sum of M, K/2]"),
+        (ragged, {"config": "x"}, TypeError, "is no KernelConfig"),
+        (ragged, {"b_scale": None}, TypeError, "b_scale is None"),
+        (ragged, {"offs": OFFS[:0]}, ValueError, "offs is empty; pass at least one group"),
+        (ragged, {"alpha": torch.ones(3)}, ValueError, "contiguous [2], one a group"),
+        (ragged, {"a_scale": X.scale}, ValueError, "group 1 ends in block 2; pad every group's rows to 128"),
+        (dual, {"b2": None}, TypeError, "pass b2 and b2_scale"),
+        (dual, {"b2_scale": None}, TypeError, "pass b2 and b2_scale"),
+        (dual, {"b2": None, "weight_layout": "concatenated"}, TypeError, "pass None for b2 and b2_scale"),
+        (dual, {"b2": [W.data]}, TypeError, "b2 is a list; pass a torch.Tensor, or call grouped_dual_gemm"),
+    ],
+)  # fmt: skip
+def test_operands(call, arguments, error, words):
+    with pytest.raises(error) as caught:
+        call(**arguments)
+    assert words in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "words"),
+    [
+        (lambda: nv.quantize([1.0]), TypeError, "x is a list; pass a torch.Tensor"),
+        (lambda: nv.dequantize(X.data), TypeError, "t is a Tensor; pass an NVFP4Tensor"),
+        (lambda: nv.gemv(W.data, V.data, W.scale, None), TypeError, "b_scale is None"),
+        (lambda: nv.gemv(W.data, V.data, W.scale, V.scale, "2"), TypeError, "alpha='2' is neither a number"),
+        (lambda: nv.LinearNVFP4.from_linear(torch.nn.Bilinear(2, 2, 2)), TypeError, "linear is a Bilinear"),
+        (lambda: nv.LinearNVFP4(K, N)(torch.randn(40, 256)), ValueError, "x has shape [40, 256]; expected [..., 512]"),
+        (lambda: nv.PersistentMLP([nv.quantize(torch.eye(32))], [1, 1])(torch.eye(32)), TypeError, "x is a Tensor"),
+    ],
+)  # fmt: skip
+def test_other_calls(call, error, words):
+    with pytest.raises(error) as caught:
+        call()
+    assert words in str(caught.value)
