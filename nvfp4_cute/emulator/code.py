@@ -211,7 +211,7 @@ class Code:
 def _wrappers(checked: bool, timed: bool, count_banks: bool) -> list[Callable[[Inst, Builder, Step], Step]]:
     # Imported when needed: the wrappers know instruction families, which import the machine, which imports this.
     from nvfp4_cute.emulator.bank_watch import counted
-    from nvfp4_cute.emulator.timing_record import recorded
+    from nvfp4_cute.emulator.timing_steps import recorded
     from nvfp4_cute.emulator.watch import watched
 
     choices = ((count_banks, counted), (checked, watched), (timed and not checked, recorded))
@@ -220,7 +220,7 @@ def _wrappers(checked: bool, timed: bool, count_banks: bool) -> list[Callable[[I
 
 def prepare_timed(code: Code) -> None:
     """Have the blocks of `code` account for what they cost."""
-    from nvfp4_cute.emulator.timing_record import prepare
+    from nvfp4_cute.emulator.timing_steps import prepare
 
     prepare(code)
 

@@ -8,7 +8,7 @@ from nvfp4_cute.arch.sm100 import PREFETCH_K_TILES
 from nvfp4_cute.bench import ours
 from nvfp4_cute.bench.cases import Case, select
 from nvfp4_cute.bench.operands import empty_operands
-from nvfp4_cute.emulator import timing_record
+from nvfp4_cute.emulator import timing_effects
 from nvfp4_cute.emulator.isa import tma
 from nvfp4_cute.modelled import modelled_times
 from nvfp4_cute.problem import GroupedProblem
@@ -67,14 +67,14 @@ def test_every_shared_box_is_prefetched_once(monkeypatch, name):
     """Of two tiles by two, every box from the fifth K tile on, by one of the tiles that load it."""
     boxes = {"load": [], "prefetch": []}
     for kind, effect in (("load", tma.load_boxes), ("prefetch", tma.fetch_boxes)):
-        note = timing_record._EFFECTS[effect]
+        note = timing_effects.EFFECTS[effect]
 
         def noting(recorder, warp, *args, note=note, kind=kind):
             m, found = args[-2:] if kind == "prefetch" else args[1:3]
             boxes[kind] += [(m.address, box) for box in found]
             return note(recorder, warp, *args)
 
-        monkeypatch.setitem(timing_record._EFFECTS, effect, noting)
+        monkeypatch.setitem(timing_effects.EFFECTS, effect, noting)
     config = KernelConfig.from_name(name)
     rows_a, rows_b, _ = config.work_tile_mnk
     operands = empty_operands(Case("x", "x", "x", "dual_gemm", ((2 * rows_a, 2 * rows_b, 13 * 256),)))
