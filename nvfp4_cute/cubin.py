@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 _EIATTR_FRAME_SIZE = 0x11
 _EIATTR_REGCOUNT = 0x2F
+_EIATTR_INDIRECT_BRANCH_TARGETS = 0x34
 _FORMAT_SIZED_VALUE = 4
 
 
@@ -45,8 +46,31 @@ def read_opcodes(cubin: bytes) -> list[int]:
 
     Raises ValueError where it is not a cubin with one kernel.
     """
-    code = _code(_sections(cubin))
-    return [word & 0xFFF for (word,) in struct.iter_unpack("<Q8x", code)]
+    return [word & 0xFFF for word in read_instructions(cubin)]
+
+
+def read_instructions(cubin: bytes) -> list[int]:
+    """Every machine instruction of the only kernel in ``cubin``: 128 bits.
+
+    Raises ValueError where it is not a cubin with one kernel.
+    """
+    return [low | high << 64 for low, high in struct.iter_unpack("<QQ", _code(_sections(cubin)))]
+
+
+def read_branch_targets(cubin: bytes) -> dict[int, list[int]]:
+    """Where each indirect branch may go: byte offsets in the code, by the branch's own.
+
+    A record is branch, 0, number of targets, targets: 32 bits each.
+    """
+    found = {}
+    for name, data in _sections(cubin):
+        for attribute, payload in _attributes(data) if name.startswith(".nv.info.") else ():
+            if attribute == _EIATTR_INDIRECT_BRANCH_TARGETS:
+                words = [word for (word,) in struct.iter_unpack("<I", payload)]
+                while words:
+                    end = 3 + words[2]
+                    found[words[0]], words = words[3:end], words[end:]
+    return found
 
 
 def _code(sections: list[tuple[str, bytes]]) -> bytes:

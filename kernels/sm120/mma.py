@@ -18,6 +18,7 @@ from ..common.output_kind import OutputKind
 from ..common.output_table import OutputTable
 from ..common.sides import mma_sides
 from ..common.split_k import add_sums, give_room, k_share, send_sums
+from ..common.versions import inline_ptx
 from ..common.warp_schedule import WARP_SIZE
 from .epilogue import store_tile
 from .instructions import MMA_K, load_matrices, load_word, mma_nvfp4
@@ -134,6 +135,7 @@ def run_mma(args: MmaArgs):
             cursor = groups.next_cursor(cursor, stride, tiler)
         for i in cutlass.range_constexpr(len(warp_tile.mma_m)):
             _multiply(acc, fragments, i, range(len(warp_tile.mma_n)), last_buffer, warp_tile)
+        _await_reads(fragments, last_buffer, tile.k_tile_cnt, warp_tile)
         _release(read)
         if cutlass.const_expr(config.split_k == 1):
             store_tile(acc, args.outputs, args.output_kind, tile, config, results, first_row, first_col)
@@ -237,8 +239,26 @@ def _at_k_block(address: Int32, k_block_idx: int) -> Int32:
 
 
 @cute.jit
+def _await_reads(
+    fragments: Fragments, buffer: cutlass.Constexpr, k_tile_cnt: Int32, warp_tile: cutlass.Constexpr
+):
+    """Wait until the block in registers has come, before its stage is released: MMAs do not, for the assembler moves them
+    behind the arrival. It does not move a store there, which waits for what it would store, a word of every read. No lane
+    does store it, for every tile has K tiles. (In the loop over those, the next block's reads need the registers.)
+    """
+    words = [fragments.a[0, i] for i in range(len(warp_tile.mma_m))]
+    words += [fragments.b[0, pair.start] for pair in _column_pairs(warp_tile)]
+    for scales in (fragments.sfa, fragments.sfb):
+        words += [scales[i, buffer] for i in range(cute.size(scales, mode=[0]))]
+    word = words[0]
+    for other in words[1:]:
+        word = word ^ other
+    inline_ptx("st.shared.b32 [{$r0}], {$r0};", read_only_args=[word], predicate=k_tile_cnt == 0)
+
+
+@cute.jit
 def _release(stage):
-    """One lane releases the stage for the warp, when MMAs have taken what all lanes read of it.
+    """One lane releases the stage for the warp, when what all lanes read of it has come.
 
     An arrival does not wait for reads that were only issued: on an H200, TMA overtook such reads.
     """
