@@ -36,9 +36,9 @@ def time_case(case: Case, target: Target) -> tuple[Time | None, dict[str, Time],
 def stated_error() -> str:
     """What is known of the model's error, in the words of its committed comparison with an H200."""
     found = re.search(
-        r"^\d+ cases\. Median error .*?%, worst .*?%",
+        r"^(\d+ cases)\. Median error (.*?%), worst (.*?%)",
         VALIDATION.read_text() if VALIDATION.exists() else "",
         re.M,
     )
-    comparison = f" on an H200 ({found[0]})" if found else ""
+    comparison = f" on an H200 ({found[1]}, median {found[2]}, worst {found[3]})" if found else ""
     return f"the model's error is known{comparison}, on Blackwell it is not: bench/results/timing_model.md"

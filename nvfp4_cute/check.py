@@ -15,7 +15,7 @@ import torch
 import nvfp4_cute
 from nvfp4_cute import doctor
 from nvfp4_cute.emulator.launch_shim import shim_path
-from nvfp4_cute.errors import EmulatorError
+from nvfp4_cute.errors import EmulatorError, UnsupportedTarget
 from nvfp4_cute.problem import OUT_DTYPES, GroupedProblem
 from nvfp4_cute.scale_layout import SF_VEC_SIZE, to_blocked
 
@@ -137,11 +137,13 @@ def run(backend: str | None, limits: Limits, *, seed: int, count: int) -> int:
 
     `backend`: as `grouped_gemm` takes it. None takes the GPU where there is a kernel for it and the emulator elsewhere.
 
-    Raises: EmulatorError if the backend is the emulator and its launch shim is missing.
+    Raises: EmulatorError if the backend is the emulator and its launch shim is missing, UnsupportedTarget without a GPU.
     """
     backend = backend or ("cuda" if doctor.native_gpus() else "emulator")
     if backend.startswith("emulator"):
         shim_path()
+    if backend == "cuda" and not doctor.gpus():
+        raise UnsupportedTarget("--backend cuda: no GPU that torch can use; take --backend emulator")
     failures = 0
     for case in (draw(s, limits) for s in range(seed, seed + count)):
         start = time.perf_counter()

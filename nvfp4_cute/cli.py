@@ -2,10 +2,12 @@
 
 import argparse
 import importlib.metadata
+import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from nvfp4_cute import argument_types as types
 from nvfp4_cute import competition_verbs
 from nvfp4_cute.errors import CacheError, EmulatorError, UnsupportedTarget
 
@@ -96,7 +98,7 @@ CHECK_BACKENDS = ("cuda", "emulator")
 # Named here, too, so that parsing does not load torch; tests compare them with nvfp4_cute.sol and nvfp4_cute.bench.
 BENCH_SUITES = ("competition", "dense", "linear", "experts")
 OPERATIONS = ("grouped_gemm", "grouped_dual_gemm", "gemv", "w4a16", "quantize")
-EVERYWHERE = ("grouped_gemm", "gemv", "quantize")  # operations that every architecture has
+EVERYWHERE = ("grouped_gemm", "gemv", "quantize")  # what is compiled unless operations are named
 ACTIVATIONS = ("silu", "gelu_tanh", "relu2")
 WEIGHT_LAYOUTS = ("separate", "interleaved_64_up_first", "interleaved_32_gate_first")
 FORMS = ("list", "ragged", "masked", "batched")
@@ -115,7 +117,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = build_parser().parse_args(argv)
     try:
         return args.run(args)
-    except (CacheError, EmulatorError, UnsupportedTarget, ValueError) as error:
+    except BrokenPipeError:  # whoever read the output, such as `head`, has enough of it
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+    except (CacheError, EmulatorError, UnsupportedTarget, ValueError, OSError) as error:
         print(f"nvfp4-cute {args.verb}: {error}", file=sys.stderr)
         return 1
 
@@ -177,14 +182,22 @@ def _add_check(verbs: argparse._SubParsersAction) -> None:
         "--backend", choices=CHECK_BACKENDS, help="default: cuda where the GPU has a kernel, else emulator"
     )
     _add_arch(check)
-    check.add_argument("--count", type=_positive, default=10, help="problems to draw (default %(default)s)")
-    check.add_argument("--seed", type=int, default=0, help="seed of the first problem (default %(default)s)")
-    check.add_argument("--groups", type=_positive, default=4, help="groups at most (default %(default)s)")
     check.add_argument(
-        "--max-m", type=_positive, default=300, help="rows at most of a group (default %(default)s)"
+        "--count", type=types.positive, default=10, help="problems to draw (default %(default)s)"
     )
-    check.add_argument("--max-n", type=_positive, default=512, help="columns at most (default %(default)s)")
-    check.add_argument("--max-k", type=_positive, default=1024, help="K at most (default %(default)s)")
+    check.add_argument(
+        "--seed", type=types.whole, default=0, help="seed of the first problem (default %(default)s)"
+    )
+    check.add_argument(
+        "--groups", type=types.positive, default=4, help="groups at most (default %(default)s)"
+    )
+    check.add_argument(
+        "--max-m", type=types.positive, default=300, help="rows at most of a group (default %(default)s)"
+    )
+    check.add_argument(
+        "--max-n", type=types.positive, default=512, help="columns at most (default %(default)s)"
+    )
+    check.add_argument("--max-k", type=types.positive, default=1024, help="K at most (default %(default)s)")
     check.set_defaults(run=_run_check)
 
 
@@ -208,7 +221,9 @@ def _add_bench(verbs: argparse._SubParsersAction) -> None:
     )
     bench.add_argument("--like-harness", action="store_true", help="time as the competition's harness does")
     bench.add_argument("--json", action="store_true", help="for machines")
-    bench.add_argument("--plot", type=Path, metavar="FILE", help="also write bars (needs the extra `plot`)")
+    bench.add_argument(
+        "--plot", type=types.output_file, metavar="FILE", help="also write bars (needs the extra `plot`)"
+    )
     bench.add_argument(
         "--save", action="store_true", help="also write the page of the target into bench/results"
     )
@@ -227,14 +242,16 @@ def _add_tune(verbs: argparse._SubParsersAction) -> None:
         epilog=TUNE_EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    tune.add_argument("suites", nargs="*", metavar="SUITE", help=f"{', '.join(BENCH_SUITES)}; or a shape:")
+    tune.add_argument(
+        "suites", nargs="*", metavar="SUITE", help=f"{', '.join(BENCH_SUITES)}; or give a shape"
+    )
     tune.add_argument("--containing", default="", metavar="TEXT", help="only cases whose name contains TEXT")
     tune.add_argument(
-        "--m", type=_sizes, metavar="M[,M...]", help="rows of a group, or of each group; 0 is none"
+        "--m", type=types.sizes, metavar="M[,M...]", help="rows of a group, or of each group; 0 is none"
     )
-    tune.add_argument("--n", type=_positive, help="columns of C")
-    tune.add_argument("--k", type=_positive, help="the dimension that is summed over")
-    tune.add_argument("--groups", type=_positive, help="groups (default: as many as --m lists)")
+    tune.add_argument("--n", type=types.positive, help="columns of C")
+    tune.add_argument("--k", type=types.positive, help="the dimension that is summed over")
+    tune.add_argument("--groups", type=types.positive, help="groups (default: as many as --m lists)")
     tune.add_argument(
         "--op",
         choices=TUNE_OPERATIONS,
@@ -273,10 +290,12 @@ def _add_sol(verbs: argparse._SubParsersAction) -> None:
     )
     sol.add_argument("--target", metavar="GPU", help="default: the GPU of this machine if known, else B200")
     sol.add_argument("--problem", choices=SOL_PROBLEMS, help="only this competition problem")
-    sol.add_argument("--m", type=_positives, metavar="M[,M...]", help="rows of a group, or of each group")
-    sol.add_argument("--n", type=_positive, help="columns of C")
-    sol.add_argument("--k", type=_positive, help="the dimension that is summed over")
-    sol.add_argument("--groups", type=_positive, help="groups (default: as many as --m lists)")
+    sol.add_argument(
+        "--m", type=types.positives, metavar="M[,M...]", help="rows of a group, or of each group"
+    )
+    sol.add_argument("--n", type=types.positive, help="columns of C")
+    sol.add_argument("--k", type=types.positive, help="the dimension that is summed over")
+    sol.add_argument("--groups", type=types.positive, help="groups (default: as many as --m lists)")
     sol.add_argument(
         "--op",
         choices=SOL_OPERATIONS,
@@ -288,7 +307,10 @@ def _add_sol(verbs: argparse._SubParsersAction) -> None:
     )
     sol.add_argument("--json", action="store_true", help="for machines; the source of every figure included")
     sol.add_argument(
-        "--plot", type=Path, metavar="FILE", help="also write a roofline picture (needs the extra `plot`)"
+        "--plot",
+        type=types.output_file,
+        metavar="FILE",
+        help="also write a roofline picture (needs the extra `plot`)",
     )
     sol.set_defaults(run=_run_sol)
 
@@ -308,11 +330,11 @@ def _add_trace(verbs: argparse._SubParsersAction) -> None:
     )
     trace.add_argument("problem", choices=SOL_PROBLEMS, help="a competition problem")
     trace.add_argument(
-        "--case", type=int, default=0, help="number of the benchmark case (default %(default)s)"
+        "--case", type=types.whole, default=0, help="number of the benchmark case (default %(default)s)"
     )
     trace.add_argument("--target", default="B200", metavar="GPU", help="default %(default)s")
     trace.add_argument(
-        "-o", "--out", type=Path, metavar="FILE", help="write the timeline (.json or .json.gz)"
+        "-o", "--out", type=types.output_file, metavar="FILE", help="write the timeline (.json or .json.gz)"
     )
     trace.set_defaults(run=_run_trace)
 
@@ -335,7 +357,7 @@ def _add_emulate(verbs: argparse._SubParsersAction) -> None:
         help="the GPU: sm_90a, sm_100a, sm_103a, sm_110a, sm_120a, sm_121a (default %(default)s)",
     )
     emulate.add_argument(
-        "--sm-count", type=_positive, metavar="N", help="SMs (default: those of a GPU of that arch)"
+        "--sm-count", type=types.positive, metavar="N", help="SMs (default: those of a GPU of that arch)"
     )
     emulate.add_argument(
         "--check",
@@ -380,7 +402,7 @@ def _add_compile(verbs: argparse._SubParsersAction) -> None:
         "operations",
         nargs="*",
         metavar="OPERATION",
-        help=f"{', '.join(OPERATIONS)} (default: all but the second)",
+        help=f"{', '.join(OPERATIONS)} (default: {', '.join(EVERYWHERE)})",
     )
     verb.add_argument(
         "--arch", action="append", required=True, help="such as sm_100a; repeat it for more than one"
@@ -388,7 +410,7 @@ def _add_compile(verbs: argparse._SubParsersAction) -> None:
     verb.add_argument("--out", type=Path, required=True, metavar="DIR", help="made where it is missing")
     verb.add_argument(
         "--groups",
-        type=_positives,
+        type=types.positives,
         default=(1,),
         metavar="G[,G...]",
         help="group counts of GEMMs in list form, each a kernel of its own (default 1)",
@@ -420,7 +442,7 @@ def _add_compile(verbs: argparse._SubParsersAction) -> None:
     verb.add_argument("--limit", action="store_true", help="dual GEMMs that cut their products to a limit")
     verb.add_argument("--alpha", action="store_true", help="products that read a factor")
     verb.add_argument(
-        "--jobs", type=_positive, metavar="N", help="processes (default: one a core, at most 8)"
+        "--jobs", type=types.positive, metavar="N", help="processes (default: one a core, at most 8)"
     )
     verb.set_defaults(run=_run_compile)
 
@@ -429,24 +451,6 @@ def _add_doctor(verbs: argparse._SubParsersAction) -> None:
     text = "Print versions, GPUs, the emulator's launch shim, what would run where and why. Exit code 1: no kernel can run."
     doctor = verbs.add_parser("doctor", help="what is installed, and what would run where", description=text)
     doctor.set_defaults(run=_run_doctor)
-
-
-def _positive(text: str) -> int:
-    value = int(text)
-    if value < 1:
-        raise argparse.ArgumentTypeError(f"{value} is not positive")
-    return value
-
-
-def _positives(text: str) -> tuple[int, ...]:
-    return tuple(_positive(part) for part in text.split(","))
-
-
-def _sizes(text: str) -> tuple[int, ...]:
-    values = tuple(map(int, text.split(",")))
-    if min(values) < 0 or not any(values):
-        raise argparse.ArgumentTypeError(f"{text} has a negative size, or no row at all")
-    return values
 
 
 # Verbs are imported when they run: `--help` and `--version` answer without loading torch.

@@ -3,6 +3,8 @@
 import argparse
 from pathlib import Path
 
+from nvfp4_cute import argument_types as types
+
 MODES = ("test", "benchmark", "leaderboard", "profile")
 FORMATS = ("gpumode", "pygpubench", "kernelbench")
 DEVICES = ("auto", "cuda", "emulator")
@@ -54,7 +56,7 @@ def add_export(verbs: argparse._SubParsersAction) -> None:
     export = _verb(verbs, "export", "a problem's kernel as a one-file submission", text, EXPORT_EXAMPLES)
     export.add_argument("problem", help="a folder of problems/, for example nvfp4_group_gemm")
     export.add_argument(
-        "-o", "--output", type=Path, default=Path("submission.py"), help="default %(default)s"
+        "-o", "--output", type=types.output_file, default=Path("submission.py"), help="default %(default)s"
     )
     export.add_argument("--gpu", help="runner that the header names (default: the problem's first)")
     export.add_argument("--config", metavar="NAME", help="a kernel config for every shape, by name")
@@ -65,7 +67,9 @@ def add_export(verbs: argparse._SubParsersAction) -> None:
         help="the harness that the file is for (default %(default)s)",
     )
     export.add_argument("--torch", action="store_true", help="torch's own product instead of our kernel")
-    export.add_argument("--map", type=Path, metavar="FILE", help="also write the source of every line")
+    export.add_argument(
+        "--map", type=types.output_file, metavar="FILE", help="also write the source of every line"
+    )
     export.set_defaults(run=_run_export)
 
 
@@ -83,12 +87,16 @@ def add_eval(verbs: argparse._SubParsersAction) -> None:
     parser.add_argument(
         "--harness", type=Path, metavar="DIR", help="checkout of gpu-mode/reference-kernels to run"
     )
-    parser.add_argument("--task", type=Path, metavar="FILE", help="take the cases from this task.yml")
     parser.add_argument(
-        "--case", type=int, metavar="I", help="only this case, counted from 0 (profile: default 0)"
+        "--task", type=types.input_file, metavar="FILE", help="take the cases from this task.yml"
     )
-    parser.add_argument("--seed", type=int, help="secret seed, mixed into every case's as the runner does")
-    parser.add_argument("--inputs", type=int, metavar="N", help="inputs of a timing (emulator: 1)")
+    parser.add_argument(
+        "--case", type=types.whole, metavar="I", help="only this case, counted from 0 (profile: default 0)"
+    )
+    parser.add_argument(
+        "--seed", type=types.whole, help="secret seed, mixed into every case's as the runner does"
+    )
+    parser.add_argument("--inputs", type=types.positive, metavar="N", help="inputs of a timing (emulator: 1)")
     parser.add_argument(
         "--l2-gib",
         type=float,
@@ -102,7 +110,10 @@ def add_eval(verbs: argparse._SubParsersAction) -> None:
         "not the official timing",
     )
     parser.add_argument(
-        "--baseline", type=Path, metavar="FILE", help="compare with what an earlier --json printed"
+        "--baseline",
+        type=types.input_file,
+        metavar="FILE",
+        help="compare with what an earlier --json printed",
     )
     parser.add_argument(
         "--tolerance",
@@ -111,7 +122,9 @@ def add_eval(verbs: argparse._SubParsersAction) -> None:
         metavar="PCT",
         help="how much slower than the baseline fails (default %(default)s)",
     )
-    parser.add_argument("--timeout", type=int, metavar="S", help="limit of the mode (emulator: none)")
+    parser.add_argument(
+        "--timeout", type=types.positive, metavar="S", help="limit of the mode (emulator: none)"
+    )
     parser.add_argument("--ignore-rules", action="store_true", help="run a file that a server would refuse")
     parser.add_argument("--json", action="store_true", help="for machines, times in microseconds")
     parser.set_defaults(run=_run_eval)
@@ -125,7 +138,9 @@ def add_submit(verbs: argparse._SubParsersAction) -> None:
     submit.add_argument("--leaderboard", help="default: what the file's header names")
     submit.add_argument("--gpu", help="default: what the file's header names")
     submit.add_argument("--mode", choices=MODES, default="test", help="default %(default)s")
-    submit.add_argument("--repeat", type=int, default=1, metavar="N", help="submit so often, with statistics")
+    submit.add_argument(
+        "--repeat", type=types.positive, default=1, metavar="N", help="submit so often, with statistics"
+    )
     submit.add_argument(
         "--ungated", action="store_true", help="no test and benchmark before a leaderboard run"
     )

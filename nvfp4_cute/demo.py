@@ -130,7 +130,7 @@ def _report(results: Sequence[Result]) -> str:
         ),
         SOL_NOTE,
         _table(
-            ("kernel for", "target", "registers", "stack bytes", "smem bytes", "code bytes"),
+            ("kernel for", "target", "config", "registers", "stack bytes", "smem bytes", "code bytes"),
             _kernel_rows(results),
         ),
         f"{len(right)} of {len(results)} cases bit-equal; {instructions:,} warp instructions in {seconds:.1f} s",
@@ -158,7 +158,7 @@ def _kernel_rows(results: Sequence[Result]) -> list[tuple[str, ...]]:
     for key, kernel in sorted(kernels.items(), key=lambda item: item[0].num_groups):
         used, smem = kernel.resources, family_of(key.arch).smem_plan(key.config)
         facts = (used.registers, used.stack_bytes, smem.total_bytes, used.code_bytes)
-        rows.append((f"{key.num_groups} groups", key.arch, *map(str, facts)))
+        rows.append((f"{key.num_groups} groups", key.arch, key.config.to_name(), *map(str, facts)))
     return rows
 
 

@@ -181,8 +181,13 @@ def _cache_lines() -> list[str]:
 
 
 def _writability(folder: Path) -> str:
-    if folder.exists():
+    if folder.is_dir():
         return "can be written" if os.access(folder, os.W_OK | os.X_OK) else "read-only"
+    nearest = next(parent for parent in (folder, *folder.absolute().parents) if parent.exists())
+    if not nearest.is_dir():
+        return f"cannot be made: {nearest} is a file"
+    if not os.access(nearest, os.W_OK | os.X_OK):
+        return f"cannot be made: {nearest} is read-only"
     return "made when the first kernel is compiled"
 
 

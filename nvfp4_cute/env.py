@@ -62,6 +62,7 @@ CUTLASS = Variable(
     default="",
     effect="folder of a CUTLASS checkout, whose examples the long tests then run on the emulator",
 )
+PREFIX = "NVFP4_CUTE_"
 CACHE_OFF = "off"
 CACHE_DIR = Variable(
     name="NVFP4_CUTE_CACHE_DIR",
@@ -141,7 +142,7 @@ def cutlass_checkout() -> Path | None:
 
 
 def describe() -> str:
-    """Describe every variable for people: name, what it is set to, choices, default, and effect."""
+    """Describe every variable for people: name, what it is set to, choices, default, and effect; and misspelt ones."""
     lines = []
     for variable in VARIABLES:
         setting = os.environ.get(variable.name)
@@ -151,4 +152,7 @@ def describe() -> str:
             lines.append(f"    one of {', '.join(variable.choices)}; default {variable.default}")
         else:
             lines.append(f"    {variable.kind}; default {variable.default or 'none'}")
+    known = {variable.name for variable in VARIABLES}
+    unknown = sorted(name for name in os.environ if name.startswith(PREFIX) and name not in known)
+    lines += [f"{name} is set, and nothing reads it: none of the names above" for name in unknown]
     return "\n".join(lines)

@@ -104,7 +104,7 @@ def run(wanted: Sequence[Any], out: Path, jobs: int | None = None) -> int:
     context = multiprocessing.get_context("spawn")
     with (
         ProcessPoolExecutor(jobs, mp_context=context) as pool,
-        tqdm(total=len(wanted), unit="kernel", desc="compile") as progress,
+        tqdm(total=len(wanted), unit="kernel", desc="compile", disable=None) as progress,
     ):
         futures = [pool.submit(disk_cache.ensure, out, key) for key in wanted]
         try:

@@ -62,6 +62,37 @@ def test_arguments_that_make_no_sense_exit_with_2(arguments, capsys):
     assert "usage: nvfp4-cute" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("command", "words"),
+    [
+        ("check --seed x", "argument --seed: 'x' is not a whole number"),
+        ("sol --m 8,a --n 16 --k 16", "argument --m: 'a' is not a whole number"),
+        ("tune --m 8,-1 --n 16 --k 16", "argument --m: -1 is negative"),
+        ("tune --m 0 --n 16 --k 16", "argument --m: 0 has no row at all"),
+        ("trace nvfp4_gemm -o nowhere/t.json", "argument -o/--out: there is no folder nowhere"),
+        ("export nvfp4_gemm -o .", "argument -o/--output: . is a folder; name a file"),
+        ("eval submission.py --baseline nowhere.json", "argument --baseline: there is no file nowhere.json"),
+    ],
+)
+def test_what_is_wrong_with_an_argument_is_said_before_any_work(command, words, capsys):
+    with pytest.raises(SystemExit) as stop:
+        cli.main(command.split())
+    assert stop.value.code == 2
+    assert words in capsys.readouterr().err
+
+
+def test_check_on_a_gpu_needs_one(monkeypatch, capsys):
+    monkeypatch.setattr(doctor, "gpus", list)
+    assert cli.main(["check", "--backend", "cuda"]) == 1
+    assert "no GPU that torch can use; take --backend emulator" in capsys.readouterr().err
+
+
+def test_a_reader_that_has_enough_ends_the_program_quietly():
+    command = f"{sys.executable} -m nvfp4_cute.cli sol --json | head -c 1"
+    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, timeout=120, check=False)
+    assert done.stdout == "{" and done.stderr == ""
+
+
 def test_check_passes_its_options_on(monkeypatch):
     seen = {}
     monkeypatch.setattr(
@@ -77,7 +108,8 @@ def test_check_passes_its_options_on(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    "error", [UnsupportedTarget("no kernel for sm_90a"), ValueError("K=3 is odd; pad it")]
+    "error",
+    [UnsupportedTarget("no kernel for sm_90a"), ValueError("K=3 is odd; pad it"), OSError(13, "no", "/x")],
 )
 def test_refusals_are_one_line_not_a_traceback(monkeypatch, capsys, error):
     def refuse(*args, **kwargs):

@@ -37,7 +37,7 @@ def test_demo_runs_the_kernel_and_reports(capsys):
     assert int(row[9].replace(",", "")) > 100 and row[-1] == "bit-equal"
     kernels = [line.split() for line in lines if "groups  " in line and "sm_100a" in line]
     assert [kernel[:3] for kernel in kernels] == [["2", "groups", "sm_100a"], ["4", "groups", "sm_100a"]]
-    assert all(kernel[4] == "0" for kernel in kernels), "no spills"
+    assert all(kernel[5] == "0" for kernel in kernels), "no spills"
     assert "Computed, not measured." in text
     assert lines[-1].startswith("2 of 2 cases bit-equal; ")
 

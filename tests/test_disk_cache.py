@@ -257,6 +257,14 @@ def test_doctor_counts_entries(monkeypatch, entry):
     assert "missing: 0 kernels, 0.0 MB (made when the first kernel is compiled)" in doctor.report()[0]
 
 
+def test_doctor_says_why_a_folder_cannot_be_made(monkeypatch, tmp_path):
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("NVFP4_CUTE_CACHE_DIR", str(tmp_path / "file" / "kernels"))
+    assert f"cannot be made: {tmp_path / 'file'} is a file" in doctor.report()[0]
+    monkeypatch.setenv("NVFP4_CUTE_CACHE_DIR", str(tmp_path / "file"))
+    assert f"cannot be made: {tmp_path / 'file'} is a file" in doctor.report()[0]
+
+
 # ---- ahead of time ---------------------------------------------------------------------------------------------
 
 

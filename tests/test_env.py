@@ -64,3 +64,8 @@ def test_cache_folder(monkeypatch, tmp_path):
     assert env.cache_dir() == tmp_path / "kernels"
     monkeypatch.setenv("NVFP4_CUTE_CACHE_DIR", "off")
     assert env.cache_dir() is None
+
+
+def test_describe_names_variables_that_nothing_reads(monkeypatch):
+    monkeypatch.setenv("NVFP4_CUTE_BACKNED", "emulator")
+    assert "NVFP4_CUTE_BACKNED is set, and nothing reads it" in env.describe()

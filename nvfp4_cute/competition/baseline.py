@@ -21,7 +21,7 @@ def compare(found: Sequence[Row], baseline: Path, tolerance_percent: float) -> l
     try:
         content = json.loads(baseline.read_text(encoding="utf-8"))
         times = {case["name"]: (case["mean"], case["source"]) for case in content["cases"]}
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError) as error:
         raise ValueError(f"--baseline {baseline}: not what `eval --json` prints ({error!r})") from None
     if not any(row.name in times for row in found):
         raise ValueError(

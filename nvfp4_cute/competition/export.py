@@ -106,10 +106,13 @@ def make_submission(
     root = f"{registry.PACKAGE}.{problem}.{kind.module}"
     if importlib.util.find_spec(root) is None:
         raise ValueError(f"problems/{problem} has no {kind.module}.py: nothing to export")
+    runners = found.harness.gpus
+    if gpu is not None and gpu not in runners:
+        raise ValueError(f"--gpu {gpu}: the leaderboard's runners are {', '.join(runners)}")
     body = assemble(Recipe(root, form.entry_points, NOT_EVERYWHERE, MOVED, _frozen(found, config, kind)))
     name = problem.removeprefix("nvfp4_").replace("_", " ").replace("gemm", "GEMM")
     licence = LICENCE.format(title=TITLE.format(what=name, how=kind.how), problem=problem, needs=kind.needs)
-    head = form.header(problem, gpu or found.harness.gpus[0]) + licence + "\n"
+    head = form.header(problem, gpu or runners[0]) + licence + "\n"
     lines = [Line(text, reasons=("header",)) for text in head.splitlines()]
     footer = f"\n\n{form.footer}" if form.footer else ""
     end = [Line(text, reasons=("how the harness calls",)) for text in footer.splitlines()]

@@ -1,0 +1,52 @@
+"""Types of command line arguments: text to value, or an error that says what is wrong with it (argparse's ``type=``)."""
+
+from argparse import ArgumentTypeError
+from pathlib import Path
+
+
+def whole(text: str) -> int:
+    """An integer."""
+    try:
+        return int(text)
+    except ValueError:
+        raise ArgumentTypeError(f"{text!r} is not a whole number") from None
+
+
+def positive(text: str) -> int:
+    """An integer above 0."""
+    value = whole(text)
+    if value < 1:
+        raise ArgumentTypeError(f"{value} is not positive")
+    return value
+
+
+def positives(text: str) -> tuple[int, ...]:
+    """Integers above 0, with commas between them."""
+    return tuple(map(positive, text.split(",")))
+
+
+def sizes(text: str) -> tuple[int, ...]:
+    """Rows of groups, with commas between them: not negative, and not all 0."""
+    values = tuple(map(whole, text.split(",")))
+    if min(values) < 0:
+        raise ArgumentTypeError(f"{min(values)} is negative")
+    if not any(values):
+        raise ArgumentTypeError(f"{text} has no row at all")
+    return values
+
+
+def input_file(text: str) -> Path:
+    """A file that exists."""
+    if not Path(text).is_file():
+        raise ArgumentTypeError(f"there is no file {text}")
+    return Path(text)
+
+
+def output_file(text: str) -> Path:
+    """A file to write, in a folder that exists: said before the work, not after it."""
+    path = Path(text)
+    if not path.parent.is_dir():
+        raise ArgumentTypeError(f"there is no folder {path.parent}")
+    if path.is_dir():
+        raise ArgumentTypeError(f"{text} is a folder; name a file")
+    return path
