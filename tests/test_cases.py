@@ -16,7 +16,7 @@ from cases import (
     make_operands,
 )
 
-from nvfp4_cute.problem import check_list_operands
+from nvfp4_cute.list_form import check_list_operands
 from nvfp4_cute.reference import expand_operand, grouped_gemm_reference
 from nvfp4_cute.scale_layout import from_blocked
 

@@ -14,8 +14,8 @@ from nvfp4_cute.cache import get_kernel
 from nvfp4_cute.config import KernelConfig
 from nvfp4_cute.emulator.launch_shim import prepare_cutlass
 from nvfp4_cute.launch import make_plan
+from nvfp4_cute.list_form import check_list_operands
 from nvfp4_cute.prepared import PreparedCall, signature
-from nvfp4_cute.problem import check_list_operands
 
 # The package has a function of that name.
 module_of_grouped_gemm = sys.modules["nvfp4_cute.ops.grouped_gemm"]

@@ -27,6 +27,7 @@ LAYERS = (
     ("errors", "env", "cubin", "launch_table", "text_table", "stopwatch", "argument_types"),
     ("formats", "scale_layout", "silu", "config", "targets"),
     ("problem",),
+    ("overlap", "tensor_checks", "list_form"),
     ("schedule", "speed_of_light", "footprint", "plot", "reference", "emulator"),
     ("arch", "timing_constants"),
     ("select",),

@@ -6,7 +6,8 @@ from typing import Any
 import torch
 
 from nvfp4_cute.formats import NVFP4Tensor
-from nvfp4_cute.problem import check_quantized_columns, new_quantized_data, new_quantized_scale
+from nvfp4_cute.problem import new_quantized_data, new_quantized_scale
+from nvfp4_cute.tensor_checks import check_quantized_columns
 
 
 def check_batched_shapes(named: Mapping[str, torch.Tensor | None], expected: str) -> None:

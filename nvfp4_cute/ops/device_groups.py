@@ -18,19 +18,11 @@ from nvfp4_cute.config import KernelConfig, check_config
 from nvfp4_cute.errors import UnsupportedProblem
 from nvfp4_cute.launch_table import NUM_COLUMNS, Group, Header, float32_bits
 from nvfp4_cute.ops import vector_checks as checks
-from nvfp4_cute.problem import (
-    NVFP4,
-    Form,
-    Gate,
-    GroupedProblem,
-    OutDtype,
-    check_out_dtype,
-    check_quantized_columns,
-    new_quantized_data,
-)
+from nvfp4_cute.problem import NVFP4, Form, Gate, GroupedProblem, OutDtype, new_quantized_data
 from nvfp4_cute.reference import grouped_dual_gemm_reference, grouped_gemm_reference
 from nvfp4_cute.scale_layout import ATOM_BYTES, ATOM_SHAPE, SF_VEC_SIZE, atom_counts, num_k_blocks
 from nvfp4_cute.select import config_for_mean
+from nvfp4_cute.tensor_checks import check_out_dtype, check_quantized_columns
 
 SF_ATOM_ROWS = 128
 

@@ -8,6 +8,7 @@ import torch
 from nvfp4_cute import backends, prepared
 from nvfp4_cute.config import KernelConfig
 from nvfp4_cute.formats import ScaleLayout, check_is_tensor
+from nvfp4_cute.list_form import check_dual_operands
 from nvfp4_cute.ops.batches import (
     as_alphas,
     check_batched_shapes,
@@ -20,13 +21,7 @@ from nvfp4_cute.ops.device_groups import check_dual_device_groups
 from nvfp4_cute.ops.repeated import keep_list, keep_task
 from nvfp4_cute.ops.results import as_results, flat_outputs, global_scales, new_outputs
 from nvfp4_cute.ops.traced import new_group_results, refuse_config, refuse_gradients
-from nvfp4_cute.problem import (
-    NVFP4,
-    Activation,
-    DualWeights,
-    OutDtype,
-    check_dual_operands,
-)
+from nvfp4_cute.problem import NVFP4, Activation, DualWeights, OutDtype
 from nvfp4_cute.scale_layout import as_blocked_batches
 
 

@@ -9,6 +9,7 @@ from nvfp4_cute import backends, prepared
 from nvfp4_cute.config import KernelConfig
 from nvfp4_cute.errors import UnsupportedProblem
 from nvfp4_cute.formats import SCALE_LAYOUTS, NVFP4Tensor, ScaleLayout
+from nvfp4_cute.list_form import check_list_operands
 from nvfp4_cute.ops import vector_checks as checks
 from nvfp4_cute.ops.batches import (
     as_alphas,
@@ -28,7 +29,6 @@ from nvfp4_cute.problem import (
     GroupedOperands,
     GroupedProblem,
     OutDtype,
-    check_list_operands,
     new_quantized_data,
     new_quantized_scale,
 )

@@ -7,6 +7,7 @@ import torch
 from nvfp4_cute import backends
 from nvfp4_cute.config import KernelConfig
 from nvfp4_cute.formats import NVFP4Tensor
+from nvfp4_cute.list_form import check_list_operands
 from nvfp4_cute.ops import vector_checks as checks
 from nvfp4_cute.ops.gemm import gemm
 from nvfp4_cute.problem import (
@@ -14,7 +15,6 @@ from nvfp4_cute.problem import (
     GroupedOperands,
     GroupedProblem,
     OutScales,
-    check_list_operands,
     new_quantized_data,
     new_quantized_scale,
 )

@@ -13,7 +13,7 @@ from nvfp4_cute.arch import sm100
 from nvfp4_cute.backends.emulator import observe
 from nvfp4_cute.emulator.driver import Emulator
 from nvfp4_cute.launch import make_plan
-from nvfp4_cute.problem import check_list_operands
+from nvfp4_cute.list_form import check_list_operands
 
 
 @pytest.mark.parametrize("case", cases.ALL, ids=lambda case: case.name)
