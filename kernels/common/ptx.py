@@ -23,6 +23,12 @@ def transpose_8x8(word: Uint32) -> Uint32:
     )
 
 
+def keep_before(values: tuple) -> None:
+    """Have values found here: the compiler would move what finds them behind a wait that follows. No instruction."""
+    for value in values:
+        inline_ptx("// {$r0}", read_only_args=[value])
+
+
 def dp4a(a: Uint32, b: Uint32, acc: Int32) -> Int32:
     """``acc`` plus the four products of signed bytes (PTX ISA 9.7.1.23)."""
     return inline_ptx(

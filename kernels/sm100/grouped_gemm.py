@@ -41,7 +41,7 @@ from ..common.launch_args import read_groups, read_operands, read_outputs
 from ..common.operand_maps import Descriptors, prefetch_descriptors
 from ..common.output_table import OutputTable
 from ..common.ring import CONSUMER_PHASE, Ring, init_ring
-from ..common.warp_schedule import WarpSchedule
+from ..common.warp_schedule import WARP_SIZE, WarpSchedule
 from .epilogue import EpilogueArgs, run_epilogue
 from .load import Buffers, LoadArgs, run_load
 from .mma import MmaArgs, run_mma
@@ -50,6 +50,8 @@ from .split_k import Exchange
 
 # Named barrier 0 is __syncthreads.
 START_BARRIER_ID = 1
+# LOAD knows from this that its ring has barriers.
+RING_BARRIER_ID = 2
 # A tile in the 128-byte swizzle repeats every 1024 bytes.
 OPERAND_ALIGN_BYTES = 1024
 # A warp's chunks of sums fill whole rows of banks.
@@ -202,12 +204,16 @@ class GroupedGemmSm100:
         tmem_unused = smem.allocate(Int64, byte_alignment=8)
         tmem_address = smem.allocate(Int32, byte_alignment=8)
 
-        # Barriers: each warp makes those that it waits for first
-        if warp_idx == schedule.load_warp_id:
+        # Other warps make LOAD's barriers and fetch its tensor maps: it finds its first tile meanwhile.
+        ring_warp_id, maps_warp_id = schedule.epilogue_warp_ids[:2]
+        if warp_idx == maps_warp_id:
             prefetch_descriptors(descriptors)
+        if warp_idx == ring_warp_id:
             with cute.arch.elect_one():
                 init_ring(ab, 1, 1)
                 cute.arch.mbarrier_init_fence()
+            if cutlass.const_expr(num_cta == 1):
+                cute.arch.barrier_arrive(barrier_id=RING_BARRIER_ID, number_of_threads=2 * WARP_SIZE)
         if warp_idx == schedule.mma_warp_id:
             with cute.arch.elect_one():
                 init_ring(acc, 1, num_epilogue_warps)
@@ -243,6 +249,7 @@ class GroupedGemmSm100:
                     cta_rank=cta_rank,
                     ab=ab,
                     chain=chain,
+                    ring_barrier_id=RING_BARRIER_ID,
                 ),
                 first_tile,
                 stride,

@@ -6,14 +6,14 @@ tile at the end of a group costs what its rows cost, and descriptors are plain i
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Int32, Int64
+from cutlass import Int32
 from cutlass.cute.nvgpu import tcgen05
 
-# Shared-memory matrix descriptors (PTX ISA 9.7.16.4.1) without their start address.
+# Shared-memory matrix descriptors (PTX ISA 9.7.16.4.1) without their start address: low and high word.
 # K-major rows of 128 bytes in the 128-byte swizzle: eight rows, 1024 bytes, to the next row group.
-OPERAND_DESCRIPTOR = 0x4000404000010000
+OPERAND_DESCRIPTOR = 0x00010000, 0x40004040
 # Scale blocks, no swizzle: 32 rows of 16 bytes, eight rows, 128 bytes, to the next row group.
-SCALE_DESCRIPTOR = 0x0000400800000000
+SCALE_DESCRIPTOR = 0x00000000, 0x00004008
 DESCRIPTOR_UNIT_BYTES = 16
 # Instruction descriptor (PTX ISA 9.7.16.4.2) of e2m1 x e2m1 with ue4m3 scales, without its extents.
 MMA_DESCRIPTOR = 1 << 7 | 1 << 10
@@ -23,9 +23,9 @@ MMA_DESCRIPTOR_M_SHIFT = 27 - 7
 PAIR_MASK = 3
 
 
-def smem_descriptor(template: int, address: Int32) -> Int64:
-    """Descriptor of the matrix at shared address ``address``, a multiple of 16 bytes."""
-    return Int64(template) | Int64((address & 0x3FFFF) >> 4)
+def smem_descriptor(template: tuple[int, int], address: Int32) -> Int32:
+    """Descriptor of the matrix at shared address ``address``, a multiple of 16 bytes: its low word, the one that varies."""
+    return ((address & 0x3FFFF) >> 4) | template[0]
 
 
 @cute.jit
@@ -41,10 +41,18 @@ def order_before_arrival():
 
 
 @cute.jit
-def copy_scale_block(column: Int32, source: Int64, num_cta: cutlass.Constexpr):
-    """Copy 128 rows x 4 scales (512 bytes) to four columns of tensor memory, in every lane quadrant, of each CTA."""
+def copy_scale_block(column: Int32, source: Int32, num_cta: cutlass.Constexpr):
+    """Copy 128 rows x 4 scales (512 bytes) to four columns of tensor memory, in every lane quadrant, of each CTA.
+
+    Args:
+        column: tensor-memory address.
+        source: low word of a shared-memory descriptor.
+    """
     cute.arch.inline_ptx(
-        f"tcgen05.cp.cta_group::{num_cta}.32x128b.warpx4 [{{$r0}}], {{$r1}};", read_only_args=[column, source]
+        f"{{\n.reg .b32 high;\n.reg .b64 source;\nmov.b32 high, {SCALE_DESCRIPTOR[1]:#x};\n"
+        "mov.b64 source, {{$r1}, high};\n"
+        f"tcgen05.cp.cta_group::{num_cta}.32x128b.warpx4 [{{$r0}}], source;\n}}",
+        read_only_args=[column, source],
     )
 
 
@@ -58,8 +66,8 @@ def mma_descriptor(n: Int32, num_cta: cutlass.Constexpr) -> Int32:
 @cute.jit
 def block_scaled_mma(
     acc: Int32,
-    a: Int64,
-    b: Int64,
+    a: Int32,
+    b: Int32,
     instruction: Int32,
     sfa: Int32,
     sfb: Int32,
@@ -70,13 +78,14 @@ def block_scaled_mma(
 
     Args:
         acc: tensor-memory address of D.
-        a, b: shared-memory descriptors.
+        a, b: low words of shared-memory descriptors.
         sfa, sfb: tensor-memory addresses of the scales.
     """
     cute.arch.inline_ptx(
-        "{ .reg .pred accumulate; setp.ne.b32 accumulate, {$r6}, 0; "
+        f"{{\n.reg .pred accumulate;\n.reg .b32 high;\n.reg .b64 a, b;\nmov.b32 high, {OPERAND_DESCRIPTOR[1]:#x};\n"
+        "setp.ne.b32 accumulate, {$r6}, 0;\nmov.b64 a, {{$r1}, high};\nmov.b64 b, {{$r2}, high};\n"
         f"tcgen05.mma.cta_group::{num_cta}.kind::mxf4nvf4.block_scale.block16 "
-        "[{$r0}], {$r1}, {$r2}, {$r3}, [{$r4}], [{$r5}], accumulate; }",
+        "[{$r0}], a, b, {$r3}, [{$r4}], [{$r5}], accumulate;\n}",
         read_only_args=[acc, a, b, instruction, sfa, sfb, accumulate],
     )
 

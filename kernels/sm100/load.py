@@ -24,10 +24,12 @@ from nvfp4_cute.config import KernelConfig
 
 from ..common.group_table import ceil_div
 from ..common.operand_maps import SF_BLOCK_BYTES, Descriptors, descriptor_addresses
+from ..common.ptx import keep_before
 from ..common.ring import PRODUCER_PHASE, Ring, next_stage, wait_until_empty
 from ..common.sides import mma_sides
 from ..common.split_k import k_share
 from ..common.tma_load import cache_policies, tma_load, tma_prefetch
+from ..common.warp_schedule import WARP_SIZE
 from .columns import mma_columns
 from .instructions import PAIR_MASK
 from .operands import make_boxes
@@ -51,6 +53,7 @@ class LoadArgs:
         groups: ``GroupTable`` or ``DeviceGroups``.
         cta_rank: which CTA of the pair this is.
         chain: ``common.chain.Chain`` where every group's ``a`` is the result of the one before; None otherwise.
+        ring_barrier_id: named barrier where the warp that makes the ring's barriers arrives; not of a pair.
     """
 
     descriptors: Descriptors
@@ -61,6 +64,7 @@ class LoadArgs:
     cta_rank: Int32
     ab: Ring
     chain: object | None
+    ring_barrier_id: int
 
 
 @cute.jit
@@ -87,6 +91,9 @@ def run_load(args: LoadArgs, first_tile: Int32, stride: Int32):
             _prefetch_first(args, place)
         # The leader's barriers count this CTA's bytes, and multicasts reach the peer.
         cute.arch.cluster_wait()
+    else:
+        keep_before(place)
+        cute.arch.barrier(barrier_id=args.ring_barrier_id, number_of_threads=2 * WARP_SIZE)
     # What the previous kernel wrote is there from here on.
     cute.arch.griddepcontrol_wait()
     while groups.has_tile(cursor):

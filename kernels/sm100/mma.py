@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Int32, Int64
+from cutlass import Int32
 
 from nvfp4_cute.arch.sm100 import MMA_INST_K, SF_ATOM_COLS, SF_ATOM_ROWS, SmemPlan, TmemMap
 from nvfp4_cute.config import KernelConfig
@@ -135,5 +135,5 @@ def run_mma(args: MmaArgs, first_tile: Int32, stride: Int32):
 
 def _at_stage(descriptors: list, stage: Int32, stage_bytes: int) -> list:
     """Shared-memory descriptors of every operand's part of a stage."""
-    offset = Int64(stage * (stage_bytes // DESCRIPTOR_UNIT_BYTES))
+    offset = stage * (stage_bytes // DESCRIPTOR_UNIT_BYTES)
     return [descriptor + offset for descriptor in descriptors]

@@ -164,7 +164,7 @@ FAULTS = (
     Fault("no barrier after the initialisation", every(r"bar\.(sync|arrive)\s+1, 192;", "", count=3), ("mbarrier",), r"nothing orders them|no mbarrier was init"),
     Fault("no barrier after the allocation", move(r"tcgen05\.alloc.*;\n", 1, 0, r"tcgen05\.relinquish"), ("race", "uninitialised"), r"ld\.shared.*(tcgen05\.alloc|nobody wrote)|tcgen05\.alloc.*ld\.shared"),
     Fault("a tile stored by two CTAs", same_tile, ("double-store",), r"`out\[\d\]`.*that st\.global"),
-    Fault("rows shifted by one in the descriptor of A", edit(r"or\.b64 (.*), (46117566620\d+);", r"or.b64 \1, 4611756662049538056;", count=2), ("race", "uninitialised"), r"tcgen05\.mma|TMA load"),
+    Fault("rows shifted by one in the descriptor of A", edit(r"or\.b32 (.*), 65536;", r"or.b32 \1, 65544;", count=2), ("race", "uninitialised"), r"tcgen05\.mma|TMA load"),
     Fault("B loaded to the wrong place", edit(TMA, r"\1 [\2+128], \3;", count=2, index=1), ("race", "uninitialised"), r"tcgen05\.mma|TMA load"),
     Fault("the MMAs of every stage read stage 0", edit(r"shl\.b32 (\s*\S+, \S+), 10;", r"and.b32 \1, 0;"), ("race", "uninitialised"), r"tcgen05\.mma"),
     Fault("a scale copy left out", edit(CP, "", count=8, index=3), ("uninitialised",), r"tcgen05\.mma.*uses scale factors in tensor memory"),
