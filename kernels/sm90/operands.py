@@ -3,6 +3,8 @@
 import cutlass
 import cutlass.cute as cute
 from cutlass import Int32, Uint16, Uint32
+from cutlass._mlir import ir
+from cutlass._mlir.dialects import llvm, vector
 
 from nvfp4_cute.arch.sm90 import LEAST_TOKENS, TILE_K, TOKEN_STEP, sf_blocks
 from nvfp4_cute.config import KernelConfig
@@ -12,6 +14,7 @@ from ..common.operand_maps import Boxes
 
 # One K tile of 128 values: 64 bytes a row, swizzled by TMA in 16-byte units within 64 bytes: unit ^= row / 2 % 4.
 ROW_BYTES = TILE_K // 2
+SHARED_SPACE = 3
 UNIT_BYTES = 16
 # Scales of one K tile and a block of 128 rows: two atoms of 32 x 4 words, a word the four scales of 64 values of K.
 SF_ATOM_BYTES = 512
@@ -49,33 +52,27 @@ def tokens_multiplied(tile: WorkTile, tile_m: cutlass.Constexpr) -> Int32:
     return cutlass.min(cutlass.max(rounded, LEAST_TOKENS), tile_m)
 
 
-@cute.jit
-def load_shared(address: Int32, count: cutlass.Constexpr) -> list:
+def load_shared(address: Int32, count: int) -> list:
     """``count`` consecutive words, aligned to their total size, in one load."""
-    words = cute.make_rmem_tensor(count, Uint32)
-    cute.autovec_copy(_shared_words(address, count), words)
-    return [words[i] for i in range(count)]
+    word = Uint32.mlir_type
+    loaded = llvm.load(ir.VectorType.get([count], word), _shared_pointer(address), alignment=4 * count)
+    return [Uint32(vector.extract(loaded, [], [i])) for i in range(count)]
 
 
-@cute.jit
 def load_shared_half(address: Int32) -> Uint32:
     """Two bytes, the upper half zero."""
-    ptr = cute.make_ptr(Uint16, address, cute.AddressSpace.smem, assumed_align=2)
-    return cute.make_tensor(ptr, cute.make_layout(1))[0].to(Uint32)
+    return Uint16(llvm.load(Uint16.mlir_type, _shared_pointer(address), alignment=2)).to(Uint32)
 
 
-@cute.jit
-def store_shared(address: Int32, values: list):
+def store_shared(address: Int32, values: list) -> None:
     """Consecutive words, aligned to their total size, in one store."""
-    words = cute.make_rmem_tensor(len(values), Uint32)
-    for i in cutlass.range_constexpr(len(values)):
-        words[i] = values[i]
-    cute.autovec_copy(words, _shared_words(address, len(values)))
+    words = [value.ir_value() for value in values]
+    packed = vector.from_elements(ir.VectorType.get([len(words)], Uint32.mlir_type), words)
+    llvm.store(packed, _shared_pointer(address), alignment=4 * len(words))
 
 
-def _shared_words(address: Int32, count: int) -> cute.Tensor:
-    ptr = cute.make_ptr(Uint32, address, cute.AddressSpace.smem, assumed_align=4 * count)
-    return cute.make_tensor(ptr, cute.make_layout(count))
+def _shared_pointer(address: Int32):
+    return llvm.inttoptr(llvm.PointerType.get(SHARED_SPACE), address.ir_value())
 
 
 @cute.jit
