@@ -48,8 +48,9 @@ def decode_word(word: Uint32, scales: Uint32, upper: cutlass.Constexpr) -> list:
         fp16 pairs of the values (0, 2), (4, 6), (1, 3), (5, 7), each times 2^-14.
     """
     # Upper bytes of the fp16s of the even and of the odd nibbles.
-    even = ((word << 1) & MAGNITUDE_AT_EXPONENT) | ((word << 4) & SIGN_OF_NIBBLE_HIGH)
-    odd = ((word >> 3) & MAGNITUDE_AT_EXPONENT) | (word & SIGN_OF_NIBBLE_HIGH)
+    sign = Uint32(SIGN_OF_NIBBLE_HIGH)
+    even = ((word << 1) & MAGNITUDE_AT_EXPONENT) | ((word << 4) & sign)
+    odd = ((word >> 3) & MAGNITUDE_AT_EXPONENT) | (word & sign)
     pairs = []
     for upper_bytes in (even, odd):
         for selector in (LOW_PAIR, HIGH_PAIR):

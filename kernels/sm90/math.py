@@ -236,26 +236,32 @@ def _multiply_tokens(
     All of it is in one branch, its end too: then the compiler knows what waits for it, and needs no registers but one
     tile's, whatever the tokens.
     """
+    parts = [
+        _make_part(args, acc, first, min(tokens - first, MAX_MMA_TOKENS))
+        for first in range(0, tokens, MAX_MMA_TOKENS)
+    ]
     warpgroup.fence()
     for step in cutlass.range_constexpr(SLAB_STEPS):
-        for first in cutlass.range_constexpr(0, tokens, MAX_MMA_TOKENS):
-            part = min(tokens - first, MAX_MMA_TOKENS)
-            tiled_mma = make_tiled_mma(part)
-            thr_mma = tiled_mma.get_slice(cute.arch.thread_idx()[0] % GROUP_THREADS)
-            sB = decoded_tensor(
-                args.decoded_ptr + first * SLAB_ROW_BYTES // 2,
-                part,
-                args.work_tile_mnk[0],
-                SLABS // args.stages_of_k_tile,
-                args.decoded.num_stages,
-            )
-            # (MMA, MMA_N, MMA_K, STAGE), (MMA, MMA_M, MMA_N)
-            tCrB = tiled_mma.make_fragment_B(thr_mma.partition_B(sB))
-            c_layout = tiled_mma.make_fragment_C(tiled_mma.partition_shape_C((MMA_M, part))).layout
-            tCrC = cute.make_tensor(acc.iterator + first // 2, c_layout)
+        for tiled_mma, tCrB, tCrC in parts:
             b = tCrB[(None, None, slab * SLAB_STEPS + step, stage)]
             cute.gemm(tiled_mma, tCrC, tCrA[(None, None, step)], b, tCrC)
     warpgroup.commit_group()
+
+
+def _make_part(args: MathArgs, acc: cute.Tensor, first: int, tokens: int) -> tuple:
+    """An MMA of the tokens from ``first`` on, what it reads of them, (MMA, MMA_N, MMA_K, STAGE), and (MMA, MMA_M, MMA_N) sums."""
+    tiled_mma = make_tiled_mma(tokens)
+    thr_mma = tiled_mma.get_slice(cute.arch.thread_idx()[0] % GROUP_THREADS)
+    sB = decoded_tensor(
+        args.decoded_ptr + first * SLAB_ROW_BYTES // 2,
+        tokens,
+        args.work_tile_mnk[0],
+        SLABS // args.stages_of_k_tile,
+        args.decoded.num_stages,
+    )
+    tCrB = tiled_mma.make_fragment_B(thr_mma.partition_B(sB))
+    c_layout = tiled_mma.make_fragment_C(tiled_mma.partition_shape_C((MMA_M, tokens))).layout
+    return tiled_mma, tCrB, cute.make_tensor(acc.iterator + first // 2, c_layout)
 
 
 def decoded_tensor(ptr: cute.Pointer, tokens: int, tile_m: int, slabs: int, num_stages: int) -> cute.Tensor:
