@@ -10,6 +10,8 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Int32, Uint32
 
+from .select import select
+
 
 @dataclass(frozen=True)
 class GroupTable:
@@ -84,7 +86,7 @@ def select_slot(values: list, slot: Int32):
     """The value of ``slot``: a chain of selects, since kernel parameters cannot be indexed at run time."""
     chosen = values[0]
     for i in cutlass.range_constexpr(1, len(values)):
-        chosen = values[i] if slot == i else chosen
+        chosen = select(slot == i, values[i], chosen)
     return chosen
 
 
@@ -103,11 +105,11 @@ def locate_tile(groups: GroupTable, cta_tile_shape_mnk: cutlass.Constexpr, tile_
     slot, m, n, k, tile_offset = Int32(0), groups.m[0], groups.n[0], groups.k[0], groups.tile_offsets[0]
     for i in cutlass.range_constexpr(1, groups.num_groups):
         is_behind = tile_idx >= groups.tile_offsets[i]
-        slot = Int32(i) if is_behind else slot
-        m = groups.m[i] if is_behind else m
-        n = groups.n[i] if is_behind else n
-        k = groups.k[i] if is_behind else k
-        tile_offset = groups.tile_offsets[i] if is_behind else tile_offset
+        slot = select(is_behind, Int32(i), slot)
+        m = select(is_behind, groups.m[i], m)
+        n = select(is_behind, groups.n[i], n)
+        k = select(is_behind, groups.k[i], k)
+        tile_offset = select(is_behind, groups.tile_offsets[i], tile_offset)
     tiles_m = ceil_div(m, cta_tile_shape_mnk[0])
     local_idx = tile_idx - tile_offset
     tile_n_idx = Int32(Uint32(local_idx) // Uint32(tiles_m))

@@ -10,6 +10,8 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Int32
 
+from .select import select
+
 PRODUCER_PHASE = 1
 CONSUMER_PHASE = 0
 
@@ -43,7 +45,7 @@ def next_stage(ring: Ring, stage: Int32, phase: Int32):
     """The place after (stage, phase)."""
     following = stage + 1
     wraps = following == ring.num_stages
-    return Int32(0) if wraps else following, phase ^ 1 if wraps else phase
+    return select(wraps, Int32(0), following), select(wraps, phase ^ 1, phase)
 
 
 @cute.jit
