@@ -27,10 +27,12 @@ except ImportError:
 ASM_CONSTRAINTS = {Int16: "h", Int32: "r", Uint32: "r", Int64: "l", Float32: "f"}
 
 
-def inline_ptx(ptx_code: str, *, write_only_types: list | None = None, read_only_args: list, predicate=None):
+def inline_ptx(
+    ptx_code: str, *, write_only_types: list | None = None, read_only_args: list | None = None, predicate=None
+):
     """``cute.arch.inline_ptx`` as far as the kernels use it: operands ``{$r0}``, ... that are read, ``{$w0}``, ... that
     are written, and for a single instruction a predicate. Returns None, the one value written, or a tuple of them."""
-    types = write_only_types or []
+    types, read_only_args = write_only_types or [], read_only_args or []
     if hasattr(cute.arch, "inline_ptx"):
         return cute.arch.inline_ptx(
             ptx_code, write_only_types=types, read_only_args=read_only_args, predicate=predicate
