@@ -80,7 +80,11 @@ def first_unordered(seen: np.ndarray, epochs: np.ndarray) -> int | None:
 
 
 class WarpClock:
-    """What one warp knows, and the components of its own."""
+    """What one warp knows, and the components of its own.
+
+    Attributes:
+        releases: where it published, by its own count then.
+    """
 
     def __init__(self, components: Components, warp: "Warp"):
         """A warp that has done nothing."""
@@ -90,6 +94,7 @@ class WarpClock:
         self.knowledge[SEEN, self.own] = 1
         self.engines: dict[Engine | str, int] = {}
         self.issued: dict[Engine | str, int] = {}
+        self.releases: dict[int, int] = {}
 
     @property
     def value(self) -> int:
@@ -101,9 +106,14 @@ class WarpClock:
         """Stamp of an access that the warp makes now."""
         return epoch(self.own, self.value)
 
-    def publish(self) -> np.ndarray:
-        """What the warp knows now, for whoever learns from it; what it does later is not part of it."""
+    def publish(self, site: int | None = None) -> np.ndarray:
+        """What the warp knows now, for whoever learns from it; what it does later is not part of it.
+
+        `site`: number of the place of the instruction, for reports.
+        """
         published = self.knowledge = self.components.fit(self.knowledge)
+        if site is not None:
+            self.releases[self.value] = site
         self.knowledge = published.copy()
         self.knowledge[SEEN, self.own] += 1
         return published

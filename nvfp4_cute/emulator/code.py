@@ -70,6 +70,8 @@ class Code:
             self._compile(pc)
         if late:
             prepare_late(self)
+        if checked:
+            prepare_uses(self)
         # Falling off the end is a return.
         self.leaders = self._find_leaders()
         self.polls = False
@@ -216,6 +218,13 @@ def _wrappers(checked: bool, timed: bool, count_banks: bool) -> list[Callable[[I
 
     choices = ((count_banks, counted), (checked, watched), (timed and not checked, recorded))
     return [wrap for chosen, wrap in choices if chosen]
+
+
+def prepare_uses(code: Code) -> None:
+    """Have the steps of `code` tell when what was loaded from shared memory is used."""
+    from nvfp4_cute.emulator import early_release
+
+    early_release.prepare_uses(code)
 
 
 def prepare_timed(code: Code) -> None:

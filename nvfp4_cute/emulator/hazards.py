@@ -11,7 +11,8 @@ What orders what:
 * data of TMA loads is there for who waited for the mbarrier phase that they complete;
 * a commit's arrival says that all earlier tcgen05 operations of its warp are complete; operations of one warp on one
   engine are in order (`modes`); wait_group and tcgen05.wait say that the warp's own operations are complete;
-* generic writes are visible to the async proxy only after a fence.proxy.async somewhere between the two.
+* generic writes are visible to the async proxy only after a fence.proxy.async somewhere between the two;
+* loads from shared memory are done when a value of theirs is used (`early_release`).
 
 Lanes of one warp are one thread here; atomics and strong loads and stores on one address order whole warps.
 """
@@ -24,6 +25,7 @@ import numpy as np
 
 from nvfp4_cute.emulator import shadow
 from nvfp4_cute.emulator.clocks import SEEN, Components, WarpClock, epoch, joined
+from nvfp4_cute.emulator.early_release import EarlyReleases
 from nvfp4_cute.emulator.faults import Fault
 from nvfp4_cute.emulator.global_races import GlobalRaces
 from nvfp4_cute.emulator.memory import GlobalMemory, Mbarrier
@@ -83,7 +85,7 @@ class Hazard:
     """One finding.
 
     Attributes:
-        kind: "race", "proxy-fence", "uninitialised", "mbarrier", "tensor-memory", "double-store", "exit", or the
+        kind: "race", "proxy-fence", "early-release", "uninitialised", "mbarrier", "tensor-memory", "double-store", "exit", or the
             `kind` of a `faults.Fault` that stopped the launch.
         kernel: name of the entry.  site: the instruction that showed it, if one did.  other: the other access.
         text: what is wrong, in words.  count: how many more of the same pair of instructions were seen.
@@ -183,6 +185,7 @@ class Checker:
         self._gates: dict[Any, np.ndarray] = {}
         self.passing: dict[Warp, Any] = {}
         self.globals = GlobalRaces(self)
+        self.early_releases = EarlyReleases(self)
         self._touched: dict[Cta, dict[int, tuple[int, int]]] = {}
 
     # ---- life of a launch --------------------------------------------------------------------------
@@ -190,6 +193,7 @@ class Checker:
         """Earlier launches are complete: nothing of them can race."""
         self.kernel = launch.code.entry.name
         self.globals.begin_launch(memory)
+        self.early_releases.begin_launch()
         self._forget()  # a launch that failed may have left clusters behind
         self.sites = []
         self._numbers.clear()
@@ -216,6 +220,7 @@ class Checker:
     def _forget(self) -> None:
         self._clocks, self.shared, self.tensor, self._touched = {}, {}, {}, {}
         self._gates, self.passing, self.current = {}, {}, None
+        self.early_releases.begin()
 
     def _check_exit(self, cta: "Cta") -> None:
         name = f"cta {','.join(map(str, cta.idx))}"
@@ -317,10 +322,11 @@ class Checker:
         clock = self._clocks[operation.warp]
         component = clock.engine(operation.engine)
         number = clock.next_number(operation.engine)
-        knowledge = clock.publish()
+        site = self.site(operation.warp, operation.pc)
+        knowledge = clock.publish(site)
         if operation.engine is Engine.TCGEN05:
             knowledge[SEEN, component] = number - 1
-        return Record(knowledge, component, number, self.site(operation.warp, operation.pc))
+        return Record(knowledge, component, number, site)
 
     def completed(self, operation: Operation) -> None:
         """The warp that issued an operation knows that it is complete."""
@@ -339,9 +345,9 @@ class Checker:
                 f"a register that {site} loaded is used; nobody wrote what it read",
             )
 
-    def gate_in(self, warp: "Warp", gate: Any) -> None:
+    def gate_in(self, warp: "Warp", pc: int, gate: Any) -> None:
         """A warp arrives at something that others wait for."""
-        published = self._clocks[warp].publish()
+        published = self._clocks[warp].publish(self.site(warp, pc))
         known = self._gates.get(gate)
         self._gates[gate] = published if known is None else joined(known, published)
 
@@ -358,8 +364,11 @@ class Checker:
         memory = self.shared[cta]
         conflict = (memory.write if write else memory.read)(index, span, actor)
         if conflict is not None:
-            low, high = 4 * conflict.granules[0], 4 * conflict.granules[1] + 3
-            self._conflict(conflict, actor, write=write, where=f"smem+{low:#x}..{high:#x}{self._whose(cta)}")
+            self._conflict(conflict, actor, write=write, where=self.shared_range(cta, conflict.granules))
+
+    def shared_range(self, cta: "Cta", granules: tuple[int, int]) -> str:
+        """Bytes from the first to the last granule, for reports."""
+        return f"smem+{4 * granules[0]:#x}..{4 * granules[1] + 3:#x}{self._whose(cta)}"
 
     def _whose(self, cta: "Cta") -> str:
         return f" of cta {','.join(map(str, cta.idx))}" if len(cta.cluster.ctas) > 1 else ""
@@ -436,8 +445,10 @@ class Checker:
         )
 
     def write_shared(self, cta: "Cta", place: Place, *, stamp: int | None = None, proxy: bool = True) -> None:
-        """The current operation writes shared memory."""
+        """The current operation writes shared memory. `stamp`: as what completes on an mbarrier."""
         actor = self._record().actor(stamp, proxy=proxy)
+        if stamp is not None:
+            self.early_releases.written(cta, *place, actor)
         self.access_shared(cta, place, actor, write=True)
         self.touch(cta, actor)
 
@@ -556,7 +567,7 @@ class Checker:
         """A warp is about to arrive (release)."""
         clock, number = self._clocks[warp], self.site(warp, pc)
         stamp = (clock.own, clock.value)
-        published = clock.publish()
+        published = clock.publish(number)
         outside = cta is not warp.cta
         record = self.use_barrier(cta, barrier, published, number, outside=outside)
         record.gathering = joined(record.gathering, published)

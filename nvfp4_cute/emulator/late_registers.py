@@ -105,7 +105,7 @@ def prepare_late(code: "Code") -> None:
             code.steps[pc] = _noting(code.steps[pc], pc)
     moves = {pc for pc, inst in enumerate(code.insts) if inst.opcode == "mov" and inst.pred is None}
     writers = {pc for pc, inst in enumerate(code.insts) if (inst.opcode, *inst.mods[:1]) in LATE_WRITERS}
-    late = _late_slots(code, writers, moves)
+    late = reached_slots(code, writers, moves)
     for pc in range(len(code.insts)) if late else ():
         reads, writes = sorted(late & code.reads[pc]), sorted(late & code.writes[pc])
         if pc in writers or not (reads or writes):
@@ -116,8 +116,8 @@ def prepare_late(code: "Code") -> None:
             code.steps[pc] = _settling(code.steps[pc], (*reads, *writes))
 
 
-def _late_slots(code: "Code", writers: set[int], moves: set[int]) -> set[int]:
-    """Slots that may hold a promise: targets of the writers, and of moves from such slots."""
+def reached_slots(code: "Code", writers: set[int], moves: set[int]) -> set[int]:
+    """Slots that may hold what the writers wrote: their targets, and those of moves from such slots."""
     late: set[int] = set()
     for pc in writers:
         late |= code.writes[pc]

@@ -121,7 +121,7 @@ class Shadow:
         if position is None:
             return None
         site = int(self.sites[index].reshape(-1)[position])
-        return Conflict(site, True, unfenced, self._extent(index, self.sites[index] == site))
+        return Conflict(site, True, unfenced, self.extent(index, self.sites[index] == site))
 
     def _against_readers(self, index: Any, span: tuple[int, int], actor: Actor) -> Conflict | None:
         seen = actor.knowledge[SEEN]
@@ -132,10 +132,11 @@ class Shadow:
             if int(values.max()) > seen[component]:
                 late = values > seen[component]
                 site = int(readers.sites[index].reshape(-1)[int(late.argmax())])
-                return Conflict(site, False, False, self._extent(index, late))
+                return Conflict(site, False, False, self.extent(index, late))
         return None
 
-    def _extent(self, index: Any, where: np.ndarray) -> tuple[int, int]:
+    def extent(self, index: Any, where: np.ndarray) -> tuple[int, int]:
+        """Flat numbers of the first and the last granule at `index` where `where` holds."""
         numbers = np.arange(self.shape[0] * self.shape[1]).reshape(self.shape)[index][where]
         return int(numbers.min()), int(numbers.max())
 

@@ -12,6 +12,7 @@ from nvfp4_cute.emulator.isa import Builder, Reader, Step, lane_value, type_byte
 from nvfp4_cute.emulator.isa.barrier import barrier_place, mbarrier_mods
 from nvfp4_cute.emulator.isa.memory import memory_mods
 from nvfp4_cute.emulator.isa.spaces import SPACES, generic_space
+from nvfp4_cute.emulator.lanes import NOTHING
 from nvfp4_cute.emulator.machine import OFFSET_MASK, RANK_SHIFT
 from nvfp4_cute.emulator.ptx import Inst
 from nvfp4_cute.emulator.shadow import Actor, TensorShadow, granules
@@ -61,9 +62,17 @@ def _lanes(warp: "Warp", where: Any) -> np.ndarray:
 
 
 def _access(
-    warp: "Warp", pc: int, space: str, where: Any, nbytes: int, *, write: bool, atomic: bool = False
-) -> tuple[str, np.ndarray]:
-    """Report a generic access of the active lanes; returns its true space and addresses within it."""
+    warp: "Warp",
+    pc: int,
+    space: str,
+    where: Any,
+    nbytes: int,
+    *,
+    write: bool,
+    atomic: bool = False,
+    targets: frozenset[int] = NOTHING,
+) -> None:
+    """Report a generic access of the active lanes. `targets`: register slots that a load writes."""
     checker, addresses = _checker(warp), _lanes(warp, where)
     if space == "generic":
         space = generic_space(int(addresses[0]))
@@ -74,13 +83,20 @@ def _access(
     if space == "global":
         checker.globals.access(addresses, nbytes, actor, write=write, atomic=atomic)
     elif space.startswith("shared"):
-        _shared_access(checker, warp, addresses, nbytes, actor, write)
-    return space, addresses
+        _shared_access(checker, warp, addresses, nbytes, actor, write, targets)
 
 
 def _shared_access(
-    checker: "Checker", warp: "Warp", addresses: np.ndarray, nbytes: int, actor: Actor, write: bool
+    checker: "Checker",
+    warp: "Warp",
+    addresses: np.ndarray,
+    nbytes: int,
+    actor: Actor,
+    write: bool,
+    targets: frozenset[int],
 ) -> None:
+    if not write:
+        actor = checker.early_releases.loaded(warp, actor, targets)
     ranks = addresses >> RANK_SHIFT
     for rank in np.unique(ranks).tolist() if len(ranks) > 1 else ranks.tolist():
         cta = warp.cta.cluster.ctas[rank]
@@ -109,17 +125,19 @@ def _load_or_store(inst: Inst, b: Builder, step: Step) -> Step:
     nbytes = type_bytes(mods.type()) * int((mods.one_of("v2", "v4", "v8") or "v1")[1:])
     address = b.address(inst.operands[0 if write else 1])
     strong = not STRONG.isdisjoint(inst.mods)
+    targets = frozenset(b.writes)
 
     def run(warp: "Warp") -> Any:
+        where = address(warp)  # the value may go to the address register
         result = step(warp)
         if strong:  # what others wait for is no race; it orders
-            space_, addresses = _resolved(warp, space, address(warp))
+            space_, addresses = _resolved(warp, space, where)
             keys = _keys(warp, space_, addresses)
             _checker(warp).globals.synchronise(warp, keys, acquire=not write, release=write)
             if write:
-                _access(warp, pc, space, address(warp), nbytes, write=True, atomic=True)
+                _access(warp, pc, space, where, nbytes, write=True, atomic=True)
         else:
-            _access(warp, pc, space, address(warp), nbytes, write=write)
+            _access(warp, pc, space, where, nbytes, write=write, targets=targets)
         return result
 
     return run
@@ -166,6 +184,7 @@ def _matrix(inst: Inst, b: Builder, step: Step) -> Step:
     count = int(next((w[1:] for w in words if w in ("x1", "x2", "x4")), "1"))
     rows = (16 if "m16n16" in words else 8) * count
     space = "generic" if not any(w.startswith("shared") for w in words) else "shared"
+    targets = frozenset(b.writes)
 
     def run(warp: "Warp") -> Any:
         where = address(warp)
@@ -175,7 +194,7 @@ def _matrix(inst: Inst, b: Builder, step: Step) -> Step:
             if space == "generic":
                 addresses = addresses - SPACES["shared"].window
             checker = _checker(warp)
-            _shared_access(checker, warp, addresses, 16, checker.warp_actor(warp, pc), write)
+            _shared_access(checker, warp, addresses, 16, checker.warp_actor(warp, pc), write, targets)
         return result
 
     return run
@@ -187,19 +206,37 @@ def _fence(inst: Inst, b: Builder, step: Step) -> Step:
     words = inst.mods
     proxy = words[:2] == ("proxy", "async") or any(w.startswith("async") for w in words)
     barriers = proxy or "mbarrier_init" in words or "cluster" in words or "gpu" in words or "sys" in words
+    full = proxy or "acq_rel" in words or "sc" in words
 
     def run(warp: "Warp") -> Any:
         checker = _checker(warp)
+        if full:
+            checker.early_releases.fenced(warp)
         if barriers:
             checker.fence_barriers(warp)
         if proxy:
             checker.clock(warp).fence()
         return step(warp)
 
-    return run if barriers else step
+    return run if barriers or full else step
 
 
-def _gated(step: Step, gate_of: "Callable[[Warp], Any]", *, waits: bool) -> Step:
+@watcher("membar")
+def _membar(inst: Inst, b: Builder, step: Step) -> Step:
+    return _fencing(step)
+
+
+def _fencing(step: Step) -> Step:
+    """A step that begins with a fence, in which the warp's loads are completed."""
+
+    def run(warp: "Warp") -> Any:
+        _checker(warp).early_releases.fenced(warp)
+        return step(warp)
+
+    return run
+
+
+def _gated(step: Step, pc: int, gate_of: "Callable[[Warp], Any]", *, waits: bool) -> Step:
     """A step that arrives at a gate, and passes it when it is done.
 
     gate_of: the gate that an arrival now belongs to; evaluated before the step.
@@ -213,7 +250,7 @@ def _gated(step: Step, gate_of: "Callable[[Warp], Any]", *, waits: bool) -> Step
         if arriving:
             if result is not None and warp.pending is None:
                 return result  # lanes of the warp are missing: it has not arrived
-            checker.gate_in(warp, gate)
+            checker.gate_in(warp, pc, gate)
             if waits:
                 checker.passing[warp] = gate
         if waits and result is None:
@@ -236,22 +273,23 @@ def _named_gate(inst: Inst, b: Builder, position: int) -> "Callable[[Warp], Any]
 
 @watcher("bar.sync", "bar.cta.sync", "barrier.sync", "barrier.cta.sync")
 def _bar_sync(inst: Inst, b: Builder, step: Step) -> Step:
-    return _gated(step, _named_gate(inst, b, 0), waits=True)
+    return _gated(step, b.pc, _named_gate(inst, b, 0), waits=True)
 
 
 @watcher("bar.red", "bar.cta.red", "barrier.red", "barrier.cta.red")
 def _bar_red(inst: Inst, b: Builder, step: Step) -> Step:
-    return _gated(step, _named_gate(inst, b, 1), waits=True)
+    return _gated(step, b.pc, _named_gate(inst, b, 1), waits=True)
 
 
 @watcher("bar.arrive", "bar.cta.arrive", "barrier.arrive", "barrier.cta.arrive")
 def _bar_arrive(inst: Inst, b: Builder, step: Step) -> Step:
-    return _gated(step, _named_gate(inst, b, 0), waits=False)
+    return _gated(step, b.pc, _named_gate(inst, b, 0), waits=False)
 
 
 @watcher("barrier.cluster.arrive")
 def _cluster_arrive(inst: Inst, b: Builder, step: Step) -> Step:
-    return _gated(step, lambda warp: (warp.cta.cluster, warp.cta.cluster.phase), waits=False)
+    gated = _gated(step, b.pc, lambda warp: (warp.cta.cluster, warp.cta.cluster.phase), waits=False)
+    return gated if "relaxed" in inst.mods else _fencing(gated)
 
 
 @watcher("barrier.cluster.wait")
@@ -305,7 +343,7 @@ def _arrive(inst: Inst, b: Builder, step: Step) -> Step:
             _checker(warp).arrive(warp, pc, cta, cta.mbarrier(offset))
         return step(warp)
 
-    return run
+    return _fencing(run) if {"release", "cluster"} <= set(inst.mods) else run
 
 
 @watcher("mbarrier.test_wait", "mbarrier.try_wait")

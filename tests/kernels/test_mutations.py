@@ -1,4 +1,6 @@
-"""Planted faults: the PTX of the sm_100a grouped GEMM is edited, and the hazard checker must name each fault.
+"""Planted faults: the PTX of the grouped GEMMs is edited, and the hazard checker must name each fault.
+
+Most are planted in the sm_100a kernel; all kernels get one that releases a place before what was read of it is used.
 
 Every fault is a small edit of the text, found by what the instructions are, not by register numbers. The problem is
 small but makes every stage and the accumulator be used again, so that each fault has something to break.
@@ -6,7 +8,7 @@ small but makes every stage and the accumulator be used again, so that each faul
 
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import cases
 import pytest
@@ -24,20 +26,18 @@ STAGE_BYTES = 36864  # of A, B and their scales: 128 x 128 x 256 with one scale 
 MODES = ("eager", "lazy", "random:7")
 
 
-def run(monkeypatch, mode, mutate=lambda ptx: ptx):
+def run(monkeypatch, mode, mutate=lambda ptx: ptx, *, case=CASE, backend="emulator", config=CONFIG):
     """Outputs of the kernel whose PTX went through `mutate`, under the checker."""
     register = Emulator.register
 
     def register_mutant(self, ptx, *cubin):
         return register(self, mutate(ptx), *cubin)
 
-    operands = cases.make_operands(CASE)
-    out = [poisoned(m, n, dtype=CASE.out_dtype) for m, n, _ in CASE.sizes]
+    operands = cases.make_operands(case)
+    out = [poisoned(m, n, dtype=case.out_dtype) for m, n, _ in case.sizes]
     with monkeypatch.context() as patch, observe(mode=mode, check=True):
         patch.setattr(Emulator, "register", register_mutant)
-        grouped_gemm(
-            *list(operands)[:4], out=out, out_dtype=CASE.out_dtype, backend="emulator", config=CONFIG
-        )
+        grouped_gemm(*list(operands)[:4], out=out, out_dtype=case.out_dtype, backend=backend, config=config)
     return out
 
 
@@ -207,3 +207,64 @@ def test_outputs_may_be_fp32(monkeypatch):
     operands = cases.make_operands(case)
     with observe(check=True):
         grouped_gemm(*list(operands)[:4], out_dtype=case.out_dtype, backend="emulator", config=CONFIG)
+
+
+# ---- released before what was read is used ---------------------------------------------------------------------------
+ONE_LANE = r"bar\.warp\.sync\s+-1;\s*(?:elect\.sync[^;]*;\s*not\.pred[^;]*;\s*)?@(?P<other>%p\d+) bra\s+(?P<end>\S+);"
+LOCAL = rf"{ONE_LANE}[^$@]*?mbarrier\.arrive\.shared\.b64 [^;]*;\s*(?P=end):\n"
+REMOTE = rf"setp\.ge\.s32[^;]*;\s*@%p\d+ bra[^;]*;\s*setp[^;]*;\s*{ONE_LANE}[^$@]*?shared::cluster\.b64 _,[^;]*;\s*(?P=end):\n"
+
+
+def release_math(ptx: str) -> str:
+    """sm_120a, every K tile: the stage is released before the MMAs of its last block."""
+    for block in list(re.finditer(LOCAL, ptx))[-2:]:
+        found = re.search(rf"setp\.ne\.b32\s+{block['other']}, [^;]*;\n", ptx)
+        ptx = splice(ptx, block, "").replace(found.group(), found.group() + block.group())
+    return ptx
+
+
+def release_weights(ptx: str) -> str:
+    """sm_90a: the packed stage is released before its weights are decoded, at the head of the loop over K tiles."""
+    block = next(re.finditer(LOCAL, ptx))
+    ptx = splice(ptx, block, "")
+    head = ptx.index(".pragma", ptx.rindex("$L__", 0, ptx.rindex("wgmma.fence", 0, block.start())))
+    return ptx[:head] + block.group() + ptx[head:]
+
+
+def release_sums(ptx: str) -> str:
+    """sm_100a: other CTAs may send the next sums before a warp that gets sums has added them."""
+    block = matches(ptx, REMOTE, 1)[0]
+    early = block.group().replace(block["end"], "EARLY_END")
+    ptx = splice(ptx, block, f"@EARLY bra LATE_END;\n{block.group()}LATE_END:\nsetp.ne.u32 EARLY, 0, 0;\n")
+    place = ptx.index("\n", ptx.index("ld.shared.v4.f32")) + 1
+    place = ptx.index("\n", place) + 1  # behind the end of the inline assembly
+    ptx = ptx[:place] + "setp.eq.u32 EARLY, 0, 0;\n" + early + ptx[place:]
+    return re.sub(
+        r"(\.reg \.pred\s+%p<\d+>;)", r"\1\n.reg .pred EARLY;\nsetp.ne.u32 EARLY, 0, 0;", ptx, count=1
+    )
+
+
+RELEASES = {
+    "sm_90a": (release_weights, "t128x32x128_s2a1_swap", r"ld\.shared.*mbarrier\.arrive.*TMA load"),
+    "sm_100a": (release_sums, "t128x32x256_s2a1_swap_k2", r"ld\.shared.*mbarrier\.arrive.*st\.async"),
+    "sm_120a": (release_math, "t128x64x128_s2a1", r"ld(matrix|\.shared).*mbarrier\.arrive.*TMA load"),
+}
+
+
+@pytest.mark.parametrize(
+    ("arch", "mode"),
+    [
+        pytest.param(arch, mode, marks=[] if (arch, mode) == ("sm_120a", "eager") else pytest.mark.slow)
+        for arch in RELEASES
+        for mode in MODES
+    ],
+)
+def test_released_before_what_was_read_is_used(monkeypatch, arch, mode):
+    mutate, name, text = RELEASES[arch]
+    config = replace(KernelConfig.from_name(name), num_cta=2)
+    kernel = {"case": CASE, "backend": f"emulator:{arch}", "config": config}
+    run(monkeypatch, mode, **kernel)
+    with pytest.raises(HazardError) as error:
+        run(monkeypatch, mode, mutate, **kernel)
+    found = error.value.hazards
+    assert [h for h in found if h.kind == "early-release" and re.search(text, h.text)], str(error.value)
