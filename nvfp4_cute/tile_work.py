@@ -105,7 +105,7 @@ def of_plan(plan: Plan, operands: GroupedOperands) -> LaunchWork | None:
     if plan.problem.form != "list" or plan.problem.out_dtype == NVFP4 or interleaved:
         return None
     schedule, key = plan.schedule, plan.kernel.key
-    takes_turns = key.arch in sm100.ARCHS and sm100.is_mma_bound(
+    takes_turns = key.arch in sm100.ARCHS and sm100.fetches_ahead(
         key.config, sm100.smem_plan(key.config, plan.problem.num_b)
     )
     k_tiles = sum(schedule.work_tile(i).k_tile_cnt for i in range(schedule.num_tiles))

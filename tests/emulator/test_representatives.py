@@ -1,18 +1,22 @@
 """Clusters that stand for others: who is chosen, how addresses move, and how far the modelled time is from that of a full run."""
 
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
 
-from nvfp4_cute import gemv, grouped_gemm
+from nvfp4_cute import gemv, grouped_gemm, tile_work
+from nvfp4_cute.arch import sm100
 from nvfp4_cute.bench.cases import Case
 from nvfp4_cute.bench.operands import empty_operands
+from nvfp4_cute.config import KernelConfig
 from nvfp4_cute.emulator.representatives import MOST_OF_A_KIND, LaunchWork, TileWork, choose, moved
 from nvfp4_cute.emulator.timing_events import ClusterTrace, Op
 from nvfp4_cute.errors import EmulatorError
 from nvfp4_cute.modelled import modelled_times
-from nvfp4_cute.problem import GroupedProblem
+from nvfp4_cute.problem import GroupedProblem, check_list_operands
+from nvfp4_cute.schedule import make_schedule
 from nvfp4_cute.select import choose_config, config_for_rows
 from nvfp4_cute.targets import lookup
 
@@ -135,6 +139,23 @@ def test_times_are_those_of_a_full_run(target, sizes, form):
     assert few.us == pytest.approx(full.us, rel=0.03)
     assert few.hbm_bytes == pytest.approx(full.hbm_bytes, rel=0.03)
     assert few.requested_bytes == pytest.approx(full.requested_bytes, rel=0.03)
+
+
+@pytest.mark.parametrize(
+    ("name", "stands_for_others"), [("t128x32x256_s0a2_swap", True), ("t128x128x256_s0a2_swap", False)]
+)
+def test_no_cluster_stands_for_others_where_they_take_turns_in_fetching_ahead(name, stands_for_others):
+    """But for launches too large for that. The wider tile is one whose copies take longer than its MMAs."""
+    operands = empty_operands(Case("x", "x", "x", "grouped_gemm", LISTS))
+    lists = map(list, (operands.a, operands.b, operands.a_scale, operands.b_scale))
+    problem, checked = check_list_operands(*lists, None, list(operands.out), out_dtype=torch.float16)
+    config = KernelConfig.from_name(name)
+    smem = sm100.smem_plan(config)
+    assert sm100.fetches_ahead(config, smem) != stands_for_others and not sm100.is_mma_bound(config, smem)
+    schedule = make_schedule(problem.sizes, config.work_tile_mnk, 8)
+    key = SimpleNamespace(arch="sm_100a", config=config)
+    plan = SimpleNamespace(problem=problem, schedule=schedule, kernel=SimpleNamespace(key=key))
+    assert (tile_work.of_plan(plan, checked) is not None) == stands_for_others
 
 
 def test_batches_of_a_gemv_take_the_time_of_a_full_run():
