@@ -1,6 +1,5 @@
 """`nvfp4-cute emulate`: somebody's CuTe DSL script, unmodified, on a virtual GPU."""
 
-import re
 import shutil
 import sys
 import time
@@ -10,13 +9,13 @@ from pathlib import Path
 from tqdm import tqdm
 
 from nvfp4_cute.emulator.banks import BankUse
+from nvfp4_cute.emulator.kernel_names import short_name
 from nvfp4_cute.emulator.script import Outcome, run_script
 from nvfp4_cute.emulator.virtual_gpu import LaunchRow, VirtualGpu
 from nvfp4_cute.errors import EmulatorError
 from nvfp4_cute.targets import lookup
 from nvfp4_cute.timing_constants import MODEL_ERROR, constants_of
 
-NAME_CHARACTERS = 40
 TIMES_NOTE = (
     "host s: what the emulation took here. Neither it nor any time that the script prints (events, benchmark helpers) "
     "says anything about a GPU."
@@ -122,20 +121,6 @@ class Progress:
             self._bar = None
 
 
-def short_name(kernel: str) -> str:
-    """The part of a mangled kernel name that people chose: function, or class of the kernel object."""
-    text = re.sub(r"^kernel_cutlass_", "", kernel)
-    for pattern in (
-        r"^\w*?___?main__(\w+?)_object_at",
-        r"^(\w+?)_(?:tensor|Tensor|TiledMMA|CopyAtom|__main__)",
-    ):
-        found = re.match(pattern, text)
-        if found:
-            text = found.group(1)
-            break
-    return text if len(text) <= NAME_CHARACTERS else text[: NAME_CHARACTERS - 1] + "…"
-
-
 def launch_table(rows: Sequence[LaunchRow]) -> str:
     """What every launch executed, and the sum."""
     header = (
@@ -148,7 +133,7 @@ def launch_table(rows: Sequence[LaunchRow]) -> str:
         for line in lines
     )
     seconds = sum(row.work.seconds for row in rows)
-    total = f"{len(rows)} launches, {sum(row.work.instructions for row in rows):,} warp instructions, {seconds:.1f} s"
+    total = f"{len(rows)} {'launch' if len(rows) == 1 else 'launches'}, {sum(row.work.instructions for row in rows):,} warp instructions, {seconds:.1f} s"
     return f"{table}\n{total}\n{TIMES_NOTE}"
 
 

@@ -187,7 +187,7 @@ class Simulation:
         complete_cluster(self, cluster, time)
         if cta.live:
             return
-        finished = max([time, *(done for w in cta.warps for done in w.stores)])
+        finished = max([time, *(w.stores.done for w in cta.warps)])
         self.last = max(self.last, finished)
         if cluster.live == 0 or len(cluster.ctas) == 1:
             for one in cluster.ctas:
@@ -199,6 +199,12 @@ class Simulation:
             sm.busy += self.now - sm.since
         if self._waiting:
             self._place(self.now + self.constants.cta_start, last)
+
+    def wait(self, warp: Warp, time: float, done: float, cause: str) -> float:
+        """A warp waits from `time` until something is done, if it is not; returns when the warp goes on."""
+        end = max(time, done)
+        self.stall(warp, time, end, cause)
+        return end
 
     def stall(
         self, warp: Warp, start: float, end: float, cause: str, by: Warp | None = None, since: float = 0.0

@@ -131,9 +131,8 @@ def _cluster_wait(sim: "Simulation", warp: Warp, time: float) -> float | None:
 
 def _fence(sim: "Simulation", warp: Warp, time: float) -> float:
     """Wait until L2 has confirmed what the CTA wrote."""
-    end = max(time + sim.constants.l2_latency, warp.cta.written + sim.constants.store_latency)
-    sim.stall(warp, time, end, "fence")
-    return end
+    confirmed = max(time + sim.constants.l2_latency, warp.cta.written + sim.constants.store_latency)
+    return sim.wait(warp, time, confirmed, "fence")
 
 
 def _signal(sim: "Simulation", warp: Warp, time: float, words: tuple[int, ...]) -> float:

@@ -112,23 +112,17 @@ def _store(sim: "Simulation", warp: Warp, time: float, pieces: tuple[Piece, ...]
     done = (
         max([sm.egress, *(sim.memory.write(piece, time) for piece in pieces)]) + sim.constants.store_latency
     )
-    warp.open_stores = max(warp.open_stores, done)
+    warp.stores.add(done)
     return time + 4
 
 
 def _commit_stores(sim: "Simulation", warp: Warp, time: float) -> float:
-    warp.stores.append(warp.open_stores)
-    warp.open_stores = 0.0
+    warp.stores.commit()
     return time
 
 
-def _wait_stores(sim: "Simulation", warp: Warp, time: float, pending: int, only_reads: bool) -> float:
-    covered = warp.stores[: len(warp.stores) - pending]
-    end = max([time, *covered])
-    if not only_reads:
-        del warp.stores[: len(covered)]
-    sim.stall(warp, time, end, "store")
-    return end
+def _wait_stores(sim: "Simulation", warp: Warp, time: float, pending: int) -> float:
+    return sim.wait(warp, time, warp.stores.wait(pending), "store")
 
 
 HANDLERS: dict[Op, Handler] = {

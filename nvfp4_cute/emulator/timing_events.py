@@ -27,7 +27,7 @@ class Op(IntEnum):
     STORE = 7  # pieces, bytes
     EXCHANGE = 8  # bytes, signals: between shared memories of a cluster
     COMMIT_STORES = 9
-    WAIT_STORES = 10  # pending groups allowed, whether only reads
+    WAIT_STORES = 10  # pending groups allowed
     MMA = 11  # (kind, m, n, cta_group, A in tensor memory)
     TENSOR_COPY = 12  # shape, cta_group
     COMMIT_MMA = 13  # barriers

@@ -4,10 +4,11 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from nvfp4_cute.emulator.kernel_names import short_name
 from nvfp4_cute.emulator.timing_constants import Constants
 from nvfp4_cute.emulator.timing_state import Sm, Span, Warp
 
-NAME_CHARACTERS = 60
+NAME_CHARACTERS = 80
 
 
 @dataclass
@@ -66,15 +67,18 @@ class Timing:
         """What took the time, as text."""
         clock = self.constants.clock_hz / 1e6
         lines = [
-            f"{self.kernel[:NAME_CHARACTERS]}: {self.us:.2f} us (modelled) on {self.constants.name}",
+            f"{short_name(self.kernel, NAME_CHARACTERS)}: {self.us:.2f} us (modelled) on {self.constants.name}",
             f"  device memory {self.hbm_bytes / 1e6:.2f} MB read, busy {self.hbm_percent:.0f} %; "
             f"L2 {self.l2_bytes / 1e6:.2f} MB; matrix pipes busy {self.mma_percent:.0f} %; "
             f"{sum(map(bool, self.sm_busy))} SMs used, tail {self.tail_us:.2f} us",
         ]
         if self.critical:
-            lines.append("  critical path: " + _shares(self.critical, clock))
+            after = self.cycles - sum(self.critical.values())
+            lines.append("  critical path: " + _shares({**self.critical, "end of the launch": after}, clock))
+        if self.stalls:
+            lines.append("  time of all warps of a role, added up:")
         for role, causes in sorted(self.stalls.items()):
-            lines.append(f"  {role}: " + _shares(causes, clock))
+            lines.append(f"    {role}: " + _shares(causes, clock))
         return "\n".join(lines)
 
 

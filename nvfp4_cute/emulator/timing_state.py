@@ -85,12 +85,41 @@ class Word:
         self.waiting: list[tuple[int, Warp, float, float]] = []
 
 
+class Groups:
+    """Asynchronous work of a warp, which it commits in groups and waits for in that order.
+
+    Attributes:
+        done: when all that was issued so far is done.  committed: when each group is that nobody has waited for yet, and all before.
+    """
+
+    __slots__ = ("committed", "done")
+
+    def __init__(self) -> None:
+        self.done = 0.0
+        self.committed: list[float] = []
+
+    def add(self, done: float) -> None:
+        """Work of the group that is open."""
+        self.done = max(self.done, done)
+
+    def commit(self) -> None:
+        """Close a group."""
+        self.committed.append(self.done)
+
+    def wait(self, pending: int) -> float:
+        """When all but the newest `pending` groups are done; 0 where there are no others."""
+        covered = max(0, len(self.committed) - pending)
+        done = self.committed[covered - 1] if covered else 0.0
+        del self.committed[:covered]
+        return done
+
+
 class Warp:
     """A warp and its place."""
 
     __slots__ = (
-        "async_groups", "copied", "cta", "events", "groups", "index", "open_async", "open_stores", "open_wgmma", "passed", "position",
-        "reads", "role", "scheduler", "sm", "spans", "stores", "tensor_done", "tensor_stored", "wgmmas",
+        "async_reads", "copied", "cta", "events", "index", "passed", "position", "reads", "role", "scheduler", "sm", "spans",
+        "stores", "tensor_done", "tensor_stored", "wgmmas",
     )  # fmt: skip
 
     def __init__(self, cta: "Cta", index: int, events: list[Event]):
@@ -103,12 +132,7 @@ class Warp:
         self.spans: list[Span] = []
         self.reads: dict[int, float] = {}
         self.copied: dict[int, float] = {}
-        self.stores: list[float] = []
-        self.open_stores = 0.0
-        self.wgmmas: list[float] = []
-        self.open_wgmma = 0.0
-        self.async_groups: list[float] = []
-        self.open_async = 0.0
+        self.stores, self.wgmmas, self.async_reads = Groups(), Groups(), Groups()
         self.tensor_done = self.tensor_stored = 0.0
 
 

@@ -338,7 +338,7 @@ def _prefetch_map(inst: Inst, b: Builder, step: Step) -> Step:
 def _wait_copies(inst: Inst, b: Builder, step: Step) -> Step:
     pending = b.imm(inst.operands[0]) if inst.operands else 0
     if inst.opcode.startswith("cp.async.bulk"):
-        return _event(Op.WAIT_STORES, pending, "read" in inst.mods)(inst, b, step)
+        return _event(Op.WAIT_STORES, pending)(inst, b, step)
     if inst.opcode.endswith("wait_all"):
         return _event(Op.COMMIT_ASYNC)(inst, b, _event(Op.WAIT_ASYNC, 0)(inst, b, step))
     return _event(Op.WAIT_ASYNC, pending)(inst, b, step)

@@ -35,9 +35,7 @@ def _atomic(sim: "Simulation", warp: Warp, time: float, number: int, lines: tupl
 
 
 def _use(sim: "Simulation", warp: Warp, time: float, number: int) -> float:
-    end = max(time, warp.reads.get(number, time))
-    sim.stall(warp, time, end, "global load")
-    return end
+    return sim.wait(warp, time, warp.reads.get(number, time), "global load")
 
 
 def _write(sim: "Simulation", warp: Warp, time: float, lines: tuple[Piece, ...]) -> float:
@@ -50,27 +48,24 @@ def _write(sim: "Simulation", warp: Warp, time: float, lines: tuple[Piece, ...])
 
 
 def _async_read(sim: "Simulation", warp: Warp, time: float, lines: tuple[Piece, ...]) -> float:
-    warp.open_async = max(warp.open_async, _fetch_lines(sim, warp, time, lines))
+    warp.async_reads.add(_fetch_lines(sim, warp, time, lines))
     return time + 1
 
 
 def _commit_async(sim: "Simulation", warp: Warp, time: float) -> float:
-    warp.async_groups.append(warp.open_async)
+    warp.async_reads.commit()
     return time
 
 
 def _wait_async(sim: "Simulation", warp: Warp, time: float, pending: int) -> float:
-    covered = warp.async_groups[: len(warp.async_groups) - pending]
-    end = max([time, *covered])
-    sim.stall(warp, time, end, "memory data")
-    return end
+    return sim.wait(warp, time, warp.async_reads.wait(pending), "memory data")
 
 
 def _arrive_async(sim: "Simulation", warp: Warp, time: float, barrier: int, raised: bool) -> float:
     cluster = warp.cta.cluster
     if raised:
         cluster.barriers[barrier].pending += 1
-    done = max(time, warp.open_async)
+    done = max(time, warp.async_reads.done)
     sim.at(done, arrived, sim, cluster, barrier, 1, 0, "memory data", warp, time)
     return time + 2
 

@@ -21,9 +21,7 @@ def _compute(
     issued = sm.schedulers[index] = worked(sim, sm, index, max(sm.schedulers[index], time), slots)
     done = sm.alus[index] = worked(sim, sm, index, max(sm.alus[index], time), alu)
     sm.port = max(sm.port, time) + port
-    end = max(time + path, issued, done, sm.port if port else 0.0)
-    sim.stall(warp, time, end, "compute")
-    return end
+    return sim.wait(warp, time, max(time + path, issued, done, sm.port if port else 0.0), "compute")
 
 
 def worked(sim: "Simulation", sm: Sm, index: int, start: float, cycles: float) -> float:
@@ -48,9 +46,7 @@ def _matrix(sim: "Simulation", warp: Warp, time: float, element: str, flops: int
 
 
 def _sleep(sim: "Simulation", warp: Warp, time: float, nanoseconds: int) -> float:
-    end = time + nanoseconds * sim.constants.clock_hz / 1e9
-    sim.stall(warp, time, end, "sleep")
-    return end
+    return sim.wait(warp, time, time + nanoseconds * sim.constants.clock_hz / 1e9, "sleep")
 
 
 def _mma(sim: "Simulation", warp: Warp, time: float, shape: tuple[str, int, int, int, bool]) -> float:
@@ -92,34 +88,32 @@ def _commit_mma(sim: "Simulation", warp: Warp, time: float, places: tuple[int, .
 
 
 def _tensor_load(sim: "Simulation", warp: Warp, time: float, columns: int) -> float:
-    free = warp.sm.tensor_loads
-    free[warp.scheduler] = max(free[warp.scheduler], time) + columns
-    warp.tensor_done = free[warp.scheduler] + sim.constants.tensor_load_latency
+    warp.tensor_done = _columns_done(sim, warp, time, columns)
     return time + 2
 
 
 def _tensor_store(sim: "Simulation", warp: Warp, time: float, columns: int) -> float:
-    free = warp.sm.tensor_loads
-    free[warp.scheduler] = max(free[warp.scheduler], time) + columns
-    warp.tensor_stored = free[warp.scheduler] + sim.constants.tensor_load_latency
+    warp.tensor_stored = _columns_done(sim, warp, time, columns)
     return time + 2
 
 
+def _columns_done(sim: "Simulation", warp: Warp, time: float, columns: int) -> float:
+    """When a load or store of tensor memory is done: a column a cycle in each quadrant."""
+    busy = warp.sm.tensor_loads
+    busy[warp.scheduler] = max(busy[warp.scheduler], time) + columns
+    return busy[warp.scheduler] + sim.constants.tensor_load_latency
+
+
 def _wait_tensor_load(sim: "Simulation", warp: Warp, time: float) -> float:
-    end = max(time, warp.tensor_done)
-    sim.stall(warp, time, end, "tensor memory")
-    return end
+    return sim.wait(warp, time, warp.tensor_done, "tensor memory")
 
 
 def _wait_tensor_store(sim: "Simulation", warp: Warp, time: float) -> float:
-    end = max(time, warp.tensor_stored)
-    sim.stall(warp, time, end, "tensor memory")
-    return end
+    return sim.wait(warp, time, warp.tensor_stored, "tensor memory")
 
 
 def _allocate(sim: "Simulation", warp: Warp, time: float) -> float:
-    sim.stall(warp, time, time + sim.constants.allocate, "tensor memory allocation")
-    return time + sim.constants.allocate
+    return sim.wait(warp, time, time + sim.constants.allocate, "tensor memory allocation")
 
 
 def _wgmma(sim: "Simulation", warp: Warp, time: float, shape: tuple[str, int, bool]) -> float:
@@ -130,23 +124,19 @@ def _wgmma(sim: "Simulation", warp: Warp, time: float, shape: tuple[str, int, bo
     start = max(sm.matrix[index], time)
     sm.matrix[index] = start + interval
     sm.mma_busy += interval / SCHEDULERS
-    warp.open_wgmma = start + interval
+    warp.wgmmas.add(start + interval + sim.constants.wgmma_latency)
     if sim.timeline and index == 0:
         sm.matrix_spans.append(Span(start, start + interval, "MMA"))
     return time + 2
 
 
 def _commit_wgmma(sim: "Simulation", warp: Warp, time: float) -> float:
-    warp.wgmmas.append(warp.open_wgmma)
+    warp.wgmmas.commit()
     return time
 
 
 def _wait_wgmma(sim: "Simulation", warp: Warp, time: float, pending: int) -> float:
-    covered = warp.wgmmas[: len(warp.wgmmas) - pending]
-    del warp.wgmmas[: len(covered)]
-    end = max([time, *(done + sim.constants.wgmma_latency for done in covered)])
-    sim.stall(warp, time, end, "MMA")
-    return end
+    return sim.wait(warp, time, warp.wgmmas.wait(pending), "MMA")
 
 
 HANDLERS: dict[Op, Handler] = {

@@ -1,6 +1,7 @@
 """The timing model: conservation laws, single instructions against published figures, and what a timeline says."""
 
 import dataclasses
+import functools
 import gzip
 import itertools
 import json
@@ -21,6 +22,7 @@ from nvfp4_cute.emulator.ptx import parse
 from nvfp4_cute.emulator.timing import Simulation
 from nvfp4_cute.emulator.timing_costs import block_cost
 from nvfp4_cute.emulator.timing_events import ClusterTrace, LaunchTrace, Op
+from nvfp4_cute.emulator.timing_state import Groups
 from nvfp4_cute.emulator.timing_work import worked
 from nvfp4_cute.targets import TARGETS, lookup
 from nvfp4_cute.timing_constants import constants_of
@@ -51,7 +53,9 @@ def stream(loads: int, wrap: int = PIECES) -> str:
     return small.kernel(body)
 
 
+@functools.cache
 def operands() -> tuple[np.ndarray, np.ndarray]:
+    """The same arrays in every launch: times depend a little on addresses."""
     return np.zeros(PIECE * PIECES * CTAS, np.uint8), np.zeros(PIECE * CTAS, np.uint8)
 
 
@@ -119,6 +123,17 @@ def test_critical_path_names_memory_and_adds_up():
     assert max(timing.critical, key=timing.critical.get) == "memory data"
     assert sum(timing.critical.values()) == pytest.approx(timing.cycles - B200.launch / 2, rel=0.05)
     assert "memory data" in timing.report() and "modelled" in timing.report()
+
+
+def test_waiting_for_groups_leaves_the_newest_alone():
+    groups = Groups()
+    for done in (30.0, 10.0, 40.0):
+        groups.add(done)
+        groups.commit()
+    assert groups.wait(pending=5) == 0.0 and groups.wait(pending=3) == 0.0
+    assert groups.wait(pending=1) == 30.0  # of the first two
+    assert groups.wait(pending=1) == 0.0  # nothing is left to wait for but the newest
+    assert groups.wait(pending=0) == 40.0
 
 
 # ---- the cluster barrier ---------------------------------------------------------------------------------------------
