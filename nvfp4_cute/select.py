@@ -5,6 +5,7 @@ memory delivers to all of them, and the last tile's epilogue. It ranks configs; 
 """
 
 from dataclasses import dataclass, replace
+from functools import lru_cache
 
 from nvfp4_cute.arch import choosing_family_of, sm100
 from nvfp4_cute.arch.base import INTERLEAVE
@@ -16,6 +17,8 @@ from nvfp4_cute.arch.sm100 import (
     MMA_CTA_M,
     MMA_N_STEP,
     PREFETCH_K_TILES,
+    SPLIT_TILES_N,
+    SPLITS,
     TILES_N,
     SmemPlan,
     copy_cycles,
@@ -102,10 +105,11 @@ def estimates(problem: GroupedProblem, num_sms: int) -> list[Estimate]:
         tried = sm100.INTERLEAVED_CANDIDATES
     if problem.is_chain:
         tried = tuple(config for config in tried if config.split_k == 1)
-    found = [estimate(config, problem, num_sms) for config in tried]
-    return sorted(
-        found, key=lambda candidate: candidate.cycles * (1 + SPLIT_GAIN * (candidate.config.split_k > 1))
-    )
+    return sorted((estimate(config, problem, num_sms) for config in tried), key=_ranked)
+
+
+def _ranked(candidate: Estimate) -> float:
+    return candidate.cycles * (1 + SPLIT_GAIN * (candidate.config.split_k > 1))
 
 
 def explain(problem: GroupedProblem, num_sms: int) -> str:
@@ -255,6 +259,8 @@ def config_for_mean(
 ) -> KernelConfig:
     """The config of a problem whose group sizes only the device knows. Raises UnsupportedTarget as ``choose_config``.
 
+    On the sm_100 family K is split where even the most tiles that the rows can make leave SMs idle.
+
     Args:
         mean: (m, n, k) of a group of mean size, n of its results.
         is_quantized: whether results are NVFP4.
@@ -267,7 +273,28 @@ def config_for_mean(
     family = choosing_family_of(arch)
     if family is not None:
         return family.choose(sizes, num_sms, num_b, weight_layout, is_quantized)
-    return config_for_rows(*mean[:2], gate)
+    chosen = config_for_rows(m, n, gate)
+    return chosen if gate is not None else _split_where_idle(chosen, num_sms, num_groups, mean)
+
+
+@lru_cache(1024)
+def _split_where_idle(
+    whole: KernelConfig, num_sms: int, num_groups: int, mean: tuple[int, int, int]
+) -> KernelConfig:
+    """``whole``, or what splits K where that leaves most SMs idle however the rows are dealt to the groups, and gains.
+
+    Rows in all bound the tiles: every group's first one takes a row at least, and each further one as many as it has.
+    """
+    m, n, _ = mean
+    tile_n = whole.cta_tile_shape_mnk[1]
+    further = num_groups * max(m - 1, 0) // tile_n
+    most_tiles = (num_groups + further) * -(-n // MMA_CTA_M)
+    splits = [split for split in SPLITS[1:] if most_tiles <= _resident_clusters(num_sms, split)]
+    if not splits or tile_n not in SPLIT_TILES_N:
+        return whole
+    problem = GroupedProblem((mean,) * num_groups)
+    tried = [whole, *(replace(whole, use_2cta_instrs=False, split_k=split) for split in splits)]
+    return min(tried, key=lambda config: _ranked(estimate(config, problem, num_sms)))
 
 
 def config_for_rows(mean_rows: int, n: int, gate: Gate | None = None) -> KernelConfig:
@@ -302,4 +329,9 @@ def candidates(arch: str, form: Form, is_quantized: bool = False) -> tuple[Kerne
         return family.candidates(is_quantized=is_quantized)
     if form in ("list", "batched"):
         return sm100.CANDIDATES
-    return tuple(config_for_rows(rows, n) for n in (128, 256) for rows in TILES_N)
+    split = (
+        replace(config_for_rows(rows, MMA_CTA_M), split_k=split)
+        for rows in SPLIT_TILES_N
+        for split in SPLITS[1:]
+    )
+    return (*(config_for_rows(rows, n) for n in (128, 256) for rows in TILES_N), *split)

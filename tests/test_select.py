@@ -1,6 +1,8 @@
 """The config that is chosen: what the estimates say, on the competition's problems and at the edges."""
 
+import random
 from dataclasses import replace
+from itertools import pairwise
 
 import pytest
 import torch
@@ -10,7 +12,14 @@ from nvfp4_cute.problem import GroupedProblem
 from nvfp4_cute.problems.nvfp4_dual_gemm import spec as dual_spec
 from nvfp4_cute.problems.nvfp4_group_gemm.spec import BENCHMARKS
 from nvfp4_cute.schedule import make_schedule
-from nvfp4_cute.select import candidates, choose_config, config_for_rows, estimates, explain
+from nvfp4_cute.select import (
+    candidates,
+    choose_config,
+    config_for_mean,
+    config_for_rows,
+    estimates,
+    explain,
+)
 
 NUM_SMS = 148
 
@@ -124,4 +133,30 @@ def test_every_choice_is_a_candidate(arch):
 
 def test_candidates_of_groups_that_only_the_device_knows():
     found = {config_for_rows(rows, n) for rows in range(300) for n in (128, 256, 4096)}
-    assert found == set(candidates("sm_100a", "ragged"))
+    tried = set(candidates("sm_100a", "ragged"))
+    assert found == {config for config in tried if config.split_k == 1}
+    chosen = {
+        config_for_mean("sm_100a", NUM_SMS, groups, (rows, n, 16384))
+        for groups in (1, 2, 4, 16)
+        for rows in (1, 64, 128, 200)
+        for n in (128, 1024, 2048)
+    }
+    assert chosen <= tried and {config.split_k for config in chosen} == {1, 2, 4, 8}
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_splitting_k_makes_no_second_wave_however_the_rows_are_dealt(seed):
+    rng = random.Random(seed)
+    groups, rows, n = rng.randint(1, 12), rng.randint(1, 400), 128 * rng.randint(1, 16)
+    config = config_for_mean("sm_100a", NUM_SMS, groups, (-(-rows // groups), n, 16384))
+    for _ in range(20):
+        cuts = sorted(rng.choices(range(rows + 1), k=groups - 1))
+        sizes = [(end - start, n, 16384) for start, end in pairwise([0, *cuts, rows])]
+        tiles = make_schedule(sizes, config.work_tile_mnk, NUM_SMS).num_tiles
+        assert config.split_k == 1 or tiles * config.split_k <= NUM_SMS
+
+
+def test_k_is_not_split_where_tiles_fill_the_sms_or_k_is_short():
+    assert config_for_mean("sm_100a", NUM_SMS, 8, (16, 512, 7168)).split_k > 1
+    assert config_for_mean("sm_100a", NUM_SMS, 8, (16, 4096, 7168)).split_k == 1
+    assert config_for_mean("sm_100a", NUM_SMS, 8, (16, 512, 512)).split_k == 1

@@ -78,6 +78,8 @@ EPI_TILE_N = 32
 EPI_WARPS = 4
 # CTAs of a cluster that share K tiles. They send each other sums in fp32, in units of 32 rows x 32 columns.
 SPLITS = (1, 2, 4, 8)
+# Tiles of few rows of tokens whose K is split, too, where only the device knows the groups' sizes.
+SPLIT_TILES_N = (32, 64, 128)
 UNIT_SUMS_BYTES = 32 * EPI_TILE_N * 4
 # A scale block covers 128 rows x 4 scales; tensor memory holds it in 4 columns.
 SF_ATOM_ROWS = 128

@@ -11,6 +11,8 @@ from oracle import bits
 
 from nvfp4_cute import KernelConfig
 from nvfp4_cute.backends.emulator import observe
+from nvfp4_cute.select import config_for_mean
+from nvfp4_cute.targets import B200
 
 # Fewer K tiles than CTAs, tiles that a cluster takes one after the other, columns that no CTA of the cluster has to add up.
 SIZES = {
@@ -67,6 +69,18 @@ def test_sizes_on_the_device(arch, form, chosen, mode):
     expected = device_groups_check.run(arguments, "reference")
     with observe(mode=mode, check=True):
         actual = device_groups_check.run(arguments, f"emulator:{arch}", config=chosen)
+    assert torch.equal(bits(actual), bits(expected))
+
+
+@pytest.mark.parametrize("form", ["ragged", slow("masked")])
+def test_few_tiles_are_split_unasked_where_the_device_knows_the_sizes(form):
+    rows, n, k = (5, 0, 9), 136, 4096
+    mean = -(-sum(rows) // len(rows)) if form == "ragged" else max(rows)
+    assert config_for_mean(B200.arch, B200.num_sms, len(rows), (mean, n, k)).split_k > 1
+    arguments = device_groups_check.operands(form, rows, n=n, k=k, slack=0)
+    expected = device_groups_check.run(arguments, "reference")
+    with observe(mode="random:2", check=True):
+        actual = device_groups_check.run(arguments, "emulator:sm_100a")
     assert torch.equal(bits(actual), bits(expected))
 
 
