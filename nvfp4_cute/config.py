@@ -3,7 +3,7 @@
 import re
 from dataclasses import dataclass
 
-_NAME = re.compile(r"t(\d+)x(\d+)x(\d+)_s(\d+)a(\d+)(_2cta)?(_swap)?(?:_k(\d+))?(?:_p(\d+))?$")
+_NAME = re.compile(r"t(\d+)x(\d+)x(\d+)_s(\d+)a(\d+)(_2cta)?(_swap)?(_pre)?(?:_k(\d+))?(?:_p(\d+))?$")
 
 
 @dataclass(frozen=True)
@@ -20,6 +20,8 @@ class KernelConfig:
         swap_ab: rows of ``b`` (weights) on the M side of the MMA and rows of ``a`` (tokens) on its N side, whose
             extent has a finer grain: the choice where few tokens meet many weights.
         split_k: CTAs of a cluster that share the K tiles of a work tile and add up their sums.
+        decode_first: tokens are decoded once, into device memory, by a launch before; then two CTAs with neighbouring rows
+            of ``b`` share what they load of them (sm_90a).
 
     Which values an architecture can build is decided by ``arch.<name>.unsupported_reason``.
     """
@@ -31,6 +33,7 @@ class KernelConfig:
     use_2cta_instrs: bool = False
     swap_ab: bool = False
     split_k: int = 1
+    decode_first: bool = False
 
     @property
     def num_mma_cta(self) -> int:
@@ -38,24 +41,30 @@ class KernelConfig:
         return 2 if self.use_2cta_instrs else 1
 
     @property
+    def num_m_cta(self) -> int:
+        """CTAs with rows of a work tile's M side: 2 of a pair that issues MMAs together or shares the N side."""
+        return 2 if self.use_2cta_instrs or self.decode_first else 1
+
+    @property
     def cluster_size(self) -> int:
         """CTAs that work on one tile together."""
-        return self.num_mma_cta * self.split_k
+        return self.num_m_cta * self.split_k
 
     @property
     def work_tile_mnk(self) -> tuple[int, int, int]:
         """Extents of a work tile in the problem's own terms: rows of ``a``, rows of ``b``, K."""
         m, n, k = self.cta_tile_shape_mnk
-        m *= self.num_mma_cta
+        m *= self.num_m_cta
         return (n, m, k) if self.swap_ab else (m, n, k)
 
     def to_name(self) -> str:
         """Readable name, for example ``t128x128x256_s6a2_2cta_swap_p148``; ``s0`` stands for as many as fit."""
         m, n, k = self.cta_tile_shape_mnk
         pair, swap = "_2cta" if self.use_2cta_instrs else "", "_swap" if self.swap_ab else ""
+        first = "_pre" if self.decode_first else ""
         split = f"_k{self.split_k}" if self.split_k > 1 else ""
         width = "" if self.num_cta is None else f"_p{self.num_cta}"
-        return f"t{m}x{n}x{k}_s{self.num_ab_stage or 0}a{self.num_acc_stage}{pair}{swap}{split}{width}"
+        return f"t{m}x{n}x{k}_s{self.num_ab_stage or 0}a{self.num_acc_stage}{pair}{swap}{first}{split}{width}"
 
     @classmethod
     def from_name(cls, name: str) -> "KernelConfig":
@@ -63,9 +72,10 @@ class KernelConfig:
         match = _NAME.fullmatch(name)
         if match is None:
             raise ValueError(
-                f"config name {name!r} is not of the form t<M>x<N>x<K>_s<stages>a<stages>[_2cta][_swap][_k<parts>][_p<CTAs>]"
+                f"config name {name!r} is not of the form t<M>x<N>x<K>_s<stages>a<stages>[_2cta][_swap][_pre]"
+                "[_k<parts>][_p<CTAs>]"
             )
-        m, n, k, ab, acc, pair, swap, split, cta = match.groups()
+        m, n, k, ab, acc, pair, swap, first, split, cta = match.groups()
         return cls(
             (int(m), int(n), int(k)),
             int(ab) or None,
@@ -74,6 +84,7 @@ class KernelConfig:
             use_2cta_instrs=pair is not None,
             swap_ab=swap is not None,
             split_k=int(split or 1),
+            decode_first=first is not None,
         )
 
 

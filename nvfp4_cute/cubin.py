@@ -15,12 +15,12 @@ _FORMAT_SIZED_VALUE = 4
 
 @dataclass(frozen=True)
 class KernelResources:
-    """What one kernel needs.
+    """What one kernel needs, or the most that one of several does.
 
     Attributes:
         registers: 32-bit registers a thread.
         stack_bytes: local memory a thread; anything above 0 is a spill or a dynamically indexed array.
-        code_bytes: size of the machine code.
+        code_bytes: size of the machine code, of all of them.
     """
 
     registers: int
@@ -29,7 +29,7 @@ class KernelResources:
 
 
 def read_resources(cubin: bytes) -> KernelResources:
-    """Resources of the only kernel in ``cubin``. Raises ValueError where it is not a cubin with one kernel."""
+    """Resources of the kernels in ``cubin``. Raises ValueError where it is not a cubin."""
     sections = _sections(cubin)
     code = _code(sections)
     values = {_EIATTR_REGCOUNT: 0, _EIATTR_FRAME_SIZE: 0}
@@ -38,7 +38,7 @@ def read_resources(cubin: bytes) -> KernelResources:
             for attribute, payload in _attributes(data):
                 if attribute in values:
                     values[attribute] = max(values[attribute], struct.unpack("<II", payload)[1])
-    return KernelResources(values[_EIATTR_REGCOUNT], values[_EIATTR_FRAME_SIZE], len(code))
+    return KernelResources(values[_EIATTR_REGCOUNT], values[_EIATTR_FRAME_SIZE], sum(map(len, code)))
 
 
 def read_opcodes(cubin: bytes) -> list[int]:
@@ -49,22 +49,22 @@ def read_opcodes(cubin: bytes) -> list[int]:
     return [word & 0xFFF for word in read_instructions(cubin)]
 
 
-def read_instructions(cubin: bytes) -> list[int]:
-    """Every machine instruction of the only kernel in ``cubin``: 128 bits.
+def read_instructions(cubin: bytes, kernel: str = "") -> list[int]:
+    """Every machine instruction of the only kernel in ``cubin`` whose name begins with ``kernel``: 128 bits.
 
-    Raises ValueError where it is not a cubin with one kernel.
+    Raises ValueError where it is not a cubin with one such kernel.
     """
-    return [low | high << 64 for low, high in struct.iter_unpack("<QQ", _code(_sections(cubin)))]
+    return [low | high << 64 for low, high in struct.iter_unpack("<QQ", _only_code(_sections(cubin), kernel))]
 
 
-def read_branch_targets(cubin: bytes) -> dict[int, list[int]]:
-    """Where each indirect branch may go: byte offsets in the code, by the branch's own.
+def read_branch_targets(cubin: bytes, kernel: str = "") -> dict[int, list[int]]:
+    """Where each indirect branch of that kernel may go: byte offsets in the code, by the branch's own.
 
     A record is branch, 0, number of targets, targets: 32 bits each.
     """
     found = {}
     for name, data in _sections(cubin):
-        for attribute, payload in _attributes(data) if name.startswith(".nv.info.") else ():
+        for attribute, payload in _attributes(data) if name.startswith(f".nv.info.{kernel}") else ():
             if attribute == _EIATTR_INDIRECT_BRANCH_TARGETS:
                 words = [word for (word,) in struct.iter_unpack("<I", payload)]
                 while words:
@@ -73,11 +73,15 @@ def read_branch_targets(cubin: bytes) -> dict[int, list[int]]:
     return found
 
 
-def _code(sections: list[tuple[str, bytes]]) -> bytes:
-    code = [data for name, data in sections if name.startswith(".text.")]
+def _only_code(sections: list[tuple[str, bytes]], kernel: str) -> bytes:
+    code = _code(sections, kernel)
     if len(code) != 1:
         raise ValueError(f"expected a cubin with one kernel, found {len(code)}")
     return code[0]
+
+
+def _code(sections: list[tuple[str, bytes]], kernel: str = "") -> list[bytes]:
+    return [data for name, data in sections if name.startswith(f".text.{kernel}")]
 
 
 def _sections(elf: bytes) -> list[tuple[str, bytes]]:

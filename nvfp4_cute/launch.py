@@ -15,6 +15,7 @@ from nvfp4_cute.launch_table import NUM_COLUMNS, Group, Header, float32_bits
 from nvfp4_cute.problem import NVFP4, TMA_ALIGN_BYTES, GroupedOperands, GroupedProblem
 from nvfp4_cute.schedule import TileSchedule, make_schedule
 from nvfp4_cute.select import choose_config
+from nvfp4_cute.workspace import attach
 
 # Two elements a byte
 TMA_ALIGN_ELEMENTS = 2 * TMA_ALIGN_BYTES
@@ -131,18 +132,19 @@ class Plan:
         return places + (of_groups(Group.OUT_SCALE) if problem.out_dtype == NVFP4 else [])
 
     def launch(self, operands: GroupedOperands, queue: int = 0) -> None:
-        """Enqueue the kernel. Copies no data, allocates nothing on the device, waits for nothing.
+        """Enqueue the kernel. Copies no data, waits for nothing, and allocates only where a ``workspace`` has to grow.
 
         A problem without tiles is a no-op.
 
         Args:
             operands: checked operands of this plan's problem.
-            queue: handle of the CUDA queue (``torch.cuda.current_stream().cuda_stream``).
+            queue: handle of the device's current CUDA queue (``torch.cuda.current_stream().cuda_stream``).
         """
         import cuda.bindings.driver as cuda
 
         if self.schedule.num_tiles:
             table = self.table(operands)
+            _held = attach(self.kernel, table, operands.device, queue)
             self.kernel.function(table_pointer(table.ctypes.data), cuda.CUstream(queue))
 
 

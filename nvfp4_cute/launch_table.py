@@ -30,6 +30,7 @@ class Header(IntEnum):
         7  # bits of the fp32 number that a dual GEMM's products are cut to; unused where the kernel has none
     )
     CHAIN = 8  # address of the int32 counters of a chain
+    WORKSPACE = 9  # address of what one launch hands to the next; unused where there is one
 
 
 class Group(IntEnum):

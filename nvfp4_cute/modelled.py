@@ -41,6 +41,9 @@ def modelled_times(
 
 
 def _work_of(launch: Plan | Task, operands: GroupedOperands | None) -> LaunchWork | None:
+    config = launch.kernel.key.config if isinstance(launch, Plan) else getattr(launch, "config", None)
+    if config is not None and config.decode_first:  # two launches, of which neither stands for the other
+        return None
     if not isinstance(launch, Plan):
         return tile_work.of_task(launch)
     assert operands is not None

@@ -18,8 +18,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from nvfp4_cute import env
+from nvfp4_cute import env, workspace
 from nvfp4_cute.compile import CompiledKernel, Launcher
+from nvfp4_cute.launch_table import Header
 from nvfp4_cute.problem import TMA_ALIGN_BYTES
 
 try:
@@ -83,6 +84,7 @@ class PreparedCall:
         self.table = table.reshape(-1)
         self._places = np.array(places)
         self._launcher = Launcher(kernel.function, self.table)
+        self._workspace_bytes = workspace.needed_bytes(kernel, table)
         self._first_out = len(tensors) - num_outs
         self._device = tensors[-1].device
         self.new_outs = _allocator(tensors[self._first_out :])
@@ -143,10 +145,16 @@ class PreparedCall:
         # What torch.cuda.current_stream(index).cuda_stream is, without making a Stream.
         queue = torch._C._cuda_getCurrentRawStream(index)
         if torch._C._cuda_getDevice() == index:
-            self._launcher(queue)
+            self._enqueue(queue)
         else:
             with torch.cuda.device(index):
-                self._launcher(queue)
+                self._enqueue(queue)
+
+    def _enqueue(self, queue: int) -> None:
+        if self._workspace_bytes:
+            held = workspace.take(self._device.index, queue, self._workspace_bytes)
+            self.table[Header.WORKSPACE] = held.address
+        self._launcher(queue)
 
 
 def _allocator(outs: Sequence[torch.Tensor]) -> Callable[[], list[torch.Tensor]]:

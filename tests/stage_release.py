@@ -90,8 +90,8 @@ def offset_of(word: int) -> int:
     return field(word, 40, 24)
 
 
-def unfinished_reads(cubin: bytes, stage_counts: Sequence[int] = ()) -> list[Finding]:
-    """Arrivals of the only kernel in ``cubin`` that may overtake reads of what they release.
+def unfinished_reads(cubin: bytes, stage_counts: Sequence[int] = (), kernel: str = "") -> list[Finding]:
+    """Arrivals of the only kernel in ``cubin`` whose name begins with ``kernel`` that may overtake reads of what they release.
 
     Args:
         stage_counts: stages of the rings whose full barriers and then empty barriers lie one after the other in shared
@@ -102,7 +102,7 @@ def unfinished_reads(cubin: bytes, stage_counts: Sequence[int] = ()) -> list[Fin
     Raises:
         ValueError: the kernel's barriers are others.
     """
-    code = Code(cubin)
+    code = Code(cubin, kernel)
     if not stage_counts:
         return code.findings(None)
     rings = code.rings(stage_counts)
@@ -112,10 +112,10 @@ def unfinished_reads(cubin: bytes, stage_counts: Sequence[int] = ()) -> list[Fin
 class Code:
     """A kernel's instructions and where each goes on."""
 
-    def __init__(self, cubin: bytes):
-        """Decode the only kernel in ``cubin``."""
-        self.words = read_instructions(cubin)
-        self.targets = read_branch_targets(cubin)
+    def __init__(self, cubin: bytes, kernel: str):
+        """Decode the only kernel of that name in ``cubin``."""
+        self.words = read_instructions(cubin, kernel)
+        self.targets = read_branch_targets(cubin, kernel)
         self.successors = [
             [s for s in self._successors(at) if s < len(self.words)] for at in range(len(self.words))
         ]

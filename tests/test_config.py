@@ -12,6 +12,7 @@ CONFIGS = [
     KernelConfig(cta_tile_shape_mnk=(256, 64, 128), num_ab_stage=2, num_acc_stage=1, num_cta=1),
     KernelConfig(use_2cta_instrs=True),
     KernelConfig(swap_ab=True, num_cta=64),
+    KernelConfig(swap_ab=True, decode_first=True, num_cta=64),
     KernelConfig(cta_tile_shape_mnk=(128, 256, 256), use_2cta_instrs=True, swap_ab=True, num_cta=128),
 ]
 

@@ -33,7 +33,7 @@ LAYERS = (
     ("select",),
     ("compile", "simt_keys"),
     ("disk_cache",),
-    ("cache", "tuned"),
+    ("cache", "tuned", "workspace"),
     ("launch", "prepared", "task"),
     ("backends",),
     ("ops",),

@@ -88,7 +88,18 @@ def descriptor_addresses(operands: list, slot: Int32) -> list:
 def _operand_atom(view: OperandView, boxes: Boxes, box_rows: int):
     """TMA atom, with its tensor map, for boxes of ``box_rows`` rows of a K tile, their bytes swizzled."""
     per_element = boxes.values_per_element
-    dtype, box_k = AB_DTYPE if per_element == 1 else cutlass.Uint8, boxes.k // per_element
+    return rows_atom(
+        view, AB_DTYPE if per_element == 1 else cutlass.Uint8, per_element, boxes.k // per_element, box_rows
+    )
+
+
+def rows_atom(view: OperandView, dtype: type, per_element: int, box_k: int, box_rows: int):
+    """TMA atom for boxes of ``box_k`` elements of each of ``box_rows`` rows, which are 64 or 128 bytes, swizzled.
+
+    Args:
+        view: its pitches are multiples of 32 values.
+        dtype, per_element: of an element, which holds so many values.
+    """
     # A TMA pitch is a multiple of 16 bytes, that is 32 values.
     strides = (
         1,

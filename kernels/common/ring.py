@@ -57,8 +57,13 @@ def wait_until_empty(ring: Ring, stage: Int32, phase: Int32):
 
 
 @cute.jit
-def arrive_warp(barrier: cute.Pointer):
-    """One arrival for the warp, after everything that its lanes did before."""
+def arrive_warp(barrier: cute.Pointer, num_cta: cutlass.Constexpr = 1):
+    """One arrival for the warp, after everything that its lanes did before: here, or in each of a cluster's CTAs."""
     cute.arch.sync_warp()
-    with cute.arch.elect_one():
-        cute.arch.mbarrier_arrive(barrier)
+    if cutlass.const_expr(num_cta == 1):
+        with cute.arch.elect_one():
+            cute.arch.mbarrier_arrive(barrier)
+    else:
+        lane = cute.arch.lane_idx()
+        if lane < num_cta:
+            cute.arch.mbarrier_arrive(barrier, lane)

@@ -15,6 +15,7 @@ import cutlass.cute as cute
 from cutlass import Int32, Uint32
 
 from nvfp4_cute.arch.sm90 import SF_BLOCK_ROWS, SLABS
+from nvfp4_cute.config import KernelConfig
 
 from ..common.ring import CONSUMER_PHASE, PRODUCER_PHASE, Ring, arrive_warp, next_stage
 from ..common.split_k import k_tiles_of_cta
@@ -50,7 +51,6 @@ class ActivationArgs:
         decoded_address: shared address of the decoded tokens: (STAGE, SLAB, TOKEN, 128 bytes), or a slab a stage.
         sfa_stage_bytes: of the scales of one stage.
         groups: ``GroupTable`` or ``DeviceGroups``.
-        split_k: CTAs that share the K tiles.
         load: what the last two warps load; None where LOAD is a warp of its own.
     """
 
@@ -59,9 +59,8 @@ class ActivationArgs:
     decoded_address: Int32
     sfa_stage_bytes: int
     groups: object
-    work_tile_mnk: tuple
+    config: KernelConfig
     schedule: WarpSchedule
-    split_k: int
     packed: Ring
     decoded: Ring
     load: LoadArgs | None
@@ -141,7 +140,7 @@ def _run_warp(args: ActivationArgs, side: cutlass.Constexpr):
     Args:
         side: the operand that the warp loads meanwhile, or None.
     """
-    groups, tiler = args.groups, args.work_tile_mnk
+    groups, tiler = args.groups, args.config.work_tile_mnk
     tile_m = tiler[0]
     schedule, step_tokens = args.schedule, args.schedule.step_tokens
     stages_of_k_tile = step_tokens // LANES_OF_WORD
@@ -153,7 +152,7 @@ def _run_warp(args: ActivationArgs, side: cutlass.Constexpr):
     tokens = [(first + warp) * step_tokens for first in range(0, -(-tile_m // step_tokens), warps_of_stage)]
     stage, phase = Int32(0), Int32(CONSUMER_PHASE)
     out_turn, out_phase = Int32(0), Int32(PRODUCER_PHASE)
-    cursor, walk = start_walk(groups, tiler, args.split_k)
+    cursor, walk = start_walk(groups, args.config)
     place = None
     if cutlass.const_expr(side is not None):
         place = first_place(args.load, side)
@@ -168,7 +167,7 @@ def _run_warp(args: ActivationArgs, side: cutlass.Constexpr):
         # The tile's first token need not be the first of a scale block.
         sf_row = tile.tile_m_idx * tile_m % SF_BLOCK_ROWS
         steps = Steps(lane, tokens, [lane.scales + scale_offset(sf_row + token) for token in tokens], part)
-        _, k_tile_cnt = k_tiles_of_cta(tile.k_tile_cnt, args.split_k)
+        _, k_tile_cnt = k_tiles_of_cta(tile.k_tile_cnt, args.config.split_k)
         num_steps = cute.ceil_div(cutlass.max(num_tokens - tokens[0], 0), warps_of_stage * step_tokens)
         for count in cutlass.range_constexpr(len(tokens) + 1):
             if num_steps == count:
@@ -197,7 +196,7 @@ def _decode_k_tiles(
     Args:
         count: steps that are in the tile, the first ones: a loop for each number, with no branch between steps.
     """
-    tile_m, stages_of_k_tile = args.work_tile_mnk[0], args.schedule.step_tokens // LANES_OF_WORD
+    tile_m, stages_of_k_tile = args.config.work_tile_mnk[0], args.schedule.step_tokens // LANES_OF_WORD
     out_turns = args.decoded.num_stages // stages_of_k_tile
     for _ in cutlass.range(k_tile_cnt, unroll=1):
         cute.arch.mbarrier_wait(args.packed.full(stage), phase)

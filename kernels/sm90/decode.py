@@ -11,7 +11,7 @@ instructions give them: (0, 2), (4, 6), (1, 3), (5, 7). The order inside a K til
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Uint32
+from cutlass import Int32, Uint32
 
 # log2 of what a decoded value must be multiplied with.
 OPERAND_EXPONENT = 14
@@ -56,6 +56,15 @@ def decode_word(word: Uint32, scales: Uint32, upper: cutlass.Constexpr) -> list:
         for selector in (LOW_PAIR, HIGH_PAIR):
             pairs.append(_multiply(Uint32(cute.arch.prmt(upper_bytes, 0, selector)), scales, upper))
     return pairs
+
+
+@cute.jit
+def decode_pair(word: Uint32, scales: Uint32, upper: cutlass.Constexpr, index: Int32) -> Uint32:
+    """The pair ``index`` of those that ``decode_word`` returns, chosen at run time."""
+    nibbles = word >> Uint32(index // 2 * 4)
+    upper_bytes = ((nibbles << 1) & MAGNITUDE_AT_EXPONENT) | ((nibbles << 4) & SIGN_OF_NIBBLE_HIGH)
+    selector = LOW_PAIR + index % 2 * (HIGH_PAIR - LOW_PAIR)
+    return _multiply(Uint32(cute.arch.prmt(upper_bytes, 0, selector)), scales, upper)
 
 
 @cute.jit

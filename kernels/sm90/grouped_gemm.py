@@ -16,6 +16,13 @@ Rings (producer -> consumer), full arrivals / empty arrivals:
   packed   LOAD -> MATH, ACTIVATIONS   num_ab_stage   full: 2 + bytes of A, B, SFA, SFB   empty: one a warp
   decoded  ACTIVATIONS -> MATH         2 to 6         full: one a warp of the stage      empty: 8 (one a warp)
 
+Decoded first (``KernelConfig.decode_first``), where many tiles of weights meet the same tokens: a launch before writes the
+tokens in fp16 to global memory (``decode_tokens``). There are 12 warps and no ACTIVATIONS, ``packed`` has weights only, and
+LOAD fills ``decoded`` (``load_decoded``). The two CTAs of a cluster have neighbouring tiles of weights and the same tokens,
+of which each loads half for both:
+  packed   LOAD -> MATH                num_ab_stage   full: 1 + bytes of B, SFB           empty: 8 (one a warp)
+  decoded  LOAD -> MATH of both CTAs   2 to 12        full: 1 + bytes of both loads       empty: 16 (one a warp)
+
 Split-K: the CTAs of a cluster share a tile's K tiles; the first one adds up (``common.split_k``).
 
 Shared memory: ``arch.sm90.SmemPlan``. Tensor maps: kernel parameters, encoded by the host code.
@@ -23,6 +30,7 @@ Shared memory: ``arch.sm90.SmemPlan``. Tensor maps: kernel parameters, encoded b
 Source: PTX ISA 9.1, 9.7.15 (wgmma), 9.7.13.15 (mbarrier), 5.5.7 and 9.7.9.27 (tensor maps), 9.7.19.5 (setmaxnreg).
 """
 
+from dataclasses import replace
 from typing import Literal
 
 import cutlass
@@ -41,8 +49,10 @@ from ..common.output_table import OutputTable
 from ..common.ring import Ring, init_ring
 from ..common.split_k import CHUNK_BYTES, PartialSums
 from .activations import ActivationArgs, run_activations
+from .decode_tokens import DecodeTokens, decoded_atom, decoded_views
 from .epilogue import STAGING_BYTES
 from .load import TOKENS, WEIGHTS, Buffers, LoadArgs, run_load
+from .load_decoded import DecodedArgs, run_load_decoded
 from .math import MathArgs, run_math
 from .operands import make_boxes
 from .warp_schedule import NUM_LOAD_WARPS, WARP_SIZE, WarpSchedule
@@ -103,10 +113,21 @@ class GroupedGemmSm90:
         values = cute.make_tensor(table, cute.make_layout((NUM_COLUMNS, 1 + self.num_groups)))
         rows = range(1, 1 + self.num_groups)
         views_m, views_n = read_operands(values, rows, self.kind.num_b, self.config.swap_ab)
+        groups = read_groups(values, rows, self.form)
+        boxes = make_boxes(self.config)
+        if cutlass.const_expr(self.config.decode_first):
+            decoded = decoded_views(views_n[0], values[Header.WORKSPACE, 0])
+            DecodeTokens(self.form, f"decode_tokens_{self.name}")(groups, views_n[0], decoded, queue)
+            box_rows = self.config.work_tile_mnk[0] // self.config.num_m_cta
+            descriptors = replace(
+                Descriptors.encode(views_m, [], boxes), n=[[decoded_atom(view, box_rows) for view in decoded]]
+            )
+        else:
+            descriptors = Descriptors.encode(views_m, views_n, boxes)
         self.kernel.set_name_prefix(self.name)
         self.kernel(
-            Descriptors.encode(views_m, views_n, make_boxes(self.config)),
-            read_groups(values, rows, self.form),
+            descriptors,
+            groups,
             read_outputs(
                 values,
                 rows,
@@ -117,18 +138,19 @@ class GroupedGemmSm90:
             ),
         ).launch(
             grid=(Int32(values[Header.NUM_CTA, 0]), 1, 1),
-            cluster=(self.config.split_k, 1, 1) if self.config.split_k > 1 else None,
+            cluster=(self.config.cluster_size, 1, 1) if self.config.cluster_size > 1 else None,
             block=(self.schedule.threads_per_cta, 1, 1),
             min_blocks_per_mp=ctas_per_sm(self.config),
             preferred_smem_carveout=SMEM_CARVEOUT_PERCENT,
             stream=queue,
+            use_pdl=self.config.decode_first,
         )
 
     @cute.kernel
     def kernel(self, descriptors: Descriptors, groups, outputs: OutputTable):
         """Allocate, connect, dispatch."""
         config, schedule, plan = self.config, self.schedule, self.smem
-        tiler, num_stage, num_decoded = config.work_tile_mnk, plan.num_ab_stage, plan.num_decoded_stage
+        num_stage, num_decoded = plan.num_ab_stage, plan.num_decoded_stage
         warp_idx = cute.arch.make_warp_uniform(cute.arch.warp_idx())
         if warp_idx == schedule.num_math_warps:
             prefetch_descriptors(descriptors)
@@ -145,7 +167,7 @@ class GroupedGemmSm90:
         buffers = Buffers(
             *(
                 smem.allocate_array(
-                    Uint8, num_stage * stage_bytes, byte_alignment=OPERAND_ALIGN_BYTES
+                    Uint8, max(num_stage * stage_bytes, 16), byte_alignment=OPERAND_ALIGN_BYTES
                 ).toint()
                 for stage_bytes in (
                     plan.num_b * plan.b_stage_bytes,
@@ -167,12 +189,16 @@ class GroupedGemmSm90:
         # Barriers
         if warp_idx == 0:
             with cute.arch.elect_one():
-                init_ring(packed, NUM_LOAD_WARPS, schedule.num_math_warps + schedule.num_activation_warps)
-                writers = schedule.num_activation_warps // stages_of_k_tile(config)
-                init_ring(decoded, writers, schedule.num_math_warps)
+                if cutlass.const_expr(config.decode_first):
+                    init_ring(packed, 1, schedule.num_math_warps)
+                    init_ring(decoded, 1, schedule.num_math_warps * config.num_m_cta)
+                else:
+                    init_ring(packed, NUM_LOAD_WARPS, schedule.num_math_warps + schedule.num_activation_warps)
+                    writers = schedule.num_activation_warps // stages_of_k_tile(config)
+                    init_ring(decoded, writers, schedule.num_math_warps)
                 init_ring(exchange, 1, schedule.num_math_warps)
         cute.arch.mbarrier_init_fence()
-        if cutlass.const_expr(config.split_k > 1):
+        if cutlass.const_expr(config.cluster_size > 1):
             _cluster_barrier()
         else:
             cute.arch.sync_threads()
@@ -191,7 +217,7 @@ class GroupedGemmSm90:
                     groups=groups,
                     outputs=outputs,
                     kind=self.kind,
-                    work_tile_mnk=tiler,
+                    config=config,
                     partial=partial,
                     packed=packed,
                     decoded=decoded,
@@ -203,29 +229,34 @@ class GroupedGemmSm90:
         else:
             cute.arch.setmaxregister_decrease(schedule.other_registers)
             load = LoadArgs(descriptors, buffers, plan, config, groups, packed)
-            if warp_idx < schedule.num_math_warps + schedule.num_activation_warps:
-                run_activations(
-                    ActivationArgs(
-                        a_address=buffers.tokens,
-                        sfa_address=buffers.token_scales,
-                        decoded_address=sDecoded.iterator.toint(),
-                        sfa_stage_bytes=plan.sfa_stage_bytes,
-                        groups=groups,
-                        work_tile_mnk=tiler,
-                        schedule=schedule,
-                        split_k=config.split_k,
-                        packed=packed,
-                        decoded=decoded,
-                        load=load if schedule.shares_load else None,
-                    )
-                )
-            elif cutlass.const_expr(not schedule.shares_load):
+            if cutlass.const_expr(config.decode_first):
                 if warp_idx == schedule.first_load_warp_id + WEIGHTS:
                     run_load(load, WEIGHTS)
                 if warp_idx == schedule.first_load_warp_id + TOKENS:
-                    run_load(load, TOKENS)
+                    run_load_decoded(DecodedArgs(load, decoded, sDecoded.iterator.toint()))
+            else:
+                if warp_idx < schedule.num_math_warps + schedule.num_activation_warps:
+                    run_activations(
+                        ActivationArgs(
+                            a_address=buffers.tokens,
+                            sfa_address=buffers.token_scales,
+                            decoded_address=sDecoded.iterator.toint(),
+                            sfa_stage_bytes=plan.sfa_stage_bytes,
+                            groups=groups,
+                            config=config,
+                            schedule=schedule,
+                            packed=packed,
+                            decoded=decoded,
+                            load=load if schedule.shares_load else None,
+                        )
+                    )
+                elif cutlass.const_expr(not schedule.shares_load):
+                    if warp_idx == schedule.first_load_warp_id + WEIGHTS:
+                        run_load(load, WEIGHTS)
+                    if warp_idx == schedule.first_load_warp_id + TOKENS:
+                        run_load(load, TOKENS)
         # Nobody leaves while another CTA of the cluster may still reach its shared memory.
-        if cutlass.const_expr(config.split_k > 1):
+        if cutlass.const_expr(config.cluster_size > 1):
             _cluster_barrier()
 
 

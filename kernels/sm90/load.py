@@ -9,13 +9,14 @@ from cutlass import Int32, Int64
 from nvfp4_cute.arch.sm90 import SF_BLOCK_ROWS, SmemPlan
 from nvfp4_cute.config import KernelConfig
 
+from ..common.group_table import WorkTile
 from ..common.operand_maps import Descriptors, descriptor_addresses
 from ..common.ring import PRODUCER_PHASE, Ring, next_stage
-from ..common.sides import mma_sides
+from ..common.sides import TileSide, mma_sides
 from ..common.split_k import k_tiles_of_cta
 from ..common.tma_load import EVICT_FIRST, EVICT_LAST, tma_load
 from .operands import SF_ATOMS
-from .tile_walk import TileWalk, start_walk
+from .tile_walk import TileWalk, start_walk, tile_of_cta
 
 # Operands, each loaded by a warp of its own.
 WEIGHTS, TOKENS = 0, 1
@@ -79,7 +80,7 @@ def run_load(args: LoadArgs, side: cutlass.Constexpr):
 @cute.jit
 def first_place(args: LoadArgs, side: cutlass.Constexpr) -> LoadPlace:
     """Where the CTA starts with ``side``, ``WEIGHTS`` or ``TOKENS``."""
-    cursor, walk = start_walk(args.groups, args.config.work_tile_mnk, args.config.split_k)
+    cursor, walk = start_walk(args.groups, args.config)
     return _skip_done(args, side, _enter_tile(args, side, cursor, walk, Int32(0), Int32(PRODUCER_PHASE)))
 
 
@@ -88,8 +89,8 @@ def _enter_tile(
     args: LoadArgs, side: cutlass.Constexpr, cursor: tuple, walk: TileWalk, stage: Int32, phase: Int32
 ) -> LoadPlace:
     """The first K tile of the tile at the cursor."""
-    tile, maps = args.groups.tile(cursor, args.config.work_tile_mnk), args.descriptors
-    rows = mma_sides(args.config, tile)[side]
+    tile, maps = tile_of_cta(args.groups, cursor, args.config), args.descriptors
+    rows = sides_of_cta(args.config, tile)[side]
     first, count = k_tiles_of_cta(tile.k_tile_cnt, args.config.split_k)
     return LoadPlace(
         cursor,
@@ -106,6 +107,11 @@ def _enter_tile(
         stage,
         phase,
     )
+
+
+def sides_of_cta(config: KernelConfig, tile: WorkTile) -> tuple[TileSide, TileSide]:
+    """Of one CTA's tile: the part with weights and the one with tokens."""
+    return mma_sides(replace(config, decode_first=False), tile)
 
 
 @cute.jit

@@ -13,6 +13,7 @@ from cutlass import Float16, Float32, Int32, Uint32
 from cutlass.cute.nvgpu import OperandMajorMode, warpgroup
 
 from nvfp4_cute.arch.sm90 import SLABS, token_counts
+from nvfp4_cute.config import KernelConfig
 
 from ..common.output_kind import OutputKind
 from ..common.output_table import OutputTable
@@ -22,7 +23,7 @@ from .activations import SLAB_ROW_BYTES
 from .decode import decode_scales, decode_word
 from .epilogue import store_tile
 from .operands import SF_ATOM_BYTES, load_shared, load_shared_half, tokens_multiplied
-from .tile_walk import start_walk
+from .tile_walk import start_walk, tile_of_cta
 from .warp_schedule import GROUP_THREADS
 from .weight_rows import LaneRows, lane_rows
 
@@ -61,7 +62,7 @@ class MathArgs:
     groups: object
     outputs: OutputTable
     kind: OutputKind
-    work_tile_mnk: tuple
+    config: KernelConfig
     partial: PartialSums
     packed: Ring
     decoded: Ring
@@ -99,16 +100,16 @@ class Weights:
 @cute.jit
 def run_math(args: MathArgs):
     """For each tile: accumulate its K tiles, then scale, convert and store."""
-    groups, tiler = args.groups, args.work_tile_mnk
+    groups, tiler = args.groups, args.config.work_tile_mnk
     tile_m = tiler[0]
     # Value 4i + 2h + e: weight row h * 8 below the lane's first, token 8i + 2 * (lane % 4) + e.
     acc = cute.make_rmem_tensor(tile_m // 2, Float32)
     stage, phase = Int32(0), Int32(CONSUMER_PHASE)
     in_stage, in_phase = Int32(0), Int32(CONSUMER_PHASE)
     turn = Int32(0)
-    cursor, walk = start_walk(groups, tiler, args.partial.split)
+    cursor, walk = start_walk(groups, args.config)
     while groups.has_tile(cursor):
-        tile = groups.tile(cursor, tiler)
+        tile = tile_of_cta(groups, cursor, args.config)
         _, k_tile_cnt = k_tiles_of_cta(tile.k_tile_cnt, args.partial.split)
         rows = lane_rows(args.kind, tile, cute.arch.thread_idx()[0] % 4)
         stage, phase, in_stage, in_phase = _accumulate(
@@ -152,7 +153,7 @@ def _accumulate(
     in_phase: Int32,
 ):
     """Sum the K tiles of one work tile, of whose tokens so many are multiplied, into as many registers of ``acc``."""
-    tile_m = args.work_tile_mnk[0]
+    tile_m = args.config.work_tile_mnk[0]
     acc.fill(0.0)
     weights = Weights(
         cute.make_rmem_tensor((UNIT_WORDS, LANE_ROWS), Uint32), cute.make_rmem_tensor(LANE_ROWS, Uint32)
@@ -184,13 +185,13 @@ def _accumulate(
             warpgroup.wait_group(1)
             if cutlass.const_expr(slab % slabs_of_stage == 0):
                 if k_tile_idx + slab > 0:
-                    arrive_warp(args.decoded.empty(last_stage))
+                    arrive_warp(args.decoded.empty(last_stage), args.config.num_m_cta)
             if cutlass.const_expr(slab % slabs_of_stage == slabs_of_stage - 1):
                 last_stage = in_stage
                 in_stage, in_phase = next_stage(args.decoded, in_stage, in_phase)
     warpgroup.wait_group(0)
     if k_tile_cnt > 0:
-        arrive_warp(args.decoded.empty(last_stage))
+        arrive_warp(args.decoded.empty(last_stage), args.config.num_m_cta)
     return stage, phase, in_stage, in_phase
 
 
@@ -255,7 +256,7 @@ def _make_part(args: MathArgs, acc: cute.Tensor, first: int, tokens: int) -> tup
     sB = decoded_tensor(
         args.decoded_ptr + first * SLAB_ROW_BYTES // 2,
         tokens,
-        args.work_tile_mnk[0],
+        args.config.work_tile_mnk[0],
         SLABS // args.stages_of_k_tile,
         args.decoded.num_stages,
     )

@@ -12,6 +12,8 @@ MAX_ACTIVATION_WARPS = 2 * WARPS_PER_GROUP
 # One for the weights, one for the tokens.
 NUM_LOAD_WARPS = 2
 NUM_WARPS = 16
+# Where no warp decodes tokens: as many as fill a warpgroup beside the two of MATH.
+NUM_WARPS_DECODED = 12
 # Rows of tokens and words of eight values that an ACTIVATIONS warp decodes at a time: of these words a K tile has four, and
 # a stage of decoded tokens those of one or both of its slabs.
 LANES_OF_WORD = 8
@@ -19,15 +21,15 @@ LANES_OF_WORD = 8
 
 @dataclass(frozen=True)
 class WarpSchedule:
-    """Warps 0-7: two MATH warpgroups. From 8 on: ACTIVATIONS, at most 8. LOAD: the last two of 16, or, where ACTIVATIONS
+    """Warps 0-7: two MATH warpgroups. From 8 on: ACTIVATIONS, at most 8. LOAD: the last two of all, or, where ACTIVATIONS
     take those, two of them besides: accumulators of large tiles need the registers that more warps would take.
 
-    Registers of a thread: a launch of 16 warps gives each 128, or 64 where two CTAs share an SM; MATH takes over what the
-    others give up (PTX ISA, setmaxnreg: multiples of 8, the same in every warp of a warpgroup).
+    Registers of a thread: a launch of 16 warps gives each 128, or 64 where two CTAs share an SM, one of 12 gives 168; MATH
+    takes over what the others give up (PTX ISA, setmaxnreg: multiples of 8, the same in every warp of a warpgroup).
 
     Attributes:
-        num_activation_warps: no more than there are steps of tokens. Where each slab of a K tile is a stage, half of them
-            for each slab.
+        num_activation_warps: no more than there are steps of tokens, and none where tokens come decoded. Where each slab of
+            a K tile is a stage, half of them for each slab.
         step_tokens: tokens that an ACTIVATIONS warp decodes at a time, of a slab or of both.
     """
 
@@ -38,9 +40,21 @@ class WarpSchedule:
 
     num_math_groups = 2
     num_math_warps = WARPS_PER_GROUP * num_math_groups
-    threads_per_cta = WARP_SIZE * NUM_WARPS
-    # The first of the two of LOAD.
-    first_load_warp_id = NUM_WARPS - NUM_LOAD_WARPS
+
+    @property
+    def num_warps(self) -> int:
+        """Warps of a CTA."""
+        return NUM_WARPS if self.num_activation_warps else NUM_WARPS_DECODED
+
+    @property
+    def threads_per_cta(self) -> int:
+        """Threads to launch."""
+        return WARP_SIZE * self.num_warps
+
+    @property
+    def first_load_warp_id(self) -> int:
+        """The first of the two of LOAD."""
+        return self.num_warps - NUM_LOAD_WARPS
 
     @property
     def shares_load(self) -> bool:
@@ -51,5 +65,7 @@ class WarpSchedule:
     def of(cls, config: KernelConfig) -> "WarpSchedule":
         """The schedule of a config."""
         step_tokens = LANES_OF_WORD * stages_of_k_tile(config)
+        if config.decode_first:
+            return cls(0, step_tokens, 232, 40)
         num_activation_warps = min(-(-config.work_tile_mnk[0] // step_tokens), MAX_ACTIVATION_WARPS)
         return cls(num_activation_warps, step_tokens, *((88, 40) if ctas_per_sm(config) == 2 else (200, 56)))

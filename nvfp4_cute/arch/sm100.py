@@ -6,7 +6,7 @@ Limits: CUDA C++ programming guide, technical specifications (227 KiB of shared 
 
 from dataclasses import dataclass, replace
 
-from nvfp4_cute.arch.base import INTERLEAVE, operands_on_sides
+from nvfp4_cute.arch.base import DECODED_BY_THE_MMA, INTERLEAVE, operands_on_sides
 from nvfp4_cute.config import KernelConfig
 from nvfp4_cute.scale_layout import SF_VEC_SIZE
 
@@ -236,6 +236,8 @@ def resolve(config: KernelConfig, num_b: int = 1) -> KernelConfig:
 
 def unsupported_reason(config: KernelConfig, num_b: int = 1) -> str | None:
     """Why this family cannot build ``config``, with the nearest legal value; None where it can."""
+    if config.decode_first:
+        return DECODED_BY_THE_MMA
     m, n, k = config.cta_tile_shape_mnk
     if m != MMA_CTA_M:
         return f"cta_tile_shape_mnk={config.cta_tile_shape_mnk}: a CTA holds {MMA_CTA_M} rows of the MMA; use M tile 128"

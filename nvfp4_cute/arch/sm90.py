@@ -32,6 +32,8 @@ TOKEN_CHOICES = (8, 16, 32, 64, 80, 96, 112, 128, 160, 192, 256)
 SPLITS = {1: MAX_TILE_TOKENS, 2: 128, 4: 64}
 # The least number of tokens that MMAs are generated for in larger tiles, and what is between two of them.
 LEAST_TOKENS, TOKEN_STEP = 32, 32
+# Of tiles whose tokens come decoded: half of them are whole swizzle atoms.
+PAIR_TOKEN_STEP = 16
 # What ``choose`` chooses from. Where weights are interleaved a tile has as many rows, of both.
 CANDIDATES = tuple(
     replace(DEFAULT_CONFIG, cta_tile_shape_mnk=(TILE_WEIGHTS, tokens, TILE_K), split_k=split)
@@ -44,6 +46,8 @@ DUAL_CANDIDATES = tuple(
     replace(config, cta_tile_shape_mnk=(TILE_WEIGHTS // 2, *config.cta_tile_shape_mnk[1:]))
     for config in CANDIDATES
 )
+# Tokens of the tiles with ``decode_first`` that tuning tries.
+DECODE_FIRST_TOKENS = (64, 96, 128, 160, 192, 256)
 # Model of a CTA's time, fitted to an H200's times (8 to 256 tokens, K of 4096 to 16384): a tile, a K
 # tile, and what tokens add to that; of tiles small enough for two CTAs an SM; what these take longer where there are two;
 # and what it takes to add up the sums of several CTAs.
@@ -71,7 +75,7 @@ class SmemPlan:
     """Bytes of one stage, by operand, and of all stages. Plain integers, printable.
 
     Attributes:
-        a_stage_bytes, b_stage_bytes: packed e2m1 of tokens and of each operand with weights.
+        a_stage_bytes, b_stage_bytes: packed e2m1 of tokens, if any, and of each operand with weights.
         sfa_stage_bytes, sfb_stage_bytes: their scales, in whole blocks of 128 rows.
         decoded_stage_bytes: the tokens in fp16, of a K tile or half of one.
         num_ab_stage, num_decoded_stage: stages of packed operands, of decoded tokens.
@@ -124,7 +128,7 @@ def stages_of_k_tile(config: KernelConfig) -> int:
 
 def ctas_per_sm(config: KernelConfig) -> int:
     """CTAs that share an SM."""
-    return 2 if config.work_tile_mnk[0] <= PAIRED_TILE_TOKENS else 1
+    return 2 if config.work_tile_mnk[0] <= PAIRED_TILE_TOKENS and not config.decode_first else 1
 
 
 def smem_capacity_bytes(config: KernelConfig) -> int:
@@ -135,7 +139,7 @@ def smem_capacity_bytes(config: KernelConfig) -> int:
 
 def smem_plan(config: KernelConfig, num_b: int = 1) -> SmemPlan:
     """Shared memory of ``config``. ``num_ab_stage=None`` is resolved to as many stages as fit."""
-    m, n, k = config.work_tile_mnk
+    n, m, k = config.cta_tile_shape_mnk
     sf_block_bytes, capacity = SF_BLOCK_ROWS * k // SF_VEC_SIZE, smem_capacity_bytes(config)
     plan = SmemPlan(
         a_stage_bytes=m * k // 2,
@@ -148,8 +152,11 @@ def smem_plan(config: KernelConfig, num_b: int = 1) -> SmemPlan:
         partial_bytes=(config.split_k - 1) * m * TILE_WEIGHTS * FP32_BYTES,
         num_b=num_b,
     )
-    for k_tiles in range(MIN_DECODED_K_TILES, MAX_DECODED_K_TILES + 1):
-        wider = replace(plan, num_decoded_stage=k_tiles * stages_of_k_tile(config))
+    most, step = MAX_DECODED_K_TILES * stages_of_k_tile(config), stages_of_k_tile(config)
+    if config.decode_first:  # None is packed, and all that fit are loaded ahead.
+        plan, most, step = replace(plan, a_stage_bytes=0, sfa_stage_bytes=0), MAX_AB_STAGE, 1
+    for num_decoded_stage in range(plan.num_decoded_stage + step, most + 1, step):
+        wider = replace(plan, num_decoded_stage=num_decoded_stage)
         if wider.total_bytes <= capacity:
             plan = wider
     if config.num_ab_stage is None:
@@ -175,6 +182,14 @@ def candidates(
     """
     tried = CANDIDATES if num_b == 1 else DUAL_CANDIDATES
     return tuple(config for config in tried if not is_quantized or quantized_reason(config) is None)
+
+
+def unmodelled_candidates(num_b: int = 1) -> tuple[KernelConfig, ...]:
+    """What tuning on a GPU tries besides: its time was not measured yet, so that ``choose`` has no model of it."""
+    return tuple(
+        replace(DEFAULT_CONFIG, cta_tile_shape_mnk=(TILE_WEIGHTS // num_b, tokens, TILE_K), decode_first=True)
+        for tokens in DECODE_FIRST_TOKENS
+    )
 
 
 def choose(
@@ -248,6 +263,16 @@ def unsupported_reason(config: KernelConfig, num_b: int = 1) -> str | None:
         return (
             f"cta_tile_shape_mnk={config.cta_tile_shape_mnk}: tokens are on MMA-N, a multiple of 8 from 8 to "
             f"{MAX_TOKENS_OF_WHOLE_STAGES}, of 16 up to {MAX_TILE_TOKENS}; use N tile {nearest}"
+        )
+    if config.decode_first and (n < LEAST_TOKENS or n % PAIR_TOKEN_STEP):
+        nearest = max(-(-n // PAIR_TOKEN_STEP) * PAIR_TOKEN_STEP, LEAST_TOKENS)
+        return (
+            f"decode_first with N tile {n}: each CTA of a pair loads half of the tokens, whole swizzle atoms of 8 rows, and "
+            f"tiles of less than {LEAST_TOKENS} are not built; use N tile {nearest}"
+        )
+    if config.decode_first and config.split_k > 1:
+        return (
+            f"decode_first with split_k={config.split_k}: clusters are pairs that share tokens; use split_k=1"
         )
     if k != TILE_K:
         return (

@@ -12,6 +12,7 @@ from nvfp4_cute.launch import Plan, make_plan
 from nvfp4_cute.problem import GroupedOperands, GroupedProblem
 from nvfp4_cute.targets import arch_of_capability, gpu_of
 from nvfp4_cute.task import Task
+from nvfp4_cute.workspace import attach
 
 
 def arch_of_device(device: torch.device) -> str:
@@ -58,8 +59,9 @@ def run_task(task: Task) -> None:
     kernel = kernel_for(task)
     table = task.table()
     with torch.cuda.device(device):
-        queue = cuda.CUstream(torch.cuda.current_stream(device).cuda_stream)
-        kernel.function(table_pointer(table.ctypes.data), queue)
+        queue = torch.cuda.current_stream(device).cuda_stream
+        _held = attach(kernel, table, device, queue)
+        kernel.function(table_pointer(table.ctypes.data), cuda.CUstream(queue))
 
 
 def kernel_for(task: Task) -> CompiledKernel:

@@ -7,11 +7,12 @@ from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 import torch
 
 from nvfp4_cute import tuned
 from nvfp4_cute.cache import get_kernel
-from nvfp4_cute.compile import table_pointer
+from nvfp4_cute.compile import CompiledKernel, table_pointer
 from nvfp4_cute.config import KernelConfig
 from nvfp4_cute.emulator.driver import Emulator
 from nvfp4_cute.emulator.launch_shim import prepare_cutlass
@@ -22,6 +23,7 @@ from nvfp4_cute.problem import GroupedOperands, GroupedProblem
 from nvfp4_cute.targets import B200, Target
 from nvfp4_cute.task import Task
 from nvfp4_cute.timing_constants import constants_of
+from nvfp4_cute.workspace import attach
 
 # Native host code of any thread launches on the emulator that became the process's device last.
 _one_at_a_time = threading.RLock()
@@ -137,6 +139,7 @@ def run(
             emulator.add_range(name, address, _span_bytes(tensor), address in written)
         if observer.work_of is not None:
             emulator.expect(observer.work_of(plan, operands))
+        _attach(emulator, plan.kernel, plan.table(operands), operands.device)
         plan.launch(operands)
     observer.plans.append(plan)
 
@@ -157,7 +160,15 @@ def run_task(task: Task, target: Target = B200) -> None:
         if observer.work_of is not None:
             emulator.expect(observer.work_of(task, None))
         table = task.table()
+        _attach(emulator, kernel, table, task.device)
         kernel.function(table_pointer(table.ctypes.data), cuda.CUstream(0))
+
+
+def _attach(emulator: Emulator, kernel: CompiledKernel, table: np.ndarray, device: torch.device) -> None:
+    """Have the emulator and the launch table know the memory that the kernel's launches hand on, if any."""
+    found = attach(kernel, table, device, 0)
+    if found is not None:
+        emulator.add_range("workspace", found.address, found.nbytes, True)
 
 
 @contextmanager

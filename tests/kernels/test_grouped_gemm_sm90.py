@@ -6,10 +6,10 @@ import cases
 import device_groups_check
 import pytest
 import torch
-from oracle import assert_bitwise_equal, bits, poisoned, repro_line
+from oracle import assert_bitwise_equal, bits, repro_line
+from sm90_check import EMULATED, ROWS, assert_same_bits_in_every_launch, config, run
 
-from nvfp4_cute import KernelConfig, grouped_gemm
-from nvfp4_cute.arch import sm90
+from nvfp4_cute import grouped_gemm
 from nvfp4_cute.backends.emulator import observe
 from nvfp4_cute.cache import get_kernel
 from nvfp4_cute.compile import KernelKey
@@ -17,31 +17,6 @@ from nvfp4_cute.errors import ConfigError
 from nvfp4_cute.formats import decode_e2m1, decode_e4m3
 from nvfp4_cute.reference import expand_operand, grouped_gemm_reference
 from nvfp4_cute.scale_layout import to_blocked
-
-EMULATED = "emulator:sm_90a"
-
-
-def config(tokens, **settings):
-    return KernelConfig((sm90.TILE_WEIGHTS, tokens, sm90.TILE_K), num_acc_stage=1, swap_ab=True, **settings)
-
-
-def on_gpu(tensor):
-    """The same values with the same row pitch."""
-    if tensor.ndim < 2 or tensor.shape[0] < 2:
-        return tensor.cuda()
-    buffer = torch.empty((tensor.shape[0], tensor.stride(0)), dtype=tensor.dtype, device="cuda")
-    return buffer[:, : tensor.shape[1]].copy_(tensor)
-
-
-def run(case, operands, backend, chosen=None):
-    """Outputs of one backend, written into poisoned buffers."""
-    out = [poisoned(m, n, dtype=case.out_dtype) for m, n, _ in case.sizes]
-    lists, alpha = list(operands)[:4], operands.alpha
-    if backend == "cuda":
-        out, lists = [t.cuda() for t in out], [[on_gpu(t) for t in tensors] for tensors in lists]
-        alpha = None if alpha is None else alpha.cuda()
-    grouped_gemm(*lists, alpha=alpha, out=out, out_dtype=case.out_dtype, backend=backend, config=chosen)
-    return [t.cpu() for t in out]
 
 
 def error_bound(case, operands, expected):
@@ -181,31 +156,7 @@ def test_k_tiles_of_several_ctas_on_the_gpu(tokens, split):
 @pytest.mark.parametrize(("tokens", "split"), [(32, 4), (8, 4), (128, 1), (256, 1)])
 def test_every_launch_gives_the_same_bits_on_the_gpu(tokens, split):
     """Rings whose stages are filled again as soon as they are released: what still reads one reads other values."""
-    m, n, k = 512, 4096, 8192
-    generator = torch.Generator("cuda").manual_seed(0)
-    a, b = (
-        torch.randint(0, 256, (rows, k // 2), dtype=torch.uint8, device="cuda", generator=generator)
-        for rows in (m, n)
-    )
-    # Scales of 1 to 1.875: sums of values that differ by little, and so change with any of them.
-    a_scale, b_scale = (
-        torch.randint(0x38, 0x40, (rows * k // 16,), dtype=torch.uint8, device="cuda", generator=generator)
-        for rows in (m, n)
-    )
-    values = [expand_operand(x, s, "blocked").half() for x, s in ((a, a_scale), (b, b_scale))]
-    expected = (values[0] @ values[1].T).float()
-    outs = []
-    for _ in range(40):
-        outs += grouped_gemm(
-            [a], [b], [a_scale], [b_scale], out_dtype=torch.float32, config=config(tokens, split_k=split)
-        )
-    # torch's sums are rounded to float16, by 2^-11 of theirs at most.
-    torch.testing.assert_close(outs[0], expected, rtol=2.0**-10, atol=expected.abs().max().item() * 2.0**-10)
-    assert not [i for i, out in enumerate(outs) if not torch.equal(out, outs[0])]
-
-
-# Groups of no rows first and last; groups that end within a tile, and on its edge; tiles that begin within a scale block.
-ROWS = (0, 40, 96, 1, 130, 0)
+    assert_same_bits_in_every_launch(config(tokens, split_k=split))
 
 
 @pytest.mark.parametrize("form", ["ragged", "masked"])

@@ -1,0 +1,67 @@
+"""LOAD role where tokens come decoded (``decode_tokens``): fill the ring of decoded tokens straight from global memory.
+
+The two CTAs of a cluster multiply the same tokens by neighbouring weights: each loads half of a stage's tokens for both.
+"""
+
+from dataclasses import dataclass
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import Int32
+
+from nvfp4_cute.arch.sm90 import SLABS, stages_of_k_tile
+
+from ..common.operand_maps import descriptor_addresses
+from ..common.ring import PRODUCER_PHASE, Ring, next_stage
+from ..common.tma_load import EVICT_LAST, tma_load
+from .activations import SLAB_ROW_BYTES
+from .load import TOKENS, LoadArgs, sides_of_cta
+from .tile_walk import start_walk, tile_of_cta
+
+
+@dataclass(frozen=True)
+class DecodedArgs:
+    """What the loading warp reads.
+
+    Attributes:
+        load: what it shares with the one of the weights.
+        decoded: full: 1 + bytes of both CTAs' loads. empty: one a MATH warp of both CTAs.
+        decoded_address: shared address of the decoded tokens: (STAGE, SLAB, TOKEN, 128 bytes), or a slab a stage.
+    """
+
+    load: LoadArgs
+    decoded: Ring
+    decoded_address: Int32
+
+
+@cute.jit
+def run_load_decoded(args: DecodedArgs):
+    """Load this CTA's half of the tokens of every stage, as soon as it is empty in both CTAs, into both."""
+    groups, config, decoded = args.load.groups, args.load.config, args.decoded
+    tokens, stage_bytes = config.work_tile_mnk[0], args.load.smem.decoded_stage_bytes
+    num_cta, stages = config.num_m_cta, stages_of_k_tile(config)
+    part = tokens // num_cta
+    first = cute.arch.block_idx_in_cluster() * part
+    both = Int32((1 << num_cta) - 1)
+    # What the launch before wrote. Every CTA waits, with or without a tile, so that none of it is left when this one ends.
+    cute.arch.griddepcontrol_wait()
+    stage, phase = Int32(0), Int32(PRODUCER_PHASE)
+    cursor, walk = start_walk(groups, config)
+    while groups.has_tile(cursor):
+        tile = tile_of_cta(groups, cursor, config)
+        rows = sides_of_cta(config, tile)[TOKENS]
+        row, batch = Int32(rows.origin.row + rows.first_row) + first, Int32(rows.origin.batch)
+        (descriptor,) = descriptor_addresses(args.load.descriptors.n, tile.slot)
+        for index in cutlass.range(tile.k_tile_cnt * stages, unroll=1):
+            cute.arch.mbarrier_wait(decoded.empty(stage), phase)
+            full = decoded.full(stage)
+            at = args.decoded_address + stage * stage_bytes + first * SLAB_ROW_BYTES
+            with cute.arch.elect_one():
+                cute.arch.mbarrier_arrive_and_expect_tx(full, stage_bytes)
+                for slab in cutlass.range_constexpr(SLABS // stages):
+                    k = (index * (SLABS // stages) + slab) * (SLAB_ROW_BYTES // 2)
+                    target = at + slab * (tokens * SLAB_ROW_BYTES)
+                    tma_load(target, descriptor, (k, row, batch), full.toint(), EVICT_LAST, 1, both)
+            stage, phase = next_stage(decoded, stage, phase)
+        cursor = groups.next_cursor(cursor, walk.step, config.work_tile_mnk)
+        walk = walk.turned()

@@ -1,0 +1,262 @@
+"""The sm_90a grouped GEMM whose tokens a launch before decodes, against the reference and the kernel that decodes them itself."""
+
+from concurrent.futures import ThreadPoolExecutor
+
+import cases
+import device_groups_check
+import pytest
+import torch
+from oracle import assert_bitwise_equal, bits
+from sm90_check import EMULATED, ROWS, assert_same_bits_in_every_launch, config, run
+
+from nvfp4_cute import KernelConfig, dequantize, gemm, grouped_dual_gemm, grouped_gemm, workspace
+from nvfp4_cute.arch import ARCHS, sm90
+from nvfp4_cute.backends.emulator import observe
+from nvfp4_cute.cache import get_kernel
+from nvfp4_cute.compile import KernelKey
+from nvfp4_cute.errors import ConfigError
+from nvfp4_cute.reference import expand_operand
+
+
+def first(tokens, **settings):
+    return config(tokens, decode_first=True, **settings)
+
+
+# A group of no rows, tiles of an odd number of 128 weights, the last one small, ends of K within a K tile and half of it.
+LIST = cases.Case(
+    "list", ((60, 264, 288), (0, 64, 128), (9, 136, 144), (20, 8, 208)), 7, has_alpha=True, padding="nan"
+)
+SLOW = pytest.mark.slow
+
+
+@pytest.mark.parametrize(
+    ("chosen", "mode"),
+    [
+        (first(48, num_cta=2), "random:1"),
+        pytest.param(first(32), "eager", marks=SLOW),
+        pytest.param(first(64, num_ab_stage=2), "lazy", marks=SLOW),
+        pytest.param(first(160, num_cta=2), "random:2", marks=SLOW),
+        pytest.param(first(256), "random:3", marks=SLOW),
+    ],
+    ids=str,
+)
+def test_list(chosen, mode):
+    operands = cases.make_operands(LIST)
+    with observe(mode=mode, check=True) as observer:
+        actual = run(LIST, operands, EMULATED, chosen)
+    assert [stats.launches for stats in observer.stats] == [2]
+    for got, want in zip(actual, run(LIST, operands, "reference"), strict=True):
+        assert_bitwise_equal(got, want)
+
+
+@pytest.mark.parametrize("form", ["ragged", pytest.param("masked", marks=SLOW)])
+@pytest.mark.parametrize(
+    ("chosen", "mode"),
+    [(first(64, num_cta=2), "random:1"), pytest.param(first(192), "lazy", marks=SLOW)],
+    ids=str,
+)
+def test_sizes_on_the_device(form, chosen, mode):
+    arguments = device_groups_check.operands(form, ROWS, n=200, k=320, slack=9)
+    expected = device_groups_check.run(arguments, "reference")
+    with observe(mode=mode, check=True):
+        actual = device_groups_check.run(arguments, EMULATED, config=chosen)
+    assert torch.equal(bits(actual), bits(expected))
+
+
+@pytest.mark.slow
+def test_a_batch():
+    case = cases.Case("batch", ((150, 200, 288),) * 3, has_alpha=True)
+    a, b, a_scale, b_scale, alpha = cases.make_operands(case)
+    operands = [torch.stack(a).permute(1, 2, 0), torch.stack(b).permute(1, 2, 0)]
+    operands += [torch.stack(scale).unflatten(1, (-1, 5, 32, 4, 4)) for scale in (a_scale, b_scale)]
+    with observe(mode="random:1", check=True) as observer:
+        actual = gemm(*operands, alpha, backend=EMULATED, config=first(96, num_cta=2))
+    assert [plan.problem.form for plan in observer.plans] == ["batched"]
+    assert_bitwise_equal(actual, gemm(*operands, alpha, backend="reference"))
+
+
+def decoded(a, a_scale):
+    """Decoded rows as the kernel orders them: (rows, K rounded up), fp16."""
+    values = expand_operand(a, a_scale, "blocked") * 2.0**-14
+    values = torch.nn.functional.pad(values, (0, -values.shape[1] % sm90.TILE_K))
+    # A K tile: four units of four words of eight values. It becomes a chunk of two values a unit for every word and pair.
+    units = values.view(len(values), -1, 4, 4, 8)[..., [[0, 2], [4, 6], [1, 3], [5, 7]]]
+    return units.permute(0, 1, 3, 4, 2, 5).reshape(len(values), -1).half()
+
+
+@pytest.mark.parametrize("form", ["ragged", pytest.param("masked", marks=SLOW)])
+def test_what_the_first_launch_writes(form, monkeypatch):
+    """Every row of a group, zeros behind K, and nothing else."""
+    monkeypatch.setattr(workspace, "_in_use", {})
+    arguments = device_groups_check.operands(form, ROWS, n=8, k=352, slack=9)
+    batches, rows, pitch = (1 if form == "ragged" else len(ROWS)), arguments["a"].shape[-2], 384
+    memory = workspace.take(None, 0, batches * rows * pitch * 2).memory.fill_(0xFF).view(torch.float16)
+    expected = memory.clone().view(batches, rows, pitch)
+    with observe(mode="random:1", check=True):
+        device_groups_check.run(arguments, EMULATED, config=first(64, num_cta=2))
+    row = block = 0
+    for group, m in enumerate(ROWS):
+        if m and form == "ragged":
+            scale = arguments["a_scale"].view(-1, 6 * 512)[block : block + -(-m // 128)].reshape(-1)
+            expected[0, row : row + m] = decoded(arguments["a"][row : row + m], scale)
+        elif m:
+            scale = arguments["a_scale"][group][: -(-m // 128) * 6 * 512]
+            expected[group, :m] = decoded(arguments["a"][group, :m], scale)
+        row, block = row + m, block + -(-m // 128)
+    assert torch.equal(bits(memory), bits(expected.view(-1)))
+
+
+@pytest.mark.slow
+def test_sums_are_those_of_the_kernel_that_decodes_by_itself():
+    """Rounded ones, too; from memory that has to grow, and from more than is needed."""
+    for sizes in (((20, 136, 640),), ((130, 136, 640), (40, 128, 288)), ((20, 136, 640),)):
+        case = cases.Case("wide", sizes, 5, torch.float32, has_alpha=True, kind="wide")
+        operands = cases.make_operands(case)
+        expected = run(case, operands, EMULATED, config(64))
+        for got, want in zip(run(case, operands, EMULATED, first(64)), expected, strict=True):
+            assert_bitwise_equal(got, want)
+
+
+@pytest.mark.slow
+def test_two_products():
+    """Of two operands, a tile that begins within a scale block among them."""
+    sizes = ((70, 136, 256), (3, 192, 288))
+    a, b, a_scale, b_scale, _ = cases.make_operands(cases.Case("dual", sizes, 5))
+    _, b2, _, b2_scale, _ = cases.make_operands(cases.Case("dual", sizes, 6))
+    alphas = [[2.0**-7] * 2, [-(2.0**-6)] * 2]
+    expected, actual = (
+        grouped_dual_gemm(
+            a,
+            b,
+            b2,
+            a_scale,
+            b_scale,
+            b2_scale,
+            *alphas,
+            backend=EMULATED,
+            config=KernelConfig.from_name(name),
+        )
+        for name in ("t64x64x128_s0a1_swap", "t64x64x128_s0a1_swap_pre_p4")
+    )
+    for got, want in zip(actual, expected, strict=True):
+        assert_bitwise_equal(got, want)
+
+
+@pytest.mark.slow
+def test_quantized_results():
+    case = cases.Case("quantized", ((70, 272, 256), (3, 64, 288)), 5)
+    *operands, _ = cases.make_operands(case)
+    expected, actual = (
+        grouped_gemm(*operands, out_dtype="nvfp4", backend=EMULATED, config=chosen)
+        for chosen in (config(64), first(64))
+    )
+    for got, want in zip(actual, expected, strict=True):
+        assert torch.equal(got.data, want.data)
+        assert torch.equal(dequantize(got), dequantize(want))
+
+
+@pytest.mark.parametrize("tokens", [64, *(pytest.param(n, marks=SLOW) for n in (32, 128, 192, 256))])
+@pytest.mark.parametrize("form", ["list", pytest.param("ragged", marks=SLOW)])
+def test_machine_code(tokens, form):
+    """No spills in either kernel; tokens are multicast, and only the warp that loads them waits for the launch before."""
+    kernel = get_kernel(KernelKey.make("sm_90a", first(tokens), 2, torch.float16, True, form))
+    assert kernel.resources.stack_bytes == 0
+    assert kernel.ptx.count(".entry") == 2
+    assert (
+        kernel.ptx.count("griddepcontrol.launch_dependents") == kernel.ptx.count("griddepcontrol.wait") == 1
+    )
+    assert ".multicast::cluster" in kernel.ptx
+
+
+@pytest.mark.parametrize(
+    "chosen, fix",
+    [
+        (first(16), "use N tile 32"),
+        (first(40), "use N tile 48"),
+        (first(64, split_k=2), "use split_k=1"),
+        (first(64, num_cta=1), "launch at least as many"),
+        (first(128, num_ab_stage=40), "use 1 to 6"),
+    ],
+    ids=str,
+)
+def test_a_refused_config_says_why(chosen, fix):
+    with pytest.raises(ConfigError, match=fix):
+        KernelKey.make("sm_90a", chosen, 1, torch.float16, False)
+
+
+@pytest.mark.parametrize("arch", [arch for arch in ARCHS if arch not in sm90.ARCHS])
+def test_where_nothing_is_decoded_it_is_refused(arch):
+    with pytest.raises(ConfigError, match="decode_first: .* leave it False"):
+        KernelKey.make(arch, KernelConfig((128, 128, 256), decode_first=True), 1, torch.float16, False)
+
+
+GPU = pytest.mark.gpu("sm_90a")
+
+
+@GPU
+@pytest.mark.parametrize("tokens", [32, 48, 64, 96, 128, 160, 192, 240, 256])
+def test_list_on_the_gpu(tokens):
+    operands = cases.make_operands(LIST)
+    actual = run(LIST, operands, "cuda", first(tokens))
+    for got, want in zip(actual, run(LIST, operands, "reference"), strict=True):
+        assert_bitwise_equal(got, want)
+
+
+@GPU
+@pytest.mark.parametrize("tokens", [64, 128, 256])
+def test_every_launch_gives_the_same_bits_on_the_gpu(tokens):
+    assert_same_bits_in_every_launch(first(tokens))
+
+
+def on_gpu(arguments):
+    return {name: x.cuda() if isinstance(x, torch.Tensor) else x for name, x in arguments.items()}
+
+
+@GPU
+@pytest.mark.parametrize("form", ["ragged", "masked"])
+def test_repeated_calls_and_graphs_on_the_gpu(form):
+    """Sizes change, operands change behind a replay; a graph's memory is its own, so that calls in between do no harm."""
+    given, other = (
+        device_groups_check.operands(form, rows, n=200, k=320, slack=9, seed=seed)
+        for seed, rows in enumerate((ROWS, ROWS[::-1]))
+    )
+    wanted = [device_groups_check.run(arguments, "reference") for arguments in (given, other)]
+    arguments, chosen = on_gpu(given), first(64)
+    for _ in range(3):
+        actual = device_groups_check.run(arguments, "cuda", config=chosen)
+        assert torch.equal(bits(actual.cpu()), bits(wanted[0]))
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        captured = device_groups_check.run(arguments, "cuda", config=chosen)
+    for turn in (1, 0, 1):
+        for name, tensor in (given, other)[turn].items():
+            if isinstance(tensor, torch.Tensor) and name != "out":
+                arguments[name].copy_(tensor)
+        graph.replay()
+        device_groups_check.run(on_gpu((given, other)[1 - turn]), "cuda", config=chosen)
+        assert torch.equal(bits(captured.cpu()), bits(wanted[turn]))
+
+
+@GPU
+def test_a_repeated_call_allocates_nothing_on_the_gpu():
+    arguments = on_gpu(device_groups_check.operands("ragged", ROWS, n=200, k=320))
+    for _ in range(3):
+        grouped_gemm(**arguments, config=first(64))
+    before = torch.cuda.memory_stats()["allocation.all.allocated"]
+    grouped_gemm(**arguments, config=first(64))
+    assert torch.cuda.memory_stats()["allocation.all.allocated"] == before
+
+
+@GPU
+def test_threads_on_one_queue_on_the_gpu():
+    """Their launches alternate; each has memory of its own."""
+    problems = [device_groups_check.operands("ragged", ROWS, n=200, k=320, seed=seed) for seed in range(4)]
+
+    def work(given):
+        arguments, want = on_gpu(given), device_groups_check.run(given, "reference")
+        for _ in range(50):
+            actual = device_groups_check.run(arguments, "cuda", config=first(64))
+            assert torch.equal(bits(actual.cpu()), bits(want))
+
+    with ThreadPoolExecutor(len(problems)) as pool:
+        list(pool.map(work, problems))

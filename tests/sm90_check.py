@@ -1,0 +1,58 @@
+"""What tests of the sm_90a grouped GEMM share: configs, problems, and how to run them."""
+
+import torch
+from oracle import poisoned
+
+from nvfp4_cute import KernelConfig, grouped_gemm
+from nvfp4_cute.arch import sm90
+from nvfp4_cute.reference import expand_operand
+
+EMULATED = "emulator:sm_90a"
+# Groups of no rows first and last; groups that end within a tile, and on its edge; tiles that begin within a scale block.
+ROWS = (0, 40, 96, 1, 130, 0)
+
+
+def config(tokens, **settings):
+    return KernelConfig((sm90.TILE_WEIGHTS, tokens, sm90.TILE_K), num_acc_stage=1, swap_ab=True, **settings)
+
+
+def on_gpu(tensor):
+    """The same values with the same row pitch."""
+    if tensor.ndim < 2 or tensor.shape[0] < 2:
+        return tensor.cuda()
+    buffer = torch.empty((tensor.shape[0], tensor.stride(0)), dtype=tensor.dtype, device="cuda")
+    return buffer[:, : tensor.shape[1]].copy_(tensor)
+
+
+def run(case, operands, backend, chosen=None):
+    """Outputs of one backend, written into poisoned buffers."""
+    out = [poisoned(m, n, dtype=case.out_dtype) for m, n, _ in case.sizes]
+    lists, alpha = list(operands)[:4], operands.alpha
+    if backend == "cuda":
+        out, lists = [t.cuda() for t in out], [[on_gpu(t) for t in tensors] for tensors in lists]
+        alpha = None if alpha is None else alpha.cuda()
+    grouped_gemm(*lists, alpha=alpha, out=out, out_dtype=case.out_dtype, backend=backend, config=chosen)
+    return [t.cpu() for t in out]
+
+
+def assert_same_bits_in_every_launch(chosen):
+    """On a GPU: many launches of a problem large enough that stages are filled again as soon as they are released."""
+    m, n, k = 512, 4096, 8192
+    generator = torch.Generator("cuda").manual_seed(0)
+    a, b = (
+        torch.randint(0, 256, (rows, k // 2), dtype=torch.uint8, device="cuda", generator=generator)
+        for rows in (m, n)
+    )
+    # Scales of 1 to 1.875: sums of values that differ by little, and so change with any of them.
+    a_scale, b_scale = (
+        torch.randint(0x38, 0x40, (rows * k // 16,), dtype=torch.uint8, device="cuda", generator=generator)
+        for rows in (m, n)
+    )
+    values = [expand_operand(x, s, "blocked").half() for x, s in ((a, a_scale), (b, b_scale))]
+    expected = (values[0] @ values[1].T).float()
+    outs = []
+    for _ in range(40):
+        outs += grouped_gemm([a], [b], [a_scale], [b_scale], out_dtype=torch.float32, config=chosen)
+    # torch's sums are rounded to float16, by 2^-11 of theirs at most.
+    torch.testing.assert_close(outs[0], expected, rtol=2.0**-10, atol=expected.abs().max().item() * 2.0**-10)
+    assert not [i for i, out in enumerate(outs) if not torch.equal(out, outs[0])]
