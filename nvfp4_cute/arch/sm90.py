@@ -47,7 +47,7 @@ DUAL_CANDIDATES = tuple(
     for config in CANDIDATES
 )
 # Tokens of the tiles with ``decode_first`` that tuning tries.
-DECODE_FIRST_TOKENS = (64, 96, 128, 160, 192, 256)
+DECODE_FIRST_TOKENS = (64, 96, 112, 128, 160, 192, 256)
 # Model of a CTA's time, fitted to an H200's times (8 to 256 tokens, K of 4096 to 16384): a tile, a K
 # tile, and what tokens add to that; of tiles small enough for two CTAs an SM; what these take longer where there are two;
 # and what it takes to add up the sums of several CTAs.
