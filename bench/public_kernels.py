@@ -39,8 +39,8 @@ MESSAGE_CHARACTERS = 1000
 
 DISTRIBUTIONS = ("nvfp4-cute", "nvidia-cutlass-dsl", "torch", "numpy")
 
-EPILOG = """settings: eager, lazy, or random:SEED, with +check for the hazard checker. The exit code is 0 if every run passes, 1 if one
-fails, 2 for wrong arguments.
+EPILOG = """settings: eager, lazy, or random:SEED, with +check for the hazard checker. The exit code is 0 if every run passes,
+1 if one fails, 2 for wrong arguments.
 
 examples:
   python -m nvfp4_cute.bench.public_kernels ~/cutlass --list                       the scripts and their arguments

@@ -88,9 +88,9 @@ fp16, random normal operands.
 
 `grouped_gemm` for sm_90a on random bits: NVFP4 decoded in registers, so that computing and not the matrix pipe bounds it. Tile
 as the kernel chooses unless the case names its tokens. Of CTAs that do alike work one was executed on the emulator. All of it
-with the kernel's code of 2026-11-21. Since then its roles, tiles and the order of its tiles have changed, and the model is further
-off: cases 2 and 3 take 35.7 and 20.6 us (`bench/results/h200.md`) and are modelled at 30.9 and 15.8. What the assembler adds to
-PTX, moves to uniform registers in front of each wgmma for one, is not seen.
+with the kernel's code of 2026-11-21. Since then its roles, tiles and the order of its tiles have changed, and the model is
+further off: cases 2 and 3 take 34.72 and 18.98 us (`bench/results/h200.md`) and are modelled at 30.01 and 15.40. What the
+assembler adds to PTX, moves to uniform registers in front of each wgmma for one, is not seen.
 
 {own}
 
@@ -113,7 +113,8 @@ contain host work of unknown length.
 
 ## What is not modelled
 
-- Bank conflicts of shared memory, and what wgmma reads of it; L1 hits across warps beyond lines of one SM; channels and pages of device memory.
+- Bank conflicts of shared memory, and what wgmma reads of it; L1 hits across warps beyond lines of one SM; channels and pages
+  of device memory.
 - Instruction scheduling of the assembler: PTX blocks cost their issue slots, their time in the ALU, and their dependent chain.
 - Blackwell's instruction rates are the H200's; what mma.sync takes of a scheduler's issue is not known.
 - Clusters that divide work at run time (cluster launch control, atomics): each resident CTA keeps what it took in emulation.

@@ -42,7 +42,8 @@ def run(
         mode: when asynchronous operations happen: "eager", "lazy", or "random:SEED".
         check: report hazards (races, bytes that nobody wrote, ...) as failures.
         timing: GPU on which to model the time of every launch; its architecture and SMs take the place of `arch`.
-        stats: print a table of all launches, and one of bank conflicts.  traceback: show where in the script a kernel failure surfaced.
+        stats: print a table of all launches, and one of bank conflicts.
+        traceback: show where in the script a kernel failure surfaced.
 
     Raises:
         EmulatorError: there is no such script, or no way to launch anything here.  ValueError: unknown mode.
@@ -133,7 +134,9 @@ def launch_table(rows: Sequence[LaunchRow]) -> str:
         for line in lines
     )
     seconds = sum(row.work.seconds for row in rows)
-    total = f"{len(rows)} {'launch' if len(rows) == 1 else 'launches'}, {sum(row.work.instructions for row in rows):,} warp instructions, {seconds:.1f} s"
+    instructions = sum(row.work.instructions for row in rows)
+    launches = "1 launch" if len(rows) == 1 else f"{len(rows)} launches"
+    total = f"{launches}, {instructions:,} warp instructions, {seconds:.1f} s"
     return f"{table}\n{total}\n{TIMES_NOTE}"
 
 

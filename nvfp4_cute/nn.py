@@ -171,7 +171,8 @@ class LinearNVFP4(torch.nn.Module):
             [..., N] of the dtype of ``x``. The product is rounded to it, and again after the bias was added.
 
         Raises:
-            ValueError: ``x`` has another K. UnsupportedProblem: ``x`` has a gradient to follow; what ``quantize`` and ``gemm`` refuse.
+            ValueError: ``x`` has another K. UnsupportedProblem: ``x`` has a gradient to follow.
+            And what ``quantize`` and ``gemm`` refuse.
         """
         if self.pre_decode:
             return functional.linear(x, self.decoded, self.bias)

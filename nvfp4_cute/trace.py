@@ -24,7 +24,8 @@ def run(problem: str, case: int, *, target_name: str, out: Path | None) -> int:
         out: file of the timeline, compressed if it ends in .gz; None writes none.
 
     Raises:
-        ValueError: there is no such case, or no kernel for the problem. UnsupportedTarget: an unknown GPU, or one without a kernel.
+        ValueError: there is no such case, or no kernel for the problem.
+        UnsupportedTarget: an unknown GPU, or one without a kernel.
     """
     target = lookup(target_name)
     package = f"nvfp4_cute.problems.{problem}"

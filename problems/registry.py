@@ -2,9 +2,9 @@
 
 A folder ``problems/NAME`` holds
 
-- ``spec.py``: ``TESTS`` and ``BENCHMARKS``, tuples of cases, ``HARNESS``, ``RTOL`` and ``ATOL``, and ``DEADLINE``, when its leaderboard closes (an
-  aware datetime, or None). A case is a frozen dataclass with ``name``,
-  ``seed``, ``sol_us`` and ``arguments``, what a case file says of it; ``CASE.from_arguments`` is the inverse;
+- ``spec.py``: ``TESTS`` and ``BENCHMARKS``, tuples of cases, ``HARNESS``, ``RTOL`` and ``ATOL``, and ``DEADLINE``, when
+  its leaderboard closes (an aware datetime, or None). A case is a frozen dataclass with ``name``, ``seed``, ``sol_us`` and
+  ``arguments``, what a case file says of it; ``CASE.from_arguments`` is the inverse;
 - ``inputs.py``: ``make_inputs(case, device, seed)``, ``outputs(data)``, ``CPU_ENTRIES``;
 - ``reference.py``: ``reference(data)`` and ``check(received, expected)``;
 - ``submission.py``, where there is a kernel: ``custom_kernel(data)``; ``from_flat(tensors)``, which makes its argument of its

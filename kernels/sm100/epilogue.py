@@ -1,9 +1,9 @@
 """EPILOGUE role: four warps that move accumulators to the output.
 
 Empties ``acc``. Thread t of the warpgroup owns row t of the CTA's part of the tile (tensor-memory lane t): one row of
-the MMA's M side. Results of 16 bits reach memory by ``staging``, of 32 bits by ``store``. Results that become NVFP4 are quantized in registers: a
-thread needs 16 consecutive columns of the output, which are its own where the output runs along the N side; where it
-runs along the M side, each warp first transposes its 32 x 32 results.
+the MMA's M side. Results of 16 bits reach memory by ``staging``, of 32 bits by ``store``. Results that become NVFP4 are
+quantized in registers: a thread needs 16 consecutive columns of the output, which are its own where the output runs along
+the N side; where it runs along the M side, each warp first transposes its 32 x 32 results.
 """
 
 from dataclasses import dataclass

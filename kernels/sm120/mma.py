@@ -62,7 +62,8 @@ class Fragments:
 
     Attributes:
         a: (REGISTER, MMA_M). b: (REGISTER, MMA_N).
-        sfa: (OPERAND x STRIP_M, BUFFER), sfb: (OPERAND x STRIP_N, BUFFER): words, needed to the end of a block, so there are two buffers.
+        sfa: (OPERAND x STRIP_M, BUFFER), sfb: (OPERAND x STRIP_N, BUFFER): words, needed to the end of a block, so there
+            are two buffers.
     """
 
     a: cute.Tensor

@@ -176,7 +176,8 @@ class Harness:
         mean_ns = Stats.of(together.durations_ns).mean
         slowest, fastest = max(single.durations_ns), min(single.durations_ns)
         if not message and slowest > 2 * fastest + 5 * mean_ns:
-            message = f"one call took {slowest / 1e3:.1f} us and another {fastest / 1e3:.1f} us: work of several calls is done in one"
+            times = f"one call took {slowest / 1e3:.1f} us and another {fastest / 1e3:.1f} us"
+            message = f"{times}: work of several calls is done in one"
         return message
 
     # ---- inputs and answers --------------------------------------------------------------------

@@ -139,7 +139,10 @@ class GlobalRaces:
             f"global memory at {shadow.start + GLOBAL_GRANULE * int(index[late]):#x} ({self._name(shadow)})"
         )
         if unfenced:
-            text = f"{site} reads {place} through the async proxy, {other} wrote it through the generic proxy: no fence.proxy.async between them"
+            text = (
+                f"{site} reads {place} through the async proxy, {other} wrote it through the generic proxy: "
+                "no fence.proxy.async between them"
+            )
             checker.report("proxy-fence", site, other, text)
         elif write:
             text = f"{site} writes {place} that {other} writes too: nothing orders them"

@@ -250,7 +250,8 @@ class GlobalMemory:
 
         near = min(self._ranges, key=distance)
         where = f"{addr - near.start:+d} bytes from the start of `{near.name}` ({near.nbytes} bytes)"
-        return f"global {'store' if write else 'load'} of {nbytes} bytes at {addr:#x} is outside every live range; nearest: {where}"
+        access = f"global {'store' if write else 'load'} of {nbytes} bytes at {addr:#x}"
+        return f"{access} is outside every live range; nearest: {where}"
 
 
 def _united(ranges: Iterable[Range]) -> list[tuple[int, int]]:

@@ -15,7 +15,8 @@ SECTOR, LINE = 32, 128
 class Op(IntEnum):
     """Kinds of events, with their operands."""
 
-    COMPUTE = 0  # issue slots, cycles of the ALU, of the path to shared memory, chain, instructions of blocks that this CTA executes for the first time
+    # Issue slots, cycles of the ALU, of the path to shared memory, chain, instructions of blocks that are new to this CTA.
+    COMPUTE = 0
     INIT = 1  # barrier, count
     ARRIVE = 2  # barrier, count
     DROP = 3  # barrier, count

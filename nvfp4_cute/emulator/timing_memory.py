@@ -25,7 +25,8 @@ class Memory:
     """L2 and device memory, shared by all SMs. Requests come in the order of their times.
 
     A piece is what somebody copies as a whole. L2 holds the pieces used last; a piece under way is waited for, not
-    read twice, and requests for a piece that L2 is just answering cost it no bandwidth. Written pieces stay in L2 until they make room.
+    read twice, and requests for a piece that L2 is just answering cost it no bandwidth. Written pieces stay in L2 until they
+    make room.
     """
 
     def __init__(self, constants: Constants, *, keep_log: bool = False):

@@ -89,7 +89,8 @@ class Groups:
     """Asynchronous work of a warp, which it commits in groups and waits for in that order.
 
     Attributes:
-        done: when all that was issued so far is done.  committed: when each group is that nobody has waited for yet, and all before.
+        done: when all that was issued so far is done.
+        committed: of each group that nobody has waited for yet, when it and all before it are done.
     """
 
     __slots__ = ("committed", "done")

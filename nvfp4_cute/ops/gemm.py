@@ -88,9 +88,10 @@ def gemm(
 
     Weight-only (W4A16): where ``a`` is float16 or bfloat16 [M, K] or [M, K, L] and ``a_scale`` None, another kernel
     multiplies by ``b`` without quantizing ``a``, on every GPU from sm_90a on. It is made for few rows: every 32 of them
-    read the weights anew, and on an H200 it is no faster than bf16 weights from there on. For many rows quantize ``a``, or decode the weights once (``LinearNVFP4(pre_decode=True)``). K is
-    a multiple of 32 then, ``out`` may have any strides, and there is no ``config``. Its order of summation is documented
-    (``kernels/simt/w4a16.py``) and depends on K alone.
+    read the weights anew, and on an H200 it is no faster than bf16 weights from there on. For many rows
+    quantize ``a``, or decode the weights once (``LinearNVFP4(pre_decode=True)``). Here K is a multiple of 32, ``out`` may
+    have any strides, and there is no ``config``. The order of summation is documented (``kernels/simt/w4a16.py``) and
+    depends on K alone.
 
     Args:
         a: [M, K/2] or [M, K/2, L], uint8 or float4_e2m1fn_x2, K-major (stride 1 in K), two e2m1 values a byte, the low

@@ -1,4 +1,4 @@
-"""The problem's entry point, answered by torch's product: what `nvfp4-cute export nvfp4_group_gemm --torch` puts into one file."""
+"""The entry point, answered by torch's product: what `nvfp4-cute export nvfp4_group_gemm --torch` puts into one file."""
 
 from nvfp4_cute.problems.torch_product import product
 

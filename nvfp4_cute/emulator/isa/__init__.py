@@ -44,8 +44,8 @@ Writer = Callable[["Warp", Any], None]
 HandlerFunction = Callable[[Inst, "Builder"], Step]
 
 FAMILIES = (
-    "arith", "bits", "moves", "float_arith", "convert", "control", "memory", "barrier", "warp", "tma", "tcgen05", "mma_sync", "wgmma",
-    "matrix_move", "cluster_launch", "calls", "carry", "async_store",
+    "arith", "bits", "moves", "float_arith", "convert", "control", "memory", "barrier", "warp", "tma", "tcgen05", "mma_sync",
+    "wgmma", "matrix_move", "cluster_launch", "calls", "carry", "async_store",
 )  # fmt: skip
 HANDLERS: dict[str, HandlerFunction] = {}
 

@@ -33,8 +33,8 @@ if TYPE_CHECKING:
     from nvfp4_cute.emulator.machine import Warp
 
 HINTS = (
-    "weak", "relaxed", "acquire", "release", "acq_rel", "volatile", "mmio", "cta", "cluster", "gpu", "sys", "ca", "cg", "cs", "cv",
-    "wb", "wt", "lu", "nc", "unified", "noftz",
+    "weak", "relaxed", "acquire", "release", "acq_rel", "volatile", "mmio", "cta", "cluster", "gpu", "sys", "ca", "cg", "cs",
+    "cv", "wb", "wt", "lu", "nc", "unified", "noftz",
 )  # fmt: skip
 """Ordering, scope, and cache operators: the machine performs accesses in program order and has no caches."""
 

@@ -1,7 +1,8 @@
 """Tensor copies (TMA) and edits of tensor maps (PTX ISA "cp.async.bulk.tensor", "tensormap").
 
 Operands, the tensor map among them, are read when the instruction executes; everything else that touches memory or an
-mbarrier is the effect given to `Cta.issue`. A copy signals its mbarrier with the bytes of the whole box, out-of-bounds parts included.
+mbarrier is the effect given to `Cta.issue`. A copy signals its mbarrier with the bytes of the whole box, out-of-bounds parts
+included.
 """
 
 from collections.abc import Sequence
