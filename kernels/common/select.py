@@ -6,6 +6,6 @@ from cutlass.cutlass_dsl import Numeric
 
 
 def select(condition: Boolean, chosen: Numeric, other: Numeric) -> Numeric:
-    """``chosen if condition else other``, both of a type, as one operation: a conditional expression is two regions, which
-    take the compiler twenty times as long to make and to merge."""
+    """``chosen if condition else other``, both of a type, as one operation of the compiler: a conditional expression is two
+    regions, which it makes and then merges."""
     return type(other)(cutlass.select_(condition, chosen, other))

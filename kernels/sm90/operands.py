@@ -14,12 +14,13 @@ from ..common.operand_maps import Boxes
 
 # One K tile of 128 values: 64 bytes a row, swizzled by TMA in 16-byte units within 64 bytes: unit ^= row / 2 % 4.
 ROW_BYTES = TILE_K // 2
-SHARED_SPACE = 3
 UNIT_BYTES = 16
 # Scales of one K tile and a block of 128 rows: two atoms of 32 x 4 words, a word the four scales of 64 values of K.
 SF_ATOM_BYTES = 512
 SF_ATOMS = TILE_K // 64
 SF_BLOCK_BYTES = SF_ATOMS * SF_ATOM_BYTES
+# LLVM's number of the address space.
+SHARED_SPACE = 3
 
 
 def make_boxes(config: KernelConfig) -> Boxes:
@@ -53,7 +54,10 @@ def tokens_multiplied(tile: WorkTile, tile_m: cutlass.Constexpr) -> Int32:
 
 
 def load_shared(address: Int32, count: int) -> list:
-    """``count`` consecutive words, aligned to their total size, in one load."""
+    """``count`` consecutive words, aligned to their total size, in one load.
+
+    LLVM's own: a copy between tensors gives the same instruction, from tens of operations that are compiled first.
+    """
     word = Uint32.mlir_type
     loaded = llvm.load(ir.VectorType.get([count], word), _shared_pointer(address), alignment=4 * count)
     return [Uint32(vector.extract(loaded, [], [i])) for i in range(count)]
