@@ -2,7 +2,8 @@
 
 Clusters run one after the other here and in any order on a GPU, so a cluster may rely on another's writes only if it
 learnt of them through atomics or strong accesses. Between clusters that is tracked coarsely: whoever acquires from an
-address knows all that the releasing clusters had written when they released.
+address knows all that the releasing clusters had written when they released. Relaxed and volatile accesses do so only
+together with fences: a store tells what its warp knew at its last fence, what a load tells counts from the next fence on.
 """
 
 import bisect
@@ -33,6 +34,26 @@ class Footprint:
         return any((a[start] & b[start]).any() for a, b in pairs for start in a.keys() & b.keys())
 
 
+@dataclass
+class Told:
+    """What is known of other warps: of those that run side by side exactly, of earlier clusters by their releases.
+
+    Attributes:
+        knowledge: as in `clocks`, or None for nothing.  clusters: by cluster, how many of its releases.
+    """
+
+    knowledge: np.ndarray | None = None
+    clusters: dict[int, int] = field(default_factory=dict)
+
+    def add(self, other: "Told") -> None:
+        """Join what another one says."""
+        if other.knowledge is not None:
+            known = self.knowledge
+            self.knowledge = other.knowledge.copy() if known is None else joined(known, other.knowledge)
+        for cluster, order in other.clusters.items():
+            self.clusters[cluster] = max(order, self.clusters.get(cluster, 0))
+
+
 class GlobalRaces:
     """Last writers of the writable ranges, and what addresses used for synchronisation tell."""
 
@@ -42,9 +63,11 @@ class GlobalRaces:
         self._ranges: list[Range] = []
         self._starts: list[int] = []
         self._shadows: dict[int, GlobalShadow] = {}
-        self._told: dict[int, dict[int, int]] = {}
-        self._local: dict[Any, np.ndarray] = {}
+        self._told: dict[Any, Told] = {}
         self._known: dict[int, int] = {}
+        self._pending: dict[Warp, Told] = {}
+        self._at_fence: dict[Warp, Told] = {}
+        self._relaxed = False
         self._cluster = self._releases = 0
         self._keep_reads = False
 
@@ -65,6 +88,7 @@ class GlobalRaces:
         self._ranges = [r for r in memory.ranges if r.writable]
         self._starts = [r.start for r in self._ranges]
         self._shadows, self._told, self._cluster = {}, {}, 0
+        self._relaxed = False
 
     def begin_clusters(self) -> None:
         """The next cluster, or clusters that run side by side, know nothing of the earlier ones.
@@ -73,7 +97,11 @@ class GlobalRaces:
         """
         self._cluster += 1
         self._releases = 1
-        self._known, self._local = {}, {}
+        self._known, self._pending, self._at_fence = {}, {}, {}
+        for key in [key for key in self._told if not isinstance(key, int)]:
+            del self._told[key]
+        for told in self._told.values():
+            told.knowledge = None
 
     def access(
         self, addresses: np.ndarray, nbytes: int, actor: Actor, *, write: bool, atomic: bool = False
@@ -146,10 +174,13 @@ class GlobalRaces:
             checker.report("proxy-fence", site, other, text)
         elif write:
             text = f"{site} writes {place} that {other} writes too: nothing orders them"
-            checker.report("double-store", site, other, text)
+            checker.report("double-store", site, other, text, self._hint())
         else:
             text = f"{site} reads {place} that {other} writes: nothing orders them"
-            checker.report("race", site, other, text)
+            checker.report("race", site, other, text, self._hint())
+
+    def _hint(self) -> str:
+        return "relaxed accesses order nothing without a fence.acq_rel.gpu" if self._relaxed else ""
 
     def _name(self, shadow: GlobalShadow) -> str:
         found = self._ranges[bisect.bisect_right(self._starts, shadow.start) - 1]
@@ -179,24 +210,44 @@ class GlobalRaces:
         return late, late is not None
 
     # ---- synchronisation through memory ------------------------------------------------------------
-    def synchronise(self, warp: "Warp", keys: list[Any], *, acquire: bool, release: bool) -> None:
-        """A strong access of a warp. `keys`: addresses, ints for global memory, (CTA, offset) for shared memory."""
-        clock = self.checker.clock(warp)
+    def acquire(self, warp: "Warp", keys: list[Any], *, relaxed: bool) -> None:
+        """A strong load of a warp. `keys`: addresses, ints for global memory, (CTA, offset) for shared memory."""
         for key in keys:
-            if acquire:
-                known = self._local.get(key)
-                if known is not None:
-                    clock.learn(known)
-                for cluster, order in self._told.get(key, {}).items() if isinstance(key, int) else ():
-                    self._known[cluster] = max(order, self._known.get(cluster, 0))
-        if not release:
-            return
-        published = clock.publish()
+            told = self._told.get(key)
+            if told is None:
+                continue
+            if relaxed and isinstance(key, int):
+                self._pending.setdefault(warp, Told()).add(told)
+                self._relaxed = True
+            else:
+                self._learn(warp, told)
+
+    def release(self, warp: "Warp", keys: list[Any], *, relaxed: bool) -> None:
+        """A strong store of a warp. `keys`: as of `acquire`."""
+        now = None
         for key in keys:
-            known = self._local.get(key)
-            self._local[key] = published.copy() if known is None else joined(known, published)
-            if isinstance(key, int):
-                told = self._told.setdefault(key, {})
-                for cluster, order in (*self._known.items(), (self._cluster, self._releases)):
-                    told[cluster] = max(order, told.get(cluster, 0))
+            if relaxed and isinstance(key, int):
+                self._relaxed = True
+                telling = self._at_fence.get(warp)
+            else:
+                telling = now = now or self._publish(warp)
+            if telling is not None:
+                self._told.setdefault(key, Told()).add(telling)
+
+    def fence(self, warp: "Warp") -> None:
+        """A fence of more than the CTA: relaxed loads before it acquire, relaxed stores behind it release."""
+        unfenced = self._pending.pop(warp, None)
+        if unfenced is not None:
+            self._learn(warp, unfenced)
+        self._at_fence[warp] = self._publish(warp)
+
+    def _learn(self, warp: "Warp", told: Told) -> None:
+        if told.knowledge is not None:
+            self.checker.clock(warp).learn(told.knowledge)
+        for cluster, order in told.clusters.items():
+            self._known[cluster] = max(order, self._known.get(cluster, 0))
+
+    def _publish(self, warp: "Warp") -> Told:
+        told = Told(self.checker.clock(warp).publish(), {**self._known, self._cluster: self._releases})
         self._releases += 1
+        return told

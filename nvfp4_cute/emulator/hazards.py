@@ -14,7 +14,8 @@ What orders what:
 * generic writes are visible to the async proxy only after a fence.proxy.async somewhere between the two;
 * loads from shared memory are done when a value of theirs is used (`early_release`).
 
-Lanes of one warp are one thread here; atomics and strong loads and stores on one address order whole warps.
+Lanes of one warp are one thread here; atomics and strong loads and stores on one address order whole warps, relaxed
+and volatile ones on global memory together with fences (`global_races`).
 """
 
 from collections.abc import Iterable

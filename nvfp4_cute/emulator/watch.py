@@ -125,6 +125,7 @@ def _load_or_store(inst: Inst, b: Builder, step: Step) -> Step:
     nbytes = type_bytes(mods.type()) * int((mods.one_of("v2", "v4", "v8") or "v1")[1:])
     address = b.address(inst.operands[0 if write else 1])
     strong = not STRONG.isdisjoint(inst.mods)
+    relaxed = ("release" if write else "acquire") not in inst.mods
     targets = frozenset(b.writes)
 
     def run(warp: "Warp") -> Any:
@@ -133,7 +134,8 @@ def _load_or_store(inst: Inst, b: Builder, step: Step) -> Step:
         if strong:  # what others wait for is no race; it orders
             space_, addresses = _resolved(warp, space, where)
             keys = _keys(warp, space_, addresses)
-            _checker(warp).globals.synchronise(warp, keys, acquire=not write, release=write)
+            races = _checker(warp).globals
+            (races.release if write else races.acquire)(warp, keys, relaxed=relaxed)
             if write:
                 _access(warp, pc, space, where, nbytes, write=True, atomic=True)
         else:
@@ -161,16 +163,18 @@ def _atomic(inst: Inst, b: Builder, step: Step) -> Step:
     mods, space, _ = memory_mods(inst)
     nbytes = type_bytes(mods.type()) * int((mods.one_of("v2", "v4", "v8") or "v1")[1:])
     address, pc = b.address(inst.operands[inst.opcode == "atom"]), b.pc
+    acquires, releases = {"acquire", "acq_rel"}, {"release", "acq_rel"}
 
     def run(warp: "Warp") -> Any:
         where = address(warp)  # the result may go to the address register
         result = step(warp)
         space_, addresses = _resolved(warp, space, where)
         keys = _keys(warp, space_, addresses)
-        _checker(warp).globals.synchronise(warp, keys, acquire=True, release=False)
+        races = _checker(warp).globals
+        races.acquire(warp, keys, relaxed=acquires.isdisjoint(inst.mods))
         if space_ == "global":
             _access(warp, pc, space, where, nbytes, write=True, atomic=True)
-        _checker(warp).globals.synchronise(warp, keys, acquire=False, release=True)
+        races.release(warp, keys, relaxed=releases.isdisjoint(inst.mods))
         return result
 
     return run
@@ -206,24 +210,31 @@ def _fence(inst: Inst, b: Builder, step: Step) -> Step:
     words = inst.mods
     proxy = words[:2] == ("proxy", "async") or any(w.startswith("async") for w in words)
     barriers = proxy or "mbarrier_init" in words or "cluster" in words or "gpu" in words or "sys" in words
-    full = proxy or "acq_rel" in words or "sc" in words
+    ordering = "acq_rel" in words or "sc" in words
 
     def run(warp: "Warp") -> Any:
         checker = _checker(warp)
-        if full:
+        if proxy or ordering:
             checker.early_releases.fenced(warp)
+        if ordering and "cta" not in words:
+            checker.globals.fence(warp)
         if barriers:
             checker.fence_barriers(warp)
         if proxy:
             checker.clock(warp).fence()
         return step(warp)
 
-    return run if barriers or full else step
+    return run if barriers or ordering else step
 
 
 @watcher("membar")
 def _membar(inst: Inst, b: Builder, step: Step) -> Step:
-    return _fencing(step)
+    def run(warp: "Warp") -> Any:
+        if "cta" not in inst.mods:
+            _checker(warp).globals.fence(warp)
+        return step(warp)
+
+    return _fencing(run)
 
 
 def _fencing(step: Step) -> Step:

@@ -411,13 +411,18 @@ def test_a_result_handed_over_through_a_counter():
     END:
     """
     assert_clean(body.format(count="atom.acq_rel.gpu.global.add.u32 %r12, [%rd2], 1;"), grid=4, block=32)
-    assert_found(
-        body.format(count=""),
-        "race",
-        r"ld\.global .*cta 3.* reads .* that st\.global .*cta 0",
-        grid=4,
-        block=32,
-    )
+    fence, count = "fence.acq_rel.gpu;\n", "atom.{sem}gpu.global.add.u32 %r12, [%rd2], 1;\n"
+    assert_clean(body.format(count=fence + count.format(sem="relaxed.") + fence), grid=4, block=32)
+    race = r"ld\.global .*cta 3.* reads .* that st\.global .*cta 0"
+    assert_found(body.format(count=""), "race", race, grid=4, block=32)
+    for faulty in (
+        "atom.global.add.u32 %r12, [%rd2], 1;",
+        count.format(sem="relaxed.") + fence,
+        fence + count.format(sem="relaxed."),
+        count.format(sem="acquire."),
+        count.format(sem="release."),
+    ):
+        assert_found(body.format(count=faulty), "race", race, grid=4, block=32)
 
 
 def test_outside_the_output():
@@ -544,3 +549,31 @@ def test_a_load_that_begins_in_a_read_only_tensor():
 def test_clusters_that_run_side_by_side():
     """Each CTA waits for its right neighbour's flag and reads what that one wrote."""
     assert_clean(NEIGHBOUR.format(poll="ld.acquire.gpu.global.b32 %r10, [%rd10+4];"), grid=4)
+
+
+ACQUIRE, RELEASE = "ld.acquire.gpu.global.b32 %r10, [%rd10+4];", "st.release.gpu.global.b32 [%rd10], 1;"
+RELAXED_LOAD, RELAXED_STORE = ACQUIRE.replace("acquire", "relaxed"), RELEASE.replace("release", "relaxed")
+
+
+@pytest.mark.parametrize(
+    ("poll", "store"),
+    [
+        (RELAXED_LOAD, RELEASE),
+        (RELAXED_LOAD.replace(".relaxed.gpu", ".volatile"), RELEASE),
+        (ACQUIRE, RELAXED_STORE),
+        (ACQUIRE, "fence.acq_rel.cta;\n@%p0 " + RELAXED_STORE),
+        ("fence.acq_rel.gpu;\n" + RELAXED_LOAD, RELEASE),
+    ],
+    ids=["relaxed load", "volatile load", "relaxed store", "narrow fence", "fence before the load"],
+)
+def test_relaxed_accesses_between_clusters(poll, store):
+    body = NEIGHBOUR.replace("@%p0 " + RELEASE, "@%p0 " + store if store[:2] == "st" else store)
+    assert_found(
+        body.format(poll=poll), "race", r"ld\.global .*relaxed accesses order nothing without", grid=4
+    )
+
+
+@pytest.mark.parametrize("fence", ["fence.acq_rel.gpu;\n", "fence.sc.sys;\n", "membar.gl;\n"])
+def test_fences_make_relaxed_accesses_order(fence):
+    body = NEIGHBOUR.replace("@%p0 " + RELEASE, fence + "@%p0 " + RELAXED_STORE)
+    assert_clean(body.format(poll=RELAXED_LOAD + "\n" + fence), grid=4)
