@@ -63,7 +63,7 @@ class EpilogueArgs:
         out_dtype: Float4E2M1FN stands for NVFP4, whose scales ``outputs`` places.
         groups: ``GroupTable`` or ``DeviceGroups``.
         cta_rank: which CTA of the pair this is.
-        tmem_unused: of a pair: barrier where each warp arrives, in both CTAs, when it has read its last accumulator.
+        tmem_unused: barrier where each warp arrives, in both CTAs of a pair, when it has read its last accumulator.
         staging: shared address of the warps' buffers (``staging``).
         exchange: where CTAs that share K tiles add up their sums; None where each has all of them.
         activation: of a dual GEMM's first product (``common.activation``); None where there is one product.
@@ -100,6 +100,8 @@ def run_epilogue(args: EpilogueArgs, first_tile: Int32, stride: Int32):
     warp_idx = tidx // WARP_SIZE
     warp_row, staging = warp_idx * WARP_SIZE, args.staging + warp_idx * WARP_BYTES
     is_quantized, is_staged = args.outputs.scales is not None, args.out_dtype.width == 16
+    # Whether the loop over slices begins with a pass over nothing: its code is fetched while the MMA works on the first tile.
+    warms_up = is_staged and exchange is None
     # Whether a run of the output lies along the MMA's M side, across the lanes of a warp.
     across_lanes = args.out_m_major != config.swap_ab
     # (MMA_CTA_M, EPI_TILE_N): one slice
@@ -113,6 +115,9 @@ def run_epilogue(args: EpilogueArgs, first_tile: Int32, stride: Int32):
     num_products = 1 if args.activation is None else 2
     tTR_rAcc = [cute.make_rmem_tensor(slice_shape, Float32) for _ in range(num_products)]
     tTR_rOut = cute.make_rmem_tensor(EPI_TILE_N, Float32)
+    if cutlass.const_expr(warms_up):
+        for accumulator in tTR_rAcc:
+            accumulator.fill(0.0)
     held = cute.make_rmem_tensor(HELD_WORDS, Uint32)
     held.fill(Uint32(0))
     tile_n = config.cta_tile_shape_mnk[1]
@@ -129,11 +134,12 @@ def run_epilogue(args: EpilogueArgs, first_tile: Int32, stride: Int32):
     if cutlass.const_expr(args.outputs.limit is not None):
         limit = ptx.float_of(args.outputs.limit)
 
+    first_pass = Int32(-1 if warms_up else 0)
     stage, phase, acc_idx, turn = Int32(0), Int32(CONSUMER_PHASE), Int32(0), Int32(0)
     cursor = groups.first_cursor(first_tile, config.work_tile_mnk)
     if not groups.has_tile(cursor):
         with cute.arch.elect_one():
-            _give_back_tmem(args.tmem_unused, tmem, config)
+            _give_back_tmem(args.tmem_unused, config)
     while groups.has_tile(cursor):
         tile = groups.tile(cursor, config.work_tile_mnk)
         cursor = groups.next_cursor(cursor, stride, config.work_tile_mnk)
@@ -172,12 +178,15 @@ def run_epilogue(args: EpilogueArgs, first_tile: Int32, stride: Int32):
             slice_step = Int32(-1) if acc_idx == 0 else Int32(1)
         acc_column = acc_idx * tmem.acc_stride
 
-        cute.arch.mbarrier_wait(acc.full(stage), phase)
-        order_after_wait()
         num_tile_slices, last_shared = num_slices, cutlass.min(num_slices, shared_slices) - 1
-        if cutlass.const_expr(exchange is None):
-            _read_slice(tiled_load, tTR_tAcc, acc_column, first_slice, tTR_rAcc, args.weight_layout, tile_n)
-        else:
+        if first_pass == 0:
+            cute.arch.mbarrier_wait(acc.full(stage), phase)
+            order_after_wait()
+            if cutlass.const_expr(exchange is None):
+                _read_slice(
+                    tiled_load, tTR_tAcc, acc_column, first_slice, tTR_rAcc, args.weight_layout, tile_n
+                )
+        if cutlass.const_expr(exchange is not None):
             wait_for_room(exchange, turn)
             for slice_idx in cutlass.range(num_tile_slices, unroll=1):
                 if is_sent(exchange, warp_idx, slice_idx, num_tile_slices):
@@ -195,22 +204,23 @@ def run_epilogue(args: EpilogueArgs, first_tile: Int32, stride: Int32):
                 )
             else:
                 with cute.arch.elect_one():
-                    _release(acc.empty(stage), config)
                     if is_last:
-                        _give_back_tmem(args.tmem_unused, tmem, config)
+                        _give_back_tmem(args.tmem_unused, config)
+                    else:
+                        _release(acc.empty(stage), config)
             wait_for_sums(exchange, warp_idx, num_tile_slices, turn)
         # Not unrolled: a CTA has few tiles, and code that it executes once costs more to fetch than to run.
-        for i in cutlass.range(num_slices, unroll=1):
+        for i in cutlass.range(first_pass, num_slices, unroll=1):
             slice_idx = first_slice + i * slice_step
             # tcgen05.ld is asynchronous: its registers may be read only after tcgen05.wait::ld.
             cute.arch.fence_view_async_tmem_load()
-            if i == last_shared:
+            if i == last_shared and not is_last:
                 # What the next MMA overwrites is in registers.
                 with cute.arch.elect_one():
                     _release(acc.empty(stage), config)
             if is_last and i == num_slices - 1:
                 with cute.arch.elect_one():
-                    _give_back_tmem(args.tmem_unused, tmem, config)
+                    _give_back_tmem(args.tmem_unused, config)
             if cutlass.const_expr(exchange is not None):
                 add_slice(exchange, tTR_rAcc, warp_idx, slice_idx, num_tile_slices)
             result = _combine(tTR_rAcc, alphas, args.activation, limit)
@@ -220,7 +230,7 @@ def run_epilogue(args: EpilogueArgs, first_tile: Int32, stride: Int32):
                 words = [pack_16x2(result[j], result[j + 1], is_bf16) for j in range(0, EPI_TILE_N, 2)]
             else:
                 tTR_rOut.store(result)
-            if i + 1 < num_slices:
+            if i >= 0 and i + 1 < num_slices:
                 next_idx = slice_idx + slice_step
                 _read_slice(tiled_load, tTR_tAcc, acc_column, next_idx, tTR_rAcc, args.weight_layout, tile_n)
             if cutlass.const_expr(is_quantized):
@@ -234,9 +244,17 @@ def run_epilogue(args: EpilogueArgs, first_tile: Int32, stride: Int32):
                         tTR_rOut, held, target, row, column, is_paired, is_first, ConvertE2M1
                     )
             elif cutlass.const_expr(is_staged):
-                store_staged(words, target, slice_idx * EPI_TILE_N, across_lanes, staging)
+                store_staged(words, target, slice_idx * EPI_TILE_N, i >= 0, across_lanes, staging)
             else:
                 store_slice(tTR_rOut, target, slice_idx * EPI_TILE_N, across_lanes)
+            if cutlass.const_expr(warms_up):
+                if i < 0:
+                    cute.arch.mbarrier_wait(acc.full(stage), phase)
+                    order_after_wait()
+                    _read_slice(
+                        tiled_load, tTR_tAcc, acc_column, first_slice, tTR_rAcc, args.weight_layout, tile_n
+                    )
+        first_pass = Int32(0)
         if cutlass.const_expr(exchange is not None):
             # After the last tile nobody waits for room: no arrival may reach a CTA that has left.
             if not is_last:
@@ -262,13 +280,13 @@ def _release(empty: cute.Pointer, config: cutlass.Constexpr):
 
 
 @cute.jit
-def _give_back_tmem(tmem_unused: cute.Pointer, tmem: cutlass.Constexpr, config: cutlass.Constexpr):
+def _give_back_tmem(tmem_unused: cute.Pointer, config: cutlass.Constexpr):
     """Tell whoever frees tensor memory, in both CTAs of a pair, that this warp reads no more."""
     order_before_arrival()
     if cutlass.const_expr(config.num_mma_cta == 2):
         for rank in cutlass.range_constexpr(config.num_mma_cta):
             cute.arch.mbarrier_arrive(tmem_unused, rank)
-    elif cutlass.const_expr(tmem.is_released_early):
+    else:
         cute.arch.mbarrier_arrive(tmem_unused)
 
 

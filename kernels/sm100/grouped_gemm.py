@@ -198,9 +198,8 @@ class GroupedGemmSm100:
         num_epilogue_warps = num_cta * len(schedule.epilogue_warp_ids)
         num_acc_stage = self.tmem.num_acc_barrier_stage
         acc = Ring(smem.allocate_array(Int64, 2 * num_acc_stage), num_acc_stage)
-        # Completes when the epilogues, of both CTAs of a pair, have read their last accumulator; a CTA of its own whose
-        # accumulators are released after their last slice knows it from them.
-        waits_for_unused = num_cta == 2 or self.tmem.is_released_early
+        # Completes when the epilogues, of both CTAs of a pair, have read their last accumulator: then tensor memory is free, and
+        # no arrival is under way.
         tmem_unused = smem.allocate(Int64, byte_alignment=8)
         tmem_address = smem.allocate(Int32, byte_alignment=8)
 
@@ -217,8 +216,7 @@ class GroupedGemmSm100:
         if warp_idx == schedule.mma_warp_id:
             with cute.arch.elect_one():
                 init_ring(acc, 1, num_epilogue_warps)
-                if cutlass.const_expr(waits_for_unused):
-                    cute.arch.mbarrier_init(tmem_unused, num_epilogue_warps)
+                cute.arch.mbarrier_init(tmem_unused, num_epilogue_warps)
                 cute.arch.mbarrier_init_fence()
         if cutlass.const_expr(config.split_k > 1):
             if warp_idx == 0:
@@ -276,8 +274,7 @@ class GroupedGemmSm100:
                     first_tile,
                     stride,
                 )
-            if cutlass.const_expr(waits_for_unused):
-                cute.arch.mbarrier_wait(tmem_unused, CONSUMER_PHASE)
+            cute.arch.mbarrier_wait(tmem_unused, CONSUMER_PHASE)
             cute.arch.dealloc_tmem(tmem_ptr, self.tmem.alloc_cols, is_two_cta=config.use_2cta_instrs)
 
         # ---- EPILOGUE ----------------------------------------------------------------------------------

@@ -13,7 +13,7 @@ from nvfp4_cute.arch.sm100 import MMA_INST_K, SF_ATOM_COLS, SF_ATOM_ROWS, SmemPl
 from nvfp4_cute.config import KernelConfig
 
 from ..common.operand_maps import SF_BLOCK_BYTES
-from ..common.ring import CONSUMER_PHASE, PRODUCER_PHASE, Ring, next_stage, wait_until_empty
+from ..common.ring import CONSUMER_PHASE, PRODUCER_PHASE, Ring, next_stage
 from ..common.sides import mma_sides
 from ..common.split_k import k_share
 from .columns import mma_columns
@@ -129,8 +129,6 @@ def run_mma(args: MmaArgs, first_tile: Int32, stride: Int32):
         acc_stage, acc_phase = next_stage(acc, acc_stage, acc_phase)
         acc_idx = acc_idx + 1 if acc_idx + 1 < tmem.num_acc_stage else Int32(0)
         cursor = groups.next_cursor(cursor, stride, config.work_tile_mnk)
-    # The epilogues of all CTAs have read the last accumulator: tensor memory is free, and no arrival is under way.
-    wait_until_empty(acc, acc_stage, acc_phase)
 
 
 def _at_stage(descriptors: list, stage: Int32, stage_bytes: int) -> list:

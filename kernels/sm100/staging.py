@@ -83,6 +83,7 @@ def store_staged(
     words: list,
     target: StagedTarget,
     column: Int32,
+    is_slice: Boolean,
     across_lanes: cutlass.Constexpr,
     staging: Int32,
 ):
@@ -91,6 +92,7 @@ def store_staged(
     Args:
         words: 32 results of this lane's row, two a word.
         column: first column of the slice, counted from the tile's.
+        is_slice: whether there is a slice: else nothing is stored.
         across_lanes: whether runs of the output lie along the M side: a lane's results belong to 32 runs.
         staging: shared address of the warp's buffer.
     """
@@ -118,6 +120,7 @@ def store_staged(
         num_values -= column
         source = staging + lane // UNITS * RUN_BYTES + ((lane % UNITS) ^ (lane // (2 * UNITS))) * UNIT_BYTES
         units = [_load_unit(source + i * ROUND_BYTES) for i in range(NUM_ROUNDS)]
+    num_runs = num_runs if is_slice else Int32(0)
     step = RUNS_AT_ONCE * target.pitch_bytes
     if target.is_aligned and num_values >= UNIT_VALUES and num_runs > SLICE - RUNS_AT_ONCE:
         for i in cutlass.range_constexpr(NUM_ROUNDS):

@@ -144,11 +144,6 @@ class TmemMap:
         return self.acc_cols - self.acc_stride
 
     @property
-    def is_released_early(self) -> bool:
-        """Whether the MMA may have an accumulator back before its last slice is read."""
-        return self.overlap_cols > 0
-
-    @property
     def num_acc_barrier_stage(self) -> int:
         """Stages of the accumulator pipeline: one where accumulators share columns and thus take turns."""
         return 1 if self.overlap_cols else self.num_acc_stage

@@ -46,9 +46,9 @@ WAIT = re.compile(
     r"\{\s*\.reg \.pred\s+P1;\s*LAB_WAIT:\s*mbarrier\.try_wait\.parity\.shared\.b64 P1, \[(?P<at>\S+)\], (?P<parity>\S+),"
     r"[^}]*\}"
 )
-NUM_WAITS = 6
-AB_EMPTY, _, ACC_EMPTY, AB_FULL, ACC_TAIL, ACC_FULL = range(NUM_WAITS)
-"""The kernel's waits, in program order; the second is the load warp's tail."""
+NUM_WAITS = 7
+AB_EMPTY, _, ACC_EMPTY, AB_FULL, TMEM_UNUSED, _, ACC_FULL = range(NUM_WAITS)
+"""The kernel's waits, in program order; the second is the load warp's tail, the last but one the epilogue's of later tiles."""
 
 
 def matches(ptx: str, pattern: str | re.Pattern, count: int) -> list[re.Match]:
@@ -109,8 +109,8 @@ def move(pattern: str, count: int, index: int, before: str) -> Callable[[str], s
 
 COMMIT = r"tcgen05\.commit\S+\s+(\[[^\]]+\]);\n"
 RELEASE = r"mbarrier\.arrive\.shared\.b64\s+\S+, (\[[^\]]+\]), (\S+);"
-# It stands in the loop over slices, and happens behind the last that shares columns with the next accumulator.
-NUM_RELEASES = 1
+# Of all tensor memory, where there is no tile; in the loop over slices, of an accumulator, or of all after the last one.
+NUM_RELEASES = 3
 EXPECT = rf"mov\.b32 \s*(\S+), {STAGE_BYTES};"
 CP = r"tcgen05\.cp\.cta_group::1\.32x128b\.warpx4 .*;\n"
 MMA = r"(tcgen05\.mma\.cta_group::1\.kind::mxf4nvf4\S+) \[(\S+)\], (.*), \[(\S+)\], \[(\S+)\], (\S+);"
@@ -130,11 +130,12 @@ class Fault:
 
 def early_release(ptx: str) -> str:
     """The epilogue hands the accumulator back before it has read it."""
-    match = matches(ptx, RELEASE, NUM_RELEASES)[0]
+    match = matches(ptx, RELEASE, NUM_RELEASES)[1]
     arrive = f"elect.sync _|EARLY, -1;\n@EARLY mbarrier.arrive.shared.b64 _, {match[1]}, 1;\n"
-    ptx = re.sub(RELEASE, "", ptx)
-    place = ptx.index("tcgen05.ld.")
-    ptx = ptx[:place] + arrive + ptx[place:]
+    ptx = splice(ptx, match, "")
+    # The first slices of the first tile, and of later ones
+    for place in (ptx.rindex("tcgen05.ld."), ptx.index("tcgen05.ld.")):
+        ptx = ptx[:place] + arrive + ptx[place:]
     return re.sub(r"(\.reg \.pred\s+%p<\d+>;)", r"\1\n.reg .pred EARLY;", ptx, count=1)
 
 
@@ -173,7 +174,7 @@ FAULTS = (
     Fault("accumulator over the scales", edit(MMA, r"\1 [\2+64], \3, [\4], [\5], \6;", count=4), ("uninitialised",), r"accumulator|tcgen05\.ld"),
     Fault("another warp's quadrant", edit(r"shl\.b32 (\s*\S+), (\S+), 21;", r"mov.b32 \1, 2097152;"), ("tensor-memory",), r"which can reach lanes"),
     Fault("tensor memory never freed", edit(r"tcgen05\.dealloc.*;", ""), ("tensor-memory",), r"256 columns at 0 still allocated"),
-    Fault("tensor memory freed too early", drop_wait(ACC_TAIL), ("race", "tensor-memory"), r"tcgen05\.dealloc.*tcgen05\.(ld|mma)|not allocated"),
+    Fault("tensor memory freed too early", drop_wait(TMEM_UNUSED), ("race", "tensor-memory"), r"tcgen05\.dealloc.*tcgen05\.(ld|mma)|not allocated"),
     Fault("an arrival too many", every(RELEASE, r"mbarrier.arrive.shared.b64 _, \1, 3;", count=NUM_RELEASES), ("mbarrier",), r"more arrivals than the barrier expects"),
     Fault("an arrival too few", edit(r"(mov\.b32 \s*\S+), 4;(?=\s*mbarrier\.init)", r"\1, 5;"), ("hang",), r"(?s)hangs.*pending 1 of 5 arrivals.*arrivals came from"),
     Fault("rows below the output stored", every(r"(setp\.lt\.s32 \s*(%p\d+), )%r\d+(, \d+;\s*@\2 bra[^;]*;[^$@]*?st\.global\.v4)", r"\g<1>127\3", count=3), ("out-of-bounds", "double-store"), r"outside every live range|is read-only|writes too"),
