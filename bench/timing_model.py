@@ -203,7 +203,8 @@ class OwnCase:
     def work(self, memory: list[np.ndarray]) -> LaunchWork:
         """What each CTA of the launch computes, with the launch's tensors in `memory`."""
         schedule = make_schedule(self.sizes, self.config.work_tile_mnk, H200.num_sms)
-        return tile_work.of_lists(schedule, self._operands([torch.from_numpy(x) for x in memory]))
+        operands = self._operands([torch.from_numpy(x) for x in memory])
+        return tile_work.of_lists(schedule, operands, H200.arch)
 
     def _operands(self, tensors: list[torch.Tensor]) -> GroupedOperands:
         """Tensors of a, b, their scales, and the results of all groups, in any shape."""

@@ -40,12 +40,12 @@ def modelled_times(
     return observer.timings
 
 
-def _work_of(launch: Plan | Task, operands: GroupedOperands | None) -> LaunchWork | None:
+def _work_of(launch: Plan | Task, operands: GroupedOperands | None, arch: str) -> LaunchWork | None:
     config = launch.kernel.key.config if isinstance(launch, Plan) else getattr(launch, "config", None)
     if config is not None and config.decode_first:  # two launches, of which neither stands for the other
         return None
     if not isinstance(launch, Plan):
-        return tile_work.of_task(launch)
+        return tile_work.of_task(launch, arch)
     assert operands is not None
     return tile_work.of_plan(launch, operands)
 

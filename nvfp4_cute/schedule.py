@@ -102,9 +102,16 @@ class TileSchedule:
         tile_n_idx, tile_m_idx = divmod(tile_idx - self.tile_offsets[slot], self.tiles_m[slot])
         return WorkTile(self.order[slot], slot, tile_m_idx, tile_n_idx, self.k_tile_cnts[slot])
 
-    def tiles_of_cta(self, cta: int) -> Iterator[WorkTile]:
-        """The work of CTA ``cta`` in the order in which it is done."""
-        return map(self.work_tile, range(cta, self.num_tiles, self.num_cta))
+    def tiles_of_cta(self, cta: int, *, to_and_fro: bool = False) -> Iterator[WorkTile]:
+        """The work of CTA ``cta`` in the order in which it is done.
+
+        Args:
+            to_and_fro: whether every other wave is dealt from the last CTA to the first, as sm_90a's kernels do.
+        """
+        for wave in range(self.waves):
+            place = self.num_cta - 1 - cta if to_and_fro and wave % 2 else cta
+            if (tile_idx := wave * self.num_cta + place) < self.num_tiles:
+                yield self.work_tile(tile_idx)
 
     def __str__(self) -> str:
         """A row for each slot and a line of totals."""

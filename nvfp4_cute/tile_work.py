@@ -6,7 +6,7 @@ from itertools import accumulate
 
 import torch
 
-from nvfp4_cute.arch import sm100
+from nvfp4_cute.arch import sm90, sm100
 from nvfp4_cute.arch.simt import GEMV_ROWS_PER_WARP, GEMV_WARPS, GEMV_WARPS_K
 from nvfp4_cute.emulator.representatives import LaunchWork, TileWork
 from nvfp4_cute.launch import Plan
@@ -44,7 +44,7 @@ class GroupPlaces:
 
 def launch_work(
     schedule: TileSchedule, groups: Sequence[GroupPlaces], tensors: Sequence[Sequence[torch.Tensor]], num_clusters: int,
-    split: int,
+    split: int, to_and_fro: bool = False,
 ) -> LaunchWork:  # fmt: skip
     """The tiles of every cluster of a launch.
 
@@ -54,6 +54,7 @@ def launch_work(
         tensors: of each input, of all groups: ``rows`` of ``GroupPlaces``, then ``scales``.
         num_clusters: launched; those that the schedule does not know have no tile.
         split: CTAs of a cluster that share K tiles.
+        to_and_fro: as of ``TileSchedule.tiles_of_cta``.
     """
     tile_m, tile_n, _ = schedule.cta_tile_shape_mnk
 
@@ -75,7 +76,7 @@ def launch_work(
     clusters = tuple(
         tuple(
             place(tile.tile_m_idx, tile.tile_n_idx, tile.group_idx, tile.k_tile_cnt)
-            for tile in schedule.tiles_of_cta(cluster)
+            for tile in schedule.tiles_of_cta(cluster, to_and_fro=to_and_fro)
         )
         if cluster < schedule.num_cta
         else ()
@@ -111,11 +112,11 @@ def of_plan(plan: Plan, operands: GroupedOperands) -> LaunchWork | None:
     k_tiles = sum(schedule.work_tile(i).k_tile_cnt for i in range(schedule.num_tiles))
     if takes_turns and k_tiles <= FEW_K_TILES:
         return None
-    return of_lists(schedule, operands, plan.problem.out_m_major, key.config.split_k)
+    return of_lists(schedule, operands, key.arch, plan.problem.out_m_major, key.config.split_k)
 
 
 def of_lists(
-    schedule: TileSchedule, operands: GroupedOperands, out_m_major: bool = False, split: int = 1
+    schedule: TileSchedule, operands: GroupedOperands, arch: str, out_m_major: bool = False, split: int = 1
 ) -> LaunchWork:
     """The tiles of a launch in list form, every CTA of the schedule a cluster."""
     second = operands.second
@@ -133,11 +134,12 @@ def of_lists(
         )
         for g, out in enumerate(operands.out)
     ]
-    return launch_work(schedule, places, [operands.a, *weights, *scales], schedule.num_cta, split)
+    tensors = [operands.a, *weights, *scales]
+    return launch_work(schedule, places, tensors, schedule.num_cta, split, arch in sm90.ARCHS)
 
 
-def of_task(task: Task) -> LaunchWork | None:
-    """The tiles of a gemv, and of a launch whose group sizes the device reads.
+def of_task(task: Task, arch: str) -> LaunchWork | None:
+    """The tiles of a gemv, and of a launch whose group sizes the device reads, by a kernel for ``arch``.
 
     None for a task of another kind, quantized results, dual GEMMs, and a gemv whose last rows do not fill a scale atom.
     """
@@ -172,7 +174,7 @@ def of_task(task: Task) -> LaunchWork | None:
     num_clusters = int(task.table()[0, Header.NUM_CTA]) // config.cluster_size
     schedule = _in_order(sizes, config.work_tile_mnk, num_clusters)
     tensors = [[tensor] for tensor in (task.a, task.b, task.a_scale, task.b_scale)]
-    return launch_work(schedule, places, tensors, num_clusters, config.split_k)
+    return launch_work(schedule, places, tensors, num_clusters, config.split_k, arch in sm90.ARCHS)
 
 
 def _of_gemv(task: GemvTask) -> LaunchWork:

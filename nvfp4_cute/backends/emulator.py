@@ -29,6 +29,10 @@ from nvfp4_cute.workspace import attach
 _one_at_a_time = threading.RLock()
 
 
+WorkOf = Callable[[Plan | Task, GroupedOperands | None, str], LaunchWork | None]
+"""Of a launch, its operands if it is a plan's, and the architecture: what the clusters compute, None where it is not known."""
+
+
 @dataclass
 class Observer:
     """What a caller of :func:`observe` sees of the emulated launches.
@@ -52,7 +56,7 @@ class Observer:
     timing: bool = False
     timeline: bool = False
     count_banks: bool = False
-    work_of: Callable[[Plan | Task, GroupedOperands | None], LaunchWork | None] | None = None
+    work_of: WorkOf | None = None
     plans: list[Plan] = field(default_factory=list)
     stats: list[Any] = field(default_factory=list)
     timings: list[Timing] = field(default_factory=list)
@@ -70,7 +74,7 @@ def observe(
     timing: bool = False,
     timeline: bool = False,
     count_banks: bool = False,
-    work_of: Callable[[Plan | Task, GroupedOperands | None], LaunchWork | None] | None = None,
+    work_of: WorkOf | None = None,
 ) -> Iterator[Observer]:
     """Watch the launches that this thread makes on the emulator inside the block.
 
@@ -138,7 +142,7 @@ def run(
         for address, (name, tensor) in by_address.items():
             emulator.add_range(name, address, _span_bytes(tensor), address in written)
         if observer.work_of is not None:
-            emulator.expect(observer.work_of(plan, operands))
+            emulator.expect(observer.work_of(plan, operands, target.arch))
         _attach(emulator, plan.kernel, plan.table(operands), operands.device)
         plan.launch(operands)
     observer.plans.append(plan)
@@ -158,7 +162,7 @@ def run_task(task: Task, target: Target = B200) -> None:
         for name, tensor, writable in task.tensors():
             emulator.add_range(name, tensor.data_ptr(), _span_bytes(tensor), writable)
         if observer.work_of is not None:
-            emulator.expect(observer.work_of(task, None))
+            emulator.expect(observer.work_of(task, None, target.arch))
         table = task.table()
         _attach(emulator, kernel, table, task.device)
         kernel.function(table_pointer(table.ctypes.data), cuda.CUstream(0))

@@ -17,7 +17,7 @@ from nvfp4_cute.ops.batches import (
     split_batches,
     split_quantized,
 )
-from nvfp4_cute.ops.device_groups import check_dual_device_groups
+from nvfp4_cute.ops.device_checks import check_dual_device_groups
 from nvfp4_cute.ops.repeated import keep_list, keep_task
 from nvfp4_cute.ops.results import as_results, flat_outputs, global_scales, new_outputs
 from nvfp4_cute.ops.traced import new_group_results, refuse_config, refuse_gradients

@@ -9,7 +9,7 @@ from nvfp4_cute import backends, prepared
 from nvfp4_cute.config import KernelConfig
 from nvfp4_cute.formats import NVFP4Tensor, ScaleLayout
 from nvfp4_cute.list_form import check_list_operands
-from nvfp4_cute.ops.device_groups import check_device_groups
+from nvfp4_cute.ops.device_checks import check_device_groups
 from nvfp4_cute.ops.repeated import keep_list, keep_task
 from nvfp4_cute.ops.results import as_results, flat_outputs, global_scales, new_outputs
 from nvfp4_cute.ops.traced import as_factors, new_group_results, refuse_config, refuse_gradients

@@ -6,7 +6,7 @@ import torch
 
 from nvfp4_cute.config import KernelConfig
 from nvfp4_cute.errors import UnsupportedProblem
-from nvfp4_cute.ops.device_groups import new_device_results
+from nvfp4_cute.ops.device_checks import new_device_results
 from nvfp4_cute.problem import NVFP4, OutDtype, new_quantized_data, new_quantized_scale
 
 

@@ -14,8 +14,9 @@ from nvfp4_cute.config import KernelConfig
 from nvfp4_cute.emulator.representatives import MOST_OF_A_KIND, LaunchWork, TileWork, choose, moved
 from nvfp4_cute.emulator.timing_events import ClusterTrace, Op
 from nvfp4_cute.errors import EmulatorError
+from nvfp4_cute.list_form import check_list_operands
 from nvfp4_cute.modelled import modelled_times
-from nvfp4_cute.problem import GroupedProblem, check_list_operands
+from nvfp4_cute.problem import GroupedProblem
 from nvfp4_cute.schedule import make_schedule
 from nvfp4_cute.select import choose_config, config_for_rows
 from nvfp4_cute.targets import lookup

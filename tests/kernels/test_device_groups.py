@@ -8,7 +8,7 @@ from oracle import assert_bitwise_equal, bits
 
 from nvfp4_cute import KernelConfig, UnsupportedProblem, grouped_gemm
 from nvfp4_cute.backends.emulator import observe
-from nvfp4_cute.ops.device_groups import check_device_groups
+from nvfp4_cute.ops.device_checks import check_device_groups
 
 # Groups of no rows first, last and between; groups that end within a tile, and on its edge
 ROWS = (0, 40, 128, 1, 0, 200, 0)

@@ -25,7 +25,7 @@ from nvfp4_cute.cache import get_kernel
 from nvfp4_cute.compile import KernelKey
 from nvfp4_cute.launch import make_plan
 from nvfp4_cute.list_form import check_list_operands
-from nvfp4_cute.ops.device_groups import check_device_groups
+from nvfp4_cute.ops.device_checks import check_device_groups
 from nvfp4_cute.reference import expand_operand
 
 EVERY_FAMILY = pytest.mark.parametrize(
