@@ -213,10 +213,10 @@ class Code:
 def _wrappers(checked: bool, timed: bool, count_banks: bool) -> list[Callable[[Inst, Builder, Step], Step]]:
     # Imported when needed: the wrappers know instruction families, which import the machine, which imports this.
     from nvfp4_cute.emulator.bank_watch import counted
-    from nvfp4_cute.emulator.timing_steps import recorded
-    from nvfp4_cute.emulator.watch import watched
+    from nvfp4_cute.emulator.timing_steps import RECORDERS
+    from nvfp4_cute.emulator.watch import WATCHERS
 
-    choices = ((count_banks, counted), (checked, watched), (timed and not checked, recorded))
+    choices = ((count_banks, counted), (checked, WATCHERS.wrap), (timed and not checked, RECORDERS.wrap))
     return [wrap for chosen, wrap in choices if chosen]
 
 

@@ -9,6 +9,8 @@ from nvfp4_cute.emulator.descriptors import LOAD_SHAPES
 from nvfp4_cute.emulator.isa import (
     Builder,
     Step,
+    Wrapper,
+    Wrappers,
     lane_value,
     merge_lanes,
     mma_sync,
@@ -35,34 +37,15 @@ if TYPE_CHECKING:
     from nvfp4_cute.emulator.timing_record import Recorder
 
 
-Wrapper = Callable[[Inst, Builder, Step], Step]
-_WRAPPERS: dict[str, Wrapper] = {}
+RECORDERS = Wrappers()
+"""What records the events of an instruction."""
 _STEP_EVENTS = ("tcgen05", "cp", "wgmma", "clusterlaunchcontrol")
 """First words of opcodes whose events come through `Recorder.issue`: their instructions begin basic blocks, too."""
 
 
-def _wraps(*prefixes: str) -> Callable[[Wrapper], Wrapper]:
-    def register(function: Wrapper) -> Wrapper:
-        _WRAPPERS.update(dict.fromkeys(prefixes, function))
-        return function
-
-    return register
-
-
-def recorded(inst: Inst, b: Builder, step: Step) -> Step:
-    """The step of an instruction, wrapped to record its event if it has one."""
-    words = (*inst.opcode.split("."), *inst.mods[inst.opcode.count(".") :])
-    for count in range(len(words), 0, -1):
-        found = _WRAPPERS.get(".".join(words[:count]))
-        if found is not None:
-            return found(inst, b, step)
-    return step
-
-
 def is_event(inst: Inst) -> bool:
     """Whether an instruction may record an event."""
-    words = (inst.opcode, *inst.mods)
-    return words[0] in _STEP_EVENTS or any(".".join(words[:n]) in _WRAPPERS for n in range(1, len(words) + 1))
+    return inst.opcode in _STEP_EVENTS or RECORDERS.has(inst)
 
 
 def prepare(code: "Code") -> None:
@@ -180,7 +163,7 @@ def _clear(b: Builder, step: Step) -> Step:
 
 
 # ---- mbarriers ---------------------------------------------------------------------------------------------------
-@_wraps("mbarrier.init")
+@RECORDERS.register("mbarrier.init")
 def _init(inst: Inst, b: Builder, step: Step) -> Step:
     _, space = barriers.mbarrier_mods(inst)
     address, count = b.address(inst.operands[0]), b.read(inst.operands[1], "u32")
@@ -192,7 +175,7 @@ def _init(inst: Inst, b: Builder, step: Step) -> Step:
     return _after(note, step)
 
 
-@_wraps("mbarrier.arrive", "mbarrier.arrive_drop")
+@RECORDERS.register("mbarrier.arrive", "mbarrier.arrive_drop")
 def _arrive(inst: Inst, b: Builder, step: Step) -> Step:
     mods, space = barriers.mbarrier_mods(inst)
     expect = mods.flag("expect_tx")
@@ -212,7 +195,7 @@ def _arrive(inst: Inst, b: Builder, step: Step) -> Step:
     return run
 
 
-@_wraps("mbarrier.expect_tx", "mbarrier.complete_tx")
+@RECORDERS.register("mbarrier.expect_tx", "mbarrier.complete_tx")
 def _transaction(inst: Inst, b: Builder, step: Step) -> Step:
     _, space = barriers.mbarrier_mods(inst)
     address, amount = b.address(inst.operands[0]), b.read(inst.operands[1], "u32")
@@ -227,7 +210,7 @@ def _transaction(inst: Inst, b: Builder, step: Step) -> Step:
     return run
 
 
-@_wraps("mbarrier.test_wait", "mbarrier.try_wait")
+@RECORDERS.register("mbarrier.test_wait", "mbarrier.try_wait")
 def _wait(inst: Inst, b: Builder, step: Step) -> Step:
     """A wait that ends a phase is an event.
 
@@ -288,28 +271,28 @@ def _before_blocking(note: "Callable[[Warp], None]", step: Step) -> Step:
     return run
 
 
-@_wraps("bar.sync", "bar.cta.sync", "barrier.sync", "barrier.cta.sync")
+@RECORDERS.register("bar.sync", "bar.cta.sync", "barrier.sync", "barrier.cta.sync")
 def _bar_sync(inst: Inst, b: Builder, step: Step) -> Step:
     return _named(inst, b, step, 0, waits=True)
 
 
-@_wraps("bar.red", "bar.cta.red", "barrier.red", "barrier.cta.red")
+@RECORDERS.register("bar.red", "bar.cta.red", "barrier.red", "barrier.cta.red")
 def _bar_red(inst: Inst, b: Builder, step: Step) -> Step:
     return _named(inst, b, step, 1, waits=True)
 
 
-@_wraps("bar.arrive", "bar.cta.arrive", "barrier.arrive", "barrier.cta.arrive")
+@RECORDERS.register("bar.arrive", "bar.cta.arrive", "barrier.arrive", "barrier.cta.arrive")
 def _bar_arrive(inst: Inst, b: Builder, step: Step) -> Step:
     return _named(inst, b, step, 0, waits=False)
 
 
-_wraps("barrier.cluster.arrive")(_event(Op.CLUSTER_ARRIVE))
-_wraps("barrier.cluster.wait")(
+RECORDERS.register("barrier.cluster.arrive")(_event(Op.CLUSTER_ARRIVE))
+RECORDERS.register("barrier.cluster.wait")(
     lambda inst, b, step: _before_blocking(lambda warp: warp.track.add(Op.CLUSTER_WAIT), step)
 )
 
 
-@_wraps("nanosleep")
+@RECORDERS.register("nanosleep")
 def _sleep(inst: Inst, b: Builder, step: Step) -> Step:
     time = b.read(inst.operands[0], "u32")
     note = lambda warp: warp.track.add(Op.SLEEP, int(lane_value(time(warp), warp.first_lane())))
@@ -317,11 +300,11 @@ def _sleep(inst: Inst, b: Builder, step: Step) -> Step:
 
 
 # ---- copies ----------------------------------------------------------------------------------------------------------
-_wraps("cp.async.bulk.commit_group")(_event(Op.COMMIT_STORES))
-_wraps("cp.async.commit_group")(_event(Op.COMMIT_ASYNC))
+RECORDERS.register("cp.async.bulk.commit_group")(_event(Op.COMMIT_STORES))
+RECORDERS.register("cp.async.commit_group")(_event(Op.COMMIT_ASYNC))
 
 
-@_wraps("prefetch.tensormap")
+@RECORDERS.register("prefetch.tensormap")
 def _prefetch_map(inst: Inst, b: Builder, step: Step) -> Step:
     address = b.address(inst.operands[0])
 
@@ -334,7 +317,7 @@ def _prefetch_map(inst: Inst, b: Builder, step: Step) -> Step:
     return run
 
 
-@_wraps("cp.async.bulk.wait_group", "cp.async.wait_group", "cp.async.wait_all")
+@RECORDERS.register("cp.async.bulk.wait_group", "cp.async.wait_group", "cp.async.wait_all")
 def _wait_copies(inst: Inst, b: Builder, step: Step) -> Step:
     pending = b.imm(inst.operands[0]) if inst.operands else 0
     if inst.opcode.startswith("cp.async.bulk"):
@@ -352,44 +335,44 @@ def _columns(inst: Inst) -> int:
     return LOAD_SHAPES[shape].registers * repeat
 
 
-@_wraps("tcgen05.ld")
+@RECORDERS.register("tcgen05.ld")
 def _tensor_load(inst: Inst, b: Builder, step: Step) -> Step:
     return _event(Op.TENSOR_LOAD, _columns(inst))(inst, b, _clear(b, step))
 
 
-@_wraps("tcgen05.st")
+@RECORDERS.register("tcgen05.st")
 def _tensor_store(inst: Inst, b: Builder, step: Step) -> Step:
     return _event(Op.TENSOR_STORE, _columns(inst))(inst, b, _clear(b, step))
 
 
-_wraps("tcgen05.wait::ld")(_event(Op.WAIT_TENSOR_LOAD))
-_wraps("tcgen05.wait::st")(_event(Op.WAIT_TENSOR_STORE))
-_wraps("tcgen05.alloc")(_event(Op.ALLOCATE))
+RECORDERS.register("tcgen05.wait::ld")(_event(Op.WAIT_TENSOR_LOAD))
+RECORDERS.register("tcgen05.wait::st")(_event(Op.WAIT_TENSOR_STORE))
+RECORDERS.register("tcgen05.alloc")(_event(Op.ALLOCATE))
 
 
-@_wraps("wgmma.mma_async")
+@RECORDERS.register("wgmma.mma_async")
 def _wgmma(inst: Inst, b: Builder, step: Step) -> Step:
     in_registers = isinstance(inst.operands[1], Vector)
     form = wgmma.parse_form(inst, b, in_registers)
     return _event(Op.WGMMA, (form.a, form.n, in_registers))(inst, b, _clear(b, step))
 
 
-_wraps("wgmma.commit_group")(_event(Op.COMMIT_WGMMA))
+RECORDERS.register("wgmma.commit_group")(_event(Op.COMMIT_WGMMA))
 
 
-@_wraps("wgmma.wait_group")
+@RECORDERS.register("wgmma.wait_group")
 def _wait_wgmma(inst: Inst, b: Builder, step: Step) -> Step:
     return _event(Op.WAIT_WGMMA, b.imm(inst.operands[0]))(inst, b, step)
 
 
-@_wraps("mma")
+@RECORDERS.register("mma")
 def _mma_sync(inst: Inst, b: Builder, step: Step) -> Step:
     form = mma_sync.parse_form(inst)
     flops = 2 * 16 * 8 * form.k
     return _after(lambda warp: warp.track.multiply(form.a, flops), _clear(b, step))
 
 
-@_wraps("ldmatrix")
+@RECORDERS.register("ldmatrix")
 def _matrix_load(inst: Inst, b: Builder, step: Step) -> Step:
     return _clear(b, step)
 
@@ -418,7 +401,7 @@ def _global_lines(warp: "Warp", space: str, where: Any, nbytes: int) -> tuple[Pi
     return touched_lines(active, nbytes)
 
 
-@_wraps("ld", "ldu", "st", "atom", "red")
+@RECORDERS.register("ld", "ldu", "st", "atom", "red")
 def _access(inst: Inst, b: Builder, step: Step) -> Step:
     mods, space, _ = memory_mods(inst)
     if space not in ("global", "generic"):
@@ -476,7 +459,7 @@ def _signalled(warp: "Warp", where: Any) -> tuple[int, ...]:
     return (int(where[warp.first_lane()]),) if warp.num_active == 1 else ()
 
 
-@_wraps(
+@RECORDERS.register(
     *(
         f"{fence}.{scope}"
         for fence in ("fence.acq_rel", "fence.sc", "membar")

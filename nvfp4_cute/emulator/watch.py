@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from nvfp4_cute.emulator.isa import Builder, Reader, Step, lane_value, type_bytes
+from nvfp4_cute.emulator.isa import Builder, Reader, Step, Wrappers, lane_value, type_bytes
 from nvfp4_cute.emulator.isa.barrier import barrier_place, mbarrier_mods
 from nvfp4_cute.emulator.isa.memory import memory_mods
 from nvfp4_cute.emulator.isa.spaces import SPACES, generic_space
@@ -21,30 +21,9 @@ if TYPE_CHECKING:
     from nvfp4_cute.emulator.hazards import Checker
     from nvfp4_cute.emulator.lanes import Warp
 
-Watcher = Callable[[Inst, Builder, Step], Step]
-WATCHERS: dict[str, Watcher] = {}
+WATCHERS = Wrappers()
 
 STRONG = {"acquire", "release", "relaxed", "acq_rel", "volatile", "mmio"}
-
-
-def watcher(*prefixes: str) -> Callable[[Watcher], Watcher]:
-    """Register a wrapper for opcodes that start with one of `prefixes` (whole dotted words)."""
-
-    def register(function: Watcher) -> Watcher:
-        WATCHERS.update(dict.fromkeys(prefixes, function))
-        return function
-
-    return register
-
-
-def watched(inst: Inst, b: Builder, step: Step) -> Step:
-    """The step, wrapped by the watcher of the longest matching prefix if there is one."""
-    words = (*inst.opcode.split("."), *inst.mods[inst.opcode.count(".") :])
-    for count in range(len(words), 0, -1):
-        found = WATCHERS.get(".".join(words[:count]))
-        if found is not None:
-            return found(inst, b, step)
-    return step
 
 
 def _checker(warp: "Warp") -> "Checker":
@@ -116,7 +95,7 @@ def _keys(warp: "Warp", space: str, addresses: np.ndarray) -> list[Any]:
     return [(warp.cta.cluster.ctas[a >> RANK_SHIFT], a & OFFSET_MASK) for a in unique]
 
 
-@watcher("ld", "ldu", "st")
+@WATCHERS.register("ld", "ldu", "st")
 def _load_or_store(inst: Inst, b: Builder, step: Step) -> Step:
     mods, space, _ = memory_mods(inst)
     if space in ("param", "param::entry", "local", "const"):
@@ -153,12 +132,12 @@ def _resolved(warp: "Warp", space: str, where: Any) -> tuple[str, np.ndarray]:
     return space, addresses
 
 
-@watcher("st.async", "red.async", "st.bulk")
+@WATCHERS.register("st.async", "red.async", "st.bulk")
 def _reports_itself(inst: Inst, b: Builder, step: Step) -> Step:
     return step
 
 
-@watcher("atom", "red")
+@WATCHERS.register("atom", "red")
 def _atomic(inst: Inst, b: Builder, step: Step) -> Step:
     mods, space, _ = memory_mods(inst)
     nbytes = type_bytes(mods.type()) * int((mods.one_of("v2", "v4", "v8") or "v1")[1:])
@@ -180,7 +159,7 @@ def _atomic(inst: Inst, b: Builder, step: Step) -> Step:
     return run
 
 
-@watcher("ldmatrix", "stmatrix")
+@WATCHERS.register("ldmatrix", "stmatrix")
 def _matrix(inst: Inst, b: Builder, step: Step) -> Step:
     write, pc = inst.opcode.startswith("stmatrix"), b.pc
     address = b.address(inst.operands[0 if write else 1])
@@ -205,7 +184,7 @@ def _matrix(inst: Inst, b: Builder, step: Step) -> Step:
 
 
 # ---- fences and barriers -----------------------------------------------------------------------------------------------
-@watcher("fence")
+@WATCHERS.register("fence")
 def _fence(inst: Inst, b: Builder, step: Step) -> Step:
     words = inst.mods
     proxy = words[:2] == ("proxy", "async") or any(w.startswith("async") for w in words)
@@ -227,7 +206,7 @@ def _fence(inst: Inst, b: Builder, step: Step) -> Step:
     return run if barriers or ordering else step
 
 
-@watcher("membar")
+@WATCHERS.register("membar")
 def _membar(inst: Inst, b: Builder, step: Step) -> Step:
     def run(warp: "Warp") -> Any:
         if "cta" not in inst.mods:
@@ -282,28 +261,28 @@ def _named_gate(inst: Inst, b: Builder, position: int) -> "Callable[[Warp], Any]
     return gate
 
 
-@watcher("bar.sync", "bar.cta.sync", "barrier.sync", "barrier.cta.sync")
+@WATCHERS.register("bar.sync", "bar.cta.sync", "barrier.sync", "barrier.cta.sync")
 def _bar_sync(inst: Inst, b: Builder, step: Step) -> Step:
     return _gated(step, b.pc, _named_gate(inst, b, 0), waits=True)
 
 
-@watcher("bar.red", "bar.cta.red", "barrier.red", "barrier.cta.red")
+@WATCHERS.register("bar.red", "bar.cta.red", "barrier.red", "barrier.cta.red")
 def _bar_red(inst: Inst, b: Builder, step: Step) -> Step:
     return _gated(step, b.pc, _named_gate(inst, b, 1), waits=True)
 
 
-@watcher("bar.arrive", "bar.cta.arrive", "barrier.arrive", "barrier.cta.arrive")
+@WATCHERS.register("bar.arrive", "bar.cta.arrive", "barrier.arrive", "barrier.cta.arrive")
 def _bar_arrive(inst: Inst, b: Builder, step: Step) -> Step:
     return _gated(step, b.pc, _named_gate(inst, b, 0), waits=False)
 
 
-@watcher("barrier.cluster.arrive")
+@WATCHERS.register("barrier.cluster.arrive")
 def _cluster_arrive(inst: Inst, b: Builder, step: Step) -> Step:
     gated = _gated(step, b.pc, lambda warp: (warp.cta.cluster, warp.cta.cluster.phase), waits=False)
     return gated if "relaxed" in inst.mods else _fencing(gated)
 
 
-@watcher("barrier.cluster.wait")
+@WATCHERS.register("barrier.cluster.wait")
 def _cluster_wait(inst: Inst, b: Builder, step: Step) -> Step:
     def run(warp: "Warp") -> Any:
         checker, cluster = _checker(warp), warp.cta.cluster
@@ -331,7 +310,7 @@ def _barrier_places(inst: Inst, b: Builder, position: int) -> "Callable[[Warp], 
     return places
 
 
-@watcher("mbarrier.init")
+@WATCHERS.register("mbarrier.init")
 def _init(inst: Inst, b: Builder, step: Step) -> Step:
     places, pc = _barrier_places(inst, b, 0), b.pc
 
@@ -345,7 +324,7 @@ def _init(inst: Inst, b: Builder, step: Step) -> Step:
     return run
 
 
-@watcher("mbarrier.arrive", "mbarrier.arrive_drop")
+@WATCHERS.register("mbarrier.arrive", "mbarrier.arrive_drop")
 def _arrive(inst: Inst, b: Builder, step: Step) -> Step:
     places, pc = _barrier_places(inst, b, 1 if len(inst.operands) > 1 else 0), b.pc
 
@@ -357,7 +336,7 @@ def _arrive(inst: Inst, b: Builder, step: Step) -> Step:
     return _fencing(run) if {"release", "cluster"} <= set(inst.mods) else run
 
 
-@watcher("mbarrier.test_wait", "mbarrier.try_wait")
+@WATCHERS.register("mbarrier.test_wait", "mbarrier.try_wait")
 def _wait(inst: Inst, b: Builder, step: Step) -> Step:
     places, pc = _barrier_places(inst, b, 1), b.pc
     by_parity = "parity" in inst.mods
@@ -377,7 +356,7 @@ def _wait(inst: Inst, b: Builder, step: Step) -> Step:
 
 
 # ---- tensor memory allocation ------------------------------------------------------------------------------------------
-@watcher("tcgen05.alloc")
+@WATCHERS.register("tcgen05.alloc")
 def _alloc(inst: Inst, b: Builder, step: Step) -> Step:
     address, columns, pc = b.address(inst.operands[0]), b.read(inst.operands[1], "u32"), b.pc
 
@@ -397,7 +376,7 @@ def _alloc(inst: Inst, b: Builder, step: Step) -> Step:
     return run
 
 
-@watcher("tcgen05.dealloc")
+@WATCHERS.register("tcgen05.dealloc")
 def _dealloc(inst: Inst, b: Builder, step: Step) -> Step:
     address, columns, pc = b.read(inst.operands[0], "u32"), b.read(inst.operands[1], "u32"), b.pc
 

@@ -6,7 +6,7 @@ from grouped_gemm_check import run
 
 from nvfp4_cute.backends.emulator import observe
 from nvfp4_cute.bench.cases import select
-from nvfp4_cute.emulator import watch
+from nvfp4_cute.emulator.watch import WATCHERS
 from nvfp4_cute.problem import GroupedProblem
 from nvfp4_cute.select import choose_config
 from nvfp4_cute.targets import B200
@@ -39,7 +39,7 @@ def test_instructions_before_the_first_tma(monkeypatch, number):
 
     # A pair has L2 fetch its first K tiles before both CTAs are ready for loads.
     for opcode in ("cp.async.bulk.tensor", "cp.async.bulk.prefetch.tensor"):
-        monkeypatch.setitem(watch.WATCHERS, opcode, watcher)
+        monkeypatch.setitem(WATCHERS.by_prefix, opcode, watcher)
     case = cases.Case("start", ((64, 128, 256),) * len(competition.sizes))
     with observe(check=True):
         run(case, cases.make_operands(case), "emulator", config)

@@ -11,7 +11,7 @@ bool for predicates) when the active lanes agree, else an ndarray of 32 unsigned
 
 import importlib
 import importlib.util
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -42,6 +42,7 @@ Step = Callable[["Warp"], "Wait | Signal | int | None"]
 Reader = Callable[["Warp"], Any]
 Writer = Callable[["Warp", Any], None]
 HandlerFunction = Callable[[Inst, "Builder"], Step]
+Wrapper = Callable[[Inst, "Builder", Step], Step]
 
 FAMILIES = (
     "arith", "bits", "moves", "float_arith", "convert", "control", "memory", "barrier", "warp", "tma", "tcgen05", "mma_sync",
@@ -84,12 +85,48 @@ def find_handler(inst: Inst) -> tuple[str, HandlerFunction]:
     Raises:
         EmulatorError: no prefix is registered; names the instruction and its PTX line.
     """
-    words = (inst.opcode, *inst.mods)
-    for count in range(len(words), 0, -1):
-        prefix = ".".join(words[:count])
-        if prefix in HANDLERS:
-            return prefix, HANDLERS[prefix]
-    raise inst.unsupported(f"unknown opcode `{'.'.join(words)}` (no entry in emulator/isa HANDLERS)")
+    prefix = _longest_prefix(inst, HANDLERS)
+    if prefix is None:
+        opcode = ".".join((inst.opcode, *inst.mods))
+        raise inst.unsupported(f"unknown opcode `{opcode}` (no entry in emulator/isa HANDLERS)")
+    return prefix, HANDLERS[prefix]
+
+
+def _longest_prefix(inst: Inst, table: Container[str]) -> str | None:
+    """The longest dotted prefix of an instruction's opcode that is in a table; None if none is."""
+    words = (*inst.opcode.split("."), *inst.mods[inst.opcode.count(".") :])
+    prefixes = (".".join(words[:count]) for count in range(len(words), 0, -1))
+    return next((prefix for prefix in prefixes if prefix in table), None)
+
+
+class Wrappers:
+    """What is put around the steps of some instructions.
+
+    Attributes:
+        by_prefix: opcode prefix (whole dotted words) -> the wrapper.
+    """
+
+    def __init__(self) -> None:
+        """None yet."""
+        self.by_prefix: dict[str, Wrapper] = {}
+
+    def register(self, *prefixes: str) -> Callable[[Wrapper], Wrapper]:
+        """Register a wrapper for opcodes that start with one of `prefixes`."""
+
+        def add(function: Wrapper) -> Wrapper:
+            self.by_prefix.update(dict.fromkeys(prefixes, function))
+            return function
+
+        return add
+
+    def has(self, inst: Inst) -> bool:
+        """Whether a wrapper is registered for the instruction."""
+        return _longest_prefix(inst, self.by_prefix) is not None
+
+    def wrap(self, inst: Inst, b: "Builder", step: Step) -> Step:
+        """The step, wrapped by the wrapper of the longest matching prefix if there is one."""
+        prefix = _longest_prefix(inst, self.by_prefix)
+        return step if prefix is None else self.by_prefix[prefix](inst, b, step)
 
 
 class Mods:
