@@ -13,10 +13,10 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Int32
 
+from nvfp4_cute.scale_layout import ATOM_ROWS
+
 from .group_table import WorkTile, ceil_div
 from .warp_schedule import WARP_SIZE
-
-SF_ATOM_ROWS = 128
 
 
 @dataclass(frozen=True)
@@ -76,9 +76,7 @@ class DeviceGroups:
             m=m,
             n=self.n,
             a_row=cute.arch.shuffle_sync(lane_row, lane) if ragged else 0,
-            a_sf_block=cute.arch.shuffle_sync(lane_block_end, lane) - ceil_div(m, SF_ATOM_ROWS)
-            if ragged
-            else 0,
+            a_sf_block=cute.arch.shuffle_sync(lane_block_end, lane) - ceil_div(m, ATOM_ROWS) if ragged else 0,
             a_batch=0 if ragged else group,
             b_batch=group,
         )
@@ -117,7 +115,7 @@ class DeviceGroups:
         tile_end = tiles_before + _inclusive_sum(tiles)
         block_end = Int32(0)
         if cutlass.const_expr(self.form == "ragged"):
-            block_end = blocks_before + _inclusive_sum(ceil_div(m, SF_ATOM_ROWS))
+            block_end = blocks_before + _inclusive_sum(ceil_div(m, ATOM_ROWS))
         return m, row, tile_end, block_end
 
 

@@ -14,9 +14,9 @@ from nvfp4_cute.arch import ctas_per_sm
 from nvfp4_cute.config import check_config
 from nvfp4_cute.errors import UnsupportedProblem
 from nvfp4_cute.ops import vector_checks as checks
-from nvfp4_cute.ops.device_groups import SF_ATOM_ROWS, DeviceGroupsTask, is_m_major
-from nvfp4_cute.problem import NVFP4, Form, Gate, GroupedProblem, OutDtype, new_quantized_data
-from nvfp4_cute.scale_layout import ATOM_BYTES, ATOM_SHAPE, SF_VEC_SIZE, atom_counts, num_k_blocks
+from nvfp4_cute.ops.device_groups import DeviceGroupsTask, is_m_major
+from nvfp4_cute.problem import INT32_MAX, NVFP4, Form, Gate, GroupedProblem, OutDtype, new_quantized_data
+from nvfp4_cute.scale_layout import ATOM_BYTES, ATOM_ROWS, ATOM_SHAPE, SF_VEC_SIZE, atom_counts, num_k_blocks
 from nvfp4_cute.select import config_for_mean
 from nvfp4_cute.tensor_checks import check_out_dtype, check_quantized_columns
 
@@ -245,7 +245,7 @@ def _check_rows(name: str, tensor: torch.Tensor) -> None:
         )
     pitches = [tensor.stride(i) for i in (0, 1) if tensor.shape[i] > 1]
     checks.check_aligned(name, tensor, pitches=pitches)
-    checks.check_extent(f"rows of {name}", tensor.shape[1], checks.INT32_MAX)
+    checks.check_extent(f"rows of {name}", tensor.shape[1], INT32_MAX)
 
 
 def _named_outputs(out, out_dtype: OutDtype) -> dict[str, torch.Tensor]:
@@ -289,7 +289,7 @@ def _scale_atoms(shape: tuple[int, ...], num_groups: int, ragged: bool) -> tuple
     """Scale blocks of results [rows, N] or [G, M_max, N]."""
     *_, rows, n = shape
     row_blocks, n_blocks = atom_counts(rows, n // SF_VEC_SIZE)
-    return (rows // SF_ATOM_ROWS + num_groups, n_blocks) if ragged else (num_groups, row_blocks, n_blocks)
+    return (rows // ATOM_ROWS + num_groups, n_blocks) if ragged else (num_groups, row_blocks, n_blocks)
 
 
 def _quantized_outputs(

@@ -13,9 +13,7 @@ from nvfp4_cute.config import KernelConfig
 from nvfp4_cute.launch_table import NUM_COLUMNS, Group, Header, float32_bits
 from nvfp4_cute.problem import NVFP4, Gate, OutDtype
 from nvfp4_cute.reference import grouped_dual_gemm_reference, grouped_gemm_reference
-from nvfp4_cute.scale_layout import ATOM_BYTES, atom_counts, num_k_blocks
-
-SF_ATOM_ROWS = 128
+from nvfp4_cute.scale_layout import ATOM_BYTES, ATOM_ROWS, atom_counts, num_k_blocks
 
 
 @dataclass(frozen=True)
@@ -161,12 +159,12 @@ class DeviceGroupsTask:
         _, k_blocks = atom_counts(1, num_k_blocks(2 * self.a.shape[2]))
         dtype = torch.float32 if self.out_scale is not None else self.out.dtype
         for group, (batch, start, end, block) in enumerate(self.groups()):
-            num_blocks = -(-(end - start) // SF_ATOM_ROWS)
+            num_blocks = -(-(end - start) // ATOM_ROWS)
             scales = self.a_scale.view(-1, k_blocks * ATOM_BYTES)
             if block + num_blocks > len(scales):
                 raise ValueError(
-                    f"a_scale has {len(scales)} blocks of {SF_ATOM_ROWS} rows, and group {group} ends in block "
-                    f"{block + num_blocks}; pad every group's rows to {SF_ATOM_ROWS}"
+                    f"a_scale has {len(scales)} blocks of {ATOM_ROWS} rows, and group {group} ends in block "
+                    f"{block + num_blocks}; pad every group's rows to {ATOM_ROWS}"
                 )
             scale = scales[block : block + num_blocks].reshape(-1)
             results = self._group_reference(group, self.a[batch, start:end], scale, dtype)
@@ -205,7 +203,7 @@ class DeviceGroupsTask:
                 continue
             end = max(min(size, rows), start)
             yield 0, start, end, block
-            start, block = max(size, 0), block + -(-(end - start) // SF_ATOM_ROWS)
+            start, block = max(size, 0), block + -(-(end - start) // ATOM_ROWS)
 
     def _num_cta(self) -> int:
         """Persistent CTAs: one an SM, and no more than there can be tiles."""

@@ -13,6 +13,7 @@ from nvfp4_cute.ops import vector_checks as checks
 from nvfp4_cute.ops.batches import as_factor
 from nvfp4_cute.ops.traced import refuse_gradients
 from nvfp4_cute.ops.w4a16 import ACTIVATION_DTYPES, weight_only
+from nvfp4_cute.problem import INT32_MAX
 from nvfp4_cute.reference import gemv_reference
 from nvfp4_cute.simt_keys import GemvKey
 
@@ -171,7 +172,7 @@ def _check(a, b, a_scale, b_scale, alpha, out, out_dtype, scale_layout) -> tuple
         )
     m, row_bytes, batches = matrix.shape
     k = checks.check_k(2 * row_bytes)
-    checks.check_extent("M", m, checks.INT32_MAX)
+    checks.check_extent("M", m, INT32_MAX)
     checks.check_extent("L", batches, checks.MAX_BATCHES)
     for name, tensor, stride in (("a", matrix, matrix.stride(1)), ("b", vector, vector.stride(0))):
         if stride != 1 and tensor.numel():

@@ -17,7 +17,6 @@ ALIGN_BYTES = 16
 MAX_PITCH = 2**24
 MAX_K = 2 * MAX_PITCH
 MAX_BATCHES = 65535
-INT32_MAX = 2**31 - 1
 OUT_DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 
 

@@ -12,6 +12,7 @@ from nvfp4_cute.errors import UnsupportedProblem
 from nvfp4_cute.formats import DATA_DTYPES, SCALE_LAYOUTS
 from nvfp4_cute.launch_table import W4A16
 from nvfp4_cute.ops import vector_checks as checks
+from nvfp4_cute.problem import INT32_MAX
 from nvfp4_cute.reference import weight_only_reference
 from nvfp4_cute.simt_keys import W4A16Key
 
@@ -128,7 +129,7 @@ def _check(x, w, w_scale, alpha, out, names, out_dtype, scale_layout) -> tuple[W
             f"{max(-(-k // K_STEP), 1) * K_STEP}"
         )
     checks.check_k(k)
-    checks.check_extent("N", n, checks.INT32_MAX)
+    checks.check_extent("N", n, INT32_MAX)
     checks.check_extent("M", m, checks.MAX_BATCHES)
     checks.check_extent("L", batches, checks.MAX_BATCHES)
     for name, tensor, extent in ((name_x, rows, m), (name_w, weights, n)):
