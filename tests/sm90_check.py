@@ -1,10 +1,12 @@
 """What tests of the sm_90a grouped GEMM share: configs, problems, and how to run them."""
 
+import device_groups_check
 import torch
-from oracle import poisoned
+from oracle import bits, poisoned
 
 from nvfp4_cute import KernelConfig, grouped_gemm
 from nvfp4_cute.arch import sm90
+from nvfp4_cute.backends.emulator import observe
 from nvfp4_cute.reference import expand_operand
 
 EMULATED = "emulator:sm_90a"
@@ -33,6 +35,15 @@ def run(case, operands, backend, chosen=None):
         alpha = None if alpha is None else alpha.cuda()
     grouped_gemm(*lists, alpha=alpha, out=out, out_dtype=case.out_dtype, backend=backend, config=chosen)
     return [t.cpu() for t in out]
+
+
+def assert_sizes_on_the_device_match(form, chosen, mode):
+    """Ragged or masked groups of ``ROWS``: the emulated kernel's bits are the reference's."""
+    arguments = device_groups_check.operands(form, ROWS, n=200, k=320, slack=9)
+    expected = device_groups_check.run(arguments, "reference")
+    with observe(mode=mode, check=True):
+        actual = device_groups_check.run(arguments, EMULATED, config=chosen)
+    assert torch.equal(bits(actual), bits(expected))
 
 
 def assert_same_bits_in_every_launch(chosen):

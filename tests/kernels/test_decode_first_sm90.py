@@ -7,7 +7,14 @@ import device_groups_check
 import pytest
 import torch
 from oracle import assert_bitwise_equal, bits
-from sm90_check import EMULATED, ROWS, assert_same_bits_in_every_launch, config, run
+from sm90_check import (
+    EMULATED,
+    ROWS,
+    assert_same_bits_in_every_launch,
+    assert_sizes_on_the_device_match,
+    config,
+    run,
+)
 
 from nvfp4_cute import KernelConfig, dequantize, gemm, grouped_dual_gemm, grouped_gemm, workspace
 from nvfp4_cute.arch import ARCHS, sm90
@@ -56,11 +63,7 @@ def test_list(chosen, mode):
     ids=str,
 )
 def test_sizes_on_the_device(form, chosen, mode):
-    arguments = device_groups_check.operands(form, ROWS, n=200, k=320, slack=9)
-    expected = device_groups_check.run(arguments, "reference")
-    with observe(mode=mode, check=True):
-        actual = device_groups_check.run(arguments, EMULATED, config=chosen)
-    assert torch.equal(bits(actual), bits(expected))
+    assert_sizes_on_the_device_match(form, chosen, mode)
 
 
 @pytest.mark.slow

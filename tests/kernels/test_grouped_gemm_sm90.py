@@ -3,11 +3,16 @@
 from dataclasses import replace
 
 import cases
-import device_groups_check
 import pytest
 import torch
-from oracle import assert_bitwise_equal, bits, repro_line
-from sm90_check import EMULATED, ROWS, assert_same_bits_in_every_launch, config, run
+from oracle import assert_bitwise_equal, repro_line
+from sm90_check import (
+    EMULATED,
+    assert_same_bits_in_every_launch,
+    assert_sizes_on_the_device_match,
+    config,
+    run,
+)
 
 from nvfp4_cute import grouped_gemm
 from nvfp4_cute.backends.emulator import observe
@@ -165,11 +170,7 @@ def test_every_launch_gives_the_same_bits_on_the_gpu(tokens, split):
     [(config(96, num_cta=3), "random:1"), pytest.param(config(48), "lazy", marks=pytest.mark.slow)],
 )
 def test_sizes_on_the_device(form, chosen, mode):
-    arguments = device_groups_check.operands(form, ROWS, n=200, k=320, slack=9)
-    expected = device_groups_check.run(arguments, "reference")
-    with observe(mode=mode, check=True):
-        actual = device_groups_check.run(arguments, EMULATED, config=chosen)
-    assert torch.equal(bits(actual), bits(expected))
+    assert_sizes_on_the_device_match(form, chosen, mode)
 
 
 @pytest.mark.parametrize("tokens", [8, 32, 128, 256])
