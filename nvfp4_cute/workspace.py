@@ -1,8 +1,9 @@
 """Device memory in which one launch of a call leaves what the next one reads: decoded tokens.
 
 Calls that follow each other on a queue share it, since the first launch of one waits for the last of the one before. Each
-thread has its own: launches of two threads may alternate. It grows, by doubling, and is never freed, so that repeated calls
-allocate nothing. In a graph that is being captured it is the graph's own, from the pool of that.
+thread has its own: launches of two threads may alternate. It grows, by doubling, and is kept, so that repeated calls
+allocate nothing; what it has outgrown goes back to torch, which hands it out again on that queue alone, behind the launches
+that use it. In a graph that is being captured it is the graph's own, from the pool of that.
 """
 
 from threading import get_ident
@@ -26,9 +27,8 @@ class Workspace(NamedTuple):
     nbytes: int
 
 
-# By device, queue and thread: those in use, and those that they have replaced.
+# By device, queue and thread.
 _in_use: dict[tuple[int | None, int, int], Workspace] = {}
-_outgrown: list[Workspace] = []
 
 
 def needed_bytes(kernel: CompiledKernel, table: np.ndarray) -> int:
@@ -55,7 +55,6 @@ def take(index: int | None, queue: int, nbytes: int) -> Workspace:
     found = _in_use.get(key)
     if found is None or found.nbytes < nbytes:
         if found is not None:
-            _outgrown.append(found)
             nbytes = max(nbytes, 2 * found.nbytes)
         found = _in_use[key] = _allocate(index, nbytes)
     return found
