@@ -143,8 +143,8 @@ def run(
             emulator.add_range(name, address, _span_bytes(tensor), address in written)
         if observer.work_of is not None:
             emulator.expect(observer.work_of(plan, operands, target.arch))
-        _attach(emulator, plan.kernel, plan.table(operands), operands.device)
-        plan.launch(operands)
+        if plan.schedule.num_tiles:
+            _launch(emulator, plan.kernel, plan.table(operands), operands.device)
     observer.plans.append(plan)
 
 
@@ -154,8 +154,6 @@ def run_task(task: Task, target: Target = B200) -> None:
     Raises:
         ValueError: CUDA operands. EmulatorError: the kernel broke a rule of the machine.
     """
-    import cuda.bindings.driver as cuda
-
     with _emulated(task.device, target) as (observer, emulator):
         kernel = get_kernel(task.key(target.arch), for_emulator=True)
         emulator.register(kernel.ptx)
@@ -163,16 +161,17 @@ def run_task(task: Task, target: Target = B200) -> None:
             emulator.add_range(name, tensor.data_ptr(), _span_bytes(tensor), writable)
         if observer.work_of is not None:
             emulator.expect(observer.work_of(task, None, target.arch))
-        table = task.table()
-        _attach(emulator, kernel, table, task.device)
-        kernel.function(table_pointer(table.ctypes.data), cuda.CUstream(0))
+        _launch(emulator, kernel, task.table(), task.device)
 
 
-def _attach(emulator: Emulator, kernel: CompiledKernel, table: np.ndarray, device: torch.device) -> None:
-    """Have the emulator and the launch table know the memory that the kernel's launches hand on, if any."""
-    found = attach(kernel, table, device, 0)
-    if found is not None:
-        emulator.add_range("workspace", found.address, found.nbytes, True)
+def _launch(emulator: Emulator, kernel: CompiledKernel, table: np.ndarray, device: torch.device) -> None:
+    """Launch with this table; the emulator knows the memory, if any, that the kernel's launches hand on."""
+    import cuda.bindings.driver as cuda
+
+    held = attach(kernel, table, device, 0)
+    if held is not None:
+        emulator.add_range("workspace", held.address, held.nbytes, True)
+    kernel.function(table_pointer(table.ctypes.data), cuda.CUstream(0))
 
 
 @contextmanager
