@@ -4,56 +4,24 @@ GPU MODE x NVIDIA "Blackwell NVFP4 kernel hackathon", third problem: C = silu(A 
 fp16 C, batch size L = 1 throughout.
 """
 
-from dataclasses import dataclass
 from datetime import datetime, timezone
-from typing import Any
 
 from nvfp4_cute import speed_of_light as light
 from nvfp4_cute.problems import harness_rules
+from nvfp4_cute.problems.matrix_case import MatrixCase
 
-SEED = 1111
 RTOL = ATOL = 1e-3
 HARNESS = harness_rules.BACK_TO_BACK
 DEADLINE = datetime(2026, 1, 20, tzinfo=timezone.utc)
 
 
-@dataclass(frozen=True)
-class DualGemmCase:
-    """One shape of the problem.
-
-    Attributes:
-        m, n, k: extents in elements, n of B1 and of B2 each; m and n are multiples of 128, k of 256.
-        sol_us: published speed of light in microseconds; None for test shapes.
-        seed: of the inputs.
-    """
-
-    m: int
-    n: int
-    k: int
-    sol_us: float | None = None
-    seed: int = SEED
-
-    @property
-    def arguments(self) -> dict[str, Any]:
-        """What a case file says of the case."""
-        return {"m": self.m, "n": self.n, "k": self.k, "l": 1, "seed": self.seed}
+class DualGemmCase(MatrixCase):
+    """One shape of the problem."""
 
     @property
     def work(self) -> light.Work:
         """What it moves and computes."""
         return light.dual_gemm(self.m, self.n, self.k)
-
-    @classmethod
-    def from_arguments(cls, m: int, n: int, k: int, l: int, seed: int) -> "DualGemmCase":
-        """The case of a case file or a task.yml."""
-        if l != 1:
-            raise ValueError(f"l={l}: this problem has batch size 1 throughout")
-        return cls(m, n, k, seed=seed)
-
-    @property
-    def name(self) -> str:
-        """Readable, for example ``m256_n4096_k7168``."""
-        return f"m{self.m}_n{self.n}_k{self.k}"
 
 
 # The third repeats the first, as the official list does.
