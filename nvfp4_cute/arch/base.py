@@ -1,6 +1,7 @@
 """What every family of architectures states, and the limits that all of them share."""
 
 from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import Protocol
 
 from nvfp4_cute.config import KernelConfig
@@ -35,6 +36,34 @@ MAX_LIST_GROUPS = max_list_groups()
 def operands_on_sides(config: KernelConfig, num_b: int) -> tuple[int, int]:
     """Operands on the MMA's M side and N side, of a problem that multiplies one ``a`` by ``num_b`` operands ``b``."""
     return (num_b, 1) if config.swap_ab else (1, num_b)
+
+
+@dataclass(frozen=True)
+class StagedOperands:
+    """Bytes of one pipeline stage, by operand, and how many stages there are. Plain integers, printable.
+
+    Attributes:
+        a_stage_bytes, sfa_stage_bytes: of each operand on the MMA's M side, and of its scales.
+        b_stage_bytes, sfb_stage_bytes: of each on its N side.
+        num_ab_stage: stages.
+        num_m, num_n: operands on the M side and on the N side.
+        exchange_bytes: what the other CTAs that share K tiles send to one of them.
+    """
+
+    a_stage_bytes: int
+    b_stage_bytes: int
+    sfa_stage_bytes: int
+    sfb_stage_bytes: int
+    num_ab_stage: int
+    num_m: int = 1
+    num_n: int = 1
+    exchange_bytes: int = 0
+
+    @property
+    def stage_bytes(self) -> int:
+        """Bytes that the TMA of one stage writes: the transaction count of its barrier."""
+        m_side, n_side = self.a_stage_bytes + self.sfa_stage_bytes, self.b_stage_bytes + self.sfb_stage_bytes
+        return self.num_m * m_side + self.num_n * n_side
 
 
 class SmemUse(Protocol):

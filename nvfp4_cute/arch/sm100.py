@@ -6,7 +6,7 @@ Limits: CUDA C++ programming guide, technical specifications (227 KiB of shared 
 
 from dataclasses import dataclass, replace
 
-from nvfp4_cute.arch.base import DECODED_BY_THE_MMA, INTERLEAVE, operands_on_sides
+from nvfp4_cute.arch.base import DECODED_BY_THE_MMA, INTERLEAVE, StagedOperands, operands_on_sides
 from nvfp4_cute.config import KernelConfig
 from nvfp4_cute.scale_layout import SF_VEC_SIZE
 
@@ -86,32 +86,8 @@ SF_ATOM_ROWS = 128
 SF_ATOM_COLS = 4
 
 
-@dataclass(frozen=True)
-class SmemPlan:
-    """Bytes of one pipeline stage, by operand, and of all stages. Plain integers, printable.
-
-    Attributes:
-        a_stage_bytes, sfa_stage_bytes: of each operand on the MMA's M side, and of its scales.
-        b_stage_bytes, sfb_stage_bytes: of each on its N side.
-        num_ab_stage: stages.
-        num_m, num_n: operands on the M side and on the N side.
-        exchange_bytes: what the other CTAs that share K tiles send to one of them.
-    """
-
-    a_stage_bytes: int
-    b_stage_bytes: int
-    sfa_stage_bytes: int
-    sfb_stage_bytes: int
-    num_ab_stage: int
-    num_m: int = 1
-    num_n: int = 1
-    exchange_bytes: int = 0
-
-    @property
-    def stage_bytes(self) -> int:
-        """Bytes that the TMA of one stage writes: the transaction count of its barrier."""
-        m_side, n_side = self.a_stage_bytes + self.sfa_stage_bytes, self.b_stage_bytes + self.sfb_stage_bytes
-        return self.num_m * m_side + self.num_n * n_side
+class SmemPlan(StagedOperands):
+    """Shared memory of one CTA."""
 
     @property
     def total_bytes(self) -> int:

@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
-from nvfp4_cute.arch.base import DECODED_BY_THE_MMA, INTERLEAVE, operands_on_sides
+from nvfp4_cute.arch.base import DECODED_BY_THE_MMA, INTERLEAVE, StagedOperands, operands_on_sides
 from nvfp4_cute.config import KernelConfig
 from nvfp4_cute.scale_layout import SF_VEC_SIZE
 
@@ -92,34 +92,15 @@ SF_ATOM_ROWS = 128
 SF_ROW_GROUP = 32
 
 
-@dataclass(frozen=True)
-class SmemPlan:
-    """Bytes of one pipeline stage, by operand, and of all stages. Plain integers, printable.
+@dataclass(frozen=True, kw_only=True)
+class SmemPlan(StagedOperands):
+    """Shared memory of one CTA.
 
     Attributes:
         row_bytes: of a row of a K tile.
-        a_stage_bytes, sfa_stage_bytes: of each operand on the MMA's M side, and of its scales.
-        b_stage_bytes, sfb_stage_bytes: of each on its N side.
-        num_ab_stage: stages.
-        num_m, num_n: operands on the M side and on the N side.
-        exchange_bytes: sums that a CTA gets from the others of its cluster.
     """
 
     row_bytes: int
-    a_stage_bytes: int
-    b_stage_bytes: int
-    sfa_stage_bytes: int
-    sfb_stage_bytes: int
-    num_ab_stage: int
-    num_m: int = 1
-    num_n: int = 1
-    exchange_bytes: int = 0
-
-    @property
-    def stage_bytes(self) -> int:
-        """Bytes that the TMA of one stage writes: the transaction count of its barrier."""
-        m_side, n_side = self.a_stage_bytes + self.sfa_stage_bytes, self.b_stage_bytes + self.sfb_stage_bytes
-        return self.num_m * m_side + self.num_n * n_side
 
     @property
     def buffer_bytes(self) -> tuple[int, int, int, int]:
