@@ -1,6 +1,7 @@
 """Kernels that use tensor memory: a bulk copy brings their operands to shared memory, and they dump what they made."""
 
 import numpy as np
+from small_kernels import wait
 
 from nvfp4_cute.emulator.driver import run_ptx
 
@@ -12,21 +13,8 @@ REGS = """.reg .pred %p<8>;
 .reg .b64 %rd<32>;
 """
 DATA = 1024  # offset of the operands in dynamic shared memory
-WAIT = """{{
-.reg .pred P1;
-LAB_WAIT:
-mbarrier.try_wait.parity.shared.b64 P1, [%r1+{at}], {parity}, 10000000;
-@P1 bra.uni DONE;
-bra.uni LAB_WAIT;
-DONE:
-}}
-"""
 V64 = ", ".join(f"%v{i}" for i in range(64))
 SMEM_BASE = 1024  # of the shared window
-
-
-def wait(at: int, parity: int = 0) -> str:
-    return WAIT.format(at=at, parity=parity)
 
 
 def kernel(body: str, *, nbytes: int, columns: int = 512, cluster: bool = False, alloc: bool = True) -> str:
