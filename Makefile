@@ -22,7 +22,7 @@ help:  ## list the targets
 demo: .venv/installed  ## run the sm_100a kernel on the emulator and compare every output bit (no GPU needed)
 	$(BIN)/nvfp4-cute demo $(ARGS)
 
-test: .venv/installed  ## the fast tests, under 10 minutes on two cores
+test: .venv/installed  ## the fast tests, under 15 minutes on two cores
 	$(BIN)/python -m pytest -n auto --dist worksteal -m "not slow" $(ARGS)
 
 test-all: .venv/installed  ## every test, the long matrices included
