@@ -212,7 +212,7 @@ class GroupedGemmSm90:
                     sfb_address=buffers.weight_scales,
                     b_stage_bytes=plan.num_b * plan.b_stage_bytes,
                     sfb_stage_bytes=plan.num_b * plan.sfb_stage_bytes,
-                    decoded_ptr=sDecoded.iterator,
+                    decoded_address=sDecoded.iterator.toint(),
                     staging_address=staging.toint(),
                     groups=groups,
                     outputs=outputs,

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Float16, Float32, Int32, Uint32
-from cutlass.cute.nvgpu import OperandMajorMode, warpgroup
+from cutlass import Float32, Int32, Uint32
+from cutlass.cute.nvgpu import warpgroup
 
 from nvfp4_cute.arch.sm90 import SLABS, token_counts
 from nvfp4_cute.config import KernelConfig
@@ -19,21 +19,15 @@ from ..common.output_kind import OutputKind
 from ..common.output_table import OutputTable
 from ..common.ring import CONSUMER_PHASE, Ring, arrive_warp, next_stage
 from ..common.split_k import PartialSums, add_sums, k_tiles_of_cta, send_sums
-from .activations import SLAB_ROW_BYTES
 from .decode import decode_scales, decode_word
 from .epilogue import store_tile
 from .operands import SF_ATOM_BYTES, load_shared, load_shared_half, tokens_multiplied
 from .tile_walk import start_walk, tile_of_cta
-from .warp_schedule import GROUP_THREADS
 from .weight_rows import LaneRows, lane_rows
+from .wgmma import multiply_slab, slab_matrix
 
-MMA_M = 64
-MMA_K = 16
-# MMAs along K in a slab of 64 values, and a lane's words for them, which have one scale.
-SLAB_STEPS = 4
+# A lane's words of a row for the MMAs of a slab, which have one scale.
 SLAB_WORDS = 2
-# An MMA of more has more operands than the registers that a thread is launched with.
-MAX_MMA_TOKENS = 128
 # Rows of weights that a lane has of an MMA.
 LANE_ROWS = 2
 UNIT_WORDS = 4
@@ -45,7 +39,7 @@ class MathArgs:
 
     Attributes:
         b_address, sfb_address: shared addresses of the packed weights and of their scales, stage 0.
-        decoded_ptr: fp16 tokens in shared memory, swizzled as wgmma reads them: ``decoded_tensor``.
+        decoded_address: shared address of the fp16 tokens, stage 0: ``wgmma.slab_matrix``.
         staging_address: shared address where results are turned, ``epilogue.STAGING_BYTES`` a warpgroup.
         b_stage_bytes, sfb_stage_bytes: of the weights of one stage, and of their scales.
         groups: ``GroupTable`` or ``DeviceGroups``.
@@ -57,7 +51,7 @@ class MathArgs:
     sfb_address: Int32
     b_stage_bytes: int
     sfb_stage_bytes: int
-    decoded_ptr: cute.Pointer
+    decoded_address: Int32
     staging_address: Int32
     groups: object
     outputs: OutputTable
@@ -67,21 +61,6 @@ class MathArgs:
     packed: Ring
     decoded: Ring
     stages_of_k_tile: int
-
-
-def make_tiled_mma(tokens: int) -> cute.TiledMma:
-    """m64nNk16, fp16 x fp16 -> fp32, A in registers, B in shared memory, both K-major (PTX ISA 9.7.15.5)."""
-    op = warpgroup.MmaF16BF16Op(
-        Float16,
-        Float32,
-        (MMA_M, tokens, MMA_K),
-        warpgroup.OperandSource.RMEM,
-        OperandMajorMode.K,
-        OperandMajorMode.K,
-    )
-    tiled_mma = cute.make_tiled_mma(op)
-    tiled_mma.set(warpgroup.Field.ACCUMULATE, True)
-    return tiled_mma
 
 
 @dataclass(frozen=True)
@@ -168,12 +147,12 @@ def _accumulate(
             if cutlass.const_expr(slab % slabs_of_stage == 0):
                 # MMAs' descriptors in uniform registers: without this the compiler moves each one there by itself.
                 uniform_stage = cute.arch.make_warp_uniform(in_stage)
-            tCrA = _decode_slab(weights.words, scales, slab)
+            decoded = _decode_slab(weights.words, scales, slab)
             if cutlass.const_expr(slab % slabs_of_stage == 0):
                 cute.arch.mbarrier_wait(args.decoded.full(in_stage), in_phase)
-            _multiply_slab(
-                args, acc, tCrA, tokens, token_counts(tile_m), slab % slabs_of_stage, uniform_stage
-            )
+            place = uniform_stage * slabs_of_stage + slab % slabs_of_stage
+            matrix = slab_matrix(args.decoded_address, place, tile_m)
+            multiply_slab(acc, decoded, tokens, token_counts(tile_m), matrix)
             if cutlass.const_expr(slab == 0):
                 # The MMAs have what was read. An arrival right behind the reads does not wait for them on an H200.
                 arrive_warp(args.packed.empty(read_stage))
@@ -196,85 +175,6 @@ def _accumulate(
 
 
 @cute.jit
-def _multiply_slab(
-    args: MathArgs,
-    acc: cute.Tensor,
-    tCrA: cute.Tensor,
-    tokens: Int32,
-    counts: cutlass.Constexpr,
-    slab: cutlass.Constexpr,
-    stage: Int32,
-):
-    """Issue a slab's MMAs for the one of ``counts`` that is ``tokens``: the last one, which most tiles have, or by halving."""
-    *others, most = counts
-    if cutlass.const_expr(not others):
-        _multiply_tokens(args, acc, tCrA, most, slab, stage)
-    else:
-        middle = len(others) // 2
-        if tokens == most:
-            _multiply_tokens(args, acc, tCrA, most, slab, stage)
-        else:
-            if cutlass.const_expr(middle == 0):
-                _multiply_slab(args, acc, tCrA, tokens, others, slab, stage)
-            else:
-                if tokens < others[middle]:
-                    _multiply_slab(args, acc, tCrA, tokens, others[:middle], slab, stage)
-                else:
-                    _multiply_slab(args, acc, tCrA, tokens, others[middle:], slab, stage)
-
-
-@cute.jit
-def _multiply_tokens(
-    args: MathArgs,
-    acc: cute.Tensor,
-    tCrA: cute.Tensor,
-    tokens: cutlass.Constexpr,
-    slab: cutlass.Constexpr,
-    stage: Int32,
-):
-    """A group of MMAs, in parts of at most ``MAX_MMA_TOKENS``.
-
-    All of it is in one branch, its end too: then the compiler knows what waits for it, and needs no registers but one
-    tile's, whatever the tokens.
-    """
-    parts = [
-        _make_part(args, acc, first, min(tokens - first, MAX_MMA_TOKENS))
-        for first in range(0, tokens, MAX_MMA_TOKENS)
-    ]
-    warpgroup.fence()
-    for step in cutlass.range_constexpr(SLAB_STEPS):
-        for tiled_mma, tCrB, tCrC in parts:
-            b = tCrB[(None, None, slab * SLAB_STEPS + step, stage)]
-            cute.gemm(tiled_mma, tCrC, tCrA[(None, None, step)], b, tCrC)
-    warpgroup.commit_group()
-
-
-def _make_part(args: MathArgs, acc: cute.Tensor, first: int, tokens: int) -> tuple:
-    """An MMA of the tokens from ``first`` on, what it reads of them, (MMA, MMA_N, MMA_K, STAGE), and (MMA, MMA_M, MMA_N) sums."""
-    tiled_mma = make_tiled_mma(tokens)
-    thr_mma = tiled_mma.get_slice(cute.arch.thread_idx()[0] % GROUP_THREADS)
-    sB = decoded_tensor(
-        args.decoded_ptr + first * SLAB_ROW_BYTES // 2,
-        tokens,
-        args.config.work_tile_mnk[0],
-        SLABS // args.stages_of_k_tile,
-        args.decoded.num_stages,
-    )
-    tCrB = tiled_mma.make_fragment_B(thr_mma.partition_B(sB))
-    c_layout = tiled_mma.make_fragment_C(tiled_mma.partition_shape_C((MMA_M, tokens))).layout
-    return tiled_mma, tCrB, cute.make_tensor(acc.iterator + first // 2, c_layout)
-
-
-def decoded_tensor(ptr: cute.Pointer, tokens: int, tile_m: int, slabs: int, num_stages: int) -> cute.Tensor:
-    """So many tokens of every stage: (TOKENS, 64 * SLABS, STAGE) fp16, K-major in 128-byte swizzle atoms of eight rows."""
-    slab_values = tile_m * SLAB_ROW_BYTES // 2
-    layout = cute.make_layout(
-        ((8, tokens // 8), (64, slabs), num_stages), stride=((64, 512), (1, slab_values), slabs * slab_values)
-    )
-    return cute.make_tensor(ptr, layout)
-
-
-@cute.jit
 def _load_weights(args: MathArgs, weights: Weights, rows: LaneRows, stage: Int32, phase: Int32):
     """Wait for the packed stage and read the lane's part of it; the stage after it."""
     unit = cute.arch.thread_idx()[0] % 4
@@ -291,16 +191,12 @@ def _load_weights(args: MathArgs, weights: Weights, rows: LaneRows, stage: Int32
     return next_stage(args.packed, stage, phase)
 
 
-@cute.jit
-def _decode_slab(words: cute.Tensor, scales: list, slab: cutlass.Constexpr) -> cute.Tensor:
-    """fp16 weights of four MMAs: (MMA, MMA_M, MMA_K). Registers of an MMA: rows r, r + 8, then both eight K on."""
-    tCrA = cute.make_rmem_tensor(((2, 2, 2), 1, SLAB_STEPS), Float16)
-    registers = cute.recast_tensor(tCrA, Uint32)
-    for word in cutlass.range_constexpr(SLAB_WORDS):
-        for i in cutlass.range_constexpr(LANE_ROWS):
-            pairs = decode_word(words[SLAB_WORDS * slab + word, i], scales[i], slab == 1)
-            for u in cutlass.range_constexpr(2):
-                register = (2 * word + u) * 4 + i
-                registers[register] = pairs[2 * u]
-                registers[register + 2] = pairs[2 * u + 1]
-    return tCrA
+def _decode_slab(words: cute.Tensor, scales: list, slab: int) -> list:
+    """fp16 weights of a slab's MMAs, as ``multiply_slab`` takes them."""
+    decoded = []
+    for word in range(SLAB_WORDS):
+        rows = [
+            decode_word(words[SLAB_WORDS * slab + word, i], scales[i], slab == 1) for i in range(LANE_ROWS)
+        ]
+        decoded += [row[pair] for pair in range(2 * SLAB_WORDS) for row in rows]
+    return decoded

@@ -226,7 +226,7 @@ def release_math(ptx: str) -> str:
 
 def release_weights(ptx: str) -> str:
     """sm_90a: the packed stage is released before its weights are decoded, at the head of the loop over K tiles."""
-    block = next(re.finditer(LOCAL, ptx))
+    block = re.search(rf"(?:(?:shl|add)\.[bs]32[^;]*;\s*)*{LOCAL}", ptx)  # with what finds the barrier
     ptx = splice(ptx, block, "")
     head = ptx.index(".pragma", ptx.rindex("$L__", 0, ptx.rindex("wgmma.fence", 0, block.start())))
     return ptx[:head] + block.group() + ptx[head:]

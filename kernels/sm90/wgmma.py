@@ -1,0 +1,109 @@
+"""The MMAs of a slab, for each number of tokens that a tile may have, as one operation of the compiler.
+
+Of CuTe's atoms each MMA is an operation that takes all of its sums and gives them back, and every number of tokens is a
+region that does so, too: more than half of what there was to compile. Here a number is a label in one block of PTX.
+"""
+
+import cutlass.cute as cute
+from cutlass import Float32, Int32
+from cutlass._mlir import ir
+from cutlass._mlir.dialects import llvm, vector
+
+MMA_M, MMA_K = 64, 16
+# MMAs along K in a slab of 64 values, and a lane's words of weights for each.
+SLAB_STEPS = 4
+STEP_WORDS = 4
+# An MMA of more has more operands than the registers that a thread is launched with.
+MAX_MMA_TOKENS = 128
+# A matrix descriptor (PTX ISA 9.7.15.5.1) counts in 16 bytes. Upper word: 1024 bytes from eight rows to the next eight, and
+# a swizzle of 128 bytes. Lower word: where the matrix begins, and a distance that such a swizzle makes 1.
+UNIT_BYTES = 16
+UPPER_WORD = 1 << 30 | 1024 // UNIT_BYTES
+DISTANCE = 1 << 16
+# From one MMA's tokens to the next one's along K, and from a token to the next.
+STEP_UNITS = MMA_K * 2 // UNIT_BYTES
+TOKEN_UNITS = 128 // UNIT_BYTES
+
+
+def slab_matrix(address: Int32, slab: Int32, num_tokens: int) -> Int32:
+    """Lower word of the descriptor of a slab's tokens.
+
+    Args:
+        address: shared address of (SLAB, TOKEN, 64) fp16: rows of 128 bytes, their 16-byte units swizzled by the row.
+        num_tokens: of a slab.
+    """
+    return (address // UNIT_BYTES | DISTANCE) + slab * (num_tokens * TOKEN_UNITS)
+
+
+def multiply_slab(acc: cute.Tensor, weights: list, tokens: Int32, counts: list, matrix: Int32) -> None:
+    """Issue a group of MMAs, m64nNk16 of fp16 (PTX ISA 9.7.15.5), in parts of at most ``MAX_MMA_TOKENS``.
+
+    Args:
+        acc: fp32 sums; value 4i + 2h + e of a lane: row h * 8 of its own, token 8i + 2 * (lane % 4) + e.
+        weights: ``STEP_WORDS`` Uint32 of two fp16 for each MMA along K: rows r, r + 8, then both eight K on.
+        tokens: how many are multiplied, one of ``counts``, which ascend: the last, which most tiles have, is tried first.
+        matrix: of the tokens: ``slab_matrix``.
+    """
+    num_sums, sums = cute.size(acc), acc.load().ir_value()
+    inputs = [vector.extract(sums, [], [i]) for i in range(num_sums)]
+    inputs += [value.ir_value() for value in (*weights, tokens, matrix)]
+    # Results come first among the operands of the block; the first inputs are in the same registers.
+    tied = [str(i) for i in range(num_sums)]
+    results = llvm.inline_asm(
+        ir.Type.parse(f"!llvm.struct<({', '.join(['f32'] * num_sums)})>"),
+        inputs,
+        _Block(num_sums).text(counts),
+        ",".join(["=f"] * num_sums + tied + ["r"] * (len(inputs) - num_sums)),
+        has_side_effects=True,
+    )
+    values = [llvm.extractvalue(Float32.mlir_type, results, [i]) for i in range(num_sums)]
+    stored = vector.from_elements(ir.VectorType.get([num_sums], Float32.mlir_type), values)
+    acc.store(cute.TensorSSA(stored, num_sums, Float32))
+
+
+class _Block:
+    """PTX of a slab's MMAs with so many sums."""
+
+    def __init__(self, num_sums: int):
+        names = [f"${i}" for i in range(2 * num_sums + SLAB_STEPS * STEP_WORDS + 2)]
+        self.sums = names[:num_sums]
+        *self.words, self.tokens, self.matrix = names[2 * num_sums :]
+
+    def text(self, counts: list) -> str:
+        """A scope with registers and labels of its own."""
+        registers = ".reg .pred is_other, accumulate;\n.reg .b32 low;\n.reg .b64 tokens;\nsetp.eq.b32 accumulate, 0, 0;"
+        return "\n".join(["{", registers, *self._choice(counts, "OTHERS"), "DONE:", "}"])
+
+    def _choice(self, counts: list, label: str) -> list[str]:
+        """One of the groups: the last one, or by halving."""
+        *others, most = counts
+        if not others:
+            return self._group(most)
+        lines = self._branch("ne", most, label) + self._group(most) + [f"{label}:"]
+        middle = len(others) // 2
+        if middle:
+            upper = f"{label}_UPPER"
+            lines += self._branch("ge", others[middle], upper) + self._choice(
+                others[:middle], f"{label}_LOWER"
+            )
+            lines += [f"{upper}:"]
+        return lines + self._choice(others[middle:], f"{label}_OTHERS")
+
+    def _branch(self, comparison: str, count: int, label: str) -> list[str]:
+        return [f"setp.{comparison}.s32 is_other, {self.tokens}, {count};", f"@is_other bra {label};"]
+
+    def _group(self, tokens: int) -> list[str]:
+        """All MMAs of one number of tokens, and their end: so the assembler knows what waits for them."""
+        lines = ["wgmma.fence.sync.aligned;"]
+        for step in range(SLAB_STEPS):
+            words = ", ".join(self.words[STEP_WORDS * step : STEP_WORDS * (step + 1)])
+            for first in range(0, tokens, MAX_MMA_TOKENS):
+                last = min(first + MAX_MMA_TOKENS, tokens)
+                sums = ", ".join(self.sums[first // 2 : last // 2])
+                lines += [
+                    f"add.s32 low, {self.matrix}, {first * TOKEN_UNITS + step * STEP_UNITS};",
+                    f"mov.b64 tokens, {{low, {UPPER_WORD:#x}}};",
+                    f"wgmma.mma_async.sync.aligned.m{MMA_M}n{last - first}k{MMA_K}.f32.f16.f16",
+                    f"{{{sums}}}, {{{words}}}, tokens, accumulate, 1, 1, 0;",
+                ]
+        return [*lines, "wgmma.commit_group.sync.aligned;", "bra.uni DONE;"]
