@@ -4,6 +4,7 @@ Everything is asked when `run` (or a function here) is called; nothing is import
 """
 
 import importlib.metadata
+import importlib.util
 import os
 import platform
 from dataclasses import dataclass
@@ -61,6 +62,12 @@ def version_problem(found: dict[str, str | None]) -> str | None:
     if len(set(dsl.values())) > 1:
         listed = ", ".join(f"{name} {version}" for name, version in dsl.items())
         return f"{listed}: all must have one version; run `pip install --force-reinstall {DSL_PREFIX}=={found[DSL_PREFIX]}`"
+    # The package has it in a folder of its own, which a .pth file names.
+    if importlib.util.find_spec("cutlass") is None:
+        return (
+            f"{DSL_PREFIX} {found[DSL_PREFIX]} is installed, but its module `cutlass` is not found: its .pth file is read "
+            "only in the environment that it is installed in; run `pip install -e .` in this one"
+        )
     return None
 
 

@@ -46,6 +46,16 @@ def test_version_problem_names_the_fix():
     )
 
 
+def test_a_package_on_the_path_alone_is_not_usable(machine, monkeypatch):
+    machine()
+    monkeypatch.setattr(doctor.importlib.util, "find_spec", lambda name: None)
+    text, usable = doctor.report()
+    assert (
+        f"{DSL} {importlib.metadata.version(DSL)} is installed, but its module `cutlass` is not found" in text
+    )
+    assert "not usable: nvidia-cutlass-dsl" in text and not usable
+
+
 def test_what_the_compiler_refuses_is_said(machine, monkeypatch):
     from cutlass.base_dsl import enums
 
