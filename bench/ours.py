@@ -36,6 +36,8 @@ def prepare(case: Case, operands: Operands, backend: str) -> Prepared:
         return _dual_gemm(operands, backend)
     if case.form == "ragged":
         return _ragged(case, operands, backend)
+    if case.operation == "gemm" and case.sizes[0][0] == 1:
+        return _gemm(operands, backend)
     a, b, a_scale, b_scale, out = map(
         list, (operands.a, operands.b, operands.a_scale, operands.b_scale, operands.out)
     )
@@ -43,6 +45,15 @@ def prepare(case: Case, operands: Operands, backend: str) -> Prepared:
         a, b, a_scale, b_scale, out=out, out_dtype=torch.float16, backend=backend
     )
     return Prepared(call, out)
+
+
+def _gemm(operands: Operands, backend: str) -> Prepared:
+    """One row of activations, for which ``gemm`` may have another kernel."""
+    (a,), (b,), (a_scale,), (b_scale,), (out,) = (
+        operands.a, operands.b, operands.a_scale, operands.b_scale, operands.out
+    )  # fmt: skip
+    call = lambda: nvfp4_cute.gemm(a, b, a_scale, b_scale, out=out, out_dtype=torch.float16, backend=backend)
+    return Prepared(call, [out])
 
 
 def _gemv(operands: Operands, backend: str) -> Prepared:

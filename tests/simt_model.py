@@ -1,12 +1,16 @@
 """What the kernels in kernels/simt compute, in their own order of summation: NumPy float32, one operation a step."""
 
+from dataclasses import dataclass
+
 import numpy as np
 import torch
 
 from nvfp4_cute.arch import simt
 from nvfp4_cute.reference import expand_operand
+from nvfp4_cute.scale_layout import padded_shape, to_blocked
 
 BLOCK = 16
+NAN_CODE = 0x7F
 
 
 def gemv_in_order(a, b, a_scale, b_scale, alpha=None, out_dtype=torch.float32):
@@ -36,3 +40,47 @@ def gemv_in_order(a, b, a_scale, b_scale, alpha=None, out_dtype=torch.float32):
     if alpha is not None:
         total = total * np.float32(alpha)
     return torch.from_numpy(total).to(out_dtype)
+
+
+@dataclass(frozen=True)
+class Operands:
+    """a [M, K/2, L], b [K/2, L] uint8; scales [L, rm, rk, 32, 4, 4], NaN in all padding."""
+
+    a: torch.Tensor
+    b: torch.Tensor
+    a_scale: torch.Tensor
+    b_scale: torch.Tensor
+
+    def __iter__(self):
+        return iter((self.a, self.b, self.a_scale, self.b_scale))
+
+
+def make_gemv_operands(m, k, l=1, seed=0, small_scales=False):
+    """Every byte of values; scales of all finite codes, both signs, or of 1 and 2. Rows lie 16 bytes apart, or more."""
+    generator = torch.Generator().manual_seed(seed)
+
+    def values(*shape):
+        buffer = torch.full((*shape[:-1], -(-k // 32) * 16), 0x77, dtype=torch.uint8)
+        buffer[..., : k // 2] = torch.randint(0, 256, shape, dtype=torch.uint8, generator=generator)
+        return buffer[..., : k // 2]
+
+    def scales(rows):
+        shape = padded_shape(rows, k // 16)
+        codes = torch.full((l, *shape), NAN_CODE, dtype=torch.uint8)
+        drawn = torch.randint(0, 254, (l, rows, k // 16), generator=generator)
+        finite = torch.tensor([0x38, 0x40])[drawn % 2] if small_scales else drawn + (drawn >= 127).int()
+        codes[:, :rows, : k // 16] = finite.to(torch.uint8)
+        return to_blocked(codes)
+
+    return Operands(values(l, m, k // 2).permute(1, 2, 0), values(l, k // 2).t(), scales(m), scales(1))
+
+
+def gemv_expected(operands, alpha=None, out_dtype=torch.float32):
+    """[M, L] in the kernel's order."""
+    a, b, a_scale, b_scale = operands
+    alphas = [None] * b.shape[1] if alpha is None else alpha.expand(b.shape[1]).tolist()
+    columns = [
+        gemv_in_order(a[:, :, l], b[:, l], a_scale[l], b_scale[l], alphas[l], out_dtype)
+        for l in range(b.shape[1])
+    ]
+    return torch.stack(columns, dim=1)

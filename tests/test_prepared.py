@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import nvfp4_cute
-from nvfp4_cute import backends, gemm, grouped_dual_gemm, grouped_gemm, prepared, targets
+from nvfp4_cute import backends, gemm, gemv, grouped_dual_gemm, grouped_gemm, prepared, targets
 from nvfp4_cute.backends import reference
 from nvfp4_cute.backends.emulator import on_emulator
 from nvfp4_cute.cache import get_kernel
@@ -325,6 +325,40 @@ def test_the_second_gemm_is_launched_without_checks(gpu, monkeypatch, batches):
     result = gemm(*again, alpha)
     assert result.stride() == first.stride()
     torch.testing.assert_close(result, expected, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize(
+    ("operation", "batches", "own_out"),
+    [("gemv", 1, True), ("gemv", 2, False), ("gemm of one row", 2, True), ("gemm of one row", 1, False)],
+)
+def test_the_second_gemv_is_launched_without_checks(gpu, monkeypatch, batches, operation, own_out):
+    monkeypatch.setattr(sys.modules["nvfp4_cute.ops.one_row"], "is_gemv_for_one_row", lambda arch: True)
+    is_gemv = operation == "gemv"
+    function = gemv if is_gemv else gemm
+
+    def operands():
+        weights, row = (random_bytes(batches, rows, 64).permute(1, 2, 0) for rows in (40, 1))
+        scales = [*random_bytes(2, batches, 1, 2, 32, 4, 4)]
+        return [weights, row[0], *scales] if is_gemv else [row, weights, *scales]
+
+    alpha = torch.linspace(0.5, 2.0, batches)
+    first = function(*operands(), alpha)
+    out = function(*operands(), alpha) if own_out else None
+    if own_out:
+        function(*operands(), alpha, out=out)
+    again = operands()
+    expected = function(*again, alpha.clone(), backend="reference")
+    monkeypatch.setattr(sys.modules[f"nvfp4_cute.ops.{function.__name__}"], "_check", None)
+    result = function(*again, alpha, out=out)
+    assert result.stride() == first.stride() and (result is out) == own_out
+    torch.testing.assert_close(result, expected, rtol=0, atol=0)
+
+
+def test_an_output_that_touches_the_matrix_is_refused_after_a_prepared_gemv(gpu):
+    weights, vector, scales = random_bytes(40, 64), random_bytes(64), random_bytes(2, 1024)
+    gemv(weights, vector, *scales, out=torch.zeros(40, dtype=torch.bfloat16))
+    with pytest.raises(ValueError, match="out overlaps a in memory"):
+        gemv(weights, vector, *scales, out=weights.view(-1)[:80].view(torch.bfloat16))
 
 
 def dual_arguments(form, layout):

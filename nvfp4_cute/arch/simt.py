@@ -26,6 +26,11 @@ def gemv_blocks_per_sm(arch: str) -> int:
     return 4 if arch in ("sm_90a", "sm_120a", "sm_121a") else 6
 
 
+def is_gemv_for_one_row(arch: str) -> bool:
+    """Whether a gemv takes less time than a GEMM of one row: measured on an H200 (``bench/results/h200_gemv.md``)."""
+    return arch == "sm_90a"
+
+
 def check_arch(arch: str) -> None:
     """Raises UnsupportedTarget where these kernels do not run."""
     if arch not in ARCHS:

@@ -20,7 +20,8 @@ from nvfp4_cute.ops.batches import (
     split_batches,
     split_quantized,
 )
-from nvfp4_cute.ops.repeated import keep_list
+from nvfp4_cute.ops.one_row import one_row_task
+from nvfp4_cute.ops.repeated import keep_list, keep_task
 from nvfp4_cute.ops.results import as_results
 from nvfp4_cute.ops.traced import refuse_config, refuse_gradients
 from nvfp4_cute.ops.w4a16 import ACTIVATION_DTYPES, weight_only
@@ -85,6 +86,8 @@ def gemm(
     """Multiply NVFP4 matrices: ``C[:, :, l] = alpha[l] * A[:, :, l] @ B[:, :, l]^T``.
 
     The grouped kernel of the GPU with one group, or with a group a batch; a batch of any size has one set of tensor maps.
+    One row of ``a`` goes to the kernel of ``gemv`` where that is faster (sm_90a), unless ``config`` is given; its results
+    depend on K alone, not on N, L or the GPU.
 
     Weight-only (W4A16): where ``a`` is float16 or bfloat16 [M, K] or [M, K, L] and ``a_scale`` None, another kernel
     multiplies by ``b`` without quantizing ``a``, on every GPU from sm_90a on. It is made for few rows: every 32 of them
@@ -168,9 +171,18 @@ def gemm(
     launched = None if call is None else call.try_launch(inputs, outs)
     if launched is not None:
         return _result(launched, factors)
-    problem, operands, outs = _check(a, b, a_scale, b_scale, alpha, out, out_dtype, factors, scale_layout)
-    backends.run_problem(backend, problem, operands, config)
-    keep_list(key, backend, problem, operands, config, inputs, outs)
+    problem, operands, scales, outs = _check(
+        a, b, a_scale, b_scale, alpha, out, out_dtype, factors, scale_layout
+    )
+    task = None
+    if config is None and not is_quantized:
+        task = one_row_task(a, b, *scales, operands.alpha, outs[0], backend)
+    if task is not None:
+        backends.run_task(backend, task)
+        keep_task(key, backend, task, inputs, outs)
+    else:
+        backends.run_problem(backend, problem, operands, config)
+        keep_list(key, backend, problem, operands, config, inputs, outs)
     return _result(outs, factors)
 
 
@@ -182,8 +194,8 @@ def _result(outs: list[torch.Tensor], factors: torch.Tensor | None) -> Any:
 
 def _check(
     a, b, a_scale, b_scale, alpha, out, out_dtype, factors, scale_layout
-) -> tuple[GroupedProblem, GroupedOperands, list[torch.Tensor]]:
-    """The problem, its operands, a view a batch, and the tensors that are written."""
+) -> tuple[GroupedProblem, GroupedOperands, tuple[torch.Tensor, torch.Tensor], list[torch.Tensor]]:
+    """The problem, its operands, a view a batch, both scales, uint8 [L, bytes], and the tensors that are written."""
     checks.check_choice("scale_layout", scale_layout, SCALE_LAYOUTS)
     checks.check_choice("out_dtype", out_dtype, (*checks.OUT_DTYPES, NVFP4))
     is_quantized = out_dtype == NVFP4
@@ -219,7 +231,7 @@ def _check(
         out_dtype=out_dtype,
         out_global_scale=factors,
     )
-    return replace(problem, form="batched"), operands, outs
+    return replace(problem, form="batched"), operands, (sfa, sfb), outs
 
 
 def _batched_scales(

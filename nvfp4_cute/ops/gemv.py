@@ -2,15 +2,17 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
 
-from nvfp4_cute import backends
+from nvfp4_cute import backends, prepared
 from nvfp4_cute.formats import SCALE_LAYOUTS, ScaleLayout
 from nvfp4_cute.launch_table import Gemv
 from nvfp4_cute.ops import vector_checks as checks
 from nvfp4_cute.ops.batches import as_factor
+from nvfp4_cute.ops.repeated import keep_task
 from nvfp4_cute.ops.traced import refuse_gradients
 from nvfp4_cute.ops.w4a16 import ACTIVATION_DTYPES, weight_only
 from nvfp4_cute.problem import INT32_MAX
@@ -82,8 +84,17 @@ def gemv(
         names = ("b", "a", "a_scale")
         result = weight_only(b.unsqueeze(0), a, a_scale, alpha, rows, names, out_dtype, scale_layout, backend)
         return result.squeeze(0) if out is None else out
+    inputs: list[Any] = [a, b, a_scale, b_scale] if alpha is None else [a, b, a_scale, b_scale, alpha]
+    outs = [] if out is None else [out]
+    key, call = prepared.lookup(
+        inputs + outs, "gemv", alpha is None, len(outs), out_dtype, scale_layout, backend
+    )
+    launched = None if call is None else call.try_launch(inputs, outs)
+    if launched is not None:
+        return launched[0]
     task, result = _check(a, b, a_scale, b_scale, alpha, out, out_dtype, scale_layout)
     backends.run_task(backend, task)
+    keep_task(key, backend, task, inputs, [result])
     return result
 
 
@@ -91,8 +102,11 @@ def gemv(
 class GemvTask:
     """Checked operands. a [M, K/2, L] and b [K/2, L] uint8, scales [L, bytes] uint8 blocked, out [M, L].
 
-    ``alpha_step``: bytes from one batch's factor to the next one's.
+    ``alpha_step``: bytes from one batch's factor to the next one's. ``OPERANDS``: fields by what the caller calls them, in
+    the order of its arguments.
     """
+
+    OPERANDS: ClassVar = {"a": "a", "b": "b", "a_scale": "a_scale", "b_scale": "b_scale"}
 
     a: torch.Tensor
     b: torch.Tensor
@@ -136,10 +150,16 @@ class GemvTask:
 
     def tensors(self) -> Iterator[tuple[str, torch.Tensor, bool]]:
         """Name, tensor, and whether it is written."""
-        for name in ("a", "b", "a_scale", "b_scale", "alpha", "out"):
-            tensor = getattr(self, name)
+        for name, field in (self.OPERANDS | {"alpha": "alpha", "out": "out"}).items():
+            tensor = getattr(self, field)
             if tensor is not None:
                 yield name, tensor, name == "out"
+
+    def address_places(self) -> list[int]:
+        """Where in the launch table addresses go: of what :meth:`tensors` names, in its order."""
+        places = {"a": Gemv.A, "b": Gemv.B, "a_scale": Gemv.SFA, "b_scale": Gemv.SFB}
+        factor = [] if self.alpha is None else [Gemv.ALPHA]
+        return [*(places[field] for field in self.OPERANDS.values()), *factor, Gemv.OUT]
 
     def reference(self) -> None:
         """Float64 sums, rounded once to fp32, times alpha, rounded to the output type."""

@@ -1,16 +1,24 @@
-"""Keeping what a checked launch over groups has worked out, for the next call of its kind (``prepared``)."""
+"""Keeping what a checked launch has worked out, for the next call of its kind (``prepared``)."""
 
 from collections.abc import Sequence
 from importlib import import_module
+from typing import Protocol
 
 import torch
 
 from nvfp4_cute import backends, prepared
 from nvfp4_cute.config import KernelConfig
-from nvfp4_cute.ops.device_groups import DeviceGroupsTask
 from nvfp4_cute.problem import GroupedOperands, GroupedProblem
+from nvfp4_cute.task import Task
 
 Tensors = Sequence[torch.Tensor]
+
+
+class RepeatedTask(Task, Protocol):
+    """A task that says where its table holds addresses."""
+
+    def address_places(self) -> list[int]:
+        """Where in the flat launch table addresses go: of what ``tensors`` names, in its order."""
 
 
 def keep_list(
@@ -32,10 +40,8 @@ def keep_list(
     prepared.remember(key, plan.kernel, plan.table(operands), places, [*inputs, *outs], len(outs))
 
 
-def keep_task(
-    key: tuple | None, backend: str, task: DeviceGroupsTask, inputs: Tensors, outs: Tensors
-) -> None:
-    """Keep a launch whose sizes the device reads. ``inputs``, ``outs``: in the order of the task's tensors."""
+def keep_task(key: tuple | None, backend: str, task: RepeatedTask, inputs: Tensors, outs: Tensors) -> None:
+    """Keep the launch of a task. ``inputs``, ``outs``: in the order of the task's tensors."""
     if not _is_kept(key, backend, outs):
         return
     assert key is not None

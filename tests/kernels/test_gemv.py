@@ -1,13 +1,12 @@
 """gemv on the emulator, every architecture: bit-equal to its documented order of summation."""
 
-from dataclasses import dataclass
 from itertools import product
 
 import numpy as np
 import pytest
 import torch
 from oracle import assert_bitwise_equal, bits, poisoned
-from simt_model import gemv_in_order
+from simt_model import NAN_CODE, gemv_expected, make_gemv_operands
 
 from nvfp4_cute import UnsupportedProblem, UnsupportedTarget, gemv
 from nvfp4_cute.arch import simt
@@ -15,56 +14,10 @@ from nvfp4_cute.backends.emulator import observe
 from nvfp4_cute.cache import get_kernel
 from nvfp4_cute.formats import E2M1_VALUES, decode_ue4m3
 from nvfp4_cute.reference import gemv_reference
-from nvfp4_cute.scale_layout import padded_shape, to_blocked
 from nvfp4_cute.simt_keys import GemvKey
 
-NAN_CODE = 0x7F
 EMULATORS = ("emulator:sm_90a", "emulator:sm_100a")
 TWO_KINDS = pytest.mark.parametrize("backend", EMULATORS)
-
-
-@dataclass(frozen=True)
-class Operands:
-    """a [M, K/2, L], b [K/2, L] uint8; scales [L, rm, rk, 32, 4, 4], NaN in all padding."""
-
-    a: torch.Tensor
-    b: torch.Tensor
-    a_scale: torch.Tensor
-    b_scale: torch.Tensor
-
-    def __iter__(self):
-        return iter((self.a, self.b, self.a_scale, self.b_scale))
-
-
-def make_operands(m, k, l=1, seed=0, small_scales=False):
-    """Every byte of values; scales of all finite codes, both signs, or of 1 and 2. Rows lie 16 bytes apart, or more."""
-    generator = torch.Generator().manual_seed(seed)
-
-    def values(*shape):
-        buffer = torch.full((*shape[:-1], -(-k // 32) * 16), 0x77, dtype=torch.uint8)
-        buffer[..., : k // 2] = torch.randint(0, 256, shape, dtype=torch.uint8, generator=generator)
-        return buffer[..., : k // 2]
-
-    def scales(rows):
-        shape = padded_shape(rows, k // 16)
-        codes = torch.full((l, *shape), NAN_CODE, dtype=torch.uint8)
-        drawn = torch.randint(0, 254, (l, rows, k // 16), generator=generator)
-        finite = torch.tensor([0x38, 0x40])[drawn % 2] if small_scales else drawn + (drawn >= 127).int()
-        codes[:, :rows, : k // 16] = finite.to(torch.uint8)
-        return to_blocked(codes)
-
-    return Operands(values(l, m, k // 2).permute(1, 2, 0), values(l, k // 2).t(), scales(m), scales(1))
-
-
-def expected(operands, alpha=None, out_dtype=torch.float32):
-    """[M, L] in the kernel's order."""
-    a, b, a_scale, b_scale = operands
-    alphas = [None] * b.shape[1] if alpha is None else alpha.expand(b.shape[1]).tolist()
-    columns = [
-        gemv_in_order(a[:, :, l], b[:, l], a_scale[l], b_scale[l], alphas[l], out_dtype)
-        for l in range(b.shape[1])
-    ]
-    return torch.stack(columns, dim=1)
 
 
 # ---- results ---------------------------------------------------------------------------------------------------
@@ -77,33 +30,33 @@ LONG = ((9, 2048), (3, 2064), (40, 4112), (3, 8208))
 @TWO_KINDS
 @pytest.mark.parametrize("m, k", SHAPES + LONG)
 def test_bit_equal_in_the_documented_order(backend, m, k):
-    operands = make_operands(m, k, seed=m + k)
+    operands = make_gemv_operands(m, k, seed=m + k)
     out = poisoned(m, 1, dtype=torch.float32)
     assert gemv(*operands, out=out, out_dtype=torch.float32, backend=backend) is out
-    assert_bitwise_equal(out, expected(operands), m=m, k=k)
+    assert_bitwise_equal(out, gemv_expected(operands), m=m, k=k)
 
 
 @pytest.mark.parametrize("arch", simt.ARCHS)
 @pytest.mark.parametrize("out_dtype", [torch.float16, torch.bfloat16])
 def test_every_architecture_gives_the_same_bits(arch, out_dtype):
-    operands, alpha = make_operands(40, 336, 2, seed=3, small_scales=True), torch.tensor([0.3, -1.7])
+    operands, alpha = make_gemv_operands(40, 336, 2, seed=3, small_scales=True), torch.tensor([0.3, -1.7])
     out = gemv(*operands, alpha, out_dtype=out_dtype, backend=f"emulator:{arch}")
-    assert_bitwise_equal(out, expected(operands, alpha, out_dtype), arch=arch)
+    assert_bitwise_equal(out, gemv_expected(operands, alpha, out_dtype), arch=arch)
 
 
 @TWO_KINDS
 @pytest.mark.parametrize("mode", ["eager", "lazy", "random:5"])
 def test_no_hazards_in_any_mode(backend, mode):
-    operands = make_operands(34, 2064, 2, seed=9)
+    operands = make_gemv_operands(34, 2064, 2, seed=9)
     with observe(mode=mode, check=True) as observer:
         out = gemv(*operands, out_dtype=torch.float32, backend=backend)
     assert len(observer.stats) == 1, "one launch"
-    assert_bitwise_equal(out, expected(operands), mode=mode)
+    assert_bitwise_equal(out, gemv_expected(operands), mode=mode)
 
 
 @TWO_KINDS
 def test_same_bits_whatever_m_and_l(backend):
-    operands = make_operands(131, 2080, 2, seed=4)
+    operands = make_gemv_operands(131, 2080, 2, seed=4)
     whole = gemv(*operands, out_dtype=torch.float32, backend=backend)
     a, b, a_scale, b_scale = operands
     one = gemv(a[:3, :, 1], b[:, 1], a_scale[1, :1], b_scale[1], out_dtype=torch.float32, backend=backend)
@@ -113,7 +66,7 @@ def test_same_bits_whatever_m_and_l(backend):
 
 @TWO_KINDS
 def test_exact_sums_equal_the_reference(backend):
-    operands = make_operands(70, 1056, 2, seed=5, small_scales=True)
+    operands = make_gemv_operands(70, 1056, 2, seed=5, small_scales=True)
     out, want = (
         gemv(*operands, 0.5, out_dtype=torch.float16, backend=name) for name in (backend, "reference")
     )
@@ -122,7 +75,7 @@ def test_exact_sums_equal_the_reference(backend):
 
 @TWO_KINDS
 def test_a_nan_scale_reaches_its_row_only(backend):
-    a, b, a_scale, b_scale = make_operands(64, 96, seed=6, small_scales=True)
+    a, b, a_scale, b_scale = make_gemv_operands(64, 96, seed=6, small_scales=True)
     flat = a_scale.view(-1)
     flat[33 % 32 * 16 + 33 // 32 * 4 + 2] = NAN_CODE  # row 33, block 2
     out = gemv(a[:, :, 0], b[:, 0], flat, b_scale[0].view(-1), backend=backend)
@@ -131,7 +84,7 @@ def test_a_nan_scale_reaches_its_row_only(backend):
 
 @TWO_KINDS
 def test_zeros_give_plus_zero(backend):
-    a, b, a_scale, b_scale = make_operands(4, 64, seed=7, small_scales=True)
+    a, b, a_scale, b_scale = make_gemv_operands(4, 64, seed=7, small_scales=True)
     b.fill_(0x88)
     out = gemv(a, b, a_scale, b_scale, out_dtype=torch.float32, backend=backend)
     assert (bits(out) == 0).all()
@@ -140,7 +93,7 @@ def test_zeros_give_plus_zero(backend):
 @TWO_KINDS
 def test_scales_in_their_other_forms(backend):
     """The permuted view and row-major scales give the same bits as the straight form; strides of out are free."""
-    operands = make_operands(72, 192, 2, seed=8)
+    operands = make_gemv_operands(72, 192, 2, seed=8)
     want = gemv(*operands, backend=backend)
     a, b, a_scale, b_scale = operands
     permuted = [scale.permute(3, 4, 1, 5, 2, 0) for scale in (a_scale, b_scale)]
@@ -158,15 +111,15 @@ def test_scales_in_their_other_forms(backend):
 def test_random_problem(backend, seed):
     generator = torch.Generator().manual_seed(seed)
     m, k, l = (int(torch.randint(1, n, (), generator=generator)) for n in (300, 400, 4))
-    operands = make_operands(m, 16 * k, l, seed)
+    operands = make_gemv_operands(m, 16 * k, l, seed)
     with observe(mode=f"random:{seed}", check=True):
         out = gemv(*operands, out_dtype=torch.float32, backend=backend)
-    assert_bitwise_equal(out, expected(operands), seed=seed)
+    assert_bitwise_equal(out, gemv_expected(operands), seed=seed)
 
 
 @pytest.mark.parametrize("m, l", [(0, 2), (4, 0)])
 def test_nothing_to_compute(m, l):
-    operands = make_operands(max(m, 1), 64, max(l, 1))
+    operands = make_gemv_operands(max(m, 1), 64, max(l, 1))
     a, b = operands.a[:m, :, :l], operands.b[:, :l]
     rm = -(-m // 128)
     out = gemv(a, b, operands.a_scale[:l, :rm], operands.b_scale[:l], backend="emulator")
@@ -230,7 +183,7 @@ def test_unknown_arch():
 
 
 def refused(error, text, **changes):
-    operands = make_operands(64, 64, small_scales=True)
+    operands = make_gemv_operands(64, 64, small_scales=True)
     arguments = {
         "a": operands.a[:, :, 0],
         "b": operands.b[:, 0],
@@ -273,16 +226,16 @@ def test_k_must_be_whole_blocks():
 
 
 def test_reference_is_a_gemm_with_one_column():
-    operands = make_operands(40, 80, seed=2)
+    operands = make_gemv_operands(40, 80, seed=2)
     a, b, a_scale, b_scale = operands
     got = gemv_reference(a[:, :, 0], b[:, 0], a_scale[0], b_scale[0], 0.5, torch.float64)
-    want = expected(operands).double()[:, 0] * 0.5
+    want = gemv_expected(operands).double()[:, 0] * 0.5
     torch.testing.assert_close(got, want, rtol=1e-5, atol=1e-3)
 
 
 @pytest.mark.gpu("sm_90a")
 def test_gpu_equals_the_documented_order():
     for m, k, l in ((257, 96, 2), (130, 4192, 2), (40, 16416, 1)):
-        operands, alpha = make_operands(m, k, l, seed=m), torch.tensor([0.3])
+        operands, alpha = make_gemv_operands(m, k, l, seed=m), torch.tensor([0.3])
         out = gemv(*(t.cuda() for t in operands), alpha.cuda(), out_dtype=torch.float32)
-        assert_bitwise_equal(out, expected(operands, alpha), m=m, k=k)
+        assert_bitwise_equal(out, gemv_expected(operands, alpha), m=m, k=k)
