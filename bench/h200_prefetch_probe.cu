@@ -1,5 +1,5 @@
 // What cp.async.bulk.prefetch.tensor costs the copy engine of an H200's SM, and what it gains: what the timing model says of it
-// (nvfp4_cute/emulator/timing.py), measured.
+// (nvfp4_cute/emulator/timing_memory.py), measured.
 //
 //     nvcc -O2 -std=c++17 -gencode=arch=compute_90a,code=sm_90a -o probe h200_prefetch_probe.cu && ./probe
 //
@@ -112,6 +112,48 @@ __global__ void walk(const __grid_constant__ CUtensorMap weights, const __grid_c
   }
 }
 
+// What a prefetch takes from loads: boxes in a ring of 4 stages, and with every second one `extra` prefetches of boxes of another strip
+// of the CTA's own; `strip` boxes are a strip, walked in a circle.
+__global__ void mixed(const __grid_constant__ CUtensorMap loaded, const __grid_constant__ CUtensorMap fetched, int strip, int count,
+                      int extra) {
+  extern __shared__ __align__(1024) uint8_t smem[];
+  constexpr int STAGES = 4, ROWS = 128, BOX = ROWS * ROW_BYTES;
+  __shared__ __align__(8) uint64_t full[STAGES];
+  if (threadIdx.x) return;
+  start(full, STAGES);
+  int next = 0;
+  const long long begin = clock64();
+  for (int i = 0; i < count + STAGES; i++) {
+    if (i >= STAGES) wait(&full[i % STAGES], (i / STAGES - 1) & 1);
+    if (i < count) {
+      expect(&full[i % STAGES], BOX);
+      load(smem + i % STAGES * BOX, &loaded, i % strip * 64, blockIdx.x * ROWS, &full[i % STAGES]);
+      for (int j = 0; i % 2 && j < extra; j++, next++) prefetch(&fetched, next % strip * 64, blockIdx.x * ROWS);
+    }
+  }
+  first[blockIdx.x] = last[blockIdx.x] = clock64() - begin;
+}
+
+// Whether a burst of prefetches is dropped: `count` boxes prefetched one behind the other, then, much later, all of them loaded.
+__global__ void burst(const __grid_constant__ CUtensorMap boxes, int count, bool is_prefetched) {
+  extern __shared__ __align__(1024) uint8_t smem[];
+  constexpr int STAGES = 4, ROWS = 128, BOX = ROWS * ROW_BYTES;
+  __shared__ __align__(8) uint64_t full[STAGES];
+  if (threadIdx.x) return;
+  start(full, STAGES);
+  for (int i = 0; is_prefetched && i < count; i++) prefetch(&boxes, i * 64, blockIdx.x * ROWS);
+  for (const long long begin = clock64(); clock64() - begin < 100000;) {}
+  const long long begin = clock64();
+  for (int i = 0; i < count + STAGES; i++) {
+    if (i >= STAGES) wait(&full[i % STAGES], (i / STAGES - 1) & 1);
+    if (i < count) {
+      expect(&full[i % STAGES], BOX);
+      load(smem + i % STAGES * BOX, &boxes, i * 64, blockIdx.x * ROWS, &full[i % STAGES]);
+    }
+  }
+  first[blockIdx.x] = last[blockIdx.x] = clock64() - begin;
+}
+
 typedef CUresult (*Encode)(CUtensorMap*, CUtensorMapDataType, cuuint32_t, void*, const cuuint64_t*, const cuuint64_t*, const cuuint32_t*,
                            const cuuint32_t*, CUtensorMapInterleave, CUtensorMapSwizzle, CUtensorMapL2promotion, CUtensorMapFloatOOBfill);
 static Encode encode;
@@ -143,7 +185,8 @@ int main() {
   cudaGetDriverEntryPoint("cuTensorMapEncodeTiled", (void**)&encode, cudaEnableDefault, &found);
   cudaMalloc(&data, DATA_BYTES); cudaMalloc(&other, OTHER_BYTES); cudaMalloc(&sink, 4);
   cudaMemset(data, 0, DATA_BYTES); cudaMemset(other, 0, OTHER_BYTES);
-  for (const void* kernel : {(const void*)requests, (const void*)later, (const void*)walk})
+  for (const void* kernel : {(const void*)requests, (const void*)later, (const void*)walk, (const void*)mixed,
+                             (const void*)burst})
     cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, SMEM);
   const CUtensorMap small = tensor_map(DATA_BYTES / 2, 64, 8, 8);
   for (int rows : {8, 32, 64, 128, 256}) for (int ctas : {1, SMS}) for (int is_cold : {0, 1})
@@ -179,5 +222,26 @@ int main() {
     static const char* NAMES[] = {"nobody", "in turn", "everybody"};
     printf("walk of %d K tiles, %d share weights, %3d cycles of work, prefetches by %-9s: %6.0f, latest %6u\n", k_tiles, share, work,
            NAMES[turns], means.last, means.latest);
+  }
+  for (int ctas : {1, SMS}) for (bool is_cold : {false, true}) for (int extra : {0, 1, 2, 4}) {
+    const int strip = is_cold ? 48 : 4, count = 48;
+    const CUtensorMap loaded = tensor_map(0, 64 * strip, SMS * 128, 128);
+    const CUtensorMap fetched = tensor_map(DATA_BYTES / 2, 64 * strip, SMS * 128, 128);
+    Means means;
+    if (!is_cold) mixed<<<SMS, 32, SMEM>>>(fetched, loaded, strip, count, 2);
+    for (int round = 0; round < ROUNDS; round++) {
+      if (is_cold) cold();
+      mixed<<<ctas, 32, SMEM>>>(loaded, fetched, strip, count, extra);
+      add(means, ctas);
+    }
+    printf("%d loads of 16384 bytes and %2d prefetches of as many, %3d CTAs, %s: %6.0f, latest %6u\n", count, extra * count / 2, ctas,
+           is_cold ? "cold" : "warm", means.last, means.latest);
+  }
+  for (int count : {4, 8, 12}) for (bool is_prefetched : {false, true}) {
+    const CUtensorMap boxes = tensor_map(0, 64 * count, SMS * 128, 128);
+    Means means;
+    for (int round = 0; round < ROUNDS; round++) { cold(); burst<<<SMS, 32, SMEM>>>(boxes, count, is_prefetched); add(means, SMS); }
+    printf("%2d boxes of 16384 bytes, 132 CTAs, 100000 cycles after their prefetch in a burst%s: %6.0f, latest %6u\n", count,
+           is_prefetched ? "" : " that was left out", means.last, means.latest);
   }
 }

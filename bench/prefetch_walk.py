@@ -1,55 +1,246 @@
-"""What the timing model says of the walks that h200_prefetch_probe.cu measures: CTAs that share weights and prefetch them.
+"""What the timing model says of the kernels of h200_prefetch_probe.cu, beside what an H200 took.
 
-``python -m nvfp4_cute.bench.prefetch_walk`` prints its lines in the words of results/h200_prefetch_probe.txt (seconds, no GPU).
+``python -m nvfp4_cute.bench.prefetch_walk`` prints a line a measurement, in the words of results/h200_prefetch_probe.txt
+(a minute, no GPU).
 """
+
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from functools import cache
+from itertools import product
+from pathlib import Path
+from statistics import mean
+from typing import Any
 
 from nvfp4_cute.emulator.timing import replay
 from nvfp4_cute.emulator.timing_events import ClusterTrace, Event, LaunchTrace, Op
 from nvfp4_cute.targets import H200
 from nvfp4_cute.timing_constants import constants_of
 
-K_TILES, STAGES, BOX_BYTES, SMS = 64, 4, 16384, 132
-TOKENS_AT = 1 << 34
-TURNS = ("nobody", "in turn", "everybody")
+MEASURED = Path(__file__).parent / "results/h200_prefetch_probe.txt"
+CONSTANTS = constants_of(replace(H200, name="H200 at its boost clock"))
+"""Of the probe, which multiplies nothing: tensor cores at work slow the clock."""
+
+SMS, STAGES, BOX_BYTES, K_TILES, LOADS = 132, 4, 16384, 64, 48
+OTHERS_AT = 1 << 34
+TURNS, SHARES, WORK = ("nobody", "in turn", "everybody"), (2, 4), (0, 300, 400, 500, 700)
+DELAYS = (-1, 0, 250, 500, 1000, 1500, 2000, 3000, 5000)
+WARMTH = ("warm", "cold")
+ENGINES = ((4096, 1, False), (16384, 1, False), (32768, 1, False), (16384, SMS, False), (16384, SMS, True))
+LOAD_CYCLES, PREFETCH_CYCLES = 365, 115
+"""What the loop of `mixed` takes beside its instructions, divisions mostly: set from the lines of one SM whose L2 is warm."""
+
+SPIN_CYCLES = 135
+"""By how much a spin and its barriers take longer than asked: set from the walks with 700 cycles of work, which it bounds."""
+
+Events = list[Event]
+Cta = tuple[Events, list[Events]]
+"""What a CTA does before its clock begins, and its warps from there on."""
+Measurement = tuple[Any, ...]
+"""CTAs, kernel, and its arguments."""
 
 
-def walk(cta: int, share: int, work: int, turns: str) -> ClusterTrace:
-    """One CTA: a warp that loads and prefetches, and one that takes ``work`` cycles for each K tile."""
-    strip, member = divmod(cta, share)
-    load: list[Event] = [(Op.INIT, barrier, 1) for barrier in range(2 * STAGES)]
-    load.append((Op.BARRIER, 0, 64, True))
-    compute: list[Event] = [(Op.BARRIER, 0, 64, True)]
+# ---- events ----------------------------------------------------------------------------------------------------------
+def load(address: int, full: int, instruction: int = 0, nbytes: int = BOX_BYTES) -> Event:
+    """A box into a stage."""
+    return (Op.LOAD, ((address, nbytes),), nbytes, (full,), (0,), 0, instruction)
+
+
+def prefetch(address: int, nbytes: int = BOX_BYTES) -> Event:
+    """A box into L2."""
+    return (Op.PREFETCH, ((address, nbytes),), nbytes, 0)
+
+
+def spend(cycles: float) -> Event:
+    """Time that passes."""
+    return (Op.COMPUTE, 0, 0, 0, cycles, 0)
+
+
+def fetched(boxes: list[int], nbytes: int = BOX_BYTES) -> Events:
+    """Boxes brought into L2, one long after the other."""
+    return [event for box in boxes for event in (prefetch(box, nbytes), spend(4000))]
+
+
+def strip(cta: int, count: int, at: int = 0, nbytes: int = BOX_BYTES) -> list[int]:
+    """Addresses of a CTA's boxes."""
+    return [at + (cta * count + i) * nbytes for i in range(count)]
+
+
+def expect(full: int, nbytes: int = BOX_BYTES) -> Events:
+    """The only arrival at a stage."""
+    return [(Op.TX, full, nbytes), (Op.ARRIVE, full, 1)]
+
+
+def in_ring(boxes: list[int]) -> Iterator[Events]:
+    """For each box: wait until its stage's last one is there, and load it. Then wait for the last ones."""
+    for i in range(len(boxes) + STAGES):
+        full, rounds = i % STAGES, i // STAGES
+        step: Events = [(Op.WAIT, full, rounds)] if rounds else []
+        yield [*step, *expect(full), load(boxes[i], full)] if i < len(boxes) else step
+
+
+def barriers(count: int) -> Events:
+    """Their initialization."""
+    return [(Op.INIT, barrier, 1) for barrier in range(count)]
+
+
+# ---- kernels ---------------------------------------------------------------------------------------------------------
+def requests(cta: int, nbytes: int, is_cold: bool, what: str, count: int) -> Cta:
+    """Boxes of the CTA's own, then a small one that L2 holds."""
+    boxes, small = strip(cta, 8, nbytes=nbytes), load(OTHERS_AT, 0, instruction=8, nbytes=1024)
+    before = barriers(2) + ([] if is_cold else fetched(boxes, nbytes))
+    before += [*expect(0, 1024), small, (Op.WAIT, 0, 1), prefetch(boxes[0], nbytes)]
+    events = expect(1, count * nbytes) if what == "loads" and count else []
+    for i, box in enumerate(boxes[:count]):
+        events.append(load(box, 1, i % 4, nbytes) if what == "loads" else prefetch(box, nbytes))
+    return before, [[*events, *expect(0, 1024), small, (Op.WAIT, 0, 2)]]
+
+
+def later(cta: int, nbytes: int, delay: int) -> Cta:
+    """A box, asked for so many cycles after its prefetch, or without one where that is negative."""
+    box, other = strip(cta, 2, nbytes=nbytes)
+    before = [*barriers(1), *expect(0, nbytes), load(other, 0, 1, nbytes), (Op.WAIT, 0, 1)]
+    before += [prefetch(box, nbytes), spend(delay)] if delay >= 0 else []
+    return before, [[*expect(0, nbytes), load(box, 0, 0, nbytes), (Op.WAIT, 0, 2)]]
+
+
+def walk(cta: int, share: int, work: int, turns: str) -> Cta:
+    """A warp that loads and prefetches strips that CTAs share, and one that takes ``work`` cycles for each K tile."""
+    row, member = divmod(cta, share)
+    copies: Events = [(Op.BARRIER, 0, 64, True)]
+    compute: Events = [(Op.BARRIER, 0, 64, True)]
     for k in range(K_TILES):
         full, rounds = k % STAGES, k // STAGES
         if rounds:
-            load.append((Op.WAIT, STAGES + full, rounds))
-        load += [(Op.TX, full, 2 * BOX_BYTES), (Op.ARRIVE, full, 1)]
-        weights, tokens = (strip * K_TILES + k) * BOX_BYTES, TOKENS_AT + (member * K_TILES + k) * BOX_BYTES
-        for instruction, piece in enumerate((weights, tokens)):
-            load.append((Op.LOAD, ((piece, BOX_BYTES),), BOX_BYTES, (full,), (0,), 0, instruction))
+            copies.append((Op.WAIT, STAGES + full, rounds))
+        weights, tokens = (row * K_TILES + k) * BOX_BYTES, OTHERS_AT + (member * K_TILES + k) * BOX_BYTES
+        copies += [*expect(full, 2 * BOX_BYTES), load(weights, full), load(tokens, full, 1)]
         ahead = k + STAGES
         if ahead < K_TILES and (turns == "everybody" or (turns == "in turn" and ahead % share == member)):
-            load.append((Op.PREFETCH, ((weights + STAGES * BOX_BYTES, BOX_BYTES),), BOX_BYTES, 0))
-        compute += [
-            (Op.WAIT, full, rounds + 1),
-            (Op.COMPUTE, 0, 0, 0, work, 0),
-            (Op.ARRIVE, STAGES + full, 1),
-        ]
-    return ClusterTrace((cta, 0, 0), [[load, compute]])
+            copies.append(prefetch(weights + STAGES * BOX_BYTES))
+        compute += [(Op.WAIT, full, rounds + 1), spend(work + SPIN_CYCLES), (Op.ARRIVE, STAGES + full, 1)]
+    return barriers(2 * STAGES), [copies, compute]
+
+
+def mixed(cta: int, is_cold: bool, extra: int) -> Cta:
+    """Loads, and with every second one prefetches of another strip."""
+    count = LOADS if is_cold else STAGES
+    loaded, others = strip(cta, count), strip(cta, count, at=OTHERS_AT)
+    before = barriers(STAGES) + ([] if is_cold else fetched(loaded + others))
+    events: Events = []
+    fetches = 0
+    for i, step in enumerate(in_ring([loaded[i % count] for i in range(LOADS)])):
+        events += step
+        if i < LOADS:
+            events.append(spend(LOAD_CYCLES))
+        for _ in range(extra if i < LOADS and i % 2 else 0):
+            events += [spend(PREFETCH_CYCLES), prefetch(others[fetches % count])]
+            fetches += 1
+    return before, [events]
+
+
+def burst(cta: int, count: int, is_prefetched: bool) -> Cta:
+    """Boxes loaded long after they were prefetched one behind the other."""
+    boxes = strip(cta, count)
+    before = barriers(STAGES) + [prefetch(box) for box in boxes if is_prefetched] + [spend(100000)]
+    return before, [[event for step in in_ring(boxes) for event in step]]
+
+
+# ---- lines -----------------------------------------------------------------------------------------------------------
+def busy(ctas: list[list[Events]]) -> float:
+    """Cycles of a CTA, each on an SM of its own: the mean of all."""
+    clusters = [ClusterTrace((i, 0, 0), [warps]) for i, warps in enumerate(ctas)]
+    return mean(filter(None, replay(CONSTANTS, LaunchTrace("probe", 1, clusters)).sm_busy))
+
+
+def cycles(ctas: int, kernel: Callable[..., Cta], *arguments: object) -> float:
+    """Modelled cycles from the clock's begin to a CTA's end, mean of all."""
+    made = [kernel(cta, *arguments) for cta in range(ctas)]
+    return busy([[before + warps[0], *warps[1:]] for before, warps in made]) - busy(
+        [[before] for before, _ in made]
+    )
+
+
+def lines() -> Iterator[tuple[str, Measurement]]:
+    """The probe's words for each of its measurements."""
+    for nbytes, ctas, is_cold in product((4096, 8192, 16384, 32768), (1, SMS), (False, True)):
+        for what, count in product(("loads", "prefetches"), (0, 4, 8)):
+            words = f"{count} {what:10} of {nbytes:5} bytes, {ctas:3} CTAs, {WARMTH[is_cold]}"
+            yield words, (ctas, requests, nbytes, is_cold, what, count)
+    for nbytes, ctas, delay in product((4096, 16384), (1, SMS), DELAYS):
+        words = f"box of {nbytes:5} bytes, {ctas:3} CTAs, {delay} cycles after its prefetch"
+        yield words, (ctas, later, nbytes, delay)
+    for share, work, turns in product(SHARES, WORK, TURNS):
+        words = f"walk of {K_TILES} K tiles, {share} share weights, {work:3} cycles of work, prefetches by {turns:9}"
+        yield words, (SMS, walk, share, work, turns)
+    for ctas, is_cold, extra in product((1, SMS), (False, True), (0, 1, 2, 4)):
+        words = f"{LOADS} loads of {BOX_BYTES} bytes and {extra * LOADS // 2:2} prefetches of as many, {ctas:3} CTAs"
+        yield f"{words}, {WARMTH[is_cold]}", (ctas, mixed, is_cold, extra)
+    for count, is_prefetched in product((4, 8, 12), (False, True)):
+        words = (
+            f"{count:2} boxes of {BOX_BYTES} bytes, {SMS} CTAs, 100000 cycles after their prefetch in a burst"
+        )
+        yield words + (not is_prefetched) * " that was left out", (SMS, burst, count, is_prefetched)
+
+
+def measured() -> dict[str, float]:
+    """The H200's cycles, by the probe's words."""
+    split = (line.split(": ", 1) for line in MEASURED.read_text().splitlines())
+    return {words: float(re.findall(r"[\d.]+", said.split(", latest")[0])[-1]) for words, said in split}
+
+
+@cache
+def modelled() -> dict[str, float]:
+    """The model's cycles, by the probe's words."""
+    return {words: cycles(*measurement) for words, measurement in lines()}
+
+
+def figures() -> str:
+    """The table of results/timing_model.md: engines, boxes loaded later, loads beside prefetches, bursts."""
+    both = measured(), modelled()
+    rows = ["| what | measured | modelled | error |", "|---|---:|---:|---:|"]
+    for nbytes, ctas, is_cold in ENGINES:
+        four, eight = (
+            f"{n} prefetches of {nbytes:5} bytes, {ctas:3} CTAs, {WARMTH[is_cold]}" for n in (4, 8)
+        )
+        took, said = ((by[eight] - by[four]) / 4 for by in both)
+        rows.append(_row(f"a prefetch of {four.split('of ')[1]}, behind another", took, said))
+    for ctas in (1, SMS):
+        words = f"box of {BOX_BYTES} bytes, {ctas:3} CTAs, {{}} cycles after its prefetch"
+        took, said = (by[words.format(1000)] / by[words.format(-1)] for by in both)
+        rows.append(_row(words.format(1000) + ", over one without", took, said, digits=2))
+    for words, (_, kernel, *_) in lines():
+        if kernel is burst or (kernel is mixed and f"{SMS} CTAs" in words):
+            rows.append(_row(words, both[0][words], both[1][words]))
+    return "\n".join(rows)
+
+
+def walks() -> str:
+    """The table of results/timing_model.md: time of walks with prefetches over time without."""
+    both = measured(), modelled()
+    rows = [
+        "| CTAs that share | cycles a K tile | in turn | modelled | everybody | modelled |",
+        "|---:|" + 5 * "---:|",
+    ]
+    for share, work in product(SHARES, WORK):
+        nobody, *others = (
+            words for words, (_, kernel, *of) in lines() if kernel is walk and of[:2] == [share, work]
+        )
+        ratios = [f"{by[words] / by[nobody]:.2f}" for words in others for by in both]
+        rows.append(f"| {share} | {work} | {' | '.join(ratios)} |")
+    return "\n".join(rows)
+
+
+def _row(words: str, took: float, said: float, digits: int = 0) -> str:
+    return f"| {' '.join(words.split())} | {took:.{digits}f} | {said:.{digits}f} | {100 * (said / took - 1):+.0f} % |"
 
 
 def main() -> None:
-    """Print a line a walk."""
-    constants = constants_of(H200)
-    for share in (2, 4):
-        for work in (0, 300, 400, 500, 700):
-            for turns in TURNS:
-                clusters = [walk(cta, share, work, turns) for cta in range(SMS)]
-                cycles = replay(constants, LaunchTrace("walk", 1, clusters)).cycles - constants.launch
-                print(
-                    f"walk of {K_TILES} K tiles, {share} share weights, {work:3} cycles of work, prefetches by {turns:9}: "
-                    f"{cycles:6.0f} modelled"
-                )
+    """Print a line a measurement."""
+    for words, took in measured().items():
+        if said := modelled().get(words):
+            print(f"{words}: {took:6.0f} measured, {said:6.0f} modelled, {100 * (said / took - 1):+4.0f} %")
 
 
 if __name__ == "__main__":

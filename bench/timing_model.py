@@ -28,7 +28,7 @@ from tqdm import tqdm
 from nvfp4_cute import tile_work
 from nvfp4_cute.arch import sm90
 from nvfp4_cute.bench import cases as bench_cases
-from nvfp4_cute.bench import published_kernels
+from nvfp4_cute.bench import prefetch_walk, published_kernels
 from nvfp4_cute.bench.capture import CARRIED_BYTES, Capture
 from nvfp4_cute.bench.operands import empty_operands
 from nvfp4_cute.config import KernelConfig
@@ -94,6 +94,35 @@ assembler adds to PTX, moves to uniform registers in front of each wgmma for one
 
 {own}
 
+## H200: prefetches into L2
+
+`bench/h200_prefetch_probe.cu` (its output: `bench/results/h200_prefetch_probe.txt`) measures `cp.async.bulk.prefetch.tensor`, and
+`python -m nvfp4_cute.bench.prefetch_walk` models its kernels. What the model says of it:
+
+- A prefetch occupies the SM's copy engine, and longer where L2 has more to look up: 10.5 KB a cycle, of loads and prefetches of
+  all SMs together. It takes nothing of the 4.6 KB a cycle that L2 sends.
+- Where device memory is behind, it takes one prefetch in the time that one takes, and drops those that come in between. That form
+  was chosen after the lines of 48 loads on a cold L2 were seen; nothing in it is fitted. What counts as behind is set from the
+  boxes that all SMs prefetch at once, and which come.
+
+{prefetches}
+
+A ring of 4 stages loads the boxes; "in a burst": one prefetch behind the other. What the loops take beside their instructions
+is set from one SM's lines and, in the walks below, from those of 700 cycles. With prefetches as loads that write no shared
+memory, which the model had before, these lines were off by up to 57 % (warm), 44 % (cold) and 49 % (bursts). What it leaves
+out: the engine waits longer for look-ups of what L2 lacks; of a burst more is dropped, or helps less; a box that L2 has takes
+200 (one SM) to 440 cycles (all) longer than modelled.
+
+What the kernel does with it, measured as a walk of 64 K tiles whose weights 2 or 4 CTAs share, a ring of 4 stages of 32 KB, and a
+spin of some cycles a K tile: time with prefetches, by the CTAs in turn or by everybody, over time without:
+
+{walks}
+
+Neither the GPU nor the model gains anything from prefetches in these walks, which device memory and L2 bound. Of those in turn
+the one of 4 CTAs without work is the only one that the former model had better by more than 0.01 (1.05), by everybody none.
+Where the ring is shorter than the latency, as on the modelled B200, the gain is the model's word alone: there, L2's look-ups are
+the H200's in proportion to what L2 sends, and memory is behind after as many cycles.
+
 ## B200: published microbenchmarks
 
 tcgen05.mma intervals agree within 10 % (`tests/emulator/test_timing.py`). One TMA copy by all SMs at once; the model's
@@ -118,6 +147,7 @@ contain host work of unknown length.
 - Instruction scheduling of the assembler: PTX blocks cost their issue slots, their time in the ALU, and their dependent chain.
 - Blackwell's instruction rates are the H200's; what mma.sync takes of a scheduler's issue is not known.
 - Clusters that divide work at run time (cluster launch control, atomics): each resident CTA keeps what it took in emulation.
+- What prefetches into L2 lack: an engine that memory holds up (see above).
 - Power: the clock is the one measured while all SMs multiply random data, whatever the kernel does.
 - Kernels that run beside others; programmatic dependent launch.
 - Launches of 32 groups in list form (17 KB of kernel parameters) are modelled 30 % too fast, a kernel with tiles of 64x64
@@ -506,6 +536,8 @@ def main(argv: Sequence[str] | None = None) -> int:
                 summary=summary(rows),
                 theirs=table(theirs),
                 own=table(own),
+                prefetches=prefetch_walk.figures(),
+                walks=prefetch_walk.walks(),
                 copies=copies(),
                 published=published_kernels.table(),
                 share=100 * constants_of(H200).wgmma_issue,

@@ -9,6 +9,7 @@ from nvfp4_cute.targets import Target
 Figures = dict[str, tuple[float, str]]
 
 PROBE = "bench/h200_probe.cu on an H200 (1.98 GHz, driver 580.159)"
+PREFETCH_PROBE = "bench/h200_prefetch_probe.cu on an H200"
 LIKE_H200 = "taken over from the H200, as no measurement is public"
 SEMIANALYSIS = "SemiAnalysisAI/microbench-blackwell, B200"
 QUICKRUN = "ademeure/QuickRunCUDA, B300"
@@ -17,7 +18,13 @@ BLACKWELL_NOTES = "public microbenchmarks of tcgen05 on a B200"
 HOPPER: Figures = {
     "l2_bandwidth": (4600, f"{PROBE}: TMA reads of 17 MB that L2 holds, all SMs"),
     "l2_write_bandwidth": (2500, f"{PROBE}: bulk stores of 17 MB, all SMs"),
+    "l2_look_ups": (10500, f"{PREFETCH_PROBE}: 8 prefetches of 16 or 32 KB that L2 holds by each of all SMs"),
     "sm_bandwidth": (103, f"{PROBE}: TMA reads of 64 to 192 KB that L2 holds, one SM"),
+    "prefetch_bandwidth": (128, f"{PREFETCH_PROBE}: prefetches of 16 and 32 KB that L2 holds, one SM"),
+    "prefetch_backlog": (
+        800,
+        f"{PREFETCH_PROBE}: prefetches of 16 KB by all SMs at once, which put it so far behind, are not dropped",
+    ),
     "l2_latency": (289, f"{PROBE}: pointer chase"),
     "hbm_latency": (703, f"{PROBE}: pointer chase"),
     "hbm_spread": (
@@ -58,6 +65,7 @@ BLACKWELL: Figures = {
     **{name: (value, LIKE_H200) for name, (value, _) in HOPPER.items()},
     "l2_bandwidth": (9700, f"18 to 20.5 TB/s of hits, {QUICKRUN}"),
     "l2_write_bandwidth": (5300, "H200's share of its read bandwidth, as no measurement is public"),
+    "l2_look_ups": (22100, "H200's ratio to its read bandwidth, as no measurement is public"),
     "sm_bandwidth": (125, f"240 to 260 GB/s of hits an SM, {SEMIANALYSIS}"),
     "l2_latency": (
         450,
@@ -86,6 +94,7 @@ DESKTOP: Figures = {
     "l2_latency": (300, "about 300, public microbenchmarks of GB202"),
     "hbm_latency": (780, "about 780, GDDR7, public microbenchmarks of GB202"),
     "sm_bandwidth": (64, "64 bytes a cycle and SM, as before Hopper; not measured"),
+    "l2_look_ups": (9350, "H200's ratio to its read bandwidth, as no measurement is public"),
     "l2_bandwidth": (4096, "not measured: 64 bytes a cycle of 64 slices"),
     "l2_write_bandwidth": (2048, "not measured: half of reading"),
 }
@@ -109,8 +118,15 @@ CLOCK = {
 MEASURED_AT = 1.98e9
 """Clock at which the probe counted cycles of L2 and memory, whose speeds do not follow the SM clock."""
 
-MEMORY_LATENCIES = ("l2_latency", "hbm_latency", "hbm_spread", "page_latency", "store_latency")
-MEMORY_BANDWIDTHS = ("l2_bandwidth", "l2_write_bandwidth")
+MEMORY_LATENCIES = (
+    "l2_latency",
+    "hbm_latency",
+    "hbm_spread",
+    "page_latency",
+    "store_latency",
+    "prefetch_backlog",
+)
+MEMORY_BANDWIDTHS = ("l2_bandwidth", "l2_look_ups", "l2_write_bandwidth")
 
 TILES = 0.94
 """Share of the best streaming rate that GEMM-like reads of device memory reach."""

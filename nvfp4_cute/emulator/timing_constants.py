@@ -25,7 +25,9 @@ class Constants:
         name: of the GPU.  arch: PTX target.  num_sms: SMs.  clock_hz: SM clock under load.
         gpcs: SMs of each group that a cluster must lie in; their sum is `num_sms`.
         hbm_bandwidth: device memory, all SMs.  l2_bandwidth / l2_write_bandwidth: L2, all SMs.  l2_bytes: its capacity.
-        sm_bandwidth: what one SM receives or sends at most.
+        l2_look_ups: bytes that L2 looks for, of loads and prefetches of all SMs; prefetches wait for it.
+        sm_bandwidth: what one SM receives or sends at most.  prefetch_bandwidth: of boxes that it has brought into L2.
+        prefetch_backlog: of device memory, in cycles, from which on it drops prefetches that come too fast.
         l2_latency / hbm_latency: from a request to its data, unloaded.
         hbm_spread: how much later the last line of a large piece comes than a single line.
         page_latency: first use of a 2 MiB page by a group of SMs.
@@ -57,8 +59,11 @@ class Constants:
     hbm_bandwidth: float
     l2_bandwidth: float
     l2_write_bandwidth: float
+    l2_look_ups: float
     l2_bytes: int
     sm_bandwidth: float
+    prefetch_bandwidth: float
+    prefetch_backlog: float
     l2_latency: float
     hbm_latency: float
     hbm_spread: float

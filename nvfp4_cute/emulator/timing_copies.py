@@ -24,12 +24,19 @@ def _load(
     start = max(time, warp.copied.get(instruction, 0.0))
     sim.stall(warp, time, start, "TMA issue")
     warp.copied[instruction] = start + sim.constants.tma_reissue
-    sim.at(start, _queue_copy, sim, warp.sm, (warp, start, pieces, nbytes, signals, ranks, tensor_map))
+    sim.at(
+        start,
+        _queue_copy,
+        sim,
+        warp.sm,
+        _fetch_tile,
+        (warp, start, pieces, nbytes, signals, ranks, tensor_map),
+    )
     return start + 4
 
 
-def _queue_copy(sim: "Simulation", sm: Sm, copy: tuple[Any, ...]) -> None:
-    sm.copies.append(copy)
+def _queue_copy(sim: "Simulation", sm: Sm, work: Any, operands: tuple[Any, ...]) -> None:
+    sm.copies.append((work, operands))
     if not sm.engine_busy:
         sm.engine_busy = True
         _next_copy(sim, sm)
@@ -40,7 +47,15 @@ def _next_copy(sim: "Simulation", sm: Sm) -> None:
     if not sm.copies:
         sm.engine_busy = False
         return
-    sim.at(sim.now + _fetch_tile(sim, sm, *sm.copies.popleft()), _next_copy, sim, sm)
+    work, operands = sm.copies.popleft()
+    sim.at(sim.now + work(sim, sm, *operands), _next_copy, sim, sm)
+
+
+def _knows_map(sim: "Simulation", sm: Sm, tensor_map: int) -> float:
+    """When the engine, which begins with an instruction now, has its tensor map; 0: it needs none."""
+    if not tensor_map:
+        return sim.now
+    return max(sim.now, sm.maps.setdefault(tensor_map, sim.now + sim.constants.descriptor_latency))
 
 
 def _fetch_tile(
@@ -55,9 +70,7 @@ def _fetch_tile(
     tensor_map: int,
 ) -> float:
     """Ask memory for a tile; returns how long the engine is busy with it."""
-    c, start, cluster = sim.constants, sim.now, warp.cta.cluster
-    if tensor_map:
-        start = max(start, sm.maps.setdefault(tensor_map, start + c.descriptor_latency))
+    c, start, cluster = sim.constants, _knows_map(sim, sm, tensor_map), warp.cta.cluster
     there = start + (c.l2_latency if not pieces else 0)
     hit = True
     for piece in pieces:
@@ -79,8 +92,20 @@ def _fetch_tile(
 def _prefetch(
     sim: "Simulation", warp: Warp, time: float, pieces: tuple[Piece, ...], nbytes: int, tensor_map: int
 ) -> float:
-    sim.at(time, _queue_copy, sim, warp.sm, (warp, time, pieces, nbytes, (), (), tensor_map))
+    sim.at(time, _queue_copy, sim, warp.sm, _fetch_into_l2, (pieces, nbytes, tensor_map))
     return time + 4
+
+
+def _fetch_into_l2(
+    sim: "Simulation", sm: Sm, pieces: tuple[Piece, ...], nbytes: int, tensor_map: int
+) -> float:
+    """Ask L2 for a tile that nobody waits for; returns how long the engine is busy with it."""
+    start = _knows_map(sim, sm, tensor_map)
+    looked_up = max([sim.now, *(sim.memory.prefetch(piece, start, sm.gpc) for piece in pieces)])
+    busy = max(sim.constants.tma_issue, nbytes / sim.constants.prefetch_bandwidth, looked_up - sim.now)
+    if sim.timeline:
+        sm.engine_spans.append(Span(sim.now, sim.now + busy, "prefetch"))
+    return busy
 
 
 def _prefetch_map(sim: "Simulation", warp: Warp, time: float, maps: tuple[int, ...]) -> float:

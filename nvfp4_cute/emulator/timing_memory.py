@@ -1,4 +1,4 @@
-"""Memory as the timing model sees it: one queue for device memory, one for L2, and which pieces L2 holds."""
+"""Memory as the timing model sees it: queues for device memory, L2's look-ups and its data, and which pieces L2 holds."""
 
 from collections import OrderedDict
 from dataclasses import dataclass
@@ -21,6 +21,16 @@ class Reply:
     hit: bool
 
 
+@dataclass(slots=True)
+class Held:
+    """A piece in L2: when device memory has brought it, whether that lacks it, when SMs that ask together have it."""
+
+    nbytes: int
+    there: float
+    dirty: bool
+    served: float = 0.0
+
+
 class Memory:
     """L2 and device memory, shared by all SMs. Requests come in the order of their times.
 
@@ -36,46 +46,67 @@ class Memory:
         self.constants = constants
         self._hbm_cycles = 1 / constants.hbm_bandwidth
         self._l2_cycles = 1 / constants.l2_bandwidth
+        self._look_up_cycles = 1 / constants.l2_look_ups
         self._write_cycles = 1 / constants.l2_write_bandwidth
         self._pages: set[tuple[int, int]] = set()
-        self._hbm_free = self._l2_free = self._write_free = 0.0
-        self._held: OrderedDict[int, list[float]] = (
-            OrderedDict()
-        )  # address -> [bytes, time it is there, dirty, reply]
-        self._used = 0.0
+        self._hbm_free = self._prefetch_free = self._l2_free = self._look_up_free = self._write_free = 0.0
+        self._held: OrderedDict[int, Held] = OrderedDict()  # by address
+        self._used = 0
         self.hbm_bytes = self.l2_bytes = 0
         self.hbm_busy = 0.0
 
     def read(self, piece: Piece, now: float, gpc: int) -> Reply:
         """Request a piece for an SM of a group."""
+        nbytes, latency = piece[1], self.constants.l2_latency
+        self.l2_bytes += nbytes
+        held = self._find(piece) or self._fetch(piece, now, gpc)
+        self._look_up(nbytes, now)
+        if now >= held.served:  # else L2 answers this request with an earlier one for the same piece
+            self._l2_free = max(self._l2_free, now) + nbytes * self._l2_cycles
+            held.served = max(self._l2_free, held.there) + latency
+        return Reply(max(held.served, now + latency), held.there <= now)
+
+    def prefetch(self, piece: Piece, now: float, gpc: int) -> float:
+        """Have a piece brought into L2; when L2 has looked it up.
+
+        Where device memory is behind, it takes one prefetch in the time that one takes, and drops the others.
+        """
+        self._look_up(piece[1], now)
+        if self._find(piece) is None and (
+            now >= self._prefetch_free or self._hbm_free - now <= self.constants.prefetch_backlog
+        ):
+            self._prefetch_free = max(self._prefetch_free, now) + piece[1] * self._hbm_cycles
+            self._fetch(piece, now, gpc)
+        return self._look_up_free
+
+    def _look_up(self, nbytes: int, now: float) -> None:
+        """Have L2 look for so many bytes. Loads do not wait for that: what L2 sends takes longer."""
+        self._look_up_free = max(self._look_up_free, now) + nbytes * self._look_up_cycles
+
+    def _find(self, piece: Piece) -> Held | None:
+        """A piece that L2 holds, used last from now on."""
+        key, nbytes = piece
+        held = self._held.get(key)
+        if held is None or held.nbytes < nbytes:
+            # Results that were written line by line are read as larger pieces.
+            key = key // LINE * LINE
+            held = self._held.get(key)
+            if held is None or not held.dirty:
+                return None
+        self._held.move_to_end(key)
+        return held
+
+    def _fetch(self, piece: Piece, now: float, gpc: int) -> Held:
+        """Bring a piece from device memory."""
         address, nbytes = piece
         c = self.constants
-        self.l2_bytes += nbytes
-        key, held = address, self._held.get(address)
-        if (
-            held is None or held[0] < nbytes
-        ):  # results that were written line by line are read as larger pieces
-            key = address // LINE * LINE
-            line = self._held.get(key)
-            held = line if line is not None and line[2] else None
-        if held is not None:
-            self._held.move_to_end(key)
-            there, served = held[1], held[3]
-            if now >= served:  # else L2 answers this request with an earlier one for the same piece
-                self._l2_free = max(self._l2_free, now) + nbytes * self._l2_cycles
-                served = held[3] = max(self._l2_free, there) + c.l2_latency
-            return Reply(max(served, now + c.l2_latency), there <= now)
-        self._l2_free = max(self._l2_free, now) + nbytes * self._l2_cycles
         done = self._from_hbm(nbytes, now)
         there = done + c.hbm_latency - c.l2_latency + c.hbm_spread * min(1.0, nbytes / SPREAD_BYTES)
         page = gpc, address >> PAGE_SHIFT
         if page not in self._pages:
             self._pages.add(page)
             there += c.page_latency
-        time = max(self._l2_free, there) + c.l2_latency
-        self._keep(address, nbytes, there, dirty=False, now=now)
-        self._held[address][3] = time
-        return Reply(time, False)
+        return self._keep(address, nbytes, there, dirty=False, now=now)
 
     def write(self, piece: Piece, now: float) -> float:
         """Store a piece; when L2 has it."""
@@ -94,17 +125,18 @@ class Memory:
             self.log.append((self._hbm_free, nbytes))
         return self._hbm_free
 
-    def _keep(self, address: int, nbytes: int, there: float, *, dirty: bool, now: float) -> None:
+    def _keep(self, address: int, nbytes: int, there: float, *, dirty: bool, now: float) -> Held:
         old = self._held.pop(address, None)
         if old is not None:
-            self._used -= old[0]
-            dirty = dirty or bool(old[2])
-        self._held[address] = [nbytes, there, dirty, 0.0]
+            self._used -= old.nbytes
+            dirty = dirty or old.dirty
+        held = self._held[address] = Held(nbytes, there, dirty)
         self._used += nbytes
         while self._used > self.constants.l2_bytes and len(self._held) > 1:
-            _, (size, _, was_dirty, _) = self._held.popitem(last=False)
-            self._used -= size
-            if was_dirty:
-                cycles = size * self._hbm_cycles
+            _, least = self._held.popitem(last=False)
+            self._used -= least.nbytes
+            if least.dirty:
+                cycles = least.nbytes * self._hbm_cycles
                 self.hbm_busy += cycles
                 self._hbm_free = max(self._hbm_free, now) + cycles
+        return held

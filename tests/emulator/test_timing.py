@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 import small_kernels as small
 
+from nvfp4_cute.bench import prefetch_walk
 from nvfp4_cute.emulator import trace
 from nvfp4_cute.emulator.code import Code
 from nvfp4_cute.emulator.driver import run_ptx, time_ptx
@@ -22,6 +23,7 @@ from nvfp4_cute.emulator.ptx import parse
 from nvfp4_cute.emulator.timing import Simulation
 from nvfp4_cute.emulator.timing_costs import block_cost
 from nvfp4_cute.emulator.timing_events import ClusterTrace, LaunchTrace, Op
+from nvfp4_cute.emulator.timing_memory import Memory
 from nvfp4_cute.emulator.timing_state import Groups
 from nvfp4_cute.emulator.timing_work import worked
 from nvfp4_cute.targets import TARGETS, lookup
@@ -86,7 +88,8 @@ def test_never_faster_than_memory_and_launch(target):
 
 
 @pytest.mark.parametrize(
-    "field", ["hbm_bandwidth", "l2_bandwidth", "l2_write_bandwidth", "sm_bandwidth", "smem_bandwidth"]
+    "field",
+    ["hbm_bandwidth", "l2_bandwidth", "l2_look_ups", "l2_write_bandwidth", "sm_bandwidth", "smem_bandwidth"],
 )
 def test_more_bandwidth_is_never_slower(field):
     faster = dataclasses.replace(B200, **{field: 2 * getattr(B200, field)})
@@ -160,6 +163,99 @@ def test_a_tensor_map_that_was_prefetched_is_not_waited_for():
     saved = copy_after() - copy_after((Op.PREFETCH_MAP, (1,)))
     assert saved == pytest.approx(B200.descriptor_latency, abs=2)
     assert copy_after((Op.PREFETCH_MAP, (2,))) == pytest.approx(copy_after(), abs=2)
+
+
+def test_a_prefetched_piece_comes_from_l2():
+    saved = copy_after() - copy_after((Op.PREFETCH, ((1 << 20, PIECE),), PIECE, 1))
+    from_memory = B200.hbm_latency - B200.l2_latency + B200.hbm_spread + B200.page_latency
+    assert saved == pytest.approx(from_memory + B200.descriptor_latency, rel=0.01)
+
+
+def test_prefetches_take_look_ups_and_not_what_l2_sends():
+    memory, start, count = Memory(B200), 1e6, 50
+    memory.read((0, PIECE), 0.0, 0)
+    looked_up = [memory.prefetch((0, PIECE), start, 0) for _ in range(count)]
+    assert looked_up[-1] == pytest.approx(start + count * PIECE / B200.l2_look_ups)
+    reply = memory.read((0, PIECE), start, 0)
+    assert reply.hit and reply.time == pytest.approx(start + PIECE / B200.l2_bandwidth + B200.l2_latency)
+    assert memory.hbm_bytes == memory.l2_bytes // 2 == PIECE
+
+
+def test_an_engine_waits_for_its_prefetches_look_ups():
+    """All SMs prefetch and load what L2 holds: its look-ups take longer than an engine does."""
+    box = ((0, PIECE),)
+    copy = [(Op.TX, 0, PIECE), (Op.ARRIVE, 0, 1), (Op.LOAD, box, PIECE, (0,), (0,), 0, 0), (Op.WAIT, 0, 1)]
+    times = []
+    for count in (10, 20):
+        events = [(Op.INIT, 0, 1), *[(Op.PREFETCH, box, PIECE, 0)] * count, *copy]
+        clusters = [ClusterTrace((i, 0, 0), [[events]]) for i in range(H200.num_sms)]
+        times.append(Simulation(H200, LaunchTrace("prefetches", 1, clusters)).run().cycles)
+    look_up = H200.num_sms * PIECE / H200.l2_look_ups
+    assert look_up > PIECE / H200.prefetch_bandwidth
+    assert times[1] - times[0] == pytest.approx(10 * look_up, rel=0.05)
+
+
+def test_memory_that_is_behind_drops_prefetches_that_come_too_fast():
+    memory, one = Memory(B200), PIECE / B200.hbm_bandwidth
+    many = 4 * int(B200.prefetch_backlog / one)
+    for i in range(many):
+        memory.prefetch((i * PIECE, PIECE), 0.0, 0)
+    taken = memory.hbm_bytes // PIECE
+    assert (
+        B200.prefetch_backlog < taken * one <= B200.prefetch_backlog + 2 * one
+    )  # all that came until it was behind
+    for i in range(many):  # loads are never dropped, and come from L2 where the prefetch did
+        assert memory.read((i * PIECE, PIECE), 1e5, 0).hit == (i < taken)
+    assert memory.hbm_bytes == many * PIECE
+    for _ in range(2):  # it is behind with loads, but has had time for its prefetches: one more, not two
+        memory.prefetch((many * PIECE, PIECE), 1e5, 0)
+        many += 1
+    assert memory.hbm_bytes == (many - 1) * PIECE
+
+
+PREFETCHES = (
+    (
+        "8 prefetches of 16384 bytes,   1 CTAs, warm",
+        0.05,
+        (1, prefetch_walk.requests, 16384, False, "prefetches", 8),
+    ),
+    (
+        "8 prefetches of 16384 bytes, 132 CTAs, warm",
+        0.05,
+        (132, prefetch_walk.requests, 16384, False, "prefetches", 8),
+    ),
+    (
+        "48 loads of 16384 bytes and 96 prefetches of as many, 132 CTAs, warm",
+        0.05,
+        (132, prefetch_walk.mixed, False, 4),
+    ),
+    (
+        "48 loads of 16384 bytes and 24 prefetches of as many, 132 CTAs, cold",
+        0.1,
+        (132, prefetch_walk.mixed, True, 1),
+    ),
+    (
+        "48 loads of 16384 bytes and 96 prefetches of as many, 132 CTAs, cold",
+        0.15,
+        (132, prefetch_walk.mixed, True, 4),
+    ),
+    (
+        " 4 boxes of 16384 bytes, 132 CTAs, 100000 cycles after their prefetch in a burst",
+        0.25,
+        (132, prefetch_walk.burst, 4, True),
+    ),
+)
+
+
+@pytest.mark.parametrize("words,error,case", PREFETCHES, ids=[words for words, *_ in PREFETCHES])
+def test_prefetches_take_what_an_h200_took(words, error, case):
+    assert prefetch_walk.cycles(*case) == pytest.approx(prefetch_walk.measured()[words], rel=error)
+
+
+@pytest.mark.slow
+def test_the_page_says_what_the_model_says_of_prefetches():
+    page = (Path(prefetch_walk.__file__).parent / "results/timing_model.md").read_text()
+    assert prefetch_walk.figures() in page and prefetch_walk.walks() in page
 
 
 # ---- single instructions ---------------------------------------------------------------------------------------------
