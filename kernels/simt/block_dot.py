@@ -8,6 +8,8 @@ meet in fp32.
 bytes into int32. Its result is 4 times the dot product, and so is that of ``HalfDot``: e2m1 times 4 is exact, too.
 """
 
+from dataclasses import dataclass
+
 from cutlass import Float32, Int32, Uint32
 
 from ..common import ptx
@@ -18,12 +20,18 @@ DOUBLED_LOW, DOUBLED_HIGH = 0x03020100, 0x0C080604
 NIBBLE_SIGNS = 0x88888888
 BYTE_SIGNS = 0x80808080
 FOUR_F16X2 = 0x44004400
+# A float whose unit in the last place is 1, and its bits: adding a small integer to the bits adds it to the float.
+ONE_ULP, ONE_ULP_BITS = 12582912.0, 0x4B400000
 
 
+@dataclass(frozen=True)
 class HalfDot:
     """Operands as fp16 pairs: 4 words for 8 values."""
 
-    words_per_packed = 4
+    @classmethod
+    def make(cls, zero: Uint32) -> "HalfDot":
+        """As ``ByteDot.make``."""
+        return cls()
 
     @staticmethod
     def decode_vector(word: Uint32) -> list:
@@ -41,31 +49,42 @@ class HalfDot:
         return low + high
 
 
+@dataclass(frozen=True)
 class ByteDot:
-    """Operands as signed bytes: 2 words for 8 values."""
+    """Operands as signed bytes: 2 words for 8 values.
 
-    words_per_packed = 2
+    Attributes:
+        low: the first half of the table, in a register.
+    """
 
-    @staticmethod
-    def _magnitudes(word: Uint32) -> list:
-        """Doubled values of the nibbles whose sign is clear; the others are 0, the copied sign of a table entry."""
-        low, high = Uint32(DOUBLED_LOW), Uint32(DOUBLED_HIGH)
-        return [ptx.prmt(low, high, word), ptx.prmt(low, high, word >> 16)]
+    low: Uint32
 
     @classmethod
-    def decode_vector(cls, word: Uint32) -> list:
+    def make(cls, zero: Uint32) -> "ByteDot":
+        """``zero``: 0 that the compiler does not know and that differs by lane to it: what it can make of constants it makes
+        anew before every look-up, a move for each."""
+        return cls(Uint32(DOUBLED_LOW) + zero)
+
+    def _magnitudes(self, word: Uint32) -> list:
+        """Doubled values of the nibbles whose sign is clear; the others are 0, the copied sign of a table entry."""
+        high = Uint32(DOUBLED_HIGH)
+        return [ptx.prmt(self.low, high, word), ptx.prmt(self.low, high, word >> 16)]
+
+    def decode_vector(self, word: Uint32) -> list:
         """Eight doubled values of the vector. Positive minus negative a byte; the guard bit stops the borrow."""
-        positive, negative = cls._magnitudes(word), cls._magnitudes(word ^ Uint32(NIBBLE_SIGNS))
+        positive, negative = self._magnitudes(word), self._magnitudes(word ^ Uint32(NIBBLE_SIGNS))
         guard = Uint32(BYTE_SIGNS)
         return [((p | guard) - n) ^ guard for p, n in zip(positive, negative, strict=True)]
 
-    @classmethod
-    def block(cls, row: list, vector: list) -> Float32:
-        """4 times the dot product of one block: two packed words of a row, four decoded words of the vector."""
-        positive, negative = Int32(0), Int32(0)
+    def block(self, row: list, vector: list) -> Float32:
+        """4 times the dot product of one block: two packed words of a row, four decoded words of the vector.
+
+        The sum becomes a float by an addition: a conversion would take the pipe that looks up.
+        """
+        positive, negative = Int32(ONE_ULP_BITS), Int32(0)
         for i, word in enumerate(row):
-            plus, minus = cls._magnitudes(word), cls._magnitudes(word ^ Uint32(NIBBLE_SIGNS))
+            plus, minus = self._magnitudes(word), self._magnitudes(word ^ Uint32(NIBBLE_SIGNS))
             for j in range(2):
                 positive = ptx.dp4a(plus[j], vector[2 * i + j], positive)
                 negative = ptx.dp4a(minus[j], vector[2 * i + j], negative)
-        return Float32(positive - negative)
+        return ptx.float_of(Uint32(positive - negative)) - Float32(ONE_ULP)

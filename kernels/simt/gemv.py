@@ -35,6 +35,7 @@ from nvfp4_cute.scale_layout import ATOM_BYTES, ATOM_COLS, ATOM_ROWS, SF_VEC_SIZ
 
 from ..common import ptx
 from ..common.global_access import KEEP, READ_ONCE, global_scalar, load_words
+from ..common.select import select
 from .block_dot import WORDS_PER_BLOCK, ByteDot, HalfDot
 
 PIECE_BYTES = GEMV_PIECE_K // 2
@@ -43,6 +44,8 @@ BLOCKS_PER_PIECE = GEMV_PIECE_K // SF_VEC_SIZE
 PIECES_PER_ATOM = ATOM_COLS // BLOCKS_PER_PIECE
 UNITS_PER_ATOM = ATOM_ROWS // GEMV_ROWS_PER_WARP
 UNITS_PER_CTA = GEMV_WARPS // GEMV_WARPS_K
+# Lanes that hold a row's sum, when lanes are added up.
+LANES_PER_SUM = WARP_SIZE // GEMV_ROWS_PER_WARP
 # Scale words of rows 32 apart follow each other.
 ROWS_PER_SCALES = 4
 SCALES_BYTES = 4 * ROWS_PER_SCALES
@@ -54,7 +57,7 @@ SMEM_CARVEOUT_PERCENT = 5
 
 @dataclass(frozen=True)
 class GemvOperands:
-    """What one batch reads and writes. Addresses and byte strides Int64, extents Int32; ``out_pitch`` in elements."""
+    """What one batch reads and writes. Addresses and byte strides Int64, extents Uint32; ``out_pitch`` in elements."""
 
     a: Int64
     b: Int64
@@ -64,8 +67,8 @@ class GemvOperands:
     alpha: Int64
     a_pitch: Int64
     out_pitch: Int64
-    m: Int32
-    k: Int32
+    m: Uint32
+    k: Uint32
 
 
 @dataclass(frozen=True)
@@ -122,7 +125,8 @@ class GemvKernel:
             queue: CUstream.
         """
         t = cute.make_tensor(table, cute.make_layout(len(Gemv)))
-        m, k = Int32(t[Gemv.M]), Int32(t[Gemv.K])
+        # Unsigned, as all indices are: what is divided by powers of two is shifted then.
+        m, k = Uint32(t[Gemv.M]), Uint32(t[Gemv.K])
         operands = GemvOperands(
             a=t[Gemv.A],
             b=t[Gemv.B],
@@ -149,7 +153,7 @@ class GemvKernel:
         units = cute.ceil_div(m, ATOM_ROWS) * UNITS_PER_ATOM
         self.kernel.set_name_prefix(self.name)
         self.kernel(operands, strides).launch(
-            grid=(cute.ceil_div(units, UNITS_PER_CTA), Int32(t[Gemv.L]), 1),
+            grid=(Int32(cute.ceil_div(units, UNITS_PER_CTA)), Int32(t[Gemv.L]), 1),
             block=(GEMV_WARPS * WARP_SIZE, 1, 1),
             min_blocks_per_mp=self.blocks_per_sm,
             preferred_smem_carveout=SMEM_CARVEOUT_PERCENT,
@@ -161,6 +165,7 @@ class GemvKernel:
         """Accumulate, add up lanes, then warps, and store."""
         tidx, _, _ = cute.arch.thread_idx()
         block_idx, batch, _ = cute.arch.block_idx()
+        tidx, block_idx = Uint32(tidx), Uint32(block_idx)
         warp_idx, lane = cute.arch.make_warp_uniform(tidx // WARP_SIZE), tidx % WARP_SIZE
         unit = block_idx * UNITS_PER_CTA + warp_idx // GEMV_WARPS_K
         a_batch, b_batch, sfa_batch, sfb_batch, out_batch, alpha_batch = strides
@@ -177,12 +182,9 @@ class GemvKernel:
             sfb=operands.sfb + batch * sfb_batch,
         )
         acc = self.accumulate(make_source(own, unit, lane), operands.k, warp_idx % GEMV_WARPS_K, lane)
-        for i in cutlass.range_constexpr(GEMV_ROWS_PER_WARP):
-            total = acc[i]
-            for distance in (16, 8, 4, 2, 1):
-                total = total + cute.arch.shuffle_sync_bfly(total, offset=distance)
-            if lane == 0:
-                sums[warp_idx, i] = total
+        total = add_lanes([acc[i] for i in range(GEMV_ROWS_PER_WARP)], lane)
+        if lane % LANES_PER_SUM == 0:
+            sums[warp_idx, lane // LANES_PER_SUM] = total
         cute.arch.sync_threads()
 
         if tidx < UNITS_PER_CTA * GEMV_ROWS_PER_WARP:
@@ -200,8 +202,10 @@ class GemvKernel:
                 out[0] = total.to(self.out_dtype)
 
     @cute.jit
-    def accumulate(self, source: GemvSource, k: Int32, k_warp: Int32, lane: Int32):
+    def accumulate(self, source: GemvSource, k: Uint32, k_warp: Uint32, lane: Uint32):
         """What this lane adds up for each of its rows: Float32 (ROW)."""
+        # K is a multiple of 16, which the compiler does not know.
+        dot = self.dot.make(k * lane % SF_VEC_SIZE)
         acc = cute.make_rmem_tensor(GEMV_ROWS_PER_WARP, Float32)
         acc.fill(0.0)
         num_pieces, stride = k // GEMV_PIECE_K, GEMV_LANES_K * GEMV_WARPS_K
@@ -213,53 +217,82 @@ class GemvKernel:
         for half in cutlass.range_constexpr(GEMV_ROWS_PER_WARP // ROWS_PER_SCALES):
             load_scales(stage, source, half, first, first < num_pieces)
         for piece in cutlass.range(first, num_pieces, stride, unroll=1):
-            self.add_piece(acc, stage, source, piece + stride, num_pieces)
+            add_piece(dot, acc, stage, source, piece + stride, num_pieces)
         # K % 32 == 16 leaves one block, to the lane whose turn it is.
         if k % GEMV_PIECE_K != 0 and first == num_pieces % stride:
-            self.add_last_block(acc, source, num_pieces)
+            add_last_block(dot, acc, source, num_pieces)
         return acc
 
-    def add_piece(
-        self, acc: cute.Tensor, stage: GemvStage, source: GemvSource, ahead: Int32, num_pieces: Int32
-    ):
-        """Add the two blocks of a piece to every row, and load piece ``ahead`` in their place."""
-        valid = ahead < num_pieces
-        vector = [word for w in range(PIECE_WORDS) for word in self.dot.decode_vector(stage.b[w])]
-        scale_b = quarter_scales(stage.sfb[0] >> source.scale_shift)
-        load_vector(stage, source, ahead, valid)
-        half = len(vector) // BLOCKS_PER_PIECE
-        for i in range(GEMV_ROWS_PER_WARP):
-            words = [stage.a[w, i] for w in range(PIECE_WORDS)]
-            factors = scale_products(stage.sfa[i] >> source.scale_shift, scale_b)
-            for block in range(BLOCKS_PER_PIECE):
-                packed = words[WORDS_PER_BLOCK * block : WORDS_PER_BLOCK * (block + 1)]
-                product = self.dot.block(packed, vector[half * block : half * (block + 1)])
-                acc[i] = ptx.fma_f32(product, factors[block], acc[i])
-            load_row(stage, source, i, ahead, valid)
-            if i % ROWS_PER_SCALES == ROWS_PER_SCALES - 1:
-                load_scales(stage, source, i // ROWS_PER_SCALES, ahead, valid)
 
-    def add_last_block(self, acc: cute.Tensor, source: GemvSource, piece: Int32):
-        """Add the first block of ``piece``, 8 bytes a row."""
-        offset, atom = piece * PIECE_BYTES, piece // PIECES_PER_ATOM * ATOM_BYTES
-        packed = load_words(source.b + offset, WORDS_PER_BLOCK, KEEP)
-        vector = [word for w in packed for word in self.dot.decode_vector(w)]
-        scale_b = quarter_scales(load_words(source.sfb + atom, 1, KEEP)[0] >> source.scale_shift)
-        scales_a = scale_words(source, 0, piece) + scale_words(source, 1, piece)
-        for i in range(GEMV_ROWS_PER_WARP):
-            packed = load_words(source.a + source.row_offsets[i] + offset, WORDS_PER_BLOCK, KEEP)
-            factor = scale_products(scales_a[i] >> source.scale_shift, scale_b)[0]
-            acc[i] = ptx.fma_f32(self.dot.block(packed, vector), factor, acc[i])
+def add_piece(
+    dot: HalfDot | ByteDot,
+    acc: cute.Tensor,
+    stage: GemvStage,
+    source: GemvSource,
+    ahead: Uint32,
+    num_pieces: Uint32,
+):
+    """Add the two blocks of a piece to every row, and load piece ``ahead`` in their place."""
+    valid = ahead < num_pieces
+    vector = [word for w in range(PIECE_WORDS) for word in dot.decode_vector(stage.b[w])]
+    scale_b = quarter_scales(stage.sfb[0] >> source.scale_shift)
+    load_vector(stage, source, ahead, valid)
+    half = len(vector) // BLOCKS_PER_PIECE
+    for i in range(GEMV_ROWS_PER_WARP):
+        words = [stage.a[w, i] for w in range(PIECE_WORDS)]
+        factors = scale_products(stage.sfa[i] >> source.scale_shift, scale_b)
+        for block in range(BLOCKS_PER_PIECE):
+            packed = words[WORDS_PER_BLOCK * block : WORDS_PER_BLOCK * (block + 1)]
+            product = dot.block(packed, vector[half * block : half * (block + 1)])
+            acc[i] = ptx.fma_f32(product, factors[block], acc[i])
+        load_row(stage, source, i, ahead, valid)
+        if i % ROWS_PER_SCALES == ROWS_PER_SCALES - 1:
+            load_scales(stage, source, i // ROWS_PER_SCALES, ahead, valid)
 
 
-def make_source(operands: GemvOperands, unit: Int32, lane: Int32) -> GemvSource:
+def add_last_block(dot: HalfDot | ByteDot, acc: cute.Tensor, source: GemvSource, piece: Uint32):
+    """Add the first block of ``piece``, 8 bytes a row."""
+    offset, atom = piece * PIECE_BYTES, piece // PIECES_PER_ATOM * ATOM_BYTES
+    packed = load_words(source.b + offset, WORDS_PER_BLOCK, KEEP)
+    vector = [word for w in packed for word in dot.decode_vector(w)]
+    scale_b = quarter_scales(load_words(source.sfb + atom, 1, KEEP)[0] >> source.scale_shift)
+    scales_a = scale_words(source, 0, piece) + scale_words(source, 1, piece)
+    for i in range(GEMV_ROWS_PER_WARP):
+        packed = load_words(source.a + source.row_offsets[i] + offset, WORDS_PER_BLOCK, KEEP)
+        factor = scale_products(scales_a[i] >> source.scale_shift, scale_b)[0]
+        acc[i] = ptx.fma_f32(dot.block(packed, vector), factor, acc[i])
+
+
+def add_lanes(values: list, lane: Uint32) -> Float32:
+    """Sums of ``values`` over the lanes of a warp: lane ``LANES_PER_SUM * i`` gets that of value i.
+
+    At every distance half of the values move: a lane keeps those that its own half of lanes goes on with.
+    """
+    distance = WARP_SIZE // 2
+    while len(values) > 1:
+        half = len(values) // 2
+        is_upper = lane & distance != 0
+        values = [
+            select(is_upper, upper, lower)
+            + cute.arch.shuffle_sync_bfly(select(is_upper, lower, upper), offset=distance)
+            for lower, upper in zip(values[:half], values[half:], strict=True)
+        ]
+        distance //= 2
+    (total,) = values
+    while distance:
+        total = total + cute.arch.shuffle_sync_bfly(total, offset=distance)
+        distance //= 2
+    return total
+
+
+def make_source(operands: GemvOperands, unit: Uint32, lane: Uint32) -> GemvSource:
     """What a lane of work unit ``unit`` reads."""
     atoms = Int64(unit // UNITS_PER_ATOM) * cute.ceil_div(operands.k, PIECES_PER_ATOM * GEMV_PIECE_K)
     first_row = clamped_row(operands, unit, 0)
     return GemvSource(
         a=operands.a + Int64(first_row) * operands.a_pitch,
         row_offsets=[
-            (clamped_row(operands, unit, i) - first_row) * Int32(operands.a_pitch)
+            (clamped_row(operands, unit, i) - first_row) * Uint32(operands.a_pitch)
             for i in range(GEMV_ROWS_PER_WARP)
         ],
         b=operands.b,
@@ -270,12 +303,12 @@ def make_source(operands: GemvOperands, unit: Int32, lane: Int32) -> GemvSource:
     )
 
 
-def clamped_row(operands: GemvOperands, unit: Int32, place: int) -> Int32:
+def clamped_row(operands: GemvOperands, unit: Uint32, place: int) -> Uint32:
     """The row to read: rows beyond M are read as the last one, and dropped in the end; their scales are padding."""
     return cutlass.min(row_of(unit, place), operands.m - 1)
 
 
-def row_of(unit: Int32, place) -> Int32:
+def row_of(unit: Uint32, place) -> Uint32:
     """Row of A that is number ``place`` of the eight of a work unit: two neighbours, each with those 32, 64, 96 below."""
     first = unit // UNITS_PER_ATOM * ATOM_ROWS + unit % UNITS_PER_ATOM * 2
     return first + place // ROWS_PER_SCALES + place % ROWS_PER_SCALES * 32
@@ -291,7 +324,7 @@ def make_stage() -> GemvStage:
     )
 
 
-def load_row(stage: GemvStage, source: GemvSource, i: int, piece: Int32, valid) -> None:
+def load_row(stage: GemvStage, source: GemvSource, i: int, piece: Uint32, valid) -> None:
     """A lane's piece of row ``i``."""
     for w, word in enumerate(
         load_words(source.a + source.row_offsets[i] + piece * PIECE_BYTES, PIECE_WORDS, READ_ONCE, valid)
@@ -299,19 +332,19 @@ def load_row(stage: GemvStage, source: GemvSource, i: int, piece: Int32, valid) 
         stage.a[w, i] = word
 
 
-def load_scales(stage: GemvStage, source: GemvSource, half: int, piece: Int32, valid) -> None:
+def load_scales(stage: GemvStage, source: GemvSource, half: int, piece: Uint32, valid) -> None:
     """The scale words of four rows; two lanes read the same."""
     for i, word in enumerate(scale_words(source, half, piece, valid)):
         stage.sfa[ROWS_PER_SCALES * half + i] = word
 
 
-def scale_words(source: GemvSource, half: int, piece: Int32, valid=None) -> list:
+def scale_words(source: GemvSource, half: int, piece: Uint32, valid=None) -> list:
     """The words that hold a piece's scales of the first or the second four rows."""
     address = source.sfa + piece // PIECES_PER_ATOM * ATOM_BYTES + half * SCALES_BYTES
     return load_words(address, ROWS_PER_SCALES, KEEP, valid)
 
 
-def load_vector(stage: GemvStage, source: GemvSource, piece: Int32, valid) -> None:
+def load_vector(stage: GemvStage, source: GemvSource, piece: Uint32, valid) -> None:
     """A piece of the vector and its scale word: row 0 of the only atom along N."""
     for w, word in enumerate(load_words(source.b + piece * PIECE_BYTES, PIECE_WORDS, KEEP, valid)):
         stage.b[w] = word
