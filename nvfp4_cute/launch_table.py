@@ -90,6 +90,7 @@ class Gemv(IntEnum):
     M = 14
     K = 15
     L = 16
+    NUM_SMS = 17  # of the GPU; unused where CTAs are not persistent
 
 
 class Quantize(IntEnum):

@@ -38,7 +38,7 @@ class GemvKey:
             cutlass_dtype(self.out_dtype),
             self.has_alpha,
             simt.has_fp4_convert(self.arch),
-            simt.gemv_blocks_per_sm(self.arch),
+            simt.gemv_spread(self.arch),
             self.to_name(),
         )
 

@@ -7,7 +7,7 @@ from itertools import accumulate
 import torch
 
 from nvfp4_cute.arch import sm90, sm100
-from nvfp4_cute.arch.simt import GEMV_ROWS_PER_WARP, GEMV_WARPS, GEMV_WARPS_K
+from nvfp4_cute.arch.simt import gemv_spread
 from nvfp4_cute.emulator.representatives import LaunchWork, TileWork
 from nvfp4_cute.launch import Plan
 from nvfp4_cute.launch_table import Header
@@ -18,7 +18,6 @@ from nvfp4_cute.scale_layout import ATOM_BYTES, ATOM_ROWS, atom_counts, num_k_bl
 from nvfp4_cute.schedule import TileSchedule
 from nvfp4_cute.task import Task
 
-GEMV_ROWS_PER_CTA = GEMV_ROWS_PER_WARP * GEMV_WARPS // GEMV_WARPS_K
 GEMV_ROW_GROUPS = 4
 """Rows of a CTA that follow each other: a quarter of them, with those 32, 64, and 96 below."""
 SCALE_ROW_BYTES = 16
@@ -144,7 +143,7 @@ def of_task(task: Task, arch: str) -> LaunchWork | None:
     None for a task of another kind, quantized results, dual GEMMs, and a gemv whose last rows do not fill a scale atom.
     """
     if isinstance(task, GemvTask):
-        return None if task.a.shape[0] % ATOM_ROWS else _of_gemv(task)
+        return None if task.a.shape[0] % ATOM_ROWS else _of_gemv(task, arch)
     if not isinstance(task, DeviceGroupsTask) or task.out_dtype == NVFP4 or task.gate is not None:
         return None
     _, n, row_bytes = task.b.shape
@@ -177,16 +176,18 @@ def of_task(task: Task, arch: str) -> LaunchWork | None:
     return launch_work(schedule, places, tensors, num_clusters, config.split_k, arch in sm90.ARCHS)
 
 
-def _of_gemv(task: GemvTask) -> LaunchWork:
-    """CTAs side by side along M, batches along y: a tile each, whose rows begin together and lie 32 apart."""
+def _of_gemv(task: GemvTask, arch: str) -> LaunchWork:
+    """CTAs side by side along M, batches along y: tiles whose rows begin together and lie 32 apart."""
     m, row_bytes, batches = task.a.shape
-    pairs_per_atom = ATOM_ROWS // GEMV_ROWS_PER_CTA
+    spread = gemv_spread(arch)
+    rows_per_cta = spread.rows_per_cta
+    pairs_per_atom = ATOM_ROWS // rows_per_cta
     atom_row_bytes = atom_counts(1, num_k_blocks(2 * row_bytes))[1] * ATOM_BYTES
     element = task.out.element_size()
 
-    def tile(batch: int, cta: int) -> TileWork:
-        atom, place = divmod(cta, pairs_per_atom)
-        first = place * GEMV_ROWS_PER_CTA // GEMV_ROW_GROUPS
+    def tile(batch: int, index: int) -> TileWork:
+        atom, place = divmod(index, pairs_per_atom)
+        first = place * rows_per_cta // GEMV_ROW_GROUPS
         row = atom * ATOM_ROWS + first
         inputs = (
             task.a.data_ptr() + row * task.a.stride(0) + batch * task.a.stride(2),
@@ -198,9 +199,14 @@ def _of_gemv(task: GemvTask) -> LaunchWork:
             task.b_scale.data_ptr() + batch * task.b_scale.stride(0),
         )
         out = task.out.data_ptr() + (row * task.out.stride(0) + batch * task.out.stride(1)) * element
-        return TileWork(1, GEMV_ROWS_PER_CTA, 1, inputs, out)
+        return TileWork(1, rows_per_cta, 1, inputs, out)
 
-    clusters = tuple((tile(batch, cta),) for batch in range(batches) for cta in range(m // GEMV_ROWS_PER_CTA))
+    num_cta = spread.num_cta(m, batches, task.num_sms)
+    clusters = tuple(
+        tuple(tile(batch, index) for index in range(cta, m // rows_per_cta, num_cta))
+        for batch in range(batches)
+        for cta in range(num_cta)
+    )
     ranges = _ranges([[tensor] for tensor in (task.a, task.b, task.a_scale, task.b_scale)])
     out_row, out_batch = (stride * element for stride in task.out.stride())
     return LaunchWork(clusters, tuple(sorted(ranges)), out_row, out_batch)

@@ -3,11 +3,12 @@
 A (M, K, L) and b (K, L) e2m1, two values a byte, K-major; SFA, SFB e4m3 in the 128x4 blocked layout, read in place; c
 fp16, bf16 or fp32. Memory-bound: A is read once, 16 bytes a lane and 512 contiguous bytes a row, past L1.
 
-Work: a warp has 8 rows of one scale atom: r, r + 32, r + 64, r + 96 and their successors with r = 2 u (u: the unit in the
-atom, 0 to 15), whose scales for 64 values of K are 32 consecutive bytes. The lanes lie side by side along K, one piece of
-32 values each, so one step of a warp covers 1024. Two warps take a row's steps in turn; a CTA has two such pairs.
+Work: a unit is rows of one scale atom: r, r + 32, r + 64, r + 96, whose scales for 64 values of K are 16 consecutive bytes,
+or those and their successors (``arch.simt.GemvSpread``). The lanes of a warp lie side by side along K, one piece of 32
+values each, so one step of a warp covers 1024. Two warps take a unit's steps in turn; a CTA has two such pairs.
 
-Registers roll: as soon as a piece of a row is used, the load of the next step's is issued into its registers.
+Registers roll: as soon as a piece of a row is used, the load of the next step's is issued into its registers. Where CTAs are
+persistent, the step after a unit's last is the first of the CTA's next unit: memory is read while lanes are added up.
 
 Order of summation. The dot product of a block of 16 is exact (``block_dot``), and so is its product with the two
 scales: 12 + 8 bits in fp32. So every block costs one rounding, that of its addition. A lane adds its blocks in
@@ -25,10 +26,10 @@ from cutlass.memory import SmemAllocator
 from nvfp4_cute.arch.simt import (
     GEMV_LANES_K,
     GEMV_PIECE_K,
-    GEMV_ROWS_PER_WARP,
     GEMV_WARPS,
     GEMV_WARPS_K,
     WARP_SIZE,
+    GemvSpread,
 )
 from nvfp4_cute.launch_table import Gemv
 from nvfp4_cute.scale_layout import ATOM_BYTES, ATOM_COLS, ATOM_ROWS, SF_VEC_SIZE
@@ -42,10 +43,7 @@ PIECE_BYTES = GEMV_PIECE_K // 2
 PIECE_WORDS = PIECE_BYTES // 4
 BLOCKS_PER_PIECE = GEMV_PIECE_K // SF_VEC_SIZE
 PIECES_PER_ATOM = ATOM_COLS // BLOCKS_PER_PIECE
-UNITS_PER_ATOM = ATOM_ROWS // GEMV_ROWS_PER_WARP
 UNITS_PER_CTA = GEMV_WARPS // GEMV_WARPS_K
-# Lanes that hold a row's sum, when lanes are added up.
-LANES_PER_SUM = WARP_SIZE // GEMV_ROWS_PER_WARP
 # Scale words of rows 32 apart follow each other.
 ROWS_PER_SCALES = 4
 SCALES_BYTES = 4 * ROWS_PER_SCALES
@@ -72,18 +70,37 @@ class GemvOperands:
 
 
 @dataclass(frozen=True)
-class GemvSource:
-    """Where a lane reads: addresses of K = 0 of its first row, the vector, and the scales of both.
+class GemvRows:
+    """Where a lane reads a unit's rows: addresses of K = 0 of the first row, and of the scales.
 
-    ``row_offsets``: bytes from the first row to each, Int32 (``vector_checks.MAX_PITCH`` bounds them).
+    ``offsets``: bytes from the first row to each, Uint32 (``vector_checks.MAX_PITCH`` bounds them).
     """
 
     a: Int64
-    row_offsets: list
-    b: Int64
+    offsets: list
     sfa: Int64
-    sfb: Int64
+
+
+@dataclass(frozen=True)
+class GemvLane:
+    """What a lane does for every unit.
+
+    ``first``: its first piece. ``scale_shift``: which half of a scale word is its own: the same for all of its pieces.
+    """
+
+    dot: HalfDot | ByteDot
+    first: Uint32
+    num_pieces: Uint32
     scale_shift: Uint32
+
+
+@dataclass(frozen=True)
+class GemvWalk:
+    """A tile, the CTA's next one, and whether there is one."""
+
+    tile: Int32
+    next_tile: Int32
+    has_next: cutlass.Boolean
 
 
 @dataclass(frozen=True)
@@ -103,22 +120,22 @@ class GemvKernel:
         out_dtype: cutlass.Float16, BFloat16 or Float32.
         has_alpha: whether results are multiplied by a factor.
         has_fp4_convert: whether e2m1 conversions are instructions.
-        blocks_per_sm: CTAs of an SM that the registers must allow.
+        spread: rows of a unit, and CTAs.
         name: what the kernel is called in profilers and in the emulator's reports.
     """
 
     def __init__(
-        self, out_dtype: type, has_alpha: bool, has_fp4_convert: bool, blocks_per_sm: int, name: str
+        self, out_dtype: type, has_alpha: bool, has_fp4_convert: bool, spread: GemvSpread, name: str
     ):
         self.out_dtype = out_dtype
         self.has_alpha = has_alpha
         self.dot = HalfDot if has_fp4_convert else ByteDot
-        self.blocks_per_sm = blocks_per_sm
+        self.spread = spread
         self.name = name
 
     @cute.jit
     def __call__(self, table: cute.Pointer, queue):
-        """Launch: ``UNITS_PER_CTA`` work units a CTA, batches along y.
+        """Launch: ``UNITS_PER_CTA`` work units a CTA at a time, batches along y.
 
         Args:
             table: Int64 in host memory: ``launch_table.Gemv``.
@@ -150,121 +167,163 @@ class GemvKernel:
                 Gemv.ALPHA_BATCH,
             )
         ]
-        units = cute.ceil_div(m, ATOM_ROWS) * UNITS_PER_ATOM
+        num_tiles = Int32(cute.ceil_div(m, ATOM_ROWS)) * (ATOM_ROWS // self.spread.rows // UNITS_PER_CTA)
+        num_cta, batches = num_tiles, Int32(t[Gemv.L])
+        if cutlass.const_expr(self.spread.is_persistent):
+            resident = Int32(t[Gemv.NUM_SMS]) * self.spread.ctas_per_sm // batches
+            num_cta = cutlass.min(num_cta, cutlass.max(resident, 1))
         self.kernel.set_name_prefix(self.name)
-        self.kernel(operands, strides).launch(
-            grid=(Int32(cute.ceil_div(units, UNITS_PER_CTA)), Int32(t[Gemv.L]), 1),
+        self.kernel(operands, strides, num_tiles).launch(
+            grid=(num_cta, batches, 1),
             block=(GEMV_WARPS * WARP_SIZE, 1, 1),
-            min_blocks_per_mp=self.blocks_per_sm,
+            min_blocks_per_mp=self.spread.ctas_per_sm,
             preferred_smem_carveout=SMEM_CARVEOUT_PERCENT,
             stream=queue,
         )
 
     @cute.kernel
-    def kernel(self, operands: GemvOperands, strides: list):
-        """Accumulate, add up lanes, then warps, and store."""
+    def kernel(self, operands: GemvOperands, strides: list, num_tiles: Int32):
+        """The first pieces of a CTA's first tile on their way, then its tiles."""
         tidx, _, _ = cute.arch.thread_idx()
         block_idx, batch, _ = cute.arch.block_idx()
-        tidx, block_idx = Uint32(tidx), Uint32(block_idx)
-        warp_idx, lane = cute.arch.make_warp_uniform(tidx // WARP_SIZE), tidx % WARP_SIZE
-        unit = block_idx * UNITS_PER_CTA + warp_idx // GEMV_WARPS_K
+        num_cta, _, _ = cute.arch.grid_dim()
+        tidx = Uint32(tidx)
+        warp_idx, lane_idx = cute.arch.make_warp_uniform(tidx // WARP_SIZE), tidx % WARP_SIZE
         a_batch, b_batch, sfa_batch, sfb_batch, out_batch, alpha_batch = strides
-
-        # (WARP, ROW)
-        sums = SmemAllocator().allocate_tensor(
-            Float32, cute.make_layout((GEMV_WARPS, GEMV_ROWS_PER_WARP), stride=(GEMV_ROWS_PER_WARP, 1)), 16
-        )
+        count = self.spread.rows
         own = replace(
             operands,
             a=operands.a + batch * a_batch,
             b=operands.b + batch * b_batch,
             sfa=operands.sfa + batch * sfa_batch,
             sfb=operands.sfb + batch * sfb_batch,
+            out=operands.out + batch * out_batch * (self.out_dtype.width // 8),
+            alpha=operands.alpha + batch * alpha_batch,
         )
-        acc = self.accumulate(make_source(own, unit, lane), operands.k, warp_idx % GEMV_WARPS_K, lane)
-        total = add_lanes([acc[i] for i in range(GEMV_ROWS_PER_WARP)], lane)
-        if lane % LANES_PER_SUM == 0:
-            sums[warp_idx, lane // LANES_PER_SUM] = total
-        cute.arch.sync_threads()
+        lane = GemvLane(
+            # K is a multiple of 16, which the compiler does not know.
+            dot=self.dot.make(operands.k * lane_idx % SF_VEC_SIZE),
+            first=lane_idx + GEMV_LANES_K * (warp_idx % GEMV_WARPS_K),
+            num_pieces=operands.k // GEMV_PIECE_K,
+            scale_shift=Uint32(lane_idx % PIECES_PER_ATOM * BLOCKS_PER_PIECE * 8),
+        )
+        stage = make_stage(count)
+        # (PARITY, WARP, ROW): those of a tile are read while those of the next one are written.
+        sums = SmemAllocator().allocate_tensor(
+            Float32, cute.make_layout((2, GEMV_WARPS, count), stride=(GEMV_WARPS * count, count, 1)), 16
+        )
+        rows = make_rows(own, unit_of(block_idx, warp_idx // GEMV_WARPS_K), count)
+        load_stage(stage, own, rows, lane)
+        if cutlass.const_expr(self.spread.is_persistent):
+            parity = Uint32(0)
+            for tile in cutlass.range(block_idx, num_tiles, num_cta, unroll=1):
+                walk = GemvWalk(tile, tile + num_cta, tile + num_cta < num_tiles)
+                rows = self.multiply(stage, own, rows, lane, walk, sums[parity, None, None])
+                parity = 1 - parity
+        else:
+            walk = GemvWalk(block_idx, block_idx, cutlass.Boolean(False))
+            self.multiply(stage, own, rows, lane, walk, sums[0, None, None])
 
-        if tidx < UNITS_PER_CTA * GEMV_ROWS_PER_WARP:
-            first_warp = tidx // GEMV_ROWS_PER_WARP * GEMV_WARPS_K
-            place = tidx % GEMV_ROWS_PER_WARP
+    @cute.jit
+    def multiply(
+        self,
+        stage: GemvStage,
+        own: GemvOperands,
+        rows: GemvRows,
+        lane: GemvLane,
+        walk: GemvWalk,
+        sums: cute.Tensor,
+    ):
+        """A tile: accumulate, add up lanes, then warps, and store.
+
+        ``rows``: a unit's, whose first piece is on its way. Returns those of the next tile, whose first piece is.
+        ``sums``: (WARP, ROW).
+        """
+        tidx, _, _ = cute.arch.thread_idx()
+        tidx = Uint32(tidx)
+        warp_idx, lane_idx = tidx // WARP_SIZE, tidx % WARP_SIZE
+        count = self.spread.rows
+        lanes_per_row, stride = WARP_SIZE // count, GEMV_LANES_K * GEMV_WARPS_K
+        pair = warp_idx // GEMV_WARPS_K
+        acc = cute.make_rmem_tensor(count, Float32)
+        acc.fill(0.0)
+        for piece in cutlass.range(lane.first, lane.num_pieces, stride, unroll=1):
+            ahead = Uint32(piece) + stride
+            valid = ahead < lane.num_pieces
+            if cutlass.const_expr(self.spread.is_persistent):
+                if ahead >= lane.num_pieces:
+                    rows = make_rows(own, unit_of(walk.next_tile, pair), count)
+                    ahead, valid = lane.first, walk.has_next
+            add_piece(acc, stage, own, rows, lane, ahead, valid)
+        # K % 32 == 16 leaves one block, to the lane whose turn it is.
+        if own.k % GEMV_PIECE_K != 0 and lane.first == lane.num_pieces % stride:
+            last = rows
+            if cutlass.const_expr(self.spread.is_persistent):
+                last = make_rows(own, unit_of(walk.tile, pair), count)
+            add_last_block(acc, own, last, lane)
+
+        total = add_lanes([acc[i] for i in range(count)], lane_idx)
+        if lane_idx % lanes_per_row == 0:
+            sums[warp_idx, lane_idx // lanes_per_row] = total
+        cute.arch.sync_threads()
+        if tidx < UNITS_PER_CTA * count:
+            first_warp, place = tidx // count * GEMV_WARPS_K, tidx % count
             total = sums[first_warp, place]
             for w in cutlass.range_constexpr(1, GEMV_WARPS_K):
                 total = total + sums[first_warp + w, place]
-            row = row_of(block_idx * UNITS_PER_CTA + tidx // GEMV_ROWS_PER_WARP, place)
-            if row < operands.m:
+            row = row_of(unit_of(walk.tile, tidx // count), place, count)
+            if row < own.m:
                 if cutlass.const_expr(self.has_alpha):
-                    total = total * global_scalar(Float32, operands.alpha + batch * alpha_batch)[0]
-                element = Int64(row) * operands.out_pitch + batch * out_batch
-                out = global_scalar(self.out_dtype, operands.out + element * (self.out_dtype.width // 8))
+                    total = total * global_scalar(Float32, own.alpha)[0]
+                element = Int64(row) * own.out_pitch
+                out = global_scalar(self.out_dtype, own.out + element * (self.out_dtype.width // 8))
                 out[0] = total.to(self.out_dtype)
-
-    @cute.jit
-    def accumulate(self, source: GemvSource, k: Uint32, k_warp: Uint32, lane: Uint32):
-        """What this lane adds up for each of its rows: Float32 (ROW)."""
-        # K is a multiple of 16, which the compiler does not know.
-        dot = self.dot.make(k * lane % SF_VEC_SIZE)
-        acc = cute.make_rmem_tensor(GEMV_ROWS_PER_WARP, Float32)
-        acc.fill(0.0)
-        num_pieces, stride = k // GEMV_PIECE_K, GEMV_LANES_K * GEMV_WARPS_K
-        first = lane + GEMV_LANES_K * k_warp
-        stage = make_stage()
-        load_vector(stage, source, first, first < num_pieces)
-        for i in cutlass.range_constexpr(GEMV_ROWS_PER_WARP):
-            load_row(stage, source, i, first, first < num_pieces)
-        for half in cutlass.range_constexpr(GEMV_ROWS_PER_WARP // ROWS_PER_SCALES):
-            load_scales(stage, source, half, first, first < num_pieces)
-        for piece in cutlass.range(first, num_pieces, stride, unroll=1):
-            add_piece(dot, acc, stage, source, piece + stride, num_pieces)
-        # K % 32 == 16 leaves one block, to the lane whose turn it is.
-        if k % GEMV_PIECE_K != 0 and first == num_pieces % stride:
-            add_last_block(dot, acc, source, num_pieces)
-        return acc
+        return rows
 
 
 def add_piece(
-    dot: HalfDot | ByteDot,
     acc: cute.Tensor,
     stage: GemvStage,
-    source: GemvSource,
+    own: GemvOperands,
+    rows: GemvRows,
+    lane: GemvLane,
     ahead: Uint32,
-    num_pieces: Uint32,
+    valid,
 ):
-    """Add the two blocks of a piece to every row, and load piece ``ahead`` in their place."""
-    valid = ahead < num_pieces
-    vector = [word for w in range(PIECE_WORDS) for word in dot.decode_vector(stage.b[w])]
-    scale_b = quarter_scales(stage.sfb[0] >> source.scale_shift)
-    load_vector(stage, source, ahead, valid)
+    """Add the two blocks of a piece to every row, and load piece ``ahead`` of ``rows`` in their place, if ``valid``."""
+    vector = [word for w in range(PIECE_WORDS) for word in lane.dot.decode_vector(stage.b[w])]
+    scale_b = quarter_scales(stage.sfb[0] >> lane.scale_shift)
+    load_vector(stage, own, ahead, valid)
     half = len(vector) // BLOCKS_PER_PIECE
-    for i in range(GEMV_ROWS_PER_WARP):
+    for i in range(len(rows.offsets)):
         words = [stage.a[w, i] for w in range(PIECE_WORDS)]
-        factors = scale_products(stage.sfa[i] >> source.scale_shift, scale_b)
+        factors = scale_products(stage.sfa[i] >> lane.scale_shift, scale_b)
         for block in range(BLOCKS_PER_PIECE):
             packed = words[WORDS_PER_BLOCK * block : WORDS_PER_BLOCK * (block + 1)]
-            product = dot.block(packed, vector[half * block : half * (block + 1)])
+            product = lane.dot.block(packed, vector[half * block : half * (block + 1)])
             acc[i] = ptx.fma_f32(product, factors[block], acc[i])
-        load_row(stage, source, i, ahead, valid)
+        load_row(stage, rows, i, ahead, valid)
         if i % ROWS_PER_SCALES == ROWS_PER_SCALES - 1:
-            load_scales(stage, source, i // ROWS_PER_SCALES, ahead, valid)
+            load_scales(stage, rows, i // ROWS_PER_SCALES, ahead, valid)
 
 
-def add_last_block(dot: HalfDot | ByteDot, acc: cute.Tensor, source: GemvSource, piece: Uint32):
-    """Add the first block of ``piece``, 8 bytes a row."""
+def add_last_block(acc: cute.Tensor, own: GemvOperands, rows: GemvRows, lane: GemvLane):
+    """Add the first block of the piece behind the last whole one, 8 bytes a row."""
+    piece = lane.num_pieces
     offset, atom = piece * PIECE_BYTES, piece // PIECES_PER_ATOM * ATOM_BYTES
-    packed = load_words(source.b + offset, WORDS_PER_BLOCK, KEEP)
-    vector = [word for w in packed for word in dot.decode_vector(w)]
-    scale_b = quarter_scales(load_words(source.sfb + atom, 1, KEEP)[0] >> source.scale_shift)
-    scales_a = scale_words(source, 0, piece) + scale_words(source, 1, piece)
-    for i in range(GEMV_ROWS_PER_WARP):
-        packed = load_words(source.a + source.row_offsets[i] + offset, WORDS_PER_BLOCK, KEEP)
-        factor = scale_products(scales_a[i] >> source.scale_shift, scale_b)[0]
-        acc[i] = ptx.fma_f32(dot.block(packed, vector), factor, acc[i])
+    packed = load_words(own.b + offset, WORDS_PER_BLOCK, KEEP)
+    vector = [word for w in packed for word in lane.dot.decode_vector(w)]
+    scale_b = quarter_scales(load_words(own.sfb + atom, 1, KEEP)[0] >> lane.scale_shift)
+    halves = range(len(rows.offsets) // ROWS_PER_SCALES)
+    scales_a = [word for half in halves for word in scale_words(rows, half, piece)]
+    for i, row_offset in enumerate(rows.offsets):
+        packed = load_words(rows.a + row_offset + offset, WORDS_PER_BLOCK, KEEP)
+        factor = scale_products(scales_a[i] >> lane.scale_shift, scale_b)[0]
+        acc[i] = ptx.fma_f32(lane.dot.block(packed, vector), factor, acc[i])
 
 
 def add_lanes(values: list, lane: Uint32) -> Float32:
-    """Sums of ``values`` over the lanes of a warp: lane ``LANES_PER_SUM * i`` gets that of value i.
+    """Sums of ``values`` over the lanes of a warp, which are dealt to them in order: of four, lane 8 i gets that of value i.
 
     At every distance half of the values move: a lane keeps those that its own half of lanes goes on with.
     """
@@ -285,70 +344,74 @@ def add_lanes(values: list, lane: Uint32) -> Float32:
     return total
 
 
-def make_source(operands: GemvOperands, unit: Uint32, lane: Uint32) -> GemvSource:
-    """What a lane of work unit ``unit`` reads."""
-    atoms = Int64(unit // UNITS_PER_ATOM) * cute.ceil_div(operands.k, PIECES_PER_ATOM * GEMV_PIECE_K)
-    first_row = clamped_row(operands, unit, 0)
-    return GemvSource(
-        a=operands.a + Int64(first_row) * operands.a_pitch,
-        row_offsets=[
-            (clamped_row(operands, unit, i) - first_row) * Uint32(operands.a_pitch)
-            for i in range(GEMV_ROWS_PER_WARP)
-        ],
-        b=operands.b,
-        sfa=operands.sfa + atoms * ATOM_BYTES + row_of(unit, 0) % 32 * SCALES_BYTES,
-        sfb=operands.sfb,
-        # Which half of a scale word is a lane's own: the same for all of its pieces.
-        scale_shift=Uint32(lane % PIECES_PER_ATOM * BLOCKS_PER_PIECE * 8),
+def make_rows(own: GemvOperands, unit: Uint32, count: int) -> GemvRows:
+    """What unit ``unit`` reads."""
+    atoms = Int64(unit // (ATOM_ROWS // count)) * cute.ceil_div(own.k, PIECES_PER_ATOM * GEMV_PIECE_K)
+    # Rows beyond M are read as the last one, and dropped in the end; their scales are padding.
+    indices = [cutlass.min(row_of(unit, i, count), own.m - 1) for i in range(count)]
+    return GemvRows(
+        a=own.a + Int64(indices[0]) * own.a_pitch,
+        offsets=[(index - indices[0]) * Uint32(own.a_pitch) for index in indices],
+        sfa=own.sfa + atoms * ATOM_BYTES + row_of(unit, 0, count) % 32 * SCALES_BYTES,
     )
 
 
-def clamped_row(operands: GemvOperands, unit: Uint32, place: int) -> Uint32:
-    """The row to read: rows beyond M are read as the last one, and dropped in the end; their scales are padding."""
-    return cutlass.min(row_of(unit, place), operands.m - 1)
+def unit_of(tile: Int32, pair: Uint32) -> Uint32:
+    """The unit of a pair of warps."""
+    return Uint32(tile) * UNITS_PER_CTA + pair
 
 
-def row_of(unit: Uint32, place) -> Uint32:
-    """Row of A that is number ``place`` of the eight of a work unit: two neighbours, each with those 32, 64, 96 below."""
-    first = unit // UNITS_PER_ATOM * ATOM_ROWS + unit % UNITS_PER_ATOM * 2
+def row_of(unit: Uint32, place, count: int) -> Uint32:
+    """Row of A that is number ``place`` of the ``count`` of a unit: neighbours, each with those 32, 64, 96 below."""
+    units_per_atom = ATOM_ROWS // count
+    first = unit // units_per_atom * ATOM_ROWS + unit % units_per_atom * (count // ROWS_PER_SCALES)
     return first + place // ROWS_PER_SCALES + place % ROWS_PER_SCALES * 32
 
 
-def make_stage() -> GemvStage:
-    """Registers of one stage."""
+def make_stage(count: int) -> GemvStage:
+    """Registers of one piece of ``count`` rows."""
     return GemvStage(
-        a=cute.make_rmem_tensor((PIECE_WORDS, GEMV_ROWS_PER_WARP), Uint32),
-        sfa=cute.make_rmem_tensor(GEMV_ROWS_PER_WARP, Uint32),
+        a=cute.make_rmem_tensor((PIECE_WORDS, count), Uint32),
+        sfa=cute.make_rmem_tensor(count, Uint32),
         b=cute.make_rmem_tensor(PIECE_WORDS, Uint32),
         sfb=cute.make_rmem_tensor(1, Uint32),
     )
 
 
-def load_row(stage: GemvStage, source: GemvSource, i: int, piece: Uint32, valid) -> None:
+def load_stage(stage: GemvStage, own: GemvOperands, rows: GemvRows, lane: GemvLane) -> None:
+    """A lane's first piece, if it has one."""
+    valid = lane.first < lane.num_pieces
+    load_vector(stage, own, lane.first, valid)
+    for half in range(len(rows.offsets) // ROWS_PER_SCALES):
+        load_scales(stage, rows, half, lane.first, valid)
+    for i in range(len(rows.offsets)):
+        load_row(stage, rows, i, lane.first, valid)
+
+
+def load_row(stage: GemvStage, rows: GemvRows, i: int, piece: Uint32, valid) -> None:
     """A lane's piece of row ``i``."""
-    for w, word in enumerate(
-        load_words(source.a + source.row_offsets[i] + piece * PIECE_BYTES, PIECE_WORDS, READ_ONCE, valid)
-    ):
+    address = rows.a + rows.offsets[i] + piece * PIECE_BYTES
+    for w, word in enumerate(load_words(address, PIECE_WORDS, READ_ONCE, valid)):
         stage.a[w, i] = word
 
 
-def load_scales(stage: GemvStage, source: GemvSource, half: int, piece: Uint32, valid) -> None:
+def load_scales(stage: GemvStage, rows: GemvRows, half: int, piece: Uint32, valid) -> None:
     """The scale words of four rows; two lanes read the same."""
-    for i, word in enumerate(scale_words(source, half, piece, valid)):
+    for i, word in enumerate(scale_words(rows, half, piece, valid)):
         stage.sfa[ROWS_PER_SCALES * half + i] = word
 
 
-def scale_words(source: GemvSource, half: int, piece: Uint32, valid=None) -> list:
+def scale_words(rows: GemvRows, half: int, piece: Uint32, valid=None) -> list:
     """The words that hold a piece's scales of the first or the second four rows."""
-    address = source.sfa + piece // PIECES_PER_ATOM * ATOM_BYTES + half * SCALES_BYTES
+    address = rows.sfa + piece // PIECES_PER_ATOM * ATOM_BYTES + half * SCALES_BYTES
     return load_words(address, ROWS_PER_SCALES, KEEP, valid)
 
 
-def load_vector(stage: GemvStage, source: GemvSource, piece: Uint32, valid) -> None:
+def load_vector(stage: GemvStage, own: GemvOperands, piece: Uint32, valid) -> None:
     """A piece of the vector and its scale word: row 0 of the only atom along N."""
-    for w, word in enumerate(load_words(source.b + piece * PIECE_BYTES, PIECE_WORDS, KEEP, valid)):
+    for w, word in enumerate(load_words(own.b + piece * PIECE_BYTES, PIECE_WORDS, KEEP, valid)):
         stage.b[w] = word
-    stage.sfb[0] = load_words(source.sfb + piece // PIECES_PER_ATOM * ATOM_BYTES, 1, KEEP, valid)[0]
+    stage.sfb[0] = load_words(own.sfb + piece // PIECES_PER_ATOM * ATOM_BYTES, 1, KEEP, valid)[0]
 
 
 def quarter_scales(half_word: Uint32) -> Uint32:

@@ -1,5 +1,7 @@
 """What the kernels in ``kernels/simt`` cost and how they spread over threads: plain integers, shared by host and device."""
 
+from dataclasses import dataclass
+
 from nvfp4_cute.errors import UnsupportedTarget
 
 ARCHS = ("sm_90a", "sm_100a", "sm_103a", "sm_110a", "sm_120a", "sm_121a")
@@ -9,8 +11,6 @@ WARP_SIZE = 32
 GEMV_PIECE_K = 32
 GEMV_LANES_K = WARP_SIZE
 GEMV_STEP_K = GEMV_PIECE_K * GEMV_LANES_K
-# Rows r, r + 32, r + 64, r + 96 of an atom, and the rows after them: their scales are 32 consecutive bytes.
-GEMV_ROWS_PER_WARP = 8
 GEMV_WARPS = 4
 # Warps of a CTA that share its rows along K: a constant, so that M and L never change a bit of a result.
 GEMV_WARPS_K = 2
@@ -21,9 +21,36 @@ def has_fp4_convert(arch: str) -> bool:
     return arch != "sm_90a"
 
 
-def gemv_blocks_per_sm(arch: str) -> int:
-    """CTAs of a gemv that an SM should hold: as many as fit without spills."""
-    return 4 if arch in ("sm_90a", "sm_120a", "sm_121a") else 6
+@dataclass(frozen=True)
+class GemvSpread:
+    """How a gemv spreads over a GPU; no bit of a result depends on it.
+
+    Attributes:
+        rows: of a warp at a time: r, r + 32, r + 64, r + 96 of an atom, or those and the rows after them.
+        ctas_per_sm: as many as fit without spills.
+        is_persistent: whether there are no more CTAs than fit at once, which go from rows to rows.
+    """
+
+    rows: int
+    ctas_per_sm: int
+    is_persistent: bool
+
+    @property
+    def rows_per_cta(self) -> int:
+        """Rows of a CTA at a time."""
+        return self.rows * GEMV_WARPS // GEMV_WARPS_K
+
+    def num_cta(self, m: int, batches: int, num_sms: int) -> int:
+        """CTAs of each batch, for matrices of whole atoms."""
+        tiles = m // self.rows_per_cta
+        return min(tiles, max(num_sms * self.ctas_per_sm // batches, 1)) if self.is_persistent else tiles
+
+
+def gemv_spread(arch: str) -> GemvSpread:
+    """That of an architecture; on an H200 the fastest of those measured, elsewhere by the timing model."""
+    if arch == "sm_90a":
+        return GemvSpread(rows=4, ctas_per_sm=5, is_persistent=True)
+    return GemvSpread(rows=8, ctas_per_sm=4 if arch in ("sm_120a", "sm_121a") else 6, is_persistent=False)
 
 
 def is_gemv_for_one_row(arch: str) -> bool:

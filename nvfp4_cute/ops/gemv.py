@@ -92,7 +92,7 @@ def gemv(
     launched = None if call is None else call.try_launch(inputs, outs)
     if launched is not None:
         return launched[0]
-    task, result = _check(a, b, a_scale, b_scale, alpha, out, out_dtype, scale_layout)
+    task, result = _check(a, b, a_scale, b_scale, alpha, out, out_dtype, scale_layout, backend)
     backends.run_task(backend, task)
     keep_task(key, backend, task, inputs, [result])
     return result
@@ -102,8 +102,8 @@ def gemv(
 class GemvTask:
     """Checked operands. a [M, K/2, L] and b [K/2, L] uint8, scales [L, bytes] uint8 blocked, out [M, L].
 
-    ``alpha_step``: bytes from one batch's factor to the next one's. ``OPERANDS``: fields by what the caller calls them, in
-    the order of its arguments.
+    ``alpha_step``: bytes from one batch's factor to the next one's. ``num_sms``: of the GPU.
+    ``OPERANDS``: fields by what the caller calls them, in the order of its arguments.
     """
 
     OPERANDS: ClassVar = {"a": "a", "b": "b", "a_scale": "a_scale", "b_scale": "b_scale"}
@@ -115,6 +115,7 @@ class GemvTask:
     alpha: torch.Tensor | None
     alpha_step: int
     out: torch.Tensor
+    num_sms: int
 
     @property
     def device(self) -> torch.device:
@@ -145,7 +146,7 @@ class GemvTask:
         table[Gemv.SFA_BATCH], table[Gemv.SFB_BATCH] = self.a_scale.stride(0), self.b_scale.stride(0)
         table[Gemv.OUT_PITCH], table[Gemv.OUT_BATCH] = self.out.stride()
         table[Gemv.ALPHA_BATCH] = self.alpha_step
-        table[Gemv.M], table[Gemv.K], table[Gemv.L] = m, 2 * row_bytes, batches
+        table[Gemv.M : Gemv.NUM_SMS + 1] = m, 2 * row_bytes, batches, self.num_sms
         return table
 
     def tensors(self) -> Iterator[tuple[str, torch.Tensor, bool]]:
@@ -175,7 +176,9 @@ class GemvTask:
             )
 
 
-def _check(a, b, a_scale, b_scale, alpha, out, out_dtype, scale_layout) -> tuple[GemvTask, torch.Tensor]:
+def _check(
+    a, b, a_scale, b_scale, alpha, out, out_dtype, scale_layout, backend
+) -> tuple[GemvTask, torch.Tensor]:
     """The task, and the tensor to return."""
     checks.check_choice("out_dtype", out_dtype, checks.OUT_DTYPES)
     checks.check_choice("scale_layout", scale_layout, SCALE_LAYOUTS)
@@ -216,4 +219,6 @@ def _check(a, b, a_scale, b_scale, alpha, out, out_dtype, scale_layout) -> tuple
         # Batch after batch in memory: the rows of one batch are stored side by side.
         out = torch.empty(shape[::-1], dtype=out_dtype, device=device)
         out = out.t() if batched else out
-    return GemvTask(matrix, vector, sfa, sfb, factors, step, out if batched else out.unsqueeze(-1)), out
+    result = out if batched else out.unsqueeze(-1)
+    num_sms = backends.gpu_of(backend, device).num_sms
+    return GemvTask(matrix, vector, sfa, sfb, factors, step, result, num_sms), out

@@ -32,7 +32,10 @@ def one_row_task(
         alpha: float32 [L], or None.
         backend: as of ``gemm``: of its GPU.
     """
-    if len(a) != 1 or not is_gemv_for_one_row(backends.gpu_of(backend, a.device).arch):
+    if len(a) != 1:
+        return None
+    gpu = backends.gpu_of(backend, a.device)
+    if not is_gemv_for_one_row(gpu.arch):
         return None
     matrix, vector = checks.fp4_bytes("b", b), checks.fp4_bytes("a", a)[0]
     result = out[0]
@@ -42,4 +45,4 @@ def one_row_task(
     if len(matrix) > 1 and matrix.stride(0) > checks.MAX_PITCH or matrix.shape[2] > checks.MAX_BATCHES:
         return None
     step = 0 if alpha is None else alpha.element_size()
-    return OneRowTask(matrix, vector, b_scale, a_scale, alpha, step, result)
+    return OneRowTask(matrix, vector, b_scale, a_scale, alpha, step, result, gpu.num_sms)

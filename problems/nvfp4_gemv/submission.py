@@ -5,6 +5,7 @@ kernel parameters: no copy to the device, no wait. Every call computes every out
 """
 
 from array import array
+from dataclasses import replace
 from functools import cache
 
 import torch
@@ -67,7 +68,7 @@ def _compiled():
         cutlass.Float16,
         has_alpha=False,
         has_fp4_convert=simt.has_fp4_convert(arch),
-        blocks_per_sm=simt.gemv_blocks_per_sm(arch),
+        spread=replace(simt.gemv_spread(arch), is_persistent=False),
         name="nvfp4_gemv",
     )
     return cute.compile(kernel, table_pointer(0))

@@ -8,7 +8,7 @@ import torch
 from oracle import assert_bitwise_equal, bits, poisoned
 from simt_model import NAN_CODE, gemv_expected, make_gemv_operands
 
-from nvfp4_cute import UnsupportedProblem, UnsupportedTarget, gemv
+from nvfp4_cute import UnsupportedProblem, UnsupportedTarget, backends, gemv, targets
 from nvfp4_cute.arch import simt
 from nvfp4_cute.backends.emulator import observe
 from nvfp4_cute.cache import get_kernel
@@ -62,6 +62,18 @@ def test_same_bits_whatever_m_and_l(backend):
     one = gemv(a[:3, :, 1], b[:, 1], a_scale[1, :1], b_scale[1], out_dtype=torch.float32, backend=backend)
     assert one.shape == (3,)
     assert_bitwise_equal(one, whole[:3, 1].contiguous())
+
+
+@TWO_KINDS
+@pytest.mark.parametrize("k", [2064, 4096 + 1040, 48])
+def test_ctas_that_go_from_rows_to_rows(backend, k, monkeypatch):
+    """As many CTAs as one SM has, where they are persistent, and two batches that share it: the same bits."""
+    one_sm = targets.lookup(backend.removeprefix("emulator:")).gpu._replace(num_sms=1)
+    monkeypatch.setattr(backends, "gpu_of", lambda name, device: one_sm)
+    operands = make_gemv_operands(131, k, 2, seed=k)
+    with observe(mode="random:3", check=True):
+        out = gemv(*operands, out_dtype=torch.float32, backend=backend)
+    assert_bitwise_equal(out, gemv_expected(operands), k=k)
 
 
 @TWO_KINDS
@@ -162,14 +174,16 @@ def test_no_spills(arch):
     """And few enough registers for the CTAs that an SM should hold."""
     resources = get_kernel(GemvKey(arch, torch.bfloat16, True)).resources
     assert resources.stack_bytes == 0
-    assert resources.registers * simt.gemv_blocks_per_sm(arch) * simt.GEMV_WARPS * simt.WARP_SIZE <= 65536
+    assert (
+        resources.registers * simt.gemv_spread(arch).ctas_per_sm * simt.GEMV_WARPS * simt.WARP_SIZE <= 65536
+    )
 
 
 @pytest.mark.parametrize("arch", simt.ARCHS)
 def test_memory_instructions(arch):
     """A is read in vectors of 16 bytes that skip L1: once before the loop and once in it."""
     ptx = get_kernel(GemvKey(arch, torch.bfloat16, False)).ptx
-    assert ptx.count("ld.global.nc.L1::no_allocate.v4.b32") == 2 * simt.GEMV_ROWS_PER_WARP
+    assert ptx.count("ld.global.nc.L1::no_allocate.v4.b32") == 2 * simt.gemv_spread(arch).rows
     assert ("cvt.rn.f16x2.e2m1x2" in ptx) == simt.has_fp4_convert(arch)
     assert ("dp4a" in ptx) != simt.has_fp4_convert(arch)
 
