@@ -18,9 +18,11 @@ from nvfp4_cute.arch.sm90 import SF_BLOCK_ROWS, SLABS
 from nvfp4_cute.config import KernelConfig
 
 from ..common.ring import CONSUMER_PHASE, PRODUCER_PHASE, Ring, arrive_warp, next_stage
+from ..common.select import select
 from ..common.split_k import k_tiles_of_cta
 from .decode import decode_scales, decode_word
-from .load import TOKENS, WEIGHTS, LoadArgs, first_place, load_k_tile
+from .load import NOTHING, TOKENS, WEIGHTS, LoadArgs, first_place, load_k_tile
+from .one_of import one_of
 from .operands import (
     ROW_BYTES,
     SF_ATOM_BYTES,
@@ -98,24 +100,6 @@ def _make_lane(first_slab: Int32, tile_m: int, step_tokens: int) -> Lane:
     )
 
 
-@cute.jit
-def run_activations(args: ActivationArgs):
-    """Decode the tokens of every K tile, each warp its share of the steps; the last two also load, if no other does."""
-    if cutlass.const_expr(args.load is None):
-        _run_warp(args, None)
-    else:
-        last = args.schedule.num_math_warps + args.schedule.num_activation_warps - 1
-        warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
-        if warp == last:
-            _run_warp(args, WEIGHTS)
-        else:
-            # Of another slab, and of another scheduler.
-            if warp == last - WARPS_PER_GROUP - 1:
-                _run_warp(args, TOKENS)
-            else:
-                _run_warp(args, None)
-
-
 @dataclass(frozen=True)
 class Steps:
     """What a warp decodes of every K tile of a work tile, a step of tokens after the other.
@@ -124,108 +108,96 @@ class Steps:
         lane: where a lane reads and writes in a step.
         tokens: first token of each step in the tile.
         scales: offset of a lane's scales in a stage, for each step.
-        part: which of a K tile's stages the warp writes.
     """
 
     lane: Lane
     tokens: list
     scales: list
-    part: Int32
 
 
 @cute.jit
-def _run_warp(args: ActivationArgs, side: cutlass.Constexpr):
-    """Decode a share of the tokens of every tile.
-
-    Args:
-        side: the operand that the warp loads meanwhile, or None.
-    """
-    groups, tiler = args.groups, args.config.work_tile_mnk
-    tile_m = tiler[0]
-    schedule, step_tokens = args.schedule, args.schedule.step_tokens
+def run_activations(args: ActivationArgs):
+    """Decode the tokens of every K tile, each warp its share of the steps; two also load, if no other does."""
+    groups, tiler, schedule = args.groups, args.config.work_tile_mnk, args.schedule
+    tile_m, step_tokens = tiler[0], schedule.step_tokens
     stages_of_k_tile = step_tokens // LANES_OF_WORD
-    warps_of_stage = schedule.num_activation_warps // stages_of_k_tile
+    out_turns, warps_of_stage = (
+        count // stages_of_k_tile for count in (args.decoded.num_stages, schedule.num_activation_warps)
+    )
     warp = cute.arch.make_warp_uniform(cute.arch.warp_idx()) - schedule.num_math_warps
     # Which of a K tile's stages the warp writes, and its place among those that do.
-    part, warp = warp // warps_of_stage, warp % warps_of_stage
+    part, rank = warp // warps_of_stage, warp % warps_of_stage
     lane = _make_lane(part, tile_m, step_tokens)
-    tokens = [(first + warp) * step_tokens for first in range(0, -(-tile_m // step_tokens), warps_of_stage)]
+    tokens = [(first + rank) * step_tokens for first in range(0, -(-tile_m // step_tokens), warps_of_stage)]
     stage, phase = Int32(0), Int32(CONSUMER_PHASE)
     out_turn, out_phase = Int32(0), Int32(PRODUCER_PHASE)
     cursor, walk = start_walk(groups, args.config)
     place = None
-    if cutlass.const_expr(side is not None):
-        place = first_place(args.load, side)
+    if cutlass.const_expr(args.load is not None):
+        last = schedule.num_activation_warps - 1
+        # The other one is of another slab, and of another scheduler.
+        others = select(warp == last - WARPS_PER_GROUP - 1, Int32(TOKENS), Int32(NOTHING))
+        place = first_place(args.load, select(warp == last, Int32(WEIGHTS), others))
         # When a decoded stage is empty, MATH has read the packed weights of the K tile after the one that was there: the
         # stage that this leaves to be filled is as many ahead.
-        out_turns = args.decoded.num_stages // stages_of_k_tile
         for _ in cutlass.range(max(args.packed.num_stages - out_turns + 1, 1), unroll=1):
-            place = load_k_tile(args.load, place, side)
+            place = load_k_tile(args.load, place)
     while groups.has_tile(cursor):
         tile = groups.tile(cursor, tiler)
         num_tokens = tokens_multiplied(tile, tile_m)
         # The tile's first token need not be the first of a scale block.
         sf_row = tile.tile_m_idx * tile_m % SF_BLOCK_ROWS
-        steps = Steps(lane, tokens, [lane.scales + scale_offset(sf_row + token) for token in tokens], part)
+        steps = Steps(lane, tokens, [lane.scales + scale_offset(sf_row + token) for token in tokens])
         _, k_tile_cnt = k_tiles_of_cta(tile.k_tile_cnt, args.config.split_k)
         num_steps = cute.ceil_div(cutlass.max(num_tokens - tokens[0], 0), warps_of_stage * step_tokens)
-        for count in cutlass.range_constexpr(len(tokens) + 1):
-            if num_steps == count:
-                stage, phase, out_turn, out_phase, place = _decode_k_tiles(
-                    args, side, steps, count, k_tile_cnt, stage, phase, out_turn, out_phase, place
-                )
+        for _ in cutlass.range(k_tile_cnt, unroll=1):
+            cute.arch.mbarrier_wait(args.packed.full(stage), phase)
+            out_stage = out_turn * stages_of_k_tile + part
+            one_of(
+                num_steps,
+                len(tokens) + 1,
+                lambda count: _decode_steps(args, steps, count, stage, out_stage, out_phase),
+            )
+            cute.arch.fence_view_async_shared()
+            arrive_warp(args.decoded.full(out_stage))
+            # What was read has been decoded and stored. An arrival right behind the reads does not wait for them on an H200.
+            arrive_warp(args.packed.empty(stage))
+            if cutlass.const_expr(args.load is not None):
+                place = load_k_tile(args.load, place)
+            stage, phase = next_stage(args.packed, stage, phase)
+            out_turn += 1
+            if out_turn == out_turns:
+                out_turn = Int32(0)
+                out_phase ^= 1
         cursor = groups.next_cursor(cursor, walk.step, tiler)
         walk = walk.turned()
 
 
 @cute.jit
-def _decode_k_tiles(
+def _decode_steps(
     args: ActivationArgs,
-    side: cutlass.Constexpr,
     steps: Steps,
     count: cutlass.Constexpr,
-    k_tile_cnt: Int32,
     stage: Int32,
-    phase: Int32,
-    out_turn: Int32,
+    out_stage: Int32,
     out_phase: Int32,
-    place: object,
 ):
-    """For each K tile: wait for packed tokens, decode a share of them into an empty stage, publish it to wgmma.
-
-    Args:
-        count: steps that are in the tile, the first ones: a loop for each number, with no branch between steps.
-    """
-    tile_m, stages_of_k_tile = args.config.work_tile_mnk[0], args.schedule.step_tokens // LANES_OF_WORD
-    out_turns = args.decoded.num_stages // stages_of_k_tile
-    for _ in cutlass.range(k_tile_cnt, unroll=1):
-        cute.arch.mbarrier_wait(args.packed.full(stage), phase)
-        source = args.a_address + stage * (tile_m * ROW_BYTES)
-        scale = args.sfa_address + stage * args.sfa_stage_bytes
-        out_stage = out_turn * stages_of_k_tile + steps.part
-        target = args.decoded_address + out_stage * (SLABS // stages_of_k_tile * tile_m * SLAB_ROW_BYTES)
-        for first in cutlass.range_constexpr(0, max(count, 1), STEPS_AT_ONCE):
-            last = min(first + STEPS_AT_ONCE, count)
-            packed = []
-            for i in cutlass.range_constexpr(first, last):
-                token = source + steps.tokens[i] * ROW_BYTES
-                packed.append(_load_step(steps.lane, token, scale + steps.scales[i]))
-            if cutlass.const_expr(first == 0):
-                cute.arch.mbarrier_wait(args.decoded.empty(out_stage), out_phase)
-            for i in cutlass.range_constexpr(first, last):
-                _decode_step(steps.lane, packed[i - first], target + steps.tokens[i] * SLAB_ROW_BYTES)
-        cute.arch.fence_view_async_shared()
-        arrive_warp(args.decoded.full(out_stage))
-        # What was read has been decoded and stored. An arrival right behind the reads does not wait for them on an H200.
-        arrive_warp(args.packed.empty(stage))
-        if cutlass.const_expr(side is not None):
-            place = load_k_tile(args.load, place, side)
-        stage, phase = next_stage(args.packed, stage, phase)
-        out_turn += 1
-        if out_turn == out_turns:
-            out_turn = Int32(0)
-            out_phase ^= 1
-    return stage, phase, out_turn, out_phase, place
+    """Decode so many steps of a K tile's packed tokens into a stage, once that is empty, with no branch between them."""
+    tile_m = args.config.work_tile_mnk[0]
+    source = args.a_address + stage * (tile_m * ROW_BYTES)
+    scale = args.sfa_address + stage * args.sfa_stage_bytes
+    stages_of_k_tile = args.schedule.step_tokens // LANES_OF_WORD
+    target = args.decoded_address + out_stage * (SLABS // stages_of_k_tile * tile_m * SLAB_ROW_BYTES)
+    for first in cutlass.range_constexpr(0, max(count, 1), STEPS_AT_ONCE):
+        last = min(first + STEPS_AT_ONCE, count)
+        packed = []
+        for i in cutlass.range_constexpr(first, last):
+            token = source + steps.tokens[i] * ROW_BYTES
+            packed.append(_load_step(steps.lane, token, scale + steps.scales[i]))
+        if cutlass.const_expr(first == 0):
+            cute.arch.mbarrier_wait(args.decoded.empty(out_stage), out_phase)
+        for i in cutlass.range_constexpr(first, last):
+            _decode_step(steps.lane, packed[i - first], target + steps.tokens[i] * SLAB_ROW_BYTES)
 
 
 @cute.jit

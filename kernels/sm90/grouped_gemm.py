@@ -231,7 +231,7 @@ class GroupedGemmSm90:
             load = LoadArgs(descriptors, buffers, plan, config, groups, packed)
             if cutlass.const_expr(config.decode_first):
                 if warp_idx == schedule.first_load_warp_id + WEIGHTS:
-                    run_load(load, WEIGHTS)
+                    run_load(load, Int32(WEIGHTS))
                 if warp_idx == schedule.first_load_warp_id + TOKENS:
                     run_load_decoded(DecodedArgs(load, decoded, sDecoded.iterator.toint()))
             else:
@@ -251,10 +251,8 @@ class GroupedGemmSm90:
                         )
                     )
                 elif cutlass.const_expr(not schedule.shares_load):
-                    if warp_idx == schedule.first_load_warp_id + WEIGHTS:
-                        run_load(load, WEIGHTS)
-                    if warp_idx == schedule.first_load_warp_id + TOKENS:
-                        run_load(load, TOKENS)
+                    if warp_idx >= schedule.first_load_warp_id:
+                        run_load(load, warp_idx - schedule.first_load_warp_id)
         # Nobody leaves while another CTA of the cluster may still reach its shared memory.
         if cutlass.const_expr(config.cluster_size > 1):
             _cluster_barrier()
