@@ -13,7 +13,7 @@ import torch
 from tqdm import tqdm
 
 from nvfp4_cute import backends, prepared, select, stopwatch, tuned
-from nvfp4_cute.arch import sm90, sm100
+from nvfp4_cute.arch import sm100
 from nvfp4_cute.compile import KernelKey
 from nvfp4_cute.config import KernelConfig
 from nvfp4_cute.errors import ConfigError, UnsupportedProblem
@@ -65,7 +65,6 @@ def tune(
 
     found = candidates(request)
     if is_measured:
-        found += unmodelled_candidates(request)
         times = measured_us(lambda config: compute(where, config), found)
     else:
         target = lookup(where.removeprefix(backends.EMULATOR_OF))
@@ -108,14 +107,6 @@ def candidates(request: Request) -> list[KernelConfig]:
     if refusal is not None and not found:
         raise refusal
     return found
-
-
-def unmodelled_candidates(request: Request) -> list[KernelConfig]:
-    """Configs that a GPU has to time, since no model of theirs is trusted: nothing chooses them without."""
-    problem, (arch, _, _) = request.problem, request.gpu
-    if arch not in sm90.ARCHS or max(m for m, _, _ in problem.sizes) <= sm90.LEAST_TOKENS:
-        return []
-    return _computable(request, sm90.unmodelled_candidates(problem.num_b))[0]
 
 
 def _computable(

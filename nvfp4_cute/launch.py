@@ -6,13 +6,13 @@ from functools import cached_property, lru_cache
 import numpy as np
 import torch
 
-from nvfp4_cute.arch import base, ctas_per_sm
+from nvfp4_cute.arch import base, ctas_per_sm, sm90
 from nvfp4_cute.cache import get_kernel
 from nvfp4_cute.compile import CompiledKernel, KernelKey, table_pointer
 from nvfp4_cute.config import KernelConfig
 from nvfp4_cute.errors import UnsupportedProblem
 from nvfp4_cute.launch_table import NUM_COLUMNS, Group, Header, float32_bits
-from nvfp4_cute.problem import NVFP4, TMA_ALIGN_BYTES, GroupedOperands, GroupedProblem
+from nvfp4_cute.problem import INT32_MAX, NVFP4, TMA_ALIGN_BYTES, GroupedOperands, GroupedProblem
 from nvfp4_cute.schedule import TileSchedule, make_schedule
 from nvfp4_cute.select import choose_config
 from nvfp4_cute.workspace import attach
@@ -29,11 +29,13 @@ class Plan:
         problem: sizes and types.
         schedule: tiles of all groups; its slot order is the order of every list in the launch.
         kernel: the compiled code, shared by all problems with as many groups.
+        num_clusters: to launch: no more than there are tiles, unless K tiles are dealt.
     """
 
     problem: GroupedProblem
     schedule: TileSchedule
     kernel: CompiledKernel
+    num_clusters: int
 
     @property
     def _described(self) -> tuple[int, ...]:
@@ -47,8 +49,9 @@ class Plan:
         table[0, Header.NUM_GROUPS] = self.problem.num_groups
         if self.problem.limit is not None:
             table[0, Header.LIMIT] = float32_bits(self.problem.limit)
+        config = self.kernel.key.config
         table[0, Header.NUM_TILES] = self.schedule.num_tiles
-        table[0, Header.NUM_CTA] = self.schedule.num_cta * self.kernel.key.config.cluster_size
+        table[0, Header.NUM_CTA] = self.num_clusters * config.cluster_size
         table[1:, [Group.A_BATCH, Group.B_BATCH]] = (
             self.problem.num_groups if self.problem.form == "batched" else 1
         )
@@ -185,9 +188,18 @@ def make_plan(
     chosen_for = replace(problem, sizes=problem.sizes[:1]) if problem.is_chain else problem
     config = config or choose_config(chosen_for, arch, sm_count)
     key = KernelKey.of(arch, config, problem)
+    if config.stream_k and sm90.stream_work(problem.sizes, config) > INT32_MAX:
+        raise UnsupportedProblem(
+            f"sizes {problem.sizes[0]}, ...: stream_k counts K tiles in 32 bits, these are too many; use stream_k=False"
+        )
     num_clusters = (config.num_cta or sm_count * ctas_per_sm(arch, config)) // config.cluster_size
     schedule = make_schedule(problem.sizes, config.work_tile_mnk, num_clusters, config.split_k)
-    return Plan(problem, schedule, get_kernel(key, for_emulator=for_emulator))
+    return Plan(
+        problem,
+        schedule,
+        get_kernel(key, for_emulator=for_emulator),
+        num_clusters if config.stream_k else schedule.num_cta,
+    )
 
 
 def _batch_bytes(batches: tuple[torch.Tensor, ...]) -> int:

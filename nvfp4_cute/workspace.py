@@ -1,4 +1,4 @@
-"""Device memory in which one launch of a call leaves what the next one reads: decoded tokens.
+"""Device memory in which one launch of a call leaves what the next one reads, decoded tokens, and CTAs what others add up.
 
 Calls that follow each other on a queue share it, since the first launch of one waits for the last of the one before. Each
 thread has its own: launches of two threads may alternate. It grows, by doubling, and is kept, so that repeated calls
@@ -12,6 +12,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
+from nvfp4_cute.arch.sm90 import handover_bytes
 from nvfp4_cute.compile import CompiledKernel, KernelKey
 from nvfp4_cute.launch_table import NUM_COLUMNS, Group, Header
 
@@ -32,13 +33,14 @@ _in_use: dict[tuple[int | None, int, int], Workspace] = {}
 
 
 def needed_bytes(kernel: CompiledKernel, table: np.ndarray) -> int:
-    """What a launch with this table needs: fp16 of all rows of ``a``; 0 where the kernel is one launch."""
+    """What a launch with this table needs: fp16 of all rows of ``a``, and sums; 0 where the kernel is one launch."""
     key = kernel.key
     if not isinstance(key, KernelKey) or not key.config.decode_first:
         return 0
     groups = table.reshape(-1, NUM_COLUMNS)[1:]
     padded_k = -(-groups[:, Group.K] // K_STEP) * K_STEP
-    return int((groups[:, Group.M] * groups[:, Group.A_BATCH] * padded_k).sum()) * FP16_BYTES
+    tokens = int((groups[:, Group.M] * groups[:, Group.A_BATCH] * padded_k).sum()) * FP16_BYTES
+    return tokens + sum(handover_bytes(key.config, int(table.reshape(-1)[Header.NUM_CTA])))
 
 
 def take(index: int | None, queue: int, nbytes: int) -> Workspace:

@@ -220,7 +220,7 @@ def test_measured_on_a_gpu(on_cuda, monkeypatch):
     monkeypatch.setitem(vars(sys.modules["nvfp4_cute.ops.grouped_gemm"]), "prepared", NeverPrepared)
     fake_stopwatch(monkeypatch, lambda config: 50.0 - config.cta_tile_shape_mnk[1] / 8 + config.cluster_size)
     tuning = tune(grouped_gemm, a, b, a_scale, b_scale, backend="cuda")
-    tried = sm90.CANDIDATES + sm90.unmodelled_candidates()
+    tried = sm90.CANDIDATES
     assert tuning.kind == "measured" and set(tuning.times_us) == set(tried)
     assert on_cuda[0] == sm90.choose(SIZES, H200.num_sms)
     assert sorted(map(str, on_cuda)) == sorted(map(str, 2 * tried))
@@ -382,6 +382,6 @@ def test_measured_on_an_h200():
     a, b, a_scale, b_scale, _ = ([x.cuda() for x in xs] if xs else None for xs in operands())
     tuning = tune(grouped_gemm, a, b, a_scale, b_scale)
     assert tuning.kind == "measured"
-    assert set(tuning.times_us) == set(sm90.CANDIDATES + sm90.unmodelled_candidates())
+    assert set(tuning.times_us) == set(sm90.CANDIDATES)
     assert tuned.find(PROBLEM, backends.gpu_of("auto", a[0].device)) == tuning.config
     grouped_gemm(a, b, a_scale, b_scale)

@@ -12,7 +12,7 @@ import cutlass.cute as cute
 from cutlass import Int32, Int64, Uint32
 from cutlass.cute.arch import inline_ptx
 
-from .global_access import store_word
+from .global_access import load_acquire, store_word
 
 COUNTER_BYTES = 4
 
@@ -36,9 +36,9 @@ class Chain:
         """Before the layer's first load of its input: everything that the layer before stores has been stored."""
         if layer > 0:
             counter = self.counters + (layer - 1) * COUNTER_BYTES
-            stored = _load_acquire(counter)
+            stored = load_acquire(counter)
             while stored < self.num_parts:
-                stored = _load_acquire(counter)
+                stored = load_acquire(counter)
             _fence_proxies()
 
     @cute.jit
@@ -65,12 +65,6 @@ class Chain:
         if before == num_cta - 1:
             for layer in range(self.num_layers):
                 store_word(self.counters + layer * COUNTER_BYTES, Uint32(0))
-
-
-def _load_acquire(address: Int64) -> Int32:
-    return inline_ptx(
-        "ld.acquire.gpu.global.b32 {$w0}, [{$r0}];", write_only_types=[Int32], read_only_args=[address]
-    )
 
 
 def _fence_proxies() -> None:

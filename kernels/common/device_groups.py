@@ -6,7 +6,7 @@ when the kernel runs, so a launch that a graph replays follows the sizes of that
 Groups keep the caller's order, M is the fast axis in a group, as in ``group_table``.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import cutlass
@@ -58,20 +58,26 @@ class DeviceGroups:
     @cute.jit
     def tile(self, cursor: tuple, tile_shape_mnk: cutlass.Constexpr) -> WorkTile:
         """The tile at the cursor."""
+        tile, local_idx = self.group_at(cursor, tile_shape_mnk)
+        tiles_m = ceil_div(tile.m, tile_shape_mnk[0])
+        tile_n_idx = local_idx // tiles_m
+        return replace(tile, tile_m_idx=local_idx - tile_n_idx * tiles_m, tile_n_idx=tile_n_idx)
+
+    @cute.jit
+    def group_at(self, cursor: tuple, tile_shape_mnk: cutlass.Constexpr) -> tuple:
+        """The first tile of the group at the cursor, and how far behind it the cursor is."""
         tile_idx, first_group, lane_m, lane_row, lane_tile_end, lane_block_end = cursor
         # Lanes whose groups end at or before the tile: the group is the first that does not.
         lane = cute.arch.popc(cute.arch.vote_ballot_sync(lane_tile_end <= tile_idx))
         m = cute.arch.shuffle_sync(lane_m, lane)
-        tiles_m = ceil_div(m, tile_shape_mnk[0])
-        tiles = tiles_m * ceil_div(self.n, tile_shape_mnk[1])
+        tiles = self.tiles_of_group(m, tile_shape_mnk)
         local_idx = tile_idx - (cute.arch.shuffle_sync(lane_tile_end, lane) - tiles)
-        tile_n_idx = local_idx // tiles_m
         group = first_group + lane
         ragged = self.form == "ragged"
-        return WorkTile(
+        tile = WorkTile(
             slot=group,
-            tile_m_idx=local_idx - tile_n_idx * tiles_m,
-            tile_n_idx=tile_n_idx,
+            tile_m_idx=Int32(0),
+            tile_n_idx=Int32(0),
             k_tile_cnt=ceil_div(self.k, tile_shape_mnk[2]),
             m=m,
             n=self.n,
@@ -80,6 +86,22 @@ class DeviceGroups:
             a_batch=0 if ragged else group,
             b_batch=group,
         )
+        return tile, local_idx
+
+    @cute.jit
+    def tiles_of_group(self, m: Int32, tile_shape_mnk: cutlass.Constexpr) -> Int32:
+        """What a group of ``m`` rows takes of the index space."""
+        return ceil_div(m, tile_shape_mnk[0]) * ceil_div(self.n, tile_shape_mnk[1])
+
+    @cute.jit
+    def end(self, tile_shape_mnk: cutlass.Constexpr) -> Int32:
+        """First index behind all groups."""
+        first_group, tile_end = Int32(0), Int32(0)
+        while first_group < self.num_groups:
+            _, _, lane_tile_end, _ = self._window(first_group, tile_end, Int32(0), tile_shape_mnk)
+            tile_end = cute.arch.shuffle_sync(lane_tile_end, WARP_SIZE - 1)
+            first_group += WARP_SIZE
+        return tile_end
 
     @cute.jit
     def _seek(self, cursor: tuple, tile_shape_mnk: cutlass.Constexpr) -> tuple:
@@ -111,8 +133,7 @@ class DeviceGroups:
                 if group > 0:
                     row = cutlass.max(sizes[group - 1], 0)
         m = cutlass.max(end - row, 0)
-        tiles = ceil_div(m, tile_shape_mnk[0]) * ceil_div(self.n, tile_shape_mnk[1])
-        tile_end = tiles_before + _inclusive_sum(tiles)
+        tile_end = tiles_before + _inclusive_sum(self.tiles_of_group(m, tile_shape_mnk))
         block_end = Int32(0)
         if cutlass.const_expr(self.form == "ragged"):
             block_end = blocks_before + _inclusive_sum(ceil_div(m, ATOM_ROWS))

@@ -1,7 +1,7 @@
 """Global memory by address: vectors of words with a cache hint, and single elements."""
 
 import cutlass.cute as cute
-from cutlass import Int64, Uint32
+from cutlass import Int32, Int64, Uint32
 from cutlass.cute.arch import inline_ptx
 
 # What is read once goes past L1; what every CTA reads again stays there.
@@ -44,6 +44,13 @@ def store_half(address: Int64, word: Uint32) -> None:
 def store_byte(address: Int64, word: Uint32) -> None:
     """The low byte of a word."""
     inline_ptx("st.global.u8 [{$r0}], {$r1};", read_only_args=[address, word])
+
+
+def load_acquire(address: Int64) -> Int32:
+    """A 32-bit integer that another CTA stores with release."""
+    return inline_ptx(
+        "ld.acquire.gpu.global.b32 {$w0}, [{$r0}];", write_only_types=[Int32], read_only_args=[address]
+    )
 
 
 def global_scalar(dtype: type, address: Int64) -> cute.Tensor:

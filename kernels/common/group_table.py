@@ -96,12 +96,8 @@ def ceil_div(extent: Int32, divisor: int) -> Int32:
 
 
 @cute.jit
-def locate_tile(groups: GroupTable, cta_tile_shape_mnk: cutlass.Constexpr, tile_idx: Int32) -> WorkTile:
-    """The work tile with linear index ``tile_idx`` (0 <= tile_idx < num_tiles); M is the fast axis in a group.
-
-    Walking along M first reads each weight tile from memory once while its neighbours find it in L2. An index behind
-    the last tile gives a tile of the last slot that does not exist.
-    """
+def locate_slot(groups: GroupTable, tile_idx: Int32) -> tuple:
+    """Slot of a linear index, the slot's m, n and k, and its first index."""
     slot, m, n, k, tile_offset = Int32(0), groups.m[0], groups.n[0], groups.k[0], groups.tile_offsets[0]
     for i in cutlass.range_constexpr(1, groups.num_groups):
         is_behind = tile_idx >= groups.tile_offsets[i]
@@ -110,6 +106,17 @@ def locate_tile(groups: GroupTable, cta_tile_shape_mnk: cutlass.Constexpr, tile_
         n = select(is_behind, groups.n[i], n)
         k = select(is_behind, groups.k[i], k)
         tile_offset = select(is_behind, groups.tile_offsets[i], tile_offset)
+    return slot, m, n, k, tile_offset
+
+
+@cute.jit
+def locate_tile(groups: GroupTable, cta_tile_shape_mnk: cutlass.Constexpr, tile_idx: Int32) -> WorkTile:
+    """The work tile with linear index ``tile_idx`` (0 <= tile_idx < num_tiles); M is the fast axis in a group.
+
+    Walking along M first reads each weight tile from memory once while its neighbours find it in L2. An index behind
+    the last tile gives a tile of the last slot that does not exist.
+    """
+    slot, m, n, k, tile_offset = locate_slot(groups, tile_idx)
     tiles_m = ceil_div(m, cta_tile_shape_mnk[0])
     local_idx = tile_idx - tile_offset
     tile_n_idx = Int32(Uint32(local_idx) // Uint32(tiles_m))

@@ -19,7 +19,6 @@ from nvfp4_cute.config import KernelConfig
 
 from ..common.ring import CONSUMER_PHASE, PRODUCER_PHASE, Ring, arrive_warp, next_stage
 from ..common.select import select
-from ..common.split_k import k_tiles_of_cta
 from .decode import decode_scales, decode_word
 from .load import NOTHING, TOKENS, WEIGHTS, LoadArgs, first_place, load_k_tile
 from .one_of import one_of
@@ -33,7 +32,7 @@ from .operands import (
     tokens_multiplied,
     unit_offset,
 )
-from .tile_walk import start_walk
+from .tile_walk import part_of_cta, start_walk
 from .warp_schedule import LANES_OF_WORD, WARP_SIZE, WARPS_PER_GROUP, WarpSchedule
 
 # 64 values of K: 128 bytes a token in fp16, the span of the swizzle that wgmma reads.
@@ -142,15 +141,15 @@ def run_activations(args: ActivationArgs):
         # stage that this leaves to be filled is as many ahead.
         for _ in cutlass.range(max(args.packed.num_stages - out_turns + 1, 1), unroll=1):
             place = load_k_tile(args.load, place)
-    while groups.has_tile(cursor):
-        tile = groups.tile(cursor, tiler)
+    while walk.has_tile(groups, cursor):
+        k_part, walk = part_of_cta(groups, cursor, walk, args.config)
+        tile = k_part.tile
         num_tokens = tokens_multiplied(tile, tile_m)
         # The tile's first token need not be the first of a scale block.
         sf_row = tile.tile_m_idx * tile_m % SF_BLOCK_ROWS
         steps = Steps(lane, tokens, [lane.scales + scale_offset(sf_row + token) for token in tokens])
-        _, k_tile_cnt = k_tiles_of_cta(tile.k_tile_cnt, args.config.split_k)
         num_steps = cute.ceil_div(cutlass.max(num_tokens - tokens[0], 0), warps_of_stage * step_tokens)
-        for _ in cutlass.range(k_tile_cnt, unroll=1):
+        for _ in cutlass.range(k_part.count, unroll=1):
             cute.arch.mbarrier_wait(args.packed.full(stage), phase)
             out_stage = out_turn * stages_of_k_tile + part
             one_of(

@@ -18,10 +18,10 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Float16, Int32, Int64, Uint32
 
-from nvfp4_cute.arch.sm90 import SF_BLOCK_ROWS, SLABS, TILE_K
+from nvfp4_cute.arch.sm90 import HANDOVER_FLAG_BYTES, SF_BLOCK_ROWS, SLABS, TILE_K
 
 from ..common.device_groups import DeviceGroups
-from ..common.global_access import KEEP, load_words, store_words
+from ..common.global_access import KEEP, load_words, store_word, store_words
 from ..common.group_table import GroupTable, WorkTile, ceil_div, select_slot
 from ..common.launch_args import OperandView
 from ..common.operand_maps import rows_atom
@@ -63,6 +63,14 @@ class TokenRows:
     sf_batch_blocks: list
 
 
+@dataclass(frozen=True)
+class Flags:
+    """So many int32 in global memory."""
+
+    address: Int64
+    count: Int32
+
+
 def decoded_views(views: list, workspace: Int64) -> list:
     """Decoded rows of every slot, one behind the other's. views: of the packed tokens."""
     found = []
@@ -92,12 +100,13 @@ class DecodeTokens:
         self.name = name
 
     @cute.jit
-    def __call__(self, groups: object, views: list, decoded: list, queue):
+    def __call__(self, groups: object, views: list, decoded: list, flags: Flags, queue):
         """Launch: K tiles along x, blocks of 128 rows along y.
 
         Args:
             groups: of the GEMM: ``GroupTable`` or ``DeviceGroups``.
             views, decoded: of the tokens, packed and decoded, an entry a slot.
+            flags: what is set to 0 besides, for the GEMM.
             queue: CUstream.
         """
         num_blocks, walked = self.walk(groups, views)
@@ -115,7 +124,7 @@ class DecodeTokens:
             sf_batch_blocks=[view.sf_batch_blocks for view in views],
         )
         self.kernel.set_name_prefix(self.name)
-        self.kernel(walked, rows).launch(
+        self.kernel(walked, rows, flags).launch(
             grid=(cute.ceil_div(k_tiles * UNITS_OF_BLOCK, NUM_WARPS), num_blocks, 1),
             block=(NUM_WARPS * WARP_SIZE, 1, 1),
             stream=queue,
@@ -137,13 +146,16 @@ class DecodeTokens:
         )
 
     @cute.kernel
-    def kernel(self, groups: object, rows: TokenRows):
+    def kernel(self, groups: object, rows: TokenRows, flags: Flags):
         """Find the rows, and decode."""
         # The GEMM may start, and load weights, as soon as there is room.
         cute.arch.griddepcontrol_launch_dependents()
         warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
         lane = cute.arch.lane_idx()
         block_x, block_y, _ = cute.arch.block_idx()
+        if block_x + block_y == 0:
+            for i in cutlass.range(cute.arch.thread_idx()[0], flags.count, NUM_WARPS * WARP_SIZE, unroll=1):
+                store_word(flags.address + i * HANDOVER_FLAG_BYTES, Uint32(0))
         cursor = groups.first_cursor(block_y, BLOCK_TILE)
         if groups.has_tile(cursor):
             tile = groups.tile(cursor, BLOCK_TILE)

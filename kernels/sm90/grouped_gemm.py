@@ -19,9 +19,11 @@ Rings (producer -> consumer), full arrivals / empty arrivals:
 Decoded first (``KernelConfig.decode_first``), where many tiles of weights meet the same tokens: a launch before writes the
 tokens in fp16 to global memory (``decode_tokens``). There are 12 warps and no ACTIVATIONS, ``packed`` has weights only, and
 LOAD fills ``decoded`` (``load_decoded``). The two CTAs of a cluster have neighbouring tiles of weights and the same tokens,
-of which each loads half for both:
+which they take turns in loading for both:
   packed   LOAD -> MATH                num_ab_stage   full: 1 + bytes of B, SFB           empty: 8 (one a warp)
   decoded  LOAD -> MATH of both CTAs   2 to 12        full: 1 + bytes of both loads       empty: 16 (one a warp)
+Stream-K: all clusters get the same share of the K tiles of all tiles (``even_shares``), and sums of a tile that several have a
+part of travel through global memory (``handover``).
 
 Split-K: the CTAs of a cluster share a tile's K tiles; the first one adds up (``common.split_k``).
 
@@ -38,7 +40,14 @@ import cutlass.cute as cute
 from cutlass import Float16, Int32, Int64, Uint8
 from cutlass.memory import SmemAllocator
 
-from nvfp4_cute.arch.sm90 import ctas_per_sm, smem_plan, stages_of_k_tile
+from nvfp4_cute.arch.sm90 import (
+    HANDOVER_FLAG_BYTES,
+    ctas_per_sm,
+    handover_bytes,
+    smem_plan,
+    stages_of_k_tile,
+    token_box,
+)
 from nvfp4_cute.config import KernelConfig
 from nvfp4_cute.launch_table import NUM_COLUMNS, Header
 
@@ -49,8 +58,10 @@ from ..common.output_table import OutputTable
 from ..common.ring import Ring, init_ring
 from ..common.split_k import CHUNK_BYTES, PartialSums
 from .activations import ActivationArgs, run_activations
-from .decode_tokens import DecodeTokens, decoded_atom, decoded_views
+from .decode_tokens import DecodeTokens, Flags, decoded_atom, decoded_views
 from .epilogue import STAGING_BYTES
+from .even_shares import groups_by_work
+from .handover import Handover
 from .load import TOKENS, WEIGHTS, Buffers, LoadArgs, run_load
 from .load_decoded import DecodedArgs, run_load_decoded
 from .math import MathArgs, run_math
@@ -116,14 +127,20 @@ class GroupedGemmSm90:
         groups = read_groups(values, rows, self.form)
         boxes = make_boxes(self.config)
         if cutlass.const_expr(self.config.decode_first):
-            decoded = decoded_views(views_n[0], values[Header.WORKSPACE, 0])
-            DecodeTokens(self.form, f"decode_tokens_{self.name}")(groups, views_n[0], decoded, queue)
-            box_rows = self.config.work_tile_mnk[0] // self.config.num_m_cta
+            workspace = values[Header.WORKSPACE, 0]
+            flag_bytes, sum_bytes = handover_bytes(self.config, values[Header.NUM_CTA, 0])
+            handover = Handover(flags=workspace, sums=workspace + flag_bytes)
+            decoded = decoded_views(views_n[0], workspace + flag_bytes + sum_bytes)
+            flags = Flags(workspace, Int32(flag_bytes // HANDOVER_FLAG_BYTES))
+            DecodeTokens(self.form, f"decode_tokens_{self.name}")(groups, views_n[0], decoded, flags, queue)
+            if cutlass.const_expr(self.config.stream_k):
+                groups = groups_by_work(groups, self.config)
             descriptors = replace(
-                Descriptors.encode(views_m, [], boxes), n=[[decoded_atom(view, box_rows) for view in decoded]]
+                Descriptors.encode(views_m, [], boxes),
+                n=[[decoded_atom(view, token_box(self.config)) for view in decoded]],
             )
         else:
-            descriptors = Descriptors.encode(views_m, views_n, boxes)
+            descriptors, handover = Descriptors.encode(views_m, views_n, boxes), None
         self.kernel.set_name_prefix(self.name)
         self.kernel(
             descriptors,
@@ -136,6 +153,7 @@ class GroupedGemmSm90:
                 self.kind.is_quantized,
                 self.has_limit,
             ),
+            handover,
         ).launch(
             grid=(Int32(values[Header.NUM_CTA, 0]), 1, 1),
             cluster=(self.config.cluster_size, 1, 1) if self.config.cluster_size > 1 else None,
@@ -147,7 +165,7 @@ class GroupedGemmSm90:
         )
 
     @cute.kernel
-    def kernel(self, descriptors: Descriptors, groups, outputs: OutputTable):
+    def kernel(self, descriptors: Descriptors, groups, outputs: OutputTable, handover: Handover | None):
         """Allocate, connect, dispatch."""
         config, schedule, plan = self.config, self.schedule, self.smem
         num_stage, num_decoded = plan.num_ab_stage, plan.num_decoded_stage
@@ -222,6 +240,7 @@ class GroupedGemmSm90:
                     packed=packed,
                     decoded=decoded,
                     stages_of_k_tile=stages_of_k_tile(config),
+                    handover=handover,
                 )
             )
 

@@ -14,10 +14,10 @@ from ..common.operand_maps import Descriptors, descriptor_addresses
 from ..common.ring import PRODUCER_PHASE, Ring, next_stage
 from ..common.select import select
 from ..common.sides import TileSide, mma_sides
-from ..common.split_k import k_tiles_of_cta
 from ..common.tma_load import EVICT_FIRST, EVICT_LAST, tma_load
+from .even_shares import EvenWalk
 from .operands import SF_ATOMS
-from .tile_walk import TileWalk, start_walk, tile_of_cta
+from .tile_walk import TileWalk, part_of_cta, start_walk
 
 # What a warp loads.
 WEIGHTS, TOKENS, NOTHING = 0, 1, 2
@@ -60,7 +60,7 @@ class LoadPlace:
 
     side: Int32
     cursor: tuple
-    walk: TileWalk
+    walk: TileWalk | EvenWalk
     data_maps: tuple
     scale_maps: tuple
     row: Int32
@@ -145,7 +145,7 @@ def _issue_copies(args: LoadArgs, place: LoadPlace, side: cutlass.Constexpr):
 def _enter_tiles(args: LoadArgs, place: LoadPlace) -> LoadPlace:
     """The place itself or, where its tile has no K tile left for this CTA, the first one of a tile that has."""
     groups = args.groups
-    while groups.has_tile(place.cursor) and place.k_tile == place.k_tile_end:
+    while place.walk.has_tile(groups, place.cursor) and place.k_tile == place.k_tile_end:
         place = _enter_tile(args, place)
     return place
 
@@ -153,9 +153,9 @@ def _enter_tiles(args: LoadArgs, place: LoadPlace) -> LoadPlace:
 def _enter_tile(args: LoadArgs, place: LoadPlace) -> LoadPlace:
     """The first K tile of the tile at the cursor."""
     groups, config, maps = args.groups, args.config, args.descriptors
-    tile = tile_of_cta(groups, place.cursor, config)
+    part, walk = part_of_cta(groups, place.cursor, place.walk, config)
+    tile = part.tile
     weights, tokens = sides_of_cta(config, tile)
-    first, count = k_tiles_of_cta(tile.k_tile_cnt, config.split_k)
     data, scales = (descriptor_addresses(operands, tile.slot) for operands in (maps.m, maps.sf_m))
     where = _coordinates(weights)
     if not config.decode_first:
@@ -165,13 +165,13 @@ def _enter_tile(args: LoadArgs, place: LoadPlace) -> LoadPlace:
         where = [select(is_tokens, *both) for both in zip(_coordinates(tokens), where, strict=True)]
     return LoadPlace(
         place.side,
-        groups.next_cursor(place.cursor, place.walk.step, config.work_tile_mnk),
-        place.walk.turned(),
+        groups.next_cursor(place.cursor, walk.step, config.work_tile_mnk),
+        walk.turned(),
         tuple(data),
         tuple(scales),
         *where,
-        first,
-        first + count,
+        part.first,
+        part.first + part.count,
         place.stage,
         place.phase,
     )

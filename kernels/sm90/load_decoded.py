@@ -1,6 +1,6 @@
 """LOAD role where tokens come decoded (``decode_tokens``): fill the ring of decoded tokens straight from global memory.
 
-The two CTAs of a cluster multiply the same tokens by neighbouring weights: each loads half of a stage's tokens for both.
+The two CTAs of a cluster multiply the same tokens by neighbouring weights: they take turns in loading a box of tokens for both.
 """
 
 from dataclasses import dataclass
@@ -9,14 +9,16 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Int32
 
-from nvfp4_cute.arch.sm90 import SLABS, stages_of_k_tile
+from nvfp4_cute.arch.sm90 import SLABS, stages_of_k_tile, token_box
 
+from ..common.group_table import ceil_div
 from ..common.operand_maps import descriptor_addresses
 from ..common.ring import PRODUCER_PHASE, Ring, next_stage
 from ..common.tma_load import EVICT_LAST, tma_load
 from .activations import SLAB_ROW_BYTES
 from .load import TOKENS, LoadArgs, sides_of_cta
-from .tile_walk import start_walk, tile_of_cta
+from .operands import tokens_multiplied
+from .tile_walk import part_of_cta, start_walk
 
 
 @dataclass(frozen=True)
@@ -36,32 +38,36 @@ class DecodedArgs:
 
 @cute.jit
 def run_load_decoded(args: DecodedArgs):
-    """Load this CTA's half of the tokens of every stage, as soon as it is empty in both CTAs, into both."""
+    """Load this CTA's boxes of tokens of every stage, as soon as it is empty in both CTAs, into both."""
     groups, config, decoded = args.load.groups, args.load.config, args.decoded
     tokens, stage_bytes = config.work_tile_mnk[0], args.load.smem.decoded_stage_bytes
-    num_cta, stages = config.num_m_cta, stages_of_k_tile(config)
-    part = tokens // num_cta
-    first = cute.arch.block_idx_in_cluster() * part
-    both = Int32((1 << num_cta) - 1)
+    num_cta, stages, box = config.num_m_cta, stages_of_k_tile(config), token_box(config)
+    rank, both = cute.arch.block_idx_in_cluster(), Int32((1 << num_cta) - 1)
     # What the launch before wrote. Every CTA waits, with or without a tile, so that none of it is left when this one ends.
     cute.arch.griddepcontrol_wait()
     stage, phase = Int32(0), Int32(PRODUCER_PHASE)
     cursor, walk = start_walk(groups, config)
-    while groups.has_tile(cursor):
-        tile = tile_of_cta(groups, cursor, config)
+    while walk.has_tile(groups, cursor):
+        k_part, walk = part_of_cta(groups, cursor, walk, config)
+        tile = k_part.tile
         rows = sides_of_cta(config, tile)[TOKENS]
-        row, batch = Int32(rows.origin.row + rows.first_row) + first, Int32(rows.origin.batch)
+        row, batch = Int32(rows.origin.row + rows.first_row), Int32(rows.origin.batch)
+        num_boxes = ceil_div(tokens_multiplied(tile, tokens), box)
         (descriptor,) = descriptor_addresses(args.load.descriptors.n, tile.slot)
-        for index in cutlass.range(tile.k_tile_cnt * stages, unroll=1):
+        for index in cutlass.range(k_part.first * stages, (k_part.first + k_part.count) * stages, unroll=1):
             cute.arch.mbarrier_wait(decoded.empty(stage), phase)
             full = decoded.full(stage)
-            at = args.decoded_address + stage * stage_bytes + first * SLAB_ROW_BYTES
+            at = args.decoded_address + stage * stage_bytes
             with cute.arch.elect_one():
-                cute.arch.mbarrier_arrive_and_expect_tx(full, stage_bytes)
-                for slab in cutlass.range_constexpr(SLABS // stages):
-                    k = (index * (SLABS // stages) + slab) * (SLAB_ROW_BYTES // 2)
-                    target = at + slab * (tokens * SLAB_ROW_BYTES)
-                    tma_load(target, descriptor, (k, row, batch), full.toint(), EVICT_LAST, 1, both)
+                cute.arch.mbarrier_arrive_and_expect_tx(
+                    full, num_boxes * (SLABS // stages * box * SLAB_ROW_BYTES)
+                )
+                for first in cutlass.range(rank, num_boxes, num_cta, unroll=1):
+                    for slab in cutlass.range_constexpr(SLABS // stages):
+                        k = (index * (SLABS // stages) + slab) * (SLAB_ROW_BYTES // 2)
+                        target = at + (slab * tokens + first * box) * SLAB_ROW_BYTES
+                        where = (k, row + first * box, batch)
+                        tma_load(target, descriptor, where, full.toint(), EVICT_LAST, 1, both)
             stage, phase = next_stage(decoded, stage, phase)
         cursor = groups.next_cursor(cursor, walk.step, config.work_tile_mnk)
         walk = walk.turned()

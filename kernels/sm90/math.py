@@ -18,11 +18,13 @@ from nvfp4_cute.config import KernelConfig
 from ..common.output_kind import OutputKind
 from ..common.output_table import OutputTable
 from ..common.ring import CONSUMER_PHASE, Ring, arrive_warp, next_stage
-from ..common.split_k import PartialSums, add_sums, k_tiles_of_cta, send_sums
+from ..common.split_k import PartialSums, add_sums, send_sums
 from .decode import decode_scales, decode_word
 from .epilogue import store_tile
+from .even_shares import EvenWalk
+from .handover import Handover, add, send
 from .operands import SF_ATOM_BYTES, load_shared, load_shared_half, tokens_multiplied
-from .tile_walk import start_walk, tile_of_cta
+from .tile_walk import TilePart, part_of_cta, start_walk
 from .weight_rows import LaneRows, lane_rows
 from .wgmma import multiply_slab, slab_matrix
 
@@ -45,6 +47,7 @@ class MathArgs:
         groups: ``GroupTable`` or ``DeviceGroups``.
         partial: where the first CTA of a cluster gets the others' sums.
         stages_of_k_tile: of decoded tokens.
+        handover: of stream-K: what clusters that share a tile exchange sums through.
     """
 
     b_address: Int32
@@ -61,6 +64,7 @@ class MathArgs:
     packed: Ring
     decoded: Ring
     stages_of_k_tile: int
+    handover: Handover | None
 
 
 @dataclass(frozen=True)
@@ -87,14 +91,21 @@ def run_math(args: MathArgs):
     in_stage, in_phase = Int32(0), Int32(CONSUMER_PHASE)
     turn = Int32(0)
     cursor, walk = start_walk(groups, args.config)
-    while groups.has_tile(cursor):
-        tile = tile_of_cta(groups, cursor, args.config)
-        _, k_tile_cnt = k_tiles_of_cta(tile.k_tile_cnt, args.partial.split)
+    while walk.has_tile(groups, cursor):
+        part, walk = part_of_cta(groups, cursor, walk, args.config)
+        tile = part.tile
         rows = lane_rows(args.kind, tile, cute.arch.thread_idx()[0] % 4)
         stage, phase, in_stage, in_phase = _accumulate(
-            args, acc, rows, tokens_multiplied(tile, tile_m), k_tile_cnt, stage, phase, in_stage, in_phase
+            args, acc, rows, tokens_multiplied(tile, tile_m), part.count, stage, phase, in_stage, in_phase
         )
-        if cutlass.const_expr(args.partial.split == 1):
+        if cutlass.const_expr(args.config.stream_k):
+            if part.count > 0:
+                if part.first > 0:
+                    send(args.handover, acc)
+                else:
+                    _add_others(args, acc, part, walk)
+                    store_tile(acc, args.outputs, args.kind, tile, tiler, args.staging_address)
+        elif cutlass.const_expr(args.partial.split == 1):
             store_tile(acc, args.outputs, args.kind, tile, tiler, args.staging_address)
         else:
             if cute.arch.block_idx_in_cluster() == 0:
@@ -106,6 +117,17 @@ def run_math(args: MathArgs):
             turn ^= 1
         cursor = groups.next_cursor(cursor, walk.step, tiler)
         walk = walk.turned()
+
+
+@cute.jit
+def _add_others(args: MathArgs, acc: cute.Tensor, part: TilePart, walk: EvenWalk):
+    """Add what the clusters with the tile's other K tiles have summed up, those of the shares behind this one."""
+    placed, shares, share = part.placed, walk.shares, walk.share + 1
+    rank, size = cute.arch.block_idx_in_cluster(), args.config.cluster_size
+    while share < shares.num_shares and shares.first(share) < placed.end:
+        if placed.k_tile(shares.first(share + 1)) > placed.k_tile(shares.first(share)):
+            add(args.handover, acc, (shares.num_shares - 1 - share) * size + rank)
+        share += 1
 
 
 @cute.jit

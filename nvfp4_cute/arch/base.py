@@ -15,7 +15,9 @@ TENSOR_MAP_BYTES = 128
 # Rows that each product of a dual GEMM has in turn, where one operand interleaves both products' weights.
 INTERLEAVE = {"interleaved_64_up_first": 64, "interleaved_32_gate_first": 32}
 # Why most families refuse ``decode_first``.
-DECODED_BY_THE_MMA = "decode_first: MMAs take NVFP4 as it is, nothing has to be decoded; leave it False"
+DECODED_BY_THE_MMA = (
+    "decode_first, stream_k: MMAs take NVFP4 as it is, nothing has to be decoded before; leave both False"
+)
 # What every launch passes besides: the MMA's flags, coordinate shapes, tile count, alpha, and alignment.
 PARAM_BYTES_FIXED = 256
 

@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from nvfp4_cute.config import KernelConfig
+from nvfp4_cute.problem import INT32_MAX
 from nvfp4_cute.scale_layout import SF_VEC_SIZE
 
 ARCHS = ("sm_90a",)
@@ -34,28 +35,56 @@ SPLITS = {1: MAX_TILE_TOKENS, 2: 128, 4: 64}
 LEAST_TOKENS, TOKEN_STEP = 32, 32
 # Of tiles whose tokens come decoded: half of them are whole swizzle atoms.
 PAIR_TOKEN_STEP = 16
+# Tokens of a copy: whole swizzle atoms.
+TOKEN_BOXES = (8, 16, 32)
+# Tokens of the tiles that are tried with ``decode_first``, without ``stream_k`` and with it.
+DECODE_FIRST_TOKENS, STREAM_K_TOKENS = (96, 128, 256), (32, 64, 128, 256)
 # What ``choose`` chooses from. Where weights are interleaved a tile has as many rows, of both.
 CANDIDATES = tuple(
     replace(DEFAULT_CONFIG, cta_tile_shape_mnk=(TILE_WEIGHTS, tokens, TILE_K), split_k=split)
     for tokens in TOKEN_CHOICES
     for split, most in SPLITS.items()
     if tokens <= most
+) + tuple(
+    replace(
+        DEFAULT_CONFIG,
+        cta_tile_shape_mnk=(TILE_WEIGHTS, tokens, TILE_K),
+        decode_first=True,
+        stream_k=stream_k,
+    )
+    for stream_k, choices in ((False, DECODE_FIRST_TOKENS), (True, STREAM_K_TOKENS))
+    for tokens in choices
 )
 # The same for dual GEMMs with separate weights: half a tile is of one operand, half of the other.
 DUAL_CANDIDATES = tuple(
     replace(config, cta_tile_shape_mnk=(TILE_WEIGHTS // 2, *config.cta_tile_shape_mnk[1:]))
     for config in CANDIDATES
 )
-# Tokens of the tiles with ``decode_first`` that tuning tries.
-DECODE_FIRST_TOKENS = (64, 96, 112, 128, 160, 192, 256)
-# Model of a CTA's time, fitted to an H200's times (8 to 256 tokens, K of 4096 to 16384): a tile, a K
+# Of stream-K: a K tile is as much work as it has times so many tokens, but not less than to decode its weights is. A cluster
+# gets the work of so many K tiles at least, and as many of a tile are not divided among clusters.
+WORK_TOKENS = 16
+LEAST_WORK = 6
+LEAST_SHARE = LEAST_PART = 4
+# A CTA's part of the memory in which clusters hand over sums: a flag a warp of MATH, and the sums of a tile.
+HANDOVER_WARPS = 8
+HANDOVER_FLAG_BYTES = 4
+# Model of a CTA's time, fitted to an H200's times (8 to 256 tokens, K of 4096 to 16384): the launch, a tile, a K
 # tile, and what tokens add to that; of tiles small enough for two CTAs an SM; what these take longer where there are two;
 # and what it takes to add up the sums of several CTAs.
+US_PER_LAUNCH = 4.0
 US_PER_TILE = 1.5
 US_PER_K_TILE, US_PER_TOKEN = 0.34, 0.0051
 SMALL_US_PER_K_TILE, SMALL_US_PER_TOKEN = 0.49, 0.003
 PAIR_FACTOR = 1.67
 US_PER_SPLIT_TILE = 4.0
+# The same where tokens come decoded: the launch before, a tile, and a K tile, which takes the time of its decoding or of its
+# MMAs, each with what tokens add; of tiles small enough for two CTAs an SM. Stream-K: to add up sums, and the share that K
+# tiles take longer, of one group and where clusters read tokens of several groups.
+US_PER_DECODING, US_PER_DECODED_TILE = 6.1, 2.4
+DECODED_US_PER_K_TILE, DECODED_US_PER_TOKEN = 0.31, 0.0027
+MMA_US_PER_TOKEN = 0.0056
+DECODED_PAIR_FACTOR = 1.82
+US_PER_STREAM, STREAM_FACTOR, STREAM_OF_GROUPS_FACTOR = 8.0, 1.06, 1.34
 # Scales come in blocks of 128 rows.
 SF_BLOCK_ROWS = 128
 # K tiles of decoded activations: one is multiplied while another is written. More than these gain nothing.
@@ -121,6 +150,11 @@ def token_counts(tile_m: int) -> list[int]:
     return [*range(LEAST_TOKENS, tile_m, TOKEN_STEP), tile_m]
 
 
+def token_box(config: KernelConfig) -> int:
+    """Decoded tokens of one copy: what is behind a group's last token is not loaded. The CTAs of a pair take turns."""
+    return max(rows for rows in TOKEN_BOXES if config.work_tile_mnk[0] % (config.num_m_cta * rows) == 0)
+
+
 def stages_of_k_tile(config: KernelConfig) -> int:
     """Stages of decoded activations that a K tile takes."""
     return 1 if config.work_tile_mnk[0] <= MAX_TOKENS_OF_WHOLE_STAGES else SLABS
@@ -128,7 +162,7 @@ def stages_of_k_tile(config: KernelConfig) -> int:
 
 def ctas_per_sm(config: KernelConfig) -> int:
     """CTAs that share an SM."""
-    return 2 if config.work_tile_mnk[0] <= PAIRED_TILE_TOKENS and not config.decode_first else 1
+    return 2 if config.work_tile_mnk[0] <= PAIRED_TILE_TOKENS else 1
 
 
 def smem_capacity_bytes(config: KernelConfig) -> int:
@@ -165,6 +199,14 @@ def smem_plan(config: KernelConfig, num_b: int = 1) -> SmemPlan:
     return plan
 
 
+def handover_bytes(config: KernelConfig, num_cta):
+    """Bytes of flags, and of sums behind them, where clusters share tiles. num_cta: of the launch, an integer of any kind."""
+    if not config.stream_k:
+        return 0, 0
+    sums = config.work_tile_mnk[0] * TILE_WEIGHTS * FP32_BYTES
+    return num_cta * (HANDOVER_WARPS * HANDOVER_FLAG_BYTES), num_cta * sums
+
+
 def resolve(config: KernelConfig, num_b: int = 1) -> KernelConfig:
     """``config`` with its stage count made explicit."""
     return replace(config, num_ab_stage=smem_plan(config, num_b).num_ab_stage)
@@ -184,12 +226,11 @@ def candidates(
     return tuple(config for config in tried if not is_quantized or quantized_reason(config) is None)
 
 
-def unmodelled_candidates(num_b: int = 1) -> tuple[KernelConfig, ...]:
-    """What tuning on a GPU tries besides: its time was not measured yet, so that ``choose`` has no model of it."""
-    return tuple(
-        replace(DEFAULT_CONFIG, cta_tile_shape_mnk=(TILE_WEIGHTS // num_b, tokens, TILE_K), decode_first=True)
-        for tokens in DECODE_FIRST_TOKENS
-    )
+def stream_work(sizes: Iterable[tuple[int, int, int]], config: KernelConfig) -> int:
+    """Work of a stream-K launch in the kernel's unit, which it counts in 32 bits. sizes: (m, n, k) of every group."""
+    tile_tokens, tile_weights, tile_k = config.work_tile_mnk
+    most = max(-(-tile_tokens // TOKEN_STEP) * (TOKEN_STEP // WORK_TOKENS), LEAST_WORK)
+    return sum(most * -(-m // tile_tokens) * -(-n // tile_weights) * -(-k // tile_k) for m, n, k in sizes)
 
 
 def choose(
@@ -210,20 +251,20 @@ def choose(
     most = max((m for m, _, _ in live), default=0)
     widest = next((tokens for tokens in TOKEN_CHOICES if tokens >= most), MAX_TILE_TOKENS)
     tried = candidates(num_b, weight_layout, is_quantized)
-    fitting = (config for config in tried if config.work_tile_mnk[0] <= widest)
+    fitting = (
+        config
+        for config in tried
+        if config.work_tile_mnk[0] <= widest
+        and not (config.stream_k and stream_work(live, config) > INT32_MAX)
+    )
     return min(fitting, key=lambda config: _modelled_us(live, config, num_sms))
 
 
 def _modelled_us(live: list[tuple[int, int, int]], config: KernelConfig, num_sms: int) -> float:
-    """Time of the CTAs with most work, tiles being dealt out in turn."""
+    """Time of the CTAs with most work, tiles being dealt out in turn, or of all where K tiles are dealt evenly."""
     (tile_tokens, tile_weights, _), split = config.work_tile_mnk, config.split_k
-    paired = ctas_per_sm(config) == 2
-    per_k_tile, per_token = (
-        (SMALL_US_PER_K_TILE, SMALL_US_PER_TOKEN)
-        if tile_tokens <= PAIRED_TILE_TOKENS
-        else (US_PER_K_TILE, US_PER_TOKEN)
-    )
-    tile_us = US_PER_TILE + (US_PER_SPLIT_TILE if split > 1 else 0.0)
+    tile_us = US_PER_DECODED_TILE if config.decode_first else US_PER_TILE
+    tile_us += US_PER_SPLIT_TILE if split > 1 else 0.0
     tiles: list[float] = []
     for m, n, k in live:
         rows = [
@@ -231,17 +272,31 @@ def _modelled_us(live: list[tuple[int, int, int]], config: KernelConfig, num_sms
             for first in range(0, m, tile_tokens)
         ]
         k_tiles = -(-k // (TILE_K * split))
-        tiles += [tile_us + k_tiles * (per_k_tile + per_token * count) for count in rows] * -(
-            -n // tile_weights
-        )
-    workers = num_sms * ctas_per_sm(config) // split
+        tiles += [tile_us + k_tiles * _k_tile_us(config, count) for count in rows] * -(-n // tile_weights)
+    workers = num_sms * ctas_per_sm(config) // config.cluster_size
+    if config.stream_k:
+        factor = STREAM_FACTOR if len(live) == 1 else STREAM_OF_GROUPS_FACTOR
+        return US_PER_DECODING + US_PER_STREAM + factor * sum(tiles) / workers
     # To and fro, as ``kernels.sm90.tile_walk`` takes them.
     dealt = [0.0] * workers
     for index, us in enumerate(tiles):
         wave, place = divmod(index, workers)
         dealt[workers - 1 - place if wave % 2 else place] += us
-    busiest = max(dealt)
-    return busiest * (PAIR_FACTOR if paired and len(tiles) * split > num_sms else 1.0)
+    if config.decode_first:
+        return US_PER_DECODING + max(dealt)
+    is_paired = ctas_per_sm(config) == 2 and len(tiles) * split > num_sms
+    return US_PER_LAUNCH + max(dealt) * (PAIR_FACTOR if is_paired else 1.0)
+
+
+def _k_tile_us(config: KernelConfig, tokens: int) -> float:
+    """Of a K tile with so many tokens that are multiplied."""
+    tile_tokens = config.work_tile_mnk[0]
+    if config.decode_first:
+        us = max(DECODED_US_PER_K_TILE + DECODED_US_PER_TOKEN * tokens, MMA_US_PER_TOKEN * tokens)
+        return us * DECODED_PAIR_FACTOR if tile_tokens <= PAIRED_TILE_TOKENS else us
+    if tile_tokens <= PAIRED_TILE_TOKENS:
+        return SMALL_US_PER_K_TILE + SMALL_US_PER_TOKEN * tokens
+    return US_PER_K_TILE + US_PER_TOKEN * tokens
 
 
 def unsupported_reason(config: KernelConfig, num_b: int = 1) -> str | None:
@@ -270,6 +325,8 @@ def unsupported_reason(config: KernelConfig, num_b: int = 1) -> str | None:
             f"decode_first with N tile {n}: each CTA of a pair loads half of the tokens, whole swizzle atoms of 8 rows, and "
             f"tiles of less than {LEAST_TOKENS} are not built; use N tile {nearest}"
         )
+    if config.stream_k and not config.decode_first:
+        return "stream_k without decode_first: sums go through memory that a launch before prepares; use stream_k=False"
     if config.decode_first and config.split_k > 1:
         return (
             f"decode_first with split_k={config.split_k}: clusters are pairs that share tokens; use split_k=1"

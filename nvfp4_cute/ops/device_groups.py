@@ -206,15 +206,17 @@ class DeviceGroupsTask:
             start, block = max(size, 0), block + -(-(end - start) // ATOM_ROWS)
 
     def _num_cta(self) -> int:
-        """Persistent CTAs: one an SM, and no more than there can be tiles."""
+        """Persistent CTAs: one an SM, and no more than there can be tiles, unless K tiles are dealt."""
         config = self.config
+        num_clusters = (config.num_cta or self.max_cta) // config.cluster_size
+        if config.stream_k:
+            return num_clusters * config.cluster_size
         batches, rows, _ = self.a.shape
         num_groups, n, _ = self.b.shape
         tile_m, tile_n, _ = config.work_tile_mnk
         # Where ragged, every group but one may end a tile early.
         tiles_m = batches * -(-rows // tile_m) + (num_groups - 1 if self.form == "ragged" else 0)
-        clusters = min((config.num_cta or self.max_cta) // config.cluster_size, tiles_m * -(-n // tile_n))
-        return clusters * config.cluster_size
+        return min(num_clusters, tiles_m * -(-n // tile_n)) * config.cluster_size
 
 
 def is_m_major(out: torch.Tensor) -> bool:

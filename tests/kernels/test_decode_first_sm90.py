@@ -21,8 +21,11 @@ from nvfp4_cute.arch import ARCHS, sm90
 from nvfp4_cute.backends.emulator import observe
 from nvfp4_cute.cache import get_kernel
 from nvfp4_cute.compile import KernelKey
-from nvfp4_cute.errors import ConfigError
+from nvfp4_cute.errors import ConfigError, UnsupportedProblem
+from nvfp4_cute.launch import make_plan
+from nvfp4_cute.problem import GroupedProblem
 from nvfp4_cute.reference import expand_operand
+from nvfp4_cute.targets import H200
 
 
 def first(tokens, **settings):
@@ -30,6 +33,10 @@ def first(tokens, **settings):
 
 
 # A group of no rows, tiles of an odd number of 128 weights, the last one small, ends of K within a K tile and half of it.
+# K long enough to be divided among clusters, which share tiles of one, two and three of them.
+LONG = cases.Case(
+    "long", ((60, 264, 1152), (0, 64, 128), (9, 136, 1056), (20, 8, 208)), 7, has_alpha=True, padding="nan"
+)
 LIST = cases.Case(
     "list", ((60, 264, 288), (0, 64, 128), (9, 136, 144), (20, 8, 208)), 7, has_alpha=True, padding="nan"
 )
@@ -54,6 +61,54 @@ def test_list(chosen, mode):
     assert [stats.launches for stats in observer.stats] == [2]
     for got, want in zip(actual, run(LIST, operands, "reference"), strict=True):
         assert_bitwise_equal(got, want)
+
+
+def stream(tokens, **settings):
+    return first(tokens, stream_k=True, **settings)
+
+
+@pytest.mark.parametrize(
+    ("chosen", "mode"),
+    [
+        (stream(48, num_cta=6), "random:1"),
+        pytest.param(stream(32, num_cta=20), "eager", marks=SLOW),
+        pytest.param(stream(80, num_cta=10), "lazy", marks=SLOW),
+        pytest.param(stream(32), "random:2", marks=SLOW),
+    ],
+    ids=str,
+)
+def test_clusters_that_share_tiles(chosen, mode, monkeypatch):
+    """Sums have to pass between clusters; those of no tile are waited for in vain."""
+    monkeypatch.setattr(workspace, "_in_use", {})
+    operands = cases.make_operands(LONG)
+    with observe(mode=mode, check=True):
+        actual = run(LONG, operands, EMULATED, chosen)
+    for got, want in zip(actual, run(LONG, operands, "reference"), strict=True):
+        assert_bitwise_equal(got, want)
+    ((memory, *_),) = workspace._in_use.values()
+    flags = memory[: (chosen.num_cta or 2 * H200.num_sms) * 32].view(torch.int32).view(-1, 2, 8)
+    assert set(flags.flatten().tolist()) == {0, 1}
+    assert (flags == flags[:, :1, :1]).all()  # both CTAs of a cluster, all of their warps
+
+
+@pytest.mark.parametrize("form", ["ragged", pytest.param("masked", marks=SLOW)])
+@pytest.mark.parametrize(
+    ("chosen", "mode"),
+    [(stream(64, num_cta=6), "random:1"), pytest.param(stream(192), "lazy", marks=SLOW)],
+    ids=str,
+)
+def test_clusters_that_share_tiles_of_sizes_on_the_device(form, chosen, mode):
+    arguments = device_groups_check.operands(form, ROWS, n=200, k=1280, slack=9)
+    expected = device_groups_check.run(arguments, "reference")
+    with observe(mode=mode, check=True):
+        actual = device_groups_check.run(arguments, EMULATED, config=chosen)
+    assert torch.equal(bits(actual), bits(expected))
+
+
+def test_more_work_than_is_counted_is_refused():
+    problem = GroupedProblem(((1 << 20, 1 << 20, 1 << 20),), "list", torch.float16, False)
+    with pytest.raises(UnsupportedProblem, match="use stream_k=False"):
+        make_plan(problem, "sm_90a", 132, stream(256))
 
 
 @pytest.mark.parametrize("form", ["ragged", pytest.param("masked", marks=SLOW)])
@@ -171,9 +226,21 @@ def test_machine_code(tokens, form):
     assert ".multicast::cluster" in kernel.ptx
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("tokens", [32, 64, 128, 256])
+@pytest.mark.parametrize("form", ["list", "ragged"])
+def test_machine_code_of_stream_k(tokens, form):
+    """No spills; flags are touched only behind the launch before, which clears them."""
+    kernel = get_kernel(KernelKey.make("sm_90a", stream(tokens), 2, torch.float16, True, form))
+    assert kernel.resources.stack_bytes == 0
+    assert kernel.ptx.count("griddepcontrol.wait") == 3
+    assert kernel.ptx.count("st.release.gpu") == kernel.ptx.count("ld.acquire.gpu") == 1
+
+
 @pytest.mark.parametrize(
     "chosen, fix",
     [
+        (config(64, stream_k=True), "use stream_k=False"),
         (first(16), "use N tile 32"),
         (first(40), "use N tile 48"),
         (first(64, split_k=2), "use split_k=1"),
@@ -189,7 +256,7 @@ def test_a_refused_config_says_why(chosen, fix):
 
 @pytest.mark.parametrize("arch", [arch for arch in ARCHS if arch not in sm90.ARCHS])
 def test_where_nothing_is_decoded_it_is_refused(arch):
-    with pytest.raises(ConfigError, match="decode_first: .* leave it False"):
+    with pytest.raises(ConfigError, match="decode_first, stream_k: .* leave both False"):
         KernelKey.make(arch, KernelConfig((128, 128, 256), decode_first=True), 1, torch.float16, False)
 
 
@@ -198,17 +265,20 @@ GPU = pytest.mark.gpu("sm_90a")
 
 @GPU
 @pytest.mark.parametrize("tokens", [32, 48, 64, 96, 128, 160, 192, 240, 256])
-def test_list_on_the_gpu(tokens):
-    operands = cases.make_operands(LIST)
-    actual = run(LIST, operands, "cuda", first(tokens))
-    for got, want in zip(actual, run(LIST, operands, "reference"), strict=True):
+@pytest.mark.parametrize("stream_k", [False, True])
+def test_list_on_the_gpu(tokens, stream_k):
+    case = LONG if stream_k else LIST
+    operands = cases.make_operands(case)
+    actual = run(case, operands, "cuda", first(tokens, stream_k=stream_k))
+    for got, want in zip(actual, run(case, operands, "reference"), strict=True):
         assert_bitwise_equal(got, want)
 
 
 @GPU
 @pytest.mark.parametrize("tokens", [64, 128, 256])
-def test_every_launch_gives_the_same_bits_on_the_gpu(tokens):
-    assert_same_bits_in_every_launch(first(tokens))
+@pytest.mark.parametrize("stream_k", [False, True])
+def test_every_launch_gives_the_same_bits_on_the_gpu(tokens, stream_k):
+    assert_same_bits_in_every_launch(first(tokens, stream_k=stream_k))
 
 
 def on_gpu(arguments):
@@ -217,14 +287,15 @@ def on_gpu(arguments):
 
 @GPU
 @pytest.mark.parametrize("form", ["ragged", "masked"])
-def test_repeated_calls_and_graphs_on_the_gpu(form):
+@pytest.mark.parametrize("chosen", [first(64), stream(64)], ids=str)
+def test_repeated_calls_and_graphs_on_the_gpu(form, chosen):
     """Sizes change, operands change behind a replay; a graph's memory is its own, so that calls in between do no harm."""
     given, other = (
-        device_groups_check.operands(form, rows, n=200, k=320, slack=9, seed=seed)
+        device_groups_check.operands(form, rows, n=200, k=1280, slack=9, seed=seed)
         for seed, rows in enumerate((ROWS, ROWS[::-1]))
     )
     wanted = [device_groups_check.run(arguments, "reference") for arguments in (given, other)]
-    arguments, chosen = on_gpu(given), first(64)
+    arguments = on_gpu(given)
     for _ in range(3):
         actual = device_groups_check.run(arguments, "cuda", config=chosen)
         assert torch.equal(bits(actual.cpu()), bits(wanted[0]))

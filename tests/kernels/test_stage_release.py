@@ -21,6 +21,8 @@ SPREAD = [
     ("sm_90a", "t128x256x128_s0a1_swap", torch.float32, {"form": "ragged"}),
     ("sm_90a", "t64x32x128_s0a1_swap", torch.bfloat16, SILU),
     ("sm_90a", "t128x128x128_s0a1_swap_pre", torch.float16, {}),
+    ("sm_90a", "t128x128x128_s0a1_swap_pre_sk", torch.float16, {}),
+    ("sm_90a", "t128x32x128_s0a1_swap_pre_sk", torch.bfloat16, {"form": "ragged"}),
     ("sm_90a", "t128x256x128_s0a1_swap_pre", torch.bfloat16, {"form": "masked"}),
     ("sm_100a", "t128x128x256_s0a3_2cta_swap", torch.float16, {}),
     ("sm_100a", "t128x32x256_s0a2_swap_k2", torch.float16, {}),

@@ -1,0 +1,81 @@
+"""Sums of a tile that several clusters compute, through global memory: who has the first K tile adds up what the others sent.
+
+A cluster sends at most one tile's sums, those with which its share begins; so every CTA has one place for them, and a flag a
+warp, which the launch before has set to 0 (``decode_tokens``). A warp sends to the same warp of another CTA. Sums are added in
+the order of K: the result does not depend on who is first.
+"""
+
+from dataclasses import dataclass
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import Float32, Int32, Int64
+from cutlass.cute.arch import inline_ptx
+
+from nvfp4_cute.arch.sm90 import HANDOVER_FLAG_BYTES, HANDOVER_WARPS
+
+from ..common.global_access import load_acquire
+from ..common.split_k import CHUNK_BYTES, CHUNK_VALUES
+from .warp_schedule import WARP_SIZE
+
+CHUNK_STEP = HANDOVER_WARPS * WARP_SIZE * CHUNK_BYTES
+
+
+@dataclass(frozen=True)
+class Handover:
+    """Memory of all CTAs of the launch.
+
+    Attributes:
+        flags: address of int32 (CTA, WARP), 1 where the warp's sums are there.
+        sums: address of (CTA, CHUNK of 4 sums, THREAD, 16 bytes).
+    """
+
+    flags: Int64
+    sums: Int64
+
+
+@cute.jit
+def send(handover: Handover, acc: cute.Tensor):
+    """Leave this thread's sums for the CTA that adds up. acc: fp32, compact; a multiple of 4."""
+    cta, thread = cute.arch.block_idx()[0], cute.arch.thread_idx()[0]
+    chunks = cute.size(acc) // CHUNK_VALUES
+    # The flags are set to 0 before.
+    cute.arch.griddepcontrol_wait()
+    address = handover.sums + Int64(cta) * (chunks * CHUNK_STEP) + thread * CHUNK_BYTES
+    for chunk in cutlass.range_constexpr(chunks):
+        inline_ptx(
+            "st.global.v4.f32 [{$r0}], { {$r1}, {$r2}, {$r3}, {$r4} };",
+            read_only_args=[
+                address + chunk * CHUNK_STEP,
+                *(acc[CHUNK_VALUES * chunk + i] for i in range(CHUNK_VALUES)),
+            ],
+        )
+    cute.arch.sync_warp()
+    with cute.arch.elect_one():
+        inline_ptx(
+            "st.release.gpu.global.b32 [{$r0}], {$r1};",
+            read_only_args=[_flag(handover, cta, thread), Int32(1)],
+        )
+
+
+@cute.jit
+def add(handover: Handover, acc: cute.Tensor, cta: Int32):
+    """Wait for the sums of the same thread of another CTA, and add them."""
+    thread, chunks = cute.arch.thread_idx()[0], cute.size(acc) // CHUNK_VALUES
+    cute.arch.griddepcontrol_wait()
+    flag = _flag(handover, cta, thread)
+    while load_acquire(flag) == 0:
+        pass
+    address = handover.sums + Int64(cta) * (chunks * CHUNK_STEP) + thread * CHUNK_BYTES
+    for chunk in cutlass.range_constexpr(chunks):
+        values = inline_ptx(
+            "ld.global.v4.f32 {{$w0}, {$w1}, {$w2}, {$w3}}, [{$r0}];",
+            write_only_types=[Float32] * CHUNK_VALUES,
+            read_only_args=[address + chunk * CHUNK_STEP],
+        )
+        for i in cutlass.range_constexpr(CHUNK_VALUES):
+            acc[CHUNK_VALUES * chunk + i] = acc[CHUNK_VALUES * chunk + i] + values[i]
+
+
+def _flag(handover: Handover, cta: Int32, thread: Int32) -> Int64:
+    return handover.flags + Int64(cta * HANDOVER_WARPS + thread // WARP_SIZE) * HANDOVER_FLAG_BYTES
