@@ -41,6 +41,17 @@ def init_ring(ring: Ring, full_arrivals: Int32, empty_arrivals: Int32):
 
 
 @cute.jit
+def init_ring_by_lanes(ring: Ring, full_arrivals: Int32, empty_arrivals: Int32):
+    """The same, and the fence: a whole warp, each of whose lanes initialises one barrier."""
+    lane = cute.arch.lane_idx()
+    if lane < 2 * ring.num_stages:
+        cute.arch.mbarrier_init(
+            ring.full(lane), select(lane < ring.num_stages, Int32(full_arrivals), Int32(empty_arrivals))
+        )
+        cute.arch.mbarrier_init_fence()
+
+
+@cute.jit
 def next_stage(ring: Ring, stage: Int32, phase: Int32):
     """The place after (stage, phase)."""
     following = stage + 1

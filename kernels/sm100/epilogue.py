@@ -19,6 +19,7 @@ from nvfp4_cute.config import KernelConfig
 from ..common import ptx
 from ..common.activation import gate
 from ..common.encode import ConvertE2M1
+from ..common.group_table import ceil_div
 from ..common.output_table import OutputTable, load_alphas
 from ..common.ptx import pack_16x2
 from ..common.quantized_output import (
@@ -50,6 +51,8 @@ from .store import row_target, store_slice
 
 # Tensor-memory addresses: the lane in the upper half, the column in the lower.
 LANE_STRIDE = 1 << 16
+# As CuTe counts it.
+TMEM_ALIGN = 16
 LEADER_RANK = 0
 
 
@@ -58,7 +61,7 @@ class EpilogueArgs:
     """What the epilogue warps read.
 
     Attributes:
-        tmem_ptr: fp32 pointer to the allocation.
+        tmem_address: where the address of the allocation lies in shared memory.
         out_m_major: whether columns of the output are contiguous, not rows.
         out_dtype: Float4E2M1FN stands for NVFP4, whose scales ``outputs`` places.
         groups: ``GroupTable`` or ``DeviceGroups``.
@@ -71,7 +74,7 @@ class EpilogueArgs:
         chain: ``common.chain.Chain`` where every group's ``a`` is the result of the one before; None otherwise.
     """
 
-    tmem_ptr: cute.Pointer
+    tmem_address: cute.Pointer
     tmem: TmemMap
     outputs: OutputTable
     out_dtype: type
@@ -88,6 +91,24 @@ class EpilogueArgs:
     chain: object | None
 
 
+@dataclass(frozen=True)
+class SliceSource:
+    """An accumulator in tensor memory.
+
+    Attributes:
+        tiled_load, tTR_tAcc: the copy of a slice, and its part of tensor memory, of this thread.
+        first_column: of the accumulator.
+        num_slices: slices that it has.
+    """
+
+    tiled_load: cute.TiledCopy
+    tTR_tAcc: cute.Tensor
+    first_column: Int32
+    num_slices: Int32
+    weight_layout: str
+    tile_n: int
+
+
 @cute.jit
 def run_epilogue(args: EpilogueArgs, first_tile: Int32, stride: Int32):
     """For each tile: wait for its accumulator, read it in column slices, scale, convert, store, release.
@@ -96,6 +117,11 @@ def run_epilogue(args: EpilogueArgs, first_tile: Int32, stride: Int32):
     or, where the weights are interleaved, from one.
     """
     acc, config, groups, tmem, exchange = args.acc, args.config, args.groups, args.tmem, args.exchange
+    cursor = groups.first_cursor(first_tile, config.work_tile_mnk)
+    if not groups.has_tile(cursor):
+        with cute.arch.elect_one():
+            _give_back_tmem(args.tmem_unused, config)
+    tmem_ptr = cute.arch.retrieve_tmem_ptr(Float32, TMEM_ALIGN, args.tmem_address)
     tidx, _, _ = cute.arch.thread_idx()
     warp_idx = tidx // WARP_SIZE
     warp_row, staging = warp_idx * WARP_SIZE, args.staging + warp_idx * WARP_BYTES
@@ -105,7 +131,7 @@ def run_epilogue(args: EpilogueArgs, first_tile: Int32, stride: Int32):
     # Whether a run of the output lies along the MMA's M side, across the lanes of a warp.
     across_lanes = args.out_m_major != config.swap_ab
     # (MMA_CTA_M, EPI_TILE_N): one slice
-    tAcc = cute.make_tensor(args.tmem_ptr, cute.make_layout((MMA_CTA_M, EPI_TILE_N), stride=(LANE_STRIDE, 1)))
+    tAcc = cute.make_tensor(tmem_ptr, cute.make_layout((MMA_CTA_M, EPI_TILE_N), stride=(LANE_STRIDE, 1)))
     load_atom = cute.make_copy_atom(tcgen05.Ld32x32bOp(tcgen05.Repetition(EPI_TILE_N)), Float32)
     tiled_load = tcgen05.make_tmem_copy(load_atom, tAcc)
     thr_load = tiled_load.get_slice(tidx)
@@ -113,33 +139,35 @@ def run_epilogue(args: EpilogueArgs, first_tile: Int32, stride: Int32):
     tTR_tAcc = thr_load.partition_S(tAcc)
     slice_shape = thr_load.partition_D(cute.make_identity_tensor((MMA_CTA_M, EPI_TILE_N))).shape
     num_products = 1 if args.activation is None else 2
-    tTR_rAcc = [cute.make_rmem_tensor(slice_shape, Float32) for _ in range(num_products)]
+    tile_n = config.cta_tile_shape_mnk[1]
+    # Slices that are read together: of two, the MMA has their columns back before the first one is stored.
+    at_once = 2 if warms_up and num_products == 1 and tile_n % (2 * EPI_TILE_N) == 0 else 1
+    tTR_rAcc = [
+        [cute.make_rmem_tensor(slice_shape, Float32) for _ in range(num_products)] for _ in range(at_once)
+    ]
     tTR_rOut = cute.make_rmem_tensor(EPI_TILE_N, Float32)
     if cutlass.const_expr(warms_up):
-        for accumulator in tTR_rAcc:
-            accumulator.fill(0.0)
+        for accumulators in tTR_rAcc:
+            for accumulator in accumulators:
+                accumulator.fill(0.0)
     held = cute.make_rmem_tensor(HELD_WORDS, Uint32)
     held.fill(Uint32(0))
-    tile_n = config.cta_tile_shape_mnk[1]
     # Columns of an accumulator that become one run of slices of the output
     interleave = INTERLEAVE.get(args.weight_layout, 0)
     period, period_slices = EPI_TILE_N, 1
     if cutlass.const_expr(interleave > 0):
         period, period_slices = 2 * interleave, interleave // EPI_TILE_N
-    # Slices that share columns with the other accumulator are read first; then the MMA may have it.
-    shared_slices = tile_n // period * period_slices
+    # Steps of the loop over slices. Those that share columns with the other accumulator come first; then the MMA may have it.
+    shared_steps = tile_n // period * period_slices
     if cutlass.const_expr(tmem.overlap_cols > 0):
-        shared_slices = -(-tmem.overlap_cols // period) * period_slices
+        shared_steps = -(-tmem.overlap_cols // period) * period_slices
+    shared_steps = -(-shared_steps // at_once)
     limit = None
     if cutlass.const_expr(args.outputs.limit is not None):
         limit = ptx.float_of(args.outputs.limit)
 
     first_pass = Int32(-1 if warms_up else 0)
     stage, phase, acc_idx, turn = Int32(0), Int32(CONSUMER_PHASE), Int32(0), Int32(0)
-    cursor = groups.first_cursor(first_tile, config.work_tile_mnk)
-    if not groups.has_tile(cursor):
-        with cute.arch.elect_one():
-            _give_back_tmem(args.tmem_unused, config)
     while groups.has_tile(cursor):
         tile = groups.tile(cursor, config.work_tile_mnk)
         cursor = groups.next_cursor(cursor, stride, config.work_tile_mnk)
@@ -172,36 +200,37 @@ def run_epilogue(args: EpilogueArgs, first_tile: Int32, stride: Int32):
                 args.outputs, tile, row, m_side, n_side, args.out_dtype, args.out_m_major, config.swap_ab
             )
         # Accumulators that share columns: the first one's are its last, the second one's its first.
-        first_slice, slice_step = Int32(0), Int32(1)
+        num_tile_slices, num_steps = num_slices, ceil_div(num_slices, at_once)
+        first_slice, slice_step = Int32(0), Int32(at_once)
         if cutlass.const_expr(tmem.overlap_cols):
-            first_slice = num_slices - 1 if acc_idx == 0 else Int32(0)
-            slice_step = Int32(-1) if acc_idx == 0 else Int32(1)
-        acc_column = acc_idx * tmem.acc_stride
-
-        num_tile_slices, last_shared = num_slices, cutlass.min(num_slices, shared_slices) - 1
+            first_slice = (num_steps - 1) * at_once if acc_idx == 0 else Int32(0)
+            slice_step = Int32(-at_once) if acc_idx == 0 else Int32(at_once)
+        last_shared = cutlass.min(num_steps, shared_steps) - 1
+        source = SliceSource(
+            tiled_load,
+            tTR_tAcc,
+            acc_idx * tmem.acc_stride,
+            num_tile_slices,
+            args.weight_layout,
+            tile_n,
+        )
         if first_pass == 0:
             cute.arch.mbarrier_wait(acc.full(stage), phase)
             order_after_wait()
             if cutlass.const_expr(exchange is None):
-                _read_slice(
-                    tiled_load, tTR_tAcc, acc_column, first_slice, tTR_rAcc, args.weight_layout, tile_n
-                )
+                _read_slices(source, first_slice, tTR_rAcc)
         if cutlass.const_expr(exchange is not None):
             wait_for_room(exchange, turn)
             for slice_idx in cutlass.range(num_tile_slices, unroll=1):
                 if is_sent(exchange, warp_idx, slice_idx, num_tile_slices):
-                    _read_slice(
-                        tiled_load, tTR_tAcc, acc_column, slice_idx, tTR_rAcc, args.weight_layout, tile_n
-                    )
+                    _read_slices(source, slice_idx, tTR_rAcc)
                     cute.arch.fence_view_async_tmem_load()
-                    send_slice(exchange, tTR_rAcc, warp_idx, slice_idx, num_tile_slices)
+                    send_slice(exchange, tTR_rAcc[0], warp_idx, slice_idx, num_tile_slices)
             # The others are this CTA's.
-            first_slice, num_slices = own_slices(exchange, warp_idx, num_tile_slices)
-            slice_step, last_shared = exchange.split, num_slices - 1
-            if num_slices > 0:
-                _read_slice(
-                    tiled_load, tTR_tAcc, acc_column, first_slice, tTR_rAcc, args.weight_layout, tile_n
-                )
+            first_slice, num_steps = own_slices(exchange, warp_idx, num_tile_slices)
+            slice_step, last_shared = exchange.split, num_steps - 1
+            if num_steps > 0:
+                _read_slices(source, first_slice, tTR_rAcc)
             else:
                 with cute.arch.elect_one():
                     if is_last:
@@ -210,7 +239,7 @@ def run_epilogue(args: EpilogueArgs, first_tile: Int32, stride: Int32):
                         _release(acc.empty(stage), config)
             wait_for_sums(exchange, warp_idx, num_tile_slices, turn)
         # Not unrolled: a CTA has few tiles, and code that it executes once costs more to fetch than to run.
-        for i in cutlass.range(first_pass, num_slices, unroll=1):
+        for i in cutlass.range(first_pass, num_steps, unroll=1):
             slice_idx = first_slice + i * slice_step
             # tcgen05.ld is asynchronous: its registers may be read only after tcgen05.wait::ld.
             cute.arch.fence_view_async_tmem_load()
@@ -218,42 +247,45 @@ def run_epilogue(args: EpilogueArgs, first_tile: Int32, stride: Int32):
                 # What the next MMA overwrites is in registers.
                 with cute.arch.elect_one():
                     _release(acc.empty(stage), config)
-            if is_last and i == num_slices - 1:
+            if is_last and i == num_steps - 1:
                 with cute.arch.elect_one():
                     _give_back_tmem(args.tmem_unused, config)
             if cutlass.const_expr(exchange is not None):
-                add_slice(exchange, tTR_rAcc, warp_idx, slice_idx, num_tile_slices)
-            result = _combine(tTR_rAcc, alphas, args.activation, limit)
-            words = None
-            if cutlass.const_expr(is_staged):
-                is_bf16 = args.out_dtype is cutlass.BFloat16
-                words = [pack_16x2(result[j], result[j + 1], is_bf16) for j in range(0, EPI_TILE_N, 2)]
-            else:
-                tTR_rOut.store(result)
-            if i >= 0 and i + 1 < num_slices:
-                next_idx = slice_idx + slice_step
-                _read_slice(tiled_load, tTR_tAcc, acc_column, next_idx, tTR_rAcc, args.weight_layout, tile_n)
-            if cutlass.const_expr(is_quantized):
-                column = n_side.first_row + slice_idx * EPI_TILE_N
-                if cutlass.const_expr(config.swap_ab):
-                    _store_transposed(tTR_rOut, target, row, column)
+                add_slice(exchange, tTR_rAcc[0], warp_idx, slice_idx, num_tile_slices)
+            for j in cutlass.range_constexpr(at_once):
+                result = _combine(tTR_rAcc[j], alphas, args.activation, limit)
+                words = None
+                if cutlass.const_expr(is_staged):
+                    is_bf16 = args.out_dtype is cutlass.BFloat16
+                    words = [pack_16x2(result[k], result[k + 1], is_bf16) for k in range(0, EPI_TILE_N, 2)]
                 else:
-                    other = slice_idx + 1 if column % SECTOR_COLUMNS == 0 else slice_idx - 1
-                    is_paired, is_first = other >= 0 and other < num_slices, other == slice_idx + slice_step
-                    store_quantized_half(
-                        tTR_rOut, held, target, row, column, is_paired, is_first, ConvertE2M1
-                    )
-            elif cutlass.const_expr(is_staged):
-                store_staged(words, target, slice_idx * EPI_TILE_N, i >= 0, across_lanes, staging)
-            else:
-                store_slice(tTR_rOut, target, slice_idx * EPI_TILE_N, across_lanes)
+                    tTR_rOut.store(result)
+                if cutlass.const_expr(j + 1 == at_once):
+                    if i >= 0 and i + 1 < num_steps:
+                        _read_slices(source, slice_idx + slice_step, tTR_rAcc)
+                if cutlass.const_expr(is_quantized):
+                    column = n_side.first_row + slice_idx * EPI_TILE_N
+                    if cutlass.const_expr(config.swap_ab):
+                        _store_transposed(tTR_rOut, target, row, column)
+                    else:
+                        other = slice_idx + 1 if column % SECTOR_COLUMNS == 0 else slice_idx - 1
+                        is_paired, is_first = (
+                            other >= 0 and other < num_slices,
+                            other == slice_idx + slice_step,
+                        )
+                        store_quantized_half(
+                            tTR_rOut, held, target, row, column, is_paired, is_first, ConvertE2M1
+                        )
+                elif cutlass.const_expr(is_staged):
+                    column = (slice_idx + j) * EPI_TILE_N
+                    store_staged(words, target, column, i >= 0, across_lanes, staging)
+                else:
+                    store_slice(tTR_rOut, target, slice_idx * EPI_TILE_N, across_lanes)
             if cutlass.const_expr(warms_up):
                 if i < 0:
                     cute.arch.mbarrier_wait(acc.full(stage), phase)
                     order_after_wait()
-                    _read_slice(
-                        tiled_load, tTR_tAcc, acc_column, first_slice, tTR_rAcc, args.weight_layout, tile_n
-                    )
+                    _read_slices(source, first_slice, tTR_rAcc)
         first_pass = Int32(0)
         if cutlass.const_expr(exchange is not None):
             # After the last tile nobody waits for room: no arrival may reach a CTA that has left.
@@ -291,26 +323,29 @@ def _give_back_tmem(tmem_unused: cute.Pointer, config: cutlass.Constexpr):
 
 
 @cute.jit
-def _read_slice(
-    tiled_load: cute.TiledCopy,
-    tTR_tAcc: cute.Tensor,
-    acc_column: Int32,
-    slice_idx: Int32,
-    destinations: list,
-    weight_layout: cutlass.Constexpr,
-    tile_n: cutlass.Constexpr,
-):
+def _read_slices(source: SliceSource, slice_idx: Int32, destinations: list):
+    """Start reading slices, as many of those that follow each other as there are: an entry of ``destinations`` each."""
+    for j in cutlass.range_constexpr(len(destinations)):
+        if cutlass.const_expr(j == 0):
+            _read_slice(source, slice_idx, destinations[0])
+        elif slice_idx + j < source.num_slices:
+            _read_slice(source, slice_idx + j, destinations[j])
+
+
+@cute.jit
+def _read_slice(source: SliceSource, slice_idx: Int32, destinations: list):
     """Start reading a slice of every product: of a dual GEMM the gate's, then the other's."""
     first = slice_idx * EPI_TILE_N
-    columns = [first, first + tile_n]
-    if cutlass.const_expr(weight_layout == "interleaved_64_up_first"):
+    columns = [first, first + source.tile_n]
+    if cutlass.const_expr(source.weight_layout == "interleaved_64_up_first"):
         up = slice_idx // 2 * 128 + slice_idx % 2 * EPI_TILE_N
         columns = [up + 64, up]
-    elif cutlass.const_expr(weight_layout == "interleaved_32_gate_first"):
+    elif cutlass.const_expr(source.weight_layout == "interleaved_32_gate_first"):
         columns = [2 * first, 2 * first + 32]
     for i in cutlass.range_constexpr(len(destinations)):
-        source = cute.make_tensor(tTR_tAcc.iterator + (acc_column + columns[i]), tTR_tAcc.layout)
-        cute.copy(tiled_load, source, destinations[i])
+        column = source.first_column + columns[i]
+        tensor = cute.make_tensor(source.tTR_tAcc.iterator + column, source.tTR_tAcc.layout)
+        cute.copy(source.tiled_load, tensor, destinations[i])
 
 
 @cute.jit

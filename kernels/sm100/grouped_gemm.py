@@ -14,8 +14,8 @@ count for both CTAs, and commits arrive at both:
   acc  MMA  -> EPILOGUE  num_acc_stage   full: 1 (tcgen05.commit)            empty: 4 a CTA (one a warp)
 
 Timeline, a tile: LOAD fills one stage a K tile -> MMA copies the stage's scales to tensor memory, issues K/64 MMAs,
-commits the stage back; after the last K tile commits the accumulator -> EPILOGUE reads it in slices of 32 columns,
-one ahead of the one that it scales, converts and stores, and releases it once the MMA may overwrite it. The three roles
+commits the stage back; after the last K tile commits the accumulator -> EPILOGUE reads it in slices of 32 columns, of
+16-bit results two at once, ahead of those that it stores, and releases it once the MMA may overwrite it. The three roles
 run ahead of each other over the tiles of a persistent CTA or pair.
 
 Split-K: the CTAs of a cluster share a tile's K tiles, and send each other their sums (``split_k``).
@@ -40,9 +40,9 @@ from nvfp4_cute.launch_table import NUM_COLUMNS, Header
 from ..common.launch_args import read_groups, read_operands, read_outputs
 from ..common.operand_maps import Descriptors, prefetch_descriptors
 from ..common.output_table import OutputTable
-from ..common.ring import CONSUMER_PHASE, Ring, init_ring
+from ..common.ring import CONSUMER_PHASE, Ring, init_ring, init_ring_by_lanes
 from ..common.warp_schedule import WARP_SIZE, WarpSchedule
-from .epilogue import EpilogueArgs, run_epilogue
+from .epilogue import TMEM_ALIGN, EpilogueArgs, run_epilogue
 from .load import Buffers, LoadArgs, run_load
 from .mma import MmaArgs, run_mma
 from .operands import make_boxes
@@ -52,12 +52,12 @@ from .split_k import Exchange
 START_BARRIER_ID = 1
 # LOAD knows from this that its ring has barriers.
 RING_BARRIER_ID = 2
+# The epilogue knows from this that LOAD has asked for the first K tiles: it keeps that from issuing instructions.
+BEGUN_BARRIER_ID = 3
 # A tile in the 128-byte swizzle repeats every 1024 bytes.
 OPERAND_ALIGN_BYTES = 1024
 # A warp's chunks of sums fill whole rows of banks.
 EXCHANGE_ALIGN_BYTES = 128
-# Of tensor-memory addresses, as CuTe counts it.
-TMEM_ALIGN = 16
 
 
 class GroupedGemmSm100:
@@ -208,14 +208,12 @@ class GroupedGemmSm100:
         if warp_idx == maps_warp_id:
             prefetch_descriptors(descriptors)
         if warp_idx == ring_warp_id:
-            with cute.arch.elect_one():
-                init_ring(ab, 1, 1)
-                cute.arch.mbarrier_init_fence()
+            init_ring_by_lanes(ab, 1, 1)
             if cutlass.const_expr(num_cta == 1):
                 cute.arch.barrier_arrive(barrier_id=RING_BARRIER_ID, number_of_threads=2 * WARP_SIZE)
         if warp_idx == schedule.mma_warp_id:
+            init_ring_by_lanes(acc, 1, num_epilogue_warps)
             with cute.arch.elect_one():
-                init_ring(acc, 1, num_epilogue_warps)
                 cute.arch.mbarrier_init(tmem_unused, num_epilogue_warps)
                 cute.arch.mbarrier_init_fence()
         if cutlass.const_expr(config.split_k > 1):
@@ -248,6 +246,8 @@ class GroupedGemmSm100:
                     ab=ab,
                     chain=chain,
                     ring_barrier_id=RING_BARRIER_ID,
+                    begun_barrier_id=BEGUN_BARRIER_ID,
+                    begun_threads=WARP_SIZE * (1 + len(schedule.epilogue_warp_ids)),
                 ),
                 first_tile,
                 stride,
@@ -281,12 +281,16 @@ class GroupedGemmSm100:
         if warp_idx < schedule.mma_warp_id:
             self._wait_for_start()
             cute.arch.griddepcontrol_wait()
+            cute.arch.barrier(
+                barrier_id=BEGUN_BARRIER_ID,
+                number_of_threads=WARP_SIZE * (1 + len(schedule.epilogue_warp_ids)),
+            )
             if cutlass.const_expr(config.split_k > 1):
                 # The other CTAs of the cluster have their barriers.
                 cute.arch.cluster_wait()
             run_epilogue(
                 EpilogueArgs(
-                    tmem_ptr=cute.arch.retrieve_tmem_ptr(Float32, TMEM_ALIGN, tmem_address),
+                    tmem_address=tmem_address,
                     tmem=self.tmem,
                     outputs=outputs,
                     out_dtype=self.out_dtype,

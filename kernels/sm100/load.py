@@ -54,6 +54,7 @@ class LoadArgs:
         cta_rank: which CTA of the pair this is.
         chain: ``common.chain.Chain`` where every group's ``a`` is the result of the one before; None otherwise.
         ring_barrier_id: named barrier where the warp that makes the ring's barriers arrives; not of a pair.
+        begun_barrier_id, begun_threads: of the named barrier where this warp arrives when it has asked for what the ring holds.
     """
 
     descriptors: Descriptors
@@ -65,6 +66,8 @@ class LoadArgs:
     ab: Ring
     chain: object | None
     ring_barrier_id: int
+    begun_barrier_id: int
+    begun_threads: int
 
 
 @cute.jit
@@ -74,19 +77,10 @@ def run_load(args: LoadArgs, first_tile: Int32, stride: Int32):
     The first tile's coordinates and tensor maps are parameters alone: they are found before anything is waited for.
     """
     ab, config, groups = args.ab, args.config, args.groups
-    num_cta, rank = config.num_mma_cta, args.cta_rank
-    boxes, smem, buffers = make_boxes(config), args.smem, args.buffers
-    k_blocks = boxes.sf_m[0]
-    policy_m, policy_n = cache_policies(config.swap_ab)
-    # This CTA's half of the N side's scales goes to both CTAs of the pair: half of the K blocks, or of the row blocks.
-    split_k_blocks = boxes.sf_n[0] < k_blocks
-    sf_n_offset = rank * (boxes.sf_n[0] * boxes.sf_n[1] * SF_BLOCK_BYTES)
-    mcast_mask = Int32(PAIR_MASK) if num_cta == 2 else None
-    prefetches, k_ahead = fetches_ahead(config, smem), PREFETCH_K_TILES * config.cta_tile_shape_mnk[2]
-    stage, phase, num_unused = Int32(0), Int32(PRODUCER_PHASE), Int32(ab.num_stages)
+    stage, phase = Int32(0), Int32(PRODUCER_PHASE)
     cursor = groups.first_cursor(first_tile, config.work_tile_mnk)
     place = _locate(args, cursor)
-    if cutlass.const_expr(num_cta == 2):
+    if cutlass.const_expr(config.num_mma_cta == 2):
         if groups.has_tile(cursor):
             _prefetch_first(args, place)
         # The leader's barriers count this CTA's bytes, and multicasts reach the peer.
@@ -96,59 +90,100 @@ def run_load(args: LoadArgs, first_tile: Int32, stride: Int32):
         cute.arch.barrier(barrier_id=args.ring_barrier_id, number_of_threads=2 * WARP_SIZE)
     # What the previous kernel wrote is there from here on.
     cute.arch.griddepcontrol_wait()
-    while groups.has_tile(cursor):
-        slot, k_tile_cnt, row_m, row_n, block_m, block_n, batch_m, batch_n, *rest = place
-        due_m, due_n, step_m, step_n, *addresses = rest
-        desc_m, desc_sf_m = addresses[: smem.num_m], addresses[smem.num_m : 2 * smem.num_m]
-        desc_n, desc_sf_n = addresses[2 * smem.num_m : -smem.num_n], addresses[-smem.num_n :]
+    # A stage that was never filled is empty.
+    num_begun = Int32(0)
+    if groups.has_tile(cursor):
+        _, k_tile_cnt = k_share(place[1], config.split_k)
+        num_begun = cutlass.min(k_tile_cnt, ab.num_stages)
         if cutlass.const_expr(args.chain is not None):
-            args.chain.wait_for_layer_before(slot)
-        first_k_tile, k_tile_cnt = k_share(k_tile_cnt, config.split_k)
-        for k_tile_idx in cutlass.range(first_k_tile, first_k_tile + k_tile_cnt, unroll=1):
-            full = ab.full(stage)
-            k, k_block = k_tile_idx * config.cta_tile_shape_mnk[2], k_tile_idx * k_blocks
-            k_block_n = k_block + rank * boxes.sf_n[0] if split_k_blocks else k_block
-            # A stage that was never filled is empty.
-            if num_unused == 0:
-                cute.arch.mbarrier_wait(ab.empty(stage), phase)
-            num_unused = cutlass.max(num_unused - 1, 0)
-            with cute.arch.elect_one():
-                if rank == 0:
-                    cute.arch.mbarrier_arrive_and_expect_tx(full, num_cta * smem.stage_bytes)
-                barrier = full.toint()
-                coords = (k, row_m, batch_m)
-                for i in cutlass.range_constexpr(smem.num_m):
-                    at = buffers.m[i] + stage * smem.a_stage_bytes
-                    tma_load(at, desc_m[i], coords, barrier, policy_m, num_cta)
-                coords = (k, row_n, batch_n)
-                for i in cutlass.range_constexpr(smem.num_n):
-                    at = buffers.n[i] + stage * smem.b_stage_bytes
-                    tma_load(at, desc_n[i], coords, barrier, policy_n, num_cta)
-                coords = (0, k_block, block_m, batch_m)
-                for i in cutlass.range_constexpr(smem.num_m):
-                    at = buffers.sf_m[i] + stage * smem.sfa_stage_bytes
-                    tma_load(at, desc_sf_m[i], coords, barrier, policy_m, num_cta)
-                coords = (0, k_block_n, block_n, batch_n)
-                for i in cutlass.range_constexpr(smem.num_n):
-                    at = buffers.sf_n[i] + stage * smem.sfb_stage_bytes + sf_n_offset
-                    tma_load(at, desc_sf_n[i], coords, barrier, policy_n, num_cta, mcast_mask)
-            if cutlass.const_expr(prefetches):
-                due = k_tile_idx - first_k_tile + PREFETCH_K_TILES
-                later, later_block = k + k_ahead, k_block + PREFETCH_K_TILES * k_blocks
-                later_block_n = k_block_n + PREFETCH_K_TILES * k_blocks
-                if due < k_tile_cnt and due == due_m:
-                    _prefetch(desc_m, (later, row_m, batch_m), policy_m)
-                    _prefetch(desc_sf_m, (0, later_block, block_m, batch_m), policy_m)
-                    due_m += step_m
-                if due < k_tile_cnt and due == due_n:
-                    _prefetch(desc_n, (later, row_n, batch_n), policy_n)
-                    _prefetch(desc_sf_n, (0, later_block_n, block_n, batch_n), policy_n)
-                    due_n += step_n
-            stage, phase = next_stage(ab, stage, phase)
+            args.chain.wait_for_layer_before(place[0])
+        place, stage, phase = _load_k_tiles(args, place, (Int32(0), num_begun), (stage, phase), False)
+    cute.arch.barrier_arrive(barrier_id=args.begun_barrier_id, number_of_threads=args.begun_threads)
+    while groups.has_tile(cursor):
+        _, k_tile_cnt = k_share(place[1], config.split_k)
+        if cutlass.const_expr(args.chain is not None):
+            args.chain.wait_for_layer_before(place[0])
+        place, stage, phase = _load_k_tiles(args, place, (num_begun, k_tile_cnt), (stage, phase), True)
+        num_begun = Int32(0)
         cursor = groups.next_cursor(cursor, stride, config.work_tile_mnk)
         place = _locate(args, cursor)
     # Leave only after the MMA has released every stage: its arrivals must not reach a CTA that has exited.
     wait_until_empty(ab, stage, phase)
+
+
+@cute.jit
+def _load_k_tiles(
+    args: LoadArgs, place: tuple, k_tiles: tuple, ring_place: tuple, waits: cutlass.Constexpr
+) -> tuple:
+    """Load some of the K tiles of this CTA's share of a tile.
+
+    Args:
+        place: of the tile (``_locate``).
+        k_tiles: the first of them, and the first behind them.
+        ring_place: stage and phase of the first.
+        waits: whether stages may be full.
+
+    Returns: ``place`` with the turns that follow, stage and phase.
+    """
+    ab, config, smem, buffers = args.ab, args.config, args.smem, args.buffers
+    num_cta, rank, boxes = config.num_mma_cta, args.cta_rank, make_boxes(args.config)
+    k_blocks = boxes.sf_m[0]
+    policy_m, policy_n = cache_policies(config.swap_ab)
+    # This CTA's half of the N side's scales goes to both CTAs of the pair: half of the K blocks, or of the row blocks.
+    split_k_blocks = boxes.sf_n[0] < k_blocks
+    sf_n_offset = rank * (boxes.sf_n[0] * boxes.sf_n[1] * SF_BLOCK_BYTES)
+    mcast_mask = Int32(PAIR_MASK) if num_cta == 2 else None
+    prefetches, k_ahead = fetches_ahead(config, smem), PREFETCH_K_TILES * config.cta_tile_shape_mnk[2]
+    slot, all_k_tiles, row_m, row_n, block_m, block_n, batch_m, batch_n, *rest = place
+    due_m, due_n, step_m, step_n, *addresses = rest
+    desc_m, desc_sf_m = addresses[: smem.num_m], addresses[smem.num_m : 2 * smem.num_m]
+    desc_n, desc_sf_n = addresses[2 * smem.num_m : -smem.num_n], addresses[-smem.num_n :]
+    first_k_tile, k_tile_cnt = k_share(all_k_tiles, config.split_k)
+    stage, phase = ring_place
+    begin, end = k_tiles
+    for i in cutlass.range(begin, end, unroll=1):
+        k_tile_idx = first_k_tile + i
+        full = ab.full(stage)
+        k, k_block = k_tile_idx * config.cta_tile_shape_mnk[2], k_tile_idx * k_blocks
+        k_block_n = k_block + rank * boxes.sf_n[0] if split_k_blocks else k_block
+        if cutlass.const_expr(waits):
+            cute.arch.mbarrier_wait(ab.empty(stage), phase)
+        with cute.arch.elect_one():
+            if rank == 0:
+                cute.arch.mbarrier_arrive_and_expect_tx(full, num_cta * smem.stage_bytes)
+            barrier = full.toint()
+            coords = (k, row_m, batch_m)
+            for j in cutlass.range_constexpr(smem.num_m):
+                at = buffers.m[j] + stage * smem.a_stage_bytes
+                tma_load(at, desc_m[j], coords, barrier, policy_m, num_cta)
+            coords = (k, row_n, batch_n)
+            for j in cutlass.range_constexpr(smem.num_n):
+                at = buffers.n[j] + stage * smem.b_stage_bytes
+                tma_load(at, desc_n[j], coords, barrier, policy_n, num_cta)
+            coords = (0, k_block, block_m, batch_m)
+            for j in cutlass.range_constexpr(smem.num_m):
+                at = buffers.sf_m[j] + stage * smem.sfa_stage_bytes
+                tma_load(at, desc_sf_m[j], coords, barrier, policy_m, num_cta)
+            coords = (0, k_block_n, block_n, batch_n)
+            for j in cutlass.range_constexpr(smem.num_n):
+                at = buffers.sf_n[j] + stage * smem.sfb_stage_bytes + sf_n_offset
+                tma_load(at, desc_sf_n[j], coords, barrier, policy_n, num_cta, mcast_mask)
+        if cutlass.const_expr(prefetches):
+            due = i + PREFETCH_K_TILES
+            later, later_block = k + k_ahead, k_block + PREFETCH_K_TILES * k_blocks
+            later_block_n = k_block_n + PREFETCH_K_TILES * k_blocks
+            if due < k_tile_cnt and due == due_m:
+                _prefetch(desc_m, (later, row_m, batch_m), policy_m)
+                _prefetch(desc_sf_m, (0, later_block, block_m, batch_m), policy_m)
+                due_m += step_m
+            if due < k_tile_cnt and due == due_n:
+                _prefetch(desc_n, (later, row_n, batch_n), policy_n)
+                _prefetch(desc_sf_n, (0, later_block_n, block_n, batch_n), policy_n)
+                due_n += step_n
+        stage, phase = next_stage(ab, stage, phase)
+    turns = (due_m, due_n, step_m, step_n)
+    coordinates = (row_m, row_n, block_m, block_n, batch_m, batch_n)
+    return (slot, all_k_tiles, *coordinates, *turns, *addresses), stage, phase
 
 
 @cute.jit

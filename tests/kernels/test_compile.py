@@ -37,9 +37,10 @@ def test_descriptors_are_kernel_parameters(num_groups):
     assert set(re.findall(r"\S*tensormap\S*", kernel.ptx)) == {"prefetch.tensormap"}
 
 
-def test_one_tma_an_operand_whatever_the_group_count():
+def test_two_tma_an_operand_whatever_the_group_count():
+    """One of the first K tiles, whose stages are empty, and one of the others."""
     for num_groups in (1, 8):
-        assert len(re.findall(r"cp\.async\.bulk\.tensor", compiled(num_groups=num_groups).ptx)) == 4
+        assert len(re.findall(r"cp\.async\.bulk\.tensor", compiled(num_groups=num_groups).ptx)) == 2 * 4
 
 
 def test_the_block_scaled_mma_is_used():
@@ -61,15 +62,19 @@ def test_nothing_is_read_before_the_previous_kernel_has_ended():
     assert not re.search(r"(ld|st)\.global", ptx[:epilogue])
 
 
-def test_the_next_slice_is_read_while_one_is_converted():
-    """One read before the loop over slices; in it the wait, the next read, and then what is done with the slice.
+def test_the_next_slices_are_read_while_one_is_stored():
+    """Two reads before the loop over pairs of slices; in it the wait, the first slice's stores, the next two reads, and the
+    second one's stores.
 
-    After the pass over nothing, with which the first tile's loop begins, that tile's first read.
+    After the pass over nothing, with which the first tile's loop begins, that tile's first reads.
     """
     ptx = compiled().ptx
     events = re.findall(r"tcgen05\.ld\.|tcgen05\.wait::ld|st\.global", ptx)
-    reads = ["tcgen05.ld.", "tcgen05.wait::ld", "tcgen05.ld."]
-    assert events[:3] == reads and set(events[3:-1]) == {"st.global"} and events[-1] == "tcgen05.ld."
+    reads, stores = ["tcgen05.ld."] * 2, {"st.global"}
+    second = events.index("tcgen05.ld.", 2)
+    assert events[:3] == [*reads, "tcgen05.wait::ld"] and set(events[3:second]) == stores
+    assert events[second : second + 2] == reads and set(events[second + 2 : -2]) == stores
+    assert events[-2:] == reads
 
 
 def test_pipeline_state_survives_the_tile_loop():
