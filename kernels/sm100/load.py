@@ -54,7 +54,8 @@ class LoadArgs:
         cta_rank: which CTA of the pair this is.
         chain: ``common.chain.Chain`` where every group's ``a`` is the result of the one before; None otherwise.
         ring_barrier_id: named barrier where the warp that makes the ring's barriers arrives; not of a pair.
-        begun_barrier_id, begun_threads: of the named barrier where this warp arrives when it has asked for what the ring holds.
+        begun_barrier_id, begun_threads: of the named barrier where this warp arrives when it has asked for what the ring holds;
+            None for none.
     """
 
     descriptors: Descriptors
@@ -66,7 +67,7 @@ class LoadArgs:
     ab: Ring
     chain: object | None
     ring_barrier_id: int
-    begun_barrier_id: int
+    begun_barrier_id: int | None
     begun_threads: int
 
 
@@ -98,7 +99,8 @@ def run_load(args: LoadArgs, first_tile: Int32, stride: Int32):
         if cutlass.const_expr(args.chain is not None):
             args.chain.wait_for_layer_before(place[0])
         place, stage, phase = _load_k_tiles(args, place, (Int32(0), num_begun), (stage, phase), False)
-    cute.arch.barrier_arrive(barrier_id=args.begun_barrier_id, number_of_threads=args.begun_threads)
+    if cutlass.const_expr(args.begun_barrier_id is not None):
+        cute.arch.barrier_arrive(barrier_id=args.begun_barrier_id, number_of_threads=args.begun_threads)
     while groups.has_tile(cursor):
         _, k_tile_cnt = k_share(place[1], config.split_k)
         if cutlass.const_expr(args.chain is not None):
