@@ -89,8 +89,8 @@ fp16, random normal operands.
 `grouped_gemm` for sm_90a on random bits: NVFP4 decoded in registers, so that computing and not the matrix pipe bounds it. Tile
 as the kernel chooses unless the case names its tokens. Of CTAs that do alike work one was executed on the emulator. All of it
 with the kernel's code of 2026-11-21. Since then its roles, tiles and the order of its tiles have changed, and the model is
-further off: cases 2 and 3 take 34.72 and 18.98 us (`bench/results/h200.md`) and are modelled at 30.01 and 15.40. What the
-assembler adds to PTX, moves to uniform registers in front of each wgmma for one, is not seen.
+further off: where it decodes tokens by itself, cases 2 and 3 take 35.57 and 19.42 us (`bench/results/h200.md`) and are modelled
+at 30.09 and 15.49. What the assembler adds to PTX, moves to uniform registers in front of each wgmma for one, is not seen.
 
 {own}
 

@@ -82,7 +82,6 @@ def test_times_are_those_of_the_committed_results():
     pages = {name: (ROOT / "bench" / "results" / f"{name}.md").read_text() for name in ("b200", "h200")}
     shown = [line.split("|")[1:7] for line in README.splitlines() if re.match(r"\| case \d:", line)]
     assert len(shown) == 4
-    measured = [row[4].strip() for row in shown]
     for case, floor, modelled, published, here, bf16 in ([cell.strip() for cell in row] for row in shown):
         name = case.split(":")[0]
         b200, h200 = (
@@ -95,10 +94,10 @@ def test_times_are_those_of_the_committed_results():
         assert float(b200[11]) == pytest.approx(float(published), abs=0.006)
         assert h200[6] == here and f"nvfp4_group_gemm {name} {bf16};" in pages["h200"]
     model = (ROOT / "bench/results/timing_model.md").read_text()
-    later = re.search(r"take ([\d.]+) and ([\d.]+) us .*modelled at ([\d.]+) and ([\d.]+)\.", model, re.S)
+    later = re.search(r"take ([\d.]+) and ([\d.]+) us .*modelled\sat ([\d.]+) and ([\d.]+)\.", model, re.S)
     assert later
     took, modelled_at = ([float(us) for us in pair] for pair in (later.groups()[:2], later.groups()[2:]))
-    assert [f"{us:.2f}" for us in took] == measured[2:]
+    assert f"case 2 {took[0]:.2f}, case 3 {took[1]:.2f}," in pages["h200"]
     off = [round(100 * (1 - m / t)) for m, t in zip(modelled_at, took, strict=True)]
     assert f"modelled {off[0]} and {off[1]} % too fast in cases 2 and 3" in " ".join(README.split())
     stated = re.search(r"Median error ([\d.]+ %), worst ([\d.]+ %)", model)
