@@ -22,8 +22,8 @@ class KernelConfig:
         split_k: CTAs of a cluster that share the K tiles of a work tile and add up their sums.
         decode_first: tokens are decoded once, into device memory, by a launch before; then two CTAs with neighbouring rows
             of ``b`` share what they load of them (sm_90a).
-        stream_k: K tiles of all work tiles are dealt evenly, whole tiles are not; where clusters share a tile, one of them
-            adds up what the others leave in device memory (sm_90a, with ``decode_first``).
+        deal_k: stream-K: K tiles of all work tiles are dealt evenly, whole tiles are not; where clusters share a tile, one
+            of them adds up what the others leave in device memory (sm_90a, with ``decode_first``).
 
     Which values an architecture can build is decided by ``arch.<name>.unsupported_reason``.
     """
@@ -36,7 +36,7 @@ class KernelConfig:
     swap_ab: bool = False
     split_k: int = 1
     decode_first: bool = False
-    stream_k: bool = False
+    deal_k: bool = False
 
     @property
     def num_mma_cta(self) -> int:
@@ -64,7 +64,7 @@ class KernelConfig:
         """Readable name, for example ``t128x128x256_s6a2_2cta_swap_p148``; ``s0`` stands for as many as fit."""
         m, n, k = self.cta_tile_shape_mnk
         pair, swap = "_2cta" if self.use_2cta_instrs else "", "_swap" if self.swap_ab else ""
-        first = "_pre" * self.decode_first + "_sk" * self.stream_k
+        first = "_pre" * self.decode_first + "_sk" * self.deal_k
         split = f"_k{self.split_k}" if self.split_k > 1 else ""
         width = "" if self.num_cta is None else f"_p{self.num_cta}"
         return f"t{m}x{n}x{k}_s{self.num_ab_stage or 0}a{self.num_acc_stage}{pair}{swap}{first}{split}{width}"
@@ -78,7 +78,7 @@ class KernelConfig:
                 f"config name {name!r} is not of the form t<M>x<N>x<K>_s<stages>a<stages>[_2cta][_swap][_pre][_sk]"
                 "[_k<parts>][_p<CTAs>]"
             )
-        m, n, k, ab, acc, pair, swap, first, stream, split, cta = match.groups()
+        m, n, k, ab, acc, pair, swap, first, deal, split, cta = match.groups()
         return cls(
             (int(m), int(n), int(k)),
             int(ab) or None,
@@ -88,7 +88,7 @@ class KernelConfig:
             swap_ab=swap is not None,
             split_k=int(split or 1),
             decode_first=first is not None,
-            stream_k=stream is not None,
+            deal_k=deal is not None,
         )
 
 

@@ -188,9 +188,9 @@ def make_plan(
     chosen_for = replace(problem, sizes=problem.sizes[:1]) if problem.is_chain else problem
     config = config or choose_config(chosen_for, arch, sm_count)
     key = KernelKey.of(arch, config, problem)
-    if config.stream_k and sm90.stream_work(problem.sizes, config) > INT32_MAX:
+    if config.deal_k and sm90.stream_work(problem.sizes, config) > INT32_MAX:
         raise UnsupportedProblem(
-            f"sizes {problem.sizes[0]}, ...: stream_k counts K tiles in 32 bits, these are too many; use stream_k=False"
+            f"sizes {problem.sizes[0]}, ...: deal_k counts K tiles in 32 bits, these are too many; use deal_k=False"
         )
     num_clusters = (config.num_cta or sm_count * ctas_per_sm(arch, config)) // config.cluster_size
     schedule = make_schedule(problem.sizes, config.work_tile_mnk, num_clusters, config.split_k)
@@ -198,7 +198,7 @@ def make_plan(
         problem,
         schedule,
         get_kernel(key, for_emulator=for_emulator),
-        num_clusters if config.stream_k else schedule.num_cta,
+        num_clusters if config.deal_k else schedule.num_cta,
     )
 
 

@@ -13,7 +13,7 @@ CONFIGS = [
     KernelConfig(use_2cta_instrs=True),
     KernelConfig(swap_ab=True, num_cta=64),
     KernelConfig(swap_ab=True, decode_first=True, num_cta=64),
-    KernelConfig(swap_ab=True, decode_first=True, stream_k=True),
+    KernelConfig(swap_ab=True, decode_first=True, deal_k=True),
     KernelConfig(cta_tile_shape_mnk=(128, 256, 256), use_2cta_instrs=True, swap_ab=True, num_cta=128),
 ]
 

@@ -133,7 +133,7 @@ class GroupedGemmSm90:
             decoded = decoded_views(views_n[0], workspace + flag_bytes + sum_bytes)
             flags = Flags(workspace, Int32(flag_bytes // HANDOVER_FLAG_BYTES))
             DecodeTokens(self.form, f"decode_tokens_{self.name}")(groups, views_n[0], decoded, flags, queue)
-            if cutlass.const_expr(self.config.stream_k):
+            if cutlass.const_expr(self.config.deal_k):
                 groups = groups_by_work(groups, self.config)
             descriptors = replace(
                 Descriptors.encode(views_m, [], boxes),

@@ -98,7 +98,7 @@ def run_math(args: MathArgs):
         stage, phase, in_stage, in_phase = _accumulate(
             args, acc, rows, tokens_multiplied(tile, tile_m), part.count, stage, phase, in_stage, in_phase
         )
-        if cutlass.const_expr(args.config.stream_k):
+        if cutlass.const_expr(args.config.deal_k):
             if part.count > 0:
                 if part.first > 0:
                     send(args.handover, acc)

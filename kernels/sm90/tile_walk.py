@@ -57,7 +57,7 @@ class TilePart:
 @cute.jit
 def start_walk(groups: object, config: cutlass.Constexpr[KernelConfig]) -> tuple:
     """Cursor of the first tile of the CTA, or of the CTAs that share its tiles, and the way on."""
-    if cutlass.const_expr(config.stream_k):
+    if cutlass.const_expr(config.deal_k):
         return EvenWalk.start(groups, config)
     size = config.cluster_size
     cta, num_cta = cute.arch.block_idx()[0] // size, cute.arch.grid_dim()[0] // size
@@ -69,7 +69,7 @@ def part_of_cta(
     groups: object, cursor: tuple, walk: object, config: cutlass.Constexpr[KernelConfig]
 ) -> tuple:
     """What this CTA computes of the tile at the cursor, and the way to the next tile."""
-    if cutlass.const_expr(config.stream_k):
+    if cutlass.const_expr(config.deal_k):
         placed = place_at(groups, cursor, config)
         tile, first = placed.tile, placed.k_tile(cursor[0])
         count, walk = placed.k_tile(walk.end) - first, replace(walk, step=placed.end - cursor[0])

@@ -16,7 +16,7 @@ TENSOR_MAP_BYTES = 128
 INTERLEAVE = {"interleaved_64_up_first": 64, "interleaved_32_gate_first": 32}
 # Why most families refuse ``decode_first``.
 DECODED_BY_THE_MMA = (
-    "decode_first, stream_k: MMAs take NVFP4 as it is, nothing has to be decoded before; leave both False"
+    "decode_first, deal_k: MMAs take NVFP4 as it is, nothing has to be decoded before; leave both False"
 )
 # What every launch passes besides: the MMA's flags, coordinate shapes, tile count, alpha, and alignment.
 PARAM_BYTES_FIXED = 256

@@ -266,7 +266,7 @@ def resolve(config: KernelConfig, num_b: int = 1) -> KernelConfig:
 
 def unsupported_reason(config: KernelConfig, num_b: int = 1) -> str | None:
     """Why this family cannot build ``config``, with the nearest legal value; None where it can."""
-    if config.decode_first or config.stream_k:
+    if config.decode_first or config.deal_k:
         return DECODED_BY_THE_MMA
     m, n, k = config.cta_tile_shape_mnk
     if config.use_2cta_instrs:

@@ -37,7 +37,7 @@ LEAST_TOKENS, TOKEN_STEP = 32, 32
 PAIR_TOKEN_STEP = 16
 # Tokens of a copy: whole swizzle atoms.
 TOKEN_BOXES = (8, 16, 32)
-# Tokens of the tiles that are tried with ``decode_first``, without ``stream_k`` and with it.
+# Tokens of the tiles that are tried with ``decode_first``, without ``deal_k`` and with it.
 DECODE_FIRST_TOKENS, STREAM_K_TOKENS = (96, 128, 256), (32, 64, 128, 256)
 # What ``choose`` chooses from. Where weights are interleaved a tile has as many rows, of both.
 CANDIDATES = tuple(
@@ -50,9 +50,9 @@ CANDIDATES = tuple(
         DEFAULT_CONFIG,
         cta_tile_shape_mnk=(TILE_WEIGHTS, tokens, TILE_K),
         decode_first=True,
-        stream_k=stream_k,
+        deal_k=deal_k,
     )
-    for stream_k, choices in ((False, DECODE_FIRST_TOKENS), (True, STREAM_K_TOKENS))
+    for deal_k, choices in ((False, DECODE_FIRST_TOKENS), (True, STREAM_K_TOKENS))
     for tokens in choices
 )
 # The same for dual GEMMs with separate weights: half a tile is of one operand, half of the other.
@@ -201,7 +201,7 @@ def smem_plan(config: KernelConfig, num_b: int = 1) -> SmemPlan:
 
 def handover_bytes(config: KernelConfig, num_cta):
     """Bytes of flags, and of sums behind them, where clusters share tiles. num_cta: of the launch, an integer of any kind."""
-    if not config.stream_k:
+    if not config.deal_k:
         return 0, 0
     sums = config.work_tile_mnk[0] * TILE_WEIGHTS * FP32_BYTES
     return num_cta * (HANDOVER_WARPS * HANDOVER_FLAG_BYTES), num_cta * sums
@@ -254,8 +254,7 @@ def choose(
     fitting = (
         config
         for config in tried
-        if config.work_tile_mnk[0] <= widest
-        and not (config.stream_k and stream_work(live, config) > INT32_MAX)
+        if config.work_tile_mnk[0] <= widest and not (config.deal_k and stream_work(live, config) > INT32_MAX)
     )
     return min(fitting, key=lambda config: _modelled_us(live, config, num_sms))
 
@@ -274,7 +273,7 @@ def _modelled_us(live: list[tuple[int, int, int]], config: KernelConfig, num_sms
         k_tiles = -(-k // (TILE_K * split))
         tiles += [tile_us + k_tiles * _k_tile_us(config, count) for count in rows] * -(-n // tile_weights)
     workers = num_sms * ctas_per_sm(config) // config.cluster_size
-    if config.stream_k:
+    if config.deal_k:
         factor = STREAM_FACTOR if len(live) == 1 else STREAM_OF_GROUPS_FACTOR
         return US_PER_DECODING + US_PER_STREAM + factor * sum(tiles) / workers
     # To and fro, as ``kernels.sm90.tile_walk`` takes them.
@@ -325,8 +324,8 @@ def unsupported_reason(config: KernelConfig, num_b: int = 1) -> str | None:
             f"decode_first with N tile {n}: each CTA of a pair loads half of the tokens, whole swizzle atoms of 8 rows, and "
             f"tiles of less than {LEAST_TOKENS} are not built; use N tile {nearest}"
         )
-    if config.stream_k and not config.decode_first:
-        return "stream_k without decode_first: sums go through memory that a launch before prepares; use stream_k=False"
+    if config.deal_k and not config.decode_first:
+        return "deal_k without decode_first: sums go through memory that a launch before prepares; use deal_k=False"
     if config.decode_first and config.split_k > 1:
         return (
             f"decode_first with split_k={config.split_k}: clusters are pairs that share tokens; use split_k=1"

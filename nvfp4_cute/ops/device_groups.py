@@ -209,7 +209,7 @@ class DeviceGroupsTask:
         """Persistent CTAs: one an SM, and no more than there can be tiles, unless K tiles are dealt."""
         config = self.config
         num_clusters = (config.num_cta or self.max_cta) // config.cluster_size
-        if config.stream_k:
+        if config.deal_k:
             return num_clusters * config.cluster_size
         batches, rows, _ = self.a.shape
         num_groups, n, _ = self.b.shape

@@ -64,7 +64,7 @@ def test_list(chosen, mode):
 
 
 def stream(tokens, **settings):
-    return first(tokens, stream_k=True, **settings)
+    return first(tokens, deal_k=True, **settings)
 
 
 @pytest.mark.parametrize(
@@ -107,7 +107,7 @@ def test_clusters_that_share_tiles_of_sizes_on_the_device(form, chosen, mode):
 
 def test_more_work_than_is_counted_is_refused():
     problem = GroupedProblem(((1 << 20, 1 << 20, 1 << 20),), "list", torch.float16, False)
-    with pytest.raises(UnsupportedProblem, match="use stream_k=False"):
+    with pytest.raises(UnsupportedProblem, match="use deal_k=False"):
         make_plan(problem, "sm_90a", 132, stream(256))
 
 
@@ -229,7 +229,7 @@ def test_machine_code(tokens, form):
 @pytest.mark.slow
 @pytest.mark.parametrize("tokens", [32, 64, 128, 256])
 @pytest.mark.parametrize("form", ["list", "ragged"])
-def test_machine_code_of_stream_k(tokens, form):
+def test_machine_code_of_deal_k(tokens, form):
     """No spills; flags are touched only behind the launch before, which clears them."""
     kernel = get_kernel(KernelKey.make("sm_90a", stream(tokens), 2, torch.float16, True, form))
     assert kernel.resources.stack_bytes == 0
@@ -240,7 +240,7 @@ def test_machine_code_of_stream_k(tokens, form):
 @pytest.mark.parametrize(
     "chosen, fix",
     [
-        (config(64, stream_k=True), "use stream_k=False"),
+        (config(64, deal_k=True), "use deal_k=False"),
         (first(16), "use N tile 32"),
         (first(40), "use N tile 48"),
         (first(64, split_k=2), "use split_k=1"),
@@ -256,7 +256,7 @@ def test_a_refused_config_says_why(chosen, fix):
 
 @pytest.mark.parametrize("arch", [arch for arch in ARCHS if arch not in sm90.ARCHS])
 def test_where_nothing_is_decoded_it_is_refused(arch):
-    with pytest.raises(ConfigError, match="decode_first, stream_k: .* leave both False"):
+    with pytest.raises(ConfigError, match="decode_first, deal_k: .* leave both False"):
         KernelKey.make(arch, KernelConfig((128, 128, 256), decode_first=True), 1, torch.float16, False)
 
 
@@ -265,20 +265,20 @@ GPU = pytest.mark.gpu("sm_90a")
 
 @GPU
 @pytest.mark.parametrize("tokens", [32, 48, 64, 96, 128, 160, 192, 240, 256])
-@pytest.mark.parametrize("stream_k", [False, True])
-def test_list_on_the_gpu(tokens, stream_k):
-    case = LONG if stream_k else LIST
+@pytest.mark.parametrize("deal_k", [False, True])
+def test_list_on_the_gpu(tokens, deal_k):
+    case = LONG if deal_k else LIST
     operands = cases.make_operands(case)
-    actual = run(case, operands, "cuda", first(tokens, stream_k=stream_k))
+    actual = run(case, operands, "cuda", first(tokens, deal_k=deal_k))
     for got, want in zip(actual, run(case, operands, "reference"), strict=True):
         assert_bitwise_equal(got, want)
 
 
 @GPU
 @pytest.mark.parametrize("tokens", [64, 128, 256])
-@pytest.mark.parametrize("stream_k", [False, True])
-def test_every_launch_gives_the_same_bits_on_the_gpu(tokens, stream_k):
-    assert_same_bits_in_every_launch(first(tokens, stream_k=stream_k))
+@pytest.mark.parametrize("deal_k", [False, True])
+def test_every_launch_gives_the_same_bits_on_the_gpu(tokens, deal_k):
+    assert_same_bits_in_every_launch(first(tokens, deal_k=deal_k))
 
 
 def on_gpu(arguments):
