@@ -37,9 +37,9 @@ def run(case, operands, backend, chosen=None):
     return [t.cpu() for t in out]
 
 
-def assert_sizes_on_the_device_match(form, chosen, mode):
+def assert_sizes_on_the_device_match(form, chosen, mode, k=320):
     """Ragged or masked groups of ``ROWS``: the emulated kernel's bits are the reference's."""
-    arguments = device_groups_check.operands(form, ROWS, n=200, k=320, slack=9)
+    arguments = device_groups_check.operands(form, ROWS, n=200, k=k, slack=9)
     expected = device_groups_check.run(arguments, "reference")
     with observe(mode=mode, check=True):
         actual = device_groups_check.run(arguments, EMULATED, config=chosen)

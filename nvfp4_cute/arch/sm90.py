@@ -321,7 +321,7 @@ def unsupported_reason(config: KernelConfig, num_b: int = 1) -> str | None:
     if config.decode_first and (n < LEAST_TOKENS or n % PAIR_TOKEN_STEP):
         nearest = max(-(-n // PAIR_TOKEN_STEP) * PAIR_TOKEN_STEP, LEAST_TOKENS)
         return (
-            f"decode_first with N tile {n}: each CTA of a pair loads half of the tokens, whole swizzle atoms of 8 rows, and "
+            f"decode_first with N tile {n}: the CTAs of a pair take turns in loading whole swizzle atoms of 8 tokens, and "
             f"tiles of less than {LEAST_TOKENS} are not built; use N tile {nearest}"
         )
     if config.deal_k and not config.decode_first:

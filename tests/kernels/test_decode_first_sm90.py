@@ -98,11 +98,7 @@ def test_clusters_that_share_tiles(chosen, mode, monkeypatch):
     ids=str,
 )
 def test_clusters_that_share_tiles_of_sizes_on_the_device(form, chosen, mode):
-    arguments = device_groups_check.operands(form, ROWS, n=200, k=1280, slack=9)
-    expected = device_groups_check.run(arguments, "reference")
-    with observe(mode=mode, check=True):
-        actual = device_groups_check.run(arguments, EMULATED, config=chosen)
-    assert torch.equal(bits(actual), bits(expected))
+    assert_sizes_on_the_device_match(form, chosen, mode, k=1280)
 
 
 def test_more_work_than_is_counted_is_refused():
