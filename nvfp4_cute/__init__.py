@@ -1,34 +1,66 @@
-"""NVFP4 block-scaled grouped GEMM in CuTe DSL: operations, emulator, schedule, and formats."""
+"""NVFP4 block-scaled grouped GEMM in CuTe DSL: operations, emulator, schedule, and formats.
 
-from nvfp4_cute.autotune import tune
-from nvfp4_cute.config import KernelConfig
-from nvfp4_cute.errors import CacheError, ConfigError, EmulatorError, UnsupportedProblem, UnsupportedTarget
-from nvfp4_cute.formats import NVFP4Tensor, dequantize
-from nvfp4_cute.nn import LinearNVFP4, PersistentMLP
+Importing registers the custom ops, which loaded and compiled graphs refer to; a public name's module is imported when the
+name is first used.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
 from nvfp4_cute.ops import library as _library  # noqa: F401 (registers the custom ops)
-from nvfp4_cute.ops.dual_gemm import dual_gemm, grouped_dual_gemm
-from nvfp4_cute.ops.gemm import gemm
-from nvfp4_cute.ops.gemv import gemv
-from nvfp4_cute.ops.grouped_gemm import grouped_gemm
-from nvfp4_cute.ops.quantize import grouped_quantize, quantize
 
-__all__ = [
-    "CacheError",
-    "ConfigError",
-    "EmulatorError",
-    "KernelConfig",
-    "LinearNVFP4",
-    "NVFP4Tensor",
-    "PersistentMLP",
-    "UnsupportedProblem",
-    "UnsupportedTarget",
-    "dequantize",
-    "dual_gemm",
-    "gemm",
-    "gemv",
-    "grouped_dual_gemm",
-    "grouped_gemm",
-    "grouped_quantize",
-    "quantize",
-    "tune",
-]
+if TYPE_CHECKING:
+    from nvfp4_cute.autotune import tune as tune
+    from nvfp4_cute.config import KernelConfig as KernelConfig
+    from nvfp4_cute.errors import CacheError as CacheError
+    from nvfp4_cute.errors import ConfigError as ConfigError
+    from nvfp4_cute.errors import EmulatorError as EmulatorError
+    from nvfp4_cute.errors import UnsupportedProblem as UnsupportedProblem
+    from nvfp4_cute.errors import UnsupportedTarget as UnsupportedTarget
+    from nvfp4_cute.formats import NVFP4Tensor as NVFP4Tensor
+    from nvfp4_cute.formats import dequantize as dequantize
+    from nvfp4_cute.nn import LinearNVFP4 as LinearNVFP4
+    from nvfp4_cute.nn import PersistentMLP as PersistentMLP
+    from nvfp4_cute.ops.dual_gemm import dual_gemm as dual_gemm
+    from nvfp4_cute.ops.dual_gemm import grouped_dual_gemm as grouped_dual_gemm
+    from nvfp4_cute.ops.gemm import gemm as gemm
+    from nvfp4_cute.ops.gemv import gemv as gemv
+    from nvfp4_cute.ops.grouped_gemm import grouped_gemm as grouped_gemm
+    from nvfp4_cute.ops.quantize import grouped_quantize as grouped_quantize
+    from nvfp4_cute.ops.quantize import quantize as quantize
+
+# Public name -> its module. The imports above say the same to type checkers.
+_MODULES = {
+    "CacheError": "errors",
+    "ConfigError": "errors",
+    "EmulatorError": "errors",
+    "KernelConfig": "config",
+    "LinearNVFP4": "nn",
+    "NVFP4Tensor": "formats",
+    "PersistentMLP": "nn",
+    "UnsupportedProblem": "errors",
+    "UnsupportedTarget": "errors",
+    "dequantize": "formats",
+    "dual_gemm": "ops.dual_gemm",
+    "gemm": "ops.gemm",
+    "gemv": "ops.gemv",
+    "grouped_dual_gemm": "ops.dual_gemm",
+    "grouped_gemm": "ops.grouped_gemm",
+    "grouped_quantize": "ops.quantize",
+    "quantize": "ops.quantize",
+    "tune": "autotune",
+}
+__all__ = list(_MODULES)
+
+
+if not TYPE_CHECKING:  # a type checker that sees it takes every name for one of the package
+
+    def __getattr__(name: str) -> Any:
+        if name not in _MODULES:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        value = globals()[name] = getattr(import_module(f"{__name__}.{_MODULES[name]}"), name)
+        return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -2,6 +2,9 @@
 
 A graph that is being traced calls these; everything else calls the functions. They write what the graph allocates
 (``ops.traced``), but for ``quantize``, whose fake implementation gives shape and dtype of its results. None has a backward pass.
+
+``import nvfp4_cute`` registers them, as graphs that are loaded from files name them. What runs them is imported by the first
+call: that takes several times as long.
 """
 
 from collections.abc import Callable
@@ -11,22 +14,10 @@ import torch
 from torch.library import custom_op
 
 from nvfp4_cute.errors import UnsupportedProblem
-from nvfp4_cute.ops.dual_gemm import grouped_dual_gemm as eager_grouped_dual_gemm
-from nvfp4_cute.ops.gemm import gemm as eager_gemm
-from nvfp4_cute.ops.gemv import gemv as eager_gemv
-from nvfp4_cute.ops.grouped_gemm import grouped_gemm as eager_grouped_gemm
-from nvfp4_cute.ops.quantize import quantize as eager_quantize
-from nvfp4_cute.ops.results import as_results
-from nvfp4_cute.problem import NVFP4
 from nvfp4_cute.scale_layout import ATOM_SHAPE, atom_counts, num_k_blocks
 
 Tensors = list[torch.Tensor]
-# A schema says str where these want a literal.
-_gemm: Callable[..., Any] = eager_gemm
-_gemv: Callable[..., torch.Tensor] = eager_gemv
-_grouped_dual_gemm: Callable[..., Any] = eager_grouped_dual_gemm
-_grouped_gemm: Callable[..., Any] = eager_grouped_gemm
-_quantize: Callable[..., Any] = eager_quantize
+Operation = Callable[..., Any]  # a schema says str where an operation wants a literal
 
 
 @custom_op("nvfp4_cute::grouped_gemm_out", mutates_args=("out",))
@@ -50,7 +41,12 @@ def grouped_gemm_out(
         out: all results, or all data, then all scales, of NVFP4 ones.
         out_dtype: None is NVFP4.
     """
-    _grouped_gemm(
+    from nvfp4_cute.ops.grouped_gemm import grouped_gemm
+    from nvfp4_cute.ops.results import as_results
+    from nvfp4_cute.problem import NVFP4
+
+    run: Operation = grouped_gemm
+    run(
         *_by_operand(operands, num_groups), offs, alpha, masked_m=masked_m,
         out=as_results(out, num_groups is not None, out_dtype is None, None), out_dtype=out_dtype or NVFP4,
         out_global_scale=out_global_scale, scale_layout=scale_layout, backend=backend,
@@ -82,9 +78,14 @@ def grouped_dual_gemm_out(
         out: all results, or all data, then all scales, of NVFP4 ones.
         out_dtype: None is NVFP4.
     """
+    from nvfp4_cute.ops.dual_gemm import grouped_dual_gemm
+    from nvfp4_cute.ops.results import as_results
+    from nvfp4_cute.problem import NVFP4
+
+    run: Operation = grouped_dual_gemm
     a, b1, a_scale, b1_scale, *second = _by_operand(operands, num_groups)
     b2, b2_scale = second or (None, None)
-    _grouped_dual_gemm(
+    run(
         a, b1, b2, a_scale, b1_scale, b2_scale, alpha1, alpha2, offs=offs, masked_m=masked_m, activation=activation,
         limit=limit, weight_layout=weight_layout, out=as_results(out, num_groups is not None, out_dtype is None, None),
         out_dtype=out_dtype or NVFP4, out_global_scale=out_global_scale, scale_layout=scale_layout, backend=backend,
@@ -112,8 +113,13 @@ def gemm_out(
     backend: str,
 ) -> None:
     """``nvfp4_cute.gemm`` that writes ``out``: the result, or data and scale of an NVFP4 one, whose ``out_dtype`` is None."""
+    from nvfp4_cute.ops.gemm import gemm
+    from nvfp4_cute.ops.results import as_results
+    from nvfp4_cute.problem import NVFP4
+
+    run: Operation = gemm
     is_quantized = out_dtype is None
-    _gemm(
+    run(
         a, b, a_scale, b_scale, alpha, out=as_results(out, True, is_quantized, None)[0], out_dtype=out_dtype or NVFP4,
         out_global_scale=out_global_scale, scale_layout=scale_layout, backend=backend,
     )  # fmt: skip
@@ -132,7 +138,10 @@ def gemv_out(
     backend: str,
 ) -> None:
     """Gemv that writes ``out``."""
-    _gemv(
+    from nvfp4_cute.ops.gemv import gemv
+
+    run: Operation = gemv
+    run(
         a,
         b,
         a_scale,
@@ -154,7 +163,10 @@ def quantize(
     backend: str,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Data and scales of ``nvfp4_cute.quantize``."""
-    result = _quantize(x, up=up, global_scale=global_scale, scale_layout=scale_layout, backend=backend)
+    from nvfp4_cute.ops.quantize import quantize as eager
+
+    run: Operation = eager
+    result = run(x, up=up, global_scale=global_scale, scale_layout=scale_layout, backend=backend)
     return result.data, result.scale
 
 

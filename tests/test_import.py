@@ -1,0 +1,94 @@
+"""What ``import nvfp4_cute`` does in a new process, and what it leaves for later."""
+
+import ast
+import json
+import pickle
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+import torch
+
+import nvfp4_cute
+
+
+def in_new_process(code: str, *arguments: str) -> str:
+    """What a script prints."""
+    command = [sys.executable, "-c", textwrap.dedent(code), *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=240)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_importing_takes_little_and_imports_little():
+    """Modules are exact; time is that of the processor, whatever else runs, and compared with what torch takes."""
+    code = """
+        import json, sys, time
+        start = time.process_time()
+        import torch
+        before, middle = set(sys.modules), time.process_time()
+        import nvfp4_cute
+        end = time.process_time()
+        new = sorted(name for name in set(sys.modules) - before if not name.startswith("torch."))
+        print(json.dumps([new, middle - start, end - middle]))
+    """
+    times = []
+    for _ in range(2):  # the first may have to compile
+        new, torch_s, ours_s = json.loads(in_new_process(code))
+        times.append(ours_s / torch_s)
+        names = ("errors", "ops", "ops.library", "scale_layout")
+        assert new == ["nvfp4_cute", *(f"nvfp4_cute.{name}" for name in names)]
+    assert min(times) < 1 / 20
+
+
+def test_names_are_the_same_for_type_checkers():
+    tree = ast.parse(Path(nvfp4_cute.__file__).read_text())
+    block = next(node for node in tree.body if isinstance(node, ast.If))
+    typed = {
+        alias.name: node.module.removeprefix("nvfp4_cute.") for node in block.body for alias in node.names
+    }
+    assert typed == nvfp4_cute._MODULES
+
+
+@pytest.mark.parametrize("name", nvfp4_cute.__all__)
+def test_a_public_name_is_what_its_module_has(name):
+    value = getattr(nvfp4_cute, name)
+    assert value.__module__ == f"nvfp4_cute.{nvfp4_cute._MODULES[name]}"
+    assert value.__name__ == name and name in dir(nvfp4_cute)
+    assert getattr(nvfp4_cute, name) is value is pickle.loads(pickle.dumps(value))
+
+
+def test_other_names_are_refused():
+    with pytest.raises(AttributeError, match="module 'nvfp4_cute' has no attribute 'grouped_gem'"):
+        nvfp4_cute.grouped_gem  # noqa: B018
+
+
+def test_a_loaded_graph_runs_after_the_import_alone(tmp_path):
+    """It names the custom ops, and nothing else of the package has been imported."""
+    path = str(tmp_path / "program.pt2")
+
+    class Quantize(torch.nn.Module):
+        def forward(self, x):
+            return torch.ops.nvfp4_cute.quantize(x, None, None, "blocked", "auto")
+
+    x = torch.linspace(-4, 4, 32 * 64).view(32, 64)
+    torch.export.save(torch.export.export(Quantize(), (x,)), path)
+    code = """
+        import sys, torch, nvfp4_cute
+        data, scale = torch.export.load(sys.argv[1]).module()(torch.linspace(-4, 4, 32 * 64).view(32, 64))
+        expected = nvfp4_cute.quantize(torch.linspace(-4, 4, 32 * 64).view(32, 64))
+        assert torch.equal(data, expected.data) and torch.equal(scale.view(torch.uint8), expected.scale.view(torch.uint8))
+    """
+    in_new_process(code, path)
+
+
+def test_a_graph_may_be_the_first_to_use_a_name():
+    code = """
+        import torch, nvfp4_cute
+        x = torch.linspace(-4, 4, 32 * 64).view(32, 64)
+        traced = torch.compile(lambda: nvfp4_cute.quantize(x).data, fullgraph=True, backend="aot_eager")
+        assert torch.equal(traced(), nvfp4_cute.quantize(x).data)
+    """
+    in_new_process(code)
