@@ -12,7 +12,7 @@ from nvfp4_cute.compile import CompiledKernel, KernelKey, table_pointer
 from nvfp4_cute.config import KernelConfig
 from nvfp4_cute.errors import UnsupportedProblem
 from nvfp4_cute.launch_table import NUM_COLUMNS, Group, Header, float32_bits
-from nvfp4_cute.problem import INT32_MAX, NVFP4, TMA_ALIGN_BYTES, GroupedOperands, GroupedProblem
+from nvfp4_cute.problem import NVFP4, TMA_ALIGN_BYTES, GroupedOperands, GroupedProblem
 from nvfp4_cute.schedule import TileSchedule, make_schedule
 from nvfp4_cute.select import choose_config
 from nvfp4_cute.workspace import attach
@@ -171,7 +171,7 @@ def make_plan(
 
     Raises:
         UnsupportedTarget: no kernel for ``arch``. ConfigError: ``config`` cannot be built.
-        UnsupportedProblem: more groups than kernel parameters hold.
+        UnsupportedProblem: more groups than kernel parameters hold, or more work than ``deal_k`` counts.
     """
     if problem.num_groups == 1:
         problem = replace(problem, form="list")
@@ -188,10 +188,9 @@ def make_plan(
     chosen_for = replace(problem, sizes=problem.sizes[:1]) if problem.is_chain else problem
     config = config or choose_config(chosen_for, arch, sm_count)
     key = KernelKey.of(arch, config, problem)
-    if config.deal_k and sm90.stream_work(problem.sizes, config) > INT32_MAX:
-        raise UnsupportedProblem(
-            f"sizes {problem.sizes[0]}, ...: deal_k counts K tiles in 32 bits, these are too many; use deal_k=False"
-        )
+    reason = sm90.dealing_reason(f"groups of sizes {problem.sizes[0]}, ...", problem.sizes, config)
+    if reason is not None:
+        raise UnsupportedProblem(reason)
     num_clusters = (config.num_cta or sm_count * ctas_per_sm(arch, config)) // config.cluster_size
     schedule = make_schedule(problem.sizes, config.work_tile_mnk, num_clusters, config.split_k)
     return Plan(

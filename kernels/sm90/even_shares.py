@@ -1,6 +1,6 @@
 """Work dealt evenly: every cluster gets as much as every other, to the K tile, and begins and ends within a work tile.
 
-Positions count work: a K tile of a work tile takes ``k_tile_work`` of its tokens, tiles follow each other as elsewhere (M is
+Positions count work: a K tile of a work tile takes ``work_of_tokens``, tiles follow each other as elsewhere (M is
 the fast axis in a group), and the shares of the clusters, of equal length, follow each other. So a share is the end of one
 tile, whole tiles, and the beginning of one. Who has a tile's first K tile adds up (``handover``).
 
@@ -13,7 +13,7 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Int32, Uint32
 
-from nvfp4_cute.arch.sm90 import LEAST_PART, LEAST_SHARE, LEAST_WORK, TOKEN_STEP, WORK_TOKENS
+from nvfp4_cute.arch.sm90 import LEAST_PART, LEAST_SHARE, TOKEN_STEP, k_tile_work
 from nvfp4_cute.config import KernelConfig
 
 from ..common.device_groups import DeviceGroups
@@ -21,9 +21,9 @@ from ..common.group_table import GroupTable, WorkTile, ceil_div, locate_slot
 from ..common.select import select
 
 
-def k_tile_work(tokens: Int32 | int):
+def work_of_tokens(tokens: Int32 | int):
     """Of a K tile of a tile of so many tokens, those that are multiplied."""
-    return cutlass.max(ceil_div(tokens, TOKEN_STEP) * (TOKEN_STEP // WORK_TOKENS), LEAST_WORK)
+    return k_tile_work(ceil_div(tokens, TOKEN_STEP), cutlass.max)
 
 
 def work_of_group(m: Int32, n: Int32, k: Int32, tile_shape_mnk: tuple) -> Int32:
@@ -41,7 +41,7 @@ def _tiles_of_strip(m: Int32, tile_tokens: int) -> tuple:
 
 def _work_of_tiles(last_tokens: Int32, k_tile_cnt: Int32, tile_tokens: int) -> tuple:
     """Of a full tile, and of one of so many tokens."""
-    return k_tile_work(tile_tokens) * k_tile_cnt, k_tile_work(last_tokens) * k_tile_cnt
+    return work_of_tokens(tile_tokens) * k_tile_cnt, work_of_tokens(last_tokens) * k_tile_cnt
 
 
 @dataclass(frozen=True)
@@ -111,7 +111,7 @@ class EvenWalk:
         """The cursor of this cluster's first position, and the way on. There are no more shares than are worth it."""
         size, tile_shape = config.cluster_size, config.work_tile_mnk
         end = groups.num_tiles if isinstance(groups, GroupTable) else groups.end(tile_shape)
-        useful = Int32(Uint32(end) // (LEAST_SHARE * k_tile_work(tile_shape[0])))
+        useful = Int32(Uint32(end) // (LEAST_SHARE * work_of_tokens(tile_shape[0])))
         num_shares = cutlass.max(cutlass.min(cute.arch.grid_dim()[0] // size, useful), 1)
         # Of clusters that have none: -1, which ends where the first one begins.
         share = cutlass.max(num_shares - 1 - cute.arch.block_idx()[0] // size, -1)
@@ -172,7 +172,7 @@ def place_at(groups: object, cursor: tuple, config: cutlass.Constexpr[KernelConf
     tile_m_idx = cutlass.min(Int32(Uint32(in_strip) // Uint32(full)), tiles_m - 1)
     begin = position - (in_strip - tile_m_idx * full)
     is_last = tile_m_idx == tiles_m - 1
-    per_k_tile = k_tile_work(last_tokens if is_last else Int32(tile_shape[0]))
+    per_k_tile = work_of_tokens(last_tokens if is_last else Int32(tile_shape[0]))
     return Placed(
         replace(tile, tile_m_idx=tile_m_idx, tile_n_idx=tile_n_idx),
         begin,

@@ -226,11 +226,31 @@ def candidates(
     return tuple(config for config in tried if not is_quantized or quantized_reason(config) is None)
 
 
+def k_tile_work(token_steps, larger=max):
+    """Work of a K tile in which so many steps of tokens are multiplied: integers of any kind, and the larger of two of them."""
+    return larger(token_steps * (TOKEN_STEP // WORK_TOKENS), LEAST_WORK)
+
+
 def stream_work(sizes: Iterable[tuple[int, int, int]], config: KernelConfig) -> int:
-    """Work of a stream-K launch in the kernel's unit, which it counts in 32 bits. sizes: (m, n, k) of every group."""
+    """Most work of a stream-K launch, in the kernel's unit. sizes: (m, n, k) of every group."""
     tile_tokens, tile_weights, tile_k = config.work_tile_mnk
-    most = max(-(-tile_tokens // TOKEN_STEP) * (TOKEN_STEP // WORK_TOKENS), LEAST_WORK)
+    most = k_tile_work(-(-tile_tokens // TOKEN_STEP))
     return sum(most * -(-m // tile_tokens) * -(-n // tile_weights) * -(-k // tile_k) for m, n, k in sizes)
+
+
+def dealing_reason(what: str, sizes: Iterable[tuple[int, int, int]], config: KernelConfig) -> str | None:
+    """Why work is too much for the kernel to deal, which counts it in 32 bits; None where it is not, or is not dealt.
+
+    Args:
+        what: has the work.
+        sizes: (m, n, k) of every group, or of fewer with as many tiles.
+    """
+    work = stream_work(sizes, config) if config.deal_k else 0
+    if work <= INT32_MAX:
+        return None
+    return (
+        f"{what}: K tiles are up to {work} units of work, and deal_k counts to {INT32_MAX}; use deal_k=False"
+    )
 
 
 def choose(
@@ -251,10 +271,12 @@ def choose(
     most = max((m for m, _, _ in live), default=0)
     widest = next((tokens for tokens in TOKEN_CHOICES if tokens >= most), MAX_TILE_TOKENS)
     tried = candidates(num_b, weight_layout, is_quantized)
+    # Groups of a mean size have half as many tiles as those of other sizes may have, at least.
     fitting = (
         config
         for config in tried
-        if config.work_tile_mnk[0] <= widest and not (config.deal_k and stream_work(live, config) > INT32_MAX)
+        if config.work_tile_mnk[0] <= widest
+        and not (config.deal_k and 2 * stream_work(live, config) > INT32_MAX)
     )
     return min(fitting, key=lambda config: _modelled_us(live, config, num_sms))
 

@@ -8,8 +8,10 @@ import numpy as np
 import torch
 
 from nvfp4_cute import formats
+from nvfp4_cute.arch import sm90
 from nvfp4_cute.compile import KernelKey
 from nvfp4_cute.config import KernelConfig
+from nvfp4_cute.errors import UnsupportedProblem
 from nvfp4_cute.launch_table import NUM_COLUMNS, Group, Header, float32_bits
 from nvfp4_cute.problem import NVFP4, Gate, OutDtype
 from nvfp4_cute.reference import grouped_dual_gemm_reference, grouped_gemm_reference
@@ -77,12 +79,17 @@ class DeviceGroupsTask:
 
     def key(self, arch: str) -> KernelKey:
         """What to compile. Raises UnsupportedTarget, UnsupportedProblem or ConfigError."""
-        has_alpha = self.alpha is not None
+        has_alpha, gate = self.alpha is not None, self.gate
         variant = (arch, self.config, 1, self.out_dtype, has_alpha, self.form, self.out_m_major)
-        if self.gate is None:
-            return KernelKey.make(*variant)
-        gate = self.gate
-        return KernelKey.make(*variant, gate.activation, gate.weight_layout, gate.limit is not None)
+        combined = () if gate is None else (gate.activation, gate.weight_layout, gate.limit is not None)
+        key = KernelKey.make(*variant, *combined)
+        (_, rows, row_bytes), (num_groups, n, _) = self.a.shape, self.b.shape
+        what = f"{num_groups} {self.form} groups, rows={rows}, N={n}, K={2 * row_bytes}"
+        most = (self._most_tiles_m * self.config.work_tile_mnk[0], n, 2 * row_bytes)
+        reason = sm90.dealing_reason(what, [most], self.config)
+        if reason is not None:
+            raise UnsupportedProblem(reason)
+        return key
 
     def table(self) -> np.ndarray:
         """``launch_table``: a header and one row."""
@@ -211,12 +218,15 @@ class DeviceGroupsTask:
         num_clusters = (config.num_cta or self.max_cta) // config.cluster_size
         if config.deal_k:
             return num_clusters * config.cluster_size
+        tiles_n = -(-self.b.shape[1] // config.work_tile_mnk[1])
+        return min(num_clusters, self._most_tiles_m * tiles_n) * config.cluster_size
+
+    @property
+    def _most_tiles_m(self) -> int:
+        """Tiles that all groups have at most along M: where ragged, every group but one may end a tile early."""
         batches, rows, _ = self.a.shape
-        num_groups, n, _ = self.b.shape
-        tile_m, tile_n, _ = config.work_tile_mnk
-        # Where ragged, every group but one may end a tile early.
-        tiles_m = batches * -(-rows // tile_m) + (num_groups - 1 if self.form == "ragged" else 0)
-        return min(num_clusters, tiles_m * -(-n // tile_n)) * config.cluster_size
+        further = len(self.b) - 1 if self.form == "ragged" else 0
+        return batches * -(-rows // self.config.work_tile_mnk[0]) + further
 
 
 def is_m_major(out: torch.Tensor) -> bool:

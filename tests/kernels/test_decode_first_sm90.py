@@ -1,6 +1,7 @@
 """The sm_90a grouped GEMM whose tokens a launch before decodes, against the reference and the kernel that decodes them itself."""
 
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 
 import cases
 import device_groups_check
@@ -23,6 +24,7 @@ from nvfp4_cute.cache import get_kernel
 from nvfp4_cute.compile import KernelKey
 from nvfp4_cute.errors import ConfigError, UnsupportedProblem
 from nvfp4_cute.launch import make_plan
+from nvfp4_cute.ops.device_groups import DeviceGroupsTask
 from nvfp4_cute.problem import GroupedProblem
 from nvfp4_cute.reference import expand_operand
 from nvfp4_cute.targets import H200
@@ -103,8 +105,40 @@ def test_clusters_that_share_tiles_of_sizes_on_the_device(form, chosen, mode):
 
 def test_more_work_than_is_counted_is_refused():
     problem = GroupedProblem(((1 << 20, 1 << 20, 1 << 20),), "list", torch.float16, False)
-    with pytest.raises(UnsupportedProblem, match="use deal_k=False"):
+    with pytest.raises(
+        UnsupportedProblem, match=r"groups of sizes \(1048576, .*: .* units of work, .* use deal_k=False"
+    ):
         make_plan(problem, "sm_90a", 132, stream(256))
+
+
+@pytest.mark.parametrize(("form", "tiles_m"), [("ragged", (126, 127)), ("masked", (63, 64))])
+def test_more_work_than_is_counted_of_sizes_on_the_device_is_refused(form, tiles_m):
+    """127 tiles along M are as many as can be counted; where ragged, the first of the groups may end a tile early."""
+    fitting, large = (huge_task(form, 256 * tiles) for tiles in tiles_m)
+    assert fitting.key("sm_90a").config.deal_k
+    with pytest.raises(
+        UnsupportedProblem,
+        match=rf"2 {form} groups, rows={256 * tiles_m[1]}, N=32768, K=1048576: .* up to {1 << 31} .* use deal_k=False",
+    ):
+        large.key("sm_90a")
+    assert replace(large, config=first(256)).key("sm_90a").config.decode_first
+
+
+def huge_task(form, rows, n=1 << 15, k=1 << 20):
+    """2 groups that exist as shapes."""
+
+    def empty(*shape, dtype=torch.uint8):
+        return torch.empty(shape, dtype=dtype, device="meta")
+
+    batches = 2 if form == "masked" else 1
+    a, b, out = (
+        empty(batches, rows, k // 2),
+        empty(2, n, k // 2),
+        empty(batches, rows, n, dtype=torch.float16),
+    )
+    scales = empty(batches * (rows // 128 + 1) * 128 * k // 16), empty(2, n * k // 16)
+    sizes = empty(2, dtype=torch.int32)
+    return DeviceGroupsTask(form, a, b, *scales, sizes, None, out, stream(256), 132)
 
 
 @pytest.mark.parametrize("form", ["ragged", pytest.param("masked", marks=SLOW)])
