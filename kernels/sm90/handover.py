@@ -12,13 +12,13 @@ import cutlass.cute as cute
 from cutlass import Float32, Int32, Int64
 from cutlass.cute.arch import inline_ptx
 
-from nvfp4_cute.arch.sm90 import HANDOVER_FLAG_BYTES, HANDOVER_WARPS
+from nvfp4_cute.arch.sm90 import HANDOVER_FLAG_BYTES, MATH_WARPS
 
 from ..common.global_access import load_acquire
 from ..common.split_k import CHUNK_BYTES, CHUNK_VALUES
 from .warp_schedule import WARP_SIZE
 
-CHUNK_STEP = HANDOVER_WARPS * WARP_SIZE * CHUNK_BYTES
+CHUNK_STEP = MATH_WARPS * WARP_SIZE * CHUNK_BYTES
 
 
 @dataclass(frozen=True)
@@ -78,4 +78,4 @@ def add(handover: Handover, acc: cute.Tensor, cta: Int32):
 
 
 def _flag(handover: Handover, cta: Int32, thread: Int32) -> Int64:
-    return handover.flags + Int64(cta * HANDOVER_WARPS + thread // WARP_SIZE) * HANDOVER_FLAG_BYTES
+    return handover.flags + Int64(cta * MATH_WARPS + thread // WARP_SIZE) * HANDOVER_FLAG_BYTES

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from nvfp4_cute.arch.sm90 import ctas_per_sm, stages_of_k_tile
+from nvfp4_cute.arch.sm90 import MATH_WARPS, ctas_per_sm, stages_of_k_tile
 from nvfp4_cute.config import KernelConfig
 
 WARP_SIZE = 32
@@ -38,8 +38,8 @@ class WarpSchedule:
     math_registers: int
     other_registers: int
 
-    num_math_groups = 2
-    num_math_warps = WARPS_PER_GROUP * num_math_groups
+    num_math_warps = MATH_WARPS
+    num_math_groups = MATH_WARPS // WARPS_PER_GROUP
 
     @property
     def num_warps(self) -> int:
