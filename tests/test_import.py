@@ -23,7 +23,7 @@ def in_new_process(code: str, *arguments: str) -> str:
 
 
 def test_importing_takes_little_and_imports_little():
-    """Modules are exact; time is that of the processor, whatever else runs, and compared with what torch takes."""
+    """Ours are exact; what torch needs to register ops is its own. Time of the processor, compared with what torch takes."""
     code = """
         import json, sys, time
         start = time.process_time()
@@ -31,15 +31,16 @@ def test_importing_takes_little_and_imports_little():
         before, middle = set(sys.modules), time.process_time()
         import nvfp4_cute
         end = time.process_time()
-        new = sorted(name for name in set(sys.modules) - before if not name.startswith("torch."))
-        print(json.dumps([new, middle - start, end - middle]))
+        print(json.dumps([sorted(set(sys.modules) - before), middle - start, end - middle]))
     """
     times = []
     for _ in range(2):  # the first may have to compile
         new, torch_s, ours_s = json.loads(in_new_process(code))
         times.append(ours_s / torch_s)
         names = ("errors", "ops", "ops.library", "scale_layout")
-        assert new == ["nvfp4_cute", *(f"nvfp4_cute.{name}" for name in names)]
+        ours = [name for name in new if name.split(".")[0] == "nvfp4_cute"]
+        assert ours == ["nvfp4_cute", *(f"nvfp4_cute.{name}" for name in names)]
+        assert not {"cutlass", "cuda", "tqdm", "fractions", "statistics"} & set(new)
     assert min(times) < 1 / 20
 
 
