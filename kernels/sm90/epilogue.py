@@ -145,15 +145,15 @@ def _group_columns(kind: OutputKind) -> int:
 def _store_words(results: Results, origin: Int64, pitch: Int64, rows: Int32, columns: Int32):
     tidx = cute.arch.thread_idx()[0]
     token, column = 2 * (tidx % 4), output_column(results.kind)
-    for index in cutlass.range_constexpr(results.count):
-        at = token + index // results.block_values * BLOCK_TOKENS + index % 2
-        across = column + index % results.block_values // 2 * 8
-        if at < rows and across < columns:
-            address = origin + (Int64(at) * pitch + across) * 4
-            out = cute.make_tensor(
-                cute.make_ptr(Float32, address, cute.AddressSpace.gmem), cute.make_layout(1)
-            )
-            out[0] = results.value(index)
+    for block in cutlass.range_constexpr(results.count // results.block_values):
+        for value in cutlass.range_constexpr(results.block_values):
+            at, across = token + block * BLOCK_TOKENS + value % 2, column + value // 2 * 8
+            if at < rows and across < columns:
+                address = origin + (Int64(at) * pitch + across) * 4
+                out = cute.make_tensor(
+                    cute.make_ptr(Float32, address, cute.AddressSpace.gmem), cute.make_layout(1)
+                )
+                out[0] = results.value(block * results.block_values + value)
 
 
 @cute.jit
