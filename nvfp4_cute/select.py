@@ -12,11 +12,9 @@ from nvfp4_cute.arch.base import INTERLEAVE
 from nvfp4_cute.arch.sm100 import (
     DUAL_TILES_N,
     EPI_TILE_N,
-    MIN_PREFETCHED_RINGS,
     MMA_COLUMNS_PER_CYCLE,
     MMA_CTA_M,
     MMA_N_STEP,
-    PREFETCH_K_TILES,
     SPLIT_TILES_N,
     SPLITS,
     TILES_N,
@@ -207,8 +205,7 @@ def _load_cycles(config: KernelConfig, schedule: TileSchedule, tile: WorkTile, s
         (smem.num_m, smem.a_stage_bytes, smem.sfa_stage_bytes),
         (smem.num_n, smem.b_stage_bytes, smem.sfb_stage_bytes // config.num_mma_cta),
     )
-    is_ahead = fetches_ahead(config, smem) and tile.k_tile_cnt > MIN_PREFETCHED_RINGS * smem.num_ab_stage
-    ahead = 1 - PREFETCH_K_TILES / tile.k_tile_cnt if is_ahead else 0.0
+    ahead = max(0.0, 1 - smem.num_ab_stage / tile.k_tile_cnt) if fetches_ahead(config, smem) else 0.0
     total = 0.0
     for (count, *sizes), tiles in zip(boxes, sharing, strict=True):
         cycles = count * sum(map(copy_cycles, sizes))

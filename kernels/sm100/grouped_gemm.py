@@ -203,8 +203,9 @@ class GroupedGemmSm100:
         tmem_unused = smem.allocate(Int64, byte_alignment=8)
         tmem_address = smem.allocate(Int32, byte_alignment=8)
 
-        # Other warps make LOAD's barriers and fetch its tensor maps: it finds its first tile meanwhile.
-        ring_warp_id, maps_warp_id = schedule.epilogue_warp_ids[:2]
+        # Other warps make LOAD's barriers and fetch its tensor maps, where it and the MMA issue nothing: it finds its first
+        # tile meanwhile.
+        ring_warp_id, maps_warp_id = schedule.epilogue_warp_ids[2:]
         if warp_idx == maps_warp_id:
             prefetch_descriptors(descriptors)
         if warp_idx == ring_warp_id:

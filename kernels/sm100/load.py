@@ -3,8 +3,8 @@
 Fills ``ab`` (all operands and their scales of one K tile a stage). Touches no tensor memory and no output.
 Each CTA of a pair brings its half of both operands; the N side's scales, which both need, each brings half of for both.
 Where the ring is too short for the latency of device memory (``arch.sm100.fetches_ahead``) tiles that share rows of an
-operand take turns in bringing K tiles of it into L2 before any of them loads them. A pair's loads wait for both CTAs; L2
-brings a share of their first K tiles meanwhile.
+operand take turns in bringing K tiles of it into L2 before any of them loads them: from the K tiles on that the ring does
+not hold at first, over the ends of tiles. A pair's loads wait for both CTAs; L2 brings their first K tile meanwhile.
 """
 
 from dataclasses import dataclass
@@ -14,7 +14,6 @@ import cutlass.cute as cute
 from cutlass import Int32
 
 from nvfp4_cute.arch.sm100 import (
-    MIN_PREFETCHED_RINGS,
     PREFETCH_K_TILES,
     SF_ATOM_ROWS,
     SmemPlan,
@@ -33,6 +32,11 @@ from ..common.warp_schedule import WARP_SIZE
 from .columns import mma_columns
 from .instructions import PAIR_MASK
 from .operands import make_boxes
+
+# Places in what ``_locate`` returns.
+K_TILE_CNT, DUE_M, DUE_N, ADDRESSES = 1, 8, 9, 12
+# A K tile that no tile has.
+NEVER = -1
 
 
 @dataclass(frozen=True)
@@ -80,7 +84,7 @@ def run_load(args: LoadArgs, first_tile: Int32, stride: Int32):
     ab, config, groups = args.ab, args.config, args.groups
     stage, phase = Int32(0), Int32(PRODUCER_PHASE)
     cursor = groups.first_cursor(first_tile, config.work_tile_mnk)
-    place = _locate(args, cursor)
+    place = _locate(args, cursor, ab.num_stages)
     if cutlass.const_expr(config.num_mma_cta == 2):
         if groups.has_tile(cursor):
             _prefetch_first(args, place)
@@ -94,38 +98,48 @@ def run_load(args: LoadArgs, first_tile: Int32, stride: Int32):
     # A stage that was never filled is empty.
     num_begun = Int32(0)
     if groups.has_tile(cursor):
-        _, k_tile_cnt = k_share(place[1], config.split_k)
+        _, k_tile_cnt = k_share(place[K_TILE_CNT], config.split_k)
         num_begun = cutlass.min(k_tile_cnt, ab.num_stages)
         if cutlass.const_expr(args.chain is not None):
             args.chain.wait_for_layer_before(place[0])
-        place, stage, phase = _load_k_tiles(args, place, (Int32(0), num_begun), (stage, phase), False)
+        _, _, stage, phase = _load_k_tiles(args, (place, place), (Int32(0), num_begun), (stage, phase), False)
     if cutlass.const_expr(args.begun_barrier_id is not None):
         cute.arch.barrier_arrive(barrier_id=args.begun_barrier_id, number_of_threads=args.begun_threads)
     while groups.has_tile(cursor):
-        _, k_tile_cnt = k_share(place[1], config.split_k)
+        _, k_tile_cnt = k_share(place[K_TILE_CNT], config.split_k)
         if cutlass.const_expr(args.chain is not None):
             args.chain.wait_for_layer_before(place[0])
-        place, stage, phase = _load_k_tiles(args, place, (num_begun, k_tile_cnt), (stage, phase), True)
-        num_begun = Int32(0)
+        # Found while the ring is full.
         cursor = groups.next_cursor(cursor, stride, config.work_tile_mnk)
-        place = _locate(args, cursor)
+        following = _without_turns(place)
+        if groups.has_tile(cursor):
+            following = _locate(args, cursor, 0)
+        if cutlass.const_expr(fetches_ahead(config, args.smem)):
+            if num_begun > 0:
+                for k_tile in cutlass.range(num_begun, num_begun + PREFETCH_K_TILES, unroll=1):
+                    place, following = _prefetch_ahead(args, place, following, k_tile)
+        _, following, stage, phase = _load_k_tiles(
+            args, (place, following), (num_begun, k_tile_cnt), (stage, phase), True
+        )
+        num_begun = Int32(0)
+        place = following
     # Leave only after the MMA has released every stage: its arrivals must not reach a CTA that has exited.
     wait_until_empty(ab, stage, phase)
 
 
 @cute.jit
 def _load_k_tiles(
-    args: LoadArgs, place: tuple, k_tiles: tuple, ring_place: tuple, waits: cutlass.Constexpr
+    args: LoadArgs, places: tuple, k_tiles: tuple, ring_place: tuple, waits: cutlass.Constexpr
 ) -> tuple:
-    """Load some of the K tiles of this CTA's share of a tile.
+    """Load some of the K tiles of this CTA's share of a tile, and have L2 bring later ones where stages may be full.
 
     Args:
-        place: of the tile (``_locate``).
+        places: of the tile and of the next one (``_locate``).
         k_tiles: the first of them, and the first behind them.
         ring_place: stage and phase of the first.
         waits: whether stages may be full.
 
-    Returns: ``place`` with the turns that follow, stage and phase.
+    Returns: ``places`` with the turns that follow, stage and phase.
     """
     ab, config, smem, buffers = args.ab, args.config, args.smem, args.buffers
     num_cta, rank, boxes = config.num_mma_cta, args.cta_rank, make_boxes(args.config)
@@ -135,12 +149,12 @@ def _load_k_tiles(
     split_k_blocks = boxes.sf_n[0] < k_blocks
     sf_n_offset = rank * (boxes.sf_n[0] * boxes.sf_n[1] * SF_BLOCK_BYTES)
     mcast_mask = Int32(PAIR_MASK) if num_cta == 2 else None
-    prefetches, k_ahead = fetches_ahead(config, smem), PREFETCH_K_TILES * config.cta_tile_shape_mnk[2]
-    slot, all_k_tiles, row_m, row_n, block_m, block_n, batch_m, batch_n, *rest = place
-    due_m, due_n, step_m, step_n, *addresses = rest
+    prefetches = waits and fetches_ahead(config, smem)
+    place, following = places
+    _, all_k_tiles, row_m, row_n, block_m, block_n, batch_m, batch_n, _, _, _, _, *addresses = place
     desc_m, desc_sf_m = addresses[: smem.num_m], addresses[smem.num_m : 2 * smem.num_m]
     desc_n, desc_sf_n = addresses[2 * smem.num_m : -smem.num_n], addresses[-smem.num_n :]
-    first_k_tile, k_tile_cnt = k_share(all_k_tiles, config.split_k)
+    first_k_tile, _ = k_share(all_k_tiles, config.split_k)
     stage, phase = ring_place
     begin, end = k_tiles
     for i in cutlass.range(begin, end, unroll=1):
@@ -171,21 +185,76 @@ def _load_k_tiles(
                 at = buffers.sf_n[j] + stage * smem.sfb_stage_bytes + sf_n_offset
                 tma_load(at, desc_sf_n[j], coords, barrier, policy_n, num_cta, mcast_mask)
         if cutlass.const_expr(prefetches):
-            due = i + PREFETCH_K_TILES
-            later, later_block = k + k_ahead, k_block + PREFETCH_K_TILES * k_blocks
-            later_block_n = k_block_n + PREFETCH_K_TILES * k_blocks
-            if due < k_tile_cnt and due == due_m:
-                _prefetch(desc_m, (later, row_m, batch_m), policy_m)
-                _prefetch(desc_sf_m, (0, later_block, block_m, batch_m), policy_m)
-                due_m += step_m
-            if due < k_tile_cnt and due == due_n:
-                _prefetch(desc_n, (later, row_n, batch_n), policy_n)
-                _prefetch(desc_sf_n, (0, later_block_n, block_n, batch_n), policy_n)
-                due_n += step_n
+            place, following = _prefetch_ahead(args, place, following, i + PREFETCH_K_TILES)
         stage, phase = next_stage(ab, stage, phase)
-    turns = (due_m, due_n, step_m, step_n)
-    coordinates = (row_m, row_n, block_m, block_n, batch_m, batch_n)
-    return (slot, all_k_tiles, *coordinates, *turns, *addresses), stage, phase
+    return place, following, stage, phase
+
+
+@cute.jit
+def _prefetch_ahead(args: LoadArgs, place: tuple, following: tuple, k_tile: Int32) -> tuple:
+    """Bring a K tile, counted from this CTA's first one of a tile, into L2 where it is its turn: of this tile or the next.
+
+    Returns: both places with the turns that follow.
+    """
+    _, k_tile_cnt = k_share(place[K_TILE_CNT], args.config.split_k)
+    if k_tile < k_tile_cnt:
+        place = _prefetch_due(args, place, k_tile)
+    else:
+        following = _prefetch_due(args, following, k_tile - k_tile_cnt)
+    return place, following
+
+
+@cute.jit
+def _prefetch_due(args: LoadArgs, place: tuple, k_tile: Int32) -> tuple:
+    """Bring what is due of a K tile into L2. Returns ``place`` with the turns that follow."""
+    due_m, due_n, step_m, step_n = place[DUE_M:ADDRESSES]
+    first_k_tile, _ = k_share(place[K_TILE_CNT], args.config.split_k)
+    if k_tile == due_m:
+        _prefetch_m(args, place, first_k_tile + k_tile)
+        due_m += step_m
+    if k_tile == due_n:
+        _prefetch_n(args, place, first_k_tile + k_tile)
+        due_n += step_n
+    return (*place[:DUE_M], due_m, due_n, step_m, step_n, *place[ADDRESSES:])
+
+
+@cute.jit
+def _prefetch_first(args: LoadArgs, place: tuple):
+    """Bring first K tiles into L2: of weights the first one, of tokens, which more tiles share, another one in each."""
+    k_tile_m = k_tile_n = Int32(0)
+    due_m, due_n = place[DUE_M], place[DUE_N]
+    if cutlass.const_expr(args.config.swap_ab):
+        k_tile_n = cutlass.max(due_n - args.ab.num_stages, 0)
+    else:
+        k_tile_m = cutlass.max(due_m - args.ab.num_stages, 0)
+    if k_tile_m < place[K_TILE_CNT]:
+        _prefetch_m(args, place, k_tile_m)
+    if k_tile_n < place[K_TILE_CNT]:
+        _prefetch_n(args, place, k_tile_n)
+
+
+@cute.jit
+def _prefetch_m(args: LoadArgs, place: tuple, k_tile: Int32):
+    """Bring the M side's boxes of a K tile into L2."""
+    _, _, row, _, block, _, batch, _, *_ = place
+    config, num_m, addresses = args.config, args.smem.num_m, place[ADDRESSES:]
+    policy, _ = cache_policies(config.swap_ab)
+    _prefetch(addresses[:num_m], (k_tile * config.cta_tile_shape_mnk[2], row, batch), policy)
+    k_block = k_tile * make_boxes(config).sf_m[0]
+    _prefetch(addresses[num_m : 2 * num_m], (0, k_block, block, batch), policy)
+
+
+@cute.jit
+def _prefetch_n(args: LoadArgs, place: tuple, k_tile: Int32):
+    """Bring the N side's boxes of a K tile into L2."""
+    _, _, _, row, _, block, _, batch, *_ = place
+    config, boxes, num_m, num_n = args.config, make_boxes(args.config), args.smem.num_m, args.smem.num_n
+    addresses = place[ADDRESSES:]
+    _, policy = cache_policies(config.swap_ab)
+    k_blocks, loaded = boxes.sf_m[0], boxes.sf_n[0]
+    k_block = k_tile * k_blocks + (args.cta_rank * loaded if loaded < k_blocks else 0)
+    _prefetch(addresses[2 * num_m : -num_n], (k_tile * config.cta_tile_shape_mnk[2], row, batch), policy)
+    _prefetch(addresses[-num_n:], (0, k_block, block, batch), policy)
 
 
 @cute.jit
@@ -197,32 +266,19 @@ def _prefetch(descriptors: list, coords: tuple, cache_policy: cutlass.Constexpr)
 
 
 @cute.jit
-def _prefetch_first(args: LoadArgs, place: tuple):
-    """Bring one of the first K tiles of each side into L2: another one in each tile that shares the operand."""
-    _, k_tile_cnt, row_m, row_n, block_m, block_n, batch_m, batch_n, *rest = place
-    due_m, due_n, _, _, *addresses = rest
-    config, smem, boxes = args.config, args.smem, make_boxes(args.config)
-    policy_m, policy_n = cache_policies(config.swap_ab)
-    tile_k, k_blocks, num_m = config.cta_tile_shape_mnk[2], boxes.sf_m[0], smem.num_m
-    k_tile_m = cutlass.max(due_m - PREFETCH_K_TILES, 0)
-    if k_tile_m < k_tile_cnt:
-        _prefetch(addresses[:num_m], (k_tile_m * tile_k, row_m, batch_m), policy_m)
-        coords = (0, k_tile_m * k_blocks, block_m, batch_m)
-        _prefetch(addresses[num_m : 2 * num_m], coords, policy_m)
-    k_tile_n = cutlass.max(due_n - PREFETCH_K_TILES, 0)
-    k_block_n = k_tile_n * k_blocks + (args.cta_rank * boxes.sf_n[0] if boxes.sf_n[0] < k_blocks else 0)
-    if k_tile_n < k_tile_cnt:
-        operands, scales = addresses[2 * num_m : -smem.num_n], addresses[-smem.num_n :]
-        _prefetch(operands, (k_tile_n * tile_k, row_n, batch_n), policy_n)
-        _prefetch(scales, (0, k_block_n, block_n, batch_n), policy_n)
+def _without_turns(place: tuple) -> tuple:
+    """A tile of which nothing is prefetched."""
+    never = Int32(NEVER)
+    return (*place[:DUE_M], never, never, *place[DUE_N + 1 :])
 
 
 @cute.jit
-def _locate(args: LoadArgs, cursor: tuple) -> tuple:
+def _locate(args: LoadArgs, cursor: tuple, first_due: cutlass.Constexpr) -> tuple:
     """Of the tile at the cursor: slot, K tiles, this CTA's coordinates on both sides, its turns, addresses of tensor maps.
 
     Coordinates: rows of the operands, row blocks of their scales, batches; M side first. Turns: the first K tile of each
-    side that is prefetched here, and from each to the next: as many as there are tiles that share the operand.
+    side that is prefetched here, of those from ``first_due`` on, and from each to the next: as many as there are tiles that
+    share the operand.
     """
     config, rank, descriptors = args.config, args.cta_rank, args.descriptors
     boxes, num_cta = make_boxes(config), config.num_mma_cta
@@ -239,10 +295,11 @@ def _locate(args: LoadArgs, cursor: tuple) -> tuple:
     work_m, work_n, _ = config.work_tile_mnk
     sharing_a, sharing_b = ceil_div(tile.n, work_n), ceil_div(tile.m, work_m)
     # A tile that shares an operand with none prefetches nothing of it: it would copy twice as often. Rings that hold all
-    # K tiles, or half of them, ask for them as soon.
-    is_long = tile.k_tile_cnt > MIN_PREFETCHED_RINGS * args.ab.num_stages
-    due_a = tile.tile_n_idx + PREFETCH_K_TILES if (sharing_a > 1) & is_long else Int32(0)
-    due_b = tile.tile_m_idx + PREFETCH_K_TILES if (sharing_b > 1) & is_long else Int32(0)
+    # K tiles ask for them as soon.
+    _, k_tile_cnt = k_share(tile.k_tile_cnt, config.split_k)
+    is_long = k_tile_cnt > args.ab.num_stages
+    due_a = tile.tile_n_idx + first_due if (sharing_a > 1) & is_long else Int32(NEVER)
+    due_b = tile.tile_m_idx + first_due if (sharing_b > 1) & is_long else Int32(NEVER)
     turns = (due_a, due_b, sharing_a, sharing_b)
     if cutlass.const_expr(config.swap_ab):
         turns = (due_b, due_a, sharing_b, sharing_a)

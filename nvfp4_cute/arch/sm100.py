@@ -64,8 +64,6 @@ COPY_CYCLES, COPY_BYTES_PER_CYCLE = 48, 125
 MMA_COLUMNS_PER_CYCLE = 2
 # K tiles from the one that is copied to the one that is brought into L2: memory takes as long as four take to multiply.
 PREFETCH_K_TILES = 4
-# Tiles take turns in this where they have more K tiles than so many rings hold: shorter ones ask for all of them early.
-MIN_PREFETCHED_RINGS = 2
 # Rows of the M side that one CTA holds: the lanes of tensor memory.
 MMA_CTA_M = 128
 # The N side: multiples of 32, so that a tile starts on a column of the scales' tensor-memory layout.

@@ -4,7 +4,7 @@ import pytest
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from nvfp4_cute import KernelConfig, dual_gemm, grouped_gemm
-from nvfp4_cute.arch.sm100 import PREFETCH_K_TILES
+from nvfp4_cute.arch.sm100 import smem_plan
 from nvfp4_cute.bench import ours
 from nvfp4_cute.bench.cases import Case, select
 from nvfp4_cute.bench.operands import empty_operands
@@ -64,7 +64,7 @@ def test_device_memory_moves_little_more_than_it_must(number, bound):
 
 @pytest.mark.parametrize("name", ["t128x128x256_s0a2_2cta", "t128x128x256_s0a2_2cta_swap"])
 def test_every_shared_box_is_prefetched_once(monkeypatch, name):
-    """Of two tiles by two, every box from the fifth K tile on, by one of the tiles that load it."""
+    """Of two tiles by two, every box that the ring does not hold at first, by one of the tiles that load it."""
     boxes = {"load": [], "prefetch": []}
     for kind, effect in (("load", tma.load_boxes), ("prefetch", tma.fetch_boxes)):
         note = timing_effects.EFFECTS[effect]
@@ -85,8 +85,9 @@ def test_every_shared_box_is_prefetched_once(monkeypatch, name):
             a, b1, b2, *scales, out=out, out_dtype=out.dtype, config=config, backend=backend
         )
     )
+    num_stages = smem_plan(config, num_b=2).num_ab_stage
     # (k, row, batch) of data, (0, scale block along K, row block, batch) of scales.
-    is_late = lambda box: (box[0] // 256 if len(box) == 3 else box[1] // 4) >= PREFETCH_K_TILES
+    is_late = lambda box: (box[0] // 256 if len(box) == 3 else box[1] // 4) >= num_stages
     # Others, the first ones, while a pair gets ready.
     prefetched = [(m, box) for m, box in boxes["prefetch"] if is_late(box)]
     assert sorted(prefetched) == sorted({(m, box) for m, box in boxes["load"] if is_late(box)})
