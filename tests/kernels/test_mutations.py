@@ -47,8 +47,8 @@ WAIT = re.compile(
     r"[^}]*\}"
 )
 NUM_WAITS = 7
-AB_EMPTY, _, ACC_EMPTY, AB_FULL, TMEM_UNUSED, _, ACC_FULL = range(NUM_WAITS)
-"""The kernel's waits, in program order; the second is the load warp's tail, the last but one the epilogue's of later tiles."""
+_, ACC_EMPTY, AB_FULL, TMEM_UNUSED, _, AB_EMPTY, ACC_FULL = range(NUM_WAITS)
+"""The kernel's waits, in program order; the first is the load warp's tail, the fifth the epilogue's of later tiles."""
 
 
 def matches(ptx: str, pattern: str | re.Pattern, count: int) -> list[re.Match]:
