@@ -7,7 +7,7 @@ operand take turns in bringing K tiles of it into L2 before any of them loads th
 not hold at first, over the ends of tiles. A pair's loads wait for both CTAs; L2 brings their first K tile meanwhile.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import cutlass
 import cutlass.cute as cute
@@ -33,8 +33,6 @@ from .columns import mma_columns
 from .instructions import PAIR_MASK
 from .operands import make_boxes
 
-# Places in what ``_locate`` returns.
-K_TILE_CNT, DUE_M, DUE_N, ADDRESSES = 1, 8, 9, 12
 # A K tile that no tile has.
 NEVER = -1
 
@@ -75,6 +73,42 @@ class LoadArgs:
     begun_threads: int
 
 
+@dataclass(frozen=True)
+class SidePlace:
+    """What one side of the MMA has of a tile.
+
+    Attributes:
+        row, block, batch: this CTA's first row of the operands, their row block of scales, their batch.
+        due, step: the first K tile that is prefetched here, counted from this CTA's first one, and from each to the next: as
+            many as there are tiles that share the operands.
+        data, scales: addresses of tensor maps, an entry an operand.
+    """
+
+    row: Int32
+    block: Int32
+    batch: Int32
+    due: Int32
+    step: Int32
+    data: tuple
+    scales: tuple
+
+
+@dataclass(frozen=True)
+class TilePlace:
+    """A tile as this warp sees it. k_tile_cnt: of all CTAs that share them."""
+
+    slot: Int32
+    k_tile_cnt: Int32
+    m: SidePlace
+    n: SidePlace
+
+    def values(self) -> tuple:
+        """All numbers of it."""
+        sides = [value for side in (self.m, self.n) for value in vars(side).values()]
+        lists = [value if isinstance(value, tuple) else (value,) for value in sides]
+        return (self.slot, self.k_tile_cnt, *(value for values in lists for value in values))
+
+
 @cute.jit
 def run_load(args: LoadArgs, first_tile: Int32, stride: Int32):
     """Wait for an empty stage and issue its copies, once a K tile; their bytes complete the stage's barrier.
@@ -91,24 +125,24 @@ def run_load(args: LoadArgs, first_tile: Int32, stride: Int32):
         # The leader's barriers count this CTA's bytes, and multicasts reach the peer.
         cute.arch.cluster_wait()
     else:
-        keep_before(place)
+        keep_before(place.values())
         cute.arch.barrier(barrier_id=args.ring_barrier_id, number_of_threads=2 * WARP_SIZE)
     # What the previous kernel wrote is there from here on.
     cute.arch.griddepcontrol_wait()
     # A stage that was never filled is empty.
     num_begun = Int32(0)
     if groups.has_tile(cursor):
-        _, k_tile_cnt = k_share(place[K_TILE_CNT], config.split_k)
+        _, k_tile_cnt = k_share(place.k_tile_cnt, config.split_k)
         num_begun = cutlass.min(k_tile_cnt, ab.num_stages)
         if cutlass.const_expr(args.chain is not None):
-            args.chain.wait_for_layer_before(place[0])
+            args.chain.wait_for_layer_before(place.slot)
         _, _, stage, phase = _load_k_tiles(args, (place, place), (Int32(0), num_begun), (stage, phase), False)
     if cutlass.const_expr(args.begun_barrier_id is not None):
         cute.arch.barrier_arrive(barrier_id=args.begun_barrier_id, number_of_threads=args.begun_threads)
     while groups.has_tile(cursor):
-        _, k_tile_cnt = k_share(place[K_TILE_CNT], config.split_k)
+        _, k_tile_cnt = k_share(place.k_tile_cnt, config.split_k)
         if cutlass.const_expr(args.chain is not None):
-            args.chain.wait_for_layer_before(place[0])
+            args.chain.wait_for_layer_before(place.slot)
         # Found while the ring is full.
         cursor = groups.next_cursor(cursor, stride, config.work_tile_mnk)
         following = _without_turns(place)
@@ -151,10 +185,8 @@ def _load_k_tiles(
     mcast_mask = Int32(PAIR_MASK) if num_cta == 2 else None
     prefetches = waits and fetches_ahead(config, smem)
     place, following = places
-    _, all_k_tiles, row_m, row_n, block_m, block_n, batch_m, batch_n, _, _, _, _, *addresses = place
-    desc_m, desc_sf_m = addresses[: smem.num_m], addresses[smem.num_m : 2 * smem.num_m]
-    desc_n, desc_sf_n = addresses[2 * smem.num_m : -smem.num_n], addresses[-smem.num_n :]
-    first_k_tile, _ = k_share(all_k_tiles, config.split_k)
+    m, n = place.m, place.n
+    first_k_tile, _ = k_share(place.k_tile_cnt, config.split_k)
     stage, phase = ring_place
     begin, end = k_tiles
     for i in cutlass.range(begin, end, unroll=1):
@@ -168,22 +200,22 @@ def _load_k_tiles(
             if rank == 0:
                 cute.arch.mbarrier_arrive_and_expect_tx(full, num_cta * smem.stage_bytes)
             barrier = full.toint()
-            coords = (k, row_m, batch_m)
+            coords = (k, m.row, m.batch)
             for j in cutlass.range_constexpr(smem.num_m):
                 at = buffers.m[j] + stage * smem.a_stage_bytes
-                tma_load(at, desc_m[j], coords, barrier, policy_m, num_cta)
-            coords = (k, row_n, batch_n)
+                tma_load(at, m.data[j], coords, barrier, policy_m, num_cta)
+            coords = (k, n.row, n.batch)
             for j in cutlass.range_constexpr(smem.num_n):
                 at = buffers.n[j] + stage * smem.b_stage_bytes
-                tma_load(at, desc_n[j], coords, barrier, policy_n, num_cta)
-            coords = (0, k_block, block_m, batch_m)
+                tma_load(at, n.data[j], coords, barrier, policy_n, num_cta)
+            coords = (0, k_block, m.block, m.batch)
             for j in cutlass.range_constexpr(smem.num_m):
                 at = buffers.sf_m[j] + stage * smem.sfa_stage_bytes
-                tma_load(at, desc_sf_m[j], coords, barrier, policy_m, num_cta)
-            coords = (0, k_block_n, block_n, batch_n)
+                tma_load(at, m.scales[j], coords, barrier, policy_m, num_cta)
+            coords = (0, k_block_n, n.block, n.batch)
             for j in cutlass.range_constexpr(smem.num_n):
                 at = buffers.sf_n[j] + stage * smem.sfb_stage_bytes + sf_n_offset
-                tma_load(at, desc_sf_n[j], coords, barrier, policy_n, num_cta, mcast_mask)
+                tma_load(at, n.scales[j], coords, barrier, policy_n, num_cta, mcast_mask)
         if cutlass.const_expr(prefetches):
             place, following = _prefetch_ahead(args, place, following, i + PREFETCH_K_TILES)
         stage, phase = next_stage(ab, stage, phase)
@@ -191,12 +223,12 @@ def _load_k_tiles(
 
 
 @cute.jit
-def _prefetch_ahead(args: LoadArgs, place: tuple, following: tuple, k_tile: Int32) -> tuple:
+def _prefetch_ahead(args: LoadArgs, place: TilePlace, following: TilePlace, k_tile: Int32) -> tuple:
     """Bring a K tile, counted from this CTA's first one of a tile, into L2 where it is its turn: of this tile or the next.
 
     Returns: both places with the turns that follow.
     """
-    _, k_tile_cnt = k_share(place[K_TILE_CNT], args.config.split_k)
+    _, k_tile_cnt = k_share(place.k_tile_cnt, args.config.split_k)
     if k_tile < k_tile_cnt:
         place = _prefetch_due(args, place, k_tile)
     else:
@@ -205,81 +237,74 @@ def _prefetch_ahead(args: LoadArgs, place: tuple, following: tuple, k_tile: Int3
 
 
 @cute.jit
-def _prefetch_due(args: LoadArgs, place: tuple, k_tile: Int32) -> tuple:
+def _prefetch_due(args: LoadArgs, place: TilePlace, k_tile: Int32) -> TilePlace:
     """Bring what is due of a K tile into L2. Returns ``place`` with the turns that follow."""
-    due_m, due_n, step_m, step_n = place[DUE_M:ADDRESSES]
-    first_k_tile, _ = k_share(place[K_TILE_CNT], args.config.split_k)
+    m, n = place.m, place.n
+    due_m, due_n = m.due, n.due
+    first_k_tile, _ = k_share(place.k_tile_cnt, args.config.split_k)
     if k_tile == due_m:
         _prefetch_m(args, place, first_k_tile + k_tile)
-        due_m += step_m
+        due_m += m.step
     if k_tile == due_n:
         _prefetch_n(args, place, first_k_tile + k_tile)
-        due_n += step_n
-    return (*place[:DUE_M], due_m, due_n, step_m, step_n, *place[ADDRESSES:])
+        due_n += n.step
+    return replace(place, m=replace(m, due=due_m), n=replace(n, due=due_n))
 
 
 @cute.jit
-def _prefetch_first(args: LoadArgs, place: tuple):
+def _prefetch_first(args: LoadArgs, place: TilePlace):
     """Bring first K tiles into L2: of weights the first one, of tokens, which more tiles share, another one in each."""
     k_tile_m = k_tile_n = Int32(0)
-    due_m, due_n = place[DUE_M], place[DUE_N]
     if cutlass.const_expr(args.config.swap_ab):
-        k_tile_n = cutlass.max(due_n - args.ab.num_stages, 0)
+        k_tile_n = cutlass.max(place.n.due - args.ab.num_stages, 0)
     else:
-        k_tile_m = cutlass.max(due_m - args.ab.num_stages, 0)
-    if k_tile_m < place[K_TILE_CNT]:
+        k_tile_m = cutlass.max(place.m.due - args.ab.num_stages, 0)
+    if k_tile_m < place.k_tile_cnt:
         _prefetch_m(args, place, k_tile_m)
-    if k_tile_n < place[K_TILE_CNT]:
+    if k_tile_n < place.k_tile_cnt:
         _prefetch_n(args, place, k_tile_n)
 
 
 @cute.jit
-def _prefetch_m(args: LoadArgs, place: tuple, k_tile: Int32):
+def _prefetch_m(args: LoadArgs, place: TilePlace, k_tile: Int32):
     """Bring the M side's boxes of a K tile into L2."""
-    _, _, row, _, block, _, batch, _, *_ = place
-    config, num_m, addresses = args.config, args.smem.num_m, place[ADDRESSES:]
-    policy, _ = cache_policies(config.swap_ab)
-    _prefetch(addresses[:num_m], (k_tile * config.cta_tile_shape_mnk[2], row, batch), policy)
-    k_block = k_tile * make_boxes(config).sf_m[0]
-    _prefetch(addresses[num_m : 2 * num_m], (0, k_block, block, batch), policy)
+    policy, _ = cache_policies(args.config.swap_ab)
+    _prefetch_side(args, place.m, k_tile, k_tile * make_boxes(args.config).sf_m[0], policy)
 
 
 @cute.jit
-def _prefetch_n(args: LoadArgs, place: tuple, k_tile: Int32):
+def _prefetch_n(args: LoadArgs, place: TilePlace, k_tile: Int32):
     """Bring the N side's boxes of a K tile into L2."""
-    _, _, _, row, _, block, _, batch, *_ = place
-    config, boxes, num_m, num_n = args.config, make_boxes(args.config), args.smem.num_m, args.smem.num_n
-    addresses = place[ADDRESSES:]
-    _, policy = cache_policies(config.swap_ab)
+    boxes, (_, policy) = make_boxes(args.config), cache_policies(args.config.swap_ab)
     k_blocks, loaded = boxes.sf_m[0], boxes.sf_n[0]
     k_block = k_tile * k_blocks + (args.cta_rank * loaded if loaded < k_blocks else 0)
-    _prefetch(addresses[2 * num_m : -num_n], (k_tile * config.cta_tile_shape_mnk[2], row, batch), policy)
-    _prefetch(addresses[-num_n:], (0, k_block, block, batch), policy)
+    _prefetch_side(args, place.n, k_tile, k_block, policy)
 
 
 @cute.jit
-def _prefetch(descriptors: list, coords: tuple, cache_policy: cutlass.Constexpr):
-    """Bring the boxes at ``coords`` of one side's operands, or of their scales, into L2."""
-    with cute.arch.elect_one():
-        for i in cutlass.range_constexpr(len(descriptors)):
-            tma_prefetch(descriptors[i], coords, cache_policy)
+def _prefetch_side(
+    args: LoadArgs, side: SidePlace, k_tile: Int32, k_block: Int32, cache_policy: cutlass.Constexpr
+):
+    """Bring the boxes of a K tile of one side's operands, and then of their scales, into L2."""
+    k = k_tile * args.config.cta_tile_shape_mnk[2]
+    for maps, coords in (
+        (side.data, (k, side.row, side.batch)),
+        (side.scales, (0, k_block, side.block, side.batch)),
+    ):
+        with cute.arch.elect_one():
+            for descriptor in maps:
+                tma_prefetch(descriptor, coords, cache_policy)
 
 
-@cute.jit
-def _without_turns(place: tuple) -> tuple:
+def _without_turns(place: TilePlace) -> TilePlace:
     """A tile of which nothing is prefetched."""
-    never = Int32(NEVER)
-    return (*place[:DUE_M], never, never, *place[DUE_N + 1 :])
+    m, n = (replace(side, due=Int32(NEVER)) for side in (place.m, place.n))
+    return replace(place, m=m, n=n)
 
 
 @cute.jit
-def _locate(args: LoadArgs, cursor: tuple, first_due: cutlass.Constexpr) -> tuple:
-    """Of the tile at the cursor: slot, K tiles, this CTA's coordinates on both sides, its turns, addresses of tensor maps.
-
-    Coordinates: rows of the operands, row blocks of their scales, batches; M side first. Turns: the first K tile of each
-    side that is prefetched here, of those from ``first_due`` on, and from each to the next: as many as there are tiles that
-    share the operand.
-    """
+def _locate(args: LoadArgs, cursor: tuple, first_due: cutlass.Constexpr) -> TilePlace:
+    """The tile at the cursor, of which K tiles from ``first_due`` on are prefetched."""
     config, rank, descriptors = args.config, args.cta_rank, args.descriptors
     boxes, num_cta = make_boxes(config), config.num_mma_cta
     tile = args.groups.tile(cursor, config.work_tile_mnk)
@@ -300,21 +325,16 @@ def _locate(args: LoadArgs, cursor: tuple, first_due: cutlass.Constexpr) -> tupl
     is_long = k_tile_cnt > args.ab.num_stages
     due_a = tile.tile_n_idx + first_due if (sharing_a > 1) & is_long else Int32(NEVER)
     due_b = tile.tile_m_idx + first_due if (sharing_b > 1) & is_long else Int32(NEVER)
-    turns = (due_a, due_b, sharing_a, sharing_b)
+    turns_m, turns_n = (due_a, sharing_a), (due_b, sharing_b)
     if cutlass.const_expr(config.swap_ab):
-        turns = (due_b, due_a, sharing_b, sharing_a)
-    return (
+        turns_m, turns_n = turns_n, turns_m
+    data_m, scales_m, data_n, scales_n = (
+        tuple(descriptor_addresses(operands, tile.slot))
+        for operands in (descriptors.m, descriptors.sf_m, descriptors.n, descriptors.sf_n)
+    )
+    return TilePlace(
         tile.slot,
         tile.k_tile_cnt,
-        m_side.origin.row + row_m,
-        n_side.origin.row + row_n,
-        block_m,
-        block_n,
-        Int32(m_side.origin.batch),
-        Int32(n_side.origin.batch),
-        *turns,
-        *descriptor_addresses(descriptors.m, tile.slot),
-        *descriptor_addresses(descriptors.sf_m, tile.slot),
-        *descriptor_addresses(descriptors.n, tile.slot),
-        *descriptor_addresses(descriptors.sf_n, tile.slot),
+        SidePlace(m_side.origin.row + row_m, block_m, Int32(m_side.origin.batch), *turns_m, data_m, scales_m),
+        SidePlace(n_side.origin.row + row_n, block_n, Int32(n_side.origin.batch), *turns_n, data_n, scales_n),
     )
