@@ -136,7 +136,7 @@ def run_load(args: LoadArgs, first_tile: Int32, stride: Int32):
         num_begun = cutlass.min(k_tile_cnt, ab.num_stages)
         if cutlass.const_expr(args.chain is not None):
             args.chain.wait_for_layer_before(place.slot)
-        _, _, stage, phase = _load_k_tiles(args, (place, place), (Int32(0), num_begun), (stage, phase), False)
+        _, stage, phase = _load_k_tiles(args, (place, place), (Int32(0), num_begun), (stage, phase), False)
     if cutlass.const_expr(args.begun_barrier_id is not None):
         cute.arch.barrier_arrive(barrier_id=args.begun_barrier_id, number_of_threads=args.begun_threads)
     while groups.has_tile(cursor):
@@ -152,11 +152,10 @@ def run_load(args: LoadArgs, first_tile: Int32, stride: Int32):
             if num_begun > 0:
                 for k_tile in cutlass.range(num_begun, num_begun + PREFETCH_K_TILES, unroll=1):
                     place, following = _prefetch_ahead(args, place, following, k_tile)
-        _, following, stage, phase = _load_k_tiles(
+        place, stage, phase = _load_k_tiles(
             args, (place, following), (num_begun, k_tile_cnt), (stage, phase), True
         )
         num_begun = Int32(0)
-        place = following
     # Leave only after the MMA has released every stage: its arrivals must not reach a CTA that has exited.
     wait_until_empty(ab, stage, phase)
 
@@ -173,7 +172,7 @@ def _load_k_tiles(
         ring_place: stage and phase of the first.
         waits: whether stages may be full.
 
-    Returns: ``places`` with the turns that follow, stage and phase.
+    Returns: the next tile's place with the turns that follow, stage and phase.
     """
     ab, config, smem, buffers = args.ab, args.config, args.smem, args.buffers
     num_cta, rank, boxes = config.num_mma_cta, args.cta_rank, make_boxes(args.config)
@@ -219,7 +218,7 @@ def _load_k_tiles(
         if cutlass.const_expr(prefetches):
             place, following = _prefetch_ahead(args, place, following, i + PREFETCH_K_TILES)
         stage, phase = next_stage(ab, stage, phase)
-    return place, following, stage, phase
+    return following, stage, phase
 
 
 @cute.jit
