@@ -94,8 +94,11 @@ class KernelKey:
         reason = family.interleave_reason(config, weight_layout) or family.unsupported_reason(config, num_b)
         if out_dtype == NVFP4:
             reason = reason or family.quantized_reason(config)
-        if reason is None and config.split_k > 1 and is_chain:
-            reason = f"split_k={config.split_k}: layers of a chain wait for CTAs that may not all be resident; use split_k=1"
+        if reason is None and config.cluster_size > config.num_mma_cta and is_chain:
+            reason = (
+                f"split_k={config.split_k}, multicast_n={config.multicast_n}: layers of a chain wait for CTAs that may not all "
+                "be resident; use split_k=1, multicast_n=1"
+            )
         if reason is not None:
             raise ConfigError(f"{arch}: {reason}")
         if out_m_major and not family.OUT_M_MAJOR:

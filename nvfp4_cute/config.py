@@ -3,7 +3,9 @@
 import re
 from dataclasses import dataclass
 
-_NAME = re.compile(r"t(\d+)x(\d+)x(\d+)_s(\d+)a(\d+)(_2cta)?(_swap)?(_pre)?(_sk)?(?:_k(\d+))?(?:_p(\d+))?$")
+_NAME = re.compile(
+    r"t(\d+)x(\d+)x(\d+)_s(\d+)a(\d+)(_2cta)?(_swap)?(_pre)?(_sk)?(?:_m(\d+))?(?:_k(\d+))?(?:_p(\d+))?$"
+)
 
 
 @dataclass(frozen=True)
@@ -19,6 +21,8 @@ class KernelConfig:
         use_2cta_instrs: two CTAs issue one MMA of twice the rows (``cta_group::2``) and halve the N side's loads.
         swap_ab: rows of ``b`` (weights) on the M side of the MMA and rows of ``a`` (tokens) on its N side, whose
             extent has a finer grain: the choice where few tokens meet many weights.
+        multicast_n: MMAs of a cluster, side by side along M, that meet the same N side: each loads every so many-th K tile of it
+            for all of them (sm_100a).
         split_k: CTAs of a cluster that share the K tiles of a work tile and add up their sums.
         decode_first: tokens are decoded once, into device memory, by a launch before; then two CTAs with neighbouring rows
             of ``b`` share what they load of them (sm_90a).
@@ -34,6 +38,7 @@ class KernelConfig:
     num_cta: int | None = None
     use_2cta_instrs: bool = False
     swap_ab: bool = False
+    multicast_n: int = 1
     split_k: int = 1
     decode_first: bool = False
     deal_k: bool = False
@@ -45,8 +50,8 @@ class KernelConfig:
 
     @property
     def num_m_cta(self) -> int:
-        """CTAs with rows of a work tile's M side: 2 of a pair that issues MMAs together or shares the N side."""
-        return 2 if self.use_2cta_instrs or self.decode_first else 1
+        """CTAs with rows of a work tile's M side: those that issue an MMA together or share the N side."""
+        return (2 if self.use_2cta_instrs or self.decode_first else 1) * self.multicast_n
 
     @property
     def cluster_size(self) -> int:
@@ -65,9 +70,10 @@ class KernelConfig:
         m, n, k = self.cta_tile_shape_mnk
         pair, swap = "_2cta" if self.use_2cta_instrs else "", "_swap" if self.swap_ab else ""
         first = "_pre" * self.decode_first + "_sk" * self.deal_k
+        shared = f"_m{self.multicast_n}" if self.multicast_n > 1 else ""
         split = f"_k{self.split_k}" if self.split_k > 1 else ""
         width = "" if self.num_cta is None else f"_p{self.num_cta}"
-        return f"t{m}x{n}x{k}_s{self.num_ab_stage or 0}a{self.num_acc_stage}{pair}{swap}{first}{split}{width}"
+        return f"t{m}x{n}x{k}_s{self.num_ab_stage or 0}a{self.num_acc_stage}{pair}{swap}{first}{shared}{split}{width}"
 
     @classmethod
     def from_name(cls, name: str) -> "KernelConfig":
@@ -76,9 +82,9 @@ class KernelConfig:
         if match is None:
             raise ValueError(
                 f"config name {name!r} is not of the form t<M>x<N>x<K>_s<stages>a<stages>[_2cta][_swap][_pre][_sk]"
-                "[_k<parts>][_p<CTAs>]"
+                "[_m<MMAs>][_k<parts>][_p<CTAs>]"
             )
-        m, n, k, ab, acc, pair, swap, first, deal, split, cta = match.groups()
+        m, n, k, ab, acc, pair, swap, first, deal, shared, split, cta = match.groups()
         return cls(
             (int(m), int(n), int(k)),
             int(ab) or None,
@@ -86,6 +92,7 @@ class KernelConfig:
             int(cta) if cta else None,
             use_2cta_instrs=pair is not None,
             swap_ab=swap is not None,
+            multicast_n=int(shared or 1),
             split_k=int(split or 1),
             decode_first=first is not None,
             deal_k=deal is not None,

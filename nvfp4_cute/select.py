@@ -15,12 +15,13 @@ from nvfp4_cute.arch.sm100 import (
     MMA_COLUMNS_PER_CYCLE,
     MMA_CTA_M,
     MMA_N_STEP,
+    RING_CYCLES,
     SPLIT_TILES_N,
     SPLITS,
     TILES_N,
     SmemPlan,
-    copy_cycles,
     fetches_ahead,
+    k_tile_copy_cycles,
     smem_plan,
 )
 from nvfp4_cute.config import KernelConfig
@@ -31,13 +32,14 @@ from nvfp4_cute.schedule import TileSchedule, WorkTile, make_schedule
 START_CYCLES = 400  # from the kernel's start to the first TMA
 PAIR_START_CYCLES = 200  # of a pair: its loads wait for both CTAs, its requests to L2 do not
 MEMORY_LATENCY_CYCLES = 2100  # from the first TMA to its data, with every SM asking
-RING_CYCLES = 3000  # from a load that device memory answers to the next one of its stage, under load
 HBM_BYTES_PER_CYCLE = 3700  # what device memory gives to all SMs
 L2_BYTES_PER_CYCLE = 14000  # and L2
 ROW_SLICE_CYCLES = 190  # the epilogue of 32 columns whose thread has a run of its own
 ACTIVATION_SLICE_CYCLES = 500  # what an activation adds: two special functions an element
 LANE_SLICE_CYCLES = 180  # and where a run lies across the lanes of a warp
-SPLIT_GAIN = 0.1  # by how much a config that splits K has to be better
+# By how much a config that splits K has to be better, and one whose MMAs wait for each other's loads.
+SPLIT_GAIN = 0.1
+MULTICAST_GAIN = 0.02
 MMA_CYCLES = 44  # of one MMA, at least
 MMAS_PER_K_TILE = 4
 EXCHANGE_CYCLES = (
@@ -95,19 +97,22 @@ def choose_config(problem: GroupedProblem, arch: str, num_sms: int) -> KernelCon
 def estimates(problem: GroupedProblem, num_sms: int) -> list[Estimate]:
     """Every candidate of the sm_100 family, the best first; equal ones in the order of the family's table.
 
-    One that splits K comes first only where that gains ``SPLIT_GAIN``: estimates of both kinds are less alike than those of
-    one.
+    One that splits K or shares loads comes first only where that gains ``SPLIT_GAIN`` or ``MULTICAST_GAIN``: estimates of
+    different kinds are less alike than those of one.
     """
     tried = sm100.CANDIDATES if problem.activation is None else sm100.DUAL_CANDIDATES
     if problem.weight_layout != "separate":
         tried = sm100.INTERLEAVED_CANDIDATES
     if problem.is_chain:
-        tried = tuple(config for config in tried if config.split_k == 1)
+        tried = tuple(config for config in tried if config.cluster_size == config.num_mma_cta)
     return sorted((estimate(config, problem, num_sms) for config in tried), key=_ranked)
 
 
 def _ranked(candidate: Estimate) -> float:
-    return candidate.cycles * (1 + SPLIT_GAIN * (candidate.config.split_k > 1))
+    config = candidate.config
+    return candidate.cycles * (
+        1 + SPLIT_GAIN * (config.split_k > 1) + MULTICAST_GAIN * (config.multicast_n > 1)
+    )
 
 
 def explain(problem: GroupedProblem, num_sms: int) -> str:
@@ -138,7 +143,7 @@ def estimate(config: KernelConfig, problem: GroupedProblem, num_sms: int) -> Est
         tiles = [schedule.work_tile(index) for index in indices]
         hbm = sum(read[index] for index in indices) / HBM_BYTES_PER_CYCLE
         loaded = sum(tile.k_tile_cnt * _k_tile_bytes(config, schedule, tile, smem) for tile in tiles)
-        delivered = max(hbm, loaded * config.num_mma_cta / L2_BYTES_PER_CYCLE)
+        delivered = max(hbm, loaded * config.num_m_cta / L2_BYTES_PER_CYCLE)
         longest = max(
             _tile_cycles(config, schedule, tile, slice_cycles, smem, num_b, wave == 0) for tile in tiles
         )
@@ -190,7 +195,8 @@ def _columns(config: KernelConfig, schedule: TileSchedule, tile: WorkTile) -> in
 def _k_tile_bytes(config: KernelConfig, schedule: TileSchedule, tile: WorkTile, smem: SmemPlan) -> int:
     """What one CTA loads for a K tile."""
     rows_n = _columns(config, schedule, tile) // config.num_mma_cta
-    return smem.stage_bytes + smem.num_n * (rows_n * config.cta_tile_shape_mnk[2] // 2 - smem.b_stage_bytes)
+    n_side = smem.num_n * (rows_n * config.cta_tile_shape_mnk[2] // 2 + smem.sfb_stage_bytes)
+    return smem.num_m * (smem.a_stage_bytes + smem.sfa_stage_bytes) + n_side // config.multicast_n
 
 
 def _load_cycles(config: KernelConfig, schedule: TileSchedule, tile: WorkTile, smem: SmemPlan) -> float:
@@ -201,16 +207,9 @@ def _load_cycles(config: KernelConfig, schedule: TileSchedule, tile: WorkTile, s
     tile_m, tile_n, _ = schedule.cta_tile_shape_mnk
     sharing_a, sharing_b = -(-n // tile_n), -(-m // tile_m)
     sharing = (sharing_b, sharing_a) if config.swap_ab else (sharing_a, sharing_b)
-    boxes = (
-        (smem.num_m, smem.a_stage_bytes, smem.sfa_stage_bytes),
-        (smem.num_n, smem.b_stage_bytes, smem.sfb_stage_bytes // config.num_mma_cta),
-    )
     ahead = max(0.0, 1 - smem.num_ab_stage / tile.k_tile_cnt) if fetches_ahead(config, smem) else 0.0
-    total = 0.0
-    for (count, *sizes), tiles in zip(boxes, sharing, strict=True):
-        cycles = count * sum(map(copy_cycles, sizes))
-        total += cycles * (1 + ahead / tiles * (tiles > 1))
-    return total
+    sides = zip(k_tile_copy_cycles(config, smem), sharing, strict=True)
+    return sum(cycles * (1 + ahead / tiles * (tiles > 1)) for cycles, tiles in sides)
 
 
 def _tile_cycles(

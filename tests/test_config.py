@@ -1,8 +1,10 @@
 """KernelConfig names, and what sm_100 can build."""
 
+from dataclasses import replace
+
 import pytest
 
-from nvfp4_cute.arch import sm100
+from nvfp4_cute.arch import sm90, sm100, sm120
 from nvfp4_cute.config import KernelConfig
 
 CONFIGS = [
@@ -15,6 +17,8 @@ CONFIGS = [
     KernelConfig(swap_ab=True, decode_first=True, num_cta=64),
     KernelConfig(swap_ab=True, decode_first=True, deal_k=True),
     KernelConfig(cta_tile_shape_mnk=(128, 256, 256), use_2cta_instrs=True, swap_ab=True, num_cta=128),
+    KernelConfig(use_2cta_instrs=True, multicast_n=2, num_cta=128),
+    KernelConfig(swap_ab=True, split_k=4),
 ]
 
 
@@ -79,6 +83,7 @@ def test_scale_blocks_that_a_tile_touches(tile_n, blocks):
         (KernelConfig(use_2cta_instrs=True), (256, 128, 256)),
         (KernelConfig((128, 64, 256), swap_ab=True), (64, 128, 256)),
         (KernelConfig((128, 64, 256), use_2cta_instrs=True, swap_ab=True), (64, 256, 256)),
+        (KernelConfig((128, 64, 256), use_2cta_instrs=True, multicast_n=2), (512, 64, 256)),
     ],
     ids=str,
 )
@@ -98,8 +103,16 @@ def test_work_tile_is_in_the_problems_terms(config, work_tile):
         (KernelConfig(num_acc_stage=4), "use at most 3"),
         (KernelConfig(num_cta=0), "at least 1 CTA"),
         (KernelConfig(num_cta=1, use_2cta_instrs=True), "at least 2 CTAs"),
+        (KernelConfig(num_cta=3, use_2cta_instrs=True, multicast_n=2), "at least 4 CTAs"),
+        (KernelConfig(multicast_n=3), "use multicast_n=2"),
+        (KernelConfig(multicast_n=2, split_k=2), "or multicast_n=1"),
     ],
     ids=lambda value: value.to_name() if isinstance(value, KernelConfig) else "",
 )
 def test_a_refusal_names_the_nearest_legal_value(config, fix):
     assert fix in sm100.unsupported_reason(config)
+
+
+@pytest.mark.parametrize("family", [sm90, sm120], ids=lambda family: family.ARCHS[0])
+def test_families_whose_ctas_load_for_themselves_say_so(family):
+    assert "use multicast_n=1" in family.unsupported_reason(replace(family.DEFAULT_CONFIG, multicast_n=2))

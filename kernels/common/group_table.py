@@ -10,6 +10,7 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Int32, Uint32
 
+from .ptx import mul_hi
 from .select import select
 
 
@@ -21,6 +22,7 @@ class GroupTable:
         m, n, k: extents in elements, one Int32 a slot.
         tile_offsets: tiles of all earlier slots, one Int32 a slot.
         num_tiles: tiles of all slots.
+        reciprocals: of the tiles along M, one Uint32 a slot (:func:`reciprocal`).
     """
 
     m: list
@@ -28,6 +30,12 @@ class GroupTable:
     k: list
     tile_offsets: list
     num_tiles: Int32
+    reciprocals: list
+
+    @classmethod
+    def of(cls, m: list, n: list, k: list, tile_offsets: list, num_tiles: Int32, tile_m: int) -> "GroupTable":
+        """The table of groups that are cut into tiles of ``tile_m`` rows; host code."""
+        return cls(m, n, k, tile_offsets, num_tiles, [reciprocal(ceil_div(extent, tile_m)) for extent in m])
 
     @cute.jit
     def first_cursor(self, tile_idx: Int32, tile_shape_mnk: cutlass.Constexpr) -> tuple:
@@ -95,10 +103,26 @@ def ceil_div(extent: Int32, divisor: int) -> Int32:
     return Int32((Uint32(extent) + (divisor - 1)) // divisor)
 
 
+def reciprocal(divisor: Int32) -> Uint32:
+    """What :func:`divide` takes beside a divisor of at least 1: host code, so that the device only multiplies."""
+    return Uint32(0xFFFFFFFF) // Uint32(divisor)
+
+
+@cute.jit
+def divide(value: Int32, divisor: Int32, reciprocal: Uint32) -> tuple:
+    """Quotient and remainder of numbers that are not negative, without the instructions of a division."""
+    # At most one too small: reciprocal > 2**32 / divisor - 1, and value < 2**32.
+    quotient = Int32(mul_hi(Uint32(value), reciprocal))
+    rest = value - quotient * divisor
+    is_small = rest >= divisor
+    return select(is_small, quotient + 1, quotient), select(is_small, rest - divisor, rest)
+
+
 @cute.jit
 def locate_slot(groups: GroupTable, tile_idx: Int32) -> tuple:
-    """Slot of a linear index, the slot's m, n and k, and its first index."""
+    """Slot of a linear index, the slot's m, n and k, its first index, and the reciprocal of its tiles along M."""
     slot, m, n, k, tile_offset = Int32(0), groups.m[0], groups.n[0], groups.k[0], groups.tile_offsets[0]
+    reciprocal = groups.reciprocals[0]
     for i in cutlass.range_constexpr(1, groups.num_groups):
         is_behind = tile_idx >= groups.tile_offsets[i]
         slot = select(is_behind, Int32(i), slot)
@@ -106,7 +130,8 @@ def locate_slot(groups: GroupTable, tile_idx: Int32) -> tuple:
         n = select(is_behind, groups.n[i], n)
         k = select(is_behind, groups.k[i], k)
         tile_offset = select(is_behind, groups.tile_offsets[i], tile_offset)
-    return slot, m, n, k, tile_offset
+        reciprocal = select(is_behind, groups.reciprocals[i], reciprocal)
+    return slot, m, n, k, tile_offset, reciprocal
 
 
 @cute.jit
@@ -116,13 +141,11 @@ def locate_tile(groups: GroupTable, cta_tile_shape_mnk: cutlass.Constexpr, tile_
     Walking along M first reads each weight tile from memory once while its neighbours find it in L2. An index behind
     the last tile gives a tile of the last slot that does not exist.
     """
-    slot, m, n, k, tile_offset = locate_slot(groups, tile_idx)
-    tiles_m = ceil_div(m, cta_tile_shape_mnk[0])
-    local_idx = tile_idx - tile_offset
-    tile_n_idx = Int32(Uint32(local_idx) // Uint32(tiles_m))
+    slot, m, n, k, tile_offset, reciprocal = locate_slot(groups, tile_idx)
+    tile_n_idx, tile_m_idx = divide(tile_idx - tile_offset, ceil_div(m, cta_tile_shape_mnk[0]), reciprocal)
     return WorkTile(
         slot=slot,
-        tile_m_idx=local_idx - tile_n_idx * tiles_m,
+        tile_m_idx=tile_m_idx,
         tile_n_idx=tile_n_idx,
         k_tile_cnt=ceil_div(k, cta_tile_shape_mnk[2]),
         m=m,

@@ -54,18 +54,13 @@ def read_operands(values: cute.Tensor, rows: range, num_b: int, swap_ab: bool) -
 
 
 def read_groups(
-    values: cute.Tensor, rows: range, form: Literal["list", "ragged", "masked", "batched"]
+    values: cute.Tensor, rows: range, form: Literal["list", "ragged", "masked", "batched"], tile_m: int
 ) -> GroupTable | DeviceGroups:
-    """The groups' sizes, or where the device finds them. Arguments as of :func:`read_operands`."""
+    """The groups' sizes, or where the device finds them. ``tile_m``: rows of ``a`` in a work tile; else as ``read_operands``."""
     m, n, k = ([Int32(values[column, row]) for row in rows] for column in (Group.M, Group.N, Group.K))
     if form == "list":
-        return GroupTable(
-            m=m,
-            n=n,
-            k=k,
-            tile_offsets=[Int32(values[Group.TILE_OFFSET, row]) for row in rows],
-            num_tiles=Int32(values[Header.NUM_TILES, 0]),
-        )
+        offsets = [Int32(values[Group.TILE_OFFSET, row]) for row in rows]
+        return GroupTable.of(m, n, k, offsets, Int32(values[Header.NUM_TILES, 0]), tile_m)
     return DeviceGroups(
         form=form,
         sizes=cute.make_ptr(Int32, values[Header.GROUP_SIZES, 0], cute.AddressSpace.gmem, assumed_align=4),

@@ -29,6 +29,11 @@ def keep_before(values: tuple) -> None:
         inline_ptx("// {$r0}", read_only_args=[value])
 
 
+def mul_hi(a: Uint32, b: Uint32) -> Uint32:
+    """The upper half of a product (PTX ISA 9.7.1.3)."""
+    return inline_ptx("mul.hi.u32 {$w0}, {$r0}, {$r1};", write_only_types=[Uint32], read_only_args=[a, b])
+
+
 def dp4a(a: Uint32, b: Uint32, acc: Int32) -> Int32:
     """``acc`` plus the four products of signed bytes (PTX ISA 9.7.1.23)."""
     return inline_ptx(

@@ -53,7 +53,6 @@ from .store import row_target, store_slice
 LANE_STRIDE = 1 << 16
 # As CuTe counts it.
 TMEM_ALIGN = 16
-LEADER_RANK = 0
 
 
 @dataclass(frozen=True)
@@ -65,7 +64,8 @@ class EpilogueArgs:
         out_m_major: whether columns of the output are contiguous, not rows.
         out_dtype: Float4E2M1FN stands for NVFP4, whose scales ``outputs`` places.
         groups: ``GroupTable`` or ``DeviceGroups``.
-        cta_rank: which CTA of the pair this is.
+        m_rank: which CTA of those with rows of a work tile's M side this is.
+        leader_rank: in the cluster, of the CTA that issues its MMAs.
         tmem_unused: barrier where each warp arrives, in both CTAs of a pair, when it has read its last accumulator.
         staging: shared address of the warps' buffers (``staging``).
         exchange: where CTAs that share K tiles add up their sums; None where each has all of them.
@@ -81,7 +81,8 @@ class EpilogueArgs:
     out_m_major: bool
     config: KernelConfig
     groups: object
-    cta_rank: Int32
+    m_rank: Int32
+    leader_rank: Int32 | int
     acc: Ring
     tmem_unused: cute.Pointer
     staging: Int32
@@ -120,7 +121,7 @@ def run_epilogue(args: EpilogueArgs, first_tile: Int32, stride: Int32):
     cursor = groups.first_cursor(first_tile, config.work_tile_mnk)
     if not groups.has_tile(cursor):
         with cute.arch.elect_one():
-            _give_back_tmem(args.tmem_unused, config)
+            _give_back_tmem(args.tmem_unused, args.leader_rank, config)
     tmem_ptr = cute.arch.retrieve_tmem_ptr(Float32, TMEM_ALIGN, args.tmem_address)
     tidx, _, _ = cute.arch.thread_idx()
     warp_idx = tidx // WARP_SIZE
@@ -173,7 +174,7 @@ def run_epilogue(args: EpilogueArgs, first_tile: Int32, stride: Int32):
         cursor = groups.next_cursor(cursor, stride, config.work_tile_mnk)
         is_last = not groups.has_tile(cursor)
         m_side, n_side = mma_sides(config, tile)
-        first_row = m_side.first_row + args.cta_rank * MMA_CTA_M
+        first_row = m_side.first_row + args.m_rank * MMA_CTA_M
         row = first_row + tidx
         num_slices = mma_columns(config, n_side) // period * period_slices
         columns = tile.n
@@ -234,9 +235,9 @@ def run_epilogue(args: EpilogueArgs, first_tile: Int32, stride: Int32):
             else:
                 with cute.arch.elect_one():
                     if is_last:
-                        _give_back_tmem(args.tmem_unused, config)
+                        _give_back_tmem(args.tmem_unused, args.leader_rank, config)
                     else:
-                        _release(acc.empty(stage), config)
+                        _release(acc.empty(stage), args.leader_rank, config)
             wait_for_sums(exchange, warp_idx, num_tile_slices, turn)
         # Not unrolled: a CTA has few tiles, and code that it executes once costs more to fetch than to run.
         for i in cutlass.range(first_pass, num_steps, unroll=1):
@@ -246,10 +247,10 @@ def run_epilogue(args: EpilogueArgs, first_tile: Int32, stride: Int32):
             if i == last_shared and not is_last:
                 # What the next MMA overwrites is in registers.
                 with cute.arch.elect_one():
-                    _release(acc.empty(stage), config)
+                    _release(acc.empty(stage), args.leader_rank, config)
             if is_last and i == num_steps - 1:
                 with cute.arch.elect_one():
-                    _give_back_tmem(args.tmem_unused, config)
+                    _give_back_tmem(args.tmem_unused, args.leader_rank, config)
             if cutlass.const_expr(exchange is not None):
                 add_slice(exchange, tTR_rAcc[0], warp_idx, slice_idx, num_tile_slices)
             for j in cutlass.range_constexpr(at_once):
@@ -302,22 +303,22 @@ def run_epilogue(args: EpilogueArgs, first_tile: Int32, stride: Int32):
 
 
 @cute.jit
-def _release(empty: cute.Pointer, config: cutlass.Constexpr):
+def _release(empty: cute.Pointer, leader_rank: Int32 | int, config: cutlass.Constexpr):
     """Hand an accumulator back to the MMA, which is the leader's in a pair."""
     order_before_arrival()
     if cutlass.const_expr(config.num_mma_cta == 1):
         cute.arch.mbarrier_arrive(empty)
     else:
-        cute.arch.mbarrier_arrive(empty, LEADER_RANK)
+        cute.arch.mbarrier_arrive(empty, leader_rank)
 
 
 @cute.jit
-def _give_back_tmem(tmem_unused: cute.Pointer, config: cutlass.Constexpr):
+def _give_back_tmem(tmem_unused: cute.Pointer, leader_rank: Int32 | int, config: cutlass.Constexpr):
     """Tell whoever frees tensor memory, in both CTAs of a pair, that this warp reads no more."""
     order_before_arrival()
     if cutlass.const_expr(config.num_mma_cta == 2):
         for rank in cutlass.range_constexpr(config.num_mma_cta):
-            cute.arch.mbarrier_arrive(tmem_unused, rank)
+            cute.arch.mbarrier_arrive(tmem_unused, leader_rank + rank)
     else:
         cute.arch.mbarrier_arrive(tmem_unused)
 

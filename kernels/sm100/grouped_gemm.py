@@ -10,13 +10,16 @@ Roles (warps):  EPILOGUE 0-3 | MMA 4 | LOAD 5.
 
 Pipelines (producer -> consumer), full arrivals / empty arrivals. Of a pair, the leader's full ab and empty acc barriers
 count for both CTAs, and commits arrive at both:
-  ab   LOAD -> MMA       num_ab_stage    full: 1 + bytes of all operands     empty: 1 (tcgen05.commit)
+  ab   LOAD -> MMA       num_ab_stage    full: 1 + bytes of all operands     empty: 1 (tcgen05.commit) an MMA that shares loads
   acc  MMA  -> EPILOGUE  num_acc_stage   full: 1 (tcgen05.commit)            empty: 4 a CTA (one a warp)
 
 Timeline, a tile: LOAD fills one stage a K tile -> MMA copies the stage's scales to tensor memory, issues K/64 MMAs,
 commits the stage back; after the last K tile commits the accumulator -> EPILOGUE reads it in slices of 32 columns, of
 16-bit results two at once, ahead of those that it stores, and releases it once the MMA may overwrite it. The three roles
 run ahead of each other over the tiles of a persistent CTA or pair.
+
+Multicast: MMAs of a cluster, side by side along M, meet the same N side; each loads every so many-th K tile of it for all of
+them. A stage is empty when all of them have released it.
 
 Split-K: the CTAs of a cluster share a tile's K tiles, and send each other their sums (``split_k``).
 
@@ -126,7 +129,7 @@ class GroupedGemmSm100:
         self.kernel.set_name_prefix(self.name)
         self.kernel(
             Descriptors.encode(views_m, views_n, make_boxes(self.config)),
-            read_groups(values, rows, self.form),
+            read_groups(values, rows, self.form, self.config.work_tile_mnk[0]),
             read_outputs(
                 values,
                 rows,
@@ -158,12 +161,18 @@ class GroupedGemmSm100:
         warp_idx = cute.arch.warp_idx()
         block_idx, _, _ = cute.arch.block_idx()
         num_blocks, _, _ = cute.arch.grid_dim()
-        first_tile, stride, cta_rank = block_idx, num_blocks, Int32(0)
+        first_tile, stride = block_idx, num_blocks
+        # Which of the CTAs along a work tile's M side this is, which of its MMA's, and in the cluster, that MMA's first one.
+        m_rank, cta_rank, leader_rank = Int32(0), Int32(0), 0
         if cutlass.const_expr(config.cluster_size > 1):
             cluster_bits = config.cluster_size.bit_length() - 1
             first_tile, stride = block_idx >> cluster_bits, num_blocks >> cluster_bits
+        if cutlass.const_expr(config.num_m_cta > 1):
+            m_rank = block_idx & (config.num_m_cta - 1)
         if cutlass.const_expr(num_cta == 2):
             cta_rank = block_idx & 1
+        if cutlass.const_expr(config.multicast_n > 1):
+            leader_rank = m_rank - cta_rank
 
         # Storage
         smem = SmemAllocator()
@@ -209,8 +218,8 @@ class GroupedGemmSm100:
         if warp_idx == maps_warp_id:
             prefetch_descriptors(descriptors)
         if warp_idx == ring_warp_id:
-            init_ring_by_lanes(ab, 1, 1)
-            if cutlass.const_expr(num_cta == 1):
+            init_ring_by_lanes(ab, 1, config.multicast_n)
+            if cutlass.const_expr(config.num_mma_cta == 1):
                 cute.arch.barrier_arrive(barrier_id=RING_BARRIER_ID, number_of_threads=2 * WARP_SIZE)
         if warp_idx == schedule.mma_warp_id:
             init_ring_by_lanes(acc, 1, num_epilogue_warps)
@@ -236,7 +245,7 @@ class GroupedGemmSm100:
 
         # ---- LOAD --------------------------------------------------------------------------------------
         if warp_idx == schedule.load_warp_id:
-            if cutlass.const_expr(num_cta == 1):
+            if cutlass.const_expr(config.num_m_cta == 1):
                 cute.arch.barrier_arrive(
                     barrier_id=START_BARRIER_ID, number_of_threads=schedule.threads_per_cta
                 )
@@ -247,6 +256,7 @@ class GroupedGemmSm100:
                     smem=plan,
                     config=config,
                     groups=groups,
+                    m_rank=m_rank,
                     cta_rank=cta_rank,
                     ab=ab,
                     chain=chain,
@@ -273,6 +283,7 @@ class GroupedGemmSm100:
                         smem=plan,
                         config=config,
                         groups=groups,
+                        leader_rank=leader_rank,
                         ab=ab,
                         acc=acc,
                     ),
@@ -300,7 +311,8 @@ class GroupedGemmSm100:
                     out_m_major=self.out_m_major,
                     config=config,
                     groups=groups,
-                    cta_rank=cta_rank,
+                    m_rank=m_rank,
+                    leader_rank=leader_rank,
                     acc=acc,
                     tmem_unused=tmem_unused,
                     staging=staging,
@@ -315,9 +327,9 @@ class GroupedGemmSm100:
 
     @cute.jit
     def _wait_for_start(self):
-        """Wait until all warps have made their barriers, in both CTAs of a pair, and tensor memory is allocated."""
+        """Wait until all warps have made their barriers, in all CTAs that share loads, and tensor memory is allocated."""
         num_threads = self.schedule.threads_per_cta
-        if cutlass.const_expr(self.config.num_mma_cta == 2):
+        if cutlass.const_expr(self.config.num_m_cta > 1):
             cute.arch.cluster_wait()
             num_threads = self.schedule.num_tmem_threads
         cute.arch.barrier(barrier_id=START_BARRIER_ID, number_of_threads=num_threads)

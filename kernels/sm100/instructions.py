@@ -19,7 +19,7 @@ DESCRIPTOR_UNIT_BYTES = 16
 MMA_DESCRIPTOR = 1 << 7 | 1 << 10
 MMA_DESCRIPTOR_N_SHIFT = 17 - 3
 MMA_DESCRIPTOR_M_SHIFT = 27 - 7
-# Both CTAs of a pair, which is a cluster.
+# Both CTAs of a pair.
 PAIR_MASK = 3
 
 
@@ -91,9 +91,11 @@ def block_scaled_mma(
 
 
 @cute.jit
-def commit_mma(barrier: cute.Pointer, num_cta: cutlass.Constexpr):
-    """Arrive at ``barrier``, and at the pair's other one of that place, when all this thread's MMAs and copies are done."""
-    if cutlass.const_expr(num_cta == 2):
-        tcgen05.commit(barrier, PAIR_MASK, tcgen05.CtaGroup.TWO)
-    else:
-        tcgen05.commit(barrier)
+def commit_mma(barrier: cute.Pointer, num_cta: cutlass.Constexpr, mcast_mask: Int32 | int | None):
+    """Arrive at ``barrier`` when all this thread's MMAs and copies are done.
+
+    Args:
+        mcast_mask: CTAs of the cluster where the barrier of that place gets the arrival; None for this one alone.
+    """
+    group = tcgen05.CtaGroup.TWO if num_cta == 2 else tcgen05.CtaGroup.ONE
+    tcgen05.commit(barrier, mcast_mask, group)

@@ -2,9 +2,11 @@
 
 Fills ``ab`` (all operands and their scales of one K tile a stage). Touches no tensor memory and no output.
 Each CTA of a pair brings its half of both operands; the N side's scales, which both need, each brings half of for both.
+MMAs of a cluster that share the N side (``multicast_n``) take turns in loading a K tile of it for all of them.
 Where the ring is too short for the latency of device memory (``arch.sm100.fetches_ahead``) tiles that share rows of an
 operand take turns in bringing K tiles of it into L2 before any of them loads them: from the K tiles on that the ring does
-not hold at first, over the ends of tiles. A pair's loads wait for both CTAs; L2 brings their first K tile meanwhile.
+not hold at first, over the ends of tiles. What goes to several CTAs waits for all of them; L2 brings a pair's first K tile
+meanwhile, and where MMAs of single CTAs share the N side, these load the M side of theirs.
 """
 
 from dataclasses import dataclass, replace
@@ -14,10 +16,10 @@ import cutlass.cute as cute
 from cutlass import Int32
 
 from nvfp4_cute.arch.sm100 import (
-    PREFETCH_K_TILES,
     SF_ATOM_ROWS,
     SmemPlan,
     fetches_ahead,
+    prefetch_k_tiles,
 )
 from nvfp4_cute.config import KernelConfig
 
@@ -30,7 +32,6 @@ from ..common.split_k import k_share
 from ..common.tma_load import cache_policies, tma_load, tma_prefetch
 from ..common.warp_schedule import WARP_SIZE
 from .columns import mma_columns
-from .instructions import PAIR_MASK
 from .operands import make_boxes
 
 # A K tile that no tile has.
@@ -53,7 +54,8 @@ class LoadArgs:
 
     Attributes:
         groups: ``GroupTable`` or ``DeviceGroups``.
-        cta_rank: which CTA of the pair this is.
+        m_rank: which CTA of those with rows of a work tile's M side this is.
+        cta_rank: which of its MMA's.
         chain: ``common.chain.Chain`` where every group's ``a`` is the result of the one before; None otherwise.
         ring_barrier_id: named barrier where the warp that makes the ring's barriers arrives; not of a pair.
         begun_barrier_id, begun_threads: of the named barrier where this warp arrives when it has asked for what the ring holds;
@@ -65,6 +67,7 @@ class LoadArgs:
     smem: SmemPlan
     config: KernelConfig
     groups: object
+    m_rank: Int32
     cta_rank: Int32
     ab: Ring
     chain: object | None
@@ -102,11 +105,10 @@ class TilePlace:
     m: SidePlace
     n: SidePlace
 
-    def values(self) -> tuple:
-        """All numbers of it."""
-        sides = [value for side in (self.m, self.n) for value in vars(side).values()]
-        lists = [value if isinstance(value, tuple) else (value,) for value in sides]
-        return (self.slot, self.k_tile_cnt, *(value for values in lists for value in values))
+    def for_loads(self) -> tuple:
+        """All numbers that loads of it take."""
+        sides = [(s.row, s.block, s.batch, *s.data, *s.scales) for s in (self.m, self.n)]
+        return (self.slot, self.k_tile_cnt, *sides[0], *sides[1])
 
 
 @cute.jit
@@ -125,7 +127,7 @@ def run_load(args: LoadArgs, first_tile: Int32, stride: Int32):
         # The leader's barriers count this CTA's bytes, and multicasts reach the peer.
         cute.arch.cluster_wait()
     else:
-        keep_before(place.values())
+        keep_before(place.for_loads())
         cute.arch.barrier(barrier_id=args.ring_barrier_id, number_of_threads=2 * WARP_SIZE)
     # What the previous kernel wrote is there from here on.
     cute.arch.griddepcontrol_wait()
@@ -136,7 +138,14 @@ def run_load(args: LoadArgs, first_tile: Int32, stride: Int32):
         num_begun = cutlass.min(k_tile_cnt, ab.num_stages)
         if cutlass.const_expr(args.chain is not None):
             args.chain.wait_for_layer_before(place.slot)
-        _, stage, phase = _load_k_tiles(args, (place, place), (Int32(0), num_begun), (stage, phase), False)
+        begin = Int32(0)
+        if cutlass.const_expr(config.multicast_n > 1 and config.num_mma_cta == 1):
+            # The first K tile's M side is this CTA's own. Multicasts reach the others.
+            _load_stage(args, place, begin, stage, "m")
+            cute.arch.cluster_wait()
+            _load_stage(args, place, begin, stage, "n")
+            begin, (stage, phase) = begin + 1, next_stage(ab, stage, phase)
+        _, stage, phase = _load_k_tiles(args, (place, place), (begin, num_begun), (stage, phase), False)
     if cutlass.const_expr(args.begun_barrier_id is not None):
         cute.arch.barrier_arrive(barrier_id=args.begun_barrier_id, number_of_threads=args.begun_threads)
     while groups.has_tile(cursor):
@@ -150,7 +159,8 @@ def run_load(args: LoadArgs, first_tile: Int32, stride: Int32):
             following = _locate(args, cursor, 0)
         if cutlass.const_expr(fetches_ahead(config, args.smem)):
             if num_begun > 0:
-                for k_tile in cutlass.range(num_begun, num_begun + PREFETCH_K_TILES, unroll=1):
+                end = num_begun + prefetch_k_tiles(config, args.smem)
+                for k_tile in cutlass.range(num_begun, end, unroll=1):
                     place, following = _prefetch_ahead(args, place, following, k_tile)
         place, stage, phase = _load_k_tiles(
             args, (place, following), (num_begun, k_tile_cnt), (stage, phase), True
@@ -174,51 +184,83 @@ def _load_k_tiles(
 
     Returns: the next tile's place with the turns that follow, stage and phase.
     """
-    ab, config, smem, buffers = args.ab, args.config, args.smem, args.buffers
-    num_cta, rank, boxes = config.num_mma_cta, args.cta_rank, make_boxes(args.config)
-    k_blocks = boxes.sf_m[0]
-    policy_m, policy_n = cache_policies(config.swap_ab)
-    # This CTA's half of the N side's scales goes to both CTAs of the pair: half of the K blocks, or of the row blocks.
-    split_k_blocks = boxes.sf_n[0] < k_blocks
-    sf_n_offset = rank * (boxes.sf_n[0] * boxes.sf_n[1] * SF_BLOCK_BYTES)
-    mcast_mask = Int32(PAIR_MASK) if num_cta == 2 else None
-    prefetches = waits and fetches_ahead(config, smem)
+    ab, ahead = args.ab, prefetch_k_tiles(args.config, args.smem)
+    prefetches = waits and fetches_ahead(args.config, args.smem)
     place, following = places
-    m, n = place.m, place.n
-    first_k_tile, _ = k_share(place.k_tile_cnt, config.split_k)
     stage, phase = ring_place
     begin, end = k_tiles
     for i in cutlass.range(begin, end, unroll=1):
-        k_tile_idx = first_k_tile + i
-        full = ab.full(stage)
-        k, k_block = k_tile_idx * config.cta_tile_shape_mnk[2], k_tile_idx * k_blocks
-        k_block_n = k_block + rank * boxes.sf_n[0] if split_k_blocks else k_block
         if cutlass.const_expr(waits):
             cute.arch.mbarrier_wait(ab.empty(stage), phase)
-        with cute.arch.elect_one():
-            if rank == 0:
-                cute.arch.mbarrier_arrive_and_expect_tx(full, num_cta * smem.stage_bytes)
-            barrier = full.toint()
-            coords = (k, m.row, m.batch)
-            for j in cutlass.range_constexpr(smem.num_m):
-                at = buffers.m[j] + stage * smem.a_stage_bytes
-                tma_load(at, m.data[j], coords, barrier, policy_m, num_cta)
-            coords = (k, n.row, n.batch)
-            for j in cutlass.range_constexpr(smem.num_n):
-                at = buffers.n[j] + stage * smem.b_stage_bytes
-                tma_load(at, n.data[j], coords, barrier, policy_n, num_cta)
-            coords = (0, k_block, m.block, m.batch)
-            for j in cutlass.range_constexpr(smem.num_m):
-                at = buffers.sf_m[j] + stage * smem.sfa_stage_bytes
-                tma_load(at, m.scales[j], coords, barrier, policy_m, num_cta)
-            coords = (0, k_block_n, n.block, n.batch)
-            for j in cutlass.range_constexpr(smem.num_n):
-                at = buffers.sf_n[j] + stage * smem.sfb_stage_bytes + sf_n_offset
-                tma_load(at, n.scales[j], coords, barrier, policy_n, num_cta, mcast_mask)
+        _load_stage(args, place, i, stage, "mn")
         if cutlass.const_expr(prefetches):
-            place, following = _prefetch_ahead(args, place, following, i + PREFETCH_K_TILES)
+            place, following = _prefetch_ahead(args, place, following, i + ahead)
         stage, phase = next_stage(ab, stage, phase)
     return following, stage, phase
+
+
+@cute.jit
+def _load_stage(args: LoadArgs, place: TilePlace, k_tile: Int32, stage: Int32, sides: cutlass.Constexpr[str]):
+    """Load a K tile, counted from this CTA's first one, of some ``sides`` of the MMA: with the M side, expect all bytes."""
+    config, full = args.config, args.ab.full(stage)
+    first_k_tile, _ = k_share(place.k_tile_cnt, config.split_k)
+    # MMAs that share the N side take turns.
+    loads_n = "n" in sides
+    if cutlass.const_expr(loads_n and config.multicast_n > 1):
+        loads_n = k_tile % config.multicast_n == args.m_rank // config.num_mma_cta
+    with cute.arch.elect_one():
+        if cutlass.const_expr("m" in sides):
+            if args.cta_rank == 0:
+                cute.arch.mbarrier_arrive_and_expect_tx(full, config.num_mma_cta * args.smem.stage_bytes)
+            _load_m(args, place.m, first_k_tile + k_tile, stage, full.toint())
+        if loads_n:
+            _load_n(args, place.n, first_k_tile + k_tile, stage, full.toint())
+
+
+@cute.jit
+def _load_m(args: LoadArgs, side: SidePlace, k_tile: Int32, stage: Int32, barrier: Int32):
+    """Load the M side's boxes of a K tile."""
+    config, smem, buffers = args.config, args.smem, args.buffers
+    policy, _ = cache_policies(config.swap_ab)
+    coords = (k_tile * config.cta_tile_shape_mnk[2], side.row, side.batch)
+    for j in cutlass.range_constexpr(smem.num_m):
+        at = buffers.m[j] + stage * smem.a_stage_bytes
+        tma_load(at, side.data[j], coords, barrier, policy, config.num_mma_cta)
+    coords = (0, k_tile * make_boxes(config).sf_m[0], side.block, side.batch)
+    for j in cutlass.range_constexpr(smem.num_m):
+        at = buffers.sf_m[j] + stage * smem.sfa_stage_bytes
+        tma_load(at, side.scales[j], coords, barrier, policy, config.num_mma_cta)
+
+
+@cute.jit
+def _load_n(args: LoadArgs, side: SidePlace, k_tile: Int32, stage: Int32, barrier: Int32):
+    """Load the N side's boxes of a K tile: this CTA's part of the operands for all MMAs that share them, of the scales for all
+    CTAs, each of a pair half of the K blocks, or of the row blocks.
+    """
+    config, smem, buffers, rank = args.config, args.smem, args.buffers, args.cta_rank
+    num_cta, num_mmas, (k_blocks, row_blocks) = (
+        config.num_mma_cta,
+        config.multicast_n,
+        make_boxes(config).sf_n,
+    )
+    _, policy = cache_policies(config.swap_ab)
+    mask = sum(1 << i * num_cta for i in range(num_mmas)) << rank if num_mmas > 1 else None
+    coords = (k_tile * config.cta_tile_shape_mnk[2], side.row, side.batch)
+    for j in cutlass.range_constexpr(smem.num_n):
+        at = buffers.n[j] + stage * smem.b_stage_bytes
+        tma_load(at, side.data[j], coords, barrier, policy, num_cta, mask)
+    mask = Int32((1 << config.num_m_cta) - 1) if config.num_m_cta > 1 else None
+    coords = (0, _k_block_n(args, k_tile), side.block, side.batch)
+    for j in cutlass.range_constexpr(smem.num_n):
+        at = buffers.sf_n[j] + stage * smem.sfb_stage_bytes + rank * (k_blocks * row_blocks * SF_BLOCK_BYTES)
+        tma_load(at, side.scales[j], coords, barrier, policy, num_cta, mask)
+
+
+def _k_block_n(args: LoadArgs, k_tile: Int32) -> Int32:
+    """First K block of the N side's scales that this CTA loads of a K tile."""
+    boxes = make_boxes(args.config)
+    k_block = k_tile * boxes.sf_m[0]
+    return k_block + args.cta_rank * boxes.sf_n[0] if boxes.sf_n[0] < boxes.sf_m[0] else k_block
 
 
 @cute.jit
@@ -274,10 +316,8 @@ def _prefetch_m(args: LoadArgs, place: TilePlace, k_tile: Int32):
 @cute.jit
 def _prefetch_n(args: LoadArgs, place: TilePlace, k_tile: Int32):
     """Bring the N side's boxes of a K tile into L2."""
-    boxes, (_, policy) = make_boxes(args.config), cache_policies(args.config.swap_ab)
-    k_blocks, loaded = boxes.sf_m[0], boxes.sf_n[0]
-    k_block = k_tile * k_blocks + (args.cta_rank * loaded if loaded < k_blocks else 0)
-    _prefetch_side(args, place.n, k_tile, k_block, policy)
+    _, policy = cache_policies(args.config.swap_ab)
+    _prefetch_side(args, place.n, k_tile, _k_block_n(args, k_tile), policy)
 
 
 @cute.jit
@@ -302,13 +342,35 @@ def _without_turns(place: TilePlace) -> TilePlace:
 
 
 @cute.jit
+def _turns(
+    idx: Int32,
+    sharing: Int32,
+    is_long: object,
+    first_due: cutlass.Constexpr,
+    mma_idx: Int32,
+    num_mmas: cutlass.Constexpr,
+) -> tuple:
+    """First K tile that is prefetched here, and from each to the next.
+
+    Args:
+        idx, sharing: which of the tiles that share the operand, and how many those are.
+        is_long: whether the ring does not hold all K tiles.
+        mma_idx, num_mmas: which of the tile's MMAs that share its loads, and how many those are.
+    """
+    if cutlass.const_expr(num_mmas > 1):
+        idx = idx * num_mmas + mma_idx
+    due = idx + first_due if (sharing > 1) & is_long else Int32(NEVER)
+    return due, sharing * num_mmas
+
+
+@cute.jit
 def _locate(args: LoadArgs, cursor: tuple, first_due: cutlass.Constexpr) -> TilePlace:
     """The tile at the cursor, of which K tiles from ``first_due`` on are prefetched."""
     config, rank, descriptors = args.config, args.cta_rank, args.descriptors
     boxes, num_cta = make_boxes(config), config.num_mma_cta
     tile = args.groups.tile(cursor, config.work_tile_mnk)
     m_side, n_side = mma_sides(config, tile)
-    row_m = m_side.first_row + rank * boxes.rows_m
+    row_m = m_side.first_row + args.m_rank * boxes.rows_m
     row_n = n_side.first_row
     if cutlass.const_expr(num_cta == 2):
         row_n += rank * (mma_columns(config, n_side) // num_cta)
@@ -322,11 +384,11 @@ def _locate(args: LoadArgs, cursor: tuple, first_due: cutlass.Constexpr) -> Tile
     # K tiles ask for them as soon.
     _, k_tile_cnt = k_share(tile.k_tile_cnt, config.split_k)
     is_long = k_tile_cnt > args.ab.num_stages
-    due_a = tile.tile_n_idx + first_due if (sharing_a > 1) & is_long else Int32(NEVER)
-    due_b = tile.tile_m_idx + first_due if (sharing_b > 1) & is_long else Int32(NEVER)
-    turns_m, turns_n = (due_a, sharing_a), (due_b, sharing_b)
+    sharing_m, sharing_n = (tile.tile_n_idx, sharing_a), (tile.tile_m_idx, sharing_b)
     if cutlass.const_expr(config.swap_ab):
-        turns_m, turns_n = turns_n, turns_m
+        sharing_m, sharing_n = sharing_n, sharing_m
+    turns_m = _turns(*sharing_m, is_long, first_due, Int32(0), 1)
+    turns_n = _turns(*sharing_n, is_long, first_due, args.m_rank // num_cta, config.multicast_n)
     data_m, scales_m, data_n, scales_n = (
         tuple(descriptor_addresses(operands, tile.slot))
         for operands in (descriptors.m, descriptors.sf_m, descriptors.n, descriptors.sf_n)

@@ -13,6 +13,7 @@ from nvfp4_cute.arch.sm100 import MMA_INST_K, SF_ATOM_COLS, SF_ATOM_ROWS, SmemPl
 from nvfp4_cute.config import KernelConfig
 
 from ..common.operand_maps import SF_BLOCK_BYTES
+from ..common.ptx import keep_before
 from ..common.ring import CONSUMER_PHASE, PRODUCER_PHASE, Ring, next_stage
 from ..common.sides import mma_sides
 from ..common.split_k import k_share
@@ -20,6 +21,7 @@ from .columns import mma_columns
 from .instructions import (
     DESCRIPTOR_UNIT_BYTES,
     OPERAND_DESCRIPTOR,
+    PAIR_MASK,
     SCALE_DESCRIPTOR,
     block_scaled_mma,
     commit_mma,
@@ -42,6 +44,7 @@ class MmaArgs:
     Attributes:
         tmem_base: address of the allocation.
         groups: ``GroupTable`` or ``DeviceGroups``.
+        leader_rank: in the cluster, of the CTA that issues this MMA.
     """
 
     tmem_base: Int32
@@ -50,6 +53,7 @@ class MmaArgs:
     smem: SmemPlan
     config: KernelConfig
     groups: object
+    leader_rank: Int32 | int
     ab: Ring
     acc: Ring
 
@@ -74,6 +78,9 @@ def run_mma(args: MmaArgs, first_tile: Int32, stride: Int32):
     sfa_cols, sfb_cols = SF_ATOM_COLS * num_k_block, SF_ATOM_COLS * num_k_block * blocks_n
     sfa = [args.tmem_base + tmem.sfa_col + i * sfa_cols for i in range(smem.num_m)]
     sfb = [args.tmem_base + tmem.sfb_col + i * sfb_cols for i in range(smem.num_n)]
+    # A stage has to be free in all CTAs of the cluster that one of them loads for; accumulators are an MMA's own.
+    sharing_mask = (1 << config.num_m_cta) - 1 if config.num_m_cta > 1 else None
+    own_mask = PAIR_MASK << args.leader_rank if num_cta == 2 else None
     stage, phase = Int32(0), Int32(CONSUMER_PHASE)
     acc_stage, acc_phase, acc_idx = Int32(0), Int32(PRODUCER_PHASE), Int32(0)
     cursor = groups.first_cursor(first_tile, config.work_tile_mnk)
@@ -93,6 +100,9 @@ def run_mma(args: MmaArgs, first_tile: Int32, stride: Int32):
             at_sf_n = _at_stage(desc_sf_n, stage, smem.sfb_stage_bytes)
             cute.arch.mbarrier_wait(ab.full(stage), phase)
             order_after_wait()
+            following = next_stage(ab, stage, phase)
+            # Found here, not behind the MMAs, where the next wait would wait for it.
+            keep_before(following)
             with cute.arch.elect_one():
                 for k_block in cutlass.range_constexpr(num_k_block):
                     sfa_block = k_block * SF_ATOM_COLS
@@ -122,10 +132,10 @@ def run_mma(args: MmaArgs, first_tile: Int32, stride: Int32):
                             accumulate,
                             num_cta,
                         )
-                commit_mma(ab.empty(stage), num_cta)
-            stage, phase = next_stage(ab, stage, phase)
+                commit_mma(ab.empty(stage), num_cta, sharing_mask)
+            stage, phase = following
         with cute.arch.elect_one():
-            commit_mma(acc.full(acc_stage), num_cta)
+            commit_mma(acc.full(acc_stage), num_cta, own_mask)
         acc_stage, acc_phase = next_stage(acc, acc_stage, acc_phase)
         acc_idx = acc_idx + 1 if acc_idx + 1 < tmem.num_acc_stage else Int32(0)
         cursor = groups.next_cursor(cursor, stride, config.work_tile_mnk)

@@ -117,7 +117,7 @@ class GroupedGemmSm120:
         self.kernel.set_name_prefix(self.name)
         self.kernel(
             Descriptors.encode(views_m, views_n, make_boxes(self.config)),
-            read_groups(values, rows, self.form),
+            read_groups(values, rows, self.form, self.config.work_tile_mnk[0]),
             read_outputs(
                 values,
                 rows,

@@ -159,7 +159,7 @@ def place_at(groups: object, cursor: tuple, config: cutlass.Constexpr[KernelConf
     """The tile at the cursor, a cluster's."""
     position, tile_shape = cursor[0], config.work_tile_mnk
     if cutlass.const_expr(isinstance(groups, GroupTable)):
-        slot, m, n, k, offset = locate_slot(groups, position)
+        slot, m, n, k, offset, _ = locate_slot(groups, position)
         tile = WorkTile(slot, Int32(0), Int32(0), ceil_div(k, tile_shape[2]), m, n)
         local = position - offset
     else:

@@ -124,7 +124,7 @@ class GroupedGemmSm90:
         values = cute.make_tensor(table, cute.make_layout((NUM_COLUMNS, 1 + self.num_groups)))
         rows = range(1, 1 + self.num_groups)
         views_m, views_n = read_operands(values, rows, self.kind.num_b, self.config.swap_ab)
-        groups = read_groups(values, rows, self.form)
+        groups = read_groups(values, rows, self.form, self.config.work_tile_mnk[0])
         boxes = make_boxes(self.config)
         if cutlass.const_expr(self.config.decode_first):
             workspace = values[Header.WORKSPACE, 0]

@@ -7,8 +7,8 @@ from typing import Protocol
 from nvfp4_cute.config import KernelConfig
 
 KERNEL_PARAM_BYTES = 32764
-# m, n, k, tile offset and group index (4 bytes each); output address and pitch (8 bytes each).
-GROUP_BYTES = 5 * 4 + 2 * 8
+# m, n, k, tile offset, reciprocal and group index (4 bytes each); output address and pitch (8 bytes each).
+GROUP_BYTES = 6 * 4 + 2 * 8
 # The address of a group's scales, of NVFP4 outputs.
 OUT_SCALE_BYTES = 8
 TENSOR_MAP_BYTES = 128
@@ -18,6 +18,8 @@ INTERLEAVE = {"interleaved_64_up_first": 64, "interleaved_32_gate_first": 32}
 DECODED_BY_THE_MMA = (
     "decode_first, deal_k: MMAs take NVFP4 as it is, nothing has to be decoded before; leave both False"
 )
+# Why most families refuse ``multicast_n``.
+NOTHING_TO_SHARE = "multicast_n: CTAs of this family load for themselves; use multicast_n=1"
 # What every launch passes besides: the MMA's flags, coordinate shapes, tile count, alpha, and alignment.
 PARAM_BYTES_FIXED = 256
 

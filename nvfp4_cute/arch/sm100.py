@@ -28,6 +28,11 @@ CANDIDATES = (
         KernelConfig((128, n, 256), num_acc_stage=stages, use_2cta_instrs=True, swap_ab=True)
         for n, stages in ((64, 4), (128, 3), (192, 2), (256, 2))
     ),
+    # Where the copies of a K tile take longer than its MMAs.
+    *(
+        KernelConfig((128, 128, 256), num_acc_stage=3, use_2cta_instrs=pair, swap_ab=True, multicast_n=2)
+        for pair in (False, True)
+    ),
     # Few tiles of a long K: CTAs that would be idle take a part of it.
     *(KernelConfig((128, 32, 256), swap_ab=True, split_k=split) for split in (2, 4, 8)),
     KernelConfig((128, 64, 256), split_k=2),
@@ -62,8 +67,8 @@ MMA_INST_K = 64
 COPY_CYCLES, COPY_BYTES_PER_CYCLE = 48, 125
 # Columns of 64 elements of K that an MMA multiplies a cycle.
 MMA_COLUMNS_PER_CYCLE = 2
-# K tiles from the one that is copied to the one that is brought into L2: memory takes as long as four take to multiply.
-PREFETCH_K_TILES = 4
+# From a load that device memory answers to the next one of its stage, under load: read off modelled launches.
+RING_CYCLES = 3000
 # Rows of the M side that one CTA holds: the lanes of tensor memory.
 MMA_CTA_M = 128
 # The N side: multiples of 32, so that a tile starts on a column of the scales' tensor-memory layout.
@@ -76,6 +81,8 @@ EPI_TILE_N = 32
 EPI_WARPS = 4
 # CTAs of a cluster that share K tiles. They send each other sums in fp32, in units of 32 rows x 32 columns.
 SPLITS = (1, 2, 4, 8)
+# MMAs of a cluster that share the N side: with pairs, clusters of 8 CTAs, which every GPU can launch.
+MULTICASTS = (1, 2, 4)
 # Tiles of few rows of tokens whose K is split, too, where only the device knows the groups' sizes.
 SPLIT_TILES_N = (32, 64, 128)
 UNIT_SUMS_BYTES = 32 * EPI_TILE_N * 4
@@ -150,17 +157,13 @@ def smem_plan(config: KernelConfig, num_b: int = 1) -> SmemPlan:
     return replace(plan, num_ab_stage=(SMEM_CAPACITY_BYTES - plan.total_bytes) // plan.stage_bytes)
 
 
-def is_mma_bound(config: KernelConfig, smem: SmemPlan) -> bool:
-    """Whether the MMAs of a K tile take longer than its copies, so that the copy engine has time for prefetches."""
-    _, n, k = config.cta_tile_shape_mnk
+def k_tile_copy_cycles(config: KernelConfig, smem: SmemPlan) -> tuple[float, float]:
+    """What the copy engine of a CTA needs for a K tile, boxes of operands and of scales: of the M side, of the N side."""
     # A pair's CTAs copy half of the N side's scales each.
     sfb_bytes = smem.sfb_stage_bytes // config.num_mma_cta
-    sizes = [smem.a_stage_bytes, smem.sfa_stage_bytes] * smem.num_m + [
-        smem.b_stage_bytes,
-        sfb_bytes,
-    ] * smem.num_n
-    copies = sum(map(copy_cycles, sizes))
-    return smem.num_m * smem.num_n * (k // MMA_INST_K) * n / MMA_COLUMNS_PER_CYCLE > copies
+    m_side = smem.num_m * (copy_cycles(smem.a_stage_bytes) + copy_cycles(smem.sfa_stage_bytes))
+    n_side = smem.num_n * (copy_cycles(smem.b_stage_bytes) + copy_cycles(sfb_bytes))
+    return m_side, n_side / config.multicast_n
 
 
 def copy_cycles(nbytes: int) -> float:
@@ -168,12 +171,25 @@ def copy_cycles(nbytes: int) -> float:
     return max(COPY_CYCLES, nbytes / COPY_BYTES_PER_CYCLE)
 
 
+def k_tile_mma_cycles(config: KernelConfig, smem: SmemPlan) -> float:
+    """What the tensor cores need for a K tile."""
+    _, n, k = config.cta_tile_shape_mnk
+    return smem.num_m * smem.num_n * (k // MMA_INST_K) * n / MMA_COLUMNS_PER_CYCLE
+
+
 def fetches_ahead(config: KernelConfig, smem: SmemPlan) -> bool:
     """Whether tiles that share an operand bring it into L2 ahead of their loads.
 
     Where copies bound a tile, many stages of narrow ones outlast the latency of device memory; those of wide ones do not.
     """
-    return config.cta_tile_shape_mnk[1] >= MMA_CTA_M or is_mma_bound(config, smem)
+    is_mma_bound = k_tile_mma_cycles(config, smem) > sum(k_tile_copy_cycles(config, smem))
+    return config.cta_tile_shape_mnk[1] >= MMA_CTA_M or is_mma_bound
+
+
+def prefetch_k_tiles(config: KernelConfig, smem: SmemPlan) -> int:
+    """K tiles from the one that is loaded to the one that is brought into L2: what the ring lacks of memory's latency."""
+    k_tile = max(k_tile_mma_cycles(config, smem), sum(k_tile_copy_cycles(config, smem)))
+    return max(round(RING_CYCLES / k_tile) - smem.num_ab_stage, 3)
 
 
 def tmem_map(config: KernelConfig, num_b: int = 1) -> TmemMap:
@@ -229,6 +245,11 @@ def unsupported_reason(config: KernelConfig, num_b: int = 1) -> str | None:
         return (
             f"num_acc_stage={config.num_acc_stage}: {tmem.used_cols} columns of tensor memory, {TMEM_COLS} exist; "
             f"use at most {max(2, (TMEM_COLS - (tmem.used_cols - tmem.sfa_col)) // tmem.acc_cols)}"
+        )
+    if config.multicast_n not in MULTICASTS or (config.multicast_n > 1 and config.split_k > 1):
+        return (
+            f"multicast_n={config.multicast_n}, split_k={config.split_k}: 2 or 4 MMAs of a cluster share the N side's loads, "
+            "with all of K; use multicast_n=2 with split_k=1, or multicast_n=1"
         )
     if config.split_k not in SPLITS or (config.split_k > 1 and config.use_2cta_instrs):
         return (

@@ -10,7 +10,13 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
-from nvfp4_cute.arch.base import DECODED_BY_THE_MMA, INTERLEAVE, StagedOperands, operands_on_sides
+from nvfp4_cute.arch.base import (
+    DECODED_BY_THE_MMA,
+    INTERLEAVE,
+    NOTHING_TO_SHARE,
+    StagedOperands,
+    operands_on_sides,
+)
 from nvfp4_cute.config import KernelConfig
 from nvfp4_cute.scale_layout import SF_VEC_SIZE
 
@@ -268,6 +274,8 @@ def unsupported_reason(config: KernelConfig, num_b: int = 1) -> str | None:
     """Why this family cannot build ``config``, with the nearest legal value; None where it can."""
     if config.decode_first or config.deal_k:
         return DECODED_BY_THE_MMA
+    if config.multicast_n > 1:
+        return NOTHING_TO_SHARE
     m, n, k = config.cta_tile_shape_mnk
     if config.use_2cta_instrs:
         return "use_2cta_instrs: an MMA is one warp's here, not a pair of CTAs'; leave it False"

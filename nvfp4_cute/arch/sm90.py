@@ -7,6 +7,7 @@ programming guide, technical specifications (227 KiB of shared memory a CTA); PT
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
+from nvfp4_cute.arch.base import NOTHING_TO_SHARE
 from nvfp4_cute.config import KernelConfig
 from nvfp4_cute.problem import INT32_MAX
 from nvfp4_cute.scale_layout import SF_VEC_SIZE
@@ -346,6 +347,8 @@ def unsupported_reason(config: KernelConfig, num_b: int = 1) -> str | None:
             f"decode_first with N tile {n}: the CTAs of a pair take turns in loading whole swizzle atoms of 8 tokens, and "
             f"tiles of less than {LEAST_TOKENS} are not built; use N tile {nearest}"
         )
+    if config.multicast_n > 1:
+        return NOTHING_TO_SHARE
     if config.deal_k and not config.decode_first:
         return "deal_k without decode_first: sums go through memory that a launch before prepares; use deal_k=False"
     if config.decode_first and config.split_k > 1:

@@ -152,7 +152,8 @@ def test_no_cluster_stands_for_others_where_they_take_turns_in_fetching_ahead(na
     problem, checked = check_list_operands(*lists, None, list(operands.out), out_dtype=torch.float16)
     config = KernelConfig.from_name(name)
     smem = sm100.smem_plan(config)
-    assert sm100.fetches_ahead(config, smem) != stands_for_others and not sm100.is_mma_bound(config, smem)
+    assert sm100.fetches_ahead(config, smem) != stands_for_others
+    assert sm100.k_tile_mma_cycles(config, smem) < sum(sm100.k_tile_copy_cycles(config, smem))
     schedule = make_schedule(problem.sizes, config.work_tile_mnk, 8)
     key = SimpleNamespace(arch="sm_100a", config=config)
     plan = SimpleNamespace(problem=problem, schedule=schedule, kernel=SimpleNamespace(key=key))

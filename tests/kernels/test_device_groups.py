@@ -15,6 +15,7 @@ ROWS = (0, 40, 128, 1, 0, 200, 0)
 
 
 CONFIGS = ("t128x128x256_s0a2", "t128x64x256_s2a2_swap_p3", "t128x192x256_s2a2_2cta_swap_p4")
+MULTICAST = "t128x64x256_s2a2_2cta_swap_m2_p8"
 SM120_CONFIGS = (
     "t128x128x128_s0a1",
     "t128x64x256_s2a2_swap_p3",
@@ -30,6 +31,7 @@ SM120_CONFIGS = (
         ("sm_100a", CONFIGS[0], "eager"),
         ("sm_100a", CONFIGS[1], "lazy"),
         ("sm_100a", CONFIGS[2], "random:1"),
+        ("sm_100a", MULTICAST, "random:3"),
         *(
             pytest.param("sm_100a", c, m, marks=pytest.mark.slow)
             for c in CONFIGS

@@ -32,6 +32,7 @@ CONFIGS = (
     "t128x128x256_s0a2_p2",
     "t128x128x256_s2a2_2cta_swap_p4",
     "t128x192x256_s0a1_swap_p3",
+    "t128x64x256_s2a3_2cta_swap_m2_p4",
 )
 SM120_CONFIGS = (
     "t128x8x256_s0a2_swap_p2",

@@ -39,6 +39,9 @@ CONFIGS = (
     "t128x192x256_s2a2_2cta_p4",
     "t128x256x256_s2a2_2cta_swap_p4",
     "t128x256x256_s3a2_p2",
+    "t128x64x256_s2a3_2cta_swap_m2_p8",
+    "t128x128x256_s3a2_2cta_m4_p8",
+    "t128x32x256_s1a2_swap_m4_p8",
 )
 SM120_CONFIGS = (
     "t128x128x128_s0a1_p2",

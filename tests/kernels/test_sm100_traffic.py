@@ -1,6 +1,7 @@
 """What the sm_100a kernel moves for the competition's cases, counted in its only launch on the emulator."""
 
 import pytest
+import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from nvfp4_cute import KernelConfig, dual_gemm, grouped_gemm
@@ -62,9 +63,8 @@ def test_device_memory_moves_little_more_than_it_must(number, bound):
     assert sum(map(bool, timing.sm_busy)) == config.num_cta
 
 
-@pytest.mark.parametrize("name", ["t128x128x256_s0a2_2cta", "t128x128x256_s0a2_2cta_swap"])
-def test_every_shared_box_is_prefetched_once(monkeypatch, name):
-    """Of two tiles by two, every box that the ring does not hold at first, by one of the tiles that load it."""
+def noted_boxes(monkeypatch):
+    """Boxes, each with its tensor's address, that launches from here on load and prefetch."""
     boxes = {"load": [], "prefetch": []}
     for kind, effect in (("load", tma.load_boxes), ("prefetch", tma.fetch_boxes)):
         note = timing_effects.EFFECTS[effect]
@@ -75,6 +75,35 @@ def test_every_shared_box_is_prefetched_once(monkeypatch, name):
             return note(recorder, warp, *args)
 
         monkeypatch.setitem(timing_effects.EFFECTS, effect, noting)
+    return boxes
+
+
+@pytest.mark.parametrize(
+    ("mmas", "name"), [(1, "2cta_swap"), (2, "2cta_swap_m2"), (2, "swap_m2"), (4, "2cta_swap_m4")]
+)
+def test_mmas_that_share_the_n_side_load_it_once(monkeypatch, mmas, name):
+    """A work tile of each config: every box of tokens and of their scales is loaded once, whatever the number of MMAs."""
+    boxes, config = noted_boxes(monkeypatch), KernelConfig.from_name(f"t128x128x256_s3a2_{name}")
+    tokens, weights, _ = config.work_tile_mnk
+    assert config.multicast_n == mmas
+    operands = empty_operands(Case("x", "x", "x", "grouped_gemm", ((tokens, weights, 7 * 256),)))
+    given = [list(x) for x in (operands.a, operands.b, operands.a_scale, operands.b_scale)]
+    modelled_times(
+        lambda backend: grouped_gemm(
+            *given, out=list(operands.out), out_dtype=torch.float16, config=config, backend=backend
+        )
+    )
+    for shared in (operands.a[0], operands.a_scale[0]):
+        loaded = [box for address, box in boxes["load"] if address == shared.data_ptr()]
+        assert len(loaded) == len(set(loaded)) == 7 * config.num_mma_cta
+    own = [box for address, box in boxes["load"] if address == operands.b[0].data_ptr()]
+    assert len(own) == len(set(own)) == 7 * config.num_m_cta
+
+
+@pytest.mark.parametrize("name", ["t128x128x256_s0a2_2cta", "t128x128x256_s0a2_2cta_swap"])
+def test_every_shared_box_is_prefetched_once(monkeypatch, name):
+    """Of two tiles by two, every box that the ring does not hold at first, by one of the tiles that load it."""
+    boxes = noted_boxes(monkeypatch)
     config = KernelConfig.from_name(name)
     rows_a, rows_b, _ = config.work_tile_mnk
     operands = empty_operands(Case("x", "x", "x", "dual_gemm", ((2 * rows_a, 2 * rows_b, 13 * 256),)))

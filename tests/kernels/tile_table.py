@@ -21,13 +21,8 @@ class TileTable:
 
     @cute.jit
     def __call__(self, sizes: list, tile_offsets: list, num_tiles: Int32, table: cute.Pointer):
-        groups = GroupTable(
-            m=[size[0] for size in sizes],
-            n=[size[1] for size in sizes],
-            k=[size[2] for size in sizes],
-            tile_offsets=list(tile_offsets),
-            num_tiles=num_tiles,
-        )
+        m, n, k = ([size[i] for size in sizes] for i in range(3))
+        groups = GroupTable.of(m, n, k, list(tile_offsets), num_tiles, self.cta_tile_shape_mnk[0])
         self.kernel(groups, table).launch(grid=(1, 1, 1), block=(THREADS, 1, 1))
 
     @cute.kernel
