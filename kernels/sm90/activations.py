@@ -19,7 +19,7 @@ from nvfp4_cute.config import KernelConfig
 
 from ..common.ring import CONSUMER_PHASE, PRODUCER_PHASE, Ring, arrive_warp, next_stage
 from ..common.select import select
-from .decode import decode_scales, decode_word
+from .decode import SIGN_BITS, decode_scales, decode_word
 from .load import NOTHING, TOKENS, WEIGHTS, LoadArgs, first_place, load_k_tile
 from .one_of import one_of
 from .operands import (
@@ -211,6 +211,6 @@ def _decode_step(lane: Lane, packed: list, target: Int32):
     """A lane's four words make four times four words: halves of two MMAs' K."""
     codes = Uint32(cute.arch.prmt(packed[UNITS], packed[UNITS + 1], lane.selector))
     scales = [decode_scales(codes), decode_scales(codes >> 16)]
-    pairs = [decode_word(packed[t], scales[t // 2], t % 2 == 1) for t in range(UNITS)]
+    pairs = [decode_word(packed[t], scales[t // 2], t % 2 == 1, Uint32(SIGN_BITS)) for t in range(UNITS)]
     for i in cutlass.range_constexpr(4):
         store_shared(target + lane.targets[i], [pairs[t][i] for t in range(UNITS)])

@@ -16,7 +16,8 @@ from cutlass import Int32, Uint32
 # log2 of what a decoded value must be multiplied with.
 OPERAND_EXPONENT = 14
 
-SIGN_OF_NIBBLE_HIGH = 0x80808080
+# In a word: of each nibble; in each byte, where an fp16 has the low bits of its exponent and the top one of its mantissa.
+SIGN_BITS = 0x88888888
 MAGNITUDE_AT_EXPONENT = 0x0E0E0E0E
 # prmt selectors: (0, byte, 0, next byte), zero being byte 4.
 LOW_PAIR = 0x1404
@@ -36,23 +37,27 @@ def decode_scales(two_codes: Uint32) -> Uint32:
 
 
 @cute.jit
-def decode_word(word: Uint32, scales: Uint32, upper: cutlass.Constexpr) -> list:
+def opaque_sign_bits() -> Uint32:
+    """``SIGN_BITS`` as the lanes' votes: of a constant the assembler would make two masks, and one more instruction."""
+    return Uint32(cute.arch.vote_ballot_sync(cute.arch.lane_idx() % 4 == 3))
+
+
+@cute.jit
+def decode_word(word: Uint32, scales: Uint32, upper: cutlass.Constexpr, sign_bits: Uint32) -> list:
     """Eight e2m1 values times their scale.
 
     Args:
         word: nibble i is value i.
         scales: two fp16 scales.
         upper: whether the scale is the upper one.
+        sign_bits: ``SIGN_BITS``; fewer instructions if it is ``opaque_sign_bits()``.
 
     Returns:
         fp16 pairs of the values (0, 2), (4, 6), (1, 3), (5, 7), each times 2^-14.
     """
-    # Upper bytes of the fp16s of the even and of the odd nibbles.
-    sign = Uint32(SIGN_OF_NIBBLE_HIGH)
-    even = ((word << 1) & MAGNITUDE_AT_EXPONENT) | ((word << 4) & sign)
-    odd = ((word >> 3) & MAGNITUDE_AT_EXPONENT) | (word & sign)
+    signs = word & sign_bits
     pairs = []
-    for upper_bytes in (even, odd):
+    for upper_bytes in (_upper_bytes(word << 1, signs << 4), _upper_bytes(word >> 3, signs)):
         for selector in (LOW_PAIR, HIGH_PAIR):
             pairs.append(_multiply(Uint32(cute.arch.prmt(upper_bytes, 0, selector)), scales, upper))
     return pairs
@@ -62,9 +67,24 @@ def decode_word(word: Uint32, scales: Uint32, upper: cutlass.Constexpr) -> list:
 def decode_pair(word: Uint32, scales: Uint32, upper: cutlass.Constexpr, index: Int32) -> Uint32:
     """The pair ``index`` of those that ``decode_word`` returns, chosen at run time."""
     nibbles = word >> Uint32(index // 2 * 4)
-    upper_bytes = ((nibbles << 1) & MAGNITUDE_AT_EXPONENT) | ((nibbles << 4) & SIGN_OF_NIBBLE_HIGH)
+    upper_bytes = _upper_bytes(nibbles << 1, (nibbles & Uint32(SIGN_BITS)) << 4)
     selector = LOW_PAIR + index % 2 * (HIGH_PAIR - LOW_PAIR)
     return _multiply(Uint32(cute.arch.prmt(upper_bytes, 0, selector)), scales, upper)
+
+
+@cute.jit
+def _upper_bytes(magnitudes: Uint32, signs: Uint32) -> Uint32:
+    """Upper bytes of four fp16s: of every byte the bits ``MAGNITUDE_AT_EXPONENT`` from one word, the others from another.
+
+    Args:
+        magnitudes: with those bits in place, and any others.
+        signs: those of the bytes, and others only where the magnitudes go: a & c | b & ~c is one instruction.
+    """
+    return cute.arch.inline_ptx(
+        f"lop3.b32 {{$w0}}, {{$r0}}, {{$r1}}, {MAGNITUDE_AT_EXPONENT:#x}, 0xE4;",
+        write_only_types=[Uint32],
+        read_only_args=[magnitudes, signs],
+    )
 
 
 @cute.jit

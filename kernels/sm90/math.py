@@ -19,7 +19,7 @@ from ..common.output_kind import OutputKind
 from ..common.output_table import OutputTable
 from ..common.ring import CONSUMER_PHASE, Ring, arrive_warp, next_stage
 from ..common.split_k import PartialSums, add_sums, send_sums
-from .decode import decode_scales, decode_word
+from .decode import decode_scales, decode_word, opaque_sign_bits
 from .epilogue import store_tile
 from .even_shares import EvenWalk
 from .handover import Handover, add, send
@@ -159,7 +159,7 @@ def _accumulate(
     weights = Weights(
         cute.make_rmem_tensor((UNIT_WORDS, LANE_ROWS), Uint32), cute.make_rmem_tensor(LANE_ROWS, Uint32)
     )
-    last_stage, read_stage = in_stage, stage
+    last_stage, read_stage, sign_bits = in_stage, stage, opaque_sign_bits()
     slabs_of_stage = SLABS // args.stages_of_k_tile
     if k_tile_cnt > 0:
         stage, phase = _load_weights(args, weights, rows, stage, phase)
@@ -169,7 +169,7 @@ def _accumulate(
             if cutlass.const_expr(slab % slabs_of_stage == 0):
                 # MMAs' descriptors in uniform registers: without this the compiler moves each one there by itself.
                 uniform_stage = cute.arch.make_warp_uniform(in_stage)
-            decoded = _decode_slab(weights.words, scales, slab)
+            decoded = _decode_slab(weights.words, scales, slab, sign_bits)
             if cutlass.const_expr(slab % slabs_of_stage == 0):
                 cute.arch.mbarrier_wait(args.decoded.full(in_stage), in_phase)
             place = uniform_stage * slabs_of_stage + slab % slabs_of_stage
@@ -213,12 +213,13 @@ def _load_weights(args: MathArgs, weights: Weights, rows: LaneRows, stage: Int32
     return next_stage(args.packed, stage, phase)
 
 
-def _decode_slab(words: cute.Tensor, scales: list, slab: int) -> list:
+def _decode_slab(words: cute.Tensor, scales: list, slab: int, sign_bits: Uint32) -> list:
     """fp16 weights of a slab's MMAs, as ``multiply_slab`` takes them."""
     decoded = []
     for word in range(SLAB_WORDS):
         rows = [
-            decode_word(words[SLAB_WORDS * slab + word, i], scales[i], slab == 1) for i in range(LANE_ROWS)
+            decode_word(words[SLAB_WORDS * slab + word, i], scales[i], slab == 1, sign_bits)
+            for i in range(LANE_ROWS)
         ]
         decoded += [row[pair] for pair in range(2 * SLAB_WORDS) for row in rows]
     return decoded
