@@ -32,7 +32,7 @@ def decode_scales(two_codes: Uint32) -> Uint32:
     return cute.arch.inline_ptx(
         "{ .reg .b16 t; cvt.u16.u32 t, {$r0}; cvt.rn.f16x2.e4m3x2 {$w0}, t; }",
         write_only_types=[Uint32],
-        read_only_args=[two_codes & SCALE_BITS],
+        read_only_args=[two_codes],
     )
 
 
@@ -94,7 +94,7 @@ def _multiply(pair: Uint32, scales: Uint32, upper: cutlass.Constexpr) -> Uint32:
     return cute.arch.inline_ptx(
         "{ .reg .b16 l, h; .reg .b32 s; mov.b32 {l, h}, {$r1}; mov.b32 s, {"
         + f"{half}, {half}"
-        + "}; mul.rn.f16x2 {$w0}, {$r0}, s; }",
+        + "}; abs.f16x2 s, s; mul.rn.f16x2 {$w0}, {$r0}, s; }",
         write_only_types=[Uint32],
         read_only_args=[pair, scales],
     )
