@@ -236,6 +236,7 @@ class GroupedGemmSm90:
                     outputs=outputs,
                     kind=self.kind,
                     config=config,
+                    schedule=schedule,
                     partial=partial,
                     packed=packed,
                     decoded=decoded,

@@ -25,6 +25,7 @@ from .even_shares import EvenWalk
 from .handover import Handover, add, send
 from .operands import SF_ATOM_BYTES, load_shared, load_shared_half, tokens_multiplied
 from .tile_walk import TilePart, part_of_cta, start_walk
+from .warp_schedule import WarpSchedule
 from .weight_rows import LaneRows, lane_rows
 from .wgmma import multiply_slab, slab_matrix
 
@@ -60,6 +61,7 @@ class MathArgs:
     outputs: OutputTable
     kind: OutputKind
     config: KernelConfig
+    schedule: WarpSchedule
     partial: PartialSums
     packed: Ring
     decoded: Ring
@@ -174,7 +176,7 @@ def _accumulate(
                 cute.arch.mbarrier_wait(args.decoded.full(in_stage), in_phase)
             place = uniform_stage * slabs_of_stage + slab % slabs_of_stage
             matrix = slab_matrix(args.decoded_address, place, tile_m)
-            multiply_slab(acc, decoded, tokens, token_counts(tile_m), matrix)
+            multiply_slab(acc, decoded, tokens, token_counts(tile_m), args.schedule.mma_tokens, matrix)
             if cutlass.const_expr(slab == 0):
                 # The MMAs have what was read. An arrival right behind the reads does not wait for them on an H200.
                 arrive_warp(args.packed.empty(read_stage))

@@ -47,6 +47,11 @@ class WarpSchedule:
         return NUM_WARPS if self.num_activation_warps else NUM_WARPS_DECODED
 
     @property
+    def mma_tokens(self) -> int:
+        """Most tokens of an MMA, whose sums and weights fit the registers that a thread is launched with."""
+        return 128 if self.num_activation_warps else 256
+
+    @property
     def threads_per_cta(self) -> int:
         """Threads to launch."""
         return WARP_SIZE * self.num_warps

@@ -13,8 +13,6 @@ MMA_M, MMA_K = 64, 16
 # MMAs along K in a slab of 64 values, and a lane's words of weights for each.
 SLAB_STEPS = 4
 STEP_WORDS = 4
-# An MMA of more has more operands than the registers that a thread is launched with.
-MAX_MMA_TOKENS = 128
 # A matrix descriptor (PTX ISA 9.7.15.5.1) counts in 16 bytes. Upper word: 1024 bytes from eight rows to the next eight, and
 # a swizzle of 128 bytes. Lower word: where the matrix begins, and a distance that such a swizzle makes 1.
 UNIT_BYTES = 16
@@ -35,13 +33,16 @@ def slab_matrix(address: Int32, slab: Int32, num_tokens: int) -> Int32:
     return (address // UNIT_BYTES | DISTANCE) + slab * (num_tokens * TOKEN_UNITS)
 
 
-def multiply_slab(acc: cute.Tensor, weights: list, tokens: Int32, counts: list, matrix: Int32) -> None:
-    """Issue a group of MMAs, m64nNk16 of fp16 (PTX ISA 9.7.15.5), in parts of at most ``MAX_MMA_TOKENS``.
+def multiply_slab(
+    acc: cute.Tensor, weights: list, tokens: Int32, counts: list, most: int, matrix: Int32
+) -> None:
+    """Issue a group of MMAs, m64nNk16 of fp16 (PTX ISA 9.7.15.5).
 
     Args:
         acc: fp32 sums; value 4i + 2h + e of a lane: row h * 8 of its own, token 8i + 2 * (lane % 4) + e.
         weights: ``STEP_WORDS`` Uint32 of two fp16 for each MMA along K: rows r, r + 8, then both eight K on.
         tokens: how many are multiplied, one of ``counts``, which ascend: the last, which most tiles have, is tried first.
+        most: tokens of an MMA.
         matrix: of the tokens: ``slab_matrix``.
     """
     num_sums, sums = cute.size(acc), acc.load().ir_value()
@@ -52,7 +53,7 @@ def multiply_slab(acc: cute.Tensor, weights: list, tokens: Int32, counts: list, 
     results = llvm.inline_asm(
         ir.Type.parse(f"!llvm.struct<({', '.join(['f32'] * num_sums)})>"),
         inputs,
-        _Block(num_sums).text(counts),
+        _Block(num_sums, most).text(counts),
         ",".join(["=f"] * num_sums + tied + ["r"] * (len(inputs) - num_sums)),
         has_side_effects=True,
     )
@@ -62,9 +63,10 @@ def multiply_slab(acc: cute.Tensor, weights: list, tokens: Int32, counts: list, 
 
 
 class _Block:
-    """PTX of a slab's MMAs with so many sums."""
+    """PTX of a slab's MMAs with so many sums, and at most so many tokens each."""
 
-    def __init__(self, num_sums: int):
+    def __init__(self, num_sums: int, most: int):
+        self.most = most
         names = [f"${i}" for i in range(2 * num_sums + SLAB_STEPS * STEP_WORDS + 2)]
         self.sums = names[:num_sums]
         *self.words, self.tokens, self.matrix = names[2 * num_sums :]
@@ -97,8 +99,8 @@ class _Block:
         lines = ["wgmma.fence.sync.aligned;"]
         for step in range(SLAB_STEPS):
             words = ", ".join(self.words[STEP_WORDS * step : STEP_WORDS * (step + 1)])
-            for first in range(0, tokens, MAX_MMA_TOKENS):
-                last = min(first + MAX_MMA_TOKENS, tokens)
+            for first in range(0, tokens, self.most):
+                last = min(first + self.most, tokens)
                 sums = ", ".join(self.sums[first // 2 : last // 2])
                 lines += [
                     f"add.s32 low, {self.matrix}, {first * TOKEN_UNITS + step * STEP_UNITS};",
