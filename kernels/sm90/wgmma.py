@@ -73,7 +73,7 @@ class _Block:
 
     def text(self, counts: list) -> str:
         """A scope with registers and labels of its own."""
-        registers = ".reg .pred is_other, accumulate;\n.reg .b32 low;\n.reg .b64 tokens;\nsetp.eq.b32 accumulate, 0, 0;"
+        registers = ".reg .pred is_other, accumulate;\n.reg .b64 tokens;\nsetp.eq.b32 accumulate, 0, 0;"
         return "\n".join(["{", registers, *self._choice(counts, "OTHERS"), "DONE:", "}"])
 
     def _choice(self, counts: list, label: str) -> list[str]:
@@ -97,14 +97,15 @@ class _Block:
     def _group(self, tokens: int) -> list[str]:
         """All MMAs of one number of tokens, and their end: so the assembler knows what waits for them."""
         lines = ["wgmma.fence.sync.aligned;"]
+        # Of descriptors that are 64-bit sums the assembler makes one uniform instruction each, else up to three.
         for step in range(SLAB_STEPS):
             words = ", ".join(self.words[STEP_WORDS * step : STEP_WORDS * (step + 1)])
             for first in range(0, tokens, self.most):
                 last = min(first + self.most, tokens)
                 sums = ", ".join(self.sums[first // 2 : last // 2])
                 lines += [
-                    f"add.s32 low, {self.matrix}, {first * TOKEN_UNITS + step * STEP_UNITS};",
-                    f"mov.b64 tokens, {{low, {UPPER_WORD:#x}}};",
+                    f"mov.b64 tokens, {{{self.matrix}, {UPPER_WORD:#x}}};",
+                    f"add.s64 tokens, tokens, {first * TOKEN_UNITS + step * STEP_UNITS};",
                     f"wgmma.mma_async.sync.aligned.m{MMA_M}n{last - first}k{MMA_K}.f32.f16.f16",
                     f"{{{sums}}}, {{{words}}}, tokens, accumulate, 1, 1, 0;",
                 ]
