@@ -22,6 +22,8 @@ LOAD fills ``decoded`` (``load_decoded``). The two CTAs of a cluster have neighb
 which they take turns in loading for both:
   packed   LOAD -> MATH                num_ab_stage   full: 1 + bytes of B, SFB           empty: 8 (one a warp)
   decoded  LOAD -> MATH of both CTAs   2 to 12        full: 1 + bytes of both loads       empty: 16 (one a warp)
+or, where a K tile is one stage of ``decoded``, both in one ring:
+  packed   LOAD -> MATH of both CTAs   num_ab_stage   full: 2 + bytes of B, SFB, both loads   empty: 16 (one a warp)
 Stream-K: all clusters get the same share of the K tiles of all tiles (``even_shares``), and sums of a tile that several have a
 part of travel through global memory (``handover``).
 
@@ -44,6 +46,7 @@ from nvfp4_cute.arch.sm90 import (
     HANDOVER_FLAG_BYTES,
     ctas_per_sm,
     handover_bytes,
+    shares_stages,
     smem_plan,
     stages_of_k_tile,
     token_box,
@@ -196,7 +199,9 @@ class GroupedGemmSm90:
             )
         )
         packed = Ring(smem.allocate_array(Int64, 2 * num_stage), num_stage)
-        decoded = Ring(smem.allocate_array(Int64, 2 * num_decoded), num_decoded)
+        decoded = packed
+        if cutlass.const_expr(not shares_stages(config)):
+            decoded = Ring(smem.allocate_array(Int64, 2 * num_decoded), num_decoded)
         # (SENDER, CHUNK of 4 sums, THREAD, 16 bytes)
         sums = smem.allocate_array(Uint8, max(plan.partial_bytes, 16), byte_alignment=16).toint()
         sums += cute.arch.thread_idx()[0] * CHUNK_BYTES
@@ -207,7 +212,9 @@ class GroupedGemmSm90:
         # Barriers
         if warp_idx == 0:
             with cute.arch.elect_one():
-                if cutlass.const_expr(config.decode_first):
+                if cutlass.const_expr(shares_stages(config)):
+                    init_ring(packed, NUM_LOAD_WARPS, schedule.num_math_warps * config.num_m_cta)
+                elif cutlass.const_expr(config.decode_first):
                     init_ring(packed, 1, schedule.num_math_warps)
                     init_ring(decoded, 1, schedule.num_math_warps * config.num_m_cta)
                 else:

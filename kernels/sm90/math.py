@@ -12,7 +12,7 @@ import cutlass.cute as cute
 from cutlass import Float32, Int32, Uint32
 from cutlass.cute.nvgpu import warpgroup
 
-from nvfp4_cute.arch.sm90 import SLABS, token_counts
+from nvfp4_cute.arch.sm90 import SLABS, shares_stages, token_counts
 from nvfp4_cute.config import KernelConfig
 
 from ..common.output_kind import OutputKind
@@ -162,22 +162,24 @@ def _accumulate(
         cute.make_rmem_tensor((UNIT_WORDS, LANE_ROWS), Uint32), cute.make_rmem_tensor(LANE_ROWS, Uint32)
     )
     last_stage, read_stage, sign_bits = in_stage, stage, opaque_sign_bits()
-    slabs_of_stage = SLABS // args.stages_of_k_tile
+    slabs_of_stage, one_ring = SLABS // args.stages_of_k_tile, shares_stages(args.config)
     if k_tile_cnt > 0:
         stage, phase = _load_weights(args, weights, rows, stage, phase)
     for k_tile_idx in cutlass.range(k_tile_cnt, unroll=1):
         scales = [decode_scales(weights.codes[i]) for i in range(LANE_ROWS)]
+        if cutlass.const_expr(one_ring):
+            in_stage = read_stage
         for slab in cutlass.range_constexpr(SLABS):
             if cutlass.const_expr(slab % slabs_of_stage == 0):
                 # MMAs' descriptors in uniform registers: without this the compiler moves each one there by itself.
                 uniform_stage = cute.arch.make_warp_uniform(in_stage)
             decoded = _decode_slab(weights.words, scales, slab, sign_bits)
-            if cutlass.const_expr(slab % slabs_of_stage == 0):
+            if cutlass.const_expr(slab % slabs_of_stage == 0 and not one_ring):
                 cute.arch.mbarrier_wait(args.decoded.full(in_stage), in_phase)
             place = uniform_stage * slabs_of_stage + slab % slabs_of_stage
             matrix = slab_matrix(args.decoded_address, place, tile_m)
             multiply_slab(acc, decoded, tokens, token_counts(tile_m), args.schedule.mma_tokens, matrix)
-            if cutlass.const_expr(slab == 0):
+            if cutlass.const_expr(slab == 0 and not one_ring):
                 # The MMAs have what was read. An arrival right behind the reads does not wait for them on an H200.
                 arrive_warp(args.packed.empty(read_stage))
             if cutlass.const_expr(slab > 0):
@@ -191,7 +193,8 @@ def _accumulate(
                     arrive_warp(args.decoded.empty(last_stage), args.config.num_m_cta)
             if cutlass.const_expr(slab % slabs_of_stage == slabs_of_stage - 1):
                 last_stage = in_stage
-                in_stage, in_phase = next_stage(args.decoded, in_stage, in_phase)
+                if cutlass.const_expr(not one_ring):
+                    in_stage, in_phase = next_stage(args.decoded, in_stage, in_phase)
     warpgroup.wait_group(0)
     if k_tile_cnt > 0:
         arrive_warp(args.decoded.empty(last_stage), args.config.num_m_cta)

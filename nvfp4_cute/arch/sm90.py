@@ -161,6 +161,11 @@ def stages_of_k_tile(config: KernelConfig) -> int:
     return 1 if config.work_tile_mnk[0] <= MAX_TOKENS_OF_WHOLE_STAGES else SLABS
 
 
+def shares_stages(config: KernelConfig) -> bool:
+    """Whether a K tile's weights and decoded tokens share a stage, which is waited for and released once: less to issue."""
+    return config.decode_first and stages_of_k_tile(config) == 1
+
+
 def ctas_per_sm(config: KernelConfig) -> int:
     """CTAs that share an SM."""
     return 2 if config.work_tile_mnk[0] <= PAIRED_TILE_TOKENS else 1
@@ -190,6 +195,11 @@ def smem_plan(config: KernelConfig, num_b: int = 1) -> SmemPlan:
     most, step = MAX_DECODED_K_TILES * stages_of_k_tile(config), stages_of_k_tile(config)
     if config.decode_first:  # None is packed, and all that fit are loaded ahead.
         plan, most, step = replace(plan, a_stage_bytes=0, sfa_stage_bytes=0), MAX_AB_STAGE, 1
+    if shares_stages(config):
+        both_bytes = plan.stage_bytes + plan.decoded_stage_bytes
+        free_bytes = capacity - replace(plan, num_ab_stage=0, num_decoded_stage=0).total_bytes
+        num_stage = config.num_ab_stage or min(free_bytes // both_bytes, MAX_AB_STAGE)
+        return replace(plan, num_ab_stage=num_stage, num_decoded_stage=num_stage)
     for num_decoded_stage in range(plan.num_decoded_stage + step, most + 1, step):
         wider = replace(plan, num_decoded_stage=num_decoded_stage)
         if wider.total_bytes <= capacity:
@@ -369,10 +379,13 @@ def unsupported_reason(config: KernelConfig, num_b: int = 1) -> str | None:
     if config.num_acc_stage != 1:
         return f"num_acc_stage={config.num_acc_stage}: accumulators are in registers, there is one; use 1"
     smem, capacity = smem_plan(config, num_b), smem_capacity_bytes(config)
-    if smem.num_ab_stage < 1 or smem.total_bytes > capacity:
+    least = 2 if shares_stages(config) else 1
+    if least == 2 and config.num_ab_stage == 1:
+        return "num_ab_stage=1 with decode_first: a stage is read while the one before is multiplied; use 2 or more"
+    if smem.num_ab_stage < least or smem.total_bytes > capacity:
         return (
             f"num_ab_stage={config.num_ab_stage}: {smem.total_bytes} bytes of shared memory, {capacity} "
-            f"exist; use 1 to {smem_plan(replace(config, num_ab_stage=None), num_b).num_ab_stage}"
+            f"exist; use {least} to {smem_plan(replace(config, num_ab_stage=None), num_b).num_ab_stage}"
         )
     if config.num_cta is not None and config.num_cta < config.cluster_size:
         return f"num_cta={config.num_cta}: {config.cluster_size} CTAs work on a tile, launch at least as many"

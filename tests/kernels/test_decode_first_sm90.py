@@ -275,7 +275,9 @@ def test_machine_code_of_deal_k(tokens, form):
         (first(40), "use N tile 48"),
         (first(64, split_k=2), "use split_k=1"),
         (first(64, num_cta=1), "launch at least as many"),
-        (first(128, num_ab_stage=40), "use 1 to 6"),
+        (first(128, num_ab_stage=40), "use 2 to 5"),
+        (first(128, num_ab_stage=1), "use 2 or more"),
+        (first(256, num_ab_stage=40), "use 1 to 6"),
     ],
     ids=str,
 )

@@ -47,6 +47,8 @@ def stage_counts(arch: str, config: KernelConfig, num_b: int) -> tuple[int, ...]
     """Of sm_100a none: the tensor cores read its stages, warps only what they staged themselves."""
     if arch in sm90.ARCHS:
         plan = sm90.smem_plan(config, num_b)
+        if sm90.shares_stages(config):
+            return (plan.num_ab_stage,)
         return plan.num_ab_stage, plan.num_decoded_stage
     return (sm120.smem_plan(config, num_b).num_ab_stage,) if arch in sm120.ARCHS else ()
 
