@@ -67,6 +67,25 @@ def wait_until_empty(ring: Ring, stage: Int32, phase: Int32):
         stage, phase = next_stage(ring, stage, phase)
 
 
+def barrier_of_lane(barrier: cute.Pointer, num_cta: int) -> cute.Pointer:
+    """What lanes pass to ``arrive_lanes``: the barrier here, or in the first lanes that of each of a cluster's CTAs."""
+    if num_cta == 1:
+        return barrier
+    return cute.arch.map_dsmem_ptr(barrier, cute.arch.lane_idx() % num_cta)
+
+
+@cute.jit
+def arrive_lanes(barrier: cute.Pointer, num_cta: cutlass.Constexpr):
+    """As ``arrive_warp``, with an address that was mapped before and no register for a count: fewer instructions."""
+    cute.arch.sync_warp()
+    space = "" if num_cta == 1 else "::cluster"
+    cute.arch.inline_ptx(
+        f"mbarrier.arrive.shared{space}.b64 _, [{{$r0}}];",
+        read_only_args=[barrier],
+        predicate=cute.arch.lane_idx() < num_cta,
+    )
+
+
 @cute.jit
 def arrive_warp(barrier: cute.Pointer, num_cta: cutlass.Constexpr = 1):
     """One arrival for the warp, after everything that its lanes did before: here, or in each of a cluster's CTAs."""

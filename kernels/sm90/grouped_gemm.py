@@ -198,10 +198,11 @@ class GroupedGemmSm90:
                 )
             )
         )
-        packed = Ring(smem.allocate_array(Int64, 2 * num_stage), num_stage)
+        # Of decoded tokens a barrier more, where MATH arrives when it has no stage to release.
+        packed = Ring(smem.allocate_array(Int64, 2 * num_stage + 1), num_stage)
         decoded = packed
         if cutlass.const_expr(not shares_stages(config)):
-            decoded = Ring(smem.allocate_array(Int64, 2 * num_decoded), num_decoded)
+            decoded = Ring(smem.allocate_array(Int64, 2 * num_decoded + 1), num_decoded)
         # (SENDER, CHUNK of 4 sums, THREAD, 16 bytes)
         sums = smem.allocate_array(Uint8, max(plan.partial_bytes, 16), byte_alignment=16).toint()
         sums += cute.arch.thread_idx()[0] * CHUNK_BYTES
@@ -222,6 +223,7 @@ class GroupedGemmSm90:
                     writers = schedule.num_activation_warps // stages_of_k_tile(config)
                     init_ring(decoded, writers, schedule.num_math_warps)
                 init_ring(exchange, 1, schedule.num_math_warps)
+                cute.arch.mbarrier_init(decoded.empty(decoded.num_stages), 1)
         cute.arch.mbarrier_init_fence()
         if cutlass.const_expr(config.cluster_size > 1):
             _cluster_barrier()

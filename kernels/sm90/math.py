@@ -17,7 +17,7 @@ from nvfp4_cute.config import KernelConfig
 
 from ..common.output_kind import OutputKind
 from ..common.output_table import OutputTable
-from ..common.ring import CONSUMER_PHASE, Ring, arrive_warp, next_stage
+from ..common.ring import CONSUMER_PHASE, Ring, arrive_lanes, arrive_warp, barrier_of_lane, next_stage
 from ..common.split_k import PartialSums, add_sums, send_sums
 from .decode import decode_scales, decode_word, opaque_sign_bits
 from .epilogue import store_tile
@@ -161,7 +161,9 @@ def _accumulate(
     weights = Weights(
         cute.make_rmem_tensor((UNIT_WORDS, LANE_ROWS), Uint32), cute.make_rmem_tensor(LANE_ROWS, Uint32)
     )
-    last_stage, read_stage, sign_bits = in_stage, stage, opaque_sign_bits()
+    # The first arrival releases no stage: nobody waits for the barrier behind the last stage's.
+    last_stage, read_stage, sign_bits = Int32(args.decoded.num_stages), stage, opaque_sign_bits()
+    emptied = barrier_of_lane(args.decoded.empty(Int32(0)), args.config.num_m_cta)
     slabs_of_stage, one_ring = SLABS // args.stages_of_k_tile, shares_stages(args.config)
     if k_tile_cnt > 0:
         stage, phase = _load_weights(args, weights, rows, stage, phase)
@@ -183,21 +185,20 @@ def _accumulate(
                 # The MMAs have what was read. An arrival right behind the reads does not wait for them on an H200.
                 arrive_warp(args.packed.empty(read_stage))
             if cutlass.const_expr(slab > 0):
+                read_stage = stage
                 if k_tile_idx + 1 < k_tile_cnt:
-                    read_stage = stage
                     stage, phase = _load_weights(args, weights, rows, stage, phase)
             # The MMAs before these are done: their registers are free, after a stage's last ones the stage, too.
             warpgroup.wait_group(1)
             if cutlass.const_expr(slab % slabs_of_stage == 0):
-                if k_tile_idx + slab > 0:
-                    arrive_warp(args.decoded.empty(last_stage), args.config.num_m_cta)
+                arrive_lanes(emptied + last_stage, args.config.num_m_cta)
             if cutlass.const_expr(slab % slabs_of_stage == slabs_of_stage - 1):
                 last_stage = in_stage
                 if cutlass.const_expr(not one_ring):
                     in_stage, in_phase = next_stage(args.decoded, in_stage, in_phase)
     warpgroup.wait_group(0)
     if k_tile_cnt > 0:
-        arrive_warp(args.decoded.empty(last_stage), args.config.num_m_cta)
+        arrive_lanes(emptied + last_stage, args.config.num_m_cta)
     return stage, phase, in_stage, in_phase
 
 
