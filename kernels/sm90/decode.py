@@ -37,12 +37,6 @@ def decode_scales(two_codes: Uint32) -> Uint32:
 
 
 @cute.jit
-def opaque_sign_bits() -> Uint32:
-    """``SIGN_BITS`` as the lanes' votes: of a constant the assembler would make two masks, and one more instruction."""
-    return Uint32(cute.arch.vote_ballot_sync(cute.arch.lane_idx() % 4 == 3))
-
-
-@cute.jit
 def decode_word(word: Uint32, scales: Uint32, upper: cutlass.Constexpr, sign_bits: Uint32) -> list:
     """Eight e2m1 values times their scale.
 
@@ -50,7 +44,7 @@ def decode_word(word: Uint32, scales: Uint32, upper: cutlass.Constexpr, sign_bit
         word: nibble i is value i.
         scales: two fp16 scales.
         upper: whether the scale is the upper one.
-        sign_bits: ``SIGN_BITS``; fewer instructions if it is ``opaque_sign_bits()``.
+        sign_bits: ``SIGN_BITS``. If it is ``opaque``, its use for both nibbles of a byte is one instruction, not two.
 
     Returns:
         fp16 pairs of the values (0, 2), (4, 6), (1, 3), (5, 7), each times 2^-14.

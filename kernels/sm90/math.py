@@ -5,7 +5,7 @@ fp16 weights of half a K tile fill 16 registers; two sets alternate, so that one
 packed weights of a K tile are read while the one before multiplies.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import cutlass
 import cutlass.cute as cute
@@ -19,10 +19,11 @@ from ..common.output_kind import OutputKind
 from ..common.output_table import OutputTable
 from ..common.ring import CONSUMER_PHASE, Ring, arrive_lanes, arrive_warp, barrier_of_lane, next_stage
 from ..common.split_k import PartialSums, add_sums, send_sums
-from .decode import decode_scales, decode_word, opaque_sign_bits
+from .decode import SIGN_BITS, decode_scales, decode_word
 from .epilogue import store_tile
 from .even_shares import EvenWalk
 from .handover import Handover, add, send
+from .opaque import opaque
 from .operands import SF_ATOM_BYTES, load_shared, load_shared_half, tokens_multiplied
 from .tile_walk import TilePart, part_of_cta, start_walk
 from .warp_schedule import WarpSchedule
@@ -97,8 +98,9 @@ def run_math(args: MathArgs):
         part, walk = part_of_cta(groups, cursor, walk, args.config)
         tile = part.tile
         rows = lane_rows(args.kind, tile, cute.arch.thread_idx()[0] % 4)
+        tokens = opaque(tokens_multiplied(tile, tile_m))
         stage, phase, in_stage, in_phase = _accumulate(
-            args, acc, rows, tokens_multiplied(tile, tile_m), part.count, stage, phase, in_stage, in_phase
+            args, acc, rows, tokens, part.count, stage, phase, in_stage, in_phase
         )
         if cutlass.const_expr(args.config.deal_k):
             if part.count > 0:
@@ -162,11 +164,12 @@ def _accumulate(
         cute.make_rmem_tensor((UNIT_WORDS, LANE_ROWS), Uint32), cute.make_rmem_tensor(LANE_ROWS, Uint32)
     )
     # The first arrival releases no stage: nobody waits for the barrier behind the last stage's.
-    last_stage, read_stage, sign_bits = Int32(args.decoded.num_stages), stage, opaque_sign_bits()
+    last_stage, read_stage, sign_bits = Int32(args.decoded.num_stages), stage, opaque(Uint32(SIGN_BITS))
     emptied = barrier_of_lane(args.decoded.empty(Int32(0)), args.config.num_m_cta)
     slabs_of_stage, one_ring = SLABS // args.stages_of_k_tile, shares_stages(args.config)
+    sources = _sources(args, rows)
     if k_tile_cnt > 0:
-        stage, phase = _load_weights(args, weights, rows, stage, phase)
+        stage, phase = _load_weights(args, weights, sources, stage, phase)
     for k_tile_idx in cutlass.range(k_tile_cnt, unroll=1):
         scales = [decode_scales(weights.codes[i]) for i in range(LANE_ROWS)]
         if cutlass.const_expr(one_ring):
@@ -187,7 +190,7 @@ def _accumulate(
             if cutlass.const_expr(slab > 0):
                 read_stage = stage
                 if k_tile_idx + 1 < k_tile_cnt:
-                    stage, phase = _load_weights(args, weights, rows, stage, phase)
+                    stage, phase = _load_weights(args, weights, sources, stage, phase)
             # The MMAs before these are done: their registers are free, after a stage's last ones the stage, too.
             warpgroup.wait_group(1)
             if cutlass.const_expr(slab % slabs_of_stage == 0):
@@ -202,14 +205,18 @@ def _accumulate(
     return stage, phase, in_stage, in_phase
 
 
+def _sources(args: MathArgs, rows: LaneRows) -> LaneRows:
+    """Shared addresses in stage 0 instead of offsets in a stage."""
+    unit = cute.arch.thread_idx()[0] % 4
+    # A lane's unit has two of the four scales that an atom has of a row.
+    scale = args.sfb_address + rows.scale + unit // 2 * SF_ATOM_BYTES + unit % 2 * 2
+    return replace(rows, data=opaque(args.b_address + rows.data), scale=opaque(scale))
+
+
 @cute.jit
 def _load_weights(args: MathArgs, weights: Weights, rows: LaneRows, stage: Int32, phase: Int32):
-    """Wait for the packed stage and read the lane's part of it; the stage after it."""
-    unit = cute.arch.thread_idx()[0] % 4
-    data = args.b_address + stage * args.b_stage_bytes + rows.data
-    # A lane's unit has two of the four scales that an atom has of a row.
-    scale = args.sfb_address + stage * args.sfb_stage_bytes + rows.scale
-    scale += unit // 2 * SF_ATOM_BYTES + unit % 2 * 2
+    """Wait for the packed stage and read the lane's part of it; the stage after it. rows: ``_sources``."""
+    data, scale = rows.data + stage * args.b_stage_bytes, rows.scale + stage * args.sfb_stage_bytes
     cute.arch.mbarrier_wait(args.packed.full(stage), phase)
     for i in cutlass.range_constexpr(LANE_ROWS):
         words = load_shared(data + i * rows.data_step, UNIT_WORDS)
