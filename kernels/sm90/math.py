@@ -35,6 +35,8 @@ SLAB_WORDS = 2
 # Rows of weights that a lane has of an MMA.
 LANE_ROWS = 2
 UNIT_WORDS = 4
+# Addresses of global memory have less bits.
+UNUSED_ADDRESS_BITS = 57
 
 
 @dataclass(frozen=True)
@@ -201,7 +203,7 @@ def _accumulate(
                     in_stage, in_phase = next_stage(args.decoded, in_stage, in_phase)
     warpgroup.wait_group(0)
     if k_tile_cnt > 0:
-        arrive_lanes(emptied + last_stage, args.config.num_m_cta)
+        arrive_lanes(emptied + last_stage + _behind_reads(weights, args.outputs), args.config.num_m_cta)
     return stage, phase, in_stage, in_phase
 
 
@@ -224,6 +226,13 @@ def _load_weights(args: MathArgs, weights: Weights, rows: LaneRows, stage: Int32
             weights.words[word, i] = words[word]
         weights.codes[i] = load_shared_half(scale + i * rows.scale_step)
     return next_stage(args.packed, stage, phase)
+
+
+def _behind_reads(weights: Weights, outputs: OutputTable) -> Int32:
+    """0: an address that it is added to is known when ``weights`` have been read. An arrival does not wait for that otherwise."""
+    read = weights.codes[0] | weights.codes[1] | weights.words[0, 0] | weights.words[0, 1]
+    # No address has bits there, which the compiler does not know.
+    return Int32(read & Uint32(outputs.addresses[0] >> UNUSED_ADDRESS_BITS))
 
 
 def _decode_slab(words: cute.Tensor, scales: list, slab: int, sign_bits: Uint32) -> list:
