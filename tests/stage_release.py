@@ -139,7 +139,9 @@ class Code:
         """Rings of so many stages, from the lowest barrier on, and one of the barriers that are left."""
         barriers, arrivals = sorted(self._offsets(SYNCS_EXCH)), self._offsets(SYNCS_ARRIVE)
         left = len(barriers) // 2 - sum(stage_counts)
-        if len(barriers) % 2:  # A barrier behind those rings that nobody waits for: an arrival there releases nothing.
+        if (
+            len(barriers) % 2
+        ):  # A barrier behind those rings that nobody waits for: an arrival there releases nothing.
             del barriers[2 * sum(stage_counts)]
         found = []
         for count in (*stage_counts, left) if left else stage_counts:

@@ -22,7 +22,7 @@ class GroupTable:
         m, n, k: extents in elements, one Int32 a slot.
         tile_offsets: tiles of all earlier slots, one Int32 a slot.
         num_tiles: tiles of all slots.
-        reciprocals: of the tiles along M, one Uint32 a slot (:func:`reciprocal`).
+        reciprocals: of the tiles along M, one Uint32 a slot (:func:`reciprocal`): for tiles of one height only.
     """
 
     m: list
@@ -35,7 +35,8 @@ class GroupTable:
     @classmethod
     def of(cls, m: list, n: list, k: list, tile_offsets: list, num_tiles: Int32, tile_m: int) -> "GroupTable":
         """The table of groups that are cut into tiles of ``tile_m`` rows; host code."""
-        return cls(m, n, k, tile_offsets, num_tiles, [reciprocal(ceil_div(extent, tile_m)) for extent in m])
+        reciprocals = [reciprocal(cutlass.max(ceil_div(extent, tile_m), 1)) for extent in m]
+        return cls(m, n, k, tile_offsets, num_tiles, reciprocals)
 
     @cute.jit
     def first_cursor(self, tile_idx: Int32, tile_shape_mnk: cutlass.Constexpr) -> tuple:

@@ -141,9 +141,7 @@ class DecodeTokens:
         ends = [*groups.tile_offsets[1:], groups.num_tiles]
         m = [rows_of_slot(*slot) for slot in zip(groups.m, groups.tile_offsets, ends, strict=True)]
         *offsets, num_blocks = accumulate((ceil_div(rows, SF_BLOCK_ROWS) for rows in m), initial=Int32(0))
-        return num_blocks, replace(
-            groups, m=m, n=[Int32(1)] * len(m), tile_offsets=offsets, num_tiles=num_blocks
-        )
+        return num_blocks, GroupTable.of(m, [Int32(1)] * len(m), groups.k, offsets, num_blocks, BLOCK_TILE[0])
 
     @cute.kernel
     def kernel(self, groups: object, rows: TokenRows, flags: Flags):

@@ -42,7 +42,19 @@ LONG = cases.Case(
 LIST = cases.Case(
     "list", ((60, 264, 288), (0, 64, 128), (9, 136, 144), (20, 8, 208)), 7, has_alpha=True, padding="nan"
 )
+# Blocks of tokens that are decoded at a time are not tiles: four of those, and two of these.
+TALL = cases.Case("tall", ((500, 136, 288), (129, 8, 160)), 3)
 SLOW = pytest.mark.slow
+
+
+@pytest.mark.parametrize("deal_k", [False, True])
+def test_tiles_of_two_blocks(deal_k):
+    operands = cases.make_operands(TALL)
+    chosen = first(256, num_cta=2, deal_k=deal_k)
+    with observe(check=True):
+        actual = run(TALL, operands, "emulator:sm_90a", chosen)
+    for got, want in zip(actual, run(TALL, operands, "reference"), strict=True):
+        assert_bitwise_equal(got, want)
 
 
 @pytest.mark.parametrize(
