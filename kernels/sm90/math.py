@@ -203,7 +203,10 @@ def _accumulate(
                     in_stage, in_phase = next_stage(args.decoded, in_stage, in_phase)
     warpgroup.wait_group(0)
     if k_tile_cnt > 0:
-        arrive_lanes(emptied + last_stage + _behind_reads(weights, args.outputs), args.config.num_m_cta)
+        released = emptied + last_stage
+        if cutlass.const_expr(one_ring):
+            released += _behind_reads(weights, args.outputs)
+        arrive_lanes(released, args.config.num_m_cta)
     return stage, phase, in_stage, in_phase
 
 
