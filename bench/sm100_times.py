@@ -4,7 +4,7 @@
 """
 
 from collections.abc import Iterator, Sequence
-from statistics import geometric_mean
+from statistics import geometric_mean, mean
 
 from tqdm import tqdm
 
@@ -38,21 +38,25 @@ def row(number: int, case: Case, timing: Timing) -> str:
         if timing.constants.us(cycles) >= 0.1
     )
     return (
-        f"| {number} | {config.to_name()} | {timing.us:.2f} | {case.best_us} | {moved / least:.3f} | "
+        f"| {number} | {config.to_name()} | {mean(timing.us_by_layout):.2f} | {case.best_us} | {moved / least:.3f} | "
         f"{schedule.imbalance:.3f} | {path} |"
     )
 
 
 def rows(cases: Sequence[Case]) -> Iterator[str]:
-    """Every case's line, and the geometric mean of their times."""
+    """Every case's line, and the geometric mean of their times: means over the layouts of memory, and of each layout."""
     times = []
     for number, case in enumerate(tqdm(cases, disable=None)):
         operands = empty_operands(case)
         run = lambda backend, case=case, operands=operands: ours.prepare(case, operands, backend).run()
-        timing = modelled_times(run, B200)[-1]
-        times.append(timing.us)
+        timing = modelled_times(run, B200, all_layouts=True)[-1]
+        times.append(timing.us_by_layout)
         yield row(number, case, timing)
-    yield f"\nGeometric mean: {geometric_mean(times):.2f} us modelled."
+    layouts = [geometric_mean(layout) for layout in zip(*times, strict=True)]
+    yield (
+        f"\nGeometric mean: {geometric_mean(map(mean, times)):.2f} us modelled; "
+        f"{min(layouts):.2f} to {max(layouts):.2f} by layout of memory."
+    )
 
 
 def main() -> None:

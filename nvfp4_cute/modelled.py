@@ -19,6 +19,7 @@ def modelled_times(
     *,
     progress: Callable[[int, int], None] | None = None,
     timeline: bool = False,
+    all_layouts: bool = False,
     by_representatives: bool = False,
 ) -> list[Timing]:
     """Model the times of the launches that a call of public operations makes. Their results are not computed.
@@ -28,6 +29,7 @@ def modelled_times(
         target: the GPU.
         progress: called with (CTAs finished, CTAs launched) as a launch is recorded.
         timeline: keep what every warp did when, for ``emulator.trace``.
+        all_layouts: replay each launch in every layout of memory (``Timing.us_by_layout``), not only in the first.
         by_representatives: execute of clusters that do alike work one (``emulator.representatives``): for launches so large
             that executing all takes too long. Their times differ from those of a full execution by a percent or two.
 
@@ -35,7 +37,9 @@ def modelled_times(
         EmulatorError: the kernel broke a rule of the machine. UnsupportedTarget: there is no kernel for the GPU.
     """
     work_of = _work_of if by_representatives else None
-    with emulator.observe(progress, timing=True, timeline=timeline, work_of=work_of) as observer:
+    with emulator.observe(
+        progress, timing=True, timeline=timeline, all_layouts=all_layouts, work_of=work_of
+    ) as observer:
         call(f"emulator:{target.name}")
     return observer.timings
 

@@ -43,6 +43,7 @@ class Observer:
         check: whether to look for hazards.
         timing: whether to model the time of every launch instead of computing its result.
         timeline: whether the modelled times say what every warp did when.
+        all_layouts: whether they are modelled in every layout of memory.
         count_banks: whether to count bank conflicts (``stats[i].banks``).
         work_of: where given, what the clusters of a launch compute: those that are alike are executed once, for their time.
         plans: the plan of every launch, in order.
@@ -55,6 +56,7 @@ class Observer:
     check: bool = False
     timing: bool = False
     timeline: bool = False
+    all_layouts: bool = False
     count_banks: bool = False
     work_of: WorkOf | None = None
     plans: list[Plan] = field(default_factory=list)
@@ -73,6 +75,7 @@ def observe(
     check: bool = False,
     timing: bool = False,
     timeline: bool = False,
+    all_layouts: bool = False,
     count_banks: bool = False,
     work_of: WorkOf | None = None,
 ) -> Iterator[Observer]:
@@ -81,7 +84,7 @@ def observe(
     ``mode``, ``check`` and ``count_banks`` are how they run; hazards are raised as an EmulatorError. With ``timing``
     their times are modelled, and their results are not computed; ``work_of`` has clusters that are alike executed once.
     """
-    observer = Observer(progress, mode, check, timing, timeline, count_banks, work_of)
+    observer = Observer(progress, mode, check, timing, timeline, all_layouts, count_banks, work_of)
     token = _observer.set(observer)
     try:
         yield observer
@@ -99,6 +102,7 @@ def on_emulator(
     target: Target = B200,
     timing: bool = False,
     timeline: bool = False,
+    all_layouts: bool = False,
 ) -> Iterator[Emulator]:
     """An emulated GPU, by default a B200, on which CuTe DSL functions compiled inside the block launch.
 
@@ -119,6 +123,7 @@ def on_emulator(
         timing=constants,
         with_data=not timing,
         timeline=timeline,
+        all_layouts=all_layouts,
     ) as emulator:
         yield emulator
 
@@ -192,6 +197,7 @@ def _emulated(device: torch.device, target: Target) -> Iterator[tuple[Observer, 
             target=target,
             timing=observer.timing,
             timeline=observer.timeline,
+            all_layouts=observer.all_layouts,
         ) as emulator,
     ):
         yield observer, emulator

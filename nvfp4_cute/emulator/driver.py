@@ -311,6 +311,7 @@ class Emulator:
         timing: Constants | None = None,
         with_data: bool = True,
         timeline: bool = False,
+        all_layouts: bool = False,
         count_banks: bool = False,
     ):
         """`arch`: the PTX target that it runs. `progress`: called with (finished CTAs, all CTAs) during launches.
@@ -319,6 +320,7 @@ class Emulator:
         `check`: look for hazards (see `hazards`), and raise them when a launch has ended.
         `timing`: model the time of every launch on this GPU, in `timings`. `with_data`: False leaves out copies and
         products meanwhile: the results mean nothing, the times stay. `timeline`: keep what every warp did when.
+        `all_layouts`: model it in every layout of memory.
         `count_banks`: count bank conflicts of shared memory, by instruction (`stats.banks`).
 
         Raises:
@@ -328,7 +330,7 @@ class Emulator:
             raise ValueError("times are modelled in eager mode without checks; leave out mode and check")
         self.device = Device(arch, sm_count)
         self.machine = Machine(sm_count, progress=progress, mode=mode, check=check, count_banks=count_banks)
-        self._constants, self._timeline = timing, timeline
+        self._constants, self._timeline, self._all_layouts = timing, timeline, all_layouts
         self.timings: list[Timing] = []
         if timing is not None:
             self.machine.recorder = Recorder(with_data=with_data)
@@ -460,7 +462,9 @@ class Emulator:
     def recorded(self, trace: LaunchTrace) -> None:
         """What took time in a launch that has ended; here its time is modelled."""
         assert self._constants is not None
-        self.timings.append(replay(self._constants, trace, timeline=self._timeline))
+        self.timings.append(
+            replay(self._constants, trace, timeline=self._timeline, all_layouts=self._all_layouts)
+        )
 
     def attribute(self, number: int) -> int:
         """Value of a cudaDeviceAttr.

@@ -324,8 +324,6 @@ class Machine:
             EmulatorError: the kernel broke a rule, hung, or ran away; names kernel, CTA, warp, and PTX line.
         """
         origins = _cluster_origins(launch)
-        if self.recorder is not None:
-            origins = self.recorder.executed(origins)
         internal = [launch.params, *launch.code.buffers]
         for buffer in internal:
             self.memory.add_range(
@@ -333,15 +331,17 @@ class Machine:
             )
         self.stats.launches += 1
         per_cluster = launch.cluster[0] * launch.cluster[1] * launch.cluster[2]
-        total = len(origins) * per_cluster
         started = time.perf_counter()
 
         def report() -> None:
             if self.progress is not None:
                 self.progress(total - len(self.waiting) * per_cluster, total)
 
-        divided = parallel.can_divide(self, launch, origins)
         try:
+            if self.recorder is not None:
+                origins = self.recorder.executed(origins, self.memory)
+            total = len(origins) * per_cluster
+            divided = parallel.can_divide(self, launch, origins)
             if self.checker is not None:
                 if not (divided and parallel.run_checked(self, launch, origins)):
                     self._run_checked(self.checker, launch, origins, report)

@@ -101,6 +101,7 @@ class GlobalMemory:
 
     def __init__(self) -> None:
         """Start without ranges."""
+        self._registered: dict[int, Range] = {}  # by start, in the order of their registration
         self._ranges: list[Range] = []
         self._starts: list[int] = []
         self._windows: dict[int, _Window] = {}
@@ -119,7 +120,8 @@ class GlobalMemory:
         self._checked = self._checked or not own
         self.remove_range(addr)
         index = bisect.bisect_left(self._starts, addr)
-        self._ranges.insert(index, Range(addr, nbytes, name, writable))
+        self._registered[addr] = Range(addr, nbytes, name, writable)
+        self._ranges.insert(index, self._registered[addr])
         self._starts.insert(index, addr)
         self._forget()
 
@@ -128,15 +130,21 @@ class GlobalMemory:
         """Registered ranges in address order."""
         return tuple(self._ranges)
 
+    @property
+    def registered(self) -> tuple[Range, ...]:
+        """The same in the order of their registration."""
+        return tuple(self._registered.values())
+
     def remove_range(self, addr: int) -> None:
         """Forget the range that starts at `addr`."""
         index = bisect.bisect_left(self._starts, addr)
         if index < len(self._starts) and self._starts[index] == addr:
-            del self._ranges[index], self._starts[index]
+            del self._ranges[index], self._starts[index], self._registered[addr]
             self._forget()
 
     def clear_ranges(self) -> None:
         """Forget all ranges: every address is trusted again."""
+        self._registered.clear()
         self._ranges.clear()
         self._starts.clear()
         self._checked = False

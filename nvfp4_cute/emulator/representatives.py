@@ -11,6 +11,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from nvfp4_cute.emulator.placement import Placement
 from nvfp4_cute.emulator.timing_events import LINE, ClusterTrace, Event, Op, Origin, Piece
 from nvfp4_cute.errors import EmulatorError
 
@@ -52,6 +53,16 @@ class LaunchWork:
     row_bytes: int
     column_bytes: int
     split: int = 1
+
+    def placed(self, placement: Placement) -> "LaunchWork":
+        """The same with the addresses that a device would have."""
+        place = placement.of
+        clusters = tuple(
+            tuple(replace(tile, inputs=tuple(map(place, tile.inputs)), out=place(tile.out)) for tile in tiles)
+            for tiles in self.clusters
+        )
+        inputs = sorted((place(address), nbytes, which) for address, nbytes, which in self.inputs)
+        return replace(self, clusters=clusters, inputs=tuple(inputs))
 
 
 def choose(work: LaunchWork) -> list[int]:

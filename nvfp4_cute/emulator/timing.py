@@ -17,7 +17,7 @@ from nvfp4_cute.emulator import timing_barriers, timing_copies, timing_threads, 
 from nvfp4_cute.emulator.timing_barriers import complete, complete_cluster
 from nvfp4_cute.emulator.timing_constants import Constants
 from nvfp4_cute.emulator.timing_events import Event, LaunchTrace, Op
-from nvfp4_cute.emulator.timing_memory import Memory
+from nvfp4_cute.emulator.timing_memory import LAYOUTS, Memory
 from nvfp4_cute.emulator.timing_result import Timing, critical_path, lanes_of, stalls_of
 from nvfp4_cute.emulator.timing_state import Cluster, Cta, Handler, Sm, Span, Warp, Word
 from nvfp4_cute.errors import EmulatorError
@@ -61,10 +61,10 @@ class Simulation:
         intervals: of matrix instructions, by shape, as far as they were asked for.  words: of global memory, by address.
     """
 
-    def __init__(self, constants: Constants, trace: LaunchTrace, *, timeline: bool = False):
-        """`timeline`: keep what every warp did when."""
+    def __init__(self, constants: Constants, trace: LaunchTrace, *, timeline: bool = False, layout: int = 0):
+        """`timeline`: keep what every warp did when. `layout`: where memory lies, as ``Memory`` takes it."""
         self.constants, self.trace = constants, trace
-        self.memory = Memory(constants, keep_log=timeline)
+        self.memory = Memory(constants, layout=layout, keep_log=timeline)
         self.timeline = timeline
         self._explained = timeline or _count_events(trace) <= MOST_EXPLAINED
         self.now = self.last = 0.0
@@ -228,8 +228,8 @@ class Simulation:
             [sm.mma_busy for sm in self.sms],
             stalls_of(finished),
             critical_path(finished) if finished and self._explained else {},
-            lanes_of(finished, self.sms) if self.timeline else [],
-            self.memory.log,
+            lanes=lanes_of(finished, self.sms) if self.timeline else [],
+            memory_log=self.memory.log,
         )
 
 
@@ -249,10 +249,17 @@ def _no_garbage_collection() -> Iterator[None]:
             gc.enable()
 
 
-def replay(constants: Constants, trace: LaunchTrace, *, timeline: bool = False) -> Timing:
-    """The modelled time of a recorded launch. `timeline`: keep what every warp did when.
+def replay(
+    constants: Constants, trace: LaunchTrace, *, timeline: bool = False, all_layouts: bool = False
+) -> Timing:
+    """The modelled time of a recorded launch.
+
+    `timeline`: keep what every warp did when. `all_layouts`: model the time in every layout of memory, else in the first.
 
     Raises:
         EmulatorError: warps wait for what never comes, or a cluster is larger than the GPU's groups of SMs.
     """
-    return Simulation(constants, trace, timeline=timeline).run()
+    timing = Simulation(constants, trace, timeline=timeline).run()
+    others = range(1, LAYOUTS) if all_layouts else ()
+    timing.elsewhere = [Simulation(constants, trace, layout=layout).run().cycles for layout in others]
+    return timing

@@ -38,19 +38,23 @@ def barrier_number(cta: "Cta", offset: int) -> int:
     return cta.rank << RANK_SHIFT | offset
 
 
-def _region(m: "TensorMap", coords: tuple[int, ...]) -> list[Piece]:
+def _region(r: "Recorder", m: "TensorMap", coords: tuple[int, ...]) -> list[Piece]:
     """The part of a box inside the tensor, as one piece."""
     address, rows, row_bytes = m.extent(coords)
     if not rows:
         return []
+    address = r.placement.of(address)
     first = address // SECTOR * SECTOR
     sectors = -(-(address + row_bytes - first) // SECTOR)
     return [(address, rows * sectors * SECTOR)]
 
 
-def touched_lines(addresses: np.ndarray, nbytes: int) -> tuple[Piece, ...]:
-    """(address, bytes) of each cache line that an access touches: of its first sector there, and of all of them."""
-    sectors = addresses // SECTOR
+def touched_lines(r: "Recorder", addresses: np.ndarray, nbytes: int) -> tuple[Piece, ...]:
+    """(address, bytes) of each cache line that an access touches: of its first sector there, and of all of them.
+
+    `addresses`: the host's, int64; the lines' are the device's.
+    """
+    sectors = r.placement.of_lanes(addresses) // SECTOR
     if nbytes > SECTOR:
         sectors = np.concatenate([sectors + i for i in range(nbytes // SECTOR)])
     sectors = np.unique(sectors)
@@ -71,7 +75,7 @@ def _tile_load(
     offset: int,
     signals: Any,
 ) -> Signals:
-    pieces = [piece for box in boxes for piece in _region(m, box)]
+    pieces = [piece for box in boxes for piece in _region(r, m, box)]
     nbytes = m.transaction_bytes * len(boxes)
     warp.track.count(pieces)
     cta.machine.stats.tma_load_bytes += 0 if r.with_data else m.tile_bytes * len(boxes)
@@ -82,7 +86,7 @@ def _tile_load(
 
 
 def _tile_prefetch(r: "Recorder", warp: "Warp", m: "TensorMap", boxes: Any) -> Signals:
-    pieces = [piece for box in boxes for piece in _region(m, box)]
+    pieces = [piece for box in boxes for piece in _region(r, m, box)]
     warp.track.add(Op.PREFETCH, tuple(pieces), m.tile_bytes * len(boxes), m.address)
     return []
 
@@ -94,7 +98,7 @@ def _bulk_load(
     if from_shared:
         warp.track.add(Op.EXCHANGE, nbytes, noted)
     else:
-        pieces = ((src, nbytes),) if nbytes else ()
+        pieces = ((r.placement.of(src), nbytes),) if nbytes else ()
         warp.track.count(list(pieces))
         cta.machine.stats.tma_load_bytes += 0 if r.with_data else nbytes
         warp.track.add(Op.LOAD, pieces, nbytes, noted, tuple(t.rank for t in targets), 0, warp.track.block)
@@ -102,7 +106,7 @@ def _bulk_load(
 
 
 def _tile_store(r: "Recorder", warp: "Warp", cta: "Cta", m: "TensorMap", boxes: Any, reduce: Any) -> None:
-    pieces = [piece for box in boxes for piece in _region(m, box)]
+    pieces = [piece for box in boxes for piece in _region(r, m, box)]
     warp.track.count(pieces, stored=True)
     cta.machine.stats.tma_store_bytes += 0 if r.with_data else m.tile_bytes * len(boxes)
     warp.track.add(Op.STORE, tuple(pieces), m.tile_bytes * len(boxes))
@@ -113,7 +117,7 @@ def _bulk_store(
 ) -> None:
     warp.track.count([(dst, nbytes)], stored=True)
     cta.machine.stats.tma_store_bytes += 0 if r.with_data else nbytes
-    warp.track.add(Op.STORE, ((dst, nbytes),), nbytes)
+    warp.track.add(Op.STORE, ((r.placement.of(dst), nbytes),), nbytes)
 
 
 def _take_over(r: "Recorder", warp: "Warp", asking: "Cta", ctas: Any, where: int, signal: int) -> None:
@@ -137,7 +141,7 @@ def _async_global_store(
     r: "Recorder", warp: "Warp", cta: "Cta", where: int, data: np.ndarray, update: Any
 ) -> None:
     warp.track.count([(where, SECTOR)], stored=True)
-    warp.track.add(Op.WRITE, ((where // LINE * LINE, SECTOR),))
+    warp.track.add(Op.WRITE, ((r.placement.of(where) // LINE * LINE, SECTOR),))
 
 
 def _mma(r: "Recorder", warp: "Warp", ctas: Any, form: Any, operands: Any) -> Signals:
@@ -163,7 +167,7 @@ def _commit(r: "Recorder", warp: "Warp", targets: Any, offset: int) -> None:
 def _small_copy(
     r: "Recorder", warp: "Warp", of: "Warp", dst: Any, src: Any, nbytes: int, lanes: np.ndarray
 ) -> Signals | None:
-    lines = touched_lines(np.atleast_1d(np.broadcast_to(src, 32)[lanes]).astype(np.int64), nbytes)
+    lines = touched_lines(r, np.atleast_1d(np.broadcast_to(src, 32)[lanes]).astype(np.int64), nbytes)
     warp.track.count(list(lines))
     warp.track.add(Op.ASYNC_READ, lines)
     return []
@@ -172,7 +176,7 @@ def _small_copy(
 def _padded_copy(
     r: "Recorder", warp: "Warp", cta: "Cta", offset: int, src: int, nbytes: int, count: int
 ) -> Signals:
-    lines = ((src, SECTOR),) if count else ()
+    lines = ((r.placement.of(src), SECTOR),) if count else ()
     warp.track.count(list(lines))
     warp.track.add(Op.ASYNC_READ, lines)
     return []

@@ -6,8 +6,10 @@ from dataclasses import dataclass
 from nvfp4_cute.emulator.timing_constants import Constants
 from nvfp4_cute.emulator.timing_events import LINE, Piece
 
-PAGE_SHIFT = 21
-"""Log2 of the bytes of a page of device memory."""
+PAGE_BYTES = 1 << 21
+"""Of a page of device memory."""
+LAYOUTS = 5
+"""Places in a page where a launch's memory may begin, at equal distances."""
 
 SPREAD_BYTES = 8192
 """Pieces of this size or more meet the slowest of many memory channels."""
@@ -39,8 +41,9 @@ class Memory:
     make room.
     """
 
-    def __init__(self, constants: Constants, *, keep_log: bool = False):
-        """Cold and idle. `keep_log`: note every read of device memory in `log`."""
+    def __init__(self, constants: Constants, *, layout: int = 0, keep_log: bool = False):
+        """Cold and idle. `layout`: which of `LAYOUTS`. `keep_log`: note every read of device memory in `log`."""
+        self._shift = layout * PAGE_BYTES // LAYOUTS
         self.log: list[tuple[float, int]] = []
         self._keep_log = keep_log
         self.constants = constants
@@ -102,7 +105,7 @@ class Memory:
         c = self.constants
         done = self._from_hbm(nbytes, now)
         there = done + c.hbm_latency - c.l2_latency + c.hbm_spread * min(1.0, nbytes / SPREAD_BYTES)
-        page = gpc, address >> PAGE_SHIFT
+        page = gpc, (address + self._shift) // PAGE_BYTES
         if page not in self._pages:
             self._pages.add(page)
             there += c.page_latency

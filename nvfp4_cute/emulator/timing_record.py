@@ -15,7 +15,9 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from nvfp4_cute.emulator.memory import GlobalMemory
 from nvfp4_cute.emulator.modes import Engine
+from nvfp4_cute.emulator.placement import Placement
 from nvfp4_cute.emulator.representatives import LaunchWork, choose, everyone
 from nvfp4_cute.emulator.timing_effects import EFFECTS
 from nvfp4_cute.emulator.timing_events import (
@@ -111,6 +113,7 @@ class Recorder:
 
     Attributes:
         with_data: whether copies and products happen as well.  traces: one for every cluster that has ended.
+        placement: where a device would have the launch's memory: addresses in events are the device's.
         work: what the clusters of the next launch compute, if those that are alike are to be executed once.
         writes: how often each word of global memory has been written that one thread writes at a time; counted where code
             polls global memory.
@@ -119,6 +122,7 @@ class Recorder:
     def __init__(self, *, with_data: bool = False):
         """Nothing recorded yet."""
         self.with_data = with_data
+        self.placement = Placement()
         self.work: LaunchWork | None = None
         self.traces: list[ClusterTrace] = []
         self._origins: list[Origin] = []
@@ -150,15 +154,16 @@ class Recorder:
             clusters, self.work = everyone(clusters, self.work, self._origins), None
         return LaunchTrace(launch.code.entry.name, launch.resident_ctas(1), clusters)
 
-    def executed(self, origins: "list[Origin]") -> "list[Origin]":
-        """The clusters that are executed, of those at `origins`."""
+    def executed(self, origins: "list[Origin]", memory: GlobalMemory) -> "list[Origin]":
+        """The clusters that are executed, of those at `origins`, of a launch that uses `memory`."""
+        self.placement = Placement(memory.registered)
         if self.work is None:
             return origins
         if len(origins) != len(self.work.clusters):
             raise EmulatorError(
                 f"{len(origins)} clusters are launched, and the work of {len(self.work.clusters)} is known"
             )
-        self._origins = origins
+        self._origins, self.work = origins, self.work.placed(self.placement)
         return [origins[number] for number in sorted(set(choose(self.work)))]
 
     def shares(self, launch: "Launch", origins: "list[Origin]", sm_count: int) -> "list[list[Origin]]":

@@ -23,6 +23,7 @@ class Timing:
         sm_busy: cycles that each SM had a CTA.  mma_busy: cycles that its matrix pipes worked.
         stalls: warp cycles by role and cause.  critical: cycles of the critical path by cause. Both are empty for a launch of
             more than `MOST_EXPLAINED` events without a timeline.
+        elsewhere: cycles in the other layouts of memory, where they were asked for.
         lanes, memory_log: the timeline, where it was asked for: rows of spans, and (cycles, bytes) of every read of
             device memory.
     """
@@ -39,6 +40,7 @@ class Timing:
     mma_busy: list[float]
     stalls: dict[str, dict[str, float]]
     critical: dict[str, float]
+    elsewhere: list[float] = field(default_factory=list)
     lanes: list["Lane"] = field(default_factory=list)
     memory_log: list[tuple[float, int]] = field(default_factory=list)
 
@@ -46,6 +48,11 @@ class Timing:
     def us(self) -> float:
         """Microseconds."""
         return self.constants.us(self.cycles)
+
+    @property
+    def us_by_layout(self) -> list[float]:
+        """Microseconds in every layout of memory that was asked for."""
+        return [self.constants.us(cycles) for cycles in (self.cycles, *self.elsewhere)]
 
     @property
     def mma_percent(self) -> float:

@@ -394,11 +394,12 @@ def _global_lines(warp: "Warp", space: str, where: Any, nbytes: int) -> tuple[Pi
     if where.__class__ is not np.ndarray:
         if space == "generic" and generic_space(where) != "global":
             return None
+        where = _recorder(warp).placement.of(where)
         return ((where // SECTOR * SECTOR, SECTOR * max(1, nbytes // SECTOR)),)
     active = where[warp.active].astype(np.int64)
     if space == "generic" and generic_space(int(active[0])) != "global":
         return None
-    return touched_lines(active, nbytes)
+    return touched_lines(_recorder(warp), active, nbytes)
 
 
 @RECORDERS.register("ld", "ldu", "st", "atom", "red")

@@ -57,7 +57,7 @@ def stream(loads: int, wrap: int = PIECES) -> str:
 
 @functools.cache
 def operands() -> tuple[np.ndarray, np.ndarray]:
-    """The same arrays in every launch: times depend a little on addresses."""
+    """The same arrays in every launch."""
     return np.zeros(PIECE * PIECES * CTAS, np.uint8), np.zeros(PIECE * CTAS, np.uint8)
 
 
