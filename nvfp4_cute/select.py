@@ -34,12 +34,14 @@ PAIR_START_CYCLES = 200  # of a pair: its loads wait for both CTAs, its requests
 MEMORY_LATENCY_CYCLES = 2100  # from the first TMA to its data, with every SM asking
 HBM_BYTES_PER_CYCLE = 3700  # what device memory gives to all SMs
 L2_BYTES_PER_CYCLE = 14000  # and L2
+ALIKE = 16  # power of the mean that takes the longer of two times, and more where both are long
 ROW_SLICE_CYCLES = 190  # the epilogue of 32 columns whose thread has a run of its own
 ACTIVATION_SLICE_CYCLES = 500  # what an activation adds: two special functions an element
 LANE_SLICE_CYCLES = 180  # and where a run lies across the lanes of a warp
 # By how much a config that splits K has to be better, and one whose MMAs wait for each other's loads.
 SPLIT_GAIN = 0.1
-MULTICAST_GAIN = 0.02
+MULTICAST_GAIN = 0.025
+ALL_GAIN = 0.005  # what all CTAs gain over a few less that share the work evenly: they ask memory for more
 MMA_CYCLES = 44  # of one MMA, at least
 MMAS_PER_K_TILE = 4
 EXCHANGE_CYCLES = (
@@ -54,11 +56,11 @@ class Estimate:
     """What one config would take, in SM cycles.
 
     Attributes:
-        config: with the number of CTAs that deals its tiles evenly.
+        config: with a number of CTAs.
         start: until the first data are there.
         memory: until memory has delivered every operand once, at the rate that the GPU reaches, or L2 what the SMs ask.
         busiest: loads, MMAs or epilogues of the CTA or pair with the most work of each wave, whichever takes longest.
-        stream: the longer of both in each wave.
+        stream: the longer of both in each wave, and more where they take about as long.
         tail: the last tile's epilogue.
         waves: tiles of the busiest.
     """
@@ -121,12 +123,22 @@ def explain(problem: GroupedProblem, num_sms: int) -> str:
 
 
 def estimate(config: KernelConfig, problem: GroupedProblem, num_sms: int) -> Estimate:
-    """The estimate of one config of the sm_100 family."""
+    """The estimate of one config of the sm_100 family: with as few CTAs as finish at the same time, to which the work is dealt
+    evenly, or with all that run at a time where they lose no more by it than they gain by asking memory for more.
+    """
+    resident = _resident_clusters(num_sms, config.cluster_size)
+    schedule = make_schedule(problem.sizes, config.work_tile_mnk, resident, config.split_k)
+    fewest = -(-schedule.num_tiles // max(schedule.waves, 1))
+    all_ctas = _estimate(config, problem, max(schedule.num_cta, 1))
+    if fewest == schedule.num_cta:
+        return all_ctas
+    few_ctas = _estimate(config, problem, fewest)
+    loses = all_ctas.cycles > (1 + ALL_GAIN) * few_ctas.cycles
+    return few_ctas if loses else replace(few_ctas, config=all_ctas.config)
+
+
+def _estimate(config: KernelConfig, problem: GroupedProblem, num_clusters: int) -> Estimate:
     split = config.split_k
-    num_clusters = _resident_clusters(num_sms, config.cluster_size)
-    schedule = make_schedule(problem.sizes, config.work_tile_mnk, num_clusters, split)
-    # As few as finish at the same time: the work is dealt evenly.
-    num_clusters = max(-(-schedule.num_tiles // max(schedule.waves, 1)), 1)
     schedule = make_schedule(problem.sizes, config.work_tile_mnk, num_clusters, split)
     across_lanes = problem.out_m_major != config.swap_ab
     slice_cycles: float = LANE_SLICE_CYCLES if across_lanes else ROW_SLICE_CYCLES
@@ -147,7 +159,9 @@ def estimate(config: KernelConfig, problem: GroupedProblem, num_sms: int) -> Est
         longest = max(
             _tile_cycles(config, schedule, tile, slice_cycles, smem, num_b, wave == 0) for tile in tiles
         )
-        memory, busiest, stream = memory + delivered, busiest + longest, stream + max(delivered, longest)
+        memory, busiest = memory + delivered, busiest + longest
+        # Neither is even: where they take about as long, now one is waited for and now the other.
+        stream += (delivered**ALIKE + longest**ALIKE) ** (1 / ALIKE)
         last_columns = max(_columns(config, schedule, tile) for tile in tiles)
     return Estimate(
         replace(config, num_cta=num_clusters * config.cluster_size),

@@ -60,6 +60,22 @@ def test_work_of_the_competition_is_dealt_evenly(case, out_m_major):
     assert chosen.num_cta == schedule.num_cta * chosen.cluster_size
 
 
+def test_all_sms_ask_where_memory_bounds_unless_too_few_do_in_the_last_wave():
+    """Modelled times of a B200 with 148 CTAs and as few as share the work evenly: 14.39 and 14.48 us; 25.05 and 24.40."""
+    num_cta = lambda case, name: next(
+        e.config.num_cta
+        for e in estimates(problem(BENCHMARKS[case].sizes), NUM_SMS)
+        if replace(e.config, num_cta=None).to_name() == name
+    )
+    assert num_cta(1, "t128x128x256_s0a3_2cta_swap") == 148
+    assert num_cta(0, "t128x256x256_s0a2_2cta_swap") == 128
+
+
+def test_tiles_that_memory_waits_for_now_and_then_are_not_chosen():
+    """Modelled times of a B200: 24.18 us with 192 tokens a tile; 24.40 with 256, whose loads take nearly as long as memory."""
+    assert choose_config(problem(BENCHMARKS[0].sizes), "sm_100a", NUM_SMS).cta_tile_shape_mnk[1] == 192
+
+
 def test_few_tokens_go_to_the_fine_side():
     """Decoding: 8 tokens an expert fill a quarter of the smallest tile, and an eighth of a tile's M side."""
     config = choose_config(problem([(8, 4096, 7168)] * 32), "sm_100a", NUM_SMS)
