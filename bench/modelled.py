@@ -16,23 +16,21 @@ VALIDATION = Path(__file__).parent / "results" / "timing_model.md"
 MOST_FLOPS = 1.2e12
 """As many take four minutes and 2 GB to replay; 8192^3 is 1.1e12."""
 FEW_FLOPS = 1e11
-"""Of launches with less every CTA is executed, in seconds; of others, and of gemv, one for all that do alike work.
-
-Their time is the mean over layouts of memory, which would take long for others and move them by less than a percent.
-"""
+"""Of launches with less every CTA is executed, in seconds, and their time is the mean over layouts of memory, which moves it by
+less than a percent; of others, and of gemv, one for all that do alike work."""
 
 
 def time_case(case: Case, target: Target) -> tuple[Time | None, dict[str, Time], dict[str, str]]:
     """The modelled time of our kernel, or why there is none."""
     if case.work.flops > MOST_FLOPS:
         return None, {}, {ours.NAME: f"not modelled: more than {MOST_FLOPS / 1e9:.0f} GFLOP"}
-    small = case.work.flops <= FEW_FLOPS
+    by_representatives = case.operation == "gemv" or case.work.flops > FEW_FLOPS
     try:
         timings = modelled_times(
             lambda backend: ours.prepare(case, empty_operands(case), backend).run(),
             target,
-            all_layouts=small,
-            by_representatives=case.operation == "gemv" or not small,
+            all_layouts=not by_representatives,
+            by_representatives=by_representatives,
         )
     except (UnsupportedProblem, UnsupportedTarget) as error:
         return None, {}, {ours.NAME: str(error)}
