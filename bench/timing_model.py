@@ -86,6 +86,9 @@ fp16, random normal operands.
 
 {theirs}
 
+Captured and modelled again with CuTe DSL 4.8 and today's model, these take from 2.1 % less to 1.1 % more than in the table:
+median error 6.2 %, worst 28.8 %. That the model places tensors itself changes less than 0.1 % in three of them.
+
 ## H200: our own kernel
 
 `grouped_gemm` for sm_90a on random bits: NVFP4 decoded in registers, so that computing and not the matrix pipe bounds it. Tile
@@ -407,7 +410,8 @@ def model_one(path: Path) -> str:
     launch = Launch(code, launched.grid, launched.block, launched.cluster, launched.smem_bytes, params)  # type: ignore[arg-type]
     machine.run(launch)
     timing = replay(constants_of(H200), recorder.take(launch))
-    bound = max(timing.critical, key=lambda cause: timing.critical[cause])
+    # A launch of very many events keeps no causes.
+    bound = max(timing.critical, key=lambda cause: timing.critical[cause], default="-")
     facts = {"modelled": timing.us, "bound": bound, "mma": timing.mma_percent}
     path.with_suffix(".json").write_text(json.dumps(facts))
     return f"{path.stem}: {time.perf_counter() - began:.1f} s"
