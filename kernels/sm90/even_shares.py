@@ -1,8 +1,10 @@
-"""Work dealt evenly: every cluster gets as much as every other, to the K tile, and begins and ends within a work tile.
+"""Work dealt evenly: every cluster gets as much as every other, to the K tile.
 
 Positions count work: a K tile of a work tile takes ``work_of_tokens``, tiles follow each other as elsewhere (M is
-the fast axis in a group), and the shares of the clusters, of equal length, follow each other. So a share is the end of one
-tile, whole tiles, and the beginning of one. Who has a tile's first K tile adds up (``handover``).
+the fast axis in a group). First come waves of whole tiles, one a cluster, as many as leave every cluster some work: sums need
+not be handed over, and clusters that read the same tokens at the same time find them in L2. The positions behind are divided
+so that every cluster has the same work in all: what it gets of them begins and ends within a work tile, and is the end of
+one tile, whole tiles, and the beginning of one. Who has a tile's first K tile adds up (``handover``).
 
 The last cluster has the first share: a tile's beginning waits for CTAs that were started before its own.
 """
@@ -13,17 +15,19 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Int32, Uint32
 
-from nvfp4_cute.arch.sm90 import LEAST_PART, LEAST_SHARE, TOKEN_STEP, k_tile_work
+from nvfp4_cute.arch.sm90 import LEAST_PART, LEAST_REST, LEAST_SHARE, TOKEN_STEP, k_tile_work
 from nvfp4_cute.config import KernelConfig
+from nvfp4_cute.problem import INT32_MAX
 
 from ..common.device_groups import DeviceGroups
-from ..common.group_table import GroupTable, WorkTile, ceil_div, locate_slot
+from ..common.group_table import GroupTable, WorkTile, ceil_div, divide, locate_slot, select_slot
 from ..common.select import select
+from .warp_schedule import WARP_SIZE
 
 
 def work_of_tokens(tokens: Int32 | int):
     """Of a K tile of a tile of so many tokens, those that are multiplied."""
-    return k_tile_work(ceil_div(tokens, TOKEN_STEP), cutlass.max)
+    return k_tile_work(ceil_div(tokens, TOKEN_STEP))
 
 
 def work_of_group(m: Int32, n: Int32, k: Int32, tile_shape_mnk: tuple) -> Int32:
@@ -45,6 +49,36 @@ def _work_of_tiles(last_tokens: Int32, k_tile_cnt: Int32, tile_tokens: int) -> t
 
 
 @dataclass(frozen=True)
+class ListWork(GroupTable):
+    """``GroupTable`` whose offsets and end are positions.
+
+    Attributes:
+        first_tiles: tiles of all earlier slots, one Int32 a slot.
+    """
+
+    first_tiles: list
+
+    def end(self, tile_shape_mnk: tuple) -> Int32:
+        """First position behind all groups."""
+        return self.num_tiles
+
+    def most_k_tiles(self, tile_shape_mnk: tuple) -> Int32:
+        """K tiles of a tile, at most."""
+        most = self.k[0]
+        for k in self.k[1:]:
+            most = cutlass.max(most, k)
+        return ceil_div(most, tile_shape_mnk[2])
+
+    @cute.jit
+    def position_of_tile(self, index: Int32, tile_shape_mnk: cutlass.Constexpr) -> Int32:
+        """First position of the tile of an index, or the end."""
+        by_tile = replace(self, tile_offsets=self.first_tiles)
+        slot, m, _, k, first_tile, reciprocal = locate_slot(by_tile, index)
+        local, begin = index - first_tile, select_slot(self.tile_offsets, slot)
+        return begin + _position_in_group(local, m, k, reciprocal, tile_shape_mnk)
+
+
+@dataclass(frozen=True)
 class DeviceWork(DeviceGroups):
     """``DeviceGroups`` whose indices are positions."""
 
@@ -56,8 +90,35 @@ class DeviceWork(DeviceGroups):
             work = work_of_group(m, self.n, self.k, tile_shape_mnk)
         return work
 
+    def most_k_tiles(self, tile_shape_mnk: tuple) -> Int32:
+        """K tiles of a tile."""
+        return ceil_div(self.k, tile_shape_mnk[2])
 
-def groups_by_work(groups: GroupTable | DeviceGroups, config: KernelConfig) -> GroupTable | DeviceWork:
+    @cute.jit
+    def position_of_tile(self, index: Int32, tile_shape_mnk: cutlass.Constexpr) -> Int32:
+        """First position of the tile of an index, or the end."""
+        tiles, last = DeviceGroups(**vars(self)), WARP_SIZE - 1
+        first_group, zero = Int32(0), Int32(0)
+        m, _, lane_tile_end, _ = tiles._window(first_group, zero, zero, tile_shape_mnk)
+        _, _, lane_end, _ = self._window(first_group, zero, zero, tile_shape_mnk)
+        tile_end = cute.arch.shuffle_sync(lane_tile_end, last)
+        while index >= tile_end and first_group + WARP_SIZE < self.num_groups:
+            first_group += WARP_SIZE
+            end = cute.arch.shuffle_sync(lane_end, last)
+            m, _, lane_tile_end, _ = tiles._window(first_group, tile_end, zero, tile_shape_mnk)
+            _, _, lane_end, _ = self._window(first_group, end, zero, tile_shape_mnk)
+            tile_end = cute.arch.shuffle_sync(lane_tile_end, last)
+        position = cute.arch.shuffle_sync(lane_end, last)
+        if index < tile_end:
+            lane = cute.arch.popc(cute.arch.vote_ballot_sync(lane_tile_end <= index))
+            m = cute.arch.shuffle_sync(m, lane)
+            position = cute.arch.shuffle_sync(lane_end, lane) - self.tiles_of_group(m, tile_shape_mnk)
+            first_tile = cute.arch.shuffle_sync(lane_tile_end, lane) - tiles.tiles_of_group(m, tile_shape_mnk)
+            position += _position_in_group(index - first_tile, m, self.k, None, tile_shape_mnk)
+        return position
+
+
+def groups_by_work(groups: GroupTable | DeviceGroups, config: KernelConfig) -> ListWork | DeviceWork:
     """The groups with positions for indices; host code."""
     if isinstance(groups, DeviceGroups):
         return DeviceWork(**vars(groups))
@@ -68,26 +129,69 @@ def groups_by_work(groups: GroupTable | DeviceGroups, config: KernelConfig) -> G
         offsets.append(end)
         # A group without tiles has the extents of a well-formed tensor map.
         end += work_of_group(m, n, k, config.work_tile_mnk) * cutlass.min(end_tile - first_tile, 1)
-    return replace(groups, tile_offsets=offsets, num_tiles=end)
+    fields = vars(groups) | {"tile_offsets": offsets, "num_tiles": end}
+    return ListWork(**fields, first_tiles=groups.tile_offsets)
+
+
+@cute.jit
+def _position_in_group(
+    local: Int32, m: Int32, k: Int32, reciprocal: Uint32 | None, tile_shape_mnk: cutlass.Constexpr
+) -> Int32:
+    """Positions of a group before its tile of an index. reciprocal: of its tiles along M, if known."""
+    tiles_m, last_tokens = _tiles_of_strip(m, tile_shape_mnk[0])
+    full, last = _work_of_tiles(last_tokens, ceil_div(k, tile_shape_mnk[2]), tile_shape_mnk[0])
+    if cutlass.const_expr(reciprocal is None):
+        tile_n_idx = Int32(Uint32(local) // Uint32(tiles_m))
+        tile_m_idx = local - tile_n_idx * tiles_m
+    else:
+        tile_n_idx, tile_m_idx = divide(local, tiles_m, reciprocal)
+    return tile_n_idx * ((tiles_m - 1) * full + last) + tile_m_idx * full
 
 
 @dataclass(frozen=True)
 class Shares:
-    """Positions [0, end) in ``num_shares`` shares."""
+    """What is divided among ``num_shares`` clusters.
+
+    Attributes:
+        length, longer: positions of a share in all, of which so many have one more.
+        num_shares: of clusters that get any.
+        waves: whole tiles that each begins with.
+    """
 
     length: Int32
     longer: Int32
     num_shares: Int32
+    waves: Int32
 
     @classmethod
-    def of(cls, end: Int32, num_shares: Int32) -> "Shares":
-        """Of positions from 0 to ``end``."""
+    def of(cls, groups: ListWork | DeviceWork, config: KernelConfig) -> "Shares":
+        """Of the launch. There are no more shares than are worth it."""
+        tile_shape, num_cluster = config.work_tile_mnk, cute.arch.grid_dim()[0] // config.cluster_size
+        end, work = groups.end(tile_shape), work_of_tokens(tile_shape[0])
+        useful = Int32(Uint32(end) // (LEAST_SHARE * work))
+        num_shares = cutlass.max(cutlass.min(num_cluster, useful), 1)
         length = Int32(Uint32(end) // Uint32(num_shares))
-        return cls(length, end - length * num_shares, num_shares)
+        # What is left of a share is a part of a tile that is worth handing over, whatever tiles it begins with.
+        tile = groups.most_k_tiles(tile_shape) * work
+        rest = cutlass.max(length - Int32(Uint32(tile) // LEAST_REST), 0)
+        return cls(length, end - length * num_shares, num_shares, Int32(Uint32(rest) // Uint32(tile)))
 
-    def first(self, share: Int32) -> Int32:
-        """First position of a share, and the end of the one before."""
+    def before(self, share: Int32) -> Int32:
+        """Positions of all shares before one."""
         return share * self.length + cutlass.min(share, self.longer)
+
+    @cute.jit
+    def first(self, share: Int32, groups: object, tile_shape: cutlass.Constexpr) -> Int32:
+        """Where behind the waves a share begins, and the one before ends.
+
+        Of the positions of all shares before, those in whole tiles are not there: in a wave as many as before this share's tile.
+        """
+        position = self.before(share)
+        for wave in cutlass.range(self.waves, unroll=1):
+            tile = wave * self.num_shares + share
+            position += groups.position_of_tile(tile - share + self.num_shares, tile_shape)
+            position -= groups.position_of_tile(tile, tile_shape)
+        return position
 
 
 @dataclass(frozen=True)
@@ -95,33 +199,73 @@ class EvenWalk:
     """The rest of a share.
 
     Attributes:
-        shares: of all clusters.
-        share: this cluster's.
-        end: of it.
+        num_shares, share: of all clusters, and this one's.
+        waves: of whole tiles, the cursor's and those to come.
+        tile: index of the cursor's, if it is a whole one.
+        rest, left: where the share begins behind the waves, and what it has there, as if waves to come were none.
+        end: of what is at the cursor, or any position behind a whole tile.
         step: from the cursor to the next tile.
     """
 
-    shares: Shares
+    num_shares: Int32
     share: Int32
+    waves: Int32
+    tile: Int32
+    rest: Int32
+    left: Int32
     end: Int32
     step: Int32
 
     @classmethod
-    def start(cls, groups: GroupTable | DeviceWork, config: KernelConfig) -> tuple:
-        """The cursor of this cluster's first position, and the way on. There are no more shares than are worth it."""
-        size, tile_shape = config.cluster_size, config.work_tile_mnk
-        end = groups.num_tiles if isinstance(groups, GroupTable) else groups.end(tile_shape)
-        useful = Int32(Uint32(end) // (LEAST_SHARE * work_of_tokens(tile_shape[0])))
-        num_shares = cutlass.max(cutlass.min(cute.arch.grid_dim()[0] // size, useful), 1)
+    def start(cls, groups: ListWork | DeviceWork, config: KernelConfig) -> tuple:
+        """The cursor of this cluster's first position, and the way on."""
+        shares = Shares.of(groups, config)
         # Of clusters that have none: -1, which ends where the first one begins.
-        share = cutlass.max(num_shares - 1 - cute.arch.block_idx()[0] // size, -1)
-        shares = Shares.of(end, num_shares)
-        cursor = groups.first_cursor(shares.first(cutlass.max(share, 0)), tile_shape)
-        return cursor, cls(shares, share, shares.first(share + 1), Int32(0))
+        share = cutlass.max(shares.num_shares - 1 - cute.arch.block_idx()[0] // config.cluster_size, -1)
+        rest, end = shares.before(cutlass.max(share, 0)), shares.before(share + 1)
+        waves, zero = select(share >= 0, shares.waves, Int32(0)), Int32(0)
+        walk = cls(shares.num_shares, share, waves, share, rest, end - rest, end, zero)
+        position, walk = walk._entered(zero, cutlass.min(waves, 1), groups, config.work_tile_mnk)
+        return groups.first_cursor(position, config.work_tile_mnk), walk
 
     def has_tile(self, groups: object, cursor: tuple):
         """Whether the cursor is within the share."""
         return cursor[0] < self.end
+
+    @cute.jit
+    def behind(
+        self, placed: "Placed", cursor: tuple, groups: object, tile_shape: cutlass.Constexpr
+    ) -> "EvenWalk":
+        """The way from the tile at the cursor to the next one."""
+        walk, position = self, placed.end
+        if self.waves > 0:
+            walk = replace(
+                self,
+                waves=self.waves - 1,
+                tile=self.tile + self.num_shares,
+                rest=self.rest - placed.begin,
+                left=self.left - (placed.end - placed.begin),
+            )
+            position, walk = walk._entered(Int32(1), cutlass.min(walk.waves, 1), groups, tile_shape)
+        return replace(walk, step=position - cursor[0])
+
+    @cute.jit
+    def _entered(self, behind: Int32, ahead: Int32, groups: object, tile_shape: cutlass.Constexpr) -> tuple:
+        """Where the whole tile, or what is behind all of them, begins, and the walk with its end.
+
+        behind: 1 behind a whole tile, whose wave's end ``rest`` still lacks; ahead: 1 where there is another one.
+        """
+        position, rest = Int32(0), self.rest
+        # One place for both: what finds a tile is long.
+        for is_ahead in cutlass.range(1 - behind, 1 + ahead, unroll=1):
+            position = groups.position_of_tile(
+                self.tile - select(is_ahead == 0, self.share, Int32(0)), tile_shape
+            )
+            rest += select(is_ahead == 0, position, Int32(0))
+        end = Int32(INT32_MAX)
+        if ahead == 0:
+            position, end = rest, rest + self.left
+        return position, replace(self, rest=rest, end=end)
 
     def turned(self) -> "EvenWalk":
         """The way from the next tile on."""

@@ -12,13 +12,17 @@ import cutlass.cute as cute
 from cutlass import Float32, Int32, Int64
 from cutlass.cute.arch import inline_ptx
 
-from nvfp4_cute.arch.sm90 import HANDOVER_FLAG_BYTES, MATH_WARPS
+from nvfp4_cute.arch.sm90 import HANDOVER_FLAG_BYTES, MATH_WARPS, TOKEN_STEP
 
 from ..common.global_access import load_acquire
 from ..common.split_k import CHUNK_BYTES, CHUNK_VALUES
 from .warp_schedule import WARP_SIZE
 
 CHUNK_STEP = MATH_WARPS * WARP_SIZE * CHUNK_BYTES
+# A chunk has two weights' sums of two tokens; the four lanes beside each other have those of eight tokens. What is multiplied are
+# whole steps of tokens.
+CHUNK_TOKENS = 8
+STEP_VALUES = TOKEN_STEP // CHUNK_TOKENS * CHUNK_VALUES
 
 
 @dataclass(frozen=True)
@@ -35,21 +39,22 @@ class Handover:
 
 
 @cute.jit
-def send(handover: Handover, acc: cute.Tensor):
-    """Leave this thread's sums for the CTA that adds up. acc: fp32, compact; a multiple of 4."""
+def send(handover: Handover, acc: cute.Tensor, tokens: Int32):
+    """Leave this thread's sums for the CTA that adds up. acc: fp32, a chunk each eight tokens. tokens: that are multiplied."""
     cta, thread = cute.arch.block_idx()[0], cute.arch.thread_idx()[0]
-    chunks = cute.size(acc) // CHUNK_VALUES
     # The flags are set to 0 before.
     cute.arch.griddepcontrol_wait()
-    address = handover.sums + Int64(cta) * (chunks * CHUNK_STEP) + thread * CHUNK_BYTES
-    for chunk in cutlass.range_constexpr(chunks):
-        inline_ptx(
-            "st.global.v4.f32 [{$r0}], { {$r1}, {$r2}, {$r3}, {$r4} };",
-            read_only_args=[
-                address + chunk * CHUNK_STEP,
-                *(acc[CHUNK_VALUES * chunk + i] for i in range(CHUNK_VALUES)),
-            ],
-        )
+    address = _sums(handover, acc, cta)
+    for first in cutlass.range_constexpr(0, cute.size(acc), STEP_VALUES):
+        if first // CHUNK_VALUES * CHUNK_TOKENS < tokens:
+            for at in cutlass.range_constexpr(first, min(first + STEP_VALUES, cute.size(acc)), CHUNK_VALUES):
+                inline_ptx(
+                    "st.global.v4.f32 [{$r0}], { {$r1}, {$r2}, {$r3}, {$r4} };",
+                    read_only_args=[
+                        address + at // CHUNK_VALUES * CHUNK_STEP,
+                        *(acc[at + i] for i in range(CHUNK_VALUES)),
+                    ],
+                )
     cute.arch.sync_warp()
     with cute.arch.elect_one():
         inline_ptx(
@@ -59,22 +64,29 @@ def send(handover: Handover, acc: cute.Tensor):
 
 
 @cute.jit
-def add(handover: Handover, acc: cute.Tensor, cta: Int32):
-    """Wait for the sums of the same thread of another CTA, and add them."""
-    thread, chunks = cute.arch.thread_idx()[0], cute.size(acc) // CHUNK_VALUES
+def add(handover: Handover, acc: cute.Tensor, tokens: Int32, cta: Int32):
+    """Wait for the sums of the same thread of another CTA, and add them. acc, tokens: as of ``send``."""
     cute.arch.griddepcontrol_wait()
-    flag = _flag(handover, cta, thread)
+    flag = _flag(handover, cta, cute.arch.thread_idx()[0])
     while load_acquire(flag) == 0:
         pass
-    address = handover.sums + Int64(cta) * (chunks * CHUNK_STEP) + thread * CHUNK_BYTES
-    for chunk in cutlass.range_constexpr(chunks):
-        values = inline_ptx(
-            "ld.global.v4.f32 {{$w0}, {$w1}, {$w2}, {$w3}}, [{$r0}];",
-            write_only_types=[Float32] * CHUNK_VALUES,
-            read_only_args=[address + chunk * CHUNK_STEP],
-        )
-        for i in cutlass.range_constexpr(CHUNK_VALUES):
-            acc[CHUNK_VALUES * chunk + i] = acc[CHUNK_VALUES * chunk + i] + values[i]
+    address = _sums(handover, acc, cta)
+    for first in cutlass.range_constexpr(0, cute.size(acc), STEP_VALUES):
+        if first // CHUNK_VALUES * CHUNK_TOKENS < tokens:
+            for at in cutlass.range_constexpr(first, min(first + STEP_VALUES, cute.size(acc)), CHUNK_VALUES):
+                values = inline_ptx(
+                    "ld.global.v4.f32 {{$w0}, {$w1}, {$w2}, {$w3}}, [{$r0}];",
+                    write_only_types=[Float32] * CHUNK_VALUES,
+                    read_only_args=[address + at // CHUNK_VALUES * CHUNK_STEP],
+                )
+                for i in cutlass.range_constexpr(CHUNK_VALUES):
+                    acc[at + i] = acc[at + i] + values[i]
+
+
+def _sums(handover: Handover, acc: cute.Tensor, cta: Int32) -> Int64:
+    """Address of a CTA's first chunk of this thread's."""
+    cta_bytes = cute.size(acc) // CHUNK_VALUES * CHUNK_STEP
+    return handover.sums + Int64(cta) * cta_bytes + cute.arch.thread_idx()[0] * CHUNK_BYTES
 
 
 def _flag(handover: Handover, cta: Int32, thread: Int32) -> Int64:

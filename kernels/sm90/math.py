@@ -21,7 +21,7 @@ from ..common.ring import CONSUMER_PHASE, Ring, arrive_lanes, arrive_warp, barri
 from ..common.split_k import PartialSums, add_sums, send_sums
 from .decode import SIGN_BITS, decode_scales, decode_word
 from .epilogue import store_tile
-from .even_shares import EvenWalk
+from .even_shares import EvenWalk, Shares
 from .handover import Handover, add, send
 from .opaque import opaque
 from .operands import SF_ATOM_BYTES, load_shared, load_shared_half, tokens_multiplied
@@ -107,9 +107,10 @@ def run_math(args: MathArgs):
         if cutlass.const_expr(args.config.deal_k):
             if part.count > 0:
                 if part.first > 0:
-                    send(args.handover, acc)
+                    send(args.handover, acc, tokens)
                 else:
-                    _add_others(args, acc, part, walk)
+                    if part.count < tile.k_tile_cnt:
+                        _add_others(args, acc, tokens, part, walk)
                     store_tile(acc, args.outputs, args.kind, tile, tiler, args.staging_address)
         elif cutlass.const_expr(args.partial.split == 1):
             store_tile(acc, args.outputs, args.kind, tile, tiler, args.staging_address)
@@ -126,14 +127,16 @@ def run_math(args: MathArgs):
 
 
 @cute.jit
-def _add_others(args: MathArgs, acc: cute.Tensor, part: TilePart, walk: EvenWalk):
+def _add_others(args: MathArgs, acc: cute.Tensor, tokens: Int32, part: TilePart, walk: EvenWalk):
     """Add what the clusters with the tile's other K tiles have summed up, those of the shares behind this one."""
-    placed, shares, share = part.placed, walk.shares, walk.share + 1
-    rank, size = cute.arch.block_idx_in_cluster(), args.config.cluster_size
-    while share < shares.num_shares and shares.first(share) < placed.end:
-        if placed.k_tile(shares.first(share + 1)) > placed.k_tile(shares.first(share)):
-            add(args.handover, acc, (shares.num_shares - 1 - share) * size + rank)
-        share += 1
+    groups, config, placed, share, begin = args.groups, args.config, part.placed, walk.share + 1, walk.end
+    shares = Shares.of(groups, config)
+    while begin < placed.end and share < shares.num_shares:
+        end = shares.first(share + 1, groups, config.work_tile_mnk)
+        if placed.k_tile(end) > placed.k_tile(begin):
+            cluster = shares.num_shares - 1 - share
+            add(args.handover, acc, tokens, cluster * config.cluster_size + cute.arch.block_idx_in_cluster())
+        share, begin = share + 1, end
 
 
 @cute.jit

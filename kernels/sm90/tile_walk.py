@@ -72,7 +72,8 @@ def part_of_cta(
     if cutlass.const_expr(config.deal_k):
         placed = place_at(groups, cursor, config)
         tile, first = placed.tile, placed.k_tile(cursor[0])
-        count, walk = placed.k_tile(walk.end) - first, replace(walk, step=placed.end - cursor[0])
+        count = placed.k_tile(walk.end) - first
+        walk = walk.behind(placed, cursor, groups, config.work_tile_mnk)
     else:
         placed, tile = None, groups.tile(cursor, config.work_tile_mnk)
         first, count = k_tiles_of_cta(tile.k_tile_cnt, config.split_k)

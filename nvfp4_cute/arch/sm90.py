@@ -61,11 +61,12 @@ DUAL_CANDIDATES = tuple(
     replace(config, cta_tile_shape_mnk=(TILE_WEIGHTS // 2, *config.cta_tile_shape_mnk[1:]))
     for config in CANDIDATES
 )
-# Of stream-K: a K tile is as much work as it has times so many tokens, but not less than to decode its weights is. A cluster
-# gets the work of so many K tiles at least, and as many of a tile are not divided among clusters.
-WORK_TOKENS = 16
-LEAST_WORK = 6
+# Of stream-K: to decode a K tile's weights is as much work as to multiply them by so many steps of tokens (0.10 us on an H200).
+# A cluster gets the work of so many K tiles at least, and as many of a tile are not divided among clusters. Before it come waves
+# of whole tiles, which leave each cluster at least the work of one by so much.
+DECODING_STEPS = 4
 LEAST_SHARE = LEAST_PART = 4
+LEAST_REST = 4
 MATH_WARPS = 8  # of a CTA, two warpgroups
 # A CTA's part of the memory in which clusters hand over sums: a flag a warp of MATH, and the sums of a tile.
 HANDOVER_FLAG_BYTES = 4
@@ -237,9 +238,9 @@ def candidates(
     return tuple(config for config in tried if not is_quantized or quantized_reason(config) is None)
 
 
-def k_tile_work(token_steps, larger=max):
-    """Work of a K tile in which so many steps of tokens are multiplied: integers of any kind, and the larger of two of them."""
-    return larger(token_steps * (TOKEN_STEP // WORK_TOKENS), LEAST_WORK)
+def k_tile_work(token_steps):
+    """Work of a K tile in which so many steps of tokens are multiplied: integers of any kind."""
+    return DECODING_STEPS + token_steps
 
 
 def stream_work(sizes: Iterable[tuple[int, int, int]], config: KernelConfig) -> int:

@@ -39,6 +39,7 @@ def first(tokens, **settings):
 LONG = cases.Case(
     "long", ((60, 264, 1152), (0, 64, 128), (9, 136, 1056), (20, 8, 208)), 7, has_alpha=True, padding="nan"
 )
+MANY = cases.Case("many", ((90, 1040, 384), (0, 64, 128), (33, 520, 1152), (5, 264, 128)), 5, padding="nan")
 LIST = cases.Case(
     "list", ((60, 264, 288), (0, 64, 128), (9, 136, 144), (20, 8, 208)), 7, has_alpha=True, padding="nan"
 )
@@ -105,10 +106,29 @@ def test_clusters_that_share_tiles(chosen, mode, monkeypatch):
     assert (flags == flags[:, :1, :1]).all()  # both CTAs of a cluster, all of their warps
 
 
+@pytest.mark.parametrize(
+    ("chosen", "mode"),
+    [(stream(32, num_cta=6), "random:1"), pytest.param(stream(64, num_cta=4), "lazy", marks=SLOW)],
+    ids=str,
+)
+def test_whole_tiles_come_first(chosen, mode):
+    """Three waves of them with three clusters, one with two; K of a group is a ninth of another's."""
+    operands = cases.make_operands(MANY)
+    with observe(mode=mode, check=True):
+        actual = run(MANY, operands, EMULATED, chosen)
+    for got, want in zip(actual, run(MANY, operands, "reference"), strict=True):
+        assert_bitwise_equal(got, want)
+
+
 @pytest.mark.parametrize("form", ["ragged", pytest.param("masked", marks=SLOW)])
 @pytest.mark.parametrize(
     ("chosen", "mode"),
-    [(stream(64, num_cta=6), "random:1"), pytest.param(stream(192), "lazy", marks=SLOW)],
+    [
+        (stream(64, num_cta=6), "random:1"),
+        pytest.param(stream(32, num_cta=2), "random:2", marks=SLOW),
+        pytest.param(stream(32, num_cta=4), "eager", marks=SLOW),
+        pytest.param(stream(192), "lazy", marks=SLOW),
+    ],
     ids=str,
 )
 def test_clusters_that_share_tiles_of_sizes_on_the_device(form, chosen, mode):
@@ -123,14 +143,16 @@ def test_more_work_than_is_counted_is_refused():
         make_plan(problem, "sm_90a", 132, stream(256))
 
 
-@pytest.mark.parametrize(("form", "tiles_m"), [("ragged", (126, 127)), ("masked", (63, 64))])
+@pytest.mark.parametrize(("form", "tiles_m"), [("ragged", (169, 170)), ("masked", (85, 86))])
 def test_more_work_than_is_counted_of_sizes_on_the_device_is_refused(form, tiles_m):
-    """127 tiles along M are as many as can be counted; where ragged, the first of the groups may end a tile early."""
+    """170 tiles along M are as many as can be counted; where ragged, the first of the groups may end a tile early."""
     fitting, large = (huge_task(form, 256 * tiles) for tiles in tiles_m)
+    # Of 256 tokens, and weights decoded: 8 steps and 4 a K tile, of 8192, and 128 tiles along N.
+    work = {"ragged": 171, "masked": 172}[form] * 12 * 8192 * 128
     assert fitting.key("sm_90a").config.deal_k
     with pytest.raises(
         UnsupportedProblem,
-        match=rf"2 {form} groups, rows={256 * tiles_m[1]}, N=32768, K=1048576: .* up to {1 << 31} .* use deal_k=False",
+        match=rf"2 {form} groups, rows={256 * tiles_m[1]}, N=32768, K=1048576: .* up to {work} .* use deal_k=False",
     ):
         large.key("sm_90a")
     assert replace(large, config=first(256)).key("sm_90a").config.decode_first
