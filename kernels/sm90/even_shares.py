@@ -1,10 +1,11 @@
 """Work dealt evenly: every cluster gets as much as every other, to the K tile.
 
-Positions count work: a K tile of a work tile takes ``work_of_tokens``, tiles follow each other as elsewhere (M is
-the fast axis in a group). First come waves of whole tiles, one a cluster, as many as leave every cluster some work: sums need
-not be handed over, and clusters that read the same tokens at the same time find them in L2. The positions behind are divided
-so that every cluster has the same work in all: what it gets of them begins and ends within a work tile, and is the end of
-one tile, whole tiles, and the beginning of one. Who has a tile's first K tile adds up (``handover``).
+Positions count work: a K tile of a work tile takes ``work_of_tokens``, and so do a few before them, for storing the tile; tiles
+follow each other as elsewhere (M is the fast axis in a group). First come waves of whole tiles, one a cluster, as many as leave
+every cluster some work: their sums need not be handed over, and clusters that read the same tokens at the same time find them
+in L2. The positions behind are divided so that every cluster has the same work in all: what it gets of them begins and ends
+within a work tile, and is the end of one tile, whole tiles, and the beginning of one. Who has a tile's first K tile adds up
+(``handover``).
 
 The last cluster has the first share: a tile's beginning waits for CTAs that were started before its own.
 """
@@ -15,7 +16,7 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Int32, Uint32
 
-from nvfp4_cute.arch.sm90 import LEAST_PART, LEAST_REST, LEAST_SHARE, TOKEN_STEP, k_tile_work
+from nvfp4_cute.arch.sm90 import LEAST_PART, LEAST_REST, LEAST_SHARE, STORING_K_TILES, TOKEN_STEP, k_tile_work
 from nvfp4_cute.config import KernelConfig
 from nvfp4_cute.problem import INT32_MAX
 
@@ -45,7 +46,8 @@ def _tiles_of_strip(m: Int32, tile_tokens: int) -> tuple:
 
 def _work_of_tiles(last_tokens: Int32, k_tile_cnt: Int32, tile_tokens: int) -> tuple:
     """Of a full tile, and of one of so many tokens."""
-    return work_of_tokens(tile_tokens) * k_tile_cnt, work_of_tokens(last_tokens) * k_tile_cnt
+    count = k_tile_cnt + STORING_K_TILES
+    return work_of_tokens(tile_tokens) * count, work_of_tokens(last_tokens) * count
 
 
 @dataclass(frozen=True)
@@ -172,7 +174,7 @@ class Shares:
         num_shares = cutlass.max(cutlass.min(num_cluster, useful), 1)
         length = Int32(Uint32(end) // Uint32(num_shares))
         # What is left of a share is a part of a tile that is worth handing over, whatever tiles it begins with.
-        tile = groups.most_k_tiles(tile_shape) * work
+        tile = (groups.most_k_tiles(tile_shape) + STORING_K_TILES) * work
         rest = cutlass.max(length - Int32(Uint32(tile) // LEAST_REST), 0)
         return cls(length, end - length * num_shares, num_shares, Int32(Uint32(rest) // Uint32(tile)))
 
@@ -291,11 +293,10 @@ class Placed:
 
     def k_tile(self, position: Int32) -> Int32:
         """First K tile of what begins at a position, whole parts being rounded; behind the last one at the tile's end."""
-        inside = cutlass.min(cutlass.max(position, self.begin), self.end) - self.begin
-        part = self.least_part * self.per_k_tile
-        rounded = inside + part // 2
+        begin, part = self.end - self.tile.k_tile_cnt * self.per_k_tile, self.least_part * self.per_k_tile
+        rounded = cutlass.min(cutlass.max(position, begin), self.end) - begin + part // 2
         parts = Int32(Uint32(rounded) // Uint32(part))
-        return select(rounded >= self.end - self.begin, self.tile.k_tile_cnt, parts * self.least_part)
+        return select(rounded >= self.end - begin, self.tile.k_tile_cnt, parts * self.least_part)
 
 
 @cute.jit
@@ -320,7 +321,7 @@ def place_at(groups: object, cursor: tuple, config: cutlass.Constexpr[KernelConf
     return Placed(
         replace(tile, tile_m_idx=tile_m_idx, tile_n_idx=tile_n_idx),
         begin,
-        begin + per_k_tile * tile.k_tile_cnt,
+        begin + per_k_tile * (tile.k_tile_cnt + STORING_K_TILES),
         per_k_tile,
         cutlass.min(LEAST_PART, tile.k_tile_cnt),
     )

@@ -62,9 +62,10 @@ DUAL_CANDIDATES = tuple(
     for config in CANDIDATES
 )
 # Of stream-K: to decode a K tile's weights is as much work as to multiply them by so many steps of tokens (0.10 us on an H200).
-# A cluster gets the work of so many K tiles at least, and as many of a tile are not divided among clusters. Before it come waves
-# of whole tiles, which leave each cluster at least the work of one by so much.
+# To store a tile is as much as so many of its K tiles. A cluster gets the work of so many K tiles at least, and as many of a tile
+# are not divided among clusters. Before that come waves of whole tiles, which leave each cluster the work of a part of one.
 DECODING_STEPS = 4
+STORING_K_TILES = 2
 LEAST_SHARE = LEAST_PART = 4
 LEAST_REST = 4
 MATH_WARPS = 8  # of a CTA, two warpgroups
@@ -247,7 +248,10 @@ def stream_work(sizes: Iterable[tuple[int, int, int]], config: KernelConfig) -> 
     """Most work of a stream-K launch, in the kernel's unit. sizes: (m, n, k) of every group."""
     tile_tokens, tile_weights, tile_k = config.work_tile_mnk
     most = k_tile_work(-(-tile_tokens // TOKEN_STEP))
-    return sum(most * -(-m // tile_tokens) * -(-n // tile_weights) * -(-k // tile_k) for m, n, k in sizes)
+    return sum(
+        most * -(-m // tile_tokens) * -(-n // tile_weights) * (-(-k // tile_k) + STORING_K_TILES)
+        for m, n, k in sizes
+    )
 
 
 def dealing_reason(what: str, sizes: Iterable[tuple[int, int, int]], config: KernelConfig) -> str | None:
