@@ -25,7 +25,7 @@ which they take turns in loading for both:
 or, where a K tile is one stage of ``decoded``, both in one ring:
   packed   LOAD -> MATH of both CTAs   num_ab_stage   full: 2 + bytes of B, SFB, both loads   empty: 16 (one a warp)
 Stream-K: all clusters get the same share of the K tiles of all tiles (``even_shares``), and sums of a tile that several have a
-part of travel through global memory (``handover``).
+part of travel through global memory (``handover``), for which there is a role HANDOVER, warp 8.
 
 Split-K: the CTAs of a cluster share a tile's K tiles; the first one adds up (``common.split_k``).
 
@@ -64,7 +64,7 @@ from .activations import ActivationArgs, run_activations
 from .decode_tokens import DecodeTokens, Flags, decoded_atom, decoded_views
 from .epilogue import STAGING_BYTES
 from .even_shares import groups_by_work
-from .handover import Handover
+from .handover import Handover, run_handover
 from .load import TOKENS, WEIGHTS, Buffers, LoadArgs, run_load
 from .load_decoded import DecodedArgs, run_load_decoded
 from .math import MathArgs, run_math
@@ -207,6 +207,7 @@ class GroupedGemmSm90:
         sums = smem.allocate_array(Uint8, max(plan.partial_bytes, 16), byte_alignment=16).toint()
         sums += cute.arch.thread_idx()[0] * CHUNK_BYTES
         exchange, math_threads = Ring(smem.allocate_array(Int64, 2), 1), WARP_SIZE * schedule.num_math_warps
+        sent = smem.allocate_array(Int64, 1)
         partial = PartialSums(sums, exchange.full(0), exchange.empty(0), math_threads, config.split_k)
         staging = smem.allocate(schedule.num_math_groups * STAGING_BYTES, OPERAND_ALIGN_BYTES)
 
@@ -224,6 +225,7 @@ class GroupedGemmSm90:
                     init_ring(decoded, writers, schedule.num_math_warps)
                 init_ring(exchange, 1, schedule.num_math_warps)
                 cute.arch.mbarrier_init(decoded.empty(decoded.num_stages), 1)
+                cute.arch.mbarrier_init(sent, schedule.num_math_warps)
         cute.arch.mbarrier_init_fence()
         if cutlass.const_expr(config.cluster_size > 1):
             _cluster_barrier()
@@ -251,6 +253,7 @@ class GroupedGemmSm90:
                     decoded=decoded,
                     stages_of_k_tile=stages_of_k_tile(config),
                     handover=handover,
+                    sent=sent,
                 )
             )
 
@@ -263,6 +266,9 @@ class GroupedGemmSm90:
                     run_load(load, Int32(WEIGHTS))
                 if warp_idx == schedule.first_load_warp_id + TOKENS:
                     run_load_decoded(DecodedArgs(load, decoded, sDecoded.iterator.toint()))
+                if cutlass.const_expr(config.deal_k):
+                    if warp_idx == schedule.handover_warp_id:
+                        run_handover(handover, sent)
             else:
                 if warp_idx < schedule.num_math_warps + schedule.num_activation_warps:
                     run_activations(

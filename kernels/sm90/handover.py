@@ -1,8 +1,9 @@
 """Sums of a tile that several clusters compute, through global memory: who has the first K tile adds up what the others sent.
 
-A cluster sends at most one tile's sums, those with which its share begins; so every CTA has one place for them, and a flag a
-warp, which the launch before has set to 0 (``decode_tokens``). A warp sends to the same warp of another CTA. Sums are added in
-the order of K: the result does not depend on who is first.
+A cluster sends at most one tile's sums, those with which its share begins behind the waves; so every CTA has one place for
+them, and a flag, which the launch before has set to 0 (``decode_tokens``). MATH stores its sums and goes on; another warp,
+HANDOVER, sets the flag when they have arrived, which takes microseconds. A thread gets the sums of the same thread of another
+CTA. They are added in the order of K: the result does not depend on who is first.
 """
 
 from dataclasses import dataclass
@@ -15,6 +16,7 @@ from cutlass.cute.arch import inline_ptx
 from nvfp4_cute.arch.sm90 import HANDOVER_FLAG_BYTES, MATH_WARPS, TOKEN_STEP
 
 from ..common.global_access import load_acquire
+from ..common.ring import arrive_warp
 from ..common.split_k import CHUNK_BYTES, CHUNK_VALUES
 from .warp_schedule import WARP_SIZE
 
@@ -30,7 +32,7 @@ class Handover:
     """Memory of all CTAs of the launch.
 
     Attributes:
-        flags: address of int32 (CTA, WARP), 1 where the warp's sums are there.
+        flags: address of (CTA, ``HANDOVER_FLAG_BYTES``), whose int32 is 1 where the CTA's sums are there, or never will be.
         sums: address of (CTA, CHUNK of 4 sums, THREAD, 16 bytes).
     """
 
@@ -39,12 +41,16 @@ class Handover:
 
 
 @cute.jit
-def send(handover: Handover, acc: cute.Tensor, tokens: Int32):
-    """Leave this thread's sums for the CTA that adds up. acc: fp32, a chunk each eight tokens. tokens: that are multiplied."""
-    cta, thread = cute.arch.block_idx()[0], cute.arch.thread_idx()[0]
-    # The flags are set to 0 before.
-    cute.arch.griddepcontrol_wait()
-    address = _sums(handover, acc, cta)
+def send(handover: Handover, acc: cute.Tensor, tokens: Int32, sent: cute.Pointer):
+    """Leave this thread's sums for the CTA that adds up.
+
+    Args:
+        handover: where.
+        acc: fp32, a chunk each eight tokens.
+        tokens: that are multiplied.
+        sent: barrier of MATH's warps, where HANDOVER waits.
+    """
+    address = _sums(handover, acc, cute.arch.block_idx()[0])
     for first in cutlass.range_constexpr(0, cute.size(acc), STEP_VALUES):
         if first // CHUNK_VALUES * CHUNK_TOKENS < tokens:
             for at in cutlass.range_constexpr(first, min(first + STEP_VALUES, cute.size(acc)), CHUNK_VALUES):
@@ -55,19 +61,27 @@ def send(handover: Handover, acc: cute.Tensor, tokens: Int32):
                         *(acc[at + i] for i in range(CHUNK_VALUES)),
                     ],
                 )
-    cute.arch.sync_warp()
+    arrive_warp(sent)
+
+
+@cute.jit
+def run_handover(handover: Handover, sent: cute.Pointer):
+    """Role of a warp: wait until all warps of MATH have sent what this CTA sends, or will not send, and set its flag."""
+    # The flags are set to 0 before.
+    cute.arch.griddepcontrol_wait()
+    cute.arch.mbarrier_wait(sent, 0)
     with cute.arch.elect_one():
+        # Of what this warp has waited for, too: releases are cumulative.
         inline_ptx(
             "st.release.gpu.global.b32 [{$r0}], {$r1};",
-            read_only_args=[_flag(handover, cta, thread), Int32(1)],
+            read_only_args=[_flag(handover, cute.arch.block_idx()[0]), Int32(1)],
         )
 
 
 @cute.jit
 def add(handover: Handover, acc: cute.Tensor, tokens: Int32, cta: Int32):
     """Wait for the sums of the same thread of another CTA, and add them. acc, tokens: as of ``send``."""
-    cute.arch.griddepcontrol_wait()
-    flag = _flag(handover, cta, cute.arch.thread_idx()[0])
+    flag = _flag(handover, cta)
     while load_acquire(flag) == 0:
         pass
     address = _sums(handover, acc, cta)
@@ -89,5 +103,5 @@ def _sums(handover: Handover, acc: cute.Tensor, cta: Int32) -> Int64:
     return handover.sums + Int64(cta) * cta_bytes + cute.arch.thread_idx()[0] * CHUNK_BYTES
 
 
-def _flag(handover: Handover, cta: Int32, thread: Int32) -> Int64:
-    return handover.flags + Int64(cta * MATH_WARPS + thread // WARP_SIZE) * HANDOVER_FLAG_BYTES
+def _flag(handover: Handover, cta: Int32) -> Int64:
+    return handover.flags + Int64(cta) * HANDOVER_FLAG_BYTES

@@ -52,6 +52,7 @@ class MathArgs:
         partial: where the first CTA of a cluster gets the others' sums.
         stages_of_k_tile: of decoded tokens.
         handover: of stream-K: what clusters that share a tile exchange sums through.
+        sent: the barrier of ``handover.send``.
     """
 
     b_address: Int32
@@ -70,6 +71,7 @@ class MathArgs:
     decoded: Ring
     stages_of_k_tile: int
     handover: Handover | None
+    sent: cute.Pointer
 
 
 @dataclass(frozen=True)
@@ -94,7 +96,7 @@ def run_math(args: MathArgs):
     acc = cute.make_rmem_tensor(tile_m // 2, Float32)
     stage, phase = Int32(0), Int32(CONSUMER_PHASE)
     in_stage, in_phase = Int32(0), Int32(CONSUMER_PHASE)
-    turn = Int32(0)
+    turn, owes = Int32(0), Int32(1)
     cursor, walk = start_walk(groups, args.config)
     while walk.has_tile(groups, cursor):
         part, walk = part_of_cta(groups, cursor, walk, args.config)
@@ -107,7 +109,8 @@ def run_math(args: MathArgs):
         if cutlass.const_expr(args.config.deal_k):
             if part.count > 0:
                 if part.first > 0:
-                    send(args.handover, acc, tokens)
+                    send(args.handover, acc, tokens, args.sent)
+                    owes = Int32(0)
                 else:
                     if part.count < tile.k_tile_cnt:
                         _add_others(args, acc, tokens, part, walk)
@@ -124,6 +127,9 @@ def run_math(args: MathArgs):
             turn ^= 1
         cursor = groups.next_cursor(cursor, walk.step, tiler)
         walk = walk.turned()
+    if cutlass.const_expr(args.config.deal_k):
+        if owes == 1:
+            arrive_warp(args.sent)
 
 
 @cute.jit

@@ -62,6 +62,11 @@ class WarpSchedule:
         return self.num_warps - NUM_LOAD_WARPS
 
     @property
+    def handover_warp_id(self) -> int:
+        """That of HANDOVER, which is neither MATH nor, where tokens come decoded, LOAD."""
+        return self.num_math_warps
+
+    @property
     def shares_load(self) -> bool:
         """Whether two warps of ACTIVATIONS are LOAD, too."""
         return self.num_math_warps + self.num_activation_warps > self.first_load_warp_id
@@ -71,6 +76,6 @@ class WarpSchedule:
         """The schedule of a config."""
         step_tokens = LANES_OF_WORD * stages_of_k_tile(config)
         if config.decode_first:
-            return cls(0, step_tokens, *((96, 48) if ctas_per_sm(config) == 2 else (224, 56)))
+            return cls(0, step_tokens, *((96, 40) if ctas_per_sm(config) == 2 else (232, 40)))
         num_activation_warps = min(-(-config.work_tile_mnk[0] // step_tokens), MAX_ACTIVATION_WARPS)
         return cls(num_activation_warps, step_tokens, *((88, 40) if ctas_per_sm(config) == 2 else (200, 56)))

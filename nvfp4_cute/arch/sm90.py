@@ -69,8 +69,8 @@ STORING_K_TILES = 2
 LEAST_SHARE = LEAST_PART = 4
 LEAST_REST = 4
 MATH_WARPS = 8  # of a CTA, two warpgroups
-# A CTA's part of the memory in which clusters hand over sums: a flag a warp of MATH, and the sums of a tile.
-HANDOVER_FLAG_BYTES = 4
+# A CTA's part of the memory in which clusters hand over sums: a flag, an int32 in a sector of its own, and the sums of a tile.
+HANDOVER_FLAG_BYTES = 32
 # Model of a CTA's time, fitted to an H200's times (8 to 256 tokens, K of 4096 to 16384): the launch, a tile, a K
 # tile, and what tokens add to that; of tiles small enough for two CTAs an SM; what these take longer where there are two;
 # and what it takes to add up the sums of several CTAs.
@@ -217,7 +217,7 @@ def handover_bytes(config: KernelConfig, num_cta):
     if not config.deal_k:
         return 0, 0
     sums = config.work_tile_mnk[0] * TILE_WEIGHTS * FP32_BYTES
-    return num_cta * (MATH_WARPS * HANDOVER_FLAG_BYTES), num_cta * sums
+    return num_cta * HANDOVER_FLAG_BYTES, num_cta * sums
 
 
 def resolve(config: KernelConfig, num_b: int = 1) -> KernelConfig:

@@ -94,16 +94,25 @@ def stream(tokens, **settings):
 )
 def test_clusters_that_share_tiles(chosen, mode, monkeypatch):
     """Sums have to pass between clusters; those of no tile are waited for in vain."""
+    poison, given = 0x5A, []
+
+    def allocate(index, nbytes):
+        given.append(torch.full((nbytes,), poison, dtype=torch.uint8))
+        return workspace.Workspace(given[0], given[0].data_ptr(), nbytes)
+
     monkeypatch.setattr(workspace, "_in_use", {})
+    monkeypatch.setattr(workspace, "_allocate", allocate)
     operands = cases.make_operands(LONG)
     with observe(mode=mode, check=True):
         actual = run(LONG, operands, EMULATED, chosen)
     for got, want in zip(actual, run(LONG, operands, "reference"), strict=True):
         assert_bitwise_equal(got, want)
-    ((memory, *_),) = workspace._in_use.values()
-    flags = memory[: (chosen.num_cta or 2 * H200.num_sms) * 32].view(torch.int32).view(-1, 2, 8)
-    assert set(flags.flatten().tolist()) == {0, 1}
-    assert (flags == flags[:, :1, :1]).all()  # both CTAs of a cluster, all of their warps
+    (memory,), num_cta = given, chosen.num_cta or 2 * H200.num_sms
+    flag_bytes, sum_bytes = sm90.handover_bytes(chosen, num_cta)
+    assert (memory[:flag_bytes].view(torch.int32).view(num_cta, -1)[:, 0] == 1).all()
+    sent = (memory[flag_bytes : flag_bytes + sum_bytes].view(num_cta, -1) != poison).any(1)
+    assert sent.any() and not sent.all()
+    assert (sent[::2] == sent[1::2]).all()  # both CTAs of a cluster
 
 
 @pytest.mark.parametrize(
