@@ -6,7 +6,7 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Int32, Int64
 
-from nvfp4_cute.arch.sm90 import SF_BLOCK_ROWS, SmemPlan
+from nvfp4_cute.arch.sm90 import SF_BLOCK_ROWS, SmemPlan, k_tiles_of_stage
 from nvfp4_cute.config import KernelConfig
 
 from ..common.group_table import WorkTile
@@ -47,7 +47,7 @@ class LoadArgs:
 
 @dataclass(frozen=True)
 class LoadPlace:
-    """The K tile of one operand to load next, if there is one.
+    """The K tile of one operand to load next, if there is one: the first of a stage.
 
     Attributes:
         side: ``WEIGHTS``, ``TOKENS`` or ``NOTHING``.
@@ -104,10 +104,10 @@ def sides_of_cta(config: KernelConfig, tile: WorkTile) -> tuple[TileSide, TileSi
 
 @cute.jit
 def load_k_tile(args: LoadArgs, place: LoadPlace) -> LoadPlace:
-    """If there is a K tile, wait until its stage is empty and issue its copies, whose bytes complete the stage's barrier.
+    """If there is a K tile, wait until its stage is empty and issue the stage's copies, whose bytes complete its barrier.
 
     Returns:
-        The place after it.
+        The place after the stage.
     """
     if place.has_k_tile():
         cute.arch.mbarrier_wait(args.packed.empty(place.stage), place.phase)
@@ -116,7 +116,10 @@ def load_k_tile(args: LoadArgs, place: LoadPlace) -> LoadPlace:
         elif cutlass.const_expr(not args.config.decode_first):
             _issue_copies(args, place, TOKENS)
         stage, phase = next_stage(args.packed, place.stage, place.phase)
-        place = _enter_tiles(args, replace(place, k_tile=place.k_tile + 1, stage=stage, phase=phase))
+        place = _enter_tiles(
+            args,
+            replace(place, k_tile=place.k_tile + k_tiles_of_stage(args.config), stage=stage, phase=phase),
+        )
     return place
 
 
@@ -129,15 +132,20 @@ def _issue_copies(args: LoadArgs, place: LoadPlace, side: cutlass.Constexpr):
         (buffers.tokens, buffers.token_scales, smem.a_stage_bytes, smem.sfa_stage_bytes, EVICT_LAST),
     )[side]
     full = args.packed.full(stage)
-    # In bytes, two values each.
-    k, k_block = place.k_tile * (config.work_tile_mnk[2] // 2), place.k_tile * SF_ATOMS
-    count = len(place.data_maps) if side == WEIGHTS else 1
+    count, k_tiles = len(place.data_maps) if side == WEIGHTS else 1, k_tiles_of_stage(config)
+    data_bytes, scale_bytes = data_bytes // k_tiles, scale_bytes // k_tiles
     with cute.arch.elect_one():
-        cute.arch.mbarrier_arrive_and_expect_tx(full, count * (data_bytes + scale_bytes))
-        for i in cutlass.range_constexpr(count):
-            at = data + (stage * count + i) * data_bytes
+        cute.arch.mbarrier_arrive_and_expect_tx(full, k_tiles * count * (data_bytes + scale_bytes))
+        for turn in cutlass.range_constexpr(k_tiles * count):
+            k_tile, i = place.k_tile + turn // count, turn % count
+            # In bytes, two values each.
+            k, k_block = k_tile * (config.work_tile_mnk[2] // 2), k_tile * SF_ATOMS
+            at = data + (stage * k_tiles * count + turn) * data_bytes
             tma_load(at, place.data_maps[i], (k, place.row, place.batch), full.toint(), policy, 1)
-            at, where = scales + (stage * count + i) * scale_bytes, (0, k_block, place.block, place.batch)
+            at, where = (
+                scales + (stage * k_tiles * count + turn) * scale_bytes,
+                (0, k_block, place.block, place.batch),
+            )
             tma_load(at, place.scale_maps[i], where, full.toint(), policy, 1)
 
 
@@ -145,7 +153,7 @@ def _issue_copies(args: LoadArgs, place: LoadPlace, side: cutlass.Constexpr):
 def _enter_tiles(args: LoadArgs, place: LoadPlace) -> LoadPlace:
     """The place itself or, where its tile has no K tile left for this CTA, the first one of a tile that has."""
     groups = args.groups
-    while place.walk.has_tile(groups, place.cursor) and place.k_tile == place.k_tile_end:
+    while place.walk.has_tile(groups, place.cursor) and place.k_tile >= place.k_tile_end:
         place = _enter_tile(args, place)
     return place
 

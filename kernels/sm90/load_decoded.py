@@ -9,7 +9,7 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Int32
 
-from nvfp4_cute.arch.sm90 import SLABS, stages_of_k_tile, token_box
+from nvfp4_cute.arch.sm90 import SLABS, k_tiles_of_stage, stages_of_k_tile, token_box
 
 from ..common.group_table import ceil_div
 from ..common.operand_maps import descriptor_addresses
@@ -41,7 +41,8 @@ def run_load_decoded(args: DecodedArgs):
     """Load this CTA's boxes of tokens of every stage, as soon as it is empty in both CTAs, into both."""
     groups, config, decoded = args.load.groups, args.load.config, args.decoded
     tokens, stage_bytes = config.work_tile_mnk[0], args.load.smem.decoded_stage_bytes
-    num_cta, stages, box = config.num_m_cta, stages_of_k_tile(config), token_box(config)
+    num_cta, box = config.num_m_cta, token_box(config)
+    slabs_of_stage = k_tiles_of_stage(config) * SLABS // stages_of_k_tile(config)
     rank, both = cute.arch.block_idx_in_cluster(), Int32((1 << num_cta) - 1)
     # What the launch before wrote. Every CTA waits, with or without a tile, so that none of it is left when this one ends.
     cute.arch.griddepcontrol_wait()
@@ -54,17 +55,20 @@ def run_load_decoded(args: DecodedArgs):
         row, batch = Int32(rows.origin.row + rows.first_row), Int32(rows.origin.batch)
         num_boxes = ceil_div(tokens_multiplied(tile, tokens), box)
         (descriptor,) = descriptor_addresses(args.load.descriptors.n, tile.slot)
-        for index in cutlass.range(k_part.first * stages, (k_part.first + k_part.count) * stages, unroll=1):
+        first_slab = k_part.first * SLABS
+        for first_of_stage in cutlass.range(
+            first_slab, first_slab + k_part.count * SLABS, slabs_of_stage, unroll=1
+        ):
             cute.arch.mbarrier_wait(decoded.empty(stage), phase)
             full = decoded.full(stage)
             at = args.decoded_address + stage * stage_bytes
             with cute.arch.elect_one():
                 cute.arch.mbarrier_arrive_and_expect_tx(
-                    full, num_boxes * (SLABS // stages * box * SLAB_ROW_BYTES)
+                    full, num_boxes * (slabs_of_stage * box * SLAB_ROW_BYTES)
                 )
                 for first in cutlass.range(rank, num_boxes, num_cta, unroll=1):
-                    for slab in cutlass.range_constexpr(SLABS // stages):
-                        k = (index * (SLABS // stages) + slab) * (SLAB_ROW_BYTES // 2)
+                    for slab in cutlass.range_constexpr(slabs_of_stage):
+                        k = (first_of_stage + slab) * (SLAB_ROW_BYTES // 2)
                         target = at + (slab * tokens + first * box) * SLAB_ROW_BYTES
                         where = (k, row + first * box, batch)
                         tma_load(target, descriptor, where, full.toint(), EVICT_LAST, 1, both)

@@ -12,7 +12,7 @@ import cutlass.cute as cute
 from cutlass import Float32, Int32, Uint32
 from cutlass.cute.nvgpu import warpgroup
 
-from nvfp4_cute.arch.sm90 import SLABS, shares_stages, token_counts
+from nvfp4_cute.arch.sm90 import SLABS, k_tiles_of_stage, shares_stages, token_counts
 from nvfp4_cute.config import KernelConfig
 
 from ..common.output_kind import OutputKind
@@ -177,19 +177,21 @@ def _accumulate(
     # The first arrival releases no stage: nobody waits for the barrier behind the last stage's.
     last_stage, read_stage, sign_bits = Int32(args.decoded.num_stages), stage, opaque(Uint32(SIGN_BITS))
     emptied = barrier_of_lane(args.decoded.empty(Int32(0)), args.config.num_m_cta)
-    slabs_of_stage, one_ring = SLABS // args.stages_of_k_tile, shares_stages(args.config)
-    sources = _sources(args, rows)
+    one_ring, k_tiles = shares_stages(args.config), k_tiles_of_stage(args.config)
+    slabs, slabs_of_stage = k_tiles * SLABS, k_tiles * SLABS // args.stages_of_k_tile
+    sources, turns = _sources(args, rows), cute.ceil_div(k_tile_cnt, k_tiles)
     if k_tile_cnt > 0:
-        stage, phase = _load_weights(args, weights, sources, stage, phase)
-    for k_tile_idx in cutlass.range(k_tile_cnt, unroll=1):
-        scales = [decode_scales(weights.codes[i]) for i in range(LANE_ROWS)]
+        stage, phase = _load_stage(args, weights, sources, stage, phase)
+    for turn in cutlass.range(turns, unroll=1):
         if cutlass.const_expr(one_ring):
             in_stage = read_stage
-        for slab in cutlass.range_constexpr(SLABS):
+        for slab in cutlass.range_constexpr(slabs):
+            if cutlass.const_expr(slab % SLABS == 0):
+                scales = [decode_scales(weights.codes[i]) for i in range(LANE_ROWS)]
             if cutlass.const_expr(slab % slabs_of_stage == 0):
                 # MMAs' descriptors in uniform registers: without this the compiler moves each one there by itself.
                 uniform_stage = cute.arch.make_warp_uniform(in_stage)
-            decoded = _decode_slab(weights.words, scales, slab, sign_bits)
+            decoded = _decode_slab(weights.words, scales, slab % SLABS, sign_bits)
             if cutlass.const_expr(slab % slabs_of_stage == 0 and not one_ring):
                 cute.arch.mbarrier_wait(args.decoded.full(in_stage), in_phase)
             place = uniform_stage * slabs_of_stage + slab % slabs_of_stage
@@ -198,10 +200,12 @@ def _accumulate(
             if cutlass.const_expr(slab == 0 and not one_ring):
                 # The MMAs have what was read. An arrival right behind the reads does not wait for them on an H200.
                 arrive_warp(args.packed.empty(read_stage))
-            if cutlass.const_expr(slab > 0):
+            if cutlass.const_expr(slab == slabs - 1):
                 read_stage = stage
-                if k_tile_idx + 1 < k_tile_cnt:
-                    stage, phase = _load_weights(args, weights, sources, stage, phase)
+                if turn + 1 < turns:
+                    stage, phase = _load_stage(args, weights, sources, stage, phase)
+            elif cutlass.const_expr(slab % SLABS > 0):
+                _load_weights(args, weights, sources, in_stage, slab // SLABS + 1)
             # The MMAs before these are done: their registers are free, after a stage's last ones the stage, too.
             warpgroup.wait_group(1)
             if cutlass.const_expr(slab % slabs_of_stage == 0):
@@ -228,16 +232,24 @@ def _sources(args: MathArgs, rows: LaneRows) -> LaneRows:
 
 
 @cute.jit
-def _load_weights(args: MathArgs, weights: Weights, rows: LaneRows, stage: Int32, phase: Int32):
-    """Wait for the packed stage and read the lane's part of it; the stage after it. rows: ``_sources``."""
-    data, scale = rows.data + stage * args.b_stage_bytes, rows.scale + stage * args.sfb_stage_bytes
+def _load_stage(args: MathArgs, weights: Weights, rows: LaneRows, stage: Int32, phase: Int32):
+    """Wait for the packed stage and read of its first K tile; the stage after it."""
     cute.arch.mbarrier_wait(args.packed.full(stage), phase)
+    _load_weights(args, weights, rows, stage, 0)
+    return next_stage(args.packed, stage, phase)
+
+
+@cute.jit
+def _load_weights(args: MathArgs, weights: Weights, rows: LaneRows, stage: Int32, k_tile: cutlass.Constexpr):
+    """Read the lane's part of a K tile of a stage. rows: ``_sources``."""
+    k_tiles = k_tiles_of_stage(args.config)
+    data = rows.data + stage * args.b_stage_bytes + k_tile * (args.b_stage_bytes // k_tiles)
+    scale = rows.scale + stage * args.sfb_stage_bytes + k_tile * (args.sfb_stage_bytes // k_tiles)
     for i in cutlass.range_constexpr(LANE_ROWS):
         words = load_shared(data + i * rows.data_step, UNIT_WORDS)
         for word in cutlass.range_constexpr(UNIT_WORDS):
             weights.words[word, i] = words[word]
         weights.codes[i] = load_shared_half(scale + i * rows.scale_step)
-    return next_stage(args.packed, stage, phase)
 
 
 def _behind_reads(weights: Weights, outputs: OutputTable) -> Int32:

@@ -18,8 +18,8 @@ OUT_M_MAJOR = False
 SMEM_CAPACITY_BYTES = 227 * 1024
 SMEM_PER_SM_BYTES = 228 * 1024
 SMEM_PER_CTA_BYTES = 1024  # what each CTA takes besides
-# Tiles of so few tokens are small enough for two CTAs an SM, whose warps fill each other's waits. Of
-# clusters of four, an H200 holds 30 where CTAs have an SM each.
+# Tiles of so few tokens are small enough for two CTAs an SM, whose warps fill each other's waits, which are few where tokens come
+# decoded. Of clusters of four, an H200 holds 30 where CTAs have an SM each.
 PAIRED_TILE_TOKENS = 32
 # Barriers, the gaps that aligning the buffers to 1024 bytes leaves, and 32 x 64 results of each MATH warpgroup.
 SMEM_RESERVED_BYTES = 4096 + 2 * 4096
@@ -81,12 +81,11 @@ SMALL_US_PER_K_TILE, SMALL_US_PER_TOKEN = 0.49, 0.003
 PAIR_FACTOR = 1.67
 US_PER_SPLIT_TILE = 4.0
 # The same where tokens come decoded: the launch before, a tile, and a K tile, which takes the time of its decoding or of its
-# MMAs, each with what tokens add; of tiles small enough for two CTAs an SM. Stream-K: to add up sums, and the share that K
+# MMAs, each with what tokens add. Stream-K: to add up sums, and the share that K
 # tiles take longer, of one group and where clusters read tokens of several groups.
 US_PER_DECODING, US_PER_DECODED_TILE = 6.1, 2.4
 DECODED_US_PER_K_TILE, DECODED_US_PER_TOKEN = 0.31, 0.0027
 MMA_US_PER_TOKEN = 0.0056
-DECODED_PAIR_FACTOR = 1.82
 US_PER_STREAM, STREAM_FACTOR, STREAM_OF_GROUPS_FACTOR = 8.0, 1.06, 1.34
 # Scales come in blocks of 128 rows.
 SF_BLOCK_ROWS = 128
@@ -96,6 +95,7 @@ MIN_DECODED_K_TILES, MAX_DECODED_K_TILES = 2, 3
 # earlier, where few fit.
 SLABS = 2
 MAX_TOKENS_OF_WHOLE_STAGES = 128
+MAX_TOKENS_OF_LONG_STAGES = int(__import__("os").environ.get("LONG", "96"))
 # Packed stages that are wanted before decoded ones become more: enough bytes in flight for the memory's latency.
 WANTED_AB_STAGE = 5
 MAX_AB_STAGE = 12
@@ -109,7 +109,7 @@ class SmemPlan:
     Attributes:
         a_stage_bytes, b_stage_bytes: packed e2m1 of tokens, if any, and of each operand with weights.
         sfa_stage_bytes, sfb_stage_bytes: their scales, in whole blocks of 128 rows.
-        decoded_stage_bytes: the tokens in fp16, of a K tile or half of one.
+        decoded_stage_bytes: the tokens in fp16, of a stage's K tiles or half of one.
         num_ab_stage, num_decoded_stage: stages of packed operands, of decoded tokens.
         partial_bytes: sums that the first CTA of a cluster gets from the others.
         num_b: operands with weights.
@@ -168,9 +168,15 @@ def shares_stages(config: KernelConfig) -> bool:
     return config.decode_first and stages_of_k_tile(config) == 1
 
 
+def k_tiles_of_stage(config: KernelConfig) -> int:
+    """K tiles of a stage that has weights and decoded tokens: two, of which one is waited for and released with the other, where
+    enough of such stages fit. Behind an odd number of K tiles another one is loaded, of zeros."""
+    return 2 if shares_stages(config) and config.work_tile_mnk[0] <= MAX_TOKENS_OF_LONG_STAGES else 1
+
+
 def ctas_per_sm(config: KernelConfig) -> int:
     """CTAs that share an SM."""
-    return 2 if config.work_tile_mnk[0] <= PAIRED_TILE_TOKENS else 1
+    return 2 if config.work_tile_mnk[0] <= PAIRED_TILE_TOKENS and not config.decode_first else 1
 
 
 def smem_capacity_bytes(config: KernelConfig) -> int:
@@ -182,6 +188,7 @@ def smem_capacity_bytes(config: KernelConfig) -> int:
 def smem_plan(config: KernelConfig, num_b: int = 1) -> SmemPlan:
     """Shared memory of ``config``. ``num_ab_stage=None`` is resolved to as many stages as fit."""
     n, m, k = config.cta_tile_shape_mnk
+    k *= k_tiles_of_stage(config)
     sf_block_bytes, capacity = SF_BLOCK_ROWS * k // SF_VEC_SIZE, smem_capacity_bytes(config)
     plan = SmemPlan(
         a_stage_bytes=m * k // 2,
@@ -329,8 +336,7 @@ def _k_tile_us(config: KernelConfig, tokens: int) -> float:
     """Of a K tile with so many tokens that are multiplied."""
     tile_tokens = config.work_tile_mnk[0]
     if config.decode_first:
-        us = max(DECODED_US_PER_K_TILE + DECODED_US_PER_TOKEN * tokens, MMA_US_PER_TOKEN * tokens)
-        return us * DECODED_PAIR_FACTOR if tile_tokens <= PAIRED_TILE_TOKENS else us
+        return max(DECODED_US_PER_K_TILE + DECODED_US_PER_TOKEN * tokens, MMA_US_PER_TOKEN * tokens)
     if tile_tokens <= PAIRED_TILE_TOKENS:
         return SMALL_US_PER_K_TILE + SMALL_US_PER_TOKEN * tokens
     return US_PER_K_TILE + US_PER_TOKEN * tokens
