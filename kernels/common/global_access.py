@@ -25,10 +25,14 @@ def load_words(address: Int64, num_words: int, opcode: str, predicate=None) -> l
     return [loaded] if num_words == 1 else list(loaded)
 
 
-def store_words(address: Int64, words: list) -> None:
-    """Consecutive words in one instruction, aligned to their own size."""
+def store_words(address: Int64, words: list, predicate=None) -> None:
+    """Consecutive words in one instruction, aligned to their own size; nothing where ``predicate`` is false."""
     names = ", ".join(f"{{$r{i + 1}}}" for i in range(len(words)))
-    inline_ptx(f"st.global.v{len(words)}.b32 [{{$r0}}], {{{names}}};", read_only_args=[address, *words])
+    inline_ptx(
+        f"st.global.v{len(words)}.b32 [{{$r0}}], {{{names}}};",
+        read_only_args=[address, *words],
+        predicate=predicate,
+    )
 
 
 def store_word(address: Int64, word: Uint32) -> None:

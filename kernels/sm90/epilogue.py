@@ -1,8 +1,9 @@
 """Accumulators in registers -> scaled, combined, converted, turned, stored.
 
 The accumulators are C transposed: a lane has tokens side by side, memory has weights side by side. Results of 16 bits
-are turned in shared memory, 32 tokens at a time, each warpgroup its own 64 columns (of a dual GEMM 32): written by
-stmatrix, which transposes, read back and stored in 16-byte pieces of rows. Results of 32 bits are stored as they are:
+are turned in shared memory, 32 tokens at a time, each warp its own 16 columns (of a dual GEMM two warps, 8 each), which
+are a 32-byte sector of a row: so a warp waits for itself alone. They are written by stmatrix, which transposes, read
+back and stored in 16-byte pieces of rows. Results of 32 bits are stored as they are:
 eight lanes fill a 32-byte sector. Results that become NVFP4 are turned in fp32, for a thread to quantize a block.
 Passes are a loop over code of which only what names accumulators is there for each: executed once a tile, it takes longer to
 fetch than to run, and longest to compile.
@@ -20,26 +21,30 @@ from nvfp4_cute.scale_layout import SF_VEC_SIZE
 from ..common import ptx
 from ..common.activation import gate
 from ..common.encode import RoundE2M1
+from ..common.global_access import store_half, store_words
 from ..common.group_table import WorkTile
 from ..common.output_kind import OutputKind
 from ..common.output_table import OutputTable, group_output, load_alphas
 from ..common.quantized_output import QuantizedGroup, quantized_group, store_quantized_block
 from .decode import OPERAND_EXPONENT
 from .one_of import one_of
-from .operands import load_shared, store_shared, tokens_of_tile
-from .warp_schedule import GROUP_THREADS, WARP_SIZE, WarpSchedule
+from .operands import load_shared, load_shared_half, store_shared, tokens_of_tile
+from .warp_schedule import GROUP_THREADS, WARP_SIZE, WARPS_PER_GROUP, WarpSchedule
 from .weight_rows import output_column, tile_columns
 
-# One pass: 32 tokens, at most 128 bytes each, in 16-byte units.
+# One pass of a warp, or of two: 32 tokens, 32 bytes each, in 16-byte units.
 PASS_TOKENS = 32
 UNIT_BYTES = 16
 UNIT_VALUES, UNIT_WORDS = 8, 4
-STAGING_BYTES = PASS_TOKENS * 128
+ROW_UNITS = 2
+ROW_BYTES, ROW_VALUES = ROW_UNITS * UNIT_BYTES, ROW_UNITS * UNIT_VALUES
+PASS_BYTES = PASS_TOKENS * ROW_BYTES
+STAGING_BYTES = WARPS_PER_GROUP * PASS_BYTES
 # Accumulators of eight tokens: two rows of weights, two tokens each.
 BLOCK_TOKENS, BLOCK_VALUES = 8, 4
 # 2 ** (2 * OPERAND_EXPONENT) as a float.
 FACTOR_BITS = (127 + 2 * OPERAND_EXPONENT) << 23
-# Named barrier 0 is __syncthreads; each warpgroup has one of its own.
+# Named barrier 0 is __syncthreads; each warpgroup has one of its own, or each two warps.
 FIRST_BARRIER_ID = 1
 
 
@@ -69,6 +74,11 @@ class Results:
     def count(self) -> int:
         """Results of all tokens."""
         return cute.size(self.acc) // self.kind.num_products
+
+    @property
+    def num_tokens(self) -> int:
+        """Of the tile."""
+        return self.count // self.block_values * BLOCK_TOKENS
 
     def value(self, index: int) -> Float32:
         """Result ``index``: column ``index % block_values // 2`` of the lane's, token ``index % 2`` of the block's."""
@@ -132,8 +142,7 @@ def store_tile(
         if cutlass.const_expr(bytes_per_value == 4):
             _store_words(results, origin, pitch, rows, columns - column)
         else:
-            for index in cutlass.range(cute.ceil_div(rows, PASS_TOKENS), unroll=1):
-                _store_pass(results, index, origin, pitch, rows, columns - column, staging_address)
+            _store_halves(results, origin, pitch, rows, columns - column, staging_address)
 
 
 def _group_columns(kind: OutputKind) -> int:
@@ -156,49 +165,98 @@ def _store_words(results: Results, origin: Int64, pitch: Int64, rows: Int32, col
                 out[0] = results.value(block * results.block_values + value)
 
 
+@dataclass(frozen=True)
+class Team:
+    """Warps that turn results of 16 bits together: as many as have the columns of a row's sector.
+
+    Attributes:
+        warps: 1, which has a buffer for a pass, or 2, which have two.
+        index, thread: of the CTA's teams; of the team's threads.
+    """
+
+    warps: int
+    index: Int32
+    thread: Int32
+
+    @classmethod
+    def of(cls, kind: OutputKind) -> "Team":
+        """This thread's."""
+        # A lane's columns of two products are half as many.
+        tidx, threads = cute.arch.thread_idx()[0], kind.num_products * WARP_SIZE
+        return cls(kind.num_products, tidx // threads, tidx % threads)
+
+    @property
+    def threads(self) -> int:
+        """Of a team."""
+        return self.warps * WARP_SIZE
+
+    def wait(self) -> None:
+        """Until all threads are here."""
+        if self.warps == 1:
+            cute.arch.sync_warp()
+        else:
+            cute.arch.barrier(barrier_id=FIRST_BARRIER_ID + self.index, number_of_threads=self.threads)
+
+
 @cute.jit
-def _store_pass(
-    results: Results,
-    index: Int32,
-    origin: Int64,
-    pitch: Int64,
-    rows: Int32,
-    columns: Int32,
-    staging_address: Int32,
+def _store_halves(
+    results: Results, origin: Int64, pitch: Int64, rows: Int32, columns: Int32, staging_address: Int32
 ):
-    """Turn and store pass ``index`` of a tile: ``PASS_TOKENS`` tokens of one warpgroup's columns."""
-    results = results.here()
-    tidx = cute.arch.thread_idx()[0]
-    group, thread = tidx // GROUP_THREADS, tidx % GROUP_THREADS
-    lane, warp = tidx % WARP_SIZE, thread // WARP_SIZE
-    staging = staging_address + group * STAGING_BYTES
-    group_columns = _group_columns(results.kind)
-    # Matrices of 8 x 8 of a warp, side by side: one unit each.
-    warp_units, row_units = results.block_values // 2, group_columns // UNIT_VALUES
-    # A stmatrix has four matrices, first those of a block of tokens. Lane l gives the address of row l % 8 of matrix l / 8.
-    matrix = lane // 8
-    token, unit = matrix // warp_units * BLOCK_TOKENS + lane % 8, warp * warp_units + matrix % warp_units
-    # The passes before have been read.
-    cute.arch.barrier(barrier_id=FIRST_BARRIER_ID + group, number_of_threads=GROUP_THREADS)
-    # Blocks of 16 or more tokens, which are swizzled alike.
-    written, row_bytes = staging + _unit_offset(token, unit, row_units), row_units * UNIT_BYTES
-    addresses = [written + at * row_bytes for at in range(0, PASS_TOKENS, 32 // warp_units)]
-    pass_values = PASS_TOKENS // BLOCK_TOKENS * results.block_values
-    one_of(
-        index,
-        -(-results.count // pass_values),
-        lambda i: _store_matrices(addresses, results, i * pass_values),
-    )
-    cute.arch.barrier(barrier_id=FIRST_BARRIER_ID + group, number_of_threads=GROUP_THREADS)
-    unit, row = thread % row_units, thread // row_units
-    first, column = index * PASS_TOKENS, group * group_columns + unit * UNIT_VALUES
-    read = staging + _unit_offset(row, unit, row_units)
-    for at in cutlass.range_constexpr(0, PASS_TOKENS, GROUP_THREADS // row_units):
-        token = first + at + row
-        if token < rows and column < columns:
-            words = load_shared(read + at * row_bytes, 4)
-            address = origin + (Int64(token) * pitch + column) * 2
-            _store_unit(words, results.kind.dtype, address, columns - column)
+    """Turn and store results of 16 bits, in passes of ``PASS_TOKENS`` tokens of a team's columns.
+
+    Args:
+        origin: address of the tile's first result. pitch: elements between rows.
+        rows, columns: from there to the ends of the tile and of the output.
+    """
+    team = Team.of(results.kind)
+    origin, columns = origin + team.index * ROW_BYTES, columns - team.index * ROW_VALUES
+    staging = staging_address + team.index * (team.warps * PASS_BYTES)
+    # A stmatrix has four matrices of 8 x 8, first those of a block of tokens: one unit each. Lane l gives the address of
+    # row l % 8 of matrix l / 8.
+    lane, warp, warp_units = team.thread % WARP_SIZE, team.thread // WARP_SIZE, ROW_UNITS // team.warps
+    token, unit = lane // 8 // warp_units * BLOCK_TOKENS + lane % 8, warp + lane // 8 % warp_units
+    written, pass_values = _unit_offset(token, unit), PASS_TOKENS // BLOCK_TOKENS * results.block_values
+    row, unit, step = team.thread // ROW_UNITS, team.thread % ROW_UNITS, team.threads // ROW_UNITS
+    read, stored = _unit_offset(row, unit), origin + row * pitch * 2 + unit * UNIT_BYTES
+    is_whole = (origin | pitch * 2 | Int64(columns) * 2) % UNIT_BYTES == 0
+    whole_rows = rows - row if unit * UNIT_VALUES < columns else Int32(0)
+    if cutlass.const_expr(team.warps > 1):
+        team.wait()  # The tile before has been read.
+    for first in cutlass.range(0, rows, PASS_TOKENS, unroll=1):
+        here, buffer = results.here(), staging + first // PASS_TOKENS % team.warps * PASS_BYTES
+        addresses = [buffer + written + at * ROW_BYTES for at in range(0, PASS_TOKENS, 32 // warp_units)]
+        if cutlass.const_expr(team.warps == 1):
+            team.wait()  # The pass before has been read.
+        one_of(
+            first // PASS_TOKENS,
+            cute.ceil_div(results.num_tokens, PASS_TOKENS),
+            lambda i: _store_matrices(addresses, here, i * pass_values),
+        )
+        team.wait()
+        if is_whole:
+            # All at once: what is not volatile is read for one store after the other.
+            offsets = range(0, min(results.num_tokens, PASS_TOKENS), step)
+            units = [load_shared(buffer + read + at * ROW_BYTES, UNIT_WORDS, True) for at in offsets]
+            for i in cutlass.range_constexpr(len(units)):
+                store_words(stored + offsets[i] * pitch * 2, units[i], first + offsets[i] < whole_rows)
+        else:
+            _store_elements(team, buffer, origin + first * pitch * 2, pitch, rows - first, columns)
+        stored += pitch * (2 * PASS_TOKENS)
+
+
+@cute.jit
+def _store_elements(team: Team, buffer: Int32, origin: Int64, pitch: Int64, rows: Int32, columns: Int32):
+    """Store a pass one by one: results whose rows are not aligned, or do not end with a unit.
+
+    Args:
+        origin: address of the first one. rows, columns: from there, as far as there are any.
+    """
+    column = team.thread % ROW_VALUES
+    first, step = team.thread // ROW_VALUES, team.threads // ROW_VALUES
+    if column < columns:
+        for row in cutlass.range(first, cutlass.min(rows, PASS_TOKENS), step, unroll=1):
+            at = _unit_offset(row, column // UNIT_VALUES) + column % UNIT_VALUES * 2
+            store_half(origin + (row * pitch + column) * 2, load_shared_half(buffer + at))
 
 
 @cute.jit
@@ -267,9 +325,9 @@ def _swizzled(unit: Int32, pair: Int32) -> Int32:
     return (unit ^ (2 * pair)) * UNIT_BYTES
 
 
-def _unit_offset(token: Int32, unit: Int32, row_units: int) -> Int32:
+def _unit_offset(token: Int32, unit: Int32) -> Int32:
     """Offset of a 16-byte unit of a token's row, so that those of eight consecutive tokens share no bank."""
-    return (token * row_units + (unit ^ (token // (8 // row_units) % row_units))) * UNIT_BYTES
+    return (token * ROW_UNITS + (unit ^ (token // 4 % ROW_UNITS))) * UNIT_BYTES
 
 
 def _store_matrices(addresses: list, results: Results, start: int):
@@ -295,20 +353,3 @@ def _store_matrix(address: Int32, results: Results, start: cutlass.Constexpr):
         "stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [{$r0}], { {$r1}, {$r2}, {$r3}, {$r4} };",
         read_only_args=[address, words[0], words[1], words[2], words[3]],
     )
-
-
-@cute.jit
-def _store_unit(words: list, out_dtype: cutlass.Constexpr, address: Int64, num_valid: Int32):
-    """Store up to eight results of a row, at once where they are all there and aligned."""
-    values = cute.make_rmem_tensor(UNIT_VALUES, out_dtype)
-    as_words = cute.recast_tensor(values, Uint32)
-    for i in cutlass.range_constexpr(4):
-        as_words[i] = words[i]
-    if num_valid >= UNIT_VALUES and address % UNIT_BYTES == 0:
-        aligned = cute.make_ptr(out_dtype, address, cute.AddressSpace.gmem, assumed_align=UNIT_BYTES)
-        cute.autovec_copy(values, cute.make_tensor(aligned, values.layout))
-    else:
-        out = cute.make_tensor(cute.make_ptr(out_dtype, address, cute.AddressSpace.gmem), values.layout)
-        for i in cutlass.range_constexpr(UNIT_VALUES):
-            if i < num_valid:
-                out[i] = values[i]

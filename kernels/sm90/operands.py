@@ -53,13 +53,15 @@ def tokens_multiplied(tile: WorkTile, tile_m: cutlass.Constexpr) -> Int32:
     return cutlass.min(cutlass.max(rounded, LEAST_TOKENS), tile_m)
 
 
-def load_shared(address: Int32, count: int) -> list:
-    """``count`` consecutive words, aligned to their total size, in one load.
+def load_shared(address: Int32, count: int, is_volatile: bool = False) -> list:
+    """``count`` consecutive words, aligned to their total size, in one load, which stays where it is if it ``is_volatile``.
 
     LLVM's own: a copy between tensors gives the same instruction, from tens of operations that are compiled first.
     """
     word = Uint32.mlir_type
-    loaded = llvm.load(ir.VectorType.get([count], word), _shared_pointer(address), alignment=4 * count)
+    loaded = llvm.load(
+        ir.VectorType.get([count], word), _shared_pointer(address), alignment=4 * count, volatile_=is_volatile
+    )
     return [Uint32(vector.extract(loaded, [], [i])) for i in range(count)]
 
 

@@ -1,11 +1,12 @@
 """The sm_90a grouped GEMM, on the emulator and, where there is one, on a Hopper GPU, against the float64 reference."""
 
+import re
 from dataclasses import replace
 
 import cases
 import pytest
 import torch
-from oracle import assert_bitwise_equal, repro_line
+from oracle import assert_bitwise_equal, poisoned, repro_line, unwritten
 from sm90_check import (
     EMULATED,
     assert_same_bits_in_every_launch,
@@ -14,7 +15,7 @@ from sm90_check import (
     run,
 )
 
-from nvfp4_cute import grouped_gemm
+from nvfp4_cute import grouped_dual_gemm, grouped_gemm
 from nvfp4_cute.backends.emulator import observe
 from nvfp4_cute.cache import get_kernel
 from nvfp4_cute.compile import KernelKey
@@ -173,13 +174,47 @@ def test_sizes_on_the_device(form, chosen, mode):
     assert_sizes_on_the_device_match(form, chosen, mode)
 
 
+@pytest.mark.parametrize(
+    ("n", "pitch", "first"),
+    [(136, 136, 0), (136, 137, 0), (136, 144, 1), (130, 136, 0)],
+    ids=("whole", "pitch", "address", "columns"),
+)
+@pytest.mark.parametrize("is_dual", [False, True])
+def test_where_rows_are_stored(n, pitch, first, is_dual):
+    """Units of 16 bytes only where all are aligned and whole; nothing beside the rows, of tiles of several passes."""
+    case = cases.Case("rows", ((100, n, 128),), seed=9)
+    a, b, a_scale, b_scale, _ = cases.make_operands(case)
+    buffer = poisoned(100, pitch, dtype=torch.bfloat16)
+    out = buffer[:, first : first + n]
+    chosen = config(80)
+    with observe(mode="random:1", check=True):
+        if is_dual:
+            chosen = replace(chosen, cta_tile_shape_mnk=(64, 80, 128))
+            arguments = (a, b, b, a_scale, b_scale, b_scale)
+            grouped_dual_gemm(*arguments, out=[out], backend=EMULATED, config=chosen)
+            (expected,) = grouped_dual_gemm(*arguments, backend="emulator:sm_100a")
+        else:
+            grouped_gemm(a, b, a_scale, b_scale, out=[out], backend=EMULATED, config=chosen)
+            (expected,) = grouped_gemm(a, b, a_scale, b_scale, backend="reference")
+    assert_bitwise_equal(out.contiguous(), expected)
+    beside = torch.ones(pitch, dtype=torch.bool)
+    beside[first : first + n] = False
+    assert bool(unwritten(buffer)[:, beside].all())
+
+
 @pytest.mark.parametrize("tokens", [8, 32, 128, 256])
 def test_machine_code(tokens):
-    """No spills; K loops of wgmma with A in registers, decoded with byte permutes and exact products."""
+    """No spills; K loops of wgmma with A in registers, decoded with byte permutes and exact products.
+
+    Results are turned between two barriers of a warp, whose lanes the emulator executes together: it cannot miss them.
+    """
     kernel = get_kernel(KernelKey.make("sm_90a", config(tokens), 2, torch.float16, True))
     assert kernel.resources.stack_bytes == 0
     assert "wgmma.mma_async.sync.aligned.m64n" in kernel.ptx
     assert "setmaxnreg.inc" in kernel.ptx
+    order = re.findall(r"bar\.warp\.sync|stmatrix|ld\.volatile\.shared", kernel.ptx)
+    turned = "".join(name[0] for name in order[order.index("stmatrix") - 1 :])
+    assert re.match("bs+bl+(?!s)", turned), order
 
 
 @pytest.mark.parametrize(
