@@ -28,6 +28,7 @@ from ..common.output_table import OutputTable, group_output, load_alphas
 from ..common.quantized_output import QuantizedGroup, quantized_group, store_quantized_block
 from .decode import OPERAND_EXPONENT
 from .one_of import one_of
+from .opaque import opaque
 from .operands import load_shared, load_shared_half, store_shared, tokens_of_tile
 from .warp_schedule import GROUP_THREADS, WARP_SIZE, WARPS_PER_GROUP, WarpSchedule
 from .weight_rows import output_column, tile_columns
@@ -215,15 +216,18 @@ def _store_halves(
     # row l % 8 of matrix l / 8.
     lane, warp, warp_units = team.thread % WARP_SIZE, team.thread // WARP_SIZE, ROW_UNITS // team.warps
     token, unit = lane // 8 // warp_units * BLOCK_TOKENS + lane % 8, warp + lane // 8 % warp_units
-    written, pass_values = _unit_offset(token, unit), PASS_TOKENS // BLOCK_TOKENS * results.block_values
+    written = staging + _unit_offset(token, unit)
     row, unit, step = team.thread // ROW_UNITS, team.thread % ROW_UNITS, team.threads // ROW_UNITS
-    read, stored = _unit_offset(row, unit), origin + row * pitch * 2 + unit * UNIT_BYTES
+    read, stored = staging + _unit_offset(row, unit), origin + row * pitch * 2 + unit * UNIT_BYTES
     is_whole = (origin | pitch * 2 | Int64(columns) * 2) % UNIT_BYTES == 0
     whole_rows = rows - row if unit * UNIT_VALUES < columns else Int32(0)
+    # In large tiles they would be worked out again in each pass.
+    written, read, whole_rows = opaque(written), opaque(read), opaque(whole_rows)
     if cutlass.const_expr(team.warps > 1):
         team.wait()  # The tile before has been read.
     for first in cutlass.range(0, rows, PASS_TOKENS, unroll=1):
-        here, buffer = results.here(), staging + first // PASS_TOKENS % team.warps * PASS_BYTES
+        here, buffer = results.here(), first // PASS_TOKENS % team.warps * PASS_BYTES
+        pass_values = PASS_TOKENS // BLOCK_TOKENS * results.block_values
         addresses = [buffer + written + at * ROW_BYTES for at in range(0, PASS_TOKENS, 32 // warp_units)]
         if cutlass.const_expr(team.warps == 1):
             team.wait()  # The pass before has been read.
@@ -240,7 +244,7 @@ def _store_halves(
             for i in cutlass.range_constexpr(len(units)):
                 store_words(stored + offsets[i] * pitch * 2, units[i], first + offsets[i] < whole_rows)
         else:
-            _store_elements(team, buffer, origin + first * pitch * 2, pitch, rows - first, columns)
+            _store_elements(team, staging + buffer, origin + first * pitch * 2, pitch, rows - first, columns)
         stored += pitch * (2 * PASS_TOKENS)
 
 

@@ -9,7 +9,8 @@ from cutlass import Int32
 def one_of(index: Int32, count: cutlass.Constexpr, body: cutlass.Constexpr):
     """Execute ``body(i)`` for the one i below ``count`` that ``index`` is, the last where it is more.
 
-    Found by inequalities: of equalities the compiler would make an indirect branch.
+    The last one is tried first, the others are found by halving. By inequalities: of equalities the compiler would make an
+    indirect branch.
     """
     if cutlass.const_expr(count == 1):
         body(0)
@@ -17,4 +18,17 @@ def one_of(index: Int32, count: cutlass.Constexpr, body: cutlass.Constexpr):
         if index >= count - 1:
             body(count - 1)
         else:
-            one_of(index, count - 1, body)
+            _by_halving(index, 0, count - 1, body)
+
+
+@cute.jit
+def _by_halving(index: Int32, first: cutlass.Constexpr, end: cutlass.Constexpr, body: cutlass.Constexpr):
+    """Execute ``body(i)`` for the one i from ``first`` to below ``end`` that ``index`` is."""
+    if cutlass.const_expr(end - first == 1):
+        body(first)
+    else:
+        middle = (first + end) // 2
+        if index >= middle:
+            _by_halving(index, middle, end, body)
+        else:
+            _by_halving(index, first, middle, body)
