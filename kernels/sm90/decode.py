@@ -11,7 +11,7 @@ instructions give them: (0, 2), (4, 6), (1, 3), (5, 7). The order inside a K til
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Int32, Uint32
+from cutlass import Uint32
 
 # log2 of what a decoded value must be multiplied with.
 OPERAND_EXPONENT = 14
@@ -49,21 +49,18 @@ def decode_word(word: Uint32, scales: Uint32, upper: cutlass.Constexpr, sign_bit
     Returns:
         fp16 pairs of the values (0, 2), (4, 6), (1, 3), (5, 7), each times 2^-14.
     """
-    signs = word & sign_bits
-    pairs = []
-    for upper_bytes in (_upper_bytes(word << 1, signs << 4), _upper_bytes(word >> 3, signs)):
-        for selector in (LOW_PAIR, HIGH_PAIR):
-            pairs.append(_multiply(Uint32(cute.arch.prmt(upper_bytes, 0, selector)), scales, upper))
-    return pairs
+    return decode_halves(word, scales, (upper, upper), sign_bits)
 
 
 @cute.jit
-def decode_pair(word: Uint32, scales: Uint32, upper: cutlass.Constexpr, index: Int32) -> Uint32:
-    """The pair ``index`` of those that ``decode_word`` returns, chosen at run time."""
-    nibbles = word >> Uint32(index // 2 * 4)
-    upper_bytes = _upper_bytes(nibbles << 1, (nibbles & Uint32(SIGN_BITS)) << 4)
-    selector = LOW_PAIR + index % 2 * (HIGH_PAIR - LOW_PAIR)
-    return _multiply(Uint32(cute.arch.prmt(upper_bytes, 0, selector)), scales, upper)
+def decode_halves(word: Uint32, scales: Uint32, uppers: cutlass.Constexpr, sign_bits: Uint32) -> list:
+    """``decode_word`` whose values 0 to 3 may have another scale than 4 to 7. uppers: whether each is the upper one."""
+    signs = word & sign_bits
+    pairs = []
+    for upper_bytes in (_upper_bytes(word << 1, signs << 4), _upper_bytes(word >> 3, signs)):
+        for selector, upper in zip((LOW_PAIR, HIGH_PAIR), uppers, strict=True):
+            pairs.append(_multiply(Uint32(cute.arch.prmt(upper_bytes, 0, selector)), scales, upper))
+    return pairs
 
 
 @cute.jit

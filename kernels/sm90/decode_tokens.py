@@ -5,9 +5,10 @@ follow each other by slot. A K tile is 256 bytes of a row: two slabs of eight 16
 ``activations``, so that TMA, which swizzles chunks within 128 bytes, makes of them the stages that MATH reads. Values
 behind K are zeros. Rows of no group are neither read nor written.
 
-Work: a warp takes a K tile of eight rows whose scales share a sector (r, r + 32, r + 64, r + 96 for two neighbouring r),
-four lanes a row. All four read the row's 64 bytes; of the four chunks that the word w of every 16-byte unit makes, lane i
-writes the one of pairs i: together they write 64 bytes in a row.
+Work: a warp takes a strip, eight neighbouring rows of a group, and up to ``MOST_TILES`` neighbouring K tiles of it, all of
+which it reads before it decodes the first. Four lanes have a row: lane 2s + h the slab s, for which it reads two words of
+every 16-byte unit; of the four chunks that each word makes of the units it writes those two whose values are in half h
+of the word, and neighbouring lanes a sector together.
 """
 
 from dataclasses import dataclass, replace
@@ -18,54 +19,139 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Float16, Int32, Int64, Uint32
 
-from nvfp4_cute.arch.sm90 import HANDOVER_FLAG_BYTES, SF_BLOCK_ROWS, SLABS, TILE_K
+from nvfp4_cute.arch.sm90 import SF_BLOCK_ROWS, SLABS, TILE_K
 
 from ..common.device_groups import DeviceGroups
-from ..common.global_access import KEEP, load_words, store_word, store_words
-from ..common.group_table import GroupTable, WorkTile, ceil_div, select_slot
+from ..common.global_access import KEEP, load_words, store_words
+from ..common.group_table import GroupTable, ceil_div
 from ..common.launch_args import OperandView
 from ..common.operand_maps import rows_atom
+from ..common.ptx import keep_before
+from ..common.select import select
 from .activations import SLAB_ROW_BYTES, UNITS
-from .decode import decode_pair, decode_scales
-from .math import SLAB_WORDS, UNIT_WORDS
+from .decode import SIGN_BITS, decode_halves, decode_scales
+from .math import SLAB_WORDS
+from .opaque import opaque
 from .operands import ROW_BYTES, SF_ATOM_BYTES, SF_ATOMS, UNIT_BYTES
 from .warp_schedule import WARP_SIZE
 
-NUM_WARPS = 8
+NUM_WARPS = 4
 LANES_OF_ROW = 4
-WARP_ROWS = WARP_SIZE // LANES_OF_ROW
-UNITS_OF_BLOCK = SF_BLOCK_ROWS // WARP_ROWS
+STRIP_ROWS = WARP_SIZE // LANES_OF_ROW
+# Groups are walked as if they had one column.
+STRIP_TILE = (STRIP_ROWS, 1, TILE_K)
+# Of a warp: more spread the cost of finding the rows, fewer let more warps wait for memory at the same time.
+MOST_TILES = 4
+# That many warps are to be had before each gets a second K tile: sixteen on every SM of an H200.
+WANTED_WARPS = 16 * 132
 FP16_BYTES = 2
-# Values of K are in blocks of 16, two words, of which a row may end with an odd number.
-BLOCK_VALUES, BLOCK_WORDS = 16, 2
-# Rows of a block of scales, whatever K is: groups are walked as if they had one column.
-BLOCK_TILE = (SF_BLOCK_ROWS, 1, TILE_K)
+TILE_BYTES = TILE_K * FP16_BYTES
+# Values of a unit, those of them in a lane's slab, and of K that a word of scales is for.
+UNIT_VALUES, BLOCK_VALUES, SF_ATOM_VALUES = TILE_K // UNITS, TILE_K // UNITS // SLABS, TILE_K // SF_ATOMS
+SF_TILE_BYTES = SF_ATOMS * SF_ATOM_BYTES
+# What a lane reads of a K tile: values of its slab, and scales.
+PACKED_WORDS = UNITS * SLAB_WORDS + SF_ATOMS
+# Of decoded rows: what a word of every unit makes, and what neighbouring lanes write at once.
+SECTOR_BYTES = 2 * UNIT_BYTES
+WORD_BYTES = 2 * SECTOR_BYTES
+FLAG_BYTES, FLAGS_OF_STORE = 4, 4
 
 
 @dataclass(frozen=True)
-class TokenRows:
-    """Where rows are read and written: an entry a slot, or one for all groups.
+class Strip:
+    """Neighbouring rows of a group, or none.
 
     Attributes:
-        data, scale, decoded: addresses.
-        k: values of a row.
-        pitch, batch_pitch: of ``data``, in values.
-        batch_rows, sf_batch_blocks: from batch to batch, of decoded rows and of blocks of scales.
+        first_row: of the strip, counted from the group's first.
+        m, k: rows of the group, none where there is no strip, and values of a row.
+        data, scale, decoded: addresses of what the group's first row has.
+        pitch: bytes from row to row of ``data``.
     """
 
+    first_row: Int32
+    m: Int32
+    k: Int32
+    data: Int64
+    scale: Int64
+    decoded: Int64
+    pitch: Int64
+
+
+@dataclass(frozen=True)
+class ListRows:
+    """Rows of a list's groups, an entry a slot: of ``Strip``, and the strips of all earlier slots."""
+
+    first_strip: list
+    m: list
+    k: list
     data: list
     scale: list
     decoded: list
-    k: list
     pitch: list
-    batch_pitch: list
-    batch_rows: list
-    sf_batch_blocks: list
+
+    @cute.jit
+    def strip(self, index: Int32) -> Strip:
+        """The strip with this index, of which there are no more than the launch has CTAs along x."""
+        first_strip, *found = self._slot_of(index, 0, len(self.m))
+        return Strip((index - first_strip) * STRIP_ROWS, *found)
+
+    @cute.jit
+    def _slot_of(self, index: Int32, first: cutlass.Constexpr, last: cutlass.Constexpr) -> tuple:
+        """The entry with a strip, one of those from ``first`` to before ``last``.
+
+        By branches: with selects every warp would read all entries.
+        """
+        lists = (self.first_strip, self.m, self.k, self.data, self.scale, self.decoded, self.pitch)
+        entry = tuple(values[first] for values in lists)
+        if cutlass.const_expr(last - first == 1):
+            keep_before(entry)
+        else:
+            middle = (first + last) // 2
+            if index < self.first_strip[middle]:
+                entry = self._slot_of(index, first, middle)
+            else:
+                entry = self._slot_of(index, middle, last)
+        return entry
+
+
+@dataclass(frozen=True)
+class SharedRows:
+    """Rows of groups that are parts of common operands. decoded: address."""
+
+    groups: DeviceGroups
+    view: OperandView
+    decoded: Int64
+
+    @cute.jit
+    def strip(self, index: Int32) -> Strip:
+        """The strip with this index; a whole warp calls."""
+        groups, view = self.groups, self.view
+        cursor = groups.first_cursor(index, STRIP_TILE)
+        tile, local_idx = groups.group_at(cursor, STRIP_TILE)
+        batch, pitch = Int64(tile.a_batch), view.pitch >> 1
+        sf_block = batch * view.sf_batch_blocks + tile.a_sf_block
+        return Strip(
+            first_row=local_idx * STRIP_ROWS,
+            m=select(groups.has_tile(cursor), tile.m, Int32(0)),
+            k=view.k,
+            data=view.data + batch * (view.batch_pitch >> 1) + tile.a_row * pitch,
+            scale=view.scale + sf_block * ceil_div(view.k, SF_ATOM_VALUES) * SF_ATOM_BYTES,
+            decoded=self.decoded + (batch * view.rows + tile.a_row) * ceil_div(view.k, TILE_K) * TILE_BYTES,
+            pitch=pitch,
+        )
+
+
+@dataclass(frozen=True)
+class Selectors:
+    """Of prmt, by lane: the slab's scale of every unit among the eight of a K tile, and a half of each of two words."""
+
+    scales: Uint32
+    halves: Uint32
 
 
 @dataclass(frozen=True)
 class Flags:
-    """So many int32 in global memory."""
+    """So many int32 in global memory: a multiple of ``FLAGS_OF_STORE``, aligned to as many."""
 
     address: Int64
     count: Int32
@@ -101,7 +187,7 @@ class DecodeTokens:
 
     @cute.jit
     def __call__(self, groups: object, views: list, decoded: list, flags: Flags, queue):
-        """Launch: K tiles along x, blocks of 128 rows along y.
+        """Launch: strips along x, K tiles along y.
 
         Args:
             groups: of the GEMM: ``GroupTable`` or ``DeviceGroups``.
@@ -109,61 +195,64 @@ class DecodeTokens:
             flags: what is set to 0 besides, for the GEMM.
             queue: CUstream.
         """
-        num_blocks, walked = self.walk(groups, views)
-        k_tiles = cute.ceil_div(views[0].k, TILE_K)
+        num_strips, rows = self.rows(groups, views, [view.data for view in decoded])
+        k_tiles = ceil_div(views[0].k, TILE_K)
         for view in views[1:]:
-            k_tiles = cutlass.max(k_tiles, cute.ceil_div(view.k, TILE_K))
-        rows = TokenRows(
-            data=[view.data for view in views],
-            scale=[view.scale for view in views],
-            decoded=[view.data for view in decoded],
-            k=[view.k for view in views],
-            pitch=[view.pitch for view in views],
-            batch_pitch=[view.batch_pitch for view in views],
-            batch_rows=[view.rows for view in views],
-            sf_batch_blocks=[view.sf_batch_blocks for view in views],
-        )
+            k_tiles = cutlass.max(k_tiles, ceil_div(view.k, TILE_K))
+        # Not so many that warps of a CTA have none.
+        most = cutlass.min(ceil_div(k_tiles, NUM_WARPS), MOST_TILES)
+        tiles = Int32(cutlass.min(Int64(num_strips) * k_tiles // WANTED_WARPS + 1, Int64(most)))
         self.kernel.set_name_prefix(self.name)
-        self.kernel(walked, rows, flags).launch(
-            grid=(cute.ceil_div(k_tiles * UNITS_OF_BLOCK, NUM_WARPS), num_blocks, 1),
+        self.kernel(rows, flags, tiles).launch(
+            grid=(num_strips, cute.ceil_div(k_tiles, NUM_WARPS * tiles), 1),
             block=(NUM_WARPS * WARP_SIZE, 1, 1),
             stream=queue,
         )
 
-    def walk(self, groups: GroupTable | DeviceGroups, views: list) -> tuple:
-        """The most blocks of 128 rows that there can be, and the groups with a tile for each of theirs."""
+    def rows(self, groups: GroupTable | DeviceGroups, views: list, decoded: list) -> tuple:
+        """The most strips that there can be, and where the device finds them. decoded: addresses."""
         if self.form != "list":
             view = views[0]
-            num_blocks = cute.ceil_div(view.rows, SF_BLOCK_ROWS) * view.batch
-            if self.form == "ragged":  # Every group may end with a part of a block.
-                num_blocks += groups.num_groups
-            return num_blocks, replace(groups, n=Int32(1))
+            num_strips = ceil_div(view.rows, STRIP_ROWS) * view.batch
+            if self.form == "ragged":  # Every group may end with a part of a strip.
+                num_strips += groups.num_groups
+            return num_strips, SharedRows(replace(groups, n=Int32(1)), view, decoded[0])
         ends = [*groups.tile_offsets[1:], groups.num_tiles]
         m = [rows_of_slot(*slot) for slot in zip(groups.m, groups.tile_offsets, ends, strict=True)]
-        *offsets, num_blocks = accumulate((ceil_div(rows, SF_BLOCK_ROWS) for rows in m), initial=Int32(0))
-        return num_blocks, GroupTable.of(m, [Int32(1)] * len(m), groups.k, offsets, num_blocks, BLOCK_TILE[0])
+        *first_strip, num_strips = accumulate((ceil_div(rows, STRIP_ROWS) for rows in m), initial=Int32(0))
+        return num_strips, ListRows(
+            first_strip=first_strip,
+            m=m,
+            k=[view.k for view in views],
+            data=[view.data for view in views],
+            scale=[view.scale for view in views],
+            decoded=decoded,
+            pitch=[view.pitch >> 1 for view in views],
+        )
 
     @cute.kernel
-    def kernel(self, groups: object, rows: TokenRows, flags: Flags):
-        """Find the rows, and decode."""
+    def kernel(self, rows: object, flags: Flags, tiles: Int32):
+        """Find the rows, and decode so many K tiles of them.
+
+        Args:
+            rows: ``ListRows`` or ``SharedRows``.
+        """
         # The GEMM may start, and load weights, as soon as there is room.
         cute.arch.griddepcontrol_launch_dependents()
-        warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
-        lane = cute.arch.lane_idx()
-        block_x, block_y, _ = cute.arch.block_idx()
-        if block_x + block_y == 0:
-            for i in cutlass.range(cute.arch.thread_idx()[0], flags.count, NUM_WARPS * WARP_SIZE, unroll=1):
-                store_word(flags.address + i * HANDOVER_FLAG_BYTES, Uint32(0))
-        cursor = groups.first_cursor(block_y, BLOCK_TILE)
-        if groups.has_tile(cursor):
-            tile = groups.tile(cursor, BLOCK_TILE)
-            # Neighbouring warps take neighbouring K tiles of the same rows.
-            work = block_x * NUM_WARPS + warp
-            unit, k_tile = work // tile.k_tile_cnt, work % tile.k_tile_cnt
-            row_in_block = unit * 2 + lane // 16 + lane // LANES_OF_ROW % 4 * 32
-            row = tile.tile_m_idx * SF_BLOCK_ROWS + row_in_block
-            if unit < UNITS_OF_BLOCK and row < tile.m:
-                decode_row(rows, tile, row, k_tile)
+        thread, _, _ = cute.arch.thread_idx()
+        index, part, _ = cute.arch.block_idx()
+        if index + part == 0:
+            first = thread * FLAGS_OF_STORE
+            for i in cutlass.range(first, flags.count, NUM_WARPS * WARP_SIZE * FLAGS_OF_STORE, unroll=1):
+                store_words(flags.address + i * FLAG_BYTES, [Uint32(0)] * FLAGS_OF_STORE)
+        strip = rows.strip(index)
+        first_tile = (part * NUM_WARPS + thread // WARP_SIZE) * tiles
+        row = strip.first_row + cute.arch.lane_idx() // LANES_OF_ROW
+        count = cutlass.min(strip.k - first_tile * TILE_K, tiles * TILE_K)
+        # All lanes take part in what is opaque.
+        sign_bits = opaque(Uint32(SIGN_BITS))
+        if count > 0 and row < strip.m:
+            decode_row(strip, row, first_tile, count, sign_bits)
 
 
 @cute.jit
@@ -173,70 +262,83 @@ def rows_of_slot(m: Int32, first_tile: Int32, end_tile: Int32) -> Int32:
 
 
 @cute.jit
-def decode_row(rows: TokenRows, tile: WorkTile, row: Int32, k_tile: Int32):
-    """A lane's quarter of a K tile of a row of the group."""
-    slot, part = tile.slot, cute.arch.lane_idx() % LANES_OF_ROW
-    batch, k = Int64(tile.a_batch), select_slot(rows.k, slot)
-    words = _load_values(
-        select_slot(rows.data, slot)
-        + (
-            batch * select_slot(rows.batch_pitch, slot)
-            + Int64(tile.a_row + row) * select_slot(rows.pitch, slot)
+def decode_row(strip: Strip, row: Int32, first_tile: Int32, count: Int32, sign_bits: Uint32):
+    """A lane's part of a row: so many values of it, from a K tile on, which are whole K tiles but for what K ends with."""
+    lane = Uint32(cute.arch.lane_idx())
+    slab, half = lane // 2 % SLABS, lane % 2
+    data = strip.data + row * strip.pitch + Int64(first_tile * ROW_BYTES + slab * (UNIT_BYTES // SLABS))
+    block, block_row = Int64(Uint32(row) // SF_BLOCK_ROWS), Uint32(row) % SF_BLOCK_ROWS
+    atom = block * ceil_div(strip.k, SF_ATOM_VALUES) + first_tile * SF_ATOMS
+    scale = strip.scale + atom * SF_ATOM_BYTES + Int64(block_row % 32 * 16 + block_row // 32 * 4)
+    target = strip.decoded + (Int64(row) * ceil_div(strip.k, TILE_K) + first_tile) * TILE_BYTES
+    target += Int64(slab * SLAB_ROW_BYTES + half * UNIT_BYTES)
+    selectors = Selectors(scales=0x6420 + slab * 0x1111, halves=0x5410 + half * 0x2222)
+
+    # Those of which the lane reads all that it would of one inside K. As a number of the whole warp it would make predicates
+    # that are moved from the uniform registers for every load.
+    num_whole = Int32((count + (SLABS - 1 - slab) * BLOCK_VALUES) // TILE_K)
+    rest = count - num_whole * TILE_K
+    packed = [cute.make_rmem_tensor(PACKED_WORDS, Uint32) for _ in range(MOST_TILES + 1)]
+    for i in cutlass.range_constexpr(MOST_TILES):
+        if i < num_whole:
+            _load_tile(packed[i], data + i * ROW_BYTES, scale + i * SF_TILE_BYTES)
+    if rest > 0:
+        _load_rest(
+            packed[MOST_TILES],
+            data + num_whole * ROW_BYTES,
+            scale + num_whole * SF_TILE_BYTES,
+            rest - Int32(slab) * BLOCK_VALUES,
         )
-        // 2
-        + k_tile * ROW_BYTES,
-        k - k_tile * TILE_K,
-    )
-    sf_k_blocks = cute.ceil_div(k, TILE_K // SF_ATOMS)
-    block = batch * select_slot(rows.sf_batch_blocks, slot) + tile.a_sf_block + row // SF_BLOCK_ROWS
-    codes = _load_scales(
-        select_slot(rows.scale, slot)
-        + (block * sf_k_blocks + k_tile * SF_ATOMS) * SF_ATOM_BYTES
-        + (row % 32 * 16 + row // 32 % 4 * 4),
-        sf_k_blocks - k_tile * SF_ATOMS,
-    )
-    pitch = cute.ceil_div(k, TILE_K) * (SLABS * SLAB_ROW_BYTES)
-    target = (
-        select_slot(rows.decoded, slot)
-        + (batch * select_slot(rows.batch_rows, slot) + tile.a_row + row) * pitch
-        + (k_tile * (SLABS * SLAB_ROW_BYTES) + part * UNIT_BYTES)
-    )
-    for slab in cutlass.range_constexpr(SLABS):
-        # Of every unit the scale of the slab.
-        chosen = Uint32(cute.arch.prmt(codes[0], codes[1], 0x6420 + slab * 0x1111))
-        scales = [decode_scales(chosen), decode_scales(chosen >> 16)]
-        for word in cutlass.range_constexpr(SLAB_WORDS):
-            at = SLAB_WORDS * slab + word
-            chunk = [
-                decode_pair(words[UNIT_WORDS * t + at], scales[t // 2], t % 2 == 1, part)
-                for t in range(UNITS)
-            ]
-            store_words(target + slab * SLAB_ROW_BYTES + word * (LANES_OF_ROW * UNIT_BYTES), chunk)
+    for i in cutlass.range_constexpr(MOST_TILES):
+        if i < num_whole:
+            decode_tile(packed[i], selectors, sign_bits, target + i * TILE_BYTES)
+    if rest > 0:
+        decode_tile(packed[MOST_TILES], selectors, sign_bits, target + num_whole * TILE_BYTES)
 
 
 @cute.jit
-def _load_values(address: Int64, count: Int32) -> cute.Tensor:
-    """The 16 words of a row's K tile, zeros from value ``count`` on."""
-    words = cute.make_rmem_tensor(UNITS * UNIT_WORDS, Uint32)
-    words.fill(Uint32(0))
-    if count >= TILE_K:
-        for unit in cutlass.range_constexpr(UNITS):
-            loaded = load_words(address + unit * UNIT_BYTES, UNIT_WORDS, KEEP)
-            for i in cutlass.range_constexpr(UNIT_WORDS):
-                words[unit * UNIT_WORDS + i] = loaded[i]
-    else:
-        for block in cutlass.range_constexpr(TILE_K // BLOCK_VALUES):
-            if block * BLOCK_VALUES < count:
-                loaded = load_words(address + block * (BLOCK_WORDS * 4), BLOCK_WORDS, KEEP)
-                for i in cutlass.range_constexpr(BLOCK_WORDS):
-                    words[block * BLOCK_WORDS + i] = loaded[i]
-    return words
+def decode_tile(packed: cute.Tensor, selectors: Selectors, sign_bits: Uint32, target: Int64):
+    """Decode what a lane has read of a K tile: two words of each unit, and two of scales."""
+    *words, first_codes, second_codes = (packed[i] for i in range(PACKED_WORDS))
+    # Of every unit the scale of the slab.
+    chosen = Uint32(cute.arch.prmt(first_codes, second_codes, selectors.scales))
+    scales = [decode_scales(chosen), decode_scales(chosen >> 16)]
+    for word in cutlass.range_constexpr(SLAB_WORDS):
+        # Of two units each.
+        halves = [
+            Uint32(cute.arch.prmt(words[i + word], words[i + SLAB_WORDS + word], selectors.halves))
+            for i in range(0, UNITS * SLAB_WORDS, 2 * SLAB_WORDS)
+        ]
+        pairs = [
+            decode_halves(half, scale, (False, True), sign_bits)
+            for half, scale in zip(halves, scales, strict=True)
+        ]
+        for i in cutlass.range_constexpr(2):
+            chunk = [pair for four in pairs for pair in four[2 * i : 2 * i + 2]]
+            store_words(target + (word * WORD_BYTES + i * SECTOR_BYTES), chunk)
 
 
 @cute.jit
-def _load_scales(address: Int64, count: Int32) -> list:
-    """Four scales each of two atoms, zeros for one that does not exist. count: atoms from the first on."""
-    first, second = load_words(address, 1, KEEP)[0], Uint32(0)
-    if count > 1:
-        second = load_words(address + SF_ATOM_BYTES, 1, KEEP)[0]
-    return [first, second]
+def _load_tile(packed: cute.Tensor, data: Int64, scale: Int64):
+    """What a lane needs of a whole K tile."""
+    words = []
+    for unit in cutlass.range_constexpr(UNITS):
+        words += load_words(data + unit * UNIT_BYTES, SLAB_WORDS, KEEP)
+    for atom in cutlass.range_constexpr(SF_ATOMS):
+        words += load_words(scale + atom * SF_ATOM_BYTES, 1, KEEP)
+    for i in cutlass.range_constexpr(PACKED_WORDS):
+        packed[i] = words[i]
+
+
+@cute.jit
+def _load_rest(packed: cute.Tensor, data: Int64, scale: Int64, count: Int32):
+    """The same of less than a K tile, zeros from value ``count`` of the lane's slab on."""
+    packed.fill(Uint32(0))
+    for unit in cutlass.range_constexpr(UNITS):
+        if unit * UNIT_VALUES < count:
+            words = load_words(data + unit * UNIT_BYTES, SLAB_WORDS, KEEP)
+            for i in cutlass.range_constexpr(SLAB_WORDS):
+                packed[unit * SLAB_WORDS + i] = words[i]
+    for atom in cutlass.range_constexpr(SF_ATOMS):
+        if atom * SF_ATOM_VALUES < count:
+            packed[UNITS * SLAB_WORDS + atom] = load_words(scale + atom * SF_ATOM_BYTES, 1, KEEP)[0]

@@ -43,7 +43,6 @@ from cutlass import Float16, Int32, Int64, Uint8
 from cutlass.memory import SmemAllocator
 
 from nvfp4_cute.arch.sm90 import (
-    HANDOVER_FLAG_BYTES,
     ctas_per_sm,
     handover_bytes,
     shares_stages,
@@ -61,7 +60,7 @@ from ..common.output_table import OutputTable
 from ..common.ring import Ring, init_ring
 from ..common.split_k import CHUNK_BYTES, PartialSums
 from .activations import ActivationArgs, run_activations
-from .decode_tokens import DecodeTokens, Flags, decoded_atom, decoded_views
+from .decode_tokens import FLAG_BYTES, DecodeTokens, Flags, decoded_atom, decoded_views
 from .epilogue import STAGING_BYTES
 from .even_shares import groups_by_work
 from .handover import Handover, run_handover
@@ -134,7 +133,7 @@ class GroupedGemmSm90:
             flag_bytes, sum_bytes = handover_bytes(self.config, values[Header.NUM_CTA, 0])
             handover = Handover(flags=workspace, sums=workspace + flag_bytes)
             decoded = decoded_views(views_n[0], workspace + flag_bytes + sum_bytes)
-            flags = Flags(workspace, Int32(flag_bytes // HANDOVER_FLAG_BYTES))
+            flags = Flags(workspace, Int32(flag_bytes // FLAG_BYTES))
             DecodeTokens(self.form, f"decode_tokens_{self.name}")(groups, views_n[0], decoded, flags, queue)
             if cutlass.const_expr(self.config.deal_k):
                 groups = groups_by_work(groups, self.config)

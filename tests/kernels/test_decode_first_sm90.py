@@ -41,7 +41,11 @@ LONG = cases.Case(
 )
 MANY = cases.Case("many", ((90, 1040, 384), (0, 64, 128), (33, 520, 1152), (5, 264, 128)), 5, padding="nan")
 LIST = cases.Case(
-    "list", ((60, 264, 288), (0, 64, 128), (9, 136, 144), (20, 8, 208)), 7, has_alpha=True, padding="nan"
+    "list",
+    ((60, 264, 288), (0, 64, 128), (9, 136, 144), (20, 8, 208), (8, 8, 112)),
+    7,
+    has_alpha=True,
+    padding="nan",
 )
 # Blocks of tokens that are decoded at a time are not tiles: four of those, and two of these.
 TALL = cases.Case("tall", ((500, 136, 288), (129, 8, 160)), 3)
@@ -215,23 +219,40 @@ def decoded(a, a_scale):
     return units.permute(0, 1, 3, 4, 2, 5).reshape(len(values), -1).half()
 
 
-@pytest.mark.parametrize("form", ["ragged", pytest.param("masked", marks=SLOW)])
-def test_what_the_first_launch_writes(form, monkeypatch):
+# With so many rows that groups might have, a warp of the first launch takes four K tiles, or two. Those at the end of K have
+# three and a part, a part alone, three, or one.
+FEW = (0, 9, 1)
+
+
+@pytest.mark.parametrize(
+    ("form", "rows_of_groups", "slack", "k"),
+    [
+        ("ragged", ROWS, 9, 352),
+        pytest.param("masked", ROWS, 9, 352, marks=SLOW),
+        ("ragged", FEW, 840, 63 * 128 + 32),
+        pytest.param("masked", FEW, 280, 64 * 128 + 96, marks=SLOW),
+        pytest.param("masked", FEW, 280, 67 * 128, marks=SLOW),
+        pytest.param("ragged", FEW, 260, 65 * 128, marks=SLOW),
+    ],
+)
+def test_what_the_first_launch_writes(form, rows_of_groups, slack, k, monkeypatch):
     """Every row of a group, zeros behind K, and nothing else."""
     monkeypatch.setattr(workspace, "_in_use", {})
-    arguments = device_groups_check.operands(form, ROWS, n=8, k=352, slack=9)
-    batches, rows, pitch = (1 if form == "ragged" else len(ROWS)), arguments["a"].shape[-2], 384
+    arguments = device_groups_check.operands(form, rows_of_groups, n=8, k=k, slack=slack)
+    batches, rows = 1 if form == "ragged" else len(rows_of_groups), arguments["a"].shape[-2]
+    pitch = -(-k // 128) * 128
+    block_bytes = -(-k // 64) * 512
     memory = workspace.take(None, 0, batches * rows * pitch * 2).memory.fill_(0xFF).view(torch.float16)
     expected = memory.clone().view(batches, rows, pitch)
     with observe(mode="random:1", check=True):
         device_groups_check.run(arguments, EMULATED, config=first(64, num_cta=2))
     row = block = 0
-    for group, m in enumerate(ROWS):
+    for group, m in enumerate(rows_of_groups):
         if m and form == "ragged":
-            scale = arguments["a_scale"].view(-1, 6 * 512)[block : block + -(-m // 128)].reshape(-1)
+            scale = arguments["a_scale"].view(-1, block_bytes)[block : block + -(-m // 128)].reshape(-1)
             expected[0, row : row + m] = decoded(arguments["a"][row : row + m], scale)
         elif m:
-            scale = arguments["a_scale"][group][: -(-m // 128) * 6 * 512]
+            scale = arguments["a_scale"][group][: -(-m // 128) * block_bytes]
             expected[group, :m] = decoded(arguments["a"][group, :m], scale)
         row, block = row + m, block + -(-m // 128)
     assert torch.equal(bits(memory), bits(expected.view(-1)))
