@@ -45,6 +45,7 @@ from cutlass.memory import SmemAllocator
 from nvfp4_cute.arch.sm90 import (
     ctas_per_sm,
     handover_bytes,
+    leaves_tokens_out,
     shares_stages,
     smem_plan,
     stages_of_k_tile,
@@ -65,7 +66,7 @@ from .epilogue import STAGING_BYTES
 from .even_shares import groups_by_work
 from .handover import Handover, run_handover
 from .load import TOKENS, WEIGHTS, Buffers, LoadArgs, run_load
-from .load_decoded import DecodedArgs, run_load_decoded
+from .load_decoded import DecodedArgs, clear, run_load_decoded
 from .math import MathArgs, run_math
 from .operands import make_boxes
 from .warp_schedule import NUM_LOAD_WARPS, WARP_SIZE, WarpSchedule
@@ -226,6 +227,9 @@ class GroupedGemmSm90:
                 cute.arch.mbarrier_init(decoded.empty(decoded.num_stages), 1)
                 cute.arch.mbarrier_init(sent, schedule.num_math_warps)
         cute.arch.mbarrier_init_fence()
+        if cutlass.const_expr(leaves_tokens_out(config)):
+            nbytes = plan.decoded_stage_bytes * num_decoded
+            clear(sDecoded.iterator.toint(), nbytes, schedule.threads_per_cta)
         if cutlass.const_expr(config.cluster_size > 1):
             _cluster_barrier()
         else:

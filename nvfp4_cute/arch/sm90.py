@@ -95,7 +95,7 @@ MIN_DECODED_K_TILES, MAX_DECODED_K_TILES = 2, 3
 # earlier, where few fit.
 SLABS = 2
 MAX_TOKENS_OF_WHOLE_STAGES = 128
-MAX_TOKENS_OF_LONG_STAGES = int(__import__("os").environ.get("LONG", "96"))
+MAX_TOKENS_OF_LONG_STAGES = 96
 # Packed stages that are wanted before decoded ones become more: enough bytes in flight for the memory's latency.
 WANTED_AB_STAGE = 5
 MAX_AB_STAGE = 12
@@ -154,8 +154,16 @@ def token_counts(tile_m: int) -> list[int]:
 
 
 def token_box(config: KernelConfig) -> int:
-    """Decoded tokens of one copy: what is behind a group's last token is not loaded. The CTAs of a pair take turns."""
-    return max(rows for rows in TOKEN_BOXES if config.work_tile_mnk[0] % (config.num_m_cta * rows) == 0)
+    """Decoded tokens of one copy: where a group has none of them it is left out. The CTAs of a pair take turns, with two each."""
+    tokens, num_cta = config.work_tile_mnk[0], config.num_m_cta
+    return max(
+        rows for rows in TOKEN_BOXES if tokens % (num_cta * rows) == 0 and 2 * num_cta * rows <= tokens
+    )
+
+
+def leaves_tokens_out(config: KernelConfig) -> bool:
+    """Whether tokens may be multiplied that no copy brought: those of another tile, or of none."""
+    return config.decode_first and token_box(config) < TOKEN_STEP
 
 
 def stages_of_k_tile(config: KernelConfig) -> int:
