@@ -38,8 +38,8 @@ LEAST_TOKENS, TOKEN_STEP = 32, 32
 PAIR_TOKEN_STEP = 16
 # Tokens of a copy: whole swizzle atoms.
 TOKEN_BOXES = (8, 16, 32)
-# Tokens of the tiles that are tried with ``decode_first``, without ``deal_k`` and with it.
-DECODE_FIRST_TOKENS, STREAM_K_TOKENS = (96, 128, 256), (32, 64, 128, 256)
+# Tokens of the tiles that are tried with ``decode_first``, with ``deal_k`` and without.
+DECODE_FIRST_TOKENS = (32, 64, 96, 128, 256)
 # What ``choose`` chooses from. Where weights are interleaved a tile has as many rows, of both.
 CANDIDATES = tuple(
     replace(DEFAULT_CONFIG, cta_tile_shape_mnk=(TILE_WEIGHTS, tokens, TILE_K), split_k=split)
@@ -53,8 +53,8 @@ CANDIDATES = tuple(
         decode_first=True,
         deal_k=deal_k,
     )
-    for deal_k, choices in ((False, DECODE_FIRST_TOKENS), (True, STREAM_K_TOKENS))
-    for tokens in choices
+    for deal_k in (False, True)
+    for tokens in DECODE_FIRST_TOKENS
 )
 # The same for dual GEMMs with separate weights: half a tile is of one operand, half of the other.
 DUAL_CANDIDATES = tuple(
@@ -71,22 +71,22 @@ LEAST_REST = 4
 MATH_WARPS = 8  # of a CTA, two warpgroups
 # A CTA's part of the memory in which clusters hand over sums: a flag, an int32 in a sector of its own, and the sums of a tile.
 HANDOVER_FLAG_BYTES = 32
-# Model of a CTA's time, fitted to an H200's times (8 to 256 tokens, K of 4096 to 16384): the launch, a tile, a K
-# tile, and what tokens add to that; of tiles small enough for two CTAs an SM; what these take longer where there are two;
-# and what it takes to add up the sums of several CTAs.
-US_PER_LAUNCH = 4.0
+# Model of a CTA's time, fitted to an H200's times (8 to 4096 tokens, K of 2048 to 16384; by 6 % on the average where tokens come
+# decoded): the launch, a tile, a K tile, and what tokens add to that; of tiles small enough for two CTAs an SM; what these take
+# longer where there are two; and what it takes to add up the sums of several CTAs.
+US_PER_LAUNCH = 5.1
 US_PER_TILE = 1.5
 US_PER_K_TILE, US_PER_TOKEN = 0.34, 0.0051
-SMALL_US_PER_K_TILE, SMALL_US_PER_TOKEN = 0.49, 0.003
-PAIR_FACTOR = 1.67
-US_PER_SPLIT_TILE = 4.0
-# The same where tokens come decoded: the launch before, a tile, and a K tile, which takes the time of its decoding or of its
-# MMAs, each with what tokens add. Stream-K: to add up sums, and the share that K
-# tiles take longer, of one group and where clusters read tokens of several groups.
-US_PER_DECODING, US_PER_DECODED_TILE = 6.1, 2.4
-DECODED_US_PER_K_TILE, DECODED_US_PER_TOKEN = 0.31, 0.0027
-MMA_US_PER_TOKEN = 0.0056
-US_PER_STREAM, STREAM_FACTOR, STREAM_OF_GROUPS_FACTOR = 8.0, 1.06, 1.34
+SMALL_US_PER_K_TILE, SMALL_US_PER_TOKEN = 0.29, 0.0035
+PAIR_FACTOR = 2.15
+US_PER_SPLIT_TILE = 1.7
+# The same where tokens come decoded: both launches, a tile, and a K tile, which takes the time of its decoding, in tiles of at
+# most so many tokens, or of its MMAs, each with what tokens add. Stream-K: to add up a tile's sums, with what its tokens add, and
+# the share that K tiles take longer where clusters read tokens of several groups.
+US_PER_DECODING, US_PER_DECODED_TILE = 8.2, 1.1
+DECODED_US_PER_K_TILE = {96: 0.246, 128: 0.33, MAX_TILE_TOKENS: 0.38}
+DECODED_US_PER_TOKEN, MMA_US_PER_TOKEN = 0.0027, 0.0051
+US_PER_STREAM, STREAM_US_PER_TOKEN, STREAM_OF_GROUPS_FACTOR = 3.9, 0.032, 1.04
 # Scales come in blocks of 128 rows.
 SF_BLOCK_ROWS = 128
 # K tiles of decoded activations: one is multiplied while another is written. More than these gain nothing.
@@ -325,10 +325,13 @@ def _modelled_us(live: list[tuple[int, int, int]], config: KernelConfig, num_sms
         ]
         k_tiles = -(-k // (TILE_K * split))
         tiles += [tile_us + k_tiles * _k_tile_us(config, count) for count in rows] * -(-n // tile_weights)
+    # Of GPCs clusters of four leave SMs over.
+    num_sms = num_sms * 10 // 11 if config.cluster_size == 4 else num_sms
     workers = num_sms * ctas_per_sm(config) // config.cluster_size
     if config.deal_k:
-        factor = STREAM_FACTOR if len(live) == 1 else STREAM_OF_GROUPS_FACTOR
-        return US_PER_DECODING + US_PER_STREAM + factor * sum(tiles) / workers
+        factor = 1.0 if len(live) == 1 else STREAM_OF_GROUPS_FACTOR
+        stream_us = US_PER_STREAM + STREAM_US_PER_TOKEN * tile_tokens
+        return US_PER_DECODING + stream_us + factor * sum(tiles) / workers
     # To and fro, as ``kernels.sm90.tile_walk`` takes them.
     dealt = [0.0] * workers
     for index, us in enumerate(tiles):
@@ -344,7 +347,8 @@ def _k_tile_us(config: KernelConfig, tokens: int) -> float:
     """Of a K tile with so many tokens that are multiplied."""
     tile_tokens = config.work_tile_mnk[0]
     if config.decode_first:
-        return max(DECODED_US_PER_K_TILE + DECODED_US_PER_TOKEN * tokens, MMA_US_PER_TOKEN * tokens)
+        decoding_us = next(us for most, us in DECODED_US_PER_K_TILE.items() if tile_tokens <= most)
+        return max(decoding_us + DECODED_US_PER_TOKEN * tokens, MMA_US_PER_TOKEN * tokens)
     if tile_tokens <= PAIRED_TILE_TOKENS:
         return SMALL_US_PER_K_TILE + SMALL_US_PER_TOKEN * tokens
     return US_PER_K_TILE + US_PER_TOKEN * tokens
