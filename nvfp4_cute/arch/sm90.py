@@ -39,7 +39,7 @@ PAIR_TOKEN_STEP = 16
 # Tokens of a copy: whole swizzle atoms.
 TOKEN_BOXES = (8, 16, 32)
 # Tokens of the tiles that are tried with ``decode_first``, with ``deal_k`` and without.
-DECODE_FIRST_TOKENS = (32, 64, 96, 128, 256)
+DECODE_FIRST_TOKENS = (16, 32, 64, 96, 128, 256)
 # What ``choose`` chooses from. Where weights are interleaved a tile has as many rows, of both.
 CANDIDATES = tuple(
     replace(DEFAULT_CONFIG, cta_tile_shape_mnk=(TILE_WEIGHTS, tokens, TILE_K), split_k=split)
@@ -154,11 +154,8 @@ def token_counts(tile_m: int) -> list[int]:
 
 
 def token_box(config: KernelConfig) -> int:
-    """Decoded tokens of one copy: where a group has none of them it is left out. The CTAs of a pair take turns, with two each."""
-    tokens, num_cta = config.work_tile_mnk[0], config.num_m_cta
-    return max(
-        rows for rows in TOKEN_BOXES if tokens % (num_cta * rows) == 0 and 2 * num_cta * rows <= tokens
-    )
+    """Decoded tokens of one copy: where a group has none of them it is left out. The CTAs of a pair take turns."""
+    return max(rows for rows in TOKEN_BOXES if config.work_tile_mnk[0] % (config.num_m_cta * rows) == 0)
 
 
 def leaves_tokens_out(config: KernelConfig) -> bool:
@@ -374,11 +371,11 @@ def unsupported_reason(config: KernelConfig, num_b: int = 1) -> str | None:
             f"cta_tile_shape_mnk={config.cta_tile_shape_mnk}: tokens are on MMA-N, a multiple of 8 from 8 to "
             f"{MAX_TOKENS_OF_WHOLE_STAGES}, of 16 up to {MAX_TILE_TOKENS}; use N tile {nearest}"
         )
-    if config.decode_first and (n < LEAST_TOKENS or n % PAIR_TOKEN_STEP):
-        nearest = max(-(-n // PAIR_TOKEN_STEP) * PAIR_TOKEN_STEP, LEAST_TOKENS)
+    if config.decode_first and n % PAIR_TOKEN_STEP:
+        nearest = -(-n // PAIR_TOKEN_STEP) * PAIR_TOKEN_STEP
         return (
-            f"decode_first with N tile {n}: the CTAs of a pair take turns in loading whole swizzle atoms of 8 tokens, and "
-            f"tiles of less than {LEAST_TOKENS} are not built; use N tile {nearest}"
+            f"decode_first with N tile {n}: the CTAs of a pair take turns in loading whole swizzle atoms of 8 tokens; "
+            f"use N tile {nearest}"
         )
     if config.multicast_n > 1:
         return NOTHING_TO_SHARE

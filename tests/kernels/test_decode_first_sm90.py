@@ -66,6 +66,7 @@ def test_tiles_of_two_blocks(deal_k):
     ("chosen", "mode"),
     [
         (first(48, num_cta=2), "random:1"),
+        (first(16, num_cta=2), "eager"),
         pytest.param(first(32), "eager", marks=SLOW),
         pytest.param(first(64, num_ab_stage=2), "lazy", marks=SLOW),
         pytest.param(first(160, num_cta=2), "random:2", marks=SLOW),
@@ -335,7 +336,7 @@ def test_machine_code_of_deal_k(tokens, form):
     "chosen, fix",
     [
         (config(64, deal_k=True), "use deal_k=False"),
-        (first(16), "use N tile 32"),
+        (first(8), "use N tile 16"),
         (first(40), "use N tile 48"),
         (first(64, split_k=2), "use split_k=1"),
         (first(64, num_cta=1), "launch at least as many"),
