@@ -133,15 +133,15 @@ class DeviceGroups:
                 if group > 0:
                     row = cutlass.max(sizes[group - 1], 0)
         m = cutlass.max(end - row, 0)
-        tile_end = tiles_before + _inclusive_sum(self.tiles_of_group(m, tile_shape_mnk))
+        tile_end = tiles_before + inclusive_sum(self.tiles_of_group(m, tile_shape_mnk))
         block_end = Int32(0)
         if cutlass.const_expr(self.form == "ragged"):
-            block_end = blocks_before + _inclusive_sum(ceil_div(m, ATOM_ROWS))
+            block_end = blocks_before + inclusive_sum(ceil_div(m, ATOM_ROWS))
         return m, row, tile_end, block_end
 
 
 @cute.jit
-def _inclusive_sum(value: Int32) -> Int32:
+def inclusive_sum(value: Int32) -> Int32:
     """Sum of the values of all lanes up to this one."""
     lane = cute.arch.lane_idx()
     for step in cutlass.range_constexpr(5):

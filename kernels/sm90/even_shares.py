@@ -20,7 +20,7 @@ from nvfp4_cute.arch.sm90 import LEAST_PART, LEAST_REST, LEAST_SHARE, STORING_K_
 from nvfp4_cute.config import KernelConfig
 from nvfp4_cute.problem import INT32_MAX
 
-from ..common.device_groups import DeviceGroups
+from ..common.device_groups import DeviceGroups, inclusive_sum
 from ..common.group_table import GroupTable, WorkTile, ceil_div, divide, locate_slot, select_slot
 from ..common.select import select
 from .warp_schedule import WARP_SIZE
@@ -99,21 +99,19 @@ class DeviceWork(DeviceGroups):
     @cute.jit
     def position_of_tile(self, index: Int32, tile_shape_mnk: cutlass.Constexpr) -> Int32:
         """First position of the tile of an index, or the end."""
+        # A lane a group, as in ``DeviceGroups``, but with ends in both: in tiles, and in positions.
         tiles, last = DeviceGroups(**vars(self)), WARP_SIZE - 1
-        first_group, zero = Int32(0), Int32(0)
-        m, _, lane_tile_end, _ = tiles._window(first_group, zero, zero, tile_shape_mnk)
-        _, _, lane_end, _ = self._window(first_group, zero, zero, tile_shape_mnk)
-        tile_end = cute.arch.shuffle_sync(lane_tile_end, last)
-        while index >= tile_end and first_group + WARP_SIZE < self.num_groups:
+        first_group, tile_end, end = Int32(-WARP_SIZE), Int32(0), Int32(0)
+        lane_m, lane_tile_end, lane_end = Int32(0), Int32(0), Int32(0)
+        while first_group < 0 or (index >= tile_end and first_group + WARP_SIZE < self.num_groups):
             first_group += WARP_SIZE
-            end = cute.arch.shuffle_sync(lane_end, last)
-            m, _, lane_tile_end, _ = tiles._window(first_group, tile_end, zero, tile_shape_mnk)
-            _, _, lane_end, _ = self._window(first_group, end, zero, tile_shape_mnk)
-            tile_end = cute.arch.shuffle_sync(lane_tile_end, last)
-        position = cute.arch.shuffle_sync(lane_end, last)
+            lane_m, _, lane_end, _ = self._window(first_group, end, Int32(0), tile_shape_mnk)
+            lane_tile_end = tile_end + inclusive_sum(tiles.tiles_of_group(lane_m, tile_shape_mnk))
+            tile_end, end = (cute.arch.shuffle_sync(ends, last) for ends in (lane_tile_end, lane_end))
+        position = end
         if index < tile_end:
             lane = cute.arch.popc(cute.arch.vote_ballot_sync(lane_tile_end <= index))
-            m = cute.arch.shuffle_sync(m, lane)
+            m = cute.arch.shuffle_sync(lane_m, lane)
             position = cute.arch.shuffle_sync(lane_end, lane) - self.tiles_of_group(m, tile_shape_mnk)
             first_tile = cute.arch.shuffle_sync(lane_tile_end, lane) - tiles.tiles_of_group(m, tile_shape_mnk)
             position += _position_in_group(index - first_tile, m, self.k, None, tile_shape_mnk)
@@ -189,10 +187,12 @@ class Shares:
         Of the positions of all shares before, those in whole tiles are not there: in a wave as many as before this share's tile.
         """
         position = self.before(share)
-        for wave in cutlass.range(self.waves, unroll=1):
-            tile = wave * self.num_shares + share
-            position += groups.position_of_tile(tile - share + self.num_shares, tile_shape)
-            position -= groups.position_of_tile(tile, tile_shape)
+        for part in cutlass.range(2 * self.waves, unroll=1):
+            # The share's tile of a wave, and the end of the wave.
+            wave, is_end = part // 2, part % 2
+            tile = (wave + is_end) * self.num_shares + select(is_end == 0, share, Int32(0))
+            found = groups.position_of_tile(tile, tile_shape)
+            position += select(is_end == 0, -found, found)
         return position
 
 
