@@ -27,7 +27,7 @@ from ..common.output_kind import OutputKind
 from ..common.output_table import OutputTable, group_output, load_alphas
 from ..common.quantized_output import QuantizedGroup, quantized_group, store_quantized_block
 from .decode import OPERAND_EXPONENT
-from .one_of import one_of
+from .one_of import MOST_IN_TURN, one_of
 from .opaque import opaque
 from .operands import load_shared, load_shared_half, store_shared, tokens_of_tile
 from .warp_schedule import GROUP_THREADS, WARP_SIZE, WARPS_PER_GROUP, WarpSchedule
@@ -221,13 +221,14 @@ def _store_halves(
     read, stored = staging + _unit_offset(row, unit), origin + row * pitch * 2 + unit * UNIT_BYTES
     is_whole = (origin | pitch * 2 | Int64(columns) * 2) % UNIT_BYTES == 0
     whole_rows = rows - row if unit * UNIT_VALUES < columns else Int32(0)
-    # In large tiles they would be worked out again in each pass.
-    written, read, whole_rows = opaque(written), opaque(read), opaque(whole_rows)
+    pass_values = PASS_TOKENS // BLOCK_TOKENS * results.block_values
+    if cutlass.const_expr(results.count > MOST_IN_TURN * pass_values):
+        # In large tiles they would be worked out again in each pass.
+        written, read, whole_rows = opaque(written), opaque(read), opaque(whole_rows)
     if cutlass.const_expr(team.warps > 1):
         team.wait()  # The tile before has been read.
     for first in cutlass.range(0, rows, PASS_TOKENS, unroll=1):
         here, buffer = results.here(), first // PASS_TOKENS % team.warps * PASS_BYTES
-        pass_values = PASS_TOKENS // BLOCK_TOKENS * results.block_values
         addresses = [buffer + written + at * ROW_BYTES for at in range(0, PASS_TOKENS, 32 // warp_units)]
         if cutlass.const_expr(team.warps == 1):
             team.wait()  # The pass before has been read.

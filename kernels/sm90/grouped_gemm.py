@@ -207,7 +207,6 @@ class GroupedGemmSm90:
         sums = smem.allocate_array(Uint8, max(plan.partial_bytes, 16), byte_alignment=16).toint()
         sums += cute.arch.thread_idx()[0] * CHUNK_BYTES
         exchange, math_threads = Ring(smem.allocate_array(Int64, 2), 1), WARP_SIZE * schedule.num_math_warps
-        sent = smem.allocate_array(Int64, 1)
         partial = PartialSums(sums, exchange.full(0), exchange.empty(0), math_threads, config.split_k)
         staging = smem.allocate(schedule.num_math_groups * STAGING_BYTES, OPERAND_ALIGN_BYTES)
 
@@ -225,7 +224,6 @@ class GroupedGemmSm90:
                     init_ring(decoded, writers, schedule.num_math_warps)
                 init_ring(exchange, 1, schedule.num_math_warps)
                 cute.arch.mbarrier_init(decoded.empty(decoded.num_stages), 1)
-                cute.arch.mbarrier_init(sent, schedule.num_math_warps)
         cute.arch.mbarrier_init_fence()
         if cutlass.const_expr(leaves_tokens_out(config)):
             nbytes = plan.decoded_stage_bytes * num_decoded
@@ -256,7 +254,7 @@ class GroupedGemmSm90:
                     decoded=decoded,
                     stages_of_k_tile=stages_of_k_tile(config),
                     handover=handover,
-                    sent=sent,
+                    sent=exchange.empty(0),
                 )
             )
 
@@ -271,7 +269,7 @@ class GroupedGemmSm90:
                     run_load_decoded(DecodedArgs(load, decoded, sDecoded.iterator.toint()))
                 if cutlass.const_expr(config.deal_k):
                     if warp_idx == schedule.handover_warp_id:
-                        run_handover(handover, sent)
+                        run_handover(handover, exchange.empty(0))
             else:
                 if warp_idx < schedule.num_math_warps + schedule.num_activation_warps:
                     run_activations(

@@ -52,7 +52,7 @@ class MathArgs:
         partial: where the first CTA of a cluster gets the others' sums.
         stages_of_k_tile: of decoded tokens.
         handover: of stream-K: what clusters that share a tile exchange sums through.
-        sent: the barrier of ``handover.send``.
+        sent: the barrier of ``handover.send``: one of ``partial``'s, which stream-K does not use.
     """
 
     b_address: Int32

@@ -4,21 +4,25 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Int32
 
+MOST_IN_TURN = 5
+
 
 @cute.jit
 def one_of(index: Int32, count: cutlass.Constexpr, body: cutlass.Constexpr):
     """Execute ``body(i)`` for the one i below ``count`` that ``index`` is, the last where it is more.
 
-    The last one is tried first, the others are found by halving. By inequalities: of equalities the compiler would make an
-    indirect branch.
+    The last one is tried first; of many the others are found by halving, which takes registers that few are not worth. By
+    inequalities: of equalities the compiler would make an indirect branch.
     """
     if cutlass.const_expr(count == 1):
         body(0)
     else:
         if index >= count - 1:
             body(count - 1)
-        else:
+        elif cutlass.const_expr(count > MOST_IN_TURN):
             _by_halving(index, 0, count - 1, body)
+        else:
+            one_of(index, count - 1, body)
 
 
 @cute.jit
