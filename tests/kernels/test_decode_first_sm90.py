@@ -220,8 +220,8 @@ def decoded(a, a_scale):
     return units.permute(0, 1, 3, 4, 2, 5).reshape(len(values), -1).half()
 
 
-# With so many rows that groups might have, a warp of the first launch takes four K tiles, or two. Those at the end of K have
-# three and a part, a part alone, three, or one.
+# With so many rows that groups might have, a warp of the first launch takes two K tiles. Those at the end of K have one and a
+# part, a part alone, or one.
 FEW = (0, 9, 1)
 
 
