@@ -22,10 +22,10 @@ LOAD fills ``decoded`` (``load_decoded``). The two CTAs of a cluster have neighb
 which they take turns in loading for both:
   packed   LOAD -> MATH                num_ab_stage   full: 1 + bytes of B, SFB           empty: 8 (one a warp)
   decoded  LOAD -> MATH of both CTAs   2 to 12        full: 1 + bytes of both loads       empty: 16 (one a warp)
-or, where a K tile is one stage of ``decoded``, both in one ring:
+or, where a K tile is one stage of ``decoded``, both in one ring, a stage of which has two K tiles where tiles are small:
   packed   LOAD -> MATH of both CTAs   num_ab_stage   full: 2 + bytes of B, SFB, both loads   empty: 16 (one a warp)
-Stream-K: all clusters get the same share of the K tiles of all tiles (``even_shares``), and sums of a tile that several have a
-part of travel through global memory (``handover``), for which there is a role HANDOVER, warp 8.
+Stream-K: all clusters get the same share of the work, whole tiles and then K tiles (``even_shares``), and sums of a tile that
+several have a part of travel through global memory (``handover``), for which there is a role HANDOVER, warp 8.
 
 Split-K: the CTAs of a cluster share a tile's K tiles; the first one adds up (``common.split_k``).
 
