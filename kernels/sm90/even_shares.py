@@ -18,12 +18,14 @@ from cutlass import Int32, Uint32
 
 from nvfp4_cute.arch.sm90 import LEAST_PART, LEAST_REST, LEAST_SHARE, STORING_K_TILES, TOKEN_STEP, k_tile_work
 from nvfp4_cute.config import KernelConfig
-from nvfp4_cute.problem import INT32_MAX
 
 from ..common.device_groups import DeviceGroups, inclusive_sum
 from ..common.group_table import GroupTable, WorkTile, ceil_div, divide, locate_slot, select_slot
 from ..common.select import select
 from .warp_schedule import WARP_SIZE
+
+# Positions are counted in 32 bits (``arch.sm90.dealing_reason``).
+BEHIND_ALL = (1 << 31) - 1
 
 
 def work_of_tokens(tokens: Int32 | int):
@@ -264,7 +266,7 @@ class EvenWalk:
                 self.tile - select(is_ahead == 0, self.share, Int32(0)), tile_shape
             )
             rest += select(is_ahead == 0, position, Int32(0))
-        end = Int32(INT32_MAX)
+        end = Int32(BEHIND_ALL)
         if ahead == 0:
             position, end = rest, rest + self.left
         return position, replace(self, rest=rest, end=end)
