@@ -30,7 +30,7 @@ BEHIND_ALL = (1 << 31) - 1
 
 def work_of_tokens(tokens: Int32 | int):
     """Of a K tile of a tile of so many tokens, those that are multiplied."""
-    return k_tile_work(ceil_div(tokens, TOKEN_STEP))
+    return cutlass.max(*k_tile_work(ceil_div(tokens, TOKEN_STEP)))
 
 
 def work_of_group(m: Int32, n: Int32, k: Int32, tile_shape_mnk: tuple) -> Int32:

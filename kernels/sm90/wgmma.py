@@ -73,40 +73,72 @@ class _Block:
 
     def text(self, counts: list) -> str:
         """A scope with registers and labels of its own."""
-        registers = ".reg .pred is_other, accumulate;\n.reg .b64 tokens;\nsetp.eq.b32 accumulate, 0, 0;"
-        return "\n".join(["{", registers, *self._choice(counts, "OTHERS"), "DONE:", "}"])
-
-    def _choice(self, counts: list, label: str) -> list[str]:
-        """One of the groups: the last one, or by halving."""
         *others, most = counts
-        if not others:
-            return self._group(most)
-        lines = self._branch("ne", most, label) + self._group(most) + [f"{label}:"]
-        middle = len(others) // 2
-        if middle:
-            upper = f"{label}_UPPER"
-            lines += self._branch("ge", others[middle], upper) + self._choice(
-                others[:middle], f"{label}_LOWER"
-            )
-            lines += [f"{upper}:"]
-        return lines + self._choice(others[middle:], f"{label}_OTHERS")
+        lines = [
+            ".reg .pred is_other, accumulate, upper<32>;",
+            ".reg .b32 low;",
+            ".reg .b64 tokens;",
+            "setp.eq.b32 accumulate, 0, 0;",
+        ]
+        if others:
+            lines += [
+                f"setp.ne.s32 is_other, {self.tokens}, {most};",
+                *self._bits(others),
+                "@is_other bra OTHERS;",
+            ]
+        lines += self._group(most, is_most=True)
+        if others:
+            lines += ["OTHERS:", *self._choice(others, "OTHERS")]
+        return "\n".join(["{", *lines, "DONE:", "}"])
 
-    def _branch(self, comparison: str, count: int, label: str) -> list[str]:
-        return [f"setp.{comparison}.s32 is_other, {self.tokens}, {count};", f"@is_other bra {label};"]
+    def _bits(self, counts: list[int]) -> list[str]:
+        """Predicates of the bits in which the numbers differ: here, beside the weights. Behind a branch each is waited for."""
+        lines = []
+        for bit in _differing_bits(counts):
+            lines += [f"and.b32 low, {self.tokens}, {1 << bit};", f"setp.ne.s32 upper{bit}, low, 0;"]
+        return lines
 
-    def _group(self, tokens: int) -> list[str]:
+    def _choice(self, counts: list[int], label: str) -> list[str]:
+        """One of the groups, by the upper bits first."""
+        if len(counts) == 1:
+            return self._group(*counts)
+        bit = max(_differing_bits(counts))
+        upper = [count for count in counts if count >> bit & 1]
+        lower = [count for count in counts if count not in upper]
+        return [
+            f"@upper{bit} bra {label}_U;",
+            *self._choice(lower, f"{label}_L"),
+            f"{label}_U:",
+            *self._choice(upper, f"{label}_U"),
+        ]
+
+    def _group(self, tokens: int, is_most: bool = False) -> list[str]:
         """All MMAs of one number of tokens, and their end: so the assembler knows what waits for them."""
         lines = ["wgmma.fence.sync.aligned;"]
-        # Of descriptors that are 64-bit sums the assembler makes one uniform instruction each, else up to three.
         for step in range(SLAB_STEPS):
             words = ", ".join(self.words[STEP_WORDS * step : STEP_WORDS * (step + 1)])
             for first in range(0, tokens, self.most):
                 last = min(first + self.most, tokens)
                 sums = ", ".join(self.sums[first // 2 : last // 2])
                 lines += [
-                    f"mov.b64 tokens, {{{self.matrix}, {UPPER_WORD:#x}}};",
-                    f"add.s64 tokens, tokens, {first * TOKEN_UNITS + step * STEP_UNITS};",
+                    *self._matrix(first * TOKEN_UNITS + step * STEP_UNITS, is_most),
                     f"wgmma.mma_async.sync.aligned.m{MMA_M}n{last - first}k{MMA_K}.f32.f16.f16",
                     f"{{{sums}}}, {{{words}}}, tokens, accumulate, 1, 1, 0;",
                 ]
         return [*lines, "wgmma.commit_group.sync.aligned;", "bra.uni DONE;"]
+
+    def _matrix(self, units: int, is_most: bool) -> list[str]:
+        """The descriptor of tokens so far behind the slab's first.
+
+        Of 64-bit sums the assembler makes one uniform instruction each in the group that comes first, and four in the others.
+        """
+        if is_most:
+            return [
+                f"mov.b64 tokens, {{{self.matrix}, {UPPER_WORD:#x}}};",
+                f"add.s64 tokens, tokens, {units};",
+            ]
+        return [f"add.s32 low, {self.matrix}, {units};", f"mov.b64 tokens, {{low, {UPPER_WORD:#x}}};"]
+
+
+def _differing_bits(counts: list[int]) -> list[int]:
+    return [bit for bit in range(max(counts).bit_length()) if len({count >> bit & 1 for count in counts}) > 1]

@@ -38,8 +38,8 @@ LEAST_TOKENS, TOKEN_STEP = 32, 32
 PAIR_TOKEN_STEP = 16
 # Tokens of a copy: whole swizzle atoms.
 TOKEN_BOXES = (8, 16, 32)
-# Tokens of the tiles that are tried with ``decode_first``, with ``deal_k`` and without.
-DECODE_FIRST_TOKENS = (16, 32, 64, 96, 128, 256)
+# Tokens of the tiles that are tried with ``decode_first``: without ``deal_k``, and with it.
+DECODE_FIRST_TOKENS = {False: (16, 32, 64, 96, 128, 256), True: (16, 32, 64, 96, 128, 192, 256)}
 # What ``choose`` chooses from. Where weights are interleaved a tile has as many rows, of both.
 CANDIDATES = tuple(
     replace(DEFAULT_CONFIG, cta_tile_shape_mnk=(TILE_WEIGHTS, tokens, TILE_K), split_k=split)
@@ -53,18 +53,19 @@ CANDIDATES = tuple(
         decode_first=True,
         deal_k=deal_k,
     )
-    for deal_k in (False, True)
-    for tokens in DECODE_FIRST_TOKENS
+    for deal_k, choices in DECODE_FIRST_TOKENS.items()
+    for tokens in choices
 )
 # The same for dual GEMMs with separate weights: half a tile is of one operand, half of the other.
 DUAL_CANDIDATES = tuple(
     replace(config, cta_tile_shape_mnk=(TILE_WEIGHTS // 2, *config.cta_tile_shape_mnk[1:]))
     for config in CANDIDATES
 )
-# Of stream-K: to decode a K tile's weights is as much work as to multiply them by so many steps of tokens (0.10 us on an H200).
-# To store a tile is as much as so many of its K tiles. A cluster gets the work of so many K tiles at least, and as many of a tile
-# are not divided among clusters. Before that come waves of whole tiles, which leave each cluster the work of a part of one.
-DECODING_STEPS = 4
+# Of stream-K: the work of a K tile is that of its instructions, which decode weights and multiply each step of tokens, or that of
+# its MMAs, in units of some 0.04 us on an H200. To store a tile is as much as so many of its K tiles. A cluster gets the work
+# of so many K tiles at least, and as many of a tile are not divided among clusters. Before that come waves of whole tiles, which
+# leave each cluster the work of a part of one.
+DECODING_WORK, STEP_WORK, STEP_MMA_WORK = 11, 2, 4
 STORING_K_TILES = 2
 LEAST_SHARE = LEAST_PART = 4
 LEAST_REST = 4
@@ -84,8 +85,8 @@ US_PER_SPLIT_TILE = 1.7
 # most so many tokens, or of its MMAs, each with what tokens add. Stream-K: to add up a tile's sums, with what its tokens add, and
 # the share that K tiles take longer where clusters read tokens of several groups.
 US_PER_DECODING, US_PER_DECODED_TILE = 8.2, 1.1
-DECODED_US_PER_K_TILE = {96: 0.246, 128: 0.33, MAX_TILE_TOKENS: 0.38}
-DECODED_US_PER_TOKEN, MMA_US_PER_TOKEN = 0.0027, 0.0051
+DECODED_US_PER_K_TILE = {96: 0.246, 128: 0.33, MAX_TILE_TOKENS: 0.35}
+DECODED_US_PER_TOKEN, MMA_US_PER_TOKEN = 0.0027, 0.0050
 US_PER_STREAM, STREAM_US_PER_TOKEN, STREAM_OF_GROUPS_FACTOR = 3.9, 0.032, 1.04
 # Scales come in blocks of 128 rows.
 SF_BLOCK_ROWS = 128
@@ -251,15 +252,15 @@ def candidates(
     return tuple(config for config in tried if not is_quantized or quantized_reason(config) is None)
 
 
-def k_tile_work(token_steps):
-    """Work of a K tile in which so many steps of tokens are multiplied: integers of any kind."""
-    return DECODING_STEPS + token_steps
+def k_tile_work(token_steps) -> tuple:
+    """Of a K tile in which so many steps of tokens are multiplied, integers of any kind: its work is the larger one."""
+    return DECODING_WORK + STEP_WORK * token_steps, STEP_MMA_WORK * token_steps
 
 
 def stream_work(sizes: Iterable[tuple[int, int, int]], config: KernelConfig) -> int:
     """Most work of a stream-K launch, in the kernel's unit. sizes: (m, n, k) of every group."""
     tile_tokens, tile_weights, tile_k = config.work_tile_mnk
-    most = k_tile_work(-(-tile_tokens // TOKEN_STEP))
+    most = max(k_tile_work(-(-tile_tokens // TOKEN_STEP)))
     return sum(
         most * -(-m // tile_tokens) * -(-n // tile_weights) * (-(-k // tile_k) + STORING_K_TILES)
         for m, n, k in sizes
