@@ -7,9 +7,13 @@ from oracle import bits, poisoned
 from nvfp4_cute import KernelConfig, grouped_gemm
 from nvfp4_cute.arch import sm90
 from nvfp4_cute.backends.emulator import observe
+from nvfp4_cute.cubin import read_instructions
 from nvfp4_cute.reference import expand_operand
 
 EMULATED = "emulator:sm_90a"
+# Machine code, as nvdisasm 13.0 shows it: the low bits of HGMMA, whose bits 84 to 86 are 0 where it ends a group (gsb0), and the lower
+# half of WARPGROUP.DEPBAR.LE, whose bits 72 to 79 are the groups that it leaves.
+HGMMA, WARPGROUP_DEPBAR = 0xDF0, 0x00008000_000079C5
 # Groups of no rows first and last; groups that end within a tile, and on its edge; tiles that begin within a scale block.
 ROWS = (0, 40, 96, 1, 130, 0)
 
@@ -67,3 +71,18 @@ def assert_same_bits_in_every_launch(chosen):
     # torch's sums are rounded to float16, by 2^-11 of theirs at most.
     torch.testing.assert_close(outs[0], expected, rtol=2.0**-10, atol=expected.abs().max().item() * 2.0**-10)
     assert not [i for i, out in enumerate(outs) if not torch.equal(out, outs[0])]
+
+
+def check_that_mmas_overlap(cubin, kernel=""):
+    """That of a group of MMAs the assembler waits for none by itself: where it cannot tell what they read and write it serializes
+    all of them, which no result shows.
+
+    Args:
+        kernel: how the name of the one with MMAs begins.
+    """
+    words = read_instructions(cubin, kernel)
+    mmas = [word for word in words if word & 0xFFF == HGMMA]
+    ends_group = [word for word in mmas if not word >> 84 & 7]
+    waits = [word >> 72 & 0xFF for word in words if word & (1 << 64) - 1 == WARPGROUP_DEPBAR]
+    assert mmas and len(mmas) >= 4 * len(ends_group), f"{len(ends_group)} of {len(mmas)} MMAs end a group"
+    assert waits.count(0) == 1 and 1 in waits, f"waits until so many groups are left: {waits}"
