@@ -73,9 +73,9 @@ def assert_same_bits_in_every_launch(chosen):
     assert not [i for i, out in enumerate(outs) if not torch.equal(out, outs[0])]
 
 
-def check_that_mmas_overlap(cubin, kernel=""):
-    """That of a group of MMAs the assembler waits for none by itself: where it cannot tell what they read and write it serializes
-    all of them, which no result shows.
+def assert_mmas_overlap(cubin, kernel=""):
+    """The assembler waits for no MMA by itself: where it cannot tell what they read and write it serializes all of them, which no
+    result shows.
 
     Args:
         kernel: how the name of the one with MMAs begins.

@@ -130,7 +130,7 @@ class _Block:
     def _matrix(self, units: int, is_most: bool) -> list[str]:
         """The descriptor of tokens so far behind the slab's first.
 
-        Of 64-bit sums the assembler makes one uniform instruction each in the group that comes first, and four in the others.
+        Of 64-bit sums the assembler makes one uniform instruction each in the group that comes first, and three in the others.
         """
         if is_most:
             return [

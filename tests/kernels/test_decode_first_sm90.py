@@ -11,9 +11,9 @@ from oracle import assert_bitwise_equal, bits
 from sm90_check import (
     EMULATED,
     ROWS,
+    assert_mmas_overlap,
     assert_same_bits_in_every_launch,
     assert_sizes_on_the_device_match,
-    check_that_mmas_overlap,
     config,
     run,
 )
@@ -315,7 +315,7 @@ def test_machine_code(tokens, form):
     """No spills in either kernel; tokens are multicast, and only the warp that loads them waits for the launch before."""
     kernel = get_kernel(KernelKey.make("sm_90a", first(tokens), 2, torch.float16, True, form))
     assert kernel.resources.stack_bytes == 0
-    check_that_mmas_overlap(kernel.cubin, "nvfp4_")
+    assert_mmas_overlap(kernel.cubin, "nvfp4_")
     assert kernel.ptx.count(".entry") == 2
     assert (
         kernel.ptx.count("griddepcontrol.launch_dependents") == kernel.ptx.count("griddepcontrol.wait") == 1
@@ -330,7 +330,7 @@ def test_machine_code_of_deal_k(tokens, form):
     """No spills; the flag is set behind the launch before, which clears it, as tokens are read behind it."""
     kernel = get_kernel(KernelKey.make("sm_90a", stream(tokens), 2, torch.float16, True, form))
     assert kernel.resources.stack_bytes == 0
-    check_that_mmas_overlap(kernel.cubin, "nvfp4_")
+    assert_mmas_overlap(kernel.cubin, "nvfp4_")
     assert kernel.ptx.count("griddepcontrol.wait") == 2
     assert kernel.ptx.count("st.release.gpu") == kernel.ptx.count("ld.acquire.gpu") == 1
 

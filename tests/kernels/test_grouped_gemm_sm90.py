@@ -9,9 +9,9 @@ import torch
 from oracle import assert_bitwise_equal, poisoned, repro_line, unwritten
 from sm90_check import (
     EMULATED,
+    assert_mmas_overlap,
     assert_same_bits_in_every_launch,
     assert_sizes_on_the_device_match,
-    check_that_mmas_overlap,
     config,
     run,
 )
@@ -211,7 +211,7 @@ def test_machine_code(tokens):
     """
     kernel = get_kernel(KernelKey.make("sm_90a", config(tokens), 2, torch.float16, True))
     assert kernel.resources.stack_bytes == 0
-    check_that_mmas_overlap(kernel.cubin)
+    assert_mmas_overlap(kernel.cubin)
     assert "wgmma.mma_async.sync.aligned.m64n" in kernel.ptx
     assert "setmaxnreg.inc" in kernel.ptx
     order = re.findall(r"bar\.warp\.sync|stmatrix|ld\.volatile\.shared", kernel.ptx)
