@@ -6,6 +6,7 @@ cases' bytes instead: a launch of the whole problem each, minutes.
 """
 
 import argparse
+from collections.abc import Sequence
 
 import torch
 from tqdm import tqdm
@@ -85,13 +86,23 @@ def bytes_row(number: int) -> str:
     )
 
 
-def main() -> None:
+def case_number(text: str) -> int:
+    """A number of a case, from the command line."""
+    if text not in ("0", "1", "2", "3"):
+        raise argparse.ArgumentTypeError(f"{text} is no case of nvfp4_group_gemm: those are 0 to 3")
+    return int(text)
+
+
+def main(argv: Sequence[str] | None = None) -> None:
     """Print a table."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("cases", nargs="*", type=int, choices=range(4), help="count the bytes of these cases")
-    numbers = parser.parse_args().cases
+    # Not ``choices``: argparse would compare them with the empty list.
+    parser.add_argument(
+        "cases", nargs="*", type=case_number, metavar="CASE", help="count the bytes of these, 0 to 3"
+    )
+    numbers = parser.parse_args(argv).cases
     if numbers:
         rows = [*BYTES_HEADER, *(bytes_row(number) for number in tqdm(numbers, disable=None))]
     else:

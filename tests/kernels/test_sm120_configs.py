@@ -28,6 +28,18 @@ def test_no_config_spills_conflicts_or_decodes():
         assert int(accesses) > 0 and conflicts == "0", f"{name} has bank conflicts"
 
 
+def test_the_command_prints_the_table_that_is_asked_for(monkeypatch, capsys):
+    monkeypatch.setattr(sm120_configs, "config_row", lambda config: "a config")
+    monkeypatch.setattr(sm120_configs, "bytes_row", "case {}".format)
+    sm120_configs.main([])
+    assert capsys.readouterr().out.count("a config\n") == len(sm120.CANDIDATES)
+    sm120_configs.main(["3", "0"])
+    assert capsys.readouterr().out.endswith("case 3\ncase 0\n")
+    with pytest.raises(SystemExit):
+        sm120_configs.main(["4"])
+    assert "4 is no case of nvfp4_group_gemm: those are 0 to 3" in capsys.readouterr().err
+
+
 def test_cases_move_what_they_must():
     assert CASES
     for case, *_, ratio in map(cells, CASES):
