@@ -3,6 +3,7 @@
 The only host module, beside the backends, that imports cutlass; it does so when something is compiled.
 """
 
+import ctypes
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -161,12 +162,14 @@ class CompiledKernel:
         key: what was compiled: a KernelKey, or the key of a task.
         function: host function of CuTe DSL; takes a launch table and a queue.
         ptx: PTX text. cubin: machine code.
+        object_code: object file of the host code, with the cubin inside, which ``function`` was loaded from.
     """
 
     key: Any
     function: Any
     ptx: str
     cubin: bytes
+    object_code: bytes
 
     @cached_property
     def resources(self) -> KernelResources:
@@ -178,17 +181,19 @@ def compile_kernel(key: Any) -> CompiledKernel:
     """Compile one variant, of a KernelKey or a ``task.Key``. Takes seconds; ``cache.get_kernel`` remembers the result."""
     import cuda.bindings.driver as cuda
 
-    function, ptx, cubin = compile_jit(key.arch, key.make_kernel(), table_pointer(0), cuda.CUstream(0))
-    return CompiledKernel(key, function, ptx, cubin)
-
-
-def export_kernel(kernel: CompiledKernel) -> bytes:
-    """Object file of a kernel that was compiled in this process: host code with the cubin inside, for ``load_kernel``."""
-    return kernel.function.dump_to_object(kernel.key.to_name())
+    # Its host code is wanted once, as an object file: compiling it for this process, too, would take longer than loading it.
+    host, ptx, cubin = compile_jit(
+        key.arch, key.make_kernel(), table_pointer(0), cuda.CUstream(0), no_jit_engine=True
+    )
+    _load_runtime()
+    with tempfile.TemporaryDirectory(prefix="nvfp4_cute_") as folder:
+        object_file = Path(folder) / "kernel.o"
+        object_file.write_bytes(host.dump_to_object(key.to_name()))
+        return load_kernel(key, object_file, ptx, cubin)
 
 
 def load_kernel(key: Any, object_file: Path, ptx: str, cubin: bytes) -> CompiledKernel:
-    """The kernel of an object file that ``export_kernel`` made for ``key``, without compiling: milliseconds.
+    """The kernel of an object file that was compiled for ``key`` (``CompiledKernel.object_code``): milliseconds.
 
     Needs the DSL's runtime, which links the host code, and no CUDA toolkit. The file must be trusted.
     """
@@ -197,11 +202,16 @@ def load_kernel(key: Any, object_file: Path, ptx: str, cubin: bytes) -> Compiled
     if shim_is_built():
         prepare_cutlass()
     function = cute.runtime.load_module(str(object_file))[key.to_name()]
-    return CompiledKernel(key, function, ptx, cubin)
+    return CompiledKernel(key, function, ptx, cubin, object_file.read_bytes())
 
 
-def compile_jit(arch: str, jit_function: Any, *example_args: Any) -> tuple[Any, str, bytes]:
+def compile_jit(
+    arch: str, jit_function: Any, *example_args: Any, no_jit_engine: bool = False
+) -> tuple[Any, str, bytes]:
     """Compile a CuTe DSL function for ``arch``.
+
+    Args:
+        no_jit_engine: make host code to export only.
 
     Returns:
         (host function, PTX text, cubin) of a function that launches one kernel.
@@ -213,10 +223,18 @@ def compile_jit(arch: str, jit_function: Any, *example_args: Any) -> tuple[Any, 
         prepare_cutlass()  # what is compiled first decides for the whole process who resolves launches
     with tempfile.TemporaryDirectory(prefix="nvfp4_cute_") as folder, _device_arch(arch):
         options = (cute.GPUArch(arch), cute.KeepPTX(True), cute.KeepCUBIN(True), DumpDir(folder))
-        function = cute.compile[options](jit_function, *example_args)
+        function = cute.compile[options](jit_function, *example_args, no_jit_engine=no_jit_engine)
         # Found by suffix: under sm_110a the compiler names its files by the older sm_101a.
         ptx, cubin = (next(Path(folder).glob(pattern)).read_bytes() for pattern in ("*.ptx", "*.cubin"))
     return function, ptx.decode(), cubin
+
+
+def _load_runtime() -> None:
+    """Load what host code calls: the DSL looks for it in the process when it writes an object file."""
+    from cutlass.cutlass_dsl import CuTeDSL
+
+    for library in CuTeDSL._get_dsl().get_shared_libs():
+        ctypes.CDLL(library, mode=ctypes.RTLD_GLOBAL)
 
 
 @contextmanager

@@ -21,7 +21,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from nvfp4_cute.compile import CompiledKernel, compile_kernel, export_kernel, load_kernel
+from nvfp4_cute.compile import CompiledKernel, compile_kernel, load_kernel
 from nvfp4_cute.errors import CacheError
 
 OBJECT, PTX, CUBIN, MANIFEST = "kernel.o", "kernel.ptx", "kernel.cubin", "entry.json"
@@ -180,7 +180,7 @@ def _manifest(identity: dict[str, Any], files: dict[str, bytes]) -> dict[str, An
 
 def _store(entry: Path, kernel: CompiledKernel, identity: dict[str, Any]) -> OSError | None:
     """Put a kernel in its place under the entry's lock: complete, or, returning the reason, not at all."""
-    files = {OBJECT: export_kernel(kernel), PTX: kernel.ptx.encode(), CUBIN: kernel.cubin}
+    files = {OBJECT: kernel.object_code, PTX: kernel.ptx.encode(), CUBIN: kernel.cubin}
     manifest = json.dumps(_manifest(identity, files), indent=2).encode()
     partial = entry.with_name(f"{entry.name}.partial")
     try:

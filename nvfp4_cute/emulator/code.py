@@ -118,7 +118,7 @@ class Code:
     def _compile(self, pc: int) -> None:
         inst, b = self.insts[pc], self.builder
         prefix, function = find_handler(inst)
-        missing = missing_on(inst, self.builder.arch)
+        missing = missing_on((inst.opcode, *inst.mods), self.builder.arch)
         if missing is not None:
             raise inst.error(missing)
         b.begin(inst, pc, prefix)

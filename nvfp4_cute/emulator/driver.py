@@ -4,6 +4,7 @@ import ctypes
 import struct
 import sys
 from collections.abc import Callable, Sequence
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,7 @@ from nvfp4_cute.emulator.code import Code
 from nvfp4_cute.emulator.hazards import Hazard
 from nvfp4_cute.emulator.launch_shim import active_emulators, shim_path
 from nvfp4_cute.emulator.machine import Launch, Machine, Stats
-from nvfp4_cute.emulator.ptx import Entry, Program, parse
+from nvfp4_cute.emulator.ptx import KEPT, Entry, Program, parse
 from nvfp4_cute.emulator.representatives import LaunchWork
 from nvfp4_cute.emulator.targets import Device, ptx_arch
 from nvfp4_cute.emulator.tensormap import encode_tiled
@@ -166,9 +167,14 @@ def _launch_of(
     return Launch(code, dim3(grid), dim3(block), dim3(cluster), smem_bytes, params)
 
 
+_shared_code = lru_cache(KEPT)(Code)
+
+
 def _compiled(program: Program, entry: Entry, machine: Machine) -> Code:
-    """An entry compiled as the machine needs it."""
-    return Code(
+    """An entry compiled as the machine needs it. Code without variables in memory is the same for all machines."""
+    variables = (*program.variables.values(), *entry.variables.values())
+    has_memory = any(v.space in ("global", "const") for v in variables)
+    return (Code if has_memory else _shared_code)(
         program,
         entry,
         late=machine.queue is not None,

@@ -10,6 +10,7 @@ import re
 import struct
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import lru_cache
 
 from nvfp4_cute.errors import EmulatorError
 
@@ -175,7 +176,7 @@ class Variable:
     init: bytes | None = None
 
 
-@dataclass
+@dataclass(eq=False)
 class Entry:
     """A kernel: its signature, instructions, and where its labels point (index into `insts`)."""
 
@@ -193,9 +194,9 @@ class Entry:
         return max((p.offset + p.nbytes for p in self.params), default=0)
 
 
-@dataclass
+@dataclass(eq=False)
 class Program:
-    """A parsed PTX module."""
+    """A parsed PTX module. Two of them are equal if they are the same object."""
 
     version: str
     target: str
@@ -228,8 +229,12 @@ _NUMBER = re.compile(r"-?(?:0[xX][0-9a-fA-F]+|0[bB][01]+|\d+)U?$")
 _FLOAT = re.compile(r"(-?)0([fFdD])([0-9a-fA-F]{8}|[0-9a-fA-F]{16})$")
 _DECIMAL = re.compile(r"-?\d+\.\d*(?:[eE][-+]?\d+)?$")
 _PREDICATE = re.compile(r"@(!?)\s*([%\w$]+)\s+(.*)", re.S)
+_BRACKET = re.compile(r"[\[\]{}()]")
 _NAME = re.compile(r"[%A-Za-z_$][\w$]*(?:\.\w+)?$")
 _OFFSET = re.compile(r"(.+?)\s*\+\s*(-?(?:0[xX][0-9a-fA-F]+|\d+))$", re.S)
+
+KEPT = 32
+"""Modules, and compiled entries, that a process remembers: what was launched once is launched again."""
 
 SPECIAL_NAMES = frozenset(
     [
@@ -256,6 +261,7 @@ class _Scope:
         self.ranges: list[tuple[str, int, str]] = []
         self.arguments: set[str] = set()
         self.labels: set[str] = set()
+        self.operands: dict[str, Operand] = {}  # what was resolved, once all is declared
 
     def find_reg(self, name: str) -> Reg | None:
         scope: _Scope | None = self
@@ -293,8 +299,9 @@ class _Raw:
     source: tuple[str, int] | None
 
 
+@lru_cache(KEPT)
 def parse(text: str) -> Program:
-    """Parse a PTX module.
+    """Parse a PTX module, whose latest texts are remembered: nobody changes what was parsed.
 
     Raises:
         EmulatorError: text that is not understood; names the PTX line.
@@ -533,6 +540,10 @@ def _resolve(raw: _Raw) -> Inst:
 
 def _split(text: str, separator: str = ",") -> Iterator[str]:
     """Parts of `text` between separators that are not inside brackets."""
+    if _BRACKET.search(text) is None:
+        parts = [part.strip() for part in text.split(separator)]
+        yield from parts if parts[-1] else parts[:-1]
+        return
     depth = start = 0
     for index, char in enumerate(text):
         if char in "[{(":
@@ -547,6 +558,13 @@ def _split(text: str, separator: str = ",") -> Iterator[str]:
 
 
 def _operand(token: str, scope: _Scope) -> Operand:
+    found = scope.operands.get(token)
+    if found is None:
+        found = scope.operands[token] = _new_operand(token, scope)
+    return found
+
+
+def _new_operand(token: str, scope: _Scope) -> Operand:
     if token == "_":
         return Sink()
     if _NAME.match(token):

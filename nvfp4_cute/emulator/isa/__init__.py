@@ -13,6 +13,7 @@ import importlib
 import importlib.util
 from collections.abc import Callable, Container
 from dataclasses import replace
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -94,9 +95,14 @@ def find_handler(inst: Inst) -> tuple[str, HandlerFunction]:
 
 def _longest_prefix(inst: Inst, table: Container[str]) -> str | None:
     """The longest dotted prefix of an instruction's opcode that is in a table; None if none is."""
-    words = (*inst.opcode.split("."), *inst.mods[inst.opcode.count(".") :])
-    prefixes = (".".join(words[:count]) for count in range(len(words), 0, -1))
-    return next((prefix for prefix in prefixes if prefix in table), None)
+    return next((prefix for prefix in _prefixes(inst.opcode, inst.mods) if prefix in table), None)
+
+
+@lru_cache(4096)
+def _prefixes(opcode: str, mods: tuple[str, ...]) -> tuple[str, ...]:
+    """Of an instruction's opcode, the longest first."""
+    words = (*opcode.split("."), *mods[opcode.count(".") :])
+    return tuple(".".join(words[:count]) for count in range(len(words), 0, -1))
 
 
 class Wrappers:
@@ -263,7 +269,7 @@ class Builder:
 
     def begin(self, inst: Inst, pc: int, prefix: str) -> None:
         """Start the instruction at index `pc`, matched by the registered `prefix`."""
-        self.inst = replace(inst, opcode=prefix)
+        self.inst = inst if prefix == inst.opcode else replace(inst, opcode=prefix)
         self.pc = pc
         self.reads, self.writes, self.dynamic = set(), set(), {}
         self.targets, self.falls_through, self.guarded = (), True, False

@@ -5,8 +5,8 @@ Every rule is a sentence of the PTX ISA's "Target ISA Notes", checked against wh
 
 import re
 from dataclasses import dataclass
+from functools import lru_cache
 
-from nvfp4_cute.emulator.ptx import Inst
 from nvfp4_cute.emulator.targets import ptx_arch
 
 TENSOR_MEMORY = (100, 103, 110)
@@ -121,11 +121,11 @@ RULES: tuple[Rule, ...] = (
 )  # fmt: skip
 
 
-def missing_on(inst: Inst, arch: Architecture) -> str | None:
-    """Why an architecture does not have this instruction, or None."""
-    words = (inst.opcode, *inst.mods)
+@lru_cache(4096)
+def missing_on(words: tuple[str, ...], arch: Architecture) -> str | None:
+    """Why an architecture does not have the instruction with these dotted words, or None."""
     for rule in RULES:
-        if rule.opcode.partition(".")[0] == inst.opcode and rule.matches(words) and not rule.allows(arch):
+        if rule.matches(words) and not rule.allows(arch):
             what = ".".join((rule.opcode, *rule.words))
             return f"{arch} has no {what}; it needs {rule.needs()}"
     return None
