@@ -108,7 +108,7 @@ UNEVEN = tuple((20 + 31 * i % 110, 512, 256) for i in range(12))
         ("B200", LISTS, "list"),
         ("B200", UNEVEN, "ragged"),
         ("RTX 5090", LISTS, "list"),
-        ("H200", LISTS, "list"),
+        pytest.param("H200", LISTS, "list", marks=pytest.mark.slow),
     ],
 )
 def test_times_are_those_of_a_full_run(target, sizes, form):
