@@ -255,21 +255,36 @@ def test_lop3(elementwise, table: int) -> None:
     elementwise(f"lop3.b32 %d, %a, %b, %c, {table};", {"a": a, "b": b, "c": c}, {"d": np.uint32}, {"d": want})
 
 
+def picked(x: int, y: int, selector: int) -> int:
+    """What prmt makes of {y, x}."""
+    source = x.to_bytes(4, "little") + y.to_bytes(4, "little")
+    out = []
+    for i in range(4):
+        nibble = selector >> 4 * i & 0xF
+        byte = source[nibble & 7]
+        out.append((0xFF if byte & 0x80 else 0) if nibble & 8 else byte)
+    return int.from_bytes(bytes(out), "little")
+
+
 @pytest.mark.parametrize("selector", [0x3210, 0x7654, 0x5410, 0x0123, 0xBA98, 0xF0E4])
 def test_prmt(elementwise, selector: int) -> None:
     a, b = pairs(32)
-
-    def one(x: int, y: int) -> int:
-        source = x.to_bytes(4, "little") + y.to_bytes(4, "little")
-        out = []
-        for i in range(4):
-            nibble = selector >> 4 * i & 0xF
-            byte = source[nibble & 7]
-            out.append((0xFF if byte & 0x80 else 0) if nibble & 8 else byte)
-        return int.from_bytes(bytes(out), "little")
-
-    want = np.array([one(x, y) for x, y in zip(a.tolist(), b.tolist(), strict=True)], np.uint32)
+    want = np.array([picked(x, y, selector) for x, y in zip(a.tolist(), b.tolist(), strict=True)], np.uint32)
     elementwise(f"prmt.b32 %d, %a, %b, {selector};", {"a": a, "b": b}, {"d": np.uint32}, {"d": want})
+
+
+def test_prmt_with_a_selector_for_each_lane(elementwise) -> None:
+    """Of registers, and of literals: a table."""
+    a, b = pairs(32)
+    c, low, high = np.arange(a.size, dtype=np.uint32) * np.uint32(0x9E3779B1), 0x87654321, 0x0F9E2DBC
+    lanes = list(zip(a.tolist(), b.tolist(), c.tolist(), strict=True))
+    want = {
+        "d": np.array([picked(*lane) for lane in lanes], np.uint32),
+        "e": np.array([picked(low, high, s) for _, _, s in lanes], np.uint32),
+        "f": np.array([picked(x, high, s) for x, _, s in lanes], np.uint32),
+    }
+    body = f"prmt.b32 %d, %a, %b, %c; prmt.b32 %e, {low}, {high}, %c; prmt.b32 %f, %a, {high}, %c;"
+    elementwise(body, {"a": a, "b": b, "c": c}, dict.fromkeys("def", np.uint32), want)
 
 
 def test_moves_pack_and_unpack(elementwise) -> None:

@@ -1,6 +1,7 @@
 """Shifts, bit fields, bit counts, lop3, and prmt."""
 
 from collections.abc import Callable
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -219,6 +220,21 @@ _PRMT_MODES = {
 }
 
 
+@lru_cache(1024)
+def _literal_picks(selector: int) -> tuple[np.ndarray, np.ndarray | None]:
+    """Bytes that a selector picks, and of which of them the sign; None where of none."""
+    picks = selector >> _NIBBLES & 15
+    signed = (picks & 8).astype(bool)
+    return (picks & 7).astype(np.intp), signed if signed.any() else None
+
+
+@lru_cache(1024)
+def _pickable(low: int, high: int) -> np.ndarray:
+    """What the sixteen values of a selector's nibble pick of {high, low}."""
+    plain = np.array([low, high], np.uint32).view(np.uint8)
+    return np.concatenate([plain, (plain.view(np.int8) >> 7).view(np.uint8)])
+
+
 @handler("prmt")
 def permute(inst: Inst, b: Builder) -> Step:
     """Pick four bytes of the pair {b, a}; bit 3 of a selector replicates the byte's sign."""
@@ -244,19 +260,24 @@ def permute(inst: Inst, b: Builder) -> Step:
 
     def fast(warp: "Warp") -> Any:
         x, y, selector = (r(warp) for r in reads)
-        if all(value.__class__ is not np.ndarray for value in (x, y, selector)):
-            return one(x, y, selector)
+        is_table = x.__class__ is not np.ndarray and y.__class__ is not np.ndarray
+        if selector.__class__ is not np.ndarray:
+            if is_table:
+                return one(x, y, selector)
+            indices, signed = _literal_picks(selector)
+        else:
+            picks = selector[:, None] >> _NIBBLES & np.uint32(15)
+            if is_table:
+                return _pickable(x, y).take(picks).view(np.uint32).reshape(32)
+            indices, signed = (picks & np.uint32(7)).astype(np.intp), (picks & np.uint32(8)).astype(bool)
         sources = np.empty((32, 2), np.uint32)
         sources[:, 0], sources[:, 1] = x, y
-        if selector.__class__ is np.ndarray:
-            picks = selector[:, None] >> _NIBBLES & np.uint32(15)
-            chosen = np.take_along_axis(
-                sources.view(np.uint8), (picks & np.uint32(7)).astype(np.intp), axis=1
-            )
+        if indices.ndim == 1:
+            chosen = sources.view(np.uint8).take(indices, axis=1)
         else:
-            picks = selector >> _NIBBLES & np.uint32(15)
-            chosen = sources.view(np.uint8)[:, picks & np.uint32(7)]
-        signs = (chosen.view(np.int8) >> 7).view(np.uint8)
-        return np.ascontiguousarray(np.where(picks & np.uint32(8), signs, chosen)).view(np.uint32).reshape(32)
+            chosen = np.take_along_axis(sources.view(np.uint8), indices, axis=1)
+        if signed is not None:
+            chosen = np.where(signed, (chosen.view(np.int8) >> 7).view(np.uint8), chosen)
+        return chosen.view(np.uint32).reshape(32)
 
     return put_step(b, inst.operands[0], fast, type_)

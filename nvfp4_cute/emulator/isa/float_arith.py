@@ -7,7 +7,7 @@ correctly rounded result, which lies inside their error bound.
 import operator
 import struct
 from collections.abc import Callable
-from functools import reduce
+from functools import lru_cache, reduce
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -165,12 +165,13 @@ class Lanes:
         self.register = UNSIGNED[self.bytes]
         self.count = self.bytes // self.element.itemsize
         self.narrow = self.name in ("f16", "bf16")
+        self.plain = not self.narrow and self.count == 1
 
     def load(self, value: Any) -> np.ndarray:
         """Register bits (dual) -> [32] elements, packed types [32, 2]; first extent 1 where the value is uniform."""
-        if value.__class__ is not np.ndarray:
-            value = np.array([value], self.register)
-        elements = value.view(self.element)
+        elements = (value if value.__class__ is np.ndarray else _one(value, self.register)).view(self.element)
+        if self.plain:
+            return elements
         if self.count > 1:
             elements = elements.reshape(-1, self.count)
         if not self.narrow:
@@ -179,12 +180,22 @@ class Lanes:
 
     def store(self, values: np.ndarray) -> Any:
         """Inverse of load; rounds float32 to the narrow formats."""
+        if self.plain and values.shape == (32,) and values.dtype == self.element and values.flags.c_contiguous:
+            return values.view(self.register)
         if self.name == "f16":
             values = values.astype(np.float16)
         elif self.name == "bf16":
             values = floats.f32_to_bf16(np.ascontiguousarray(values, np.float32))
         bits = np.ascontiguousarray(values, self.element).reshape(-1).view(self.register)
         return bits if bits.size == 32 else int(bits[0])
+
+
+@lru_cache(1024)
+def _one(value: int, register: np.dtype) -> np.ndarray:
+    """The bits of a uniform register as an array of one element, which nobody changes."""
+    array = np.array([value], register)
+    array.flags.writeable = False
+    return array
 
 
 def _plain(opcode: str, lanes: Lanes, rounding: str, relu: bool, sat: bool, nan: bool) -> bool:

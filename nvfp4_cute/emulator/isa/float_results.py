@@ -43,6 +43,8 @@ EXACT: dict[str, Callable[..., np.ndarray]] = {
 def flush(values: np.ndarray, name: str) -> np.ndarray:
     """Subnormals of format `name` (held in float32 or float64) to zeros of the same sign."""
     small = np.abs(values) < SMALLEST_NORMAL[name]
+    if not np.count_nonzero(small):
+        return values
     return np.where(small, np.copysign(values.dtype.type(0), values), values)
 
 
@@ -53,7 +55,7 @@ def flush_result(
     smallest = SMALLEST_NORMAL[name]
     values = flush(values, name)
     edge = np.abs(values) == smallest
-    if opcode not in EXACT or not edge.any():
+    if opcode not in EXACT or not np.count_nonzero(edge):
         return values
     exact = EXACT[opcode](*(x.astype(np.float64) for x in args))
     tiny = np.abs(_round(exact * _UNSCALED, name, rounding)) < smallest * _UNSCALED
@@ -103,6 +105,6 @@ def signed_nan(codes: np.ndarray, results: np.ndarray, name: str) -> np.ndarray:
     """
     infinity, canonical = _NAN_CODES[name]
     nan = (codes & codes.dtype.type((1 << 8 * codes.itemsize - 1) - 1)) > infinity
-    if not nan.any():
+    if not np.count_nonzero(nan):
         return results
     return np.where(nan, codes | _F64_QUIET if canonical is None else codes.dtype.type(canonical), results)

@@ -173,15 +173,20 @@ def fma_f32(a: np.ndarray, b: np.ndarray, c: np.ndarray) -> np.ndarray:
     between two float32 values (or subnormal): there the sum is taken again, rounded to odd.
     """
     total = a.astype(np.float64) * b + c
-    middle = (total.view(np.uint64) & _BELOW_F32) == _MIDDLE
-    middle |= (np.abs(total) < 2.0**-125) & (total != 0)
-    if np.count_nonzero(middle):
+    bits = total.view(np.uint64)
+    middle = (bits & _BELOW_F32) == _MIDDLE
+    # Of 0, less 1 is more than any.
+    small = (bits + bits) - _ONE < _SMALL
+    if np.count_nonzero(middle | small):
         total = fma_odd(a, b, c)
     return total.astype(np.float32)
 
 
 _BELOW_F32 = np.uint64((1 << 29) - 1)
 _MIDDLE = np.uint64(1 << 28)
+_ONE = np.uint64(1)
+# Magnitudes below 2**-125, twice their bits.
+_SMALL = np.uint64(2 * (1023 - 125 << 52) - 1)
 
 
 def fma_odd(a: np.ndarray, b: np.ndarray, c: np.ndarray) -> np.ndarray:
