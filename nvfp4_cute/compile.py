@@ -21,6 +21,7 @@ from nvfp4_cute.config import KernelConfig
 from nvfp4_cute.cubin import KernelResources, read_resources
 from nvfp4_cute.emulator.launch_shim import prepare_cutlass, shim_is_built
 from nvfp4_cute.errors import ConfigError, UnsupportedProblem
+from nvfp4_cute.host_code import pass_maps_in_place
 from nvfp4_cute.problem import NVFP4, Activation, Form, GroupedProblem, OutDtype, WeightLayout
 
 
@@ -185,6 +186,7 @@ def compile_kernel(key: Any) -> CompiledKernel:
     host, ptx, cubin = compile_jit(
         key.arch, key.make_kernel(), table_pointer(0), cuda.CUstream(0), no_jit_engine=True
     )
+    pass_maps_in_place(host.ir_module)
     _load_runtime()
     with tempfile.TemporaryDirectory(prefix="nvfp4_cute_") as folder:
         object_file = Path(folder) / "kernel.o"

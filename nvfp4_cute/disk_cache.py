@@ -36,6 +36,7 @@ SOURCES = (
     "config",
     "launch_table",
     "compile",
+    "host_code",
     "simt_keys",
 )
 DSL_DISTRIBUTIONS = "nvidia_cutlass_dsl*.dist-info"

@@ -7,10 +7,11 @@ import torch
 
 from nvfp4_cute.arch import base, sm100
 from nvfp4_cute.cache import get_kernel
-from nvfp4_cute.compile import KernelKey
+from nvfp4_cute.compile import KernelKey, compile_jit, table_pointer
 from nvfp4_cute.config import KernelConfig
 from nvfp4_cute.cubin import read_resources
 from nvfp4_cute.errors import ConfigError, UnsupportedTarget
+from nvfp4_cute.host_code import TENSOR_MAP, pass_maps_in_place
 
 DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 
@@ -35,6 +36,34 @@ def test_descriptors_are_kernel_parameters(num_groups):
     assert kernel.resources.stack_bytes == 0
     # The device neither writes nor copies a tensor map.
     assert set(re.findall(r"\S*tensormap\S*", kernel.ptx)) == {"prefetch.tensormap"}
+
+
+@pytest.mark.parametrize(
+    ("arch", "maps", "config"),
+    [
+        ("sm_100a", 4, KernelConfig()),
+        (
+            "sm_90a",
+            3,
+            KernelConfig.from_name("t128x64x128_s0a1_swap_pre"),
+        ),  # of weights, their scales, decoded tokens
+    ],
+)
+def test_launches_read_tensor_maps_where_they_were_encoded(arch, maps, config):
+    """Results say whether they are right; that none is copied, only the module does."""
+    import cuda.bindings.driver as cuda
+
+    key = KernelKey.make(arch, config, 2, torch.float16, False)
+    host, *_ = compile_jit(arch, key.make_kernel(), table_pointer(0), cuda.CUstream(0), no_jit_engine=True)
+    copies = [
+        line for line in str(host.ir_module).splitlines() if TENSOR_MAP in line and "llvm.store" in line
+    ]
+    assert len(copies) == 2 * maps
+    assert pass_maps_in_place(host.ir_module) == 2 * maps
+    assert TENSOR_MAP not in "".join(
+        line for line in str(host.ir_module).splitlines() if "llvm.store" in line or "llvm.alloca" in line
+    )
+    assert pass_maps_in_place(host.ir_module) == 0
 
 
 def test_two_tma_an_operand_whatever_the_group_count():

@@ -180,7 +180,12 @@ class Lanes:
 
     def store(self, values: np.ndarray) -> Any:
         """Inverse of load; rounds float32 to the narrow formats."""
-        if self.plain and values.shape == (32,) and values.dtype == self.element and values.flags.c_contiguous:
+        if (
+            self.plain
+            and values.shape == (32,)
+            and values.dtype == self.element
+            and values.flags.c_contiguous
+        ):
             return values.view(self.register)
         if self.name == "f16":
             values = values.astype(np.float16)
