@@ -4,6 +4,7 @@ import ctypes
 import os
 import subprocess
 import sys
+from functools import lru_cache
 
 import numpy as np
 import pytest
@@ -49,6 +50,38 @@ def test_launches_that_hardware_refuses(directive: str, launch: dict, message: s
     text = f".version 8.8\n.target sm_100a\n.visible .entry k()\n{directive}\n{{ ret; }}"
     with pytest.raises(EmulatorError, match=message):
         run_ptx(text, "k", **launch)
+
+
+COUNTS = """.version 8.8
+.target sm_100a
+{variable}
+.visible .entry k(.param .u64 out) {{
+.reg .b32 %r<9>; .reg .b64 %rd<9>;
+ld.param.b64 %rd1, [out]; mov.u64 %rd2, {place};
+ld.b32 %r1, [%rd2]; add.u32 %r1, %r1, 1; st.b32 [%rd2], %r1; st.global.b32 [%rd1], %r1; ret; }}"""
+
+
+def test_a_module_is_compiled_once_unless_it_has_memory_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    compiled = []
+
+    class Counted(driver.Code):
+        def __init__(self, *args, **keywords):
+            compiled.append(self)
+            super().__init__(*args, **keywords)
+
+    monkeypatch.setattr(driver, "Code", Counted)
+    monkeypatch.setattr(driver, "_shared_code", lru_cache(driver.KEPT)(Counted))
+    out, checked = np.zeros(1, np.uint32), driver.Machine(check=True)
+    for variable, place, expected in (
+        ("", "%rd1", [1, 2, 3]),
+        (".global .align 4 .b32 c[1] = {7};", "c", [8, 8, 8]),
+    ):
+        text, out[0], compiled[:] = COUNTS.format(variable=variable, place=place), 0, []
+        for machine, want in zip((None, None, checked), expected, strict=True):
+            run_ptx(text, "k", args=[out], machine=machine)
+            assert out.tolist() == [want]
+        # What a checked machine runs is other code.
+        assert len(compiled) == (3 if variable else 2)
 
 
 def test_device_attributes() -> None:
