@@ -87,8 +87,8 @@ fp16, random normal operands.
 {theirs}
 
 Captured and modelled again with CuTe DSL 4.8 and today's model, these take from 2.1 % less to 1.1 % more than in the table:
-median error 6.2 %, worst 28.8 %, and 7.5 % the median of all cases on this page. That the model places tensors itself changes less
-than 0.1 % in three of them.
+median error 6.2 %, worst 28.8 %, and 7.5 % the median of all cases on this page. That the model places tensors itself
+changes less than 0.1 % in three of them.
 
 ## H200: our own kernel
 
