@@ -12,6 +12,7 @@ raises (3), and the mask of scoreboards to wait for (6). Fences do not count as 
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 
 from nvfp4_cute.cubin import read_branch_targets, read_instructions
 
@@ -95,7 +96,7 @@ def unfinished_reads(cubin: bytes, stage_counts: Sequence[int] = (), kernel: str
 
     Args:
         stage_counts: stages of the rings whose full barriers and then empty barriers lie one after the other in shared
-            memory, from the first barrier on; what is left is one ring. A read belongs to the ring that the warp waited
+            memory, from the first barrier on; of what is left, barriers that lie one after the other are a ring. A read belongs to the ring that the warp waited
             for last, and stages are released in the order in which they were acquired. None given: any arrival may
             release what any read reads.
 
@@ -136,15 +137,16 @@ class Code:
         return {offset_of(word) for word in self.words if field(word, 0, 12) == opcode}
 
     def rings(self, stage_counts: Sequence[int]) -> list[RingOffsets]:
-        """Rings of so many stages, from the lowest barrier on, and one of the barriers that are left."""
+        """Rings of so many stages, from the lowest barrier on, and of the barriers that are left."""
         barriers, arrivals = sorted(self._offsets(SYNCS_EXCH)), self._offsets(SYNCS_ARRIVE)
-        left = len(barriers) // 2 - sum(stage_counts)
         if (
             len(barriers) % 2
         ):  # A barrier behind those rings that nobody waits for: an arrival there releases nothing.
             del barriers[2 * sum(stage_counts)]
+        left = barriers[2 * sum(stage_counts) :]
+        ends = [i for i in range(1, len(left) + 1) if i == len(left) or left[i] != left[i - 1] + 8]
         found = []
-        for count in (*stage_counts, left) if left else stage_counts:
+        for count in (*stage_counts, *((end - first) // 2 for first, end in pairwise([0, *ends]))):
             own, barriers = barriers[: 2 * count], barriers[2 * count :]
             if own != [own[0] + 8 * i for i in range(2 * count)]:
                 raise ValueError(f"no ring of {count} stages has its barriers at {own}")

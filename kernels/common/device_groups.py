@@ -72,21 +72,36 @@ class DeviceGroups:
         m = cute.arch.shuffle_sync(lane_m, lane)
         tiles = self.tiles_of_group(m, tile_shape_mnk)
         local_idx = tile_idx - (cute.arch.shuffle_sync(lane_tile_end, lane) - tiles)
-        group = first_group + lane
         ragged = self.form == "ragged"
-        tile = WorkTile(
+        a_row = cute.arch.shuffle_sync(lane_row, lane) if ragged else 0
+        a_sf_block = cute.arch.shuffle_sync(lane_block_end, lane) - ceil_div(m, ATOM_ROWS) if ragged else 0
+        zero, k_tile_cnt = Int32(0), ceil_div(self.k, tile_shape_mnk[2])
+        return self.tile_of_group(first_group + lane, zero, zero, k_tile_cnt, m, a_row, a_sf_block), local_idx
+
+    def tile_of_group(
+        self,
+        group: Int32,
+        tile_m_idx: Int32,
+        tile_n_idx: Int32,
+        k_tile_cnt: Int32,
+        m: Int32,
+        a_row: Int32 | int,
+        a_sf_block: Int32 | int,
+    ) -> WorkTile:
+        """A tile of a group. a_row, a_sf_block: as of ``WorkTile``, if groups are ragged."""
+        ragged = self.form == "ragged"
+        return WorkTile(
             slot=group,
-            tile_m_idx=Int32(0),
-            tile_n_idx=Int32(0),
-            k_tile_cnt=ceil_div(self.k, tile_shape_mnk[2]),
+            tile_m_idx=tile_m_idx,
+            tile_n_idx=tile_n_idx,
+            k_tile_cnt=k_tile_cnt,
             m=m,
             n=self.n,
-            a_row=cute.arch.shuffle_sync(lane_row, lane) if ragged else 0,
-            a_sf_block=cute.arch.shuffle_sync(lane_block_end, lane) - ceil_div(m, ATOM_ROWS) if ragged else 0,
+            a_row=a_row if ragged else 0,
+            a_sf_block=a_sf_block if ragged else 0,
             a_batch=0 if ragged else group,
             b_batch=group,
         )
-        return tile, local_idx
 
     @cute.jit
     def tiles_of_group(self, m: Int32, tile_shape_mnk: cutlass.Constexpr) -> Int32:

@@ -32,7 +32,7 @@ from .operands import (
     tokens_multiplied,
     unit_offset,
 )
-from .tile_walk import part_of_cta, start_walk
+from .tile_walk import WalkedTiles
 from .warp_schedule import LANES_OF_WORD, WARP_SIZE, WARPS_PER_GROUP, WarpSchedule
 
 # 64 values of K: 128 bytes a token in fp16, the span of the swizzle that wgmma reads.
@@ -51,7 +51,7 @@ class ActivationArgs:
         a_address, sfa_address: shared addresses of the packed tokens and of their scales, stage 0.
         decoded_address: shared address of the decoded tokens: (STAGE, SLAB, TOKEN, 128 bytes), or a slab a stage.
         sfa_stage_bytes: of the scales of one stage.
-        groups: ``GroupTable`` or ``DeviceGroups``.
+        tiles: what the CTA computes.
         load: what the last two warps load; None where LOAD is a warp of its own.
     """
 
@@ -59,7 +59,7 @@ class ActivationArgs:
     sfa_address: Int32
     decoded_address: Int32
     sfa_stage_bytes: int
-    groups: object
+    tiles: WalkedTiles
     config: KernelConfig
     schedule: WarpSchedule
     packed: Ring
@@ -117,8 +117,8 @@ class Steps:
 @cute.jit
 def run_activations(args: ActivationArgs):
     """Decode the tokens of every K tile, each warp its share of the steps; two also load, if no other does."""
-    groups, tiler, schedule = args.groups, args.config.work_tile_mnk, args.schedule
-    tile_m, step_tokens = tiler[0], schedule.step_tokens
+    tiles, tile_m, schedule = args.tiles, args.config.work_tile_mnk[0], args.schedule
+    step_tokens = schedule.step_tokens
     stages_of_k_tile = step_tokens // LANES_OF_WORD
     out_turns, warps_of_stage = (
         count // stages_of_k_tile for count in (args.decoded.num_stages, schedule.num_activation_warps)
@@ -130,8 +130,7 @@ def run_activations(args: ActivationArgs):
     tokens = [(first + rank) * step_tokens for first in range(0, -(-tile_m // step_tokens), warps_of_stage)]
     stage, phase = Int32(0), Int32(CONSUMER_PHASE)
     out_turn, out_phase = Int32(0), Int32(PRODUCER_PHASE)
-    cursor, walk = start_walk(groups, args.config)
-    place = None
+    tile_place, place = tiles.first(), None
     if cutlass.const_expr(args.load is not None):
         last = schedule.num_activation_warps - 1
         # The other one is of another slab, and of another scheduler.
@@ -141,8 +140,8 @@ def run_activations(args: ActivationArgs):
         # stage that this leaves to be filled is as many ahead.
         for _ in cutlass.range(max(args.packed.num_stages - out_turns + 1, 1), unroll=1):
             place = load_k_tile(args.load, place)
-    while walk.has_tile(groups, cursor):
-        k_part, walk = part_of_cta(groups, cursor, walk, args.config)
+    while tiles.has_tile(tile_place):
+        k_part = tiles.part(tile_place)
         tile = k_part.tile
         num_tokens = tokens_multiplied(tile, tile_m)
         # The tile's first token need not be the first of a scale block.
@@ -168,8 +167,7 @@ def run_activations(args: ActivationArgs):
             if out_turn == out_turns:
                 out_turn = Int32(0)
                 out_phase ^= 1
-        cursor = groups.next_cursor(cursor, walk.step, tiler)
-        walk = walk.turned()
+        tile_place = tiles.next(tile_place)
 
 
 @cute.jit

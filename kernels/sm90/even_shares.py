@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Int32, Uint32
+from cutlass import Boolean, Int32, Uint32
 
 from nvfp4_cute.arch.sm90 import LEAST_PART, LEAST_REST, LEAST_SHARE, STORING_K_TILES, TOKEN_STEP, k_tile_work
 from nvfp4_cute.config import KernelConfig
@@ -23,9 +23,6 @@ from ..common.device_groups import DeviceGroups, inclusive_sum
 from ..common.group_table import GroupTable, WorkTile, ceil_div, divide, locate_slot, select_slot
 from ..common.select import select
 from .warp_schedule import WARP_SIZE
-
-# Positions are counted in 32 bits (``arch.sm90.dealing_reason``).
-BEHIND_ALL = (1 << 31) - 1
 
 
 def work_of_tokens(tokens: Int32 | int):
@@ -85,6 +82,12 @@ class ListWork(GroupTable):
 @dataclass(frozen=True)
 class DeviceWork(DeviceGroups):
     """``DeviceGroups`` whose indices are positions."""
+
+    @cute.jit
+    def first_cursor(self, tile_idx: Int32, tile_shape_mnk: cutlass.Constexpr) -> tuple:
+        """As in ``DeviceGroups``, with one place for the first window and all others."""
+        zero = Int32(0)
+        return self._seek((tile_idx, Int32(-WARP_SIZE), zero, zero, zero, zero), tile_shape_mnk)
 
     @cute.jit
     def tiles_of_group(self, m: Int32, tile_shape_mnk: cutlass.Constexpr) -> Int32:
@@ -173,9 +176,11 @@ class Shares:
         useful = Int32(Uint32(end) // (LEAST_SHARE * work))
         num_shares = cutlass.max(cutlass.min(num_cluster, useful), 1)
         length = Int32(Uint32(end) // Uint32(num_shares))
-        # What is left of a share is a part of a tile that is worth handing over, whatever tiles it begins with.
+        # What is left of a share is a part of a tile that is worth handing over, whatever tiles it begins with: who has a share
+        # within a tile has K tiles of it.
         tile = (groups.most_k_tiles(tile_shape) + STORING_K_TILES) * work
-        rest = cutlass.max(length - Int32(Uint32(tile) // LEAST_REST), 0)
+        least_rest = cutlass.max(Int32(Uint32(tile) // LEAST_REST), LEAST_PART * work)
+        rest = cutlass.max(length - least_rest, 0)
         return cls(length, end - length * num_shares, num_shares, Int32(Uint32(rest) // Uint32(tile)))
 
     def before(self, share: Int32) -> Int32:
@@ -197,83 +202,40 @@ class Shares:
             position += select(is_end == 0, -found, found)
         return position
 
+    @cute.jit
+    def stretch(
+        self, share: Int32, number: Int32, groups: object, tile_shape: cutlass.Constexpr
+    ) -> "Stretch":
+        """Of a share: those before the last are a whole tile each, one of every wave."""
+        is_whole = number < self.waves
+        begin, end = Int32(0), Int32(0)
+        if is_whole:
+            begin = groups.position_of_tile(number * self.num_shares + share, tile_shape)
+            end = begin + 1
+        else:
+            # One place for both: what finds a tile is long.
+            for following in cutlass.range(2, unroll=1):
+                begin, end = end, self.first(share + following, groups, tile_shape)
+        return Stretch(begin, end, is_whole)
+
 
 @dataclass(frozen=True)
-class EvenWalk:
-    """The rest of a share.
+class Stretch:
+    """Positions that follow each other in a share.
 
     Attributes:
-        num_shares, share: of all clusters, and this one's.
-        waves: of whole tiles, the cursor's and those to come.
-        tile: index of the cursor's, if it is a whole one.
-        rest, left: where the share begins behind the waves, and what it has there, as if waves to come were none.
-        end: of what is at the cursor, or any position behind a whole tile.
-        step: from the cursor to the next tile.
+        begin, end: its positions, of a whole tile only the first one.
+        is_whole: whether it is a whole tile.
     """
 
-    num_shares: Int32
-    share: Int32
-    waves: Int32
-    tile: Int32
-    rest: Int32
-    left: Int32
+    begin: Int32
     end: Int32
-    step: Int32
+    is_whole: Boolean
 
-    @classmethod
-    def start(cls, groups: ListWork | DeviceWork, config: KernelConfig) -> tuple:
-        """The cursor of this cluster's first position, and the way on."""
-        shares = Shares.of(groups, config)
-        # Of clusters that have none: -1, which ends where the first one begins.
-        share = cutlass.max(shares.num_shares - 1 - cute.arch.block_idx()[0] // config.cluster_size, -1)
-        rest, end = shares.before(cutlass.max(share, 0)), shares.before(share + 1)
-        waves, zero = select(share >= 0, shares.waves, Int32(0)), Int32(0)
-        walk = cls(shares.num_shares, share, waves, share, rest, end - rest, end, zero)
-        position, walk = walk._entered(zero, cutlass.min(waves, 1), groups, config.work_tile_mnk)
-        return groups.first_cursor(position, config.work_tile_mnk), walk
-
-    def has_tile(self, groups: object, cursor: tuple):
-        """Whether the cursor is within the share."""
-        return cursor[0] < self.end
-
-    @cute.jit
-    def behind(
-        self, placed: "Placed", cursor: tuple, groups: object, tile_shape: cutlass.Constexpr
-    ) -> "EvenWalk":
-        """The way from the tile at the cursor to the next one."""
-        walk, position = self, placed.end
-        if self.waves > 0:
-            walk = replace(
-                self,
-                waves=self.waves - 1,
-                tile=self.tile + self.num_shares,
-                rest=self.rest - placed.begin,
-                left=self.left - (placed.end - placed.begin),
-            )
-            position, walk = walk._entered(Int32(1), cutlass.min(walk.waves, 1), groups, tile_shape)
-        return replace(walk, step=position - cursor[0])
-
-    @cute.jit
-    def _entered(self, behind: Int32, ahead: Int32, groups: object, tile_shape: cutlass.Constexpr) -> tuple:
-        """Where the whole tile, or what is behind all of them, begins, and the walk with its end.
-
-        behind: 1 behind a whole tile, whose wave's end ``rest`` still lacks; ahead: 1 where there is another one.
-        """
-        position, rest = Int32(0), self.rest
-        # One place for both: what finds a tile is long.
-        for is_ahead in cutlass.range(1 - behind, 1 + ahead, unroll=1):
-            position = groups.position_of_tile(
-                self.tile - select(is_ahead == 0, self.share, Int32(0)), tile_shape
-            )
-            rest += select(is_ahead == 0, position, Int32(0))
-        end = Int32(BEHIND_ALL)
-        if ahead == 0:
-            position, end = rest, rest + self.left
-        return position, replace(self, rest=rest, end=end)
-
-    def turned(self) -> "EvenWalk":
-        """The way from the next tile on."""
-        return self
+    def k_tiles(self, placed: "Placed", position: Int32) -> tuple:
+        """The first of the K tiles that the stretch has of the tile at a position in it, and how many."""
+        first, behind = placed.k_tile(position), placed.k_tile(self.end)
+        return first, select(self.is_whole, placed.tile.k_tile_cnt, behind) - first
 
 
 @dataclass(frozen=True)
@@ -282,13 +244,12 @@ class Placed:
 
     Attributes:
         tile: the tile.
-        begin, end: its positions.
+        end: first position behind it.
         per_k_tile: positions of a K tile.
         least_part: K tiles that a cluster gets of it at least.
     """
 
     tile: WorkTile
-    begin: Int32
     end: Int32
     per_k_tile: Int32
     least_part: Int32
@@ -302,15 +263,15 @@ class Placed:
 
 
 @cute.jit
-def place_at(groups: object, cursor: tuple, config: cutlass.Constexpr[KernelConfig]) -> Placed:
-    """The tile at the cursor, a cluster's."""
-    position, tile_shape = cursor[0], config.work_tile_mnk
+def place_at(groups: object, position: Int32, config: cutlass.Constexpr[KernelConfig]) -> Placed:
+    """The tile at a position, a cluster's."""
+    tile_shape = config.work_tile_mnk
     if cutlass.const_expr(isinstance(groups, GroupTable)):
         slot, m, n, k, offset, _ = locate_slot(groups, position)
         tile = WorkTile(slot, Int32(0), Int32(0), ceil_div(k, tile_shape[2]), m, n)
         local = position - offset
     else:
-        tile, local = groups.group_at(cursor, tile_shape)
+        tile, local = groups.group_at(groups.first_cursor(position, tile_shape), tile_shape)
     tiles_m, last_tokens = _tiles_of_strip(tile.m, tile_shape[0])
     full, last = _work_of_tiles(last_tokens, tile.k_tile_cnt, tile_shape[0])
     strip = (tiles_m - 1) * full + last
@@ -322,7 +283,6 @@ def place_at(groups: object, cursor: tuple, config: cutlass.Constexpr[KernelConf
     per_k_tile = work_of_tokens(last_tokens if is_last else Int32(tile_shape[0]))
     return Placed(
         replace(tile, tile_m_idx=tile_m_idx, tile_n_idx=tile_n_idx),
-        begin,
         begin + per_k_tile * (tile.k_tile_cnt + STORING_K_TILES),
         per_k_tile,
         cutlass.min(LEAST_PART, tile.k_tile_cnt),

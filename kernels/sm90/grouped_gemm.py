@@ -25,7 +25,9 @@ which they take turns in loading for both:
 or, where a K tile is one stage of ``decoded``, both in one ring, a stage of which has two K tiles where tiles are small:
   packed   LOAD -> MATH of both CTAs   num_ab_stage   full: 2 + bytes of B, SFB, both loads   empty: 16 (one a warp)
 Stream-K: all clusters get the same share of the work, whole tiles and then K tiles (``even_shares``), and sums of a tile that
-several have a part of travel through global memory (``handover``), for which there is a role HANDOVER, warp 8.
+several have a part of travel through global memory (``handover``), for which there is a role HANDOVER, warp 8. Another role,
+SCHEDULER, warp 9, finds the parts of tiles for all others (``scheduler``):
+  records  SCHEDULER -> MATH, LOAD     8              full: 1                             empty: 8 (one a warp of MATH)
 
 Split-K: the CTAs of a cluster share a tile's K tiles; the first one adds up (``common.split_k``).
 
@@ -69,6 +71,8 @@ from .load import TOKENS, WEIGHTS, Buffers, LoadArgs, run_load
 from .load_decoded import DecodedArgs, clear, run_load_decoded
 from .math import MathArgs, run_math
 from .operands import make_boxes
+from .scheduler import NUM_RECORDS, RECORD_BYTES, ScheduledTiles, run_scheduler
+from .tile_walk import WalkedTiles
 from .warp_schedule import NUM_LOAD_WARPS, WARP_SIZE, WarpSchedule
 
 # The 128-byte swizzle repeats every 1024 bytes.
@@ -209,6 +213,11 @@ class GroupedGemmSm90:
         exchange, math_threads = Ring(smem.allocate_array(Int64, 2), 1), WARP_SIZE * schedule.num_math_warps
         partial = PartialSums(sums, exchange.full(0), exchange.empty(0), math_threads, config.split_k)
         staging = smem.allocate(schedule.num_math_groups * STAGING_BYTES, OPERAND_ALIGN_BYTES)
+        tiles = WalkedTiles(groups, config)
+        if cutlass.const_expr(config.deal_k):
+            records = smem.allocate_array(Uint8, NUM_RECORDS * RECORD_BYTES, byte_alignment=16).toint()
+            scheduled = Ring(smem.allocate_array(Int64, 2 * NUM_RECORDS), NUM_RECORDS)
+            tiles = ScheduledTiles(records, scheduled, groups)
 
         # Barriers
         if warp_idx == 0:
@@ -222,6 +231,8 @@ class GroupedGemmSm90:
                     init_ring(packed, NUM_LOAD_WARPS, schedule.num_math_warps + schedule.num_activation_warps)
                     writers = schedule.num_activation_warps // stages_of_k_tile(config)
                     init_ring(decoded, writers, schedule.num_math_warps)
+                if cutlass.const_expr(config.deal_k):
+                    init_ring(tiles.ring, 1, schedule.num_math_warps)
                 init_ring(exchange, 1, schedule.num_math_warps)
                 cute.arch.mbarrier_init(decoded.empty(decoded.num_stages), 1)
         cute.arch.mbarrier_init_fence()
@@ -244,7 +255,7 @@ class GroupedGemmSm90:
                     sfb_stage_bytes=plan.num_b * plan.sfb_stage_bytes,
                     decoded_address=sDecoded.iterator.toint(),
                     staging_address=staging.toint(),
-                    groups=groups,
+                    tiles=tiles,
                     outputs=outputs,
                     kind=self.kind,
                     config=config,
@@ -261,7 +272,7 @@ class GroupedGemmSm90:
         # ---- ACTIVATIONS and LOAD ----------------------------------------------------------------------
         else:
             cute.arch.setmaxregister_decrease(schedule.other_registers)
-            load = LoadArgs(descriptors, buffers, plan, config, groups, packed)
+            load = LoadArgs(descriptors, buffers, plan, config, tiles, packed)
             if cutlass.const_expr(config.decode_first):
                 if warp_idx == schedule.first_load_warp_id + WEIGHTS:
                     run_load(load, Int32(WEIGHTS))
@@ -270,6 +281,8 @@ class GroupedGemmSm90:
                 if cutlass.const_expr(config.deal_k):
                     if warp_idx == schedule.handover_warp_id:
                         run_handover(handover, exchange.empty(0))
+                    if warp_idx == schedule.scheduler_warp_id:
+                        run_scheduler(tiles, config)
             else:
                 if warp_idx < schedule.num_math_warps + schedule.num_activation_warps:
                     run_activations(
@@ -278,7 +291,7 @@ class GroupedGemmSm90:
                             sfa_address=buffers.token_scales,
                             decoded_address=sDecoded.iterator.toint(),
                             sfa_stage_bytes=plan.sfa_stage_bytes,
-                            groups=groups,
+                            tiles=tiles,
                             config=config,
                             schedule=schedule,
                             packed=packed,

@@ -15,9 +15,9 @@ from ..common.ring import PRODUCER_PHASE, Ring, next_stage
 from ..common.select import select
 from ..common.sides import TileSide, mma_sides
 from ..common.tma_load import EVICT_FIRST, EVICT_LAST, tma_load
-from .even_shares import EvenWalk
 from .operands import SF_ATOMS
-from .tile_walk import TileWalk, part_of_cta, start_walk
+from .scheduler import ScheduledTiles
+from .tile_walk import WalkedTiles
 
 # What a warp loads.
 WEIGHTS, TOKENS, NOTHING = 0, 1, 2
@@ -35,13 +35,13 @@ class Buffers:
 
 @dataclass(frozen=True)
 class LoadArgs:
-    """What the loading warp reads. groups: ``GroupTable`` or ``DeviceGroups``."""
+    """What the loading warp reads. tiles: what the CTA computes."""
 
     descriptors: Descriptors
     buffers: Buffers
     smem: SmemPlan
     config: KernelConfig
-    groups: object
+    tiles: WalkedTiles | ScheduledTiles
     packed: Ring
 
 
@@ -51,7 +51,7 @@ class LoadPlace:
 
     Attributes:
         side: ``WEIGHTS``, ``TOKENS`` or ``NOTHING``.
-        cursor, walk: of the work tile after that of the K tile.
+        next_tile: place in ``LoadArgs.tiles`` of the work tile after that of the K tile.
         data_maps, scale_maps: addresses of tensor maps, one of the tokens, one or two of weights.
         row, block, batch: first row of the tile in its operand, first block of scales, batch.
         k_tile, k_tile_end: index of the K tile, and the first one that is not the CTA's.
@@ -59,8 +59,7 @@ class LoadPlace:
     """
 
     side: Int32
-    cursor: tuple
-    walk: TileWalk | EvenWalk
+    next_tile: tuple | Int32
     data_maps: tuple
     scale_maps: tuple
     row: Int32
@@ -87,10 +86,9 @@ def run_load(args: LoadArgs, side: Int32):
 @cute.jit
 def first_place(args: LoadArgs, side: Int32) -> LoadPlace:
     """Where the CTA starts with ``side``."""
-    cursor, walk = start_walk(args.groups, args.config)
     maps, zero = (Int64(0),) * len(args.descriptors.m), Int32(0)
     place = LoadPlace(
-        side, cursor, walk, maps, maps, zero, zero, zero, zero, zero, zero, Int32(PRODUCER_PHASE)
+        side, args.tiles.first(), maps, maps, zero, zero, zero, zero, zero, zero, Int32(PRODUCER_PHASE)
     )
     if side != NOTHING:
         place = _enter_tiles(args, place)
@@ -152,16 +150,19 @@ def _issue_copies(args: LoadArgs, place: LoadPlace, side: cutlass.Constexpr):
 @cute.jit
 def _enter_tiles(args: LoadArgs, place: LoadPlace) -> LoadPlace:
     """The place itself or, where its tile has no K tile left for this CTA, the first one of a tile that has."""
-    groups = args.groups
-    while place.walk.has_tile(groups, place.cursor) and place.k_tile >= place.k_tile_end:
-        place = _enter_tile(args, place)
+    needs_tile = not place.has_k_tile()
+    while needs_tile:
+        # Asked for only here: to ask may be to wait.
+        needs_tile = args.tiles.has_tile(place.next_tile)
+        if needs_tile:
+            place = _enter_tile(args, place)
+            needs_tile = not place.has_k_tile()
     return place
 
 
 def _enter_tile(args: LoadArgs, place: LoadPlace) -> LoadPlace:
-    """The first K tile of the tile at the cursor."""
-    groups, config, maps = args.groups, args.config, args.descriptors
-    part, walk = part_of_cta(groups, place.cursor, place.walk, config)
+    """The first K tile of the next tile."""
+    config, maps, part = args.config, args.descriptors, args.tiles.part(place.next_tile)
     tile = part.tile
     weights, tokens = sides_of_cta(config, tile)
     data, scales = (descriptor_addresses(operands, tile.slot) for operands in (maps.m, maps.sf_m))
@@ -173,8 +174,7 @@ def _enter_tile(args: LoadArgs, place: LoadPlace) -> LoadPlace:
         where = [select(is_tokens, *both) for both in zip(_coordinates(tokens), where, strict=True)]
     return LoadPlace(
         place.side,
-        groups.next_cursor(place.cursor, walk.step, config.work_tile_mnk),
-        walk.turned(),
+        args.tiles.next(place.next_tile),
         tuple(data),
         tuple(scales),
         *where,

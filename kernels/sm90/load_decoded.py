@@ -18,7 +18,6 @@ from ..common.tma_load import EVICT_LAST, tma_load
 from .activations import SLAB_ROW_BYTES
 from .load import TOKENS, LoadArgs, sides_of_cta
 from .operands import store_shared, tokens_of_tile
-from .tile_walk import part_of_cta, start_walk
 
 CLEARED_BYTES = 16
 
@@ -50,7 +49,7 @@ def clear(address: Int32, nbytes: cutlass.Constexpr, num_threads: cutlass.Conste
 @cute.jit
 def run_load_decoded(args: DecodedArgs):
     """Load this CTA's boxes of tokens of every stage, as soon as it is empty in both CTAs, into both."""
-    groups, config, decoded = args.load.groups, args.load.config, args.decoded
+    tiles, config, decoded = args.load.tiles, args.load.config, args.decoded
     tokens, stage_bytes = config.work_tile_mnk[0], args.load.smem.decoded_stage_bytes
     num_cta, box = config.num_m_cta, token_box(config)
     slabs_of_stage = k_tiles_of_stage(config) * SLABS // stages_of_k_tile(config)
@@ -58,9 +57,9 @@ def run_load_decoded(args: DecodedArgs):
     # What the launch before wrote. Every CTA waits, with or without a tile, so that none of it is left when this one ends.
     cute.arch.griddepcontrol_wait()
     stage, phase = Int32(0), Int32(PRODUCER_PHASE)
-    cursor, walk = start_walk(groups, config)
-    while walk.has_tile(groups, cursor):
-        k_part, walk = part_of_cta(groups, cursor, walk, config)
+    place = tiles.first()
+    while tiles.has_tile(place):
+        k_part = tiles.part(place)
         tile = k_part.tile
         rows = sides_of_cta(config, tile)[TOKENS]
         row, batch = Int32(rows.origin.row + rows.first_row), Int32(rows.origin.batch)
@@ -86,5 +85,4 @@ def run_load_decoded(args: DecodedArgs):
                         where = (k, row + first * box, batch)
                         tma_load(target, descriptor, where, full.toint(), EVICT_LAST, 1, both)
             stage, phase = next_stage(decoded, stage, phase)
-        cursor = groups.next_cursor(cursor, walk.step, config.work_tile_mnk)
-        walk = walk.turned()
+        place = tiles.next(place)

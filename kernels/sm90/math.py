@@ -21,11 +21,11 @@ from ..common.ring import CONSUMER_PHASE, Ring, arrive_lanes, arrive_warp, barri
 from ..common.split_k import PartialSums, add_sums, send_sums
 from .decode import SIGN_BITS, decode_scales, decode_word
 from .epilogue import store_tile
-from .even_shares import EvenWalk, Shares
 from .handover import Handover, add, send
 from .opaque import opaque
 from .operands import SF_ATOM_BYTES, load_shared, load_shared_half, tokens_multiplied
-from .tile_walk import TilePart, part_of_cta, start_walk
+from .scheduler import ScheduledTiles
+from .tile_walk import WalkedTiles
 from .warp_schedule import WarpSchedule
 from .weight_rows import LaneRows, lane_rows
 from .wgmma import multiply_slab, slab_matrix
@@ -48,7 +48,7 @@ class MathArgs:
         decoded_address: shared address of the fp16 tokens, stage 0: ``wgmma.slab_matrix``.
         staging_address: shared address where results are turned, ``epilogue.STAGING_BYTES`` a warpgroup.
         b_stage_bytes, sfb_stage_bytes: of the weights of one stage, and of their scales.
-        groups: ``GroupTable`` or ``DeviceGroups``.
+        tiles: what the CTA computes.
         partial: where the first CTA of a cluster gets the others' sums.
         stages_of_k_tile: of decoded tokens.
         handover: of stream-K: what clusters that share a tile exchange sums through.
@@ -61,7 +61,7 @@ class MathArgs:
     sfb_stage_bytes: int
     decoded_address: Int32
     staging_address: Int32
-    groups: object
+    tiles: WalkedTiles | ScheduledTiles
     outputs: OutputTable
     kind: OutputKind
     config: KernelConfig
@@ -90,16 +90,16 @@ class Weights:
 @cute.jit
 def run_math(args: MathArgs):
     """For each tile: accumulate its K tiles, then scale, convert and store."""
-    groups, tiler = args.groups, args.config.work_tile_mnk
+    tiles, tiler = args.tiles, args.config.work_tile_mnk
     tile_m = tiler[0]
     # Value 4i + 2h + e: weight row h * 8 below the lane's first, token 8i + 2 * (lane % 4) + e.
     acc = cute.make_rmem_tensor(tile_m // 2, Float32)
     stage, phase = Int32(0), Int32(CONSUMER_PHASE)
     in_stage, in_phase = Int32(0), Int32(CONSUMER_PHASE)
     turn, owes = Int32(0), Int32(1)
-    cursor, walk = start_walk(groups, args.config)
-    while walk.has_tile(groups, cursor):
-        part, walk = part_of_cta(groups, cursor, walk, args.config)
+    place = tiles.first()
+    while tiles.has_tile(place):
+        part = tiles.part(place)
         tile = part.tile
         rows = lane_rows(args.kind, tile, cute.arch.thread_idx()[0] % 4)
         tokens = opaque(tokens_multiplied(tile, tile_m))
@@ -107,14 +107,14 @@ def run_math(args: MathArgs):
             args, acc, rows, tokens, part.count, stage, phase, in_stage, in_phase
         )
         if cutlass.const_expr(args.config.deal_k):
-            if part.count > 0:
-                if part.first > 0:
-                    send(args.handover, acc, tokens, args.sent)
-                    owes = Int32(0)
-                else:
-                    if part.count < tile.k_tile_cnt:
-                        _add_others(args, acc, tokens, part, walk)
-                    store_tile(acc, args.outputs, args.kind, tile, tiler, args.staging_address)
+            if part.first > 0:
+                send(args.handover, acc, tokens, args.sent)
+                owes = Int32(0)
+            else:
+                # Read again where it is needed: until then its registers are sums'.
+                _add_others(args, acc, tokens, tiles.part(place).num_others)
+                store_tile(acc, args.outputs, args.kind, tiles.part(place).tile, tiler, args.staging_address)
+            tiles.release(place)
         elif cutlass.const_expr(args.partial.split == 1):
             store_tile(acc, args.outputs, args.kind, tile, tiler, args.staging_address)
         else:
@@ -125,24 +125,19 @@ def run_math(args: MathArgs):
             else:
                 send_sums(args.partial, acc, Int32(0), turn)
             turn ^= 1
-        cursor = groups.next_cursor(cursor, walk.step, tiler)
-        walk = walk.turned()
+        place = tiles.next(place)
     if cutlass.const_expr(args.config.deal_k):
         if owes == 1:
             arrive_warp(args.sent)
 
 
 @cute.jit
-def _add_others(args: MathArgs, acc: cute.Tensor, tokens: Int32, part: TilePart, walk: EvenWalk):
-    """Add what the clusters with the tile's other K tiles have summed up, those of the shares behind this one."""
-    groups, config, placed, share, begin = args.groups, args.config, part.placed, walk.share + 1, walk.end
-    shares = Shares.of(groups, config)
-    while begin < placed.end and share < shares.num_shares:
-        end = shares.first(share + 1, groups, config.work_tile_mnk)
-        if placed.k_tile(end) > placed.k_tile(begin):
-            cluster = shares.num_shares - 1 - share
-            add(args.handover, acc, tokens, cluster * config.cluster_size + cute.arch.block_idx_in_cluster())
-        share, begin = share + 1, end
+def _add_others(args: MathArgs, acc: cute.Tensor, tokens: Int32, num_others: Int32):
+    """Add what the clusters before this one, so many, have summed up of the tile's other K tiles."""
+    cta = cute.arch.block_idx()[0]
+    for _ in cutlass.range(num_others, unroll=1):
+        cta -= args.config.cluster_size
+        add(args.handover, acc, tokens, cta)
 
 
 @cute.jit

@@ -1,12 +1,11 @@
-"""The order in which a persistent CTA takes its tiles: every role walks it by itself.
+"""The order in which a persistent CTA takes its tiles. Without stream-K every role walks it by itself.
 
 Tiles are dealt to and fro: the CTA that gets the first tile of one wave, the longest, gets the last one of the next. With
-stream-K, K tiles are dealt (``even_shares``).
+stream-K, K tiles are dealt (``even_shares``), and a role of its own walks for all others (``scheduler``).
 """
 
 from dataclasses import dataclass, replace
 
-import cutlass
 import cutlass.cute as cute
 from cutlass import Int32
 
@@ -14,7 +13,22 @@ from nvfp4_cute.config import KernelConfig
 
 from ..common.group_table import WorkTile
 from ..common.split_k import k_tiles_of_cta
-from .even_shares import EvenWalk, Placed, place_at
+
+
+@dataclass(frozen=True)
+class TilePart:
+    """What a CTA computes of a tile.
+
+    Attributes:
+        tile: the tile, of a pair's this CTA's part, which may lie beyond the group's weights.
+        first, count: its K tiles.
+        num_others: with stream-K, of the first K tile's: clusters that have the tile's other K tiles, those before this one.
+    """
+
+    tile: WorkTile
+    first: Int32
+    count: Int32
+    num_others: Int32 | None = None
 
 
 @dataclass(frozen=True)
@@ -29,55 +43,47 @@ class TileWalk:
     step: Int32
     next_step: Int32
 
-    def has_tile(self, groups: object, cursor: tuple):
-        """Whether there is a tile at the cursor."""
-        return groups.has_tile(cursor)
-
-    def turned(self) -> "TileWalk":
-        """The way from there on."""
-        return TileWalk(self.next_step, self.step)
-
 
 @dataclass(frozen=True)
-class TilePart:
-    """What a CTA computes of a tile.
+class WalkedTiles:
+    """A CTA's tiles, for a role that walks by itself. Its place is a cursor of ``groups`` and the way on.
 
     Attributes:
-        tile: the tile, of a pair's this CTA's part, which may lie beyond the group's weights.
-        first, count: its K tiles.
-        placed: with stream-K the tile's place among all work.
+        groups: ``GroupTable`` or ``DeviceGroups``.
+        config: of the kernel, without stream-K.
     """
 
-    tile: WorkTile
-    first: Int32
-    count: Int32
-    placed: Placed | None
+    groups: object
+    config: KernelConfig
+
+    @cute.jit
+    def first(self) -> tuple:
+        """The place of the first tile of the CTA, or of the CTAs that share its tiles."""
+        size = self.config.cluster_size
+        cta, num_cta = cute.arch.block_idx()[0] // size, cute.arch.grid_dim()[0] // size
+        cursor = self.groups.first_cursor(cta, self.config.work_tile_mnk)
+        return cursor, TileWalk(2 * (num_cta - 1 - cta) + 1, 2 * cta + 1)
+
+    def has_tile(self, place: tuple):
+        """Whether there is a tile at the place."""
+        return self.groups.has_tile(place[0])
+
+    @cute.jit
+    def part(self, place: tuple) -> TilePart:
+        """What this CTA computes of the tile at the place."""
+        tile = self.groups.tile(place[0], self.config.work_tile_mnk)
+        return TilePart(tile_of_cta(self.config, tile), *k_tiles_of_cta(tile.k_tile_cnt, self.config.split_k))
+
+    @cute.jit
+    def next(self, place: tuple) -> tuple:
+        """The place of the tile after."""
+        cursor, walk = place
+        cursor = self.groups.next_cursor(cursor, walk.step, self.config.work_tile_mnk)
+        return cursor, TileWalk(walk.next_step, walk.step)
 
 
-@cute.jit
-def start_walk(groups: object, config: cutlass.Constexpr[KernelConfig]) -> tuple:
-    """Cursor of the first tile of the CTA, or of the CTAs that share its tiles, and the way on."""
-    if cutlass.const_expr(config.deal_k):
-        return EvenWalk.start(groups, config)
-    size = config.cluster_size
-    cta, num_cta = cute.arch.block_idx()[0] // size, cute.arch.grid_dim()[0] // size
-    return groups.first_cursor(cta, config.work_tile_mnk), TileWalk(2 * (num_cta - 1 - cta) + 1, 2 * cta + 1)
-
-
-@cute.jit
-def part_of_cta(
-    groups: object, cursor: tuple, walk: object, config: cutlass.Constexpr[KernelConfig]
-) -> tuple:
-    """What this CTA computes of the tile at the cursor, and the way to the next tile."""
-    if cutlass.const_expr(config.deal_k):
-        placed = place_at(groups, cursor, config)
-        tile, first = placed.tile, placed.k_tile(cursor[0])
-        count = placed.k_tile(walk.end) - first
-        walk = walk.behind(placed, cursor, groups, config.work_tile_mnk)
-    else:
-        placed, tile = None, groups.tile(cursor, config.work_tile_mnk)
-        first, count = k_tiles_of_cta(tile.k_tile_cnt, config.split_k)
-    if cutlass.const_expr(config.num_m_cta > 1):
-        tile_n_idx = tile.tile_n_idx * config.num_m_cta + cute.arch.block_idx_in_cluster()
-        tile = replace(tile, tile_n_idx=tile_n_idx)
-    return TilePart(tile, first, count, placed), walk
+def tile_of_cta(config: KernelConfig, tile: WorkTile) -> WorkTile:
+    """This CTA's part of a cluster's tile: the CTAs of a pair have neighbouring weights."""
+    if config.num_m_cta == 1:
+        return tile
+    return replace(tile, tile_n_idx=tile.tile_n_idx * config.num_m_cta + cute.arch.block_idx_in_cluster())

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from nvfp4_cute.arch.sm90 import MATH_WARPS, TILE_WEIGHTS, ctas_per_sm, stages_of_k_tile
+from nvfp4_cute.arch.sm90 import MATH_WARPS, ctas_per_sm, stages_of_k_tile
 from nvfp4_cute.config import KernelConfig
 
 WARP_SIZE = 32
@@ -67,6 +67,11 @@ class WarpSchedule:
         return self.num_math_warps
 
     @property
+    def scheduler_warp_id(self) -> int:
+        """That of SCHEDULER, beside HANDOVER."""
+        return self.handover_warp_id + 1
+
+    @property
     def shares_load(self) -> bool:
         """Whether two warps of ACTIVATIONS are LOAD, too."""
         return self.num_math_warps + self.num_activation_warps > self.first_load_warp_id
@@ -76,8 +81,6 @@ class WarpSchedule:
         """The schedule of a config."""
         step_tokens = LANES_OF_WORD * stages_of_k_tile(config)
         if config.decode_first:
-            # LOAD has more addresses of two operands with weights, and with stream-K more to count.
-            loads_more = config.deal_k and config.cta_tile_shape_mnk[0] < TILE_WEIGHTS
-            return cls(0, step_tokens, *((224, 56) if loads_more else (232, 40)))
+            return cls(0, step_tokens, 232, 40)
         num_activation_warps = min(-(-config.work_tile_mnk[0] // step_tokens), MAX_ACTIVATION_WARPS)
         return cls(num_activation_warps, step_tokens, *((88, 40) if ctas_per_sm(config) == 2 else (200, 56)))

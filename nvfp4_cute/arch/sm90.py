@@ -85,7 +85,7 @@ US_PER_SPLIT_TILE = 1.7
 # most so many tokens, or of its MMAs, each with what tokens add. Stream-K: to add up a tile's sums, with what its tokens add, and
 # the share that K tiles take longer where clusters read tokens of several groups.
 US_PER_DECODING, US_PER_DECODED_TILE = 8.2, 1.1
-DECODED_US_PER_K_TILE = {96: 0.246, 128: 0.33, MAX_TILE_TOKENS: 0.35}
+DECODED_US_PER_K_TILE = {96: 0.246, 192: 0.33, MAX_TILE_TOKENS: 0.35}
 DECODED_US_PER_TOKEN, MMA_US_PER_TOKEN = 0.0027, 0.0050
 US_PER_STREAM, STREAM_US_PER_TOKEN, STREAM_OF_GROUPS_FACTOR = 3.9, 0.032, 1.04
 # Scales come in blocks of 128 rows.

@@ -135,6 +135,15 @@ def test_whole_tiles_come_first(chosen, mode):
         assert_bitwise_equal(got, want)
 
 
+def test_who_has_a_share_of_a_tile_has_k_tiles_of_it():
+    """Five tiles of eight K tiles for four clusters: were one of them whole for each, of the last one some would get less than a part."""
+    case = cases.Case("shares", ((32, 5 * 256, 1024),), 6)
+    operands = cases.make_operands(case)
+    with observe(mode="random:1", check=True):
+        (actual,) = run(case, operands, EMULATED, stream(32, num_cta=8))
+    assert_bitwise_equal(actual, *run(case, operands, "reference"))
+
+
 @pytest.mark.parametrize("form", ["ragged", pytest.param("masked", marks=SLOW)])
 @pytest.mark.parametrize(
     ("chosen", "mode"),
