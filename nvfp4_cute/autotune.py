@@ -97,7 +97,9 @@ def candidates(request: Request) -> list[KernelConfig]:
             chosen = select.choose_config(problem, arch, num_sms)
         else:
             mean = problem.sizes[0]
-            chosen = select.config_for_mean(arch, num_sms, problem.num_groups, mean, gate, is_quantized)
+            chosen = select.config_for_mean(
+                arch, num_sms, problem.num_groups, mean, gate, is_quantized, problem.form == "ragged"
+            )
         if gate is None:
             others = select.candidates(arch, problem.form, is_quantized)
         else:

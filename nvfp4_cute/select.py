@@ -266,6 +266,7 @@ def config_for_mean(
     mean: tuple[int, int, int],
     gate: Gate | None = None,
     is_quantized: bool = False,
+    is_ragged: bool = True,
 ) -> KernelConfig:
     """The config of a problem whose group sizes only the device knows. Raises UnsupportedTarget as ``choose_config``.
 
@@ -274,15 +275,18 @@ def config_for_mean(
     Args:
         mean: (m, n, k) of a group of mean size, n of its results.
         is_quantized: whether results are NVFP4.
+        is_ragged: whether groups share rows, so that some have more than the mean; no group of the masked form has.
     """
     m, n, k = mean
     weight_layout = "separate" if gate is None else gate.weight_layout
     is_interleaved = weight_layout in INTERLEAVE
-    sizes = [(m, 2 * n if is_interleaved else n, k)] * num_groups
     num_b = 1 if gate is None or is_interleaved else 2
     family = choosing_family_of(arch)
     if family is not None:
-        return family.choose(sizes, num_sms, num_b, weight_layout, is_quantized)
+        weights = 2 * n if is_interleaved else n
+        return family.choose_for_mean(
+            (m, weights, k), num_groups, is_ragged, num_sms, num_b, weight_layout, is_quantized
+        )
     chosen = config_for_rows(m, n, gate)
     return chosen if gate is not None else _split_where_idle(chosen, num_sms, num_groups, mean)
 

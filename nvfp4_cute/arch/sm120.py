@@ -175,6 +175,19 @@ def choose(
     return chosen
 
 
+def choose_for_mean(
+    mean: tuple[int, int, int],
+    num_groups: int,
+    is_ragged: bool,
+    num_sms: int,
+    num_b: int = 1,
+    weight_layout: str = "separate",
+    is_quantized: bool = False,
+) -> KernelConfig:
+    """The same for groups whose sizes only the device knows: as if all had their mean (m, n, k)."""
+    return choose([mean] * num_groups, num_sms, num_b, weight_layout, is_quantized)
+
+
 def _num_tiles(config: KernelConfig, sizes: Counter[tuple[int, int, int]]) -> int:
     tile_m, tile_n, _ = config.work_tile_mnk
     return sum(-(-m // tile_m) * -(-n // tile_n) * times for (m, n, _), times in sizes.items())

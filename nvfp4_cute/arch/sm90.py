@@ -88,6 +88,9 @@ US_PER_DECODING, US_PER_DECODED_TILE = 8.2, 1.1
 DECODED_US_PER_K_TILE = {96: 0.246, 192: 0.33, MAX_TILE_TOKENS: 0.35}
 DECODED_US_PER_TOKEN, MMA_US_PER_TOKEN = 0.0027, 0.0050
 US_PER_STREAM, STREAM_US_PER_TOKEN, STREAM_OF_GROUPS_FACTOR = 3.9, 0.032, 1.04
+# Groups of sizes that only the device knows are planned for sizes from this share of their mean on, as the competition's are.
+LEAST_SHARE_OF_MEAN = 0.4
+GOLDEN_RATIO = 0.618034
 # Scales come in blocks of 128 rows.
 SF_BLOCK_ROWS = 128
 # K tiles of decoded activations: one is multiplied while another is written. More than these gain nothing.
@@ -296,7 +299,44 @@ def choose(
         num_sms: SMs of the device.
         num_b, weight_layout, is_quantized: as of :func:`candidates`.
     """
-    live = [size for size in sorted(sizes, key=lambda size: -size[0]) if min(size) > 0]
+    # The kernel takes the largest groups first.
+    largest_first = sorted(sizes, key=lambda size: -size[0])
+    return _choose_in_order(largest_first, num_sms, num_b, weight_layout, is_quantized)
+
+
+def choose_for_mean(
+    mean: tuple[int, int, int],
+    num_groups: int,
+    is_ragged: bool,
+    num_sms: int,
+    num_b: int = 1,
+    weight_layout: str = "separate",
+    is_quantized: bool = False,
+) -> KernelConfig:
+    """The same for groups whose sizes only the device knows, and which it takes in the caller's order.
+
+    Args:
+        mean: (m, n, k) of a group of mean size.
+        is_ragged: whether sizes differ to both sides of the mean: as far as ``LEAST_SHARE_OF_MEAN`` says, as many of each, in
+            mixed order.
+        num_sms, num_b, weight_layout, is_quantized: as of :func:`choose`.
+    """
+    m, n, k = mean
+    sizes = [mean] * num_groups
+    if is_ragged and num_groups > 1:
+        step = 2 * (1 - LEAST_SHARE_OF_MEAN) / num_groups
+        mixed = sorted(range(num_groups), key=lambda group: group * GOLDEN_RATIO % 1)
+        sizes = [
+            (max(round(m * (LEAST_SHARE_OF_MEAN + (group + 0.5) * step)), min(m, 1)), n, k) for group in mixed
+        ]
+    return _choose_in_order(sizes, num_sms, num_b, weight_layout, is_quantized)
+
+
+def _choose_in_order(
+    sizes: list[tuple[int, int, int]], num_sms: int, num_b: int, weight_layout: str, is_quantized: bool
+) -> KernelConfig:
+    """As :func:`choose`, of groups that the kernel takes in this order."""
+    live = [size for size in sizes if min(size) > 0]
     most = max((m for m, _, _ in live), default=0)
     widest = next((tokens for tokens in TOKEN_CHOICES if tokens >= most), MAX_TILE_TOKENS)
     tried = candidates(num_b, weight_layout, is_quantized)

@@ -116,7 +116,8 @@ def check_device_groups(
     mean = (-(-rows // num_groups) if ragged else rows, n, k)
     if config is None and backends.resolve(backend, device) != "reference":
         config = tuned.find(_problem_of_mean(form, mean, num_groups, out_dtype, view, gate), gpu)
-    config = config or config_for_mean(gpu.arch, gpu.num_sms, num_groups, mean, gate, out_dtype == NVFP4)
+    if config is None:
+        config = config_for_mean(gpu.arch, gpu.num_sms, num_groups, mean, gate, out_dtype == NVFP4, ragged)
     task = DeviceGroupsTask(
         form,
         _pitched(matrix),
