@@ -7,7 +7,7 @@ from itertools import pairwise
 import pytest
 import torch
 
-from nvfp4_cute.arch import sm100, sm120
+from nvfp4_cute.arch import sm90, sm100, sm120
 from nvfp4_cute.problem import GroupedProblem
 from nvfp4_cute.problems.nvfp4_dual_gemm import spec as dual_spec
 from nvfp4_cute.problems.nvfp4_group_gemm.spec import BENCHMARKS
@@ -176,3 +176,40 @@ def test_k_is_not_split_where_tiles_fill_the_sms_or_k_is_short():
     assert config_for_mean("sm_100a", NUM_SMS, 8, (16, 512, 7168)).split_k > 1
     assert config_for_mean("sm_100a", NUM_SMS, 8, (16, 4096, 7168)).split_k == 1
     assert config_for_mean("sm_100a", NUM_SMS, 8, (16, 512, 512)).split_k == 1
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_tiles_are_dealt_out_only_where_their_sum_leaves_a_chance(monkeypatch, seed):
+    rng = random.Random(seed)
+    n, k = rng.choice([256, 4096, 28672]), rng.choice([512, 4096])
+    sizes = [
+        (rng.choice([0, rng.randint(1, 40), rng.randint(1, 600)]), n, k) for _ in range(rng.randint(1, 40))
+    ]
+    modelled_us, dealt = sm90._modelled_us, []
+
+    def recorded_us(live, config, num_sms, is_dealt):
+        dealt.append(is_dealt)
+        return modelled_us(live, config, num_sms, is_dealt)
+
+    monkeypatch.setattr(sm90, "_modelled_us", recorded_us)
+    chosen = sm90.choose(sizes, 132)
+    assert dealt.count(True) < dealt.count(False)
+    monkeypatch.setattr(sm90, "_modelled_us", lambda *args: modelled_us(*args[:-1], True))
+    assert sm90.choose(sizes, 132) == chosen
+
+
+def test_ragged_groups_are_planned_for_sizes_that_differ():
+    mean, groups = (128, 4096, 7168), 8
+    ragged, masked = (
+        config_for_mean("sm_90a", 132, groups, mean, is_ragged=is_ragged) for is_ragged in (True, False)
+    )
+    # Whole tiles of 128 rows are best where every group has 128, and make two of a group that has more.
+    assert masked == sm90.choose([mean] * groups, 132) and masked.work_tile_mnk[0] == 128
+    assert ragged.deal_k and ragged.work_tile_mnk[0] > 128
+    assert config_for_mean("sm_90a", 132, 1, mean) == sm90.choose([mean], 132)
+
+
+@pytest.mark.parametrize("mean", [(0, 256, 256), (1, 256, 256), (3, 64, 32)])
+def test_few_rows_for_many_groups_have_a_config(mean):
+    for is_ragged in (True, False):
+        assert config_for_mean("sm_90a", 132, 40, mean, is_ragged=is_ragged) in sm90.candidates()

@@ -4,8 +4,12 @@
 programming guide, technical specifications (227 KiB of shared memory a CTA); PTX ISA 9.7.15 (wgmma: N a multiple of 8).
 """
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from operator import itemgetter
+
+import numpy as np
 
 from nvfp4_cute.arch.base import NOTHING_TO_SHARE
 from nvfp4_cute.config import KernelConfig
@@ -88,8 +92,9 @@ US_PER_DECODING, US_PER_DECODED_TILE = 8.2, 1.1
 DECODED_US_PER_K_TILE = {96: 0.246, 192: 0.33, MAX_TILE_TOKENS: 0.35}
 DECODED_US_PER_TOKEN, MMA_US_PER_TOKEN = 0.0027, 0.0050
 US_PER_STREAM, STREAM_US_PER_TOKEN, STREAM_OF_GROUPS_FACTOR = 3.9, 0.032, 1.04
-# Groups of sizes that only the device knows are planned for sizes from this share of their mean on, as the competition's are.
-LEAST_SHARE_OF_MEAN = 0.4
+# Groups of sizes that only the device knows are planned for the mean of all these times: sizes that are equal, or differ from so
+# small a share of their mean on. The competition's begin with half of it.
+LEAST_SHARES_OF_MEAN = (1.0, 0.4, 0.1)
 GOLDEN_RATIO = 0.618034
 # Scales come in blocks of 128 rows.
 SF_BLOCK_ROWS = 128
@@ -301,7 +306,7 @@ def choose(
     """
     # The kernel takes the largest groups first.
     largest_first = sorted(sizes, key=lambda size: -size[0])
-    return _choose_in_order(largest_first, num_sms, num_b, weight_layout, is_quantized)
+    return _choose_among([largest_first], num_sms, num_b, weight_layout, is_quantized)
 
 
 def choose_for_mean(
@@ -317,37 +322,56 @@ def choose_for_mean(
 
     Args:
         mean: (m, n, k) of a group of mean size.
-        is_ragged: whether sizes differ to both sides of the mean: as far as ``LEAST_SHARE_OF_MEAN`` says, as many of each, in
-            mixed order.
+        is_ragged: whether sizes may differ, to both sides of the mean.
         num_sms, num_b, weight_layout, is_quantized: as of :func:`choose`.
     """
+    least_shares = LEAST_SHARES_OF_MEAN if is_ragged and num_groups > 1 else (1.0,)
+    orders = [_sizes_around(mean, num_groups, share) for share in least_shares]
+    return _choose_among(orders, num_sms, num_b, weight_layout, is_quantized)
+
+
+def _sizes_around(
+    mean: tuple[int, int, int], num_groups: int, least_share: float
+) -> list[tuple[int, int, int]]:
+    """So many groups, with as many rows more than the mean as less, from a share of it on, in mixed order."""
     m, n, k = mean
-    sizes = [mean] * num_groups
-    if is_ragged and num_groups > 1:
-        step = 2 * (1 - LEAST_SHARE_OF_MEAN) / num_groups
-        mixed = sorted(range(num_groups), key=lambda group: group * GOLDEN_RATIO % 1)
-        sizes = [
-            (max(round(m * (LEAST_SHARE_OF_MEAN + (group + 0.5) * step)), min(m, 1)), n, k) for group in mixed
-        ]
-    return _choose_in_order(sizes, num_sms, num_b, weight_layout, is_quantized)
+    step = 2 * (1 - least_share) / num_groups
+    mixed = sorted(range(num_groups), key=lambda group: group * GOLDEN_RATIO % 1)
+    return [(max(round(m * (least_share + (group + 0.5) * step)), min(m, 1)), n, k) for group in mixed]
 
 
-def _choose_in_order(
-    sizes: list[tuple[int, int, int]], num_sms: int, num_b: int, weight_layout: str, is_quantized: bool
+def _choose_among(
+    orders: list[list[tuple[int, int, int]]],
+    num_sms: int,
+    num_b: int,
+    weight_layout: str,
+    is_quantized: bool,
 ) -> KernelConfig:
-    """As :func:`choose`, of groups that the kernel takes in this order."""
-    live = [size for size in sizes if min(size) > 0]
-    most = max((m for m, _, _ in live), default=0)
+    """As :func:`choose`, for any of several lists of groups, in the orders in which the kernel takes them."""
+    orders = [[size for size in sizes if min(size) > 0] for sizes in orders]
+    most = max((m for sizes in orders for m, _, _ in sizes), default=0)
     widest = next((tokens for tokens in TOKEN_CHOICES if tokens >= most), MAX_TILE_TOKENS)
-    tried = candidates(num_b, weight_layout, is_quantized)
-    # Groups of a mean size have half as many tiles as those of other sizes may have, at least.
-    fitting = (
-        config
-        for config in tried
-        if config.work_tile_mnk[0] <= max(widest, PAIR_TOKEN_STEP)
-        and not (config.deal_k and (2 * stream_work(live, config) > INT32_MAX or _is_narrow(config, most)))
-    )
-    return min(fitting, key=lambda config: _modelled_us(live, config, num_sms))
+
+    def is_fitting(config: KernelConfig) -> bool:
+        if config.work_tile_mnk[0] > max(widest, PAIR_TOKEN_STEP):
+            return False
+        # Groups of a mean size have half as many tiles as those of other sizes may have, at least.
+        work = 2 * max(stream_work(sizes, config) for sizes in orders) if config.deal_k else 0
+        return work <= INT32_MAX and not (config.deal_k and _is_narrow(config, most))
+
+    def us(config: KernelConfig, is_dealt: bool) -> float:
+        return sum(_modelled_us(sizes, config, num_sms, is_dealt) for sizes in orders)
+
+    # To deal out many small tiles takes long, and those that have no chance are told by their sum. The first of equals is taken.
+    best_us, best = math.inf, DEFAULT_CONFIG
+    fitting = filter(is_fitting, candidates(num_b, weight_layout, is_quantized))
+    for least_us, config in sorted(((us(config, False), config) for config in fitting), key=itemgetter(0)):
+        if least_us > best_us:
+            break
+        config_us = us(config, True)
+        if config_us < best_us:
+            best_us, best = config_us, config
+    return best
 
 
 def _is_narrow(config: KernelConfig, tokens: int) -> bool:
@@ -356,43 +380,53 @@ def _is_narrow(config: KernelConfig, tokens: int) -> bool:
     return config.work_tile_mnk[0] < min(tokens, MAX_TOKENS_OF_WHOLE_STAGES)
 
 
-def _modelled_us(live: list[tuple[int, int, int]], config: KernelConfig, num_sms: int) -> float:
-    """Time of the CTAs with most work, tiles being dealt out in turn, or of all where K tiles are dealt evenly."""
+def _modelled_us(
+    live: list[tuple[int, int, int]], config: KernelConfig, num_sms: int, is_dealt: bool
+) -> float:
+    """Time of the CTAs with most work, tiles being dealt out in turn, or of all where K tiles are dealt evenly.
+
+    Args:
+        is_dealt: else all CTAs have the same work, and the time is the least that it can be.
+    """
     (tile_tokens, tile_weights, _), split = config.work_tile_mnk, config.split_k
     tile_us = US_PER_DECODED_TILE if config.decode_first else US_PER_TILE
     tile_us += US_PER_SPLIT_TILE if split > 1 else 0.0
-    tiles: list[float] = []
-    for m, n, k in live:
-        rows = [
-            next(count for count in token_counts(tile_tokens) if count >= min(tile_tokens, m - first))
-            for first in range(0, m, tile_tokens)
-        ]
-        k_tiles = -(-k // (TILE_K * split))
-        tiles += [tile_us + k_tiles * _k_tile_us(config, count) for count in rows] * -(-n // tile_weights)
+    m, n, k = np.array(live or [(0, 0, 0)]).T
+    # Of every group: tiles along M and N, K tiles, the time of a full tile, and of the last one along M.
+    strips, columns, k_tiles = -(-m // tile_tokens), -(-n // tile_weights), -(-k // (TILE_K * split))
+    counts = np.array(token_counts(tile_tokens))
+    last_counts = counts[np.searchsorted(counts, (m - 1) % tile_tokens + 1)]
+    full_us, last_us = (tile_us + k_tiles * _k_tile_us(config, count) for count in (counts[-1], last_counts))
+    all_us, num_tiles = float(columns @ ((strips - 1) * full_us + last_us)), int(columns @ strips)
     # Of GPCs clusters of four leave SMs over.
     num_sms = num_sms * 10 // 11 if config.cluster_size == 4 else num_sms
     workers = num_sms * ctas_per_sm(config) // config.cluster_size
     if config.deal_k:
         factor = 1.0 if len(live) == 1 else STREAM_OF_GROUPS_FACTOR
         stream_us = US_PER_STREAM + STREAM_US_PER_TOKEN * tile_tokens
-        return US_PER_DECODING + stream_us + factor * sum(tiles) / workers
-    # To and fro, as ``kernels.sm90.tile_walk`` takes them.
-    dealt = [0.0] * workers
-    for index, us in enumerate(tiles):
-        wave, place = divmod(index, workers)
-        dealt[workers - 1 - place if wave % 2 else place] += us
+        return US_PER_DECODING + stream_us + factor * all_us / workers
+    most_us = all_us / workers
+    if is_dealt:
+        # To and fro, as ``kernels.sm90.tile_walk`` takes them.
+        strip_us = [
+            [full] * (strip - 1) + [last] for full, strip, last in zip(full_us, strips, last_us, strict=True)
+        ]
+        tiles = np.concatenate([np.tile(us, times) for us, times in zip(strip_us, columns, strict=True)])
+        waves = np.concatenate([tiles, np.zeros(-num_tiles % workers)]).reshape(-1, workers)
+        waves[1::2] = waves[1::2, ::-1]
+        most_us = float(waves.sum(0).max())
     if config.decode_first:
-        return US_PER_DECODING + max(dealt)
-    is_paired = ctas_per_sm(config) == 2 and len(tiles) * split > num_sms
-    return US_PER_LAUNCH + max(dealt) * (PAIR_FACTOR if is_paired else 1.0)
+        return US_PER_DECODING + most_us
+    is_paired = ctas_per_sm(config) == 2 and num_tiles * split > num_sms
+    return US_PER_LAUNCH + most_us * (PAIR_FACTOR if is_paired else 1.0)
 
 
-def _k_tile_us(config: KernelConfig, tokens: int) -> float:
-    """Of a K tile with so many tokens that are multiplied."""
+def _k_tile_us(config: KernelConfig, tokens: np.ndarray) -> np.ndarray:
+    """Of K tiles with so many tokens that are multiplied."""
     tile_tokens = config.work_tile_mnk[0]
     if config.decode_first:
         decoding_us = next(us for most, us in DECODED_US_PER_K_TILE.items() if tile_tokens <= most)
-        return max(decoding_us + DECODED_US_PER_TOKEN * tokens, MMA_US_PER_TOKEN * tokens)
+        return np.maximum(decoding_us + DECODED_US_PER_TOKEN * tokens, MMA_US_PER_TOKEN * tokens)
     if tile_tokens <= PAIRED_TILE_TOKENS:
         return SMALL_US_PER_K_TILE + SMALL_US_PER_TOKEN * tokens
     return US_PER_K_TILE + US_PER_TOKEN * tokens
