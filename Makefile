@@ -29,7 +29,7 @@ test-all: .venv/installed  ## every test, the long matrices included
 	$(BIN)/python -m pytest -n auto --dist worksteal $(ARGS)
 
 test-dsl: $(DSL)/installed  ## the exported submissions on an older CuTe DSL: make test-dsl VERSION=4.5.2
-	$(DSL)/bin/python -m pytest tests/competition/test_shapes.py tests/competition/test_versions.py \
+	$(DSL)/bin/python -m pytest -n auto --dist worksteal tests/competition/test_shapes.py tests/competition/test_versions.py \
 	  -k "first_shapes or chosen_configs" $(ARGS)
 
 lint: .venv/installed-dev  ## ruff (rules and format) and mypy, at the versions that pyproject.toml pins

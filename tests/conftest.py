@@ -3,11 +3,28 @@
 `@pytest.mark.gpu("sm_100a")` skips, with the reason, where that GPU is missing.
 """
 
+import random
+from collections import defaultdict
 from collections.abc import Iterator
 
 import pytest
 
 from nvfp4_cute import doctor
+
+
+@pytest.hookimpl(tryfirst=True)  # before tests are deselected by their marks
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Of a test's variants that ``sampled(count)`` has, so many drawn by its name are fast, in every session the same."""
+    variants = defaultdict(list)
+    for item in items:
+        if item.get_closest_marker("sampled") and not item.get_closest_marker("slow"):
+            variants[item.nodeid.split("[")[0]].append(item)
+    for name, tests in variants.items():
+        count = tests[0].get_closest_marker("sampled").args[0]
+        fast = random.Random(name).sample(range(len(tests)), min(count, len(tests)))
+        for index, item in enumerate(tests):
+            if index not in fast:
+                item.add_marker(pytest.mark.slow)
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

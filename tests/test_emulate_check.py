@@ -64,6 +64,7 @@ def test_a_race_is_reported_with_both_places(emulate):
         assert f"exchange.py:{line[source]}" in done.stderr
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("mode", ["eager", "lazy", "random:3"])
 def test_the_repaired_kernel_is_clean_in_every_mode(emulate, mode):
     done = emulate("--check", "--mode", mode, "yes")

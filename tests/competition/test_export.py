@@ -32,6 +32,7 @@ def test_rules_of_the_server_and_ours(submissions, problem):
     assert b"stream" not in text.encode().lower()
 
 
+@pytest.mark.sampled(1)
 @EACH
 def test_bytes_are_stable_across_processes(submissions, problem):
     """Sets and hashes must not decide an order."""

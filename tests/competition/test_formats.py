@@ -96,6 +96,7 @@ print("right" if same else "WRONG")
 """
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("name", ["nvfp4_group_gemm", *(
     pytest.param(slow, marks=pytest.mark.slow) for slow in ("nvfp4_gemv", "nvfp4_gemm", "nvfp4_dual_gemm")
 )])  # fmt: skip

@@ -53,6 +53,7 @@ TALL = cases.Case("tall", ((500, 136, 288), (129, 8, 160)), 3)
 SLOW = pytest.mark.slow
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("deal_k", [False, True])
 def test_tiles_of_two_blocks(deal_k):
     operands = cases.make_operands(TALL)
@@ -240,7 +241,7 @@ FEW = (0, 9, 1)
     [
         ("ragged", ROWS, 9, 352),
         pytest.param("masked", ROWS, 9, 352, marks=SLOW),
-        ("ragged", FEW, 840, 63 * 128 + 32),
+        pytest.param("ragged", FEW, 840, 63 * 128 + 32, marks=SLOW),
         pytest.param("masked", FEW, 280, 64 * 128 + 96, marks=SLOW),
         pytest.param("masked", FEW, 280, 67 * 128, marks=SLOW),
         pytest.param("ragged", FEW, 260, 65 * 128, marks=SLOW),

@@ -93,6 +93,7 @@ def assert_within_bound(case, operands, actual, activation="silu"):
         )
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("mode", "m_major"),
     [
@@ -211,6 +212,7 @@ def test_batches_scalars_and_rowmajor_scales(arch):
     assert single.shape == (m, n) and torch.equal(bits(single), bits(got[:, :, 1]))
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("config", [KernelConfig.from_name(name) for name in CONFIGS], ids=CONFIGS)
 def test_machine_code(config):
     """No spills; one TMA for a, one for each b, as many for scales, in each of LOAD's two loops; two special functions."""
@@ -222,6 +224,7 @@ def test_machine_code(config):
     assert kernel.ptx.count("ex2.approx") == kernel.ptx.count("rcp.approx") > 0
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("config", sm120.DUAL_CANDIDATES, ids=KernelConfig.to_name)
 def test_machine_code_of_sm120(config):
     """No spills, no calls; one TMA for a, one for each b, as many for scales."""

@@ -75,6 +75,7 @@ def test_the_layouts_are_what_they_say(layout):
         assert_bitwise_equal(b[64:96], listed[1][0][32:64])
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("layout", "arch", "name", "mode"),
     [
@@ -131,6 +132,7 @@ def on_device(form, layout, slack=5):
     return arguments | {"weight_layout": layout}, listed
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("layout", "arch"),
     [
@@ -254,6 +256,7 @@ def test_one_product_of_two_halves():
         assert torch.equal(got, want)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("layout", LAYOUTS[1:])
 def test_machine_code(layout):
     for config in sm100.INTERLEAVED_CANDIDATES:

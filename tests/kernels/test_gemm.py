@@ -37,6 +37,7 @@ def run(operands, *, m_major=False, dtype=torch.float16, **options):
     return out.contiguous()
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("arch", "config", "mode", "m_major"),
     [
@@ -150,6 +151,7 @@ def test_a_chain_of_layers_stays_at_four_bits(arch, mode):
         gemm(x.data, weights[0].data, x.scale, weights[0].scale, out_global_scale=1.0)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("arch", "config"),
     [

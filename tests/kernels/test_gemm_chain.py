@@ -53,6 +53,7 @@ def assert_same(actual: NVFP4Tensor, expected: NVFP4Tensor):
 CONFIGS = ("t128x32x256_s0a4_swap_p3", "t128x64x256_s2a2_2cta_swap_p4", "t128x128x256_s0a2_p4")
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(
     ("name", "mode"),
     [

@@ -27,6 +27,7 @@ SHAPES = ((1, 16), (2, 32), (33, 48), (128, 64), (129, 272), (64, 528), (20, 102
 LONG = ((9, 2048), (3, 2064), (40, 4112), (3, 8208))
 
 
+@pytest.mark.sampled(10)
 @TWO_KINDS
 @pytest.mark.parametrize("m, k", SHAPES + LONG)
 def test_bit_equal_in_the_documented_order(backend, m, k):
@@ -36,6 +37,7 @@ def test_bit_equal_in_the_documented_order(backend, m, k):
     assert_bitwise_equal(out, gemv_expected(operands), m=m, k=k)
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("arch", simt.ARCHS)
 @pytest.mark.parametrize("out_dtype", [torch.float16, torch.bfloat16])
 def test_every_architecture_gives_the_same_bits(arch, out_dtype):
@@ -64,6 +66,7 @@ def test_same_bits_whatever_m_and_l(backend):
     assert_bitwise_equal(one, whole[:3, 1].contiguous())
 
 
+@pytest.mark.sampled(3)
 @TWO_KINDS
 @pytest.mark.parametrize("k", [2064, 4096 + 1040, 48])
 def test_ctas_that_go_from_rows_to_rows(backend, k, monkeypatch):

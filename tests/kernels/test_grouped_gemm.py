@@ -55,6 +55,7 @@ SM120_CONFIGS = (
 TILES = cases.Case("tiles", ((270, 264, 512), (1, 40, 768), (0, 50, 256)), 11, has_alpha=True)
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize(
     ("mode", "m_major"),
     [
@@ -110,6 +111,7 @@ def test_nothing_is_written_beyond_either_layout(arch, name, m_major):
             assert torch.equal(bits(buffer), bits(poisoned(*buffer.shape, dtype=case.out_dtype)))
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("mode", ["lazy", "random:1", "random:2"])
 @pytest.mark.parametrize("config", [None, KernelConfig(num_ab_stage=2, num_acc_stage=1, num_cta=3)], ids=str)
 def test_same_bits_whenever_asynchronous_operations_happen(mode, config):

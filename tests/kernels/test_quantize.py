@@ -84,6 +84,7 @@ def hostile(dtype):
 GLOBAL_SCALES = (None, "auto", 1.0, 0.37, 3e-38, 1.17549435e-38, 7e37, LARGEST)
 
 
+@pytest.mark.sampled(8)
 @TWO_KINDS
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("global_scale", GLOBAL_SCALES)
@@ -91,6 +92,7 @@ def test_hostile_blocks(backend, dtype, global_scale):
     check(hostile(dtype), backend, global_scale=global_scale)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("arch", EVERY_ARCH)
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_every_architecture(arch, dtype):
@@ -100,6 +102,7 @@ def test_every_architecture(arch, dtype):
     check(x, f"emulator:{arch}", scale_layout="rowmajor")
 
 
+@pytest.mark.sampled(5)
 @TWO_KINDS
 @pytest.mark.parametrize("shape", [(16,), (1, 16), (2, 48), (129, 64), (33, 336), (2, 3, 5, 80), (40, 1040)])
 def test_shapes(backend, shape):
@@ -229,6 +232,7 @@ def test_rounding_by_sums_is_the_conversion():
 # ---- groups ----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.sampled(5)
 @TWO_KINDS
 @pytest.mark.parametrize("scaled", [False, True])
 @pytest.mark.parametrize("stops", [(5, 5, 140, 290), (300,), (0, 0, 128, 256), (0, 0)])
@@ -272,6 +276,7 @@ def test_group_refusals():
 MAX_REGISTERS = 128  # two CTAs of 256 threads stay on an SM
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("arch", EVERY_ARCH)
 def test_no_spills(arch):
     for dtype, scaled, grouped, blocked in itertools.product(
@@ -339,6 +344,7 @@ def gates(dtype):
     return x.to(dtype).view(4, -1), up.to(dtype).view(4, -1)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("arch", EVERY_ARCH)
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_silu_quantize_is_bit_equal(arch, dtype):

@@ -75,6 +75,7 @@ def check(case, operands, got, sums, factors):
         assert_quantized(result.data, result.scale, x, factor, POISON)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     "mode",
     [
@@ -159,6 +160,7 @@ def test_other_architectures(arch):
     check(SMALL, None, grouped_gemm(a, b, a_scale, b_scale, alpha=alpha, out=out, **options), sums, None)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("form", ["ragged", "masked"])
 @pytest.mark.parametrize(
     ("arch", "name"),
@@ -206,6 +208,7 @@ def test_groups_on_the_device(form, arch, name):
     assert [tuple(x.shape) for x in by_reference] == [tuple(data.shape), tuple(scale.shape)]
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(
     ("arch", "name"),
     [

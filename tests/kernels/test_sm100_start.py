@@ -15,6 +15,7 @@ from nvfp4_cute.targets import B200
 MOST_INSTRUCTIONS = 150
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("number", range(4))
 def test_instructions_before_the_first_tma(monkeypatch, number):
     """PTX instructions of one warp with the config and as many groups as a competition case has, without loads of

@@ -67,6 +67,7 @@ def test_no_spills(arch, dtype):
     assert threads * kernel.resources.registers <= 65536, "a CTA's threads share the SM's registers"
 
 
+@pytest.mark.sampled(8)
 @pytest.mark.parametrize("config", [*sm120.CANDIDATES, *TILES], ids=KernelConfig.to_name)
 @pytest.mark.parametrize("form", ["list", "ragged"])
 def test_no_tile_spills_or_calls(config, form):
@@ -151,6 +152,7 @@ def test_small_tiles(config):
     )
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("config", [None, KernelConfig((128, 64, 256), 2, 2, 3)], ids=str)
 @pytest.mark.parametrize("mode", ["eager", "lazy", "random:1"])
 def test_same_bits_whenever_asynchronous_operations_happen(mode, config):
@@ -179,6 +181,7 @@ def test_gb10_gives_the_same_bits():
 # ---- bank conflicts ----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("config", [sm120.DEFAULT_CONFIG, *TILES], ids=KernelConfig.to_name)
 def test_shared_memory_is_read_without_bank_conflicts(config):
     case = cases.Case("banks", ((130, 136, 512),))

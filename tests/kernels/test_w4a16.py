@@ -56,6 +56,7 @@ def test_every_architecture(arch, dtype):
     assert len(observer.stats) == 1
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("m", "mode"),
     [
@@ -123,6 +124,7 @@ def test_error_of_random_operands():
     assert not torch.equal(got, exact.float())
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("arch", simt.ARCHS)
 @pytest.mark.parametrize("tokens", simt.W4A16_TOKENS)
 def test_no_spills(arch, tokens):
