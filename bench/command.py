@@ -103,7 +103,9 @@ def _explanation(case: cases.Case, target: Target) -> str:
 
 def _choice_for_mean(problem: GroupedProblem, target: Target) -> str:
     mean = problem.sizes[0]
-    config = select.config_for_mean(target.arch, target.num_sms, problem.num_groups, mean)
+    config = select.config_for_mean(
+        target.arch, target.num_sms, problem.num_groups, mean, is_ragged=problem.form == "ragged"
+    )
     return f"{config.to_name()}: only the device knows the sizes; chosen for groups of their mean size, {mean[0]} rows"
 
 
