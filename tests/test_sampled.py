@@ -1,21 +1,49 @@
 """Which variants of a test with many are fast: ``sampled`` of conftest.py."""
 
-import subprocess
-import sys
 from pathlib import Path
 
-TESTS = Path(__file__).parent
-SAMPLED = "kernels/test_dual_gemm.py::test_machine_code_of_sm120"
+import pytest
+
+CONFTEST = str(Path(__file__).parent / "conftest.py")
 
 
-def collected(*arguments: str) -> list[str]:
-    command = [sys.executable, "-m", "pytest", "--collect-only", "-q", "-p", "no:cacheprovider", *arguments]
-    listed = subprocess.run(command, cwd=TESTS.parent, capture_output=True, text=True, check=True)
-    return [line for line in listed.stdout.splitlines() if "::" in line]
+class Item:
+    """As much of a test as is asked for its marks."""
+
+    def __init__(self, nodeid: str, *marks: pytest.MarkDecorator):
+        self.nodeid = nodeid
+        self.marks = list(marks)
+
+    def get_closest_marker(self, name: str) -> pytest.Mark | None:
+        return next((mark.mark for mark in self.marks if mark.name == name), None)
+
+    def add_marker(self, mark: pytest.MarkDecorator) -> None:
+        self.marks.append(mark)
+
+    @property
+    def is_slow(self) -> bool:
+        return self.get_closest_marker("slow") is not None
 
 
-def test_so_many_variants_are_fast_and_all_others_slow():
-    name = f"tests/{SAMPLED}"
-    every, fast, slow = (collected(name, *marks) for marks in ((), ("-m", "not slow"), ("-m", "slow")))
-    assert len(fast) == 3 and sorted(fast + slow) == sorted(every)
-    assert fast == collected(name, "-m", "not slow")
+def test_so_many_variants_are_fast_and_all_others_slow(pytestconfig):
+    mark = pytestconfig.pluginmanager.get_plugin(CONFTEST).pytest_collection_modifyitems
+    sampled, slow = pytest.mark.sampled(3), pytest.mark.slow
+
+    def fast() -> list[str]:
+        items = [
+            *(Item(f"a.py::many[{i}]", sampled) for i in range(20)),
+            *(Item(f"a.py::few[{i}]", sampled) for i in range(2)),
+            *(Item(f"a.py::unmarked[{i}]") for i in range(5)),
+            *(Item(f"a.py::mixed[{i}]", sampled, *[slow] * (i < 4)) for i in range(8)),
+        ]
+        mark(items)
+        return [item.nodeid.split("::")[1] for item in items if not item.is_slow]
+
+    found = fast()
+    counts = {
+        name: sum(nodeid.startswith(name) for nodeid in found)
+        for name in ("many", "few", "unmarked", "mixed")
+    }
+    assert counts == {"many": 3, "few": 2, "unmarked": 5, "mixed": 3}
+    assert not {f"mixed[{i}]" for i in range(4)} & set(found)
+    assert found == fast()

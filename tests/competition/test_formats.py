@@ -25,6 +25,7 @@ def test_torchs_product_passes(verdict, name):
     assert results.passed, results
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("form", OTHERS, ids=lambda form: form.name)
 @pytest.mark.parametrize("name", ["nvfp4_gemv", "nvfp4_group_gemm"])
 def test_the_same_kernel_with_another_entry(form, name):

@@ -22,7 +22,7 @@ def test_first_shapes(verdict, name):
     assert results.passed and len(results.cases) == FEW, results
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 @EACH
 def test_strict_mode(verdict, name):
     results = verdict(export.make_submission(name).text, strict=True, problem=name, cases=shapes(name)[:1])

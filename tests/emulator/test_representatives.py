@@ -102,6 +102,7 @@ LISTS = ((256, 512, 256), (200, 384, 512), (130, 256, 256))
 UNEVEN = tuple((20 + 31 * i % 110, 512, 256) for i in range(12))
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(
     "target, sizes, form",
     [

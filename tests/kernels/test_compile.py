@@ -20,6 +20,7 @@ def compiled(arch="sm_100a", num_groups=2, dtype=torch.float16, has_alpha=True, 
     return get_kernel(KernelKey.make(arch, config or KernelConfig(), num_groups, dtype, has_alpha))
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("arch", sm100.ARCHS)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_no_spills(arch, dtype):
@@ -28,6 +29,7 @@ def test_no_spills(arch, dtype):
     assert 24 <= resources.registers <= 255
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("num_groups", [1, 8, base.MAX_LIST_GROUPS])
 def test_descriptors_are_kernel_parameters(num_groups):
     kernel = compiled(num_groups=num_groups)

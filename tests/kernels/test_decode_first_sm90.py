@@ -64,6 +64,7 @@ def test_tiles_of_two_blocks(deal_k):
         assert_bitwise_equal(got, want)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(
     ("chosen", "mode"),
     [

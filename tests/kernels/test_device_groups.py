@@ -24,7 +24,7 @@ SM120_CONFIGS = (
 )
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("form", ["ragged", "masked"])
 @pytest.mark.parametrize(
     ("arch", "config", "mode"),

@@ -81,6 +81,7 @@ def test_every_tile_shape_is_right_and_clean(arch, name, mode, m_major):
         assert_bitwise_equal(got, want, config=name, mode=mode, m_major=m_major)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("m_major", [False, True])
 @pytest.mark.parametrize(
     ("arch", "name"),

@@ -86,6 +86,7 @@ def test_every_case_on_the_gpu(case):
 TOKENS = cases.Case("tokens", ((150, 40, 288), (9, 136, 128)), seed=7)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("tokens", [8, 112, 240])
 def test_number_of_tokens_in_a_tile(tokens):
     check(TOKENS, EMULATED, config(tokens))
@@ -145,6 +146,7 @@ def test_same_bits_whenever_asynchronous_operations_happen(mode):
 SPLIT = cases.Case("split", ((5, 300, 640), (8, 136, 128), (20, 128, 320)), 3, has_alpha=True)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("chosen", [config(8, split_k=2, num_cta=4), config(16, split_k=4)], ids=str)
 def test_k_tiles_of_several_ctas(chosen):
     """More CTAs than K tiles, and tiles that a cluster takes one after the other."""
@@ -166,6 +168,7 @@ def test_every_launch_gives_the_same_bits_on_the_gpu(tokens, split):
     assert_same_bits_in_every_launch(config(tokens, split_k=split))
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("form", ["ragged", "masked"])
 @pytest.mark.parametrize(
     ("chosen", "mode"),
@@ -175,6 +178,7 @@ def test_sizes_on_the_device(form, chosen, mode):
     assert_sizes_on_the_device_match(form, chosen, mode)
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize(
     ("n", "pitch", "first"),
     [(136, 136, 0), (136, 137, 0), (136, 144, 1), (130, 136, 0)],

@@ -84,7 +84,7 @@ def hostile(dtype):
 GLOBAL_SCALES = (None, "auto", 1.0, 0.37, 3e-38, 1.17549435e-38, 7e37, LARGEST)
 
 
-@pytest.mark.sampled(8)
+@pytest.mark.sampled(5)
 @TWO_KINDS
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("global_scale", GLOBAL_SCALES)

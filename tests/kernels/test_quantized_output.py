@@ -151,6 +151,7 @@ def test_hostile_results(arch, name):
     check(case, None, got, sums, factors)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("arch", [*sm100.ARCHS[1:], *sm120.ARCHS, *sm90.ARCHS])
 def test_other_architectures(arch):
     a, b, a_scale, b_scale, alpha = cases.make_operands(SMALL)
@@ -305,6 +306,7 @@ def test_layers_chain_within_the_bound(arch):
         assert error.square().mean() < 0.15**2 * (exact @ second.T).square().mean()
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("is_dual", [False, True])
 def test_machine_code(is_dual):
     """No candidate spills; a block takes eight conversions of two values, and its scale one."""

@@ -78,6 +78,7 @@ def noted_boxes(monkeypatch):
     return boxes
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(
     ("mmas", "name"), [(1, "2cta_swap"), (2, "2cta_swap_m2"), (2, "swap_m2"), (4, "2cta_swap_m4")]
 )

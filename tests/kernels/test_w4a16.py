@@ -45,6 +45,7 @@ EVERY_ARCH = [
 ]
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("arch", EVERY_ARCH)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 def test_every_architecture(arch, dtype):
