@@ -280,13 +280,11 @@ def config_for_mean(
     m, n, k = mean
     weight_layout = "separate" if gate is None else gate.weight_layout
     is_interleaved = weight_layout in INTERLEAVE
+    sizes = [(m, 2 * n if is_interleaved else n, k)] * num_groups
     num_b = 1 if gate is None or is_interleaved else 2
     family = choosing_family_of(arch)
     if family is not None:
-        weights = 2 * n if is_interleaved else n
-        return family.choose_for_mean(
-            (m, weights, k), num_groups, is_ragged, num_sms, num_b, weight_layout, is_quantized
-        )
+        return family.choose(sizes, num_sms, num_b, weight_layout, is_quantized, are_means=is_ragged)
     chosen = config_for_rows(m, n, gate)
     return chosen if gate is not None else _split_where_idle(chosen, num_sms, num_groups, mean)
 

@@ -132,17 +132,6 @@ class ChoosingFamily(Family, Protocol):
         num_b: int = 1,
         weight_layout: str = "separate",
         is_quantized: bool = False,
+        are_means: bool = False,
     ) -> KernelConfig:
-        """The candidate for groups of these (m, n, k)."""
-
-    def choose_for_mean(
-        self,
-        mean: tuple[int, int, int],
-        num_groups: int,
-        is_ragged: bool,
-        num_sms: int,
-        num_b: int = 1,
-        weight_layout: str = "separate",
-        is_quantized: bool = False,
-    ) -> KernelConfig:
-        """The candidate for groups of this mean (m, n, k), whose sizes only the device knows."""
+        """The candidate for groups of these (m, n, k), or of sizes around them that only the device knows."""

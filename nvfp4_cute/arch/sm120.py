@@ -148,6 +148,7 @@ def choose(
     num_b: int = 1,
     weight_layout: str = "separate",
     is_quantized: bool = False,
+    are_means: bool = False,
 ) -> KernelConfig:
     """What a problem is computed with where the caller chooses nothing: the candidate with the least estimated time.
 
@@ -157,6 +158,7 @@ def choose(
         sizes: (m, n, k) of every group.
         num_sms: SMs of the device.
         num_b, weight_layout, is_quantized: as of :func:`candidates`.
+        are_means: makes no difference here.
     """
     live = Counter(size for size in sizes if min(size) > 0)
     tried = [
@@ -173,19 +175,6 @@ def choose(
     if chosen.split_k > 1:
         chosen = replace(chosen, num_cta=_resident_clusters(num_sms, chosen.split_k) * chosen.split_k)
     return chosen
-
-
-def choose_for_mean(
-    mean: tuple[int, int, int],
-    num_groups: int,
-    is_ragged: bool,
-    num_sms: int,
-    num_b: int = 1,
-    weight_layout: str = "separate",
-    is_quantized: bool = False,
-) -> KernelConfig:
-    """The same for groups whose sizes only the device knows: as if all had their mean (m, n, k)."""
-    return choose([mean] * num_groups, num_sms, num_b, weight_layout, is_quantized)
 
 
 def _num_tiles(config: KernelConfig, sizes: Counter[tuple[int, int, int]]) -> int:

@@ -296,6 +296,7 @@ def choose(
     num_b: int = 1,
     weight_layout: str = "separate",
     is_quantized: bool = False,
+    are_means: bool = False,
 ) -> KernelConfig:
     """The candidate with the least modelled time: padding and idle SMs against decoding again and adding up.
 
@@ -303,51 +304,13 @@ def choose(
         sizes: (m, n, k) of every group.
         num_sms: SMs of the device.
         num_b, weight_layout, is_quantized: as of :func:`candidates`.
+        are_means: whether groups only have so many rows on the average: the device knows how many, and takes them in the caller's
+            order.
     """
-    # The kernel takes the largest groups first.
-    largest_first = sorted(sizes, key=lambda size: -size[0])
-    return _choose_among([largest_first], num_sms, num_b, weight_layout, is_quantized)
-
-
-def choose_for_mean(
-    mean: tuple[int, int, int],
-    num_groups: int,
-    is_ragged: bool,
-    num_sms: int,
-    num_b: int = 1,
-    weight_layout: str = "separate",
-    is_quantized: bool = False,
-) -> KernelConfig:
-    """The same for groups whose sizes only the device knows, and which it takes in the caller's order.
-
-    Args:
-        mean: (m, n, k) of a group of mean size.
-        is_ragged: whether sizes may differ, to both sides of the mean.
-        num_sms, num_b, weight_layout, is_quantized: as of :func:`choose`.
-    """
-    least_shares = LEAST_SHARES_OF_MEAN if is_ragged and num_groups > 1 else (1.0,)
-    orders = [_sizes_around(mean, num_groups, share) for share in least_shares]
-    return _choose_among(orders, num_sms, num_b, weight_layout, is_quantized)
-
-
-def _sizes_around(
-    mean: tuple[int, int, int], num_groups: int, least_share: float
-) -> list[tuple[int, int, int]]:
-    """So many groups, with as many rows more than the mean as less, from a share of it on, in mixed order."""
-    m, n, k = mean
-    step = 2 * (1 - least_share) / num_groups
-    mixed = sorted(range(num_groups), key=lambda group: group * GOLDEN_RATIO % 1)
-    return [(max(round(m * (least_share + (group + 0.5) * step)), min(m, 1)), n, k) for group in mixed]
-
-
-def _choose_among(
-    orders: list[list[tuple[int, int, int]]],
-    num_sms: int,
-    num_b: int,
-    weight_layout: str,
-    is_quantized: bool,
-) -> KernelConfig:
-    """As :func:`choose`, for any of several lists of groups, in the orders in which the kernel takes them."""
+    # The kernel takes the largest groups first where it is told which they are.
+    means = sorted(sizes, key=lambda size: -size[0])
+    shares = LEAST_SHARES_OF_MEAN if are_means and len(means) > 1 else (1.0,)
+    orders = [_sizes_around(means, share) for share in shares]
     orders = [[size for size in sizes if min(size) > 0] for sizes in orders]
     most = max((m for sizes in orders for m, _, _ in sizes), default=0)
     widest = next((tokens for tokens in TOKEN_CHOICES if tokens >= most), MAX_TILE_TOKENS)
@@ -372,6 +335,14 @@ def _choose_among(
         if config_us < best_us:
             best_us, best = config_us, config
     return best
+
+
+def _sizes_around(means: list[tuple[int, int, int]], least_share: float) -> list[tuple[int, int, int]]:
+    """Groups with as many rows more than their means as less, from a share of these on, in mixed order."""
+    step = 2 * (1 - least_share) / max(len(means), 1)
+    mixed = sorted(range(len(means)), key=lambda group: group * GOLDEN_RATIO % 1)
+    shares = (least_share + (group + 0.5) * step for group in mixed)
+    return [(max(round(m * share), min(m, 1)), n, k) for (m, n, k), share in zip(means, shares, strict=True)]
 
 
 def _is_narrow(config: KernelConfig, tokens: int) -> bool:
