@@ -143,7 +143,7 @@ def run_activations(args: ActivationArgs):
     while tiles.has_tile(tile_place):
         k_part = tiles.part(tile_place)
         tile = k_part.tile
-        num_tokens = tokens_multiplied(tile, tile_m)
+        num_tokens = tokens_multiplied(tile, args.config)
         # The tile's first token need not be the first of a scale block.
         sf_row = tile.tile_m_idx * tile_m % SF_BLOCK_ROWS
         steps = Steps(lane, tokens, [lane.scales + scale_offset(sf_row + token) for token in tokens])

@@ -16,6 +16,7 @@ import cutlass.cute as cute
 from cutlass import Float32, Int32, Int64, Uint32
 
 from nvfp4_cute.arch.sm90 import PAIRED_TILE_TOKENS
+from nvfp4_cute.config import KernelConfig
 from nvfp4_cute.scale_layout import SF_VEC_SIZE
 
 from ..common import ptx
@@ -29,7 +30,8 @@ from ..common.quantized_output import QuantizedGroup, quantized_group, store_qua
 from .decode import OPERAND_EXPONENT
 from .one_of import MOST_IN_TURN, one_of
 from .opaque import opaque
-from .operands import load_shared, load_shared_half, store_shared, tokens_of_tile
+from .operands import load_shared, load_shared_half, store_shared
+from .token_tiles import first_token, tokens_of_tile
 from .warp_schedule import GROUP_THREADS, WARP_SIZE, WARPS_PER_GROUP, WarpSchedule
 from .weight_rows import output_column, tile_columns
 
@@ -106,7 +108,7 @@ def store_tile(
     outputs: OutputTable,
     kind: cutlass.Constexpr,
     tile: WorkTile,
-    work_tile_mnk: cutlass.Constexpr,
+    config: cutlass.Constexpr[KernelConfig],
     staging_address: Int32,
 ):
     """Write the elements inside the group's extents.
@@ -116,24 +118,23 @@ def store_tile(
         kind: ``OutputKind``.
         staging_address: ``STAGING_BYTES`` of shared memory a warpgroup.
     """
-    tile_m = work_tile_mnk[0]
     limit = None
     if cutlass.const_expr(outputs.limit is not None):
         limit = ptx.float_of(outputs.limit)
     alphas = load_alphas(outputs, tile.slot, kind.num_products)
     results = Results(acc, kind, alphas, limit, Float32(2.0 ** (2 * OPERAND_EXPONENT)))
-    row, column = tile.tile_m_idx * tile_m, tile.tile_n_idx * tile_columns(kind)
+    row, column = first_token(tile, config), tile.tile_n_idx * tile_columns(kind)
     # Rows of all operands with weights make the columns of the output.
-    rows, columns = tokens_of_tile(tile, tile_m), tile.n // (kind.num_products // kind.num_b)
+    rows, columns = tokens_of_tile(tile, config), tile.n // (kind.num_products // kind.num_b)
     if cutlass.const_expr(outputs.scales is not None):
         group = quantized_group(outputs, tile, columns)
         pass_tokens = STAGING_BYTES // (4 * _group_columns(kind))
-        if cutlass.const_expr(tile_m > PAIRED_TILE_TOKENS):
+        if cutlass.const_expr(config.work_tile_mnk[0] > PAIRED_TILE_TOKENS):
             for index in cutlass.range(cute.ceil_div(rows, pass_tokens), unroll=1):
                 _store_quantized_pass(results, index, group, row, column, rows, staging_address)
         else:
             # Where two CTAs share an SM, what is done must leave its registers to what follows.
-            for index in cutlass.range_constexpr(-(-tile_m // pass_tokens)):
+            for index in cutlass.range_constexpr(-(-config.work_tile_mnk[0] // pass_tokens)):
                 if index * pass_tokens < rows:
                     _store_quantized_pass(results, index, group, row, column, rows, staging_address)
     else:

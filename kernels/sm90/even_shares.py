@@ -22,6 +22,7 @@ from nvfp4_cute.config import KernelConfig
 from ..common.device_groups import DeviceGroups, inclusive_sum
 from ..common.group_table import GroupTable, WorkTile, ceil_div, divide, locate_slot, select_slot
 from ..common.select import select
+from .token_tiles import TokenTiles
 from .warp_schedule import WARP_SIZE
 
 
@@ -32,21 +33,46 @@ def work_of_tokens(tokens: Int32 | int):
 
 def work_of_group(m: Int32, n: Int32, k: Int32, tile_shape_mnk: tuple) -> Int32:
     """Positions that a group takes."""
-    tiles_m, last_tokens = _tiles_of_strip(m, tile_shape_mnk[0])
-    full, last = _work_of_tiles(last_tokens, ceil_div(k, tile_shape_mnk[2]), tile_shape_mnk[0])
-    return ((tiles_m - 1) * full + last) * ceil_div(n, tile_shape_mnk[1])
+    return Strip.of(m, ceil_div(k, tile_shape_mnk[2]), tile_shape_mnk).length * ceil_div(n, tile_shape_mnk[1])
 
 
-def _tiles_of_strip(m: Int32, tile_tokens: int) -> tuple:
-    """Tiles of a group that have the same weights, and tokens of the last one."""
-    tiles_m = ceil_div(m, tile_tokens)
-    return tiles_m, m - (tiles_m - 1) * tile_tokens
+@dataclass(frozen=True)
+class Strip:
+    """Positions of a group's tiles that have the same weights.
 
+    Attributes:
+        tiles: their tokens.
+        full, first, second: positions of a full tile, and of the last two, as of ``TokenTiles``.
+    """
 
-def _work_of_tiles(last_tokens: Int32, k_tile_cnt: Int32, tile_tokens: int) -> tuple:
-    """Of a full tile, and of one of so many tokens."""
-    count = k_tile_cnt + STORING_K_TILES
-    return work_of_tokens(tile_tokens) * count, work_of_tokens(last_tokens) * count
+    tiles: TokenTiles
+    full: Int32
+    first: Int32
+    second: Int32
+
+    @classmethod
+    def of(cls, m: Int32, k_tile_cnt: Int32, tile_shape_mnk: tuple) -> "Strip":
+        """Of a group of so many tokens, with so many K tiles."""
+        tiles, count = TokenTiles.of(m, tile_shape_mnk[0], is_dealt=True), k_tile_cnt + STORING_K_TILES
+        full, first, second = (
+            work_of_tokens(of) * count for of in (tile_shape_mnk[0], tiles.first, tiles.second)
+        )
+        return cls(tiles, full, first, select(tiles.count > 1, second, Int32(0)))
+
+    @property
+    def length(self) -> Int32:
+        """Positions in all."""
+        return self.tiles.num_full * self.full + self.first + self.second
+
+    def before(self, index: Int32) -> Int32:
+        """Positions before a tile."""
+        full = cutlass.min(index, self.tiles.num_full) * self.full
+        return full + select(index > self.tiles.num_full, self.first, Int32(0))
+
+    def tile_at(self, position: Int32) -> Int32:
+        """The tile that has a position, counted in the strip."""
+        index = cutlass.min(Int32(Uint32(position) // Uint32(self.full)), self.tiles.num_full)
+        return index + select(position >= self.tiles.num_full * self.full + self.first, Int32(1), Int32(0))
 
 
 @dataclass(frozen=True)
@@ -143,14 +169,13 @@ def _position_in_group(
     local: Int32, m: Int32, k: Int32, reciprocal: Uint32 | None, tile_shape_mnk: cutlass.Constexpr
 ) -> Int32:
     """Positions of a group before its tile of an index. reciprocal: of its tiles along M, if known."""
-    tiles_m, last_tokens = _tiles_of_strip(m, tile_shape_mnk[0])
-    full, last = _work_of_tiles(last_tokens, ceil_div(k, tile_shape_mnk[2]), tile_shape_mnk[0])
+    strip = Strip.of(m, ceil_div(k, tile_shape_mnk[2]), tile_shape_mnk)
     if cutlass.const_expr(reciprocal is None):
-        tile_n_idx = Int32(Uint32(local) // Uint32(tiles_m))
-        tile_m_idx = local - tile_n_idx * tiles_m
+        tile_n_idx = Int32(Uint32(local) // Uint32(strip.tiles.count))
+        tile_m_idx = local - tile_n_idx * strip.tiles.count
     else:
-        tile_n_idx, tile_m_idx = divide(local, tiles_m, reciprocal)
-    return tile_n_idx * ((tiles_m - 1) * full + last) + tile_m_idx * full
+        tile_n_idx, tile_m_idx = divide(local, strip.tiles.count, reciprocal)
+    return tile_n_idx * strip.length + strip.before(tile_m_idx)
 
 
 @dataclass(frozen=True)
@@ -272,15 +297,12 @@ def place_at(groups: object, position: Int32, config: cutlass.Constexpr[KernelCo
         local = position - offset
     else:
         tile, local = groups.group_at(groups.first_cursor(position, tile_shape), tile_shape)
-    tiles_m, last_tokens = _tiles_of_strip(tile.m, tile_shape[0])
-    full, last = _work_of_tiles(last_tokens, tile.k_tile_cnt, tile_shape[0])
-    strip = (tiles_m - 1) * full + last
-    tile_n_idx = Int32(Uint32(local) // Uint32(strip))
-    in_strip = local - tile_n_idx * strip
-    tile_m_idx = cutlass.min(Int32(Uint32(in_strip) // Uint32(full)), tiles_m - 1)
-    begin = position - (in_strip - tile_m_idx * full)
-    is_last = tile_m_idx == tiles_m - 1
-    per_k_tile = work_of_tokens(last_tokens if is_last else Int32(tile_shape[0]))
+    strip = Strip.of(tile.m, tile.k_tile_cnt, tile_shape)
+    tile_n_idx = Int32(Uint32(local) // Uint32(strip.length))
+    in_strip = local - tile_n_idx * strip.length
+    tile_m_idx = strip.tile_at(in_strip)
+    begin = position - (in_strip - strip.before(tile_m_idx))
+    per_k_tile = work_of_tokens(strip.tiles.tokens(tile_m_idx))
     return Placed(
         replace(tile, tile_m_idx=tile_m_idx, tile_n_idx=tile_n_idx),
         begin + per_k_tile * (tile.k_tile_cnt + STORING_K_TILES),

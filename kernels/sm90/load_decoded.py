@@ -17,7 +17,8 @@ from ..common.ring import PRODUCER_PHASE, Ring, next_stage
 from ..common.tma_load import EVICT_LAST, tma_load
 from .activations import SLAB_ROW_BYTES
 from .load import TOKENS, LoadArgs, sides_of_cta
-from .operands import store_shared, tokens_of_tile
+from .operands import store_shared
+from .token_tiles import first_token, tokens_of_tile
 
 CLEARED_BYTES = 16
 
@@ -62,10 +63,10 @@ def run_load_decoded(args: DecodedArgs):
         k_part = tiles.part(place)
         tile = k_part.tile
         rows = sides_of_cta(config, tile)[TOKENS]
-        row, batch = Int32(rows.origin.row + rows.first_row), Int32(rows.origin.batch)
+        row, batch = Int32(rows.origin.row + first_token(tile, config)), Int32(rows.origin.batch)
         # What is multiplied behind a group's last token may be left over: an MMA's columns do not mix. Boxes with nothing in
         # them are slow: 8 tokens in boxes for 32 took an H200 58 us instead of 50.
-        num_boxes = ceil_div(tokens_of_tile(tile, tokens), box)
+        num_boxes = ceil_div(tokens_of_tile(tile, config), box)
         (descriptor,) = descriptor_addresses(args.load.descriptors.n, tile.slot)
         first_slab = k_part.first * SLABS
         for first_of_stage in cutlass.range(

@@ -90,8 +90,7 @@ class Weights:
 @cute.jit
 def run_math(args: MathArgs):
     """For each tile: accumulate its K tiles, then scale, convert and store."""
-    tiles, tiler = args.tiles, args.config.work_tile_mnk
-    tile_m = tiler[0]
+    tiles, tile_m = args.tiles, args.config.work_tile_mnk[0]
     # Value 4i + 2h + e: weight row h * 8 below the lane's first, token 8i + 2 * (lane % 4) + e.
     acc = cute.make_rmem_tensor(tile_m // 2, Float32)
     stage, phase = Int32(0), Int32(CONSUMER_PHASE)
@@ -102,7 +101,7 @@ def run_math(args: MathArgs):
         part = tiles.part(place)
         tile = part.tile
         rows = lane_rows(args.kind, tile, cute.arch.thread_idx()[0] % 4)
-        tokens = opaque(tokens_multiplied(tile, tile_m))
+        tokens = opaque(tokens_multiplied(tile, args.config))
         stage, phase, in_stage, in_phase = _accumulate(
             args, acc, rows, tokens, part.count, stage, phase, in_stage, in_phase
         )
@@ -113,14 +112,16 @@ def run_math(args: MathArgs):
             else:
                 # Read again where it is needed: until then its registers are sums'.
                 _add_others(args, acc, tokens, tiles.part(place).num_others)
-                store_tile(acc, args.outputs, args.kind, tiles.part(place).tile, tiler, args.staging_address)
+                store_tile(
+                    acc, args.outputs, args.kind, tiles.part(place).tile, args.config, args.staging_address
+                )
             tiles.release(place)
         elif cutlass.const_expr(args.partial.split == 1):
-            store_tile(acc, args.outputs, args.kind, tile, tiler, args.staging_address)
+            store_tile(acc, args.outputs, args.kind, tile, args.config, args.staging_address)
         else:
             if cute.arch.block_idx_in_cluster() == 0:
                 add_sums(args.partial, acc, cute.arch.thread_idx()[0], turn)
-                store_tile(acc, args.outputs, args.kind, tile, tiler, args.staging_address)
+                store_tile(acc, args.outputs, args.kind, tile, args.config, args.staging_address)
                 _give_room(args.partial)
             else:
                 send_sums(args.partial, acc, Int32(0), turn)

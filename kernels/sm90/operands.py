@@ -11,6 +11,7 @@ from nvfp4_cute.config import KernelConfig
 
 from ..common.group_table import WorkTile
 from ..common.operand_maps import Boxes
+from .token_tiles import tokens_of_tile
 
 # One K tile of 128 values: 64 bytes a row, swizzled by TMA in 16-byte units within 64 bytes: unit ^= row / 2 % 4.
 ROW_BYTES = TILE_K // 2
@@ -47,9 +48,10 @@ def scale_offset(row: Int32) -> Int32:
 
 
 @cute.jit
-def tokens_multiplied(tile: WorkTile, tile_m: cutlass.Constexpr) -> Int32:
+def tokens_multiplied(tile: WorkTile, config: cutlass.Constexpr[KernelConfig]) -> Int32:
     """The least of ``token_counts`` that holds the tile's tokens."""
-    rounded = cute.ceil_div(tokens_of_tile(tile, tile_m), TOKEN_STEP) * TOKEN_STEP
+    tile_m = config.work_tile_mnk[0]
+    rounded = cute.ceil_div(tokens_of_tile(tile, config), TOKEN_STEP) * TOKEN_STEP
     return cutlass.min(cutlass.max(rounded, LEAST_TOKENS), tile_m)
 
 
@@ -79,10 +81,3 @@ def store_shared(address: Int32, values: list) -> None:
 
 def _shared_pointer(address: Int32):
     return llvm.inttoptr(llvm.PointerType.get(SHARED_SPACE), address.ir_value())
-
-
-@cute.jit
-def tokens_of_tile(tile: WorkTile, tile_m: cutlass.Constexpr) -> Int32:
-    """Tokens of the group from the tile's first to its end, at most a tile."""
-    remaining = tile.m - tile.tile_m_idx * tile_m
-    return remaining if remaining < tile_m else Int32(tile_m)

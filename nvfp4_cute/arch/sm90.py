@@ -162,6 +162,11 @@ def token_counts(tile_m: int) -> list[int]:
     return [*range(LEAST_TOKENS, tile_m, TOKEN_STEP), tile_m]
 
 
+def least_step(tile_m: int) -> int:
+    """Of tokens in tiles of so many: a tile has a whole number of these steps."""
+    return math.gcd(TOKEN_STEP, tile_m)
+
+
 def token_box(config: KernelConfig) -> int:
     """Decoded tokens of one copy: where a group has none of them it is left out. The CTAs of a pair take turns."""
     return max(rows for rows in TOKEN_BOXES if config.work_tile_mnk[0] % (config.num_m_cta * rows) == 0)
@@ -363,12 +368,15 @@ def _modelled_us(
     tile_us = US_PER_DECODED_TILE if config.decode_first else US_PER_TILE
     tile_us += US_PER_SPLIT_TILE if split > 1 else 0.0
     m, n, k = np.array(live or [(0, 0, 0)]).T
-    # Of every group: tiles along M and N, K tiles, the time of a full tile, and of the last one along M.
+    # Of every group: tiles along M and N, K tiles, the time of a full tile, and of the last two along M, or of the last one.
     strips, columns, k_tiles = -(-m // tile_tokens), -(-n // tile_weights), -(-k // (TILE_K * split))
+    num_full, *last = last_tiles(m, tile_tokens, config.deal_k)
     counts = np.array(token_counts(tile_tokens))
-    last_counts = counts[np.searchsorted(counts, (m - 1) % tile_tokens + 1)]
-    full_us, last_us = (tile_us + k_tiles * _k_tile_us(config, count) for count in (counts[-1], last_counts))
-    all_us, num_tiles = float(columns @ ((strips - 1) * full_us + last_us)), int(columns @ strips)
+    full_us, last_us, behind_us = (
+        (tokens > 0) * (tile_us + k_tiles * _k_tile_us(config, counts[np.searchsorted(counts, tokens)]))
+        for tokens in (tile_tokens, *last)
+    )
+    all_us, num_tiles = float(columns @ (num_full * full_us + last_us + behind_us)), int(columns @ strips)
     # Of GPCs clusters of four leave SMs over.
     num_sms = num_sms * 10 // 11 if config.cluster_size == 4 else num_sms
     workers = num_sms * ctas_per_sm(config) // config.cluster_size
@@ -390,6 +398,17 @@ def _modelled_us(
         return US_PER_DECODING + most_us
     is_paired = ctas_per_sm(config) == 2 and num_tiles * split > num_sms
     return US_PER_LAUNCH + most_us * (PAIR_FACTOR if is_paired else 1.0)
+
+
+def last_tiles(m: np.ndarray, tile_tokens: int, is_dealt: bool) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """As ``kernels.sm90.token_tiles``: full tiles of so many tokens, and the tokens of those behind them, one or two."""
+    count, step = -(-m // tile_tokens), least_step(tile_tokens)
+    if not is_dealt:
+        return count - 1, m - (count - 1) * tile_tokens, np.zeros_like(m)
+    num_full = np.maximum(count - 2, 0)
+    rest = m - num_full * tile_tokens
+    first = np.where(count > 1, -(-rest // (2 * step)) * step, rest)
+    return num_full, first, rest - first
 
 
 def _k_tile_us(config: KernelConfig, tokens: np.ndarray) -> np.ndarray:

@@ -1,0 +1,68 @@
+"""How a group's tokens are divided among its tiles along M.
+
+Tiles are full but for the last one. With stream-K the last two share what is left evenly, to a step: two K tiles of 128 tokens
+take less time than one of 192 and one of 64, and work that is dealt to the K tile need not come in tiles of one size.
+"""
+
+from dataclasses import dataclass
+
+import cutlass
+from cutlass import Int32
+
+from nvfp4_cute.arch.sm90 import least_step
+from nvfp4_cute.config import KernelConfig
+
+from ..common.group_table import WorkTile, ceil_div
+from ..common.select import select
+
+
+@dataclass(frozen=True)
+class TokenTiles:
+    """Tiles of a group that have the same weights.
+
+    Attributes:
+        tile_tokens: of a full tile.
+        count: of all tiles.
+        num_full: tiles before the last two, or the last one where K tiles are not dealt.
+        first: tokens of the one behind these.
+        second: of the last one behind that, 0 where there is none.
+    """
+
+    tile_tokens: int
+    count: Int32
+    num_full: Int32
+    first: Int32
+    second: Int32
+
+    @classmethod
+    def of(cls, m: Int32, tile_tokens: int, is_dealt: bool) -> "TokenTiles":
+        """Of so many tokens, at least one. is_dealt: whether K tiles are."""
+        count, step = ceil_div(m, tile_tokens), least_step(tile_tokens)
+        num_full = cutlass.max(count - 2, 0) if is_dealt else count - 1
+        rest = m - num_full * tile_tokens
+        first = select(count > 1, ceil_div(rest, 2 * step) * step, rest) if is_dealt else rest
+        return cls(tile_tokens, count, num_full, first, rest - first)
+
+    def first_token(self, index: Int32) -> Int32:
+        """Of a tile, counted in the group."""
+        full = cutlass.min(index, self.num_full) * self.tile_tokens
+        return full + select(index > self.num_full, self.first, Int32(0))
+
+    def tokens(self, index: Int32) -> Int32:
+        """How many a tile has."""
+        last = select(index == self.num_full, self.first, self.second)
+        return select(index < self.num_full, Int32(self.tile_tokens), last)
+
+
+def first_token(tile: WorkTile, config: KernelConfig) -> Int32:
+    """The tile's first token, counted in its group."""
+    return _tiles_of(tile, config).first_token(tile.tile_m_idx)
+
+
+def tokens_of_tile(tile: WorkTile, config: KernelConfig) -> Int32:
+    """Tokens that the tile has."""
+    return _tiles_of(tile, config).tokens(tile.tile_m_idx)
+
+
+def _tiles_of(tile: WorkTile, config: KernelConfig) -> TokenTiles:
+    return TokenTiles.of(tile.m, config.work_tile_mnk[0], config.deal_k)
