@@ -53,7 +53,7 @@ class Strip:
     @classmethod
     def of(cls, m: Int32, k_tile_cnt: Int32, tile_shape_mnk: tuple) -> "Strip":
         """Of a group of so many tokens, with so many K tiles."""
-        tiles, count = TokenTiles.of(m, tile_shape_mnk[0], is_dealt=True), k_tile_cnt + STORING_K_TILES
+        tiles, count = TokenTiles.of(m, tile_shape_mnk[0]), k_tile_cnt + STORING_K_TILES
         full, first, second = (
             work_of_tokens(of) * count for of in (tile_shape_mnk[0], tiles.first, tiles.second)
         )

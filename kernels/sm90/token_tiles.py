@@ -7,6 +7,7 @@ take less time than one of 192 and one of 64, and work that is dealt to the K ti
 from dataclasses import dataclass
 
 import cutlass
+import cutlass.cute as cute
 from cutlass import Int32
 
 from nvfp4_cute.arch.sm90 import least_step
@@ -18,12 +19,12 @@ from ..common.select import select
 
 @dataclass(frozen=True)
 class TokenTiles:
-    """Tiles of a group that have the same weights.
+    """Tiles of a group that have the same weights, of stream-K.
 
     Attributes:
         tile_tokens: of a full tile.
         count: of all tiles.
-        num_full: tiles before the last two, or the last one where K tiles are not dealt.
+        num_full: tiles before the last two.
         first: tokens of the one behind these.
         second: of the last one behind that, 0 where there is none.
     """
@@ -35,12 +36,12 @@ class TokenTiles:
     second: Int32
 
     @classmethod
-    def of(cls, m: Int32, tile_tokens: int, is_dealt: bool) -> "TokenTiles":
-        """Of so many tokens, at least one. is_dealt: whether K tiles are."""
+    def of(cls, m: Int32, tile_tokens: int) -> "TokenTiles":
+        """Of so many tokens, at least one."""
         count, step = ceil_div(m, tile_tokens), least_step(tile_tokens)
-        num_full = cutlass.max(count - 2, 0) if is_dealt else count - 1
+        num_full = cutlass.max(count - 2, 0)
         rest = m - num_full * tile_tokens
-        first = select(count > 1, ceil_div(rest, 2 * step) * step, rest) if is_dealt else rest
+        first = select(count > 1, ceil_div(rest, 2 * step) * step, rest)
         return cls(tile_tokens, count, num_full, first, rest - first)
 
     def first_token(self, index: Int32) -> Int32:
@@ -56,13 +57,16 @@ class TokenTiles:
 
 def first_token(tile: WorkTile, config: KernelConfig) -> Int32:
     """The tile's first token, counted in its group."""
-    return _tiles_of(tile, config).first_token(tile.tile_m_idx)
+    if config.deal_k:
+        return TokenTiles.of(tile.m, config.work_tile_mnk[0]).first_token(tile.tile_m_idx)
+    return tile.tile_m_idx * config.work_tile_mnk[0]
 
 
-def tokens_of_tile(tile: WorkTile, config: KernelConfig) -> Int32:
+@cute.jit
+def tokens_of_tile(tile: WorkTile, config: cutlass.Constexpr[KernelConfig]) -> Int32:
     """Tokens that the tile has."""
-    return _tiles_of(tile, config).tokens(tile.tile_m_idx)
-
-
-def _tiles_of(tile: WorkTile, config: KernelConfig) -> TokenTiles:
-    return TokenTiles.of(tile.m, config.work_tile_mnk[0], config.deal_k)
+    tile_m = config.work_tile_mnk[0]
+    if cutlass.const_expr(config.deal_k):
+        return TokenTiles.of(tile.m, tile_m).tokens(tile.tile_m_idx)
+    remaining = tile.m - tile.tile_m_idx * tile_m
+    return remaining if remaining < tile_m else Int32(tile_m)
