@@ -370,11 +370,11 @@ def _modelled_us(
     m, n, k = np.array(live or [(0, 0, 0)]).T
     # Of every group: tiles along M and N, K tiles, the time of a full tile, and of the last two along M, or of the last one.
     strips, columns, k_tiles = -(-m // tile_tokens), -(-n // tile_weights), -(-k // (TILE_K * split))
-    num_full, *last = last_tiles(m, tile_tokens, config.deal_k)
+    num_full, last, behind = last_tiles(m, tile_tokens, config.deal_k)
     counts = np.array(token_counts(tile_tokens))
     full_us, last_us, behind_us = (
         (tokens > 0) * (tile_us + k_tiles * _k_tile_us(config, counts[np.searchsorted(counts, tokens)]))
-        for tokens in (tile_tokens, *last)
+        for tokens in (np.full_like(m, tile_tokens), last, behind)
     )
     all_us, num_tiles = float(columns @ (num_full * full_us + last_us + behind_us)), int(columns @ strips)
     # Of GPCs clusters of four leave SMs over.
