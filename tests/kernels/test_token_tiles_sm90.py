@@ -121,3 +121,13 @@ def test_quantized_results():
     )
     for got, want in zip(actual, expected, strict=True):
         assert torch.equal(dequantize(got), dequantize(want))
+
+
+@pytest.mark.gpu("sm_90a")
+@pytest.mark.parametrize("tokens", [96, 112, 128, 192])
+def test_what_is_left_is_divided_evenly_on_the_gpu(tokens):
+    operands = cases.make_operands(CASE)
+    for got, want in zip(
+        run(CASE, operands, "cuda", stream(tokens)), run(CASE, operands, "reference"), strict=True
+    ):
+        assert_bitwise_equal(got, want)
