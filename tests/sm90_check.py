@@ -22,6 +22,16 @@ def config(tokens, **settings):
     return KernelConfig((sm90.TILE_WEIGHTS, tokens, sm90.TILE_K), num_acc_stage=1, swap_ab=True, **settings)
 
 
+def first(tokens, **settings):
+    """Tokens are decoded by a launch before."""
+    return config(tokens, decode_first=True, **settings)
+
+
+def stream(tokens, **settings):
+    """With stream-K."""
+    return first(tokens, deal_k=True, **settings)
+
+
 def on_gpu(tensor):
     """The same values with the same row pitch."""
     if tensor.ndim < 2 or tensor.shape[0] < 2:

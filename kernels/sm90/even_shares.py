@@ -66,8 +66,7 @@ class Strip:
 
     def before(self, index: Int32) -> Int32:
         """Positions before a tile."""
-        full = cutlass.min(index, self.tiles.num_full) * self.full
-        return full + select(index > self.tiles.num_full, self.first, Int32(0))
+        return self.tiles.before(index, self.full, self.first)
 
     def tile_at(self, position: Int32) -> Int32:
         """The tile that has a position, counted in the strip."""

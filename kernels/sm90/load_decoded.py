@@ -62,8 +62,8 @@ def run_load_decoded(args: DecodedArgs):
     while tiles.has_tile(place):
         k_part = tiles.part(place)
         tile = k_part.tile
-        rows = sides_of_cta(config, tile)[TOKENS]
-        row, batch = Int32(rows.origin.row + first_token(tile, config)), Int32(rows.origin.batch)
+        origin = sides_of_cta(config, tile)[TOKENS].origin
+        row, batch = Int32(origin.row + first_token(tile, config)), Int32(origin.batch)
         # What is multiplied behind a group's last token may be left over: an MMA's columns do not mix. Boxes with nothing in
         # them are slow: 8 tokens in boxes for 32 took an H200 58 us instead of 50.
         num_boxes = ceil_div(tokens_of_tile(tile, config), box)

@@ -44,10 +44,13 @@ class TokenTiles:
         first = select(count > 1, ceil_div(rest, 2 * step) * step, rest)
         return cls(tile_tokens, count, num_full, first, rest - first)
 
+    def before(self, index: Int32, full: Int32 | int, first: Int32) -> Int32:
+        """What the tiles before one have in all, of which a full one has ``full`` and the one behind these ``first``."""
+        return cutlass.min(index, self.num_full) * full + select(index > self.num_full, first, Int32(0))
+
     def first_token(self, index: Int32) -> Int32:
         """Of a tile, counted in the group."""
-        full = cutlass.min(index, self.num_full) * self.tile_tokens
-        return full + select(index > self.num_full, self.first, Int32(0))
+        return self.before(index, self.tile_tokens, self.first)
 
     def tokens(self, index: Int32) -> Int32:
         """How many a tile has."""

@@ -15,7 +15,9 @@ from sm90_check import (
     assert_same_bits_in_every_launch,
     assert_sizes_on_the_device_match,
     config,
+    first,
     run,
+    stream,
 )
 
 from nvfp4_cute import KernelConfig, dequantize, gemm, grouped_dual_gemm, grouped_gemm, workspace
@@ -29,11 +31,6 @@ from nvfp4_cute.ops.device_groups import DeviceGroupsTask
 from nvfp4_cute.problem import GroupedProblem
 from nvfp4_cute.reference import expand_operand
 from nvfp4_cute.targets import H200
-
-
-def first(tokens, **settings):
-    return config(tokens, decode_first=True, **settings)
-
 
 # A group of no rows, tiles of an odd number of 128 weights, the last one small, ends of K within a K tile and half of it.
 # K long enough to be divided among clusters, which share tiles of one, two and three of them.
@@ -84,10 +81,6 @@ def test_list(chosen, mode):
     assert [stats.launches for stats in observer.stats] == [2]
     for got, want in zip(actual, run(LIST, operands, "reference"), strict=True):
         assert_bitwise_equal(got, want)
-
-
-def stream(tokens, **settings):
-    return first(tokens, deal_k=True, **settings)
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ import pytest
 import torch
 from cutlass import Int32
 from oracle import assert_bitwise_equal
-from sm90_check import EMULATED, assert_sizes_on_the_device_match, config, run
+from sm90_check import EMULATED, assert_sizes_on_the_device_match, config, run, stream
 
 from nvfp4_cute import dequantize, grouped_gemm
 from nvfp4_cute.arch import sm90
@@ -72,10 +72,6 @@ def test_host_equals_device(tile_tokens):
     assert not (firsts % step).any()
     two = m > tile_tokens
     assert (abs(last[0] - last[1])[two] < 2 * step).all()
-
-
-def stream(tokens, **settings):
-    return config(tokens, decode_first=True, deal_k=True, **settings)
 
 
 CASE = cases.Case(
