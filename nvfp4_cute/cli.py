@@ -97,7 +97,7 @@ native code.
 CHECK_BACKENDS = ("cuda", "emulator")
 # Named here, too, so that parsing does not load torch; tests compare them with nvfp4_cute.sol and nvfp4_cute.bench.
 BENCH_SUITES = ("competition", "dense", "linear", "experts")
-OPERATIONS = ("grouped_gemm", "grouped_dual_gemm", "gemv", "w4a16", "quantize")
+OPERATIONS = ("grouped_gemm", "grouped_dual_gemm", "gemv", "few_rows", "w4a16", "quantize")
 EVERYWHERE = ("grouped_gemm", "gemv", "quantize")  # what is compiled unless operations are named
 ACTIVATIONS = ("silu", "gelu_tanh", "relu2")
 WEIGHT_LAYOUTS = ("separate", "interleaved_64_up_first", "interleaved_32_gate_first")

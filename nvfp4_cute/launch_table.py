@@ -113,6 +113,31 @@ class Quantize(IntEnum):
     UP_BATCH = 14
 
 
+class FewRows(IntEnum):
+    """Entries of a few-rows product's table, one row: addresses, strides in bytes (of out: in elements), extents."""
+
+    A = 0
+    B = 1
+    SFA = 2
+    SFB = 3
+    OUT = 4
+    ALPHA = 5  # address of the fp32 factors; unused where the kernel has none
+    A_PITCH = 6
+    B_PITCH = 7
+    A_BATCH = 8
+    B_BATCH = 9
+    SFA_BATCH = 10
+    SFB_BATCH = 11
+    OUT_ROW = 12  # from row to row of a
+    OUT_COLUMN = 13  # from row to row of b
+    OUT_BATCH = 14
+    ALPHA_BATCH = 15  # 0 where one factor serves every batch
+    M = 16
+    N = 17
+    K = 18
+    L = 19
+
+
 class W4A16(IntEnum):
     """Entries of a weight-only product's table, one row: addresses, strides in bytes (of out: in elements), extents."""
 

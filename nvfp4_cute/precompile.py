@@ -21,9 +21,9 @@ from nvfp4_cute.config import KernelConfig
 from nvfp4_cute.errors import CacheError
 from nvfp4_cute.problem import NVFP4, Activation, Form, Gate, OutDtype, WeightLayout
 from nvfp4_cute.select import candidates, dual_candidates
-from nvfp4_cute.simt_keys import GemvKey, QuantizeKey, W4A16Key
+from nvfp4_cute.simt_keys import FewRowsKey, GemvKey, QuantizeKey, W4A16Key
 
-OPERATIONS = ("grouped_gemm", "grouped_dual_gemm", "gemv", "w4a16", "quantize")
+OPERATIONS = ("grouped_gemm", "grouped_dual_gemm", "gemv", "few_rows", "w4a16", "quantize")
 # A process that compiles takes about a gigabyte.
 MAX_JOBS = 8
 
@@ -74,6 +74,8 @@ def keys(
             raise ValueError(f"{operation} writes no {dtype}: leave it out with --dtype {dtype}")
         elif operation == "gemv":
             yield GemvKey(arch, dtype, has_alpha)
+        elif operation == "few_rows":
+            yield FewRowsKey(arch, dtype, has_alpha)
         elif operation == "w4a16":
             inputs = (torch.float16, torch.bfloat16) if dtype == torch.float32 else (dtype,)
             for activations, tokens in product(inputs, simt.W4A16_TOKENS):

@@ -81,6 +81,29 @@ class QuantizeKey:
 
 
 @dataclass(frozen=True)
+class FewRowsKey:
+    """A product of few rows: output dtype, and whether a factor is read."""
+
+    arch: str
+    out_dtype: torch.dtype
+    has_alpha: bool
+
+    def __post_init__(self):
+        """Raises UnsupportedTarget for an architecture without a kernel."""
+        simt.check_arch(self.arch)
+
+    def to_name(self) -> str:
+        """Readable, unique; the kernel's symbol starts with it."""
+        return f"nvfp4_few_rows_{self.arch}_{dtype_name(self.out_dtype)}{'_alpha' if self.has_alpha else ''}"
+
+    def make_kernel(self) -> Any:
+        """The CuTe DSL object to compile."""
+        from nvfp4_cute.kernels.simt.few_rows import FewRowsKernel
+
+        return FewRowsKernel(cutlass_dtype(self.out_dtype), self.has_alpha, self.to_name())
+
+
+@dataclass(frozen=True)
 class W4A16Key:
     """A weight-only product: dtype of the activations, output dtype, whether a factor is read, rows of a CTA."""
 

@@ -17,9 +17,9 @@ from cutlass import Int32, Uint32
 from nvfp4_cute.arch.sm90 import SF_BLOCK_ROWS, SLABS
 from nvfp4_cute.config import KernelConfig
 
+from ..common.decode import SIGN_BITS, decode_scales, decode_word
 from ..common.ring import CONSUMER_PHASE, PRODUCER_PHASE, Ring, arrive_warp, next_stage
 from ..common.select import select
-from .decode import SIGN_BITS, decode_scales, decode_word
 from .load import NOTHING, TOKENS, WEIGHTS, LoadArgs, first_place, load_k_tile
 from .one_of import one_of
 from .operands import (

@@ -21,6 +21,7 @@ from cutlass import Float16, Int32, Int64, Uint32
 
 from nvfp4_cute.arch.sm90 import SF_BLOCK_ROWS, SLABS, TILE_K
 
+from ..common.decode import SIGN_BITS, decode_halves, decode_scales
 from ..common.device_groups import DeviceGroups
 from ..common.global_access import KEEP, load_words, store_words
 from ..common.group_table import GroupTable, ceil_div
@@ -29,7 +30,6 @@ from ..common.operand_maps import rows_atom
 from ..common.ptx import keep_before
 from ..common.select import select
 from .activations import SLAB_ROW_BYTES, UNITS
-from .decode import SIGN_BITS, decode_halves, decode_scales
 from .math import SLAB_WORDS
 from .opaque import opaque
 from .operands import ROW_BYTES, SF_ATOM_BYTES, SF_ATOMS, UNIT_BYTES

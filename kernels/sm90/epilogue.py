@@ -21,13 +21,13 @@ from nvfp4_cute.scale_layout import SF_VEC_SIZE
 
 from ..common import ptx
 from ..common.activation import gate
+from ..common.decode import OPERAND_EXPONENT
 from ..common.encode import RoundE2M1
 from ..common.global_access import store_half, store_words
 from ..common.group_table import WorkTile
 from ..common.output_kind import OutputKind
 from ..common.output_table import OutputTable, group_output, load_alphas
 from ..common.quantized_output import QuantizedGroup, quantized_group, store_quantized_block
-from .decode import OPERAND_EXPONENT
 from .one_of import MOST_IN_TURN, one_of
 from .opaque import opaque
 from .operands import load_shared, load_shared_half, store_shared

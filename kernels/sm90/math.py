@@ -15,11 +15,11 @@ from cutlass.cute.nvgpu import warpgroup
 from nvfp4_cute.arch.sm90 import SLABS, k_tiles_of_stage, shares_stages, token_counts
 from nvfp4_cute.config import KernelConfig
 
+from ..common.decode import SIGN_BITS, decode_scales, decode_word
 from ..common.output_kind import OutputKind
 from ..common.output_table import OutputTable
 from ..common.ring import CONSUMER_PHASE, Ring, arrive_lanes, arrive_warp, barrier_of_lane, next_stage
 from ..common.split_k import PartialSums, add_sums, send_sums
-from .decode import SIGN_BITS, decode_scales, decode_word
 from .epilogue import store_tile
 from .handover import Handover, add, send
 from .opaque import opaque

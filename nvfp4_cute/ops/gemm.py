@@ -20,6 +20,8 @@ from nvfp4_cute.ops.batches import (
     split_batches,
     split_quantized,
 )
+from nvfp4_cute.ops.few_rows import FewRowsTask, few_rows_task
+from nvfp4_cute.ops.gemv import GemvTask
 from nvfp4_cute.ops.one_row import one_row_task
 from nvfp4_cute.ops.repeated import keep_list, keep_task
 from nvfp4_cute.ops.results import as_results
@@ -86,8 +88,9 @@ def gemm(
     """Multiply NVFP4 matrices: ``C[:, :, l] = alpha[l] * A[:, :, l] @ B[:, :, l]^T``.
 
     The grouped kernel of the GPU with one group, or with a group a batch; a batch of any size has one set of tensor maps.
-    One row of ``a`` goes to the kernel of ``gemv`` where that is faster (sm_90a), unless ``config`` is given; its results
-    depend on K alone, not on N, L or the GPU.
+    Unless ``config`` is given, one row of ``a`` goes to the kernel of ``gemv`` where that is faster (sm_90a), and two to eight
+    go to one of their own (``kernels/simt/few_rows.py``) where its CTAs, one for 32 rows of a batch's ``b``, have an SM each:
+    N up to 4224 on an H200. In both the order of summation is documented and depends on K alone, not on M, N, L or the GPU.
 
     Weight-only (W4A16): where ``a`` is float16 or bfloat16 [M, K] or [M, K, L] and ``a_scale`` None, another kernel
     multiplies by ``b`` without quantizing ``a``, on every GPU from sm_90a on. It is made for few rows: every 32 of them
@@ -174,9 +177,10 @@ def gemm(
     problem, operands, scales, outs = _check(
         a, b, a_scale, b_scale, alpha, out, out_dtype, factors, scale_layout
     )
-    task = None
+    task: GemvTask | FewRowsTask | None = None
     if config is None and not is_quantized:
-        task = one_row_task(a, b, *scales, operands.alpha, outs[0], backend)
+        taken = (a, b, *scales, operands.alpha, outs[0], backend)
+        task = one_row_task(*taken) or few_rows_task(*taken)
     if task is not None:
         backends.run_task(backend, task)
         keep_task(key, backend, task, inputs, outs)

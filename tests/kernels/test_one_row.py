@@ -41,7 +41,7 @@ def test_bits_are_the_gemvs(n, k, l):
 
 @pytest.mark.parametrize(
     "options",
-    [{"backend": "emulator:sm_100a"}, {"config": next(iter(candidates("sm_90a", "batched")))}, {"rows": 2}],
+    [{"backend": "emulator:sm_100a"}, {"config": next(iter(candidates("sm_90a", "batched")))}, {"rows": 9}],
 )
 def test_all_else_stays_with_the_gemm(options):
     options = {"backend": SM90} | options

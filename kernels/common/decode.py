@@ -22,8 +22,6 @@ MAGNITUDE_AT_EXPONENT = 0x0E0E0E0E
 # prmt selectors: (0, byte, 0, next byte), zero being byte 4.
 LOW_PAIR = 0x1404
 HIGH_PAIR = 0x3424
-# Scales are unsigned: the sign bit of their byte says nothing.
-SCALE_BITS = 0x7F7F
 
 
 @cute.jit
@@ -80,7 +78,7 @@ def _upper_bytes(magnitudes: Uint32, signs: Uint32) -> Uint32:
 
 @cute.jit
 def _multiply(pair: Uint32, scales: Uint32, upper: cutlass.Constexpr) -> Uint32:
-    """Both of a pair times one of two scales: an instruction, which takes the half as it is."""
+    """Both of a pair times one of two scales, whose sign says nothing: an instruction, which takes the half as it is."""
     half = "h" if upper else "l"
     return cute.arch.inline_ptx(
         "{ .reg .b16 l, h; .reg .b32 s; mov.b32 {l, h}, {$r1}; mov.b32 s, {"

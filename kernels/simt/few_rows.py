@@ -1,0 +1,355 @@
+"""Few rows of NVFP4 activations times NVFP4 weights: c[m, n] = alpha * sum over k of (A * SFA)[m, k] (B * SFB)[n, k].
+
+A (M, K, L), B (N, K, L) e2m1, two values a byte, K-major; SFA, SFB e4m3 in the 128x4 blocked layout, read in place; c fp16,
+bf16 or fp32. The weights are read once for every ``FEW_ROWS`` rows of A.
+
+Values times their scales are fp16 without rounding (``common.decode``). Warps multiply 16 weight rows by 8 rows of A and 16 k
+with ``mma.sync``, which every architecture from sm_90a on has.
+
+Work: a CTA has 32 weight rows of one scale atom, r, r + 32, r + 64, r + 96 for eight consecutive r, whose scales for 64 values
+of K are 128 consecutive bytes. Its warps take chunks of 128 values of K in turn. A lane (4 g + t) has row g of A and of each
+band of weights, and of a chunk piece t of 32 values; which k meet in one MMA is free as long as both operands agree. Each lane
+copies what it will read into slots of its own in shared memory, some chunks ahead: lanes meet nowhere but where warps are
+added up.
+
+Order of summation. One MMA adds 16 products to the sum in fp32, as the GPU's tensor cores add (truncating). Word w = 0 ...
+3 of a piece (its k from 8 w on) takes two: first the even k, then the odd ones, of all four t. A warp goes through its chunks in
+ascending order, starting from 0; warps are added in ascending order. So which products meet when depends on K alone, not
+on M, N or L. Then times 2^28, alpha, then one rounding to the output type.
+"""
+
+from dataclasses import dataclass, replace
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import Float32, Int32, Int64, Uint8, Uint32
+from cutlass.cute.arch import inline_ptx
+from cutlass.memory import SmemAllocator
+
+from nvfp4_cute.arch.simt import (
+    FEW_ROWS,
+    FEW_ROWS_SLOTS,
+    FEW_ROWS_UNIT,
+    FEW_ROWS_WARPS,
+    WARP_SIZE,
+)
+from nvfp4_cute.launch_table import FewRows
+from nvfp4_cute.scale_layout import ATOM_BYTES, ATOM_ROWS
+
+from ..common import ptx
+from ..common.decode import OPERAND_EXPONENT, SIGN_BITS, decode_scales, decode_word
+from ..common.global_access import global_scalar
+from ..common.select import select
+
+NUM_THREADS = FEW_ROWS_WARPS * WARP_SIZE
+assert NUM_THREADS == FEW_ROWS_UNIT * FEW_ROWS  # each adds up and stores a result
+# A lane's piece of a row: 16 bytes in four words, two scale blocks.
+PIECE_K, PIECE_BYTES, PIECE_WORDS, BLOCK_WORDS = 32, 16, 4, 2
+PIECES_PER_CHUNK, PIECES_PER_ATOM = 4, 2
+# Weight rows of a lane, 32 apart, whose scale words follow each other.
+BANDS, BAND_ROWS = 4, 32
+BAND_GROUP = FEW_ROWS_UNIT // BANDS
+MMA_M = BANDS // 2
+SCALE_WORD_BYTES, ROW_SCALES_BYTES = 4, 16
+# From a warp's chunk to its next one: pieces of a row, and bytes of values and of scales.
+STEP = FEW_ROWS_WARPS * PIECES_PER_CHUNK
+STEP_BYTES, SCALE_STEP_BYTES = STEP * PIECE_BYTES, STEP // PIECES_PER_ATOM * ATOM_BYTES
+# Of a warp's slot: weights (BAND), their scales and A, 16 bytes a lane each, and A's scales, 4 bytes a lane.
+ENTRY_BYTES = WARP_SIZE * PIECE_BYTES
+SFB_OFFSET = BANDS * ENTRY_BYTES
+A_OFFSET = SFB_OFFSET + ENTRY_BYTES
+SFA_OFFSET = A_OFFSET + ENTRY_BYTES
+SLOT_BYTES = SFA_OFFSET + WARP_SIZE * SCALE_WORD_BYTES
+# What is read once goes past L1; what every CTA reads again may stay there.
+PAST_L1, THROUGH_L1 = "cg", "ca"
+SMEM_CARVEOUT_PERCENT = 100
+# Between sums of neighbouring rows of A, beyond those of weights: lanes then write to banks of their own.
+SUMS_PITCH = FEW_ROWS_UNIT + 4
+
+
+@dataclass(frozen=True)
+class Operands:
+    """What one batch reads and writes. Addresses and strides Int64, extents Int32; strides in bytes, of ``out`` in elements."""
+
+    a: Int64
+    b: Int64
+    sfa: Int64
+    sfb: Int64
+    out: Int64
+    alpha: Int64
+    a_pitch: Int64
+    b_pitch: Int64
+    out_row: Int64
+    out_column: Int64
+    m: Int32
+    n: Int32
+    k: Int32
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """Where a lane reads a chunk: addresses of its piece of each band, of A, and of their scale words; and which piece it is."""
+
+    b: list
+    sfb: Int64
+    a: Int64
+    sfa: Int64
+    piece: Int32
+
+
+@dataclass(frozen=True)
+class Lane:
+    """Where a lane stands: its warp, g and t, and the rows that its CTA begins with.
+
+    Attributes:
+        entries, scale_entries: in shared memory, its 16 and its 4 bytes of the first entry of the warp's first slot.
+    """
+
+    warp_idx: Int32
+    group: Int32
+    piece: Int32
+    unit: Int32
+    first_row: Int32
+    entries: Int32
+    scale_entries: Int32
+
+
+class FewRowsKernel:
+    """One compiled variant.
+
+    Args:
+        out_dtype: cutlass.Float16, BFloat16 or Float32.
+        has_alpha: whether results are multiplied by a factor.
+        name: what the kernel is called in profilers and in the emulator's reports.
+    """
+
+    def __init__(self, out_dtype: type, has_alpha: bool, name: str):
+        self.out_dtype = out_dtype
+        self.has_alpha = has_alpha
+        self.name = name
+
+    @cute.jit
+    def __call__(self, table: cute.Pointer, queue):
+        """Launch: weight rows along x of the grid, rows of A along y, batches along z.
+
+        Args:
+            table: Int64 in host memory: ``launch_table.FewRows``.
+            queue: CUstream.
+        """
+        t = cute.make_tensor(table, cute.make_layout(len(FewRows)))
+        operands = Operands(
+            a=t[FewRows.A],
+            b=t[FewRows.B],
+            sfa=t[FewRows.SFA],
+            sfb=t[FewRows.SFB],
+            out=t[FewRows.OUT],
+            alpha=t[FewRows.ALPHA],
+            a_pitch=t[FewRows.A_PITCH],
+            b_pitch=t[FewRows.B_PITCH],
+            out_row=t[FewRows.OUT_ROW],
+            out_column=t[FewRows.OUT_COLUMN],
+            m=Int32(t[FewRows.M]),
+            n=Int32(t[FewRows.N]),
+            k=Int32(t[FewRows.K]),
+        )
+        strides = [
+            t[column]
+            for column in (
+                FewRows.A_BATCH,
+                FewRows.B_BATCH,
+                FewRows.SFA_BATCH,
+                FewRows.SFB_BATCH,
+                FewRows.OUT_BATCH,
+                FewRows.ALPHA_BATCH,
+            )
+        ]
+        num_units = Int32(cute.ceil_div(operands.n, ATOM_ROWS)) * (ATOM_ROWS // FEW_ROWS_UNIT)
+        self.kernel.set_name_prefix(self.name)
+        self.kernel(operands, strides).launch(
+            grid=(num_units, cute.ceil_div(operands.m, FEW_ROWS), Int32(t[FewRows.L])),
+            block=(NUM_THREADS, 1, 1),
+            preferred_smem_carveout=SMEM_CARVEOUT_PERCENT,
+            stream=queue,
+        )
+
+    @cute.kernel
+    def kernel(self, operands: Operands, strides: list):
+        """Accumulate, add up warps, a result a thread, and store."""
+        tidx, _, _ = cute.arch.thread_idx()
+        unit, row_tile, batch = cute.arch.block_idx()
+        warp_idx, lane_idx = cute.arch.make_warp_uniform(tidx // WARP_SIZE), tidx % WARP_SIZE
+        a_batch, b_batch, sfa_batch, sfb_batch, out_batch, alpha_batch = strides
+        own = replace(
+            operands,
+            a=operands.a + batch * a_batch,
+            b=operands.b + batch * b_batch,
+            sfa=operands.sfa + batch * sfa_batch,
+            sfb=operands.sfb + batch * sfb_batch,
+            out=operands.out + batch * out_batch * (self.out_dtype.width // 8),
+            alpha=operands.alpha + batch * alpha_batch,
+        )
+        smem = SmemAllocator()
+        # (WEIGHT ROW, ROW OF A, WARP)
+        sizes = (FEW_ROWS_UNIT, FEW_ROWS, FEW_ROWS_WARPS)
+        layout = cute.make_layout(sizes, stride=(1, SUMS_PITCH, SUMS_PITCH * FEW_ROWS))
+        sums = smem.allocate_tensor(Float32, layout, 16)
+        slots = smem.allocate_array(
+            Uint8, FEW_ROWS_WARPS * FEW_ROWS_SLOTS * SLOT_BYTES, byte_alignment=16
+        ).toint()
+        slots += warp_idx * (FEW_ROWS_SLOTS * SLOT_BYTES)
+        lane = Lane(
+            warp_idx=warp_idx,
+            group=lane_idx // PIECES_PER_CHUNK,
+            piece=lane_idx % PIECES_PER_CHUNK,
+            unit=unit,
+            first_row=row_tile * FEW_ROWS,
+            entries=slots + lane_idx * PIECE_BYTES,
+            scale_entries=slots + lane_idx * SCALE_WORD_BYTES,
+        )
+        # K is a multiple of 32, which the compiler does not know: what it can make of constants it makes anew.
+        sign_bits = Uint32(SIGN_BITS) + Uint32(own.k * lane_idx % PIECE_K)
+        num_pieces = own.k // PIECE_K
+
+        chunk = first_chunk(own, lane, num_pieces)
+        for i in cutlass.range_constexpr(FEW_ROWS_SLOTS):
+            copy_chunk(lane, chunk, num_pieces, Int32(i * SLOT_BYTES))
+            chunk = next_chunk(chunk)
+        # (REGISTER, MMA_M)
+        acc = cute.make_rmem_tensor((4, MMA_M), Float32)
+        acc.fill(0.0)
+        slot = Int32(0)
+        for _ in cutlass.range(
+            warp_idx, cute.ceil_div(num_pieces, PIECES_PER_CHUNK), FEW_ROWS_WARPS, unroll=1
+        ):
+            wait_for_copies(FEW_ROWS_SLOTS - 1)
+            add_chunk(acc, lane, slot, sign_bits)
+            copy_chunk(lane, chunk, num_pieces, slot)
+            chunk = next_chunk(chunk)
+            slot += SLOT_BYTES
+            slot = select(slot == FEW_ROWS_SLOTS * SLOT_BYTES, Int32(0), slot)
+        wait_for_copies(0)
+
+        for i in cutlass.range_constexpr(MMA_M):
+            for r in cutlass.range_constexpr(4):
+                # Registers of an MMA: row g, two columns; row g + 8, two columns.
+                row = lane.group + BAND_GROUP * (2 * i + r // 2)
+                sums[row, 2 * lane.piece + r % 2, warp_idx] = acc[r, i]
+        cute.arch.sync_threads()
+        place, column = tidx % FEW_ROWS_UNIT, tidx // FEW_ROWS_UNIT
+        row, a_row = row_of(unit, place % BAND_GROUP, place // BAND_GROUP), lane.first_row + column
+        if row < own.n and a_row < own.m:
+            total = sums[place, column, 0]
+            for w in cutlass.range_constexpr(1, FEW_ROWS_WARPS):
+                total = total + sums[place, column, w]
+            total = total * Float32(4.0**OPERAND_EXPONENT)
+            if cutlass.const_expr(self.has_alpha):
+                total = total * global_scalar(Float32, own.alpha)[0]
+            element = Int64(a_row) * own.out_row + Int64(row) * own.out_column
+            out = global_scalar(self.out_dtype, own.out + element * (self.out_dtype.width // 8))
+            out[0] = total.to(self.out_dtype)
+
+
+def first_chunk(own: Operands, lane: Lane, num_pieces: Int32) -> Chunk:
+    """The first chunk of a lane's warp."""
+    # Rows beyond M and N are read as the last one, and dropped in the end; scales of rows beyond N are padding.
+    a_row = cutlass.min(lane.first_row + lane.group, own.m - 1)
+    rows = [cutlass.min(row_of(lane.unit, lane.group, band), own.n - 1) for band in range(BANDS)]
+    piece = lane.warp_idx * PIECES_PER_CHUNK + lane.piece
+    k_atoms = cute.ceil_div(num_pieces, PIECES_PER_ATOM)
+    values, scales = Int64(piece) * PIECE_BYTES, Int64(piece // PIECES_PER_ATOM) * ATOM_BYTES
+    return Chunk(
+        b=[own.b + Int64(row) * own.b_pitch + values for row in rows],
+        sfb=own.sfb + scales_offset(row_of(lane.unit, lane.group, 0), k_atoms) + scales,
+        a=own.a + Int64(a_row) * own.a_pitch + values,
+        sfa=own.sfa + scales_offset(a_row, k_atoms) + scales,
+        piece=piece,
+    )
+
+
+def next_chunk(chunk: Chunk) -> Chunk:
+    """The chunk that a warp takes after this one."""
+    return Chunk(
+        b=[address + STEP_BYTES for address in chunk.b],
+        sfb=chunk.sfb + SCALE_STEP_BYTES,
+        a=chunk.a + STEP_BYTES,
+        sfa=chunk.sfa + SCALE_STEP_BYTES,
+        piece=chunk.piece + STEP,
+    )
+
+
+def copy_chunk(lane: Lane, chunk: Chunk, num_pieces: Int32, slot: Int32) -> None:
+    """Have a lane's part of a chunk copied, as one group; beyond K zeros are written."""
+    is_inside = chunk.piece < num_pieces
+    size = select(is_inside, Int32(PIECE_BYTES), Int32(0))
+    entry = lane.entries + slot
+    for band, source in enumerate(chunk.b):
+        copy_async(entry, band * ENTRY_BYTES, source, PIECE_BYTES, size, PAST_L1)
+    copy_async(entry, SFB_OFFSET, chunk.sfb, PIECE_BYTES, size, THROUGH_L1)
+    copy_async(entry, A_OFFSET, chunk.a, PIECE_BYTES, size, THROUGH_L1)
+    word_size = select(is_inside, Int32(SCALE_WORD_BYTES), Int32(0))
+    copy_async(lane.scale_entries + slot, SFA_OFFSET, chunk.sfa, SCALE_WORD_BYTES, word_size, THROUGH_L1)
+    inline_ptx("cp.async.commit_group;")
+
+
+def add_chunk(acc: cute.Tensor, lane: Lane, slot: Int32, sign_bits: Uint32) -> None:
+    """Add a lane's piece of the chunk in a slot."""
+    entry = lane.entries + slot
+    # Of a word's four scales the upper two are those of odd pieces.
+    shift = Uint32(lane.piece % PIECES_PER_ATOM * 16)
+    (code,) = load_shared(lane.scale_entries + slot, SFA_OFFSET, 1)
+    a_scales = decode_scales(code >> shift)
+    a_words = load_shared(entry, A_OFFSET, PIECE_WORDS)
+    b_scales = [decode_scales(code >> shift) for code in load_shared(entry, SFB_OFFSET, BANDS)]
+    b_words = [load_shared(entry, band * ENTRY_BYTES, PIECE_WORDS) for band in range(BANDS)]
+    for w in range(PIECE_WORDS):
+        upper = w >= BLOCK_WORDS
+        a_pairs = decode_word(a_words[w], a_scales, upper, sign_bits)
+        b_pairs = [
+            decode_word(words[w], scales, upper, sign_bits)
+            for words, scales in zip(b_words, b_scales, strict=True)
+        ]
+        for i in range(MMA_M):
+            low, high = b_pairs[2 * i : 2 * i + 2]
+            for first in (0, 2):
+                weights = [low[first], high[first], low[first + 1], high[first + 1]]
+                products = ptx.mma_m16n8k16(
+                    weights, a_pairs[first : first + 2], [acc[r, i] for r in range(4)], "f16"
+                )
+                for r, value in enumerate(products):
+                    acc[r, i] = value
+
+
+def row_of(unit: Int32, place: Int32, band) -> Int32:
+    """Weight row number ``place`` of the eight of a band of a unit."""
+    return unit // BANDS * ATOM_ROWS + unit % BANDS * BAND_GROUP + place + band * BAND_ROWS
+
+
+def scales_offset(row: Int32, k_atoms: Int32) -> Int64:
+    """Bytes from the first scale to the first word of a row's."""
+    in_atom = row % BAND_ROWS * ROW_SCALES_BYTES + row % ATOM_ROWS // BAND_ROWS * SCALE_WORD_BYTES
+    return Int64(row // ATOM_ROWS) * k_atoms * ATOM_BYTES + in_atom
+
+
+def copy_async(address: Int32, place: int, source: Int64, nbytes: int, size: Int32, cache: str) -> None:
+    """Have ``nbytes`` copied to shared memory at ``address + place``, or where ``size`` is 0 instead, zeros written."""
+    inline_ptx(
+        f"cp.async.{cache}.shared.global [{{$r0}}+{place}], [{{$r1}}], {nbytes}, {{$r2}};",
+        read_only_args=[address, source, size],
+    )
+
+
+def wait_for_copies(pending: int) -> None:
+    """Wait until no more than so many groups of this lane are on their way: what the others brought, it may read."""
+    inline_ptx(f"cp.async.wait_group {pending};")
+
+
+def load_shared(address: Int32, place: int, num_words: int) -> list:
+    """Consecutive words of shared memory, aligned to their own size."""
+    vector = "" if num_words == 1 else f".v{num_words}"
+    names = ", ".join(f"{{$w{i}}}" for i in range(num_words))
+    loaded = inline_ptx(
+        f"ld.shared{vector}.b32 {names if num_words == 1 else '{' + names + '}'}, [{{$r0}}+{place}];",
+        write_only_types=[Uint32] * num_words,
+        read_only_args=[address],
+    )
+    return [loaded] if num_words == 1 else list(loaded)
