@@ -7,6 +7,7 @@ from itertools import accumulate
 import torch
 
 import nvfp4_cute
+from nvfp4_cute.arch.simt import FEW_ROWS
 from nvfp4_cute.bench.cases import Case
 from nvfp4_cute.bench.operands import Operands
 
@@ -36,7 +37,7 @@ def prepare(case: Case, operands: Operands, backend: str) -> Prepared:
         return _dual_gemm(operands, backend)
     if case.form == "ragged":
         return _ragged(case, operands, backend)
-    if case.operation == "gemm" and case.sizes[0][0] == 1:
+    if case.operation == "gemm" and case.sizes[0][0] <= FEW_ROWS:
         return _gemm(operands, backend)
     a, b, a_scale, b_scale, out = map(
         list, (operands.a, operands.b, operands.a_scale, operands.b_scale, operands.out)
@@ -48,7 +49,7 @@ def prepare(case: Case, operands: Operands, backend: str) -> Prepared:
 
 
 def _gemm(operands: Operands, backend: str) -> Prepared:
-    """One row of activations, for which ``gemm`` may have another kernel."""
+    """Few rows of activations, for which ``gemm`` may have another kernel."""
     (a,), (b,), (a_scale,), (b_scale,), (out,) = (
         operands.a, operands.b, operands.a_scale, operands.b_scale, operands.out
     )  # fmt: skip
