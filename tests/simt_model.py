@@ -6,6 +6,7 @@ import numpy as np
 import torch
 
 from nvfp4_cute.arch import simt
+from nvfp4_cute.backends.emulator import observe
 from nvfp4_cute.reference import expand_operand
 from nvfp4_cute.scale_layout import padded_shape, to_blocked
 
@@ -84,3 +85,10 @@ def gemv_expected(operands, alpha=None, out_dtype=torch.float32):
         for l in range(b.shape[1])
     ]
     return torch.stack(columns, dim=1)
+
+
+def launches(call, **options):
+    """The result, how many launches it took on the emulator, and of how many there was a plan: those of GEMMs."""
+    with observe(check=True, **options) as observer:
+        result = call()
+    return result, len(observer.stats), len(observer.plans)

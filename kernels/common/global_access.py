@@ -1,4 +1,4 @@
-"""Global memory by address: vectors of words with a cache hint, and single elements."""
+"""Memory by address: vectors of words, of global memory with a cache hint, and single elements."""
 
 import cutlass.cute as cute
 from cutlass import Int32, Int64, Uint32
@@ -7,10 +7,12 @@ from cutlass.cute.arch import inline_ptx
 # What is read once goes past L1; what every CTA reads again stays there.
 READ_ONCE = "ld.global.nc.L1::no_allocate"
 KEEP = "ld.global.nc"
+# Of shared memory, by 32-bit addresses.
+SHARED = "ld.shared"
 
 
-def load_words(address: Int64, num_words: int, opcode: str, predicate=None) -> list:
-    """``num_words`` consecutive words of global memory in one instruction, aligned to their own size.
+def load_words(address: Int32 | Int64, num_words: int, opcode: str, predicate=None) -> list:
+    """``num_words`` consecutive words of memory in one instruction, aligned to their own size.
 
     Where ``predicate`` is false nothing is read and the words are undefined.
     """

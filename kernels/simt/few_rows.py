@@ -29,8 +29,8 @@ from cutlass.memory import SmemAllocator
 from nvfp4_cute.arch.simt import (
     FEW_ROWS,
     FEW_ROWS_SLOTS,
-    FEW_ROWS_UNIT,
     FEW_ROWS_WARPS,
+    UNIT_ROWS,
     WARP_SIZE,
 )
 from nvfp4_cute.launch_table import FewRows
@@ -38,17 +38,15 @@ from nvfp4_cute.scale_layout import ATOM_BYTES, ATOM_ROWS
 
 from ..common import ptx
 from ..common.decode import OPERAND_EXPONENT, SIGN_BITS, decode_scales, decode_word
-from ..common.global_access import global_scalar
+from ..common.global_access import SHARED, global_scalar, load_words
 from ..common.select import select
+from .unit_rows import BAND_GROUP, BAND_ROWS, BANDS, num_units, row_of
 
 NUM_THREADS = FEW_ROWS_WARPS * WARP_SIZE
-assert NUM_THREADS == FEW_ROWS_UNIT * FEW_ROWS  # each adds up and stores a result
+assert NUM_THREADS == UNIT_ROWS * FEW_ROWS  # each adds up and stores a result
 # A lane's piece of a row: 16 bytes in four words, two scale blocks.
 PIECE_K, PIECE_BYTES, PIECE_WORDS, BLOCK_WORDS = 32, 16, 4, 2
 PIECES_PER_CHUNK, PIECES_PER_ATOM = 4, 2
-# Weight rows of a lane, 32 apart, whose scale words follow each other.
-BANDS, BAND_ROWS = 4, 32
-BAND_GROUP = FEW_ROWS_UNIT // BANDS
 MMA_M = BANDS // 2
 SCALE_WORD_BYTES, ROW_SCALES_BYTES = 4, 16
 # From a warp's chunk to its next one: pieces of a row, and bytes of values and of scales.
@@ -64,7 +62,7 @@ SLOT_BYTES = SFA_OFFSET + WARP_SIZE * SCALE_WORD_BYTES
 PAST_L1, THROUGH_L1 = "cg", "ca"
 SMEM_CARVEOUT_PERCENT = 100
 # Between sums of neighbouring rows of A, beyond those of weights: lanes then write to banks of their own.
-SUMS_PITCH = FEW_ROWS_UNIT + 4
+SUMS_PITCH = UNIT_ROWS + 4
 
 
 @dataclass(frozen=True)
@@ -99,7 +97,7 @@ class Chunk:
 
 @dataclass(frozen=True)
 class Lane:
-    """Where a lane stands: its warp, g and t, and the rows that its CTA begins with.
+    """Where a lane stands: its warp, g and t, its CTA's weight rows, and the first of its rows of A.
 
     Attributes:
         entries, scale_entries: in shared memory, its 16 and its 4 bytes of the first entry of the warp's first slot.
@@ -163,10 +161,9 @@ class FewRowsKernel:
                 FewRows.ALPHA_BATCH,
             )
         ]
-        num_units = Int32(cute.ceil_div(operands.n, ATOM_ROWS)) * (ATOM_ROWS // FEW_ROWS_UNIT)
         self.kernel.set_name_prefix(self.name)
         self.kernel(operands, strides).launch(
-            grid=(num_units, cute.ceil_div(operands.m, FEW_ROWS), Int32(t[FewRows.L])),
+            grid=(num_units(operands.n), cute.ceil_div(operands.m, FEW_ROWS), Int32(t[FewRows.L])),
             block=(NUM_THREADS, 1, 1),
             preferred_smem_carveout=SMEM_CARVEOUT_PERCENT,
             stream=queue,
@@ -190,7 +187,7 @@ class FewRowsKernel:
         )
         smem = SmemAllocator()
         # (WEIGHT ROW, ROW OF A, WARP)
-        sizes = (FEW_ROWS_UNIT, FEW_ROWS, FEW_ROWS_WARPS)
+        sizes = (UNIT_ROWS, FEW_ROWS, FEW_ROWS_WARPS)
         layout = cute.make_layout(sizes, stride=(1, SUMS_PITCH, SUMS_PITCH * FEW_ROWS))
         sums = smem.allocate_tensor(Float32, layout, 16)
         slots = smem.allocate_array(
@@ -235,7 +232,7 @@ class FewRowsKernel:
                 row = lane.group + BAND_GROUP * (2 * i + r // 2)
                 sums[row, 2 * lane.piece + r % 2, warp_idx] = acc[r, i]
         cute.arch.sync_threads()
-        place, column = tidx % FEW_ROWS_UNIT, tidx // FEW_ROWS_UNIT
+        place, column = tidx % UNIT_ROWS, tidx // UNIT_ROWS
         row, a_row = row_of(unit, place % BAND_GROUP, place // BAND_GROUP), lane.first_row + column
         if row < own.n and a_row < own.m:
             total = sums[place, column, 0]
@@ -296,11 +293,11 @@ def add_chunk(acc: cute.Tensor, lane: Lane, slot: Int32, sign_bits: Uint32) -> N
     entry = lane.entries + slot
     # Of a word's four scales the upper two are those of odd pieces.
     shift = Uint32(lane.piece % PIECES_PER_ATOM * 16)
-    (code,) = load_shared(lane.scale_entries + slot, SFA_OFFSET, 1)
+    (code,) = load_words(lane.scale_entries + slot + SFA_OFFSET, 1, SHARED)
     a_scales = decode_scales(code >> shift)
-    a_words = load_shared(entry, A_OFFSET, PIECE_WORDS)
-    b_scales = [decode_scales(code >> shift) for code in load_shared(entry, SFB_OFFSET, BANDS)]
-    b_words = [load_shared(entry, band * ENTRY_BYTES, PIECE_WORDS) for band in range(BANDS)]
+    a_words = load_words(entry + A_OFFSET, PIECE_WORDS, SHARED)
+    b_scales = [decode_scales(code >> shift) for code in load_words(entry + SFB_OFFSET, BANDS, SHARED)]
+    b_words = [load_words(entry + band * ENTRY_BYTES, PIECE_WORDS, SHARED) for band in range(BANDS)]
     for w in range(PIECE_WORDS):
         upper = w >= BLOCK_WORDS
         a_pairs = decode_word(a_words[w], a_scales, upper, sign_bits)
@@ -317,11 +314,6 @@ def add_chunk(acc: cute.Tensor, lane: Lane, slot: Int32, sign_bits: Uint32) -> N
                 )
                 for r, value in enumerate(products):
                     acc[r, i] = value
-
-
-def row_of(unit: Int32, place: Int32, band) -> Int32:
-    """Weight row number ``place`` of the eight of a band of a unit."""
-    return unit // BANDS * ATOM_ROWS + unit % BANDS * BAND_GROUP + place + band * BAND_ROWS
 
 
 def scales_offset(row: Int32, k_atoms: Int32) -> Int64:
@@ -341,15 +333,3 @@ def copy_async(address: Int32, place: int, source: Int64, nbytes: int, size: Int
 def wait_for_copies(pending: int) -> None:
     """Wait until no more than so many groups of this lane are on their way: what the others brought, it may read."""
     inline_ptx(f"cp.async.wait_group {pending};")
-
-
-def load_shared(address: Int32, place: int, num_words: int) -> list:
-    """Consecutive words of shared memory, aligned to their own size."""
-    vector = "" if num_words == 1 else f".v{num_words}"
-    names = ", ".join(f"{{$w{i}}}" for i in range(num_words))
-    loaded = inline_ptx(
-        f"ld.shared{vector}.b32 {names if num_words == 1 else '{' + names + '}'}, [{{$r0}}+{place}];",
-        write_only_types=[Uint32] * num_words,
-        read_only_args=[address],
-    )
-    return [loaded] if num_words == 1 else list(loaded)

@@ -23,12 +23,13 @@ import cutlass.cute as cute
 from cutlass import Float32, Int32, Int64, Uint32
 from cutlass.memory import SmemAllocator
 
-from nvfp4_cute.arch.simt import W4A16_CHUNK_K, W4A16_ROWS, W4A16_WARPS, WARP_SIZE
+from nvfp4_cute.arch.simt import UNIT_ROWS, W4A16_CHUNK_K, W4A16_WARPS, WARP_SIZE
 from nvfp4_cute.launch_table import W4A16
-from nvfp4_cute.scale_layout import ATOM_BYTES, ATOM_ROWS
+from nvfp4_cute.scale_layout import ATOM_BYTES
 
 from ..common import ptx
 from ..common.global_access import KEEP, READ_ONCE, global_scalar, load_words
+from .unit_rows import BAND_GROUP, BAND_ROWS, BANDS, num_units, row_of
 
 # A lane's part of a chunk: 16 bytes of every row in four words, two scale blocks.
 PIECE_K = 32
@@ -37,9 +38,7 @@ PIECE_WORDS = 4
 WORD_K = 8
 PIECES_PER_ATOM = 2
 # Rows r, r + 32, r + 64, r + 96: an MMA has 16 weight rows, two of a lane.
-BANDS, BAND_ROWS = 4, 32
 MMA_M = 2
-BAND_GROUP = W4A16_ROWS // BANDS
 MMA_TOKENS = 8
 SCALES_BYTES = 16
 # Weights enter the MMA times 2^-7: see ``FloatFormat``.
@@ -162,7 +161,7 @@ class W4A16Kernel:
         self.kernel.set_name_prefix(self.name)
         self.kernel(operands, output, strides).launch(
             grid=(
-                cute.ceil_div(n, ATOM_ROWS) * (ATOM_ROWS // W4A16_ROWS),
+                num_units(n),
                 cute.ceil_div(m, self.tokens),
                 Int32(t[W4A16.L]),
             ),
@@ -183,7 +182,7 @@ class W4A16Kernel:
 
         # (ROW, TOKEN, WARP)
         sums = SmemAllocator().allocate_tensor(
-            Float32, cute.make_layout((W4A16_ROWS, self.tokens, W4A16_WARPS)), 16
+            Float32, cute.make_layout((UNIT_ROWS, self.tokens, W4A16_WARPS)), 16
         )
         num_pieces = operands.k // PIECE_K
         group, piece = lane // PIECES, lane % PIECES
@@ -220,9 +219,9 @@ class W4A16Kernel:
         alpha = Float32(1.0)
         if cutlass.const_expr(self.has_alpha):
             alpha = global_scalar(Float32, output.alpha + batch * alpha_batch)[0]
-        for step in cutlass.range_constexpr(W4A16_ROWS * self.tokens // (W4A16_WARPS * WARP_SIZE)):
+        for step in cutlass.range_constexpr(UNIT_ROWS * self.tokens // (W4A16_WARPS * WARP_SIZE)):
             element = step * W4A16_WARPS * WARP_SIZE + tidx
-            place, token = element % W4A16_ROWS, element // W4A16_ROWS
+            place, token = element % UNIT_ROWS, element // UNIT_ROWS
             row = row_of(unit, place % BAND_GROUP, place // BAND_GROUP)
             total = sums[place, token, 0]
             for w in cutlass.range_constexpr(1, W4A16_WARPS):
@@ -328,11 +327,6 @@ def load_weights(weights: cute.Tensor, scales: cute.Tensor, source: Source, chun
         words = load_words(source.sfb + atoms, BANDS, KEEP)
         for band in cutlass.range_constexpr(BANDS):
             scales[band] = words[band]
-
-
-def row_of(unit: Int32, place: Int32, band) -> Int32:
-    """Weight row number ``place`` of the eight of a band of a CTA."""
-    return unit // BANDS * ATOM_ROWS + unit % BANDS * BAND_GROUP + place + band * BAND_ROWS
 
 
 def shifted(word: Uint32, left: int) -> Uint32:

@@ -75,9 +75,11 @@ QUANTIZE_WARPS = 8
 # Columns of scale atoms (64 values of K each) that a warp has on its way from memory at once.
 QUANTIZE_ATOMS = 4
 
-# ---- few rows of NVFP4 activations times NVFP4 weights: a CTA has 32 weight rows, its warps take chunks of K in turn --------
+# ---- weight rows of a CTA of the products below, whose warps take chunks of K in turn ----
+UNIT_ROWS = 32
+
+# ---- few rows of NVFP4 activations times NVFP4 weights ----
 FEW_ROWS = 8
-FEW_ROWS_UNIT = 32
 FEW_ROWS_WARPS = 8
 # Chunks that a warp has on their way; on an H200 three or four take up to 8 % longer.
 FEW_ROWS_SLOTS = 2
@@ -90,12 +92,11 @@ def is_for_few_rows(arch: str, num_sms: int, m: int, n: int, batches: int) -> bo
     Args:
         m, n: rows of activations and of weights. batches: of both.
     """
-    num_cta = -(-n // FEW_ROWS_UNIT) * batches
+    num_cta = -(-n // UNIT_ROWS) * batches
     return arch == "sm_90a" and m <= FEW_ROWS and num_cta <= num_sms
 
 
-# ---- 16-bit activations times NVFP4 weights: a CTA has 32 weight rows, its warps take chunks of K in turn ------------
-W4A16_ROWS = 32
+# ---- 16-bit activations times NVFP4 weights ----
 W4A16_WARPS = 8
 W4A16_CHUNK_K = 128
 # Rows of activations of a CTA: every weight is read once for so many.

@@ -1,7 +1,7 @@
 """Few rows of activations: a gemm in one launch of a kernel that reads weights as a gemv does."""
 
-from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 import torch
@@ -10,6 +10,7 @@ from nvfp4_cute import backends
 from nvfp4_cute.arch.simt import is_for_few_rows
 from nvfp4_cute.launch_table import FewRows
 from nvfp4_cute.ops import vector_checks as checks
+from nvfp4_cute.ops.product_task import ProductTask
 from nvfp4_cute.reference import grouped_gemm_reference
 from nvfp4_cute.simt_keys import FewRowsKey
 
@@ -18,29 +19,10 @@ K_STEP = 32
 
 
 @dataclass(frozen=True)
-class FewRowsTask:
-    """Checked operands: a uint8 [M, K/2, L], b uint8 [N, K/2, L], scales uint8 [L, bytes] blocked, out [M, N, L].
+class FewRowsTask(ProductTask):
+    """Rows a [M, K/2, L], eight at most, times weights b [N, K/2, L]; out [M, N, L]."""
 
-    ``alpha_step``: bytes from one batch's factor to the next one's.
-    """
-
-    a: torch.Tensor
-    b: torch.Tensor
-    a_scale: torch.Tensor
-    b_scale: torch.Tensor
-    alpha: torch.Tensor | None
-    alpha_step: int
-    out: torch.Tensor
-
-    @property
-    def device(self) -> torch.device:
-        """The device of the operands."""
-        return self.a.device
-
-    @property
-    def is_empty(self) -> bool:
-        """Whether the output has no elements."""
-        return self.out.numel() == 0
+    COLUMNS: ClassVar = FewRows
 
     def key(self, arch: str) -> FewRowsKey:
         """What to compile."""
@@ -58,18 +40,6 @@ class FewRowsTask:
         n, row_bytes, batches = self.b.shape
         table[FewRows.M : FewRows.L + 1] = len(self.a), n, 2 * row_bytes, batches
         return table
-
-    def tensors(self) -> Iterator[tuple[str, torch.Tensor, bool]]:
-        """Name, tensor, and whether it is written."""
-        for name in ("a", "b", "a_scale", "b_scale", "alpha", "out"):
-            tensor = getattr(self, name)
-            if tensor is not None:
-                yield name, tensor, name == "out"
-
-    def address_places(self) -> list[int]:
-        """Where in the launch table addresses go: of what :meth:`tensors` names, in its order."""
-        factor = [] if self.alpha is None else [FewRows.ALPHA]
-        return [FewRows.A, FewRows.B, FewRows.SFA, FewRows.SFB, *factor, FewRows.OUT]
 
     def reference(self) -> None:
         """Float64 sums, rounded once to fp32, times alpha, rounded to the output type."""

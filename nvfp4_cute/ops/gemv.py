@@ -1,6 +1,5 @@
 """gemv: c = alpha * A @ b over NVFP4 operands, a batch of matrices and vectors in one launch."""
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -12,6 +11,7 @@ from nvfp4_cute.formats import SCALE_LAYOUTS, ScaleLayout
 from nvfp4_cute.launch_table import Gemv
 from nvfp4_cute.ops import vector_checks as checks
 from nvfp4_cute.ops.batches import as_factor
+from nvfp4_cute.ops.product_task import ProductTask
 from nvfp4_cute.ops.repeated import keep_task
 from nvfp4_cute.ops.traced import refuse_gradients
 from nvfp4_cute.ops.w4a16 import ACTIVATION_DTYPES, weight_only
@@ -99,33 +99,12 @@ def gemv(
 
 
 @dataclass(frozen=True)
-class GemvTask:
-    """Checked operands. a [M, K/2, L] and b [K/2, L] uint8, scales [L, bytes] uint8 blocked, out [M, L].
+class GemvTask(ProductTask):
+    """A matrix a [M, K/2, L] times a vector b [K/2, L]; out [M, L]. ``num_sms``: of the GPU."""
 
-    ``alpha_step``: bytes from one batch's factor to the next one's. ``num_sms``: of the GPU.
-    ``OPERANDS``: fields by what the caller calls them, in the order of its arguments.
-    """
+    COLUMNS: ClassVar = Gemv
 
-    OPERANDS: ClassVar = {"a": "a", "b": "b", "a_scale": "a_scale", "b_scale": "b_scale"}
-
-    a: torch.Tensor
-    b: torch.Tensor
-    a_scale: torch.Tensor
-    b_scale: torch.Tensor
-    alpha: torch.Tensor | None
-    alpha_step: int
-    out: torch.Tensor
     num_sms: int
-
-    @property
-    def device(self) -> torch.device:
-        """The device of the operands."""
-        return self.a.device
-
-    @property
-    def is_empty(self) -> bool:
-        """Whether the output has no elements."""
-        return self.out.numel() == 0
 
     def key(self, arch: str) -> GemvKey:
         """What to compile."""
@@ -148,19 +127,6 @@ class GemvTask:
         table[Gemv.ALPHA_BATCH] = self.alpha_step
         table[Gemv.M : Gemv.NUM_SMS + 1] = m, 2 * row_bytes, batches, self.num_sms
         return table
-
-    def tensors(self) -> Iterator[tuple[str, torch.Tensor, bool]]:
-        """Name, tensor, and whether it is written."""
-        for name, field in (self.OPERANDS | {"alpha": "alpha", "out": "out"}).items():
-            tensor = getattr(self, field)
-            if tensor is not None:
-                yield name, tensor, name == "out"
-
-    def address_places(self) -> list[int]:
-        """Where in the launch table addresses go: of what :meth:`tensors` names, in its order."""
-        places = {"a": Gemv.A, "b": Gemv.B, "a_scale": Gemv.SFA, "b_scale": Gemv.SFB}
-        factor = [] if self.alpha is None else [Gemv.ALPHA]
-        return [*(places[field] for field in self.OPERANDS.values()), *factor, Gemv.OUT]
 
     def reference(self) -> None:
         """Float64 sums, rounded once to fp32, times alpha, rounded to the output type."""

@@ -3,11 +3,10 @@
 import pytest
 import torch
 from oracle import assert_bitwise_equal, bits, poisoned
-from simt_model import make_gemv_operands
+from simt_model import launches, make_gemv_operands
 
 from nvfp4_cute import gemm, quantize
 from nvfp4_cute.arch import simt
-from nvfp4_cute.backends.emulator import observe
 from nvfp4_cute.cache import get_kernel
 from nvfp4_cute.formats import decode_ue4m3
 from nvfp4_cute.ops.few_rows import few_rows_task
@@ -31,13 +30,6 @@ def run(operands, alpha=None, out_dtype=torch.float32, **options):
     out = poisoned(a.shape[2], len(a), len(b), dtype=out_dtype).permute(1, 2, 0)
     assert gemm(*operands, alpha, out=out, out_dtype=out_dtype, **options) is out
     return out
-
-
-def launches(call, **options):
-    """The result, how many launches it took, and of how many there was a plan: those of GEMMs."""
-    with observe(check=True, **options) as observer:
-        result = call()
-    return result, len(observer.stats), len(observer.plans)
 
 
 @pytest.mark.sampled(6)

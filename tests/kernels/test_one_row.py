@@ -3,10 +3,9 @@
 import pytest
 import torch
 from oracle import assert_bitwise_equal, bits, poisoned
-from simt_model import gemv_expected, make_gemv_operands
+from simt_model import gemv_expected, launches, make_gemv_operands
 
 from nvfp4_cute import NVFP4Tensor, gemm, gemv, quantize
-from nvfp4_cute.backends.emulator import observe
 from nvfp4_cute.nn import LinearNVFP4
 from nvfp4_cute.ops.one_row import one_row_task
 from nvfp4_cute.ops.vector_checks import MAX_PITCH
@@ -19,13 +18,6 @@ SM90 = "emulator:sm_90a"
 def as_gemm(operands):
     """a [1, K/2, L], b [N, K/2, L] and their scales, of a gemv's operands."""
     return operands.b.unsqueeze(0), operands.a, operands.b_scale, operands.a_scale
-
-
-def launches(call):
-    """The result, how many launches it took, and of how many there was a plan: those of GEMMs."""
-    with observe() as observer:
-        result = call()
-    return result, len(observer.stats), len(observer.plans)
 
 
 @pytest.mark.parametrize("n, k, l", [(1, 16, 1), (129, 272, 2), (40, 2064, 1)])

@@ -1,0 +1,24 @@
+"""The weight rows of a unit: eight consecutive ones of a scale atom, from r on, and those 32, 64 and 96 below each.
+
+The scales of r, r + 32, r + 64 and r + 96 for 64 values of K are 16 consecutive bytes, those of a unit 128.
+"""
+
+import cutlass.cute as cute
+from cutlass import Int32
+
+from nvfp4_cute.arch.simt import UNIT_ROWS
+from nvfp4_cute.scale_layout import ATOM_ROWS
+
+# Bands of rows of an atom; of each a unit has so many.
+BANDS, BAND_ROWS = 4, 32
+BAND_GROUP = UNIT_ROWS // BANDS
+
+
+def num_units(n: Int32) -> Int32:
+    """Units of so many weight rows: of whole atoms."""
+    return cute.ceil_div(n, ATOM_ROWS) * (ATOM_ROWS // UNIT_ROWS)
+
+
+def row_of(unit: Int32, place: Int32, band) -> Int32:
+    """Weight row number ``place`` of the eight of a band of a unit."""
+    return unit // BANDS * ATOM_ROWS + unit % BANDS * BAND_GROUP + place + band * BAND_ROWS
