@@ -28,6 +28,7 @@ SELECTED = (
     "gemm 4096^3",
     "gemm 8192^3",
     "x 14336 1 rows",
+    "x 14336 8 rows",
     "x 14336 32 rows",
     "linear 4096 x 4096 ",
     "x 8192 ",
