@@ -209,6 +209,30 @@ def test_ragged_groups_are_planned_for_sizes_that_differ():
     assert config_for_mean("sm_90a", 132, 1, mean) == sm90.choose([mean], 132)
 
 
+def test_groups_with_few_rows_of_long_k_are_dealt_to_the_k_tile():
+    """Some may have no rows, so that whole tiles leave most SMs idle in the last wave."""
+    assert config_for_mean("sm_90a", 132, 8, (2, 4096, 14336)).deal_k
+
+
+@pytest.mark.parametrize("rows", [66, 72, 90])
+def test_tiles_hold_groups_that_are_a_little_larger_than_another_tile(rows):
+    """Not a full tile and a small one for each, whichever kinds of kernels there are tiles of just so many rows for."""
+    assert sm90.choose([(rows, 4096, 14336)] * 8, 132).work_tile_mnk[0] >= rows
+
+
+@pytest.mark.parametrize("spread", [sm90._even_choice, sm90._uneven_choice])
+@pytest.mark.parametrize(("mean", "groups"), [(1, 64), (5, 7), (128, 8), (700, 2)])
+def test_planned_sizes_have_the_mean_and_differ(spread, mean, groups):
+    sizes = sm90._spread([(mean, 256, 512)] * groups, spread)
+    rows = [m for m, n, k in sizes if (n, k) == (256, 512)]
+    assert len(rows) == groups and abs(sum(rows) - mean * groups) <= groups / 2
+    assert min(rows) < mean < max(rows)
+    # An exponential distribution's largest is far from its mean, as is the largest group of uneven routing.
+    assert (max(rows) > 2 * mean) == (spread is sm90._uneven_choice and groups > 2 or mean == 1)
+    if groups > 2:
+        assert rows != sorted(rows) and rows != sorted(rows, reverse=True)
+
+
 @pytest.mark.parametrize("mean", [(0, 256, 256), (1, 256, 256), (3, 64, 32)])
 def test_few_rows_for_many_groups_have_a_config(mean):
     for is_ragged in (True, False):

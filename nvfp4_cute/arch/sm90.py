@@ -5,9 +5,10 @@ programming guide, technical specifications (227 KiB of shared memory a CTA); PT
 """
 
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from operator import itemgetter
+from statistics import NormalDist
 
 import numpy as np
 
@@ -43,7 +44,7 @@ PAIR_TOKEN_STEP = 16
 # Tokens of a copy: whole swizzle atoms.
 TOKEN_BOXES = (8, 16, 32)
 # Tokens of the tiles that are tried with ``decode_first``: without ``deal_k``, and with it.
-DECODE_FIRST_TOKENS = {False: (16, 32, 64, 96, 128, 256), True: (16, 32, 64, 96, 128, 192, 256)}
+DECODE_FIRST_TOKENS = {False: (16, 32, 48, 64, 96, 128, 256), True: (16, 32, 48, 64, 96, 128, 192, 256)}
 # What ``choose`` chooses from. Where weights are interleaved a tile has as many rows, of both.
 CANDIDATES = tuple(
     replace(DEFAULT_CONFIG, cta_tile_shape_mnk=(TILE_WEIGHTS, tokens, TILE_K), split_k=split)
@@ -86,15 +87,15 @@ SMALL_US_PER_K_TILE, SMALL_US_PER_TOKEN = 0.29, 0.0035
 PAIR_FACTOR = 2.15
 US_PER_SPLIT_TILE = 1.7
 # The same where tokens come decoded: both launches, a tile, and a K tile, which takes the time of its decoding, in tiles of at
-# most so many tokens, or of its MMAs, each with what tokens add. Stream-K: to add up a tile's sums, with what its tokens add, and
-# the share that K tiles take longer where clusters read tokens of several groups.
+# most so many tokens, or of its MMAs, each with what tokens add. Stream-K: to add up a tile's sums, with what its tokens add, the
+# same of each cluster more that has a part of a tile, and the share that K tiles take longer where clusters read tokens of
+# several groups. Those of stream-K are fitted to 5,000 times of 444 problems (``bench/results/h200.md``).
 US_PER_DECODING, US_PER_DECODED_TILE = 8.2, 1.1
 DECODED_US_PER_K_TILE = {96: 0.246, 192: 0.33, MAX_TILE_TOKENS: 0.35}
 DECODED_US_PER_TOKEN, MMA_US_PER_TOKEN = 0.0027, 0.0050
-US_PER_STREAM, STREAM_US_PER_TOKEN, STREAM_OF_GROUPS_FACTOR = 3.9, 0.032, 1.04
-# Groups of sizes that only the device knows are planned for the mean of all these times: sizes that are equal, or differ from so
-# small a share of their mean on. The competition's begin with half of it.
-LEAST_SHARES_OF_MEAN = (1.0, 0.4, 0.1)
+US_PER_STREAM, STREAM_US_PER_TOKEN, STREAM_OF_GROUPS_FACTOR = 4.1, 0.0185, 1.04
+US_PER_PART, PART_US_PER_TOKEN = 0.41, 0.0014
+# Groups whose sizes only the device knows are planned in an order that mixes large and small ones.
 GOLDEN_RATIO = 0.618034
 # Scales come in blocks of 128 rows.
 SF_BLOCK_ROWS = 128
@@ -314,25 +315,31 @@ def choose(
     """
     # The kernel takes the largest groups first where it is told which they are.
     means = sorted(sizes, key=lambda size: -size[0])
-    shares = LEAST_SHARES_OF_MEAN if are_means and len(means) > 1 else (1.0,)
-    orders = [_sizes_around(means, share) for share in shares]
+    orders = [means]
+    if are_means and len(means) > 1:
+        orders = [_spread(means, size_at) for size_at in (_even_choice, _uneven_choice)]
     orders = [[size for size in sizes if min(size) > 0] for sizes in orders]
     most = max((m for sizes in orders for m, _, _ in sizes), default=0)
-    widest = next((tokens for tokens in TOKEN_CHOICES if tokens >= most), MAX_TILE_TOKENS)
+    tried = candidates(num_b, weight_layout, is_quantized)
+    # No tile need be wider than the least one of its kind that holds all tokens of a group.
+    widest = dict[tuple, int]()
+    for config in tried:
+        kind, tokens = _kind(config), config.work_tile_mnk[0]
+        if tokens >= most:
+            widest[kind] = min(widest.get(kind, tokens), tokens)
 
     def is_fitting(config: KernelConfig) -> bool:
-        if config.work_tile_mnk[0] > max(widest, PAIR_TOKEN_STEP):
+        if config.work_tile_mnk[0] > widest.get(_kind(config), MAX_TILE_TOKENS):
             return False
         # Groups of a mean size have half as many tiles as those of other sizes may have, at least.
-        work = 2 * max(stream_work(sizes, config) for sizes in orders) if config.deal_k else 0
-        return work <= INT32_MAX and not (config.deal_k and _is_narrow(config, most))
+        return not config.deal_k or 2 * max(stream_work(sizes, config) for sizes in orders) <= INT32_MAX
 
     def us(config: KernelConfig, is_dealt: bool) -> float:
         return sum(_modelled_us(sizes, config, num_sms, is_dealt) for sizes in orders)
 
     # To deal out many small tiles takes long, and those that have no chance are told by their sum. The first of equals is taken.
     best_us, best = math.inf, DEFAULT_CONFIG
-    fitting = filter(is_fitting, candidates(num_b, weight_layout, is_quantized))
+    fitting = filter(is_fitting, tried)
     for least_us, config in sorted(((us(config, False), config) for config in fitting), key=itemgetter(0)):
         if least_us > best_us:
             break
@@ -342,18 +349,29 @@ def choose(
     return best
 
 
-def _sizes_around(means: list[tuple[int, int, int]], least_share: float) -> list[tuple[int, int, int]]:
-    """Groups with as many rows more than their means as less, from a share of these on, in mixed order."""
-    step = 2 * (1 - least_share) / max(len(means), 1)
+def _kind(config: KernelConfig) -> tuple:
+    """What configs share that differ in the tokens of a tile alone."""
+    return config.decode_first, config.deal_k, config.split_k
+
+
+def _even_choice(mean: int, quantile: float) -> float:
+    """Rows of a group where every row chooses a group by chance: a Poisson distribution's, by its normal approximation."""
+    return max(mean + math.sqrt(mean) * NormalDist().inv_cdf(quantile), 0.0)
+
+
+def _uneven_choice(mean: int, quantile: float) -> float:
+    """The same where some groups are chosen far more often than others: an exponential distribution's."""
+    return -mean * math.log(1 - quantile)
+
+
+def _spread(
+    means: list[tuple[int, int, int]], size_at: Callable[[int, float], float]
+) -> list[tuple[int, int, int]]:
+    """Groups of these mean sizes, whose rows are spread over the quantiles of ``size_at(mean, quantile)``, in mixed order."""
     mixed = sorted(range(len(means)), key=lambda group: group * GOLDEN_RATIO % 1)
-    shares = (least_share + (group + 0.5) * step for group in mixed)
-    return [(max(round(m * share), min(m, 1)), n, k) for (m, n, k), share in zip(means, shares, strict=True)]
-
-
-def _is_narrow(config: KernelConfig, tokens: int) -> bool:
-    """Whether groups of so many tokens are cut into tiles of fewer than need be. Dealt among clusters these take longer than is
-    modelled: 120 us instead of 105 with 96 tokens in the first of the competition's grouped cases, 114 with 256."""
-    return config.work_tile_mnk[0] < min(tokens, MAX_TOKENS_OF_WHOLE_STAGES)
+    rows = [size_at(m, (group + 0.5) / len(means)) for group, (m, _, _) in zip(mixed, means, strict=True)]
+    factor = sum(m for m, _, _ in means) / max(sum(rows), 1.0)
+    return [(round(m * factor), n, k) for m, (_, n, k) in zip(rows, means, strict=True)]
 
 
 def _modelled_us(
@@ -383,6 +401,8 @@ def _modelled_us(
     if config.deal_k:
         factor = 1.0 if len(live) == 1 else STREAM_OF_GROUPS_FACTOR
         stream_us = US_PER_STREAM + STREAM_US_PER_TOKEN * tile_tokens
+        more_parts = max(workers / max(num_tiles, 1) - 1, 0.0)
+        stream_us += more_parts * (US_PER_PART + PART_US_PER_TOKEN * tile_tokens)
         return US_PER_DECODING + stream_us + factor * all_us / workers
     most_us = all_us / workers
     if is_dealt:
