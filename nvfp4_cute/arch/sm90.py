@@ -77,24 +77,24 @@ LEAST_REST = 4
 MATH_WARPS = 8  # of a CTA, two warpgroups
 # A CTA's part of the memory in which clusters hand over sums: a flag, an int32 in a sector of its own, and the sums of a tile.
 HANDOVER_FLAG_BYTES = 32
-# Model of a CTA's time, fitted to an H200's times (8 to 4096 tokens, K of 2048 to 16384; by 6 % on the average where tokens come
-# decoded): the launch, a tile, a K tile, and what tokens add to that; of tiles small enough for two CTAs an SM; what these take
-# longer where there are two; and what it takes to add up the sums of several CTAs.
+# Model of a CTA's time, fitted to an H200's times (8 to 4096 tokens, K of 2048 to 16384): the launch, a tile, a K tile, and what
+# tokens add to that; of tiles small enough for two CTAs an SM; what these take longer where there are two; and what it takes to
+# add up the sums of several CTAs.
 US_PER_LAUNCH = 5.1
 US_PER_TILE = 1.5
 US_PER_K_TILE, US_PER_TOKEN = 0.34, 0.0051
 SMALL_US_PER_K_TILE, SMALL_US_PER_TOKEN = 0.29, 0.0035
 PAIR_FACTOR = 2.15
 US_PER_SPLIT_TILE = 1.7
-# The same where tokens come decoded: both launches, a tile, and a K tile, which takes the time of its decoding, in tiles of at
-# most so many tokens, or of its MMAs, each with what tokens add. Stream-K: to add up a tile's sums, with what its tokens add, the
-# same of each cluster more that has a part of a tile, and the share that K tiles take longer where clusters read tokens of
-# several groups. Those of stream-K are fitted to 5,000 times of 444 problems (``bench/results/h200.md``).
-US_PER_DECODING, US_PER_DECODED_TILE = 8.2, 1.1
-DECODED_US_PER_K_TILE = {96: 0.246, 192: 0.33, MAX_TILE_TOKENS: 0.35}
-DECODED_US_PER_TOKEN, MMA_US_PER_TOKEN = 0.0027, 0.0050
-US_PER_STREAM, STREAM_US_PER_TOKEN, STREAM_OF_GROUPS_FACTOR = 4.1, 0.0185, 1.04
-US_PER_PART, PART_US_PER_TOKEN = 0.41, 0.0014
+# The same where tokens come decoded, fitted to 6,900 times of 609 problems, from which it differs by 4 to 5 % on the average
+# (``bench/results/h200.md``): both launches, a tile, and a K tile, which takes the time of its instructions, with what tokens add and
+# those that the tile has room for, or of its MMAs. Stream-K: to add up a tile's sums, with what its tokens add, the same of each
+# cluster more that has a part of a tile, and the share that K tiles take longer where clusters read tokens of several groups.
+US_PER_DECODING, US_PER_DECODED_TILE = 8.5, 0.77
+DECODED_US_PER_K_TILE, DECODED_US_PER_TOKEN, US_PER_TILE_TOKEN = 0.207, 0.0029, 0.00046
+MMA_US_PER_TOKEN = 0.00485
+US_PER_STREAM, STREAM_US_PER_TOKEN, STREAM_OF_GROUPS_FACTOR = 4.0, 0.019, 1.04
+US_PER_PART, PART_US_PER_TOKEN = 0.23, 0.0017
 # Groups whose sizes only the device knows are planned in an order that mixes large and small ones.
 GOLDEN_RATIO = 0.618034
 # Scales come in blocks of 128 rows.
@@ -435,7 +435,7 @@ def _k_tile_us(config: KernelConfig, tokens: np.ndarray) -> np.ndarray:
     """Of K tiles with so many tokens that are multiplied."""
     tile_tokens = config.work_tile_mnk[0]
     if config.decode_first:
-        decoding_us = next(us for most, us in DECODED_US_PER_K_TILE.items() if tile_tokens <= most)
+        decoding_us = DECODED_US_PER_K_TILE + US_PER_TILE_TOKEN * tile_tokens
         return np.maximum(decoding_us + DECODED_US_PER_TOKEN * tokens, MMA_US_PER_TOKEN * tokens)
     if tile_tokens <= PAIRED_TILE_TOKENS:
         return SMALL_US_PER_K_TILE + SMALL_US_PER_TOKEN * tokens
