@@ -21,11 +21,11 @@ class Prepared:
     """One input set, ready.
 
     Attributes:
-        run: enqueues the computation.
+        run: enqueues the computation; of a grouped GEMM with the config that it is called with, if any.
         out: what it writes, [M, N] a group.
     """
 
-    run: Callable[[], object]
+    run: Callable[..., object]
     out: Sequence[torch.Tensor]
 
 
@@ -42,8 +42,8 @@ def prepare(case: Case, operands: Operands, backend: str) -> Prepared:
     a, b, a_scale, b_scale, out = map(
         list, (operands.a, operands.b, operands.a_scale, operands.b_scale, operands.out)
     )
-    call = lambda: nvfp4_cute.grouped_gemm(
-        a, b, a_scale, b_scale, out=out, out_dtype=torch.float16, backend=backend
+    call = lambda config=None: nvfp4_cute.grouped_gemm(
+        a, b, a_scale, b_scale, out=out, out_dtype=torch.float16, backend=backend, config=config
     )
     return Prepared(call, out)
 
@@ -73,8 +73,8 @@ def _ragged(case: Case, operands: Operands, backend: str) -> Prepared:
     scales = [torch.cat([s.flatten() for s in side]) for side in (operands.a_scale, operands.b_scale)]
     rows = [m for m, _, _ in case.sizes]
     offs = torch.tensor(list(accumulate(rows)), dtype=torch.int32, device=a.device)
-    call = lambda: nvfp4_cute.grouped_gemm(
-        a, b, *scales, offs, out=out, out_dtype=torch.float16, backend=backend
+    call = lambda config=None: nvfp4_cute.grouped_gemm(
+        a, b, *scales, offs, out=out, out_dtype=torch.float16, backend=backend, config=config
     )
     return Prepared(call, out.split(rows))
 

@@ -9,7 +9,7 @@ import torch
 from nvfp4_cute import cli, select, stopwatch, targets
 from nvfp4_cute import speed_of_light as light
 from nvfp4_cute.arch import sm100
-from nvfp4_cute.bench import cases, measured, modelled, ours, report
+from nvfp4_cute.bench import cases, choices, measured, modelled, ours, report
 from nvfp4_cute.bench.operands import make_operands
 from nvfp4_cute.bench.peers import PEERS
 from nvfp4_cute.problem import GroupedProblem
@@ -264,3 +264,57 @@ def test_peers_are_timed_on_a_gpu(capsys):
     assert {"torch bf16 loop", "torch fp8 loop"} <= set(peers)
     assert all(time["low"] <= time["us"] <= time["high"] for time in peers.values())
     assert all(time["us"] > row["speed_of_light_us"] / 4 for time in peers.values())
+
+
+# ---- choices ---------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("spread", choices.SPREADS)
+def test_rows_are_spread_over_groups(spread):
+    rows = choices.group_rows(spread, 32, 24)
+    assert len(rows) == 32 and sum(rows) == 32 * 24 and rows == choices.group_rows(spread, 32, 24)
+    largest = {"equal": (24, 24), "by chance": (25, 48), "exponential": (49, 200), "zipf": (49, 200)}[spread]
+    assert largest[0] <= max(rows) <= largest[1]
+
+
+def test_chosen_configs_are_measured_beside_all_others(monkeypatch, tmp_path, capsys):
+    """A quarter longer than the fastest in one problem, the fastest in the others."""
+    gpu = targets.Gpu("sm_90a", 132, "H200")
+    monkeypatch.setattr(choices, "gpu_of", lambda _: gpu)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(choices, "WEIGHTS", ((1024, 4096), (4096, 4096)))
+    monkeypatch.setattr(choices, "EXPERTS", ((8, 4096, 7168),))
+
+    def measured_us(case, tried):
+        assert len(set(tried)) == len(tried) and set(tried) >= set(select.candidates("sm_90a", case.form))
+        assert tried[0] == choices.chosen(case, gpu)
+        return {
+            config: 5.0 if config == tried[0] else 4.0 if " 1024 " in case.name else 6.0 for config in tried
+        }
+
+    monkeypatch.setattr(choices, "measured_us", measured_us)
+    kept = tmp_path / "times.json"
+    monkeypatch.setattr("sys.argv", ["choices", "--mean", "24", "--json", str(kept)])
+    choices.main()
+    lines = capsys.readouterr().out.splitlines()
+    assert re.search(r"one group +2 +12.5 +25$", lines[1]) and len(lines) == 2 + len(choices.SPREADS)
+    assert all(re.search(r"ragged, .* 1 +0.0 +0$", line) for line in lines[2:])
+    assert [len(case["sizes"]) for case in json.loads(kept.read_text())] == [1, 1, 8, 8, 8, 8]
+
+
+def test_chosen_configs_are_those_of_grouped_gemm():
+    gpu = targets.Gpu("sm_90a", 132, "H200")
+    one, *_, ragged = choices.problems((24,))
+    assert choices.chosen(one, gpu) == select.choose_config(GroupedProblem(one.sizes), "sm_90a", 132)
+    groups, n, k = choices.EXPERTS[-1]
+    assert choices.chosen(ragged, gpu) == select.config_for_mean("sm_90a", 132, groups, (24, n, k))
+
+
+def test_prepared_grouped_gemms_take_a_config():
+    for form in ("list", "ragged"):
+        case = cases.Case("dense", "gemm", form, "grouped_gemm", ((5, 128, 256), (9, 128, 256)), form=form)
+        prepared = ours.prepare(case, make_operands(case, CPU, 0), "emulator:sm_90a")
+        results = []
+        for config in select.candidates("sm_90a", form)[:2]:
+            prepared.run(config)
+            results.append([out.clone() for out in prepared.out])
+        assert all(torch.equal(*outs) for outs in zip(*results, strict=True))
+        assert not any(out.isnan().any() for out in results[0])
