@@ -17,8 +17,8 @@ WRONG = 1e-2
 """Norm of the difference from bf16 torch over the norm of its result: fp16 and bf16 rounding stay below half of it."""
 
 
-def time_case(case: Case) -> tuple[Time | None, dict[str, Time], dict[str, str]]:
-    """Time of our kernel, times of the peers, and why any of them is missing.
+def time_case(case: Case, clean: bool = False) -> tuple[Time | None, dict[str, Time], dict[str, str]]:
+    """Time of our kernel, times of the peers, and why any of them is missing. clean: as of ``stopwatch.cold_l2``.
 
     Raises:
         ValueError: our result is not what torch computes.
@@ -38,7 +38,7 @@ def time_case(case: Case) -> tuple[Time | None, dict[str, Time], dict[str, str]]
             calls[peer.name] = in_turn([peer.prepare(case, operands) for operands in sets])
         else:
             remarks[peer.name] = reason
-    samples = stopwatch.measure(calls, len(sets)) if calls else {}
+    samples = stopwatch.measure(calls, len(sets), clean=clean) if calls else {}
     times = {name: Time(s.median, MEASURED, s.low, s.high) for name, s in samples.items() if name in calls}
     return times.pop(ours.NAME, None), times, remarks
 

@@ -127,9 +127,14 @@ def _copies(moved: int) -> Callable[[int], object]:
     return lambda i: torch.neg(pairs[i][0], out=pairs[i][1])
 
 
+def time_copy() -> dict[str, Sample]:
+    """Samples of a copy of ``COPY_BYTES``, and of an empty interval."""
+    return measure({"copy": _copies(COPY_BYTES)}, NUM_SETS)
+
+
 def page(name: str) -> str:
     """The measured tables of a page, "gemv" or "w4a16", as Markdown."""
-    large = measure({"copy": _copies(COPY_BYTES)}, NUM_SETS)
+    large = time_copy()
     copy_bandwidth = COPY_BYTES / large["copy"].median
     common = ["MB", "us", "deciles 1 to 9", "TB/s", "of a copy", "copy of as many bytes, us"]
 

@@ -2,7 +2,8 @@
 
 Writes ``bench/results/h200.md``: random problems compared with the reference bit by bit; a soak over forms, threads,
 streams and graphs; competition cases, decode layers and a large GEMM beside torch on the same values (cold L2, rotating
-inputs, CUDA graphs; median and deciles); what a call costs the host, allocates, and copies.
+inputs, CUDA graphs; median and deciles), decode layers with clean data in L2, too, and what that is of a copy's bandwidth; what
+a call costs the host, allocates, and copies.
 """
 
 import argparse
@@ -11,6 +12,7 @@ import subprocess
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -18,7 +20,7 @@ from tqdm import tqdm
 
 import nvfp4_cute
 from nvfp4_cute import check, stopwatch, targets
-from nvfp4_cute.bench import cases, measured, ours, report
+from nvfp4_cute.bench import cases, measured, memory_bound, ours, report
 from nvfp4_cute.bench.command import RESULTS
 from nvfp4_cute.bench.operands import make_operands
 
@@ -81,17 +83,29 @@ def main() -> None:
         soak(arguments.soak),
         *_host_costs(),
         "first to ninth decile: " + "; ".join(spread),
-        "torch in bf16 in the same run, us: " + "; ".join(filter(None, map(_in_bf16, rows))),
+        "torch in bf16 in the same run, us: "
+        + "; ".join(f"{row.case} {us:.2f}" for row in rows if (us := _bf16_us(row))),
+        _with_clean_l2([case for case in chosen if case.problem.startswith("linear")], target),
     ]
     arguments.out.mkdir(exist_ok=True)
     path = report.save(report.Report(target, rows, heading, notes), arguments.out)
     print(path.read_text())
 
 
-def _in_bf16(row: report.Row) -> str | None:
+def _bf16_us(row: report.Row) -> float | None:
     """What the fastest of torch's ways with 16-bit operands takes for a case."""
-    times = [time.us for name, time in row.peers.items() if "bf16" in name]
-    return f"{row.case} {min(times):.2f}" if times else None
+    return min((time.us for name, time in row.peers.items() if "bf16" in name), default=None)
+
+
+def _with_clean_l2(chosen: list[cases.Case], target: targets.Target) -> str:
+    """Times where no data that were written before go to memory meanwhile, and their share of a copy's bandwidth."""
+    copied = memory_bound.COPY_BYTES / memory_bound.time_copy()["copy"].median
+    found = []
+    for row in report.make_rows(chosen, target, partial(measured.time_case, clean=True)):
+        if row.time:
+            share = row.case.work.bytes / row.time.us / copied
+            found.append(f"{row.case} {row.time.us:.2f} us, {share:.0%}, bf16 {_bf16_us(row):.2f} us")
+    return f"with L2 full of clean data, and of the bandwidth of a copy, {copied / 1e6:.2f} TB/s: {'; '.join(found)}"
 
 
 def _driver() -> str:
