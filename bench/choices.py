@@ -3,7 +3,7 @@
     python -m nvfp4_cute.bench.choices [--mean 1 8 64] [--json TIMES.json]
 
 measures every candidate for matrices of weights with so many rows of activations, and for ragged groups with so many rows on
-the average, spread in four ways, and prints how much longer the chosen one takes than the fastest. The times are what the
+the average, spread in four ways, and prints how much longer the chosen one takes than the fastest. Such times are what the
 constants of ``arch/sm90.py`` are fitted to. The first run of a machine compiles the candidates.
 """
 
@@ -18,14 +18,15 @@ from statistics import mean
 import torch
 from tqdm import tqdm
 
-from nvfp4_cute import autotune, select
+from nvfp4_cute import autotune
 from nvfp4_cute.bench import ours
-from nvfp4_cute.bench.cases import Case
+from nvfp4_cute.bench.cases import Case, routed_rows
 from nvfp4_cute.bench.operands import make_operands
 from nvfp4_cute.config import KernelConfig
 from nvfp4_cute.problem import GroupedProblem
 from nvfp4_cute.targets import Gpu, gpu_of
 from nvfp4_cute.text_table import text_table
+from nvfp4_cute.tuned import Request
 
 MEAN_ROWS = (1, 3, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256)
 MAX_ROWS = 4096
@@ -46,9 +47,10 @@ def group_rows(spread: str, groups: int, mean_rows: int) -> list[int]:
     likely, or as likely as draws of an exponential distribution say, or as their rank does (to the power of -0.8)."""
     if spread == "equal":
         return [mean_rows] * groups
+    if spread == "by chance":
+        return list(routed_rows(mean_rows * groups, groups, 1))
     rng = random.Random(f"{spread} {groups} {mean_rows}")
     weights = {
-        "by chance": [1.0] * groups,
         "exponential": [rng.expovariate(1) + 0.1 for _ in range(groups)],
         "zipf": rng.sample([(rank + 1) ** -0.8 for rank in range(groups)], groups),
     }[spread]
@@ -69,13 +71,13 @@ def problems(means: Sequence[int]) -> Iterator[Case]:
                 yield Case("choices", f"ragged, {spread}", name, "grouped_gemm", sizes, form="ragged")
 
 
-def chosen(case: Case, gpu: Gpu) -> KernelConfig:
-    """What ``grouped_gemm`` computes a case with where nothing was tuned."""
-    if case.form == "list":
-        return select.choose_config(GroupedProblem(case.sizes, "list", torch.float16), gpu.arch, gpu.num_sms)
-    _, n, k = case.sizes[0]
-    rows = -(-sum(m for m, _, _ in case.sizes) // len(case.sizes))
-    return select.config_for_mean(gpu.arch, gpu.num_sms, len(case.sizes), (rows, n, k))
+def request_of(case: Case, gpu: Gpu) -> Request:
+    """What a call asks for: of ragged groups only the mean is known."""
+    sizes = case.sizes
+    if case.form == "ragged":
+        rows = -(-sum(m for m, _, _ in sizes) // len(sizes))
+        sizes = tuple((rows, n, k) for _, n, k in sizes)
+    return Request(GroupedProblem(sizes, case.form, torch.float16), gpu)
 
 
 def measured_us(case: Case, tried: Sequence[KernelConfig]) -> dict[KernelConfig, float]:
@@ -98,8 +100,8 @@ def main() -> None:
     losses: dict[str, list[float]] = {}
     kept = []
     for case in tqdm([*problems(arguments.mean)], unit="problem"):
-        choice = chosen(case, gpu)
-        times = measured_us(case, [*dict.fromkeys([choice, *select.candidates(gpu.arch, case.form)])])
+        choice, *others = autotune.candidates(request_of(case, gpu))
+        times = measured_us(case, [choice, *others])
         losses.setdefault(case.problem, []).append(times[choice] / min(times.values()) - 1)
         named = {config.to_name(): us for config, us in times.items()}
         kept.append({"case": str(case), "sizes": case.sizes, "chosen": choice.to_name(), "us": named})
