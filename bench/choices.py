@@ -100,8 +100,8 @@ def main() -> None:
     losses: dict[str, list[float]] = {}
     kept = []
     for case in tqdm([*problems(arguments.mean)], unit="problem"):
-        choice, *others = autotune.candidates(request_of(case, gpu))
-        times = measured_us(case, [choice, *others])
+        tried = autotune.candidates(request_of(case, gpu))
+        choice, times = tried[0], measured_us(case, tried)
         losses.setdefault(case.problem, []).append(times[choice] / min(times.values()) - 1)
         named = {config.to_name(): us for config, us in times.items()}
         kept.append({"case": str(case), "sizes": case.sizes, "chosen": choice.to_name(), "us": named})

@@ -85,7 +85,7 @@ def main() -> None:
         "first to ninth decile: " + "; ".join(spread),
         "torch in bf16 in the same run, us: "
         + "; ".join(f"{row.case} {us:.2f}" for row in rows if (us := _bf16_us(row))),
-        _with_clean_l2([case for case in chosen if case.problem.startswith("linear")], target),
+        _with_clean_l2([case for case in chosen if case.suite == "linear"], target),
     ]
     arguments.out.mkdir(exist_ok=True)
     path = report.save(report.Report(target, rows, heading, notes), arguments.out)
