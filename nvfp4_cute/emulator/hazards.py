@@ -90,6 +90,7 @@ class Hazard:
             `kind` of a `faults.Fault` that stopped the launch.
         kernel: name of the entry.  site: the instruction that showed it, if one did.  other: the other access.
         text: what is wrong, in words.  count: how many more of the same pair of instructions were seen.
+        severity: "error", "warning", or "note" where the evidence is weak or only speed is at stake.
     """
 
     kind: str
@@ -98,6 +99,7 @@ class Hazard:
     other: Site | None
     text: str
     count: int = 1
+    severity: str = "error"
 
     def __str__(self) -> str:
         """Kind, text, and the PTX lines."""
