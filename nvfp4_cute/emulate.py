@@ -8,7 +8,9 @@ from pathlib import Path
 
 from tqdm import tqdm
 
+from nvfp4_cute import env
 from nvfp4_cute.emulator.banks import BankUse
+from nvfp4_cute.emulator.device_images import KernelStore
 from nvfp4_cute.emulator.kernel_names import short_name
 from nvfp4_cute.emulator.script import Outcome, run_script
 from nvfp4_cute.emulator.virtual_gpu import LaunchRow, VirtualGpu
@@ -56,7 +58,9 @@ def run(
     if timing is not None:
         constants = constants_of(lookup(timing))
         arch, sm_count = constants.arch, constants.num_sms
-    gpu = VirtualGpu(arch, sm_count, progress, mode=mode, check=check, count_banks=stats, timing=constants)
+    gpu = VirtualGpu(
+        arch, sm_count, progress, mode=mode, check=check, count_banks=stats, timing=constants, store=kernel_store()
+    )
     outcome = run_script(script, arguments, gpu)
     sys.stdout.flush()
     for modelled in gpu.timings:
@@ -68,6 +72,12 @@ def run(
         print(bank_table(gpu.launches), file=sys.stderr)
     report(outcome, traceback)
     return outcome.exit_code
+
+
+def kernel_store() -> KernelStore | None:
+    """Where PTX of exported objects is kept: beside the compiled kernels; None where nothing is kept on disk."""
+    folder = env.cache_dir()
+    return KernelStore(folder / "ptx") if folder else None
 
 
 def report(outcome: Outcome, traceback: bool) -> None:

@@ -1,7 +1,6 @@
 """Launching: from PTX and arguments (run_ptx), or from CuTe DSL host code (Emulator and the launch shim)."""
 
 import ctypes
-import struct
 import sys
 from collections.abc import Callable, Sequence
 from functools import lru_cache
@@ -10,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from nvfp4_cute.emulator.code import Code
+from nvfp4_cute.emulator.device_images import image_at
 from nvfp4_cute.emulator.hazards import Hazard
 from nvfp4_cute.emulator.launch_shim import active_emulators, shim_path
 from nvfp4_cute.emulator.machine import Launch, Machine, Stats
@@ -266,17 +266,6 @@ class TensorMapRecord(ctypes.Structure):
         ctypes.memmove(self.descriptor, data, len(data))
 
 
-FAT_BINARY_MAGIC = 0xBA55ED50
-
-
-def fat_binary(address: int | None) -> bytes:
-    """The device code that host code carries at this address; empty if it is in no format that tells its size."""
-    if not address:
-        return b""
-    magic, _version, header_bytes, nbytes = struct.unpack("<IHHQ", ctypes.string_at(address, 16))
-    return ctypes.string_at(address, header_bytes + nbytes) if magic == FAT_BINARY_MAGIC else b""
-
-
 LAUNCH_CALLBACK = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.POINTER(LaunchRecord))
 TENSOR_MAP_CALLBACK = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.POINTER(TensorMapRecord))
 ATTRIBUTE_CALLBACK = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.POINTER(ctypes.c_int), ctypes.c_int)
@@ -374,6 +363,11 @@ class Emulator:
             self._modules.append((cubin, program))
         return tuple(program.entries)
 
+    def register_new(self, ptx: str) -> None:
+        """Make the kernels of a text known if none of their names is."""
+        if self._kernels.keys().isdisjoint(parse(ptx).entries):
+            self.register(ptx)
+
     def add_range(self, name: str, addr: int, nbytes: int, writable: bool = True) -> None:
         """Declare live memory. Once any is declared, accesses outside all of it raise."""
         self.machine.memory.add_range(name, addr, nbytes, writable)
@@ -424,7 +418,7 @@ class Emulator:
         Raises:
             EmulatorError: unknown kernel, or a launch the hardware would refuse.
         """
-        code = self._find_code(record.name.decode(), fat_binary(record.image))
+        code = self._find_code(record.name.decode(), image_at(record.image))
         entry = code.entry
         cluster = dim3([max(n, 1) for n in record.cluster])
         block = dim3(list(record.block))
@@ -438,17 +432,27 @@ class Emulator:
         return Launch(code, grid, block, cluster, record.shared_bytes, params, explicit)
 
     def _find_code(self, name: str, image: bytes) -> Code:
-        made = (program for cubin, program in reversed(self._modules) if cubin in image)
-        program = next(made, self._kernels.get(name))
+        program = self._made_into(image)
+        if program is None and image and self.recover(image):
+            program = self._made_into(image)
+        program = program or self._kernels.get(name)
         if program is None or name not in program.entries:
             raise EmulatorError(
                 f"kernel `{name}` was launched but its PTX is not registered; call emulator.register(ptx) first "
-                f"(known: {', '.join(self._kernels) or 'none'})"
+                f"(known: {', '.join(self._kernels) or 'none'}). An object file on disk holds machine code only: export "
+                "it under `nvfp4-cute emulate`, which keeps its PTX, or put the .ptx beside it (CUTE_DSL_KEEP=ptx)"
             )
         key = id(program), name
         if key not in self._code:
             self._code[key] = _compiled(program, program.entries[name], self.machine)
         return self._code[key]
+
+    def _made_into(self, image: bytes) -> Program | None:
+        return next((program for cubin, program in reversed(self._modules) if cubin in image), None)
+
+    def recover(self, image: bytes) -> bool:
+        """Register the PTX of device code that nobody registered, if it can be had; subclasses know where to look."""
+        return False
 
     def run(self, launch: Launch) -> None:
         """Run a decoded launch to its end. Subclasses add what is to happen around it.

@@ -3,6 +3,7 @@
 Serves every version from 4.3.5 on: competition servers run older ones than this project compiles with.
 """
 
+import functools
 import importlib
 import os
 import tempfile
@@ -45,6 +46,8 @@ def answered_dsl(gpu: VirtualGpu) -> Iterator[None]:
     with ExitStack() as stack:
         folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="nvfp4_cute_"))
         stack.enter_context(kept_ptx(gpu, Path(folder)))
+        stack.enter_context(kept_exports(gpu))
+        stack.enter_context(ptx_beside_objects(gpu))
         stack.enter_context(answered_queries(gpu))
         stack.enter_context(single_benchmark_runs())
         yield
@@ -96,6 +99,53 @@ def kept_ptx(gpu: VirtualGpu, folder: Path) -> Iterator[None]:
         for module in (_optional("cutlass.base_dsl.compile_backend"), dsl):
             if module is not None:
                 stack.enter_context(replaced(module, JitFunctionArtifacts=artifacts))
+        yield
+
+
+@contextmanager
+def kept_exports(gpu: VirtualGpu) -> Iterator[None]:
+    """Inside the block the PTX of every function that is exported to an object goes into the GPU's store."""
+    from cutlass.base_dsl.jit_executor import JitCompiledFunction
+
+    classes = {JitCompiledFunction: ("export_to_c", "dump_to_object")}
+    ffi = _optional("cutlass.cutlass_dsl.tvm_ffi_provider")  # imports tvm_ffi, which is an extra
+    if ffi is not None:
+        classes[ffi.TVMFFIJitCompiledFunctionBase] = ("export_to_c",)
+
+    def keeping(export: Callable) -> Callable:
+        @functools.wraps(export)
+        def run(function: Any, *args: Any, **kwargs: Any) -> Any:
+            made = function.artifacts
+            if gpu.store and made is not None and isinstance(made.CUBIN, bytes) and ".entry" in (made.PTX or ""):
+                gpu.store.keep(made.PTX.rstrip("\0"), made.CUBIN)
+            return export(function, *args, **kwargs)
+
+        return run
+
+    with ExitStack() as stack:
+        for owner, names in classes.items():
+            wrapped = {name: keeping(vars(owner)[name]) for name in names if name in vars(owner)}
+            stack.enter_context(replaced(owner, **wrapped))
+        yield
+
+
+@contextmanager
+def ptx_beside_objects(gpu: VirtualGpu) -> Iterator[None]:
+    """Inside the block PTX files in the folder of an object that is loaded are registered, unless their kernels are known."""
+    external = _optional("cutlass.base_dsl.export.external_binary_module")
+    if external is None:
+        yield
+        return
+    load = external.ExternalBinaryModule.__init__
+
+    def load_with_ptx(module: Any, file_path: Any, *args: Any, **kwargs: Any) -> None:
+        load(module, str(file_path), *args, **kwargs)
+        for path in sorted(Path(file_path).parent.glob("*.ptx")):
+            text = path.read_text(errors="replace").rstrip("\0")
+            if ".entry" in text and gpu.runs(text):
+                gpu.register_new(text)
+
+    with replaced(external.ExternalBinaryModule, __init__=load_with_ptx):
         yield
 
 

@@ -232,8 +232,8 @@ EXPORT int _cudaLaunchKernelEx(const struct launch_config *config, const void *k
 
 /*
  * Functions called through TVM-FFI load their device code by these two, whose originals call a CUDA runtime of their
- * own. `state` is a variable of the host code, 0 at first. `load` and `load_to_device` take addresses of their arguments,
- * then of their result: a pointer to the library handle; the same and a device.
+ * own. `state` is a variable of the host code, 0 at first. `load` writes the library handle, `load_to_device` prepares its
+ * kernels on a device.
  */
 struct loaded_state {
   struct loaded_state *next;
@@ -242,13 +242,12 @@ struct loaded_state {
 };
 static struct loaded_state *loaded_states;
 
-EXPORT int cuda_dialect_init_library_once(int64_t *state, void (*load)(void **), void (*load_to_device)(void **),
+EXPORT int cuda_dialect_init_library_once(int64_t *state, int (*load)(void **), int (*load_to_device)(void **, int32_t),
                                           void (*set_error)(const char *, const char *)) {
   struct loaded_state *loaded;
-  void **library;
-  int32_t error = SUCCESS, device = 0;
+  int error;
   FORWARD("cuda_dialect_init_library_once",
-          (int64_t *, void (*)(void **), void (*)(void **), void (*)(const char *, const char *)), state, load,
+          (int64_t *, int (*)(void **), int (*)(void **, int32_t), void (*)(const char *, const char *)), state, load,
           load_to_device, set_error);
   if (*state) return SUCCESS;
   loaded = malloc(sizeof *loaded);
@@ -256,9 +255,8 @@ EXPORT int cuda_dialect_init_library_once(int64_t *state, void (*load)(void **),
     set_error("MemoryError", "no memory for the state of a device library");
     return OUT_OF_MEMORY;
   }
-  library = &loaded->library;
-  load((void *[]){&library, &error});
-  if (error == SUCCESS) load_to_device((void *[]){&library, &device, &error});
+  error = load(&loaded->library);
+  if (error == SUCCESS && load_to_device) error = load_to_device(&loaded->library, 0);
   if (error != SUCCESS) {
     free(loaded);
     set_error("RuntimeError", "the emulated device could not load a device library");

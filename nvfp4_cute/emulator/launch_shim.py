@@ -59,7 +59,8 @@ def prepare_cutlass() -> None:
             "CuTe DSL compiled a function in this process before the launch shim was in place: call "
             "nvfp4_cute.emulator.launch_shim.prepare_cutlass() before the first compilation, or use a process of its own"
         )
-    ctypes.CDLL(path).nvfp4_cute_set_runtime(libraries[0].encode())
+    # Global, and first: programs that load the DSL's runtime library globally, too, then still launch through the shim.
+    ctypes.CDLL(path, mode=ctypes.RTLD_GLOBAL).nvfp4_cute_set_runtime(libraries[0].encode())
     # Version 4.5 has no second DSL.
     for dsl in filter(None, (CuTeDSL, getattr(cutlass_dsl, "CuteExperimentalDSL", None))):
         dsl._get_dsl().envar.shared_libs = os.pathsep.join([path, *libraries])

@@ -210,7 +210,7 @@ _SPACE = re.compile(r"\s*")
 _LABEL = re.compile(r"([A-Za-z_$][\w$]*)\s*:(?!:)")
 _LINE_DIRECTIVE = re.compile(r"\.(?:loc|file|version|target|address_size)\b[^\n]*")
 _STATEMENT = re.compile(r"[^;]*;")
-_REG = re.compile(r"\.reg\s+(?:\.v\d\s+)?\.(\w+)\s+(.*)", re.S)
+_REG = re.compile(r"\.reg\s+(?:\.v([24])\s+)?\.(\w+)\s+(.*)", re.S)
 _ARGUMENT = re.compile(r"\.param\s+(?:\.align\s+\d+\s+)?\.(\w+)\s+([\w$]+)$")
 _VARIABLE = re.compile(
     r"(?:\.(?:visible|extern|weak|common)\s+)*\.(shared|global|const|local)\s+(?:\.align\s+(\d+)\s+)?"
@@ -232,6 +232,9 @@ _PREDICATE = re.compile(r"@(!?)\s*([%\w$]+)\s+(.*)", re.S)
 _BRACKET = re.compile(r"[\[\]{}()]")
 _NAME = re.compile(r"[%A-Za-z_$][\w$]*(?:\.\w+)?$")
 _OFFSET = re.compile(r"(.+?)\s*\+\s*(-?(?:0[xX][0-9a-fA-F]+|\d+))$", re.S)
+
+COMPONENTS, COLOURS = ("x", "y", "z", "w"), ("r", "g", "b", "a")
+"""Names of the components of a vector register, and the other names of the same."""
 
 KEPT = 32
 """Modules, and compiled entries, that a process remembers: what was launched once is launched again."""
@@ -260,6 +263,7 @@ class _Scope:
         self.regs: dict[str, str] = {}
         self.ranges: list[tuple[str, int, str]] = []
         self.arguments: set[str] = set()
+        self.vectors: dict[str, tuple[str, ...]] = {}  # names of the components of vector registers
         self.labels: set[str] = set()
         self.operands: dict[str, Operand] = {}  # what was resolved, once all is declared
 
@@ -277,6 +281,15 @@ class _Scope:
                 ):
                     scope.regs[name] = type_
                     return Reg(name + scope.suffix, type_)
+            scope = scope.parent
+        return None
+
+    def find_vector(self, name: str) -> Vector | None:
+        """A vector register named as a whole: its components."""
+        scope: _Scope | None = self
+        while scope is not None:
+            if name in scope.vectors:
+                return Vector(tuple(Reg(c + scope.suffix, scope.regs[c]) for c in scope.vectors[name]))
             scope = scope.parent
         return None
 
@@ -446,7 +459,7 @@ class _Parser:
         if not statement.startswith("."):
             raws.append(_Raw(statement, self.line(match.start()), scope, self.source))
         elif found := _REG.match(statement):
-            _declare_registers(scope, found.group(1), found.group(2))
+            _declare_registers(scope, found.group(2), found.group(3), int(found.group(1) or 1))
         elif found := _ARGUMENT.match(statement):
             _declare_registers(scope, found.group(1), found.group(2))
             scope.arguments.add(found.group(2))
@@ -461,12 +474,18 @@ class _Parser:
             raise self.error(match.start(), "unknown directive")
 
 
-def _declare_registers(scope: _Scope, type_: str, names: str) -> None:
+def _declare_registers(scope: _Scope, type_: str, names: str, width: int = 1) -> None:
+    """Registers of a scope. `width`: components of each, which are registers of their own (ISA, Vectors)."""
     if type_ not in TYPE_BYTES:
         raise EmulatorError(f"unknown register type .{type_}")
     for name in names.split(","):
         name = name.strip()
-        if name.endswith(">"):
+        if width > 1:
+            if name.endswith(">"):
+                raise EmulatorError(f"a range `{name}` of vector registers: not modelled")
+            scope.vectors[name] = tuple(f"{name}.{part}" for part in COMPONENTS[:width])
+            scope.regs.update(dict.fromkeys(scope.vectors[name], type_))
+        elif name.endswith(">"):
             prefix, count = name[:-1].split("<")
             scope.ranges.append((prefix, int(count), type_))
         else:
@@ -592,6 +611,11 @@ def _new_operand(token: str, scope: _Scope) -> Operand:
 def _name(token: str, scope: _Scope) -> Operand:
     if (reg := scope.find_reg(token)) is not None:
         return reg
+    if (vector := scope.find_vector(token)) is not None:
+        return vector
+    name, _, part = token.rpartition(".")
+    if part in COLOURS and scope.find_vector(name) is not None:
+        return _name(f"{name}.{COMPONENTS[COLOURS.index(part)]}", scope)
     if token in SPECIAL_NAMES:
         return Special(token)
     if token.startswith("%"):

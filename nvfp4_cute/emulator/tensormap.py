@@ -26,6 +26,7 @@ from nvfp4_cute.errors import EmulatorError
 
 DESCRIPTOR_BYTES = 128
 CHUNK_BYTES = 16
+ADDRESSES = 1 << 64
 MAX_RANK = 5
 
 GlobalView = Callable[[int, int], np.ndarray]
@@ -254,20 +255,25 @@ class TensorMap:
         region = self._clip(coords)
         if region is None:
             return np.empty(0, np.int64), 0
-        address = np.array(self.address + region.start[0] * self.element.bits // 8, np.int64)
-        outer = zip(region.start[1:], region.count[1:], self.strides, self.element_strides[1:], strict=True)
-        for start, count, stride, step in outer:
-            address = address + (start + step * np.arange(count).reshape(-1, *(1,) * address.ndim)) * stride
-        return address.reshape(-1), region.row_bytes
+        steps = zip(region.count[1:], self.strides, self.element_strides[1:], strict=True)
+        rows = np.zeros(1, np.int64)
+        for count, stride, step in steps:
+            rows = (np.arange(count, dtype=np.int64)[:, None] * (step * stride) + rows).reshape(-1)
+        # Both sums are modulo 2^64, as arrays of int64 have it.
+        return (rows.view(np.uint64) + np.uint64(self._first_address(region))).view(np.int64), region.row_bytes
 
     def extent(self, coords: tuple[int, ...]) -> tuple[int, int, int]:
         """(address of the first byte, rows, bytes of a row) of the part of the box at `coords` inside the tensor."""
         region = self._clip(coords)
         if region is None:
             return self.address, 0, 0
-        address = self.address + region.start[0] * self.element.bits // 8
-        address += sum(c * s for c, s in zip(region.start[1:], self.strides, strict=True))
-        return address, math.prod(region.count[1:]), region.row_bytes
+        return self._first_address(region), math.prod(region.count[1:]), region.row_bytes
+
+    def _first_address(self, region: "_Region") -> int:
+        """Global address of a region's first byte. It wraps modulo 2^64: maps of ragged tensors rely on it."""
+        offset = region.start[0] * self.element.bits // 8
+        offset += sum(c * s for c, s in zip(region.start[1:], self.strides, strict=True))
+        return (self.address + offset) % ADDRESSES
 
     def chunks_inside(self, coords: tuple[int, ...]) -> tuple[slice, ...] | None:
         """Which of a tile's chunks, as `chunk_index` arranges them, hold elements inside the tensor."""
@@ -320,8 +326,7 @@ class TensorMap:
         """uint8 strided view (outer dims..., row bytes) of the region in global memory."""
         steps = [s * e for s, e in zip(self.strides, self.element_strides[1:], strict=True)]
         row_bytes = region.row_bytes
-        address = self.address + region.start[0] * self.element.bits // 8
-        address += sum(c * s for c, s in zip(region.start[1:], self.strides, strict=True))
+        address = self._first_address(region)
         span = row_bytes + sum((n - 1) * s for n, s in zip(region.count[1:], steps, strict=True))
         shape = (*region.count[:0:-1], row_bytes)
         return np.ndarray(shape, np.uint8, view(address, span), 0, (*steps[::-1], 1))

@@ -50,6 +50,18 @@ class DeviceMemory:
         weakref.finalize(tensor.untyped_storage(), self._keep, name, buffer).atexit = False
         return tensor
 
+    def place_once(self, tensor: torch.Tensor) -> torch.Tensor:
+        """`place`, unless the tensor is on the GPU already."""
+        return tensor if self.is_device(tensor) else self.place(tensor)
+
+    def fresh(self, result: Any, inputs: list[torch.Tensor]) -> list[torch.Tensor]:
+        """Tensors of a result that have a storage, and share it with no input."""
+        found = list(tensors_in(result))
+        if not found:
+            return []
+        old = {id(storage_of(tensor)) for tensor in inputs} | {id(None)}
+        return [tensor for tensor in found if id(storage_of(tensor)) not in old]
+
     def adopt(self, tensor: torch.Tensor) -> torch.Tensor:
         """Note that memory which came from elsewhere is device memory; returns the tensor."""
         self._mark(self._device, tensor)

@@ -6,6 +6,7 @@
   and `.device`, `.is_cuda`, and DLPack answer as a GPU build of torch does.
 - Marked storages are aligned as CUDA allocations are, and are the memory that kernels may touch.
 - Streams run in order, so waiting is nothing. Event times are host times, not times of a GPU.
+- Python that torch calls from inside an operator (backward functions, custom operators) sees the same (torch_reentry).
 - While a graph is captured, launches and in-place operations are kept instead of run; a replay runs them.
 
 The mode is one of the thread that enters it: tensors that other threads or processes create stay on the CPU.
@@ -21,7 +22,8 @@ from torch.utils._device import _device_constructors
 
 from nvfp4_cute.emulator.torch_cuda import Profile, cuda_module, nvtx_module
 from nvfp4_cute.emulator.torch_dlpack import Bridges
-from nvfp4_cute.emulator.torch_memory import DeviceMemory, is_gpu, storage_of, tensors_in
+from nvfp4_cute.emulator.torch_memory import DeviceMemory, is_gpu, tensors_in
+from nvfp4_cute.emulator.torch_reentry import Reentry
 from nvfp4_cute.emulator.torch_scaled_mm import scaled_mm
 from nvfp4_cute.emulator.virtual_gpu import VirtualGpu, replaced
 
@@ -49,6 +51,7 @@ def emulated_cuda(gpu: VirtualGpu) -> Iterator[None]:
             )
         )
         stack.enter_context(mode.bridges.in_place())
+        stack.enter_context(Reentry(mode, memory).in_place())
         stack.enter_context(mode)
         yield
     gpu.memory_sources.remove(memory.ranges)
@@ -107,9 +110,9 @@ class DeviceMode(TorchFunctionMode):
             return self._capture(func, args, kwargs, inputs)
         run = _in_float32(func) if on_gpu and func in PRODUCTS else func
         result = run(*args, **kwargs)
-        for tensor in self._fresh(result, inputs):
+        for tensor in self.memory.fresh(result, inputs):
             if on_gpu:
-                self.memory.place(tensor)
+                self.memory.place_once(tensor)
             elif pinned:
                 self.memory.pin(tensor)
         return result
@@ -118,14 +121,6 @@ class DeviceMode(TorchFunctionMode):
         """torch.set_default_device."""
         self.default_device = None if device is None else torch.device(device)
 
-    def _fresh(self, result: Any, inputs: list[torch.Tensor]) -> list[torch.Tensor]:
-        """Tensors of a result that share no storage with an input."""
-        found = list(tensors_in(result))
-        if not found:
-            return []
-        old = {id(storage_of(tensor)) for tensor in inputs} | {id(None)}
-        return [tensor for tensor in found if id(storage_of(tensor)) not in old]
-
     def _capture(self, func: Callable, args: tuple, kwargs: dict, inputs: list[torch.Tensor]) -> Any:
         """Keep an operation in the graph. In-place ones wait for the replay; the others run to give their outputs."""
         assert self.gpu.graph is not None
@@ -133,10 +128,10 @@ class DeviceMode(TorchFunctionMode):
             self.gpu.graph.actions.append(lambda: func(*args, **kwargs))
             return kwargs.get("out", args[0] if args else None)
         result = func(*args, **kwargs)
-        outputs = [self.memory.place(tensor) for tensor in self._fresh(result, inputs)]
+        outputs = [self.memory.place(tensor) for tensor in self.memory.fresh(result, inputs)]
 
         def again() -> None:
-            for output, value in zip(outputs, self._fresh(func(*args, **kwargs), inputs), strict=True):
+            for output, value in zip(outputs, self.memory.fresh(func(*args, **kwargs), inputs), strict=True):
                 _copy_bytes(output, value)
 
         if outputs:

@@ -14,6 +14,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from nvfp4_cute.emulator.device_images import KernelStore
 from nvfp4_cute.emulator.driver import Dim3, Emulator
 from nvfp4_cute.emulator.machine import Launch, Stats
 from nvfp4_cute.emulator.targets import ptx_arch
@@ -107,6 +108,7 @@ class VirtualGpu(Emulator):
         product: what it says of itself.
         launches: every launch that ran, in order.
         graph: where work goes while it is captured, else None.
+        store: PTX of exported objects, or None.
         freed_bytes: memory of tensors that are gone which kernels may still touch; 0 makes every use after free an error.
         memory_sources: callables that list the live device memory besides `allocate`'s; asked before each launch.
     """
@@ -122,8 +124,11 @@ class VirtualGpu(Emulator):
         count_banks: bool = False,
         timing: Constants | None = None,
         with_data: bool = True,
+        store: KernelStore | None = None,
     ):
         """`sm_count`: SMs, by default those of the architecture's product. The others: as `Emulator` takes them.
+
+        `store`: where PTX of exported objects is kept, and looked for when one is loaded.
 
         Raises:
             EmulatorError: unknown architecture.
@@ -147,6 +152,7 @@ class VirtualGpu(Emulator):
         self.launches: list[LaunchRow] = []
         self.graph: Graph | None = None
         self.freed_bytes = FREED_BYTES
+        self.store = store
         self.memory_sources: list[Callable[[], Iterable[MemoryRange]]] = []
         self._watcher = watcher
         self._allocations: dict[int, np.ndarray] = {}
@@ -156,6 +162,14 @@ class VirtualGpu(Emulator):
         """Whether a PTX text is for this device's architecture."""
         target = re.search(r"^\.target\s+(\S+)", ptx, re.MULTILINE)
         return target is not None and ptx_arch(target.group(1)) == self.device.arch
+
+    def recover(self, image: bytes) -> bool:
+        """Register the PTX of an object that another process exported, if it was kept."""
+        found = self.store.find(image) if self.store else None
+        if found is None or not self.runs(found[0]):
+            return False
+        self.register(*found)
+        return True
 
     # ---- launches ------------------------------------------------------------------------------
     def run(self, launch: Launch) -> None:

@@ -71,6 +71,19 @@ def test_inner_scope_sees_outer_names(ptx_kernel) -> None:
     assert insts[1].operands == (Label("OUT"),)
 
 
+def test_vector_registers_have_components(ptx_kernel) -> None:
+    body = """
+    { .reg .v2 .b32 ab; .reg .v4 .f32 c;
+    mov.b32 ab.x, %r1; add.s32 %r2, ab.r, ab.y; mov.b64 %rd1, ab; mov.f32 c.w, c.b; }
+    """
+    entry = next(iter(parse(ptx_kernel(body, params=0)).entries.values()))
+    first, add, whole, four = (inst.operands for inst in entry.insts[:4])
+    x, y = first[0], add[2]
+    assert (x.type, y.type) == ("b32", "b32") and x != y and x.name.startswith("ab.x#")
+    assert add[1] == x and whole[1] == Vector((x, y))
+    assert four[0].name.startswith("c.w#") and four[1].name.startswith("c.z#")
+
+
 def test_parameters_are_laid_out_by_alignment() -> None:
     program = parse("""
 .version 8.8

@@ -166,6 +166,26 @@ def test_load_of_a_whole_operand_tile():
     assert (smem[:2048] == 0xEE).all() and (smem[2048 + 16384 :] == 0xEE).all()
 
 
+@pytest.mark.parametrize("store", [False, True])
+def test_addresses_wrap_modulo_two_to_the_64(store):
+    """A ragged map: mode 1 ends where the group does, and 2^30 steps of 2^34 bytes add up to nothing."""
+    memory, far, most = Memory(64 * 100), 1 << 34, (1 << 31) - 1
+    dims, strides = (64, 1 << 30, most, most), (64, far - 64, 64)
+    m = TensorMap.decode(encode(memory.base, "u8", dims, strides, (64, 8, 1, 1)))
+    offset, length = 40, 5  # rows of the group
+    coords = (0, (1 << 30) - length, 1 << 30, offset + length)
+    group = memory.bytes.reshape(100, 64)[offset : offset + length]
+    assert m.rows_at(coords)[0].tolist() == [memory.base + 64 * (offset + i) for i in range(length)]
+    assert m.extent(coords) == (memory.base + 64 * offset, length, 64)
+    if store:
+        tile = np.arange(512, dtype=np.uint8).view(np.complex128).reshape(1, 1, 8, 4)
+        m.write_tile(coords, tile, memory.view)
+        assert group.tobytes() == np.arange(64 * length, dtype=np.uint8).tobytes()
+    else:
+        tile = m.read_tile(coords, memory.view).view(np.uint8).reshape(8, 64)
+        assert (tile[:length] == group).all() and not tile[length:].any()
+
+
 @pytest.mark.parametrize("element,data", [("b4x16_p64", 8), ("b6x16_p32", 12)])
 def test_padded_types_leave_poison_in_the_padding(element, data):
     memory = Memory(1 << 14)
