@@ -59,7 +59,14 @@ def run(
         constants = constants_of(lookup(timing))
         arch, sm_count = constants.arch, constants.num_sms
     gpu = VirtualGpu(
-        arch, sm_count, progress, mode=mode, check=check, count_banks=stats, timing=constants, store=kernel_store()
+        arch,
+        sm_count,
+        progress,
+        mode=mode,
+        check=check,
+        count_banks=stats,
+        timing=constants,
+        store=kernel_store(),
     )
     outcome = run_script(script, arguments, gpu)
     sys.stdout.flush()

@@ -1,5 +1,6 @@
 """`nvfp4-cute emulate`: scripts that use a GPU run unmodified, and end as Python would end them."""
 
+import gzip
 import importlib.util
 import json
 import os
@@ -61,10 +62,36 @@ def test_stats_list_every_launch_in_order():
     assert [f"{len(numbered)}", "launches,"] in [row[:2] for row in rows]
 
 
-@pytest.mark.skipif(importlib.util.find_spec("tvm_ffi") is None, reason="needs the package apache-tvm-ffi")
+needs_tvm_ffi = pytest.mark.skipif(
+    importlib.util.find_spec("tvm_ffi") is None, reason="needs the package apache-tvm-ffi"
+)
+
+
+@needs_tvm_ffi
 @pytest.mark.parametrize("check", checks_of("tvm_ffi_calls"))
 def test_tvm_ffi(check):
     assert run("tvm_ffi_calls")[0][check] is None
+
+
+@pytest.mark.parametrize("kind", ["plain", pytest.param("ffi", marks=needs_tvm_ffi)])
+def test_exported_objects_run_in_another_process(tmp_path, kind):
+    """Two kernels of one name are told apart by their machine code, whose PTX was kept."""
+    settings = {"NVFP4_CUTE_CACHE_DIR": str(tmp_path / "cache")}
+    for step in ("export", "load"):
+        done = emulate(SCRIPTS / "exports.py", step, tmp_path, kind, **settings)
+        assert (done.returncode, done.stdout) == (0, "PASS\n"), done.stderr
+    # Where nothing was kept the error says what to do, and PTX beside the object is enough.
+    done = emulate(SCRIPTS / "exports.py", "load", tmp_path, kind, NVFP4_CUTE_CACHE_DIR="off")
+    assert done.returncode == 1 and "put the .ptx beside it" in done.stderr
+    kept = sorted((tmp_path / "cache" / "ptx").iterdir())
+    assert len(kept) == 2
+    texts = [gzip.decompress(path.read_bytes()).decode() for path in kept]
+    for path in tmp_path.glob("add7*"):
+        path.unlink()
+    (five,) = [text for text in texts if ", 5;" in text]
+    (tmp_path / "add5.ptx").write_text(five)
+    done = emulate(SCRIPTS / "exports.py", "load", tmp_path, kind, NVFP4_CUTE_CACHE_DIR="off")
+    assert "add7.o" in done.stderr and "add5" not in done.stderr
 
 
 # ---- how a script ends -----------------------------------------------------------------------------------------------

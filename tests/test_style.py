@@ -62,6 +62,8 @@ EMULATOR_FRONTS = {
     "torch_cuda": {"torch"},
     "torch_dlpack": {"torch"},
     "torch_memory": {"torch"},
+    "torch_products": {"torch"},
+    "torch_reentry": {"torch"},
     "torch_scaled_mm": {"torch"},
     "virtual_gpu": set(),
     "script": set(),

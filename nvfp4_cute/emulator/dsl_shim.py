@@ -107,7 +107,7 @@ def kept_exports(gpu: VirtualGpu) -> Iterator[None]:
     """Inside the block the PTX of every function that is exported to an object goes into the GPU's store."""
     from cutlass.base_dsl.jit_executor import JitCompiledFunction
 
-    classes = {JitCompiledFunction: ("export_to_c", "dump_to_object")}
+    classes: dict[Any, tuple[str, ...]] = {JitCompiledFunction: ("export_to_c", "dump_to_object")}
     ffi = _optional("cutlass.cutlass_dsl.tvm_ffi_provider")  # imports tvm_ffi, which is an extra
     if ffi is not None:
         classes[ffi.TVMFFIJitCompiledFunctionBase] = ("export_to_c",)
@@ -116,7 +116,12 @@ def kept_exports(gpu: VirtualGpu) -> Iterator[None]:
         @functools.wraps(export)
         def run(function: Any, *args: Any, **kwargs: Any) -> Any:
             made = function.artifacts
-            if gpu.store and made is not None and isinstance(made.CUBIN, bytes) and ".entry" in (made.PTX or ""):
+            if (
+                gpu.store
+                and made is not None
+                and isinstance(made.CUBIN, bytes)
+                and ".entry" in (made.PTX or "")
+            ):
                 gpu.store.keep(made.PTX.rstrip("\0"), made.CUBIN)
             return export(function, *args, **kwargs)
 

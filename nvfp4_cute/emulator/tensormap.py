@@ -260,7 +260,9 @@ class TensorMap:
         for count, stride, step in steps:
             rows = (np.arange(count, dtype=np.int64)[:, None] * (step * stride) + rows).reshape(-1)
         # Both sums are modulo 2^64, as arrays of int64 have it.
-        return (rows.view(np.uint64) + np.uint64(self._first_address(region))).view(np.int64), region.row_bytes
+        return (rows.view(np.uint64) + np.uint64(self._first_address(region))).view(
+            np.int64
+        ), region.row_bytes
 
     def extent(self, coords: tuple[int, ...]) -> tuple[int, int, int]:
         """(address of the first byte, rows, bytes of a row) of the part of the box at `coords` inside the tensor."""

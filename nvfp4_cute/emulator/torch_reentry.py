@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from torch.autograd import Variable
+from torch.autograd.graph import saved_tensors_hooks
 from torch.library import Library, fallthrough_kernel
 from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -38,6 +39,7 @@ class Reentry:
         with ExitStack() as stack:
             stack.enter_context(replaced(Variable, _execution_engine=_Engine(self)))
             stack.enter_context(replaced(Library, impl=self._library_impl()))
+            stack.enter_context(replaced(saved_tensors_hooks, __init__=self._hooks_init()))
             yield
 
     def is_on(self) -> bool:
@@ -52,6 +54,15 @@ class Reentry:
         else:
             with self.mode:
                 yield
+
+    def _hooks_init(self) -> Callable:
+        """saved_tensors_hooks.__init__ (checkpoints use them, too): operators call the hooks where the mode is off."""
+        real = saved_tensors_hooks.__init__
+
+        def init(hooks: Any, pack: Callable, unpack: Callable) -> None:
+            real(hooks, self._entering(pack), self._entering(unpack))
+
+        return init
 
     # ---- operators that Python implements ------------------------------------------------------
     def _library_impl(self) -> Callable:

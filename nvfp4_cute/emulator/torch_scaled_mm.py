@@ -31,8 +31,10 @@ def scaled_mm(
     Raises:
         ValueError: a scale does not fit its operand.
     """
-    left = _scaled(a, scale_a)
-    right = _scaled(b.t(), scale_b.t() if scale_b.ndim == 2 and scale_b.dtype == torch.float32 else scale_b)
+    left = scaled_rows(a, scale_a)
+    right = scaled_rows(
+        b.t(), scale_b.t() if scale_b.ndim == 2 and scale_b.dtype == torch.float32 else scale_b
+    )
     result = left @ right.t()
     if bias is not None:
         result = result + bias.double()
@@ -41,9 +43,13 @@ def scaled_mm(
     return result.to(out_dtype or a.dtype)
 
 
-def _scaled(operand: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
-    """[rows, K] float64 values times their scales."""
-    values = _decode(operand)
+def scaled_rows(operand: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
+    """[rows, K] float64: values times scales, float32 or blocked ones.
+
+    Raises:
+        ValueError: a scale does not fit.
+    """
+    values = decode(operand)
     if scale.dtype == torch.float32:
         return values * _spread(scale, values.shape)
     if scale.dtype not in BLOCK_OF_SCALE:
@@ -54,7 +60,23 @@ def _scaled(operand: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
     return values * factors.repeat_interleave(block, dim=1)[:, :k]
 
 
-def _decode(operand: torch.Tensor) -> torch.Tensor:
+def scaled_blocks(values: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
+    """[rows, K] float64 times row-major block scales [rows, K / block].
+
+    Raises:
+        ValueError: the scales do not fit.
+    """
+    block = BLOCK_OF_SCALE.get(scale.dtype)
+    if block is None or tuple(scale.shape) != (values.shape[0], -(-values.shape[1] // block)):
+        raise ValueError(
+            f"row-major {scale.dtype} scales {tuple(scale.shape)} for values {tuple(values.shape)}"
+        )
+    factors = scale.float().double().repeat_interleave(block, dim=1)
+    return values * factors[:, : values.shape[1]]
+
+
+def decode(operand: torch.Tensor) -> torch.Tensor:
+    """Values of fp8, packed fp4 or wider elements, [rows, K] float64."""
     if operand.dtype != torch.float4_e2m1fn_x2:
         return operand.float().double()
     codes = operand.view(torch.uint8)

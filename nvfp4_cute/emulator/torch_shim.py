@@ -23,8 +23,8 @@ from torch.utils._device import _device_constructors
 from nvfp4_cute.emulator.torch_cuda import Profile, cuda_module, nvtx_module
 from nvfp4_cute.emulator.torch_dlpack import Bridges
 from nvfp4_cute.emulator.torch_memory import DeviceMemory, is_gpu, tensors_in
+from nvfp4_cute.emulator.torch_products import PRODUCTS, REFERENCES, in_float32
 from nvfp4_cute.emulator.torch_reentry import Reentry
-from nvfp4_cute.emulator.torch_scaled_mm import scaled_mm
 from nvfp4_cute.emulator.virtual_gpu import VirtualGpu, replaced
 
 GPU = torch.device("cuda", 0)
@@ -84,7 +84,7 @@ class DeviceMode(TorchFunctionMode):
             torch.Tensor.__array__: self._numpy,
             torch.Tensor.__dlpack__: self.bridges.capsule,
             torch.Tensor.__dlpack_device__: self.bridges.device,
-            torch._scaled_mm: self._scaled_mm,
+            **{func: self._on_gpu(reference) for func, reference in REFERENCES.items()},
         }
 
     def __torch_function__(
@@ -108,7 +108,7 @@ class DeviceMode(TorchFunctionMode):
             kwargs = {**kwargs, "pin_memory": False}
         if on_gpu and self.gpu.graph is not None:
             return self._capture(func, args, kwargs, inputs)
-        run = _in_float32(func) if on_gpu and func in PRODUCTS else func
+        run = in_float32(func) if on_gpu and func in PRODUCTS else func
         result = run(*args, **kwargs)
         for tensor in self.memory.fresh(result, inputs):
             if on_gpu:
@@ -137,6 +137,15 @@ class DeviceMode(TorchFunctionMode):
         if outputs:
             self.gpu.graph.actions.append(again)
         return result
+
+    def _on_gpu(self, reference: Callable) -> Callable:
+        """A function whose result is on the GPU, given `out` or not."""
+
+        def run(*args: Any, out: torch.Tensor | None = None, **kwargs: Any) -> torch.Tensor:
+            result = reference(*args, **kwargs)
+            return self.memory.place(result) if out is None else out.copy_(result)
+
+        return run
 
     # ---- moves ---------------------------------------------------------------------------------
     def _move(self, tensor: torch.Tensor, device: Any, copy: bool, convert: Callable) -> torch.Tensor:
@@ -193,37 +202,6 @@ class DeviceMode(TorchFunctionMode):
                 "can't convert cuda:0 device type tensor to numpy. Use Tensor.cpu() to copy the tensor to host memory first."
             )
         return torch.Tensor.numpy(tensor, *args, **kwargs) if not args else tensor.__array__(*args, **kwargs)
-
-    def _scaled_mm(self, a: torch.Tensor, b: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
-        return self.memory.place(scaled_mm(a, b, *args, **kwargs))
-
-
-PRODUCTS = frozenset(
-    getattr(owner, name)
-    for owner in (torch, torch.Tensor)
-    for name in ("matmul", "mm", "bmm", "mv", "dot", "inner", "addmm", "baddbmm", "addmv")
-) | {torch.einsum, torch.tensordot, torch.Tensor.__matmul__, torch.nn.functional.linear}
-"""Matrix products: a GPU sums 16-bit operands in float32 and rounds once, a CPU may round partial sums."""
-
-
-def _in_float32(product: Callable) -> Callable:
-    """A matrix product whose 16-bit operands are widened and whose result is rounded to their type."""
-
-    def run(*args: Any, **kwargs: Any) -> Any:
-        narrow = [t.dtype for t in tensors_in((args, kwargs)) if t.dtype in (torch.float16, torch.bfloat16)]
-        if not narrow or kwargs.get("out") is not None:
-            return product(*args, **kwargs)
-        return product(*_widened(args), **_widened(kwargs)).to(narrow[0])
-
-    return run
-
-
-def _widened(value: Any) -> Any:
-    if isinstance(value, torch.Tensor):
-        return value.float() if value.dtype in (torch.float16, torch.bfloat16) else value
-    if isinstance(value, list | tuple):
-        return type(value)(map(_widened, value))
-    return {k: _widened(v) for k, v in value.items()} if isinstance(value, dict) else value
 
 
 def _getter(name: str) -> Any:

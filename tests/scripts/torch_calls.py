@@ -178,5 +178,171 @@ def check_hardware_info() -> None:
     refused(lambda: info.get_max_active_clusters(64), ValueError, "between 1 and 32")
 
 
+# ---- Python that torch calls from inside an operator ------------------------------------------------------------------
+class Doubled(torch.autograd.Function):
+    seen: list = []
+
+    @staticmethod
+    def forward(ctx, x):
+        ctx.save_for_backward(x)
+        return x * 2
+
+    @staticmethod
+    def backward(ctx, gradient):
+        made = torch.empty(3, device="cuda"), torch.empty_like(gradient), torch.zeros(3)
+        Doubled.seen = [on_gpu(t) for t in (gradient, ctx.saved_tensors[0], *made)]
+        return gradient * 2
+
+
+def check_backward_functions_see_the_gpu() -> None:
+    x = torch.ones(3, device="cuda", requires_grad=True)
+    # The gradient that reaches the function comes from C++: of a sum, a product, an expansion.
+    (Doubled.apply(x * 3).exp().log() * 5).sum().backward()
+    assert Doubled.seen == [True, True, True, True, False]
+    assert on_gpu(x.grad) and x.grad.tolist() == [30, 30, 30]
+    place = x.grad.data_ptr()
+    assert x.grad.data_ptr() == place, "looking at a gradient moved it"
+    (gradient,) = torch.autograd.grad(Doubled.apply(x).sum(), x)
+    assert on_gpu(gradient) and gradient.tolist() == [2, 2, 2]
+
+
+def check_backward_on_the_cpu_stays_there() -> None:
+    x = torch.ones(3, requires_grad=True)
+    Doubled.apply(x * 3).sum().backward()
+    assert Doubled.seen == [False, False, True, False, False]
+    assert not on_gpu(x.grad)
+
+
+def check_hooks_and_checkpoints_see_the_gpu() -> None:
+    seen = []
+    x = torch.ones(4, device="cuda", requires_grad=True)
+    y = x * 2
+    y.register_hook(lambda g: seen.append(on_gpu(g) and on_gpu(torch.ones(1, device="cuda"))))
+
+    def work(t):
+        seen.append(on_gpu(t) and on_gpu(torch.ones(1, device="cuda")))
+        return t * t
+
+    torch.utils.checkpoint.checkpoint(work, y, use_reentrant=False).sum().backward()
+    assert seen == [True, True, True] and x.grad.tolist() == [8] * 4
+
+
+def check_bodies_of_custom_operators_see_the_gpu() -> None:
+    places = []
+
+    @torch.library.custom_op("checks::twice", mutates_args=())
+    def twice(x: torch.Tensor) -> torch.Tensor:
+        places.append((on_gpu(x), on_gpu(torch.empty(2, device=x.device)), torch.cuda.is_available()))
+        return torch.empty_like(x).copy_(x) * 2
+
+    @torch.library.custom_op("checks::thrice", mutates_args={"out"}, device_types="cuda")
+    def thrice(x: torch.Tensor, out: torch.Tensor) -> None:
+        places.append((on_gpu(x), on_gpu(out), True))
+        out.copy_(x * 3)
+
+    x = torch.arange(3.0, device="cuda")
+    y = twice(x)
+    assert on_gpu(y) and y.tolist() == [0, 2, 4] and places == [(True, True, True)]
+    assert not on_gpu(twice(torch.ones(2))) and places[1][:2] == (False, False)
+    out = torch.zeros(3, device="cuda")
+    thrice(x, out)
+    assert out.tolist() == [0, 3, 6] and places[2] == (True, True, True)
+
+
+def check_custom_operators_with_gradients() -> None:
+    seen = []
+
+    @torch.library.custom_op("checks::halve", mutates_args=())
+    def halve(x: torch.Tensor) -> torch.Tensor:
+        return torch.empty(x.shape, device="cuda").copy_(x / 2)
+
+    def backward(ctx, gradient):
+        seen.append(on_gpu(gradient))
+        return halve(gradient)
+
+    halve.register_autograd(backward)
+    x = torch.ones(4, device="cuda", requires_grad=True)
+    halve(x).sum().backward()
+    assert seen == [True] and on_gpu(x.grad) and x.grad.tolist() == [0.5] * 4
+
+
+# ---- products that a CPU build lacks -----------------------------------------------------------------------------------
+def check_products_take_the_type_of_their_output() -> None:
+    a = torch.tensor([[1.0, 2**-9]], device="cuda", dtype=torch.bfloat16)
+    b = torch.ones(2, 1, device="cuda", dtype=torch.bfloat16)
+    exact = 1 + 2**-9
+    assert torch.mm(a, b, out_dtype=torch.float32).item() == exact and torch.mm(a, b).item() == 1
+    assert torch.bmm(a[None], b[None], torch.float32).item() == exact
+    c = torch.full((1, 1), 4.0, device="cuda")
+    assert torch.addmm(c, a, b, out_dtype=torch.float32, beta=0.5).item() == 2 + exact
+    out = torch.zeros(1, 1, device="cuda", dtype=torch.bfloat16)
+    assert torch.mm(a, b, out=out) is out and out.item() == 1
+
+
+def check_grouped_products() -> None:
+    a = torch.arange(12.0, device="cuda").view(6, 2).bfloat16()
+    b = torch.arange(12.0, device="cuda").view(3, 2, 2).bfloat16()
+    offs = torch.tensor([1, 1, 4], device="cuda", dtype=torch.int32)
+    got = torch._grouped_mm(a, b, offs=offs)
+    assert on_gpu(got) and got.dtype == torch.bfloat16
+    assert got[:1].equal(a[:1] @ b[0]) and got[1:4].equal(a[1:4] @ b[2]) and not got[4:].any()
+    columns = torch._grouped_mm(
+        b, a.t().contiguous(), offs=torch.tensor([2, 4, 6], device="cuda", dtype=torch.int32)
+    )
+    assert columns[:, 2:4].equal(b[1] @ a.t()[:, 2:4])
+    ragged_k = torch._grouped_mm(a.t(), a, offs=offs)
+    assert ragged_k.shape == (3, 2, 2) and ragged_k[2].equal(a.t()[:, 1:4] @ a[1:4]) and not ragged_k[1].any()
+
+
+def blocked(scale: torch.Tensor) -> torch.Tensor:
+    """[rows, columns] in the 128x4 layout, flat."""
+    rows, columns = -(-scale.shape[0] // 128) * 128, -(-scale.shape[1] // 4) * 4
+    whole = torch.zeros(rows, columns).copy_(
+        torch.nn.functional.pad(scale, (0, columns - scale.shape[1], 0, rows - scale.shape[0]))
+    )
+    return whole.view(rows // 128, 4, 32, columns // 4, 4).permute(0, 3, 2, 1, 4).reshape(-1)
+
+
+def check_scaled_grouped_products() -> None:
+    from torch.nn.functional import ScalingType, SwizzleType, scaled_grouped_mm
+
+    torch.manual_seed(0)
+    fp8, e8 = torch.float8_e4m3fn, torch.float8_e8m0fnu
+    a, b = (
+        torch.randint(-4, 5, (5, 64)).float(),
+        torch.randint(-4, 5, (2, 3, 64)).float(),
+    )  # b: [groups, N, K]
+    powers = lambda *shape: 2.0 ** torch.randint(-2, 3, shape)
+    scale_a, scale_b = powers(5, 2), powers(2, 3, 2)
+    wide_a, wide_b = (s.repeat_interleave(32, -1) for s in (scale_a, scale_b))
+    offs = torch.tensor([2, 5], dtype=torch.int32)
+    expected = torch.cat([(a * wide_a)[:2] @ (b * wide_b)[0].t(), (a * wide_a)[2:] @ (b * wide_b)[1].t()])
+    recipe = ScalingType.BlockWise1x32
+    got = scaled_grouped_mm(
+        a.cuda().to(fp8),
+        b.cuda().to(fp8).transpose(1, 2),
+        torch.cat([blocked(scale_a[:2]), blocked(scale_a[2:])]).to(e8).cuda(),
+        recipe,
+        torch.stack([blocked(s) for s in scale_b]).to(e8).cuda(),
+        recipe,
+        SwizzleType.SWIZZLE_32_4_4,
+        SwizzleType.SWIZZLE_32_4_4,
+        offs=offs.cuda(),
+        output_dtype=torch.float32,
+    )
+    assert on_gpu(got) and got.cpu().equal(expected)
+    rows, columns = powers(5), powers(2, 3)
+    got = torch._scaled_grouped_mm(
+        a.cuda().to(fp8),
+        b.cuda().to(fp8).transpose(1, 2),
+        rows.cuda(),
+        columns.cuda(),
+        offs.cuda(),
+        out_dtype=torch.float32,
+    )
+    expected = torch.cat([a[:2] @ b[0].t() * columns[0], a[2:] @ b[1].t() * columns[1]]) * rows[:, None]
+    assert got.cpu().equal(expected)
+
+
 if __name__ == "__main__":
     checks.run(globals())
