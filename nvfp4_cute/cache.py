@@ -1,6 +1,9 @@
 """Compiled kernels, remembered for the life of the process, and on disk where the environment does not say `off`."""
 
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any
 
 from nvfp4_cute import disk_cache, env
@@ -8,6 +11,18 @@ from nvfp4_cute.compile import CompiledKernel, compile_kernel
 
 _lock = threading.Lock()
 _kernels: dict[tuple[Any, bool], CompiledKernel] = {}
+_watched: ContextVar[list[CompiledKernel] | None] = ContextVar("watched", default=None)
+
+
+@contextmanager
+def watch() -> Iterator[list[CompiledKernel]]:
+    """Collect every kernel that this thread asks for inside the block, in order."""
+    asked: list[CompiledKernel] = []
+    token = _watched.set(asked)
+    try:
+        yield asked
+    finally:
+        _watched.reset(token)
 
 
 def get_kernel(key: Any, *, for_emulator: bool = False) -> CompiledKernel:
@@ -27,4 +42,7 @@ def get_kernel(key: Any, *, for_emulator: bool = False) -> CompiledKernel:
                 folder = env.cache_dir()
                 kernel = disk_cache.fetch(folder, key) if folder else compile_kernel(key)
                 _kernels[entry] = kernel
+    watched = _watched.get()
+    if watched is not None:
+        watched.append(kernel)
     return kernel

@@ -7,6 +7,7 @@ sixteenths; alpha is a power of two. A backend that differs by one bit computed 
 
 import shlex
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -77,43 +78,66 @@ class Case:
         return [t.cpu() for t in out]
 
 
-def draw(seed: int, limits: Limits) -> Case:
-    """Draw the problem of `seed`: sizes within `limits`, all sixteen values, blocked scales, perhaps alpha."""
-    generator = torch.Generator().manual_seed(seed)
+class Dice:
+    """Everything random about the problem of one seed; the order of the calls is part of it."""
 
-    def integer(low: int, high: int) -> int:
-        return int(torch.randint(low, high + 1, (), generator=generator))
+    def __init__(self, seed: int) -> None:
+        self._generator = torch.Generator().manual_seed(seed)
 
-    def choose(values: tuple[Any, ...]) -> Any:
-        return values[integer(0, len(values) - 1)]
+    def integer(self, low: int, high: int) -> int:
+        """A whole number, both bounds included."""
+        return int(torch.randint(low, high + 1, (), generator=self._generator))
 
-    def rows() -> int:
-        edge = float(torch.rand((), generator=generator))
+    def choose(self, values: Sequence[Any]) -> Any:
+        """One of them."""
+        return values[self.integer(0, len(values) - 1)]
+
+    def rows(self, most: int) -> int:
+        """Rows of a group: none and one more often than chance has them."""
+        edge = float(torch.rand((), generator=self._generator))
         if edge < EMPTY_SHARE:
             return 0
-        return 1 if edge < EMPTY_SHARE + ONE_ROW_SHARE else integer(1, limits.max_m)
+        return 1 if edge < EMPTY_SHARE + ONE_ROW_SHARE else self.integer(1, most)
 
-    def operand(count: int, k: int) -> torch.Tensor:
-        return torch.randint(0, 256, (count, k // 2), dtype=torch.uint8, generator=generator)
+    def values(self, rows: int, k: int) -> torch.Tensor:
+        """[rows, k/2] uint8: every bit pattern of e2m1."""
+        return torch.randint(0, 256, (rows, k // 2), dtype=torch.uint8, generator=self._generator)
 
-    def scale(count: int, k: int) -> torch.Tensor:
-        index = torch.randint(0, len(SCALES), (count, k // SF_VEC_SIZE), generator=generator)
+    def scales(self, rows: int, k: int) -> torch.Tensor:
+        """Blocked scales out of ``SCALES``."""
+        index = torch.randint(0, len(SCALES), (rows, k // SF_VEC_SIZE), generator=self._generator)
         return to_blocked(torch.tensor(SCALES)[index].to(torch.float8_e4m3fn))
 
-    num_groups = integer(1, limits.groups)
+    def factors(self, count: int) -> torch.Tensor:
+        """float32 [count] out of ``ALPHAS``."""
+        return torch.tensor([self.choose(ALPHAS) for _ in range(count)])
+
+    def halves(self, *shape: int) -> torch.Tensor:
+        """float32, multiples of 1/2 from -6 to 6: what e2m1 has of them, and more."""
+        return torch.randint(-12, 13, shape, generator=self._generator) / 2
+
+
+def draw(seed: int, limits: Limits) -> Case:
+    """Draw the problem of `seed`: sizes within `limits`, all sixteen values, blocked scales, perhaps alpha."""
+    dice = Dice(seed)
+    num_groups = dice.integer(1, limits.groups)
     sizes = tuple(
-        (rows(), integer(1, limits.max_n), K_STEP * integer(1, limits.max_k // K_STEP))
+        (
+            dice.rows(limits.max_m),
+            dice.integer(1, limits.max_n),
+            K_STEP * dice.integer(1, limits.max_k // K_STEP),
+        )
         for _ in range(num_groups)
     )
-    alpha = torch.tensor([choose(ALPHAS) for _ in sizes]) if choose((False, True)) else None
-    problem = GroupedProblem(sizes, "list", choose(OUT_DTYPES), alpha is not None)
+    alpha = dice.factors(num_groups) if dice.choose((False, True)) else None
+    problem = GroupedProblem(sizes, "list", dice.choose(OUT_DTYPES), alpha is not None)
     return Case(
         seed,
         problem,
-        a=[operand(m, k) for m, _, k in sizes],
-        b=[operand(n, k) for _, n, k in sizes],
-        a_scale=[scale(m, k) for m, _, k in sizes],
-        b_scale=[scale(n, k) for _, n, k in sizes],
+        a=[dice.values(m, k) for m, _, k in sizes],
+        b=[dice.values(n, k) for _, n, k in sizes],
+        a_scale=[dice.scales(m, k) for m, _, k in sizes],
+        b_scale=[dice.scales(n, k) for _, n, k in sizes],
         alpha=alpha,
     )
 
@@ -121,7 +145,7 @@ def draw(seed: int, limits: Limits) -> Case:
 def difference(outputs: list[torch.Tensor], expected: list[torch.Tensor]) -> str | None:
     """Say where outputs, [M, N] a group, first differ from what is expected by a bit, and how often; None if nowhere."""
     for group, (out, want) in enumerate(zip(outputs, expected, strict=True)):
-        bits = torch.int32 if out.dtype.itemsize == 4 else torch.int16
+        bits = {1: torch.uint8, 2: torch.int16, 4: torch.int32}[out.dtype.itemsize]
         differs = out.contiguous().view(bits) != want.contiguous().view(bits)
         if differs.any():
             row, column = (int(i) for i in differs.nonzero()[0])

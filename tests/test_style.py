@@ -44,7 +44,7 @@ LAYERS = (
     ("problems",),
     ("bench",),
     ("competition", "competition_verbs"),
-    ("trace", "check", "demo", "doctor", "precompile", "emulate", "h200", "sol", "tune_verb", "cli"),
+    ("trace", "check", "demo", "doctor", "precompile", "emulate", "h200", "prove", "sol", "tune_verb", "cli"),
 )
 LEAVES = ("errors", "formats", "scale_layout", "silu", "config", "launch_table")
 STDLIB_LEAVES = ("errors", "config", "env", "launch_table")

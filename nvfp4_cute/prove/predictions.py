@@ -1,0 +1,137 @@
+"""Times that the model predicted before anything was measured: made without the GPU, committed, only read by `prove`.
+
+A prediction names the kernels that it was made for by a digest of their PTX, so that a report can say whether what was
+measured is what was predicted.
+"""
+
+import datetime
+import hashlib
+import json
+import subprocess
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from statistics import mean
+from typing import Any
+
+import torch
+from tqdm import tqdm
+
+from nvfp4_cute import cache, targets
+from nvfp4_cute.bench import ours
+from nvfp4_cute.bench.command import RESULTS
+from nvfp4_cute.bench.modelled import stated_error
+from nvfp4_cute.bench.operands import empty_operands
+from nvfp4_cute.compile import CompiledKernel
+from nvfp4_cute.emulator.timing_result import Timing
+from nvfp4_cute.errors import UnsupportedProblem, UnsupportedTarget
+from nvfp4_cute.modelled import modelled_times
+from nvfp4_cute.prove import cases, moe
+from nvfp4_cute.targets import Target
+from nvfp4_cute.timing_constants import constants_of
+
+SCHEMA = 1
+FEW_FLOPS = 5e9
+"""Of launches with less every CTA is executed; of others, one for all that do alike work (``modelled_times``)."""
+PREDICTED_TOKENS = (8, 128)
+"""Of the layer of experts, whose five launches take minutes to model."""
+
+
+def path_for(gpu: str, folder: Path = RESULTS) -> Path:
+    """Where the predictions of a GPU lie: ``predictions-h100_sxm.json``."""
+    return folder / f"predictions-{file_name(gpu)}.json"
+
+
+def file_name(gpu: str) -> str:
+    """A GPU's name as part of a file's."""
+    return "".join(c if c.isalnum() else "_" for c in gpu.lower().removeprefix("nvidia ")).strip("_")
+
+
+def load(gpu: str, folder: Path = RESULTS) -> dict[str, Any] | None:
+    """The stored predictions of a GPU, None where nothing was predicted for it or by another schema."""
+    path = path_for(gpu, folder)
+    if not path.is_file():
+        return None
+    found: dict[str, Any] = json.loads(path.read_text())
+    return found if found.get("schema") == SCHEMA else None
+
+
+def run(target_name: str, folder: Path = RESULTS) -> int:
+    """Predict every case for a GPU that need not be there, write the file after each of them, and return 0.
+
+    Cases that the file holds already for the same kernels' sources stay. Raises UnsupportedTarget for an unknown GPU.
+    """
+    from nvfp4_cute import disk_cache
+
+    target = targets.lookup(target_name)
+    path, sources = path_for(target.name, folder), disk_cache.source_digest()[:16]
+    before = load(target.name, folder)
+    known = before["cases"] if before is not None and before["sources"] == sources else {}
+    report: dict[str, Any] = {
+        "schema": SCHEMA,
+        "gpu": target.name,
+        "made": datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%d %H:%M UTC"),
+        "commit": commit(),
+        "sources": sources,
+        "error": stated_error(),
+        "cases": dict(known),
+    }
+    for name, launches, by_representatives in tqdm(list(_wanted()), desc=target.name, disable=None):
+        if name not in known:
+            report["cases"][name] = _predict(launches, target, by_representatives)
+            path.write_text(json.dumps(report, indent=1) + "\n")
+    print(
+        f"{path.name}: {len(report['cases'])} predictions for {target.name}; commit it before anything is measured"
+    )
+    return 0
+
+
+def _wanted() -> Iterable[tuple[str, Callable[[str], object], bool]]:
+    """Name, call and whether CTAs that do alike work are executed once, of everything that is predicted."""
+    for case in cases.timed():
+        call = lambda backend, case=case: ours.prepare(case, empty_operands(case), backend).run()
+        yield str(case), call, case.operation == "gemv" or case.work.flops > FEW_FLOPS
+    for tokens in PREDICTED_TOKENS:
+        layer = moe.make_layer(tokens, torch.device("cpu"), empty=True)
+        yield moe.name_of(tokens), layer.run, True
+
+
+def _predict(call: Callable[[str], object], target: Target, by_representatives: bool) -> dict[str, Any]:
+    """The time, and the kernels that it is of; or why there is none."""
+    with cache.watch() as kernels:
+        try:
+            timings = modelled_times(
+                call, target, all_layouts=not by_representatives, by_representatives=by_representatives
+            )
+        except (UnsupportedProblem, UnsupportedTarget) as error:
+            return {"us": None, "why": str(error)}
+    return {"us": round(in_one_graph(timings, target), 2), "kernels": digests(kernels)}
+
+
+def in_one_graph(timings: list[Timing], target: Target) -> float:
+    """Time of launches one after the other in a CUDA graph between two events, in us.
+
+    Each modelled time contains what two events around one launch cost; behind another launch in a graph an empty kernel
+    takes ``Target.launch_s``.
+    """
+    constants = constants_of(target)
+    launch_us = 1e6 * constants.launch / constants.clock_hz
+    follow_us = 1e6 * (target.launch_s or targets.H200.launch_s or 0.0)
+    return sum(mean(t.us_by_layout) for t in timings) - (len(timings) - 1) * max(launch_us - follow_us, 0.0)
+
+
+def digests(kernels: Iterable[CompiledKernel]) -> dict[str, str]:
+    """The start of the SHA-256 of each kernel's PTX, by the kernel's name."""
+    return {k.key.to_name(): hashlib.sha256(k.ptx.encode()).hexdigest()[:16] for k in kernels}
+
+
+def commit() -> str | None:
+    """The commit that these sources are at, "+" where they were changed since; None where they are not in a checkout."""
+    here = Path(__file__).parent
+    git = lambda *words: subprocess.run(["git", "-C", str(here), *words], capture_output=True, text=True)
+    try:
+        head, changed = git("rev-parse", "--short=12", "HEAD"), git("status", "--porcelain", "-uno")
+    except OSError:
+        return None
+    if head.returncode:
+        return None
+    return head.stdout.strip() + "+" * bool(changed.stdout.strip())
