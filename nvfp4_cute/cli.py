@@ -24,6 +24,7 @@ examples:
   nvfp4-cute export nvfp4_group_gemm              one readable submission.py for the competition's server
   nvfp4-cute eval submission.py --strict          try a submission as that server would, and more strictly
   nvfp4-cute compile --arch sm_90a --out kernels  ahead of time, for machines where nothing shall be compiled
+  nvfp4-cute prove                                what the GPU of this machine does with all of it, as a report
   nvfp4-cute doctor                               what is installed, and what would run where
 """
 TRACE_EXAMPLES = """\
@@ -94,6 +95,21 @@ NVFP4_CUTE_CACHE_DIR to it; it may be read-only, and on another machine with the
 DSL and of Python (major and minor). What is not in it is compiled. Use only folders whose makers you trust: they hold
 native code.
 """
+PROVE_EXAMPLES = """\
+examples:
+  nvfp4-cute prove                                         ten minutes on the GPU of this machine; the report lies here
+  nvfp4-cute prove --quick                                 one minute
+  nvfp4-cute prove --steps probes constants --out reports  some steps; what was done before is kept
+  nvfp4-cute prove --read prove-h200.json                  a report as a page, and as constants of the timing model
+  nvfp4-cute prove --emulator sm_120a                      without a GPU: a few problems and configs, and every probe
+  nvfp4-cute prove --predict H200                          without a GPU: times as modelled, to be compared later
+
+steps: configs, problems (bit for bit against the reference), probes (rules of the silicon that documents leave open, each in a
+process of its own), constants (what the timing model takes), timed (cases and a layer of experts beside torch and beside
+predictions that were made before), host (what calls cost, and a soak). A run that is interrupted goes on where it was. The
+report (prove-<gpu>.json, .md, .svg) names no host, no user and no folder: attach it to an issue.
+"""
+PROVE_STEPS = ("configs", "problems", "probes", "constants", "timed", "host")
 CHECK_BACKENDS = ("cuda", "emulator")
 # Named here, too, so that parsing does not load torch; tests compare them with nvfp4_cute.sol and nvfp4_cute.bench.
 BENCH_SUITES = ("competition", "dense", "linear", "experts")
@@ -146,6 +162,7 @@ def build_parser() -> argparse.ArgumentParser:
     competition_verbs.add_eval(verbs)
     competition_verbs.add_submit(verbs)
     _add_compile(verbs)
+    _add_prove(verbs)
     _add_doctor(verbs)
     return parser
 
@@ -447,6 +464,41 @@ def _add_compile(verbs: argparse._SubParsersAction) -> None:
     verb.set_defaults(run=_run_compile)
 
 
+def _add_prove(verbs: argparse._SubParsersAction) -> None:
+    text = "Prove on the GPU of this machine what can be proven, and write a report that says what was found."
+    prove = verbs.add_parser(
+        "prove",
+        help="a report of what a GPU does: correctness, probes, constants, times",
+        description=text,
+        epilog=PROVE_EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    prove.add_argument("--quick", action="store_true", help="one minute instead of ten")
+    prove.add_argument(
+        "--steps",
+        nargs="+",
+        choices=PROVE_STEPS,
+        default=(),
+        metavar="STEP",
+        help="only these (default: all)",
+    )
+    prove.add_argument("--fresh", action="store_true", help="do again what an earlier run did")
+    prove.add_argument("--out", type=Path, metavar="DIR", help="folder of the report (default: here)")
+    prove.add_argument(
+        "--emulator", metavar="GPU", help="emulate this GPU or architecture instead of using one"
+    )
+    prove.add_argument(
+        "--workers", type=types.whole, metavar="N", help="processes at a time; 0: none beside this one"
+    )
+    prove.add_argument(
+        "--predict", metavar="GPU", help="predict the times of a GPU, into bench/results, and end"
+    )
+    prove.add_argument(
+        "--read", type=Path, metavar="FILE", help="print a report as a page and as constants, and end"
+    )
+    prove.set_defaults(run=_run_prove)
+
+
 def _add_doctor(verbs: argparse._SubParsersAction) -> None:
     text = "Print versions, GPUs, the emulator's launch shim, what would run where and why. Exit code 1: no kernel can run."
     doctor = verbs.add_parser("doctor", help="what is installed, and what would run where", description=text)
@@ -577,6 +629,27 @@ def _run_compile(args: argparse.Namespace) -> int:
         )
     ]
     return precompile.run(wanted, args.out, args.jobs)
+
+
+def _run_prove(args: argparse.Namespace) -> int:
+    if args.read:
+        from nvfp4_cute.prove import command
+
+        return command.read(args.read, args.out)
+    if args.predict:
+        from nvfp4_cute.prove import predictions
+
+        return predictions.run(args.predict)
+    from nvfp4_cute.prove import command
+
+    return command.run(
+        steps=args.steps,
+        quick=args.quick,
+        fresh=args.fresh,
+        emulator=args.emulator,
+        out=args.out,
+        workers=args.workers,
+    )
 
 
 def _run_doctor(args: argparse.Namespace) -> int:

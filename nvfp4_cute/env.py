@@ -91,6 +91,11 @@ def with_variables(values: dict[str, str]) -> dict[str, str]:
     return {**os.environ, **values}
 
 
+def disable_torch_caching() -> None:
+    """Have every CUDA tensor of this process lie in an allocation of its own; before torch makes the first one."""
+    os.environ["PYTORCH_NO_CUDA_MEMORY_CACHING"] = "1"
+
+
 def python_path(folders: list[str]) -> str:
     """Return PYTHONPATH with folders in front of what it is."""
     return os.pathsep.join([*folders, *filter(None, [os.environ.get("PYTHONPATH")])])

@@ -159,3 +159,13 @@ class W4A16(IntEnum):
     N = 15
     K = 16
     L = 17
+
+
+class Probe(IntEnum):
+    """Entries of a probe's table, one row."""
+
+    OUT = 0  # address of what it writes
+    DATA = 1  # address of what it reads, or reads and writes
+    ARG0 = 2  # two numbers whose meaning is the probe's
+    ARG1 = 3
+    CTAS = 4  # of the grid

@@ -24,7 +24,17 @@ FOLDERS = {
 
 # Lowest first. A module imports from its own row and from rows above it in this list, never from below.
 LAYERS = (
-    ("errors", "env", "cubin", "launch_table", "text_table", "stopwatch", "argument_types", "host_code"),
+    (
+        "errors",
+        "env",
+        "cubin",
+        "launch_table",
+        "text_table",
+        "stopwatch",
+        "argument_types",
+        "host_code",
+        "verdicts",
+    ),
     ("formats", "scale_layout", "silu", "config", "targets"),
     ("problem",),
     ("overlap", "tensor_checks", "list_form"),

@@ -1,0 +1,453 @@
+"""Every rule of the silicon that documents leave open, as a probe: what is asked, where, what decides it, what follows.
+
+A probe launches a tiny kernel of ``kernels.probes`` and judges what it wrote. It runs in a process of its own.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+
+from nvfp4_cute import env, targets
+from nvfp4_cute.arch import ARCHS
+from nvfp4_cute.check import Dice, difference
+from nvfp4_cute.formats import encode_e4m3
+from nvfp4_cute.prove.outcome import FAULT, NOT_HERE, PASSED, WRONG, Job, Outcome
+from nvfp4_cute.prove.probe_keys import ProbeTask
+from nvfp4_cute.scale_layout import to_blocked
+
+TENSOR_MEMORY = ("sm_100a", "sm_103a", "sm_110a")
+HOPPER = ("sm_90a",)
+Finding = tuple[str, str, dict[str, float]]
+"""Verdict, what was seen, figures."""
+
+
+@dataclass(frozen=True)
+class Machine:
+    """Where a probe runs.
+
+    Attributes:
+        backend: as operations take it.  device: of tensors.  arch: of the GPU, emulated or not.  num_sms: its SMs.
+    """
+
+    backend: str
+    device: str
+    arch: str
+    num_sms: int
+
+    @property
+    def is_gpu(self) -> bool:
+        """Not the emulator."""
+        return self.backend == "cuda"
+
+    @classmethod
+    def of(cls, backend: str) -> "Machine":
+        """The GPU of this machine, or the one that the backend's name says."""
+        if backend == "cuda":
+            gpu = targets.gpu_of(torch.device("cuda"))
+            return cls(backend, "cuda", gpu.arch, gpu.num_sms)
+        target = targets.lookup(backend.partition(":")[2])
+        return cls(backend, "cpu", target.arch, target.num_sms)
+
+
+@dataclass(frozen=True)
+class Probe:
+    """One question.
+
+    Attributes:
+        rule: what it is about, as the project's list of silicon rules numbers it.
+        question: what "passed" says yes to.
+        decides: what follows from the answer.
+        archs: where it can be asked.
+        expected: verdicts that surprise nobody on a GPU; more than one where the answer is open.
+        ask: runs it.
+    """
+
+    rule: str
+    question: str
+    decides: str
+    archs: tuple[str, ...]
+    expected: tuple[str, ...]
+    ask: Callable[[Machine], Finding]
+
+
+def run(job: Job) -> Outcome:
+    """The probe that a job names. Raises KeyError for one that is not in the table."""
+    name = job.arguments["probe"]
+    machine = Machine.of(job.backend)
+    if machine.arch not in PROBES[name].archs:
+        return Outcome(job.kind, job.name, NOT_HERE, f"asked of {', '.join(PROBES[name].archs)}")
+    verdict, detail, numbers = PROBES[name].ask(machine)
+    return Outcome(job.kind, job.name, verdict, detail, numbers=numbers)
+
+
+def _words(machine: Machine, count: int) -> torch.Tensor:
+    return torch.zeros(count, dtype=torch.int32, device=machine.device)
+
+
+def _synchronize(machine: Machine) -> None:
+    if machine.is_gpu:
+        torch.cuda.synchronize()
+
+
+def _counted(wrong: int, total: int, what: str) -> Finding:
+    verdict = WRONG if wrong else PASSED
+    return verdict, f"{wrong} of {total} {what} wrong", {"wrong": float(wrong), "tried": float(total)}
+
+
+# ---- clusters --------------------------------------------------------------------------------------------------
+def _repeated(name: str, words: int) -> Callable[[Machine], Finding]:
+    """Pairs of CTAs repeat an exchange of so many words; the kernel counts what was wrong."""
+
+    def ask(machine: Machine) -> Finding:
+        rounds, pairs = (20000, machine.num_sms // 2) if machine.is_gpu else (3, 1)
+        out = _words(machine, 1)
+        ProbeTask(name, out, _words(machine, 1), 2 * pairs, rounds).launch(machine.backend)
+        _synchronize(machine)
+        return _counted(int(out.cpu()[0]), rounds * pairs * words, "words")
+
+    return ask
+
+
+def _exits(machine: Machine) -> Finding:
+    launches, pairs = (200, machine.num_sms // 2) if machine.is_gpu else (1, 1)
+    out = _words(machine, 1)
+    for _ in range(launches):
+        ProbeTask("cluster_exit", out, _words(machine, 1), 2 * pairs).launch(machine.backend)
+    _synchronize(machine)
+    return _counted(int(out.cpu()[0]), launches * 2 * pairs * 64, "words")
+
+
+CHAIN = 64
+
+
+def _chain(name: str, ctas: int, machine: Machine, out: torch.Tensor, data: torch.Tensor) -> None:
+    """Launches each of which compares what the one before wrote."""
+    data.zero_()
+    for number in range(CHAIN if machine.is_gpu else 2):
+        ProbeTask(name, out, data, ctas, number).launch(machine.backend)
+
+
+def _dependent(name: str) -> Callable[[Machine], Finding]:
+    def ask(machine: Machine) -> Finding:
+        ctas = machine.num_sms // 2 * 2 if machine.is_gpu else 2
+        out, data = _words(machine, 1), _words(machine, 2 * ctas)
+        repeats = 20 if machine.is_gpu else 1
+        for _ in range(repeats):
+            _chain(name, ctas, machine, out, data)
+        _synchronize(machine)
+        return _counted(int(out.cpu()[0]), repeats * CHAIN * ctas, "words of the launch before")
+
+    return ask
+
+
+def _captured(machine: Machine) -> Finding:
+    """The chain as a CUDA graph, with and without clusters."""
+    if not machine.is_gpu:
+        return NOT_HERE, "the emulator captures no graphs", {}
+    ctas, wrong = machine.num_sms // 2 * 2, 0
+    for name in ("pdl", "pdl_cluster"):
+        out, data = _words(machine, 1), _words(machine, 2 * ctas)
+        _chain(name, ctas, machine, out, data)
+        _synchronize(machine)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            _chain(name, ctas, machine, out, data)
+        for _ in range(20):
+            graph.replay()
+        _synchronize(machine)
+        wrong += int(out.cpu()[0])
+    return _counted(wrong, 2 * 21 * CHAIN * ctas, "words of the launch before")
+
+
+# ---- residency -------------------------------------------------------------------------------------------------
+LOOKS = 200_000
+"""How often a CTA looks whether the others came: half a microsecond or more each."""
+UNLIMITED = "an emulator has no SMs that are taken"
+
+
+def resident_clusters(arch: str, size: int) -> int:
+    """Clusters of one CTA an SM that the driver says are resident at a time."""
+    import cuda.bindings.driver as cuda
+
+    from nvfp4_cute.cache import get_kernel
+    from nvfp4_cute.kernels.probes.table import body_of
+    from nvfp4_cute.prove.probe_keys import ProbeKey
+
+    def checked(result: tuple) -> object:
+        if result[0] != cuda.CUresult.CUDA_SUCCESS:
+            raise RuntimeError(f"CUDA error: {result[0].name}")
+        return result[1] if len(result) > 1 else None
+
+    torch.cuda.init()
+    torch.zeros(1, device="cuda")
+    key = ProbeKey(arch, f"meet_{size}")
+    kernel, smem = get_kernel(key), body_of(key.name, arch).smem_bytes + 1024
+    name = next(line for line in kernel.ptx.splitlines() if ".entry" in line).split(".entry")[1].strip(" (")
+    module = checked(cuda.cuModuleLoadData(kernel.cubin))
+    function = checked(cuda.cuModuleGetFunction(module, name.encode()))
+    limits = cuda.CUfunction_attribute
+    checked(cuda.cuFuncSetAttribute(function, limits.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, smem))
+    attribute = cuda.CUlaunchAttribute()
+    attribute.id = cuda.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION
+    attribute.value.clusterDim.x, attribute.value.clusterDim.y, attribute.value.clusterDim.z = size, 1, 1
+    config = cuda.CUlaunchConfig()
+    config.gridDimX, config.gridDimY, config.gridDimZ = size, 1, 1
+    config.blockDimX, config.blockDimY, config.blockDimZ = 32, 1, 1
+    config.sharedMemBytes, config.attrs, config.numAttrs = smem, [attribute], 1
+    return int(checked(cuda.cuOccupancyMaxActiveClusters(function, config)))  # type: ignore[call-overload]
+
+
+def _gave_up(machine: Machine, name: str, ctas: int) -> int:
+    """CTAs of a launch that did not see all others."""
+    out = _words(machine, 1)
+    ProbeTask(name, out, _words(machine, 1), ctas, ctas, LOOKS).launch(machine.backend)
+    _synchronize(machine)
+    return int(out.cpu()[0])
+
+
+def _resident(size: int) -> Callable[[Machine], Finding]:
+    def ask(machine: Machine) -> Finding:
+        if not machine.is_gpu:
+            return NOT_HERE, UNLIMITED, {}
+        count = resident_clusters(machine.arch, size)
+        alone = _gave_up(machine, f"meet_{size}", count * size)
+        more = _gave_up(machine, f"meet_{size}", (count + 1) * size)
+        detail = (
+            f"the driver says {count}: {'all met' if not alone else f'{alone} CTAs gave up'}; with one more "
+        )
+        detail += "all met, too" if more == 0 else f"{more} gave up"
+        return (
+            (WRONG if alone else PASSED),
+            detail,
+            {"clusters": float(count), "one_more_met": float(more == 0)},
+        )
+
+    return ask
+
+
+def _cooperative(machine: Machine) -> Finding:
+    if not machine.is_gpu:
+        return NOT_HERE, UNLIMITED, {}
+    ctas = machine.num_sms
+    plain, cooperative = (_gave_up(machine, name, ctas) for name in ("meet_1", "meet_cooperative"))
+    detail = f"a CTA an SM: {plain} gave up in a plain launch, {cooperative} in a cooperative one"
+    return (
+        (WRONG if cooperative else PASSED),
+        detail,
+        {"plain": float(plain), "cooperative": float(cooperative)},
+    )
+
+
+def _two_streams(machine: Machine) -> Finding:
+    """Two plain launches at once, each with a CTA an SM."""
+    if not machine.is_gpu:
+        return NOT_HERE, "the emulator runs one launch at a time", {}
+    ctas, streams = machine.num_sms, [torch.cuda.Stream() for _ in range(2)]
+    _gave_up(machine, "meet_1", ctas)
+    outs = [_words(machine, 1) for _ in streams]
+    counters = [_words(machine, 1) for _ in streams]
+    _synchronize(machine)
+    for stream, out, counter in zip(streams, outs, counters, strict=True):
+        with torch.cuda.stream(stream):
+            ProbeTask("meet_1", out, counter, ctas, ctas, LOOKS).launch(machine.backend)
+    _synchronize(machine)
+    gave_up = sum(int(out.cpu()[0]) for out in outs)
+    return (
+        (WRONG if gave_up else PASSED),
+        f"{gave_up} of {2 * ctas} CTAs gave up",
+        {"gave_up": float(gave_up)},
+    )
+
+
+# ---- inside a CTA ----------------------------------------------------------------------------------------------
+def _release(name: str) -> Callable[[Machine], Finding]:
+    def ask(machine: Machine) -> Finding:
+        rounds, ctas = (4000, machine.num_sms) if machine.is_gpu else (3, 1)
+        data = torch.arange(1024, dtype=torch.int32) + 4096 * torch.arange(rounds, dtype=torch.int32)[:, None]
+        out = _words(machine, 1)
+        ProbeTask(name, out, data.to(machine.device), ctas, rounds).launch(machine.backend)
+        _synchronize(machine)
+        return _counted(int(out.cpu()[0]), rounds * ctas * 1024, "words")
+
+    return ask
+
+
+def _registers(machine: Machine) -> Finding:
+    out = _words(machine, 1)
+    ctas = 4 * machine.num_sms if machine.is_gpu else 1
+    ProbeTask("register_counts", out, _words(machine, 1), ctas).launch(machine.backend)
+    _synchronize(machine)
+    return _counted(int(out.cpu()[0]), 256 * ctas, "sums")
+
+
+def _warpgroup_wait(machine: Machine) -> Finding:
+    late = wrong = 0
+    sleeps = (0, 1000, 20_000, 100_000) if machine.is_gpu else (0,)
+    for ns in sleeps:
+        out = _words(machine, 2)
+        ProbeTask("wgmma_wait", out, _words(machine, 1), 1, ns).launch(machine.backend)
+        _synchronize(machine)
+        late, wrong = late + int(out.cpu()[0]), wrong + int(out.cpu()[1])
+    covers = (
+        "covers its warpgroup" if not late else f"does not cover its warpgroup: {late} results of a late warp"
+    )
+    verdict = WRONG if late or wrong else PASSED
+    return verdict, f"one warp's wait {covers}; {wrong} results of its own wrong", {"late": float(late)}
+
+
+def _pitched(machine: Machine) -> Finding:
+    """Operands and outputs with room between their rows, each in a small allocation of its own."""
+    if machine.is_gpu:
+        env.disable_torch_caching()
+    from nvfp4_cute import grouped_gemm
+
+    m, n, k, dice = 40, 72, 96, Dice(3)
+    wrong = []
+    for extra in (16, 48):
+        a, b, a_scale, b_scale = dice.values(m, k), dice.values(n, k), dice.scales(m, k), dice.scales(n, k)
+        wide = [
+            torch.full((len(t), k // 2 + extra), 0x77, dtype=torch.uint8, device=machine.device)
+            for t in (a, b)
+        ]
+        for buffer, values in zip(wide, (a, b), strict=True):
+            buffer[:, : k // 2] = values.to(machine.device)
+        scale_a, scale_b = ([s.to(machine.device)] for s in (a_scale, b_scale))
+        out = torch.full((m, n + 8), float("nan"), dtype=torch.float16, device=machine.device)
+        grouped_gemm([wide[0][:, : k // 2]], [wide[1][:, : k // 2]], scale_a, scale_b, out=[out[:, :n]],
+                     out_dtype=torch.float16, backend=machine.backend)  # fmt: skip
+        want = grouped_gemm([a], [b], [a_scale], [b_scale], out_dtype=torch.float16, backend="reference")
+        found = difference([out[:, :n].cpu()], want)
+        wrong += [f"{extra} bytes between rows: {found}"] if found else []
+    return (WRONG if wrong else PASSED), "; ".join(wrong) or "bit-equal", {}
+
+
+# ---- tensor memory ---------------------------------------------------------------------------------------------
+def _scaled(n: int, column: int) -> Callable[[Machine], Finding]:
+    """Every row of B has a scale of its own, so that a result says whose scale it got."""
+    name = f"mma_n{n}" + f"_column{column}" * (column > 0)
+
+    def ask(machine: Machine) -> Finding:
+        rows = torch.arange(256)
+        values = 2.0 ** (rows // 32 - 2) * (1 + (rows % 8) / 8)
+        scales = torch.cat([torch.ones(128), values])
+        blocked = [
+            to_blocked(encode_e4m3(part[:, None].expand(128, 4).contiguous())) for part in scales.split(128)
+        ]
+        data = torch.cat([part.view(torch.uint8).flatten() for part in blocked]).to(machine.device)
+        out = torch.full((128, 256), float("nan"), dtype=torch.float32, device=machine.device)
+        ProbeTask(name, out, data, 1).launch(machine.backend)
+        _synchronize(machine)
+        got, want = out.cpu()[:, :n], 64 * values[32 * column : 32 * column + n].expand(128, n)
+        wrong = int((got != want).sum())
+        shift = next(
+            (c for c in range(8) if torch.equal(got, 64 * values.roll(-32 * c)[:n].expand(128, n))), None
+        )
+        seen = (
+            f"; these are the scales {shift} columns from the first one"
+            if wrong and shift is not None
+            else ""
+        )
+        verdict, detail, numbers = _counted(wrong, 128 * n, "results")
+        return verdict, detail + seen, numbers
+
+    return ask
+
+
+def _pair(machine: Machine) -> Finding:
+    for ns in (0, 1000, 100_000) if machine.is_gpu else (0,):
+        out = _words(machine, 2)
+        ProbeTask("pair_alloc", out, _words(machine, 1), 2, ns).launch(machine.backend)
+        _synchronize(machine)
+        if not bool((out.cpu() > 0).all()):
+            return WRONG, f"no columns with {ns} ns between the CTAs", {}
+    return PASSED, "both CTAs got their columns, however late the other one was", {}
+
+
+# ---- the table -------------------------------------------------------------------------------------------------
+SPLIT_K = "whether split-K may be a default"
+PROBES: dict[str, Probe] = {
+    "st_async": Probe(
+        "S2", "Do words sent with st.async come whole to a waiter with .acquire.cta?", SPLIT_K, ARCHS, (PASSED,),
+        _repeated("st_async", 512),
+    ),
+    "st_async_v4": Probe(
+        "S2, section 5", "Do vectors of st.async come whole to a waiter with .acquire.cta?", SPLIT_K, ARCHS, (PASSED,),
+        _repeated("st_async_v4", 512),
+    ),
+    "arrives_in_order": Probe(
+        "S3", "Are two arrivals of one thread at another CTA's barriers seen in order?",
+        "whether accumulators may be handed over before tensor memory", ARCHS, (PASSED,),
+        _repeated("arrives_in_order", 1),
+    ),
+    "cluster_exit": Probe(
+        "S9, 45", "May warps arrive at the cluster barrier and end without waiting?", SPLIT_K, ARCHS, (PASSED,), _exits
+    ),
+    "pdl": Probe(
+        "46", "Does griddepcontrol.wait show what the launch before wrote?", "whether launches overlap", ARCHS, (PASSED,),
+        _dependent("pdl"),
+    ),
+    "pdl_cluster": Probe(
+        "S5", "The same of launches of clusters?", SPLIT_K, ARCHS, (PASSED,), _dependent("pdl_cluster")
+    ),
+    "pdl_graph": Probe(
+        "S4", "The same in a CUDA graph?", "whether graphs keep the attribute", ARCHS, (PASSED,), _captured
+    ),
+    **{
+        f"resident_{size}": Probe(
+            "V5, S6, 51", f"Are as many clusters of {size} resident as the driver says, and no more?",
+            "how many clusters a persistent launch has", ARCHS, (PASSED,), _resident(size),
+        )
+        for size in (1, 2, 4, 8)
+    },
+    "spin_cooperative": Probe(
+        "V3", "Do CTAs of a cooperative launch, one an SM, all meet?", "how a chain of layers is launched", ARCHS,
+        (PASSED,), _cooperative,
+    ),
+    "spin_two_streams": Probe(
+        "V3", "Do CTAs of two plain launches at once meet?", "whether chains may overlap", ARCHS, (PASSED, WRONG),
+        _two_streams,
+    ),
+    "early_release": Probe(
+        "40", "Does an arrival wait for reads of shared memory before it that nothing used yet?",
+        "whether a stage may be released without using what was read", ARCHS, (PASSED, WRONG), _release("early_release"),
+    ),
+    "early_release_waits": Probe(
+        "40", "Is a stage safe that is released behind a use of what was read?", "how stages are released", ARCHS,
+        (PASSED,), _release("early_release_waits"),
+    ),
+    "register_counts": Probe(
+        "50, section 5", "Does setmaxnreg work in a CTA of 256 threads?", "register counts of small tiles", ARCHS,
+        (PASSED,), _registers,
+    ),
+    "tensor_map_pitch": Probe(
+        "V4", "Are tensor maps right for rows with room between them in a small allocation?",
+        "whether such operands are copied first", ARCHS, (PASSED,), _pitched,
+    ),
+    "wgmma_wait": Probe(
+        "wgmma", "Does one warp's wgmma.wait_group cover its whole warpgroup?", "who releases a stage", HOPPER,
+        (PASSED, WRONG), _warpgroup_wait,
+    ),
+    **{
+        f"mma_n{n}": Probe(
+            "S1, 60", f"Does a block-scaled MMA take N = {n} at an even column of scales?",
+            "which tiles may end a group", TENSOR_MEMORY, (PASSED,), _scaled(n, 0),
+        )
+        for n in (32, 96, 160, 192, 224, 256)
+    },
+    **{
+        f"mma_n{n}_column1": Probe(
+            "V1", f"Do scales of B at an odd column work with N = {n}? If not: a fault, or wrong without a word?",
+            "whether tiles of 32 and 96 rows are allowed anywhere", TENSOR_MEMORY, (FAULT, WRONG), _scaled(n, 1),
+        )
+        for n in (32, 96)
+    },
+    "mma_n32_column2": Probe(
+        "V1", "Do scales of B two columns on work with N = 32?", "tiles of 64 rows", TENSOR_MEMORY, (PASSED,),
+        _scaled(32, 2),
+    ),
+    "pair_alloc": Probe(
+        "V2", "May a pair allocate tensor memory before its cluster barrier?", "the order of a kernel's start",
+        TENSOR_MEMORY, (PASSED,), _pair,
+    ),
+}  # fmt: skip
