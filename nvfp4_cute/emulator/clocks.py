@@ -74,9 +74,14 @@ def first_unordered(seen: np.ndarray, epochs: np.ndarray) -> int | None:
     first = int(flat[0])
     if (flat == first).all():
         return None if seen[first >> COMPONENT_SHIFT] >= first & VALUE_MASK else 0
-    late = seen[flat >> COMPONENT_SHIFT] < flat & VALUE_MASK
+    late = unordered(seen, flat)
     position = int(late.argmax())
     return position if late[position] else None
+
+
+def unordered(seen: np.ndarray, epochs: np.ndarray) -> np.ndarray:
+    """Which epochs (bool, of the same shape) did not happen before a holder of the row `seen`."""
+    return seen[epochs >> COMPONENT_SHIFT] < epochs & VALUE_MASK
 
 
 class WarpClock:

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from nvfp4_cute.emulator.clocks import FENCED, NOBODY, SEEN, first_unordered, joined
-from nvfp4_cute.emulator.memory import GlobalMemory, Range
+from nvfp4_cute.emulator.clocks import FENCED, NOBODY, SEEN, first_unordered, joined, unordered
+from nvfp4_cute.emulator.memory import GlobalMemory, Range, host_view
 from nvfp4_cute.emulator.shadow import GLOBAL_GRANULE, Actor, GlobalShadow
 
 if TYPE_CHECKING:
@@ -174,10 +174,22 @@ class GlobalRaces:
             checker.report("proxy-fence", site, other, text)
         elif write:
             text = f"{site} writes {place} that {other} writes too: nothing orders them"
-            checker.report("double-store", site, other, text, self._hint())
+            late_bytes = index[self._late(shadow, index, mine, ~own & (epochs != NOBODY), actor)]
+            content = lambda: host_view(shadow.start, shadow.end - shadow.start).take(late_bytes)
+            checker.report_write("double-store", site, other, text, content, self._hint())
         else:
             text = f"{site} reads {place} that {other} writes: nothing orders them"
             checker.report("race", site, other, text, self._hint())
+
+    def _late(
+        self, shadow: GlobalShadow, index: np.ndarray, mine: np.ndarray, others: np.ndarray, actor: Actor
+    ) -> np.ndarray:
+        """Which of the granules were written by those whom the actor has not learnt of."""
+        late = unordered(actor.knowledge[SEEN], mine)
+        for cluster in np.unique(shadow.clusters[index][others]).tolist():
+            theirs = others & (shadow.clusters[index] == cluster)
+            late |= theirs & (shadow.order[index] > self._known.get(cluster, 0))
+        return late
 
     def _hint(self) -> str:
         return "relaxed accesses order nothing without a fence.acq_rel.gpu" if self._relaxed else ""

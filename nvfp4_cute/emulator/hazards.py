@@ -18,7 +18,7 @@ Lanes of one warp are one thread here; atomics and strong loads and stores on on
 and volatile ones on global memory together with fences (`global_races`).
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
@@ -46,7 +46,12 @@ COMPONENTS_PER_WARP, BARRIERS_PER_CTA = 8, 64
 """First guesses; there may be more of either."""
 
 MOST_HAZARDS = 50
-"""Different hazards of one launch after which the checker stops collecting."""
+"""Different hazards of one launch and one severity after which the checker stops collecting."""
+
+USES = "uses"
+"""Component of a warp's clock that numbers its loads from tensor memory as their registers are used."""
+
+ONLY_USED = "the registers were used before, which orders no access to memory: put tcgen05.wait::ld before the release"
 
 _NAMES = (
     ("cp.async.bulk.tensor", "TMA store", "global.shared::cta"),
@@ -103,7 +108,8 @@ class Hazard:
 
     def __str__(self) -> str:
         """Kind, text, and the PTX lines."""
-        lines = [f"{self.kind}: {self.text}" + (f" [{self.count} times]" if self.count > 1 else "")]
+        kind = self.kind if self.severity == "error" else f"{self.kind} ({self.severity})"
+        lines = [f"{kind}: {self.text}" + (f" [{self.count} times]" if self.count > 1 else "")]
         lines += [
             f"    PTX line {s.inst.line}: {s.inst.text}" for s in (self.site, self.other) if s is not None
         ]
@@ -120,6 +126,19 @@ class HazardError(EmulatorError):
         super().__init__(
             f"{len(hazards)} {plural} in kernel {hazards[0].kernel}:\n" + "\n".join(map(str, hazards))
         )
+
+
+@dataclass(frozen=True)
+class HeldWrite:
+    """A write over an unordered write, to be reported when it is done. `content`: reads the place.  `before`: what it held."""
+
+    kind: str
+    site: Site
+    other: Site
+    text: str
+    detail: str
+    content: Callable[[], np.ndarray]
+    before: np.ndarray
 
 
 @dataclass
@@ -171,12 +190,14 @@ class Checker:
         hazards: of all launches so far.  current: record of the operation that is happening now.
         shared / tensor: shadows of the running CTAs' memories.  globals: races on global memory.
         passing: the barrier that each blocked warp has arrived at.
+        held: while a store is checked before it is done, its conflicts with other writes; else None.
     """
 
     def __init__(self) -> None:
         """Nothing found yet."""
         self.hazards: list[Hazard] = []
         self.current: Record | None = None
+        self.held: list[HeldWrite] | None = None
         self.kernel = ""
         self.sites: list[Site] = []
         self._numbers: dict[tuple[Any, ...], int] = {}
@@ -186,6 +207,9 @@ class Checker:
         self.shared: dict[Cta, Shadow] = {}
         self.tensor: dict[Cta, TensorShadow] = {}
         self._gates: dict[Any, np.ndarray] = {}
+        self._uses: dict[
+            int, int
+        ] = {}  # components of loads of tensor memory, and of the uses of what they loaded
         self.passing: dict[Warp, Any] = {}
         self.globals = GlobalRaces(self)
         self.early_releases = EarlyReleases(self)
@@ -222,7 +246,7 @@ class Checker:
 
     def _forget(self) -> None:
         self._clocks, self.shared, self.tensor, self._touched = {}, {}, {}, {}
-        self._gates, self.passing, self.current = {}, {}, None
+        self._gates, self._uses, self.passing, self.current = {}, {}, {}, None
         self.early_releases.begin()
 
     def _check_exit(self, cta: "Cta") -> None:
@@ -233,17 +257,22 @@ class Checker:
             )
         for barrier in cta.smem.barriers.values():
             if barrier.tx:
+                # Bytes that are expected in vain harm who waits for them, and everybody has left; bytes that nobody
+                # expected completed a phase too early or too late.
+                expected = "expected but not copied" if barrier.tx > 0 else "copied but not expected"
                 self.report(
                     "mbarrier",
                     None,
                     None,
                     f"{name} exits while mbarrier smem+{barrier.offset:#x} has an unbalanced transaction count "
-                    f"({barrier.tx:+d} bytes expected but not copied, phase {barrier.phase})",
+                    f"({abs(barrier.tx)} bytes {expected}, phase {barrier.phase})",
                     self._arrivals_text(barrier),
+                    "note" if barrier.tx > 0 else "error",
                 )
         known = self.components.nothing()
         for warp in cta.warps:
             known = joined(known, self.clock(warp).knowledge)
+        known = self._with_uses(known)  # an exit comes after what its warps needed
         for component, (value, number) in self._touched[cta].items():
             if known[SEEN, component] < value:
                 site = self.sites[number]
@@ -272,16 +301,57 @@ class Checker:
             self.sites.append(Site(warp.cta.idx, warp.idx, warp.code.insts[pc], atomic))
         return number
 
-    def report(self, kind: str, site: Site | None, other: Site | None, text: str, detail: str = "") -> None:
+    def report(
+        self,
+        kind: str,
+        site: Site | None,
+        other: Site | None,
+        text: str,
+        detail: str = "",
+        severity: str = "error",
+    ) -> None:
         """Collect a hazard; the same kind at the same instructions counts once."""
-        key: tuple[Any, ...] = (kind, site.inst.line if site else text, other.inst.line if other else None)
+        lines = site.inst.line if site else text, other.inst.line if other else None
+        key: tuple[Any, ...] = (kind, severity, *lines)
         known = self._found.get(key)
         if known is not None:
             known.count += 1
-        elif len(self._found) < MOST_HAZARDS:
+        elif sum(found[1] == severity for found in self._found) < MOST_HAZARDS:
             text = f"{text} ({detail})" if detail else text
-            self._found[key] = Hazard(kind, self.kernel, site, other, text)
+            self._found[key] = Hazard(kind, self.kernel, site, other, text, severity=severity)
             self.hazards.append(self._found[key])
+
+    def report_write(
+        self,
+        kind: str,
+        site: Site,
+        other: Site,
+        text: str,
+        content: Callable[[], np.ndarray],
+        detail: str = "",
+    ) -> None:
+        """Collect a write over an unordered write. `content`: reads the place now, before the write is done."""
+        if self.held is None:
+            self.report(kind, site, other, text, detail)
+        else:
+            self.held.append(HeldWrite(kind, site, other, text, detail, content, content()))
+
+    def judge(self, held: "list[HeldWrite]") -> None:
+        """Report writes that were held back, now that they are done: those that changed nothing only as warnings."""
+        for write in held:
+            same = np.array_equal(write.before, write.content())
+            text = f"{write.text}; both write the same bytes" if same else write.text
+            severity = "warning" if same else "error"
+            self.report(write.kind, write.site, write.other, text, write.detail, severity)
+
+    def judged(self, check: Callable[[], None], store: Callable[[], None]) -> None:
+        """Check a write against earlier ones, do it, and report by what it changed."""
+        held = self.held = []
+        check()
+        self.held = None
+        store()
+        if held:
+            self.judge(held)
 
     def stopped(self, error: EmulatorError) -> None:
         """The launch was stopped by an error: it is a hazard like the others."""
@@ -292,7 +362,21 @@ class Checker:
         """Hazards since `begin_launch`."""
         return list(self._found.values())
 
-    def _conflict(self, conflict: Conflict, actor: Actor, *, write: bool, where: str) -> None:
+    @property
+    def failed(self) -> bool:
+        """Whether this launch has a hazard that is an error."""
+        return any(hazard.severity == "error" for hazard in self._found.values())
+
+    def _conflict(
+        self,
+        conflict: Conflict,
+        actor: Actor,
+        *,
+        write: bool,
+        where: str,
+        content: Callable[[np.ndarray], np.ndarray] | None = None,
+        hint: str = "",
+    ) -> None:
         site, other = self.sites[actor.site], self.sites[conflict.site]
         does = "writes" if write else "reads"
         if conflict.unfenced:
@@ -307,7 +391,11 @@ class Checker:
         tail = f"that {other} writes" if conflict.wrote else f"while {other} may still read it"
         if conflict.wrote and write:
             tail = f"that {other} may still be writing"
-        self.report("race", site, other, f"{site} {does} {where} {tail}: nothing orders them")
+        text = f"{site} {does} {where} {tail}: nothing orders them"
+        if conflict.wrote and write and content is not None:
+            self.report_write("race", site, other, text, lambda: content(conflict.late))
+        else:
+            self.report("race", site, other, text, hint)
 
     # ---- clocks --------------------------------------------------------------------------------------
     def clock(self, warp: "Warp") -> WarpClock:
@@ -336,9 +424,24 @@ class Checker:
         record: Record = operation.record
         self._clocks[operation.warp].completed(record.component, record.number)
 
+    def issued_on(self, warp: "Warp", engine: Engine) -> int:
+        """How many operations a warp has issued on an engine."""
+        return self._clocks[warp].issued.get(engine, 0)
+
+    def covered(self, warp: "Warp", peer: "Warp", engine: Engine, number: int) -> None:
+        """A warp knows that another one's operations on an engine are complete up to a number."""
+        self._clocks[warp].completed(self._clocks[peer].engine(engine), number)
+
     def used(self, operation: Operation, index: int) -> None:
-        """A register that an operation wrote is used."""
+        """A register that an operation wrote is used.
+
+        The value is there, but that says nothing of its read of tensor memory to others: a register dependency orders no
+        memory accesses, tcgen05.wait::ld does (PTX ISA, tcgen05 memory consistency, canonical patterns).
+        """
         record: Record = operation.record
+        clock = self._clocks[operation.warp]
+        uses = self._uses[record.component] = clock.engine(USES)
+        clock.completed(uses, record.number)
         if record.unwritten is not None and record.unwritten[index]:
             site = self.sites[record.site]
             self.report(
@@ -347,6 +450,13 @@ class Checker:
                 None,
                 f"a register that {site} loaded is used; nobody wrote what it read",
             )
+
+    def _with_uses(self, knowledge: np.ndarray) -> np.ndarray:
+        """Knowledge as if loads of tensor memory were done when their registers are used."""
+        known = self.components.fit(knowledge).copy()
+        for loads, uses in self._uses.items():
+            known[SEEN, loads] = max(known[SEEN, loads], known[SEEN, uses])
+        return known
 
     def gate_in(self, warp: "Warp", pc: int, gate: Any) -> None:
         """A warp arrives at something that others wait for."""
@@ -367,7 +477,8 @@ class Checker:
         memory = self.shared[cta]
         conflict = (memory.write if write else memory.read)(index, span, actor)
         if conflict is not None:
-            self._conflict(conflict, actor, write=write, where=self.shared_range(cta, conflict.granules))
+            where = self.shared_range(cta, conflict.granules)
+            self._conflict(conflict, actor, write=write, where=where, content=cta.smem.views[4].take)
 
     def shared_range(self, cta: "Cta", granules: tuple[int, int]) -> str:
         """Bytes from the first to the last granule, for reports."""
@@ -381,8 +492,13 @@ class Checker:
         index, span = place
         memory = self.tensor[cta]
         conflict = (memory.write if write else memory.read)(index, span, actor)
-        if conflict is not None:
-            self._conflict(conflict, actor, write=write, where=self._columns(cta, conflict))
+        if conflict is None:
+            return
+        where, hint = self._columns(cta, conflict), ""
+        if write and not conflict.wrote:
+            patient = replace(actor, knowledge=self._with_uses(actor.knowledge))
+            hint = "" if memory.unordered_reader(index, span, patient) else ONLY_USED
+        self._conflict(conflict, actor, write=write, where=where, hint=hint)
 
     def _columns(self, cta: "Cta", conflict: Conflict) -> str:
         width = self.tensor[cta].shape[1]
@@ -413,11 +529,15 @@ class Checker:
         conflict = self.tensor[cta].unordered(*place, actor)
         if conflict is not None:
             site, other = self.sites[actor.site], self.sites[conflict.site]
+            patient = replace(actor, knowledge=self._with_uses(actor.knowledge))
+            only_used = self.tensor[cta].unordered(*place, patient) is None
             self.report(
                 "race",
                 site,
                 other,
                 f"{site} frees {self._columns(cta, conflict)} while {other} may still use it: nothing orders them",
+                ONLY_USED if only_used else "",
+                "warning" if only_used else "error",
             )
 
     def write_global(self, addresses: np.ndarray, nbytes: int, *, atomic: bool = False) -> None:
@@ -485,6 +605,13 @@ class Checker:
         if valid is not None:
             self.tensor[cta].valid[lanes, columns] = valid
         self.touch(cta, actor)
+
+    def lanes_differ(self, where: str) -> None:
+        """Lanes of the current operation write different bytes to one place."""
+        site = self.sites[self._record().site]
+        self.report(
+            "race", site, site, f"lanes of {site} write different bytes to {where}: nothing orders them"
+        )
 
     def copy_source(self, cta: "Cta", place: Place) -> None:
         """The current operation copies shared memory, written or not."""

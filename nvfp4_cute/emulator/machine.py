@@ -370,9 +370,8 @@ class Machine:
         except EmulatorError as error:
             failure = error
             checker.stopped(error)
-        hazards = checker.of_this_launch()
-        if hazards:
-            raise HazardError(hazards) from failure
+        if checker.failed:
+            raise HazardError(checker.of_this_launch()) from failure
 
     def run_clusters(
         self, launch: Launch, origins: list[tuple[int, int, int]], finished: Callable[[], None]

@@ -315,6 +315,7 @@ class TensorMemory:
         self.allocations: dict[int, int] = {}
         self.owned = np.zeros(TMEM_COLS, bool)
         self.may_allocate = True
+        self.freed: list[tuple[int, int, str]] = []  # base, columns, and who gave them back, newest last
         self.paired_allocations = 0  # how many allocations with .cta_group::2 this CTA executed
 
     @property
@@ -341,8 +342,8 @@ class TensorMemory:
                 return base
         return None
 
-    def dealloc(self, base: int, ncols: int) -> None:
-        """Give columns back.
+    def dealloc(self, base: int, ncols: int, who: str = "somebody") -> None:
+        """Give columns back. `who`: for the message if they are used afterwards.
 
         Raises:
             EmulatorError: there is no such allocation.
@@ -353,6 +354,7 @@ class TensorMemory:
             )
         del self.allocations[base]
         self.owned[base : base + ncols] = False
+        self.freed.append((base, ncols, who))
 
     def check(self, lane: int, nlanes: int, column: int, ncols: int) -> None:
         """Raise EmulatorError unless the rectangle lies inside allocated columns."""
@@ -364,8 +366,14 @@ class TensorMemory:
         if not self.owned[column : column + ncols].all():
             raise TensorMemoryFault(
                 f"tensor memory access to columns {column}..{column + ncols - 1}: not allocated "
-                f"(live allocations {self.allocations or 'none'})"
+                f"(live allocations {self.allocations or 'none'}){self._who_freed(column, ncols)}"
             )
+
+    def _who_freed(self, column: int, ncols: int) -> str:
+        for base, count, who in reversed(self.freed):
+            if base < column + ncols and column < base + count:
+                return f"; columns {base}..{base + count - 1} were freed before, by {who}"
+        return ""
 
 
 class Mbarrier:

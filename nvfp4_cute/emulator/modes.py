@@ -106,6 +106,12 @@ class Groups:
         self.reads = max(0, self.reads - count)
         return [operation for _ in range(count) for operation in self.closed.popleft()]
 
+    def finish_first(self, count: int) -> None:
+        """Let the operations of the oldest `count` closed groups happen; nothing has waited for them."""
+        for group in islice(self.closed, count):
+            for operation in group:
+                operation.finish()
+
     def take_reads(self, pending: int) -> list[Operation]:
         """As `take`, for wait_group.read: the reads of bulk stores, each once."""
         first, self.reads = self.reads, max(self.reads, len(self.closed) - pending)
@@ -114,14 +120,19 @@ class Groups:
 
 
 class WarpOperations:
-    """Operations of one warp: the newest of each ordered engine, and its groups."""
+    """Operations of one warp: the newest of each ordered engine, its groups, and its wgmma-groups.
 
-    __slots__ = ("groups", "last")
+    Attributes:
+        commits: of each wgmma-group that it committed, how many operations it had issued then (0 unless checked).
+    """
+
+    __slots__ = ("commits", "groups", "last")
 
     def __init__(self) -> None:
         """Nothing issued."""
         self.last: dict[Engine, Operation] = {}
         self.groups: dict[Engine, Groups] = {}
+        self.commits: list[int] = []
 
     def group(self, engine: Engine) -> Groups:
         """The groups of an engine."""
@@ -208,9 +219,8 @@ class Queue:
                 self.checker.completed(operation)
 
     def used(self, operation: Operation, index: int) -> None:
-        """A register that a checked operation wrote is used: the operation is complete, its value must mean something."""
+        """A register that a checked operation wrote is used: its value must mean something."""
         assert self.checker is not None
-        self.checker.completed(operation)
         self.checker.used(operation, index)
 
     def wait_engine(self, warp: "Warp", engine: Engine) -> None:

@@ -3,12 +3,12 @@
 A granule is 4 bytes of shared memory, 16 lanes x 1 column of tensor memory, or 1 byte of global memory.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
-from nvfp4_cute.emulator.clocks import FENCED, NOBODY, SEEN, first_unordered
+from nvfp4_cute.emulator.clocks import FENCED, NOBODY, SEEN, first_unordered, unordered
 from nvfp4_cute.emulator.memory import TMEM_COLS, TMEM_LANES
 
 GRANULES_PER_CHUNK = 4
@@ -41,12 +41,14 @@ class Conflict:
         site: who made it.  wrote: it was a write.
         unfenced: it is ordered, but its bytes were never handed to the async proxy.
         granules: flat numbers of the first and the last granule concerned.
+        late: flat numbers of all granules that unordered writes wrote; empty for reads.
     """
 
     site: int
     wrote: bool
     unfenced: bool
     granules: tuple[int, int]
+    late: np.ndarray = field(default_factory=lambda: np.empty(0, np.int64))
 
 
 class _Readers:
@@ -89,7 +91,7 @@ class Shadow:
 
     def write(self, index: Any, span: tuple[int, int], actor: Actor) -> Conflict | None:
         """Note a write; report an unordered write or read."""
-        conflict = self._against_writers(index, actor) or self._against_readers(index, span, actor)
+        conflict = self._against_writers(index, actor) or self.unordered_reader(index, span, actor)
         self.writers[index] = actor.epoch
         self.sites[index] = actor.site
         self.generic[index] = not actor.proxy
@@ -107,7 +109,7 @@ class Shadow:
 
     def unordered(self, index: Any, span: tuple[int, int], actor: Actor) -> Conflict | None:
         """The first access that did not happen before the actor's, without noting one."""
-        return self._against_writers(index, actor) or self._against_readers(index, span, actor)
+        return self._against_writers(index, actor) or self.unordered_reader(index, span, actor)
 
     def _against_writers(self, index: Any, actor: Actor) -> Conflict | None:
         epochs = self.writers[index]
@@ -121,9 +123,13 @@ class Shadow:
         if position is None:
             return None
         site = int(self.sites[index].reshape(-1)[position])
-        return Conflict(site, True, unfenced, self.extent(index, self.sites[index] == site))
+        late = unordered(actor.knowledge[SEEN], epochs)
+        return Conflict(
+            site, True, unfenced, self.extent(index, self.sites[index] == site), self.numbers(index)[late]
+        )
 
-    def _against_readers(self, index: Any, span: tuple[int, int], actor: Actor) -> Conflict | None:
+    def unordered_reader(self, index: Any, span: tuple[int, int], actor: Actor) -> Conflict | None:
+        """The first read that did not happen before the actor's access."""
         seen = actor.knowledge[SEEN]
         for component, readers in self.readers.items():
             if readers.high <= span[0] or readers.low >= span[1]:
@@ -137,8 +143,12 @@ class Shadow:
 
     def extent(self, index: Any, where: np.ndarray) -> tuple[int, int]:
         """Flat numbers of the first and the last granule at `index` where `where` holds."""
-        numbers = np.arange(self.shape[0] * self.shape[1]).reshape(self.shape)[index][where]
+        numbers = self.numbers(index)[where]
         return int(numbers.min()), int(numbers.max())
+
+    def numbers(self, index: Any) -> np.ndarray:
+        """Flat numbers of the granules at `index`."""
+        return np.arange(self.shape[0] * self.shape[1]).reshape(self.shape)[index]
 
 
 def shared_shadow(nbytes: int) -> Shadow:

@@ -174,12 +174,16 @@ def _small_copy(
 
 
 def _padded_copy(
-    r: "Recorder", warp: "Warp", cta: "Cta", offset: int, src: int, nbytes: int, count: int
-) -> Signals:
-    lines = ((r.placement.of(src), SECTOR),) if count else ()
-    warp.track.count(list(lines))
-    warp.track.add(Op.ASYNC_READ, lines)
-    return []
+    r: "Recorder",
+    warp: "Warp",
+    of: "Warp",
+    dst: Any,
+    src: Any,
+    nbytes: int,
+    counts: np.ndarray,
+    lanes: np.ndarray,
+) -> Signals | None:
+    return _small_copy(r, warp, of, dst, src, nbytes, lanes & (counts > 0))
 
 
 def _small_arrive(r: "Recorder", warp: "Warp", cta: "Cta", barrier: Any, counted: bool) -> None:

@@ -107,6 +107,20 @@ def _load_or_store(inst: Inst, b: Builder, step: Step) -> Step:
     relaxed = ("release" if write else "acquire") not in inst.mods
     targets = frozenset(b.writes)
 
+    if write and not strong:
+
+        def store(warp: "Warp") -> Any:
+            checker = _checker(warp)
+            held = checker.held = []
+            _access(warp, pc, space, address(warp), nbytes, write=True)
+            checker.held = None
+            result = step(warp)
+            if held:
+                checker.judge(held)
+            return result
+
+        return store
+
     def run(warp: "Warp") -> Any:
         where = address(warp)  # the value may go to the address register
         result = step(warp)
@@ -118,7 +132,7 @@ def _load_or_store(inst: Inst, b: Builder, step: Step) -> Step:
             if write:
                 _access(warp, pc, space, where, nbytes, write=True, atomic=True)
         else:
-            _access(warp, pc, space, where, nbytes, write=write, targets=targets)
+            _access(warp, pc, space, where, nbytes, write=False, targets=targets)
         return result
 
     return run

@@ -30,6 +30,14 @@ def hazards(body, **kwargs):
     return error.value.hazards
 
 
+def remarks(body, *, src=WORDS, mode="eager", block=64, grid=1):
+    """What a launch without errors is told: (severity, kind, text) of each warning and note."""
+    machine = Machine(148, mode=mode, check=True)
+    out = np.zeros(2048, np.uint32)
+    run_ptx(small.kernel(body), None, grid, block, [src, out], smem_bytes=32768, machine=machine)
+    return [(h.severity, h.kind, h.text) for h in machine.checker.hazards]
+
+
 def assert_found(body, kind, text, *, modes=MODES, **kwargs):
     """Every mode reports a hazard of this kind whose text matches."""
     for mode in modes:
@@ -241,11 +249,49 @@ def test_transaction_bytes_that_never_balance():
         + save()
     )
     assert_clean(body.replace("{bytes}", "0"))
-    assert_found(
-        body.replace("{bytes}", "16"),
-        "mbarrier",
-        r"mbarrier smem\+0x408 has an unbalanced transaction count \(\+16",
+    for mode in MODES:  # nobody waits for them any more
+        ((severity, kind, text),) = remarks(body.replace("{bytes}", "16"), mode=mode)
+        assert (severity, kind) == ("note", "mbarrier")
+        assert (
+            "mbarrier smem+0x408 has an unbalanced transaction count (16 bytes expected but not copied"
+            in text
+        )
+    copied = body.replace("mbarrier.expect_tx", "mbarrier.complete_tx").replace("{bytes}", "16")
+    assert_found(copied, "mbarrier", r"smem\+0x408 has an unbalanced .*16 bytes copied but not expected")
+
+
+# ---- wgmma ---------------------------------------------------------------------------------------------------------------
+ONES = np.ones((64 + 8) * 16, np.float16)
+
+
+def released_by_one_warp(*, wait_before=True):
+    """Warp 3 dawdles before it multiplies; warp 0 alone waits, and releases the operands, which are loaded again."""
+    a, b = (DATA + 1024 + at >> 4 | 128 >> 4 << 16 | 256 >> 4 << 32 for at in (0, 64 * 32))
+    late = in_warp(
+        3, "mov.u32 %r9, 0;\nLATE:\nadd.u32 %r9, %r9, 1;\nsetp.lt.u32 %p5, %r9, 300;\n@%p5 bra LATE;"
     )
+    product = f"""setp.ne.u32 %p6, 0, 0;
+    mov.b64 %rd20, {a};
+    mov.b64 %rd21, {b};
+    wgmma.fence.sync.aligned;
+    wgmma.mma_async.sync.aligned.m64n8k16.f32.f16.f16 {{%v0, %v1, %v2, %v3}}, %rd20, %rd21, %p6, 1, 1, 0, 0;
+    wgmma.commit_group.sync.aligned;
+    """
+    release = "mbarrier.arrive.shared.b64 _, [%r1+8];\n"
+    ends = "wgmma.wait_group.sync.aligned 0;\n"
+    out = "mad.wide.u32 %rd10, %r0, 4, %rd2;\nst.global.b32 [%rd10], %v3;\n"
+    body = init(1, 1) + in_thread(0, load(ONES.nbytes)) + wait(0) + late + product
+    again = in_thread(0, release) + in_thread(0, wait(8) + load(ONES.nbytes) + wait(0, 1))
+    return body + (ends + again if wait_before else again + ends) + out
+
+
+WARPGROUP = {"src": ONES, "block": 128, "target": "sm_90a"}
+
+
+def test_a_wait_of_one_warp_is_one_for_its_warpgroup():
+    assert_clean(released_by_one_warp(), **WARPGROUP)
+    race = r"bulk load .* writes smem\+.* while wgmma\.mma_async .* may still read it|wgmma\.mma_async .* that bulk load"
+    assert_found(released_by_one_warp(wait_before=False), "race", race, **WARPGROUP)
 
 
 # ---- tensor memory -------------------------------------------------------------------------------------------------------
@@ -330,11 +376,26 @@ def test_accumulator_released_too_early(wait_ld, early):
     )
 
 
-def test_using_a_loaded_register_waits_for_the_load():
-    """As the machine code does; kernels of the field rely on it."""
+def test_a_use_of_the_registers_does_not_release_what_was_read():
+    """The values are there, so the data is right in every mode; what orders the memory access is tcgen05.wait::ld."""
     release = "@%p1 mbarrier.arrive.shared.b64 _, [%r1+16];\n"
     body = accumulator_reuse(False, False).replace(release, "")
-    assert_clean(body.replace(small.save_registers(), small.save_registers() + release), **TMEM)
+    used = body.replace(small.save_registers(), small.save_registers() + release)
+    assert_found(
+        used, "race", r"tcgen05\.mma .* while tcgen05\.ld .* put tcgen05\.wait::ld before the release", **TMEM
+    )
+    waited = used.replace(small.save_registers(), "tcgen05.wait::ld.sync.aligned;\n" + small.save_registers())
+    assert_clean(waited, **TMEM)
+
+
+def test_a_use_of_the_registers_is_enough_before_the_end():
+    """Freed by a warp that knows of the uses alone: a warning. The CTA's exit needs no more than the uses."""
+    body = multiply(wait_full=wait(8)).replace("tcgen05.wait::ld.sync.aligned;", "")
+    for mode in MODES:
+        ((severity, kind, text),) = remarks(body, src=OPERANDS, block=128, mode=mode)
+        assert (
+            (severity, kind) == ("warning", "race") and "frees tensor memory" in text and "wait::ld" in text
+        )
 
 
 def test_unwritten_accumulator_columns():
@@ -363,7 +424,8 @@ def test_leak_and_early_free():
         good.replace(free, ""), "tensor-memory", r"exits with 64 columns at 0 still allocated", **TMEM
     )
     early = good.replace(free, "").replace(small.read_tmem(), free + small.read_tmem())
-    assert_found(early, "tensor-memory", r"not allocated", modes=("eager",), **TMEM)
+    both = r"PTX line \d+ `tcgen05\.ld.*not allocated.*columns 0\.\.63 were freed before, by warp 0 at PTX line \d+ `tcgen05\.dealloc"
+    assert_found(early, "tensor-memory", both, modes=("eager",), **TMEM)
     unordered = good.replace("bar.sync 0;\n" + free, free)
     found = [h for h in hazards(unordered, **TMEM) if h.kind in ("race", "tensor-memory")]
     assert found, "freed while other warps may still read"
@@ -382,13 +444,48 @@ def test_outside_the_allocation_and_the_quadrant():
 
 # ---- global memory ---------------------------------------------------------------------------------------------------------
 def test_output_written_by_two_ctas():
-    body = "mov.u32 %r9, %ctaid.x;\nmad.lo.u32 %r9, %r9, {pitch}, %r0;\nmad.wide.u32 %rd10, %r9, 4, %rd2;\nst.global.b32 [%rd10], %r9;"
-    assert_clean(body.format(pitch=64), grid=2)
-    found = hazards(body.format(pitch=32), grid=2)
-    assert [h.kind for h in found] == ["double-store"]
-    assert re.search(
-        r"st\.global \(cta 1,0,0 warp 0.*`argument 1`.*st\.global \(cta 0,0,0 warp 1", found[0].text
+    """Of different bytes an error; a warning where what is written is there already."""
+    place = (
+        "mov.u32 %r9, %ctaid.x;\nmad.lo.u32 %r10, %r9, {pitch}, %r0;\nmad.wide.u32 %rd10, %r10, 4, %rd2;\n"
     )
+    body = place + "st.global.b32 [%rd10], {value};"
+    assert_clean(body.format(pitch=64, value="%r9"), grid=2)
+    found = hazards(body.format(pitch=32, value="%r9"), grid=2)
+    assert [(h.kind, h.severity) for h in found] == [("double-store", "error")]
+    writers = r"st\.global \(cta 1,0,0 warp 0.*`argument 1`.*st\.global \(cta 0,0,0 warp 1"
+    assert re.search(writers, found[0].text) and "the same bytes" not in found[0].text
+    ((severity, kind, text),) = remarks(body.format(pitch=32, value="%r10"), grid=2)
+    assert (severity, kind) == ("warning", "double-store")
+    assert re.search(writers, text) and text.endswith("both write the same bytes")
+
+
+@pytest.mark.parametrize("value", ["7", "%r2"])
+def test_shared_memory_written_by_two_warps(value):
+    """Both warps write words 0..31; %r2 is the warp's number."""
+    body = f"and.b32 %r9, %r0, 31;\nshl.b32 %r9, %r9, 2;\nadd.u32 %r9, %r9, %r1;\nshr.u32 %r2, %r0, 5;\nst.shared.b32 [%r9+{DATA}], {value};"
+    if value == "7":
+        ((severity, kind, text),) = remarks(body)
+        assert (severity, kind) == ("warning", "race") and "both write the same bytes" in text
+    else:
+        assert_found(body, "race", r"st\.shared .* writes smem\+.* that st\.shared .* may still be writing")
+
+
+def test_only_the_words_that_were_written_twice_count():
+    """A warp writes words 0..31 and the other 16..47, the common ones alike."""
+    body = f"shr.u32 %r2, %r0, 5;\nshl.b32 %r2, %r2, 4;\nsub.u32 %r9, %r0, %r2;\nmad.lo.u32 %r10, %r9, 4, %r1;\nst.shared.b32 [%r10+{DATA}], %r9;"
+    assert [severity for severity, _, _ in remarks(body)] == ["warning"]
+
+
+@pytest.mark.parametrize("size", ["", ", 4"])
+@pytest.mark.parametrize("same", [True, False])
+def test_lanes_of_a_copy_that_meet(size, same):
+    """All lanes copy to one word: of one source, or each of its own."""
+    source = "" if same else "mad.wide.u32 %rd1, %r0, 4, %rd1;\n"
+    body = source + f"cp.async.ca.shared.global [%r1+{DATA}], [%rd1], 4{size};\ncp.async.wait_all;\n"
+    if same:
+        assert_clean(body, block=32)
+    else:
+        assert_found(body, "race", r"lanes of cp\.async .* write different bytes to smem\+0x800", block=32)
 
 
 def test_atomics_do_not_race():

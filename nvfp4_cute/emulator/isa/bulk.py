@@ -177,9 +177,18 @@ def bulk_out(
 ) -> None:
     """Copy or combine bytes of shared memory into global memory."""
     target = cta.machine.memory.view(dst, nbytes, write=True)
-    if cta.machine.checker is not None:
-        atomic = reduce is not None
-        cta.machine.checker.write_global(np.array([dst], np.int64), nbytes, atomic=atomic)
+    checker, store = cta.machine.checker, partial(_store_bytes, target, source, mask, reduce, type_name)
+    if checker is None:
+        store()
+    else:
+        where = np.array([dst], np.int64)
+        checker.judged(partial(checker.write_global, where, nbytes, atomic=reduce is not None), store)
+    cta.machine.stats.tma_store_bytes += nbytes
+
+
+def _store_bytes(
+    target: np.ndarray, source: np.ndarray, mask: int, reduce: str | None, type_name: str
+) -> None:
     if reduce is not None:
         _reduce_bytes(reduce, type_name, target, source)
     elif mask == 0xFFFF:
@@ -187,7 +196,6 @@ def bulk_out(
     else:
         keep = (mask >> np.arange(16) & 1).astype(bool)
         np.copyto(target.reshape(-1, 16), source.reshape(-1, 16), where=keep)
-    cta.machine.stats.tma_store_bytes += nbytes
 
 
 @handler("cp.reduce.async.bulk")
@@ -300,14 +308,17 @@ def small_copy(inst: Inst, b: Builder) -> Step:
             _issue_small(warp, partial(copy_lanes, warp, dst(warp), src(warp), nbytes, warp.active))
 
         return copy
-    available = b.read(operands[3], "pred" if getattr(operands[3], "type", "") == "pred" else "u32")
+    is_predicate = getattr(operands[3], "type", "") == "pred"
+    available = b.read(operands[3], "pred" if is_predicate else "u32")
 
-    def run(warp: "Warp", to: int, source: int, limit: int | bool) -> None:
+    def run(warp: "Warp") -> None:
+        limits = np.broadcast_to(np.asarray(available(warp)), 32)
         # A predicate operand means "ignore the source".
-        count = (0 if limit else nbytes) if isinstance(limit, bool) else min(limit, nbytes)
-        _issue_small(warp, partial(copy_padded, warp.cta, own_offset(warp.cta, to), source, nbytes, count))
+        counts = np.where(limits, 0, nbytes) if is_predicate else np.minimum(limits.astype(np.int64), nbytes)
+        to, source = (np.broadcast_to(np.asarray(read(warp)), 32) for read in (dst, src))
+        _issue_small(warp, partial(copy_padded, warp, to, source, nbytes, counts, warp.active))
 
-    return per_thread(run, [dst, src, available])
+    return run
 
 
 def _issue_small(warp: "Warp", effect: "Callable[[], None]") -> None:
@@ -324,22 +335,44 @@ def copy_lanes(warp: "Warp", dst: Any, src: Any, nbytes: int, lanes: np.ndarray)
         scatter(warp, "shared", dst, list(rows), element)
     checker = warp.cta.machine.checker
     if checker is not None:
-        offsets = (as_u64(dst)[lanes] & np.uint64(OFFSET_MASK)).astype(np.int64)
         checker.read_global(as_u64(src)[lanes].astype(np.int64), nbytes, proxy=False)
-        checker.write_shared(warp.cta, granules(offsets, nbytes), proxy=False)
+        data = np.ascontiguousarray(np.asarray(rows)[:, lanes].T)
+        _check_small(warp.cta, _offsets(dst, lanes), data.view(np.uint8).reshape(len(data), nbytes))
 
 
-def copy_padded(cta: "Cta", offset: int, source: int, nbytes: int, count: int) -> None:
-    """cp.async of one lane: `count` bytes, then zeros up to `nbytes`."""
-    data = np.zeros(nbytes, np.uint8)
-    if count:
-        data[:count] = cta.machine.memory.view(source, count, write=False)
-    cta.smem.write(offset, data)
+def copy_padded(
+    warp: "Warp", dst: np.ndarray, src: np.ndarray, nbytes: int, counts: np.ndarray, lanes: np.ndarray
+) -> None:
+    """cp.async of the given lanes: of each `counts` bytes, then zeros up to `nbytes`."""
+    cta, offsets = warp.cta, _offsets(dst, lanes)
+    addresses, counts = as_u64(src)[lanes].astype(np.int64), counts[lanes]
+    data = np.zeros((len(offsets), nbytes), np.uint8)
+    for row, address, count in zip(data, addresses.tolist(), counts.tolist(), strict=True):
+        if count:
+            row[:count] = cta.machine.memory.view(address, count, write=False)
+    for offset, row in zip(offsets.tolist(), data, strict=True):
+        cta.smem.write(offset, row)
     checker = cta.machine.checker
     if checker is not None:
-        if count:
-            checker.read_global(np.array([source], np.int64), count, proxy=False)
-        checker.write_shared(cta, granules(np.array([offset], np.int64), nbytes), proxy=False)
+        for count in np.unique(counts[counts > 0]).tolist():
+            checker.read_global(addresses[counts == count], count, proxy=False)
+        _check_small(cta, offsets, data)
+
+
+def _offsets(dst: Any, lanes: np.ndarray) -> np.ndarray:
+    return (as_u64(dst)[lanes] & np.uint64(OFFSET_MASK)).astype(np.int64)
+
+
+def _check_small(cta: "Cta", offsets: np.ndarray, data: np.ndarray) -> None:
+    """Report a cp.async that wrote data (uint8 [lanes, bytes]) at offsets; lanes may meet where they copy the same."""
+    checker = cta.machine.checker
+    assert checker is not None
+    checker.write_shared(cta, granules(offsets, data.shape[1]), proxy=False)
+    for offset, row in (
+        zip(offsets.tolist(), data, strict=True) if len(np.unique(offsets)) < len(offsets) else ()
+    ):
+        if not np.array_equal(cta.smem.read(offset, data.shape[1]), row):
+            checker.lanes_differ(f"smem+{offset:#x}..{offset + data.shape[1] - 1:#x}")
 
 
 @handler("cp.async.mbarrier.arrive")

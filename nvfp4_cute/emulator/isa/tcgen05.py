@@ -104,7 +104,8 @@ def dealloc(inst: Inst, b: Builder) -> Step:
     def run(warp: "Warp") -> None:
         lane = warp.first_lane()
         warp.cta.machine.changes += 1
-        warp.cta.tmem.dealloc(_one_value(address(warp), lane), _one_value(columns(warp), lane))
+        who = f"warp {warp.idx} at {inst.place}"
+        warp.cta.tmem.dealloc(_one_value(address(warp), lane), _one_value(columns(warp), lane), who)
 
     return converged(run)
 

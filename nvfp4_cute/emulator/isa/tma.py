@@ -205,9 +205,11 @@ def write_boxes(
     view = lambda address, nbytes: cta.machine.memory.view(address, nbytes, write=True)
     checker = cta.machine.checker
     for box, tile in zip(boxes, tiles, strict=True):
-        m.write_tile(box, tile, view, reduce)
-        if checker is not None:
-            checker.write_global(*m.rows_at(box), atomic=reduce is not None)
+        store = partial(m.write_tile, box, tile, view, reduce)
+        if checker is None:
+            store()
+        else:
+            checker.judged(partial(checker.write_global, *m.rows_at(box), atomic=reduce is not None), store)
     cta.machine.stats.tma_store_bytes += m.tile_bytes * len(boxes)
 
 

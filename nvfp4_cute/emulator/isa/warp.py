@@ -44,8 +44,8 @@ def converge(warp: "Warp", members: int = 0xFFFFFFFF) -> "Wait | None":
     return None if lacking is None else Converging(warp, lacking)
 
 
-def synchronised(b: Builder, mask: Operand | None, body: "Callable[[Warp], None]") -> Step:
-    """`body` once all lanes of the member mask have arrived."""
+def synchronised(b: Builder, mask: Operand | None, body: "Callable[[Warp], Wait | None]") -> Step:
+    """`body` once all lanes of the member mask have arrived; it may say what else to wait for."""
     members = b.read(mask, "b32") if mask is not None else (lambda warp: 0xFFFFFFFF)
 
     def step(warp: "Warp") -> "Wait | None":
@@ -54,8 +54,7 @@ def synchronised(b: Builder, mask: Operand | None, body: "Callable[[Warp], None]
             wait = converge(warp, int(lane_value(named, warp.first_lane())))
             if wait is not None:
                 return wait
-        body(warp)
-        return None
+        return body(warp)
 
     return step
 

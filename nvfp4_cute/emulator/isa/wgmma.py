@@ -4,6 +4,10 @@ Division of work. Warp w of a warpgroup holds rows 16w to 16w+15 of D, and these
 and on all of B. Each warp therefore computes its own 16 rows when it executes the instruction; the four warps need
 not meet, and that they give the same descriptors is not checked.
 
+Groups. A commit makes one wgmma-group of the warpgroup (ISA, wgmma.commit_group), so a wait of one warp is for the
+operations of all four: it blocks until they have committed as much, and their reads of shared memory are over. CUTLASS
+relies on it: one thread of a warpgroup releases a stage behind the wait. Accumulators stay each warp's own to wait for.
+
 Asynchrony. Fragments of A in registers are read at issue, which is allowed because a kernel may not change them before
 `wgmma.wait_group`. Where operations happen later than at issue, the accumulator registers hold promises until then, of
 which the next wgmma takes its addend; shared memory is read when the operation happens.
@@ -34,6 +38,7 @@ from nvfp4_cute.emulator.isa.fragments import (
 from nvfp4_cute.emulator.isa.mma_sync import ACCUMULATORS, CONTAINERS, FP8, INTEGERS
 from nvfp4_cute.emulator.isa.products import HOPPER_FP8, STANDARD, multiply, multiply_integers
 from nvfp4_cute.emulator.isa.warp import synchronised, uniform
+from nvfp4_cute.emulator.lanes import Condition
 from nvfp4_cute.emulator.late_registers import defer, resolved, settle
 from nvfp4_cute.emulator.modes import Engine, operations_of
 from nvfp4_cute.emulator.ptx import Inst, Operand, Vector
@@ -262,7 +267,7 @@ def compute(form: Form, a: np.ndarray, b: np.ndarray, c: np.ndarray | None) -> n
 # ---- groups ------------------------------------------------------------------------------------------------------
 @handler("wgmma.fence", "wgmma.commit_group", "wgmma.wait_group")
 def order(inst: Inst, b: Builder) -> Step:
-    """Order of register accesses (nothing to do: the registers are promises), and wgmma-groups."""
+    """Order of register accesses (nothing to do: the registers are promises), and wgmma-groups of the warpgroup."""
     mods = Mods(inst)
     if not (mods.flag("sync") and mods.flag("aligned")):
         raise inst.unsupported("without .sync.aligned")
@@ -274,14 +279,49 @@ def order(inst: Inst, b: Builder) -> Step:
     if pending < 0:
         raise inst.unsupported(f"a number of pending groups of {pending}")
 
-    def body(warp: "Warp") -> None:
+    def fence(warp: "Warp") -> None:
         require_whole_warp(warp, inst.opcode)
-        queue = warp.cta.machine.queue
-        if queue is None:
-            return
-        if inst.opcode == "wgmma.commit_group":
-            operations_of(warp).group(Engine.WGMMA).close()
-        elif inst.opcode == "wgmma.wait_group":
-            queue.wait_group(warp, Engine.WGMMA, pending)
 
-    return synchronised(b, None, body)
+    def commit(warp: "Warp") -> None:
+        require_whole_warp(warp, inst.opcode)
+        own, machine = operations_of(warp), warp.cta.machine
+        own.commits.append(machine.checker.issued_on(warp, Engine.WGMMA) if machine.checker else 0)
+        if machine.queue is not None:
+            own.group(Engine.WGMMA).close()
+
+    def wait(warp: "Warp") -> Condition | None:
+        require_whole_warp(warp, inst.opcode)
+        needed = len(operations_of(warp).commits) - pending
+        peers = [peer for peer in _warpgroup(warp) if peer is not warp]
+        behind = lambda: [p.idx for p in peers if len(operations_of(p).commits) < needed and not p.done]
+        if behind():
+            text = lambda: (
+                f"wgmma.wait_group {pending}: warps {behind()} of its warpgroup have committed less than it"
+            )
+            return Condition(lambda: not behind(), text)
+        if warp.cta.machine.queue is not None:
+            warp.cta.machine.queue.wait_group(warp, Engine.WGMMA, pending)
+            for peer in peers:
+                _cover(warp, peer, needed)
+        return None
+
+    if inst.opcode == "wgmma.wait_group":
+        return synchronised(b, None, wait)
+    return synchronised(b, None, commit if inst.opcode == "wgmma.commit_group" else fence)
+
+
+def _warpgroup(warp: "Warp") -> "list[Warp]":
+    first = warp.idx // WARPS * WARPS
+    return warp.cta.warps[first : first + WARPS]
+
+
+def _cover(warp: "Warp", peer: "Warp", groups: int) -> None:
+    """The first `groups` wgmma-groups of another warp of the warpgroup are complete, and this warp knows it."""
+    own = operations_of(peer)
+    closed = own.group(Engine.WGMMA).closed
+    own.group(Engine.WGMMA).finish_first(groups - (len(own.commits) - len(closed)))
+    checker = warp.cta.machine.checker
+    if checker is not None and groups > 0:
+        checker.covered(
+            warp, peer, Engine.WGMMA, own.commits[min(groups, len(own.commits)) - 1] if own.commits else 0
+        )
