@@ -1,16 +1,21 @@
 """`nvfp4-cute emulate`: somebody's CuTe DSL script, unmodified, on a virtual GPU."""
 
+import importlib.metadata
+import json
 import shutil
 import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from tqdm import tqdm
 
 from nvfp4_cute import env
 from nvfp4_cute.emulator.banks import BankUse
 from nvfp4_cute.emulator.device_images import KernelStore
+from nvfp4_cute.emulator.findings import of_failure, record, reported, sarif
+from nvfp4_cute.emulator.hazards import HazardError
 from nvfp4_cute.emulator.kernel_names import short_name
 from nvfp4_cute.emulator.script import Outcome, run_script
 from nvfp4_cute.emulator.virtual_gpu import LaunchRow, VirtualGpu
@@ -31,21 +36,27 @@ def run(
     arch: str,
     sm_count: int | None = None,
     mode: str = "eager",
-    check: bool = False,
+    check: str | None = None,
     timing: str | None = None,
     stats: bool = False,
     traceback: bool = False,
+    json_file: Path | None = None,
+    sarif_file: Path | None = None,
 ) -> int:
-    """Run a script on a virtual GPU and return its exit code; 1 if a kernel failed or the script raised.
+    """Run a script on a virtual GPU and return its exit code.
+
+    1 if a kernel failed, a hazard is an error, or the script raised; `ONLY_WARNINGS` if the script ended well and
+    `check="all"` found warnings.
 
     Args:
         script: path of a Python file.  arguments: its `sys.argv[1:]`.
         arch: PTX target of the GPU.  sm_count: its SMs; None takes those of the product.
         mode: when asynchronous operations happen: "eager", "lazy", or "random:SEED".
-        check: report hazards (races, bytes that nobody wrote, ...) as failures.
+        check: look for hazards (races, bytes that nobody wrote, ...), and report "errors" or "all".
         timing: GPU on which to model the time of every launch; its architecture and SMs take the place of `arch`.
         stats: print a table of all launches, and one of bank conflicts.
         traceback: show where in the script a kernel failure surfaced.
+        json_file, sarif_file: where to write what was found, for machines.
 
     Raises:
         EmulatorError: there is no such script, or no way to launch anything here.  ValueError: unknown mode.
@@ -63,7 +74,7 @@ def run(
         sm_count,
         progress,
         mode=mode,
-        check=check,
+        check=check is not None,
         count_banks=stats,
         timing=constants,
         store=kernel_store(),
@@ -77,8 +88,57 @@ def run(
     if stats:
         print(launch_table(gpu.launches), file=sys.stderr)
         print(bank_table(gpu.launches), file=sys.stderr)
-    report(outcome, traceback)
-    return outcome.exit_code
+    check = check or "errors"
+    report(outcome, check, traceback)
+    failed = outcome.error.hazards if isinstance(outcome.error, HazardError) else []
+    others = [hazard for hazard in reported(gpu.hazards, check) if hazard not in failed]
+    for hazard in others:
+        print(f"nvfp4-cute emulate: kernel {hazard.kernel}: {hazard}", file=sys.stderr)
+    code = outcome.exit_code
+    if code == 0 and any(hazard.severity == "warning" for hazard in others):
+        code = ONLY_WARNINGS
+    found = [*of_failure(outcome.error, check), *map(record, others)]
+    if json_file is not None:
+        summary = {
+            "version": 1,
+            "script": str(script),
+            "arguments": list(arguments),
+            "arch": arch,
+            "mode": mode,
+            "exit_code": code,
+            "error": None if outcome.error is None else f"{type(outcome.error).__name__}: {outcome.error}",
+            "launches": [_launch_record(row) for row in gpu.launches],
+            "findings": found,
+        }
+        write_json(summary, json_file)
+    if sarif_file is not None:
+        version = importlib.metadata.version("nvfp4-cute")
+        write_json(sarif(found, version, script, Path.cwd()), sarif_file)
+    return code
+
+
+ONLY_WARNINGS = 3
+"""Exit code of a run that ended well but for warnings, where they are reported."""
+
+
+def write_json(value: Any, path: Path) -> None:
+    """Write a value; `-` is stdout."""
+    text = json.dumps(value, indent=1) + "\n"
+    if str(path) == "-":
+        sys.stdout.write(text)
+    else:
+        path.write_text(text)
+
+
+def _launch_record(row: LaunchRow) -> dict[str, Any]:
+    return {
+        "kernel": row.kernel,
+        "grid": list(row.grid),
+        "cluster": list(row.cluster),
+        "finished": row.finished,
+        "warp_instructions": row.work.instructions,
+        "seconds": round(row.work.seconds, 3),
+    }
 
 
 def kernel_store() -> KernelStore | None:
@@ -87,7 +147,7 @@ def kernel_store() -> KernelStore | None:
     return KernelStore(folder / "ptx") if folder else None
 
 
-def report(outcome: Outcome, traceback: bool) -> None:
+def report(outcome: Outcome, check: str, traceback: bool) -> None:
     """Say on stderr what stopped the script: a kernel failure in its own words, any other exception as Python does."""
     error = outcome.error
     if error is None:
@@ -95,6 +155,8 @@ def report(outcome: Outcome, traceback: bool) -> None:
     if isinstance(error, EmulatorError):
         if traceback and outcome.trace:
             print(outcome.trace, file=sys.stderr)
+        if isinstance(error, HazardError):
+            error = HazardError(reported(error.hazards, check))
         print(f"nvfp4-cute emulate: {error}", file=sys.stderr)
     elif isinstance(error, KeyboardInterrupt):
         print("nvfp4-cute emulate: interrupted", file=sys.stderr)

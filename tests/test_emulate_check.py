@@ -1,5 +1,6 @@
 """`nvfp4-cute emulate --check` and `--mode` on a script: a kernel with a missing barrier, and its repaired twin."""
 
+import json
 import subprocess
 import sys
 
@@ -75,3 +76,74 @@ def test_an_unknown_mode_names_the_known_ones(emulate):
     done = emulate("--mode", "late", "yes")
     assert done.returncode == 1
     assert 'must be "eager", "lazy", or "random:SEED"' in done.stderr
+
+
+def test_findings_for_machines(emulate, tmp_path):
+    """JSON and SARIF name both places; a clean run has no findings."""
+    done = emulate("--check", "--json", str(tmp_path / "f.json"), "--sarif", str(tmp_path / "f.sarif"), "no")
+    assert done.returncode == 1
+    found = json.loads((tmp_path / "f.json").read_text())
+    assert (found["exit_code"], found["arch"], found["mode"]) == (1, "sm_100a", "eager")
+    ((launch,), (finding,)) = found["launches"], found["findings"]
+    assert launch["grid"] == [1, 1, 1] and not launch["finished"]
+    assert (finding["kind"], finding["severity"], finding["count"]) == ("race", "error", 1)
+    lines = {text.strip(): i for i, text in enumerate(SCRIPT.split("\n"), 1)}
+    places = lines["out[tidx - 32] = shared[tidx - 32]"], lines["shared[tidx] = x[tidx]"]
+    assert (finding["site"]["line"], finding["other"]["line"]) == places
+    assert finding["site"]["ptx"].startswith("ld.shared") and finding["site"]["warp"] == 1
+    (result,) = json.loads((tmp_path / "f.sarif").read_text())["runs"][0]["results"]
+    assert (result["ruleId"], result["level"]) == ("race", "error")
+    for where, line in zip((result["locations"][0], result["relatedLocations"][0]), places, strict=True):
+        place = where["physicalLocation"]
+        assert (
+            place["artifactLocation"]["uri"].endswith("exchange.py") and place["region"]["startLine"] == line
+        )
+    done = emulate("--check=all", "--json", str(tmp_path / "f.json"), "yes")
+    assert done.returncode == 0 and json.loads((tmp_path / "f.json").read_text())["findings"] == []
+
+
+# Both CTAs write the same words: of the same bytes, or of their own numbers.
+TWICE = """
+import sys
+import cutlass
+import cutlass.cute as cute
+import torch
+from cutlass.cute.runtime import from_dlpack
+
+
+@cute.kernel
+def twice(out: cute.Tensor, own: cutlass.Constexpr):
+    tidx, _, _ = cute.arch.thread_idx()
+    bidx, _, _ = cute.arch.block_idx()
+    out[tidx] = bidx if cutlass.const_expr(own) else 7
+
+
+@cute.jit
+def launch(out: cute.Tensor, own: cutlass.Constexpr):
+    twice(out, own).launch(grid=(2, 1, 1), block=(32, 1, 1))
+
+
+out = torch.zeros(32, device="cuda", dtype=torch.int32)
+launch(from_dlpack(out), sys.argv[1] == "own")
+torch.cuda.synchronize()
+print("done", out[0].item())
+"""
+
+
+@pytest.mark.parametrize(
+    ("check", "argument", "code", "said"),
+    [
+        ("--check=errors", "same", 0, ""),
+        ("--check=all", "same", 3, "double-store (warning)"),
+        ("--check=all", "own", 1, "double-store: "),
+        ("--check", "own", 1, "double-store: "),
+    ],
+)
+def test_exit_codes_by_severity(tmp_path, check, argument, code, said):
+    path = tmp_path / "twice.py"
+    path.write_text(TWICE)
+    command = [sys.executable, "-m", "nvfp4_cute.cli", "emulate", check, str(path), argument]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert done.returncode == code, done.stderr
+    assert said in done.stderr if said else "double-store" not in done.stderr
+    assert (done.stdout == "done 7\n") == (argument == "same")

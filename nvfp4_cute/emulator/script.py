@@ -6,8 +6,8 @@ The whole process belongs to the script: `__main__`, `sys.argv`, and the setting
 import runpy
 import sys
 import traceback
-from collections.abc import Sequence
-from contextlib import ExitStack
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -41,20 +41,41 @@ def run_script(path: Path, arguments: Sequence[str], gpu: VirtualGpu) -> Outcome
     Raises:
         EmulatorError: the launch shim is missing, or CuTe DSL compiled something in this process before.
     """
-    set_environment(gpu.device.arch, line_info=gpu.machine.checker is not None)
     arguments_before, path_before = sys.argv, sys.path[0]
     sys.argv = [str(path), *arguments]
     sys.path[0] = str(path.resolve().parent)
     outcome = Outcome(0)
     try:
         with ExitStack() as stack:
-            stack.enter_context(answered_cuda(gpu))
-            stack.enter_context(answered_dsl(gpu))
-            stack.enter_context(emulated_cuda(gpu))
+            stack.enter_context(answers(gpu))
             outcome = _run(path, gpu, stack)
     finally:
         sys.argv, sys.path[0] = arguments_before, path_before
     return outcome
+
+
+@contextmanager
+def answers(gpu: VirtualGpu) -> Iterator[None]:
+    """Inside the block torch, the CUDA bindings and CuTe DSL take `gpu` for this machine's GPU.
+
+    Raises:
+        EmulatorError: the launch shim is missing, or CuTe DSL compiled something in this process before.
+    """
+    set_environment(gpu.device.arch, line_info=gpu.machine.checker is not None)
+    with answered_cuda(gpu), answered_dsl(gpu), emulated_cuda(gpu):
+        yield
+
+
+@contextmanager
+def emulation(gpu: VirtualGpu) -> Iterator[None]:
+    """As `answers`, and launches run on `gpu`; what one leaves behind is for the caller to take."""
+    with answers(gpu):
+        gpu.__enter__()
+        try:
+            yield
+        finally:
+            gpu.take_failure()
+            gpu.__exit__(None, None, None)
 
 
 def _run(path: Path, gpu: VirtualGpu, stack: ExitStack) -> Outcome:
