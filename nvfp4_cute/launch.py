@@ -6,7 +6,7 @@ from functools import cached_property, lru_cache
 import numpy as np
 import torch
 
-from nvfp4_cute.arch import base, ctas_per_sm, sm90
+from nvfp4_cute.arch import base, clusters_at_once, num_clusters, sm90
 from nvfp4_cute.cache import get_kernel
 from nvfp4_cute.compile import CompiledKernel, KernelKey, table_pointer
 from nvfp4_cute.config import KernelConfig
@@ -191,13 +191,13 @@ def make_plan(
     reason = sm90.dealing_reason(f"groups of sizes {problem.sizes[0]}, ...", problem.sizes, config)
     if reason is not None:
         raise UnsupportedProblem(reason)
-    num_clusters = (config.num_cta or sm_count * ctas_per_sm(arch, config)) // config.cluster_size
-    schedule = make_schedule(problem.sizes, config.work_tile_mnk, num_clusters, config.split_k)
+    clusters = num_clusters(config, clusters_at_once(arch, config, sm_count))
+    schedule = make_schedule(problem.sizes, config.work_tile_mnk, clusters, config.split_k)
     return Plan(
         problem,
         schedule,
         get_kernel(key, for_emulator=for_emulator),
-        num_clusters if config.deal_k else schedule.num_cta,
+        clusters if config.deal_k else schedule.num_cta,
     )
 
 

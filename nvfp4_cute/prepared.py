@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from nvfp4_cute import env, workspace
+from nvfp4_cute import env, tensor_map_fault, workspace
 from nvfp4_cute.compile import CompiledKernel, Launcher
 from nvfp4_cute.launch_table import Header
 from nvfp4_cute.problem import TMA_ALIGN_BYTES
@@ -242,9 +242,12 @@ def remember(
 ) -> None:
     """Keep a call that passed its checks, as PreparedCall takes it; the oldest is forgotten when there are ``MAX_PREPARED``.
 
-    One whose table holds other addresses than its tensors', since some were converted on the way, is not kept.
+    One whose table holds other addresses than its tensors', since some were converted on the way, is not kept, nor one whose
+    addresses a ``tensor_map_fault`` looks at.
     """
     if table.reshape(-1)[list(places)].tolist() != [*map(_data_ptr, tensors)]:
+        return
+    if tensor_map_fault.concerns(list(tensors)):
         return
     calls = _local.calls
     if len(calls) >= MAX_PREPARED:

@@ -1,6 +1,6 @@
 """What is computed: sizes, types and operands of a grouped problem. ``list_form`` checks what callers pass."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
@@ -161,6 +161,11 @@ class GroupedOperands:
     second: SecondOperand | None = None
     out_scales: OutScales | None = None
     chain: torch.Tensor | None = None
+
+    def mapped(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """Name and bytes of every operand that a tensor map describes."""
+        for name, tensors in (("a", self.a), ("b", self.b), ("b2", self.second.b if self.second else ())):
+            yield from ((f"{name}[{i}]", tensor) for i, tensor in enumerate(tensors))
 
     @property
     def device(self) -> torch.device:

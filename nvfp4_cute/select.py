@@ -14,7 +14,6 @@ from nvfp4_cute.arch.sm100 import (
     EPI_TILE_N,
     MMA_COLUMNS_PER_CYCLE,
     MMA_CTA_M,
-    MMA_N_STEP,
     RING_CYCLES,
     SPLIT_TILES_N,
     SPLITS,
@@ -22,6 +21,7 @@ from nvfp4_cute.arch.sm100 import (
     SmemPlan,
     fetches_ahead,
     k_tile_copy_cycles,
+    mma_columns,
     smem_plan,
 )
 from nvfp4_cute.config import KernelConfig
@@ -39,7 +39,7 @@ ROW_SLICE_CYCLES = 190  # the epilogue of 32 columns whose thread has a run of i
 ACTIVATION_SLICE_CYCLES = 500  # what an activation adds: two special functions an element
 LANE_SLICE_CYCLES = 180  # and where a run lies across the lanes of a warp
 # By how much a config that splits K has to be better, and one whose MMAs wait for each other's loads.
-SPLIT_GAIN = 0.1
+SPLIT_GAIN = 0.11
 MULTICAST_GAIN = 0.025
 ALL_GAIN = 0.005  # what all CTAs gain over a few less that share the work evenly: they ask memory for more
 MMA_CYCLES = 44  # of one MMA, at least
@@ -48,7 +48,6 @@ EXCHANGE_CYCLES = (
     900  # of split-K: from the last MMA of a tile to the sums of the other CTAs, beside their bytes
 )
 EXCHANGE_BYTES_PER_CYCLE = 16  # what a CTA sends (bench/h200_exchange_probe.cu)
-GPC_SMS = 18  # a cluster's CTAs are SMs of one processing cluster
 
 
 @dataclass(frozen=True)
@@ -126,7 +125,7 @@ def estimate(config: KernelConfig, problem: GroupedProblem, num_sms: int) -> Est
     """The estimate of one config of the sm_100 family: with as few CTAs as finish at the same time, to which the work is dealt
     evenly, or with all that run at a time where they lose no more by it than they gain by asking memory for more.
     """
-    resident = _resident_clusters(num_sms, config.cluster_size)
+    resident = sm100.resident_clusters(num_sms, config.cluster_size)
     schedule = make_schedule(problem.sizes, config.work_tile_mnk, resident, config.split_k)
     fewest = -(-schedule.num_tiles // max(schedule.waves, 1))
     all_ctas = _estimate(config, problem, max(schedule.num_cta, 1))
@@ -149,7 +148,7 @@ def _estimate(config: KernelConfig, problem: GroupedProblem, num_clusters: int) 
     num_b = problem.num_b
     smem = smem_plan(config, num_b)
     read = _reads(schedule, num_b)
-    memory, busiest, stream, last_columns = 0.0, 0.0, 0.0, 0
+    memory, busiest, stream, last_slices = 0.0, 0.0, 0.0, 0
     for wave in range(schedule.waves):
         indices = range(wave * num_clusters, min((wave + 1) * num_clusters, schedule.num_tiles))
         tiles = [schedule.work_tile(index) for index in indices]
@@ -162,23 +161,16 @@ def _estimate(config: KernelConfig, problem: GroupedProblem, num_clusters: int) 
         memory, busiest = memory + delivered, busiest + longest
         # Neither is even: where they take about as long, now one is waited for and now the other.
         stream += (delivered**ALIKE + longest**ALIKE) ** (1 / ALIKE)
-        last_columns = max(_columns(config, schedule, tile) for tile in tiles)
+        last_slices = max(_slices(config, schedule, tile) for tile in tiles)
     return Estimate(
         replace(config, num_cta=num_clusters * config.cluster_size),
         START_CYCLES + (PAIR_START_CYCLES if config.use_2cta_instrs else 0) + MEMORY_LATENCY_CYCLES,
         memory,
         busiest,
         stream,
-        _epilogue_cycles(config, last_columns, slice_cycles, num_b),
+        _epilogue_cycles(config, last_slices, slice_cycles, num_b),
         schedule.waves,
     )
-
-
-def _resident_clusters(num_sms: int, cluster_size: int) -> int:
-    """Clusters that run at a time: what is left of a processing cluster's SMs holds none."""
-    if cluster_size <= 2:
-        return num_sms // cluster_size
-    return max(num_sms // GPC_SMS, 1) * (GPC_SMS // cluster_size)
 
 
 def _reads(schedule: TileSchedule, num_b: int) -> list[int]:
@@ -198,17 +190,23 @@ def _reads(schedule: TileSchedule, num_b: int) -> list[int]:
     return reads
 
 
-def _columns(config: KernelConfig, schedule: TileSchedule, tile: WorkTile) -> int:
-    """Columns of the tile's MMAs: the rows of its N side, rounded up."""
+def _n_side(config: KernelConfig, schedule: TileSchedule, tile: WorkTile) -> tuple[int, int, int]:
+    """Of the tile's N side: rows of the group from its first one on, its first one, and as many as it has at most."""
     m, n, _ = schedule.sizes[tile.group_idx]
     extent, index = (m, tile.tile_m_idx) if config.swap_ab else (n, tile.tile_n_idx)
     tile_n = config.cta_tile_shape_mnk[1]
-    return min(-(-(extent - index * tile_n) // MMA_N_STEP) * MMA_N_STEP, tile_n)
+    return extent - index * tile_n, index * tile_n, tile_n
+
+
+def _slices(config: KernelConfig, schedule: TileSchedule, tile: WorkTile) -> int:
+    """Slices of the tile that the epilogue reads."""
+    rows, _, tile_n = _n_side(config, schedule, tile)
+    return -(-min(rows, tile_n) // EPI_TILE_N)
 
 
 def _k_tile_bytes(config: KernelConfig, schedule: TileSchedule, tile: WorkTile, smem: SmemPlan) -> int:
     """What one CTA loads for a K tile."""
-    rows_n = _columns(config, schedule, tile) // config.num_mma_cta
+    rows_n = mma_columns(*_n_side(config, schedule, tile)) // config.num_mma_cta
     n_side = smem.num_n * (rows_n * config.cta_tile_shape_mnk[2] // 2 + smem.sfb_stage_bytes)
     return smem.num_m * (smem.a_stage_bytes + smem.sfa_stage_bytes) + n_side // config.multicast_n
 
@@ -236,11 +234,12 @@ def _tile_cycles(
     is_first: bool,
 ) -> float:
     """What the slowest of the three roles needs for a tile: they overlap."""
-    columns = _columns(config, schedule, tile)
+    columns = mma_columns(*_n_side(config, schedule, tile))
+    slices = _slices(config, schedule, tile)
     mma = MMAS_PER_K_TILE * num_b * max(MMA_CYCLES, columns / MMA_COLUMNS_PER_CYCLE)
     k_tiles = -(-tile.k_tile_cnt // config.split_k)
     step = max(_load_cycles(config, schedule, tile, smem), mma)
-    cycles = max(k_tiles * step, _epilogue_cycles(config, columns, slice_cycles, num_b))
+    cycles = max(k_tiles * step, _epilogue_cycles(config, slices, slice_cycles, num_b))
     if schedule.sizes[tile.group_idx][0] > schedule.cta_tile_shape_mnk[0] and fetches_ahead(config, smem):
         return cycles
     # Weights that no tile has L2 fetch come no sooner than the ring asks for them.
@@ -250,12 +249,12 @@ def _tile_cycles(
     return max(cycles, rounds * RING_CYCLES + (rest + 1) * step)
 
 
-def _epilogue_cycles(config: KernelConfig, columns: int, slice_cycles: float, num_b: int) -> float:
+def _epilogue_cycles(config: KernelConfig, slices: int, slice_cycles: float, num_b: int) -> float:
     """From a tile's last MMA to its last store; of split-K, a CTA sends all but its part and stores that."""
-    slices, split = columns // EPI_TILE_N, config.split_k
+    split = config.split_k
     if split == 1:
         return slices * slice_cycles
-    sent = num_b * MMA_CTA_M * columns * 4 * (split - 1) / split
+    sent = num_b * MMA_CTA_M * slices * EPI_TILE_N * 4 * (split - 1) / split
     return EXCHANGE_CYCLES + sent / EXCHANGE_BYTES_PER_CYCLE + -(-slices // split) * slice_cycles
 
 
@@ -301,7 +300,7 @@ def _split_where_idle(
     tile_n = whole.cta_tile_shape_mnk[1]
     further = num_groups * max(m - 1, 0) // tile_n
     most_tiles = (num_groups + further) * -(-n // MMA_CTA_M)
-    splits = [split for split in SPLITS[1:] if most_tiles <= _resident_clusters(num_sms, split)]
+    splits = [split for split in SPLITS[1:] if most_tiles <= sm100.resident_clusters(num_sms, split)]
     if not splits or tile_n not in SPLIT_TILES_N:
         return whole
     problem = GroupedProblem((mean,) * num_groups)

@@ -45,5 +45,8 @@ class Task(Protocol):
     def tensors(self) -> Iterator[tuple[str, torch.Tensor, bool]]:
         """Name, tensor and whether it is written, of every operand."""
 
+    def mapped(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """Name and bytes of every operand that a tensor map describes."""
+
     def reference(self) -> None:
         """Compute on the operands' device without a kernel, and write the outputs."""

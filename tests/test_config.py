@@ -68,7 +68,7 @@ def test_two_accumulators_always_fit(tile_n, pair):
     assert tmem.sfa_col == tmem.acc_stride + tmem.acc_cols <= tmem.sfb_col < tmem.used_cols <= sm100.TMEM_COLS
 
 
-@pytest.mark.parametrize(("tile_n", "blocks"), [(32, 1), (64, 1), (96, 2), (128, 1), (192, 2), (256, 2)])
+@pytest.mark.parametrize(("tile_n", "blocks"), [(64, 1), (128, 1), (192, 2), (256, 2)])
 def test_scale_blocks_that_a_tile_touches(tile_n, blocks):
     """A tile starts anywhere on its own grid, scale blocks on multiples of 128."""
     assert sm100.sf_blocks_n(tile_n) == blocks
@@ -95,7 +95,7 @@ def test_work_tile_is_in_the_problems_terms(config, work_tile):
     ("config", "fix"),
     [
         (KernelConfig(cta_tile_shape_mnk=(64, 128, 256)), "use M tile 128"),
-        (KernelConfig(cta_tile_shape_mnk=(128, 160, 256)), "use one of (32, 64, 96, 128, 192, 256)"),
+        (KernelConfig(cta_tile_shape_mnk=(128, 160, 256)), "use one of (64, 128, 192, 256)"),
         (KernelConfig(cta_tile_shape_mnk=(128, 128, 64)), "use K tile 256"),
         (KernelConfig(num_ab_stage=7), "use 1 to 6"),
         (KernelConfig(num_ab_stage=0), "use 1 to 6"),

@@ -129,7 +129,7 @@ def test_other_families_choose_for_themselves():
 
 
 @pytest.mark.parametrize(
-    ("rows", "tile_n"), [(1, 32), (32, 32), (33, 64), (128, 128), (190, 192), (5000, 256)]
+    ("rows", "tile_n"), [(1, 64), (64, 64), (65, 128), (128, 128), (190, 192), (5000, 256)]
 )
 def test_unknown_sizes_are_planned_for_their_mean(rows, tile_n):
     config = config_for_rows(rows, 4096)

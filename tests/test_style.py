@@ -38,7 +38,7 @@ LAYERS = (
     ("formats", "scale_layout", "silu", "config", "targets"),
     ("problem",),
     ("overlap", "tensor_checks", "list_form"),
-    ("schedule", "speed_of_light", "footprint", "plot", "reference", "emulator"),
+    ("schedule", "tensor_map_fault", "speed_of_light", "footprint", "plot", "reference", "emulator"),
     ("arch", "timing_constants"),
     ("select",),
     ("compile", "simt_keys"),

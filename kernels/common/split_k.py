@@ -14,6 +14,8 @@ from .ring import CONSUMER_PHASE, PRODUCER_PHASE
 # Sums of one store, in fp32.
 CHUNK_VALUES = 4
 CHUNK_BYTES = 4 * CHUNK_VALUES
+# How long a wait may sleep before it looks again: as long as CuTe DSL's own.
+SUSPEND_NS = 10_000_000
 
 
 @dataclass(frozen=True)
@@ -93,7 +95,7 @@ def add_sums(partial: PartialSums, acc: cute.Tensor, thread: Int32, turn: Int32)
     if thread == 0:
         nbytes = num_senders * chunks * partial.chunk_bytes
         cute.arch.mbarrier_arrive_and_expect_tx(partial.full, nbytes)
-    cute.arch.mbarrier_wait(partial.full, turn ^ CONSUMER_PHASE)
+    wait_for_cluster(partial.full.toint(), turn ^ CONSUMER_PHASE)
     address = partial.address
     # Not unrolled: a CTA has few tiles, and code that it executes once costs more to fetch than to run.
     for _ in cutlass.range(num_senders, unroll=1):
@@ -111,6 +113,18 @@ def give_room(partial: PartialSums):
     lane = cute.arch.lane_idx()
     if lane < partial.split and lane != cute.arch.block_idx_in_cluster():
         cute.arch.mbarrier_arrive(partial.empty, lane)
+
+
+def wait_for_cluster(barrier: Int32, parity: Int32) -> None:
+    """Wait for a phase of an mbarrier whose data other CTAs of the cluster stored.
+
+    The default scope of an mbarrier's wait is its own CTA (PTX ISA 9.7.13.15.16).
+    """
+    cute.arch.inline_ptx(
+        "{ .reg .pred done; WAIT: mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 done, [{$r0}], {$r1}, {$r2}; "
+        "@done bra.uni DONE; bra.uni WAIT; DONE: }",
+        read_only_args=[barrier, parity, Int32(SUSPEND_NS)],
+    )
 
 
 def address_in_cta(address: Int32, rank: Int32 | int) -> Int32:

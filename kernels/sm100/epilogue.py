@@ -34,7 +34,7 @@ from ..common.ring import CONSUMER_PHASE, Ring, next_stage
 from ..common.sides import TileSide, mma_sides
 from ..common.transpose import transpose_in_warp
 from ..common.warp_schedule import WARP_SIZE
-from .columns import mma_columns
+from .columns import used_columns
 from .instructions import order_after_wait, order_before_arrival
 from .split_k import (
     Exchange,
@@ -176,7 +176,7 @@ def run_epilogue(args: EpilogueArgs, first_tile: Int32, stride: Int32):
         m_side, n_side = mma_sides(config, tile)
         first_row = m_side.first_row + args.m_rank * MMA_CTA_M
         row = first_row + tidx
-        num_slices = mma_columns(config, n_side) // period * period_slices
+        num_slices = used_columns(config, n_side, period) // period * period_slices
         columns = tile.n
         if cutlass.const_expr(interleave):
             # Two rows of weights make a column of the output.

@@ -145,7 +145,9 @@ class GroupedGemmSm100:
             block=(self.schedule.threads_per_cta, 1, 1),
             min_blocks_per_mp=1,
             stream=queue,
-            use_pdl=True,
+            # CTAs of a chain wait for each other: all have to run at once, and a launch that cannot be so is refused.
+            use_pdl=self.chain is None,
+            cooperative=self.chain is not None,
         )
 
     def _layers(self, values: cute.Tensor):
@@ -270,8 +272,11 @@ class GroupedGemmSm100:
 
         # ---- MMA ---------------------------------------------------------------------------------------
         if warp_idx == schedule.mma_warp_id:
+            if cutlass.const_expr(config.cluster_size > 1):
+                # Of a pair, both warps allocate: the other one has to run (PTX ISA 9.7.16.7).
+                cute.arch.cluster_wait()
             cute.arch.alloc_tmem(self.tmem.alloc_cols, tmem_address, is_two_cta=config.use_2cta_instrs)
-            self._wait_for_start()
+            self._arrive_at_start()
             tmem_ptr = cute.arch.retrieve_tmem_ptr(Float32, TMEM_ALIGN, tmem_address)
             cute.arch.relinquish_tmem_alloc_permit(is_two_cta=config.use_2cta_instrs)
             if cta_rank == 0:
@@ -295,7 +300,9 @@ class GroupedGemmSm100:
 
         # ---- EPILOGUE ----------------------------------------------------------------------------------
         if warp_idx < schedule.mma_warp_id:
-            self._wait_for_start()
+            if cutlass.const_expr(config.num_m_cta > 1):
+                cute.arch.cluster_wait()
+            self._arrive_at_start()
             cute.arch.griddepcontrol_wait()
             if cutlass.const_expr(begun_barrier_id is not None):
                 cute.arch.barrier(barrier_id=begun_barrier_id, number_of_threads=begun_threads)
@@ -326,10 +333,8 @@ class GroupedGemmSm100:
             )
 
     @cute.jit
-    def _wait_for_start(self):
-        """Wait until all warps have made their barriers, in all CTAs that share loads, and tensor memory is allocated."""
-        num_threads = self.schedule.threads_per_cta
-        if cutlass.const_expr(self.config.num_m_cta > 1):
-            cute.arch.cluster_wait()
-            num_threads = self.schedule.num_tmem_threads
+    def _arrive_at_start(self):
+        """Wait until tensor memory is allocated and, of CTAs that load for themselves, all warps have made their barriers."""
+        schedule = self.schedule
+        num_threads = schedule.threads_per_cta if self.config.num_m_cta == 1 else schedule.num_tmem_threads
         cute.arch.barrier(barrier_id=START_BARRIER_ID, number_of_threads=num_threads)

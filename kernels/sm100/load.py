@@ -146,6 +146,12 @@ def run_load(args: LoadArgs, first_tile: Int32, stride: Int32):
             _load_stage(args, place, begin, stage, "n")
             begin, (stage, phase) = begin + 1, next_stage(ab, stage, phase)
         _, stage, phase = _load_k_tiles(args, (place, place), (begin, num_begun), (stage, phase), False)
+    else:
+        if cutlass.const_expr(config.multicast_n > 1 and config.num_mma_cta == 1):
+            cute.arch.cluster_wait()
+    if cutlass.const_expr(config.split_k > 1):
+        # Nothing here needs the other CTAs, but every thread that arrives at a cluster's barrier waits there.
+        cute.arch.cluster_wait()
     if cutlass.const_expr(args.begun_barrier_id is not None):
         cute.arch.barrier_arrive(barrier_id=args.begun_barrier_id, number_of_threads=args.begun_threads)
     while groups.has_tile(cursor):

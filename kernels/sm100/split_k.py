@@ -14,7 +14,14 @@ from nvfp4_cute.arch.sm100 import EPI_TILE_N, EPI_WARPS, UNIT_SUMS_BYTES
 
 from ..common.group_table import ceil_div
 from ..common.ring import CONSUMER_PHASE, PRODUCER_PHASE, Ring
-from ..common.split_k import CHUNK_BYTES, CHUNK_VALUES, address_in_cta, load_chunk, store_async
+from ..common.split_k import (
+    CHUNK_BYTES,
+    CHUNK_VALUES,
+    address_in_cta,
+    load_chunk,
+    store_async,
+    wait_for_cluster,
+)
 from ..common.warp_schedule import WARP_SIZE
 
 CHUNKS = EPI_TILE_N // CHUNK_VALUES
@@ -102,7 +109,7 @@ def wait_for_sums(exchange: Exchange, warp_idx: Int32, num_slices: Int32, turn: 
         with cute.arch.elect_one():
             units = ceil_div(cutlass.max(EPI_WARPS * num_slices - rank, 0), split)
             cute.arch.mbarrier_arrive_and_expect_tx(full, units * exchange.unit_bytes)
-    cute.arch.mbarrier_wait(full, turn ^ CONSUMER_PHASE)
+    wait_for_cluster(full.toint(), turn ^ CONSUMER_PHASE)
 
 
 @cute.jit

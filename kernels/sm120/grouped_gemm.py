@@ -201,6 +201,10 @@ class GroupedGemmSm120:
                     ab_producer=ab_producer,
                 )
             )
+        if cutlass.const_expr(config.split_k > 1):
+            # Nothing here needs the other CTAs, but every thread that arrives at a cluster's barrier waits there.
+            if warp_idx >= load_warp_id:
+                cute.arch.cluster_wait()
 
         # ---- MMA ---------------------------------------------------------------------------------------
         if warp_idx < load_warp_id:

@@ -26,3 +26,13 @@ def choosing_family_of(arch: str) -> ChoosingFamily | None:
 def ctas_per_sm(arch: str, config: KernelConfig) -> int:
     """CTAs of a kernel that an SM runs at once."""
     return sm90.ctas_per_sm(config) if arch in sm90.ARCHS else 1
+
+
+def clusters_at_once(arch: str, config: KernelConfig, num_sms: int) -> int:
+    """Clusters of a kernel that a GPU runs at once: all that its persistent CTAs may be."""
+    return family_of(arch).resident_clusters(num_sms, config.cluster_size) * ctas_per_sm(arch, config)
+
+
+def num_clusters(config: KernelConfig, at_once: int) -> int:
+    """Clusters to launch at most: as ``config`` says, and no more than run at once."""
+    return at_once if config.num_cta is None else min(config.num_cta // config.cluster_size, at_once)

@@ -42,6 +42,24 @@ def operands_on_sides(config: KernelConfig, num_b: int) -> tuple[int, int]:
     return (num_b, 1) if config.swap_ab else (1, num_b)
 
 
+def clusters_in_gpcs(
+    num_sms: int, cluster_size: int, gpc_sms: int, measured: dict[int, dict[int, int]]
+) -> int:
+    """Clusters that a GPU runs at once, of CTAs that fill an SM each; at least one.
+
+    A cluster's CTAs are SMs of one processing cluster (GPC), and products lack some SMs: what a GPC has left holds none.
+
+    Args:
+        gpc_sms: SMs of a GPC that nobody measured.
+        measured: by number of SMs and cluster size, clusters that others counted.
+    """
+    found = measured.get(num_sms, {}).get(cluster_size)
+    if found is not None:
+        return found
+    in_gpcs = num_sms // gpc_sms * (gpc_sms // cluster_size)
+    return in_gpcs if cluster_size > 2 and in_gpcs else max(num_sms // cluster_size, 1)
+
+
 @dataclass(frozen=True)
 class StagedOperands:
     """Bytes of one pipeline stage, by operand, and how many stages there are. Plain integers, printable.
@@ -115,6 +133,9 @@ class Family(Protocol):
 
     def quantized_reason(self, config: KernelConfig) -> str | None:
         """Why NVFP4 results cannot be computed with ``config``; None where they can."""
+
+    def resident_clusters(self, num_sms: int, cluster_size: int) -> int:
+        """Clusters of CTAs that fill an SM each, and that a GPU runs at once."""
 
 
 class ChoosingFamily(Family, Protocol):

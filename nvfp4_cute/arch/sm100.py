@@ -6,7 +6,13 @@ Limits: CUDA C++ programming guide, technical specifications (227 KiB of shared 
 
 from dataclasses import dataclass, replace
 
-from nvfp4_cute.arch.base import DECODED_BY_THE_MMA, INTERLEAVE, StagedOperands, operands_on_sides
+from nvfp4_cute.arch.base import (
+    DECODED_BY_THE_MMA,
+    INTERLEAVE,
+    StagedOperands,
+    clusters_in_gpcs,
+    operands_on_sides,
+)
 from nvfp4_cute.config import KernelConfig
 from nvfp4_cute.scale_layout import SF_VEC_SIZE
 
@@ -18,7 +24,7 @@ CANDIDATES = (
     *(KernelConfig((128, n, 256), num_acc_stage=stages) for n, stages in ((128, 3), (256, 2))),
     *(
         KernelConfig((128, n, 256), num_acc_stage=stages, swap_ab=True)
-        for n, stages in ((32, 4), (64, 4), (128, 3), (192, 2), (256, 2))
+        for n, stages in ((64, 4), (128, 3), (192, 2), (256, 2))
     ),
     *(
         KernelConfig((128, n, 256), num_acc_stage=stages, use_2cta_instrs=True)
@@ -34,7 +40,7 @@ CANDIDATES = (
         for pair in (False, True)
     ),
     # Few tiles of a long K: CTAs that would be idle take a part of it.
-    *(KernelConfig((128, 32, 256), swap_ab=True, split_k=split) for split in (2, 4, 8)),
+    *(KernelConfig((128, 64, 256), swap_ab=True, split_k=split) for split in (2, 4, 8)),
     KernelConfig((128, 64, 256), split_k=2),
 )
 # The same for dual GEMMs, whose two products fill tensor memory twice as fast.
@@ -42,11 +48,11 @@ DUAL_CANDIDATES = (
     *(KernelConfig((128, n, 256), num_acc_stage=stages) for n, stages in ((64, 3), (128, 2))),
     *(
         KernelConfig((128, n, 256), num_acc_stage=stages, swap_ab=True)
-        for n, stages in ((32, 4), (64, 3), (128, 2), (192, 1))
+        for n, stages in ((64, 3), (128, 2), (192, 1))
     ),
     *(
         KernelConfig((128, n, 256), num_acc_stage=stages, use_2cta_instrs=True)
-        for n, stages in ((64, 3), (96, 2), (128, 2))
+        for n, stages in ((64, 3), (128, 2))
     ),
     *(
         KernelConfig((128, n, 256), num_acc_stage=stages, use_2cta_instrs=True, swap_ab=True)
@@ -71,11 +77,12 @@ MMA_COLUMNS_PER_CYCLE = 2
 RING_CYCLES = 3000
 # Rows of the M side that one CTA holds: the lanes of tensor memory.
 MMA_CTA_M = 128
-# The N side: multiples of 32, so that a tile starts on a column of the scales' tensor-memory layout.
-MMA_N_STEP = 32
-TILES_N = (32, 64, 96, 128, 192, 256)
+# The N side of tiles and of MMAs: multiples of 64, whose scales fill an even number of columns of tensor memory. MMAs and
+# copies reach scales two columns at a time, and fault at an odd one (QuACK, quack/gemm_sm100.py; CUTLASS and Triton keep to it).
+MMA_N_STEP = 64
+TILES_N = (64, 128, 192, 256)
 # Of a dual GEMM with two accumulators of each product.
-DUAL_TILES_N = (32, 64, 128)
+DUAL_TILES_N = (64, 128)
 # Columns that the epilogue reads at once.
 EPI_TILE_N = 32
 EPI_WARPS = 4
@@ -84,8 +91,12 @@ SPLITS = (1, 2, 4, 8)
 # MMAs of a cluster that share the N side: with pairs, clusters of 8 CTAs, which every GPU can launch.
 MULTICASTS = (1, 2, 4)
 # Tiles of few rows of tokens whose K is split, too, where only the device knows the groups' sizes.
-SPLIT_TILES_N = (32, 64, 128)
+SPLIT_TILES_N = (64, 128)
 UNIT_SUMS_BYTES = 32 * EPI_TILE_N * 4
+# SMs of a processing cluster, and clusters by number of SMs and their size: 15 of 8 CTAs fit a B300 (CUTLASS,
+# NVFP4_CUTEDSL_THROTTLE).
+GPC_SMS = 18
+MEASURED_CLUSTERS = {148: {8: 15}}
 # A scale block covers 128 rows x 4 scales; tensor memory holds it in 4 columns.
 SF_ATOM_ROWS = 128
 SF_ATOM_COLS = 4
@@ -139,6 +150,14 @@ def sf_blocks_n(tile_n: int) -> int:
     """128-row scale blocks that a tile of ``tile_n`` rows may touch, wherever it starts."""
     starts = range(0, SF_ATOM_ROWS * tile_n, tile_n)
     return max(_ceil_div(start % SF_ATOM_ROWS + tile_n, SF_ATOM_ROWS) for start in starts)
+
+
+def mma_columns(rows: int, first_row: int, tile_n: int) -> int:
+    """Columns that the MMA of a tile computes, from ``first_row`` on, where its group has ``rows`` from there.
+
+    A tile that begins in the middle of a scale block has 64 or 192: CUTLASS's kernels begin there with no other number.
+    """
+    return min(_ceil_div(rows, MMA_N_STEP) * MMA_N_STEP, tile_n) | first_row & MMA_N_STEP
 
 
 def smem_plan(config: KernelConfig, num_b: int = 1) -> SmemPlan:
@@ -238,7 +257,7 @@ def unsupported_reason(config: KernelConfig, num_b: int = 1) -> str | None:
     if num_b > 1 and (tmem.acc_cols + tmem.used_cols - tmem.sfa_col > TMEM_COLS or tmem.overlap_cols > n):
         return (
             f"cta_tile_shape_mnk={config.cta_tile_shape_mnk}, num_acc_stage={config.num_acc_stage}: {num_b} accumulators "
-            f"of {n} columns a tile do not fit {TMEM_COLS} columns of tensor memory so often; use N tile 32 to 128, or "
+            f"of {n} columns a tile do not fit {TMEM_COLS} columns of tensor memory so often; use N tile 64 or 128, or "
             "192 with num_acc_stage=1"
         )
     if tmem.used_cols > TMEM_COLS:
@@ -284,6 +303,11 @@ def interleave_reason(config: KernelConfig, weight_layout: str) -> str | None:
 def quantized_reason(config: KernelConfig) -> str | None:
     """Why NVFP4 results cannot be computed with ``config``: they always can."""
     return None
+
+
+def resident_clusters(num_sms: int, cluster_size: int) -> int:
+    """Clusters of CTAs that fill an SM each, and that a GPU runs at once."""
+    return clusters_in_gpcs(num_sms, cluster_size, GPC_SMS, MEASURED_CLUSTERS)
 
 
 def _ceil_div(value: int, divisor: int) -> int:

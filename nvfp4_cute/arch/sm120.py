@@ -15,6 +15,7 @@ from nvfp4_cute.arch.base import (
     INTERLEAVE,
     NOTHING_TO_SHARE,
     StagedOperands,
+    clusters_in_gpcs,
     operands_on_sides,
 )
 from nvfp4_cute.config import KernelConfig
@@ -90,7 +91,9 @@ EXCHANGE_BYTES_PER_CYCLE = 16  # what a CTA sends; taken over from the H200 (ben
 SPLIT_GAIN = (
     0.05  # by how much a config that splits K has to be better: estimates of both kinds are less alike
 )
-GPC_SMS = 16  # a cluster's CTAs are SMs of one processing cluster (NVIDIA RTX Blackwell architecture: 8 pairs in GB202)
+GPC_SMS = 16  # of a processing cluster (NVIDIA RTX Blackwell architecture: 8 pairs in GB202)
+# By number of SMs and cluster size: what fits an RTX 5090 (QuACK, AI/sm120_hardware.md).
+MEASURED_CLUSTERS = {170: {2: 85, 4: 41, 8: 19}}
 FP32_BYTES = 4
 # A scale block covers 128 rows x 4 scales: a tile loads whole ones, whatever part of their rows it uses.
 SF_ATOM_ROWS = 128
@@ -164,7 +167,7 @@ def choose(
     tried = [
         config
         for config in candidates(num_b, weight_layout, is_quantized)
-        if config.split_k == 1 or _num_tiles(config, live) <= _resident_clusters(num_sms, config.split_k)
+        if config.split_k == 1 or _num_tiles(config, live) <= resident_clusters(num_sms, config.split_k)
     ]
     chosen = min(
         tried,
@@ -173,7 +176,7 @@ def choose(
         ),
     )
     if chosen.split_k > 1:
-        chosen = replace(chosen, num_cta=_resident_clusters(num_sms, chosen.split_k) * chosen.split_k)
+        chosen = replace(chosen, num_cta=resident_clusters(num_sms, chosen.split_k) * chosen.split_k)
     return chosen
 
 
@@ -190,7 +193,7 @@ def _estimated_cycles(
     A wave lasts as its tiles do on an SM, or as what it loads takes.
     """
     plan, (tile_m, tile_n, tile_k) = smem_plan(config, num_b), config.work_tile_mnk
-    split, workers = config.split_k, _resident_clusters(num_sms, config.split_k)
+    split, workers = config.split_k, resident_clusters(num_sms, config.split_k)
     counts = {size: -(-size[0] // tile_m) * -(-size[1] // tile_n) * times for size, times in sizes.items()}
     k_tiles = sum(count * -(-k // tile_k) for (_, _, k), count in counts.items())
     num_tiles = sum(counts.values())
@@ -227,11 +230,9 @@ def _exchange_cycles(config: KernelConfig, num_b: int) -> float:
     return EXCHANGE_CYCLES + sent_bytes / EXCHANGE_BYTES_PER_CYCLE
 
 
-def _resident_clusters(num_sms: int, cluster_size: int) -> int:
-    """Clusters that run at a time: what is left of a processing cluster's SMs holds none."""
-    if cluster_size <= 2:
-        return num_sms // cluster_size
-    return max(num_sms // GPC_SMS, 1) * (GPC_SMS // cluster_size)
+def resident_clusters(num_sms: int, cluster_size: int) -> int:
+    """Clusters of CTAs that fill an SM each, and that a GPU runs at once."""
+    return clusters_in_gpcs(num_sms, cluster_size, GPC_SMS, MEASURED_CLUSTERS)
 
 
 def num_receivers(split: int) -> int:

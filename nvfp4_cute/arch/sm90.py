@@ -12,7 +12,7 @@ from statistics import NormalDist
 
 import numpy as np
 
-from nvfp4_cute.arch.base import NOTHING_TO_SHARE
+from nvfp4_cute.arch.base import NOTHING_TO_SHARE, clusters_in_gpcs
 from nvfp4_cute.config import KernelConfig
 from nvfp4_cute.problem import INT32_MAX
 from nvfp4_cute.scale_layout import SF_VEC_SIZE
@@ -75,6 +75,9 @@ STORING_K_TILES = 2
 LEAST_SHARE = LEAST_PART = 4
 LEAST_REST = 4
 MATH_WARPS = 8  # of a CTA, two warpgroups
+# SMs of a processing cluster, and clusters by number of SMs and their size: what times of clusters of 4 on an H200 fit.
+GPC_SMS = 16
+MEASURED_CLUSTERS = {132: {4: 30}}
 # A CTA's part of the memory in which clusters hand over sums: a flag, an int32 in a sector of its own, and the sums of a tile.
 HANDOVER_FLAG_BYTES = 32
 # Model of a CTA's time, fitted to an H200's times (8 to 4096 tokens, K of 2048 to 16384): the launch, a tile, a K tile, and what
@@ -396,9 +399,7 @@ def _modelled_us(
         for tokens in (np.full_like(m, tile_tokens), last, behind)
     )
     all_us, num_tiles = float(columns @ (num_full * full_us + last_us + behind_us)), int(columns @ strips)
-    # Of GPCs clusters of four leave SMs over.
-    num_sms = num_sms * 10 // 11 if config.cluster_size == 4 else num_sms
-    workers = num_sms * ctas_per_sm(config) // config.cluster_size
+    workers = resident_clusters(num_sms, config.cluster_size) * ctas_per_sm(config)
     if config.deal_k:
         factor = 1.0 if len(live) == 1 else STREAM_OF_GROUPS_FACTOR
         stream_us = US_PER_STREAM + STREAM_US_PER_TOKEN * tile_tokens
@@ -507,6 +508,11 @@ def unsupported_reason(config: KernelConfig, num_b: int = 1) -> str | None:
 def interleave_reason(config: KernelConfig, weight_layout: str) -> str | None:
     """Why weights of ``base.INTERLEAVE`` cannot be computed with ``config``: a tile of 128 rows has whole periods."""
     return None
+
+
+def resident_clusters(num_sms: int, cluster_size: int) -> int:
+    """Clusters of CTAs that fill an SM each, and that a GPU runs at once."""
+    return clusters_in_gpcs(num_sms, cluster_size, GPC_SMS, MEASURED_CLUSTERS)
 
 
 def quantized_reason(config: KernelConfig) -> str | None:

@@ -2,7 +2,7 @@
 
 import torch
 
-from nvfp4_cute import tuned
+from nvfp4_cute import tensor_map_fault, tuned
 from nvfp4_cute.arch import ARCHS
 from nvfp4_cute.cache import get_kernel
 from nvfp4_cute.compile import CompiledKernel, table_pointer
@@ -30,9 +30,10 @@ def run(problem: GroupedProblem, operands: GroupedOperands, config: KernelConfig
     """Launch on the current queue of the operands' device; does not wait.
 
     Raises:
-        ValueError: CPU operands. UnsupportedTarget: a GPU without a kernel.
+        ValueError: CPU operands. UnsupportedTarget: a GPU without a kernel. UnsupportedProblem: ``tensor_map_fault``.
     """
     device = _check_device(operands.device)
+    tensor_map_fault.check(dict(operands.mapped()), device)
     plan = plan_for(problem, device, config)
     with torch.cuda.device(device):
         plan.launch(operands, torch.cuda.current_stream(device).cuda_stream)
@@ -51,11 +52,12 @@ def run_task(task: Task) -> None:
     """Launch on the current queue of the task's device; does not wait.
 
     Raises:
-        ValueError: CPU operands. UnsupportedTarget: a GPU without a kernel.
+        ValueError: CPU operands. UnsupportedTarget: a GPU without a kernel. UnsupportedProblem: ``tensor_map_fault``.
     """
     import cuda.bindings.driver as cuda
 
     device = _check_device(task.device)
+    tensor_map_fault.check(dict(task.mapped()), device)
     kernel = kernel_for(task)
     table = task.table()
     with torch.cuda.device(device):

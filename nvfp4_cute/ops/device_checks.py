@@ -10,7 +10,7 @@ from typing import Literal
 import torch
 
 from nvfp4_cute import backends, tuned
-from nvfp4_cute.arch import ctas_per_sm
+from nvfp4_cute.arch import clusters_at_once
 from nvfp4_cute.config import check_config
 from nvfp4_cute.errors import UnsupportedProblem
 from nvfp4_cute.ops import vector_checks as checks
@@ -128,7 +128,7 @@ def check_device_groups(
         factors,
         _pitched(view) if out_dtype == NVFP4 else view,
         config,
-        gpu.num_sms * ctas_per_sm(gpu.arch, config),
+        clusters_at_once(gpu.arch, config, gpu.num_sms),
         results[1].view(torch.uint8).view(-1) if out_dtype == NVFP4 else None,
         out_global_scale,
         gate,

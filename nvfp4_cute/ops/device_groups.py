@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from nvfp4_cute import formats
-from nvfp4_cute.arch import sm90
+from nvfp4_cute.arch import num_clusters, sm90
 from nvfp4_cute.compile import KernelKey
 from nvfp4_cute.config import KernelConfig
 from nvfp4_cute.errors import UnsupportedProblem
@@ -32,7 +32,7 @@ class DeviceGroupsTask:
         alpha: float32 [G], or None.
         out: [batches, rows, N], unit stride in N or in M; of NVFP4 results, data: uint8 [batches, rows, N/2].
         config: how.
-        max_cta: CTAs that the GPU runs at once.
+        clusters_at_once: clusters that the GPU runs at once.
         out_scale: uint8, flat, blocked, of NVFP4 results, as ``a_scale``; None otherwise.
         out_global_scale: float32 [G] of NVFP4 results, or None.
         gate: of a dual GEMM; None where there is one product.
@@ -49,7 +49,7 @@ class DeviceGroupsTask:
     alpha: torch.Tensor | None
     out: torch.Tensor
     config: KernelConfig
-    max_cta: int
+    clusters_at_once: int
     out_scale: torch.Tensor | None = None
     out_global_scale: torch.Tensor | None = None
     gate: Gate | None = None
@@ -152,6 +152,11 @@ class DeviceGroupsTask:
             int(header[name]) if name in header else NUM_COLUMNS + row[name] for name, _, _ in self.tensors()
         ]
 
+    def mapped(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """Name and bytes of every operand that a tensor map describes."""
+        named = (("a", self.a), ("b", self.b), ("b2", self.b2))
+        return ((name, tensor) for name, tensor in named if tensor is not None)
+
     def tensors(self) -> Iterator[tuple[str, torch.Tensor, bool]]:
         """Name, tensor, and whether it is written: inputs in the order of the operation's arguments, then outputs."""
         weights = ("b2", "b2_scale", "alpha2")
@@ -215,11 +220,11 @@ class DeviceGroupsTask:
     def _num_cta(self) -> int:
         """Persistent CTAs: one an SM, and no more than there can be tiles, unless K tiles are dealt."""
         config = self.config
-        num_clusters = (config.num_cta or self.max_cta) // config.cluster_size
+        clusters = num_clusters(config, self.clusters_at_once)
         if config.deal_k:
-            return num_clusters * config.cluster_size
+            return clusters * config.cluster_size
         tiles_n = -(-self.b.shape[1] // config.work_tile_mnk[1])
-        return min(num_clusters, self._most_tiles_m * tiles_n) * config.cluster_size
+        return min(clusters, self._most_tiles_m * tiles_n) * config.cluster_size
 
     @property
     def _most_tiles_m(self) -> int:

@@ -39,6 +39,10 @@ class ProductTask:
         """Whether the output has no elements."""
         return self.out.numel() == 0
 
+    def mapped(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """No operand has a tensor map."""
+        return iter(())
+
     def tensors(self) -> Iterator[tuple[str, torch.Tensor, bool]]:
         """Name, tensor, and whether it is written."""
         for name, field in (self.OPERANDS | {"alpha": "alpha", "out": "out"}).items():

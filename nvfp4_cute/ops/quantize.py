@@ -212,6 +212,10 @@ class QuantizeTask:
         table[Quantize.ATOM_ROWS] = self.atom_rows
         return table
 
+    def mapped(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """No operand has a tensor map."""
+        return iter(())
+
     def tensors(self) -> Iterator[tuple[str, torch.Tensor, bool]]:
         """Name, tensor, and whether it is written."""
         for name in ("x", "up", "data", "scale", "global_scale", "offs"):

@@ -85,6 +85,10 @@ class W4A16Task:
         table[W4A16.M : W4A16.L + 1] = m, self.b.shape[0], k, batches
         return table
 
+    def mapped(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """No operand has a tensor map."""
+        return iter(())
+
     def tensors(self) -> Iterator[tuple[str, torch.Tensor, bool]]:
         """Name, tensor, and whether it is written."""
         for name in ("x", "b", "b_scale", "alpha", "out"):

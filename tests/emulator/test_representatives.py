@@ -144,7 +144,7 @@ def test_times_are_those_of_a_full_run(target, sizes, form):
 
 
 @pytest.mark.parametrize(
-    ("name", "stands_for_others"), [("t128x32x256_s0a2_swap", True), ("t128x128x256_s0a2_swap", False)]
+    ("name", "stands_for_others"), [("t128x64x256_s0a2_swap", True), ("t128x128x256_s0a2_swap", False)]
 )
 def test_no_cluster_stands_for_others_where_they_take_turns_in_fetching_ahead(name, stands_for_others):
     """But for launches too large for that. The wider tile is one whose copies take longer than its MMAs."""

@@ -81,7 +81,7 @@ def test_many_groups(arch):
     """More than a warp has lanes, so that it looks at several windows; a CTA skips windows without tiles."""
     rows = tuple(3 if g in (0, 37, 69, 511) else 0 for g in range(512))
     arguments = operands("ragged", rows, n=40, k=64)
-    config = KernelConfig((128, 32, 256), swap_ab=True, num_cta=3)
+    config = KernelConfig((128, 64, 256), swap_ab=True, num_cta=3)
     with observe(check=True):
         actual = run(arguments, f"emulator:{arch}", config=config)
     assert_bitwise_equal(actual, run(arguments, "reference"))

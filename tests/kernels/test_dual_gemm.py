@@ -25,10 +25,10 @@ SMALL = cases.Case("small", ((70, 100, 256), (3, 64, 288)), 5)
 # Sums reach hundreds: these factors bring the gate to where every activation bends.
 GATE_ALPHA, UP_ALPHA = 2.0**-7, -(2.0**-6)
 CONFIGS = (
-    "t128x32x256_s0a4_swap",
+    "t128x64x256_s0a3_swap",
     "t128x64x256_s2a3_p2",
     "t128x64x256_s0a3_2cta_p2",
-    "t128x96x256_s0a2_2cta_p2",
+    "t128x128x256_s0a2_2cta_p2",
     "t128x128x256_s0a2_p2",
     "t128x128x256_s2a2_2cta_swap_p4",
     "t128x192x256_s0a1_swap_p3",

@@ -32,7 +32,7 @@ def test_same_bits_for_every_number_of_ctas_and_stages():
 
 
 CONFIGS = (
-    "t128x32x256_s0a3_swap",
+    "t128x64x256_s0a3_swap",
     "t128x64x256_s2a4_2cta_swap_p4",
     "t128x128x256_s0a2_2cta",
     "t128x192x256_s3a2_swap_p3",
@@ -41,7 +41,7 @@ CONFIGS = (
     "t128x256x256_s3a2_p2",
     "t128x64x256_s2a3_2cta_swap_m2_p8",
     "t128x128x256_s3a2_2cta_m4_p8",
-    "t128x32x256_s1a2_swap_m4_p8",
+    "t128x64x256_s1a2_swap_m4_p8",
 )
 SM120_CONFIGS = (
     "t128x128x128_s0a1_p2",

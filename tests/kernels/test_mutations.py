@@ -248,7 +248,7 @@ def release_sums(ptx: str) -> str:
 
 RELEASES = {
     "sm_90a": (release_weights, "t128x32x128_s2a1_swap", r"ld\.shared.*mbarrier\.arrive.*TMA load"),
-    "sm_100a": (release_sums, "t128x32x256_s2a1_swap_k2", r"ld\.shared.*mbarrier\.arrive.*st\.async"),
+    "sm_100a": (release_sums, "t128x64x256_s2a1_swap_k2", r"ld\.shared.*mbarrier\.arrive.*st\.async"),
     "sm_120a": (release_math, "t128x64x128_s2a1", r"ld(matrix|\.shared).*mbarrier\.arrive.*TMA load"),
 }
 

@@ -40,7 +40,7 @@ CONFIGS = (
     "t128x128x256_s0a2_p2",
     "t128x64x256_s2a3_swap_p2",
     "t128x256x256_s0a2_2cta_p2",
-    "t128x32x256_s0a4_swap_p3",
+    "t128x64x256_s0a4_swap_p3",
     "t128x192x256_s0a2_2cta_swap_p4",
     "t128x64x256_s0a2_swap_k2_p4",
     "t128x64x256_s2a2_2cta_swap_m2_p4",
@@ -214,7 +214,7 @@ def test_groups_on_the_device(form, arch, name):
     ("arch", "name"),
     [
         ("sm_100a", "t128x64x256_s0a3"),
-        ("sm_100a", "t128x32x256_s0a4_swap"),
+        ("sm_100a", "t128x64x256_s0a3_swap"),
         ("sm_100a", "t128x64x256_s0a3_2cta_swap"),
         *(
             pytest.param("sm_120a", name, marks=pytest.mark.slow)

@@ -21,10 +21,10 @@ CONFIGS = (
     "t128x128x256_s0a2_p2",
     "t128x64x256_s2a3_swap_p2",
     "t128x256x256_s0a2_2cta_p2",
-    "t128x32x256_s0a4_swap_p3",
+    "t128x64x256_s0a4_swap_p3",
     "t128x192x256_s0a2_2cta_swap_p4",
 )
-DUAL_CONFIGS = ("t128x64x256_s0a3", "t128x32x256_s0a4_swap", "t128x64x256_s0a3_2cta_swap")
+DUAL_CONFIGS = ("t128x64x256_s0a3", "t128x64x256_s0a3_swap", "t128x64x256_s0a3_2cta_swap")
 
 
 @pytest.mark.parametrize("number", range(len(CONFIGS)))

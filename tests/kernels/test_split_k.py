@@ -33,9 +33,9 @@ def slow(*values):
 @pytest.mark.parametrize(
     ("arch", "chosen", "mode", "out_dtype"),
     [
-        ("sm_100a", config(32, 2, num_cta=4), "random:1", torch.bfloat16),
+        ("sm_100a", config(64, 2, num_cta=4), "random:1", torch.bfloat16),
         ("sm_100a", config(64, 4, num_cta=8), "lazy", torch.float32),
-        slow("sm_100a", config(96, 8, num_cta=8), "eager", torch.float16),
+        slow("sm_100a", config(192, 8, num_cta=8), "eager", torch.float16),
         slow("sm_100a", KernelConfig((128, 256, 256), split_k=2, num_cta=4), "lazy", torch.float16),
         ("sm_120a", config(8, 4, num_acc_stage=2, num_cta=8), "random:1", torch.bfloat16),
         slow("sm_120a", config(16, 8, num_acc_stage=1, num_cta=8), "lazy", torch.float32),
@@ -59,7 +59,7 @@ def test_list(arch, chosen, mode, out_dtype):
     ("arch", "form", "chosen", "mode"),
     [
         slow("sm_100a", "ragged", config(64, 8, num_cta=16), "random:1"),
-        ("sm_100a", "masked", config(32, 4, num_cta=16), "lazy"),
+        ("sm_100a", "masked", config(64, 4, num_cta=16), "lazy"),
         slow("sm_120a", "masked", config(16, 4, num_acc_stage=2, num_cta=16), "random:1"),
         slow("sm_120a", "ragged", config(32, 8, num_acc_stage=1, num_cta=16), "lazy"),
     ],
@@ -92,7 +92,7 @@ def test_few_tiles_are_split_unasked_where_the_device_knows_the_sizes(form):
 def test_random_problem(arch, seed, mode):
     rng = random.Random(seed)
     split, is_small = 2 << seed % 3, arch == "sm_120a"
-    n = rng.choice((8, 16, 32, 64) if is_small else (32, 64, 96, 128))
+    n = rng.choice((8, 16, 32, 64) if is_small else (64, 128, 192))
     chosen = KernelConfig(
         (128, n, 128 if n >= 32 and is_small else 256),
         num_acc_stage=rng.choice((1, 2)) if is_small else 2,

@@ -25,7 +25,7 @@ SPREAD = [
     ("sm_90a", "t128x32x128_s0a1_swap_pre_sk", torch.bfloat16, {"form": "ragged"}),
     ("sm_90a", "t128x256x128_s0a1_swap_pre", torch.bfloat16, {"form": "masked"}),
     ("sm_100a", "t128x128x256_s0a3_2cta_swap", torch.float16, {}),
-    ("sm_100a", "t128x32x256_s0a2_swap_k2", torch.float16, {}),
+    ("sm_100a", "t128x64x256_s0a2_swap_k2", torch.float16, {}),
     ("sm_100a", "t128x128x256_s0a2_2cta_swap", "nvfp4", SILU),
     ("sm_103a", "t128x256x256_s0a2", torch.float32, {"form": "ragged"}),
     ("sm_120a", "t128x128x128_s0a2", torch.float16, {}),
