@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
+from nvfp4_cute import verdicts
 from nvfp4_cute.arch.base import (
     DECODED_BY_THE_MMA,
     INTERLEAVE,
@@ -130,17 +131,21 @@ class SmemPlan(StagedOperands):
 def candidates(
     num_b: int = 1, weight_layout: str = "separate", is_quantized: bool = False
 ) -> tuple[KernelConfig, ...]:
-    """What ``choose`` chooses from.
+    """What ``choose`` chooses from. K is split only where ``nvfp4-cute prove`` has shown on this machine what that takes.
+
+    Nobody has run vectors of ``st.async``, or clusters of GEMMs with programmatic launches, on sm_120 and told of it.
 
     Args:
         num_b: operands that have weights: 2 for a dual GEMM whose weights are not interleaved.
         weight_layout: "separate", or one of ``base.INTERLEAVE``.
         is_quantized: whether results are NVFP4.
     """
+    may_split = any(verdicts.is_proven(arch, "split_k") for arch in ARCHS)
     return tuple(
         config
         for config in (CANDIDATES if num_b == 1 else DUAL_CANDIDATES)
-        if interleave_reason(config, weight_layout) is None
+        if (config.split_k == 1 or may_split)
+        and interleave_reason(config, weight_layout) is None
         and not (is_quantized and quantized_reason(config) is not None)
     )
 

@@ -107,8 +107,8 @@ class Groups:
         return [operation for _ in range(count) for operation in self.closed.popleft()]
 
     def finish_first(self, count: int) -> None:
-        """Let the operations of the oldest `count` closed groups happen; nothing has waited for them."""
-        for group in islice(self.closed, count):
+        """Let the operations of the oldest `count` closed groups, if any, happen; nothing has waited for them."""
+        for group in islice(self.closed, max(count, 0)):
             for operation in group:
                 operation.finish()
 

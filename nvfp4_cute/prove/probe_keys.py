@@ -73,6 +73,10 @@ class ProbeTask:
         yield "out", self.out, True
         yield "data", self.data, True
 
+    def mapped(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """None: what a driver encodes wrongly is what a probe may want to see."""
+        return iter(())
+
     def reference(self) -> None:
         """There is none: a probe asks the machine."""
         raise NotImplementedError("a probe has no reference; run it on a GPU or on the emulator")

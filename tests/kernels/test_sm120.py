@@ -8,7 +8,7 @@ import torch
 from grouped_gemm_check import check, run
 from oracle import assert_bitwise_equal
 
-from nvfp4_cute import KernelConfig
+from nvfp4_cute import KernelConfig, verdicts
 from nvfp4_cute.arch import sm120
 from nvfp4_cute.backends.emulator import observe
 from nvfp4_cute.cache import get_kernel
@@ -221,14 +221,28 @@ def test_results_are_stored_in_whole_sectors(name, m_major):
             [(2048, 2048, 2048)],
             "t128x32x128_s0a1",
         ),  # 7 waves of a quarter, not 4 of a half with two tiles in the last
-        (170, [(1, 1024, 7168)], "t128x8x256_s0a1_swap_k8_p160"),  # 8 tiles: eight SMs work on each
+        (170, [(1, 1024, 7168)], "t128x8x256_s0a1_swap_k8_p152"),  # 8 tiles: eight SMs work on each
         (188, [(512, 512, 16384)], "t128x64x128_s0a1_swap_k4_p176"),
         (188, [(1024, 4096, 4096)], "t128x64x128_s0a1"),  # 256 tiles would be one wave and a bit
         (188, [(0, 64, 256)], "t128x128x128_s0a1"),
     ],
 )
-def test_a_tile_is_chosen_by_its_estimated_time(num_sms, sizes, name):
+def test_a_tile_is_chosen_by_its_estimated_time(monkeypatch, num_sms, sizes, name):
+    monkeypatch.setattr(verdicts, "is_proven", lambda arch, form: form == "split_k" and arch in sm120.ARCHS)
     assert sm120.choose(sizes, num_sms).to_name() == name
+
+
+def test_k_is_not_split_before_the_machine_has_shown_what_it_takes(monkeypatch, tmp_path):
+    """Off by default, and on by itself once the probes of one GPU of the family passed."""
+    monkeypatch.setenv("NVFP4_CUTE_CACHE_DIR", str(tmp_path))
+    sizes = [(1, 1024, 7168)]
+    assert sm120.choose(sizes, 170).split_k == 1
+    assert all(config.split_k == 1 for config in (*sm120.candidates(), *sm120.candidates(2)))
+    passed = dict.fromkeys(verdicts.FORMS["split_k"], verdicts.PASSED)
+    verdicts.store("NVIDIA GeForce RTX 5090", "sm_120a", {**passed, "st_async_v4": "fault"})
+    assert sm120.choose(sizes, 170).split_k == 1
+    verdicts.store("NVIDIA GeForce RTX 5090", "sm_120a", passed)
+    assert sm120.choose(sizes, 170).split_k > 1
 
 
 @pytest.mark.parametrize("config", sm120.CANDIDATES, ids=KernelConfig.to_name)
