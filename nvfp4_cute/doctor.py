@@ -126,6 +126,8 @@ def shim_problem() -> str | None:
 
 def report() -> tuple[str, bool]:
     """Return the whole report as text, and whether some kernel can run here (on a GPU or on the emulator)."""
+    from nvfp4_cute.prove import silicon
+
     found, present, shim = versions(), gpus(), shim_problem()
     compiler = version_problem(found)
     native = native_gpus()
@@ -138,6 +140,7 @@ def report() -> tuple[str, bool]:
             f"not usable: {compiler or shim}" if compiler or shim else "ready: the launch shim is built"
         ],
         'backend="auto"': _auto_lines(native, present),
+        "silicon": list(silicon.lines()),
         "compiled kernels": _cache_lines(),
         "environment": env.describe().splitlines(),
     }

@@ -6,7 +6,7 @@ import re
 import pytest
 import torch
 
-from nvfp4_cute import autotune, cli, h200, select, stopwatch, targets
+from nvfp4_cute import autotune, cli, select, stopwatch, targets
 from nvfp4_cute import speed_of_light as light
 from nvfp4_cute.arch import sm100
 from nvfp4_cute.bench import cases, choices, measured, modelled, ours, report
@@ -264,25 +264,6 @@ def test_peers_are_timed_on_a_gpu(capsys):
     assert {"torch bf16 loop", "torch fp8 loop"} <= set(peers)
     assert all(time["low"] <= time["us"] <= time["high"] for time in peers.values())
     assert all(time["us"] > row["speed_of_light_us"] / 4 for time in peers.values())
-
-
-def test_decode_layers_are_also_timed_on_clean_data(monkeypatch):
-    """As shares of what a copy measured in the same run moves: 4 TB/s."""
-    copy = h200.memory_bound.COPY_BYTES / 4e6
-    sample = stopwatch.Sample(copy, copy, copy, 40)
-    monkeypatch.setattr(h200.memory_bound, "time_copy", lambda: {"copy": sample})
-
-    def time_case(case, clean):
-        assert clean
-        times = {
-            name: report.Time(us, report.MEASURED) for name, us in (("torch bf16 loop", 99.0), ("fp8", 1.0))
-        }
-        return report.Time(case.work.bytes / 3e6, report.MEASURED), times, {}
-
-    monkeypatch.setattr(h200.measured, "time_case", time_case)
-    (case,) = cases.select(("linear",), "28672 x 8192 8 rows")
-    note = h200._with_clean_l2([case], targets.H200)
-    assert "copy, 4.00 TB/s: " in note and note.endswith(" us, 75%, bf16 99.00 us") and str(case) in note
 
 
 # ---- choices ---------------------------------------------------------------------------------------------------

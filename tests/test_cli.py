@@ -18,7 +18,7 @@ def test_version(capsys):
 
 
 @pytest.mark.parametrize(
-    "verb", ["", "demo", "check", "tune", "sol", "trace", "emulate", "compile", "doctor"]
+    "verb", ["", "demo", "check", "tune", "sol", "trace", "emulate", "compile", "prove", "doctor"]
 )
 def test_help_describes_every_option(verb, capsys):
     with pytest.raises(SystemExit) as stop:
@@ -29,7 +29,18 @@ def test_help_describes_every_option(verb, capsys):
     if not verb:
         assert all(
             name in text
-            for name in ("demo", "check", "tune", "sol", "trace", "emulate", "compile", "doctor", "examples:")
+            for name in (
+                "demo",
+                "check",
+                "tune",
+                "sol",
+                "trace",
+                "emulate",
+                "compile",
+                "prove",
+                "doctor",
+                "examples:",
+            )
         )
 
 

@@ -8,6 +8,7 @@ import pytest
 from nvfp4_cute import cli, doctor, sol, targets
 from nvfp4_cute.arch import ARCHS
 from nvfp4_cute.bench import published_kernels
+from nvfp4_cute.prove import silicon
 
 ROOT = Path(__file__).resolve().parent.parent
 README = (ROOT / "README.md").read_text()
@@ -31,6 +32,12 @@ def test_python_blocks_run_in_order():
             pytest.skip(f"the block on the emulator was not run; its launch shim is {doctor.shim_problem()}")
         exec(compile(block, ROOT / "README.md", "exec"), namespace)
     assert "emulated" in namespace
+
+
+def test_what_ran_on_silicon_is_what_the_reports_say():
+    """Two lines, as `python -m nvfp4_cute.prove.silicon` prints them."""
+    ran, missing = silicon.lines()
+    assert f"{ran}\n{missing}\n" in README
 
 
 def test_make_targets_exist():

@@ -62,7 +62,6 @@ LAYERS = (
         "precompile",
         "emulate",
         "pytest_plugin",
-        "h200",
         "prove",
         "sol",
         "tune_verb",

@@ -252,9 +252,9 @@ def model_has(target: targets.Target) -> dict[str, tuple[float, str]]:
 
     constants = constants_of(target)
     found = {
-        name: (float(getattr(constants, name)), constants.sources.get(name, ""))
+        name: (float(getattr(constants, name)), constants.sources[name])
         for name in UNITS
-        if hasattr(constants, name) and name != "clock_hz"
+        if name in constants.sources and name != "clock_hz"
     }
     found["launch_us"] = 1e6 * constants.launch / constants.clock_hz, constants.sources.get("launch", "")
     found["load_clock_hz"] = constants.clock_hz, constants.sources.get("clock_hz", "")

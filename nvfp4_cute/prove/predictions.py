@@ -10,7 +10,6 @@ import json
 import subprocess
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from statistics import mean
 from typing import Any
 
 import torch
@@ -99,9 +98,7 @@ def _predict(call: Callable[[str], object], target: Target, by_representatives: 
     """The time, and the kernels that it is of; or why there is none."""
     with cache.watch() as kernels:
         try:
-            timings = modelled_times(
-                call, target, all_layouts=not by_representatives, by_representatives=by_representatives
-            )
+            timings = modelled_times(call, target, by_representatives=by_representatives)
         except (UnsupportedProblem, UnsupportedTarget) as error:
             return {"us": None, "why": str(error)}
     return {"us": round(in_one_graph(timings, target), 2), "kernels": digests(kernels)}
@@ -116,7 +113,7 @@ def in_one_graph(timings: list[Timing], target: Target) -> float:
     constants = constants_of(target)
     launch_us = 1e6 * constants.launch / constants.clock_hz
     follow_us = 1e6 * (target.launch_s or targets.H200.launch_s or 0.0)
-    return sum(mean(t.us_by_layout) for t in timings) - (len(timings) - 1) * max(launch_us - follow_us, 0.0)
+    return sum(t.us for t in timings) - (len(timings) - 1) * max(launch_us - follow_us, 0.0)
 
 
 def digests(kernels: Iterable[CompiledKernel]) -> dict[str, str]:

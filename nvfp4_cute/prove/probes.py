@@ -239,20 +239,27 @@ def _cooperative(machine: Machine) -> Finding:
     )
 
 
+HOG_LOOKS = 5000
+"""Milliseconds that a launch holds half of the SMs."""
+
+
 def _two_streams(machine: Machine) -> Finding:
-    """Two plain launches at once, each with a CTA an SM."""
+    """Two plain launches, each with a CTA an SM, while a third one holds half of the SMs and then lets go of them.
+
+    The second has a higher priority: it gets the SMs that the first one's CTAs wait for.
+    """
     if not machine.is_gpu:
         return NOT_HERE, "the emulator runs one launch at a time", {}
-    ctas, streams = machine.num_sms, [torch.cuda.Stream() for _ in range(2)]
+    ctas = machine.num_sms
     _gave_up(machine, "meet_1", ctas)
-    outs = [_words(machine, 1) for _ in streams]
-    counters = [_words(machine, 1) for _ in streams]
+    outs, counters = ([_words(machine, 1) for _ in range(3)] for _ in range(2))
     _synchronize(machine)
-    for stream, out, counter in zip(streams, outs, counters, strict=True):
-        with torch.cuda.stream(stream):
-            ProbeTask("meet_1", out, counter, ctas, ctas, LOOKS).launch(machine.backend)
+    launches = ((0, ctas // 2, HOG_LOOKS), (0, ctas, LOOKS), (-1, ctas, LOOKS))
+    for out, counter, (priority, count, looks) in zip(outs, counters, launches, strict=True):
+        with torch.cuda.stream(torch.cuda.Stream(priority=priority)):
+            ProbeTask("meet_1", out, counter, count, ctas, looks).launch(machine.backend)
     _synchronize(machine)
-    gave_up = sum(int(out.cpu()[0]) for out in outs)
+    gave_up = sum(int(out.cpu()[0]) for out in outs[1:])
     return (
         (WRONG if gave_up else PASSED),
         f"{gave_up} of {2 * ctas} CTAs gave up",

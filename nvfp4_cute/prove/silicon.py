@@ -50,7 +50,7 @@ def lines(where: Path | None = None) -> tuple[str, str]:
     missing = [f"{arch} ({GPUS[arch]})" for arch in ARCHS if arch not in archs]
     return (
         f"Run on silicon by `nvfp4-cute prove`: {'; '.join(ran) or 'no report is committed'}.",
-        f"Never run on silicon, only on the emulator: {', '.join(missing) or 'none'}.",
+        f"No such report yet, kernels executed on the emulator: {', '.join(missing) or 'none'}.",
     )
 
 
