@@ -6,6 +6,7 @@ import torch
 
 from nvfp4_cute import backends
 from nvfp4_cute.config import KernelConfig
+from nvfp4_cute.errors import UnsupportedProblem
 from nvfp4_cute.formats import NVFP4Tensor
 from nvfp4_cute.list_form import check_list_operands
 from nvfp4_cute.ops import vector_checks as checks
@@ -18,6 +19,9 @@ from nvfp4_cute.problem import (
     new_quantized_data,
     new_quantized_scale,
 )
+
+# In the name of the error of a cooperative launch whose CTAs cannot all run at once.
+REFUSED = "CooperativeLaunchTooLarge"
 
 
 @dataclass(frozen=True)
@@ -68,7 +72,8 @@ def gemm_chain(
         The last layer's result, [M, N].
 
     Raises:
-        TypeError, ValueError, UnsupportedProblem: an operand breaks a rule, or the GPU's kernel knows no chains.
+        TypeError, ValueError, UnsupportedProblem: an operand breaks a rule, the GPU's kernel knows no chains, or not all of
+            its CTAs can run at once.
     """
     device = checks.check_tensors({"a": a, "b": b, "a_scale": a_scale, "b_scale": b_scale, "alpha": alpha})
     if b.ndim != 3 or b.shape[1] != 2 * b.shape[2]:
@@ -121,7 +126,15 @@ def gemm_chain(
         chain=workspace.counters,
     )
     chain = GroupedProblem(problem.sizes * num_layers, "list", NVFP4, has_alpha=True, is_chain=True)
-    backends.run_problem(backend, chain, operands, config)
+    try:
+        backends.run_problem(backend, chain, operands, config)
+    except Exception as error:  # CuTe DSL's own errors are no RuntimeErrors
+        if REFUSED not in str(error):
+            raise
+        raise UnsupportedProblem(
+            "the launch was refused: CTAs of a chain wait for each other, so all have to run at once, and fewer SMs are to be "
+            "had here (MPS, a green context); pass a config with a smaller num_cta, or call gemm once a layer"
+        ) from error
     last = results[-1]
     return NVFP4Tensor(last.data, last.scale, out_global_scale[-1], (m, n))
 

@@ -1,12 +1,13 @@
 """Layers chained in one launch on the emulator: the bits of a gemm a layer, whenever asynchronous operations happen."""
 
 import re
+from dataclasses import replace
 
 import pytest
 import torch
 from oracle import assert_bitwise_equal
 
-from nvfp4_cute import KernelConfig, NVFP4Tensor, PersistentMLP, UnsupportedProblem, gemm, quantize
+from nvfp4_cute import KernelConfig, NVFP4Tensor, PersistentMLP, UnsupportedProblem, gemm, launch, quantize
 from nvfp4_cute.backends.emulator import observe
 from nvfp4_cute.cache import get_kernel
 from nvfp4_cute.compile import KernelKey
@@ -51,6 +52,16 @@ def assert_same(actual: NVFP4Tensor, expected: NVFP4Tensor):
 
 
 CONFIGS = ("t128x64x256_s0a4_swap_p3", "t128x64x256_s2a2_2cta_swap_p4", "t128x128x256_s0a2_p4")
+
+
+def test_a_launch_whose_ctas_cannot_all_run_is_refused_not_hung(monkeypatch):
+    """As with MPS or in a green context, where fewer SMs are there than the plan knows."""
+    monkeypatch.setattr(launch, "clusters_at_once", lambda arch, config, num_sms: 2 * num_sms)
+    x, weights, scales = make_layers(2, 1280, 1024)
+    mlp = PersistentMLP(weights, scales, backend="emulator", config=KernelConfig.from_name(CONFIGS[0]))
+    mlp.config = replace(mlp.config, num_cta=160)
+    with pytest.raises(UnsupportedProblem, match="all have to run at once.*smaller num_cta"):
+        mlp(x)
 
 
 @pytest.mark.sampled(1)
