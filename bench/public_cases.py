@@ -1,4 +1,4 @@
-"""Scripts of a CUTLASS checkout that `public_kernels` runs, with small sizes of their own options."""
+"""Scripts of a CUTLASS checkout and test suites of other projects that `public_kernels` runs, at small sizes of their own."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,14 +9,21 @@ EXAMPLES = Path("examples/python/CuTeDSL/cute")
 
 @dataclass(frozen=True)
 class Case:
-    """A script, the architecture it is for, and its arguments."""
+    """A script, the architecture it is for, and its arguments; or tests of a project's suite.
+
+    Attributes:
+        project: whose.  suite: `script` is a file of tests, and `arguments` what `pytest -k` takes.
+    """
 
     script: str
     arch: str
     arguments: str = ""
+    project: str = "cutlass"
+    suite: bool = False
 
     def __str__(self) -> str:
-        return f"{self.arch} {self.script} {self.arguments}".strip()
+        owner = "" if self.project == "cutlass" else f"{self.project}/"
+        return f"{self.arch} {owner}{self.script} {self.arguments}".strip()
 
 
 def _variants(arch: str, script: str, *arguments: str) -> list[Case]:
@@ -110,3 +117,82 @@ CASES: tuple[Case, ...] = (
         "--cluster_shape_mn 2,1",
     ),
 )
+
+
+def _tests(project: str, arch: str, script: str, *selections: str) -> list[Case]:
+    return [Case(script, arch, text, project, suite=True) for text in selections]
+
+
+SUITES: tuple[Case, ...] = (
+    *_tests(
+        "quack",
+        "sm_100a",
+        "tests/test_softmax.py",
+        "test_softmax and False-37-192",
+        "test_softmax and False-1-1024",
+    ),
+    *_tests("quack", "sm_90a", "tests/test_softmax.py", "test_softmax and False-1-192"),
+    *_tests("quack", "sm_100a", "tests/test_rmsnorm.py", "test_rmsnorm_forward_backward and False-1-192"),
+    *_tests(
+        "quack", "sm_100a", "tests/test_layernorm.py", "test_layernorm_forward_backward and 256-37-input"
+    ),
+    *_tests("quack", "sm_100a", "tests/test_cross_entropy.py", "test_cross_entropy and False-False-1-192"),
+    *_tests(
+        "quack",
+        "sm_100a",
+        "tests/test_topk.py",
+        "test_topk and False-False-1-64-16",
+        "test_topk and False-True-37-256-16",
+    ),
+    *_tests("quack", "sm_100a", "tests/test_rotary.py", "test_rotary_emb_dim_dtype_grid and 32-8"),
+    *_tests(
+        "quack",
+        "sm_100a",
+        "tests/test_gemm_symmetric.py",
+        "float-1.0-False-1.0-128-128-1",
+        "float-2.5-True-0.5-128-128-1",
+    ),
+    *_tests("quack", "sm_90a", "tests/test_gemm_symmetric.py", "float-1.0-False-1.0-128-128-1"),
+    *_tests(
+        "quack", "sm_100a", "tests/test_gemm_sm100_blockscaled.py", "test_blockscaled_varlen_m_nonaligned"
+    ),
+    *_tests(
+        "quack",
+        "sm_100a",
+        "tests/test_gemm_blockscaled_interface.py",
+        "test_blockscaled_gemm and shape_mnk0 and not varlen",
+    ),
+    *_tests("quack", "sm_120a", "tests/test_gemm_sm120_mxfp8.py", "shape_mnk0"),
+    *_tests("quack", "sm_100a", "tests/test_gemm_split_k.py", "test_gemm_split_k and None-out_dtype0"),
+    *_tests(
+        "flash-attention",
+        "sm_100a",
+        "tests/cute/test_flash_attn_fast.py",
+        "test_flash_attn_output and 128-128-64",
+    ),
+    *_tests(
+        "flash-attention",
+        "sm_100a",
+        "tests/cute/test_flash_attn_fast.py",
+        "test_flash_attn_varlen_unpad_output and 128-64-False",
+    ),
+    *_tests(
+        "flash-attention",
+        "sm_90a",
+        "tests/cute/test_flash_attn_fast.py",
+        "test_flash_attn_output and 128-128-64",
+    ),
+    *_tests(
+        "flash-attention",
+        "sm_120a",
+        "tests/cute/test_flash_attn_fast.py",
+        "test_flash_attn_output and 128-128-64",
+    ),
+    *_tests(
+        "flash-attention",
+        "sm_100a",
+        "tests/cute/test_flash_attn_combine.py",
+        "test_flash_attn_combine and 1-3-64",
+    ),
+)
+"""Tests of suites that expect a GPU. A case counts as many configurations as tests ran."""

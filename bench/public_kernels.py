@@ -1,7 +1,8 @@
-"""Other people's kernels on the virtual GPU: CUTLASS's CuTe DSL examples, from a user's checkout, unmodified.
+"""Other people's kernels on the virtual GPU: scripts and test suites from a user's checkouts, unmodified.
 
-Each script runs through `nvfp4-cute emulate` and compares its own result with its own reference. A run passes if the
-script ends with exit code 0 and the checker, where it watches, reports no hazard.
+Each of CUTLASS's CuTe DSL examples runs through `nvfp4-cute emulate` and compares its own result with its own reference;
+test suites of other projects run through `pytest --cute-emulate`. A run passes if it ends with exit code 0 and the
+checker, where it watches, reports no hazard.
 """
 
 import argparse
@@ -25,7 +26,7 @@ from pathlib import Path
 
 from tqdm import tqdm
 
-from nvfp4_cute.bench.public_cases import CASES, EXAMPLES, Case
+from nvfp4_cute.bench.public_cases import CASES, EXAMPLES, SUITES, Case
 from nvfp4_cute.text_table import text_table
 
 SETTINGS = ("eager", "lazy", "random:7", "eager+check")
@@ -46,6 +47,7 @@ examples:
   python -m nvfp4_cute.bench.public_kernels ~/cutlass --list                       the scripts and their arguments
   python -m nvfp4_cute.bench.public_kernels ~/cutlass --only tutorial              those of the tutorial
   python -m nvfp4_cute.bench.public_kernels ~/cutlass --only 'grouped.* 2,2' --settings lazy+check
+  python -m nvfp4_cute.bench.public_kernels ~/cutlass --suite quack=~/quack --suite flash-attention=~/flash-attention
   python -m nvfp4_cute.bench.public_kernels ~/cutlass --record runs.jsonl --save bench/results/public_kernels.md
 """
 
@@ -58,13 +60,15 @@ class Result:
         verdict: "pass", "hazard" (the checker reported one), "FAIL", or "killed".
         seconds: processor time of the script's process and those it started.
         instructions: warp instructions executed, None if nothing was launched.
-        message: what was said last on stderr.
+        message: what was said last.
+        configurations: how many tests a suite's case ran; 1 for a script.
     """
 
     verdict: str
     seconds: float
     instructions: int | None = None
     message: str = ""
+    configurations: int = 1
 
     @property
     def passed(self) -> bool:
@@ -82,18 +86,22 @@ def main(argv: Sequence[str] | None = None) -> int:
     folder = args.checkout / EXAMPLES
     if not folder.is_dir():
         parser.error(f"{args.checkout} is no CUTLASS checkout: there is no {EXAMPLES} in it")
-    cases = [case for case in CASES if re.search(args.only, str(case))]
+    folders = {"cutlass": folder, **dict(args.suite)}
+    known = [*CASES, *SUITES]
+    cases = [case for case in known if case.project in folders and re.search(args.only, str(case))]
     if not cases:
         parser.error(f"no script matches {args.only!r}; --list shows them")
     if args.list:
         print("\n".join(map(str, cases)))
         return 0
-    run = partial(run_one, folder=folder, sm_count=args.sm_count, timeout=args.timeout)
+    limits = partial(run_one, sm_count=args.sm_count, timeout=args.timeout)
+    run = lambda case, setting: limits(case, setting, folder=folders[case.project])
     results = run_all(cases, args.settings, run, args.jobs, Record(args.record))
     heading = _heading(args.checkout, args.sm_count, sum(result.seconds for result in results.values()))
     table = results_table(cases, args.settings, results)
     passed = sum(result.passed for result in results.values())
-    total = f"{passed} of {len(results)} runs pass."
+    count = sum(max(results[case, setting].configurations for setting in args.settings) for case in cases)
+    total = f"{passed} of {len(results)} runs pass; {count} configurations."
     print(f"{heading}\n\n{table}\n\n{total}")
     if args.save:
         args.save.write_text(
@@ -110,6 +118,15 @@ def _parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("checkout", type=Path, help="folder of a CUTLASS checkout (its examples suffice)")
+    parser.add_argument(
+        "--suite",
+        action="append",
+        type=_suite,
+        default=[],
+        metavar="PROJECT=FOLDER",
+        help=f"also the test suite of a project ({', '.join(sorted({case.project for case in SUITES}))}), whose package "
+        "and what it needs can be imported; may be repeated",
+    )
     parser.add_argument("--only", default="", metavar="REGEX", help="on architecture, script and arguments")
     parser.add_argument(
         "--settings",
@@ -147,6 +164,15 @@ def _setting(text: str) -> str:
     if not re.fullmatch(r"(eager|lazy|random:\d+)(\+check)?", text):
         raise argparse.ArgumentTypeError(f"{text!r} is not eager, lazy, or random:SEED, perhaps with +check")
     return text
+
+
+def _suite(text: str) -> tuple[str, Path]:
+    project, _, folder = text.partition("=")
+    if project not in {case.project for case in SUITES} or not Path(folder).expanduser().is_dir():
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is not PROJECT=FOLDER of a known project and its checkout"
+        )
+    return project, Path(folder).expanduser().resolve()
 
 
 class Record:
@@ -209,12 +235,10 @@ def run_all(
 
 def run_one(case: Case, setting: str, *, folder: Path, sm_count: int, timeout: float) -> Result:
     """Run one script in a process of its own; `timeout` is in seconds of the clock."""
-    mode, _, check = setting.partition("+")
-    command = [sys.executable, "-m", "nvfp4_cute.cli", "emulate", "--arch", case.arch, "--mode", mode]
-    command += ["--sm-count", str(sm_count), "--stats", *(["--check"] if check else [])]
-    command += [str(folder / case.script), *case.arguments.split()]
+    command = _command(case, setting, folder, sm_count)
     with tempfile.TemporaryFile("w+") as output:
-        process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=output)
+        stdout = output if case.suite else subprocess.DEVNULL
+        process = subprocess.Popen(command, stdout=stdout, stderr=output, cwd=folder if case.suite else None)
         timer = threading.Timer(timeout, process.kill)
         timer.start()
         _, status, usage = os.wait4(process.pid, 0)
@@ -229,7 +253,23 @@ def run_one(case: Case, setting: str, *, folder: Path, sm_count: int, timeout: f
     instructions = int(counted.group(1).replace(",", "")) if counted else None
     message = "" if process.returncode == 0 else _last_words(said)
     verdict = "pass" if process.returncode == 0 else "hazard" if " hazard" in message else "FAIL"
-    return Result(verdict, seconds, instructions, message)
+    ran = sum(map(int, re.findall(r"(\d+) (?:passed|failed)", said.strip().rsplit("\n", 1)[-1])))
+    if case.suite and not ran:
+        verdict = "FAIL"
+    return Result(verdict, seconds, instructions, message, ran if case.suite else 1)
+
+
+def _command(case: Case, setting: str, folder: Path, sm_count: int) -> list[str]:
+    """The command line of a run."""
+    mode, _, check = setting.partition("+")
+    if case.suite:
+        command = [sys.executable, "-m", "pytest", "-p", "nvfp4_cute.pytest_plugin", "-p", "no:cacheprovider"]
+        command += ["-q", "--cute-emulate", case.arch, "--cute-mode", mode, "--cute-sm-count", str(sm_count)]
+        command += ["--cute-check", "errors"] if check else []
+        return [*command, case.script, *(["-k", case.arguments] if case.arguments else [])]
+    command = [sys.executable, "-m", "nvfp4_cute.cli", "emulate", "--arch", case.arch, "--mode", mode]
+    command += ["--sm-count", str(sm_count), "--stats", *(["--check"] if check else [])]
+    return [*command, str(folder / case.script), *case.arguments.split()]
 
 
 def _last_words(text: str) -> str:
@@ -248,7 +288,13 @@ def results_table(cases: Sequence[Case], settings: Sequence[str], results: Resul
         counts = [end.instructions for end in ends if end.instructions is not None]
         cells = [f"{end.verdict} {end.seconds:5.1f} s" for end in ends]
         count = f"{counts[0]:,}" if counts else "-"
-        rows.append((case.arch, Path(case.script).name, case.arguments, *cells, count))
+        name = (
+            Path(case.script).name
+            if case.project == "cutlass"
+            else f"{case.project} {Path(case.script).name}"
+        )
+        arguments = f"-k '{case.arguments}': {ends[0].configurations} tests" if case.suite else case.arguments
+        rows.append((case.arch, name, arguments, *cells, count))
     return text_table(header, rows, left=3)
 
 

@@ -111,7 +111,8 @@ class Emulation:
         """How much ran, and what was found."""
         launches, findings = len(self.gpu.launches), len(self.findings)
         terminalreporter.section("cute-emulate")
-        terminalreporter.line(f"{launches} launches on the virtual GPU, {findings} findings")
+        executed = f"{launches} launches, {self.gpu.stats.instructions:,} warp instructions"
+        terminalreporter.line(f"{executed} on the virtual GPU, {findings} findings")
 
     def pytest_unconfigure(self, config: pytest.Config) -> None:
         """Write what was found, and give the machine back."""

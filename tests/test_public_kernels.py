@@ -37,7 +37,7 @@ def test_a_failure_is_shown_and_makes_the_exit_code_1(checkout, runs, capsys):
     assert public_kernels.main([str(checkout)]) == 1
     assert sorted(runs) == sorted((c.script, s) for c in CASES for s in public_kernels.SETTINGS)
     out = capsys.readouterr().out
-    assert "what it said" in out and "4 of 8 runs pass" in out and "CUTLASS 4.7.0," in out
+    assert "what it said" in out and "4 of 8 runs pass; 2 configurations" in out and "CUTLASS 4.7.0," in out
     line = next(line for line in out.splitlines() if line.startswith("sm_90a   bad.py"))
     assert line.count("FAIL   1.5 s") == 4 and line.endswith("1,000")
 
@@ -84,6 +84,18 @@ def test_a_script_in_a_process_of_its_own(tmp_path, script, verdict, words):
     case = public_cases.Case("script.py", "sm_100a")
     result = public_kernels.run_one(case, "eager", folder=tmp_path, sm_count=2, timeout=100)
     assert (result.verdict, result.message) == (verdict, words) and result.seconds > 0.1
+
+
+@pytest.mark.parametrize(
+    ("selection", "verdict", "count"),
+    [("fine", "pass", 2), ("fine or wrong", "FAIL", 3), ("nothing", "FAIL", 0)],
+)
+def test_a_suite_counts_its_tests(tmp_path, selection, verdict, count):
+    text = "import pytest, torch\n@pytest.mark.parametrize('n', [1, 2])\ndef test_fine(n):\n    assert torch.ones(n, device='cuda').is_cuda\n"
+    (tmp_path / "test_s.py").write_text(text + "def test_wrong():\n    assert False\n")
+    case = public_cases.Case("test_s.py", "sm_100a", selection, "somebody", suite=True)
+    result = public_kernels.run_one(case, "lazy", folder=tmp_path, sm_count=2, timeout=100)
+    assert (result.verdict, result.configurations) == (verdict, count)
 
 
 def test_a_script_that_takes_too_long_is_killed(tmp_path):
