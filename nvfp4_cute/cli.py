@@ -106,12 +106,13 @@ examples:
   nvfp4-cute prove --emulator sm_120a                      without a GPU: a few problems and configs, and every probe
   nvfp4-cute prove --predict H200                          without a GPU: times as modelled, to be compared later
 
-steps: configs, problems (bit for bit against the reference), probes (rules of the silicon that documents leave open, each in a
-process of its own), constants (what the timing model takes), timed (cases and a layer of experts beside torch and beside
-predictions that were made before), host (what calls cost, and a soak). A run that is interrupted goes on where it was. The
-report (prove-<gpu>.json, .md, .svg) names no host, no user and no folder: attach it to an issue.
+steps: probes (rules of the silicon that documents leave open, each in a process of its own; what they show decides which
+configs are chosen), configs, problems (bit for bit against the reference), constants (what the timing model takes), timed
+(cases and a layer of experts beside torch and beside predictions that were made before), host (what calls cost, and a soak).
+A run that is interrupted goes on where it was. The report (prove-<gpu>.json, .md, .svg) names no host, no user and no folder:
+attach it to an issue.
 """
-PROVE_STEPS = ("configs", "problems", "probes", "constants", "timed", "host")
+PROVE_STEPS = ("probes", "configs", "problems", "constants", "timed", "host")
 CHECK_BACKENDS = ("cuda", "emulator")
 # Named here, too, so that parsing does not load torch; tests compare them with nvfp4_cute.sol and nvfp4_cute.bench.
 BENCH_SUITES = ("competition", "dense", "linear", "experts")

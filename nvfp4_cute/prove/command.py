@@ -21,7 +21,7 @@ from nvfp4_cute.prove.probes import PROBES
 from nvfp4_cute.prove.state import State
 
 KIND_OF_STEP = {
-    "configs": "config", "problems": "problem", "probes": "probe", "constants": "constant", "timed": "timed", "host": "host",
+    "probes": "probe", "configs": "config", "problems": "problem", "constants": "constant", "timed": "timed", "host": "host",
 }  # fmt: skip
 
 
@@ -62,9 +62,10 @@ def run(
     if state.resumed:
         print(f"{state.resumed} jobs of an earlier run are kept; --fresh does them again")
     run_ = _Run(backend, arch, quick, description, all_steps, state, out or Path(), predicted)
-    for name, step in all_steps.items():
+    for name in list(all_steps):
         if steps and name not in steps:
             continue
+        step = all_steps[name]
         limits = pool.Limits(
             step.workers if workers is None else min(workers, step.workers),
             much.job_s,
@@ -72,9 +73,11 @@ def run(
             step.fresh,
         )
         _do(name, step, limits, state)
+        if name == "probes" and backend == "cuda":
+            _keep_verdicts(description, state.of("probe"))
+            # Of what probes have shown to work there are more configs.
+            all_steps["configs"] = plan.steps(arch, backend, much, quick)["configs"]
         found = run_.write()
-    if backend == "cuda":
-        _keep_verdicts(description, state.of("probe"))
     print(run_.told(found))
     return 0 if found["summary"]["is_good"] else 1
 

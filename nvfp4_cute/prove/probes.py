@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import torch
 
-from nvfp4_cute import env, targets
+from nvfp4_cute import env, grouped_gemm, targets, tensor_map_fault
 from nvfp4_cute.arch import ARCHS
 from nvfp4_cute.check import Dice, difference
 from nvfp4_cute.formats import encode_e4m3
@@ -163,6 +163,8 @@ def _captured(machine: Machine) -> Finding:
 # ---- residency -------------------------------------------------------------------------------------------------
 LOOKS = 200_000
 """How often a CTA looks whether the others came: half a microsecond or more each."""
+PORTABLE = 8
+"""CTAs of a cluster that every GPU takes."""
 UNLIMITED = "an emulator has no SMs that are taken"
 
 
@@ -181,13 +183,17 @@ def resident_clusters(arch: str, size: int) -> int:
 
     torch.cuda.init()
     torch.zeros(1, device="cuda")
-    key = ProbeKey(arch, f"meet_{size}")
+    key = ProbeKey(arch, f"meet_{size if size <= PORTABLE else 1}")
     kernel, smem = get_kernel(key), body_of(key.name, arch).smem_bytes + 1024
     name = next(line for line in kernel.ptx.splitlines() if ".entry" in line).split(".entry")[1].strip(" (")
     module = checked(cuda.cuModuleLoadData(kernel.cubin))
     function = checked(cuda.cuModuleGetFunction(module, name.encode()))
     limits = cuda.CUfunction_attribute
     checked(cuda.cuFuncSetAttribute(function, limits.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, smem))
+    if size > PORTABLE:
+        checked(
+            cuda.cuFuncSetAttribute(function, limits.CU_FUNC_ATTRIBUTE_NON_PORTABLE_CLUSTER_SIZE_ALLOWED, 1)
+        )
     attribute = cuda.CUlaunchAttribute()
     attribute.id = cuda.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION
     attribute.value.clusterDim.x, attribute.value.clusterDim.y, attribute.value.clusterDim.z = size, 1, 1
@@ -224,6 +230,14 @@ def _resident(size: int) -> Callable[[Machine], Finding]:
         )
 
     return ask
+
+
+def _beyond_portable(machine: Machine) -> Finding:
+    """Only asked of the driver: kernels here have clusters of eight at most."""
+    if not machine.is_gpu:
+        return NOT_HERE, UNLIMITED, {}
+    count = resident_clusters(machine.arch, 16)
+    return (PASSED if count else WRONG), f"the driver says {count}", {"clusters": float(count)}
 
 
 def _cooperative(machine: Machine) -> Finding:
@@ -304,11 +318,22 @@ def _warpgroup_wait(machine: Machine) -> Finding:
 
 
 def _pitched(machine: Machine) -> Finding:
-    """Operands and outputs with room between their rows, each in a small allocation of its own."""
+    """Operands and outputs with room between their rows, each in a small allocation of its own.
+
+    What refuses such operands is left out: whether it has to is the question.
+    """
     if machine.is_gpu:
         env.disable_torch_caching()
-    from nvfp4_cute import grouped_gemm
+    refuse, tensor_map_fault.check = tensor_map_fault.check, lambda *_: None
+    try:
+        wrong = _wrong_with_gaps(machine)
+    finally:
+        tensor_map_fault.check = refuse
+    return (WRONG if wrong else PASSED), "; ".join(wrong) or "bit-equal", {}
 
+
+def _wrong_with_gaps(machine: Machine) -> list[str]:
+    """Where products of such operands differ."""
     m, n, k, dice = 40, 72, 96, Dice(3)
     wrong = []
     for extra in (16, 48):
@@ -326,7 +351,7 @@ def _pitched(machine: Machine) -> Finding:
         want = grouped_gemm([a], [b], [a_scale], [b_scale], out_dtype=torch.float16, backend="reference")
         found = difference([out[:, :n].cpu()], want)
         wrong += [f"{extra} bytes between rows: {found}"] if found else []
-    return (WRONG if wrong else PASSED), "; ".join(wrong) or "bit-equal", {}
+    return wrong
 
 
 # ---- tensor memory ---------------------------------------------------------------------------------------------
@@ -407,6 +432,10 @@ PROBES: dict[str, Probe] = {
         )
         for size in (1, 2, 4, 8)
     },
+    "resident_16": Probe(
+        "S6, 51", "Is a cluster of 16 resident?", "nothing yet: kernels have 8 at most", ARCHS,
+        (PASSED, WRONG, FAULT),         _beyond_portable,
+    ),
     "spin_cooperative": Probe(
         "V3", "Do CTAs of a cooperative launch, one an SM, all meet?", "how a chain of layers is launched", ARCHS,
         (PASSED,), _cooperative,
@@ -429,7 +458,7 @@ PROBES: dict[str, Probe] = {
     ),
     "tensor_map_pitch": Probe(
         "V4", "Are tensor maps right for rows with room between them in a small allocation?",
-        "whether such operands are copied first", ARCHS, (PASSED,), _pitched,
+        "whether such operands are refused", ARCHS, (PASSED,), _pitched,
     ),
     "wgmma_wait": Probe(
         "wgmma", "Does one warp's wgmma.wait_group cover its whole warpgroup?", "who releases a stage", HOPPER,

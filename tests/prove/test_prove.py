@@ -5,7 +5,8 @@ import json
 import pytest
 import torch
 
-from nvfp4_cute import backends, cli, doctor, verdicts
+from nvfp4_cute import cli, doctor, verdicts
+from nvfp4_cute.backends import emulator
 from nvfp4_cute.prove import command, plan, probes, problems, reader
 from nvfp4_cute.prove.outcome import PASSED, SKIPPED, WRONG, Outcome
 from nvfp4_cute.prove.state import State
@@ -39,13 +40,10 @@ def test_a_run_on_the_emulator(tmp_path, one_config, capsys):
 
 def test_a_planted_wrong_kernel_is_named(tmp_path, one_config, monkeypatch):
     """One bit of one result of one config is turned."""
-    run_ = backends.emulator.run if hasattr(backends, "emulator") else None
-    from nvfp4_cute.backends import emulator
+    right = emulator.run
 
-    run_ = emulator.run
-
-    def wrong(problem, operands, config, *rest):
-        run_(problem, operands, config, *rest)
+    def wrong(problem, operands, config, **target):
+        right(problem, operands, config, **target)
         if config is not None and config.to_name() == one_config:
             operands.out[0].view(torch.uint8).view(-1)[6] ^= 1
 
