@@ -44,12 +44,12 @@ examples:
   nvfp4-cute emulate --arch sm_90a --sm-count 4 gemm.py    a Hopper kernel whose persistent grid has 4 CTAs
   nvfp4-cute emulate --timing b200 gemm.py                 the modelled time of every launch, and what takes it
   nvfp4-cute emulate --check gemm.py                       find races, unwritten bytes, leaks (slower)
-  nvfp4-cute emulate --check=all --sarif found.sarif gemm.py   warnings, too, and a file for a code host
+  nvfp4-cute emulate --check=all --sarif found.sarif gemm.py   warnings fail, too; and a file for a code host
   nvfp4-cute emulate --mode lazy gemm.py                   every copy and MMA as late as the memory model allows
 
 Choose small sizes: a launch is thousands of times slower than on a GPU. Times that the script measures are host times;
 cutlass.testing.benchmark runs a kernel once. The exit code is the script's; 1 if a kernel failed or a hazard is an error;
-3 if the script ended well and --check=all found warnings. Of a test suite: pytest --cute-emulate sm_100a
+3 if the script ended well and --check=all found warnings (--check shows them). Of a test suite: pytest --cute-emulate sm_100a
 """
 SOL_EXAMPLES = """\
 examples:
@@ -385,7 +385,7 @@ def _add_emulate(verbs: argparse._SubParsersAction) -> None:
             "report hazards: races, missing fences, bytes that nobody wrote, leaks, stores out of bounds",
         ),
         ("--check=errors", "the same"),
-        ("--check=all", "report warnings and notes, too; warnings alone make the exit code 3"),
+        ("--check=all", "show notes, too, and let warnings fail: they make the exit code 3"),
     ):
         level = spelling.partition("=")[2] or "errors"
         emulate.add_argument(spelling, dest="check", action="store_const", const=level, help=what)

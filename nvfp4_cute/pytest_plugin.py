@@ -101,10 +101,11 @@ class Emulation:
         shown = reported(hazards, self.check)
         found = list(map(record, shown)) if shown else of_failure(failure, self.check)
         self.findings += [{**one, "test": item.nodeid} for one in found]
-        notes = "\n".join(str(hazard) for hazard in shown if hazard.severity == "note")
-        if notes:
-            item.add_report_section("call", "cute-emulate notes", notes)
-        counted = [hazard for hazard in shown if hazard.severity != "note"]
+        failing = ("error", "warning") if self.check == "all" else ("error",)
+        counted = [hazard for hazard in shown if hazard.severity in failing]
+        remarks = "\n".join(str(hazard) for hazard in shown if hazard.severity not in failing)
+        if remarks:
+            item.add_report_section("call", "cute-emulate", remarks)
         return HazardError(counted) if counted else failure
 
     def pytest_terminal_summary(self, terminalreporter: Any) -> None:

@@ -1,7 +1,8 @@
 """Hazards for machines: JSON records, and SARIF 2.1.0 for code hosts.
 
 Severities: an **error** breaks a rule of the hardware or the memory model; a **warning** harms only on a device that
-does what nobody has seen one do, such as two warps that store the same bytes; a **note** is waste or weak evidence.
+does what nobody has seen one do: two warps store the same bytes, or a use of registers stands in for a wait that the ISA
+asks for; a **note** is waste or weak evidence.
 """
 
 from collections.abc import Iterable, Sequence
@@ -12,7 +13,7 @@ from nvfp4_cute.emulator.faults import Fault
 from nvfp4_cute.emulator.hazards import Hazard, HazardError, Site
 
 CHECKS = ("errors", "all")
-"""What a checked run reports: errors, or warnings and notes, too."""
+"""What fails a checked run: errors (warnings are shown), or warnings, too (notes are shown)."""
 
 SEVERITIES = ("error", "warning", "note")
 
@@ -35,8 +36,8 @@ KINDS = {
 
 
 def reported(hazards: Iterable[Hazard], check: str) -> list[Hazard]:
-    """Those that a check of this kind reports, errors first."""
-    shown = SEVERITIES if check == "all" else SEVERITIES[:1]
+    """Those that a check of this kind shows, errors first."""
+    shown = SEVERITIES if check == "all" else SEVERITIES[:2]
     return sorted((h for h in hazards if h.severity in shown), key=lambda h: SEVERITIES.index(h.severity))
 
 
