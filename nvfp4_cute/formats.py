@@ -409,7 +409,7 @@ def resolve_global_scale(values: torch.Tensor, given, inverse) -> torch.Tensor |
     if inverse is not None:
         if given is not None:
             raise ValueError("global_scale and global_scale_inv are both given; pass the one that you have")
-        inverse = _scalar(inverse, "global_scale_inv").to(values.device)
+        inverse = _scalar(inverse, "global_scale_inv", values.device)
         return _check_factor(torch.ones_like(inverse) / inverse, "1 / global_scale_inv")
     if given is None:
         return None
@@ -417,7 +417,7 @@ def resolve_global_scale(values: torch.Tensor, given, inverse) -> torch.Tensor |
         if given != "auto":
             raise ValueError(f'global_scale={given!r} is not a number, a tensor, "auto" or None')
         return _auto_global_scale(values)
-    return _check_factor(_scalar(given, "global_scale"), "global_scale").to(values.device)
+    return _check_factor(_scalar(given, "global_scale", values.device), "global_scale")
 
 
 def _auto_global_scale(values: torch.Tensor) -> torch.Tensor:
@@ -428,13 +428,17 @@ def _auto_global_scale(values: torch.Tensor) -> torch.Tensor:
     return torch.where(amax == 0, 1.0, scale.clamp(min=FLOAT32_MIN_NORMAL))
 
 
-def _scalar(number, name: str) -> torch.Tensor:
+def _scalar(number, name: str, device: torch.device) -> torch.Tensor:
     tensor = torch.as_tensor(number, dtype=torch.float32).detach()
     if tensor.numel() != 1:
         raise ValueError(
             f"{name} has shape {tuple(tensor.shape)}; pass one number, and quantize groups one by one"
         )
-    return tensor.reshape(())
+    tensor = tensor.reshape(())
+    if tensor.device.type == "cpu" and device.type == "cuda" and not torch.compiler.is_compiling():
+        # Filled there: a copy from the host would wait, and fail while a CUDA graph is captured.
+        return torch.full((), _check_factor(tensor, name).item(), device=device)
+    return tensor.to(device)
 
 
 def _check_factor(tensor: torch.Tensor, name: str) -> torch.Tensor:

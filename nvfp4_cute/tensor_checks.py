@@ -8,6 +8,7 @@ import torch
 
 from nvfp4_cute.errors import UnsupportedProblem
 from nvfp4_cute.formats import DATA_DTYPES, ScaleLayout, check_is_tensor
+from nvfp4_cute.numbers_on_device import numbers_on
 from nvfp4_cute.problem import INT32_MAX, NVFP4, OUT_DTYPES, TMA_ALIGN_BYTES, OutDtype, dtype_name
 from nvfp4_cute.scale_layout import (
     SCALE_DTYPES,
@@ -38,7 +39,7 @@ def alpha_tensor(alpha: Any, device: torch.device) -> torch.Tensor | None:
     """A checked alpha on the device; None where there is none."""
     if alpha is None or isinstance(alpha, torch.Tensor):
         return alpha
-    return torch.tensor(alpha, dtype=torch.float32, device=device)
+    return numbers_on(device, alpha)
 
 
 def dtype_names(dtypes: Iterable[torch.dtype]) -> str:

@@ -29,6 +29,7 @@ LAYERS = (
         "env",
         "cubin",
         "launch_table",
+        "numbers_on_device",
         "text_table",
         "stopwatch",
         "argument_types",

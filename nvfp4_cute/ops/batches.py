@@ -6,6 +6,7 @@ from typing import Any
 import torch
 
 from nvfp4_cute.formats import NVFP4Tensor
+from nvfp4_cute.numbers_on_device import numbers_on
 from nvfp4_cute.problem import new_quantized_data, new_quantized_scale
 from nvfp4_cute.tensor_checks import check_quantized_columns
 
@@ -79,5 +80,5 @@ def one_factor(name: str, factor: torch.Tensor | float | None, batches: int, dev
 def as_factor(factor: torch.Tensor | float | None, device: torch.device) -> torch.Tensor | None:
     """A number as float32 [1]; all else as it is."""
     if isinstance(factor, int | float):
-        return torch.tensor([float(factor)], dtype=torch.float32, device=device)
+        return numbers_on(device, [factor])
     return factor

@@ -13,6 +13,7 @@ from nvfp4_cute import backends, tuned
 from nvfp4_cute.arch import clusters_at_once
 from nvfp4_cute.config import check_config
 from nvfp4_cute.errors import UnsupportedProblem
+from nvfp4_cute.numbers_on_device import numbers_on
 from nvfp4_cute.ops import vector_checks as checks
 from nvfp4_cute.ops.device_groups import DeviceGroupsTask, is_m_major
 from nvfp4_cute.problem import INT32_MAX, NVFP4, Form, Gate, GroupedProblem, OutDtype, new_quantized_data
@@ -343,7 +344,7 @@ def _factors(alpha, num_groups: int, device: torch.device) -> torch.Tensor | Non
             raise ValueError(
                 f"alpha has {len(alpha)} entries for {num_groups} groups; pass one number a group"
             )
-        return torch.tensor(alpha, dtype=torch.float32, device=device)
+        return numbers_on(device, alpha)
     factors, step = checks.as_alpha(alpha, num_groups, device, "group")
     return factors if factors is None or step else factors.expand(num_groups).contiguous()
 

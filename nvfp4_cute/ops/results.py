@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from nvfp4_cute.formats import NVFP4Tensor
+from nvfp4_cute.numbers_on_device import numbers_on
 from nvfp4_cute.problem import GroupedOperands, GroupedProblem
 from nvfp4_cute.scale_layout import ATOM_SHAPE, SF_VEC_SIZE, atom_counts
 
@@ -58,4 +59,4 @@ def global_scales(given: torch.Tensor | Sequence[float] | None, groups: Any) -> 
             f"out_global_scale has {len(given)} entries for {len(groups)} groups; pass one number a group"
         )
     device = groups.device if isinstance(groups, torch.Tensor) else groups[0].device
-    return torch.tensor(given, dtype=torch.float32, device=device)
+    return numbers_on(device, given)

@@ -6,6 +6,7 @@ import torch
 
 from nvfp4_cute.config import KernelConfig
 from nvfp4_cute.errors import UnsupportedProblem
+from nvfp4_cute.numbers_on_device import numbers_on
 from nvfp4_cute.ops.device_checks import new_device_results
 from nvfp4_cute.problem import NVFP4, OutDtype, new_quantized_data, new_quantized_scale
 
@@ -26,7 +27,7 @@ def as_factors(given: Any, groups: Any) -> torch.Tensor | None:
     """Numbers as float32 on the device of ``groups``, a tensor or a list of them; all else as it is."""
     if not isinstance(given, list | tuple):
         return given
-    return torch.tensor(given, dtype=torch.float32, device=groups[0].device)
+    return numbers_on(groups[0].device, given)
 
 
 def new_group_results(

@@ -9,6 +9,7 @@ import torch
 
 from nvfp4_cute.errors import UnsupportedProblem
 from nvfp4_cute.formats import DATA_DTYPES, ScaleLayout, check_is_tensor
+from nvfp4_cute.numbers_on_device import numbers_on
 from nvfp4_cute.scale_layout import SCALE_DTYPES, as_blocked_batches, num_k_blocks, to_blocked
 
 # A lane reads 16 bytes at once.
@@ -141,7 +142,7 @@ def as_alpha(
     if not isinstance(alpha, torch.Tensor | Real):
         raise TypeError(f"alpha={alpha!r} is neither a number nor a float32 tensor")
     if not isinstance(alpha, torch.Tensor):
-        return torch.tensor([float(alpha)], dtype=torch.float32, device=device), 0
+        return numbers_on(device, [float(alpha)]), 0
     if alpha.dtype != torch.float32:
         raise TypeError(f"alpha has dtype {alpha.dtype}; expected float32: alpha.float()")
     if alpha.numel() == 1:

@@ -1,0 +1,52 @@
+"""Numbers that callers pass as Python floats, as float32 tensors on the operands' device, without a copy from the host.
+
+A copy from the host waits for the device and fails while a CUDA graph is captured. One number, or the same for all, is a fill
+on the device. Different ones are copied once and kept; those that a capture read are kept for good, since a graph reads them
+whenever it is replayed.
+"""
+
+from collections import OrderedDict
+from collections.abc import Sequence
+from threading import Lock
+
+import torch
+
+MAX_KEPT = 1024
+Key = tuple[torch.device, tuple[float, ...]]
+_lock = Lock()
+_kept: OrderedDict[Key, torch.Tensor] = OrderedDict()
+_captured: dict[Key, torch.Tensor] = {}
+
+
+def numbers_on(device: torch.device, numbers: Sequence[float]) -> torch.Tensor:
+    """float32 [len(numbers)] on ``device``; not to be written to.
+
+    Raises:
+        TypeError, ValueError: an entry is no number.
+        RuntimeError: different numbers, seen for the first time while a CUDA graph is captured.
+    """
+    values = tuple(map(float, numbers))
+    if device.type != "cuda" or torch.compiler.is_compiling():
+        return torch.tensor(values, dtype=torch.float32, device=device)
+    if len(set(values)) == 1:
+        return torch.full((len(values),), values[0], dtype=torch.float32, device=device)
+    is_captured = torch.cuda.is_current_stream_capturing()
+    key = (device, values)
+    with _lock:
+        found = _captured.get(key)
+        if found is None:
+            found = _kept.pop(key, None)
+        if found is None:
+            if is_captured:
+                raise RuntimeError(
+                    f"{len(values)} different numbers, the first {values[0]:g}, are not on {device} yet, and nothing is copied "
+                    "there while a CUDA graph is captured: make the call once before, or pass a float32 tensor on the device"
+                )
+            found = torch.tensor(values, dtype=torch.float32, device=device)
+        if is_captured:
+            _captured[key] = found
+        else:
+            _kept[key] = found
+            while len(_kept) > MAX_KEPT:
+                _kept.popitem(last=False)
+    return found

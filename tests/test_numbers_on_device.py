@@ -1,0 +1,95 @@
+"""Numbers given as Python floats: never copied from the host a second time, nor while a graph is captured."""
+
+import pytest
+import torch
+
+from nvfp4_cute import numbers_on_device
+from nvfp4_cute.numbers_on_device import numbers_on
+
+CPU, CUDA = torch.device("cpu"), torch.device("cuda", 0)
+
+
+@pytest.fixture
+def gpu(monkeypatch):
+    """Tensors of a GPU that is not there, on the CPU; what was made how, and whether a capture is under way."""
+    made, state = [], {"captures": False}
+    full, tensor = torch.full, torch.tensor
+
+    def of(name, make):
+        def call(*arguments, device=None, **options):
+            made.append(name)
+            return make(*arguments, **options)
+
+        return call
+
+    monkeypatch.setattr(torch, "full", of("fill", full))
+    monkeypatch.setattr(torch, "tensor", of("copy", tensor))
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: state["captures"])
+    monkeypatch.setattr(numbers_on_device, "_kept", numbers_on_device.OrderedDict())
+    monkeypatch.setattr(numbers_on_device, "_captured", {})
+    return made, state
+
+
+def test_values_and_dtype():
+    assert numbers_on(CPU, [0.5, 3]).tolist() == [0.5, 3.0] and numbers_on(CPU, [1]).dtype == torch.float32
+
+
+@pytest.mark.parametrize("wrong", [["x"], [None], [[1.0]]])
+def test_what_is_no_number_is_refused(wrong):
+    with pytest.raises((TypeError, ValueError)):
+        numbers_on(CPU, wrong)
+
+
+def test_equal_numbers_are_a_fill(gpu):
+    made, state = gpu
+    state["captures"] = True
+    assert numbers_on(CUDA, [0.25]).tolist() == [0.25] and numbers_on(CUDA, [2, 2, 2]).tolist() == [2.0] * 3
+    assert made == ["fill", "fill"]
+
+
+def test_different_numbers_are_copied_once(gpu):
+    made, _ = gpu
+    first = numbers_on(CUDA, [1.0, 2.0])
+    assert numbers_on(CUDA, (1, 2)) is first and made == ["copy"]
+    numbers_on(CUDA, [2.0, 1.0])
+    assert made == ["copy", "copy"]
+
+
+def test_a_capture_makes_no_copy_and_what_it_read_stays(gpu, monkeypatch):
+    _, state = gpu
+    monkeypatch.setattr(numbers_on_device, "MAX_KEPT", 2)
+    known = numbers_on(CUDA, [1.0, 2.0])
+    state["captures"] = True
+    assert numbers_on(CUDA, [1.0, 2.0]) is known
+    with pytest.raises(RuntimeError, match="make the call once before"):
+        numbers_on(CUDA, [5.0, 6.0])
+    state["captures"] = False
+    for i in range(5):
+        numbers_on(CUDA, [float(i), -1.0])
+    assert numbers_on(CUDA, [1.0, 2.0]) is known and len(numbers_on_device._kept) == 2
+
+
+@pytest.mark.gpu("sm_90a")
+def test_every_call_with_numbers_can_be_captured():
+    from nvfp4_cute import dual_gemm, gemm, grouped_gemm, quantize
+
+    torch.manual_seed(0)
+    x, gate, up = (torch.randn(rows, 256, device="cuda").bfloat16() for rows in (40, 128, 128))
+    a, b1, b2 = (quantize(t, global_scale=0.01) for t in (x, gate, up))
+
+    def calls():
+        yield quantize(x, global_scale=0.01).data
+        yield gemm(a.data, b1.data, a.scale, b1.scale, 0.5)
+        lists = [a.data, a.data], [b1.data, b2.data], [a.scale, a.scale], [b1.scale, b2.scale]
+        yield from grouped_gemm(*lists, alpha=[0.5, 0.25])
+        quantized = grouped_gemm(*lists, alpha=[0.5, 0.25], out_dtype="nvfp4", out_global_scale=[0.5, 2.0])
+        yield from (result.data for result in quantized)
+        yield dual_gemm(a.data, b1.data, b2.data, a.scale, b1.scale, b2.scale, 0.5, 0.25)
+
+    expected = [result.clone() for result in calls()]
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        captured = list(calls())
+    graph.replay()
+    assert all(torch.equal(got, want) for got, want in zip(captured, expected, strict=True))
