@@ -203,6 +203,30 @@ def test_fault(monkeypatch, fault, mode):
     assert named, f"reported instead:\n{error.value}"
 
 
+def released_behind_uses(ptx: str) -> str:
+    """No tcgen05.wait::ld; the accumulator is handed back when the slice has been converted, and not before."""
+    match = matches(ptx, RELEASE, NUM_RELEASES)[1]
+    arrive = f"elect.sync _|LATE, -1;\n@LATE mbarrier.arrive.shared.b64 _, {match[1]}, 1;\n"
+    last = list(re.finditer(r"cvt\.rn\.(?:bf16x2|f16x2|bf16|f16)\.f32[^;]*;\n", ptx[match.end() :]))
+    after = next(
+        a for a, b in zip(last, last[1:], strict=False) if b.start() - a.end() > 200
+    )  # the slice's last one
+    place = match.end() + after.end()
+    ptx = ptx[: match.start()] + ptx[match.end() : place] + arrive + ptx[place:]
+    ptx = every(WAIT_LD, "", count=1)(ptx)
+    return re.sub(r"(\.reg \.pred\s+%p<\d+>;)", r"\1\n.reg .pred LATE;", ptx, count=1)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_use_in_the_place_of_the_wait(monkeypatch, mode):
+    """The accumulator's release is a warning; that of all tensor memory, which comes before the uses, stays an error."""
+    with pytest.raises(HazardError) as error:
+        run(monkeypatch, mode, released_behind_uses)
+    race = r"tcgen05\.mma.*while tcgen05\.ld.*put tcgen05\.wait::ld before the release"
+    warnings = [h for h in error.value.hazards if h.severity == "warning"]
+    assert any(h.kind == "race" and re.search(race, h.text) for h in warnings), str(error.value)
+
+
 def test_outputs_may_be_fp32(monkeypatch):
     """The checker is not tuned to one output type."""
     case = cases.Case("fp32", ((130, 136, 512),), seed=6, out_dtype=torch.float32)
