@@ -122,11 +122,14 @@ def digests(kernels: Iterable[CompiledKernel]) -> dict[str, str]:
 
 
 def commit() -> str | None:
-    """The commit that these sources are at, "+" where they were changed since; None where they are not in a checkout."""
+    """The commit that these sources are at, "+" where they were changed since; None where they are not in a checkout.
+
+    Results are no sources.
+    """
     here = Path(__file__).parent
     git = lambda *words: subprocess.run(["git", "-C", str(here), *words], capture_output=True, text=True)
     try:
-        head, changed = git("rev-parse", "--short=12", "HEAD"), git("status", "--porcelain", "-uno")
+        head, changed = git("rev-parse", "--short=12", "HEAD"), git("status", "--porcelain", "-uno", "--", ":/", f":!{RESULTS}")
     except OSError:
         return None
     if head.returncode:
