@@ -20,6 +20,8 @@ DESKTOP = ("sm_120a", "sm_121a")
 CHUNK = 16384
 """Bytes of a copy of ``bulk_reads``."""
 MIB = 1 << 20
+HEAD_START_CYCLES = 2_000_000
+"""A millisecond that the GPU waits while the host enqueues what is timed."""
 UNITS = {
     "launch_us": "us between two events around an empty kernel",
     "launch_in_graph_us": "us an empty kernel in a CUDA graph",
@@ -70,12 +72,13 @@ def run(job: Job) -> Outcome:
 
 # ---- how -------------------------------------------------------------------------------------------------------
 def _us(call: Callable[[], object], repeats: int = 15) -> float:
-    """Median time of a call between two events, in us."""
+    """Median time of a call between two events, in us; the host has enqueued all of it before the GPU begins."""
     call()
     times = []
     for _ in range(repeats):
         begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         torch.cuda.synchronize()
+        torch.cuda._sleep(HEAD_START_CYCLES)
         begin.record()
         call()
         end.record()
