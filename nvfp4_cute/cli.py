@@ -100,7 +100,7 @@ native code.
 PROVE_EXAMPLES = """\
 examples:
   nvfp4-cute prove                                         ten minutes on the GPU of this machine; the report lies here
-  nvfp4-cute prove --quick                                 one minute
+  nvfp4-cute prove --quick                                 one or two minutes
   nvfp4-cute prove --steps probes constants --out reports  some steps; what was done before is kept
   nvfp4-cute prove --read prove-h200.json                  a report as a page, and as constants of the timing model
   nvfp4-cute prove --emulator sm_120a                      without a GPU: a few problems and configs, and every probe
@@ -490,7 +490,7 @@ def _add_prove(verbs: argparse._SubParsersAction) -> None:
         epilog=PROVE_EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    prove.add_argument("--quick", action="store_true", help="one minute instead of ten")
+    prove.add_argument("--quick", action="store_true", help="one or two minutes instead of ten")
     prove.add_argument(
         "--steps",
         nargs="+",

@@ -39,7 +39,7 @@ def run(
 
     Args:
         steps: names of ``plan.STEPS``; none stands for all.
-        quick: a minute instead of ten.
+        quick: one or two minutes instead of ten.
         fresh: do again what an earlier run did.
         emulator: the GPU to emulate instead of using one.
         out: folder of the report; None takes the working folder.

@@ -14,6 +14,9 @@ MAX_WORKERS = 12
 """Children that compile at a time: each takes about a gigabyte, and half a gigabyte of the GPU."""
 
 
+MAX_PROBES = 8
+
+
 @dataclass(frozen=True)
 class Amounts:
     """How much is done.
@@ -38,8 +41,8 @@ WHOLE = Amounts(
     {"configs": 2.5, "problems": 2.5, "probes": 1.5, "constants": 1.0, "timed": 3.0, "host": 1.0}, 60.0, False,
 )  # fmt: skip
 QUICK = Amounts(
-    40, 12, 2.0,
-    {"configs": 0.4, "problems": 0.4, "probes": 0.6, "constants": 0.3, "timed": 0.4, "host": 0.2}, 30.0, False,
+    24, 12, 2.0,
+    {"probes": 0.5, "configs": 0.3, "problems": 0.3, "constants": 0.3, "timed": 0.3, "host": 0.2}, 30.0, False,
 )  # fmt: skip
 EMULATED = Amounts(6, 4, 0.0, dict.fromkeys(STEPS, 30.0), 600.0, True)
 EMULATED_QUICK = Amounts(2, 1, 0.0, dict.fromkeys(STEPS, 10.0), 600.0, True)
@@ -80,7 +83,7 @@ def steps(arch: str, backend: str, much: Amounts, quick: bool) -> dict[str, Step
         ),
         "probes": lambda: Step(
             [Job("probe", name, backend, {"probe": name}) for name in PROBES],
-            max(1, min(4, many)),
+            max(1, min(MAX_PROBES, many)),
             fresh=True,
         ),
         "constants": lambda: Step(

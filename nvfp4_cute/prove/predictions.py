@@ -129,7 +129,10 @@ def commit() -> str | None:
     here = Path(__file__).parent
     git = lambda *words: subprocess.run(["git", "-C", str(here), *words], capture_output=True, text=True)
     try:
-        head, changed = git("rev-parse", "--short=12", "HEAD"), git("status", "--porcelain", "-uno", "--", ":/", f":!{RESULTS}")
+        head, changed = (
+            git("rev-parse", "--short=12", "HEAD"),
+            git("status", "--porcelain", "-uno", "--", ":/", f":!{RESULTS}"),
+        )
     except OSError:
         return None
     if head.returncode:
