@@ -183,7 +183,11 @@ def _padded_copy(
     counts: np.ndarray,
     lanes: np.ndarray,
 ) -> Signals | None:
-    return _small_copy(r, warp, of, dst, src, nbytes, lanes & (counts > 0))
+    reads = lanes & (counts > 0)
+    if reads.any():
+        return _small_copy(r, warp, of, dst, src, nbytes, reads)
+    warp.track.add(Op.ASYNC_READ, ())
+    return []
 
 
 def _small_arrive(r: "Recorder", warp: "Warp", cta: "Cta", barrier: Any, counted: bool) -> None:

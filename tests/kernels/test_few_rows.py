@@ -7,13 +7,18 @@ from simt_model import launches, make_gemv_operands
 
 from nvfp4_cute import gemm, quantize
 from nvfp4_cute.arch import simt
+from nvfp4_cute.bench import ours
+from nvfp4_cute.bench.cases import Case
+from nvfp4_cute.bench.operands import empty_operands
 from nvfp4_cute.cache import get_kernel
 from nvfp4_cute.formats import decode_ue4m3
+from nvfp4_cute.modelled import modelled_times
 from nvfp4_cute.ops.few_rows import few_rows_task
 from nvfp4_cute.reference import expand_operand
 from nvfp4_cute.scale_layout import to_blocked
 from nvfp4_cute.select import candidates
 from nvfp4_cute.simt_keys import FewRowsKey
+from nvfp4_cute.targets import H200
 
 SM90 = "emulator:sm_90a"
 NAN_CODE = 0x7F
@@ -174,3 +179,11 @@ def test_gpu_equals_the_reference_and_the_emulator():
     operands = make_operands(8, 96, 1056, small_scales=False)
     on_gpu = gemm(*(t.cuda() for t in operands), out_dtype=torch.float32)
     assert_bitwise_equal(on_gpu, run(operands, backend=SM90))
+
+
+def test_its_time_is_modelled_where_copies_have_no_source():
+    """Of rows that a tile lacks, cp.async reads nothing and writes zeros: no byte is asked for."""
+    case = Case("few", "few", "8 rows", "gemm", ((8, 256, 1024),))
+    operands = empty_operands(case)
+    (timing,) = modelled_times(lambda backend: ours.prepare(case, operands, backend).run(), H200)
+    assert 2.0 < timing.us < 20.0 and timing.hbm_bytes < 2 * case.work.bytes
