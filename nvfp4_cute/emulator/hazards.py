@@ -521,8 +521,11 @@ class Checker:
         self.touch(cta, actor)
 
     def unwritten_load(self, cta: "Cta", place: Place, actor: Actor) -> None:
-        """A warp loads bytes of shared memory none of which anybody wrote."""
-        self._unwritten(actor.site, f"shared memory{self._whose(cta)}", cta, place)
+        """A warp loads bytes of shared memory none of which anybody wrote.
+
+        Kernels load whole tiles and store what lies inside the tensor, so it may not matter; poison shows where it does.
+        """
+        self._unwritten(actor.site, f"shared memory{self._whose(cta)}", cta, place, "warning")
 
     def freed(self, warp: "Warp", pc: int, place: Place) -> None:
         """A warp frees columns of tensor memory: all accesses must be complete."""
@@ -561,12 +564,11 @@ class Checker:
             self.sites.append(site)
         return self._numbers[key]
 
-    def _unwritten(self, number: int, what: str, cta: "Cta", place: Place) -> None:
+    def _unwritten(self, number: int, what: str, cta: "Cta", place: Place, severity: str = "error") -> None:
         site = self.sites[number]
         low, high = 16 * place[1][0], 16 * place[1][1] - 1
-        self.report(
-            "uninitialised", site, None, f"{site} reads {what} in smem+{low:#x}..{high:#x} that nobody wrote"
-        )
+        text = f"{site} reads {what} in smem+{low:#x}..{high:#x} that nobody wrote"
+        self.report("uninitialised", site, None, text, severity=severity)
 
     def write_shared(self, cta: "Cta", place: Place, *, stamp: int | None = None, proxy: bool = True) -> None:
         """The current operation writes shared memory. `stamp`: as what completes on an mbarrier."""
