@@ -135,15 +135,38 @@ def graph(
             cuda_graph.capture_end()
 
 
-@contextmanager
-def _stream_context(stream: Stream | None) -> Iterator[None]:
-    with stream or Stream.current:
-        yield
+class StreamContext:
+    """torch.cuda.StreamContext: within the block, a stream is the current one. A class, as torch's compiler asks."""
+
+    def __init__(self, stream: Stream | None):
+        """`stream` None: the current one."""
+        self.stream = stream
+
+    def __enter__(self) -> None:
+        self._entered = self.stream or Stream.current
+        self._entered.__enter__()
+
+    def __exit__(self, *error: Any) -> None:
+        self._entered.__exit__(*error)
 
 
-@contextmanager
-def _device_context(device: Any = None) -> Iterator[None]:
-    yield
+class DeviceContext:
+    """torch.cuda.device and its kin: there is one device."""
+
+    def __init__(self, device: Any = None):
+        """`device`: which one; it is the only one."""
+        self.idx, self.prev_idx = 0, -1
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, *error: Any) -> None:
+        pass
+
+
+def _range(message: str = "", *args: Any, **kwargs: Any) -> DeviceContext:
+    """torch.cuda.nvtx.range: a mark that goes nowhere."""
+    return DeviceContext()
 
 
 def properties(gpu: VirtualGpu) -> SimpleNamespace:
@@ -241,9 +264,9 @@ def cuda_module(gpu: VirtualGpu) -> dict[str, Any]:
         "memory_stats": lambda device=None: {},
         "memory_summary": lambda *args, **kwargs: "the virtual GPU counts no memory",
         "synchronize": synchronize,
-        "device": _device_context,
-        "device_of": _device_context,
-        "_DeviceGuard": _device_context,
+        "device": DeviceContext,
+        "device_of": DeviceContext,
+        "_DeviceGuard": DeviceContext,
         "Stream": Stream,
         "ExternalStream": lambda handle, device=None: Stream(stream_ptr=handle),
         "Event": Event,
@@ -253,8 +276,8 @@ def cuda_module(gpu: VirtualGpu) -> dict[str, Any]:
         "current_stream": lambda device=None: Stream.current,
         "default_stream": lambda device=None: default,
         "set_stream": set_stream,
-        "stream": _stream_context,
-        "StreamContext": _stream_context,
+        "stream": lambda stream: StreamContext(stream),
+        "StreamContext": StreamContext,
         "cudart": lambda: SimpleNamespace(
             cudaProfilerStart=_constant("cudaProfilerStart", 0),
             cudaProfilerStop=_constant("cudaProfilerStop", 0),
@@ -276,4 +299,4 @@ def nvtx_module() -> dict[str, Any]:
     """Replacements for attributes of torch.cuda.nvtx: marks go nowhere."""
 
     names = ("range_push", "range_pop", "range_start", "range_end", "mark")
-    return {**{name: _constant(name, 0) for name in names}, "range": _device_context}
+    return {**{name: _constant(name, 0) for name in names}, "range": _range}

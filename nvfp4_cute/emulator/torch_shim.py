@@ -5,6 +5,7 @@
 - A tensor is on the GPU if its storage is marked. Results of operations on marked tensors are marked; `.cpu()` copies
   and `.device`, `.is_cuda`, and DLPack answer as a GPU build of torch does.
 - Marked storages are aligned as CUDA allocations are, and are the memory that kernels may touch.
+- torch.compile leaves functions as they are.
 - Streams run in order, so waiting is nothing. Event times are host times, not times of a GPU.
 - Python that torch calls from inside an operator (backward functions, custom operators) sees the same (torch_reentry).
 - While a graph is captured, launches and in-place operations are kept instead of run; a replay runs them.
@@ -46,6 +47,7 @@ def emulated_cuda(gpu: VirtualGpu) -> Iterator[None]:
             replaced(
                 torch,
                 Generator=_Generator,
+                compile=uncompiled,
                 set_default_device=mode.set_default_device,
                 get_default_device=lambda: mode.default_device or torch.device("cpu"),
             )
@@ -202,6 +204,11 @@ class DeviceMode(TorchFunctionMode):
                 "can't convert cuda:0 device type tensor to numpy. Use Tensor.cpu() to copy the tensor to host memory first."
             )
         return torch.Tensor.numpy(tensor, *args, **kwargs) if not args else tensor.__array__(*args, **kwargs)
+
+
+def uncompiled(model: Any = None, **options: Any) -> Any:
+    """torch.compile: what is compiled runs as it is. A compiler would make code for a GPU that is not there."""
+    return model if model is not None else lambda function: function
 
 
 def _getter(name: str) -> Any:

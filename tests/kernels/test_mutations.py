@@ -8,6 +8,7 @@ small but makes every stage and the accumulator be used again, so that each faul
 
 import re
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 
 import cases
@@ -120,12 +121,13 @@ TMA = r"(cp\.async\.bulk\.tensor\.3d\S+) \[(\S+?)\], (.*);"
 
 @dataclass(frozen=True)
 class Fault:
-    """A planted fault. `kinds`: hazards that name it; `text`: what the report must say of it."""
+    """A planted fault. `kinds`: hazards that name it; `text`: what the report must say of it; `severity`: how bad it is."""
 
     name: str
     mutate: Callable[[str], str]
     kinds: tuple[str, ...]
     text: str
+    severity: str = "error"
 
 
 def early_release(ptx: str) -> str:
@@ -140,7 +142,7 @@ def early_release(ptx: str) -> str:
 
 
 def same_tile(ptx: str) -> str:
-    """The epilogue of every second CTA takes its neighbour's tiles."""
+    """Every second CTA computes its neighbour's tiles: the same bytes are stored twice."""
     last = list(re.finditer(r"mov\.u32 \s*(%r\d+), %ctaid\.x;", ptx[: ptx.index("tcgen05.ld.")]))[-1]
     return splice(ptx, last, f"{last.group()}\nand.b32 {last[1]}, {last[1]}, -2;")
 
@@ -164,7 +166,7 @@ FAULTS = (
     Fault("no fence after the initialisation", edit(r"fence\.mbarrier_init\S+;", "", count=3), ("mbarrier",), r"without a fence\.mbarrier_init"),
     Fault("no barrier after the initialisation", every(r"bar\.(sync|arrive)\s+1, 192;", "", count=3), ("mbarrier",), r"nothing orders them|no mbarrier was init"),
     Fault("no barrier after the allocation", move(r"tcgen05\.alloc.*;\n", 1, 0, r"tcgen05\.relinquish"), ("race", "uninitialised"), r"ld\.shared.*(tcgen05\.alloc|nobody wrote)|tcgen05\.alloc.*ld\.shared"),
-    Fault("a tile stored by two CTAs", same_tile, ("double-store",), r"`out\[\d\]`.*that st\.global"),
+    Fault("a tile stored by two CTAs", same_tile, ("double-store",), r"`out\[\d\]`.*that st\.global.*the same bytes", "warning"),
     Fault("rows shifted by one in the descriptor of A", edit(r"or\.b32 (.*), 65536;", r"or.b32 \1, 65544;", count=2), ("race", "uninitialised"), r"tcgen05\.mma|TMA load"),
     Fault("B loaded to the wrong place", edit(TMA, r"\1 [\2+128], \3;", count=4, index=1), ("race", "uninitialised"), r"tcgen05\.mma|TMA load"),
     Fault("the MMAs of every stage read stage 0", edit(r"shl\.b32 (\s*\S+, \S+), 10;", r"and.b32 \1, 0;"), ("race", "uninitialised"), r"tcgen05\.mma"),
@@ -196,11 +198,16 @@ def test_the_kernel_is_clean(monkeypatch, mode):
 )
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.name.replace(" ", "_"))
 def test_fault(monkeypatch, fault, mode):
-    with pytest.raises(HazardError) as error:
+    devices = []
+    enter = Emulator.__enter__
+    monkeypatch.setattr(Emulator, "__enter__", lambda self: devices.append(self) or enter(self))
+    with pytest.raises(HazardError) if fault.severity == "error" else nullcontext():
         run(monkeypatch, mode, fault.mutate)
-    found = error.value.hazards
+    found = [hazard for device in devices for hazard in device.hazards]
     named = [h for h in found if h.kind in fault.kinds and re.search(fault.text, h.text)]
-    assert named, f"reported instead:\n{error.value}"
+    assert any(h.severity == fault.severity for h in named), "reported instead:\n" + "\n".join(
+        map(str, found)
+    )
 
 
 def released_behind_uses(ptx: str) -> str:

@@ -266,6 +266,18 @@ def check_custom_operators_with_gradients() -> None:
     assert seen == [True] and on_gpu(x.grad) and x.grad.tolist() == [0.5] * 4
 
 
+def check_compiled_functions_run_as_they_are() -> None:
+    seen = []
+
+    @torch.compile(dynamic=True)
+    def twice(x):
+        seen.append(on_gpu(x) and isinstance(torch.cuda.stream(None), torch.cuda.StreamContext))
+        return x * 2
+
+    assert twice(torch.ones(2, device="cuda")).tolist() == [2, 2] and seen == [True]
+    assert torch.compile(torch.sin, fullgraph=True) is torch.sin
+
+
 # ---- products that a CPU build lacks -----------------------------------------------------------------------------------
 def check_products_take_the_type_of_their_output() -> None:
     a = torch.tensor([[1.0, 2**-9]], device="cuda", dtype=torch.bfloat16)
