@@ -15,7 +15,9 @@ from nvfp4_cute.cache import get_kernel
 from nvfp4_cute.compile import CompiledKernel, table_pointer
 from nvfp4_cute.config import KernelConfig
 from nvfp4_cute.emulator.driver import Emulator
+from nvfp4_cute.emulator.hazards import Hazard
 from nvfp4_cute.emulator.launch_shim import prepare_cutlass
+from nvfp4_cute.emulator.pdl import Dependent
 from nvfp4_cute.emulator.representatives import LaunchWork
 from nvfp4_cute.emulator.timing_result import Timing
 from nvfp4_cute.launch import Plan, make_plan
@@ -49,6 +51,8 @@ class Observer:
         plans: the plan of every launch, in order.
         stats: statistics of every launch, in order (``emulator.machine.Stats``).
         timings: modelled times of every launch, in order.
+        hazards: what the checker found, notes among it.
+        last_launch: which checked launch the next one follows.
     """
 
     progress: Callable[[int, int], None] | None = None
@@ -62,6 +66,8 @@ class Observer:
     plans: list[Plan] = field(default_factory=list)
     stats: list[Any] = field(default_factory=list)
     timings: list[Timing] = field(default_factory=list)
+    hazards: list[Hazard] = field(default_factory=list)
+    last_launch: Dependent | None = None
 
 
 _observer: ContextVar[Observer | None] = ContextVar("observer", default=None)
@@ -200,7 +206,15 @@ def _emulated(device: torch.device, target: Target) -> Iterator[tuple[Observer, 
             all_layouts=observer.all_layouts,
         ) as emulator,
     ):
-        yield observer, emulator
+        checker = emulator.machine.checker
+        if checker is not None:
+            checker.dependencies.last = observer.last_launch
+        try:
+            yield observer, emulator
+        finally:
+            observer.hazards += emulator.hazards
+            if checker is not None:
+                observer.last_launch = checker.dependencies.last
     observer.stats.append(emulator.stats)
     observer.timings += emulator.timings
 

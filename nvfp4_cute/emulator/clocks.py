@@ -2,10 +2,11 @@
 
 A *component* counts the events of one source: a warp (its releases), an engine of a warp (operations complete up to a
 number), or an mbarrier (phases complete). An *epoch* is a component and a value, packed into one int64; an access is
-stamped with the epoch whose completion makes it done. *Knowledge* is what somebody can rely on: an int64 array (2,
+stamped with the epoch whose completion makes it done. *Knowledge* is what somebody can rely on: an int64 array (3,
 components), in row SEEN the greatest value of each component that happened before, in row FENCED the same for generic
-writes that a proxy fence has handed to the async proxy. An access with epoch (c, v) happened before whoever has
-``knowledge[SEEN, c] >= v``.
+writes that a proxy fence has handed to the async proxy, in row CLUSTER the same for what warps did as far as no arrival
+of narrower scope than the cluster told of it (only warps' own components mean anything there). An access with epoch
+(c, v) happened before whoever has ``knowledge[SEEN, c] >= v``.
 """
 
 from typing import TYPE_CHECKING
@@ -17,7 +18,7 @@ from nvfp4_cute.emulator.modes import Engine
 if TYPE_CHECKING:
     from nvfp4_cute.emulator.lanes import Warp
 
-SEEN, FENCED = 0, 1
+SEEN, FENCED, CLUSTER = 0, 1, 2
 COMPONENT_SHIFT = 32
 VALUE_MASK = (1 << COMPONENT_SHIFT) - 1
 NOBODY = 0
@@ -46,7 +47,7 @@ class Components:
 
     def nothing(self) -> np.ndarray:
         """Knowledge of nothing."""
-        return np.zeros((2, self.capacity), np.int64)
+        return np.zeros((3, self.capacity), np.int64)
 
     def fit(self, knowledge: np.ndarray) -> np.ndarray:
         """The same knowledge, wide enough for all components."""
@@ -89,6 +90,7 @@ class WarpClock:
 
     Attributes:
         releases: where it published, by its own count then.
+        fenced: row CLUSTER at its last fence of the cluster or wider.
     """
 
     def __init__(self, components: Components, warp: "Warp"):
@@ -96,7 +98,8 @@ class WarpClock:
         self.components, self.warp = components, warp
         self.own = components.new()
         self.knowledge = components.nothing()
-        self.knowledge[SEEN, self.own] = 1
+        self.knowledge[SEEN, self.own] = self.knowledge[CLUSTER, self.own] = 1
+        self.fenced: np.ndarray | None = None
         self.engines: dict[Engine | str, int] = {}
         self.issued: dict[Engine | str, int] = {}
         self.releases: dict[int, int] = {}
@@ -120,8 +123,26 @@ class WarpClock:
         if site is not None:
             self.releases[self.value] = site
         self.knowledge = published.copy()
-        self.knowledge[SEEN, self.own] += 1
+        self._next()
         return published
+
+    def _next(self) -> None:
+        """What the warp does from here on is news."""
+        self.knowledge[SEEN, self.own] += 1
+        self.knowledge[CLUSTER, self.own] += 1
+
+    def fence_cluster(self) -> None:
+        """A fence of the cluster or wider: what the warp knows now, its later arrivals tell with that scope."""
+        self.fenced = self.knowledge[CLUSTER].copy()
+        self._next()
+
+    def narrowed(self, published: np.ndarray) -> np.ndarray:
+        """What an arrival with the scope of the CTA tells another CTA: a copy."""
+        told = published.copy()
+        told[CLUSTER] = 0
+        if self.fenced is not None:
+            told[CLUSTER, : self.fenced.size] = self.fenced
+        return told
 
     def learn(self, other: np.ndarray) -> None:
         """Everything in `other` happened before what the warp does next."""
@@ -130,7 +151,7 @@ class WarpClock:
     def fence(self) -> None:
         """A proxy fence: all generic writes that the warp knows of are visible to the async proxy."""
         self.knowledge[FENCED] = self.knowledge[SEEN]
-        self.knowledge[SEEN, self.own] += 1
+        self._next()
 
     def engine(self, name: Engine | str) -> int:
         """Component of one of the warp's engines."""

@@ -10,7 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from nvfp4_cute.emulator import silicon
 from nvfp4_cute.emulator.isa import Builder, Step, find_handler, load_families
+from nvfp4_cute.emulator.isa.registers import entry_registers
 from nvfp4_cute.emulator.isa.requirements import architecture, missing_on
 from nvfp4_cute.emulator.late_registers import prepare_late
 from nvfp4_cute.emulator.memory import SHARED_BASE
@@ -31,6 +33,7 @@ class Code:
         reads / writes: register slots that each instruction touches.
         static_shared / local_bytes: bytes of named shared variables and of local memory per lane.
         polls: whether warps may wait for words of global memory; known where timed.
+        registers: of a thread at the entry, where setmaxnreg changes them and directives bound them.
     """
 
     def __init__(
@@ -68,6 +71,8 @@ class Code:
         self._successors: list[tuple[int, ...]] = []
         for pc in range(len(self.insts)):
             self._compile(pc)
+        self.registers = entry_registers(entry)
+        silicon.check_groups(self.insts)
         if late:
             prepare_late(self)
         if checked:

@@ -3,6 +3,7 @@
 import ctypes
 import sys
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import lru_cache
 from typing import Any
 
@@ -15,8 +16,9 @@ from nvfp4_cute.emulator.launch_shim import active_emulators, shim_path
 from nvfp4_cute.emulator.machine import Launch, Machine, Stats
 from nvfp4_cute.emulator.ptx import KEPT, Entry, Program, parse
 from nvfp4_cute.emulator.representatives import LaunchWork
+from nvfp4_cute.emulator.silicon import SMALL_ALLOCATION
 from nvfp4_cute.emulator.targets import Device, ptx_arch
-from nvfp4_cute.emulator.tensormap import encode_tiled
+from nvfp4_cute.emulator.tensormap import driver_element, encode_tiled
 from nvfp4_cute.emulator.timing import replay
 from nvfp4_cute.emulator.timing_constants import Constants
 from nvfp4_cute.emulator.timing_events import LaunchTrace
@@ -80,6 +82,8 @@ def run_ptx(
     checked: bool = True,
     mode: str = "eager",
     check: bool = False,
+    cooperative: bool = False,
+    programmatic: bool = False,
     machine: Machine | None = None,
 ) -> Stats:
     """Run one kernel of a PTX text.
@@ -91,6 +95,7 @@ def run_ptx(
         checked: accesses outside the given arrays raise; False trusts every address.
         mode: when asynchronous operations happen: "eager", "lazy", or "random:SEED" (see `modes`).
         check: look for hazards, and raise them when the launch has ended.
+        cooperative, programmatic: attributes of the launch (see `Launch`).
         machine: run on this machine (its mode, ranges and statistics) instead of a fresh one.
 
     Returns:
@@ -100,7 +105,8 @@ def run_ptx(
         EmulatorError: the text, the arguments, or the kernel's behaviour is not acceptable.
     """
     machine = machine or Machine(sm_count, mode=mode, check=check)
-    machine.run(_launch_of(machine, ptx, entry, grid, block, args, cluster, smem_bytes, checked))
+    launch = _launch_of(machine, ptx, entry, grid, block, args, cluster, smem_bytes, checked)
+    machine.run(replace(launch, cooperative=cooperative, programmatic=programmatic))
     return machine.stats
 
 
@@ -213,6 +219,10 @@ def check_launch(code: Code, device: Device, block: Dim3, cluster: Dim3, smem_by
 # ---- CuTe DSL host code ---------------------------------------------------------------------------
 
 
+COOPERATIVE, PROGRAMMATIC = 1, 2
+"""Bits of a launch record's attributes."""
+
+
 class LaunchRecord(ctypes.Structure):
     """struct launch_record of launch_shim.c."""
 
@@ -221,7 +231,7 @@ class LaunchRecord(ctypes.Structure):
         ("grid", ctypes.c_uint32 * 3),
         ("block", ctypes.c_uint32 * 3),
         ("cluster", ctypes.c_uint32 * 3),
-        ("cooperative", ctypes.c_uint32),
+        ("attributes", ctypes.c_uint32),
         ("shared_bytes", ctypes.c_uint64),
         ("arguments", ctypes.POINTER(ctypes.c_void_p)),
         ("image", ctypes.c_void_p),
@@ -244,6 +254,16 @@ class TensorMapRecord(ctypes.Structure):
         ("swizzle", ctypes.c_uint32),
         ("fill", ctypes.c_uint32),
     )
+
+    def gap(self) -> bool:
+        """Whether some bytes between its rows belong to no element."""
+        packed = self.dims[0] * driver_element(self.element).bits // 8
+        strides = (self.strides[i] for i in range(self.rank - 1))
+        for stride, dim in zip(strides, self.dims[1 : self.rank], strict=True):
+            if stride > packed:
+                return True
+            packed = stride * dim
+        return False
 
     def encode(self) -> None:
         """Write the descriptor.
@@ -408,7 +428,7 @@ class Emulator:
         """
         launch = self.decode(record)
         x, y, z = launch.grid
-        if record.cooperative and x * y * z > launch.resident_ctas(self.device.sm_count):
+        if launch.cooperative and x * y * z > launch.resident_ctas(self.device.sm_count):
             raise _Refused(COOPERATIVE_LAUNCH_TOO_LARGE)
         self.run(launch)
 
@@ -429,7 +449,18 @@ class Emulator:
             params[param.offset : param.offset + param.nbytes] = np.frombuffer(data, np.uint8)
         explicit = any(record.cluster)
         grid = dim3(list(record.grid))
-        return Launch(code, grid, block, cluster, record.shared_bytes, params, explicit)
+        attributes = record.attributes
+        return Launch(
+            code,
+            grid,
+            block,
+            cluster,
+            record.shared_bytes,
+            params,
+            explicit,
+            cooperative=bool(attributes & COOPERATIVE),
+            programmatic=bool(attributes & PROGRAMMATIC),
+        )
 
     def _find_code(self, name: str, image: bytes) -> Code:
         program = self._made_into(image)
@@ -488,6 +519,14 @@ class Emulator:
             )
         return self._attributes[number]
 
+    def tensor_map(self, record: TensorMapRecord) -> None:
+        """A tensor map was made. The checker looks at those of small allocations."""
+        checker = self.machine.checker
+        if checker is not None and record.gap():
+            for found in self.machine.memory.ranges:
+                if found.start <= record.address < found.end and found.nbytes < SMALL_ALLOCATION:
+                    checker.silicon.tensor_map(record.address, found.nbytes, found.name)
+
     def _guard(self, action: Callable[[], None], failure: int) -> int:
         if self._error is not None:
             return failure  # like a device after a fault: nothing runs until the error was taken
@@ -519,12 +558,15 @@ def _attribute(value: Any, number: int) -> int:
 
 @TENSOR_MAP_CALLBACK
 def _tensor_map(record: Any) -> int:
+    emulator = active_emulators[-1]
+
     def answer() -> None:
         try:
             record.contents.encode()
+            emulator.tensor_map(record.contents)
         except (ValueError, EmulatorError) as error:
             # The host code that CuTe DSL compiles ends the process when this fails.
             print(f"cuTensorMapEncodeTiled: {error}", file=sys.stderr, flush=True)
             raise
 
-    return active_emulators[-1]._guard(answer, INVALID_VALUE)
+    return emulator._guard(answer, INVALID_VALUE)

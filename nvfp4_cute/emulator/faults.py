@@ -43,3 +43,9 @@ class HangFault(Fault):
     """Every live warp is blocked."""
 
     kind = "hang"
+
+
+class SiliconFault(Fault):
+    """A broken rule of the chip that is no part of an instruction's description (`silicon`)."""
+
+    kind = "silicon"

@@ -33,6 +33,25 @@ class Footprint:
         pairs = ((self.written, other.written), (self.written, other.read), (self.read, other.written))
         return any((a[start] & b[start]).any() for a, b in pairs for start in a.keys() & b.keys())
 
+    def add(self, other: "Footprint") -> None:
+        """Join what other clusters touched."""
+        for mine, theirs in ((self.read, other.read), (self.written, other.written)):
+            for start, bits in theirs.items():
+                mine[start] = mine[start] | bits if start in mine else bits
+
+    def first_of(self, addresses: np.ndarray, nbytes: int, *, written: bool) -> int | None:
+        """The first byte among `nbytes` at each address (int64) that was written, or was read; None if none was."""
+        for start, bits in (self.written if written else self.read).items():
+            offsets = addresses.astype(np.int64) - start
+            near = offsets[(offsets > -nbytes) & (offsets < 8 * bits.size)]
+            if near.size:
+                each = (near[:, None] + np.arange(nbytes)).reshape(-1)
+                each = each[(each >= 0) & (each < 8 * bits.size)]
+                hit = bits[each >> 3] >> (7 - (each & 7)) & 1
+                if hit.any():
+                    return start + int(each[int(hit.argmax())])
+        return None
+
 
 @dataclass
 class Told:
@@ -71,9 +90,9 @@ class GlobalRaces:
         self._cluster = self._releases = 0
         self._keep_reads = False
 
-    def keep_reads(self) -> None:
-        """From now on `footprint` knows what is read."""
-        self._keep_reads = True
+    def keep_reads(self, keep: bool = True) -> None:
+        """From now on `footprint` knows what is read, or does not."""
+        self._keep_reads = keep
 
     def footprint(self) -> Footprint:
         """What was read (since `keep_reads`) and written in this launch."""
@@ -107,6 +126,12 @@ class GlobalRaces:
         self, addresses: np.ndarray, nbytes: int, actor: Actor, *, write: bool, atomic: bool = False
     ) -> None:
         """Hold accesses of `nbytes` at each address (int64; none for a box outside its tensor) against the earlier writes."""
+        self.checker.dependencies.access(addresses, nbytes, actor, write=write)
+        self._access(addresses, nbytes, actor, write=write, atomic=atomic)
+
+    def _access(
+        self, addresses: np.ndarray, nbytes: int, actor: Actor, *, write: bool, atomic: bool = False
+    ) -> None:
         if not addresses.size or not (write or self._shadows or self._keep_reads):
             return
         first = int(addresses.min())
@@ -115,11 +140,11 @@ class GlobalRaces:
             following = bisect.bisect_right(self._starts, first)
             if following < len(self._starts):
                 beyond = addresses[addresses >= self._starts[following]]
-                self.access(beyond, nbytes, actor, write=write, atomic=atomic)
+                self._access(beyond, nbytes, actor, write=write, atomic=atomic)
             return
         inside = (addresses >= shadow.start) & (addresses < shadow.end)
         if not inside.all():
-            self.access(addresses[~inside], nbytes, actor, write=write, atomic=atomic)
+            self._access(addresses[~inside], nbytes, actor, write=write, atomic=atomic)
             addresses = addresses[inside]
         index = shadow.index(addresses, nbytes)
         self._check(shadow, index, actor, write=write, atomic=atomic)
@@ -156,16 +181,18 @@ class GlobalRaces:
         unfenced = False
         if late is None and actor.proxy and not write:
             late, unfenced = self._unfenced(shadow, index, mine, actor)
+        checker = self.checker
         if late is None:
+            if checker.silicon.narrow and not (write or atomic):
+                checker.silicon.stores_relied_on(
+                    mine, shadow.sites[index], actor, self._place(shadow, index[0])
+                )
             return
         number = int(shadow.sites[index[late]])
-        checker = self.checker
         site, other = checker.sites[actor.site], checker.sites[number]
         if atomic and other.atomic:
             return
-        place = (
-            f"global memory at {shadow.start + GLOBAL_GRANULE * int(index[late]):#x} ({self._name(shadow)})"
-        )
+        place = self._place(shadow, index[late])
         if unfenced:
             text = (
                 f"{site} reads {place} through the async proxy, {other} wrote it through the generic proxy: "
@@ -194,9 +221,9 @@ class GlobalRaces:
     def _hint(self) -> str:
         return "relaxed accesses order nothing without a fence.acq_rel.gpu" if self._relaxed else ""
 
-    def _name(self, shadow: GlobalShadow) -> str:
+    def _place(self, shadow: GlobalShadow, granule: int) -> str:
         found = self._ranges[bisect.bisect_right(self._starts, shadow.start) - 1]
-        return f"`{found.name}`"
+        return f"global memory at {shadow.start + GLOBAL_GRANULE * int(granule):#x} (`{found.name}`)"
 
     def _foreign(
         self, shadow: GlobalShadow, index: np.ndarray, others: np.ndarray, clusters: np.ndarray

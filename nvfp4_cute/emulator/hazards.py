@@ -27,12 +27,15 @@ import numpy as np
 from nvfp4_cute.emulator import shadow
 from nvfp4_cute.emulator.clocks import SEEN, Components, WarpClock, epoch, joined
 from nvfp4_cute.emulator.early_release import EarlyReleases
-from nvfp4_cute.emulator.faults import Fault
+from nvfp4_cute.emulator.faults import Fault, SiliconFault
 from nvfp4_cute.emulator.global_races import GlobalRaces
 from nvfp4_cute.emulator.memory import GlobalMemory, Mbarrier
 from nvfp4_cute.emulator.modes import Engine, Operation
+from nvfp4_cute.emulator.pdl import Dependencies
 from nvfp4_cute.emulator.ptx import Inst
 from nvfp4_cute.emulator.shadow import Actor, Conflict, Shadow, TensorShadow
+from nvfp4_cute.emulator.silicon import named
+from nvfp4_cute.emulator.silicon_checks import SiliconChecks
 from nvfp4_cute.errors import EmulatorError
 
 if TYPE_CHECKING:
@@ -92,9 +95,10 @@ class Hazard:
 
     Attributes:
         kind: "race", "proxy-fence", "early-release", "uninitialised", "mbarrier", "tensor-memory", "double-store", "exit", or the
-            `kind` of a `faults.Fault` that stopped the launch.
+            `kind` of a `faults.Fault` that stopped the launch ("silicon" among them).
         kernel: name of the entry.  site: the instruction that showed it, if one did.  other: the other access.
         text: what is wrong, in words.  count: how many more of the same pair of instructions were seen.
+        rule: name of the rule of `silicon` where the kind is that.
         severity: "error", "warning", or "note" where the evidence is weak or only speed is at stake.
     """
 
@@ -105,6 +109,7 @@ class Hazard:
     text: str
     count: int = 1
     severity: str = "error"
+    rule: str = ""
 
     def __str__(self) -> str:
         """Kind, text, and the PTX lines."""
@@ -165,7 +170,7 @@ class BarrierClock:
         component: its value is the number of phases complete.  gathering: what arrivals of the current phase knew.
         complete: what arrivals of all complete phases knew.  init / fence: epochs of its initialisation, and of the
             fence that made it visible to other proxies and CTAs.  arrivals: sites that ever arrived.
-        users: newest event of each warp that used it.
+        users: newest event of each warp that used it.  senders: by phase, a place that stored from another CTA.
     """
 
     component: int
@@ -176,6 +181,7 @@ class BarrierClock:
     fence: tuple[int, int] | None = None
     arrivals: dict[int, int] = field(default_factory=dict)
     users: dict[int, tuple[int, int]] = field(default_factory=dict)
+    senders: dict[int, int] = field(default_factory=dict)
 
     def phase_done(self) -> None:
         """Called by the barrier when a phase completes."""
@@ -213,6 +219,8 @@ class Checker:
         self.passing: dict[Warp, Any] = {}
         self.globals = GlobalRaces(self)
         self.early_releases = EarlyReleases(self)
+        self.silicon = SiliconChecks(self)
+        self.dependencies = Dependencies(self)
         self._touched: dict[Cta, dict[int, tuple[int, int]]] = {}
 
     # ---- life of a launch --------------------------------------------------------------------------
@@ -221,6 +229,7 @@ class Checker:
         self.kernel = launch.code.entry.name
         self.globals.begin_launch(memory)
         self.early_releases.begin_launch()
+        self.globals.keep_reads(self.dependencies.begin_launch(launch))
         self._forget()  # a launch that failed may have left clusters behind
         self.sites = []
         self._numbers.clear()
@@ -233,7 +242,10 @@ class Checker:
             expected = COMPONENTS_PER_WARP * len(warps) + BARRIERS_PER_CTA * len(cluster.ctas)
             self.components = Components(expected)
             self.globals.begin_clusters()
-        self._clocks.update((warp, WarpClock(self.components, warp)) for warp in warps)
+            self.dependencies.begin_clusters()
+        for warp in warps:
+            self._clocks[warp] = WarpClock(self.components, warp)
+            self.silicon.begin_warp(warp)
         self.shared.update((cta, shadow.shared_shadow(cta.smem.size)) for cta in cluster.ctas)
         self.tensor.update((cta, TensorShadow()) for cta in cluster.ctas)
         self._touched.update((cta, {}) for cta in cluster.ctas)
@@ -242,12 +254,14 @@ class Checker:
         """All running clusters have ended: look for what their CTAs left behind."""
         for cta in self.shared:
             self._check_exit(cta)
+            self.silicon.exits(cta)
         self._forget()
 
     def _forget(self) -> None:
         self._clocks, self.shared, self.tensor, self._touched = {}, {}, {}, {}
         self._gates, self._uses, self.passing, self.current = {}, {}, {}, None
         self.early_releases.begin()
+        self.silicon.begin()
 
     def _check_exit(self, cta: "Cta") -> None:
         name = f"cta {','.join(map(str, cta.idx))}"
@@ -309,17 +323,24 @@ class Checker:
         text: str,
         detail: str = "",
         severity: str = "error",
+        *,
+        rule: str = "",
     ) -> None:
         """Collect a hazard; the same kind at the same instructions counts once."""
-        lines = site.inst.line if site else text, other.inst.line if other else None
-        key: tuple[Any, ...] = (kind, severity, *lines)
+        text = f"{text} ({detail})" if detail else text
+        self.adopt(Hazard(kind, self.kernel, site, other, text, severity=severity, rule=rule))
+
+    def adopt(self, hazard: Hazard) -> None:
+        """Collect a hazard that may have been found by another process."""
+        site, other = hazard.site, hazard.other
+        lines = site.inst.line if site else hazard.text, other.inst.line if other else None
+        key = (hazard.kind, hazard.severity, hazard.rule, *lines)
         known = self._found.get(key)
         if known is not None:
-            known.count += 1
-        elif sum(found[1] == severity for found in self._found) < MOST_HAZARDS:
-            text = f"{text} ({detail})" if detail else text
-            self._found[key] = Hazard(kind, self.kernel, site, other, text, severity=severity)
-            self.hazards.append(self._found[key])
+            known.count += hazard.count
+        elif sum(found[1] == hazard.severity for found in self._found) < MOST_HAZARDS:
+            self._found[key] = hazard
+            self.hazards.append(hazard)
 
     def report_write(
         self,
@@ -356,16 +377,21 @@ class Checker:
     def stopped(self, error: EmulatorError) -> None:
         """The launch was stopped by an error: it is a hazard like the others."""
         kind = error.kind if isinstance(error, Fault) else Fault.kind
-        self.report(kind, None, None, str(error))
+        rule = named(str(error)) if kind == SiliconFault.kind else None
+        self.report(kind, None, None, str(error), rule=rule.name if rule else "")
 
     def of_this_launch(self) -> list[Hazard]:
-        """Hazards since `begin_launch`."""
+        """Hazards since `begin_launch`, notes among them."""
         return list(self._found.values())
 
     @property
     def failed(self) -> bool:
         """Whether this launch has a hazard that is an error."""
         return any(hazard.severity == "error" for hazard in self._found.values())
+
+    def operation(self) -> Record:
+        """What is kept of the operation that is happening now."""
+        return self._record()
 
     def _conflict(
         self,
@@ -418,6 +444,8 @@ class Checker:
         knowledge = clock.publish(site)
         if operation.engine is Engine.TCGEN05:
             knowledge[SEEN, component] = number - 1
+            if "commit" not in self.sites[site].inst.mods:
+                self.silicon.issued(operation.warp, number)
         return Record(knowledge, component, number, site)
 
     def completed(self, operation: Operation) -> None:
@@ -480,6 +508,9 @@ class Checker:
         if conflict is not None:
             where = self.shared_range(cta, conflict.granules)
             self._conflict(conflict, actor, write=write, where=where, content=cta.smem.views[4].take)
+        elif self.silicon.narrow and not write:
+            what = f"shared memory{self._whose(cta)}"
+            self.silicon.stores_relied_on(memory.writers[index], memory.sites[index], actor, what)
 
     def shared_range(self, cta: "Cta", granules: tuple[int, int]) -> str:
         """Bytes from the first to the last granule, for reports."""
@@ -696,14 +727,18 @@ class Checker:
             )
         return record
 
-    def arrive(self, warp: "Warp", pc: int, cta: "Cta", barrier: Mbarrier) -> None:
-        """A warp is about to arrive (release)."""
+    def arrive(self, warp: "Warp", pc: int, cta: "Cta", barrier: Mbarrier, *, wide: bool = False) -> None:
+        """A warp is about to arrive (release). `wide`: with the scope of the cluster."""
         clock, number = self._clocks[warp], self.site(warp, pc)
         stamp = (clock.own, clock.value)
         published = clock.publish(number)
         outside = cta is not warp.cta
         record = self.use_barrier(cta, barrier, published, number, outside=outside)
-        record.gathering = joined(record.gathering, published)
+        if outside and not wide:
+            self.silicon.narrow = True
+            record.gathering = joined(record.gathering, clock.narrowed(published))
+        else:
+            record.gathering = joined(record.gathering, published)
         record.arrivals[number] = barrier.phase
         record.users[stamp[0]] = (stamp[1], number)
         if outside:
@@ -719,20 +754,27 @@ class Checker:
         record.arrivals[own.site] = barrier.phase
         self.touch(cta, own.actor())
 
-    def signalled(self, cta: "Cta", offset: int) -> int:
-        """Epoch of data whose arrival the current operation will signal to an mbarrier."""
+    def signalled(self, cta: "Cta", offset: int, *, stored: bool = False) -> int:
+        """Epoch of data whose arrival the current operation will signal to an mbarrier. `stored`: by st.async."""
         barrier = cta.mbarrier(offset)
         own = self._record()
         record = self.use_barrier(cta, barrier, own.knowledge, own.site, outside=True)
+        record.gathering = self.components.fit(record.gathering)
+        self.silicon.caused(own.knowledge, record.gathering)
+        if stored and self.sites[own.site].cta != cta.idx:
+            record.senders[barrier.phase] = own.site
         return epoch(record.component, barrier.phase + 1)
 
-    def waited(self, warp: "Warp", pc: int, cta: "Cta", barrier: Mbarrier) -> None:
-        """A wait or test of a warp found a phase complete (acquire)."""
+    def waited(self, warp: "Warp", pc: int, cta: "Cta", barrier: Mbarrier, *, wide: bool = False) -> None:
+        """A wait or test of a warp found a phase complete (acquire). `wide`: with the scope of the cluster."""
         clock, number = self._clocks[warp], self.site(warp, pc)
         clock.knowledge = self.components.fit(clock.knowledge)
         record = self.use_barrier(cta, barrier, clock.knowledge, number, outside=False)
         clock.learn(record.complete)
         clock.completed(record.component, barrier.phase)
+        sender = record.senders.get(barrier.phase - 1)
+        if sender is not None and not wide:
+            self.silicon.async_store_awaited(warp, pc, self.sites[sender])
         record.users[clock.own] = (clock.value, number)
 
     def explain_hang(self, warps: Iterable["Warp"]) -> str:

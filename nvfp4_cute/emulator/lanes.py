@@ -49,6 +49,10 @@ class Condition:
         return self.text()
 
 
+class RuleWait(Condition):
+    """A Condition whose hang is a broken rule of the chip, which the text names."""
+
+
 class Signal:
     """A step's way to say that control did something other than fall through, jump, or wait."""
 
@@ -78,11 +82,12 @@ class Warp:
         looks: by program counter after such a step, the registers there and what the machine's ``changes`` were.
         operations: asynchronous operations of the warp, where the mode keeps track of them.
         track: what a recorder notes about it.
+        budgets: registers of a thread that the warp has set, one after the other.
     """
 
     __slots__ = (
-        "active", "all_active", "code", "cta", "done", "executed", "groups", "idx", "live", "local", "looks", "num_active",
-        "operations", "pc", "pending", "polled", "protected", "regs", "track", "wait",
+        "active", "all_active", "budgets", "code", "cta", "done", "executed", "groups", "idx", "live", "local", "looks",
+        "num_active", "operations", "pc", "pending", "polled", "protected", "regs", "track", "wait",
     )  # fmt: skip
 
     def __init__(self, cta: "Cta", idx: int, lanes: int):
@@ -95,6 +100,7 @@ class Warp:
         self.pending: Wait | None = None
         self.operations: WarpOperations | None = None
         self.track: Track
+        self.budgets: tuple[int, ...] = ()
         self.wait: Wait | None = None
         self.looks: dict[int, tuple[list[Any], int]] = {}
         self.polled = self.done = False

@@ -21,7 +21,10 @@
 #endif
 
 enum { SUCCESS = 0, OUT_OF_MEMORY = 2, NO_DEVICE = 100, INVALID_DEVICE = 101 };
-enum { ATTRIBUTE_BYTES = 72, ATTRIBUTE_VALUE = 8, ATTRIBUTE_COOPERATIVE = 2, ATTRIBUTE_CLUSTER_DIMENSION = 4 };
+enum { ATTRIBUTE_BYTES = 72, ATTRIBUTE_VALUE = 8 };
+/* cudaLaunchAttributeID */
+enum { ATTRIBUTE_COOPERATIVE = 2, ATTRIBUTE_CLUSTER_DIMENSION = 4, ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION = 6 };
+enum { COOPERATIVE = 1, PROGRAMMATIC = 2 };
 
 /* cudaLaunchConfig_t */
 struct launch_config {
@@ -39,7 +42,7 @@ struct launch_record {
   uint32_t grid[3];
   uint32_t block[3];
   uint32_t cluster[3]; /* zeros if the launch names no cluster */
-  uint32_t cooperative;
+  uint32_t attributes; /* COOPERATIVE | PROGRAMMATIC */
   uint64_t shared_bytes;
   void **arguments;
   const void *image; /* code of the library that the kernel comes from */
@@ -222,10 +225,12 @@ EXPORT int _cudaLaunchKernelEx(const struct launch_config *config, const void *k
   record.arguments = arguments;
   for (i = 0; i < config->attribute_count; i++) {
     const unsigned char *attribute = config->attributes + (size_t)i * ATTRIBUTE_BYTES;
-    int32_t id;
+    int32_t id, value;
     memcpy(&id, attribute, sizeof id);
+    memcpy(&value, attribute + ATTRIBUTE_VALUE, sizeof value);
     if (id == ATTRIBUTE_CLUSTER_DIMENSION) memcpy(record.cluster, attribute + ATTRIBUTE_VALUE, sizeof record.cluster);
-    if (id == ATTRIBUTE_COOPERATIVE) memcpy(&record.cooperative, attribute + ATTRIBUTE_VALUE, sizeof record.cooperative);
+    if (id == ATTRIBUTE_COOPERATIVE && value) record.attributes |= COOPERATIVE;
+    if (id == ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION && value) record.attributes |= PROGRAMMATIC;
   }
   return on_launch(&record);
 }

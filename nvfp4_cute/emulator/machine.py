@@ -6,6 +6,7 @@ the lowest program counter runs first, and groups that meet merge. A group that 
 """
 
 import itertools
+import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -17,7 +18,7 @@ import numpy as np
 from nvfp4_cute.emulator import parallel
 from nvfp4_cute.emulator.banks import BankUse
 from nvfp4_cute.emulator.code import Code
-from nvfp4_cute.emulator.faults import HangFault, MbarrierFault, RegisterFault
+from nvfp4_cute.emulator.faults import HangFault, MbarrierFault, RegisterFault, SiliconFault
 from nvfp4_cute.emulator.hazards import Checker, HazardError
 from nvfp4_cute.emulator.lanes import (
     ALL_LANES,
@@ -26,6 +27,7 @@ from nvfp4_cute.emulator.lanes import (
     REGROUP,
     Condition,
     Group,
+    RuleWait,
     Signal,
     Wait,
     Warp,
@@ -106,7 +108,12 @@ class Stats:
 
 @dataclass(frozen=True)
 class Launch:
-    """One kernel launch: code, grid and cluster shape, shared memory, and the parameter buffer."""
+    """One kernel launch: code, grid and cluster shape, shared memory, and the parameter buffer.
+
+    Attributes:
+        cooperative: all its CTAs run at the same time.  programmatic: it may start before the one before it has ended
+            (the attribute of programmatic stream serialisation).
+    """
 
     code: Code
     grid: tuple[int, int, int]
@@ -115,6 +122,8 @@ class Launch:
     smem_bytes: int
     params: np.ndarray
     explicit_cluster: bool = False
+    cooperative: bool = False
+    programmatic: bool = False
 
     @property
     def threads(self) -> int:
@@ -370,6 +379,7 @@ class Machine:
         except EmulatorError as error:
             failure = error
             checker.stopped(error)
+        checker.dependencies.end_launch(checker.globals.footprint())
         if checker.failed:
             raise HazardError(checker.of_this_launch()) from failure
 
@@ -455,12 +465,16 @@ class Machine:
         if polls and self.waiting and room >= len(clusters[0].ctas):
             cluster = Cluster(self, launch, self.waiting.pop())
             if self.checker is not None:
+                if not launch.cooperative:
+                    spinning = next(warp for warp in live if _polls(warp))
+                    self.checker.silicon.spin(spinning, math.prod(launch.grid), room + resident)
                 self.checker.begin_cluster(cluster)
             if self.recorder is not None:
                 self.recorder.begin(cluster)
             return cluster
         why = self.checker.explain_hang(live) if self.checker is not None else ""
-        raise HangFault(hang_report(live) + why)
+        fault = SiliconFault if any(isinstance(warp.wait, RuleWait) for warp in live) else HangFault
+        raise fault(hang_report(live) + why)
 
     def _run_warp(self, warp: Warp, turn: int) -> None:
         """Let a warp run for `turn` basic blocks, or until it blocks or ends."""

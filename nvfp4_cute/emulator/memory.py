@@ -307,7 +307,12 @@ class SharedMemory:
 
 
 class TensorMemory:
-    """Tensor memory of one CTA: 128 lanes x 512 columns of 32-bit words, and its column allocations."""
+    """Tensor memory of one CTA: 128 lanes x 512 columns of 32-bit words, and its column allocations.
+
+    Attributes:
+        allocations: columns by the first one.  promised: (first, columns) of those that the leader of a pair has made for
+            this CTA, too, and that it has not come to.
+    """
 
     def __init__(self) -> None:
         """Start with nothing allocated."""
@@ -316,7 +321,7 @@ class TensorMemory:
         self.owned = np.zeros(TMEM_COLS, bool)
         self.may_allocate = True
         self.freed: list[tuple[int, int, str]] = []  # base, columns, and who gave them back, newest last
-        self.paired_allocations = 0  # how many allocations with .cta_group::2 this CTA executed
+        self.promised: list[tuple[int, int]] = []
 
     @property
     def words(self) -> np.ndarray:
@@ -325,22 +330,50 @@ class TensorMemory:
             self._words = np.full((TMEM_LANES, TMEM_COLS), TMEM_POISON, np.uint32)
         return self._words
 
-    def alloc(self, ncols: int) -> int | None:
+    def alloc(self, ncols: int, peer: "TensorMemory | None" = None) -> int | None:
         """First-fit allocation of a power of two (32..512) of columns; None when no room is left.
+
+        `peer`: the tensor memory of the pair's other CTA, for an allocation of both: `peer` gets the same columns.
 
         Raises:
             EmulatorError: illegal column count, or allocation after relinquish_alloc_permit.
         """
+        self._check_alloc(ncols)
+        taken = self.owned if peer is None else self.owned | peer.owned
+        for base in range(0, TMEM_COLS - ncols + 1, 32):
+            if not taken[base : base + ncols].any():
+                self._own(base, ncols)
+                if peer is not None:
+                    peer._own(base, ncols)
+                    peer.promised.append((base, ncols))
+                return base
+        return None
+
+    def claim(self, ncols: int) -> int | None:
+        """The columns that the leader of the pair has allocated for this CTA; None if it has not.
+
+        Raises:
+            EmulatorError: as `alloc`; or the leader allocated another number.
+        """
+        self._check_alloc(ncols)
+        if not self.promised:
+            return None
+        base, count = self.promised.pop(0)
+        if count != ncols:
+            raise TensorMemoryFault(
+                f"tcgen05.alloc.cta_group::2 of {ncols} columns, where the other CTA of the pair allocated {count}"
+            )
+        return base
+
+    def _check_alloc(self, ncols: int) -> None:
         if ncols < 32 or ncols > TMEM_COLS or ncols & (ncols - 1):
             raise TensorMemoryFault(f"tcgen05.alloc of {ncols} columns: must be a power of two in 32..512")
         if not self.may_allocate:
             raise TensorMemoryFault("tcgen05.alloc after tcgen05.relinquish_alloc_permit in the same CTA")
-        for base in range(0, TMEM_COLS - ncols + 1, 32):
-            if not self.owned[base : base + ncols].any():
-                self.owned[base : base + ncols] = True
-                self.allocations[base] = ncols
-                return base
-        return None
+
+    def _own(self, base: int, ncols: int) -> None:
+        self.owned[base : base + ncols] = True
+        self.allocations[base] = ncols
 
     def dealloc(self, base: int, ncols: int, who: str = "somebody") -> None:
         """Give columns back. `who`: for the message if they are used afterwards.

@@ -18,6 +18,8 @@ import numpy as np
 
 from nvfp4_cute.emulator.code import Code
 from nvfp4_cute.emulator.global_races import Footprint
+from nvfp4_cute.emulator.hazards import Hazard
+from nvfp4_cute.emulator.pdl import Progress
 from nvfp4_cute.errors import EmulatorError
 
 if TYPE_CHECKING:
@@ -86,7 +88,9 @@ def run_checked(machine: "Machine", launch: "Launch", origins: Sequence[Origin])
     Returns:
         Whether the launch was clean. If not, memory is as before: run it in one process, which finds words for it.
     """
-    kept: list[_Share] = []
+    checker, kept = machine.checker, list[_Share]()
+    assert checker is not None
+    checker.begin_launch(launch, machine.memory)
     with machine.memory.shared() as copies:
         try:
             with closing(_shares(machine, launch, origins)) as shares:
@@ -98,8 +102,14 @@ def run_checked(machine: "Machine", launch: "Launch", origins: Sequence[Origin])
         except EmulatorError:
             copies.clear()
             return False
+    touched = Footprint()
     for share in kept:
         _keep(machine, share)
+        touched.add(share.touched)
+        checker.dependencies.progress.add(share.progress)
+        for hazard in share.hazards:
+            checker.adopt(hazard)
+    checker.dependencies.end_launch(touched)
     return True
 
 
@@ -109,13 +119,15 @@ class _Share:
 
     Attributes:
         stats, traces: of its clusters; traces only under a recorder.
-        clean: without hazards.  touched: global memory, kept under the checker.
+        clean: no hazard is an error.  touched: global memory, kept under the checker, as are hazards and progress.
     """
 
     stats: "Stats"
     traces: list[Any] = field(default_factory=list)
     clean: bool = True
     touched: Footprint = field(default_factory=Footprint)
+    hazards: list[Hazard] = field(default_factory=list)
+    progress: Progress = field(default_factory=Progress)
 
 
 def _shares(machine: "Machine", launch: "Launch", origins: Sequence[Origin]) -> Generator[_Share]:
@@ -161,13 +173,14 @@ def _work(machine: "Machine", launch: "Launch", origins: Sequence[Origin], send:
     if recorder is not None:
         recorder.traces.clear()
     if checker is not None:
-        checker.begin_launch(launch, machine.memory)
         checker.globals.keep_reads()
     try:
         machine.run_clusters(launch, list(origins), lambda: send.send("cluster"))
         share = _Share(machine.stats, [] if recorder is None else recorder.traces)
         if checker is not None:
-            share.clean, share.touched = not checker.of_this_launch(), checker.globals.footprint()
+            share.clean, share.touched = not checker.failed, checker.globals.footprint()
+            share.hazards = checker.of_this_launch()
+            share.progress = checker.dependencies.progress
         send.send(share)
     except EmulatorError as error:
         send.send(error)

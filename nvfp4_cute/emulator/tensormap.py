@@ -584,6 +584,13 @@ _DRIVER_SWIZZLES = (
 )  # fmt: skip
 
 
+def driver_element(number: int) -> ElementType:
+    """The element type that the driver numbers so (CUtensorMapDataType)."""
+    name = _DRIVER_TYPES[number]
+    code, tf32 = _TYPE_CODES[name]
+    return (_TF32 if tf32 else _ELEMENT_TYPES)[code]
+
+
 def encode_tiled(
     address: int,
     element: int,

@@ -10,6 +10,7 @@ import numpy as np
 
 from nvfp4_cute.emulator.isa import Builder, Reader, Step, Wrappers, lane_value, type_bytes
 from nvfp4_cute.emulator.isa.barrier import barrier_place, mbarrier_mods
+from nvfp4_cute.emulator.isa.issue import cta_pair
 from nvfp4_cute.emulator.isa.memory import memory_mods
 from nvfp4_cute.emulator.isa.spaces import SPACES, generic_space
 from nvfp4_cute.emulator.lanes import NOTHING
@@ -211,6 +212,7 @@ def _fence(inst: Inst, b: Builder, step: Step) -> Step:
             checker.early_releases.fenced(warp)
         if ordering and "cta" not in words:
             checker.globals.fence(warp)
+            checker.clock(warp).fence_cluster()
         if barriers:
             checker.fence_barriers(warp)
         if proxy:
@@ -220,11 +222,24 @@ def _fence(inst: Inst, b: Builder, step: Step) -> Step:
     return run if barriers or ordering else step
 
 
+@WATCHERS.register("griddepcontrol")
+def _grid_dependency(inst: Inst, b: Builder, step: Step) -> Step:
+    waits = "wait" in inst.mods
+
+    def run(warp: "Warp") -> Any:
+        dependencies = _checker(warp).dependencies
+        (dependencies.wait if waits else dependencies.trigger)(warp)
+        return step(warp)
+
+    return run
+
+
 @WATCHERS.register("membar")
 def _membar(inst: Inst, b: Builder, step: Step) -> Step:
     def run(warp: "Warp") -> Any:
         if "cta" not in inst.mods:
             _checker(warp).globals.fence(warp)
+            _checker(warp).clock(warp).fence_cluster()
         return step(warp)
 
     return _fencing(run)
@@ -344,7 +359,7 @@ def _arrive(inst: Inst, b: Builder, step: Step) -> Step:
 
     def run(warp: "Warp") -> Any:
         for cta, offset in places(warp):
-            _checker(warp).arrive(warp, pc, cta, cta.mbarrier(offset))
+            _checker(warp).arrive(warp, pc, cta, cta.mbarrier(offset), wide="cluster" in inst.mods)
         return step(warp)
 
     return _fencing(run) if {"release", "cluster"} <= set(inst.mods) else run
@@ -363,7 +378,7 @@ def _wait(inst: Inst, b: Builder, step: Step) -> Step:
         if result is None:
             for cta, barrier in found:
                 if barrier.test_parity(value) if by_parity else barrier.test_state(value):
-                    _checker(warp).waited(warp, pc, cta, barrier)
+                    _checker(warp).waited(warp, pc, cta, barrier, wide="cluster" in inst.mods)
         return result
 
     return run
@@ -373,6 +388,7 @@ def _wait(inst: Inst, b: Builder, step: Step) -> Step:
 @WATCHERS.register("tcgen05.alloc")
 def _alloc(inst: Inst, b: Builder, step: Step) -> Step:
     address, columns, pc = b.address(inst.operands[0]), b.read(inst.operands[1], "u32"), b.pc
+    pair = "cta_group::2" in inst.mods
 
     def run(warp: "Warp") -> Any:
         result = step(warp)
@@ -383,8 +399,12 @@ def _alloc(inst: Inst, b: Builder, step: Step) -> Step:
             checker.access_shared(cta, place, checker.warp_actor(warp, pc), write=True)
             base = int(cta.smem.read(offset, 4).view(np.uint32)[0])
             own = slice(base, base + int(lane_value(columns(warp), lane)))
-            checker.tensor[cta].forget((slice(None), own))
-            checker.tensor[cta].valid[:, own] = False
+            even, odd = cta_pair(cta) if pair else (cta, cta)
+            for owner in {even, odd} if cta is even else ():  # the leader's allocation is that of both
+                checker.tensor[owner].forget((slice(None), own))
+                checker.tensor[owner].valid[:, own] = False
+            if pair:
+                checker.silicon.pair_alloc(warp, pc, odd if cta is even else even)
         return result
 
     return run
@@ -392,11 +412,14 @@ def _alloc(inst: Inst, b: Builder, step: Step) -> Step:
 
 @WATCHERS.register("tcgen05.dealloc")
 def _dealloc(inst: Inst, b: Builder, step: Step) -> Step:
+    pair = "cta_group::2" in inst.mods
     address, columns, pc = b.read(inst.operands[0], "u32"), b.read(inst.operands[1], "u32"), b.pc
 
     def run(warp: "Warp") -> Any:
         lane = warp.first_lane()
         base, count = (int(lane_value(r(warp), lane)) for r in (address, columns))
+        if pair and not warp.cta.rank & 1:
+            _checker(warp).silicon.pair_dealloc(warp, pc, cta_pair(warp.cta)[1])
         result = step(warp)
         if result is None:
             _checker(warp).freed(warp, pc, TensorShadow.rectangle(slice(0, 128), slice(base, base + count)))

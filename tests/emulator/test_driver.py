@@ -104,11 +104,11 @@ def test_cooperative_launches_must_fit_on_the_device() -> None:
     """The driver answers with an error code, and the device goes on; other launches may be larger."""
     emulator = Emulator(sm_count=1)
     emulator.register(".version 8.8\n.target sm_100a\n.visible .entry k() { ret; }")
-    record = driver.LaunchRecord(name=b"k", grid=(3, 1, 1), block=(1024, 1, 1), cooperative=1)
+    record = driver.LaunchRecord(name=b"k", grid=(3, 1, 1), block=(1024, 1, 1), attributes=1)
     assert emulator._guard(lambda: emulator.launch(record), driver.LAUNCH_FAILURE) == 720
     record.grid[0] = 2
     assert emulator._guard(lambda: emulator.launch(record), driver.LAUNCH_FAILURE) == driver.SUCCESS
-    record.grid[0], record.cooperative = 3, 0
+    record.grid[0], record.attributes = 3, 0
     assert emulator._guard(lambda: emulator.launch(record), driver.LAUNCH_FAILURE) == driver.SUCCESS
     assert emulator.stats.ctas == 5
 

@@ -16,11 +16,11 @@ WORDS = np.arange(1, 1025, dtype=np.uint32)
 OPERANDS = np.ones((small.A_BYTES + small.B_BYTES) // 2, np.float16)
 
 
-def run(body, *, src=WORDS, words=2048, mode="eager", block=64, grid=1, cluster=1, target="sm_100a"):
+def run(body, *, src=WORDS, words=2048, block=64, target="sm_100a", **launch):
     """Outputs of a checked launch."""
     out = np.zeros(words, np.uint32)
     ptx = small.kernel(body, target)
-    run_ptx(ptx, None, grid, block, [src, out], cluster=cluster, smem_bytes=32768, mode=mode, check=True)
+    run_ptx(ptx, None, block=block, args=[src, out], smem_bytes=32768, check=True, **launch)
     return out
 
 
@@ -648,7 +648,9 @@ def test_a_load_that_begins_in_a_read_only_tensor():
 
 def test_clusters_that_run_side_by_side():
     """Each CTA waits for its right neighbour's flag and reads what that one wrote."""
-    assert_clean(NEIGHBOUR.format(poll="ld.acquire.gpu.global.b32 %r10, [%rd10+4];"), grid=4)
+    assert_clean(
+        NEIGHBOUR.format(poll="ld.acquire.gpu.global.b32 %r10, [%rd10+4];"), grid=4, cooperative=True
+    )
 
 
 ACQUIRE, RELEASE = "ld.acquire.gpu.global.b32 %r10, [%rd10+4];", "st.release.gpu.global.b32 [%rd10], 1;"
@@ -676,4 +678,4 @@ def test_relaxed_accesses_between_clusters(poll, store):
 @pytest.mark.parametrize("fence", ["fence.acq_rel.gpu;\n", "fence.sc.sys;\n", "membar.gl;\n"])
 def test_fences_make_relaxed_accesses_order(fence):
     body = NEIGHBOUR.replace("@%p0 " + RELEASE, fence + "@%p0 " + RELAXED_STORE)
-    assert_clean(body.format(poll=RELAXED_LOAD + "\n" + fence), grid=4)
+    assert_clean(body.format(poll=RELAXED_LOAD + "\n" + fence), grid=4, cooperative=True)

@@ -77,24 +77,46 @@ ld.param.b64 %rd1, [out];
 mov.u32 %r1, smem;
 mov.u32 %r6, %cluster_ctarank;
 setp.eq.u32 %p1, %r6, 1;
-@{rank_1}bra DONE;
-@%p1 st.global.b32 [%rd1], 7;
+{rank_1}
 tcgen05.alloc.cta_group::2.sync.aligned.shared::cta.b32 [%r1], 64;
-@!%p1 ld.global.b32 %r2, [%rd1];
-@!%p1 st.global.b32 [%rd1+4], %r2;
 ld.shared.b32 %r3, [%r1];
+{before_dealloc}
 tcgen05.dealloc.cta_group::2.sync.aligned.b32 %r3, 64;
 DONE:
 ret;
 }}"""
 
 
-def test_paired_alloc_completes_when_both_ctas_executed_it():
+BOTH = "barrier.cluster.arrive.aligned;\nbarrier.cluster.wait.aligned;"
+
+
+def test_paired_alloc():
+    """The even CTA allocates for both and goes on; the odd one takes what it finds, or waits for it."""
     out = np.zeros(2, np.uint32)
-    run_ptx(PAIRED_ALLOC.format(rank_1="!%p1 bra ALL;\nALL: //"), grid=2, cluster=2, args=[out])
+    store = "mad.wide.u32 %rd1, %r6, 4, %rd1;\nadd.u32 %r4, %r3, 7;\nst.global.b32 [%rd1], %r4;\n"
+
+    def run_pair(rank_1="", before_dealloc="", cluster=2):
+        text = PAIRED_ALLOC.format(rank_1=rank_1, before_dealloc=before_dealloc)
+        run_ptx(text, grid=cluster, cluster=cluster, args=[out])
+
+    run_pair(before_dealloc=store + BOTH)
     assert out.tolist() == [7, 7]
-    with pytest.raises(EmulatorError, match="hangs(.|\n)*the CTA of rank 1 has not executed it"):
-        run_ptx(PAIRED_ALLOC.format(rank_1="%p1 "), grid=2, cluster=2, args=[out])
+    with pytest.raises(EmulatorError, match=r"pair-dealloc-order: the CTA of rank 0 frees .* that of rank 1"):
+        run_pair()
+    with pytest.raises(EmulatorError, match="hangs(.|\n)*the CTA of rank 0 has not executed it"):
+        run_pair(rank_1="@!%p1 bra DONE;", before_dealloc=BOTH)
+    with pytest.raises(EmulatorError, match="of 64 columns, where the other CTA of the pair allocated 32"):
+        text = PAIRED_ALLOC.format(rank_1="", before_dealloc=BOTH)
+        run_ptx(
+            text.replace("], 64;", "], %r5;")
+            .replace("mov.u32 %r6", "mov.u32 %r5, 32;\nmov.u32 %r6")
+            .replace("setp.eq.u32 %p1, %r6, 1;", "setp.eq.u32 %p1, %r6, 1;\n@%p1 mov.u32 %r5, 64;"),
+            grid=2,
+            cluster=2,
+            args=[out],
+        )
+    with pytest.raises(EmulatorError, match="has no peer"):
+        run_pair(cluster=1)
 
 
 @pytest.mark.parametrize(
@@ -505,7 +527,6 @@ def test_dense_pair(m):
         ("tcgen05.mma.cta_group::1.kind::f16.ashift [%r9], %rd1, %rd1, %r0, %p0;", "ashift"),
         ("tcgen05.mma.sp.cta_group::1.kind::f16 [%r9], %rd1, %rd1, [%r9], %r0, %p0;", "sp"),
         ("tcgen05.mma.cta_group::1.kind::f16 [%r9], %rd1, %rd1, %r0, %p0, 16;", "scale-input-d 16"),
-        ("tcgen05.mma.cta_group::2.kind::f16 [%r9], %rd1, %rd1, %r0, %p0;", "has no peer"),
         ("mov.b32 %r20, 0x08000010;\ntcgen05.mma.cta_group::1.kind::f16 [%r9], %rd1, %rd1, %r20, %p0;", "instruction descriptor 0x08000010 of kind::f16: shape 128x0"),
         ("tcgen05.commit.cta_group::1.mbarrier::arrive::one.shared::cluster.b64 [%r1+24];", "no mbarrier"),
     ],

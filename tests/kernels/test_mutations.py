@@ -14,11 +14,11 @@ from dataclasses import dataclass, replace
 import cases
 import pytest
 import torch
+from mutations import edit, every, matches, move, run_mutant, splice
 from oracle import assert_bitwise_equal, poisoned
 
 from nvfp4_cute import KernelConfig, grouped_gemm
 from nvfp4_cute.backends.emulator import observe
-from nvfp4_cute.emulator.driver import Emulator
 from nvfp4_cute.emulator.hazards import HazardError
 
 CASE = cases.Case("mutations", ((130, 136, 768), (60, 128, 768)), seed=5)
@@ -27,19 +27,9 @@ STAGE_BYTES = 36864  # of A, B and their scales: 128 x 128 x 256 with one scale 
 MODES = ("eager", "lazy", "random:7")
 
 
-def run(monkeypatch, mode, mutate=lambda ptx: ptx, *, case=CASE, backend="emulator", config=CONFIG):
+def run(monkeypatch, mode, mutate=lambda ptx: ptx, *, case=CASE, backend="emulator", config=CONFIG, **more):
     """Outputs of the kernel whose PTX went through `mutate`, under the checker."""
-    register = Emulator.register
-
-    def register_mutant(self, ptx, *cubin):
-        return register(self, mutate(ptx), *cubin)
-
-    operands = cases.make_operands(case)
-    out = [poisoned(m, n, dtype=case.out_dtype) for m, n, _ in case.sizes]
-    with monkeypatch.context() as patch, observe(mode=mode, check=True):
-        patch.setattr(Emulator, "register", register_mutant)
-        grouped_gemm(*list(operands)[:4], out=out, out_dtype=case.out_dtype, backend=backend, config=config)
-    return out
+    return run_mutant(monkeypatch, mode, mutate, case=case, backend=backend, config=config, **more)
 
 
 # ---- editing PTX ------------------------------------------------------------------------------------------------------
@@ -52,36 +42,6 @@ _, ACC_EMPTY, AB_FULL, TMEM_UNUSED, _, AB_EMPTY, ACC_FULL = range(NUM_WAITS)
 """The kernel's waits, in program order; the first is the load warp's tail, the fifth the epilogue's of later tiles."""
 
 
-def matches(ptx: str, pattern: str | re.Pattern, count: int) -> list[re.Match]:
-    found = list(re.finditer(pattern, ptx))
-    assert len(found) == count, f"{pattern}: {len(found)} matches, expected {count}: the kernel has changed"
-    return found
-
-
-def splice(ptx: str, match: re.Match, text: str) -> str:
-    return ptx[: match.start()] + text + ptx[match.end() :]
-
-
-def edit(pattern: str, text: str, *, count: int = 1, index: int = 0) -> Callable[[str], str]:
-    """Replace match `index` of `count` by `text`, which may refer to groups."""
-
-    def mutate(ptx: str) -> str:
-        match = matches(ptx, pattern, count)[index]
-        return splice(ptx, match, match.expand(text))
-
-    return mutate
-
-
-def every(pattern: str, text: str, *, count: int) -> Callable[[str], str]:
-    """Replace all `count` matches."""
-
-    def mutate(ptx: str) -> str:
-        matches(ptx, pattern, count)
-        return re.sub(pattern, text, ptx)
-
-    return mutate
-
-
 def drop_wait(which: int) -> Callable[[str], str]:
     return lambda ptx: splice(ptx, matches(ptx, WAIT, NUM_WAITS)[which], "")
 
@@ -92,18 +52,6 @@ def swap_parity(which: int) -> Callable[[str], str]:
         block = match.group().replace(match["parity"] + ",", "SWAPPED,")
         swapped = f".reg .b32 SWAPPED;\nxor.b32 SWAPPED, {match['parity']}, 1;\n"
         return splice(ptx, match, block.replace("{", "{\n" + swapped, 1))
-
-    return mutate
-
-
-def move(pattern: str, count: int, index: int, before: str) -> Callable[[str], str]:
-    """Move an instruction before the first match of another."""
-
-    def mutate(ptx: str) -> str:
-        match = matches(ptx, pattern, count)[index]
-        ptx = splice(ptx, match, "")
-        place = re.search(before, ptx)
-        return ptx[: place.start()] + match.group() + ptx[place.start() :]
 
     return mutate
 
@@ -198,12 +146,9 @@ def test_the_kernel_is_clean(monkeypatch, mode):
 )
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.name.replace(" ", "_"))
 def test_fault(monkeypatch, fault, mode):
-    devices = []
-    enter = Emulator.__enter__
-    monkeypatch.setattr(Emulator, "__enter__", lambda self: devices.append(self) or enter(self))
+    found = []
     with pytest.raises(HazardError) if fault.severity == "error" else nullcontext():
-        run(monkeypatch, mode, fault.mutate)
-    found = [hazard for device in devices for hazard in device.hazards]
+        run(monkeypatch, mode, fault.mutate, found=found)
     named = [h for h in found if h.kind in fault.kinds and re.search(fault.text, h.text)]
     assert any(h.severity == fault.severity for h in named), "reported instead:\n" + "\n".join(
         map(str, found)

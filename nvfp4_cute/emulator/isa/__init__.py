@@ -47,7 +47,7 @@ Wrapper = Callable[[Inst, "Builder", Step], Step]
 
 FAMILIES = (
     "arith", "bits", "moves", "float_arith", "convert", "control", "memory", "barrier", "warp", "tma", "tcgen05", "mma_sync",
-    "wgmma", "matrix_move", "cluster_launch", "calls", "carry", "async_store",
+    "wgmma", "matrix_move", "cluster_launch", "calls", "carry", "async_store", "registers",
 )  # fmt: skip
 HANDLERS: dict[str, HandlerFunction] = {}
 

@@ -91,7 +91,7 @@ def store_shared(
     target.smem.check(offset, data.size)
     checker = target.machine.checker
     if checker is not None:
-        stamp = checker.signalled(owner, barrier)
+        stamp = checker.signalled(owner, barrier, stored=True)
         if update is None:  # reductions do not race with one another
             place = granules(np.array([offset], np.int64), data.size)
             checker.write_shared(target, place, stamp=stamp, proxy=False)

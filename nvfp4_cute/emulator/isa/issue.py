@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from nvfp4_cute.emulator import silicon
 from nvfp4_cute.emulator.isa import Builder, Mods, Reader, Step, lane_value
 from nvfp4_cute.emulator.machine import OFFSET_MASK, RANK_SHIFT, SHARED_WINDOW, Condition
 from nvfp4_cute.emulator.ptx import Inst, Operand, Vector
@@ -107,6 +108,17 @@ def cta_pair(cta: "Cta") -> "tuple[Cta, Cta]":
     if even + 1 >= len(ctas):
         raise EmulatorError(f"cta_group::2 in a cluster of {len(ctas)} CTAs: CTA rank {cta.rank} has no peer")
     return ctas[even], ctas[even + 1]
+
+
+def issuing_pair(cta: "Cta") -> "tuple[Cta, Cta]":
+    """As `cta_pair`, for what only the CTA of even rank may issue.
+
+    Raises:
+        EmulatorError: the rank is odd, or the cluster has no such pair.
+    """
+    if cta.rank & 1:
+        raise silicon.fault("pair-leader", f"the CTA of rank {cta.rank} issues an instruction of its pair")
+    return cta_pair(cta)
 
 
 def cta_group(inst: Inst, mods: Mods) -> int:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from nvfp4_cute.emulator import silicon
 from nvfp4_cute.emulator.descriptors import LOAD_SHAPES, load_map
 from nvfp4_cute.emulator.faults import TensorMemoryFault
 from nvfp4_cute.emulator.isa import Builder, Mods, Step, handler, merge_lanes
@@ -22,6 +23,7 @@ from nvfp4_cute.emulator.isa.issue import (
     cta_group,
     cta_pair,
     in_mask,
+    issuing_pair,
     own_offset,
     per_thread,
     vector_items,
@@ -45,8 +47,8 @@ _U32 = np.dtype(np.uint32)
 def alloc(inst: Inst, b: Builder) -> Step:
     """Allocate columns and write their base address to shared memory; blocks until there is room.
 
-    With cta_group::2 both CTAs of a pair execute it, each for its own tensor memory, and it completes when both have:
-    the leader may then multiply into its peer's columns.
+    With cta_group::2 both CTAs of a pair execute it. The one of even rank allocates for both and goes on; the other one
+    waits for that. So a B300 does, by CUTLASS #3435: delaying the odd CTA stops nobody.
     """
     mods = Mods(inst)
     group = cta_group(inst, mods)
@@ -55,54 +57,59 @@ def alloc(inst: Inst, b: Builder) -> Step:
     address, columns = b.address(inst.operands[0]), b.read(inst.operands[1], "u32")
 
     def run(warp: "Warp") -> "Wait | None":
-        if warp.pending is not None:
-            if not warp.pending.ready():
-                return warp.pending
-            warp.pending = None
-            return None
         cta, lane = warp.cta, warp.first_lane()
         count = _one_value(columns(warp), lane)
-        base = cta.tmem.alloc(count)
+        leader, follower = cta_pair(cta) if group == 2 else (cta, cta)
+        if cta is leader:
+            base = cta.tmem.alloc(count, follower.tmem if group == 2 else None)
+        else:
+            base = cta.tmem.claim(count)
         if base is None:
-            taken = cta.tmem.owned.copy()
-            return Condition(
-                lambda: bool((cta.tmem.owned != taken).any()),
-                lambda: f"tcgen05.alloc of {count} columns while {cta.tmem.allocations} are live",
-            )
+            return _no_room(count, leader, follower) if cta is leader else _not_promised(cta)
         offset = own_offset(cta, _one_value(address(warp), lane))
         cta.machine.changes += 1
         cta.smem.write(offset, np.array([base], np.uint32).view(np.uint8))
-        warp.pending = _peer_allocation(cta) if group == 2 else None
-        return warp.pending
+        return None
 
     return converged(run)
 
 
-def _peer_allocation(cta: "Cta") -> "Wait | None":
-    """Note a paired allocation; what to wait for if the other CTA of the pair has not come to it."""
-    even, odd = cta_pair(cta)
-    peer = odd if cta is even else even
-    cta.tmem.paired_allocations += 1
-    count = cta.tmem.paired_allocations
-    if peer.tmem.paired_allocations >= count:
-        return None
+def _no_room(count: int, *ctas: "Cta") -> Condition:
+    """An allocation that waits until one of the CTAs frees columns."""
+    taken = [cta.tmem.owned.copy() for cta in ctas]
+    live = ctas[0].tmem.allocations
     return Condition(
-        lambda: peer.tmem.paired_allocations >= count,
-        lambda: f"tcgen05.alloc.cta_group::2: the CTA of rank {peer.rank} has not executed it",
+        lambda: any(bool((cta.tmem.owned != t).any()) for cta, t in zip(ctas, taken, strict=True)),
+        lambda: f"tcgen05.alloc of {count} columns while {live} are live",
+    )
+
+
+def _not_promised(cta: "Cta") -> Condition:
+    """The odd CTA of a pair waits for the allocation of the even one."""
+    return Condition(
+        lambda: bool(cta.tmem.promised),
+        lambda: f"tcgen05.alloc.cta_group::2: the CTA of rank {cta.rank & ~1} has not executed it",
     )
 
 
 @handler("tcgen05.dealloc")
 def dealloc(inst: Inst, b: Builder) -> Step:
-    """Free an allocation."""
+    """Free an allocation; with cta_group::2 each CTA of a pair its own columns."""
     mods = Mods(inst)
-    cta_group(inst, mods)
+    group = cta_group(inst, mods)
     mods.drop("sync", "aligned", "b32")
     mods.done()
     address, columns = b.read(inst.operands[0], "u32"), b.read(inst.operands[1], "u32")
 
     def run(warp: "Warp") -> None:
         lane = warp.first_lane()
+        if group == 2:
+            for peer in cta_pair(warp.cta):
+                if peer.tmem.promised:
+                    raise silicon.fault(
+                        "pair-dealloc-order",
+                        f"the CTA of rank {warp.cta.rank} frees columns before that of rank {peer.rank} has allocated",
+                    )
         warp.cta.machine.changes += 1
         who = f"warp {warp.idx} at {inst.place}"
         warp.cta.tmem.dealloc(_one_value(address(warp), lane), _one_value(columns(warp), lane), who)
@@ -340,7 +347,7 @@ def fence(inst: Inst, b: Builder) -> Step:
 def commit(inst: Inst, b: Builder) -> Step:
     """Arrive on an mbarrier once all earlier asynchronous tcgen05 operations of the thread are complete."""
     mods = Mods(inst)
-    cta_group(inst, mods)
+    group = cta_group(inst, mods)
     if not mods.flag("mbarrier::arrive::one"):
         raise inst.unsupported("no .mbarrier::arrive::one")
     mods.drop("shared::cluster", "b64")
@@ -350,16 +357,23 @@ def commit(inst: Inst, b: Builder) -> Step:
         raise inst.unsupported(f"{len(inst.operands)} operands")
     address = b.address(inst.operands[0])
     if not multicast:
-        return per_thread(_commit, [address])
-    return per_thread(_commit_multicast, [address, b.read(inst.operands[1], "b16")])
+        return per_thread(partial(_commit, group), [address])
+    return per_thread(partial(_commit_multicast, group, b.pc), [address, b.read(inst.operands[1], "b16")])
 
 
-def _commit(warp: "Warp", address: int) -> None:
+def _commit(group: int, warp: "Warp", address: int) -> None:
+    if group == 2:
+        issuing_pair(warp.cta)
     target, offset = any_shared(warp.cta, address)
     _issue_arrivals(warp, [target], offset)
 
 
-def _commit_multicast(warp: "Warp", address: int, mask: int) -> None:
+def _commit_multicast(group: int, pc: int, warp: "Warp", address: int, mask: int) -> None:
+    if group == 2:
+        issuing_pair(warp.cta)
+    checker = warp.cta.machine.checker
+    if checker is not None:
+        checker.silicon.multicast_commit(warp, pc)
     _, offset = any_shared(warp.cta, address)
     _issue_arrivals(warp, in_mask(warp.cta, mask), offset)
 

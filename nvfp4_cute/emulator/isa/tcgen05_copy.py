@@ -8,8 +8,8 @@ import numpy as np
 from nvfp4_cute.emulator.descriptors import CONTAINER_SHIFT, COPY_SHAPES, k_major_chunks, unpack_elements
 from nvfp4_cute.emulator.faults import TensorMemoryFault
 from nvfp4_cute.emulator.isa import Builder, Mods, Step, handler
-from nvfp4_cute.emulator.isa.issue import cta_group, cta_pair, per_thread
-from nvfp4_cute.emulator.isa.tcgen05_operands import COLUMN_MASK, lane_of
+from nvfp4_cute.emulator.isa.issue import cta_group, cta_pair, issuing_pair, per_thread
+from nvfp4_cute.emulator.isa.tcgen05_operands import COLUMN_MASK, check_scale_column, lane_of
 from nvfp4_cute.emulator.modes import Engine
 from nvfp4_cute.emulator.ptx import Inst
 from nvfp4_cute.emulator.shadow import chunks
@@ -22,6 +22,8 @@ FORMATS = {"b4x16_p64": (4, CONTAINER_SHIFT["e2m1"]), "b6x16_p32": (6, CONTAINER
 """Packed source formats: bits of an element, and where it begins in the byte that it becomes."""
 
 SHIFT_COLUMNS = 8
+SCALE_SHAPE = "32x128b.warpx4"
+"""Shape that copies scale factors."""
 
 
 @handler("tcgen05.cp")
@@ -43,7 +45,7 @@ def copy(inst: Inst, b: Builder) -> Step:
     readers = [b.address(inst.operands[0]), b.read(inst.operands[1], "b64")]
 
     def run(warp: "Warp", address: int, descriptor: int) -> None:
-        ctas = cta_pair(warp.cta) if group == 2 else (warp.cta,)
+        ctas = issuing_pair(warp.cta) if group == 2 else (warp.cta,)
         warp.cta.issue(warp, Engine.TCGEN05, partial(copy_matrix, ctas, name, source, address, descriptor))
 
     return per_thread(run, readers)
@@ -57,6 +59,8 @@ def copy_matrix(
     lane, column = lane_of(address), address & COLUMN_MASK
     if lane and (name != "4x256b" or lane > 31):
         raise TensorMemoryFault(f"tcgen05.cp.{name} to tensor-memory lane {lane}: must start at lane 0")
+    if name == SCALE_SHAPE:
+        check_scale_column(column, f"tcgen05.cp.{name}")
     gather = k_major_chunks(descriptor, shape.rows, shape.row_bytes)
     columns = shape.row_bytes // 4
     for cta in ctas:

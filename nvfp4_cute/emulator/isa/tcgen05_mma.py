@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
-from nvfp4_cute.emulator import numerics
+from nvfp4_cute.emulator import numerics, silicon
 from nvfp4_cute.emulator.descriptors import (
     BLOCK_SCALED_KINDS,
     DENSE_KINDS,
@@ -19,7 +19,7 @@ from nvfp4_cute.emulator.descriptors import (
     zero_columns,
 )
 from nvfp4_cute.emulator.isa import Builder, Mods, Reader, Step, handler
-from nvfp4_cute.emulator.isa.issue import cta_pair, per_thread, vector_items
+from nvfp4_cute.emulator.isa.issue import issuing_pair, per_thread, vector_items
 from nvfp4_cute.emulator.isa.products import multiply_integers
 from nvfp4_cute.emulator.isa.tcgen05_operands import (
     check_descriptor,
@@ -167,7 +167,7 @@ def _dense(inst: Inst, b: Builder, form: _Form) -> Step:
 
 def _issue(warp: "Warp", form: _Form, operands: _Operands) -> None:
     cta = warp.cta
-    ctas = cta_pair(cta) if form.cta_group == 2 else (cta,)
+    ctas = issuing_pair(cta) if form.cta_group == 2 else (cta,)
     cta.machine.stats.mmas += 1
     cta.issue(warp, Engine.TCGEN05, partial(execute, ctas, form, operands))
 
@@ -246,10 +246,12 @@ def _multiply(
         return multiply_integers(a, b, c, desc.saturate)
     sfa = sfb = None
     if form.scale_block:
+        if desc.n not in silicon.TESTED_SCALE_WIDTHS and cta.machine.checker is not None:
+            cta.machine.checker.silicon.scale_width(desc.n)
         count = 1 if form.kind == "mxf8f6f4" else 2 * desc.row_bytes // form.scale_block
         halves = form.cta_group == 2 and desc.m == 128
-        sfa = scale_factors(cta, operands.sfa, scale_places(len(a), count, desc.a_sf_id))
-        sfb = scale_factors(cta, operands.sfb, scale_places(len(b), count, desc.b_sf_id, halves))
+        sfa = scale_factors(cta, operands.sfa, scale_places(len(a), count, desc.a_sf_id), "SFA")
+        sfb = scale_factors(cta, operands.sfb, scale_places(len(b), count, desc.b_sf_id, halves), "SFB")
     signs = {"negate_a": desc.negate_a, "negate_b": desc.negate_b}
     if sfa is not None and sfb is not None and form.kind != "mxf8f6f4":
         scale_type = cast(numerics.ScaleType, desc.scale_type)

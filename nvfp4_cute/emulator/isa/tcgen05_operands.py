@@ -4,6 +4,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from nvfp4_cute.emulator import silicon
 from nvfp4_cute.emulator.descriptors import (
     CONTAINER_SHIFT,
     ScalePlaces,
@@ -99,9 +100,22 @@ def tensor_operand(
     return data.view(CONTAINERS.get(element, np.uint8))
 
 
-def scale_factors(cta: "Cta", address: int, places: ScalePlaces) -> np.ndarray:
-    """uint8 (rows, count)."""
+def check_scale_column(column: int, what: str) -> None:
+    """Refuse scale factors at an odd column; `what` puts them there or uses them.
+
+    Raises:
+        EmulatorError: the column is odd.
+    """
+    if column & 1:
+        raise silicon.fault(
+            "even-scale-column", f"{what} with scale factors at tensor-memory column {column}"
+        )
+
+
+def scale_factors(cta: "Cta", address: int, places: ScalePlaces, name: str) -> np.ndarray:
+    """uint8 (rows, count). `name`: of the operand."""
     column, lane = address & COLUMN_MASK, lane_of(address)
+    check_scale_column(column, f"tcgen05.mma reads {name}")
     if lane:
         raise EmulatorError(f"scale factors at tensor-memory lane {lane}: must start at lane 0")
     cta.tmem.check(0, 128, column, places.columns)
