@@ -29,7 +29,7 @@ from nvfp4_cute.targets import Target
 from nvfp4_cute.timing_constants import constants_of
 
 SCHEMA = 1
-FEW_FLOPS = 5e9
+FEW_FLOPS = 1e9
 """Of launches with less every CTA is executed; of others, one for all that do alike work (``modelled_times``)."""
 PREDICTED_TOKENS = (8, 128)
 """Of the layer of experts, whose five launches take minutes to model."""
