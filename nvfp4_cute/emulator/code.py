@@ -207,12 +207,9 @@ class Code:
         self._block_live = live
         return live
 
-    def name_undefined(self, warp: "Warp", pc: int) -> str | None:
-        """Name of a register that instruction `pc` reads and nobody wrote, if there is one."""
-        for slot in sorted(self.reads[pc]):
-            if warp.regs[slot] is None:
-                return self.builder.names[slot]
-        return None
+    def undefined(self, warp: "Warp", pc: int) -> list[int]:
+        """Slots of registers that instruction `pc` reads and nobody wrote."""
+        return [slot for slot in sorted(self.reads[pc]) if warp.regs[slot] is None]
 
 
 def _wrappers(checked: bool, timed: bool, count_banks: bool) -> list[Callable[[Inst, Builder, Step], Step]]:

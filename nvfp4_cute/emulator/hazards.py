@@ -551,6 +551,13 @@ class Checker:
         self.access_shared(cta, place, actor, write=False)
         self.touch(cta, actor)
 
+    def unwritten_register(self, warp: "Warp", pc: int, name: str) -> None:
+        """A warp reads a register that nobody wrote."""
+        site = self.sites[self.site(warp, pc)]
+        self.report(
+            "register", site, None, f"{site} reads {name}, which was never written", severity="warning"
+        )
+
     def unwritten_load(self, cta: "Cta", place: Place, actor: Actor) -> None:
         """A warp loads bytes of shared memory none of which anybody wrote.
 

@@ -18,7 +18,7 @@ import numpy as np
 from nvfp4_cute.emulator import parallel
 from nvfp4_cute.emulator.banks import BankUse
 from nvfp4_cute.emulator.code import Code
-from nvfp4_cute.emulator.faults import HangFault, MbarrierFault, RegisterFault, SiliconFault
+from nvfp4_cute.emulator.faults import HangFault, MbarrierFault, SiliconFault
 from nvfp4_cute.emulator.hazards import Checker, HazardError
 from nvfp4_cute.emulator.lanes import (
     ALL_LANES,
@@ -476,6 +476,18 @@ class Machine:
         fault = SiliconFault if any(isinstance(warp.wait, RuleWait) for warp in live) else HangFault
         raise fault(hang_report(live) + why)
 
+    def _poison_registers(self, warp: Warp, pc: int) -> bool:
+        """Give registers that an instruction reads and nobody wrote a value. False if there are none.
+
+        PTX leaves it open, and compilers use what predicated loads of rows outside a tensor did not write. All ones are NaN.
+        """
+        undefined = warp.code.undefined(warp, pc)
+        for slot in undefined:
+            warp.regs[slot] = warp.code.builder.poison(slot)
+        if undefined and self.checker is not None:
+            self.checker.unwritten_register(warp, pc, warp.code.builder.names[undefined[0]])
+        return bool(undefined)
+
     def _run_warp(self, warp: Warp, turn: int) -> None:
         """Let a warp run for `turn` basic blocks, or until it blocks or ends."""
         tails = warp.code.tails
@@ -492,7 +504,12 @@ class Machine:
                     if result is not None:
                         break
             except Exception as error:
-                raise _located(error, warp, end - length_hint(iterator) - 1) from error
+                at = end - length_hint(iterator) - 1
+                if not (isinstance(error, TypeError | AttributeError) and self._poison_registers(warp, at)):
+                    raise _located(error, warp, at) from error
+                warp.executed += at - (end - len(steps))
+                pc = at
+                continue
             left = length_hint(iterator)
             warp.executed += len(steps) - left
             if result is None:
@@ -645,10 +662,6 @@ def _place(warp: Warp, pc: int) -> str:
 def _located(error: Exception, warp: Warp, pc: int) -> EmulatorError:
     kind = type(error) if isinstance(error, EmulatorError) else EmulatorError
     text = str(error) if isinstance(error, EmulatorError) else f"{type(error).__name__}: {error}"
-    if isinstance(error, TypeError | AttributeError):
-        undefined = warp.code.name_undefined(warp, pc)
-        if undefined:
-            kind, text = RegisterFault, f"reads {undefined}, which was never written"
     return kind(f"{_place(warp, pc)}: {text}")
 
 

@@ -166,8 +166,14 @@ class VirtualGpu(Emulator):
     def recover(self, image: bytes) -> bool:
         """Register the PTX of an object that another process exported, if it was kept."""
         found = self.store.find(image) if self.store else None
-        if found is None or not self.runs(found[0]):
+        if found is None:
             return False
+        if not self.runs(found[0]):
+            target = re.search(r"^\.target\s+(\S+)", found[0], re.MULTILINE)
+            raise EmulatorError(
+                f"an object that is loaded was exported for {target.group(1) if target else 'another target'}, and this "
+                f"GPU is {self.device.arch}: give its cache another folder for each architecture, or empty it"
+            )
         self.register(*found)
         return True
 

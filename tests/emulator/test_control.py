@@ -180,6 +180,7 @@ def test_trap(ptx_kernel) -> None:
         run_ptx(ptx_kernel("trap;", 0))
 
 
-def test_reading_an_undefined_register_names_it(ptx_kernel) -> None:
-    with pytest.raises(EmulatorError, match="reads %r7, which was never written"):
-        run_ptx(ptx_kernel("add.u32 %r1, %r7, 1;", 0))
+def test_an_undefined_register_is_poison(ptx_kernel) -> None:
+    """All ones, and the rest of the block is executed once; a predicate is false."""
+    body = "mov.u32 %r0, 5;\nadd.u32 %r0, %r0, 1;\nadd.u32 %r2, %r7, 3;\n@%p3 mov.u32 %r0, 9;\nadd.u32 %r0, %r0, %r2;"
+    assert set(run_lanes(ptx_kernel, body).tolist()) == {6 + 2}

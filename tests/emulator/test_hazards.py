@@ -533,7 +533,8 @@ def test_outside_the_output():
 
 # ---- registers ---------------------------------------------------------------------------------------------------------------
 def test_unwritten_register():
-    assert_found("add.u32 %r10, %r11, 1;", "register", r"reads %r11, which was never written")
+    ((severity, kind, text),) = remarks("add.u32 %r10, %r11, 1;")
+    assert (severity, kind) == ("warning", "register") and "reads %r11, which was never written" in text
 
 
 # ---- the end of a CTA ----------------------------------------------------------------------------------------------------------

@@ -340,6 +340,12 @@ class Builder:
         """Bytes of a slot's register (predicates count as one)."""
         return 16 if self.dtypes[slot] is WIDE else self.dtypes[slot].itemsize
 
+    def poison(self, slot: int) -> Any:
+        """What a register holds that nobody wrote: all ones, NaN in every float format; predicates are false."""
+        if self.dtypes[slot] == np.dtype(bool):
+            return False
+        return (1 << 8 * self.width(slot)) - 1
+
     # ---- readers -------------------------------------------------------------------------------
     def read(self, operand: Operand, type_: str) -> Reader:
         """A function ``warp -> value`` of the operand seen as `type_`.
