@@ -45,12 +45,13 @@ class Code:
         checked: bool = False,
         timed: bool = False,
         count_banks: bool = False,
+        forms: bool = False,
     ):
         """Compile every instruction of `entry`.
 
         late: asynchronous operations may happen after their issue. checked: for a machine that looks for hazards.
         timed: for a machine that records what takes time.
-        count_banks: for one that counts bank conflicts.
+        count_banks: for one that counts bank conflicts.  forms: for one that notes forms.
 
         Raises:
             EmulatorError: an instruction, modifier, or operand form that is not modelled, or that the module's target
@@ -58,7 +59,7 @@ class Code:
         """
         load_families()
         self.entry = entry
-        self.wrappers = _wrappers(checked, timed, count_banks)
+        self.wrappers = _wrappers(checked, timed, count_banks, forms)
         self.insts = entry.insts
         self.buffers: list[np.ndarray] = []  # keeps initialised module variables alive
         self.static_shared = self.local_bytes = 0
@@ -212,13 +213,21 @@ class Code:
         return [slot for slot in sorted(self.reads[pc]) if warp.regs[slot] is None]
 
 
-def _wrappers(checked: bool, timed: bool, count_banks: bool) -> list[Callable[[Inst, Builder, Step], Step]]:
+def _wrappers(
+    checked: bool, timed: bool, count_banks: bool, forms: bool
+) -> list[Callable[[Inst, Builder, Step], Step]]:
     # Imported when needed: the wrappers know instruction families, which import the machine, which imports this.
     from nvfp4_cute.emulator.bank_watch import counted
+    from nvfp4_cute.emulator.form_watch import watched
     from nvfp4_cute.emulator.timing_steps import RECORDERS
     from nvfp4_cute.emulator.watch import WATCHERS
 
-    choices = ((count_banks, counted), (checked, WATCHERS.wrap), (timed and not checked, RECORDERS.wrap))
+    choices = (
+        (count_banks, counted),
+        (checked, WATCHERS.wrap),
+        (timed and not checked, RECORDERS.wrap),
+        (forms, watched),
+    )
     return [wrap for chosen, wrap in choices if chosen]
 
 

@@ -187,6 +187,7 @@ def _compiled(program: Program, entry: Entry, machine: Machine) -> Code:
         checked=machine.checker is not None,
         timed=machine.recorder is not None,
         count_banks=machine.count_banks,
+        forms=machine.forms is not None,
     )
 
 

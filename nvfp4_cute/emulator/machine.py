@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from nvfp4_cute.emulator import forms as form_log
 from nvfp4_cute.emulator import parallel
 from nvfp4_cute.emulator.banks import BankUse
 from nvfp4_cute.emulator.code import Code
@@ -292,6 +293,7 @@ class Machine:
         queue: asynchronous operations under way; None where they happen at issue and leave no record.
         checker: finds hazards; None where nobody asked for that.
         recorder: notes what takes time; None where nobody asked for that.
+        forms: notes what forms kernels use; None where nobody asked for that.
     """
 
     def __init__(
@@ -323,6 +325,9 @@ class Machine:
         self.queue = make_queue(mode, checked=check)
         self.checker = Checker() if check else None
         self.recorder: Recorder | None = None
+        self.forms = form_log.current()
+        if self.forms is not None:
+            self.jobs = 1  # what another process notes would be lost
         if self.queue is not None:
             self.queue.failed, self.queue.checker = _located, self.checker
 
@@ -339,6 +344,8 @@ class Machine:
                 "kernel parameters and module variables", buffer.ctypes.data, buffer.size, own=True
             )
         self.stats.launches += 1
+        if self.forms is not None:
+            self.forms.begin(launch)
         per_cluster = launch.cluster[0] * launch.cluster[1] * launch.cluster[2]
         started = time.perf_counter()
 
