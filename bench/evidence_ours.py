@@ -1,0 +1,247 @@
+"""Our kernels for `bench.evidence`: every config that is computed with where the caller chooses none, in every form.
+
+Each is run on a small problem whose groups end in all parts of a tile; its results are of no interest here.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any, cast
+
+import torch
+
+import nvfp4_cute
+from nvfp4_cute.arch import family_of, simt
+from nvfp4_cute.arch.base import INTERLEAVE
+from nvfp4_cute.config import KernelConfig
+from nvfp4_cute.emulator.forms import Form, recorded
+from nvfp4_cute.problem import NVFP4, Gate, OutDtype, WeightLayout
+from nvfp4_cute.problem import Form as ProblemForm
+from nvfp4_cute.scale_layout import to_blocked
+from nvfp4_cute.select import candidates, dual_candidates
+
+ARCHS = ("sm_90a", "sm_100a", "sm_120a")
+"""One of each family; the others of a family are compiled from the same source."""
+
+ROWS = (40, 104, 200)
+"""Of the groups' tokens."""
+K = 512
+COLUMNS = {"sm_120a": 128}
+"""Results of a token; elsewhere 256, two tiles of 128 weights. Products of mma.sync take longest to emulate."""
+SIZES = f"{ROWS} {K} {COLUMNS}"
+"""What forms depend on beside the kernels."""
+
+SEED = 1
+STEP = 3
+STEPS: dict[ProblemForm, int] = {"list": 1, "ragged": STEP, "masked": STEP}
+HARDWARE_STEP = 8
+"""Of the kernels of sm_90a, which ran on an H200, so many are one: they show what is proven there."""
+DTYPES: tuple[OutDtype, ...] = (torch.bfloat16, torch.float16, torch.float32)
+
+
+@dataclass(frozen=True)
+class Gemm:
+    """A grouped GEMM with one config.
+
+    Attributes:
+        arch, config, form: of the kernel.
+        out_dtype: of the results, or "nvfp4".
+        has_alpha: whether every group has a factor.
+        weight_layout: of a dual GEMM; None where there is one product.
+        has_limit, out_m_major: variants of a dual and of a plain GEMM.
+    """
+
+    arch: str
+    config: KernelConfig
+    form: ProblemForm
+    out_dtype: OutDtype = torch.bfloat16
+    has_alpha: bool = False
+    weight_layout: WeightLayout | None = None
+    has_limit: bool = False
+    out_m_major: bool = False
+
+    def __str__(self) -> str:
+        dtype = str(self.out_dtype).removeprefix("torch.")
+        words = [self.arch, self.form, self.config.to_name(), dtype]
+        words += ["alpha"] * self.has_alpha + ["limit"] * self.has_limit + ["columns"] * self.out_m_major
+        return " ".join([*words, *([f"dual {self.weight_layout}"] if self.weight_layout else [])])
+
+    def run(self) -> None:
+        """Compute with it on the emulator."""
+        generator = torch.Generator().manual_seed(SEED)
+        is_list = self.form == "list"
+        num_b = 2 if self.weight_layout == "separate" else 1
+        rows = ROWS
+        n = columns_of(self.arch) * (2 if self.weight_layout in INTERLEAVE else 1)
+        weights = [[_operand(n, generator) for _ in rows] for _ in range(num_b)]
+        options: dict[str, Any] = {"config": self.config, "backend": f"emulator:{self.arch}"}
+        options["out_dtype"] = self.out_dtype
+        if self.form == "masked":
+            a, a_scale = _stacked([_operand(max(rows), generator) for _ in rows])
+            options["masked_m"] = torch.tensor(rows, dtype=torch.int32)
+        else:
+            tokens = [_operand(m, generator) for m in rows]
+            a, a_scale = ([t[i] for t in tokens] for i in (0, 1)) if is_list else _joined(tokens)
+            if not is_list:
+                options["offs"] = torch.tensor(rows).cumsum(0).to(torch.int32)
+        if self.out_dtype == NVFP4:
+            options["out_global_scale"] = torch.ones(len(rows))
+        pairs = [
+            ([w[0] for w in side], [w[1] for w in side]) if is_list else _stacked(side) for side in weights
+        ]
+        alpha = torch.ones(len(rows)) if self.has_alpha else None
+        if self.weight_layout is None:
+            if self.out_m_major:
+                options["out"] = _columns(rows, n, self)
+            nvfp4_cute.grouped_gemm(a, pairs[0][0], a_scale, pairs[0][1], alpha=alpha, **options)
+            return
+        second = pairs[1] if num_b == 2 else (None, None)
+        options["weight_layout"] = self.weight_layout
+        options["limit"] = 7.0 if self.has_limit else None
+        nvfp4_cute.grouped_dual_gemm(
+            a, pairs[0][0], second[0], a_scale, pairs[0][1], second[1], alpha, alpha if num_b == 2 else None, **options
+        )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Simt:
+    """An operation that every GPU computes without tensor cores of its own kind."""
+
+    arch: str
+    operation: str
+    dtype: torch.dtype
+    tokens: int = 1
+
+    def __str__(self) -> str:
+        return f"{self.arch} {self.operation} {str(self.dtype).removeprefix('torch.')} of {self.tokens} rows"
+
+    def run(self) -> None:
+        """Compute it on the emulator."""
+        generator = torch.Generator().manual_seed(SEED)
+        backend = f"emulator:{self.arch}"
+        x = torch.randn(self.tokens, K, generator=generator).to(self.dtype)
+        w, w_scale = _operand(columns_of(self.arch), generator)
+        if self.operation == "quantize":
+            nvfp4_cute.quantize(x, global_scale=0.5, backend=backend)
+            nvfp4_cute.quantize(x, up=x, scale_layout="rowmajor", backend=backend)
+            offs = torch.tensor([self.tokens // 2, self.tokens], dtype=torch.int32)
+            nvfp4_cute.grouped_quantize(x, offs, global_scale=torch.ones(2), backend=backend)
+        elif self.operation == "w4a16":
+            nvfp4_cute.gemm(x, w, None, w_scale, 2.0, out_dtype=self.dtype, backend=backend)
+        elif self.operation == "few_rows":
+            from nvfp4_cute.backends.emulator import (
+                run_task,
+            )  # what `gemm` takes on a GPU that memory is slow of
+            from nvfp4_cute.ops.few_rows import few_rows_task
+
+            del run_task, few_rows_task
+            a, a_scale = _operand(self.tokens, generator)
+            nvfp4_cute.gemm(a, w, a_scale, w_scale, 2.0, out_dtype=self.dtype, backend=backend)
+        else:
+            a, a_scale = _operand(1, generator)
+            nvfp4_cute.gemv(w, a[0], w_scale, a_scale, 2.0, out_dtype=self.dtype, backend=backend)
+
+
+Ours = Gemm | Simt
+
+
+def columns_of(arch: str) -> int:
+    """Results of a token that are computed on an architecture."""
+    return COLUMNS.get(arch, 256)
+
+
+def _operand(rows: int, generator: torch.Generator) -> tuple[torch.Tensor, torch.Tensor]:
+    """Random packed values, [rows, K/2], and blocked scales."""
+    data = torch.randint(0, 256, (rows, K // 2), dtype=torch.uint8, generator=generator)
+    codes = torch.tensor([0.5, 1.0, 2.0])[torch.randint(0, 3, (rows, K // 16), generator=generator)]
+    return data, to_blocked(codes.to(torch.float8_e4m3fn))
+
+
+def _stacked(parts: list[tuple[torch.Tensor, torch.Tensor]]) -> tuple[torch.Tensor, torch.Tensor]:
+    return torch.stack([p[0] for p in parts]), torch.stack([p[1] for p in parts])
+
+
+def _joined(parts: list[tuple[torch.Tensor, torch.Tensor]]) -> tuple[torch.Tensor, torch.Tensor]:
+    return torch.cat([p[0] for p in parts]), torch.cat([p[1].flatten() for p in parts])
+
+
+def _columns(rows: tuple[int, ...], n: int, case: Gemm) -> Any:
+    """Outputs of which columns are contiguous."""
+    dtype = cast(torch.dtype, case.out_dtype)
+    if case.form == "list":
+        return [torch.empty(n, m, dtype=dtype).T for m in rows]
+    shape = (n, sum(rows)) if case.form == "ragged" else (len(rows), n, max(rows))
+    return torch.empty(*shape, dtype=dtype).transpose(-1, -2)
+
+
+def ours(arch: str) -> Iterator[Ours]:
+    """Kernels of an architecture that are chosen without being asked for.
+
+    Every config as lists, where it differs with every weight layout and as NVFP4; every ``STEP``-th in the other forms, whose
+    kernels differ in how they find their tiles alone. Output dtypes and factors take turns.
+    """
+    cases = [*_plain(arch), *_dual(arch), *_simt(arch)]
+    return iter(cases[:: HARDWARE_STEP if arch == "sm_90a" else 1])
+
+
+def _without_proof(arch: str, configs: tuple[KernelConfig, ...]) -> list[KernelConfig]:
+    """Without those that are chosen only on a machine where ``nvfp4-cute prove`` has shown that they run."""
+    return [config for config in configs if arch != "sm_120a" or config.split_k == 1]
+
+
+def _plain(arch: str) -> Iterator[Gemm]:
+    family = family_of(arch)
+    for form, step in STEPS.items():
+        for index, config in enumerate(_without_proof(arch, candidates(arch, form))):
+            if index % step == 0:
+                yield Gemm(arch, config, form, DTYPES[index // step % 3], has_alpha=index % 2 == 1)
+                if family.OUT_M_MAJOR and index % STEP == 0:
+                    yield Gemm(arch, config, form, out_m_major=True)
+        for index, config in enumerate(_without_proof(arch, candidates(arch, form, True))):
+            if index % step == 0 and family.quantized_reason(config) is None:
+                yield Gemm(arch, config, form, NVFP4, has_alpha=True)
+
+
+def _dual(arch: str) -> Iterator[Gemm]:
+    family = family_of(arch)
+    for form, step in STEPS.items():
+        for layout in cast(tuple[WeightLayout, ...], ("separate", *INTERLEAVE)):
+            tried = _without_proof(arch, dual_candidates(arch, form, Gate("silu", None, layout)))
+            for index, config in enumerate(tried):
+                if index % step == 0 and family.interleave_reason(config, layout) is None:
+                    dtype = DTYPES[index // step % 3]
+                    yield Gemm(arch, config, form, dtype, index % 2 == 0, layout, has_limit=index % 3 == 1)
+
+
+def _simt(arch: str) -> Iterator[Simt]:
+    for dtype in (torch.float16, torch.bfloat16):
+        yield Simt(arch, "quantize", dtype, 8)
+        yield Simt(arch, "gemv", dtype)
+        yield Simt(arch, "few_rows", dtype, 4)
+        for tokens in simt.W4A16_TOKENS:
+            yield Simt(arch, "w4a16", dtype, tokens)
+
+
+def forms_of(case: Ours) -> set[Form]:
+    """Forms that the kernel of a case uses."""
+    with recorded() as log:
+        case.run()
+    return log.forms
+
+
+def case_names(arch: str) -> list[str]:
+    """Names of all kernels of an architecture."""
+    return list(_by_name(arch))
+
+
+@lru_cache
+def _by_name(arch: str) -> dict[str, Ours]:
+    return {str(case): case for case in ours(arch)}
+
+
+def forms_of_name(name: str) -> tuple[list[Form], str]:
+    """Forms of the kernel of a name, and what went wrong ("" if nothing); for worker processes."""
+    try:
+        return sorted(forms_of(_by_name(name.split(" ")[0])[name])), ""
+    except Exception as error:
+        return [], f"{type(error).__name__}: {error}"

@@ -1,0 +1,32 @@
+"""One public script on the virtual GPU, and the forms that its kernels use, as JSON.
+
+A process of its own, because CuTe DSL belongs to the script (`emulator.script`): `bench.evidence` starts one for each case.
+"""
+
+import json
+import sys
+from pathlib import Path
+
+from nvfp4_cute.emulator.forms import recorded
+from nvfp4_cute.emulator.script import run_script
+from nvfp4_cute.emulator.virtual_gpu import VirtualGpu
+
+
+def main(argv: list[str]) -> int:
+    """Run ``OUT ARCH SM_COUNT SCRIPT [ARGUMENT ...]``: write forms to OUT and return the script's exit code.
+
+    Nothing is written where the script failed or launched nothing.
+    """
+    out, arch, sm_count, script, *arguments = argv
+    with recorded() as log:
+        gpu = VirtualGpu(arch, int(sm_count))
+        outcome = run_script(Path(script), arguments, gpu)
+    if outcome.error is not None:
+        print(f"{outcome.trace}{type(outcome.error).__name__}: {outcome.error}", file=sys.stderr)
+    if outcome.exit_code == 0 and gpu.launches:
+        Path(out).write_text(json.dumps({"launches": len(gpu.launches), "forms": sorted(log.forms)}))
+    return outcome.exit_code or int(not gpu.launches)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main(sys.argv[1:]))

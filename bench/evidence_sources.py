@@ -1,0 +1,129 @@
+"""What is known of forms that no public run uses: who else uses them on the hardware, or which probe will tell."""
+
+import re
+from dataclasses import dataclass
+
+from nvfp4_cute.emulator.forms import Form
+
+
+@dataclass(frozen=True)
+class Note:
+    """Words on the forms of a scope whose "kind: text" has a pattern.
+
+    Attributes:
+        scope: family of architectures, or "" for any.
+        pattern: regular expression, searched for.
+        words: the source, or what `nvfp4-cute prove` runs to settle it.
+    """
+
+    scope: str
+    pattern: str
+    words: str
+
+    def fits(self, form: Form) -> bool:
+        """Whether it speaks of a form."""
+        return (
+            self.scope in ("", form.scope)
+            and re.search(self.pattern, f"{form.kind}: {form.text}") is not None
+        )
+
+
+SOURCES: tuple[Note, ...] = (
+    Note(
+        "sm_100",
+        r"fence: tcgen05\.(fence::after_thread_sync -> tcgen05\.cp|wait::ld\S* -> tcgen05\.fence::after_thread_sync)$",
+        "DeepGEMM, deep_gemm/include/deep_gemm/impls/sm100_bf16_gemm.cuh and epilogue/sm100_store_cd.cuh (for SM100 GPUs): "
+        "after_thread_sync behind each mbarrier wait, in front of whatever tcgen05 comes next",
+    ),
+    Note(
+        "sm_100",
+        r"L2 policy 0x1[24]f0+",
+        "FlashMLA, csrc/sm100/prefill/sparse/fwd/head128/phase1.cuh (B200): EVICT_FIRST and EVICT_LAST of CUTLASS's "
+        "CacheHintSm90, which are these values, on tensor copies; a prefetch takes the same operand",
+    ),
+    Note(
+        "sm_120",
+        r"L2 policy 0x1[24]f0+",
+        "FlashInfer, msa_ops/cute_dsl/proxy_score_sm12x.py passes EVICT_FIRST on SM12x; EVICT_LAST is another of CUTLASS's "
+        "CacheHintSm90. A policy decides what L2 drops first, and no result",
+    ),
+    Note(
+        "sm_120",
+        r"tensor map: load: rank 3, b4x16, swizzle 128B of 16B, rows of 128 B",
+        "FlashInfer's b12x (a run above) loads such rows by maps of rank 2; those of CUTLASS C++ have rank 3, and "
+        "its FP4 tiles with 128 bytes of K on SM120 (FlashInfer PR #2994) such rows",
+    ),
+    Note(
+        "sm_100",
+        r"mbarrier\.try_wait\.parity\.acquire\.cluster",
+        "CCCL, cuda::ptx::mbarrier_try_wait_parity with sem_acquire and scope_cluster, since SM_90; QuACK looks so, too, by "
+        "test_wait (AI/gather_a_2cta_cluster_fence_soundness.md)",
+    ),
+    Note(
+        "sm_100",
+        r"opcode: cp\.async\.bulk\.tensor\.\dd.*shared::cluster",
+        "CUTLASS C++, include/cute/arch/copy_sm90_tma.hpp: loads of a CTA of its own say shared::cluster, too; "
+        "DeepGEMM uses them on SM100",
+    ),
+    Note(
+        "sm_100",
+        r"st\.async\..*v4",
+        "NVIDIA's Kimi K3 decode kernels in CuTe DSL for TensorRT-LLM (_st_async_v4 in clusters of 7, with PDL) and ones in "
+        "CUDA C++ for vLLM (st_async_v4 in clusters of 16, with PDL), both for sm_100a",
+    ),
+    Note(
+        "sm_100",
+        r"launch: (cluster of [248]x1x1|programmatic, cluster of [48])",
+        "the Kimi K3 decode kernels for TensorRT-LLM and vLLM on sm_100a: clusters of 7 and of 16 are launched with PDL",
+    ),
+    Note(
+        "any",
+        r"ldmatrix\.sync\.aligned\.m8n8\.x2",
+        "CUTLASS C++ PR #3292 (tile N of 8 and 16 of block-scaled GEMMs on SM120): its copy selector takes ldmatrix x2",
+    ),
+    Note(
+        "any",
+        r"opcode: (add|sub|mul|mad|fma|min|max|neg|abs|div|rcp|sqrt|ex2|lg2|tanh|cvt|set|setp|selp|and|or|xor|not|shl|shr|shf|"
+        r"prmt|lop3|bfe|bfi|bfind|brev|clz|popc|mov|ld|st|cvta|bra|ret|exit|call|bar|shfl|vote|match|activemask|redux|ldmatrix|"
+        r"movmatrix|nanosleep|membar|fence|atom|red|isspacep|dp4a|slct|copysign|testp|trap)\b",
+        "PTX ISA, target notes: in every architecture since sm_90 or earlier, and what nvcc makes of CUDA C++",
+    ),
+    Note(
+        "",
+        r"directive: \.(minnctapersm|maxntid|reqntid|maxnreg)",
+        "CUDA C++ programming guide: what __launch_bounds__ says, on every GPU",
+    ),
+    Note(
+        "",
+        r"opcode: cvt\.rn\.(f16x2\.(e4m3x2|e2m1x2)|satfinite\.e\dm\dx2\.f32)|ld\.global\.nc\.L1::no_allocate",
+        "CUDA's headers cuda_fp8.hpp and cuda_fp4.hpp make these conversions on every GPU of the family; L1::no_allocate is of "
+        "PTX ISA 7.4",
+    ),
+)  # fmt: skip
+"""Forms that are known to work: the first that fits counts."""
+
+PROBES: tuple[Note, ...] = (
+    Note(
+        "sm_100",
+        r"N=(96|160|224)",
+        "`nvfp4-cute prove --steps probes`: mma_n96, mma_n160, mma_n224, scale by scale",
+    ),
+    Note("sm_100", r"of A, [13] of B", "`nvfp4-cute prove --steps probes`: mma_n32_column1"),
+    Note("", r"st\.async\..*v4", "`nvfp4-cute prove --steps probes`: st_async_v4"),
+    Note("", r"launch: programmatic, cluster", "`nvfp4-cute prove --steps probes`: pdl_cluster"),
+    Note("", r"launch: cluster", "`nvfp4-cute prove --steps probes`: resident_8"),
+    Note("", r"registers: ", "`nvfp4-cute prove --steps probes`: register_counts"),
+    Note("", r"griddepcontrol", "`nvfp4-cute prove --steps probes`: pdl"),
+    Note("", r"", "`nvfp4-cute prove --steps configs`: every config that is chosen, bit by bit"),
+)
+"""What settles a form that has no source: the first that fits counts."""
+
+
+def source_of(form: Form) -> str | None:
+    """The source that says a form works, None if there is none."""
+    return next((note.words for note in SOURCES if note.fits(form)), None)
+
+
+def probe_of(form: Form) -> str:
+    """The probe that settles a form."""
+    return next(note.words for note in PROBES if note.fits(form))
