@@ -11,7 +11,7 @@ from nvfp4_cute.prove.outcome import FAULT, NOT_HERE, PASSED, WRONG, Job
 from nvfp4_cute.prove.probe_keys import ProbeKey, ProbeTask
 
 NEEDS_A_GPU = {"pdl_graph", "spin_cooperative", "spin_two_streams"} | {
-    f"resident_{size}" for size in (1, 2, 4, 8)
+    f"resident_{size}" for size in (1, 2, 4, 8, 16)
 }
 CASES = [
     pytest.param(arch, name, marks=[] if arch in ("sm_90a", "sm_100a") else pytest.mark.slow)
