@@ -153,7 +153,7 @@ CASES: tuple[Case, ...] = (
     *_own(
         QUACK,
         "sm_100a",
-        "project_test.py",
+        "run_tests_of_project.py",
         "tests/test_gemm_blockscaled_interface.py -k 'varlen_m and nvfp4'",
         "tests/test_gemm_sm100_blockscaled.py -k 'test_blockscaled_correctness and Float4E2M1FN'",
         "tests/test_gemm_sm100_blockscaled.py -k 'test_blockscaled_correctness and Float8E4M3FN'",
@@ -162,7 +162,7 @@ CASES: tuple[Case, ...] = (
     *_own(
         QUACK,
         "sm_120a",
-        "project_test.py",
+        "run_tests_of_project.py",
         "tests/test_gemm_sm120_mxfp8.py -k 'same_dtype_fp4_gemm and nvfp4 and shape_mnk0'",
         "tests/test_gemm_sm120_mxfp8.py -k 'same_dtype_fp4_gemm and mxfp4 and shape_mnk0'",
         "tests/test_gemm_sm120_mxfp8.py -k 'test_sm120_mxfp8_split_k'",
@@ -188,7 +188,7 @@ CASES: tuple[Case, ...] = (
     Case(
         FLASHINFER,
         "sm_100a",
-        "project_test.py",
+        "run_tests_of_project.py",
         "tests/gemm/test_cute_dsl_blockscaled_gemm.py -k test_grouped_gemm_nt_masked_scheduler_empty_experts",
     ),
     *(
