@@ -1,7 +1,7 @@
 """Microbenchmarks: what the timing model takes its constants from. Cycles of the SM's clock, in out[0]."""
 
 from .body import CLUSTER_SYNC, Body, init, wait
-from .tensor_memory import A_AT, B_AT, COLUMNS, ONES, OPERAND_HIGH, OPERAND_LOW, SFA_COLUMN, SFB_COLUMN
+from .tensor_memory import B_AT, COLUMNS, ONES, OPERANDS, SFA_COLUMN, SFB_COLUMN
 
 START, STOP = "mov.u64 d30, %clock64;\n", "mov.u64 d31, %clock64;\n"
 SAVE = "sub.u64 d31, d31, d30;\ncvt.u32.u64 r60, d31;\n@p0 st.global.b32 [out], r60;\n"
@@ -222,16 +222,7 @@ tcgen05.cp.cta_group::1.32x128b.warpx4 [r12], d1;
 tcgen05.cp.cta_group::1.32x128b.warpx4 [r13], d1;
 add.u32 r14, r13, 4;
 tcgen05.cp.cta_group::1.32x128b.warpx4 [r14], d1;
-mov.b32 r10, {OPERAND_HIGH};
-add.u32 r11, smem, {A_AT};
-shr.u32 r11, r11, 4;
-or.b32 r11, r11, {OPERAND_LOW};
-mov.b64 d2, {{r11, r10}};
-add.u32 r11, smem, {B_AT};
-shr.u32 r11, r11, 4;
-or.b32 r11, r11, {OPERAND_LOW};
-mov.b64 d3, {{r11, r10}};
-mov.b32 r15, {instruction};
+{OPERANDS}mov.b32 r15, {instruction};
 setp.ne.u32 p4, tid, tid;
 {START}
 {mma * count}

@@ -10,6 +10,17 @@ SFA_COLUMN, SFB_COLUMN, COLUMNS = 256, 264, 512
 ROW_WORDS = 256  # of a row of D in ``out``
 OPERAND_HIGH = 1 << 14 | 256 >> 4  # no swizzle: 256 bytes to the next eight rows
 OPERAND_LOW = (128 >> 4) << 16  # 128 bytes to the next 16 bytes of K
+# Descriptors of both operands, in d2 and d3.
+OPERANDS = f"""mov.b32 r10, {OPERAND_HIGH};
+add.u32 r11, smem, {A_AT};
+shr.u32 r11, r11, 4;
+or.b32 r11, r11, {OPERAND_LOW};
+mov.b64 d2, {{r11, r10}};
+add.u32 r11, smem, {B_AT};
+shr.u32 r11, r11, 4;
+or.b32 r11, r11, {OPERAND_LOW};
+mov.b64 d3, {{r11, r10}};
+"""
 SCALE_HIGH = 1 << 14 | 128 >> 4
 
 
@@ -64,16 +75,7 @@ add.u32 r11, r11, {SFB_BYTES >> 5};
 mov.b64 d1, {{r11, r10}};
 add.u32 r14, r13, 4;
 tcgen05.cp.cta_group::1.32x128b.warpx4 [r14], d1;
-mov.b32 r10, {OPERAND_HIGH};
-add.u32 r11, smem, {A_AT};
-shr.u32 r11, r11, 4;
-or.b32 r11, r11, {OPERAND_LOW};
-mov.b64 d2, {{r11, r10}};
-add.u32 r11, smem, {B_AT};
-shr.u32 r11, r11, 4;
-or.b32 r11, r11, {OPERAND_LOW};
-mov.b64 d3, {{r11, r10}};
-add.u32 r13, r13, {column};
+{OPERANDS}add.u32 r13, r13, {column};
 mov.b32 r15, {instruction};
 setp.ne.u32 p4, tid, tid;
 tcgen05.mma.cta_group::1.kind::mxf4nvf4.block_scale.block16 [r9], d2, d3, r15, [r12], [r13], p4;

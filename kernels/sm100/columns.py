@@ -13,12 +13,11 @@ from ..common.sides import TileSide
 @cute.jit
 def mma_columns(config: cutlass.Constexpr, n_side: TileSide) -> Int32:
     """Columns that the MMA computes: ``arch.sm100.mma_columns``."""
-    columns = ceil_div(n_side.extent - n_side.first_row, MMA_N_STEP) * MMA_N_STEP
-    return cutlass.min(columns, config.cta_tile_shape_mnk[1]) | n_side.first_row & MMA_N_STEP
+    return used_columns(config, n_side, MMA_N_STEP) | n_side.first_row & MMA_N_STEP
 
 
 @cute.jit
 def used_columns(config: cutlass.Constexpr, n_side: TileSide, step: cutlass.Constexpr[int]) -> Int32:
-    """Columns that the epilogue reads: those of the group, rounded up to a multiple of ``step``."""
+    """Columns of the group, rounded up to a multiple of ``step``: what the epilogue reads."""
     columns = ceil_div(n_side.extent - n_side.first_row, step) * step
     return cutlass.min(columns, config.cta_tile_shape_mnk[1])

@@ -276,7 +276,7 @@ class GroupedGemmSm100:
                 # Of a pair, both warps allocate: the other one has to run (PTX ISA 9.7.16.7).
                 cute.arch.cluster_wait()
             cute.arch.alloc_tmem(self.tmem.alloc_cols, tmem_address, is_two_cta=config.use_2cta_instrs)
-            self._arrive_at_start()
+            self._wait_for_tensor_memory()
             tmem_ptr = cute.arch.retrieve_tmem_ptr(Float32, TMEM_ALIGN, tmem_address)
             cute.arch.relinquish_tmem_alloc_permit(is_two_cta=config.use_2cta_instrs)
             if cta_rank == 0:
@@ -302,7 +302,7 @@ class GroupedGemmSm100:
         if warp_idx < schedule.mma_warp_id:
             if cutlass.const_expr(config.num_m_cta > 1):
                 cute.arch.cluster_wait()
-            self._arrive_at_start()
+            self._wait_for_tensor_memory()
             cute.arch.griddepcontrol_wait()
             if cutlass.const_expr(begun_barrier_id is not None):
                 cute.arch.barrier(barrier_id=begun_barrier_id, number_of_threads=begun_threads)
@@ -333,7 +333,7 @@ class GroupedGemmSm100:
             )
 
     @cute.jit
-    def _arrive_at_start(self):
+    def _wait_for_tensor_memory(self):
         """Wait until tensor memory is allocated and, of CTAs that load for themselves, all warps have made their barriers."""
         schedule = self.schedule
         num_threads = schedule.threads_per_cta if self.config.num_m_cta == 1 else schedule.num_tmem_threads

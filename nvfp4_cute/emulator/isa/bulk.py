@@ -368,9 +368,9 @@ def _check_small(cta: "Cta", offsets: np.ndarray, data: np.ndarray) -> None:
     checker = cta.machine.checker
     assert checker is not None
     checker.write_shared(cta, granules(offsets, data.shape[1]), proxy=False)
-    for offset, row in (
-        zip(offsets.tolist(), data, strict=True) if len(np.unique(offsets)) < len(offsets) else ()
-    ):
+    if len(np.unique(offsets)) == len(offsets):
+        return
+    for offset, row in zip(offsets.tolist(), data, strict=True):
         if not np.array_equal(cta.smem.read(offset, data.shape[1]), row):
             checker.lanes_differ(f"smem+{offset:#x}..{offset + data.shape[1] - 1:#x}")
 
