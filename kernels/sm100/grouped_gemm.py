@@ -145,10 +145,15 @@ class GroupedGemmSm100:
             block=(self.schedule.threads_per_cta, 1, 1),
             min_blocks_per_mp=1,
             stream=queue,
-            # CTAs of a chain wait for each other: all have to run at once, and a launch that cannot be so is refused.
-            use_pdl=self.chain is None,
-            cooperative=self.chain is not None,
+            **self._start(),
         )
+
+    def _start(self) -> dict[str, bool]:
+        """How the launch starts: early, or, of a chain, whose CTAs wait for each other, all at once or not at all.
+
+        CuTe DSL 4.3.5 knows no cooperative launches; what is exported for it has no chains.
+        """
+        return {"use_pdl": True} if self.chain is None else {"cooperative": True}
 
     def _layers(self, values: cute.Tensor):
         warps = self.config.cluster_size * len(self.schedule.epilogue_warp_ids)
