@@ -33,7 +33,7 @@ def test_demo_runs_the_kernel_and_reports(capsys):
     assert "sm_100a" in lines[0] and "float64 reference" in lines[1]
     assert "test 0: bit-equal" in text  # a line a case, since nobody watches a bar here
     row = next(line for line in lines if line.startswith("test 0 ")).split()
-    assert row[2:10] == ["2", "96,128", "x", "128,256", "x", "256,512", "11", row[9]]
+    assert row[2:10] == ["2", "96,128", "x", "128,256", "x", "256,512", "6", row[9]]
     assert int(row[9].replace(",", "")) > 100 and row[-1] == "bit-equal"
     kernels = [line.split() for line in lines if "groups  " in line and "sm_100a" in line]
     assert [kernel[:3] for kernel in kernels] == [["2", "groups", "sm_100a"], ["4", "groups", "sm_100a"]]
@@ -45,8 +45,8 @@ def test_demo_runs_the_kernel_and_reports(capsys):
 def test_demo_counts_tiles_up_to_the_total():
     done = []
     result = demo.run_case("test 0", FEW["test 0"], done.append)
-    assert result.num_tiles == 11  # 3 x 1 of the first group, 4 x 2 of the second, 32 tokens x 128 weights
-    assert done == sorted(done) and done[-1] == 11
+    assert result.num_tiles == 6  # 2 x 1 of the first group, 2 x 2 of the second, 64 tokens x 128 weights
+    assert done == sorted(done) and done[-1] == 6
 
 
 def test_one_wrong_bit_fails_the_demo(monkeypatch, capsys):

@@ -144,7 +144,7 @@ def test_clean_clusters_are_checked_in_two_processes(ptx_kernel, checked_apart):
         # every cluster reads what the one before it wrote
         ("st.global.b32 [%rd11], %r4; setp.gt.u32 %p1, %r1, 0; @%p1 ld.global.b32 %r5, [%rd11+-128];", "race"),
         # a hazard that one process sees
-        ("st.global.b32 [%rd11], %r4; mov.b32 %r8, word; ld.shared.b32 %r9, [%r8];", "uninitialised"),
+        ("st.global.b32 [%rd11], %r4; mov.b32 %r8, word; setp.eq.u32 %p1, %r2, 0; @%p1 st.shared.v4.b32 [%r8], {%r4, %r4, %r4, %r4}; @%p1 cp.async.bulk.global.shared::cta.bulk_group [%rd11], [%r8], 16; cp.async.bulk.commit_group; cp.async.bulk.wait_group 0;", "proxy-fence"),
         # an error
         ("st.global.b32 [%rd11+4], %r4;", "out-of-bounds"),
     ],
@@ -154,7 +154,7 @@ def test_hazards_have_the_same_report_as_in_one_process(ptx_kernel, checked_apar
     text = ptx_kernel(
         f"{INDEX} ld.global.b32 %r10, [%rd11]; add.u32 %r4, %r4, %r10; {harm}",
         1,
-        module=".shared .align 4 .b32 word;",
+        module=".shared .align 16 .b32 word[4];",
     )
     reports, outputs = [], []
     for jobs in (1, 2):
@@ -168,4 +168,22 @@ def test_hazards_have_the_same_report_as_in_one_process(ptx_kernel, checked_apar
         outputs.append(out)
     assert checked_apart == [False]
     assert [kind for kind, _ in reports[0]] == [kind for kind, _ in reports[1]]
+    np.testing.assert_array_equal(*outputs)
+
+
+def test_a_warning_of_one_process_is_kept_and_fails_nothing(ptx_kernel, checked_apart):
+    text = ptx_kernel(
+        f"{INDEX} ld.global.b32 %r10, [%rd11]; add.u32 %r4, %r4, %r10; st.global.b32 [%rd11], %r4; "
+        "mov.b32 %r8, word; ld.shared.b32 %r9, [%r8];",
+        1,
+        module=".shared .align 4 .b32 word;",
+    )
+    found, outputs = [], []
+    for jobs in (1, 2):
+        machine, out = Machine(jobs=jobs, check=True), np.ones(32 * GRID, np.int32)
+        run_ptx(text, grid=GRID, args=[out], machine=machine)
+        found.append({(hazard.kind, hazard.severity) for hazard in machine.checker.hazards})
+        outputs.append(out)
+    assert checked_apart == [True]
+    assert found[0] == found[1] == {("uninitialised", "warning")}
     np.testing.assert_array_equal(*outputs)
