@@ -6,8 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
-from nvfp4_cute import footprint
-from nvfp4_cute import speed_of_light as light
+from nvfp4_cute.model import footprint
+from nvfp4_cute.model import speed_of_light as light
 from nvfp4_cute.problems.nvfp4_dual_gemm import spec as dual_gemm_spec
 from nvfp4_cute.problems.nvfp4_gemm import spec as gemm_spec
 from nvfp4_cute.problems.nvfp4_gemv import spec as gemv_spec

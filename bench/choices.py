@@ -18,15 +18,15 @@ from statistics import mean
 import torch
 from tqdm import tqdm
 
-from nvfp4_cute import autotune
 from nvfp4_cute.bench import ours
 from nvfp4_cute.bench.cases import Case, routed_rows
 from nvfp4_cute.bench.operands import make_operands
-from nvfp4_cute.config import KernelConfig
+from nvfp4_cute.gpus.targets import Gpu, gpu_of
+from nvfp4_cute.launch.tuned import Request
+from nvfp4_cute.planning.config import KernelConfig
 from nvfp4_cute.problem import GroupedProblem
-from nvfp4_cute.targets import Gpu, gpu_of
 from nvfp4_cute.text_table import text_table
-from nvfp4_cute.tuned import Request
+from nvfp4_cute.tuning import autotune
 
 MEAN_ROWS = (1, 3, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256)
 MAX_ROWS = 4096

@@ -4,14 +4,16 @@ from collections.abc import Callable
 from pathlib import Path
 from textwrap import indent
 
-from nvfp4_cute import select, targets, tuned
-from nvfp4_cute.arch import sm100
 from nvfp4_cute.bench import cases, report
 from nvfp4_cute.bench.report import Report, Row, Time
-from nvfp4_cute.plot import bars
+from nvfp4_cute.gpus import targets
+from nvfp4_cute.gpus.targets import Target
+from nvfp4_cute.launch import tuned
+from nvfp4_cute.launch.tuned import Request
+from nvfp4_cute.model.plot import bars
+from nvfp4_cute.planning import choose
+from nvfp4_cute.planning.arch import sm100
 from nvfp4_cute.problem import GroupedProblem
-from nvfp4_cute.targets import Target
-from nvfp4_cute.tuned import Request
 
 RESULTS = Path(__file__).parent / "results"
 PEER_NOTE = (
@@ -103,7 +105,7 @@ def _explanation(case: cases.Case, target: Target) -> str:
 
 def _choice_for_mean(problem: GroupedProblem, target: Target) -> str:
     mean = problem.sizes[0]
-    config = select.config_for_mean(
+    config = choose.config_for_mean(
         target.arch, target.num_sms, problem.num_groups, mean, is_ragged=problem.form == "ragged"
     )
     return f"{config.to_name()}: only the device knows the sizes; chosen for groups of their mean size, {mean[0]} rows"
@@ -111,8 +113,8 @@ def _choice_for_mean(problem: GroupedProblem, target: Target) -> str:
 
 def _choice(problem: GroupedProblem, target: Target) -> str:
     if target.arch in sm100.ARCHS:
-        return select.explain(problem, target.num_sms)
-    config = select.choose_config(problem, target.arch, target.num_sms)
+        return choose.explain(problem, target.num_sms)
+    config = choose.choose_config(problem, target.arch, target.num_sms)
     return f"{config.to_name()}: a rule of {target.arch} on the sizes; candidates are estimated for {', '.join(sm100.ARCHS)}"
 
 

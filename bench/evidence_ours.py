@@ -11,14 +11,14 @@ from typing import Any, cast
 import torch
 
 import nvfp4_cute
-from nvfp4_cute.arch import family_of, simt
-from nvfp4_cute.arch.base import INTERLEAVE
-from nvfp4_cute.config import KernelConfig
 from nvfp4_cute.emulator.forms import Form, recorded
+from nvfp4_cute.formats.scale_layout import to_blocked
+from nvfp4_cute.planning.arch import family_of, simt
+from nvfp4_cute.planning.arch.base import INTERLEAVE
+from nvfp4_cute.planning.choose import candidates, dual_candidates
+from nvfp4_cute.planning.config import KernelConfig
 from nvfp4_cute.problem import NVFP4, Gate, OutDtype, WeightLayout
 from nvfp4_cute.problem import Form as ProblemForm
-from nvfp4_cute.scale_layout import to_blocked
-from nvfp4_cute.select import candidates, dual_candidates
 
 ARCHS = ("sm_90a", "sm_100a", "sm_120a")
 """One of each family; the others of a family are compiled from the same source."""

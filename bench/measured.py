@@ -5,13 +5,13 @@ from collections.abc import Callable, Sequence
 import torch
 from torch.nn.functional import silu
 
-from nvfp4_cute import stopwatch
 from nvfp4_cute.bench import ours
 from nvfp4_cute.bench.cases import Case
 from nvfp4_cute.bench.operands import Operands, make_operands, make_sets
 from nvfp4_cute.bench.peers import PEERS
 from nvfp4_cute.bench.report import MEASURED, Time
 from nvfp4_cute.errors import UnsupportedProblem, UnsupportedTarget
+from nvfp4_cute.tuning import stopwatch
 
 WRONG = 1e-2
 """Norm of the difference from bf16 torch over the norm of its result: fp16 and bf16 rounding stay below half of it."""

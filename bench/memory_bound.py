@@ -15,11 +15,12 @@ from typing import Any
 import torch
 from tqdm import tqdm
 
-from nvfp4_cute import gemm, gemv, quantize, targets
-from nvfp4_cute.formats import encode_e4m3
+from nvfp4_cute import gemm, gemv, quantize
+from nvfp4_cute.formats.codecs import encode_e4m3
+from nvfp4_cute.formats.scale_layout import padded_shape, to_blocked
+from nvfp4_cute.gpus import targets
 from nvfp4_cute.problems.nvfp4_gemv import spec
-from nvfp4_cute.scale_layout import padded_shape, to_blocked
-from nvfp4_cute.stopwatch import EMPTY, Sample, measure
+from nvfp4_cute.tuning.stopwatch import EMPTY, Sample, measure
 
 RESULTS = Path(__file__).parent / "results"
 # (M, K, L): the competition's, then projections of one token in models with hidden sizes 4096 and 8192.

@@ -13,14 +13,14 @@ import torch
 from tqdm import tqdm
 
 from nvfp4_cute import gemm
-from nvfp4_cute import speed_of_light as light
 from nvfp4_cute.bench.command import RESULTS
-from nvfp4_cute.modelled import modelled_times
+from nvfp4_cute.formats.scale_layout import padded_shape
+from nvfp4_cute.gpus.targets import B200, Target
+from nvfp4_cute.gpus.timing_figures import MODEL_ERROR, constants_of
+from nvfp4_cute.model import speed_of_light as light
+from nvfp4_cute.model.modelled import modelled_times
 from nvfp4_cute.ops.gemm_chain import ChainWorkspace, gemm_chain
 from nvfp4_cute.problem import NVFP4
-from nvfp4_cute.scale_layout import padded_shape
-from nvfp4_cute.targets import B200, Target
-from nvfp4_cute.timing_constants import MODEL_ERROR, constants_of
 
 LAYERS = 18
 # (rows, N): decode of some and of many sequences.

@@ -9,8 +9,8 @@ from nvfp4_cute.bench.cases import Case
 from nvfp4_cute.bench.operands import empty_operands
 from nvfp4_cute.bench.report import MODELLED, Time
 from nvfp4_cute.errors import UnsupportedProblem, UnsupportedTarget
-from nvfp4_cute.modelled import modelled_times
-from nvfp4_cute.targets import Target
+from nvfp4_cute.gpus.targets import Target
+from nvfp4_cute.model.modelled import modelled_times
 
 VALIDATION = Path(__file__).parent / "results" / "timing_model.md"
 MOST_FLOPS = 1.2e12

@@ -8,9 +8,9 @@ from math import ceil
 import torch
 
 from nvfp4_cute.bench.cases import Case
-from nvfp4_cute.formats import encode_e4m3
+from nvfp4_cute.formats.codecs import encode_e4m3
+from nvfp4_cute.formats.scale_layout import SF_VEC_SIZE, padded_shape, to_blocked
 from nvfp4_cute.reference import expand_operand
-from nvfp4_cute.scale_layout import SF_VEC_SIZE, padded_shape, to_blocked
 
 MAX_SETS = 8
 

@@ -7,9 +7,9 @@ from itertools import accumulate
 import torch
 
 import nvfp4_cute
-from nvfp4_cute.arch.simt import FEW_ROWS
 from nvfp4_cute.bench.cases import Case
 from nvfp4_cute.bench.operands import Operands
+from nvfp4_cute.planning.arch.simt import FEW_ROWS
 
 NAME = "ours"
 DUAL_ALPHA = 2.0**-9

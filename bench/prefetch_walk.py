@@ -15,8 +15,8 @@ from typing import Any
 
 from nvfp4_cute.emulator.timing import replay
 from nvfp4_cute.emulator.timing_events import ClusterTrace, Event, LaunchTrace, Op
-from nvfp4_cute.targets import H200
-from nvfp4_cute.timing_constants import constants_of
+from nvfp4_cute.gpus.targets import H200
+from nvfp4_cute.gpus.timing_figures import constants_of
 
 MEASURED = Path(__file__).parent / "results/h200_prefetch_probe.txt"
 CONSTANTS = constants_of(replace(H200, name="H200 at its boost clock"))

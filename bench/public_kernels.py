@@ -263,7 +263,15 @@ def _command(case: Case, setting: str, folder: Path, sm_count: int) -> list[str]
     """The command line of a run."""
     mode, _, check = setting.partition("+")
     if case.suite:
-        command = [sys.executable, "-m", "pytest", "-p", "nvfp4_cute.pytest_plugin", "-p", "no:cacheprovider"]
+        command = [
+            sys.executable,
+            "-m",
+            "pytest",
+            "-p",
+            "nvfp4_cute.cli.pytest_plugin",
+            "-p",
+            "no:cacheprovider",
+        ]
         command += ["-q", "--cute-emulate", case.arch, "--cute-mode", mode, "--cute-sm-count", str(sm_count)]
         command += ["--cute-check", "errors"] if check else []
         return [*command, case.script, *(["-k", case.arguments] if case.arguments else [])]

@@ -9,10 +9,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from nvfp4_cute import speed_of_light as light
-from nvfp4_cute import targets
 from nvfp4_cute.bench.cases import Case
-from nvfp4_cute.targets import Target
+from nvfp4_cute.gpus import targets
+from nvfp4_cute.gpus.targets import Target
+from nvfp4_cute.model import speed_of_light as light
 from nvfp4_cute.text_table import text_table
 
 MEASURED, MODELLED, PUBLISHED = "measured", "modelled", "published"

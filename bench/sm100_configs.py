@@ -9,9 +9,10 @@ from collections.abc import Iterator, Sequence
 import torch
 from tqdm import tqdm
 
-from nvfp4_cute.arch import sm100
-from nvfp4_cute.compile import KernelKey, compile_kernel
-from nvfp4_cute.config import KernelConfig
+from nvfp4_cute.compile.compiler import compile_kernel
+from nvfp4_cute.compile.keys import KernelKey
+from nvfp4_cute.planning.arch import sm100
+from nvfp4_cute.planning.config import KernelConfig
 
 NUM_GROUPS = 8
 HEADER = (

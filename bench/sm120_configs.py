@@ -11,17 +11,18 @@ from collections.abc import Sequence
 import torch
 from tqdm import tqdm
 
-from nvfp4_cute.arch import sm120
 from nvfp4_cute.backends.emulator import observe
 from nvfp4_cute.bench.cases import select
 from nvfp4_cute.bench.operands import empty_operands
-from nvfp4_cute.compile import KernelKey, compile_kernel
-from nvfp4_cute.config import KernelConfig
-from nvfp4_cute.cubin import read_opcodes
-from nvfp4_cute.modelled import modelled_times
+from nvfp4_cute.compile.compiler import compile_kernel
+from nvfp4_cute.compile.cubin import read_opcodes
+from nvfp4_cute.compile.keys import KernelKey
+from nvfp4_cute.gpus.targets import RTX_PRO_6000
+from nvfp4_cute.model.modelled import modelled_times
 from nvfp4_cute.ops.grouped_gemm import grouped_gemm
-from nvfp4_cute.schedule import make_schedule
-from nvfp4_cute.targets import RTX_PRO_6000
+from nvfp4_cute.planning.arch import sm120
+from nvfp4_cute.planning.config import KernelConfig
+from nvfp4_cute.planning.schedule import make_schedule
 
 # Opcode that nvdisasm prints as OMMA: the block-scaled MMA of 4-bit operands.
 OMMA = 0x47F

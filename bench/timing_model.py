@@ -25,13 +25,10 @@ import numpy as np
 import torch
 from tqdm import tqdm
 
-from nvfp4_cute import tile_work
-from nvfp4_cute.arch import sm90
 from nvfp4_cute.bench import cases as bench_cases
 from nvfp4_cute.bench import prefetch_walk, published_kernels
 from nvfp4_cute.bench.capture import CARRIED_BYTES, Capture
 from nvfp4_cute.bench.operands import empty_operands
-from nvfp4_cute.config import KernelConfig
 from nvfp4_cute.emulator.code import Code
 from nvfp4_cute.emulator.driver import param_buffer
 from nvfp4_cute.emulator.launch_shim import prepare_cutlass
@@ -44,11 +41,14 @@ from nvfp4_cute.emulator.timing import replay
 from nvfp4_cute.emulator.timing_memory import Memory
 from nvfp4_cute.emulator.timing_record import Recorder
 from nvfp4_cute.emulator.virtual_gpu import VirtualGpu, aligned_bytes
-from nvfp4_cute.launch import make_plan
+from nvfp4_cute.gpus.targets import B200, H200, Target
+from nvfp4_cute.gpus.timing_figures import constants_of
+from nvfp4_cute.launch.plan import make_plan
+from nvfp4_cute.model import tile_work
+from nvfp4_cute.planning.arch import sm90
+from nvfp4_cute.planning.config import KernelConfig
+from nvfp4_cute.planning.schedule import make_schedule
 from nvfp4_cute.problem import GroupedOperands, GroupedProblem
-from nvfp4_cute.schedule import make_schedule
-from nvfp4_cute.targets import B200, H200, Target
-from nvfp4_cute.timing_constants import constants_of
 
 FOLDER = Path("examples/python/CuTeDSL/cute/hopper/kernel")
 DENSE, PERSISTENT, GROUPED = (
@@ -69,7 +69,7 @@ would say. Where the host has tensors does not matter: the modelled device has t
 from the start of a 2 MiB page on, whose first use by a group of SMs takes longer; `nvfp4-cute bench` takes the mean over five
 places in a page where small GEMMs begin. No constant of the model was set from a kernel in these tables: on the H200 they come
 from `bench/h200_probe.cu` and `bench/h200_issue_probe.cu` (their output: `bench/results/h200_probe.txt`,
-`bench/results/h200_issue_probe.txt`), on Blackwell from published microbenchmarks (`nvfp4_cute/timing_constants.py` names each
+`bench/results/h200_issue_probe.txt`), on Blackwell from published microbenchmarks (`nvfp4_cute/gpus/timing_figures.py` names each
 source). The cases are not blind, though. A first comparison with CUTLASS's kernels (median error 13 %) showed that something was
 missing, and probes found what: the clock under tensor load, L2 answering requests for the same data together, and what a loop
 around TMA costs. A first comparison with cases 2 and 3 of our own kernel (24 and 28 % too fast) led to the second probe: logic

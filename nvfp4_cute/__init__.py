@@ -10,17 +10,15 @@ from typing import TYPE_CHECKING, Any
 from nvfp4_cute.ops import library as _library  # noqa: F401 (registers the custom ops)
 
 if TYPE_CHECKING:
-    from nvfp4_cute.autotune import tune as tune
-    from nvfp4_cute.config import KernelConfig as KernelConfig
     from nvfp4_cute.errors import CacheError as CacheError
     from nvfp4_cute.errors import ConfigError as ConfigError
     from nvfp4_cute.errors import EmulatorError as EmulatorError
     from nvfp4_cute.errors import UnsupportedProblem as UnsupportedProblem
     from nvfp4_cute.errors import UnsupportedTarget as UnsupportedTarget
-    from nvfp4_cute.formats import NVFP4Tensor as NVFP4Tensor
-    from nvfp4_cute.formats import dequantize as dequantize
-    from nvfp4_cute.nn import LinearNVFP4 as LinearNVFP4
-    from nvfp4_cute.nn import PersistentMLP as PersistentMLP
+    from nvfp4_cute.formats.block_scaled import NVFP4Tensor as NVFP4Tensor
+    from nvfp4_cute.formats.block_scaled import dequantize as dequantize
+    from nvfp4_cute.nn.linear import LinearNVFP4 as LinearNVFP4
+    from nvfp4_cute.nn.persistent_mlp import PersistentMLP as PersistentMLP
     from nvfp4_cute.ops.dual_gemm import dual_gemm as dual_gemm
     from nvfp4_cute.ops.dual_gemm import grouped_dual_gemm as grouped_dual_gemm
     from nvfp4_cute.ops.gemm import gemm as gemm
@@ -28,19 +26,21 @@ if TYPE_CHECKING:
     from nvfp4_cute.ops.grouped_gemm import grouped_gemm as grouped_gemm
     from nvfp4_cute.ops.quantize import grouped_quantize as grouped_quantize
     from nvfp4_cute.ops.quantize import quantize as quantize
+    from nvfp4_cute.planning.config import KernelConfig as KernelConfig
+    from nvfp4_cute.tuning.autotune import tune as tune
 
 # Public name -> its module. The imports above say the same to type checkers.
 _MODULES = {
     "CacheError": "errors",
     "ConfigError": "errors",
     "EmulatorError": "errors",
-    "KernelConfig": "config",
-    "LinearNVFP4": "nn",
-    "NVFP4Tensor": "formats",
-    "PersistentMLP": "nn",
+    "KernelConfig": "planning.config",
+    "LinearNVFP4": "nn.linear",
+    "NVFP4Tensor": "formats.block_scaled",
+    "PersistentMLP": "nn.persistent_mlp",
     "UnsupportedProblem": "errors",
     "UnsupportedTarget": "errors",
-    "dequantize": "formats",
+    "dequantize": "formats.block_scaled",
     "dual_gemm": "ops.dual_gemm",
     "gemm": "ops.gemm",
     "gemv": "ops.gemv",
@@ -48,7 +48,7 @@ _MODULES = {
     "grouped_gemm": "ops.grouped_gemm",
     "grouped_quantize": "ops.quantize",
     "quantize": "ops.quantize",
-    "tune": "autotune",
+    "tune": "tuning.autotune",
 }
 __all__ = list(_MODULES)
 

@@ -6,11 +6,7 @@ from typing import Any, Literal, get_args
 
 import torch
 
-from nvfp4_cute.scale_layout import (
-    ATOM_SHAPE,
-    SF_VEC_SIZE,
-    atom_counts,
-)
+from nvfp4_cute.formats.scale_layout import ATOM_SHAPE, SF_VEC_SIZE, atom_counts
 
 TMA_ALIGN_BYTES = 16  # base address and row pitch of a tensor map (PTX ISA, cp.async.bulk.tensor)
 INT32_MAX = 2**31 - 1

@@ -9,13 +9,9 @@ from typing import Literal
 
 import torch
 
-from nvfp4_cute.formats import (
-    SF_VEC_SIZE,
-    ScaleLayout,
-    decode_packed_e2m1,
-    decode_ue4m3,
-)
-from nvfp4_cute.scale_layout import as_blocked, from_blocked, num_k_blocks, to_blocked
+from nvfp4_cute.formats.block_scaled import ScaleLayout
+from nvfp4_cute.formats.codecs import decode_packed_e2m1, decode_ue4m3
+from nvfp4_cute.formats.scale_layout import SF_VEC_SIZE, as_blocked, from_blocked, num_k_blocks, to_blocked
 
 OUT_DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {

@@ -11,14 +11,14 @@ from functools import cache
 
 import torch
 
-from nvfp4_cute.arch import sm100
-from nvfp4_cute.config import KernelConfig
+from nvfp4_cute.gpus.targets import B200
 from nvfp4_cute.launch_table import NUM_COLUMNS, Group, Header
+from nvfp4_cute.planning.arch import sm100
+from nvfp4_cute.planning.choose import choose_config
+from nvfp4_cute.planning.config import KernelConfig
+from nvfp4_cute.planning.schedule import TileSchedule, make_schedule
 from nvfp4_cute.problem import GroupedProblem
 from nvfp4_cute.problems.submission_parts import scale_address, table_pointer
-from nvfp4_cute.schedule import TileSchedule, make_schedule
-from nvfp4_cute.select import choose_config
-from nvfp4_cute.targets import B200
 
 # Rows of a block of scales.
 SF_ROWS = 128

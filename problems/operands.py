@@ -6,8 +6,8 @@ give equal bits on every device.
 
 import torch
 
-from nvfp4_cute.formats import encode_e4m3
-from nvfp4_cute.scale_layout import SF_VEC_SIZE, padded_shape, to_blocked
+from nvfp4_cute.formats.codecs import encode_e4m3
+from nvfp4_cute.formats.scale_layout import SF_VEC_SIZE, padded_shape, to_blocked
 
 Device = str | torch.device
 # Bits of a byte that hold e2m1 values: all; or without bit 2 of each, which leaves 0, 0.5, 1, 1.5 of either sign.

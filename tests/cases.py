@@ -9,9 +9,9 @@ from typing import Literal
 
 import torch
 
-from nvfp4_cute.formats import encode_e4m3
+from nvfp4_cute.formats.codecs import encode_e4m3
+from nvfp4_cute.formats.scale_layout import SF_VEC_SIZE, padded_shape, to_blocked
 from nvfp4_cute.reference import expand_operand
-from nvfp4_cute.scale_layout import SF_VEC_SIZE, padded_shape, to_blocked
 
 NAN_CODE = 0x7F
 FINITE_E4M3_CODES = tuple(code for code in range(256) if code & 0x7F != NAN_CODE)

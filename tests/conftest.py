@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from nvfp4_cute import doctor
+from nvfp4_cute.cli import doctor
 
 
 @pytest.hookimpl(tryfirst=True)  # before tests are deselected by their marks

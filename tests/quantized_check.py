@@ -3,14 +3,14 @@
 import torch
 from oracle import assert_bitwise_equal
 
-from nvfp4_cute import formats
-from nvfp4_cute.scale_layout import from_blocked
+from nvfp4_cute.formats import block_scaled
+from nvfp4_cute.formats.scale_layout import from_blocked
 
 
 def assert_quantized(data, scale, x, global_scale, poison=None):
     """Data and blocked scales are those of ``x`` [M, N]; padding columns are zero, padding rows hold the poison."""
     m, n = x.shape
-    want = formats.quantize(x, global_scale=global_scale)
+    want = block_scaled.quantize(x, global_scale=global_scale)
     assert_bitwise_equal(data, want.data)
     padded_n = -(-n // 64) * 4
     scale = scale.view(torch.uint8)

@@ -5,10 +5,10 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from nvfp4_cute.arch import simt
 from nvfp4_cute.backends.emulator import observe
+from nvfp4_cute.formats.scale_layout import padded_shape, to_blocked
+from nvfp4_cute.planning.arch import simt
 from nvfp4_cute.reference import expand_operand
-from nvfp4_cute.scale_layout import padded_shape, to_blocked
 
 BLOCK = 16
 NAN_CODE = 0x7F

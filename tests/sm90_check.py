@@ -5,9 +5,9 @@ import torch
 from oracle import bits, poisoned
 
 from nvfp4_cute import KernelConfig, grouped_gemm
-from nvfp4_cute.arch import sm90
 from nvfp4_cute.backends.emulator import observe
-from nvfp4_cute.cubin import read_instructions
+from nvfp4_cute.compile.cubin import read_instructions
+from nvfp4_cute.planning.arch import sm90
 from nvfp4_cute.reference import expand_operand
 
 EMULATED = "emulator:sm_90a"

@@ -3,7 +3,8 @@
 import pytest
 import torch
 
-from nvfp4_cute import UnsupportedTarget, backends, targets
+from nvfp4_cute import UnsupportedTarget, backends
+from nvfp4_cute.gpus import targets
 
 CPU = torch.device("cpu")
 

@@ -6,14 +6,17 @@ import re
 import pytest
 import torch
 
-from nvfp4_cute import autotune, cli, select, stopwatch, targets
-from nvfp4_cute import speed_of_light as light
-from nvfp4_cute.arch import sm100
+from nvfp4_cute import cli
 from nvfp4_cute.bench import cases, choices, measured, modelled, ours, report
 from nvfp4_cute.bench.operands import make_operands
 from nvfp4_cute.bench.peers import PEERS
+from nvfp4_cute.gpus import targets
+from nvfp4_cute.model import speed_of_light as light
+from nvfp4_cute.planning import choose
+from nvfp4_cute.planning.arch import sm100
 from nvfp4_cute.problem import GroupedProblem
 from nvfp4_cute.reference import grouped_gemm_reference
+from nvfp4_cute.tuning import autotune, stopwatch
 
 CPU = torch.device("cpu")
 SMALL = cases.Case(
@@ -227,11 +230,11 @@ def test_explain_names_what_is_chosen(no_gpu, capsys):
     assert list(blocks) == [f"{case} on B200 (sm_100a)" for case in grouped]
     for case, block in zip(grouped, blocks.values(), strict=True):
         if case.form == "list":
-            chosen = select.choose_config(GroupedProblem(case.sizes), "sm_100a", targets.B200.num_sms)
+            chosen = choose.choose_config(GroupedProblem(case.sizes), "sm_100a", targets.B200.num_sms)
             assert len(block.splitlines()) == len(sm100.CANDIDATES) and "bound by" in block
         else:
             rows = sum(m for m, _, _ in case.sizes)
-            chosen = select.config_for_rows(-(-rows // len(case.sizes)), case.sizes[0][1])
+            chosen = choose.config_for_rows(-(-rows // len(case.sizes)), case.sizes[0][1])
         assert block.strip().startswith(chosen.to_name())
 
 
@@ -284,7 +287,7 @@ def test_chosen_configs_are_measured_beside_all_others(monkeypatch, tmp_path, ca
     monkeypatch.setattr(choices, "EXPERTS", ((8, 4096, 7168),))
 
     def measured_us(case, tried):
-        assert len(set(tried)) == len(tried) and set(tried) >= set(select.candidates("sm_90a", case.form))
+        assert len(set(tried)) == len(tried) and set(tried) >= set(choose.candidates("sm_90a", case.form))
         return {
             config: 5.0 if config == tried[0] else 4.0 if " 1024 " in case.name else 6.0 for config in tried
         }
@@ -303,9 +306,9 @@ def test_chosen_configs_are_those_of_grouped_gemm():
     gpu = targets.Gpu("sm_90a", 132, "H200")
     one, *_, ragged = choices.problems((24,))
     first = lambda case: autotune.candidates(choices.request_of(case, gpu))[0]
-    assert first(one) == select.choose_config(GroupedProblem(one.sizes), "sm_90a", 132)
+    assert first(one) == choose.choose_config(GroupedProblem(one.sizes), "sm_90a", 132)
     groups, n, k = choices.EXPERTS[-1]
-    assert first(ragged) == select.config_for_mean("sm_90a", 132, groups, (24, n, k))
+    assert first(ragged) == choose.config_for_mean("sm_90a", 132, groups, (24, n, k))
 
 
 def test_prepared_grouped_gemms_take_a_config():
@@ -313,7 +316,7 @@ def test_prepared_grouped_gemms_take_a_config():
         case = cases.Case("dense", "gemm", form, "grouped_gemm", ((5, 128, 256), (9, 128, 256)), form=form)
         prepared = ours.prepare(case, make_operands(case, CPU, 0), "emulator:sm_90a")
         results = []
-        for config in select.candidates("sm_90a", form)[:2]:
+        for config in choose.candidates("sm_90a", form)[:2]:
             prepared.run(config)
             results.append([out.clone() for out in prepared.out])
         assert all(torch.equal(*outs) for outs in zip(*results, strict=True))

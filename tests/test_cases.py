@@ -16,9 +16,9 @@ from cases import (
     make_operands,
 )
 
-from nvfp4_cute.list_form import check_list_operands
+from nvfp4_cute.formats.scale_layout import from_blocked
+from nvfp4_cute.operands.list_form import check_list_operands
 from nvfp4_cute.reference import expand_operand, grouped_gemm_reference
-from nvfp4_cute.scale_layout import from_blocked
 
 BY_NAME = pytest.mark.parametrize("case", ALL, ids=lambda case: case.name)
 

@@ -5,7 +5,8 @@ import shlex
 import pytest
 import torch
 
-from nvfp4_cute import check, cli
+from nvfp4_cute import cli
+from nvfp4_cute.cli import check
 from nvfp4_cute.errors import EmulatorError
 
 LIMITS = check.Limits(groups=4, max_m=20, max_n=40, max_k=128)

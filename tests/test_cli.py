@@ -5,7 +5,8 @@ import sys
 
 import pytest
 
-from nvfp4_cute import check, cli, doctor
+from nvfp4_cute import cli
+from nvfp4_cute.cli import check, doctor
 from nvfp4_cute.emulator import launch_shim
 from nvfp4_cute.errors import UnsupportedTarget
 

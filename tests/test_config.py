@@ -4,8 +4,8 @@ from dataclasses import replace
 
 import pytest
 
-from nvfp4_cute.arch import sm90, sm100, sm120
-from nvfp4_cute.config import KernelConfig
+from nvfp4_cute.planning.arch import sm90, sm100, sm120
+from nvfp4_cute.planning.config import KernelConfig
 
 CONFIGS = [
     KernelConfig(),

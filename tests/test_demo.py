@@ -2,7 +2,8 @@
 
 import pytest
 
-from nvfp4_cute import cli, demo
+from nvfp4_cute import cli
+from nvfp4_cute.cli import demo
 from nvfp4_cute.errors import EmulatorError
 from nvfp4_cute.problems.nvfp4_group_gemm import spec
 

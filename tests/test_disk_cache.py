@@ -14,14 +14,17 @@ import pytest
 import torch
 from oracle import assert_bitwise_equal
 
-from nvfp4_cute import cache, cli, disk_cache, doctor, grouped_gemm, precompile
-from nvfp4_cute.arch import sm90, sm100
-from nvfp4_cute.compile import KernelKey, compile_kernel
+from nvfp4_cute import cli, grouped_gemm
+from nvfp4_cute.cli import doctor, precompile
+from nvfp4_cute.compile import cache, disk_cache
+from nvfp4_cute.compile.compiler import compile_kernel
+from nvfp4_cute.compile.keys import KernelKey
+from nvfp4_cute.compile.simt_keys import GemvKey
 from nvfp4_cute.emulator.launch_shim import shim_is_built
 from nvfp4_cute.errors import CacheError
-from nvfp4_cute.launch import make_plan
+from nvfp4_cute.launch.plan import make_plan
+from nvfp4_cute.planning.arch import sm90, sm100
 from nvfp4_cute.problem import Activation, Form, WeightLayout
-from nvfp4_cute.simt_keys import GemvKey
 
 KEY = GemvKey("sm_100a", torch.float16, False)
 FILES = (disk_cache.OBJECT, disk_cache.PTX, disk_cache.CUBIN, disk_cache.MANIFEST)
@@ -199,8 +202,8 @@ CHILD = """
     import sys
     from pathlib import Path
     import torch
-    from nvfp4_cute import disk_cache
-    from nvfp4_cute.simt_keys import GemvKey
+    from nvfp4_cute.compile import disk_cache
+    from nvfp4_cute.compile.simt_keys import GemvKey
 
     real = disk_cache.compile_kernel
     def compile_kernel(key):

@@ -6,8 +6,9 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from nvfp4_cute import doctor, targets
+from nvfp4_cute.cli import doctor
 from nvfp4_cute.emulator import launch_shim
+from nvfp4_cute.gpus import targets
 
 B200 = doctor.Gpu(0, "NVIDIA B200", "sm_100a", targets.B200)
 H200 = doctor.Gpu(1, "NVIDIA H200", "sm_90a", targets.H200)

@@ -15,20 +15,18 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from oracle import assert_bitwise_equal
 
-from nvfp4_cute import formats
-from nvfp4_cute.formats import (
-    NVFP4Tensor,
+from nvfp4_cute.formats import codecs
+from nvfp4_cute.formats.block_scaled import NVFP4Tensor, dequantize, quantize
+from nvfp4_cute.formats.codecs import (
     decode_e2m1,
     decode_e4m3,
     decode_packed_e2m1,
     decode_ue4m3,
     decode_ue8m0,
-    dequantize,
     encode_e2m1,
     encode_e4m3,
     encode_ue8m0,
     pack_e2m1,
-    quantize,
     unpack_e2m1,
 )
 
@@ -83,7 +81,7 @@ def test_every_e2m1_code():
     assert_bitwise_equal(decode_e2m1(codes), expected)
     for dtype in FLOAT_DTYPES:
         assert_bitwise_equal(encode_e2m1(expected.to(dtype)), codes)
-    assert formats.E2M1_VALUES == tuple(expected.tolist())
+    assert codecs.E2M1_VALUES == tuple(expected.tolist())
 
 
 def test_every_e4m3_code():

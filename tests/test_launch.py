@@ -5,10 +5,10 @@ import pytest
 import torch
 
 from nvfp4_cute import KernelConfig, UnsupportedProblem
-from nvfp4_cute.arch import base
-from nvfp4_cute.launch import make_plan
+from nvfp4_cute.launch.plan import make_plan
 from nvfp4_cute.launch_table import NUM_COLUMNS, Group, Header
-from nvfp4_cute.list_form import check_dual_operands, check_list_operands
+from nvfp4_cute.operands.list_form import check_dual_operands, check_list_operands
+from nvfp4_cute.planning.arch import base
 from nvfp4_cute.problem import GroupedProblem
 
 SIZES = ((5, 64, 256), (200, 130, 512), (0, 64, 256))

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from nvfp4_cute import NVFP4Tensor, UnsupportedProblem, dual_gemm, gemm, gemv, grouped_dual_gemm, grouped_gemm
-from nvfp4_cute.formats import dequantize
+from nvfp4_cute.formats.block_scaled import dequantize
 
 ROWS, N, K = (5, 3), 64, 128
 

@@ -5,9 +5,9 @@ import torch
 from oracle import bits, poisoned, unwritten
 
 from nvfp4_cute.errors import UnsupportedProblem
-from nvfp4_cute.list_form import check_list_operands
+from nvfp4_cute.formats.scale_layout import to_blocked
+from nvfp4_cute.operands.list_form import check_list_operands
 from nvfp4_cute.problem import INT32_MAX, GroupedProblem
-from nvfp4_cute.scale_layout import to_blocked
 
 SIZES = ((200, 96, 128), (40, 72, 256))
 

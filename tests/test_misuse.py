@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import nvfp4_cute as nv
-from nvfp4_cute import scale_layout
+from nvfp4_cute.formats import scale_layout
 
 N, K = 256, 512
 X = nv.quantize(torch.randn(40, K))

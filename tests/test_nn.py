@@ -6,9 +6,10 @@ import pytest
 import torch
 from oracle import assert_bitwise_equal, bits
 
-from nvfp4_cute import LinearNVFP4, UnsupportedProblem, dequantize, formats, gemm, quantize
+from nvfp4_cute import LinearNVFP4, UnsupportedProblem, dequantize, gemm, quantize
 from nvfp4_cute.backends.emulator import observe
-from nvfp4_cute.formats import NVFP4Tensor
+from nvfp4_cute.formats import block_scaled
+from nvfp4_cute.formats.block_scaled import NVFP4Tensor
 
 K, N = 96, 40
 
@@ -120,7 +121,7 @@ def test_inside_a_model(linear):
 
 def test_from_quantized_takes_rowmajor_scales():
     values = torch.randn(N, K)
-    blocked, plain = (formats.quantize(values, scale_layout=s) for s in ("blocked", "rowmajor"))
+    blocked, plain = (block_scaled.quantize(values, scale_layout=s) for s in ("blocked", "rowmajor"))
     x = inputs(4)
     layers = [LinearNVFP4.from_quantized(w, dtype=torch.float16) for w in (blocked, plain)]
     assert layers[0].weight.data_ptr() == blocked.data.data_ptr() and layers[0].bias is None
@@ -159,7 +160,7 @@ def test_description_and_refusals(linear):
     with pytest.raises(ValueError, match="input_scale='max'"):
         LinearNVFP4(64, 8, input_scale="max")
     with pytest.raises(ValueError, match="a linear layer has"):
-        LinearNVFP4.from_quantized(formats.quantize(torch.randn(2, 3, 32)))
+        LinearNVFP4.from_quantized(block_scaled.quantize(torch.randn(2, 3, 32)))
     for activations in ("nvfp4", "16bit"):
         layer = LinearNVFP4.from_linear(linear, activations=activations)
         with torch.enable_grad(), pytest.raises(UnsupportedProblem, match="no backward pass"):

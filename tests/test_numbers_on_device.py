@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from nvfp4_cute import numbers_on_device
-from nvfp4_cute.numbers_on_device import numbers_on
+from nvfp4_cute.operands import numbers_on_device
+from nvfp4_cute.operands.numbers_on_device import numbers_on
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda", 0)
 

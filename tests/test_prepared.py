@@ -7,15 +7,17 @@ import pytest
 import torch
 
 import nvfp4_cute
-from nvfp4_cute import backends, gemm, gemv, grouped_dual_gemm, grouped_gemm, prepared, targets
+from nvfp4_cute import backends, gemm, gemv, grouped_dual_gemm, grouped_gemm
 from nvfp4_cute.backends import reference
 from nvfp4_cute.backends.emulator import on_emulator
-from nvfp4_cute.cache import get_kernel
-from nvfp4_cute.config import KernelConfig
+from nvfp4_cute.compile.cache import get_kernel
 from nvfp4_cute.emulator.launch_shim import prepare_cutlass
-from nvfp4_cute.launch import make_plan
-from nvfp4_cute.list_form import check_list_operands
-from nvfp4_cute.prepared import PreparedCall, signature
+from nvfp4_cute.gpus import targets
+from nvfp4_cute.launch import prepared
+from nvfp4_cute.launch.plan import make_plan
+from nvfp4_cute.launch.prepared import PreparedCall, signature
+from nvfp4_cute.operands.list_form import check_list_operands
+from nvfp4_cute.planning.config import KernelConfig
 
 # The package has a function of that name.
 module_of_grouped_gemm = sys.modules["nvfp4_cute.ops.grouped_gemm"]

@@ -8,7 +8,7 @@ from oracle import assert_bitwise_equal, bits, poisoned
 
 import nvfp4_cute
 from nvfp4_cute.backends.emulator import observe
-from nvfp4_cute.formats import decode_e4m3, decode_packed_e2m1
+from nvfp4_cute.formats.codecs import decode_e4m3, decode_packed_e2m1
 from nvfp4_cute.problems.nvfp4_gemv import adapter, inputs, reference, spec
 
 CASE = spec.TESTS[7]

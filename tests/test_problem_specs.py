@@ -5,7 +5,7 @@ import dataclasses
 import pytest
 import torch
 
-from nvfp4_cute.formats import decode_e4m3, decode_packed_e2m1
+from nvfp4_cute.formats.codecs import decode_e4m3, decode_packed_e2m1
 from nvfp4_cute.problems import registry
 from nvfp4_cute.problems.nvfp4_dual_gemm import spec as dual_gemm
 from nvfp4_cute.problems.nvfp4_gemm import spec as gemm

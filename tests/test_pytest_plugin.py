@@ -89,7 +89,7 @@ def suite(tmp_path):
             "-m",
             "pytest",
             "-p",
-            "nvfp4_cute.pytest_plugin",
+            "nvfp4_cute.cli.pytest_plugin",
             "-p",
             "no:cacheprovider",
             "-rA",

@@ -7,9 +7,9 @@ import pytest
 import torch
 from oracle import assert_bitwise_equal, assert_error_within
 
-from nvfp4_cute.formats import dequantize, quantize
+from nvfp4_cute.formats.block_scaled import dequantize, quantize
+from nvfp4_cute.formats.scale_layout import to_blocked
 from nvfp4_cute.reference import expand_operand, grouped_gemm_reference
-from nvfp4_cute.scale_layout import to_blocked
 
 E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 OUT_DTYPES = (torch.float16, torch.bfloat16, torch.float32)

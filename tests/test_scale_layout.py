@@ -6,8 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from oracle import assert_bitwise_equal
 
-from nvfp4_cute import scale_layout
-from nvfp4_cute.scale_layout import as_blocked, blocked_offset, from_blocked, padded_shape, to_blocked
+from nvfp4_cute.formats import scale_layout
+from nvfp4_cute.formats.scale_layout import as_blocked, blocked_offset, from_blocked, padded_shape, to_blocked
 
 DTYPES = (torch.uint8, torch.float8_e4m3fn)
 SIZES = {"rows": st.integers(0, 400), "k_blocks": st.integers(1, 25)}

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from nvfp4_cute.planning.schedule import make_schedule
 from nvfp4_cute.problem import INT32_MAX
-from nvfp4_cute.schedule import make_schedule
 
 TILE = (128, 128, 256)
 

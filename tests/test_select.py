@@ -7,12 +7,8 @@ from itertools import pairwise
 import pytest
 import torch
 
-from nvfp4_cute.arch import sm90, sm100, sm120
-from nvfp4_cute.problem import GroupedProblem
-from nvfp4_cute.problems.nvfp4_dual_gemm import spec as dual_spec
-from nvfp4_cute.problems.nvfp4_group_gemm.spec import BENCHMARKS
-from nvfp4_cute.schedule import make_schedule
-from nvfp4_cute.select import (
+from nvfp4_cute.planning.arch import sm90, sm100, sm120
+from nvfp4_cute.planning.choose import (
     candidates,
     choose_config,
     config_for_mean,
@@ -20,6 +16,10 @@ from nvfp4_cute.select import (
     estimates,
     explain,
 )
+from nvfp4_cute.planning.schedule import make_schedule
+from nvfp4_cute.problem import GroupedProblem
+from nvfp4_cute.problems.nvfp4_dual_gemm import spec as dual_spec
+from nvfp4_cute.problems.nvfp4_group_gemm.spec import BENCHMARKS
 
 NUM_SMS = 148
 

@@ -5,9 +5,9 @@ from itertools import product
 
 import pytest
 
-from nvfp4_cute.arch import sm100
+from nvfp4_cute.planning.arch import sm100
+from nvfp4_cute.planning.choose import candidates, dual_candidates
 from nvfp4_cute.problem import Gate
-from nvfp4_cute.select import candidates, dual_candidates
 
 LAYOUTS = ("separate", "interleaved_64_up_first", "interleaved_32_gate_first")
 FORMS = ("list", "ragged", "masked", "batched")

@@ -5,8 +5,10 @@ import sys
 
 import pytest
 
-from nvfp4_cute import cli, sol, targets
-from nvfp4_cute import speed_of_light as light
+from nvfp4_cute import cli
+from nvfp4_cute.cli import sol
+from nvfp4_cute.gpus import targets
+from nvfp4_cute.model import speed_of_light as light
 from nvfp4_cute.text_table import text_table
 
 

@@ -8,11 +8,12 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nvfp4_cute import sol, targets
-from nvfp4_cute import speed_of_light as light
-from nvfp4_cute.formats import quantize
+from nvfp4_cute.cli import sol
+from nvfp4_cute.formats.block_scaled import quantize
+from nvfp4_cute.gpus import targets
+from nvfp4_cute.gpus.targets import TARGETS
+from nvfp4_cute.model import speed_of_light as light
 from nvfp4_cute.problem import GroupedProblem
-from nvfp4_cute.targets import TARGETS
 
 PUBLISHED = [
     (name, case, 4e-3 if name == "nvfp4_gemv" else 5e-4)

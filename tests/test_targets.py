@@ -7,11 +7,11 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from nvfp4_cute import targets
 from nvfp4_cute.backends import emulator
 from nvfp4_cute.emulator import virtual_gpu
 from nvfp4_cute.errors import UnsupportedTarget
-from nvfp4_cute.targets import MATH_FORMATS, TARGETS, detect, lookup, match
+from nvfp4_cute.gpus import targets
+from nvfp4_cute.gpus.targets import MATH_FORMATS, TARGETS, detect, lookup, match
 
 EACH = pytest.mark.parametrize("target", TARGETS, ids=lambda target: target.name)
 

@@ -4,8 +4,9 @@ import numpy as np
 import pytest
 import torch
 
-from nvfp4_cute import prepared, tensor_map_fault
 from nvfp4_cute.errors import UnsupportedProblem
+from nvfp4_cute.launch import prepared
+from nvfp4_cute.operands import tensor_map_fault
 
 CUDA = torch.device("cuda", 0)
 PITCHED = torch.zeros(40, 512, dtype=torch.uint8)[:, :256]

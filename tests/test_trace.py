@@ -9,11 +9,12 @@ import pytest
 import torch
 
 import nvfp4_cute
-from nvfp4_cute import cli, trace
-from nvfp4_cute.modelled import modelled_times
-from nvfp4_cute.speed_of_light import grouped_gemm, physical_floor
-from nvfp4_cute.targets import B200
-from nvfp4_cute.timing_constants import MODEL_ERROR
+from nvfp4_cute import cli
+from nvfp4_cute.cli import trace
+from nvfp4_cute.gpus.targets import B200
+from nvfp4_cute.gpus.timing_figures import MODEL_ERROR
+from nvfp4_cute.model.modelled import modelled_times
+from nvfp4_cute.model.speed_of_light import grouped_gemm, physical_floor
 
 
 def test_unknown_case_is_refused(capsys):

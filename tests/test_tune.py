@@ -12,15 +12,19 @@ import pytest
 import torch
 from oracle import assert_bitwise_equal
 
-from nvfp4_cute import autotune, backends, cli, gemm, grouped_gemm, prepared, targets, tune, tune_verb, tuned
-from nvfp4_cute.arch import sm90, sm100
+from nvfp4_cute import backends, cli, gemm, grouped_gemm, tune
 from nvfp4_cute.backends.emulator import observe
 from nvfp4_cute.bench.cases import select
-from nvfp4_cute.config import KernelConfig
+from nvfp4_cute.cli import tune_verb
+from nvfp4_cute.gpus import targets
+from nvfp4_cute.gpus.targets import B200
+from nvfp4_cute.launch import prepared, tuned
+from nvfp4_cute.launch.tuned import Request, Tuning
+from nvfp4_cute.planning.arch import sm90, sm100
+from nvfp4_cute.planning.config import KernelConfig
 from nvfp4_cute.problem import GroupedProblem
-from nvfp4_cute.stopwatch import EMPTY, Sample
-from nvfp4_cute.targets import B200
-from nvfp4_cute.tuned import Request, Tuning
+from nvfp4_cute.tuning import autotune
+from nvfp4_cute.tuning.stopwatch import EMPTY, Sample
 
 H200 = targets.lookup("H200")
 SIZES = ((40, 72, 256), (70, 128, 512))
@@ -280,9 +284,9 @@ def test_candidates_are_those_that_may_be_chosen(arch, form):
     tried = autotune.candidates(Request.of(GroupedProblem(sizes, form), gpu))
     stripped = [replace(config, num_cta=None) for config in tried]
     assert len(set(tried)) == len(tried) > 5
-    assert set(stripped) == set(autotune.select.candidates(arch, form))
+    assert set(stripped) == set(autotune.choose.candidates(arch, form))
     if form in ("list", "batched"):
-        assert tried[0] == autotune.select.choose_config(GroupedProblem(sizes), arch, gpu.num_sms)
+        assert tried[0] == autotune.choose.choose_config(GroupedProblem(sizes), arch, gpu.num_sms)
 
 
 def test_problems_without_a_kernel_are_refused():

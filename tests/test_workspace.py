@@ -4,7 +4,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from nvfp4_cute import workspace
+from nvfp4_cute.launch import workspace
 
 
 @pytest.fixture(autouse=True)

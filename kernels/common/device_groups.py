@@ -13,7 +13,7 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Int32
 
-from nvfp4_cute.scale_layout import ATOM_ROWS
+from nvfp4_cute.formats.scale_layout import ATOM_ROWS
 
 from .group_table import WorkTile, ceil_div
 from .warp_schedule import WARP_SIZE

@@ -1,6 +1,6 @@
 """Device half of the schedule: the groups of a launch as kernel parameters, and the tile that an index names.
 
-The twin of ``nvfp4_cute.schedule.TileSchedule``: same slots (groups by descending M), same prefix sums, same raster
+The twin of ``nvfp4_cute.planning.schedule.TileSchedule``: same slots (groups by descending M), same prefix sums, same raster
 order. A test runs both on random problems and compares every field.
 """
 

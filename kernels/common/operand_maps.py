@@ -11,7 +11,7 @@ import cutlass.cute as cute
 from cutlass import Int32, Int64
 from cutlass.cute.nvgpu import cpasync
 
-from nvfp4_cute.scale_layout import SF_VEC_SIZE
+from nvfp4_cute.formats.scale_layout import SF_VEC_SIZE
 
 from .launch_args import OperandView
 from .tma_descriptor import prefetch_descriptor, select_descriptor, select_descriptor_address

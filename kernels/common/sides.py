@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from cutlass import Int32
 
-from nvfp4_cute.config import KernelConfig
+from nvfp4_cute.planning.config import KernelConfig
 
 from .group_table import WorkTile
 

@@ -26,15 +26,9 @@ from cutlass import Float32, Int32, Int64, Uint8, Uint32
 from cutlass.cute.arch import inline_ptx
 from cutlass.memory import SmemAllocator
 
-from nvfp4_cute.arch.simt import (
-    FEW_ROWS,
-    FEW_ROWS_SLOTS,
-    FEW_ROWS_WARPS,
-    UNIT_ROWS,
-    WARP_SIZE,
-)
+from nvfp4_cute.formats.scale_layout import ATOM_BYTES, ATOM_ROWS
 from nvfp4_cute.launch_table import FewRows
-from nvfp4_cute.scale_layout import ATOM_BYTES, ATOM_ROWS
+from nvfp4_cute.planning.arch.simt import FEW_ROWS, FEW_ROWS_SLOTS, FEW_ROWS_WARPS, UNIT_ROWS, WARP_SIZE
 
 from ..common import ptx
 from ..common.decode import OPERAND_EXPONENT, SIGN_BITS, decode_scales, decode_word

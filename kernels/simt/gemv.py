@@ -4,7 +4,7 @@ A (M, K, L) and b (K, L) e2m1, two values a byte, K-major; SFA, SFB e4m3 in the 
 fp16, bf16 or fp32. Memory-bound: A is read once, 16 bytes a lane and 512 contiguous bytes a row, past L1.
 
 Work: a unit is rows of one scale atom: r, r + 32, r + 64, r + 96, whose scales for 64 values of K are 16 consecutive bytes,
-or those and their successors (``arch.simt.GemvSpread``). The lanes of a warp lie side by side along K, one piece of 32
+or those and their successors (``planning.arch.simt.GemvSpread``). The lanes of a warp lie side by side along K, one piece of 32
 values each, so one step of a warp covers 1024. Two warps take a unit's steps in turn; a CTA has two such pairs.
 
 Registers roll: as soon as a piece of a row is used, the load of the next step's is issued into its registers. Where CTAs are
@@ -23,7 +23,9 @@ import cutlass.cute as cute
 from cutlass import Float32, Int32, Int64, Uint32
 from cutlass.memory import SmemAllocator
 
-from nvfp4_cute.arch.simt import (
+from nvfp4_cute.formats.scale_layout import ATOM_BYTES, ATOM_COLS, ATOM_ROWS, SF_VEC_SIZE
+from nvfp4_cute.launch_table import Gemv
+from nvfp4_cute.planning.arch.simt import (
     GEMV_LANES_K,
     GEMV_PIECE_K,
     GEMV_WARPS,
@@ -31,8 +33,6 @@ from nvfp4_cute.arch.simt import (
     WARP_SIZE,
     GemvSpread,
 )
-from nvfp4_cute.launch_table import Gemv
-from nvfp4_cute.scale_layout import ATOM_BYTES, ATOM_COLS, ATOM_ROWS, SF_VEC_SIZE
 
 from ..common import ptx
 from ..common.global_access import KEEP, READ_ONCE, global_scalar, load_words

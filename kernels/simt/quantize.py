@@ -14,9 +14,9 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Boolean, Float32, Int32, Int64, Uint32
 
-from nvfp4_cute.arch.simt import QUANTIZE_ATOMS, QUANTIZE_WARPS, WARP_SIZE
+from nvfp4_cute.formats.scale_layout import ATOM_BYTES, ATOM_COLS, ATOM_ROWS, SF_VEC_SIZE
 from nvfp4_cute.launch_table import Quantize
-from nvfp4_cute.scale_layout import ATOM_BYTES, ATOM_COLS, ATOM_ROWS, SF_VEC_SIZE
+from nvfp4_cute.planning.arch.simt import QUANTIZE_ATOMS, QUANTIZE_WARPS, WARP_SIZE
 
 from ..common import ptx
 from ..common.encode import ConvertE2M1, RoundE2M1

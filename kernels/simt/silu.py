@@ -1,9 +1,9 @@
-"""silu(x) * up on a GPU, operation by operation as ``nvfp4_cute.silu`` specifies."""
+"""silu(x) * up on a GPU, operation by operation as ``nvfp4_cute.formats.silu`` specifies."""
 
 import cutlass.cute as cute
 from cutlass import Float32, Uint32
 
-from nvfp4_cute.silu import EXP2, LOG2_E, MAGIC, MAX_EXPONENT
+from nvfp4_cute.formats.silu import EXP2, LOG2_E, MAGIC, MAX_EXPONENT
 
 from ..common import ptx
 

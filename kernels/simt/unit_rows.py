@@ -6,8 +6,8 @@ The scales of r, r + 32, r + 64 and r + 96 for 64 values of K are 16 consecutive
 import cutlass.cute as cute
 from cutlass import Int32
 
-from nvfp4_cute.arch.simt import UNIT_ROWS
-from nvfp4_cute.scale_layout import ATOM_ROWS
+from nvfp4_cute.formats.scale_layout import ATOM_ROWS
+from nvfp4_cute.planning.arch.simt import UNIT_ROWS
 
 # Bands of rows of an atom; of each a unit has so many.
 BANDS, BAND_ROWS = 4, 32

@@ -23,9 +23,9 @@ import cutlass.cute as cute
 from cutlass import Float32, Int32, Int64, Uint32
 from cutlass.memory import SmemAllocator
 
-from nvfp4_cute.arch.simt import UNIT_ROWS, W4A16_CHUNK_K, W4A16_WARPS, WARP_SIZE
+from nvfp4_cute.formats.scale_layout import ATOM_BYTES
 from nvfp4_cute.launch_table import W4A16
-from nvfp4_cute.scale_layout import ATOM_BYTES
+from nvfp4_cute.planning.arch.simt import UNIT_ROWS, W4A16_CHUNK_K, W4A16_WARPS, WARP_SIZE
 
 from ..common import ptx
 from ..common.global_access import KEEP, READ_ONCE, global_scalar, load_words

@@ -1,7 +1,7 @@
 """Boxes of A, B and their scales that a CTA's TMA brings in."""
 
-from nvfp4_cute.arch.sm100 import SF_ATOM_ROWS, sf_blocks_n
-from nvfp4_cute.config import KernelConfig
+from nvfp4_cute.planning.arch.sm100 import SF_ATOM_ROWS, sf_blocks_n
+from nvfp4_cute.planning.config import KernelConfig
 
 from ..common.operand_maps import SF_BLOCK_K, Boxes
 

@@ -11,7 +11,7 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Float32, Int32, Int64, Uint32
 
-from nvfp4_cute.scale_layout import SF_VEC_SIZE
+from nvfp4_cute.formats.scale_layout import SF_VEC_SIZE
 
 from ..common import ptx
 from ..common.activation import gate

@@ -21,7 +21,7 @@ multiplies.
 
 Split-K: the CTAs of a cluster share a tile's K tiles, and send each other sums (``split_k``).
 
-Shared memory: ``arch.sm120.SmemPlan``. Tensor maps: kernel parameters, encoded by the host code.
+Shared memory: ``planning.arch.sm120.SmemPlan``. Tensor maps: kernel parameters, encoded by the host code.
 
 Source: PTX ISA 9.1, 9.7.14.5 (mma with block scaling), 9.7.14.5.15 (ldmatrix), 9.7.13.15 (mbarrier), 5.5.7 (swizzle).
 """
@@ -34,9 +34,9 @@ import cutlass.pipeline as pipeline
 from cutlass import Int32, Int64, Uint8
 from cutlass.memory import SmemAllocator
 
-from nvfp4_cute.arch.sm120 import BUFFER_ALIGN_BYTES, smem_plan
-from nvfp4_cute.config import KernelConfig
 from nvfp4_cute.launch_table import NUM_COLUMNS, Header
+from nvfp4_cute.planning.arch.sm120 import BUFFER_ALIGN_BYTES, smem_plan
+from nvfp4_cute.planning.config import KernelConfig
 
 from ..common.launch_args import read_groups, read_operands, read_outputs
 from ..common.operand_maps import Descriptors, prefetch_descriptors
@@ -59,7 +59,7 @@ class GroupedGemmSm120:
     """One compiled variant.
 
     Args:
-        config: resolved KernelConfig (``arch.sm120.resolve``) that ``arch.sm120.unsupported_reason`` accepts.
+        config: resolved KernelConfig (``planning.arch.sm120.resolve``) that ``planning.arch.sm120.unsupported_reason`` accepts.
         form: how the operands arrive.
         num_groups: slots of a list-form launch; 1 otherwise.
         out_dtype: cutlass.Float16, BFloat16 or Float32; Float4E2M1FN for NVFP4 with its scales.
@@ -67,7 +67,7 @@ class GroupedGemmSm120:
         has_alpha: whether every group's result is multiplied by a factor.
         name: what the kernel is called in profilers and in the emulator's reports.
         activation: of a dual GEMM's first product: "silu", "gelu_tanh" or "relu2"; None where there is one product.
-        weight_layout: of a dual GEMM: "separate", or one of ``arch.sm120.INTERLEAVE``, whose one ``b`` has both products'
+        weight_layout: of a dual GEMM: "separate", or one of ``planning.arch.sm120.INTERLEAVE``, whose one ``b`` has both products'
             rows.
         has_limit: whether a dual GEMM's products are cut to a range before they are combined.
     """

@@ -10,8 +10,8 @@ import cutlass.cute as cute
 import cutlass.pipeline as pipeline
 from cutlass import Int32, Int64
 
-from nvfp4_cute.arch.sm120 import SF_ATOM_ROWS, SmemPlan
-from nvfp4_cute.config import KernelConfig
+from nvfp4_cute.planning.arch.sm120 import SF_ATOM_ROWS, SmemPlan
+from nvfp4_cute.planning.config import KernelConfig
 
 from ..common.operand_maps import SF_BLOCK_K, Descriptors, descriptor_addresses
 from ..common.sides import mma_sides

@@ -11,8 +11,8 @@ import cutlass.cute as cute
 import cutlass.pipeline as pipeline
 from cutlass import Float32, Int32
 
-from nvfp4_cute.arch.sm120 import SF_ATOM_ROWS, SmemPlan
-from nvfp4_cute.config import KernelConfig
+from nvfp4_cute.planning.arch.sm120 import SF_ATOM_ROWS, SmemPlan
+from nvfp4_cute.planning.config import KernelConfig
 
 from ..common.output_kind import OutputKind
 from ..common.output_table import OutputTable

@@ -4,8 +4,8 @@ from dataclasses import dataclass
 
 from cutlass import Int32
 
-from nvfp4_cute.arch.sm120 import SF_ATOM_ROWS, SmemPlan
-from nvfp4_cute.config import KernelConfig
+from nvfp4_cute.planning.arch.sm120 import SF_ATOM_ROWS, SmemPlan
+from nvfp4_cute.planning.config import KernelConfig
 
 from ..common.operand_maps import SF_BLOCK_K, Boxes
 

@@ -8,7 +8,7 @@ the same lane has a result's two sums.
 from dataclasses import dataclass
 from itertools import product
 
-from nvfp4_cute.arch.sm120 import INTERLEAVE
+from nvfp4_cute.planning.arch.sm120 import INTERLEAVE
 
 from .warp_tile import BAND, BANDS_M, WarpTile
 
@@ -29,7 +29,7 @@ class ResultTile:
     Attributes:
         warp_tile: where its sums lie.
         weights_along_m: whether ``b`` lies on the M side.
-        weight_layout: of a dual GEMM's weights: "separate", or one of ``arch.sm120.INTERLEAVE``.
+        weight_layout: of a dual GEMM's weights: "separate", or one of ``planning.arch.sm120.INTERLEAVE``.
     """
 
     warp_tile: WarpTile

@@ -11,7 +11,7 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Int32
 
-from nvfp4_cute.arch.sm120 import num_receivers
+from nvfp4_cute.planning.arch.sm120 import num_receivers
 
 from ..common.ring import PRODUCER_PHASE, Ring
 from ..common.split_k import CHUNK_BYTES, CHUNK_VALUES, PartialSums

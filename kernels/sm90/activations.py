@@ -14,8 +14,8 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Int32, Uint32
 
-from nvfp4_cute.arch.sm90 import SF_BLOCK_ROWS, SLABS
-from nvfp4_cute.config import KernelConfig
+from nvfp4_cute.planning.arch.sm90 import SF_BLOCK_ROWS, SLABS
+from nvfp4_cute.planning.config import KernelConfig
 
 from ..common.decode import SIGN_BITS, decode_scales, decode_word
 from ..common.ring import CONSUMER_PHASE, PRODUCER_PHASE, Ring, arrive_warp, next_stage

@@ -19,7 +19,7 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Float16, Int32, Int64, Uint32
 
-from nvfp4_cute.arch.sm90 import SF_BLOCK_ROWS, SLABS, TILE_K
+from nvfp4_cute.planning.arch.sm90 import SF_BLOCK_ROWS, SLABS, TILE_K
 
 from ..common.decode import SIGN_BITS, decode_halves, decode_scales
 from ..common.device_groups import DeviceGroups

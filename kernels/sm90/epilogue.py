@@ -15,9 +15,9 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Float32, Int32, Int64, Uint32
 
-from nvfp4_cute.arch.sm90 import PAIRED_TILE_TOKENS
-from nvfp4_cute.config import KernelConfig
-from nvfp4_cute.scale_layout import SF_VEC_SIZE
+from nvfp4_cute.formats.scale_layout import SF_VEC_SIZE
+from nvfp4_cute.planning.arch.sm90 import PAIRED_TILE_TOKENS
+from nvfp4_cute.planning.config import KernelConfig
 
 from ..common import ptx
 from ..common.activation import gate

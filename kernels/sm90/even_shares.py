@@ -16,8 +16,15 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Boolean, Int32, Uint32
 
-from nvfp4_cute.arch.sm90 import LEAST_PART, LEAST_REST, LEAST_SHARE, STORING_K_TILES, TOKEN_STEP, k_tile_work
-from nvfp4_cute.config import KernelConfig
+from nvfp4_cute.planning.arch.sm90 import (
+    LEAST_PART,
+    LEAST_REST,
+    LEAST_SHARE,
+    STORING_K_TILES,
+    TOKEN_STEP,
+    k_tile_work,
+)
+from nvfp4_cute.planning.config import KernelConfig
 
 from ..common.device_groups import DeviceGroups, inclusive_sum
 from ..common.group_table import GroupTable, WorkTile, ceil_div, divide, locate_slot, select_slot

@@ -31,7 +31,7 @@ SCHEDULER, warp 9, finds the parts of tiles for all others (``scheduler``):
 
 Split-K: the CTAs of a cluster share a tile's K tiles; the first one adds up (``common.split_k``).
 
-Shared memory: ``arch.sm90.SmemPlan``. Tensor maps: kernel parameters, encoded by the host code.
+Shared memory: ``planning.arch.sm90.SmemPlan``. Tensor maps: kernel parameters, encoded by the host code.
 
 Source: PTX ISA 9.1, 9.7.15 (wgmma), 9.7.13.15 (mbarrier), 5.5.7 and 9.7.9.27 (tensor maps), 9.7.19.5 (setmaxnreg).
 """
@@ -44,7 +44,8 @@ import cutlass.cute as cute
 from cutlass import Float16, Int32, Int64, Uint8
 from cutlass.memory import SmemAllocator
 
-from nvfp4_cute.arch.sm90 import (
+from nvfp4_cute.launch_table import NUM_COLUMNS, Header
+from nvfp4_cute.planning.arch.sm90 import (
     ctas_per_sm,
     handover_bytes,
     leaves_tokens_out,
@@ -53,8 +54,7 @@ from nvfp4_cute.arch.sm90 import (
     stages_of_k_tile,
     token_box,
 )
-from nvfp4_cute.config import KernelConfig
-from nvfp4_cute.launch_table import NUM_COLUMNS, Header
+from nvfp4_cute.planning.config import KernelConfig
 
 from ..common.launch_args import read_groups, read_operands, read_outputs
 from ..common.operand_maps import Descriptors, prefetch_descriptors
@@ -87,7 +87,7 @@ class GroupedGemmSm90:
     """One compiled variant.
 
     Args:
-        config: resolved KernelConfig (``arch.sm90.resolve``) that ``arch.sm90.unsupported_reason`` accepts.
+        config: resolved KernelConfig (``planning.arch.sm90.resolve``) that ``planning.arch.sm90.unsupported_reason`` accepts.
         form: how the operands arrive.
         num_groups: slots of a list-form launch; 1 otherwise.
         out_dtype: cutlass.Float16, BFloat16 or Float32; Float4E2M1FN for NVFP4.

@@ -13,7 +13,7 @@ import cutlass.cute as cute
 from cutlass import Float32, Int32, Int64
 from cutlass.cute.arch import inline_ptx
 
-from nvfp4_cute.arch.sm90 import HANDOVER_FLAG_BYTES, MATH_WARPS, TOKEN_STEP
+from nvfp4_cute.planning.arch.sm90 import HANDOVER_FLAG_BYTES, MATH_WARPS, TOKEN_STEP
 
 from ..common.global_access import load_acquire
 from ..common.ring import arrive_warp

@@ -6,8 +6,8 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Int32, Int64
 
-from nvfp4_cute.arch.sm90 import SF_BLOCK_ROWS, SmemPlan, k_tiles_of_stage
-from nvfp4_cute.config import KernelConfig
+from nvfp4_cute.planning.arch.sm90 import SF_BLOCK_ROWS, SmemPlan, k_tiles_of_stage
+from nvfp4_cute.planning.config import KernelConfig
 
 from ..common.group_table import WorkTile
 from ..common.operand_maps import Descriptors, descriptor_addresses

@@ -9,7 +9,7 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Int32, Uint32
 
-from nvfp4_cute.arch.sm90 import SLABS, k_tiles_of_stage, stages_of_k_tile, token_box
+from nvfp4_cute.planning.arch.sm90 import SLABS, k_tiles_of_stage, stages_of_k_tile, token_box
 
 from ..common.group_table import ceil_div
 from ..common.operand_maps import descriptor_addresses

@@ -12,8 +12,8 @@ import cutlass.cute as cute
 from cutlass import Float32, Int32, Uint32
 from cutlass.cute.nvgpu import warpgroup
 
-from nvfp4_cute.arch.sm90 import SLABS, k_tiles_of_stage, shares_stages, token_counts
-from nvfp4_cute.config import KernelConfig
+from nvfp4_cute.planning.arch.sm90 import SLABS, k_tiles_of_stage, shares_stages, token_counts
+from nvfp4_cute.planning.config import KernelConfig
 
 from ..common.decode import SIGN_BITS, decode_scales, decode_word
 from ..common.output_kind import OutputKind

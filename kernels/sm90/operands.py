@@ -6,8 +6,8 @@ from cutlass import Int32, Uint16, Uint32
 from cutlass._mlir import ir
 from cutlass._mlir.dialects import llvm, vector
 
-from nvfp4_cute.arch.sm90 import LEAST_TOKENS, TILE_K, TOKEN_STEP, sf_blocks
-from nvfp4_cute.config import KernelConfig
+from nvfp4_cute.planning.arch.sm90 import LEAST_TOKENS, TILE_K, TOKEN_STEP, sf_blocks
+from nvfp4_cute.planning.config import KernelConfig
 
 from ..common.group_table import WorkTile
 from ..common.operand_maps import Boxes

@@ -11,7 +11,7 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Int32, Uint32
 
-from nvfp4_cute.config import KernelConfig
+from nvfp4_cute.planning.config import KernelConfig
 
 from ..common.device_groups import DeviceGroups
 from ..common.group_table import WorkTile

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 import cutlass.cute as cute
 from cutlass import Int32
 
-from nvfp4_cute.config import KernelConfig
+from nvfp4_cute.planning.config import KernelConfig
 
 from ..common.group_table import WorkTile
 from ..common.split_k import k_tiles_of_cta

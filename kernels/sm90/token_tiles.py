@@ -10,8 +10,8 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Int32
 
-from nvfp4_cute.arch.sm90 import least_step
-from nvfp4_cute.config import KernelConfig
+from nvfp4_cute.planning.arch.sm90 import least_step
+from nvfp4_cute.planning.config import KernelConfig
 
 from ..common.group_table import WorkTile, ceil_div
 from ..common.select import select

@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass
 
-from nvfp4_cute.arch.sm90 import MATH_WARPS, ctas_per_sm, stages_of_k_tile
-from nvfp4_cute.config import KernelConfig
+from nvfp4_cute.planning.arch.sm90 import MATH_WARPS, ctas_per_sm, stages_of_k_tile
+from nvfp4_cute.planning.config import KernelConfig
 
 WARP_SIZE = 32
 WARPS_PER_GROUP = 4

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import cutlass.cute as cute
 from cutlass import Int32
 
-from nvfp4_cute.arch.sm90 import SF_BLOCK_ROWS, TILE_WEIGHTS
+from nvfp4_cute.planning.arch.sm90 import SF_BLOCK_ROWS, TILE_WEIGHTS
 
 from ..common.group_table import WorkTile
 from ..common.output_kind import OutputKind

@@ -6,10 +6,11 @@ from importlib import import_module
 
 import torch
 
-from nvfp4_cute import env, targets
-from nvfp4_cute.config import KernelConfig, check_config
+from nvfp4_cute import env
+from nvfp4_cute.gpus import targets
+from nvfp4_cute.launch.task import Task
+from nvfp4_cute.planning.config import KernelConfig, check_config
 from nvfp4_cute.problem import GroupedOperands, GroupedProblem
-from nvfp4_cute.task import Task
 
 # What precedes the name of the GPU to emulate: "emulator:RTX 5090", "emulator:sm_120a".
 EMULATOR_OF = "emulator:"

@@ -2,17 +2,18 @@
 
 import torch
 
-from nvfp4_cute import tensor_map_fault, tuned
-from nvfp4_cute.arch import ARCHS
-from nvfp4_cute.cache import get_kernel
-from nvfp4_cute.compile import CompiledKernel, table_pointer
-from nvfp4_cute.config import KernelConfig
+from nvfp4_cute.compile.cache import get_kernel
+from nvfp4_cute.compile.compiler import CompiledKernel, table_pointer
 from nvfp4_cute.errors import UnsupportedTarget
-from nvfp4_cute.launch import Plan, make_plan
+from nvfp4_cute.gpus.targets import arch_of_capability, gpu_of
+from nvfp4_cute.launch import tuned
+from nvfp4_cute.launch.plan import Plan, make_plan
+from nvfp4_cute.launch.task import Task
+from nvfp4_cute.launch.workspace import attach
+from nvfp4_cute.operands import tensor_map_fault
+from nvfp4_cute.planning.arch import ARCHS
+from nvfp4_cute.planning.config import KernelConfig
 from nvfp4_cute.problem import GroupedOperands, GroupedProblem
-from nvfp4_cute.targets import arch_of_capability, gpu_of
-from nvfp4_cute.task import Task
-from nvfp4_cute.workspace import attach
 
 
 def arch_of_device(device: torch.device) -> str:

@@ -10,22 +10,22 @@ from typing import Any
 import numpy as np
 import torch
 
-from nvfp4_cute import tuned
-from nvfp4_cute.cache import get_kernel
-from nvfp4_cute.compile import CompiledKernel, table_pointer
-from nvfp4_cute.config import KernelConfig
+from nvfp4_cute.compile.cache import get_kernel
+from nvfp4_cute.compile.compiler import CompiledKernel, table_pointer
 from nvfp4_cute.emulator.driver import Emulator
 from nvfp4_cute.emulator.hazards import Hazard
 from nvfp4_cute.emulator.launch_shim import prepare_cutlass
 from nvfp4_cute.emulator.pdl import Dependent
 from nvfp4_cute.emulator.representatives import LaunchWork
 from nvfp4_cute.emulator.timing_result import Timing
-from nvfp4_cute.launch import Plan, make_plan
+from nvfp4_cute.gpus.targets import B200, Target
+from nvfp4_cute.gpus.timing_figures import constants_of
+from nvfp4_cute.launch import tuned
+from nvfp4_cute.launch.plan import Plan, make_plan
+from nvfp4_cute.launch.task import Task
+from nvfp4_cute.launch.workspace import attach
+from nvfp4_cute.planning.config import KernelConfig
 from nvfp4_cute.problem import GroupedOperands, GroupedProblem
-from nvfp4_cute.targets import B200, Target
-from nvfp4_cute.task import Task
-from nvfp4_cute.timing_constants import constants_of
-from nvfp4_cute.workspace import attach
 
 # Native host code of any thread launches on the emulator that became the process's device last.
 _one_at_a_time = threading.RLock()

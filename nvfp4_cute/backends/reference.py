@@ -2,11 +2,11 @@
 
 import torch
 
-from nvfp4_cute import formats
-from nvfp4_cute.config import KernelConfig
+from nvfp4_cute.formats import block_scaled
+from nvfp4_cute.launch.task import Task
+from nvfp4_cute.planning.config import KernelConfig
 from nvfp4_cute.problem import NVFP4, GroupedOperands, GroupedProblem
 from nvfp4_cute.reference import grouped_dual_gemm_reference, grouped_gemm_reference
-from nvfp4_cute.task import Task
 
 
 def run(problem: GroupedProblem, operands: GroupedOperands, config: KernelConfig | None) -> None:
@@ -45,7 +45,9 @@ def run(problem: GroupedProblem, operands: GroupedOperands, config: KernelConfig
             out.copy_(result)
         else:
             factors = operands.out_scales.global_scale
-            quantized = formats.quantize(result, global_scale=None if factors is None else factors[group])
+            quantized = block_scaled.quantize(
+                result, global_scale=None if factors is None else factors[group]
+            )
             out.copy_(quantized.data)
             operands.out_scales.scale[group].copy_(quantized.scale.view(torch.uint8).view(-1))
 

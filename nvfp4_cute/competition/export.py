@@ -8,7 +8,7 @@ from pathlib import Path
 
 from nvfp4_cute.competition.bundle import Bundle, Line, Recipe, assemble
 from nvfp4_cute.competition.formats import GPU_MODE, Format
-from nvfp4_cute.config import KernelConfig
+from nvfp4_cute.planning.config import KernelConfig
 from nvfp4_cute.problems import registry
 from nvfp4_cute.problems.registry import Problem
 

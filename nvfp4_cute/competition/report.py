@@ -13,10 +13,10 @@ from nvfp4_cute.competition.protocol import (
     geometric_mean,
     parse_case,
 )
+from nvfp4_cute.gpus.timing_figures import DEFAULT_TARGETS, MODEL_ERROR
+from nvfp4_cute.model.speed_of_light import Work, competition_us
 from nvfp4_cute.problems.registry import Problem
-from nvfp4_cute.speed_of_light import Work, competition_us
 from nvfp4_cute.text_table import text_table
-from nvfp4_cute.timing_constants import DEFAULT_TARGETS, MODEL_ERROR
 
 NS_PER_US = 1e3
 # By source of a time.

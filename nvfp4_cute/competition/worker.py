@@ -18,8 +18,8 @@ import torch
 
 from nvfp4_cute.competition.protocol import Stats
 from nvfp4_cute.emulator.torch_memory import tensors_in
+from nvfp4_cute.gpus.timing_figures import DEFAULT_TARGETS, MODEL_ERROR, constants_of
 from nvfp4_cute.problems import registry
-from nvfp4_cute.timing_constants import DEFAULT_TARGETS, MODEL_ERROR, constants_of
 
 
 @dataclass(frozen=True)

@@ -5,10 +5,10 @@ from typing import Any
 
 import torch
 
-from nvfp4_cute.formats import NVFP4Tensor
-from nvfp4_cute.numbers_on_device import numbers_on
+from nvfp4_cute.formats.block_scaled import NVFP4Tensor
+from nvfp4_cute.operands.numbers_on_device import numbers_on
+from nvfp4_cute.operands.tensor_checks import check_quantized_columns
 from nvfp4_cute.problem import new_quantized_data, new_quantized_scale
-from nvfp4_cute.tensor_checks import check_quantized_columns
 
 
 def check_batched_shapes(named: Mapping[str, torch.Tensor | None], expected: str) -> None:

@@ -9,17 +9,25 @@ from typing import Literal
 
 import torch
 
-from nvfp4_cute import backends, tuned
-from nvfp4_cute.arch import clusters_at_once
-from nvfp4_cute.config import check_config
+from nvfp4_cute import backends
 from nvfp4_cute.errors import UnsupportedProblem
-from nvfp4_cute.numbers_on_device import numbers_on
+from nvfp4_cute.formats.scale_layout import (
+    ATOM_BYTES,
+    ATOM_ROWS,
+    ATOM_SHAPE,
+    SF_VEC_SIZE,
+    atom_counts,
+    num_k_blocks,
+)
+from nvfp4_cute.launch import tuned
+from nvfp4_cute.operands.numbers_on_device import numbers_on
+from nvfp4_cute.operands.tensor_checks import check_out_dtype, check_quantized_columns
 from nvfp4_cute.ops import vector_checks as checks
 from nvfp4_cute.ops.device_groups import DeviceGroupsTask, is_m_major
+from nvfp4_cute.planning.arch import clusters_at_once
+from nvfp4_cute.planning.choose import config_for_mean
+from nvfp4_cute.planning.config import check_config
 from nvfp4_cute.problem import INT32_MAX, NVFP4, Form, Gate, GroupedProblem, OutDtype, new_quantized_data
-from nvfp4_cute.scale_layout import ATOM_BYTES, ATOM_ROWS, ATOM_SHAPE, SF_VEC_SIZE, atom_counts, num_k_blocks
-from nvfp4_cute.select import config_for_mean
-from nvfp4_cute.tensor_checks import check_out_dtype, check_quantized_columns
 
 DeviceForm = Literal["ragged", "masked"]
 # Of ``a``, by form.

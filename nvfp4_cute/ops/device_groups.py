@@ -7,15 +7,15 @@ from typing import Literal
 import numpy as np
 import torch
 
-from nvfp4_cute import formats
-from nvfp4_cute.arch import num_clusters, sm90
-from nvfp4_cute.compile import KernelKey
-from nvfp4_cute.config import KernelConfig
+from nvfp4_cute.compile.keys import KernelKey
 from nvfp4_cute.errors import UnsupportedProblem
+from nvfp4_cute.formats import block_scaled
+from nvfp4_cute.formats.scale_layout import ATOM_BYTES, ATOM_ROWS, atom_counts, num_k_blocks
 from nvfp4_cute.launch_table import NUM_COLUMNS, Group, Header, float32_bits
+from nvfp4_cute.planning.arch import num_clusters, sm90
+from nvfp4_cute.planning.config import KernelConfig
 from nvfp4_cute.problem import NVFP4, Gate, OutDtype
 from nvfp4_cute.reference import grouped_dual_gemm_reference, grouped_gemm_reference
-from nvfp4_cute.scale_layout import ATOM_BYTES, ATOM_ROWS, atom_counts, num_k_blocks
 
 
 @dataclass(frozen=True)
@@ -184,7 +184,7 @@ class DeviceGroupsTask:
                 self.out[batch, start:end] = results[0]
             elif end > start:
                 factor = None if self.out_global_scale is None else self.out_global_scale[group]
-                quantized = formats.quantize(results[0], global_scale=factor)
+                quantized = block_scaled.quantize(results[0], global_scale=factor)
                 self.out[batch, start:end] = quantized.data
                 row_bytes = quantized.scale[0].numel()
                 self.out_scale.view(-1, row_bytes)[block : block + num_blocks] = quantized.scale.view(

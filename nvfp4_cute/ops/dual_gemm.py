@@ -5,10 +5,11 @@ from typing import Any
 
 import torch
 
-from nvfp4_cute import backends, prepared
-from nvfp4_cute.config import KernelConfig
-from nvfp4_cute.formats import ScaleLayout, check_is_tensor
-from nvfp4_cute.list_form import check_dual_operands
+from nvfp4_cute import backends
+from nvfp4_cute.formats.block_scaled import ScaleLayout, check_is_tensor
+from nvfp4_cute.formats.scale_layout import as_blocked_batches
+from nvfp4_cute.launch import prepared
+from nvfp4_cute.operands.list_form import check_dual_operands
 from nvfp4_cute.ops.batches import (
     as_alphas,
     check_batched_shapes,
@@ -21,8 +22,8 @@ from nvfp4_cute.ops.device_checks import check_dual_device_groups
 from nvfp4_cute.ops.repeated import keep_list, keep_task
 from nvfp4_cute.ops.results import as_results, flat_outputs, global_scales, new_outputs
 from nvfp4_cute.ops.traced import new_group_results, refuse_config, refuse_gradients
+from nvfp4_cute.planning.config import KernelConfig
 from nvfp4_cute.problem import NVFP4, Activation, DualWeights, OutDtype
-from nvfp4_cute.scale_layout import as_blocked_batches
 
 
 def grouped_dual_gemm(

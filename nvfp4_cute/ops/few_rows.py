@@ -7,12 +7,12 @@ import numpy as np
 import torch
 
 from nvfp4_cute import backends
-from nvfp4_cute.arch.simt import is_for_few_rows
+from nvfp4_cute.compile.simt_keys import FewRowsKey
 from nvfp4_cute.launch_table import FewRows
 from nvfp4_cute.ops import vector_checks as checks
 from nvfp4_cute.ops.product_task import ProductTask
+from nvfp4_cute.planning.arch.simt import is_for_few_rows
 from nvfp4_cute.reference import grouped_gemm_reference
-from nvfp4_cute.simt_keys import FewRowsKey
 
 # What a lane takes of K.
 K_STEP = 32

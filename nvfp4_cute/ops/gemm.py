@@ -5,11 +5,11 @@ from typing import Any, Literal, overload
 
 import torch
 
-from nvfp4_cute import backends, prepared
-from nvfp4_cute.config import KernelConfig
+from nvfp4_cute import backends
 from nvfp4_cute.errors import UnsupportedProblem
-from nvfp4_cute.formats import SCALE_LAYOUTS, NVFP4Tensor, ScaleLayout
-from nvfp4_cute.list_form import check_list_operands
+from nvfp4_cute.formats.block_scaled import SCALE_LAYOUTS, NVFP4Tensor, ScaleLayout
+from nvfp4_cute.launch import prepared
+from nvfp4_cute.operands.list_form import check_list_operands
 from nvfp4_cute.ops import vector_checks as checks
 from nvfp4_cute.ops.batches import (
     as_alphas,
@@ -27,6 +27,7 @@ from nvfp4_cute.ops.repeated import keep_list, keep_task
 from nvfp4_cute.ops.results import as_results
 from nvfp4_cute.ops.traced import refuse_config, refuse_gradients
 from nvfp4_cute.ops.w4a16 import ACTIVATION_DTYPES, weight_only
+from nvfp4_cute.planning.config import KernelConfig
 from nvfp4_cute.problem import (
     NVFP4,
     GroupedOperands,

@@ -5,12 +5,12 @@ from dataclasses import dataclass
 import torch
 
 from nvfp4_cute import backends
-from nvfp4_cute.config import KernelConfig
 from nvfp4_cute.errors import UnsupportedProblem
-from nvfp4_cute.formats import NVFP4Tensor
-from nvfp4_cute.list_form import check_list_operands
+from nvfp4_cute.formats.block_scaled import NVFP4Tensor
+from nvfp4_cute.operands.list_form import check_list_operands
 from nvfp4_cute.ops import vector_checks as checks
 from nvfp4_cute.ops.gemm import gemm
+from nvfp4_cute.planning.config import KernelConfig
 from nvfp4_cute.problem import (
     NVFP4,
     GroupedOperands,

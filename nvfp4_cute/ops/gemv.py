@@ -6,8 +6,10 @@ from typing import Any, ClassVar
 import numpy as np
 import torch
 
-from nvfp4_cute import backends, prepared
-from nvfp4_cute.formats import SCALE_LAYOUTS, ScaleLayout
+from nvfp4_cute import backends
+from nvfp4_cute.compile.simt_keys import GemvKey
+from nvfp4_cute.formats.block_scaled import SCALE_LAYOUTS, ScaleLayout
+from nvfp4_cute.launch import prepared
 from nvfp4_cute.launch_table import Gemv
 from nvfp4_cute.ops import vector_checks as checks
 from nvfp4_cute.ops.batches import as_factor
@@ -17,7 +19,6 @@ from nvfp4_cute.ops.traced import refuse_gradients
 from nvfp4_cute.ops.w4a16 import ACTIVATION_DTYPES, weight_only
 from nvfp4_cute.problem import INT32_MAX
 from nvfp4_cute.reference import gemv_reference
-from nvfp4_cute.simt_keys import GemvKey
 
 
 def gemv(

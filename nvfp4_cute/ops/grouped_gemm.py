@@ -5,14 +5,15 @@ from typing import Any, Literal, overload
 
 import torch
 
-from nvfp4_cute import backends, prepared
-from nvfp4_cute.config import KernelConfig
-from nvfp4_cute.formats import NVFP4Tensor, ScaleLayout
-from nvfp4_cute.list_form import check_list_operands
+from nvfp4_cute import backends
+from nvfp4_cute.formats.block_scaled import NVFP4Tensor, ScaleLayout
+from nvfp4_cute.launch import prepared
+from nvfp4_cute.operands.list_form import check_list_operands
 from nvfp4_cute.ops.device_checks import check_device_groups
 from nvfp4_cute.ops.repeated import keep_list, keep_task
 from nvfp4_cute.ops.results import as_results, flat_outputs, global_scales, new_outputs
 from nvfp4_cute.ops.traced import as_factors, new_group_results, refuse_config, refuse_gradients
+from nvfp4_cute.planning.config import KernelConfig
 from nvfp4_cute.problem import NVFP4, OutDtype
 
 

@@ -14,7 +14,7 @@ import torch
 from torch.library import custom_op
 
 from nvfp4_cute.errors import UnsupportedProblem
-from nvfp4_cute.scale_layout import ATOM_SHAPE, atom_counts, num_k_blocks
+from nvfp4_cute.formats.scale_layout import ATOM_SHAPE, atom_counts, num_k_blocks
 
 Tensors = list[torch.Tensor]
 Operation = Callable[..., Any]  # a schema says str where an operation wants a literal

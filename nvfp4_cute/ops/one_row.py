@@ -5,9 +5,9 @@ from typing import ClassVar
 import torch
 
 from nvfp4_cute import backends
-from nvfp4_cute.arch.simt import is_gemv_for_one_row
 from nvfp4_cute.ops import vector_checks as checks
 from nvfp4_cute.ops.gemv import GemvTask
+from nvfp4_cute.planning.arch.simt import is_gemv_for_one_row
 
 
 class OneRowTask(GemvTask):

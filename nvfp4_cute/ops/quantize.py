@@ -8,13 +8,20 @@ from typing import Literal
 import numpy as np
 import torch
 
-from nvfp4_cute import backends, formats
-from nvfp4_cute.formats import SCALE_LAYOUTS, NVFP4Tensor, ScaleLayout, check_is_tensor, resolve_global_scale
+from nvfp4_cute import backends
+from nvfp4_cute.compile.simt_keys import QuantizeKey
+from nvfp4_cute.formats import block_scaled
+from nvfp4_cute.formats.block_scaled import (
+    SCALE_LAYOUTS,
+    NVFP4Tensor,
+    ScaleLayout,
+    check_is_tensor,
+    resolve_global_scale,
+)
+from nvfp4_cute.formats.scale_layout import ATOM_ROWS, ATOM_SHAPE, atom_counts, num_k_blocks
+from nvfp4_cute.formats.silu import silu_mul
 from nvfp4_cute.launch_table import Quantize
 from nvfp4_cute.ops import vector_checks as checks
-from nvfp4_cute.scale_layout import ATOM_ROWS, ATOM_SHAPE, atom_counts, num_k_blocks
-from nvfp4_cute.silu import silu_mul
-from nvfp4_cute.simt_keys import QuantizeKey
 
 KERNEL_DTYPES = (torch.float16, torch.bfloat16)
 # Rows of atoms lie along y of the grid, batches along z.
@@ -40,7 +47,7 @@ def quantize(
         x: float16, bfloat16, float32 or float64, [..., K], K a multiple of 16; copied where rows are not contiguous or
             not 16-byte aligned.
         up: of the dtype and shape of ``x``: then ``silu(x) * up`` is quantized, the middle of a gated layer. It is computed
-            in float32, by the operations that ``nvfp4_cute.silu`` lists, so its bits are the same everywhere, too; x and
+            in float32, by the operations that ``nvfp4_cute.formats.silu`` lists, so its bits are the same everywhere, too; x and
             up may be the halves ``h[:, :I]`` and ``h[:, I:]`` of one tensor.
         global_scale: the factor one multiplies by to dequantize, amax / 2688: a number, a tensor of one element, "auto"
             (computed from what is quantized in passes of their own), or None.
@@ -69,7 +76,7 @@ def quantize(
     _check_up(x, up)
     if name == "reference" or (x.dtype not in KERNEL_DTYPES and name == "cuda"):
         values = x if up is None else silu_mul(x.detach(), up.detach())
-        return formats.quantize(
+        return block_scaled.quantize(
             values, global_scale=global_scale, global_scale_inv=global_scale_inv, scale_layout=scale_layout
         )
     checks.check_choice("dtype of x", x.dtype, KERNEL_DTYPES)
@@ -227,7 +234,9 @@ class QuantizeTask:
         """``formats.quantize``, group by group where there are groups (reads ``offs``, which waits for a GPU)."""
         values = self.x if self.up is None else silu_mul(self.x, self.up)
         if self.offs is None:
-            result = formats.quantize(values, global_scale=self.global_scale, scale_layout=self.scale_layout)
+            result = block_scaled.quantize(
+                values, global_scale=self.global_scale, scale_layout=self.scale_layout
+            )
             self.data.view(-1).copy_(result.data.view(-1))
             self.scale.view(-1).copy_(result.scale.view(torch.uint8).view(-1))
             return
@@ -236,7 +245,7 @@ class QuantizeTask:
         for group, stop in enumerate(self.offs.tolist()):
             if stop > start:
                 factor = None if self.global_scale is None else self.global_scale[group]
-                result = formats.quantize(values[0, start:stop], global_scale=factor)
+                result = block_scaled.quantize(values[0, start:stop], global_scale=factor)
                 self.data[start:stop] = result.data
                 self.scale[atom : atom + len(result.scale)] = result.scale.view(torch.uint8)
                 atom += len(result.scale)

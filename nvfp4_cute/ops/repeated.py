@@ -6,10 +6,11 @@ from typing import Protocol
 
 import torch
 
-from nvfp4_cute import backends, prepared
-from nvfp4_cute.config import KernelConfig
+from nvfp4_cute import backends
+from nvfp4_cute.launch import prepared
+from nvfp4_cute.launch.task import Task
+from nvfp4_cute.planning.config import KernelConfig
 from nvfp4_cute.problem import GroupedOperands, GroupedProblem
-from nvfp4_cute.task import Task
 
 Tensors = Sequence[torch.Tensor]
 

@@ -8,10 +8,10 @@ from typing import Any
 
 import torch
 
-from nvfp4_cute.formats import NVFP4Tensor
-from nvfp4_cute.numbers_on_device import numbers_on
+from nvfp4_cute.formats.block_scaled import NVFP4Tensor
+from nvfp4_cute.formats.scale_layout import ATOM_SHAPE, SF_VEC_SIZE, atom_counts
+from nvfp4_cute.operands.numbers_on_device import numbers_on
 from nvfp4_cute.problem import GroupedOperands, GroupedProblem
-from nvfp4_cute.scale_layout import ATOM_SHAPE, SF_VEC_SIZE, atom_counts
 
 
 def flat_outputs(out: Any, is_list: bool, is_quantized: bool) -> list[torch.Tensor]:

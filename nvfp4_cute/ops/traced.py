@@ -4,10 +4,10 @@ from typing import Any
 
 import torch
 
-from nvfp4_cute.config import KernelConfig
 from nvfp4_cute.errors import UnsupportedProblem
-from nvfp4_cute.numbers_on_device import numbers_on
+from nvfp4_cute.operands.numbers_on_device import numbers_on
 from nvfp4_cute.ops.device_checks import new_device_results
+from nvfp4_cute.planning.config import KernelConfig
 from nvfp4_cute.problem import NVFP4, OutDtype, new_quantized_data, new_quantized_scale
 
 

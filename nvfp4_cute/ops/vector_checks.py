@@ -8,9 +8,9 @@ from typing import Any
 import torch
 
 from nvfp4_cute.errors import UnsupportedProblem
-from nvfp4_cute.formats import DATA_DTYPES, ScaleLayout, check_is_tensor
-from nvfp4_cute.numbers_on_device import numbers_on
-from nvfp4_cute.scale_layout import SCALE_DTYPES, as_blocked_batches, num_k_blocks, to_blocked
+from nvfp4_cute.formats.block_scaled import DATA_DTYPES, ScaleLayout, check_is_tensor
+from nvfp4_cute.formats.scale_layout import SCALE_DTYPES, as_blocked_batches, num_k_blocks, to_blocked
+from nvfp4_cute.operands.numbers_on_device import numbers_on
 
 # A lane reads 16 bytes at once.
 ALIGN_BYTES = 16

@@ -7,14 +7,14 @@ import numpy as np
 import torch
 
 from nvfp4_cute import backends
-from nvfp4_cute.arch.simt import w4a16_tokens
+from nvfp4_cute.compile.simt_keys import W4A16Key
 from nvfp4_cute.errors import UnsupportedProblem
-from nvfp4_cute.formats import DATA_DTYPES, SCALE_LAYOUTS
+from nvfp4_cute.formats.block_scaled import DATA_DTYPES, SCALE_LAYOUTS
 from nvfp4_cute.launch_table import W4A16
 from nvfp4_cute.ops import vector_checks as checks
+from nvfp4_cute.planning.arch.simt import w4a16_tokens
 from nvfp4_cute.problem import INT32_MAX
 from nvfp4_cute.reference import weight_only_reference
-from nvfp4_cute.simt_keys import W4A16Key
 
 ACTIVATION_DTYPES = (torch.float16, torch.bfloat16)
 # A lane takes 32 values of K.

@@ -10,10 +10,13 @@ from typing import Any
 
 from tqdm import tqdm
 
-from nvfp4_cute import disk_cache, doctor, env, targets, verdicts
-from nvfp4_cute.arch import ARCHS
+from nvfp4_cute import env
 from nvfp4_cute.bench.command import RESULTS
+from nvfp4_cute.cli import doctor
+from nvfp4_cute.compile import disk_cache
 from nvfp4_cute.errors import UnsupportedTarget
+from nvfp4_cute.gpus import targets, verdicts
+from nvfp4_cute.planning.arch import ARCHS
 from nvfp4_cute.prove import machine, plan, pool, predictions, reader, report
 from nvfp4_cute.prove.outcome import NOT_HERE, Outcome
 from nvfp4_cute.prove.predictions import file_name
@@ -214,7 +217,7 @@ def read(path: Path, out: Path | None) -> int:
     print(reader.page(found))
     text = reader.constants_text(found)
     if text:
-        print(f"Constants, as nvfp4_cute/timing_constants.py has them:\n\n{text}")
+        print(f"Constants, as nvfp4_cute/gpus/timing_figures.py has them:\n\n{text}")
     if out is not None:
         print(f"\nwritten: {', '.join(written.name for written in reader.write(found, out))}")
     return 0

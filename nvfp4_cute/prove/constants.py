@@ -10,8 +10,8 @@ from statistics import median
 
 import torch
 
-from nvfp4_cute import targets
-from nvfp4_cute.arch import ARCHS
+from nvfp4_cute.gpus import targets
+from nvfp4_cute.planning.arch import ARCHS
 from nvfp4_cute.prove.outcome import NOT_HERE, PASSED, Job, Outcome
 from nvfp4_cute.prove.probe_keys import ProbeTask
 from nvfp4_cute.prove.probes import HOPPER, TENSOR_MEMORY, Machine
@@ -251,7 +251,7 @@ CONSTANTS: dict[str, Constant] = {
 
 def model_has(target: targets.Target) -> dict[str, tuple[float, str]]:
     """The timing model's figures of a GPU and their sources, by the names of ``UNITS``."""
-    from nvfp4_cute.timing_constants import constants_of
+    from nvfp4_cute.gpus.timing_figures import constants_of
 
     constants = constants_of(target)
     found = {

@@ -7,10 +7,10 @@ from collections.abc import Callable
 import torch
 
 import nvfp4_cute
-from nvfp4_cute import stopwatch
 from nvfp4_cute.bench import cases, measured, ours
 from nvfp4_cute.bench.operands import make_operands
 from nvfp4_cute.prove.outcome import NOT_HERE, PASSED, WRONG, Job, Outcome
+from nvfp4_cute.tuning import stopwatch
 
 SIZES = tuple((m, 128, 512) for m in (80, 176, 128, 72, 64, 248, 96, 160))
 CALLS, REPEATS = 300, 5

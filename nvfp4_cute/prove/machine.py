@@ -8,7 +8,8 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
-from nvfp4_cute import doctor, targets
+from nvfp4_cute.cli import doctor
+from nvfp4_cute.gpus import targets
 
 PATH = re.compile(r"(?<![\w.:/])~?(?:/[\w.+@-]+){2,}/?")
 LEAST_NAME = 4

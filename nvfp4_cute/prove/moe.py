@@ -13,10 +13,10 @@ from torch.nn.functional import silu
 
 from nvfp4_cute import grouped_dual_gemm, grouped_gemm, grouped_quantize
 from nvfp4_cute.bench.cases import TOP_K, routed_rows
-from nvfp4_cute.formats import encode_e4m3
+from nvfp4_cute.formats.codecs import encode_e4m3
+from nvfp4_cute.formats.scale_layout import SF_VEC_SIZE, padded_shape, to_blocked
 from nvfp4_cute.problem import NVFP4
 from nvfp4_cute.reference import expand_operand
-from nvfp4_cute.scale_layout import SF_VEC_SIZE, padded_shape, to_blocked
 
 MODEL, EXPERTS, HIDDEN, INTERMEDIATE = "Qwen3-30B-A3B", 128, 2048, 768
 TOKENS = (1, 8, 32, 128, 512)

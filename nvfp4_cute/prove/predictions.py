@@ -15,18 +15,19 @@ from typing import Any
 import torch
 from tqdm import tqdm
 
-from nvfp4_cute import cache, targets
 from nvfp4_cute.bench import ours
 from nvfp4_cute.bench.command import RESULTS
 from nvfp4_cute.bench.modelled import stated_error
 from nvfp4_cute.bench.operands import empty_operands
-from nvfp4_cute.compile import CompiledKernel
+from nvfp4_cute.compile import cache
+from nvfp4_cute.compile.compiler import CompiledKernel
 from nvfp4_cute.emulator.timing_result import Timing
 from nvfp4_cute.errors import UnsupportedProblem, UnsupportedTarget
-from nvfp4_cute.modelled import modelled_times
+from nvfp4_cute.gpus import targets
+from nvfp4_cute.gpus.targets import Target
+from nvfp4_cute.gpus.timing_figures import constants_of
+from nvfp4_cute.model.modelled import modelled_times
 from nvfp4_cute.prove import cases, moe
-from nvfp4_cute.targets import Target
-from nvfp4_cute.timing_constants import constants_of
 
 SCHEMA = 1
 FEW_FLOPS = 1e9
@@ -59,7 +60,7 @@ def run(target_name: str, folder: Path = RESULTS) -> int:
 
     Cases that the file holds already for the same kernels' sources stay. Raises UnsupportedTarget for an unknown GPU.
     """
-    from nvfp4_cute import disk_cache
+    from nvfp4_cute.compile import disk_cache
 
     target = targets.lookup(target_name)
     path, sources = path_for(target.name, folder), disk_cache.source_digest()[:16]

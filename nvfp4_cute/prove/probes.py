@@ -8,13 +8,15 @@ from dataclasses import dataclass
 
 import torch
 
-from nvfp4_cute import env, grouped_gemm, targets, tensor_map_fault
-from nvfp4_cute.arch import ARCHS
-from nvfp4_cute.check import Dice, difference
-from nvfp4_cute.formats import encode_e4m3
+from nvfp4_cute import env, grouped_gemm
+from nvfp4_cute.cli.check import Dice, difference
+from nvfp4_cute.formats.codecs import encode_e4m3
+from nvfp4_cute.formats.scale_layout import to_blocked
+from nvfp4_cute.gpus import targets
+from nvfp4_cute.operands import tensor_map_fault
+from nvfp4_cute.planning.arch import ARCHS
 from nvfp4_cute.prove.outcome import FAULT, NOT_HERE, PASSED, WRONG, Job, Outcome
 from nvfp4_cute.prove.probe_keys import ProbeTask
-from nvfp4_cute.scale_layout import to_blocked
 
 TENSOR_MEMORY = ("sm_100a", "sm_103a", "sm_110a")
 HOPPER = ("sm_90a",)
@@ -172,7 +174,7 @@ def resident_clusters(arch: str, size: int) -> int:
     """Clusters of one CTA an SM that the driver says are resident at a time."""
     import cuda.bindings.driver as cuda
 
-    from nvfp4_cute.cache import get_kernel
+    from nvfp4_cute.compile.cache import get_kernel
     from nvfp4_cute.kernels.probes.table import body_of
     from nvfp4_cute.prove.probe_keys import ProbeKey
 

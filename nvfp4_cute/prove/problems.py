@@ -11,22 +11,14 @@ from typing import Any
 
 import torch
 
-from nvfp4_cute import (
-    NVFP4Tensor,
-    formats,
-    gemm,
-    gemv,
-    grouped_dual_gemm,
-    grouped_gemm,
-    grouped_quantize,
-    quantize,
-)
-from nvfp4_cute.check import K_STEP, Dice, difference
-from nvfp4_cute.config import KernelConfig
+from nvfp4_cute import NVFP4Tensor, gemm, gemv, grouped_dual_gemm, grouped_gemm, grouped_quantize, quantize
+from nvfp4_cute.cli.check import K_STEP, Dice, difference
+from nvfp4_cute.formats import block_scaled
+from nvfp4_cute.formats.scale_layout import from_blocked
+from nvfp4_cute.planning.choose import candidates, dual_candidates
+from nvfp4_cute.planning.config import KernelConfig
 from nvfp4_cute.problem import NVFP4, OUT_DTYPES, Form, Gate, OutDtype
 from nvfp4_cute.reference import grouped_dual_gemm_reference, grouped_gemm_reference
-from nvfp4_cute.scale_layout import from_blocked
-from nvfp4_cute.select import candidates, dual_candidates
 
 MAX_M, MAX_N, MAX_K, MAX_GROUPS = 300, 384, 1024, 3
 POISON_BYTE = 0xFE  # NaN in every float format
@@ -258,7 +250,7 @@ def dual_problem(
             if dtype != NVFP4:
                 found.append(x.to(dtype))
                 continue
-            want = formats.quantize(x) if len(x) else None
+            want = block_scaled.quantize(x) if len(x) else None
             found += _valid(want, *x.shape) if want is not None else []
             if want is None and form == "ragged":
                 found.append(torch.empty((0, x.shape[1] // 2), dtype=torch.uint8))

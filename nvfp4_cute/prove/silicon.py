@@ -8,7 +8,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from nvfp4_cute.arch import ARCHS
+from nvfp4_cute.planning.arch import ARCHS
 
 GPUS = {
     "sm_90a": "H100, H200",

@@ -5,12 +5,14 @@ from typing import Any
 
 import torch
 
-from nvfp4_cute import cache, stopwatch, targets
-from nvfp4_cute import speed_of_light as light
 from nvfp4_cute.bench import measured
+from nvfp4_cute.compile import cache
+from nvfp4_cute.gpus import targets
+from nvfp4_cute.model import speed_of_light as light
 from nvfp4_cute.prove import cases, moe
 from nvfp4_cute.prove.outcome import NOT_HERE, PASSED, REFUSED, WRONG, Job, Outcome
 from nvfp4_cute.prove.predictions import digests
+from nvfp4_cute.tuning import stopwatch
 
 LAYER_SETS = 2
 LAYER_ERROR = 0.2

@@ -6,7 +6,7 @@ fp16 C, batch size L = 1 throughout.
 
 from datetime import datetime, timezone
 
-from nvfp4_cute import speed_of_light as light
+from nvfp4_cute.model import speed_of_light as light
 from nvfp4_cute.problems import harness_rules
 from nvfp4_cute.problems.matrix_case import MatrixCase
 

@@ -2,9 +2,9 @@
 
 import torch
 
+from nvfp4_cute.formats.scale_layout import as_blocked_batches
 from nvfp4_cute.problems.matching import match
 from nvfp4_cute.reference import gemv_reference
-from nvfp4_cute.scale_layout import as_blocked_batches
 
 from .inputs import InputTuple
 from .spec import ATOL, RTOL

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from datetime import datetime, timezone
 from typing import Any
 
-from nvfp4_cute import speed_of_light as light
+from nvfp4_cute.model import speed_of_light as light
 from nvfp4_cute.problems import harness_rules
 
 SEED = 1111

@@ -10,11 +10,11 @@ from functools import cache
 
 import torch
 
-from nvfp4_cute.arch import simt
+from nvfp4_cute.formats.scale_layout import ATOM_BYTES, ATOM_COLS, ATOM_ROWS, SF_VEC_SIZE
 from nvfp4_cute.launch_table import Gemv
+from nvfp4_cute.planning.arch import simt
 from nvfp4_cute.problems.submission_parts import from_flat as from_flat
 from nvfp4_cute.problems.submission_parts import scale_address, sendable_errors, table_pointer
-from nvfp4_cute.scale_layout import ATOM_BYTES, ATOM_COLS, ATOM_ROWS, SF_VEC_SIZE
 
 
 def frozen_constants() -> dict[str, str]:

@@ -2,8 +2,8 @@
 
 import torch
 
-from nvfp4_cute.arch import sm100
-from nvfp4_cute.config import KernelConfig
+from nvfp4_cute.planning.arch import sm100
+from nvfp4_cute.planning.config import KernelConfig
 from nvfp4_cute.problem import GroupedProblem
 from nvfp4_cute.problems.grouped_submission import GroupTensors, Sizes, frozen_configs, launch
 from nvfp4_cute.problems.submission_parts import sendable_errors

@@ -262,10 +262,10 @@ def main(x, queue):
         ("print(1)\ndef main():\n    pass\n", "small_root.py:1: neither definition nor import"),
         (
             "from nvfp4_cute import config\ndef main():\n    return config\n",
-            "small_root.py:3: module nvfp4_cute.config is used as a value",
+            "small_root.py:3: module nvfp4_cute.planning.config is used as a value",
         ),
         (
-            "from nvfp4_cute.config import Nothing\ndef main():\n    return Nothing\n",
+            "from nvfp4_cute.planning.config import Nothing\ndef main():\n    return Nothing\n",
             "config.py has no Nothing",
         ),
     ],

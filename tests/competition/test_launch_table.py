@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 import torch
 
-from nvfp4_cute import launch
-from nvfp4_cute.config import KernelConfig
+from nvfp4_cute.launch import plan as launch_plan
 from nvfp4_cute.launch_table import NUM_COLUMNS, Gemv, Group
 from nvfp4_cute.ops import gemv
+from nvfp4_cute.planning.config import KernelConfig
 from nvfp4_cute.problem import GroupedOperands, GroupedProblem, SecondOperand
 from nvfp4_cute.problems import grouped_submission
 from nvfp4_cute.problems.grouped_submission import GroupTensors
@@ -33,8 +33,8 @@ class Uncompiled:
 
 def check_table(monkeypatch, config, groups, operands, problem):
     """The exported host code's table against that of a plan."""
-    monkeypatch.setattr(launch, "get_kernel", lambda key, for_emulator: Uncompiled(key))
-    plan = launch.make_plan.__wrapped__(problem, "sm_100a", 148, config)
+    monkeypatch.setattr(launch_plan, "get_kernel", lambda key, for_emulator: Uncompiled(key))
+    plan = launch_plan.make_plan.__wrapped__(problem, "sm_100a", 148, config)
     schedule = grouped_submission.make_schedule(
         problem.sizes, config.work_tile_mnk, (config.num_cta or 148) // config.cluster_size
     )

@@ -53,7 +53,7 @@ def test_a_wrong_header_is_refused(text, message):
     "line",
     [
         "import numpy",
-        "from nvfp4_cute.config import KernelConfig",
+        "from nvfp4_cute.planning.config import KernelConfig",
         "import reference",
         "from .spec import X",
         "exec(x)",

@@ -16,9 +16,9 @@ from nvfp4_cute.emulator.driver import time_ptx
 from nvfp4_cute.emulator.memory import GlobalMemory, Range
 from nvfp4_cute.emulator.placement import FIRST, Placement
 from nvfp4_cute.emulator.timing_memory import LAYOUTS, PAGE_BYTES, Memory
-from nvfp4_cute.modelled import modelled_times
-from nvfp4_cute.targets import lookup
-from nvfp4_cute.timing_constants import constants_of
+from nvfp4_cute.gpus.targets import lookup
+from nvfp4_cute.gpus.timing_figures import constants_of
+from nvfp4_cute.model.modelled import modelled_times
 
 
 def ranges(*places: tuple[int, int]) -> Iterator[Range]:

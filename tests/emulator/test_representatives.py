@@ -6,20 +6,21 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from nvfp4_cute import gemv, grouped_gemm, tile_work
-from nvfp4_cute.arch import sm100
+from nvfp4_cute import gemv, grouped_gemm
 from nvfp4_cute.bench.cases import Case
 from nvfp4_cute.bench.operands import empty_operands
-from nvfp4_cute.config import KernelConfig
 from nvfp4_cute.emulator.representatives import MOST_OF_A_KIND, LaunchWork, TileWork, choose, moved
 from nvfp4_cute.emulator.timing_events import ClusterTrace, Op
 from nvfp4_cute.errors import EmulatorError
-from nvfp4_cute.list_form import check_list_operands
-from nvfp4_cute.modelled import modelled_times
+from nvfp4_cute.gpus.targets import lookup
+from nvfp4_cute.model import tile_work
+from nvfp4_cute.model.modelled import modelled_times
+from nvfp4_cute.operands.list_form import check_list_operands
+from nvfp4_cute.planning.arch import sm100
+from nvfp4_cute.planning.choose import choose_config, config_for_rows
+from nvfp4_cute.planning.config import KernelConfig
+from nvfp4_cute.planning.schedule import make_schedule
 from nvfp4_cute.problem import GroupedProblem
-from nvfp4_cute.schedule import make_schedule
-from nvfp4_cute.select import choose_config, config_for_rows
-from nvfp4_cute.targets import lookup
 
 INPUT, OUT = 1 << 20, 1 << 30
 

@@ -26,8 +26,8 @@ from nvfp4_cute.emulator.timing_events import ClusterTrace, LaunchTrace, Op
 from nvfp4_cute.emulator.timing_memory import Memory
 from nvfp4_cute.emulator.timing_state import Groups
 from nvfp4_cute.emulator.timing_work import worked
-from nvfp4_cute.targets import TARGETS, lookup
-from nvfp4_cute.timing_constants import constants_of
+from nvfp4_cute.gpus.targets import TARGETS, lookup
+from nvfp4_cute.gpus.timing_figures import constants_of
 
 B200 = constants_of(lookup("B200"))
 H200 = constants_of(lookup("H200"))

@@ -12,8 +12,8 @@ import small_kernels as small
 
 from nvfp4_cute.emulator.driver import time_ptx
 from nvfp4_cute.emulator.faults import HangFault
-from nvfp4_cute.targets import lookup
-from nvfp4_cute.timing_constants import MEASURED_AT, constants_of
+from nvfp4_cute.gpus.targets import lookup
+from nvfp4_cute.gpus.timing_figures import MEASURED_AT, constants_of
 
 B200, H200 = constants_of(lookup("B200")), constants_of(lookup("H200"))
 PROBE = (Path(__file__).parents[2] / "bench/results/h200_probe.txt").read_text()

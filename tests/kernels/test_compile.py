@@ -5,13 +5,14 @@ import re
 import pytest
 import torch
 
-from nvfp4_cute.arch import base, sm100
-from nvfp4_cute.cache import get_kernel
-from nvfp4_cute.compile import KernelKey, compile_jit, table_pointer
-from nvfp4_cute.config import KernelConfig
-from nvfp4_cute.cubin import read_resources
+from nvfp4_cute.compile.cache import get_kernel
+from nvfp4_cute.compile.compiler import compile_jit, table_pointer
+from nvfp4_cute.compile.cubin import read_resources
+from nvfp4_cute.compile.host_code import TENSOR_MAP, pass_maps_in_place
+from nvfp4_cute.compile.keys import KernelKey
 from nvfp4_cute.errors import ConfigError, UnsupportedTarget
-from nvfp4_cute.host_code import TENSOR_MAP, pass_maps_in_place
+from nvfp4_cute.planning.arch import base, sm100
+from nvfp4_cute.planning.config import KernelConfig
 
 DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 

@@ -20,17 +20,18 @@ from sm90_check import (
     stream,
 )
 
-from nvfp4_cute import KernelConfig, dequantize, gemm, grouped_dual_gemm, grouped_gemm, workspace
-from nvfp4_cute.arch import ARCHS, sm90
+from nvfp4_cute import KernelConfig, dequantize, gemm, grouped_dual_gemm, grouped_gemm
 from nvfp4_cute.backends.emulator import observe
-from nvfp4_cute.cache import get_kernel
-from nvfp4_cute.compile import KernelKey
+from nvfp4_cute.compile.cache import get_kernel
+from nvfp4_cute.compile.keys import KernelKey
 from nvfp4_cute.errors import ConfigError, UnsupportedProblem
-from nvfp4_cute.launch import make_plan
+from nvfp4_cute.gpus.targets import H200
+from nvfp4_cute.launch import workspace
+from nvfp4_cute.launch.plan import make_plan
 from nvfp4_cute.ops.device_groups import DeviceGroupsTask
+from nvfp4_cute.planning.arch import ARCHS, sm90
 from nvfp4_cute.problem import GroupedProblem
 from nvfp4_cute.reference import expand_operand
-from nvfp4_cute.targets import H200
 
 # A group of no rows, tiles of an odd number of 128 weights, the last one small, ends of K within a K tile and half of it.
 # K long enough to be divided among clusters, which share tiles of one, two and three of them.

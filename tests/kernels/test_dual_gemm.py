@@ -10,14 +10,14 @@ from oracle import assert_bitwise_equal, bits, poisoned
 
 import nvfp4_cute
 from nvfp4_cute import ConfigError, KernelConfig, UnsupportedProblem, dual_gemm, grouped_dual_gemm
-from nvfp4_cute.arch import base, sm90, sm100, sm120
 from nvfp4_cute.backends.emulator import observe
-from nvfp4_cute.cache import get_kernel
-from nvfp4_cute.compile import KernelKey
-from nvfp4_cute.launch import make_plan
+from nvfp4_cute.compile.cache import get_kernel
+from nvfp4_cute.compile.keys import KernelKey
+from nvfp4_cute.formats.scale_layout import from_blocked
+from nvfp4_cute.launch.plan import make_plan
+from nvfp4_cute.planning.arch import base, sm90, sm100, sm120
 from nvfp4_cute.problem import GroupedProblem
 from nvfp4_cute.reference import grouped_dual_gemm_reference, grouped_gemm_reference
-from nvfp4_cute.scale_layout import from_blocked
 
 # Tiles cut on both sides, one row, an empty group; several tiles for a CTA, so that every accumulator is used again.
 TILES = cases.Case("tiles", ((270, 264, 512), (1, 40, 768), (0, 50, 256)), 11)

@@ -6,19 +6,19 @@ from oracle import assert_bitwise_equal, bits, poisoned
 from simt_model import launches, make_gemv_operands
 
 from nvfp4_cute import gemm, quantize
-from nvfp4_cute.arch import simt
 from nvfp4_cute.bench import ours
 from nvfp4_cute.bench.cases import Case
 from nvfp4_cute.bench.operands import empty_operands
-from nvfp4_cute.cache import get_kernel
-from nvfp4_cute.formats import decode_ue4m3
-from nvfp4_cute.modelled import modelled_times
+from nvfp4_cute.compile.cache import get_kernel
+from nvfp4_cute.compile.simt_keys import FewRowsKey
+from nvfp4_cute.formats.codecs import decode_ue4m3
+from nvfp4_cute.formats.scale_layout import to_blocked
+from nvfp4_cute.gpus.targets import H200
+from nvfp4_cute.model.modelled import modelled_times
 from nvfp4_cute.ops.few_rows import few_rows_task
+from nvfp4_cute.planning.arch import simt
+from nvfp4_cute.planning.choose import candidates
 from nvfp4_cute.reference import expand_operand
-from nvfp4_cute.scale_layout import to_blocked
-from nvfp4_cute.select import candidates
-from nvfp4_cute.simt_keys import FewRowsKey
-from nvfp4_cute.targets import H200
 
 SM90 = "emulator:sm_90a"
 NAN_CODE = 0x7F

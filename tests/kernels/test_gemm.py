@@ -7,12 +7,12 @@ from oracle import assert_bitwise_equal, poisoned
 from quantized_check import assert_quantized
 
 from nvfp4_cute import KernelConfig, NVFP4Tensor, UnsupportedProblem, gemm, quantize
-from nvfp4_cute.arch import base, sm90, sm100, sm120
 from nvfp4_cute.backends.emulator import observe
-from nvfp4_cute.compile import KernelKey
-from nvfp4_cute.launch import make_plan
+from nvfp4_cute.compile.keys import KernelKey
+from nvfp4_cute.formats.scale_layout import from_blocked, to_blocked
+from nvfp4_cute.launch.plan import make_plan
+from nvfp4_cute.planning.arch import base, sm90, sm100, sm120
 from nvfp4_cute.problem import GroupedProblem
-from nvfp4_cute.scale_layout import from_blocked, to_blocked
 
 SIZES = (150, 200, 288)
 MODES = ("eager", "lazy", "random:1")

@@ -7,13 +7,14 @@ import pytest
 import torch
 from oracle import assert_bitwise_equal
 
-from nvfp4_cute import KernelConfig, NVFP4Tensor, PersistentMLP, UnsupportedProblem, gemm, launch, quantize
+from nvfp4_cute import KernelConfig, NVFP4Tensor, PersistentMLP, UnsupportedProblem, gemm, quantize
 from nvfp4_cute.backends.emulator import observe
-from nvfp4_cute.cache import get_kernel
-from nvfp4_cute.compile import KernelKey
+from nvfp4_cute.compile.cache import get_kernel
+from nvfp4_cute.compile.keys import KernelKey
 from nvfp4_cute.emulator.driver import Emulator
 from nvfp4_cute.emulator.hazards import HazardError
-from nvfp4_cute.scale_layout import from_blocked
+from nvfp4_cute.formats.scale_layout import from_blocked
+from nvfp4_cute.launch import plan
 
 
 def make_layers(num_layers, m, n, seed=0):
@@ -56,7 +57,7 @@ CONFIGS = ("t128x64x256_s0a4_swap_p3", "t128x64x256_s2a2_2cta_swap_p4", "t128x12
 
 def test_a_launch_whose_ctas_cannot_all_run_is_refused_not_hung(monkeypatch):
     """As with MPS or in a green context, where fewer SMs are there than the plan knows."""
-    monkeypatch.setattr(launch, "clusters_at_once", lambda arch, config, num_sms: 2 * num_sms)
+    monkeypatch.setattr(plan, "clusters_at_once", lambda arch, config, num_sms: 2 * num_sms)
     x, weights, scales = make_layers(2, 1280, 1024)
     mlp = PersistentMLP(weights, scales, backend="emulator", config=KernelConfig.from_name(CONFIGS[0]))
     mlp.config = replace(mlp.config, num_cta=160)

@@ -8,13 +8,14 @@ import torch
 from oracle import assert_bitwise_equal, bits, poisoned
 from simt_model import NAN_CODE, gemv_expected, make_gemv_operands
 
-from nvfp4_cute import UnsupportedProblem, UnsupportedTarget, backends, gemv, targets
-from nvfp4_cute.arch import simt
+from nvfp4_cute import UnsupportedProblem, UnsupportedTarget, backends, gemv
 from nvfp4_cute.backends.emulator import observe
-from nvfp4_cute.cache import get_kernel
-from nvfp4_cute.formats import E2M1_VALUES, decode_ue4m3
+from nvfp4_cute.compile.cache import get_kernel
+from nvfp4_cute.compile.simt_keys import GemvKey
+from nvfp4_cute.formats.codecs import E2M1_VALUES, decode_ue4m3
+from nvfp4_cute.gpus import targets
+from nvfp4_cute.planning.arch import simt
 from nvfp4_cute.reference import gemv_reference
-from nvfp4_cute.simt_keys import GemvKey
 
 EMULATORS = ("emulator:sm_90a", "emulator:sm_100a")
 TWO_KINDS = pytest.mark.parametrize("backend", EMULATORS)

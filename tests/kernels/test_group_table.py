@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nvfp4_cute.backends.emulator import on_emulator
-from nvfp4_cute.schedule import make_schedule
+from nvfp4_cute.planning.schedule import make_schedule
 
 TILE = (128, 128, 256)
 _spec = importlib.util.spec_from_file_location("tile_table", Path(__file__).with_name("tile_table.py"))

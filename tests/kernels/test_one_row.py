@@ -6,11 +6,11 @@ from oracle import assert_bitwise_equal, bits, poisoned
 from simt_model import gemv_expected, launches, make_gemv_operands
 
 from nvfp4_cute import NVFP4Tensor, gemm, gemv, quantize
-from nvfp4_cute.nn import LinearNVFP4
+from nvfp4_cute.formats.scale_layout import to_blocked
+from nvfp4_cute.nn.linear import LinearNVFP4
 from nvfp4_cute.ops.one_row import one_row_task
 from nvfp4_cute.ops.vector_checks import MAX_PITCH
-from nvfp4_cute.scale_layout import to_blocked
-from nvfp4_cute.select import candidates
+from nvfp4_cute.planning.choose import candidates
 
 SM90 = "emulator:sm_90a"
 

@@ -1,4 +1,4 @@
-"""The quantize kernel: bit for bit what formats.quantize gives, on every architecture of the emulator."""
+"""The quantize kernel: bit for bit what block_scaled.quantize gives, on every architecture of the emulator."""
 
 import itertools
 import math
@@ -10,12 +10,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from oracle import assert_bitwise_equal, bits
 
-from nvfp4_cute import UnsupportedProblem, formats, grouped_quantize, quantize
-from nvfp4_cute.arch import simt
+from nvfp4_cute import UnsupportedProblem, grouped_quantize, quantize
 from nvfp4_cute.backends.emulator import observe
-from nvfp4_cute.cache import get_kernel
-from nvfp4_cute.silu import silu_mul
-from nvfp4_cute.simt_keys import QuantizeKey
+from nvfp4_cute.compile.cache import get_kernel
+from nvfp4_cute.compile.simt_keys import QuantizeKey
+from nvfp4_cute.formats import block_scaled, codecs
+from nvfp4_cute.formats.silu import silu_mul
+from nvfp4_cute.planning.arch import simt
 
 DTYPES = (torch.bfloat16, torch.float16)
 TWO_KINDS = pytest.mark.parametrize("backend", ["emulator:sm_90a", "emulator:sm_100a"])
@@ -31,7 +32,7 @@ def check(x, backend, **options):
     """One launch, the bits of the specification."""
     with observe(check=True) as observer:
         got = quantize(x, backend=backend, **options)
-    want = formats.quantize(x, **options)
+    want = block_scaled.quantize(x, **options)
     assert len(observer.stats) == (1 if got.scale.numel() else 0)
     assert_same(got, want)
 
@@ -117,7 +118,7 @@ def test_same_bits_in_any_mode(backend, mode):
     x = spread((140, 176), torch.float16)
     with observe(mode=mode, check=True):
         assert_same(
-            quantize(x, global_scale="auto", backend=backend), formats.quantize(x, global_scale="auto")
+            quantize(x, global_scale="auto", backend=backend), block_scaled.quantize(x, global_scale="auto")
         )
 
 
@@ -142,7 +143,7 @@ def test_nothing_to_quantize(shape):
 
 def test_other_dtypes_take_the_specification():
     x = torch.randn(4, 32)
-    assert_same(quantize(x), formats.quantize(x))
+    assert_same(quantize(x), block_scaled.quantize(x))
     with pytest.raises(TypeError, match="dtype of x=torch.float32 is not supported"):
         quantize(x, backend="emulator")
 
@@ -202,7 +203,7 @@ def test_three_instructions_divide(dtype):
         .float()
         .numpy()
     )
-    scales = formats.decode_ue4m3(torch.arange(1, 127, dtype=torch.uint8)).numpy()
+    scales = codecs.decode_ue4m3(torch.arange(1, 127, dtype=torch.uint8)).numpy()
     divisors = [*scales[::6], *(s * f32(rng.uniform(0.5, 2) * 2.0 ** rng.integers(-60, 60)) for s in scales)]
     count = 0
     for d in map(f32, divisors):
@@ -226,7 +227,7 @@ def test_rounding_by_sums_is_the_conversion():
         f32(0.5 * y.astype(np.float64) + magic + 4),
     ]
     codes = np.fmin(np.fmin(*sums[:2]), np.fmin(sums[2], magic + np.float32(7))).view(np.int32) & 7
-    assert np.array_equal(codes, formats.encode_e2m1(torch.from_numpy(y)).numpy())
+    assert np.array_equal(codes, codecs.encode_e2m1(torch.from_numpy(y)).numpy())
 
 
 # ---- groups ----------------------------------------------------------------------------------------------------
@@ -252,8 +253,8 @@ def test_groups_of_the_reference_are_quantized_one_by_one():
     x, offs = spread((200, 64), torch.float16), torch.tensor([130, 150], dtype=torch.int32)
     factors = torch.tensor([0.5, 0.25])
     data, scale = grouped_quantize(x, offs, global_scale=factors)
-    first = formats.quantize(x[:130], global_scale=0.5)
-    second = formats.quantize(x[130:150], global_scale=0.25)
+    first = block_scaled.quantize(x[:130], global_scale=0.5)
+    second = block_scaled.quantize(x[130:150], global_scale=0.25)
     assert torch.equal(data[:150], torch.cat([first.data, second.data]))
     assert torch.equal(bits(scale[:3]), bits(torch.cat([first.scale, second.scale])))
 
@@ -301,7 +302,7 @@ def test_no_spills(arch):
 def test_gpu(dtype, global_scale):
     for x in (hostile(dtype), spread((300, 2080), dtype), spread((2, 3, 5, 80), dtype)):
         got = quantize(x.cuda(), global_scale=global_scale)
-        want = formats.quantize(x, global_scale=global_scale)
+        want = block_scaled.quantize(x, global_scale=global_scale)
         assert_bitwise_equal(got.data, want.data)
         assert_bitwise_equal(got.scale, want.scale)
 
@@ -313,7 +314,7 @@ def test_gpu_every_16_bit_number(dtype):
     every = torch.arange(-(2**15), 2**15, dtype=torch.int32).to(torch.int16).view(dtype)
     for largest in torch.logspace(-6, 4, 16).to(dtype):
         x = torch.cat([largest.expand(every.numel(), 1), every.unsqueeze(1).expand(-1, 15)], 1).contiguous()
-        got, want = quantize(x.cuda(), global_scale=0.37), formats.quantize(x, global_scale=0.37)
+        got, want = quantize(x.cuda(), global_scale=0.37), block_scaled.quantize(x, global_scale=0.37)
         assert_bitwise_equal(got.data, want.data)
         assert_bitwise_equal(got.scale, want.scale)
 
@@ -356,7 +357,7 @@ def test_silu_quantize_is_bit_equal(arch, dtype):
                 x, up=up, global_scale=global_scale, scale_layout=layout, backend=f"emulator:{arch}"
             )
         assert len(observer.stats) == 1
-        want = formats.quantize(silu_mul(x, up), global_scale=global_scale, scale_layout=layout)
+        want = block_scaled.quantize(silu_mul(x, up), global_scale=global_scale, scale_layout=layout)
         assert_same(got, want)
 
 

@@ -19,13 +19,13 @@ from nvfp4_cute import (
     grouped_gemm,
     quantize,
 )
-from nvfp4_cute.arch import sm90, sm100, sm120
 from nvfp4_cute.backends.emulator import observe
-from nvfp4_cute.cache import get_kernel
-from nvfp4_cute.compile import KernelKey
-from nvfp4_cute.launch import make_plan
-from nvfp4_cute.list_form import check_list_operands
+from nvfp4_cute.compile.cache import get_kernel
+from nvfp4_cute.compile.keys import KernelKey
+from nvfp4_cute.launch.plan import make_plan
+from nvfp4_cute.operands.list_form import check_list_operands
 from nvfp4_cute.ops.device_checks import check_device_groups
+from nvfp4_cute.planning.arch import sm90, sm100, sm120
 from nvfp4_cute.reference import expand_operand
 
 EVERY_FAMILY = pytest.mark.parametrize(

@@ -13,9 +13,9 @@ import torch
 from oracle import assert_bitwise_equal, poisoned
 
 from nvfp4_cute import gemm
-from nvfp4_cute.arch import base, sm100, sm120
 from nvfp4_cute.backends.emulator import observe
-from nvfp4_cute.config import KernelConfig
+from nvfp4_cute.planning.arch import base, sm100, sm120
+from nvfp4_cute.planning.config import KernelConfig
 
 FORMS = ("list", "ragged", "masked", "batched")
 

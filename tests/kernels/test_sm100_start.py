@@ -7,9 +7,9 @@ from grouped_gemm_check import run
 from nvfp4_cute.backends.emulator import observe
 from nvfp4_cute.bench.cases import select
 from nvfp4_cute.emulator.watch import WATCHERS
+from nvfp4_cute.gpus.targets import B200
+from nvfp4_cute.planning.choose import choose_config
 from nvfp4_cute.problem import GroupedProblem
-from nvfp4_cute.select import choose_config
-from nvfp4_cute.targets import B200
 
 # 131 were counted with 8 groups: of each value of a group, a select for each slot; tensor maps are an array.
 MOST_INSTRUCTIONS = 150

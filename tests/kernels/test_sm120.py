@@ -8,15 +8,16 @@ import torch
 from grouped_gemm_check import check, run
 from oracle import assert_bitwise_equal
 
-from nvfp4_cute import KernelConfig, verdicts
-from nvfp4_cute.arch import sm120
+from nvfp4_cute import KernelConfig
 from nvfp4_cute.backends.emulator import observe
-from nvfp4_cute.cache import get_kernel
-from nvfp4_cute.compile import KernelKey
-from nvfp4_cute.cubin import read_opcodes
-from nvfp4_cute.modelled import modelled_times
+from nvfp4_cute.compile.cache import get_kernel
+from nvfp4_cute.compile.cubin import read_opcodes
+from nvfp4_cute.compile.keys import KernelKey
+from nvfp4_cute.gpus import verdicts
+from nvfp4_cute.gpus.targets import RTX_PRO_6000
+from nvfp4_cute.model.modelled import modelled_times
+from nvfp4_cute.planning.arch import sm120
 from nvfp4_cute.problems.nvfp4_group_gemm import adapter, inputs, reference, spec
-from nvfp4_cute.targets import RTX_PRO_6000
 
 EMULATOR = "emulator:sm_120a"
 TILES = [

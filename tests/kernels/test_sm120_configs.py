@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from nvfp4_cute.arch import sm120
 from nvfp4_cute.bench import sm120_configs
+from nvfp4_cute.planning.arch import sm120
 
 TABLE = (
     Path(sm120_configs.__file__).with_name("results").joinpath("sm120_configs.md").read_text().splitlines()

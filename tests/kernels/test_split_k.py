@@ -11,8 +11,8 @@ from oracle import bits
 
 from nvfp4_cute import KernelConfig
 from nvfp4_cute.backends.emulator import observe
-from nvfp4_cute.select import config_for_mean
-from nvfp4_cute.targets import B200
+from nvfp4_cute.gpus.targets import B200
+from nvfp4_cute.planning.choose import config_for_mean
 
 # Fewer K tiles than CTAs, tiles that a cluster takes one after the other, columns that no CTA of the cluster has to add up.
 SIZES = {

@@ -6,7 +6,7 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Int32
 
-from nvfp4_cute.compile import compile_jit
+from nvfp4_cute.compile.compiler import compile_jit
 from nvfp4_cute.kernels.common.group_table import GroupTable, locate_tile
 
 FIELDS = ("slot", "tile_m_idx", "tile_n_idx", "k_tile_cnt", "m", "n")

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from nvfp4_cute.compile import compile_kernel
+from nvfp4_cute.compile.compiler import compile_kernel
 from nvfp4_cute.kernels.probes import table
 from nvfp4_cute.kernels.probes.body import Body
 from nvfp4_cute.prove import constants, jobs, probes
@@ -123,7 +123,7 @@ def test_microbenchmarks_do_what_they_say():
 
 
 def test_every_figure_has_a_meaning_and_the_models_are_found():
-    from nvfp4_cute import targets
+    from nvfp4_cute.gpus import targets
 
     has = constants.model_has(targets.H200)
     assert has["l2_latency"][0] == pytest.approx(289 * 1.70 / 1.98) and has["launch_us"][0] == pytest.approx(

@@ -5,8 +5,10 @@ import json
 import pytest
 import torch
 
-from nvfp4_cute import cli, doctor, verdicts
+from nvfp4_cute import cli
 from nvfp4_cute.backends import emulator
+from nvfp4_cute.cli import doctor
+from nvfp4_cute.gpus import verdicts
 from nvfp4_cute.prove import command, plan, probes, problems, reader
 from nvfp4_cute.prove.outcome import PASSED, SKIPPED, WRONG, Outcome
 from nvfp4_cute.prove.state import State

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from nvfp4_cute import cli, targets
+from nvfp4_cute import cli
+from nvfp4_cute.gpus import targets
 from nvfp4_cute.prove import cases, machine, moe, predictions, reader, report, silicon
 from nvfp4_cute.prove.outcome import FAULT, HANG, PASSED, WRONG, Outcome
 

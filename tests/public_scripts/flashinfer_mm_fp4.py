@@ -8,7 +8,7 @@ import argparse
 import torch
 from flashinfer import mm_fp4
 
-from nvfp4_cute.formats import quantize
+from nvfp4_cute.formats.block_scaled import quantize
 from nvfp4_cute.reference import grouped_gemm_reference
 
 TOLERANCE = 1e-2

@@ -1,0 +1,210 @@
+"""`nvfp4-cute check`: random problems on a backend against the reference, bit by bit.
+
+Operands are drawn so that every sum is exact in fp32 in any order of accumulation: values are multiples of 1/2 up to 6
+and scales are 0.5, 1, 1.5 or 2, so products are multiples of 1/16 up to 144 and K of them stay below 2**24 of those
+sixteenths; alpha is a power of two. A backend that differs by one bit computed something else.
+"""
+
+import shlex
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+import nvfp4_cute
+from nvfp4_cute.cli import doctor
+from nvfp4_cute.emulator.launch_shim import shim_path
+from nvfp4_cute.errors import EmulatorError, UnsupportedTarget
+from nvfp4_cute.formats.scale_layout import SF_VEC_SIZE, to_blocked
+from nvfp4_cute.problem import OUT_DTYPES, GroupedProblem
+
+SCALES = (0.5, 1.0, 1.5, 2.0)
+ALPHAS = (0.25, 0.5, 1.0, 2.0, -1.0)
+K_STEP = 32  # row pitch in whole 16-byte units, as tensor maps need
+MAX_EXACT_K = 2**24 // (16 * 144) // K_STEP * K_STEP
+# Shares of the groups that sit on an edge, whatever the limits are.
+EMPTY_SHARE, ONE_ROW_SHARE = 0.1, 0.1
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Upper bounds of the problems that are drawn: groups, and M, N, K of a group in elements.
+
+    Raises: ValueError if a bound leaves nothing to draw, or if K is so long that sums need not be exact.
+    """
+
+    groups: int
+    max_m: int
+    max_n: int
+    max_k: int
+
+    def __post_init__(self) -> None:
+        for name in ("groups", "max_m", "max_n"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name}={getattr(self, name)} is not positive; use at least 1")
+        if not K_STEP <= self.max_k <= MAX_EXACT_K:
+            raise ValueError(
+                f"max_k={self.max_k} is outside {K_STEP}..{MAX_EXACT_K} (whole tensor-map rows, sums exact in fp32); "
+                f"use {min(max(self.max_k, K_STEP), MAX_EXACT_K)}"
+            )
+
+
+@dataclass(frozen=True)
+class Case:
+    """One random problem with its operands, on the CPU; see `draw`."""
+
+    seed: int
+    problem: GroupedProblem
+    a: list[torch.Tensor]
+    b: list[torch.Tensor]
+    a_scale: list[torch.Tensor]
+    b_scale: list[torch.Tensor]
+    alpha: torch.Tensor | None
+
+    def run(self, backend: str, device: str) -> list[torch.Tensor]:
+        """Compute the case on `backend` with tensors on `device`; return the outputs, [M, N] a group, on the CPU."""
+        dtype = self.problem.out_dtype
+        assert isinstance(dtype, torch.dtype)  # as drawn
+        out = [torch.full((m, n), float("nan"), dtype=dtype, device=device) for m, n, _ in self.problem.sizes]
+        a, b, a_scale, b_scale = (
+            [t.to(device) for t in tensors] for tensors in (self.a, self.b, self.a_scale, self.b_scale)
+        )
+        alpha = None if self.alpha is None else self.alpha.to(device)
+        nvfp4_cute.grouped_gemm(
+            a, b, a_scale, b_scale, alpha=alpha, out=out, out_dtype=dtype, backend=backend
+        )
+        return [t.cpu() for t in out]
+
+
+class Dice:
+    """Everything random about the problem of one seed; the order of the calls is part of it."""
+
+    def __init__(self, seed: int) -> None:
+        self._generator = torch.Generator().manual_seed(seed)
+
+    def integer(self, low: int, high: int) -> int:
+        """A whole number, both bounds included."""
+        return int(torch.randint(low, high + 1, (), generator=self._generator))
+
+    def choose(self, values: Sequence[Any]) -> Any:
+        """One of them."""
+        return values[self.integer(0, len(values) - 1)]
+
+    def rows(self, most: int) -> int:
+        """Rows of a group: none and one more often than chance has them."""
+        edge = float(torch.rand((), generator=self._generator))
+        if edge < EMPTY_SHARE:
+            return 0
+        return 1 if edge < EMPTY_SHARE + ONE_ROW_SHARE else self.integer(1, most)
+
+    def values(self, rows: int, k: int) -> torch.Tensor:
+        """[rows, k/2] uint8: every bit pattern of e2m1."""
+        return torch.randint(0, 256, (rows, k // 2), dtype=torch.uint8, generator=self._generator)
+
+    def scales(self, rows: int, k: int) -> torch.Tensor:
+        """Blocked scales out of ``SCALES``."""
+        index = torch.randint(0, len(SCALES), (rows, k // SF_VEC_SIZE), generator=self._generator)
+        return to_blocked(torch.tensor(SCALES)[index].to(torch.float8_e4m3fn))
+
+    def factors(self, count: int) -> torch.Tensor:
+        """float32 [count] out of ``ALPHAS``."""
+        return torch.tensor([self.choose(ALPHAS) for _ in range(count)])
+
+    def halves(self, *shape: int) -> torch.Tensor:
+        """float32, multiples of 1/2 from -6 to 6: what e2m1 has of them, and more."""
+        return torch.randint(-12, 13, shape, generator=self._generator) / 2
+
+
+def draw(seed: int, limits: Limits) -> Case:
+    """Draw the problem of `seed`: sizes within `limits`, all sixteen values, blocked scales, perhaps alpha."""
+    dice = Dice(seed)
+    num_groups = dice.integer(1, limits.groups)
+    sizes = tuple(
+        (
+            dice.rows(limits.max_m),
+            dice.integer(1, limits.max_n),
+            K_STEP * dice.integer(1, limits.max_k // K_STEP),
+        )
+        for _ in range(num_groups)
+    )
+    alpha = dice.factors(num_groups) if dice.choose((False, True)) else None
+    problem = GroupedProblem(sizes, "list", dice.choose(OUT_DTYPES), alpha is not None)
+    return Case(
+        seed,
+        problem,
+        a=[dice.values(m, k) for m, _, k in sizes],
+        b=[dice.values(n, k) for _, n, k in sizes],
+        a_scale=[dice.scales(m, k) for m, _, k in sizes],
+        b_scale=[dice.scales(n, k) for _, n, k in sizes],
+        alpha=alpha,
+    )
+
+
+def difference(outputs: list[torch.Tensor], expected: list[torch.Tensor]) -> str | None:
+    """Say where outputs, [M, N] a group, first differ from what is expected by a bit, and how often; None if nowhere."""
+    for group, (out, want) in enumerate(zip(outputs, expected, strict=True)):
+        bits = {1: torch.uint8, 2: torch.int16, 4: torch.int32}[out.dtype.itemsize]
+        differs = out.contiguous().view(bits) != want.contiguous().view(bits)
+        if differs.any():
+            row, column = (int(i) for i in differs.nonzero()[0])
+            return (
+                f"group {group} element ({row}, {column}) is {out[row, column].item()!r}, the reference says "
+                f"{want[row, column].item()!r}; {int(differs.sum())} of {differs.numel()} elements of the group differ"
+            )
+    return None
+
+
+def run(backend: str | None, limits: Limits, *, seed: int, count: int) -> int:
+    """Check the problems of seeds `seed`, `seed` + 1, ... on `backend`; print a line each. Return 0 if all are equal.
+
+    `backend`: as `grouped_gemm` takes it. None takes the GPU where there is a kernel for it and the emulator elsewhere.
+
+    Raises: EmulatorError if the backend is the emulator and its launch shim is missing, UnsupportedTarget without a GPU.
+    """
+    backend = backend or ("cuda" if doctor.native_gpus() else "emulator")
+    if backend.startswith("emulator"):
+        shim_path()
+    if backend == "cuda" and not doctor.gpus():
+        raise UnsupportedTarget("--backend cuda: no GPU that torch can use; take --backend emulator")
+    failures = 0
+    for case in (draw(s, limits) for s in range(seed, seed + count)):
+        start = time.perf_counter()
+        problem = failure_of(case, backend)
+        seconds = time.perf_counter() - start
+        print(f"seed {case.seed}: {case.problem}: {problem or 'bit-equal'} ({seconds:.1f} s)", flush=True)
+        if problem:
+            failures += 1
+            print(f"  repeat: {repeat_command(backend, limits, case.seed)}", flush=True)
+    print(f"{backend}: {count - failures} of {count} problems bit-equal to the reference")
+    return 1 if failures else 0
+
+
+def failure_of(case: Case, backend: str) -> str | None:
+    """Run a case on `backend` and on the reference; say how they differ or what the emulated kernel did wrong."""
+    try:
+        outputs = case.run(backend, "cuda" if backend == "cuda" else "cpu")
+    except EmulatorError as error:
+        return str(error)
+    return difference(outputs, case.run("reference", "cpu"))
+
+
+def repeat_command(backend: str, limits: Limits, seed: int) -> str:
+    """Return the command line that checks the problem of `seed` alone."""
+    name, _, arch = backend.partition(":")
+    words = [
+        "nvfp4-cute",
+        "check",
+        "--backend",
+        name,
+        *(["--arch", arch] if arch else []),
+        "--seed",
+        seed,
+        "--count",
+        1,
+        "--groups",
+        limits.groups,
+    ]
+    words += ["--max-m", limits.max_m, "--max-n", limits.max_n, "--max-k", limits.max_k]
+    return shlex.join(map(str, words))

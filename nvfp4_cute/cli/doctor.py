@@ -1,0 +1,229 @@
+"""`nvfp4-cute doctor`: what is installed, which GPUs there are, what would run where, and why.
+
+Everything is asked when `run` (or a function here) is called; nothing is imported or queried before.
+"""
+
+import importlib.metadata
+import importlib.util
+import os
+import platform
+from dataclasses import dataclass
+from pathlib import Path
+
+from nvfp4_cute import env
+from nvfp4_cute.errors import EmulatorError
+from nvfp4_cute.gpus import targets
+from nvfp4_cute.gpus.targets import Target
+
+DSL_PREFIX = "nvidia-cutlass-dsl"
+
+
+@dataclass(frozen=True)
+class Gpu:
+    """One visible GPU: its index in torch, its name, and what code for it is compiled for ("sm_100a").
+
+    `target` is its entry in the table of targets; None for a product, or a part of one, that is not there.
+    """
+
+    index: int
+    name: str
+    arch: str
+    target: Target | None = None
+
+
+def versions() -> dict[str, str | None]:
+    """Return the version of Python and of each distribution that decides what is compiled; None where it is missing.
+
+    All nvidia-cutlass-dsl distributions are listed: a mix of versions is the usual cause of a broken install.
+    """
+    names = ["nvfp4-cute", "torch", "numpy", "cuda-python", DSL_PREFIX]
+    installed = {
+        _canonical(d.metadata["Name"]) for d in importlib.metadata.distributions() if d.metadata["Name"]
+    }
+    names += sorted(name for name in installed if name.startswith(f"{DSL_PREFIX}-"))
+    return {"python": platform.python_version()} | {name: _version(name) for name in names}
+
+
+def _canonical(name: str) -> str:
+    return name.lower().replace("_", "-")
+
+
+def _version(name: str) -> str | None:
+    try:
+        return importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def version_problem(found: dict[str, str | None]) -> str | None:
+    """Say why these versions cannot compile a kernel, or None. `found` is what `versions` returns."""
+    if found[DSL_PREFIX] is None:
+        return f"{DSL_PREFIX} is not installed: no kernel can be compiled; run `pip install -e .`"
+    dsl = {name: version for name, version in found.items() if name.startswith(DSL_PREFIX)}
+    if len(set(dsl.values())) > 1:
+        listed = ", ".join(f"{name} {version}" for name, version in dsl.items())
+        return f"{listed}: all must have one version; run `pip install --force-reinstall {DSL_PREFIX}=={found[DSL_PREFIX]}`"
+    # The package has it in a folder of its own, which a .pth file names.
+    if importlib.util.find_spec("cutlass") is None:
+        return (
+            f"{DSL_PREFIX} {found[DSL_PREFIX]} is installed, but its module `cutlass` is not found: its .pth file is read "
+            "only in the environment that it is installed in; run `pip install -e .` in this one"
+        )
+    return None
+
+
+def refused_archs() -> tuple[str, ...]:
+    """Architectures of ours that the installed compiler does not know."""
+    from cutlass.base_dsl.enums import Arch
+
+    from nvfp4_cute.planning.arch import ARCHS
+
+    known = {arch.name for arch in Arch}
+    return tuple(arch for arch in ARCHS if arch not in known)
+
+
+def gpus() -> list[Gpu]:
+    """Return the GPUs that torch can use; an empty list without a driver or with a CPU build of torch."""
+    import torch
+
+    if not torch.cuda.is_available():
+        return []
+    found = []
+    for index in range(torch.cuda.device_count()):
+        arch = targets.arch_of_capability(torch.cuda.get_device_capability(index))
+        found.append(Gpu(index, torch.cuda.get_device_name(index), arch, targets.detect(index)))
+    return found
+
+
+def native_gpus() -> list[Gpu]:
+    """Return the GPUs that there is a kernel for."""
+    from nvfp4_cute.planning.arch import ARCHS
+
+    return [gpu for gpu in gpus() if gpu.arch in ARCHS]
+
+
+def missing_gpu_reason(arch: str) -> str | None:
+    """Say why no kernel compiled for `arch` ("sm_100a") can run on a GPU here, or None where one can.
+
+    Such code runs on exactly its own compute capability: that is what the trailing letter says.
+    """
+    present = gpus()
+    if arch in [gpu.arch for gpu in present]:
+        return None
+    listed = ", ".join(f"{gpu.name} ({gpu.arch})" for gpu in present) or "no GPU that torch can use"
+    return f"needs an {arch} GPU; here: {listed}"
+
+
+def shim_problem() -> str | None:
+    """Say why the emulator's launch shim (a small C library, built at install time) is missing, or None."""
+    from nvfp4_cute.emulator.launch_shim import shim_path
+
+    try:
+        shim_path()
+    except EmulatorError as error:
+        return str(error)
+    return None
+
+
+def report() -> tuple[str, bool]:
+    """Return the whole report as text, and whether some kernel can run here (on a GPU or on the emulator)."""
+    from nvfp4_cute.prove import silicon
+
+    found, present, shim = versions(), gpus(), shim_problem()
+    compiler = version_problem(found)
+    native = native_gpus()
+    sections = {
+        "versions": [f"{name} {version or '(not installed)'}" for name, version in found.items()],
+        "GPUs": [line for gpu in present for line in (_gpu_line(gpu, gpu in native), _target_line(gpu))]
+        or ["none that torch can use"],
+        "kernels": [compiler] if compiler else _kernel_lines(found),
+        "emulator": [
+            f"not usable: {compiler or shim}" if compiler or shim else "ready: the launch shim is built"
+        ],
+        'backend="auto"': _auto_lines(native, present),
+        "silicon": list(silicon.lines()),
+        "compiled kernels": _cache_lines(),
+        "environment": env.describe().splitlines(),
+    }
+    text = "\n".join(
+        f"{title}\n" + "".join(f"  {line}\n" for line in lines) for title, lines in sections.items()
+    )
+    return text, compiler is None and (bool(native) or shim is None)
+
+
+def _kernel_lines(found: dict[str, str | None]) -> list[str]:
+    """What kernels are compiled for, and what the compiler refuses."""
+    from nvfp4_cute.planning.arch import ARCHS
+
+    refused = refused_archs()
+    accepted = ", ".join(arch for arch in ARCHS if arch not in refused)
+    return [
+        f"grouped_gemm compiles for {accepted}; compiling needs no GPU",
+        *(f"{arch}: refused, {DSL_PREFIX} {found[DSL_PREFIX]} does not know it" for arch in refused),
+    ]
+
+
+def _gpu_line(gpu: Gpu, has_kernel: bool) -> str:
+    kernel = (
+        "grouped_gemm runs on it"
+        if has_kernel
+        else "no kernel for it here; the emulator can still be used by name"
+    )
+    return f"cuda:{gpu.index} {gpu.name} ({gpu.arch}): {kernel}"
+
+
+def _target_line(gpu: Gpu) -> str:
+    if gpu.target is None:
+        return f"  not in the table of targets: `nvfp4-cute sol` takes a --target, {targets.B200.name} by default"
+    bandwidth = gpu.target.floor_bandwidth_bytes_per_s / 1e12
+    return (
+        f"  target {gpu.target.name}: {gpu.target.num_sms} SMs, {bandwidth:.4g} TB/s (see `nvfp4-cute sol`)"
+    )
+
+
+def _cache_lines() -> list[str]:
+    """Say where compiled kernels are kept, and how many are there."""
+    from nvfp4_cute.compile import disk_cache
+
+    folder = env.cache_dir()
+    if folder is None:
+        return ["kept in memory only"]
+    return [f"{folder}: {disk_cache.contents(folder)} ({_writability(folder)})"]
+
+
+def _writability(folder: Path) -> str:
+    if folder.is_dir():
+        return "can be written" if os.access(folder, os.W_OK | os.X_OK) else "read-only"
+    nearest = next(parent for parent in (folder, *folder.absolute().parents) if parent.exists())
+    if not nearest.is_dir():
+        return f"cannot be made: {nearest} is a file"
+    if not os.access(nearest, os.W_OK | os.X_OK):
+        return f"cannot be made: {nearest} is read-only"
+    return "made when the first kernel is compiled"
+
+
+def _auto_lines(native: list[Gpu], present: list[Gpu]) -> list[str]:
+    """Say what backend="auto" does with CPU and with CUDA tensors, and why."""
+    import torch
+
+    from nvfp4_cute import backends
+
+    try:
+        forced = env.backend() != env.BACKEND.default
+        chosen = {kind: backends.resolve("auto", torch.device(kind)) for kind in ("cpu", "cuda")}
+    except ValueError as error:
+        return [str(error)]
+    why_cpu = why_cuda = f"because {env.BACKEND.name} says so"
+    if not forced:
+        why_cpu = "the emulator is asked for by name: it runs the kernel itself, slowly"
+        why_cuda = f"on {', '.join(f'cuda:{gpu.index}' for gpu in native)}"
+        if not native:
+            why_cuda = "refused: " + ("no kernel for these GPUs" if present else "no GPU that torch can use")
+    return [f"CPU tensors -> {chosen['cpu']} ({why_cpu})", f"CUDA tensors -> {chosen['cuda']} ({why_cuda})"]
+
+
+def run() -> int:
+    """Print the report. Return 0 if a kernel can run on this machine, on a GPU or on the emulator, else 1."""
+    text, usable = report()
+    print(text, end="")
+    return 0 if usable else 1

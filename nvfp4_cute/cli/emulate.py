@@ -1,0 +1,244 @@
+"""`nvfp4-cute emulate`: somebody's CuTe DSL script, unmodified, on a virtual GPU."""
+
+import importlib.metadata
+import json
+import shutil
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from tqdm import tqdm
+
+from nvfp4_cute import env
+from nvfp4_cute.emulator.banks import BankUse
+from nvfp4_cute.emulator.device_images import KernelStore
+from nvfp4_cute.emulator.findings import of_failure, record, reported, sarif
+from nvfp4_cute.emulator.hazards import HazardError
+from nvfp4_cute.emulator.kernel_names import short_name
+from nvfp4_cute.emulator.script import Outcome, run_script
+from nvfp4_cute.emulator.virtual_gpu import LaunchRow, VirtualGpu
+from nvfp4_cute.errors import EmulatorError
+from nvfp4_cute.gpus.targets import lookup
+from nvfp4_cute.gpus.timing_figures import MODEL_ERROR, constants_of
+
+TIMES_NOTE = (
+    "host s: what the emulation took here. Neither it nor any time that the script prints (events, benchmark helpers) "
+    "says anything about a GPU."
+)
+
+
+def run(
+    script: Path,
+    arguments: Sequence[str],
+    *,
+    arch: str,
+    sm_count: int | None = None,
+    mode: str = "eager",
+    check: str | None = None,
+    timing: str | None = None,
+    stats: bool = False,
+    traceback: bool = False,
+    json_file: Path | None = None,
+    sarif_file: Path | None = None,
+) -> int:
+    """Run a script on a virtual GPU and return its exit code.
+
+    1 if a kernel failed, a hazard is an error, or the script raised; `ONLY_WARNINGS` if the script ended well and
+    `check="all"` found warnings.
+
+    Args:
+        script: path of a Python file.  arguments: its `sys.argv[1:]`.
+        arch: PTX target of the GPU.  sm_count: its SMs; None takes those of the product.
+        mode: when asynchronous operations happen: "eager", "lazy", or "random:SEED".
+        check: look for hazards (races, bytes that nobody wrote, ...); "errors" or "all" fail the run.
+        timing: GPU on which to model the time of every launch; its architecture and SMs take the place of `arch`.
+        stats: print a table of all launches, and one of bank conflicts.
+        traceback: show where in the script a kernel failure surfaced.
+        json_file, sarif_file: where to write what was found, for machines.
+
+    Raises:
+        EmulatorError: there is no such script, or no way to launch anything here.  ValueError: unknown mode.
+        UnsupportedTarget: an unknown GPU.
+    """
+    if not script.is_file():
+        raise EmulatorError(f"there is no file `{script}`")
+    progress = Progress()
+    constants = None
+    if timing is not None:
+        constants = constants_of(lookup(timing))
+        arch, sm_count = constants.arch, constants.num_sms
+    gpu = VirtualGpu(
+        arch,
+        sm_count,
+        progress,
+        mode=mode,
+        check=check is not None,
+        count_banks=stats,
+        timing=constants,
+        store=kernel_store(),
+    )
+    outcome = run_script(script, arguments, gpu)
+    sys.stdout.flush()
+    for modelled in gpu.timings:
+        print(modelled.report(), file=sys.stderr)
+    if timing is not None:
+        print(MODEL_ERROR, file=sys.stderr)
+    if stats:
+        print(launch_table(gpu.launches), file=sys.stderr)
+        print(bank_table(gpu.launches), file=sys.stderr)
+    check = check or "errors"
+    report(outcome, check, traceback)
+    failed = outcome.error.hazards if isinstance(outcome.error, HazardError) else []
+    others = [hazard for hazard in reported(gpu.hazards, check) if hazard not in failed]
+    for hazard in others:
+        print(f"nvfp4-cute emulate: kernel {hazard.kernel}: {hazard}", file=sys.stderr)
+    code = outcome.exit_code
+    if code == 0 and check == "all" and any(hazard.severity == "warning" for hazard in others):
+        code = ONLY_WARNINGS
+    found = [*of_failure(outcome.error, check), *map(record, others)]
+    if json_file is not None:
+        summary = {
+            "version": 1,
+            "script": str(script),
+            "arguments": list(arguments),
+            "arch": arch,
+            "mode": mode,
+            "exit_code": code,
+            "error": None if outcome.error is None else f"{type(outcome.error).__name__}: {outcome.error}",
+            "launches": [_launch_record(row) for row in gpu.launches],
+            "findings": found,
+        }
+        write_json(summary, json_file)
+    if sarif_file is not None:
+        version = importlib.metadata.version("nvfp4-cute")
+        write_json(sarif(found, version, script, Path.cwd()), sarif_file)
+    return code
+
+
+ONLY_WARNINGS = 3
+"""Exit code of a run that ended well but for warnings, where they count."""
+
+
+def write_json(value: Any, path: Path) -> None:
+    """Write a value; `-` is stdout."""
+    text = json.dumps(value, indent=1) + "\n"
+    if str(path) == "-":
+        sys.stdout.write(text)
+    else:
+        path.write_text(text)
+
+
+def _launch_record(row: LaunchRow) -> dict[str, Any]:
+    return {
+        "kernel": row.kernel,
+        "grid": list(row.grid),
+        "cluster": list(row.cluster),
+        "finished": row.finished,
+        "warp_instructions": row.work.instructions,
+        "seconds": round(row.work.seconds, 3),
+    }
+
+
+def kernel_store() -> KernelStore | None:
+    """Where PTX of exported objects is kept: beside the compiled kernels; None where nothing is kept on disk."""
+    folder = env.cache_dir()
+    return KernelStore(folder / "ptx") if folder else None
+
+
+def report(outcome: Outcome, check: str, traceback: bool) -> None:
+    """Say on stderr what stopped the script: a kernel failure in its own words, any other exception as Python does."""
+    error = outcome.error
+    if error is None:
+        return
+    if isinstance(error, EmulatorError):
+        if traceback and outcome.trace:
+            print(outcome.trace, file=sys.stderr)
+        if isinstance(error, HazardError):
+            error = HazardError(reported(error.hazards, check))
+        print(f"nvfp4-cute emulate: {error}", file=sys.stderr)
+    elif isinstance(error, KeyboardInterrupt):
+        print("nvfp4-cute emulate: interrupted", file=sys.stderr)
+    else:
+        print(outcome.trace or f"{type(error).__name__}: {error}", end="", file=sys.stderr)
+
+
+class Progress:
+    """A bar on stderr for each launch; nothing where nobody watches."""
+
+    def __init__(self) -> None:
+        """No launch yet."""
+        self._bar: tqdm | None = None
+        self._started = 0.0
+
+    def begin(self, row: LaunchRow) -> None:
+        """Show a launch."""
+        self._started = time.perf_counter()
+        # Asked for here because tqdm draws nothing in a terminal that does not know its own size.
+        size = shutil.get_terminal_size()
+        self._bar = tqdm(
+            total=row.ctas,
+            unit="CTA",
+            desc=short_name(row.kernel),
+            disable=None,
+            leave=False,
+            ncols=size.columns,
+            nrows=size.lines,
+        )
+
+    def progress(self, row: LaunchRow, done: int, total: int) -> None:
+        """Advance the bar."""
+        if self._bar is not None and not self._bar.disable:
+            rate = row.work.instructions / max(time.perf_counter() - self._started, 1e-9)
+            self._bar.set_postfix_str(f"{rate:,.0f} instr/s", refresh=False)
+            self._bar.update(done - self._bar.n)
+
+    def end(self, row: LaunchRow) -> None:
+        """Remove the bar."""
+        if self._bar is not None:
+            self._bar.close()
+            self._bar = None
+
+
+def launch_table(rows: Sequence[LaunchRow]) -> str:
+    """What every launch executed, and the sum."""
+    header = (
+        "launch", "kernel", "grid", "cluster", "CTAs", "warp instr.", "MMAs", "TMA bytes", "host s"
+    )  # fmt: skip
+    lines = [header, *(_cells(str(i), row) for i, row in enumerate(rows))]
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    table = "\n".join(
+        "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip()
+        for line in lines
+    )
+    seconds = sum(row.work.seconds for row in rows)
+    instructions = sum(row.work.instructions for row in rows)
+    launches = "1 launch" if len(rows) == 1 else f"{len(rows)} launches"
+    total = f"{launches}, {instructions:,} warp instructions, {seconds:.1f} s"
+    return f"{table}\n{total}\n{TIMES_NOTE}"
+
+
+def bank_table(rows: Sequence[LaunchRow]) -> str:
+    """What the instructions of each kernel asked of the banks of shared memory, over all its launches."""
+    tables = []
+    for kernel in dict.fromkeys(row.kernel for row in rows):
+        use = sum((row.work.banks for row in rows if row.kernel == kernel), BankUse())
+        if use:
+            tables.append(f"shared memory of {short_name(kernel)}\n{use.table()}")
+    return "\n".join(tables) or "no access to shared memory by ld, st, ldmatrix or stmatrix"
+
+
+def _cells(index: str, row: LaunchRow) -> tuple[str, ...]:
+    work = row.work
+    return (
+        index,
+        short_name(row.kernel),
+        "x".join(map(str, row.grid)),
+        "x".join(map(str, row.cluster)),
+        str(row.ctas) if row.finished else f"failed after {work.ctas} of {row.ctas}",
+        f"{work.instructions:,}",
+        f"{work.mmas:,}",
+        f"{work.tma_load_bytes + work.tma_store_bytes:,}",
+        f"{work.seconds:.2f}",
+    )

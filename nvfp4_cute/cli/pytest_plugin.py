@@ -1,0 +1,129 @@
+"""A pytest plug-in: `pytest --cute-emulate sm_100a` runs a CuTe DSL test suite on a virtual GPU, without a GPU.
+
+Everything that `nvfp4-cute emulate` does for a script holds for the whole run: torch tensors on cuda, compiled kernels,
+launches. A kernel failure or a hazard fails the test in which it happened, even if the test ignores what its launch
+answered; the device is whole again for the next one.
+"""
+
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+GROUP = "cute-emulate", "CuTe DSL kernels on a virtual GPU"
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Options of the plug-in."""
+    group = parser.getgroup(*GROUP)
+    group.addoption(
+        "--cute-emulate", metavar="ARCH", help="run on a virtual GPU of this architecture: sm_100a"
+    )
+    group.addoption(
+        "--cute-check",
+        choices=("errors", "all"),
+        help="look for hazards; errors fail their test, with `all` warnings, too (slower)",
+    )
+    group.addoption("--cute-mode", default="eager", help="eager (default), lazy, or random:SEED")
+    group.addoption(
+        "--cute-sm-count", type=int, metavar="N", help="SMs (default: those of a GPU of that arch)"
+    )
+    group.addoption("--cute-sarif", metavar="FILE", help="write findings as SARIF, for code hosts")
+
+
+@pytest.hookimpl(hookwrapper=True, tryfirst=True)
+def pytest_load_initial_conftests(early_config: pytest.Config) -> Iterator[None]:
+    """Become the GPU before any conftest looks for one."""
+    options = early_config.known_args_namespace
+    if getattr(options, "cute_emulate", None):
+        early_config.pluginmanager.register(Emulation(options), "cute-emulation")
+    yield
+
+
+class Emulation:
+    """The virtual GPU of one pytest run, and what was found on it."""
+
+    def __init__(self, options: Any):
+        """Enter the emulation; it lasts until the run ends."""
+        from nvfp4_cute.cli.emulate import kernel_store
+        from nvfp4_cute.emulator.script import emulation
+        from nvfp4_cute.emulator.virtual_gpu import VirtualGpu
+
+        self.check: str = options.cute_check or "errors"
+        self.sarif = options.cute_sarif
+        self.gpu = VirtualGpu(
+            options.cute_emulate,
+            options.cute_sm_count,
+            mode=options.cute_mode,
+            check=options.cute_check is not None,
+            store=kernel_store(),
+        )
+        self.findings: list[dict[str, Any]] = []
+        self._seen = 0
+        self._stack = ExitStack()
+        self._stack.enter_context(emulation(self.gpu))
+
+    def pytest_report_header(self, config: pytest.Config) -> str:
+        """What the run happens on."""
+        gpu = self.gpu
+        checks = f"hazards: {self.check}" if gpu.machine.checker else "hazards: not looked for (--cute-check)"
+        return f"cute-emulate: {gpu.product.name} ({gpu.device.arch}), {gpu.product.sm_count} SMs, virtual; {checks}"
+
+    @pytest.hookimpl(hookwrapper=True)
+    def pytest_runtest_call(self, item: pytest.Item) -> Iterator[None]:
+        """A kernel failure is the test's, whatever it made of it."""
+        outcome: Any = yield
+        self._judge(item, outcome)
+
+    @pytest.hookimpl(hookwrapper=True)
+    def pytest_runtest_setup(self, item: pytest.Item) -> Iterator[None]:
+        """Fixtures launch kernels, too."""
+        outcome: Any = yield
+        self._judge(item, outcome)
+
+    def _judge(self, item: pytest.Item, outcome: Any) -> None:
+        failure = self._failure_of(item)
+        if failure is not None:
+            raised = outcome.excinfo
+            then = f"\nThe test ended with {raised[0].__name__}." if raised else ""
+            outcome.force_exception(pytest.fail.Exception(f"{failure}{then}", pytrace=False))
+
+    def _failure_of(self, item: pytest.Item) -> BaseException | None:
+        """What a test's launches were guilty of since the last look; notes go into its report."""
+        from nvfp4_cute.emulator.findings import of_failure, record, reported
+        from nvfp4_cute.emulator.hazards import HazardError
+
+        hazards = self.gpu.hazards[self._seen :]
+        self._seen += len(hazards)
+        failure = self.gpu.take_failure()
+        shown = reported(hazards, self.check)
+        found = list(map(record, shown)) if shown else of_failure(failure, self.check)
+        self.findings += [{**one, "test": item.nodeid} for one in found]
+        failing = ("error", "warning") if self.check == "all" else ("error",)
+        counted = [hazard for hazard in shown if hazard.severity in failing]
+        remarks = "\n".join(str(hazard) for hazard in shown if hazard.severity not in failing)
+        if remarks:
+            item.add_report_section("call", "cute-emulate", remarks)
+        return HazardError(counted) if counted else failure
+
+    def pytest_terminal_summary(self, terminalreporter: Any) -> None:
+        """How much ran, and what was found."""
+        launches, findings = len(self.gpu.launches), len(self.findings)
+        terminalreporter.section("cute-emulate")
+        executed = f"{launches} launches, {self.gpu.stats.instructions:,} warp instructions"
+        terminalreporter.line(f"{executed} on the virtual GPU, {findings} findings")
+
+    def pytest_unconfigure(self, config: pytest.Config) -> None:
+        """Write what was found, and give the machine back."""
+        if self.sarif:
+            import importlib.metadata
+
+            from nvfp4_cute.cli.emulate import write_json
+            from nvfp4_cute.emulator.findings import sarif
+
+            version = importlib.metadata.version("nvfp4-cute")
+            root = Path(config.rootpath)
+            write_json(sarif(self.findings, version, root, root), Path(self.sarif))
+        self._stack.close()

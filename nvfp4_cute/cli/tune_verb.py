@@ -1,0 +1,126 @@
+"""`nvfp4-cute tune`: the fastest config of benchmark cases or of a shape, measured or modelled, kept for later calls."""
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, replace
+from itertools import accumulate
+from typing import Any
+
+import torch
+
+import nvfp4_cute
+from nvfp4_cute import env
+from nvfp4_cute.bench.cases import Case, select
+from nvfp4_cute.bench.modelled import MOST_FLOPS, stated_error
+from nvfp4_cute.bench.operands import Operands, empty_operands, make_operands
+from nvfp4_cute.gpus import targets
+from nvfp4_cute.problem import Form, OutDtype
+
+OPERATIONS = {"gemm": "grouped_gemm", "dual": "dual_gemm"}
+OUT_DTYPES: dict[str, OutDtype] = {
+    "fp16": torch.float16,
+    "bf16": torch.bfloat16,
+    "fp32": torch.float32,
+    "nvfp4": "nvfp4",
+}
+
+
+@dataclass(frozen=True)
+class Work:
+    """What to tune: a case's sizes, in a form, with an output."""
+
+    case: Case
+    form: Form
+    out: str = "bf16"
+
+
+def of_suites(suites: tuple[str, ...], containing: str) -> list[Work]:
+    """The GEMMs among benchmark cases. Raises ValueError for an unknown suite, or where none is left."""
+    found = [Work(case, case.form) for case in select(suites, containing) if case.operation != "gemv"]
+    if not found:
+        raise ValueError("no chosen case is a GEMM: gemv has nothing to configure; name other cases")
+    return found
+
+
+def of_shape(m: tuple[int, ...], n: int, k: int, groups: int | None, operation: str, form: Form, out: str) -> Work:  # fmt: skip
+    """One shape: ``m`` of all groups, or of each. Raises ValueError where sizes contradict each other or the form."""
+    groups = groups or len(m)
+    if len(m) not in (1, groups):
+        raise ValueError(
+            f"--m has {len(m)} entries for {groups} groups; give one for all groups, or one a group"
+        )
+    rows = m * groups if len(m) == 1 else m
+    if form == "batched" and len(set(rows)) > 1:
+        raise ValueError(f"--form batched with rows {rows}: batches have one size; use --form list")
+    name = f"g{groups}_m{'-'.join(map(str, m))}_n{n}_k{k}"
+    sizes = tuple((m, n, k) for m in rows)
+    return Work(Case("shape", operation, name, OPERATIONS[operation], sizes), form, out)
+
+
+def run(wanted: Iterable[Work], *, target_name: str | None, keep: bool) -> int:
+    """Tune one after the other and print their tables; return 0.
+
+    Args:
+        wanted: what to tune.
+        target_name: the GPU: measured if it is that of this machine, else modelled. Default: that of this machine if it is
+            known, else B200.
+        keep: whether later calls shall take what is found.
+
+    Raises:
+        UnsupportedTarget: an unknown GPU, or one without a kernel. UnsupportedProblem: no kernel for a form or an output.
+    """
+    here = targets.detect()
+    target = targets.lookup(target_name) if target_name else here or targets.B200
+    is_measured = target is here
+    how = (
+        "measured: CUDA events, graph replay, cold L2; median"
+        if is_measured
+        else f"modelled; {stated_error()}"
+    )
+    print(f"{target.name} ({target.arch}): times are {how}.\n")
+    backend = "cuda" if is_measured else f"emulator:{target.name}"
+    for work in wanted:
+        print(f"{work.case}, {work.form}", flush=True)
+        if not is_measured and work.case.work.flops > MOST_FLOPS:
+            print(f"left out: more than {MOST_FLOPS / 1e9:.0f} GFLOP take too long to model\n")
+            continue
+        operation, args, options = arguments(work, torch.device("cuda" if is_measured else "cpu"))
+        print(f"{nvfp4_cute.tune(operation, *args, backend=backend, keep=keep, **options)}\n", flush=True)
+    if keep:
+        print(f"Kept in {env.cache_dir()}: calls without a config take the fastest.")
+    return 0
+
+
+def arguments(work: Work, device: torch.device) -> tuple[Callable[..., Any], list[Any], dict[str, Any]]:
+    """Operation, operands and options: random operands on a GPU; on the CPU, where only the model looks, without data."""
+    case, form = work.case, work.form
+    rows = [m for m, _, _ in case.sizes]
+    if form == "masked":
+        case = replace(case, sizes=tuple((max(rows), n, k) for _, n, k in case.sizes))
+    operands = make_operands(case, device, 0) if device.type == "cuda" else empty_operands(case)
+    options: dict[str, Any] = {"out_dtype": OUT_DTYPES[work.out]}
+    if form == "ragged":
+        options["offs"] = torch.tensor(list(accumulate(rows)), dtype=torch.int32, device=device)
+    elif form == "masked":
+        options["masked_m"] = torch.tensor(rows, dtype=torch.int32, device=device)
+    name = "dual_gemm" if case.operation == "dual_gemm" else "gemm"
+    operation = getattr(nvfp4_cute, name if form == "batched" else f"grouped_{name}")
+    return operation, list(_arranged(operands, form)), options
+
+
+def _arranged(operands: Operands, form: Form) -> Iterator[Any]:
+    """Operands, then scales, in the order of every operation's arguments."""
+    for data in (True, False):
+        tokens, *weights = (
+            (operands.a, operands.b, operands.b2)
+            if data
+            else (operands.a_scale, operands.b_scale, operands.b2_scale)
+        )
+        for side in (tokens, *filter(None, weights)):
+            if form == "list":
+                yield list(side)
+            elif form == "ragged" and side is tokens:
+                yield torch.cat(side)
+            elif form == "batched" and data:
+                yield torch.stack(side).permute(1, 2, 0)
+            else:
+                yield torch.stack(side)

@@ -1,0 +1,1 @@
+"""CuTe DSL to machine code, remembered in memory and on disk."""

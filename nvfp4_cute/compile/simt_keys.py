@@ -1,0 +1,136 @@
+"""Keys of the kernels in ``kernels/simt``: what each variant is compiled from."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from nvfp4_cute.compile.keys import cutlass_dtype
+from nvfp4_cute.planning.arch import simt
+
+
+def dtype_name(dtype: torch.dtype) -> str:
+    """``torch.float16`` as ``float16``."""
+    return str(dtype).removeprefix("torch.")
+
+
+@dataclass(frozen=True)
+class GemvKey:
+    """A gemv: output dtype, and whether a factor is read."""
+
+    arch: str
+    out_dtype: torch.dtype
+    has_alpha: bool
+
+    def __post_init__(self):
+        """Raises UnsupportedTarget for an architecture without a kernel."""
+        simt.check_arch(self.arch)
+
+    def to_name(self) -> str:
+        """Readable, unique; the kernel's symbol starts with it."""
+        return f"nvfp4_gemv_{self.arch}_{dtype_name(self.out_dtype)}{'_alpha' if self.has_alpha else ''}"
+
+    def make_kernel(self) -> Any:
+        """The CuTe DSL object to compile."""
+        from nvfp4_cute.kernels.simt.gemv import GemvKernel
+
+        return GemvKernel(
+            cutlass_dtype(self.out_dtype),
+            self.has_alpha,
+            simt.has_fp4_convert(self.arch),
+            simt.gemv_spread(self.arch),
+            self.to_name(),
+        )
+
+
+@dataclass(frozen=True)
+class QuantizeKey:
+    """A quantization: input dtype (float16 or bfloat16), global scale or none, one group of rows or many, layout, inputs."""
+
+    arch: str
+    dtype: torch.dtype
+    has_global_scale: bool
+    is_grouped: bool
+    is_blocked: bool
+    has_up: bool = False
+
+    def __post_init__(self):
+        """Raises UnsupportedTarget for an architecture without a kernel."""
+        simt.check_arch(self.arch)
+
+    def to_name(self) -> str:
+        """Readable, unique; the kernel's symbol starts with it."""
+        options = ("_scaled" * self.has_global_scale) + ("_grouped" * self.is_grouped)
+        layout = "blocked" if self.is_blocked else "rowmajor"
+        operation = "silu_quantize" if self.has_up else "quantize"
+        return f"nvfp4_{operation}_{self.arch}_{dtype_name(self.dtype)}{options}_{layout}"
+
+    def make_kernel(self) -> Any:
+        """The CuTe DSL object to compile."""
+        from nvfp4_cute.kernels.simt.quantize import QuantizeKernel
+
+        return QuantizeKernel(
+            self.dtype == torch.bfloat16,
+            self.has_global_scale,
+            self.is_grouped,
+            self.is_blocked,
+            simt.has_fp4_convert(self.arch),
+            self.has_up,
+            self.to_name(),
+        )
+
+
+@dataclass(frozen=True)
+class FewRowsKey:
+    """A product of few rows: output dtype, and whether a factor is read."""
+
+    arch: str
+    out_dtype: torch.dtype
+    has_alpha: bool
+
+    def __post_init__(self):
+        """Raises UnsupportedTarget for an architecture without a kernel."""
+        simt.check_arch(self.arch)
+
+    def to_name(self) -> str:
+        """Readable, unique; the kernel's symbol starts with it."""
+        return f"nvfp4_few_rows_{self.arch}_{dtype_name(self.out_dtype)}{'_alpha' if self.has_alpha else ''}"
+
+    def make_kernel(self) -> Any:
+        """The CuTe DSL object to compile."""
+        from nvfp4_cute.kernels.simt.few_rows import FewRowsKernel
+
+        return FewRowsKernel(cutlass_dtype(self.out_dtype), self.has_alpha, self.to_name())
+
+
+@dataclass(frozen=True)
+class W4A16Key:
+    """A weight-only product: dtype of the activations, output dtype, whether a factor is read, rows of a CTA."""
+
+    arch: str
+    dtype: torch.dtype
+    out_dtype: torch.dtype
+    has_alpha: bool
+    tokens: int
+
+    def __post_init__(self):
+        """Raises UnsupportedTarget for an architecture without a kernel."""
+        simt.check_arch(self.arch)
+
+    def to_name(self) -> str:
+        """Readable, unique; the kernel's symbol starts with it."""
+        dtypes = f"{dtype_name(self.dtype)}_{dtype_name(self.out_dtype)}"
+        return f"nvfp4_w4a16_{self.arch}_m{self.tokens}_{dtypes}{'_alpha' if self.has_alpha else ''}"
+
+    def make_kernel(self) -> Any:
+        """The CuTe DSL object to compile."""
+        from nvfp4_cute.kernels.simt.w4a16 import W4A16Kernel
+
+        return W4A16Kernel(
+            self.dtype == torch.bfloat16,
+            cutlass_dtype(self.out_dtype),
+            self.has_alpha,
+            self.tokens,
+            simt.w4a16_blocks_per_sm(self.tokens),
+            self.to_name(),
+        )

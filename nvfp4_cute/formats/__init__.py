@@ -1,0 +1,1 @@
+"""Block-scaled number formats: codecs, scale layouts, tensors."""

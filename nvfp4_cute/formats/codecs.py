@@ -1,0 +1,200 @@
+"""NVFP4 numbers: the e2m1, e4m3 and ue8m0 codecs, and quantized tensors. Any device; nothing here needs a GPU.
+
+An NVFP4 tensor holds e2m1 values in blocks of 16 along its last dimension K, one e4m3 scale a block, and optionally
+one float32 ``global_scale``: ``x ~ value * scale * global_scale``. Two values share a byte, the even k in the low
+nibble.
+
+=======  ====================================  =======================================  =========================
+format   code                                  finite values                            rounding of ``encode_*``
+=======  ====================================  =======================================  =========================
+e2m1     sign, 2 exponent, 1 mantissa bit      0, .5, 1, 1.5, 2, 3, 4, 6, both signs    nearest, ties to even code
+e4m3     sign, 4 exponent, 3 mantissa bits     0, 2^-9 ... 448, both signs; 0x7F NaN    nearest, ties to even code
+ue8m0    8 exponent bits                       2^-127 ... 2^127; 0xFF NaN               up, or toward zero
+=======  ====================================  =======================================  =========================
+
+``encode_e2m1`` and ``encode_e4m3`` give the bits of PTX ``cvt.rn.satfinite`` (PTX ISA 9.7.9.21): out-of-range
+values and infinities become the largest finite value, -0 and values that round to it keep their sign, NaN becomes
+0x7F in e4m3 and, since e2m1 has no NaN, +6 in e2m1.
+"""
+
+import math
+from typing import Literal
+
+import torch
+
+E2M1_MAX = 6.0
+E4M3_MAX = 448.0
+FLOAT32_MIN_NORMAL = 2.0**-126
+INPUT_DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
+
+
+def _magnitudes(exponent_bits: int, mantissa_bits: int, bias: int) -> tuple[float, ...]:
+    """Values of all codes with sign 0, by the IEEE rule (exponent field 0 is subnormal), exponents all finite."""
+    steps = 1 << mantissa_bits
+    fields = [divmod(code, steps) for code in range(1 << (exponent_bits + mantissa_bits))]
+    return tuple(
+        math.ldexp(mantissa if exponent == 0 else steps + mantissa, max(exponent, 1) - bias - mantissa_bits)
+        for exponent, mantissa in fields
+    )
+
+
+_E2M1_MAGNITUDES = _magnitudes(2, 1, bias=1)
+# The largest code of e4m3 is NaN instead of a value.
+_E4M3_MAGNITUDES = _magnitudes(4, 3, bias=7)[:-1]
+
+E2M1_VALUES: tuple[float, ...] = _E2M1_MAGNITUDES + tuple(-v for v in _E2M1_MAGNITUDES)
+E4M3_VALUES: tuple[float, ...] = (
+    *_E4M3_MAGNITUDES,
+    math.nan,
+    *(-v for v in _E4M3_MAGNITUDES),
+    math.nan,
+)
+UE8M0_VALUES: tuple[float, ...] = (*(math.ldexp(1.0, code - 127) for code in range(255)), math.nan)
+
+
+# ---- codecs ----------------------------------------------------------------------------------------------------
+
+
+def encode_e2m1(x: torch.Tensor) -> torch.Tensor:
+    """Round to e2m1: nearest, ties to even, saturating at 6, sign of zero kept, NaN to +6.
+
+    Args:
+        x: float16, bfloat16, float32 or float64, any shape. Rounded once, from the exact value of its own dtype.
+
+    Returns:
+        uint8 codes 0 to 15 of the same shape, one a byte (see :func:`pack_e2m1`).
+    """
+    # Comparisons with NaN are false in the sign and beyond every boundary in the search: code 7, which is +6.
+    return _encode_minifloat(x, _E2M1_MAGNITUDES, sign_bit=0x8)
+
+
+def decode_e2m1(codes: torch.Tensor) -> torch.Tensor:
+    """Values of unpacked e2m1 codes (uint8, 0 to 15) as float32, exactly. The inverse of :func:`encode_e2m1`."""
+    return _lookup(E2M1_VALUES, codes, torch.float32)
+
+
+def encode_e4m3(x: torch.Tensor) -> torch.Tensor:
+    """Round to e4m3: nearest, ties to even, saturating at 448, sign of zero kept, NaN to 0x7F.
+
+    Args:
+        x: float16, bfloat16, float32 or float64, any shape. Rounded once, from the exact value of its own dtype
+            (``.to(torch.float8_e4m3fn)`` rounds float64 twice, and whether it saturates depends on the release).
+
+    Returns:
+        uint8 codes of the same shape; ``.view(torch.float8_e4m3fn)`` is free.
+    """
+    codes = _encode_minifloat(x, _E4M3_MAGNITUDES, sign_bit=0x80)
+    return codes.masked_fill_(torch.isnan(x), 0x7F)
+
+
+def decode_e4m3(codes: torch.Tensor) -> torch.Tensor:
+    """Values of e4m3 codes (uint8 or float8_e4m3fn) as float32, exactly; 0x7F and 0xFF give NaN."""
+    return _lookup(E4M3_VALUES, codes.view(torch.uint8), torch.float32)
+
+
+def decode_ue4m3(codes: torch.Tensor, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    """Values of block scales as the tensor cores read them: e4m3 with the sign bit ignored, 0x7F and 0xFF NaN.
+
+    Args:
+        codes: uint8 or float8_e4m3fn, any shape.
+        dtype: float32 or float64; exact in both.
+    """
+    return _lookup(E4M3_VALUES[:128] * 2, codes.view(torch.uint8), dtype)
+
+
+def encode_ue8m0(x: torch.Tensor, *, rounding: Literal["up", "zero"] = "up") -> torch.Tensor:
+    """Round the magnitude to a power of two, as PTX ``cvt.rp`` ("up") or ``cvt.rz`` ("zero") ``.satfinite.ue8m0x2``.
+
+    The sign is dropped. Magnitudes below 2^-127, zero included, give 2^-127 (code 0); above 2^127, infinity
+    included, 2^127 (code 254). NaN gives 255.
+
+    Args:
+        x: float16, bfloat16, float32 or float64, any shape.
+        rounding: "up" for a scale that no value of the block exceeds, "zero" for the exponent of ``x`` itself.
+
+    Returns:
+        uint8 codes of the same shape.
+    """
+    if rounding not in ("up", "zero"):
+        raise ValueError(f'rounding={rounding!r} is neither "up" nor "zero"')
+    magnitude = at_least_float32(x).abs()
+    mantissa, exponent = torch.frexp(magnitude)  # magnitude = mantissa * 2^exponent, mantissa in [0.5, 1)
+    power = exponent - 1
+    if rounding == "up":
+        power = power + (mantissa > 0.5)
+    code = (power + 127).clamp(0, 254)
+    code = torch.where(magnitude == 0, 0, torch.where(torch.isinf(magnitude), 254, code))
+    return torch.where(torch.isnan(magnitude), 255, code).to(torch.uint8)
+
+
+def decode_ue8m0(codes: torch.Tensor) -> torch.Tensor:
+    """Values of ue8m0 codes (uint8) as float32, exactly (code 0 is the subnormal 2^-127); 255 gives NaN."""
+    return _lookup(UE8M0_VALUES, codes, torch.float32)
+
+
+def pack_e2m1(codes: torch.Tensor) -> torch.Tensor:
+    """Pack e2m1 codes two a byte along the last dimension, the even index in the low nibble.
+
+    Args:
+        codes: uint8, 0 to 15, ``[..., K]`` with K even.
+
+    Returns:
+        uint8 ``[..., K/2]``; ``.view(torch.float4_e2m1fn_x2)`` is free.
+
+    Raises:
+        ValueError: K is odd.
+    """
+    k = codes.shape[-1]
+    if k % 2:
+        raise ValueError(f"K={k} is odd, and two values share a byte; pad K to {k + 1}")
+    return codes[..., 0::2] | (codes[..., 1::2] << 4)
+
+
+def unpack_e2m1(packed: torch.Tensor) -> torch.Tensor:
+    """Inverse of :func:`pack_e2m1`: uint8 or float4_e2m1fn_x2 ``[..., K/2]`` to uint8 codes ``[..., K]``."""
+    data = packed.view(torch.uint8)
+    return torch.stack((data & 0xF, data >> 4), dim=-1).flatten(-2)
+
+
+def decode_packed_e2m1(packed: torch.Tensor, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    """``decode_e2m1(unpack_e2m1(packed))`` without the codes in between.
+
+    Args:
+        packed: uint8 or float4_e2m1fn_x2, ``[..., K/2]``.
+        dtype: float32 or float64; exact in both.
+
+    Returns:
+        ``dtype``, ``[..., K]``.
+    """
+    pairs = [(E2M1_VALUES[byte & 0xF], E2M1_VALUES[byte >> 4]) for byte in range(256)]
+    return _lookup(pairs, packed.view(torch.uint8), dtype).flatten(-2)
+
+
+def _encode_minifloat(x: torch.Tensor, magnitudes: tuple[float, ...], sign_bit: int) -> torch.Tensor:
+    """Nearest code by search among the boundaries between neighbours; NaN gets sign 0 and the largest magnitude.
+
+    The boundary between codes i and i + 1 is their mean, exact in float32. It belongs to the even one of the two:
+    where that is i + 1, the boundary moves one representable step down, since the search takes equality as below.
+    """
+    x = at_least_float32(x)
+    means = [(low + high) / 2 for low, high in zip(magnitudes, magnitudes[1:], strict=False)]
+    boundaries = torch.tensor(means, dtype=x.dtype, device=x.device)
+    below = torch.nextafter(boundaries, torch.zeros_like(boundaries))
+    boundaries[1::2] = below[1::2]
+    codes = torch.bucketize(x.abs().contiguous(), boundaries, out_int32=True).to(torch.uint8)
+    negative = torch.signbit(x) & ~torch.isnan(x)
+    return codes | (negative.to(torch.uint8) * sign_bit)
+
+
+def at_least_float32(x: torch.Tensor) -> torch.Tensor:
+    """Widen 16-bit floats, exactly; refuse what is no float."""
+    if x.dtype not in INPUT_DTYPES:
+        raise TypeError(
+            f"expected float16, bfloat16, float32 or float64; got {x.dtype}; convert with .float()"
+        )
+    return x if x.dtype == torch.float64 else x.float()
+
+
+def _lookup(values, codes: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """``values[code]`` for every code; entries that are tuples become a last dimension."""
+    return torch.tensor(values, dtype=dtype, device=codes.device)[codes.int()]

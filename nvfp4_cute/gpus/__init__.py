@@ -1,0 +1,1 @@
+"""What each GPU is and what has run on it."""

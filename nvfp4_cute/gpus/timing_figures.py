@@ -1,0 +1,195 @@
+"""What the timing model knows of each GPU beyond `targets`, each figure with its origin; none is fitted to a kernel."""
+
+from types import MappingProxyType
+
+from nvfp4_cute.emulator.timing_constants import Constants
+from nvfp4_cute.gpus import targets
+from nvfp4_cute.gpus.targets import Target
+
+Figures = dict[str, tuple[float, str]]
+
+PROBE = "bench/h200_probe.cu on an H200 (1.98 GHz, driver 580.159)"
+PREFETCH_PROBE = "bench/h200_prefetch_probe.cu on an H200"
+LIKE_H200 = "taken over from the H200, as no measurement is public"
+SEMIANALYSIS = "SemiAnalysisAI/microbench-blackwell, B200"
+QUICKRUN = "ademeure/QuickRunCUDA, B300"
+BLACKWELL_NOTES = "public microbenchmarks of tcgen05 on a B200"
+
+HOPPER: Figures = {
+    "l2_bandwidth": (4600, f"{PROBE}: TMA reads of 17 MB that L2 holds, all SMs"),
+    "l2_write_bandwidth": (2500, f"{PROBE}: bulk stores of 17 MB, all SMs"),
+    "l2_look_ups": (10500, f"{PREFETCH_PROBE}: 8 prefetches of 16 or 32 KB that L2 holds by each of all SMs"),
+    "sm_bandwidth": (103, f"{PROBE}: TMA reads of 64 to 192 KB that L2 holds, one SM"),
+    "prefetch_bandwidth": (128, f"{PREFETCH_PROBE}: prefetches of 16 and 32 KB that L2 holds, one SM"),
+    "prefetch_backlog": (
+        800,
+        f"{PREFETCH_PROBE}: prefetches of 16 KB by all SMs at once, which put it so far behind, are not dropped",
+    ),
+    "l2_latency": (289, f"{PROBE}: pointer chase"),
+    "hbm_latency": (703, f"{PROBE}: pointer chase"),
+    "hbm_spread": (
+        350,
+        f"{PROBE}: single copies of 8 to 64 KB take so much longer than their latency and L2's rate",
+    ),
+    "page_latency": (250, f"{PROBE}: single copies by all SMs at once over those by one"),
+    "copy_latency": (67, f"{PROBE}: copy of 128 bytes that L2 holds, less the load's latency"),
+    "tma_issue": (10, f"{PROBE}: 16 copies of 1 KB one after the other, 126 to 165 cycles"),
+    "tma_reissue": (194, f"{PROBE}: loop of 16 copies of 1 KB, less the last one's latency and the waits"),
+    "descriptor_latency": (139, f"{PROBE}: first copy with a tensor map, less the second"),
+    "store_latency": (400, f"{PROBE}: bulk store of 2 KB; a store and the GPU's fence, 424"),
+    "cta_start": (336, f"{PROBE}: empty kernel of 17 waves of CTAs with 200 KB, by wave"),
+    "fetch": (1.4, f"{PROBE}: straight-line code beyond the instruction cache, 2.4 cycles an instruction"),
+    "wait_ready": (40, f"{PROBE}: waits for a phase that has ended, without their branch"),
+    "wake": (70, f"{PROBE}: two warps that wake one another, 79 a step with its arrival and branch"),
+    "arrive_remote": (215, "207 to 223 for an access of another CTA's shared memory, public microbenchmarks"),
+    "exchange_bandwidth": (
+        16,
+        "bench/h200_exchange_probe.cu: 128 CTAs in clusters of 2, 4, 8 send more than the first 16 KB at 19, 15, 13",
+    ),
+    "cluster_barrier": (400, f"{PROBE}: 412 with its two instructions"),
+    "barrier_base": (13, f"{PROBE}: bar.sync of 4, 8, and 12 warps"),
+    "barrier_per_warp": (2, f"{PROBE}: bar.sync of 4, 8, and 12 warps"),
+    "wgmma_latency": (62, f"{PROBE}: 1, 4, and 16 wgmma and their wait, less their intervals"),
+    "wgmma_issue": (
+        0.6,
+        "bench/h200_issue_probe.cu on an H200: time of loops of computation and wgmma, less that of the computation alone",
+    ),
+    "smem_bandwidth": (128, "128 bytes a cycle and SM, programming guide"),
+    "commit_latency": (0, "no tcgen05"),
+    "tensor_load_latency": (0, "no tcgen05"),
+    "tensor_copy_bandwidth": (1, "no tcgen05"),
+    "allocate": (0, "no tcgen05"),
+}
+
+BLACKWELL: Figures = {
+    **{name: (value, LIKE_H200) for name, (value, _) in HOPPER.items()},
+    "l2_bandwidth": (9700, f"18 to 20.5 TB/s of hits, {QUICKRUN}"),
+    "l2_write_bandwidth": (5300, "H200's share of its read bandwidth, as no measurement is public"),
+    "l2_look_ups": (22100, "H200's ratio to its read bandwidth, as no measurement is public"),
+    "sm_bandwidth": (125, f"240 to 260 GB/s of hits an SM, {SEMIANALYSIS}"),
+    "l2_latency": (
+        450,
+        "300 on the near die and 300 more on the far one, public microbenchmarks: their mean",
+    ),
+    "hbm_latency": (900, "700 to 790 on the near die and 300 more on the far one: their mean"),
+    "hbm_spread": (
+        900,
+        f"copies of 4 to 64 KB by all SMs take 680 to 1840 longer than latency and rate, {SEMIANALYSIS}",
+    ),
+    "tma_issue": (48, f"48 to 65 cycles an instruction and SM, {SEMIANALYSIS}"),
+    "cluster_barrier": (380, "370 to 395, public microbenchmarks"),
+    "arrive_remote": (215, "207 to 223 for an access of another CTA's shared memory, public microbenchmarks"),
+    "barrier_base": (22, "22 + 2 a warp, public microbenchmarks"),
+    "wake": (70, "54 to 123 from an arrival to the end of a wait, public microbenchmarks"),
+    "commit_latency": (137, f"N/2 + 137 from issue to arrival, {SEMIANALYSIS}"),
+    "tensor_load_latency": (56, f"56 + N for ld.32x32b.xN, {BLACKWELL_NOTES}"),
+    "tensor_copy_bandwidth": (60, f"4 KB in 68 cycles, {BLACKWELL_NOTES}"),
+    "allocate": (250, BLACKWELL_NOTES),
+    "wgmma_latency": (0, "no wgmma"),
+    "wgmma_issue": (0, "no wgmma"),
+}
+
+DESKTOP: Figures = {
+    **BLACKWELL,
+    "l2_latency": (300, "about 300, public microbenchmarks of GB202"),
+    "hbm_latency": (780, "about 780, GDDR7, public microbenchmarks of GB202"),
+    "sm_bandwidth": (64, "64 bytes a cycle and SM, as before Hopper; not measured"),
+    "l2_look_ups": (9350, "H200's ratio to its read bandwidth, as no measurement is public"),
+    "l2_bandwidth": (4096, "not measured: 64 bytes a cycle of 64 slices"),
+    "l2_write_bandwidth": (2048, "not measured: half of reading"),
+}
+
+LAUNCH_US = {
+    "H200": (2.75, f"{PROBE}: empty kernel between CUDA events"),
+    "": (2.75, f"H200's, between CUDA events; {QUICKRUN} says about 2 us"),
+}
+MODEL_ERROR = (
+    "Modelled, not measured. On 43 launches measured on an H200 the model's median error is 7 %, the worst 31 % "
+    "(32 groups in list form); no launch was measured on Blackwell (bench/results/timing_model.md)."
+)
+
+CLOCK = {
+    "H200": (
+        1.70e9,
+        f"{PROBE}: all SMs run wgmma on random data (1.80 GHz on zeros; 1.98 GHz without wgmma)",
+    ),
+    "B200": (1.90e9, "1.84 to 1.965 GHz under load, public microbenchmarks: their mean"),
+}
+MEASURED_AT = 1.98e9
+"""Clock at which the probe counted cycles of L2 and memory, whose speeds do not follow the SM clock."""
+
+MEMORY_LATENCIES = (
+    "l2_latency",
+    "hbm_latency",
+    "hbm_spread",
+    "page_latency",
+    "store_latency",
+    "prefetch_backlog",
+)
+MEMORY_BANDWIDTHS = ("l2_bandwidth", "l2_look_ups", "l2_write_bandwidth")
+
+TILES = 0.94
+"""Share of the best streaming rate that GEMM-like reads of device memory reach."""
+
+GPCS = {
+    "H200": ((18, 18, 18, 18, 18, 16, 16, 10), f"{PROBE}: 66, 30, and 15 clusters of 2, 4, and 8 CTAs fit"),
+    "B200": (
+        (20, 18, 18, 18, 20, 18, 18, 18),
+        "8 groups on two dies of 74; how they divide is not published",
+    ),
+}
+_BY_ARCH = {"sm_90a": HOPPER, "sm_120a": DESKTOP, "sm_121a": DESKTOP}
+
+
+def constants_of(target: Target) -> Constants:
+    """The timing model's numbers for a GPU. Figures that nobody has published are taken over from the H200, and say so."""
+    figures = _BY_ARCH.get(target.arch, BLACKWELL)
+    clock, clock_source = CLOCK.get(target.name, (target.boost_clock_hz, "targets: boost clock"))
+    launch_us, launch_source = LAUNCH_US.get(target.name, LAUNCH_US[""])
+    gpcs, gpc_source = GPCS.get(target.name, (_even(target.num_sms), "not published: groups of 18 or less"))
+    bandwidth, hbm_source = target.reached_bandwidth_bytes_per_s, "the highest measured (targets)"
+    if bandwidth is None:
+        bandwidth, hbm_source = 0.96 * target.bandwidth_bytes_per_s, "0.96 of the theoretical one (targets)"
+    sources = {name: source for name, (_, source) in figures.items()}
+    sources |= {
+        "launch": launch_source,
+        "gpcs": gpc_source,
+        "clock_hz": clock_source,
+        "hbm_bandwidth": f"{hbm_source}, times {TILES}: {PROBE}, tiles of 128 rows walked along K",
+        **dict.fromkeys(("num_sms", "l2_bytes", "matrix_rates"), "targets"),
+    }
+    values = {name: float(value) for name, (value, _) in figures.items()}
+    slower = clock / MEASURED_AT if figures is HOPPER else 1.0
+    values |= {name: values[name] * slower for name in MEMORY_LATENCIES}
+    values |= {name: values[name] / slower for name in MEMORY_BANDWIDTHS}
+    return Constants(
+        name=target.name,
+        arch=target.arch,
+        num_sms=target.num_sms,
+        clock_hz=clock,
+        gpcs=gpcs,
+        hbm_bandwidth=TILES * bandwidth / clock,
+        l2_bytes=target.l2_bytes,
+        launch=launch_us * 1e-6 * clock,
+        matrix_rates=MappingProxyType({name: float(rate) for name, rate in target.rates.items()}),
+        sources=MappingProxyType(sources),
+        **values,
+    )
+
+
+def _even(num_sms: int) -> tuple[int, ...]:
+    """SMs in groups of even size, 18 or less each."""
+    groups = -(-num_sms // 18)
+    pairs = [num_sms // 2 // groups + (i < num_sms // 2 % groups) for i in range(groups)]
+    return tuple(2 * pair for pair in pairs)
+
+
+DEFAULT_TARGETS = {
+    "sm_90a": targets.H200,
+    "sm_100a": targets.B200,
+    "sm_103a": targets.B300,
+    "sm_110a": targets.THOR,
+    "sm_120a": targets.RTX_PRO_6000,
+    "sm_121a": targets.GB10,
+}
+"""The GPU that times are modelled for where only the architecture is known."""

@@ -1,0 +1,1 @@
+"""From a checked problem to a launch: plan, prepared call, workspace, tuned configurations."""

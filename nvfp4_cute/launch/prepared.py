@@ -1,0 +1,270 @@
+"""Calls that were checked once: the next call with operands of the same kind only looks at addresses.
+
+A thread compares a call first with the last one of the same settings, which torch does in native code where it has the
+means (``TensorGuards``, those of torch.compile); only then it works out a signature.
+
+Everything that the checks of an operation depend on, but for addresses, is the *signature* of a call: dtypes, shapes,
+strides, devices, and the arguments that are no tensors. A signature that passed them is remembered, each thread its own,
+with the kernel and its launch table; a later call fills in addresses after checking their alignment and that no output
+touches another tensor. Whatever is unusual takes the long way again.
+"""
+
+import struct
+import threading
+from collections.abc import Callable, Sequence
+from operator import attrgetter
+from typing import Any
+
+import numpy as np
+import torch
+
+from nvfp4_cute import env
+from nvfp4_cute.compile.compiler import CompiledKernel, Launcher
+from nvfp4_cute.launch import workspace
+from nvfp4_cute.launch_table import Header
+from nvfp4_cute.operands import tensor_map_fault
+from nvfp4_cute.problem import TMA_ALIGN_BYTES
+
+try:
+    from torch._C._dynamo.guards import TensorGuards
+except ImportError:  # signatures alone do the same
+    TensorGuards = None  # type: ignore[assignment, misc]
+
+MAX_PREPARED = 1024
+# Calls of the same settings that are compared before a signature is worked out, such as the layers of a model.
+MAX_RECENT = 8
+# Lists of addresses that a call need not look at again.
+MAX_ACCEPTED = 256
+# New outputs in one allocation start this far apart at least: a line of L2.
+OUT_ALIGN_BYTES = 128
+# map() over these is the cheapest way to ask many tensors the same.
+_dtype, _shape, _requires_grad = attrgetter("dtype"), attrgetter("shape"), attrgetter("requires_grad")
+_stride, _get_device, _data_ptr = torch.Tensor.stride, torch.Tensor.get_device, torch.Tensor.data_ptr
+
+
+class _OfThread(threading.local):
+    """What a thread has prepared.
+
+    Attributes:
+        calls: by signature.
+        recent: by settings: the latest calls, each with the guards that know its tensors.
+    """
+
+    def __init__(self) -> None:
+        self.calls: dict[tuple, PreparedCall] = {}
+        self.recent: dict[tuple, list[tuple[Any, PreparedCall]]] = {}
+
+
+_local = _OfThread()
+
+
+class PreparedCall:
+    """What is fixed by a signature, ready to be launched on other addresses. Of one thread: its table is rewritten.
+
+    Attributes:
+        table: the launch table, flat.
+        new_outs: makes outputs like the checked call's, not initialised.
+    """
+
+    def __init__(
+        self,
+        kernel: CompiledKernel,
+        table: np.ndarray,
+        places: Sequence[int],
+        tensors: Sequence[torch.Tensor],
+        num_outs: int,
+    ):
+        """Keep what a checked call has worked out.
+
+        Args:
+            kernel: compiled code.
+            table: the checked call's launch table; the launch has read it when it returns.
+            places: where in the flat table the address of every tensor goes.
+            tensors: what the checked call read and wrote, the outputs last.
+            num_outs: how many of them are outputs.
+        """
+        self.table = table.reshape(-1)
+        self._places = np.array(places)
+        self._launcher = Launcher(kernel.function, self.table)
+        self._workspace_bytes = workspace.needed_bytes(kernel, table)
+        self._first_out = len(tensors) - num_outs
+        self._device = tensors[-1].device
+        self.new_outs = _allocator(tensors[self._first_out :])
+        self._spans = np.array([_span_bytes(t) for t in tensors])
+        self._num_filled_outs = np.count_nonzero(self._spans[self._first_out :])
+        self._pack = struct.Struct(f"={len(tensors)}q").pack
+        # The addresses in the table, as bytes, and those that were found in order, whatever tensors had them.
+        self._addresses = b""
+        self._accepted: set[bytes] = set()
+        # Address bits that must be zero: operands are bytes that TMA reads, all else has its natural alignment.
+        low_bits = [(TMA_ALIGN_BYTES if t.element_size() == 1 else t.element_size()) - 1 for t in tensors]
+        self._low_bits = int.from_bytes(self._pack(*low_bits), "little")
+
+    def try_launch(self, inputs: list[Any], outs: list[Any]) -> list[torch.Tensor] | None:
+        """Enqueue with other tensors of the same kind. Returns the outputs; None where the long way has to decide.
+
+        Args:
+            inputs, outs: tensors, as :func:`lookup` was given them; without ``outs``, new ones are made.
+        """
+        results = outs or self.new_outs()
+        if not self.take(inputs + results, own_out=bool(outs)):
+            return None
+        self.launch()
+        return results
+
+    def take(self, tensors: Sequence[torch.Tensor], own_out: bool) -> bool:
+        """Write addresses into the table, unless they are refused: odd ones, or outputs that touch another tensor.
+
+        Args:
+            tensors: like those of the checked call, the outputs last.
+            own_out: False where the outputs are new, and touch nothing; the same in every call.
+        """
+        packed = self._pack(*map(_data_ptr, tensors))
+        if packed == self._addresses:
+            return True
+        addresses = np.frombuffer(packed, np.int64)
+        if packed not in self._accepted:
+            if int.from_bytes(packed, "little") & self._low_bits or (
+                own_out and not self._are_apart(addresses)
+            ):
+                return False
+            if len(self._accepted) >= MAX_ACCEPTED:
+                self._accepted.clear()
+            self._accepted.add(packed)
+        self.table[self._places] = addresses
+        self._addresses = packed
+        return True
+
+    def _are_apart(self, addresses: np.ndarray) -> bool:
+        # Rows may interleave without touching; that is for the long way to decide. An output touches itself.
+        ends = addresses + self._spans
+        touching = (addresses[self._first_out :, None] < ends) & (addresses < ends[self._first_out :, None])
+        return np.count_nonzero(touching) == self._num_filled_outs
+
+    def launch(self) -> None:
+        """Enqueue on the current queue of the tensors' device."""
+        index = self._device.index
+        # What torch.cuda.current_stream(index).cuda_stream is, without making a Stream.
+        queue = torch._C._cuda_getCurrentRawStream(index)
+        if torch._C._cuda_getDevice() == index:
+            self._enqueue(queue)
+        else:
+            with torch.cuda.device(index):
+                self._enqueue(queue)
+
+    def _enqueue(self, queue: int) -> None:
+        if self._workspace_bytes:
+            held = workspace.take(self._device.index, queue, self._workspace_bytes)
+            self.table[Header.WORKSPACE] = held.address
+        self._launcher(queue)
+
+
+def _allocator(outs: Sequence[torch.Tensor]) -> Callable[[], list[torch.Tensor]]:
+    """A function that makes tensors like ``outs``, which are of one dtype: more than two in one allocation.
+
+    An allocation takes the host half as long as a launch. What comes of ``unsafe_split`` is no view to autograd: a caller
+    may go on computing with one output in place, and the others do not know.
+    """
+    first = outs[0]
+    layouts = [(t.shape, t.stride()) for t in outs]
+    new = first.new_empty(0)  # cheaper than torch.empty, which parses its options anew every time
+    if len(outs) <= 2:
+        return lambda: [new.new_empty_strided(*layout) for layout in layouts]
+    split = torch.unsafe_split_with_sizes
+    rows, row = [len(t) for t in outs], first.shape[1:]
+    row_bytes = row.numel() * first.element_size()
+    if row_bytes % OUT_ALIGN_BYTES == 0 and all(t.shape[1:] == row and t.is_contiguous() for t in outs):
+        shape = (sum(rows), *row)
+        return lambda: [*split(new.new_empty(shape), rows)]
+    lengths = [-(-_span_bytes(t) // OUT_ALIGN_BYTES) * OUT_ALIGN_BYTES // first.element_size() for t in outs]
+
+    def carved() -> list[torch.Tensor]:
+        pieces = split(new.new_empty(sum(lengths)), lengths)
+        return [piece.as_strided(*layout) for piece, layout in zip(pieces, layouts, strict=True)]
+
+    return carved
+
+
+def lookup(tensors: Sequence[torch.Tensor], *settings: Any) -> tuple[tuple | None, PreparedCall | None]:
+    """Signature of a call and what was prepared for it. Without the signature where a recent call had the same.
+
+    Args:
+        tensors, settings: as :func:`signature` takes them.
+    """
+    kind = (*settings, env.backend(), len(tensors))
+    recent = _local.recent.get(kind, ())
+    for guards, call in recent:
+        if guards.check(*tensors):
+            return None, call
+    key = signature(tensors, *settings)
+    found = None if key is None else _local.calls.get(key)
+    if found is not None and TensorGuards is not None:
+        _local.recent[kind] = [(_guards_of(tensors), found), *recent][:MAX_RECENT]
+    return key, found
+
+
+def _guards_of(tensors: Sequence[torch.Tensor]) -> Any:
+    """What tells tensors of the same kind from others: as much as a signature, and whether gradients are recorded."""
+    return TensorGuards(
+        *tensors,
+        dynamic_dims_sizes=[list(t.shape) for t in tensors],  # type: ignore[misc]
+        dynamic_dims_strides=[list(t.stride()) for t in tensors],  # type: ignore[misc]
+    )
+
+
+def signature(tensors: Sequence[torch.Tensor], *settings: Any) -> tuple | None:
+    """Hashable; None where an entry is no tensor, or has a gradient to follow.
+
+    Args:
+        tensors: all operands, and outputs where the caller gives them.
+        settings: everything else that decides how the call is made, counts of operands included.
+    """
+    try:
+        if torch.is_grad_enabled() and any(map(_requires_grad, tensors)):
+            return None
+        return (
+            *settings,
+            env.backend(),
+            *map(_dtype, tensors),
+            *map(_shape, tensors),
+            *map(_stride, tensors),
+            *map(_get_device, tensors),
+        )
+    except (AttributeError, TypeError, RuntimeError):
+        return None
+
+
+def remember(
+    key: tuple,
+    kernel: CompiledKernel,
+    table: np.ndarray,
+    places: Sequence[int],
+    tensors: Sequence[torch.Tensor],
+    num_outs: int,
+) -> None:
+    """Keep a call that passed its checks, as PreparedCall takes it; the oldest is forgotten when there are ``MAX_PREPARED``.
+
+    One whose table holds other addresses than its tensors', since some were converted on the way, is not kept, nor one whose
+    addresses a ``tensor_map_fault`` looks at.
+    """
+    if table.reshape(-1)[list(places)].tolist() != [*map(_data_ptr, tensors)]:
+        return
+    if tensor_map_fault.concerns(list(tensors)):
+        return
+    calls = _local.calls
+    if len(calls) >= MAX_PREPARED:
+        del calls[next(iter(calls))]
+    calls[key] = PreparedCall(kernel, table, places, tensors, num_outs)
+
+
+def forget() -> None:
+    """Prepare this thread's calls anew."""
+    _local.calls.clear()
+    _local.recent.clear()
+
+
+def _span_bytes(tensor: torch.Tensor) -> int:
+    if tensor.numel() == 0:
+        return 0
+    last = sum((extent - 1) * stride for extent, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    return (last + 1) * tensor.element_size()

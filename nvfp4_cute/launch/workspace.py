@@ -1,0 +1,83 @@
+"""Device memory in which one launch of a call leaves what the next one reads, decoded tokens, and CTAs what others add up.
+
+Calls that follow each other on a queue share it, since the first launch of one waits for the last of the one before. Each
+thread has its own: launches of two threads may alternate. It grows, by doubling, and is kept, so that repeated calls
+allocate nothing; what it has outgrown goes back to torch, which hands it out again on that queue alone, behind the launches
+that use it. In a graph that is being captured it is the graph's own, from the pool of that.
+"""
+
+from threading import get_ident
+from typing import NamedTuple
+
+import numpy as np
+import torch
+
+from nvfp4_cute.compile.compiler import CompiledKernel
+from nvfp4_cute.compile.keys import KernelKey
+from nvfp4_cute.launch_table import NUM_COLUMNS, Group, Header
+from nvfp4_cute.planning.arch.sm90 import handover_bytes
+
+K_STEP = 128  # decoded rows are whole K tiles
+FP16_BYTES = 2
+
+
+class Workspace(NamedTuple):
+    """Device memory. To be held until the launches that use it are enqueued."""
+
+    memory: torch.Tensor
+    address: int
+    nbytes: int
+
+
+# By device, queue and thread.
+_in_use: dict[tuple[int | None, int, int], Workspace] = {}
+
+
+def needed_bytes(kernel: CompiledKernel, table: np.ndarray) -> int:
+    """What a launch with this table needs: fp16 of all rows of ``a``, and sums; 0 where the kernel is one launch."""
+    key = kernel.key
+    if not isinstance(key, KernelKey) or not key.config.decode_first:
+        return 0
+    groups = table.reshape(-1, NUM_COLUMNS)[1:]
+    padded_k = -(-groups[:, Group.K] // K_STEP) * K_STEP
+    tokens = int((groups[:, Group.M] * groups[:, Group.A_BATCH] * padded_k).sum()) * FP16_BYTES
+    return tokens + sum(handover_bytes(key.config, int(table.reshape(-1)[Header.NUM_CTA])))
+
+
+def take(index: int | None, queue: int, nbytes: int) -> Workspace:
+    """Memory for the next launches on a queue.
+
+    Args:
+        index: of the CUDA device, which is the current one, as the queue is its current queue; None for the CPU.
+        queue: its handle.
+        nbytes: the least number of bytes.
+    """
+    if index is not None and torch.cuda.is_current_stream_capturing():
+        return _allocate(index, nbytes)
+    key = (index, queue, get_ident())
+    found = _in_use.get(key)
+    if found is None or found.nbytes < nbytes:
+        if found is not None:
+            nbytes = max(nbytes, 2 * found.nbytes)
+        found = _in_use[key] = _allocate(index, nbytes)
+    return found
+
+
+def _allocate(index: int | None, nbytes: int) -> Workspace:
+    device = torch.device("cpu") if index is None else torch.device("cuda", index)
+    memory = torch.empty(nbytes, dtype=torch.uint8, device=device)
+    return Workspace(memory, memory.data_ptr(), nbytes)
+
+
+def attach(kernel: CompiledKernel, table: np.ndarray, device: torch.device, queue: int) -> Workspace | None:
+    """Write into the launch table where the kernel finds such memory, if it needs any. Arguments as of :func:`take`.
+
+    Returns:
+        The memory, to be held until the kernel was launched; None where it needs none.
+    """
+    nbytes = needed_bytes(kernel, table)
+    if not nbytes:
+        return None
+    found = take(device.index, queue, nbytes)
+    table.reshape(-1)[Header.WORKSPACE] = found.address
+    return found

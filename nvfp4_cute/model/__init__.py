@@ -1,0 +1,1 @@
+"""Speed of light, footprints, modelled times, pictures."""

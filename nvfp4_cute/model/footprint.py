@@ -1,0 +1,122 @@
+"""What weights occupy in memory: a linear layer, a mixture-of-experts layer, and models, in NVFP4, fp8, and fp16.
+
+NVFP4 is counted as it is stored: two values a byte, one e4m3 scale for 16 of them in the 128x4 blocked layout, whose
+padding is counted, and a float32 global scale a matrix. Fp8 has one float32 scale a matrix.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import prod
+
+from nvfp4_cute.formats.scale_layout import num_k_blocks, padded_shape
+from nvfp4_cute.gpus.targets import Target
+from nvfp4_cute.model.speed_of_light import tensor_bytes
+
+FORMATS = ("fp16", "fp8", "nvfp4")
+GLOBAL_SCALE_BYTES = {"fp16": 0, "fp8": 4, "nvfp4": 4}
+
+
+@dataclass(frozen=True)
+class Weights:
+    """Weight matrices that belong together.
+
+    Attributes:
+        name: what they are.
+        matrices: (count, n, k): ``count`` matrices of n output and k input features.
+    """
+
+    name: str
+    matrices: tuple[tuple[int, int, int], ...]
+
+    @property
+    def parameters(self) -> int:
+        """Values in all matrices."""
+        return sum(count * n * k for count, n, k in self.matrices)
+
+    def stored_bytes(self, storage: str) -> int:
+        """Bytes of all matrices with their scales in one of ``FORMATS``."""
+        return sum(count * matrix_bytes(storage, n, k) for count, n, k in self.matrices)
+
+
+def matrix_bytes(storage: str, n: int, k: int) -> int:
+    """Bytes of an (n, k) weight matrix as it is stored in one of ``FORMATS``.
+
+    Raises:
+        ValueError: an unknown format, or a K that NVFP4 blocks do not divide.
+    """
+    if storage not in GLOBAL_SCALE_BYTES:
+        raise ValueError(f"format {storage!r} is unknown; use one of {', '.join(FORMATS)}")
+    values, scales = tensor_bytes(storage, n, k)
+    if storage == "nvfp4":
+        scales = prod(padded_shape(n, num_k_blocks(k)))
+    return values + scales + GLOBAL_SCALE_BYTES[storage]
+
+
+def linear(n: int, k: int) -> Weights:
+    """A linear layer of k input and n output features."""
+    return Weights(f"linear {n} x {k}", ((1, n, k),))
+
+
+def moe_layer(name: str, num_experts: int, hidden: int, intermediate: int, num_layers: int = 1) -> Weights:
+    """Experts of SwiGLU layers: gate and up (2 * intermediate, hidden), down (hidden, intermediate)."""
+    count = num_experts * num_layers
+    return Weights(name, ((count, 2 * intermediate, hidden), (count, hidden, intermediate)))
+
+
+@dataclass(frozen=True)
+class MoeModel:
+    """Mixture-of-experts layers of a model, as its published configuration states them."""
+
+    name: str
+    num_experts: int
+    hidden: int
+    intermediate: int
+    num_layers: int
+
+    def layer(self) -> Weights:
+        """All experts of one layer."""
+        return moe_layer(f"{self.name} layer", self.num_experts, self.hidden, self.intermediate)
+
+    def model(self) -> Weights:
+        """All experts of all layers."""
+        name = f"{self.name}, {self.num_layers} layers"
+        return moe_layer(name, self.num_experts, self.hidden, self.intermediate, self.num_layers)
+
+
+# (n, k) of attention and feed-forward layers of common dense models; a transpose takes the same bytes.
+LINEAR_SHAPES = ((4096, 4096), (11008, 4096), (14336, 4096), (28672, 8192))
+# Routed and shared experts; DeepSeek-V3 has 3 dense layers before its 58.
+MOE_MODELS = (
+    MoeModel("DeepSeek-V3 experts", 257, 7168, 2048, 58),
+    MoeModel("Qwen3-30B-A3B experts", 128, 2048, 768, 48),
+    MoeModel("Mixtral-8x7B experts", 8, 4096, 14336, 32),
+)
+
+
+def catalogue() -> list[Weights]:
+    """Linear layers, one layer of each model, and all layers of each model."""
+    layers = [linear(n, k) for n, k in LINEAR_SHAPES]
+    return layers + [m.layer() for m in MOE_MODELS] + [m.model() for m in MOE_MODELS]
+
+
+def read_us(num_bytes: int, target: Target) -> float:
+    """Microseconds that reading ``num_bytes`` once takes at least."""
+    return 1e6 * num_bytes / target.floor_bandwidth_bytes_per_s
+
+
+def records(weights: Sequence[Weights], target: Target) -> list[dict]:
+    """One plain dict a row: name, parameters, bytes and read time by format, fp16 over NVFP4, whether it fits."""
+    rows = []
+    for entry in weights:
+        sizes = {storage: entry.stored_bytes(storage) for storage in FORMATS}
+        rows.append(
+            {
+                "name": entry.name,
+                "parameters": entry.parameters,
+                "bytes": sizes,
+                "read_us": {storage: read_us(size, target) for storage, size in sizes.items()},
+                "fp16_over_nvfp4": sizes["fp16"] / sizes["nvfp4"],
+                "fits": {storage: size <= target.memory_bytes for storage, size in sizes.items()},
+            }
+        )
+    return rows

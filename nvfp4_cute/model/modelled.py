@@ -1,0 +1,74 @@
+"""Modelled times of kernels on a GPU that need not be there: their launches, recorded on the emulator and replayed."""
+
+from collections.abc import Callable
+
+from nvfp4_cute.backends import emulator
+from nvfp4_cute.emulator.representatives import LaunchWork
+from nvfp4_cute.emulator.timing_result import Timing
+from nvfp4_cute.gpus.targets import B200, Target
+from nvfp4_cute.launch.plan import Plan
+from nvfp4_cute.launch.task import Task
+from nvfp4_cute.model import tile_work
+from nvfp4_cute.planning.config import KernelConfig
+from nvfp4_cute.problem import GroupedOperands, GroupedProblem
+
+
+def modelled_times(
+    call: Callable[[str], object],
+    target: Target = B200,
+    *,
+    progress: Callable[[int, int], None] | None = None,
+    timeline: bool = False,
+    all_layouts: bool = False,
+    by_representatives: bool = False,
+) -> list[Timing]:
+    """Model the times of the launches that a call of public operations makes. Their results are not computed.
+
+    Args:
+        call: gets the name of a backend to pass on, and uses CPU tensors.
+        target: the GPU.
+        progress: called with (CTAs finished, CTAs launched) as a launch is recorded.
+        timeline: keep what every warp did when, for ``emulator.trace``.
+        all_layouts: replay each launch in every layout of memory (``Timing.us_by_layout``), not only in the first.
+        by_representatives: execute of clusters that do alike work one (``emulator.representatives``): for launches so large
+            that executing all takes too long. Their times differ from those of a full execution by a percent or two.
+
+    Raises:
+        EmulatorError: the kernel broke a rule of the machine. UnsupportedTarget: there is no kernel for the GPU.
+    """
+    work_of = _work_of if by_representatives else None
+    with emulator.observe(
+        progress, timing=True, timeline=timeline, all_layouts=all_layouts, work_of=work_of
+    ) as observer:
+        call(f"emulator:{target.name}")
+    return observer.timings
+
+
+def _work_of(launch: Plan | Task, operands: GroupedOperands | None, arch: str) -> LaunchWork | None:
+    config = launch.kernel.key.config if isinstance(launch, Plan) else getattr(launch, "config", None)
+    if config is not None and config.decode_first:  # two launches, of which neither stands for the other
+        return None
+    if not isinstance(launch, Plan):
+        return tile_work.of_task(launch, arch)
+    assert operands is not None
+    return tile_work.of_plan(launch, operands)
+
+
+def modelled_time(
+    problem: GroupedProblem,
+    operands: GroupedOperands,
+    config: KernelConfig | None = None,
+    target: Target = B200,
+) -> Timing:
+    """Model the time of a grouped GEMM with a configuration of one's own.
+
+    Args:
+        problem, operands: as the operation checked them; on the CPU. The result is not computed: ``out`` holds zeros
+            and rubbish afterwards.
+        config: how; None takes what a call without one does.
+        target: the GPU.
+
+    Raises:
+        ValueError: CUDA operands. EmulatorError: the kernel broke a rule of the machine.
+    """
+    return modelled_times(lambda _: emulator.run(problem, operands, config, target), target)[-1]

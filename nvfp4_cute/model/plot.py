@@ -1,0 +1,95 @@
+"""Pictures. They need matplotlib, which only the extra `plot` installs."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from nvfp4_cute.gpus.targets import MATH_FORMATS, Target
+
+INTENSITIES = (1.0, 20000.0)
+ROOF = {"color": "0.4", "linewidth": 1}
+
+
+def _pyplot() -> Any:
+    """matplotlib's pyplot with a backend that draws into files.
+
+    Raises:
+        ValueError: matplotlib is not installed.
+    """
+    try:
+        import matplotlib
+    except ImportError as error:
+        raise ValueError(
+            'pictures need matplotlib, which is not installed; run `pip install "nvfp4-cute[plot]"`'
+        ) from error
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    return pyplot
+
+
+def roofline(path: Path, target: Target, points: Sequence[tuple[str, float, float]]) -> None:
+    """Write a roofline of ``target`` as a picture; the suffix of ``path`` decides the format.
+
+    Args:
+        points: (label, FLOP a byte, FLOP/s) of every case; cases of one label share a colour.
+
+    Raises:
+        ValueError: matplotlib is not installed.
+    """
+    pyplot = _pyplot()
+    figure, axes = pyplot.subplots(figsize=(10, 6), constrained_layout=True)
+    bandwidth = target.floor_bandwidth_bytes_per_s
+    rates = {math: target.math_flops_per_s(math) for math in MATH_FORMATS}
+    known = {math: rate for math, rate in rates.items() if rate is not None}
+    ridge = max(known.values()) / bandwidth
+    axes.plot([INTENSITIES[0], ridge], [INTENSITIES[0] * bandwidth, ridge * bandwidth], **ROOF)
+    for math, rate in known.items():
+        axes.plot([rate / bandwidth, INTENSITIES[1]], [rate, rate], **ROOF)
+        axes.annotate(f"{math} {rate / 1e15:.4g} PFLOP/s", (INTENSITIES[1], rate), ha="right", va="bottom")
+    for label in dict.fromkeys(label for label, _, _ in points):
+        of_label = [(x, y) for name, x, y in points if name == label]
+        axes.plot(*zip(*of_label, strict=True), "o", alpha=0.7, label=label)
+    axes.set(
+        xscale="log",
+        yscale="log",
+        xlim=INTENSITIES,
+        xlabel="FLOP a byte of memory traffic",
+        ylabel="FLOP/s",
+        title=f"{target.name}: computed floors, not measurements ({bandwidth / 1e12:.4g} TB/s)",
+    )
+    axes.grid(which="major", alpha=0.3)
+    axes.legend(loc="upper left")
+    figure.savefig(path, dpi=150)
+    pyplot.close(figure)
+
+
+def bars(path: Path, title: str, labels: Sequence[str], series: Mapping[str, Sequence[float | None]]) -> None:
+    """Write horizontal bars of times in us on a logarithmic axis, a group of bars for each label.
+
+    Args:
+        labels: of the groups, from top to bottom.
+        series: by name, a time for each label or None where there is none.
+
+    Raises:
+        ValueError: matplotlib is not installed.
+    """
+    pyplot = _pyplot()
+    height = 0.8 / len(series)
+    figure, axes = pyplot.subplots(
+        figsize=(9, 1.5 + 0.18 * len(labels) * len(series)), constrained_layout=True
+    )
+    for index, (name, times) in enumerate(series.items()):
+        known = [(row + height * index, us) for row, us in enumerate(times) if us is not None]
+        if not known:
+            continue
+        drawn = axes.barh(*zip(*known, strict=True), height, label=name)
+        axes.bar_label(drawn, fmt="%.3g", padding=2, fontsize=7)
+    axes.set_yticks([row + 0.4 - height / 2 for row in range(len(labels))], labels)
+    axes.invert_yaxis()
+    axes.set(xscale="log", xlabel="us", title=title)
+    axes.xaxis.set_major_formatter("{x:g}")
+    axes.xaxis.set_minor_formatter("{x:g}")
+    axes.legend()
+    figure.savefig(path, dpi=150)
+    pyplot.close(figure)

@@ -1,0 +1,234 @@
+"""Where the tiles of a launch lie in memory: what the emulator has to know to let one cluster stand for others."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+
+import torch
+
+from nvfp4_cute.emulator.representatives import LaunchWork, TileWork
+from nvfp4_cute.formats.scale_layout import ATOM_BYTES, ATOM_ROWS, atom_counts, num_k_blocks
+from nvfp4_cute.launch.plan import Plan
+from nvfp4_cute.launch.task import Task
+from nvfp4_cute.launch_table import Header
+from nvfp4_cute.ops.device_groups import DeviceGroupsTask
+from nvfp4_cute.ops.gemv import GemvTask
+from nvfp4_cute.planning.arch import sm90, sm100
+from nvfp4_cute.planning.arch.simt import gemv_spread
+from nvfp4_cute.planning.schedule import TileSchedule
+from nvfp4_cute.problem import NVFP4, GroupedOperands
+
+GEMV_ROW_GROUPS = 4
+"""Rows of a CTA that follow each other: a quarter of them, with those 32, 64, and 96 below."""
+SCALE_ROW_BYTES = 16
+"""From a row of a scale atom to the next."""
+# K tiles of a launch that are executed, all of them, in a few seconds.
+FEW_K_TILES = 2000
+
+
+@dataclass(frozen=True)
+class GroupPlaces:
+    """Addresses of one group, in bytes.
+
+    Attributes:
+        rows: (address, pitch) of ``a``, and then of every ``b``.
+        scales: address of ``a_scale``, and then of every ``b_scale``.
+        out: address, bytes from a row to the next, bytes from a column to the next.
+    """
+
+    rows: tuple[tuple[int, int], ...]
+    scales: tuple[int, ...]
+    out: tuple[int, int, int]
+
+
+def launch_work(
+    schedule: TileSchedule, groups: Sequence[GroupPlaces], tensors: Sequence[Sequence[torch.Tensor]], num_clusters: int,
+    split: int, to_and_fro: bool = False,
+) -> LaunchWork:  # fmt: skip
+    """The tiles of every cluster of a launch.
+
+    Args:
+        schedule: whose CTAs are the clusters of the launch.
+        groups: in the caller's order.
+        tensors: of each input, of all groups: ``rows`` of ``GroupPlaces``, then ``scales``.
+        num_clusters: launched; those that the schedule does not know have no tile.
+        split: CTAs of a cluster that share K tiles.
+        to_and_fro: as of ``TileSchedule.tiles_of_cta``.
+    """
+    tile_m, tile_n, _ = schedule.cta_tile_shape_mnk
+
+    def place(tile_m_idx: int, tile_n_idx: int, group: int, k_tiles: int) -> TileWork:
+        m, n, k = schedule.sizes[group]
+        first_m, first_n = tile_m_idx * tile_m, tile_n_idx * tile_n
+        here = groups[group]
+        firsts = [first_m, *[first_n] * (len(here.rows) - 1)]
+        block_bytes = atom_counts(1, num_k_blocks(k))[1] * ATOM_BYTES
+        data = [address + first * pitch for (address, pitch), first in zip(here.rows, firsts, strict=True)]
+        scales = [
+            address + first // ATOM_ROWS * block_bytes
+            for address, first in zip(here.scales, firsts, strict=True)
+        ]
+        out, row_bytes, column_bytes = here.out
+        where = out + first_m * row_bytes + first_n * column_bytes
+        return TileWork(k_tiles, min(tile_m, m - first_m), min(tile_n, n - first_n), (*data, *scales), where)
+
+    clusters = tuple(
+        tuple(
+            place(tile.tile_m_idx, tile.tile_n_idx, tile.group_idx, tile.k_tile_cnt)
+            for tile in schedule.tiles_of_cta(cluster, to_and_fro=to_and_fro)
+        )
+        if cluster < schedule.num_cta
+        else ()
+        for cluster in range(num_clusters)
+    )
+    ranges = sorted(_ranges(tensors))
+    _, row_bytes, column_bytes = groups[0].out
+    return LaunchWork(clusters, tuple(ranges), row_bytes, column_bytes, split)
+
+
+def _ranges(tensors: Sequence[Sequence[torch.Tensor]]) -> Iterator[tuple[int, int, int]]:
+    for which, group in enumerate(tensors):
+        for tensor in group:
+            if tensor.numel():
+                span = 1 + sum(
+                    (n - 1) * stride for n, stride in zip(tensor.shape, tensor.stride(), strict=True)
+                )
+                yield tensor.data_ptr(), span * tensor.element_size(), which
+
+
+def of_plan(plan: Plan, operands: GroupedOperands) -> LaunchWork | None:
+    """The tiles of a launch in list form; None for batches, quantized results, and weights of two products in one operand.
+
+    None, too, for a launch of few K tiles whose clusters take turns in prefetching, so that none does what another does.
+    """
+    interleaved = operands.second is not None and not operands.second.b
+    if plan.problem.form != "list" or plan.problem.out_dtype == NVFP4 or interleaved:
+        return None
+    schedule, key = plan.schedule, plan.kernel.key
+    takes_turns = key.arch in sm100.ARCHS and sm100.fetches_ahead(
+        key.config, sm100.smem_plan(key.config, plan.problem.num_b)
+    )
+    k_tiles = sum(schedule.work_tile(i).k_tile_cnt for i in range(schedule.num_tiles))
+    if takes_turns and k_tiles <= FEW_K_TILES:
+        return None
+    return of_lists(schedule, operands, key.arch, plan.problem.out_m_major, key.config.split_k)
+
+
+def of_lists(
+    schedule: TileSchedule, operands: GroupedOperands, arch: str, out_m_major: bool = False, split: int = 1
+) -> LaunchWork:
+    """The tiles of a launch in list form, every CTA of the schedule a cluster."""
+    second = operands.second
+    weights = [operands.b, *([second.b] if second else [])]
+    scales = [operands.a_scale, operands.b_scale, *([second.b_scale] if second else [])]
+    places = [
+        GroupPlaces(
+            rows=tuple((side[g].data_ptr(), side[g].stride(0)) for side in (operands.a, *weights)),
+            scales=tuple(side[g].data_ptr() for side in scales),
+            out=(
+                out.data_ptr(),
+                out.element_size() * (1 if out_m_major else out.stride(0)),
+                out.element_size() * (out.stride(1) if out_m_major else 1),
+            ),
+        )
+        for g, out in enumerate(operands.out)
+    ]
+    tensors = [operands.a, *weights, *scales]
+    return launch_work(schedule, places, tensors, schedule.num_cta, split, arch in sm90.ARCHS)
+
+
+def of_task(task: Task, arch: str) -> LaunchWork | None:
+    """The tiles of a gemv, and of a launch whose group sizes the device reads, by a kernel for ``arch``.
+
+    None for a task of another kind, quantized results, dual GEMMs, and a gemv whose last rows do not fill a scale atom.
+    """
+    if isinstance(task, GemvTask):
+        return None if task.a.shape[0] % ATOM_ROWS else _of_gemv(task, arch)
+    if not isinstance(task, DeviceGroupsTask) or task.out_dtype == NVFP4 or task.gate is not None:
+        return None
+    _, n, row_bytes = task.b.shape
+    config, k = task.config, 2 * row_bytes
+    block_bytes = atom_counts(1, num_k_blocks(k))[1] * ATOM_BYTES
+    places, sizes = [], []
+    for group, (batch, start, end, block) in enumerate(task.groups()):
+        out, (out_batch, out_row, out_column) = task.out, task.out.stride()
+        sizes.append((end - start, n, k))
+        places.append(
+            GroupPlaces(
+                rows=(
+                    (task.a[batch, start:].data_ptr(), task.a.stride(1)),
+                    (task.b[group].data_ptr(), task.b.stride(1)),
+                ),
+                scales=(
+                    task.a_scale.data_ptr() + block * block_bytes,
+                    task.b_scale[group].data_ptr(),
+                ),
+                out=(
+                    out.data_ptr() + (batch * out_batch + start * out_row) * out.element_size(),
+                    out_row * out.element_size(),
+                    out_column * out.element_size(),
+                ),
+            )
+        )
+    num_clusters = int(task.table()[0, Header.NUM_CTA]) // config.cluster_size
+    schedule = _in_order(sizes, config.work_tile_mnk, num_clusters)
+    tensors = [[tensor] for tensor in (task.a, task.b, task.a_scale, task.b_scale)]
+    return launch_work(schedule, places, tensors, num_clusters, config.split_k, arch in sm90.ARCHS)
+
+
+def _of_gemv(task: GemvTask, arch: str) -> LaunchWork:
+    """CTAs side by side along M, batches along y: tiles whose rows begin together and lie 32 apart."""
+    m, row_bytes, batches = task.a.shape
+    spread = gemv_spread(arch)
+    rows_per_cta = spread.rows_per_cta
+    pairs_per_atom = ATOM_ROWS // rows_per_cta
+    atom_row_bytes = atom_counts(1, num_k_blocks(2 * row_bytes))[1] * ATOM_BYTES
+    element = task.out.element_size()
+
+    def tile(batch: int, index: int) -> TileWork:
+        atom, place = divmod(index, pairs_per_atom)
+        first = place * rows_per_cta // GEMV_ROW_GROUPS
+        row = atom * ATOM_ROWS + first
+        inputs = (
+            task.a.data_ptr() + row * task.a.stride(0) + batch * task.a.stride(2),
+            task.b.data_ptr() + batch * task.b.stride(1),
+            task.a_scale.data_ptr()
+            + batch * task.a_scale.stride(0)
+            + atom * atom_row_bytes
+            + first * SCALE_ROW_BYTES,
+            task.b_scale.data_ptr() + batch * task.b_scale.stride(0),
+        )
+        out = task.out.data_ptr() + (row * task.out.stride(0) + batch * task.out.stride(1)) * element
+        return TileWork(1, rows_per_cta, 1, inputs, out)
+
+    num_cta = spread.num_cta(m, batches, task.num_sms)
+    clusters = tuple(
+        tuple(tile(batch, index) for index in range(cta, m // rows_per_cta, num_cta))
+        for batch in range(batches)
+        for cta in range(num_cta)
+    )
+    ranges = _ranges([[tensor] for tensor in (task.a, task.b, task.a_scale, task.b_scale)])
+    out_row, out_batch = (stride * element for stride in task.out.stride())
+    return LaunchWork(clusters, tuple(sorted(ranges)), out_row, out_batch)
+
+
+def _in_order(
+    sizes: Sequence[tuple[int, int, int]], tile_mnk: tuple[int, int, int], num_clusters: int
+) -> TileSchedule:
+    """The schedule of kernels that read sizes themselves: groups keep the caller's order."""
+    tile_m, tile_n, tile_k = tile_mnk
+    tiles_m = tuple(-(-m // tile_m) for m, _, _ in sizes)
+    offsets = tuple(
+        accumulate(
+            (count * -(-n // tile_n) for count, (_, n, _) in zip(tiles_m, sizes, strict=True)), initial=0
+        )
+    )
+    return TileSchedule(
+        sizes=tuple(sizes),
+        cta_tile_shape_mnk=tile_mnk,
+        num_cta=min(offsets[-1], num_clusters),
+        order=tuple(range(len(sizes))),
+        tiles_m=tiles_m,
+        k_tile_cnts=tuple(-(-k // tile_k) for _, _, k in sizes),
+        tile_offsets=offsets,
+    )

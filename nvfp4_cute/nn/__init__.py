@@ -1,0 +1,1 @@
+"""Modules of torch.nn with block-scaled weights, for inference."""

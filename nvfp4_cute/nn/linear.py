@@ -1,0 +1,225 @@
+"""Modules of torch.nn with NVFP4 weights, for inference."""
+
+from collections.abc import Callable
+from typing import Any, Literal
+
+import torch
+from torch.nn import functional
+
+from nvfp4_cute.errors import UnsupportedProblem
+from nvfp4_cute.formats.block_scaled import NVFP4Tensor, dequantize
+from nvfp4_cute.formats.scale_layout import ATOM_SHAPE, atom_counts, num_k_blocks, to_blocked
+from nvfp4_cute.ops import vector_checks as checks
+from nvfp4_cute.ops.gemm import gemm
+from nvfp4_cute.ops.quantize import quantize
+
+Activations = Literal["nvfp4", "16bit"]
+# Rows of weights lie 16 bytes apart, or a multiple.
+K_STEP = 32
+# What ``.to(dtype)`` of a model must not change: e2m1 pairs, block scales, global scales.
+FIXED_DTYPES = (torch.uint8, torch.float8_e4m3fn, torch.float32)
+
+
+class LinearNVFP4(torch.nn.Module):
+    """``x @ W^T + bias`` with W in NVFP4: ``torch.nn.Linear`` at 4.5 bits a weight. There is no backward pass.
+
+    Make one with :meth:`from_linear` or :meth:`from_quantized`; the constructor makes an empty one, for
+    ``load_state_dict``. What multiplies:
+
+    - ``activations="nvfp4"`` (W4A4): rows of x are quantized (one launch, and a pass for its largest magnitude with
+      ``input_scale="auto"``), then ``gemm``.
+    - ``activations="16bit"`` (W4A16): ``gemm`` with 16-bit rows, one launch, made for up to 32 of them.
+    - ``pre_decode=True``: W is decoded to ``dtype`` once, then ``torch.nn.functional.linear``: for GPUs without FP4
+      arithmetic, and many rows. State dict and file still hold 4 bits a weight.
+
+    State dict, the same for all three:
+        weight: uint8 [N, K/2], two e2m1 values a byte.
+        weight_scale: float8_e4m3fn [rm, rk, 32, 4, 4], blocked.
+        weight_global_scale: float32, the factor one multiplies by to dequantize.
+        input_global_scale: float32, where ``input_scale`` is a number.
+        bias: [N], where there is one.
+
+    Moving the module to a device moves all of it; ``.to(dtype)`` converts the bias and decoded weights alone.
+
+    Args:
+        in_features: K, a multiple of 32. out_features: N.
+        bias: whether there is one.
+        activations: "nvfp4" or "16bit".
+        input_scale: global scale of x where it is quantized: "auto" (from x, in every call), None, or a number
+            (calibrated: amax / 2688).
+        pre_decode: whether to multiply by decoded weights.
+        dtype: of the bias and of decoded weights.
+        device: of everything.
+        backend: as of ``gemm``.
+
+    Example:
+        >>> layer = LinearNVFP4.from_linear(torch.nn.Linear(512, 256))
+        >>> layer(torch.randn(40, 512).bfloat16()).shape
+        torch.Size([40, 256])
+
+    Raises:
+        UnsupportedProblem: K is not a multiple of 32. ValueError: an unknown choice.
+    """
+
+    weight: torch.Tensor
+    weight_scale: torch.Tensor
+    weight_global_scale: torch.Tensor
+    input_global_scale: torch.Tensor | None
+    decoded: torch.Tensor
+
+    def __init__(
+        self,
+        in_features: int,
+        out_features: int,
+        bias: bool = True,
+        *,
+        activations: Activations = "nvfp4",
+        input_scale: float | Literal["auto"] | None = "auto",
+        pre_decode: bool = False,
+        dtype: torch.dtype = torch.bfloat16,
+        device: torch.device | str | None = None,
+        backend: str = "auto",
+    ):
+        super().__init__()
+        if in_features % K_STEP or in_features < K_STEP:
+            raise UnsupportedProblem(
+                f"in_features={in_features} is not a positive multiple of {K_STEP} (rows start 16 bytes apart); pad the "
+                f"layer's input to {max(-(-in_features // K_STEP), 1) * K_STEP}"
+            )
+        if activations not in ("nvfp4", "16bit"):
+            raise ValueError(f'activations={activations!r} is unknown; use "nvfp4" or "16bit"')
+        if isinstance(input_scale, str) and input_scale != "auto":
+            raise ValueError(f'input_scale={input_scale!r} is not "auto", None or a number')
+        self.in_features, self.out_features = in_features, out_features
+        self.activations, self.pre_decode, self.backend = activations, pre_decode, backend
+        self.finds_input_scale = isinstance(input_scale, str)
+        self.dtype = dtype
+        atoms = atom_counts(out_features, num_k_blocks(in_features))
+        shape = (out_features, in_features // 2)
+        self.register_buffer("weight", torch.zeros(shape, dtype=torch.uint8, device=device))
+        scale = torch.zeros((*atoms, *ATOM_SHAPE), dtype=torch.uint8, device=device)
+        self.register_buffer("weight_scale", scale.view(torch.float8_e4m3fn))
+        self.register_buffer("weight_global_scale", torch.ones((), device=device))
+        given = None
+        if input_scale is not None and not isinstance(input_scale, str):
+            given = torch.as_tensor(input_scale, dtype=torch.float32, device=device).reshape(())
+        self.register_buffer("input_global_scale", given)
+        self.register_buffer("decoded", None, persistent=False)
+        if bias:
+            zeros = torch.zeros(out_features, dtype=dtype, device=device)
+            self.bias = torch.nn.Parameter(zeros, requires_grad=False)
+        else:
+            self.register_parameter("bias", None)
+
+    @classmethod
+    def from_linear(cls, linear: torch.nn.Linear, **options: Any) -> "LinearNVFP4":
+        """The layer with the weights of ``linear`` quantized (global scale amax / 2688), on its device.
+
+        Args:
+            linear: of any float dtype; not changed. options: of the constructor; ``dtype`` is the layer's, if 16-bit.
+
+        Raises:
+            TypeError: ``linear`` is another module.
+        """
+        if not isinstance(linear, torch.nn.Linear):
+            raise TypeError(f"linear is a {type(linear).__name__}; pass a torch.nn.Linear")
+        weight = linear.weight.detach()
+        if weight.dtype in (torch.float16, torch.bfloat16):
+            options.setdefault("dtype", weight.dtype)
+        backend = options.get("backend", "auto")
+        if backend.startswith("emulator"):
+            backend = "reference"  # the same bits
+        return cls.from_quantized(
+            quantize(weight, global_scale="auto", backend=backend), linear.bias, **options
+        )
+
+    @classmethod
+    def from_quantized(
+        cls, weight: NVFP4Tensor, bias: torch.Tensor | None = None, **options: Any
+    ) -> "LinearNVFP4":
+        """The layer with quantized weights: no copy where scales are blocked.
+
+        Args:
+            weight: [N, K]. bias: [N], or None. options: of the constructor.
+
+        Raises:
+            ValueError: ``weight`` is no matrix.
+        """
+        if len(weight.shape) != 2:
+            raise ValueError(f"weight has shape {tuple(weight.shape)}; a linear layer has [N, K]")
+        n, k = weight.shape
+        module = cls(k, n, bias is not None, device=weight.data.device, **options)
+        module.weight = weight.data.view(torch.uint8)
+        scale = weight.scale.view(torch.float8_e4m3fn)
+        module.weight_scale = scale if weight.scale_layout == "blocked" else to_blocked(scale)
+        if weight.global_scale is not None:
+            module.weight_global_scale = weight.global_scale
+        if bias is not None:
+            module.bias.copy_(bias.detach())
+        module._decode()
+        return module
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """``x @ W^T + bias``.
+
+        Args:
+            x: [..., K], float16 or bfloat16 (float32, too, where it is quantized); with ``pre_decode`` of ``dtype``.
+
+        Returns:
+            [..., N] of the dtype of ``x``. The product is rounded to it, and again after the bias was added.
+
+        Raises:
+            ValueError: ``x`` has another K. UnsupportedProblem: ``x`` has a gradient to follow.
+            And what ``quantize`` and ``gemm`` refuse.
+        """
+        if self.pre_decode:
+            return functional.linear(x, self.decoded, self.bias)
+        checks.check_tensors({"x": x})
+        if x.shape[-1:] != (self.in_features,):
+            raise ValueError(
+                f"x has shape {list(x.shape)}; expected [..., {self.in_features}], the layer's in_features"
+            )
+        rows = x.reshape(-1, self.in_features)
+        if self.activations == "16bit":
+            y = gemm(
+                rows, self.weight, None, self.weight_scale, self.weight_global_scale, **self._options(x.dtype)
+            )
+        else:
+            scale: Any = "auto" if self.finds_input_scale else self.input_global_scale
+            q = quantize(rows, global_scale=scale, backend=self.backend)
+            alpha = self.weight_global_scale
+            alpha = alpha if q.global_scale is None else alpha * q.global_scale
+            y = gemm(q.data, self.weight, q.scale, self.weight_scale, alpha, **self._options(x.dtype))
+        y = y if self.bias is None else y + self.bias.to(y.dtype)
+        return y.reshape(*x.shape[:-1], self.out_features)
+
+    def extra_repr(self) -> str:
+        """Sizes and how it multiplies."""
+        how = f"pre_decode={self.dtype}" if self.pre_decode else f"activations={self.activations!r}"
+        return f"in_features={self.in_features}, out_features={self.out_features}, bias={self.bias is not None}, {how}"
+
+    def _options(self, dtype: torch.dtype) -> dict[str, Any]:
+        return {"out_dtype": dtype, "backend": self.backend}
+
+    def _decode(self) -> None:
+        if self.pre_decode:
+            shape = (self.out_features, self.in_features)
+            weight = NVFP4Tensor(self.weight, self.weight_scale, self.weight_global_scale, shape)
+            self.decoded = dequantize(weight, self.dtype)
+
+    def _load_from_state_dict(self, *arguments: Any) -> None:
+        super()._load_from_state_dict(*arguments)
+        self._decode()
+
+    def _apply(self, fn, recurse=True):
+        return super()._apply(moving(fn), recurse)
+
+
+def moving(fn: Callable[[torch.Tensor], torch.Tensor]) -> Callable[[torch.Tensor], torch.Tensor]:
+    """``fn`` for 16-bit tensors, and the move to another device that it makes for those whose dtype is fixed."""
+
+    def move(tensor: torch.Tensor) -> torch.Tensor:
+        moved = fn(tensor)
+        return tensor.to(moved.device) if tensor.dtype in FIXED_DTYPES else moved
+
+    return move

@@ -1,0 +1,108 @@
+"""PersistentMLP: equal layers in one launch."""
+
+from collections.abc import Sequence
+from typing import Literal
+
+import torch
+
+from nvfp4_cute.formats.block_scaled import NVFP4Tensor
+from nvfp4_cute.formats.scale_layout import to_blocked
+from nvfp4_cute.nn.linear import moving
+from nvfp4_cute.ops.gemm_chain import ChainWorkspace, gemm_chain
+from nvfp4_cute.planning.config import KernelConfig
+
+Activations = Literal["nvfp4", "16bit"]
+# Rows of weights lie 16 bytes apart, or a multiple.
+K_STEP = 32
+# What ``.to(dtype)`` of a model must not change: e2m1 pairs, block scales, global scales.
+FIXED_DTYPES = (torch.uint8, torch.float8_e4m3fn, torch.float32)
+
+
+class PersistentMLP(torch.nn.Module):
+    """Equal layers without anything between them but quantization, one launch for all of them (``gemm_chain``).
+
+    The results of inner layers stay in L2. The bits are those of a ``gemm`` a layer with NVFP4 results. Kernels: sm_100a,
+    sm_103a, sm_110a; elsewhere the error says to call ``gemm``.
+
+    State dict: weight uint8 [G, N, N/2], weight_scale float8_e4m3fn [G, rn, rk, 32, 4, 4], alpha and out_global_scale
+    float32 [G].
+
+    Args:
+        weights: of each layer, [N, N]; copied into one tensor.
+        global_scales: G + 1 numbers: the global scale of the input and of each layer's result (calibrated: amax / 2688).
+        backend: as of ``gemm``. config: as of ``grouped_gemm``.
+
+    Example:
+        >>> weights = [quantize(torch.randn(256, 256) / 16) for _ in range(3)]
+        >>> mlp = PersistentMLP(weights, [0.002] * 4)
+        >>> mlp(quantize(torch.randn(40, 256), global_scale=0.002)).shape
+        (40, 256)
+
+    Raises:
+        ValueError: weights that are not square and alike, or too few numbers.
+    """
+
+    weight: torch.Tensor
+    weight_scale: torch.Tensor
+    alpha: torch.Tensor
+    out_global_scale: torch.Tensor
+
+    def __init__(
+        self,
+        weights: Sequence[NVFP4Tensor],
+        global_scales: Sequence[float],
+        *,
+        backend: str = "auto",
+        config: KernelConfig | None = None,
+    ):
+        super().__init__()
+        shapes = {tuple(w.shape) for w in weights}
+        if len(shapes) != 1 or any(len(shape) != 2 or shape[0] != shape[1] for shape in shapes):
+            raise ValueError(
+                f"weights have shapes {sorted(shapes)}; a chain of equal layers takes [N, N], at least one"
+            )
+        if len(global_scales) != len(weights) + 1:
+            raise ValueError(
+                f"global_scales has {len(global_scales)} numbers for {len(weights)} layers; pass one for the input and one "
+                f"for each result: {len(weights) + 1}"
+            )
+        device = weights[0].data.device
+        scales = [w.scale.view(torch.float8_e4m3fn) for w in weights]
+        scales = [
+            scale if w.scale_layout == "blocked" else to_blocked(scale)
+            for w, scale in zip(weights, scales, strict=True)
+        ]
+        factors = torch.tensor(global_scales, dtype=torch.float32, device=device)
+        ones = torch.ones((), device=device)
+        own = torch.stack([ones if w.global_scale is None else w.global_scale for w in weights])
+        self.register_buffer("weight", torch.stack([w.data.view(torch.uint8) for w in weights]))
+        self.register_buffer("weight_scale", torch.stack(scales))
+        self.register_buffer("alpha", factors[:-1] * own)
+        self.register_buffer("out_global_scale", factors[1:].clone())
+        self.backend, self.config = backend, config
+        self._workspaces: dict[tuple[int, torch.device], ChainWorkspace] = {}
+
+    def forward(self, x: NVFP4Tensor) -> NVFP4Tensor:
+        """The last layer's result, [M, N], of ``x`` [M, N], which was quantized with the first of ``global_scales``.
+
+        Calls of one module must follow each other on one queue: they share counters and the results of inner layers.
+        """
+        if not isinstance(x, NVFP4Tensor):
+            raise TypeError(f"x is a {type(x).__name__}; pass an NVFP4Tensor: quantize(x, global_scale=...)")
+        key = (x.shape[0], x.data.device)
+        if key not in self._workspaces:
+            self._workspaces[key] = ChainWorkspace.make(len(self.weight), x.shape[0], x.shape[1], key[1])
+        return gemm_chain(
+            x.data,
+            self.weight,
+            x.scale,
+            self.weight_scale,
+            self.alpha,
+            self.out_global_scale,
+            self._workspaces[key],
+            backend=self.backend,
+            config=self.config,
+        )
+
+    def _apply(self, fn, recurse=True):
+        return super()._apply(moving(fn), recurse)

@@ -1,0 +1,1 @@
+"""Checked views of the operands of every form."""

@@ -1,0 +1,1 @@
+"""Which kernel configuration computes a problem, and how its tiles are dealt."""

@@ -1,0 +1,314 @@
+"""sm_100a, sm_103a, sm_110a: what a KernelConfig costs in shared and tensor memory, and why one is refused.
+
+Limits: CUDA C++ programming guide, technical specifications (227 KiB of shared memory a CTA) and PTX ISA 9.7.16.1
+(tensor memory of 128 lanes x 512 columns of 32 bits).
+"""
+
+from dataclasses import dataclass, replace
+
+from nvfp4_cute.formats.scale_layout import SF_VEC_SIZE
+from nvfp4_cute.planning.arch.base import (
+    DECODED_BY_THE_MMA,
+    INTERLEAVE,
+    StagedOperands,
+    clusters_in_gpcs,
+    operands_on_sides,
+)
+from nvfp4_cute.planning.config import KernelConfig
+
+ARCHS = ("sm_100a", "sm_103a", "sm_110a")
+DEFAULT_CONFIG = KernelConfig()
+OUT_M_MAJOR = True
+# What ``select`` chooses from, simple before special where two are equally good.
+CANDIDATES = (
+    *(KernelConfig((128, n, 256), num_acc_stage=stages) for n, stages in ((128, 3), (256, 2))),
+    *(
+        KernelConfig((128, n, 256), num_acc_stage=stages, swap_ab=True)
+        for n, stages in ((64, 4), (128, 3), (192, 2), (256, 2))
+    ),
+    *(
+        KernelConfig((128, n, 256), num_acc_stage=stages, use_2cta_instrs=True)
+        for n, stages in ((128, 3), (256, 2))
+    ),
+    *(
+        KernelConfig((128, n, 256), num_acc_stage=stages, use_2cta_instrs=True, swap_ab=True)
+        for n, stages in ((64, 4), (128, 3), (192, 2), (256, 2))
+    ),
+    # Where the copies of a K tile take longer than its MMAs.
+    *(
+        KernelConfig((128, 128, 256), num_acc_stage=3, use_2cta_instrs=pair, swap_ab=True, multicast_n=2)
+        for pair in (False, True)
+    ),
+    # Few tiles of a long K: CTAs that would be idle take a part of it.
+    *(KernelConfig((128, 64, 256), swap_ab=True, split_k=split) for split in (2, 4, 8)),
+    KernelConfig((128, 64, 256), split_k=2),
+)
+# The same for dual GEMMs, whose two products fill tensor memory twice as fast.
+DUAL_CANDIDATES = (
+    *(KernelConfig((128, n, 256), num_acc_stage=stages) for n, stages in ((64, 3), (128, 2))),
+    *(
+        KernelConfig((128, n, 256), num_acc_stage=stages, swap_ab=True)
+        for n, stages in ((64, 3), (128, 2), (192, 1))
+    ),
+    *(
+        KernelConfig((128, n, 256), num_acc_stage=stages, use_2cta_instrs=True)
+        for n, stages in ((64, 3), (128, 2))
+    ),
+    *(
+        KernelConfig((128, n, 256), num_acc_stage=stages, use_2cta_instrs=True, swap_ab=True)
+        for n, stages in ((64, 3), (128, 2), (192, 1))
+    ),
+)
+# And for those with interleaved weights: both products of a result have to lie in one row of tensor memory.
+INTERLEAVED_CANDIDATES = tuple(c for c in CANDIDATES if not c.swap_ab and c.split_k == 1)
+SMEM_CAPACITY_BYTES = 227 * 1024
+# Where the four epilogue warps turn slices of 32 rows and columns of 16-bit results.
+STAGING_BYTES = 4 * 32 * 32 * 2
+# Besides, barriers and the tensor-memory address; operand buffers come first and are whole multiples of their alignment.
+SMEM_RESERVED_BYTES = STAGING_BYTES + 1024
+TMEM_COLS = 512
+MMA_INST_K = 64
+# Cycles of the one copy engine of an SM: a copy takes at least so many, and one for so many bytes (published
+# microbenchmarks: ``timing_constants``).
+COPY_CYCLES, COPY_BYTES_PER_CYCLE = 48, 125
+# Columns of 64 elements of K that an MMA multiplies a cycle.
+MMA_COLUMNS_PER_CYCLE = 2
+# From a load that device memory answers to the next one of its stage, under load: read off modelled launches.
+RING_CYCLES = 3000
+# Rows of the M side that one CTA holds: the lanes of tensor memory.
+MMA_CTA_M = 128
+# The N side of tiles and of MMAs: multiples of 64, whose scales fill an even number of columns of tensor memory. MMAs and
+# copies reach scales two columns at a time, and fault at an odd one (QuACK, quack/gemm_sm100.py; CUTLASS and Triton keep to it).
+MMA_N_STEP = 64
+TILES_N = (64, 128, 192, 256)
+# Of a dual GEMM with two accumulators of each product.
+DUAL_TILES_N = (64, 128)
+# Columns that the epilogue reads at once.
+EPI_TILE_N = 32
+EPI_WARPS = 4
+# CTAs of a cluster that share K tiles. They send each other sums in fp32, in units of 32 rows x 32 columns.
+SPLITS = (1, 2, 4, 8)
+# MMAs of a cluster that share the N side: with pairs, clusters of 8 CTAs, which every GPU can launch.
+MULTICASTS = (1, 2, 4)
+# Tiles of few rows of tokens whose K is split, too, where only the device knows the groups' sizes.
+SPLIT_TILES_N = (64, 128)
+UNIT_SUMS_BYTES = 32 * EPI_TILE_N * 4
+# SMs of a processing cluster, and clusters by number of SMs and their size: 15 of 8 CTAs fit a B300 (CUTLASS,
+# NVFP4_CUTEDSL_THROTTLE).
+GPC_SMS = 18
+MEASURED_CLUSTERS = {148: {8: 15}}
+# A scale block covers 128 rows x 4 scales; tensor memory holds it in 4 columns.
+SF_ATOM_ROWS = 128
+SF_ATOM_COLS = 4
+
+
+class SmemPlan(StagedOperands):
+    """Shared memory of one CTA."""
+
+    @property
+    def total_bytes(self) -> int:
+        """Bytes of all stages and of what is reserved beside them."""
+        return self.stage_bytes * self.num_ab_stage + self.exchange_bytes + SMEM_RESERVED_BYTES
+
+
+@dataclass(frozen=True)
+class TmemMap:
+    """First columns of the accumulators and of the scales in tensor memory, and how many are allocated.
+
+    Attributes:
+        acc_cols: columns of one accumulator: of a dual GEMM, both products side by side.
+        acc_stride: columns from one accumulator to the next; less than ``acc_cols`` where two share columns.
+        num_acc_stage: accumulators.
+        sfa_col, sfb_col: first columns of the scales of one K tile.
+        used_cols: columns in use.
+    """
+
+    acc_cols: int
+    acc_stride: int
+    num_acc_stage: int
+    sfa_col: int
+    sfb_col: int
+    used_cols: int
+
+    @property
+    def overlap_cols(self) -> int:
+        """Columns that two accumulators share: the epilogue reads them first."""
+        return self.acc_cols - self.acc_stride
+
+    @property
+    def num_acc_barrier_stage(self) -> int:
+        """Stages of the accumulator pipeline: one where accumulators share columns and thus take turns."""
+        return 1 if self.overlap_cols else self.num_acc_stage
+
+    @property
+    def alloc_cols(self) -> int:
+        """The allocation: a power of two of at least 32 columns (PTX ISA, tcgen05.alloc)."""
+        return max(32, 1 << (self.used_cols - 1).bit_length())
+
+
+def sf_blocks_n(tile_n: int) -> int:
+    """128-row scale blocks that a tile of ``tile_n`` rows may touch, wherever it starts."""
+    starts = range(0, SF_ATOM_ROWS * tile_n, tile_n)
+    return max(_ceil_div(start % SF_ATOM_ROWS + tile_n, SF_ATOM_ROWS) for start in starts)
+
+
+def mma_columns(rows: int, first_row: int, tile_n: int) -> int:
+    """Columns that the MMA of a tile computes, from ``first_row`` on, where its group has ``rows`` from there.
+
+    A tile that begins in the middle of a scale block has 64 or 192: CUTLASS's kernels begin there with no other number.
+    """
+    return min(_ceil_div(rows, MMA_N_STEP) * MMA_N_STEP, tile_n) | first_row & MMA_N_STEP
+
+
+def smem_plan(config: KernelConfig, num_b: int = 1) -> SmemPlan:
+    """Shared memory of one CTA. ``num_ab_stage=None`` is resolved to as many stages as fit."""
+    m, n, k = config.cta_tile_shape_mnk
+    a, b = m * k // 2, n // config.num_mma_cta * k // 2
+    sfa, sfb = SF_ATOM_ROWS * k // SF_VEC_SIZE, sf_blocks_n(n) * SF_ATOM_ROWS * k // SF_VEC_SIZE
+    exchange = 0
+    if config.split_k > 1:
+        units = _ceil_div(EPI_WARPS * n // EPI_TILE_N, config.split_k)
+        exchange = units * (config.split_k - 1) * num_b * UNIT_SUMS_BYTES
+    stages = config.num_ab_stage or 0
+    plan = SmemPlan(a, b, sfa, sfb, stages, *operands_on_sides(config, num_b), exchange)
+    if config.num_ab_stage is not None:
+        return plan
+    return replace(plan, num_ab_stage=(SMEM_CAPACITY_BYTES - plan.total_bytes) // plan.stage_bytes)
+
+
+def k_tile_copy_cycles(config: KernelConfig, smem: SmemPlan) -> tuple[float, float]:
+    """What the copy engine of a CTA needs for a K tile, boxes of operands and of scales: of the M side, of the N side."""
+    # A pair's CTAs copy half of the N side's scales each.
+    sfb_bytes = smem.sfb_stage_bytes // config.num_mma_cta
+    m_side = smem.num_m * (copy_cycles(smem.a_stage_bytes) + copy_cycles(smem.sfa_stage_bytes))
+    n_side = smem.num_n * (copy_cycles(smem.b_stage_bytes) + copy_cycles(sfb_bytes))
+    return m_side, n_side / config.multicast_n
+
+
+def copy_cycles(nbytes: int) -> float:
+    """What the copy engine needs for a box."""
+    return max(COPY_CYCLES, nbytes / COPY_BYTES_PER_CYCLE)
+
+
+def k_tile_mma_cycles(config: KernelConfig, smem: SmemPlan) -> float:
+    """What the tensor cores need for a K tile."""
+    _, n, k = config.cta_tile_shape_mnk
+    return smem.num_m * smem.num_n * (k // MMA_INST_K) * n / MMA_COLUMNS_PER_CYCLE
+
+
+def fetches_ahead(config: KernelConfig, smem: SmemPlan) -> bool:
+    """Whether tiles that share an operand bring it into L2 ahead of their loads.
+
+    Where copies bound a tile, many stages of narrow ones outlast the latency of device memory; those of wide ones do not.
+    """
+    is_mma_bound = k_tile_mma_cycles(config, smem) > sum(k_tile_copy_cycles(config, smem))
+    return config.cta_tile_shape_mnk[1] >= MMA_CTA_M or is_mma_bound
+
+
+def prefetch_k_tiles(config: KernelConfig, smem: SmemPlan) -> int:
+    """K tiles from the one that is loaded to the one that is brought into L2: what the ring lacks of memory's latency."""
+    k_tile = max(k_tile_mma_cycles(config, smem), sum(k_tile_copy_cycles(config, smem)))
+    return max(round(RING_CYCLES / k_tile) - smem.num_ab_stage, 3)
+
+
+def tmem_map(config: KernelConfig, num_b: int = 1) -> TmemMap:
+    """Tensor memory of ``config``: accumulators, then the scales of one K tile of A and of B.
+
+    Two accumulators that do not fit side by side share columns: the second begins where the scales leave room.
+    """
+    _, n, k = config.cta_tile_shape_mnk
+    num_k_block = k // MMA_INST_K
+    num_m, num_n = operands_on_sides(config, num_b)
+    sfa_cols, sfb_cols = (
+        num_m * SF_ATOM_COLS * num_k_block,
+        num_n * sf_blocks_n(n) * SF_ATOM_COLS * num_k_block,
+    )
+    acc_cols = stride = num_b * n
+    free_cols = TMEM_COLS - sfa_cols - sfb_cols
+    if config.num_acc_stage == 2 and 2 * acc_cols > free_cols:
+        stride = max(free_cols - acc_cols, 0)
+    sfa_col = stride * (config.num_acc_stage - 1) + acc_cols
+    return TmemMap(
+        acc_cols, stride, config.num_acc_stage, sfa_col, sfa_col + sfa_cols, sfa_col + sfa_cols + sfb_cols
+    )
+
+
+def resolve(config: KernelConfig, num_b: int = 1) -> KernelConfig:
+    """``config`` with its stage count made explicit."""
+    return replace(config, num_ab_stage=smem_plan(config, num_b).num_ab_stage)
+
+
+def unsupported_reason(config: KernelConfig, num_b: int = 1) -> str | None:
+    """Why this family cannot build ``config``, with the nearest legal value; None where it can."""
+    if config.decode_first or config.deal_k:
+        return DECODED_BY_THE_MMA
+    m, n, k = config.cta_tile_shape_mnk
+    if m != MMA_CTA_M:
+        return f"cta_tile_shape_mnk={config.cta_tile_shape_mnk}: a CTA holds {MMA_CTA_M} rows of the MMA; use M tile 128"
+    if n not in TILES_N:
+        return (
+            f"cta_tile_shape_mnk={config.cta_tile_shape_mnk}: N tile {n} is not built; use one of {TILES_N}"
+        )
+    if k != 256:
+        return f"cta_tile_shape_mnk={config.cta_tile_shape_mnk}: a K tile fills one 128-byte swizzle row; use K tile 256"
+    if config.num_acc_stage < 1:
+        return f"num_acc_stage={config.num_acc_stage}: at least 1 accumulator stage is needed; 2 overlap the epilogue"
+    tmem = tmem_map(config, num_b)
+    if num_b > 1 and (tmem.acc_cols + tmem.used_cols - tmem.sfa_col > TMEM_COLS or tmem.overlap_cols > n):
+        return (
+            f"cta_tile_shape_mnk={config.cta_tile_shape_mnk}, num_acc_stage={config.num_acc_stage}: {num_b} accumulators "
+            f"of {n} columns a tile do not fit {TMEM_COLS} columns of tensor memory so often; use N tile 64 or 128, or "
+            "192 with num_acc_stage=1"
+        )
+    if tmem.used_cols > TMEM_COLS:
+        return (
+            f"num_acc_stage={config.num_acc_stage}: {tmem.used_cols} columns of tensor memory, {TMEM_COLS} exist; "
+            f"use at most {max(2, (TMEM_COLS - (tmem.used_cols - tmem.sfa_col)) // tmem.acc_cols)}"
+        )
+    if config.multicast_n not in MULTICASTS or (config.multicast_n > 1 and config.split_k > 1):
+        return (
+            f"multicast_n={config.multicast_n}, split_k={config.split_k}: 2 or 4 MMAs of a cluster share the N side's loads, "
+            "with all of K; use multicast_n=2 with split_k=1, or multicast_n=1"
+        )
+    if config.split_k not in SPLITS or (config.split_k > 1 and config.use_2cta_instrs):
+        return (
+            f"split_k={config.split_k}, use_2cta_instrs={config.use_2cta_instrs}: 2, 4 or 8 CTAs of a cluster share K "
+            "tiles, each with MMAs of its own; use split_k=2 with use_2cta_instrs=False, or split_k=1"
+        )
+    smem = smem_plan(config, num_b)
+    if smem.num_ab_stage < 1 or smem.total_bytes > SMEM_CAPACITY_BYTES:
+        return (
+            f"num_ab_stage={config.num_ab_stage}: {smem.total_bytes} bytes of shared memory, {SMEM_CAPACITY_BYTES} "
+            f"exist; use 1 to {smem_plan(replace(config, num_ab_stage=None), num_b).num_ab_stage}"
+        )
+    if config.num_cta is not None and config.num_cta < config.cluster_size:
+        return f"num_cta={config.num_cta}: at least {config.cluster_size} CTA{'s' * (config.cluster_size > 1)} work on a tile"
+    return None
+
+
+def interleave_reason(config: KernelConfig, weight_layout: str) -> str | None:
+    """Why weights of ``base.INTERLEAVE`` cannot be computed with ``config``; None where they can."""
+    if weight_layout not in INTERLEAVE:
+        return None
+    n, width = config.cta_tile_shape_mnk[1], INTERLEAVE[weight_layout]
+    if config.swap_ab:
+        return "swap_ab with interleaved weights: their products would lie in lanes of two warps; use swap_ab=False"
+    if n % (2 * width):
+        return f"N tile {n} with weight_layout={weight_layout!r}: tiles hold whole periods; use N tile 128 or 256"
+    if EPI_WARPS * n // (2 * EPI_TILE_N) % config.split_k:
+        return f"split_k={config.split_k} with N tile {n} of interleaved weights: every CTA adds up as many units; use N tile 128"
+    return None
+
+
+def quantized_reason(config: KernelConfig) -> str | None:
+    """Why NVFP4 results cannot be computed with ``config``: they always can."""
+    return None
+
+
+def resident_clusters(num_sms: int, cluster_size: int) -> int:
+    """Clusters of CTAs that fill an SM each, and that a GPU runs at once."""
+    return clusters_in_gpcs(num_sms, cluster_size, GPC_SMS, MEASURED_CLUSTERS)
+
+
+def _ceil_div(value: int, divisor: int) -> int:
+    return -(-value // divisor)

@@ -1,0 +1,345 @@
+"""sm_120a, sm_121a: what a KernelConfig costs in shared memory, and why one is refused.
+
+``num_acc_stage`` accumulators lie in registers: 1 is the cooperative schedule, where all warps work on one tile; 2 is
+ping-pong, where two teams take turns and one stores while the other multiplies. A tile has M 128 on the M side of the
+warp MMA and up to 128 on its N side. Limits: CUDA C++ programming guide, technical specifications (99 KiB of shared
+memory a CTA).
+"""
+
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+
+from nvfp4_cute.formats.scale_layout import SF_VEC_SIZE
+from nvfp4_cute.gpus import verdicts
+from nvfp4_cute.planning.arch.base import (
+    DECODED_BY_THE_MMA,
+    INTERLEAVE,
+    NOTHING_TO_SHARE,
+    StagedOperands,
+    clusters_in_gpcs,
+    operands_on_sides,
+)
+from nvfp4_cute.planning.config import KernelConfig
+
+ARCHS = ("sm_120a", "sm_121a")
+DEFAULT_CONFIG = KernelConfig((128, 128, 128), num_acc_stage=1)
+OUT_M_MAJOR = True
+SMEM_CAPACITY_BYTES = 99 * 1024
+# Of every operand's buffer: a tile of 128-byte rows repeats its swizzle every 1024 bytes.
+BUFFER_ALIGN_BYTES = 1024
+# Barriers come last, in a buffer of their own.
+BARRIER_BYTES = 1024
+TILE_M = 128
+TILES_N = (8, 16, 32, 64, 128)
+TILES_K = (128, 256)
+# A stage is released while the next one is read.
+MIN_AB_STAGE = 2
+# CTAs of a cluster that share K tiles. A warp's sums are added up in one CTA: a team has at least four warps to deal.
+SPLITS = (1, 2, 4, 8)
+MIN_TEAM_WARPS = 4
+# Columns of all products of a tile, by num_acc_stage: 128 sums a thread; more spill registers.
+MAX_TILE_COLUMNS = {1: 256, 2: 128}
+# What ``choose`` chooses from, the simplest first where several are equally good.
+CANDIDATES = (
+    DEFAULT_CONFIG,
+    KernelConfig((TILE_M, 128, 128), num_acc_stage=2),
+    KernelConfig((TILE_M, 64, 128), num_acc_stage=1),
+    KernelConfig((TILE_M, 64, 128), num_acc_stage=2),
+    KernelConfig((TILE_M, 64, 128), num_acc_stage=1, swap_ab=True),
+    KernelConfig((TILE_M, 64, 128), num_acc_stage=2, swap_ab=True),
+    KernelConfig((TILE_M, 32, 256), num_acc_stage=2, swap_ab=True),
+    KernelConfig((TILE_M, 16, 256), num_acc_stage=2, swap_ab=True),
+    KernelConfig((TILE_M, 8, 256), num_acc_stage=2, swap_ab=True),
+    KernelConfig((TILE_M, 32, 128), num_acc_stage=1),
+    # Few tiles: more SMs work on each.
+    *(
+        KernelConfig((TILE_M, n, k), num_acc_stage=1, swap_ab=True, split_k=split)
+        for n, k, split in (
+            (64, 128, 2), (64, 128, 4), (32, 256, 2), (32, 256, 4), (16, 256, 4), (8, 256, 4), (8, 256, 8)
+        )
+    ),
+)  # fmt: skip
+# The same for dual GEMMs, which have two products' sums.
+DUAL_CANDIDATES = (
+    KernelConfig((TILE_M, 128, 128), num_acc_stage=1),
+    KernelConfig((TILE_M, 64, 128), num_acc_stage=2),
+    KernelConfig((TILE_M, 64, 128), num_acc_stage=1),
+    KernelConfig((TILE_M, 64, 128), num_acc_stage=1, swap_ab=True),
+    KernelConfig((TILE_M, 32, 128), num_acc_stage=2, swap_ab=True),
+    KernelConfig((TILE_M, 16, 256), num_acc_stage=2, swap_ab=True),
+    KernelConfig((TILE_M, 8, 256), num_acc_stage=2, swap_ab=True),
+    KernelConfig((TILE_M, 32, 128), num_acc_stage=1),
+    *(
+        KernelConfig((TILE_M, n, k), num_acc_stage=1, swap_ab=True, split_k=4)
+        for n, k in ((32, 128), (16, 256), (8, 256))
+    ),
+)
+# Cycles and bytes a cycle that ``choose`` ranks by, read off modelled launches on RTX 5090 and RTX PRO 6000.
+START_CYCLES = 3000  # from the start to the first bytes, and behind the last store
+MEMORY_BYTES_PER_CYCLE = 620
+L2_BYTES_PER_CYCLE = 7400  # of all SMs; the model answers those that ask for one piece together,
+SPLIT_L2_BYTES_PER_CYCLE = 4096  # which CTAs that share a tile do not
+STORE_BYTES_PER_CYCLE = 2048  # of all SMs
+LOAD_BYTES_PER_CYCLE = 50  # what L2 brings to one SM while all of them load
+RING_CYCLES = 1300  # from a load to the next one of its stage
+MMA_FLOP_PER_CYCLE = 4096  # of an SM
+TEAM_CYCLES = 20  # of a K tile of less than 128 columns, that a team with one warp a sub-core cannot hide
+OVERLAP_LOSS = 0.08  # share of what takes less that adds to what takes more
+EPILOGUE_CYCLES = 100  # of a tile, where no other team multiplies meanwhile
+EXCHANGE_CYCLES = 500  # of split-K: until another CTA's sums have come and are added, beside their bytes
+EXCHANGE_BYTES_PER_CYCLE = 16  # what a CTA sends; taken over from the H200 (bench/h200_exchange_probe.cu)
+SPLIT_GAIN = (
+    0.05  # by how much a config that splits K has to be better: estimates of both kinds are less alike
+)
+GPC_SMS = 16  # of a processing cluster (NVIDIA RTX Blackwell architecture: 8 pairs in GB202)
+# By number of SMs and cluster size: what fits an RTX 5090 (QuACK, AI/sm120_hardware.md).
+MEASURED_CLUSTERS = {170: {2: 85, 4: 41, 8: 19}}
+FP32_BYTES = 4
+# A scale block covers 128 rows x 4 scales: a tile loads whole ones, whatever part of their rows it uses.
+SF_ATOM_ROWS = 128
+# Columns that every lane quad's scale word spans in one load: 8 columns each in groups of 32.
+SF_ROW_GROUP = 32
+
+
+@dataclass(frozen=True, kw_only=True)
+class SmemPlan(StagedOperands):
+    """Shared memory of one CTA.
+
+    Attributes:
+        row_bytes: of a row of a K tile.
+    """
+
+    row_bytes: int
+
+    @property
+    def buffer_bytes(self) -> tuple[int, int, int, int]:
+        """Of all stages of the operands on the M side, on the N side, and of either's scales."""
+        return (
+            self.num_ab_stage * self.num_m * self.a_stage_bytes,
+            self.num_ab_stage * self.num_n * self.b_stage_bytes,
+            self.num_ab_stage * self.num_m * self.sfa_stage_bytes,
+            self.num_ab_stage * self.num_n * self.sfb_stage_bytes,
+        )
+
+    @property
+    def total_bytes(self) -> int:
+        """Bytes of the buffers, each rounded up to its alignment, and of the barriers."""
+        return sum(map(_round_up, (*self.buffer_bytes, self.exchange_bytes))) + BARRIER_BYTES
+
+
+def candidates(
+    num_b: int = 1, weight_layout: str = "separate", is_quantized: bool = False
+) -> tuple[KernelConfig, ...]:
+    """What ``choose`` chooses from. K is split only where ``nvfp4-cute prove`` has shown on this machine what that takes.
+
+    Nobody has run vectors of ``st.async``, or clusters of GEMMs with programmatic launches, on sm_120 and told of it.
+
+    Args:
+        num_b: operands that have weights: 2 for a dual GEMM whose weights are not interleaved.
+        weight_layout: "separate", or one of ``base.INTERLEAVE``.
+        is_quantized: whether results are NVFP4.
+    """
+    may_split = any(verdicts.is_proven(arch, "split_k") for arch in ARCHS)
+    return tuple(
+        config
+        for config in (CANDIDATES if num_b == 1 else DUAL_CANDIDATES)
+        if (config.split_k == 1 or may_split)
+        and interleave_reason(config, weight_layout) is None
+        and not (is_quantized and quantized_reason(config) is not None)
+    )
+
+
+def choose(
+    sizes: Iterable[tuple[int, int, int]],
+    num_sms: int,
+    num_b: int = 1,
+    weight_layout: str = "separate",
+    is_quantized: bool = False,
+    are_means: bool = False,
+) -> KernelConfig:
+    """What a problem is computed with where the caller chooses nothing: the candidate with the least estimated time.
+
+    K is split only where all tiles are computed at once: a cluster's next tile does not hide the exchange of sums.
+
+    Args:
+        sizes: (m, n, k) of every group.
+        num_sms: SMs of the device.
+        num_b, weight_layout, is_quantized: as of :func:`candidates`.
+        are_means: makes no difference here.
+    """
+    live = Counter(size for size in sizes if min(size) > 0)
+    tried = [
+        config
+        for config in candidates(num_b, weight_layout, is_quantized)
+        if config.split_k == 1 or _num_tiles(config, live) <= resident_clusters(num_sms, config.split_k)
+    ]
+    chosen = min(
+        tried,
+        key=lambda config: (
+            _estimated_cycles(config, live, num_sms, num_b) * (1 + SPLIT_GAIN * (config.split_k > 1))
+        ),
+    )
+    if chosen.split_k > 1:
+        chosen = replace(chosen, num_cta=resident_clusters(num_sms, chosen.split_k) * chosen.split_k)
+    return chosen
+
+
+def _num_tiles(config: KernelConfig, sizes: Counter[tuple[int, int, int]]) -> int:
+    tile_m, tile_n, _ = config.work_tile_mnk
+    return sum(-(-m // tile_m) * -(-n // tile_n) * times for (m, n, _), times in sizes.items())
+
+
+def _estimated_cycles(
+    config: KernelConfig, sizes: Counter[tuple[int, int, int]], num_sms: int, num_b: int
+) -> float:
+    """The start, each wave's time, the last K tile, the last exchange of sums, and the last stores.
+
+    A wave lasts as its tiles do on an SM, or as what it loads takes.
+    """
+    plan, (tile_m, tile_n, tile_k) = smem_plan(config, num_b), config.work_tile_mnk
+    split, workers = config.split_k, resident_clusters(num_sms, config.split_k)
+    counts = {size: -(-size[0] // tile_m) * -(-size[1] // tile_n) * times for size, times in sizes.items()}
+    k_tiles = sum(count * -(-k // tile_k) for (_, _, k), count in counts.items())
+    num_tiles = sum(counts.values())
+    if not num_tiles:
+        return START_CYCLES
+    operand_bytes = sum((m + num_b * n) * k * 9 // 16 * times for (m, n, k), times in sizes.items())
+    out_bytes = sum(m * n * 2 * times for (m, n, _), times in sizes.items())
+
+    mma = 2 * num_b * tile_m * tile_n * tile_k / MMA_FLOP_PER_CYCLE
+    has_two_teams = config.num_acc_stage > 1
+    exposed = TEAM_CYCLES if has_two_teams and config.cta_tile_shape_mnk[1] < 128 else 0
+    k_tile = max(mma + exposed, plan.stage_bytes / LOAD_BYTES_PER_CYCLE, RING_CYCLES / plan.num_ab_stage)
+    tile = sum(count * -(-k // (tile_k * split)) for (_, _, k), count in counts.items()) / num_tiles * k_tile
+    tile += 0 if has_two_teams else EPILOGUE_CYCLES
+    l2_rate = L2_BYTES_PER_CYCLE if split == 1 else SPLIT_L2_BYTES_PER_CYCLE
+    memory, l2 = operand_bytes / MEMORY_BYTES_PER_CYCLE, k_tiles * plan.stage_bytes / l2_rate
+
+    def wave(count: int) -> float:
+        parts = sorted((tile, memory * count / num_tiles, l2 * count / num_tiles))
+        return parts[2] + OVERLAP_LOSS * (parts[0] + parts[1])
+
+    full_waves, rest = divmod(num_tiles, workers)
+    waves = full_waves * wave(workers) + (wave(rest) if rest else 0)
+    stores = out_bytes / num_tiles * min(num_tiles, workers) / STORE_BYTES_PER_CYCLE
+    return START_CYCLES + waves + k_tile + stores + _exchange_cycles(config, num_b)
+
+
+def _exchange_cycles(config: KernelConfig, num_b: int) -> float:
+    """From a tile's last MMA until its sums have come and are added."""
+    if config.split_k == 1:
+        return 0.0
+    m, n, _ = config.cta_tile_shape_mnk
+    sent_bytes = num_b * m * n * FP32_BYTES * (config.split_k - 1) / config.split_k
+    return EXCHANGE_CYCLES + sent_bytes / EXCHANGE_BYTES_PER_CYCLE
+
+
+def resident_clusters(num_sms: int, cluster_size: int) -> int:
+    """Clusters of CTAs that fill an SM each, and that a GPU runs at once."""
+    return clusters_in_gpcs(num_sms, cluster_size, GPC_SMS, MEASURED_CLUSTERS)
+
+
+def num_receivers(split: int) -> int:
+    """CTAs of a cluster of ``split`` that add up and store sums, each of every so many warps."""
+    return min(split, MIN_TEAM_WARPS)
+
+
+def smem_plan(config: KernelConfig, num_b: int = 1) -> SmemPlan:
+    """Shared memory of ``config``. ``num_ab_stage=None`` is resolved to as many stages as fit."""
+    m, n, k = config.cta_tile_shape_mnk
+    sf = SF_ATOM_ROWS * k // SF_VEC_SIZE
+    num_m, num_n = operands_on_sides(config, num_b)
+    tile_sums_bytes = num_b * m * n * FP32_BYTES
+    plan = SmemPlan(
+        row_bytes=k // 2,
+        a_stage_bytes=m * k // 2,
+        b_stage_bytes=n * k // 2,
+        sfa_stage_bytes=sf,
+        sfb_stage_bytes=sf,
+        num_ab_stage=config.num_ab_stage or 0,
+        num_m=num_m,
+        num_n=num_n,
+        exchange_bytes=config.num_acc_stage
+        * (config.split_k - 1)
+        * tile_sums_bytes
+        // num_receivers(config.split_k),
+    )
+    if config.num_ab_stage is None:
+        while (
+            deeper := replace(plan, num_ab_stage=plan.num_ab_stage + 1)
+        ).total_bytes <= SMEM_CAPACITY_BYTES:
+            plan = deeper
+    return plan
+
+
+def resolve(config: KernelConfig, num_b: int = 1) -> KernelConfig:
+    """``config`` with its stage count made explicit."""
+    return replace(config, num_ab_stage=smem_plan(config, num_b).num_ab_stage)
+
+
+def unsupported_reason(config: KernelConfig, num_b: int = 1) -> str | None:
+    """Why this family cannot build ``config``, with the nearest legal value; None where it can."""
+    if config.decode_first or config.deal_k:
+        return DECODED_BY_THE_MMA
+    if config.multicast_n > 1:
+        return NOTHING_TO_SHARE
+    m, n, k = config.cta_tile_shape_mnk
+    if config.use_2cta_instrs:
+        return "use_2cta_instrs: an MMA is one warp's here, not a pair of CTAs'; leave it False"
+    if m != TILE_M:
+        return f"cta_tile_shape_mnk={config.cta_tile_shape_mnk}: M tiles other than 128 are not built; use M tile 128"
+    if n not in TILES_N:
+        return (
+            f"cta_tile_shape_mnk={config.cta_tile_shape_mnk}: use an N tile of {', '.join(map(str, TILES_N))}"
+        )
+    if k not in TILES_K:
+        return (
+            f"cta_tile_shape_mnk={config.cta_tile_shape_mnk}: a K tile fills a 64-byte or a 128-byte swizzle row; "
+            "use K tile 128 or 256"
+        )
+    if config.num_acc_stage not in (1, 2):
+        return f"num_acc_stage={config.num_acc_stage}: one team of warps has one accumulator; use 1, or 2 for two teams"
+    max_n = MAX_TILE_COLUMNS[config.num_acc_stage] // num_b
+    if n > max_n:
+        return (
+            f"num_acc_stage={config.num_acc_stage}: sums of {num_b} x {n} columns do not fit the warps' registers; use an "
+            f"N tile of {max_n}"
+        )
+    if config.split_k not in SPLITS:
+        return f"split_k={config.split_k}: 2, 4 or 8 CTAs of a cluster share K tiles; use split_k=2, or 1"
+    plan, most = smem_plan(config, num_b), smem_plan(replace(config, num_ab_stage=None), num_b).num_ab_stage
+    if most < MIN_AB_STAGE:
+        return (
+            f"cta_tile_shape_mnk={config.cta_tile_shape_mnk}, split_k={config.split_k}: {SMEM_CAPACITY_BYTES} bytes of "
+            f"shared memory hold {most} of {MIN_AB_STAGE} stages; use a smaller N tile, K tile 128, or a smaller split_k"
+        )
+    if plan.num_ab_stage < MIN_AB_STAGE or plan.total_bytes > SMEM_CAPACITY_BYTES:
+        return (
+            f"num_ab_stage={config.num_ab_stage}: {plan.total_bytes} bytes of shared memory, {SMEM_CAPACITY_BYTES} "
+            f"exist; use {MIN_AB_STAGE} to {most}"
+        )
+    if config.num_cta is not None and config.num_cta < config.split_k:
+        return f"num_cta={config.num_cta}: at least {config.split_k} CTA{'s' * (config.split_k > 1)} must be launched"
+    return None
+
+
+def interleave_reason(config: KernelConfig, weight_layout: str) -> str | None:
+    """Why weights of ``base.INTERLEAVE`` cannot be computed with ``config``; None where they can."""
+    n, period = config.cta_tile_shape_mnk[1], 2 * INTERLEAVE.get(weight_layout, 0)
+    if period and not config.swap_ab and n % period:
+        return f"N tile {n} with weight_layout={weight_layout!r}: tiles hold whole periods; use N tile {period} or swap_ab"
+    return None
+
+
+def quantized_reason(config: KernelConfig) -> str | None:
+    """Why NVFP4 results cannot be computed with ``config``; None where they can: a warp has 16 columns of a row."""
+    n = config.cta_tile_shape_mnk[1]
+    least = 16 if config.swap_ab and config.num_acc_stage == 2 else 32
+    if n < least:
+        return f"N tile {n} with NVFP4 results: two warps would share a block of 16 columns; use an N tile of {least}"
+    return None
+
+
+def _round_up(nbytes: int) -> int:
+    return -(-nbytes // BUFFER_ALIGN_BYTES) * BUFFER_ALIGN_BYTES

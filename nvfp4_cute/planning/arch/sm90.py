@@ -1,0 +1,525 @@
+"""sm_90a: what a KernelConfig costs in shared memory and registers, and why one is refused.
+
+``cta_tile_shape_mnk`` is (weight rows, tokens, K): weights are on MMA-M, tokens on MMA-N (``swap_ab``). Limits: CUDA C++
+programming guide, technical specifications (227 KiB of shared memory a CTA); PTX ISA 9.7.15 (wgmma: N a multiple of 8).
+"""
+
+import math
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+from operator import itemgetter
+from statistics import NormalDist
+
+import numpy as np
+
+from nvfp4_cute.formats.scale_layout import SF_VEC_SIZE
+from nvfp4_cute.planning.arch.base import NOTHING_TO_SHARE, clusters_in_gpcs
+from nvfp4_cute.planning.config import KernelConfig
+from nvfp4_cute.problem import INT32_MAX
+
+ARCHS = ("sm_90a",)
+DEFAULT_CONFIG = KernelConfig((128, 128, 128), num_acc_stage=1, swap_ab=True)
+OUT_M_MAJOR = False
+SMEM_CAPACITY_BYTES = 227 * 1024
+SMEM_PER_SM_BYTES = 228 * 1024
+SMEM_PER_CTA_BYTES = 1024  # what each CTA takes besides
+# Tiles of so few tokens are small enough for two CTAs an SM, whose warps fill each other's waits, which are few where tokens come
+# decoded. Of clusters of four, an H200 holds 30 where CTAs have an SM each.
+PAIRED_TILE_TOKENS = 32
+# Barriers, the gaps that aligning the buffers to 1024 bytes leaves, and 32 x 64 results of each MATH warpgroup.
+SMEM_RESERVED_BYTES = 4096 + 2 * 4096
+TILE_WEIGHTS = 128
+TILE_K = 128
+# Accumulators of more tokens do not fit a thread's registers.
+MAX_TILE_TOKENS = 256
+MAX_QUANTIZED_TOKENS = 96  # where results become NVFP4
+# Tokens of a tile that are tried where the caller chooses no config.
+TOKEN_CHOICES = (8, 16, 32, 64, 80, 96, 112, 128, 160, 192, 256)
+# CTAs that share K tiles, and tokens of the largest tile of which the others' sums fit the first one's shared memory.
+SPLITS = {1: MAX_TILE_TOKENS, 2: 128, 4: 64}
+# The least number of tokens that MMAs are generated for in larger tiles, and what is between two of them.
+LEAST_TOKENS, TOKEN_STEP = 32, 32
+# Of tiles whose tokens come decoded: half of them are whole swizzle atoms.
+PAIR_TOKEN_STEP = 16
+# Tokens of a copy: whole swizzle atoms.
+TOKEN_BOXES = (8, 16, 32)
+# Tokens of the tiles that are tried with ``decode_first``: without ``deal_k``, and with it.
+DECODE_FIRST_TOKENS = {False: (16, 32, 48, 64, 96, 128, 256), True: (16, 32, 48, 64, 96, 128, 192, 256)}
+# What ``choose`` chooses from. Where weights are interleaved a tile has as many rows, of both.
+CANDIDATES = tuple(
+    replace(DEFAULT_CONFIG, cta_tile_shape_mnk=(TILE_WEIGHTS, tokens, TILE_K), split_k=split)
+    for tokens in TOKEN_CHOICES
+    for split, most in SPLITS.items()
+    if tokens <= most
+) + tuple(
+    replace(
+        DEFAULT_CONFIG,
+        cta_tile_shape_mnk=(TILE_WEIGHTS, tokens, TILE_K),
+        decode_first=True,
+        deal_k=deal_k,
+    )
+    for deal_k, choices in DECODE_FIRST_TOKENS.items()
+    for tokens in choices
+)
+# The same for dual GEMMs with separate weights: half a tile is of one operand, half of the other.
+DUAL_CANDIDATES = tuple(
+    replace(config, cta_tile_shape_mnk=(TILE_WEIGHTS // 2, *config.cta_tile_shape_mnk[1:]))
+    for config in CANDIDATES
+)
+# Of stream-K: the work of a K tile is that of its instructions, which decode weights and multiply each step of tokens, or that of
+# its MMAs, in units of some 0.04 us on an H200. To store a tile is as much as so many of its K tiles. A cluster gets the work
+# of so many K tiles at least, and as many of a tile are not divided among clusters. Before that come waves of whole tiles, which
+# leave each cluster the work of a part of one.
+DECODING_WORK, STEP_WORK, STEP_MMA_WORK = 11, 2, 4
+STORING_K_TILES = 2
+LEAST_SHARE = LEAST_PART = 4
+LEAST_REST = 4
+MATH_WARPS = 8  # of a CTA, two warpgroups
+# SMs of a processing cluster, and clusters by number of SMs and their size: what times of clusters of 4 on an H200 fit.
+GPC_SMS = 16
+MEASURED_CLUSTERS = {132: {4: 30}}
+# A CTA's part of the memory in which clusters hand over sums: a flag, an int32 in a sector of its own, and the sums of a tile.
+HANDOVER_FLAG_BYTES = 32
+# Model of a CTA's time, fitted to an H200's times (8 to 4096 tokens, K of 2048 to 16384): the launch, a tile, a K tile, and what
+# tokens add to that; of tiles small enough for two CTAs an SM; what these take longer where there are two; and what it takes to
+# add up the sums of several CTAs.
+US_PER_LAUNCH = 5.1
+US_PER_TILE = 1.5
+US_PER_K_TILE, US_PER_TOKEN = 0.34, 0.0051
+SMALL_US_PER_K_TILE, SMALL_US_PER_TOKEN = 0.29, 0.0035
+PAIR_FACTOR = 2.15
+US_PER_SPLIT_TILE = 1.7
+# The same where tokens come decoded, fitted to 6,900 times of 609 problems, from which it differs by 4 to 5 % on the average
+# (``bench/results/h200.md``; ``bench.choices`` measures such): both launches, a tile, and a K tile, which takes the time of its
+# instructions, with what tokens add and those that the tile has room for, or of its MMAs. Stream-K: to add up a tile's sums, with
+# what its tokens add, the same of each cluster more that has a part of a tile, and the share that K tiles take longer where
+# clusters read tokens of several groups.
+US_PER_DECODING, US_PER_DECODED_TILE = 8.5, 0.77
+DECODED_US_PER_K_TILE, DECODED_US_PER_TOKEN, US_PER_TILE_TOKEN = 0.207, 0.0029, 0.00046
+MMA_US_PER_TOKEN = 0.00485
+US_PER_STREAM, STREAM_US_PER_TOKEN, STREAM_OF_GROUPS_FACTOR = 4.0, 0.019, 1.04
+US_PER_PART, PART_US_PER_TOKEN = 0.23, 0.0017
+# Groups whose sizes only the device knows are planned in an order that mixes large and small ones.
+GOLDEN_RATIO = 0.618034
+# Scales come in blocks of 128 rows.
+SF_BLOCK_ROWS = 128
+# K tiles of decoded activations: one is multiplied while another is written. More than these gain nothing.
+MIN_DECODED_K_TILES, MAX_DECODED_K_TILES = 2, 3
+# Parts of a K tile in which activations are decoded and multiplied. In large tiles each is a stage of its own: emptied
+# earlier, where few fit.
+SLABS = 2
+MAX_TOKENS_OF_WHOLE_STAGES = 128
+MAX_TOKENS_OF_LONG_STAGES = 96
+# Packed stages that are wanted before decoded ones become more: enough bytes in flight for the memory's latency.
+WANTED_AB_STAGE = 5
+MAX_AB_STAGE = 12
+FP16_BYTES, FP32_BYTES = 2, 4
+
+
+@dataclass(frozen=True)
+class SmemPlan:
+    """Bytes of one stage, by operand, and of all stages. Plain integers, printable.
+
+    Attributes:
+        a_stage_bytes, b_stage_bytes: packed e2m1 of tokens, if any, and of each operand with weights.
+        sfa_stage_bytes, sfb_stage_bytes: their scales, in whole blocks of 128 rows.
+        decoded_stage_bytes: the tokens in fp16, of a stage's K tiles or half of one.
+        num_ab_stage, num_decoded_stage: stages of packed operands, of decoded tokens.
+        partial_bytes: sums that the first CTA of a cluster gets from the others.
+        num_b: operands with weights.
+    """
+
+    a_stage_bytes: int
+    b_stage_bytes: int
+    sfa_stage_bytes: int
+    sfb_stage_bytes: int
+    decoded_stage_bytes: int
+    num_ab_stage: int
+    num_decoded_stage: int
+    partial_bytes: int
+    num_b: int = 1
+
+    @property
+    def stage_bytes(self) -> int:
+        """Bytes that the TMA of one stage writes: the transaction count of its barrier."""
+        tokens = self.a_stage_bytes + self.sfa_stage_bytes
+        return tokens + self.num_b * (self.b_stage_bytes + self.sfb_stage_bytes)
+
+    @property
+    def total_bytes(self) -> int:
+        """Bytes of all stages and of what is reserved beside them."""
+        return (
+            self.stage_bytes * self.num_ab_stage
+            + self.decoded_stage_bytes * self.num_decoded_stage
+            + self.partial_bytes
+            + SMEM_RESERVED_BYTES
+        )
+
+
+def sf_blocks(tile_rows: int) -> int:
+    """Most 128-row blocks of scales that a tile of so many rows touches, wherever in its group it lies."""
+    starts = (tile * tile_rows % SF_BLOCK_ROWS for tile in range(SF_BLOCK_ROWS))
+    return max(-(-(start + tile_rows) // SF_BLOCK_ROWS) for start in starts)
+
+
+def token_counts(tile_m: int) -> list[int]:
+    """MMAs are generated for these numbers of tokens: a tile at the end of its group takes less time."""
+    return [*range(LEAST_TOKENS, tile_m, TOKEN_STEP), tile_m]
+
+
+def least_step(tile_m: int) -> int:
+    """Of tokens in tiles of so many: a tile has a whole number of these steps."""
+    return math.gcd(TOKEN_STEP, tile_m)
+
+
+def token_box(config: KernelConfig) -> int:
+    """Decoded tokens of one copy: where a group has none of them it is left out. The CTAs of a pair take turns."""
+    return max(rows for rows in TOKEN_BOXES if config.work_tile_mnk[0] % (config.num_m_cta * rows) == 0)
+
+
+def leaves_tokens_out(config: KernelConfig) -> bool:
+    """Whether tokens may be multiplied that no copy brought: those of another tile, or of none."""
+    return config.decode_first and token_box(config) < TOKEN_STEP
+
+
+def stages_of_k_tile(config: KernelConfig) -> int:
+    """Stages of decoded activations that a K tile takes."""
+    return 1 if config.work_tile_mnk[0] <= MAX_TOKENS_OF_WHOLE_STAGES else SLABS
+
+
+def shares_stages(config: KernelConfig) -> bool:
+    """Whether a K tile's weights and decoded tokens share a stage, which is waited for and released once: less to issue."""
+    return config.decode_first and stages_of_k_tile(config) == 1
+
+
+def k_tiles_of_stage(config: KernelConfig) -> int:
+    """K tiles of a stage that has weights and decoded tokens: two, of which one is waited for and released with the other, where
+    enough of such stages fit. Behind an odd number of K tiles another one is loaded, of zeros."""
+    return 2 if shares_stages(config) and config.work_tile_mnk[0] <= MAX_TOKENS_OF_LONG_STAGES else 1
+
+
+def ctas_per_sm(config: KernelConfig) -> int:
+    """CTAs that share an SM."""
+    return 2 if config.work_tile_mnk[0] <= PAIRED_TILE_TOKENS and not config.decode_first else 1
+
+
+def smem_capacity_bytes(config: KernelConfig) -> int:
+    """Shared memory that a CTA can have."""
+    share = SMEM_PER_SM_BYTES // ctas_per_sm(config) - SMEM_PER_CTA_BYTES
+    return min(share, SMEM_CAPACITY_BYTES)
+
+
+def smem_plan(config: KernelConfig, num_b: int = 1) -> SmemPlan:
+    """Shared memory of ``config``. ``num_ab_stage=None`` is resolved to as many stages as fit."""
+    n, m, k = config.cta_tile_shape_mnk
+    k *= k_tiles_of_stage(config)
+    sf_block_bytes, capacity = SF_BLOCK_ROWS * k // SF_VEC_SIZE, smem_capacity_bytes(config)
+    plan = SmemPlan(
+        a_stage_bytes=m * k // 2,
+        b_stage_bytes=n * k // 2,
+        sfa_stage_bytes=sf_blocks(m) * sf_block_bytes,
+        sfb_stage_bytes=sf_blocks(n) * sf_block_bytes,
+        decoded_stage_bytes=m * k // stages_of_k_tile(config) * FP16_BYTES,
+        num_ab_stage=config.num_ab_stage or WANTED_AB_STAGE,
+        num_decoded_stage=MIN_DECODED_K_TILES * stages_of_k_tile(config),
+        partial_bytes=(config.split_k - 1) * m * TILE_WEIGHTS * FP32_BYTES,
+        num_b=num_b,
+    )
+    most, step = MAX_DECODED_K_TILES * stages_of_k_tile(config), stages_of_k_tile(config)
+    if config.decode_first:  # None is packed, and all that fit are loaded ahead.
+        plan, most, step = replace(plan, a_stage_bytes=0, sfa_stage_bytes=0), MAX_AB_STAGE, 1
+    if shares_stages(config):
+        both_bytes = plan.stage_bytes + plan.decoded_stage_bytes
+        free_bytes = capacity - replace(plan, num_ab_stage=0, num_decoded_stage=0).total_bytes
+        num_stage = config.num_ab_stage or min(free_bytes // both_bytes, MAX_AB_STAGE)
+        return replace(plan, num_ab_stage=num_stage, num_decoded_stage=num_stage)
+    for num_decoded_stage in range(plan.num_decoded_stage + step, most + 1, step):
+        wider = replace(plan, num_decoded_stage=num_decoded_stage)
+        if wider.total_bytes <= capacity:
+            plan = wider
+    if config.num_ab_stage is None:
+        free_bytes = capacity - replace(plan, num_ab_stage=0).total_bytes
+        plan = replace(plan, num_ab_stage=min(free_bytes // plan.stage_bytes, MAX_AB_STAGE))
+    return plan
+
+
+def handover_bytes(config: KernelConfig, num_cta):
+    """Bytes of flags, and of sums behind them, where clusters share tiles. num_cta: of the launch, an integer of any kind."""
+    if not config.deal_k:
+        return 0, 0
+    sums = config.work_tile_mnk[0] * TILE_WEIGHTS * FP32_BYTES
+    return num_cta * HANDOVER_FLAG_BYTES, num_cta * sums
+
+
+def resolve(config: KernelConfig, num_b: int = 1) -> KernelConfig:
+    """``config`` with its stage count made explicit."""
+    return replace(config, num_ab_stage=smem_plan(config, num_b).num_ab_stage)
+
+
+def candidates(
+    num_b: int = 1, weight_layout: str = "separate", is_quantized: bool = False
+) -> tuple[KernelConfig, ...]:
+    """What ``choose`` chooses from.
+
+    Args:
+        num_b: operands that have weights: 2 for a dual GEMM whose weights are not interleaved.
+        weight_layout: makes no difference here.
+        is_quantized: whether results are NVFP4.
+    """
+    tried = CANDIDATES if num_b == 1 else DUAL_CANDIDATES
+    return tuple(config for config in tried if not is_quantized or quantized_reason(config) is None)
+
+
+def k_tile_work(token_steps) -> tuple:
+    """Of a K tile in which so many steps of tokens are multiplied, integers of any kind: its work is the larger one."""
+    return DECODING_WORK + STEP_WORK * token_steps, STEP_MMA_WORK * token_steps
+
+
+def stream_work(sizes: Iterable[tuple[int, int, int]], config: KernelConfig) -> int:
+    """Most work of a stream-K launch, in the kernel's unit. sizes: (m, n, k) of every group."""
+    tile_tokens, tile_weights, tile_k = config.work_tile_mnk
+    most = max(k_tile_work(-(-tile_tokens // TOKEN_STEP)))
+    return sum(
+        most * -(-m // tile_tokens) * -(-n // tile_weights) * (-(-k // tile_k) + STORING_K_TILES)
+        for m, n, k in sizes
+    )
+
+
+def dealing_reason(what: str, sizes: Iterable[tuple[int, int, int]], config: KernelConfig) -> str | None:
+    """Why work is too much for the kernel to deal, which counts it in 32 bits; None where it is not, or is not dealt.
+
+    Args:
+        what: has the work.
+        sizes: (m, n, k) of every group, or of fewer with as many tiles.
+    """
+    work = stream_work(sizes, config) if config.deal_k else 0
+    if work <= INT32_MAX:
+        return None
+    return (
+        f"{what}: K tiles are up to {work} units of work, and deal_k counts to {INT32_MAX}; use deal_k=False"
+    )
+
+
+def choose(
+    sizes: Iterable[tuple[int, int, int]],
+    num_sms: int,
+    num_b: int = 1,
+    weight_layout: str = "separate",
+    is_quantized: bool = False,
+    are_means: bool = False,
+) -> KernelConfig:
+    """The candidate with the least modelled time: padding and idle SMs against decoding again and adding up.
+
+    Args:
+        sizes: (m, n, k) of every group.
+        num_sms: SMs of the device.
+        num_b, weight_layout, is_quantized: as of :func:`candidates`.
+        are_means: whether groups only have so many rows on the average: the device knows how many, and takes them in the caller's
+            order.
+    """
+    # The kernel takes the largest groups first where it is told which they are.
+    means = sorted(sizes, key=lambda size: -size[0])
+    orders = [means]
+    if are_means and len(means) > 1:
+        orders = [_spread(means, size_at) for size_at in (_even_choice, _uneven_choice)]
+    orders = [[size for size in sizes if min(size) > 0] for sizes in orders]
+    most = max((m for sizes in orders for m, _, _ in sizes), default=0)
+    tried = candidates(num_b, weight_layout, is_quantized)
+    # No tile need be wider than the least one of its kind that holds all tokens of a group.
+    widest = dict[tuple, int]()
+    for config in tried:
+        kind, tokens = _kind(config), config.work_tile_mnk[0]
+        if tokens >= most:
+            widest[kind] = min(widest.get(kind, tokens), tokens)
+
+    def is_fitting(config: KernelConfig) -> bool:
+        if config.work_tile_mnk[0] > widest.get(_kind(config), MAX_TILE_TOKENS):
+            return False
+        # Groups of a mean size have half as many tiles as those of other sizes may have, at least.
+        return not config.deal_k or 2 * max(stream_work(sizes, config) for sizes in orders) <= INT32_MAX
+
+    def us(config: KernelConfig, is_dealt: bool) -> float:
+        return sum(_modelled_us(sizes, config, num_sms, is_dealt) for sizes in orders)
+
+    # To deal out many small tiles takes long, and those that have no chance are told by their sum. The first of equals is taken.
+    best_us, best = math.inf, DEFAULT_CONFIG
+    fitting = filter(is_fitting, tried)
+    for least_us, config in sorted(((us(config, False), config) for config in fitting), key=itemgetter(0)):
+        if least_us > best_us:
+            break
+        config_us = us(config, True)
+        if config_us < best_us:
+            best_us, best = config_us, config
+    return best
+
+
+def _kind(config: KernelConfig) -> tuple:
+    """What configs share that differ in the tokens of a tile alone."""
+    return config.decode_first, config.deal_k, config.split_k
+
+
+def _even_choice(mean: int, quantile: float) -> float:
+    """Rows of a group where every row chooses a group by chance: a Poisson distribution's, by its normal approximation."""
+    return max(mean + math.sqrt(mean) * NormalDist().inv_cdf(quantile), 0.0)
+
+
+def _uneven_choice(mean: int, quantile: float) -> float:
+    """The same where some groups are chosen far more often than others: an exponential distribution's."""
+    return -mean * math.log(1 - quantile)
+
+
+def _spread(
+    means: list[tuple[int, int, int]], size_at: Callable[[int, float], float]
+) -> list[tuple[int, int, int]]:
+    """Groups of these mean sizes, whose rows are spread over the quantiles of ``size_at(mean, quantile)``, in mixed order."""
+    mixed = sorted(range(len(means)), key=lambda group: group * GOLDEN_RATIO % 1)
+    rows = [size_at(m, (group + 0.5) / len(means)) for group, (m, _, _) in zip(mixed, means, strict=True)]
+    factor = sum(m for m, _, _ in means) / max(sum(rows), 1.0)
+    return [(round(m * factor), n, k) for m, (_, n, k) in zip(rows, means, strict=True)]
+
+
+def _modelled_us(
+    live: list[tuple[int, int, int]], config: KernelConfig, num_sms: int, is_dealt: bool
+) -> float:
+    """Time of the CTAs with most work, tiles being dealt out in turn, or of all where K tiles are dealt evenly.
+
+    Args:
+        is_dealt: else all CTAs have the same work, and the time is the least that it can be.
+    """
+    (tile_tokens, tile_weights, _), split = config.work_tile_mnk, config.split_k
+    tile_us = US_PER_DECODED_TILE if config.decode_first else US_PER_TILE
+    tile_us += US_PER_SPLIT_TILE if split > 1 else 0.0
+    m, n, k = np.array(live or [(0, 0, 0)]).T
+    # Of every group: tiles along M and N, K tiles, the time of a full tile, and of the last two along M, or of the last one.
+    strips, columns, k_tiles = -(-m // tile_tokens), -(-n // tile_weights), -(-k // (TILE_K * split))
+    num_full, last, behind = last_tiles(m, tile_tokens, config.deal_k)
+    counts = np.array(token_counts(tile_tokens))
+    full_us, last_us, behind_us = (
+        (tokens > 0) * (tile_us + k_tiles * _k_tile_us(config, counts[np.searchsorted(counts, tokens)]))
+        for tokens in (np.full_like(m, tile_tokens), last, behind)
+    )
+    all_us, num_tiles = float(columns @ (num_full * full_us + last_us + behind_us)), int(columns @ strips)
+    workers = resident_clusters(num_sms, config.cluster_size) * ctas_per_sm(config)
+    if config.deal_k:
+        factor = 1.0 if len(live) == 1 else STREAM_OF_GROUPS_FACTOR
+        stream_us = US_PER_STREAM + STREAM_US_PER_TOKEN * tile_tokens
+        more_parts = max(workers / max(num_tiles, 1) - 1, 0.0)
+        stream_us += more_parts * (US_PER_PART + PART_US_PER_TOKEN * tile_tokens)
+        return US_PER_DECODING + stream_us + factor * all_us / workers
+    most_us = all_us / workers
+    if is_dealt:
+        # To and fro, as ``kernels.sm90.tile_walk`` takes them.
+        strip_us = [
+            [full] * (strip - 1) + [last] for full, strip, last in zip(full_us, strips, last_us, strict=True)
+        ]
+        tiles = np.concatenate([np.tile(us, times) for us, times in zip(strip_us, columns, strict=True)])
+        waves = np.concatenate([tiles, np.zeros(-num_tiles % workers)]).reshape(-1, workers)
+        waves[1::2] = waves[1::2, ::-1]
+        most_us = float(waves.sum(0).max())
+    if config.decode_first:
+        return US_PER_DECODING + most_us
+    is_paired = ctas_per_sm(config) == 2 and num_tiles * split > num_sms
+    return US_PER_LAUNCH + most_us * (PAIR_FACTOR if is_paired else 1.0)
+
+
+def last_tiles(m: np.ndarray, tile_tokens: int, is_dealt: bool) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """As ``kernels.sm90.token_tiles``: full tiles of so many tokens, and the tokens of those behind them, one or two."""
+    count, step = -(-m // tile_tokens), least_step(tile_tokens)
+    if not is_dealt:
+        return count - 1, m - (count - 1) * tile_tokens, np.zeros_like(m)
+    num_full = np.maximum(count - 2, 0)
+    rest = m - num_full * tile_tokens
+    first = np.where(count > 1, -(-rest // (2 * step)) * step, rest)
+    return num_full, first, rest - first
+
+
+def _k_tile_us(config: KernelConfig, tokens: np.ndarray) -> np.ndarray:
+    """Of K tiles with so many tokens that are multiplied."""
+    tile_tokens = config.work_tile_mnk[0]
+    if config.decode_first:
+        decoding_us = DECODED_US_PER_K_TILE + US_PER_TILE_TOKEN * tile_tokens
+        return np.maximum(decoding_us + DECODED_US_PER_TOKEN * tokens, MMA_US_PER_TOKEN * tokens)
+    if tile_tokens <= PAIRED_TILE_TOKENS:
+        return SMALL_US_PER_K_TILE + SMALL_US_PER_TOKEN * tokens
+    return US_PER_K_TILE + US_PER_TOKEN * tokens
+
+
+def unsupported_reason(config: KernelConfig, num_b: int = 1) -> str | None:
+    """Why this family cannot build ``config``, with the nearest legal value; None where it can."""
+    if not config.swap_ab or config.use_2cta_instrs:
+        return (
+            f"swap_ab={config.swap_ab}, use_2cta_instrs={config.use_2cta_instrs}: weights are on MMA-M, and one CTA "
+            f"issues an MMA; use swap_ab=True, use_2cta_instrs=False"
+        )
+    m, n, k = config.cta_tile_shape_mnk
+    if m * num_b != TILE_WEIGHTS:
+        return (
+            f"cta_tile_shape_mnk={config.cta_tile_shape_mnk}: two warpgroups have 64 rows of weights each, of {num_b} "
+            f"operand{'s' * (num_b > 1)}; use M tile {TILE_WEIGHTS // num_b}"
+        )
+    step = 8 if n <= MAX_TOKENS_OF_WHOLE_STAGES else 16
+    if not 8 <= n <= MAX_TILE_TOKENS or n % step:
+        nearest = min(max(-(-n // step) * step, 8), MAX_TILE_TOKENS)
+        return (
+            f"cta_tile_shape_mnk={config.cta_tile_shape_mnk}: tokens are on MMA-N, a multiple of 8 from 8 to "
+            f"{MAX_TOKENS_OF_WHOLE_STAGES}, of 16 up to {MAX_TILE_TOKENS}; use N tile {nearest}"
+        )
+    if config.decode_first and n % PAIR_TOKEN_STEP:
+        nearest = -(-n // PAIR_TOKEN_STEP) * PAIR_TOKEN_STEP
+        return (
+            f"decode_first with N tile {n}: the CTAs of a pair take turns in loading whole swizzle atoms of 8 tokens; "
+            f"use N tile {nearest}"
+        )
+    if config.multicast_n > 1:
+        return NOTHING_TO_SHARE
+    if config.deal_k and not config.decode_first:
+        return "deal_k without decode_first: sums go through memory that a launch before prepares; use deal_k=False"
+    if config.decode_first and config.split_k > 1:
+        return (
+            f"decode_first with split_k={config.split_k}: clusters are pairs that share tokens; use split_k=1"
+        )
+    if k != TILE_K:
+        return (
+            f"cta_tile_shape_mnk={config.cta_tile_shape_mnk}: a K tile is two 128-byte rows of fp16; "
+            f"use K tile {TILE_K}"
+        )
+    if n > SPLITS.get(config.split_k, 0):
+        allowed = [split for split, most in SPLITS.items() if n <= most]
+        return (
+            f"split_k={config.split_k} with N tile {n}: 2 CTAs share K tiles where a tile has at most {SPLITS[2]} tokens, 4 "
+            f"where it has {SPLITS[4]}; use split_k={max(allowed)}"
+        )
+    if config.num_acc_stage != 1:
+        return f"num_acc_stage={config.num_acc_stage}: accumulators are in registers, there is one; use 1"
+    smem, capacity = smem_plan(config, num_b), smem_capacity_bytes(config)
+    least = 2 if shares_stages(config) else 1
+    if least == 2 and config.num_ab_stage == 1:
+        return "num_ab_stage=1 with decode_first: a stage is read while the one before is multiplied; use 2 or more"
+    if smem.num_ab_stage < least or smem.total_bytes > capacity:
+        return (
+            f"num_ab_stage={config.num_ab_stage}: {smem.total_bytes} bytes of shared memory, {capacity} "
+            f"exist; use {least} to {smem_plan(replace(config, num_ab_stage=None), num_b).num_ab_stage}"
+        )
+    if config.num_cta is not None and config.num_cta < config.cluster_size:
+        return f"num_cta={config.num_cta}: {config.cluster_size} CTAs work on a tile, launch at least as many"
+    return None
+
+
+def interleave_reason(config: KernelConfig, weight_layout: str) -> str | None:
+    """Why weights of ``base.INTERLEAVE`` cannot be computed with ``config``: a tile of 128 rows has whole periods."""
+    return None
+
+
+def resident_clusters(num_sms: int, cluster_size: int) -> int:
+    """Clusters of CTAs that fill an SM each, and that a GPU runs at once."""
+    return clusters_in_gpcs(num_sms, cluster_size, GPC_SMS, MEASURED_CLUSTERS)
+
+
+def quantized_reason(config: KernelConfig) -> str | None:
+    """Why NVFP4 results cannot be computed with ``config``; None where they can: sums and a block share registers."""
+    weights, tokens, _ = config.cta_tile_shape_mnk
+    if (weights, tokens, config.split_k) == (TILE_WEIGHTS // 2, PAIRED_TILE_TOKENS, 1):
+        return f"N tile {tokens} with NVFP4 results of two products: registers would spill; use an N tile of {2 * tokens}"
+    if tokens > MAX_QUANTIZED_TOKENS:
+        return f"N tile {tokens} with NVFP4 results: registers would spill; use an N tile of {MAX_QUANTIZED_TOKENS}"
+    return None

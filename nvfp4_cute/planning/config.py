@@ -1,0 +1,108 @@
+"""KernelConfig: how a problem is computed. Never mentions tensors or sizes; what is computed is in problem.py."""
+
+import re
+from dataclasses import dataclass
+
+_NAME = re.compile(
+    r"t(\d+)x(\d+)x(\d+)_s(\d+)a(\d+)(_2cta)?(_swap)?(_pre)?(_sk)?(?:_m(\d+))?(?:_k(\d+))?(?:_p(\d+))?$"
+)
+
+
+@dataclass(frozen=True)
+class KernelConfig:
+    """Tile shape, pipeline depths and launch width of one kernel.
+
+    Attributes:
+        cta_tile_shape_mnk: what one CTA contributes to an MMA: rows of its M side, all columns of the N side, and the
+            elements of K in one pipeline stage.
+        num_ab_stage: shared-memory stages of A, B and their scales; None takes as many as fit.
+        num_acc_stage: accumulators in tensor memory, so that the epilogue of one tile overlaps the next mainloop.
+        num_cta: persistent CTAs to launch at most; None takes one per SM. Not part of the compiled code.
+        use_2cta_instrs: two CTAs issue one MMA of twice the rows (``cta_group::2``) and halve the N side's loads.
+        swap_ab: rows of ``b`` (weights) on the M side of the MMA and rows of ``a`` (tokens) on its N side, whose
+            extent has a finer grain: the choice where few tokens meet many weights.
+        multicast_n: MMAs of a cluster, side by side along M, that meet the same N side: each loads every so many-th K tile of it
+            for all of them (sm_100a).
+        split_k: CTAs of a cluster that share the K tiles of a work tile and add up their sums.
+        decode_first: tokens are decoded once, into device memory, by a launch before; then two CTAs with neighbouring rows
+            of ``b`` share what they load of them (sm_90a).
+        deal_k: stream-K: K tiles of all work tiles are dealt evenly, whole tiles are not; where clusters share a tile, one
+            of them adds up what the others leave in device memory (sm_90a, with ``decode_first``).
+
+    Which values an architecture can build is decided by ``planning.arch.<name>.unsupported_reason``.
+    """
+
+    cta_tile_shape_mnk: tuple[int, int, int] = (128, 128, 256)
+    num_ab_stage: int | None = None
+    num_acc_stage: int = 2
+    num_cta: int | None = None
+    use_2cta_instrs: bool = False
+    swap_ab: bool = False
+    multicast_n: int = 1
+    split_k: int = 1
+    decode_first: bool = False
+    deal_k: bool = False
+
+    @property
+    def num_mma_cta(self) -> int:
+        """CTAs that issue an MMA together: 2 of a pair."""
+        return 2 if self.use_2cta_instrs else 1
+
+    @property
+    def num_m_cta(self) -> int:
+        """CTAs with rows of a work tile's M side: those that issue an MMA together or share the N side."""
+        return (2 if self.use_2cta_instrs or self.decode_first else 1) * self.multicast_n
+
+    @property
+    def cluster_size(self) -> int:
+        """CTAs that work on one tile together."""
+        return self.num_m_cta * self.split_k
+
+    @property
+    def work_tile_mnk(self) -> tuple[int, int, int]:
+        """Extents of a work tile in the problem's own terms: rows of ``a``, rows of ``b``, K."""
+        m, n, k = self.cta_tile_shape_mnk
+        m *= self.num_m_cta
+        return (n, m, k) if self.swap_ab else (m, n, k)
+
+    def to_name(self) -> str:
+        """Readable name, for example ``t128x128x256_s6a2_2cta_swap_p148``; ``s0`` stands for as many as fit."""
+        m, n, k = self.cta_tile_shape_mnk
+        pair, swap = "_2cta" if self.use_2cta_instrs else "", "_swap" if self.swap_ab else ""
+        first = "_pre" * self.decode_first + "_sk" * self.deal_k
+        shared = f"_m{self.multicast_n}" if self.multicast_n > 1 else ""
+        split = f"_k{self.split_k}" if self.split_k > 1 else ""
+        width = "" if self.num_cta is None else f"_p{self.num_cta}"
+        return f"t{m}x{n}x{k}_s{self.num_ab_stage or 0}a{self.num_acc_stage}{pair}{swap}{first}{shared}{split}{width}"
+
+    @classmethod
+    def from_name(cls, name: str) -> "KernelConfig":
+        """Inverse of :meth:`to_name`. Raises ValueError where the name has another form."""
+        match = _NAME.fullmatch(name)
+        if match is None:
+            raise ValueError(
+                f"config name {name!r} is not of the form t<M>x<N>x<K>_s<stages>a<stages>[_2cta][_swap][_pre][_sk]"
+                "[_m<MMAs>][_k<parts>][_p<CTAs>]"
+            )
+        m, n, k, ab, acc, pair, swap, first, deal, shared, split, cta = match.groups()
+        return cls(
+            (int(m), int(n), int(k)),
+            int(ab) or None,
+            int(acc),
+            int(cta) if cta else None,
+            use_2cta_instrs=pair is not None,
+            swap_ab=swap is not None,
+            multicast_n=int(shared or 1),
+            split_k=int(split or 1),
+            decode_first=first is not None,
+            deal_k=deal is not None,
+        )
+
+
+def check_config(config: object) -> None:
+    """Raise TypeError for what is neither a KernelConfig nor None."""
+    if config is not None and not isinstance(config, KernelConfig):
+        raise TypeError(
+            f"config={config!r} is no KernelConfig; pass one, such as "
+            f'KernelConfig.from_name("{KernelConfig().to_name()}"), or None'
+        )

@@ -1,0 +1,1 @@
+"""Measuring configurations and keeping the best."""
