@@ -74,8 +74,8 @@ class GroupedGemmSm100:
         out_m_major: whether columns of the output are contiguous, not rows.
         has_alpha: whether every group's result is multiplied by a factor.
         activation: of a dual GEMM's first product: "silu", "gelu_tanh" or "relu2"; None where there is one product.
-        weight_layout: of a dual GEMM: "separate", or one of ``planning.arch.sm100.INTERLEAVE``, whose one ``b`` has both products'
-            rows.
+        weight_layout: of a dual GEMM: "separate", or one of ``planning.arch.sm100.INTERLEAVE``, whose one ``b`` holds both
+            products' rows.
         has_limit: whether a dual GEMM's products are cut to a range before they are combined.
         name: what the kernel is called in profilers and in the emulator's reports.
         chain: ``common.chain.Chain`` where every group's ``a`` is the result of the group before; None otherwise. Told, not

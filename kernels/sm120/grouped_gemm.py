@@ -67,8 +67,8 @@ class GroupedGemmSm120:
         has_alpha: whether every group's result is multiplied by a factor.
         name: what the kernel is called in profilers and in the emulator's reports.
         activation: of a dual GEMM's first product: "silu", "gelu_tanh" or "relu2"; None where there is one product.
-        weight_layout: of a dual GEMM: "separate", or one of ``planning.arch.sm120.INTERLEAVE``, whose one ``b`` has both products'
-            rows.
+        weight_layout: of a dual GEMM: "separate", or one of ``planning.arch.sm120.INTERLEAVE``, whose one ``b`` holds both
+            products' rows.
         has_limit: whether a dual GEMM's products are cut to a range before they are combined.
     """
 
