@@ -261,7 +261,7 @@ def main(x, queue):
         ),
         ("print(1)\ndef main():\n    pass\n", "small_root.py:1: neither definition nor import"),
         (
-            "from nvfp4_cute import config\ndef main():\n    return config\n",
+            "from nvfp4_cute.planning import config\ndef main():\n    return config\n",
             "small_root.py:3: module nvfp4_cute.planning.config is used as a value",
         ),
         (
