@@ -46,6 +46,7 @@ LAYERS = (
 # What kernels may import beside cutlass, each other, and their family of planning.arch.
 LEAVES = (
     "errors",
+    "formats.block_format",
     "formats.codecs",
     "formats.scale_layout",
     "formats.silu",

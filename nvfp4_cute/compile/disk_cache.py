@@ -31,6 +31,7 @@ SOURCES = (
     "planning.arch",
     "planning.config",
     "errors",
+    "formats.block_format",
     "formats.codecs",
     "formats.scale_layout",
     "formats.silu",

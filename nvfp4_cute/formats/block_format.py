@@ -1,0 +1,205 @@
+"""Block-scaled number formats as records: what a byte of an operand, and a scale of a block, stand for.
+
+A format is told by whoever passes an operand; nothing here or elsewhere guesses it from a dtype or a shape. Everything that
+turns bytes into elements, or sizes into bytes, asks the record, so that another format is another record.
+
+===============  =========  ===========  =============  ============  ==================================================
+record           elements   scales       block (rows,K)  global scale  source
+===============  =========  ===========  =============  ============  ==================================================
+NVFP4            e2m1       ue4m3        1 x 16         yes           PTX ISA 9.7.16.10, kind mxf4nvf4
+MXFP4            e2m1       ue8m0        1 x 32         no            OCP Microscaling Formats v1.0, section 5.2
+MXFP8_E4M3       e4m3       ue8m0        1 x 32         no            the same
+MXFP8_E5M2       e5m2       ue8m0        1 x 32         no            the same
+FP8_1x128        e4m3       fp32         1 x 128        no            DeepSeek-V3 report, section 3.3: activations
+FP8_128x128      e4m3       fp32         128 x 128      no            the same: weights
+===============  =========  ===========  =============  ============  ==================================================
+
+Rows are K-major: consecutive k share a byte, or lie in consecutive bytes; of two values in a byte the even k is the low nibble.
+"""
+
+from dataclasses import dataclass
+from functools import cache
+from typing import TYPE_CHECKING, Literal
+
+if TYPE_CHECKING:
+    import torch
+
+TMA_ALIGN_BYTES = 16  # base address and row pitch of a tensor map (PTX ISA, cp.async.bulk.tensor)
+# One atom of blocked scales: 128 rows of 4 blocks along K, a byte each, stored [row % 32, row // 32, block].
+ATOM_ROWS = 128
+ATOM_COLS = 4
+ATOM_BYTES = ATOM_ROWS * ATOM_COLS
+ATOM_SHAPE = (32, 4, 4)
+
+ScaleLayout = Literal["blocked", "rowmajor"]
+SCALE_LAYOUTS = ("blocked", "rowmajor")
+
+
+@dataclass(frozen=True)
+class NumberType:
+    """How one number is stored.
+
+    Attributes:
+        name: such as "e2m1", as PTX says it.
+        bits: of one number in memory; a divisor of 8, or a multiple of it.
+        max: largest finite magnitude.
+        max_exponent: of the largest power of two that the type has.
+        dtypes: names in torch of the dtypes that hold it; the first is bytes, or what has no other form.
+    """
+
+    name: str
+    bits: int
+    max: float
+    max_exponent: int
+    dtypes: tuple[str, ...]
+
+
+E2M1 = NumberType("e2m1", 4, 6.0, 2, ("uint8", "float4_e2m1fn_x2"))
+E4M3 = NumberType("e4m3", 8, 448.0, 8, ("uint8", "float8_e4m3fn"))
+E5M2 = NumberType("e5m2", 8, 57344.0, 15, ("uint8", "float8_e5m2"))
+UE4M3 = NumberType("ue4m3", 8, 448.0, 8, ("uint8", "float8_e4m3fn"))
+UE8M0 = NumberType("ue8m0", 8, 2.0**127, 127, ("uint8", "float8_e8m0fnu"))
+FP32 = NumberType("fp32", 32, (2 - 2.0**-23) * 2.0**127, 127, ("float32",))
+
+
+@dataclass(frozen=True)
+class BlockFormat:
+    """A block-scaled format: ``value * scale``, and ``* global_scale`` where it has one.
+
+    Attributes:
+        name: in messages, keys and names of kernels.
+        element: of the data.
+        scale: of the block scales.
+        block_k: values along K that share a scale.
+        block_rows: rows that share one.
+        has_global_scale: whether a float32 factor of the whole tensor belongs to it.
+        scale_layout: as kernels read the scales: "blocked", in atoms of 128 rows by 4 blocks, or "rowmajor".
+    """
+
+    name: str
+    element: NumberType
+    scale: NumberType
+    block_k: int
+    block_rows: int = 1
+    has_global_scale: bool = False
+    scale_layout: ScaleLayout = "blocked"
+
+    def __str__(self) -> str:
+        """The name."""
+        return self.name
+
+    # ---- data ------------------------------------------------------------------------------------------------
+
+    def row_bytes(self, k: int) -> int:
+        """Bytes of ``k`` elements, a whole number of bytes."""
+        return k * self.element.bits // 8
+
+    def elements(self, nbytes: int) -> int:
+        """Elements in ``nbytes`` bytes of data: of a row, a pitch, or a stride."""
+        return nbytes * 8 // self.element.bits
+
+    def pitch_bytes(self, k: int) -> int:
+        """Least distance in bytes of rows of ``k`` elements that a tensor map can describe."""
+        return -(-self.row_bytes(k) // TMA_ALIGN_BYTES) * TMA_ALIGN_BYTES
+
+    def nbytes(self, rows: int, k: int) -> int:
+        """Bytes of ``rows`` rows of ``k`` elements and of their scales, each once, without padding."""
+        row_blocks = -(-rows // self.block_rows)
+        return rows * self.row_bytes(k) + row_blocks * self.scale_row_bytes(k)
+
+    @property
+    def data_dtypes(self) -> tuple["torch.dtype", ...]:
+        """What data may be stored as; the first is what quantization gives."""
+        return torch_dtypes(self.element.dtypes)
+
+    # ---- scales ----------------------------------------------------------------------------------------------
+
+    @property
+    def k_multiple(self) -> int:
+        """K is a multiple of this: blocks are whole."""
+        return self.block_k
+
+    def padded_k(self, k: int) -> int:
+        """The least valid K that is not under ``k``."""
+        return max(1, -(-k // self.k_multiple)) * self.k_multiple
+
+    def num_k_blocks(self, k: int) -> int:
+        """Scales of a row of ``k`` elements. Raises ValueError unless ``k`` is a positive multiple of the block."""
+        if k <= 0 or k % self.block_k:
+            raise ValueError(
+                f"K={k} is not a positive multiple of {self.block_k} ({self.title} block size); pad K to "
+                f"{self.padded_k(k)}"
+            )
+        return k // self.block_k
+
+    @property
+    def title(self) -> str:
+        """The name as sentences write it, such as NVFP4."""
+        return self.name.upper()
+
+    def scale_row_bytes(self, k: int) -> int:
+        """Bytes of the scales along ``k`` elements, the last block perhaps in part; no padding."""
+        return -(-k // self.block_k) * self.scale.bits // 8
+
+    @property
+    def scale_atom(self) -> tuple[int, int]:
+        """Rows and blocks along K that lie together: what the sizes of stored scales are multiples of."""
+        return (ATOM_ROWS, ATOM_COLS) if self.scale_layout == "blocked" else (1, 1)
+
+    @property
+    def atom_k(self) -> int:
+        """Elements along K that the scales of one atom belong to."""
+        return self.scale_atom[1] * self.block_k
+
+    def scale_atoms(self, rows: int, k: int) -> tuple[int, int]:
+        """Atoms of the scales of ``rows`` rows of ``k`` elements: along rows, and along K; the last ones perhaps in part."""
+        atom_rows, atom_cols = self.scale_atom
+        return -(-rows // (atom_rows * self.block_rows)), -(-k // (atom_cols * self.block_k))
+
+    def scale_shape(self, rows: int, k: int, layout: ScaleLayout | None = None) -> tuple[int, ...]:
+        """Shape of stored scales: ``(rm, rk, 32, 4, 4)`` blocked, ``(row blocks, k blocks)`` row-major.
+
+        Args:
+            layout: None for the format's own.
+        """
+        if (layout or self.scale_layout) == "blocked":
+            return (-(-rows // ATOM_ROWS), -(-k // (ATOM_COLS * self.block_k)), *ATOM_SHAPE)
+        return -(-rows // self.block_rows), -(-k // self.block_k)
+
+    def scale_bytes(self, rows: int, k: int) -> int:
+        """Bytes of stored scales in the format's own layout, padding included."""
+        (row_atoms, k_atoms), (atom_rows, atom_cols) = self.scale_atoms(rows, k), self.scale_atom
+        return row_atoms * k_atoms * atom_rows * atom_cols * self.scale.bits // 8
+
+    def atom_row_bytes(self, k: int) -> int:
+        """Bytes from one row of scale atoms to the next, of rows of ``k`` elements."""
+        return self.scale_bytes(1, k)
+
+    @property
+    def scale_dtypes(self) -> tuple["torch.dtype", ...]:
+        """What scales may be stored as."""
+        return torch_dtypes(self.scale.dtypes)
+
+
+@cache
+def torch_dtypes(names: tuple[str, ...]) -> tuple["torch.dtype", ...]:
+    """Dtypes by their names in torch, which is imported only here."""
+    import torch
+
+    return tuple(getattr(torch, name) for name in names)
+
+
+NVFP4 = BlockFormat("nvfp4", E2M1, UE4M3, block_k=16, has_global_scale=True)
+MXFP4 = BlockFormat("mxfp4", E2M1, UE8M0, block_k=32)
+MXFP8_E4M3 = BlockFormat("mxfp8_e4m3", E4M3, UE8M0, block_k=32)
+MXFP8_E5M2 = BlockFormat("mxfp8_e5m2", E5M2, UE8M0, block_k=32)
+FP8_1x128 = BlockFormat("fp8_1x128", E4M3, FP32, block_k=128, scale_layout="rowmajor")
+FP8_128x128 = BlockFormat("fp8_128x128", E4M3, FP32, block_k=128, block_rows=128, scale_layout="rowmajor")
+FORMATS = {f.name: f for f in (NVFP4, MXFP4, MXFP8_E4M3, MXFP8_E5M2, FP8_1x128, FP8_128x128)}
+
+
+def format_named(name: str) -> BlockFormat:
+    """The record of a name. Raises ValueError for another name, with the names there are."""
+    if name not in FORMATS:
+        raise ValueError(f"format={name!r} is unknown; use one of {', '.join(FORMATS)}")
+    return FORMATS[name]
