@@ -1,5 +1,5 @@
 # Every target works on a fresh machine: it first makes .venv (again only when pyproject.toml or the launch shim changes).
-# Another interpreter: `make PYTHON=python3.12 test`. Fewer tests: `make test ARGS="tests/test_cli.py -k demo"`;
+# Another interpreter: `make PYTHON=python3.12 test`. Fewer tests: `make test ARGS="tests/cli/test_cli.py -k demo"`;
 # tests run on all cores, in one process with `-n 0` among ARGS.
 # The first interpreter that is new enough.
 PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11 python3.10; do \

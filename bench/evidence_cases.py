@@ -1,6 +1,6 @@
 """Public kernels that ran on hardware, and with what arguments `bench.evidence` runs them on the emulator.
 
-Projects without scripts of their own for this are called by those in `tests/public_scripts`.
+Projects without scripts of their own for this are called by those in `tests/support/public_scripts`.
 """
 
 import re
@@ -10,7 +10,7 @@ from pathlib import Path
 from nvfp4_cute.bench import public_cases
 from nvfp4_cute.bench.public_cases import EXAMPLES, GROUPS, NVFP4, NVFP4_AB
 
-SCRIPTS = Path(__file__).parents[1] / "tests" / "public_scripts"
+SCRIPTS = Path(__file__).parents[1] / "tests" / "support" / "public_scripts"
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ INTRODUCTION = """\
 Every form in which our kernels use the hardware and no public kernel that ran there does: opcodes with all modifiers, fields of
 descriptors, columns of tensor memory, tensor maps, registers, launch attributes, and what stands around fences
 (`nvfp4_cute/emulator/forms.py`). Forms of sm_90, sm_100 and sm_120 need evidence of the same family; those of "any" are what
-every GPU of these has. `python -m nvfp4_cute.bench.evidence` makes this page, and tests/test_evidence.py reads it."""
+every GPU of these has. `python -m nvfp4_cute.bench.evidence` makes this page, and tests/bench/test_evidence.py reads it."""
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ import os
 from pathlib import Path
 
 import pytest
-from competition.cheats import HONEST
+from cheats import HONEST
 
 from nvfp4_cute import cli
 from nvfp4_cute.competition import baseline, evaluate, export, protocol, report

@@ -4,7 +4,7 @@ import importlib
 
 import pytest
 import torch
-from competition.cheats import CHEATS, HONEST, UNNOTICED_BY_ONE_CALL
+from cheats import CHEATS, HONEST, UNNOTICED_BY_ONE_CALL
 
 from nvfp4_cute.competition import protocol, worker
 

@@ -8,7 +8,7 @@ from matrix_cases import device_cases
 
 CASES = device_cases()
 RECORDED = Path(__file__).with_name("sm_90a.npz")
-"""Written by tests/record_device.py."""
+"""Written by tests/support/record_device.py."""
 
 
 @pytest.mark.parametrize("name", CASES)

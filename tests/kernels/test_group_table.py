@@ -1,10 +1,8 @@
 """The device half of the schedule against the host half, field by field, on random problems."""
 
-import importlib.util
-from pathlib import Path
-
 import numpy as np
 import pytest
+import tile_table
 from cutlass import Int32
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -13,9 +11,6 @@ from nvfp4_cute.backends.emulator import on_emulator
 from nvfp4_cute.planning.schedule import make_schedule
 
 TILE = (128, 128, 256)
-_spec = importlib.util.spec_from_file_location("tile_table", Path(__file__).with_name("tile_table.py"))
-tile_table = importlib.util.module_from_spec(_spec)
-_spec.loader.exec_module(tile_table)
 
 
 def device_tiles(schedule):

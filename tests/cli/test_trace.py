@@ -57,7 +57,7 @@ def test_trace_of_a_competition_case(tmp_path, capsys):
 
 
 def test_stated_error_is_that_of_the_committed_table():
-    page = (Path(__file__).parent.parent / "bench/results/timing_model.md").read_text()
+    page = (Path(__file__).parents[2] / "bench/results/timing_model.md").read_text()
     cases, middle, worst = re.search(
         r"(\d+) cases\. Median error ([\d.]+) %, worst ([\d.]+) %", page
     ).groups()

@@ -1,6 +1,6 @@
 """Kernels that the emulator and a real sm_90a device run alike, by name; the same kernel must leave the same bits.
 
-`PYTHONPATH=tests python -m probes.record OUT.npz` records what a device leaves; `tests/emulator/test_probes.py`
+`PYTHONPATH=tests/support python -m probes.record OUT.npz` records what a device leaves; `tests/emulator/test_probes.py`
 compares the emulator with that.
 """
 

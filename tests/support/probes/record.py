@@ -1,6 +1,6 @@
 """Record what a real sm_90a device leaves of the probes, and compare the emulator with it there and then.
 
-Usage: PYTHONPATH=tests python -m probes.record OUT.npz [PROBE ...]. Differences are printed.
+Usage: PYTHONPATH=tests/support python -m probes.record OUT.npz [PROBE ...]. Differences are printed.
 """
 
 import multiprocessing

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-SCRIPTS = Path(__file__).parent / "scripts"
+SCRIPTS = Path(__file__).parents[1] / "support" / "scripts"
 
 
 def emulate(*arguments: object, **environment: str) -> subprocess.CompletedProcess:
@@ -21,7 +21,7 @@ def emulate(*arguments: object, **environment: str) -> subprocess.CompletedProce
     )
 
 
-# ---- what a script may do: each check of tests/scripts is a test ----------------------------------------------------
+# ---- what a script may do: each check of support/scripts is a test ----------------------------------------------------
 def checks_of(script: str) -> list[str]:
     lines = (SCRIPTS / f"{script}.py").read_text().split("\n")
     return [line[len("def ") :].partition("(")[0] for line in lines if line.startswith("def check_")]
