@@ -42,8 +42,8 @@ SETTINGS = {"TORCHDYNAMO_DISABLE": "1", "QUACK_CACHE_ENABLED": "0"}
 EPILOG = """A project is run where its checkout is named. What its scripts import has to be installed: triton, einops, pytest,
 apache-tvm-ffi, torch-c-dlpack-ext, nvidia-ml-py; for FlashAttention also QuACK. Runs are kept in the cache, and repeated when
 the script, the version or the naming of forms changes. bench/results/evidence.json keeps every public form: --ours-only needs
-no checkout. The exit code is 1 if a run fails. A form of ours without evidence is listed on the page; tests/bench/test_evidence.py
-fails for one that is not listed.
+no checkout. The exit code is 1 if a run fails. A form of ours without evidence is listed on the page;
+tests/bench/test_evidence.py fails for one that is not listed.
 
 examples:
   python -m nvfp4_cute.bench.evidence ~/cutlass ~/quack ~/flash-attention ~/flashinfer   all of it: hours of one core, once

@@ -13,7 +13,9 @@ from nvfp4_cute.prove.outcome import BROKEN, FAULT, HANG, PASSED, SKIPPED, Job
 @pytest.fixture
 def limits(monkeypatch):
     monkeypatch.setenv("PYTHONPATH", str(Path(faulty_jobs.__file__).parent))
-    return lambda **given: pool.Limits(**{"workers": 2, "job_s": 3.0, "module": faulty_jobs.__name__, **given})
+    return lambda **given: pool.Limits(
+        **{"workers": 2, "job_s": 3.0, "module": faulty_jobs.__name__, **given}
+    )
 
 
 def verdicts(whats, limits):
