@@ -17,5 +17,9 @@ class CacheError(RuntimeError):
     """A compiled-kernel cache entry or an exported object cannot be used."""
 
 
+class CheckpointError(ValueError):
+    """A checkpoint's tensor is missing, damaged, of another size, or nothing that its reader knows."""
+
+
 class EmulatorError(RuntimeError):
     """The emulated program broke a rule of the machine, hung, or used an instruction we do not model."""

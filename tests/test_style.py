@@ -37,6 +37,7 @@ LAYERS = (
     ("nn",),
     ("model",),
     ("tuning",),
+    ("models",),
     ("",),  # nvfp4_cute/__init__.py: the public names
     ("problems",),
     ("bench",),

@@ -1,0 +1,1 @@
+"""Whole models: checkpoints of quantization tools, transformers, quantizing, and tokens per second."""

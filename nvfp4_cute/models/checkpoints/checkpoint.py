@@ -1,0 +1,371 @@
+"""Checkpoint: a folder of any of the tools, layer by layer."""
+
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+
+from nvfp4_cute.errors import CheckpointError
+from nvfp4_cute.models.checkpoints import checks, compressed_tensors, fp8, modelopt, mxfp4
+from nvfp4_cute.models.checkpoints.convention import BIAS, DATA, GLOBAL, INPUT, KV, SCALE, Convention
+from nvfp4_cute.models.checkpoints.names import INTERLEAVED_MODELS, expert_of, spellings
+from nvfp4_cute.models.checkpoints.stored import (
+    FP8,
+    PACKED,
+    Scheme,
+    StoredExperts,
+    StoredLinear,
+    StoredWeight,
+)
+from nvfp4_cute.models.checkpoints.tensors import TensorFiles
+
+READERS = {
+    "modelopt": modelopt.convention,
+    "compressed-tensors": compressed_tensors.convention,
+    "mxfp4": mxfp4.convention,
+    "fp8": fp8.convention,
+}
+# Dtypes, as files name them, of weights that are quantized.
+QUANTIZED_DTYPES = ("U8", "F8_E4M3")
+MissingInputScale = Literal["refuse", "fill"]
+Roles = dict[str, str]  # role -> name of the tensor
+
+
+class Checkpoint:
+    """The quantized layers and experts of a checkpoint folder, each read when it is asked for.
+
+    Weights are views of mapped files, but for experts that come in single tensors, which are stacked, and for what lies in
+    another order than kernels read. So the memory it takes is that of the layers that are held.
+
+    Args:
+        folder: of config.json and safetensors files.
+        missing_input_scale: what to do for a layer of 4-bit activations whose scale of activations is missing, zero or not
+            finite, as of experts that no token reached when the checkpoint was calibrated: "refuse", or "fill": experts take
+            the largest of their layer, other layers find it from each input.
+
+    Attributes:
+        config: of config.json. tool: which tool's convention it follows; "none" without quantization.
+        files: all tensors. linears: prefix -> scheme of every quantized layer outside experts, in the order of the files.
+        experts: prefix -> scheme of every layer of quantized experts.
+        plain: names of all tensors that belong to no quantized layer.
+
+    Raises:
+        FileNotFoundError: no config.json, or no tensors. CheckpointError: a scheme or a tensor that is not known.
+    """
+
+    def __init__(self, folder: str | os.PathLike, *, missing_input_scale: MissingInputScale = "refuse"):
+        if missing_input_scale not in ("refuse", "fill"):
+            raise ValueError(f'missing_input_scale={missing_input_scale!r} is neither "refuse" nor "fill"')
+        self.folder = Path(folder)
+        self.missing_input_scale = missing_input_scale
+        self.config = read_config(self.folder)
+        self.convention = _convention(self.config, self.folder)
+        self.tool = "none" if self.convention is None else self.convention.tool
+        self.files = TensorFiles(self.folder)
+        self._modules: dict[str, Roles] = {}
+        self._foreign: dict[str, list[str]] = {}
+        self.linears: dict[str, Scheme] = {}
+        self.experts: dict[str, Scheme] = {}
+        self._parts: dict[str, dict[tuple[str, int | None], str]] = {}
+        self.plain: list[str] = list(self.files)
+        if self.convention is not None:
+            self._sort(self.convention)
+
+    # ---- what is there ---------------------------------------------------------------------------------------
+
+    def linear_named(self, name: str) -> str | None:
+        """The prefix of the layer that a module of this name is, in any spelling; None where it is not quantized."""
+        return next((one for one in spellings(name) if one in self.linears), None)
+
+    def experts_named(self, name: str) -> str | None:
+        """The same of experts."""
+        return next((one for one in spellings(name) if one in self.experts), None)
+
+    def tensors_of(self, prefix: str) -> list[str]:
+        """Names of the tensors of a quantized layer, or of the experts of one."""
+        prefixes = self._parts[prefix].values() if prefix in self.experts else [prefix]
+        return [name for one in prefixes for name in self._modules[one].values()]
+
+    def kv_scales(self) -> dict[str, float]:
+        """Scales of an FP8 KV cache by name of the tensor; they multiply."""
+        return {
+            roles[role]: float(self.files[roles[role]])
+            for roles in self._modules.values()
+            for role in roles
+            if role.startswith(KV)
+        }
+
+    # ---- layers ----------------------------------------------------------------------------------------------
+
+    def linear(self, prefix: str) -> StoredLinear:
+        """Read and check a layer of ``linears``. Raises CheckpointError, which names the tensor."""
+        scheme = self.linears[prefix]
+        weight, factor, given = self._weight(prefix, scheme)
+        weight = StoredWeight(weight.format, weight.data, weight.scale, factor, weight.shape)
+        return StoredLinear(prefix, scheme, weight, given)
+
+    def each_linear(self) -> Iterator[StoredLinear]:
+        """All of ``linears``, one after the other."""
+        return (self.linear(prefix) for prefix in self.linears)
+
+    def read_experts(self, prefix: str) -> StoredExperts:
+        """Read, check and stack the experts of a layer. Raises CheckpointError, which names the tensor."""
+        scheme, parts = self.experts[prefix], self._parts[prefix]
+        count = self._count(prefix, parts)
+        interleaved = str(self.config.get("model_type")) in INTERLEAVED_MODELS
+        sides = {
+            kind: self._side(prefix, scheme, kind, count, interleaved)
+            for kind in ("gate_up", "gate", "up", "down")
+            if any(key[0] == kind for key in parts)
+        }
+        down = sides.get("down")
+        if down is None or ("gate_up" not in sides and "up" not in sides):
+            raise CheckpointError(
+                f"{prefix} has {', '.join(sorted(sides))}; experts have up_proj (w3) and down_proj (w2), or gate_up_proj "
+                "and down_proj: a file of the checkpoint is missing"
+            )
+        first = sides.get("gate_up")
+        if first is None:
+            has_gate = "gate" in sides
+            first = _joined(sides["gate"], sides["up"]) if has_gate else sides["up"]
+        else:
+            has_gate = True
+            if first.factors is not None and first.factors.shape[1] == 1:
+                first.factors = first.factors.expand(-1, 2).contiguous()
+        return StoredExperts(
+            prefix, scheme, first.weight, first.factors, down.weight,
+            None if down.factors is None else down.factors[:, 0], first.inputs, down.inputs,
+            first.bias, down.bias, has_gate,
+        )  # fmt: skip
+
+    # ---- reading ---------------------------------------------------------------------------------------------
+
+    def _weight(
+        self, prefix: str, scheme: Scheme
+    ) -> tuple[StoredWeight, torch.Tensor | None, torch.Tensor | None]:
+        """The weights without global scale, that scale, and that of activations; both multiply, [] or [E]."""
+        assert self.convention is not None
+        roles = self._modules[prefix]
+        if prefix in self._foreign:
+            raise checks.foreign(prefix, scheme, self._foreign[prefix][0])
+        optional = (INPUT,) if self.missing_input_scale == "fill" else ()
+        checks.check_present(prefix, scheme, set(roles), self.convention, optional)
+        data, scale = self.files[roles[DATA]], self.files[roles[SCALE]]
+        data, scale = _k_major(data, scale, scheme)
+        checks.check_data(roles[DATA], scheme, data, scale, roles[SCALE])
+        k = data.shape[-1] * (2 if scheme.weights in PACKED else 1)
+        if scheme.weights == FP8:
+            scale = scale.float().reshape(-1, 1).expand(data.shape[-2], 1).contiguous()
+        if scheme.weights in ("mxfp4", "mxfp8_e4m3"):
+            scale = scale.view(torch.uint8)
+        weight = StoredWeight(scheme.weights, data, scale, None, (*data.shape[:-1], k))
+        return (
+            weight,
+            self._factor(roles, GLOBAL),
+            self._factor(roles, INPUT) if scheme.activations == "nvfp4" else None,
+        )
+
+    def _factor(self, roles: Roles, role: str) -> torch.Tensor | None:
+        """A global scale that multiplies, float32 [] or [E]."""
+        assert self.convention is not None
+        if role not in roles:
+            return None
+        stored = self.files[roles[role]]
+        if role == INPUT and self.missing_input_scale == "fill" and not _is_valid(stored):
+            return None
+        checks.check_factor(roles[role], stored)
+        factor = 1 / stored if self.convention.is_reciprocal else stored.clone()
+        return factor.reshape(()) if factor.numel() == 1 else factor.reshape(-1)
+
+    def _count(self, prefix: str, parts: dict[tuple[str, int | None], str]) -> int:
+        """How many experts; every projection has all of them."""
+        numbers = {expert for _, expert in parts}
+        if None in numbers:
+            roles = self._modules[next(iter(parts.values()))]
+            return self.files.entries[roles[DATA]].shape[0]
+        count = 1 + max(n for n in numbers if n is not None)
+        for kind in {kind for kind, _ in parts}:
+            absent = [n for n in range(count) if (kind, n) not in parts]
+            if absent:
+                raise CheckpointError(
+                    f"{prefix} has no {kind} projection of expert {absent[0]}, and {count} experts; a file of the checkpoint "
+                    "is missing: fetch it again"
+                )
+        return count
+
+    def _side(self, prefix: str, scheme: Scheme, kind: str, count: int, interleaved: bool) -> "_Side":
+        """One projection of all experts."""
+        parts = self._parts[prefix]
+        bias = None
+        if (kind, None) in parts:
+            name = parts[kind, None]
+            weight, factor, given = self._weight(name, scheme)
+            factors = None if factor is None else factor.reshape(-1, 1).expand(count, 1).contiguous()
+            inputs = [None if given is None else given.reshape(-1).expand(count)[e] for e in range(count)]
+            if BIAS in self._modules[name]:
+                bias = self.files[self._modules[name][BIAS]]
+        else:
+            read = [self._weight(parts[kind, e], scheme) for e in range(count)]
+            one = read[0][0]
+            weight = StoredWeight(
+                one.format, torch.stack([w.data for w, _, _ in read]), torch.stack([w.scale for w, _, _ in read]), None,
+                (count, *one.shape),
+            )  # fmt: skip
+            factors = None if read[0][1] is None else torch.stack([f for _, f, _ in read]).reshape(count, 1)  # type: ignore[misc]
+            inputs = [given for _, _, given in read]
+        side = _Side(weight, factors, self._inputs(scheme, prefix, inputs), bias)
+        return side.deinterleaved() if kind == "gate_up" and interleaved else side
+
+    def _inputs(self, scheme: Scheme, prefix: str, inputs: list[torch.Tensor | None]) -> torch.Tensor | None:
+        """Scales of activations, [E]; unknown ones are the largest that is known."""
+        if scheme.activations != "nvfp4":
+            return None
+        known = [one for one in inputs if one is not None]
+        if not known:
+            raise CheckpointError(
+                f"{prefix} has 4-bit activations and not one scale of them; calibrate the model again, or export it weight-only"
+            )
+        largest = torch.stack(known).amax()
+        return torch.stack([largest if one is None else one for one in inputs])
+
+    # ---- sorting tensors -------------------------------------------------------------------------------------
+
+    def _sort(self, convention: Convention) -> None:
+        """Fill ``linears``, ``experts`` and ``plain``."""
+        owners: dict[str, tuple[str, str]] = {}
+        others: dict[str, list[str]] = {}
+        for name in self.files:
+            placed = _place(name, convention)
+            if placed is None:
+                others.setdefault(name.rpartition(".")[0], []).append(name)
+                continue
+            owners[name] = placed
+            prefix, role = placed
+            role = f"{KV}.{name}" if role == KV else role
+            self._modules.setdefault(prefix, {})[role] = name
+        for prefix in list(self._modules):
+            if not self._is_quantized(prefix):
+                roles = self._modules[prefix]
+                if not any(role.startswith(KV) for role in roles):
+                    del self._modules[prefix]
+                continue
+            scheme = convention.scheme(prefix)
+            if scheme is None:
+                raise CheckpointError(
+                    f"{next(iter(self._modules[prefix].values()))} is quantized, and {prefix} is one that the checkpoint's "
+                    "config leaves out; one of the two is of another export"
+                )
+            self._add(prefix, scheme)
+            unknown = [name for name in others.get(prefix, ()) if not name.endswith(".bias")]
+            if unknown:
+                self._foreign[prefix] = unknown
+        owned = {name for roles in self._modules.values() for name in roles.values()}
+        self.plain = [name for name in self.files if name not in owned]
+
+    def _is_quantized(self, prefix: str) -> bool:
+        roles = self._modules[prefix]
+        data = roles.get(DATA)
+        return SCALE in roles or (data is not None and self.files.entries[data].dtype in QUANTIZED_DTYPES)
+
+    def _add(self, prefix: str, scheme: Scheme) -> None:
+        found = expert_of(prefix)
+        if found is None:
+            self.linears[prefix] = scheme
+            return
+        experts, kind, number = found
+        known = self.experts.setdefault(experts, scheme)
+        if known != scheme:
+            raise CheckpointError(
+                f"{prefix} is {scheme.name}, and other experts of its layer are {known.name}; one layer's experts are "
+                "quantized alike: export them so"
+            )
+        self._parts.setdefault(experts, {})[kind, number] = prefix
+
+
+class _Side:
+    """One projection of all experts: weights [E, N, K], factors [E, 1 or 2], inputs [E], bias [E, N]."""
+
+    def __init__(self, weight, factors, inputs, bias):
+        self.weight, self.factors, self.inputs, self.bias = weight, factors, inputs, bias
+
+    def deinterleaved(self) -> "_Side":
+        """Rows that lie in turns, gate first, as all of gate, then all of up."""
+        turn = lambda t: torch.cat([t[:, 0::2], t[:, 1::2]], 1)
+        w = self.weight
+        weight = StoredWeight(w.format, turn(w.data), turn(w.scale), None, w.shape)
+        return _Side(weight, self.factors, self.inputs, None if self.bias is None else turn(self.bias))
+
+
+def _joined(gate: _Side, up: _Side) -> _Side:
+    """[gate; up] of every expert; one scale of activations, the larger, for both read the same rows."""
+    experts, n, k = gate.weight.shape
+    if gate.weight.format == "fp8_128x128" and n % 128:
+        raise CheckpointError(
+            f"experts are {n} wide in blocks of 128 x 128; a multiple of 128 is needed to hold gate and up in one tensor"
+        )
+    weight = StoredWeight(
+        gate.weight.format, torch.cat([gate.weight.data, up.weight.data], 1),
+        torch.cat([gate.weight.scale, up.weight.scale], 1), None, (experts, n + up.weight.shape[1], k),
+    )  # fmt: skip
+    factors = None if gate.factors is None else torch.cat([gate.factors, up.factors], 1)
+    inputs = None if gate.inputs is None else torch.maximum(gate.inputs, up.inputs)
+    return _Side(weight, factors, inputs, None)
+
+
+def _k_major(data: torch.Tensor, scale: torch.Tensor, scheme: Scheme) -> tuple[torch.Tensor, torch.Tensor]:
+    """Values and scales with K last: fused experts may lie K first, and gpt-oss has a dimension for blocks."""
+    if data.ndim == 4:
+        return data.flatten(-2), scale
+    if (
+        data.ndim == 3
+        and scheme.weights == "nvfp4"
+        and scale.ndim == 3
+        and data.shape[1] == 8 * scale.shape[1]
+    ):
+        return data.transpose(1, 2).contiguous(), scale.transpose(1, 2).contiguous()
+    return data, scale
+
+
+def _is_valid(factor: torch.Tensor) -> bool:
+    return bool(((factor > 0) & torch.isfinite(factor)).all())
+
+
+def _place(name: str, convention: Convention) -> tuple[str, str] | None:
+    """Layer and role of a tensor by its name; None for a name that has no role."""
+    prefix, _, suffix = name.rpartition(".")
+    if suffix in convention.suffixes:
+        return prefix, convention.suffixes[suffix]
+    for fused, role in sorted(convention.fused.items(), key=lambda item: -len(item[0])):
+        bare = name.removesuffix(fused) if fused else name
+        if (bare != name or not fused) and expert_of(bare) is not None:
+            return bare, role
+    return None
+
+
+def read_config(folder: Path) -> dict[str, Any]:
+    """config.json of a folder. Raises FileNotFoundError without one."""
+    path = folder / "config.json"
+    if not path.is_file():
+        raise FileNotFoundError(f"{folder} has no config.json; pass the folder of a checkpoint")
+    return json.loads(path.read_text())
+
+
+def _convention(config: dict[str, Any], folder: Path) -> Convention | None:
+    """How to read it; None where nothing is quantized."""
+    quantization = config.get("quantization_config") or (config.get("text_config") or {}).get(
+        "quantization_config"
+    )
+    own = folder / "hf_quant_config.json"
+    if quantization is None and own.is_file():
+        quantization = json.loads(own.read_text())["quantization"] | {"quant_method": "modelopt"}
+    if quantization is None:
+        return None
+    method = str(quantization.get("quant_method"))
+    if method not in READERS:
+        raise CheckpointError(
+            f"quant_method of {folder / 'config.json'} is {method!r}; readers are {', '.join(READERS)}: export it as one of these"
+        )
+    return READERS[method](quantization)

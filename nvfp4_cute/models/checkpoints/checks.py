@@ -1,0 +1,112 @@
+"""Whether the tensors of a layer are what its scheme says: every refusal names the tensor, the rule, and the way out."""
+
+import torch
+
+from nvfp4_cute.errors import CheckpointError
+from nvfp4_cute.models.checkpoints.convention import INPUT, Convention, needed_roles
+from nvfp4_cute.models.checkpoints.stored import BLOCK_K, FP8, PACKED, Scheme
+
+E4M3_NAN, SIGN = 0x7F, 0x80
+UE8M0_NAN = 0xFF
+
+
+def check_present(
+    prefix: str, scheme: Scheme, roles: set[str], convention: Convention, optional: tuple[str, ...] = ()
+) -> None:
+    """Raise where a role that the scheme needs has no tensor; ``optional`` ones may be missing."""
+    for role in needed_roles(scheme):
+        if role not in roles and role not in optional:
+            way_out = (
+                ' (or pass missing_input_scale="fill": what calibration did not see is then scaled by what is known)'
+                if role == INPUT
+                else ""
+            )
+            raise CheckpointError(
+                f"{prefix} is {scheme.name} and has no {convention.name_of(role)}; a file of the checkpoint is missing, or its "
+                f"export went wrong: export it again{way_out}"
+            )
+
+
+def check_factor(name: str, tensor: torch.Tensor) -> None:
+    """Raise unless a float32 factor, or each of several, is finite and positive."""
+    if tensor.dtype != torch.float32:
+        raise CheckpointError(
+            f"{name} has dtype {tensor.dtype}; a global scale is float32: do not convert it"
+        )
+    if not bool(((tensor > 0) & torch.isfinite(tensor)).all()):
+        bad = tensor[~((tensor > 0) & torch.isfinite(tensor))].reshape(-1)[0].item()
+        raise CheckpointError(
+            f"{name} is {bad:g}, and a scale is finite and positive; the layer was never calibrated, or the tensor never "
+            "written: export it again"
+        )
+
+
+def check_data(name: str, scheme: Scheme, data: torch.Tensor, scale: torch.Tensor, scale_name: str) -> None:
+    """Raise unless dtypes and shapes of values and block scales fit each other, and no scale is NaN or negative.
+
+    Args:
+        data, scale: K-major, [..., N, K/2] or [..., N, K], and its row-major scales.
+    """
+    packed = scheme.weights in PACKED
+    dtype = torch.uint8 if packed else torch.float8_e4m3fn
+    if data.dtype != dtype:
+        raise CheckpointError(
+            f"{name} has dtype {data.dtype}; {scheme.weights} weights are {dtype}: export it again"
+        )
+    if data.ndim < 2:
+        raise CheckpointError(f"{name} has shape {list(data.shape)}; weights are [..., N, K]")
+    n, k = data.shape[-2], data.shape[-1] * (2 if packed else 1)
+    expected = scale_shape(scheme.weights, n, k)
+    if scheme.weights == FP8:
+        fits = scale.numel() in (1, n)
+    else:
+        fits = tuple(scale.shape) == (*data.shape[:-2], *expected)
+    if not fits:
+        raise CheckpointError(
+            f"{scale_name} has shape {list(scale.shape)}; {name} of {n} x {k} in {scheme.weights} has "
+            f"{[*data.shape[:-2], *expected]}: the two are of different exports"
+        )
+    _check_scales(scale_name, scheme.weights, scale)
+    # Only all scales together: a block of zeros may have scale zero.
+    if scheme.weights == "nvfp4" and not bool(scale.view(torch.uint8).any()) and bool((data & 0x77).any()):
+        raise CheckpointError(f"{scale_name} is zero throughout, while {name} is not: it was never written")
+
+
+def scale_shape(weights: str, n: int, k: int) -> tuple[int, int]:
+    """Rows and columns of the row-major scales of [n, k] weights; (1, 1) for a scale of the whole tensor."""
+    if weights == FP8:
+        return 1, 1
+    block = BLOCK_K[weights]
+    return (-(-n // block), -(-k // block)) if weights == "fp8_128x128" else (n, k // block)
+
+
+def _check_scales(name: str, weights: str, scale: torch.Tensor) -> None:
+    if weights == "nvfp4":
+        if scale.dtype != torch.float8_e4m3fn:
+            raise CheckpointError(f"{name} has dtype {scale.dtype}; NVFP4 block scales are float8_e4m3fn")
+        codes = scale.view(torch.uint8)
+        bad = (codes & E4M3_NAN == E4M3_NAN) | (codes > SIGN)
+    elif weights in ("mxfp4", "mxfp8_e4m3"):
+        if scale.dtype not in (torch.uint8, torch.float8_e8m0fnu):
+            raise CheckpointError(
+                f"{name} has dtype {scale.dtype}; MX block scales are uint8, exponents plus 127"
+            )
+        bad = scale.view(torch.uint8) == UE8M0_NAN
+    else:
+        bad = ~((scale > 0) & torch.isfinite(scale))
+    if bool(bad.any()):
+        at = tuple(int(i) for i in bad.nonzero()[0])
+        value = scale[at].float().item() if scale.dtype != torch.uint8 else "NaN"
+        raise CheckpointError(
+            f"{name}[{', '.join(map(str, at))}] is {value}, one of {int(bad.sum())} scales that are NaN, negative"
+            f"{'' if weights == 'nvfp4' else ', zero or infinite'}; the weights were not finite when they were quantized: "
+            "export it again"
+        )
+
+
+def foreign(prefix: str, scheme: Scheme, name: str) -> CheckpointError:
+    """The error for a tensor of a quantized layer that means something this reader does not do."""
+    return CheckpointError(
+        f"{name} belongs to {prefix}, which is {scheme.name}, and is nothing that this reader knows; what it means would be "
+        "left out of the result: export the model without it (AWQ's pre_quant_scale, rotations and zero points are not done)"
+    )

@@ -1,0 +1,111 @@
+"""Checkpoints of compressed-tensors (llm-compressor, vLLM): global scales are stored as reciprocals, 2688 / amax."""
+
+import re
+from typing import Any
+
+from nvfp4_cute.errors import CheckpointError
+from nvfp4_cute.models.checkpoints.convention import (
+    DATA,
+    GLOBAL,
+    INPUT,
+    KV,
+    SCALE,
+    Config,
+    Convention,
+    matches,
+    unknown,
+)
+from nvfp4_cute.models.checkpoints.names import spellings
+from nvfp4_cute.models.checkpoints.stored import FP8, Scheme
+
+SUFFIXES = {
+    "weight_packed": DATA,
+    "weight": DATA,
+    "weight_scale": SCALE,
+    "weight_global_scale": GLOBAL,
+    "input_global_scale": INPUT,
+    "input_scale": INPUT,
+    "k_scale": KV,
+    "v_scale": KV,
+}
+# Format of weights by the name of a group's format.
+FORMATS = {
+    "nvfp4-pack-quantized": "nvfp4",
+    "mxfp4-pack-quantized": "mxfp4",
+    "mxfp8-quantized": "mxfp8_e4m3",
+    "float-quantized": FP8,
+}
+GROUPS = {"nvfp4": 16, "mxfp4": 32, "mxfp8_e4m3": 32}
+BITS = {"nvfp4": 4, "mxfp4": 4, "mxfp8_e4m3": 8, FP8: 8, "fp8_128x128": 8}
+
+
+def convention(quantization: Config) -> Convention:
+    """How to read a checkpoint by its ``quantization_config``.
+
+    Raises:
+        CheckpointError: a group's format is none that is known, or contradicts its bits or group size.
+    """
+    ignored = list(quantization.get("ignore") or ())
+    groups = [
+        (group.get("targets") or ["Linear"], _scheme(name, group, quantization.get("format")))
+        for name, group in (quantization.get("config_groups") or {}).items()
+    ]
+    if not groups:
+        raise CheckpointError(
+            "quantization_config has no config_groups, so nothing says how layers are quantized"
+        )
+
+    def scheme(prefix: str) -> Scheme | None:
+        if any(_means(prefix, target) for target in ignored):
+            return None
+        # Names before classes: a group that names a layer knows it better than one for every Linear.
+        for targets, found in groups:
+            if any(_means(prefix, target) for target in targets if target != "Linear"):
+                return found
+        return next((found for targets, found in groups if "Linear" in targets), None)
+
+    return Convention("compressed-tensors", SUFFIXES, {}, True, scheme)
+
+
+def _means(prefix: str, target: str) -> bool:
+    """Whether a target, a name or ``re:`` and a regular expression, means the module."""
+    if target.startswith("re:"):
+        return any(re.match(target[3:], name) for name in spellings(prefix))
+    return matches(prefix, target)
+
+
+def _scheme(name: str, group: Config, default: str | None) -> Scheme:
+    weights = group.get("weights") or {}
+    tool_format = group.get("format") or default
+    found = FORMATS.get(str(tool_format))
+    if found is None:
+        raise unknown(f"format of config_groups.{name}", tool_format, FORMATS)
+    if found == FP8 and weights.get("strategy") == "block":
+        found = "fp8_128x128"
+    _check(f"config_groups.{name}", weights, found)
+    return Scheme(str(tool_format), found, _activations(group.get("input_activations"), found))
+
+
+def _activations(given: Any, weights: str) -> str | None:
+    if not given:
+        return None
+    if weights == "fp8_128x128":
+        return "fp8_1x128"
+    if given.get("num_bits") == BITS[weights]:
+        return weights
+    return "mxfp8_e4m3" if given.get("group_size") == GROUPS["mxfp8_e4m3"] else FP8
+
+
+def _check(place: str, weights: Config, found: str) -> None:
+    expected = {"num_bits": BITS[found], "type": "float"}
+    if found in GROUPS:
+        expected["group_size"] = GROUPS[found]
+    for key, value in expected.items():
+        if weights.get(key) != value:
+            raise CheckpointError(
+                f"{place}.weights.{key} is {weights.get(key)!r}, and its format {found} has {value!r}; export it anew"
+            )
+    if found == "fp8_128x128" and list(weights.get("block_structure") or ()) != [128, 128]:
+        raise CheckpointError(
+            f"{place}.weights.block_structure is {weights.get('block_structure')!r}; kernels have blocks of [128, 128]"
+        )

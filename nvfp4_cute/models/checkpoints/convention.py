@@ -1,0 +1,69 @@
+"""What differs between tools: how they name the tensors of a layer, and how their config says what is quantized how."""
+
+import fnmatch
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from nvfp4_cute.errors import CheckpointError
+from nvfp4_cute.models.checkpoints.names import spellings
+from nvfp4_cute.models.checkpoints.stored import Scheme
+
+# Roles of a layer's tensors: the packed values, block scales, global scale of weights and of activations.
+DATA, SCALE, GLOBAL, INPUT, BIAS = "data", "scale", "global", "input", "bias"
+KV = "kv"  # a scale of the KV cache, which is no part of the layer's product
+# Roles without which a layer of a format cannot be computed; INPUT where activations have a global scale.
+NEEDED = {"nvfp4": (DATA, SCALE, GLOBAL)}
+NEEDED_OF_OTHERS = (DATA, SCALE)
+
+Config = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Convention:
+    """A tool's spelling.
+
+    Attributes:
+        tool: its name. suffixes: the last part of a tensor's name -> its role in the layer.
+        fused: what follows the name of a tensor that holds all experts -> its role.
+        is_reciprocal: whether stored global scales divide when one dequantizes.
+        scheme: prefix -> scheme, None where the layer is not quantized. Raises CheckpointError for a scheme that is unknown.
+    """
+
+    tool: str
+    suffixes: Mapping[str, str]
+    fused: Mapping[str, str]
+    is_reciprocal: bool
+    scheme: Callable[[str], Scheme | None] = field(repr=False)
+
+    def name_of(self, role: str) -> str:
+        """The suffix of a role, for messages."""
+        return next((suffix for suffix, known in self.suffixes.items() if known == role), role)
+
+
+def needed_roles(scheme: Scheme) -> tuple[str, ...]:
+    """Roles that a layer of a scheme must have."""
+    roles = NEEDED.get(scheme.weights, NEEDED_OF_OTHERS)
+    return (*roles, INPUT) if scheme.activations == "nvfp4" else roles
+
+
+def matches(prefix: str, pattern: str) -> bool:
+    """Whether a pattern of an exclude list means the module ``prefix``, in any of its spellings.
+
+    A pattern is a module's exact name, which means what is inside it, too; or it has wildcards of fnmatch, such as a star at
+    its end. What follows a NUL is cut off: one tool's files carry rests of another string there.
+    """
+    pattern = pattern.split("\0")[0]
+    if not pattern:
+        return False
+    return any(
+        name == pattern or name.startswith(pattern + ".") or fnmatch.fnmatchcase(name, pattern)
+        for name in spellings(prefix)
+    )
+
+
+def unknown(what: str, value: object, known: Mapping[str, Any]) -> CheckpointError:
+    """The error for a scheme of a config that no reader here knows."""
+    return CheckpointError(
+        f"{what} is {value!r}; known are {', '.join(map(str, known))}: export it as one of these"
+    )

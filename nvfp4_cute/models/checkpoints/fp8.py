@@ -1,0 +1,35 @@
+"""FP8 in blocks of 128 x 128 (DeepSeek, Qwen3-FP8): ``weight_scale_inv`` multiplies, its name notwithstanding."""
+
+from nvfp4_cute.errors import CheckpointError
+from nvfp4_cute.models.checkpoints.convention import DATA, INPUT, SCALE, Config, Convention, matches
+from nvfp4_cute.models.checkpoints.stored import Scheme
+
+SUFFIXES = {"weight": DATA, "weight_scale_inv": SCALE, "input_scale": INPUT}
+BLOCK = [128, 128]
+
+
+def convention(quantization: Config) -> Convention:
+    """How to read a checkpoint whose ``quant_method`` is fp8.
+
+    Raises:
+        CheckpointError: blocks of another size, or activations scaled by numbers in the file.
+    """
+    if list(quantization.get("weight_block_size") or ()) != BLOCK:
+        raise CheckpointError(
+            f"weight_block_size is {quantization.get('weight_block_size')!r}; this reader takes {BLOCK}: export it so"
+        )
+    if quantization.get("activation_scheme", "dynamic") != "dynamic":
+        raise CheckpointError(
+            f"activation_scheme is {quantization['activation_scheme']!r}; blocks go with 'dynamic' (a scale for 128 values)"
+        )
+    excluded = [
+        *(quantization.get("modules_to_not_convert") or ()),
+        *(quantization.get("ignored_layers") or ()),
+    ]
+
+    def scheme(prefix: str) -> Scheme | None:
+        if any(matches(prefix, pattern) for pattern in excluded):
+            return None
+        return Scheme("fp8", "fp8_128x128", "fp8_1x128")
+
+    return Convention("fp8", SUFFIXES, {}, False, scheme)

@@ -1,0 +1,79 @@
+"""Checkpoints of NVIDIA ModelOpt: global scales multiply; config.json or hf_quant_config.json says what is quantized."""
+
+from nvfp4_cute.models.checkpoints.convention import (
+    DATA,
+    GLOBAL,
+    INPUT,
+    KV,
+    SCALE,
+    Config,
+    Convention,
+    matches,
+    unknown,
+)
+from nvfp4_cute.models.checkpoints.names import spellings
+from nvfp4_cute.models.checkpoints.stored import FP8, Scheme
+
+SUFFIXES = {
+    "weight": DATA,
+    "weight_scale": SCALE,
+    "weight_scale_2": GLOBAL,
+    "input_scale": INPUT,
+    "k_scale": KV,
+    "v_scale": KV,
+}
+FUSED = {"": DATA, "_weight_scale": SCALE, "_weight_scale_2": GLOBAL, "_input_scale": INPUT, "_bias": "bias"}
+# Formats of weights and of activations by quant_algo, in upper case.
+ALGORITHMS = {
+    "NVFP4": ("nvfp4", "nvfp4"),
+    "NVFP4_AWQ": ("nvfp4", "nvfp4"),
+    "W4A16_NVFP4": ("nvfp4", None),
+    "MXFP4": ("mxfp4", "mxfp4"),
+    "W4A16_MXFP4": ("mxfp4", None),
+    "MXFP8": ("mxfp8_e4m3", "mxfp8_e4m3"),
+    "FP8": (FP8, FP8),
+    "FP8_PER_CHANNEL_PER_TOKEN": (FP8, FP8),
+    "FP8_PB_WO": ("fp8_128x128", "fp8_1x128"),
+}
+MIXED = "MIXED_PRECISION"
+
+
+def convention(quantization: Config) -> Convention:
+    """How to read a checkpoint by its ``quantization_config``, or the ``quantization`` of hf_quant_config.json.
+
+    Raises:
+        CheckpointError: quant_algo is none that is known.
+    """
+    algorithm = quantization.get("quant_algo")
+    excluded = [*(quantization.get("exclude_modules") or ()), *(quantization.get("ignore") or ())]
+    layers = quantization.get("quantized_layers") or {}
+    if str(algorithm).upper() != MIXED:
+        _scheme(algorithm)  # refused when the checkpoint is opened, not at its first layer
+
+    def scheme(prefix: str) -> Scheme | None:
+        if any(matches(prefix, pattern) for pattern in excluded):
+            return None
+        if str(algorithm).upper() != MIXED:
+            return _scheme(algorithm)
+        return _layer_scheme(prefix, layers)
+
+    return Convention("modelopt", SUFFIXES, FUSED, False, scheme)
+
+
+def _layer_scheme(prefix: str, layers: Config) -> Scheme | None:
+    """Of MIXED_PRECISION: the exact name first, then the nearest module around it, then wildcards."""
+    for name in spellings(prefix):
+        parts = name.split(".")
+        for length in range(len(parts), 0, -1):
+            entry = layers.get(".".join(parts[:length]))
+            if entry is not None:
+                return _scheme(entry.get("quant_algo"))
+    entry = next((entry for pattern, entry in layers.items() if matches(prefix, pattern)), None)
+    return None if entry is None else _scheme(entry.get("quant_algo"))
+
+
+def _scheme(algorithm: str | None) -> Scheme:
+    found = ALGORITHMS.get(str(algorithm).upper())
+    if found is None:
+        raise unknown("quant_algo", algorithm, ALGORITHMS)
+    return Scheme(str(algorithm).upper(), *found)

@@ -1,0 +1,59 @@
+"""Names of modules: how tools and transformers spell the same layer, and which projection of an expert a name means."""
+
+import re
+from collections.abc import Iterator
+
+# Equal parts of names: in checkpoints, and in transformers' modules. Either may stand in a list of layers.
+SPELLINGS = (
+    ("backbone.", "model."),  # NemotronH
+    (".block_sparse_moe.", ".mlp."),  # Mixtral
+    ("language_model.model.", "model.language_model."),  # text models inside others, older and newer
+    ("language_model.model.", "model."),
+    ("model.language_model.", "model."),
+    ("language_model.lm_head", "lm_head"),
+)
+# A projection of an expert by its name in a checkpoint.
+PROJECTIONS = {
+    "gate_proj": "gate",
+    "up_proj": "up",
+    "down_proj": "down",
+    "w1": "gate",
+    "w3": "up",
+    "w2": "down",
+    "gate_up_proj": "gate_up",
+}
+_NAMES = "|".join(PROJECTIONS)
+BY_EXPERT = re.compile(rf"^(.*\bexperts)\.(\d+)\.({_NAMES})$")
+BY_PROJECTION = re.compile(rf"^(.*\bexperts)\.({_NAMES})\.(\d+)$")
+FUSED = re.compile(rf"^(.*\bexperts)\.({_NAMES})$")
+# Of these, fused gate and up lie row by row: gate 0, up 0, gate 1 and so on.
+INTERLEAVED_MODELS = ("gpt_oss",)
+
+
+def spellings(name: str) -> Iterator[str]:
+    """``name``, then the other ways to write it, each once."""
+    found = [name]
+    for one in found:
+        for pair in SPELLINGS:
+            for old, new in (pair, pair[::-1]):
+                at = one.find(old)
+                # A part that begins a name does so only at its begin.
+                if at == 0 or (at > 0 and old.startswith(".")):
+                    other = one[:at] + new + one[at + len(old) :]
+                    if other not in found and len(found) < 16:
+                        found.append(other)
+    yield from found
+
+
+def expert_of(prefix: str) -> tuple[str, str, int | None] | None:
+    """Experts' prefix, projection ("gate", "up", "down", "gate_up") and expert of a module; None for another module.
+
+    The expert is None where one tensor holds all experts.
+    """
+    if match := BY_EXPERT.match(prefix):
+        return match[1], PROJECTIONS[match[3]], int(match[2])
+    if match := BY_PROJECTION.match(prefix):
+        return match[1], PROJECTIONS[match[2]], int(match[3])
+    if match := FUSED.match(prefix):
+        return match[1], PROJECTIONS[match[2]], None
+    return None

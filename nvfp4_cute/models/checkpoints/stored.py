@@ -1,0 +1,150 @@
+"""What a checkpoint holds, in one form for every tool: weights as stored, and how a layer is to be computed."""
+
+import math
+from dataclasses import dataclass
+
+import torch
+
+from nvfp4_cute.formats.block_scaled import NVFP4Tensor, dequantize
+from nvfp4_cute.formats.codecs import decode_e4m3, decode_packed_e2m1, decode_ue8m0
+
+# Names of formats: those of formats.block_format, and "fp8": e4m3 with a float32 scale for the tensor or for a row.
+FP8 = "fp8"
+BLOCK_K = {"nvfp4": 16, "mxfp4": 32, "mxfp8_e4m3": 32, "fp8_128x128": 128}
+PACKED = ("nvfp4", "mxfp4")  # two values a byte
+# Powers of two that e4m3 has: 2^-9, its least subnormal, to 2^8.
+E4M3_EXPONENTS = (-9, 8)
+
+
+@dataclass(frozen=True)
+class Scheme:
+    """How one layer is quantized.
+
+    Attributes:
+        name: the tool's word for it. weights: the format of weights. activations: that of activations; None: 16 bits.
+    """
+
+    name: str
+    weights: str
+    activations: str | None
+
+    def __str__(self) -> str:
+        """Such as "W nvfp4, A 16 bit"."""
+        return f"W {self.weights}, A {self.activations or '16 bit'}"
+
+
+@dataclass(frozen=True, eq=False)
+class StoredWeight:
+    """Quantized weights as a file stores them, K-major: ``value * scale * global_scale``.
+
+    Attributes:
+        format: a name of ``formats.block_format``, or "fp8".
+        data: uint8 [..., N, K/2] (e2m1, the even k in the low nibble) or float8_e4m3fn [..., N, K].
+        scale: row-major. nvfp4: float8_e4m3fn [..., N, K/16]; mxfp4, mxfp8_e4m3: uint8 [..., N, K/32] (ue8m0);
+            fp8_128x128: float32 [..., N/128, K/128], both rounded up; fp8: float32 [..., N, 1].
+        global_scale: float32 without dimensions that multiplies, or None.
+        shape: of the values, (..., N, K).
+    """
+
+    format: str
+    data: torch.Tensor
+    scale: torch.Tensor
+    global_scale: torch.Tensor | None
+    shape: tuple[int, ...]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of data and scales."""
+        return self.data.nbytes + self.scale.nbytes
+
+    def dequantize(self, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+        """Values [..., N, K]: products in float32, which are exact but for a last factor of float32, rounded to ``dtype``."""
+        if self.format == "nvfp4":
+            return dequantize(self.nvfp4(), dtype)
+        n, k = self.shape[-2:]
+        values = decode_packed_e2m1(self.data) if self.format in PACKED else decode_e4m3(self.data)
+        if self.format in ("mxfp4", "mxfp8_e4m3"):
+            factors = decode_ue8m0(self.scale).repeat_interleave(BLOCK_K[self.format], -1)
+        elif self.format == "fp8_128x128":
+            factors = self.scale.repeat_interleave(128, -1)[..., :k].repeat_interleave(128, -2)[..., :n, :]
+        else:
+            factors = self.scale
+        return (values * factors).to(dtype)
+
+    def nvfp4(self) -> NVFP4Tensor:
+        """The weights as an NVFP4 tensor with row-major scales, without a copy. Raises ValueError for another format."""
+        if self.format != "nvfp4":
+            raise ValueError(f"these weights are {self.format}, not nvfp4; as_nvfp4 converts what can be")
+        return NVFP4Tensor(self.data, self.scale, self.global_scale, self.shape, "rowmajor")
+
+
+def as_nvfp4(weight: StoredWeight) -> NVFP4Tensor | None:
+    """The same values as an NVFP4 tensor, row-major scales; None where NVFP4 does not have all of them.
+
+    MXFP4 scales are powers of two for 32 values. With a power of two as global scale, e4m3 has 18 of them, for 16 values
+    each, and the data stays: exact where scales of blocks that are not all zero span at most 2^17.
+
+    Args:
+        weight: of any format; only nvfp4 and mxfp4 can succeed.
+    """
+    if weight.format == "nvfp4":
+        return weight.nvfp4()
+    if weight.format != "mxfp4":
+        return None
+    blocks = weight.data.unflatten(-1, (-1, BLOCK_K["mxfp4"] // 2))
+    used = ((blocks & 0x77) != 0).any(-1)
+    exponents = weight.scale.int() - 127
+    if not bool(used.any()):
+        top = 0
+    else:
+        top, bottom = int(exponents[used].max()), int(exponents[used].min())
+        if top - bottom > E4M3_EXPONENTS[1] - E4M3_EXPONENTS[0] or top - E4M3_EXPONENTS[1] < -126:
+            return None
+    exponents = (exponents - top + E4M3_EXPONENTS[1]).clamp(*E4M3_EXPONENTS)
+    normal, subnormal = (exponents + 7) << 3, 1 << (exponents + 9).clamp(max=2)
+    codes = torch.where(exponents >= -6, normal, subnormal).to(torch.uint8)
+    scale = codes.masked_fill(~used, 0).repeat_interleave(2, -1).view(torch.float8_e4m3fn)
+    factor = torch.tensor(math.ldexp(1.0, top - E4M3_EXPONENTS[1]), device=scale.device)
+    return NVFP4Tensor(weight.data, scale, factor, weight.shape, "rowmajor")
+
+
+@dataclass(frozen=True, eq=False)
+class StoredLinear:
+    """One quantized layer.
+
+    Attributes:
+        name: its prefix in the checkpoint. scheme: how it is quantized. weight: [N, K].
+        input_scale: float32 global scale of activations that multiplies, calibrated; None: none is stored.
+    """
+
+    name: str
+    scheme: Scheme
+    weight: StoredWeight
+    input_scale: torch.Tensor | None
+
+
+@dataclass(frozen=True, eq=False)
+class StoredExperts:
+    """The experts of one layer, stacked: E experts of width I on H features.
+
+    Attributes:
+        name: prefix, up to "experts". scheme: how they are quantized.
+        w13: [E, 2 I, H], [gate; up] of every expert, or [E, I, H] where there is no gate; without global scale.
+        w13_global: float32 [E, 2], of gate and of up, which may differ; [E, 1] without gate; None where the format has none.
+        w2: [E, H, I]. w2_global: float32 [E].
+        w13_input, w2_input: float32 [E], global scales of activations that multiply; None where none are stored.
+        w13_bias, w2_bias: [E, 2 I] as the rows of w13, and [E, H]; or None.
+        has_gate: whether there is a gate.
+    """
+
+    name: str
+    scheme: Scheme
+    w13: StoredWeight
+    w13_global: torch.Tensor | None
+    w2: StoredWeight
+    w2_global: torch.Tensor | None
+    w13_input: torch.Tensor | None
+    w2_input: torch.Tensor | None
+    w13_bias: torch.Tensor | None
+    w2_bias: torch.Tensor | None
+    has_gate: bool

@@ -1,0 +1,267 @@
+"""The tensors of a folder of safetensors files: read without copies, written one after the other.
+
+A file is eight bytes, little-endian, that say how long the header is; the header, JSON: of every tensor its dtype, shape, and
+first and last offset into the rest; then the bytes of all tensors. (https://github.com/huggingface/safetensors, README, Format.)
+"""
+
+import json
+import mmap
+import os
+import struct
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO
+
+import torch
+
+DTYPES = {
+    "F64": torch.float64,
+    "F32": torch.float32,
+    "F16": torch.float16,
+    "BF16": torch.bfloat16,
+    "F8_E4M3": torch.float8_e4m3fn,
+    "F8_E5M2": torch.float8_e5m2,
+    "F8_E8M0": torch.float8_e8m0fnu,
+    "I64": torch.int64,
+    "I32": torch.int32,
+    "I16": torch.int16,
+    "I8": torch.int8,
+    "U8": torch.uint8,
+    "BOOL": torch.bool,
+}
+DTYPE_NAMES = {dtype: name for name, dtype in DTYPES.items()}
+INDEX = "model.safetensors.index.json"
+MAX_HEADER_BYTES = 100_000_000
+ALIGN_BYTES = 8  # of the header's end, by the format
+
+
+@dataclass(frozen=True)
+class Entry:
+    """Where a tensor lies.
+
+    Attributes:
+        file: the safetensors file. dtype: as the file names it. shape: of the tensor. start, end: bytes from the file's begin.
+    """
+
+    file: Path
+    dtype: str
+    shape: tuple[int, ...]
+    start: int
+    end: int
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the tensor."""
+        return self.end - self.start
+
+
+class TensorFiles:
+    """The tensors of a checkpoint folder by name; a tensor's bytes are read when they are used.
+
+    Files are mapped into memory: a tensor is a view of its file's pages, which the system reads when something touches them and
+    may drop again. Writing to such a tensor changes a private copy of the page, never the file.
+
+    Args:
+        folder: with one or more ``*.safetensors``. Where there is ``model.safetensors.index.json``, the files that it names.
+
+    Raises:
+        FileNotFoundError: no such file. ValueError: a header is damaged, a tensor is in two files, or the index names a
+            tensor that its file does not have.
+    """
+
+    def __init__(self, folder: str | os.PathLike):
+        self.folder = Path(folder)
+        self.entries: dict[str, Entry] = {}
+        self._maps: dict[Path, mmap.mmap] = {}
+        names, index = _files(self.folder)
+        for name in names:
+            for key, entry in _header(self.folder / name).items():
+                if key in self.entries:
+                    raise ValueError(
+                        f"tensor {key!r} is in {self.entries[key].file.name} and in {name}; one file may have it: remove one"
+                    )
+                self.entries[key] = entry
+        missing = sorted(set(index) - set(self.entries))
+        if missing:
+            raise ValueError(
+                f"{INDEX} names {len(missing)} tensors that no file has, first {missing[0]!r} in "
+                f"{index[missing[0]]}; fetch the checkpoint again"
+            )
+
+    def __contains__(self, name: str) -> bool:
+        return name in self.entries
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.entries)
+
+    def __len__(self) -> int:
+        return len(self.entries)
+
+    def __getitem__(self, name: str) -> torch.Tensor:
+        entry = self.entries[name]
+        dtype = DTYPES.get(entry.dtype)
+        if dtype is None:
+            raise ValueError(
+                f"tensor {name!r} has dtype {entry.dtype}; known are {', '.join(DTYPES)}: convert it with the tool that made it"
+            )
+        count = entry.nbytes // dtype.itemsize
+        if not count:
+            return torch.empty(entry.shape, dtype=dtype)
+        view = torch.frombuffer(
+            self._map(entry.file), dtype=torch.uint8, count=entry.nbytes, offset=entry.start
+        )
+        # A file may place tensors at odd offsets; then a copy is aligned.
+        aligned = view if view.data_ptr() % dtype.itemsize == 0 else view.clone()
+        return aligned.view(dtype).reshape(entry.shape)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all tensors."""
+        return sum(entry.nbytes for entry in self.entries.values())
+
+    def _map(self, path: Path) -> mmap.mmap:
+        if path not in self._maps:
+            with path.open("rb") as file:
+                self._maps[path] = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
+        return self._maps[path]
+
+
+def _files(folder: Path) -> tuple[list[str], dict[str, str]]:
+    """Names of a folder's files, and what the index says: tensor to file."""
+    path = folder / INDEX
+    if path.is_file():
+        index = json.loads(path.read_text())["weight_map"]
+        names = sorted(set(index.values()))
+        absent = [name for name in names if not (folder / name).is_file()]
+        if absent:
+            raise FileNotFoundError(
+                f"{path} names {absent[0]}, which {folder} does not have; fetch all files"
+            )
+        return names, index
+    names = sorted(p.name for p in folder.glob("*.safetensors"))
+    if not names:
+        raise FileNotFoundError(
+            f"{folder} has no *.safetensors; pass the folder of a checkpoint, with its config.json"
+        )
+    return names, {}
+
+
+def _header(path: Path) -> dict[str, Entry]:
+    size = path.stat().st_size
+    with path.open("rb") as file:
+        first = file.read(8)
+        length = struct.unpack("<Q", first)[0] if len(first) == 8 else size
+        if length > min(size - 8, MAX_HEADER_BYTES):
+            raise ValueError(f"{path} has {size} bytes and no header of {length}: the file is damaged or cut")
+        header = json.loads(file.read(length))
+    entries = {}
+    for name, given in header.items():
+        if name == "__metadata__":
+            continue
+        start, end = (8 + length + offset for offset in given["data_offsets"])
+        shape, dtype = tuple(given["shape"]), given["dtype"]
+        itemsize = DTYPES[dtype].itemsize if dtype in DTYPES else None
+        if end > size or (itemsize and end - start != itemsize * torch.Size(shape).numel()):
+            raise ValueError(
+                f"{path} says that {name!r}, {dtype} {list(shape)}, lies at bytes {start} to {end} of {size}: the file is "
+                "damaged or cut; fetch it again"
+            )
+        entries[name] = Entry(path, dtype, shape, start, end)
+    return entries
+
+
+class TensorWriter:
+    """Writes a checkpoint folder, tensor after tensor, in files of at most ``shard_bytes``; holds one tensor at a time.
+
+    Use as a context; the index is written at the end where there is more than one file.
+
+    Args:
+        folder: made if it is not there. shapes: name, dtype and shape of every tensor, in the order of writing.
+        shard_bytes: a file's tensors end before they exceed it, but for a single larger one.
+
+    Raises:
+        FileExistsError: the folder has safetensors files.
+    """
+
+    def __init__(
+        self,
+        folder: str | os.PathLike,
+        shapes: Iterable[tuple[str, torch.dtype, tuple[int, ...]]],
+        shard_bytes: int = 5 * 10**9,
+    ):
+        self.folder = Path(folder)
+        self.folder.mkdir(parents=True, exist_ok=True)
+        if any(self.folder.glob("*.safetensors")):
+            raise FileExistsError(f"{self.folder} has safetensors files already; name an empty folder")
+        self._shards = _shards(shapes, shard_bytes)
+        self._place = {name: number for number, shard in enumerate(self._shards) for name in shard}
+        self._files: dict[int, tuple[BinaryIO, int]] = {}
+        self._left = set(self._place)
+
+    def __enter__(self) -> "TensorWriter":
+        return self
+
+    def __exit__(self, kind, error, trace) -> None:
+        for file, _ in self._files.values():
+            file.close()
+        if kind is not None:
+            return
+        if self._left:
+            raise ValueError(
+                f"{len(self._left)} tensors were announced and not written, such as {min(self._left)!r}"
+            )
+        if len(self._shards) > 1:
+            total = sum(entry["data_offsets"][1] for s in self._shards for entry in list(s.values())[-1:])
+            index = {
+                "metadata": {"total_size": total},
+                "weight_map": {n: self._name(i) for n, i in self._place.items()},
+            }
+            (self.folder / INDEX).write_text(json.dumps(index, indent=1) + "\n")
+
+    def write(self, name: str, tensor: torch.Tensor) -> None:
+        """Write a tensor that was announced; ValueError where it is another dtype or shape, or was written before."""
+        shard = self._place.get(name)
+        entry = None if shard is None else self._shards[shard][name]
+        given = {"dtype": DTYPE_NAMES.get(tensor.dtype), "shape": list(tensor.shape)}
+        if entry is None or name not in self._left or any(entry[key] != given[key] for key in given):
+            raise ValueError(f"{name!r} is {given}; announced was {entry}, to be written once")
+        assert shard is not None
+        file, start = self._open(shard)
+        file.seek(start + entry["data_offsets"][0])
+        flat = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
+        file.write(flat.numpy().data)
+        self._left.discard(name)
+
+    def _name(self, shard: int) -> str:
+        count = len(self._shards)
+        return "model.safetensors" if count == 1 else f"model-{shard + 1:05}-of-{count:05}.safetensors"
+
+    def _open(self, shard: int) -> tuple[BinaryIO, int]:
+        """The file of a shard, and where its tensors begin."""
+        if shard not in self._files:
+            header = {"__metadata__": {"format": "pt"}} | self._shards[shard]
+            text = json.dumps(header, separators=(",", ":")).encode()
+            text += b" " * (-len(text) % ALIGN_BYTES)
+            file = (self.folder / self._name(shard)).open("wb")
+            file.write(struct.pack("<Q", len(text)) + text)
+            self._files[shard] = file, 8 + len(text)
+        return self._files[shard]
+
+
+def _shards(shapes, shard_bytes: int) -> list[dict[str, dict]]:
+    """Header entries of every file."""
+    shards: list[dict[str, dict]] = [{}]
+    offset = 0
+    for name, dtype, shape in shapes:
+        nbytes = torch.Size(shape).numel() * dtype.itemsize
+        if offset and offset + nbytes > shard_bytes:
+            shards.append({})
+            offset = 0
+        shards[-1][name] = {
+            "dtype": DTYPE_NAMES[dtype],
+            "shape": list(shape),
+            "data_offsets": [offset, offset + nbytes],
+        }
+        offset += nbytes
+    return shards

@@ -1,0 +1,302 @@
+"""Readers: values of tools' own files, every convention, and what is refused by name."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from checkpoint_files import MODELOPT, experts, nvfp4, write
+
+from nvfp4_cute.errors import CheckpointError
+from nvfp4_cute.formats.block_scaled import NVFP4Tensor, dequantize
+from nvfp4_cute.formats.codecs import decode_e2m1, decode_e4m3, decode_ue8m0, unpack_e2m1
+from nvfp4_cute.models.checkpoints import Checkpoint, StoredWeight
+from nvfp4_cute.models.checkpoints.stored import as_nvfp4
+from nvfp4_cute.models.checkpoints.tensors import TensorFiles, TensorWriter
+
+DATA = Path(__file__).parents[1] / "data" / "checkpoints"
+L = "model.layers.0.mlp"
+
+
+def by_hand(codes, scale, block):
+    """Values of [..., K] codes and scales of blocks, in the plainest way."""
+    return codes.unflatten(-1, (-1, block)) * scale.unsqueeze(-1)
+
+
+def test_files_of_the_tools():
+    """Random weights had standard deviation 0.02: nibbles, scales and the direction of global scales are right."""
+    for name, linears, count in (
+        ("modelopt-qwen3moe-nvfp4", 8, 2),
+        ("modelopt-gptoss-nvfp4", 8, 2),
+        ("ct-qwen3-nvfp4", 14, 0),
+    ):
+        checkpoint = Checkpoint(DATA / name)
+        assert (len(checkpoint.linears), len(checkpoint.experts)) == (linears, count)
+        for layer in checkpoint.each_linear():
+            assert 0.019 < layer.weight.dequantize().std() < 0.021
+            assert layer.input_scale is not None and 1e-4 < layer.input_scale < 1e-2
+        for prefix in checkpoint.experts:
+            one = checkpoint.read_experts(prefix)
+            halves = one.w13.dequantize().unflatten(1, (2, -1)) * one.w13_global[..., None, None]
+            assert 0.019 < halves.std() < 0.021
+            assert 0.019 < (one.w2.dequantize() * one.w2_global[:, None, None]).std() < 0.021
+
+
+def test_every_tensor_is_plain_or_of_a_layer():
+    checkpoint = Checkpoint(DATA / "modelopt-gptoss-nvfp4")
+    owned = [
+        name for one in (*checkpoint.linears, *checkpoint.experts) for name in checkpoint.tensors_of(one)
+    ]
+    assert sorted(owned + checkpoint.plain) == sorted(checkpoint.files)
+    assert "model.layers.0.self_attn.q_proj.bias" in checkpoint.plain
+
+
+def test_interleaved_gate_and_up_are_told_apart():
+    """gpt-oss: row 2 i of the file is row i of the gate, row 2 i + 1 row i of up."""
+    checkpoint = Checkpoint(DATA / "modelopt-gptoss-nvfp4")
+    files, name = checkpoint.files, f"{L}.experts.gate_up_proj"
+    one = checkpoint.read_experts(f"{L}.experts")
+    codes = unpack_e2m1(files[name].transpose(1, 2).contiguous())
+    scale = decode_e4m3(files[f"{name}_weight_scale"]).transpose(1, 2)
+    values = by_hand(decode_e2m1(codes), scale, 16).flatten(-2)
+    got, width = one.w13.dequantize(), values.shape[1] // 2
+    assert torch.equal(got[:, :width], values[:, 0::2]) and torch.equal(got[:, width:], values[:, 1::2])
+    assert torch.equal(one.w13_bias[:, width:], files[f"{name}_bias"][:, 1::2])
+
+
+def test_modelopt_experts_keep_two_factors(tmp_path):
+    checkpoint = Checkpoint(write(tmp_path, experts(f"{L}.experts"), MODELOPT))
+    one = checkpoint.read_experts(f"{L}.experts")
+    gate, up, down = (
+        nvfp4("x", *sizes, seed) for sizes, seed in (((16, 32), 4), ((16, 32), 5), ((32, 16), 6))
+    )
+    assert one.w13_global[1].tolist() == [gate["x.weight_scale_2"], up["x.weight_scale_2"]]
+    assert one.w13_global[1, 0] != one.w13_global[1, 1]
+    assert one.w13_input[1] == up["x.input_scale"], "both read the same rows: the larger scale"
+    assert torch.equal(one.w13.data[1], torch.cat([gate["x.weight"], up["x.weight"]]))
+    assert torch.equal(one.w2.data[1], down["x.weight"]) and one.w2_global[1] == down["x.weight_scale_2"]
+
+
+def test_compressed_tensors_scales_are_reciprocal():
+    checkpoint = Checkpoint(DATA / "ct-qwen3-nvfp4")
+    layer = checkpoint.linear("model.layers.0.self_attn.q_proj")
+    stored = checkpoint.files["model.layers.0.self_attn.q_proj.weight_global_scale"]
+    assert torch.equal(layer.weight.global_scale, (1 / stored).reshape(())) and layer.weight.global_scale < 1
+
+
+def test_gpt_oss_as_released(tmp_path):
+    """Blocks of 32 in a dimension of their own, exponents plus 127, gate and up in turns."""
+    g = torch.Generator().manual_seed(0)
+    prefix = f"{L}.experts"
+    blocks = torch.randint(0, 256, (2, 8, 3, 16), dtype=torch.uint8, generator=g)
+    scales = torch.randint(118, 130, (2, 8, 3), dtype=torch.uint8, generator=g)
+    tensors = {
+        f"{prefix}.gate_up_proj_blocks": blocks, f"{prefix}.gate_up_proj_scales": scales,
+        f"{prefix}.gate_up_proj_bias": torch.randn(2, 8, generator=g).bfloat16(),
+        f"{prefix}.down_proj_blocks": torch.zeros(2, 96, 1, 16, dtype=torch.uint8),
+        f"{prefix}.down_proj_scales": torch.full((2, 96, 1), 127, dtype=torch.uint8),
+        f"{prefix}.down_proj_bias": torch.zeros(2, 96).bfloat16(),
+        "model.layers.0.self_attn.q_proj.weight": torch.zeros(4, 4).bfloat16(),
+    }  # fmt: skip
+    quantization = {"quant_method": "mxfp4", "modules_to_not_convert": ["model.layers.*.self_attn"]}
+    checkpoint = Checkpoint(write(tmp_path, tensors, quantization, model_type="gpt_oss"))
+    one = checkpoint.read_experts(prefix)
+    assert not checkpoint.linears and one.w13_global is None and one.scheme.activations is None
+    values = by_hand(decode_e2m1(unpack_e2m1(blocks)).flatten(-2), decode_ue8m0(scales), 32).flatten(-2)
+    assert torch.equal(one.w13.dequantize(), torch.cat([values[:, 0::2], values[:, 1::2]], 1))
+
+
+def test_fp8_blocks_multiply(tmp_path):
+    g = torch.Generator().manual_seed(0)
+    weight = torch.randn(200, 300, generator=g).to(torch.float8_e4m3fn)
+    scale = torch.rand(2, 3, generator=g) + 0.5
+    tensors = {"model.layers.0.self_attn.q_proj.weight": weight}
+    tensors["model.layers.0.self_attn.q_proj.weight_scale_inv"] = scale
+    quantization = {"quant_method": "fp8", "weight_block_size": [128, 128], "activation_scheme": "dynamic"}
+    layer = Checkpoint(write(tmp_path, tensors, quantization)).linear("model.layers.0.self_attn.q_proj")
+    got = layer.weight.dequantize()
+    assert got[199, 299] == weight[199, 299].float() * scale[1, 2]
+    assert got[127, 128] == weight[127, 128].float() * scale[0, 1]
+
+
+def test_mixed_precision_by_layer(tmp_path):
+    """The exact name, then the module around it; transformers' spelling finds the tool's."""
+    fp8 = {"x.weight": torch.ones(16, 64).to(torch.float8_e4m3fn), "x.weight_scale": torch.tensor(0.5)}
+    tensors = nvfp4("backbone.layers.0.mixer.q_proj") | nvfp4("backbone.layers.1.mixer.up_proj")
+    del tensors["backbone.layers.1.mixer.up_proj.input_scale"]
+    tensors |= {f"backbone.layers.2.mixer.in_proj.{n[2:]}": t for n, t in fp8.items()}
+    quantization = {
+        "quant_method": "modelopt", "quant_algo": "MIXED_PRECISION", "exclude_modules": ["lm_head"],
+        "quantized_layers": {
+            "backbone.layers.0": {"quant_algo": "W4A16_NVFP4"}, "backbone.layers.0.mixer.q_proj": {"quant_algo": "NVFP4"},
+            "model.layers.1.mixer": {"quant_algo": "W4A16_NVFP4"}, "backbone.layers.2.*": {"quant_algo": "FP8"},
+        },
+    }  # fmt: skip
+    checkpoint = Checkpoint(write(tmp_path, tensors, quantization))
+    assert [scheme.name for scheme in checkpoint.linears.values()] == ["NVFP4", "W4A16_NVFP4", "FP8"]
+    assert checkpoint.linear_named("model.layers.2.mixer.in_proj") == "backbone.layers.2.mixer.in_proj"
+    assert checkpoint.linear("backbone.layers.2.mixer.in_proj").weight.dequantize().unique() == 0.5
+
+
+@pytest.mark.parametrize(
+    ("pattern", "excluded"),
+    [
+        ("model.layers.0.self_attn.q_proj", True),
+        ("model.layers.0.self_attn*", True),
+        ("model.layers.0.self_attn", True),
+        ("*.q_proj", True),
+        ("model.layers.0.self_attn.q_proj\0backbone.pt_name_sentinel", True),
+        ("model.layers.0.self_attn.q", False),
+        ("model.layers.1*", False),
+        ("\0", False),
+    ],
+)
+def test_excluded_modules(tmp_path, pattern, excluded):
+    """An excluded layer that is quantized nevertheless is of another export."""
+    folder = write(tmp_path, nvfp4("model.layers.0.self_attn.q_proj"), MODELOPT | {"ignore": [pattern]})
+    if excluded:
+        with pytest.raises(CheckpointError, match="leaves out"):
+            Checkpoint(folder)
+    else:
+        assert list(Checkpoint(folder).linears) == ["model.layers.0.self_attn.q_proj"]
+
+
+Q = "model.layers.0.self_attn.q_proj"
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda t: t.pop(f"{Q}.weight_scale_2"), "has no weight_scale_2"),
+        (lambda t: t.pop(f"{Q}.weight_scale"), "has no weight_scale;"),
+        (lambda t: t.pop(f"{Q}.input_scale"), "has no input_scale.*missing_input_scale"),
+        (lambda t: t[f"{Q}.input_scale"].zero_(), r"input_scale is 0, and a scale is finite and positive"),
+        (lambda t: t[f"{Q}.weight_scale_2"].fill_(torch.nan), "weight_scale_2 is nan"),
+        (lambda t: t[f"{Q}.weight_scale"][3].fill_(torch.nan), r"weight_scale\[3, 0\] is nan, one of 4 scales"),
+        (lambda t: t[f"{Q}.weight_scale"][3].fill_(-1), r"weight_scale\[3, 0\] is -1"),
+        (lambda t: t[f"{Q}.weight_scale"].zero_(), "weight_scale is zero throughout"),
+        (lambda t: t.update({f"{Q}.weight_scale": t[f"{Q}.weight_scale"][:, :2].clone()}), r"has shape \[16, 2\]"),
+        (lambda t: t.update({f"{Q}.pre_quant_scale": torch.ones(64)}), "pre_quant_scale.*nothing that this reader"),
+        (lambda t: t.update({f"{Q}.weight": t[f"{Q}.weight"].view(torch.float8_e4m3fn)}), "weights are torch.uint8"),
+        (lambda t: t.update({f"{Q}.weight_scale_2": torch.ones((), dtype=torch.bfloat16)}), "global scale is float32"),
+    ],
+)  # fmt: skip
+def test_refused_by_name(tmp_path, change, message):
+    tensors = nvfp4(Q)
+    change(tensors)
+    with pytest.raises(CheckpointError, match=message) as error:
+        Checkpoint(write(tmp_path, tensors, MODELOPT)).linear(Q)
+    assert Q in str(error.value)
+
+
+@pytest.mark.parametrize("value", [None, 0.0, torch.inf])
+def test_experts_that_no_token_reached(tmp_path, value):
+    """Their scale of activations is the layer's largest, if one asks for that."""
+    tensors, name = experts(f"{L}.experts"), f"{L}.experts.1.down_proj.input_scale"
+    if value is None:
+        del tensors[name]
+    else:
+        tensors[name] = torch.tensor(value)
+    folder = write(tmp_path, tensors, MODELOPT)
+    with pytest.raises(CheckpointError, match="experts.1.down_proj"):
+        Checkpoint(folder).read_experts(f"{L}.experts")
+    one = Checkpoint(folder, missing_input_scale="fill").read_experts(f"{L}.experts")
+    assert one.w2_input[1] == max(one.w2_input[0], one.w2_input[2])
+
+
+def test_experts_are_complete(tmp_path):
+    tensors = {n: t for n, t in experts(f"{L}.experts").items() if ".1.up_proj" not in n}
+    with pytest.raises(CheckpointError, match="no up projection of expert 1"):
+        Checkpoint(write(tmp_path, tensors, MODELOPT)).read_experts(f"{L}.experts")
+
+
+@pytest.mark.parametrize(
+    ("quantization", "message"),
+    [
+        ({"quant_method": "gptq"}, "'gptq'; readers are"),
+        (MODELOPT | {"quant_algo": "INT4_AWQ"}, "quant_algo is 'INT4_AWQ'"),
+        ({"quant_method": "fp8", "weight_block_size": [64, 64]}, "weight_block_size"),
+        ({"quant_method": "compressed-tensors", "config_groups": {"g": {"format": "pack-quantized"}}}, "pack-quantized"),
+    ],
+)  # fmt: skip
+def test_unknown_schemes(tmp_path, quantization, message):
+    with pytest.raises(CheckpointError, match=message):
+        Checkpoint(write(tmp_path, nvfp4(Q), quantization))
+
+
+def test_damaged_files(tmp_path):
+    folder = write(tmp_path, nvfp4(Q), MODELOPT)
+    path = folder / "model.safetensors"
+    path.write_bytes(path.read_bytes()[:-1])
+    with pytest.raises(ValueError, match="damaged or cut"):
+        Checkpoint(folder)
+    path.write_bytes(b"\xff" * 64)
+    with pytest.raises(ValueError, match="no header"):
+        Checkpoint(folder)
+
+
+def test_shards(tmp_path):
+    """Files of a size, an index, and the same tensors back."""
+    tensors = {f"t{i}": torch.full((100,), i, dtype=torch.float32) for i in range(5)}
+    with TensorWriter(
+        tmp_path, [(n, t.dtype, (100,)) for n, t in tensors.items()], shard_bytes=900
+    ) as writer:
+        for name, tensor in reversed(tensors.items()):
+            writer.write(name, tensor)
+    assert len(list(tmp_path.glob("*.safetensors"))) == 3
+    files = TensorFiles(tmp_path)
+    assert files.nbytes == 2000 and all(torch.equal(files[n], t) for n, t in tensors.items())
+    next(tmp_path.glob("*3.safetensors")).unlink()
+    with pytest.raises(FileNotFoundError, match="index"):
+        TensorFiles(tmp_path)
+
+
+def test_reading_does_not_write(tmp_path):
+    folder = write(tmp_path, nvfp4(Q), MODELOPT)
+    before = (folder / "model.safetensors").read_bytes()
+    Checkpoint(folder).files[f"{Q}.weight"].zero_()
+    assert (folder / "model.safetensors").read_bytes() == before
+
+
+@pytest.mark.parametrize("span", [0, 17, 18])
+def test_mxfp4_as_nvfp4(span):
+    """Bit for bit the same values, where the exponents span at most 17."""
+    g = torch.Generator().manual_seed(0)
+    data = torch.randint(0, 256, (8, 64), dtype=torch.uint8, generator=g)
+    scale = torch.randint(100, 101 + span, (8, 4), dtype=torch.uint8, generator=g)
+    scale[0, 0], scale[1, 1] = 100, 100 + span
+    data[2, :16] = 0x80  # zeros, one of them negative, whose exponent does not count
+    scale[2, 0] = 250
+    weight = StoredWeight("mxfp4", data, scale, None, (8, 128))
+    converted = as_nvfp4(weight)
+    if span > 17:
+        assert converted is None
+    else:
+        assert isinstance(converted, NVFP4Tensor) and torch.equal(dequantize(converted), weight.dequantize())
+
+
+def test_peak_memory_is_that_of_a_layer(tmp_path):
+    """Going through all layers of a file of 36 MB takes the pages of the file, and what one layer takes."""
+    g = torch.Generator().manual_seed(0)
+    tensors = {}
+    for i in range(16):
+        one = nvfp4(f"model.layers.{i}.mlp.up_proj", 16, 64)
+        one[f"model.layers.{i}.mlp.up_proj.weight"] = torch.randint(
+            0, 256, (2048, 1024), dtype=torch.uint8, generator=g
+        )
+        one[f"model.layers.{i}.mlp.up_proj.weight_scale"] = torch.ones(2048, 128).to(torch.float8_e4m3fn)
+        tensors |= one
+    write(tmp_path, tensors, MODELOPT)
+    code = (
+        "import resource, sys\nfrom nvfp4_cute.models.checkpoints import Checkpoint\n"
+        "peak = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_maxrss\n"
+        "c = Checkpoint(sys.argv[1]); c.linear(next(iter(c.linears))).weight.dequantize(); before = peak()\n"
+        "for layer in c.each_linear(): layer.weight.nvfp4()\n"
+        "print(peak() - before, c.files.nbytes // 1024)"
+    )
+    done = subprocess.run([sys.executable, "-c", code, str(tmp_path)], capture_output=True, text=True, check=True,
+                          env={**os.environ, "OMP_NUM_THREADS": "1"})  # fmt: skip
+    grown, size = map(int, done.stdout.split())
+    assert grown < size * (1 + 2 / 16)
