@@ -5,6 +5,7 @@ and scales are 0.5, 1, 1.5 or 2, so products are multiples of 1/16 up to 144 and
 sixteenths; alpha is a power of two. A backend that differs by one bit computed something else.
 """
 
+import argparse
 import shlex
 import time
 from collections.abc import Sequence
@@ -14,7 +15,9 @@ from typing import Any
 import torch
 
 import nvfp4_cute
+from nvfp4_cute.cli import argument_types as types
 from nvfp4_cute.cli import doctor
+from nvfp4_cute.cli.verbs import Verbs, add_arch, add_verb
 from nvfp4_cute.emulator.launch_shim import shim_path
 from nvfp4_cute.errors import EmulatorError, UnsupportedTarget
 from nvfp4_cute.formats.scale_layout import SF_VEC_SIZE, to_blocked
@@ -26,6 +29,51 @@ K_STEP = 32  # row pitch in whole 16-byte units, as tensor maps need
 MAX_EXACT_K = 2**24 // (16 * 144) // K_STEP * K_STEP
 # Shares of the groups that sit on an edge, whatever the limits are.
 EMPTY_SHARE, ONE_ROW_SHARE = 0.1, 0.1
+
+
+BACKENDS = ("cuda", "emulator")
+
+
+def add_parser(verbs: Verbs) -> None:
+    """Add the verb and its options."""
+    text = (
+        "Compute random grouped problems on a backend and compare every output bit with the reference. Operands are "
+        "drawn so that fp32 accumulation is exact in any order: a difference of one bit is a defect. A failure prints "
+        "the command that repeats it."
+    )
+    parser = add_verb(verbs, "check", text)
+    parser.add_argument(
+        "--backend", choices=BACKENDS, help="default: cuda where the GPU has a kernel, else emulator"
+    )
+    add_arch(parser)
+    parser.add_argument(
+        "--count", type=types.positive, default=10, help="problems to draw (default %(default)s)"
+    )
+    parser.add_argument(
+        "--seed", type=types.whole, default=0, help="seed of the first problem (default %(default)s)"
+    )
+    parser.add_argument(
+        "--groups", type=types.positive, default=4, help="groups at most (default %(default)s)"
+    )
+    parser.add_argument(
+        "--max-m", type=types.positive, default=300, help="rows at most of a group (default %(default)s)"
+    )
+    parser.add_argument(
+        "--max-n", type=types.positive, default=512, help="columns at most (default %(default)s)"
+    )
+    parser.add_argument("--max-k", type=types.positive, default=1024, help="K at most (default %(default)s)")
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Check as many problems as were asked for; return 0 if all are bit-equal to the reference."""
+    limits = Limits(groups=args.groups, max_m=args.max_m, max_n=args.max_n, max_k=args.max_k)
+    backend = args.backend
+    if args.arch:
+        if backend == "cuda":
+            raise ValueError("--arch chooses the GPU to emulate: leave it out with --backend cuda")
+        backend = f"emulator:{args.arch}"
+    return run_problems(backend, limits, seed=args.seed, count=args.count)
 
 
 @dataclass(frozen=True)
@@ -156,7 +204,7 @@ def difference(outputs: list[torch.Tensor], expected: list[torch.Tensor]) -> str
     return None
 
 
-def run(backend: str | None, limits: Limits, *, seed: int, count: int) -> int:
+def run_problems(backend: str | None, limits: Limits, *, seed: int, count: int) -> int:
     """Check the problems of seeds `seed`, `seed` + 1, ... on `backend`; print a line each. Return 0 if all are equal.
 
     `backend`: as `grouped_gemm` takes it. None takes the GPU where there is a kernel for it and the emulator elsewhere.

@@ -1,5 +1,6 @@
 """`nvfp4-cute demo`: the sm_100a kernel on the emulator, on a competition's inputs, every output bit compared."""
 
+import argparse
 import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -9,9 +10,11 @@ from tqdm import tqdm
 
 from nvfp4_cute.backends import emulator
 from nvfp4_cute.cli import check
+from nvfp4_cute.cli.verbs import Verbs, add_arch, add_verb
 from nvfp4_cute.emulator.launch_shim import shim_path
 from nvfp4_cute.emulator.machine import Stats
 from nvfp4_cute.errors import EmulatorError
+from nvfp4_cute.gpus import targets
 from nvfp4_cute.gpus.targets import B200, Target
 from nvfp4_cute.launch.plan import Plan
 from nvfp4_cute.model.speed_of_light import (
@@ -36,6 +39,26 @@ SOL_NOTE = (
 )
 # The smallest benchmark shape, a tenth of the work of all four: most of a short demo still goes into it.
 QUICK_BENCHMARK = 3
+
+
+def add_parser(verbs: Verbs) -> None:
+    """Add the verb and its options."""
+    text = (
+        "Compile the sm_100a grouped GEMM kernel, execute its PTX on the emulator over the test shapes and one "
+        "benchmark shape of the nvfp4_group_gemm problem, and compare every output bit with the reference."
+    )
+    parser = add_verb(verbs, "demo", text)
+    parser.add_argument(
+        "--all", action="store_true", help="also the other three benchmark shapes (a few minutes)"
+    )
+    add_arch(parser)
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Run the demo; return 0 if every output bit is right."""
+    target = targets.lookup(args.arch) if args.arch else targets.B200
+    return run_cases(cases(all_benchmarks=args.all), target)
 
 
 @dataclass(frozen=True)
@@ -63,7 +86,7 @@ def cases(*, all_benchmarks: bool) -> dict[str, spec.GroupCase]:
     return tests | benchmarks
 
 
-def run(selected: dict[str, spec.GroupCase], target: Target = B200) -> int:
+def run_cases(selected: dict[str, spec.GroupCase], target: Target = B200) -> int:
     """Run the cases, show progress, print the tables. Return 0 if every output bit of every case is right, else 1.
 
     Raises: EmulatorError if the launch shim is missing.

@@ -3,6 +3,7 @@
 Everything is asked when `run` (or a function here) is called; nothing is imported or queried before.
 """
 
+import argparse
 import importlib.metadata
 import importlib.util
 import os
@@ -11,11 +12,26 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from nvfp4_cute import env
+from nvfp4_cute.cli.verbs import Verbs, add_verb
 from nvfp4_cute.errors import EmulatorError
 from nvfp4_cute.gpus import targets
 from nvfp4_cute.gpus.targets import Target
 
 DSL_PREFIX = "nvidia-cutlass-dsl"
+
+
+def add_parser(verbs: Verbs) -> None:
+    """Add the verb and its options."""
+    text = "Print versions, GPUs, the emulator's launch shim, what would run where and why. Exit code 1: no kernel can run."
+    parser = add_verb(verbs, "doctor", text)
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Print the report. Return 0 if a kernel can run on this machine, on a GPU or on the emulator, else 1."""
+    text, usable = report()
+    print(text, end="")
+    return 0 if usable else 1
 
 
 @dataclass(frozen=True)
@@ -220,10 +236,3 @@ def _auto_lines(native: list[Gpu], present: list[Gpu]) -> list[str]:
         if not native:
             why_cuda = "refused: " + ("no kernel for these GPUs" if present else "no GPU that torch can use")
     return [f"CPU tensors -> {chosen['cpu']} ({why_cpu})", f"CUDA tensors -> {chosen['cuda']} ({why_cuda})"]
-
-
-def run() -> int:
-    """Print the report. Return 0 if a kernel can run on this machine, on a GPU or on the emulator, else 1."""
-    text, usable = report()
-    print(text, end="")
-    return 0 if usable else 1

@@ -1,5 +1,6 @@
 """`nvfp4-cute emulate`: somebody's CuTe DSL script, unmodified, on a virtual GPU."""
 
+import argparse
 import importlib.metadata
 import json
 import shutil
@@ -12,6 +13,8 @@ from typing import Any
 from tqdm import tqdm
 
 from nvfp4_cute import env
+from nvfp4_cute.cli import argument_types as types
+from nvfp4_cute.cli.verbs import Verbs, add_verb
 from nvfp4_cute.emulator.banks import BankUse
 from nvfp4_cute.emulator.device_images import KernelStore
 from nvfp4_cute.emulator.findings import of_failure, record, reported, sarif
@@ -29,7 +32,99 @@ TIMES_NOTE = (
 )
 
 
-def run(
+EXAMPLES = """\
+examples:
+  nvfp4-cute emulate gemm.py --mnk 256,256,128             what follows the script belongs to it
+  nvfp4-cute emulate --arch sm_120a --stats gemm.py        a GeForce kernel, and a table of its launches
+  nvfp4-cute emulate --arch sm_90a --sm-count 4 gemm.py    a Hopper kernel whose persistent grid has 4 CTAs
+  nvfp4-cute emulate --timing b200 gemm.py                 the modelled time of every launch, and what takes it
+  nvfp4-cute emulate --check gemm.py                       find races, unwritten bytes, leaks (slower)
+  nvfp4-cute emulate --check=all --sarif found.sarif gemm.py   warnings fail, too; and a file for a code host
+  nvfp4-cute emulate --mode lazy gemm.py                   every copy and MMA as late as the memory model allows
+
+Choose small sizes: a launch is thousands of times slower than on a GPU. Times that the script measures are host times;
+cutlass.testing.benchmark runs a kernel once. The exit code is the script's; 1 if a kernel failed or a hazard is an error;
+3 if the script ended well and --check=all found warnings (--check shows them). Of a test suite: pytest --cute-emulate sm_100a
+"""
+
+
+def add_parser(verbs: Verbs) -> None:
+    """Add the verb and its options."""
+    text = (
+        "Run a CuTe DSL script that expects a GPU, unmodified: torch tensors on cuda, cute.compile, launches, its own "
+        "checks. Every kernel it launches is executed on the emulator."
+    )
+    parser = add_verb(verbs, "emulate", text, EXAMPLES)
+    parser.add_argument(
+        "--arch",
+        default="sm_100a",
+        help="the GPU: sm_90a, sm_100a, sm_103a, sm_110a, sm_120a, sm_121a (default %(default)s)",
+    )
+    parser.add_argument(
+        "--sm-count", type=types.positive, metavar="N", help="SMs (default: those of a GPU of that arch)"
+    )
+    for spelling, what in (
+        (
+            "--check",
+            "report hazards: races, missing fences, bytes that nobody wrote, leaks, stores out of bounds",
+        ),
+        ("--check=errors", "the same"),
+        ("--check=all", "show notes, too, and let warnings fail: they make the exit code 3"),
+    ):
+        level = spelling.partition("=")[2] or "errors"
+        parser.add_argument(spelling, dest="check", action="store_const", const=level, help=what)
+    parser.add_argument(
+        "--json",
+        type=types.output_file,
+        metavar="FILE",
+        help="write launches and findings for machines; - is stdout",
+    )
+    parser.add_argument(
+        "--sarif", type=types.output_file, metavar="FILE", help="write findings as SARIF, for code hosts"
+    )
+    parser.add_argument(
+        "--mode",
+        default="eager",
+        help="when asynchronous copies and MMAs happen: eager (at issue), lazy (as late as allowed), or random:SEED; "
+        "a correct kernel gives one result under all (default %(default)s)",
+    )
+    parser.add_argument(
+        "--timing",
+        metavar="GPU",
+        help="model the time of every launch on this GPU (b200, rtx5090, h200, ...), whose architecture takes the place of "
+        "--arch; results are computed as without",
+    )
+    parser.add_argument(
+        "--stats",
+        action="store_true",
+        help="afterwards, tables of all launches and of bank conflicts on stderr",
+    )
+    parser.add_argument(
+        "--traceback", action="store_true", help="also show where in the script a kernel failure surfaced"
+    )
+    parser.add_argument("script", type=Path, help="a Python file")
+    parser.add_argument("arguments", nargs=argparse.REMAINDER, help="its arguments")
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Run the script; return its exit code, or what its kernels make of it."""
+    return emulate(
+        args.script,
+        args.arguments,
+        arch=args.arch,
+        sm_count=args.sm_count,
+        mode=args.mode,
+        check=args.check,
+        timing=args.timing,
+        stats=args.stats,
+        traceback=args.traceback,
+        json_file=args.json,
+        sarif_file=args.sarif,
+    )
+
+
+def emulate(
     script: Path,
     arguments: Sequence[str],
     *,

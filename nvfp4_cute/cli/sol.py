@@ -3,12 +3,15 @@
 Everything printed here is computed from sizes and from the figures in ``targets.py``. Nothing is measured.
 """
 
+import argparse
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from nvfp4_cute.cli import argument_types as types
+from nvfp4_cute.cli.verbs import Verbs, add_verb
 from nvfp4_cute.formats.scale_layout import num_k_blocks
 from nvfp4_cute.gpus import targets
 from nvfp4_cute.gpus.targets import Target
@@ -37,6 +40,80 @@ COMPETITION_NOTE = (
     f"{light.COMPETITION_HBM_BYTES_PER_S / 1e12:.2f} TB/s, FLOP / "
     f"{light.COMPETITION_FP4_FLOPS_PER_S / 1e15:.2f} PFLOP/s), whatever the target."
 )
+
+
+EXAMPLES = """\
+examples:
+  nvfp4-cute sol                                           the competition's benchmark cases, published beside ours
+  nvfp4-cute sol --target rtx5090 --json                   the same on another GPU, with the source of every figure
+  nvfp4-cute sol --m 16 --n 4096 --k 7168 --groups 32      one shape: traffic by operand, and what binds
+  nvfp4-cute sol --op w4a16 --m 1 --n 4096 --k 4096        fp16 activations, NVFP4 weights
+  nvfp4-cute sol --memory --target h200                    what weights occupy in fp16, fp8, and NVFP4
+
+Computed from sizes and from published or measured figures of the GPU; nothing is run, and no GPU is needed.
+"""
+
+
+def add_parser(verbs: Verbs) -> None:
+    """Add the verb and its options."""
+    text = (
+        "Print the speed of light, the least time that moving the bytes and doing the operations takes: of the "
+        "competition's benchmark cases, or of one shape. Or print what weights occupy in memory."
+    )
+    parser = add_verb(verbs, "sol", text, EXAMPLES)
+    parser.add_argument(
+        "--target", metavar="GPU", help="default: the GPU of this machine if known, else B200"
+    )
+    parser.add_argument("--problem", choices=tuple(PROBLEMS), help="only this competition problem")
+    parser.add_argument(
+        "--m", type=types.positives, metavar="M[,M...]", help="rows of a group, or of each group"
+    )
+    parser.add_argument("--n", type=types.positive, help="columns of C")
+    parser.add_argument("--k", type=types.positive, help="the dimension that is summed over")
+    parser.add_argument("--groups", type=types.positive, help="groups (default: as many as --m lists)")
+    parser.add_argument(
+        "--op",
+        choices=tuple(OPERATIONS),
+        help="what is computed from --m, --n, --k: gemm, dual (two B, SwiGLU), w4a16 (default gemm)",
+    )
+    parser.add_argument("--out", choices=OUT_FORMATS, help="format of C (default fp16)")
+    parser.add_argument(
+        "--memory", action="store_true", help="what weights occupy: common layers, or --n, --k, --groups"
+    )
+    parser.add_argument(
+        "--json", action="store_true", help="for machines; the source of every figure included"
+    )
+    parser.add_argument(
+        "--plot",
+        type=types.output_file,
+        metavar="FILE",
+        help="also write a roofline picture (needs the extra `plot`)",
+    )
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Print what was asked for and return 0. Raises ValueError for options that do not go together."""
+    if args.memory:
+        return print_memory(args.target, matrices=_matrices(args), as_json=args.json)
+    shape = None
+    if args.m and args.n and args.k and not args.problem:
+        groups = args.groups or len(args.m)
+        shape = Shape(args.m, args.n, args.k, groups, args.op or "gemm", args.out or "fp16")
+    elif args.m or args.n or args.k or args.groups or args.op or args.out:
+        raise ValueError("a shape takes --m, --n, and --k together, and no --problem")
+    return print_floors(args.target, problem=args.problem, shape=shape, as_json=args.json, plot=args.plot)
+
+
+def _matrices(args: argparse.Namespace) -> tuple[int, int, int] | None:
+    """(count, n, k) of --memory, or None for the catalogue. Raises ValueError for what is not about weights."""
+    if args.problem or args.m or args.op or args.out or args.plot:
+        raise ValueError("--memory is about weights: it takes --n, --k, --groups, --target, and --json")
+    if args.n and args.k:
+        return args.groups or 1, args.n, args.k
+    if args.n or args.k or args.groups:
+        raise ValueError("--memory takes --n and --k together, and --groups with them")
+    return None
 
 
 @dataclass(frozen=True)
@@ -149,7 +226,7 @@ def choose_target(name: str | None) -> tuple[Target, str]:
     return (found, "the GPU in this machine") if found else (targets.B200, "default")
 
 
-def run(
+def print_floors(
     target_name: str | None,
     *,
     problem: str | None = None,
@@ -178,7 +255,7 @@ def run(
     return 0
 
 
-def run_memory(
+def print_memory(
     target_name: str | None, *, matrices: tuple[int, int, int] | None = None, as_json: bool = False
 ) -> int:
     """Print what weights occupy: ``matrices`` (count, n, k), or common layers and models. Return 0.

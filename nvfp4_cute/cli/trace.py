@@ -1,20 +1,60 @@
 """`nvfp4-cute trace`: the modelled time of a competition case on a GPU, explained, and its timeline for Perfetto."""
 
+import argparse
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 
 from tqdm import tqdm
 
+from nvfp4_cute.cli import argument_types as types
+from nvfp4_cute.cli.verbs import Verbs, add_verb
 from nvfp4_cute.emulator import trace
 from nvfp4_cute.gpus.targets import lookup
 from nvfp4_cute.gpus.timing_figures import MODEL_ERROR
 from nvfp4_cute.model.modelled import modelled_times
+from nvfp4_cute.problems import registry
 
 ADVICE = "open it at https://ui.perfetto.dev or chrome://tracing"
 
 
-def run(problem: str, case: int, *, target_name: str, out: Path | None) -> int:
+EXAMPLES = """\
+examples:
+  nvfp4-cute trace nvfp4_group_gemm                        benchmark case 0 on a B200: time, and what takes it
+  nvfp4-cute trace nvfp4_group_gemm --case 3 -o t.json.gz  and a timeline for https://ui.perfetto.dev
+  nvfp4-cute trace nvfp4_gemv --target h200                another problem and another GPU
+
+Modelled, never measured: the launch is recorded on the emulator, where of clusters that do alike work one is executed, and
+replayed on a model of the GPU, whose figures and their sources `nvfp4_cute.gpus.timing_figures` holds. The model's error,
+measured on an H200: bench/results/timing_model.md.
+"""
+
+
+def add_parser(verbs: Verbs) -> None:
+    """Add the verb and its options."""
+    text = (
+        "Model the time that this package's kernel takes for a benchmark case of a competition problem, print what took "
+        "it (the critical path, and every warp role's stalls by cause), and write a timeline: a process for each SM, a row for "
+        "each warp, TMA and tensor cores."
+    )
+    parser = add_verb(verbs, "trace", text, EXAMPLES)
+    parser.add_argument("problem", choices=registry.names(), help="a competition problem")
+    parser.add_argument(
+        "--case", type=types.whole, default=0, help="number of the benchmark case (default %(default)s)"
+    )
+    parser.add_argument("--target", default="B200", metavar="GPU", help="default %(default)s")
+    parser.add_argument(
+        "-o", "--out", type=types.output_file, metavar="FILE", help="write the timeline (.json or .json.gz)"
+    )
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Model one case, print what took its time, write its timeline; return 0."""
+    return model_case(args.problem, args.case, target_name=args.target, out=args.out)
+
+
+def model_case(problem: str, case: int, *, target_name: str, out: Path | None) -> int:
     """Model one benchmark case of a problem, print what took the time, and write the timeline; return 0.
 
     Args:

@@ -73,7 +73,7 @@ def test_difference_is_about_bits():
 
 
 def test_run_reports_each_problem(capsys):
-    assert check.run("reference", LIMITS, seed=3, count=2) == 0
+    assert check.run_problems("reference", LIMITS, seed=3, count=2) == 0
     lines = capsys.readouterr().out.splitlines()
     assert [line.split(":")[0] for line in lines] == ["seed 3", "seed 4", "reference"]
     assert "bit-equal" in lines[0]

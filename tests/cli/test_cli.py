@@ -2,11 +2,14 @@
 
 import subprocess
 import sys
+import textwrap
+from pathlib import Path
 
 import pytest
 
 from nvfp4_cute import cli
-from nvfp4_cute.cli import check, doctor
+from nvfp4_cute.cli import check, doctor, sol
+from nvfp4_cute.cli.verbs import VERBS
 from nvfp4_cute.emulator import launch_shim
 from nvfp4_cute.errors import UnsupportedTarget
 
@@ -18,9 +21,7 @@ def test_version(capsys):
     assert capsys.readouterr().out.strip() == doctor.versions()["nvfp4-cute"]
 
 
-@pytest.mark.parametrize(
-    "verb", ["", "demo", "check", "tune", "sol", "trace", "emulate", "compile", "prove", "doctor"]
-)
+@pytest.mark.parametrize("verb", ["", *VERBS])
 def test_help_describes_every_option(verb, capsys):
     with pytest.raises(SystemExit) as stop:
         cli.main([*verb.split(), "--help"])
@@ -28,25 +29,37 @@ def test_help_describes_every_option(verb, capsys):
     text = capsys.readouterr().out
     assert "usage: nvfp4-cute" in text and "%(" not in text
     if not verb:
-        assert all(
-            name in text
-            for name in (
-                "demo",
-                "check",
-                "tune",
-                "sol",
-                "trace",
-                "emulate",
-                "compile",
-                "prove",
-                "doctor",
-                "examples:",
-            )
+        assert all(f"\n    {name} " in text for name in VERBS) and "examples:" in text
+
+
+def test_every_verb_is_a_module_and_only_that_of_the_verb_is_imported():
+    """Names of the table and of the modules agree; help loads none of them."""
+    here = Path(cli.__file__).parent
+    others = {"__init__", "__main__", "argument_types", "pytest_plugin", "verbs"}
+    assert {path.stem for path in here.glob("*.py")} - others == set(VERBS)
+    program = """
+        import sys
+        from nvfp4_cute import cli
+        try:
+            cli.main(sys.argv[1:])
+        except SystemExit:
+            pass
+        print(*sorted(name for name in sys.modules if name.startswith("nvfp4_cute.cli.")), "cutlass" in sys.modules)
+    """
+    for arguments, loaded in (([], []), (["--help"], []), (["sol", "--help"], ["nvfp4_cute.cli.sol"])):
+        done = subprocess.run(
+            [sys.executable, "-c", textwrap.dedent(program), *arguments],
+            capture_output=True,
+            text=True,
+            timeout=120,
         )
+        types = ["nvfp4_cute.cli.argument_types"] if loaded else []
+        expected = [*types, *loaded, "nvfp4_cute.cli.verbs", "False"]
+        assert done.stdout.split("\n")[-2].split() == expected
 
 
 def test_examples_of_the_help_text_parse():
-    lines = [*cli.EXAMPLES.splitlines()[1:], *cli.SOL_EXAMPLES.split("\n\n")[0].splitlines()[1:]]
+    lines = [*cli.EXAMPLES.splitlines()[1:], *sol.EXAMPLES.split("\n\n")[0].splitlines()[1:]]
     commands = [line.strip().split("  ")[0] for line in lines]
     assert len(commands) >= 9
     for command in commands:
@@ -108,7 +121,9 @@ def test_a_reader_that_has_enough_ends_the_program_quietly():
 def test_check_passes_its_options_on(monkeypatch):
     seen = {}
     monkeypatch.setattr(
-        check, "run", lambda backend, limits, **rest: seen.update(rest, backend=backend, limits=limits)
+        check,
+        "run_problems",
+        lambda backend, limits, **rest: seen.update(rest, backend=backend, limits=limits),
     )
     cli.main("check --backend cuda --seed 9 --count 3 --groups 2 --max-m 5 --max-n 6 --max-k 64".split())
     assert seen == {"backend": "cuda", "limits": check.Limits(2, 5, 6, 64), "seed": 9, "count": 3}
@@ -127,7 +142,7 @@ def test_refusals_are_one_line_not_a_traceback(monkeypatch, capsys, error):
     def refuse(*args, **kwargs):
         raise error
 
-    monkeypatch.setattr(check, "run", refuse)
+    monkeypatch.setattr(check, "run_problems", refuse)
     assert cli.main(["check"]) == 1
     assert capsys.readouterr().err == f"nvfp4-cute check: {error}\n"
 

@@ -22,13 +22,13 @@ def test_cases():
 @pytest.mark.parametrize("option", [[], ["--all"]])
 def test_cli_chooses_the_cases(monkeypatch, option):
     seen = []
-    monkeypatch.setattr(demo, "run", lambda cases, target: seen.append(cases) or 0)
+    monkeypatch.setattr(demo, "run_cases", lambda cases, target: seen.append(cases) or 0)
     assert cli.main(["demo", *option]) == 0
     assert seen == [demo.cases(all_benchmarks=bool(option))]
 
 
 def test_demo_runs_the_kernel_and_reports(capsys):
-    assert demo.run(FEW) == 0
+    assert demo.run_cases(FEW) == 0
     text = capsys.readouterr().out
     lines = text.splitlines()
     assert "sm_100a" in lines[0] and "float64 reference" in lines[1]
@@ -59,7 +59,7 @@ def test_one_wrong_bit_fails_the_demo(monkeypatch, capsys):
         return outputs
 
     monkeypatch.setattr(demo.adapter, "custom_kernel", wrong)
-    assert demo.run({"test 0": FEW["test 0"]}) == 1
+    assert demo.run_cases({"test 0": FEW["test 0"]}) == 1
     text = capsys.readouterr().out
     assert "test 0: group 1 element (5, 7) is" in text
     assert "WRONG" in text and "0 of 1 cases bit-equal" in text
@@ -70,6 +70,6 @@ def test_a_stopped_emulation_fails_the_demo(monkeypatch, capsys):
         raise EmulatorError("warp 4 waits for ever")
 
     monkeypatch.setattr(demo.adapter, "custom_kernel", hang)
-    assert demo.run({"test 0": FEW["test 0"]}) == 1
+    assert demo.run_cases({"test 0": FEW["test 0"]}) == 1
     text = capsys.readouterr().out
     assert "STOPPED" in text and "warp 4 waits for ever" in text

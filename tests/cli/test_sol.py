@@ -170,12 +170,6 @@ def test_picture(capsys, tmp_path, target):
 # ---- text, and names kept twice --------------------------------------------------------------------------------
 
 
-def test_names_on_the_command_line_are_those_of_the_module():
-    assert tuple(sol.PROBLEMS) == cli.SOL_PROBLEMS
-    assert tuple(sol.OPERATIONS) == cli.SOL_OPERATIONS
-    assert sol.OUT_FORMATS == cli.SOL_OUT_FORMATS
-
-
 def test_text_table_aligns_numbers_to_the_right():
     assert text_table(("name", "us"), [("a", "1.5"), ("bcdef", "10.25")]) == (
         "name      us\na        1.5\nbcdef  10.25"

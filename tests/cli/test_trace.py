@@ -24,7 +24,7 @@ def test_unknown_case_is_refused(capsys):
 
 def test_problem_without_an_answer_is_refused():
     with pytest.raises(ValueError, match="does not answer nvfp4_nothing"):
-        trace.run("nvfp4_nothing", 0, target_name="B200", out=None)
+        trace.model_case("nvfp4_nothing", 0, target_name="B200", out=None)
 
 
 def test_grouped_gemm_is_never_modelled_faster_than_light():

@@ -15,7 +15,8 @@ import torch
 from oracle import assert_bitwise_equal
 
 from nvfp4_cute import cli, grouped_gemm
-from nvfp4_cute.cli import doctor, precompile
+from nvfp4_cute.cli import compile as ahead
+from nvfp4_cute.cli import doctor
 from nvfp4_cute.compile import cache, disk_cache
 from nvfp4_cute.compile.compiler import compile_kernel
 from nvfp4_cute.compile.keys import KernelKey
@@ -24,7 +25,7 @@ from nvfp4_cute.emulator.launch_shim import shim_is_built
 from nvfp4_cute.errors import CacheError
 from nvfp4_cute.launch.plan import make_plan
 from nvfp4_cute.planning.arch import sm90, sm100
-from nvfp4_cute.problem import Activation, Form, WeightLayout
+from nvfp4_cute.problem import WeightLayout
 
 KEY = GemvKey("sm_100a", torch.float16, False)
 FILES = (disk_cache.OBJECT, disk_cache.PTX, disk_cache.CUBIN, disk_cache.MANIFEST)
@@ -310,9 +311,7 @@ def test_compile_verb_refuses(tmp_path, capsys):
 
 
 def test_what_the_compile_verb_compiles():
-    """All that an operation may choose, and what it is told to; names that parsing knows are those of the code."""
-    assert cli.OPERATIONS == precompile.OPERATIONS
-    assert (cli.FORMS, cli.ACTIVATIONS) == (get_args(Form), get_args(Activation))
+    """All that an operation may choose, and what it is told to."""
     settings = {
         "groups": (2, 8),
         "configs": None,
@@ -321,19 +320,18 @@ def test_what_the_compile_verb_compiles():
         "dtype": torch.bfloat16,
         "has_alpha": True,
     }
-    found = list(precompile.keys(cli.OPERATIONS, "sm_100a", **settings))
+    found = list(ahead.keys(ahead.OPERATIONS, "sm_100a", **settings))
     assert len(found) == 2 * (len(sm100.CANDIDATES) + len(sm100.DUAL_CANDIDATES)) + 1 + 1 + 3 + 16
     assert len({key.to_name() for key in found}) == len(found)
-    ragged = list(precompile.keys(["grouped_gemm"], "sm_100a", **settings | {"form": "ragged"}))
+    ragged = list(ahead.keys(["grouped_gemm"], "sm_100a", **settings | {"form": "ragged"}))
     assert {key.num_groups for key in ragged} == {1} and {key.form for key in ragged} == {"ragged"}
-    assert cli.WEIGHT_LAYOUTS == get_args(WeightLayout)
-    quantized = settings | {"form": "masked", "dtype": "nvfp4", "weight_layout": cli.WEIGHT_LAYOUTS[1]}
-    duals = list(precompile.keys(["grouped_dual_gemm"], "sm_100a", **quantized, has_limit=True))
+    quantized = settings | {"form": "masked", "dtype": "nvfp4", "weight_layout": get_args(WeightLayout)[1]}
+    duals = list(ahead.keys(["grouped_dual_gemm"], "sm_100a", **quantized, has_limit=True))
     assert {(key.form, key.out_dtype, key.has_limit) for key in duals} == {("masked", "nvfp4", True)}
     assert not any(key.config.swap_ab for key in duals)
     with pytest.raises(ValueError, match="gemv writes no nvfp4"):
-        list(precompile.keys(["gemv"], "sm_100a", **quantized))
-    (chosen,) = precompile.keys(
+        list(ahead.keys(["gemv"], "sm_100a", **quantized))
+    (chosen,) = ahead.keys(
         ["grouped_gemm"], "sm_90a", **settings | {"groups": (3,), "configs": [sm90.DEFAULT_CONFIG]}
     )
     assert chosen == KernelKey.make("sm_90a", sm90.DEFAULT_CONFIG, 3, torch.bfloat16, True)

@@ -3,7 +3,6 @@
 import time
 from pathlib import Path
 
-import faulty_jobs
 import pytest
 
 from nvfp4_cute.prove import pool
@@ -12,10 +11,8 @@ from nvfp4_cute.prove.outcome import BROKEN, FAULT, HANG, PASSED, SKIPPED, Job
 
 @pytest.fixture
 def limits(monkeypatch):
-    monkeypatch.setenv("PYTHONPATH", str(Path(faulty_jobs.__file__).parent))
-    return lambda **given: pool.Limits(
-        **{"workers": 2, "job_s": 3.0, "module": faulty_jobs.__name__, **given}
-    )
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[1] / "support"))
+    return lambda **given: pool.Limits(**{"workers": 2, "job_s": 3.0, "module": "faulty_jobs", **given})
 
 
 def verdicts(whats, limits):

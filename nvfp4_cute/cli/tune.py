@@ -1,17 +1,20 @@
 """`nvfp4-cute tune`: the fastest config of benchmark cases or of a shape, measured or modelled, kept for later calls."""
 
+import argparse
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from itertools import accumulate
-from typing import Any
+from typing import Any, get_args
 
 import torch
 
 import nvfp4_cute
 from nvfp4_cute import env
-from nvfp4_cute.bench.cases import Case, select
+from nvfp4_cute.bench.cases import SUITES, Case, select
 from nvfp4_cute.bench.modelled import MOST_FLOPS, stated_error
 from nvfp4_cute.bench.operands import Operands, empty_operands, make_operands
+from nvfp4_cute.cli import argument_types as types
+from nvfp4_cute.cli.verbs import Verbs, add_verb
 from nvfp4_cute.gpus import targets
 from nvfp4_cute.problem import Form, OutDtype
 
@@ -22,6 +25,73 @@ OUT_DTYPES: dict[str, OutDtype] = {
     "fp32": torch.float32,
     "nvfp4": "nvfp4",
 }
+
+
+EXAMPLES = """\
+examples:
+  nvfp4-cute tune --m 16 --n 4096 --k 7168 --groups 8      list form; measured on the GPU of this machine if it is known
+  nvfp4-cute tune --m 8,0,200 --n 4096 --k 7168 --form ragged --target B200   sizes on the device; modelled elsewhere
+  nvfp4-cute tune --m 64 --n 2048 --k 7168 --op dual --out nvfp4
+  nvfp4-cute tune competition --containing group_gemm      the cases of the suites that bench times
+
+What is found is kept with the compiled kernels (NVFP4_CUTE_CACHE_DIR), for one product of GPU, and taken by every later call
+of the same problem that leaves the config open: gemm, grouped_gemm and their dual forms, layers, and graphs that
+torch.compile makes. Where only the device knows the sizes (ragged, masked), a mean number of rows within the same power
+of two is the same problem. It lasts until kernels or CuTe DSL change; measured times are not replaced by modelled ones.
+For operands of your own: nvfp4_cute.tune(grouped_gemm, a, b, a_scale, b_scale, ...).
+"""
+
+
+def add_parser(verbs: Verbs) -> None:
+    """Add the verb and its options."""
+    text = (
+        "Time every config that a grouped GEMM may be computed with, on the GPU of this machine, or as modelled for one that is "
+        "not there; print all times, each marked measured or modelled, and have later calls take the fastest."
+    )
+    parser = add_verb(verbs, "tune", text, EXAMPLES)
+    parser.add_argument("suites", nargs="*", metavar="SUITE", help=f"{', '.join(SUITES)}; or give a shape")
+    parser.add_argument(
+        "--containing", default="", metavar="TEXT", help="only cases whose name contains TEXT"
+    )
+    parser.add_argument(
+        "--m", type=types.sizes, metavar="M[,M...]", help="rows of a group, or of each group; 0 is none"
+    )
+    parser.add_argument("--n", type=types.positive, help="columns of C")
+    parser.add_argument("--k", type=types.positive, help="the dimension that is summed over")
+    parser.add_argument("--groups", type=types.positive, help="groups (default: as many as --m lists)")
+    parser.add_argument(
+        "--op",
+        choices=tuple(OPERATIONS),
+        default="gemm",
+        help="gemm, or dual: two B, SwiGLU (default %(default)s)",
+    )
+    parser.add_argument(
+        "--form", choices=get_args(Form), default="list", help="how groups are passed (default %(default)s)"
+    )
+    parser.add_argument(
+        "--out",
+        choices=tuple(OUT_DTYPES),
+        default="bf16",
+        help="format of C (default %(default)s; fp16 counts as bf16)",
+    )
+    parser.add_argument(
+        "--target",
+        metavar="GPU",
+        help="measured if it is the GPU of this machine, else modelled; default: that GPU if known, else B200",
+    )
+    parser.add_argument("--dry-run", action="store_true", help="print the times, keep nothing")
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Tune what was asked for; return 0. Raises ValueError for options that do not go together."""
+    if args.m and args.n and args.k and not args.suites and not args.containing:
+        wanted = [of_shape(args.m, args.n, args.k, args.groups, args.op, args.form, args.out)]
+    elif args.m or args.n or args.k or args.groups or not (args.suites or args.containing):
+        raise ValueError("name a suite (and --containing), or give a shape: --m, --n, and --k together")
+    else:
+        wanted = of_suites(tuple(args.suites), args.containing)
+    return tune_all(wanted, target_name=args.target, keep=not args.dry_run)
 
 
 @dataclass(frozen=True)
@@ -56,7 +126,7 @@ def of_shape(m: tuple[int, ...], n: int, k: int, groups: int | None, operation: 
     return Work(Case("shape", operation, name, OPERATIONS[operation], sizes), form, out)
 
 
-def run(wanted: Iterable[Work], *, target_name: str | None, keep: bool) -> int:
+def tune_all(wanted: Iterable[Work], *, target_name: str | None, keep: bool) -> int:
     """Tune one after the other and print their tables; return 0.
 
     Args:

@@ -3,17 +3,20 @@
 The folder is a cache (``disk_cache``): a machine uses it, read-only or not, where NVFP4_CUTE_CACHE_DIR names it.
 """
 
+import argparse
 import multiprocessing
 import os
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from itertools import product
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import torch
 from tqdm import tqdm
 
+from nvfp4_cute.cli import argument_types as types
+from nvfp4_cute.cli.verbs import Verbs, add_verb
 from nvfp4_cute.compile import disk_cache
 from nvfp4_cute.compile.keys import KernelKey
 from nvfp4_cute.compile.simt_keys import FewRowsKey, GemvKey, QuantizeKey, W4A16Key
@@ -24,8 +27,104 @@ from nvfp4_cute.planning.config import KernelConfig
 from nvfp4_cute.problem import NVFP4, Activation, Form, Gate, OutDtype, WeightLayout
 
 OPERATIONS = ("grouped_gemm", "grouped_dual_gemm", "gemv", "few_rows", "w4a16", "quantize")
+EVERYWHERE = ("grouped_gemm", "gemv", "quantize")  # what is compiled unless operations are named
+DTYPES = ("float16", "bfloat16", "float32", "nvfp4")
 # A process that compiles takes about a gigabyte.
 MAX_JOBS = 8
+
+
+EXAMPLES = """\
+examples:
+  nvfp4-cute compile --arch sm_100a --groups 2,8 --out kernels   every config that grouped_gemm may choose, and the others
+  nvfp4-cute compile grouped_gemm --arch sm_90a --config t128x64x128_s0a1_swap --out kernels
+  nvfp4-cute compile gemv quantize --arch sm_120a --dtype float16 --out kernels
+
+No GPU is needed. A kernel that is in the folder already is not compiled again. To use the folder, set
+NVFP4_CUTE_CACHE_DIR to it; it may be read-only, and on another machine with the same versions of this package, of CuTe
+DSL and of Python (major and minor). What is not in it is compiled. Use only folders whose makers you trust: they hold
+native code.
+"""
+
+
+def add_parser(verbs: Verbs) -> None:
+    """Add the verb and its options."""
+    text = "Compile kernels ahead of time, in parallel processes, into a folder that programs load them from."
+    parser = add_verb(verbs, "compile", text, EXAMPLES)
+    parser.add_argument(
+        "operations",
+        nargs="*",
+        metavar="OPERATION",
+        help=f"{', '.join(OPERATIONS)} (default: {', '.join(EVERYWHERE)})",
+    )
+    parser.add_argument(
+        "--arch", action="append", required=True, help="such as sm_100a; repeat it for more than one"
+    )
+    parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="made where it is missing")
+    parser.add_argument(
+        "--groups",
+        type=types.positives,
+        default=(1,),
+        metavar="G[,G...]",
+        help="group counts of GEMMs in list form, each a kernel of its own (default 1)",
+    )
+    parser.add_argument(
+        "--config",
+        action="append",
+        metavar="NAME",
+        help="config of GEMMs by name; repeat it (default: all that they may choose by themselves)",
+    )
+    parser.add_argument(
+        "--form",
+        choices=get_args(Form),
+        default="list",
+        help="of grouped and dual GEMMs (default %(default)s)",
+    )
+    parser.add_argument(
+        "--dtype",
+        choices=DTYPES,
+        default="bfloat16",
+        help="of outputs, and of what is quantized; nvfp4: of GEMMs (default %(default)s)",
+    )
+    parser.add_argument(
+        "--activation",
+        choices=get_args(Activation),
+        default="silu",
+        help="of the dual GEMM (default %(default)s)",
+    )
+    parser.add_argument(
+        "--weight-layout",
+        choices=get_args(WeightLayout),
+        default="separate",
+        help="of the dual GEMM; concatenated weights are separate for a kernel (default %(default)s)",
+    )
+    parser.add_argument("--limit", action="store_true", help="dual GEMMs that cut their products to a limit")
+    parser.add_argument("--alpha", action="store_true", help="products that read a factor")
+    parser.add_argument(
+        "--jobs", type=types.positive, metavar="N", help="processes (default: one a core, at most 8)"
+    )
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Compile what was asked for; return 0."""
+    configs = [KernelConfig.from_name(name) for name in args.config] if args.config else None
+    wanted = [
+        key
+        for arch in args.arch
+        for key in keys(
+            args.operations or EVERYWHERE,
+            arch,
+            groups=args.groups,
+            configs=configs,
+            form=args.form,
+            activation=args.activation,
+            dtype=args.dtype if args.dtype == "nvfp4" else getattr(torch, args.dtype),
+            has_alpha=args.alpha,
+            weight_layout=args.weight_layout,
+            has_limit=args.limit,
+        )
+    ]
+    return compile_all(wanted, args.out, args.jobs)
 
 
 def keys(
@@ -89,7 +188,7 @@ def keys(
             raise ValueError(f"{operation!r} is none of {', '.join(OPERATIONS)}")
 
 
-def run(wanted: Sequence[Any], out: Path, jobs: int | None = None) -> int:
+def compile_all(wanted: Sequence[Any], out: Path, jobs: int | None = None) -> int:
     """Have every kernel in the folder ``out``, compiling what is missing; show progress, print a summary, return 0.
 
     Args:

@@ -1,0 +1,67 @@
+"""`nvfp4-cute bench`: times of cases beside their floors and what others take."""
+
+import argparse
+
+from nvfp4_cute.bench import command
+from nvfp4_cute.bench.cases import SUITES
+from nvfp4_cute.cli import argument_types as types
+from nvfp4_cute.cli.verbs import Verbs, add_verb
+
+EXAMPLES = """\
+examples:
+  nvfp4-cute bench                                         everything, on the GPU of this machine if it is known
+  nvfp4-cute bench competition --target B200 --plot b.png  the competition's cases, and a picture
+  nvfp4-cute bench linear experts --json                   layers of language models, for machines
+  nvfp4-cute bench --containing "group_gemm case 0" --like-harness   timed as the competition does
+  nvfp4-cute bench competition --explain                   every candidate config's estimate, the chosen one first
+
+suites: competition (GPU MODE's four NVFP4 problems), dense (squares of 128 to 16384), linear (layers at 1 to 128 rows),
+experts (DeepSeek-V3, Qwen3-30B-A3B, Mixtral-8x7B; decode and prefill).
+Measured on the GPU of this machine beside torch in the same run: CUDA events, cold L2, rotating random inputs, medians.
+"""
+
+
+def add_parser(verbs: Verbs) -> None:
+    """Add the verb and its options."""
+    text = (
+        "Print for every case bytes, operations, speed of light, time, percent of speed of light, TB/s, TFLOP/s, and "
+        "the fastest peer."
+    )
+    parser = add_verb(verbs, "bench", text, EXAMPLES)
+    parser.add_argument("suites", nargs="*", metavar="SUITE", help=f"{', '.join(SUITES)} (default: all)")
+    parser.add_argument(
+        "--containing", default="", metavar="TEXT", help="only cases whose name contains TEXT"
+    )
+    parser.add_argument(
+        "--target", metavar="GPU", help="default: the GPU of this machine if known, else B200"
+    )
+    parser.add_argument(
+        "--explain", action="store_true", help="why each grouped case's config was chosen, and no times"
+    )
+    parser.add_argument("--like-harness", action="store_true", help="time as the competition's harness does")
+    parser.add_argument("--json", action="store_true", help="for machines")
+    parser.add_argument(
+        "--plot", type=types.output_file, metavar="FILE", help="also write bars (needs the extra `plot`)"
+    )
+    parser.add_argument(
+        "--save", action="store_true", help="also write the page of the target into bench/results"
+    )
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Print the chosen cases' times, or why their configs were chosen; return 0."""
+    if args.explain:
+        for option in ("like_harness", "json", "plot", "save"):
+            if getattr(args, option):
+                raise ValueError(f"--explain prints no times: leave out --{option.replace('_', '-')}")
+        return command.explain(tuple(args.suites), containing=args.containing, target_name=args.target)
+    return command.run(
+        tuple(args.suites),
+        containing=args.containing,
+        target_name=args.target,
+        like_harness=args.like_harness,
+        as_json=args.json,
+        plot=args.plot,
+        save=args.save,
+    )
