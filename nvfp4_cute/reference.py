@@ -9,9 +9,9 @@ from typing import Literal
 
 import torch
 
-from nvfp4_cute.formats.block_scaled import ScaleLayout
-from nvfp4_cute.formats.codecs import decode_packed_e2m1, decode_ue4m3
-from nvfp4_cute.formats.scale_layout import SF_VEC_SIZE, as_blocked, from_blocked, num_k_blocks, to_blocked
+from nvfp4_cute.formats.block_format import NVFP4, BlockFormat, ScaleLayout
+from nvfp4_cute.formats.codecs import decode
+from nvfp4_cute.formats.scale_layout import as_blocked, from_blocked, to_blocked
 
 OUT_DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
@@ -33,11 +33,13 @@ def grouped_gemm_reference(
     out_dtype: torch.dtype = torch.bfloat16,
     *,
     scale_layout: ScaleLayout = "blocked",
+    a_format: BlockFormat = NVFP4,
+    b_format: BlockFormat = NVFP4,
 ) -> list[torch.Tensor]:
     """``out[g] = alpha[g] * (a[g] * a_scale[g]) @ (b[g] * b_scale[g])^T`` for every group ``g``, list form.
 
     Roundings, in this order and no others: the sum over K, formed in float64, is rounded to float32; times ``alpha``
-    in float32; to ``out_dtype``; each to nearest even. A sum of zeros is +0. The sum in float64 is exact, and so
+    in float32; to ``out_dtype``; each to nearest even. A sum of zeros is +0. Of NVFP4, the sum in float64 is exact, and so
     independent of its order, while the magnitudes of the products add up to less than 2^33: they are multiples of
     2^-20. With ``out_dtype=torch.float64`` nothing is rounded to float32; use it to measure errors.
 
@@ -45,14 +47,15 @@ def grouped_gemm_reference(
     elsewhere it may differ by its own roundings.
 
     Args:
-        a: uint8 or float4_e2m1fn_x2, ``[M_g, K_g/2]``, low nibble first; M_g may be 0.
+        a: uint8 or float4_e2m1fn_x2, ``[M_g, K_g/2]``, low nibble first; M_g may be 0. Of other formats, their bytes.
         b: the same, ``[N_g, K_g/2]``.
         a_scale: uint8 or float8_e4m3fn (sign bit ignored), for "blocked" in a form of ``scale_layout.as_blocked``,
-            for "rowmajor" ``[M_g, K_g/16]``.
+            for "rowmajor" ``[M_g, K_g/16]``. Of other formats, their scales, as many as their blocks.
         b_scale: the same for ``b``.
         alpha: one factor a group: numbers, or a float32 tensor ``[G]``. None skips the multiplication.
         out_dtype: float16, bfloat16, float32 or float64.
         scale_layout: of both scales.
+        a_format, b_format: what the bytes of ``a`` and ``b`` stand for; any two records.
 
     Returns:
         One ``[M_g, N_g]`` tensor of ``out_dtype`` a group, on the device of its operands.
@@ -72,7 +75,7 @@ def grouped_gemm_reference(
     outputs = []
     for group_idx in range(len(a)):
         operands = (a[group_idx], b[group_idx], a_scale[group_idx], b_scale[group_idx])
-        acc = _accumulate(*operands, scale_layout).to(acc_dtype)
+        acc = _accumulate(*operands, scale_layout, a_format, b_format).to(acc_dtype)
         if alpha is not None:
             acc = acc * torch.as_tensor(alpha[group_idx], dtype=torch.float32, device=acc.device).to(
                 acc_dtype
@@ -98,6 +101,8 @@ def grouped_dual_gemm_reference(
         "separate", "concatenated", "interleaved_64_up_first", "interleaved_32_gate_first"
     ] = "separate",
     scale_layout: ScaleLayout = "blocked",
+    a_format: BlockFormat = NVFP4,
+    b_format: BlockFormat = NVFP4,
 ) -> list[torch.Tensor]:
     """``activation(alpha1[g] * a[g] @ b1[g]^T) * (alpha2[g] * a[g] @ b2[g]^T)`` in float64, rounded once.
 
@@ -121,6 +126,7 @@ def grouped_dual_gemm_reference(
             product's) and ``b2`` and ``b2_scale`` are None: "concatenated" gate above up, "interleaved_64_up_first" 64 rows
             of up, 64 of the gate and so on, "interleaved_32_gate_first" 32 of the gate, 32 of up and so on.
         scale_layout: of all scales.
+        a_format: of ``a``. b_format: of both weights.
 
     Returns:
         One ``[M_g, N_g]`` tensor of ``out_dtype`` a group.
@@ -132,13 +138,14 @@ def grouped_dual_gemm_reference(
         products = list(zip(b1, b1_scale, strict=True)), list(zip(b2 or (), b2_scale or (), strict=True))
     else:
         separated = [
-            separate_weights(b, s, weight_layout, scale_layout) for b, s in zip(b1, b1_scale, strict=True)
+            separate_weights(b, s, weight_layout, scale_layout, b_format)
+            for b, s in zip(b1, b1_scale, strict=True)
         ]
         products = [gate for gate, _ in separated], [up for _, up in separated]
     gates, ups = (
         grouped_gemm_reference(
             a, [b for b, _ in product], a_scale, [s for _, s in product], alpha, torch.float64,
-            scale_layout=scale_layout,
+            scale_layout=scale_layout, a_format=a_format, b_format=b_format,
         )
         for product, alpha in zip(products, (alpha1, alpha2), strict=True)
     )  # fmt: skip
@@ -150,7 +157,11 @@ def grouped_dual_gemm_reference(
 
 
 def separate_weights(
-    b: torch.Tensor, scale: torch.Tensor, weight_layout: str, scale_layout: ScaleLayout = "blocked"
+    b: torch.Tensor,
+    scale: torch.Tensor,
+    weight_layout: str,
+    scale_layout: ScaleLayout = "blocked",
+    format: BlockFormat = NVFP4,
 ) -> tuple[tuple[torch.Tensor, torch.Tensor], tuple[torch.Tensor, torch.Tensor]]:
     """Rows and scales of the gate and of the up projection, copied out of one operand that has both.
 
@@ -158,6 +169,7 @@ def separate_weights(
         b: [2 N, K/2]. scale: of ``b``.
         weight_layout: as of :func:`grouped_dual_gemm_reference`, but "separate".
         scale_layout: of ``scale`` and of what is returned.
+        format: of ``b``, with a scale for blocks of one row.
     """
     rows = len(b)
     width = {"concatenated": rows // 2, "interleaved_64_up_first": 64, "interleaved_32_gate_first": 32}[
@@ -165,7 +177,7 @@ def separate_weights(
     ]
     halves = torch.arange(rows, device=b.device).view(-1, 2, width).unbind(1)
     gate, up = halves[::-1] if weight_layout == "interleaved_64_up_first" else halves
-    plain = _rowmajor_scale(b, scale, scale_layout)
+    plain = _rowmajor_scale(b, scale, scale_layout, format)
 
     def part(index: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         chosen = plain[index.flatten()]
@@ -208,6 +220,7 @@ def weight_only_reference(
     out_dtype: torch.dtype = torch.bfloat16,
     *,
     scale_layout: ScaleLayout = "blocked",
+    b_format: BlockFormat = NVFP4,
 ) -> torch.Tensor:
     """``alpha * a @ (b * b_scale)^T`` of 16-bit ``a``, rounded as :func:`grouped_gemm_reference` does.
 
@@ -215,64 +228,77 @@ def weight_only_reference(
         a: float16 or bfloat16, ``[M, K]``. b: uint8 or float4_e2m1fn_x2, ``[N, K/2]``.
         b_scale: of ``b``, as in :func:`grouped_gemm_reference`.
         alpha: a number, or a float32 tensor of one element, or None.
+        b_format: of ``b``.
 
     Returns:
         ``[M, N]`` of ``out_dtype``.
     """
     acc_dtype = torch.float64 if out_dtype == torch.float64 else torch.float32
-    acc = (a.double() @ expand_operand(b, b_scale, scale_layout).T).add_(0.0).to(acc_dtype)
+    acc = (a.double() @ expand_operand(b, b_scale, scale_layout, b_format).T).add_(0.0).to(acc_dtype)
     if alpha is not None:
         acc = acc * torch.as_tensor(alpha, dtype=torch.float32, device=acc.device).to(acc_dtype)
     return acc.to(out_dtype)
 
 
-def expand_operand(data: torch.Tensor, scale: torch.Tensor, scale_layout: ScaleLayout) -> torch.Tensor:
+def expand_operand(
+    data: torch.Tensor, scale: torch.Tensor, scale_layout: ScaleLayout, format: BlockFormat = NVFP4
+) -> torch.Tensor:
     """``value * scale`` of one operand in float64, exactly.
 
     Args:
-        data: uint8 or float4_e2m1fn_x2, ``[rows, K/2]``.
-        scale: uint8 or float8_e4m3fn, blocked (any form of ``scale_layout.as_blocked``) or row-major ``[rows, K/16]``.
+        data: uint8 or float4_e2m1fn_x2, ``[rows, K/2]``, or what ``format`` says.
+        scale: uint8 or float8_e4m3fn, blocked (any form of ``scale_layout.as_blocked``) or row-major ``[rows, K/16]``, or
+            what ``format`` says.
         scale_layout: "blocked" or "rowmajor".
+        format: of the operand.
 
     Returns:
-        float64 ``[rows, K]``. A NaN scale makes its 16 values NaN.
+        float64 ``[rows, K]``. A NaN scale makes the values of its block NaN, 16 of NVFP4.
     """
-    return _expand(data, _rowmajor_scale(data, scale, scale_layout))
+    return _expand(data, _rowmajor_scale(data, scale, scale_layout, format), format)
 
 
-def _accumulate(a, b, a_scale, b_scale, scale_layout: ScaleLayout) -> torch.Tensor:
+def _accumulate(
+    a, b, a_scale, b_scale, scale_layout: ScaleLayout, a_format: BlockFormat, b_format: BlockFormat
+) -> torch.Tensor:
     """Float64 ``[M, N]``; B is expanded a piece at a time, so that the copy stays small."""
-    if a.ndim != 2 or b.ndim != 2 or a.shape[1] != b.shape[1]:
+    if a.ndim != 2 or b.ndim != 2 or a_format.elements(a.shape[1]) != b_format.elements(b.shape[1]):
         raise ValueError(
             f"a is [M, K/2] and b is [N, K/2] with the same K; got {tuple(a.shape)} and {tuple(b.shape)}"
         )
-    a_values = expand_operand(a, a_scale, scale_layout)
-    b_scale = _rowmajor_scale(b, b_scale, scale_layout)
-    b = b.view(torch.uint8)
+    a_values = expand_operand(a, a_scale, scale_layout, a_format)
+    b_scale = _rowmajor_scale(b, b_scale, scale_layout, b_format)
     acc = torch.empty(a.shape[0], b.shape[0], dtype=torch.float64, device=a.device)
-    rows = max(1, CHUNK_ELEMS // a_values.shape[1])
-    for start in range(0, b.shape[0], rows):
-        piece = slice(start, start + rows)
-        acc[:, piece] = a_values @ _expand(b[piece], b_scale[piece]).T
+    unit = b_format.block_rows
+    step = max(1, CHUNK_ELEMS // a_values.shape[1] // unit) * unit
+    for start in range(0, b.shape[0], step):
+        scales = b_scale[start // unit : (start + step) // unit]
+        acc[:, start : start + step] = a_values @ _expand(b[start : start + step], scales, b_format).T
     # BLAS may leave -0 where every product is -0; an accumulator that starts at +0 does not.
     return acc.add_(0.0)
 
 
-def _expand(data: torch.Tensor, rowmajor_scale: torch.Tensor) -> torch.Tensor:
-    values = decode_packed_e2m1(data, torch.float64).unflatten(-1, (-1, SF_VEC_SIZE))
-    return values.mul_(decode_ue4m3(rowmajor_scale, torch.float64).unsqueeze(-1)).flatten(-2)
+def _expand(data: torch.Tensor, rowmajor_scale: torch.Tensor, format: BlockFormat) -> torch.Tensor:
+    values = decode(data.view(torch.uint8), format.element, torch.float64).unflatten(-1, (-1, format.block_k))
+    scale = decode(rowmajor_scale, format.scale, torch.float64)
+    if format.block_rows > 1:
+        scale = scale.repeat_interleave(format.block_rows, dim=0)[: len(data)]
+    return values.mul_(scale.unsqueeze(-1)).flatten(-2)
 
 
-def _rowmajor_scale(data: torch.Tensor, scale: torch.Tensor, scale_layout: ScaleLayout) -> torch.Tensor:
-    """Uint8 ``[rows, K/16]`` without padding."""
-    rows, k = data.shape[0], data.shape[1] * 2
-    k_blocks = num_k_blocks(k)
+def _rowmajor_scale(
+    data: torch.Tensor, scale: torch.Tensor, scale_layout: ScaleLayout, format: BlockFormat
+) -> torch.Tensor:
+    """Uint8, or fp32 scales, ``[rows, K/16]`` (a row and a column a block) without padding."""
+    rows, k = data.shape[0], format.elements(data.shape[1])
+    k_blocks = format.num_k_blocks(k)
     if scale_layout == "blocked":
-        return from_blocked(as_blocked(scale, rows, k), rows, k_blocks)
+        return from_blocked(as_blocked(scale, rows, k, format), rows, k_blocks)
     if scale_layout != "rowmajor":
         raise ValueError(f'scale_layout={scale_layout!r} is neither "blocked" nor "rowmajor"')
-    if tuple(scale.shape) != (rows, k_blocks):
+    expected = format.scale_shape(rows, k, "rowmajor")
+    if tuple(scale.shape) != expected:
         raise ValueError(
-            f"row-major scales of {rows} rows and K={k} have shape {(rows, k_blocks)}; got {tuple(scale.shape)}"
+            f"row-major scales of {rows} rows and K={k} have shape {expected}; got {tuple(scale.shape)}"
         )
-    return scale.view(torch.uint8)
+    return scale if format.scale.bits > 8 else scale.view(torch.uint8)

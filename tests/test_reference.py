@@ -7,6 +7,8 @@ import pytest
 import torch
 from oracle import assert_bitwise_equal, assert_error_within
 
+from nvfp4_cute import reference
+from nvfp4_cute.formats.block_format import FORMATS, MXFP4, MXFP8_E5M2, FP8_1x128
 from nvfp4_cute.formats.block_scaled import dequantize, quantize
 from nvfp4_cute.formats.scale_layout import to_blocked
 from nvfp4_cute.reference import expand_operand, grouped_gemm_reference
@@ -245,3 +247,43 @@ def test_refuses_what_does_not_fit():
         grouped_gemm_reference([a], [a], [a_scale], [a_scale], scale_layout="8x4")
     with pytest.raises(TypeError, match="out_dtype=torch.int32"):
         grouped_gemm_reference([a], [a], [a_scale], [a_scale], None, torch.int32)
+
+
+# ---- formats ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("a_format", FORMATS.values(), ids=str)
+@pytest.mark.parametrize("b_format", FORMATS.values(), ids=str)
+def test_any_pair_of_formats(a_format, b_format, monkeypatch):
+    """The product of what dequantization gives; B in pieces of rows that begin with a block."""
+    monkeypatch.setattr(reference, "CHUNK_ELEMS", 150 * 256)
+    generator = torch.Generator().manual_seed(5)
+    a = quantize(torch.randn(5, 256, generator=generator), format=a_format, scale_layout="rowmajor")
+    b = quantize(torch.randn(300, 256, generator=generator), format=b_format, scale_layout="rowmajor")
+    [got] = grouped_gemm_reference(
+        [a.data], [b.data], [a.scale], [b.scale], [2.0], torch.float64, scale_layout="rowmajor",
+        a_format=a_format, b_format=b_format,
+    )  # fmt: skip
+    expected = 2 * (a.dequantize(torch.float64) @ b.dequantize(torch.float64).T)
+    torch.testing.assert_close(got, expected, rtol=1e-13, atol=1e-11)
+    assert got.abs().amax() > 1
+
+
+@pytest.mark.parametrize("format", [MXFP4, MXFP8_E5M2], ids=str)
+def test_blocked_scales_of_other_formats(format):
+    x = torch.randn(130, 96, generator=torch.Generator().manual_seed(6))
+    blocked, plain = quantize(x, format=format), quantize(x, format=format, scale_layout="rowmajor")
+    assert torch.equal(
+        expand_operand(blocked.data, blocked.scale, "blocked", format),
+        expand_operand(plain.data, plain.scale, "rowmajor", format),
+    )
+    with pytest.raises(ValueError, match=r"convert row-major scales \[rows, K/32\]"):
+        expand_operand(blocked.data, blocked.scale[:, :, :16], "blocked", format)
+
+
+def test_formats_that_do_not_fit_are_refused():
+    x, y = quantize(torch.ones(2, 64)), quantize(torch.ones(2, 64), format=MXFP8_E5M2)
+    with pytest.raises(ValueError, match="the same K"):
+        grouped_gemm_reference([x.data], [y.data], [x.scale], [y.scale])
+    with pytest.raises(ValueError, match="scales of FP8_1X128 are row-major, never blocked"):
+        expand_operand(torch.zeros(2, 128), torch.zeros(2, 1), "blocked", FP8_1x128)

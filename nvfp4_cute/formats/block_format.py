@@ -18,8 +18,7 @@ Rows are K-major: consecutive k share a byte, or lie in consecutive bytes; of tw
 """
 
 from dataclasses import dataclass
-from functools import cache
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 if TYPE_CHECKING:
     import torch
@@ -44,7 +43,8 @@ class NumberType:
         bits: of one number in memory; a divisor of 8, or a multiple of it.
         max: largest finite magnitude.
         max_exponent: of the largest power of two that the type has.
-        dtypes: names in torch of the dtypes that hold it; the first is bytes, or what has no other form.
+        dtypes: names in torch of the dtypes that may hold it.
+        quantized_dtype: the one of them that quantization gives.
     """
 
     name: str
@@ -52,14 +52,15 @@ class NumberType:
     max: float
     max_exponent: int
     dtypes: tuple[str, ...]
+    quantized_dtype: str
 
 
-E2M1 = NumberType("e2m1", 4, 6.0, 2, ("uint8", "float4_e2m1fn_x2"))
-E4M3 = NumberType("e4m3", 8, 448.0, 8, ("uint8", "float8_e4m3fn"))
-E5M2 = NumberType("e5m2", 8, 57344.0, 15, ("uint8", "float8_e5m2"))
-UE4M3 = NumberType("ue4m3", 8, 448.0, 8, ("uint8", "float8_e4m3fn"))
-UE8M0 = NumberType("ue8m0", 8, 2.0**127, 127, ("uint8", "float8_e8m0fnu"))
-FP32 = NumberType("fp32", 32, (2 - 2.0**-23) * 2.0**127, 127, ("float32",))
+E2M1 = NumberType("e2m1", 4, 6.0, 2, ("uint8", "float4_e2m1fn_x2"), "uint8")
+E4M3 = NumberType("e4m3", 8, 448.0, 8, ("uint8", "float8_e4m3fn"), "float8_e4m3fn")
+E5M2 = NumberType("e5m2", 8, 57344.0, 15, ("uint8", "float8_e5m2"), "float8_e5m2")
+UE4M3 = NumberType("ue4m3", 8, 448.0, 8, ("uint8", "float8_e4m3fn"), "float8_e4m3fn")
+UE8M0 = NumberType("ue8m0", 8, 2.0**127, 127, ("uint8", "float8_e8m0fnu"), "float8_e8m0fnu")
+FP32 = NumberType("fp32", 32, (2 - 2.0**-23) * 2.0**127, 127, ("float32",), "float32")
 
 
 @dataclass(frozen=True)
@@ -88,6 +89,17 @@ class BlockFormat:
         """The name."""
         return self.name
 
+    def __reduce__(self) -> Any:
+        """Copies of a record of this module are that record."""
+        if FORMATS.get(self.name) is self:
+            return format_named, (self.name,)
+        return super().__reduce__()
+
+    @property
+    def title(self) -> str:
+        """The name as sentences write it, such as NVFP4."""
+        return self.name.upper()
+
     # ---- data ------------------------------------------------------------------------------------------------
 
     def row_bytes(self, k: int) -> int:
@@ -109,7 +121,7 @@ class BlockFormat:
 
     @property
     def data_dtypes(self) -> tuple["torch.dtype", ...]:
-        """What data may be stored as; the first is what quantization gives."""
+        """What data may be stored as."""
         return torch_dtypes(self.element.dtypes)
 
     # ---- scales ----------------------------------------------------------------------------------------------
@@ -131,11 +143,6 @@ class BlockFormat:
                 f"{self.padded_k(k)}"
             )
         return k // self.block_k
-
-    @property
-    def title(self) -> str:
-        """The name as sentences write it, such as NVFP4."""
-        return self.name.upper()
 
     def scale_row_bytes(self, k: int) -> int:
         """Bytes of the scales along ``k`` elements, the last block perhaps in part; no padding."""
@@ -181,7 +188,6 @@ class BlockFormat:
         return torch_dtypes(self.scale.dtypes)
 
 
-@cache
 def torch_dtypes(names: tuple[str, ...]) -> tuple["torch.dtype", ...]:
     """Dtypes by their names in torch, which is imported only here."""
     import torch

@@ -1,47 +1,39 @@
-"""Quantized tensors: NVFP4Tensor, quantization and its inverse, on any device, without a kernel."""
+"""Quantized tensors: what people hold, quantization and its inverse, on any device, without a kernel."""
 
 import math
-from dataclasses import dataclass
-from typing import Literal
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal, TypeVar, overload
 
 import torch
 
-from nvfp4_cute.formats.codecs import (
-    E2M1_MAX,
-    E4M3_MAX,
-    FLOAT32_MIN_NORMAL,
-    INPUT_DTYPES,
-    at_least_float32,
-    decode_e4m3,
-    decode_packed_e2m1,
-    decode_ue4m3,
-    encode_e2m1,
-    encode_e4m3,
-    pack_e2m1,
-)
-from nvfp4_cute.formats.scale_layout import SF_VEC_SIZE, atom_counts, from_blocked, num_k_blocks, to_blocked
+from nvfp4_cute.formats.block_format import ATOM_ROWS, NVFP4, SCALE_LAYOUTS, BlockFormat
+from nvfp4_cute.formats.block_format import ScaleLayout as ScaleLayout
+from nvfp4_cute.formats.block_scales import ScaleRounding, scale_codes
+from nvfp4_cute.formats.codecs import INPUT_DTYPES, at_least_float32, decode, encode
+from nvfp4_cute.formats.global_scale import resolve_global_scale
+from nvfp4_cute.formats.scale_layout import from_blocked, to_blocked
 
-# |x| <= GLOBAL_SCALE_DIVISOR * global_scale is representable: the largest value times the largest block scale.
-GLOBAL_SCALE_DIVISOR = E2M1_MAX * E4M3_MAX
-DATA_DTYPES = (torch.uint8, torch.float4_e2m1fn_x2)
-
-ScaleLayout = Literal["blocked", "rowmajor"]
-SCALE_LAYOUTS = ("blocked", "rowmajor")
+DATA_DTYPES = NVFP4.data_dtypes
+Self = TypeVar("Self", bound="BlockScaledTensor")
 
 
-@dataclass(frozen=True, eq=False)
-class NVFP4Tensor:
-    """A quantized tensor of logical ``shape`` ``(..., K)``: ``value * scale * global_scale``.
+@dataclass(frozen=True, eq=False, repr=False)
+class BlockScaledTensor:
+    """A quantized tensor of logical ``shape`` ``(..., K)``: ``value * scale``, and ``* global_scale`` where there is one.
 
     ``...`` is any number of dimensions; the last of them are the rows (none: one row), those before are batches.
+    ``t[i]``, ``t[i:j]`` take batches and rows without a copy; rows begin where a block of scales does.
 
     Attributes:
-        data: uint8 or float4_e2m1fn_x2, ``[..., K/2]``.
-        scale: float8_e4m3fn or uint8; "rowmajor": ``[..., K/16]``; "blocked": ``[batches..., rm, rk, 32, 4, 4]``
-            (see :mod:`nvfp4_cute.formats.scale_layout`).
-        global_scale: float32 tensor without dimensions, the factor one multiplies by to dequantize; None means 1.
+        data: ``[..., bytes of K]``, of a dtype of the format: K/2 of e2m1, K of others.
+        scale: of a dtype of the format. "rowmajor": ``[..., K / block_k]``, where blocks have 128 rows as many rows fewer;
+            "blocked": ``[batches..., rm, rk, 32, 4, 4]`` (see :mod:`nvfp4_cute.formats.scale_layout`).
+        global_scale: float32 tensor without dimensions, the factor one multiplies by to dequantize; None means 1. Only
+            formats that have one may be given one.
         shape: of the unpacked values.
         scale_layout: "blocked" or "rowmajor".
+        format: what the bytes stand for.
 
     Raises:
         TypeError, ValueError: on construction, where the parts do not fit each other.
@@ -52,26 +44,29 @@ class NVFP4Tensor:
     global_scale: torch.Tensor | None
     shape: tuple[int, ...]
     scale_layout: ScaleLayout = "blocked"
+    format: BlockFormat = field(kw_only=True)
 
     def __post_init__(self):
         """Check dtypes, shapes and devices against ``shape``. Reads no values, so it never synchronizes."""
-        _check_scale_layout(self.scale_layout)
-        if self.data.dtype not in DATA_DTYPES:
-            raise TypeError(f"data is torch.uint8 or torch.float4_e2m1fn_x2; got {self.data.dtype}; view it")
-        if self.scale.dtype not in (torch.uint8, torch.float8_e4m3fn):
-            raise TypeError(f"scale is torch.uint8 or torch.float8_e4m3fn; got {self.scale.dtype}; view it")
+        check_scale_layout(self.scale_layout, self.format)
+        for name, tensor, dtypes in (
+            ("data", self.data, self.format.data_dtypes),
+            ("scale", self.scale, self.format.scale_dtypes),
+        ):
+            if tensor.dtype not in dtypes:
+                raise TypeError(f"{name} is {' or '.join(map(str, dtypes))}; got {tensor.dtype}; view it")
         if not self.shape:
-            raise ValueError("shape=() has no K; an NVFP4 tensor has at least one dimension")
+            raise ValueError(f"shape=() has no K; an {self.format.title} tensor has at least one dimension")
         *lead, k = self.shape
-        k_blocks = num_k_blocks(k)
-        _check_shape("data", self.data, (*lead, k // 2))
-        if self.scale_layout == "rowmajor":
-            _check_shape("scale", self.scale, (*lead, k_blocks))
-        else:
-            batches, rows = _rows(self.shape)
-            _check_shape("scale", self.scale, (*batches, *atom_counts(rows, k_blocks), 32, 4, 4))
+        self.format.num_k_blocks(k)
+        _check_shape("data", self.data, (*lead, self.format.row_bytes(k)))
+        _check_shape("scale", self.scale, stored_scale_shape(self.format, self.shape, self.scale_layout))
         tensors = {"data": self.data, "scale": self.scale}
         if self.global_scale is not None:
+            if not self.format.has_global_scale:
+                raise ValueError(
+                    f"global_scale is given; {self.format.title} has none: pass None, or use alpha"
+                )
             _check_shape("global_scale", self.global_scale, ())
             if self.global_scale.dtype != torch.float32:
                 raise TypeError(
@@ -83,34 +78,196 @@ class NVFP4Tensor:
             raise ValueError(f"parts of one tensor lie on different devices: {devices}; move them to one")
 
     def __repr__(self) -> str:
-        """Sizes and layout, no values but the global scale (reading which waits for a GPU)."""
-        global_scale = None if self.global_scale is None else f"{self.global_scale.item():.6g}"
-        size = self.data.numel() + self.scale.numel()
+        """Format, sizes and layout, no values but the global scale (reading which waits for a GPU)."""
+        name, factor = type(self).__name__, ""
+        format_name = "" if isinstance(self, NVFP4Tensor) else f", format={self.format.name}"
+        if self.format.has_global_scale:
+            number = None if self.global_scale is None else f"{self.global_scale.item():.6g}"
+            factor = f", global_scale={number}"
+        size = self.data.nbytes + self.scale.nbytes
         return (
-            f"NVFP4Tensor(shape={tuple(self.shape)}, scale_layout={self.scale_layout!r}, "
-            f"global_scale={global_scale}, scale={list(self.scale.shape)}, {size} bytes on {self.data.device})"
+            f"{name}(shape={tuple(self.shape)}{format_name}, scale_layout={self.scale_layout!r}{factor}, "
+            f"scale={list(self.scale.shape)}, {size} bytes on {self.data.device})"
         )
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Fields, data and scales as bytes beside their dtypes: torch does not unpickle 8-bit floats by itself."""
+        state = dict(self.__dict__)
+        for name in ("data", "scale"):
+            tensor = state[name]
+            if tensor.dtype.itemsize == 1:
+                state[name], state[f"{name}_dtype"] = tensor.view(torch.uint8), tensor.dtype
+        return state
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Inverse of ``__getstate__``; of tensors from before there were formats, their fields."""
+        fields = dict(state)
+        for name in ("data", "scale"):
+            dtype = fields.pop(f"{name}_dtype", None)
+            if dtype is not None:
+                fields[name] = fields[name].view(dtype)
+        self.__dict__.update(fields)
+
+    @property
+    def device(self) -> torch.device:
+        """Where all parts are."""
+        return self.data.device
+
+    def to(
+        self: Self,
+        device: torch.device | str | int | None = None,
+        *,
+        non_blocking: bool = False,
+        copy: bool = False,
+    ) -> Self:
+        """On another device; without ``copy`` the tensor itself where it is there already. For a dtype call dequantize."""
+        if isinstance(device, torch.dtype):
+            raise TypeError(f"to({device}): a quantized tensor keeps its format; call .dequantize({device})")
+        target = self.device if device is None else device
+        return self._with_parts(lambda part: part.to(target, non_blocking=non_blocking, copy=copy))
+
+    def cuda(self: Self, device: torch.device | int | None = None) -> Self:
+        """On a GPU: the current one, or ``device``."""
+        return self._with_parts(lambda part: part.cuda(device))
+
+    def cpu(self: Self) -> Self:
+        """In host memory."""
+        return self.to("cpu")
+
+    def dequantize(self, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+        """As :func:`dequantize` of it."""
+        return dequantize(self, dtype)
+
+    def with_scale_layout(self: Self, scale_layout: ScaleLayout) -> Self:
+        """With its scales in another layout, copied; the tensor itself where they have it.
+
+        Raises:
+            ValueError: no layout of the format.
+        """
+        check_scale_layout(scale_layout, self.format)
+        if scale_layout == self.scale_layout:
+            return self
+        plain = rowmajor_scale(self)
+        scale = plain if scale_layout == "rowmajor" else to_blocked(plain if plain.ndim > 1 else plain[None])
+        return replace(self, scale=scale, scale_layout=scale_layout)
+
+    def __len__(self) -> int:
+        """Extent of the first dimension."""
+        return self.shape[0]
+
+    # Without it, Python would walk over a tensor as over a list.
+    __iter__ = None
+
+    def __getitem__(self: Self, index: int | slice | tuple[int | slice, ...]) -> Self:
+        """Batches and rows, as views: ``t[2]`` is a batch, ``t[128:300]`` or ``t[2, 128:300]`` are rows.
+
+        Args:
+            index: a number or slice a batch dimension, then a slice of step 1 for the rows. K is not sliced.
+
+        Raises:
+            IndexError: too many dimensions, or a batch that does not exist.
+            ValueError: rows that do not begin with a block of scales, or of another step.
+        """
+        *batches, rows = self.shape[:-1] or (1,)
+        index = index if isinstance(index, tuple) else (index,)
+        if len(self.shape) < 2 or len(index) > len(batches) + 1:
+            raise IndexError(
+                f"{index} of shape {tuple(self.shape)}: batches and rows are taken; K stays whole"
+            )
+        chosen = (*index, *(slice(None) for _ in range(len(batches) + 1 - len(index))))
+        if not isinstance(chosen[-1], slice):
+            raise ValueError(
+                f"row {chosen[-1]}: rows are taken as a slice; use [{chosen[-1]}:{chosen[-1] + 1}]"
+            )
+        start, stop, step = chosen[-1].indices(rows)
+        stop = max(start, stop)
+        unit = ATOM_ROWS if self.scale_layout == "blocked" else self.format.block_rows
+        if step != 1 or (start % unit and stop > start):
+            fix = (
+                'or call .with_scale_layout("rowmajor") first'
+                if self.format.block_rows == 1
+                else "and step 1"
+            )
+            raise ValueError(
+                f"rows {start}:{stop}:{step} of {self.scale_layout} scales: step 1, and a multiple of {unit} to begin "
+                f"with; use [{start // unit * unit}:{stop}] {fix}"
+            )
+        first = start // unit
+        blocks = slice(first, first if stop == start else -(-stop // unit))
+        data = self.data[(*chosen[:-1], slice(start, stop))]
+        scale = self.scale[(*chosen[:-1], blocks)]
+        return replace(self, data=data, scale=scale, shape=(*data.shape[:-1], self.shape[-1]))
+
+    def _with_parts(self: Self, change: Callable[[torch.Tensor], torch.Tensor]) -> Self:
+        """With every part changed, or itself where none is."""
+        data, scale = change(self.data), change(self.scale)
+        factor = None if self.global_scale is None else change(self.global_scale)
+        if data is self.data and scale is self.scale and factor is self.global_scale:
+            return self
+        return replace(self, data=data, scale=scale, global_scale=factor)
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class NVFP4Tensor(BlockScaledTensor):
+    """A :class:`BlockScaledTensor` of NVFP4: ``value * scale * global_scale``.
+
+    Attributes:
+        data: uint8 or float4_e2m1fn_x2, ``[..., K/2]``.
+        scale: float8_e4m3fn or uint8; "rowmajor": ``[..., K/16]``; "blocked": ``[batches..., rm, rk, 32, 4, 4]``
+            (see :mod:`nvfp4_cute.formats.scale_layout`).
+        global_scale: float32 tensor without dimensions, the factor one multiplies by to dequantize; None means 1.
+        shape: of the unpacked values.
+        scale_layout: "blocked" or "rowmajor".
+    """
+
+    # The class's, told to no constructor: tensors that were pickled before there were formats have it, too.
+    format: BlockFormat = field(default=NVFP4, init=False)
 
 
 def check_is_tensor(name: str, value: object) -> None:
     """Raise TypeError for what is no tensor: ``name``, what it is, and what to pass instead."""
     if isinstance(value, torch.Tensor):
         return
-    if isinstance(value, NVFP4Tensor):
-        raise TypeError(f"{name} is an NVFP4Tensor; pass its .data, and its .scale with the scales")
+    if isinstance(value, BlockScaledTensor):
+        what = "an NVFP4Tensor" if isinstance(value, NVFP4Tensor) else "a BlockScaledTensor"
+        raise TypeError(f"{name} is {what}; pass its .data, and its .scale with the scales")
     raise TypeError(
         f"{name} is {'None' if value is None else f'a {type(value).__name__}'}; pass a torch.Tensor"
     )
 
 
+@overload
 def quantize(
     x: torch.Tensor,
     *,
     global_scale: float | torch.Tensor | Literal["auto"] | None = None,
     global_scale_inv: float | torch.Tensor | None = None,
-    scale_layout: ScaleLayout = "blocked",
-) -> NVFP4Tensor:
-    """Quantize to NVFP4 in blocks of 16 along the last dimension.
+    scale_layout: ScaleLayout | None = None,
+) -> NVFP4Tensor: ...
+
+
+@overload
+def quantize(
+    x: torch.Tensor,
+    *,
+    format: BlockFormat,
+    global_scale: float | torch.Tensor | Literal["auto"] | None = None,
+    global_scale_inv: float | torch.Tensor | None = None,
+    scale_layout: ScaleLayout | None = None,
+    scale_rounding: ScaleRounding = "up",
+) -> BlockScaledTensor: ...
+
+
+def quantize(
+    x: torch.Tensor,
+    *,
+    format: BlockFormat = NVFP4,
+    global_scale: float | torch.Tensor | Literal["auto"] | None = None,
+    global_scale_inv: float | torch.Tensor | None = None,
+    scale_layout: ScaleLayout | None = None,
+    scale_rounding: ScaleRounding = "up",
+) -> BlockScaledTensor:
+    """Quantize to NVFP4 in blocks of 16 along the last dimension, or to another format in its blocks.
 
     For a block with the largest magnitude ``amax``, every line below is one float32 operation of IEEE 754, rounded to
     nearest even, subnormals kept (``g`` is the global scale; without one, lines 2 and 4 do not take place)::
@@ -120,6 +277,9 @@ def quantize(
         3  scale = e4m3(q)                 nearest even, at most 448
         4  d = scale * g
         5  data = e2m1(x / d)              the quotient is rounded to float32, then to e2m1; at most 6
+
+    In other formats 6 is the largest element, 5 rounds to their elements, and 3 is what :func:`block_scales.scale_codes`
+    says: a power of two (MXFP4, MXFP8), or q itself (FP8).
 
     float64 input is first rounded to float32; float16 and bfloat16 are widened, exactly. The result is the same, bit
     for bit, on every device (CPU and H200 were compared). Small tables are copied to the device, so a CUDA graph cannot
@@ -137,143 +297,121 @@ def quantize(
       number; the scale is the only place in which it survives, and dequantize and GEMM then show it.
 
     Args:
-        x: float32, float16, bfloat16 or float64, ``[..., K]``, any strides, K a multiple of 16.
+        x: float32, float16, bfloat16 or float64, ``[..., K]``, any strides, K a multiple of the format's block: 16.
+        format: what to quantize to.
         global_scale: the factor one multiplies by to dequantize; 2688 * global_scale should be the largest magnitude
             of ``x``. A positive, normal float32 number, or a tensor of one element. "auto" takes the finite amax of
-            ``x`` / 2688 (1 if that amax is 0; never less than 2^-126), computed on the device.
+            ``x`` / 2688 (1 if that amax is 0; never less than 2^-126), computed on the device. NVFP4 alone has one.
         global_scale_inv: the inverse convention (2688 / amax), accepted by this name only; 1 / it, rounded to
             float32, is the global scale.
-        scale_layout: "blocked" or "rowmajor", the layout of the result's scales.
+        scale_layout: "blocked" or "rowmajor", the layout of the result's scales; None for the one that kernels read.
+        scale_rounding: of scales that are powers of two, "up" or "down" (:func:`block_scales.scale_codes`).
 
     Returns:
-        NVFP4Tensor with uint8 data, float8_e4m3fn scales, contiguous, on the device of ``x``.
+        NVFP4Tensor with uint8 data and float8_e4m3fn scales, contiguous, on the device of ``x``; a BlockScaledTensor of
+        another format.
 
     Raises:
         TypeError: ``x`` is no float tensor.
-        ValueError: K is not a multiple of 16, or the global scale is given twice or not positive and normal (a tensor
-            on a GPU is not read, and not checked).
+        ValueError: K is not a multiple of the block, or the global scale is given twice or not positive and normal (a
+            tensor on a GPU is not read, and not checked), or given to a format that has none.
     """
     check_is_tensor("x", x)
-    _check_scale_layout(scale_layout)
+    scale_layout = scale_layout or format.scale_layout
+    check_scale_layout(scale_layout, format)
     if x.ndim == 0:
-        raise ValueError("x has no dimensions, hence no K; reshape it to [..., K], K a multiple of 16")
-    k_blocks = num_k_blocks(x.shape[-1])
+        raise ValueError(
+            f"x has no dimensions, hence no K; reshape it to [..., K], K a multiple of {format.k_multiple}"
+        )
+    format.num_k_blocks(x.shape[-1])
     values = at_least_float32(x.detach()).float()
+    if not format.has_global_scale and (global_scale is not None or global_scale_inv is not None):
+        raise ValueError(f"{format.title} has no global scale; leave it out, or scale x")
     g = resolve_global_scale(values, global_scale, global_scale_inv)
-    blocks = values.reshape(*values.shape[:-1], k_blocks, SF_VEC_SIZE)
-    # A tensor on the same device: on CUDA torch turns division by a host number into multiplication by its inverse.
-    q = blocks.abs().amax(dim=-1) / torch.full((), E2M1_MAX, device=x.device)
-    if g is not None:
-        q = q / g
-    codes = encode_e4m3(q)
-    divisor = decode_e4m3(codes)
+    blocks = values.unflatten(-1, (-1, format.block_k))
+    amax = _over_rows_of_blocks(blocks.abs().amax(dim=-1), format)
+    codes = scale_codes(amax, format, g, scale_rounding)
+    divisor = decode(codes, format.scale)
     if g is not None:
         divisor = divisor * g
     # Dividing by infinity gives zeros with the signs of the values; 0 / 0 would not.
-    divisor = divisor.masked_fill(codes == 0, math.inf)
-    data = pack_e2m1(encode_e2m1((blocks / divisor.unsqueeze(-1)).flatten(-2)))
-    scale = codes.view(torch.float8_e4m3fn)
+    divisor = _to_rows(divisor.masked_fill(divisor == 0, math.inf), format, values.shape)
+    data = encode((blocks / divisor.unsqueeze(-1)).flatten(-2), format.element)
+    scale = codes.view(getattr(torch, format.scale.quantized_dtype))
     if scale_layout == "blocked":
         scale = to_blocked(scale if scale.ndim > 1 else scale.unsqueeze(0))
-    return NVFP4Tensor(data, scale, g, tuple(x.shape), scale_layout)
+    data = data.view(getattr(torch, format.element.quantized_dtype))
+    if format is NVFP4:
+        return NVFP4Tensor(data, scale, g, tuple(x.shape), scale_layout)
+    return BlockScaledTensor(data, scale, g, tuple(x.shape), scale_layout, format=format)
 
 
-def dequantize(t: NVFP4Tensor, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+def dequantize(t: BlockScaledTensor, dtype: torch.dtype = torch.float32) -> torch.Tensor:
     """Expand to ``dtype``, ``t.shape``.
 
-    ``value * scale`` is exact. In float64 so is the product with the global scale; otherwise that product is rounded
-    to float32, and the result to ``dtype`` (nearest even; beyond the range of float16, infinity). A block with a NaN
-    scale is NaN throughout, and the sign bit of a scale is ignored, as in a GEMM.
+    ``value * scale`` is exact, but with fp32 scales, which round to float32 unless ``dtype`` is float64, and beyond float32's
+    range. In float64 so is the product with the global scale; otherwise that product is rounded to float32, and the result to
+    ``dtype`` (nearest even; beyond the range of float16, infinity). A block with a NaN scale is NaN throughout, and the sign
+    bit of a ue4m3 scale is ignored, as in a GEMM.
 
     Raises:
-        TypeError: ``t`` is no NVFP4Tensor, or ``dtype`` not float32, float16, bfloat16 or float64.
+        TypeError: ``t`` is no BlockScaledTensor, or ``dtype`` not float32, float16, bfloat16 or float64.
     """
-    if not isinstance(t, NVFP4Tensor):
+    if not isinstance(t, BlockScaledTensor):
         raise TypeError(f"t is a {type(t).__name__}; pass an NVFP4Tensor, which quantize returns")
     if dtype not in INPUT_DTYPES:
         raise TypeError(f"dtype={dtype}: dequantize to float32, float16, bfloat16 or float64")
     compute = torch.float64 if dtype == torch.float64 else torch.float32
-    values = decode_packed_e2m1(t.data, compute)
-    scale = decode_ue4m3(_rowmajor_scale(t), compute)
-    expanded = (values.unflatten(-1, (-1, SF_VEC_SIZE)) * scale.unsqueeze(-1)).flatten(-2)
+    values = decode(t.data, t.format.element, compute)
+    scale = _to_rows(decode(rowmajor_scale(t), t.format.scale, compute), t.format, t.shape)
+    expanded = (values.unflatten(-1, (-1, t.format.block_k)) * scale.unsqueeze(-1)).flatten(-2)
     if t.global_scale is not None:
         expanded = expanded * t.global_scale.to(compute)
     return expanded.to(dtype)
 
 
-def _rowmajor_scale(t: NVFP4Tensor) -> torch.Tensor:
-    *lead, k = t.shape
+def rowmajor_scale(t: BlockScaledTensor) -> torch.Tensor:
+    """Scales of ``t`` in row-major order without padding: its own, or a copy."""
     if t.scale_layout == "rowmajor":
         return t.scale
-    return from_blocked(t.scale, _rows(t.shape)[1], k // SF_VEC_SIZE).reshape(*lead, k // SF_VEC_SIZE)
+    k_blocks = t.format.num_k_blocks(t.shape[-1])
+    return from_blocked(t.scale, _rows(t.shape)[1], k_blocks).reshape(*t.shape[:-1], k_blocks)
+
+
+def stored_scale_shape(format: BlockFormat, shape: tuple[int, ...], layout: ScaleLayout) -> tuple[int, ...]:
+    """Shape of the scales of a tensor of logical ``shape`` ``(..., K)``: of one row alone, row-major, ``(K / block_k,)``."""
+    batches, rows = _rows(shape)
+    stored = format.scale_shape(rows, shape[-1], layout)
+    return (*batches, *stored) if layout == "blocked" or len(shape) > 1 else stored[1:]
+
+
+def check_scale_layout(scale_layout: str, format: BlockFormat = NVFP4) -> None:
+    """Raises ValueError where there is no such layout, or the format has it not."""
+    if scale_layout not in SCALE_LAYOUTS:
+        raise ValueError(f'scale_layout={scale_layout!r} is neither "blocked" nor "rowmajor"')
+    if "rowmajor" == format.scale_layout != scale_layout:
+        raise ValueError(f'scale_layout="blocked": scales of {format.title} are row-major; pass "rowmajor"')
+
+
+def _over_rows_of_blocks(amax: torch.Tensor, format: BlockFormat) -> torch.Tensor:
+    """Largest magnitudes of blocks of one row ``[..., rows, k blocks]``, those of a block's rows together."""
+    if format.block_rows == 1 or amax.ndim == 1:
+        return amax
+    missing = -amax.shape[-2] % format.block_rows
+    padded = torch.nn.functional.pad(amax, (0, 0, 0, missing))
+    return padded.unflatten(-2, (-1, format.block_rows)).amax(dim=-2)
+
+
+def _to_rows(scale: torch.Tensor, format: BlockFormat, shape: tuple[int, ...] | torch.Size) -> torch.Tensor:
+    """Row-major scales ``[..., row blocks, k blocks]``, one for each row of a tensor of ``shape``."""
+    if format.block_rows == 1 or len(shape) == 1:
+        return scale
+    return scale.repeat_interleave(format.block_rows, dim=-2)[..., : shape[-2], :]
 
 
 def _rows(shape: tuple[int, ...]) -> tuple[tuple[int, ...], int]:
     """Batches and rows of a logical shape; one dimension alone is one row."""
     return (tuple(shape[:-2]), shape[-2]) if len(shape) > 1 else ((), 1)
-
-
-def resolve_global_scale(values: torch.Tensor, given, inverse) -> torch.Tensor | None:
-    """The global scale as a float32 tensor without dimensions on the device of ``values``, or None.
-
-    Args:
-        values: what is to be quantized, float; only "auto" reads it.
-        given: ``global_scale`` of :func:`quantize`. inverse: ``global_scale_inv`` of it.
-
-    Raises:
-        ValueError: both are given, or one is not positive and normal.
-    """
-    if inverse is not None:
-        if given is not None:
-            raise ValueError("global_scale and global_scale_inv are both given; pass the one that you have")
-        inverse = _scalar(inverse, "global_scale_inv", values.device)
-        return _check_factor(torch.ones_like(inverse) / inverse, "1 / global_scale_inv")
-    if given is None:
-        return None
-    if isinstance(given, str):
-        if given != "auto":
-            raise ValueError(f'global_scale={given!r} is not a number, a tensor, "auto" or None')
-        return _auto_global_scale(values)
-    return _check_factor(_scalar(given, "global_scale", values.device), "global_scale")
-
-
-def _auto_global_scale(values: torch.Tensor) -> torch.Tensor:
-    magnitudes = values.abs().float()
-    finite = torch.where(torch.isfinite(magnitudes), magnitudes, 0)
-    amax = finite.amax() if finite.numel() else torch.zeros((), device=values.device)
-    scale = amax / torch.full((), GLOBAL_SCALE_DIVISOR, device=values.device)
-    return torch.where(amax == 0, 1.0, scale.clamp(min=FLOAT32_MIN_NORMAL))
-
-
-def _scalar(number, name: str, device: torch.device) -> torch.Tensor:
-    tensor = torch.as_tensor(number, dtype=torch.float32).detach()
-    if tensor.numel() != 1:
-        raise ValueError(
-            f"{name} has shape {tuple(tensor.shape)}; pass one number, and quantize groups one by one"
-        )
-    tensor = tensor.reshape(())
-    if tensor.device.type == "cpu" and device.type == "cuda" and not torch.compiler.is_compiling():
-        # Filled there: a copy from the host would wait, and fail while a CUDA graph is captured.
-        return torch.full((), _check_factor(tensor, name).item(), device=device)
-    return tensor.to(device)
-
-
-def _check_factor(tensor: torch.Tensor, name: str) -> torch.Tensor:
-    """Refuse what would make divisors vanish or overflow. On a GPU nothing is checked: reading would wait."""
-    # While torch.compile traces, there is nothing to read.
-    if torch.compiler.is_compiling():
-        return tensor
-    if tensor.device.type == "cpu" and not FLOAT32_MIN_NORMAL <= tensor.item() < math.inf:
-        raise ValueError(
-            f"{name}={tensor.item():g} is not a positive, normal float32 number; "
-            'pass amax / 2688 (or its inverse as global_scale_inv), or global_scale="auto"'
-        )
-    return tensor
-
-
-def _check_scale_layout(scale_layout: str) -> None:
-    if scale_layout not in SCALE_LAYOUTS:
-        raise ValueError(f'scale_layout={scale_layout!r} is neither "blocked" nor "rowmajor"')
 
 
 def _check_shape(name: str, tensor: torch.Tensor, expected: tuple[int, ...]) -> None:

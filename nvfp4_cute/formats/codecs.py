@@ -1,7 +1,6 @@
-"""NVFP4 numbers: the e2m1, e4m3 and ue8m0 codecs, and quantized tensors. Any device; nothing here needs a GPU.
+"""Numbers of block-scaled formats: the e2m1, e4m3, e5m2 and ue8m0 codecs. Any device; nothing here needs a GPU.
 
-An NVFP4 tensor holds e2m1 values in blocks of 16 along its last dimension K, one e4m3 scale a block, and optionally
-one float32 ``global_scale``: ``x ~ value * scale * global_scale``. Two values share a byte, the even k in the low
+Which of them a format has is said by its record (``block_format``). Of e2m1, two values share a byte, the even k in the low
 nibble.
 
 =======  ====================================  =======================================  =========================
@@ -9,18 +8,22 @@ format   code                                  finite values                    
 =======  ====================================  =======================================  =========================
 e2m1     sign, 2 exponent, 1 mantissa bit      0, .5, 1, 1.5, 2, 3, 4, 6, both signs    nearest, ties to even code
 e4m3     sign, 4 exponent, 3 mantissa bits     0, 2^-9 ... 448, both signs; 0x7F NaN    nearest, ties to even code
+e5m2     sign, 5 exponent, 2 mantissa bits     0, 2^-16 ... 57344, both; 0x7C infinity  nearest, ties to even code
 ue8m0    8 exponent bits                       2^-127 ... 2^127; 0xFF NaN               up, or toward zero
 =======  ====================================  =======================================  =========================
 
-``encode_e2m1`` and ``encode_e4m3`` give the bits of PTX ``cvt.rn.satfinite`` (PTX ISA 9.7.9.21): out-of-range
-values and infinities become the largest finite value, -0 and values that round to it keep their sign, NaN becomes
-0x7F in e4m3 and, since e2m1 has no NaN, +6 in e2m1.
+``encode_e2m1``, ``encode_e4m3`` and ``encode_e5m2`` give the bits of PTX ``cvt.rn.satfinite`` (PTX ISA 9.7.9.21):
+out-of-range values and infinities become the largest finite value, -0 and values that round to it keep their sign, NaN
+becomes 0x7F in e4m3 and e5m2 and, since e2m1 has no NaN, +6 in e2m1.
 """
 
 import math
+from collections.abc import Callable
 from typing import Literal
 
 import torch
+
+from nvfp4_cute.formats.block_format import NumberType
 
 E2M1_MAX = 6.0
 E4M3_MAX = 448.0
@@ -41,6 +44,8 @@ def _magnitudes(exponent_bits: int, mantissa_bits: int, bias: int) -> tuple[floa
 _E2M1_MAGNITUDES = _magnitudes(2, 1, bias=1)
 # The largest code of e4m3 is NaN instead of a value.
 _E4M3_MAGNITUDES = _magnitudes(4, 3, bias=7)[:-1]
+# The largest exponent of e5m2 is that of infinity and of NaN.
+_E5M2_MAGNITUDES = _magnitudes(5, 2, bias=15)[:-4]
 
 E2M1_VALUES: tuple[float, ...] = _E2M1_MAGNITUDES + tuple(-v for v in _E2M1_MAGNITUDES)
 E4M3_VALUES: tuple[float, ...] = (
@@ -48,6 +53,11 @@ E4M3_VALUES: tuple[float, ...] = (
     math.nan,
     *(-v for v in _E4M3_MAGNITUDES),
     math.nan,
+)
+E5M2_VALUES: tuple[float, ...] = tuple(
+    sign * magnitude
+    for sign in (1.0, -1.0)
+    for magnitude in (*_E5M2_MAGNITUDES, math.inf, math.nan, math.nan, math.nan)
 )
 UE8M0_VALUES: tuple[float, ...] = (*(math.ldexp(1.0, code - 127) for code in range(255)), math.nan)
 
@@ -87,9 +97,27 @@ def encode_e4m3(x: torch.Tensor) -> torch.Tensor:
     return codes.masked_fill_(torch.isnan(x), 0x7F)
 
 
-def decode_e4m3(codes: torch.Tensor) -> torch.Tensor:
-    """Values of e4m3 codes (uint8 or float8_e4m3fn) as float32, exactly; 0x7F and 0xFF give NaN."""
-    return _lookup(E4M3_VALUES, codes.view(torch.uint8), torch.float32)
+def decode_e4m3(codes: torch.Tensor, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    """Values of e4m3 codes (uint8 or float8_e4m3fn) as float32 or float64, exactly; 0x7F and 0xFF give NaN."""
+    return _lookup(E4M3_VALUES, codes.view(torch.uint8), dtype)
+
+
+def encode_e5m2(x: torch.Tensor) -> torch.Tensor:
+    """Round to e5m2: nearest, ties to even, saturating at 57344, infinity too, sign of zero kept, NaN to 0x7F.
+
+    Args:
+        x: float16, bfloat16, float32 or float64, any shape. Rounded once, from the exact value of its own dtype.
+
+    Returns:
+        uint8 codes of the same shape; ``.view(torch.float8_e5m2)`` is free.
+    """
+    codes = _encode_minifloat(x, _E5M2_MAGNITUDES, sign_bit=0x80)
+    return codes.masked_fill_(torch.isnan(x), 0x7F)
+
+
+def decode_e5m2(codes: torch.Tensor, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    """Values of e5m2 codes (uint8 or float8_e5m2) as float32 or float64, exactly; 0x7C is infinity, 0x7D to 0x7F NaN."""
+    return _lookup(E5M2_VALUES, codes.view(torch.uint8), dtype)
 
 
 def decode_ue4m3(codes: torch.Tensor, dtype: torch.dtype = torch.float32) -> torch.Tensor:
@@ -127,9 +155,12 @@ def encode_ue8m0(x: torch.Tensor, *, rounding: Literal["up", "zero"] = "up") -> 
     return torch.where(torch.isnan(magnitude), 255, code).to(torch.uint8)
 
 
-def decode_ue8m0(codes: torch.Tensor) -> torch.Tensor:
-    """Values of ue8m0 codes (uint8) as float32, exactly (code 0 is the subnormal 2^-127); 255 gives NaN."""
-    return _lookup(UE8M0_VALUES, codes, torch.float32)
+def decode_ue8m0(codes: torch.Tensor, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    """Values of ue8m0 codes (uint8 or float8_e8m0fnu) as float32 or float64, exactly; 255 gives NaN.
+
+    Code 0 is 2^-127, which is subnormal in float32.
+    """
+    return _lookup(UE8M0_VALUES, codes.view(torch.uint8), dtype)
 
 
 def pack_e2m1(codes: torch.Tensor) -> torch.Tensor:
@@ -168,6 +199,42 @@ def decode_packed_e2m1(packed: torch.Tensor, dtype: torch.dtype = torch.float32)
     """
     pairs = [(E2M1_VALUES[byte & 0xF], E2M1_VALUES[byte >> 4]) for byte in range(256)]
     return _lookup(pairs, packed.view(torch.uint8), dtype).flatten(-2)
+
+
+# By name of a NumberType: values to bytes; bytes and float32 or float64 to values of that dtype.
+ENCODERS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "e2m1": lambda x: pack_e2m1(encode_e2m1(x)),
+    "e4m3": encode_e4m3,
+    "e5m2": encode_e5m2,
+}
+DECODERS: dict[str, Callable[[torch.Tensor, torch.dtype], torch.Tensor]] = {
+    "e2m1": decode_packed_e2m1,
+    "e4m3": decode_e4m3,
+    "e5m2": decode_e5m2,
+    "ue4m3": decode_ue4m3,
+    "ue8m0": decode_ue8m0,
+    "fp32": lambda scale, dtype: scale.to(dtype),
+}
+
+
+def encode(x: torch.Tensor, number: NumberType) -> torch.Tensor:
+    """Elements ``[..., K]`` as stored: uint8 ``[..., K * bits / 8]``, rounded to nearest even, saturating.
+
+    Args:
+        x: float16, bfloat16, float32 or float64.
+        number: e2m1, e4m3 or e5m2.
+    """
+    return ENCODERS[number.name](x)
+
+
+def decode(stored: torch.Tensor, number: NumberType, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    """Values of stored elements or scales, exactly: ``[..., bytes]`` to ``[..., numbers]``.
+
+    Args:
+        stored: one of the dtypes of ``number``. The sign of a ue4m3 is ignored.
+        dtype: float32 or float64.
+    """
+    return DECODERS[number.name](stored, dtype)
 
 
 def _encode_minifloat(x: torch.Tensor, magnitudes: tuple[float, ...], sign_bit: int) -> torch.Tensor:

@@ -1,6 +1,6 @@
 """The blocked 128x4 layout of block scales: what TMA and ``tcgen05.cp`` read, and cuBLAS and ``torch._scaled_mm`` take.
 
-A scale matrix has one byte per row of the operand and block of 16 values along K: ``[rows, k_blocks]``. It is cut
+A scale matrix has one byte per row of the operand and block of values along K (16 of NVFP4): ``[rows, k_blocks]``. It is cut
 into atoms of 128 rows x 4 k blocks, row-major over the matrix; the missing rows and columns of the last atoms are
 padding. One atom is 512 contiguous bytes, indexed ``[row % 32, row % 128 // 32, k_block % 4]``. In letters, with
 ``rm = ceil(rows / 128)`` and ``rk = ceil(k_blocks / 4)``, the blocked array is contiguous ``[rm, rk, 32, 4, 4]``.
@@ -13,13 +13,18 @@ from math import prod
 
 import torch
 
-SF_VEC_SIZE = 16
-ATOM_ROWS = 128
-ATOM_COLS = 4
-ATOM_BYTES = ATOM_ROWS * ATOM_COLS
-# How one atom is stored: 32 rows of 4 row groups of 4 k blocks.
-ATOM_SHAPE = (32, 4, 4)
-SCALE_DTYPES = (torch.uint8, torch.float8_e4m3fn)
+from nvfp4_cute.formats.block_format import (
+    ATOM_BYTES,
+    ATOM_COLS,
+    ATOM_ROWS,
+    ATOM_SHAPE,
+    MXFP4,
+    NVFP4,
+    BlockFormat,
+)
+
+SF_VEC_SIZE = NVFP4.block_k
+SCALE_DTYPES = NVFP4.scale_dtypes
 
 
 def atom_counts(rows: int, k_blocks: int) -> tuple[int, int]:
@@ -43,20 +48,15 @@ def blocked_offset(row, k_block, k_blocks: int):
 
 
 def num_k_blocks(k: int) -> int:
-    """Scale blocks along K. Raises ValueError unless ``k`` is a positive multiple of 16."""
-    if k <= 0 or k % SF_VEC_SIZE:
-        padded = max(1, -(-k // SF_VEC_SIZE)) * SF_VEC_SIZE
-        raise ValueError(
-            f"K={k} is not a positive multiple of {SF_VEC_SIZE} (NVFP4 block size); pad K to {padded}"
-        )
-    return k // SF_VEC_SIZE
+    """Scale blocks along K of NVFP4. Raises ValueError unless ``k`` is a positive multiple of 16."""
+    return NVFP4.num_k_blocks(k)
 
 
 def to_blocked(scale: torch.Tensor) -> torch.Tensor:
     """Rearrange row-major scales into the blocked layout. Always a copy, its padding zero.
 
     Args:
-        scale: uint8 or float8_e4m3fn, ``[..., rows, k_blocks]``, any strides, any device.
+        scale: uint8, float8_e4m3fn or float8_e8m0fnu, ``[..., rows, k_blocks]``, any strides, any device.
 
     Returns:
         Same dtype and device, contiguous ``[..., rm, rk, 32, 4, 4]``; ``.flatten()`` of it (for one matrix) is free.
@@ -83,9 +83,10 @@ def from_blocked(blocked: torch.Tensor, rows: int, k_blocks: int) -> torch.Tenso
     """Inverse of :func:`to_blocked`: drop the padding, whatever it holds, and return row-major scales.
 
     Args:
-        blocked: uint8 or float8_e4m3fn, ``[..., rm, rk, 32, 4, 4]`` of any strides, or one matrix as flat 1-D.
+        blocked: uint8, float8_e4m3fn or float8_e8m0fnu, ``[..., rm, rk, 32, 4, 4]`` of any strides, or one matrix as flat
+            1-D.
         rows: rows of the operand, without padding.
-        k_blocks: K / 16, without padding.
+        k_blocks: K / 16, or K / block, without padding.
 
     Returns:
         Same dtype and device, contiguous ``[..., rows, k_blocks]``.
@@ -108,7 +109,7 @@ def from_blocked(blocked: torch.Tensor, rows: int, k_blocks: int) -> torch.Tenso
     return padded[..., :rows, :k_blocks].contiguous().view(blocked.dtype)
 
 
-def as_blocked(scale: torch.Tensor, rows: int, k: int) -> torch.Tensor:
+def as_blocked(scale: torch.Tensor, rows: int, k: int, format: BlockFormat = NVFP4) -> torch.Tensor:
     """View the blocked scales of one operand as flat bytes, without a copy.
 
     Three forms are accepted, told apart by shape and strides (``l`` is a batch mode and must be 1):
@@ -120,25 +121,26 @@ def as_blocked(scale: torch.Tensor, rows: int, k: int) -> torch.Tensor:
     A two-dimensional tensor is never guessed to be blocked: row-major scales have the same shape when padded.
 
     Args:
-        scale: uint8 or float8_e4m3fn in one of the forms.
+        scale: uint8 or float8_e4m3fn (what ``format`` says), in one of the forms.
         rows: M or N of the operand, without padding.
         k: K in elements.
+        format: of the operand.
 
     Returns:
         uint8, 1-D, contiguous, ``rm * rk * 512`` long, sharing storage with ``scale``.
 
     Raises:
         TypeError: another dtype.
-        ValueError: ``k`` is no multiple of 16, or the shape or the strides fit none of the forms.
+        ValueError: ``k`` is no multiple of the block (16), or the shape or the strides fit none of the forms, or scales of
+            ``format`` are never blocked.
     """
-    _check_dtype(scale)
-    rm, rk = atom_counts(rows, num_k_blocks(k))
+    rm, rk = _atoms(scale, rows, k, format)
     size, atoms, permuted = rm * rk * ATOM_BYTES, (rm, rk, *ATOM_SHAPE), (32, 4, rm, 4, rk, 1)
     shape = tuple(scale.shape)
     if shape not in ((size,), atoms, permuted):
         raise ValueError(
             f"blocked scales of {rows} rows and K={k} have shape [{size}], [{_letters(atoms)}], or the permuted view "
-            f"({_letters(permuted)}); got {shape}; {_shape_fix(shape, rows, k, permuted)}"
+            f"({_letters(permuted)}); got {shape}; {_shape_fix(shape, rows, k, permuted, format)}"
         )
     ordered = scale.view(torch.uint8)
     if shape == permuted:
@@ -152,7 +154,9 @@ def as_blocked(scale: torch.Tensor, rows: int, k: int) -> torch.Tensor:
     return ordered.view(size)
 
 
-def as_blocked_batches(scale: torch.Tensor, rows: int, k: int, batches: int) -> torch.Tensor:
+def as_blocked_batches(
+    scale: torch.Tensor, rows: int, k: int, batches: int, format: BlockFormat = NVFP4
+) -> torch.Tensor:
     """View the blocked scales of a batch of operands as bytes, without a copy.
 
     Three forms are accepted, told apart by shape: contiguous ``[l, rm, rk, 32, 4, 4]``; ``(32, 4, rm, 4, rk, l)``, its
@@ -160,24 +164,24 @@ def as_blocked_batches(scale: torch.Tensor, rows: int, k: int, batches: int) -> 
     apart than they are long.
 
     Args:
-        scale: uint8 or float8_e4m3fn in one of the forms.
+        scale: uint8 or float8_e4m3fn (what ``format`` says), in one of the forms.
         rows: M or N of one operand, without padding.
         k: K in elements.
         batches: l.
+        format: of the operands.
 
     Returns:
         uint8 ``[l, rm * rk * 512]``, unit stride in a batch, sharing storage with ``scale``.
 
     Raises:
         TypeError: another dtype.
-        ValueError: ``k`` is no multiple of 16, or the shape or the strides fit none of the forms.
+        ValueError: as :func:`as_blocked`.
     """
-    _check_dtype(scale)
-    rm, rk = atom_counts(rows, num_k_blocks(k))
+    rm, rk = _atoms(scale, rows, k, format)
     straight, permuted = (batches, rm, rk, *ATOM_SHAPE), (32, 4, rm, 4, rk, batches)
     shape = tuple(scale.shape)
     if shape not in (straight, permuted) and batches == 1:
-        return as_blocked(scale, rows, k).unsqueeze(0)
+        return as_blocked(scale, rows, k, format).unsqueeze(0)
     if shape not in (straight, permuted):
         raise ValueError(
             f"blocked scales of {batches} batches of {rows} rows and K={k} have shape [{_letters(straight)}] or the "
@@ -196,23 +200,39 @@ def as_blocked_batches(scale: torch.Tensor, rows: int, k: int, batches: int) -> 
     )
 
 
-def _shape_fix(shape: Sequence[int], rows: int, k: int, permuted: Sequence[int]) -> str:
+def _atoms(scale: torch.Tensor, rows: int, k: int, format: BlockFormat) -> tuple[int, int]:
+    """Atoms along rows and along K of an operand, whose scales may be blocked and have a dtype of the format's."""
+    if format.scale_layout != "blocked":
+        raise ValueError(
+            f'scales of {format.title} are row-major, never blocked; use scale_layout="rowmajor"'
+        )
+    if scale.dtype not in format.scale_dtypes:
+        raise TypeError(
+            f"scales are {' or '.join(map(str, format.scale_dtypes))}; got {scale.dtype}; "
+            "use quantize, or formats.encode_e4m3 for scales of your own"
+        )
+    format.num_k_blocks(k)
+    return format.scale_atoms(rows, k)
+
+
+def _shape_fix(shape: Sequence[int], rows: int, k: int, permuted: Sequence[int], format: BlockFormat) -> str:
     """What the caller probably has, and what to do about it."""
-    if tuple(shape) == (rows, k // SF_VEC_SIZE):
+    k_blocks = format.num_k_blocks(k)
+    if tuple(shape) == (rows, k_blocks):
         return 'these look row-major: pass scale_layout="rowmajor" or convert with scale_layout.to_blocked'
     if len(shape) == 6 and tuple(shape[:5]) == tuple(permuted[:5]):
         return f"l={shape[5]} batches: pass them one at a time, scale[..., i : i + 1]"
-    if tuple(shape) == padded_shape(rows, k // SF_VEC_SIZE):
+    if tuple(shape) == padded_shape(rows, k_blocks):
         return (
             "if these bytes are already blocked, pass scale.flatten(); if they are row-major, use to_blocked"
         )
-    return "convert row-major scales [rows, K/16] with scale_layout.to_blocked"
+    return f"convert row-major scales [rows, K/{format.block_k}] with scale_layout.to_blocked"
 
 
 def _check_dtype(scale: torch.Tensor) -> None:
-    if scale.dtype not in SCALE_DTYPES:
+    if scale.dtype not in (*NVFP4.scale_dtypes, *MXFP4.scale_dtypes):
         raise TypeError(
-            f"scales are torch.uint8 or torch.float8_e4m3fn; got {scale.dtype}; "
+            f"scales are torch.uint8 or torch.float8_e4m3fn, of MX formats torch.float8_e8m0fnu; got {scale.dtype}; "
             "use quantize, or formats.encode_e4m3 for scales of your own"
         )
 

@@ -16,8 +16,8 @@ from nvfp4_cute.formats.block_scaled import (
     NVFP4Tensor,
     ScaleLayout,
     check_is_tensor,
-    resolve_global_scale,
 )
+from nvfp4_cute.formats.global_scale import resolve_global_scale
 from nvfp4_cute.formats.scale_layout import ATOM_ROWS, ATOM_SHAPE, atom_counts, num_k_blocks
 from nvfp4_cute.formats.silu import silu_mul
 from nvfp4_cute.launch_table import Quantize

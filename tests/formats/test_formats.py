@@ -20,11 +20,13 @@ from nvfp4_cute.formats.block_scaled import NVFP4Tensor, dequantize, quantize
 from nvfp4_cute.formats.codecs import (
     decode_e2m1,
     decode_e4m3,
+    decode_e5m2,
     decode_packed_e2m1,
     decode_ue4m3,
     decode_ue8m0,
     encode_e2m1,
     encode_e4m3,
+    encode_e5m2,
     encode_ue8m0,
     pack_e2m1,
     unpack_e2m1,
@@ -69,7 +71,27 @@ def exact_e4m3(x: float) -> int:
     return exact_code(x, E4M3, 0x80, nan_code=0x7F)
 
 
-CODECS = {"e2m1": (encode_e2m1, exact_e2m1, E2M1), "e4m3": (encode_e4m3, exact_e4m3, E4M3)}
+def e5m2_value(code: int) -> float:
+    """From the bit fields alone: sign, 5 exponent bits with bias 15, 2 mantissa bits; infinity and NaN as IEEE has them."""
+    sign = -1.0 if code & 0x80 else 1.0
+    exponent, mantissa = (code >> 2) & 0x1F, code & 3
+    if exponent == 0x1F:
+        return math.nan if mantissa else sign * math.inf
+    return sign * (mantissa * 2.0**-16 if exponent == 0 else (4 + mantissa) * 2.0 ** (exponent - 17))
+
+
+E5M2 = tuple(e5m2_value(code) for code in range(0x7C))
+
+
+def exact_e5m2(x: float) -> int:
+    return exact_code(x, E5M2, 0x80, nan_code=0x7F)
+
+
+CODECS = {
+    "e2m1": (encode_e2m1, exact_e2m1, E2M1),
+    "e4m3": (encode_e4m3, exact_e4m3, E4M3),
+    "e5m2": (encode_e5m2, exact_e5m2, E5M2),
+}
 
 
 # ---- every code --------------------------------------------------------------------------------------------------
@@ -98,6 +120,21 @@ def test_every_e4m3_code():
         assert_bitwise_equal(encode_e4m3(values.to(dtype)), expected)
 
 
+def test_every_e5m2_code():
+    values = decode_e5m2(ALL_BYTES)
+    assert_bitwise_equal(
+        values.nan_to_num(7777), torch.tensor(list(map(e5m2_value, range(256)))).nan_to_num(7777)
+    )
+    torch_values = ALL_BYTES.view(torch.float8_e5m2)
+    assert_bitwise_equal(values.nan_to_num(7777), torch_values.float().nan_to_num(7777))
+    assert_bitwise_equal(
+        decode_e5m2(torch_values, torch.float64).float().nan_to_num(7777), values.nan_to_num(7777)
+    )
+    finite = torch.isfinite(values)
+    for dtype in FLOAT_DTYPES:
+        assert_bitwise_equal(encode_e5m2(values.to(dtype))[finite], ALL_BYTES[finite])
+
+
 def test_every_ue4m3_code_ignores_the_sign():
     for dtype in (torch.float32, torch.float64):
         values = decode_ue4m3(ALL_BYTES, dtype)
@@ -124,7 +161,8 @@ def test_ties_and_their_neighbours(name, dtype):
     """Around every value and every midpoint between two, and beyond the last, one representable step each way."""
     encode, exact, magnitudes = CODECS[name]
     middles = [(low + high) / 2 for low, high in zip(magnitudes, magnitudes[1:], strict=False)]
-    points = torch.tensor([*magnitudes, *middles, magnitudes[-1] * 17 / 16, magnitudes[-1] * 2], dtype=dtype)
+    points = [*magnitudes, *middles, magnitudes[-1] * 17 / 16, magnitudes[-1] * 2]
+    points = torch.tensor(points, dtype=torch.float64).to(dtype)
     away = torch.full_like(points, math.inf)
     x = torch.cat((points, points.nextafter(away), points.nextafter(-away)))
     x = torch.cat((x, -x))

@@ -1,0 +1,56 @@
+"""Scales of blocks from their largest magnitudes: what every kind of scale makes of them."""
+
+from typing import Literal
+
+import torch
+
+from nvfp4_cute.formats.block_format import BlockFormat
+from nvfp4_cute.formats.codecs import encode_e4m3, encode_ue8m0
+
+ScaleRounding = Literal["up", "down"]
+
+
+def scale_codes(
+    amax: torch.Tensor, format: BlockFormat, global_scale: torch.Tensor | None, rounding: ScaleRounding = "up"
+) -> torch.Tensor:
+    """Scales as stored, from the largest magnitudes of their blocks. ``max`` is the format's largest element.
+
+    - ue4m3: e4m3(amax / max), after a division by the global scale where there is one: nearest even, at most 448.
+    - fp32: amax / max, rounded to float32; of an infinite amax as of the largest float32 number.
+    - ue8m0, a power of two, "up": the least that is not under amax / max, so that nothing saturates, but where the quotient
+      rounds to a power of two. It is what ``cvt.rp.satfinite.ue8m0x2`` makes of the quotient, and NVIDIA's recipe for MXFP8
+      (arXiv 2506.08027, section 3.1).
+    - ue8m0, "down": 2^(floor(log2(amax)) - emax), emax the exponent of the format's largest power of two, as the OCP
+      Microscaling Formats specification v1.0 converts, section 6.3. Elements over max saturate: in MXFP4 the largest of a
+      block may lose a quarter of itself (8 becomes 6).
+
+    "up" is the default: of normally distributed values it loses 2.66 % (root mean square) in MXFP8 E4M3, "down" 2.93 %; in
+    MXFP4 11.56 % and 11.50 %.
+
+    ue8m0 goes from 2^-127 on; a block of zeros has that. Infinity has 2^127. A NaN gives a NaN.
+
+    Args:
+        amax: float32, not negative.
+        global_scale: float32 without dimensions, or None.
+        rounding: of ue8m0.
+
+    Returns:
+        uint8, or of fp32 scales float32, of the shape of ``amax``.
+
+    Raises:
+        ValueError: ``rounding`` is neither.
+    """
+    if rounding not in ("up", "down"):
+        raise ValueError(f'scale_rounding={rounding!r} is neither "up" nor "down"')
+    if format.scale.name == "ue8m0" and rounding == "down":
+        # In float64: a tiny amax must not round up to the next power of two.
+        return encode_ue8m0(amax.double() * 2.0**-format.element.max_exponent, rounding="zero")
+    if format.scale.name == "fp32":
+        amax = amax.clamp(max=torch.finfo(torch.float32).max)
+    # A tensor on the same device: on CUDA torch turns division by a host number into multiplication by its inverse.
+    q = amax / torch.full((), format.element.max, device=amax.device)
+    if global_scale is not None:
+        q = q / global_scale
+    if format.scale.name == "ue8m0":
+        return encode_ue8m0(q, rounding="up")
+    return encode_e4m3(q) if format.scale.name == "ue4m3" else q

@@ -1,0 +1,70 @@
+"""The one float32 factor of an NVFP4 tensor: how it may be given, and what is refused."""
+
+import math
+from typing import Any
+
+import torch
+
+from nvfp4_cute.formats.block_format import NVFP4
+from nvfp4_cute.formats.codecs import FLOAT32_MIN_NORMAL
+
+# |x| <= GLOBAL_SCALE_DIVISOR * global_scale is representable: the largest value times the largest block scale.
+GLOBAL_SCALE_DIVISOR = NVFP4.element.max * NVFP4.scale.max
+
+
+def resolve_global_scale(values: torch.Tensor, given: Any, inverse: Any) -> torch.Tensor | None:
+    """The global scale as a float32 tensor without dimensions on the device of ``values``, or None.
+
+    Args:
+        values: what is to be quantized, float; only "auto" reads it.
+        given: ``global_scale`` of :func:`quantize`. inverse: ``global_scale_inv`` of it.
+
+    Raises:
+        ValueError: both are given, or one is not positive and normal.
+    """
+    if inverse is not None:
+        if given is not None:
+            raise ValueError("global_scale and global_scale_inv are both given; pass the one that you have")
+        inverse = _scalar(inverse, "global_scale_inv", values.device)
+        return _check_factor(torch.ones_like(inverse) / inverse, "1 / global_scale_inv")
+    if given is None:
+        return None
+    if isinstance(given, str):
+        if given != "auto":
+            raise ValueError(f'global_scale={given!r} is not a number, a tensor, "auto" or None')
+        return _auto_global_scale(values)
+    return _check_factor(_scalar(given, "global_scale", values.device), "global_scale")
+
+
+def _auto_global_scale(values: torch.Tensor) -> torch.Tensor:
+    magnitudes = values.abs().float()
+    finite = torch.where(torch.isfinite(magnitudes), magnitudes, 0)
+    amax = finite.amax() if finite.numel() else torch.zeros((), device=values.device)
+    scale = amax / torch.full((), GLOBAL_SCALE_DIVISOR, device=values.device)
+    return torch.where(amax == 0, 1.0, scale.clamp(min=FLOAT32_MIN_NORMAL))
+
+
+def _scalar(number, name: str, device: torch.device) -> torch.Tensor:
+    tensor = torch.as_tensor(number, dtype=torch.float32).detach()
+    if tensor.numel() != 1:
+        raise ValueError(
+            f"{name} has shape {tuple(tensor.shape)}; pass one number, and quantize groups one by one"
+        )
+    tensor = tensor.reshape(())
+    if tensor.device.type == "cpu" and device.type == "cuda" and not torch.compiler.is_compiling():
+        # Filled there: a copy from the host would wait, and fail while a CUDA graph is captured.
+        return torch.full((), _check_factor(tensor, name).item(), device=device)
+    return tensor.to(device)
+
+
+def _check_factor(tensor: torch.Tensor, name: str) -> torch.Tensor:
+    """Refuse what would make divisors vanish or overflow. On a GPU nothing is checked: reading would wait."""
+    # While torch.compile traces, there is nothing to read.
+    if torch.compiler.is_compiling():
+        return tensor
+    if tensor.device.type == "cpu" and not FLOAT32_MIN_NORMAL <= tensor.item() < math.inf:
+        raise ValueError(
+            f"{name}={tensor.item():g} is not a positive, normal float32 number; "
+            'pass amax / 2688 (or its inverse as global_scale_inv), or global_scale="auto"'
+        )
+    return tensor

@@ -1,0 +1,275 @@
+"""Tensors of every format: quantization against NumPy, the meaning of scales by hand, parts that move, rows that are cut."""
+
+import copy
+import io
+import math
+import pickle
+
+import numpy as np
+import pytest
+import torch
+from oracle import assert_bitwise_equal
+
+from nvfp4_cute.formats.block_format import (
+    FORMATS,
+    MXFP4,
+    MXFP8_E4M3,
+    MXFP8_E5M2,
+    NVFP4,
+    FP8_1x128,
+    FP8_128x128,
+    format_named,
+)
+from nvfp4_cute.formats.block_scaled import BlockScaledTensor, NVFP4Tensor, dequantize, quantize
+
+OTHERS = [f for f in FORMATS.values() if f is not NVFP4]
+MX = [MXFP4, MXFP8_E4M3, MXFP8_E5M2]
+ids = str
+# Largest element, mantissa bits, exponent of the smallest normal number, exponent of the largest power of two.
+ELEMENTS = {"e2m1": (6.0, 1, 0, 2), "e4m3": (448.0, 3, -6, 8), "e5m2": (57344.0, 2, -14, 15)}
+
+
+def nearest(x: np.ndarray, element: str) -> np.ndarray:
+    """Rounded to the grid of its binade in float64, ties to even, saturating."""
+    largest, mantissa_bits, min_exponent, _ = ELEMENTS[element]
+    magnitude = np.minimum(np.abs(x), largest)
+    _, exponent = np.frexp(magnitude)
+    step = np.ldexp(1.0, np.maximum(exponent - 1, min_exponent) - mantissa_bits)
+    return np.copysign(np.rint(magnitude / step) * step, x)
+
+
+def expected_values(x: np.ndarray, f, rounding: str) -> np.ndarray:
+    """What quantization and its inverse make of finite ``x`` [rows, K], block by block in float64."""
+    largest, _, _, top = ELEMENTS[f.element.name]
+    result = np.zeros_like(x)
+    for i in range(0, x.shape[0], f.block_rows):
+        for k in range(0, x.shape[1], f.block_k):
+            place = slice(i, i + f.block_rows), slice(k, k + f.block_k)
+            amax = np.abs(x[place]).max()
+            if amax == 0:
+                continue
+            quotient = float(np.float32(amax / largest))
+            if f.scale.name == "fp32":
+                scale = quotient
+            elif rounding == "up":
+                scale = 2.0 ** min(max(math.ceil(math.log2(quotient)), -127), 127)
+            else:
+                scale = 2.0 ** min(max(math.floor(math.log2(amax)) - top, -127), 127)
+            inside = np.float32(x[place] / scale).astype(np.float64)
+            result[place] = nearest(inside, f.element.name) * scale
+    return result
+
+
+@pytest.mark.parametrize("rounding", ["up", "down"])
+@pytest.mark.parametrize("f", OTHERS, ids=ids)
+def test_quantize_matches_numpy(f, rounding):
+    generator = torch.Generator().manual_seed(1)
+    # Magnitudes from tiny to large, so that blocks have scales of many kinds; a row of zeros.
+    x = torch.randn(140, 256, generator=generator) * torch.exp2(torch.arange(140) - 70)[:, None]
+    x[3] = 0
+    t = quantize(x, format=f, scale_rounding=rounding)
+    expected = expected_values(x.double().numpy(), f, rounding)
+    assert_bitwise_equal(t.dequantize(torch.float64), torch.from_numpy(expected).copysign(x))
+    assert t.format is f and t.shape == (140, 256) and t.scale_layout == f.scale_layout
+
+
+def test_scales_of_mx_by_hand():
+    """amax = 7: 7 / 6 is over 1, so "up" takes 2, and 3.5 is a tie that goes to 4; "down" takes 2^(2 - 2), and 7 saturates."""
+    x = torch.zeros(1, 32)
+    x[0, :3] = torch.tensor([7.0, 1.0, -0.25])
+    up = quantize(x, format=MXFP4, scale_layout="rowmajor")
+    down = quantize(x, format=MXFP4, scale_layout="rowmajor", scale_rounding="down")
+    assert (up.scale.view(torch.uint8).item(), down.scale.view(torch.uint8).item()) == (128, 127)
+    assert up.dequantize()[0, :3].tolist() == [8.0, 1.0, -0.0]
+    assert down.dequantize()[0, :3].tolist() == [6.0, 1.0, -0.0]
+    assert (up.scale.dtype, up.data.dtype) == (torch.float8_e8m0fnu, torch.uint8)
+    # amax = 6 * 2^k is the largest that "up" gives 2^k.
+    x[0, 0] = 12.0
+    assert quantize(x, format=MXFP4, scale_layout="rowmajor").scale.view(torch.uint8).item() == 128
+    x[0, 0] = 12.0 * (1 + 2**-20)
+    assert quantize(x, format=MXFP4, scale_layout="rowmajor").scale.view(torch.uint8).item() == 129
+
+
+def test_scales_of_tiny_blocks_are_those_of_their_magnitude():
+    """One step under 2^-125 is not 2^-125: its scale of MXFP4 by OCP's rule is code 0, of 2^-124 it is 1."""
+    x = torch.zeros(1, 32)
+    for amax, code in ((2.0**-124 - 2.0**-148, 0), (2.0**-124, 1), (2.0**-149, 0)):
+        x[0, 5] = amax
+        t = quantize(x, format=MXFP4, scale_layout="rowmajor", scale_rounding="down")
+        assert t.scale.view(torch.uint8).item() == code
+
+
+@pytest.mark.parametrize("f", OTHERS, ids=ids)
+def test_zeros_infinities_and_nans(f):
+    x = torch.zeros(256, 2 * f.block_k)
+    x[1, 0], x[1, 1] = -math.inf, 3.0
+    x[200, f.block_k] = math.nan
+    values = quantize(x, format=f).dequantize(torch.float64)
+    largest = f.element.max * (
+        2.0**127 if f.scale.name == "ue8m0" else torch.finfo(torch.float32).max / f.element.max
+    )
+    assert values[1, 0].item() == pytest.approx(-largest, rel=2**-20) and values[1, 1] == 0
+    is_nan = torch.isnan(values)
+    rows = slice(128, 256) if f.block_rows > 1 else 200
+    assert is_nan[rows, f.block_k :].all() and is_nan.sum() == is_nan[rows, f.block_k :].numel()
+    assert (torch.signbit(values[2]) == 0).all()
+
+
+def test_which_rounding_of_scales_errs_less():
+    """The figures in the description of ``scale_codes``."""
+    x = torch.randn(2048, 1024, generator=torch.Generator().manual_seed(0))
+    for f, up, down in ((MXFP8_E4M3, 2.66, 2.93), (MXFP4, 11.56, 11.50)):
+        for rounding, percent in (("up", up), ("down", down)):
+            error = (quantize(x, format=f, scale_rounding=rounding).dequantize() - x).norm() / x.norm()
+            assert 100 * error.item() == pytest.approx(percent, abs=0.02)
+
+
+@pytest.mark.parametrize("f", OTHERS, ids=ids)
+@pytest.mark.parametrize("lead", [(), (3,), (2, 130)])
+def test_any_leading_shape_in_every_layout(f, lead):
+    x = torch.randn(*lead, 256)
+    plain = quantize(x, format=f, scale_layout="rowmajor")
+    assert_bitwise_equal(quantize(x, format=f).dequantize(), plain.dequantize())
+    if lead:
+        rows = quantize(x.reshape(-1, *x.shape[-2:])[0], format=f).dequantize()
+        assert_bitwise_equal(plain.dequantize().reshape(-1, *x.shape[-2:])[0], rows)
+
+
+def test_what_quantize_refuses():
+    x = torch.ones(2, 64)
+    with pytest.raises(
+        ValueError, match=r"K=64 is not a positive multiple of 128 \(FP8_1X128 block size\); pad K to 128"
+    ):
+        quantize(x, format=FP8_1x128)
+    with pytest.raises(ValueError, match="MXFP4 has no global scale"):
+        quantize(x, format=MXFP4, global_scale="auto")
+    with pytest.raises(ValueError, match='scale_rounding=\'even\' is neither "up" nor "down"'):
+        quantize(x, format=MXFP4, scale_rounding="even")
+    with pytest.raises(ValueError, match='scales of FP8_1X128 are row-major; pass "rowmajor"'):
+        quantize(torch.ones(2, 128), format=FP8_1x128, scale_layout="blocked")
+
+
+# ---- the tensor --------------------------------------------------------------------------------------------------
+
+
+def tensor(f=NVFP4, lead=(3, 300), layout=None):
+    g = {"global_scale": 0.25} if f.has_global_scale else {}
+    x = torch.randn(*lead, 256, generator=torch.Generator().manual_seed(2))
+    return quantize(x, format=f, scale_layout=layout, **g)
+
+
+def same(x, y):
+    assert (type(x), x.format, x.shape, x.scale_layout) == (type(y), y.format, y.shape, y.scale_layout)
+    assert (x.data.dtype, x.scale.dtype) == (y.data.dtype, y.scale.dtype)
+    assert_bitwise_equal(x.data.view(torch.uint8), y.data.view(torch.uint8))
+    assert_bitwise_equal(x.scale.contiguous().view(torch.uint8), y.scale.contiguous().view(torch.uint8))
+    assert x.global_scale is y.global_scale is None or torch.equal(x.global_scale, y.global_scale)
+
+
+@pytest.mark.parametrize("f", FORMATS.values(), ids=ids)
+def test_copies_of_every_kind(f):
+    t = tensor(f)
+    same(copy.deepcopy(t), t)
+    assert copy.deepcopy(t).data.data_ptr() != t.data.data_ptr()
+    same(pickle.loads(pickle.dumps(t)), t)
+    file = io.BytesIO()
+    torch.save(t, file)
+    file.seek(0)
+    with torch.serialization.safe_globals([BlockScaledTensor, NVFP4Tensor, format_named]):
+        same(torch.load(file), t)
+
+
+def test_tensors_pickled_before_there_were_formats():
+    """Their state has the five fields of then, and nothing else."""
+    t = tensor()
+    old = NVFP4Tensor.__new__(NVFP4Tensor)
+    old.__setstate__(
+        {name: getattr(t, name) for name in ("data", "scale", "global_scale", "shape", "scale_layout")}
+    )
+    same(old, t)
+    same(old[0], t[0])
+
+
+def test_an_nvfp4_tensor_is_nvfp4():
+    t = tensor(MXFP4)
+    with pytest.raises(TypeError, match="format"):
+        NVFP4Tensor(t.data, t.scale, None, t.shape, format=MXFP4)
+    with pytest.raises(TypeError, match="format"):
+        BlockScaledTensor(t.data, t.scale, None, t.shape)
+    with pytest.raises(ValueError, match="global_scale is given; MXFP4 has none"):
+        BlockScaledTensor(t.data, t.scale, torch.tensor(1.0), t.shape, format=MXFP4)
+    with pytest.raises(ValueError, match=r"scale has shape .*; expected \(3, 3, 2, 32, 4, 4\)"):
+        BlockScaledTensor(t.data, tensor().scale.view(torch.uint8), None, t.shape, format=MXFP4)
+    with pytest.raises(
+        TypeError, match="scale is torch.uint8 or torch.float8_e8m0fnu; got torch.float8_e4m3fn"
+    ):
+        BlockScaledTensor(t.data, t.scale.view(torch.float8_e4m3fn), None, t.shape, format=MXFP4)
+    assert repr(t) == (
+        "BlockScaledTensor(shape=(3, 300, 256), format=mxfp4, scale_layout='blocked', scale=[3, 3, 2, 32, 4, 4], "
+        "124416 bytes on cpu)"
+    )
+
+
+def test_to_another_device():
+    t = tensor()
+    assert t.to("cpu") is t is t.cpu() is t.to()
+    moved = t.to("meta")
+    assert {part.device.type for part in (moved.data, moved.scale, moved.global_scale, moved)} == {"meta"}
+    assert type(moved) is NVFP4Tensor
+    same(t.to("cpu", copy=True), t)
+    assert t.to("cpu", copy=True).data.data_ptr() != t.data.data_ptr()
+    with pytest.raises(TypeError, match=r"call .dequantize\(torch.float16\)"):
+        t.to(torch.float16)
+
+
+@pytest.mark.parametrize("f", FORMATS.values(), ids=ids)
+def test_rows_and_batches_are_views(f):
+    t, plain = tensor(f), tensor(f, layout="rowmajor")
+    whole = t.dequantize()
+    for index in (1, slice(1, 3), (0, slice(128, 300)), (slice(None), slice(128, 200)), (2, slice(256, None)),
+                  (slice(0, 2), slice(5, 5))):  # fmt: skip
+        assert_bitwise_equal(t[index].dequantize(), whole[index])
+        assert_bitwise_equal(plain[index].dequantize(), whole[index])
+    assert t[1].data.data_ptr() == t.data[1].data_ptr()
+    assert t[1].scale.data_ptr() == t.scale[1].data_ptr()
+    if f.block_rows == 1:
+        assert_bitwise_equal(plain[1, 5:9].dequantize(), whole[1, 5:9])
+        assert_bitwise_equal(t.with_scale_layout("rowmajor")[1, 5:9].dequantize(), whole[1, 5:9])
+
+
+def test_rows_that_cannot_be_cut():
+    t = tensor()
+    message = r'rows 5:9:1 of blocked scales: .* multiple of 128 .*; use \[0:9\] or call .with_scale_layout\("rowmajor"\) first'
+    with pytest.raises(ValueError, match=message):
+        t[0, 5:9]
+    with pytest.raises(ValueError, match="rows 0:300:2"):
+        t[0, ::2]
+    with pytest.raises(ValueError, match=r"rows are taken as a slice; use \[7:8\]"):
+        t[0, 7]
+    with pytest.raises(ValueError, match=r"rows 64:128:1 of rowmajor .*; use \[0:128\] and step 1"):
+        tensor(FP8_128x128)[0, 64:128]
+    for index in ((0, slice(0, 128), slice(0, 16)), (3,), (0, 0, 0)):
+        with pytest.raises(IndexError):
+            t[index]
+    with pytest.raises(IndexError, match="K stays whole"):
+        quantize(torch.ones(64))[0]
+    with pytest.raises(TypeError, match="not iterable"):
+        list(t)
+    assert len(t) == 3
+
+
+@pytest.mark.parametrize("f", [NVFP4, *MX], ids=ids)
+def test_layouts_are_converted(f):
+    t = tensor(f)
+    same(t.with_scale_layout("rowmajor"), tensor(f, layout="rowmajor"))
+    same(t.with_scale_layout("rowmajor").with_scale_layout("blocked"), t)
+    assert t.with_scale_layout("blocked") is t
+    one_row = quantize(torch.ones(256), format=f)
+    same(one_row.with_scale_layout("rowmajor").with_scale_layout("blocked"), one_row)
+    with pytest.raises(ValueError, match="neither"):
+        t.with_scale_layout("8x4")
+
+
+def test_dequantize_is_a_function_and_a_method():
+    t = tensor()
+    assert_bitwise_equal(t.dequantize(torch.float16), dequantize(t, torch.float16))
