@@ -42,14 +42,14 @@ format: .venv/installed-dev  ## rewrite the sources in the house format
 	$(BIN)/ruff format .
 
 clean:  ## remove .venv, caches, and build products
-	rm -rf .venv build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis nvfp4_cute/emulator/*.so
+	rm -rf .venv build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis nvfp4_cute/emulator/fronts/*.so
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 .venv/bin/python:
 	@test -n "$(PYTHON)" || { echo "no Python 3.10 or newer found; name one: make PYTHON=/path/to/python3 ..." >&2; exit 1; }
 	"$(PYTHON)" -m venv .venv
 
-.venv/installed: .venv/bin/python pyproject.toml nvfp4_cute/emulator/launch_shim.c
+.venv/installed: .venv/bin/python pyproject.toml nvfp4_cute/emulator/fronts/launch_shim.c
 	$(BIN)/python -m pip install "$(TORCH)"
 	$(BIN)/python -m pip install -e ".[test]"
 	@touch $@

@@ -1,9 +1,9 @@
 """Evidence by form: what our kernels ask of the hardware, and which public kernel that ran there asks for the same.
 
-Public kernels and ours run on the emulator, which notes their forms (`emulator.forms`): instructions with all modifiers, fields
-of descriptors, columns of tensor memory, tensor maps, attributes of launches, what stands around fences. A form is proven where
-a public kernel uses it on the same family of GPUs. Any other needs a source that says it works, or is listed as unproven, with
-the probe that settles it.
+Public kernels and ours run on the emulator, which notes their forms (`emulator.record.forms`): instructions with all modifiers,
+fields of descriptors, columns of tensor memory, tensor maps, attributes of launches, what stands around fences. A form is proven
+where a public kernel uses it on the same family of GPUs. Any other needs a source that says it works, or is listed as unproven,
+with the probe that settles it.
 """
 
 import argparse
@@ -27,7 +27,7 @@ from tqdm import tqdm
 from nvfp4_cute.bench.evidence_cases import CASES, PROJECTS, Case, Project
 from nvfp4_cute.bench.evidence_ours import ARCHS, SIZES, case_names, forms_of_name
 from nvfp4_cute.bench.evidence_page import RESULTS, Evidence, page
-from nvfp4_cute.emulator.forms import Form
+from nvfp4_cute.emulator.record.forms import Form
 
 SM_COUNT = 16
 """Few, so that persistent kernels loop over tiles of small problems."""

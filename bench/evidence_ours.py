@@ -11,7 +11,7 @@ from typing import Any, cast
 import torch
 
 import nvfp4_cute
-from nvfp4_cute.emulator.forms import Form, recorded
+from nvfp4_cute.emulator.record.forms import Form, recorded
 from nvfp4_cute.formats.scale_layout import to_blocked
 from nvfp4_cute.planning.arch import family_of, simt
 from nvfp4_cute.planning.arch.base import INTERLEAVE

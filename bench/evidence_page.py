@@ -9,7 +9,7 @@ from typing import Any
 
 from nvfp4_cute.bench.evidence_cases import PROJECTS
 from nvfp4_cute.bench.evidence_sources import probe_of, source_of
-from nvfp4_cute.emulator.forms import Form
+from nvfp4_cute.emulator.record.forms import Form
 
 RESULTS = Path(__file__).parent / "results"
 DATA = RESULTS / "evidence.json"
@@ -19,8 +19,8 @@ ON_HARDWARE = "sm_90a "
 INTRODUCTION = """\
 Every form in which our kernels use the hardware and no public kernel that ran there does: opcodes with all modifiers, fields of
 descriptors, columns of tensor memory, tensor maps, registers, launch attributes, and what stands around fences
-(`nvfp4_cute/emulator/forms.py`). Forms of sm_90, sm_100 and sm_120 need evidence of the same family; those of "any" are what
-every GPU of these has. `python -m nvfp4_cute.bench.evidence` makes this page, and tests/bench/test_evidence.py reads it."""
+(`nvfp4_cute/emulator/record/forms.py`). Forms of sm_90, sm_100 and sm_120 need evidence of the same family; those of "any" are
+what every GPU of these has. `python -m nvfp4_cute.bench.evidence` makes this page, and tests/bench/test_evidence.py reads it."""
 
 
 @dataclass(frozen=True)

@@ -1,15 +1,16 @@
 """One public script on the virtual GPU, and the forms that its kernels use, as JSON.
 
-A process of its own, because CuTe DSL belongs to the script (`emulator.script`): `bench.evidence` starts one for each case.
+A process of its own, because CuTe DSL belongs to the script (`emulator.fronts.script`): `bench.evidence` starts one for each
+case.
 """
 
 import json
 import sys
 from pathlib import Path
 
-from nvfp4_cute.emulator.forms import recorded
-from nvfp4_cute.emulator.script import run_script
-from nvfp4_cute.emulator.virtual_gpu import VirtualGpu
+from nvfp4_cute.emulator.fronts.script import run_script
+from nvfp4_cute.emulator.fronts.virtual_gpu import VirtualGpu
+from nvfp4_cute.emulator.record.forms import recorded
 
 
 def main(argv: list[str]) -> int:

@@ -3,7 +3,7 @@
 import re
 from dataclasses import dataclass
 
-from nvfp4_cute.emulator.forms import Form
+from nvfp4_cute.emulator.record.forms import Form
 
 
 @dataclass(frozen=True)

@@ -1,5 +1,5 @@
 // Microbenchmarks of an H200's instruction issue: what the timing model charges for instructions that only compute
-// (nvfp4_cute/emulator/timing_costs.py), and how they share an SM with wgmma.
+// (nvfp4_cute/emulator/record/costs.py), and how they share an SM with wgmma.
 //
 //     nvcc -O2 -std=c++17 -gencode=arch=compute_90a,code=sm_90a -o probe h200_issue_probe.cu && ./probe
 //

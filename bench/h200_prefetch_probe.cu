@@ -1,5 +1,5 @@
 // What cp.async.bulk.prefetch.tensor costs the copy engine of an H200's SM, and what it gains: what the timing model says of it
-// (nvfp4_cute/emulator/timing_memory.py), measured.
+// (nvfp4_cute/timing/memory.py), measured.
 //
 //     nvcc -O2 -std=c++17 -gencode=arch=compute_90a,code=sm_90a -o probe h200_prefetch_probe.cu && ./probe
 //

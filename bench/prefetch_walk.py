@@ -13,10 +13,10 @@ from pathlib import Path
 from statistics import mean
 from typing import Any
 
-from nvfp4_cute.emulator.timing import replay
-from nvfp4_cute.emulator.timing_events import ClusterTrace, Event, LaunchTrace, Op
+from nvfp4_cute.emulator.record.events import ClusterTrace, Event, LaunchTrace, Op
 from nvfp4_cute.gpus.targets import H200
 from nvfp4_cute.gpus.timing_figures import constants_of
+from nvfp4_cute.timing.replay import replay
 
 MEASURED = Path(__file__).parent / "results/h200_prefetch_probe.txt"
 CONSTANTS = constants_of(replace(H200, name="H200 at its boost clock"))

@@ -30,17 +30,15 @@ from nvfp4_cute.bench import prefetch_walk, published_kernels
 from nvfp4_cute.bench.capture import CARRIED_BYTES, Capture
 from nvfp4_cute.bench.operands import empty_operands
 from nvfp4_cute.emulator.code import Code
-from nvfp4_cute.emulator.driver import param_buffer
-from nvfp4_cute.emulator.launch_shim import prepare_cutlass
+from nvfp4_cute.emulator.fronts.driver import param_buffer
+from nvfp4_cute.emulator.fronts.launch_shim import prepare_cutlass
+from nvfp4_cute.emulator.fronts.script import run_script
+from nvfp4_cute.emulator.fronts.virtual_gpu import VirtualGpu, aligned_bytes
 from nvfp4_cute.emulator.machine import Launch, Machine
 from nvfp4_cute.emulator.memory import host_view
 from nvfp4_cute.emulator.ptx import parse
-from nvfp4_cute.emulator.representatives import LaunchWork
-from nvfp4_cute.emulator.script import run_script
-from nvfp4_cute.emulator.timing import replay
-from nvfp4_cute.emulator.timing_memory import Memory
-from nvfp4_cute.emulator.timing_record import Recorder
-from nvfp4_cute.emulator.virtual_gpu import VirtualGpu, aligned_bytes
+from nvfp4_cute.emulator.record.recorder import Recorder
+from nvfp4_cute.emulator.record.representatives import LaunchWork
 from nvfp4_cute.gpus.targets import B200, H200, Target
 from nvfp4_cute.gpus.timing_figures import constants_of
 from nvfp4_cute.launch.plan import make_plan
@@ -49,6 +47,8 @@ from nvfp4_cute.planning.arch import sm90
 from nvfp4_cute.planning.config import KernelConfig
 from nvfp4_cute.planning.schedule import make_schedule
 from nvfp4_cute.problem import GroupedOperands, GroupedProblem
+from nvfp4_cute.timing.memory import Memory
+from nvfp4_cute.timing.replay import replay
 
 FOLDER = Path("examples/python/CuTeDSL/cute/hopper/kernel")
 DENSE, PERSISTENT, GROUPED = (

@@ -12,12 +12,11 @@ import torch
 
 from nvfp4_cute.compile.cache import get_kernel
 from nvfp4_cute.compile.compiler import CompiledKernel, table_pointer
-from nvfp4_cute.emulator.driver import Emulator
-from nvfp4_cute.emulator.hazards import Hazard
-from nvfp4_cute.emulator.launch_shim import prepare_cutlass
-from nvfp4_cute.emulator.pdl import Dependent
-from nvfp4_cute.emulator.representatives import LaunchWork
-from nvfp4_cute.emulator.timing_result import Timing
+from nvfp4_cute.emulator.check.hazards import Hazard
+from nvfp4_cute.emulator.check.pdl import Dependent
+from nvfp4_cute.emulator.fronts.driver import Emulator
+from nvfp4_cute.emulator.fronts.launch_shim import prepare_cutlass
+from nvfp4_cute.emulator.record.representatives import LaunchWork
 from nvfp4_cute.gpus.targets import B200, Target
 from nvfp4_cute.gpus.timing_figures import constants_of
 from nvfp4_cute.launch import tuned
@@ -26,6 +25,7 @@ from nvfp4_cute.launch.task import Task
 from nvfp4_cute.launch.workspace import attach
 from nvfp4_cute.planning.config import KernelConfig
 from nvfp4_cute.problem import GroupedOperands, GroupedProblem
+from nvfp4_cute.timing.result import Timing
 
 # Native host code of any thread launches on the emulator that became the process's device last.
 _one_at_a_time = threading.RLock()
@@ -41,7 +41,7 @@ class Observer:
 
     Attributes:
         progress: called with (CTAs finished, CTAs launched) as a launch proceeds, or None.
-        mode: when asynchronous operations happen, as ``emulator.driver.Emulator`` takes it.
+        mode: when asynchronous operations happen, as ``emulator.fronts.driver.Emulator`` takes it.
         check: whether to look for hazards.
         timing: whether to model the time of every launch instead of computing its result.
         timeline: whether the modelled times say what every warp did when.

@@ -18,7 +18,7 @@ import nvfp4_cute
 from nvfp4_cute.cli import argument_types as types
 from nvfp4_cute.cli import doctor
 from nvfp4_cute.cli.verbs import Verbs, add_arch, add_verb
-from nvfp4_cute.emulator.launch_shim import shim_path
+from nvfp4_cute.emulator.fronts.launch_shim import shim_path
 from nvfp4_cute.errors import EmulatorError, UnsupportedTarget
 from nvfp4_cute.formats.scale_layout import SF_VEC_SIZE, to_blocked
 from nvfp4_cute.problem import OUT_DTYPES, GroupedProblem

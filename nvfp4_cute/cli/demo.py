@@ -11,7 +11,7 @@ from tqdm import tqdm
 from nvfp4_cute.backends import emulator
 from nvfp4_cute.cli import check
 from nvfp4_cute.cli.verbs import Verbs, add_arch, add_verb
-from nvfp4_cute.emulator.launch_shim import shim_path
+from nvfp4_cute.emulator.fronts.launch_shim import shim_path
 from nvfp4_cute.emulator.machine import Stats
 from nvfp4_cute.errors import EmulatorError
 from nvfp4_cute.gpus import targets

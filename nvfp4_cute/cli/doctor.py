@@ -132,7 +132,7 @@ def missing_gpu_reason(arch: str) -> str | None:
 
 def shim_problem() -> str | None:
     """Say why the emulator's launch shim (a small C library, built at install time) is missing, or None."""
-    from nvfp4_cute.emulator.launch_shim import shim_path
+    from nvfp4_cute.emulator.fronts.launch_shim import shim_path
 
     try:
         shim_path()

@@ -16,12 +16,12 @@ from nvfp4_cute import env
 from nvfp4_cute.cli import argument_types as types
 from nvfp4_cute.cli.verbs import Verbs, add_verb
 from nvfp4_cute.emulator.banks import BankUse
-from nvfp4_cute.emulator.device_images import KernelStore
-from nvfp4_cute.emulator.findings import of_failure, record, reported, sarif
-from nvfp4_cute.emulator.hazards import HazardError
+from nvfp4_cute.emulator.check.findings import of_failure, record, reported, sarif
+from nvfp4_cute.emulator.check.hazards import HazardError
+from nvfp4_cute.emulator.fronts.script import Outcome, run_script
+from nvfp4_cute.emulator.fronts.virtual_gpu import LaunchRow, VirtualGpu
 from nvfp4_cute.emulator.kernel_names import short_name
-from nvfp4_cute.emulator.script import Outcome, run_script
-from nvfp4_cute.emulator.virtual_gpu import LaunchRow, VirtualGpu
+from nvfp4_cute.emulator.record.device_images import KernelStore
 from nvfp4_cute.errors import EmulatorError
 from nvfp4_cute.gpus.targets import lookup
 from nvfp4_cute.gpus.timing_figures import MODEL_ERROR, constants_of

@@ -48,8 +48,8 @@ class Emulation:
     def __init__(self, options: Any):
         """Enter the emulation; it lasts until the run ends."""
         from nvfp4_cute.cli.emulate import kernel_store
-        from nvfp4_cute.emulator.script import emulation
-        from nvfp4_cute.emulator.virtual_gpu import VirtualGpu
+        from nvfp4_cute.emulator.fronts.script import emulation
+        from nvfp4_cute.emulator.fronts.virtual_gpu import VirtualGpu
 
         self.check: str = options.cute_check or "errors"
         self.sarif = options.cute_sarif
@@ -92,8 +92,8 @@ class Emulation:
 
     def _failure_of(self, item: pytest.Item) -> BaseException | None:
         """What a test's launches were guilty of since the last look; notes go into its report."""
-        from nvfp4_cute.emulator.findings import of_failure, record, reported
-        from nvfp4_cute.emulator.hazards import HazardError
+        from nvfp4_cute.emulator.check.findings import of_failure, record, reported
+        from nvfp4_cute.emulator.check.hazards import HazardError
 
         hazards = self.gpu.hazards[self._seen :]
         self._seen += len(hazards)
@@ -121,7 +121,7 @@ class Emulation:
             import importlib.metadata
 
             from nvfp4_cute.cli.emulate import write_json
-            from nvfp4_cute.emulator.findings import sarif
+            from nvfp4_cute.emulator.check.findings import sarif
 
             version = importlib.metadata.version("nvfp4-cute")
             root = Path(config.rootpath)

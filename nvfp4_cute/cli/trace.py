@@ -9,11 +9,11 @@ from tqdm import tqdm
 
 from nvfp4_cute.cli import argument_types as types
 from nvfp4_cute.cli.verbs import Verbs, add_verb
-from nvfp4_cute.emulator import trace
 from nvfp4_cute.gpus.targets import lookup
 from nvfp4_cute.gpus.timing_figures import MODEL_ERROR
 from nvfp4_cute.model.modelled import modelled_times
 from nvfp4_cute.problems import registry
+from nvfp4_cute.timing import trace
 
 ADVICE = "open it at https://ui.perfetto.dev or chrome://tracing"
 

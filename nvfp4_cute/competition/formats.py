@@ -59,7 +59,7 @@ PYGPUBENCH_RUN = '''\
 
 import pygpubench
 
-from nvfp4_cute.emulator.torch_memory import tensors_in
+from nvfp4_cute.emulator.fronts.torch_memory import tensors_in
 from nvfp4_cute.problems import registry
 
 PROBLEM = registry.load({problem!r})
@@ -112,7 +112,7 @@ KERNELBENCH_PROBLEM = '''\
 
 import torch
 
-from nvfp4_cute.emulator.torch_memory import tensors_in
+from nvfp4_cute.emulator.fronts.torch_memory import tensors_in
 from nvfp4_cute.problems import registry
 from nvfp4_cute.problems.{problem}.submission import from_flat
 

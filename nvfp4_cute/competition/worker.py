@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from nvfp4_cute.competition.protocol import Stats
-from nvfp4_cute.emulator.torch_memory import tensors_in
+from nvfp4_cute.emulator.fronts.torch_memory import tensors_in
 from nvfp4_cute.gpus.timing_figures import DEFAULT_TARGETS, MODEL_ERROR, constants_of
 from nvfp4_cute.problems import registry
 
@@ -212,10 +212,10 @@ def start(settings: Settings) -> None:
 
 def emulated_process(arch: str, stack: ExitStack, *, modelled: bool = False):
     """Make a virtual GPU the GPU of this process until ``stack`` is closed; ``modelled``: and time its launches."""
-    from nvfp4_cute.emulator.cuda_shim import answered_cuda
-    from nvfp4_cute.emulator.dsl_shim import answered_dsl, set_environment
-    from nvfp4_cute.emulator.torch_shim import emulated_cuda
-    from nvfp4_cute.emulator.virtual_gpu import VirtualGpu
+    from nvfp4_cute.emulator.fronts.cuda_shim import answered_cuda
+    from nvfp4_cute.emulator.fronts.dsl_shim import answered_dsl, set_environment
+    from nvfp4_cute.emulator.fronts.torch_shim import emulated_cuda
+    from nvfp4_cute.emulator.fronts.virtual_gpu import VirtualGpu
 
     set_environment(arch)
     gpu = VirtualGpu(arch, timing=constants_of(DEFAULT_TARGETS[arch]) if modelled else None)

@@ -16,7 +16,7 @@ import numpy as np
 
 from nvfp4_cute.compile.cubin import KernelResources, read_resources
 from nvfp4_cute.compile.host_code import pass_maps_in_place
-from nvfp4_cute.emulator.launch_shim import prepare_cutlass, shim_is_built
+from nvfp4_cute.emulator.fronts.launch_shim import prepare_cutlass, shim_is_built
 
 
 @dataclass(frozen=True)

@@ -217,10 +217,10 @@ def _wrappers(
     checked: bool, timed: bool, count_banks: bool, forms: bool
 ) -> list[Callable[[Inst, Builder, Step], Step]]:
     # Imported when needed: the wrappers know instruction families, which import the machine, which imports this.
-    from nvfp4_cute.emulator.bank_watch import counted
-    from nvfp4_cute.emulator.form_watch import watched
-    from nvfp4_cute.emulator.timing_steps import RECORDERS
-    from nvfp4_cute.emulator.watch import WATCHERS
+    from nvfp4_cute.emulator.check.bank_watch import counted
+    from nvfp4_cute.emulator.check.watch import WATCHERS
+    from nvfp4_cute.emulator.record.form_watch import watched
+    from nvfp4_cute.emulator.record.steps import RECORDERS
 
     choices = (
         (count_banks, counted),
@@ -233,14 +233,14 @@ def _wrappers(
 
 def prepare_uses(code: Code) -> None:
     """Have the steps of `code` tell when what was loaded from shared memory is used."""
-    from nvfp4_cute.emulator import early_release
+    from nvfp4_cute.emulator.check import early_release
 
     early_release.prepare_uses(code)
 
 
 def prepare_timed(code: Code) -> None:
     """Have the blocks of `code` account for what they cost."""
-    from nvfp4_cute.emulator.timing_steps import prepare
+    from nvfp4_cute.emulator.record.steps import prepare
 
     prepare(code)
 

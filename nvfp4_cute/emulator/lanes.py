@@ -11,7 +11,7 @@ import numpy as np
 if TYPE_CHECKING:
     from nvfp4_cute.emulator.machine import Cta
     from nvfp4_cute.emulator.modes import WarpOperations
-    from nvfp4_cute.emulator.timing_record import Track
+    from nvfp4_cute.emulator.record.recorder import Track
 
 LANES = 32
 ALL_LANES = np.ones(LANES, bool)

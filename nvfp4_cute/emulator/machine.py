@@ -15,12 +15,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from nvfp4_cute.emulator import forms as form_log
 from nvfp4_cute.emulator import parallel
 from nvfp4_cute.emulator.banks import BankUse
+from nvfp4_cute.emulator.check.hazards import Checker, HazardError
 from nvfp4_cute.emulator.code import Code
 from nvfp4_cute.emulator.faults import HangFault, MbarrierFault, SiliconFault
-from nvfp4_cute.emulator.hazards import Checker, HazardError
 from nvfp4_cute.emulator.lanes import (
     ALL_LANES,
     LANE_IDS,
@@ -37,11 +36,12 @@ from nvfp4_cute.emulator.lanes import (
 )
 from nvfp4_cute.emulator.memory import GlobalMemory, Mbarrier, SharedMemory, TensorMemory
 from nvfp4_cute.emulator.modes import Engine, Operation, make_queue
+from nvfp4_cute.emulator.record import forms as form_log
 from nvfp4_cute.emulator.specials import fill_constants, special_values
 from nvfp4_cute.errors import EmulatorError
 
 if TYPE_CHECKING:
-    from nvfp4_cute.emulator.timing_record import Recorder
+    from nvfp4_cute.emulator.record.recorder import Recorder
 
 __all__ = [
     "ALL_LANES",

@@ -21,7 +21,7 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from nvfp4_cute.emulator.hazards import Checker
+    from nvfp4_cute.emulator.check.hazards import Checker
     from nvfp4_cute.emulator.lanes import Warp
 
 Effect = Callable[[], Any]

@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from nvfp4_cute.emulator.check.global_races import Footprint
+from nvfp4_cute.emulator.check.hazards import Hazard
+from nvfp4_cute.emulator.check.pdl import Progress
 from nvfp4_cute.emulator.code import Code
-from nvfp4_cute.emulator.global_races import Footprint
-from nvfp4_cute.emulator.hazards import Hazard
-from nvfp4_cute.emulator.pdl import Progress
 from nvfp4_cute.errors import EmulatorError
 
 if TYPE_CHECKING:

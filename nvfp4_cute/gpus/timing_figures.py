@@ -2,9 +2,9 @@
 
 from types import MappingProxyType
 
-from nvfp4_cute.emulator.timing_constants import Constants
 from nvfp4_cute.gpus import targets
 from nvfp4_cute.gpus.targets import Target
+from nvfp4_cute.timing.constants import Constants
 
 Figures = dict[str, tuple[float, str]]
 

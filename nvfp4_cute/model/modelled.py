@@ -3,14 +3,14 @@
 from collections.abc import Callable
 
 from nvfp4_cute.backends import emulator
-from nvfp4_cute.emulator.representatives import LaunchWork
-from nvfp4_cute.emulator.timing_result import Timing
+from nvfp4_cute.emulator.record.representatives import LaunchWork
 from nvfp4_cute.gpus.targets import B200, Target
 from nvfp4_cute.launch.plan import Plan
 from nvfp4_cute.launch.task import Task
 from nvfp4_cute.model import tile_work
 from nvfp4_cute.planning.config import KernelConfig
 from nvfp4_cute.problem import GroupedOperands, GroupedProblem
+from nvfp4_cute.timing.result import Timing
 
 
 def modelled_times(
@@ -28,10 +28,10 @@ def modelled_times(
         call: gets the name of a backend to pass on, and uses CPU tensors.
         target: the GPU.
         progress: called with (CTAs finished, CTAs launched) as a launch is recorded.
-        timeline: keep what every warp did when, for ``emulator.trace``.
+        timeline: keep what every warp did when, for ``timing.trace``.
         all_layouts: replay each launch in every layout of memory (``Timing.us_by_layout``), not only in the first.
-        by_representatives: execute of clusters that do alike work one (``emulator.representatives``): for launches so large
-            that executing all takes too long. Their times differ from those of a full execution by a percent or two.
+        by_representatives: execute of clusters that do alike work one (``emulator.record.representatives``): for launches so
+            large that executing all takes too long. Their times differ from those of a full execution by a percent or two.
 
     Raises:
         EmulatorError: the kernel broke a rule of the machine. UnsupportedTarget: there is no kernel for the GPU.

@@ -6,7 +6,7 @@ from itertools import accumulate
 
 import torch
 
-from nvfp4_cute.emulator.representatives import LaunchWork, TileWork
+from nvfp4_cute.emulator.record.representatives import LaunchWork, TileWork
 from nvfp4_cute.formats.scale_layout import ATOM_BYTES, ATOM_ROWS, atom_counts, num_k_blocks
 from nvfp4_cute.launch.plan import Plan
 from nvfp4_cute.launch.task import Task

@@ -21,13 +21,13 @@ from nvfp4_cute.bench.modelled import stated_error
 from nvfp4_cute.bench.operands import empty_operands
 from nvfp4_cute.compile import cache
 from nvfp4_cute.compile.compiler import CompiledKernel
-from nvfp4_cute.emulator.timing_result import Timing
 from nvfp4_cute.errors import UnsupportedProblem, UnsupportedTarget
 from nvfp4_cute.gpus import targets
 from nvfp4_cute.gpus.targets import Target
 from nvfp4_cute.gpus.timing_figures import constants_of
 from nvfp4_cute.model.modelled import modelled_times
 from nvfp4_cute.prove import cases, moe
+from nvfp4_cute.timing.result import Timing
 
 SCHEMA = 1
 FEW_FLOPS = 1e9

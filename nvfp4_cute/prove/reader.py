@@ -192,7 +192,7 @@ def _host(found: dict[str, Any]) -> str:
 
 # ---- constants -------------------------------------------------------------------------------------------------
 def constants_text(found: dict[str, Any]) -> str:
-    """The measured constants as lines of ``timing_constants``: name: (value, source)."""
+    """The measured constants as lines of ``timing.constants``: name: (value, source)."""
     gpu = found["machine"]["gpu"]
     if gpu is None:
         return ""

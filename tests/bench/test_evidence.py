@@ -7,10 +7,10 @@ from nvfp4_cute.bench.evidence_cases import CASES, PROJECTS
 from nvfp4_cute.bench.evidence_ours import ARCHS, case_names, forms_of_name
 from nvfp4_cute.bench.evidence_page import RESULTS, Evidence, page
 from nvfp4_cute.bench.evidence_sources import PROBES, SOURCES, Note, probe_of, source_of
-from nvfp4_cute.emulator.driver import run_ptx
-from nvfp4_cute.emulator.form_names import operation
-from nvfp4_cute.emulator.forms import Form, recorded, static_forms
+from nvfp4_cute.emulator.fronts.driver import run_ptx
 from nvfp4_cute.emulator.ptx import parse
+from nvfp4_cute.emulator.record.form_names import operation
+from nvfp4_cute.emulator.record.forms import Form, recorded, static_forms
 
 STORED = Evidence.load()
 PAGE = (RESULTS / "evidence.md").read_text()

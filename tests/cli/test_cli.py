@@ -10,7 +10,7 @@ import pytest
 from nvfp4_cute import cli
 from nvfp4_cute.cli import check, doctor, sol
 from nvfp4_cute.cli.verbs import VERBS
-from nvfp4_cute.emulator import launch_shim
+from nvfp4_cute.emulator.fronts import launch_shim
 from nvfp4_cute.errors import UnsupportedTarget
 
 

@@ -8,7 +8,7 @@ import torch
 
 from nvfp4_cute import cli
 from nvfp4_cute.cli import doctor
-from nvfp4_cute.emulator import launch_shim
+from nvfp4_cute.emulator.fronts import launch_shim
 from nvfp4_cute.gpus import targets
 
 B200 = doctor.Gpu(0, "NVIDIA B200", "sm_100a", targets.B200)

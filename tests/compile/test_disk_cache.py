@@ -21,7 +21,7 @@ from nvfp4_cute.compile import cache, disk_cache
 from nvfp4_cute.compile.compiler import compile_kernel
 from nvfp4_cute.compile.keys import KernelKey
 from nvfp4_cute.compile.simt_keys import GemvKey
-from nvfp4_cute.emulator.launch_shim import shim_is_built
+from nvfp4_cute.emulator.fronts.launch_shim import shim_is_built
 from nvfp4_cute.errors import CacheError
 from nvfp4_cute.launch.plan import make_plan
 from nvfp4_cute.planning.arch import sm90, sm100

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from nvfp4_cute.emulator.driver import run_ptx
+from nvfp4_cute.emulator.fronts.driver import run_ptx
 
 HEADER = ".version 8.8\n.target sm_100a\n.address_size 64\n"
 REGISTER = {1: "b16", 2: "b16", 4: "b32", 8: "b64"}

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from nvfp4_cute.emulator.banks import Accesses, cycles_of
-from nvfp4_cute.emulator.driver import run_ptx
+from nvfp4_cute.emulator.fronts.driver import run_ptx
 from nvfp4_cute.emulator.machine import Machine
 
 LANE = np.arange(32)

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from nvfp4_cute.emulator.driver import run_ptx
+from nvfp4_cute.emulator.fronts.driver import run_ptx
 from nvfp4_cute.emulator.memory import Mbarrier
 from nvfp4_cute.errors import EmulatorError
 

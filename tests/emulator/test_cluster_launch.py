@@ -5,7 +5,7 @@ import dataclasses
 import numpy as np
 import pytest
 
-from nvfp4_cute.emulator.driver import run_ptx, time_ptx
+from nvfp4_cute.emulator.fronts.driver import run_ptx, time_ptx
 from nvfp4_cute.errors import EmulatorError
 from nvfp4_cute.gpus.targets import lookup
 from nvfp4_cute.gpus.timing_figures import constants_of

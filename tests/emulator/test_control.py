@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from nvfp4_cute.emulator.driver import run_ptx
+from nvfp4_cute.emulator.fronts.driver import run_ptx
 from nvfp4_cute.errors import EmulatorError
 
 LANE_ADDRESS = "mov.u32 %r50, %tid.x; mul.wide.u32 %rd50, %r50, 4; add.s64 %rd51, %rd0, %rd50;"

@@ -6,7 +6,7 @@ from fractions import Fraction
 import numpy as np
 import pytest
 
-from nvfp4_cute.emulator.driver import run_ptx
+from nvfp4_cute.emulator.fronts.driver import run_ptx
 from nvfp4_cute.errors import EmulatorError
 
 ALL16 = np.arange(1 << 16, dtype=np.uint32).astype(np.uint16)

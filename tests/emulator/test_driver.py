@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 import torch
 
-from nvfp4_cute.emulator import driver, launch_shim
-from nvfp4_cute.emulator.driver import Emulator, run_ptx
-from nvfp4_cute.emulator.launch_shim import shim_path
+from nvfp4_cute.emulator.fronts import driver, launch_shim
+from nvfp4_cute.emulator.fronts.driver import Emulator, run_ptx
+from nvfp4_cute.emulator.fronts.launch_shim import shim_path
 from nvfp4_cute.emulator.targets import Device, ptx_arch
 from nvfp4_cute.emulator.tensormap import encode
 from nvfp4_cute.errors import EmulatorError
@@ -151,8 +151,8 @@ def test_missing_shim_says_how_to_repair_it(monkeypatch: pytest.MonkeyPatch) -> 
 SCRIPT_HEAD = """
 import os, sys
 os.environ["CUTE_DSL_ARCH"] = "sm_100a"
-from nvfp4_cute.emulator.driver import Emulator
-from nvfp4_cute.emulator.launch_shim import prepare_cutlass
+from nvfp4_cute.emulator.fronts.driver import Emulator
+from nvfp4_cute.emulator.fronts.launch_shim import prepare_cutlass
 from nvfp4_cute.errors import EmulatorError
 {first}
 import cutlass, cutlass.cute as cute, cutlass.pipeline as pipeline, torch
@@ -322,8 +322,8 @@ def test_modules_with_kernels_of_one_name_are_told_apart_by_their_code(tmp_path)
         """
 import os
 os.environ["CUTE_DSL_ARCH"] = "sm_100a"
-from nvfp4_cute.emulator.driver import Emulator
-from nvfp4_cute.emulator.launch_shim import prepare_cutlass
+from nvfp4_cute.emulator.fronts.driver import Emulator
+from nvfp4_cute.emulator.fronts.launch_shim import prepare_cutlass
 prepare_cutlass()
 import cutlass.cute as cute, torch
 from cutlass.base_dsl.compiler import DumpDir

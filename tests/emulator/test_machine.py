@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from nvfp4_cute.emulator.code import Code
-from nvfp4_cute.emulator.driver import run_ptx
+from nvfp4_cute.emulator.fronts.driver import run_ptx
 from nvfp4_cute.emulator.isa import Builder, Mods, find_handler, handler
 from nvfp4_cute.emulator.isa.requirements import architecture
 from nvfp4_cute.emulator.machine import Machine, bits_mask, mask_bits

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from matrix_cases import MoveCase
 
-from nvfp4_cute.emulator.driver import run_ptx
+from nvfp4_cute.emulator.fronts.driver import run_ptx
 from nvfp4_cute.errors import EmulatorError
 
 ROWS = 32

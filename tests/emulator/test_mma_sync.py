@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from matrix_cases import MmaCase, compare, fragment_counts
 
-from nvfp4_cute.emulator.driver import run_ptx
+from nvfp4_cute.emulator.fronts.driver import run_ptx
 from nvfp4_cute.errors import EmulatorError
 
 FP8 = ("e4m3", "e5m2")

@@ -5,7 +5,7 @@ import pytest
 import small_kernels as small
 from small_kernels import DATA
 
-from nvfp4_cute.emulator.driver import Emulator, run_ptx
+from nvfp4_cute.emulator.fronts.driver import Emulator, run_ptx
 from nvfp4_cute.emulator.modes import make_queue
 from nvfp4_cute.errors import EmulatorError
 

@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 
 from nvfp4_cute.emulator import parallel
+from nvfp4_cute.emulator.check.hazards import HazardError
 from nvfp4_cute.emulator.code import Code
-from nvfp4_cute.emulator.driver import run_ptx
-from nvfp4_cute.emulator.hazards import HazardError
+from nvfp4_cute.emulator.fronts.driver import run_ptx
 from nvfp4_cute.emulator.machine import Machine
 from nvfp4_cute.emulator.ptx import parse
 from nvfp4_cute.errors import EmulatorError

@@ -9,8 +9,8 @@ import torch
 from nvfp4_cute import gemv, grouped_gemm
 from nvfp4_cute.bench.cases import Case
 from nvfp4_cute.bench.operands import empty_operands
-from nvfp4_cute.emulator.representatives import MOST_OF_A_KIND, LaunchWork, TileWork, choose, moved
-from nvfp4_cute.emulator.timing_events import ClusterTrace, Op
+from nvfp4_cute.emulator.record.events import ClusterTrace, Op
+from nvfp4_cute.emulator.record.representatives import MOST_OF_A_KIND, LaunchWork, TileWork, choose, moved
 from nvfp4_cute.errors import EmulatorError
 from nvfp4_cute.gpus.targets import lookup
 from nvfp4_cute.model import tile_work

@@ -2,7 +2,7 @@
 
 import pytest
 
-from nvfp4_cute.emulator.driver import run_ptx
+from nvfp4_cute.emulator.fronts.driver import run_ptx
 from nvfp4_cute.emulator.isa.requirements import architecture, missing_on
 from nvfp4_cute.emulator.ptx import Inst
 from nvfp4_cute.errors import EmulatorError

@@ -25,7 +25,7 @@ from tensor_memory_kernels import (
 )
 
 from nvfp4_cute.emulator import numerics
-from nvfp4_cute.emulator.driver import run_ptx
+from nvfp4_cute.emulator.fronts.driver import run_ptx
 from nvfp4_cute.errors import EmulatorError
 
 

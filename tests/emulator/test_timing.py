@@ -15,19 +15,19 @@ import pytest
 import small_kernels as small
 
 from nvfp4_cute.bench import prefetch_walk
-from nvfp4_cute.emulator import trace
 from nvfp4_cute.emulator.code import Code
-from nvfp4_cute.emulator.driver import run_ptx, time_ptx
+from nvfp4_cute.emulator.fronts.driver import run_ptx, time_ptx
 from nvfp4_cute.emulator.machine import Machine
 from nvfp4_cute.emulator.ptx import parse
-from nvfp4_cute.emulator.timing import Simulation
-from nvfp4_cute.emulator.timing_costs import block_cost
-from nvfp4_cute.emulator.timing_events import ClusterTrace, LaunchTrace, Op
-from nvfp4_cute.emulator.timing_memory import Memory
-from nvfp4_cute.emulator.timing_state import Groups
-from nvfp4_cute.emulator.timing_work import worked
+from nvfp4_cute.emulator.record.costs import block_cost
+from nvfp4_cute.emulator.record.events import ClusterTrace, LaunchTrace, Op
 from nvfp4_cute.gpus.targets import TARGETS, lookup
 from nvfp4_cute.gpus.timing_figures import constants_of
+from nvfp4_cute.timing import trace
+from nvfp4_cute.timing.memory import Memory
+from nvfp4_cute.timing.replay import Simulation
+from nvfp4_cute.timing.state import Groups
+from nvfp4_cute.timing.work import worked
 
 B200 = constants_of(lookup("B200"))
 H200 = constants_of(lookup("H200"))

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 import small_kernels as small
 
-from nvfp4_cute.emulator.driver import time_ptx
 from nvfp4_cute.emulator.faults import HangFault
+from nvfp4_cute.emulator.fronts.driver import time_ptx
 from nvfp4_cute.gpus.targets import lookup
 from nvfp4_cute.gpus.timing_figures import MEASURED_AT, constants_of
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from matrix_cases import SPAN, WGMMA_TYPES, Layout, WgmmaCase
 
-from nvfp4_cute.emulator.driver import run_ptx
+from nvfp4_cute.emulator.fronts.driver import run_ptx
 from nvfp4_cute.errors import EmulatorError
 
 

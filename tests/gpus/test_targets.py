@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from nvfp4_cute.backends import emulator
-from nvfp4_cute.emulator import virtual_gpu
+from nvfp4_cute.emulator.fronts import virtual_gpu
 from nvfp4_cute.errors import UnsupportedTarget
 from nvfp4_cute.gpus import targets
 from nvfp4_cute.gpus.targets import MATH_FORMATS, TARGETS, detect, lookup, match

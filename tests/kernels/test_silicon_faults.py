@@ -10,7 +10,7 @@ from mutations import edit, every, matches, run_mutant, splice
 
 from nvfp4_cute import KernelConfig, PersistentMLP, quantize
 from nvfp4_cute.backends.emulator import observe
-from nvfp4_cute.emulator.driver import Emulator
+from nvfp4_cute.emulator.fronts.driver import Emulator
 from nvfp4_cute.errors import EmulatorError
 
 CASE = cases.Case("silicon", ((130, 136, 768), (60, 128, 768)), seed=5)

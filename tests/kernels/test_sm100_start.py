@@ -6,7 +6,7 @@ from grouped_gemm_check import run
 
 from nvfp4_cute.backends.emulator import observe
 from nvfp4_cute.bench.cases import select
-from nvfp4_cute.emulator.watch import WATCHERS
+from nvfp4_cute.emulator.check.watch import WATCHERS
 from nvfp4_cute.gpus.targets import B200
 from nvfp4_cute.planning.choose import choose_config
 from nvfp4_cute.problem import GroupedProblem

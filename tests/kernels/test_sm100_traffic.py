@@ -8,8 +8,8 @@ from nvfp4_cute import KernelConfig, dual_gemm, grouped_gemm
 from nvfp4_cute.bench import ours
 from nvfp4_cute.bench.cases import Case, select
 from nvfp4_cute.bench.operands import empty_operands
-from nvfp4_cute.emulator import timing_effects
 from nvfp4_cute.emulator.isa import tma
+from nvfp4_cute.emulator.record import effects
 from nvfp4_cute.gpus.targets import B200
 from nvfp4_cute.model.modelled import modelled_times
 from nvfp4_cute.planning.arch.sm100 import smem_plan
@@ -67,14 +67,14 @@ def noted_boxes(monkeypatch):
     """Boxes, each with its tensor's address, that launches from here on load and prefetch."""
     boxes = {"load": [], "prefetch": []}
     for kind, effect in (("load", tma.load_boxes), ("prefetch", tma.fetch_boxes)):
-        note = timing_effects.EFFECTS[effect]
+        note = effects.EFFECTS[effect]
 
         def noting(recorder, warp, *args, note=note, kind=kind):
             m, found = args[-2:] if kind == "prefetch" else args[1:3]
             boxes[kind] += [(m.address, box) for box in found]
             return note(recorder, warp, *args)
 
-        monkeypatch.setitem(timing_effects.EFFECTS, effect, noting)
+        monkeypatch.setitem(effects.EFFECTS, effect, noting)
     return boxes
 
 

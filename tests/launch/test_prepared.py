@@ -11,7 +11,7 @@ from nvfp4_cute import backends, gemm, gemv, grouped_dual_gemm, grouped_gemm
 from nvfp4_cute.backends import reference
 from nvfp4_cute.backends.emulator import on_emulator
 from nvfp4_cute.compile.cache import get_kernel
-from nvfp4_cute.emulator.launch_shim import prepare_cutlass
+from nvfp4_cute.emulator.fronts.launch_shim import prepare_cutlass
 from nvfp4_cute.gpus import targets
 from nvfp4_cute.launch import prepared
 from nvfp4_cute.launch.plan import make_plan

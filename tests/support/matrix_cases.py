@@ -10,7 +10,7 @@ import matrix_model as model
 import numpy as np
 from probes.backends import Device
 
-from nvfp4_cute.emulator.driver import run_ptx
+from nvfp4_cute.emulator.fronts.driver import run_ptx
 
 FP8 = ("e4m3", "e5m2")
 

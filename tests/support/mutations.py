@@ -8,7 +8,7 @@ from oracle import poisoned
 
 from nvfp4_cute import grouped_gemm
 from nvfp4_cute.backends.emulator import observe
-from nvfp4_cute.emulator.driver import Emulator
+from nvfp4_cute.emulator.fronts.driver import Emulator
 
 
 def register_mutants(patch, mutate: Callable[[str], str]) -> None:

@@ -3,7 +3,7 @@
 import numpy as np
 from small_kernels import wait
 
-from nvfp4_cute.emulator.driver import run_ptx
+from nvfp4_cute.emulator.fronts.driver import run_ptx
 
 HEAD = ".version 8.8\n.target sm_100a\n.address_size 64\n.extern .shared .align 1024 .b8 smem[];\n"
 REGS = """.reg .pred %p<8>;

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from nvfp4_cute.emulator import silicon
+from nvfp4_cute.emulator.check.shadow import operand_place
 from nvfp4_cute.emulator.descriptors import (
     CONTAINER_SHIFT,
     ScalePlaces,
@@ -15,7 +16,6 @@ from nvfp4_cute.emulator.descriptors import (
     tensor_operand_lanes,
     unpack_elements,
 )
-from nvfp4_cute.emulator.shadow import operand_place
 from nvfp4_cute.errors import EmulatorError
 
 if TYPE_CHECKING:

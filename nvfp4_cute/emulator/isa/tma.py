@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from nvfp4_cute.emulator import shadow as places
+from nvfp4_cute.emulator.check import shadow as places
 from nvfp4_cute.emulator.faults import AlignmentFault
 from nvfp4_cute.emulator.isa import Builder, Mods, Reader, Step, handler, lane_value
 from nvfp4_cute.emulator.isa import bulk as bulk  # registers the copies without a tensor map

@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 
 import numpy as np
 
+from nvfp4_cute.emulator.check.shadow import operand_place
 from nvfp4_cute.emulator.descriptors import Gather, k_major_chunks, mn_major_bytes
 from nvfp4_cute.emulator.isa import Builder, Mods, Step, handler
 from nvfp4_cute.emulator.isa.fragments import (
@@ -42,7 +43,6 @@ from nvfp4_cute.emulator.lanes import Condition
 from nvfp4_cute.emulator.late_registers import defer, resolved, settle
 from nvfp4_cute.emulator.modes import Engine, operations_of
 from nvfp4_cute.emulator.ptx import Inst, Operand, Vector
-from nvfp4_cute.emulator.shadow import operand_place
 from nvfp4_cute.errors import EmulatorError
 
 if TYPE_CHECKING:

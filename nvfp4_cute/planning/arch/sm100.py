@@ -69,7 +69,7 @@ SMEM_RESERVED_BYTES = STAGING_BYTES + 1024
 TMEM_COLS = 512
 MMA_INST_K = 64
 # Cycles of the one copy engine of an SM: a copy takes at least so many, and one for so many bytes (published
-# microbenchmarks: ``timing_constants``).
+# microbenchmarks: ``timing.constants``).
 COPY_CYCLES, COPY_BYTES_PER_CYCLE = 48, 125
 # Columns of 64 elements of K that an MMA multiplies a cycle.
 MMA_COLUMNS_PER_CYCLE = 2

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from nvfp4_cute.emulator.driver import run_ptx
+from nvfp4_cute.emulator.fronts.driver import run_ptx
 from nvfp4_cute.emulator.tensormap import encode
 
 Results = dict[str, np.ndarray]

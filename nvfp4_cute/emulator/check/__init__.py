@@ -1,0 +1,1 @@
+"""Findings while kernels run: hazards, races, rules of the chip, bank conflicts."""

@@ -1,0 +1,227 @@
+"""Reads of shared memory that were only issued when their place was released, and that asynchronous writes overtake.
+
+A load is done when a later instruction needs its values: only that makes the hardware wait for it. An arrival does not,
+nor does the assembler put a wait in front of it, so whoever learns of the arrival may have TMA overwrite what is still
+being read (seen on an H200: wrong sums in 29 of 40 launches). In the checker's clocks an arrival publishes what its
+warp issued; here each load's first use is noted besides. A load is overtaken if an asynchronous write knows of it, does
+not know of its first use, and that use comes. Values that nobody uses harm nobody.
+
+What uses a value: any instruction but a mov, which machine code does not have; a fence of the warp, which waits for
+everything. That is the order in PTX. ptxas moves arithmetic and mma.sync behind an arrival that they precede, which
+only the machine code can show.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from nvfp4_cute.emulator.check.clocks import SEEN, WarpClock, epoch
+from nvfp4_cute.emulator.check.shadow import Actor
+from nvfp4_cute.emulator.late_registers import reached_slots
+from nvfp4_cute.emulator.ptx import Inst
+
+if TYPE_CHECKING:
+    from nvfp4_cute.emulator.check.hazards import Checker
+    from nvfp4_cute.emulator.code import Code
+    from nvfp4_cute.emulator.isa import Step
+    from nvfp4_cute.emulator.lanes import Warp
+    from nvfp4_cute.emulator.machine import Cta
+
+READS = "reads"
+"""Component of a warp's clock that numbers its loads from shared memory."""
+
+UNUSED = np.iinfo(np.int64).max
+FIRST_CAPACITY = 256
+
+
+@dataclass(frozen=True)
+class Overtaken:
+    """An unused load whose place was overwritten: what to report if it is used."""
+
+    load: int
+    writer: int
+    release: int | None
+    where: str
+
+
+class WarpReads:
+    """Loads of one warp from shared memory.
+
+    Attributes:
+        component: their numbers' in the warp's clock.  used: by number, the warp's own count at the first use.
+        holding: by register slot, the loads whose values lie there unused.  overtaken: by number.
+    """
+
+    def __init__(self, clock: WarpClock):
+        """None yet."""
+        self.clock = clock
+        self.component = clock.engine(READS)
+        self.used = np.zeros(FIRST_CAPACITY, np.int64)
+        self.holding: dict[int, tuple[int, ...]] = {}
+        self.overtaken: dict[int, Overtaken] = {}
+
+    def issue(self, slots: Iterable[int]) -> int:
+        """Epoch of a new load into registers."""
+        number = self.clock.next_number(READS)
+        if number == self.used.size:
+            self.used = np.concatenate([self.used, np.zeros_like(self.used)])
+        self.used[number] = UNUSED
+        self.clock.completed(self.component, number)
+        self.holding.update(dict.fromkeys(slots, (number,)))
+        return epoch(self.component, number)
+
+    def use(self, slots: Iterable[int]) -> list[Overtaken]:
+        """Values in registers are used. Returns loads that were overtaken before."""
+        found = []
+        for slot in slots:
+            for number in self.holding.pop(slot, ()):
+                if self.used[number] == UNUSED:
+                    self.used[number] = self.clock.value
+                    if number in self.overtaken:
+                        found.append(self.overtaken[number])
+        return found
+
+    def move(self, sources: Iterable[int], targets: Iterable[int]) -> None:
+        """Registers get values of other ones, as they are; of none: values that were not loaded."""
+        numbers = tuple({number for slot in sources for number in self.holding.get(slot, ())})
+        for slot in targets:
+            self.holding[slot] = numbers
+
+    def overwritten(self, numbers: np.ndarray, seen: np.ndarray) -> list[int]:
+        """Which of these loads a writer who has seen so much overtakes."""
+        late = (self.used[numbers] > seen[self.clock.own]) & (numbers <= seen[self.component])
+        return np.unique(numbers[late]).tolist() if late.any() else []
+
+
+class EarlyReleases:
+    """The loads of all warps of the running clusters, and the asynchronous writes over them."""
+
+    def __init__(self, checker: "Checker"):
+        """`checker`: where findings go."""
+        self.checker = checker
+        self._reads: dict[Warp, WarpReads] = {}
+        self._of_component: dict[int, WarpReads] = {}
+        self._first: dict[int | None, int] = {}
+
+    def begin_launch(self) -> None:
+        """Nothing was found."""
+        self._first = {}
+
+    def begin(self) -> None:
+        """Fresh clusters: nothing was read."""
+        self._reads, self._of_component = {}, {}
+
+    def loaded(self, warp: "Warp", actor: Actor, slots: Iterable[int]) -> Actor:
+        """A warp loads from shared memory into registers. Returns the load as one who accesses memory."""
+        reads = self._reads.get(warp)
+        if reads is None:
+            reads = self._reads[warp] = WarpReads(self.checker.clock(warp))
+            self._of_component[reads.component] = reads
+        stamp = reads.issue(slots)
+        return Actor(reads.clock.knowledge, stamp, actor.site, False)
+
+    def used(self, warp: "Warp", slots: Iterable[int]) -> None:
+        """A warp uses registers, which may hold loaded values."""
+        reads = self._reads.get(warp)
+        if reads is not None and reads.holding:
+            for overtaken in reads.use(slots):
+                self._report(overtaken)
+
+    def fenced(self, warp: "Warp") -> None:
+        """A fence waits for all loads of the warp."""
+        reads = self._reads.get(warp)
+        if reads is not None:
+            self.used(warp, list(reads.holding))
+
+    def moved(self, warp: "Warp", sources: Iterable[int], targets: Iterable[int]) -> None:
+        """A warp writes registers: with values of other ones, as they are, or of none."""
+        reads = self._reads.get(warp)
+        if reads is not None and reads.holding:
+            reads.move(sources, targets)
+
+    def written(self, cta: "Cta", index: Any, span: tuple[int, int], actor: Actor) -> None:
+        """An asynchronous write of the granules at `index`, in rows [span): hold it against the loads of them."""
+        memory = self.checker.shared[cta]
+        for component, readers in memory.readers.items():
+            reads = self._of_component.get(component)
+            if reads is None or readers.high <= span[0] or readers.low >= span[1]:
+                continue
+            numbers = readers.values[index]
+            for number in reads.overwritten(numbers, actor.knowledge[SEEN]):
+                its_own = numbers == number
+                overtaken = Overtaken(
+                    load=int(readers.sites[index][its_own][0]),
+                    writer=actor.site,
+                    release=reads.clock.releases.get(int(actor.knowledge[SEEN, reads.clock.own])),
+                    where=self.checker.shared_range(cta, memory.extent(index, its_own)),
+                )
+                if reads.used[number] == UNUSED:
+                    reads.overtaken.setdefault(number, overtaken)
+                else:
+                    self._report(overtaken)
+
+    def _report(self, overtaken: Overtaken) -> None:
+        """One finding a release: the first of the reads that it does not wait for stands for all of them."""
+        sites = self.checker.sites
+        release = None if overtaken.release is None else sites[overtaken.release]
+        first = self._first.setdefault(release.inst.line if release else None, overtaken.load)
+        load, writer = sites[first], sites[overtaken.writer]
+        self.checker.report(
+            "early-release",
+            load,
+            release,
+            f"{load} reads {overtaken.where}, {release or 'its warp'} releases it before any value of the read is used, and "
+            f"{writer} overwrites it: the arrival does not wait for the read; store or multiply what was read before the "
+            "arrival, or put a fence.proxy.async there",
+        )
+
+
+# ---- steps -----------------------------------------------------------------------------------------------------------
+ELSEWHERE = {"param", "param::entry", "local", "const", "global"}
+"""Spaces of loads that are not from shared memory."""
+
+
+def prepare_uses(code: "Code") -> None:
+    """Rewrite the steps of an entry that touch registers which loads from shared memory may have written."""
+    moves = {pc for pc, inst in enumerate(code.insts) if inst.opcode == "mov"}
+    loads = {pc for pc, inst in enumerate(code.insts) if _may_read_shared(inst)}
+    held = reached_slots(code, loads, moves)
+    for pc, inst in enumerate(code.insts) if held else ():
+        reads = sorted(held & code.reads[pc])
+        # Under a predicate some lanes may keep what was loaded.
+        writes = sorted(held & code.writes[pc]) if inst.pred is None and pc not in loads else []
+        if pc in moves and writes:
+            code.steps[pc] = _moving(code.steps[pc], reads, writes)
+        elif reads or writes:
+            code.steps[pc] = _using(code.steps[pc], reads, writes)
+
+
+def _may_read_shared(inst: Inst) -> bool:
+    return inst.opcode == "ldmatrix" or (inst.opcode in ("ld", "ldu") and ELSEWHERE.isdisjoint(inst.mods))
+
+
+def _using(step: "Step", reads: list[int], writes: list[int]) -> "Step":
+    def run(warp: "Warp") -> Any:
+        releases = _releases(warp)
+        releases.used(warp, reads)
+        if writes:
+            releases.moved(warp, (), writes)
+        return step(warp)
+
+    return run
+
+
+def _moving(step: "Step", reads: list[int], writes: list[int]) -> "Step":
+    def run(warp: "Warp") -> Any:
+        _releases(warp).moved(warp, reads, writes)
+        return step(warp)
+
+    return run
+
+
+def _releases(warp: "Warp") -> EarlyReleases:
+    checker = warp.cta.machine.checker
+    assert checker is not None, "a watched step on an unchecked machine"
+    return checker.early_releases

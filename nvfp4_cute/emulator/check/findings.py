@@ -1,0 +1,123 @@
+"""Hazards for machines: JSON records, and SARIF 2.1.0 for code hosts.
+
+Severities: an **error** breaks a rule of the hardware or the memory model; a **warning** harms only on a device that
+does what nobody has seen one do: two warps store the same bytes, or a use of registers stands in for a wait that the ISA
+asks for; a **note** is waste or weak evidence.
+"""
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from nvfp4_cute.emulator.check.hazards import Hazard, HazardError, Site
+from nvfp4_cute.emulator.faults import Fault
+
+CHECKS = ("errors", "all")
+"""What fails a checked run: errors (warnings are shown), or warnings, too (notes are shown)."""
+
+SEVERITIES = ("error", "warning", "note")
+
+KINDS = {
+    "race": "Two accesses of which one writes, and nothing orders them",
+    "early-release": "A stage is released before the loads of it are done",
+    "proxy-fence": "Ordinary stores that the async proxy reads without fence.proxy.async",
+    "uninitialised": "A read of memory that nobody wrote",
+    "mbarrier": "An mbarrier used before its initialisation is visible, or with counts that do not balance",
+    "tensor-memory": "Tensor memory outside the allocation, of another warp's quadrant, leaked, or freed early",
+    "register": "A register read before the asynchronous operation that writes it was waited for",
+    "double-store": "Two writes of one place of global memory that nothing orders",
+    "out-of-bounds": "An access outside shared memory or every live tensor",
+    "alignment": "A misaligned address, descriptor, or size",
+    "exit": "A CTA may exit while an asynchronous operation uses its memory",
+    "hang": "Every warp is blocked",
+    "rule": "Another rule of the machine or of the launch",
+}
+"""Kinds of findings and what they mean; a kind that is not listed is described by its own text."""
+
+
+def reported(hazards: Iterable[Hazard], check: str) -> list[Hazard]:
+    """Those that a check of this kind shows, errors first."""
+    shown = SEVERITIES if check == "all" else SEVERITIES[:2]
+    return sorted((h for h in hazards if h.severity in shown), key=lambda h: SEVERITIES.index(h.severity))
+
+
+def of_failure(error: BaseException | None, check: str) -> list[dict[str, Any]]:
+    """Records of what stopped a launch: its hazards, or the one rule that was broken; empty for other exceptions."""
+    if isinstance(error, HazardError):
+        return [record(hazard) for hazard in reported(error.hazards, check)]
+    if not isinstance(error, Fault):
+        return []
+    return [{"kind": error.kind, "severity": "error", "text": str(error), "count": 1}]
+
+
+def record(hazard: Hazard) -> dict[str, Any]:
+    """A hazard as JSON holds it."""
+    found: dict[str, Any] = {
+        "kind": hazard.kind,
+        "severity": hazard.severity,
+        "kernel": hazard.kernel,
+        "text": hazard.text,
+        "count": hazard.count,
+    }
+    for name, site in (("site", hazard.site), ("other", hazard.other)):
+        if site is not None:
+            found[name] = _place(site)
+    return found
+
+
+def _place(site: Site) -> dict[str, Any]:
+    source = site.inst.source
+    where = {"file": source[0], "line": source[1]} if source else {}
+    return {
+        "cta": list(site.cta),
+        "warp": site.warp,
+        "ptx_line": site.inst.line,
+        "ptx": site.inst.text,
+        **where,
+    }
+
+
+# ---- SARIF -----------------------------------------------------------------------------------------
+def sarif(records: Sequence[dict[str, Any]], version: str, script: Path, root: Path) -> dict[str, Any]:
+    """A SARIF 2.1.0 log of JSON records.
+
+    Args:
+        version: of this package.  script: place of findings without a source line.
+        root: folder to which places are relative; those outside stay absolute.
+    """
+    kinds = sorted({found["kind"] for found in records})
+    driver = {
+        "name": "nvfp4-cute emulate",
+        "version": version,
+        "rules": [{"id": kind, "shortDescription": {"text": KINDS.get(kind, kind)}} for kind in kinds],
+    }
+    results = [_result(found, kinds.index(found["kind"]), script, root) for found in records]
+    return {
+        "$schema": "https://json.schemastore.org/sarif-2.1.0.json",
+        "version": "2.1.0",
+        "runs": [{"tool": {"driver": driver}, "results": results}],
+    }
+
+
+def _result(found: dict[str, Any], rule: int, script: Path, root: Path) -> dict[str, Any]:
+    result = {
+        "ruleId": found["kind"],
+        "ruleIndex": rule,
+        "level": found["severity"],
+        "message": {"text": found["text"]},
+        "locations": [_location(found.get("site", {}), script, root)],
+    }
+    if "file" in found.get("other", {}):
+        result["relatedLocations"] = [{"id": 1, **_location(found["other"], script, root)}]
+    return result
+
+
+def _location(place: dict[str, Any], script: Path, root: Path) -> dict[str, Any]:
+    path = Path(place.get("file", script)).resolve()
+    uri = path.relative_to(root).as_posix() if path.is_relative_to(root) else path.as_uri()
+    return {
+        "physicalLocation": {
+            "artifactLocation": {"uri": uri},
+            "region": {"startLine": max(1, place.get("line", 1))},
+        }
+    }

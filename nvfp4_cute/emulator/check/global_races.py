@@ -1,0 +1,292 @@
+"""Races on global memory within one launch: between the warps of a cluster, and between clusters.
+
+Clusters run one after the other here and in any order on a GPU, so a cluster may rely on another's writes only if it
+learnt of them through atomics or strong accesses. Between clusters that is tracked coarsely: whoever acquires from an
+address knows all that the releasing clusters had written when they released. Relaxed and volatile accesses do so only
+together with fences: a store tells what its warp knew at its last fence, what a load tells counts from the next fence on.
+"""
+
+import bisect
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from nvfp4_cute.emulator.check.clocks import FENCED, NOBODY, SEEN, first_unordered, joined, unordered
+from nvfp4_cute.emulator.check.shadow import GLOBAL_GRANULE, Actor, GlobalShadow
+from nvfp4_cute.emulator.memory import GlobalMemory, Range, host_view
+
+if TYPE_CHECKING:
+    from nvfp4_cute.emulator.check.hazards import Checker
+    from nvfp4_cute.emulator.lanes import Warp
+
+
+@dataclass
+class Footprint:
+    """Which granules of the writable ranges some clusters read and wrote: packed bits by the range's address."""
+
+    read: dict[int, np.ndarray] = field(default_factory=dict)
+    written: dict[int, np.ndarray] = field(default_factory=dict)
+
+    def meets(self, other: "Footprint") -> bool:
+        """Whether one wrote what the other touched."""
+        pairs = ((self.written, other.written), (self.written, other.read), (self.read, other.written))
+        return any((a[start] & b[start]).any() for a, b in pairs for start in a.keys() & b.keys())
+
+    def add(self, other: "Footprint") -> None:
+        """Join what other clusters touched."""
+        for mine, theirs in ((self.read, other.read), (self.written, other.written)):
+            for start, bits in theirs.items():
+                mine[start] = mine[start] | bits if start in mine else bits
+
+    def first_of(self, addresses: np.ndarray, nbytes: int, *, written: bool) -> int | None:
+        """The first byte among `nbytes` at each address (int64) that was written, or was read; None if none was."""
+        for start, bits in (self.written if written else self.read).items():
+            offsets = addresses.astype(np.int64) - start
+            near = offsets[(offsets > -nbytes) & (offsets < 8 * bits.size)]
+            if near.size:
+                each = (near[:, None] + np.arange(nbytes)).reshape(-1)
+                each = each[(each >= 0) & (each < 8 * bits.size)]
+                hit = bits[each >> 3] >> (7 - (each & 7)) & 1
+                if hit.any():
+                    return start + int(each[int(hit.argmax())])
+        return None
+
+
+@dataclass
+class Told:
+    """What is known of other warps: of those that run side by side exactly, of earlier clusters by their releases.
+
+    Attributes:
+        knowledge: as in `clocks`, or None for nothing.  clusters: by cluster, how many of its releases.
+    """
+
+    knowledge: np.ndarray | None = None
+    clusters: dict[int, int] = field(default_factory=dict)
+
+    def add(self, other: "Told") -> None:
+        """Join what another one says."""
+        if other.knowledge is not None:
+            known = self.knowledge
+            self.knowledge = other.knowledge.copy() if known is None else joined(known, other.knowledge)
+        for cluster, order in other.clusters.items():
+            self.clusters[cluster] = max(order, self.clusters.get(cluster, 0))
+
+
+class GlobalRaces:
+    """Last writers of the writable ranges, and what addresses used for synchronisation tell."""
+
+    def __init__(self, checker: "Checker"):
+        """`checker`: where findings go."""
+        self.checker = checker
+        self._ranges: list[Range] = []
+        self._starts: list[int] = []
+        self._shadows: dict[int, GlobalShadow] = {}
+        self._told: dict[Any, Told] = {}
+        self._known: dict[int, int] = {}
+        self._pending: dict[Warp, Told] = {}
+        self._at_fence: dict[Warp, Told] = {}
+        self._relaxed = False
+        self._cluster = self._releases = 0
+        self._keep_reads = False
+
+    def keep_reads(self, keep: bool = True) -> None:
+        """From now on `footprint` knows what is read, or does not."""
+        self._keep_reads = keep
+
+    def footprint(self) -> Footprint:
+        """What was read (since `keep_reads`) and written in this launch."""
+        shadows = self._shadows.values()
+        return Footprint(
+            {shadow.start: np.packbits(shadow.read) for shadow in shadows},
+            {shadow.start: np.packbits(shadow.writers != NOBODY) for shadow in shadows},
+        )
+
+    def begin_launch(self, memory: GlobalMemory) -> None:
+        """Nothing has been written."""
+        self._ranges = [r for r in memory.ranges if r.writable]
+        self._starts = [r.start for r in self._ranges]
+        self._shadows, self._told, self._cluster = {}, {}, 0
+        self._relaxed = False
+
+    def begin_clusters(self) -> None:
+        """The next cluster, or clusters that run side by side, know nothing of the earlier ones.
+
+        Clusters side by side count as one: what they tell each other is known exactly.
+        """
+        self._cluster += 1
+        self._releases = 1
+        self._known, self._pending, self._at_fence = {}, {}, {}
+        for key in [key for key in self._told if not isinstance(key, int)]:
+            del self._told[key]
+        for told in self._told.values():
+            told.knowledge = None
+
+    def access(
+        self, addresses: np.ndarray, nbytes: int, actor: Actor, *, write: bool, atomic: bool = False
+    ) -> None:
+        """Hold accesses of `nbytes` at each address (int64; none for a box outside its tensor) against the earlier writes."""
+        self.checker.dependencies.access(addresses, nbytes, actor, write=write)
+        self._access(addresses, nbytes, actor, write=write, atomic=atomic)
+
+    def _access(
+        self, addresses: np.ndarray, nbytes: int, actor: Actor, *, write: bool, atomic: bool = False
+    ) -> None:
+        if not addresses.size or not (write or self._shadows or self._keep_reads):
+            return
+        first = int(addresses.min())
+        shadow = self._shadow(first, create=write or self._keep_reads)
+        if shadow is None:  # read-only, or not written yet: what lies in later ranges may be
+            following = bisect.bisect_right(self._starts, first)
+            if following < len(self._starts):
+                beyond = addresses[addresses >= self._starts[following]]
+                self._access(beyond, nbytes, actor, write=write, atomic=atomic)
+            return
+        inside = (addresses >= shadow.start) & (addresses < shadow.end)
+        if not inside.all():
+            self._access(addresses[~inside], nbytes, actor, write=write, atomic=atomic)
+            addresses = addresses[inside]
+        index = shadow.index(addresses, nbytes)
+        self._check(shadow, index, actor, write=write, atomic=atomic)
+        if write:
+            shadow.writers[index] = actor.epoch
+            shadow.clusters[index] = self._cluster
+            shadow.order[index] = self._releases
+            shadow.sites[index] = actor.site
+        elif self._keep_reads:
+            shadow.read[index] = True
+
+    def _shadow(self, address: int, *, create: bool) -> GlobalShadow | None:
+        position = bisect.bisect_right(self._starts, address) - 1
+        if position < 0 or address >= self._ranges[position].end:
+            return None
+        shadow = self._shadows.get(position)
+        if shadow is None and create:
+            found = self._ranges[position]
+            shadow = self._shadows[position] = GlobalShadow(found.start, found.nbytes)
+        return shadow
+
+    def _check(
+        self, shadow: GlobalShadow, index: np.ndarray, actor: Actor, *, write: bool, atomic: bool
+    ) -> None:
+        epochs = shadow.writers[index]
+        if not epochs.any():
+            return
+        clusters = shadow.clusters[index]
+        own = clusters == self._cluster
+        mine = np.where(own, epochs, NOBODY)
+        late = first_unordered(actor.knowledge[SEEN], mine)
+        if late is None:
+            late = self._foreign(shadow, index, ~own & (epochs != NOBODY), clusters)
+        unfenced = False
+        if late is None and actor.proxy and not write:
+            late, unfenced = self._unfenced(shadow, index, mine, actor)
+        checker = self.checker
+        if late is None:
+            if checker.silicon.narrow and not (write or atomic):
+                checker.silicon.stores_relied_on(
+                    mine, shadow.sites[index], actor, self._place(shadow, index[0])
+                )
+            return
+        number = int(shadow.sites[index[late]])
+        site, other = checker.sites[actor.site], checker.sites[number]
+        if atomic and other.atomic:
+            return
+        place = self._place(shadow, index[late])
+        if unfenced:
+            text = (
+                f"{site} reads {place} through the async proxy, {other} wrote it through the generic proxy: "
+                "no fence.proxy.async between them"
+            )
+            checker.report("proxy-fence", site, other, text)
+        elif write:
+            text = f"{site} writes {place} that {other} writes too: nothing orders them"
+            late_bytes = index[self._late(shadow, index, mine, ~own & (epochs != NOBODY), actor)]
+            content = lambda: host_view(shadow.start, shadow.end - shadow.start).take(late_bytes)
+            checker.report_write("double-store", site, other, text, content, self._hint())
+        else:
+            text = f"{site} reads {place} that {other} writes: nothing orders them"
+            checker.report("race", site, other, text, self._hint())
+
+    def _late(
+        self, shadow: GlobalShadow, index: np.ndarray, mine: np.ndarray, others: np.ndarray, actor: Actor
+    ) -> np.ndarray:
+        """Which of the granules were written by those whom the actor has not learnt of."""
+        late = unordered(actor.knowledge[SEEN], mine)
+        for cluster in np.unique(shadow.clusters[index][others]).tolist():
+            theirs = others & (shadow.clusters[index] == cluster)
+            late |= theirs & (shadow.order[index] > self._known.get(cluster, 0))
+        return late
+
+    def _hint(self) -> str:
+        return "relaxed accesses order nothing without a fence.acq_rel.gpu" if self._relaxed else ""
+
+    def _place(self, shadow: GlobalShadow, granule: int) -> str:
+        found = self._ranges[bisect.bisect_right(self._starts, shadow.start) - 1]
+        return f"global memory at {shadow.start + GLOBAL_GRANULE * int(granule):#x} (`{found.name}`)"
+
+    def _foreign(
+        self, shadow: GlobalShadow, index: np.ndarray, others: np.ndarray, clusters: np.ndarray
+    ) -> int | None:
+        """Position of a write of another cluster that this one has not learnt of."""
+        if not others.any():
+            return None
+        for cluster in np.unique(clusters[others]).tolist():
+            known = self._known.get(cluster, 0)
+            late = others & (clusters == cluster) & (shadow.order[index] > known)
+            if late.any():
+                return int(late.argmax())
+        return None
+
+    def _unfenced(
+        self, shadow: GlobalShadow, index: np.ndarray, epochs: np.ndarray, actor: Actor
+    ) -> tuple[int | None, bool]:
+        sites = self.checker.sites
+        generic = np.array(
+            [sites[n].inst.opcode in ("st", "atom", "red") for n in shadow.sites[index].tolist()]
+        )
+        late = first_unordered(actor.knowledge[FENCED], np.where(generic, epochs, NOBODY))
+        return late, late is not None
+
+    # ---- synchronisation through memory ------------------------------------------------------------
+    def acquire(self, warp: "Warp", keys: list[Any], *, relaxed: bool) -> None:
+        """A strong load of a warp. `keys`: addresses, ints for global memory, (CTA, offset) for shared memory."""
+        for key in keys:
+            told = self._told.get(key)
+            if told is None:
+                continue
+            if relaxed and isinstance(key, int):
+                self._pending.setdefault(warp, Told()).add(told)
+                self._relaxed = True
+            else:
+                self._learn(warp, told)
+
+    def release(self, warp: "Warp", keys: list[Any], *, relaxed: bool) -> None:
+        """A strong store of a warp. `keys`: as of `acquire`."""
+        now = None
+        for key in keys:
+            if relaxed and isinstance(key, int):
+                self._relaxed = True
+                telling = self._at_fence.get(warp)
+            else:
+                telling = now = now or self._publish(warp)
+            if telling is not None:
+                self._told.setdefault(key, Told()).add(telling)
+
+    def fence(self, warp: "Warp") -> None:
+        """A fence of more than the CTA: relaxed loads before it acquire, relaxed stores behind it release."""
+        unfenced = self._pending.pop(warp, None)
+        if unfenced is not None:
+            self._learn(warp, unfenced)
+        self._at_fence[warp] = self._publish(warp)
+
+    def _learn(self, warp: "Warp", told: Told) -> None:
+        if told.knowledge is not None:
+            self.checker.clock(warp).learn(told.knowledge)
+        for cluster, order in told.clusters.items():
+            self._known[cluster] = max(order, self._known.get(cluster, 0))
+
+    def _publish(self, warp: "Warp") -> Told:
+        told = Told(self.checker.clock(warp).publish(), {**self._known, self._cluster: self._releases})
+        self._releases += 1
+        return told

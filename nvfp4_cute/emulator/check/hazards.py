@@ -1,0 +1,810 @@
+"""Hazards: accesses that nothing orders, bytes that nobody wrote, barriers and tensor memory left in a bad state.
+
+The checker rides along with an execution. Synchronising instructions tell it who learns what from whom (`clocks`),
+accesses are held against shadow memory (`shadow`), and what does not fit is collected as a `Hazard`. An access is a
+race if nothing orders it after an earlier one to the same bytes, whatever order this execution happened to choose.
+
+What orders what:
+
+* a warp's instructions are in program order; its asynchronous operations start after what the warp knew at their issue;
+* a wait on an mbarrier phase, a named or cluster barrier, or an atomic location gives what the arrivals knew;
+* data of TMA loads is there for who waited for the mbarrier phase that they complete;
+* a commit's arrival says that all earlier tcgen05 operations of its warp are complete; operations of one warp on one
+  engine are in order (`modes`); wait_group and tcgen05.wait say that the warp's own operations are complete;
+* generic writes are visible to the async proxy only after a fence.proxy.async somewhere between the two;
+* loads from shared memory are done when a value of theirs is used (`early_release`).
+
+Lanes of one warp are one thread here; atomics and strong loads and stores on one address order whole warps, relaxed
+and volatile ones on global memory together with fences (`global_races`).
+"""
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from nvfp4_cute.emulator.check import shadow
+from nvfp4_cute.emulator.check.clocks import SEEN, Components, WarpClock, epoch, joined
+from nvfp4_cute.emulator.check.early_release import EarlyReleases
+from nvfp4_cute.emulator.check.global_races import GlobalRaces
+from nvfp4_cute.emulator.check.pdl import Dependencies
+from nvfp4_cute.emulator.check.shadow import Actor, Conflict, Shadow, TensorShadow
+from nvfp4_cute.emulator.check.silicon_checks import SiliconChecks
+from nvfp4_cute.emulator.faults import Fault, SiliconFault
+from nvfp4_cute.emulator.memory import GlobalMemory, Mbarrier
+from nvfp4_cute.emulator.modes import Engine, Operation
+from nvfp4_cute.emulator.ptx import Inst
+from nvfp4_cute.emulator.silicon import named
+from nvfp4_cute.errors import EmulatorError
+
+if TYPE_CHECKING:
+    from nvfp4_cute.emulator.lanes import Warp
+    from nvfp4_cute.emulator.machine import Cluster, Cta, Launch
+
+Place = tuple[Any, tuple[int, int]]
+"""Index and row span of granules, as `shadow` makes them."""
+
+COMPONENTS_PER_WARP, BARRIERS_PER_CTA = 8, 64
+"""First guesses; there may be more of either."""
+
+MOST_HAZARDS = 50
+"""Different hazards of one launch and one severity after which the checker stops collecting."""
+
+USES = "uses"
+"""Component of a warp's clock that numbers its loads from tensor memory as their registers are used."""
+
+ONLY_USED = "the registers were used before, which orders no access to memory: put tcgen05.wait::ld before the release"
+
+_NAMES = (
+    ("cp.async.bulk.tensor", "TMA store", "global.shared::cta"),
+    ("cp.async.bulk.tensor", "TMA load", ""),
+    ("cp.reduce.async.bulk", "bulk reduction", ""),
+    ("cp.async.bulk", "bulk store", "global.shared::cta"),
+    ("cp.async.bulk", "bulk load", ""),
+)
+
+
+@dataclass(frozen=True)
+class Site:
+    """An instruction in one warp."""
+
+    cta: tuple[int, int, int]
+    warp: int
+    inst: Inst
+    atomic: bool = False
+
+    def __str__(self) -> str:
+        """Such as ``TMA load (cta 0,0,0 warp 5, PTX line 224, load.py:48)``."""
+        words = ".".join((self.inst.opcode, *self.inst.mods))
+        name = ".".join(words.split(".")[:2])
+        for start, readable, part in _NAMES:
+            if words.startswith(start) and part in words:
+                name = readable
+                break
+        source = self.inst.source
+        python = f", {source[0].rsplit('/', 1)[-1]}:{source[1]}" if source else ""
+        return (
+            f"{name} (cta {','.join(map(str, self.cta))} warp {self.warp}, PTX line {self.inst.line}{python})"
+        )
+
+
+@dataclass
+class Hazard:
+    """One finding.
+
+    Attributes:
+        kind: "race", "proxy-fence", "early-release", "uninitialised", "mbarrier", "tensor-memory", "double-store", "exit", or the
+            `kind` of a `faults.Fault` that stopped the launch ("silicon" among them).
+        kernel: name of the entry.  site: the instruction that showed it, if one did.  other: the other access.
+        text: what is wrong, in words.  count: how many more of the same pair of instructions were seen.
+        rule: name of the rule of `silicon` where the kind is that.
+        severity: "error", "warning", or "note" where the evidence is weak or only speed is at stake.
+    """
+
+    kind: str
+    kernel: str
+    site: Site | None
+    other: Site | None
+    text: str
+    count: int = 1
+    severity: str = "error"
+    rule: str = ""
+
+    def __str__(self) -> str:
+        """Kind, text, and the PTX lines."""
+        kind = self.kind if self.severity == "error" else f"{self.kind} ({self.severity})"
+        lines = [f"{kind}: {self.text}" + (f" [{self.count} times]" if self.count > 1 else "")]
+        lines += [
+            f"    PTX line {s.inst.line}: {s.inst.text}" for s in (self.site, self.other) if s is not None
+        ]
+        return "\n".join(lines)
+
+
+class HazardError(EmulatorError):
+    """A launch had hazards. `hazards`: all of them."""
+
+    def __init__(self, hazards: "list[Hazard]"):
+        """`hazards`: at least one."""
+        self.hazards = hazards
+        plural = "hazards" if len(hazards) > 1 else "hazard"
+        super().__init__(
+            f"{len(hazards)} {plural} in kernel {hazards[0].kernel}:\n" + "\n".join(map(str, hazards))
+        )
+
+
+@dataclass(frozen=True)
+class HeldWrite:
+    """A write over an unordered write, to be reported when it is done. `content`: reads the place.  `before`: what it held."""
+
+    kind: str
+    site: Site
+    other: Site
+    text: str
+    detail: str
+    content: Callable[[], np.ndarray]
+    before: np.ndarray
+
+
+@dataclass
+class Record:
+    """What the checker keeps about an operation: what its warp knew, its own component and number, its place."""
+
+    knowledge: np.ndarray
+    component: int
+    number: int
+    site: int
+    unwritten: np.ndarray | None = None
+
+    def actor(self, stamp: int | None = None, *, proxy: bool = True) -> Actor:
+        """The operation as one who accesses memory; `stamp`: its epoch if not that of its own component."""
+        own = epoch(self.component, self.number) if stamp is None else stamp
+        return Actor(self.knowledge, own, self.site, proxy)
+
+
+@dataclass
+class BarrierClock:
+    """What waiting for an mbarrier tells.
+
+    Attributes:
+        component: its value is the number of phases complete.  gathering: what arrivals of the current phase knew.
+        complete: what arrivals of all complete phases knew.  init / fence: epochs of its initialisation, and of the
+            fence that made it visible to other proxies and CTAs.  arrivals: sites that ever arrived.
+        users: newest event of each warp that used it.  senders: by phase, a place that stored from another CTA.
+    """
+
+    component: int
+    gathering: np.ndarray
+    complete: np.ndarray
+    init: tuple[int, int]
+    init_site: int
+    fence: tuple[int, int] | None = None
+    arrivals: dict[int, int] = field(default_factory=dict)
+    users: dict[int, tuple[int, int]] = field(default_factory=dict)
+    senders: dict[int, int] = field(default_factory=dict)
+
+    def phase_done(self) -> None:
+        """Called by the barrier when a phase completes."""
+        self.complete = joined(self.complete, self.gathering)
+        self.gathering[:] = 0
+
+
+class Checker:
+    """Collects the hazards of the launches of a machine.
+
+    Attributes:
+        hazards: of all launches so far.  current: record of the operation that is happening now.
+        shared / tensor: shadows of the running CTAs' memories.  globals: races on global memory.
+        passing: the barrier that each blocked warp has arrived at.
+        held: while a store is checked before it is done, its conflicts with other writes; else None.
+    """
+
+    def __init__(self) -> None:
+        """Nothing found yet."""
+        self.hazards: list[Hazard] = []
+        self.current: Record | None = None
+        self.held: list[HeldWrite] | None = None
+        self.kernel = ""
+        self.sites: list[Site] = []
+        self._numbers: dict[tuple[Any, ...], int] = {}
+        self._found: dict[tuple[Any, ...], Hazard] = {}
+        self.components = Components(0)
+        self._clocks: dict[Warp, WarpClock] = {}
+        self.shared: dict[Cta, Shadow] = {}
+        self.tensor: dict[Cta, TensorShadow] = {}
+        self._gates: dict[Any, np.ndarray] = {}
+        self._uses: dict[
+            int, int
+        ] = {}  # components of loads of tensor memory, and of the uses of what they loaded
+        self.passing: dict[Warp, Any] = {}
+        self.globals = GlobalRaces(self)
+        self.early_releases = EarlyReleases(self)
+        self.silicon = SiliconChecks(self)
+        self.dependencies = Dependencies(self)
+        self._touched: dict[Cta, dict[int, tuple[int, int]]] = {}
+
+    # ---- life of a launch --------------------------------------------------------------------------
+    def begin_launch(self, launch: "Launch", memory: GlobalMemory) -> None:
+        """Earlier launches are complete: nothing of them can race."""
+        self.kernel = launch.code.entry.name
+        self.globals.begin_launch(memory)
+        self.early_releases.begin_launch()
+        self.globals.keep_reads(self.dependencies.begin_launch(launch))
+        self._forget()  # a launch that failed may have left clusters behind
+        self.sites = []
+        self._numbers.clear()
+        self._found.clear()
+
+    def begin_cluster(self, cluster: "Cluster") -> None:
+        """Fresh memories and clocks. Clusters that begin before `end_clusters` run side by side."""
+        warps = [warp for cta in cluster.ctas for warp in cta.warps]
+        if not self._clocks:
+            expected = COMPONENTS_PER_WARP * len(warps) + BARRIERS_PER_CTA * len(cluster.ctas)
+            self.components = Components(expected)
+            self.globals.begin_clusters()
+            self.dependencies.begin_clusters()
+        for warp in warps:
+            self._clocks[warp] = WarpClock(self.components, warp)
+            self.silicon.begin_warp(warp)
+        self.shared.update((cta, shadow.shared_shadow(cta.smem.size)) for cta in cluster.ctas)
+        self.tensor.update((cta, TensorShadow()) for cta in cluster.ctas)
+        self._touched.update((cta, {}) for cta in cluster.ctas)
+
+    def end_clusters(self) -> None:
+        """All running clusters have ended: look for what their CTAs left behind."""
+        for cta in self.shared:
+            self._check_exit(cta)
+            self.silicon.exits(cta)
+        self._forget()
+
+    def _forget(self) -> None:
+        self._clocks, self.shared, self.tensor, self._touched = {}, {}, {}, {}
+        self._gates, self._uses, self.passing, self.current = {}, {}, {}, None
+        self.early_releases.begin()
+        self.silicon.begin()
+
+    def _check_exit(self, cta: "Cta") -> None:
+        name = f"cta {','.join(map(str, cta.idx))}"
+        for base, columns in cta.tmem.allocations.items():
+            self.report(
+                "tensor-memory", None, None, f"{name} exits with {columns} columns at {base} still allocated"
+            )
+        for barrier in cta.smem.barriers.values():
+            if barrier.tx:
+                # Bytes that are expected in vain harm who waits for them, and everybody has left; bytes that nobody
+                # expected completed a phase too early or too late.
+                expected = "expected but not copied" if barrier.tx > 0 else "copied but not expected"
+                self.report(
+                    "mbarrier",
+                    None,
+                    None,
+                    f"{name} exits while mbarrier smem+{barrier.offset:#x} has an unbalanced transaction count "
+                    f"({abs(barrier.tx)} bytes {expected}, phase {barrier.phase})",
+                    self._arrivals_text(barrier),
+                    "note" if barrier.tx > 0 else "error",
+                )
+        known = self.components.nothing()
+        for warp in cta.warps:
+            known = joined(known, self.clock(warp).knowledge)
+        known = self._with_uses(known)  # an exit comes after what its warps needed
+        for component, (value, number) in self._touched[cta].items():
+            if known[SEEN, component] < value:
+                site = self.sites[number]
+                self.report(
+                    "exit",
+                    site,
+                    None,
+                    f"{name} may exit before {site} is done with its shared memory or tensor memory: "
+                    "no warp of it waits for that",
+                )
+
+    def _arrivals_text(self, barrier: Mbarrier) -> str:
+        record: BarrierClock | None = barrier.record
+        if record is None or not record.arrivals:
+            return "nobody has arrived on it"
+        sites = sorted(str(self.sites[number]) for number in record.arrivals)
+        return "arrivals came from " + "; ".join(sites[:6])
+
+    # ---- reports -------------------------------------------------------------------------------------
+    def site(self, warp: "Warp", pc: int, *, atomic: bool = False) -> int:
+        """Number of the place of an instruction in a warp."""
+        key = (warp.cta.idx, warp.idx, pc, atomic)
+        number = self._numbers.get(key)
+        if number is None:
+            number = self._numbers[key] = len(self.sites)
+            self.sites.append(Site(warp.cta.idx, warp.idx, warp.code.insts[pc], atomic))
+        return number
+
+    def report(
+        self,
+        kind: str,
+        site: Site | None,
+        other: Site | None,
+        text: str,
+        detail: str = "",
+        severity: str = "error",
+        *,
+        rule: str = "",
+    ) -> None:
+        """Collect a hazard; the same kind at the same instructions counts once."""
+        text = f"{text} ({detail})" if detail else text
+        self.adopt(Hazard(kind, self.kernel, site, other, text, severity=severity, rule=rule))
+
+    def adopt(self, hazard: Hazard) -> None:
+        """Collect a hazard that may have been found by another process."""
+        site, other = hazard.site, hazard.other
+        lines = site.inst.line if site else hazard.text, other.inst.line if other else None
+        key = (hazard.kind, hazard.severity, hazard.rule, *lines)
+        known = self._found.get(key)
+        if known is not None:
+            known.count += hazard.count
+        elif sum(found[1] == hazard.severity for found in self._found) < MOST_HAZARDS:
+            self._found[key] = hazard
+            self.hazards.append(hazard)
+
+    def report_write(
+        self,
+        kind: str,
+        site: Site,
+        other: Site,
+        text: str,
+        content: Callable[[], np.ndarray],
+        detail: str = "",
+    ) -> None:
+        """Collect a write over an unordered write. `content`: reads the place now, before the write is done."""
+        if self.held is None:
+            self.report(kind, site, other, text, detail)
+        else:
+            self.held.append(HeldWrite(kind, site, other, text, detail, content, content()))
+
+    def judge(self, held: "list[HeldWrite]") -> None:
+        """Report writes that were held back, now that they are done: those that changed nothing only as warnings."""
+        for write in held:
+            same = np.array_equal(write.before, write.content())
+            text = f"{write.text}; both write the same bytes" if same else write.text
+            severity = "warning" if same else "error"
+            self.report(write.kind, write.site, write.other, text, write.detail, severity)
+
+    def judged(self, check: Callable[[], None], store: Callable[[], None]) -> None:
+        """Check a write against earlier ones, do it, and report by what it changed."""
+        held = self.held = []
+        check()
+        self.held = None
+        store()
+        if held:
+            self.judge(held)
+
+    def stopped(self, error: EmulatorError) -> None:
+        """The launch was stopped by an error: it is a hazard like the others."""
+        kind = error.kind if isinstance(error, Fault) else Fault.kind
+        rule = named(str(error)) if kind == SiliconFault.kind else None
+        self.report(kind, None, None, str(error), rule=rule.name if rule else "")
+
+    def of_this_launch(self) -> list[Hazard]:
+        """Hazards since `begin_launch`, notes among them."""
+        return list(self._found.values())
+
+    @property
+    def failed(self) -> bool:
+        """Whether this launch has a hazard that is an error."""
+        return any(hazard.severity == "error" for hazard in self._found.values())
+
+    def operation(self) -> Record:
+        """What is kept of the operation that is happening now."""
+        return self._record()
+
+    def _conflict(
+        self,
+        conflict: Conflict,
+        actor: Actor,
+        *,
+        write: bool,
+        where: str,
+        content: Callable[[np.ndarray], np.ndarray] | None = None,
+        hint: str = "",
+    ) -> None:
+        site, other = self.sites[actor.site], self.sites[conflict.site]
+        does = "writes" if write else "reads"
+        if conflict.unfenced:
+            self.report(
+                "proxy-fence",
+                site,
+                other,
+                f"{site} {does} {where} through the async proxy, {other} wrote it through the generic proxy: "
+                "no fence.proxy.async between them",
+            )
+            return
+        tail = f"that {other} writes" if conflict.wrote else f"while {other} may still read it"
+        if conflict.wrote and write:
+            tail = f"that {other} may still be writing"
+        text = f"{site} {does} {where} {tail}: nothing orders them"
+        if conflict.wrote and write and content is not None:
+            self.report_write("race", site, other, text, lambda: content(conflict.late))
+        else:
+            # The hardware has read what it has given to registers that were used: nobody has seen this one do harm.
+            self.report("race", site, other, text, hint, "warning" if hint else "error")
+
+    # ---- clocks --------------------------------------------------------------------------------------
+    def clock(self, warp: "Warp") -> WarpClock:
+        """Clock of a warp of the running cluster."""
+        return self._clocks[warp]
+
+    def warp_actor(self, warp: "Warp", pc: int) -> Actor:
+        """A warp that accesses memory itself, through the generic proxy."""
+        clock = self._clocks[warp]
+        clock.knowledge = self.components.fit(clock.knowledge)
+        return Actor(clock.knowledge, clock.epoch, self.site(warp, pc), False)
+
+    def issued(self, operation: Operation) -> Record:
+        """An operation was submitted."""
+        clock = self._clocks[operation.warp]
+        component = clock.engine(operation.engine)
+        number = clock.next_number(operation.engine)
+        site = self.site(operation.warp, operation.pc)
+        knowledge = clock.publish(site)
+        if operation.engine is Engine.TCGEN05:
+            knowledge[SEEN, component] = number - 1
+            if "commit" not in self.sites[site].inst.mods:
+                self.silicon.issued(operation.warp, number)
+        return Record(knowledge, component, number, site)
+
+    def completed(self, operation: Operation) -> None:
+        """The warp that issued an operation knows that it is complete."""
+        record: Record = operation.record
+        self._clocks[operation.warp].completed(record.component, record.number)
+
+    def issued_on(self, warp: "Warp", engine: Engine) -> int:
+        """How many operations a warp has issued on an engine."""
+        return self._clocks[warp].issued.get(engine, 0)
+
+    def covered(self, warp: "Warp", peer: "Warp", engine: Engine, number: int) -> None:
+        """A warp knows that another one's operations on an engine are complete up to a number."""
+        self._clocks[warp].completed(self._clocks[peer].engine(engine), number)
+
+    def used(self, operation: Operation, index: int) -> None:
+        """A register that an operation wrote is used.
+
+        The value is there, but that says nothing of its read of tensor memory to others: a register dependency orders no
+        memory accesses, tcgen05.wait::ld does (PTX ISA, tcgen05 memory consistency, canonical patterns).
+        """
+        record: Record = operation.record
+        clock = self._clocks[operation.warp]
+        uses = self._uses[record.component] = clock.engine(USES)
+        clock.completed(uses, record.number)
+        if record.unwritten is not None and record.unwritten[index]:
+            site = self.sites[record.site]
+            self.report(
+                "uninitialised",
+                site,
+                None,
+                f"a register that {site} loaded is used; nobody wrote what it read",
+            )
+
+    def _with_uses(self, knowledge: np.ndarray) -> np.ndarray:
+        """Knowledge as if loads of tensor memory were done when their registers are used."""
+        known = self.components.fit(knowledge).copy()
+        for loads, uses in self._uses.items():
+            known[SEEN, loads] = max(known[SEEN, loads], known[SEEN, uses])
+        return known
+
+    def gate_in(self, warp: "Warp", pc: int, gate: Any) -> None:
+        """A warp arrives at something that others wait for."""
+        published = self._clocks[warp].publish(self.site(warp, pc))
+        known = self._gates.get(gate)
+        self._gates[gate] = published if known is None else joined(known, published)
+
+    def gate_out(self, warp: "Warp", gate: Any) -> None:
+        """A warp learns what those who arrived at the gate knew."""
+        known = self._gates.get(gate)
+        if known is not None:
+            self._clocks[warp].learn(known)
+
+    # ---- shared and tensor memory ----------------------------------------------------------------------
+    def access_shared(self, cta: "Cta", place: Place, actor: Actor, *, write: bool) -> None:
+        """Hold an access to shared memory against the earlier ones."""
+        index, span = place
+        memory = self.shared[cta]
+        conflict = (memory.write if write else memory.read)(index, span, actor)
+        if conflict is not None:
+            where = self.shared_range(cta, conflict.granules)
+            self._conflict(conflict, actor, write=write, where=where, content=cta.smem.views[4].take)
+        elif self.silicon.narrow and not write:
+            what = f"shared memory{self._whose(cta)}"
+            self.silicon.stores_relied_on(memory.writers[index], memory.sites[index], actor, what)
+
+    def shared_range(self, cta: "Cta", granules: tuple[int, int]) -> str:
+        """Bytes from the first to the last granule, for reports."""
+        return f"smem+{4 * granules[0]:#x}..{4 * granules[1] + 3:#x}{self._whose(cta)}"
+
+    def _whose(self, cta: "Cta") -> str:
+        return f" of cta {','.join(map(str, cta.idx))}" if len(cta.cluster.ctas) > 1 else ""
+
+    def access_tensor(self, cta: "Cta", place: Place, actor: Actor, *, write: bool) -> None:
+        """Hold an access to tensor memory against the earlier ones."""
+        index, span = place
+        memory = self.tensor[cta]
+        conflict = (memory.write if write else memory.read)(index, span, actor)
+        if conflict is None:
+            return
+        where, hint = self._columns(cta, conflict), ""
+        if write and not conflict.wrote:
+            patient = replace(actor, knowledge=self._with_uses(actor.knowledge))
+            hint = "" if memory.unordered_reader(index, span, patient) else ONLY_USED
+        self._conflict(conflict, actor, write=write, where=where, hint=hint)
+
+    def _columns(self, cta: "Cta", conflict: Conflict) -> str:
+        width = self.tensor[cta].shape[1]
+        low, high = conflict.granules
+        columns = sorted((low % width, high % width))
+        lanes = (
+            f"lanes {low // width * shadow.HALF_QUADRANT}..{(high // width + 1) * shadow.HALF_QUADRANT - 1}"
+        )
+        return f"tensor memory columns {columns[0]}..{columns[1]}, {lanes}{self._whose(cta)}"
+
+    def read_operand(self, cta: "Cta", place: Place, *, stamp: int | None = None, proxy: bool = True) -> None:
+        """The current operation reads shared memory that must have been written."""
+        record = self._record()
+        actor = record.actor(stamp, proxy=proxy)
+        unwritten = self.shared[cta].unwritten(place[0])
+        if unwritten.any():
+            self._unwritten(actor.site, f"shared memory{self._whose(cta)}", cta, place)
+        self.access_shared(cta, place, actor, write=False)
+        self.touch(cta, actor)
+
+    def unwritten_register(self, warp: "Warp", pc: int, name: str) -> None:
+        """A warp reads a register that nobody wrote."""
+        site = self.sites[self.site(warp, pc)]
+        self.report(
+            "register", site, None, f"{site} reads {name}, which was never written", severity="warning"
+        )
+
+    def unwritten_load(self, cta: "Cta", place: Place, actor: Actor) -> None:
+        """A warp loads bytes of shared memory none of which anybody wrote.
+
+        Kernels load whole tiles and store what lies inside the tensor, so it may not matter; poison shows where it does.
+        """
+        self._unwritten(actor.site, f"shared memory{self._whose(cta)}", cta, place, "warning")
+
+    def freed(self, warp: "Warp", pc: int, place: Place) -> None:
+        """A warp frees columns of tensor memory: all accesses must be complete."""
+        cta, actor = warp.cta, self.warp_actor(warp, pc)
+        conflict = self.tensor[cta].unordered(*place, actor)
+        if conflict is not None:
+            site, other = self.sites[actor.site], self.sites[conflict.site]
+            patient = replace(actor, knowledge=self._with_uses(actor.knowledge))
+            only_used = self.tensor[cta].unordered(*place, patient) is None
+            self.report(
+                "race",
+                site,
+                other,
+                f"{site} frees {self._columns(cta, conflict)} while {other} may still use it: nothing orders them",
+                ONLY_USED if only_used else "",
+                "warning" if only_used else "error",
+            )
+
+    def write_global(self, addresses: np.ndarray, nbytes: int, *, atomic: bool = False) -> None:
+        """The current operation writes global memory: `nbytes` at each address."""
+        record = self._record()
+        actor = record.actor()
+        if atomic:
+            actor.site = self._atomic_twin(record.site)
+        self.globals.access(addresses, nbytes, actor, write=True, atomic=atomic)
+
+    def read_global(self, addresses: np.ndarray, nbytes: int, *, proxy: bool = True) -> None:
+        """The current operation reads global memory."""
+        self.globals.access(addresses, nbytes, self._record().actor(proxy=proxy), write=False)
+
+    def _atomic_twin(self, number: int) -> int:
+        site = replace(self.sites[number], atomic=True)
+        key = (site.cta, site.warp, id(site.inst), True)
+        if key not in self._numbers:
+            self._numbers[key] = len(self.sites)
+            self.sites.append(site)
+        return self._numbers[key]
+
+    def _unwritten(self, number: int, what: str, cta: "Cta", place: Place, severity: str = "error") -> None:
+        site = self.sites[number]
+        low, high = 16 * place[1][0], 16 * place[1][1] - 1
+        text = f"{site} reads {what} in smem+{low:#x}..{high:#x} that nobody wrote"
+        self.report("uninitialised", site, None, text, severity=severity)
+
+    def write_shared(self, cta: "Cta", place: Place, *, stamp: int | None = None, proxy: bool = True) -> None:
+        """The current operation writes shared memory. `stamp`: as what completes on an mbarrier."""
+        actor = self._record().actor(stamp, proxy=proxy)
+        if stamp is not None:
+            self.early_releases.written(cta, *place, actor)
+        self.access_shared(cta, place, actor, write=True)
+        self.touch(cta, actor)
+
+    def read_tensor(self, cta: "Cta", lanes: slice, columns: slice) -> np.ndarray:
+        """The current operation reads a rectangle of tensor memory. Returns which words nobody wrote."""
+        actor = self._record().actor()
+        self.access_tensor(cta, TensorShadow.rectangle(lanes, columns), actor, write=False)
+        self.touch(cta, actor)
+        return ~self.tensor[cta].valid[lanes, columns]
+
+    def require_tensor(self, what: str, unwritten: np.ndarray, columns: slice) -> None:
+        """Report an operand in tensor memory with words that nobody wrote."""
+        if unwritten.any():
+            site = self.sites[self._record().site]
+            self.report(
+                "uninitialised",
+                site,
+                None,
+                f"{site} uses {what} in tensor memory columns {columns.start}..{columns.stop - 1} that nobody wrote",
+            )
+
+    def note_unwritten(self, registers: np.ndarray) -> None:
+        """Registers (bool each) that the current operation loads with words nobody wrote: bad if they are used."""
+        if registers.any():
+            self._record().unwritten = registers
+
+    def write_tensor(self, cta: "Cta", lanes: slice, columns: slice, valid: bool | None = True) -> None:
+        """The current operation writes a rectangle of tensor memory. `valid` None: the caller marks what is."""
+        actor = self._record().actor()
+        self.access_tensor(cta, TensorShadow.rectangle(lanes, columns), actor, write=True)
+        if valid is not None:
+            self.tensor[cta].valid[lanes, columns] = valid
+        self.touch(cta, actor)
+
+    def lanes_differ(self, where: str) -> None:
+        """Lanes of the current operation write different bytes to one place."""
+        site = self.sites[self._record().site]
+        self.report(
+            "race", site, site, f"lanes of {site} write different bytes to {where}: nothing orders them"
+        )
+
+    def copy_source(self, cta: "Cta", place: Place) -> None:
+        """The current operation copies shared memory, written or not."""
+        actor = self._record().actor()
+        self.access_shared(cta, place, actor, write=False)
+        self.touch(cta, actor)
+
+    def _record(self) -> Record:
+        record = self.current
+        assert record is not None, "an effect outside an operation"
+        record.knowledge = self.components.fit(record.knowledge)
+        return record
+
+    def touch(self, cta: "Cta", actor: Actor) -> None:
+        """The CTA must not exit before an access of somebody else, or of an engine, is done."""
+        component, value = actor.epoch >> 32, actor.epoch & 0xFFFFFFFF
+        known = self._touched[cta].get(component)
+        if known is None or known[0] < value:
+            self._touched[cta][component] = (value, actor.site)
+
+    # ---- mbarriers ---------------------------------------------------------------------------------------
+    def barrier_init(self, warp: "Warp", pc: int, barrier: Mbarrier, old: Mbarrier | None) -> None:
+        """A barrier was initialised, perhaps over an old one."""
+        clock, number = self._clocks[warp], self.site(warp, pc)
+        if old is not None and old.record is not None:
+            self._check_reuse(warp, number, old)
+        barrier.record = BarrierClock(
+            self.components.new(),
+            self.components.nothing(),
+            self.components.nothing(),
+            (clock.own, clock.value),
+            number,
+        )
+
+    def _check_reuse(self, warp: "Warp", number: int, old: Mbarrier) -> None:
+        seen, site = self._clocks[warp].knowledge[SEEN], self.sites[number]
+        busy = old.pending != old.count or old.tx
+        unordered = [user for c, (v, user) in old.record.users.items() if c < len(seen) and seen[c] < v]
+        if busy or unordered:
+            other = self.sites[unordered[0]] if unordered else None
+            self.report(
+                "mbarrier",
+                site,
+                other,
+                f"{site} initialises mbarrier smem+{old.offset:#x} again while it is in use ({old.describe()})",
+            )
+
+    def fence_barriers(self, warp: "Warp") -> None:
+        """A fence that makes the warp's mbarrier initialisations visible to other proxies and CTAs."""
+        clock = self._clocks[warp]
+        for cta in warp.cta.cluster.ctas:
+            for barrier in cta.smem.barriers.values():
+                record: BarrierClock | None = barrier.record
+                if record is not None and record.init[0] == clock.own and record.fence is None:
+                    record.fence = (clock.own, clock.value)
+
+    def use_barrier(
+        self, cta: "Cta", barrier: Mbarrier, knowledge: np.ndarray, number: int, *, outside: bool
+    ) -> BarrierClock:
+        """Somebody uses a barrier; `outside`: from another CTA, or through the async proxy."""
+        record: BarrierClock = barrier.record
+        component, value = record.init
+        site, init = self.sites[number], self.sites[record.init_site]
+        if knowledge[SEEN, component] < value:
+            self.report(
+                "mbarrier",
+                site,
+                init,
+                f"{site} uses mbarrier smem+{barrier.offset:#x}{self._whose(cta)}, which {init} initialises: nothing "
+                "orders them (a bar.sync or cluster barrier after the initialisation?)",
+            )
+        elif outside and (record.fence is None or knowledge[SEEN, record.fence[0]] < record.fence[1]):
+            self.report(
+                "mbarrier",
+                site,
+                init,
+                f"{site} uses mbarrier smem+{barrier.offset:#x}{self._whose(cta)} from outside the CTA's generic proxy "
+                f"without a fence.mbarrier_init after {init}",
+            )
+        return record
+
+    def arrive(self, warp: "Warp", pc: int, cta: "Cta", barrier: Mbarrier, *, wide: bool = False) -> None:
+        """A warp is about to arrive (release). `wide`: with the scope of the cluster."""
+        clock, number = self._clocks[warp], self.site(warp, pc)
+        stamp = (clock.own, clock.value)
+        published = clock.publish(number)
+        outside = cta is not warp.cta
+        record = self.use_barrier(cta, barrier, published, number, outside=outside)
+        if outside and not wide:
+            self.silicon.narrow = True
+            record.gathering = joined(record.gathering, clock.narrowed(published))
+        else:
+            record.gathering = joined(record.gathering, published)
+        record.arrivals[number] = barrier.phase
+        record.users[stamp[0]] = (stamp[1], number)
+        if outside:
+            self.touch(cta, Actor(published, epoch(*stamp), number, False))
+
+    def arrive_later(self, cta: "Cta", barrier: Mbarrier, *, outside: bool = True) -> None:
+        """The current operation (a commit) is about to arrive: everything before it on its engine is complete."""
+        own = self._record()
+        record = self.use_barrier(cta, barrier, own.knowledge, own.site, outside=outside)
+        learnt = own.knowledge.copy()
+        learnt[SEEN, own.component] = own.number
+        record.gathering = joined(record.gathering, learnt)
+        record.arrivals[own.site] = barrier.phase
+        self.touch(cta, own.actor())
+
+    def signalled(self, cta: "Cta", offset: int, *, stored: bool = False) -> int:
+        """Epoch of data whose arrival the current operation will signal to an mbarrier. `stored`: by st.async."""
+        barrier = cta.mbarrier(offset)
+        own = self._record()
+        record = self.use_barrier(cta, barrier, own.knowledge, own.site, outside=True)
+        record.gathering = self.components.fit(record.gathering)
+        self.silicon.caused(own.knowledge, record.gathering)
+        if stored and self.sites[own.site].cta != cta.idx:
+            record.senders[barrier.phase] = own.site
+        return epoch(record.component, barrier.phase + 1)
+
+    def waited(self, warp: "Warp", pc: int, cta: "Cta", barrier: Mbarrier, *, wide: bool = False) -> None:
+        """A wait or test of a warp found a phase complete (acquire). `wide`: with the scope of the cluster."""
+        clock, number = self._clocks[warp], self.site(warp, pc)
+        clock.knowledge = self.components.fit(clock.knowledge)
+        record = self.use_barrier(cta, barrier, clock.knowledge, number, outside=False)
+        clock.learn(record.complete)
+        clock.completed(record.component, barrier.phase)
+        sender = record.senders.get(barrier.phase - 1)
+        if sender is not None and not wide:
+            self.silicon.async_store_awaited(warp, pc, self.sites[sender])
+        record.users[clock.own] = (clock.value, number)
+
+    def explain_hang(self, warps: Iterable["Warp"]) -> str:
+        """For each awaited mbarrier: who arrived on it so far, and who of them cannot arrive again."""
+        lines: list[str] = [""]
+        seen: set[int] = set()
+        for warp in warps:
+            barrier = getattr(warp.wait, "barrier", None)
+            if barrier is None or id(barrier) in seen:
+                continue
+            seen.add(id(barrier))
+            lines.append(
+                f"  mbarrier smem+{barrier.offset:#x}: {barrier.describe()}; {self._arrivals_text(barrier)}"
+            )
+            exited = self._exited(warp, barrier)
+            if exited:
+                lines.append(f"    of these, {exited} exited and will not arrive again")
+        return "\n".join(lines)
+
+    def _exited(self, warp: "Warp", barrier: Mbarrier) -> str:
+        done = {(w.cta.idx, w.idx) for cta in warp.cta.cluster.ctas for w in cta.warps if w.done}
+        sites = [self.sites[n] for n in (barrier.record.arrivals if barrier.record else ())]
+        names = sorted(
+            {f"cta {','.join(map(str, s.cta))} warp {s.warp}" for s in sites if (s.cta, s.warp) in done}
+        )
+        return ", ".join(names)

@@ -1,0 +1,171 @@
+"""Programmatic dependent launches: what of earlier launches may still run while a launch does, and who waited for it.
+
+Launches run one after the other here. On a GPU, one with the attribute of programmatic stream serialisation may start when
+all CTAs of the one before it have executed ``griddepcontrol.launch_dependents`` or ended; its ``griddepcontrol.wait``
+returns when that launch is complete and its writes are visible (PTX ISA, griddepcontrol). Where the one before does not
+trigger, its end does, and nothing has to wait. Only an earlier launch that itself waited is known to have been preceded
+by the end of its own predecessor. All launches count as those of one stream, with nothing else between them.
+
+Who has waited is a component of the checker's clocks, so it is known to whoever learns from a warp that did.
+"""
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from nvfp4_cute.emulator.check.clocks import SEEN
+from nvfp4_cute.emulator.check.global_races import Footprint
+
+if TYPE_CHECKING:
+    from nvfp4_cute.emulator.check.hazards import Checker
+    from nvfp4_cute.emulator.check.shadow import Actor
+    from nvfp4_cute.emulator.lanes import Warp
+    from nvfp4_cute.emulator.machine import Launch
+    from nvfp4_cute.emulator.ptx import Inst
+
+MOST_UNDER_WAY = 8
+"""Earlier launches that are looked at."""
+
+
+@dataclass
+class Progress:
+    """What the CTAs of a launch, or of a part of it, did about dependencies.
+
+    Attributes:
+        triggered: launch_dependents was executed.  late: in some CTA by a warp that knew of a wait.
+        waited: coordinates of CTAs that waited.
+    """
+
+    triggered: bool = False
+    late: bool = False
+    waited: set[tuple[int, int, int]] = field(default_factory=set)
+
+    def add(self, other: "Progress") -> None:
+        """What another part of the launch did."""
+        self.triggered |= other.triggered
+        self.late |= other.late
+        self.waited |= other.waited
+
+
+@dataclass
+class Dependent:
+    """A launch, with the earlier ones that may be under way when it starts (`before`) and when its waits return (`after`).
+
+    `touched`: what it read and wrote, kept of those that trigger.
+    """
+
+    name: str
+    ctas: int
+    before: "tuple[Dependent, ...]" = ()
+    after: "tuple[Dependent, ...]" = ()
+    progress: Progress = field(default_factory=Progress)
+    touched: Footprint = field(default_factory=Footprint)
+
+    def known_by_waiting(self) -> "tuple[Dependent, ...]":
+        """What may still be under way when this launch is complete."""
+        return self.after if self.progress.waited else self.before
+
+    def left_running(self) -> "tuple[Dependent, ...]":
+        """What may still be under way when this launch lets its dependents start."""
+        if not self.progress.triggered:
+            return self.known_by_waiting()
+        return (self, *(self.after if self.progress.late else self.before))[:MOST_UNDER_WAY]
+
+
+class Dependencies:
+    """Follows the launches of a checker.
+
+    Attributes:
+        current: the launch that runs.  last: the one before it; None where the device is known to be idle.
+    """
+
+    def __init__(self, checker: "Checker"):
+        """`checker`: where findings go."""
+        self.checker = checker
+        self.current: Dependent | None = None
+        self._launch: Launch | None = None
+        self.last: Dependent | None = None
+        self._component = 0
+
+    @property
+    def progress(self) -> Progress:
+        """Of the launch that runs."""
+        assert self.current is not None, "no launch runs"
+        return self.current.progress
+
+    def begin_launch(self, launch: "Launch") -> bool:
+        """A launch starts, or starts again. Returns whether what it reads must be kept."""
+        last, self._launch = self.last, launch
+        x, y, z = launch.grid
+        self.current = Dependent(launch.code.entry.name, x * y * z)
+        if last is not None and launch.programmatic:
+            self.current.before, self.current.after = last.left_running(), last.known_by_waiting()
+        return any(map(_triggers, launch.code.insts))
+
+    def begin_clusters(self) -> None:
+        """Fresh clusters: nobody has waited."""
+        self._component = self.checker.components.new()
+
+    def end_launch(self, touched: Footprint) -> None:
+        """The launch has ended."""
+        current, launch = self.current, self._launch
+        if current is None or launch is None:
+            return
+        self.last, self.current, self._launch = current, None, None
+        if current.progress.triggered:
+            current.touched = touched
+        silent = current.ctas - len(current.progress.waited)
+        if silent and any(earlier.progress.triggered for earlier in current.before):
+            before = current.before[0].name
+            self.checker.silicon.report(
+                "pdl-chain",
+                None,
+                f"{silent} of {current.ctas} CTAs of {current.name} end without a wait behind {before}, which lets its "
+                "dependents start early",
+            )
+
+    # ---- instructions ------------------------------------------------------------------------------------
+    def wait(self, warp: "Warp") -> None:
+        """griddepcontrol.wait of a warp."""
+        self.checker.clock(warp).completed(self._component, 1)
+        self.progress.waited.add(warp.cta.idx)
+
+    def trigger(self, warp: "Warp") -> None:
+        """griddepcontrol.launch_dependents of a warp."""
+        self.progress.triggered = True
+        if self._waited(self.checker.clock(warp).knowledge):
+            self.progress.late = True
+
+    def _waited(self, knowledge: np.ndarray) -> bool:
+        return self._component < knowledge.shape[1] and bool(knowledge[SEEN, self._component])
+
+    def access(self, addresses: np.ndarray, nbytes: int, actor: "Actor", *, write: bool) -> None:
+        """The launch accesses global memory: `nbytes` at each address."""
+        current = self.current
+        if current is None or not current.before or not addresses.size:
+            return
+        waited = self._waited(actor.knowledge)
+        for earlier in current.after if waited else current.before:
+            place = earlier.touched.first_of(addresses, nbytes, written=True)
+            did = "writes"
+            if place is None and write:
+                place, did = earlier.touched.first_of(addresses, nbytes, written=False), "reads"
+            if place is not None:
+                site = self.checker.sites[actor.site]
+                how = (
+                    "whose end no wait of the launches between tells of"
+                    if waited
+                    else "without griddepcontrol.wait"
+                )
+                self.checker.silicon.report(
+                    "pdl-order",
+                    site,
+                    f"{site} {'writes' if write else 'reads'} global memory at {place:#x} that the earlier launch of "
+                    f"{earlier.name} {did}, {how}",
+                )
+                return
+
+
+def _triggers(inst: "Inst") -> bool:
+    return inst.opcode == "griddepcontrol" and "launch_dependents" in inst.mods

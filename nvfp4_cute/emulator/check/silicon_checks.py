@@ -1,0 +1,177 @@
+"""Rules of `silicon` that need the checker's clocks: who knows of what, and which scope told them."""
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from nvfp4_cute.emulator import silicon
+from nvfp4_cute.emulator.check.clocks import CLUSTER, COMPONENT_SHIFT, NOBODY, SEEN, VALUE_MASK
+from nvfp4_cute.emulator.modes import Engine
+
+if TYPE_CHECKING:
+    from nvfp4_cute.emulator.check.hazards import Checker, Site
+    from nvfp4_cute.emulator.check.shadow import Actor
+    from nvfp4_cute.emulator.lanes import Warp
+    from nvfp4_cute.emulator.machine import Cta
+
+
+class SiliconChecks:
+    """Finds violations for a checker.
+
+    How far a CTA of a cluster has come is a component of the clocks: it runs (1), it has executed so many allocations of
+    its pair (1 + their number).
+
+    Attributes:
+        narrow: whether an arrival on the mbarrier of another CTA had the scope of its own CTA.
+    """
+
+    def __init__(self, checker: "Checker"):
+        """`checker`: where findings go."""
+        self.checker = checker
+        self.begin()
+
+    def begin(self) -> None:
+        """Fresh clusters."""
+        self.narrow = False
+        self._owners: dict[int, Cta] = {}
+        self._work: dict[Warp, int] = {}
+        self._lives: dict[Cta, int] = {}
+        self._paired: dict[Cta, int] = {}
+
+    def begin_warp(self, warp: "Warp") -> None:
+        """A warp starts."""
+        clock, cta = self.checker.clock(warp), warp.cta
+        self._owners[clock.own] = cta
+        if len(cta.cluster.ctas) > 1:
+            if cta not in self._lives:
+                self._lives[cta] = self.checker.components.new()
+            clock.completed(self._lives[cta], 1)
+
+    def report(self, name: str, site: "Site | None", what: str, other: "Site | None" = None) -> None:
+        """Collect a violation of a rule."""
+        rule = silicon.BY_NAME[name]
+        self.checker.report("silicon", site, other, rule.text(what), severity=rule.severity, rule=name)
+
+    def _site(self, warp: "Warp", pc: int) -> "Site":
+        return self.checker.sites[self.checker.site(warp, pc)]
+
+    # ---- tensor memory -----------------------------------------------------------------------------------
+    def scale_width(self, n: int) -> None:
+        """The current operation is a block-scaled MMA of a width that nobody else uses."""
+        site = self.checker.sites[self.checker.operation().site]
+        self.report("scale-width", site, f"{site} has N = {n} with block scales")
+
+    def issued(self, warp: "Warp", number: int) -> None:
+        """A warp issued an operation of the tensor core that a commit waits for."""
+        self._work[warp] = number
+
+    def multicast_commit(self, warp: "Warp", pc: int) -> None:
+        """A warp is about to commit to barriers of several CTAs."""
+        clock, last = self.checker.clock(warp), self._work.get(warp, 0)
+        component = clock.engine(Engine.TCGEN05)
+        if clock.knowledge[SEEN, component] >= last:
+            site = self._site(warp, pc)
+            self.report(
+                "empty-multicast-commit", site, f"{site} commits to several CTAs with nothing pending"
+            )
+
+    def caused(self, cause: np.ndarray, knowledge: np.ndarray) -> None:
+        """Who gets `knowledge` learns what CTAs had come to when somebody started what he waits for.
+
+        Their life is no access to memory: a copy tells of it, too, though it orders nothing that its issuer wrote.
+        """
+        for component in self._lives.values():
+            knowledge[SEEN, component] = max(knowledge[SEEN, component], cause[SEEN, component])
+
+    def pair_alloc(self, warp: "Warp", pc: int, peer: "Cta") -> None:
+        """A warp allocated tensor memory of a pair."""
+        clock, cta = self.checker.clock(warp), warp.cta
+        if not clock.knowledge[SEEN, self._lives[peer]]:
+            site = self._site(warp, pc)
+            self.report(
+                "pair-alloc-order", site, f"{site} does not know that the CTA of rank {peer.rank} runs"
+            )
+        self._paired[cta] = self._paired.get(cta, 0) + 1
+        clock.completed(self._lives[cta], 1 + self._paired[cta])
+
+    def pair_dealloc(self, warp: "Warp", pc: int, peer: "Cta") -> None:
+        """A warp of the leader frees tensor memory of a pair."""
+        needed = 1 + self._paired.get(warp.cta, 0)
+        if self.checker.clock(warp).knowledge[SEEN, self._lives[peer]] < needed:
+            site = self._site(warp, pc)
+            self.report(
+                "pair-dealloc-order",
+                site,
+                f"{site} does not know that the CTA of rank {peer.rank} has allocated",
+            )
+
+    # ---- scopes ------------------------------------------------------------------------------------------
+    def stores_relied_on(self, epochs: np.ndarray, sites: np.ndarray, actor: "Actor", what: str) -> None:
+        """An access to what others wrote: does a scope that is wide enough order ordinary stores of other CTAs?
+
+        epochs, sites: of the writes.  what: where, in words.
+        """
+        flat = epochs.reshape(-1)
+        components = flat >> COMPONENT_SHIFT
+        late = (flat != NOBODY) & (actor.knowledge[CLUSTER][components] < flat & VALUE_MASK)
+        if not late.any():
+            return
+        checker = self.checker
+        site = checker.sites[actor.site]
+        for component in np.unique(components[late]).tolist():
+            owner = self._owners.get(component)
+            if owner is not None and owner.idx != site.cta:
+                position = int((late & (components == component)).argmax())
+                other = checker.sites[int(sites.reshape(-1)[position])]
+                self.report(
+                    "remote-arrival-scope",
+                    site,
+                    f"{site} uses {what} that {other} writes; only arrivals with the scope of their CTA order them",
+                    other,
+                )
+                return
+
+    def async_store_awaited(self, warp: "Warp", pc: int, sender: "Site") -> None:
+        """A warp found complete what another CTA sent, by a wait with the scope of its CTA."""
+        site = self._site(warp, pc)
+        self.report(
+            "async-store-scope", site, f"{site} waits for {sender} of another CTA with .cta scope", sender
+        )
+
+    # ---- warps and launches ------------------------------------------------------------------------------
+    def spin(self, warp: "Warp", ctas: int, resident: int) -> None:
+        """A warp waits in a loop for clusters of its launch that have not started; the GPU holds `resident` CTAs."""
+        pc = warp.pc if warp.pc >= 0 else min(group.pc for group in warp.groups)
+        site = self._site(warp, pc)
+        self.report(
+            "spin-without-co-residency",
+            site,
+            f"{site} waits in a loop for CTAs that have not started ({ctas} CTAs launched, this GPU holds {resident} "
+            "when it runs nothing else)",
+        )
+
+    def unbounded_registers(self, warp: "Warp", pc: int) -> None:
+        """A warp changes its registers in a kernel without a bound of them."""
+        site = self._site(warp, pc)
+        self.report(
+            "register-bounds", site, f"{site} in a kernel without .minnctapersm and .reqntid, or .maxnreg"
+        )
+
+    def exits(self, cta: "Cta") -> None:
+        """A CTA has ended: did its warpgroups agree on their registers?"""
+        for first in range(0, len(cta.warps), 4):
+            warps = cta.warps[first : first + 4]
+            if len({warp.budgets for warp in warps}) > 1:
+                budgets = ", ".join(f"warp {w.idx} {list(w.budgets) or 'none'}" for w in warps)
+                name = f"cta {','.join(map(str, cta.idx))}"
+                self.report(
+                    "register-warpgroup", None, f"{name}: setmaxnreg differs in a warpgroup: {budgets}"
+                )
+
+    def tensor_map(self, address: int, nbytes: int, name: str) -> None:
+        """A tensor map was made of a tensor with gaps between its rows, in an allocation of so many bytes."""
+        self.report(
+            "small-tensor-map",
+            None,
+            f"tensor map of rows with gaps at {address:#x} in `{name}` of {nbytes} bytes",
+        )

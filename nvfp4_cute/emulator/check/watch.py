@@ -1,0 +1,428 @@
+"""Steps of a checked machine: each synchronous instruction that the hazard checker must know of is wrapped.
+
+Asynchronous operations report from where they happen, in their family's module; the waits for them from `modes`.
+"""
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from nvfp4_cute.emulator.check.shadow import Actor, TensorShadow, granules
+from nvfp4_cute.emulator.isa import Builder, Reader, Step, Wrappers, lane_value, type_bytes
+from nvfp4_cute.emulator.isa.barrier import barrier_place, mbarrier_mods
+from nvfp4_cute.emulator.isa.issue import cta_pair
+from nvfp4_cute.emulator.isa.memory import memory_mods
+from nvfp4_cute.emulator.isa.spaces import SPACES, generic_space
+from nvfp4_cute.emulator.lanes import NOTHING
+from nvfp4_cute.emulator.machine import OFFSET_MASK, RANK_SHIFT
+from nvfp4_cute.emulator.ptx import Inst
+
+if TYPE_CHECKING:
+    from nvfp4_cute.emulator.check.hazards import Checker
+    from nvfp4_cute.emulator.lanes import Warp
+
+WATCHERS = Wrappers()
+
+STRONG = {"acquire", "release", "relaxed", "acq_rel", "volatile", "mmio"}
+
+
+def _checker(warp: "Warp") -> "Checker":
+    checker = warp.cta.machine.checker
+    assert checker is not None, "a watched step on an unchecked machine"
+    return checker
+
+
+# ---- loads and stores ------------------------------------------------------------------------------------------------
+def _lanes(warp: "Warp", where: Any) -> np.ndarray:
+    """Addresses of the active lanes, int64; one if they agree."""
+    if where.__class__ is not np.ndarray:
+        return np.array([where], np.int64)
+    return (where if warp.all_active else where[warp.active]).astype(np.int64)
+
+
+def _access(
+    warp: "Warp",
+    pc: int,
+    space: str,
+    where: Any,
+    nbytes: int,
+    *,
+    write: bool,
+    atomic: bool = False,
+    targets: frozenset[int] = NOTHING,
+) -> None:
+    """Report a generic access of the active lanes. `targets`: register slots that a load writes."""
+    checker, addresses = _checker(warp), _lanes(warp, where)
+    if space == "generic":
+        space = generic_space(int(addresses[0]))
+        addresses = addresses - SPACES[space].window
+    actor = checker.warp_actor(warp, pc)
+    if atomic:
+        actor.site = checker.site(warp, pc, atomic=True)
+    if space == "global":
+        checker.globals.access(addresses, nbytes, actor, write=write, atomic=atomic)
+    elif space.startswith("shared"):
+        _shared_access(checker, warp, addresses, nbytes, actor, write, targets)
+
+
+def _shared_access(
+    checker: "Checker",
+    warp: "Warp",
+    addresses: np.ndarray,
+    nbytes: int,
+    actor: Actor,
+    write: bool,
+    targets: frozenset[int],
+) -> None:
+    if not write:
+        actor = checker.early_releases.loaded(warp, actor, targets)
+    ranks = addresses >> RANK_SHIFT
+    for rank in np.unique(ranks).tolist() if len(ranks) > 1 else ranks.tolist():
+        cta = warp.cta.cluster.ctas[rank]
+        place = granules(addresses[ranks == rank] & OFFSET_MASK, nbytes)
+        if not write and checker.shared[cta].unwritten(place[0]).all():
+            checker.unwritten_load(cta, place, actor)
+        checker.access_shared(cta, place, actor, write=write)
+        if cta is not warp.cta:
+            checker.touch(cta, actor)
+
+
+def _keys(warp: "Warp", space: str, addresses: np.ndarray) -> list[Any]:
+    """What the checker calls the places of a strong access."""
+    unique = np.unique(addresses).tolist()
+    if space == "global":
+        return unique
+    return [(warp.cta.cluster.ctas[a >> RANK_SHIFT], a & OFFSET_MASK) for a in unique]
+
+
+@WATCHERS.register("ld", "ldu", "st")
+def _load_or_store(inst: Inst, b: Builder, step: Step) -> Step:
+    mods, space, _ = memory_mods(inst)
+    if space in ("param", "param::entry", "local", "const"):
+        return step
+    write, pc = inst.opcode == "st", b.pc
+    nbytes = type_bytes(mods.type()) * int((mods.one_of("v2", "v4", "v8") or "v1")[1:])
+    address = b.address(inst.operands[0 if write else 1])
+    strong = not STRONG.isdisjoint(inst.mods)
+    relaxed = ("release" if write else "acquire") not in inst.mods
+    targets = frozenset(b.writes)
+
+    if write and not strong:
+
+        def store(warp: "Warp") -> Any:
+            checker = _checker(warp)
+            held = checker.held = []
+            _access(warp, pc, space, address(warp), nbytes, write=True)
+            checker.held = None
+            result = step(warp)
+            if held:
+                checker.judge(held)
+            return result
+
+        return store
+
+    def run(warp: "Warp") -> Any:
+        where = address(warp)  # the value may go to the address register
+        result = step(warp)
+        if strong:  # what others wait for is no race; it orders
+            space_, addresses = _resolved(warp, space, where)
+            keys = _keys(warp, space_, addresses)
+            races = _checker(warp).globals
+            (races.release if write else races.acquire)(warp, keys, relaxed=relaxed)
+            if write:
+                _access(warp, pc, space, where, nbytes, write=True, atomic=True)
+        else:
+            _access(warp, pc, space, where, nbytes, write=False, targets=targets)
+        return result
+
+    return run
+
+
+def _resolved(warp: "Warp", space: str, where: Any) -> tuple[str, np.ndarray]:
+    addresses = _lanes(warp, where)
+    if space == "generic":
+        space = generic_space(int(addresses[0]))
+        addresses = addresses - SPACES[space].window
+    return space, addresses
+
+
+@WATCHERS.register("st.async", "red.async", "st.bulk")
+def _reports_itself(inst: Inst, b: Builder, step: Step) -> Step:
+    return step
+
+
+@WATCHERS.register("atom", "red")
+def _atomic(inst: Inst, b: Builder, step: Step) -> Step:
+    mods, space, _ = memory_mods(inst)
+    nbytes = type_bytes(mods.type()) * int((mods.one_of("v2", "v4", "v8") or "v1")[1:])
+    address, pc = b.address(inst.operands[inst.opcode == "atom"]), b.pc
+    acquires, releases = {"acquire", "acq_rel"}, {"release", "acq_rel"}
+
+    def run(warp: "Warp") -> Any:
+        where = address(warp)  # the result may go to the address register
+        result = step(warp)
+        space_, addresses = _resolved(warp, space, where)
+        keys = _keys(warp, space_, addresses)
+        races = _checker(warp).globals
+        races.acquire(warp, keys, relaxed=acquires.isdisjoint(inst.mods))
+        if space_ == "global":
+            _access(warp, pc, space, where, nbytes, write=True, atomic=True)
+        races.release(warp, keys, relaxed=releases.isdisjoint(inst.mods))
+        return result
+
+    return run
+
+
+@WATCHERS.register("ldmatrix", "stmatrix")
+def _matrix(inst: Inst, b: Builder, step: Step) -> Step:
+    write, pc = inst.opcode.startswith("stmatrix"), b.pc
+    address = b.address(inst.operands[0 if write else 1])
+    words = (*inst.opcode.split("."), *inst.mods)
+    count = int(next((w[1:] for w in words if w in ("x1", "x2", "x4")), "1"))
+    rows = (16 if "m16n16" in words else 8) * count
+    space = "generic" if not any(w.startswith("shared") for w in words) else "shared"
+    targets = frozenset(b.writes)
+
+    def run(warp: "Warp") -> Any:
+        where = address(warp)
+        result = step(warp)
+        if result is None:
+            addresses = _lanes(warp, where)[:rows]
+            if space == "generic":
+                addresses = addresses - SPACES["shared"].window
+            checker = _checker(warp)
+            _shared_access(checker, warp, addresses, 16, checker.warp_actor(warp, pc), write, targets)
+        return result
+
+    return run
+
+
+# ---- fences and barriers -----------------------------------------------------------------------------------------------
+@WATCHERS.register("fence")
+def _fence(inst: Inst, b: Builder, step: Step) -> Step:
+    words = inst.mods
+    proxy = words[:2] == ("proxy", "async") or any(w.startswith("async") for w in words)
+    barriers = proxy or "mbarrier_init" in words or "cluster" in words or "gpu" in words or "sys" in words
+    ordering = "acq_rel" in words or "sc" in words
+
+    def run(warp: "Warp") -> Any:
+        checker = _checker(warp)
+        if proxy or ordering:
+            checker.early_releases.fenced(warp)
+        if ordering and "cta" not in words:
+            checker.globals.fence(warp)
+            checker.clock(warp).fence_cluster()
+        if barriers:
+            checker.fence_barriers(warp)
+        if proxy:
+            checker.clock(warp).fence()
+        return step(warp)
+
+    return run if barriers or ordering else step
+
+
+@WATCHERS.register("griddepcontrol")
+def _grid_dependency(inst: Inst, b: Builder, step: Step) -> Step:
+    waits = "wait" in inst.mods
+
+    def run(warp: "Warp") -> Any:
+        dependencies = _checker(warp).dependencies
+        (dependencies.wait if waits else dependencies.trigger)(warp)
+        return step(warp)
+
+    return run
+
+
+@WATCHERS.register("membar")
+def _membar(inst: Inst, b: Builder, step: Step) -> Step:
+    def run(warp: "Warp") -> Any:
+        if "cta" not in inst.mods:
+            _checker(warp).globals.fence(warp)
+            _checker(warp).clock(warp).fence_cluster()
+        return step(warp)
+
+    return _fencing(run)
+
+
+def _fencing(step: Step) -> Step:
+    """A step that begins with a fence, in which the warp's loads are completed."""
+
+    def run(warp: "Warp") -> Any:
+        _checker(warp).early_releases.fenced(warp)
+        return step(warp)
+
+    return run
+
+
+def _gated(step: Step, pc: int, gate_of: "Callable[[Warp], Any]", *, waits: bool) -> Step:
+    """A step that arrives at a gate, and passes it when it is done.
+
+    gate_of: the gate that an arrival now belongs to; evaluated before the step.
+    """
+
+    def run(warp: "Warp") -> Any:
+        checker = _checker(warp)
+        arriving = warp.pending is None
+        gate = gate_of(warp) if arriving else None
+        result = step(warp)
+        if arriving:
+            if result is not None and warp.pending is None:
+                return result  # lanes of the warp are missing: it has not arrived
+            checker.gate_in(warp, pc, gate)
+            if waits:
+                checker.passing[warp] = gate
+        if waits and result is None:
+            checker.gate_out(warp, checker.passing.pop(warp))
+        return result
+
+    return run
+
+
+def _named_gate(inst: Inst, b: Builder, position: int) -> "Callable[[Warp], Any]":
+    number = b.read(inst.operands[position], "u32")
+
+    def gate(warp: "Warp") -> Any:
+        which = int(lane_value(number(warp), warp.first_lane()))
+        barrier = warp.cta.named_barriers.get(which)
+        return (warp.cta, which, barrier.generation if barrier is not None else 0)
+
+    return gate
+
+
+@WATCHERS.register("bar.sync", "bar.cta.sync", "barrier.sync", "barrier.cta.sync")
+def _bar_sync(inst: Inst, b: Builder, step: Step) -> Step:
+    return _gated(step, b.pc, _named_gate(inst, b, 0), waits=True)
+
+
+@WATCHERS.register("bar.red", "bar.cta.red", "barrier.red", "barrier.cta.red")
+def _bar_red(inst: Inst, b: Builder, step: Step) -> Step:
+    return _gated(step, b.pc, _named_gate(inst, b, 1), waits=True)
+
+
+@WATCHERS.register("bar.arrive", "bar.cta.arrive", "barrier.arrive", "barrier.cta.arrive")
+def _bar_arrive(inst: Inst, b: Builder, step: Step) -> Step:
+    return _gated(step, b.pc, _named_gate(inst, b, 0), waits=False)
+
+
+@WATCHERS.register("barrier.cluster.arrive")
+def _cluster_arrive(inst: Inst, b: Builder, step: Step) -> Step:
+    gated = _gated(step, b.pc, lambda warp: (warp.cta.cluster, warp.cta.cluster.phase), waits=False)
+    return gated if "relaxed" in inst.mods else _fencing(gated)
+
+
+@WATCHERS.register("barrier.cluster.wait")
+def _cluster_wait(inst: Inst, b: Builder, step: Step) -> Step:
+    def run(warp: "Warp") -> Any:
+        checker, cluster = _checker(warp), warp.cta.cluster
+        if warp.pending is None and warp in cluster.phase_of:
+            checker.passing[warp] = (cluster, cluster.phase_of[warp])
+        result = step(warp)
+        if result is None:
+            checker.gate_out(warp, checker.passing.pop(warp, None))
+        return result
+
+    return run
+
+
+# ---- mbarriers -------------------------------------------------------------------------------------------------------
+def _barrier_places(inst: Inst, b: Builder, position: int) -> "Callable[[Warp], list[tuple[Any, int]]]":
+    _, space = mbarrier_mods(inst)
+    address = b.address(inst.operands[position])
+
+    def places(warp: "Warp") -> list[tuple[Any, int]]:
+        where = address(warp)
+        if where.__class__ is not np.ndarray:
+            return [barrier_place(warp, space, where)]
+        return [barrier_place(warp, space, a) for a in np.unique(_lanes(warp, where)).tolist()]
+
+    return places
+
+
+@WATCHERS.register("mbarrier.init")
+def _init(inst: Inst, b: Builder, step: Step) -> Step:
+    places, pc = _barrier_places(inst, b, 0), b.pc
+
+    def run(warp: "Warp") -> Any:
+        found = [(cta, offset, cta.smem.barriers.get(offset)) for cta, offset in places(warp)]
+        result = step(warp)
+        for cta, offset, old in found:
+            _checker(warp).barrier_init(warp, pc, cta.smem.barriers[offset], old)
+        return result
+
+    return run
+
+
+@WATCHERS.register("mbarrier.arrive", "mbarrier.arrive_drop")
+def _arrive(inst: Inst, b: Builder, step: Step) -> Step:
+    places, pc = _barrier_places(inst, b, 1 if len(inst.operands) > 1 else 0), b.pc
+
+    def run(warp: "Warp") -> Any:
+        for cta, offset in places(warp):
+            _checker(warp).arrive(warp, pc, cta, cta.mbarrier(offset), wide="cluster" in inst.mods)
+        return step(warp)
+
+    return _fencing(run) if {"release", "cluster"} <= set(inst.mods) else run
+
+
+@WATCHERS.register("mbarrier.test_wait", "mbarrier.try_wait")
+def _wait(inst: Inst, b: Builder, step: Step) -> Step:
+    places, pc = _barrier_places(inst, b, 1), b.pc
+    by_parity = "parity" in inst.mods
+    token: Reader = b.read(inst.operands[2], "u32" if by_parity else "b64")
+
+    def run(warp: "Warp") -> Any:
+        value = int(lane_value(token(warp), warp.first_lane()))
+        found = [(cta, cta.mbarrier(offset)) for cta, offset in places(warp)]
+        result = step(warp)
+        if result is None:
+            for cta, barrier in found:
+                if barrier.test_parity(value) if by_parity else barrier.test_state(value):
+                    _checker(warp).waited(warp, pc, cta, barrier, wide="cluster" in inst.mods)
+        return result
+
+    return run
+
+
+# ---- tensor memory allocation ------------------------------------------------------------------------------------------
+@WATCHERS.register("tcgen05.alloc")
+def _alloc(inst: Inst, b: Builder, step: Step) -> Step:
+    address, columns, pc = b.address(inst.operands[0]), b.read(inst.operands[1], "u32"), b.pc
+    pair = "cta_group::2" in inst.mods
+
+    def run(warp: "Warp") -> Any:
+        result = step(warp)
+        if result is None:
+            checker, cta, lane = _checker(warp), warp.cta, warp.first_lane()
+            offset = int(lane_value(address(warp), lane)) & OFFSET_MASK
+            place = granules(np.array([offset], np.int64), 4)
+            checker.access_shared(cta, place, checker.warp_actor(warp, pc), write=True)
+            base = int(cta.smem.read(offset, 4).view(np.uint32)[0])
+            own = slice(base, base + int(lane_value(columns(warp), lane)))
+            even, odd = cta_pair(cta) if pair else (cta, cta)
+            for owner in {even, odd} if cta is even else ():  # the leader's allocation is that of both
+                checker.tensor[owner].forget((slice(None), own))
+                checker.tensor[owner].valid[:, own] = False
+            if pair:
+                checker.silicon.pair_alloc(warp, pc, odd if cta is even else even)
+        return result
+
+    return run
+
+
+@WATCHERS.register("tcgen05.dealloc")
+def _dealloc(inst: Inst, b: Builder, step: Step) -> Step:
+    pair = "cta_group::2" in inst.mods
+    address, columns, pc = b.read(inst.operands[0], "u32"), b.read(inst.operands[1], "u32"), b.pc
+
+    def run(warp: "Warp") -> Any:
+        lane = warp.first_lane()
+        base, count = (int(lane_value(r(warp), lane)) for r in (address, columns))
+        if pair and not warp.cta.rank & 1:
+            _checker(warp).silicon.pair_dealloc(warp, pc, cta_pair(warp.cta)[1])
+        result = step(warp)
+        if result is None:
+            _checker(warp).freed(warp, pc, TensorShadow.rectangle(slice(0, 128), slice(base, base + count)))
+        return result
+
+    return run

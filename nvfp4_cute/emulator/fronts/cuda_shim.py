@@ -1,0 +1,369 @@
+"""Answers to calls of cuda-python (`cuda.bindings.driver` and `.runtime`) from the virtual GPU.
+
+A function that is not answered here is refused by name: nothing reaches a real driver while the shim is in place.
+Times of events are host times: they say how long the emulation took, nothing about a GPU.
+"""
+
+import re
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import numpy as np
+
+from nvfp4_cute.emulator.fronts.virtual_gpu import Graph, VirtualGpu, replaced
+from nvfp4_cute.emulator.memory import host_view
+from nvfp4_cute.errors import EmulatorError
+
+CUDA_VERSION = 13000
+"""Version that the driver and the runtime state."""
+
+Answer = tuple[Any, ...]
+
+
+@contextmanager
+def answered_cuda(gpu: VirtualGpu) -> Iterator[None]:
+    """Inside the block cuda-python talks to `gpu`. Without cuda-python there is nothing to do."""
+    try:
+        from cuda.bindings import driver, runtime
+    except ImportError:
+        yield
+        return
+    with ExitStack() as stack:
+        for module, answers in ((driver, Driver(gpu, driver)), (runtime, Runtime(gpu, runtime))):
+            stack.enter_context(replaced(module, **_functions(module, answers)))
+        yield
+
+
+def _functions(module: Any, answers: "Answers") -> dict[str, Callable]:
+    """Every CUDA function of a cuda-python module: the answer to it, or its refusal."""
+    functions = {}
+    for name, value in vars(module).items():
+        if re.match(r"cu(da)?[A-Z]", name) and callable(value) and not isinstance(value, type):
+            functions[name] = getattr(answers, name, None) or _refusal(module.__name__, name)
+    return functions
+
+
+def _refusal(module: str, name: str) -> Callable:
+    def refuse(*args: Any, **kwargs: Any) -> Any:
+        raise EmulatorError(f"{module}.{name} has no answer on the virtual GPU")
+
+    return refuse
+
+
+def host_bytes(source: Any, nbytes: int, *, write: bool = False) -> np.ndarray:
+    """uint8 view of host memory given as an address or as an object with a buffer (bytes, ndarray)."""
+    if hasattr(source, "__int__") and not isinstance(source, np.ndarray):
+        return host_view(int(source), nbytes)
+    view = np.frombuffer(memoryview(source).cast("B"), np.uint8)
+    if write and not view.flags.writeable:
+        raise EmulatorError(f"copy of {nbytes} bytes into a read-only {type(source).__name__}")
+    return view[:nbytes]
+
+
+class Answers:
+    """What driver and runtime have in common: memory, time, graphs."""
+
+    def __init__(self, gpu: VirtualGpu, module: Any):
+        """`module`: the cuda-python module whose types the answers are made of."""
+        self.gpu, self.module = gpu, module
+        self.times: dict[int, float] = {}
+
+    def do(self, action: Callable[[], None]) -> Answer:
+        """Run device work now, or put it into the graph that is being captured."""
+        if self.gpu.graph is not None:
+            self.gpu.graph.actions.append(action)
+        else:
+            action()
+        return (self.ok,)
+
+    @property
+    def ok(self) -> Any:
+        """The success code, unless a kernel failed: then the code of a launch failure."""
+        return self.failure if self.gpu.failed else self.success
+
+    success: Any
+    failure: Any
+
+    def nothing(self, *args: Any, **kwargs: Any) -> Answer:
+        """A call that needs no work: launches are over when they return."""
+        return (self.ok,)
+
+    def accept(self, *args: Any, **kwargs: Any) -> Answer:
+        """A call that a faulted device accepts too."""
+        return (self.success,)
+
+    def copy(self, to: Any, source: Any, nbytes: int, *rest: Any) -> Answer:
+        """Copy between any two kinds of memory."""
+        target, data = host_bytes(to, nbytes, write=True), host_bytes(source, nbytes)
+
+        def run() -> None:
+            target[:] = data
+
+        return self.do(run)
+
+    def fill(self, address: Any, value: int, count: int, item_bytes: int) -> Answer:
+        """Set `count` items of 1, 2, or 4 bytes."""
+        view = host_view(int(address), count * item_bytes)
+        pattern = np.frombuffer(int(value).to_bytes(4, "little")[:item_bytes], np.uint8)
+
+        def run() -> None:
+            view.reshape(-1, item_bytes)[:] = pattern
+
+        return self.do(run)
+
+    def now(self, event: Any) -> Answer:
+        """Note the host time of an event."""
+        self.times[int(event)] = time.perf_counter()
+        return (self.ok,)
+
+    def milliseconds(self, start: Any, end: Any) -> Answer:
+        """Host time between two events."""
+        return self.ok, 1e3 * (self.times[int(end)] - self.times[int(start)])
+
+    def begin_capture(self, *args: Any) -> Answer:
+        """Begin a stream capture: every stream is captured, since there is only one."""
+        self.gpu.begin_capture(Graph())
+        return (self.ok,)
+
+    def end_capture(self, *args: Any) -> Answer:
+        """End it; the graph."""
+        return self.ok, self.gpu.end_capture()
+
+    def graph_nodes(self, graph: Graph, *args: Any) -> Answer:
+        """The nodes of a graph, one for each launch, copy, or fill."""
+        return self.ok, list(graph.actions), len(graph.actions)
+
+    def instantiate(self, graph: Graph, *args: Any) -> Answer:
+        """An executable graph is the graph."""
+        return self.ok, graph
+
+    def replay(self, graph: Graph, *args: Any) -> Answer:
+        """Run a graph."""
+        graph.replay()
+        return (self.ok,)
+
+    def error_name(self, error: Any) -> Answer:
+        """Name of an error code."""
+        return self.success, error.name.encode()
+
+
+class Driver(Answers):
+    """cuda.bindings.driver."""
+
+    @property
+    def success(self) -> Any:
+        """CUDA_SUCCESS."""
+        return self.module.CUresult.CUDA_SUCCESS
+
+    @property
+    def failure(self) -> Any:
+        """What a faulted device answers."""
+        return self.module.CUresult.CUDA_ERROR_LAUNCH_FAILED
+
+    cuInit = cuCtxSetCurrent = cuCtxPushCurrent = cuCtxDestroy = Answers.accept
+    cuCtxSynchronize = Answers.nothing
+    cuDevicePrimaryCtxRelease = cuDevicePrimaryCtxReset = cuDevicePrimaryCtxSetFlags = Answers.nothing
+    cuStreamDestroy = cuStreamSynchronize = cuStreamQuery = cuStreamWaitEvent = Answers.nothing
+    cuEventDestroy = cuEventSynchronize = cuEventQuery = cuProfilerStart = cuProfilerStop = Answers.nothing
+    cuFuncSetAttribute = cuKernelSetAttribute = cuLibraryUnload = cuModuleUnload = Answers.nothing
+    cuGraphDestroy = cuGraphExecDestroy = cuGraphUpload = cuMemPrefetchAsync = Answers.nothing
+    cuMemcpy = cuMemcpyAsync = cuMemcpyHtoD = cuMemcpyHtoDAsync = cuMemcpyDtoH = Answers.copy
+    cuMemcpyDtoHAsync = cuMemcpyDtoD = cuMemcpyDtoDAsync = Answers.copy
+    cuGetErrorName = cuGetErrorString = Answers.error_name
+    cuEventElapsedTime = Answers.milliseconds
+    cuStreamBeginCapture, cuStreamEndCapture = Answers.begin_capture, Answers.end_capture
+    cuGraphGetNodes, cuGraphInstantiate, cuGraphLaunch = (
+        Answers.graph_nodes,
+        Answers.instantiate,
+        Answers.replay,
+    )
+
+    def cuDriverGetVersion(self) -> Answer:
+        """Stated version."""
+        return self.success, CUDA_VERSION
+
+    def cuDeviceGetCount(self) -> Answer:
+        """One device."""
+        return self.success, 1
+
+    def cuDeviceGet(self, ordinal: int) -> Answer:
+        """The device, if the ordinal is 0."""
+        if int(ordinal) != 0:
+            return self.module.CUresult.CUDA_ERROR_INVALID_DEVICE, None
+        return self.success, self.module.CUdevice(0)
+
+    def cuDeviceGetName(self, length: int, device: Any) -> Answer:
+        """Product name, padded with zeros as the driver pads it."""
+        return self.success, self.gpu.product.name.encode()[: length - 1].ljust(length, b"\0")
+
+    def cuDeviceGetAttribute(self, attribute: Any, device: Any) -> Answer:
+        """A device attribute; refused if the virtual device has no value for it."""
+        return self.success, self.gpu.attribute(int(attribute))
+
+    def cuDeviceComputeCapability(self, device: Any) -> Answer:
+        """Compute capability."""
+        return self.success, *self.gpu.device.capability
+
+    def cuDeviceTotalMem(self, device: Any) -> Answer:
+        """Bytes of device memory."""
+        return self.success, self.gpu.product.memory_bytes
+
+    def cuMemGetInfo(self) -> Answer:
+        """Free and total bytes."""
+        return self.success, self.gpu.product.memory_bytes, self.gpu.product.memory_bytes
+
+    def cuCtxGetCurrent(self, *args: Any) -> Answer:
+        """The one context."""
+        return self.success, self.module.CUcontext(1)
+
+    cuCtxCreate = cuCtxPopCurrent = cuDevicePrimaryCtxRetain = cuCtxGetCurrent
+
+    def cuCtxGetDevice(self) -> Answer:
+        """The one device."""
+        return self.success, self.module.CUdevice(0)
+
+    def cuStreamCreate(self, *args: Any) -> Answer:
+        """A new stream; all of them are in order."""
+        return self.ok, self.module.CUstream(self.gpu.new_handle())
+
+    cuStreamCreateWithPriority = cuStreamCreate
+
+    def cuStreamIsCapturing(self, *args: Any) -> Answer:
+        """Whether a capture is going on."""
+        status = self.module.CUstreamCaptureStatus
+        active = self.gpu.graph is not None
+        return (
+            self.ok,
+            status.CU_STREAM_CAPTURE_STATUS_ACTIVE if active else status.CU_STREAM_CAPTURE_STATUS_NONE,
+        )
+
+    def cuEventCreate(self, *args: Any) -> Answer:
+        """A new event."""
+        return self.ok, self.module.CUevent(self.gpu.new_handle())
+
+    def cuEventRecord(self, event: Any, *args: Any) -> Answer:
+        """Note the time."""
+        return self.now(event)
+
+    def cuMemAlloc(self, nbytes: int, *args: Any) -> Answer:
+        """New device memory."""
+        return self.ok, self.module.CUdeviceptr(self.gpu.allocate(int(nbytes)))
+
+    cuMemAllocAsync = cuMemAllocManaged = cuMemAlloc
+
+    def cuMemAllocHost(self, nbytes: int, *args: Any) -> Answer:
+        """New host memory, which the device sees too."""
+        return self.ok, self.gpu.allocate(int(nbytes))
+
+    cuMemHostAlloc = cuMemAllocHost
+
+    def cuMemFree(self, address: Any, *args: Any) -> Answer:
+        """Give memory back."""
+        self.gpu.free(int(address))
+        return (self.ok,)
+
+    cuMemFreeAsync = cuMemFreeHost = cuMemFree
+
+    def cuMemsetD8(self, address: Any, value: int, count: int, *args: Any) -> Answer:
+        """Set bytes."""
+        return self.fill(address, value, count, 1)
+
+    def cuMemsetD16(self, address: Any, value: int, count: int, *args: Any) -> Answer:
+        """Set 16-bit words."""
+        return self.fill(address, value, count, 2)
+
+    def cuMemsetD32(self, address: Any, value: int, count: int, *args: Any) -> Answer:
+        """Set 32-bit words."""
+        return self.fill(address, value, count, 4)
+
+    cuMemsetD8Async, cuMemsetD16Async, cuMemsetD32Async = cuMemsetD8, cuMemsetD16, cuMemsetD32
+
+
+class Runtime(Answers):
+    """cuda.bindings.runtime."""
+
+    @property
+    def success(self) -> Any:
+        """cudaSuccess."""
+        return self.module.cudaError_t.cudaSuccess
+
+    @property
+    def failure(self) -> Any:
+        """What a faulted device answers."""
+        return self.module.cudaError_t.cudaErrorLaunchFailure
+
+    cudaSetDevice = Answers.accept
+    cudaDeviceSynchronize = cudaDeviceReset = cudaFuncSetAttribute = Answers.nothing
+    cudaStreamDestroy = cudaStreamSynchronize = cudaStreamQuery = cudaStreamWaitEvent = Answers.nothing
+    cudaEventDestroy = cudaEventSynchronize = cudaEventQuery = Answers.nothing
+    cudaProfilerStart = cudaProfilerStop = cudaLibraryUnload = Answers.nothing
+    cudaGetLastError = cudaPeekAtLastError = cudaGraphUpload = Answers.nothing
+    cudaGraphDestroy = cudaGraphExecDestroy = Answers.nothing
+    cudaMemcpy = cudaMemcpyAsync = Answers.copy
+    cudaGetErrorName = cudaGetErrorString = Answers.error_name
+    cudaEventElapsedTime = Answers.milliseconds
+    cudaStreamBeginCapture, cudaStreamEndCapture = Answers.begin_capture, Answers.end_capture
+    cudaGraphGetNodes, cudaGraphInstantiate, cudaGraphLaunch = (
+        Answers.graph_nodes,
+        Answers.instantiate,
+        Answers.replay,
+    )
+
+    def cudaGetDeviceCount(self) -> Answer:
+        """One device."""
+        return self.success, 1
+
+    def cudaGetDevice(self) -> Answer:
+        """Device 0."""
+        return self.success, 0
+
+    def cudaRuntimeGetVersion(self) -> Answer:
+        """Stated version."""
+        return self.success, CUDA_VERSION
+
+    cudaDriverGetVersion = cudaRuntimeGetVersion
+
+    def cudaDeviceGetAttribute(self, attribute: Any, device: int) -> Answer:
+        """A device attribute; refused if the virtual device has no value for it."""
+        return self.success, self.gpu.attribute(int(attribute))
+
+    def cudaMemGetInfo(self) -> Answer:
+        """Free and total bytes."""
+        return self.success, self.gpu.product.memory_bytes, self.gpu.product.memory_bytes
+
+    def cudaStreamCreate(self, *args: Any) -> Answer:
+        """A new stream; all of them are in order."""
+        return self.ok, self.module.cudaStream_t(self.gpu.new_handle())
+
+    cudaStreamCreateWithFlags = cudaStreamCreateWithPriority = cudaStreamCreate
+
+    def cudaEventCreate(self, *args: Any) -> Answer:
+        """A new event."""
+        return self.ok, self.module.cudaEvent_t(self.gpu.new_handle())
+
+    cudaEventCreateWithFlags = cudaEventCreate
+
+    def cudaEventRecord(self, event: Any, *args: Any) -> Answer:
+        """Note the time."""
+        return self.now(event)
+
+    def cudaMalloc(self, nbytes: int, *args: Any) -> Answer:
+        """New device memory."""
+        return self.ok, self.gpu.allocate(int(nbytes))
+
+    cudaMallocAsync = cudaMallocManaged = cudaMallocHost = cudaHostAlloc = cudaMalloc
+
+    def cudaFree(self, address: Any, *args: Any) -> Answer:
+        """Give memory back."""
+        self.gpu.free(int(address))
+        return (self.ok,)
+
+    cudaFreeAsync = cudaFreeHost = cudaFree
+
+    def cudaMemset(self, address: Any, value: int, nbytes: int, *args: Any) -> Answer:
+        """Set bytes."""
+        return self.fill(address, value & 0xFF, nbytes, 1)
+
+    cudaMemsetAsync = cudaMemset

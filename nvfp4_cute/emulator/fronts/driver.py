@@ -1,0 +1,573 @@
+"""Launching: from PTX and arguments (run_ptx), or from CuTe DSL host code (Emulator and the launch shim)."""
+
+import ctypes
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+
+from nvfp4_cute.emulator.check.hazards import Hazard
+from nvfp4_cute.emulator.code import Code
+from nvfp4_cute.emulator.fronts.launch_shim import active_emulators, shim_path
+from nvfp4_cute.emulator.machine import Launch, Machine, Stats
+from nvfp4_cute.emulator.ptx import KEPT, Entry, Program, parse
+from nvfp4_cute.emulator.record.device_images import image_at
+from nvfp4_cute.emulator.record.events import LaunchTrace
+from nvfp4_cute.emulator.record.recorder import Recorder
+from nvfp4_cute.emulator.record.representatives import LaunchWork
+from nvfp4_cute.emulator.silicon import SMALL_ALLOCATION
+from nvfp4_cute.emulator.targets import Device, ptx_arch
+from nvfp4_cute.emulator.tensormap import driver_element, encode_tiled
+from nvfp4_cute.errors import EmulatorError
+from nvfp4_cute.timing.constants import Constants
+from nvfp4_cute.timing.replay import replay
+from nvfp4_cute.timing.result import Timing
+
+Dim3 = tuple[int, int, int]
+
+
+def dim3(value: int | Sequence[int]) -> Dim3:
+    """A launch dimension given as an int or up to three ints."""
+    numbers = (value,) if isinstance(value, int) else tuple(value)
+    x, y, z = (*numbers, 1, 1, 1)[:3]
+    return x, y, z
+
+
+def param_buffer(nbytes: int) -> np.ndarray:
+    """Zeroed parameter buffer, aligned to 128 bytes (tensor maps are parameters)."""
+    raw = np.zeros(nbytes + 256, np.uint8)
+    start = -raw.ctypes.data % 128
+    return raw[start : start + max(nbytes, 16)]
+
+
+def pack_arguments(entry: Entry, args: Sequence[Any]) -> np.ndarray:
+    """Parameter buffer of an entry from bytes, ints, floats, or arrays (whose address is passed).
+
+    Raises:
+        EmulatorError: the count or the size of an argument does not fit the entry's signature.
+    """
+    if len(args) != len(entry.params):
+        raise EmulatorError(f"kernel {entry.name} takes {len(entry.params)} parameters, got {len(args)}")
+    buffer = param_buffer(entry.param_bytes)
+    for param, arg in zip(entry.params, args, strict=True):
+        if isinstance(arg, np.ndarray):
+            data = int(arg.ctypes.data).to_bytes(8, "little")
+        elif isinstance(arg, bytes | bytearray):
+            data = bytes(arg)
+        elif isinstance(arg, float):
+            data = np.array(arg, np.float32 if param.nbytes == 4 else np.float64).tobytes()
+        else:
+            data = (int(arg) & ((1 << 8 * param.nbytes) - 1)).to_bytes(param.nbytes, "little")
+        if len(data) != param.nbytes:
+            raise EmulatorError(
+                f"parameter {param.name} has {param.nbytes} bytes, the argument has {len(data)}"
+            )
+        buffer[param.offset : param.offset + param.nbytes] = np.frombuffer(data, np.uint8)
+    return buffer
+
+
+def run_ptx(
+    ptx: str | Program,
+    entry: str | None = None,
+    grid: int | Sequence[int] = 1,
+    block: int | Sequence[int] = 32,
+    args: Sequence[Any] = (),
+    *,
+    cluster: int | Sequence[int] = 1,
+    smem_bytes: int = 0,
+    sm_count: int = 148,
+    checked: bool = True,
+    mode: str = "eager",
+    check: bool = False,
+    cooperative: bool = False,
+    programmatic: bool = False,
+    machine: Machine | None = None,
+) -> Stats:
+    """Run one kernel of a PTX text.
+
+    Args:
+        ptx: module text, or a parsed Program.  entry: kernel name; may be left out if there is only one.
+        grid, block, cluster: launch shape.  smem_bytes: dynamic shared memory.
+        args: one per parameter: bytes, int, float, or an ndarray (passed by address, and registered as memory).
+        checked: accesses outside the given arrays raise; False trusts every address.
+        mode: when asynchronous operations happen: "eager", "lazy", or "random:SEED" (see `modes`).
+        check: look for hazards, and raise them when the launch has ended.
+        cooperative, programmatic: attributes of the launch (see `Launch`).
+        machine: run on this machine (its mode, ranges and statistics) instead of a fresh one.
+
+    Returns:
+        The machine's statistics.
+
+    Raises:
+        EmulatorError: the text, the arguments, or the kernel's behaviour is not acceptable.
+    """
+    machine = machine or Machine(sm_count, mode=mode, check=check)
+    launch = _launch_of(machine, ptx, entry, grid, block, args, cluster, smem_bytes, checked)
+    machine.run(replace(launch, cooperative=cooperative, programmatic=programmatic))
+    return machine.stats
+
+
+def time_ptx(
+    constants: Constants,
+    ptx: str | Program,
+    entry: str | None = None,
+    grid: int | Sequence[int] = 1,
+    block: int | Sequence[int] = 32,
+    args: Sequence[Any] = (),
+    *,
+    cluster: int | Sequence[int] = 1,
+    smem_bytes: int = 0,
+    with_data: bool = False,
+    timeline: bool = False,
+) -> Timing:
+    """Model the time of one kernel of a PTX text on a GPU.
+
+    Args:
+        constants: of the GPU.  ptx ... smem_bytes: as `run_ptx` takes them.
+        with_data: whether copies and products are done as well; otherwise results mean nothing.
+        timeline: keep what every warp did when.
+
+    Raises:
+        EmulatorError: the text, the arguments, or the kernel's behaviour is not acceptable.
+    """
+    machine = Machine(constants.num_sms)
+    recorder = machine.recorder = Recorder(with_data=with_data)
+    launch = _launch_of(machine, ptx, entry, grid, block, args, cluster, smem_bytes, True)
+    machine.run(launch)
+    return replay(constants, recorder.take(launch), timeline=timeline)
+
+
+def _launch_of(
+    machine: Machine,
+    ptx: str | Program,
+    entry: str | None,
+    grid: int | Sequence[int],
+    block: int | Sequence[int],
+    args: Sequence[Any],
+    cluster: int | Sequence[int],
+    smem_bytes: int,
+    checked: bool,
+) -> Launch:
+    """A launch from PTX and arguments, compiled as the machine needs it; registers the arrays if `checked`."""
+    program = parse(ptx) if isinstance(ptx, str) else ptx
+    if entry is None:
+        if len(program.entries) != 1:
+            raise EmulatorError(
+                f"the module has {len(program.entries)} entries, name one of {list(program.entries)}"
+            )
+        entry = next(iter(program.entries))
+    if entry not in program.entries:
+        raise EmulatorError(f"no entry `{entry}` in the module; it has {list(program.entries)}")
+    kernel = program.entries[entry]
+    if checked:
+        for i, arg in enumerate(args):
+            if isinstance(arg, np.ndarray):
+                machine.memory.add_range(f"argument {i}", arg.ctypes.data, arg.nbytes, arg.flags.writeable)
+    params = pack_arguments(kernel, args)
+    code = _compiled(program, kernel, machine)
+    device = Device(ptx_arch(program.target), machine.sm_count)
+    check_launch(code, device, dim3(block), dim3(cluster), smem_bytes)
+    return Launch(code, dim3(grid), dim3(block), dim3(cluster), smem_bytes, params)
+
+
+_shared_code = lru_cache(KEPT)(Code)
+
+
+def _compiled(program: Program, entry: Entry, machine: Machine) -> Code:
+    """An entry compiled as the machine needs it. Code without variables in memory is the same for all machines."""
+    variables = (*program.variables.values(), *entry.variables.values())
+    has_memory = any(v.space in ("global", "const") for v in variables)
+    return (Code if has_memory else _shared_code)(
+        program,
+        entry,
+        late=machine.queue is not None,
+        checked=machine.checker is not None,
+        timed=machine.recorder is not None,
+        count_banks=machine.count_banks,
+        forms=machine.forms is not None,
+    )
+
+
+def check_launch(code: Code, device: Device, block: Dim3, cluster: Dim3, smem_bytes: int) -> None:
+    """Refuse a launch that the hardware would refuse.
+
+    Raises:
+        EmulatorError: thread count against ``.reqntid``/``.maxntid``, cluster size, or shared memory.
+    """
+    entry, name = code.entry, code.entry.name
+    threads = block[0] * block[1] * block[2]
+    required = entry.directives.get("reqntid")
+    if required and (*required, 1, 1)[:3] != block:
+        raise EmulatorError(
+            f"kernel {name} requires blocks of {required} threads (.reqntid), launched with {block}"
+        )
+    most = entry.directives.get("maxntid")
+    limit = min(1024, most[0] * (*most, 1, 1)[1] * (*most, 1, 1)[2] if most else 1024)
+    if not 1 <= threads <= limit:
+        raise EmulatorError(f"kernel {name}: {threads} threads per CTA, allowed are 1..{limit}")
+    if cluster[0] * cluster[1] * cluster[2] > 16:
+        raise EmulatorError(f"kernel {name}: cluster {cluster} has more than 16 CTAs")
+    total = code.static_shared + smem_bytes
+    if total > device.shared_bytes:
+        raise EmulatorError(
+            f"kernel {name}: {total} bytes of shared memory, a CTA on {device.arch} has {device.shared_bytes}"
+        )
+
+
+# ---- CuTe DSL host code ---------------------------------------------------------------------------
+
+
+COOPERATIVE, PROGRAMMATIC = 1, 2
+"""Bits of a launch record's attributes."""
+
+
+class LaunchRecord(ctypes.Structure):
+    """struct launch_record of launch_shim.c."""
+
+    _fields_ = (
+        ("name", ctypes.c_char_p),
+        ("grid", ctypes.c_uint32 * 3),
+        ("block", ctypes.c_uint32 * 3),
+        ("cluster", ctypes.c_uint32 * 3),
+        ("attributes", ctypes.c_uint32),
+        ("shared_bytes", ctypes.c_uint64),
+        ("arguments", ctypes.POINTER(ctypes.c_void_p)),
+        ("image", ctypes.c_void_p),
+    )
+
+
+class TensorMapRecord(ctypes.Structure):
+    """struct tensor_map_record of launch_shim.c."""
+
+    _fields_ = (
+        ("descriptor", ctypes.c_void_p),
+        ("address", ctypes.c_uint64),
+        ("dims", ctypes.POINTER(ctypes.c_uint64)),
+        ("strides", ctypes.POINTER(ctypes.c_uint64)),
+        ("box", ctypes.POINTER(ctypes.c_uint32)),
+        ("element_strides", ctypes.POINTER(ctypes.c_uint32)),
+        ("element", ctypes.c_uint32),
+        ("rank", ctypes.c_uint32),
+        ("interleave", ctypes.c_uint32),
+        ("swizzle", ctypes.c_uint32),
+        ("fill", ctypes.c_uint32),
+    )
+
+    def gap(self) -> bool:
+        """Whether some bytes between its rows belong to no element."""
+        packed = self.dims[0] * driver_element(self.element).bits // 8
+        strides = (self.strides[i] for i in range(self.rank - 1))
+        for stride, dim in zip(strides, self.dims[1 : self.rank], strict=True):
+            if stride > packed:
+                return True
+            packed = stride * dim
+        return False
+
+    def encode(self) -> None:
+        """Write the descriptor.
+
+        Raises:
+            ValueError, EmulatorError: the driver would refuse it, or it is not modelled.
+        """
+        rank = self.rank
+        data = encode_tiled(
+            self.address,
+            self.element,
+            tuple(self.dims[:rank]),
+            tuple(self.strides[: rank - 1]),
+            tuple(self.box[:rank]),
+            tuple(self.element_strides[:rank]),
+            interleave=self.interleave,
+            swizzle=self.swizzle,
+            fill=self.fill,
+        )
+        ctypes.memmove(self.descriptor, data, len(data))
+
+
+LAUNCH_CALLBACK = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.POINTER(LaunchRecord))
+TENSOR_MAP_CALLBACK = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.POINTER(TensorMapRecord))
+ATTRIBUTE_CALLBACK = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.POINTER(ctypes.c_int), ctypes.c_int)
+SUCCESS, INVALID_VALUE, LAUNCH_FAILURE, COOPERATIVE_LAUNCH_TOO_LARGE = 0, 1, 719, 720
+
+
+class _Refused(Exception):
+    """A launch that the driver answers with an error code and forgets: the device goes on."""
+
+    def __init__(self, code: int):
+        super().__init__(f"CUDA error {code}")
+        self.code = code
+
+
+class Emulator:
+    """A virtual GPU for CuTe DSL functions of this process.
+
+    While used as a context manager, every launch of a registered kernel runs on it; host pointers are device
+    pointers, so CPU tensors are the operands. Emulators nest; the innermost one is the device.
+
+        emulator = Emulator(sm_count=4)
+        emulator.register(compiled.artifacts.PTX)
+        with emulator:
+            compiled(a, b)
+
+    An exception inside a launch cannot cross the native host code: it is kept, and raised by `check` and on leaving
+    the context.
+    """
+
+    def __init__(
+        self,
+        arch: str = "sm_100a",
+        sm_count: int = 148,
+        progress: Callable[[int, int], None] | None = None,
+        *,
+        mode: str = "eager",
+        check: bool = False,
+        timing: Constants | None = None,
+        with_data: bool = True,
+        timeline: bool = False,
+        all_layouts: bool = False,
+        count_banks: bool = False,
+    ):
+        """`arch`: the PTX target that it runs. `progress`: called with (finished CTAs, all CTAs) during launches.
+
+        `mode`: when asynchronous operations happen: "eager", "lazy", or "random:SEED" (see `modes`).
+        `check`: look for hazards (see `hazards`), and raise them when a launch has ended.
+        `timing`: model the time of every launch on this GPU, in `timings`. `with_data`: False leaves out copies and
+        products meanwhile: the results mean nothing, the times stay. `timeline`: keep what every warp did when.
+        `all_layouts`: model it in every layout of memory.
+        `count_banks`: count bank conflicts of shared memory, by instruction (`stats.banks`).
+
+        Raises:
+            EmulatorError: unknown architecture.  ValueError: unknown mode, or times with another mode than eager.
+        """
+        if timing is not None and (mode != "eager" or check):
+            raise ValueError("times are modelled in eager mode without checks; leave out mode and check")
+        self.device = Device(arch, sm_count)
+        self.machine = Machine(sm_count, progress=progress, mode=mode, check=check, count_banks=count_banks)
+        self._constants, self._timeline, self._all_layouts = timing, timeline, all_layouts
+        self.timings: list[Timing] = []
+        if timing is not None:
+            self.machine.recorder = Recorder(with_data=with_data)
+        self._attributes = self.device.attributes()
+        self._kernels: dict[str, Program] = {}
+        self._modules: list[tuple[bytes, Program]] = []
+        self._code: dict[tuple[int, str], Code] = {}
+        self._error: BaseException | None = None
+
+    @property
+    def hazards(self) -> list[Hazard]:
+        """What checked launches have been found guilty of so far."""
+        return list(self.machine.checker.hazards) if self.machine.checker is not None else []
+
+    @property
+    def stats(self) -> Stats:
+        """What has run so far."""
+        return self.machine.stats
+
+    def register(self, ptx: str, cubin: bytes | None = None) -> tuple[str, ...]:
+        """Make the kernels of a PTX text known. Returns their names.
+
+        `cubin`: what the same compilation made of the text. Modules with kernels of equal names are told apart by it;
+        without it, a name means its newest registration.
+
+        Raises:
+            EmulatorError: the text does not parse, or is for another architecture.
+        """
+        program = parse(ptx)
+        target = ptx_arch(program.target)
+        if target != self.device.arch:
+            raise EmulatorError(f"the PTX is for {target}, this emulator is {self.device.arch}")
+        self._kernels.update(dict.fromkeys(program.entries, program))
+        if cubin:
+            self._modules.append((cubin, program))
+        return tuple(program.entries)
+
+    def register_new(self, ptx: str) -> None:
+        """Make the kernels of a text known if none of their names is."""
+        if self._kernels.keys().isdisjoint(parse(ptx).entries):
+            self.register(ptx)
+
+    def add_range(self, name: str, addr: int, nbytes: int, writable: bool = True) -> None:
+        """Declare live memory. Once any is declared, accesses outside all of it raise."""
+        self.machine.memory.add_range(name, addr, nbytes, writable)
+
+    def clear_ranges(self) -> None:
+        """Forget the declared memory: every address is trusted again."""
+        self.machine.memory.clear_ranges()
+
+    def check(self) -> None:
+        """Raise the exception that a launch left behind, if there is one, and forget it."""
+        error, self._error = self._error, None
+        if error is not None:
+            raise error
+
+    def __enter__(self) -> "Emulator":
+        """Become the device of this process."""
+        self._error = None
+        shim = ctypes.CDLL(shim_path())
+        active_emulators.append(self)
+        shim.nvfp4_cute_set_callbacks(_launch, _attribute, _tensor_map)
+        return self
+
+    def __exit__(self, kind: type | None, error: BaseException | None, trace: Any) -> None:
+        """Stop being the device; raise what a launch left behind."""
+        active_emulators.remove(self)
+        if not active_emulators:
+            nothing = ctypes.c_void_p(None)
+            ctypes.CDLL(shim_path()).nvfp4_cute_set_callbacks(nothing, nothing, nothing)
+        left, self._error = self._error, None
+        if left is not None:
+            raise left from error
+
+    def launch(self, record: LaunchRecord) -> None:
+        """Run the launch that host code asked for.
+
+        Raises:
+            EmulatorError: unknown kernel, a launch the hardware would refuse, or a failure of the kernel.
+        """
+        launch = self.decode(record)
+        x, y, z = launch.grid
+        if launch.cooperative and x * y * z > launch.resident_ctas(self.device.sm_count):
+            raise _Refused(COOPERATIVE_LAUNCH_TOO_LARGE)
+        self.run(launch)
+
+    def decode(self, record: LaunchRecord) -> Launch:
+        """The launch that host code asked for, with its parameters copied.
+
+        Raises:
+            EmulatorError: unknown kernel, or a launch the hardware would refuse.
+        """
+        code = self._find_code(record.name.decode(), image_at(record.image))
+        entry = code.entry
+        cluster = dim3([max(n, 1) for n in record.cluster])
+        block = dim3(list(record.block))
+        check_launch(code, self.device, block, cluster, record.shared_bytes)
+        params = param_buffer(entry.param_bytes)
+        for i, param in enumerate(entry.params):
+            data = ctypes.string_at(record.arguments[i], param.nbytes)
+            params[param.offset : param.offset + param.nbytes] = np.frombuffer(data, np.uint8)
+        explicit = any(record.cluster)
+        grid = dim3(list(record.grid))
+        attributes = record.attributes
+        return Launch(
+            code,
+            grid,
+            block,
+            cluster,
+            record.shared_bytes,
+            params,
+            explicit,
+            cooperative=bool(attributes & COOPERATIVE),
+            programmatic=bool(attributes & PROGRAMMATIC),
+        )
+
+    def _find_code(self, name: str, image: bytes) -> Code:
+        program = self._made_into(image)
+        if program is None and image and self.recover(image):
+            program = self._made_into(image)
+        program = program or self._kernels.get(name)
+        if program is None or name not in program.entries:
+            raise EmulatorError(
+                f"kernel `{name}` was launched but its PTX is not registered; call emulator.register(ptx) first "
+                f"(known: {', '.join(self._kernels) or 'none'}). An object file on disk holds machine code only: export "
+                "it under `nvfp4-cute emulate`, which keeps its PTX, or put the .ptx beside it (CUTE_DSL_KEEP=ptx)"
+            )
+        key = id(program), name
+        if key not in self._code:
+            self._code[key] = _compiled(program, program.entries[name], self.machine)
+        return self._code[key]
+
+    def _made_into(self, image: bytes) -> Program | None:
+        return next((program for cubin, program in reversed(self._modules) if cubin in image), None)
+
+    def recover(self, image: bytes) -> bool:
+        """Register the PTX of device code that nobody registered, if it can be had; subclasses know where to look."""
+        return False
+
+    def run(self, launch: Launch) -> None:
+        """Run a decoded launch to its end. Subclasses add what is to happen around it.
+
+        Raises:
+            EmulatorError: a failure of the kernel.
+        """
+        self.machine.run(launch)
+        if self.machine.recorder is not None:
+            self.recorded(self.machine.recorder.take(launch))
+
+    def expect(self, work: LaunchWork | None) -> None:
+        """Say what the clusters of the next launch compute: of those that are alike one is executed, for its time."""
+        assert self.machine.recorder is not None, "only times are modelled from few clusters"
+        self.machine.recorder.work = work
+
+    def recorded(self, trace: LaunchTrace) -> None:
+        """What took time in a launch that has ended; here its time is modelled."""
+        assert self._constants is not None
+        self.timings.append(
+            replay(self._constants, trace, timeline=self._timeline, all_layouts=self._all_layouts)
+        )
+
+    def attribute(self, number: int) -> int:
+        """Value of a cudaDeviceAttr.
+
+        Raises:
+            EmulatorError: one that is not in the device's table.
+        """
+        if number not in self._attributes:
+            raise EmulatorError(
+                f"host code asked for device attribute {number}, which the emulated device lacks"
+            )
+        return self._attributes[number]
+
+    def tensor_map(self, record: TensorMapRecord) -> None:
+        """A tensor map was made. The checker looks at those of small allocations."""
+        checker = self.machine.checker
+        if checker is not None and record.gap():
+            for found in self.machine.memory.ranges:
+                if found.start <= record.address < found.end and found.nbytes < SMALL_ALLOCATION:
+                    checker.silicon.tensor_map(record.address, found.nbytes, found.name)
+
+    def _guard(self, action: Callable[[], None], failure: int) -> int:
+        if self._error is not None:
+            return failure  # like a device after a fault: nothing runs until the error was taken
+        try:
+            action()
+        except _Refused as refused:
+            return refused.code
+        except BaseException as error:
+            self._error = error
+            return failure
+        return SUCCESS
+
+
+@LAUNCH_CALLBACK
+def _launch(record: Any) -> int:
+    emulator = active_emulators[-1]
+    return emulator._guard(lambda: emulator.launch(record.contents), LAUNCH_FAILURE)
+
+
+@ATTRIBUTE_CALLBACK
+def _attribute(value: Any, number: int) -> int:
+    emulator = active_emulators[-1]
+
+    def answer() -> None:
+        value[0] = emulator.attribute(number)
+
+    return emulator._guard(answer, INVALID_VALUE)
+
+
+@TENSOR_MAP_CALLBACK
+def _tensor_map(record: Any) -> int:
+    emulator = active_emulators[-1]
+
+    def answer() -> None:
+        try:
+            record.contents.encode()
+            emulator.tensor_map(record.contents)
+        except (ValueError, EmulatorError) as error:
+            # The host code that CuTe DSL compiles ends the process when this fails.
+            print(f"cuTensorMapEncodeTiled: {error}", file=sys.stderr, flush=True)
+            raise
+
+    return emulator._guard(answer, INVALID_VALUE)

@@ -1,0 +1,302 @@
+"""The functions and classes of `torch.cuda` for a virtual GPU: properties, streams, events, graphs, memory numbers."""
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+
+from nvfp4_cute.emulator.fronts.virtual_gpu import Graph, VirtualGpu
+from nvfp4_cute.errors import EmulatorError
+
+
+class Stream:
+    """A stream of the virtual GPU. All work runs in order when it is submitted, so there is nothing to wait for."""
+
+    gpu: VirtualGpu
+    current: "Stream"
+
+    def __init__(self, device: Any = None, priority: int = 0, **options: Any):
+        """`stream_ptr`, among the options, wraps an existing handle."""
+        self.device = torch.device("cuda", 0)
+        self.priority = priority
+        self.cuda_stream = options.get("stream_ptr", self.gpu.new_handle())
+
+    def nothing(self, *args: Any) -> None:
+        """A wait."""
+
+    synchronize = wait_stream = wait_event = nothing
+
+    def query(self) -> bool:
+        """Whether all work is done: always."""
+        return True
+
+    def record_event(self, event: "Event | None" = None) -> "Event":
+        """An event recorded here."""
+        event = event or Event()
+        event.record(self)
+        return event
+
+    def __enter__(self) -> "Stream":
+        self._before, type(self).current = Stream.current, self
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        Stream.current = self._before
+
+    def __eq__(self, other: Any) -> bool:
+        return isinstance(other, Stream) and other.cuda_stream == self.cuda_stream
+
+    def __hash__(self) -> int:
+        return hash(self.cuda_stream)
+
+    def __cuda_stream__(self) -> tuple[int, int]:
+        """The CUDA stream protocol: version, handle."""
+        return 0, self.cuda_stream
+
+
+class Event:
+    """An event of the virtual GPU; it remembers the host's time."""
+
+    def __init__(self, enable_timing: bool = False, blocking: bool = False, interprocess: bool = False):
+        """Not recorded yet."""
+        self.cuda_event = Stream.gpu.new_handle()
+        self._time: float | None = None
+
+    def record(self, stream: Any = None) -> None:
+        """Note the time."""
+        self._time = time.perf_counter()
+
+    def wait(self, stream: Any = None) -> None:
+        """Nothing to wait for."""
+
+    def synchronize(self) -> None:
+        """Nothing to wait for."""
+
+    def query(self) -> bool:
+        """Whether the work before it is done: always."""
+        return True
+
+    def elapsed_time(self, end: "Event") -> float:
+        """Milliseconds of the host between two records. They say nothing about a GPU.
+
+        Raises:
+            RuntimeError: one of them was not recorded.
+        """
+        if self._time is None or end._time is None:
+            raise RuntimeError("Both events must be recorded before calculating elapsed time.")
+        return 1e3 * (end._time - self._time)
+
+
+class CUDAGraph:
+    """A graph of launches and torch operations that are kept while it is captured and run by every replay."""
+
+    def __init__(self, keep_graph: bool = False):
+        """Empty."""
+        self._graph = Graph()
+
+    def capture_begin(self, *args: Any, **options: Any) -> None:
+        """Keep device work from now on."""
+        self._graph = Graph()
+        Stream.gpu.begin_capture(self._graph)
+
+    def capture_end(self) -> None:
+        """Run device work again."""
+        Stream.gpu.end_capture()
+
+    def replay(self) -> None:
+        """Run what was captured."""
+        self._graph.replay()
+
+    def reset(self) -> None:
+        """Forget what was captured."""
+        self._graph = Graph()
+
+    def instantiate(self) -> None:
+        """Nothing to prepare."""
+
+    def pool(self) -> tuple[int, int]:
+        """An identifier of a memory pool, which nothing uses."""
+        return 0, 0
+
+
+@contextmanager
+def graph(
+    cuda_graph: CUDAGraph, pool: Any = None, stream: Stream | None = None, **options: Any
+) -> Iterator[None]:
+    """torch.cuda.graph: capture what the block does."""
+    with stream or Stream.current:
+        cuda_graph.capture_begin()
+        try:
+            yield
+        finally:
+            cuda_graph.capture_end()
+
+
+class StreamContext:
+    """torch.cuda.StreamContext: within the block, a stream is the current one. A class, as torch's compiler asks."""
+
+    def __init__(self, stream: Stream | None):
+        """`stream` None: the current one."""
+        self.stream = stream
+
+    def __enter__(self) -> None:
+        self._entered = self.stream or Stream.current
+        self._entered.__enter__()
+
+    def __exit__(self, *error: Any) -> None:
+        self._entered.__exit__(*error)
+
+
+class DeviceContext:
+    """torch.cuda.device and its kin: there is one device."""
+
+    def __init__(self, device: Any = None):
+        """`device`: which one; it is the only one."""
+        self.idx, self.prev_idx = 0, -1
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, *error: Any) -> None:
+        pass
+
+
+def _range(message: str = "", *args: Any, **kwargs: Any) -> DeviceContext:
+    """torch.cuda.nvtx.range: a mark that goes nowhere."""
+    return DeviceContext()
+
+
+def properties(gpu: VirtualGpu) -> SimpleNamespace:
+    """What torch.cuda.get_device_properties answers."""
+    major, minor = gpu.device.capability
+    numbers = gpu.device.attributes()
+    return SimpleNamespace(
+        name=gpu.product.name,
+        major=major,
+        minor=minor,
+        multi_processor_count=gpu.product.sm_count,
+        total_memory=gpu.product.memory_bytes,
+        L2_cache_size=gpu.product.l2_bytes,
+        clock_rate=gpu.product.clock_khz,
+        warp_size=numbers[10],
+        max_threads_per_multi_processor=numbers[39],
+        max_threads_per_block=numbers[1],
+        regs_per_multiprocessor=numbers[82],
+        shared_memory_per_block=numbers[8],
+        shared_memory_per_block_optin=numbers[97],
+        shared_memory_per_multiprocessor=numbers[81],
+        is_integrated=0,
+        is_multi_gpu_board=0,
+        gcnArchName="",
+    )
+
+
+def _refuse(name: str, why: str) -> Callable:
+    def refuse(*args: Any, **kwargs: Any) -> Any:
+        raise EmulatorError(f"torch.cuda.{name} is not available on the virtual GPU: {why}")
+
+    return refuse
+
+
+def _constant(name: str, value: Any) -> Callable:
+    """A function of that name that answers `value` to everything. One for each name: torch's compiler tells them apart."""
+
+    def answer(*args: Any, **kwargs: Any) -> Any:
+        return value
+
+    answer.__name__ = answer.__qualname__ = name
+    return answer
+
+
+def cuda_module(gpu: VirtualGpu) -> dict[str, Any]:
+    """Replacements for attributes of torch.cuda."""
+    Stream.gpu = gpu
+    Stream.current = Stream(stream_ptr=0)
+    default = Stream.current
+
+    def set_stream(stream: Stream) -> None:
+        Stream.current = stream
+
+    def synchronize(device: Any = None) -> None:
+        # Where a GPU build reports that a kernel failed.
+        if gpu.failed:
+            raise RuntimeError("CUDA error: unspecified launch failure")
+
+    states: dict[str, Callable] = {
+        "get_rng_state": lambda device=None: torch.get_rng_state(),
+        "get_rng_state_all": lambda: [torch.get_rng_state()],
+        "set_rng_state": lambda state, device=None: torch.set_rng_state(state),
+        "set_rng_state_all": lambda states: torch.set_rng_state(states[0]),
+        "initial_seed": lambda: torch.initial_seed(),
+        "manual_seed": lambda seed: torch.random.default_generator.manual_seed(seed) and None,
+        "manual_seed_all": lambda seed: (
+            None
+        ),  # torch.manual_seed calls it after seeding the generator that everything uses
+    }
+    quiet = (
+        "_lazy_init init ipc_collect reset_peak_memory_stats reset_max_memory_allocated seed seed_all "
+        "reset_accumulated_memory_stats set_per_process_memory_fraction set_sync_debug_mode set_device "
+        "reset_max_memory_cached"
+    )
+    counts = (
+        "current_device memory_allocated max_memory_allocated memory_reserved max_memory_reserved memory_cached "
+        "max_memory_cached get_sync_debug_mode"
+    )
+    return {
+        **{name: _constant(name, None) for name in quiet.split()},
+        **{name: _constant(name, 0) for name in counts.split()},
+        **states,
+        "is_available": lambda: True,
+        "is_initialized": lambda: True,
+        "_is_compiled": lambda: True,
+        "is_bf16_supported": lambda *args, **kwargs: True,
+        "is_current_stream_capturing": lambda: gpu.graph is not None,
+        "can_device_access_peer": lambda *args: False,
+        "device_count": lambda: 1,
+        "get_arch_list": lambda: [gpu.device.arch],
+        "get_device_capability": lambda device=None: gpu.device.capability,
+        "get_device_name": lambda device=None: gpu.product.name,
+        "get_device_properties": lambda device=None: properties(gpu),
+        "mem_get_info": lambda device=None: (gpu.product.memory_bytes, gpu.product.memory_bytes),
+        "memory_stats": lambda device=None: {},
+        "memory_summary": lambda *args, **kwargs: "the virtual GPU counts no memory",
+        "synchronize": synchronize,
+        "device": DeviceContext,
+        "device_of": DeviceContext,
+        "_DeviceGuard": DeviceContext,
+        "Stream": Stream,
+        "ExternalStream": lambda handle, device=None: Stream(stream_ptr=handle),
+        "Event": Event,
+        "CUDAGraph": CUDAGraph,
+        "graph": graph,
+        "graph_pool_handle": lambda: (0, 0),
+        "current_stream": lambda device=None: Stream.current,
+        "default_stream": lambda device=None: default,
+        "set_stream": set_stream,
+        "stream": lambda stream: StreamContext(stream),
+        "StreamContext": StreamContext,
+        "cudart": lambda: SimpleNamespace(
+            cudaProfilerStart=_constant("cudaProfilerStart", 0),
+            cudaProfilerStop=_constant("cudaProfilerStop", 0),
+        ),
+        "make_graphed_callables": _refuse("make_graphed_callables", "capture a torch.cuda.CUDAGraph instead"),
+        "utilization": _refuse("utilization", "there is no hardware to ask"),
+        "clock_rate": _refuse("clock_rate", "there is no hardware to ask"),
+    }
+
+
+class Profile(torch.profiler.profile):
+    """torch.profiler.profile: there is no GPU whose activity could be recorded, so that of the CPU is."""
+
+    def __init__(self, *, activities: Any = None, **options: Any) -> None:
+        super().__init__(activities=[torch.profiler.ProfilerActivity.CPU], **options)
+
+
+def nvtx_module() -> dict[str, Any]:
+    """Replacements for attributes of torch.cuda.nvtx: marks go nowhere."""
+
+    names = ("range_push", "range_pop", "range_start", "range_end", "mark")
+    return {**{name: _constant(name, 0) for name in names}, "range": _range}

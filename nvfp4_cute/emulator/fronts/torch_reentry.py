@@ -1,0 +1,146 @@
+"""Python that torch calls from inside an operator: it sees the virtual GPU as the script around it does.
+
+A mode is off while it handles a call, and with it in everything that the call runs: autograd's backward functions and
+hooks, bodies of custom operators, checkpointed functions. These enter the mode again. Gradients that torch computes in
+C++ are marked as on the GPU where what they are computed from is.
+"""
+
+import functools
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import torch
+from torch.autograd import Variable
+from torch.autograd.graph import saved_tensors_hooks
+from torch.library import Library, fallthrough_kernel
+from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from nvfp4_cute.emulator.fronts.torch_memory import DeviceMemory, tensors_in
+from nvfp4_cute.emulator.fronts.virtual_gpu import replaced
+
+BUILT_IN = "aten"
+"""Namespace of torch's own operators: what a script overrides there for CUDA stays where it put it."""
+
+
+class Reentry:
+    """Enters a mode again wherever torch calls Python."""
+
+    def __init__(self, mode: TorchFunctionMode, memory: DeviceMemory):
+        """`mode`: the one that is off inside operators.  `memory`: where marks are kept."""
+        self.mode, self.memory = mode, memory
+        self._bodies: dict[tuple[str, str], dict[str, Callable]] = {}
+        self._register = Library.impl
+
+    @contextmanager
+    def in_place(self) -> Iterator[None]:
+        """Inside the block autograd's engine and operators that are registered enter the mode."""
+        with ExitStack() as stack:
+            stack.enter_context(replaced(Variable, _execution_engine=_Engine(self)))
+            stack.enter_context(replaced(Library, impl=self._library_impl()))
+            stack.enter_context(replaced(saved_tensors_hooks, __init__=self._hooks_init()))
+            yield
+
+    def is_on(self) -> bool:
+        """Whether the mode handles what is called now."""
+        return self.mode in _get_current_function_mode_stack()
+
+    @contextmanager
+    def again(self) -> Iterator[None]:
+        """The mode is on in this block, once."""
+        if self.is_on():
+            yield
+        else:
+            with self.mode:
+                yield
+
+    def _hooks_init(self) -> Callable:
+        """saved_tensors_hooks.__init__ (checkpoints use them, too): operators call the hooks where the mode is off."""
+        real = saved_tensors_hooks.__init__
+
+        def init(hooks: Any, pack: Callable, unpack: Callable) -> None:
+            real(hooks, self._entering(pack), self._entering(unpack))
+
+        return init
+
+    # ---- operators that Python implements ------------------------------------------------------
+    def _library_impl(self) -> Callable:
+        """Library.impl whose functions enter the mode; those for CUDA serve marked tensors, which CPU kernels get."""
+
+        def impl(
+            library: Library, op_name: Any, fn: Callable, dispatch_key: str = "", **options: Any
+        ) -> None:
+            key = dispatch_key or library.dispatch_key
+            if fn is fallthrough_kernel or not callable(fn):
+                self._register(library, op_name, fn, dispatch_key, **options)
+                return
+            body = self._entering(fn)
+            if library.ns != BUILT_IN and key in ("CPU", "CUDA"):
+                bodies = self._bodies.setdefault((library.ns, str(op_name)), {})
+                bodies[key] = body
+                key, body = "CPU", self._chosen(bodies)
+            self._register(library, op_name, body, key, **options)
+
+        return impl
+
+    def _entering(self, fn: Callable) -> Callable:
+        @functools.wraps(fn)
+        def run(*args: Any, **kwargs: Any) -> Any:
+            with self.again():
+                return fn(*args, **kwargs)
+
+        return run
+
+    def _chosen(self, bodies: dict[str, Callable]) -> Callable:
+        """The body for the device of the tensors that it gets."""
+
+        def run(*args: Any, **kwargs: Any) -> Any:
+            on_gpu = any(map(self.memory.is_device, tensors_in((args, kwargs))))
+            return (bodies.get("CUDA" if on_gpu else "CPU") or next(iter(bodies.values())))(*args, **kwargs)
+
+        return run
+
+
+class _Engine:
+    """Autograd's engine, which runs with the mode on."""
+
+    def __init__(self, reentry: Reentry):
+        self._reentry, self._engine = reentry, Variable._execution_engine
+
+    def run_backward(self, tensors: Any, grad_tensors: Any, *args: Any, **kwargs: Any) -> Any:
+        """Variable._execution_engine.run_backward: gradients of what is on the GPU are there, too."""
+        memory = self._reentry.memory
+        if not any(map(memory.is_device, tensors_in(tensors))):
+            with self._reentry.again():
+                return self._engine.run_backward(tensors, grad_tensors, *args, **kwargs)
+        for tensor, gradient in zip(tensors, grad_tensors, strict=True):
+            if isinstance(gradient, torch.Tensor) and memory.is_device(tensor):
+                memory.place_once(gradient)
+        with self._reentry.again(), _Marking(self._reentry):
+            return self._engine.run_backward(tensors, grad_tensors, *args, **kwargs)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._engine, name)
+
+
+class _Marking(TorchDispatchMode):
+    """Marks results of operators that C++ calls: those computed from marked tensors, and those made of nothing."""
+
+    def __init__(self, reentry: Reentry):
+        super().__init__()
+        self._reentry = reentry
+
+    def __torch_dispatch__(
+        self, func: Callable, types: Any, args: tuple = (), kwargs: dict | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        result = func(*args, **kwargs)
+        # A call from Python was taken by the mode, which marks what it must, and is off here.
+        if self._reentry.is_on():
+            memory = self._reentry.memory
+            inputs = list(tensors_in((args, kwargs)))
+            if not inputs or any(map(memory.is_device, inputs)):
+                for tensor in memory.fresh(result, inputs):
+                    memory.place_once(tensor)
+        return result

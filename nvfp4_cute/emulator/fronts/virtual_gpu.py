@@ -1,0 +1,328 @@
+"""A virtual GPU for a whole process: an Emulator with memory, streams, graphs, properties, and a log of launches.
+
+The shims (torch_shim, cuda_shim, dsl_shim) answer a script's questions from it.
+"""
+
+import copy
+import dataclasses
+import itertools
+import re
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+
+from nvfp4_cute.emulator.fronts.driver import Dim3, Emulator
+from nvfp4_cute.emulator.machine import Launch, Stats
+from nvfp4_cute.emulator.record.device_images import KernelStore
+from nvfp4_cute.emulator.targets import ptx_arch
+from nvfp4_cute.errors import EmulatorError
+from nvfp4_cute.timing.constants import Constants
+
+GIB = 1 << 30
+MIB = 1 << 20
+ALLOCATION_ALIGN = 512
+"""Alignment of device memory in bytes, as torch's CUDA allocator gives it; kernels rely on it (tensor maps: 128)."""
+
+POISON = 0xFF
+"""Byte that fills memory which a driver call allocated: NaN in every float format."""
+
+
+FREED_BYTES = 64 * MIB
+"""How much freed memory stays accessible by default. A GPU's caching allocator keeps all it ever got."""
+
+
+@dataclass(frozen=True)
+class Product:
+    """What a device of an architecture says of itself: name, SMs, bytes of memory and of L2, clock in kHz."""
+
+    name: str
+    sm_count: int
+    memory_bytes: int
+    l2_bytes: int
+    clock_khz: int
+
+
+PRODUCTS = {
+    "sm_90a": Product("NVIDIA H200", 132, 141 * GIB, 50 * MIB, 1_980_000),
+    "sm_100a": Product("NVIDIA B200", 148, 180 * GIB, 126 * MIB, 1_965_000),
+    "sm_103a": Product("NVIDIA B300", 148, 270 * GIB, 126 * MIB, 2_032_000),
+    "sm_110a": Product("NVIDIA Thor", 20, 128 * GIB, 32 * MIB, 1_575_000),
+    "sm_120a": Product("NVIDIA RTX PRO 6000 Blackwell", 188, 96 * GIB, 128 * MIB, 2_617_000),
+    "sm_121a": Product("NVIDIA GB10", 48, 128 * GIB, 24 * MIB, 2_418_000),
+}
+"""Data-sheet values. Nothing the emulator computes depends on them, except grids that a script sizes by SM count."""
+
+
+@dataclass
+class LaunchRow:
+    """One launch: what was launched, and what it executed so far."""
+
+    kernel: str
+    grid: Dim3
+    cluster: Dim3
+    ctas: int
+    work: Stats = dataclasses.field(default_factory=Stats)
+    finished: bool = False
+
+
+class Watcher(Protocol):
+    """Who is told about launches as they happen."""
+
+    def begin(self, row: LaunchRow) -> None:
+        """A launch starts."""
+        ...
+
+    def progress(self, row: LaunchRow, done: int, total: int) -> None:
+        """`done` of `total` CTAs are finished."""
+        ...
+
+    def end(self, row: LaunchRow) -> None:
+        """The launch is over, finished or failed."""
+        ...
+
+
+MemoryRange = tuple[str, int, int]
+"""Name, address, size in bytes."""
+
+
+class Graph:
+    """Work that was captured instead of run, in order; every replay runs it once."""
+
+    def __init__(self) -> None:
+        """An empty graph."""
+        self.actions: list[Callable[[], None]] = []
+
+    def replay(self) -> None:
+        """Run everything once."""
+        for action in self.actions:
+            action()
+
+
+class VirtualGpu(Emulator):
+    """The one GPU of this process.
+
+    Attributes:
+        product: what it says of itself.
+        launches: every launch that ran, in order.
+        graph: where work goes while it is captured, else None.
+        store: PTX of exported objects, or None.
+        freed_bytes: memory of tensors that are gone which kernels may still touch; 0 makes every use after free an error.
+        memory_sources: callables that list the live device memory besides `allocate`'s; asked before each launch.
+    """
+
+    def __init__(
+        self,
+        arch: str,
+        sm_count: int | None = None,
+        watcher: Watcher | None = None,
+        *,
+        mode: str = "eager",
+        check: bool = False,
+        count_banks: bool = False,
+        timing: Constants | None = None,
+        with_data: bool = True,
+        store: KernelStore | None = None,
+    ):
+        """`sm_count`: SMs, by default those of the architecture's product. The others: as `Emulator` takes them.
+
+        `store`: where PTX of exported objects is kept, and looked for when one is loaded.
+
+        Raises:
+            EmulatorError: unknown architecture.
+        """
+        if arch not in PRODUCTS:
+            raise EmulatorError(f"no virtual GPU for `{arch}`; choose one of {', '.join(PRODUCTS)}")
+        product = PRODUCTS[arch]
+        self.product = dataclasses.replace(product, sm_count=sm_count or product.sm_count)
+        super().__init__(
+            arch,
+            self.product.sm_count,
+            self._progress,
+            mode=mode,
+            check=check,
+            count_banks=count_banks,
+            timing=timing,
+            with_data=with_data,
+        )
+        # Numbers of cudaDeviceAttr: clock, L2, concurrent kernels, unified addressing, cooperative launch, memory pools.
+        self._attributes |= {13: product.clock_khz, 38: product.l2_bytes, 31: 1, 41: 1, 95: 1, 115: 1}
+        self.launches: list[LaunchRow] = []
+        self.graph: Graph | None = None
+        self.freed_bytes = FREED_BYTES
+        self.store = store
+        self.memory_sources: list[Callable[[], Iterable[MemoryRange]]] = []
+        self._watcher = watcher
+        self._allocations: dict[int, np.ndarray] = {}
+        self._handles = itertools.count(1)
+
+    def runs(self, ptx: str) -> bool:
+        """Whether a PTX text is for this device's architecture."""
+        target = re.search(r"^\.target\s+(\S+)", ptx, re.MULTILINE)
+        return target is not None and ptx_arch(target.group(1)) == self.device.arch
+
+    def recover(self, image: bytes) -> bool:
+        """Register the PTX of an object that another process exported, if it was kept."""
+        found = self.store.find(image) if self.store else None
+        if found is None:
+            return False
+        if not self.runs(found[0]):
+            target = re.search(r"^\.target\s+(\S+)", found[0], re.MULTILINE)
+            raise EmulatorError(
+                f"an object that is loaded was exported for {target.group(1) if target else 'another target'}, and this "
+                f"GPU is {self.device.arch}: give its cache another folder for each architecture, or empty it"
+            )
+        self.register(*found)
+        return True
+
+    # ---- launches ------------------------------------------------------------------------------
+    def run(self, launch: Launch) -> None:
+        """Run a launch, or keep it if a graph is being captured.
+
+        Raises:
+            EmulatorError: a failure of the kernel.
+        """
+        if self.graph is not None:
+            self.graph.actions.append(lambda: self._run_now(launch))
+        else:
+            self._run_now(launch)
+
+    def _run_now(self, launch: Launch) -> None:
+        x, y, z = launch.grid
+        row = LaunchRow(launch.code.entry.name, launch.grid, launch.cluster, x * y * z)
+        self.launches.append(row)
+        self.clear_ranges()
+        for name, address, nbytes in self.live_memory():
+            self.add_range(name, address, nbytes)
+        before = copy.deepcopy(self.stats)
+        self._before = before
+        if self._watcher:
+            self._watcher.begin(row)
+        try:
+            super().run(launch)
+            row.finished = True
+        finally:
+            row.work = difference(self.stats, before)
+            if self._watcher:
+                self._watcher.end(row)
+
+    def _progress(self, done: int, total: int) -> None:
+        row = self.launches[-1]
+        row.work = difference(self.stats, self._before)
+        if self._watcher:
+            self._watcher.progress(row, done, total)
+
+    @property
+    def failed(self) -> BaseException | None:
+        """What stopped a launch; from then on the device answers every launch with an error, as hardware does."""
+        return self._error
+
+    def take_failure(self) -> BaseException | None:
+        """What stopped a launch, once: afterwards the device runs launches again, as in a new process."""
+        failure, self._error = self._error, None
+        return failure
+
+    @contextmanager
+    def capturing(self, graph: Graph) -> Iterator[Graph]:
+        """Put launches into `graph` instead of running them."""
+        self.begin_capture(graph)
+        try:
+            yield graph
+        finally:
+            self.end_capture()
+
+    def begin_capture(self, graph: Graph) -> None:
+        """Put launches into `graph` until `end_capture`.
+
+        Raises:
+            EmulatorError: a capture is going on.
+        """
+        if self.graph is not None:
+            raise EmulatorError("a graph capture began while another one was going on")
+        self.graph = graph
+
+    def end_capture(self) -> Graph:
+        """Run launches again; the graph that took them.
+
+        Raises:
+            EmulatorError: no capture is going on.
+        """
+        graph, self.graph = self.graph, None
+        if graph is None:
+            raise EmulatorError("a graph capture ended that had not begun")
+        return graph
+
+    # ---- memory --------------------------------------------------------------------------------
+    def allocate(self, nbytes: int) -> int:
+        """Address of new device memory, aligned and poisoned."""
+        view = aligned_bytes(nbytes)
+        view[:] = POISON
+        address = int(view.ctypes.data)
+        self._allocations[address] = view
+        return address
+
+    def free(self, address: int) -> None:
+        """Give memory back.
+
+        Raises:
+            EmulatorError: it was not allocated here.
+        """
+        if address and self._allocations.pop(address, None) is None:
+            raise EmulatorError(f"free of {address:#x}, which no driver call allocated")
+
+    def live_memory(self) -> Iterator[MemoryRange]:
+        """Everything that kernels may touch."""
+        for address, view in self._allocations.items():
+            yield f"driver allocation of {view.size} bytes", address, view.size
+        for source in self.memory_sources:
+            yield from source()
+
+    def new_handle(self) -> int:
+        """A number for a stream, an event, or a graph; never zero, which is the default stream."""
+        return next(self._handles)
+
+
+def aligned_bytes(nbytes: int) -> np.ndarray:
+    """Uninitialised host memory, uint8, aligned as device memory is."""
+    raw = np.empty(max(nbytes, 1) + ALLOCATION_ALIGN, np.uint8)
+    start = -raw.ctypes.data % ALLOCATION_ALIGN
+    return raw[start : start + max(nbytes, 1)]
+
+
+def difference(now: Stats, before: Stats) -> Stats:
+    """What was counted between two readings."""
+    fields = [field.name for field in dataclasses.fields(Stats)]
+    return Stats(**{name: getattr(now, name) - getattr(before, name) for name in fields})
+
+
+@contextmanager
+def replaced(owner: Any, **values: Any) -> Iterator[None]:
+    """Attributes of a module or class replaced inside the block, and put back (or removed) after it."""
+    missing = object()
+    saved = {name: vars(owner).get(name, missing) for name in values}
+    for name, value in values.items():
+        setattr(owner, name, value)
+    try:
+        yield
+    finally:
+        for name, value in saved.items():
+            if value is missing:
+                delattr(owner, name)
+            else:
+                setattr(owner, name, value)
+
+
+@contextmanager
+def without(owner: Any, name: str) -> Iterator[None]:
+    """An attribute, if there is one, removed inside the block."""
+    if name not in vars(owner):
+        yield
+        return
+    value = vars(owner)[name]
+    delattr(owner, name)
+    try:
+        yield
+    finally:
+        setattr(owner, name, value)

@@ -1,0 +1,84 @@
+"""The trace of a launch: a list of events for every warp, which `record.recorder` makes and `timing` replays."""
+
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import Any
+
+Origin = tuple[int, int, int]
+Event = tuple[Any, ...]
+"""An Op and its operands. A barrier is ``rank << 24 | offset``; bytes and counts are ints."""
+
+SECTOR, LINE = 32, 128
+"""Bytes that memory moves at least, and bytes of a cache line."""
+
+
+class Op(IntEnum):
+    """Kinds of events, with their operands."""
+
+    # Issue slots, cycles of the ALU, of the path to shared memory, chain, instructions of blocks that are new to this CTA.
+    COMPUTE = 0
+    INIT = 1  # barrier, count
+    ARRIVE = 2  # barrier, count
+    DROP = 3  # barrier, count
+    TX = 4  # barrier, bytes expected (negative: completed)
+    WAIT = 5  # barrier, number of completed phases needed
+    LOAD = (
+        6  # pieces, bytes written to shared memory of each target, signals, targets, descriptor, instruction
+    )
+    STORE = 7  # pieces, bytes
+    EXCHANGE = 8  # bytes, signals: between shared memories of a cluster
+    COMMIT_STORES = 9
+    WAIT_STORES = 10  # pending groups allowed
+    MMA = 11  # (kind, m, n, cta_group, A in tensor memory)
+    TENSOR_COPY = 12  # shape, cta_group
+    COMMIT_MMA = 13  # barriers
+    TENSOR_LOAD = 14  # 32-bit columns
+    TENSOR_STORE = 15  # 32-bit columns
+    WAIT_TENSOR_LOAD = 16
+    WAIT_TENSOR_STORE = 17
+    ALLOCATE = 18
+    WGMMA = 19  # (type of A, n, A in registers)
+    COMMIT_WGMMA = 20
+    WAIT_WGMMA = 21  # pending groups allowed
+    READ = 22  # number, lines of global memory
+    USE = 23  # number of the read
+    WRITE = 24  # lines of global memory
+    ASYNC_READ = 25  # lines (cp.async)
+    COMMIT_ASYNC = 26
+    WAIT_ASYNC = 27  # pending groups allowed
+    ARRIVE_ASYNC = 28  # barrier, pending count raised first
+    BARRIER = 29  # number, threads (0: all of the CTA), whether it waits
+    CLUSTER_ARRIVE = 30
+    CLUSTER_WAIT = 31
+    SLEEP = 32  # nanoseconds
+    MATRIX = 33  # mma.sync: (A type, flops)
+    ATOMIC = 34  # number, lines
+    TAKE_OVER = 35  # barriers, bytes: the answer to a request for another cluster's work
+    SIGNAL = 36  # words of global memory: a write that somebody may poll
+    POLL = 37  # word of global memory, writes of it that ended the loop of looks, lines
+    FENCE = 38  # until all SMs see what the CTA has written
+    PREFETCH = 39  # pieces, bytes of the boxes, descriptor: into L2
+    PREFETCH_MAP = 40  # descriptors
+
+
+Piece = tuple[int, int]
+"""A region of global memory that is copied as a whole: address of its first byte, bytes of 32-byte sectors."""
+
+
+@dataclass
+class ClusterTrace:
+    """The events of one cluster: ``warps[rank][warp index]`` is a list. ``requested``: bytes of global memory, by Op."""
+
+    origin: tuple[int, int, int]
+    warps: list[list[list[Event]]]
+    loaded: int = 0
+    stored: int = 0
+
+
+@dataclass
+class LaunchTrace:
+    """The events of a launch. `ctas_per_sm`: how many an SM holds at a time. `clusters`: in grid order."""
+
+    kernel: str
+    ctas_per_sm: int
+    clusters: list[ClusterTrace]

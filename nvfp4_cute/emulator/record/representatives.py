@@ -1,0 +1,201 @@
+"""Few clusters executed for many that do the same: their traces, with the addresses of the others.
+
+A persistent kernel's clusters differ in the tiles that they compute, and tiles of one shape differ in addresses only. Who
+launches knows the tiles (``LaunchWork``). Clusters with as many tiles of as many K tiles each are of one kind. One of each
+shape is executed; where shapes are too many, as with experts that got their own number of tokens each, a few that have
+from the fewest to the most results stand for those that come closest.
+"""
+
+from bisect import bisect_right
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from nvfp4_cute.emulator.record.events import LINE, ClusterTrace, Event, Op, Origin, Piece
+from nvfp4_cute.emulator.record.placement import Placement
+from nvfp4_cute.errors import EmulatorError
+
+MOST_OF_A_KIND = 4
+"""Clusters of a kind that are executed where their shapes differ."""
+
+
+@dataclass(frozen=True)
+class TileWork:
+    """One tile of a cluster.
+
+    Attributes:
+        k_tiles: steps of its main loop.
+        rows, columns: of its results.
+        inputs: address of its part of every input, in the launch's order of inputs.
+        out: address of its first result.
+    """
+
+    k_tiles: int
+    rows: int
+    columns: int
+    inputs: tuple[int, ...]
+    out: int
+
+
+@dataclass(frozen=True)
+class LaunchWork:
+    """What the clusters of a launch compute.
+
+    Attributes:
+        clusters: the tiles of each in order; clusters are counted along x, then along y.
+        inputs: (address, bytes, input) of every tensor that is read, by address.
+        row_bytes, column_bytes: from a result to that of the next row, and of the next column.
+        split: CTAs of a cluster that share the steps of a tile, in order; each has one at least.
+    """
+
+    clusters: tuple[tuple[TileWork, ...], ...]
+    inputs: tuple[tuple[int, int, int], ...]
+    row_bytes: int
+    column_bytes: int
+    split: int = 1
+
+    def placed(self, placement: Placement) -> "LaunchWork":
+        """The same with the addresses that a device would have."""
+        place = placement.of
+        clusters = tuple(
+            tuple(replace(tile, inputs=tuple(map(place, tile.inputs)), out=place(tile.out)) for tile in tiles)
+            for tiles in self.clusters
+        )
+        inputs = sorted((place(address), nbytes, which) for address, nbytes, which in self.inputs)
+        return replace(self, clusters=clusters, inputs=tuple(inputs))
+
+
+def choose(work: LaunchWork) -> list[int]:
+    """For each cluster the one that stands for it: itself where it is to be executed."""
+    kinds: dict[tuple[int, ...], list[int]] = defaultdict(list)
+    for number, tiles in enumerate(work.clusters):
+        kinds[tuple(tile.k_tiles for tile in tiles)].append(number)
+    chosen = [0] * len(work.clusters)
+    for members in kinds.values():
+        shapes: dict[tuple[tuple[int, int], ...], list[int]] = defaultdict(list)
+        for number in members:
+            shapes[tuple((tile.rows, tile.columns) for tile in work.clusters[number])].append(number)
+        if len(shapes) <= MOST_OF_A_KIND:
+            for alike in shapes.values():
+                for number in alike:
+                    chosen[number] = alike[0]
+            continue
+        ranked = sorted(members, key=lambda number: _results(work.clusters[number]))
+        step = (len(ranked) - 1) / (MOST_OF_A_KIND - 1)
+        executed = [ranked[round(i * step)] for i in range(MOST_OF_A_KIND)]
+        for number in ranked:
+            chosen[number] = min(executed, key=lambda other: _distance(work, number, other))
+    return chosen
+
+
+def _results(tiles: Sequence[TileWork]) -> int:
+    return sum(tile.rows * tile.columns for tile in tiles)
+
+
+def _distance(work: LaunchWork, one: int, other: int) -> int:
+    return abs(_results(work.clusters[one]) - _results(work.clusters[other]))
+
+
+def everyone(
+    executed: Sequence[ClusterTrace], work: LaunchWork, origins: Sequence[Origin]
+) -> list[ClusterTrace]:
+    """Traces of all clusters at `origins`, from those of the executed ones in grid order.
+
+    Raises:
+        EmulatorError: a warp does not load as often for every step of the main loop.
+    """
+    chosen = choose(work)
+    traces = dict(zip(sorted(set(chosen)), executed, strict=True))
+    return [
+        replace(moved(traces[source], work, source, target), origin=origins[target])
+        for target, source in enumerate(chosen)
+    ]
+
+
+def moved(trace: ClusterTrace, work: LaunchWork, source: int, target: int) -> ClusterTrace:
+    """The trace of cluster `source` as that of `target`, which is of its kind: other addresses, else the same.
+
+    Raises:
+        EmulatorError: a warp does not load as often for every step of the main loop.
+    """
+    if source == target:
+        return trace
+    mover = _Mover(work, work.clusters[source], work.clusters[target])
+    return replace(
+        trace, warps=[[mover.warp(events, rank) for events in cta] for rank, cta in enumerate(trace.warps)]
+    )
+
+
+class _Mover:
+    """Moves the events of a cluster to the tiles of another."""
+
+    def __init__(self, work: LaunchWork, source: Sequence[TileWork], target: Sequence[TileWork]):
+        self._work, self._source, self._target = work, source, target
+        self._starts = [address for address, _, _ in work.inputs]
+
+    def _steps(self, tile: TileWork, rank: int) -> int:
+        """Of a tile's main loop, what CTA ``rank`` of the cluster has."""
+        if self._work.split == 1:
+            return tile.k_tiles
+        first, end = (i * tile.k_tiles // self._work.split for i in (rank, rank + 1))
+        return max(end - first, 1)
+
+    def warp(self, events: list[Event], rank: int) -> list[Event]:
+        """The events of a warp of CTA ``rank`` of the cluster."""
+        kinds = {event[0] for event in events}
+        if not kinds & {Op.LOAD, Op.PREFETCH, Op.STORE, Op.WRITE, Op.READ}:
+            return events
+        loads = sum(event[0] is Op.LOAD for event in events)
+        steps = [self._steps(tile, rank) for tile in self._source]
+        if loads and loads % sum(steps):
+            raise EmulatorError(
+                f"a warp makes {loads} loads in {sum(steps)} steps of its main loops: clusters cannot stand for others"
+            )
+        tile_of_load = [i for i, count in enumerate(steps) for _ in range(count * loads // sum(steps))]
+        result, load, tile = [], 0, 0
+        for event in events:
+            if event[0] is Op.LOAD:
+                pieces = self._inputs(event[1], tile_of_load[load])
+                load += 1
+                event = (Op.LOAD, pieces, *event[2:])
+            elif event[0] is Op.READ and len(self._source) == 1:
+                event = (Op.READ, event[1], self._inputs(event[2], 0))
+            elif event[0] is Op.PREFETCH:
+                event = (Op.PREFETCH, self._inputs(event[1], tile_of_load[load - 1]), *event[2:])
+            elif event[0] is Op.STORE or event[0] is Op.WRITE:
+                tile = self._tile_of_result(event[1], tile)
+                shift = self._target[tile].out - self._source[tile].out
+                pieces = tuple((address + shift, nbytes) for address, nbytes in event[1])
+                event = (event[0], pieces, *event[2:])
+            result.append(event)
+        return result
+
+    def _inputs(self, pieces: tuple[Piece, ...], tile: int) -> tuple[Piece, ...]:
+        source, target = self._source[tile].inputs, self._target[tile].inputs
+        result = []
+        for address, nbytes in pieces:
+            index = bisect_right(self._starts, address) - 1
+            start, size, which = self._work.inputs[index]
+            shift = target[which] - source[which] if index >= 0 and address < start + size else 0
+            result.append((address + shift, nbytes))
+        return tuple(result)
+
+    def _tile_of_result(self, pieces: tuple[Piece, ...], first: int) -> int:
+        """The tile that a warp stores, which does them in order."""
+        if not pieces:
+            return first
+        for index in range(first, len(self._source)):
+            if self._contains(self._source[index], pieces[0][0]):
+                return index
+        return first
+
+    def _contains(self, tile: TileWork, address: int) -> bool:
+        """Whether a line that begins at an address has results of a tile."""
+        offset = address - tile.out + LINE
+        far, near = self._work.row_bytes, self._work.column_bytes
+        counts = (tile.rows, tile.columns)
+        if far < near:
+            far, near, counts = near, far, counts[::-1]
+        line, place = divmod(offset, far)
+        inside = 0 <= line < counts[0] and place < counts[1] * near + LINE
+        return inside or (line == counts[0] and place < LINE)

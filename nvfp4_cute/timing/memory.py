@@ -1,0 +1,145 @@
+"""Memory as the timing model sees it: queues for device memory, L2's look-ups and its data, and which pieces L2 holds."""
+
+from collections import OrderedDict
+from dataclasses import dataclass
+
+from nvfp4_cute.emulator.record.events import LINE, Piece
+from nvfp4_cute.timing.constants import Constants
+
+PAGE_BYTES = 1 << 21
+"""Of a page of device memory."""
+LAYOUTS = 5
+"""Places in a page where a launch's memory may begin, at equal distances."""
+
+SPREAD_BYTES = 8192
+"""Pieces of this size or more meet the slowest of many memory channels."""
+
+
+@dataclass
+class Reply:
+    """When the data of a request is there, and whether L2 had it."""
+
+    time: float
+    hit: bool
+
+
+@dataclass(slots=True)
+class Held:
+    """A piece in L2: when device memory has brought it, whether that lacks it, when SMs that ask together have it."""
+
+    nbytes: int
+    there: float
+    dirty: bool
+    served: float = 0.0
+
+
+class Memory:
+    """L2 and device memory, shared by all SMs. Requests come in the order of their times.
+
+    A piece is what somebody copies as a whole. L2 holds the pieces used last; a piece under way is waited for, not
+    read twice, and requests for a piece that L2 is just answering cost it no bandwidth. Written pieces stay in L2 until they
+    make room.
+    """
+
+    def __init__(self, constants: Constants, *, layout: int = 0, keep_log: bool = False):
+        """Cold and idle. `layout`: which of `LAYOUTS`. `keep_log`: note every read of device memory in `log`."""
+        self._shift = layout * PAGE_BYTES // LAYOUTS
+        self.log: list[tuple[float, int]] = []
+        self._keep_log = keep_log
+        self.constants = constants
+        self._hbm_cycles = 1 / constants.hbm_bandwidth
+        self._l2_cycles = 1 / constants.l2_bandwidth
+        self._look_up_cycles = 1 / constants.l2_look_ups
+        self._write_cycles = 1 / constants.l2_write_bandwidth
+        self._pages: set[tuple[int, int]] = set()
+        self._hbm_free = self._prefetch_free = self._l2_free = self._look_up_free = self._write_free = 0.0
+        self._held: OrderedDict[int, Held] = OrderedDict()  # by address
+        self._used = 0
+        self.hbm_bytes = self.l2_bytes = 0
+        self.hbm_busy = 0.0
+
+    def read(self, piece: Piece, now: float, gpc: int) -> Reply:
+        """Request a piece for an SM of a group."""
+        nbytes, latency = piece[1], self.constants.l2_latency
+        self.l2_bytes += nbytes
+        held = self._find(piece) or self._fetch(piece, now, gpc)
+        self._look_up(nbytes, now)
+        if now >= held.served:  # else L2 answers this request with an earlier one for the same piece
+            self._l2_free = max(self._l2_free, now) + nbytes * self._l2_cycles
+            held.served = max(self._l2_free, held.there) + latency
+        return Reply(max(held.served, now + latency), held.there <= now)
+
+    def prefetch(self, piece: Piece, now: float, gpc: int) -> float:
+        """Have a piece brought into L2; when L2 has looked it up.
+
+        Where device memory is behind, it takes one prefetch in the time that one takes, and drops the others.
+        """
+        self._look_up(piece[1], now)
+        if self._find(piece) is None and (
+            now >= self._prefetch_free or self._hbm_free - now <= self.constants.prefetch_backlog
+        ):
+            self._prefetch_free = max(self._prefetch_free, now) + piece[1] * self._hbm_cycles
+            self._fetch(piece, now, gpc)
+        return self._look_up_free
+
+    def _look_up(self, nbytes: int, now: float) -> None:
+        """Have L2 look for so many bytes. Loads do not wait for that: what L2 sends takes longer."""
+        self._look_up_free = max(self._look_up_free, now) + nbytes * self._look_up_cycles
+
+    def _find(self, piece: Piece) -> Held | None:
+        """A piece that L2 holds, used last from now on."""
+        key, nbytes = piece
+        held = self._held.get(key)
+        if held is None or held.nbytes < nbytes:
+            # Results that were written line by line are read as larger pieces.
+            key = key // LINE * LINE
+            held = self._held.get(key)
+            if held is None or not held.dirty:
+                return None
+        self._held.move_to_end(key)
+        return held
+
+    def _fetch(self, piece: Piece, now: float, gpc: int) -> Held:
+        """Bring a piece from device memory."""
+        address, nbytes = piece
+        c = self.constants
+        done = self._from_hbm(nbytes, now)
+        there = done + c.hbm_latency - c.l2_latency + c.hbm_spread * min(1.0, nbytes / SPREAD_BYTES)
+        page = gpc, (address + self._shift) // PAGE_BYTES
+        if page not in self._pages:
+            self._pages.add(page)
+            there += c.page_latency
+        return self._keep(address, nbytes, there, dirty=False, now=now)
+
+    def write(self, piece: Piece, now: float) -> float:
+        """Store a piece; when L2 has it."""
+        address, nbytes = piece
+        self._write_free = max(self._write_free, now) + nbytes * self._write_cycles
+        key = address // LINE * LINE if nbytes <= LINE else address
+        self._keep(key, nbytes, self._write_free, dirty=True, now=now)
+        return self._write_free
+
+    def _from_hbm(self, nbytes: int, now: float) -> float:
+        self.hbm_bytes += nbytes
+        cycles = nbytes * self._hbm_cycles
+        self.hbm_busy += cycles
+        self._hbm_free = max(self._hbm_free, now) + cycles
+        if self._keep_log:
+            self.log.append((self._hbm_free, nbytes))
+        return self._hbm_free
+
+    def _keep(self, address: int, nbytes: int, there: float, *, dirty: bool, now: float) -> Held:
+        old = self._held.pop(address, None)
+        if old is not None:
+            self._used -= old.nbytes
+            dirty = dirty or old.dirty
+        held = self._held[address] = Held(nbytes, there, dirty)
+        self._used += nbytes
+        while self._used > self.constants.l2_bytes and len(self._held) > 1:
+            _, least = self._held.popitem(last=False)
+            self._used -= least.nbytes
+            if least.dirty:
+                cycles = least.nbytes * self._hbm_cycles
+                self.hbm_busy += cycles
+                self._hbm_free = max(self._hbm_free, now) + cycles
+        return held

@@ -1,0 +1,165 @@
+"""What a replayed launch is made of: warps, CTAs and clusters, the barriers that they wait for, and the parts of an SM that they
+share."""
+
+from collections import defaultdict, deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from nvfp4_cute.emulator.record.events import ClusterTrace, Event
+
+SCHEDULERS = 4
+"""Of an SM; warp i belongs to scheduler i mod 4."""
+Handler = Callable[..., float | None]
+"""What an event does: from simulation, warp, time and operands to when the warp goes on, None where something else wakes it."""
+
+
+@dataclass(frozen=True)
+class Span:
+    """A piece of a warp's time, in cycles: computing or a stall, and for a stall who ended it and what that did.
+
+    Attributes:
+        cause: "compute", or what was waited for.  by: the warp whose action ended the stall, or None.
+        since: when that warp acted.
+    """
+
+    start: float
+    end: float
+    cause: str
+    by: "Warp | None" = None
+    since: float = 0.0
+
+
+class Sm:
+    """What the warps of an SM share."""
+
+    def __init__(self, index: int, gpc: int):
+        self.index, self.gpc = index, gpc
+        self.ctas = 0
+        self.warm: set[int] = set()
+        self.maps: dict[int, float] = {}  # tensor map -> when it is there
+        self.schedulers = [0.0] * SCHEDULERS
+        self.alus = [0.0] * SCHEDULERS
+        self.matrix = [0.0] * SCHEDULERS
+        self.pipe = self.last_copy = self.copy_pipe = self.last_start = 0.0
+        self.tensor_loads = [0.0] * SCHEDULERS
+        self.copies: deque[tuple[Any, ...]] = deque()
+        self.engine_busy = False
+        self.ingress = self.egress = self.memory_port = self.port = self.exchange_port = 0.0
+        self.mma_busy = self.busy = self.since = 0.0
+        self.lines: dict[int, float] = {}
+        self.engine_spans: list[Span] = []
+        self.matrix_spans: list[Span] = []
+
+
+class Barrier:
+    """An mbarrier in time."""
+
+    __slots__ = ("count", "last", "pending", "phase", "tx", "waiting")
+
+    def __init__(self, count: int):
+        self.count = self.pending = count
+        self.phase = self.tx = 0
+        self.waiting: list[tuple[int, Warp, float]] = []
+        self.last: tuple[str, Warp | None, float] = ("", None, 0.0)
+
+
+class NamedBarrier:
+    """A named barrier or the cluster barrier: who has come, who waits."""
+
+    __slots__ = ("arrived", "expected", "waiting")
+
+    def __init__(self) -> None:
+        self.arrived = 0
+        self.expected = 0
+        self.waiting: list[tuple[Warp, float]] = []
+
+
+class Word:
+    """A word of global memory that warps wait for: writes that L2 has, who waits for how many, and since when looks arrive."""
+
+    __slots__ = ("waiting", "writes")
+
+    def __init__(self) -> None:
+        self.writes = 0
+        self.waiting: list[tuple[int, Warp, float, float]] = []
+
+
+class Groups:
+    """Asynchronous work of a warp, which it commits in groups and waits for in that order.
+
+    Attributes:
+        done: when all that was issued so far is done.
+        committed: of each group that nobody has waited for yet, when it and all before it are done.
+    """
+
+    __slots__ = ("committed", "done")
+
+    def __init__(self) -> None:
+        self.done = 0.0
+        self.committed: list[float] = []
+
+    def add(self, done: float) -> None:
+        """Work of the group that is open."""
+        self.done = max(self.done, done)
+
+    def commit(self) -> None:
+        """Close a group."""
+        self.committed.append(self.done)
+
+    def wait(self, pending: int) -> float:
+        """When all but the newest `pending` groups are done; 0 where there are no others."""
+        covered = max(0, len(self.committed) - pending)
+        done = self.committed[covered - 1] if covered else 0.0
+        del self.committed[:covered]
+        return done
+
+
+class Warp:
+    """A warp and its place."""
+
+    __slots__ = (
+        "async_reads", "copied", "cta", "events", "index", "passed", "position", "reads", "role", "scheduler", "sm", "spans",
+        "stores", "tensor_done", "tensor_stored", "wgmmas",
+    )  # fmt: skip
+
+    def __init__(self, cta: "Cta", index: int, events: list[Event]):
+        self.cta, self.index, self.events, self.sm = cta, index, events, cta.sm
+        self.scheduler = index % SCHEDULERS
+        self.position = 0
+        # Phase of the cluster barrier that it arrived in last.
+        self.passed = -1
+        self.role = ""
+        self.spans: list[Span] = []
+        self.reads: dict[int, float] = {}
+        self.copied: dict[int, float] = {}
+        self.stores, self.wgmmas, self.async_reads = Groups(), Groups(), Groups()
+        self.tensor_done = self.tensor_stored = 0.0
+
+
+class Cta:
+    """A CTA on its SM."""
+
+    __slots__ = ("cluster", "live", "named", "number", "rank", "sm", "start", "warps", "written")
+
+    def __init__(self, cluster: "Cluster", rank: int, sm: Sm):
+        self.cluster, self.rank, self.sm = cluster, rank, sm
+        self.named: dict[int, NamedBarrier] = defaultdict(NamedBarrier)
+        self.warps: list[Warp] = []
+        self.live = 0
+        self.start = self.written = 0.0
+        self.number = 0
+
+
+class Cluster:
+    """A cluster: its CTAs, mbarriers by address, and cluster barrier."""
+
+    __slots__ = ("barrier", "barriers", "ctas", "live", "phase", "slot", "trace")
+
+    def __init__(self, trace: ClusterTrace):
+        self.trace = trace
+        self.ctas: list[Cta] = []
+        self.barriers: dict[int, Barrier] = {}
+        self.barrier = NamedBarrier()
+        self.phase = 0
+        self.live = 0

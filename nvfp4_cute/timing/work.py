@@ -1,0 +1,157 @@
+"""What a warp computes: issue slots and ALUs of its scheduler, matrix pipes, tensor memory."""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from nvfp4_cute.emulator.machine import RANK_SHIFT
+from nvfp4_cute.emulator.record.events import Op
+from nvfp4_cute.timing.barriers import arrived
+from nvfp4_cute.timing.state import SCHEDULERS, Cta, Handler, Sm, Span, Warp
+
+if TYPE_CHECKING:
+    from nvfp4_cute.timing.replay import Simulation
+
+
+def _compute(
+    sim: "Simulation", warp: Warp, time: float, slots: float, alu: float, port: float, path: float, fresh: int
+) -> float:
+    sm, index = warp.sm, warp.scheduler
+    if fresh and warp.cta.start <= sim.constants.launch / 2:
+        path += fresh * sim.constants.fetch
+    issued = sm.schedulers[index] = worked(sim, sm, index, max(sm.schedulers[index], time), slots)
+    done = sm.alus[index] = worked(sim, sm, index, max(sm.alus[index], time), alu)
+    sm.port = max(sm.port, time) + port
+    return sim.wait(warp, time, max(time + path, issued, done, sm.port if port else 0.0), "compute")
+
+
+def worked(sim: "Simulation", sm: Sm, index: int, start: float, cycles: float) -> float:
+    """When `cycles` of a scheduler or an ALU are done, which wgmma slows down: it uses registers, too."""
+    left = sim.issue_left
+    if left == 1:
+        return start + cycles
+    beside = sm.matrix[index] - start
+    if beside <= 0:
+        return start + cycles
+    return start + cycles / left if cycles <= beside * left else start + cycles + beside * (1 - left)
+
+
+def _matrix(sim: "Simulation", warp: Warp, time: float, element: str, flops: int) -> float:
+    sm, index = warp.sm, warp.scheduler
+    cycles = SCHEDULERS * flops / sim.constants.matrix_rate(element)
+    start = max(sm.matrix[index], time)
+    sm.matrix[index] = start + cycles
+    sm.mma_busy += cycles / SCHEDULERS
+    sim.stall(warp, time, start, "matrix pipe")
+    return start + 1
+
+
+def _sleep(sim: "Simulation", warp: Warp, time: float, nanoseconds: int) -> float:
+    return sim.wait(warp, time, time + nanoseconds * sim.constants.clock_hz / 1e9, "sleep")
+
+
+def _mma(sim: "Simulation", warp: Warp, time: float, shape: tuple[str, int, int, int, bool]) -> float:
+    interval = sim.intervals.get(shape)
+    if interval is None:
+        interval = sim.intervals[shape] = sim.constants.mma_interval(*shape)
+    sm = warp.sm
+    start = max(sm.pipe, sm.last_copy, time)
+    sm.last_start, sm.pipe = start, start + interval
+    for cta in _pair(sim, warp, shape[3]):
+        cta.sm.mma_busy += interval
+        if sim.timeline:
+            cta.sm.matrix_spans.append(Span(start, start + interval, "MMA"))
+    return time + 4
+
+
+def _pair(sim: "Simulation", warp: Warp, cta_group: int) -> Sequence[Cta]:
+    if cta_group == 1:
+        return (warp.cta,)
+    even = warp.cta.rank & ~1
+    return warp.cta.cluster.ctas[even : even + 2]
+
+
+def _tensor_copy(sim: "Simulation", warp: Warp, time: float, nbytes: int, cta_group: int) -> float:
+    sm = warp.sm
+    sm.copy_pipe = max(sm.copy_pipe, sm.last_start, time) + nbytes / sim.constants.tensor_copy_bandwidth
+    sm.last_copy = sm.copy_pipe
+    return time + 4
+
+
+def _commit_mma(sim: "Simulation", warp: Warp, time: float, places: tuple[int, ...]) -> float:
+    sm, cluster = warp.sm, warp.cta.cluster
+    done = max(sm.pipe, sm.last_copy, time) + sim.constants.commit_latency - sim.constants.wake
+    for place in places:
+        remote = place >> RANK_SHIFT != warp.cta.rank
+        when = done + (sim.constants.arrive_remote / 2 if remote else 0)
+        sim.at(when, arrived, sim, cluster, place, 1, 0, "MMA", warp, time)
+    return time + 4
+
+
+def _tensor_load(sim: "Simulation", warp: Warp, time: float, columns: int) -> float:
+    warp.tensor_done = _columns_done(sim, warp, time, columns)
+    return time + 2
+
+
+def _tensor_store(sim: "Simulation", warp: Warp, time: float, columns: int) -> float:
+    warp.tensor_stored = _columns_done(sim, warp, time, columns)
+    return time + 2
+
+
+def _columns_done(sim: "Simulation", warp: Warp, time: float, columns: int) -> float:
+    """When a load or store of tensor memory is done: a column a cycle in each quadrant."""
+    busy = warp.sm.tensor_loads
+    busy[warp.scheduler] = max(busy[warp.scheduler], time) + columns
+    return busy[warp.scheduler] + sim.constants.tensor_load_latency
+
+
+def _wait_tensor_load(sim: "Simulation", warp: Warp, time: float) -> float:
+    return sim.wait(warp, time, warp.tensor_done, "tensor memory")
+
+
+def _wait_tensor_store(sim: "Simulation", warp: Warp, time: float) -> float:
+    return sim.wait(warp, time, warp.tensor_stored, "tensor memory")
+
+
+def _allocate(sim: "Simulation", warp: Warp, time: float) -> float:
+    return sim.wait(warp, time, time + sim.constants.allocate, "tensor memory allocation")
+
+
+def _wgmma(sim: "Simulation", warp: Warp, time: float, shape: tuple[str, int, bool]) -> float:
+    interval = sim.intervals.get(shape)
+    if interval is None:
+        interval = sim.intervals[shape] = sim.constants.wgmma_interval(*shape)
+    sm, index = warp.sm, warp.scheduler
+    start = max(sm.matrix[index], time)
+    sm.matrix[index] = start + interval
+    sm.mma_busy += interval / SCHEDULERS
+    warp.wgmmas.add(start + interval + sim.constants.wgmma_latency)
+    if sim.timeline and index == 0:
+        sm.matrix_spans.append(Span(start, start + interval, "MMA"))
+    return time + 2
+
+
+def _commit_wgmma(sim: "Simulation", warp: Warp, time: float) -> float:
+    warp.wgmmas.commit()
+    return time
+
+
+def _wait_wgmma(sim: "Simulation", warp: Warp, time: float, pending: int) -> float:
+    return sim.wait(warp, time, warp.wgmmas.wait(pending), "MMA")
+
+
+HANDLERS: dict[Op, Handler] = {
+    Op.COMPUTE: _compute,
+    Op.MATRIX: _matrix,
+    Op.SLEEP: _sleep,
+    Op.MMA: _mma,
+    Op.TENSOR_COPY: _tensor_copy,
+    Op.COMMIT_MMA: _commit_mma,
+    Op.TENSOR_LOAD: _tensor_load,
+    Op.TENSOR_STORE: _tensor_store,
+    Op.WAIT_TENSOR_LOAD: _wait_tensor_load,
+    Op.WAIT_TENSOR_STORE: _wait_tensor_store,
+    Op.ALLOCATE: _allocate,
+    Op.WGMMA: _wgmma,
+    Op.COMMIT_WGMMA: _commit_wgmma,
+    Op.WAIT_WGMMA: _wait_wgmma,
+}
