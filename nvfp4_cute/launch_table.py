@@ -161,6 +161,101 @@ class W4A16(IntEnum):
     L = 17
 
 
+class Route(IntEnum):
+    """Entries of a routing's table, one row: addresses, a stride in bytes, extents, and a number's bits."""
+
+    LOGITS = 0
+    BIAS = 1  # fp32, added to the logits; unused where the kernel has none
+    CORRECTION = 2  # fp32, added to the scores for the choice alone; unused where the kernel has none
+    IDS = 3
+    WEIGHTS = 4
+    PITCH = 5  # of the logits
+    TOKENS = 6
+    EXPERTS = 7
+    TOP_K = 8
+    NUM_GROUPS = 9  # of experts; unused where the kernel has none
+    TOPK_GROUPS = 10
+    SCALE = 11  # float32_bits of the factor of all weights
+
+
+class Permute(IntEnum):
+    """Entries of a permutation's table, one row: addresses and extents."""
+
+    IDS = 0
+    OFFS = 1
+    SLOTS = 2
+    ROWS = 3
+    PLACES = 4
+    COUNTS = 5  # int32 [CTAS, EXPERTS], what one launch hands to the next; unused where there is one
+    ID_BYTES = 6  # of an id: 4 or 8
+    NUM_SLOTS = 7
+    FIRST_EXPERT = 8
+    EXPERTS = 9
+    CTAS = 10
+
+
+class GatherQuantize(IntEnum):
+    """Entries of a gathering quantization's table, one row: addresses, a stride in bytes, extents."""
+
+    X = 0
+    IDS = 1  # read where every expert has a global scale, or where the kernel finds the order
+    ROWS = 2
+    PLACES = 3
+    GLOBAL_SCALE = 4  # address of one fp32 factor, or of one an expert; unused where the kernel has none
+    DATA = 5
+    SCALE = 6
+    OFFS = 7  # written where the kernel finds the order, as are ROWS and SLOTS
+    SLOTS = 8
+    X_PITCH = 9
+    ID_BYTES = 10
+    TOKENS = 11
+    TOP_K = 12
+    K = 13
+    FIRST_EXPERT = 14
+    EXPERTS = 15
+
+
+class Activate(IntEnum):
+    """Entries of an activation's table, one row: addresses, a stride in bytes, extents, and a number's bits."""
+
+    H = 0
+    BIAS = 1  # of H's dtype, a row an expert; unused where the kernel has none
+    IDS = 2
+    SLOTS = 3
+    PLACES = 4
+    OFFS = 5
+    GLOBAL_SCALE = 6  # fp32, one an expert; unused where the kernel has none
+    DATA = 7
+    SCALE = 8
+    H_PITCH = 9
+    ID_BYTES = 10
+    ROWS = 11  # at most
+    N = 12  # columns of the result
+    FIRST_EXPERT = 13
+    EXPERTS = 14
+    LIMIT = 15  # float32_bits; unused where the kernel has none
+
+
+class Finalize(IntEnum):
+    """Entries of a weighted sum's table, one row: addresses, strides in bytes, extents."""
+
+    H = 0
+    ROWS = 1
+    WEIGHTS = 2
+    SHARED = 3  # unused where the kernel has none
+    BIAS = 4  # of H's dtype, a row an expert; unused where the kernel has none
+    IDS = 5  # read where there is a bias
+    Y = 6
+    H_PITCH = 7
+    SHARED_PITCH = 8
+    Y_PITCH = 9
+    ID_BYTES = 10
+    TOKENS = 11
+    TOP_K = 12
+    N = 13
+    FIRST_EXPERT = 14
+
+
 class Probe(IntEnum):
     """Entries of a probe's table, one row."""
 

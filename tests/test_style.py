@@ -34,6 +34,7 @@ LAYERS = (
     ("launch",),
     ("backends",),
     ("ops",),
+    ("experts",),
     ("nn",),
     ("model",),
     ("tuning",),

@@ -196,22 +196,14 @@ class QuantizeKernel:
         """Two words of e2m1 and the code of the block's scale; the operations of ``formats.quantize``, in its order."""
         if cutlass.const_expr(self.has_up):
             x, up = (
-                [value for i in range(INPUT_WORDS) for value in self.unpack(source[i])]
+                [value for i in range(INPUT_WORDS) for value in unpack(source[i], self.is_bf16)]
                 for source in (words, factors)
             )
             products = [silu_mul(gate, other) for gate, other in zip(x, up, strict=True)]
             return encode_block(products, global_scale if self.has_global_scale else None, self.encode)
-        magnitudes = [words[i] & Uint32(0x7FFF7FFF) for i in range(INPUT_WORDS)]
-        most = magnitudes[0]
-        for word in magnitudes[1:]:
-            most = ptx.max_nan_x2(most, word, self.is_bf16)
-        low, high = self.unpack(most)
-        amax = ptx.max_nan(low, high)
-        code, divisor = block_scale(amax, global_scale if self.has_global_scale else None)
-        source = words if cutlass.const_expr(self.encode.signed) else magnitudes
-        x = [value for i in range(INPUT_WORDS) for value in self.unpack(source[i])]
-        signs = [words[i] for i in range(INPUT_WORDS)]
-        return encode_values(x, signs, amax, code, divisor, self.encode), code
+        return quantize_words(
+            words, global_scale if self.has_global_scale else None, self.is_bf16, self.encode
+        )
 
     @cute.jit
     def store_scale(self, operands: QuantizeOperands, place: ScalePlace, code: Uint32, valid: Boolean):
@@ -229,9 +221,28 @@ class QuantizeKernel:
             row = Int64(place.batch) * operands.m + place.row
             store_byte(operands.scale + row * k_blocks + place.k_block, code)
 
-    def unpack(self, word: Uint32) -> tuple[Float32, Float32]:
-        """The two elements of a word, exactly."""
-        return ptx.unpack_bf16x2(word) if self.is_bf16 else ptx.unpack_f16x2(word)
+
+@cute.jit
+def quantize_words(
+    words: cute.Tensor, global_scale: Float32 | None, is_bf16: cutlass.Constexpr, encode: cutlass.Constexpr
+):
+    """Eight words of 16-bit floats, as ``QuantizeKernel.quantize_block``."""
+    magnitudes = [words[i] & Uint32(0x7FFF7FFF) for i in range(INPUT_WORDS)]
+    most = magnitudes[0]
+    for word in magnitudes[1:]:
+        most = ptx.max_nan_x2(most, word, is_bf16)
+    low, high = unpack(most, is_bf16)
+    amax = ptx.max_nan(low, high)
+    code, divisor = block_scale(amax, global_scale)
+    source = words if cutlass.const_expr(encode.signed) else magnitudes
+    x = [value for i in range(INPUT_WORDS) for value in unpack(source[i], is_bf16)]
+    signs = [words[i] for i in range(INPUT_WORDS)]
+    return encode_values(x, signs, amax, code, divisor, encode), code
+
+
+def unpack(word: Uint32, is_bf16: bool) -> tuple[Float32, Float32]:
+    """The two elements of a word, exactly."""
+    return ptx.unpack_bf16x2(word) if is_bf16 else ptx.unpack_f16x2(word)
 
 
 def load_block(words: cute.Tensor, address: Int64) -> None:

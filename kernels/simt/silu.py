@@ -13,7 +13,22 @@ ONE_BITS = 0x3F800000
 @cute.jit
 def silu_mul(x: Float32, up: Float32) -> Float32:
     """One element. Products and sums stand alone: the assembler must not contract them."""
-    t = ptx.least(ptx.mul_f32(ptx.abs_f32(x), Float32(LOG2_E)), Float32(MAX_EXPONENT))
+    return ptx.mul_f32(ptx.mul_f32(x, sigmoid(x)), up)
+
+
+@cute.jit
+def sigmoid(x: Float32) -> Float32:
+    """1 / (1 + exp(-x)); of NaN a number."""
+    e = exp_minus(ptx.abs_f32(x))
+    r = ptx.rcp_f32(ptx.add_f32(e, Float32(1.0)))
+    s = r if x >= 0.0 else ptx.mul_f32(e, r)
+    return s
+
+
+@cute.jit
+def exp_minus(magnitude: Float32) -> Float32:
+    """exp(-magnitude) of what is not negative; of NaN 0."""
+    t = ptx.least(ptx.mul_f32(magnitude, Float32(LOG2_E)), Float32(MAX_EXPONENT))
     shifted = ptx.add_f32(t, Float32(MAGIC))
     y = ptx.add_f32(ptx.add_f32(shifted, Float32(-MAGIC)), -t)
     p = Float32(EXP2[-1])
@@ -21,7 +36,4 @@ def silu_mul(x: Float32, up: Float32) -> Float32:
         p = ptx.add_f32(ptx.mul_f32(p, y), Float32(coefficient))
     # The integer stands in the low bits of the shifted number.
     power = ptx.float_of(Uint32(ONE_BITS) - (ptx.bits_of(shifted) << 23))
-    e = ptx.mul_f32(p, power)
-    r = ptx.rcp_f32(ptx.add_f32(e, Float32(1.0)))
-    s = r if x >= 0.0 else ptx.mul_f32(e, r)
-    return ptx.mul_f32(ptx.mul_f32(x, s), up)
+    return ptx.mul_f32(p, power)

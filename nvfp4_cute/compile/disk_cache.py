@@ -40,6 +40,7 @@ SOURCES = (
     "compile.compiler",
     "compile.host_code",
     "compile.simt_keys",
+    "experts.keys",
 )
 DSL_DISTRIBUTIONS = "nvidia_cutlass_dsl*.dist-info"
 

@@ -42,7 +42,20 @@ def silu_mul(x: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
         float32 of that shape.
     """
     x, up = x.float(), up.float()
-    t = torch.clamp(x.abs() * LOG2_E, max=MAX_EXPONENT)
+    silu = x * sigmoid(x)
+    return silu * up
+
+
+def sigmoid(x: torch.Tensor) -> torch.Tensor:
+    """1 / (1 + exp(-x)) of float32, by lines 1 to 6; NaN stays NaN."""
+    e = exp_minus(x.abs())
+    r = torch.ones_like(e) / (e + 1.0)
+    return torch.where(x >= 0, r, e * r)
+
+
+def exp_minus(magnitude: torch.Tensor) -> torch.Tensor:
+    """exp(-magnitude) of float32 that are not negative, by lines 1 to 4; NaN stays NaN."""
+    t = torch.clamp(magnitude * LOG2_E, max=MAX_EXPONENT)
     n = (t + MAGIC) - MAGIC
     y = n - t
     p = torch.full_like(y, EXP2[-1])
@@ -50,8 +63,4 @@ def silu_mul(x: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
         p = p * y
         p = p + coefficient
     power = ((127 - torch.nan_to_num(n).int()) << 23).view(torch.float32)
-    e = p * power
-    r = torch.ones_like(e) / (e + 1.0)
-    s = torch.where(x >= 0, r, e * r)
-    silu = x * s
-    return silu * up
+    return p * power

@@ -111,3 +111,32 @@ def w4a16_tokens(m: int) -> int:
 def w4a16_blocks_per_sm(tokens: int) -> int:
     """CTAs that an SM should hold: as many as fit without spills."""
     return {8: 2, 16: 2, 32: 1}[tokens]
+
+
+# ---- a layer of experts: routing, order, and what is done to rows between its products ------------------------------
+ROUTE_WARPS = 4
+MAX_EXPERTS = 1024
+# A lane holds the choices of one token, one each.
+MAX_TOP_K = WARP_SIZE
+# Experts that a permutation's shared memory holds counts of, for each of so many warps.
+PERMUTE_WARPS = {128: 32, 512: 32, 1024: 16}
+PERMUTE_THREADS = 1024
+# (Token, k) pairs of one launch; more take two, of CTAs with so many each.
+PERMUTE_SLOTS_AT_ONCE = 65536
+PERMUTE_SLOTS_PER_CTA = 16384
+# (Token, k) pairs whose order every warp finds by itself.
+FEW_SLOTS = 64
+ROW_WARPS = 4
+
+
+def permute_capacity(num_experts: int) -> int:
+    """The least number of experts that there is a kernel for."""
+    return next(capacity for capacity in PERMUTE_WARPS if capacity >= num_experts)
+
+
+def route_slots(num_experts: int) -> int:
+    """Experts of a lane: a power of two."""
+    slots = 1
+    while slots * WARP_SIZE < num_experts:
+        slots *= 2
+    return slots

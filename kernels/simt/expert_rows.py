@@ -1,0 +1,150 @@
+"""What kernels that write rows of experts share: where a token's rows go, and how a block of 16 values is stored."""
+
+from dataclasses import dataclass
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import Boolean, Int32, Int64, Uint32
+
+from nvfp4_cute.formats.scale_layout import ATOM_BYTES, ATOM_COLS, ATOM_ROWS
+from nvfp4_cute.planning.arch.simt import WARP_SIZE
+
+from ..common.global_access import global_scalar, store_word, store_words
+from ..common.select import select
+
+OUTPUT_BYTES = 8
+FULL = 0xFFFFFFFF
+NO_EXPERT = 0x7FFFFFFF
+
+
+@dataclass(frozen=True)
+class Choices:
+    """Of one token, lane k's choice k: its row and its place (-1 where there is none), and its expert."""
+
+    row: Int32
+    place: Int32
+    expert: Int32
+
+
+@dataclass(frozen=True)
+class Ids:
+    """What all tokens chose.
+
+    Attributes:
+        address, id_bytes: int32 or int64 (tokens, top_k).
+        first_expert, experts: those that count.
+    """
+
+    address: Int64
+    id_bytes: Int32
+    top_k: Int32
+    first_expert: Int32
+    experts: Int32
+
+    @cute.jit
+    def local_expert(self, slot: Int32, num_slots: Int32) -> Int32:
+        """The expert of a slot, counted from the first; ``NO_EXPERT`` where there is none."""
+        expert = Int32(NO_EXPERT)
+        if slot < num_slots:
+            local = global_scalar(Int32, self.address + Int64(slot) * self.id_bytes)[0] - self.first_expert
+            if local >= 0 and local < self.experts:
+                expert = local
+        return expert
+
+
+@dataclass(frozen=True)
+class FewIds:
+    """The experts of at most 64 slots, in the registers of a warp.
+
+    Attributes:
+        low, high: experts of the slots ``lane`` and ``lane + 32``.
+        is_first_low, is_first_high: whether no earlier slot chose the same.
+    """
+
+    low: Int32
+    high: Int32
+    is_first_low: Boolean
+    is_first_high: Boolean
+
+
+@cute.jit
+def few_ids(ids: Ids, num_slots: Int32) -> FewIds:
+    """Read them."""
+    lane = cute.arch.lane_idx()
+    low, high = ids.local_expert(lane, num_slots), ids.local_expert(lane + WARP_SIZE, num_slots)
+    earlier = (Uint32(1) << Uint32(lane)) - 1
+    is_first_low = (cute.arch.match_sync(FULL, low, "any") & earlier) == 0
+    is_first_high = (cute.arch.match_sync(FULL, high, "any") & earlier) == 0
+    if num_slots > WARP_SIZE:
+        for i in cutlass.range_constexpr(WARP_SIZE):
+            is_first_high = is_first_high & (cute.arch.shuffle_sync(low, i) != high)
+    return FewIds(low, high, is_first_low & (low != NO_EXPERT), is_first_high & (high != NO_EXPERT))
+
+
+@cute.jit
+def few_choices(few: FewIds, token: Int32, top_k: Int32) -> Choices:
+    """The choices of a token: rows by counting the slots that come before; an expert has one block of 128 rows at most."""
+    lane = cute.arch.lane_idx()
+    row, place, chosen = Int32(-1), Int32(-1), Int32(NO_EXPERT)
+    for k in cutlass.range(top_k, unroll=1):
+        slot = token * top_k + k
+        in_low, in_high = (
+            cute.arch.shuffle_sync(few.low, slot % WARP_SIZE),
+            cute.arch.shuffle_sync(few.high, slot % WARP_SIZE),
+        )
+        expert = select(slot < WARP_SIZE, in_low, in_high)
+        start = num_lanes(few.low < expert) + num_lanes(few.high < expert)
+        earlier = num_lanes((few.low == expert) & (lane < slot)) + num_lanes(
+            (few.high == expert) & (lane + WARP_SIZE < slot)
+        )
+        block = num_lanes(few.is_first_low & (few.low < expert)) + num_lanes(
+            few.is_first_high & (few.high < expert)
+        )
+        if lane == k and expert != NO_EXPERT:
+            row, place, chosen = start + earlier, block * ATOM_ROWS + earlier, expert
+    return Choices(row, place, chosen)
+
+
+@cute.jit
+def few_end(few: FewIds, expert: Int32) -> Int32:
+    """Where the rows of a lane's expert end."""
+    end = Int32(0)
+    for i in cutlass.range(WARP_SIZE, unroll=4):
+        is_low = cute.arch.shuffle_sync(few.low, i) <= expert
+        is_high = cute.arch.shuffle_sync(few.high, i) <= expert
+        end = end + select(is_low, Int32(1), Int32(0)) + select(is_high, Int32(1), Int32(0))
+    return end
+
+
+@cute.jit
+def num_lanes(condition: Boolean) -> Int32:
+    """Lanes of the warp where it holds."""
+    return Int32(cute.arch.popc(Uint32(cute.arch.vote_ballot_sync(condition))))
+
+
+@cute.jit
+def scale_word(code: Uint32) -> Uint32:
+    """The codes of four neighbouring lanes as one word, in each of the four."""
+    lane = cute.arch.lane_idx()
+    word = code << Uint32(lane % ATOM_COLS * 8)
+    word = word | cute.arch.shuffle_sync_bfly(word, 1)
+    return word | cute.arch.shuffle_sync_bfly(word, 2)
+
+
+@dataclass(frozen=True)
+class QuantizedRows:
+    """Where quantized rows go: data e2m1 (rows, K / 2) and scales, blocked, of ``k_blocks`` blocks a row."""
+
+    data: Int64
+    scale: Int64
+    k_blocks: Int32
+
+    @cute.jit
+    def store(self, row: Int32, place: Int32, block: Int32, words: list, scales: Uint32):
+        """A block of a row by each lane, and by every fourth the scales of four; padding columns get what is in ``scales``."""
+        if block < self.k_blocks:
+            store_words(self.data + (Int64(row) * self.k_blocks + block) * OUTPUT_BYTES, words)
+        atoms_k = cute.ceil_div(self.k_blocks, ATOM_COLS)
+        if block % ATOM_COLS == 0 and block < self.k_blocks:
+            atom = Int64(place // ATOM_ROWS) * atoms_k + block // ATOM_COLS
+            store_word(self.scale + atom * ATOM_BYTES + place % 32 * 16 + place % ATOM_ROWS // 32 * 4, scales)

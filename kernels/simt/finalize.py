@@ -1,0 +1,164 @@
+"""Rows of experts back to tokens: y[t] = sum over k of weight[t, k] * row[t, k], in fp32, in the order of k.
+
+h (rows, N) and y (tokens, N) fp16 or bf16. Every product and every sum is one float32 operation: acc = acc + w * v, v = h, or
+h + bias of the choice's expert; in the end acc + shared[t]; one rounding. A choice without a row (-1) is left out.
+
+Work: a warp takes 256 columns of a token, a lane eight. The rows of ``AHEAD`` choices are on their way at once.
+"""
+
+from dataclasses import dataclass
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import Float32, Int32, Int64, Uint32
+
+from nvfp4_cute.launch_table import Finalize
+from nvfp4_cute.planning.arch.simt import ROW_WARPS, WARP_SIZE
+
+from ..common import ptx
+from ..common.global_access import KEEP, READ_ONCE, global_scalar, load_words, store_words
+from .quantize import unpack
+
+LANE_WORDS = 4
+LANE_BYTES = 4 * LANE_WORDS
+LANE_COLUMNS = 2 * LANE_WORDS
+AHEAD = 8
+
+
+@dataclass(frozen=True)
+class FinalizeOperands:
+    """Addresses and byte pitches Int64, extents Int32."""
+
+    h: Int64
+    rows: Int64
+    weights: Int64
+    shared: Int64
+    bias: Int64
+    ids: Int64
+    y: Int64
+    h_pitch: Int64
+    shared_pitch: Int64
+    y_pitch: Int64
+    id_bytes: Int32
+    tokens: Int32
+    top_k: Int32
+    n: Int32
+    first_expert: Int32
+
+
+class FinalizeKernel:
+    """One compiled variant.
+
+    Args:
+        is_bf16: whether h, shared, bias and y are bfloat16, else float16.
+        has_shared: whether there is a row a token that is added.
+        has_bias: whether there is a row an expert that is added to its rows.
+        name: what the kernel is called in profilers and in the emulator's reports.
+    """
+
+    def __init__(self, is_bf16: bool, has_shared: bool, has_bias: bool, name: str):
+        self.is_bf16 = is_bf16
+        self.has_shared = has_shared
+        self.has_bias = has_bias
+        self.name = name
+
+    @cute.jit
+    def __call__(self, table: cute.Pointer, queue):
+        """Launch: a warp for 256 columns of a token.
+
+        Args:
+            table: Int64 in host memory: ``launch_table.Finalize``.
+            queue: CUstream.
+        """
+        t = cute.make_tensor(table, cute.make_layout(len(Finalize)))
+        operands = FinalizeOperands(
+            h=t[Finalize.H],
+            rows=t[Finalize.ROWS],
+            weights=t[Finalize.WEIGHTS],
+            shared=t[Finalize.SHARED],
+            bias=t[Finalize.BIAS],
+            ids=t[Finalize.IDS],
+            y=t[Finalize.Y],
+            h_pitch=t[Finalize.H_PITCH],
+            shared_pitch=t[Finalize.SHARED_PITCH],
+            y_pitch=t[Finalize.Y_PITCH],
+            id_bytes=Int32(t[Finalize.ID_BYTES]),
+            tokens=Int32(t[Finalize.TOKENS]),
+            top_k=Int32(t[Finalize.TOP_K]),
+            n=Int32(t[Finalize.N]),
+            first_expert=Int32(t[Finalize.FIRST_EXPERT]),
+        )
+        chunks = cute.ceil_div(operands.n, LANE_COLUMNS * WARP_SIZE)
+        self.kernel.set_name_prefix(self.name)
+        self.kernel(operands).launch(
+            grid=(cute.ceil_div(operands.tokens * chunks, ROW_WARPS), 1, 1),
+            block=(ROW_WARPS * WARP_SIZE, 1, 1),
+            stream=queue,
+        )
+
+    @cute.kernel
+    def kernel(self, operands: FinalizeOperands):
+        """Load, weigh, add, store."""
+        tidx, _, _ = cute.arch.thread_idx()
+        block_idx, _, _ = cute.arch.block_idx()
+        chunks = cute.ceil_div(operands.n, LANE_COLUMNS * WARP_SIZE)
+        work = block_idx * ROW_WARPS + cute.arch.make_warp_uniform(tidx // WARP_SIZE)
+        token, lane = work // chunks, tidx % WARP_SIZE
+        if token < operands.tokens:
+            column = (work % chunks * WARP_SIZE + lane) * LANE_COLUMNS
+            is_inside = column < operands.n
+            row, weight, expert = self.choice(operands, token, lane)
+            acc = cute.make_rmem_tensor(LANE_COLUMNS, Float32)
+            acc.fill(0.0)
+            # (WORD, CHOICE)
+            words, biases = (cute.make_rmem_tensor((LANE_WORDS, AHEAD), Uint32) for _ in range(2))
+            for first in cutlass.range(0, operands.top_k, AHEAD, unroll=1):
+                for i in cutlass.range_constexpr(AHEAD):
+                    source = cute.arch.shuffle_sync(row, (first + i) % WARP_SIZE)
+                    bias_row = cute.arch.shuffle_sync(expert, (first + i) % WARP_SIZE)
+                    if (first + i < operands.top_k) & (source >= 0) & is_inside:
+                        address = operands.h + Int64(source) * operands.h_pitch + column * 2
+                        for w, word in enumerate(load_words(address, LANE_WORDS, READ_ONCE)):
+                            words[w, i] = word
+                        if cutlass.const_expr(self.has_bias):
+                            address = operands.bias + (Int64(bias_row) * operands.n + column) * 2
+                            for w, word in enumerate(load_words(address, LANE_WORDS, KEEP)):
+                                biases[w, i] = word
+                for i in cutlass.range_constexpr(AHEAD):
+                    factor = cute.arch.shuffle_sync(weight, (first + i) % WARP_SIZE)
+                    source = cute.arch.shuffle_sync(row, (first + i) % WARP_SIZE)
+                    if (first + i < operands.top_k) & (source >= 0):
+                        for w in cutlass.range_constexpr(LANE_WORDS):
+                            values = unpack(words[w, i], self.is_bf16)
+                            if cutlass.const_expr(self.has_bias):
+                                added = unpack(biases[w, i], self.is_bf16)
+                                values = [ptx.add_f32(*pair) for pair in zip(values, added, strict=True)]
+                            for j in cutlass.range_constexpr(2):
+                                product = ptx.mul_f32(factor, values[j])
+                                acc[2 * w + j] = ptx.add_f32(acc[2 * w + j], product)
+            if is_inside:
+                self.store(operands, token, column, acc)
+
+    @cute.jit
+    def choice(self, operands: FinalizeOperands, token: Int32, lane: Int32):
+        """Of the lane's choice: its row, its weight, and its expert where there is a bias."""
+        row, weight, expert = Int32(-1), Float32(0.0), Int32(0)
+        if lane < operands.top_k:
+            slot = Int64(token) * operands.top_k + lane
+            row = global_scalar(Int32, operands.rows + slot * 4)[0]
+            weight = global_scalar(Float32, operands.weights + slot * 4)[0]
+            if cutlass.const_expr(self.has_bias):
+                address = operands.ids + slot * operands.id_bytes
+                expert = global_scalar(Int32, address)[0] - operands.first_expert
+        return row, weight, expert
+
+    @cute.jit
+    def store(self, operands: FinalizeOperands, token: Int32, column: Int32, acc: cute.Tensor):
+        """Eight columns of the result."""
+        if cutlass.const_expr(self.has_shared):
+            address = operands.shared + Int64(token) * operands.shared_pitch + column * 2
+            for w, word in enumerate(load_words(address, LANE_WORDS, READ_ONCE)):
+                for j, value in enumerate(unpack(word, self.is_bf16)):
+                    acc[2 * w + j] = ptx.add_f32(acc[2 * w + j], value)
+        packed = [ptx.pack_16x2(acc[2 * w], acc[2 * w + 1], self.is_bf16) for w in range(LANE_WORDS)]
+        store_words(operands.y + Int64(token) * operands.y_pitch + column * 2, packed)

@@ -1,0 +1,165 @@
+"""Tokens to NVFP4 rows of their experts: x (tokens, K) fp16 or bf16 is read once, each row is written where a choice has it.
+
+data (rows, K / 2) and blocked scales, every expert's rows beginning a block of 128. With one global scale, or none, a block is
+quantized once for all choices of its token; with one an expert, once a choice. The operations are those of ``quantize``, bit for
+bit. Scales of rows that there are not are not written, as nothing reads them.
+
+Work: a warp takes 512 values of one token, a lane a block of 16. With few choices in all, every warp finds the order of rows by
+itself and there is no launch before; warps share in telling the order to those that come later.
+"""
+
+from dataclasses import dataclass
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import Float32, Int32, Int64, Uint32
+
+from nvfp4_cute.launch_table import GatherQuantize
+from nvfp4_cute.planning.arch.simt import ROW_WARPS, WARP_SIZE
+
+from ..common.encode import ConvertE2M1, RoundE2M1
+from ..common.global_access import global_scalar
+from .expert_rows import Choices, Ids, QuantizedRows, few_choices, few_end, few_ids, scale_word
+from .quantize import INPUT_BYTES, INPUT_WORDS, load_block, quantize_words
+
+
+@dataclass(frozen=True)
+class GatherOperands:
+    """Addresses and the byte pitch Int64, extents Int32."""
+
+    x: Int64
+    rows: Int64
+    places: Int64
+    global_scale: Int64
+    offs: Int64
+    slots: Int64
+    x_pitch: Int64
+    tokens: Int32
+    k_blocks: Int32
+
+
+class GatherQuantizeKernel:
+    """One compiled variant.
+
+    Args:
+        is_bf16: whether x is bfloat16, else float16.
+        global_scales: "none", "one", or "each": one an expert.
+        finds_order: whether ``rows`` is written, not read.
+        has_fp4_convert: whether e2m1 conversions are instructions.
+        name: what the kernel is called in profilers and in the emulator's reports.
+    """
+
+    def __init__(
+        self, is_bf16: bool, global_scales: str, finds_order: bool, has_fp4_convert: bool, name: str
+    ):
+        self.is_bf16 = is_bf16
+        self.global_scales = global_scales
+        self.finds_order = finds_order
+        self.encode = ConvertE2M1 if has_fp4_convert else RoundE2M1
+        self.name = name
+
+    @cute.jit
+    def __call__(self, table: cute.Pointer, queue):
+        """Launch: a warp for 32 blocks of a token.
+
+        Args:
+            table: Int64 in host memory: ``launch_table.GatherQuantize``.
+            queue: CUstream.
+        """
+        t = cute.make_tensor(table, cute.make_layout(len(GatherQuantize)))
+        k_blocks = Int32(t[GatherQuantize.K]) // 16
+        operands = GatherOperands(
+            x=t[GatherQuantize.X],
+            rows=t[GatherQuantize.ROWS],
+            places=t[GatherQuantize.PLACES],
+            global_scale=t[GatherQuantize.GLOBAL_SCALE],
+            offs=t[GatherQuantize.OFFS],
+            slots=t[GatherQuantize.SLOTS],
+            x_pitch=t[GatherQuantize.X_PITCH],
+            tokens=Int32(t[GatherQuantize.TOKENS]),
+            k_blocks=k_blocks,
+        )
+        ids = Ids(
+            address=t[GatherQuantize.IDS],
+            id_bytes=Int32(t[GatherQuantize.ID_BYTES]),
+            top_k=Int32(t[GatherQuantize.TOP_K]),
+            first_expert=Int32(t[GatherQuantize.FIRST_EXPERT]),
+            experts=Int32(t[GatherQuantize.EXPERTS]),
+        )
+        results = QuantizedRows(t[GatherQuantize.DATA], t[GatherQuantize.SCALE], k_blocks)
+        chunks = cute.ceil_div(k_blocks, WARP_SIZE)
+        self.kernel.set_name_prefix(self.name)
+        self.kernel(operands, ids, results).launch(
+            grid=(cute.ceil_div(operands.tokens * chunks, ROW_WARPS), 1, 1),
+            block=(ROW_WARPS * WARP_SIZE, 1, 1),
+            stream=queue,
+        )
+
+    @cute.kernel
+    def kernel(self, operands: GatherOperands, ids: Ids, results: QuantizedRows):
+        """Find the token and its rows, load, encode, store."""
+        tidx, _, _ = cute.arch.thread_idx()
+        block_idx, _, _ = cute.arch.block_idx()
+        chunks = cute.ceil_div(results.k_blocks, WARP_SIZE)
+        work = block_idx * ROW_WARPS + cute.arch.make_warp_uniform(tidx // WARP_SIZE)
+        token, chunk, lane = work // chunks, work % chunks, tidx % WARP_SIZE
+        if token < operands.tokens:
+            block = chunk * WARP_SIZE + lane
+            words = cute.make_rmem_tensor(INPUT_WORDS, Uint32)
+            words.fill(Uint32(0))
+            if block < results.k_blocks:
+                load_block(words, operands.x + Int64(token) * operands.x_pitch + block * INPUT_BYTES)
+            choices = self.choices(operands, ids, token, work, chunk == 0)
+            factor = Float32(1.0)
+            if cutlass.const_expr(self.global_scales == "one"):
+                factor = global_scalar(Float32, operands.global_scale)[0]
+            if cutlass.const_expr(self.global_scales == "each"):
+                if choices.row >= 0:
+                    factor = global_scalar(Float32, operands.global_scale + Int64(choices.expert) * 4)[0]
+                for k in cutlass.range(ids.top_k, unroll=1):
+                    row, place = (cute.arch.shuffle_sync(x, k) for x in (choices.row, choices.place))
+                    encoded, scales = self.quantize(words, cute.arch.shuffle_sync(factor, k))
+                    if row >= 0:
+                        results.store(row, place, block, encoded, scales)
+            else:
+                encoded, scales = self.quantize(words, factor)
+                for k in cutlass.range(ids.top_k, unroll=1):
+                    row, place = (cute.arch.shuffle_sync(x, k) for x in (choices.row, choices.place))
+                    if row >= 0:
+                        results.store(row, place, block, encoded, scales)
+
+    @cute.jit
+    def quantize(self, words: cute.Tensor, factor: Float32):
+        """Two words of e2m1, and the scales of four lanes: zeros of blocks beyond K, as ``words`` are there."""
+        encoded, code = quantize_words(
+            words, None if self.global_scales == "none" else factor, self.is_bf16, self.encode
+        )
+        return encoded, scale_word(code)
+
+    @cute.jit
+    def choices(self, operands: GatherOperands, ids: Ids, token: Int32, work: Int32, tells: cutlass.Boolean):
+        """Those of the token. Where they are found here, the warp writes them if it ``tells``, and its part of ``offs``."""
+        lane = cute.arch.lane_idx()
+        slot = token * ids.top_k + lane
+        num_slots = operands.tokens * ids.top_k
+        if cutlass.const_expr(self.finds_order):
+            few = few_ids(ids, num_slots)
+            found = few_choices(few, token, ids.top_k)
+            if tells and lane < ids.top_k:
+                global_scalar(Int32, operands.rows + Int64(slot) * 4)[0] = found.row
+                global_scalar(Int32, operands.places + Int64(slot) * 4)[0] = found.place
+                if found.row >= 0:
+                    global_scalar(Int32, operands.slots + Int64(found.row) * 4)[0] = slot
+            num_warps = operands.tokens * cute.ceil_div(operands.k_blocks, WARP_SIZE)
+            for first in cutlass.range(work * WARP_SIZE, ids.experts, num_warps * WARP_SIZE, unroll=1):
+                end = few_end(few, first + lane)
+                if first + lane < ids.experts:
+                    global_scalar(Int32, operands.offs + Int64(first + lane) * 4)[0] = end
+            return found
+        row, place, expert = Int32(-1), Int32(-1), Int32(0)
+        if lane < ids.top_k:
+            row = global_scalar(Int32, operands.rows + Int64(slot) * 4)[0]
+            place = global_scalar(Int32, operands.places + Int64(slot) * 4)[0]
+            if cutlass.const_expr(self.global_scales == "each"):
+                expert = ids.local_expert(slot, num_slots)
+        return Choices(row, place, expert)

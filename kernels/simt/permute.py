@@ -1,0 +1,256 @@
+"""The order of rows by expert: a stable counting sort of (token, k) pairs, called slots, by the experts they chose.
+
+ids int32 or int64 (num_slots). Written: offs int32 (experts), where the rows of each end; slots int32, of every row its slot;
+rows and places int32, of every slot its row, and its row where every expert's rows begin a block of 128: -1 for ids of no expert
+from ``first_expert`` on. Rows of an expert are in the order of slots, so by token, then k.
+
+A warp counts a contiguous part of the slots, 32 at a time: lanes with one id find each other by ``match``, and the lowest adds
+their number to the warp's own count of that expert. Sums over warps, then over experts, say where each warp's rows of each
+expert begin; then it goes through its part again. Nothing is atomic: the same bits in every run.
+
+With more slots than one CTA should go through there are two launches: in the first, CTAs count; in the second each adds up the
+counts of all of them, and places its own.
+"""
+
+from dataclasses import dataclass
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import Int32, Int64, Uint32
+from cutlass.memory import SmemAllocator
+
+from nvfp4_cute.formats.scale_layout import ATOM_ROWS
+from nvfp4_cute.launch_table import Permute
+from nvfp4_cute.planning.arch.simt import PERMUTE_SLOTS_PER_CTA, PERMUTE_THREADS, PERMUTE_WARPS, WARP_SIZE
+
+from ..common.device_groups import inclusive_sum
+from ..common.global_access import global_scalar
+from ..common.select import select
+
+FULL = 0xFFFFFFFF
+
+
+@dataclass(frozen=True)
+class PermuteOperands:
+    """Addresses Int64, extents Int32."""
+
+    ids: Int64
+    offs: Int64
+    slots: Int64
+    rows: Int64
+    places: Int64
+    counts: Int64
+    id_bytes: Int32
+    num_slots: Int32
+    first_expert: Int32
+    experts: Int32
+    ctas: Int32
+
+
+@dataclass(frozen=True)
+class Part:
+    """The slots of a warp."""
+
+    first: Int32
+    end: Int32
+
+
+class PermuteKernel:
+    """One compiled variant.
+
+    Args:
+        capacity: experts that shared memory holds counts of.
+        phase: "whole": one CTA does all; "count": CTAs count; "place": CTAs place what was counted.
+        name: what the kernel is called in profilers and in the emulator's reports.
+    """
+
+    def __init__(self, capacity: int, phase: str, name: str):
+        self.capacity = capacity
+        self.warps = PERMUTE_WARPS[capacity]
+        self.phase = phase
+        self.name = name
+
+    @cute.jit
+    def __call__(self, table: cute.Pointer, queue):
+        """Launch one CTA, or one for ``PERMUTE_SLOTS_PER_CTA`` slots.
+
+        Args:
+            table: Int64 in host memory: ``launch_table.Permute``.
+            queue: CUstream.
+        """
+        t = cute.make_tensor(table, cute.make_layout(len(Permute)))
+        operands = PermuteOperands(
+            ids=t[Permute.IDS],
+            offs=t[Permute.OFFS],
+            slots=t[Permute.SLOTS],
+            rows=t[Permute.ROWS],
+            places=t[Permute.PLACES],
+            counts=t[Permute.COUNTS],
+            id_bytes=Int32(t[Permute.ID_BYTES]),
+            num_slots=Int32(t[Permute.NUM_SLOTS]),
+            first_expert=Int32(t[Permute.FIRST_EXPERT]),
+            experts=Int32(t[Permute.EXPERTS]),
+            ctas=Int32(t[Permute.CTAS]),
+        )
+        self.kernel.set_name_prefix(self.name)
+        self.kernel(operands).launch(grid=(operands.ctas, 1, 1), block=(PERMUTE_THREADS, 1, 1), stream=queue)
+
+    @cute.kernel
+    def kernel(self, operands: PermuteOperands):
+        """Count, add up, place."""
+        tidx, _, _ = cute.arch.thread_idx()
+        cta, _, _ = cute.arch.block_idx()
+        warp_idx = cute.arch.make_warp_uniform(tidx // WARP_SIZE)
+        smem = SmemAllocator()
+        # (EXPERT, WARP): slots of an expert in a warp's part; then the row of the next of them.
+        counts = smem.allocate_tensor(Int32, cute.make_layout((self.capacity, self.warps)), 16)
+        # (EXPERT): places minus rows.
+        shifts = smem.allocate_tensor(Int32, cute.make_layout(self.capacity), 16)
+        # (WARP, ROWS OR BLOCKS): sums over the experts of a warp's lanes.
+        sums = smem.allocate_tensor(Int32, cute.make_layout((WARP_SIZE, 2)), 16)
+
+        first, end = Int32(0), operands.num_slots
+        if cutlass.const_expr(self.phase != "whole"):
+            first = cta * PERMUTE_SLOTS_PER_CTA
+            end = cutlass.min(first + PERMUTE_SLOTS_PER_CTA, end)
+        per_warp = cute.ceil_div(cute.ceil_div(end - first, self.warps), WARP_SIZE) * WARP_SIZE
+        active = cute.ceil_div(end - first, cutlass.max(per_warp, 1))
+        start = first + warp_idx * per_warp
+        part = Part(start, cutlass.min(start + per_warp, end))
+
+        for i in cutlass.range(tidx, active * self.capacity, PERMUTE_THREADS, unroll=1):
+            counts[i % self.capacity, i // self.capacity] = Int32(0)
+        cute.arch.sync_threads()
+        if warp_idx < active:
+            self.count(operands, part, counts, warp_idx)
+        cute.arch.sync_threads()
+        if cutlass.const_expr(self.phase == "count"):
+            self.hand_over(operands, cta, tidx, active, counts)
+        else:
+            self.add_up(operands, cta, tidx, active, counts, shifts, sums)
+            cute.arch.sync_threads()
+            if warp_idx < active:
+                self.place(operands, part, counts, shifts, warp_idx)
+
+    @cute.jit
+    def local_expert(self, operands: PermuteOperands, slot: Int32, end: Int32) -> Int32:
+        """The expert of a slot, counted from ``first_expert``; ``capacity`` where there is none."""
+        expert = Int32(self.capacity)
+        if slot < end:
+            local = (
+                global_scalar(Int32, operands.ids + Int64(slot) * operands.id_bytes)[0]
+                - operands.first_expert
+            )
+            if local >= 0 and local < operands.experts:
+                expert = local
+        return expert
+
+    @cute.jit
+    def count(self, operands: PermuteOperands, part: Part, counts: cute.Tensor, warp_idx: Int32):
+        """Slots of a warp's part, by expert."""
+        lane = cute.arch.lane_idx()
+        expert = self.local_expert(operands, part.first + lane, part.end)
+        for base in cutlass.range(part.first, part.end, WARP_SIZE, unroll=1):
+            ahead = self.local_expert(operands, base + WARP_SIZE + lane, part.end)
+            mates = cute.arch.match_sync(FULL, expert, "any")
+            if expert < self.capacity and before(mates, lane) == 0:
+                counts[expert, warp_idx] = counts[expert, warp_idx] + Int32(cute.arch.popc(mates))
+            cute.arch.sync_warp()
+            expert = ahead
+
+    @cute.jit
+    def hand_over(
+        self, operands: PermuteOperands, cta: Int32, tidx: Int32, active: Int32, counts: cute.Tensor
+    ):
+        """The CTA's counts, to the next launch."""
+        if tidx < operands.experts:
+            total = Int32(0)
+            for w in cutlass.range(active, unroll=1):
+                total = total + counts[tidx, w]
+            place = (Int64(cta) * operands.experts + tidx) * 4
+            global_scalar(Int32, operands.counts + place)[0] = total
+
+    @cute.jit
+    def add_up(
+        self,
+        operands: PermuteOperands,
+        cta: Int32,
+        tidx: Int32,
+        active: Int32,
+        counts: cute.Tensor,
+        shifts: cute.Tensor,
+        sums: cute.Tensor,
+    ):
+        """A thread an expert: where its rows begin, in every warp's part; where they end, for the first CTA to tell."""
+        lane, warp_idx = cute.arch.lane_idx(), tidx // WARP_SIZE
+        earlier, total = Int32(0), Int32(0)
+        if tidx < operands.experts:
+            if cutlass.const_expr(self.phase == "place"):
+                for c in cutlass.range(operands.ctas, unroll=4):
+                    place = (Int64(c) * operands.experts + tidx) * 4
+                    number = global_scalar(Int32, operands.counts + place)[0]
+                    earlier = earlier + select(c < cta, number, Int32(0))
+                    total = total + number
+            else:
+                for w in cutlass.range(active, unroll=4):
+                    total = total + counts[tidx, w]
+        end, block_end = inclusive_sum(total), inclusive_sum(blocks(total))
+        if lane == WARP_SIZE - 1:
+            sums[warp_idx, 0], sums[warp_idx, 1] = end, block_end
+        cute.arch.sync_threads()
+        of_earlier = [select(lane < warp_idx, sums[lane, i], Int32(0)) for i in range(2)]
+        end = end + cute.arch.warp_redux_sync(of_earlier[0], "add")
+        block_end = block_end + cute.arch.warp_redux_sync(of_earlier[1], "add")
+        if tidx < operands.experts:
+            start = end - total
+            shifts[tidx] = (block_end - blocks(total)) * ATOM_ROWS - start
+            row = start + earlier
+            for w in cutlass.range(active, unroll=4):
+                number = counts[tidx, w]
+                counts[tidx, w] = row
+                row = row + number
+            if cta == 0:
+                global_scalar(Int32, operands.offs + Int64(tidx) * 4)[0] = end
+
+    @cute.jit
+    def place(
+        self,
+        operands: PermuteOperands,
+        part: Part,
+        counts: cute.Tensor,
+        shifts: cute.Tensor,
+        warp_idx: Int32,
+    ):
+        """Rows of a warp's part."""
+        lane = cute.arch.lane_idx()
+        expert = self.local_expert(operands, part.first + lane, part.end)
+        for base in cutlass.range(part.first, part.end, WARP_SIZE, unroll=1):
+            slot = base + lane
+            ahead = self.local_expert(operands, slot + WARP_SIZE, part.end)
+            mates = cute.arch.match_sync(FULL, expert, "any")
+            row, place = Int32(-1), Int32(-1)
+            if expert < self.capacity:
+                first_row = counts[expert, warp_idx]
+                row = first_row + before(mates, lane)
+                place = row + shifts[expert]
+                global_scalar(Int32, operands.slots + Int64(row) * 4)[0] = slot
+            cute.arch.sync_warp()
+            if expert < self.capacity and before(mates, lane) == 0:
+                counts[expert, warp_idx] = row + Int32(cute.arch.popc(mates))
+            cute.arch.sync_warp()
+            if slot < part.end:
+                global_scalar(Int32, operands.rows + Int64(slot) * 4)[0] = row
+                global_scalar(Int32, operands.places + Int64(slot) * 4)[0] = place
+            expert = ahead
+
+
+@cute.jit
+def before(mates: Uint32, lane: Int32) -> Int32:
+    """How many lanes of a mask lie before this one."""
+    return Int32(cute.arch.popc(mates & ((Uint32(1) << Uint32(lane)) - 1)))
+
+
+@cute.jit
+def blocks(rows: Int32) -> Int32:
+    """Blocks of 128 rows that so many need."""
+    return (rows + (ATOM_ROWS - 1)) // ATOM_ROWS

@@ -1,0 +1,271 @@
+"""Routing: which experts a token goes to, and with which weights. A warp a token; every operation is one float32 operation.
+
+logits (tokens, experts) fp32, fp16 or bf16; ids int32 and weights fp32 (tokens, top_k). Expert e lies in lane e % 32. The
+choice compares integers that are ordered as the numbers are: the largest of a warp is one instruction, and of equal ones
+the lowest id is taken. 0 stands for what cannot be chosen: NaN, and experts that there are not.
+"""
+
+from dataclasses import dataclass
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import Float32, Int32, Int64, Uint32
+
+from nvfp4_cute.launch_table import Route
+from nvfp4_cute.planning.arch.simt import ROUTE_WARPS, WARP_SIZE
+
+from ..common import ptx
+from ..common.global_access import global_scalar
+from ..common.select import select
+from .silu import exp_minus, sigmoid
+
+LARGEST = 3.4028234663852886e38
+# Keeps a sum of scores that all vanished from dividing 0 by 0; nothing beside any other sum.
+TINY = 1e-20
+SIGN = 0x80000000
+NO_ID = 0x7FFFFFFF
+
+
+@dataclass(frozen=True)
+class RouteOperands:
+    """Addresses and the byte pitch Int64, extents Int32."""
+
+    logits: Int64
+    bias: Int64
+    correction: Int64
+    ids: Int64
+    weights: Int64
+    pitch: Int64
+    tokens: Int32
+    experts: Int32
+    top_k: Int32
+    num_groups: Int32
+    topk_groups: Int32
+    scale: Uint32  # bits of a Float32
+
+
+class RouteKernel:
+    """One compiled variant.
+
+    Args:
+        dtype: of the logits: cutlass.Float32, Float16 or BFloat16.
+        slots: experts of a lane.
+        scoring: "softmax" or "sigmoid".
+        renormalize: whether weights are divided by their sum.
+        has_bias: whether a number an expert is added to the logits.
+        has_correction: whether a number an expert is added to the scores, for the choice.
+        has_groups: whether experts are chosen from the best groups alone.
+        name: what the kernel is called in profilers and in the emulator's reports.
+    """
+
+    def __init__(
+        self,
+        dtype: type,
+        slots: int,
+        scoring: str,
+        renormalize: bool,
+        has_bias: bool,
+        has_correction: bool,
+        has_groups: bool,
+        name: str,
+    ):
+        self.dtype = dtype
+        self.slots = slots
+        self.is_softmax = scoring == "softmax"
+        self.renormalize = renormalize
+        self.has_bias = has_bias
+        self.has_correction = has_correction
+        self.has_groups = has_groups
+        self.name = name
+
+    @cute.jit
+    def __call__(self, table: cute.Pointer, queue):
+        """Launch: a warp a token.
+
+        Args:
+            table: Int64 in host memory: ``launch_table.Route``.
+            queue: CUstream.
+        """
+        t = cute.make_tensor(table, cute.make_layout(len(Route)))
+        operands = RouteOperands(
+            logits=t[Route.LOGITS],
+            bias=t[Route.BIAS],
+            correction=t[Route.CORRECTION],
+            ids=t[Route.IDS],
+            weights=t[Route.WEIGHTS],
+            pitch=t[Route.PITCH],
+            tokens=Int32(t[Route.TOKENS]),
+            experts=Int32(t[Route.EXPERTS]),
+            top_k=Int32(t[Route.TOP_K]),
+            num_groups=Int32(t[Route.NUM_GROUPS]),
+            topk_groups=Int32(t[Route.TOPK_GROUPS]),
+            scale=Uint32(t[Route.SCALE]),
+        )
+        self.kernel.set_name_prefix(self.name)
+        self.kernel(operands).launch(
+            grid=(cute.ceil_div(operands.tokens, ROUTE_WARPS), 1, 1),
+            block=(ROUTE_WARPS * WARP_SIZE, 1, 1),
+            stream=queue,
+        )
+
+    @cute.kernel
+    def kernel(self, operands: RouteOperands):
+        """Score, choose, weigh, store."""
+        tidx, _, _ = cute.arch.thread_idx()
+        block_idx, _, _ = cute.arch.block_idx()
+        token = block_idx * ROUTE_WARPS + cute.arch.make_warp_uniform(tidx // WARP_SIZE)
+        lane = tidx % WARP_SIZE
+        if token < operands.tokens:
+            # Of the experts of a lane: what is chosen by, and what weights are made of.
+            keys = cute.make_rmem_tensor(self.slots, Uint32)
+            scores = cute.make_rmem_tensor(self.slots, Float32)
+            self.load(operands, token, lane, keys, scores)
+            total = self.score(keys, scores)
+            if cutlass.const_expr(self.has_correction):
+                self.correct(operands, lane, keys, scores, total)
+            if cutlass.const_expr(self.has_groups):
+                self.keep_best_groups(operands, lane, keys)
+            chosen, weight = self.choose(operands.top_k, lane, keys, scores)
+            if cutlass.const_expr(self.renormalize):
+                total = Float32(0.0)
+                for i in cutlass.range(operands.top_k, unroll=1):
+                    total = ptx.add_f32(total, cute.arch.shuffle_sync(weight, i))
+                weight = ptx.div_f32(weight, ptx.add_f32(total, Float32(TINY)))
+            elif cutlass.const_expr(self.is_softmax and not self.has_correction):
+                weight = ptx.div_f32(weight, ptx.add_f32(total, Float32(TINY)))
+            if lane < operands.top_k:
+                place = (Int64(token) * operands.top_k + lane) * 4
+                ids, weights = (
+                    global_scalar(dtype, address + place)
+                    for dtype, address in ((Int32, operands.ids), (Float32, operands.weights))
+                )
+                ids[0] = chosen
+                weights[0] = ptx.mul_f32(weight, ptx.float_of(operands.scale))
+
+    @cute.jit
+    def load(
+        self, operands: RouteOperands, token: Int32, lane: Int32, keys: cute.Tensor, scores: cute.Tensor
+    ):
+        """Finite logits into ``scores``, and their keys."""
+        row = operands.logits + Int64(token) * operands.pitch
+        for s in cutlass.range_constexpr(self.slots):
+            expert = s * WARP_SIZE + lane
+            keys[s], scores[s] = Uint32(0), Float32(0.0)
+            if expert < operands.experts:
+                x = global_scalar(self.dtype, row + Int64(expert) * (self.dtype.width // 8))[0].to(Float32)
+                if cutlass.const_expr(self.has_bias):
+                    x = ptx.add_f32(x, global_scalar(Float32, operands.bias + Int64(expert) * 4)[0])
+                keys[s], scores[s] = key_of(x), finite(x)
+
+    @cute.jit
+    def score(self, keys: cute.Tensor, scores: cute.Tensor):
+        """Logits to scores: of a softmax its numerators. Returns their sum, where that is wanted."""
+        total = Float32(0.0)
+        if cutlass.const_expr(self.is_softmax):
+            most = keys[0]
+            for s in cutlass.range_constexpr(1, self.slots):
+                most = select(keys[s] > most, keys[s], most)
+            largest = number_of(cute.arch.warp_redux_sync(most, "max"))
+            for s in cutlass.range_constexpr(self.slots):
+                below = exp_minus(ptx.add_f32(largest, -scores[s]))
+                scores[s] = select(keys[s] == 0, Float32(0.0), below)
+            if cutlass.const_expr(self.has_correction or not self.renormalize):
+                for s in cutlass.range_constexpr(self.slots):
+                    total = ptx.add_f32(total, scores[s])
+                for step in (16, 8, 4, 2, 1):
+                    total = ptx.add_f32(total, cute.arch.shuffle_sync_bfly(total, step))
+        else:
+            for s in cutlass.range_constexpr(self.slots):
+                scores[s] = select(keys[s] == 0, Float32(0.0), sigmoid(scores[s]))
+        return total
+
+    @cute.jit
+    def correct(
+        self, operands: RouteOperands, lane: Int32, keys: cute.Tensor, scores: cute.Tensor, total: Float32
+    ):
+        """Keys of scores and corrections."""
+        for s in cutlass.range_constexpr(self.slots):
+            if cutlass.const_expr(self.is_softmax):
+                scores[s] = ptx.div_f32(scores[s], ptx.add_f32(total, Float32(TINY)))
+            if keys[s] != 0:
+                address = operands.correction + Int64(s * WARP_SIZE + lane) * 4
+                keys[s] = key_of(ptx.add_f32(scores[s], global_scalar(Float32, address)[0]))
+
+    @cute.jit
+    def keep_best_groups(self, operands: RouteOperands, lane: Int32, keys: cute.Tensor):
+        """Clear the keys of all groups but those with the largest sums of two; lane g weighs group g."""
+        size = operands.experts // operands.num_groups
+        group_key = Uint32(0)
+        for g in cutlass.range(operands.num_groups, unroll=1):
+            first, second = Uint32(0), Uint32(0)
+            for s in cutlass.range_constexpr(self.slots):
+                expert = s * WARP_SIZE + lane - g * size
+                key = select((expert >= 0) & (expert < size), keys[s], Uint32(0))
+                is_first, is_second = key > first, key > second
+                second = select(is_first, first, select(is_second, key, second))
+                first = select(is_first, key, first)
+            best = cute.arch.warp_redux_sync(first, "max")
+            owner = lowest_lane(first == best)
+            rest = select(lane == owner, second, first)
+            next_best = cute.arch.warp_redux_sync(rest, "max")
+            sum_of_two = ptx.add_f32(number_of(best), number_of(next_best))
+            if lane == g:
+                group_key = key_of(sum_of_two) if best != 0 else Uint32(0)
+        kept = Int32(0)
+        for i in cutlass.range(operands.topk_groups, unroll=1):
+            best = cute.arch.warp_redux_sync(group_key, "max")
+            owner = lowest_lane(group_key == best)
+            kept = kept | (Int32(1) << owner)
+            group_key = select(lane == owner, Uint32(0), group_key)
+        for s in cutlass.range_constexpr(self.slots):
+            group = cutlass.min((s * WARP_SIZE + lane) // size, WARP_SIZE - 1)
+            keys[s] = select((kept >> group) & 1 == 1, keys[s], Uint32(0))
+
+    @cute.jit
+    def choose(self, top_k: Int32, lane: Int32, keys: cute.Tensor, scores: cute.Tensor):
+        """The experts with the largest keys, falling, lane i's choice i, and their scores; -1 and 0 where none is left."""
+        chosen, score = Int32(-1), Float32(0.0)
+        for i in cutlass.range(top_k, unroll=1):
+            best, expert, value = keys[0], lane, scores[0]
+            for s in cutlass.range_constexpr(1, self.slots):
+                is_better = keys[s] > best
+                best = select(is_better, keys[s], best)
+                expert = select(is_better, s * WARP_SIZE + lane, expert)
+                value = select(is_better, scores[s], value)
+            most = cute.arch.warp_redux_sync(best, "max")
+            mine = select((best == most) & (most != 0), expert, Int32(NO_ID))
+            expert = cute.arch.warp_redux_sync(mine, "min")
+            value = cute.arch.shuffle_sync(value, expert % WARP_SIZE)
+            for s in cutlass.range_constexpr(self.slots):
+                keys[s] = select(expert == s * WARP_SIZE + lane, Uint32(0), keys[s])
+            if lane == i and most != 0:
+                chosen, score = expert, value
+        return chosen, score
+
+
+@cute.jit
+def finite(x: Float32) -> Float32:
+    """``x`` cut to the finite numbers, and -0 as 0; of NaN a number."""
+    return ptx.add_f32(ptx.least(cutlass.max(x, Float32(-LARGEST)), Float32(LARGEST)), Float32(0.0))
+
+
+@cute.jit
+def key_of(x: Float32) -> Uint32:
+    """An integer that is ordered as ``finite(x)`` is, and not 0; of NaN 0."""
+    word = ptx.bits_of(finite(x))
+    key = word ^ select(word >= Uint32(SIGN), Uint32(0xFFFFFFFF), Uint32(SIGN))
+    return select(x == x, key, Uint32(0))
+
+
+@cute.jit
+def number_of(key: Uint32) -> Float32:
+    """The number of a key; of 0 the number 0."""
+    word = key ^ select(key >= Uint32(SIGN), Uint32(SIGN), Uint32(0xFFFFFFFF))
+    return ptx.float_of(select(key == 0, Uint32(0), word))
+
+
+@cute.jit
+def lowest_lane(condition) -> Int32:
+    """The lowest lane where it holds; 32 where none."""
+    mask = Uint32(cute.arch.vote_ballot_sync(condition))
+    return Int32(cute.arch.popc(~mask & (mask - 1)))

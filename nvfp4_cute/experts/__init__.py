@@ -1,0 +1,1 @@
+"""Layers of experts: routing, the order of rows, what is done to rows between the two products, and the whole layer."""

@@ -1,0 +1,146 @@
+"""finalize: rows of experts back to tokens."""
+
+from dataclasses import dataclass
+from enum import IntEnum
+
+import torch
+
+from nvfp4_cute import backends
+from nvfp4_cute.experts.keys import FinalizeKey
+from nvfp4_cute.experts.task import SimtTask, check_ids, check_rows
+from nvfp4_cute.launch_table import Finalize
+from nvfp4_cute.ops import vector_checks as checks
+
+# A lane stores so many columns at once.
+COLUMN_STEP = 8
+
+
+def finalize(
+    h: torch.Tensor,
+    rows: torch.Tensor,
+    weights: torch.Tensor,
+    *,
+    shared: torch.Tensor | None = None,
+    bias: torch.Tensor | None = None,
+    ids: torch.Tensor | None = None,
+    first_expert: int = 0,
+    out: torch.Tensor | None = None,
+    backend: str = "auto",
+) -> torch.Tensor:
+    """Add up the results of every token's experts: ``y[t] = sum over k of weights[t, k] * h[rows[t, k]]``, in one launch.
+
+    In float32 and in the order of k, every product and every sum rounded by itself, so that the bits are the same everywhere
+    and in every run; then ``shared`` is added, and the sum is rounded once to the dtype of ``h``.
+
+    Args:
+        h: float16 or bfloat16 [R, N], rows a multiple of 16 bytes apart, N a multiple of 8.
+        rows: int32 [T, k], as of ``Permutation``: -1 is left out, whatever its weight.
+        weights: float32 [T, k].
+        shared: of ``h``'s dtype [T, N]: what is added to every token, such as a shared expert's result.
+        bias: of ``h``'s dtype [E_local, N], contiguous: added to the rows of each expert, before the weight.
+        ids, first_expert: as of ``permute``; with a bias.
+        out: of ``h``'s dtype [T, N], written in place; None allocates.
+        backend: as of ``permute``.
+
+    Returns:
+        y, [T, N].
+
+    Example:
+        >>> h, rows = torch.ones(3, 8).bfloat16(), torch.tensor([[0, 2], [1, -1]], dtype=torch.int32)
+        >>> finalize(h, rows, torch.tensor([[0.5, 0.25], [2.0, 9.0]]))[:, 0].tolist()
+        [0.75, 2.0]
+
+    Raises:
+        TypeError, ValueError, UnsupportedProblem: an operand breaks a rule. UnsupportedTarget: no kernel for the GPU.
+    """
+    optional = {"shared": shared, "bias": bias, "ids": ids, "out": out}
+    checks.check_tensors({"h": h, "rows": rows, "weights": weights}, optional)
+    check_rows("h", h)
+    tokens, n = len(rows), h.shape[1]
+    if n % COLUMN_STEP:
+        raise ValueError(f"N={n} is not a multiple of {COLUMN_STEP} (vector stores); pad N")
+    check_ids(rows)
+    checks.check_choice("dtype of rows", rows.dtype, (torch.int32,))
+    if weights.dtype != torch.float32 or weights.shape != rows.shape or not weights.is_contiguous():
+        raise ValueError(
+            f"weights is {weights.dtype} {list(weights.shape)}; expected contiguous torch.float32 {list(rows.shape)}, as rows"
+        )
+    if out is None:
+        out = torch.empty((tokens, n), dtype=h.dtype, device=h.device)
+    for name, tensor, length in (("shared", shared, tokens), ("out", out, tokens), ("bias", bias, None)):
+        if tensor is None:
+            continue
+        check_rows(name, tensor, n)
+        if tensor.dtype != h.dtype or (length is not None and len(tensor) != length):
+            raise ValueError(
+                f"{name} is {tensor.dtype} {list(tensor.shape)}; expected {h.dtype} [{length}, {n}]"
+            )
+    if bias is not None:
+        if ids is None or not bias.is_contiguous():
+            raise ValueError("bias is contiguous, and comes with ids, which tell the rows' experts")
+        check_ids(ids)
+        if ids.shape != rows.shape:
+            raise ValueError(f"ids has shape {list(ids.shape)}; expected {list(rows.shape)}, as rows")
+    checks.check_overlap(out, {"h": h, "rows": rows, "weights": weights, "bias": bias})
+    if shared is not None and shared.data_ptr() != out.data_ptr():
+        checks.check_overlap(out, {"shared": shared})
+    task = FinalizeTask(h, rows, weights, shared, bias, None if bias is None else ids, out, first_expert)
+    backends.run_task(backend, task)
+    return out
+
+
+@dataclass(frozen=True)
+class FinalizeTask(SimtTask):
+    """Checked operands of ``finalize``."""
+
+    columns = Finalize
+    written = ("y",)
+    h: torch.Tensor
+    rows: torch.Tensor
+    weights: torch.Tensor
+    shared: torch.Tensor | None
+    bias: torch.Tensor | None
+    ids: torch.Tensor | None
+    y: torch.Tensor
+    first_expert: int
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether there is nothing to write."""
+        return self.y.numel() == 0
+
+    def key(self, arch: str) -> FinalizeKey:
+        """What to compile."""
+        return FinalizeKey(arch, self.h.dtype, self.shared is not None, self.bias is not None)
+
+    def numbers(self) -> dict[IntEnum, int]:
+        """Extents."""
+        tokens, top_k = self.rows.shape
+        return {
+            Finalize.H_PITCH: 2 * self.h.stride(0),
+            Finalize.SHARED_PITCH: 0 if self.shared is None else 2 * self.shared.stride(0),
+            Finalize.Y_PITCH: 2 * self.y.stride(0),
+            Finalize.ID_BYTES: 0 if self.ids is None else self.ids.element_size(),
+            Finalize.TOKENS: tokens,
+            Finalize.TOP_K: top_k,
+            Finalize.N: self.y.shape[1],
+            Finalize.FIRST_EXPERT: self.first_expert,
+        }
+
+    def reference(self) -> None:
+        """The kernel's float32 operations, in its order."""
+        total = torch.zeros(self.y.shape, dtype=torch.float32, device=self.y.device)
+        for k in range(self.rows.shape[1]):
+            row = self.rows[:, k].long()
+            has_row = (row >= 0)[:, None]
+            if not len(self.h):
+                break
+            values = self.h[row.clamp(min=0)].float()
+            if self.bias is not None and self.ids is not None:
+                expert = (self.ids[:, k].long() - self.first_expert).clamp(0, len(self.bias) - 1)
+                values = values + self.bias[expert].float()
+            product = self.weights[:, k : k + 1] * values
+            total = torch.where(has_row, total + product, total)
+        if self.shared is not None:
+            total = total + self.shared.float()
+        self.y.copy_(total)

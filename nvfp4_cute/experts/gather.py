@@ -1,0 +1,171 @@
+"""gather_quantize: tokens to NVFP4 rows of their experts."""
+
+from dataclasses import dataclass
+from enum import IntEnum
+
+import torch
+
+from nvfp4_cute import backends
+from nvfp4_cute.experts.keys import GatherQuantizeKey
+from nvfp4_cute.experts.permutation import (
+    Permutation,
+    PermuteTask,
+    check_experts,
+    new_order,
+    permute,
+)
+from nvfp4_cute.experts.task import SimtTask, check_ids, check_rows
+from nvfp4_cute.formats import block_scaled
+from nvfp4_cute.formats.scale_layout import ATOM_ROWS, ATOM_SHAPE, num_k_blocks
+from nvfp4_cute.launch_table import GatherQuantize
+from nvfp4_cute.ops import vector_checks as checks
+from nvfp4_cute.planning.arch.simt import FEW_SLOTS, WARP_SIZE
+
+MAX_WORK = 2**31 - 1
+
+
+def gather_quantize(
+    x: torch.Tensor,
+    ids: torch.Tensor,
+    num_experts: int,
+    *,
+    global_scale: torch.Tensor | None = None,
+    first_expert: int = 0,
+    backend: str = "auto",
+) -> tuple[torch.Tensor, torch.Tensor, Permutation]:
+    """Quantize tokens to NVFP4, each into the rows of the experts that it chose, as a ragged ``grouped_gemm`` takes them.
+
+    Two launches, ``permute`` and one that reads each token once; one where there are at most 64 choices in all. Its cost is
+    that of the tokens and rows there are, whatever the number of experts.
+
+    Args:
+        x: float16 or bfloat16 [T, K], rows a multiple of 16 bytes apart, K a multiple of 32.
+        ids, num_experts, first_expert: as of ``permute``.
+        global_scale: float32, one element, or [num_experts]; None for 1.
+        backend: as of ``permute``.
+
+    Returns:
+        data: uint8 [T * k, K/2]; rows behind the last one are not written.
+        scale: float8_e4m3fn [T * k // 128 + num_experts, K/64 rounded up, 32, 4, 4], blocked; every expert's rows begin a new
+        row of atoms. Padding rows are not written; nothing reads them.
+        order: of the rows.
+
+    Example:
+        >>> x, ids = torch.randn(3, 64).bfloat16(), torch.tensor([[1, 0], [1, -1], [0, 1]])
+        >>> data, scale, order = gather_quantize(x, ids, 2)
+        >>> tuple(data.shape), tuple(scale.shape), order.offs.tolist()
+        ((6, 32), (2, 1, 32, 4, 4), [2, 5])
+
+    Raises:
+        TypeError, ValueError, UnsupportedProblem: an operand breaks a rule. UnsupportedTarget: no kernel for the GPU.
+    """
+    checks.check_tensors({"x": x, "ids": ids}, {"global_scale": global_scale})
+    check_rows("x", x)
+    check_ids(ids)
+    check_experts(num_experts)
+    if len(ids) != len(x):
+        raise ValueError(f"ids has {len(ids)} rows and x {len(x)}; each has one a token")
+    k = x.shape[1]
+    k_blocks = num_k_blocks(k)
+    if k % 32:
+        raise ValueError(f"K={k} is not a multiple of 32 (rows of results start 16 bytes apart); pad K")
+    checks.check_extent("T * K / 512", len(x) * -(-k_blocks // WARP_SIZE), MAX_WORK // WARP_SIZE)
+    if global_scale is not None:
+        counts = (1, num_experts)
+        if global_scale.dtype != torch.float32 or global_scale.numel() not in counts:
+            raise ValueError(
+                f"global_scale is {global_scale.dtype} {list(global_scale.shape)}; expected torch.float32, one element or "
+                f"[{num_experts}], one an expert"
+            )
+        global_scale = global_scale.contiguous().view(-1)
+    finds_order = ids.numel() <= FEW_SLOTS
+    if finds_order:
+        order = new_order(ids, num_experts)
+    else:
+        order = permute(ids, num_experts, first_expert=first_expert, backend=backend)
+    atoms = (ids.numel() // ATOM_ROWS + num_experts, -(-k_blocks // 4))
+    task = GatherQuantizeTask(
+        x=x,
+        ids=ids,
+        rows=order.rows,
+        places=order.places,
+        global_scale=global_scale,
+        data=torch.empty((ids.numel(), k // 2), dtype=torch.uint8, device=x.device),
+        scale=torch.empty((*atoms, *ATOM_SHAPE), dtype=torch.uint8, device=x.device),
+        offs=order.offs,
+        slots=order.slots,
+        first_expert=first_expert,
+        finds_order=finds_order,
+    )
+    if finds_order and not ids.numel():
+        order.offs.zero_()
+    backends.run_task(backend, task)
+    return task.data, task.scale.view(torch.float8_e4m3fn), order
+
+
+@dataclass(frozen=True)
+class GatherQuantizeTask(SimtTask):
+    """One launch: fields as of ``gather_quantize`` and ``Permutation``; ``finds_order``: that is written, not read."""
+
+    columns = GatherQuantize
+    x: torch.Tensor
+    ids: torch.Tensor
+    rows: torch.Tensor
+    places: torch.Tensor
+    global_scale: torch.Tensor | None
+    data: torch.Tensor
+    scale: torch.Tensor
+    offs: torch.Tensor
+    slots: torch.Tensor
+    first_expert: int
+    finds_order: bool
+
+    @property
+    def written(self) -> tuple[str, ...]:  # type: ignore[override]
+        """Names of the fields that the kernel writes."""
+        return ("data", "scale", *(("rows", "places", "offs", "slots") if self.finds_order else ()))
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether there are no tokens."""
+        return self.ids.numel() == 0
+
+    def key(self, arch: str) -> GatherQuantizeKey:
+        """What to compile."""
+        return GatherQuantizeKey(arch, self.x.dtype, self._global_scales, self.finds_order)
+
+    @property
+    def _global_scales(self) -> str:
+        if self.global_scale is None:
+            return "none"
+        return "one" if self.global_scale.numel() == 1 else "each"
+
+    def numbers(self) -> dict[IntEnum, int]:
+        """Extents."""
+        tokens, top_k = self.ids.shape
+        return {
+            GatherQuantize.X_PITCH: 2 * self.x.stride(0),
+            GatherQuantize.ID_BYTES: self.ids.element_size(),
+            GatherQuantize.TOKENS: tokens,
+            GatherQuantize.TOP_K: top_k,
+            GatherQuantize.K: self.x.shape[1],
+            GatherQuantize.FIRST_EXPERT: self.first_expert,
+            GatherQuantize.EXPERTS: len(self.offs),
+        }
+
+    def reference(self) -> None:
+        """``formats.quantize`` of every expert's rows."""
+        if self.finds_order:
+            fields = (self.ids, self.offs, self.slots, self.rows, self.places)
+            PermuteTask(*fields, None, self.first_expert, "whole").reference()
+        start = atom = 0
+        tokens = self.slots.long() // self.ids.shape[1]
+        for expert, end in enumerate(self.offs.tolist()):
+            if end > start:
+                factors = self.global_scale
+                factor = None if factors is None else factors[expert if len(factors) > 1 else 0]
+                result = block_scaled.quantize(self.x[tokens[start:end]], global_scale=factor)
+                self.data[start:end] = result.data
+                self.scale[atom : atom + len(result.scale)] = result.scale.view(torch.uint8)
+                atom += len(result.scale)
+            start = end

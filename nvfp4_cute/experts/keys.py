@@ -1,0 +1,133 @@
+"""Keys of the kernels of a layer of experts: what each variant is compiled from."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from nvfp4_cute.compile.keys import cutlass_dtype
+from nvfp4_cute.compile.simt_keys import dtype_name
+from nvfp4_cute.planning.arch import simt
+
+
+@dataclass(frozen=True)
+class RouteKey:
+    """A routing: dtype of the logits, experts of a lane, scoring, and what it takes into account."""
+
+    arch: str
+    dtype: torch.dtype
+    slots: int
+    scoring: str
+    renormalize: bool
+    has_bias: bool
+    has_correction: bool
+    has_groups: bool
+
+    def __post_init__(self):
+        """Raises UnsupportedTarget for an architecture without a kernel."""
+        simt.check_arch(self.arch)
+
+    def to_name(self) -> str:
+        """Readable, unique; the kernel's symbol starts with it."""
+        options = {
+            "renormalized": self.renormalize,
+            "bias": self.has_bias,
+            "correction": self.has_correction,
+            "groups": self.has_groups,
+        }
+        chosen = "".join(f"_{name}" for name, is_on in options.items() if is_on)
+        return f"moe_route_{self.arch}_{dtype_name(self.dtype)}_{self.slots * simt.WARP_SIZE}_{self.scoring}{chosen}"
+
+    def make_kernel(self) -> Any:
+        """The CuTe DSL object to compile."""
+        from nvfp4_cute.kernels.simt.route import RouteKernel
+
+        return RouteKernel(
+            cutlass_dtype(self.dtype),
+            self.slots,
+            self.scoring,
+            self.renormalize,
+            self.has_bias,
+            self.has_correction,
+            self.has_groups,
+            self.to_name(),
+        )
+
+
+@dataclass(frozen=True)
+class PermuteKey:
+    """An order of rows: experts that there is room for, and which of one or two launches it is."""
+
+    arch: str
+    capacity: int
+    phase: str
+
+    def __post_init__(self):
+        """Raises UnsupportedTarget for an architecture without a kernel."""
+        simt.check_arch(self.arch)
+
+    def to_name(self) -> str:
+        """Readable, unique; the kernel's symbol starts with it."""
+        return f"moe_permute_{self.arch}_{self.capacity}_{self.phase}"
+
+    def make_kernel(self) -> Any:
+        """The CuTe DSL object to compile."""
+        from nvfp4_cute.kernels.simt.permute import PermuteKernel
+
+        return PermuteKernel(self.capacity, self.phase, self.to_name())
+
+
+@dataclass(frozen=True)
+class GatherQuantizeKey:
+    """A gathering quantization: input dtype, global scales, and whether it finds the order of rows."""
+
+    arch: str
+    dtype: torch.dtype
+    global_scales: str
+    finds_order: bool
+
+    def __post_init__(self):
+        """Raises UnsupportedTarget for an architecture without a kernel."""
+        simt.check_arch(self.arch)
+
+    def to_name(self) -> str:
+        """Readable, unique; the kernel's symbol starts with it."""
+        order = "_orders" if self.finds_order else ""
+        return f"moe_gather_quantize_{self.arch}_{dtype_name(self.dtype)}_{self.global_scales}{order}"
+
+    def make_kernel(self) -> Any:
+        """The CuTe DSL object to compile."""
+        from nvfp4_cute.kernels.simt.gather_quantize import GatherQuantizeKernel
+
+        return GatherQuantizeKernel(
+            self.dtype == torch.bfloat16,
+            self.global_scales,
+            self.finds_order,
+            simt.has_fp4_convert(self.arch),
+            self.to_name(),
+        )
+
+
+@dataclass(frozen=True)
+class FinalizeKey:
+    """A weighted sum of rows: their dtype, and what is added."""
+
+    arch: str
+    dtype: torch.dtype
+    has_shared: bool
+    has_bias: bool
+
+    def __post_init__(self):
+        """Raises UnsupportedTarget for an architecture without a kernel."""
+        simt.check_arch(self.arch)
+
+    def to_name(self) -> str:
+        """Readable, unique; the kernel's symbol starts with it."""
+        options = "_shared" * self.has_shared + "_bias" * self.has_bias
+        return f"moe_finalize_{self.arch}_{dtype_name(self.dtype)}{options}"
+
+    def make_kernel(self) -> Any:
+        """The CuTe DSL object to compile."""
+        from nvfp4_cute.kernels.simt.finalize import FinalizeKernel
+
+        return FinalizeKernel(self.dtype == torch.bfloat16, self.has_shared, self.has_bias, self.to_name())

@@ -1,0 +1,223 @@
+"""route: which experts a token goes to, and with which weights."""
+
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import Literal, get_args
+
+import torch
+
+from nvfp4_cute import backends
+from nvfp4_cute.errors import UnsupportedProblem
+from nvfp4_cute.experts.keys import RouteKey
+from nvfp4_cute.experts.task import SimtTask, check_vector
+from nvfp4_cute.formats.silu import exp_minus, sigmoid
+from nvfp4_cute.launch_table import Route, float32_bits
+from nvfp4_cute.ops import vector_checks as checks
+from nvfp4_cute.planning.arch.simt import MAX_EXPERTS, MAX_TOP_K, WARP_SIZE, route_slots
+
+Scoring = Literal["softmax", "sigmoid"]
+LOGIT_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+# As of the kernel.
+LARGEST = torch.finfo(torch.float32).max
+TINY = 1e-20
+
+
+def route(
+    router_logits: torch.Tensor,
+    top_k: int,
+    *,
+    scoring: Scoring = "softmax",
+    renormalize: bool = True,
+    bias: torch.Tensor | None = None,
+    correction_bias: torch.Tensor | None = None,
+    num_groups: int = 1,
+    topk_groups: int = 1,
+    scale: float = 1.0,
+    backend: str = "auto",
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Choose every token's experts and their weights, in float32 and in one launch.
+
+    A score is ``softmax`` (over all experts) or ``sigmoid`` of a logit. The experts with the largest scores are chosen, of
+    equal ones the lowest id; a token's weights are their scores, divided by the sum of them where ``renormalize``. What
+    models do:
+
+    - softmax, then top-k: Qwen3-MoE, Mixtral with ``renormalize=True``, which is the same as a softmax of the chosen logits.
+      gpt-oss: that, and its router's ``bias``.
+    - sigmoid: ``scoring="sigmoid"``. Llama-4: that with ``top_k=1, renormalize=False``.
+    - DeepSeek-V3: ``scoring="sigmoid", correction_bias=..., num_groups=8, topk_groups=4, scale=2.5``. Experts are chosen by
+      score + correction, from the groups with the largest sums of two such numbers; weights are scores without it.
+
+    Args:
+        router_logits: [T, E], float32, bfloat16 or float16; E at most 1,024. Infinities count as the largest number.
+        top_k: experts of a token, at most 32.
+        scoring: "softmax" or "sigmoid".
+        renormalize: whether a token's weights are divided by their sum (and 1e-20).
+        bias: float32 [E], added to the logits, as of a linear layer.
+        correction_bias: float32 [E], added to the scores for the choice alone.
+        num_groups: groups of E / num_groups experts, at most 32. topk_groups: of which so many take part.
+        scale: factor of all weights.
+        backend: "auto", "cuda", "emulator", "emulator:ARCH" or "reference". All give the same bits.
+
+    Returns:
+        ids: int32 [T, top_k], by falling score. NaN is never chosen: -1, with weight 0, stands where no expert is left.
+        weights: float32 [T, top_k].
+
+    Example:
+        >>> ids, weights = route(torch.tensor([[0.0, 2.0, 1.0, 2.0]]), 2)
+        >>> ids.tolist(), weights.tolist()
+        ([[1, 3]], [[0.5, 0.5]])
+
+    Raises:
+        TypeError, ValueError, UnsupportedProblem: an operand breaks a rule. UnsupportedTarget: no kernel for the GPU.
+    """
+    if torch.compiler.is_compiling():  # the custom op (experts.library) that a traced graph keeps
+        return torch.ops.nvfp4_cute.route(
+            router_logits, top_k, scoring, renormalize, bias, correction_bias, num_groups, topk_groups, scale, backend
+        )  # fmt: skip
+    checks.check_tensors({"router_logits": router_logits}, {"bias": bias, "correction_bias": correction_bias})
+    checks.check_choice("dtype of router_logits", router_logits.dtype, LOGIT_DTYPES)
+    checks.check_choice("scoring", scoring, get_args(Scoring))
+    if router_logits.ndim != 2:
+        raise ValueError(f"router_logits has shape {list(router_logits.shape)}; expected [T, E]")
+    tokens, experts = router_logits.shape
+    _check_counts(experts, top_k, num_groups, topk_groups)
+    check_vector("bias", bias, experts)
+    check_vector("correction_bias", correction_bias, experts)
+    logits = router_logits if router_logits.stride(1) == 1 else router_logits.contiguous()
+    ids, weights = (
+        torch.empty((tokens, top_k), dtype=dtype, device=logits.device)
+        for dtype in (torch.int32, torch.float32)
+    )
+    task = RouteTask(
+        logits, bias, correction_bias, ids, weights, scoring, renormalize, num_groups, topk_groups, scale
+    )
+    backends.run_task(backend, task)
+    return ids, weights
+
+
+def _check_counts(experts: int, top_k: int, num_groups: int, topk_groups: int) -> None:
+    if not 1 <= experts <= MAX_EXPERTS:
+        raise UnsupportedProblem(f"E={experts} is not from 1 to {MAX_EXPERTS}, what a warp has room for")
+    if not 1 <= top_k <= min(experts, MAX_TOP_K):
+        raise UnsupportedProblem(
+            f"top_k={top_k} is not from 1 to {min(experts, MAX_TOP_K)}: at most E, and a lane holds one choice"
+        )
+    if not 1 <= num_groups <= WARP_SIZE or experts % num_groups:
+        raise UnsupportedProblem(
+            f"num_groups={num_groups}: a divisor of E={experts}, at most {WARP_SIZE}, is needed"
+        )
+    if not 1 <= topk_groups <= num_groups:
+        raise ValueError(f"topk_groups={topk_groups} is not from 1 to num_groups={num_groups}")
+
+
+@dataclass(frozen=True)
+class RouteTask(SimtTask):
+    """Checked operands and choices of ``route``; ``logits`` with unit stride in E."""
+
+    columns = Route
+    written = ("ids", "weights")
+    logits: torch.Tensor
+    bias: torch.Tensor | None
+    correction: torch.Tensor | None
+    ids: torch.Tensor
+    weights: torch.Tensor
+    scoring: Scoring
+    renormalize: bool
+    num_groups: int
+    topk_groups: int
+    scale: float
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether there are no tokens."""
+        return self.ids.numel() == 0
+
+    @property
+    def has_groups(self) -> bool:
+        """Whether some groups are left out."""
+        return self.topk_groups < self.num_groups
+
+    def key(self, arch: str) -> RouteKey:
+        """What to compile."""
+        slots = route_slots(self.logits.shape[1])
+        given = self.bias is not None, self.correction is not None, self.has_groups
+        return RouteKey(arch, self.logits.dtype, slots, self.scoring, self.renormalize, *given)
+
+    def numbers(self) -> dict[IntEnum, int]:
+        """Extents."""
+        tokens, experts = self.logits.shape
+        return {
+            Route.PITCH: self.logits.stride(0) * self.logits.element_size(),
+            Route.TOKENS: tokens,
+            Route.EXPERTS: experts,
+            Route.TOP_K: self.ids.shape[1],
+            Route.NUM_GROUPS: self.num_groups,
+            Route.TOPK_GROUPS: self.topk_groups,
+            Route.SCALE: float32_bits(self.scale),
+        }
+
+    def reference(self) -> None:
+        """The kernel's float32 operations, in its order."""
+        logits = self.logits.float()
+        x = logits if self.bias is None else logits + self.bias
+        can_be_chosen = ~x.isnan()
+        x = x.clamp(-LARGEST, LARGEST) + 0.0
+        total = None
+        if self.scoring == "softmax":
+            largest = x.masked_fill(~can_be_chosen, -LARGEST).amax(1, keepdim=True)
+            scores = exp_minus(largest - x).masked_fill(~can_be_chosen, 0.0)
+            total = _warp_sum(scores) + TINY
+        else:
+            scores = sigmoid(x).masked_fill(~can_be_chosen, 0.0)
+        choice = x
+        if self.correction is not None:
+            scores = scores if total is None else scores / total
+            total = None
+            choice = scores + self.correction
+            can_be_chosen = can_be_chosen & ~choice.isnan()
+            choice = choice.clamp(-LARGEST, LARGEST) + 0.0
+        if self.has_groups:
+            can_be_chosen = can_be_chosen & self._in_best_groups(choice, can_be_chosen)
+        order = _falling(choice, can_be_chosen)[:, : self.ids.shape[1]]
+        is_chosen = can_be_chosen.gather(1, order)
+        weights = scores.gather(1, order).masked_fill(~is_chosen, 0.0)
+        if self.renormalize:
+            sums = torch.zeros_like(weights[:, :1])
+            for k in range(weights.shape[1]):
+                sums = sums + weights[:, k : k + 1]
+            weights = weights / (sums + TINY)
+        elif total is not None:
+            weights = weights / total
+        self.ids.copy_(order.masked_fill(~is_chosen, -1))
+        self.weights.copy_(weights * torch.tensor(self.scale, dtype=torch.float32))
+
+    def _in_best_groups(self, choice: torch.Tensor, can_be_chosen: torch.Tensor) -> torch.Tensor:
+        tokens, experts = choice.shape
+        grouped = choice.masked_fill(~can_be_chosen, -torch.inf).view(tokens, self.num_groups, -1)
+        best = grouped.topk(min(2, grouped.shape[2]), dim=2).values
+        has_any = best[..., 0] > -torch.inf
+        sums = best[..., 0] + (best[..., 1].clamp(min=-LARGEST) if grouped.shape[2] > 1 else 0.0)
+        if grouped.shape[2] > 1:
+            sums = torch.where(best[..., 1] > -torch.inf, sums, best[..., 0] + 0.0)
+        sums = sums.clamp(-LARGEST, LARGEST)
+        kept = torch.zeros_like(has_any)
+        kept.scatter_(1, _falling(sums, has_any)[:, : self.topk_groups], True)
+        return kept.repeat_interleave(experts // self.num_groups, dim=1)
+
+
+def _falling(numbers: torch.Tensor, is_valid: torch.Tensor) -> torch.Tensor:
+    """Column indices by falling numbers, equal ones by index, invalid ones last."""
+    return numbers.masked_fill(~is_valid, -torch.inf).sort(dim=1, descending=True, stable=True).indices
+
+
+def _warp_sum(scores: torch.Tensor) -> torch.Tensor:
+    """Sums of rows as a warp adds them: lanes their own experts in order, then lanes pairwise, 16 apart first."""
+    tokens, experts = scores.shape
+    padded = torch.nn.functional.pad(scores, (0, -experts % WARP_SIZE)).view(tokens, -1, WARP_SIZE)
+    total = torch.zeros((tokens, WARP_SIZE), device=scores.device)
+    for s in range(padded.shape[1]):
+        total = total + padded[:, s]
+    while total.shape[1] > 1:
+        half = total.shape[1] // 2
+        total = total[:, :half] + total[:, half:]
+    return total

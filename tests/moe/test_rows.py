@@ -1,0 +1,154 @@
+"""gather_quantize and finalize: bit for bit what formats.quantize and float32 sums in order give."""
+
+import math
+
+import pytest
+import torch
+from oracle import assert_bitwise_equal, bits
+
+from nvfp4_cute.backends.emulator import observe
+from nvfp4_cute.experts.combine import finalize
+from nvfp4_cute.experts.gather import gather_quantize
+from nvfp4_cute.experts.permutation import permute
+
+ARCHS = ["sm_90a", "sm_100a", pytest.param("sm_120a", marks=pytest.mark.slow)]
+DTYPES = (torch.bfloat16, torch.float16)
+
+
+def spread(shape, dtype, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    blocks = torch.randn(*shape[:-1], shape[-1] // 16, 16, generator=generator)
+    exponents = torch.randint(-12, 10, (*blocks.shape[:-1], 1), generator=generator)
+    return (blocks * torch.exp2(exponents)).flatten(-2).to(dtype)
+
+
+def some_ids(tokens, top_k, experts, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randint(-1, experts + 1, (tokens, top_k), generator=generator, dtype=torch.int32)
+
+
+def real_scales(scale, order, k_blocks):
+    """The bytes of the rows that there are, padding columns with them."""
+    data = scale.view(torch.uint8)
+    atoms, atoms_k = data.shape[:2]
+    rowmajor = data.permute(0, 3, 2, 1, 4).reshape(atoms * 128, atoms_k * 4)
+    return rowmajor[order.places[order.places >= 0].long()]
+
+
+def check(x, ids, experts, arch="sm_90a", mode="eager", **options):
+    with observe(check=True, mode=mode) as observer:
+        data, scale, order = gather_quantize(x, ids, experts, backend=f"emulator:{arch}", **options)
+    want_data, want_scale, want_order = gather_quantize(x, ids, experts, backend="reference", **options)
+    few = ids.numel() <= 64
+    assert len(observer.stats) == (bool(ids.numel()) if few else 2)
+    rows = int(want_order.offs[-1])
+    for name in ("offs", "rows", "places"):
+        assert torch.equal(getattr(order, name), getattr(want_order, name)), name
+    assert torch.equal(order.slots[:rows], want_order.slots[:rows])
+    assert scale.shape == want_scale.shape
+    assert_bitwise_equal(data[:rows], want_data[:rows])
+    k_blocks = x.shape[1] // 16
+    assert_bitwise_equal(real_scales(scale, order, k_blocks), real_scales(want_scale, want_order, k_blocks))
+    return order
+
+
+@pytest.mark.parametrize("arch", ARCHS)
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(
+    "tokens, top_k, experts, k", [(3, 4, 9, 96), (8, 8, 70, 544), (70, 2, 3, 64), (0, 3, 4, 32)]
+)
+def test_gather(tokens, top_k, experts, k, dtype, arch):
+    x, ids = spread((tokens, k), dtype, tokens), some_ids(tokens, top_k, experts, k)
+    for factors in (None, torch.tensor(0.02), torch.rand(experts) + 0.01):
+        check(x, ids, experts, arch, global_scale=factors)
+
+
+@pytest.mark.parametrize("few", [True, False])
+@pytest.mark.parametrize("mode", ["lazy", "random:3"])
+def test_gather_modes(mode, few):
+    tokens = 16 if few else 40
+    check(spread((tokens, 160), torch.bfloat16), some_ids(tokens, 4, 12), 12, mode=mode)
+
+
+def test_few_choices_have_the_order_of_permute():
+    """The order that every warp finds by itself is the one of ``permute``: duplicates, skewed, foreign ids, all sizes."""
+    for seed, (tokens, top_k, experts) in enumerate(
+        [(1, 1, 1), (1, 8, 512), (9, 7, 2), (64, 1, 40), (32, 2, 1), (5, 3, 1000)]
+    ):
+        ids = some_ids(tokens, top_k, experts, seed)
+        for first in (0, 1):
+            order = check(spread((tokens, 32), torch.float16), ids, experts, first_expert=first)
+            want = permute(ids, experts, first_expert=first, backend="emulator:sm_90a")
+            assert torch.equal(order.offs, want.offs) and torch.equal(order.places, want.places)
+
+
+def test_special_numbers_reach_their_rows():
+    x = torch.tensor([0.0, -0.0, math.inf, -math.inf, math.nan, 1e-30, 448.0, -6.0] * 12).to(torch.bfloat16)
+    check(x.view(3, 32), torch.tensor([[0, 1], [1, 1], [2, 0]]), 3)
+
+
+# ---- back to tokens --------------------------------------------------------------------------------------------
+
+
+def check_sum(h, rows, weights, arch="sm_90a", mode="eager", **options):
+    with observe(check=True, mode=mode) as observer:
+        got = finalize(h, rows, weights, backend=f"emulator:{arch}", **options)
+    assert_bitwise_equal(got, finalize(h, rows, weights, backend="reference", **options))
+    assert len(observer.stats) == 1
+    return got
+
+
+@pytest.mark.parametrize("arch", ARCHS)
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("tokens, top_k, n", [(1, 1, 8), (5, 8, 264), (3, 11, 600), (2, 16, 48)])
+def test_finalize(tokens, top_k, n, dtype, arch):
+    ids = some_ids(tokens, top_k, 7, n)
+    order = permute(ids, 7)
+    h = torch.randn(tokens * top_k, n, generator=torch.Generator().manual_seed(n)).to(dtype)
+    h[int(order.offs[-1]) :] = math.nan
+    weights = torch.rand(tokens, top_k, generator=torch.Generator().manual_seed(1))
+    weights[ids < 0] = math.nan
+    shared, bias = h.new_ones(tokens, n) / 3, torch.randn(7, n).to(dtype)
+    assert check_sum(h, order.rows, weights, arch).isfinite().all()
+    check_sum(h, order.rows, weights, arch, shared=shared)
+    check_sum(h, order.rows, weights, arch, shared=shared, bias=bias, ids=ids)
+    check_sum(h, order.rows, weights, arch, bias=bias, ids=ids.long() + 5, first_expert=5)
+
+
+@pytest.mark.parametrize("mode", ["lazy", "random:3"])
+def test_finalize_modes(mode):
+    order = permute(some_ids(20, 4, 7), 7)
+    h = torch.randn(80, 72).bfloat16()
+    check_sum(h, order.rows, torch.rand(20, 4), mode=mode)
+
+
+def test_finalize_adds_in_place_what_tokens_share():
+    order, h = permute(some_ids(6, 2, 3), 3), torch.randn(12, 16).half()
+    weights, shared = torch.rand(6, 2), torch.randn(6, 16).half()
+    want = finalize(h, order.rows, weights, shared=shared)
+    got = finalize(h, order.rows, weights, shared=shared, out=shared, backend="emulator")
+    assert got is shared and torch.equal(bits(got), bits(want))
+
+
+def test_a_token_without_experts_is_zero():
+    rows = torch.full((3, 2), -1, dtype=torch.int32)
+    got = finalize(torch.full((6, 16), math.nan).half(), rows, torch.ones(3, 2), backend="emulator")
+    assert torch.equal(bits(got), bits(torch.zeros(3, 16).half()))
+
+
+def test_refusals():
+    x, ids = torch.zeros(4, 64).bfloat16(), torch.zeros(4, 2, dtype=torch.int32)
+    rows, weights = torch.zeros(4, 2, dtype=torch.int32), torch.zeros(4, 2)
+    for call, error, text in (
+        (lambda: gather_quantize(x.float(), ids, 2), TypeError, "dtype of x"),
+        (lambda: gather_quantize(x[:3], ids, 2), ValueError, "ids has 4 rows and x 3"),
+        (lambda: gather_quantize(x[:, :48], ids, 2), ValueError, "K=48 is not a multiple of 32"),
+        (lambda: gather_quantize(x, ids, 2, global_scale=torch.ones(3)), ValueError, r"\[2\], one an expert"),
+        (lambda: finalize(x, rows, weights[:3]), ValueError, "weights is"),
+        (lambda: finalize(x[:, :12], rows, weights), ValueError, "N=12"),
+        (lambda: finalize(x, rows, weights, shared=x[:2]), ValueError, "shared is"),
+        (lambda: finalize(x, rows, weights, bias=x), ValueError, "comes with ids"),
+        (lambda: finalize(x, rows, weights, out=x), ValueError, "out overlaps h"),
+    ):
+        with pytest.raises(error, match=text):
+            call()
