@@ -1,5 +1,6 @@
 """`nvfp4-cute bench`: chooses cases, target, and how times are had; prints, draws, saves. Or explains configs."""
 
+import shlex
 from collections.abc import Callable
 from pathlib import Path
 from textwrap import indent
@@ -58,7 +59,13 @@ def run(
         raise ValueError(f"the harness's way of timing needs a GPU, and this machine has no {target.name}")
     rows = report.make_rows(chosen, target, _timer(target, measured, like_harness))
     notes = (SOL_NOTE, PEER_NOTE) if any(row.peers for row in rows) else (SOL_NOTE,)
-    result = Report(target, rows, _heading(target, measured, like_harness), notes)
+    result = Report(
+        target,
+        rows,
+        _heading(target, measured, like_harness),
+        notes,
+        _command(target, suites, containing, like_harness),
+    )
     print(result.json() if as_json else result.text())
     if plot:
         _draw(plot, result)
@@ -116,6 +123,14 @@ def _choice(problem: GroupedProblem, target: Target) -> str:
         return choose.explain(problem, target.num_sms)
     config = choose.choose_config(problem, target.arch, target.num_sms)
     return f"{config.to_name()}: a rule of {target.arch} on the sizes; candidates are estimated for {', '.join(sm100.ARCHS)}"
+
+
+def _command(target: Target, suites: tuple[str, ...], containing: str, like_harness: bool) -> str:
+    """The command line that makes the page."""
+    words = ["nvfp4-cute", "bench", *suites]
+    words += ["--containing", containing] if containing else []
+    words += ["--target", target.name, *["--like-harness"] * like_harness, "--save"]
+    return shlex.join(words)
 
 
 def _timer(target: Target, measured: bool, like_harness: bool) -> report.Timer:

@@ -1,6 +1,6 @@
 """What the timing model says of the kernels of h200_prefetch_probe.cu, beside what an H200 took.
 
-``python -m nvfp4_cute.bench.prefetch_walk`` prints a line a measurement, in the words of results/h200_prefetch_probe.txt
+``python -m nvfp4_cute.bench.prefetch_walk`` prints a line a measurement, in the words of h200_prefetch_probe.txt
 (a minute, no GPU).
 """
 
@@ -18,7 +18,7 @@ from nvfp4_cute.gpus.targets import H200
 from nvfp4_cute.gpus.timing_figures import constants_of
 from nvfp4_cute.timing.replay import replay
 
-MEASURED = Path(__file__).parent / "results/h200_prefetch_probe.txt"
+MEASURED = Path(__file__).parent / "probes/h200_prefetch_probe.txt"
 CONSTANTS = constants_of(replace(H200, name="H200 at its boost clock"))
 """Of the probe, which multiplies nothing: tensor cores at work slow the clock."""
 

@@ -77,6 +77,9 @@ class Result:
 
 
 Results = Mapping[tuple[Case, str], Result]
+MADE_BY = (
+    "Made by `python -m nvfp4_cute.bench.public_kernels CHECKOUT --save bench/results/public_kernels.md`."
+)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -105,7 +108,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     print(f"{heading}\n\n{table}\n\n{total}")
     if args.save:
         args.save.write_text(
-            f"# Public kernels on the emulator\n\n{heading}\n\n```\n{table}\n```\n\n{total}\n"
+            f"# Public kernels on the emulator\n\n{heading} {MADE_BY}\n\n```\n{table}\n```\n\n{total}\n"
         )
     return 0 if passed == len(results) else 1
 

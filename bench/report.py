@@ -88,6 +88,8 @@ class Report:
     rows: Sequence[Row]
     heading: str
     notes: Sequence[str] = ()
+    command: str = "nvfp4-cute bench --save"
+    """What makes the page."""
 
     def text(self) -> str:
         """The table between its heading and its notes."""
@@ -95,8 +97,9 @@ class Report:
 
     def markdown(self) -> str:
         """The same as a page to commit."""
-        return f"# {self.target.name}\n\n{self.heading}\n\n```\n{_table(self.rows)}\n```\n\n" + "".join(
-            f"- {note}\n" for note in [*self.notes, *_missing(self.rows)]
+        return (
+            f"# {self.target.name}\n\n{self.heading} Made by `{self.command}`.\n\n```\n{_table(self.rows)}\n```\n\n"
+            + "".join(f"- {note}\n" for note in [*self.notes, *_missing(self.rows)])
         )
 
     def json(self) -> str:

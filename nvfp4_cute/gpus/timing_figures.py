@@ -8,8 +8,8 @@ from nvfp4_cute.timing.constants import Constants
 
 Figures = dict[str, tuple[float, str]]
 
-PROBE = "bench/h200_probe.cu on an H200 (1.98 GHz, driver 580.159)"
-PREFETCH_PROBE = "bench/h200_prefetch_probe.cu on an H200"
+PROBE = "bench/probes/h200_probe.cu on an H200 (1.98 GHz, driver 580.159)"
+PREFETCH_PROBE = "bench/probes/h200_prefetch_probe.cu on an H200"
 LIKE_H200 = "taken over from the H200, as no measurement is public"
 SEMIANALYSIS = "SemiAnalysisAI/microbench-blackwell, B200"
 QUICKRUN = "ademeure/QuickRunCUDA, B300"
@@ -44,7 +44,7 @@ HOPPER: Figures = {
     "arrive_remote": (215, "207 to 223 for an access of another CTA's shared memory, public microbenchmarks"),
     "exchange_bandwidth": (
         16,
-        "bench/h200_exchange_probe.cu: 128 CTAs in clusters of 2, 4, 8 send more than the first 16 KB at 19, 15, 13",
+        "bench/probes/h200_exchange_probe.cu: 128 CTAs in clusters of 2, 4, 8 send more than the first 16 KB at 19, 15, 13",
     ),
     "cluster_barrier": (400, f"{PROBE}: 412 with its two instructions"),
     "barrier_base": (13, f"{PROBE}: bar.sync of 4, 8, and 12 warps"),
@@ -52,7 +52,7 @@ HOPPER: Figures = {
     "wgmma_latency": (62, f"{PROBE}: 1, 4, and 16 wgmma and their wait, less their intervals"),
     "wgmma_issue": (
         0.6,
-        "bench/h200_issue_probe.cu on an H200: time of loops of computation and wgmma, less that of the computation alone",
+        "bench/probes/h200_issue_probe.cu on an H200: time of loops of computation and wgmma, less that of the computation alone",
     ),
     "smem_bandwidth": (128, "128 bytes a cycle and SM, programming guide"),
     "commit_latency": (0, "no tcgen05"),

@@ -47,7 +47,7 @@ MMAS_PER_K_TILE = 4
 EXCHANGE_CYCLES = (
     900  # of split-K: from the last MMA of a tile to the sums of the other CTAs, beside their bytes
 )
-EXCHANGE_BYTES_PER_CYCLE = 16  # what a CTA sends (bench/h200_exchange_probe.cu)
+EXCHANGE_BYTES_PER_CYCLE = 16  # what a CTA sends (bench/probes/h200_exchange_probe.cu)
 
 
 @dataclass(frozen=True)

@@ -2,14 +2,16 @@
 
 import json
 import re
+import shlex
 
 import pytest
 import torch
 
 from nvfp4_cute import cli
-from nvfp4_cute.bench import cases, choices, measured, modelled, ours, report
+from nvfp4_cute.bench import cases, choices, command, measured, modelled, ours, report
 from nvfp4_cute.bench.operands import make_operands
 from nvfp4_cute.bench.peers import PEERS
+from nvfp4_cute.cli.verbs import VERBS
 from nvfp4_cute.gpus import targets
 from nvfp4_cute.model import speed_of_light as light
 from nvfp4_cute.planning import choose
@@ -320,3 +322,26 @@ def test_prepared_grouped_gemms_take_a_config():
             results.append([out.clone() for out in prepared.out])
         assert all(torch.equal(*outs) for outs in zip(*results, strict=True))
         assert not any(out.isnan().any() for out in results[0])
+
+
+# ---- pages ---------------------------------------------------------------------------------------------------------
+RESULTS = sorted(command.RESULTS.glob("*.md"))
+
+
+@pytest.mark.parametrize("page", RESULTS, ids=lambda page: page.stem)
+def test_every_page_says_which_command_makes_it(page):
+    modules = re.findall(r"`python -m nvfp4_cute\.bench\.(\w+)", page.read_text())
+    verbs = re.findall(r"`nvfp4-cute (\w+)", page.read_text())
+    assert modules or verbs
+    assert all((command.RESULTS.parent / f"{name}.py").is_file() for name in modules) and set(verbs) <= set(
+        VERBS
+    )
+
+
+def test_a_saved_page_names_the_options_that_made_it(monkeypatch, tmp_path, capsys):
+    monkeypatch.setattr(command, "RESULTS", tmp_path)
+    monkeypatch.setattr(command, "_timer", lambda *_: lambda case: (None, {}, {}))
+    line = "bench competition --containing 'gemv' --target 'RTX 5090' --save"
+    assert cli.main(shlex.split(line)) == 0
+    text = (tmp_path / "rtx_5090.md").read_text()
+    assert "Made by `nvfp4-cute bench competition --containing gemv --target 'RTX 5090' --save`." in text

@@ -299,7 +299,7 @@ def test_warps_that_wake_one_another_take_the_measured_time():
     assert (times[0] - times[1]) / (2 * steps) == pytest.approx(79.2, rel=0.15)
 
 
-# Results of bench/results/h200_issue_probe.txt: cycles an instruction of a scheduler with four warps.
+# Results of bench/probes/h200_issue_probe.txt: cycles an instruction of a scheduler with four warps.
 ISSUE = {
     "LOP3": ("lop3.b32 {x}, {x}, %r1, %r8, 0x6a;", 2.05),
     "PRMT": ("prmt.b32 {x}, {x}, %r1, 0x5140;", 2.06),
@@ -349,7 +349,7 @@ def test_logic_of_three_inputs_is_one_instruction():
     assert [cost.slots for cost in costs] == [2, 4]
 
 
-PROBE = (Path(__file__).parents[2] / "bench/results/h200_issue_probe.txt").read_text()
+PROBE = (Path(__file__).parents[2] / "bench/probes/h200_issue_probe.txt").read_text()
 BESIDE = re.compile(
     r"A registers, (\d+) instructions between, (\d) warpgroups beside others: (\d+) cycles a step \(tensor cores (\d+)\)"
     r".*others issue ([\d.]+) "

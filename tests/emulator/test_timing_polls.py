@@ -16,7 +16,7 @@ from nvfp4_cute.gpus.targets import lookup
 from nvfp4_cute.gpus.timing_figures import MEASURED_AT, constants_of
 
 B200, H200 = constants_of(lookup("B200")), constants_of(lookup("H200"))
-PROBE = (Path(__file__).parents[2] / "bench/results/h200_probe.txt").read_text()
+PROBE = (Path(__file__).parents[2] / "bench/probes/h200_probe.txt").read_text()
 ROUNDS = 20
 FIRST, SECOND = 0, 128
 LABELS = itertools.count()

@@ -49,12 +49,12 @@ class BlockCost(NamedTuple):
     instructions: int
 
 
-# Cycles, from bench/results/h200_issue_probe.txt. A quarter of an SM has two pipes that take integers, each an instruction
+# Cycles, from bench/probes/h200_issue_probe.txt. A quarter of an SM has two pipes that take integers, each an instruction
 # every two cycles: the ALU, for logic, permutations, right shifts, comparisons and conversions, and one that multiplies.
 # Additions and left shifts go to whichever is free, so that only the issue of instructions limits them; fp32 and fp16x2
 # run at full rate. Not probed there: loads (29: published microbenchmarks, with the guide's 128 bytes a cycle and SM),
 # divisions, ldmatrix and stmatrix (published, 32 for each stmatrix.x4), votes, and branches. Elections: 4.7 with the
-# instruction that they predicate, bench/results/h200_probe.txt.
+# instruction that they predicate, bench/probes/h200_probe.txt.
 ADD = InstCost(1, 4)
 FREE = InstCost(0, 0)
 ALU = InstCost(1, 4, "alu", 2)

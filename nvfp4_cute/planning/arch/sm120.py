@@ -88,7 +88,9 @@ TEAM_CYCLES = 20  # of a K tile of less than 128 columns, that a team with one w
 OVERLAP_LOSS = 0.08  # share of what takes less that adds to what takes more
 EPILOGUE_CYCLES = 100  # of a tile, where no other team multiplies meanwhile
 EXCHANGE_CYCLES = 500  # of split-K: until another CTA's sums have come and are added, beside their bytes
-EXCHANGE_BYTES_PER_CYCLE = 16  # what a CTA sends; taken over from the H200 (bench/h200_exchange_probe.cu)
+EXCHANGE_BYTES_PER_CYCLE = (
+    16  # what a CTA sends; taken over from the H200 (bench/probes/h200_exchange_probe.cu)
+)
 SPLIT_GAIN = (
     0.05  # by how much a config that splits K has to be better: estimates of both kinds are less alike
 )

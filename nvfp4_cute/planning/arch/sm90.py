@@ -90,10 +90,10 @@ SMALL_US_PER_K_TILE, SMALL_US_PER_TOKEN = 0.29, 0.0035
 PAIR_FACTOR = 2.15
 US_PER_SPLIT_TILE = 1.7
 # The same where tokens come decoded, fitted to 6,900 times of 609 problems, from which it differs by 4 to 5 % on the average
-# (``bench/results/h200.md``; ``bench.choices`` measures such): both launches, a tile, and a K tile, which takes the time of its
-# instructions, with what tokens add and those that the tile has room for, or of its MMAs. Stream-K: to add up a tile's sums, with
-# what its tokens add, the same of each cluster more that has a part of a tile, and the share that K tiles take longer where
-# clusters read tokens of several groups.
+# (``bench/notes/2026-11-24-h200.md``; ``bench.choices`` measures such): both launches, a tile, and a K tile, which takes the
+# time of its instructions, with what tokens add and those that the tile has room for, or of its MMAs. Stream-K: to add up a
+# tile's sums, with what its tokens add, the same of each cluster more that has a part of a tile, and the share that K tiles
+# take longer where clusters read tokens of several groups.
 US_PER_DECODING, US_PER_DECODED_TILE = 8.5, 0.77
 DECODED_US_PER_K_TILE, DECODED_US_PER_TOKEN, US_PER_TILE_TOKEN = 0.207, 0.0029, 0.00046
 MMA_US_PER_TOKEN = 0.00485

@@ -3,7 +3,7 @@
 //
 //     nvcc -O2 -std=c++17 -gencode=arch=compute_90a,code=sm_90a -o probe h200_issue_probe.cu && ./probe
 //
-// Prints one line a measurement; the lines of one H200 are in results/h200_issue_probe.txt. Everything is in SM cycles (clock64) of
+// Prints one line a measurement; the lines of one H200 are in h200_issue_probe.txt. Everything is in SM cycles (clock64) of
 // one SM. Runs for a second.
 #include <cstdint>
 #include <cstdio>

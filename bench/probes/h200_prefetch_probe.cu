@@ -4,7 +4,7 @@
 //     nvcc -O2 -std=c++17 -gencode=arch=compute_90a,code=sm_90a -o probe h200_prefetch_probe.cu && ./probe
 //
 // Prints one line a measurement, in SM cycles (clock64), means over CTAs and launches; the lines of one H200 are in
-// results/h200_prefetch_probe.txt. "cold": other, clean data fill L2 before. Runs for a few seconds.
+// h200_prefetch_probe.txt. "cold": other, clean data fill L2 before. Runs for a few seconds.
 #include <algorithm>
 #include <cstdint>
 #include <cstdio>

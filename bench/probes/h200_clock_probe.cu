@@ -2,7 +2,7 @@
 //
 //     nvcc -O2 -std=c++17 -gencode=arch=compute_90a,code=sm_90a -o probe h200_clock_probe.cu && ./probe
 //
-// Prints one line a measurement; those of one H200 are in results/h200_clock_probe.txt. A slab is four m64nNk16 with A in registers, of
+// Prints one line a measurement; those of one H200 are in h200_clock_probe.txt. A slab is four m64nNk16 with A in registers, of
 // each of two warpgroups, which before it issue so many instructions, half of them lop3 and half mul.f16x2. Runs for a second.
 #include <cstdint>
 #include <cstdio>

@@ -1,6 +1,6 @@
 // What a slab of weights (64 rows, 64 values of K) takes on an H200 with few tokens: wgmma with A in registers or shared memory, or
 // mma.sync, and between its MMAs so many instructions that compute operands, half lop3 and half mul.f16x2.
-// nvcc -gencode=arch=compute_90a,code=sm_90a; its output: results/h200_small_mma_probe.txt
+// nvcc -gencode=arch=compute_90a,code=sm_90a; its output: h200_small_mma_probe.txt
 #include <cstdio>
 #include <cstdint>
 static long long *dev, out[64];

@@ -5,7 +5,7 @@
 //
 // Four warps of every CTA have units of 4 KB; unit u goes to CTA u modulo the cluster's size. Prints one line a measurement,
 // cycles (clock64) until the last instruction is issued and until all units that go to a CTA have come; the lines of one H200
-// are in results/h200_exchange_probe.txt. Runs for a second.
+// are in h200_exchange_probe.txt. Runs for a second.
 #include <algorithm>
 #include <cstdint>
 #include <cstdio>

@@ -2,7 +2,7 @@
 //
 //     nvcc -O2 -std=c++17 -gencode=arch=compute_90a,code=sm_90a -o h200_probe h200_probe.cu && ./h200_probe
 //
-// Prints one line a measurement; the lines of one H200 are in results/h200_probe.txt. Times are in SM cycles (clock64) unless a
+// Prints one line a measurement; the lines of one H200 are in h200_probe.txt. Times are in SM cycles (clock64) unless a
 // line says us. "cold": other, clean data fill L2. Runs for about ten seconds.
 #include <cstdio>
 #include <cstdint>

@@ -1,6 +1,6 @@
 // How fast persistent CTAs of an H200 read packed weights and their scales, without using them: through a ring of stages by copies
 // of several kinds, or into registers. Medians of 30 on an L2 full of zeros just written, and full of clean data.
-// nvcc -std=c++17 --extended-lambda -gencode=arch=compute_90a,code=sm_90a; its output: results/h200_read_probe.txt
+// nvcc -std=c++17 --extended-lambda -gencode=arch=compute_90a,code=sm_90a; its output: h200_read_probe.txt
 #include <cuda.h>
 #include <cuda_runtime.h>
 

@@ -1,6 +1,6 @@
 // What a launch takes on an H200 between two CUDA events, as a graph: nothing in it, with all that a persistent GEMM asks for, and
 // behind another launch. L2 is filled before, by a memset, then by a kernel: a median of 60, and the first and ninth decile.
-// nvcc -gencode=arch=compute_90a,code=sm_90a; its output: results/h200_launch_probe.txt
+// nvcc -gencode=arch=compute_90a,code=sm_90a; its output: h200_launch_probe.txt
 #include <cuda_runtime.h>
 
 #include <algorithm>
