@@ -25,6 +25,7 @@ from nvfp4_cute.launch.task import Task
 from nvfp4_cute.launch.workspace import attach
 from nvfp4_cute.planning.config import KernelConfig
 from nvfp4_cute.problem import GroupedOperands, GroupedProblem
+from nvfp4_cute.timing.clock import Clock
 from nvfp4_cute.timing.result import Timing
 
 # Native host code of any thread launches on the emulator that became the process's device last.
@@ -118,7 +119,9 @@ def on_emulator(
         EmulatorError: the launch shim is missing, or the emulated program broke a rule of the machine.
     """
     prepare_cutlass()
-    constants = constants_of(target) if timing else None
+    clock = None
+    if timing:
+        clock = Clock(constants_of(target), with_data=False, timeline=timeline, all_layouts=all_layouts)
     with Emulator(
         target.arch,
         target.num_sms,
@@ -126,10 +129,7 @@ def on_emulator(
         mode=mode,
         check=check,
         count_banks=count_banks,
-        timing=constants,
-        with_data=not timing,
-        timeline=timeline,
-        all_layouts=all_layouts,
+        timing=clock,
     ) as emulator:
         yield emulator
 

@@ -25,6 +25,7 @@ from nvfp4_cute.emulator.record.device_images import KernelStore
 from nvfp4_cute.errors import EmulatorError
 from nvfp4_cute.gpus.targets import lookup
 from nvfp4_cute.gpus.timing_figures import MODEL_ERROR, constants_of
+from nvfp4_cute.timing.clock import Clock
 
 TIMES_NOTE = (
     "host s: what the emulation took here. Neither it nor any time that the script prints (events, benchmark helpers) "
@@ -171,7 +172,7 @@ def emulate(
         mode=mode,
         check=check is not None,
         count_banks=stats,
-        timing=constants,
+        timing=Clock(constants) if constants else None,
         store=kernel_store(),
     )
     outcome = run_script(script, arguments, gpu)

@@ -216,9 +216,10 @@ def emulated_process(arch: str, stack: ExitStack, *, modelled: bool = False):
     from nvfp4_cute.emulator.fronts.dsl_shim import answered_dsl, set_environment
     from nvfp4_cute.emulator.fronts.torch_shim import emulated_cuda
     from nvfp4_cute.emulator.fronts.virtual_gpu import VirtualGpu
+    from nvfp4_cute.timing.clock import Clock
 
     set_environment(arch)
-    gpu = VirtualGpu(arch, timing=constants_of(DEFAULT_TARGETS[arch]) if modelled else None)
+    gpu = VirtualGpu(arch, timing=Clock(constants_of(DEFAULT_TARGETS[arch])) if modelled else None)
     for shim in (answered_cuda, answered_dsl, emulated_cuda):
         stack.enter_context(shim(gpu))
     stack.enter_context(gpu)

@@ -5,10 +5,11 @@ import dataclasses
 import numpy as np
 import pytest
 
-from nvfp4_cute.emulator.fronts.driver import run_ptx, time_ptx
+from nvfp4_cute.emulator.fronts.driver import run_ptx
 from nvfp4_cute.errors import EmulatorError
 from nvfp4_cute.gpus.targets import lookup
 from nvfp4_cute.gpus.timing_figures import constants_of
+from nvfp4_cute.timing.clock import time_ptx
 
 MODULE = ".shared .align 16 .b8 response[16]; .shared .align 8 .b64 bar;"
 TRY = "clusterlaunchcontrol.try_cancel.async.shared::cta.mbarrier::complete_tx::bytes{multicast}.b128 [response], [bar];"

@@ -16,7 +16,7 @@ import small_kernels as small
 
 from nvfp4_cute.bench import prefetch_walk
 from nvfp4_cute.emulator.code import Code
-from nvfp4_cute.emulator.fronts.driver import run_ptx, time_ptx
+from nvfp4_cute.emulator.fronts.driver import run_ptx
 from nvfp4_cute.emulator.machine import Machine
 from nvfp4_cute.emulator.ptx import parse
 from nvfp4_cute.emulator.record.costs import block_cost
@@ -24,6 +24,7 @@ from nvfp4_cute.emulator.record.events import ClusterTrace, LaunchTrace, Op
 from nvfp4_cute.gpus.targets import TARGETS, lookup
 from nvfp4_cute.gpus.timing_figures import constants_of
 from nvfp4_cute.timing import trace
+from nvfp4_cute.timing.clock import time_ptx
 from nvfp4_cute.timing.memory import Memory
 from nvfp4_cute.timing.replay import Simulation
 from nvfp4_cute.timing.state import Groups

@@ -11,9 +11,9 @@ import pytest
 import small_kernels as small
 
 from nvfp4_cute.emulator.faults import HangFault
-from nvfp4_cute.emulator.fronts.driver import time_ptx
 from nvfp4_cute.gpus.targets import lookup
 from nvfp4_cute.gpus.timing_figures import MEASURED_AT, constants_of
+from nvfp4_cute.timing.clock import time_ptx
 
 B200, H200 = constants_of(lookup("B200")), constants_of(lookup("H200"))
 PROBE = (Path(__file__).parents[2] / "bench/probes/h200_probe.txt").read_text()

@@ -3,12 +3,13 @@
 import numpy as np
 import pytest
 
-from nvfp4_cute.emulator.fronts.driver import run_ptx, time_ptx
+from nvfp4_cute.emulator.fronts.driver import run_ptx
 from nvfp4_cute.emulator.machine import Machine
 from nvfp4_cute.emulator.tensormap import TensorMap, encode
 from nvfp4_cute.errors import EmulatorError
 from nvfp4_cute.gpus.targets import lookup
 from nvfp4_cute.gpus.timing_figures import constants_of
+from nvfp4_cute.timing.clock import time_ptx
 
 B200 = constants_of(lookup("B200"))
 HEAD = ".version 8.8\n.target sm_100a\n.address_size 64\n.extern .shared .align 1024 .b8 smem[];\n"

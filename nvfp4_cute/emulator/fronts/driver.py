@@ -16,15 +16,12 @@ from nvfp4_cute.emulator.machine import Launch, Machine, Stats
 from nvfp4_cute.emulator.ptx import KEPT, Entry, Program, parse
 from nvfp4_cute.emulator.record.device_images import image_at
 from nvfp4_cute.emulator.record.events import LaunchTrace
-from nvfp4_cute.emulator.record.recorder import Recorder
+from nvfp4_cute.emulator.record.recorder import Clock, Recorder
 from nvfp4_cute.emulator.record.representatives import LaunchWork
 from nvfp4_cute.emulator.silicon import SMALL_ALLOCATION
 from nvfp4_cute.emulator.targets import Device, ptx_arch
 from nvfp4_cute.emulator.tensormap import driver_element, encode_tiled
 from nvfp4_cute.errors import EmulatorError
-from nvfp4_cute.timing.constants import Constants
-from nvfp4_cute.timing.replay import replay
-from nvfp4_cute.timing.result import Timing
 
 Dim3 = tuple[int, int, int]
 
@@ -105,42 +102,12 @@ def run_ptx(
         EmulatorError: the text, the arguments, or the kernel's behaviour is not acceptable.
     """
     machine = machine or Machine(sm_count, mode=mode, check=check)
-    launch = _launch_of(machine, ptx, entry, grid, block, args, cluster, smem_bytes, checked)
+    launch = launch_of(machine, ptx, entry, grid, block, args, cluster, smem_bytes, checked)
     machine.run(replace(launch, cooperative=cooperative, programmatic=programmatic))
     return machine.stats
 
 
-def time_ptx(
-    constants: Constants,
-    ptx: str | Program,
-    entry: str | None = None,
-    grid: int | Sequence[int] = 1,
-    block: int | Sequence[int] = 32,
-    args: Sequence[Any] = (),
-    *,
-    cluster: int | Sequence[int] = 1,
-    smem_bytes: int = 0,
-    with_data: bool = False,
-    timeline: bool = False,
-) -> Timing:
-    """Model the time of one kernel of a PTX text on a GPU.
-
-    Args:
-        constants: of the GPU.  ptx ... smem_bytes: as `run_ptx` takes them.
-        with_data: whether copies and products are done as well; otherwise results mean nothing.
-        timeline: keep what every warp did when.
-
-    Raises:
-        EmulatorError: the text, the arguments, or the kernel's behaviour is not acceptable.
-    """
-    machine = Machine(constants.num_sms)
-    recorder = machine.recorder = Recorder(with_data=with_data)
-    launch = _launch_of(machine, ptx, entry, grid, block, args, cluster, smem_bytes, True)
-    machine.run(launch)
-    return replay(constants, recorder.take(launch), timeline=timeline)
-
-
-def _launch_of(
+def launch_of(
     machine: Machine,
     ptx: str | Program,
     entry: str | None,
@@ -324,19 +291,14 @@ class Emulator:
         *,
         mode: str = "eager",
         check: bool = False,
-        timing: Constants | None = None,
-        with_data: bool = True,
-        timeline: bool = False,
-        all_layouts: bool = False,
+        timing: Clock | None = None,
         count_banks: bool = False,
     ):
         """`arch`: the PTX target that it runs. `progress`: called with (finished CTAs, all CTAs) during launches.
 
         `mode`: when asynchronous operations happen: "eager", "lazy", or "random:SEED" (see `modes`).
         `check`: look for hazards (see `hazards`), and raise them when a launch has ended.
-        `timing`: model the time of every launch on this GPU, in `timings`. `with_data`: False leaves out copies and
-        products meanwhile: the results mean nothing, the times stay. `timeline`: keep what every warp did when.
-        `all_layouts`: model it in every layout of memory.
+        `timing`: models the time of every launch (`timing.clock.Clock`), which `timings` keeps.
         `count_banks`: count bank conflicts of shared memory, by instruction (`stats.banks`).
 
         Raises:
@@ -346,10 +308,10 @@ class Emulator:
             raise ValueError("times are modelled in eager mode without checks; leave out mode and check")
         self.device = Device(arch, sm_count)
         self.machine = Machine(sm_count, progress=progress, mode=mode, check=check, count_banks=count_banks)
-        self._constants, self._timeline, self._all_layouts = timing, timeline, all_layouts
-        self.timings: list[Timing] = []
+        self._clock = timing
+        self.timings: list[Any] = []
         if timing is not None:
-            self.machine.recorder = Recorder(with_data=with_data)
+            self.machine.recorder = Recorder(with_data=timing.with_data)
         self._attributes = self.device.attributes()
         self._kernels: dict[str, Program] = {}
         self._modules: list[tuple[bytes, Program]] = []
@@ -503,10 +465,8 @@ class Emulator:
 
     def recorded(self, trace: LaunchTrace) -> None:
         """What took time in a launch that has ended; here its time is modelled."""
-        assert self._constants is not None
-        self.timings.append(
-            replay(self._constants, trace, timeline=self._timeline, all_layouts=self._all_layouts)
-        )
+        assert self._clock is not None
+        self.timings.append(self._clock.model(trace))
 
     def attribute(self, number: int) -> int:
         """Value of a cudaDeviceAttr.

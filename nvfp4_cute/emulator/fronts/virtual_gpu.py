@@ -17,9 +17,9 @@ import numpy as np
 from nvfp4_cute.emulator.fronts.driver import Dim3, Emulator
 from nvfp4_cute.emulator.machine import Launch, Stats
 from nvfp4_cute.emulator.record.device_images import KernelStore
+from nvfp4_cute.emulator.record.recorder import Clock
 from nvfp4_cute.emulator.targets import ptx_arch
 from nvfp4_cute.errors import EmulatorError
-from nvfp4_cute.timing.constants import Constants
 
 GIB = 1 << 30
 MIB = 1 << 20
@@ -122,8 +122,7 @@ class VirtualGpu(Emulator):
         mode: str = "eager",
         check: bool = False,
         count_banks: bool = False,
-        timing: Constants | None = None,
-        with_data: bool = True,
+        timing: Clock | None = None,
         store: KernelStore | None = None,
     ):
         """`sm_count`: SMs, by default those of the architecture's product. The others: as `Emulator` takes them.
@@ -145,7 +144,6 @@ class VirtualGpu(Emulator):
             check=check,
             count_banks=count_banks,
             timing=timing,
-            with_data=with_data,
         )
         # Numbers of cudaDeviceAttr: clock, L2, concurrent kernels, unified addressing, cooperative launch, memory pools.
         self._attributes |= {13: product.clock_khz, 38: product.l2_bytes, 31: 1, 41: 1, 95: 1, 115: 1}

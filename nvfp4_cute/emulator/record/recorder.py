@@ -13,7 +13,7 @@ from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from nvfp4_cute.emulator.memory import GlobalMemory
 from nvfp4_cute.emulator.modes import Engine
@@ -106,6 +106,19 @@ class Track:
             self.trace.stored += nbytes
         else:
             self.trace.loaded += nbytes
+
+
+class Clock(Protocol):
+    """What models the time of a launch from its events."""
+
+    @property
+    def with_data(self) -> bool:
+        """Whether copies and products are to be done as well, as `Recorder` takes it."""
+        ...
+
+    def model(self, trace: LaunchTrace) -> Any:
+        """The time of a launch, in a form of the clock's own."""
+        ...
 
 
 class Recorder:

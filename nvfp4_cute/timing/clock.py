@@ -1,0 +1,64 @@
+"""Times of launches on one GPU, for emulators that ask, and for a kernel of a PTX text."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from nvfp4_cute.emulator.fronts.driver import launch_of
+from nvfp4_cute.emulator.machine import Machine
+from nvfp4_cute.emulator.ptx import Program
+from nvfp4_cute.emulator.record.events import LaunchTrace
+from nvfp4_cute.emulator.record.recorder import Recorder
+from nvfp4_cute.timing.constants import Constants
+from nvfp4_cute.timing.replay import replay
+from nvfp4_cute.timing.result import Timing
+
+
+@dataclass(frozen=True)
+class Clock:
+    """Models the time of every launch of an emulator: ``Emulator(timing=Clock(constants))``.
+
+    Attributes:
+        constants: of the GPU.
+        with_data: whether copies and products are done as well; otherwise results mean nothing, and the times stay.
+        timeline: keep what every warp did when, for ``timing.trace``.
+        all_layouts: model a launch in every layout of memory, not only in the first.
+    """
+
+    constants: Constants
+    with_data: bool = True
+    timeline: bool = False
+    all_layouts: bool = False
+
+    def model(self, trace: LaunchTrace) -> Timing:
+        """The time of a launch from what was recorded of it."""
+        return replay(self.constants, trace, timeline=self.timeline, all_layouts=self.all_layouts)
+
+
+def time_ptx(
+    constants: Constants,
+    ptx: str | Program,
+    entry: str | None = None,
+    grid: int | Sequence[int] = 1,
+    block: int | Sequence[int] = 32,
+    args: Sequence[Any] = (),
+    *,
+    cluster: int | Sequence[int] = 1,
+    smem_bytes: int = 0,
+    with_data: bool = False,
+    timeline: bool = False,
+) -> Timing:
+    """Model the time of one kernel of a PTX text on a GPU.
+
+    Args:
+        constants: of the GPU.  ptx ... smem_bytes: as `emulator.fronts.driver.run_ptx` takes them.
+        with_data, timeline: as of a `Clock`.
+
+    Raises:
+        EmulatorError: the text, the arguments, or the kernel's behaviour is not acceptable.
+    """
+    machine = Machine(constants.num_sms)
+    recorder = machine.recorder = Recorder(with_data=with_data)
+    launch = launch_of(machine, ptx, entry, grid, block, args, cluster, smem_bytes, True)
+    machine.run(launch)
+    return replay(constants, recorder.take(launch), timeline=timeline)
