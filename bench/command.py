@@ -13,7 +13,6 @@ from nvfp4_cute.launch import tuned
 from nvfp4_cute.launch.tuned import Request
 from nvfp4_cute.model.plot import bars
 from nvfp4_cute.planning import choose
-from nvfp4_cute.planning.arch import sm100
 from nvfp4_cute.problem import GroupedProblem
 
 RESULTS = Path(__file__).parent / "results"
@@ -107,22 +106,15 @@ def _explanation(case: cases.Case, target: Target) -> str:
     if found is not None:
         us = found.times_us[found.config]
         first = f"{found.config.to_name()}: tuned, {us:.2f} us {found.kind}; chosen without that:\n"
-    return first + (_choice(problem, target) if is_list else _choice_for_mean(problem, target))
+    if not is_list:
+        return first + _choice_for_mean(problem, target)
+    return first + choose.explain(problem, target.arch, target.num_sms)
 
 
 def _choice_for_mean(problem: GroupedProblem, target: Target) -> str:
     mean = problem.sizes[0]
-    config = choose.config_for_mean(
-        target.arch, target.num_sms, problem.num_groups, mean, is_ragged=problem.form == "ragged"
-    )
-    return f"{config.to_name()}: only the device knows the sizes; chosen for groups of their mean size, {mean[0]} rows"
-
-
-def _choice(problem: GroupedProblem, target: Target) -> str:
-    if target.arch in sm100.ARCHS:
-        return choose.explain(problem, target.num_sms)
     config = choose.choose_config(problem, target.arch, target.num_sms)
-    return f"{config.to_name()}: a rule of {target.arch} on the sizes; candidates are estimated for {', '.join(sm100.ARCHS)}"
+    return f"{config.to_name()}: only the device knows the sizes; chosen for groups of their mean size, {mean[0]} rows"
 
 
 def _command(target: Target, suites: tuple[str, ...], containing: str, like_harness: bool) -> str:

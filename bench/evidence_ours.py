@@ -15,7 +15,7 @@ from nvfp4_cute.emulator.record.forms import Form, recorded
 from nvfp4_cute.formats.scale_layout import to_blocked
 from nvfp4_cute.planning.arch import family_of, simt
 from nvfp4_cute.planning.arch.base import INTERLEAVE
-from nvfp4_cute.planning.choose import candidates, dual_candidates
+from nvfp4_cute.planning.choose import candidates
 from nvfp4_cute.planning.config import KernelConfig
 from nvfp4_cute.problem import NVFP4, Gate, OutDtype, WeightLayout
 from nvfp4_cute.problem import Form as ProblemForm
@@ -206,7 +206,7 @@ def _dual(arch: str) -> Iterator[Gemm]:
     family = family_of(arch)
     for form, step in STEPS.items():
         for layout in cast(tuple[WeightLayout, ...], ("separate", *INTERLEAVE)):
-            tried = _without_proof(arch, dual_candidates(arch, form, Gate("silu", None, layout)))
+            tried = _without_proof(arch, candidates(arch, form, gate=Gate("silu", None, layout)))
             for index, config in enumerate(tried):
                 if index % step == 0 and family.interleave_reason(config, layout) is None:
                     dtype = DTYPES[index // step % 3]

@@ -11,7 +11,7 @@ from tqdm import tqdm
 
 from nvfp4_cute.compile.compiler import compile_kernel
 from nvfp4_cute.compile.keys import KernelKey
-from nvfp4_cute.planning.arch import sm100
+from nvfp4_cute.planning.arch.sm100 import limits as sm100
 from nvfp4_cute.planning.config import KernelConfig
 
 NUM_GROUPS = 8
@@ -23,7 +23,7 @@ HEADER = (
 
 def row(arch: str, config: KernelConfig) -> str:
     """The table's line of one compiled variant: list form of 8 groups, fp16 output, contiguous rows."""
-    key = KernelKey.make(arch, config, NUM_GROUPS, torch.float16, False)
+    key = KernelKey(arch, config, NUM_GROUPS, torch.float16, False).validated()
     resources = compile_kernel(key).resources
     smem, tmem = sm100.smem_plan(key.config), sm100.tmem_map(key.config)
     return (

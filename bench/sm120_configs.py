@@ -42,7 +42,7 @@ BYTES_HEADER = (
 
 def config_row(config: KernelConfig) -> str:
     """A config's line: list form of 1 group, fp16 output."""
-    key = KernelKey.make("sm_120a", config, 1, torch.float16, False)
+    key = KernelKey("sm_120a", config, 1, torch.float16, False).validated()
     kernel = compile_kernel(key)
     accesses, conflicts = bank_accesses(config)
     return (

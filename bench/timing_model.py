@@ -207,7 +207,7 @@ class OwnCase:
     def config(self) -> KernelConfig:
         """Its tile and stages."""
         if self.tokens is None:
-            return sm90.choose(self.sizes, H200.num_sms)
+            return sm90.choose(GroupedProblem(self.sizes), H200.num_sms)
         return sm90.CANDIDATES[sm90.TOKEN_CHOICES.index(self.tokens)]
 
     def __str__(self) -> str:

@@ -4,7 +4,7 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Int32
 
-from nvfp4_cute.planning.arch.sm100 import MMA_N_STEP
+from nvfp4_cute.planning.arch.sm100.limits import MMA_N_STEP
 
 from ..common.group_table import ceil_div
 from ..common.sides import TileSide
@@ -12,7 +12,7 @@ from ..common.sides import TileSide
 
 @cute.jit
 def mma_columns(config: cutlass.Constexpr, n_side: TileSide) -> Int32:
-    """Columns that the MMA computes: ``planning.arch.sm100.mma_columns``."""
+    """Columns that the MMA computes: ``arch.sm100.limits.mma_columns``."""
     return used_columns(config, n_side, MMA_N_STEP) | n_side.first_row & MMA_N_STEP
 
 

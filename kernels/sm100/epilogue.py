@@ -13,7 +13,7 @@ import cutlass.cute as cute
 from cutlass import Float32, Int32, Uint32
 from cutlass.cute.nvgpu import tcgen05
 
-from nvfp4_cute.planning.arch.sm100 import EPI_TILE_N, INTERLEAVE, MMA_CTA_M, TmemMap
+from nvfp4_cute.planning.arch.sm100.limits import EPI_TILE_N, INTERLEAVE, MMA_CTA_M, TmemMap
 from nvfp4_cute.planning.config import KernelConfig
 
 from ..common import ptx

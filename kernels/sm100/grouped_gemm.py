@@ -23,8 +23,8 @@ them. A stage is empty when all of them have released it.
 
 Split-K: the CTAs of a cluster share a tile's K tiles, and send each other their sums (``split_k``).
 
-Tensor memory: accumulators, side by side or sharing columns, then the scales of one K tile (``planning.arch.sm100.TmemMap``).
-Shared memory: ``planning.arch.sm100.SmemPlan``. Tensor maps: kernel parameters, encoded by the host code.
+Tensor memory: accumulators, side by side or sharing columns, then the scales of one K tile (``arch.sm100.limits.TmemMap``).
+Shared memory: ``arch.sm100.limits.SmemPlan``. Tensor maps: kernel parameters, encoded by the host code.
 
 Source: PTX ISA 9.1, 9.7.16 (tcgen05), 9.7.13.15 (mbarrier), 5.5.7 and 9.7.9.27 (tensor maps).
 """
@@ -37,7 +37,7 @@ from cutlass import Float32, Int32, Int64, Uint8
 from cutlass.memory import SmemAllocator
 
 from nvfp4_cute.launch_table import NUM_COLUMNS, Header
-from nvfp4_cute.planning.arch.sm100 import INTERLEAVE, STAGING_BYTES, smem_plan, tmem_map
+from nvfp4_cute.planning.arch.sm100.limits import INTERLEAVE, STAGING_BYTES, smem_plan, tmem_map
 from nvfp4_cute.planning.config import KernelConfig
 
 from ..common.launch_args import read_groups, read_operands, read_outputs
@@ -67,14 +67,14 @@ class GroupedGemmSm100:
     """One compiled variant.
 
     Args:
-        config: resolved KernelConfig (``planning.arch.sm100.resolve``) that ``planning.arch.sm100.unsupported_reason`` accepts.
+        config: resolved KernelConfig (``arch.sm100.limits.resolve``) that ``arch.sm100.limits.unsupported_reason`` accepts.
         form: how the operands arrive.
         num_groups: slots of a list-form launch; 1 otherwise.
         out_dtype: cutlass.Float16, BFloat16 or Float32; Float4E2M1FN for NVFP4 with its scales.
         out_m_major: whether columns of the output are contiguous, not rows.
         has_alpha: whether every group's result is multiplied by a factor.
         activation: of a dual GEMM's first product: "silu", "gelu_tanh" or "relu2"; None where there is one product.
-        weight_layout: of a dual GEMM: "separate", or one of ``planning.arch.sm100.INTERLEAVE``, whose one ``b`` holds both
+        weight_layout: of a dual GEMM: "separate", or one of ``arch.sm100.limits.INTERLEAVE``, whose one ``b`` holds both
             products' rows.
         has_limit: whether a dual GEMM's products are cut to a range before they are combined.
         name: what the kernel is called in profilers and in the emulator's reports.

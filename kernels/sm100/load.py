@@ -3,7 +3,7 @@
 Fills ``ab`` (all operands and their scales of one K tile a stage). Touches no tensor memory and no output.
 Each CTA of a pair brings its half of both operands; the N side's scales, which both need, each brings half of for both.
 MMAs of a cluster that share the N side (``multicast_n``) take turns in loading a K tile of it for all of them.
-Where the ring is too short for the latency of device memory (``planning.arch.sm100.fetches_ahead``) tiles that share rows of an
+Where the ring is too short for the latency of device memory (``arch.sm100.limits.fetches_ahead``) tiles that share rows of an
 operand take turns in bringing K tiles of it into L2 before any of them loads them: from the K tiles on that the ring does
 not hold at first, over the ends of tiles. What goes to several CTAs waits for all of them; L2 brings a pair's first K tile
 meanwhile, and where MMAs of single CTAs share the N side, these load the M side of theirs.
@@ -15,7 +15,7 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Int32
 
-from nvfp4_cute.planning.arch.sm100 import SF_ATOM_ROWS, SmemPlan, fetches_ahead, prefetch_k_tiles
+from nvfp4_cute.planning.arch.sm100.limits import SF_ATOM_ROWS, SmemPlan, fetches_ahead, prefetch_k_tiles
 from nvfp4_cute.planning.config import KernelConfig
 
 from ..common.group_table import ceil_div

@@ -9,7 +9,7 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Int32
 
-from nvfp4_cute.planning.arch.sm100 import MMA_INST_K, SF_ATOM_COLS, SF_ATOM_ROWS, SmemPlan, TmemMap
+from nvfp4_cute.planning.arch.sm100.limits import MMA_INST_K, SF_ATOM_COLS, SF_ATOM_ROWS, SmemPlan, TmemMap
 from nvfp4_cute.planning.config import KernelConfig
 
 from ..common.operand_maps import SF_BLOCK_BYTES

@@ -1,6 +1,6 @@
 """Boxes of A, B and their scales that a CTA's TMA brings in."""
 
-from nvfp4_cute.planning.arch.sm100 import SF_ATOM_ROWS, sf_blocks_n
+from nvfp4_cute.planning.arch.sm100.limits import SF_ATOM_ROWS, sf_blocks_n
 from nvfp4_cute.planning.config import KernelConfig
 
 from ..common.operand_maps import SF_BLOCK_K, Boxes

@@ -10,7 +10,7 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Int32
 
-from nvfp4_cute.planning.arch.sm100 import EPI_TILE_N, EPI_WARPS, UNIT_SUMS_BYTES
+from nvfp4_cute.planning.arch.sm100.limits import EPI_TILE_N, EPI_WARPS, UNIT_SUMS_BYTES
 
 from ..common.group_table import ceil_div
 from ..common.ring import CONSUMER_PHASE, PRODUCER_PHASE, Ring

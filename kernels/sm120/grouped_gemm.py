@@ -35,7 +35,7 @@ from cutlass import Int32, Int64, Uint8
 from cutlass.memory import SmemAllocator
 
 from nvfp4_cute.launch_table import NUM_COLUMNS, Header
-from nvfp4_cute.planning.arch.sm120 import BUFFER_ALIGN_BYTES, smem_plan
+from nvfp4_cute.planning.arch.sm120 import BUFFER_ALIGN_BYTES, num_teams, smem_plan
 from nvfp4_cute.planning.config import KernelConfig
 
 from ..common.launch_args import read_groups, read_operands, read_outputs
@@ -95,7 +95,7 @@ class GroupedGemmSm120:
         self.smem = smem_plan(config, self.output_kind.num_b)
         self.warp_tile = WarpTile(
             config.cta_tile_shape_mnk[1],
-            config.num_acc_stage,
+            num_teams(config),
             self.smem.num_m,
             self.smem.num_n,
             out_m_major != config.swap_ab,

@@ -140,7 +140,7 @@ class GroupedGemmSm90:
             decoded = decoded_views(views_n[0], workspace + flag_bytes + sum_bytes)
             flags = Flags(workspace, Int32(flag_bytes // FLAG_BYTES))
             DecodeTokens(self.form, f"decode_tokens_{self.name}")(groups, views_n[0], decoded, flags, queue)
-            if cutlass.const_expr(self.config.deal_k):
+            if cutlass.const_expr(self.config.stream_k):
                 groups = groups_by_work(groups, self.config)
             descriptors = replace(
                 Descriptors.encode(views_m, [], boxes),
@@ -214,7 +214,7 @@ class GroupedGemmSm90:
         partial = PartialSums(sums, exchange.full(0), exchange.empty(0), math_threads, config.split_k)
         staging = smem.allocate(schedule.num_math_groups * STAGING_BYTES, OPERAND_ALIGN_BYTES)
         tiles = WalkedTiles(groups, config)
-        if cutlass.const_expr(config.deal_k):
+        if cutlass.const_expr(config.stream_k):
             records = smem.allocate_array(Uint8, NUM_RECORDS * RECORD_BYTES, byte_alignment=16).toint()
             scheduled = Ring(smem.allocate_array(Int64, 2 * NUM_RECORDS), NUM_RECORDS)
             tiles = ScheduledTiles(records, scheduled, groups)
@@ -231,7 +231,7 @@ class GroupedGemmSm90:
                     init_ring(packed, NUM_LOAD_WARPS, schedule.num_math_warps + schedule.num_activation_warps)
                     writers = schedule.num_activation_warps // stages_of_k_tile(config)
                     init_ring(decoded, writers, schedule.num_math_warps)
-                if cutlass.const_expr(config.deal_k):
+                if cutlass.const_expr(config.stream_k):
                     init_ring(tiles.ring, 1, schedule.num_math_warps)
                 init_ring(exchange, 1, schedule.num_math_warps)
                 cute.arch.mbarrier_init(decoded.empty(decoded.num_stages), 1)
@@ -278,7 +278,7 @@ class GroupedGemmSm90:
                     run_load(load, Int32(WEIGHTS))
                 if warp_idx == schedule.first_load_warp_id + TOKENS:
                     run_load_decoded(DecodedArgs(load, decoded, sDecoded.iterator.toint()))
-                if cutlass.const_expr(config.deal_k):
+                if cutlass.const_expr(config.stream_k):
                     if warp_idx == schedule.handover_warp_id:
                         run_handover(handover, exchange.empty(0))
                     if warp_idx == schedule.scheduler_warp_id:

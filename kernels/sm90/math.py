@@ -105,7 +105,7 @@ def run_math(args: MathArgs):
         stage, phase, in_stage, in_phase = _accumulate(
             args, acc, rows, tokens, part.count, stage, phase, in_stage, in_phase
         )
-        if cutlass.const_expr(args.config.deal_k):
+        if cutlass.const_expr(args.config.stream_k):
             if part.first > 0:
                 send(args.handover, acc, tokens, args.sent)
                 owes = Int32(0)
@@ -127,7 +127,7 @@ def run_math(args: MathArgs):
                 send_sums(args.partial, acc, Int32(0), turn)
             turn ^= 1
         place = tiles.next(place)
-    if cutlass.const_expr(args.config.deal_k):
+    if cutlass.const_expr(args.config.stream_k):
         if owes == 1:
             arrive_warp(args.sent)
 

@@ -60,7 +60,7 @@ class TokenTiles:
 
 def first_token(tile: WorkTile, config: KernelConfig) -> Int32:
     """The tile's first token, counted in its group."""
-    if config.deal_k:
+    if config.stream_k:
         return TokenTiles.of(tile.m, config.work_tile_mnk[0]).first_token(tile.tile_m_idx)
     return tile.tile_m_idx * config.work_tile_mnk[0]
 
@@ -69,7 +69,7 @@ def first_token(tile: WorkTile, config: KernelConfig) -> Int32:
 def tokens_of_tile(tile: WorkTile, config: cutlass.Constexpr[KernelConfig]) -> Int32:
     """Tokens that the tile has."""
     tile_m = config.work_tile_mnk[0]
-    if cutlass.const_expr(config.deal_k):
+    if cutlass.const_expr(config.stream_k):
         return TokenTiles.of(tile.m, tile_m).tokens(tile.tile_m_idx)
     remaining = tile.m - tile.tile_m_idx * tile_m
     return remaining if remaining < tile_m else Int32(tile_m)

@@ -22,7 +22,7 @@ from nvfp4_cute.compile.keys import KernelKey
 from nvfp4_cute.compile.simt_keys import FewRowsKey, GemvKey, QuantizeKey, W4A16Key
 from nvfp4_cute.errors import CacheError
 from nvfp4_cute.planning.arch import simt
-from nvfp4_cute.planning.choose import candidates, dual_candidates
+from nvfp4_cute.planning.choose import candidates
 from nvfp4_cute.planning.config import KernelConfig
 from nvfp4_cute.problem import NVFP4, Activation, Form, Gate, OutDtype, WeightLayout
 
@@ -160,15 +160,13 @@ def keys(
     for operation in operations:
         if operation == "grouped_gemm":
             for count, config in product(counts, configs or candidates(arch, form, dtype == NVFP4)):
-                yield KernelKey.make(arch, config, count, dtype, has_alpha, form)
+                yield KernelKey(arch, config, count, dtype, has_alpha, form).validated()
         elif operation == "grouped_dual_gemm":
             gate = Gate(activation, None, weight_layout)
-            for count, config in product(
-                counts, configs or dual_candidates(arch, form, gate, dtype == NVFP4)
-            ):
-                yield KernelKey.make(
+            for count, config in product(counts, configs or candidates(arch, form, dtype == NVFP4, gate)):
+                yield KernelKey(
                     arch, config, count, dtype, has_alpha, form, False, activation, weight_layout, has_limit
-                )
+                ).validated()
         elif not isinstance(dtype, torch.dtype):
             raise ValueError(f"{operation} writes no {dtype}: leave it out with --dtype {dtype}")
         elif operation == "gemv":

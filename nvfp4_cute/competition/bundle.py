@@ -7,7 +7,8 @@ file, unchanged or with named edits, or was generated for a named reason: :class
   are methods and properties that nothing kept mentions by name.
 - Two definitions of one name are told apart by the name of their module: ``_copy`` of load.py becomes ``_load_copy``.
 - ``stream=`` arguments are dropped, so that launches go to the default queue, and parameters that served nothing else;
-  in comments and docstrings the word, which competition servers refuse anywhere in a submission, is replaced.
+  in comments and docstrings the word, which competition servers refuse anywhere in a submission, is replaced, and names
+  that hold it are replaced everywhere.
 """
 
 import ast
@@ -39,6 +40,8 @@ REPLACEMENTS = (
     ("streams", "queues"),
     ("stream", "queue"),
 )
+# Our names that hold the word, and what a submission calls them.
+RENAMED = {"stream_k": "deal_k"}
 SECTION_WIDTH = 110
 
 
@@ -584,11 +587,12 @@ def _without_double_space(lines: list[Line]) -> list[Line]:
 
 
 def _without_forbidden_word(lines: list[Line]) -> list[Line]:
-    """Replace the word in comments and docstrings.
+    """Replace names of ours that hold the word, and the word in comments and docstrings.
 
     Raises:
-        BundleError: it is in code, named with its place.
+        BundleError: it is in other code, named with its place.
     """
+    lines = [_renamed(line) for line in lines]
     text = "".join(f"{line.text}\n" for line in lines)
     spans = _prose(text)
     result = []
@@ -607,6 +611,14 @@ def _without_forbidden_word(lines: list[Line]) -> list[Line]:
             reasons = (*reasons, "refused word in a comment")
         result.append(Line(new, line.source, line.number, reasons))
     return result
+
+
+def _renamed(line: Line) -> Line:
+    """The line with names of ours that a submission calls otherwise."""
+    text = re.sub(r"\w+", lambda match: RENAMED.get(match[0], match[0]), line.text)
+    if text == line.text:
+        return line
+    return Line(text, line.source, line.number, (*line.reasons, "a name that holds the refused word"))
 
 
 def _prose(text: str) -> list[tuple[tuple[int, int], tuple[int, int]]]:

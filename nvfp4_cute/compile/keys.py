@@ -1,12 +1,13 @@
 """KernelKey: what a grouped GEMM is compiled from."""
 
 from dataclasses import dataclass, replace
+from importlib import import_module
 from typing import Any
 
 import torch
 
 from nvfp4_cute.errors import ConfigError, UnsupportedProblem
-from nvfp4_cute.planning.arch import family_of, sm90, sm100, sm120
+from nvfp4_cute.planning.arch import chain_archs, family_of
 from nvfp4_cute.planning.arch.base import INTERLEAVE
 from nvfp4_cute.planning.config import KernelConfig
 from nvfp4_cute.problem import NVFP4, Activation, Form, GroupedProblem, OutDtype, WeightLayout
@@ -44,74 +45,49 @@ class KernelKey:
 
     @classmethod
     def of(cls, arch: str, config: KernelConfig, problem: GroupedProblem) -> "KernelKey":
-        """Key of the kernel that computes ``problem``. Raises as :meth:`make`."""
-        num_groups = problem.num_groups if problem.form == "list" else 1
-        return cls.make(
+        """Key of the kernel that computes ``problem``. Raises as :meth:`validated`."""
+        return cls(
             arch,
             config,
-            num_groups,
-            problem.out_dtype,
-            problem.has_alpha,
-            problem.form,
-            problem.out_m_major,
-            problem.activation,
-            problem.weight_layout,
-            problem.limit is not None,
-            problem.is_chain,
-        )
+            num_groups=problem.num_groups if problem.form == "list" else 1,
+            out_dtype=problem.out_dtype,
+            has_alpha=problem.has_alpha,
+            form=problem.form,
+            out_m_major=problem.out_m_major,
+            activation=problem.activation,
+            weight_layout=problem.weight_layout,
+            has_limit=problem.limit is not None,
+            is_chain=problem.is_chain,
+        ).validated()
 
-    @classmethod
-    def make(
-        cls,
-        arch: str,
-        config: KernelConfig,
-        num_groups: int,
-        out_dtype: OutDtype,
-        has_alpha: bool,
-        form: Form = "list",
-        out_m_major: bool = False,
-        activation: Activation | None = None,
-        weight_layout: WeightLayout = "separate",
-        has_limit: bool = False,
-        is_chain: bool = False,
-    ) -> "KernelKey":
-        """Validated key. Raises UnsupportedTarget for an arch without a kernel, ConfigError for a refused config,
-        UnsupportedProblem for an output or a chain that the arch's kernel lacks.
+    def validated(self) -> "KernelKey":
+        """The same with a resolved config and without a CTA count.
+
+        Raises UnsupportedTarget for an arch without a kernel, ConfigError for a refused config, UnsupportedProblem for an
+        output or a chain that the arch's kernel lacks.
         """
-        family = family_of(arch)
-        num_b = 1 if activation is None or weight_layout in INTERLEAVE else 2
-        reason = family.interleave_reason(config, weight_layout) or family.unsupported_reason(config, num_b)
-        if out_dtype == NVFP4:
+        family, config = family_of(self.arch), self.config
+        num_b = 1 if self.activation is None or self.weight_layout in INTERLEAVE else 2
+        reason = family.interleave_reason(config, self.weight_layout)
+        reason = reason or family.unsupported_reason(config, num_b)
+        if self.out_dtype == NVFP4:
             reason = reason or family.quantized_reason(config)
-        if reason is None and config.cluster_size > config.num_mma_cta and is_chain:
+        if reason is None and config.cluster_size > config.num_mma_cta and self.is_chain:
             reason = (
                 f"split_k={config.split_k}, multicast_n={config.multicast_n}: layers of a chain wait for CTAs that may not all "
                 "be resident; use split_k=1, multicast_n=1"
             )
         if reason is not None:
-            raise ConfigError(f"{arch}: {reason}")
-        if out_m_major and not family.OUT_M_MAJOR:
+            raise ConfigError(f"{self.arch}: {reason}")
+        if self.out_m_major and not family.OUT_M_MAJOR:
             raise UnsupportedProblem(
-                f"{arch}: out has contiguous columns, and this kernel writes rows; allocate it as torch.empty(m, n)"
+                f"{self.arch}: out has contiguous columns, and this kernel writes rows; allocate it as torch.empty(m, n)"
             )
-        if is_chain and arch not in sm100.ARCHS:
+        if self.is_chain and not family.HAS_CHAINS:
             raise UnsupportedProblem(
-                f"{arch}: no kernel for chains of layers (there is one for {', '.join(sm100.ARCHS)}); call gemm for each"
+                f"{self.arch}: no kernel for chains of layers (there is one for {', '.join(chain_archs())}); call gemm for each"
             )
-        resolved = replace(family.resolve(config, num_b), num_cta=None)
-        return cls(
-            arch,
-            resolved,
-            num_groups,
-            out_dtype,
-            has_alpha,
-            form,
-            out_m_major,
-            activation,
-            weight_layout,
-            has_limit,
-            is_chain,
-        )
+        return replace(self, config=replace(family.resolve(config, num_b), num_cta=None))
 
     def to_name(self) -> str:
         """Readable, unique; the kernel's symbol starts with it."""
@@ -126,20 +102,26 @@ class KernelKey:
     def make_kernel(self) -> Any:
         """The CuTe DSL object to compile."""
         from nvfp4_cute.kernels.common.chain import Chain
-        from nvfp4_cute.kernels.sm90.grouped_gemm import GroupedGemmSm90
-        from nvfp4_cute.kernels.sm100.grouped_gemm import GroupedGemmSm100
-        from nvfp4_cute.kernels.sm120.grouped_gemm import GroupedGemmSm120
 
-        out_dtype, name = cutlass_dtype(self.out_dtype), self.to_name()
-        combined = (self.activation, self.weight_layout, self.has_limit)
-        if self.arch in sm90.ARCHS:
-            return GroupedGemmSm90(
-                self.config, self.form, self.num_groups, out_dtype, self.has_alpha, name, *combined
-            )
-        variant = (self.config, self.form, self.num_groups, out_dtype, self.out_m_major, self.has_alpha, name)
-        if self.arch in sm120.ARCHS:
-            return GroupedGemmSm120(*variant, *combined)
-        return GroupedGemmSm100(*variant, *combined, Chain if self.is_chain else None)
+        family = family_of(self.arch)
+        module, _, name = family.KERNEL.rpartition(".")
+        options: dict[str, Any] = {}
+        if family.OUT_M_MAJOR:
+            options["out_m_major"] = self.out_m_major
+        if family.HAS_CHAINS:
+            options["chain"] = Chain if self.is_chain else None
+        return getattr(import_module(f"nvfp4_cute.kernels.{module}"), name)(
+            config=self.config,
+            form=self.form,
+            num_groups=self.num_groups,
+            out_dtype=cutlass_dtype(self.out_dtype),
+            has_alpha=self.has_alpha,
+            name=self.to_name(),
+            activation=self.activation,
+            weight_layout=self.weight_layout,
+            has_limit=self.has_limit,
+            **options,
+        )
 
 
 def cutlass_dtype(dtype: OutDtype):

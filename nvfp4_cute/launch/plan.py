@@ -12,7 +12,7 @@ from nvfp4_cute.compile.keys import KernelKey
 from nvfp4_cute.errors import UnsupportedProblem
 from nvfp4_cute.launch.workspace import attach
 from nvfp4_cute.launch_table import NUM_COLUMNS, Group, Header, float32_bits
-from nvfp4_cute.planning.arch import base, clusters_at_once, num_clusters, sm90
+from nvfp4_cute.planning.arch import base, clusters_at_once, family_of, num_clusters
 from nvfp4_cute.planning.choose import choose_config
 from nvfp4_cute.planning.config import KernelConfig
 from nvfp4_cute.planning.schedule import TileSchedule, make_schedule
@@ -167,12 +167,12 @@ def make_plan(
         problem: list-form problem, or a batched one, which becomes a list where there is one batch.
         arch: target such as ``sm_100a``.
         sm_count: SMs of the device: the number of persistent CTAs unless ``config`` says otherwise.
-        config: tile shape and pipeline depths; None has ``select`` choose.
+        config: tile shape and pipeline depths; None has the family choose.
         for_emulator: whether the launch goes to the emulator.
 
     Raises:
         UnsupportedTarget: no kernel for ``arch``. ConfigError: ``config`` cannot be built.
-        UnsupportedProblem: more groups than kernel parameters hold, or more work than ``deal_k`` counts.
+        UnsupportedProblem: more groups than kernel parameters hold, or more work than ``stream_k`` counts.
     """
     if problem.num_groups == 1:
         problem = replace(problem, form="list")
@@ -189,7 +189,8 @@ def make_plan(
     chosen_for = replace(problem, sizes=problem.sizes[:1]) if problem.is_chain else problem
     config = config or choose_config(chosen_for, arch, sm_count)
     key = KernelKey.of(arch, config, problem)
-    reason = sm90.dealing_reason(f"groups of sizes {problem.sizes[0]}, ...", problem.sizes, config)
+    what = f"groups of sizes {problem.sizes[0]}, ..."
+    reason = family_of(arch).work_reason(what, problem.sizes, config)
     if reason is not None:
         raise UnsupportedProblem(reason)
     clusters = num_clusters(config, clusters_at_once(arch, config, sm_count))
@@ -198,7 +199,7 @@ def make_plan(
         problem,
         schedule,
         get_kernel(key, for_emulator=for_emulator),
-        clusters if config.deal_k else schedule.num_cta,
+        clusters if config.stream_k else schedule.num_cta,
     )
 
 

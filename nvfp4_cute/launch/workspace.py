@@ -15,10 +15,7 @@ import torch
 from nvfp4_cute.compile.compiler import CompiledKernel
 from nvfp4_cute.compile.keys import KernelKey
 from nvfp4_cute.launch_table import NUM_COLUMNS, Group, Header
-from nvfp4_cute.planning.arch.sm90 import handover_bytes
-
-K_STEP = 128  # decoded rows are whole K tiles
-FP16_BYTES = 2
+from nvfp4_cute.planning.arch import family_of
 
 
 class Workspace(NamedTuple):
@@ -34,14 +31,13 @@ _in_use: dict[tuple[int | None, int, int], Workspace] = {}
 
 
 def needed_bytes(kernel: CompiledKernel, table: np.ndarray) -> int:
-    """What a launch with this table needs: fp16 of all rows of ``a``, and sums; 0 where the kernel is one launch."""
+    """What a launch with this table needs; 0 where the kernel is one launch."""
     key = kernel.key
-    if not isinstance(key, KernelKey) or not key.config.decode_first:
+    if not isinstance(key, KernelKey):
         return 0
-    groups = table.reshape(-1, NUM_COLUMNS)[1:]
-    padded_k = -(-groups[:, Group.K] // K_STEP) * K_STEP
-    tokens = int((groups[:, Group.M] * groups[:, Group.A_BATCH] * padded_k).sum()) * FP16_BYTES
-    return tokens + sum(handover_bytes(key.config, int(table.reshape(-1)[Header.NUM_CTA])))
+    groups, num_cta = table.reshape(-1, NUM_COLUMNS)[1:], int(table.reshape(-1)[Header.NUM_CTA])
+    rows = groups[:, Group.M] * groups[:, Group.A_BATCH]
+    return family_of(key.arch).workspace_bytes(key.config, rows, groups[:, Group.K], num_cta)
 
 
 def take(index: int | None, queue: int, nbytes: int) -> Workspace:

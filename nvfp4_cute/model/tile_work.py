@@ -13,7 +13,7 @@ from nvfp4_cute.launch.task import Task
 from nvfp4_cute.launch_table import Header
 from nvfp4_cute.ops.device_groups import DeviceGroupsTask
 from nvfp4_cute.ops.gemv import GemvTask
-from nvfp4_cute.planning.arch import sm90, sm100
+from nvfp4_cute.planning.arch import family_of
 from nvfp4_cute.planning.arch.simt import gemv_spread
 from nvfp4_cute.planning.schedule import TileSchedule
 from nvfp4_cute.problem import NVFP4, GroupedOperands
@@ -105,9 +105,7 @@ def of_plan(plan: Plan, operands: GroupedOperands) -> LaunchWork | None:
     if plan.problem.form != "list" or plan.problem.out_dtype == NVFP4 or interleaved:
         return None
     schedule, key = plan.schedule, plan.kernel.key
-    takes_turns = key.arch in sm100.ARCHS and sm100.fetches_ahead(
-        key.config, sm100.smem_plan(key.config, plan.problem.num_b)
-    )
+    takes_turns = family_of(key.arch).prefetches_in_turns(key.config, plan.problem.num_b)
     k_tiles = sum(schedule.work_tile(i).k_tile_cnt for i in range(schedule.num_tiles))
     if takes_turns and k_tiles <= FEW_K_TILES:
         return None
@@ -134,7 +132,7 @@ def of_lists(
         for g, out in enumerate(operands.out)
     ]
     tensors = [operands.a, *weights, *scales]
-    return launch_work(schedule, places, tensors, schedule.num_cta, split, arch in sm90.ARCHS)
+    return launch_work(schedule, places, tensors, schedule.num_cta, split, family_of(arch).TO_AND_FRO)
 
 
 def of_task(task: Task, arch: str) -> LaunchWork | None:
@@ -173,7 +171,8 @@ def of_task(task: Task, arch: str) -> LaunchWork | None:
     num_clusters = int(task.table()[0, Header.NUM_CTA]) // config.cluster_size
     schedule = _in_order(sizes, config.work_tile_mnk, num_clusters)
     tensors = [[tensor] for tensor in (task.a, task.b, task.a_scale, task.b_scale)]
-    return launch_work(schedule, places, tensors, num_clusters, config.split_k, arch in sm90.ARCHS)
+    to_and_fro = family_of(arch).TO_AND_FRO
+    return launch_work(schedule, places, tensors, num_clusters, config.split_k, to_and_fro)
 
 
 def _of_gemv(task: GemvTask, arch: str) -> LaunchWork:

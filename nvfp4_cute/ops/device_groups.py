@@ -12,7 +12,7 @@ from nvfp4_cute.errors import UnsupportedProblem
 from nvfp4_cute.formats import block_scaled
 from nvfp4_cute.formats.scale_layout import ATOM_BYTES, ATOM_ROWS, atom_counts, num_k_blocks
 from nvfp4_cute.launch_table import NUM_COLUMNS, Group, Header, float32_bits
-from nvfp4_cute.planning.arch import num_clusters, sm90
+from nvfp4_cute.planning.arch import family_of, num_clusters
 from nvfp4_cute.planning.config import KernelConfig
 from nvfp4_cute.problem import NVFP4, Gate, OutDtype
 from nvfp4_cute.reference import grouped_dual_gemm_reference, grouped_gemm_reference
@@ -82,11 +82,11 @@ class DeviceGroupsTask:
         has_alpha, gate = self.alpha is not None, self.gate
         variant = (arch, self.config, 1, self.out_dtype, has_alpha, self.form, self.out_m_major)
         combined = () if gate is None else (gate.activation, gate.weight_layout, gate.limit is not None)
-        key = KernelKey.make(*variant, *combined)
+        key = KernelKey(*variant, *combined).validated()
         (_, rows, row_bytes), (num_groups, n, _) = self.a.shape, self.b.shape
         what = f"{num_groups} {self.form} groups, rows={rows}, N={n}, K={2 * row_bytes}"
         most = (self._most_tiles_m * self.config.work_tile_mnk[0], n, 2 * row_bytes)
-        reason = sm90.dealing_reason(what, [most], self.config)
+        reason = family_of(arch).work_reason(what, [most], self.config)
         if reason is not None:
             raise UnsupportedProblem(reason)
         return key
@@ -221,7 +221,7 @@ class DeviceGroupsTask:
         """Persistent CTAs: one an SM, and no more than there can be tiles, unless K tiles are dealt."""
         config = self.config
         clusters = num_clusters(config, self.clusters_at_once)
-        if config.deal_k:
+        if config.stream_k:
             return clusters * config.cluster_size
         tiles_n = -(-self.b.shape[1] // config.work_tile_mnk[1])
         return min(clusters, self._most_tiles_m * tiles_n) * config.cluster_size

@@ -7,6 +7,9 @@ _NAME = re.compile(
     r"t(\d+)x(\d+)x(\d+)_s(\d+)a(\d+)(_2cta)?(_swap)?(_pre)?(_sk)?(?:_m(\d+))?(?:_k(\d+))?(?:_p(\d+))?$"
 )
 
+# Fields that every family of architectures has.
+SHARED_FIELDS = ("cta_tile_shape_mnk", "num_ab_stage", "num_acc_stage", "num_cta", "swap_ab", "split_k")
+
 
 @dataclass(frozen=True)
 class KernelConfig:
@@ -16,20 +19,22 @@ class KernelConfig:
         cta_tile_shape_mnk: what one CTA contributes to an MMA: rows of its M side, all columns of the N side, and the
             elements of K in one pipeline stage.
         num_ab_stage: shared-memory stages of A, B and their scales; None takes as many as fit.
-        num_acc_stage: accumulators in tensor memory, so that the epilogue of one tile overlaps the next mainloop.
+        num_acc_stage: accumulators of a CTA, each of one work tile, so that the epilogue of one tile overlaps the mainloop
+            of the next.
         num_cta: persistent CTAs to launch at most; None takes one per SM. Not part of the compiled code.
         use_2cta_instrs: two CTAs issue one MMA of twice the rows (``cta_group::2``) and halve the N side's loads.
         swap_ab: rows of ``b`` (weights) on the M side of the MMA and rows of ``a`` (tokens) on its N side, whose
             extent has a finer grain: the choice where few tokens meet many weights.
         multicast_n: MMAs of a cluster, side by side along M, that meet the same N side: each loads every so many-th K tile of it
-            for all of them (sm_100a).
+            for all of them.
         split_k: CTAs of a cluster that share the K tiles of a work tile and add up their sums.
         decode_first: tokens are decoded once, into device memory, by a launch before; then two CTAs with neighbouring rows
-            of ``b`` share what they load of them (sm_90a).
-        deal_k: stream-K: K tiles of all work tiles are dealt evenly, whole tiles are not; where clusters share a tile, one
-            of them adds up what the others leave in device memory (sm_90a, with ``decode_first``).
+            of ``b`` share what they load of them.
+        stream_k: K tiles of all work tiles are dealt evenly, whole tiles are not; where clusters share a tile, one of them adds
+            up what the others leave in device memory. Needs ``decode_first``.
 
-    Which values an architecture can build is decided by ``planning.arch.<name>.unsupported_reason``.
+    ``SHARED_FIELDS`` mean the same to every family of architectures. Each other field is an option of one family, which names
+    it in its ``OPTIONS``; the other families refuse it. Which values a family can build its ``unsupported_reason`` says.
     """
 
     cta_tile_shape_mnk: tuple[int, int, int] = (128, 128, 256)
@@ -41,7 +46,7 @@ class KernelConfig:
     multicast_n: int = 1
     split_k: int = 1
     decode_first: bool = False
-    deal_k: bool = False
+    stream_k: bool = False
 
     @property
     def num_mma_cta(self) -> int:
@@ -69,7 +74,7 @@ class KernelConfig:
         """Readable name, for example ``t128x128x256_s6a2_2cta_swap_p148``; ``s0`` stands for as many as fit."""
         m, n, k = self.cta_tile_shape_mnk
         pair, swap = "_2cta" if self.use_2cta_instrs else "", "_swap" if self.swap_ab else ""
-        first = "_pre" * self.decode_first + "_sk" * self.deal_k
+        first = "_pre" * self.decode_first + "_sk" * self.stream_k
         shared = f"_m{self.multicast_n}" if self.multicast_n > 1 else ""
         split = f"_k{self.split_k}" if self.split_k > 1 else ""
         width = "" if self.num_cta is None else f"_p{self.num_cta}"
@@ -84,7 +89,7 @@ class KernelConfig:
                 f"config name {name!r} is not of the form t<M>x<N>x<K>_s<stages>a<stages>[_2cta][_swap][_pre][_sk]"
                 "[_m<MMAs>][_k<parts>][_p<CTAs>]"
             )
-        m, n, k, ab, acc, pair, swap, first, deal, shared, split, cta = match.groups()
+        m, n, k, ab, acc, pair, swap, first, stream, shared, split, cta = match.groups()
         return cls(
             (int(m), int(n), int(k)),
             int(ab) or None,
@@ -95,7 +100,7 @@ class KernelConfig:
             multicast_n=int(shared or 1),
             split_k=int(split or 1),
             decode_first=first is not None,
-            deal_k=deal is not None,
+            stream_k=stream is not None,
         )
 
 

@@ -106,7 +106,7 @@ class TileSchedule:
         """The work of CTA ``cta`` in the order in which it is done.
 
         Args:
-            to_and_fro: whether every other wave is dealt from the last CTA to the first, as sm_90a's kernels do.
+            to_and_fro: whether every other wave is dealt from the last CTA to the first (``arch.base.Family.TO_AND_FRO``).
         """
         for wave in range(self.waves):
             place = self.num_cta - 1 - cta if to_and_fro and wave % 2 else cta

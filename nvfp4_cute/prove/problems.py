@@ -15,7 +15,7 @@ from nvfp4_cute import NVFP4Tensor, gemm, gemv, grouped_dual_gemm, grouped_gemm,
 from nvfp4_cute.cli.check import K_STEP, Dice, difference
 from nvfp4_cute.formats import block_scaled
 from nvfp4_cute.formats.scale_layout import from_blocked
-from nvfp4_cute.planning.choose import candidates, dual_candidates
+from nvfp4_cute.planning.choose import candidates
 from nvfp4_cute.planning.config import KernelConfig
 from nvfp4_cute.problem import NVFP4, OUT_DTYPES, Form, Gate, OutDtype
 from nvfp4_cute.reference import grouped_dual_gemm_reference, grouped_gemm_reference
@@ -413,7 +413,7 @@ def configs(arch: str) -> Iterator[tuple[str, Form, bool, str]]:
             yield "gemm", form, False, config.to_name()
         for config in quantized - set(candidates(arch, form)):
             yield "gemm", form, True, config.to_name()
-        for config in dual_candidates(arch, form, gate):
+        for config in candidates(arch, form, gate=gate):
             yield "dual", form, False, config.to_name()
     for config in candidates(arch, "ragged", True):
         yield "gemm", "ragged", True, config.to_name()

@@ -19,7 +19,6 @@ from nvfp4_cute.gpus.targets import B200, Target, lookup
 from nvfp4_cute.launch import prepared, tuned
 from nvfp4_cute.launch.tuned import Request, Tuning
 from nvfp4_cute.planning import choose
-from nvfp4_cute.planning.arch import sm100
 from nvfp4_cute.planning.config import KernelConfig
 from nvfp4_cute.problem import NVFP4, Gate
 from nvfp4_cute.tuning import stopwatch
@@ -92,22 +91,13 @@ def candidates(request: Request) -> list[KernelConfig]:
     gate = None
     if problem.activation is not None:
         gate = Gate(problem.activation, problem.limit, problem.weight_layout)
-    if problem.form in ("list", "batched") and arch in sm100.ARCHS:
-        tried = [estimate.config for estimate in choose.estimates(problem, num_sms)]
-    else:
-        is_quantized = problem.out_dtype == NVFP4
-        if problem.form in ("list", "batched"):
-            chosen = choose.choose_config(problem, arch, num_sms)
-        else:
-            mean = problem.sizes[0]
-            chosen = choose.config_for_mean(
-                arch, num_sms, problem.num_groups, mean, gate, is_quantized, problem.form == "ragged"
-            )
-        if gate is None:
-            others = choose.candidates(arch, problem.form, is_quantized)
-        else:
-            others = choose.dual_candidates(arch, problem.form, gate, is_quantized)
-        tried = [chosen, *others]
+    chosen_for = problem
+    if problem.form not in ("list", "batched"):
+        is_quantized, is_ragged = problem.out_dtype == NVFP4, problem.form == "ragged"
+        chosen_for = choose.problem_of_mean(
+            problem.num_groups, problem.sizes[0], gate, is_quantized, is_ragged
+        )
+    tried = choose.ranked(chosen_for, arch, num_sms)
     found, refusal = _computable(request, tried)
     if refusal is not None and not found:
         raise refusal

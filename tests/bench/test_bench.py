@@ -16,6 +16,7 @@ from nvfp4_cute.gpus import targets
 from nvfp4_cute.model import speed_of_light as light
 from nvfp4_cute.planning import choose
 from nvfp4_cute.planning.arch import sm100
+from nvfp4_cute.planning.arch.sm100.choosing import config_for_rows
 from nvfp4_cute.problem import GroupedProblem
 from nvfp4_cute.reference import grouped_gemm_reference
 from nvfp4_cute.tuning import autotune, stopwatch
@@ -235,7 +236,7 @@ def test_explain_names_what_is_chosen(no_gpu, capsys):
             assert len(block.splitlines()) == len(sm100.CANDIDATES) and "bound by" in block
         else:
             rows = sum(m for m, _, _ in case.sizes)
-            chosen = choose.config_for_rows(-(-rows // len(case.sizes)), case.sizes[0][1])
+            chosen = config_for_rows(-(-rows // len(case.sizes)), case.sizes[0][1])
         assert block.strip().startswith(chosen.to_name())
 
 

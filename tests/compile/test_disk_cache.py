@@ -334,4 +334,4 @@ def test_what_the_compile_verb_compiles():
     (chosen,) = ahead.keys(
         ["grouped_gemm"], "sm_90a", **settings | {"groups": (3,), "configs": [sm90.DEFAULT_CONFIG]}
     )
-    assert chosen == KernelKey.make("sm_90a", sm90.DEFAULT_CONFIG, 3, torch.bfloat16, True)
+    assert chosen == KernelKey("sm_90a", sm90.DEFAULT_CONFIG, 3, torch.bfloat16, True).validated()

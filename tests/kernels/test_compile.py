@@ -18,7 +18,7 @@ DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 
 
 def compiled(arch="sm_100a", num_groups=2, dtype=torch.float16, has_alpha=True, config=None):
-    return get_kernel(KernelKey.make(arch, config or KernelConfig(), num_groups, dtype, has_alpha))
+    return get_kernel(KernelKey(arch, config or KernelConfig(), num_groups, dtype, has_alpha).validated())
 
 
 @pytest.mark.sampled(4)
@@ -56,7 +56,7 @@ def test_launches_read_tensor_maps_where_they_were_encoded(arch, maps, config):
     """Results say whether they are right; that none is copied, only the module does."""
     import cuda.bindings.driver as cuda
 
-    key = KernelKey.make(arch, config, 2, torch.float16, False)
+    key = KernelKey(arch, config, 2, torch.float16, False).validated()
     host, *_ = compile_jit(arch, key.make_kernel(), table_pointer(0), cuda.CUstream(0), no_jit_engine=True)
     copies = [
         line for line in str(host.ir_module).splitlines() if TENSOR_MAP in line and "llvm.store" in line
@@ -123,7 +123,7 @@ def test_symbol_starts_with_the_readable_name():
 
 def test_keys_of_distinct_variants_have_distinct_names():
     keys = [
-        KernelKey.make(arch, config, groups, dtype, alpha)
+        KernelKey(arch, config, groups, dtype, alpha).validated()
         for arch in sm100.ARCHS
         for config in (KernelConfig(), KernelConfig(num_ab_stage=2))
         for groups in (1, 2)
@@ -141,12 +141,12 @@ def test_unknown_arch_names_the_known_ones():
     with pytest.raises(
         UnsupportedTarget, match="no grouped GEMM kernel for sm_89; there is one for sm_90a, sm_100a"
     ):
-        KernelKey.make("sm_89", KernelConfig(), 1, torch.float16, False)
+        KernelKey("sm_89", KernelConfig(), 1, torch.float16, False).validated()
 
 
 def test_a_refused_config_says_why():
     with pytest.raises(ConfigError, match="use 1 to 6"):
-        KernelKey.make("sm_100a", KernelConfig(num_ab_stage=9), 1, torch.float16, False)
+        KernelKey("sm_100a", KernelConfig(num_ab_stage=9), 1, torch.float16, False).validated()
 
 
 def test_what_is_no_cubin_is_refused():

@@ -52,10 +52,10 @@ SLOW = pytest.mark.slow
 
 
 @pytest.mark.sampled(1)
-@pytest.mark.parametrize("deal_k", [False, True])
-def test_tiles_of_two_blocks(deal_k):
+@pytest.mark.parametrize("stream_k", [False, True])
+def test_tiles_of_two_blocks(stream_k):
     operands = cases.make_operands(TALL)
-    chosen = first(256, num_cta=2, deal_k=deal_k)
+    chosen = first(256, num_cta=2, stream_k=stream_k)
     with observe(check=True):
         actual = run(TALL, operands, "emulator:sm_90a", chosen)
     for got, want in zip(actual, run(TALL, operands, "reference"), strict=True):
@@ -158,7 +158,7 @@ def test_clusters_that_share_tiles_of_sizes_on_the_device(form, chosen, mode):
 def test_more_work_than_is_counted_is_refused():
     problem = GroupedProblem(((1 << 20, 1 << 20, 1 << 20),), "list", torch.float16, False)
     with pytest.raises(
-        UnsupportedProblem, match=r"groups of sizes \(1048576, .*: .* units of work, .* use deal_k=False"
+        UnsupportedProblem, match=r"groups of sizes \(1048576, .*: .* units of work, .* use stream_k=False"
     ):
         make_plan(problem, "sm_90a", 132, stream(256))
 
@@ -169,10 +169,10 @@ def test_more_work_than_is_counted_of_sizes_on_the_device_is_refused(form, tiles
     fitting, large = (huge_task(form, 256 * tiles) for tiles in tiles_m)
     # MMAs of 256 tokens, 8 steps of 4, in each of 8192 K tiles and 2 more, and 128 tiles along N.
     work = 64 * 32 * 8194 * 128
-    assert fitting.key("sm_90a").config.deal_k
+    assert fitting.key("sm_90a").config.stream_k
     with pytest.raises(
         UnsupportedProblem,
-        match=rf"2 {form} groups, rows={256 * tiles_m[1]}, N=32768, K=1048576: .* up to {work} .* use deal_k=False",
+        match=rf"2 {form} groups, rows={256 * tiles_m[1]}, N=32768, K=1048576: .* up to {work} .* use stream_k=False",
     ):
         large.key("sm_90a")
     assert replace(large, config=first(256)).key("sm_90a").config.decode_first
@@ -318,7 +318,7 @@ def test_quantized_results():
 @pytest.mark.parametrize("form", ["list", pytest.param("ragged", marks=SLOW)])
 def test_machine_code(tokens, form):
     """No spills in either kernel; tokens are multicast, and only the warp that loads them waits for the launch before."""
-    kernel = get_kernel(KernelKey.make("sm_90a", first(tokens), 2, torch.float16, True, form))
+    kernel = get_kernel(KernelKey("sm_90a", first(tokens), 2, torch.float16, True, form).validated())
     assert kernel.resources.stack_bytes == 0
     assert_mmas_overlap(kernel.cubin, "nvfp4_")
     assert kernel.ptx.count(".entry") == 2
@@ -331,9 +331,9 @@ def test_machine_code(tokens, form):
 @pytest.mark.slow
 @pytest.mark.parametrize("tokens", [32, 64, 128, 192, 256])
 @pytest.mark.parametrize("form", ["list", "ragged"])
-def test_machine_code_of_deal_k(tokens, form):
+def test_machine_code_of_stream_k(tokens, form):
     """No spills; the flag is set behind the launch before, which clears it, as tokens are read behind it."""
-    kernel = get_kernel(KernelKey.make("sm_90a", stream(tokens), 2, torch.float16, True, form))
+    kernel = get_kernel(KernelKey("sm_90a", stream(tokens), 2, torch.float16, True, form).validated())
     assert kernel.resources.stack_bytes == 0
     assert_mmas_overlap(kernel.cubin, "nvfp4_")
     assert kernel.ptx.count("griddepcontrol.wait") == 2
@@ -343,7 +343,7 @@ def test_machine_code_of_deal_k(tokens, form):
 @pytest.mark.parametrize(
     "chosen, fix",
     [
-        (config(64, deal_k=True), "use deal_k=False"),
+        (config(64, stream_k=True), "use stream_k=False"),
         (first(8), "use N tile 16"),
         (first(40), "use N tile 48"),
         (first(64, split_k=2), "use split_k=1"),
@@ -356,13 +356,13 @@ def test_machine_code_of_deal_k(tokens, form):
 )
 def test_a_refused_config_says_why(chosen, fix):
     with pytest.raises(ConfigError, match=fix):
-        KernelKey.make("sm_90a", chosen, 1, torch.float16, False)
+        KernelKey("sm_90a", chosen, 1, torch.float16, False).validated()
 
 
 @pytest.mark.parametrize("arch", [arch for arch in ARCHS if arch not in sm90.ARCHS])
 def test_where_nothing_is_decoded_it_is_refused(arch):
-    with pytest.raises(ConfigError, match="decode_first, deal_k: .* leave both False"):
-        KernelKey.make(arch, KernelConfig((128, 128, 256), decode_first=True), 1, torch.float16, False)
+    with pytest.raises(ConfigError, match="decode_first=True: .* use decode_first=False"):
+        KernelKey(arch, KernelConfig((128, 128, 256), decode_first=True), 1, torch.float16, False).validated()
 
 
 GPU = pytest.mark.gpu("sm_90a")
@@ -370,20 +370,20 @@ GPU = pytest.mark.gpu("sm_90a")
 
 @GPU
 @pytest.mark.parametrize("tokens", [32, 48, 64, 96, 128, 160, 192, 240, 256])
-@pytest.mark.parametrize("deal_k", [False, True])
-def test_list_on_the_gpu(tokens, deal_k):
-    case = LONG if deal_k else LIST
+@pytest.mark.parametrize("stream_k", [False, True])
+def test_list_on_the_gpu(tokens, stream_k):
+    case = LONG if stream_k else LIST
     operands = cases.make_operands(case)
-    actual = run(case, operands, "cuda", first(tokens, deal_k=deal_k))
+    actual = run(case, operands, "cuda", first(tokens, stream_k=stream_k))
     for got, want in zip(actual, run(case, operands, "reference"), strict=True):
         assert_bitwise_equal(got, want)
 
 
 @GPU
 @pytest.mark.parametrize("tokens", [64, 128, 256])
-@pytest.mark.parametrize("deal_k", [False, True])
-def test_every_launch_gives_the_same_bits_on_the_gpu(tokens, deal_k):
-    assert_same_bits_in_every_launch(first(tokens, deal_k=deal_k))
+@pytest.mark.parametrize("stream_k", [False, True])
+def test_every_launch_gives_the_same_bits_on_the_gpu(tokens, stream_k):
+    assert_same_bits_in_every_launch(first(tokens, stream_k=stream_k))
 
 
 def on_gpu(arguments):

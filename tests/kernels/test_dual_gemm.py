@@ -217,7 +217,7 @@ def test_batches_scalars_and_rowmajor_scales(arch):
 @pytest.mark.parametrize("config", [KernelConfig.from_name(name) for name in CONFIGS], ids=CONFIGS)
 def test_machine_code(config):
     """No spills; one TMA for a, one for each b, as many for scales, in each of LOAD's two loops; two special functions."""
-    kernel = get_kernel(KernelKey.make("sm_100a", config, 2, torch.float16, True, activation="silu"))
+    kernel = get_kernel(KernelKey("sm_100a", config, 2, torch.float16, True, activation="silu").validated())
     assert kernel.resources.stack_bytes == 0
     assert len(re.findall(r"cp\.async\.bulk\.tensor", kernel.ptx)) == 2 * 6
     entry = kernel.ptx[kernel.ptx.index(".visible .entry") : kernel.ptx.index(".reqntid")]
@@ -229,7 +229,7 @@ def test_machine_code(config):
 @pytest.mark.parametrize("config", sm120.DUAL_CANDIDATES, ids=KernelConfig.to_name)
 def test_machine_code_of_sm120(config):
     """No spills, no calls; one TMA for a, one for each b, as many for scales."""
-    kernel = get_kernel(KernelKey.make("sm_120a", config, 2, torch.float16, True, activation="silu"))
+    kernel = get_kernel(KernelKey("sm_120a", config, 2, torch.float16, True, activation="silu").validated())
     assert kernel.resources.stack_bytes == 0
     assert len(re.findall(r"cp\.async\.bulk\.tensor", kernel.ptx)) == 6
     assert kernel.ptx.count("ex2.approx") == kernel.ptx.count("rcp.approx") > 0
@@ -263,12 +263,14 @@ def test_operands_that_do_not_fit_are_refused():
 
 def test_what_no_kernel_computes_is_refused():
     with pytest.raises(ConfigError, match="64 rows of weights each, of 2 operands; use M tile 64"):
-        KernelKey.make("sm_90a", sm90.DEFAULT_CONFIG, 1, torch.float16, False, activation="silu")
+        KernelKey("sm_90a", sm90.DEFAULT_CONFIG, 1, torch.float16, False, activation="silu").validated()
     with pytest.raises(ConfigError, match="sums of 2 x 128 columns.*N tile of 64"):
         wide = KernelConfig((128, 128, 128), num_acc_stage=2)
-        KernelKey.make("sm_120a", wide, 1, torch.float16, False, activation="silu")
+        KernelKey("sm_120a", wide, 1, torch.float16, False, activation="silu").validated()
     with pytest.raises(ConfigError, match="2 accumulators of 256 columns"):
-        KernelKey.make("sm_100a", KernelConfig((128, 256, 256)), 1, torch.float16, False, activation="silu")
+        KernelKey(
+            "sm_100a", KernelConfig((128, 256, 256)), 1, torch.float16, False, activation="silu"
+        ).validated()
     count = base.max_list_groups(2) + 1
     with pytest.raises(UnsupportedProblem, match=f"{count} groups.*calls of at most {count - 1}"):
         make_plan(GroupedProblem(((1, 1, 32),) * count, activation="silu"), "sm_100a", 148)

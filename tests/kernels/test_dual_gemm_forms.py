@@ -259,9 +259,9 @@ def test_one_product_of_two_halves():
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("layout", LAYOUTS[1:])
 def test_machine_code(layout):
-    for config in sm100.INTERLEAVED_CANDIDATES:
+    for config in sm100.candidates(1, layout):
         for dtype in (torch.bfloat16, "nvfp4"):
-            key = KernelKey.make(
+            key = KernelKey(
                 "sm_100a",
                 config,
                 1,
@@ -271,7 +271,7 @@ def test_machine_code(layout):
                 activation="silu",
                 weight_layout=layout,
                 has_limit=True,
-            )
+            ).validated()
             assert get_kernel(key).resources.stack_bytes == 0, key.to_name()
 
 
@@ -281,7 +281,7 @@ def test_machine_code(layout):
 def test_machine_code_of_sm120(layout, dtype):
     for config in sm120.candidates(1, layout, dtype == "nvfp4"):
         variant = {"activation": "silu", "weight_layout": layout, "has_limit": True}
-        key = KernelKey.make("sm_120a", config, 1, dtype, True, "ragged", **variant)
+        key = KernelKey("sm_120a", config, 1, dtype, True, "ragged", **variant).validated()
         assert get_kernel(key).resources.stack_bytes == 0, key.to_name()
 
 
@@ -290,7 +290,7 @@ def test_machine_code_of_sm120(layout, dtype):
 def test_machine_code_of_sm90(layout):
     for config in sm90.candidates(2 if layout == "separate" else 1):
         variant = {"activation": "silu", "weight_layout": layout, "has_limit": True}
-        key = KernelKey.make("sm_90a", config, 1, torch.bfloat16, True, "ragged", **variant)
+        key = KernelKey("sm_90a", config, 1, torch.bfloat16, True, "ragged", **variant).validated()
         assert get_kernel(key).resources.stack_bytes == 0, key.to_name()
 
 
@@ -328,13 +328,13 @@ def test_what_no_kernel_computes_is_refused():
         )
     variant = {"activation": "silu", "weight_layout": "interleaved_64_up_first"}
     with pytest.raises(ConfigError, match="swap_ab with interleaved weights"):
-        KernelKey.make("sm_100a", KernelConfig(swap_ab=True), 1, torch.float16, False, **variant)
+        KernelKey("sm_100a", KernelConfig(swap_ab=True), 1, torch.float16, False, **variant).validated()
     with pytest.raises(ConfigError, match="N tile 64 with weight_layout"):
-        KernelKey.make("sm_100a", KernelConfig((128, 64, 256)), 1, torch.float16, False, **variant)
+        KernelKey("sm_100a", KernelConfig((128, 64, 256)), 1, torch.float16, False, **variant).validated()
     with pytest.raises(ConfigError, match="N tile 64 with weight_layout.*N tile 128 or swap_ab"):
-        KernelKey.make(
+        KernelKey(
             "sm_120a", KernelConfig((128, 64, 128), num_acc_stage=1), 1, torch.float16, False, **variant
-        )
+        ).validated()
     with pytest.raises(ConfigError, match="64 rows of weights each, of 1 operand; use M tile 128"):
         half = replace(sm90.DEFAULT_CONFIG, cta_tile_shape_mnk=(64, 128, 128))
-        KernelKey.make("sm_90a", half, 1, torch.float16, False, **variant)
+        KernelKey("sm_90a", half, 1, torch.float16, False, **variant).validated()

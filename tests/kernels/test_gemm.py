@@ -217,8 +217,9 @@ def test_the_same_config_as_of_the_list():
     """Dense shapes are chosen for as the same sizes in a list are."""
     sizes = ((128, 4096, 7168),) * 2
     batched = make_plan(GroupedProblem(sizes, "batched"), "sm_100a", 148, KernelConfig())
-    assert batched.kernel.key == KernelKey.make(
-        "sm_100a", KernelConfig(), 1, torch.bfloat16, False, "batched"
+    assert (
+        batched.kernel.key
+        == KernelKey("sm_100a", KernelConfig(), 1, torch.bfloat16, False, "batched").validated()
     )
 
 

@@ -139,7 +139,7 @@ def test_reference_and_moves():
 def test_no_spills():
     for name in CONFIGS:
         config = KernelConfig.from_name(name)
-        key = KernelKey.make("sm_100a", config, 18, "nvfp4", True, is_chain=True)
+        key = KernelKey("sm_100a", config, 18, "nvfp4", True, is_chain=True).validated()
         assert get_kernel(key).resources.stack_bytes == 0
 
 

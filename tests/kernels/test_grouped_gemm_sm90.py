@@ -213,7 +213,7 @@ def test_machine_code(tokens):
 
     Results are turned between two barriers of a warp, whose lanes the emulator executes together: it cannot miss them.
     """
-    kernel = get_kernel(KernelKey.make("sm_90a", config(tokens), 2, torch.float16, True))
+    kernel = get_kernel(KernelKey("sm_90a", config(tokens), 2, torch.float16, True).validated())
     assert kernel.resources.stack_bytes == 0
     assert_mmas_overlap(kernel.cubin)
     assert "wgmma.mma_async.sync.aligned.m64n" in kernel.ptx
@@ -241,4 +241,4 @@ def test_machine_code(tokens):
 )
 def test_a_refused_config_says_why(chosen, fix):
     with pytest.raises(ConfigError, match=fix):
-        KernelKey.make("sm_90a", chosen, 1, torch.float16, False)
+        KernelKey("sm_90a", chosen, 1, torch.float16, False).validated()

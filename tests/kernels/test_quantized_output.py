@@ -312,7 +312,9 @@ def test_machine_code(is_dual):
     """No candidate spills; a block takes eight conversions of two values, and its scale one."""
     candidates = sm100.DUAL_CANDIDATES if is_dual else sm100.CANDIDATES
     for config in candidates[:: len(candidates) // 4]:
-        key = KernelKey.make("sm_100a", config, 2, "nvfp4", True, activation="silu" if is_dual else None)
+        key = KernelKey(
+            "sm_100a", config, 2, "nvfp4", True, activation="silu" if is_dual else None
+        ).validated()
         kernel = get_kernel(key)
         assert kernel.resources.stack_bytes == 0, config
         assert kernel.ptx.count("cvt.rn.satfinite.e2m1x2.f32") == 16
@@ -325,7 +327,9 @@ def test_machine_code(is_dual):
 def test_machine_code_of_sm120(is_dual):
     """No candidate spills; a block takes eight conversions of two values, its scale one, its exchange 16 shuffles."""
     for config in sm120.candidates(2 if is_dual else 1, is_quantized=True):
-        key = KernelKey.make("sm_120a", config, 2, "nvfp4", True, activation="silu" if is_dual else None)
+        key = KernelKey(
+            "sm_120a", config, 2, "nvfp4", True, activation="silu" if is_dual else None
+        ).validated()
         kernel = get_kernel(key)
         assert kernel.resources.stack_bytes == 0, config
         blocks = kernel.ptx.count("cvt.rn.satfinite.e4m3x2.f32")
@@ -338,7 +342,9 @@ def test_machine_code_of_sm120(is_dual):
 @pytest.mark.parametrize("is_dual", [False, True])
 def test_machine_code_of_sm90(is_dual):
     for config in sm90.candidates(2 if is_dual else 1, is_quantized=True):
-        key = KernelKey.make("sm_90a", config, 2, "nvfp4", True, activation="silu" if is_dual else None)
+        key = KernelKey(
+            "sm_90a", config, 2, "nvfp4", True, activation="silu" if is_dual else None
+        ).validated()
         assert get_kernel(key).resources.stack_bytes == 0, config
 
 
@@ -407,7 +413,7 @@ def test_refusals(change, error, match):
 
 def test_a_tile_that_would_spill_is_refused():
     with pytest.raises(ConfigError, match="N tile 128 with NVFP4 results.*N tile of 96"):
-        KernelKey.make("sm_90a", sm90.DEFAULT_CONFIG, 1, "nvfp4", False)
+        KernelKey("sm_90a", sm90.DEFAULT_CONFIG, 1, "nvfp4", False).validated()
 
 
 @pytest.mark.parametrize(
@@ -415,4 +421,4 @@ def test_a_tile_that_would_spill_is_refused():
 )
 def test_a_block_of_two_warps_is_refused(name, least):
     with pytest.raises(ConfigError, match=f"two warps would share a block.*N tile of {least}"):
-        KernelKey.make("sm_120a", KernelConfig.from_name(name), 1, "nvfp4", False)
+        KernelKey("sm_120a", KernelConfig.from_name(name), 1, "nvfp4", False).validated()

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from nvfp4_cute.bench import sm100_configs
-from nvfp4_cute.planning.arch import sm100
+from nvfp4_cute.planning.arch.sm100 import limits as sm100
 
 TABLE = (
     Path(sm100_configs.__file__).with_name("results").joinpath("sm100_configs.md").read_text().splitlines()

@@ -17,6 +17,7 @@ from nvfp4_cute.gpus import verdicts
 from nvfp4_cute.gpus.targets import RTX_PRO_6000
 from nvfp4_cute.model.modelled import modelled_times
 from nvfp4_cute.planning.arch import sm120
+from nvfp4_cute.problem import GroupedProblem
 from nvfp4_cute.problems.nvfp4_group_gemm import adapter, inputs, reference, spec
 
 EMULATOR = "emulator:sm_120a"
@@ -53,7 +54,7 @@ QUICK = (
 
 
 def compiled(arch="sm_120a", config=sm120.DEFAULT_CONFIG, dtype=torch.float16, form="list"):
-    return get_kernel(KernelKey.make(arch, config, 2 if form == "list" else 1, dtype, True, form))
+    return get_kernel(KernelKey(arch, config, 2 if form == "list" else 1, dtype, True, form).validated())
 
 
 # ---- machine code ------------------------------------------------------------------------------------------------------
@@ -230,20 +231,20 @@ def test_results_are_stored_in_whole_sectors(name, m_major):
 )
 def test_a_tile_is_chosen_by_its_estimated_time(monkeypatch, num_sms, sizes, name):
     monkeypatch.setattr(verdicts, "is_proven", lambda arch, form: form == "split_k" and arch in sm120.ARCHS)
-    assert sm120.choose(sizes, num_sms).to_name() == name
+    assert sm120.choose(GroupedProblem(sizes), num_sms).to_name() == name
 
 
 def test_k_is_not_split_before_the_machine_has_shown_what_it_takes(monkeypatch, tmp_path):
     """Off by default, and on by itself once the probes of one GPU of the family passed."""
     monkeypatch.setenv("NVFP4_CUTE_CACHE_DIR", str(tmp_path))
-    sizes = [(1, 1024, 7168)]
-    assert sm120.choose(sizes, 170).split_k == 1
+    sizes = ((1, 1024, 7168),)
+    assert sm120.choose(GroupedProblem(sizes), 170).split_k == 1
     assert all(config.split_k == 1 for config in (*sm120.candidates(), *sm120.candidates(2)))
     passed = dict.fromkeys(verdicts.FORMS["split_k"], verdicts.PASSED)
     verdicts.store("NVIDIA GeForce RTX 5090", "sm_120a", {**passed, "st_async_v4": "fault"})
-    assert sm120.choose(sizes, 170).split_k == 1
+    assert sm120.choose(GroupedProblem(sizes), 170).split_k == 1
     verdicts.store("NVIDIA GeForce RTX 5090", "sm_120a", passed)
-    assert sm120.choose(sizes, 170).split_k > 1
+    assert sm120.choose(GroupedProblem(sizes), 170).split_k > 1
 
 
 @pytest.mark.parametrize("config", sm120.CANDIDATES, ids=KernelConfig.to_name)

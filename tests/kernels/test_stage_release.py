@@ -38,7 +38,7 @@ FIRST_WAIT_BIT, WAIT_BITS = 116, 6
 
 def compiled(arch: str, config: KernelConfig, dtype=torch.float16, **form) -> tuple[bytes, tuple[int, ...]]:
     """A kernel's cubin, and the stages of the rings that its warps read with their own instructions."""
-    kernel = get_kernel(KernelKey.make(arch, config, 2, dtype, True, **form))
+    kernel = get_kernel(KernelKey(arch, config, 2, dtype, True, **form).validated())
     num_b = 2 if "activation" in form and "weight_layout" not in form else 1
     return kernel.cubin, stage_counts(arch, kernel.key.config, num_b)
 

@@ -1,11 +1,12 @@
 """KernelConfig names, and what sm_100 can build."""
 
-from dataclasses import replace
+from dataclasses import fields, replace
 
 import pytest
 
-from nvfp4_cute.planning.arch import sm90, sm100, sm120
-from nvfp4_cute.planning.config import KernelConfig
+from nvfp4_cute.planning.arch import FAMILIES, sm90, sm120
+from nvfp4_cute.planning.arch.sm100 import limits as sm100
+from nvfp4_cute.planning.config import SHARED_FIELDS, KernelConfig
 
 CONFIGS = [
     KernelConfig(),
@@ -15,7 +16,7 @@ CONFIGS = [
     KernelConfig(use_2cta_instrs=True),
     KernelConfig(swap_ab=True, num_cta=64),
     KernelConfig(swap_ab=True, decode_first=True, num_cta=64),
-    KernelConfig(swap_ab=True, decode_first=True, deal_k=True),
+    KernelConfig(swap_ab=True, decode_first=True, stream_k=True),
     KernelConfig(cta_tile_shape_mnk=(128, 256, 256), use_2cta_instrs=True, swap_ab=True, num_cta=128),
     KernelConfig(use_2cta_instrs=True, multicast_n=2, num_cta=128),
     KernelConfig(swap_ab=True, split_k=4),
@@ -116,3 +117,29 @@ def test_a_refusal_names_the_nearest_legal_value(config, fix):
 @pytest.mark.parametrize("family", [sm90, sm120], ids=lambda family: family.ARCHS[0])
 def test_families_whose_ctas_load_for_themselves_say_so(family):
     assert "use multicast_n=1" in family.unsupported_reason(replace(family.DEFAULT_CONFIG, multicast_n=2))
+
+
+def test_a_field_is_shared_by_all_families_or_an_option_of_one():
+    options = [name for family in FAMILIES for name in family.OPTIONS]
+    assert sorted((*SHARED_FIELDS, *options)) == sorted(field.name for field in fields(KernelConfig))
+
+
+@pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.ARCHS[0])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"use_2cta_instrs": True},
+        {"multicast_n": 2},
+        {"decode_first": True},
+        {"decode_first": True, "stream_k": True},
+    ],
+    ids=str,
+)
+def test_options_of_another_family_are_refused_by_name(family, options):
+    config = replace(family.DEFAULT_CONFIG, **options)
+    reason = family.unsupported_reason(config)
+    if set(options) <= set(family.OPTIONS):
+        assert reason is None
+        return
+    for name, value in options.items():
+        assert f"{name}={value}" in reason and f"{name}={getattr(family.DEFAULT_CONFIG, name)}" in reason

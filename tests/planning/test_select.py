@@ -7,15 +7,10 @@ from itertools import pairwise
 import pytest
 import torch
 
-from nvfp4_cute.planning.arch import sm90, sm100, sm120
-from nvfp4_cute.planning.choose import (
-    candidates,
-    choose_config,
-    config_for_mean,
-    config_for_rows,
-    estimates,
-    explain,
-)
+from nvfp4_cute.planning.arch import sm90, sm120
+from nvfp4_cute.planning.arch.sm100 import limits as sm100
+from nvfp4_cute.planning.arch.sm100.choosing import config_for_rows, estimates
+from nvfp4_cute.planning.choose import candidates, choose_config, config_for_mean, explain
 from nvfp4_cute.planning.schedule import make_schedule
 from nvfp4_cute.problem import GroupedProblem
 from nvfp4_cute.problems.nvfp4_dual_gemm import spec as dual_spec
@@ -115,7 +110,7 @@ def test_estimates_are_sorted_and_explained():
         times = [e.cycles for e in found if (e.config.split_k > 1) == is_split]
         assert times == sorted(times)
     assert len(found) == len(sm100.CANDIDATES)
-    lines = explain(problem([(300, 512, 1024)]), NUM_SMS).splitlines()
+    lines = explain(problem([(300, 512, 1024)]), "sm_100a", NUM_SMS).splitlines()
     assert lines[0].startswith(found[0].config.to_name()) and "bound by" in lines[0]
 
 
@@ -125,7 +120,7 @@ def test_a_problem_without_tiles_has_a_config():
 
 def test_other_families_choose_for_themselves():
     for sizes in ([(64, 64, 256)], [(300, 512, 1024)]):
-        assert choose_config(problem(sizes), "sm_120a", 170) == sm120.choose(sizes, 170)
+        assert choose_config(problem(sizes), "sm_120a", 170) == sm120.choose(problem(sizes), 170)
 
 
 @pytest.mark.parametrize(
@@ -192,10 +187,10 @@ def test_tiles_are_dealt_out_only_where_their_sum_leaves_a_chance(monkeypatch, s
         return modelled_us(live, config, num_sms, is_dealt)
 
     monkeypatch.setattr(sm90, "_modelled_us", recorded_us)
-    chosen = sm90.choose(sizes, 132)
+    chosen = sm90.choose(problem(sizes), 132)
     assert dealt.count(True) < dealt.count(False)
     monkeypatch.setattr(sm90, "_modelled_us", lambda *args: modelled_us(*args[:-1], True))
-    assert sm90.choose(sizes, 132) == chosen
+    assert sm90.choose(problem(sizes), 132) == chosen
 
 
 def test_ragged_groups_are_planned_for_sizes_that_differ():
@@ -204,20 +199,20 @@ def test_ragged_groups_are_planned_for_sizes_that_differ():
         config_for_mean("sm_90a", 132, groups, mean, is_ragged=is_ragged) for is_ragged in (True, False)
     )
     # Whole tiles of 128 rows are best where every group has 128, and make two of a group that has more.
-    assert masked == sm90.choose([mean] * groups, 132) and masked.work_tile_mnk[0] == 128
-    assert ragged.deal_k and ragged.work_tile_mnk[0] > 128
-    assert config_for_mean("sm_90a", 132, 1, mean) == sm90.choose([mean], 132)
+    assert masked == sm90.choose(problem([mean] * groups), 132) and masked.work_tile_mnk[0] == 128
+    assert ragged.stream_k and ragged.work_tile_mnk[0] > 128
+    assert config_for_mean("sm_90a", 132, 1, mean) == sm90.choose(problem([mean]), 132)
 
 
 def test_groups_with_few_rows_of_long_k_are_dealt_to_the_k_tile():
     """Some may have no rows, so that whole tiles leave most SMs idle in the last wave."""
-    assert config_for_mean("sm_90a", 132, 8, (2, 4096, 14336)).deal_k
+    assert config_for_mean("sm_90a", 132, 8, (2, 4096, 14336)).stream_k
 
 
 @pytest.mark.parametrize("rows", [66, 100, 140])
 def test_tiles_hold_groups_that_another_kind_has_a_tile_of_just_so_many_rows_for(rows):
     """80, 112 and 160 rows are tiles of kernels that decode tokens themselves, and not of the others, which are faster here."""
-    chosen = sm90.choose([(rows, 7168, 2048)] * 8, 132)
+    chosen = sm90.choose(problem([(rows, 7168, 2048)] * 8), 132)
     assert chosen.decode_first and chosen.work_tile_mnk[0] >= rows
 
 

@@ -5,8 +5,8 @@ from itertools import product
 
 import pytest
 
-from nvfp4_cute.planning.arch import sm100
-from nvfp4_cute.planning.choose import candidates, dual_candidates
+from nvfp4_cute.planning.arch.sm100 import limits as sm100
+from nvfp4_cute.planning.choose import candidates
 from nvfp4_cute.problem import Gate
 
 LAYOUTS = ("separate", "interleaved_64_up_first", "interleaved_32_gate_first")
@@ -22,7 +22,7 @@ def every_config():
     dual = {
         (config, 1 if layout != "separate" else 2)
         for form, layout in product(FORMS, LAYOUTS)
-        for config in dual_candidates("sm_100a", form, Gate("silu", None, layout))
+        for config in candidates("sm_100a", form, gate=Gate("silu", None, layout))
     }
     return sorted(plain | dual, key=str)
 

@@ -29,7 +29,7 @@ def first(tokens, **settings):
 
 def stream(tokens, **settings):
     """With stream-K."""
-    return first(tokens, deal_k=True, **settings)
+    return first(tokens, stream_k=True, **settings)
 
 
 def on_gpu(tensor):

@@ -227,7 +227,7 @@ def test_measured_on_a_gpu(on_cuda, monkeypatch):
     tuning = tune(grouped_gemm, a, b, a_scale, b_scale, backend="cuda")
     tried = sm90.CANDIDATES
     assert tuning.kind == "measured" and set(tuning.times_us) == set(tried)
-    assert on_cuda[0] == sm90.choose(SIZES, H200.num_sms)
+    assert on_cuda[0] == sm90.choose(GroupedProblem(SIZES), H200.num_sms)
     assert sorted(map(str, on_cuda)) == sorted(map(str, 2 * tried))
     assert tuning.config == KernelConfig.from_name("t128x256x128_s0a1_swap")
     times = list(tuning.times_us.values())

@@ -1,8 +1,11 @@
-"""What each architecture can build: one module a family, all with the names of ``base.Family``."""
+"""What architectures build, what it costs, how they choose: a module per family, each with all members of ``base.Family``.
+
+Others ask a family, ``family_of(arch)``, and never say which one it is.
+"""
 
 from nvfp4_cute.errors import UnsupportedTarget
 from nvfp4_cute.planning.arch import sm90, sm100, sm120
-from nvfp4_cute.planning.arch.base import ChoosingFamily, Family
+from nvfp4_cute.planning.arch.base import Family
 from nvfp4_cute.planning.config import KernelConfig
 
 FAMILIES: tuple[Family, ...] = (sm90, sm100, sm120)
@@ -17,20 +20,15 @@ def family_of(arch: str) -> Family:
     raise UnsupportedTarget(f"no grouped GEMM kernel for {arch}; there is one for {', '.join(ARCHS)}")
 
 
-def choosing_family_of(arch: str) -> ChoosingFamily | None:
-    """The same where the family chooses configs by itself; None on sm_100, where ``select`` does."""
-    found = family_of(arch)
-    return next((family for family in (sm90, sm120) if family is found), None)
-
-
-def ctas_per_sm(arch: str, config: KernelConfig) -> int:
-    """CTAs of a kernel that an SM runs at once."""
-    return sm90.ctas_per_sm(config) if arch in sm90.ARCHS else 1
-
-
 def clusters_at_once(arch: str, config: KernelConfig, num_sms: int) -> int:
     """Clusters of a kernel that a GPU runs at once: all that its persistent CTAs may be."""
-    return family_of(arch).resident_clusters(num_sms, config.cluster_size) * ctas_per_sm(arch, config)
+    family = family_of(arch)
+    return family.resident_clusters(num_sms, config.cluster_size) * family.ctas_per_sm(config)
+
+
+def chain_archs() -> tuple[str, ...]:
+    """Architectures with a kernel for chains of layers."""
+    return tuple(arch for family in FAMILIES if family.HAS_CHAINS for arch in family.ARCHS)
 
 
 def num_clusters(config: KernelConfig, at_once: int) -> int:

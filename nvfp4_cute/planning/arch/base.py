@@ -1,10 +1,13 @@
 """What every family of architectures states, and the limits that all of them share."""
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, fields
 from typing import Protocol
 
-from nvfp4_cute.planning.config import KernelConfig
+import numpy as np
+
+from nvfp4_cute.planning.config import SHARED_FIELDS, KernelConfig
+from nvfp4_cute.problem import Form, GroupedProblem
 
 KERNEL_PARAM_BYTES = 32764
 # m, n, k, tile offset, reciprocal and group index (4 bytes each); output address and pitch (8 bytes each).
@@ -14,12 +17,6 @@ OUT_SCALE_BYTES = 8
 TENSOR_MAP_BYTES = 128
 # Rows that each product of a dual GEMM has in turn, where one operand interleaves both products' weights.
 INTERLEAVE = {"interleaved_64_up_first": 64, "interleaved_32_gate_first": 32}
-# Why most families refuse ``decode_first``.
-DECODED_BY_THE_MMA = (
-    "decode_first, deal_k: MMAs take NVFP4 as it is, nothing has to be decoded before; leave both False"
-)
-# Why most families refuse ``multicast_n``.
-NOTHING_TO_SHARE = "multicast_n: CTAs of this family load for themselves; use multicast_n=1"
 # What every launch passes besides: the MMA's flags, coordinate shapes, tile count, alpha, and alignment.
 PARAM_BYTES_FIXED = 256
 
@@ -40,6 +37,24 @@ MAX_LIST_GROUPS = max_list_groups()
 def operands_on_sides(config: KernelConfig, num_b: int) -> tuple[int, int]:
     """Operands on the MMA's M side and N side, of a problem that multiplies one ``a`` by ``num_b`` operands ``b``."""
     return (num_b, 1) if config.swap_ab else (1, num_b)
+
+
+def foreign_option_reason(config: KernelConfig, options: Sequence[str]) -> str | None:
+    """Why options that a family lacks make it refuse ``config``; None where none of them is set.
+
+    Args:
+        options: of the family (``Family.OPTIONS``).
+    """
+    foreign = [
+        field
+        for field in fields(config)
+        if field.name not in (*SHARED_FIELDS, *options) and getattr(config, field.name) != field.default
+    ]
+    if not foreign:
+        return None
+    found = ", ".join(f"{field.name}={getattr(config, field.name)}" for field in foreign)
+    fix = ", ".join(f"{field.name}={field.default}" for field in foreign)
+    return f"{found}: kernels of this architecture have no such option; use {fix}"
 
 
 def clusters_in_gpcs(
@@ -96,12 +111,28 @@ class SmemUse(Protocol):
         """Bytes of all stages and of what is reserved beside them."""
 
 
+class Estimated(Protocol):
+    """A candidate with its estimated time; prints as a line that begins with the config's name."""
+
+    @property
+    def config(self) -> KernelConfig:
+        """With a number of CTAs."""
+
+
 class Family(Protocol):
-    """A module of this package: architectures that one kernel source serves."""
+    """A module of this package: architectures that one kernel source serves, and all that others ask about them."""
 
     @property
     def ARCHS(self) -> tuple[str, ...]:
         """Their names, such as ``sm_100a``."""
+
+    @property
+    def KERNEL(self) -> str:
+        """Module and class of the kernel, below ``nvfp4_cute.kernels``."""
+
+    @property
+    def OPTIONS(self) -> tuple[str, ...]:
+        """Fields of KernelConfig that this family alone has, beside ``config.SHARED_FIELDS``."""
 
     @property
     def DEFAULT_CONFIG(self) -> KernelConfig:
@@ -119,7 +150,15 @@ class Family(Protocol):
     def OUT_M_MAJOR(self) -> bool:
         """Whether the kernel writes outputs with contiguous columns, too."""
 
-    def smem_plan(self, config: KernelConfig) -> SmemUse:
+    @property
+    def HAS_CHAINS(self) -> bool:
+        """Whether the kernel computes several layers in one launch."""
+
+    @property
+    def TO_AND_FRO(self) -> bool:
+        """Whether every other wave of tiles is dealt from the last CTA to the first (``TileSchedule.tiles_of_cta``)."""
+
+    def smem_plan(self, config: KernelConfig, num_b: int = 1) -> SmemUse:
         """Shared memory of ``config``."""
 
     def resolve(self, config: KernelConfig, num_b: int = 1) -> KernelConfig:
@@ -134,25 +173,79 @@ class Family(Protocol):
     def quantized_reason(self, config: KernelConfig) -> str | None:
         """Why NVFP4 results cannot be computed with ``config``; None where they can."""
 
+    def work_reason(
+        self, what: str, sizes: Iterable[tuple[int, int, int]], config: KernelConfig
+    ) -> str | None:
+        """Why ``config`` cannot compute so much work in one launch; None where it can.
+
+        Args:
+            what: has the work; the message begins with it.
+            sizes: (m, n, k) of every group, or of fewer with as many tiles.
+        """
+
+    def workspace_bytes(self, config: KernelConfig, rows: np.ndarray, k: np.ndarray, num_cta: int) -> int:
+        """Device memory that a launch of ``config`` needs beside its operands.
+
+        Args:
+            rows, k: of every group's ``a``, in elements; of a batch, rows of all of it.
+            num_cta: persistent CTAs of the launch.
+        """
+
     def resident_clusters(self, num_sms: int, cluster_size: int) -> int:
         """Clusters of CTAs that fill an SM each, and that a GPU runs at once."""
 
+    def ctas_per_sm(self, config: KernelConfig) -> int:
+        """CTAs of a kernel that share an SM."""
 
-class ChoosingFamily(Family, Protocol):
-    """A family whose candidates and choice depend on sizes alone; those of sm_100 also depend on the schedule."""
+    def prefetches_in_turns(self, config: KernelConfig, num_b: int = 1) -> bool:
+        """Whether clusters take turns in fetching what several of them load, so that none does what another does."""
 
     def candidates(
-        self, num_b: int = 1, weight_layout: str = "separate", is_quantized: bool = False
-    ) -> tuple[KernelConfig, ...]:
-        """What is chosen from."""
-
-    def choose(
         self,
-        sizes: Iterable[tuple[int, int, int]],
-        num_sms: int,
         num_b: int = 1,
         weight_layout: str = "separate",
         is_quantized: bool = False,
-        are_means: bool = False,
-    ) -> KernelConfig:
-        """The candidate for groups of these (m, n, k), or of sizes around them that only the device knows."""
+        form: Form = "list",
+    ) -> tuple[KernelConfig, ...]:
+        """What is chosen from.
+
+        Args:
+            num_b: operands that have weights: 2 for a dual GEMM whose weights are not interleaved.
+            weight_layout: "separate", or one of ``INTERLEAVE``.
+            is_quantized: whether results are NVFP4.
+        """
+
+    def choose(self, problem: GroupedProblem, num_sms: int) -> KernelConfig:
+        """The config for a problem: of groups of these sizes, or where only the device knows the sizes, of a mean size.
+
+        Ragged groups share rows, so that some have more than the mean; no masked group has more than its size here.
+        """
+
+    def estimates(self, problem: GroupedProblem, num_sms: int) -> Sequence[Estimated]:
+        """Every candidate, the best first, if the family estimates a time for each of them and knows the sizes; else none."""
+
+
+# ---- members of families without a peculiarity --------------------------------------------------------------------
+def no_work_reason(what: str, sizes: Iterable[tuple[int, int, int]], config: KernelConfig) -> str | None:
+    """``Family.work_reason`` of kernels that compute any work."""
+    return None
+
+
+def no_workspace_bytes(config: KernelConfig, rows: np.ndarray, k: np.ndarray, num_cta: int) -> int:
+    """``Family.workspace_bytes`` of kernels that are one launch."""
+    return 0
+
+
+def one_cta_per_sm(config: KernelConfig) -> int:
+    """``Family.ctas_per_sm`` of kernels whose CTAs fill an SM."""
+    return 1
+
+
+def never_in_turns(config: KernelConfig, num_b: int = 1) -> bool:
+    """``Family.prefetches_in_turns`` of kernels whose CTAs load what they multiply."""
+    return False
+
+
+def no_estimates(problem: GroupedProblem, num_sms: int) -> Sequence[Estimated]:
+    """``Family.estimates`` of families that compare candidates by another rule."""
+    return ()

@@ -1,30 +1,38 @@
 """sm_120a, sm_121a: what a KernelConfig costs in shared memory, and why one is refused.
 
-``num_acc_stage`` accumulators lie in registers: 1 is the cooperative schedule, where all warps work on one tile; 2 is
-ping-pong, where two teams take turns and one stores while the other multiplies. A tile has M 128 on the M side of the
-warp MMA and up to 128 on its N side. Limits: CUDA C++ programming guide, technical specifications (99 KiB of shared
-memory a CTA).
+An accumulator lies in the registers of a team of warps (``num_teams``): one team is the cooperative schedule, where all warps
+work on one tile; two are ping-pong, where they take turns and one stores while the other multiplies. A tile has M 128 on the
+M side of the warp MMA and up to 128 on its N side. Limits: CUDA C++ programming guide, technical specifications (99 KiB of
+shared memory a CTA).
 """
 
 from collections import Counter
-from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from nvfp4_cute.formats.scale_layout import SF_VEC_SIZE
 from nvfp4_cute.gpus import verdicts
 from nvfp4_cute.planning.arch.base import (
-    DECODED_BY_THE_MMA,
     INTERLEAVE,
-    NOTHING_TO_SHARE,
     StagedOperands,
     clusters_in_gpcs,
+    foreign_option_reason,
+    never_in_turns,
+    no_estimates,
+    no_work_reason,
+    no_workspace_bytes,
+    one_cta_per_sm,
     operands_on_sides,
 )
 from nvfp4_cute.planning.config import KernelConfig
+from nvfp4_cute.problem import NVFP4, Form, GroupedProblem
 
 ARCHS = ("sm_120a", "sm_121a")
+KERNEL = "sm120.grouped_gemm.GroupedGemmSm120"
+OPTIONS = ()
 DEFAULT_CONFIG = KernelConfig((128, 128, 128), num_acc_stage=1)
-OUT_M_MAJOR = True
+OUT_M_MAJOR, HAS_CHAINS, TO_AND_FRO = True, False, False
+work_reason, workspace_bytes, ctas_per_sm = no_work_reason, no_workspace_bytes, one_cta_per_sm
+prefetches_in_turns, estimates = never_in_turns, no_estimates
 SMEM_CAPACITY_BYTES = 99 * 1024
 # Of every operand's buffer: a tile of 128-byte rows repeats its swizzle every 1024 bytes.
 BUFFER_ALIGN_BYTES = 1024
@@ -75,25 +83,6 @@ DUAL_CANDIDATES = (
         for n, k in ((32, 128), (16, 256), (8, 256))
     ),
 )
-# Cycles and bytes a cycle that ``choose`` ranks by, read off modelled launches on RTX 5090 and RTX PRO 6000.
-START_CYCLES = 3000  # from the start to the first bytes, and behind the last store
-MEMORY_BYTES_PER_CYCLE = 620
-L2_BYTES_PER_CYCLE = 7400  # of all SMs; the model answers those that ask for one piece together,
-SPLIT_L2_BYTES_PER_CYCLE = 4096  # which CTAs that share a tile do not
-STORE_BYTES_PER_CYCLE = 2048  # of all SMs
-LOAD_BYTES_PER_CYCLE = 50  # what L2 brings to one SM while all of them load
-RING_CYCLES = 1300  # from a load to the next one of its stage
-MMA_FLOP_PER_CYCLE = 4096  # of an SM
-TEAM_CYCLES = 20  # of a K tile of less than 128 columns, that a team with one warp a sub-core cannot hide
-OVERLAP_LOSS = 0.08  # share of what takes less that adds to what takes more
-EPILOGUE_CYCLES = 100  # of a tile, where no other team multiplies meanwhile
-EXCHANGE_CYCLES = 500  # of split-K: until another CTA's sums have come and are added, beside their bytes
-EXCHANGE_BYTES_PER_CYCLE = (
-    16  # what a CTA sends; taken over from the H200 (bench/probes/h200_exchange_probe.cu)
-)
-SPLIT_GAIN = (
-    0.05  # by how much a config that splits K has to be better: estimates of both kinds are less alike
-)
 GPC_SMS = 16  # of a processing cluster (NVIDIA RTX Blackwell architecture: 8 pairs in GB202)
 # By number of SMs and cluster size: what fits an RTX 5090 (QuACK, AI/sm120_hardware.md).
 MEASURED_CLUSTERS = {170: {2: 85, 4: 41, 8: 19}}
@@ -102,6 +91,35 @@ FP32_BYTES = 4
 SF_ATOM_ROWS = 128
 # Columns that every lane quad's scale word spans in one load: 8 columns each in groups of 32.
 SF_ROW_GROUP = 32
+
+
+@dataclass(frozen=True)
+class Costs:
+    """What ``choose`` ranks by, in SM cycles and bytes a cycle.
+
+    Source: read off modelled launches on RTX 5090 and RTX PRO 6000, unless a line says otherwise.
+    """
+
+    start: float = 3000  # from the start to the first bytes, and behind the last store
+    memory_bytes_per_cycle: float = 620
+    l2_bytes_per_cycle: float = 7400  # of all SMs; the model answers those that ask for one piece together,
+    split_l2_bytes_per_cycle: float = 4096  # which CTAs that share a tile do not
+    store_bytes_per_cycle: float = 2048  # of all SMs
+    load_bytes_per_cycle: float = 50  # what L2 brings to one SM while all of them load
+    ring: float = 1300  # from a load to the next one of its stage
+    mma_flop_per_cycle: float = 4096  # of an SM
+    team: float = 20  # of a K tile of less than 128 columns, that a team with one warp a sub-core cannot hide
+    overlap_loss: float = 0.08  # share of what takes less that adds to what takes more
+    epilogue: float = 100  # of a tile, where no other team multiplies meanwhile
+    exchange: float = 500  # of split-K: until another CTA's sums have come and are added, beside their bytes
+    exchange_bytes_per_cycle: float = (
+        16  # what a CTA sends; measured on an H200 (bench/probes/h200_exchange_probe.cu)
+    )
+    # By how much a config that splits K has to be better: estimates of both kinds are less alike.
+    split_gain: float = 0.05
+
+
+COSTS = Costs()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -131,7 +149,7 @@ class SmemPlan(StagedOperands):
 
 
 def candidates(
-    num_b: int = 1, weight_layout: str = "separate", is_quantized: bool = False
+    num_b: int = 1, weight_layout: str = "separate", is_quantized: bool = False, form: Form = "list"
 ) -> tuple[KernelConfig, ...]:
     """What ``choose`` chooses from. K is split only where ``nvfp4-cute prove`` has shown on this machine what that takes.
 
@@ -141,6 +159,7 @@ def candidates(
         num_b: operands that have weights: 2 for a dual GEMM whose weights are not interleaved.
         weight_layout: "separate", or one of ``base.INTERLEAVE``.
         is_quantized: whether results are NVFP4.
+        form: makes no difference here.
     """
     may_split = any(verdicts.is_proven(arch, "split_k") for arch in ARCHS)
     return tuple(
@@ -152,34 +171,26 @@ def candidates(
     )
 
 
-def choose(
-    sizes: Iterable[tuple[int, int, int]],
-    num_sms: int,
-    num_b: int = 1,
-    weight_layout: str = "separate",
-    is_quantized: bool = False,
-    are_means: bool = False,
-) -> KernelConfig:
+def choose(problem: GroupedProblem, num_sms: int) -> KernelConfig:
     """What a problem is computed with where the caller chooses nothing: the candidate with the least estimated time.
 
     K is split only where all tiles are computed at once: a cluster's next tile does not hide the exchange of sums.
 
     Args:
-        sizes: (m, n, k) of every group.
+        problem: of which the sizes count, operands and results; mean sizes are taken for those of all groups.
         num_sms: SMs of the device.
-        num_b, weight_layout, is_quantized: as of :func:`candidates`.
-        are_means: makes no difference here.
     """
-    live = Counter(size for size in sizes if min(size) > 0)
+    num_b = problem.num_b
+    live = Counter(size for size in problem.sizes if min(size) > 0)
     tried = [
         config
-        for config in candidates(num_b, weight_layout, is_quantized)
+        for config in candidates(num_b, problem.weight_layout, problem.out_dtype == NVFP4)
         if config.split_k == 1 or _num_tiles(config, live) <= resident_clusters(num_sms, config.split_k)
     ]
     chosen = min(
         tried,
         key=lambda config: (
-            _estimated_cycles(config, live, num_sms, num_b) * (1 + SPLIT_GAIN * (config.split_k > 1))
+            _estimated_cycles(config, live, num_sms, num_b) * (1 + COSTS.split_gain * (config.split_k > 1))
         ),
     )
     if chosen.split_k > 1:
@@ -205,27 +216,27 @@ def _estimated_cycles(
     k_tiles = sum(count * -(-k // tile_k) for (_, _, k), count in counts.items())
     num_tiles = sum(counts.values())
     if not num_tiles:
-        return START_CYCLES
+        return COSTS.start
     operand_bytes = sum((m + num_b * n) * k * 9 // 16 * times for (m, n, k), times in sizes.items())
     out_bytes = sum(m * n * 2 * times for (m, n, _), times in sizes.items())
 
-    mma = 2 * num_b * tile_m * tile_n * tile_k / MMA_FLOP_PER_CYCLE
-    has_two_teams = config.num_acc_stage > 1
-    exposed = TEAM_CYCLES if has_two_teams and config.cta_tile_shape_mnk[1] < 128 else 0
-    k_tile = max(mma + exposed, plan.stage_bytes / LOAD_BYTES_PER_CYCLE, RING_CYCLES / plan.num_ab_stage)
+    mma = 2 * num_b * tile_m * tile_n * tile_k / COSTS.mma_flop_per_cycle
+    has_two_teams = num_teams(config) > 1
+    exposed = COSTS.team if has_two_teams and config.cta_tile_shape_mnk[1] < 128 else 0
+    k_tile = max(mma + exposed, plan.stage_bytes / COSTS.load_bytes_per_cycle, COSTS.ring / plan.num_ab_stage)
     tile = sum(count * -(-k // (tile_k * split)) for (_, _, k), count in counts.items()) / num_tiles * k_tile
-    tile += 0 if has_two_teams else EPILOGUE_CYCLES
-    l2_rate = L2_BYTES_PER_CYCLE if split == 1 else SPLIT_L2_BYTES_PER_CYCLE
-    memory, l2 = operand_bytes / MEMORY_BYTES_PER_CYCLE, k_tiles * plan.stage_bytes / l2_rate
+    tile += 0 if has_two_teams else COSTS.epilogue
+    l2_rate = COSTS.l2_bytes_per_cycle if split == 1 else COSTS.split_l2_bytes_per_cycle
+    memory, l2 = operand_bytes / COSTS.memory_bytes_per_cycle, k_tiles * plan.stage_bytes / l2_rate
 
     def wave(count: int) -> float:
         parts = sorted((tile, memory * count / num_tiles, l2 * count / num_tiles))
-        return parts[2] + OVERLAP_LOSS * (parts[0] + parts[1])
+        return parts[2] + COSTS.overlap_loss * (parts[0] + parts[1])
 
     full_waves, rest = divmod(num_tiles, workers)
     waves = full_waves * wave(workers) + (wave(rest) if rest else 0)
-    stores = out_bytes / num_tiles * min(num_tiles, workers) / STORE_BYTES_PER_CYCLE
-    return START_CYCLES + waves + k_tile + stores + _exchange_cycles(config, num_b)
+    stores = out_bytes / num_tiles * min(num_tiles, workers) / COSTS.store_bytes_per_cycle
+    return COSTS.start + waves + k_tile + stores + _exchange_cycles(config, num_b)
 
 
 def _exchange_cycles(config: KernelConfig, num_b: int) -> float:
@@ -234,12 +245,17 @@ def _exchange_cycles(config: KernelConfig, num_b: int) -> float:
         return 0.0
     m, n, _ = config.cta_tile_shape_mnk
     sent_bytes = num_b * m * n * FP32_BYTES * (config.split_k - 1) / config.split_k
-    return EXCHANGE_CYCLES + sent_bytes / EXCHANGE_BYTES_PER_CYCLE
+    return COSTS.exchange + sent_bytes / COSTS.exchange_bytes_per_cycle
 
 
 def resident_clusters(num_sms: int, cluster_size: int) -> int:
     """Clusters of CTAs that fill an SM each, and that a GPU runs at once."""
     return clusters_in_gpcs(num_sms, cluster_size, GPC_SMS, MEASURED_CLUSTERS)
+
+
+def num_teams(config: KernelConfig) -> int:
+    """Teams of warps, each with an accumulator and tiles of its own."""
+    return config.num_acc_stage
 
 
 def num_receivers(split: int) -> int:
@@ -282,13 +298,10 @@ def resolve(config: KernelConfig, num_b: int = 1) -> KernelConfig:
 
 def unsupported_reason(config: KernelConfig, num_b: int = 1) -> str | None:
     """Why this family cannot build ``config``, with the nearest legal value; None where it can."""
-    if config.decode_first or config.deal_k:
-        return DECODED_BY_THE_MMA
-    if config.multicast_n > 1:
-        return NOTHING_TO_SHARE
+    foreign = foreign_option_reason(config, OPTIONS)
+    if foreign is not None:
+        return foreign
     m, n, k = config.cta_tile_shape_mnk
-    if config.use_2cta_instrs:
-        return "use_2cta_instrs: an MMA is one warp's here, not a pair of CTAs'; leave it False"
     if m != TILE_M:
         return f"cta_tile_shape_mnk={config.cta_tile_shape_mnk}: M tiles other than 128 are not built; use M tile 128"
     if n not in TILES_N:

@@ -13,13 +13,21 @@ from statistics import NormalDist
 import numpy as np
 
 from nvfp4_cute.formats.scale_layout import SF_VEC_SIZE
-from nvfp4_cute.planning.arch.base import NOTHING_TO_SHARE, clusters_in_gpcs
+from nvfp4_cute.planning.arch.base import (
+    clusters_in_gpcs,
+    foreign_option_reason,
+    never_in_turns,
+    no_estimates,
+)
 from nvfp4_cute.planning.config import KernelConfig
-from nvfp4_cute.problem import INT32_MAX
+from nvfp4_cute.problem import INT32_MAX, NVFP4, Form, GroupedProblem
 
 ARCHS = ("sm_90a",)
+KERNEL = "sm90.grouped_gemm.GroupedGemmSm90"
+OPTIONS = ("decode_first", "stream_k")
 DEFAULT_CONFIG = KernelConfig((128, 128, 128), num_acc_stage=1, swap_ab=True)
-OUT_M_MAJOR = False
+OUT_M_MAJOR, HAS_CHAINS, TO_AND_FRO = False, False, True
+prefetches_in_turns, estimates = never_in_turns, no_estimates
 SMEM_CAPACITY_BYTES = 227 * 1024
 SMEM_PER_SM_BYTES = 228 * 1024
 SMEM_PER_CTA_BYTES = 1024  # what each CTA takes besides
@@ -43,7 +51,7 @@ LEAST_TOKENS, TOKEN_STEP = 32, 32
 PAIR_TOKEN_STEP = 16
 # Tokens of a copy: whole swizzle atoms.
 TOKEN_BOXES = (8, 16, 32)
-# Tokens of the tiles that are tried with ``decode_first``: without ``deal_k``, and with it.
+# Tokens of the tiles that are tried with ``decode_first``: without ``stream_k``, and with it.
 DECODE_FIRST_TOKENS = {False: (16, 32, 48, 64, 96, 128, 256), True: (16, 32, 48, 64, 96, 128, 192, 256)}
 # What ``choose`` chooses from. Where weights are interleaved a tile has as many rows, of both.
 CANDIDATES = tuple(
@@ -56,9 +64,9 @@ CANDIDATES = tuple(
         DEFAULT_CONFIG,
         cta_tile_shape_mnk=(TILE_WEIGHTS, tokens, TILE_K),
         decode_first=True,
-        deal_k=deal_k,
+        stream_k=stream_k,
     )
-    for deal_k, choices in DECODE_FIRST_TOKENS.items()
+    for stream_k, choices in DECODE_FIRST_TOKENS.items()
     for tokens in choices
 )
 # The same for dual GEMMs with separate weights: half a tile is of one operand, half of the other.
@@ -80,25 +88,6 @@ GPC_SMS = 16
 MEASURED_CLUSTERS = {132: {4: 30}}
 # A CTA's part of the memory in which clusters hand over sums: a flag, an int32 in a sector of its own, and the sums of a tile.
 HANDOVER_FLAG_BYTES = 32
-# Model of a CTA's time, fitted to an H200's times (8 to 4096 tokens, K of 2048 to 16384): the launch, a tile, a K tile, and what
-# tokens add to that; of tiles small enough for two CTAs an SM; what these take longer where there are two; and what it takes to
-# add up the sums of several CTAs.
-US_PER_LAUNCH = 5.1
-US_PER_TILE = 1.5
-US_PER_K_TILE, US_PER_TOKEN = 0.34, 0.0051
-SMALL_US_PER_K_TILE, SMALL_US_PER_TOKEN = 0.29, 0.0035
-PAIR_FACTOR = 2.15
-US_PER_SPLIT_TILE = 1.7
-# The same where tokens come decoded, fitted to 6,900 times of 609 problems, from which it differs by 4 to 5 % on the average
-# (``bench/notes/2026-11-24-h200.md``; ``bench.choices`` measures such): both launches, a tile, and a K tile, which takes the
-# time of its instructions, with what tokens add and those that the tile has room for, or of its MMAs. Stream-K: to add up a
-# tile's sums, with what its tokens add, the same of each cluster more that has a part of a tile, and the share that K tiles
-# take longer where clusters read tokens of several groups.
-US_PER_DECODING, US_PER_DECODED_TILE = 8.5, 0.77
-DECODED_US_PER_K_TILE, DECODED_US_PER_TOKEN, US_PER_TILE_TOKEN = 0.207, 0.0029, 0.00046
-MMA_US_PER_TOKEN = 0.00485
-US_PER_STREAM, STREAM_US_PER_TOKEN, STREAM_OF_GROUPS_FACTOR = 4.0, 0.019, 1.04
-US_PER_PART, PART_US_PER_TOKEN = 0.23, 0.0017
 # Groups whose sizes only the device knows are planned in an order that mixes large and small ones.
 GOLDEN_RATIO = 0.618034
 # Scales come in blocks of 128 rows.
@@ -114,6 +103,43 @@ MAX_TOKENS_OF_LONG_STAGES = 96
 WANTED_AB_STAGE = 5
 MAX_AB_STAGE = 12
 FP16_BYTES, FP32_BYTES = 2, 4
+
+
+@dataclass(frozen=True)
+class Times:
+    """Model of a CTA's time in us; tokens are those that are multiplied, tile tokens those that a tile has room for.
+
+    Source: fitted to an H200's times; ``bench.choices`` measures such. Kernels that decode tokens themselves: 8 to 4096 tokens,
+    K of 2048 to 16384. With ``decode_first``: 6,900 times of 609 problems, from which the model differs by 4 to 5 % on the
+    average (``bench/notes/2026-11-24-h200.md``).
+    """
+
+    launch: float = 5.1
+    tile: float = 1.5
+    k_tile: float = 0.34
+    k_tile_per_token: float = 0.0051
+    # Of tiles small enough for two CTAs an SM, and what these take longer where there are two.
+    small_k_tile: float = 0.29
+    small_k_tile_per_token: float = 0.0035
+    pair_factor: float = 2.15
+    split_tile: float = 1.7  # to add up the sums of several CTAs
+    # Where tokens come decoded: both launches, a tile, and a K tile, which takes the time of its instructions or of its MMAs.
+    decoding: float = 8.5
+    decoded_tile: float = 0.77
+    decoded_k_tile: float = 0.207
+    decoded_k_tile_per_token: float = 0.0029
+    decoded_k_tile_per_tile_token: float = 0.00046
+    mmas_per_token: float = 0.00485
+    # Stream-K: to add up a tile's sums, the same of each cluster more that has a part of a tile, and the factor on K tiles
+    # where clusters read tokens of several groups.
+    stream: float = 4.0
+    stream_per_tile_token: float = 0.019
+    stream_groups_factor: float = 1.04
+    part: float = 0.23
+    part_per_tile_token: float = 0.0017
+
+
+TIMES = Times()
 
 
 @dataclass(frozen=True)
@@ -245,10 +271,22 @@ def smem_plan(config: KernelConfig, num_b: int = 1) -> SmemPlan:
 
 def handover_bytes(config: KernelConfig, num_cta):
     """Bytes of flags, and of sums behind them, where clusters share tiles. num_cta: of the launch, an integer of any kind."""
-    if not config.deal_k:
+    if not config.stream_k:
         return 0, 0
     sums = config.work_tile_mnk[0] * TILE_WEIGHTS * FP32_BYTES
     return num_cta * HANDOVER_FLAG_BYTES, num_cta * sums
+
+
+def workspace_bytes(config: KernelConfig, rows: np.ndarray, k: np.ndarray, num_cta: int) -> int:
+    """Device memory that a launch of ``config`` needs: ``a`` in fp16, rows of whole K tiles, and what CTAs hand over.
+
+    Args:
+        rows, k: of every group's ``a``, in elements; of a batch, rows of all of it.
+        num_cta: persistent CTAs of the launch.
+    """
+    if not config.decode_first:
+        return 0
+    return int((rows * (-(-k // TILE_K) * TILE_K)).sum()) * FP16_BYTES + sum(handover_bytes(config, num_cta))
 
 
 def resolve(config: KernelConfig, num_b: int = 1) -> KernelConfig:
@@ -257,13 +295,13 @@ def resolve(config: KernelConfig, num_b: int = 1) -> KernelConfig:
 
 
 def candidates(
-    num_b: int = 1, weight_layout: str = "separate", is_quantized: bool = False
+    num_b: int = 1, weight_layout: str = "separate", is_quantized: bool = False, form: Form = "list"
 ) -> tuple[KernelConfig, ...]:
     """What ``choose`` chooses from.
 
     Args:
         num_b: operands that have weights: 2 for a dual GEMM whose weights are not interleaved.
-        weight_layout: makes no difference here.
+        weight_layout, form: make no difference here.
         is_quantized: whether results are NVFP4.
     """
     tried = CANDIDATES if num_b == 1 else DUAL_CANDIDATES
@@ -285,46 +323,35 @@ def stream_work(sizes: Iterable[tuple[int, int, int]], config: KernelConfig) -> 
     )
 
 
-def dealing_reason(what: str, sizes: Iterable[tuple[int, int, int]], config: KernelConfig) -> str | None:
-    """Why work is too much for the kernel to deal, which counts it in 32 bits; None where it is not, or is not dealt.
+def work_reason(what: str, sizes: Iterable[tuple[int, int, int]], config: KernelConfig) -> str | None:
+    """Why work is too much for stream-K, which counts it in 32 bits; None where it is not, or tiles are dealt whole.
 
     Args:
         what: has the work.
         sizes: (m, n, k) of every group, or of fewer with as many tiles.
     """
-    work = stream_work(sizes, config) if config.deal_k else 0
+    work = stream_work(sizes, config) if config.stream_k else 0
     if work <= INT32_MAX:
         return None
-    return (
-        f"{what}: K tiles are up to {work} units of work, and deal_k counts to {INT32_MAX}; use deal_k=False"
-    )
+    return f"{what}: K tiles are up to {work} units of work, and stream_k counts to {INT32_MAX}; use stream_k=False"
 
 
-def choose(
-    sizes: Iterable[tuple[int, int, int]],
-    num_sms: int,
-    num_b: int = 1,
-    weight_layout: str = "separate",
-    is_quantized: bool = False,
-    are_means: bool = False,
-) -> KernelConfig:
+def choose(problem: GroupedProblem, num_sms: int) -> KernelConfig:
     """The candidate with the least modelled time: padding and idle SMs against decoding again and adding up.
 
     Args:
-        sizes: (m, n, k) of every group.
+        problem: of which the sizes count, operands and results. Ragged groups only have so many rows on the average: the device
+            knows how many, and takes them in the caller's order.
         num_sms: SMs of the device.
-        num_b, weight_layout, is_quantized: as of :func:`candidates`.
-        are_means: whether groups only have so many rows on the average: the device knows how many, and takes them in the caller's
-            order.
     """
     # The kernel takes the largest groups first where it is told which they are.
-    means = sorted(sizes, key=lambda size: -size[0])
+    means = sorted(problem.sizes, key=lambda size: -size[0])
     orders = [means]
-    if are_means and len(means) > 1:
+    if problem.form == "ragged" and len(means) > 1:
         orders = [_spread(means, size_at) for size_at in (_even_choice, _uneven_choice)]
     orders = [[size for size in sizes if min(size) > 0] for sizes in orders]
     most = max((m for sizes in orders for m, _, _ in sizes), default=0)
-    tried = candidates(num_b, weight_layout, is_quantized)
+    tried = candidates(problem.num_b, problem.weight_layout, problem.out_dtype == NVFP4)
     # No tile need be wider than the least one of its kind that holds all tokens of a group.
     widest = dict[tuple, int]()
     for config in tried:
@@ -336,7 +363,7 @@ def choose(
         if config.work_tile_mnk[0] > widest.get(_kind(config), MAX_TILE_TOKENS):
             return False
         # Groups of a mean size have half as many tiles as those of other sizes may have, at least.
-        return not config.deal_k or 2 * max(stream_work(sizes, config) for sizes in orders) <= INT32_MAX
+        return not config.stream_k or 2 * max(stream_work(sizes, config) for sizes in orders) <= INT32_MAX
 
     def us(config: KernelConfig, is_dealt: bool) -> float:
         return sum(_modelled_us(sizes, config, num_sms, is_dealt) for sizes in orders)
@@ -355,7 +382,7 @@ def choose(
 
 def _kind(config: KernelConfig) -> tuple:
     """What configs share that differ in the tokens of a tile alone."""
-    return config.decode_first, config.deal_k, config.split_k
+    return config.decode_first, config.stream_k, config.split_k
 
 
 def _even_choice(mean: int, quantile: float) -> float:
@@ -387,12 +414,12 @@ def _modelled_us(
         is_dealt: else all CTAs have the same work, and the time is the least that it can be.
     """
     (tile_tokens, tile_weights, _), split = config.work_tile_mnk, config.split_k
-    tile_us = US_PER_DECODED_TILE if config.decode_first else US_PER_TILE
-    tile_us += US_PER_SPLIT_TILE if split > 1 else 0.0
+    tile_us = TIMES.decoded_tile if config.decode_first else TIMES.tile
+    tile_us += TIMES.split_tile if split > 1 else 0.0
     m, n, k = np.array(live or [(0, 0, 0)]).T
     # Of every group: tiles along M and N, K tiles, the time of a full tile, and of the last two along M, or of the last one.
     strips, columns, k_tiles = -(-m // tile_tokens), -(-n // tile_weights), -(-k // (TILE_K * split))
-    num_full, last, behind = last_tiles(m, tile_tokens, config.deal_k)
+    num_full, last, behind = last_tiles(m, tile_tokens, config.stream_k)
     counts = np.array(token_counts(tile_tokens))
     full_us, last_us, behind_us = (
         (tokens > 0) * (tile_us + k_tiles * _k_tile_us(config, counts[np.searchsorted(counts, tokens)]))
@@ -400,12 +427,12 @@ def _modelled_us(
     )
     all_us, num_tiles = float(columns @ (num_full * full_us + last_us + behind_us)), int(columns @ strips)
     workers = resident_clusters(num_sms, config.cluster_size) * ctas_per_sm(config)
-    if config.deal_k:
-        factor = 1.0 if len(live) == 1 else STREAM_OF_GROUPS_FACTOR
-        stream_us = US_PER_STREAM + STREAM_US_PER_TOKEN * tile_tokens
+    if config.stream_k:
+        factor = 1.0 if len(live) == 1 else TIMES.stream_groups_factor
+        stream_us = TIMES.stream + TIMES.stream_per_tile_token * tile_tokens
         more_parts = max(workers / max(num_tiles, 1) - 1, 0.0)
-        stream_us += more_parts * (US_PER_PART + PART_US_PER_TOKEN * tile_tokens)
-        return US_PER_DECODING + stream_us + factor * all_us / workers
+        stream_us += more_parts * (TIMES.part + TIMES.part_per_tile_token * tile_tokens)
+        return TIMES.decoding + stream_us + factor * all_us / workers
     most_us = all_us / workers
     if is_dealt:
         # To and fro, as ``kernels.sm90.tile_walk`` takes them.
@@ -417,9 +444,9 @@ def _modelled_us(
         waves[1::2] = waves[1::2, ::-1]
         most_us = float(waves.sum(0).max())
     if config.decode_first:
-        return US_PER_DECODING + most_us
+        return TIMES.decoding + most_us
     is_paired = ctas_per_sm(config) == 2 and num_tiles * split > num_sms
-    return US_PER_LAUNCH + most_us * (PAIR_FACTOR if is_paired else 1.0)
+    return TIMES.launch + most_us * (TIMES.pair_factor if is_paired else 1.0)
 
 
 def last_tiles(m: np.ndarray, tile_tokens: int, is_dealt: bool) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -437,20 +464,22 @@ def _k_tile_us(config: KernelConfig, tokens: np.ndarray) -> np.ndarray:
     """Of K tiles with so many tokens that are multiplied."""
     tile_tokens = config.work_tile_mnk[0]
     if config.decode_first:
-        decoding_us = DECODED_US_PER_K_TILE + US_PER_TILE_TOKEN * tile_tokens
-        return np.maximum(decoding_us + DECODED_US_PER_TOKEN * tokens, MMA_US_PER_TOKEN * tokens)
+        decoding_us = TIMES.decoded_k_tile + TIMES.decoded_k_tile_per_tile_token * tile_tokens
+        return np.maximum(
+            decoding_us + TIMES.decoded_k_tile_per_token * tokens, TIMES.mmas_per_token * tokens
+        )
     if tile_tokens <= PAIRED_TILE_TOKENS:
-        return SMALL_US_PER_K_TILE + SMALL_US_PER_TOKEN * tokens
-    return US_PER_K_TILE + US_PER_TOKEN * tokens
+        return TIMES.small_k_tile + TIMES.small_k_tile_per_token * tokens
+    return TIMES.k_tile + TIMES.k_tile_per_token * tokens
 
 
 def unsupported_reason(config: KernelConfig, num_b: int = 1) -> str | None:
     """Why this family cannot build ``config``, with the nearest legal value; None where it can."""
-    if not config.swap_ab or config.use_2cta_instrs:
-        return (
-            f"swap_ab={config.swap_ab}, use_2cta_instrs={config.use_2cta_instrs}: weights are on MMA-M, and one CTA "
-            f"issues an MMA; use swap_ab=True, use_2cta_instrs=False"
-        )
+    foreign = foreign_option_reason(config, OPTIONS)
+    if foreign is not None:
+        return foreign
+    if not config.swap_ab:
+        return f"swap_ab={config.swap_ab}: weights are on MMA-M; use swap_ab=True"
     m, n, k = config.cta_tile_shape_mnk
     if m * num_b != TILE_WEIGHTS:
         return (
@@ -470,10 +499,8 @@ def unsupported_reason(config: KernelConfig, num_b: int = 1) -> str | None:
             f"decode_first with N tile {n}: the CTAs of a pair take turns in loading whole swizzle atoms of 8 tokens; "
             f"use N tile {nearest}"
         )
-    if config.multicast_n > 1:
-        return NOTHING_TO_SHARE
-    if config.deal_k and not config.decode_first:
-        return "deal_k without decode_first: sums go through memory that a launch before prepares; use deal_k=False"
+    if config.stream_k and not config.decode_first:
+        return "stream_k without decode_first: sums go through memory that a launch before prepares; use stream_k=False"
     if config.decode_first and config.split_k > 1:
         return (
             f"decode_first with split_k={config.split_k}: clusters are pairs that share tokens; use split_k=1"

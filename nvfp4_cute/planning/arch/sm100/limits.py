@@ -8,18 +8,18 @@ from dataclasses import dataclass, replace
 
 from nvfp4_cute.formats.scale_layout import SF_VEC_SIZE
 from nvfp4_cute.planning.arch.base import (
-    DECODED_BY_THE_MMA,
     INTERLEAVE,
     StagedOperands,
     clusters_in_gpcs,
+    foreign_option_reason,
     operands_on_sides,
 )
 from nvfp4_cute.planning.config import KernelConfig
 
 ARCHS = ("sm_100a", "sm_103a", "sm_110a")
+OPTIONS = ("use_2cta_instrs", "multicast_n")
 DEFAULT_CONFIG = KernelConfig()
-OUT_M_MAJOR = True
-# What ``select`` chooses from, simple before special where two are equally good.
+# What is chosen from, simple before special where two are equally good.
 CANDIDATES = (
     *(KernelConfig((128, n, 256), num_acc_stage=stages) for n, stages in ((128, 3), (256, 2))),
     *(
@@ -205,6 +205,11 @@ def fetches_ahead(config: KernelConfig, smem: SmemPlan) -> bool:
     return config.cta_tile_shape_mnk[1] >= MMA_CTA_M or is_mma_bound
 
 
+def prefetches_in_turns(config: KernelConfig, num_b: int = 1) -> bool:
+    """Whether clusters take turns in fetching what several of them load."""
+    return fetches_ahead(config, smem_plan(config, num_b))
+
+
 def prefetch_k_tiles(config: KernelConfig, smem: SmemPlan) -> int:
     """K tiles from the one that is loaded to the one that is brought into L2: what the ring lacks of memory's latency."""
     k_tile = max(k_tile_mma_cycles(config, smem), sum(k_tile_copy_cycles(config, smem)))
@@ -240,8 +245,9 @@ def resolve(config: KernelConfig, num_b: int = 1) -> KernelConfig:
 
 def unsupported_reason(config: KernelConfig, num_b: int = 1) -> str | None:
     """Why this family cannot build ``config``, with the nearest legal value; None where it can."""
-    if config.decode_first or config.deal_k:
-        return DECODED_BY_THE_MMA
+    foreign = foreign_option_reason(config, OPTIONS)
+    if foreign is not None:
+        return foreign
     m, n, k = config.cta_tile_shape_mnk
     if m != MMA_CTA_M:
         return f"cta_tile_shape_mnk={config.cta_tile_shape_mnk}: a CTA holds {MMA_CTA_M} rows of the MMA; use M tile 128"

@@ -1,0 +1,25 @@
+"""sm_100a, sm_103a, sm_110a: the members of ``base.Family``.
+
+``limits``: what a config costs in shared and tensor memory, and why one is refused. ``choosing``: how one is chosen.
+"""
+
+from nvfp4_cute.planning.arch.base import no_work_reason, no_workspace_bytes, one_cta_per_sm
+from nvfp4_cute.planning.arch.sm100.choosing import candidates, choose, estimates
+from nvfp4_cute.planning.arch.sm100.limits import (
+    ARCHS,
+    CANDIDATES,
+    DEFAULT_CONFIG,
+    DUAL_CANDIDATES,
+    OPTIONS,
+    interleave_reason,
+    prefetches_in_turns,
+    quantized_reason,
+    resident_clusters,
+    resolve,
+    smem_plan,
+    unsupported_reason,
+)
+
+KERNEL = "sm100.grouped_gemm.GroupedGemmSm100"
+OUT_M_MAJOR, HAS_CHAINS, TO_AND_FRO = True, True, False
+work_reason, workspace_bytes, ctas_per_sm = no_work_reason, no_workspace_bytes, one_cta_per_sm

@@ -1,0 +1,340 @@
+"""How a config is chosen on the sm_100 family: every candidate's time is estimated from its schedule, and the least is taken.
+
+An estimate adds up what cannot overlap: the start, the waves of tiles, each as long as its busiest CTA or pair or as what
+memory delivers to all of them, and the last tile's epilogue. It ranks configs; ``modelled.modelled_time`` predicts times.
+"""
+
+from dataclasses import dataclass, replace
+from functools import lru_cache
+
+from nvfp4_cute.planning.arch.base import INTERLEAVE
+from nvfp4_cute.planning.arch.sm100.limits import (
+    CANDIDATES,
+    DUAL_CANDIDATES,
+    DUAL_TILES_N,
+    EPI_TILE_N,
+    INTERLEAVED_CANDIDATES,
+    MMA_COLUMNS_PER_CYCLE,
+    MMA_CTA_M,
+    RING_CYCLES,
+    SPLIT_TILES_N,
+    SPLITS,
+    TILES_N,
+    SmemPlan,
+    fetches_ahead,
+    k_tile_copy_cycles,
+    mma_columns,
+    resident_clusters,
+    smem_plan,
+)
+from nvfp4_cute.planning.config import KernelConfig
+from nvfp4_cute.planning.schedule import TileSchedule, WorkTile, make_schedule
+from nvfp4_cute.problem import Form, GroupedProblem, gemm_bytes
+
+
+@dataclass(frozen=True)
+class Costs:
+    """What an estimate adds up, in SM cycles and bytes a cycle.
+
+    Source: read off modelled launches of the kernel (``modelled.modelled_time`` on a B200), unless a line says otherwise.
+    """
+
+    start: float = 400  # from the kernel's start to the first TMA
+    pair_start: float = 200  # of a pair: its loads wait for both CTAs, its requests to L2 do not
+    memory_latency: float = 2100  # from the first TMA to its data, with every SM asking
+    hbm_bytes_per_cycle: float = 3700  # what device memory gives to all SMs
+    l2_bytes_per_cycle: float = 14000  # and L2
+    alike: float = 16  # power of the mean that takes the longer of two times, and more where both are long
+    row_slice: float = 190  # the epilogue of 32 columns whose thread has a run of its own
+    lane_slice: float = 180  # and where a run lies across the lanes of a warp
+    activation_slice: float = 500  # what an activation adds: two special functions an element
+    mma: float = 44  # of one MMA, at least
+    exchange: float = (
+        900  # of split-K: from a tile's last MMA to the sums of the other CTAs, beside their bytes
+    )
+    exchange_bytes_per_cycle: float = (
+        16  # what a CTA sends; measured on an H200 (bench/probes/h200_exchange_probe.cu)
+    )
+    # By how much a config that splits K has to be better, and one whose MMAs wait for each other's loads: estimates of
+    # different kinds are less alike than those of one.
+    split_gain: float = 0.11
+    multicast_gain: float = 0.025
+    all_gain: float = (
+        0.005  # what all CTAs gain over a few less that share the work evenly: they ask memory for more
+    )
+
+
+COSTS = Costs()
+MMAS_PER_K_TILE = 4
+# Forms whose groups have sizes that the host knows.
+KNOWN_SIZES = ("list", "batched")
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """What one config would take, in SM cycles.
+
+    Attributes:
+        config: with a number of CTAs.
+        start: until the first data are there.
+        memory: until memory has delivered every operand once, at the rate that the GPU reaches, or L2 what the SMs ask.
+        busiest: loads, MMAs or epilogues of the CTA or pair with the most work of each wave, whichever takes longest.
+        stream: the longer of both in each wave, and more where they take about as long.
+        tail: the last tile's epilogue.
+        waves: tiles of the busiest.
+    """
+
+    config: KernelConfig
+    start: float
+    memory: float
+    busiest: float
+    stream: float
+    tail: float
+    waves: int
+
+    @property
+    def cycles(self) -> float:
+        """All of it."""
+        return self.start + self.stream + self.tail
+
+    def __str__(self) -> str:
+        """One line of ``bench --explain``."""
+        bound = "memory" if self.memory >= self.busiest else "the busiest CTA"
+        return (
+            f"{self.config.to_name():34} {self.cycles:8.0f} cycles: start {self.start:.0f}, memory {self.memory:.0f}, "
+            f"busiest {self.busiest:.0f} in {self.waves} waves, last epilogue {self.tail:.0f}; bound by {bound}"
+        )
+
+
+def candidates(
+    num_b: int = 1, weight_layout: str = "separate", is_quantized: bool = False, form: Form = "list"
+) -> tuple[KernelConfig, ...]:
+    """What is chosen from.
+
+    Args:
+        num_b: operands that have weights: 2 for a dual GEMM whose weights are not interleaved.
+        weight_layout: "separate", or one of ``base.INTERLEAVE``.
+        is_quantized: makes no difference here.
+        form: where only the device knows the groups' sizes, there is a config for each number of rows.
+    """
+    is_interleaved = weight_layout in INTERLEAVE
+    if form in KNOWN_SIZES:
+        return INTERLEAVED_CANDIDATES if is_interleaved else DUAL_CANDIDATES if num_b > 1 else CANDIDATES
+    if is_interleaved or num_b > 1:
+        sizes = ((rows, n) for n in (128, 256) for rows in (*DUAL_TILES_N, 2 * MMA_CTA_M))
+        return tuple(dict.fromkeys(config_for_rows(rows, n, num_b, weight_layout) for rows, n in sizes))
+    split = (
+        replace(config_for_rows(rows, MMA_CTA_M), split_k=split)
+        for rows in SPLIT_TILES_N
+        for split in SPLITS[1:]
+    )
+    return (*(config_for_rows(rows, n) for n in (128, 256) for rows in TILES_N), *split)
+
+
+def choose(problem: GroupedProblem, num_sms: int) -> KernelConfig:
+    """The config for a problem: of groups of these sizes, or where only the device knows the sizes, of a mean size."""
+    if problem.form in KNOWN_SIZES:
+        return estimates(problem, num_sms)[0].config
+    return _config_for_mean(problem, num_sms)
+
+
+def estimates(problem: GroupedProblem, num_sms: int) -> list[Estimate]:
+    """Every candidate, the best first; equal ones in the order of the family's table. None where only the device knows the sizes.
+
+    One that splits K or shares loads comes first only where that gains ``Costs.split_gain`` or ``multicast_gain``.
+    """
+    if problem.form not in KNOWN_SIZES:
+        return []
+    tried = candidates(problem.num_b, problem.weight_layout)
+    if problem.is_chain:
+        tried = tuple(config for config in tried if config.cluster_size == config.num_mma_cta)
+    return sorted((estimate(config, problem, num_sms) for config in tried), key=_ranked)
+
+
+def _ranked(candidate: Estimate) -> float:
+    config = candidate.config
+    return candidate.cycles * (
+        1 + COSTS.split_gain * (config.split_k > 1) + COSTS.multicast_gain * (config.multicast_n > 1)
+    )
+
+
+def estimate(config: KernelConfig, problem: GroupedProblem, num_sms: int) -> Estimate:
+    """The estimate of one config: with as few CTAs as finish at the same time, to which the work is dealt evenly, or with all
+    that run at a time where they lose no more by it than they gain by asking memory for more.
+    """
+    resident = resident_clusters(num_sms, config.cluster_size)
+    schedule = make_schedule(problem.sizes, config.work_tile_mnk, resident, config.split_k)
+    fewest = -(-schedule.num_tiles // max(schedule.waves, 1))
+    all_ctas = _estimate(config, problem, max(schedule.num_cta, 1))
+    if fewest == schedule.num_cta:
+        return all_ctas
+    few_ctas = _estimate(config, problem, fewest)
+    loses = all_ctas.cycles > (1 + COSTS.all_gain) * few_ctas.cycles
+    return few_ctas if loses else replace(few_ctas, config=all_ctas.config)
+
+
+def _estimate(config: KernelConfig, problem: GroupedProblem, num_clusters: int) -> Estimate:
+    split = config.split_k
+    schedule = make_schedule(problem.sizes, config.work_tile_mnk, num_clusters, split)
+    across_lanes = problem.out_m_major != config.swap_ab
+    slice_cycles = COSTS.lane_slice if across_lanes else COSTS.row_slice
+    if problem.activation is not None:
+        slice_cycles += COSTS.activation_slice
+    if problem.weight_layout != "separate":
+        slice_cycles /= 2  # two slices of products make one of results
+    num_b = problem.num_b
+    smem = smem_plan(config, num_b)
+    read = _reads(schedule, num_b)
+    memory, busiest, stream, last_slices = 0.0, 0.0, 0.0, 0
+    for wave in range(schedule.waves):
+        indices = range(wave * num_clusters, min((wave + 1) * num_clusters, schedule.num_tiles))
+        tiles = [schedule.work_tile(index) for index in indices]
+        hbm = sum(read[index] for index in indices) / COSTS.hbm_bytes_per_cycle
+        loaded = sum(tile.k_tile_cnt * _k_tile_bytes(config, schedule, tile, smem) for tile in tiles)
+        delivered = max(hbm, loaded * config.num_m_cta / COSTS.l2_bytes_per_cycle)
+        longest = max(
+            _tile_cycles(config, schedule, tile, slice_cycles, smem, num_b, wave == 0) for tile in tiles
+        )
+        memory, busiest = memory + delivered, busiest + longest
+        # Neither is even: where they take about as long, now one is waited for and now the other.
+        stream += (delivered**COSTS.alike + longest**COSTS.alike) ** (1 / COSTS.alike)
+        last_slices = max(_slices(config, schedule, tile) for tile in tiles)
+    return Estimate(
+        replace(config, num_cta=num_clusters * config.cluster_size),
+        COSTS.start + (COSTS.pair_start if config.use_2cta_instrs else 0) + COSTS.memory_latency,
+        memory,
+        busiest,
+        stream,
+        _epilogue_cycles(config, last_slices, slice_cycles, num_b),
+        schedule.waves,
+    )
+
+
+def _reads(schedule: TileSchedule, num_b: int) -> list[int]:
+    """Bytes that each tile brings from device memory: what no tile before it has read."""
+    tile_m, tile_n, _ = schedule.cta_tile_shape_mnk
+    reads, seen = [], set()
+    for tile in map(schedule.work_tile, range(schedule.num_tiles)):
+        m, n, k = schedule.sizes[tile.group_idx]
+        rows = 0
+        sides = (("a", tile.tile_m_idx, tile_m, m, 1), ("b", tile.tile_n_idx, tile_n, n, num_b))
+        for side, index, extent, total, count in sides:
+            strip = (side, tile.group_idx, index)
+            if strip not in seen:
+                seen.add(strip)
+                rows += count * min(extent, total - index * extent)
+        reads.append(gemm_bytes(0, rows, k, 0))
+    return reads
+
+
+def _n_side(config: KernelConfig, schedule: TileSchedule, tile: WorkTile) -> tuple[int, int, int]:
+    """Of the tile's N side: rows of the group from its first one on, its first one, and as many as it has at most."""
+    m, n, _ = schedule.sizes[tile.group_idx]
+    extent, index = (m, tile.tile_m_idx) if config.swap_ab else (n, tile.tile_n_idx)
+    tile_n = config.cta_tile_shape_mnk[1]
+    return extent - index * tile_n, index * tile_n, tile_n
+
+
+def _slices(config: KernelConfig, schedule: TileSchedule, tile: WorkTile) -> int:
+    """Slices of the tile that the epilogue reads."""
+    rows, _, tile_n = _n_side(config, schedule, tile)
+    return -(-min(rows, tile_n) // EPI_TILE_N)
+
+
+def _k_tile_bytes(config: KernelConfig, schedule: TileSchedule, tile: WorkTile, smem: SmemPlan) -> int:
+    """What one CTA loads for a K tile."""
+    rows_n = mma_columns(*_n_side(config, schedule, tile)) // config.num_mma_cta
+    n_side = smem.num_n * (rows_n * config.cta_tile_shape_mnk[2] // 2 + smem.sfb_stage_bytes)
+    return smem.num_m * (smem.a_stage_bytes + smem.sfa_stage_bytes) + n_side // config.multicast_n
+
+
+def _load_cycles(config: KernelConfig, schedule: TileSchedule, tile: WorkTile, smem: SmemPlan) -> float:
+    """What the copy engine of one CTA needs for a K tile: a box an operand and one of its scales, and the CTA's share of
+    what it has L2 fetch ahead, where tiles share an operand and the ring does not hold them whole.
+    """
+    m, n, _ = schedule.sizes[tile.group_idx]
+    tile_m, tile_n, _ = schedule.cta_tile_shape_mnk
+    sharing_a, sharing_b = -(-n // tile_n), -(-m // tile_m)
+    sharing = (sharing_b, sharing_a) if config.swap_ab else (sharing_a, sharing_b)
+    ahead = max(0.0, 1 - smem.num_ab_stage / tile.k_tile_cnt) if fetches_ahead(config, smem) else 0.0
+    sides = zip(k_tile_copy_cycles(config, smem), sharing, strict=True)
+    return sum(cycles * (1 + ahead / tiles * (tiles > 1)) for cycles, tiles in sides)
+
+
+def _tile_cycles(
+    config: KernelConfig,
+    schedule: TileSchedule,
+    tile: WorkTile,
+    slice_cycles: float,
+    smem: SmemPlan,
+    num_b: int,
+    is_first: bool,
+) -> float:
+    """What the slowest of the three roles needs for a tile: they overlap."""
+    columns = mma_columns(*_n_side(config, schedule, tile))
+    slices = _slices(config, schedule, tile)
+    mma = MMAS_PER_K_TILE * num_b * max(COSTS.mma, columns / MMA_COLUMNS_PER_CYCLE)
+    k_tiles = -(-tile.k_tile_cnt // config.split_k)
+    step = max(_load_cycles(config, schedule, tile, smem), mma)
+    cycles = max(k_tiles * step, _epilogue_cycles(config, slices, slice_cycles, num_b))
+    if schedule.sizes[tile.group_idx][0] > schedule.cta_tile_shape_mnk[0] and fetches_ahead(config, smem):
+        return cycles
+    # Weights that no tile has L2 fetch come no sooner than the ring asks for them.
+    if not is_first:
+        return max(cycles, k_tiles * RING_CYCLES / smem.num_ab_stage)
+    rounds, rest = divmod(k_tiles - 1, smem.num_ab_stage)
+    return max(cycles, rounds * RING_CYCLES + (rest + 1) * step)
+
+
+def _epilogue_cycles(config: KernelConfig, slices: int, slice_cycles: float, num_b: int) -> float:
+    """From a tile's last MMA to its last store; of split-K, a CTA sends all but its part and stores that."""
+    split = config.split_k
+    if split == 1:
+        return slices * slice_cycles
+    sent = num_b * MMA_CTA_M * slices * EPI_TILE_N * 4 * (split - 1) / split
+    return COSTS.exchange + sent / COSTS.exchange_bytes_per_cycle + -(-slices // split) * slice_cycles
+
+
+def _config_for_mean(problem: GroupedProblem, num_sms: int) -> KernelConfig:
+    """For groups whose mean is the size of each here.
+
+    K is split where even the most tiles that the rows can make leave SMs idle.
+    """
+    mean = problem.sizes[0]
+    chosen = config_for_rows(*mean[:2], problem.num_b, problem.weight_layout)
+    if problem.activation is not None:
+        return chosen
+    return _split_where_idle(chosen, num_sms, problem.num_groups, mean)
+
+
+@lru_cache(1024)
+def _split_where_idle(
+    whole: KernelConfig, num_sms: int, num_groups: int, mean: tuple[int, int, int]
+) -> KernelConfig:
+    """``whole``, or what splits K where that leaves most SMs idle however the rows are dealt to the groups, and gains.
+
+    Rows in all bound the tiles: every group's first one takes a row at least, and each further one as many as it has.
+    """
+    m, n, _ = mean
+    tile_n = whole.cta_tile_shape_mnk[1]
+    further = num_groups * max(m - 1, 0) // tile_n
+    most_tiles = (num_groups + further) * -(-n // MMA_CTA_M)
+    splits = [split for split in SPLITS[1:] if most_tiles <= resident_clusters(num_sms, split)]
+    if not splits or tile_n not in SPLIT_TILES_N:
+        return whole
+    problem = GroupedProblem((mean,) * num_groups)
+    tried = [whole, *(replace(whole, use_2cta_instrs=False, split_k=split) for split in splits)]
+    return min(tried, key=lambda config: _ranked(estimate(config, problem, num_sms)))
+
+
+def config_for_rows(mean_rows: int, n: int, num_b: int = 1, weight_layout: str = "separate") -> KernelConfig:
+    """For groups whose sizes only the device knows.
+
+    Tokens are on the N side, in the smallest tile that holds a group of mean size. A pair computes a tile where weights fill it.
+    """
+    if weight_layout in INTERLEAVE:
+        # Weights on the N side: a tile of 256 rows has 128 results.
+        return KernelConfig((128, 256, 256), use_2cta_instrs=mean_rows > MMA_CTA_M)
+    tiles = TILES_N if num_b == 1 else DUAL_TILES_N
+    tile_n = next((tile for tile in tiles if tile >= mean_rows), tiles[-1])
+    return KernelConfig((128, tile_n, 256), use_2cta_instrs=n > 128, swap_ab=True)
