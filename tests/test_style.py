@@ -65,6 +65,10 @@ DEFERRED_THIRD_PARTY = {"cutlass", "cuda", "matplotlib", "yaml"}
 # What surrounds the machine: how programs written for a GPU reach it, and what each of these may import for that.
 EMULATOR_FRONTS = {"launch_shim": {"cutlass"}, "dsl_shim": {"cutlass"}, "cuda_shim": {"cuda"}}
 
+# Host code that says the name of an architecture: families, the machine and its clock, lists of GPUs and of what is asked of
+# them, and answers to the problems of one GPU. All other code asks ``planning.arch.family_of``.
+NAMES_ARCHITECTURES = ("planning.arch", "emulator", "timing", "gpus", "prove", "bench", "problems")
+
 
 def module_name(path: Path) -> str:
     folder, *rest = path.relative_to(ROOT).with_suffix("").parts
@@ -226,6 +230,13 @@ def test_only_env_reads_the_environment(module):
     assert not findings, "\n".join(map(str, findings))
 
 
+@pytest.mark.parametrize("module", HOST)
+def test_host_code_asks_a_family_and_does_not_say_which(module):
+    if not f"{place(module)}.".startswith(tuple(f"{name}." for name in NAMES_ARCHITECTURES)):
+        findings = style_lint.architecture_findings(str(MODULES[module]), SOURCES[MODULES[module]])
+        assert not findings, "\n".join(map(str, findings))
+
+
 @pytest.mark.parametrize("module", KERNELS)
 def test_kernels_do_not_postpone_annotations(module):
     """`cute.struct` reads annotations as types; the future import turns them into strings."""
@@ -358,6 +369,23 @@ os.environ["D"] = os.environ["E"]
 os.environ["F"] = "a setting for a library"
 """
     assert sorted(f.line for f in style_lint.environment_findings("x.py", source)) == [2, 3, 4, 5, 6]
+
+
+def test_architecture_lint_catches():
+    source = """from a.arch import base, sm90
+import a.arch.sm120.limits
+from b import GroupedGemmSm100
+if arch == "sm_90a":
+    y = 1
+if arch in ("sm_120a", "sm_121a"):
+    y = sm100.ARCHS
+x = family.sm_90
+def choose_sm100(arch="sm_100a"):
+    return "sm_100a, for example"
+for transform32 in prism90:
+    pass
+"""
+    assert {f.line for f in style_lint.architecture_findings("x.py", source)} == {1, 2, 3, 4, 6, 7, 8, 9}
 
 
 def test_import_lint_resolves_names():

@@ -11,11 +11,11 @@ import cutlass.cute as cute
 from cutlass import Int32, Int64
 from cutlass.cute.nvgpu import cpasync
 
+from nvfp4_cute.formats.block_format import TMA_ALIGN_BYTES
 from nvfp4_cute.formats.scale_layout import SF_VEC_SIZE
 
 from .launch_args import OperandView
 from .tma_descriptor import prefetch_descriptor, select_descriptor, select_descriptor_address
-from .tma_operand import global_ptr
 
 AB_DTYPE = cutlass.Float4E2M1FN
 # A scale block covers 128 rows x 4 scales. Blocks travel as 16-bit words: 256 of them are the longest box edge.
@@ -91,6 +91,11 @@ def _operand_atom(view: OperandView, boxes: Boxes, box_rows: int):
     return rows_atom(
         view, AB_DTYPE if per_element == 1 else cutlass.Uint8, per_element, boxes.k // per_element, box_rows
     )
+
+
+def global_ptr(dtype: type, address: Int64) -> cute.Pointer:
+    """Pointer to what a tensor map describes."""
+    return cute.make_ptr(dtype, address, cute.AddressSpace.gmem, assumed_align=TMA_ALIGN_BYTES)
 
 
 def rows_atom(view: OperandView, dtype: type, per_element: int, box_k: int, box_rows: int):

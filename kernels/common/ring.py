@@ -1,7 +1,7 @@
 """A ring of shared-memory stages with a full and an empty mbarrier each, and the place of one role in it.
 
-``Ring`` holds only addresses; a role's place is two local Int32 that it rebinds: ``stage, phase = ring.next(stage,
-phase)``. A producer starts at phase 1 (its first wait for an empty stage passes at once), a consumer at phase 0.
+``Ring`` holds only addresses; a role's place is two local Int32 that it rebinds: ``stage, phase = next_stage(ring,
+stage, phase)``. A producer starts at phase 1 (its first wait for an empty stage passes at once), a consumer at phase 0.
 """
 
 from dataclasses import dataclass

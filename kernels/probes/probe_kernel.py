@@ -19,12 +19,12 @@ class ProbeKernel:
         self.body, self.name = body, name
 
     @cute.jit
-    def __call__(self, table: cute.Pointer, queue):
+    def __call__(self, table: cute.Pointer, stream):
         """Launch CTAs along x.
 
         Args:
             table: Int64 in host memory: ``launch_table.Probe``.
-            queue: CUstream.
+            stream: CUstream.
         """
         t = cute.make_tensor(table, cute.make_layout(len(Probe)))
         body = self.body
@@ -35,7 +35,7 @@ class ProbeKernel:
             cluster=(body.cluster, 1, 1) if body.cluster > 1 else None,
             use_pdl=body.use_pdl,
             cooperative=body.is_cooperative,
-            stream=queue,
+            stream=stream,
         )
 
     @cute.kernel

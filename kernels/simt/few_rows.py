@@ -121,12 +121,12 @@ class FewRowsKernel:
         self.name = name
 
     @cute.jit
-    def __call__(self, table: cute.Pointer, queue):
+    def __call__(self, table: cute.Pointer, stream):
         """Launch: weight rows along x of the grid, rows of A along y, batches along z.
 
         Args:
             table: Int64 in host memory: ``launch_table.FewRows``.
-            queue: CUstream.
+            stream: CUstream.
         """
         t = cute.make_tensor(table, cute.make_layout(len(FewRows)))
         operands = Operands(
@@ -160,7 +160,7 @@ class FewRowsKernel:
             grid=(num_units(operands.n), cute.ceil_div(operands.m, FEW_ROWS), Int32(t[FewRows.L])),
             block=(NUM_THREADS, 1, 1),
             preferred_smem_carveout=SMEM_CARVEOUT_PERCENT,
-            stream=queue,
+            stream=stream,
         )
 
     @cute.kernel

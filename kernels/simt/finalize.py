@@ -63,12 +63,12 @@ class FinalizeKernel:
         self.name = name
 
     @cute.jit
-    def __call__(self, table: cute.Pointer, queue):
+    def __call__(self, table: cute.Pointer, stream):
         """Launch: a warp for 256 columns of a token.
 
         Args:
             table: Int64 in host memory: ``launch_table.Finalize``.
-            queue: CUstream.
+            stream: CUstream.
         """
         t = cute.make_tensor(table, cute.make_layout(len(Finalize)))
         operands = FinalizeOperands(
@@ -93,7 +93,7 @@ class FinalizeKernel:
         self.kernel(operands).launch(
             grid=(cute.ceil_div(operands.tokens * chunks, ROW_WARPS), 1, 1),
             block=(ROW_WARPS * WARP_SIZE, 1, 1),
-            stream=queue,
+            stream=stream,
         )
 
     @cute.kernel

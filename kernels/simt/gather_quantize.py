@@ -59,12 +59,12 @@ class GatherQuantizeKernel:
         self.name = name
 
     @cute.jit
-    def __call__(self, table: cute.Pointer, queue):
+    def __call__(self, table: cute.Pointer, stream):
         """Launch: a warp for 32 blocks of a token.
 
         Args:
             table: Int64 in host memory: ``launch_table.GatherQuantize``.
-            queue: CUstream.
+            stream: CUstream.
         """
         t = cute.make_tensor(table, cute.make_layout(len(GatherQuantize)))
         k_blocks = Int32(t[GatherQuantize.K]) // 16
@@ -92,7 +92,7 @@ class GatherQuantizeKernel:
         self.kernel(operands, ids, results).launch(
             grid=(cute.ceil_div(operands.tokens * chunks, ROW_WARPS), 1, 1),
             block=(ROW_WARPS * WARP_SIZE, 1, 1),
-            stream=queue,
+            stream=stream,
         )
 
     @cute.kernel

@@ -134,12 +134,12 @@ class GemvKernel:
         self.name = name
 
     @cute.jit
-    def __call__(self, table: cute.Pointer, queue):
+    def __call__(self, table: cute.Pointer, stream):
         """Launch: ``UNITS_PER_CTA`` work units a CTA at a time, batches along y.
 
         Args:
             table: Int64 in host memory: ``launch_table.Gemv``.
-            queue: CUstream.
+            stream: CUstream.
         """
         t = cute.make_tensor(table, cute.make_layout(len(Gemv)))
         # Unsigned, as all indices are: what is divided by powers of two is shifted then.
@@ -178,7 +178,7 @@ class GemvKernel:
             block=(GEMV_WARPS * WARP_SIZE, 1, 1),
             min_blocks_per_mp=self.spread.ctas_per_sm,
             preferred_smem_carveout=SMEM_CARVEOUT_PERCENT,
-            stream=queue,
+            stream=stream,
         )
 
     @cute.kernel

@@ -71,12 +71,12 @@ class PermuteKernel:
         self.name = name
 
     @cute.jit
-    def __call__(self, table: cute.Pointer, queue):
+    def __call__(self, table: cute.Pointer, stream):
         """Launch one CTA, or one for ``PERMUTE_SLOTS_PER_CTA`` slots.
 
         Args:
             table: Int64 in host memory: ``launch_table.Permute``.
-            queue: CUstream.
+            stream: CUstream.
         """
         t = cute.make_tensor(table, cute.make_layout(len(Permute)))
         operands = PermuteOperands(
@@ -93,7 +93,7 @@ class PermuteKernel:
             ctas=Int32(t[Permute.CTAS]),
         )
         self.kernel.set_name_prefix(self.name)
-        self.kernel(operands).launch(grid=(operands.ctas, 1, 1), block=(PERMUTE_THREADS, 1, 1), stream=queue)
+        self.kernel(operands).launch(grid=(operands.ctas, 1, 1), block=(PERMUTE_THREADS, 1, 1), stream=stream)
 
     @cute.kernel
     def kernel(self, operands: PermuteOperands):

@@ -97,12 +97,12 @@ class QuantizeKernel:
         self.name = name
 
     @cute.jit
-    def __call__(self, table: cute.Pointer, queue):
+    def __call__(self, table: cute.Pointer, stream):
         """Launch: columns of atoms along x, rows of atoms along y, batches along z.
 
         Args:
             table: Int64 in host memory: ``launch_table.Quantize``.
-            queue: CUstream.
+            stream: CUstream.
         """
         t = cute.make_tensor(table, cute.make_layout(len(Quantize)))
         k, atom_rows = Int32(t[Quantize.K]), Int32(t[Quantize.ATOM_ROWS])
@@ -131,7 +131,7 @@ class QuantizeKernel:
                 Int32(t[Quantize.BATCHES]),
             ),
             block=(QUANTIZE_WARPS * WARP_SIZE, 1, 1),
-            stream=queue,
+            stream=stream,
         )
 
     @cute.kernel

@@ -79,12 +79,12 @@ class RouteKernel:
         self.name = name
 
     @cute.jit
-    def __call__(self, table: cute.Pointer, queue):
+    def __call__(self, table: cute.Pointer, stream):
         """Launch: a warp a token.
 
         Args:
             table: Int64 in host memory: ``launch_table.Route``.
-            queue: CUstream.
+            stream: CUstream.
         """
         t = cute.make_tensor(table, cute.make_layout(len(Route)))
         operands = RouteOperands(
@@ -105,7 +105,7 @@ class RouteKernel:
         self.kernel(operands).launch(
             grid=(cute.ceil_div(operands.tokens, ROUTE_WARPS), 1, 1),
             block=(ROUTE_WARPS * WARP_SIZE, 1, 1),
-            stream=queue,
+            stream=stream,
         )
 
     @cute.kernel

@@ -135,12 +135,12 @@ class W4A16Kernel:
         self.name = name
 
     @cute.jit
-    def __call__(self, table: cute.Pointer, queue):
+    def __call__(self, table: cute.Pointer, stream):
         """Launch: weight rows along x of the grid, rows of x along y, batches along z.
 
         Args:
             table: Int64 in host memory: ``launch_table.W4A16``.
-            queue: CUstream.
+            stream: CUstream.
         """
         t = cute.make_tensor(table, cute.make_layout(len(W4A16)))
         m, n, k = (Int32(t[column]) for column in (W4A16.M, W4A16.N, W4A16.K))
@@ -168,7 +168,7 @@ class W4A16Kernel:
             block=(W4A16_WARPS * WARP_SIZE, 1, 1),
             min_blocks_per_mp=self.blocks_per_sm,
             preferred_smem_carveout=SMEM_CARVEOUT_PERCENT,
-            stream=queue,
+            stream=stream,
         )
 
     @cute.kernel

@@ -114,12 +114,12 @@ class GroupedGemmSm100:
         self.tmem = tmem_map(config, self.num_b)
 
     @cute.jit
-    def __call__(self, table: cute.Pointer, queue):
+    def __call__(self, table: cute.Pointer, stream):
         """Encode the tensor maps and launch.
 
         Args:
             table: Int64 in host memory, a header row and one row a slot: ``launch_table``.
-            queue: CUstream.
+            stream: CUstream.
         """
         # (COLUMN, ROW)
         values = cute.make_tensor(table, cute.make_layout((NUM_COLUMNS, 1 + self.num_groups)))
@@ -144,7 +144,7 @@ class GroupedGemmSm100:
             cluster=(cluster_size, 1, 1) if cluster_size > 1 else None,
             block=(self.schedule.threads_per_cta, 1, 1),
             min_blocks_per_mp=1,
-            stream=queue,
+            stream=stream,
             **self._start(),
         )
 

@@ -102,12 +102,12 @@ class GroupedGemmSm120:
         )
 
     @cute.jit
-    def __call__(self, table: cute.Pointer, queue):
+    def __call__(self, table: cute.Pointer, stream):
         """Encode the tensor maps and launch.
 
         Args:
             table: Int64 in host memory, a header row and one row a slot: ``launch_table``.
-            queue: CUstream.
+            stream: CUstream.
         """
         # (COLUMN, ROW)
         values = cute.make_tensor(table, cute.make_layout((NUM_COLUMNS, 1 + self.num_groups)))
@@ -131,7 +131,7 @@ class GroupedGemmSm120:
             cluster=(self.config.split_k, 1, 1) if self.config.split_k > 1 else None,
             block=(WARP_SIZE * (self.warp_tile.num_warps + WARPGROUP_WARPS), 1, 1),
             min_blocks_per_mp=1,
-            stream=queue,
+            stream=stream,
             use_pdl=True,
         )
 

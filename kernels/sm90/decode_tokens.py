@@ -187,14 +187,14 @@ class DecodeTokens:
         self.name = name
 
     @cute.jit
-    def __call__(self, groups: object, views: list, decoded: list, flags: Flags, queue):
+    def __call__(self, groups: object, views: list, decoded: list, flags: Flags, stream):
         """Launch: strips along x, K tiles along y.
 
         Args:
             groups: of the GEMM: ``GroupTable`` or ``DeviceGroups``.
             views, decoded: of the tokens, packed and decoded, an entry a slot.
             flags: what is set to 0 besides, for the GEMM.
-            queue: CUstream.
+            stream: CUstream.
         """
         num_strips, rows = self.rows(groups, views, [view.data for view in decoded])
         k_tiles = ceil_div(views[0].k, TILE_K)
@@ -207,7 +207,7 @@ class DecodeTokens:
         self.kernel(rows, flags, tiles).launch(
             grid=(num_strips, cute.ceil_div(k_tiles, NUM_WARPS * tiles), 1),
             block=(NUM_WARPS * WARP_SIZE, 1, 1),
-            stream=queue,
+            stream=stream,
         )
 
     def rows(self, groups: GroupTable | DeviceGroups, views: list, decoded: list) -> tuple:

@@ -120,12 +120,12 @@ class GroupedGemmSm90:
         self.smem = smem_plan(config, self.kind.num_b)
 
     @cute.jit
-    def __call__(self, table: cute.Pointer, queue):
+    def __call__(self, table: cute.Pointer, stream):
         """Encode the tensor maps and launch.
 
         Args:
             table: Int64 in host memory, a header row and one row a slot: ``launch_table``.
-            queue: CUstream.
+            stream: CUstream.
         """
         # (COLUMN, ROW)
         values = cute.make_tensor(table, cute.make_layout((NUM_COLUMNS, 1 + self.num_groups)))
@@ -139,7 +139,7 @@ class GroupedGemmSm90:
             handover = Handover(flags=workspace, sums=workspace + flag_bytes)
             decoded = decoded_views(views_n[0], workspace + flag_bytes + sum_bytes)
             flags = Flags(workspace, Int32(flag_bytes // FLAG_BYTES))
-            DecodeTokens(self.form, f"decode_tokens_{self.name}")(groups, views_n[0], decoded, flags, queue)
+            DecodeTokens(self.form, f"decode_tokens_{self.name}")(groups, views_n[0], decoded, flags, stream)
             if cutlass.const_expr(self.config.stream_k):
                 groups = groups_by_work(groups, self.config)
             descriptors = replace(
@@ -167,7 +167,7 @@ class GroupedGemmSm90:
             block=(self.schedule.threads_per_cta, 1, 1),
             min_blocks_per_mp=ctas_per_sm(self.config),
             preferred_smem_carveout=SMEM_CARVEOUT_PERCENT,
-            stream=queue,
+            stream=stream,
             use_pdl=self.config.decode_first,
         )
 

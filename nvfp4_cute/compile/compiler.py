@@ -25,7 +25,7 @@ class CompiledKernel:
 
     Attributes:
         key: what was compiled: a KernelKey, or the key of a task.
-        function: host function of CuTe DSL; takes a launch table and a queue.
+        function: host function of CuTe DSL; takes a launch table and a stream.
         ptx: PTX text. cubin: machine code.
         object_code: object file of the host code, with the cubin inside, which ``function`` was loaded from.
     """
@@ -134,16 +134,16 @@ class Launcher:
         """``function``: of a CompiledKernel.  ``table``: int64, contiguous; read anew by every call."""
         self._table = table
         self._executor = function.to(None)
-        # Native code takes the address of every argument: of the table's address, and of the queue's handle.
+        # Native code takes the address of every argument: of the table's address, and of the stream's handle.
         self._values = np.array([table.ctypes.data, 0], np.int64)
         self._arguments = [self._values.ctypes.data, self._values[1:].ctypes.data]
         # With the address of the result, what the executor, which is this launcher's alone, packs anew for every call.
         self._packed = self._executor._get_invoke_packed_args(self._arguments)
         self._native, self._result = self._executor.capi_func, self._executor.cuda_result
 
-    def __call__(self, queue: int) -> None:
-        """Launch on a queue (``torch.cuda.Stream.cuda_stream``) of the current device."""
-        self._values[1] = queue
+    def __call__(self, stream: int) -> None:
+        """Launch on a stream (``torch.cuda.Stream.cuda_stream``) of the current device."""
+        self._values[1] = stream
         self._native(self._packed)
         if self._result.value:  # once more, by the way that says what is wrong
             self._executor.run_compiled_program(self._arguments)

@@ -1,8 +1,8 @@
 """Device memory in which one launch of a call leaves what the next one reads, decoded tokens, and CTAs what others add up.
 
-Calls that follow each other on a queue share it, since the first launch of one waits for the last of the one before. Each
+Calls that follow each other on a stream share it, since the first launch of one waits for the last of the one before. Each
 thread has its own: launches of two threads may alternate. It grows, by doubling, and is kept, so that repeated calls
-allocate nothing; what it has outgrown goes back to torch, which hands it out again on that queue alone, behind the launches
+allocate nothing; what it has outgrown goes back to torch, which hands it out again on that stream alone, behind the launches
 that use it. In a graph that is being captured it is the graph's own, from the pool of that.
 """
 
@@ -26,7 +26,7 @@ class Workspace(NamedTuple):
     nbytes: int
 
 
-# By device, queue and thread.
+# By device, stream and thread.
 _in_use: dict[tuple[int | None, int, int], Workspace] = {}
 
 
@@ -40,17 +40,17 @@ def needed_bytes(kernel: CompiledKernel, table: np.ndarray) -> int:
     return family_of(key.arch).workspace_bytes(key.config, rows, groups[:, Group.K], num_cta)
 
 
-def take(index: int | None, queue: int, nbytes: int) -> Workspace:
-    """Memory for the next launches on a queue.
+def take(index: int | None, stream: int, nbytes: int) -> Workspace:
+    """Memory for the next launches on a stream.
 
     Args:
-        index: of the CUDA device, which is the current one, as the queue is its current queue; None for the CPU.
-        queue: its handle.
+        index: of the CUDA device, which is the current one, as the stream is its current stream; None for the CPU.
+        stream: its handle.
         nbytes: the least number of bytes.
     """
     if index is not None and torch.cuda.is_current_stream_capturing():
         return _allocate(index, nbytes)
-    key = (index, queue, get_ident())
+    key = (index, stream, get_ident())
     found = _in_use.get(key)
     if found is None or found.nbytes < nbytes:
         if found is not None:
@@ -65,7 +65,7 @@ def _allocate(index: int | None, nbytes: int) -> Workspace:
     return Workspace(memory, memory.data_ptr(), nbytes)
 
 
-def attach(kernel: CompiledKernel, table: np.ndarray, device: torch.device, queue: int) -> Workspace | None:
+def attach(kernel: CompiledKernel, table: np.ndarray, device: torch.device, stream: int) -> Workspace | None:
     """Write into the launch table where the kernel finds such memory, if it needs any. Arguments as of :func:`take`.
 
     Returns:
@@ -74,6 +74,6 @@ def attach(kernel: CompiledKernel, table: np.ndarray, device: torch.device, queu
     nbytes = needed_bytes(kernel, table)
     if not nbytes:
         return None
-    found = take(device.index, queue, nbytes)
+    found = take(device.index, stream, nbytes)
     table.reshape(-1)[Header.WORKSPACE] = found.address
     return found

@@ -167,7 +167,7 @@ def test_picture(capsys, tmp_path, target):
     assert path.read_bytes().startswith(b"\x89PNG") and path.stat().st_size > 20_000
 
 
-# ---- text, and names kept twice --------------------------------------------------------------------------------
+# ---- text ------------------------------------------------------------------------------------------------------
 
 
 def test_text_table_aligns_numbers_to_the_right():

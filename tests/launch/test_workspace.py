@@ -21,7 +21,7 @@ def test_it_grows_by_doubling_and_stays():
 
 
 def test_queues_and_threads_have_their_own():
-    mine = [workspace.take(None, queue, 100) for queue in (1, 2)]
+    mine = [workspace.take(None, stream, 100) for stream in (1, 2)]
     with ThreadPoolExecutor(1) as pool:
         other = pool.submit(workspace.take, None, 1, 100).result()
     assert len({buffer.address for buffer in (*mine, other)}) == 3

@@ -142,12 +142,16 @@ def test_refusals(call, message):
         call()
 
 
-@given(WORKS)
-def test_parts_add_up(work):
-    assert work.bytes == sum(o.bytes for o in work.operands) and work.flops == sum(
-        p.flops for p in work.products
+@given(SIZES, FORMATS, FORMATS, FORMATS, st.sampled_from((1, 2)))
+def test_groups_add_up(sizes, a, b, out, num_b):
+    options = {"a": a, "b": b, "out": out, "num_b": num_b}
+    work, alone = light.grouped_gemm(sizes, **options), [light.grouped_gemm([x], **options) for x in sizes]
+    for number, operand in enumerate(work.operands):
+        assert operand.bytes == sum(group.operands[number].bytes for group in alone) >= 0
+    assert work.bytes == sum(group.bytes for group in alone)
+    assert (
+        work.flops == sum(group.flops for group in alone) == sum(2 * num_b * m * n * k for m, n, k in sizes)
     )
-    assert min(o.bytes for o in work.operands) >= 0
 
 
 @given(SIZES, st.tuples(st.integers(1, 64), st.integers(1, 64), st.integers(1, 8)))

@@ -7,7 +7,7 @@ from itertools import pairwise
 import pytest
 import torch
 
-from nvfp4_cute.planning.arch import sm90, sm120
+from nvfp4_cute.planning.arch import ARCHS, FAMILIES, family_of, sm90
 from nvfp4_cute.planning.arch.sm100 import limits as sm100
 from nvfp4_cute.planning.arch.sm100.choosing import config_for_rows, estimates
 from nvfp4_cute.planning.choose import candidates, choose_config, config_for_mean, explain
@@ -118,9 +118,11 @@ def test_a_problem_without_tiles_has_a_config():
     assert choose_config(problem([(0, 64, 256)]), "sm_100a", NUM_SMS).num_cta >= 1
 
 
-def test_other_families_choose_for_themselves():
-    for sizes in ([(64, 64, 256)], [(300, 512, 1024)]):
-        assert choose_config(problem(sizes), "sm_120a", 170) == sm120.choose(problem(sizes), 170)
+@pytest.mark.parametrize("sizes", [[(64, 64, 256)], [(300, 512, 1024)]], ids=str)
+def test_every_family_chooses_for_itself(sizes):
+    chosen = {arch: choose_config(problem(sizes), arch, 170) for arch in ARCHS}
+    assert all(family_of(arch).unsupported_reason(config) is None for arch, config in chosen.items())
+    assert len(set(chosen.values())) == len(FAMILIES)
 
 
 @pytest.mark.parametrize(

@@ -15,6 +15,7 @@ Functions are matched by name (the same file first), so a helper reached through
 """
 
 import ast
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -31,6 +32,8 @@ ADVANCERS = frozenset(
         "mark_invalid",
     }
 )
+# A family or an architecture, by itself or within a longer name.
+ARCHITECTURE = re.compile(r"(?<![a-zA-Z])[sS][mM]_?\d{2}|[a-z]Sm\d{2}")
 ENVIRONMENT_NAMES = ("environ", "environb", "getenv", "getenvb", "putenv", "unsetenv")
 
 FunctionNode = ast.FunctionDef | ast.AsyncFunctionDef
@@ -114,6 +117,27 @@ def environment_findings(path: str, source: str) -> list[Finding]:
 
 
 # ---- pipeline state ----------------------------------------------------------------------------------------------
+
+
+def architecture_findings(path: str, source: str) -> list[Finding]:
+    """Identifiers and imports that name a family of architectures, and comparisons with the name of an architecture."""
+    found = []
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import | ast.ImportFrom):
+            names = [getattr(node, "module", None) or "", *(alias.name for alias in node.names)]
+        elif isinstance(node, ast.Compare):
+            parts = [part for side in (node.left, *node.comparators) for part in ast.walk(side)]
+            names = [
+                part.value for part in parts if isinstance(part, ast.Constant) and isinstance(part.value, str)
+            ]
+        else:
+            names = [getattr(node, field, "") for field in ("id", "attr", "arg", "name")]
+        found += [
+            Finding(path, getattr(node, "lineno", 0), "architecture", name)
+            for name in names
+            if isinstance(name, str) and ARCHITECTURE.search(name)
+        ]
+    return found
 
 
 def pipeline_state_findings(sources: dict[str, str]) -> list[Finding]:

@@ -10,7 +10,6 @@ WARP_SIZE = 32
 # ---- gemv: what one lane loads of a row at once is 16 bytes: 32 values of K in two blocks ----
 GEMV_PIECE_K = 32
 GEMV_LANES_K = WARP_SIZE
-GEMV_STEP_K = GEMV_PIECE_K * GEMV_LANES_K
 GEMV_WARPS = 4
 # Warps of a CTA that share its rows along K: a constant, so that M and L never change a bit of a result.
 GEMV_WARPS_K = 2

@@ -89,8 +89,6 @@ MEASURED_CLUSTERS = {170: {2: 85, 4: 41, 8: 19}}
 FP32_BYTES = 4
 # A scale block covers 128 rows x 4 scales: a tile loads whole ones, whatever part of their rows it uses.
 SF_ATOM_ROWS = 128
-# Columns that every lane quad's scale word spans in one load: 8 columns each in groups of 32.
-SF_ROW_GROUP = 32
 
 
 @dataclass(frozen=True)
