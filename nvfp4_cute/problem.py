@@ -6,9 +6,10 @@ from typing import Any, Literal, get_args
 
 import torch
 
-from nvfp4_cute.formats.scale_layout import ATOM_SHAPE, SF_VEC_SIZE, atom_counts
+from nvfp4_cute.formats import block_format
+from nvfp4_cute.formats.block_format import TMA_ALIGN_BYTES as TMA_ALIGN_BYTES
+from nvfp4_cute.formats.block_format import BlockFormat
 
-TMA_ALIGN_BYTES = 16  # base address and row pitch of a tensor map (PTX ISA, cp.async.bulk.tensor)
 INT32_MAX = 2**31 - 1
 OUT_DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 NVFP4: Literal["nvfp4"] = "nvfp4"
@@ -23,14 +24,23 @@ DualWeights = Literal["separate", "concatenated", "interleaved_64_up_first", "in
 PERIODS = {"interleaved_64_up_first": 128, "interleaved_32_gate_first": 64}
 
 
-def gemm_bytes(m: int, n: int, k: int, out_itemsize: int, *, num_b: int = 1) -> int:
-    """Bytes of one NVFP4 GEMM in memory: A, ``num_b`` B operands and their scales once, C (M, N) once."""
-    return (m + num_b * n) * (k // 2 + k // SF_VEC_SIZE) + m * n * out_itemsize
+def gemm_bytes(
+    m: int,
+    n: int,
+    k: int,
+    out_itemsize: int,
+    *,
+    num_b: int = 1,
+    a_format: BlockFormat = block_format.NVFP4,
+    b_format: BlockFormat = block_format.NVFP4,
+) -> int:
+    """Bytes of one GEMM in memory: A, ``num_b`` B operands and their scales once, C (M, N) once."""
+    return a_format.nbytes(m, k) + num_b * b_format.nbytes(n, k) + m * n * out_itemsize
 
 
 def out_bytes(m: int, n: int, dtype: OutDtype) -> int:
     """Bytes of C (M, N): of NVFP4, two values a byte and a scale for 16."""
-    return m * n // 2 + m * n // SF_VEC_SIZE if dtype == NVFP4 else m * n * dtype.itemsize
+    return block_format.NVFP4.nbytes(m, n) if dtype == NVFP4 else m * n * dtype.itemsize
 
 
 def dtype_name(dtype: OutDtype) -> str:
@@ -53,6 +63,7 @@ class GroupedProblem:
         weight_layout: of a dual GEMM. Where interleaved, n counts the rows of both, and C has n / 2 columns.
         limit: of a dual GEMM: A @ B1^T is cut to at most that, A @ B2^T to that on both sides; None leaves them.
         is_chain: whether every group's A is the result of the group before: layers, all of one size.
+        a_format, b_format: what the bytes of A, and of every ``b``, stand for.
     """
 
     sizes: tuple[tuple[int, int, int], ...]
@@ -64,6 +75,8 @@ class GroupedProblem:
     weight_layout: WeightLayout = "separate"
     limit: float | None = None
     is_chain: bool = False
+    a_format: BlockFormat = block_format.NVFP4
+    b_format: BlockFormat = block_format.NVFP4
 
     @property
     def num_b(self) -> int:
@@ -87,7 +100,8 @@ class GroupedProblem:
     @property
     def bytes(self) -> int:
         """Least traffic in bytes: A, B and both scales read once, C written once; no padding is counted."""
-        read = sum(gemm_bytes(m, n, k, 0, num_b=self.num_b) for m, n, k in self.sizes)
+        formats = {"a_format": self.a_format, "b_format": self.b_format}
+        read = sum(gemm_bytes(m, n, k, 0, num_b=self.num_b, **formats) for m, n, k in self.sizes)
         return read + sum(out_bytes(m, self.out_columns(n), self.out_dtype) for m, n, _ in self.sizes)
 
     def __str__(self) -> str:
@@ -95,8 +109,10 @@ class GroupedProblem:
         shapes = " ".join(f"{m}x{n}x{k}" for m, n, k in self.sizes)
         alpha = ", alpha" if self.has_alpha else ""
         dual = "" if self.activation is None else f"dual ({self.activation}), "
+        pair = self.a_format, self.b_format
+        formats = "" if pair == (block_format.NVFP4, block_format.NVFP4) else f" of {pair[0]} x {pair[1]}"
         return (
-            f"{dual}{self.form} of {self.num_groups} groups (MxNxK {shapes}) -> {dtype_name(self.out_dtype)}{alpha}"
+            f"{dual}{self.form} of {self.num_groups} groups (MxNxK {shapes}){formats} -> {dtype_name(self.out_dtype)}{alpha}"
             f": {self.flops / 1e9:.3g} GFLOP, {self.bytes / 1e6:.3g} MB"
         )
 
@@ -224,12 +240,12 @@ def concatenated_rows(label: str, rows: int) -> int:
 def new_quantized_data(shape: Sequence[int], device: torch.device) -> torch.Tensor:
     """Uninitialised uint8 data of NVFP4 results ``[..., N]``, rows a multiple of 16 bytes apart as operands have them."""
     *rows, n = shape
-    pitch = -(-n // (2 * TMA_ALIGN_BYTES)) * TMA_ALIGN_BYTES
-    return torch.empty((*rows, pitch), dtype=torch.uint8, device=device)[..., : n // 2]
+    data = torch.empty((*rows, block_format.NVFP4.pitch_bytes(n)), dtype=torch.uint8, device=device)
+    return data[..., : block_format.NVFP4.row_bytes(n)]
 
 
 def new_quantized_scale(lead: Sequence[int], n: int, device: torch.device) -> torch.Tensor:
     """Uninitialised uint8 scales of NVFP4 results ``[..., M, N]``, ``lead`` without N: [..., rm, rn, 32, 4, 4]."""
     *batches, rows = lead
-    atoms = atom_counts(rows, n // SF_VEC_SIZE)
-    return torch.empty((*batches, *atoms, *ATOM_SHAPE), dtype=torch.uint8, device=device)
+    shape = (*batches, *block_format.NVFP4.scale_shape(rows, n))
+    return torch.empty(shape, dtype=torch.uint8, device=device)

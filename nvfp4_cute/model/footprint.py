@@ -6,9 +6,8 @@ padding is counted, and a float32 global scale a matrix. Fp8 has one float32 sca
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from math import prod
 
-from nvfp4_cute.formats.scale_layout import num_k_blocks, padded_shape
+from nvfp4_cute.formats.block_format import NVFP4
 from nvfp4_cute.gpus.targets import Target
 from nvfp4_cute.model.speed_of_light import tensor_bytes
 
@@ -48,7 +47,8 @@ def matrix_bytes(storage: str, n: int, k: int) -> int:
         raise ValueError(f"format {storage!r} is unknown; use one of {', '.join(FORMATS)}")
     values, scales = tensor_bytes(storage, n, k)
     if storage == "nvfp4":
-        scales = prod(padded_shape(n, num_k_blocks(k)))
+        NVFP4.num_k_blocks(k)
+        scales = NVFP4.scale_bytes(n, k)
     return values + scales + GLOBAL_SCALE_BYTES[storage]
 
 

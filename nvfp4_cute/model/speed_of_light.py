@@ -14,7 +14,7 @@ Both count every operand once, without padding and from memory: operands that ar
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from nvfp4_cute.formats.scale_layout import SF_VEC_SIZE
+from nvfp4_cute.formats.block_format import MXFP8_E4M3, NVFP4, BlockFormat
 from nvfp4_cute.gpus.targets import Target
 
 # B200: 0.96 of 8 TB/s; 94.9 % of 148 SMs x 32768 FLOP a clock x 1.5 GHz (dense NVFP4 at the published clock).
@@ -31,9 +31,13 @@ class Storage:
     scale_bits: int = 0
 
 
+def _stored(format: BlockFormat) -> Storage:
+    return Storage(format.element.bits, format.block_k, format.scale.bits)
+
+
 STORAGE = {
-    "nvfp4": Storage(4, SF_VEC_SIZE, 8),
-    "mxfp8": Storage(8, 32, 8),
+    "nvfp4": _stored(NVFP4),
+    "mxfp8": _stored(MXFP8_E4M3),
     "fp8": Storage(8),
     "fp16": Storage(16),
     "bf16": Storage(16),
