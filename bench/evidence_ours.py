@@ -12,6 +12,7 @@ import torch
 
 import nvfp4_cute
 from nvfp4_cute.emulator.record.forms import Form, recorded
+from nvfp4_cute.formats.block_format import NVFP4 as NVFP4_FORMAT
 from nvfp4_cute.formats.scale_layout import to_blocked
 from nvfp4_cute.planning.arch import family_of, simt
 from nvfp4_cute.planning.arch.base import INTERLEAVE
@@ -152,8 +153,10 @@ def columns_of(arch: str) -> int:
 
 def _operand(rows: int, generator: torch.Generator) -> tuple[torch.Tensor, torch.Tensor]:
     """Random packed values, [rows, K/2], and blocked scales."""
-    data = torch.randint(0, 256, (rows, K // 2), dtype=torch.uint8, generator=generator)
-    codes = torch.tensor([0.5, 1.0, 2.0])[torch.randint(0, 3, (rows, K // 16), generator=generator)]
+    data = torch.randint(0, 256, (rows, NVFP4_FORMAT.row_bytes(K)), dtype=torch.uint8, generator=generator)
+    codes = torch.tensor([0.5, 1.0, 2.0])[
+        torch.randint(0, 3, (rows, NVFP4_FORMAT.num_k_blocks(K)), generator=generator)
+    ]
     return data, to_blocked(codes.to(torch.float8_e4m3fn))
 
 

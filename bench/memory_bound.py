@@ -16,8 +16,9 @@ import torch
 from tqdm import tqdm
 
 from nvfp4_cute import gemm, gemv, quantize
+from nvfp4_cute.formats.block_format import NVFP4
 from nvfp4_cute.formats.codecs import encode_e4m3
-from nvfp4_cute.formats.scale_layout import padded_shape, to_blocked
+from nvfp4_cute.formats.scale_layout import to_blocked
 from nvfp4_cute.gpus import targets
 from nvfp4_cute.problems.nvfp4_gemv import spec
 from nvfp4_cute.tuning.stopwatch import EMPTY, Sample, measure
@@ -44,7 +45,7 @@ def time_gemv(m: int, k: int, l: int) -> tuple[int, dict[str, Sample]]:
     weights = [torch.randn(l, m, k, device="cuda", dtype=torch.bfloat16) for _ in sets]
     vectors = [torch.randn(l, k, 1, device="cuda", dtype=torch.bfloat16) for _ in sets]
     results = [torch.empty(l, m, 1, device="cuda", dtype=torch.bfloat16) for _ in sets]
-    moved = l * ((m + 1) * (k // 2 + k // 16) + 2 * m)
+    moved = l * (NVFP4.nbytes(m + 1, k) + 2 * m)
     return moved, measure(
         {
             "ours": lambda i: gemv(*sets[i][:-1], out=sets[i][-1], out_dtype=torch.float16),
@@ -63,7 +64,7 @@ def time_quantize(m: int, k: int) -> tuple[int, dict[str, Sample]]:
     """Bytes that a quantization of bf16 moves, and samples of ours, of the same in torch operations, and of a copy."""
     inputs = [torch.randn(m, k, device="cuda", dtype=torch.bfloat16) for _ in range(NUM_SETS)]
     factor = torch.full((), 2.0**-9, device="cuda")
-    moved = m * k * 2 + m * k // 2 + m * k // 16
+    moved = m * k * 2 + NVFP4.nbytes(m, k)
     return moved, measure(
         {
             "ours": lambda i: quantize(inputs[i], global_scale=factor),
@@ -80,7 +81,7 @@ def time_w4a16(m: int, n: int, k: int) -> tuple[int, dict[str, Sample]]:
         [torch.randn(*shape, device="cuda", dtype=torch.bfloat16) for _ in sets]
         for shape in ((n, k), (m, k), (m, n))
     )
-    moved = n * (k // 2 + k // 16) + 2 * m * (k + n)
+    moved = NVFP4.nbytes(n, k) + 2 * m * (k + n)
     return moved, measure(
         {
             "ours": lambda i: gemm(
@@ -97,7 +98,7 @@ def time_silu_quantize(m: int, k: int) -> tuple[int, dict[str, Sample]]:
     """Bytes that quantizing silu(gate) * up moves, and samples of ours and of a copy."""
     halves = [torch.randn(m, 2 * k, device="cuda", dtype=torch.bfloat16) for _ in range(NUM_SETS)]
     factor = torch.full((), 2.0**-9, device="cuda")
-    moved = 2 * m * k * 2 + m * k // 2 + m * k // 16
+    moved = 2 * m * k * 2 + NVFP4.nbytes(m, k)
     return moved, measure(
         {
             "ours": lambda i: quantize(halves[i][:, :k], up=halves[i][:, k:], global_scale=factor),
@@ -115,11 +116,17 @@ def _gemv_operands(m: int, k: int, l: int, seed: int) -> tuple[torch.Tensor, ...
         return torch.randint(0, 256, shape, dtype=torch.uint8, device="cuda", generator=generator)
 
     def scales(rows: int) -> torch.Tensor:
-        uniform = torch.rand((l, *padded_shape(rows, k // 16)), device="cuda", generator=generator)
+        uniform = torch.rand((l, *NVFP4.padded_scale_shape(rows, k)), device="cuda", generator=generator)
         return to_blocked(encode_e4m3(0.5 + 1.5 * uniform))
 
     out = torch.empty((l, m), dtype=torch.float16, device="cuda").T
-    return values(l, m, k // 2).permute(1, 2, 0), values(l, k // 2).T, scales(m), scales(1), out
+    return (
+        values(l, m, NVFP4.row_bytes(k)).permute(1, 2, 0),
+        values(l, NVFP4.row_bytes(k)).T,
+        scales(m),
+        scales(1),
+        out,
+    )
 
 
 def _copies(moved: int) -> Callable[[int], object]:

@@ -14,7 +14,7 @@ from tqdm import tqdm
 
 from nvfp4_cute import gemm
 from nvfp4_cute.bench.command import RESULTS
-from nvfp4_cute.formats.scale_layout import padded_shape
+from nvfp4_cute.formats.block_format import NVFP4 as NVFP4_FORMAT
 from nvfp4_cute.gpus.targets import B200, Target
 from nvfp4_cute.gpus.timing_figures import MODEL_ERROR, constants_of
 from nvfp4_cute.model import speed_of_light as light
@@ -37,9 +37,9 @@ HEADER = (
 
 def model(m: int, n: int, target: Target = B200, layers: int = LAYERS) -> tuple[str, ...]:
     """The row of a shape: ``layers`` layers of N x N on M rows. Every gemm is taken to be as fast as the first."""
-    values = lambda rows: torch.empty(rows, n // 2, dtype=torch.uint8)
-    scales = lambda rows: torch.empty(padded_shape(rows, n // 16), dtype=torch.uint8).view(-1)
-    weights = torch.empty(layers, n, n // 2, dtype=torch.uint8)
+    values = lambda rows: torch.empty(rows, NVFP4_FORMAT.row_bytes(n), dtype=torch.uint8)
+    scales = lambda rows: torch.empty(NVFP4_FORMAT.scale_bytes(rows, n), dtype=torch.uint8)
+    weights = torch.empty(layers, n, NVFP4_FORMAT.row_bytes(n), dtype=torch.uint8)
     weight_scales = torch.stack([scales(n).view(n // 128, -1, 32, 4, 4) for _ in range(layers)])
     x, x_scale, alpha, global_scale = values(m), scales(m), torch.ones(layers), torch.ones(layers)
     workspace = ChainWorkspace.make(layers, m, n, x.device)

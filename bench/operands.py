@@ -8,8 +8,9 @@ from math import ceil
 import torch
 
 from nvfp4_cute.bench.cases import Case
+from nvfp4_cute.formats.block_format import NVFP4
 from nvfp4_cute.formats.codecs import encode_e4m3
-from nvfp4_cute.formats.scale_layout import SF_VEC_SIZE, padded_shape, to_blocked
+from nvfp4_cute.formats.scale_layout import to_blocked
 from nvfp4_cute.reference import expand_operand
 
 MAX_SETS = 8
@@ -47,10 +48,12 @@ def make_operands(case: Case, device: torch.device, seed: int) -> Operands:
     generator = torch.Generator(device).manual_seed(seed)
 
     def values(rows: int, k: int) -> torch.Tensor:
-        return torch.randint(0, 256, (rows, k // 2), dtype=torch.uint8, device=device, generator=generator)
+        return torch.randint(
+            0, 256, (rows, NVFP4.row_bytes(k)), dtype=torch.uint8, device=device, generator=generator
+        )
 
     def scales(rows: int, k: int) -> torch.Tensor:
-        shape = padded_shape(rows, ceil(k / SF_VEC_SIZE))
+        shape = NVFP4.padded_scale_shape(rows, k)
         return to_blocked(encode_e4m3(0.5 + 1.5 * torch.rand(shape, device=device, generator=generator)))
 
     sizes = case.sizes
@@ -68,8 +71,8 @@ def make_operands(case: Case, device: torch.device, seed: int) -> Operands:
 def empty_operands(case: Case) -> Operands:
     """Operands on the CPU that hold no data: for models, which ask where tensors lie and not what is in them."""
     sizes = case.sizes
-    values = lambda rows, k: torch.empty((rows, k // 2), dtype=torch.uint8)
-    scales = lambda rows, k: torch.empty((*_scale_tiles(rows, k), 32, 4, 4), dtype=torch.uint8)
+    values = lambda rows, k: torch.empty((rows, NVFP4.row_bytes(k)), dtype=torch.uint8)
+    scales = lambda rows, k: torch.empty(NVFP4.scale_shape(rows, k), dtype=torch.uint8)
     return Operands(
         a=tuple(values(m, k) for m, _, k in sizes),
         b=tuple(values(n, k) for _, n, k in sizes),
@@ -84,12 +87,6 @@ def empty_operands(case: Case) -> Operands:
 def _second(case: Case) -> tuple[tuple[int, int, int], ...]:
     """Sizes of the groups that have a second B."""
     return case.sizes if case.operation == "dual_gemm" else ()
-
-
-def _scale_tiles(rows: int, k: int) -> tuple[int, int]:
-    """128x4 blocks along both dimensions of the scales."""
-    padded_rows, padded_blocks = padded_shape(rows, ceil(k / SF_VEC_SIZE))
-    return padded_rows // 128, padded_blocks // 4
 
 
 def make_sets(case: Case, device: torch.device) -> Sequence[Operands]:

@@ -17,6 +17,7 @@ from nvfp4_cute.bench.operands import empty_operands
 from nvfp4_cute.compile.compiler import compile_kernel
 from nvfp4_cute.compile.cubin import read_opcodes
 from nvfp4_cute.compile.keys import KernelKey
+from nvfp4_cute.formats.block_format import NVFP4
 from nvfp4_cute.gpus.targets import RTX_PRO_6000
 from nvfp4_cute.model.modelled import modelled_times
 from nvfp4_cute.ops.grouped_gemm import grouped_gemm
@@ -56,9 +57,9 @@ def bank_accesses(config: KernelConfig) -> tuple[int, int]:
     """Accesses of warps to shared memory of one small product, and those of instructions with any conflict."""
 
     def zeros(rows: int) -> torch.Tensor:
-        return torch.zeros(rows, K // 2, dtype=torch.uint8)
+        return torch.zeros(rows, NVFP4.row_bytes(K), dtype=torch.uint8)
 
-    scales = [torch.zeros(-(-rows // 128) * 128 * K // 16, dtype=torch.uint8) for rows in (M, N)]
+    scales = [torch.zeros(NVFP4.scale_bytes(rows, K), dtype=torch.uint8) for rows in (M, N)]
     with observe(count_banks=True) as observer:
         grouped_gemm(
             [zeros(M)], [zeros(N)], scales[:1], scales[1:], backend="emulator:sm_120a", config=config

@@ -11,6 +11,7 @@ from functools import cache
 
 import torch
 
+from nvfp4_cute.formats.block_format import NVFP4
 from nvfp4_cute.gpus.targets import B200
 from nvfp4_cute.launch_table import NUM_COLUMNS, Group, Header
 from nvfp4_cute.planning.arch import sm100
@@ -48,7 +49,7 @@ class GroupTensors:
     @property
     def size(self) -> tuple[int, int, int]:
         """(m, n, k) in elements."""
-        return self.a.shape[0], self.b.shape[0], 2 * self.a.shape[1]
+        return self.a.shape[0], self.b.shape[0], NVFP4.elements(self.a.shape[1])
 
 
 def frozen_configs(problems: Iterable[GroupedProblem]) -> dict[str, str]:

@@ -6,8 +6,9 @@ give equal bits on every device.
 
 import torch
 
+from nvfp4_cute.formats.block_format import NVFP4
 from nvfp4_cute.formats.codecs import encode_e4m3
-from nvfp4_cute.formats.scale_layout import SF_VEC_SIZE, padded_shape, to_blocked
+from nvfp4_cute.formats.scale_layout import to_blocked
 
 Device = str | torch.device
 # Bits of a byte that hold e2m1 values: all; or without bit 2 of each, which leaves 0, 0.5, 1, 1.5 of either sign.
@@ -21,7 +22,7 @@ def packed_values(
     rows: int, k: int, l: int, mask: int, generator: torch.Generator, device: Device
 ) -> torch.Tensor:
     """e2m1 values [rows, K/2, L] float4_e2m1fn_x2, strides (K/2, 1, rows * K/2); ``mask`` keeps bits of every byte."""
-    packed = torch.randint(0, 256, (l, rows, k // 2), dtype=torch.uint8, generator=generator)
+    packed = torch.randint(0, 256, (l, rows, NVFP4.row_bytes(k)), dtype=torch.uint8, generator=generator)
     return (packed & mask).to(device).view(torch.float4_e2m1fn_x2).permute(1, 2, 0)
 
 
@@ -52,8 +53,8 @@ def scales(
     Permuted: [32, 4, ceil(rows / 128), 4, ceil(K / 64), L], a view of contiguous [L, rm, rk, 32, 4, 4]. Rows and blocks
     beyond the operand's hold random scales, too.
     """
-    k_blocks = k // SF_VEC_SIZE
-    numbers = draw((l, *padded_shape(rows, k_blocks)), generator)
+    k_blocks = NVFP4.num_k_blocks(k)
+    numbers = draw((l, *NVFP4.padded_scale_shape(rows, k)), generator)
     padded = encode_e4m3(numbers).view(torch.float8_e4m3fn)
     plain = (
         padded[:, :rows, :k_blocks]

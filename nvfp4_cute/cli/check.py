@@ -20,7 +20,8 @@ from nvfp4_cute.cli import doctor
 from nvfp4_cute.cli.verbs import Verbs, add_arch, add_verb
 from nvfp4_cute.emulator.fronts.launch_shim import shim_path
 from nvfp4_cute.errors import EmulatorError, UnsupportedTarget
-from nvfp4_cute.formats.scale_layout import SF_VEC_SIZE, to_blocked
+from nvfp4_cute.formats.block_format import NVFP4
+from nvfp4_cute.formats.scale_layout import to_blocked
 from nvfp4_cute.problem import OUT_DTYPES, GroupedProblem
 
 SCALES = (0.5, 1.0, 1.5, 2.0)
@@ -149,11 +150,11 @@ class Dice:
 
     def values(self, rows: int, k: int) -> torch.Tensor:
         """[rows, k/2] uint8: every bit pattern of e2m1."""
-        return torch.randint(0, 256, (rows, k // 2), dtype=torch.uint8, generator=self._generator)
+        return torch.randint(0, 256, (rows, NVFP4.row_bytes(k)), dtype=torch.uint8, generator=self._generator)
 
     def scales(self, rows: int, k: int) -> torch.Tensor:
         """Blocked scales out of ``SCALES``."""
-        index = torch.randint(0, len(SCALES), (rows, k // SF_VEC_SIZE), generator=self._generator)
+        index = torch.randint(0, len(SCALES), (rows, NVFP4.num_k_blocks(k)), generator=self._generator)
         return to_blocked(torch.tensor(SCALES)[index].to(torch.float8_e4m3fn))
 
     def factors(self, count: int) -> torch.Tensor:

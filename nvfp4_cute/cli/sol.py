@@ -12,7 +12,7 @@ from typing import Any
 
 from nvfp4_cute.cli import argument_types as types
 from nvfp4_cute.cli.verbs import Verbs, add_verb
-from nvfp4_cute.formats.scale_layout import num_k_blocks
+from nvfp4_cute.formats.block_format import NVFP4
 from nvfp4_cute.gpus import targets
 from nvfp4_cute.gpus.targets import Target
 from nvfp4_cute.model import footprint
@@ -139,7 +139,7 @@ class Shape:
             raise ValueError(
                 f"m={self.m}, n={self.n}: nothing to compute; give at least one row and one column"
             )
-        num_k_blocks(self.k)
+        NVFP4.num_k_blocks(self.k)
 
     @property
     def sizes(self) -> list[tuple[int, int, int]]:

@@ -18,7 +18,7 @@ Rows are K-major: consecutive k share a byte, or lie in consecutive bytes; of tw
 """
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 if TYPE_CHECKING:
     import torch
@@ -88,12 +88,6 @@ class BlockFormat:
     def __str__(self) -> str:
         """The name."""
         return self.name
-
-    def __reduce__(self) -> Any:
-        """Copies of a record of this module are that record."""
-        if FORMATS.get(self.name) is self:
-            return format_named, (self.name,)
-        return super().__reduce__()
 
     @property
     def title(self) -> str:
@@ -173,10 +167,15 @@ class BlockFormat:
             return (-(-rows // ATOM_ROWS), -(-k // (ATOM_COLS * self.block_k)), *ATOM_SHAPE)
         return -(-rows // self.block_rows), -(-k // self.block_k)
 
+    def padded_scale_shape(self, rows: int, k: int) -> tuple[int, int]:
+        """Rows and columns of the scales before they are stored in the format's own layout, padding included."""
+        (row_atoms, k_atoms), (atom_rows, atom_cols) = self.scale_atoms(rows, k), self.scale_atom
+        return row_atoms * atom_rows, k_atoms * atom_cols
+
     def scale_bytes(self, rows: int, k: int) -> int:
         """Bytes of stored scales in the format's own layout, padding included."""
-        (row_atoms, k_atoms), (atom_rows, atom_cols) = self.scale_atoms(rows, k), self.scale_atom
-        return row_atoms * k_atoms * atom_rows * atom_cols * self.scale.bits // 8
+        padded_rows, padded_blocks = self.padded_scale_shape(rows, k)
+        return padded_rows * padded_blocks * self.scale.bits // 8
 
     def atom_row_bytes(self, k: int) -> int:
         """Bytes from one row of scale atoms to the next, of rows of ``k`` elements."""

@@ -341,7 +341,7 @@ def quantize(
     if scale_layout == "blocked":
         scale = to_blocked(scale if scale.ndim > 1 else scale.unsqueeze(0))
     data = data.view(getattr(torch, format.element.quantized_dtype))
-    if format is NVFP4:
+    if format == NVFP4:
         return NVFP4Tensor(data, scale, g, tuple(x.shape), scale_layout)
     return BlockScaledTensor(data, scale, g, tuple(x.shape), scale_layout, format=format)
 

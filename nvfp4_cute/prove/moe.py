@@ -6,15 +6,15 @@ The shape is Qwen3-30B-A3B's. Rows arrive sorted by expert, as a router leaves t
 from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import accumulate
-from math import ceil
 
 import torch
 from torch.nn.functional import silu
 
 from nvfp4_cute import grouped_dual_gemm, grouped_gemm, grouped_quantize
 from nvfp4_cute.bench.cases import TOP_K, routed_rows
+from nvfp4_cute.formats.block_format import NVFP4 as NVFP4_FORMAT
 from nvfp4_cute.formats.codecs import encode_e4m3
-from nvfp4_cute.formats.scale_layout import SF_VEC_SIZE, padded_shape, to_blocked
+from nvfp4_cute.formats.scale_layout import to_blocked
 from nvfp4_cute.problem import NVFP4
 from nvfp4_cute.reference import expand_operand
 
@@ -90,12 +90,14 @@ def make_layer(tokens: int, device: torch.device, seed: int = 0, *, empty: bool 
     offs = torch.tensor(list(accumulate(rows)), dtype=torch.int32, device=device)
 
     def weights(n: int, k: int) -> tuple[torch.Tensor, torch.Tensor]:
-        shape = padded_shape(n, ceil(k / SF_VEC_SIZE))
+        shape, row_bytes = NVFP4_FORMAT.padded_scale_shape(n, k), NVFP4_FORMAT.row_bytes(k)
         if empty:
-            tiles = (EXPERTS, shape[0] // 128, shape[1] // 4, 32, 4, 4)
-            return torch.empty((EXPERTS, n, k // 2), dtype=torch.uint8), torch.empty(tiles, dtype=torch.uint8)
+            tiles = (EXPERTS, *NVFP4_FORMAT.scale_shape(n, k))
+            return torch.empty((EXPERTS, n, row_bytes), dtype=torch.uint8), torch.empty(
+                tiles, dtype=torch.uint8
+            )
         data = torch.randint(
-            0, 256, (EXPERTS, n, k // 2), dtype=torch.uint8, device=device, generator=generator
+            0, 256, (EXPERTS, n, row_bytes), dtype=torch.uint8, device=device, generator=generator
         )
         uniform = torch.rand((EXPERTS, *shape), device=device, generator=generator)
         return data, torch.stack([to_blocked(encode_e4m3(0.5 + 1.5 * one)) for one in uniform])

@@ -2,6 +2,7 @@
 
 import torch
 
+from nvfp4_cute.formats.block_format import NVFP4
 from nvfp4_cute.formats.scale_layout import as_blocked_batches
 from nvfp4_cute.problems.matching import match
 from nvfp4_cute.reference import gemv_reference
@@ -14,7 +15,9 @@ def reference(data: InputTuple) -> torch.Tensor:
     """C, float16 [M, 1, L]: computed in float64, rounded once. C in ``data`` is not touched."""
     a, b, _, _, sfa, sfb, c = data
     m, row_bytes, batches = a.shape
-    scales = [as_blocked_batches(sf, rows, 2 * row_bytes, batches) for sf, rows in ((sfa, m), (sfb, 1))]
+    scales = [
+        as_blocked_batches(sf, rows, NVFP4.elements(row_bytes), batches) for sf, rows in ((sfa, m), (sfb, 1))
+    ]
     columns = [
         gemv_reference(a[:, :, i], b[0, :, i], scales[0][i], scales[1][i], out_dtype=c.dtype)
         for i in range(batches)

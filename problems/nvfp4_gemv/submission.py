@@ -10,7 +10,7 @@ from functools import cache
 
 import torch
 
-from nvfp4_cute.formats.scale_layout import ATOM_BYTES, ATOM_COLS, ATOM_ROWS, SF_VEC_SIZE
+from nvfp4_cute.formats.block_format import NVFP4
 from nvfp4_cute.launch_table import Gemv
 from nvfp4_cute.planning.arch import simt
 from nvfp4_cute.problems.submission_parts import from_flat as from_flat
@@ -43,15 +43,15 @@ def _launch_table(data) -> array:
     """The row that the compiled host code reads (``launch_table.Gemv``)."""
     a, b, _, _, sfa, sfb, c = data
     m, row_bytes, batches = a.shape
-    sf_row_bytes = -(-2 * row_bytes // (SF_VEC_SIZE * ATOM_COLS)) * ATOM_BYTES
+    k = NVFP4.elements(row_bytes)
     row = [0] * len(Gemv)
     row[Gemv.A], row[Gemv.B], row[Gemv.OUT] = a.data_ptr(), b.data_ptr(), c.data_ptr()
     row[Gemv.SFA], row[Gemv.SFB] = scale_address(sfa), scale_address(sfb)
     row[Gemv.A_PITCH], row[Gemv.A_BATCH], row[Gemv.B_BATCH] = a.stride(0), a.stride(2), b.stride(2)
-    row[Gemv.SFA_BATCH] = -(-m // ATOM_ROWS) * sf_row_bytes
-    row[Gemv.SFB_BATCH] = -(-b.shape[0] // ATOM_ROWS) * sf_row_bytes
+    row[Gemv.SFA_BATCH] = NVFP4.scale_bytes(m, k)
+    row[Gemv.SFB_BATCH] = NVFP4.scale_bytes(b.shape[0], k)
     row[Gemv.OUT_PITCH], row[Gemv.OUT_BATCH] = c.stride(0), c.stride(2)
-    row[Gemv.M], row[Gemv.K], row[Gemv.L] = m, 2 * row_bytes, batches
+    row[Gemv.M], row[Gemv.K], row[Gemv.L] = m, k, batches
     return array("q", row)
 
 

@@ -2,6 +2,7 @@
 
 import torch
 
+from nvfp4_cute.formats.block_format import NVFP4
 from nvfp4_cute.planning.arch import sm100
 from nvfp4_cute.planning.config import KernelConfig
 from nvfp4_cute.problem import GroupedProblem
@@ -47,5 +48,5 @@ def from_flat(tensors):
     abc, pairs = tensors[: 3 * num_groups], tensors[3 * num_groups :]
     triples = [tuple(abc[i : i + 3]) for i in range(0, len(abc), 3)]
     scales = [tuple(pairs[i : i + 2]) for i in range(0, len(pairs), 2)]
-    sizes = [(a.shape[0], b.shape[0], 2 * a.shape[1], 1) for a, b, _ in triples]
+    sizes = [(a.shape[0], b.shape[0], NVFP4.elements(a.shape[1]), 1) for a, b, _ in triples]
     return triples, scales[:num_groups], scales[num_groups:], sizes

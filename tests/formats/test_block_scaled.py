@@ -16,9 +16,10 @@ from nvfp4_cute.formats.block_format import (
     MXFP8_E4M3,
     MXFP8_E5M2,
     NVFP4,
+    BlockFormat,
     FP8_1x128,
     FP8_128x128,
-    format_named,
+    NumberType,
 )
 from nvfp4_cute.formats.block_scaled import BlockScaledTensor, NVFP4Tensor, dequantize, quantize
 
@@ -70,7 +71,7 @@ def test_quantize_matches_numpy(f, rounding):
     t = quantize(x, format=f, scale_rounding=rounding)
     expected = expected_values(x.double().numpy(), f, rounding)
     assert_bitwise_equal(t.dequantize(torch.float64), torch.from_numpy(expected).copysign(x))
-    assert t.format is f and t.shape == (140, 256) and t.scale_layout == f.scale_layout
+    assert t.format == f and t.shape == (140, 256) and t.scale_layout == f.scale_layout
 
 
 def test_scales_of_mx_by_hand():
@@ -175,7 +176,7 @@ def test_copies_of_every_kind(f):
     file = io.BytesIO()
     torch.save(t, file)
     file.seek(0)
-    with torch.serialization.safe_globals([BlockScaledTensor, NVFP4Tensor, format_named]):
+    with torch.serialization.safe_globals([BlockScaledTensor, NVFP4Tensor, BlockFormat, NumberType]):
         same(torch.load(file), t)
 
 
