@@ -29,16 +29,17 @@ from nvfp4_cute.bench import cases as bench_cases
 from nvfp4_cute.bench import prefetch_walk, published_kernels
 from nvfp4_cute.bench.capture import CARRIED_BYTES, Capture
 from nvfp4_cute.bench.operands import empty_operands
-from nvfp4_cute.emulator.code import Code
+from nvfp4_cute.emulator.compiled import compiled
 from nvfp4_cute.emulator.fronts.driver import param_buffer
 from nvfp4_cute.emulator.fronts.launch_shim import prepare_cutlass
 from nvfp4_cute.emulator.fronts.script import run_script
 from nvfp4_cute.emulator.fronts.virtual_gpu import VirtualGpu, aligned_bytes
-from nvfp4_cute.emulator.machine import Launch, Machine
+from nvfp4_cute.emulator.machine import Machine
 from nvfp4_cute.emulator.memory import host_view
 from nvfp4_cute.emulator.ptx import parse
 from nvfp4_cute.emulator.record.recorder import Recorder
 from nvfp4_cute.emulator.record.representatives import LaunchWork
+from nvfp4_cute.emulator.state import Launch
 from nvfp4_cute.gpus.targets import B200, H200, Target
 from nvfp4_cute.gpus.timing_figures import constants_of
 from nvfp4_cute.launch.plan import make_plan
@@ -406,7 +407,7 @@ def model_one(path: Path) -> str:
     for i, tensor in enumerate(tensors):
         machine.memory.add_range(f"tensor {i}", bases[i], tensor.size)
     program = parse(launched.ptx)
-    code = Code(program, program.entries[launched.kernel], timed=True)
+    code = compiled(program, program.entries[launched.kernel], timed=True)
     params = param_buffer(len(launched.params))
     params[: len(launched.params)] = launched.moved(launched.params, bases)
     launch = Launch(code, launched.grid, launched.block, launched.cluster, launched.smem_bytes, params)  # type: ignore[arg-type]

@@ -63,6 +63,9 @@ PYTEST_PLUGINS = {"cli.pytest_plugin"}
 DEFERRED_THIRD_PARTY = {"cutlass", "cuda", "matplotlib", "yaml"}
 
 # What surrounds the machine: how programs written for a GPU reach it, and what each of these may import for that.
+EMULATOR_ROWS = (("isa",), ("code",), ("check", "record"), ("compiled", "parallel", "machine"), ("fronts",))
+"""Lowest first; all other modules of the emulator are below. Parts of one row do not import each other's folders."""
+
 EMULATOR_FRONTS = {"launch_shim": {"cutlass"}, "dsl_shim": {"cutlass"}, "cuda_shim": {"cuda"}}
 
 # Host code that says the name of an architecture: families, the machine and its clock, lists of GPUs and of what is asked of
@@ -161,6 +164,28 @@ def test_emulator_stands_alone(module):
         assert not [i for i in internal(module) if i.name.startswith(fronts)], (
             "the machine must not need its fronts"
         )
+
+
+def emulator_row(part: str) -> int:
+    return next((rank for rank, parts in enumerate(EMULATOR_ROWS) if part in parts), -1)
+
+
+@pytest.mark.parametrize("module", [m for m in HOST if m.startswith("nvfp4_cute.emulator.")])
+def test_emulator_imports_point_one_way(module):
+    """State and numerics, instructions, what watches them, the machine, the ways into it."""
+    own = module.split(".")[2]
+    for found in internal(module):
+        if found.name.startswith("nvfp4_cute.emulator."):
+            other = found.name.split(".")[2]
+            assert emulator_row(other) <= emulator_row(own), f"{module}:{found.line} imports {found.name}"
+            assert {own, other} != {"check", "record"}, f"{module}:{found.line} imports {found.name}"
+
+
+def test_no_circle_of_files():
+    """At load, inside functions, and in types: every module can be read, and tested, before those that need it."""
+    graph = {m: {i.name for i in imports(m) if i.name in MODULES and i.name != m} for m in MODULES}
+    circles = style_lint.circles(graph)
+    assert not circles, "\n".join(" ".join(circle) for circle in circles)
 
 
 @pytest.mark.parametrize("module", KERNELS)
@@ -357,6 +382,14 @@ def test_lint_knows_every_advancing_method_of_the_dsl():
             advances = bool(stores) or any(n.func.attr in style_lint.ADVANCERS for n in calls)
             if advances and method.name not in quiet:
                 assert method.name in style_lint.ADVANCERS, f"{cls.__name__}.{method.name} advances state"
+
+
+def test_circle_lint_catches():
+    graph = {"a": {"b"}, "b": {"c"}, "c": {"b", "d"}, "d": set(), "e": {"a"}}
+    assert style_lint.circles(graph) == [["b", "c"]]
+    graph["d"] = {"e"}
+    assert style_lint.circles(graph) == [["a", "b", "c", "d", "e"]]
+    assert style_lint.circles({"a": {"b"}, "b": set()}) == []
 
 
 def test_environment_lint_catches():

@@ -12,7 +12,7 @@ import torch
 
 from nvfp4_cute.compile.cache import get_kernel
 from nvfp4_cute.compile.compiler import CompiledKernel, table_pointer
-from nvfp4_cute.emulator.check.hazards import Hazard
+from nvfp4_cute.emulator.check.ledger import Hazard
 from nvfp4_cute.emulator.check.pdl import Dependent
 from nvfp4_cute.emulator.fronts.driver import Emulator
 from nvfp4_cute.emulator.fronts.launch_shim import prepare_cutlass

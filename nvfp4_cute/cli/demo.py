@@ -12,7 +12,7 @@ from nvfp4_cute.backends import emulator
 from nvfp4_cute.cli import check
 from nvfp4_cute.cli.verbs import Verbs, add_arch, add_verb
 from nvfp4_cute.emulator.fronts.launch_shim import shim_path
-from nvfp4_cute.emulator.machine import Stats
+from nvfp4_cute.emulator.state import Stats
 from nvfp4_cute.errors import EmulatorError
 from nvfp4_cute.gpus import targets
 from nvfp4_cute.gpus.targets import B200, Target

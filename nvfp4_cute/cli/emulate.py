@@ -17,7 +17,7 @@ from nvfp4_cute.cli import argument_types as types
 from nvfp4_cute.cli.verbs import Verbs, add_verb
 from nvfp4_cute.emulator.banks import BankUse
 from nvfp4_cute.emulator.check.findings import of_failure, record, reported, sarif
-from nvfp4_cute.emulator.check.hazards import HazardError
+from nvfp4_cute.emulator.check.ledger import HazardError
 from nvfp4_cute.emulator.fronts.script import Outcome, run_script
 from nvfp4_cute.emulator.fronts.virtual_gpu import LaunchRow, VirtualGpu
 from nvfp4_cute.emulator.kernel_names import short_name

@@ -93,7 +93,7 @@ class Emulation:
     def _failure_of(self, item: pytest.Item) -> BaseException | None:
         """What a test's launches were guilty of since the last look; notes go into its report."""
         from nvfp4_cute.emulator.check.findings import of_failure, record, reported
-        from nvfp4_cute.emulator.check.hazards import HazardError
+        from nvfp4_cute.emulator.check.ledger import HazardError
 
         hazards = self.gpu.hazards[self._seen :]
         self._seen += len(hazards)

@@ -5,22 +5,24 @@ lanes unless a group waiting elsewhere still reads the old value, that is, unles
 group waits. Values computed by one elected lane therefore stay plain Python ints.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from nvfp4_cute.emulator import silicon
-from nvfp4_cute.emulator.isa import Builder, Step, find_handler, load_families
+from nvfp4_cute.emulator.isa import Builder, Step, Wrapper
+from nvfp4_cute.emulator.isa.families import find_handler
 from nvfp4_cute.emulator.isa.registers import entry_registers
 from nvfp4_cute.emulator.isa.requirements import architecture, missing_on
 from nvfp4_cute.emulator.late_registers import prepare_late
 from nvfp4_cute.emulator.memory import SHARED_BASE
-from nvfp4_cute.emulator.ptx import Entry, Inst, Program, Variable
+from nvfp4_cute.emulator.ptx import Entry, Program, Variable
 from nvfp4_cute.errors import EmulatorError
 
 if TYPE_CHECKING:
-    from nvfp4_cute.emulator.machine import Signal, Wait, Warp
+    from nvfp4_cute.emulator.lanes import Signal, Wait
+    from nvfp4_cute.emulator.state import Warp
 
 SPACE_BASE = {"shared": SHARED_BASE, "local": 0}
 
@@ -42,24 +44,19 @@ class Code:
         entry: Entry,
         *,
         late: bool = False,
-        checked: bool = False,
-        timed: bool = False,
-        count_banks: bool = False,
-        forms: bool = False,
+        wrappers: Sequence[Wrapper] = (),
     ):
         """Compile every instruction of `entry`.
 
-        late: asynchronous operations may happen after their issue. checked: for a machine that looks for hazards.
-        timed: for a machine that records what takes time.
-        count_banks: for one that counts bank conflicts.  forms: for one that notes forms.
+        late: asynchronous operations may happen after their issue. wrappers: put around the step of every instruction, one
+        after the other (`compiled.compiled` knows those of the package).
 
         Raises:
             EmulatorError: an instruction, modifier, or operand form that is not modelled, or that the module's target
                 does not have; names the PTX line.
         """
-        load_families()
         self.entry = entry
-        self.wrappers = _wrappers(checked, timed, count_banks, forms)
+        self.wrappers = wrappers
         self.insts = entry.insts
         self.buffers: list[np.ndarray] = []  # keeps initialised module variables alive
         self.static_shared = self.local_bytes = 0
@@ -76,13 +73,9 @@ class Code:
         silicon.check_groups(self.insts)
         if late:
             prepare_late(self)
-        if checked:
-            prepare_uses(self)
         # Falling off the end is a return.
         self.leaders = self._find_leaders()
         self.polls = False
-        if timed:
-            prepare_timed(self)
         self.tails: list[tuple[tuple[Step, ...], int] | None] = [None] * (len(self.steps) + 1)
         self._block_live: dict[int, int] | None = None
         self._live_sets: dict[int, frozenset[int]] = {}
@@ -211,38 +204,6 @@ class Code:
     def undefined(self, warp: "Warp", pc: int) -> list[int]:
         """Slots of registers that instruction `pc` reads and nobody wrote."""
         return [slot for slot in sorted(self.reads[pc]) if warp.regs[slot] is None]
-
-
-def _wrappers(
-    checked: bool, timed: bool, count_banks: bool, forms: bool
-) -> list[Callable[[Inst, Builder, Step], Step]]:
-    # Imported when needed: the wrappers know instruction families, which import the machine, which imports this.
-    from nvfp4_cute.emulator.check.bank_watch import counted
-    from nvfp4_cute.emulator.check.watch import WATCHERS
-    from nvfp4_cute.emulator.record.form_watch import watched
-    from nvfp4_cute.emulator.record.steps import RECORDERS
-
-    choices = (
-        (count_banks, counted),
-        (checked, WATCHERS.wrap),
-        (timed and not checked, RECORDERS.wrap),
-        (forms, watched),
-    )
-    return [wrap for chosen, wrap in choices if chosen]
-
-
-def prepare_uses(code: Code) -> None:
-    """Have the steps of `code` tell when what was loaded from shared memory is used."""
-    from nvfp4_cute.emulator.check import early_release
-
-    early_release.prepare_uses(code)
-
-
-def prepare_timed(code: Code) -> None:
-    """Have the blocks of `code` account for what they cost."""
-    from nvfp4_cute.emulator.record.steps import prepare
-
-    prepare(code)
 
 
 def _bits(slots: Iterable[int]) -> int:

@@ -1,17 +1,32 @@
 """Registers that asynchronous operations write: what they hold until then, and steps that cope with it."""
 
-from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
 from nvfp4_cute.emulator.faults import RegisterFault
 from nvfp4_cute.emulator.modes import Engine, Operation
+from nvfp4_cute.emulator.ptx import Inst
 
 if TYPE_CHECKING:
-    from nvfp4_cute.emulator.code import Code
-    from nvfp4_cute.emulator.isa import Step
-    from nvfp4_cute.emulator.lanes import Warp
+    from nvfp4_cute.emulator.state import Warp
+
+
+Step = Callable[["Warp"], Any]
+
+
+class Steps(Protocol):
+    """The instructions of an entry, their steps, and the slots that they touch (`code.Code`)."""
+
+    steps: list[Any]
+    reads: list[frozenset[int]]
+    writes: list[frozenset[int]]
+
+    @property
+    def insts(self) -> Sequence[Inst]:
+        """By program counter, as all others."""
+        ...
 
 
 class Deferred:
@@ -50,7 +65,7 @@ class Replay:
     engine = None
     awaited = True
 
-    def __init__(self, warp: "Warp", step: "Step", sources: Sequence[int], targets: Sequence[int]):
+    def __init__(self, warp: "Warp", step: Step, sources: Sequence[int], targets: Sequence[int]):
         """Keep the sources as they are now."""
         self.warp, self.step, self.sources, self.targets = warp, step, sources, targets
         self.values = [warp.regs[slot] for slot in sources]
@@ -94,7 +109,7 @@ ISSUERS = ("cp", "tcgen05", "wgmma", "clusterlaunchcontrol")
 LATE_WRITERS = {("tcgen05", "ld"), ("wgmma", "mma_async")}
 
 
-def prepare_late(code: "Code") -> None:
+def prepare_late(code: Steps) -> None:
     """Rewrite the steps of an entry for operations that happen after their issue.
 
     Issuing steps note where they are. Steps that touch registers which operations write late settle them first; moves
@@ -116,7 +131,7 @@ def prepare_late(code: "Code") -> None:
             code.steps[pc] = _settling(code.steps[pc], (*reads, *writes))
 
 
-def reached_slots(code: "Code", writers: set[int], moves: set[int]) -> set[int]:
+def reached_slots(code: Steps, writers: set[int], moves: set[int]) -> set[int]:
     """Slots that may hold what the writers wrote: their targets, and those of moves from such slots."""
     late: set[int] = set()
     for pc in writers:
@@ -131,7 +146,7 @@ def reached_slots(code: "Code", writers: set[int], moves: set[int]) -> set[int]:
     return late
 
 
-def _noting(step: "Step", pc: int) -> "Step":
+def _noting(step: Step, pc: int) -> Step:
     def run(warp: "Warp") -> Any:
         warp.pc = pc
         return step(warp)
@@ -139,7 +154,7 @@ def _noting(step: "Step", pc: int) -> "Step":
     return run
 
 
-def _settling(step: "Step", slots: tuple[int, ...]) -> "Step":
+def _settling(step: Step, slots: tuple[int, ...]) -> Step:
     def run(warp: "Warp") -> Any:
         settle(warp, slots)
         return step(warp)
@@ -147,7 +162,7 @@ def _settling(step: "Step", slots: tuple[int, ...]) -> "Step":
     return run
 
 
-def _passing_on(step: "Step", sources: list[int], targets: list[int]) -> "Step":
+def _passing_on(step: Step, sources: list[int], targets: list[int]) -> Step:
     def run(warp: "Warp") -> Any:
         regs = warp.regs
         if all(regs[slot].__class__ is not Deferred for slot in sources):

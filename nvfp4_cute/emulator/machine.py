@@ -9,279 +9,37 @@ import itertools
 import math
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from operator import length_hint
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from nvfp4_cute.emulator import parallel
-from nvfp4_cute.emulator.banks import BankUse
-from nvfp4_cute.emulator.check.hazards import Checker, HazardError
-from nvfp4_cute.emulator.code import Code
-from nvfp4_cute.emulator.faults import HangFault, MbarrierFault, SiliconFault
+from nvfp4_cute.emulator.check.hazards import Checker
+from nvfp4_cute.emulator.check.ledger import HazardError
+from nvfp4_cute.emulator.faults import HangFault, SiliconFault
 from nvfp4_cute.emulator.lanes import (
-    ALL_LANES,
-    LANE_IDS,
-    LANES,
     REGROUP,
-    Condition,
     Group,
     RuleWait,
-    Signal,
     Wait,
-    Warp,
-    bits_mask,
     mask_bits,
 )
-from nvfp4_cute.emulator.memory import GlobalMemory, Mbarrier, SharedMemory, TensorMemory
-from nvfp4_cute.emulator.modes import Engine, Operation, make_queue
+from nvfp4_cute.emulator.memory import GlobalMemory
+from nvfp4_cute.emulator.modes import make_queue
 from nvfp4_cute.emulator.record import forms as form_log
-from nvfp4_cute.emulator.specials import fill_constants, special_values
+from nvfp4_cute.emulator.state import Cluster, Launch, Stats, Warp
 from nvfp4_cute.errors import EmulatorError
 
 if TYPE_CHECKING:
     from nvfp4_cute.emulator.record.recorder import Recorder
-
-__all__ = [
-    "ALL_LANES",
-    "LANES",
-    "LANE_IDS",
-    "LOCAL_WINDOW",
-    "OFFSET_MASK",
-    "RANK_SHIFT",
-    "REGROUP",
-    "SHARED_WINDOW",
-    "Cluster",
-    "Condition",
-    "Cta",
-    "Group",
-    "Launch",
-    "Machine",
-    "Signal",
-    "Stats",
-    "Wait",
-    "Warp",
-    "bits_mask",
-    "hang_report",
-    "mask_bits",
-]
-
-RANK_SHIFT = 24
-"""A shared::cluster address is ``rank << 24 | offset``."""
-
-OFFSET_MASK = (1 << RANK_SHIFT) - 1
-SHARED_WINDOW = 0x7E00_0000_0000_0000
-"""Base of shared memory in the generic address space: no host address lies there."""
-
-LOCAL_WINDOW = 0x7D00_0000_0000_0000
-"""Base of per-lane local memory in the generic address space."""
-
-SM_SHARED, RESERVED_SHARED = 228 * 1024, 1024
-"""Bytes of shared memory of an SM, and what it keeps for itself of each CTA's."""
 
 TURN = 2000
 """Basic blocks that a warp runs before the next warp gets its turn."""
 
 WARP_INSTRUCTION_LIMIT = 1_000_000_000
 """Instructions of one warp after which the machine gives up on it."""
-
-
-@dataclass
-class Stats:
-    """What a machine executed, summed over launches. Instructions are warp instructions.
-
-    Attributes:
-        banks: accesses to shared memory by instruction, with their bank conflicts, where the machine counts them.
-    """
-
-    launches: int = 0
-    ctas: int = 0
-    instructions: int = 0
-    load_bytes: int = 0
-    store_bytes: int = 0
-    tma_load_bytes: int = 0
-    tma_store_bytes: int = 0
-    mmas: int = 0
-    seconds: float = 0.0
-    banks: BankUse = field(default_factory=BankUse)
-
-
-@dataclass(frozen=True)
-class Launch:
-    """One kernel launch: code, grid and cluster shape, shared memory, and the parameter buffer.
-
-    Attributes:
-        cooperative: all its CTAs run at the same time.  programmatic: it may start before the one before it has ended
-            (the attribute of programmatic stream serialisation).
-    """
-
-    code: Code
-    grid: tuple[int, int, int]
-    block: tuple[int, int, int]
-    cluster: tuple[int, int, int]
-    smem_bytes: int
-    params: np.ndarray
-    explicit_cluster: bool = False
-    cooperative: bool = False
-    programmatic: bool = False
-
-    @property
-    def threads(self) -> int:
-        """Threads per CTA."""
-        return self.block[0] * self.block[1] * self.block[2]
-
-    def resident_ctas(self, sm_count: int) -> int:
-        """CTAs that a device holds at a time: by threads (2048 an SM), shared memory (228 KiB), and 32 CTAs an SM."""
-        shared = self.smem_bytes + self.code.static_shared + RESERVED_SHARED
-        return sm_count * max(1, min(32, 2048 // self.threads, SM_SHARED // shared))
-
-
-class Cta:
-    """One thread block: its memories, warps, and named barriers.
-
-    Attributes:
-        idx: grid coordinates.  rank: %cluster_ctarank.  smem / tmem: its memories.
-    """
-
-    def __init__(
-        self, machine: "Machine", cluster: "Cluster", launch: Launch, rank: int, idx: tuple[int, int, int]
-    ):
-        """A CTA ready to run, with fresh poisoned memories."""
-        self.machine, self.cluster, self.launch = machine, cluster, launch
-        self.rank, self.idx = rank, idx
-        self.smem = SharedMemory(launch.code.static_shared + launch.smem_bytes)
-        self.tmem = TensorMemory()
-        self.named_barriers: dict[int, Any] = {}
-        count = -(-launch.threads // LANES)
-        self.warps = [Warp(self, i, min(LANES, launch.threads - LANES * i)) for i in range(count)]
-        values = special_values(self)
-        for warp in self.warps:
-            fill_constants(warp, values)
-            self._place_symbols(warp)
-
-    def _place_symbols(self, warp: Warp) -> None:
-        """Addresses of shared variables and of parameters, in the slots that name them."""
-        builder = warp.code.builder
-        for slot, offset in builder.shared_symbols.items():
-            warp.regs[slot] = self.rank << RANK_SHIFT | offset
-        base = self.launch.params.ctypes.data
-        for slot, offset in builder.params.items():
-            warp.regs[slot] = base + offset
-
-    def issue(self, warp: Warp, engine: Engine, effect: Callable[[], None]) -> Operation | None:
-        """Submit an asynchronous operation of a warp; `effect` does everything it does to memory and barriers."""
-        queue, recorder = self.machine.queue, self.machine.recorder
-        if queue is not None:
-            return queue.submit(warp, engine, effect)
-        if recorder is not None:
-            recorder.issue(warp, engine, effect)
-            return None
-        self.machine.changes += 1
-        effect()
-        return None
-
-    def issue_store(self, warp: Warp, read: Callable[[], Any], write: Callable[[Any], None]) -> None:
-        """Submit a bulk store: `read` captures shared memory, `write` gets what it returned."""
-        queue, recorder = self.machine.queue, self.machine.recorder
-        if queue is not None:
-            queue.submit_store(warp, read, write)
-            return
-        if recorder is not None:
-            recorder.issue_store(warp, read, write)
-            return
-        self.machine.changes += 1
-        write(read())
-
-    def mbarrier(self, offset: int) -> Mbarrier:
-        """The initialised mbarrier at a shared-memory offset.
-
-        Raises:
-            EmulatorError: no mbarrier was initialised there.
-        """
-        self.machine.changes += 1
-        found = self.smem.barriers.get(offset)
-        if found is None:
-            raise MbarrierFault(
-                f"no mbarrier was initialised at smem+{offset:#x} of CTA {self.idx} (rank {self.rank})"
-            )
-        return found
-
-    @property
-    def live_warps(self) -> int:
-        """Warps that have not exited."""
-        return sum(not w.done for w in self.warps)
-
-
-class Cluster:
-    """CTAs that run together and see one another's shared memory. `ctas[rank]`."""
-
-    def __init__(self, machine: "Machine", launch: Launch, origin: tuple[int, int, int]):
-        """`origin`: grid coordinates of the CTA with rank 0."""
-        self.machine, self.launch, self.origin = machine, launch, origin
-        cx, cy, cz = launch.cluster
-        self.ctas: list[Cta] = []
-        for z, y, x in itertools.product(range(cz), range(cy), range(cx)):
-            idx = (origin[0] + x, origin[1] + y, origin[2] + z)
-            self.ctas.append(Cta(machine, self, launch, len(self.ctas), idx))
-        self.phase = 0
-        self._arrived: set[Warp] = set()
-        self.phase_of: dict[Warp, int] = {}
-
-    def arrive(self, warp: Warp) -> None:
-        """barrier.cluster.arrive of one warp.
-
-        Raises:
-            EmulatorError: the warp arrived already and has not waited.
-        """
-        if warp in self.phase_of:
-            raise EmulatorError("barrier.cluster.arrive twice without barrier.cluster.wait")
-        self.phase_of[warp] = self.phase
-        self._arrived.add(warp)
-        self._complete()
-
-    def wait(self, warp: Warp) -> Wait:
-        """barrier.cluster.wait of one warp: the end of the phase that it arrived in.
-
-        Raises:
-            EmulatorError: the warp has not arrived.
-        """
-        if warp not in self.phase_of:
-            raise EmulatorError("barrier.cluster.wait without barrier.cluster.arrive")
-        phase = self.phase_of.pop(warp)
-
-        def passed() -> bool:
-            self._complete()
-            return self.phase != phase
-
-        def text() -> str:
-            lacking = [f"rank {w.cta.rank} warp {w.idx}" for w in self._live() if w not in self._arrived]
-            return f"cluster barrier: not arrived: {', '.join(lacking)}"
-
-        return Condition(passed, text)
-
-    def _live(self) -> list[Warp]:
-        return [w for cta in self.ctas for w in cta.warps if not w.done]
-
-    def _complete(self) -> None:
-        # Warps that exited count as arrived.
-        if self._arrived and all(w in self._arrived for w in self._live()):
-            self.phase += 1
-            self._arrived.clear()
-            self.machine.changes += 1
-
-    def resolve(self, address: int) -> tuple[Cta, int]:
-        """CTA and offset that a shared::cluster address means.
-
-        Raises:
-            EmulatorError: the rank is not in this cluster.
-        """
-        rank = address >> RANK_SHIFT
-        if rank >= len(self.ctas):
-            raise EmulatorError(
-                f"shared::cluster address {address:#x} names rank {rank} of a cluster of {len(self.ctas)} CTAs"
-            )
-        return self.ctas[rank], address & OFFSET_MASK
 
 
 class Machine:

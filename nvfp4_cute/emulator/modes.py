@@ -18,12 +18,9 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from enum import Enum
 from itertools import islice
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol, TypeVar
 
-if TYPE_CHECKING:
-    from nvfp4_cute.emulator.check.hazards import Checker
-    from nvfp4_cute.emulator.lanes import Warp
-
+W = TypeVar("W")
 Effect = Callable[[], Any]
 
 TURNS = (1, 2, 5, 20, 100, 2000)
@@ -49,6 +46,32 @@ class Engine(Enum):
 UNORDERED = (Engine.COPY, Engine.STORE, Engine.STORE_READ)
 
 
+class Issuer(Protocol):
+    """A warp, as far as its operations are concerned (`state.Warp`)."""
+
+    operations: "WarpOperations | None"
+    pc: int
+
+
+class OperationWatcher(Protocol):
+    """Who wants to know of every operation (`check.hazards.Checker`)."""
+
+    current: Any
+    """The record of the operation that is happening now."""
+
+    def issued(self, operation: "Operation") -> Any:
+        """An operation was submitted. Returns the record that is kept of it."""
+        ...
+
+    def completed(self, operation: "Operation") -> None:
+        """The warp that issued an operation knows that it is complete."""
+        ...
+
+    def used(self, operation: "Operation", index: int) -> None:
+        """A register that an operation wrote is used."""
+        ...
+
+
 class Operation:
     """Something an engine will do. `run` by the queue, once.
 
@@ -62,9 +85,7 @@ class Operation:
 
     __slots__ = ("awaited", "before", "done", "effect", "engine", "pc", "queue", "record", "result", "warp")
 
-    def __init__(
-        self, queue: "Queue", warp: "Warp", engine: Engine, effect: Effect, before: "Operation | None"
-    ):
+    def __init__(self, queue: "Queue", warp: Any, engine: Engine, effect: Effect, before: "Operation | None"):
         """`effect`: everything that it does to memory, barriers, and registers."""
         self.queue, self.warp, self.engine, self.effect = queue, warp, engine, effect
         self.before = before
@@ -150,11 +171,11 @@ class Queue:
     def __init__(self) -> None:
         """Empty."""
         self.pending: deque[Operation] = deque()
-        self.checker: Checker | None = None
-        self.failed: Callable[[Exception, Warp, int], Exception] = lambda error, warp, pc: error
+        self.checker: OperationWatcher | None = None
+        self.failed: Callable[[Exception, Any, int], Exception] = lambda error, warp, pc: error
 
     # ---- issue -----------------------------------------------------------------------------------
-    def submit(self, warp: "Warp", engine: Engine, effect: Effect) -> Operation:
+    def submit(self, warp: Issuer, engine: Engine, effect: Effect) -> Operation:
         """Take an operation; the subclass decides when it happens."""
         own = operations_of(warp)
         before = None
@@ -168,7 +189,7 @@ class Queue:
         self._enter(operation)
         return operation
 
-    def submit_store(self, warp: "Warp", read: Effect, write: Callable[[Any], None]) -> Operation:
+    def submit_store(self, warp: Issuer, read: Effect, write: Callable[[Any], None]) -> Operation:
         """Take a bulk store: `read` captures the source, `write` gets what it returned. Returns the write."""
         source = Operation(self, warp, Engine.STORE_READ, read, None)
         target = Operation(self, warp, Engine.STORE, lambda: write(source.result), source)
@@ -205,7 +226,7 @@ class Queue:
             raise self.failed(error, operation.warp, operation.pc) from error
 
     # ---- waiting ---------------------------------------------------------------------------------
-    def wait_group(self, warp: "Warp", engine: Engine, pending: int, *, read: bool = False) -> None:
+    def wait_group(self, warp: Issuer, engine: Engine, pending: int, *, read: bool = False) -> None:
         """Finish all but the `pending` newest groups of a warp; with `read`, only reads of bulk stores."""
         groups = operations_of(warp).group(engine)
         self.wait_for(groups.take_reads(pending) if read else groups.take(pending))
@@ -223,14 +244,14 @@ class Queue:
         assert self.checker is not None
         self.checker.used(operation, index)
 
-    def wait_engine(self, warp: "Warp", engine: Engine) -> None:
+    def wait_engine(self, warp: Issuer, engine: Engine) -> None:
         """Finish all operations of a warp on an ordered engine."""
         last = operations_of(warp).last.pop(engine, None)
         if last is not None:
             self.wait_for([last])
 
     # ---- scheduling ------------------------------------------------------------------------------
-    def order(self, warps: "list[Warp]") -> "list[Warp]":
+    def order(self, warps: list[W]) -> list[W]:
         """The order in which the warps get their next turns."""
         return warps
 
@@ -281,7 +302,7 @@ class RandomQueue(Queue):
         """Keep it."""
         self.bag.append(operation)
 
-    def order(self, warps: "list[Warp]") -> "list[Warp]":
+    def order(self, warps: list[W]) -> list[W]:
         """Shuffled."""
         return self.random.sample(warps, len(warps))
 
@@ -326,7 +347,7 @@ def make_queue(mode: str, *, checked: bool = False) -> Queue | None:
     raise ValueError(f'mode {mode!r}: must be "eager", "lazy", or "random:SEED" with an integer seed')
 
 
-def operations_of(warp: "Warp") -> WarpOperations:
+def operations_of(warp: Issuer) -> WarpOperations:
     """The record of a warp's operations, made when first needed."""
     if warp.operations is None:
         warp.operations = WarpOperations()

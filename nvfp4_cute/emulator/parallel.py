@@ -8,24 +8,48 @@ import multiprocessing
 import os
 import sys
 import warnings
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, fields
 from multiprocessing.connection import Connection, wait
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import numpy as np
 
 from nvfp4_cute.emulator.check.global_races import Footprint
-from nvfp4_cute.emulator.check.hazards import Hazard
+from nvfp4_cute.emulator.check.hazards import Checker
+from nvfp4_cute.emulator.check.ledger import Hazard
 from nvfp4_cute.emulator.check.pdl import Progress
-from nvfp4_cute.emulator.code import Code
+from nvfp4_cute.emulator.memory import GlobalMemory
+from nvfp4_cute.emulator.record.recorder import Recorder
+from nvfp4_cute.emulator.state import Executable, Launch, Stats
 from nvfp4_cute.errors import EmulatorError
 
-if TYPE_CHECKING:
-    from nvfp4_cute.emulator.machine import Launch, Machine, Stats
-
 Origin = tuple[int, int, int]
+
+
+class Divided(Protocol):
+    """A machine whose launches may be divided (`machine.Machine`)."""
+
+    jobs: int
+    memory: GlobalMemory
+    stats: Stats
+    progress: Callable[[int, int], None] | None
+
+    @property
+    def checker(self) -> Checker | None:
+        """Finds hazards."""
+        ...
+
+    @property
+    def recorder(self) -> Recorder | None:
+        """Notes what takes time."""
+        ...
+
+    def run_clusters(self, launch: Launch, origins: list[Origin], finished: Callable[[], None]) -> None:
+        """Run clusters one after the other; `finished` is called after each."""
+        ...
+
 
 MIN_CLUSTERS = 16
 """Below this, starting processes costs more than they save."""
@@ -38,7 +62,7 @@ def available_cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def communicates(code: Code) -> bool:
+def communicates(code: Executable) -> bool:
     """Whether clusters may see one another: atomics, reductions, or ordering on global memory, or work stealing.
 
     Kernels that call (printf) count: what they print has one order.
@@ -56,7 +80,7 @@ def communicates(code: Code) -> bool:
     return False
 
 
-def can_divide(machine: "Machine", launch: "Launch", origins: Sequence[Origin]) -> bool:
+def can_divide(machine: Divided, launch: Launch, origins: Sequence[Origin]) -> bool:
     """Whether a launch gains from several processes and may be divided."""
     return (
         machine.jobs > 1
@@ -68,7 +92,7 @@ def can_divide(machine: "Machine", launch: "Launch", origins: Sequence[Origin]) 
     )
 
 
-def run(machine: "Machine", launch: "Launch", origins: Sequence[Origin]) -> None:
+def run(machine: Divided, launch: Launch, origins: Sequence[Origin]) -> None:
     """Run the clusters at `origins` on `machine.jobs` cores; stores, statistics and progress end up in `machine`.
 
     Raises:
@@ -79,7 +103,7 @@ def run(machine: "Machine", launch: "Launch", origins: Sequence[Origin]) -> None
             _keep(machine, share)
 
 
-def run_checked(machine: "Machine", launch: "Launch", origins: Sequence[Origin]) -> bool:
+def run_checked(machine: Divided, launch: Launch, origins: Sequence[Origin]) -> bool:
     """The same under the hazard checker, if there is nothing to report.
 
     Clusters that do not communicate can only harm each other by touching what another one writes, so each process
@@ -122,7 +146,7 @@ class _Share:
         clean: no hazard is an error.  touched: global memory, kept under the checker, as are hazards and progress.
     """
 
-    stats: "Stats"
+    stats: Stats
     traces: list[Any] = field(default_factory=list)
     clean: bool = True
     touched: Footprint = field(default_factory=Footprint)
@@ -130,7 +154,7 @@ class _Share:
     progress: Progress = field(default_factory=Progress)
 
 
-def _shares(machine: "Machine", launch: "Launch", origins: Sequence[Origin]) -> Generator[_Share]:
+def _shares(machine: Divided, launch: Launch, origins: Sequence[Origin]) -> Generator[_Share]:
     """Start `machine.jobs` processes and yield their shares as they end, reporting progress meanwhile."""
     context = multiprocessing.get_context("fork")
     finished, per_cluster = 0, int(np.prod(launch.cluster))
@@ -166,7 +190,7 @@ def _shares(machine: "Machine", launch: "Launch", origins: Sequence[Origin]) -> 
             worker.join()
 
 
-def _work(machine: "Machine", launch: "Launch", origins: Sequence[Origin], send: Connection) -> None:
+def _work(machine: Divided, launch: Launch, origins: Sequence[Origin], send: Connection) -> None:
     """A child process: run some clusters, then send its share, or the exception."""
     machine.stats = type(machine.stats)()
     checker, recorder = machine.checker, machine.recorder
@@ -195,12 +219,12 @@ def _receive(pipe: Connection) -> Any:
         return EmulatorError("a process of the emulator died; run with one job to see why")
 
 
-def _keep(machine: "Machine", share: _Share) -> None:
+def _keep(machine: Divided, share: _Share) -> None:
     _add(machine.stats, share.stats)
     if machine.recorder is not None:
         machine.recorder.traces += share.traces
 
 
-def _add(total: "Stats", part: "Stats") -> None:
+def _add(total: Stats, part: Stats) -> None:
     for counter in fields(part):
         setattr(total, counter.name, getattr(total, counter.name) + getattr(part, counter.name))

@@ -1,40 +1,72 @@
 """Special registers: what a warp reads from %tid, %ctaid, %laneid and their kind."""
 
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import numpy as np
 
-from nvfp4_cute.emulator.lanes import LANE_IDS, LANES, Warp
+from nvfp4_cute.emulator.lanes import LANE_IDS, LANES
 
-if TYPE_CHECKING:
-    from nvfp4_cute.emulator.machine import Cta
+Dim3 = tuple[int, int, int]
 
 
-def special_values(cta: "Cta") -> dict[str, Any]:
-    """Special registers that are the same for all warps of a CTA."""
-    launch = cta.launch
+class Shape(Protocol):
+    """What special registers tell of a launch (`state.Launch`)."""
+
+    @property
+    def grid(self) -> Dim3:
+        """CTAs along each axis."""
+        ...
+
+    @property
+    def block(self) -> Dim3:
+        """Threads along each axis."""
+        ...
+
+    @property
+    def cluster(self) -> Dim3:
+        """CTAs of a cluster along each axis."""
+        ...
+
+    @property
+    def explicit_cluster(self) -> bool:
+        """Whether the launch asked for clusters."""
+        ...
+
+    @property
+    def smem_bytes(self) -> int:
+        """Bytes of dynamic shared memory."""
+        ...
+
+    @property
+    def shared_bytes(self) -> int:
+        """Bytes of all shared memory of a CTA."""
+        ...
+
+
+def cta_specials(launch: Shape, idx: Dim3, rank: int, warps: int, sm_count: int) -> dict[str, Any]:
+    """Special registers that are the same for all warps of the CTA at `idx`."""
     grid, cluster = launch.grid, launch.cluster
-    linear = cta.idx[0] + grid[0] * (cta.idx[1] + grid[1] * cta.idx[2])
+    linear = idx[0] + grid[0] * (idx[1] + grid[1] * idx[2])
     values: dict[str, Any] = {
-        "%nwarpid": len(cta.warps),
-        "%smid": linear % cta.machine.sm_count,
-        "%nsmid": cta.machine.sm_count,
+        "%nwarpid": warps,
+        "%smid": linear % sm_count,
+        "%nsmid": sm_count,
         "%gridid": 0,
         "%laneid": LANE_IDS,
-        "%cluster_ctarank": cta.rank,
+        "%cluster_ctarank": rank,
         "%cluster_nctarank": cluster[0] * cluster[1] * cluster[2],
         "%is_explicit_cluster": launch.explicit_cluster,
         "%dynamic_smem_size": launch.smem_bytes,
-        "%total_smem_size": launch.smem_bytes + launch.code.static_shared,
+        "%total_smem_size": launch.shared_bytes,
         "WARP_SZ": LANES,
     }
     for i, axis in enumerate("xyz"):
-        values[f"%ctaid.{axis}"] = cta.idx[i]
+        values[f"%ctaid.{axis}"] = idx[i]
         values[f"%nctaid.{axis}"] = grid[i]
         values[f"%ntid.{axis}"] = launch.block[i]
-        values[f"%clusterid.{axis}"] = cta.idx[i] // cluster[i]
+        values[f"%clusterid.{axis}"] = idx[i] // cluster[i]
         values[f"%nclusterid.{axis}"] = grid[i] // cluster[i]
-        values[f"%cluster_ctaid.{axis}"] = cta.idx[i] % cluster[i]
+        values[f"%cluster_ctaid.{axis}"] = idx[i] % cluster[i]
         values[f"%cluster_nctaid.{axis}"] = cluster[i]
     return values | _LANE_MASKS
 
@@ -49,18 +81,19 @@ _LANE_MASKS = {
 }
 
 
-def fill_constants(warp: Warp, values: dict[str, Any]) -> None:
-    """Put the special registers into their slots."""
-    for slot, name in warp.code.builder.specials.items():
+def fill_constants(
+    regs: list[Any], slots: dict[int, str], warp: int, block: Dim3, values: dict[str, Any]
+) -> None:
+    """Put the special registers of warp number `warp` into their slots (slot -> name)."""
+    for slot, name in slots.items():
         if name.startswith("%tid."):
-            warp.regs[slot] = _thread_index(warp, "xyz".index(name[-1]))
+            regs[slot] = _thread_index(warp, block, "xyz".index(name[-1]))
         else:
-            warp.regs[slot] = warp.idx if name == "%warpid" else values[name]
+            regs[slot] = warp if name == "%warpid" else values[name]
 
 
-def _thread_index(warp: Warp, axis: int) -> Any:
-    block = warp.cta.launch.block
-    linear = LANE_IDS + np.uint32(warp.idx * LANES)
+def _thread_index(warp: int, block: Dim3, axis: int) -> Any:
+    linear = LANE_IDS + np.uint32(warp * LANES)
     index = (linear, linear // np.uint32(block[0]), linear // np.uint32(block[0] * block[1]))[axis]
     index = index % np.uint32(block[axis]) if axis < 2 else index
     return int(index[0]) if (index == index[0]).all() else index

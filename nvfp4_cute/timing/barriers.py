@@ -1,22 +1,19 @@
 """Waiting for other warps: mbarriers, named barriers, the cluster barrier, words of global memory."""
 
 from math import ceil
-from typing import TYPE_CHECKING
 
-from nvfp4_cute.emulator.machine import RANK_SHIFT
+from nvfp4_cute.emulator.addresses import RANK_SHIFT
 from nvfp4_cute.emulator.record.events import Op, Piece
+from nvfp4_cute.timing.simulation import Simulation
 from nvfp4_cute.timing.state import Barrier, Cluster, Handler, NamedBarrier, Warp
 
-if TYPE_CHECKING:
-    from nvfp4_cute.timing.replay import Simulation
 
-
-def _init(sim: "Simulation", warp: Warp, time: float, barrier: int, count: int) -> float:
+def _init(sim: Simulation, warp: Warp, time: float, barrier: int, count: int) -> float:
     warp.cta.cluster.barriers[barrier] = Barrier(count)
     return time + 2
 
 
-def _arrive(sim: "Simulation", warp: Warp, time: float, barrier: int, count: int) -> float:
+def _arrive(sim: Simulation, warp: Warp, time: float, barrier: int, count: int) -> float:
     cluster = warp.cta.cluster
     if barrier >> RANK_SHIFT == warp.cta.rank:
         arrived(sim, cluster, barrier, count, 0, "arrival", warp, time)
@@ -26,18 +23,18 @@ def _arrive(sim: "Simulation", warp: Warp, time: float, barrier: int, count: int
     return time + 4
 
 
-def _drop(sim: "Simulation", warp: Warp, time: float, barrier: int, count: int) -> float:
+def _drop(sim: Simulation, warp: Warp, time: float, barrier: int, count: int) -> float:
     warp.cta.cluster.barriers[barrier].count -= count
     return _arrive(sim, warp, time, barrier, count)
 
 
-def _tx(sim: "Simulation", warp: Warp, time: float, barrier: int, nbytes: int) -> float:
+def _tx(sim: Simulation, warp: Warp, time: float, barrier: int, nbytes: int) -> float:
     arrived(sim, warp.cta.cluster, barrier, 0, -nbytes, "arrival", warp, time)
     return time + 2
 
 
 def arrived(
-    sim: "Simulation",
+    sim: Simulation,
     cluster: Cluster,
     place: int,
     count: int,
@@ -66,7 +63,7 @@ def arrived(
                 barrier.waiting.append((needed, warp, start))
 
 
-def _wait(sim: "Simulation", warp: Warp, time: float, place: int, needed: int) -> float | None:
+def _wait(sim: Simulation, warp: Warp, time: float, place: int, needed: int) -> float | None:
     barrier = warp.cta.cluster.barriers[place]
     if barrier.phase >= needed:
         return time + sim.constants.wait_ready
@@ -75,7 +72,7 @@ def _wait(sim: "Simulation", warp: Warp, time: float, place: int, needed: int) -
 
 
 def _barrier(
-    sim: "Simulation", warp: Warp, time: float, number: int, threads: int, waits: bool
+    sim: Simulation, warp: Warp, time: float, number: int, threads: int, waits: bool
 ) -> float | None:
     named, cta = warp.cta.named[number], warp.cta
     named.arrived += 1
@@ -86,7 +83,7 @@ def _barrier(
     return None if waits else time + 4
 
 
-def complete(sim: "Simulation", named: NamedBarrier, live: int, time: float, warps: int) -> None:
+def complete(sim: Simulation, named: NamedBarrier, live: int, time: float, warps: int) -> None:
     """Let the warps at a named barrier go on if as many came as it expects, or else as many as are live."""
     needed = named.expected or live
     if not named.arrived or named.arrived < needed:
@@ -100,7 +97,7 @@ def complete(sim: "Simulation", named: NamedBarrier, live: int, time: float, war
         sim.at(end, sim.advance, warp, end)
 
 
-def _cluster_arrive(sim: "Simulation", warp: Warp, time: float) -> float:
+def _cluster_arrive(sim: Simulation, warp: Warp, time: float) -> float:
     cluster = warp.cta.cluster
     cluster.barrier.arrived += 1
     warp.passed = cluster.phase
@@ -108,7 +105,7 @@ def _cluster_arrive(sim: "Simulation", warp: Warp, time: float) -> float:
     return time + 4
 
 
-def complete_cluster(sim: "Simulation", cluster: Cluster, time: float) -> None:
+def complete_cluster(sim: Simulation, cluster: Cluster, time: float) -> None:
     """Let the warps at the cluster barrier go on if every live one came."""
     barrier = cluster.barrier
     if barrier.arrived and barrier.arrived >= cluster.live:
@@ -121,7 +118,7 @@ def complete_cluster(sim: "Simulation", cluster: Cluster, time: float) -> None:
             sim.at(end, sim.advance, warp, end)
 
 
-def _cluster_wait(sim: "Simulation", warp: Warp, time: float) -> float | None:
+def _cluster_wait(sim: Simulation, warp: Warp, time: float) -> float | None:
     cluster = warp.cta.cluster
     if cluster.phase > warp.passed:
         return time + sim.constants.cluster_barrier / 2
@@ -129,18 +126,18 @@ def _cluster_wait(sim: "Simulation", warp: Warp, time: float) -> float | None:
     return None
 
 
-def _fence(sim: "Simulation", warp: Warp, time: float) -> float:
+def _fence(sim: Simulation, warp: Warp, time: float) -> float:
     """Wait until L2 has confirmed what the CTA wrote."""
     confirmed = max(time + sim.constants.l2_latency, warp.cta.written + sim.constants.store_latency)
     return sim.wait(warp, time, confirmed, "fence")
 
 
-def _signal(sim: "Simulation", warp: Warp, time: float, words: tuple[int, ...]) -> float:
+def _signal(sim: Simulation, warp: Warp, time: float, words: tuple[int, ...]) -> float:
     sim.at(time + sim.constants.l2_latency / 2, _written, sim, words, warp, time)
     return time + 1
 
 
-def _written(sim: "Simulation", words: tuple[int, ...], by: Warp, since: float) -> None:
+def _written(sim: Simulation, words: tuple[int, ...], by: Warp, since: float) -> None:
     """L2 has a write of each of some words: looks that come from now on see it."""
     for address in words:
         word = sim.words[address]
@@ -159,7 +156,7 @@ def _written(sim: "Simulation", words: tuple[int, ...], by: Warp, since: float) 
 
 
 def _poll(
-    sim: "Simulation", warp: Warp, time: float, address: int, needed: int, lines: tuple[Piece, ...]
+    sim: Simulation, warp: Warp, time: float, address: int, needed: int, lines: tuple[Piece, ...]
 ) -> None:
     """Look at a word until it has been written as often as it takes."""
     answer = max(sim.memory.read(line, time, warp.sm.gpc).time for line in lines)
@@ -167,7 +164,7 @@ def _poll(
     sim.at(look, _look, sim, warp, time, address, needed, look)
 
 
-def _look(sim: "Simulation", warp: Warp, start: float, address: int, needed: int, look: float) -> None:
+def _look(sim: Simulation, warp: Warp, start: float, address: int, needed: int, look: float) -> None:
     word = sim.words[address]
     if word.writes < needed:
         word.waiting.append((needed, warp, start, look))

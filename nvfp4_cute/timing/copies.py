@@ -1,17 +1,15 @@
 """Bulk copies: the copy engine of an SM, between shared memories of a cluster, and from shared to global memory."""
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from nvfp4_cute.emulator.record.events import Op, Piece
 from nvfp4_cute.timing.barriers import arrived
+from nvfp4_cute.timing.simulation import Simulation
 from nvfp4_cute.timing.state import Handler, Sm, Span, Warp
-
-if TYPE_CHECKING:
-    from nvfp4_cute.timing.replay import Simulation
 
 
 def _load(
-    sim: "Simulation",
+    sim: Simulation,
     warp: Warp,
     time: float,
     pieces: tuple[Piece, ...],
@@ -35,14 +33,14 @@ def _load(
     return start + 4
 
 
-def _queue_copy(sim: "Simulation", sm: Sm, work: Any, operands: tuple[Any, ...]) -> None:
+def _queue_copy(sim: Simulation, sm: Sm, work: Any, operands: tuple[Any, ...]) -> None:
     sm.copies.append((work, operands))
     if not sm.engine_busy:
         sm.engine_busy = True
         _next_copy(sim, sm)
 
 
-def _next_copy(sim: "Simulation", sm: Sm) -> None:
+def _next_copy(sim: Simulation, sm: Sm) -> None:
     """The copy engine of an SM takes the next instruction."""
     if not sm.copies:
         sm.engine_busy = False
@@ -51,7 +49,7 @@ def _next_copy(sim: "Simulation", sm: Sm) -> None:
     sim.at(sim.now + work(sim, sm, *operands), _next_copy, sim, sm)
 
 
-def _knows_map(sim: "Simulation", sm: Sm, tensor_map: int) -> float:
+def _knows_map(sim: Simulation, sm: Sm, tensor_map: int) -> float:
     """When the engine, which begins with an instruction now, has its tensor map; 0: it needs none."""
     if not tensor_map:
         return sim.now
@@ -59,7 +57,7 @@ def _knows_map(sim: "Simulation", sm: Sm, tensor_map: int) -> float:
 
 
 def _fetch_tile(
-    sim: "Simulation",
+    sim: Simulation,
     sm: Sm,
     warp: Warp,
     issued: float,
@@ -90,15 +88,13 @@ def _fetch_tile(
 
 
 def _prefetch(
-    sim: "Simulation", warp: Warp, time: float, pieces: tuple[Piece, ...], nbytes: int, tensor_map: int
+    sim: Simulation, warp: Warp, time: float, pieces: tuple[Piece, ...], nbytes: int, tensor_map: int
 ) -> float:
     sim.at(time, _queue_copy, sim, warp.sm, _fetch_into_l2, (pieces, nbytes, tensor_map))
     return time + 4
 
 
-def _fetch_into_l2(
-    sim: "Simulation", sm: Sm, pieces: tuple[Piece, ...], nbytes: int, tensor_map: int
-) -> float:
+def _fetch_into_l2(sim: Simulation, sm: Sm, pieces: tuple[Piece, ...], nbytes: int, tensor_map: int) -> float:
     """Ask L2 for a tile that nobody waits for; returns how long the engine is busy with it."""
     start = _knows_map(sim, sm, tensor_map)
     looked_up = max([sim.now, *(sim.memory.prefetch(piece, start, sm.gpc) for piece in pieces)])
@@ -108,13 +104,13 @@ def _fetch_into_l2(
     return busy
 
 
-def _prefetch_map(sim: "Simulation", warp: Warp, time: float, maps: tuple[int, ...]) -> float:
+def _prefetch_map(sim: Simulation, warp: Warp, time: float, maps: tuple[int, ...]) -> float:
     for tensor_map in maps:
         warp.sm.maps.setdefault(tensor_map, time + sim.constants.descriptor_latency)
     return time + 1
 
 
-def _exchange(sim: "Simulation", warp: Warp, time: float, nbytes: int, signals: Any) -> float:
+def _exchange(sim: Simulation, warp: Warp, time: float, nbytes: int, signals: Any) -> float:
     sm = warp.sm
     sm.exchange_port = max(sm.exchange_port, time) + nbytes / sim.constants.exchange_bandwidth
     end = sm.exchange_port + sim.constants.arrive_remote
@@ -124,14 +120,14 @@ def _exchange(sim: "Simulation", warp: Warp, time: float, nbytes: int, signals: 
     return time + min(4.0, nbytes / sim.constants.smem_bandwidth)
 
 
-def _take_over(sim: "Simulation", warp: Warp, time: float, signals: Any, nbytes: int) -> float:
+def _take_over(sim: Simulation, warp: Warp, time: float, signals: Any, nbytes: int) -> float:
     end = time + 2 * sim.constants.l2_latency
     for place in signals:
         sim.at(end, arrived, sim, warp.cta.cluster, place, 0, nbytes, "work", warp, time)
     return time + 4
 
 
-def _store(sim: "Simulation", warp: Warp, time: float, pieces: tuple[Piece, ...], nbytes: int) -> float:
+def _store(sim: Simulation, warp: Warp, time: float, pieces: tuple[Piece, ...], nbytes: int) -> float:
     sm = warp.sm
     sm.egress = max(sm.egress, time) + max(sim.constants.tma_issue, nbytes * sim.sm_cycles)
     done = (
@@ -141,12 +137,12 @@ def _store(sim: "Simulation", warp: Warp, time: float, pieces: tuple[Piece, ...]
     return time + 4
 
 
-def _commit_stores(sim: "Simulation", warp: Warp, time: float) -> float:
+def _commit_stores(sim: Simulation, warp: Warp, time: float) -> float:
     warp.stores.commit()
     return time
 
 
-def _wait_stores(sim: "Simulation", warp: Warp, time: float, pending: int) -> float:
+def _wait_stores(sim: Simulation, warp: Warp, time: float, pending: int) -> float:
     return sim.wait(warp, time, warp.stores.wait(pending), "store")
 
 

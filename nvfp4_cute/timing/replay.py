@@ -6,12 +6,11 @@ barrier's arrivals and bytes have come. The same trace gives the same time.
 """
 
 import gc
-from collections import defaultdict, deque
+from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
-from heapq import heappop, heappush
-from typing import Any
+from heapq import heappop
 
 from nvfp4_cute.emulator.record.events import Event, LaunchTrace, Op
 from nvfp4_cute.errors import EmulatorError
@@ -20,7 +19,8 @@ from nvfp4_cute.timing.barriers import complete, complete_cluster
 from nvfp4_cute.timing.constants import Constants
 from nvfp4_cute.timing.memory import LAYOUTS, Memory
 from nvfp4_cute.timing.result import Timing, critical_path, lanes_of, stalls_of
-from nvfp4_cute.timing.state import Cluster, Cta, Handler, Sm, Span, Warp, Word
+from nvfp4_cute.timing.simulation import Simulation
+from nvfp4_cute.timing.state import Cluster, Cta, Handler, Sm, Warp
 
 HANDLERS: dict[Op, Handler] = {
     **work.HANDLERS,
@@ -50,54 +50,43 @@ def role_of(events: list[Event]) -> str:
 
 
 # ---- the simulation --------------------------------------------------------------------------------------------------
-class Simulation:
+class Replay(Simulation):
     """Replays the clusters of one launch. `run` once.
 
     Attributes:
-        constants, trace: of the GPU, and of the launch.  memory: of the GPU.  sms: all of them.
-        now: the time of what is being done.  last: when the last thing ended so far.
-        timeline: whether spans of engines and pipes are kept.
-        sm_cycles: that an SM takes for a byte of L2.  issue_left: share of a scheduler that wgmma leaves.
-        intervals: of matrix instructions, by shape, as far as they were asked for.  words: of global memory, by address.
+        trace: of the launch.  sms: of the GPU.
     """
 
     def __init__(self, constants: Constants, trace: LaunchTrace, *, timeline: bool = False, layout: int = 0):
         """`timeline`: keep what every warp did when. `layout`: where memory lies, as ``Memory`` takes it."""
-        self.constants, self.trace = constants, trace
-        self.memory = Memory(constants, layout=layout, keep_log=timeline)
-        self.timeline = timeline
-        self._explained = timeline or _count_events(trace) <= MOST_EXPLAINED
-        self.now = self.last = 0.0
+        explained = timeline or _count_events(trace) <= MOST_EXPLAINED
+        super().__init__(
+            constants,
+            Memory(constants, layout=layout, keep_log=timeline),
+            timeline=timeline,
+            explained=explained,
+        )
+        self.trace = trace
         self._gpcs: list[list[Sm]] = [[] for _ in constants.gpcs]
         for gpc, count in enumerate(constants.gpcs):
             first = sum(constants.gpcs[:gpc])
             self._gpcs[gpc] = [Sm(i, gpc) for i in range(first, first + count)]
         self.sms = [sm for group in self._gpcs for sm in group]
         self._waiting = deque(trace.clusters)
-        self._heap: list[tuple[float, int, Any, tuple[Any, ...]]] = []
-        self._sequence = self._started = 0
+        self._started = 0
         self._finished: list[Warp] = []
         self._per_sm = trace.ctas_per_sm
-        self.sm_cycles = 1 / constants.sm_bandwidth
-        self.issue_left = 1 - constants.wgmma_issue
         self._handlers = {op: partial(HANDLERS[op], self) for op in Op}
         self._roles: dict[int, str] = {}
-        self.intervals: dict[Any, float] = {}
-        self.words: dict[int, Word] = defaultdict(Word)
 
     # ---- scheduling ----------------------------------------------------------------------------------
-    def at(self, time: float, action: Any, *args: Any) -> None:
-        """Have an action called with its arguments when it is that time."""
-        self._sequence += 1
-        heappush(self._heap, (time, self._sequence, action, args))
-
     def run(self) -> Timing:
         """Replay everything.
 
         Raises:
             EmulatorError: warps wait for what never comes: the trace is not that of a whole launch.
         """
-        heap = self._heap
+        heap = self.heap
         with _no_garbage_collection():
             self._place(self.constants.launch / 2)
             while heap:
@@ -158,7 +147,7 @@ class Simulation:
 
     def advance(self, warp: Warp, time: float) -> None:
         """Run a warp from `time` until it blocks, ends, or another one is due."""
-        events, handlers, heap = warp.events, self._handlers, self._heap
+        events, handlers, heap = warp.events, self._handlers, self.heap
         count = len(events)
         while warp.position < count:
             if heap and heap[0][0] < time:
@@ -200,19 +189,6 @@ class Simulation:
         if self._waiting:
             self._place(self.now + self.constants.cta_start, last)
 
-    def wait(self, warp: Warp, time: float, done: float, cause: str) -> float:
-        """A warp waits from `time` until something is done, if it is not; returns when the warp goes on."""
-        end = max(time, done)
-        self.stall(warp, time, end, cause)
-        return end
-
-    def stall(
-        self, warp: Warp, start: float, end: float, cause: str, by: Warp | None = None, since: float = 0.0
-    ) -> None:
-        """A warp's time from `start` to `end`, as a Span has it; nothing where it has no length."""
-        if end > start and self._explained:
-            warp.spans.append(Span(start, end, cause, by, since))
-
     def _result(self) -> Timing:
         finished = self._finished
         return Timing(
@@ -227,7 +203,7 @@ class Simulation:
             [sm.busy for sm in self.sms],
             [sm.mma_busy for sm in self.sms],
             stalls_of(finished),
-            critical_path(finished) if finished and self._explained else {},
+            critical_path(finished) if finished and self.explained else {},
             lanes=lanes_of(finished, self.sms) if self.timeline else [],
             memory_log=self.memory.log,
         )
@@ -259,7 +235,7 @@ def replay(
     Raises:
         EmulatorError: warps wait for what never comes, or a cluster is larger than the GPU's groups of SMs.
     """
-    timing = Simulation(constants, trace, timeline=timeline).run()
+    timing = Replay(constants, trace, timeline=timeline).run()
     others = range(1, LAYOUTS) if all_layouts else ()
-    timing.elsewhere = [Simulation(constants, trace, layout=layout).run().cycles for layout in others]
+    timing.elsewhere = [Replay(constants, trace, layout=layout).run().cycles for layout in others]
     return timing

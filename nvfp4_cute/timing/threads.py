@@ -1,16 +1,12 @@
 """Global memory that threads read and write: loads, stores, atomics, cp.async."""
 
-from typing import TYPE_CHECKING
-
 from nvfp4_cute.emulator.record.events import Op, Piece
 from nvfp4_cute.timing.barriers import arrived
+from nvfp4_cute.timing.simulation import Simulation
 from nvfp4_cute.timing.state import Handler, Warp
 
-if TYPE_CHECKING:
-    from nvfp4_cute.timing.replay import Simulation
 
-
-def _fetch_lines(sim: "Simulation", warp: Warp, time: float, lines: tuple[Piece, ...]) -> float:
+def _fetch_lines(sim: Simulation, warp: Warp, time: float, lines: tuple[Piece, ...]) -> float:
     """When the last line is there; the SM takes a line a cycle, and reads none twice while it remembers it."""
     sm, there = warp.sm, time
     sm.memory_port = max(sm.memory_port, time)
@@ -23,22 +19,22 @@ def _fetch_lines(sim: "Simulation", warp: Warp, time: float, lines: tuple[Piece,
     return there
 
 
-def _read(sim: "Simulation", warp: Warp, time: float, number: int, lines: tuple[Piece, ...]) -> float:
+def _read(sim: Simulation, warp: Warp, time: float, number: int, lines: tuple[Piece, ...]) -> float:
     warp.reads[number] = _fetch_lines(sim, warp, time, lines)
     return time + 1
 
 
-def _atomic(sim: "Simulation", warp: Warp, time: float, number: int, lines: tuple[Piece, ...]) -> float:
+def _atomic(sim: Simulation, warp: Warp, time: float, number: int, lines: tuple[Piece, ...]) -> float:
     done = max([sim.memory.read(line, time, warp.sm.gpc).time for line in lines], default=time)
     warp.reads[number] = done
     return time + 1
 
 
-def _use(sim: "Simulation", warp: Warp, time: float, number: int) -> float:
+def _use(sim: Simulation, warp: Warp, time: float, number: int) -> float:
     return sim.wait(warp, time, warp.reads.get(number, time), "global load")
 
 
-def _write(sim: "Simulation", warp: Warp, time: float, lines: tuple[Piece, ...]) -> float:
+def _write(sim: Simulation, warp: Warp, time: float, lines: tuple[Piece, ...]) -> float:
     sm = warp.sm
     for line in lines:
         sm.memory_port = max(sm.memory_port, time) + max(1.0, line[1] * sim.sm_cycles)
@@ -47,21 +43,21 @@ def _write(sim: "Simulation", warp: Warp, time: float, lines: tuple[Piece, ...])
     return max(time + 1, sm.memory_port - 200)
 
 
-def _async_read(sim: "Simulation", warp: Warp, time: float, lines: tuple[Piece, ...]) -> float:
+def _async_read(sim: Simulation, warp: Warp, time: float, lines: tuple[Piece, ...]) -> float:
     warp.async_reads.add(_fetch_lines(sim, warp, time, lines))
     return time + 1
 
 
-def _commit_async(sim: "Simulation", warp: Warp, time: float) -> float:
+def _commit_async(sim: Simulation, warp: Warp, time: float) -> float:
     warp.async_reads.commit()
     return time
 
 
-def _wait_async(sim: "Simulation", warp: Warp, time: float, pending: int) -> float:
+def _wait_async(sim: Simulation, warp: Warp, time: float, pending: int) -> float:
     return sim.wait(warp, time, warp.async_reads.wait(pending), "memory data")
 
 
-def _arrive_async(sim: "Simulation", warp: Warp, time: float, barrier: int, raised: bool) -> float:
+def _arrive_async(sim: Simulation, warp: Warp, time: float, barrier: int, raised: bool) -> float:
     cluster = warp.cta.cluster
     if raised:
         cluster.barriers[barrier].pending += 1

@@ -1,19 +1,16 @@
 """What a warp computes: issue slots and ALUs of its scheduler, matrix pipes, tensor memory."""
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
-from nvfp4_cute.emulator.machine import RANK_SHIFT
+from nvfp4_cute.emulator.addresses import RANK_SHIFT
 from nvfp4_cute.emulator.record.events import Op
 from nvfp4_cute.timing.barriers import arrived
+from nvfp4_cute.timing.simulation import Simulation
 from nvfp4_cute.timing.state import SCHEDULERS, Cta, Handler, Sm, Span, Warp
-
-if TYPE_CHECKING:
-    from nvfp4_cute.timing.replay import Simulation
 
 
 def _compute(
-    sim: "Simulation", warp: Warp, time: float, slots: float, alu: float, port: float, path: float, fresh: int
+    sim: Simulation, warp: Warp, time: float, slots: float, alu: float, port: float, path: float, fresh: int
 ) -> float:
     sm, index = warp.sm, warp.scheduler
     if fresh and warp.cta.start <= sim.constants.launch / 2:
@@ -24,7 +21,7 @@ def _compute(
     return sim.wait(warp, time, max(time + path, issued, done, sm.port if port else 0.0), "compute")
 
 
-def worked(sim: "Simulation", sm: Sm, index: int, start: float, cycles: float) -> float:
+def worked(sim: Simulation, sm: Sm, index: int, start: float, cycles: float) -> float:
     """When `cycles` of a scheduler or an ALU are done, which wgmma slows down: it uses registers, too."""
     left = sim.issue_left
     if left == 1:
@@ -35,7 +32,7 @@ def worked(sim: "Simulation", sm: Sm, index: int, start: float, cycles: float) -
     return start + cycles / left if cycles <= beside * left else start + cycles + beside * (1 - left)
 
 
-def _matrix(sim: "Simulation", warp: Warp, time: float, element: str, flops: int) -> float:
+def _matrix(sim: Simulation, warp: Warp, time: float, element: str, flops: int) -> float:
     sm, index = warp.sm, warp.scheduler
     cycles = SCHEDULERS * flops / sim.constants.matrix_rate(element)
     start = max(sm.matrix[index], time)
@@ -45,11 +42,11 @@ def _matrix(sim: "Simulation", warp: Warp, time: float, element: str, flops: int
     return start + 1
 
 
-def _sleep(sim: "Simulation", warp: Warp, time: float, nanoseconds: int) -> float:
+def _sleep(sim: Simulation, warp: Warp, time: float, nanoseconds: int) -> float:
     return sim.wait(warp, time, time + nanoseconds * sim.constants.clock_hz / 1e9, "sleep")
 
 
-def _mma(sim: "Simulation", warp: Warp, time: float, shape: tuple[str, int, int, int, bool]) -> float:
+def _mma(sim: Simulation, warp: Warp, time: float, shape: tuple[str, int, int, int, bool]) -> float:
     interval = sim.intervals.get(shape)
     if interval is None:
         interval = sim.intervals[shape] = sim.constants.mma_interval(*shape)
@@ -63,21 +60,21 @@ def _mma(sim: "Simulation", warp: Warp, time: float, shape: tuple[str, int, int,
     return time + 4
 
 
-def _pair(sim: "Simulation", warp: Warp, cta_group: int) -> Sequence[Cta]:
+def _pair(sim: Simulation, warp: Warp, cta_group: int) -> Sequence[Cta]:
     if cta_group == 1:
         return (warp.cta,)
     even = warp.cta.rank & ~1
     return warp.cta.cluster.ctas[even : even + 2]
 
 
-def _tensor_copy(sim: "Simulation", warp: Warp, time: float, nbytes: int, cta_group: int) -> float:
+def _tensor_copy(sim: Simulation, warp: Warp, time: float, nbytes: int, cta_group: int) -> float:
     sm = warp.sm
     sm.copy_pipe = max(sm.copy_pipe, sm.last_start, time) + nbytes / sim.constants.tensor_copy_bandwidth
     sm.last_copy = sm.copy_pipe
     return time + 4
 
 
-def _commit_mma(sim: "Simulation", warp: Warp, time: float, places: tuple[int, ...]) -> float:
+def _commit_mma(sim: Simulation, warp: Warp, time: float, places: tuple[int, ...]) -> float:
     sm, cluster = warp.sm, warp.cta.cluster
     done = max(sm.pipe, sm.last_copy, time) + sim.constants.commit_latency - sim.constants.wake
     for place in places:
@@ -87,36 +84,36 @@ def _commit_mma(sim: "Simulation", warp: Warp, time: float, places: tuple[int, .
     return time + 4
 
 
-def _tensor_load(sim: "Simulation", warp: Warp, time: float, columns: int) -> float:
+def _tensor_load(sim: Simulation, warp: Warp, time: float, columns: int) -> float:
     warp.tensor_done = _columns_done(sim, warp, time, columns)
     return time + 2
 
 
-def _tensor_store(sim: "Simulation", warp: Warp, time: float, columns: int) -> float:
+def _tensor_store(sim: Simulation, warp: Warp, time: float, columns: int) -> float:
     warp.tensor_stored = _columns_done(sim, warp, time, columns)
     return time + 2
 
 
-def _columns_done(sim: "Simulation", warp: Warp, time: float, columns: int) -> float:
+def _columns_done(sim: Simulation, warp: Warp, time: float, columns: int) -> float:
     """When a load or store of tensor memory is done: a column a cycle in each quadrant."""
     busy = warp.sm.tensor_loads
     busy[warp.scheduler] = max(busy[warp.scheduler], time) + columns
     return busy[warp.scheduler] + sim.constants.tensor_load_latency
 
 
-def _wait_tensor_load(sim: "Simulation", warp: Warp, time: float) -> float:
+def _wait_tensor_load(sim: Simulation, warp: Warp, time: float) -> float:
     return sim.wait(warp, time, warp.tensor_done, "tensor memory")
 
 
-def _wait_tensor_store(sim: "Simulation", warp: Warp, time: float) -> float:
+def _wait_tensor_store(sim: Simulation, warp: Warp, time: float) -> float:
     return sim.wait(warp, time, warp.tensor_stored, "tensor memory")
 
 
-def _allocate(sim: "Simulation", warp: Warp, time: float) -> float:
+def _allocate(sim: Simulation, warp: Warp, time: float) -> float:
     return sim.wait(warp, time, time + sim.constants.allocate, "tensor memory allocation")
 
 
-def _wgmma(sim: "Simulation", warp: Warp, time: float, shape: tuple[str, int, bool]) -> float:
+def _wgmma(sim: Simulation, warp: Warp, time: float, shape: tuple[str, int, bool]) -> float:
     interval = sim.intervals.get(shape)
     if interval is None:
         interval = sim.intervals[shape] = sim.constants.wgmma_interval(*shape)
@@ -130,12 +127,12 @@ def _wgmma(sim: "Simulation", warp: Warp, time: float, shape: tuple[str, int, bo
     return time + 2
 
 
-def _commit_wgmma(sim: "Simulation", warp: Warp, time: float) -> float:
+def _commit_wgmma(sim: Simulation, warp: Warp, time: float) -> float:
     warp.wgmmas.commit()
     return time
 
 
-def _wait_wgmma(sim: "Simulation", warp: Warp, time: float, pending: int) -> float:
+def _wait_wgmma(sim: Simulation, warp: Warp, time: float, pending: int) -> float:
     return sim.wait(warp, time, warp.wgmmas.wait(pending), "MMA")
 
 

@@ -7,7 +7,7 @@ import pytest
 import small_kernels as small
 from small_kernels import DATA, in_thread, in_warp, init, load, wait
 
-from nvfp4_cute.emulator.check.hazards import HazardError
+from nvfp4_cute.emulator.check.ledger import HazardError
 from nvfp4_cute.emulator.fronts.driver import run_ptx
 
 MODES = ("eager", "lazy", "random:3")

@@ -7,7 +7,7 @@ import pytest
 import small_kernels as small
 from small_kernels import DATA, commit, in_thread, in_warp, init, load, save, wait
 
-from nvfp4_cute.emulator.check.hazards import HazardError
+from nvfp4_cute.emulator.check.ledger import HazardError
 from nvfp4_cute.emulator.fronts.driver import Emulator, run_ptx
 from nvfp4_cute.emulator.machine import Machine
 

@@ -7,9 +7,11 @@ import pytest
 
 from nvfp4_cute.emulator.code import Code
 from nvfp4_cute.emulator.fronts.driver import run_ptx
-from nvfp4_cute.emulator.isa import Builder, Mods, find_handler, handler
+from nvfp4_cute.emulator.isa import Builder, Mods, handler
+from nvfp4_cute.emulator.isa.families import find_handler
 from nvfp4_cute.emulator.isa.requirements import architecture
-from nvfp4_cute.emulator.machine import Machine, bits_mask, mask_bits
+from nvfp4_cute.emulator.lanes import bits_mask, mask_bits
+from nvfp4_cute.emulator.machine import Machine
 from nvfp4_cute.emulator.ptx import Inst, Reg, parse
 from nvfp4_cute.errors import EmulatorError
 

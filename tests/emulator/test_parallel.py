@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from nvfp4_cute.emulator import parallel
-from nvfp4_cute.emulator.check.hazards import HazardError
+from nvfp4_cute.emulator.check.ledger import HazardError
 from nvfp4_cute.emulator.code import Code
 from nvfp4_cute.emulator.fronts.driver import run_ptx
 from nvfp4_cute.emulator.machine import Machine

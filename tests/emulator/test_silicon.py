@@ -10,7 +10,7 @@ import small_kernels as small
 from small_kernels import in_thread, in_warp, init, wait
 
 from nvfp4_cute.emulator import silicon
-from nvfp4_cute.emulator.check.hazards import HazardError
+from nvfp4_cute.emulator.check.ledger import HazardError
 from nvfp4_cute.emulator.fronts import driver
 from nvfp4_cute.emulator.fronts.driver import Emulator, run_ptx
 from nvfp4_cute.emulator.machine import Machine

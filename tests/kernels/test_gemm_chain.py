@@ -11,7 +11,7 @@ from nvfp4_cute import KernelConfig, NVFP4Tensor, PersistentMLP, UnsupportedProb
 from nvfp4_cute.backends.emulator import observe
 from nvfp4_cute.compile.cache import get_kernel
 from nvfp4_cute.compile.keys import KernelKey
-from nvfp4_cute.emulator.check.hazards import HazardError
+from nvfp4_cute.emulator.check.ledger import HazardError
 from nvfp4_cute.emulator.fronts.driver import Emulator
 from nvfp4_cute.formats.scale_layout import from_blocked
 from nvfp4_cute.launch import plan

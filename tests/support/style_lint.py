@@ -98,6 +98,24 @@ def _is_type_checking(node: ast.AST) -> bool:
     return isinstance(node, ast.If) and ast.unparse(node.test).endswith("TYPE_CHECKING")
 
 
+def circles(graph: dict[str, set[str]]) -> list[list[str]]:
+    """Sets of modules that reach one another, each sorted. `graph`: module -> the modules that it imports."""
+    reached: dict[str, set[str]] = {}
+    for start in graph:
+        pending, seen = [start], set[str]()
+        while pending:
+            for following in graph[pending.pop()] - seen:
+                seen.add(following)
+                pending.append(following)
+        reached[start] = seen
+    found = {
+        tuple(sorted(m for m in reached[start] if start in reached[m]))
+        for start in graph
+        if start in reached[start]
+    }
+    return [list(circle) for circle in sorted(found)]
+
+
 def environment_findings(path: str, source: str) -> list[Finding]:
     """Every use of the process environment, except plain writes: those hand a setting to a library we call."""
     tree = ast.parse(source)

@@ -12,7 +12,7 @@ from nvfp4_cute.emulator.isa.spaces import SPACES, generic_space
 from nvfp4_cute.emulator.ptx import Inst
 
 if TYPE_CHECKING:
-    from nvfp4_cute.emulator.lanes import Warp
+    from nvfp4_cute.emulator.state import Warp
 
 MATRIX_ROWS, ROW_BYTES = 8, 16
 MATRICES = ("ldmatrix", "stmatrix")

@@ -16,7 +16,7 @@ import numpy as np
 from nvfp4_cute.emulator.modes import Engine
 
 if TYPE_CHECKING:
-    from nvfp4_cute.emulator.lanes import Warp
+    from nvfp4_cute.emulator.state import Warp
 
 SEEN, FENCED, CLUSTER = 0, 1, 2
 COMPONENT_SHIFT = 32

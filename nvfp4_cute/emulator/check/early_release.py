@@ -18,16 +18,15 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from nvfp4_cute.emulator.check.clocks import SEEN, WarpClock, epoch
+from nvfp4_cute.emulator.check.ledger import Ledger
 from nvfp4_cute.emulator.check.shadow import Actor
 from nvfp4_cute.emulator.late_registers import reached_slots
 from nvfp4_cute.emulator.ptx import Inst
 
 if TYPE_CHECKING:
-    from nvfp4_cute.emulator.check.hazards import Checker
     from nvfp4_cute.emulator.code import Code
     from nvfp4_cute.emulator.isa import Step
-    from nvfp4_cute.emulator.lanes import Warp
-    from nvfp4_cute.emulator.machine import Cta
+    from nvfp4_cute.emulator.state import Cta, Warp
 
 READS = "reads"
 """Component of a warp's clock that numbers its loads from shared memory."""
@@ -98,7 +97,7 @@ class WarpReads:
 class EarlyReleases:
     """The loads of all warps of the running clusters, and the asynchronous writes over them."""
 
-    def __init__(self, checker: "Checker"):
+    def __init__(self, checker: Ledger):
         """`checker`: where findings go."""
         self.checker = checker
         self._reads: dict[Warp, WarpReads] = {}
@@ -222,6 +221,6 @@ def _moving(step: "Step", reads: list[int], writes: list[int]) -> "Step":
 
 
 def _releases(warp: "Warp") -> EarlyReleases:
-    checker = warp.cta.machine.checker
+    checker: Any = warp.cta.machine.checker
     assert checker is not None, "a watched step on an unchecked machine"
     return checker.early_releases

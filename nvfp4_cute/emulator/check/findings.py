@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from nvfp4_cute.emulator.check.hazards import Hazard, HazardError, Site
+from nvfp4_cute.emulator.check.ledger import Hazard, HazardError, Site
 from nvfp4_cute.emulator.faults import Fault
 
 CHECKS = ("errors", "all")

@@ -7,18 +7,20 @@ together with fences: a store tells what its warp knew at its last fence, what a
 """
 
 import bisect
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from nvfp4_cute.emulator.check.clocks import FENCED, NOBODY, SEEN, first_unordered, joined, unordered
+from nvfp4_cute.emulator.check.ledger import Ledger
 from nvfp4_cute.emulator.check.shadow import GLOBAL_GRANULE, Actor, GlobalShadow
+from nvfp4_cute.emulator.check.silicon_checks import SiliconChecks
 from nvfp4_cute.emulator.memory import GlobalMemory, Range, host_view
 
 if TYPE_CHECKING:
-    from nvfp4_cute.emulator.check.hazards import Checker
-    from nvfp4_cute.emulator.lanes import Warp
+    from nvfp4_cute.emulator.state import Warp
 
 
 @dataclass
@@ -76,9 +78,9 @@ class Told:
 class GlobalRaces:
     """Last writers of the writable ranges, and what addresses used for synchronisation tell."""
 
-    def __init__(self, checker: "Checker"):
-        """`checker`: where findings go."""
-        self.checker = checker
+    def __init__(self, checker: Ledger, silicon: SiliconChecks, accessed: Callable[..., None]):
+        """`checker`: where findings go.  `silicon`: rules of scopes.  `accessed`: hears of every access (`pdl`)."""
+        self.checker, self.silicon, self._accessed = checker, silicon, accessed
         self._ranges: list[Range] = []
         self._starts: list[int] = []
         self._shadows: dict[int, GlobalShadow] = {}
@@ -126,7 +128,7 @@ class GlobalRaces:
         self, addresses: np.ndarray, nbytes: int, actor: Actor, *, write: bool, atomic: bool = False
     ) -> None:
         """Hold accesses of `nbytes` at each address (int64; none for a box outside its tensor) against the earlier writes."""
-        self.checker.dependencies.access(addresses, nbytes, actor, write=write)
+        self._accessed(addresses, nbytes, actor, write=write)
         self._access(addresses, nbytes, actor, write=write, atomic=atomic)
 
     def _access(
@@ -183,10 +185,8 @@ class GlobalRaces:
             late, unfenced = self._unfenced(shadow, index, mine, actor)
         checker = self.checker
         if late is None:
-            if checker.silicon.narrow and not (write or atomic):
-                checker.silicon.stores_relied_on(
-                    mine, shadow.sites[index], actor, self._place(shadow, index[0])
-                )
+            if self.silicon.narrow and not (write or atomic):
+                self.silicon.stores_relied_on(mine, shadow.sites[index], actor, self._place(shadow, index[0]))
             return
         number = int(shadow.sites[index[late]])
         site, other = checker.sites[actor.site], checker.sites[number]

@@ -19,7 +19,7 @@ and volatile ones on global memory together with fences (`global_races`).
 """
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -28,22 +28,19 @@ from nvfp4_cute.emulator.check import shadow
 from nvfp4_cute.emulator.check.clocks import SEEN, Components, WarpClock, epoch, joined
 from nvfp4_cute.emulator.check.early_release import EarlyReleases
 from nvfp4_cute.emulator.check.global_races import GlobalRaces
+from nvfp4_cute.emulator.check.ledger import BarrierClock, Hazard, HeldWrite, Record, Site
 from nvfp4_cute.emulator.check.pdl import Dependencies
 from nvfp4_cute.emulator.check.shadow import Actor, Conflict, Shadow, TensorShadow
 from nvfp4_cute.emulator.check.silicon_checks import SiliconChecks
 from nvfp4_cute.emulator.faults import Fault, SiliconFault
 from nvfp4_cute.emulator.memory import GlobalMemory, Mbarrier
 from nvfp4_cute.emulator.modes import Engine, Operation
-from nvfp4_cute.emulator.ptx import Inst
+from nvfp4_cute.emulator.places import Place
 from nvfp4_cute.emulator.silicon import named
 from nvfp4_cute.errors import EmulatorError
 
 if TYPE_CHECKING:
-    from nvfp4_cute.emulator.lanes import Warp
-    from nvfp4_cute.emulator.machine import Cluster, Cta, Launch
-
-Place = tuple[Any, tuple[int, int]]
-"""Index and row span of granules, as `shadow` makes them."""
+    from nvfp4_cute.emulator.state import Cluster, Cta, Launch, Warp
 
 COMPONENTS_PER_WARP, BARRIERS_PER_CTA = 8, 64
 """First guesses; there may be more of either."""
@@ -55,138 +52,6 @@ USES = "uses"
 """Component of a warp's clock that numbers its loads from tensor memory as their registers are used."""
 
 ONLY_USED = "the registers were used before, which orders no access to memory: put tcgen05.wait::ld before the release"
-
-_NAMES = (
-    ("cp.async.bulk.tensor", "TMA store", "global.shared::cta"),
-    ("cp.async.bulk.tensor", "TMA load", ""),
-    ("cp.reduce.async.bulk", "bulk reduction", ""),
-    ("cp.async.bulk", "bulk store", "global.shared::cta"),
-    ("cp.async.bulk", "bulk load", ""),
-)
-
-
-@dataclass(frozen=True)
-class Site:
-    """An instruction in one warp."""
-
-    cta: tuple[int, int, int]
-    warp: int
-    inst: Inst
-    atomic: bool = False
-
-    def __str__(self) -> str:
-        """Such as ``TMA load (cta 0,0,0 warp 5, PTX line 224, load.py:48)``."""
-        words = ".".join((self.inst.opcode, *self.inst.mods))
-        name = ".".join(words.split(".")[:2])
-        for start, readable, part in _NAMES:
-            if words.startswith(start) and part in words:
-                name = readable
-                break
-        source = self.inst.source
-        python = f", {source[0].rsplit('/', 1)[-1]}:{source[1]}" if source else ""
-        return (
-            f"{name} (cta {','.join(map(str, self.cta))} warp {self.warp}, PTX line {self.inst.line}{python})"
-        )
-
-
-@dataclass
-class Hazard:
-    """One finding.
-
-    Attributes:
-        kind: "race", "proxy-fence", "early-release", "uninitialised", "mbarrier", "tensor-memory", "double-store", "exit", or the
-            `kind` of a `faults.Fault` that stopped the launch ("silicon" among them).
-        kernel: name of the entry.  site: the instruction that showed it, if one did.  other: the other access.
-        text: what is wrong, in words.  count: how many more of the same pair of instructions were seen.
-        rule: name of the rule of `silicon` where the kind is that.
-        severity: "error", "warning", or "note" where the evidence is weak or only speed is at stake.
-    """
-
-    kind: str
-    kernel: str
-    site: Site | None
-    other: Site | None
-    text: str
-    count: int = 1
-    severity: str = "error"
-    rule: str = ""
-
-    def __str__(self) -> str:
-        """Kind, text, and the PTX lines."""
-        kind = self.kind if self.severity == "error" else f"{self.kind} ({self.severity})"
-        lines = [f"{kind}: {self.text}" + (f" [{self.count} times]" if self.count > 1 else "")]
-        lines += [
-            f"    PTX line {s.inst.line}: {s.inst.text}" for s in (self.site, self.other) if s is not None
-        ]
-        return "\n".join(lines)
-
-
-class HazardError(EmulatorError):
-    """A launch had hazards. `hazards`: all of them."""
-
-    def __init__(self, hazards: "list[Hazard]"):
-        """`hazards`: at least one."""
-        self.hazards = hazards
-        plural = "hazards" if len(hazards) > 1 else "hazard"
-        super().__init__(
-            f"{len(hazards)} {plural} in kernel {hazards[0].kernel}:\n" + "\n".join(map(str, hazards))
-        )
-
-
-@dataclass(frozen=True)
-class HeldWrite:
-    """A write over an unordered write, to be reported when it is done. `content`: reads the place.  `before`: what it held."""
-
-    kind: str
-    site: Site
-    other: Site
-    text: str
-    detail: str
-    content: Callable[[], np.ndarray]
-    before: np.ndarray
-
-
-@dataclass
-class Record:
-    """What the checker keeps about an operation: what its warp knew, its own component and number, its place."""
-
-    knowledge: np.ndarray
-    component: int
-    number: int
-    site: int
-    unwritten: np.ndarray | None = None
-
-    def actor(self, stamp: int | None = None, *, proxy: bool = True) -> Actor:
-        """The operation as one who accesses memory; `stamp`: its epoch if not that of its own component."""
-        own = epoch(self.component, self.number) if stamp is None else stamp
-        return Actor(self.knowledge, own, self.site, proxy)
-
-
-@dataclass
-class BarrierClock:
-    """What waiting for an mbarrier tells.
-
-    Attributes:
-        component: its value is the number of phases complete.  gathering: what arrivals of the current phase knew.
-        complete: what arrivals of all complete phases knew.  init / fence: epochs of its initialisation, and of the
-            fence that made it visible to other proxies and CTAs.  arrivals: sites that ever arrived.
-        users: newest event of each warp that used it.  senders: by phase, a place that stored from another CTA.
-    """
-
-    component: int
-    gathering: np.ndarray
-    complete: np.ndarray
-    init: tuple[int, int]
-    init_site: int
-    fence: tuple[int, int] | None = None
-    arrivals: dict[int, int] = field(default_factory=dict)
-    users: dict[int, tuple[int, int]] = field(default_factory=dict)
-    senders: dict[int, int] = field(default_factory=dict)
-
-    def phase_done(self) -> None:
-        """Called by the barrier when a phase completes."""
-        self.complete = joined(self.complete, self.gathering)
-        self.gathering[:] = 0
 
 
 class Checker:
@@ -217,10 +82,10 @@ class Checker:
             int, int
         ] = {}  # components of loads of tensor memory, and of the uses of what they loaded
         self.passing: dict[Warp, Any] = {}
-        self.globals = GlobalRaces(self)
         self.early_releases = EarlyReleases(self)
         self.silicon = SiliconChecks(self)
-        self.dependencies = Dependencies(self)
+        self.dependencies = Dependencies(self, self.silicon)
+        self.globals = GlobalRaces(self, self.silicon, self.dependencies.access)
         self._touched: dict[Cta, dict[int, tuple[int, int]]] = {}
 
     # ---- life of a launch --------------------------------------------------------------------------
@@ -808,3 +673,10 @@ class Checker:
             {f"cta {','.join(map(str, s.cta))} warp {s.warp}" for s in sites if (s.cta, s.warp) in done}
         )
         return ", ".join(names)
+
+
+def checker_of(warp: "Warp") -> Checker:
+    """The checker of the machine that a watched warp runs on."""
+    checker = warp.cta.machine.checker
+    assert isinstance(checker, Checker), "a watched step on an unchecked machine"
+    return checker

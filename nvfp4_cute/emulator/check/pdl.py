@@ -16,13 +16,13 @@ import numpy as np
 
 from nvfp4_cute.emulator.check.clocks import SEEN
 from nvfp4_cute.emulator.check.global_races import Footprint
+from nvfp4_cute.emulator.check.ledger import Ledger
+from nvfp4_cute.emulator.check.silicon_checks import SiliconChecks
 
 if TYPE_CHECKING:
-    from nvfp4_cute.emulator.check.hazards import Checker
     from nvfp4_cute.emulator.check.shadow import Actor
-    from nvfp4_cute.emulator.lanes import Warp
-    from nvfp4_cute.emulator.machine import Launch
     from nvfp4_cute.emulator.ptx import Inst
+    from nvfp4_cute.emulator.state import Launch, Warp
 
 MOST_UNDER_WAY = 8
 """Earlier launches that are looked at."""
@@ -80,9 +80,9 @@ class Dependencies:
         current: the launch that runs.  last: the one before it; None where the device is known to be idle.
     """
 
-    def __init__(self, checker: "Checker"):
-        """`checker`: where findings go."""
-        self.checker = checker
+    def __init__(self, checker: Ledger, silicon: SiliconChecks):
+        """`checker`: where findings go.  `silicon`: words them."""
+        self.checker, self.silicon = checker, silicon
         self.current: Dependent | None = None
         self._launch: Launch | None = None
         self.last: Dependent | None = None
@@ -118,7 +118,7 @@ class Dependencies:
         silent = current.ctas - len(current.progress.waited)
         if silent and any(earlier.progress.triggered for earlier in current.before):
             before = current.before[0].name
-            self.checker.silicon.report(
+            self.silicon.report(
                 "pdl-chain",
                 None,
                 f"{silent} of {current.ctas} CTAs of {current.name} end without a wait behind {before}, which lets its "
@@ -158,7 +158,7 @@ class Dependencies:
                     if waited
                     else "without griddepcontrol.wait"
                 )
-                self.checker.silicon.report(
+                self.silicon.report(
                     "pdl-order",
                     site,
                     f"{site} {'writes' if write else 'reads'} global memory at {place:#x} that the earlier launch of "

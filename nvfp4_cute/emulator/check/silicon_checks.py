@@ -6,13 +6,12 @@ import numpy as np
 
 from nvfp4_cute.emulator import silicon
 from nvfp4_cute.emulator.check.clocks import CLUSTER, COMPONENT_SHIFT, NOBODY, SEEN, VALUE_MASK
+from nvfp4_cute.emulator.check.ledger import Ledger, Site
 from nvfp4_cute.emulator.modes import Engine
 
 if TYPE_CHECKING:
-    from nvfp4_cute.emulator.check.hazards import Checker, Site
     from nvfp4_cute.emulator.check.shadow import Actor
-    from nvfp4_cute.emulator.lanes import Warp
-    from nvfp4_cute.emulator.machine import Cta
+    from nvfp4_cute.emulator.state import Cta, Warp
 
 
 class SiliconChecks:
@@ -25,7 +24,7 @@ class SiliconChecks:
         narrow: whether an arrival on the mbarrier of another CTA had the scope of its own CTA.
     """
 
-    def __init__(self, checker: "Checker"):
+    def __init__(self, checker: Ledger):
         """`checker`: where findings go."""
         self.checker = checker
         self.begin()

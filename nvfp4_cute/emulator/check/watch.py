@@ -8,29 +8,24 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from nvfp4_cute.emulator.check.shadow import Actor, TensorShadow, granules
+from nvfp4_cute.emulator.addresses import OFFSET_MASK, RANK_SHIFT
+from nvfp4_cute.emulator.check.hazards import Checker, checker_of
+from nvfp4_cute.emulator.check.shadow import Actor, TensorShadow
 from nvfp4_cute.emulator.isa import Builder, Reader, Step, Wrappers, lane_value, type_bytes
 from nvfp4_cute.emulator.isa.barrier import barrier_place, mbarrier_mods
 from nvfp4_cute.emulator.isa.issue import cta_pair
 from nvfp4_cute.emulator.isa.memory import memory_mods
 from nvfp4_cute.emulator.isa.spaces import SPACES, generic_space
 from nvfp4_cute.emulator.lanes import NOTHING
-from nvfp4_cute.emulator.machine import OFFSET_MASK, RANK_SHIFT
+from nvfp4_cute.emulator.places import granules
 from nvfp4_cute.emulator.ptx import Inst
 
 if TYPE_CHECKING:
-    from nvfp4_cute.emulator.check.hazards import Checker
-    from nvfp4_cute.emulator.lanes import Warp
+    from nvfp4_cute.emulator.state import Warp
 
 WATCHERS = Wrappers()
 
 STRONG = {"acquire", "release", "relaxed", "acq_rel", "volatile", "mmio"}
-
-
-def _checker(warp: "Warp") -> "Checker":
-    checker = warp.cta.machine.checker
-    assert checker is not None, "a watched step on an unchecked machine"
-    return checker
 
 
 # ---- loads and stores ------------------------------------------------------------------------------------------------
@@ -53,7 +48,7 @@ def _access(
     targets: frozenset[int] = NOTHING,
 ) -> None:
     """Report a generic access of the active lanes. `targets`: register slots that a load writes."""
-    checker, addresses = _checker(warp), _lanes(warp, where)
+    checker, addresses = checker_of(warp), _lanes(warp, where)
     if space == "generic":
         space = generic_space(int(addresses[0]))
         addresses = addresses - SPACES[space].window
@@ -111,7 +106,7 @@ def _load_or_store(inst: Inst, b: Builder, step: Step) -> Step:
     if write and not strong:
 
         def store(warp: "Warp") -> Any:
-            checker = _checker(warp)
+            checker = checker_of(warp)
             held = checker.held = []
             _access(warp, pc, space, address(warp), nbytes, write=True)
             checker.held = None
@@ -128,7 +123,7 @@ def _load_or_store(inst: Inst, b: Builder, step: Step) -> Step:
         if strong:  # what others wait for is no race; it orders
             space_, addresses = _resolved(warp, space, where)
             keys = _keys(warp, space_, addresses)
-            races = _checker(warp).globals
+            races = checker_of(warp).globals
             (races.release if write else races.acquire)(warp, keys, relaxed=relaxed)
             if write:
                 _access(warp, pc, space, where, nbytes, write=True, atomic=True)
@@ -164,7 +159,7 @@ def _atomic(inst: Inst, b: Builder, step: Step) -> Step:
         result = step(warp)
         space_, addresses = _resolved(warp, space, where)
         keys = _keys(warp, space_, addresses)
-        races = _checker(warp).globals
+        races = checker_of(warp).globals
         races.acquire(warp, keys, relaxed=acquires.isdisjoint(inst.mods))
         if space_ == "global":
             _access(warp, pc, space, where, nbytes, write=True, atomic=True)
@@ -191,7 +186,7 @@ def _matrix(inst: Inst, b: Builder, step: Step) -> Step:
             addresses = _lanes(warp, where)[:rows]
             if space == "generic":
                 addresses = addresses - SPACES["shared"].window
-            checker = _checker(warp)
+            checker = checker_of(warp)
             _shared_access(checker, warp, addresses, 16, checker.warp_actor(warp, pc), write, targets)
         return result
 
@@ -207,7 +202,7 @@ def _fence(inst: Inst, b: Builder, step: Step) -> Step:
     ordering = "acq_rel" in words or "sc" in words
 
     def run(warp: "Warp") -> Any:
-        checker = _checker(warp)
+        checker = checker_of(warp)
         if proxy or ordering:
             checker.early_releases.fenced(warp)
         if ordering and "cta" not in words:
@@ -227,7 +222,7 @@ def _grid_dependency(inst: Inst, b: Builder, step: Step) -> Step:
     waits = "wait" in inst.mods
 
     def run(warp: "Warp") -> Any:
-        dependencies = _checker(warp).dependencies
+        dependencies = checker_of(warp).dependencies
         (dependencies.wait if waits else dependencies.trigger)(warp)
         return step(warp)
 
@@ -238,8 +233,8 @@ def _grid_dependency(inst: Inst, b: Builder, step: Step) -> Step:
 def _membar(inst: Inst, b: Builder, step: Step) -> Step:
     def run(warp: "Warp") -> Any:
         if "cta" not in inst.mods:
-            _checker(warp).globals.fence(warp)
-            _checker(warp).clock(warp).fence_cluster()
+            checker_of(warp).globals.fence(warp)
+            checker_of(warp).clock(warp).fence_cluster()
         return step(warp)
 
     return _fencing(run)
@@ -249,7 +244,7 @@ def _fencing(step: Step) -> Step:
     """A step that begins with a fence, in which the warp's loads are completed."""
 
     def run(warp: "Warp") -> Any:
-        _checker(warp).early_releases.fenced(warp)
+        checker_of(warp).early_releases.fenced(warp)
         return step(warp)
 
     return run
@@ -262,7 +257,7 @@ def _gated(step: Step, pc: int, gate_of: "Callable[[Warp], Any]", *, waits: bool
     """
 
     def run(warp: "Warp") -> Any:
-        checker = _checker(warp)
+        checker = checker_of(warp)
         arriving = warp.pending is None
         gate = gate_of(warp) if arriving else None
         result = step(warp)
@@ -314,7 +309,7 @@ def _cluster_arrive(inst: Inst, b: Builder, step: Step) -> Step:
 @WATCHERS.register("barrier.cluster.wait")
 def _cluster_wait(inst: Inst, b: Builder, step: Step) -> Step:
     def run(warp: "Warp") -> Any:
-        checker, cluster = _checker(warp), warp.cta.cluster
+        checker, cluster = checker_of(warp), warp.cta.cluster
         if warp.pending is None and warp in cluster.phase_of:
             checker.passing[warp] = (cluster, cluster.phase_of[warp])
         result = step(warp)
@@ -347,7 +342,7 @@ def _init(inst: Inst, b: Builder, step: Step) -> Step:
         found = [(cta, offset, cta.smem.barriers.get(offset)) for cta, offset in places(warp)]
         result = step(warp)
         for cta, offset, old in found:
-            _checker(warp).barrier_init(warp, pc, cta.smem.barriers[offset], old)
+            checker_of(warp).barrier_init(warp, pc, cta.smem.barriers[offset], old)
         return result
 
     return run
@@ -359,7 +354,7 @@ def _arrive(inst: Inst, b: Builder, step: Step) -> Step:
 
     def run(warp: "Warp") -> Any:
         for cta, offset in places(warp):
-            _checker(warp).arrive(warp, pc, cta, cta.mbarrier(offset), wide="cluster" in inst.mods)
+            checker_of(warp).arrive(warp, pc, cta, cta.mbarrier(offset), wide="cluster" in inst.mods)
         return step(warp)
 
     return _fencing(run) if {"release", "cluster"} <= set(inst.mods) else run
@@ -378,7 +373,7 @@ def _wait(inst: Inst, b: Builder, step: Step) -> Step:
         if result is None:
             for cta, barrier in found:
                 if barrier.test_parity(value) if by_parity else barrier.test_state(value):
-                    _checker(warp).waited(warp, pc, cta, barrier, wide="cluster" in inst.mods)
+                    checker_of(warp).waited(warp, pc, cta, barrier, wide="cluster" in inst.mods)
         return result
 
     return run
@@ -393,7 +388,7 @@ def _alloc(inst: Inst, b: Builder, step: Step) -> Step:
     def run(warp: "Warp") -> Any:
         result = step(warp)
         if result is None:
-            checker, cta, lane = _checker(warp), warp.cta, warp.first_lane()
+            checker, cta, lane = checker_of(warp), warp.cta, warp.first_lane()
             offset = int(lane_value(address(warp), lane)) & OFFSET_MASK
             place = granules(np.array([offset], np.int64), 4)
             checker.access_shared(cta, place, checker.warp_actor(warp, pc), write=True)
@@ -419,10 +414,10 @@ def _dealloc(inst: Inst, b: Builder, step: Step) -> Step:
         lane = warp.first_lane()
         base, count = (int(lane_value(r(warp), lane)) for r in (address, columns))
         if pair and not warp.cta.rank & 1:
-            _checker(warp).silicon.pair_dealloc(warp, pc, cta_pair(warp.cta)[1])
+            checker_of(warp).silicon.pair_dealloc(warp, pc, cta_pair(warp.cta)[1])
         result = step(warp)
         if result is None:
-            _checker(warp).freed(warp, pc, TensorShadow.rectangle(slice(0, 128), slice(base, base + count)))
+            checker_of(warp).freed(warp, pc, TensorShadow.rectangle(slice(0, 128), slice(base, base + count)))
         return result
 
     return run

@@ -9,16 +9,18 @@ from typing import Any
 
 import numpy as np
 
-from nvfp4_cute.emulator.check.hazards import Hazard
+from nvfp4_cute.emulator.check.ledger import Hazard
 from nvfp4_cute.emulator.code import Code
+from nvfp4_cute.emulator.compiled import compiled
 from nvfp4_cute.emulator.fronts.launch_shim import active_emulators, shim_path
-from nvfp4_cute.emulator.machine import Launch, Machine, Stats
+from nvfp4_cute.emulator.machine import Machine
 from nvfp4_cute.emulator.ptx import KEPT, Entry, Program, parse
 from nvfp4_cute.emulator.record.device_images import image_at
 from nvfp4_cute.emulator.record.events import LaunchTrace
 from nvfp4_cute.emulator.record.recorder import Clock, Recorder
 from nvfp4_cute.emulator.record.representatives import LaunchWork
 from nvfp4_cute.emulator.silicon import SMALL_ALLOCATION
+from nvfp4_cute.emulator.state import Launch, Stats
 from nvfp4_cute.emulator.targets import Device, ptx_arch
 from nvfp4_cute.emulator.tensormap import driver_element, encode_tiled
 from nvfp4_cute.errors import EmulatorError
@@ -140,14 +142,14 @@ def launch_of(
     return Launch(code, dim3(grid), dim3(block), dim3(cluster), smem_bytes, params)
 
 
-_shared_code = lru_cache(KEPT)(Code)
+_shared_code = lru_cache(KEPT)(compiled)
 
 
 def _compiled(program: Program, entry: Entry, machine: Machine) -> Code:
     """An entry compiled as the machine needs it. Code without variables in memory is the same for all machines."""
     variables = (*program.variables.values(), *entry.variables.values())
     has_memory = any(v.space in ("global", "const") for v in variables)
-    return (Code if has_memory else _shared_code)(
+    return (compiled if has_memory else _shared_code)(
         program,
         entry,
         late=machine.queue is not None,

@@ -15,9 +15,9 @@ from typing import Any, Protocol
 import numpy as np
 
 from nvfp4_cute.emulator.fronts.driver import Dim3, Emulator
-from nvfp4_cute.emulator.machine import Launch, Stats
 from nvfp4_cute.emulator.record.device_images import KernelStore
 from nvfp4_cute.emulator.record.recorder import Clock
+from nvfp4_cute.emulator.state import Launch, Stats
 from nvfp4_cute.emulator.targets import ptx_arch
 from nvfp4_cute.errors import EmulatorError
 

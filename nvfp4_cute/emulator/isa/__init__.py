@@ -2,15 +2,13 @@
 
 A handler is a builder function: it looks at one `Inst` once, checks every modifier, and returns the closure
 (`Step`) that a warp calls each time it executes the instruction. One module per instruction family; a module
-registers its handlers when imported, and `load_families` imports them all.
+registers its handlers when imported, and `isa.families` imports them all.
 
 Register slots. Every operand (register, literal, special register, symbol address) lives in a slot of the warp's
 register list, so that reading an operand is ``warp.regs[slot]``. A slot holds a bit pattern: a Python int (a
 bool for predicates) when the active lanes agree, else an ndarray of 32 unsigned lanes. Typed readers reinterpret.
 """
 
-import importlib
-import importlib.util
 from collections.abc import Callable, Container
 from dataclasses import replace
 from functools import lru_cache
@@ -35,7 +33,8 @@ from nvfp4_cute.emulator.ptx import (
 from nvfp4_cute.errors import EmulatorError
 
 if TYPE_CHECKING:
-    from nvfp4_cute.emulator.machine import Signal, Wait, Warp
+    from nvfp4_cute.emulator.lanes import Signal, Wait
+    from nvfp4_cute.emulator.state import Warp
 
 Step = Callable[["Warp"], "Wait | Signal | int | None"]
 """None: done. A Wait: blocked, call again when it is ready. An int: jump. A Signal: control did something else."""
@@ -45,10 +44,6 @@ Writer = Callable[["Warp", Any], None]
 HandlerFunction = Callable[[Inst, "Builder"], Step]
 Wrapper = Callable[[Inst, "Builder", Step], Step]
 
-FAMILIES = (
-    "arith", "bits", "moves", "float_arith", "convert", "control", "memory", "barrier", "warp", "tma", "tcgen05", "mma_sync",
-    "wgmma", "matrix_move", "cluster_launch", "calls", "carry", "async_store", "registers",
-)  # fmt: skip
 HANDLERS: dict[str, HandlerFunction] = {}
 
 UNSIGNED: dict[int, np.dtype] = {1: np.dtype("u1"), 2: np.dtype("u2"), 4: np.dtype("u4"), 8: np.dtype("u8")}
@@ -73,27 +68,7 @@ def handler(*prefixes: str) -> Callable[[HandlerFunction], HandlerFunction]:
     return register
 
 
-def load_families() -> None:
-    """Import every family module, which fills HANDLERS. Idempotent."""
-    for name in FAMILIES:
-        if importlib.util.find_spec(f"nvfp4_cute.emulator.isa.{name}"):
-            importlib.import_module(f"nvfp4_cute.emulator.isa.{name}")
-
-
-def find_handler(inst: Inst) -> tuple[str, HandlerFunction]:
-    """The longest registered dotted prefix of the instruction's opcode.
-
-    Raises:
-        EmulatorError: no prefix is registered; names the instruction and its PTX line.
-    """
-    prefix = _longest_prefix(inst, HANDLERS)
-    if prefix is None:
-        opcode = ".".join((inst.opcode, *inst.mods))
-        raise inst.unsupported(f"unknown opcode `{opcode}` (no entry in emulator/isa HANDLERS)")
-    return prefix, HANDLERS[prefix]
-
-
-def _longest_prefix(inst: Inst, table: Container[str]) -> str | None:
+def longest_prefix(inst: Inst, table: Container[str]) -> str | None:
     """The longest dotted prefix of an instruction's opcode that is in a table; None if none is."""
     return next((prefix for prefix in _prefixes(inst.opcode, inst.mods) if prefix in table), None)
 
@@ -127,11 +102,11 @@ class Wrappers:
 
     def has(self, inst: Inst) -> bool:
         """Whether a wrapper is registered for the instruction."""
-        return _longest_prefix(inst, self.by_prefix) is not None
+        return longest_prefix(inst, self.by_prefix) is not None
 
     def wrap(self, inst: Inst, b: "Builder", step: Step) -> Step:
         """The step, wrapped by the wrapper of the longest matching prefix if there is one."""
-        prefix = _longest_prefix(inst, self.by_prefix)
+        prefix = longest_prefix(inst, self.by_prefix)
         return step if prefix is None else self.by_prefix[prefix](inst, b, step)
 
 

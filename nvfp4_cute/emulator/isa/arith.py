@@ -19,7 +19,7 @@ from nvfp4_cute.emulator.isa import (
 from nvfp4_cute.emulator.ptx import Inst, Operand
 
 if TYPE_CHECKING:
-    from nvfp4_cute.emulator.machine import Warp
+    from nvfp4_cute.emulator.state import Warp
 
 INTEGER_TYPES = ("u8", "s8", "b8", "u16", "s16", "b16", "u32", "s32", "b32", "u64", "s64", "b64")
 

@@ -10,16 +10,16 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from nvfp4_cute.emulator.check.shadow import granules
 from nvfp4_cute.emulator.faults import AlignmentFault
 from nvfp4_cute.emulator.isa import UNSIGNED, Builder, Mods, Reader, Step, handler, type_bytes
 from nvfp4_cute.emulator.isa.issue import any_shared, own_offset, per_thread, signalled, vector_items
 from nvfp4_cute.emulator.isa.memory import ATOMIC, integer_updater
 from nvfp4_cute.emulator.modes import Engine
+from nvfp4_cute.emulator.places import granules
 from nvfp4_cute.emulator.ptx import Inst
 
 if TYPE_CHECKING:
-    from nvfp4_cute.emulator.machine import Cta, Warp
+    from nvfp4_cute.emulator.state import Cta, Warp
 
 Update = Callable[[np.ndarray, np.ndarray], np.ndarray] | None
 """How bytes in memory and new bytes combine; None: the new ones replace the old."""

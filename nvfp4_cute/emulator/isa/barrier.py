@@ -6,18 +6,20 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from nvfp4_cute.emulator.addresses import OFFSET_MASK, RANK_SHIFT, SHARED_WINDOW
 from nvfp4_cute.emulator.faults import AlignmentFault
 from nvfp4_cute.emulator.isa import Builder, Mods, Step, handler, lane_value
 from nvfp4_cute.emulator.isa.arith import put_step
 from nvfp4_cute.emulator.isa.spaces import generic_space
 from nvfp4_cute.emulator.isa.warp import converge, uniform
-from nvfp4_cute.emulator.machine import OFFSET_MASK, RANK_SHIFT, SHARED_WINDOW, Condition
+from nvfp4_cute.emulator.lanes import Condition
 from nvfp4_cute.emulator.memory import MAX_COUNT, Mbarrier
 from nvfp4_cute.emulator.ptx import Inst, Operand, Sink
 from nvfp4_cute.errors import EmulatorError
 
 if TYPE_CHECKING:
-    from nvfp4_cute.emulator.machine import Cta, Wait, Warp
+    from nvfp4_cute.emulator.lanes import Wait
+    from nvfp4_cute.emulator.state import Cta, Warp
 
 NAMED_BARRIERS = 16
 

@@ -11,7 +11,7 @@ from nvfp4_cute.emulator.isa.arith import as_array, per_lane, put_step, same_wid
 from nvfp4_cute.emulator.ptx import Imm, Inst
 
 if TYPE_CHECKING:
-    from nvfp4_cute.emulator.machine import Warp
+    from nvfp4_cute.emulator.state import Warp
 
 
 @handler("shl", "shr")

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from nvfp4_cute.emulator.check.shadow import byte_range, granules
+from nvfp4_cute.emulator.addresses import OFFSET_MASK
 from nvfp4_cute.emulator.faults import AlignmentFault
 from nvfp4_cute.emulator.isa import Builder, Mods, Reader, Step, handler
 from nvfp4_cute.emulator.isa.issue import (
@@ -23,15 +23,15 @@ from nvfp4_cute.emulator.isa.issue import (
     signalled,
 )
 from nvfp4_cute.emulator.isa.spaces import as_u64, gather, scatter
-from nvfp4_cute.emulator.machine import OFFSET_MASK
 from nvfp4_cute.emulator.memory import Mbarrier
 from nvfp4_cute.emulator.modes import Engine, operations_of
+from nvfp4_cute.emulator.places import byte_range, granules
 from nvfp4_cute.emulator.ptx import Inst
 from nvfp4_cute.emulator.reductions import REDUCTIONS, reduce_elements
 
 if TYPE_CHECKING:
-    from nvfp4_cute.emulator.check.hazards import Checker
-    from nvfp4_cute.emulator.machine import Cta, Warp
+    from nvfp4_cute.emulator.observers import Checker
+    from nvfp4_cute.emulator.state import Cta, Warp
 
 _REDUCE_TYPES = ("f16", "bf16", "f32", "f64", "u32", "s32", "u64", "s64", "b32", "b64")
 

@@ -16,7 +16,7 @@ from nvfp4_cute.emulator.ptx import Address, Argument, Group, Inst, Operand, Sym
 from nvfp4_cute.errors import EmulatorError
 
 if TYPE_CHECKING:
-    from nvfp4_cute.emulator.machine import Warp
+    from nvfp4_cute.emulator.state import Warp
 
 _SPEC = re.compile(r"%([-+ #0]*)(\*|\d+)?(?:\.(\*|\d+)?)?(hh|h|ll|l|z|j|t)?([diouxXeEfFgGaAcsp%n])|%")
 _TEXT_LIMIT = 1 << 16

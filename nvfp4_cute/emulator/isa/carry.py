@@ -8,7 +8,7 @@ from nvfp4_cute.emulator.isa import UNSIGNED, Builder, Mods, Step, handler, type
 from nvfp4_cute.emulator.ptx import Inst, Reg
 
 if TYPE_CHECKING:
-    from nvfp4_cute.emulator.machine import Warp
+    from nvfp4_cute.emulator.state import Warp
 
 CARRY = Reg("CC.CF", "pred")
 """The flag, kept like any register: one bit a lane. It is the carry of an adder, which an H200 subtracts with too: no

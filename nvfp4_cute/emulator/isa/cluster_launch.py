@@ -6,16 +6,16 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from nvfp4_cute.emulator.check.shadow import byte_range
 from nvfp4_cute.emulator.isa import Builder, Mods, Step, handler, lane_value
 from nvfp4_cute.emulator.isa.arith import per_lane, put_step
 from nvfp4_cute.emulator.isa.barrier import barrier_place
 from nvfp4_cute.emulator.modes import Engine
+from nvfp4_cute.emulator.places import byte_range
 from nvfp4_cute.emulator.ptx import Inst, Vector
 from nvfp4_cute.errors import EmulatorError
 
 if TYPE_CHECKING:
-    from nvfp4_cute.emulator.machine import Cta, Warp
+    from nvfp4_cute.emulator.state import Cta, Warp
 
 RESPONSE_BYTES = 16
 CANCELED_BIT = 64

@@ -9,7 +9,8 @@ from nvfp4_cute.emulator.ptx import Inst, Label, Symbol
 from nvfp4_cute.errors import EmulatorError
 
 if TYPE_CHECKING:
-    from nvfp4_cute.emulator.machine import Wait, Warp
+    from nvfp4_cute.emulator.lanes import Wait
+    from nvfp4_cute.emulator.state import Warp
 
 IGNORED = {
     "prefetch": "a cache hint: loads see memory itself",

@@ -22,7 +22,7 @@ from nvfp4_cute.emulator.isa.float_arith import Lanes
 from nvfp4_cute.emulator.ptx import TYPE_BYTES, Inst
 
 if TYPE_CHECKING:
-    from nvfp4_cute.emulator.machine import Warp
+    from nvfp4_cute.emulator.state import Warp
 
 PACKED_BITS = {"e4m3x2": 8, "e5m2x2": 8, "e2m1x2": 4, "e2m3x2": 8, "e3m2x2": 8, "ue8m0x2": 8}
 PACKED_X4 = {"e4m3x4": 8, "e5m2x4": 8, "e2m1x4": 4, "e2m3x4": 8, "e3m2x4": 8}

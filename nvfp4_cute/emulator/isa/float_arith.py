@@ -27,7 +27,7 @@ from nvfp4_cute.emulator.isa import (
 from nvfp4_cute.emulator.ptx import Inst
 
 if TYPE_CHECKING:
-    from nvfp4_cute.emulator.machine import Warp
+    from nvfp4_cute.emulator.state import Warp
 
 ROUNDING_MODIFIERS = ("rn", "rz", "rm", "rp")
 INTEGER_FORMS: dict[str, Callable[[Inst, Builder, Mods, str], Step]] = {

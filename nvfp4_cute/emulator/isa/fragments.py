@@ -20,7 +20,7 @@ from nvfp4_cute.emulator.ptx import Operand, Vector
 from nvfp4_cute.errors import EmulatorError
 
 if TYPE_CHECKING:
-    from nvfp4_cute.emulator.machine import Warp
+    from nvfp4_cute.emulator.state import Warp
 
 
 def source_slots(b: Builder, operand: Operand, count: int, name: str) -> list[int]:

@@ -6,13 +6,15 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from nvfp4_cute.emulator import silicon
+from nvfp4_cute.emulator.addresses import OFFSET_MASK, RANK_SHIFT, SHARED_WINDOW
 from nvfp4_cute.emulator.isa import Builder, Mods, Reader, Step, lane_value
-from nvfp4_cute.emulator.machine import OFFSET_MASK, RANK_SHIFT, SHARED_WINDOW, Condition
+from nvfp4_cute.emulator.lanes import Condition
 from nvfp4_cute.emulator.ptx import Inst, Operand, Vector
 from nvfp4_cute.errors import EmulatorError
 
 if TYPE_CHECKING:
-    from nvfp4_cute.emulator.machine import Cta, Wait, Warp
+    from nvfp4_cute.emulator.lanes import Wait
+    from nvfp4_cute.emulator.state import Cta, Warp
 
 
 def per_thread(run: Callable[..., None], readers: Sequence[Reader], *, idempotent: bool = False) -> Step:

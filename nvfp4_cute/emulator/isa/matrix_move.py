@@ -30,7 +30,7 @@ from nvfp4_cute.emulator.memory import ITEM_DTYPES
 from nvfp4_cute.emulator.ptx import Inst
 
 if TYPE_CHECKING:
-    from nvfp4_cute.emulator.machine import Warp
+    from nvfp4_cute.emulator.state import Warp
 
 ROW_BYTES = 16
 

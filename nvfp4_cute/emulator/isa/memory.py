@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from nvfp4_cute.emulator.addresses import RANK_SHIFT
 from nvfp4_cute.emulator.isa import SIGNED, UNSIGNED, Builder, Mods, Reader, Step, handler, type_bytes
 from nvfp4_cute.emulator.isa.arith import as_array, put_step
 from nvfp4_cute.emulator.isa.calls import move_argument
@@ -23,14 +24,13 @@ from nvfp4_cute.emulator.isa.spaces import (
     resolve_one,
     scatter,
 )
-from nvfp4_cute.emulator.machine import RANK_SHIFT
 from nvfp4_cute.emulator.memory import ITEM_DTYPES
 from nvfp4_cute.emulator.ptx import Address, Inst, Operand, Sink, Symbol, Vector
 from nvfp4_cute.emulator.reductions import combine_floats
 from nvfp4_cute.errors import EmulatorError
 
 if TYPE_CHECKING:
-    from nvfp4_cute.emulator.machine import Warp
+    from nvfp4_cute.emulator.state import Warp
 
 HINTS = (
     "weak", "relaxed", "acquire", "release", "acq_rel", "volatile", "mmio", "cta", "cluster", "gpu", "sys", "ca", "cg", "cs",

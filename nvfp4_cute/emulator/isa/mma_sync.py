@@ -30,7 +30,7 @@ from nvfp4_cute.emulator.ptx import Imm, Inst, Operand, Vector
 from nvfp4_cute.errors import EmulatorError
 
 if TYPE_CHECKING:
-    from nvfp4_cute.emulator.machine import Warp
+    from nvfp4_cute.emulator.state import Warp
 
 SHAPES = {f"m16n8k{k}": k for k in (4, 8, 16, 32, 64)}
 INTEGERS = ("s8", "u8")

@@ -23,7 +23,7 @@ from nvfp4_cute.emulator.memory import lane_constant
 from nvfp4_cute.emulator.ptx import Inst, Operand, Pair, Sink, Vector
 
 if TYPE_CHECKING:
-    from nvfp4_cute.emulator.machine import Warp
+    from nvfp4_cute.emulator.state import Warp
 
 
 @handler("mov")

@@ -8,8 +8,7 @@ from nvfp4_cute.emulator.lanes import LANES, RuleWait
 from nvfp4_cute.emulator.ptx import Entry, Imm, Inst
 
 if TYPE_CHECKING:
-    from nvfp4_cute.emulator.lanes import Warp
-    from nvfp4_cute.emulator.machine import Cta
+    from nvfp4_cute.emulator.state import Cta, Warp
 
 REGISTER_FILE = 65536
 """Registers of 32 bits of an SM."""

@@ -5,14 +5,15 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from nvfp4_cute.emulator.addresses import LOCAL_WINDOW, OFFSET_MASK, RANK_SHIFT, SHARED_WINDOW
 from nvfp4_cute.emulator.faults import AlignmentFault, BoundsFault
-from nvfp4_cute.emulator.machine import LANE_IDS, LOCAL_WINDOW, OFFSET_MASK, RANK_SHIFT, SHARED_WINDOW
+from nvfp4_cute.emulator.lanes import LANE_IDS
 from nvfp4_cute.emulator.memory import ITEM_DTYPES, ITEM_SHIFTS, SHARED_BASE, lane_constant
 from nvfp4_cute.errors import EmulatorError
 
 if TYPE_CHECKING:
     from nvfp4_cute.emulator.faults import AlignmentFault, BoundsFault
-from nvfp4_cute.emulator.machine import Cta, Warp
+from nvfp4_cute.emulator.state import Cta, Warp
 
 WINDOW_BYTES = 1 << 32
 

@@ -28,14 +28,15 @@ from nvfp4_cute.emulator.isa.issue import (
     per_thread,
     vector_items,
 )
+from nvfp4_cute.emulator.lanes import Condition
 from nvfp4_cute.emulator.late_registers import defer
-from nvfp4_cute.emulator.machine import Condition
 from nvfp4_cute.emulator.memory import TMEM_POISON
 from nvfp4_cute.emulator.modes import Engine
 from nvfp4_cute.emulator.ptx import Inst, Sink
 
 if TYPE_CHECKING:
-    from nvfp4_cute.emulator.machine import Cta, Wait, Warp
+    from nvfp4_cute.emulator.lanes import Wait
+    from nvfp4_cute.emulator.state import Cta, Warp
 
 LANE_SHIFT = 16
 COLUMN_MASK = 0xFFFF

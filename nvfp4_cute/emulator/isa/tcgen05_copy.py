@@ -5,18 +5,18 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from nvfp4_cute.emulator.check.shadow import chunks
 from nvfp4_cute.emulator.descriptors import CONTAINER_SHIFT, COPY_SHAPES, k_major_chunks, unpack_elements
 from nvfp4_cute.emulator.faults import TensorMemoryFault
 from nvfp4_cute.emulator.isa import Builder, Mods, Step, handler
 from nvfp4_cute.emulator.isa.issue import cta_group, cta_pair, issuing_pair, per_thread
 from nvfp4_cute.emulator.isa.tcgen05_operands import COLUMN_MASK, check_scale_column, lane_of
 from nvfp4_cute.emulator.modes import Engine
+from nvfp4_cute.emulator.places import chunks
 from nvfp4_cute.emulator.ptx import Inst
 
 if TYPE_CHECKING:
-    from nvfp4_cute.emulator.check.hazards import Checker
-    from nvfp4_cute.emulator.machine import Cta, Warp
+    from nvfp4_cute.emulator.observers import Checker
+    from nvfp4_cute.emulator.state import Cta, Warp
 
 FORMATS = {"b4x16_p64": (4, CONTAINER_SHIFT["e2m1"]), "b6x16_p32": (6, CONTAINER_SHIFT["e3m2"])}
 """Packed source formats: bits of an element, and where it begins in the byte that it becomes."""

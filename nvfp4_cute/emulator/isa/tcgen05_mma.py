@@ -33,7 +33,7 @@ from nvfp4_cute.emulator.ptx import Address, Imm, Inst, Vector
 from nvfp4_cute.errors import EmulatorError
 
 if TYPE_CHECKING:
-    from nvfp4_cute.emulator.machine import Cta, Warp
+    from nvfp4_cute.emulator.state import Cta, Warp
 
 _PACKED_KINDS = ("mxf4", "mxf4nvf4")
 _SCALE_BLOCKS = {

@@ -5,7 +5,6 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from nvfp4_cute.emulator import silicon
-from nvfp4_cute.emulator.check.shadow import operand_place
 from nvfp4_cute.emulator.descriptors import (
     CONTAINER_SHIFT,
     ScalePlaces,
@@ -16,10 +15,11 @@ from nvfp4_cute.emulator.descriptors import (
     tensor_operand_lanes,
     unpack_elements,
 )
+from nvfp4_cute.emulator.places import operand_place
 from nvfp4_cute.errors import EmulatorError
 
 if TYPE_CHECKING:
-    from nvfp4_cute.emulator.machine import Cta
+    from nvfp4_cute.emulator.state import Cta
 
 COLUMN_MASK = 0xFFFF
 CONTAINERS = {"f16": np.uint16, "bf16": np.uint16, "tf32": np.uint32, "s8": np.int8}

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from nvfp4_cute.emulator.check import shadow as places
+from nvfp4_cute.emulator import places
 from nvfp4_cute.emulator.faults import AlignmentFault
 from nvfp4_cute.emulator.isa import Builder, Mods, Reader, Step, handler, lane_value
 from nvfp4_cute.emulator.isa import bulk as bulk  # registers the copies without a tensor map
@@ -33,7 +33,7 @@ from nvfp4_cute.emulator.tensormap import DESCRIPTOR_BYTES, TensorMap, replace_f
 from nvfp4_cute.errors import EmulatorError
 
 if TYPE_CHECKING:
-    from nvfp4_cute.emulator.machine import Cta, Warp
+    from nvfp4_cute.emulator.state import Cta, Warp
 
 DIMENSIONS = ("1d", "2d", "3d", "4d", "5d")
 

@@ -8,12 +8,13 @@ import numpy as np
 
 from nvfp4_cute.emulator.isa import UNSIGNED, Builder, Mods, Reader, Step, handler, lane_value, type_bytes
 from nvfp4_cute.emulator.isa.arith import as_array
-from nvfp4_cute.emulator.machine import LANE_IDS, bits_mask, mask_bits
+from nvfp4_cute.emulator.lanes import LANE_IDS, bits_mask, mask_bits
 from nvfp4_cute.emulator.ptx import Inst, Operand, Pair, Sink
 from nvfp4_cute.errors import EmulatorError
 
 if TYPE_CHECKING:
-    from nvfp4_cute.emulator.machine import Wait, Warp
+    from nvfp4_cute.emulator.lanes import Wait
+    from nvfp4_cute.emulator.state import Warp
 
 
 ONE_HOT = tuple(LANE_IDS == lane for lane in range(32))

@@ -23,7 +23,6 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 
 import numpy as np
 
-from nvfp4_cute.emulator.check.shadow import operand_place
 from nvfp4_cute.emulator.descriptors import Gather, k_major_chunks, mn_major_bytes
 from nvfp4_cute.emulator.isa import Builder, Mods, Step, handler
 from nvfp4_cute.emulator.isa.fragments import (
@@ -42,11 +41,12 @@ from nvfp4_cute.emulator.isa.warp import synchronised, uniform
 from nvfp4_cute.emulator.lanes import Condition
 from nvfp4_cute.emulator.late_registers import defer, resolved, settle
 from nvfp4_cute.emulator.modes import Engine, operations_of
+from nvfp4_cute.emulator.places import operand_place
 from nvfp4_cute.emulator.ptx import Inst, Operand, Vector
 from nvfp4_cute.errors import EmulatorError
 
 if TYPE_CHECKING:
-    from nvfp4_cute.emulator.machine import Cta, Warp
+    from nvfp4_cute.emulator.state import Cta, Warp
 
 WARPS = 4
 ROWS = 64

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from nvfp4_cute.emulator.addresses import RANK_SHIFT
 from nvfp4_cute.emulator.descriptors import COPY_SHAPES, decode_instruction_descriptor
 from nvfp4_cute.emulator.isa import (
     async_store,
@@ -20,13 +21,11 @@ from nvfp4_cute.emulator.isa import (
     tma,
 )
 from nvfp4_cute.emulator.isa.cluster_launch import RESPONSE_BYTES
-from nvfp4_cute.emulator.machine import RANK_SHIFT
 from nvfp4_cute.emulator.record.events import LINE, SECTOR, Op, Piece
+from nvfp4_cute.emulator.record.track import Notes
 
 if TYPE_CHECKING:
-    from nvfp4_cute.emulator.lanes import Warp
-    from nvfp4_cute.emulator.machine import Cta
-    from nvfp4_cute.emulator.record.recorder import Recorder
+    from nvfp4_cute.emulator.state import Cta, Warp
     from nvfp4_cute.emulator.tensormap import TensorMap
 
 Signals = list[tuple["Cta", int, int]]
@@ -38,7 +37,7 @@ def barrier_number(cta: "Cta", offset: int) -> int:
     return cta.rank << RANK_SHIFT | offset
 
 
-def _region(r: "Recorder", m: "TensorMap", coords: tuple[int, ...]) -> list[Piece]:
+def _region(r: Notes, m: "TensorMap", coords: tuple[int, ...]) -> list[Piece]:
     """The part of a box inside the tensor, as one piece."""
     address, rows, row_bytes = m.extent(coords)
     if not rows:
@@ -49,7 +48,7 @@ def _region(r: "Recorder", m: "TensorMap", coords: tuple[int, ...]) -> list[Piec
     return [(address, rows * sectors * SECTOR)]
 
 
-def touched_lines(r: "Recorder", addresses: np.ndarray, nbytes: int) -> tuple[Piece, ...]:
+def touched_lines(r: Notes, addresses: np.ndarray, nbytes: int) -> tuple[Piece, ...]:
     """(address, bytes) of each cache line that an access touches: of its first sector there, and of all of them.
 
     `addresses`: the host's, int64; the lines' are the device's.
@@ -66,7 +65,7 @@ def touched_lines(r: "Recorder", addresses: np.ndarray, nbytes: int) -> tuple[Pi
 
 
 def _tile_load(
-    r: "Recorder",
+    r: Notes,
     warp: "Warp",
     cta: "Cta",
     m: "TensorMap",
@@ -85,14 +84,14 @@ def _tile_load(
     return [(owner, at, nbytes) for owner, at in signals]
 
 
-def _tile_prefetch(r: "Recorder", warp: "Warp", m: "TensorMap", boxes: Any) -> Signals:
+def _tile_prefetch(r: Notes, warp: "Warp", m: "TensorMap", boxes: Any) -> Signals:
     pieces = [piece for box in boxes for piece in _region(r, m, box)]
     warp.track.add(Op.PREFETCH, tuple(pieces), m.tile_bytes * len(boxes), m.address)
     return []
 
 
 def _bulk_load(
-    r: "Recorder", warp: "Warp", cta: "Cta", src: int, from_shared: bool, nbytes: int, targets: Any, offset: int, signals: Any
+    r: Notes, warp: "Warp", cta: "Cta", src: int, from_shared: bool, nbytes: int, targets: Any, offset: int, signals: Any
 ) -> Signals:  # fmt: skip
     noted = tuple(barrier_number(owner, at) for owner, at in signals)
     if from_shared:
@@ -105,7 +104,7 @@ def _bulk_load(
     return [(owner, at, nbytes) for owner, at in signals]
 
 
-def _tile_store(r: "Recorder", warp: "Warp", cta: "Cta", m: "TensorMap", boxes: Any, reduce: Any) -> None:
+def _tile_store(r: Notes, warp: "Warp", cta: "Cta", m: "TensorMap", boxes: Any, reduce: Any) -> None:
     pieces = [piece for box in boxes for piece in _region(r, m, box)]
     warp.track.count(pieces, stored=True)
     cta.machine.stats.tma_store_bytes += 0 if r.with_data else m.tile_bytes * len(boxes)
@@ -113,19 +112,19 @@ def _tile_store(r: "Recorder", warp: "Warp", cta: "Cta", m: "TensorMap", boxes: 
 
 
 def _bulk_store(
-    r: "Recorder", warp: "Warp", cta: "Cta", dst: int, nbytes: int, mask: int, reduce: Any, kind: str
+    r: Notes, warp: "Warp", cta: "Cta", dst: int, nbytes: int, mask: int, reduce: Any, kind: str
 ) -> None:
     warp.track.count([(dst, nbytes)], stored=True)
     cta.machine.stats.tma_store_bytes += 0 if r.with_data else nbytes
     warp.track.add(Op.STORE, ((r.placement.of(dst), nbytes),), nbytes)
 
 
-def _take_over(r: "Recorder", warp: "Warp", asking: "Cta", ctas: Any, where: int, signal: int) -> None:
+def _take_over(r: Notes, warp: "Warp", asking: "Cta", ctas: Any, where: int, signal: int) -> None:
     warp.track.add(Op.TAKE_OVER, tuple(barrier_number(cta, signal) for cta in ctas), RESPONSE_BYTES)
 
 
 def _async_store(
-    r: "Recorder",
+    r: Notes,
     warp: "Warp",
     target: "Cta",
     offset: int,
@@ -138,13 +137,13 @@ def _async_store(
 
 
 def _async_global_store(
-    r: "Recorder", warp: "Warp", cta: "Cta", where: int, data: np.ndarray, update: Any
+    r: Notes, warp: "Warp", cta: "Cta", where: int, data: np.ndarray, update: Any
 ) -> None:
     warp.track.count([(where, SECTOR)], stored=True)
     warp.track.add(Op.WRITE, ((r.placement.of(where) // LINE * LINE, SECTOR),))
 
 
-def _mma(r: "Recorder", warp: "Warp", ctas: Any, form: Any, operands: Any) -> Signals:
+def _mma(r: Notes, warp: "Warp", ctas: Any, form: Any, operands: Any) -> Signals:
     desc = decode_instruction_descriptor(
         operands.idesc, form.kind, cta_group=form.cta_group, scale_block=form.scale_block, ws=form.ws
     )
@@ -153,19 +152,19 @@ def _mma(r: "Recorder", warp: "Warp", ctas: Any, form: Any, operands: Any) -> Si
 
 
 def _tensor_copy(
-    r: "Recorder", warp: "Warp", ctas: Any, name: str, source: Any, address: int, descriptor: int
+    r: Notes, warp: "Warp", ctas: Any, name: str, source: Any, address: int, descriptor: int
 ) -> Signals:
     shape = COPY_SHAPES[name]
     warp.track.add(Op.TENSOR_COPY, shape.rows * shape.row_bytes, len(ctas))
     return []
 
 
-def _commit(r: "Recorder", warp: "Warp", targets: Any, offset: int) -> None:
+def _commit(r: Notes, warp: "Warp", targets: Any, offset: int) -> None:
     warp.track.add(Op.COMMIT_MMA, tuple(barrier_number(target, offset) for target in targets))
 
 
 def _small_copy(
-    r: "Recorder", warp: "Warp", of: "Warp", dst: Any, src: Any, nbytes: int, lanes: np.ndarray
+    r: Notes, warp: "Warp", of: "Warp", dst: Any, src: Any, nbytes: int, lanes: np.ndarray
 ) -> Signals | None:
     lines = touched_lines(r, np.atleast_1d(np.broadcast_to(src, 32)[lanes]).astype(np.int64), nbytes)
     warp.track.count(list(lines))
@@ -174,7 +173,7 @@ def _small_copy(
 
 
 def _padded_copy(
-    r: "Recorder",
+    r: Notes,
     warp: "Warp",
     of: "Warp",
     dst: Any,
@@ -190,7 +189,7 @@ def _padded_copy(
     return []
 
 
-def _small_arrive(r: "Recorder", warp: "Warp", cta: "Cta", barrier: Any, counted: bool) -> None:
+def _small_arrive(r: Notes, warp: "Warp", cta: "Cta", barrier: Any, counted: bool) -> None:
     warp.track.add(Op.ARRIVE_ASYNC, barrier_number(cta, barrier.offset), not counted)
 
 

@@ -14,7 +14,7 @@ from nvfp4_cute.emulator.isa.wgmma import as_tcgen05
 from nvfp4_cute.emulator.ptx import Address, Inst
 
 if TYPE_CHECKING:
-    from nvfp4_cute.emulator.lanes import Warp
+    from nvfp4_cute.emulator.state import Warp
 
 COLUMN_MASK = 0xFFFF
 SCALE_STEP = 4  # columns of a block of scales

@@ -10,7 +10,7 @@ from nvfp4_cute.emulator.record.form_fields import Texts
 from nvfp4_cute.emulator.record.form_names import family_of, idiom_name, operation
 
 if TYPE_CHECKING:
-    from nvfp4_cute.emulator.lanes import Warp
+    from nvfp4_cute.emulator.state import Warp
 
 Show = Callable[..., Texts]
 

@@ -14,8 +14,7 @@ from nvfp4_cute.emulator.ptx import Entry, Imm, Operand, Program
 from nvfp4_cute.emulator.record.form_names import family_of, is_fence, is_ordered, operation, scope_of
 
 if TYPE_CHECKING:
-    from nvfp4_cute.emulator.lanes import Warp
-    from nvfp4_cute.emulator.machine import Launch
+    from nvfp4_cute.emulator.state import Launch, Warp
 
 
 REMEMBERED = 4

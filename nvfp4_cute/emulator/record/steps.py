@@ -30,11 +30,11 @@ from nvfp4_cute.emulator.record.events import (
     Op,
     Piece,
 )
+from nvfp4_cute.emulator.record.track import Notes
 
 if TYPE_CHECKING:
     from nvfp4_cute.emulator.code import Code
-    from nvfp4_cute.emulator.lanes import Warp
-    from nvfp4_cute.emulator.record.recorder import Recorder
+    from nvfp4_cute.emulator.state import Warp
 
 
 RECORDERS = Wrappers()
@@ -140,9 +140,9 @@ def _event(*event: Any) -> Wrapper:
     return lambda inst, b, step: _after(lambda warp: warp.track.add(*event), step)
 
 
-def _recorder(warp: "Warp") -> "Recorder":
+def _recorder(warp: "Warp") -> Notes:
     recorder = warp.cta.machine.recorder
-    assert recorder is not None, "code compiled to be recorded on a machine without a recorder"
+    assert isinstance(recorder, Notes), "code compiled to be recorded on a machine without a recorder"
     return recorder
 
 

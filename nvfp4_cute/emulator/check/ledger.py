@@ -1,0 +1,195 @@
+"""What the parts of the hazard checker share: the records that it keeps, and the ledger that they report to."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import numpy as np
+
+from nvfp4_cute.emulator.check.clocks import Components, WarpClock, epoch, joined
+from nvfp4_cute.emulator.check.shadow import Actor, Shadow
+from nvfp4_cute.emulator.ptx import Inst
+from nvfp4_cute.emulator.state import Cta, Warp
+from nvfp4_cute.errors import EmulatorError
+
+_NAMES = (
+    ("cp.async.bulk.tensor", "TMA store", "global.shared::cta"),
+    ("cp.async.bulk.tensor", "TMA load", ""),
+    ("cp.reduce.async.bulk", "bulk reduction", ""),
+    ("cp.async.bulk", "bulk store", "global.shared::cta"),
+    ("cp.async.bulk", "bulk load", ""),
+)
+
+
+@dataclass(frozen=True)
+class Site:
+    """An instruction in one warp."""
+
+    cta: tuple[int, int, int]
+    warp: int
+    inst: Inst
+    atomic: bool = False
+
+    def __str__(self) -> str:
+        """Such as ``TMA load (cta 0,0,0 warp 5, PTX line 224, load.py:48)``."""
+        words = ".".join((self.inst.opcode, *self.inst.mods))
+        name = ".".join(words.split(".")[:2])
+        for start, readable, part in _NAMES:
+            if words.startswith(start) and part in words:
+                name = readable
+                break
+        source = self.inst.source
+        python = f", {source[0].rsplit('/', 1)[-1]}:{source[1]}" if source else ""
+        return (
+            f"{name} (cta {','.join(map(str, self.cta))} warp {self.warp}, PTX line {self.inst.line}{python})"
+        )
+
+
+@dataclass
+class Hazard:
+    """One finding.
+
+    Attributes:
+        kind: "race", "proxy-fence", "early-release", "uninitialised", "mbarrier", "tensor-memory", "double-store", "exit", or the
+            `kind` of a `faults.Fault` that stopped the launch ("silicon" among them).
+        kernel: name of the entry.  site: the instruction that showed it, if one did.  other: the other access.
+        text: what is wrong, in words.  count: how many more of the same pair of instructions were seen.
+        rule: name of the rule of `silicon` where the kind is that.
+        severity: "error", "warning", or "note" where the evidence is weak or only speed is at stake.
+    """
+
+    kind: str
+    kernel: str
+    site: Site | None
+    other: Site | None
+    text: str
+    count: int = 1
+    severity: str = "error"
+    rule: str = ""
+
+    def __str__(self) -> str:
+        """Kind, text, and the PTX lines."""
+        kind = self.kind if self.severity == "error" else f"{self.kind} ({self.severity})"
+        lines = [f"{kind}: {self.text}" + (f" [{self.count} times]" if self.count > 1 else "")]
+        lines += [
+            f"    PTX line {s.inst.line}: {s.inst.text}" for s in (self.site, self.other) if s is not None
+        ]
+        return "\n".join(lines)
+
+
+class HazardError(EmulatorError):
+    """A launch had hazards. `hazards`: all of them."""
+
+    def __init__(self, hazards: "list[Hazard]"):
+        """`hazards`: at least one."""
+        self.hazards = hazards
+        plural = "hazards" if len(hazards) > 1 else "hazard"
+        super().__init__(
+            f"{len(hazards)} {plural} in kernel {hazards[0].kernel}:\n" + "\n".join(map(str, hazards))
+        )
+
+
+@dataclass(frozen=True)
+class HeldWrite:
+    """A write over an unordered write, to be reported when it is done. `content`: reads the place.  `before`: what it held."""
+
+    kind: str
+    site: Site
+    other: Site
+    text: str
+    detail: str
+    content: Callable[[], np.ndarray]
+    before: np.ndarray
+
+
+@dataclass
+class Record:
+    """What the checker keeps about an operation: what its warp knew, its own component and number, its place."""
+
+    knowledge: np.ndarray
+    component: int
+    number: int
+    site: int
+    unwritten: np.ndarray | None = None
+
+    def actor(self, stamp: int | None = None, *, proxy: bool = True) -> Actor:
+        """The operation as one who accesses memory; `stamp`: its epoch if not that of its own component."""
+        own = epoch(self.component, self.number) if stamp is None else stamp
+        return Actor(self.knowledge, own, self.site, proxy)
+
+
+@dataclass
+class BarrierClock:
+    """What waiting for an mbarrier tells.
+
+    Attributes:
+        component: its value is the number of phases complete.  gathering: what arrivals of the current phase knew.
+        complete: what arrivals of all complete phases knew.  init / fence: epochs of its initialisation, and of the
+            fence that made it visible to other proxies and CTAs.  arrivals: sites that ever arrived.
+        users: newest event of each warp that used it.  senders: by phase, a place that stored from another CTA.
+    """
+
+    component: int
+    gathering: np.ndarray
+    complete: np.ndarray
+    init: tuple[int, int]
+    init_site: int
+    fence: tuple[int, int] | None = None
+    arrivals: dict[int, int] = field(default_factory=dict)
+    users: dict[int, tuple[int, int]] = field(default_factory=dict)
+    senders: dict[int, int] = field(default_factory=dict)
+
+    def phase_done(self) -> None:
+        """Called by the barrier when a phase completes."""
+        self.complete = joined(self.complete, self.gathering)
+        self.gathering[:] = 0
+
+
+class Ledger(Protocol):
+    """The checker, as its parts see it (`hazards.Checker`)."""
+
+    sites: list[Site]
+    components: Components
+    shared: dict[Cta, Shadow]
+
+    def clock(self, warp: Warp) -> WarpClock:
+        """Clock of a warp of the running cluster."""
+        ...
+
+    def site(self, warp: Warp, pc: int, *, atomic: bool = False) -> int:
+        """Number of the place of an instruction in a warp."""
+        ...
+
+    def operation(self) -> Record:
+        """What is kept of the operation that is happening now."""
+        ...
+
+    def shared_range(self, cta: Cta, granules: tuple[int, int]) -> str:
+        """Bytes from the first to the last granule, for reports."""
+        ...
+
+    def report(
+        self,
+        kind: str,
+        site: Site | None,
+        other: Site | None,
+        text: str,
+        detail: str = "",
+        severity: str = "error",
+        *,
+        rule: str = "",
+    ) -> None:
+        """Collect a hazard."""
+        ...
+
+    def report_write(
+        self,
+        kind: str,
+        site: Site,
+        other: Site,
+        text: str,
+        content: Callable[[], np.ndarray],
+        detail: str = "",
+    ) -> None:
+        """Collect a write over an unordered write."""
+        ...

@@ -1,0 +1,43 @@
+"""An entry compiled for a machine: with what watches its instructions put around their steps."""
+
+from nvfp4_cute.emulator.check.bank_watch import counted
+from nvfp4_cute.emulator.check.early_release import prepare_uses
+from nvfp4_cute.emulator.check.watch import WATCHERS
+from nvfp4_cute.emulator.code import Code
+from nvfp4_cute.emulator.ptx import Entry, Program
+from nvfp4_cute.emulator.record.form_watch import watched
+from nvfp4_cute.emulator.record.steps import RECORDERS, prepare
+
+
+def compiled(
+    program: Program,
+    entry: Entry,
+    *,
+    late: bool = False,
+    checked: bool = False,
+    timed: bool = False,
+    count_banks: bool = False,
+    forms: bool = False,
+) -> Code:
+    """Compile an entry.
+
+    Args:
+        late: asynchronous operations may happen after their issue.  checked: for a machine that looks for hazards.
+        timed: for a machine that records what takes time.
+        count_banks: for one that counts bank conflicts.  forms: for one that notes forms.
+
+    Raises:
+        EmulatorError: as `Code` raises it.
+    """
+    choices = (
+        (count_banks, counted),
+        (checked, WATCHERS.wrap),
+        (timed and not checked, RECORDERS.wrap),
+        (forms, watched),
+    )
+    code = Code(program, entry, late=late, wrappers=[wrap for chosen, wrap in choices if chosen])
+    if checked:
+        prepare_uses(code)
+    if timed:
+        prepare(code)
+    return code

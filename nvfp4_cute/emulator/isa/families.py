@@ -1,0 +1,63 @@
+"""All instruction families. Importing one registers its handlers, so this makes every instruction known."""
+
+from nvfp4_cute.emulator.isa import (
+    HANDLERS,
+    HandlerFunction,
+    arith,
+    async_store,
+    barrier,
+    bits,
+    calls,
+    carry,
+    cluster_launch,
+    control,
+    convert,
+    float_arith,
+    longest_prefix,
+    matrix_move,
+    memory,
+    mma_sync,
+    moves,
+    registers,
+    tcgen05,
+    tma,
+    warp,
+    wgmma,
+)
+from nvfp4_cute.emulator.ptx import Inst
+
+FAMILIES = (
+    arith,
+    async_store,
+    barrier,
+    bits,
+    calls,
+    carry,
+    cluster_launch,
+    control,
+    convert,
+    float_arith,
+    matrix_move,
+    memory,
+    mma_sync,
+    moves,
+    registers,
+    tcgen05,
+    tma,
+    warp,
+    wgmma,
+)
+"""One that is missing is an error of the import."""
+
+
+def find_handler(inst: Inst) -> tuple[str, HandlerFunction]:
+    """The longest registered dotted prefix of the instruction's opcode.
+
+    Raises:
+        EmulatorError: no prefix is registered; names the instruction and its PTX line.
+    """
+    prefix = longest_prefix(inst, HANDLERS)
+    if prefix is None:
+        opcode = ".".join((inst.opcode, *inst.mods))
+        raise inst.unsupported(f"unknown opcode `{opcode}` (no entry in emulator/isa HANDLERS)")
+    return prefix, HANDLERS[prefix]
