@@ -16,7 +16,7 @@ import numpy as np
 
 from nvfp4_cute.compile.cubin import KernelResources, read_resources
 from nvfp4_cute.compile.host_code import pass_maps_in_place
-from nvfp4_cute.emulator.fronts.launch_shim import prepare_cutlass, shim_is_built
+from nvfp4_cute.emulator.fronts.launch_shim import active_emulators, prepare_cutlass, shim_is_built
 
 
 @dataclass(frozen=True)
@@ -67,6 +67,8 @@ def load_kernel(key: Any, object_file: Path, ptx: str, cubin: bytes) -> Compiled
 
     if shim_is_built():
         prepare_cutlass()
+    for device in active_emulators:  # they execute the text, and the object file holds machine code only
+        device.learn(ptx, cubin)
     function = cute.runtime.load_module(str(object_file))[key.to_name()]
     return CompiledKernel(key, function, ptx, cubin, object_file.read_bytes())
 

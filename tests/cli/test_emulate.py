@@ -94,6 +94,13 @@ def test_exported_objects_run_in_another_process(tmp_path, kind):
     assert "add7.o" in done.stderr and "add5" not in done.stderr
 
 
+def test_own_operations_run_again(tmp_path):
+    """Twice in one process, and in another one that finds the kernels in the cache on disk."""
+    for process in ("compiles", "loads"):
+        done = emulate(SCRIPTS / "own_operations.py", NVFP4_CUTE_CACHE_DIR=str(tmp_path))
+        assert (done.returncode, done.stdout) == (0, "PASS\n"), f"{process}: {done.stderr}"
+
+
 # ---- how a script ends -----------------------------------------------------------------------------------------------
 ENDS = """
 import sys

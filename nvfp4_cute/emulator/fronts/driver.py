@@ -348,6 +348,11 @@ class Emulator:
             self._modules.append((cubin, program))
         return tuple(program.entries)
 
+    def learn(self, ptx: str, cubin: bytes) -> None:
+        """A kernel that was compiled earlier is loaded: register its text if it is for this device."""
+        if ptx_arch(parse(ptx).target) == self.device.arch:
+            self.register(ptx, cubin)
+
     def register_new(self, ptx: str) -> None:
         """Make the kernels of a text known if none of their names is."""
         if self._kernels.keys().isdisjoint(parse(ptx).entries):

@@ -46,7 +46,9 @@ class Bridges:
             stack.enter_context(without(torch.Tensor, "__dlpack_c_exchange_api__"))
             for module in (torch, torch.utils.dlpack):
                 stack.enter_context(replaced(module, to_dlpack=self.capsule, from_dlpack=self.imported))
-            stack.enter_context(replaced(torch._C, _cuda_getCurrentRawStream=_raw_stream))
+            stack.enter_context(
+                replaced(torch._C, _cuda_getCurrentRawStream=_raw_stream, _cuda_getDevice=_device)
+            )
             yield
 
     def capsule(self, tensor: torch.Tensor, **options: Any) -> Any:
@@ -77,3 +79,8 @@ class Bridges:
 def _raw_stream(index: int) -> int:
     """torch._C._cuda_getCurrentRawStream."""
     return torch.cuda.current_stream(index).cuda_stream
+
+
+def _device() -> int:
+    """torch._C._cuda_getDevice."""
+    return torch.cuda.current_device()
