@@ -1,5 +1,18 @@
 """Windows of the generic address space, and how an address of a cluster's shared memory is made."""
 
+import platform
+
+
+def user_address_end(machine: str) -> int:
+    """Where addresses of a process end on a kind of machine, as ``platform.machine()`` names it.
+
+    Linux gives a process 2**47 bytes on x86-64. On 64-bit Arm it gives 2**48, and 2**52 where the kernel was built so.
+    """
+    return 1 << (47 if machine in ("x86_64", "AMD64") else 52)
+
+
+USER_END = user_address_end(platform.machine())
+
 RANK_SHIFT = 24
 """A shared::cluster address is ``rank << 24 | offset``."""
 

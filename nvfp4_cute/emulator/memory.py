@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from nvfp4_cute.emulator.addresses import USER_END
 from nvfp4_cute.emulator.faults import BoundsFault, MbarrierFault, TensorMemoryFault
 
 SHARED_BASE = 1024
@@ -238,7 +239,7 @@ class GlobalMemory:
         if last is not None and last.start <= low and high <= last.end and (last.writable or not write):
             return last
         if not self._checked:
-            if low < 4096 or high >= 1 << 47:
+            if low < 4096 or high > USER_END:
                 raise BoundsFault(f"global access to {low:#x}: not an address of this process")
             return _Window(low, high, True)
         index = bisect.bisect_right(self._starts, low) - 1

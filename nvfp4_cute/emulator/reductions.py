@@ -7,6 +7,7 @@ memory flush binary32 subnormals.
 
 import numpy as np
 
+from nvfp4_cute.emulator.nans import nan_f64
 from nvfp4_cute.errors import EmulatorError
 
 REDUCTIONS = ("add", "min", "max", "inc", "dec", "and", "or", "xor")
@@ -74,6 +75,7 @@ def combine_floats(
         a, b = _flush(a), _flush(b)
     with np.errstate(invalid="ignore", over="ignore"):
         value = a + b if op == "add" else np.where(_first_wins(op, a, b), a, b)
+    value = nan_f64(value, (b, a))
     if flush:
         value = _flush(value)
     return _narrow(value, type_name).view(old.dtype)

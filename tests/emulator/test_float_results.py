@@ -3,6 +3,8 @@
 import numpy as np
 import pytest
 
+from nvfp4_cute.emulator.nans import nan_f64
+
 
 def words32(*values: int) -> np.ndarray:
     return np.array(values, np.uint32)
@@ -77,6 +79,31 @@ def test_nan_of_binary64_is_handed_on(elementwise):
     }
     body = "add.f64 %d, %a, %b; neg.f64 %e, %a; cvt.rn.f32.f64 %f, %a;"
     elementwise(body, {"a": a, "b": b}, {"d": np.uint64, "e": np.uint64, "f": np.uint32}, want)
+
+
+MADE64 = 0xFFF8000000000000
+
+
+def test_nan_that_an_operation_of_binary64_makes(elementwise):
+    """Its bits are the GPU's, whatever sign the host's processor gives it."""
+    a, b = f64(np.inf, 0.0, -1.0), f64(-np.inf, np.inf, 0.0)
+    want = {
+        "d": np.array([MADE64, 0x7FF0000000000000, 0xBFF0000000000000], np.uint64),
+        "e": np.array([0xFFF0000000000000, MADE64, 1 << 63], np.uint64),
+        "f": np.array([0x7FF0000000000000, 0, MADE64], np.uint64),
+    }
+    body = "add.f64 %d, %a, %b; mul.f64 %e, %a, %b; sqrt.rn.f64 %f, %a;"
+    elementwise(body, {"a": a, "b": b}, dict.fromkeys("def", np.uint64), want)
+
+
+def test_nan_of_binary64_depends_on_no_host():
+    """The plain results hold NaN of the other sign, as 64-bit Arm makes them."""
+    positive = np.array([0x7FF8000000000000] * 3, np.uint64).view(np.float64)
+    a = np.array([np.inf, np.nan, 1.0])
+    b = np.array([NAN64, NAN64, OTHER64], np.uint64).view(np.float64)
+    b[0] = -np.inf
+    found = nan_f64(positive, [a, b]).view(np.uint64).tolist()
+    assert found == [MADE64, NAN64 | 1 << 51, OTHER64]
 
 
 LARGEST = float(np.finfo(np.float64).max)

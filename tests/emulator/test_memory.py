@@ -3,6 +3,8 @@
 import numpy as np
 import pytest
 
+from nvfp4_cute.emulator import memory as memory_module
+from nvfp4_cute.emulator.addresses import user_address_end
 from nvfp4_cute.emulator.fronts.driver import run_ptx
 from nvfp4_cute.emulator.machine import Machine
 from nvfp4_cute.emulator.memory import GlobalMemory, SharedMemory, TensorMemory
@@ -287,6 +289,24 @@ def test_unregistered_memory_is_trusted_until_a_range_is_registered() -> None:
     assert memory.view(data.ctypes.data, 1, write=True)[0] == 0
     with pytest.raises(EmulatorError, match="not an address"):
         memory.view(16, 4, write=False)
+
+
+@pytest.mark.parametrize("machine, bits", [("x86_64", 47), ("AMD64", 47), ("aarch64", 52), ("arm64", 52)])
+def test_user_addresses_end_where_the_processor_ends_them(machine, bits, monkeypatch) -> None:
+    """64-bit Arm gives processes addresses above 2**47, up to 2**52 with some kernels. Nothing is read here."""
+    end = user_address_end(machine)
+    assert end == 1 << bits
+    monkeypatch.setattr(memory_module, "USER_END", end)
+    trusting, checked = GlobalMemory(), GlobalMemory()
+    assert trusting.view(end - 64, 64, write=False).ctypes.data == end - 64
+    for address in (end - 63, end):
+        with pytest.raises(EmulatorError, match="not an address"):
+            trusting.view(address, 64, write=False)
+    checked.add_range("high", end - 4096, 4096)
+    view, index = checked.lanes(np.array([end - 64, end - 4096], np.uint64), 16, write=True)
+    assert view.ctypes.data + 16 * index[0] == end - 64 and index[1] == 0
+    with pytest.raises(EmulatorError, match="`high`"):
+        checked.view(end - 4097, 4, write=False)
 
 
 def test_a_launch_leaves_no_ranges_behind(ptx_kernel) -> None:

@@ -24,6 +24,7 @@ from nvfp4_cute.emulator.isa import (
     merge_lanes,
     type_bytes,
 )
+from nvfp4_cute.emulator.nans import nan_f64
 from nvfp4_cute.emulator.ptx import Inst
 
 if TYPE_CHECKING:
@@ -221,7 +222,7 @@ def float_operation(inst: Inst, b: Builder, mods: Mods, type_: str) -> Step:
     kernel = KERNELS["div.approx"] if opcode == "div" and approximate else KERNELS[opcode]
     loads = [_operand_loader(b, o, lanes) for o in inst.operands[1:]]
     put = b.write(inst.operands[0], f"b{8 * lanes.bytes}")
-    handed_on = type_ == "f64" and opcode in ("add", "sub", "mul", "fma", "mad", "min", "max")
+    handed_on = type_ == "f64"
     flushed = ftz and lanes.name in float_results.SMALLEST_NORMAL
     plain = _plain(opcode, lanes, rounding, relu, sat, nan) and not flushed
     narrow_fma = lanes.narrow and opcode in ("fma", "mad")
@@ -238,7 +239,7 @@ def float_operation(inst: Inst, b: Builder, mods: Mods, type_: str) -> Step:
         else:
             result = kernel(*(map(np.abs, args) if magnitudes else args), rounding)
         if handed_on:
-            result = float_results.last_nan(result, args)
+            result = nan_f64(result, args)
         if nan:
             result = np.where(_any_nan(args), np.float32(np.nan), result)
         if xorsign:

@@ -6,7 +6,8 @@ Where PTX leaves these open the rules are an H200's (recorded 2026-11-21):
   because subnormals are coarse is still flushed to zero.
 * ``.sat`` turns -0 and NaN into +0.
 * NaN results of 16- and 32-bit formats are canonical (0x7FFF, 0x7FFFFFFF), also those of abs and neg. binary64
-  arithmetic hands on its last NaN operand, made quiet; abs and neg keep its sign.
+  arithmetic hands on its last NaN operand, made quiet; abs and neg keep its sign. A NaN that an operation makes of
+  numbers is 0xFFF8000000000000, whatever the processor of the host makes of them.
 """
 
 from collections.abc import Callable
@@ -14,11 +15,11 @@ from collections.abc import Callable
 import numpy as np
 
 from nvfp4_cute.emulator.isa import floats
+from nvfp4_cute.emulator.nans import F64_QUIET
 
 SMALLEST_NORMAL = {"f32": 2.0**-126, "f16": 2.0**-14}
 """Formats that `.ftz` concerns."""
 
-_F64_QUIET = np.uint64(1 << 51)
 _NAN_CODES = {
     "f64": (0x7FF << 52, None),
     "f32": (0x7F800000, 0x7FFFFFFF),
@@ -88,16 +89,6 @@ def canonical_nan(values: np.ndarray) -> np.ndarray:
     return values
 
 
-def last_nan(values: np.ndarray, args: list[np.ndarray]) -> np.ndarray:
-    """binary64 results that are NaN because an operand is: the last such operand, made quiet."""
-    if values.dtype != np.float64 or not np.count_nonzero(values != values):
-        return values
-    for x in args:
-        quiet = (x.view(np.uint64) | _F64_QUIET).view(np.float64)
-        values = np.where((values != values) & (x != x), quiet, values)
-    return values
-
-
 def signed_nan(codes: np.ndarray, results: np.ndarray, name: str) -> np.ndarray:
     """NaN results of abs and neg: canonical, but of binary64 the operand made quiet.
 
@@ -107,4 +98,4 @@ def signed_nan(codes: np.ndarray, results: np.ndarray, name: str) -> np.ndarray:
     nan = (codes & codes.dtype.type((1 << 8 * codes.itemsize - 1) - 1)) > infinity
     if not np.count_nonzero(nan):
         return results
-    return np.where(nan, codes | _F64_QUIET if canonical is None else codes.dtype.type(canonical), results)
+    return np.where(nan, codes | F64_QUIET if canonical is None else codes.dtype.type(canonical), results)
