@@ -259,7 +259,8 @@ def test_only_env_reads_the_environment(module):
 def test_host_code_asks_a_family_and_does_not_say_which(module):
     if not f"{place(module)}.".startswith(tuple(f"{name}." for name in NAMES_ARCHITECTURES)):
         findings = style_lint.architecture_findings(str(MODULES[module]), SOURCES[MODULES[module]])
-        assert not findings, "\n".join(map(str, findings))
+        fix = "ask planning.arch.family_of(arch), or give planning.arch another function of an architecture"
+        assert not findings, "\n".join([*map(str, findings), fix])
 
 
 @pytest.mark.parametrize("module", KERNELS)

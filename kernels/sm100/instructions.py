@@ -9,14 +9,16 @@ import cutlass.cute as cute
 from cutlass import Int32
 from cutlass.cute.nvgpu import tcgen05
 
+from nvfp4_cute.formats.block_format import NVFP4
+from nvfp4_cute.planning.arch.sm100.limits import NVFP4_MMA
+
 # Shared-memory matrix descriptors (PTX ISA 9.7.16.4.1) without their start address: low and high word.
 # K-major rows of 128 bytes in the 128-byte swizzle: eight rows, 1024 bytes, to the next row group.
 OPERAND_DESCRIPTOR = 0x00010000, 0x40004040
 # Scale blocks, no swizzle: 32 rows of 16 bytes, eight rows, 128 bytes, to the next row group.
 SCALE_DESCRIPTOR = 0x00000000, 0x00004008
 DESCRIPTOR_UNIT_BYTES = 16
-# Instruction descriptor (PTX ISA 9.7.16.4.2) of e2m1 x e2m1 with ue4m3 scales, without its extents.
-MMA_DESCRIPTOR = 1 << 7 | 1 << 10
+# Of instruction descriptors (PTX ISA 9.7.16.4.2): where the extents are.
 MMA_DESCRIPTOR_N_SHIFT = 17 - 3
 MMA_DESCRIPTOR_M_SHIFT = 27 - 7
 # Both CTAs of a pair.
@@ -60,7 +62,7 @@ def copy_scale_block(column: Int32, source: Int32, num_cta: cutlass.Constexpr):
 def mma_descriptor(n: Int32, num_cta: cutlass.Constexpr) -> Int32:
     """Instruction descriptor for 128 rows a CTA and ``n`` columns, a multiple of 16."""
     m_bits = 128 * num_cta << MMA_DESCRIPTOR_M_SHIFT
-    return (n << MMA_DESCRIPTOR_N_SHIFT) | Int32(MMA_DESCRIPTOR | m_bits)
+    return (n << MMA_DESCRIPTOR_N_SHIFT) | Int32(NVFP4_MMA.descriptor | m_bits)
 
 
 @cute.jit
@@ -84,7 +86,7 @@ def block_scaled_mma(
     cute.arch.inline_ptx(
         f"{{\n.reg .pred accumulate;\n.reg .b32 high;\n.reg .b64 a, b;\nmov.b32 high, {OPERAND_DESCRIPTOR[1]:#x};\n"
         "setp.ne.b32 accumulate, {$r6}, 0;\nmov.b64 a, {{$r1}, high};\nmov.b64 b, {{$r2}, high};\n"
-        f"tcgen05.mma.cta_group::{num_cta}.kind::mxf4nvf4.block_scale.block16 "
+        f"tcgen05.mma.cta_group::{num_cta}.kind::{NVFP4_MMA.kind}.block_scale.block{NVFP4.block_k} "
         "[{$r0}], a, b, {$r3}, [{$r4}], [{$r5}], accumulate;\n}",
         read_only_args=[acc, a, b, instruction, sfa, sfb, accumulate],
     )

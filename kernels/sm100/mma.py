@@ -9,7 +9,8 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Int32
 
-from nvfp4_cute.planning.arch.sm100.limits import MMA_INST_K, SF_ATOM_COLS, SF_ATOM_ROWS, SmemPlan, TmemMap
+from nvfp4_cute.formats.block_format import NVFP4
+from nvfp4_cute.planning.arch.sm100.limits import NVFP4_MMA, SF_ATOM_COLS, SF_ATOM_ROWS, SmemPlan, TmemMap
 from nvfp4_cute.planning.config import KernelConfig
 
 from ..common.operand_maps import SF_BLOCK_BYTES
@@ -34,7 +35,7 @@ from .load import Buffers
 
 # Rows of 32 lanes: how many rows one column of scales in tensor memory covers.
 SF_COLUMN_ROWS = 32
-BYTES_PER_MMA_K = MMA_INST_K // 2
+BYTES_PER_MMA_K = NVFP4.row_bytes(NVFP4_MMA.k)
 
 
 @dataclass(frozen=True)
@@ -68,7 +69,7 @@ def run_mma(args: MmaArgs, first_tile: Int32, stride: Int32):
     """
     ab, acc, config, groups = args.ab, args.acc, args.config, args.groups
     tmem, smem, num_cta = args.tmem, args.smem, config.num_mma_cta
-    num_k_block = config.cta_tile_shape_mnk[2] // MMA_INST_K
+    num_k_block = config.cta_tile_shape_mnk[2] // NVFP4_MMA.k
     blocks_n = smem.sfb_stage_bytes // (SF_BLOCK_BYTES * num_k_block)
     desc_m = [smem_descriptor(OPERAND_DESCRIPTOR, address) for address in args.buffers.m]
     desc_n = [smem_descriptor(OPERAND_DESCRIPTOR, address) for address in args.buffers.n]

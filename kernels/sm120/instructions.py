@@ -9,7 +9,11 @@ from cutlass._mlir import ir
 from cutlass._mlir.dialects import llvm, nvvm
 from cutlass.cutlass_dsl import dsl_user_op
 
-MMA_M, MMA_N, MMA_K = 16, 8, 64
+from nvfp4_cute.formats.block_format import NVFP4
+from nvfp4_cute.planning.arch.sm120 import MMA
+
+NVFP4_MMA = MMA[NVFP4, NVFP4]
+MMA_M, MMA_N, MMA_K = 16, 8, NVFP4_MMA.k
 
 
 def _shared_ptr(address: Int32, loc, ip) -> ir.Value:
@@ -70,13 +74,13 @@ def mma_nvfp4(
     def values(registers: list) -> list:
         return [register.ir_value(loc=loc, ip=ip) for register in registers]
 
-    e2m1 = ir.Attribute.parse("#nvvm.mma_type<e2m1>")
+    element = ir.Attribute.parse(f"#nvvm.mma_type<{NVFP4.element.name}>")
     struct = nvvm.mma_block_scale(
         ir.Type.parse("!llvm.struct<(f32, f32, f32, f32)>"),
         ir.Attribute.parse(f"#nvvm.shape<m = {MMA_M}, n = {MMA_N}, k = {MMA_K}>"),
-        ir.Attribute.parse("#nvvm.scale_vec_size<x4>"),
-        ir.Attribute.parse("#nvvm.block_scale_format<ue4m3>"),
-        ir.Attribute.parse("#nvvm.block_scale_kind<mxf4nvf4>"),
+        ir.Attribute.parse(f"#nvvm.scale_vec_size<x{MMA_K // NVFP4.block_k}>"),
+        ir.Attribute.parse(f"#nvvm.block_scale_format<{NVFP4.scale.name}>"),
+        ir.Attribute.parse(f"#nvvm.block_scale_kind<{NVFP4_MMA.kind}>"),
         values(a),
         values(b),
         values(acc),
@@ -86,8 +90,8 @@ def mma_nvfp4(
         sfb.ir_value(loc=loc, ip=ip),
         constant(0),
         constant(thread_b),
-        multiplicand_a_ptx_type=e2m1,
-        multiplicand_b_ptx_type=e2m1,
+        multiplicand_a_ptx_type=element,
+        multiplicand_b_ptx_type=element,
         loc=loc,
         ip=ip,
     )

@@ -4,6 +4,7 @@ from dataclasses import fields, replace
 
 import pytest
 
+from nvfp4_cute.formats.block_format import FORMATS
 from nvfp4_cute.planning.arch import FAMILIES, sm90, sm120
 from nvfp4_cute.planning.arch.sm100 import limits as sm100
 from nvfp4_cute.planning.config import SHARED_FIELDS, KernelConfig
@@ -122,6 +123,14 @@ def test_families_whose_ctas_load_for_themselves_say_so(family):
 def test_a_field_is_shared_by_all_families_or_an_option_of_one():
     options = [name for family in FAMILIES for name in family.OPTIONS]
     assert sorted((*SHARED_FIELDS, *options)) == sorted(field.name for field in fields(KernelConfig))
+
+
+@pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.ARCHS[0])
+def test_a_k_tile_is_a_whole_number_of_mmas(family):
+    for (a, b), mma in family.MMA.items():
+        assert a in FORMATS.values() and b in FORMATS.values()
+        for config in (*family.CANDIDATES, *family.DUAL_CANDIDATES):
+            assert mma.k % a.block_k == 0 and config.cta_tile_shape_mnk[2] % mma.k == 0
 
 
 @pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.ARCHS[0])

@@ -1,11 +1,12 @@
 """What every family of architectures states, and the limits that all of them share."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Protocol
 
 import numpy as np
 
+from nvfp4_cute.formats.block_format import BlockFormat
 from nvfp4_cute.planning.config import SHARED_FIELDS, KernelConfig
 from nvfp4_cute.problem import Form, GroupedProblem
 
@@ -73,6 +74,21 @@ def clusters_in_gpcs(
         return found
     in_gpcs = num_sms // gpc_sms * (gpc_sms // cluster_size)
     return in_gpcs if cluster_size > 2 and in_gpcs else max(num_sms // cluster_size, 1)
+
+
+@dataclass(frozen=True)
+class Mma:
+    """How tensor cores multiply operands of two formats.
+
+    Attributes:
+        kind: what PTX calls this kind of instruction.
+        k: elements of K that one instruction multiplies.
+        descriptor: bits of the instruction descriptor that say the types of elements and scales; 0 where there is none.
+    """
+
+    kind: str
+    k: int
+    descriptor: int = 0
 
 
 @dataclass(frozen=True)
@@ -145,6 +161,10 @@ class Family(Protocol):
     @property
     def DUAL_CANDIDATES(self) -> tuple[KernelConfig, ...]:
         """The same for dual GEMMs whose weights are two operands: ``num_b`` is 2."""
+
+    @property
+    def MMA(self) -> Mapping[tuple[BlockFormat, BlockFormat], Mma]:
+        """How the kernel multiplies ``a`` by ``b``, by their formats; pairs that are not here it does not multiply."""
 
     @property
     def OUT_M_MAJOR(self) -> bool:

@@ -9,10 +9,12 @@ shared memory a CTA).
 from collections import Counter
 from dataclasses import dataclass, replace
 
+from nvfp4_cute.formats.block_format import NVFP4
 from nvfp4_cute.formats.scale_layout import SF_VEC_SIZE
 from nvfp4_cute.gpus import verdicts
 from nvfp4_cute.planning.arch.base import (
     INTERLEAVE,
+    Mma,
     StagedOperands,
     clusters_in_gpcs,
     foreign_option_reason,
@@ -24,7 +26,8 @@ from nvfp4_cute.planning.arch.base import (
     operands_on_sides,
 )
 from nvfp4_cute.planning.config import KernelConfig
-from nvfp4_cute.problem import NVFP4, Form, GroupedProblem
+from nvfp4_cute.problem import NVFP4 as NVFP4_RESULTS
+from nvfp4_cute.problem import Form, GroupedProblem
 
 ARCHS = ("sm_120a", "sm_121a")
 KERNEL = "sm120.grouped_gemm.GroupedGemmSm120"
@@ -38,6 +41,7 @@ SMEM_CAPACITY_BYTES = 99 * 1024
 BUFFER_ALIGN_BYTES = 1024
 # Barriers come last, in a buffer of their own.
 BARRIER_BYTES = 1024
+MMA = {(NVFP4, NVFP4): Mma("mxf4nvf4", 64)}
 TILE_M = 128
 TILES_N = (8, 16, 32, 64, 128)
 TILES_K = (128, 256)
@@ -182,7 +186,7 @@ def choose(problem: GroupedProblem, num_sms: int) -> KernelConfig:
     live = Counter(size for size in problem.sizes if min(size) > 0)
     tried = [
         config
-        for config in candidates(num_b, problem.weight_layout, problem.out_dtype == NVFP4)
+        for config in candidates(num_b, problem.weight_layout, problem.out_dtype == NVFP4_RESULTS)
         if config.split_k == 1 or _num_tiles(config, live) <= resident_clusters(num_sms, config.split_k)
     ]
     chosen = min(

@@ -12,15 +12,18 @@ from statistics import NormalDist
 
 import numpy as np
 
+from nvfp4_cute.formats.block_format import NVFP4
 from nvfp4_cute.formats.scale_layout import SF_VEC_SIZE
 from nvfp4_cute.planning.arch.base import (
+    Mma,
     clusters_in_gpcs,
     foreign_option_reason,
     never_in_turns,
     no_estimates,
 )
 from nvfp4_cute.planning.config import KernelConfig
-from nvfp4_cute.problem import INT32_MAX, NVFP4, Form, GroupedProblem
+from nvfp4_cute.problem import INT32_MAX, Form, GroupedProblem
+from nvfp4_cute.problem import NVFP4 as NVFP4_RESULTS
 
 ARCHS = ("sm_90a",)
 KERNEL = "sm90.grouped_gemm.GroupedGemmSm90"
@@ -36,6 +39,8 @@ SMEM_PER_CTA_BYTES = 1024  # what each CTA takes besides
 PAIRED_TILE_TOKENS = 32
 # Barriers, the gaps that aligning the buffers to 1024 bytes leaves, and 32 x 64 results of each MATH warpgroup.
 SMEM_RESERVED_BYTES = 4096 + 2 * 4096
+# Both operands are decoded, scales included.
+MMA = {(NVFP4, NVFP4): Mma("f16", 16)}
 TILE_WEIGHTS = 128
 TILE_K = 128
 # Accumulators of more tokens do not fit a thread's registers.
@@ -351,7 +356,7 @@ def choose(problem: GroupedProblem, num_sms: int) -> KernelConfig:
         orders = [_spread(means, size_at) for size_at in (_even_choice, _uneven_choice)]
     orders = [[size for size in sizes if min(size) > 0] for sizes in orders]
     most = max((m for sizes in orders for m, _, _ in sizes), default=0)
-    tried = candidates(problem.num_b, problem.weight_layout, problem.out_dtype == NVFP4)
+    tried = candidates(problem.num_b, problem.weight_layout, problem.out_dtype == NVFP4_RESULTS)
     # No tile need be wider than the least one of its kind that holds all tokens of a group.
     widest = dict[tuple, int]()
     for config in tried:

@@ -10,6 +10,7 @@ from nvfp4_cute.planning.arch.sm100.limits import (
     CANDIDATES,
     DEFAULT_CONFIG,
     DUAL_CANDIDATES,
+    MMA,
     OPTIONS,
     interleave_reason,
     prefetches_in_turns,

@@ -6,9 +6,11 @@ Limits: CUDA C++ programming guide, technical specifications (227 KiB of shared 
 
 from dataclasses import dataclass, replace
 
+from nvfp4_cute.formats.block_format import NVFP4
 from nvfp4_cute.formats.scale_layout import SF_VEC_SIZE
 from nvfp4_cute.planning.arch.base import (
     INTERLEAVE,
+    Mma,
     StagedOperands,
     clusters_in_gpcs,
     foreign_option_reason,
@@ -67,7 +69,9 @@ STAGING_BYTES = 4 * 32 * 32 * 2
 # Besides, barriers and the tensor-memory address; operand buffers come first and are whole multiples of their alignment.
 SMEM_RESERVED_BYTES = STAGING_BYTES + 1024
 TMEM_COLS = 512
-MMA_INST_K = 64
+# Instruction descriptor: PTX ISA 9.7.16.4.2.
+MMA = {(NVFP4, NVFP4): Mma("mxf4nvf4", 64, descriptor=1 << 7 | 1 << 10)}
+NVFP4_MMA = MMA[NVFP4, NVFP4]
 # Cycles of the one copy engine of an SM: a copy takes at least so many, and one for so many bytes (published
 # microbenchmarks: ``timing.constants``).
 COPY_CYCLES, COPY_BYTES_PER_CYCLE = 48, 125
@@ -193,7 +197,7 @@ def copy_cycles(nbytes: int) -> float:
 def k_tile_mma_cycles(config: KernelConfig, smem: SmemPlan) -> float:
     """What the tensor cores need for a K tile."""
     _, n, k = config.cta_tile_shape_mnk
-    return smem.num_m * smem.num_n * (k // MMA_INST_K) * n / MMA_COLUMNS_PER_CYCLE
+    return smem.num_m * smem.num_n * (k // NVFP4_MMA.k) * n / MMA_COLUMNS_PER_CYCLE
 
 
 def fetches_ahead(config: KernelConfig, smem: SmemPlan) -> bool:
@@ -222,7 +226,7 @@ def tmem_map(config: KernelConfig, num_b: int = 1) -> TmemMap:
     Two accumulators that do not fit side by side share columns: the second begins where the scales leave room.
     """
     _, n, k = config.cta_tile_shape_mnk
-    num_k_block = k // MMA_INST_K
+    num_k_block = k // NVFP4_MMA.k
     num_m, num_n = operands_on_sides(config, num_b)
     sfa_cols, sfb_cols = (
         num_m * SF_ATOM_COLS * num_k_block,
