@@ -12,12 +12,19 @@ BIN := .venv/bin
 # CuTe DSL that `make test-dsl` tests the exports with: one that competition runners have.
 VERSION ?= 4.3.5
 DSL := .venv/dsl-$(VERSION)
+# transformers that `make test-transformers` tests the models with.
+TRANSFORMERS ?= transformers>=5.17,<5.25
+HF := .venv/transformers
+# What makes a venv whose packages are found behind its own in .venv; its argument is the venv.
+BEHIND = $(1)/bin/python -c "import pathlib, sys, sysconfig; pathlib.Path(sysconfig.get_path('purelib'), 'zz_base.pth') \
+  .write_text(f'import site; site.addsitedir({sys.argv[1]!r})')" \
+  "$$($(BIN)/python -c "import sysconfig; print(sysconfig.get_path('purelib'))")"
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-all test-dsl lint format clean
+.PHONY: help demo test test-all test-dsl test-transformers lint format clean
 
 help:  ## list the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-10s %s\n", $$1, $$2}' Makefile
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-18s %s\n", $$1, $$2}' Makefile
 
 demo: .venv/installed  ## run the sm_100a kernel on the emulator and compare every output bit (no GPU needed)
 	$(BIN)/nvfp4-cute demo $(ARGS)
@@ -31,6 +38,9 @@ test-all: .venv/installed  ## every test, the long matrices included
 test-dsl: $(DSL)/installed  ## the exported submissions on an older CuTe DSL: make test-dsl VERSION=4.5.2
 	$(DSL)/bin/python -m pytest -n auto --dist worksteal tests/competition/test_shapes.py tests/competition/test_versions.py \
 	  -k "first_shapes or chosen_configs" $(ARGS)
+
+test-transformers: $(HF)/installed  ## whole models through transformers, on the CPU
+	$(HF)/bin/python -m pytest -n auto --dist worksteal tests/models $(ARGS)
 
 lint: .venv/installed-dev  ## ruff (rules and format) and mypy, at the versions that pyproject.toml pins
 	$(BIN)/ruff check .
@@ -57,10 +67,14 @@ clean:  ## remove .venv, caches, and build products
 # Only the DSL differs: all else is found in .venv, behind it.
 $(DSL)/installed: .venv/installed
 	$(BIN)/python -m venv $(DSL)
-	$(DSL)/bin/python -c "import pathlib, sys, sysconfig; pathlib.Path(sysconfig.get_path('purelib'), 'zz_base.pth') \
-	  .write_text(f'import site; site.addsitedir({sys.argv[1]!r})')" \
-	  "$$($(BIN)/python -c "import sysconfig; print(sysconfig.get_path('purelib'))")"
+	$(call BEHIND,$(DSL))
 	$(DSL)/bin/python -m pip install nvidia-cutlass-dsl==$(VERSION)
+	@touch $@
+
+$(HF)/installed: .venv/installed
+	$(BIN)/python -m venv $(HF)
+	$(call BEHIND,$(HF))
+	$(HF)/bin/python -m pip install "$(TORCH)" "$(TRANSFORMERS)" safetensors accelerate
 	@touch $@
 
 .venv/installed-dev: .venv/installed

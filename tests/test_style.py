@@ -60,6 +60,8 @@ STDLIB_LEAVES = ("errors", "planning.config", "env", "launch_table")
 HOST_THIRD_PARTY = {"torch", "numpy", "tqdm"}
 # Importing these needs a compiler, a driver, or an extra, so host modules do it inside the function that needs them.
 PYTEST_PLUGINS = {"cli.pytest_plugin"}
+# A module for the package that it is named after.
+INTEGRATIONS = {"models.transformers": {"transformers"}}
 DEFERRED_THIRD_PARTY = {"cutlass", "cuda", "matplotlib", "yaml"}
 
 # What surrounds the machine: how programs written for a GPU reach it, and what each of these may import for that.
@@ -141,6 +143,7 @@ def test_leaves_import_only_leaves(module):
 def test_host_third_party_imports(module):
     allowed = set() if place(module) in STDLIB_LEAVES else HOST_THIRD_PARTY
     allowed = allowed | ({"pytest"} if place(module) in PYTEST_PLUGINS else set())
+    allowed = allowed | INTEGRATIONS.get(place(module), set())
     wrong = [
         i
         for i in external(module)

@@ -1,0 +1,116 @@
+"""From what a checkpoint stores to modules that multiply it."""
+
+import torch
+
+from nvfp4_cute.formats.block_format import TMA_ALIGN_BYTES
+from nvfp4_cute.models.checkpoints.stored import StoredExperts, StoredLinear, StoredWeight, as_nvfp4
+from nvfp4_cute.nn.experts import (
+    Activation,
+    DecodedExperts,
+    ExpertsNVFP4,
+    ExpertWeights,
+    SortedExperts,
+)
+from nvfp4_cute.nn.linear import K_STEP, LinearNVFP4
+from nvfp4_cute.nn.rounded import RoundedInput
+
+
+def linear_module(
+    stored: StoredLinear,
+    bias: torch.Tensor | None,
+    *,
+    dtype: torch.dtype,
+    device: torch.device | str,
+    backend: str = "auto",
+) -> torch.nn.Module:
+    """A module that computes the layer as its scheme says.
+
+    - NVFP4 weights, 4-bit or 16-bit activations: LinearNVFP4. MXFP4 weights, whose values NVFP4 has: the same, weight-only.
+    - Else the weights are decoded to ``dtype``, for torch.nn.Linear.
+    - Activations of another format than NVFP4 are rounded to it before.
+
+    Args:
+        bias: [N], or None. dtype: of the bias, of decoded weights, of activations. device: where it is to run.
+    """
+    scheme = stored.scheme
+    weight = _moved(stored.weight, device)
+    given = None if stored.input_scale is None else stored.input_scale.to(device)
+    exact = as_nvfp4(weight) if weight.shape[-1] % K_STEP == 0 else None
+    if exact is None:
+        layer: torch.nn.Module = _decoded(weight, bias, dtype)
+        return layer if scheme.activations is None else RoundedInput(layer, scheme.activations, given)
+    if scheme.activations == "nvfp4" and weight.format == "nvfp4":
+        input_scale = "auto" if given is None else given
+        return LinearNVFP4.from_quantized(exact, bias, input_scale=input_scale, dtype=dtype, backend=backend)
+    layer = LinearNVFP4.from_quantized(exact, bias, activations="16bit", dtype=dtype, backend=backend)
+    return layer if scheme.activations is None else RoundedInput(layer, scheme.activations, given)
+
+
+def experts_module(
+    stored: StoredExperts,
+    activation: str | Activation,
+    *,
+    dtype: torch.dtype,
+    device: torch.device | str,
+    backend: str = "auto",
+) -> SortedExperts:
+    """The same of the experts of a layer; ``activation`` as of ``nn.experts.SortedExperts``."""
+    rounding = stored.scheme.activations
+    inputs = [None if one is None else one.to(device) for one in (stored.w13_input, stored.w2_input)]
+    sides = [*_split(stored), (stored.w2, stored.w2_global, stored.w2_bias)]
+    moved = [(_moved(w, device), f, None if b is None else b.to(device, dtype)) for w, f, b in sides]
+    exact = [as_nvfp4(w) if w.shape[-1] % K_STEP == 0 else None for w, _, _ in moved]
+    if rounding not in (None, "nvfp4") or any(one is None for one in exact):
+        decoded = [_scaled(w.dequantize(), f).to(dtype) for w, f, _ in moved]
+        return DecodedExperts(decoded, [b for _, _, b in moved], activation, rounding, (inputs[0], inputs[1]))
+    parts = []
+    for one, (_, factor, bias) in zip(exact, moved, strict=True):
+        assert one is not None
+        own = torch.ones(len(one.data), device=device) if factor is None else factor.to(device)
+        own = own if one.global_scale is None else own * one.global_scale
+        parts.append(ExpertWeights(one.data, one.scale, own.contiguous(), bias))
+    *first, down = parts
+    gate, up = first if stored.has_gate else (None, first[0])
+    return ExpertsNVFP4(
+        gate, up, down, activation, activations="16bit" if rounding is None else "nvfp4",
+        first_input=inputs[0], second_input=inputs[1], backend=backend,
+    )  # fmt: skip
+
+
+def _split(stored: StoredExperts) -> list[tuple[StoredWeight, torch.Tensor | None, torch.Tensor | None]]:
+    """Weights, factors and biases of gate and up, or of up."""
+    count = 2 if stored.has_gate else 1
+    w, factors, bias = stored.w13, stored.w13_global, stored.w13_bias
+    width = w.shape[1] // count
+    sides = []
+    for i in range(count):
+        rows = slice(i * width, (i + 1) * width)
+        scale_rows = rows if w.format != "fp8_128x128" else slice(i * width // 128, (i + 1) * width // 128)
+        part = StoredWeight(
+            w.format, w.data[:, rows], w.scale[:, scale_rows], None, (w.shape[0], width, w.shape[2])
+        )
+        sides.append(
+            (part, None if factors is None else factors[:, i], None if bias is None else bias[:, rows])
+        )
+    return sides
+
+
+def _scaled(values: torch.Tensor, factor: torch.Tensor | None) -> torch.Tensor:
+    return values if factor is None else values * factor.to(values.device)[:, None, None]
+
+
+def _moved(weight: StoredWeight, device: torch.device | str) -> StoredWeight:
+    factor = None if weight.global_scale is None else weight.global_scale.to(device)
+    data = weight.data.to(device)
+    # Mapped files place tensors at multiples of 8 bytes; kernels read rows 16 bytes at a time.
+    data = data if data.data_ptr() % TMA_ALIGN_BYTES == 0 else data.clone()
+    return StoredWeight(weight.format, data, weight.scale.to(device), factor, weight.shape)
+
+
+def _decoded(weight: StoredWeight, bias: torch.Tensor | None, dtype: torch.dtype) -> torch.nn.Linear:
+    n, k = weight.shape
+    layer = torch.nn.Linear(k, n, bias=bias is not None, device="meta", dtype=dtype)
+    layer.weight = torch.nn.Parameter(weight.dequantize(dtype), requires_grad=False)
+    if bias is not None:
+        layer.bias = torch.nn.Parameter(bias.detach().to(weight.data.device, dtype), requires_grad=False)
+    return layer

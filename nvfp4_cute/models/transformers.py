@@ -1,0 +1,324 @@
+"""transformers loads quantized checkpoints through these readers and computes with these kernels.
+
+Importing this module registers it with transformers:
+
+- quantizer and config "modelopt", a name that transformers leaves free: ``AutoModelForCausalLM.from_pretrained(folder)`` then
+  loads checkpoints of ModelOpt;
+- experts implementation "nvfp4_cute": ``model.set_experts_implementation("nvfp4_cute")`` quantizes the experts of a 16-bit
+  model when each is first called.
+
+For checkpoints whose method transformers has a quantizer of its own, :func:`take_over` puts this one in its place, and
+:func:`load` does that for one call.
+"""
+
+import contextlib
+from collections.abc import Iterator
+from contextvars import ContextVar
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from tqdm import tqdm
+from transformers import AutoModelForCausalLM
+from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
+from transformers.quantizers.auto import AUTO_QUANTIZATION_CONFIG_MAPPING, AUTO_QUANTIZER_MAPPING
+from transformers.quantizers.base import HfQuantizer
+from transformers.utils.quantization_config import QuantizationConfigMixin
+
+from nvfp4_cute.errors import CheckpointError
+from nvfp4_cute.formats.block_scaled import quantize
+from nvfp4_cute.models.checkpoints.checkpoint import READERS, Checkpoint, MissingInputScale
+from nvfp4_cute.models.layers import experts_module, linear_module
+from nvfp4_cute.nn.experts import Activation, EqualGroups, ExpertsNVFP4, ExpertWeights, swiglu_oai
+
+NAME = "nvfp4_cute"
+METHODS = tuple(READERS)
+# Our names of activations by the classes of transformers (and torch) that compute them.
+ACTIVATION_NAMES = {
+    "SiLU": "silu",
+    "SiLUActivation": "silu",
+    "GELUTanh": "gelu_tanh",
+    "ReLUSquaredActivation": "relu2",
+}
+_missing_input_scale: ContextVar[MissingInputScale] = ContextVar("missing_input_scale", default="refuse")
+
+
+class CheckpointConfig(QuantizationConfigMixin):
+    """``quantization_config`` of a checkpoint, as its tool wrote it.
+
+    Args:
+        quant_method: the tool's word. settings: everything else, kept as it is.
+    """
+
+    def __init__(self, quant_method: str = "modelopt", **settings: Any):
+        self.quant_method = quant_method
+        self.settings = settings
+
+    def to_dict(self) -> dict[str, Any]:
+        """What config.json had."""
+        return {"quant_method": self.quant_method, **self.settings}
+
+
+class CheckpointQuantizer(HfQuantizer):
+    """Loads a quantized checkpoint: transformers reads the plain tensors, the readers of this package the others.
+
+    Before loading, quantized layers and experts give way to modules without weights, so that transformers finds no place for
+    their tensors; after it these are replaced, one by one, by modules that compute.
+    """
+
+    requires_calibration = True
+
+    def __init__(self, quantization_config: QuantizationConfigMixin, **kwargs: Any):
+        super().__init__(quantization_config, **kwargs)
+        self.checkpoint: Checkpoint | None = None
+        self.linears: dict[str, str] = {}
+        self.experts: dict[str, str] = {}
+
+    def is_serializable(self, *args: Any, **kwargs: Any) -> bool:
+        """False: the folder that was loaded is the serialized form."""
+        return False
+
+    @property
+    def is_trainable(self) -> bool:
+        """False: the kernels have no backward pass."""
+        return False
+
+    @property
+    def is_compileable(self) -> bool:
+        """True: torch.compile takes the layers whole."""
+        return True
+
+    def get_weight_conversions(self) -> list:
+        """None: quantized tensors are not converted by transformers."""
+        return []
+
+    def update_weight_conversions(self, weight_conversions: list, model: Any = None) -> list:
+        """Those of the model, for plain tensors."""
+        return weight_conversions
+
+    def _process_model_before_weight_loading(self, model, checkpoint_files=None, **kwargs):
+        if not checkpoint_files:
+            raise CheckpointError("quantized weights are read from files; pass a folder, not a state dict")
+        folder = Path(checkpoint_files[0]).parent
+        self.checkpoint = checkpoint = Checkpoint(folder, missing_input_scale=_missing_input_scale.get())
+        for name, module in list(model.named_modules()):
+            if isinstance(module, torch.nn.Linear) and (prefix := checkpoint.linear_named(name)):
+                _replace(model, name, _Pending(module))
+                self.linears[name] = prefix
+            elif prefix := checkpoint.experts_named(name):
+                _replace(model, name, _PendingExperts(module))
+                self.experts[name] = prefix
+        unused = (set(checkpoint.linears) | set(checkpoint.experts)) - {
+            *self.linears.values(),
+            *self.experts.values(),
+        }
+        self._check_unused(model, unused)
+        ignored = [rf"{_escaped(name)}\." for name in (*self.linears, *self.experts)]
+        ignored += [rf"{_escaped(name)}_" for name in self.experts]
+        ignored += [_escaped(name) for prefix in unused for name in checkpoint.tensors_of(prefix)]
+        ignored += [_escaped(name) for name in checkpoint.kv_scales()]
+        model._keys_to_ignore_on_load_unexpected = {
+            *(model._keys_to_ignore_on_load_unexpected or ()),
+            *ignored,
+        }
+        return model
+
+    def _check_unused(self, model, unused: set[str]) -> None:
+        """Layers of the checkpoint that the model lacks: fine for what it leaves out by itself, as layers of draft tokens."""
+        if not self.linears and not self.experts:
+            some = ", ".join(sorted(unused)[:3]) or "none at all"
+            raise CheckpointError(
+                f"{type(model).__name__} has none of the checkpoint's quantized layers ({some}); load it as the class that "
+                "config.json names under architectures"
+            )
+
+    def _process_model_after_weight_loading(self, model, **kwargs):
+        assert self.checkpoint is not None
+        places = getattr(model, "hf_device_map", None) or {}
+        default = next((p.device for p in model.parameters() if p.device.type != "meta"), torch.device("cpu"))
+        work = [(name, False) for name in self.linears] + [(name, True) for name in self.experts]
+        for name, is_experts in tqdm(work, desc="quantized layers", leave=False, disable=None):
+            options = {"dtype": model.dtype, "device": _device(name, places, default)}
+            pending = model.get_submodule(name)
+            if is_experts:
+                experts = self.checkpoint.read_experts(self.experts[name])
+                module: Any = experts_module(experts, pending.activation, **options)
+                module = EqualGroups(module) if pending.is_equal else module
+            else:
+                stored = self.checkpoint.linear(self.linears[name])
+                _check_size(name, stored.weight.shape, pending)
+                module = linear_module(stored, pending.bias, **options)
+            _replace(model, name, module.eval())
+        return model
+
+
+class _Pending(torch.nn.Module):
+    """In place of a linear layer while transformers loads; has its bias, which is a plain tensor."""
+
+    def __init__(self, linear: torch.nn.Linear):
+        super().__init__()
+        self.shape = (linear.out_features, linear.in_features)
+        self.bias = linear.bias
+
+
+class _PendingExperts(torch.nn.Module):
+    """In place of experts."""
+
+    def __init__(self, experts: torch.nn.Module):
+        super().__init__()
+        self.activation = activation_of(experts)
+        self.is_equal = type(experts).__name__ == "Llama4TextExperts"
+
+
+def activation_of(experts: Any) -> str | Activation:
+    """What experts of transformers do between their products, for ``nn.experts``.
+
+    Raises:
+        CheckpointError: a module that has no activation.
+    """
+    if hasattr(experts, "alpha") and hasattr(experts, "limit"):
+        return partial(swiglu_oai, alpha=experts.alpha, limit=experts.limit)
+    function = getattr(experts, "act_fn", None)
+    if function is None:
+        raise CheckpointError(
+            f"{type(experts).__name__} has no act_fn, and is no module of experts that is known; report the model"
+        )
+    own_gate = getattr(type(experts), "_apply_gate", None)
+    if own_gate is not None and own_gate.__name__ != "_default_apply_gate":
+        return lambda gate, up: experts._apply_gate(torch.cat([gate, up], -1))
+    name = ACTIVATION_NAMES.get(type(function).__name__)
+    if not getattr(experts, "has_gate", True):
+        return name if name == "relu2" else function
+    if name in ("silu", "gelu_tanh"):
+        return name
+    return lambda gate, up: function(gate) * up
+
+
+def experts_forward(
+    self: Any, hidden_states: torch.Tensor, top_k_index: torch.Tensor, top_k_weights: torch.Tensor
+) -> torch.Tensor:
+    """The experts implementation "nvfp4_cute" of a 16-bit model: weights are quantized when it is first called.
+
+    Args and result as transformers has them: [T, H], integers [T, k], [T, k] -> [T, H].
+    """
+    quantized = self.__dict__.get("_nvfp4_cute")
+    if quantized is None:
+        quantized = self.__dict__["_nvfp4_cute"] = quantized_experts(self)
+    return quantized(hidden_states, top_k_index, top_k_weights)
+
+
+def quantized_experts(experts: Any, activations: Any = "nvfp4") -> ExpertsNVFP4:
+    """Experts of transformers with their weights quantized, one global scale an expert and projection.
+
+    Args:
+        experts: a module with ``gate_up_proj`` (or ``up_proj``) and ``down_proj``, [E, N, K] or transposed.
+    """
+    turn = lambda w: w.transpose(1, 2) if getattr(experts, "is_transposed", False) else w
+    has_gate = getattr(experts, "has_gate", True)
+    first = turn(experts.gate_up_proj if has_gate else experts.up_proj)
+    has_bias = getattr(experts, "has_bias", False)
+    bias = experts.gate_up_proj_bias if has_bias else None
+    if not has_gate:
+        sides = [(first, bias)]
+    elif getattr(experts, "is_concatenated", True):
+        cut = lambda t: (None, None) if t is None else t.chunk(2, 1)
+        sides = list(zip(cut(first), cut(bias), strict=True))
+    else:
+        cut = lambda t: (None, None) if t is None else (t[:, 0::2], t[:, 1::2])
+        sides = list(zip(cut(first), cut(bias), strict=True))
+    sides.append((turn(experts.down_proj), experts.down_proj_bias if has_bias else None))
+    *gates, down = [_quantized(w, b) for w, b in sides]
+    gate, up = gates if has_gate else (None, gates[0])
+    return ExpertsNVFP4(gate, up, down, activation_of(experts), activations=activations)
+
+
+def _quantized(weight: torch.Tensor, bias: torch.Tensor | None) -> ExpertWeights:
+    each = [quantize(w.detach().contiguous(), global_scale="auto", scale_layout="rowmajor") for w in weight]
+    factors = torch.stack([one.global_scale for one in each if one.global_scale is not None])
+    data, scale = (torch.stack([getattr(one, part) for one in each]) for part in ("data", "scale"))
+    return ExpertWeights(data, scale, factors, None if bias is None else bias.detach().contiguous())
+
+
+def register() -> None:
+    """Register with transformers; importing this module does it, and doing it again changes nothing."""
+    for mapping, entry in (
+        (AUTO_QUANTIZER_MAPPING, CheckpointQuantizer),
+        (AUTO_QUANTIZATION_CONFIG_MAPPING, CheckpointConfig),
+    ):
+        mapping.setdefault("modelopt", entry)
+    ALL_EXPERTS_FUNCTIONS.register(NAME, experts_forward)
+
+
+def take_over(*methods: str) -> None:
+    """Load checkpoints of these methods with this package from now on: of METHODS; all of them without arguments."""
+    for method in methods or METHODS:
+        if method not in METHODS:
+            raise ValueError(f"method={method!r} has no reader; there are {', '.join(METHODS)}")
+        AUTO_QUANTIZER_MAPPING[method] = CheckpointQuantizer
+        AUTO_QUANTIZATION_CONFIG_MAPPING[method] = CheckpointConfig
+
+
+def load(
+    folder: str,
+    *,
+    missing_input_scale: MissingInputScale = "refuse",
+    model_class: Any = AutoModelForCausalLM,
+    **options: Any,
+) -> Any:
+    """A model of a checkpoint of any of the conventions that there are readers for.
+
+    Args:
+        folder: of the checkpoint. missing_input_scale: as of ``checkpoints.Checkpoint``.
+        model_class: what ``from_pretrained`` is called of. options: of ``from_pretrained``, such as ``device_map="cuda"``.
+
+    Returns:
+        The model, in eval mode.
+    """
+    token = _missing_input_scale.set(missing_input_scale)
+    try:
+        with _taken_over():
+            return model_class.from_pretrained(folder, **options)
+    finally:
+        _missing_input_scale.reset(token)
+
+
+@contextlib.contextmanager
+def _taken_over() -> Iterator[None]:
+    mappings: tuple[dict[str, Any], ...] = (AUTO_QUANTIZER_MAPPING, AUTO_QUANTIZATION_CONFIG_MAPPING)
+    before = [dict(mapping) for mapping in mappings]
+    take_over()
+    try:
+        yield
+    finally:
+        for mapping, kept in zip(mappings, before, strict=True):
+            mapping.update(kept)
+
+
+def _replace(model: torch.nn.Module, name: str, module: torch.nn.Module) -> None:
+    parent, _, child = name.rpartition(".")
+    setattr(model.get_submodule(parent), child, module)
+
+
+def _escaped(name: str) -> str:
+    return name.replace(".", r"\.")
+
+
+def _check_size(name: str, shape: tuple[int, ...], pending: _Pending) -> None:
+    if tuple(shape) != pending.shape:
+        raise CheckpointError(
+            f"{name} is {list(shape)} in the checkpoint, and {list(pending.shape)} by config.json: these are different models"
+        )
+
+
+def _device(name: str, places: dict[str, Any], default: torch.device) -> torch.device:
+    """Of the longest prefix of ``name`` that the device map has."""
+    parts = name.split(".")
+    for length in range(len(parts), -1, -1):
+        place = places.get(".".join(parts[:length]))
+        if place is not None and place != "disk":
+            return torch.device(place)
+    return default
+
+
+register()

@@ -1,0 +1,340 @@
+"""Experts of a mixture with quantized weights: the layer behind the router."""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch.nn import functional
+
+from nvfp4_cute.experts.combine import finalize
+from nvfp4_cute.experts.gather import gather_quantize
+from nvfp4_cute.formats.block_scaled import NVFP4Tensor
+from nvfp4_cute.formats.codecs import FLOAT32_MIN_NORMAL
+from nvfp4_cute.formats.global_scale import GLOBAL_SCALE_DIVISOR
+from nvfp4_cute.formats.scale_layout import to_blocked
+from nvfp4_cute.nn.linear import moving
+from nvfp4_cute.nn.rounded import rounded
+from nvfp4_cute.ops.dual_gemm import grouped_dual_gemm
+from nvfp4_cute.ops.gemm import gemm
+from nvfp4_cute.ops.grouped_gemm import grouped_gemm
+from nvfp4_cute.ops.quantize import grouped_quantize
+
+Activations = Literal["nvfp4", "16bit"]
+# (gate, up) -> hidden, or up -> hidden where there is no gate; of float tensors [rows, I].
+Activation = Callable[..., torch.Tensor]
+
+
+def swiglu_oai(
+    gate: torch.Tensor, up: torch.Tensor, alpha: float = 1.702, limit: float = 7.0
+) -> torch.Tensor:
+    """gpt-oss: ``(up + 1) * gate * sigmoid(alpha * gate)``, the gate cut at ``limit``, up cut on both sides."""
+    gate, up = gate.clamp(max=limit), up.clamp(-limit, limit)
+    return (up + 1) * gate * torch.sigmoid(alpha * gate)
+
+
+ACTIVATIONS: dict[str, Activation] = {
+    "silu": lambda gate, up: functional.silu(gate) * up,
+    "gelu_tanh": lambda gate, up: functional.gelu(gate, approximate="tanh") * up,
+    "swiglu_oai": swiglu_oai,
+    "relu2": lambda up: functional.relu(up).square(),
+}
+# What grouped_dual_gemm does in its epilogue.
+FUSED = ("silu", "gelu_tanh")
+
+
+@dataclass(frozen=True, eq=False)
+class ExpertWeights:
+    """One projection of all experts, NVFP4.
+
+    Attributes:
+        data: uint8 [E, N, K/2]. scale: float8_e4m3fn [E, N, K/16], row-major. factor: float32 [E], which multiplies.
+        bias: [E, N], or None.
+    """
+
+    data: torch.Tensor
+    scale: torch.Tensor
+    factor: torch.Tensor
+    bias: torch.Tensor | None = None
+
+
+class Projection(torch.nn.Module):
+    """Weights of one projection of all experts, as kernels read them: blocked scales."""
+
+    data: torch.Tensor
+    scale: torch.Tensor
+    factor: torch.Tensor
+    bias: torch.Tensor | None
+
+    def __init__(self, weights: ExpertWeights):
+        super().__init__()
+        self.register_buffer("data", weights.data.contiguous())
+        self.register_buffer("scale", to_blocked(weights.scale))
+        self.register_buffer("factor", weights.factor)
+        self.register_buffer("bias", weights.bias)
+
+    def expert(self, e: int) -> NVFP4Tensor:
+        """Weights of one expert, [N, K], without a copy."""
+        _, n, row_bytes = self.data.shape
+        return NVFP4Tensor(self.data[e], self.scale[e], self.factor[e], (n, 2 * row_bytes))
+
+    def with_bias(self, y: torch.Tensor, expert_of_row: torch.Tensor) -> torch.Tensor:
+        """``y`` plus the bias of every row's expert."""
+        return y if self.bias is None else y + self.bias[expert_of_row].to(y.dtype)
+
+    def _apply(self, fn, recurse=True):
+        return super()._apply(moving(fn), recurse)
+
+
+class SortedExperts(torch.nn.Module):
+    """``sum over a token's experts of weight * down(activation(gate(x), up(x)))``: sorting, weights, and the sum.
+
+    Tokens are sorted by expert on the device, where nothing waits for it. What multiplies is in the classes below.
+
+    Args:
+        num_experts: E. activation: a name of ACTIVATIONS, or a function of (gate, up), of (up) where there is no gate.
+
+    Raises:
+        ValueError: an unknown activation.
+    """
+
+    def __init__(self, num_experts: int, activation: str | Activation):
+        super().__init__()
+        if isinstance(activation, str) and activation not in ACTIVATIONS:
+            raise ValueError(
+                f"activation={activation!r} is none of {', '.join(ACTIVATIONS)}; pass a function"
+            )
+        self.num_experts, self.activation = num_experts, activation
+
+    def forward(self, x: torch.Tensor, topk_ids: torch.Tensor, topk_weights: torch.Tensor) -> torch.Tensor:
+        """The layer's result.
+
+        Args:
+            x: float16 or bfloat16 [T, H]. topk_ids: integers [T, k]; one outside 0 to E - 1 adds nothing.
+            topk_weights: float [T, k].
+
+        Returns:
+            [T, H] of the dtype of ``x``; the k products are added in float32, in the order of ``topk_ids``.
+        """
+        tokens, top_k = topk_ids.shape
+        if not tokens:
+            return torch.zeros_like(x)
+        ids = topk_ids.reshape(-1)
+        ids = torch.where((ids < 0) | (ids >= self.num_experts), self.num_experts, ids)
+        order = torch.argsort(ids, stable=True)
+        sorted_ids = ids[order]
+        numbers = torch.arange(self.num_experts, device=x.device, dtype=sorted_ids.dtype)
+        offs = torch.searchsorted(sorted_ids, numbers, right=True, out_int32=True)
+        y = self.products(x[order // top_k].contiguous(), offs, sorted_ids).float()
+        y = y * topk_weights.reshape(-1)[order].float().unsqueeze(1)
+        # Rows of no expert hold anything.
+        y = torch.where((sorted_ids < self.num_experts).unsqueeze(1), y, 0)
+        back = torch.empty_like(order).scatter_(0, order, torch.arange(len(order), device=x.device))
+        return y[back].view(tokens, top_k, -1).sum(1).to(x.dtype)
+
+    def products(self, rows: torch.Tensor, offs: torch.Tensor, expert_of_row: torch.Tensor) -> torch.Tensor:
+        """[rows, H] of ``rows``, sorted by expert; those behind the last of ``offs`` may hold anything.
+
+        Args:
+            rows: [T k, H]. offs: int32 [E], the row where each expert ends. expert_of_row: [T k]; E: none.
+        """
+        raise NotImplementedError
+
+    def hidden(self, sides: list[torch.Tensor]) -> torch.Tensor:
+        """The hidden activations of gate and up, or of up: in float32, rounded once."""
+        function = ACTIVATIONS[self.activation] if isinstance(self.activation, str) else self.activation
+        return function(*(side.float() for side in sides)).to(sides[0].dtype)
+
+    def _apply(self, fn, recurse=True):
+        return super()._apply(moving(fn), recurse)
+
+
+class ExpertsNVFP4(SortedExperts):
+    """Experts with NVFP4 weights.
+
+    With 4-bit activations a CUDA graph can hold the call. 16-bit activations go through one weight-only product an expert,
+    whose numbers of rows the host reads.
+
+    Args:
+        gate, up: of [E, I, H]; gate None where there is none. down: of [E, H, I].
+        activation: as of SortedExperts.
+        activations: "nvfp4", rows are quantized; or "16bit".
+        first_input, second_input: float32 [E], calibrated global scales of x and of the hidden activations; None: from every
+            call's largest magnitude.
+        backend: as of ``gemm``.
+
+    Raises:
+        ValueError: an unknown choice.
+    """
+
+    first_input: torch.Tensor | None
+    second_input: torch.Tensor | None
+
+    def __init__(
+        self,
+        gate: ExpertWeights | None,
+        up: ExpertWeights,
+        down: ExpertWeights,
+        activation: str | Activation = "silu",
+        *,
+        activations: Activations = "nvfp4",
+        first_input: torch.Tensor | None = None,
+        second_input: torch.Tensor | None = None,
+        backend: str = "auto",
+    ):
+        super().__init__(len(up.data), activation)
+        if activations not in ("nvfp4", "16bit"):
+            raise ValueError(f'activations={activations!r} is unknown; use "nvfp4" or "16bit"')
+        self.gate = None if gate is None else Projection(gate)
+        self.up, self.down = Projection(up), Projection(down)
+        self.activations, self.backend = activations, backend
+        self.intermediate_size, self.hidden_size = up.data.shape[1], down.data.shape[1]
+        self.register_buffer("first_input", first_input)
+        self.register_buffer("second_input", second_input)
+
+    def extra_repr(self) -> str:
+        """Sizes and how it multiplies."""
+        return f"{self.num_experts} of {self.hidden_size} x {self.intermediate_size}, activations={self.activations!r}"
+
+    def forward(self, x: torch.Tensor, topk_ids: torch.Tensor, topk_weights: torch.Tensor) -> torch.Tensor:
+        """As of SortedExperts; in four launches (two more for many tokens) where scales are calibrated."""
+        if not len(x) or not self._is_one_chain():
+            return super().forward(x, topk_ids, topk_weights)
+        gate, up, first, second = self.gate, self.up, self.first_input, self.second_input
+        assert gate is not None and first is not None and second is not None
+        data, scale, order = gather_quantize(
+            x, topk_ids, self.num_experts, global_scale=first, backend=self.backend
+        )
+        hidden = grouped_dual_gemm(
+            data, gate.data, up.data, scale, gate.scale, up.scale, first * gate.factor, first * up.factor,
+            offs=order.offs, activation=self.activation, out_dtype="nvfp4", out_global_scale=second,  # type: ignore[arg-type]
+            backend=self.backend,
+        )  # fmt: skip
+        y = grouped_gemm(
+            hidden[0], self.down.data, hidden[1], self.down.scale, order.offs, second * self.down.factor,
+            out_dtype=x.dtype, backend=self.backend,
+        )  # fmt: skip
+        return finalize(y, order.rows, topk_weights.float(), backend=self.backend)
+
+    def products(self, rows: torch.Tensor, offs: torch.Tensor, expert_of_row: torch.Tensor) -> torch.Tensor:
+        """As of SortedExperts."""
+        own = expert_of_row.clamp(max=self.num_experts - 1)
+        if self.activations == "16bit":
+            return self._weight_only(rows, offs, own)
+        gate, up = self.gate, self.up
+        first = self._scale(self.first_input, rows, expert_of_row)
+        data, scale = grouped_quantize(rows, offs, global_scale=first, backend=self.backend)
+        sides = [s for s in (gate, up) if s is not None]
+        h = self.hidden([self._product(s, data, scale, offs, first, rows.dtype, own) for s in sides])
+        second = self._scale(self.second_input, h, expert_of_row)
+        hidden = grouped_quantize(h, offs, global_scale=second, backend=self.backend)
+        return self._product(self.down, hidden[0], hidden[1], offs, second, rows.dtype, own)
+
+    def _is_one_chain(self) -> bool:
+        """Whether grouped_dual_gemm makes the hidden activations, quantized."""
+        if self.activations == "16bit" or self.gate is None or self.activation not in FUSED:
+            return False
+        parts = (self.gate.bias, self.up.bias, self.down.bias)
+        is_calibrated = self.first_input is not None and self.second_input is not None
+        return is_calibrated and all(part is None for part in parts)
+
+    def _scale(
+        self, given: torch.Tensor | None, rows: torch.Tensor, expert_of_row: torch.Tensor
+    ) -> torch.Tensor:
+        """Global scales of rows, [E]."""
+        if given is not None:
+            return given
+        used = (expert_of_row < self.num_experts).unsqueeze(1)
+        amax = torch.where(used, rows, 0).abs().amax().float()
+        # Divided on the device, by a tensor: a number of the host would be inverted first.
+        scale = (amax / torch.full_like(amax, GLOBAL_SCALE_DIVISOR)).clamp(min=FLOAT32_MIN_NORMAL)
+        return torch.where(amax == 0, 1.0, scale).expand(self.num_experts).contiguous()
+
+    def _product(self, side: Projection, data, scale, offs, given, dtype, own) -> torch.Tensor:
+        alpha = given * side.factor
+        y = grouped_gemm(
+            data, side.data, scale, side.scale, offs, alpha, out_dtype=dtype, backend=self.backend
+        )
+        return side.with_bias(y, own)
+
+    def _weight_only(self, rows: torch.Tensor, offs: torch.Tensor, own: torch.Tensor) -> torch.Tensor:
+        def one(side: Projection, e: int, part: torch.Tensor, owners: torch.Tensor) -> torch.Tensor:
+            w = side.expert(e)
+            y = gemm(part, w.data, None, w.scale, w.global_scale, out_dtype=rows.dtype, backend=self.backend)
+            return side.with_bias(y, owners)
+
+        sides = [s for s in (self.gate, self.up) if s is not None]
+        y = torch.zeros((len(rows), self.hidden_size), dtype=rows.dtype, device=rows.device)
+        for e, part in segments(offs):
+            h = self.hidden([one(side, e, rows[part], own[part]) for side in sides])
+            y[part] = one(self.down, e, h, own[part])
+        return y
+
+
+class DecodedExperts(SortedExperts):
+    """Experts whose weights no kernel takes as they are stored: decoded, with activations rounded as their scheme says.
+
+    Args:
+        sides: weights [E, N, K] of gate and up, or of up, and of down last, in 16 bits. biases: [E, N] or None, of each.
+        activation: as of SortedExperts. rounding: a name of ``rounded.ROUNDED_FORMATS``, or None.
+        inputs: of nvfp4 activations: float32 [E] global scales of x, and of the hidden activations; or None.
+    """
+
+    def __init__(
+        self,
+        sides: Sequence[torch.Tensor],
+        biases: Sequence[torch.Tensor | None],
+        activation: str | Activation = "silu",
+        rounding: str | None = None,
+        inputs: tuple[torch.Tensor | None, torch.Tensor | None] = (None, None),
+    ):
+        super().__init__(len(sides[-1]), activation)
+        for i, (weight, bias) in enumerate(zip(sides, biases, strict=True)):
+            self.register_buffer(f"weight{i}", weight)
+            self.register_buffer(f"bias{i}", bias)
+        self.count, self.rounding = len(sides), rounding
+        self.register_buffer("first_input", inputs[0])
+        self.register_buffer("second_input", inputs[1])
+
+    def products(self, rows: torch.Tensor, offs: torch.Tensor, expert_of_row: torch.Tensor) -> torch.Tensor:
+        """As of SortedExperts."""
+        down = getattr(self, f"weight{self.count - 1}")
+        y = torch.zeros((len(rows), down.shape[1]), dtype=rows.dtype, device=rows.device)
+        for e, part in segments(offs):
+            x = self._rounded(rows[part], self.first_input, e)
+            h = self.hidden([self._linear(i, e, x) for i in range(self.count - 1)])
+            y[part] = self._linear(self.count - 1, e, self._rounded(h, self.second_input, e))
+        return y
+
+    def _linear(self, i: int, e: int, x: torch.Tensor) -> torch.Tensor:
+        bias = getattr(self, f"bias{i}")
+        weight = getattr(self, f"weight{i}")[e]
+        return functional.linear(x, weight.to(x.dtype), None if bias is None else bias[e].to(x.dtype))
+
+    def _rounded(self, x: torch.Tensor, given, e: int) -> torch.Tensor:
+        if self.rounding is None:
+            return x
+        return rounded(x, self.rounding, "auto" if given is None else given[e])
+
+
+class EqualGroups(torch.nn.Module):
+    """Experts of a model that passes all tokens to each: rows [E T, H], those of an expert one after the other (Llama-4)."""
+
+    def __init__(self, experts: SortedExperts):
+        super().__init__()
+        self.experts = experts
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """[E T, H] of ``x`` [E T, H]."""
+        count = self.experts.num_experts
+        ids = torch.arange(count, device=x.device).repeat_interleave(len(x) // count).unsqueeze(1)
+        return self.experts(x, ids, torch.ones_like(ids, dtype=x.dtype))
+
+
+def segments(offs: torch.Tensor) -> Iterator[tuple[int, slice]]:
+    """Expert and rows, of experts that have rows; waits for the device."""
+    start = 0
+    for e, end in enumerate(offs.tolist()):
+        if end > start:
+            yield e, slice(start, end)
+        start = end

@@ -1,0 +1,63 @@
+"""Activations rounded to a block-scaled format and back, and layers whose input is."""
+
+from typing import Any
+
+import torch
+
+from nvfp4_cute.formats.block_format import FORMATS
+from nvfp4_cute.formats.block_scaled import dequantize, quantize
+from nvfp4_cute.formats.codecs import E4M3_MAX, decode_e4m3, encode_e4m3
+
+FP8 = "fp8"  # e4m3 with a float32 scale for a row
+ROUNDED_FORMATS = ("nvfp4", "mxfp4", "mxfp8_e4m3", "fp8_1x128", FP8)
+
+
+def rounded(x: torch.Tensor, format: str, global_scale: Any = None) -> torch.Tensor:
+    """``x`` as the format has it, in the dtype of ``x``: what a product with quantized activations multiplies.
+
+    Elements of mxfp4 and mxfp8_e4m3 times their scales, which are rounded down as the OCP specification converts, are exact in
+    bfloat16. fp8: e4m3 with a float32 scale for the row, its amax / 448.
+
+    Args:
+        x: float [..., K]. format: one of ROUNDED_FORMATS. global_scale: of nvfp4, as of ``quantize``.
+
+    Raises:
+        ValueError: another format, or K is no whole number of blocks.
+    """
+    if format not in ROUNDED_FORMATS:
+        raise ValueError(f"format={format!r} is none of {', '.join(ROUNDED_FORMATS)}")
+    if format == "nvfp4":
+        return dequantize(quantize(x, global_scale=global_scale, scale_layout="rowmajor"), x.dtype)
+    if format != FP8:
+        stored = quantize(x, format=FORMATS[format], scale_layout="rowmajor", scale_rounding="down")
+        return dequantize(stored, x.dtype)
+    values = x.float()
+    amax = values.abs().amax(-1, keepdim=True)
+    # A tensor on the same device: on CUDA torch turns division by a host number into multiplication by its inverse.
+    scale = torch.where(amax == 0, 1.0, amax / torch.full_like(amax, E4M3_MAX))
+    return (decode_e4m3(encode_e4m3(values / scale)) * scale).to(x.dtype)
+
+
+class RoundedInput(torch.nn.Module):
+    """``layer(rounded(x, format))``: what a layer with quantized activations computes, where no kernel takes their format.
+
+    Args:
+        layer: what follows. format: of the activations, a name of ROUNDED_FORMATS.
+        global_scale: of nvfp4, float32 of one element; None: from every input.
+    """
+
+    input_global_scale: torch.Tensor | None
+
+    def __init__(self, layer: torch.nn.Module, format: str, global_scale: torch.Tensor | None = None):
+        super().__init__()
+        self.layer, self.format = layer, format
+        self.register_buffer("input_global_scale", global_scale)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """``layer`` of the rounded ``x``, [..., K]."""
+        given = self.input_global_scale
+        return self.layer(rounded(x, self.format, "auto" if given is None else given))
+
+    def extra_repr(self) -> str:
+        """The format."""
+        return f"activations={self.format!r}"
