@@ -240,6 +240,41 @@ def weight_only_reference(
     return acc.to(out_dtype)
 
 
+def weight_only_dual_reference(
+    a: torch.Tensor,
+    b1: torch.Tensor,
+    b2: torch.Tensor | None,
+    b1_scale: torch.Tensor,
+    b2_scale: torch.Tensor | None,
+    alpha1: float | torch.Tensor | None = None,
+    alpha2: float | torch.Tensor | None = None,
+    out_dtype: torch.dtype = torch.bfloat16,
+    *,
+    activation: Literal["silu", "gelu_tanh", "relu2"] = "silu",
+    limit: float | None = None,
+    weight_layout: str = "separate",
+    scale_layout: ScaleLayout = "blocked",
+) -> torch.Tensor:
+    """``activation(alpha1 * a @ b1^T) * (alpha2 * a @ b2^T)`` of 16-bit ``a`` in float64, rounded once.
+
+    Args:
+        a: float16 or bfloat16, ``[M, K]``; all else of one group as in :func:`grouped_dual_gemm_reference`.
+
+    Returns:
+        ``[M, N]`` of ``out_dtype``.
+    """
+    products = [(b1, b1_scale), (b2, b2_scale)]
+    if weight_layout != "separate":
+        products = list(separate_weights(b1, b1_scale, weight_layout, scale_layout))
+    gate, up = (
+        weight_only_reference(a, b, scale, alpha, torch.float64, scale_layout=scale_layout)
+        for (b, scale), alpha in zip(products, (alpha1, alpha2), strict=True)
+    )
+    if limit is not None:
+        gate, up = gate.clamp(max=limit), up.clamp(-limit, limit)
+    return (ACTIVATIONS[activation](gate) * up).to(out_dtype)
+
+
 def expand_operand(
     data: torch.Tensor, scale: torch.Tensor, scale_layout: ScaleLayout, format: BlockFormat = NVFP4
 ) -> torch.Tensor:

@@ -98,17 +98,21 @@ def global_ptr(dtype: type, address: Int64) -> cute.Pointer:
     return cute.make_ptr(dtype, address, cute.AddressSpace.gmem, assumed_align=TMA_ALIGN_BYTES)
 
 
-def rows_atom(view: OperandView, dtype: type, per_element: int, box_k: int, box_rows: int):
+def rows_atom(
+    view: OperandView, dtype: type, per_element: int, box_k: int, box_rows: int, pitch_step: int = 32
+):
     """TMA atom for boxes of ``box_k`` elements of each of ``box_rows`` rows, which are 64 or 128 bytes, swizzled.
 
     Args:
-        view: its pitches are multiples of 32 values.
+        view: its pitches are multiples of ``pitch_step`` values: of 16 bytes, which are 32 of NVFP4.
         dtype, per_element: of an element, which holds so many values.
     """
-    # A TMA pitch is a multiple of 16 bytes, that is 32 values.
     strides = (
         1,
-        *(cute.assume(pitch // per_element, 32 // per_element) for pitch in (view.pitch, view.batch_pitch)),
+        *(
+            cute.assume(pitch // per_element, pitch_step // per_element)
+            for pitch in (view.pitch, view.batch_pitch)
+        ),
     )
     shape = (view.k // per_element, view.rows, view.batch)
     tensor = cute.make_tensor(global_ptr(dtype, view.data), cute.make_layout(shape, stride=strides))

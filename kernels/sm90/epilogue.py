@@ -45,8 +45,8 @@ PASS_BYTES = PASS_TOKENS * ROW_BYTES
 STAGING_BYTES = WARPS_PER_GROUP * PASS_BYTES
 # Accumulators of eight tokens: two rows of weights, two tokens each.
 BLOCK_TOKENS, BLOCK_VALUES = 8, 4
-# 2 ** (2 * OPERAND_EXPONENT) as a float.
-FACTOR_BITS = (127 + 2 * OPERAND_EXPONENT) << 23
+# Of sums whose operands are both decoded.
+DECODED_EXPONENT = 2 * OPERAND_EXPONENT
 # Named barrier 0 is __syncthreads; each warpgroup has one of its own, or each two warps.
 FIRST_BARRIER_ID = 1
 
@@ -59,13 +59,15 @@ class Results:
         acc: value 4i + 2h + e is weight row h of the lane, token 8i + 2 * (lane % 4) + e of the tile.
         alphas: the group's factor of every product.
         limit: of a dual GEMM; None where it has none.
-        factor: what takes out those of decoding.
+        exponent: log2 of what takes out the factors of decoding.
+        factor: that.
     """
 
     acc: cute.Tensor
     kind: OutputKind
     alphas: list
     limit: Float32 | None
+    exponent: int
     factor: Float32
 
     @property
@@ -99,7 +101,7 @@ class Results:
 
     def here(self) -> "Results":
         """The same, to be found in this pass: the compiler would find those of all passes before the first one, and spill."""
-        return replace(self, factor=ptx.float_of(Uint32(FACTOR_BITS)))
+        return replace(self, factor=ptx.float_of(Uint32((127 + self.exponent) << 23)))
 
 
 @cute.jit
@@ -110,6 +112,7 @@ def store_tile(
     tile: WorkTile,
     config: cutlass.Constexpr[KernelConfig],
     staging_address: Int32,
+    exponent: cutlass.Constexpr = DECODED_EXPONENT,
 ):
     """Write the elements inside the group's extents.
 
@@ -117,12 +120,13 @@ def store_tile(
         acc: as of ``Results``.
         kind: ``OutputKind``.
         staging_address: ``STAGING_BYTES`` of shared memory a warpgroup.
+        exponent: log2 of the factor that decoding took out of the sums.
     """
     limit = None
     if cutlass.const_expr(outputs.limit is not None):
         limit = ptx.float_of(outputs.limit)
     alphas = load_alphas(outputs, tile.slot, kind.num_products)
-    results = Results(acc, kind, alphas, limit, Float32(2.0 ** (2 * OPERAND_EXPONENT)))
+    results = Results(acc, kind, alphas, limit, exponent, Float32(2.0**exponent))
     row, column = first_token(tile, config), tile.tile_n_idx * tile_columns(kind)
     # Rows of all operands with weights make the columns of the output.
     rows, columns = tokens_of_tile(tile, config), tile.n // (kind.num_products // kind.num_b)

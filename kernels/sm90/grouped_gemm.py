@@ -240,7 +240,7 @@ class GroupedGemmSm90:
             nbytes = plan.decoded_stage_bytes * num_decoded
             clear(sDecoded.iterator.toint(), nbytes, schedule.threads_per_cta)
         if cutlass.const_expr(config.cluster_size > 1):
-            _cluster_barrier()
+            cluster_barrier()
         else:
             cute.arch.sync_threads()
 
@@ -304,9 +304,10 @@ class GroupedGemmSm90:
                         run_load(load, warp_idx - schedule.first_load_warp_id)
         # Nobody leaves while another CTA of the cluster may still reach its shared memory.
         if cutlass.const_expr(config.cluster_size > 1):
-            _cluster_barrier()
+            cluster_barrier()
 
 
-def _cluster_barrier():
+def cluster_barrier():
+    """All threads of the cluster."""
     cute.arch.cluster_arrive()
     cute.arch.cluster_wait()

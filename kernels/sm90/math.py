@@ -122,7 +122,7 @@ def run_math(args: MathArgs):
             if cute.arch.block_idx_in_cluster() == 0:
                 add_sums(args.partial, acc, cute.arch.thread_idx()[0], turn)
                 store_tile(acc, args.outputs, args.kind, tile, args.config, args.staging_address)
-                _give_room(args.partial)
+                give_room(args.partial)
             else:
                 send_sums(args.partial, acc, Int32(0), turn)
             turn ^= 1
@@ -142,7 +142,7 @@ def _add_others(args: MathArgs, acc: cute.Tensor, tokens: Int32, num_others: Int
 
 
 @cute.jit
-def _give_room(partial: PartialSums):
+def give_room(partial: PartialSums):
     """In the first CTA: let the others send the next sums. As ``common.split_k.give_room``, but each CTA by its number: with
     a lane for each, the assembler moves the K loop's count of stages of some tiles into uniform registers.
     """

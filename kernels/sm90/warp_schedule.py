@@ -84,3 +84,8 @@ class WarpSchedule:
             return cls(0, step_tokens, 232, 40)
         num_activation_warps = min(-(-config.work_tile_mnk[0] // step_tokens), MAX_ACTIVATION_WARPS)
         return cls(num_activation_warps, step_tokens, *((88, 40) if ctas_per_sm(config) == 2 else (200, 56)))
+
+    @classmethod
+    def of_weight_only(cls, ctas_per_sm: int) -> "WarpSchedule":
+        """Where tokens have 16 bits and no warp decodes any: of one CTA an SM, or of two."""
+        return cls(0, 0, *((96, 40) if ctas_per_sm == 2 else (232, 40)))

@@ -27,23 +27,30 @@ def slab_matrix(address: Int32, slab: Int32, num_tokens: int) -> Int32:
     """Lower word of the descriptor of a slab's tokens.
 
     Args:
-        address: shared address of (SLAB, TOKEN, 64) fp16: rows of 128 bytes, their 16-byte units swizzled by the row.
+        address: shared address of (SLAB, TOKEN, 64) 16-bit floats: rows of 128 bytes, their 16-byte units swizzled by the row.
         num_tokens: of a slab.
     """
     return (address // UNIT_BYTES | DISTANCE) + slab * (num_tokens * TOKEN_UNITS)
 
 
 def multiply_slab(
-    acc: cute.Tensor, weights: list, tokens: Int32, counts: list, most: int, matrix: Int32
+    acc: cute.Tensor,
+    weights: list,
+    tokens: Int32,
+    counts: list,
+    most: int,
+    matrix: Int32,
+    is_bf16: bool = False,
 ) -> None:
-    """Issue a group of MMAs, m64nNk16 of fp16 (PTX ISA 9.7.15.5).
+    """Issue a group of MMAs, m64nNk16 of fp16 or bf16 (PTX ISA 9.7.15.5).
 
     Args:
         acc: fp32 sums; value 4i + 2h + e of a lane: row h * 8 of its own, token 8i + 2 * (lane % 4) + e.
-        weights: ``STEP_WORDS`` Uint32 of two fp16 for each MMA along K: rows r, r + 8, then both eight K on.
+        weights: ``STEP_WORDS`` Uint32 of two floats for each MMA along K: rows r, r + 8, then both eight K on.
         tokens: how many are multiplied, one of ``counts``, which ascend: the last, which most tiles have, is tried first.
         most: tokens of an MMA.
         matrix: of the tokens: ``slab_matrix``.
+        is_bf16: whether weights and tokens are bfloat16, else float16.
     """
     num_sums, sums = cute.size(acc), acc.load().ir_value()
     inputs = [vector.extract(sums, [], [i]) for i in range(num_sums)]
@@ -53,7 +60,7 @@ def multiply_slab(
     results = llvm.inline_asm(
         ir.Type.parse(f"!llvm.struct<({', '.join(['f32'] * num_sums)})>"),
         inputs,
-        _Block(num_sums, most).text(counts),
+        _Block(num_sums, most, "bf16" if is_bf16 else "f16").text(counts),
         ",".join(["=f"] * num_sums + tied + ["r"] * (len(inputs) - num_sums)),
         has_side_effects=True,
     )
@@ -65,8 +72,9 @@ def multiply_slab(
 class _Block:
     """PTX of a slab's MMAs with so many sums, and at most so many tokens each."""
 
-    def __init__(self, num_sums: int, most: int):
+    def __init__(self, num_sums: int, most: int, dtype: str):
         self.most = most
+        self.dtype = dtype
         names = [f"${i}" for i in range(2 * num_sums + SLAB_STEPS * STEP_WORDS + 2)]
         self.sums = names[:num_sums]
         *self.words, self.tokens, self.matrix = names[2 * num_sums :]
@@ -122,7 +130,7 @@ class _Block:
                 sums = ", ".join(self.sums[first // 2 : last // 2])
                 lines += [
                     *self._matrix(first * TOKEN_UNITS + step * STEP_UNITS, is_most),
-                    f"wgmma.mma_async.sync.aligned.m{MMA_M}n{last - first}k{MMA_K}.f32.f16.f16",
+                    f"wgmma.mma_async.sync.aligned.m{MMA_M}n{last - first}k{MMA_K}.f32.{self.dtype}.{self.dtype}",
                     f"{{{sums}}}, {{{words}}}, tokens, accumulate, 1, 1, 0;",
                 ]
         return [*lines, "wgmma.commit_group.sync.aligned;", "bra.uni DONE;"]

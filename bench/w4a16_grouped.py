@@ -1,0 +1,315 @@
+"""Weight-only grouped GEMMs beside NVFP4 x NVFP4 ones and torch's bf16, measured on the GPU of this machine.
+
+    python -m nvfp4_cute.bench.w4a16_grouped [--only experts dense] [--tokens 1 32 512] [--json TIMES.json]
+
+Both products of an MoE layer for four models, gate and up (with the activation) and down, from 1 to 2,048 tokens, and matrices of
+weights with so many rows: every config that might be right is measured, on a cold L2 and from CUDA graphs, checked against
+products of decoded weights, and reported beside the chosen one. Kernels are compiled first, in many processes.
+"""
+
+import argparse
+import json
+import multiprocessing
+import random
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from nvfp4_cute import backends, gemm, grouped_dual_gemm, grouped_gemm
+from nvfp4_cute.compile.cache import get_kernel
+from nvfp4_cute.compile.weight_only_keys import WeightOnlyKey
+from nvfp4_cute.errors import ConfigError
+from nvfp4_cute.gpus.targets import gpu_of
+from nvfp4_cute.launch.weight_only import WeightOnlyTask
+from nvfp4_cute.planning.arch import sm90_weight_only as planning
+from nvfp4_cute.planning.config import KernelConfig
+from nvfp4_cute.problem import Gate
+from nvfp4_cute.reference import expand_operand
+from nvfp4_cute.text_table import text_table
+from nvfp4_cute.tuning.stopwatch import EMPTY, measure
+
+# Name: experts, of a token, hidden size, size of an expert.
+MODELS = {
+    "qwen3-30b-a3b": (128, 8, 2048, 768),
+    "deepseek-v3-slice": (64, 8, 7168, 2048),
+    "mixtral-8x7b": (8, 2, 4096, 14336),
+    "gpt-oss-20b": (32, 4, 2880, 2880),
+}
+TOKENS = (1, 8, 32, 128, 512, 2048)
+DENSE = ((4096, 4096), (4096, 14336), (28672, 8192), (6144, 5120))
+ROWS = (16, 32, 64, 128, 512, 2048)
+SEED = 3
+# Kernels differ from decoded bf16 products by their roundings to bf16: of both about 2^-9 of the largest.
+TOLERANCE = 2.0**-7
+SILU = Gate("silu", None, "separate")
+# Sizes of tiles to try: those around the rows of a group.
+NEIGHBOURS = 2
+
+
+@dataclass(frozen=True)
+class Point:
+    """One product: rows of every group, N and K; ``is_dual``: of gate and up, N rows each."""
+
+    name: str
+    rows: tuple[int, ...]
+    n: int
+    k: int
+    is_dual: bool = False
+
+    @property
+    def gate(self) -> Gate | None:
+        """Of a dual GEMM."""
+        return SILU if self.is_dual else None
+
+
+def points(kinds: Iterable[str], tokens: Iterable[int], rows: Iterable[int]) -> Iterator[Point]:
+    """All that are measured."""
+    if "experts" in kinds:
+        for model, (experts, top, hidden, inner) in MODELS.items():
+            for count in tokens:
+                routed = routed_rows(count, experts, top)
+                yield Point(f"{model} gate_up {count}", routed, inner, hidden, True)
+                yield Point(f"{model} down {count}", routed, hidden, inner)
+    if "dense" in kinds:
+        for n, k in DENSE:
+            for m in rows:
+                yield Point(f"dense {n}x{k} {m}", (m,), n, k)
+
+
+def routed_rows(tokens: int, experts: int, top: int) -> tuple[int, ...]:
+    """Rows of every expert where each token chooses some by chance."""
+    draw = random.Random(SEED)
+    chosen = Counter(e for _ in range(tokens) for e in draw.sample(range(experts), top))
+    return tuple(chosen[expert] for expert in range(experts))
+
+
+def tried(point: Point, chosen: KernelConfig) -> list[KernelConfig]:
+    """The chosen config, and others with tiles of about as many tokens as groups have."""
+    live = sorted(rows for rows in point.rows if rows)
+    middle, most = live[len(live) // 2], live[-1]
+    sizes = planning.TOKEN_CHOICES
+    wanted = {at for rows in (middle, most) for at in around(sizes, rows)}
+    others = [c for c in planning.candidates(1 + point.is_dual) if c.work_tile_mnk[0] in wanted]
+    return [chosen, *(c for c in others if c != chosen)]
+
+
+def around(sizes: tuple[int, ...], rows: int) -> tuple[int, ...]:
+    """The least size that holds so many rows, and its neighbours below."""
+    place = next((i for i, size in enumerate(sizes) if size >= rows), len(sizes) - 1)
+    return sizes[max(place + 1 - NEIGHBOURS, 0) : place + 1]
+
+
+@dataclass(frozen=True, eq=False)
+class Operands:
+    """Operands of a point on the GPU: bf16 rows, the same quantized, NVFP4 weights [G, N, K/2] of one or two products."""
+
+    x: torch.Tensor
+    packed: torch.Tensor
+    packed_scale: torch.Tensor
+    weights: tuple[torch.Tensor, ...]
+    scales: tuple[torch.Tensor, ...]
+    offs: torch.Tensor
+
+    @classmethod
+    def of(cls, point: Point) -> "Operands":
+        """Random ones."""
+        groups, rows, k = len(point.rows), sum(point.rows), point.k
+        generator = torch.Generator("cuda").manual_seed(SEED)
+
+        def codes(low: int, high: int, *shape: int) -> torch.Tensor:
+            return torch.randint(low, high, shape, dtype=torch.uint8, device="cuda", generator=generator)
+
+        def scales(row_blocks: int) -> torch.Tensor:
+            return codes(0x30, 0x40, row_blocks * -(-k // 64) * 512)
+
+        weights = tuple(codes(0, 256, groups, point.n, k // 2) for _ in range(1 + point.is_dual))
+        return cls(
+            torch.randn(rows, k, device="cuda", generator=generator).bfloat16(),
+            codes(0, 256, rows, k // 2),
+            scales(rows // 128 + groups),
+            weights,
+            tuple(scales(groups * -(-point.n // 128)).view(groups, -1) for _ in weights),
+            torch.tensor(point.rows, device="cuda").cumsum(0).to(torch.int32),
+        )
+
+    def task(self, point: Point, config: KernelConfig | None) -> WeightOnlyTask:
+        """The weight-only launch."""
+        out = torch.empty(1, len(self.x), point.n, dtype=torch.bfloat16, device="cuda")
+        form = "ragged" if len(point.rows) > 1 else "list"
+        others = [(x,) for x in (*self.weights[1:], *self.scales[1:])] or [(), ()]
+        return WeightOnlyTask(
+            form,
+            (self.x.unsqueeze(0),),
+            (self.weights[0],),
+            (self.scales[0],),
+            (out,),
+            None,
+            self.offs if form == "ragged" else None,
+            point.gate,
+            *others,
+            None,
+            config,
+            gpu_of(torch.device("cuda")).num_sms,
+        )
+
+    def peers(self, point: Point) -> dict[str, Any]:
+        """What else computes it, on operands of their own."""
+        calls: dict[str, Any] = {}
+        if len(point.rows) == 1:
+            w, s = self.weights[0][0], self.scales[0][0]
+            scale = self.packed_scale[: -(-len(self.x) // 128) * -(-point.k // 64) * 512]
+            calls["W4A4"] = partial(gemm, self.packed, w, scale, s)
+            if len(self.x) <= 64:
+                calls["W4A16, mma.sync"] = partial(gemm, self.x, w, None, s)
+            dense = torch.randn(point.n, point.k, device="cuda").bfloat16()
+            calls["torch bf16"] = partial(torch.matmul, self.x, dense.T)
+            return calls
+        if point.is_dual:
+            calls["W4A4"] = partial(
+                grouped_dual_gemm, self.packed, *self.weights, self.packed_scale, *self.scales, offs=self.offs
+            )
+        else:
+            calls["W4A4"] = partial(
+                grouped_gemm, self.packed, *self.weights, self.packed_scale, *self.scales, self.offs
+            )
+        dense = torch.randn(len(point.rows), len(self.weights) * point.n, point.k, device="cuda").bfloat16()
+        calls["torch bf16"] = partial(torch._grouped_mm, self.x, dense.transpose(1, 2), offs=self.offs)
+        return calls
+
+
+def check(point: Point, operands: Operands, out: torch.Tensor) -> None:
+    """Raises RuntimeError where the results of the largest group are not those of decoded weights."""
+    group = max(range(len(point.rows)), key=point.rows.__getitem__)
+    end = int(operands.offs[group])
+    rows = slice(end - point.rows[group], end)
+    products = [
+        operands.x[rows].float() @ expand_operand(w[group], s[group], "blocked").float().T
+        for w, s in zip(operands.weights, operands.scales, strict=True)
+    ]
+    expected = products[0]
+    if point.is_dual:
+        expected = torch.nn.functional.silu(products[0]) * products[1]
+    error = (out[rows].float() - expected).abs().max() / expected.abs().max()
+    if not error <= TOLERANCE:
+        raise RuntimeError(f"{point.name}: differs by {error:.3g} of the largest result")
+
+
+def compile_one(key: WeightOnlyKey) -> None:
+    """Fill the cache on disk."""
+    get_kernel(key)
+
+
+def measure_point(point: Point, rounds: int) -> dict[str, Any]:
+    """Times of all contenders in us, without an empty interval's, which is told besides."""
+    operands = Operands.of(point)
+    chosen = operands.task(point, None).chosen
+    tasks = {config: operands.task(point, config) for config in tried(point, chosen)}
+    for config, task in tasks.items():
+        task.out[0].fill_(float("nan"))
+        backends.run_task("cuda", task)
+        try:
+            check(point, operands, task.out[0][0])
+        except RuntimeError as error:
+            raise RuntimeError(f"{config.to_name()}: {error}") from error
+    calls = {
+        config.to_name(): lambda _, task=task: backends.run_task("cuda", task)
+        for config, task in tasks.items()
+    }
+    calls |= {name: lambda _, call=call: call() for name, call in operands.peers(point).items()}
+    times = {name: sample.median for name, sample in measure(calls, 1, rounds=rounds).items()}
+    return {
+        "point": point.name,
+        "rows": point.rows,
+        "n": point.n,
+        "k": point.k,
+        "is_dual": point.is_dual,
+        "chosen": chosen.to_name(),
+        "empty": times.pop(EMPTY),
+        "us": times,
+    }
+
+
+def keys_of(found: Iterable[Point], arch: str, num_sms: int) -> set[WeightOnlyKey]:
+    """What has to be compiled."""
+    keys = set()
+    for point in found:
+        sizes = [(rows, point.n, point.k) for rows in point.rows]
+        chosen = planning.choose(sizes, num_sms, 1 + point.is_dual)
+        form = "ragged" if len(point.rows) > 1 else "list"
+        for config in tried(point, replace(chosen, num_cta=None)):
+            try:
+                keys.add(
+                    WeightOnlyKey.make(
+                        arch, config, 1, torch.bfloat16, torch.bfloat16, False, form, point.gate
+                    )
+                )
+            except ConfigError:
+                continue
+    return keys
+
+
+def main() -> None:
+    """Compile, measure, print, keep."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    kinds = ("experts", "dense")
+    parser.add_argument("--only", nargs="+", choices=kinds, default=kinds, help="what (default: both)")
+    parser.add_argument("--tokens", type=int, nargs="+", default=TOKENS, help="of a layer")
+    parser.add_argument("--rows", type=int, nargs="+", default=ROWS, help="of matrices")
+    parser.add_argument("--rounds", type=int, default=20, help="times each is measured")
+    parser.add_argument("--jobs", type=int, default=12, help="processes that compile")
+    parser.add_argument("--json", type=Path, help="where to keep all times")
+    arguments = parser.parse_args()
+    if not torch.cuda.is_available():
+        raise SystemExit("this measures on a GPU, and there is none")
+    gpu = gpu_of(torch.device("cuda"))
+    found = [*points(arguments.only, arguments.tokens, arguments.rows)]
+    keys = keys_of(found, gpu.arch, gpu.num_sms)
+    print(f"{torch.cuda.get_device_name()}: {len(found)} points, {len(keys)} kernels to compile", flush=True)
+    with multiprocessing.get_context("spawn").Pool(arguments.jobs) as pool:
+        pool.map(compile_one, sorted(keys, key=WeightOnlyKey.to_name), chunksize=1)
+    kept = []
+    for point in found:
+        try:
+            kept.append(measure_point(point, arguments.rounds))
+        except RuntimeError as error:
+            print(f"{point.name}: {error}", flush=True)
+            continue
+        torch.cuda.empty_cache()
+        print(line(kept[-1]), flush=True)
+        if arguments.json:
+            arguments.json.write_text(json.dumps(kept))
+    print(report(kept))
+
+
+def line(result: dict[str, Any]) -> str:
+    """Of one point, while the others are still to come."""
+    best, us = best_of(result)
+    return f"{result['point']}: {us:.1f} us with {best}, {result['us'][result['chosen']]:.1f} with the chosen {result['chosen']}"
+
+
+def best_of(result: dict[str, Any]) -> tuple[str, float]:
+    """The fastest weight-only config and its time."""
+    ours = {name: us for name, us in result["us"].items() if name.startswith("t1") or name.startswith("t6")}
+    return min(ours.items(), key=lambda item: item[1])
+
+
+def report(kept: list[dict[str, Any]]) -> str:
+    """A row a point."""
+    names = ("W4A4", "W4A16, mma.sync", "torch bf16")
+    rows = []
+    for result in kept:
+        best, us = best_of(result)
+        others = [f"{result['us'][name]:.1f}" if name in result["us"] else "-" for name in names]
+        rows.append([result["point"], f"{result['us'][result['chosen']]:.1f}", f"{us:.1f}", best, *others])
+    return text_table(["point", "chosen us", "best us", "best config", *(f"{n} us" for n in names)], rows)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,165 @@
+"""NVFP4 weights as wgmma takes them beside 16-bit tokens that nobody reordered: which bytes a lane gets, and what it makes of them.
+
+Of every MMA's 16 values of K, lane t of a quad has those at 2t, 2t+1, 2t+8 and 2t+9: of a row's 32-bit words, which hold eight
+values each, byte t. It reads 16 bytes of a row, four words, in one instruction; :func:`exchange` deals bytes among the quad.
+Afterwards it has two words a slab of 64 values: byte 2i + j of word w is what step 2i + w of the slab has in half j of its K.
+
+A byte's two values become a pair of floats: their bits go to sign, low exponent and top mantissa bit, and read as the value
+times ``2^(1 - bias)``. The product with the scale is exact in fp16 and bf16: it has at most 6 significant bits.
+"""
+
+from dataclasses import dataclass
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import Float32, Int32, Uint32
+
+from ...common import ptx
+from ...common.decode import MAGNITUDE_AT_EXPONENT, decode_scales
+from ...common.select import select
+from ..opaque import opaque
+
+# Words of a row that a lane reads of a K tile, and those it has of each of its slabs afterwards.
+UNIT_WORDS, SLAB_WORDS = 4, 2
+# prmt: two bytes of either word, of one parity.
+EVEN_BYTES, NEXT_BYTES = 0x6420, 0x1111
+# The same with the words changed round.
+SWAPPED_EVEN_BYTES = 0x2064
+LOW_NIBBLES = 0x0F0F0F0F
+SCALE_BITS = 0x7F7F7F7F
+# fp16: sign and magnitude of both values, in the upper bytes; 2 ** 14 is left to the epilogue.
+FP16_BITS, FP16_EXPONENT = 0x8E008E00, 14
+# bf16: the same bits, and a product that moves a nibble to both places: magnitude to bits 8 to 6, sign to bit 15. Scales take all
+# but 2 ** 7 of what is missing, which they have room for.
+BF16_BITS, BF16_MOVES = 0x81C081C0, 1 << 6 | 1 << 12
+BF16_EXPONENT, BF16_SCALE = 7, 2.0**119
+
+
+@dataclass(frozen=True)
+class Quad:
+    """How a lane's place among the four that share rows decides which bytes it keeps: selectors of prmt.
+
+    Attributes:
+        kept, sent: of two words, the bytes of the lane's own parity, and the other ones.
+        own, other: of what came of that, bytes for this half of the quad, and for the other one, the even lane's first.
+        is_upper: whether the lane is one of the upper two.
+    """
+
+    kept: Uint32
+    sent: Uint32
+    own: Uint32
+    other: Uint32
+    is_upper: cutlass.Boolean
+
+    @classmethod
+    def of_lane(cls) -> "Quad":
+        """This lane's."""
+        lane = cute.arch.lane_idx() % 4
+        odd, upper = Uint32(lane % 2), Uint32(lane // 2)
+        kept = opaque(EVEN_BYTES + odd * NEXT_BYTES)
+        first = select(odd == 0, Uint32(EVEN_BYTES), Uint32(SWAPPED_EVEN_BYTES))
+        own = opaque(first + upper * NEXT_BYTES)
+        return cls(kept, kept ^ NEXT_BYTES, own, own ^ NEXT_BYTES, upper == 1)
+
+
+def exchange(words: list, quad: Quad) -> list:
+    """Deal out a row's bytes among the four lanes that have read 16 of them each.
+
+    Args:
+        words: four words of the lane's unit.
+
+    Returns:
+        ``SLAB_WORDS`` words of the lower slab, then of the upper one.
+    """
+    pairs = [words[:2], words[2:]]
+    kept = [ptx.prmt(*pair, quad.kept) for pair in pairs]
+    got = [_from(ptx.prmt(*pair, quad.sent), 1) for pair in pairs]
+    own = [ptx.prmt(*both, quad.own) for both in zip(kept, got, strict=True)]
+    others = [_from(ptx.prmt(*both, quad.other), 2) for both in zip(kept, got, strict=True)]
+    lower = [select(quad.is_upper, *both) for both in zip(others, own, strict=True)]
+    upper = [select(quad.is_upper, *both) for both in zip(own, others, strict=True)]
+    return lower + upper
+
+
+def _from(word: Uint32, distance: int) -> Uint32:
+    """The word of the lane whose number differs in this bit."""
+    return Uint32(cute.arch.shuffle_sync_bfly(word, distance))
+
+
+def slab_weights(words: list, codes: list, is_bf16: bool) -> list:
+    """Weights of a slab's four MMAs, as ``wgmma.multiply_slab`` takes them.
+
+    Args:
+        words: of each of the lane's rows, ``SLAB_WORDS`` of :func:`exchange`.
+        codes: of each row, a word with its four e4m3 scales of the slab.
+    """
+    rows = [_row_steps(row, word, is_bf16) for row, word in zip(words, codes, strict=True)]
+    return [row[step][half] for step in range(4) for half in range(2) for row in rows]
+
+
+def _row_steps(words: list, codes: Uint32, is_bf16: bool) -> list:
+    """Of one row: for each step of the slab the pairs of both halves of its K."""
+    if is_bf16:
+        codes = codes & Uint32(SCALE_BITS)
+        scales = [_bf16_scales(codes), _bf16_scales(codes >> 16)]
+    else:
+        scales = [decode_scales(codes), decode_scales(codes >> 16)]
+    multiply = _multiply_bf16 if is_bf16 else _multiply_fp16
+    decoded = [_bf16_pairs(word) if is_bf16 else _fp16_pairs(word) for word in words]
+    return [
+        [multiply(decoded[step % 2][step // 2 * 2 + half], scales[step // 2], step % 2) for half in range(2)]
+        for step in range(4)
+    ]
+
+
+def _fp16_pairs(word: Uint32) -> list:
+    """Four pairs of fp16: both values of every byte, times 2^-14."""
+    low = _magnitudes_and_rest(word << 1, word << 4)
+    high = _magnitudes_and_rest(word >> 3, word)
+    return [ptx.prmt(low, high, Uint32(0x4400 + 0x1111 * byte)) & Uint32(FP16_BITS) for byte in range(4)]
+
+
+def _magnitudes_and_rest(magnitudes: Uint32, rest: Uint32) -> Uint32:
+    """Upper bytes of four fp16s: bits ``MAGNITUDE_AT_EXPONENT`` of one word, all others of another: one instruction."""
+    return cute.arch.inline_ptx(
+        f"lop3.b32 {{$w0}}, {{$r0}}, {{$r1}}, {MAGNITUDE_AT_EXPONENT:#x}, 0xE4;",
+        write_only_types=[Uint32],
+        read_only_args=[magnitudes, rest],
+    )
+
+
+def _bf16_pairs(word: Uint32) -> list:
+    """Four pairs of bf16: both values of every byte, times 2^-126."""
+    low, high = word & Uint32(LOW_NIBBLES), word >> 4 & Uint32(LOW_NIBBLES)
+    # Of each nibble's byte the sign, which is 0, fills the byte above: a selector with its upper bit set.
+    pairs = [ptx.prmt(low, high, Uint32(0xC480 + 0x1111 * byte)) for byte in range(4)]
+    return [pair * Uint32(BF16_MOVES) & Uint32(BF16_BITS) for pair in pairs]
+
+
+def _bf16_scales(two_codes: Uint32) -> Uint32:
+    """Two e4m3 codes in the low 16 bits -> two bf16 times 2^119, the lower code in the lower half; NaN stays NaN."""
+    low, high = ptx.unpack_f16x2(decode_scales(two_codes))
+    return ptx.pack_16x2(low * Float32(BF16_SCALE), high * Float32(BF16_SCALE), True)
+
+
+def _multiply_fp16(pair: Uint32, scales: Uint32, upper: int) -> Uint32:
+    """Both of a pair times one of two scales, whose sign says nothing."""
+    return _product(pair, scales, upper, "abs.f16x2 s, s; mul.rn.f16x2")
+
+
+def _multiply_bf16(pair: Uint32, scales: Uint32, upper: int) -> Uint32:
+    """Both of a pair times one of two scales."""
+    return _product(pair, scales, upper, "mul.rn.bf16x2")
+
+
+def _product(pair: Uint32, scales: Uint32, upper: int, operation: str) -> Uint32:
+    half = "lh"[upper]
+    return cute.arch.inline_ptx(
+        "{ .reg .b16 l, h; .reg .b32 s; mov.b32 {l, h}, {$r1}; mov.b32 s, {"
+        + f"{half}, {half}"
+        + "}; "
+        + operation
+        + " {$w0}, {$r0}, s; }",
+        write_only_types=[Uint32],
+        read_only_args=[pair, scales],
+    )

@@ -1,0 +1,195 @@
+"""Weight-only grouped GEMM on sm_90a: fp16 or bf16 tokens x NVFP4 weights -> fp16, bf16 or fp32.
+
+For every group g:  C = alpha[g] * A @ (B * SFB)^T  with A (M_g, K_g) of 16 bits, K-major; B, SFB, C, the dual GEMM and the four
+forms as of ``..grouped_gemm``. Weights become the type of the tokens, exactly (``decode``), in the registers that wgmma reads;
+tokens go from memory to wgmma as they are.
+
+Roles (warps):  MATH 0-7 | LOAD of weights 10 | LOAD of tokens 11; 8 and 9 idle.
+
+One ring (producer -> consumer), full arrivals / empty arrivals:
+  stages   LOAD -> MATH   num_ab_stage   full: 2 + bytes of B, SFB and A   empty: one a warp of MATH, of both CTAs of a pair
+
+A pair (``multicast_n=2``) has neighbouring tiles of weights and the same tokens. Split-K: the CTAs of a cluster share a tile's
+K tiles; the first one adds up (``common.split_k``). CTAs are persistent.
+
+Shared memory: ``planning.arch.sm90_weight_only.WeightOnlySmem``. Tensor maps: kernel parameters, encoded by the host code.
+"""
+
+from dataclasses import replace
+from typing import Literal
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import BFloat16, Float16, Int32, Int64, Uint8
+from cutlass.memory import SmemAllocator
+
+from nvfp4_cute.launch_table import NUM_COLUMNS, Header
+from nvfp4_cute.planning.arch.sm90 import TILE_K
+from nvfp4_cute.planning.arch.sm90_weight_only import ctas_per_sm, leaves_tokens_out, smem_plan, token_box
+from nvfp4_cute.planning.config import KernelConfig
+
+from ...common.launch_args import read_groups, read_operands, read_outputs
+from ...common.operand_maps import Descriptors, prefetch_descriptors, rows_atom
+from ...common.output_kind import OutputKind
+from ...common.output_table import OutputTable
+from ...common.ring import Ring, init_ring
+from ...common.split_k import CHUNK_BYTES, PartialSums
+from ..epilogue import STAGING_BYTES
+from ..grouped_gemm import OPERAND_ALIGN_BYTES, SMEM_CARVEOUT_PERCENT, cluster_barrier
+from ..operands import make_boxes
+from ..tile_walk import WalkedTiles
+from ..warp_schedule import NUM_LOAD_WARPS, WARP_SIZE, WarpSchedule
+from .load import SLAB_K, LoadArgs, clear, run_load_tokens, run_load_weights
+from .math import MathArgs, run_math
+
+# Pitches of 16 bytes, in tokens' values.
+PITCH_STEP = 8
+
+
+class WeightOnlyGemmSm90:
+    """One compiled variant.
+
+    Args:
+        config: resolved KernelConfig that ``planning.arch.sm90_weight_only.unsupported_reason`` accepts.
+        form: how the operands arrive.
+        num_groups: slots of a list-form launch; 1 otherwise.
+        is_bf16: whether tokens are bfloat16, else float16.
+        out_dtype: cutlass.Float16, BFloat16 or Float32.
+        has_alpha: whether every group's result is multiplied by a factor.
+        name: what the kernel is called in profilers and in the emulator's reports.
+        activation, weight_layout: ``OutputKind``'s.
+        has_limit: whether a dual GEMM's products are cut.
+    """
+
+    def __init__(
+        self,
+        config: KernelConfig,
+        form: Literal["list", "ragged", "masked", "batched"],
+        num_groups: int,
+        is_bf16: bool,
+        out_dtype: type,
+        has_alpha: bool,
+        name: str,
+        activation: str | None = None,
+        weight_layout: str = "separate",
+        has_limit: bool = False,
+    ):
+        self.config = config
+        self.form = form
+        self.num_groups = num_groups
+        self.is_bf16 = is_bf16
+        self.kind = OutputKind(out_dtype, False, activation, weight_layout)
+        self.has_alpha = has_alpha
+        self.has_limit = has_limit
+        self.name = name
+        self.schedule = WarpSchedule.of_weight_only(ctas_per_sm(config))
+        self.smem = smem_plan(config, self.kind.num_b)
+
+    @cute.jit
+    def __call__(self, table: cute.Pointer, queue):
+        """Encode the tensor maps and launch.
+
+        Args:
+            table: Int64 in host memory, a header row and one row a slot: ``launch_table``.
+            queue: CUstream.
+        """
+        # (COLUMN, ROW)
+        values = cute.make_tensor(table, cute.make_layout((NUM_COLUMNS, 1 + self.num_groups)))
+        rows = range(1, 1 + self.num_groups)
+        weights, (tokens,) = read_operands(values, rows, self.kind.num_b, self.config.swap_ab)
+        groups = read_groups(values, rows, self.form, self.config.work_tile_mnk[0])
+        # A copy is of one K tile of 128 values.
+        cta_tile = (*self.config.cta_tile_shape_mnk[:2], TILE_K)
+        boxes = make_boxes(replace(self.config, cta_tile_shape_mnk=cta_tile))
+        dtype, box = BFloat16 if self.is_bf16 else Float16, token_box(self.config)
+        descriptors = replace(
+            Descriptors.encode(weights, [], boxes),
+            n=[[rows_atom(view, dtype, 1, SLAB_K, box, PITCH_STEP) for view in tokens]],
+        )
+        num_alphas = self.kind.num_products if self.has_alpha else 0
+        outputs = read_outputs(values, rows, self.form, num_alphas, has_limit=self.has_limit)
+        self.kernel.set_name_prefix(self.name)
+        self.kernel(descriptors, groups, outputs).launch(
+            grid=(Int32(values[Header.NUM_CTA, 0]), 1, 1),
+            cluster=(self.config.cluster_size, 1, 1) if self.config.cluster_size > 1 else None,
+            block=(self.schedule.threads_per_cta, 1, 1),
+            min_blocks_per_mp=ctas_per_sm(self.config),
+            preferred_smem_carveout=SMEM_CARVEOUT_PERCENT,
+            stream=queue,
+        )
+
+    @cute.kernel
+    def kernel(self, descriptors: Descriptors, groups, outputs: OutputTable):
+        """Allocate, connect, dispatch."""
+        config, schedule, plan, num_stage = self.config, self.schedule, self.smem, self.smem.num_ab_stage
+        warp_idx = cute.arch.make_warp_uniform(cute.arch.warp_idx())
+        if warp_idx == schedule.num_math_warps:
+            prefetch_descriptors(descriptors)
+
+        # Storage
+        smem = SmemAllocator()
+        stage_bytes = (
+            plan.a_stage_bytes,
+            plan.num_b * plan.b_stage_bytes,
+            plan.num_b * plan.sfb_stage_bytes,
+        )
+        tokens, weights, scales = (
+            smem.allocate_array(Uint8, num_stage * nbytes, byte_alignment=OPERAND_ALIGN_BYTES).toint()
+            for nbytes in stage_bytes
+        )
+        # A barrier more, where MATH arrives when it has no stage to release.
+        ring = Ring(smem.allocate_array(Int64, 2 * num_stage + 1), num_stage)
+        # (SENDER, CHUNK of 4 sums, THREAD, 16 bytes)
+        sums = smem.allocate_array(Uint8, max(plan.partial_bytes, 16), byte_alignment=16).toint()
+        sums += cute.arch.thread_idx()[0] * CHUNK_BYTES
+        exchange, math_threads = Ring(smem.allocate_array(Int64, 2), 1), WARP_SIZE * schedule.num_math_warps
+        partial = PartialSums(sums, exchange.full(0), exchange.empty(0), math_threads, config.split_k)
+        staging = smem.allocate(schedule.num_math_groups * STAGING_BYTES, OPERAND_ALIGN_BYTES)
+        tiles = WalkedTiles(groups, config)
+
+        # Barriers
+        if warp_idx == 0:
+            with cute.arch.elect_one():
+                init_ring(ring, NUM_LOAD_WARPS, schedule.num_math_warps * config.multicast_n)
+                init_ring(exchange, 1, schedule.num_math_warps)
+                cute.arch.mbarrier_init(ring.empty(num_stage), 1)
+        cute.arch.mbarrier_init_fence()
+        if cutlass.const_expr(leaves_tokens_out(config)):
+            clear(tokens, num_stage * plan.a_stage_bytes, schedule.threads_per_cta)
+        if cutlass.const_expr(config.cluster_size > 1):
+            cluster_barrier()
+        else:
+            cute.arch.sync_threads()
+
+        # ---- MATH --------------------------------------------------------------------------------------
+        if warp_idx < schedule.num_math_warps:
+            cute.arch.setmaxregister_increase(schedule.math_registers)
+            run_math(
+                MathArgs(
+                    weights=weights,
+                    scales=scales,
+                    tokens=tokens,
+                    staging_address=staging.toint(),
+                    smem=plan,
+                    tiles=tiles,
+                    outputs=outputs,
+                    kind=self.kind,
+                    config=config,
+                    schedule=schedule,
+                    partial=partial,
+                    ring=ring,
+                    is_bf16=self.is_bf16,
+                )
+            )
+
+        # ---- LOAD --------------------------------------------------------------------------------------
+        else:
+            cute.arch.setmaxregister_decrease(schedule.other_registers)
+            load = LoadArgs(descriptors, weights, scales, tokens, plan, config, tiles, ring)
+            if warp_idx == schedule.first_load_warp_id:
+                run_load_weights(load)
+            if warp_idx == schedule.first_load_warp_id + 1:
+                run_load_tokens(load)
+        # Nobody leaves while another CTA of the cluster may still reach its shared memory.
+        if cutlass.const_expr(config.cluster_size > 1):
+            cluster_barrier()

@@ -1,0 +1,124 @@
+"""LOAD roles: two warps that keep the ring full with TMA, one with weights and their scales, one with tokens.
+
+The two CTAs of a pair multiply the same tokens by neighbouring weights: they take turns in loading a box of tokens for both.
+"""
+
+from dataclasses import dataclass, replace
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import Int32
+
+from nvfp4_cute.planning.arch.sm90 import SF_BLOCK_ROWS, TILE_K
+from nvfp4_cute.planning.arch.sm90_weight_only import WeightOnlySmem, token_box
+from nvfp4_cute.planning.config import KernelConfig
+
+from ...common.group_table import WorkTile, ceil_div
+from ...common.operand_maps import Descriptors, descriptor_addresses
+from ...common.ring import PRODUCER_PHASE, Ring, next_stage
+from ...common.sides import TileSide, mma_sides
+from ...common.tma_load import EVICT_FIRST, EVICT_LAST, tma_load
+from ..activations import SLAB_ROW_BYTES
+from ..operands import ROW_BYTES, SF_ATOMS, store_shared
+from ..tile_walk import WalkedTiles
+from ..token_tiles import first_token, tokens_of_tile
+
+SLAB_K = TILE_K // 2
+
+
+@dataclass(frozen=True)
+class LoadArgs:
+    """What the loading warps read.
+
+    Attributes:
+        descriptors: tensor maps: weights on the M side, tokens on the N side.
+        weights, scales, tokens: shared addresses of stage 0: (STAGE, K TILE, OPERAND, ...), (STAGE, SLAB, TOKEN, 128 bytes).
+        ring: full: an arrival and the bytes of either warp.
+    """
+
+    descriptors: Descriptors
+    weights: Int32
+    scales: Int32
+    tokens: Int32
+    smem: WeightOnlySmem
+    config: KernelConfig
+    tiles: WalkedTiles
+    ring: Ring
+
+
+@cute.jit
+def clear(address: Int32, nbytes: cutlass.Constexpr, num_threads: cutlass.Constexpr):
+    """All threads of the CTA write zeros where tokens will be, for MMAs that read more of them than were loaded."""
+    at = cute.arch.thread_idx()[0] * 16
+    for offset in cutlass.range(at, nbytes, num_threads * 16, unroll=4):
+        store_shared(address + offset, [cutlass.Uint32(0)] * 4)
+    cute.arch.fence_view_async_shared()
+
+
+@cute.jit
+def run_load_weights(args: LoadArgs):
+    """Load the weights of every stage, as soon as it is empty."""
+    tiles, config, smem = args.tiles, args.config, args.smem
+    k_tiles, count = config.work_tile_mnk[2] // TILE_K, smem.num_b
+    data_bytes, scale_bytes = smem.b_stage_bytes // k_tiles, smem.sfb_stage_bytes // k_tiles
+    stage, phase = Int32(0), Int32(PRODUCER_PHASE)
+    place = tiles.first()
+    while tiles.has_tile(place):
+        part = tiles.part(place)
+        side, _ = _sides_of_cta(config, part.tile)
+        row, batch = Int32(side.first_row), Int32(side.origin.batch)
+        # A CTA's rows need not begin a block of scales.
+        block = Int32(side.first_row // SF_BLOCK_ROWS)
+        data_maps = descriptor_addresses(args.descriptors.m, part.tile.slot)
+        scale_maps = descriptor_addresses(args.descriptors.sf_m, part.tile.slot)
+        for index in cutlass.range(part.first, part.first + part.count, unroll=1):
+            cute.arch.mbarrier_wait(args.ring.empty(stage), phase)
+            full = args.ring.full(stage)
+            with cute.arch.elect_one():
+                cute.arch.mbarrier_arrive_and_expect_tx(full, smem.weight_bytes)
+                for turn in cutlass.range_constexpr(k_tiles * count):
+                    k_tile, i = index * k_tiles + turn // count, turn % count
+                    at = (stage * k_tiles * count + turn) * data_bytes + args.weights
+                    where = (k_tile * ROW_BYTES, row, batch)
+                    tma_load(at, data_maps[i], where, full.toint(), EVICT_FIRST, 1)
+                    at = (stage * k_tiles * count + turn) * scale_bytes + args.scales
+                    where = (0, k_tile * SF_ATOMS, block, batch)
+                    tma_load(at, scale_maps[i], where, full.toint(), EVICT_FIRST, 1)
+            stage, phase = next_stage(args.ring, stage, phase)
+        place = tiles.next(place)
+
+
+@cute.jit
+def run_load_tokens(args: LoadArgs):
+    """Load this CTA's boxes of tokens of every stage, as soon as it is empty in both CTAs of a pair, into both."""
+    tiles, config, num_cta, box = args.tiles, args.config, args.config.multicast_n, token_box(args.config)
+    tile_tokens, slabs = config.work_tile_mnk[0], config.work_tile_mnk[2] // SLAB_K
+    rank, both = Int32(0), None
+    if cutlass.const_expr(num_cta > 1):
+        rank, both = cute.arch.block_idx_in_cluster(), Int32((1 << num_cta) - 1)
+    stage, phase = Int32(0), Int32(PRODUCER_PHASE)
+    place = tiles.first()
+    while tiles.has_tile(place):
+        part = tiles.part(place)
+        _, side = _sides_of_cta(config, part.tile)
+        row, batch = Int32(side.origin.row + first_token(part.tile, config)), Int32(side.origin.batch)
+        # What is multiplied behind a group's last token may be left over: an MMA's columns do not mix.
+        num_boxes = ceil_div(tokens_of_tile(part.tile, config), box)
+        (descriptor,) = descriptor_addresses(args.descriptors.n, part.tile.slot)
+        for index in cutlass.range(part.first, part.first + part.count, unroll=1):
+            cute.arch.mbarrier_wait(args.ring.empty(stage), phase)
+            full, at = args.ring.full(stage), args.tokens + stage * args.smem.a_stage_bytes
+            with cute.arch.elect_one():
+                cute.arch.mbarrier_arrive_and_expect_tx(full, num_boxes * (slabs * box * SLAB_ROW_BYTES))
+                for first in cutlass.range(rank, num_boxes, num_cta, unroll=1):
+                    for slab in cutlass.range_constexpr(slabs):
+                        target = at + (slab * tile_tokens + first * box) * SLAB_ROW_BYTES
+                        where = ((index * slabs + slab) * SLAB_K, row + first * box, batch)
+                        tma_load(target, descriptor, where, full.toint(), EVICT_LAST, 1, both)
+            stage, phase = next_stage(args.ring, stage, phase)
+        place = tiles.next(place)
+
+
+def _sides_of_cta(config: KernelConfig, tile: WorkTile) -> tuple[TileSide, TileSide]:
+    """Of one CTA's tile, which its cluster's is divided into: the part with weights and the one with tokens."""
+    return mma_sides(replace(config, multicast_n=1), tile)

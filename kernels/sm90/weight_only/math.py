@@ -1,0 +1,205 @@
+"""MATH role: two warpgroups that decode weights into registers, multiply them with 16-bit tokens, and store the result.
+
+As of the kernels for NVFP4 tokens (``..math``), each warpgroup has 64 rows of weights as MMA-M and all tokens of the tile as
+MMA-N. Tokens lie in memory in the order of K that the caller gave them, so the lanes of a quad exchange bytes of weights
+(``decode``). The weights of a slab, 64 values of K, fill 16 registers; two sets alternate, so that one is decoded while the
+other multiplies. Those of a K tile are read while the one before multiplies.
+"""
+
+from dataclasses import dataclass, replace
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import Float32, Int32, Uint32
+from cutlass.cute.nvgpu import warpgroup
+
+from nvfp4_cute.planning.arch.sm90 import SLABS, TILE_K, token_counts
+from nvfp4_cute.planning.arch.sm90_weight_only import WeightOnlySmem
+from nvfp4_cute.planning.config import KernelConfig
+
+from ...common.output_kind import OutputKind
+from ...common.output_table import OutputTable
+from ...common.ring import CONSUMER_PHASE, Ring, arrive_lanes, barrier_of_lane, next_stage
+from ...common.split_k import PartialSums, add_sums, send_sums
+from ..epilogue import store_tile
+from ..math import LANE_ROWS, UNUSED_ADDRESS_BITS, give_room
+from ..opaque import opaque
+from ..operands import SF_ATOM_BYTES, load_shared, tokens_multiplied
+from ..tile_walk import WalkedTiles
+from ..warp_schedule import WarpSchedule
+from ..weight_rows import LaneRows, lane_rows
+from ..wgmma import multiply_slab, slab_matrix
+from .decode import BF16_EXPONENT, FP16_EXPONENT, SLAB_WORDS, UNIT_WORDS, Quad, exchange, slab_weights
+
+
+@dataclass(frozen=True)
+class MathArgs:
+    """What the warpgroups read.
+
+    Attributes:
+        weights, scales, tokens: shared addresses of stage 0, as of ``load.LoadArgs``.
+        staging_address: shared address where results are turned, ``epilogue.STAGING_BYTES`` a warpgroup.
+        tiles: what the CTA computes.
+        partial: where the first CTA of a cluster gets the others' sums.
+        is_bf16: whether tokens are bfloat16, else float16.
+    """
+
+    weights: Int32
+    scales: Int32
+    tokens: Int32
+    staging_address: Int32
+    smem: WeightOnlySmem
+    tiles: WalkedTiles
+    outputs: OutputTable
+    kind: OutputKind
+    config: KernelConfig
+    schedule: WarpSchedule
+    partial: PartialSums
+    ring: Ring
+    is_bf16: bool
+
+    @property
+    def k_tiles(self) -> int:
+        """Of 128 values of K in a stage."""
+        return self.config.work_tile_mnk[2] // TILE_K
+
+
+@dataclass(frozen=True)
+class Weights:
+    """Packed weights of a K tile in a lane's registers.
+
+    Attributes:
+        words: (4 words of a unit, 2 rows) of eight e2m1.
+        codes: (2 slabs, 2 rows): a row's four e4m3 scales of the slab.
+    """
+
+    words: cute.Tensor
+    codes: cute.Tensor
+
+
+@cute.jit
+def run_math(args: MathArgs):
+    """For each tile: accumulate its K tiles, then scale, convert and store."""
+    tiles, tile_m = args.tiles, args.config.work_tile_mnk[0]
+    exponent = BF16_EXPONENT if args.is_bf16 else FP16_EXPONENT
+    # Value 4i + 2h + e: weight row h * 8 below the lane's first, token 8i + 2 * (lane % 4) + e.
+    acc = cute.make_rmem_tensor(tile_m // 2, Float32)
+    stage, phase, turn = Int32(0), Int32(CONSUMER_PHASE), Int32(0)
+    quad, place = Quad.of_lane(), tiles.first()
+    while tiles.has_tile(place):
+        part = tiles.part(place)
+        rows = lane_rows(args.kind, part.tile, cute.arch.thread_idx()[0] % 4)
+        tokens = opaque(tokens_multiplied(part.tile, args.config))
+        stage, phase = _accumulate(args, acc, rows, quad, tokens, part.count, stage, phase)
+        if cutlass.const_expr(args.partial.split == 1):
+            store_tile(
+                acc, args.outputs, args.kind, part.tile, args.config, args.staging_address, exponent
+            )
+        else:
+            if cute.arch.block_idx_in_cluster() == 0:
+                add_sums(args.partial, acc, cute.arch.thread_idx()[0], turn)
+                store_tile(
+                    acc, args.outputs, args.kind, part.tile, args.config, args.staging_address, exponent
+                )
+                give_room(args.partial)
+            else:
+                send_sums(args.partial, acc, Int32(0), turn)
+            turn ^= 1
+        place = tiles.next(place)
+
+
+@cute.jit
+def _accumulate(
+    args: MathArgs,
+    acc: cute.Tensor,
+    rows: LaneRows,
+    quad: Quad,
+    tokens: Int32,
+    count: Int32,
+    stage: Int32,
+    phase: Int32,
+):
+    """Sum so many stages of one work tile, of whose tokens so many are multiplied, into as many registers of ``acc``."""
+    tile_m, num_cta = args.config.work_tile_mnk[0], args.config.multicast_n
+    acc.fill(0.0)
+    weights = Weights(
+        cute.make_rmem_tensor((UNIT_WORDS, LANE_ROWS), Uint32),
+        cute.make_rmem_tensor((SLABS, LANE_ROWS), Uint32),
+    )
+    # The first arrival releases no stage: nobody waits for the barrier behind the last stage's.
+    last_stage, read_stage = Int32(args.ring.num_stages), stage
+    emptied = barrier_of_lane(args.ring.empty(Int32(0)), num_cta)
+    slabs, sources = args.k_tiles * SLABS, _sources(args, rows)
+    if count > 0:
+        stage, phase = _load_stage(args, weights, sources, stage, phase)
+    for turn in cutlass.range(count, unroll=1):
+        in_stage = read_stage
+        for slab in cutlass.range_constexpr(slabs):
+            if cutlass.const_expr(slab % SLABS == 0):
+                dealt = [
+                    exchange([weights.words[w, i] for w in range(UNIT_WORDS)], quad) for i in range(LANE_ROWS)
+                ]
+                codes = [[weights.codes[j, i] for i in range(LANE_ROWS)] for j in range(SLABS)]
+            if cutlass.const_expr(slab == 0):
+                # MMAs' descriptors in uniform registers: without this the compiler moves each one there by itself.
+                uniform_stage = cute.arch.make_warp_uniform(in_stage)
+            first = slab % SLABS * SLAB_WORDS
+            words = [row[first : first + SLAB_WORDS] for row in dealt]
+            decoded = slab_weights(words, codes[slab % SLABS], args.is_bf16)
+            matrix = slab_matrix(args.tokens, uniform_stage * slabs + slab, tile_m)
+            multiply_slab(
+                acc, decoded, tokens, token_counts(tile_m), args.schedule.mma_tokens, matrix, args.is_bf16
+            )
+            if cutlass.const_expr(slab == slabs - 1):
+                read_stage = stage
+                if turn + 1 < count:
+                    stage, phase = _load_stage(args, weights, sources, stage, phase)
+            elif cutlass.const_expr(slab % SLABS == SLABS - 1):
+                _load_weights(args, weights, sources, in_stage, slab // SLABS + 1)
+            # The MMAs before these are done: their registers are free, after a stage's last ones the stage, too.
+            warpgroup.wait_group(1)
+            if cutlass.const_expr(slab == 0):
+                arrive_lanes(emptied + last_stage, num_cta)
+        last_stage = in_stage
+    warpgroup.wait_group(0)
+    if count > 0:
+        arrive_lanes(emptied + last_stage + _behind_reads(weights, args.outputs), num_cta)
+    return stage, phase
+
+
+def _sources(args: MathArgs, rows: LaneRows) -> LaneRows:
+    """Shared addresses in stage 0 instead of offsets in a stage."""
+    return replace(rows, data=opaque(args.weights + rows.data), scale=opaque(args.scales + rows.scale))
+
+
+@cute.jit
+def _load_stage(args: MathArgs, weights: Weights, rows: LaneRows, stage: Int32, phase: Int32):
+    """Wait for the stage and read of its first K tile; the stage after it."""
+    cute.arch.mbarrier_wait(args.ring.full(stage), phase)
+    _load_weights(args, weights, rows, stage, 0)
+    return next_stage(args.ring, stage, phase)
+
+
+@cute.jit
+def _load_weights(args: MathArgs, weights: Weights, rows: LaneRows, stage: Int32, k_tile: cutlass.Constexpr):
+    """Read the lane's part of a K tile of a stage. rows: ``_sources``."""
+    smem = args.smem
+    data_bytes, scale_bytes = smem.num_b * smem.b_stage_bytes, smem.num_b * smem.sfb_stage_bytes
+    data = rows.data + stage * data_bytes + k_tile * (data_bytes // args.k_tiles)
+    scale = rows.scale + stage * scale_bytes + k_tile * (scale_bytes // args.k_tiles)
+    for i in cutlass.range_constexpr(LANE_ROWS):
+        words = load_shared(data + i * rows.data_step, UNIT_WORDS)
+        for word in cutlass.range_constexpr(UNIT_WORDS):
+            weights.words[word, i] = words[word]
+        for slab in cutlass.range_constexpr(SLABS):
+            address = scale + i * rows.scale_step + slab * SF_ATOM_BYTES
+            weights.codes[slab, i] = load_shared(address, 1)[0]
+
+
+def _behind_reads(weights: Weights, outputs: OutputTable) -> Int32:
+    """0: an address that it is added to is known when ``weights`` have been read. An arrival does not wait for that otherwise."""
+    read = weights.words[0, 0] | weights.words[0, 1]
+    for i in range(SLABS * LANE_ROWS):
+        read = read | weights.codes[i]
+    # No address has bits there, which the compiler does not know.
+    return Int32(read & Uint32(outputs.addresses[0] >> UNUSED_ADDRESS_BITS))

@@ -1,0 +1,111 @@
+"""WeightOnlyKey: what a grouped GEMM of 16-bit activations and NVFP4 weights is compiled from."""
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+from nvfp4_cute.compile.keys import cutlass_dtype
+from nvfp4_cute.errors import ConfigError, UnsupportedProblem, UnsupportedTarget
+from nvfp4_cute.planning.arch import sm90_weight_only as plan
+from nvfp4_cute.planning.arch.base import INTERLEAVE
+from nvfp4_cute.planning.config import KernelConfig
+from nvfp4_cute.problem import OUT_DTYPES, Form, Gate, dtype_name
+
+
+@dataclass(frozen=True)
+class WeightOnlyKey:
+    """Everything that changes the generated code, and nothing else: no sizes, no data.
+
+    Attributes:
+        arch: such as ``sm_90a``.
+        config: resolved KernelConfig without a CTA count.
+        num_groups: slots of the list form; 1 in the other forms.
+        dtype: of the activations, float16 or bfloat16.
+        out_dtype: float16, bfloat16 or float32.
+        has_alpha: whether a factor per group is read.
+        form: how the operands arrive.
+        gate: of a dual GEMM, its limit True where there is one; None where there is one product.
+    """
+
+    arch: str
+    config: KernelConfig
+    num_groups: int
+    dtype: torch.dtype
+    out_dtype: torch.dtype
+    has_alpha: bool
+    form: Form
+    gate: Gate | None = None
+
+    @classmethod
+    def make(
+        cls,
+        arch: str,
+        config: KernelConfig,
+        num_groups: int,
+        dtype: torch.dtype,
+        out_dtype: torch.dtype,
+        has_alpha: bool,
+        form: Form,
+        gate: Gate | None = None,
+    ) -> "WeightOnlyKey":
+        """Validated key. Raises UnsupportedTarget for an arch without a kernel, ConfigError for a refused config,
+        UnsupportedProblem for results of a type that no kernel writes.
+        """
+        check_arch(arch)
+        if out_dtype not in OUT_DTYPES:
+            raise UnsupportedProblem(
+                f"out_dtype={dtype_name(out_dtype)!r} with 16-bit a: results have 16 or 32 bits; quantize them"
+            )
+        num_b = num_weights(gate)
+        reason = plan.unsupported_reason(config, num_b)
+        if reason is not None:
+            raise ConfigError(f"{arch}: {reason}")
+        if gate is not None:
+            gate = replace(gate, limit=None if gate.limit is None else True)
+        resolved = replace(plan.resolve(config, num_b), num_cta=None)
+        groups = num_groups if form == "list" else 1
+        return cls(arch, resolved, groups, dtype, out_dtype, has_alpha, form, gate)
+
+    def to_name(self) -> str:
+        """Readable, unique; the kernel's symbol starts with it."""
+        groups = f"g{self.num_groups}" if self.form == "list" else self.form
+        operation, suffix = "weight_only_gemm", "_alpha" * self.has_alpha
+        if self.gate is not None:
+            operation = f"weight_only_dual_gemm_{self.gate.activation}"
+            suffix += "_limit" * (self.gate.limit is not None)
+            suffix += f"_{self.gate.weight_layout}" * (self.gate.weight_layout != "separate")
+        dtypes = f"{dtype_name(self.dtype)}_{dtype_name(self.out_dtype)}"
+        return f"nvfp4_{operation}_{self.arch}_{groups}_{self.config.to_name()}_{dtypes}{suffix}"
+
+    def make_kernel(self) -> Any:
+        """The CuTe DSL object to compile."""
+        from nvfp4_cute.kernels.sm90.weight_only.grouped_gemm import WeightOnlyGemmSm90
+
+        combined = ()
+        if self.gate is not None:
+            combined = (self.gate.activation, self.gate.weight_layout, self.gate.limit is not None)
+        return WeightOnlyGemmSm90(
+            self.config,
+            self.form,
+            self.num_groups,
+            self.dtype == torch.bfloat16,
+            cutlass_dtype(self.out_dtype),
+            self.has_alpha,
+            self.to_name(),
+            *combined,
+        )
+
+
+def num_weights(gate: Gate | None) -> int:
+    """Operands ``b`` of a kernel: two of a dual GEMM whose weights are not interleaved in one."""
+    return 1 if gate is None or gate.weight_layout in INTERLEAVE else 2
+
+
+def check_arch(arch: str) -> None:
+    """Raises UnsupportedTarget where there is no kernel for grouped products of 16-bit activations."""
+    if arch not in plan.ARCHS:
+        raise UnsupportedTarget(
+            f"{arch}: no kernel for grouped products of 16-bit a (there is one for {', '.join(plan.ARCHS)}); quantize a and "
+            'pass a_scale, call gemm for each group, or pass backend="reference"'
+        )

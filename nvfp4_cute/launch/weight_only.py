@@ -1,0 +1,221 @@
+"""One launch of a weight-only grouped product: 16-bit activations times NVFP4 weights, in every form."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+import torch
+
+from nvfp4_cute.compile.weight_only_keys import WeightOnlyKey, num_weights
+from nvfp4_cute.errors import UnsupportedProblem
+from nvfp4_cute.launch_table import NUM_COLUMNS, Group, Header, float32_bits
+from nvfp4_cute.planning.arch import base, num_clusters
+from nvfp4_cute.planning.arch import sm90_weight_only as planning
+from nvfp4_cute.planning.config import KernelConfig
+from nvfp4_cute.planning.schedule import TileSchedule, make_schedule
+from nvfp4_cute.problem import TMA_ALIGN_BYTES, Form, Gate
+from nvfp4_cute.reference import weight_only_dual_reference, weight_only_reference
+
+ATOM_ROWS, ATOM_BYTES, ATOM_K = 128, 512, 64
+
+
+@dataclass(frozen=True, eq=False)
+class WeightOnlyTask:
+    """Checked operands (``launch.task.Task``): of a list an entry a group, of the other forms one of all groups.
+
+    Attributes:
+        form: "list"; "ragged": ``sizes`` are the groups' inclusive ends in the rows of ``a``; "masked": their row counts;
+            "batched": all rows of every batch.
+        a: float16 or bfloat16 [batches, M, K], unit stride in K: one batch where ragged or listed, else one a group.
+        b: uint8 [groups, N, K/2]: one group where listed.
+        b_scale: uint8 [groups, bytes], blocked.
+        out: [batches, M, N], unit stride in N.
+        alpha: float32 [G], or None.
+        sizes: int32 [G], or None where the host knows the sizes.
+        gate: of a dual GEMM; None where there is one product.
+        b2, b2_scale, alpha2: of a dual GEMM with weights of their own: like ``b``, ``b_scale`` and ``alpha``.
+        config: how; None has it chosen.
+        num_sms: of the GPU.
+    """
+
+    form: Form
+    a: tuple[torch.Tensor, ...]
+    b: tuple[torch.Tensor, ...]
+    b_scale: tuple[torch.Tensor, ...]
+    out: tuple[torch.Tensor, ...]
+    alpha: torch.Tensor | None
+    sizes: torch.Tensor | None
+    gate: Gate | None
+    b2: tuple[torch.Tensor, ...]
+    b2_scale: tuple[torch.Tensor, ...]
+    alpha2: torch.Tensor | None
+    config: KernelConfig | None
+    num_sms: int
+
+    @property
+    def device(self) -> torch.device:
+        """The device of the operands."""
+        return self.a[0].device
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether there can be no work, whatever the sizes are."""
+        return not any(out.numel() for out in self.out)
+
+    @property
+    def num_groups(self) -> int:
+        """Of all forms."""
+        return len(self.a) if self.form == "list" else len(self.b[0])
+
+    @cached_property
+    def problem_sizes(self) -> list[tuple[int, int, int]]:
+        """(m, n, k) of every group, n rows of ``b``; of the ragged form means, of the masked one the most."""
+        sizes = [(a.shape[1], b.shape[1], a.shape[2]) for a, b in zip(self.a, self.b, strict=True)]
+        if self.form == "list":
+            return sizes
+        ((m, n, k),) = sizes
+        mean = -(-m // self.num_groups) if self.form == "ragged" else m
+        return [(mean, n, k)] * self.num_groups
+
+    @cached_property
+    def chosen(self) -> KernelConfig:
+        """The config to compute with."""
+        return self.config or planning.choose(self.problem_sizes, self.num_sms, num_weights(self.gate))
+
+    @cached_property
+    def _schedule(self) -> TileSchedule:
+        """Tiles of a list's groups."""
+        config = self.chosen
+        clusters = num_clusters(config, planning.resident_clusters(config, self.num_sms))
+        return make_schedule(self.problem_sizes, config.work_tile_mnk, clusters, config.split_k)
+
+    def key(self, arch: str) -> WeightOnlyKey:
+        """What to compile. Raises UnsupportedTarget, UnsupportedProblem or ConfigError."""
+        most = base.max_list_groups(num_weights(self.gate))
+        if self.form == "list" and len(self.a) > most:
+            raise UnsupportedProblem(
+                f"{len(self.a)} groups: kernel parameters of the list form hold {most}; split the lists into calls of as many"
+            )
+        first, has_alpha = self.out[0], self.alpha is not None
+        variant = (self.num_groups, self.a[0].dtype, first.dtype, has_alpha, self.form, self.gate)
+        return WeightOnlyKey.make(arch, self.chosen, *variant)
+
+    def table(self) -> np.ndarray:
+        """``launch_table``: a header and a row a group of a list, or one row."""
+        is_list = self.form == "list"
+        order = self._schedule.order if is_list else (0,)
+        table = np.zeros((1 + len(order), NUM_COLUMNS), np.int64)
+        header = table[0]
+        header[Header.NUM_CTA] = self._num_cta()
+        header[Header.NUM_GROUPS] = self.num_groups
+        for column, tensor in (
+            (Header.ALPHA, self.alpha),
+            (Header.ALPHA2, self.alpha2),
+            (Header.GROUP_SIZES, self.sizes),
+        ):
+            if tensor is not None:
+                header[column] = tensor.data_ptr()
+        if self.gate is not None and self.gate.limit is not None:
+            header[Header.LIMIT] = float32_bits(self.gate.limit)
+        if is_list:
+            header[Header.NUM_TILES] = self._schedule.num_tiles
+            table[1:, Group.TILE_OFFSET] = self._schedule.tile_offsets[:-1]
+            table[1:, Group.GROUP_IDX] = order
+        for row, group in zip(table[1:], order, strict=True):
+            self._describe(row, group)
+        return table
+
+    def _describe(self, row: np.ndarray, group: int) -> None:
+        """A group's operands, or those of all groups. Extents are at least 1: unused tensor maps are well formed."""
+        a, b, out = self.a[group], self.b[group], self.out[group]
+        row[Group.A], row[Group.B], row[Group.OUT] = a.data_ptr(), b.data_ptr(), out.data_ptr()
+        row[Group.SFB] = self.b_scale[group].data_ptr()
+        row[Group.A_PITCH], row[Group.A_BATCH_PITCH] = pitches(a)
+        row[Group.B_PITCH], row[Group.B_BATCH_PITCH] = (2 * pitch for pitch in pitches(b))
+        row[Group.OUT_PITCH], row[Group.OUT_BATCH_PITCH] = out.stride(1), out.stride(0)
+        if self.b2:
+            row[Group.B2], row[Group.SFB2] = self.b2[group].data_ptr(), self.b2_scale[group].data_ptr()
+            row[Group.B2_PITCH], row[Group.B2_BATCH_PITCH] = (2 * pitch for pitch in pitches(self.b2[group]))
+        row[[Group.M, Group.N, Group.K]] = np.maximum((a.shape[1], b.shape[1], a.shape[2]), 1)
+        row[Group.A_BATCH], row[Group.B_BATCH] = len(a), len(b)
+        block_bytes = -(-a.shape[2] // ATOM_K) * ATOM_BYTES
+        row[Group.SFB_ROW_BLOCKS] = -(-max(b.shape[1], 1) // ATOM_ROWS)
+        row[Group.SFB_BATCH_BLOCKS] = self.b_scale[group].stride(0) // block_bytes
+
+    def _num_cta(self) -> int:
+        """Persistent CTAs: as many as run at once, and no more than there can be tiles."""
+        config = self.chosen
+        if self.form == "list":
+            return self._schedule.num_cta * config.cluster_size
+        (a,), (b,) = self.a, self.b
+        further = self.num_groups - 1 if self.form == "ragged" else 0
+        tiles_m = len(a) * -(-a.shape[1] // config.work_tile_mnk[0]) + further
+        tiles = tiles_m * -(-b.shape[1] // config.work_tile_mnk[1])
+        clusters = num_clusters(config, planning.resident_clusters(config, self.num_sms))
+        return min(clusters, tiles) * config.cluster_size
+
+    def address_places(self) -> list[int]:
+        """Where in the flat launch table addresses go: of what :meth:`tensors` names, in its order."""
+        order = self._schedule.order if self.form == "list" else (0,)
+        rows = {group: 1 + slot for slot, group in enumerate(order)}
+        columns = {"a": Group.A, "b": Group.B, "b_scale": Group.SFB, "b2": Group.B2, "b2_scale": Group.SFB2}
+        columns |= {"out": Group.OUT}
+        header = {"alpha": Header.ALPHA, "alpha2": Header.ALPHA2, "sizes": Header.GROUP_SIZES}
+        return [
+            int(header[name]) if name in header else rows[group] * NUM_COLUMNS + columns[name]
+            for name, group, _ in self._named()
+        ]
+
+    def mapped(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """Name and bytes of every operand that a tensor map describes."""
+        for name in ("a", "b", "b2"):
+            yield from ((f"{name}[{g}]", tensor) for g, tensor in enumerate(getattr(self, name)))
+
+    def tensors(self) -> Iterator[tuple[str, torch.Tensor, bool]]:
+        """Name, tensor, and whether it is written: inputs in the order of the operation's arguments, then outputs."""
+        for name, group, tensor in self._named():
+            yield f"{name}[{group}]", tensor, name == "out"
+
+    def _named(self) -> Iterator[tuple[str, int, torch.Tensor]]:
+        """Name, group and tensor."""
+        for name in ("a", "b", "b_scale", "sizes", "alpha", "b2", "b2_scale", "alpha2", "out"):
+            found = getattr(self, name)
+            entries = found if isinstance(found, tuple) else (found,) if found is not None else ()
+            yield from ((name, group, tensor) for group, tensor in enumerate(entries))
+
+    def reference(self) -> None:
+        """Float64 sums, rounded as ``reference`` says. Reads the sizes."""
+        for group, (out, a) in enumerate(self._group_rows()):
+            at, part = (group, 0) if self.form == "list" else (0, group)
+            b, scale = self.b[at][part], self.b_scale[at][part]
+            alpha, alpha2 = (None if x is None else x[group] for x in (self.alpha, self.alpha2))
+            if self.gate is None:
+                out[:] = weight_only_reference(a, b, scale, alpha, out.dtype)
+                continue
+            second = (self.b2[at][part], self.b2_scale[at][part]) if self.b2 else (None, None)
+            weights = (b, second[0], scale, second[1])
+            out[:] = weight_only_dual_reference(a, *weights, alpha, alpha2, out.dtype, **vars(self.gate))
+
+    def _group_rows(self) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+        """Every group's rows of the results and of ``a``."""
+        if self.form == "list":
+            yield from ((out[0], a[0]) for out, a in zip(self.out, self.a, strict=True))
+            return
+        (a,), (out,), start = self.a, self.out, 0
+        ends = [a.shape[1]] * self.num_groups if self.sizes is None else self.sizes.tolist()
+        for group, end in enumerate(ends):
+            batch = 0 if self.form == "ragged" else group
+            first = start if self.form == "ragged" else 0
+            rows = slice(first, max(min(end, a.shape[1]), first))
+            yield out[batch, rows], a[batch, rows]
+            start = max(end, 0)
+
+
+def pitches(tensor: torch.Tensor) -> tuple[int, int]:
+    """Elements between rows and between batches of [batches, rows, K]; of 16 bytes where there is one, and it is not used."""
+    batches, rows, k = tensor.shape
+    step = TMA_ALIGN_BYTES // tensor.element_size()
+    aligned = max(-(-k // step), 1) * step
+    pitch = tensor.stride(1) if rows > 1 else aligned
+    return pitch, tensor.stride(0) if batches > 1 else aligned
