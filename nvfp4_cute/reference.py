@@ -5,7 +5,7 @@ No kernel is called and no scale padding is read, so garbage there (NaN included
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 
@@ -263,7 +263,7 @@ def weight_only_dual_reference(
     Returns:
         ``[M, N]`` of ``out_dtype``.
     """
-    products = [(b1, b1_scale), (b2, b2_scale)]
+    products: list[Any] = [(b1, b1_scale), (b2, b2_scale)]
     if weight_layout != "separate":
         products = list(separate_weights(b1, b1_scale, weight_layout, scale_layout))
     gate, up = (

@@ -82,7 +82,7 @@ class WeightOnlyKey:
         """The CuTe DSL object to compile."""
         from nvfp4_cute.kernels.sm90.weight_only.grouped_gemm import WeightOnlyGemmSm90
 
-        combined = ()
+        combined: tuple[Any, ...] = ()
         if self.gate is not None:
             combined = (self.gate.activation, self.gate.weight_layout, self.gate.limit is not None)
         return WeightOnlyGemmSm90(

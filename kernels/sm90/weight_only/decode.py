@@ -1,4 +1,4 @@
-"""NVFP4 weights as wgmma takes them beside 16-bit tokens that nobody reordered: which bytes a lane gets, and what it makes of them.
+"""NVFP4 weights as wgmma takes them beside 16-bit tokens in their own order: which bytes a lane gets, and what it makes of them.
 
 Of every MMA's 16 values of K, lane t of a quad has those at 2t, 2t+1, 2t+8 and 2t+9: of a row's 32-bit words, which hold eight
 values each, byte t. It reads 16 bytes of a row, four words, in one instruction; :func:`exchange` deals bytes among the quad.
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Float32, Int32, Uint32
+from cutlass import Float32, Uint32
 
 from ...common import ptx
 from ...common.decode import MAGNITUDE_AT_EXPONENT, decode_scales

@@ -92,9 +92,7 @@ def run_math(args: MathArgs):
         tokens = opaque(tokens_multiplied(part.tile, args.config))
         stage, phase = _accumulate(args, acc, rows, quad, tokens, part.count, stage, phase)
         if cutlass.const_expr(args.partial.split == 1):
-            store_tile(
-                acc, args.outputs, args.kind, part.tile, args.config, args.staging_address, exponent
-            )
+            store_tile(acc, args.outputs, args.kind, part.tile, args.config, args.staging_address, exponent)
         else:
             if cute.arch.block_idx_in_cluster() == 0:
                 add_sums(args.partial, acc, cute.arch.thread_idx()[0], turn)

@@ -43,8 +43,8 @@ PAIR = 2
 SF_ATOM_K, SF_BYTES_OF_ATOM = 64, 4
 MIN_STAGES = 2
 DEFAULT_CONFIG = KernelConfig((TILE_WEIGHTS, 64, TILE_K), num_acc_stage=1, swap_ab=True)
-# Model of a launch, not yet fitted: the launch, a tile, and a K tile of 128 values, which takes the time of its instructions, of its
-# MMAs, or of what the memory and L2 deliver.
+# Model of a launch: the launch, a tile, and a K tile of 128 values, which takes the time of its instructions, of its MMAs, or of
+# what the memory and L2 deliver.
 US_PER_LAUNCH, US_PER_TILE, US_PER_SPLIT_TILE = 5.1, 1.0, 1.0
 US_PER_K_TILE, US_PER_TOKEN, MMA_US_PER_TOKEN = 0.26, 0.0012, 0.00485
 PAIRED_FACTOR = 1.7
@@ -130,7 +130,8 @@ def unsupported_reason(config: KernelConfig, num_b: int = 1) -> str | None:
     plain = {"swap_ab": True, "use_2cta_instrs": False, "decode_first": False, "num_acc_stage": 1}
     for name, value in plain.items():
         if getattr(config, name) != value:
-            return f"{name}={getattr(config, name)} with 16-bit a: weights are on MMA-M and decoded in registers; use {name}={value}"
+            found = f"{name}={getattr(config, name)}"
+            return f"{found} with 16-bit a: weights are on MMA-M and decoded in registers; use {name}={value}"
     if weights * num_b != TILE_WEIGHTS:
         return (
             f"cta_tile_shape_mnk={shape}: two warpgroups have 64 rows of weights each, of {num_b} "
