@@ -48,7 +48,7 @@ SEED = 3
 TOLERANCE = 2.0**-7
 SILU = Gate("silu", None, "separate")
 # Sizes of tiles to try: those around the rows of a group.
-NEIGHBOURS = 2
+NEIGHBOURS = 1
 
 
 @dataclass(frozen=True)
@@ -99,9 +99,9 @@ def tried(point: Point, chosen: KernelConfig) -> list[KernelConfig]:
 
 
 def around(sizes: tuple[int, ...], rows: int) -> tuple[int, ...]:
-    """The least size that holds so many rows, and its neighbours below."""
+    """The least size that holds so many rows, and its neighbours."""
     place = next((i for i, size in enumerate(sizes) if size >= rows), len(sizes) - 1)
-    return sizes[max(place + 1 - NEIGHBOURS, 0) : place + 1]
+    return sizes[max(place - NEIGHBOURS, 0) : place + NEIGHBOURS + 1]
 
 
 @dataclass(frozen=True, eq=False)

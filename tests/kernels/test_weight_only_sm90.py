@@ -1,0 +1,198 @@
+"""The weight-only grouped GEMM of sm_90a on the emulator: every bit is the reference's where sums are exact."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from oracle import assert_bitwise_equal
+from sm90_check import assert_mmas_overlap
+from weight_only_check import ROWS, config, dual, largest_candidates, run_both, task
+
+from nvfp4_cute import backends
+from nvfp4_cute.backends.emulator import observe
+from nvfp4_cute.compile.cache import get_kernel
+from nvfp4_cute.compile.weight_only_keys import WeightOnlyKey
+from nvfp4_cute.errors import ConfigError, UnsupportedProblem, UnsupportedTarget
+from nvfp4_cute.formats.codecs import decode_ue4m3
+from nvfp4_cute.formats.scale_layout import to_blocked
+from nvfp4_cute.planning.arch import sm90_weight_only as planning
+from nvfp4_cute.problem import Gate
+from nvfp4_cute.reference import expand_operand
+
+SLOW = pytest.mark.slow
+
+
+def assert_same_bits(**arguments):
+    for got, want in zip(*run_both(**arguments), strict=True):
+        assert_bitwise_equal(got, want)
+
+
+@pytest.mark.sampled(2)
+@pytest.mark.parametrize(
+    ("chosen", "dtype", "mode"),
+    [
+        (config(16, num_cta=2), torch.bfloat16, "random:1"),
+        (config(32, multicast_n=2, num_cta=4), torch.float16, "lazy"),
+        pytest.param(config(64, 256), torch.bfloat16, "eager", marks=SLOW),
+        pytest.param(config(48, 256, multicast_n=2, num_cta=2), torch.bfloat16, "lazy", marks=SLOW),
+        pytest.param(config(8, 256, num_cta=3), torch.float16, "random:2", marks=SLOW),
+        pytest.param(config(24, split_k=2, num_cta=4), torch.bfloat16, "lazy", marks=SLOW),
+        pytest.param(config(160, multicast_n=2, num_cta=2), torch.float16, "random:3", marks=SLOW),
+    ],
+    ids=str,
+)
+def test_ragged(chosen, dtype, mode):
+    """Tiles cut in every direction, more than one a CTA, an odd number of K tiles, the last one cut; rows of no group."""
+    assert_same_bits(
+        form="ragged", rows=ROWS, n=200, k=336, chosen=chosen, dtype=dtype, has_alpha=True, mode=mode
+    )
+
+
+@pytest.mark.sampled(1)
+@pytest.mark.parametrize(
+    ("form", "mode"), [("masked", "random:1"), ("list", "lazy"), pytest.param("list", "random:2", marks=SLOW)]
+)
+def test_other_forms(form, mode):
+    assert_same_bits(
+        form=form, rows=ROWS, n=136, k=288, chosen=config(32, num_cta=3), out_dtype=torch.bfloat16, mode=mode
+    )
+
+
+def test_batches():
+    assert_same_bits(form="batched", rows=(20, 20, 20), n=72, k=160, chosen=config(16, num_cta=2))
+
+
+@pytest.mark.sampled(1)
+@pytest.mark.parametrize(
+    ("split", "k", "mode"),
+    [(4, 640, "random:1"), (2, 160, "lazy"), pytest.param(8, 1184, "random:2", marks=SLOW)],
+)
+def test_split_k(split, k, mode):
+    """A cluster's CTAs add up, also where some have no K tile; more than one tile a cluster."""
+    chosen = config(16, split_k=split, num_cta=2 * split)
+    assert_same_bits(form="ragged", rows=(20, 0, 9), n=264, k=k, chosen=chosen, mode=mode)
+
+
+@pytest.mark.sampled(1)
+@pytest.mark.parametrize("activation", ["relu2", "silu"])
+@pytest.mark.parametrize(
+    ("layout", "chosen"),
+    [
+        ("separate", dual(32, multicast_n=2, num_cta=4)),
+        ("separate", dual(16, split_k=2, num_cta=2)),
+        ("interleaved_64_up_first", config(16, num_cta=1)),
+        ("interleaved_32_gate_first", config(64, 256, num_cta=1)),
+    ],
+)
+def test_dual(layout, chosen, activation):
+    """What a squared ReLU makes of exact sums is exact; of SiLU the GPU's exponential is approximate."""
+    gate = Gate(activation, 40.0, layout)
+    got, want = run_both(
+        form="ragged", rows=ROWS, n=192, k=160, chosen=chosen, gate=gate, has_alpha=True, mode="random:1"
+    )
+    if activation == "relu2":
+        assert_bitwise_equal(got[0], want[0])
+    else:
+        torch.testing.assert_close(got[0], want[0], rtol=2e-6, atol=1e-30, equal_nan=True)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_every_weight_is_exact(dtype):
+    """All e2m1 codes times all finite scales, of both signs, which say nothing, times 1."""
+    made = task("list", (16,), 256, 32, config(16), dtype)
+    codes = torch.tensor([code for code in range(256) if code & 0x7F != 0x7F] + [0, 0], dtype=torch.uint8)
+    (b,), (a,) = made.b, made.a
+    b[:] = 0
+    b[0, :, :8] = (torch.arange(8) * 2 | (torch.arange(8) * 2 + 1) << 4).byte()
+    a[:] = 0
+    a[0, torch.arange(16), torch.arange(16)] = 1
+    scale = torch.zeros(256, 4, dtype=torch.uint8)
+    scale[:, 0] = codes
+    made = replace(made, b_scale=(to_blocked(scale).flatten().unsqueeze(0),))
+    with observe(check=True):
+        backends.run_task("emulator:sm_90a", made)
+    want = expand_operand(b[0], made.b_scale[0][0], "blocked")[:, :16].T
+    assert torch.equal(made.out[0][0].double(), want)
+    assert decode_ue4m3(codes).unique().numel() == 127
+
+
+def test_nan_scale_and_infinite_token():
+    """A NaN scale makes its column NaN, and what is not finite in a row of tokens stays in that row."""
+    arguments = dict(form="ragged", rows=(5, 9), n=136, k=128, chosen=config(16))
+    made, expected = task(**arguments), task(**arguments)
+    for one in (made, expected):
+        one.b_scale[0][1, 0] = 0x7F  # group 1, row 0, block 0
+        one.a[0][0, 7, 3] = float("inf")
+    with observe(check=True):
+        backends.run_task("emulator:sm_90a", made)
+    expected.reference()
+    (got,), (want,) = made.out, expected.out
+    assert got[0, 5:14, 0].isnan().all() and not got[0, :5].isnan().any()
+    assert torch.equal(got.isnan(), want.isnan()) and torch.equal(got.isinf(), want.isinf())
+
+
+def test_chosen_config():
+    """Without a config one is chosen, and computes it."""
+    made = task("ragged", (3, 0, 7), 264, 512, None)
+    assert planning.unsupported_reason(made.chosen) is None
+    assert_same_bits(form="ragged", rows=(3, 0, 7), n=264, k=512, chosen=None)
+
+
+@pytest.mark.sampled(3)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("chosen", largest_candidates(), ids=lambda chosen: chosen.to_name())
+def test_no_spills(chosen, dtype):
+    """And MMAs that the assembler does not serialize."""
+    key = WeightOnlyKey.make("sm_90a", chosen, 1, dtype, torch.bfloat16, True, "ragged")
+    kernel = get_kernel(key)
+    assert kernel.resources.stack_bytes == 0
+    assert_mmas_overlap(kernel.cubin)
+
+
+@pytest.mark.sampled(2)
+@pytest.mark.parametrize("chosen", largest_candidates(2), ids=lambda chosen: chosen.to_name())
+def test_no_spills_of_dual(chosen):
+    gate = Gate("silu", 7.0, "separate")
+    key = WeightOnlyKey.make("sm_90a", chosen, 1, torch.bfloat16, torch.bfloat16, True, "ragged", gate)
+    assert get_kernel(key).resources.stack_bytes == 0
+
+
+def test_refusals():
+    common = (1, torch.bfloat16, torch.bfloat16, False, "ragged")
+    for settings, part in (
+        ({"decode_first": True}, "use decode_first=False"),
+        ({"multicast_n": 2, "split_k": 2}, "use multicast_n=1"),
+        ({"multicast_n": 4}, "use multicast_n=1"),
+        ({"split_k": 8}, "use split_k=4"),
+        ({"num_ab_stage": 40}, "use 2 to"),
+    ):
+        with pytest.raises(ConfigError, match=part):
+            WeightOnlyKey.make("sm_90a", config(64, **settings), *common)
+    for chosen, part in (
+        (config(20), "use N tile 24"),
+        (config(64, 64), "use K tile 128"),
+        (dual(64), "use M tile 128"),
+    ):
+        with pytest.raises(ConfigError, match=part):
+            WeightOnlyKey.make("sm_90a", chosen, *common)
+    with pytest.raises(UnsupportedTarget, match="sm_100a"):
+        WeightOnlyKey.make("sm_100a", config(64), *common)
+    with pytest.raises(UnsupportedProblem, match="quantize them"):
+        WeightOnlyKey.make("sm_90a", config(64), 1, torch.bfloat16, "nvfp4", False, "ragged")
+
+
+@pytest.mark.gpu("sm_90a")
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("chosen", largest_candidates(), ids=lambda chosen: chosen.to_name())
+def test_on_a_gpu(chosen, dtype):
+    """The reference's bits, in every one of many launches."""
+    made = task("ragged", (40, 0, 300, 1, 129), 520, 2080, chosen, dtype)
+    moved = replace(
+        made,
+        **{name: tuple(t.cuda() for t in getattr(made, name)) for name in ("a", "b", "b_scale", "out")},
+        sizes=made.sizes.cuda(),
+    )
+    made.reference()
+    for _ in range(20):
+        backends.run_task("cuda", moved)
+        assert_bitwise_equal(moved.out[0][:, :470].cpu(), made.out[0][:, :470])

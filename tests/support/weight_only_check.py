@@ -1,0 +1,102 @@
+"""Operands of weight-only grouped products whose sums are exact, and how to run them."""
+
+import torch
+from oracle import poisoned
+
+from nvfp4_cute import backends
+from nvfp4_cute.backends.emulator import observe
+from nvfp4_cute.formats.codecs import encode_e4m3
+from nvfp4_cute.formats.scale_layout import to_blocked
+from nvfp4_cute.launch.weight_only import WeightOnlyTask
+from nvfp4_cute.planning.arch import sm90_weight_only as planning
+from nvfp4_cute.planning.config import KernelConfig
+
+EMULATED = "emulator:sm_90a"
+# Groups of no rows first and last; groups that end within a tile, and on its edge.
+ROWS = (0, 40, 5, 1, 66, 0)
+NAN_CODE = 0x7F
+# Integers of 3 bits times e2m1 times these: sums are exact in fp32 in any order.
+SCALES = (0.0, 0.5, 1.0, 2.0)
+ALPHAS = (0.5, -2.0, 1.0, 4.0)
+
+
+def config(tokens, k=128, **settings):
+    """Of one product, or of two with interleaved weights."""
+    return KernelConfig((128, tokens, k), num_acc_stage=1, swap_ab=True, **settings)
+
+
+def dual(tokens, k=128, **settings):
+    """Of two products with weights of their own."""
+    return KernelConfig((64, tokens, k), num_acc_stage=1, swap_ab=True, **settings)
+
+
+def weights(groups, n, k, generator, padding=NAN_CODE):
+    """uint8 [G, N, K/2] with a gap between rows, and blocked scales [G, bytes], whose padding rows nobody may use."""
+    buffer = torch.full((groups, n, -(-k // 32) * 16 + 16), 0x77, dtype=torch.uint8)
+    buffer[..., : k // 2] = torch.randint(0, 256, (groups, n, k // 2), dtype=torch.uint8, generator=generator)
+    codes = encode_e4m3(torch.tensor(SCALES))
+    scale = torch.full((groups, -(-n // 128) * 128, -(-k // 64) * 4), padding, dtype=torch.uint8)
+    scale[:, :n] = 0
+    scale[:, :n, : k // 16] = codes[torch.randint(0, 4, (groups, n, k // 16), generator=generator)]
+    return buffer[..., : k // 2], torch.stack([to_blocked(x).flatten() for x in scale])
+
+
+def tokens(batches, rows, k, dtype, generator):
+    """[batches, rows, K] with a gap between rows that nobody may use."""
+    pitch = -(-k // 8) * 8 + 8
+    buffer = torch.full((batches, rows, pitch), float("nan"), dtype=dtype)
+    buffer[..., :k] = torch.randint(-7, 8, (batches, rows, k), generator=generator).to(dtype)
+    return buffer[..., :k]
+
+
+def task(
+    form,
+    rows,
+    n,
+    k,
+    chosen,
+    dtype=torch.bfloat16,
+    out_dtype=torch.float32,
+    gate=None,
+    has_alpha=False,
+    seed=0,
+):
+    """A task with poisoned outputs; where the device knows the sizes, some rows are of no group. n: columns of the results."""
+    generator, groups = torch.Generator().manual_seed(seed), len(rows)
+    n_b = n if gate is None or gate.weight_layout == "separate" else 2 * n
+    listed, two = form == "list", gate is not None and gate.weight_layout == "separate"
+    found = [weights(groups, n_b, k, generator) for _ in range(1 + two)]
+    slack = 0 if form in ("list", "batched") else 3
+    if listed:
+        a = tuple(tokens(1, m, k, dtype, generator) for m in rows)
+        found = [(b.split(1), s.split(1)) for b, s in found]
+        out = tuple(poisoned(1, m, n, dtype=out_dtype) for m in rows)
+    else:
+        shape = (1, sum(rows) + slack) if form == "ragged" else (groups, max(rows) + slack)
+        a, out = (tokens(*shape, k, dtype, generator),), (poisoned(*shape, n, dtype=out_dtype),)
+        found = [((b,), (s,)) for b, s in found]
+    sizes = {"ragged": torch.tensor(rows).cumsum(0).int(), "masked": torch.tensor(rows).int()}.get(form)
+    alphas = [
+        torch.tensor(ALPHAS * groups)[i : i + groups].contiguous() if has_alpha else None for i in (0, 1)
+    ]
+    second = found[1] if two else ((), ())
+    return WeightOnlyTask(
+        form, a, *found[0], out, alphas[0], sizes, gate, *second, alphas[1] if gate else None, chosen, 132
+    )  # fmt: skip
+
+
+def run_both(mode="eager", backend=EMULATED, **arguments):
+    """Results of a kernel and of the reference, an entry a tensor."""
+    made, expected = task(**arguments), task(**arguments)
+    with observe(mode=mode, check=True):
+        backends.run_task(backend, made)
+    expected.reference()
+    return list(made.out), list(expected.out)
+
+
+def largest_candidates(num_b=1):
+    """A config of every kind: the most tokens with each K tile, share of tokens and split."""
+    kinds = {}
+    for found in planning.candidates(num_b):
+        kinds[found.work_tile_mnk[2], found.multicast_n, found.split_k, planning.ctas_per_sm(found)] = found
+    return list(kinds.values())
