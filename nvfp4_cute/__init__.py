@@ -7,6 +7,7 @@ name is first used.
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from nvfp4_cute.experts import library as _experts_library  # noqa: F401 (registers the custom ops)
 from nvfp4_cute.ops import library as _library  # noqa: F401 (registers the custom ops)
 
 if TYPE_CHECKING:
@@ -15,9 +16,12 @@ if TYPE_CHECKING:
     from nvfp4_cute.errors import EmulatorError as EmulatorError
     from nvfp4_cute.errors import UnsupportedProblem as UnsupportedProblem
     from nvfp4_cute.errors import UnsupportedTarget as UnsupportedTarget
+    from nvfp4_cute.experts.layer import moe as moe
+    from nvfp4_cute.experts.routing import route as route
     from nvfp4_cute.formats.block_scaled import NVFP4Tensor as NVFP4Tensor
     from nvfp4_cute.formats.block_scaled import dequantize as dequantize
     from nvfp4_cute.nn.linear import LinearNVFP4 as LinearNVFP4
+    from nvfp4_cute.nn.moe import MoENVFP4 as MoENVFP4
     from nvfp4_cute.nn.persistent_mlp import PersistentMLP as PersistentMLP
     from nvfp4_cute.ops.dual_gemm import dual_gemm as dual_gemm
     from nvfp4_cute.ops.dual_gemm import grouped_dual_gemm as grouped_dual_gemm
@@ -36,6 +40,7 @@ _MODULES = {
     "EmulatorError": "errors",
     "KernelConfig": "planning.config",
     "LinearNVFP4": "nn.linear",
+    "MoENVFP4": "nn.moe",
     "NVFP4Tensor": "formats.block_scaled",
     "PersistentMLP": "nn.persistent_mlp",
     "UnsupportedProblem": "errors",
@@ -47,7 +52,9 @@ _MODULES = {
     "grouped_dual_gemm": "ops.dual_gemm",
     "grouped_gemm": "ops.grouped_gemm",
     "grouped_quantize": "ops.quantize",
+    "moe": "experts.layer",
     "quantize": "ops.quantize",
+    "route": "experts.routing",
     "tune": "tuning.autotune",
 }
 __all__ = list(_MODULES)

@@ -15,7 +15,7 @@ OUT_DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 NVFP4: Literal["nvfp4"] = "nvfp4"
 OutDtype = torch.dtype | Literal["nvfp4"]
 Form = Literal["list", "ragged", "masked", "batched"]
-Activation = Literal["silu", "gelu_tanh", "relu2"]
+Activation = Literal["silu", "gelu_tanh", "relu2", "swiglu_oai"]
 # How a kernel finds a dual GEMM's weights: two operands, or one that has rows of both in turn.
 WeightLayout = Literal["separate", "interleaved_64_up_first", "interleaved_32_gate_first"]
 # How a caller may pass them: halves of one operand are two for a kernel.

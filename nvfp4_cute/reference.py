@@ -19,6 +19,7 @@ ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     # Not through tanh, which rounds to -1 where the result is small.
     "gelu_tanh": lambda x: x * torch.sigmoid(math.sqrt(8 / math.pi) * (x + 0.044715 * x**3)),
     "relu2": lambda x: x.clamp(min=0).square(),
+    "swiglu_oai": lambda x: x * torch.sigmoid(1.702 * x),
 }
 # Rows of B are expanded to float64 in pieces of at most this many elements (128 MiB).
 CHUNK_ELEMS = 1 << 24
@@ -95,7 +96,7 @@ def grouped_dual_gemm_reference(
     alpha2: Sequence[float] | torch.Tensor | None = None,
     out_dtype: torch.dtype = torch.bfloat16,
     *,
-    activation: Literal["silu", "gelu_tanh", "relu2"] = "silu",
+    activation: Literal["silu", "gelu_tanh", "relu2", "swiglu_oai"] = "silu",
     limit: float | None = None,
     weight_layout: Literal[
         "separate", "concatenated", "interleaved_64_up_first", "interleaved_32_gate_first"
@@ -107,7 +108,7 @@ def grouped_dual_gemm_reference(
     """``activation(alpha1[g] * a[g] @ b1[g]^T) * (alpha2[g] * a[g] @ b2[g]^T)`` in float64, rounded once.
 
     silu(x) = x / (1 + exp(-x)); gelu_tanh(x) = x * (1 + tanh(sqrt(2 / pi) * (x + 0.044715 x^3))) / 2; relu2(x) =
-    max(x, 0)^2.
+    max(x, 0)^2; swiglu_oai(x) = x / (1 + exp(-1.702 x)), and 1 is added to the second factor.
 
     What a kernel of silu may differ by, beyond its accumulation, in units of u = 2^-24 relative to the result: it forms
     x = alpha1 * a @ b1^T (1), -x * log2(e) (2, from factor and product, of the exponent), ex2.approx (4, and 2 |x| from
@@ -120,7 +121,7 @@ def grouped_dual_gemm_reference(
         a, b1, b2, a_scale, b1_scale, b2_scale: as in :func:`grouped_gemm_reference`.
         alpha1, alpha2: one factor a group: numbers, or a float32 tensor ``[G]``. None skips the multiplication.
         out_dtype: float16, bfloat16, float32 or float64.
-        activation: "silu", "gelu_tanh" or "relu2".
+        activation: "silu", "gelu_tanh", "relu2" or "swiglu_oai".
         limit: the first product is cut to at most that before its activation, the second to that on both sides.
         weight_layout: "separate"; else ``b1`` [2 N, K/2] holds the rows of both products (the gate's are the first
             product's) and ``b2`` and ``b2_scale`` are None: "concatenated" gate above up, "interleaved_64_up_first" 64 rows
@@ -153,6 +154,8 @@ def grouped_dual_gemm_reference(
     if limit is not None:
         gates = [gate.clamp(max=limit) for gate in gates]
         ups = [up.clamp(-limit, limit) for up in ups]
+    if activation == "swiglu_oai":
+        ups = [up + 1 for up in ups]
     return [(function(gate) * up).to(out_dtype) for gate, up in zip(gates, ups, strict=True)]
 
 

@@ -37,7 +37,16 @@ def test_importing_takes_little_and_imports_little():
     for _ in range(2):  # the first may have to compile
         new, torch_s, ours_s = json.loads(in_new_process(code))
         times.append(ours_s / torch_s)
-        names = ("errors", "formats", "formats.block_format", "formats.scale_layout", "ops", "ops.library")
+        names = (
+            "errors",
+            "experts",
+            "experts.library",
+            "formats",
+            "formats.block_format",
+            "formats.scale_layout",
+            "ops",
+            "ops.library",
+        )
         ours = [name for name in new if name.split(".")[0] == "nvfp4_cute"]
         assert ours == ["nvfp4_cute", *(f"nvfp4_cute.{name}" for name in names)]
         assert not {"cutlass", "cuda", "tqdm", "fractions", "statistics"} & set(new)

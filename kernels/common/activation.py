@@ -1,7 +1,8 @@
 """What a dual GEMM's epilogue does to its first product: element-wise functions in fp32.
 
 silu(x) = x * sigmoid(x). gelu_tanh(x) = x * sigmoid(2 * sqrt(2 / pi) * (x + 0.044715 * x^3)), which is the tanh form of
-GELU since (1 + tanh(u)) / 2 = sigmoid(2 * u). relu2(x) = max(x, 0)^2.
+GELU since (1 + tanh(u)) / 2 = sigmoid(2 * u). relu2(x) = max(x, 0)^2. swiglu_oai(x) = x * sigmoid(1.702 * x), whose other
+factor is the second product plus 1.
 """
 
 import cutlass
@@ -11,6 +12,7 @@ from cutlass import Float32
 from . import ptx
 
 LOG2_E = 1.4426950408889634
+OAI_SLOPE = 1.702
 GELU_LINEAR, GELU_CUBIC = 1.5957691216057308, 0.044715  # 2 * sqrt(2 / pi)
 
 
@@ -20,18 +22,22 @@ def gate(x: Float32, other: Float32, activation: cutlass.Constexpr, limit: Float
     if cutlass.const_expr(limit is not None):
         x = ptx.min_nan(x, limit)
         other = ptx.max_nan(ptx.min_nan(other, limit), -limit)
+    if cutlass.const_expr(activation == "swiglu_oai"):
+        other = other + Float32(1.0)
     return activate(x, activation) * other
 
 
 @cute.jit
 def activate(x: Float32, activation: cutlass.Constexpr) -> Float32:
-    """``activation`` ("silu", "gelu_tanh" or "relu2") of one value."""
+    """``activation`` ("silu", "gelu_tanh", "relu2" or "swiglu_oai") of one value."""
     result = x
     if cutlass.const_expr(activation == "relu2"):
         positive = cutlass.max(x, Float32(0.0))
         result = positive * positive
     elif cutlass.const_expr(activation == "gelu_tanh"):
         result = x * _sigmoid(GELU_LINEAR * (x + GELU_CUBIC * (x * x * x)))
+    elif cutlass.const_expr(activation == "swiglu_oai"):
+        result = x * _sigmoid(OAI_SLOPE * x)
     else:
         result = x * _sigmoid(x)
     return result

@@ -73,7 +73,7 @@ class GroupedGemmSm100:
         out_dtype: cutlass.Float16, BFloat16 or Float32; Float4E2M1FN for NVFP4 with its scales.
         out_m_major: whether columns of the output are contiguous, not rows.
         has_alpha: whether every group's result is multiplied by a factor.
-        activation: of a dual GEMM's first product: "silu", "gelu_tanh" or "relu2"; None where there is one product.
+        activation: of a dual GEMM's first product: "silu", "gelu_tanh", "relu2" or "swiglu_oai"; None where there is one product.
         weight_layout: of a dual GEMM: "separate", or one of ``arch.sm100.limits.INTERLEAVE``, whose one ``b`` holds both
             products' rows.
         has_limit: whether a dual GEMM's products are cut to a range before they are combined.

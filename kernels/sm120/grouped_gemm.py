@@ -66,7 +66,7 @@ class GroupedGemmSm120:
         out_m_major: whether columns of the output are contiguous, not rows.
         has_alpha: whether every group's result is multiplied by a factor.
         name: what the kernel is called in profilers and in the emulator's reports.
-        activation: of a dual GEMM's first product: "silu", "gelu_tanh" or "relu2"; None where there is one product.
+        activation: of a dual GEMM's first product: "silu", "gelu_tanh", "relu2" or "swiglu_oai"; None where there is one product.
         weight_layout: of a dual GEMM: "separate", or one of ``planning.arch.sm120.INTERLEAVE``, whose one ``b`` holds both
             products' rows.
         has_limit: whether a dual GEMM's products are cut to a range before they are combined.

@@ -131,3 +131,42 @@ class FinalizeKey:
         from nvfp4_cute.kernels.simt.finalize import FinalizeKernel
 
         return FinalizeKernel(self.dtype == torch.bfloat16, self.has_shared, self.has_bias, self.to_name())
+
+
+@dataclass(frozen=True)
+class ActivateKey:
+    """A quantizing activation: dtype of its input, how a gate lies in it, and what is done."""
+
+    arch: str
+    dtype: torch.dtype
+    activation: str
+    gate_layout: str
+    has_limit: bool
+    has_bias: bool
+    has_global_scale: bool
+
+    def __post_init__(self):
+        """Raises UnsupportedTarget for an architecture without a kernel."""
+        simt.check_arch(self.arch)
+
+    def to_name(self) -> str:
+        """Readable, unique; the kernel's symbol starts with it."""
+        options = "_limit" * self.has_limit + "_bias" * self.has_bias + "_scaled" * self.has_global_scale
+        return (
+            f"moe_activate_{self.arch}_{dtype_name(self.dtype)}_{self.activation}_{self.gate_layout}{options}"
+        )
+
+    def make_kernel(self) -> Any:
+        """The CuTe DSL object to compile."""
+        from nvfp4_cute.kernels.simt.activate import ActivateKernel
+
+        return ActivateKernel(
+            self.dtype == torch.bfloat16,
+            self.activation,
+            self.gate_layout,
+            self.has_limit,
+            self.has_bias,
+            self.has_global_scale,
+            simt.has_fp4_convert(self.arch),
+            self.to_name(),
+        )

@@ -65,7 +65,7 @@ def grouped_dual_gemm(
         alpha1, alpha2: a factor a group for each product: float32 [G] on the operands' device, or numbers, or None for 1.
         offs, masked_m: of the ragged and the masked form, with operands, scales, ``out`` and results as of ``grouped_gemm``.
         activation: "silu": x * sigmoid(x). "gelu_tanh": x * (1 + tanh(sqrt(2 / pi) * (x + 0.044715 x^3))) / 2.
-            "relu2": max(x, 0)^2.
+            "relu2": max(x, 0)^2. "swiglu_oai", of gpt-oss: x * sigmoid(1.702 x), times the other product plus 1.
         limit: cuts the gate's product, after alpha1, to at most this, and the other, after alpha2, to this on both sides.
         weight_layout: "separate", or how ``b1`` [2 N, K/2] and ``b1_scale`` hold the rows of both, ``b2`` and ``b2_scale``
             being None: "concatenated", [gate; up], 2 N a multiple of 256; "interleaved_64_up_first", 64 rows of up, 64 of

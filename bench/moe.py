@@ -1,0 +1,285 @@
+"""A layer of experts on the GPU of this machine: each phase and the whole, beside torch's grouped products in bf16 and fp8.
+
+    python -m nvfp4_cute.bench.moe [--model qwen3-30b-a3b ...] [--tokens 1,8,32,128,512,2048] [--json] [--clean]
+
+Every call is replayed from a CUDA graph on a cold L2 (``tuning.stopwatch``); medians in us, with what an empty interval takes.
+Weights and activations are random, routing is that of random logits, the same for all. "rows" is the layer without routing and
+without the weighted sum: from tokens and known ids to one result a choice, in which other libraries are compared. The peers' rows
+are gathered and quantized in the timed graph, too, by an order of rows that is known before. A result is compared with the bf16
+layer's before it is timed.
+"""
+
+import argparse
+import json
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from nvfp4_cute import MoENVFP4, grouped_dual_gemm, grouped_gemm, route
+from nvfp4_cute.experts.activation import activate_rows
+from nvfp4_cute.experts.combine import finalize
+from nvfp4_cute.experts.gather import gather_quantize
+from nvfp4_cute.experts.middle import activate_quantize
+from nvfp4_cute.experts.permutation import Permutation, permute
+from nvfp4_cute.experts.weights import ExpertWeights
+from nvfp4_cute.formats.block_scaled import NVFP4Tensor, dequantize
+from nvfp4_cute.formats.codecs import E4M3_MAX
+from nvfp4_cute.problem import NVFP4
+from nvfp4_cute.tuning import stopwatch
+
+TOKENS = (1, 8, 32, 128, 512, 2048)
+# Rounding rows to NVFP4 twice costs about a tenth of the norm; a wrong order or weight costs all of it.
+WRONG = 0.25
+
+
+@dataclass(frozen=True)
+class Model:
+    """Sizes of a layer: experts, experts a token, H, I."""
+
+    experts: int
+    top_k: int
+    hidden: int
+    width: int
+
+
+MODELS = {
+    "qwen3-30b-a3b": Model(128, 8, 2048, 768),
+    "deepseek-v3-slice": Model(64, 8, 7168, 2048),
+    "mixtral-8x7b": Model(8, 2, 4096, 14336),
+    "gpt-oss-20b": Model(32, 4, 2880, 2880),
+}
+
+
+@dataclass(frozen=True)
+class Weights:
+    """Of a model: our layer, and the same weights in bf16, [E, K, N] as torch's products take them."""
+
+    layer: MoENVFP4
+    gate_up: torch.Tensor
+    down: torch.Tensor
+
+
+def make_weights(model: Model, seed: int = 0) -> Weights:
+    """Random weights, quantized; bf16 ones are what the quantized ones stand for."""
+    generator = torch.Generator("cuda").manual_seed(seed)
+
+    def one(n: int, k: int) -> tuple[ExpertWeights, torch.Tensor]:
+        parts, decoded = [], []
+        for _ in range(model.experts):
+            w = torch.randn((1, n, k), device="cuda", generator=generator) / k**0.5
+            part = ExpertWeights.quantize(w)
+            parts.append(part)
+            tensor = NVFP4Tensor(part.data[0], part.scale[0], part.global_scale[0], (n, k))  # type: ignore[index]
+            decoded.append(dequantize(tensor, torch.bfloat16))
+        scale = torch.cat([part.scale.view(torch.uint8) for part in parts]).view(torch.float8_e4m3fn)
+        factors = torch.cat([part.global_scale for part in parts])  # type: ignore[misc]
+        quantized = ExpertWeights(torch.cat([part.data for part in parts]), scale, factors)
+        return quantized, torch.stack(decoded).transpose(1, 2)
+
+    (w13, gate_up), (w2, down) = one(2 * model.width, model.hidden), one(model.hidden, model.width)
+    return Weights(MoENVFP4.from_quantized(w13, w2), gate_up, down)
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Tokens with their routing, and the order of rows."""
+
+    x: torch.Tensor
+    logits: torch.Tensor
+    ids: torch.Tensor
+    weights: torch.Tensor
+    order: Permutation
+
+    @classmethod
+    def make(cls, model: Model, tokens: int, seed: int = 1) -> "Batch":
+        """Random tokens and logits."""
+        generator = torch.Generator("cuda").manual_seed(seed)
+        x = torch.randn((tokens, model.hidden), device="cuda", generator=generator).bfloat16()
+        logits = torch.randn((tokens, model.experts), device="cuda", generator=generator).bfloat16()
+        ids, weights = route(logits, model.top_k)
+        return cls(x, logits, ids, weights, permute(ids, model.experts))
+
+    @property
+    def tokens_of_rows(self) -> torch.Tensor:
+        """Of every row its token."""
+        return self.order.slots.long() // self.ids.shape[1]
+
+
+Calls = dict[str, Callable[[], Any]]
+
+
+def ours(model: Model, weights: Weights, batch: Batch) -> Calls:
+    """The phases of our layer, each on the results of the ones before, and the whole."""
+    layer, experts = weights.layer, model.experts
+    x, ids, order = batch.x, batch.ids, batch.order
+    alpha, offs = layer.alpha13[0], order.offs
+    data, scale, _ = gather_quantize(x, ids, experts)
+    is_fused = 2 * model.width % 256 == 0
+    first: Calls = {}
+    if is_fused:
+        first["gate_up"] = lambda: grouped_dual_gemm(
+            data, layer.w13, None, scale, layer.w13_scale, None, alpha, alpha, offs=offs,
+            weight_layout="concatenated", out_dtype=NVFP4,
+        )  # fmt: skip
+    else:
+        product = lambda: grouped_gemm(data, layer.w13, scale, layer.w13_scale, offs, alpha)
+        h = product()
+        first["gate_up"] = product
+        first["activate"] = lambda: activate_quantize(h, ids, order)
+    hidden = [*first.values()][-1]()
+    second = lambda: grouped_gemm(hidden[0], layer.w2, hidden[1], layer.w2_scale, offs, layer.alpha2)
+    rows = second()
+
+    def without_sum() -> Any:
+        data, scale, order = gather_quantize(x, ids, experts)
+        if is_fused:
+            hidden = grouped_dual_gemm(
+                data, layer.w13, None, scale, layer.w13_scale, None, alpha, alpha, offs=order.offs,
+                weight_layout="concatenated", out_dtype=NVFP4,
+            )  # fmt: skip
+        else:
+            h = grouped_gemm(data, layer.w13, scale, layer.w13_scale, order.offs, alpha)
+            hidden = activate_quantize(h, ids, order)
+        return grouped_gemm(hidden[0], layer.w2, hidden[1], layer.w2_scale, order.offs, layer.alpha2)
+
+    return {
+        "route": lambda: route(batch.logits, model.top_k),
+        "permute": lambda: permute(ids, experts),
+        "permute + gather_quantize": lambda: gather_quantize(x, ids, experts),
+        **first,
+        "down": second,
+        "finalize": lambda: finalize(rows, order.rows, batch.weights),
+        "rows": without_sum,
+        "layer": lambda: layer(x, ids, batch.weights),
+        "route + layer": lambda: layer(x, *route(batch.logits, model.top_k)),
+    }
+
+
+def torch_bf16(weights: Weights, batch: Batch) -> Callable[[], torch.Tensor]:
+    """Rows of the layer by ``torch._grouped_mm``."""
+    tokens, offs = batch.tokens_of_rows, batch.order.offs
+
+    def run() -> torch.Tensor:
+        gate, up = torch._grouped_mm(batch.x[tokens], weights.gate_up, offs=offs).chunk(2, 1)
+        return torch._grouped_mm(torch.nn.functional.silu(gate) * up, weights.down, offs=offs)
+
+    return run
+
+
+def torch_fp8(weights: Weights, batch: Batch) -> Callable[[], torch.Tensor]:
+    """The same by ``torch._scaled_grouped_mm``: e4m3 rows and columns, a scale each."""
+
+    def narrowed(x: torch.Tensor, dim: int) -> tuple[torch.Tensor, torch.Tensor]:
+        scale = x.abs().amax(dim, keepdim=True).float().clamp(min=1e-12) / E4M3_MAX
+        return (x / scale).to(torch.float8_e4m3fn), scale.squeeze(dim)
+
+    def stored(w: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        parts = [narrowed(expert.T, 1) for expert in w]
+        return torch.stack([p[0] for p in parts]).transpose(1, 2), torch.stack([p[1] for p in parts])
+
+    gate_up, down = stored(weights.gate_up), stored(weights.down)
+    tokens, offs = batch.tokens_of_rows, batch.order.offs
+
+    def product(rows: torch.Tensor, w: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
+        values, scale = narrowed(rows, 1)
+        return torch._scaled_grouped_mm(values, w[0], scale, w[1], offs=offs, out_dtype=torch.bfloat16)
+
+    def run() -> torch.Tensor:
+        gate, up = product(batch.x[tokens], gate_up).chunk(2, 1)
+        return product(torch.nn.functional.silu(gate) * up, down)
+
+    return run
+
+
+def expected(weights: Weights, batch: Batch) -> torch.Tensor:
+    """The layer in float32 products of the weights, without rounding between."""
+    y = torch.zeros(batch.x.shape, device="cuda")
+    for e in batch.ids.unique().tolist():
+        tokens, k = (batch.ids == e).nonzero(as_tuple=True)
+        both = batch.x[tokens].float() @ weights.gate_up[e].float()
+        rows = activate_rows(both, "silu", "concatenated", None) @ weights.down[e].float()
+        y.index_add_(0, tokens, rows * batch.weights[tokens, k, None])
+    return y
+
+
+def measure(model: Model, weights: Weights, tokens: int, clean: bool) -> dict[str, Any]:
+    """Times in us by phase and peer, and the layer's error; why a peer is missing.
+
+    Raises:
+        ValueError: the layer's result is not what bf16 gives.
+    """
+    batch = Batch.make(model, tokens)
+    want = expected(weights, batch)
+    got = weights.layer(batch.x, batch.ids, batch.weights)
+    error = float((got.float() - want).norm() / want.norm())
+    if not error < WRONG:
+        raise ValueError(
+            f"{tokens} tokens: the layer's result differs from bf16's by {error:.3g} of its norm"
+        )
+    calls, missing = ours(model, weights, batch), {}
+    for name, make in (("torch bf16 rows", torch_bf16), ("torch fp8 rows", torch_fp8)):
+        try:
+            run = make(weights, batch)
+            run()
+            calls[name] = run
+        except (RuntimeError, AttributeError) as reason:  # not in this build of torch, or not for these sizes
+            missing[name] = str(reason).splitlines()[0]
+    samples = stopwatch.measure(
+        {name: (lambda index, run=run: run()) for name, run in calls.items()}, 1, clean=clean
+    )
+    return {
+        "tokens": tokens,
+        "error": error,
+        "us": {name: sample.median for name, sample in samples.items()},
+        "missing": missing,
+    }
+
+
+def table(name: str, results: list[dict[str, Any]]) -> str:
+    """A model's times, a row a number of tokens."""
+    columns = list(dict.fromkeys(column for result in results for column in result["us"]))
+    lines = [("tokens", *columns, "error")]
+    lines.append(("---",) * len(lines[0]))
+    for result in results:
+        cells = [f"{result['us'][c]:.1f}" if c in result["us"] else "-" for c in columns]
+        lines.append((str(result["tokens"]), *cells, f"{result['error']:.3f}"))
+    text = "\n".join("| " + " | ".join(cells) + " |" for cells in lines)
+    reasons = {f"{peer}: {why}" for result in results for peer, why in result["missing"].items()}
+    return f"## {name}\n\n{text}\n" + "".join(f"- {reason}\n" for reason in sorted(reasons))
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Command line. Returns the exit code: 2 where there is no GPU."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--model", nargs="*", choices=list(MODELS), default=list(MODELS), help="which; all")
+    parser.add_argument("--tokens", default=",".join(map(str, TOKENS)), help="numbers of tokens")
+    parser.add_argument("--json", action="store_true", help="for machines")
+    parser.add_argument("--clean", action="store_true", help="what fills L2 was read, not written")
+    options = parser.parse_args(arguments)
+    if not torch.cuda.is_available():
+        print("bench.moe: no CUDA GPU here; nothing is measured", file=sys.stderr)
+        return 2
+    counts = [int(count) for count in options.tokens.split(",")]
+    report: dict[str, Any] = {"gpu": torch.cuda.get_device_name(), "torch": torch.__version__, "models": {}}
+    for name in options.model:
+        weights = make_weights(MODELS[name])
+        results = [measure(MODELS[name], weights, tokens, options.clean) for tokens in counts]
+        report["models"][name] = results
+        if not options.json:
+            print(table(name, results), flush=True)
+        del weights
+        torch.cuda.empty_cache()
+    if options.json:
+        print(json.dumps(report))
+    else:
+        print(f"{report['gpu']}, torch {report['torch']}; us")
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

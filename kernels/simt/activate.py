@@ -1,0 +1,208 @@
+"""The middle of a layer of experts where a product's epilogue does not do it: bias, activation, and NVFP4, in one pass.
+
+h (rows, N) fp16 or bf16, or (rows, 2 N) where the layer is gated: gate's columns, then up's, or one of each in turn. Results:
+data (rows, N / 2) and blocked scales, every expert's rows beginning a block of 128. Every operation is one float32 operation, as
+``experts.activation`` lists them: the bits are the same everywhere. Rows behind the last expert's are not read.
+
+Work: a warp takes 512 columns of a row, a lane a block of 16.
+"""
+
+from dataclasses import dataclass
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import Float32, Int32, Int64, Uint32
+
+from nvfp4_cute.launch_table import Activate
+from nvfp4_cute.planning.arch.simt import ROW_WARPS, WARP_SIZE
+
+from ..common import ptx
+from ..common.activation import GELU_CUBIC, GELU_LINEAR, OAI_SLOPE
+from ..common.encode import ConvertE2M1, RoundE2M1
+from ..common.global_access import KEEP, global_scalar, load_words
+from ..common.quantize_block import encode_block
+from ..common.select import select
+from .expert_rows import QuantizedRows, scale_word
+from .quantize import unpack
+from .silu import sigmoid
+
+BLOCK = 16
+BLOCK_WORDS = BLOCK // 2
+
+
+@dataclass(frozen=True)
+class ActivateOperands:
+    """Addresses and the byte pitch Int64, extents Int32, the bits of a float Uint32."""
+
+    h: Int64
+    bias: Int64
+    ids: Int64
+    slots: Int64
+    places: Int64
+    offs: Int64
+    global_scale: Int64
+    h_pitch: Int64
+    id_bytes: Int32
+    rows: Int32
+    n: Int32
+    first_expert: Int32
+    experts: Int32
+    limit: Uint32
+
+
+class ActivateKernel:
+    """One compiled variant.
+
+    Args:
+        is_bf16: whether h and bias are bfloat16, else float16.
+        activation: "silu", "gelu_tanh", "relu2" or "swiglu_oai".
+        gate_layout: "concatenated" or "interleaved"; "none" where there is no gate.
+        has_limit: whether gate and up are cut.
+        has_bias: whether there is a row an expert that is added to its rows.
+        has_global_scale: whether there is a factor an expert.
+        has_fp4_convert: whether e2m1 conversions are instructions.
+        name: what the kernel is called in profilers and in the emulator's reports.
+    """
+
+    def __init__(
+        self,
+        is_bf16: bool,
+        activation: str,
+        gate_layout: str,
+        has_limit: bool,
+        has_bias: bool,
+        has_global_scale: bool,
+        has_fp4_convert: bool,
+        name: str,
+    ):
+        self.is_bf16 = is_bf16
+        self.activation = activation
+        self.gate_layout = gate_layout
+        self.has_limit = has_limit
+        self.has_bias = has_bias
+        self.has_global_scale = has_global_scale
+        self.encode = ConvertE2M1 if has_fp4_convert else RoundE2M1
+        self.name = name
+
+    @cute.jit
+    def __call__(self, table: cute.Pointer, queue):
+        """Launch: a warp for 32 blocks of a row.
+
+        Args:
+            table: Int64 in host memory: ``launch_table.Activate``.
+            queue: CUstream.
+        """
+        t = cute.make_tensor(table, cute.make_layout(len(Activate)))
+        n = Int32(t[Activate.N])
+        operands = ActivateOperands(
+            h=t[Activate.H],
+            bias=t[Activate.BIAS],
+            ids=t[Activate.IDS],
+            slots=t[Activate.SLOTS],
+            places=t[Activate.PLACES],
+            offs=t[Activate.OFFS],
+            global_scale=t[Activate.GLOBAL_SCALE],
+            h_pitch=t[Activate.H_PITCH],
+            id_bytes=Int32(t[Activate.ID_BYTES]),
+            rows=Int32(t[Activate.ROWS]),
+            n=n,
+            first_expert=Int32(t[Activate.FIRST_EXPERT]),
+            experts=Int32(t[Activate.EXPERTS]),
+            limit=Uint32(t[Activate.LIMIT]),
+        )
+        results = QuantizedRows(t[Activate.DATA], t[Activate.SCALE], n // BLOCK)
+        chunks = cute.ceil_div(n, BLOCK * WARP_SIZE)
+        self.kernel.set_name_prefix(self.name)
+        self.kernel(operands, results).launch(
+            grid=(cute.ceil_div(operands.rows * chunks, ROW_WARPS), 1, 1),
+            block=(ROW_WARPS * WARP_SIZE, 1, 1),
+            stream=queue,
+        )
+
+    @cute.kernel
+    def kernel(self, operands: ActivateOperands, results: QuantizedRows):
+        """Find the row's expert, load, compute, store."""
+        tidx, _, _ = cute.arch.thread_idx()
+        block_idx, _, _ = cute.arch.block_idx()
+        chunks = cute.ceil_div(results.k_blocks, WARP_SIZE)
+        work = block_idx * ROW_WARPS + cute.arch.make_warp_uniform(tidx // WARP_SIZE)
+        row = work // chunks
+        num_rows = global_scalar(Int32, operands.offs + Int64(operands.experts - 1) * 4)[0]
+        if row < num_rows:
+            slot = Int64(global_scalar(Int32, operands.slots + Int64(row) * 4)[0])
+            place = global_scalar(Int32, operands.places + slot * 4)[0]
+            expert = global_scalar(Int32, operands.ids + slot * operands.id_bytes)[0] - operands.first_expert
+            block = work % chunks * WARP_SIZE + tidx % WARP_SIZE
+            values = cute.make_rmem_tensor(BLOCK, Float32)
+            values.fill(0.0)
+            if block < results.k_blocks:
+                self.compute(operands, Int64(row), Int64(expert), block * BLOCK, values)
+            factor = None
+            if cutlass.const_expr(self.has_global_scale):
+                factor = global_scalar(Float32, operands.global_scale + Int64(expert) * 4)[0]
+            words, code = encode_block([values[i] for i in range(BLOCK)], factor, self.encode)
+            results.store(row, place, block, words, scale_word(code))
+
+    @cute.jit
+    def compute(
+        self, operands: ActivateOperands, row: Int64, expert: Int64, column: Int32, values: cute.Tensor
+    ):
+        """The sixteen results from ``column`` on."""
+        h = operands.h + row * operands.h_pitch
+        parts = 1 if self.gate_layout == "none" else 2
+        bias = operands.bias + expert * operands.n * (2 * parts)
+        limit = ptx.float_of(operands.limit)
+        x = self.load(operands, h, bias, column)
+        for i in cutlass.range_constexpr(BLOCK):
+            if cutlass.const_expr(self.gate_layout == "none"):
+                values[i] = self.activate(x[i])
+            else:
+                gate, up = x[2 * i], x[2 * i + 1]
+                if cutlass.const_expr(self.has_limit):
+                    gate = ptx.min_nan(gate, limit)
+                    up = ptx.max_nan(ptx.min_nan(up, limit), -limit)
+                if cutlass.const_expr(self.activation == "swiglu_oai"):
+                    up = ptx.add_f32(up, Float32(1.0))
+                values[i] = ptx.mul_f32(self.activate(gate), up)
+
+    def load(self, operands: ActivateOperands, h: Int64, bias: Int64, column: Int32) -> list:
+        """What the results are computed from: sixteen values, or of a gated layer sixteen pairs."""
+        if self.gate_layout == "none":
+            return self.values(h, bias, column, BLOCK_WORDS)
+        if self.gate_layout == "interleaved":
+            return self.values(h, bias, 2 * column, 2 * BLOCK_WORDS)
+        gate, up = (self.values(h, bias, column + first, BLOCK_WORDS) for first in (0, operands.n))
+        return [value for pair in zip(gate, up, strict=True) for value in pair]
+
+    def values(self, h: Int64, bias: Int64, column: Int32, num_words: int) -> list:
+        """Values of a row from ``column`` on, two a word, the bias added."""
+        sources = (h, bias) if self.has_bias else (h,)
+        loaded = [
+            [
+                value
+                for first in range(0, num_words, 4)
+                for word in load_words(source + Int64(column) * 2 + first * 4, 4, KEEP)
+                for value in unpack(word, self.is_bf16)
+            ]
+            for source in sources
+        ]
+        if not self.has_bias:
+            return loaded[0]
+        return [ptx.add_f32(value, added) for value, added in zip(*loaded, strict=True)]
+
+    @cute.jit
+    def activate(self, x: Float32) -> Float32:
+        """The activation of one value."""
+        result = x
+        if cutlass.const_expr(self.activation == "relu2"):
+            positive = select(x < 0.0, Float32(0.0), x)
+            result = ptx.mul_f32(positive, positive)
+        elif cutlass.const_expr(self.activation == "gelu_tanh"):
+            cube = ptx.mul_f32(ptx.mul_f32(x, x), x)
+            inner = ptx.add_f32(x, ptx.mul_f32(cube, Float32(GELU_CUBIC)))
+            result = ptx.mul_f32(x, sigmoid(ptx.mul_f32(inner, Float32(GELU_LINEAR))))
+        elif cutlass.const_expr(self.activation == "swiglu_oai"):
+            result = ptx.mul_f32(x, sigmoid(ptx.mul_f32(x, Float32(OAI_SLOPE))))
+        else:
+            result = ptx.mul_f32(x, sigmoid(x))
+        return result

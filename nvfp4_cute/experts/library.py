@@ -1,0 +1,95 @@
+"""``route`` and ``moe`` as ``torch.library`` custom ops, through which ``torch.compile`` calls them without looking inside."""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.library import custom_op
+
+from nvfp4_cute.errors import UnsupportedProblem
+
+Tensors = list[torch.Tensor]
+Operation = Callable[..., Any]  # a schema says str where an operation wants a literal
+
+
+@custom_op("nvfp4_cute::route", mutates_args=())
+def route(
+    router_logits: torch.Tensor,
+    top_k: int,
+    scoring: str,
+    renormalize: bool,
+    bias: torch.Tensor | None,
+    correction_bias: torch.Tensor | None,
+    num_groups: int,
+    topk_groups: int,
+    scale: float,
+    backend: str,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """``nvfp4_cute.route``."""
+    from nvfp4_cute.experts.routing import route as eager
+
+    run: Operation = eager
+    return run(
+        router_logits, top_k, scoring=scoring, renormalize=renormalize, bias=bias, correction_bias=correction_bias,
+        num_groups=num_groups, topk_groups=topk_groups, scale=scale, backend=backend,
+    )  # fmt: skip
+
+
+@route.register_fake
+def _(
+    router_logits, top_k, scoring, renormalize, bias, correction_bias, num_groups, topk_groups, scale, backend
+):
+    shape = (router_logits.shape[0], top_k)
+    return router_logits.new_empty(shape, dtype=torch.int32), router_logits.new_empty(
+        shape, dtype=torch.float32
+    )
+
+
+@custom_op("nvfp4_cute::moe", mutates_args=())
+def moe(
+    x: torch.Tensor,
+    ids: torch.Tensor,
+    weights: torch.Tensor,
+    w13: Tensors,
+    w2: Tensors,
+    activation: str,
+    limit: float | None,
+    weight_layout: str,
+    input_scale: torch.Tensor | None,
+    hidden_scale: torch.Tensor | None,
+    gate_alpha: torch.Tensor | None,
+    up_alpha: torch.Tensor | None,
+    alpha2: torch.Tensor | None,
+    bias13: torch.Tensor | None,
+    bias2: torch.Tensor | None,
+    shared: torch.Tensor | None,
+    first_expert: int,
+    backend: str,
+) -> torch.Tensor:
+    """``nvfp4_cute.moe``; w13, w2: data and scale of each."""
+    from nvfp4_cute.experts.layer import moe as eager
+    from nvfp4_cute.experts.weights import ExpertWeights
+
+    run: Operation = eager
+    same = gate_alpha is up_alpha or (
+        gate_alpha is not None and up_alpha is not None and gate_alpha.data_ptr() == up_alpha.data_ptr()
+    )
+    return run(
+        x, ids, weights, ExpertWeights(w13[0], w13[1], None), ExpertWeights(w2[0], w2[1], None), activation=activation,
+        limit=limit, weight_layout=weight_layout, input_scale=input_scale, hidden_scale=hidden_scale,
+        alpha13=(gate_alpha, gate_alpha if same else up_alpha), alpha2=alpha2, bias13=bias13, bias2=bias2, shared=shared,
+        first_expert=first_expert, backend=backend,
+    )  # fmt: skip
+
+
+@moe.register_fake
+def _(x, *rest):
+    return x.new_empty(x.shape)
+
+
+def _refuse_backward(context, *gradients):
+    raise UnsupportedProblem("there is no backward pass: pass .detach() or use torch.no_grad()")
+
+
+route.register_autograd(_refuse_backward)
+moe.register_autograd(_refuse_backward)

@@ -1,0 +1,148 @@
+"""activate_quantize: bias, activation and quantization between the two products, where no epilogue does them."""
+
+from dataclasses import dataclass
+from enum import IntEnum
+
+import torch
+
+from nvfp4_cute import backends
+from nvfp4_cute.experts.activation import ACTIVATIONS, GateLayout, activate_rows
+from nvfp4_cute.experts.keys import ActivateKey
+from nvfp4_cute.experts.permutation import Permutation
+from nvfp4_cute.experts.task import SimtTask, check_ids, check_rows, check_vector
+from nvfp4_cute.formats import block_scaled
+from nvfp4_cute.formats.scale_layout import ATOM_ROWS, ATOM_SHAPE
+from nvfp4_cute.launch_table import Activate, float32_bits
+from nvfp4_cute.ops import vector_checks as checks
+
+
+def activate_quantize(
+    h: torch.Tensor,
+    ids: torch.Tensor,
+    order: Permutation,
+    *,
+    activation: str = "silu",
+    gate_layout: GateLayout = "concatenated",
+    limit: float | None = None,
+    bias: torch.Tensor | None = None,
+    global_scale: torch.Tensor | None = None,
+    first_expert: int = 0,
+    backend: str = "auto",
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Quantize ``activation(gate + bias) * (up + bias)`` of every expert's rows in one launch.
+
+    In float32, by the operations that ``experts.activation`` lists: the bits are the same everywhere.
+
+    Args:
+        h: float16 or bfloat16, the first product: [R, 2 N], or [R, N] without a gate; rows a multiple of 16 bytes apart.
+        ids, order, first_expert: as of ``permute``.
+        activation: "silu", "gelu_tanh", "relu2" or "swiglu_oai" (gpt-oss).
+        gate_layout: "concatenated": gate's columns, then up's; "interleaved": one of each in turn, the gate's first; "none".
+        limit: cuts the gate to at most this, and up on both sides.
+        bias: of ``h``'s dtype, [E_local, columns of h], contiguous.
+        global_scale: float32 [E_local], or None for 1.
+        backend: as of ``permute``.
+
+    Returns:
+        data and scale, as of ``gather_quantize``: uint8 [R, N/2], float8_e4m3fn [R // 128 + E_local, N/64 rounded up, 32, 4, 4].
+
+    Raises:
+        TypeError, ValueError: an operand breaks a rule. UnsupportedTarget: no kernel for the GPU.
+    """
+    checks.check_tensors({"h": h, "ids": ids}, {"bias": bias, "global_scale": global_scale})
+    check_rows("h", h)
+    check_ids(ids)
+    checks.check_choice("activation", activation, ACTIVATIONS)
+    checks.check_choice("gate_layout", gate_layout, ("concatenated", "interleaved", "none"))
+    rows, columns = h.shape
+    n = columns if gate_layout == "none" else columns // 2
+    if n % 32 or columns % n:
+        raise ValueError(
+            f"h has {columns} columns; N={n} is not a multiple of 32 (rows start 16 bytes apart)"
+        )
+    experts = len(order.offs)
+    check_vector("global_scale", global_scale, experts)
+    if rows != ids.numel():
+        raise ValueError(f"h has {rows} rows; expected T * k = {ids.numel()}, as order has")
+    if bias is not None and (
+        bias.dtype != h.dtype or tuple(bias.shape) != (experts, columns) or not bias.is_contiguous()
+    ):
+        raise ValueError(
+            f"bias is {bias.dtype} {list(bias.shape)}; expected contiguous {h.dtype} [{experts}, {columns}]"
+        )
+    atoms = (rows // ATOM_ROWS + experts, -(-n // 64))
+    task = ActivateTask(
+        h=h,
+        bias=bias,
+        ids=ids,
+        slots=order.slots,
+        places=order.places,
+        offs=order.offs,
+        global_scale=global_scale,
+        data=torch.empty((rows, n // 2), dtype=torch.uint8, device=h.device),
+        scale=torch.empty((*atoms, *ATOM_SHAPE), dtype=torch.uint8, device=h.device),
+        activation=activation,
+        gate_layout=gate_layout,
+        limit=limit if gate_layout != "none" else None,
+        first_expert=first_expert,
+    )
+    backends.run_task(backend, task)
+    return task.data, task.scale.view(torch.float8_e4m3fn)
+
+
+@dataclass(frozen=True)
+class ActivateTask(SimtTask):
+    """Checked operands of ``activate_quantize``."""
+
+    columns = Activate
+    written = ("data", "scale")
+    h: torch.Tensor
+    bias: torch.Tensor | None
+    ids: torch.Tensor
+    slots: torch.Tensor
+    places: torch.Tensor
+    offs: torch.Tensor
+    global_scale: torch.Tensor | None
+    data: torch.Tensor
+    scale: torch.Tensor
+    activation: str
+    gate_layout: GateLayout
+    limit: float | None
+    first_expert: int
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether there are no rows."""
+        return self.h.numel() == 0
+
+    def key(self, arch: str) -> ActivateKey:
+        """What to compile."""
+        given = (x is not None for x in (self.limit, self.bias, self.global_scale))
+        return ActivateKey(arch, self.h.dtype, self.activation, self.gate_layout, *given)
+
+    def numbers(self) -> dict[IntEnum, int]:
+        """Extents."""
+        return {
+            Activate.H_PITCH: 2 * self.h.stride(0),
+            Activate.ID_BYTES: self.ids.element_size(),
+            Activate.ROWS: len(self.h),
+            Activate.N: 2 * self.data.shape[1],
+            Activate.FIRST_EXPERT: self.first_expert,
+            Activate.EXPERTS: len(self.offs),
+            Activate.LIMIT: 0 if self.limit is None else float32_bits(self.limit),
+        }
+
+    def reference(self) -> None:
+        """``experts.activation`` and ``formats.quantize``, expert by expert."""
+        start = atom = 0
+        for expert, end in enumerate(self.offs.tolist()):
+            if end > start:
+                h = self.h[start:end].float()
+                h = h if self.bias is None else h + self.bias[expert].float()
+                values = activate_rows(h, self.activation, self.gate_layout, self.limit)
+                factor = None if self.global_scale is None else self.global_scale[expert]
+                result = block_scaled.quantize(values, global_scale=factor)
+                self.data[start:end] = result.data
+                self.scale[atom : atom + len(result.scale)] = result.scale.view(torch.uint8)
+                atom += len(result.scale)
+            start = end

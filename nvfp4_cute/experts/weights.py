@@ -1,0 +1,80 @@
+"""Weights of all experts, and the factors that their products are multiplied by."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from nvfp4_cute.formats import block_scaled
+from nvfp4_cute.formats.global_scale import GLOBAL_SCALE_DIVISOR
+
+
+@dataclass(frozen=True, eq=False)
+class ExpertWeights:
+    """NVFP4 weights of E experts, [E, N, K]. An NVFP4Tensor of that shape serves as well, where one factor is enough.
+
+    Attributes:
+        data: uint8 [E, N, K/2].
+        scale: float8_e4m3fn [E, rn, rk, 32, 4, 4], blocked.
+        global_scale: float32, the factor one multiplies by to dequantize: one element, [E], or [E, 2] where the two halves of
+            gated weights have factors of their own; None for 1.
+    """
+
+    data: torch.Tensor
+    scale: torch.Tensor
+    global_scale: torch.Tensor | None
+
+    @classmethod
+    def quantize(cls, weights: torch.Tensor) -> "ExpertWeights":
+        """Quantize [E, N, K] of any float dtype, each expert by a global scale of its own, amax / 2688."""
+        factors = weights.detach().abs().amax(dim=(1, 2)).float() / GLOBAL_SCALE_DIVISOR
+        factors = factors.clamp(min=torch.finfo(torch.float32).tiny)
+        parts = [
+            block_scaled.quantize(expert, global_scale=factor)
+            for expert, factor in zip(weights.detach(), factors, strict=True)
+        ]
+        return cls(torch.stack([p.data for p in parts]), _stack_scales([p.scale for p in parts]), factors)
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        """(E, N, K)."""
+        experts, n, row_bytes = self.data.shape
+        return experts, n, 2 * row_bytes
+
+
+def _stack_scales(scales: list[torch.Tensor]) -> torch.Tensor:
+    return torch.stack([scale.view(torch.uint8) for scale in scales]).view(torch.float8_e4m3fn)
+
+
+def per_expert(factor: Any, experts: int, device: torch.device) -> torch.Tensor | None:
+    """A factor of all, or one an expert, as float32 [experts]; None is None. No launch where it already is that."""
+    if factor is None:
+        return None
+    factor = torch.as_tensor(factor, dtype=torch.float32, device=device).reshape(-1)
+    if factor.numel() not in (1, experts):
+        raise ValueError(
+            f"a factor of {factor.numel()} elements; expected one, or one for each of {experts} experts"
+        )
+    return factor.contiguous() if len(factor) == experts else factor.expand(experts).contiguous()
+
+
+def product_factors(
+    weights: Any, input_scale: torch.Tensor | None, experts: int
+) -> tuple[torch.Tensor | None, torch.Tensor | None]:
+    """What the two halves of a product are multiplied by, float32 [E] each (the same tensor where they agree), or None.
+
+    Args:
+        weights: ExpertWeights or NVFP4Tensor.
+        input_scale: global scale of the rows that they multiply: one element, [E], or None.
+    """
+    device, given = weights.data.device, weights.global_scale
+    scale = per_expert(input_scale, experts, device)
+    if given is None:
+        return scale, scale
+    if given.ndim == 2:
+        halves = [given[:, i].float().contiguous() for i in (0, 1)]
+        first, second = (half if scale is None else half * scale for half in halves)
+        return first, second
+    factor = per_expert(given, experts, device)
+    factor = factor if scale is None or factor is None else factor * scale
+    return factor, factor

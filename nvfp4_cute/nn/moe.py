@@ -1,0 +1,254 @@
+"""MoENVFP4: a layer of experts as a module of torch.nn, for inference."""
+
+from typing import Any
+
+import torch
+
+from nvfp4_cute.errors import UnsupportedProblem
+from nvfp4_cute.experts.layer import ExpertLayout, moe
+from nvfp4_cute.experts.weights import ExpertWeights, per_expert, product_factors
+from nvfp4_cute.formats.scale_layout import ATOM_SHAPE, atom_counts, num_k_blocks
+from nvfp4_cute.nn.linear import moving
+from nvfp4_cute.problem import Activation
+
+# Rows of operands lie 16 bytes apart, or a multiple.
+K_STEP = 32
+
+
+class MoENVFP4(torch.nn.Module):
+    """The experts of a mixture-of-experts layer with NVFP4 weights: ``moe`` at 4.5 bits a weight. There is no backward pass.
+
+    Make one with :meth:`from_experts` or :meth:`from_quantized`; the constructor makes an empty one, for ``load_state_dict``.
+    Routing is the caller's: :func:`nvfp4_cute.route` does that of the usual models.
+
+    State dict:
+        w13: uint8 [E, 2 I, H/2] (without a gate [E, I, H/2]), two e2m1 values a byte. w2: uint8 [E, H, I/2].
+        w13_scale, w2_scale: float8_e4m3fn [E, rn, rk, 32, 4, 4], blocked.
+        alpha13: float32 [2, E], what the products of gate and up are multiplied by: global scale of the weights times that of x.
+        alpha2: float32 [E].
+        input_scale: float32 [1] or [E]; hidden_scale: float32 [E]; bias13: [E, 2 I]; bias2: [E, H]: where there are such.
+
+    Moving the module to a device moves all of it; ``.to(dtype)`` converts biases alone. ``torch.compile`` and CUDA graphs take it
+    whole.
+
+    Args:
+        num_experts: E, of this process. hidden_size: H. intermediate_size: I. Both multiples of 32.
+        activation, limit, weight_layout: as of ``moe``.
+        input_scale, hidden_scale: calibrated global scales of x and of what lies between the products: a number, or one an
+            expert; None for 1.
+        bias: whether there are biases.
+        first_expert: the id of the first expert of this process.
+        dtype: of biases. device: of everything.
+        backend: as of ``moe``.
+
+    Example:
+        >>> gate_up, down = torch.randn(4, 512, 128).bfloat16() / 16, torch.randn(4, 128, 256).bfloat16() / 16
+        >>> layer = MoENVFP4.from_experts(gate_up, down)
+        >>> layer(torch.randn(3, 128).bfloat16(), *route(torch.randn(3, 4), 2)).shape
+        torch.Size([3, 128])
+
+    In place of the block of transformers' Qwen3-MoE, whose experts hold ``gate_up_proj`` [E, 2 I, H] and ``down_proj``
+    [E, H, I]::
+
+        class Block(torch.nn.Module):
+            def __init__(self, block, top_k):
+                super().__init__()
+                self.gate, self.top_k = block.gate, top_k
+                self.experts = MoENVFP4.from_experts(block.experts.gate_up_proj, block.experts.down_proj)
+
+            def forward(self, hidden_states):
+                x = hidden_states.reshape(-1, hidden_states.shape[-1])
+                logits = torch.nn.functional.linear(x, self.gate.weight)
+                return self.experts(x, *route(logits, self.top_k)).view_as(hidden_states)
+
+        for layer in model.model.layers:
+            layer.mlp = Block(layer.mlp, model.config.num_experts_per_tok)
+
+    Raises:
+        UnsupportedProblem: sizes that kernels do not take.
+    """
+
+    w13: torch.Tensor
+    w13_scale: torch.Tensor
+    w2: torch.Tensor
+    w2_scale: torch.Tensor
+    alpha13: torch.Tensor
+    alpha2: torch.Tensor
+    input_scale: torch.Tensor | None
+    hidden_scale: torch.Tensor | None
+    bias13: torch.Tensor | None
+    bias2: torch.Tensor | None
+
+    def __init__(
+        self,
+        num_experts: int,
+        hidden_size: int,
+        intermediate_size: int,
+        *,
+        activation: Activation = "silu",
+        limit: float | None = None,
+        weight_layout: ExpertLayout = "concatenated",
+        input_scale: Any = None,
+        hidden_scale: Any = None,
+        bias: bool = False,
+        first_expert: int = 0,
+        dtype: torch.dtype = torch.bfloat16,
+        device: torch.device | str | None = None,
+        backend: str = "auto",
+    ):
+        super().__init__()
+        for name, size in (("hidden_size", hidden_size), ("intermediate_size", intermediate_size)):
+            if size < K_STEP or size % K_STEP:
+                raise UnsupportedProblem(
+                    f"{name}={size} is not a positive multiple of {K_STEP} (rows start 16 bytes apart); pad the weights to "
+                    f"{max(-(-size // K_STEP), 1) * K_STEP}"
+                )
+        self.num_experts, self.hidden_size, self.intermediate_size = (
+            num_experts,
+            hidden_size,
+            intermediate_size,
+        )
+        self.activation, self.limit, self.weight_layout = activation, limit, weight_layout
+        self.first_expert, self.backend = first_expert, backend
+        rows = intermediate_size * (1 if weight_layout == "none" else 2)
+        for name, n, k in (("w13", rows, hidden_size), ("w2", hidden_size, intermediate_size)):
+            shape = (num_experts, *atom_counts(n, num_k_blocks(k)), *ATOM_SHAPE)
+            data = torch.zeros((num_experts, n, k // 2), dtype=torch.uint8, device=device)
+            scale = torch.zeros(shape, dtype=torch.uint8, device=device).view(torch.float8_e4m3fn)
+            self.register_buffer(name, data)
+            self.register_buffer(f"{name}_scale", scale)
+        self.register_buffer("alpha13", torch.ones((2, num_experts), device=device))
+        self.register_buffer("alpha2", torch.ones(num_experts, device=device))
+        where = torch.empty(0, device=device).device
+        given = None
+        if input_scale is not None:
+            given = torch.as_tensor(input_scale, dtype=torch.float32, device=where).reshape(-1)
+            given = given if len(given) == 1 else per_expert(given, num_experts, where)
+        self.register_buffer("input_scale", given)
+        self.register_buffer("hidden_scale", per_expert(hidden_scale, num_experts, where))
+        for name, columns in (("bias13", rows), ("bias2", hidden_size)):
+            zeros = torch.zeros((num_experts, columns), dtype=dtype, device=device) if bias else None
+            self.register_buffer(name, zeros)
+
+    @classmethod
+    def from_experts(
+        cls,
+        gate_up: torch.Tensor,
+        down: torch.Tensor,
+        *,
+        bias13: torch.Tensor | None = None,
+        bias2: torch.Tensor | None = None,
+        **options: Any,
+    ) -> "MoENVFP4":
+        """The layer with weights quantized, each expert's by global scales of its own (amax / 2688), on their device.
+
+        Args:
+            gate_up: [E, 2 I, H] of any float dtype (without a gate [E, I, H]). down: [E, H, I]. Not changed.
+            bias13, bias2: as of ``moe``.
+            options: of the constructor.
+        """
+        if gate_up.ndim != 3 or down.ndim != 3:
+            raise ValueError(
+                f"gate_up has shape {list(gate_up.shape)} and down {list(down.shape)}; expected [E, 2 I, H] and [E, H, I]"
+            )
+        w13, w2 = (ExpertWeights.quantize(weights) for weights in (gate_up, down))
+        return cls.from_quantized(w13, w2, bias13=bias13, bias2=bias2, **options)
+
+    @classmethod
+    def from_quantized(
+        cls,
+        w13: Any,
+        w2: Any,
+        *,
+        bias13: torch.Tensor | None = None,
+        bias2: torch.Tensor | None = None,
+        **options: Any,
+    ) -> "MoENVFP4":
+        """The layer with quantized weights, without a copy of them.
+
+        Args:
+            w13, w2: NVFP4Tensor or ExpertWeights, as of ``moe``.
+            bias13, bias2: as of ``moe``.
+            options: of the constructor.
+        """
+        experts, hidden_size, half = w2.data.shape
+        has_bias = bias13 is not None or bias2 is not None
+        if has_bias:
+            options.setdefault("dtype", next(b.dtype for b in (bias13, bias2) if b is not None))
+        module = cls(experts, hidden_size, 2 * half, bias=has_bias, device=w2.data.device, **options)
+        for name, weights in (("w13", w13), ("w2", w2)):
+            for part, tensor in ((name, weights.data), (f"{name}_scale", weights.scale)):
+                buffer = getattr(module, part)
+                if tensor.numel() != buffer.numel():
+                    raise ValueError(f"{part} has shape {list(tensor.shape)}; expected {list(buffer.shape)}")
+                setattr(module, part, tensor.view(buffer.dtype).view(buffer.shape))
+        factors = product_factors(w13, module.input_scale, experts)
+        for row, factor in zip(module.alpha13, factors, strict=True):
+            row.copy_(torch.ones_like(row) if factor is None else factor)
+        factor, _ = product_factors(w2, module.hidden_scale, experts)
+        module.alpha2.copy_(torch.ones_like(module.alpha2) if factor is None else factor)
+        for name, bias in (("bias13", bias13), ("bias2", bias2)):
+            if bias is not None:
+                getattr(module, name).copy_(bias.detach())
+        module.has_one_alpha = bool((module.alpha13[0] == module.alpha13[1]).all())
+        return module
+
+    has_one_alpha = True
+    """Whether gate and up are multiplied by the same factors."""
+
+    def forward(
+        self,
+        x: torch.Tensor,
+        ids: torch.Tensor,
+        weights: torch.Tensor,
+        shared: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """The layer's result.
+
+        Args:
+            x: float16 or bfloat16 [..., H]. ids, weights: [T, k], a row for each row of x, as of ``route``.
+            shared: of x's dtype and shape: added to the result.
+
+        Returns:
+            [..., H] of x's dtype.
+
+        Raises:
+            What ``moe`` refuses.
+        """
+        rows = x.reshape(-1, self.hidden_size)
+        gate = self.alpha13[0]
+        y = moe(
+            rows,
+            ids,
+            weights,
+            ExpertWeights(self.w13, self.w13_scale, None),
+            ExpertWeights(self.w2, self.w2_scale, None),
+            activation=self.activation,
+            limit=self.limit,
+            weight_layout=self.weight_layout,
+            input_scale=self.input_scale,
+            hidden_scale=self.hidden_scale,
+            alpha13=(gate, gate if self.has_one_alpha else self.alpha13[1]),
+            alpha2=self.alpha2,
+            bias13=self.bias13,
+            bias2=self.bias2,
+            shared=None if shared is None else shared.reshape(rows.shape),
+            first_expert=self.first_expert,
+            backend=self.backend,
+        )
+        return y.view(x.shape)
+
+    def extra_repr(self) -> str:
+        """Sizes, and what lies between the products."""
+        return (
+            f"num_experts={self.num_experts}, hidden_size={self.hidden_size}, intermediate_size={self.intermediate_size}, "
+            f"activation={self.activation!r}, weight_layout={self.weight_layout!r}"
+        )
+
+    def _load_from_state_dict(self, *arguments: Any) -> None:
+        super()._load_from_state_dict(*arguments)
+        if self.alpha13.device.type != "meta":
+            self.has_one_alpha = bool((self.alpha13[0] == self.alpha13[1]).all())
+
+    def _apply(self, fn, recurse=True):
+        return super()._apply(moving(fn), recurse)

@@ -1,0 +1,152 @@
+"""moe: every bit of random layers is that of the layer token by token, on every backend and in every mode of the emulator."""
+
+import random
+
+import pytest
+import torch
+from expert_layers import naive, some_layer
+from oracle import assert_bitwise_equal, assert_error_within
+
+from nvfp4_cute import UnsupportedProblem
+from nvfp4_cute.backends.emulator import observe
+from nvfp4_cute.experts.layer import moe
+from nvfp4_cute.experts.weights import ExpertWeights
+
+ARCHS = ["sm_90a", "sm_100a", "sm_120a"]
+
+
+def check(layer, arch="sm_90a", mode="eager", most=6, **facts):
+    with observe(check=True, mode=mode) as observer:
+        got = moe(*layer.arguments(), **layer.options, backend=f"emulator:{arch}")
+    assert len(observer.stats) <= most, f"{len(observer.stats)} launches"
+    want = naive(layer)
+    assert_bitwise_equal(got, want, **facts)
+    assert_bitwise_equal(moe(*layer.arguments(), **layer.options, backend="reference"), want, **facts)
+    return got
+
+
+def test_one_small_layer():
+    check(some_layer(5, 2, 4, 64, 128))
+
+
+def drawn(seed):
+    """A random layer, small enough for the emulator: few experts have rows, whatever the number of experts is."""
+    dice = random.Random(seed)
+    experts = dice.choice([1, 2, 3, 8, 60, 128, 512])
+    top_k = dice.randint(1, 16)
+    tokens = dice.choice([0, 1, 1, 2, 5, 16, 33, dice.randint(0, 600)])
+    width = dice.choice([32, 64, 96, 128, 256])
+    layout = dice.choice(["concatenated", "concatenated", "interleaved", "none"])
+    used = min(experts, dice.choice([1, 2, 3, 5]))
+    generator = torch.Generator().manual_seed(seed)
+    hidden, dtype = dice.choice([32, 64, 160]), dice.choice([torch.bfloat16, torch.float16])
+    options = {"activation": "relu2", "weight_layout": layout}
+    rows = width if layout == "none" else 2 * width
+    fused = layout == "concatenated" and rows % 256 == 0
+    if not fused:
+        options["activation"] = dice.choice(["silu", "gelu_tanh", "relu2", "swiglu_oai"])
+    if dice.random() < 0.4 and layout != "none":
+        options["bias13"] = torch.randint(-2, 3, (experts, rows), generator=generator).to(dtype)
+    if dice.random() < 0.4:
+        options["bias2"] = torch.randn(experts, hidden, generator=generator).to(dtype)
+    if dice.random() < 0.4:
+        options["shared"] = torch.randn(tokens, hidden, generator=generator).to(dtype)
+    if dice.random() < 0.4:
+        options["input_scale"] = torch.tensor(dice.choice([0.5, 2.0]))
+    elif dice.random() < 0.5:
+        options["input_scale"] = torch.exp2(torch.randint(-2, 2, (experts,), generator=generator).float())
+    if dice.random() < 0.5:
+        options["hidden_scale"] = torch.exp2(torch.randint(-2, 2, (experts,), generator=generator).float())
+    if dice.random() < 0.3:
+        options["first_expert"] = dice.choice([1, 64])
+    gated = layout != "none"
+    return some_layer(
+        tokens, top_k, experts, hidden, width, seed=seed, dtype=dtype, gated=gated, used=used,
+        foreign=dice.random() < 0.5, **{key: value for key, value in options.items() if gated or key != "weight_layout"},
+    )  # fmt: skip
+
+
+@pytest.mark.sampled(30)
+@pytest.mark.parametrize("seed", range(330))
+def test_random_layers(seed):
+    mode = ("eager", "lazy", f"random:{seed}")[seed % 3]
+    check(drawn(seed), ARCHS[seed // 3 % 3], mode, seed=seed)
+
+
+def test_equal_scores_of_permuted_tokens_have_the_same_bits():
+    """Tokens in another order, and a token's choices where each is kept in its place: the same rows come out."""
+    layer = some_layer(40, 3, 6, 64, 128, seed=7)
+    got = moe(*layer.arguments(), **layer.options, backend="emulator:sm_90a")
+    order = torch.randperm(40, generator=torch.Generator().manual_seed(3))
+    layer.x, layer.ids, layer.weights = layer.x[order], layer.ids[order], layer.weights[order]
+    assert_bitwise_equal(moe(*layer.arguments(), **layer.options, backend="emulator:sm_90a"), got[order])
+
+
+@pytest.mark.parametrize("arch", ARCHS)
+def test_silu_in_the_epilogue(arch):
+    """Its exponential is the GPU's: a hidden value may round to the next one, no more."""
+    layer = some_layer(24, 2, 3, 64, 128, seed=3, activation="silu", limit=None)
+    layer.w13 = ExpertWeights(layer.w13.data, layer.w13.scale, layer.w13.global_scale / 16)
+    got = moe(*layer.arguments(), **layer.options, backend=f"emulator:{arch}")
+    assert_error_within(got, naive(layer).double(), max_tol=0.02, rms_tol=0.004)
+
+
+def test_interleaved_weights_and_factors_of_their_own():
+    """Two factors an expert reach gate and up; weights in the order of other libraries are read as they lie."""
+    layer = some_layer(9, 2, 4, 64, 128, seed=5)
+    halves = torch.exp2(torch.randint(-7, -4, (4, 2), generator=torch.Generator().manual_seed(1)).float())
+    layer.w13 = ExpertWeights(layer.w13.data, layer.w13.scale, halves)
+    got = check_alpha_pair(layer)
+    swapped = ExpertWeights(layer.w13.data, layer.w13.scale, halves.flip(1))
+    assert not torch.equal(got, moe(*layer.arguments()[:3], swapped, layer.w2, **layer.options))
+
+
+def check_alpha_pair(layer):
+    got = moe(*layer.arguments(), **layer.options, backend="emulator:sm_90a")
+    assert_bitwise_equal(got, moe(*layer.arguments(), **layer.options, backend="reference"))
+    return got
+
+
+def test_refusals():
+    layer = some_layer(4, 2, 3, 64, 128)
+    x, ids, weights, w13, w2 = layer.arguments()
+    pair = ExpertWeights(w13.data, w13.scale, torch.ones(3, 2))
+    for call, error, text in (
+        (lambda: moe(x, ids, weights, w13.data, w2), TypeError, "w13 is a Tensor"),
+        (lambda: moe(x, ids, weights, w2, w2), ValueError, r"expected \[T, H\]"),
+        (lambda: moe(x, ids, weights, w13, w2, activation="tanh"), ValueError, "activation='tanh'"),
+        (lambda: moe(x, ids, weights, w13, w2, weight_layout="x"), ValueError, "weight_layout='x'"),
+        (
+            lambda: moe(x, ids, weights, pair, w2, weight_layout="interleaved"),
+            UnsupportedProblem,
+            "one global scale",
+        ),
+        (lambda: moe(x.float(), ids, weights, w13, w2), TypeError, "dtype of x"),
+        (lambda: moe(x.requires_grad_(), ids, weights, w13, w2), UnsupportedProblem, "no backward pass"),
+    ):
+        with pytest.raises(error, match=text):
+            call()
+
+
+@pytest.mark.gpu("sm_90a")
+def test_gpu_layer_and_graph():
+    """The bits of the emulator; a captured graph follows ids and weights that change; nothing waits."""
+    for seed in range(8):
+        layer = drawn(seed)
+        options = {k: v.cuda() if isinstance(v, torch.Tensor) else v for k, v in layer.options.items()}
+        tensors = [t.cuda() for t in layer.arguments()[:3]]
+        w13, w2 = (
+            ExpertWeights(w.data.cuda(), w.scale.cuda(), w.global_scale.cuda()) for w in (layer.w13, layer.w2)
+        )
+        assert_bitwise_equal(moe(*tensors, w13, w2, **options).cpu(), naive(layer), seed=seed)
+        if not len(layer.x):
+            continue
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            y = moe(*tensors, w13, w2, **options)
+        order = torch.randperm(len(layer.x), generator=torch.Generator().manual_seed(seed))
+        tensors[1].copy_(layer.ids[order])
+        tensors[2].copy_(layer.weights[order])
+        graph.replay()
+        layer.ids, layer.weights = layer.ids[order], layer.weights[order]
+        assert_bitwise_equal(y.cpu(), naive(layer), seed=seed)

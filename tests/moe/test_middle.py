@@ -1,0 +1,94 @@
+"""activate_quantize: bit for bit the float32 operations of experts.activation, then formats.quantize."""
+
+import math
+
+import pytest
+import torch
+from oracle import assert_bitwise_equal
+
+from nvfp4_cute.backends.emulator import observe
+from nvfp4_cute.experts.activation import ACTIVATIONS, activate_rows
+from nvfp4_cute.experts.middle import activate_quantize
+from nvfp4_cute.experts.permutation import permute
+
+ARCHS = ["sm_90a", "sm_100a", pytest.param("sm_120a", marks=pytest.mark.slow)]
+
+
+def rowmajor(scale):
+    atoms, atoms_k = scale.shape[:2]
+    return scale.view(torch.uint8).permute(0, 3, 2, 1, 4).reshape(atoms * 128, atoms_k * 4)
+
+
+def check(h, ids, experts, arch="sm_90a", mode="eager", **options):
+    order = permute(ids, experts, first_expert=options.get("first_expert", 0))
+    with observe(check=True, mode=mode) as observer:
+        data, scale = activate_quantize(h, ids, order, backend=f"emulator:{arch}", **options)
+    want_data, want_scale = activate_quantize(h, ids, order, backend="reference", **options)
+    assert len(observer.stats) == 1
+    rows, places = int(order.offs[-1]), order.places[order.places >= 0].long()
+    assert_bitwise_equal(data[:rows], want_data[:rows])
+    assert_bitwise_equal(rowmajor(scale)[places], rowmajor(want_scale)[places])
+
+
+def some(rows, columns, dtype, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    h = 4 * torch.randn(rows, columns, generator=generator)
+    h[::3, ::5] *= 30
+    h[0, :6] = torch.tensor([math.nan, math.inf, -math.inf, 0.0, -0.0, 1e-30])
+    return h.to(dtype)
+
+
+@pytest.mark.parametrize("arch", ARCHS)
+@pytest.mark.parametrize("layout", ["concatenated", "interleaved", "none"])
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+@pytest.mark.sampled(9)
+def test_every_activation(activation, layout, arch):
+    ids = torch.randint(-1, 5, (11, 3), generator=torch.Generator().manual_seed(1), dtype=torch.int32)
+    for n, dtype in ((96, torch.bfloat16), (544, torch.float16)):
+        columns = n if layout == "none" else 2 * n
+        h, bias = some(33, columns, dtype), some(5, columns, dtype, 2)
+        check(h, ids, 5, arch, activation=activation, gate_layout=layout)
+        check(
+            h, ids.long() + 2, 5, arch, activation=activation, gate_layout=layout, limit=7.0, bias=bias,
+            global_scale=torch.rand(5) + 0.01, first_expert=2,
+        )  # fmt: skip
+
+
+@pytest.mark.parametrize("mode", ["lazy", "random:3"])
+def test_modes(mode):
+    ids = torch.randint(0, 3, (70, 2), generator=torch.Generator().manual_seed(1))
+    check(some(140, 64, torch.bfloat16), ids, 3, mode=mode)
+
+
+def test_the_operations_are_the_formulas():
+    x, up = 5 * torch.randn(2, 64, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    x, up = x.float().double(), up.float().double()
+    want = {
+        "silu": torch.nn.functional.silu(x) * up,
+        "gelu_tanh": torch.nn.functional.gelu(x, approximate="tanh") * up,
+        "relu2": x.relu().square() * up,
+        "swiglu_oai": (up + 1) * x * torch.sigmoid(1.702 * x),
+    }
+    for activation, value in want.items():
+        h = torch.cat([x, up]).view(1, -1).float()
+        got = activate_rows(h, activation, "concatenated", None)[0]
+        torch.testing.assert_close(got.double(), value, rtol=3e-6, atol=1e-6)
+        pairs = torch.stack([x, up], 1).view(1, -1).float()
+        assert torch.equal(activate_rows(pairs, activation, "interleaved", None)[0], got)
+    cut = activate_rows(h, "swiglu_oai", "concatenated", 2.0)[0].double()
+    gate, up = x.clamp(max=2), up.clamp(-2, 2)
+    torch.testing.assert_close(cut, (up + 1) * gate * torch.sigmoid(1.702 * gate), rtol=3e-6, atol=1e-6)
+
+
+def test_refusals():
+    ids = torch.zeros(4, 2, dtype=torch.int32)
+    order, h = permute(ids, 2), torch.zeros(8, 64).half()
+    for call, error, text in (
+        (lambda: activate_quantize(h.float(), ids, order), TypeError, "dtype of h"),
+        (lambda: activate_quantize(h[:, :40], ids, order), ValueError, "N=20 is not a multiple of 32"),
+        (lambda: activate_quantize(h[:7], ids, order), ValueError, "h has 7 rows"),
+        (lambda: activate_quantize(h, ids, order, activation="tanh"), ValueError, "activation='tanh'"),
+        (lambda: activate_quantize(h, ids, order, bias=h[:2, :32]), ValueError, "bias is"),
+    ):
+        with pytest.raises(error, match=text):
+            call()

@@ -1,0 +1,120 @@
+"""Layers of experts for tests: operands whose sums are exact in any order, and the layer token by token in plain torch."""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from nvfp4_cute.experts.activation import activate_rows
+from nvfp4_cute.experts.weights import ExpertWeights
+from nvfp4_cute.formats import block_scaled
+from nvfp4_cute.formats.codecs import encode_e4m3
+from nvfp4_cute.formats.scale_layout import padded_shape, to_blocked
+from nvfp4_cute.reference import expand_operand
+
+
+@dataclass
+class Layer:
+    """Arguments of ``moe``: positional ones, and options."""
+
+    x: torch.Tensor
+    ids: torch.Tensor
+    weights: torch.Tensor
+    w13: ExpertWeights
+    w2: ExpertWeights
+    options: dict[str, Any] = field(default_factory=dict)
+
+    def arguments(self):
+        return self.x, self.ids, self.weights, self.w13, self.w2
+
+
+def some_weights(experts, n, k, generator):
+    """Random e2m1, scales 0, 1 and 2; padding rows NaN; the global scale a power of two an expert."""
+    data = torch.randint(0, 256, (experts, n, k // 2), dtype=torch.uint8, generator=generator)
+    rows, blocks = padded_shape(n, k // 16)
+    codes = torch.full((experts, rows, k // 16), 0x7F, dtype=torch.uint8)
+    codes[:, :n] = encode_e4m3(torch.randint(0, 3, (experts, n, k // 16), generator=generator).float())
+    scale = torch.stack([to_blocked(one) for one in codes]).view(torch.float8_e4m3fn)
+    factors = torch.exp2(torch.randint(-7, -4, (experts,), generator=generator).float())
+    return ExpertWeights(data, scale, factors)
+
+
+def some_layer(
+    tokens, top_k, experts, hidden, width, *, seed=0, dtype=torch.bfloat16, gated=True, used=None, foreign=False, **options
+):  # fmt: skip
+    """A layer whose gate and up are cut to 2, so that hidden values have scales close to each other.
+
+    used: experts that ids are drawn from; None: all. foreign: whether some ids are of no local expert.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    x = torch.randint(-6, 7, (tokens, hidden), generator=generator).float()
+    x[:, ::16] = 6.0
+    first = options.get("first_expert", 0)
+    pool = torch.randperm(experts, generator=generator)[: used or experts] + first
+    if foreign:
+        pool = torch.cat([pool, torch.tensor([-1, first + experts, first - 1])])
+    choice = torch.randint(0, len(pool), (tokens, top_k), generator=generator)
+    weights = torch.rand(tokens, top_k, generator=generator)
+    options = {"limit": 2.0, "activation": "relu2"} | options
+    if not gated:
+        options["weight_layout"] = "none"
+    rows = 2 * width if gated else width
+    return Layer(
+        x.to(dtype),
+        pool[choice].to(torch.int32),
+        weights,
+        some_weights(experts, rows, hidden, generator),
+        some_weights(experts, hidden, width, generator),
+        options,
+    )
+
+
+def factor_of(factors, expert):
+    """A global scale of one expert."""
+    if factors is None:
+        return None
+    return factors.reshape(-1)[expert if factors.numel() > 1 else 0]
+
+
+def naive(layer: Layer) -> torch.Tensor:
+    """The layer, token by token and choice by choice, products in float64."""
+    options, x = layer.options, layer.x
+    first, layout = options.get("first_expert", 0), options.get("weight_layout", "concatenated")
+    experts = layer.w13.shape[0]
+    fused = options.get("bias13") is None and layout == "concatenated" and layer.w13.shape[1] % 256 == 0
+    expand = lambda w, e: expand_operand(
+        w.data[e], w.scale[e].reshape(-1).view(torch.uint8), "blocked"
+    ).double()
+    used = {e for e in (layer.ids.long() - first).unique().tolist() if 0 <= e < experts}
+    decoded = {e: (expand(layer.w13, e), expand(layer.w2, e)) for e in used}
+    total = torch.zeros(x.shape, dtype=torch.float32)
+    for t in range(len(x)):
+        for k in range(layer.ids.shape[1]):
+            e = int(layer.ids[t, k]) - first
+            if not 0 <= e < experts:
+                continue
+            h = product(x[t : t + 1], decoded[e][0], options.get("input_scale"), layer.w13.global_scale, e)
+            if not fused:
+                h = h.to(x.dtype).float()
+            if options.get("bias13") is not None:
+                h = h + options["bias13"][e].float()
+            gate_layout = layout if layout != "none" else "none"
+            h = activate_rows(h, options["activation"], gate_layout, options["limit"])
+            row = product(h, decoded[e][1], options.get("hidden_scale"), layer.w2.global_scale, e)
+            row = row.to(x.dtype).float()
+            if options.get("bias2") is not None:
+                row = row + options["bias2"][e].float()
+            total[t] = total[t] + layer.weights[t, k] * row[0]
+    if options.get("shared") is not None:
+        total = total + options["shared"].float()
+    return total.to(x.dtype)
+
+
+def product(rows, weights, scale, weight_scale, expert):
+    """Quantized rows times an expert's weights, float32: summed exactly, rounded, times the factors."""
+    factor = factor_of(scale, expert)
+    q = block_scaled.quantize(rows, global_scale=factor)
+    values = block_scaled.dequantize(block_scaled.NVFP4Tensor(q.data, q.scale, None, q.shape), torch.float32)
+    alpha = factor_of(weight_scale, expert)
+    alpha = alpha if factor is None else alpha * factor
+    return (values.double() @ weights.T).float() * alpha
