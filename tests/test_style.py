@@ -62,7 +62,7 @@ HOST_THIRD_PARTY = {"torch", "numpy", "tqdm"}
 PYTEST_PLUGINS = {"cli.pytest_plugin"}
 # A module for the package that it is named after.
 INTEGRATIONS = {"models.transformers": {"transformers"}}
-DEFERRED_THIRD_PARTY = {"cutlass", "cuda", "matplotlib", "yaml"}
+DEFERRED_THIRD_PARTY = {"cutlass", "cuda", "matplotlib", "yaml", "transformers"}
 
 # What surrounds the machine: how programs written for a GPU reach it, and what each of these may import for that.
 EMULATOR_ROWS = (("isa",), ("code",), ("check", "record"), ("compiled", "parallel", "machine"), ("fronts",))

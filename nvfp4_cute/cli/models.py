@@ -1,0 +1,106 @@
+"""`nvfp4-cute models`: what is in a checkpoint, what would run where, and how fast whole models are."""
+
+import argparse
+import gc
+import json
+import sys
+
+from nvfp4_cute.cli import argument_types as types
+from nvfp4_cute.cli.verbs import Verbs, add_verb
+from nvfp4_cute.text_table import text_table
+
+EXAMPLES = """\
+examples:
+  nvfp4-cute models bench qwen3-8b                      random weights of a real config: bf16, and NVFP4 beside it
+  nvfp4-cute models bench qwen3-30b-a3b --batch 8       eight sequences at once
+  nvfp4-cute models bench FOLDER --ways nvfp4 --json    a config.json of yours, one way, for machines
+"""
+WAYS = ("bf16", "16bit", "nvfp4")
+
+
+def add_parser(verbs: Verbs) -> None:
+    """Add the verb, its verbs and their options."""
+    text = "Look into checkpoints of quantized models, and measure whole models."
+    parser = add_verb(verbs, "models", text, EXAMPLES)
+    kinds = parser.add_subparsers(dest="kind", required=True, metavar="WHAT")
+    bench = kinds.add_parser("bench", help="tokens per second, prefill and decode, beside bf16")
+    bench.add_argument("model", help="a name (--list), a folder with config.json, or such a file")
+    bench.add_argument("--batch", type=types.positive, default=1, help="sequences at once; default 1")
+    bench.add_argument("--prompt", type=types.positive, default=512, help="tokens of each; default 512")
+    bench.add_argument("--tokens", type=types.positive, default=128, help="tokens decoded; default 128")
+    bench.add_argument(
+        "--ways", nargs="+", choices=WAYS, default=list(WAYS),
+        help="bf16: torch; nvfp4: weights and activations of 4 bits; 16bit: weights only. Default: all",
+    )  # fmt: skip
+    bench.add_argument("--layers", type=types.positive, help="only so many layers of the model")
+    bench.add_argument("--device", default="cuda", help="default cuda")
+    bench.add_argument("--json", action="store_true", help="one object, for machines")
+    bench.set_defaults(run=run_bench)
+
+
+def run_bench(args: argparse.Namespace) -> int:
+    """Measure, and print a table."""
+    import torch
+
+    from nvfp4_cute.models.random_model import config_of, random_model
+    from nvfp4_cute.models.speed import measure
+
+    if args.device.startswith("cuda") and not torch.cuda.is_available():
+        print(
+            "nvfp4-cute models bench: no GPU; --device cpu runs, slowly, with the reference", file=sys.stderr
+        )
+        return 1
+    config = config_of(args.model)
+    if args.layers:
+        _cut(config, args.layers)
+    speeds, left_out = [], []
+    for way in args.ways:
+        try:
+            model = random_model(config, way, args.device)
+            speeds.append(measure(model, way, batch=args.batch, prompt=args.prompt, tokens=args.tokens))
+        except torch.cuda.OutOfMemoryError:
+            left_out.append(f"{way}: does not fit the GPU's memory")
+        model = None
+        gc.collect()
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()
+    device = torch.cuda.get_device_name() if args.device.startswith("cuda") else "CPU"
+    if args.json:
+        result = {
+            "model": args.model,
+            "device": device,
+            "torch": torch.__version__,
+            "ways": [s.as_dict() for s in speeds],
+        }
+        print(json.dumps(result | {"left_out": left_out}, indent=1))
+        return 0
+    print(
+        f"{args.model}, random weights, {device}: {args.batch} x {args.prompt} tokens, {args.tokens} decoded"
+    )
+    header = (
+        "weights",
+        "GB",
+        "peak GB",
+        "prefill ms",
+        "prefill tok/s",
+        "decode ms",
+        "decode tok/s",
+        "decode by",
+    )
+    rows = [
+        (
+            s.way, f"{s.weight_bytes / 1e9:.2f}", f"{s.peak_bytes / 1e9:.2f}", f"{1e3 * s.prefill_s:.2f}",
+            f"{s.prefill_rate:.0f}", f"{1e3 * s.decode_s:.3f}", f"{s.decode_rate:.1f}", s.decode,
+        )
+        for s in speeds
+    ]  # fmt: skip
+    print(text_table(header, rows))
+    for line in left_out:
+        print(line)
+    return 0
+
+
+def _cut(config, layers: int) -> None:
+    config.num_hidden_layers = layers
+    if getattr(config, "layer_types", None):
+        config.layer_types = config.layer_types[:layers]

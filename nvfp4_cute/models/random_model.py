@@ -1,0 +1,138 @@
+"""Models of a config with random weights, in 16 bits or quantized, made layer by layer on the device that is to run them."""
+
+import json
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from tqdm import tqdm
+
+from nvfp4_cute.formats.block_scaled import NVFP4Tensor
+from nvfp4_cute.formats.scale_layout import from_blocked
+from nvfp4_cute.nn.experts import ExpertsNVFP4, ExpertWeights
+from nvfp4_cute.nn.linear import K_STEP, LinearNVFP4
+from nvfp4_cute.ops.quantize import quantize
+
+CONFIGS = Path(__file__).parent / "configs"
+NAMES = tuple(sorted(path.stem for path in CONFIGS.glob("*.json")))
+DEVIATION = 0.02  # of weights, what config.json files call initializer_range
+# Global scale of activations: of values up to 5.4 after a norm, 2688 of it.
+INPUT_SCALE = 0.002
+Way = Literal["bf16", "nvfp4", "16bit"]
+
+
+def config_of(model: str) -> Any:
+    """The config of transformers for a name of ``NAMES``, a folder with config.json, or such a file; without quantization.
+
+    Raises:
+        FileNotFoundError: none of these.
+    """
+    from transformers import AutoConfig
+
+    path = CONFIGS / f"{model}.json" if model in NAMES else Path(model)
+    path = path / "config.json" if path.is_dir() else path
+    if not path.is_file():
+        raise FileNotFoundError(f"{model} is no folder, no file, and none of {', '.join(NAMES)}")
+    fields = json.loads(path.read_text())
+    fields.pop("quantization_config", None)
+    return AutoConfig.for_model(**fields)
+
+
+def random_model(config: Any, way: Way, device: torch.device | str) -> Any:
+    """A model in eval mode on ``device``, weights normal with deviation 0.02.
+
+    Args:
+        config: of transformers.
+        way: "bf16"; "nvfp4" or "16bit": linear layers and experts, but not the output layer, have NVFP4 weights, and
+            activations of 4 or of 16 bits. Experts have 4-bit activations in both: one weight-only launch for all experts
+            does not exist.
+        device: where layers are made; no more than one of them is there in 16 bits.
+
+    Returns:
+        A causal model of transformers.
+    """
+    from transformers import AutoModelForCausalLM
+
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
+    if way != "bf16":
+        _quantize(model, way, torch.device(device))
+    _materialize(model, torch.device(device))
+    model.initialize_weights()
+    model.tie_weights()
+    return model.eval()
+
+
+def _quantize(model: Any, way: Way, device: torch.device) -> None:
+    from nvfp4_cute.models.transformers import activation_of
+
+    output = model.get_output_embeddings()
+    work = [
+        (name, module)
+        for name, module in model.named_modules()
+        if (isinstance(module, torch.nn.Linear) and module is not output and module.in_features % K_STEP == 0)
+        or _is_experts(module)
+    ]
+    for name, module in tqdm(work, desc="random layers", leave=False, disable=None):
+        made = (
+            _experts(module, activation_of(module), device)
+            if _is_experts(module)
+            else _linear(module, way, device)
+        )
+        parent, _, child = name.rpartition(".")
+        setattr(model.get_submodule(parent), child, made)
+
+
+def _is_experts(module: torch.nn.Module) -> bool:
+    own = dict(module.named_parameters(recurse=False))
+    return "down_proj" in own and own["down_proj"].ndim == 3
+
+
+def _random(rows: int, k: int, device: torch.device) -> NVFP4Tensor:
+    """Quantized in one launch."""
+    weight = torch.randn(rows, k, device=device, dtype=torch.bfloat16) * DEVIATION
+    return quantize(weight, global_scale="auto")
+
+
+def _linear(linear: torch.nn.Linear, way: Way, device: torch.device) -> LinearNVFP4:
+    bias = None if linear.bias is None else torch.zeros(linear.out_features, device=device)
+    options: dict[str, Any] = {"activations": "16bit"} if way == "16bit" else {"input_scale": INPUT_SCALE}
+    return LinearNVFP4.from_quantized(
+        _random(linear.out_features, linear.in_features, device), bias, **options
+    )
+
+
+def _experts(module: Any, activation: Any, device: torch.device) -> ExpertsNVFP4:
+    has_gate = getattr(module, "has_gate", True)
+    turned = getattr(module, "is_transposed", False)
+    size = lambda w: (w.shape[0], *(w.shape[:0:-1] if turned else w.shape[1:]))
+    count, width, features = size(module.gate_up_proj if has_gate else module.up_proj)
+    width = width // 2 if has_gate else width
+    has_bias = getattr(module, "has_bias", False)
+
+    def one(n: int, k: int) -> ExpertWeights:
+        # All experts in one matrix, with one global scale.
+        t = _random(count * n, k, device)
+        assert t.global_scale is not None
+        scale = from_blocked(t.scale, count * n, k // 16).view(count, n, k // 16)
+        bias = torch.zeros(count, n, device=device, dtype=torch.bfloat16) if has_bias else None
+        factors = t.global_scale.expand(count).contiguous()
+        return ExpertWeights(t.data.view(count, n, k // 2), scale, factors, bias)
+
+    scales = [torch.full((count,), INPUT_SCALE, device=device) for _ in range(2)]
+    return ExpertsNVFP4(
+        one(width, features) if has_gate else None, one(width, features), one(features, width),
+        activation, first_input=scales[0], second_input=scales[1],
+    )  # fmt: skip
+
+
+def _materialize(model: torch.nn.Module, device: torch.device) -> None:
+    """Memory for what is on the meta device still."""
+    for module in model.modules():
+        for name, parameter in module.named_parameters(recurse=False):
+            if parameter.is_meta:
+                made = torch.empty_like(parameter, device=device)
+                module._parameters[name] = torch.nn.Parameter(made, requires_grad=False)
+        for name, buffer in module.named_buffers(recurse=False):
+            if buffer.is_meta:
+                module._buffers[name] = torch.empty_like(buffer, device=device)

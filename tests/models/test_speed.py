@@ -1,0 +1,90 @@
+"""Random models of real configs: their sizes, and that timing them runs (on the CPU; graphs need a GPU)."""
+
+import json
+
+import pytest
+import torch
+
+pytest.importorskip(
+    "transformers", reason="transformers is not installed; make test-transformers installs it"
+)
+
+from nvfp4_cute.cli import main  # noqa: E402
+from nvfp4_cute.models.random_model import NAMES, config_of, random_model  # noqa: E402
+from nvfp4_cute.nn.experts import ExpertsNVFP4  # noqa: E402
+from nvfp4_cute.nn.linear import LinearNVFP4  # noqa: E402
+
+# Parameters in units of 10^9, as the models' cards say.
+SIZES = {
+    "gpt-oss-20b": 20.9, "llama-3.1-8b": 8.03, "mixtral-8x7b": 46.7, "nemotron-nano-9b-v2": 8.9, "qwen3-30b-a3b": 30.5,
+    "qwen3-8b": 8.2,
+}  # fmt: skip
+TINY = {
+    "qwen3_moe": {"moe_intermediate_size": 64, "num_experts": 8, "num_experts_per_tok": 2},
+    "gpt_oss": {"num_local_experts": 4, "num_experts_per_tok": 2, "layer_types": ["sliding_attention", "full_attention"]},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_sizes_of_real_configs(name):
+    from transformers import AutoModelForCausalLM
+
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(config_of(name))
+    assert sum(p.numel() for p in model.parameters()) / 1e9 == pytest.approx(SIZES[name], rel=0.005)
+
+
+@pytest.fixture
+def tiny(tmp_path, request):
+    fields = {
+        "model_type": request.param, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 2,
+        "num_key_value_heads": 1, "head_dim": 32, "vocab_size": 128, "quantization_config": {"quant_method": "unknown"},
+    }  # fmt: skip
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(fields | TINY[request.param]))
+    return path
+
+
+@pytest.mark.parametrize("tiny", TINY, indirect=True)
+def test_random_model(tiny):
+    """Everything but the output layer and the routers is quantized; the result is finite and not constant."""
+    torch.manual_seed(0)
+    model = random_model(config_of(str(tiny)), "nvfp4", "cpu")
+    linears = {n for n, m in model.named_modules() if isinstance(m, torch.nn.Linear)}
+    assert linears == {"lm_head"}
+    assert sum(isinstance(m, LinearNVFP4) for m in model.modules()) == 8
+    assert sum(isinstance(m, ExpertsNVFP4) for m in model.modules()) == 2
+    with torch.no_grad():
+        logits = model(torch.arange(8).unsqueeze(0)).logits
+    assert logits.isfinite().all() and logits.std() > 0
+
+
+@pytest.mark.parametrize("tiny", ["qwen3_moe"], indirect=True)
+def test_bench(tiny, capsys):
+    code = main(
+        [
+            "models",
+            "bench",
+            str(tiny),
+            "--device",
+            "cpu",
+            "--prompt",
+            "8",
+            "--tokens",
+            "2",
+            "--ways",
+            "bf16",
+            "nvfp4",
+            "--json",
+        ]
+    )
+    result = json.loads(capsys.readouterr().out)
+    assert code == 0 and [way["way"] for way in result["ways"]] == ["bf16", "nvfp4"]
+    bf16, nvfp4 = result["ways"]
+    assert nvfp4["weight_bytes"] < bf16["weight_bytes"] and nvfp4["decode"] == "eager"
+    assert nvfp4["prefill_tokens_per_s"] == pytest.approx(8 / nvfp4["prefill_s"])
+
+
+def test_unknown_model(capsys):
+    assert main(["models", "bench", "no-such-model", "--device", "cpu"]) == 1
+    assert "none of gpt-oss-20b" in capsys.readouterr().err
