@@ -6,6 +6,7 @@ The folder is a cache (``disk_cache``): a machine uses it, read-only or not, whe
 import argparse
 import multiprocessing
 import os
+import sys
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from itertools import product
@@ -16,6 +17,7 @@ import torch
 from tqdm import tqdm
 
 from nvfp4_cute.cli import argument_types as types
+from nvfp4_cute.cli import doctor
 from nvfp4_cute.cli.verbs import Verbs, add_verb
 from nvfp4_cute.compile import disk_cache
 from nvfp4_cute.compile.keys import KernelKey
@@ -124,6 +126,11 @@ def run(args: argparse.Namespace) -> int:
             has_limit=args.limit,
         )
     ]
+    installed = doctor.versions()
+    for arch in dict.fromkeys(args.arch):
+        problem = doctor.toolkit_problem(arch, installed)
+        if problem:
+            print(f"warning: {problem}", file=sys.stderr)
     return compile_all(wanted, args.out, args.jobs)
 
 

@@ -18,6 +18,7 @@ from nvfp4_cute.gpus import targets
 from nvfp4_cute.gpus.targets import Target
 
 DSL_PREFIX = "nvidia-cutlass-dsl"
+CUDA_13_ARCHS = ("sm_110a",)  # whose names are other ones in CUDA 12
 
 
 def add_parser(verbs: Verbs) -> None:
@@ -98,6 +99,21 @@ def refused_archs() -> tuple[str, ...]:
     return tuple(arch for arch in ARCHS if arch not in known)
 
 
+def toolkit_problem(arch: str, found: dict[str, str | None]) -> str | None:
+    """Say why code for `arch` will not load under a CUDA 13 driver, or None. `found` is what `versions` returns.
+
+    CuTe DSL comes with the libraries of CUDA 12 and takes those of CUDA 13 where they are installed, too, and the driver
+    is new enough or missing. The architecture of Thor has another name in each: code for sm_101a, as CUDA 12 has it,
+    is refused by drivers of CUDA 13.
+    """
+    if arch not in CUDA_13_ARCHS or f"{DSL_PREFIX}-libs-cu13" in found:
+        return None
+    return (
+        f"{arch}: compiled as sm_101a, which CUDA 13 drivers refuse, since CuTe DSL's libraries of CUDA 13 are "
+        f'not installed; run `pip install "{DSL_PREFIX}[cu13]=={found[DSL_PREFIX]}"`'
+    )
+
+
 def gpus() -> list[Gpu]:
     """Return the GPUs that torch can use; an empty list without a driver or with a CPU build of torch."""
     import torch
@@ -176,6 +192,7 @@ def _kernel_lines(found: dict[str, str | None]) -> list[str]:
     return [
         f"grouped_gemm compiles for {accepted}; compiling needs no GPU",
         *(f"{arch}: refused, {DSL_PREFIX} {found[DSL_PREFIX]} does not know it" for arch in refused),
+        *filter(None, (toolkit_problem(arch, found) for arch in ARCHS if arch not in refused)),
     ]
 
 

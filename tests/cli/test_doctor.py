@@ -69,6 +69,18 @@ def test_what_the_compiler_refuses_is_said(machine, monkeypatch):
     assert f"sm_121a: refused, {DSL} {importlib.metadata.version(DSL)} does not know it" in text
 
 
+def test_code_for_thor_needs_the_libraries_of_cuda_13(machine, monkeypatch):
+    """With those of CUDA 12 the compiler's target is sm_101a: seen in the PTX and in the flags of the cubin."""
+    machine()
+    twelve = {DSL: "4.8.1", f"{DSL}-libs-base": "4.8.1", f"{DSL}-libs-cu12": "4.8.1"}
+    fix = 'compiled as sm_101a, which CUDA 13 drivers refuse, since CuTe DSL\'s libraries of CUDA 13 are not installed; run `pip install "nvidia-cutlass-dsl[cu13]==4.8.1"`'
+    assert doctor.toolkit_problem("sm_110a", twelve) == f"sm_110a: {fix}"
+    assert doctor.toolkit_problem("sm_100a", twelve) is None
+    assert doctor.toolkit_problem("sm_110a", twelve | {f"{DSL}-libs-cu13": "4.8.1"}) is None
+    monkeypatch.setattr(doctor, "versions", lambda: twelve)
+    assert fix in doctor.report()[0]
+
+
 def test_missing_gpu_reason(machine):
     machine()
     assert doctor.missing_gpu_reason("sm_100a") == "needs an sm_100a GPU; here: no GPU that torch can use"

@@ -294,6 +294,15 @@ def test_compile_verb(tmp_path, monkeypatch, capsys):
     assert disk_cache.fetch(tmp_path / "kernels", KEY).resources.registers > 0
 
 
+def test_compile_verb_warns_where_code_for_thor_will_not_load(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(doctor, "versions", lambda: {doctor.DSL_PREFIX: "4.8.1"})
+    monkeypatch.setattr(ahead, "compile_all", lambda *_: 0)
+    line = f"compile gemv --arch sm_100a --arch sm_110a --out {tmp_path}/kernels"
+    assert cli.main(line.split()) == 0
+    (warning,) = capsys.readouterr().err.splitlines()
+    assert warning.startswith("warning: sm_110a: compiled as sm_101a, which CUDA 13 drivers refuse")
+
+
 def test_compile_verb_refuses(tmp_path, capsys):
     (tmp_path / "x").write_text("")
     for arguments, message in [
