@@ -6,8 +6,9 @@ PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11 python3.10; 
   $$p -c 'import sys; sys.exit(sys.version_info < (3, 10))' 2>/dev/null && echo $$p && break; done)
 ARGS ?=
 # Installed first and by exact version: the version the tests are run with, and on an index that offers CPU builds the
-# pin takes that build instead of gigabytes of CUDA. A torch of your own is kept if you install into your own venv.
-TORCH ?= torch==2.13.0
+# pin takes that build instead of gigabytes of CUDA. On Arm 2.10.0 is the last one that comes without CUDA packages.
+# A torch of your own is kept if you install into your own venv.
+TORCH ?= torch==$(if $(filter aarch64,$(shell uname -m)),2.10.0,2.13.0)
 BIN := .venv/bin
 # CuTe DSL that `make test-dsl` tests the exports with: one that competition runners have.
 VERSION ?= 4.3.5
@@ -19,15 +20,28 @@ HF := .venv/transformers
 BEHIND = $(1)/bin/python -c "import pathlib, sys, sysconfig; pathlib.Path(sysconfig.get_path('purelib'), 'zz_base.pth') \
   .write_text(f'import site; site.addsitedir({sys.argv[1]!r})')" \
   "$$($(BIN)/python -c "import sysconfig; print(sysconfig.get_path('purelib'))")"
+# The newest of every minor version that pyproject.toml allows.
+VERSIONS := 4.5.3 4.6.3 4.7.1 4.8.1
+# What each of them is tested with: the exports, and kernels of every family on the emulator.
+DSL_TESTS := tests/kernels/test_gemv.py tests/kernels/test_quantize.py tests/kernels/test_grouped_gemm.py tests/kernels/test_sm120.py
+# No kernel is compiled in these.
+QUICK := tests/test_style.py tests/test_block_format.py tests/test_env.py tests/test_reference.py tests/formats tests/operands \
+  tests/planning tests/gpus tests/model tests/ops/test_misuse.py
+# What the API reference describes: the public names, and modules that the pages send people to.
+API := nvfp4_cute nvfp4_cute.reference nvfp4_cute.formats.scale_layout nvfp4_cute.formats.silu nvfp4_cute.formats.block_format \
+  nvfp4_cute.gpus.targets nvfp4_cute.backends.emulator nvfp4_cute.emulator.fronts.driver
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-all test-dsl test-transformers lint format clean
+.PHONY: help demo quick test test-all test-dsl test-dsls test-transformers docs lint format clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-18s %s\n", $$1, $$2}' Makefile
 
 demo: .venv/installed  ## run the sm_100a kernel on the emulator and compare every output bit (no GPU needed)
 	$(BIN)/nvfp4-cute demo $(ARGS)
+
+quick: .venv/installed  ## style, formats, checks and choices of configs: under a minute on two cores
+	$(BIN)/python -m pytest -n auto --dist worksteal -m "not slow" $(QUICK) $(ARGS)
 
 test: .venv/installed  ## the fast tests, under 15 minutes on two cores
 	$(BIN)/python -m pytest -n auto --dist worksteal -m "not slow" $(ARGS)
@@ -41,6 +55,16 @@ test-dsl: $(DSL)/installed  ## the exported submissions on an older CuTe DSL: ma
 
 test-transformers: $(HF)/installed  ## whole models through transformers, on the CPU
 	$(HF)/bin/python -m pytest -n auto --dist worksteal tests/models $(ARGS)
+
+test-dsls: .venv/installed  ## exports and some kernels on every minor version of CuTe DSL that is allowed
+	set -e; for version in $(VERSIONS); do \
+	  echo "== CuTe DSL $$version"; \
+	  $(MAKE) --no-print-directory VERSION=$$version test-dsl; \
+	  .venv/dsl-$$version/bin/python -m pytest -n auto --dist worksteal -m "not slow" $(DSL_TESTS) $(ARGS); \
+	done
+
+docs: .venv/installed-docs  ## the API reference, from docstrings, into build/docs
+	$(BIN)/pdoc --docformat google --output-directory build/docs $(API)
 
 lint: .venv/installed-dev  ## ruff (rules and format) and mypy, at the versions that pyproject.toml pins
 	$(BIN)/ruff check .
@@ -75,6 +99,10 @@ $(HF)/installed: .venv/installed
 	$(BIN)/python -m venv $(HF)
 	$(call BEHIND,$(HF))
 	$(HF)/bin/python -m pip install "$(TORCH)" "$(TRANSFORMERS)" safetensors accelerate
+	@touch $@
+
+.venv/installed-docs: .venv/installed
+	$(BIN)/python -m pip install -e ".[docs]"
 	@touch $@
 
 .venv/installed-dev: .venv/installed

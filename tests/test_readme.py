@@ -1,6 +1,7 @@
-"""The README's Python runs as shown, and its commands, folders and targets exist."""
+"""Pages for people: their Python runs as shown, and their commands, folders, files and targets exist."""
 
 import re
+import shlex
 from pathlib import Path
 
 import pytest
@@ -8,32 +9,111 @@ import pytest
 from nvfp4_cute import cli
 from nvfp4_cute.bench import published_kernels
 from nvfp4_cute.cli import doctor, sol
+from nvfp4_cute.cli.verbs import VERBS
 from nvfp4_cute.gpus import targets
 from nvfp4_cute.planning.arch import ARCHS
 from nvfp4_cute.prove import silicon
 
 ROOT = Path(__file__).resolve().parent.parent
 README = (ROOT / "README.md").read_text()
+FOLDERS = ("nvfp4_cute", "kernels", "problems", "bench", "tests")
+# Beside results and notes, which say what was, and the worked example, which tests/competition makes a problem of.
+PAGES = sorted(
+    page.relative_to(ROOT)
+    for page in (*ROOT.glob("*.md"), *(page for folder in FOLDERS for page in (ROOT / folder).rglob("*.md")))
+    if page.parent.name not in ("results", "notes")
+)
+ELSEWHERE = (Path("problems/README.md"),)
 BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
+each_page = pytest.mark.parametrize("page", PAGES, ids=str)
 
-def blocks(language: str) -> list[str]:
-    """Blocks of a language, each behind as many empty lines as give it the README's line numbers."""
+
+def blocks(page: Path, language: str) -> list[str]:
+    """Blocks of a language, each behind as many empty lines as give it the page's line numbers."""
+    text = (ROOT / page).read_text()
     return [
-        "\n" * README[: match.start(2)].count("\n") + match[2]
-        for match in BLOCK.finditer(README)
+        "\n" * text[: match.start(2)].count("\n") + match[2]
+        for match in BLOCK.finditer(text)
         if match[1] == language
     ]
 
 
-def test_python_blocks_run_in_order():
+def commands(page: Path) -> list[str]:
+    """Command lines of `nvfp4-cute`: whole lines of blocks, and what stands between backticks."""
+    text = (ROOT / page).read_text()
+    lines = [line for block in blocks(page, "") for line in block.splitlines()]
+    shown = [line.split("  #")[0].split(" [")[0] for line in lines if line.startswith("nvfp4-cute ")]
+    prose = BLOCK.sub("", text)
+    return [*shown, *re.findall(r"`(?:\.venv/bin/)?(nvfp4-cute [^`]+)`", prose)]
+
+
+@pytest.mark.parametrize(
+    "page", [page for page in PAGES if blocks(page, "python") and page not in ELSEWHERE], ids=str
+)
+def test_python_blocks_run_in_order(page):
     """One after the other in one namespace, as a reader would paste them."""
-    namespace: dict[str, object] = {"__name__": "readme"}
-    for block in blocks("python"):
+    namespace: dict[str, object] = {"__name__": "page"}
+    for block in blocks(page, "python"):
         if "emulator" in block and doctor.shim_problem():
             pytest.skip(f"the block on the emulator was not run; its launch shim is {doctor.shim_problem()}")
-        exec(compile(block, ROOT / "README.md", "exec"), namespace)
-    assert "emulated" in namespace
+        exec(compile(block, ROOT / page, "exec"), namespace)
+
+
+@each_page
+def test_command_lines_parse(page):
+    for line in commands(page):
+        verb, *arguments = shlex.split(line)[1:]
+        assert verb in VERBS
+        if arguments:  # else the verb is named, not its use
+            cli.build_parser([verb]).parse_args([verb, *arguments])
+
+
+@each_page
+def test_files_and_folders_exist(page):
+    named = re.findall(rf"`((?:{'|'.join(FOLDERS)})/[\w./-]*)", (ROOT / page).read_text())
+    missing = [name for name in named if not (ROOT / name).exists() and not (ROOT / f"{name}.py").exists()]
+    assert not missing
+
+
+@each_page
+def test_make_targets_exist(page):
+    targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    assert set(re.findall(r"(?:^|`)make ([a-z-]+)", (ROOT / page).read_text(), re.MULTILINE)) <= targets
+
+
+def test_the_readme_is_short_and_names_every_page():
+    assert README.count("\n") <= 150
+    guides = [
+        page
+        for page in PAGES
+        if page.parts[0] == "nvfp4_cute" and page.name in ("GUIDE.md", "CACHES.md", "NUMERICS.md")
+    ]
+    assert len(guides) >= 8 and all(f"`{page}`" in README for page in guides)
+    assert all(f"`{name}.md`" in README for name in ("CONTRIBUTING", "CHANGELOG"))
+
+
+def test_the_readme_shows_the_verbs():
+    verbs = {line.split()[1] for line in commands(Path("README.md"))}
+    assert {
+        "check",
+        "doctor",
+        "sol",
+        "bench",
+        "trace",
+        "emulate",
+        "export",
+        "tune",
+        "compile",
+        "prove",
+    } <= verbs
+
+
+def test_every_page_of_results_is_listed():
+    text = (ROOT / "bench/README.md").read_text()
+    assert set(re.findall(r"`bench/results/(\w[\w-]*)\.md`", text)) == {
+        page.stem for page in (ROOT / "bench/results").glob("*.md")
+    }
 
 
 def test_what_ran_on_silicon_is_what_the_reports_say():
@@ -42,24 +122,13 @@ def test_what_ran_on_silicon_is_what_the_reports_say():
     assert f"{ran}\n{missing}\n" in README
 
 
-def test_make_targets_exist():
-    targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
-    named = set(re.findall(r"^make ([a-z-]+)", README, re.MULTILINE))
-    assert {"demo", "test"} <= named <= targets
-
-
-def test_command_lines_parse():
-    named = re.findall(r"`(?:\.venv/bin/)?nvfp4-cute ([^`]+)`", README)
-    verbs = {line.split()[0] for line in named}
-    assert {"demo", "check", "doctor", "sol", "bench", "trace", "emulate", "export", "eval"} <= verbs
-    for line in named:
-        cli.build_parser().parse_args(line.split())
-
-
 def test_map_matches_the_tree():
-    tree = next(block for block in blocks("") if "kernels/" in block)
+    tree = next(block for block in blocks(Path("README.md"), "") if "kernels/" in block)
     named = re.findall(r"^( *)([a-z0-9_]+)/", tree, re.MULTILINE)
-    assert len(named) == 20
+    top = {folder for indent, folder in named if not indent}
+    assert top == {"nvfp4_cute", "kernels", "problems", "bench", "tests"}
+    folders = {path.name for path in (ROOT / "nvfp4_cute").iterdir() if (path / "__init__.py").is_file()}
+    assert {folder for indent, folder in named if indent} == folders
     for indent, folder in named:
         assert (ROOT / ("nvfp4_cute" if indent else "") / folder).is_dir(), folder
 
@@ -75,7 +144,8 @@ def test_every_target_with_a_kernel_is_in_the_table():
 
 
 def test_speed_of_light_table_is_what_the_command_prints():
-    shown = [line.split("|")[2:8] for line in README.splitlines() if "groups, sum of M" in line]
+    page = (ROOT / "nvfp4_cute/model/GUIDE.md").read_text()
+    shown = [line.split("|")[2:8] for line in page.splitlines() if "groups, sum of M" in line]
     rows = sol.competition_rows(targets.B200, "nvfp4_group_gemm")
     assert len(shown) == len(rows)
     for cells, row in zip(shown, rows, strict=True):
@@ -83,7 +153,7 @@ def test_speed_of_light_table_is_what_the_command_prints():
         expected = [f"{row.work.bytes / 1e6:.2f}", f"{row.work.flops / 1e9:.2f}"]
         expected += [f"{us:.3f}" for us in computed]
         assert [cell.strip() for cell in cells] == [*expected, row.floor.bound]
-    assert f"one of {['nine', 'ten', 'eleven'][len(targets.TARGETS) - 9]} GPUs" in README
+    assert f"one of {['nine', 'ten', 'eleven'][len(targets.TARGETS) - 9]} GPUs" in page
 
 
 def test_times_are_those_of_the_committed_results():
@@ -102,13 +172,14 @@ def test_times_are_those_of_the_committed_results():
         assert (b200[5], b200[6], b200[7]) == (floor, modelled, "modelled")
         assert float(b200[11]) == pytest.approx(float(published), abs=0.006)
         assert h200[6] == here and f"nvfp4_group_gemm {name} {bf16};" in pages["h200"]
-    model = (ROOT / "bench/results/timing_model.md").read_text()
+    model, bench = ((ROOT / "bench" / name).read_text() for name in ("results/timing_model.md", "README.md"))
     later = re.search(r"take ([\d.]+) and ([\d.]+) us .*modelled\sat ([\d.]+) and ([\d.]+)\.", model, re.S)
     assert later
     took, modelled_at = ([float(us) for us in pair] for pair in (later.groups()[:2], later.groups()[2:]))
-    assert f"case 2 {took[0]:.2f}, case 3 {took[1]:.2f}," in pages["h200"]
+    notes = (ROOT / "bench/notes/2026-11-24-h200.md").read_text()
+    assert f"case 2 {took[0]:.2f}, case 3 {took[1]:.2f}," in notes
     off = [round(100 * (1 - m / t)) for m, t in zip(modelled_at, took, strict=True)]
-    assert f"modelled {off[0]} and {off[1]} % too fast in cases 2 and 3" in " ".join(README.split())
+    assert f"modelled {off[0]} and {off[1]} % too fast in cases 2 and 3" in " ".join(bench.split())
     stated = re.search(r"Median error ([\d.]+ %), worst ([\d.]+ %)", model)
-    assert stated and stated[1] in README and stated[2] in README
+    assert stated and all(stated[1] in page and stated[2] in page for page in (README, bench))
     assert published_kernels.table() in model
