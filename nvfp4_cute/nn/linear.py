@@ -1,6 +1,5 @@
 """Modules of torch.nn with NVFP4 weights, for inference."""
 
-from collections.abc import Callable
 from typing import Any, Literal
 
 import torch
@@ -9,6 +8,7 @@ from torch.nn import functional
 from nvfp4_cute.errors import UnsupportedProblem
 from nvfp4_cute.formats.block_scaled import NVFP4Tensor, dequantize
 from nvfp4_cute.formats.scale_layout import ATOM_SHAPE, atom_counts, num_k_blocks, to_blocked
+from nvfp4_cute.nn import state
 from nvfp4_cute.ops import vector_checks as checks
 from nvfp4_cute.ops.gemm import gemm
 from nvfp4_cute.ops.quantize import quantize
@@ -17,7 +17,9 @@ Activations = Literal["nvfp4", "16bit"]
 # Rows of weights lie 16 bytes apart, or a multiple.
 K_STEP = 32
 # What ``.to(dtype)`` of a model must not change: e2m1 pairs, block scales, global scales.
-FIXED_DTYPES = (torch.uint8, torch.float8_e4m3fn, torch.float32)
+FIXED = ("weight", "weight_scale", "weight_global_scale", "input_global_scale")
+# Kernels take 16-bit activations; float32 ones are rounded to this, which has their range.
+KERNEL_DTYPE = torch.bfloat16
 
 
 class LinearNVFP4(torch.nn.Module):
@@ -32,14 +34,23 @@ class LinearNVFP4(torch.nn.Module):
     - ``pre_decode=True``: W is decoded to ``dtype`` once, then ``torch.nn.functional.linear``: for GPUs without FP4
       arithmetic, and many rows. State dict and file still hold 4 bits a weight.
 
+    Dtypes are those of ``torch.nn.Linear``: the result has the dtype of ``x``, under autocast that of autocast. float32
+    activations are rounded to bfloat16 before they are quantized or multiplied by 4-bit weights.
+
+    ``layer.weight`` is the decoded weights, [N, K] of ``layer.dtype``, made when it is read: modules around the layer that
+    multiply by it themselves, such as torch.nn.MultiheadAttention, compute with 16-bit activations. The 4-bit weights are
+    ``layer.packed_weight``.
+
     State dict, the same for all three:
         weight: uint8 [N, K/2], two e2m1 values a byte.
         weight_scale: float8_e4m3fn [rm, rk, 32, 4, 4], blocked.
         weight_global_scale: float32, the factor one multiplies by to dequantize.
         input_global_scale: float32, where ``input_scale`` is a number.
         bias: [N], where there is one.
+        _extra_state: format, convention and version, uint8 bytes of JSON. A state dict without it is read, too, but not one
+            whose global scales are reciprocal. Block scales that are uint8 are taken as bits.
 
-    Moving the module to a device moves all of it; ``.to(dtype)`` converts the bias and decoded weights alone.
+    Moving the module to a device moves all of it; ``.to(dtype)`` converts the bias, and decodes the weights anew.
 
     Args:
         in_features: K, a multiple of 32. out_features: N.
@@ -61,11 +72,10 @@ class LinearNVFP4(torch.nn.Module):
         UnsupportedProblem: K is not a multiple of 32. ValueError: an unknown choice.
     """
 
-    weight: torch.Tensor
     weight_scale: torch.Tensor
     weight_global_scale: torch.Tensor
     input_global_scale: torch.Tensor | None
-    decoded: torch.Tensor
+    decoded: torch.Tensor | None
 
     def __init__(
         self,
@@ -96,7 +106,8 @@ class LinearNVFP4(torch.nn.Module):
         self.dtype = dtype
         atoms = atom_counts(out_features, num_k_blocks(in_features))
         shape = (out_features, in_features // 2)
-        self.register_buffer("weight", torch.zeros(shape, dtype=torch.uint8, device=device))
+        # Not by register_buffer, which would read the property of this name.
+        self._buffers["weight"] = torch.zeros(shape, dtype=torch.uint8, device=device)
         scale = torch.zeros((*atoms, *ATOM_SHAPE), dtype=torch.uint8, device=device)
         self.register_buffer("weight_scale", scale.view(torch.float8_e4m3fn))
         self.register_buffer("weight_global_scale", torch.ones((), device=device))
@@ -105,6 +116,7 @@ class LinearNVFP4(torch.nn.Module):
             given = torch.as_tensor(input_scale, dtype=torch.float32, device=device).reshape(())
         self.register_buffer("input_global_scale", given)
         self.register_buffer("decoded", None, persistent=False)
+        self._decoded_of: tuple[int, ...] | None = None
         if bias:
             zeros = torch.zeros(out_features, dtype=dtype, device=device)
             self.bias = torch.nn.Parameter(zeros, requires_grad=False)
@@ -116,7 +128,7 @@ class LinearNVFP4(torch.nn.Module):
         """The layer with the weights of ``linear`` quantized (global scale amax / 2688), on its device.
 
         Args:
-            linear: of any float dtype; not changed. options: of the constructor; ``dtype`` is the layer's, if 16-bit.
+            linear: of any float dtype; not changed. options: of the constructor; ``dtype`` is the layer's.
 
         Raises:
             TypeError: ``linear`` is another module.
@@ -124,8 +136,7 @@ class LinearNVFP4(torch.nn.Module):
         if not isinstance(linear, torch.nn.Linear):
             raise TypeError(f"linear is a {type(linear).__name__}; pass a torch.nn.Linear")
         weight = linear.weight.detach()
-        if weight.dtype in (torch.float16, torch.bfloat16):
-            options.setdefault("dtype", weight.dtype)
+        options.setdefault("dtype", weight.dtype)
         backend = options.get("backend", "auto")
         if backend.startswith("emulator"):
             backend = "reference"  # the same bits
@@ -149,77 +160,132 @@ class LinearNVFP4(torch.nn.Module):
             raise ValueError(f"weight has shape {tuple(weight.shape)}; a linear layer has [N, K]")
         n, k = weight.shape
         module = cls(k, n, bias is not None, device=weight.data.device, **options)
-        module.weight = weight.data.view(torch.uint8)
+        module._buffers["weight"] = weight.data.view(torch.uint8)
         scale = weight.scale.view(torch.float8_e4m3fn)
         module.weight_scale = scale if weight.scale_layout == "blocked" else to_blocked(scale)
         if weight.global_scale is not None:
             module.weight_global_scale = weight.global_scale
         if bias is not None:
             module.bias.copy_(bias.detach())
-        module._decode()
+        module._decode_ahead()
         return module
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """``x @ W^T + bias``.
 
         Args:
-            x: [..., K], float16 or bfloat16 (float32, too, where it is quantized); with ``pre_decode`` of ``dtype``.
+            x: [..., K], float16, bfloat16 or float32; with ``pre_decode`` of ``dtype``, unless autocast is on.
 
         Returns:
-            [..., N] of the dtype of ``x``. The product is rounded to it, and again after the bias was added.
+            [..., N] of ``result_dtype(x)``. The product is rounded to it, and again after the bias was added.
 
         Raises:
             ValueError: ``x`` has another K. UnsupportedProblem: ``x`` has a gradient to follow.
             And what ``quantize`` and ``gemm`` refuse.
         """
         if self.pre_decode:
-            return functional.linear(x, self.decoded, self.bias)
+            return functional.linear(x, self._fresh(), self.bias)
         checks.check_tensors({"x": x})
         if x.shape[-1:] != (self.in_features,):
             raise ValueError(
                 f"x has shape {list(x.shape)}; expected [..., {self.in_features}], the layer's in_features"
             )
-        rows = x.reshape(-1, self.in_features)
+        dtype = result_dtype(x)
+        rows = x.reshape(-1, self.in_features).to(KERNEL_DTYPE if dtype == torch.float32 else dtype)
+        packed = self._buffers["weight"]
+        assert packed is not None
+        options: dict[str, Any] = {"out_dtype": dtype, "backend": self.backend}
         if self.activations == "16bit":
-            y = gemm(
-                rows, self.weight, None, self.weight_scale, self.weight_global_scale, **self._options(x.dtype)
-            )
+            y = gemm(rows, packed, None, self.weight_scale, self.weight_global_scale, **options)
         else:
             scale: Any = "auto" if self.finds_input_scale else self.input_global_scale
             q = quantize(rows, global_scale=scale, backend=self.backend)
             alpha = self.weight_global_scale
             alpha = alpha if q.global_scale is None else alpha * q.global_scale
-            y = gemm(q.data, self.weight, q.scale, self.weight_scale, alpha, **self._options(x.dtype))
+            y = gemm(q.data, packed, q.scale, self.weight_scale, alpha, **options)
         y = y if self.bias is None else y + self.bias.to(y.dtype)
         return y.reshape(*x.shape[:-1], self.out_features)
+
+    @property
+    def packed_weight(self) -> torch.Tensor:
+        """The 4-bit weights, uint8 [N, K/2], two e2m1 values a byte."""
+        packed = self._buffers["weight"]
+        assert packed is not None
+        return packed
+
+    @property
+    def weight(self) -> torch.Tensor:
+        """The decoded weights, [N, K] of ``dtype``: what ``torch.nn.Linear`` has under this name. Made anew when read."""
+        return self._fresh() if self.pre_decode else self._decode()
+
+    @property
+    def quantized_weight(self) -> NVFP4Tensor:
+        """The weights as a tensor [N, K], without a copy."""
+        shape = (self.out_features, self.in_features)
+        return NVFP4Tensor(self.packed_weight, self.weight_scale, self.weight_global_scale, shape)
 
     def extra_repr(self) -> str:
         """Sizes and how it multiplies."""
         how = f"pre_decode={self.dtype}" if self.pre_decode else f"activations={self.activations!r}"
         return f"in_features={self.in_features}, out_features={self.out_features}, bias={self.bias is not None}, {how}"
 
-    def _options(self, dtype: torch.dtype) -> dict[str, Any]:
-        return {"out_dtype": dtype, "backend": self.backend}
+    def get_extra_state(self) -> torch.Tensor:
+        """What the state dict says of itself (``nn.state``)."""
+        return state.description()
 
-    def _decode(self) -> None:
-        if self.pre_decode:
-            shape = (self.out_features, self.in_features)
-            weight = NVFP4Tensor(self.weight, self.weight_scale, self.weight_global_scale, shape)
-            self.decoded = dequantize(weight, self.dtype)
+    def set_extra_state(self, extra: torch.Tensor) -> None:
+        """Nothing to set: it was checked before tensors were loaded."""
 
-    def _load_from_state_dict(self, *arguments: Any) -> None:
-        super()._load_from_state_dict(*arguments)
-        self._decode()
+    def _decode(self) -> torch.Tensor:
+        return dequantize(self.quantized_weight, self.dtype)
+
+    def _fresh(self) -> torch.Tensor:
+        """Decoded weights of what is in the buffers now."""
+        if torch.compiler.is_compiling() and self.decoded is not None:
+            return self.decoded
+        now = self._versions()
+        if self.decoded is None or self._decoded_of != now:
+            self.decoded, self._decoded_of = self._decode(), now
+        return self.decoded
+
+    def _versions(self) -> tuple[int, ...]:
+        """Addresses of the weights' tensors, and how often each was written."""
+        tensors = (self.packed_weight, self.weight_scale, self.weight_global_scale)
+        return tuple(n for t in tensors for n in (t.data_ptr(), 0 if t.is_inference() else t._version))
+
+    def _load_from_state_dict(
+        self, state_dict, prefix, metadata, strict, missing_keys, unexpected_keys, error_msgs
+    ) -> None:
+        found = state.faults(state_dict, prefix)
+        if found:
+            error_msgs.extend(found)
+            return
+        state.take_as_bits(state_dict, prefix + "weight_scale", torch.float8_e4m3fn)
+        state.take_as_bits(state_dict, prefix + "weight", torch.uint8)
+        state_dict.setdefault(prefix + state.EXTRA, state.description())
+        super()._load_from_state_dict(
+            state_dict, prefix, metadata, strict, missing_keys, unexpected_keys, error_msgs
+        )
+        self.decoded = None
+        self._decode_ahead()
+
+    def _decode_ahead(self) -> None:
+        if self.pre_decode and not self.packed_weight.is_meta:
+            self._fresh()
 
     def _apply(self, fn, recurse=True):
-        return super()._apply(moving(fn), recurse)
+        fixed = {id(self._buffers[name]) for name in FIXED if self._buffers[name] is not None}
+        move = state.keeping_dtype(fn)
+        self.dtype = fn(torch.empty(0, dtype=self.dtype, device=self.packed_weight.device)).dtype
+        self.decoded = None
+        super()._apply(lambda t: move(t) if id(t) in fixed else fn(t), recurse)
+        self._decode_ahead()
+        return self
 
 
-def moving(fn: Callable[[torch.Tensor], torch.Tensor]) -> Callable[[torch.Tensor], torch.Tensor]:
-    """``fn`` for 16-bit tensors, and the move to another device that it makes for those whose dtype is fixed."""
-
-    def move(tensor: torch.Tensor) -> torch.Tensor:
-        moved = fn(tensor)
-        return tensor.to(moved.device) if tensor.dtype in FIXED_DTYPES else moved
-
-    return move
+def result_dtype(x: torch.Tensor) -> torch.dtype:
+    """The dtype that torch.nn.Linear gives for ``x``: that of autocast, where it is on and ``x`` is no float64, or of ``x``."""
+    kind = x.device.type
+    if x.dtype != torch.float64 and torch.is_autocast_enabled(kind):
+        return torch.get_autocast_dtype(kind)
+    return x.dtype

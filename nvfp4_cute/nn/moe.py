@@ -8,7 +8,7 @@ from nvfp4_cute.errors import UnsupportedProblem
 from nvfp4_cute.experts.layer import ExpertLayout, moe
 from nvfp4_cute.experts.weights import ExpertWeights, per_expert, product_factors
 from nvfp4_cute.formats.scale_layout import ATOM_SHAPE, atom_counts, num_k_blocks
-from nvfp4_cute.nn.linear import moving
+from nvfp4_cute.nn.state import moving
 from nvfp4_cute.problem import Activation
 
 # Rows of operands lie 16 bytes apart, or a multiple.

@@ -1,21 +1,15 @@
 """PersistentMLP: equal layers in one launch."""
 
+import math
 from collections.abc import Sequence
-from typing import Literal
 
 import torch
 
 from nvfp4_cute.formats.block_scaled import NVFP4Tensor
 from nvfp4_cute.formats.scale_layout import to_blocked
-from nvfp4_cute.nn.linear import moving
+from nvfp4_cute.nn.state import moving
 from nvfp4_cute.ops.gemm_chain import ChainWorkspace, gemm_chain
 from nvfp4_cute.planning.config import KernelConfig
-
-Activations = Literal["nvfp4", "16bit"]
-# Rows of weights lie 16 bytes apart, or a multiple.
-K_STEP = 32
-# What ``.to(dtype)`` of a model must not change: e2m1 pairs, block scales, global scales.
-FIXED_DTYPES = (torch.uint8, torch.float8_e4m3fn, torch.float32)
 
 
 class PersistentMLP(torch.nn.Module):
@@ -24,8 +18,11 @@ class PersistentMLP(torch.nn.Module):
     The results of inner layers stay in L2. The bits are those of a ``gemm`` a layer with NVFP4 results. Kernels: sm_100a,
     sm_103a, sm_110a; elsewhere the error says to call ``gemm``.
 
-    State dict: weight uint8 [G, N, N/2], weight_scale float8_e4m3fn [G, rn, rk, 32, 4, 4], alpha and out_global_scale
-    float32 [G].
+    The input says its own global scale; where that is the module's ``input_global_scale`` itself, nothing but the one launch
+    takes place, else the first factor is multiplied anew.
+
+    State dict: weight uint8 [G, N, N/2], weight_scale float8_e4m3fn [G, rn, rk, 32, 4, 4], alpha, out_global_scale and
+    weight_global_scale float32 [G], input_global_scale float32.
 
     Args:
         weights: of each layer, [N, N]; copied into one tensor.
@@ -35,17 +32,19 @@ class PersistentMLP(torch.nn.Module):
     Example:
         >>> weights = [quantize(torch.randn(256, 256) / 16) for _ in range(3)]
         >>> mlp = PersistentMLP(weights, [0.002] * 4)
-        >>> mlp(quantize(torch.randn(40, 256), global_scale=0.002)).shape
+        >>> mlp(quantize(torch.randn(40, 256), global_scale=mlp.input_global_scale)).shape
         (40, 256)
 
     Raises:
-        ValueError: weights that are not square and alike, or too few numbers.
+        ValueError: weights that are not square and alike, too few numbers, or one that is not finite and positive.
     """
 
     weight: torch.Tensor
     weight_scale: torch.Tensor
     alpha: torch.Tensor
     out_global_scale: torch.Tensor
+    weight_global_scale: torch.Tensor
+    input_global_scale: torch.Tensor
 
     def __init__(
         self,
@@ -66,6 +65,11 @@ class PersistentMLP(torch.nn.Module):
                 f"global_scales has {len(global_scales)} numbers for {len(weights)} layers; pass one for the input and one "
                 f"for each result: {len(weights) + 1}"
             )
+        for i, number in enumerate(map(float, global_scales)):
+            if not 0 < number < math.inf:
+                raise ValueError(
+                    f"global_scales[{i}] is {number:g}; a global scale is finite and positive: amax / 2688 of what it is for"
+                )
         device = weights[0].data.device
         scales = [w.scale.view(torch.float8_e4m3fn) for w in weights]
         scales = [
@@ -79,11 +83,13 @@ class PersistentMLP(torch.nn.Module):
         self.register_buffer("weight_scale", torch.stack(scales))
         self.register_buffer("alpha", factors[:-1] * own)
         self.register_buffer("out_global_scale", factors[1:].clone())
+        self.register_buffer("weight_global_scale", own)
+        self.register_buffer("input_global_scale", factors[0].clone())
         self.backend, self.config = backend, config
         self._workspaces: dict[tuple[int, torch.device], ChainWorkspace] = {}
 
     def forward(self, x: NVFP4Tensor) -> NVFP4Tensor:
-        """The last layer's result, [M, N], of ``x`` [M, N], which was quantized with the first of ``global_scales``.
+        """The last layer's result, [M, N], of ``x`` [M, N], quantized with any global scale, or with none, which is 1.
 
         Calls of one module must follow each other on one queue: they share counters and the results of inner layers.
         """
@@ -97,12 +103,19 @@ class PersistentMLP(torch.nn.Module):
             self.weight,
             x.scale,
             self.weight_scale,
-            self.alpha,
+            self._alpha(x.global_scale),
             self.out_global_scale,
             self._workspaces[key],
             backend=self.backend,
             config=self.config,
         )
+
+    def _alpha(self, given: torch.Tensor | None) -> torch.Tensor:
+        """Factors of all layers, the first with the input's global scale."""
+        if given is not None and given.data_ptr() == self.input_global_scale.data_ptr():
+            return self.alpha
+        first = self.weight_global_scale[:1]
+        return torch.cat([first if given is None else first * given, self.alpha[1:]])
 
     def _apply(self, fn, recurse=True):
         return super()._apply(moving(fn), recurse)

@@ -32,7 +32,7 @@ def inputs(*lead):
 
 def weight_of(layer):
     shape = (layer.out_features, layer.in_features)
-    return NVFP4Tensor(layer.weight, layer.weight_scale, layer.weight_global_scale, shape)
+    return NVFP4Tensor(layer.state_dict()["weight"], layer.weight_scale, layer.weight_global_scale, shape)
 
 
 def test_quantized_activations(linear):
@@ -86,7 +86,7 @@ def test_state_dict(linear, pre_decode):
     wide = torch.nn.Linear(512, 256).bfloat16()
     layer = LinearNVFP4.from_linear(wide, input_scale=0.01, pre_decode=pre_decode)
     assert set(layer.state_dict()) == {
-        "weight", "weight_scale", "weight_global_scale", "input_global_scale", "bias",
+        "weight", "weight_scale", "weight_global_scale", "input_global_scale", "bias", "_extra_state",
     }  # fmt: skip
     file = io.BytesIO()
     torch.save(layer.state_dict(), file)
@@ -124,7 +124,7 @@ def test_from_quantized_takes_rowmajor_scales():
     blocked, plain = (block_scaled.quantize(values, scale_layout=s) for s in ("blocked", "rowmajor"))
     x = inputs(4)
     layers = [LinearNVFP4.from_quantized(w, dtype=torch.float16) for w in (blocked, plain)]
-    assert layers[0].weight.data_ptr() == blocked.data.data_ptr() and layers[0].bias is None
+    assert layers[0].packed_weight.data_ptr() == blocked.data.data_ptr() and layers[0].bias is None
     assert_bitwise_equal(layers[0](x), layers[1](x))
 
 
