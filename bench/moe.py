@@ -62,14 +62,14 @@ class Weights:
     down: torch.Tensor
 
 
-def make_weights(model: Model, seed: int = 0) -> Weights:
+def make_weights(model: Model, device: str = "cuda", seed: int = 0) -> Weights:
     """Random weights, quantized; bf16 ones are what the quantized ones stand for."""
-    generator = torch.Generator("cuda").manual_seed(seed)
+    generator = torch.Generator(device).manual_seed(seed)
 
     def one(n: int, k: int) -> tuple[ExpertWeights, torch.Tensor]:
         parts, decoded = [], []
         for _ in range(model.experts):
-            w = torch.randn((1, n, k), device="cuda", generator=generator) / k**0.5
+            w = torch.randn((1, n, k), device=device, generator=generator) / k**0.5
             part = ExpertWeights.quantize(w)
             parts.append(part)
             tensor = NVFP4Tensor(part.data[0], part.scale[0], part.global_scale[0], (n, k))  # type: ignore[index]
@@ -94,11 +94,11 @@ class Batch:
     order: Permutation
 
     @classmethod
-    def make(cls, model: Model, tokens: int, seed: int = 1) -> "Batch":
+    def make(cls, model: Model, tokens: int, device: str = "cuda", seed: int = 1) -> "Batch":
         """Random tokens and logits."""
-        generator = torch.Generator("cuda").manual_seed(seed)
-        x = torch.randn((tokens, model.hidden), device="cuda", generator=generator).bfloat16()
-        logits = torch.randn((tokens, model.experts), device="cuda", generator=generator).bfloat16()
+        generator = torch.Generator(device).manual_seed(seed)
+        x = torch.randn((tokens, model.hidden), device=device, generator=generator).bfloat16()
+        logits = torch.randn((tokens, model.experts), device=device, generator=generator).bfloat16()
         ids, weights = route(logits, model.top_k)
         return cls(x, logits, ids, weights, permute(ids, model.experts))
 
@@ -196,13 +196,26 @@ def torch_fp8(weights: Weights, batch: Batch) -> Callable[[], torch.Tensor]:
 
 def expected(weights: Weights, batch: Batch) -> torch.Tensor:
     """The layer in float32 products of the weights, without rounding between."""
-    y = torch.zeros(batch.x.shape, device="cuda")
+    y = torch.zeros(batch.x.shape, device=batch.x.device)
     for e in batch.ids.unique().tolist():
         tokens, k = (batch.ids == e).nonzero(as_tuple=True)
         both = batch.x[tokens].float() @ weights.gate_up[e].float()
         rows = activate_rows(both, "silu", "concatenated", None) @ weights.down[e].float()
         y.index_add_(0, tokens, rows * batch.weights[tokens, k, None])
     return y
+
+
+def check(weights: Weights, batch: Batch) -> float:
+    """The norm of the layer's error over that of the result. Raises ValueError where rounding does not explain it."""
+    want = expected(weights, batch)
+    got = weights.layer(batch.x, batch.ids, batch.weights)
+    error = float((got.float() - want).norm() / want.norm())
+    if not error < WRONG:
+        tokens = len(batch.x)
+        raise ValueError(
+            f"{tokens} tokens: the layer's result differs from bf16's by {error:.3g} of its norm"
+        )
+    return error
 
 
 def measure(model: Model, weights: Weights, tokens: int, clean: bool) -> dict[str, Any]:

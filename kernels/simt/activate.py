@@ -85,12 +85,12 @@ class ActivateKernel:
         self.name = name
 
     @cute.jit
-    def __call__(self, table: cute.Pointer, queue):
+    def __call__(self, table: cute.Pointer, stream):
         """Launch: a warp for 32 blocks of a row.
 
         Args:
             table: Int64 in host memory: ``launch_table.Activate``.
-            queue: CUstream.
+            stream: CUstream.
         """
         t = cute.make_tensor(table, cute.make_layout(len(Activate)))
         n = Int32(t[Activate.N])
@@ -116,7 +116,7 @@ class ActivateKernel:
         self.kernel(operands, results).launch(
             grid=(cute.ceil_div(operands.rows * chunks, ROW_WARPS), 1, 1),
             block=(ROW_WARPS * WARP_SIZE, 1, 1),
-            stream=queue,
+            stream=stream,
         )
 
     @cute.kernel

@@ -8,7 +8,7 @@ each, one block a lane: 128 contiguous bytes of x a row, and the 32 scales are o
 such columns are loaded before the first is computed.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import cutlass
 import cutlass.cute as cute
@@ -19,6 +19,7 @@ from nvfp4_cute.launch_table import Quantize
 from nvfp4_cute.planning.arch.simt import QUANTIZE_ATOMS, QUANTIZE_WARPS, WARP_SIZE
 
 from ..common import ptx
+from ..common.device_groups import inclusive_sum
 from ..common.encode import ConvertE2M1, RoundE2M1
 from ..common.global_access import KEEP, global_scalar, load_words, store_byte, store_words
 from ..common.quantize_block import block_scale, encode_block, encode_values
@@ -149,29 +150,39 @@ class QuantizeKernel:
         group, row, row_end = self.locate(operands, atom_row, row_in_atom)
 
         if unit < UNITS_PER_ATOM:
-            x = operands.x + batch * operands.x_batch + row * operands.x_pitch
-            up = operands.up + batch * operands.up_batch + row * operands.up_pitch
-            blocks = [(first_atom + i) * ATOM_COLS + lane % ATOM_COLS for i in range(self.atoms)]
-            inputs, factors = ([cute.make_rmem_tensor(INPUT_WORDS, Uint32) for _ in blocks] for _ in range(2))
-            valid = [(row < row_end) & (block < k_blocks) for block in blocks]
-            for i in cutlass.range_constexpr(self.atoms):
-                inputs[i].fill(Uint32(0))
-                factors[i].fill(Uint32(0))
-                if valid[i]:
-                    load_block(inputs[i], x + blocks[i] * INPUT_BYTES)
-                    if cutlass.const_expr(self.has_up):
-                        load_block(factors[i], up + blocks[i] * INPUT_BYTES)
-            global_scale = Float32(1.0)
-            if cutlass.const_expr(self.has_global_scale):
-                global_scale = global_scalar(Float32, operands.global_scale + group * 4)[0]
-            for i in cutlass.range_constexpr(self.atoms):
-                words, code = self.quantize_block(inputs[i], factors[i], global_scale)
-                if valid[i]:
-                    first = (Int64(batch) * operands.m + row) * k_blocks + blocks[i]
-                    store_words(operands.data + first * OUTPUT_BYTES, words)
-                self.store_scale(
-                    operands, ScalePlace(batch, atom_row, row_in_atom, row, blocks[i]), code, valid[i]
-                )
+            place = ScalePlace(batch, atom_row, row_in_atom, row, first_atom * ATOM_COLS + lane % ATOM_COLS)
+            # Of groups with few rows most of a row of atoms is padding: that takes no loads and no arithmetic.
+            if cute.arch.vote_any_sync(row < row_end):
+                self.quantize_rows(operands, place, group, row_end)
+            else:
+                for i in cutlass.range_constexpr(self.atoms):
+                    self.store_scale(operands, shifted(place, i), Uint32(0), Boolean(False))
+
+    @cute.jit
+    def quantize_rows(self, operands: QuantizeOperands, place: ScalePlace, group: Int32, row_end: Int64):
+        """The blocks of a lane, from ``place`` on."""
+        k_blocks = operands.k // SF_VEC_SIZE
+        x = operands.x + place.batch * operands.x_batch + place.row * operands.x_pitch
+        up = operands.up + place.batch * operands.up_batch + place.row * operands.up_pitch
+        places = [shifted(place, i) for i in range(self.atoms)]
+        inputs, factors = ([cute.make_rmem_tensor(INPUT_WORDS, Uint32) for _ in places] for _ in range(2))
+        valid = [(place.row < row_end) & (p.k_block < k_blocks) for p in places]
+        for i in cutlass.range_constexpr(self.atoms):
+            inputs[i].fill(Uint32(0))
+            factors[i].fill(Uint32(0))
+            if valid[i]:
+                load_block(inputs[i], x + places[i].k_block * INPUT_BYTES)
+                if cutlass.const_expr(self.has_up):
+                    load_block(factors[i], up + places[i].k_block * INPUT_BYTES)
+        global_scale = Float32(1.0)
+        if cutlass.const_expr(self.has_global_scale):
+            global_scale = global_scalar(Float32, operands.global_scale + group * 4)[0]
+        for i in cutlass.range_constexpr(self.atoms):
+            words, code = self.quantize_block(inputs[i], factors[i], global_scale)
+            if valid[i]:
+                first = (Int64(place.batch) * operands.m + place.row) * k_blocks + places[i].k_block
+                store_words(operands.data + first * OUTPUT_BYTES, words)
+            self.store_scale(operands, places[i], code, valid[i])
 
     @cute.jit
     def locate(self, operands: QuantizeOperands, atom_row: Int32, row_in_atom: Int32):
@@ -180,15 +191,8 @@ class QuantizeKernel:
         row_end = Int64(operands.m)
         if cutlass.const_expr(self.is_grouped):
             # Rows of atoms behind the last group find no group: an empty range of rows.
-            start, atoms, row_end = Int32(0), Int32(0), Int64(0)
-            for g in cutlass.range(operands.groups, unroll=1):
-                stop = global_scalar(Int32, operands.offs + Int64(g) * 4)[0]
-                size = cute.ceil_div(stop - start, ATOM_ROWS)
-                if atom_row >= atoms and atom_row < atoms + size:
-                    group, row_end = g, Int64(stop)
-                    row = Int64(start) + (atom_row - atoms) * ATOM_ROWS + row_in_atom
-                atoms += size
-                start = stop
+            group, start, row_end, first_atom = find_group(operands, atom_row)
+            row = Int64(start) + (atom_row - first_atom) * ATOM_ROWS + row_in_atom
         return group, row, row_end
 
     @cute.jit
@@ -220,6 +224,37 @@ class QuantizeKernel:
         elif valid:
             row = Int64(place.batch) * operands.m + place.row
             store_byte(operands.scale + row * k_blocks + place.k_block, code)
+
+
+def shifted(place: ScalePlace, atoms: int) -> ScalePlace:
+    """So many columns of atoms further along K."""
+    return replace(place, k_block=place.k_block + atoms * ATOM_COLS)
+
+
+@cute.jit
+def find_group(operands: QuantizeOperands, atom_row: Int32):
+    """Of the group with this row of atoms: index, first row, end, first row of atoms. A warp looks at 32 groups at a time."""
+    lane = cute.arch.lane_idx()
+    first_group, atoms_before = Int32(0), Int32(0)
+    group, start, row_end, first_atom = Int32(0), Int32(0), Int64(0), Int32(0)
+    while atoms_before <= atom_row and first_group < operands.groups:
+        own_start, own_end = Int32(0), Int32(0)
+        if first_group + lane < operands.groups:
+            address = operands.offs + Int64(first_group + lane) * 4
+            own_end = global_scalar(Int32, address)[0]
+            if first_group + lane > 0:
+                own_start = global_scalar(Int32, address - 4)[0]
+        size = cute.ceil_div(cutlass.max(own_end - own_start, 0), ATOM_ROWS)
+        atom_end = atoms_before + inclusive_sum(size)
+        # Groups that end at or before the row of atoms: the next one has it.
+        passed = cute.arch.popc(cute.arch.vote_ballot_sync(atom_end <= atom_row))
+        if passed < WARP_SIZE:
+            group, start = first_group + passed, cute.arch.shuffle_sync(own_start, passed)
+            row_end = Int64(cute.arch.shuffle_sync(own_end, passed))
+            first_atom = cute.arch.shuffle_sync(atom_end - size, passed)
+        atoms_before = cute.arch.shuffle_sync(atom_end, WARP_SIZE - 1)
+        first_group += WARP_SIZE
+    return group, start, row_end, first_atom
 
 
 @cute.jit

@@ -1,0 +1,50 @@
+"""bench.moe: what it times computes the layer, and what it prints; times themselves need a GPU."""
+
+import json
+
+import pytest
+import torch
+
+from nvfp4_cute.bench import moe
+
+
+@pytest.mark.parametrize("width", [128, 96], ids=["fused", "in two"])
+def test_every_call_runs_and_the_layer_is_checked(width):
+    model = moe.Model(4, 2, 64, width)
+    weights = moe.make_weights(model, "cpu")
+    batch = moe.Batch.make(model, 40, "cpu")
+    assert 0 < moe.check(weights, batch) < moe.WRONG
+    results = {name: call() for name, call in moe.ours(model, weights, batch).items()}
+    assert ("activate" in results) == (width == 96)
+    layer = weights.layer(batch.x, batch.ids, batch.weights)
+    assert torch.equal(results["layer"], layer) and torch.equal(results["finalize"], layer)
+    assert torch.equal(results["route + layer"], layer)
+    rows = int(batch.order.offs[-1])
+    assert torch.equal(results["rows"][:rows], results["down"][:rows])
+    weights.layer.alpha2[0] *= 3
+    with pytest.raises(ValueError, match="40 tokens: the layer's result differs"):
+        moe.check(weights, batch)
+
+
+def test_without_a_gpu_it_says_so(capsys):
+    if torch.cuda.is_available():
+        pytest.skip("there is a GPU")
+    assert moe.main([]) == 2
+    assert "no CUDA GPU" in capsys.readouterr().err
+
+
+def test_table():
+    results = [
+        {"tokens": 1, "error": 0.1, "us": {"layer": 12.34, "torch fp8 rows": 2.0}, "missing": {}},
+        {"tokens": 8, "error": 0.2, "us": {"layer": 5.0}, "missing": {"torch fp8 rows": "no"}},
+    ]
+    text = moe.table("model", json.loads(json.dumps(results)))
+    assert "| 1 | 12.3 | 2.0 | 0.100 |" in text and "| 8 | 5.0 | - | 0.200 |" in text
+    assert "- torch fp8 rows: no" in text
+
+
+@pytest.mark.gpu("sm_90a")
+def test_gpu_measures(capsys):
+    assert moe.main(["--model", "qwen3-30b-a3b", "--tokens", "1", "--json"]) == 0
+    (result,) = json.loads(capsys.readouterr().out)["models"]["qwen3-30b-a3b"]
+    assert result["us"]["layer"] > 0

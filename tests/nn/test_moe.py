@@ -1,0 +1,150 @@
+"""MoENVFP4: quantizing, state dict, devices and dtypes, torch.compile; what it computes is tests/moe's."""
+
+import io
+
+import pytest
+import torch
+
+import nvfp4_cute
+from nvfp4_cute import MoENVFP4, UnsupportedProblem, moe, route
+from nvfp4_cute.experts.weights import ExpertWeights
+
+E, H, I, T = 4, 128, 128, 6  # experts, hidden, intermediate, tokens
+
+
+def some(*shape, seed=0):
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+def experts(seed=0):
+    return some(E, 2 * I, H, seed=seed).bfloat16() / 8, some(E, H, I, seed=seed + 1).bfloat16() / 8
+
+
+def batch():
+    ids, weights = route(some(T, E, seed=5), 2)
+    return some(T, H, seed=6).bfloat16(), ids, weights
+
+
+def test_close_to_the_layer_in_float64():
+    gate_up, down = experts()
+    x, ids, weights = batch()
+    y = MoENVFP4.from_experts(gate_up, down)(x, ids, weights)
+    want = torch.zeros(T, H, dtype=torch.float64)
+    for t in range(T):
+        for k in range(2):
+            e = int(ids[t, k])
+            gate, up = (gate_up[e].double() @ x[t].double()).chunk(2)
+            want[t] += weights[t, k].double() * (down[e].double() @ (torch.nn.functional.silu(gate) * up))
+    assert (y.double() - want).norm() < 0.25 * want.norm()
+
+
+def test_scales_reach_the_result():
+    """The module gives what ``moe`` gives with the same scales; calibrated ones are factors of the products."""
+    gate_up, down = experts()
+    x, ids, weights = batch()
+    scales = {"input_scale": torch.tensor(0.01), "hidden_scale": torch.rand(E) / 10}
+    layer = MoENVFP4.from_experts(gate_up, down, **scales)
+    w13, w2 = ExpertWeights.quantize(gate_up), ExpertWeights.quantize(down)
+    assert torch.equal(layer(x, ids, weights), moe(x, ids, weights, w13, w2, **scales))
+    assert not torch.equal(layer(x, ids, weights), MoENVFP4.from_experts(gate_up, down)(x, ids, weights))
+
+
+def test_factors_of_both_halves():
+    gate_up, down = experts()
+    w13, w2 = ExpertWeights.quantize(gate_up), ExpertWeights.quantize(down)
+    pair = ExpertWeights(w13.data, w13.scale, torch.stack([w13.global_scale, 2 * w13.global_scale], 1))
+    x, ids, weights = batch()
+    layer = MoENVFP4.from_quantized(pair, w2)
+    assert torch.equal(layer(x, ids, weights), moe(x, ids, weights, pair, w2))
+    assert not torch.equal(layer(x, ids, weights), moe(x, ids, weights, w13, w2))
+    loaded = MoENVFP4(E, H, I)
+    loaded.load_state_dict(layer.state_dict())
+    assert torch.equal(loaded(x, ids, weights), layer(x, ids, weights))
+
+
+@pytest.mark.parametrize("scales", [{}, {"input_scale": 0.02, "hidden_scale": [0.1, 0.2, 0.3, 0.4]}])
+def test_state_dict(scales):
+    """Through a file into an empty layer: the same result; 4.5 bits a weight and few bytes besides."""
+    gate_up, down = experts()
+    x, ids, weights = batch()
+    layer = MoENVFP4.from_experts(gate_up, down, **scales)
+    file = io.BytesIO()
+    torch.save(layer.state_dict(), file)
+    file.seek(0)
+    empty = MoENVFP4(E, H, I, **scales)
+    empty.load_state_dict(torch.load(file))
+    assert torch.equal(empty(x, ids, weights), layer(x, ids, weights))
+    size = sum(t.numel() * t.element_size() for t in layer.state_dict().values())
+    assert size <= 3 * E * H * I * 9 // 16 + 100 * E
+
+
+def test_biases_and_dtypes():
+    gate_up, down = experts()
+    bias13, bias2 = some(E, 2 * I).bfloat16(), some(E, H).bfloat16()
+    x, ids, weights = batch()
+    layer = MoENVFP4.from_experts(
+        gate_up, down, bias13=bias13, bias2=bias2, activation="swiglu_oai", limit=7.0
+    )
+    y = layer(x, ids, weights)
+    assert not torch.equal(
+        y, MoENVFP4.from_experts(gate_up, down, activation="swiglu_oai", limit=7.0)(x, ids, weights)
+    )
+    halved = layer.half()
+    assert halved.bias13.dtype == torch.float16 and halved.alpha13.dtype == torch.float32
+    assert halved.w13_scale.dtype == torch.float8_e4m3fn
+    other = halved(x.half(), ids, weights).float()
+    assert (other - y.float()).norm() < 0.1 * other.norm()
+
+
+def test_shapes_and_shared():
+    gate_up, down = experts()
+    x, ids, weights = batch()
+    layer = MoENVFP4.from_experts(gate_up, down)
+    y = layer(x.view(2, 3, H), ids, weights, shared=x.view(2, 3, H))
+    assert y.shape == (2, 3, H)
+    torch.testing.assert_close(
+        y.view(T, H).float(), (layer(x, ids, weights) + x).float(), rtol=0.02, atol=0.02
+    )
+    assert layer(x[:0], ids[:0], weights[:0]).shape == (0, H)
+    assert "num_experts=4" in repr(layer)
+
+
+def test_without_a_gate():
+    up, down = some(E, 96, H).bfloat16(), some(E, H, 96).bfloat16()
+    x, ids, weights = batch()
+    layer = MoENVFP4.from_experts(up, down, weight_layout="none", activation="relu2")
+    e = int(ids[0, 0])
+    first = layer(x[:1], ids[:1, :1].contiguous(), torch.ones(1, 1))
+    want = down[e].float() @ (up[e].float() @ x[0].float()).relu().square()
+    assert (first[0].float() - want).norm() < 0.3 * want.norm()
+
+
+def test_compile_takes_the_layer_whole():
+    gate_up, down = experts()
+    layer = MoENVFP4.from_experts(gate_up, down, input_scale=0.01)
+    x, _, _ = batch()
+    logits = some(T, E, seed=5)
+
+    def block(x, logits):
+        return layer(x, *route(logits, 2)) + x
+
+    compiled = torch.compile(block, fullgraph=True, backend="aot_eager")
+    assert torch.equal(compiled(x, logits), block(x, logits))
+    torch.library.opcheck(
+        torch.ops.nvfp4_cute.route.default,
+        (logits, 2, "softmax", True, None, None, 1, 1, 1.0, "auto"),
+        test_utils=("test_schema", "test_faketensor"),
+    )
+
+
+def test_refusals():
+    gate_up, down = experts()
+    for call, error, text in (
+        (lambda: MoENVFP4(E, 40, I), UnsupportedProblem, "hidden_size=40"),
+        (lambda: MoENVFP4.from_experts(gate_up[0], down), ValueError, r"expected \[E, 2 I, H\]"),
+        (lambda: MoENVFP4.from_experts(gate_up[:, :96], down), ValueError, "w13 has shape"),
+        (lambda: MoENVFP4.from_experts(gate_up, down, input_scale=[1.0, 2.0]), ValueError, "a factor of 2"),
+    ):
+        with pytest.raises(error, match=text):
+            call()
+    assert nvfp4_cute.MoENVFP4 is MoENVFP4
