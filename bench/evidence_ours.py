@@ -130,12 +130,6 @@ class Simt:
         elif self.operation == "w4a16":
             nvfp4_cute.gemm(x, w, None, w_scale, 2.0, out_dtype=self.dtype, backend=backend)
         elif self.operation == "few_rows":
-            from nvfp4_cute.backends.emulator import (
-                run_task,
-            )  # what `gemm` takes on a GPU that memory is slow of
-            from nvfp4_cute.ops.few_rows import few_rows_task
-
-            del run_task, few_rows_task
             a, a_scale = _operand(self.tokens, generator)
             nvfp4_cute.gemm(a, w, a_scale, w_scale, 2.0, out_dtype=self.dtype, backend=backend)
         else:

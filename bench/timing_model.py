@@ -40,14 +40,17 @@ from nvfp4_cute.emulator.ptx import parse
 from nvfp4_cute.emulator.record.recorder import Recorder
 from nvfp4_cute.emulator.record.representatives import LaunchWork
 from nvfp4_cute.emulator.state import Launch
+from nvfp4_cute.formats.block_format import NVFP4
 from nvfp4_cute.gpus.targets import B200, H200, Target
 from nvfp4_cute.gpus.timing_figures import constants_of
 from nvfp4_cute.launch.plan import make_plan
 from nvfp4_cute.model import tile_work
+from nvfp4_cute.operands.grouped import GroupedOperands
+from nvfp4_cute.operands.operand import Operand
 from nvfp4_cute.planning.arch import sm90
 from nvfp4_cute.planning.config import KernelConfig
 from nvfp4_cute.planning.schedule import make_schedule
-from nvfp4_cute.problem import GroupedOperands, GroupedProblem
+from nvfp4_cute.problem import GroupedProblem
 from nvfp4_cute.timing.memory import Memory
 from nvfp4_cute.timing.replay import replay
 
@@ -220,14 +223,8 @@ class OwnCase:
         problem = GroupedProblem(self.sizes, out_dtype=torch.float16)
         plan = make_plan(problem, H200.arch, H200.num_sms, self.config, for_emulator=True)
         made = empty_operands(bench_cases.Case("own", "own", str(self), "grouped_gemm", self.sizes))
-        operands = GroupedOperands(
-            made.a, made.b, tuple(x.flatten() for x in made.a_scale), tuple(x.flatten() for x in made.b_scale), None, made.out
-        )  # fmt: skip
-        tensors = [
-            x
-            for side in (operands.a, operands.b, operands.a_scale, operands.b_scale, operands.out)
-            for x in side
-        ]
+        scales = [[x.flatten() for x in side] for side in (made.a_scale, made.b_scale)]
+        tensors = [x for side in (made.a, made.b, *scales, made.out) for x in side]
         gpu = CapturingGpu(carried_bytes=0)
         gpu.register(plan.kernel.ptx, plan.kernel.cubin)
         gpu.memory_sources.append(
@@ -248,14 +245,17 @@ class OwnCase:
         """Tensors of a, b, their scales, and the results of all groups, in any shape."""
         groups = len(self.sizes)
         a, b, a_scale, b_scale, out = (tensors[i * groups : (i + 1) * groups] for i in range(5))
-        shaped = lambda xs, row: tuple(
-            x.view(torch.uint8).view(size[row], -1) for x, size in zip(xs, self.sizes, strict=True)
-        )
-        flat = lambda xs: tuple(x.flatten() for x in xs)
+        sides = [
+            tuple(
+                Operand(x.view(torch.uint8).view(size[row], -1), scale.flatten(), NVFP4, size[row], size[2])
+                for x, scale, size in zip(data, scales, self.sizes, strict=True)
+            )
+            for row, data, scales in ((0, a, a_scale), (1, b, b_scale))
+        ]
         results = tuple(
             x.view(torch.float16).view(m, n) for x, (m, n, _) in zip(out, self.sizes, strict=True)
         )
-        return GroupedOperands(shaped(a, 0), shaped(b, 1), flat(a_scale), flat(b_scale), None, results)
+        return GroupedOperands(*sides, results)
 
 
 def file_name(case: Case | OwnCase) -> str:

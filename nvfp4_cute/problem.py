@@ -1,6 +1,6 @@
-"""What is computed: sizes, types and operands of a grouped problem. ``list_form`` checks what callers pass."""
+"""What is computed: sizes and types of a grouped problem. ``operands.grouped`` checks what callers pass."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
@@ -115,74 +115,6 @@ class GroupedProblem:
             f"{dual}{self.form} of {self.num_groups} groups (MxNxK {shapes}){formats} -> {dtype_name(self.out_dtype)}{alpha}"
             f": {self.flops / 1e9:.3g} GFLOP, {self.bytes / 1e6:.3g} MB"
         )
-
-
-@dataclass(frozen=True)
-class SecondOperand:
-    """What a dual GEMM multiplies ``a`` by besides: the same shapes as ``b``, ``b_scale`` and ``alpha``.
-
-    ``b`` and ``b_scale`` are empty where the first ``b`` has the rows of both.
-    """
-
-    b: tuple[torch.Tensor, ...]
-    b_scale: tuple[torch.Tensor, ...]
-    alpha: torch.Tensor | None
-
-
-@dataclass(frozen=True)
-class OutScales:
-    """What NVFP4 results have besides data.
-
-    Attributes:
-        scale: uint8, 1-D, contiguous, a group: e4m3 in the 128x4 blocked layout. Padding columns become zeros; padding
-            rows are not written.
-        global_scale: float32 [G] on the operands' device, or None for 1.
-    """
-
-    scale: tuple[torch.Tensor, ...]
-    global_scale: torch.Tensor | None
-
-
-@dataclass(frozen=True)
-class GroupedOperands:
-    """Operands of a list-form problem in the one shape that launches and references take.
-
-    Attributes:
-        a: uint8 [M, K/2] a group, two e2m1 a byte, unit stride in K, row pitch a multiple of 16 bytes.
-        b: uint8 [N, K/2] a group, the same.
-        a_scale, b_scale: uint8, 1-D, contiguous: e4m3 in the 128x4 blocked layout. Padding rows may hold
-            anything. Padding columns, which exist where K % 64 != 0, meet zero operands in the MMA and must be
-            finite, as the zeros that ``to_blocked`` writes are: 0 * NaN would reach the result.
-        alpha: float32 [G] on the operands' device, or None.
-        out: [M, N] a group, unit stride in N, or in M where the problem says ``out_m_major``; of NVFP4 results, data:
-            uint8 [M, N/2], unit stride in N, base and pitch multiples of 16 bytes.
-        second: of a dual GEMM; None where there is one product.
-        out_scales: of NVFP4 results; None otherwise.
-        chain: of a chain, int32 [G], zeros; None otherwise.
-
-    All are views of the caller's memory, but for converted row-major scales, an allocated ``out``, and an
-    ``alpha`` given as numbers.
-    """
-
-    a: tuple[torch.Tensor, ...]
-    b: tuple[torch.Tensor, ...]
-    a_scale: tuple[torch.Tensor, ...]
-    b_scale: tuple[torch.Tensor, ...]
-    alpha: torch.Tensor | None
-    out: tuple[torch.Tensor, ...]
-    second: SecondOperand | None = None
-    out_scales: OutScales | None = None
-    chain: torch.Tensor | None = None
-
-    def mapped(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """Name and bytes of every operand that a tensor map describes."""
-        for name, tensors in (("a", self.a), ("b", self.b), ("b2", self.second.b if self.second else ())):
-            yield from ((f"{name}[{i}]", tensor) for i, tensor in enumerate(tensors))
-
-    @property
-    def device(self) -> torch.device:
-        """The device that every operand is on."""
-        return self.a[0].device
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ from cases import (
 )
 
 from nvfp4_cute.formats.scale_layout import from_blocked
-from nvfp4_cute.operands.list_form import check_list_operands
+from nvfp4_cute.operands.grouped import check_list_operands
 from nvfp4_cute.reference import expand_operand, grouped_gemm_reference
 
 BY_NAME = pytest.mark.parametrize("case", ALL, ids=lambda case: case.name)

@@ -1,4 +1,4 @@
-"""Where a plan runs: a GPU, the emulator, or the float64 reference."""
+"""Where a task runs: a GPU, the emulator, or the float64 reference."""
 
 from collections.abc import Callable
 from functools import partial
@@ -8,13 +8,11 @@ import torch
 
 from nvfp4_cute import env
 from nvfp4_cute.gpus import targets
-from nvfp4_cute.launch.task import Task
-from nvfp4_cute.planning.config import KernelConfig, check_config
-from nvfp4_cute.problem import GroupedOperands, GroupedProblem
+from nvfp4_cute.launch.task import Launch, Task
 
 # What precedes the name of the GPU to emulate: "emulator:RTX 5090", "emulator:sm_120a".
 EMULATOR_OF = "emulator:"
-Run = Callable[[GroupedProblem, GroupedOperands, KernelConfig | None], None]
+Run = Callable[[Task], Launch | None]
 
 
 def resolve(name: str, device: torch.device) -> str:
@@ -35,35 +33,28 @@ def resolve(name: str, device: torch.device) -> str:
 
 
 def get(name: str, device: torch.device) -> Run:
-    """The run function of a backend for grouped problems.
+    """The run function of a backend, which is imported when it is first asked for: only some need cutlass.
 
     Raises:
         ValueError: ``name`` is unknown. UnsupportedTarget: the GPU to emulate is unknown.
     """
-    return _function("run", name, device)
+    module, _, target = resolve(name, device).partition(":")
+    run = import_module(f"{__name__}.{module}").run
+    return partial(run, target=targets.lookup(target)) if target else run
 
 
-def run_problem(
-    name: str, problem: GroupedProblem, operands: GroupedOperands, config: KernelConfig | None
-) -> None:
-    """Run a grouped problem on a backend.
-
-    Raises:
-        ValueError: ``name`` is unknown. UnsupportedTarget: no kernel for the GPU. TypeError: ``config`` is no KernelConfig.
-    """
-    check_config(config)
-    get(name, operands.device)(problem, operands, config)
-
-
-def run_task(name: str, task: Task) -> None:
+def run_task(name: str, task: Task) -> Launch | None:
     """Run a task on a backend; a task without work is a no-op.
+
+    Returns:
+        What a GPU was given, which a call like it may use again; None from elsewhere.
 
     Raises:
         ValueError: ``name`` is unknown, or is not for the task's device. UnsupportedTarget: no kernel for the GPU.
+        UnsupportedProblem, ConfigError: what no kernel computes.
     """
-    run = _function("run_task", name, task.device)
-    if not task.is_empty:
-        run(task)
+    run = get(name, task.device)
+    return None if task.is_empty else run(task)
 
 
 def gpu_of(name: str, device: torch.device) -> targets.Gpu:
@@ -76,10 +67,3 @@ def gpu_of(name: str, device: torch.device) -> targets.Gpu:
     if module == "cuda" and device.type == "cuda":
         return targets.gpu_of(device)
     return (targets.lookup(target) if target else targets.B200).gpu
-
-
-def _function(function: str, name: str, device: torch.device) -> Callable[..., None]:
-    """A function of a backend, which is imported when it is first asked for: only some need cutlass."""
-    module, _, target = resolve(name, device).partition(":")
-    run = getattr(import_module(f"{__name__}.{module}"), function)
-    return partial(run, target=targets.lookup(target)) if target else run

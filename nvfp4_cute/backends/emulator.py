@@ -7,11 +7,8 @@ from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
 import torch
 
-from nvfp4_cute.compile.cache import get_kernel
-from nvfp4_cute.compile.compiler import CompiledKernel, table_pointer
 from nvfp4_cute.emulator.check.ledger import Hazard
 from nvfp4_cute.emulator.check.pdl import Dependent
 from nvfp4_cute.emulator.fronts.driver import Emulator
@@ -19,12 +16,9 @@ from nvfp4_cute.emulator.fronts.launch_shim import prepare_cutlass
 from nvfp4_cute.emulator.record.representatives import LaunchWork
 from nvfp4_cute.gpus.targets import B200, Target
 from nvfp4_cute.gpus.timing_figures import constants_of
-from nvfp4_cute.launch import tuned
-from nvfp4_cute.launch.plan import Plan, make_plan
-from nvfp4_cute.launch.task import Task
-from nvfp4_cute.launch.workspace import attach
-from nvfp4_cute.planning.config import KernelConfig
-from nvfp4_cute.problem import GroupedOperands, GroupedProblem
+from nvfp4_cute.launch.plan import Plan
+from nvfp4_cute.launch.task import Launch, Task
+from nvfp4_cute.operands.overlap import span_bytes
 from nvfp4_cute.timing.clock import Clock
 from nvfp4_cute.timing.result import Timing
 
@@ -32,8 +26,8 @@ from nvfp4_cute.timing.result import Timing
 _one_at_a_time = threading.RLock()
 
 
-WorkOf = Callable[[Plan | Task, GroupedOperands | None, str], LaunchWork | None]
-"""Of a launch, its operands if it is a plan's, and the architecture: what the clusters compute, None where it is not known."""
+WorkOf = Callable[[Task, Launch, str], LaunchWork | None]
+"""Of a task, its launch, and the architecture: what the clusters compute, None where it is not known."""
 
 
 @dataclass
@@ -49,7 +43,7 @@ class Observer:
         all_layouts: whether they are modelled in every layout of memory.
         count_banks: whether to count bank conflicts (``stats[i].banks``).
         work_of: where given, what the clusters of a launch compute: those that are alike are executed once, for their time.
-        plans: the plan of every launch, in order.
+        plans: of every launch of a grouped GEMM, in order.
         stats: statistics of every launch, in order (``emulator.machine.Stats``).
         timings: modelled times of every launch, in order.
         hazards: what the checker found, notes among it.
@@ -134,55 +128,30 @@ def on_emulator(
         yield emulator
 
 
-def run(
-    problem: GroupedProblem, operands: GroupedOperands, config: KernelConfig | None, target: Target = B200
-) -> None:
-    """Execute the kernel of ``target`` on CPU operands and return when it is done.
-
-    Raises:
-        ValueError: CUDA operands. EmulatorError: the kernel broke a rule of the machine.
-    """
-    with _emulated(operands.device, target) as (observer, emulator):
-        config = config or tuned.find(problem, target.gpu)
-        plan = make_plan(problem, target.arch, target.num_sms, config, for_emulator=True)
-        emulator.register(plan.kernel.ptx)
-        tensors = list(_tensors(operands))
-        # Results of a chain are read, too, and some are written twice: one range each.
-        written = {tensor.data_ptr() for _, tensor, writable in tensors if writable}
-        by_address = {tensor.data_ptr(): (name, tensor) for name, tensor, _ in reversed(tensors)}
-        for address, (name, tensor) in by_address.items():
-            emulator.add_range(name, address, _span_bytes(tensor), address in written)
-        if observer.work_of is not None:
-            emulator.expect(observer.work_of(plan, operands, target.arch))
-        if plan.schedule.num_tiles:
-            _launch(emulator, plan.kernel, plan.table(operands), operands.device)
-    observer.plans.append(plan)
-
-
-def run_task(task: Task, target: Target = B200) -> None:
+def run(task: Task, target: Target = B200) -> None:
     """Execute the kernel of ``target`` on CPU operands and return when it is done.
 
     Raises:
         ValueError: CUDA operands. EmulatorError: the kernel broke a rule of the machine.
     """
     with _emulated(task.device, target) as (observer, emulator):
-        kernel = get_kernel(task.key(target.arch), for_emulator=True)
-        emulator.register(kernel.ptx)
-        for name, tensor, writable in task.tensors():
-            emulator.add_range(name, tensor.data_ptr(), _span_bytes(tensor), writable)
+        launch = task.launch(target.gpu, for_emulator=True)
+        emulator.register(launch.kernel.ptx)
+        tensors = list(task.tensors())
+        # Results of a chain are read, too, and some are written twice: one range each.
+        written = {tensor.data_ptr() for _, tensor, writable in tensors if writable}
+        by_size = sorted(tensors, key=lambda entry: span_bytes(entry[1]))
+        by_address = {tensor.data_ptr(): (name, tensor) for name, tensor, _ in by_size}
+        for address, (name, tensor) in by_address.items():
+            emulator.add_range(name, address, span_bytes(tensor), address in written)
         if observer.work_of is not None:
-            emulator.expect(observer.work_of(task, None, target.arch))
-        _launch(emulator, kernel, task.table(), task.device)
-
-
-def _launch(emulator: Emulator, kernel: CompiledKernel, table: np.ndarray, device: torch.device) -> None:
-    """Launch with this table; the emulator knows the memory, if any, that the kernel's launches hand on."""
-    import cuda.bindings.driver as cuda
-
-    held = attach(kernel, table, device, 0)
-    if held is not None:
-        emulator.add_range("workspace", held.address, held.nbytes, True)
-    kernel.function(table_pointer(table.ctypes.data), cuda.CUstream(0))
+            emulator.expect(observer.work_of(task, launch, target.arch))
+        held = launch.attach(task.device, 0)
+        if held is not None:  # what the kernel's launches hand on
+            emulator.add_range("workspace", held.address, held.nbytes, True)
+        launch.enqueue(0)
+    if launch.plan is not None:
+        observer.plans.append(launch.plan)
 
 
 @contextmanager
@@ -217,32 +186,3 @@ def _emulated(device: torch.device, target: Target) -> Iterator[tuple[Observer, 
                 observer.last_launch = checker.dependencies.last
     observer.stats.append(emulator.stats)
     observer.timings += emulator.timings
-
-
-def _tensors(operands: GroupedOperands) -> Iterator[tuple[str, torch.Tensor, bool]]:
-    for name in ("a", "b", "a_scale", "b_scale", "out"):
-        for group, tensor in enumerate(getattr(operands, name)):
-            yield f"{name}[{group}]", tensor, name == "out"
-    if operands.alpha is not None:
-        yield "alpha", operands.alpha, False
-    if operands.chain is not None:
-        yield "counters of the chain", operands.chain, True
-    if operands.second is not None:
-        for name in ("b", "b_scale"):
-            for group, tensor in enumerate(getattr(operands.second, name)):
-                yield f"second {name}[{group}]", tensor, False
-        if operands.second.alpha is not None:
-            yield "second alpha", operands.second.alpha, False
-    if operands.out_scales is not None:
-        for group, tensor in enumerate(operands.out_scales.scale):
-            yield f"out scale[{group}]", tensor, True
-        if operands.out_scales.global_scale is not None:
-            yield "out_global_scale", operands.out_scales.global_scale, False
-
-
-def _span_bytes(tensor: torch.Tensor) -> int:
-    """Bytes from the first to the last element, gaps between rows included."""
-    if tensor.numel() == 0:
-        return 0
-    last = sum((extent - 1) * stride for extent, stride in zip(tensor.shape, tensor.stride(), strict=True))
-    return (last + 1) * tensor.element_size()

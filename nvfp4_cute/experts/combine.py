@@ -6,10 +6,13 @@ from enum import IntEnum
 import torch
 
 from nvfp4_cute import backends
+from nvfp4_cute.experts.checks import check_ids, check_rows
 from nvfp4_cute.experts.keys import FinalizeKey
-from nvfp4_cute.experts.task import SimtTask, check_ids, check_rows
+from nvfp4_cute.gpus.targets import Gpu
+from nvfp4_cute.launch.table_task import TableTask
 from nvfp4_cute.launch_table import Finalize
-from nvfp4_cute.ops import vector_checks as checks
+from nvfp4_cute.operands import rules as checks
+from nvfp4_cute.operands.overlap import check_overlap
 
 # A lane stores so many columns at once.
 COLUMN_STEP = 8
@@ -81,16 +84,16 @@ def finalize(
         check_ids(ids)
         if ids.shape != rows.shape:
             raise ValueError(f"ids has shape {list(ids.shape)}; expected {list(rows.shape)}, as rows")
-    checks.check_overlap(out, {"h": h, "rows": rows, "weights": weights, "bias": bias})
+    check_overlap({"out": out}, {"h": h, "rows": rows, "weights": weights} | checks.given(bias=bias))
     if shared is not None and shared.data_ptr() != out.data_ptr():
-        checks.check_overlap(out, {"shared": shared})
+        check_overlap({"out": out}, {"shared": shared})
     task = FinalizeTask(h, rows, weights, shared, bias, None if bias is None else ids, out, first_expert)
     backends.run_task(backend, task)
     return out
 
 
 @dataclass(frozen=True)
-class FinalizeTask(SimtTask):
+class FinalizeTask(TableTask):
     """Checked operands of ``finalize``."""
 
     columns = Finalize
@@ -109,11 +112,11 @@ class FinalizeTask(SimtTask):
         """Whether there is nothing to write."""
         return self.y.numel() == 0
 
-    def key(self, arch: str) -> FinalizeKey:
+    def key(self, gpu: Gpu) -> FinalizeKey:
         """What to compile."""
-        return FinalizeKey(arch, self.h.dtype, self.shared is not None, self.bias is not None)
+        return FinalizeKey(gpu.arch, self.h.dtype, self.shared is not None, self.bias is not None)
 
-    def numbers(self) -> dict[IntEnum, int]:
+    def numbers(self, gpu: Gpu) -> dict[IntEnum, int]:
         """Extents."""
         tokens, top_k = self.rows.shape
         return {

@@ -6,6 +6,7 @@ from enum import IntEnum
 import torch
 
 from nvfp4_cute import backends
+from nvfp4_cute.experts.checks import check_ids, check_rows
 from nvfp4_cute.experts.keys import GatherQuantizeKey
 from nvfp4_cute.experts.permutation import (
     Permutation,
@@ -14,11 +15,12 @@ from nvfp4_cute.experts.permutation import (
     new_order,
     permute,
 )
-from nvfp4_cute.experts.task import SimtTask, check_ids, check_rows
 from nvfp4_cute.formats import block_scaled
 from nvfp4_cute.formats.scale_layout import ATOM_ROWS, ATOM_SHAPE, num_k_blocks
+from nvfp4_cute.gpus.targets import Gpu
+from nvfp4_cute.launch.table_task import TableTask
 from nvfp4_cute.launch_table import GatherQuantize
-from nvfp4_cute.ops import vector_checks as checks
+from nvfp4_cute.operands import rules as checks
 from nvfp4_cute.planning.arch.simt import FEW_SLOTS, WARP_SIZE
 
 MAX_WORK = 2**31 - 1
@@ -104,7 +106,7 @@ def gather_quantize(
 
 
 @dataclass(frozen=True)
-class GatherQuantizeTask(SimtTask):
+class GatherQuantizeTask(TableTask):
     """One launch: fields as of ``gather_quantize`` and ``Permutation``; ``finds_order``: that is written, not read."""
 
     columns = GatherQuantize
@@ -130,9 +132,9 @@ class GatherQuantizeTask(SimtTask):
         """Whether there are no tokens."""
         return self.ids.numel() == 0
 
-    def key(self, arch: str) -> GatherQuantizeKey:
+    def key(self, gpu: Gpu) -> GatherQuantizeKey:
         """What to compile."""
-        return GatherQuantizeKey(arch, self.x.dtype, self._global_scales, self.finds_order)
+        return GatherQuantizeKey(gpu.arch, self.x.dtype, self._global_scales, self.finds_order)
 
     @property
     def _global_scales(self) -> str:
@@ -140,7 +142,7 @@ class GatherQuantizeTask(SimtTask):
             return "none"
         return "one" if self.global_scale.numel() == 1 else "each"
 
-    def numbers(self) -> dict[IntEnum, int]:
+    def numbers(self, gpu: Gpu) -> dict[IntEnum, int]:
         """Extents."""
         tokens, top_k = self.ids.shape
         return {

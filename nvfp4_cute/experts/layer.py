@@ -10,7 +10,7 @@ from nvfp4_cute.experts.combine import finalize
 from nvfp4_cute.experts.gather import gather_quantize
 from nvfp4_cute.experts.middle import activate_quantize
 from nvfp4_cute.experts.weights import per_expert, product_factors
-from nvfp4_cute.ops import vector_checks as checks
+from nvfp4_cute.operands import rules as checks
 from nvfp4_cute.ops.dual_gemm import grouped_dual_gemm
 from nvfp4_cute.ops.grouped_gemm import grouped_gemm
 from nvfp4_cute.problem import NVFP4, Activation

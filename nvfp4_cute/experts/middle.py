@@ -7,13 +7,15 @@ import torch
 
 from nvfp4_cute import backends
 from nvfp4_cute.experts.activation import ACTIVATIONS, GateLayout, activate_rows
+from nvfp4_cute.experts.checks import check_ids, check_rows, check_vector
 from nvfp4_cute.experts.keys import ActivateKey
 from nvfp4_cute.experts.permutation import Permutation
-from nvfp4_cute.experts.task import SimtTask, check_ids, check_rows, check_vector
 from nvfp4_cute.formats import block_scaled
 from nvfp4_cute.formats.scale_layout import ATOM_ROWS, ATOM_SHAPE
+from nvfp4_cute.gpus.targets import Gpu
+from nvfp4_cute.launch.table_task import TableTask
 from nvfp4_cute.launch_table import Activate, float32_bits
-from nvfp4_cute.ops import vector_checks as checks
+from nvfp4_cute.operands import rules as checks
 
 
 def activate_quantize(
@@ -91,7 +93,7 @@ def activate_quantize(
 
 
 @dataclass(frozen=True)
-class ActivateTask(SimtTask):
+class ActivateTask(TableTask):
     """Checked operands of ``activate_quantize``."""
 
     columns = Activate
@@ -115,12 +117,12 @@ class ActivateTask(SimtTask):
         """Whether there are no rows."""
         return self.h.numel() == 0
 
-    def key(self, arch: str) -> ActivateKey:
+    def key(self, gpu: Gpu) -> ActivateKey:
         """What to compile."""
         given = (x is not None for x in (self.limit, self.bias, self.global_scale))
-        return ActivateKey(arch, self.h.dtype, self.activation, self.gate_layout, *given)
+        return ActivateKey(gpu.arch, self.h.dtype, self.activation, self.gate_layout, *given)
 
-    def numbers(self) -> dict[IntEnum, int]:
+    def numbers(self, gpu: Gpu) -> dict[IntEnum, int]:
         """Extents."""
         return {
             Activate.H_PITCH: 2 * self.h.stride(0),

@@ -8,11 +8,13 @@ import torch
 
 from nvfp4_cute import backends
 from nvfp4_cute.errors import UnsupportedProblem
+from nvfp4_cute.experts.checks import check_ids
 from nvfp4_cute.experts.keys import PermuteKey
-from nvfp4_cute.experts.task import SimtTask, check_ids
 from nvfp4_cute.formats.scale_layout import ATOM_ROWS
+from nvfp4_cute.gpus.targets import Gpu
+from nvfp4_cute.launch.table_task import TableTask
 from nvfp4_cute.launch_table import Permute
-from nvfp4_cute.ops import vector_checks as checks
+from nvfp4_cute.operands import rules as checks
 from nvfp4_cute.planning.arch.simt import (
     MAX_EXPERTS,
     PERMUTE_SLOTS_AT_ONCE,
@@ -95,7 +97,7 @@ def check_experts(num_experts: int) -> None:
 
 
 @dataclass(frozen=True)
-class PermuteTask(SimtTask):
+class PermuteTask(TableTask):
     """One launch of ``permute``: fields as of ``Permutation``; ``counts`` int32 [CTAs, E_local] where there are two."""
 
     columns = Permute
@@ -114,11 +116,11 @@ class PermuteTask(SimtTask):
         """Never: there are offsets to write."""
         return False
 
-    def key(self, arch: str) -> PermuteKey:
+    def key(self, gpu: Gpu) -> PermuteKey:
         """What to compile."""
-        return PermuteKey(arch, permute_capacity(len(self.offs)), self.phase)
+        return PermuteKey(gpu.arch, permute_capacity(len(self.offs)), self.phase)
 
-    def numbers(self) -> dict[IntEnum, int]:
+    def numbers(self, gpu: Gpu) -> dict[IntEnum, int]:
         """Extents."""
         return {
             Permute.ID_BYTES: self.ids.element_size(),

@@ -8,11 +8,13 @@ import torch
 
 from nvfp4_cute import backends
 from nvfp4_cute.errors import UnsupportedProblem
+from nvfp4_cute.experts.checks import check_vector
 from nvfp4_cute.experts.keys import RouteKey
-from nvfp4_cute.experts.task import SimtTask, check_vector
 from nvfp4_cute.formats.silu import exp_minus, sigmoid
+from nvfp4_cute.gpus.targets import Gpu
+from nvfp4_cute.launch.table_task import TableTask
 from nvfp4_cute.launch_table import Route, float32_bits
-from nvfp4_cute.ops import vector_checks as checks
+from nvfp4_cute.operands import rules as checks
 from nvfp4_cute.planning.arch.simt import MAX_EXPERTS, MAX_TOP_K, WARP_SIZE, route_slots
 
 Scoring = Literal["softmax", "sigmoid"]
@@ -111,7 +113,7 @@ def _check_counts(experts: int, top_k: int, num_groups: int, topk_groups: int) -
 
 
 @dataclass(frozen=True)
-class RouteTask(SimtTask):
+class RouteTask(TableTask):
     """Checked operands and choices of ``route``; ``logits`` with unit stride in E."""
 
     columns = Route
@@ -137,13 +139,13 @@ class RouteTask(SimtTask):
         """Whether some groups are left out."""
         return self.topk_groups < self.num_groups
 
-    def key(self, arch: str) -> RouteKey:
+    def key(self, gpu: Gpu) -> RouteKey:
         """What to compile."""
         slots = route_slots(self.logits.shape[1])
         given = self.bias is not None, self.correction is not None, self.has_groups
-        return RouteKey(arch, self.logits.dtype, slots, self.scoring, self.renormalize, *given)
+        return RouteKey(gpu.arch, self.logits.dtype, slots, self.scoring, self.renormalize, *given)
 
-    def numbers(self) -> dict[IntEnum, int]:
+    def numbers(self, gpu: Gpu) -> dict[IntEnum, int]:
         """Extents."""
         tokens, experts = self.logits.shape
         return {

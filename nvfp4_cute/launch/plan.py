@@ -1,25 +1,72 @@
 """Plan: a grouped GEMM ready to launch. It holds the compiled kernel and the schedule, never data."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from functools import cached_property, lru_cache
+from enum import IntEnum
+from functools import lru_cache
+from typing import NamedTuple
 
 import numpy as np
 import torch
 
 from nvfp4_cute.compile.cache import get_kernel
-from nvfp4_cute.compile.compiler import CompiledKernel, table_pointer
+from nvfp4_cute.compile.compiler import CompiledKernel
 from nvfp4_cute.compile.keys import KernelKey
 from nvfp4_cute.errors import UnsupportedProblem
-from nvfp4_cute.launch.workspace import attach
+from nvfp4_cute.formats.block_format import TMA_ALIGN_BYTES
+from nvfp4_cute.launch.task import Launch
 from nvfp4_cute.launch_table import NUM_COLUMNS, Group, Header, float32_bits
+from nvfp4_cute.operands.grouped import GroupedOperands
+from nvfp4_cute.operands.operand import Operand
 from nvfp4_cute.planning.arch import base, clusters_at_once, family_of, num_clusters
-from nvfp4_cute.planning.choose import choose_config
+from nvfp4_cute.planning.choose import choose_config, config_for_mean
 from nvfp4_cute.planning.config import KernelConfig
 from nvfp4_cute.planning.schedule import TileSchedule, make_schedule
-from nvfp4_cute.problem import NVFP4, TMA_ALIGN_BYTES, GroupedOperands, GroupedProblem
+from nvfp4_cute.problem import NVFP4, Gate, GroupedProblem
 
-# Two elements a byte
-TMA_ALIGN_ELEMENTS = 2 * TMA_ALIGN_BYTES
+
+class Entry(NamedTuple):
+    """A tensor of a launch: what messages call it, whether it is written, and where its address goes.
+
+    ``column`` is of the header, or of the row of ``group``.
+    """
+
+    name: str
+    tensor: torch.Tensor
+    is_written: bool
+    column: IntEnum
+    group: int | None = None
+
+
+def entries(operands: GroupedOperands, problem: GroupedProblem) -> Iterator[Entry]:
+    """Every tensor, inputs in the order of the operation's arguments, then outputs."""
+    is_listed = problem.form == "list"
+
+    def side(
+        name: str, column: Group, tensors: list[torch.Tensor], is_written: bool = False
+    ) -> Iterator[Entry]:
+        for g, tensor in enumerate(tensors):
+            yield Entry(f"{name}[{g}]" if is_listed else name, tensor, is_written, column, g)
+
+    def one(
+        name: str, column: Header, tensor: torch.Tensor | None, is_written: bool = False
+    ) -> Iterator[Entry]:
+        if tensor is not None:
+            yield Entry(name, tensor, is_written, column)
+
+    yield from side("a", Group.A, [x.data for x in operands.a])
+    yield from side("b", Group.B, [x.data for x in operands.b])
+    yield from side("a_scale", Group.SFA, [x.scale for x in operands.a])
+    yield from side("b_scale", Group.SFB, [x.scale for x in operands.b])
+    yield from one("sizes", Header.GROUP_SIZES, operands.sizes)
+    yield from one("alpha", Header.ALPHA, operands.alpha)
+    yield from side("b2", Group.B2, [x.data for x in operands.b2])
+    yield from side("b2_scale", Group.SFB2, [x.scale for x in operands.b2])
+    yield from one("alpha2", Header.ALPHA2, operands.alpha2)
+    yield from one("out_global_scale", Header.OUT_GLOBAL_SCALE, operands.out_global_scale)
+    yield from one("counters of the chain", Header.CHAIN, operands.chain, is_written=True)
+    yield from side("out", Group.OUT, list(operands.out), is_written=True)
+    yield from side("scale of out", Group.OUT_SCALE, list(operands.out_scale), is_written=True)
 
 
 @dataclass(frozen=True)
@@ -28,128 +75,117 @@ class Plan:
 
     Attributes:
         problem: sizes and types.
-        schedule: tiles of all groups; its slot order is the order of every list in the launch.
+        schedule: tiles of all groups; its slot order is the order of every list in the launch. None where the device knows
+            the sizes.
         kernel: the compiled code, shared by all problems with as many groups.
         num_clusters: to launch: no more than there are tiles, unless K tiles are dealt.
     """
 
     problem: GroupedProblem
-    schedule: TileSchedule
+    schedule: TileSchedule | None
     kernel: CompiledKernel
     num_clusters: int
 
     @property
     def _described(self) -> tuple[int, ...]:
-        """The groups with a row of the table each: all of a list, the first of a batch."""
-        return self.schedule.order if self.problem.form == "list" else (0,)
-
-    @cached_property
-    def _fixed_columns(self) -> np.ndarray:
-        """The launch table without addresses and pitches."""
-        table = np.zeros((1 + len(self._described), NUM_COLUMNS), np.int64)
-        table[0, Header.NUM_GROUPS] = self.problem.num_groups
-        if self.problem.limit is not None:
-            table[0, Header.LIMIT] = float32_bits(self.problem.limit)
-        config = self.kernel.key.config
-        table[0, Header.NUM_TILES] = self.schedule.num_tiles
-        table[0, Header.NUM_CTA] = self.num_clusters * config.cluster_size
-        table[1:, [Group.A_BATCH, Group.B_BATCH]] = (
-            self.problem.num_groups if self.problem.form == "batched" else 1
-        )
-        for row, group, tile_offset in zip(
-            table[1:], self._described, self.schedule.tile_offsets, strict=False
-        ):
-            row[[Group.M, Group.N, Group.K]] = np.maximum(self.problem.sizes[group], 1)
-            row[Group.SFA_ROW_BLOCKS], row[Group.SFB_ROW_BLOCKS] = -(-row[[Group.M, Group.N]] // 128)
-            row[Group.SFB_BATCH_BLOCKS] = row[Group.SFB_ROW_BLOCKS]
-            row[Group.TILE_OFFSET] = tile_offset
-            row[Group.GROUP_IDX] = group
-        return table
+        """The entries with a row of the table each, in the order of rows: all of a list, the one of all groups."""
+        return self.schedule.order if self.schedule is not None and self.problem.form == "list" else (0,)
 
     def table(self, operands: GroupedOperands) -> np.ndarray:
         """The launch table (``launch_table``) for these operands."""
-        table = self._fixed_columns.copy()
-        if operands.alpha is not None:
-            table[0, Header.ALPHA] = operands.alpha.data_ptr()
-        if self.problem.form == "batched":
-            table[1, Group.A_BATCH_PITCH : Group.OUT_BATCH_PITCH + 1] = (
-                2 * _batch_bytes(operands.a),
-                2 * _batch_bytes(operands.b),
-                _batch_bytes(operands.out) // operands.out[0].element_size(),
-            )
-        else:  # There is one batch, whose pitch is never used but has to be well formed.
-            table[1:, [Group.A_BATCH_PITCH, Group.B_BATCH_PITCH, Group.B2_BATCH_PITCH]] = TMA_ALIGN_ELEMENTS
-        table[1:, Group.A : Group.OUT_PITCH + 1] = [
-            (
-                operands.a[group].data_ptr(),
-                operands.b[group].data_ptr(),
-                operands.a_scale[group].data_ptr(),
-                operands.b_scale[group].data_ptr(),
-                operands.out[group].data_ptr(),
-                2 * operands.a[group].stride(0),
-                2 * operands.b[group].stride(0),
-                operands.out[group].stride(1 if self.problem.out_m_major else 0),
-            )
-            for group in self._described
+        problem, config = self.problem, self.kernel.key.config
+        described = self._described
+        table = np.zeros((1 + len(described), NUM_COLUMNS), np.int64)
+        header = table[0]
+        header[Header.NUM_GROUPS] = problem.num_groups
+        if problem.limit is not None:
+            header[Header.LIMIT] = float32_bits(problem.limit)
+        clusters = self.num_clusters
+        if self.schedule is not None:
+            header[Header.NUM_TILES] = self.schedule.num_tiles
+            table[1:, Group.TILE_OFFSET] = self.schedule.tile_offsets[: len(described)]
+        elif not config.stream_k:
+            clusters = min(clusters, most_tiles(operands, problem, config))
+        header[Header.NUM_CTA] = clusters * config.cluster_size
+        for row, g in zip(table[1:], described, strict=True):
+            b2 = operands.b2[g] if operands.b2 else None
+            for column, value in _extents(operands.a[g], operands.b[g], b2).items():
+                row[column] = value
+            out = operands.out[g]
+            row[Group.OUT_PITCH] = out.stride(-1 if problem.out_m_major else -2)
+            row[Group.OUT_BATCH_PITCH] = out.stride(0) if out.ndim == 3 and len(out) > 1 else 0
+            row[Group.GROUP_IDX] = g
+        table.reshape(-1)[self.address_places(operands)] = [
+            entry.tensor.data_ptr() for entry in entries(operands, problem)
         ]
-        second = operands.second
-        if second is not None:
-            if second.b:
-                table[1:, Group.B2 : Group.B2_PITCH + 1] = [
-                    (
-                        second.b[group].data_ptr(),
-                        second.b_scale[group].data_ptr(),
-                        2 * second.b[group].stride(0),
-                    )
-                    for group in self.schedule.order
-                ]
-            if second.alpha is not None:
-                table[0, Header.ALPHA2] = second.alpha.data_ptr()
-        if operands.chain is not None:
-            table[0, Header.CHAIN] = operands.chain.data_ptr()
-        scales = operands.out_scales
-        if scales is not None:
-            table[1:, Group.OUT_SCALE] = [scales.scale[group].data_ptr() for group in self._described]
-            if scales.global_scale is not None:
-                table[0, Header.OUT_GLOBAL_SCALE] = scales.global_scale.data_ptr()
         return table
 
-    def address_places(self, *, has_global_scale: bool = False) -> list[int]:
-        """Where in the flat launch table addresses go.
-
-        Of a, b, a_scale, b_scale, alpha if there is one; of a dual GEMM with weights of their own b2, b2_scale and alpha2;
-        the global scales if there are any, out, and the scales of NVFP4 results. Of a batch, those of its tensors; of a
-        list, those of every group's, in the caller's order.
-        """
-        problem = self.problem
-        row_of_group = {group: 1 + slot for slot, group in enumerate(self._described)}
-
-        def of_groups(*columns: Group) -> list[int]:
-            groups = sorted(row_of_group)
-            return [row_of_group[group] * NUM_COLUMNS + column for column in columns for group in groups]
-
-        places = of_groups(Group.A, Group.B, Group.SFA, Group.SFB) + [Header.ALPHA] * problem.has_alpha
-        if problem.activation is not None:
-            places += of_groups(Group.B2, Group.SFB2) if problem.weight_layout == "separate" else []
-            places += [Header.ALPHA2] * problem.has_alpha
-        places += [Header.OUT_GLOBAL_SCALE] * has_global_scale + of_groups(Group.OUT)
-        return places + (of_groups(Group.OUT_SCALE) if problem.out_dtype == NVFP4 else [])
+    def address_places(self, operands: GroupedOperands) -> list[int]:
+        """Where in the flat launch table addresses go: of what :func:`entries` names, in its order."""
+        row_of = {g: 1 + slot for slot, g in enumerate(self._described)}
+        return [
+            int(entry.column) + (0 if entry.group is None else row_of[entry.group] * NUM_COLUMNS)
+            for entry in entries(operands, self.problem)
+        ]
 
     def launch(self, operands: GroupedOperands, queue: int = 0) -> None:
-        """Enqueue the kernel. Copies no data, waits for nothing, and allocates only where a ``workspace`` has to grow.
+        """Enqueue the kernel on a queue of the operands' device; a problem without tiles is a no-op."""
+        if self.schedule is None or self.schedule.num_tiles:
+            launch = Launch(self.kernel, self.table(operands), self.address_places(operands), self)
+            _held = launch.attach(operands.device, queue)
+            launch.enqueue(queue)
 
-        A problem without tiles is a no-op.
 
-        Args:
-            operands: checked operands of this plan's problem.
-            queue: handle of the device's current CUDA queue (``torch.cuda.current_stream().cuda_stream``).
-        """
-        import cuda.bindings.driver as cuda
+def _extents(a: Operand, b: Operand, b2: Operand | None) -> dict[Group, int]:
+    """Pitches and extents, in elements, and scale blocks. What is never used has to be well formed, too."""
+    row_blocks = [max(x.scale.numel() // (x.atom_row_bytes * x.batches), 1) for x in (a, b)]
+    found = {
+        Group.M: max(a.rows, 1),
+        Group.N: max(b.rows, 1),
+        Group.K: a.k,
+        Group.A_PITCH: a.pitch,
+        Group.B_PITCH: b.pitch,
+        Group.A_BATCH_PITCH: _batch_pitch(a),
+        Group.B_BATCH_PITCH: _batch_pitch(b),
+        Group.B2_BATCH_PITCH: _batch_pitch(b2 or b),
+        Group.A_BATCH: a.batches,
+        Group.B_BATCH: b.batches,
+        Group.SFA_ROW_BLOCKS: row_blocks[0],
+        Group.SFB_ROW_BLOCKS: row_blocks[1],
+        Group.SFB_BATCH_BLOCKS: b.scale.stride(0) // b.atom_row_bytes if b.batches > 1 else row_blocks[1],
+    }
+    return found if b2 is None else found | {Group.B2_PITCH: b2.pitch}
 
-        if self.schedule.num_tiles:
-            table = self.table(operands)
-            _held = attach(self.kernel, table, operands.device, queue)
-            self.kernel.function(table_pointer(table.ctypes.data), cuda.CUstream(queue))
+
+def _batch_pitch(x: Operand) -> int:
+    return x.batch_pitch if x.batches > 1 else x.format.elements(TMA_ALIGN_BYTES)
+
+
+def most_tiles_m(operands: GroupedOperands, problem: GroupedProblem, config: KernelConfig) -> int:
+    """Tiles along M that groups on the device have at most: where ragged, every group but one may end a tile early."""
+    (a,) = operands.a
+    further = problem.num_groups - 1 if problem.form == "ragged" else 0
+    return a.batches * -(-a.rows // config.work_tile_mnk[0]) + further
+
+
+def most_tiles(operands: GroupedOperands, problem: GroupedProblem, config: KernelConfig) -> int:
+    """The same of tiles."""
+    return most_tiles_m(operands, problem, config) * -(-operands.b[0].rows // config.work_tile_mnk[1])
+
+
+def config_of(problem: GroupedProblem, arch: str, sm_count: int) -> KernelConfig:
+    """The config that is chosen for a problem by estimate. Raises UnsupportedTarget for ``arch`` without a kernel."""
+    if problem.form in ("ragged", "masked"):
+        gate = None
+        if problem.activation is not None:
+            gate = Gate(problem.activation, problem.limit, problem.weight_layout)
+        is_quantized, is_ragged = problem.out_dtype == NVFP4, problem.form == "ragged"
+        mean = problem.sizes[0]
+        return config_for_mean(arch, sm_count, problem.num_groups, mean, gate, is_quantized, is_ragged)
+    # Layers of a chain follow each other: what suits one suits all.
+    return choose_config(
+        replace(problem, sizes=problem.sizes[:1]) if problem.is_chain else problem, arch, sm_count
+    )
 
 
 @lru_cache(maxsize=256)
@@ -164,7 +200,7 @@ def make_plan(
     """Choose, compile (or find) and schedule; a plan is remembered by all of its arguments.
 
     Args:
-        problem: list-form problem, or a batched one, which becomes a list where there is one batch.
+        problem: of any form; a batched one becomes a list where there is one batch.
         arch: target such as ``sm_100a``.
         sm_count: SMs of the device: the number of persistent CTAs unless ``config`` says otherwise.
         config: tile shape and pipeline depths; None has the family choose.
@@ -174,35 +210,31 @@ def make_plan(
         UnsupportedTarget: no kernel for ``arch``. ConfigError: ``config`` cannot be built.
         UnsupportedProblem: more groups than kernel parameters hold, or more work than ``stream_k`` counts.
     """
-    if problem.num_groups == 1:
+    if problem.form == "batched" and problem.num_groups == 1:
         problem = replace(problem, form="list")
+    if problem.form == "list":
+        _check_list_groups(problem)
+    config = config or config_of(problem, arch, sm_count)
+    key = KernelKey.of(arch, config, problem)
+    clusters = num_clusters(config, clusters_at_once(arch, config, sm_count))
+    schedule = None
+    if problem.form in ("list", "batched"):
+        what = f"groups of sizes {problem.sizes[0]}, ..."
+        reason = family_of(arch).work_reason(what, problem.sizes, config)
+        if reason is not None:
+            raise UnsupportedProblem(reason)
+        schedule = make_schedule(problem.sizes, config.work_tile_mnk, clusters, config.split_k)
+        clusters = clusters if config.stream_k else schedule.num_cta
+    return Plan(problem, schedule, get_kernel(key, for_emulator=for_emulator), clusters)
+
+
+def _check_list_groups(problem: GroupedProblem) -> None:
     is_quantized = problem.out_dtype == NVFP4
     max_groups = base.max_list_groups(problem.num_b, is_quantized)
-    if problem.form == "list" and problem.num_groups > max_groups:
+    if problem.num_groups > max_groups:
         group_bytes = base.param_bytes_per_group(problem.num_b, is_quantized)
         raise UnsupportedProblem(
             f"{problem.num_groups} groups: the list form passes {group_bytes} bytes a "
             f"group as kernel parameters, {base.KERNEL_PARAM_BYTES} bytes hold {max_groups} groups; split the lists "
             f"into calls of at most {max_groups}"
         )
-    # Layers of a chain follow each other: what suits one suits all.
-    chosen_for = replace(problem, sizes=problem.sizes[:1]) if problem.is_chain else problem
-    config = config or choose_config(chosen_for, arch, sm_count)
-    key = KernelKey.of(arch, config, problem)
-    what = f"groups of sizes {problem.sizes[0]}, ..."
-    reason = family_of(arch).work_reason(what, problem.sizes, config)
-    if reason is not None:
-        raise UnsupportedProblem(reason)
-    clusters = num_clusters(config, clusters_at_once(arch, config, sm_count))
-    schedule = make_schedule(problem.sizes, config.work_tile_mnk, clusters, config.split_k)
-    return Plan(
-        problem,
-        schedule,
-        get_kernel(key, for_emulator=for_emulator),
-        clusters if config.stream_k else schedule.num_cta,
-    )
-
-
-def _batch_bytes(batches: tuple[torch.Tensor, ...]) -> int:
-    """Bytes from one of several tensors at equal distances to the next one."""
-    return batches[1].data_ptr() - batches[0].data_ptr()

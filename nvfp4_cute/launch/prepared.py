@@ -19,11 +19,13 @@ import numpy as np
 import torch
 
 from nvfp4_cute import env
-from nvfp4_cute.compile.compiler import CompiledKernel, Launcher
+from nvfp4_cute.compile.compiler import Launcher
+from nvfp4_cute.formats.block_format import TMA_ALIGN_BYTES
 from nvfp4_cute.launch import workspace
+from nvfp4_cute.launch.task import Launch
 from nvfp4_cute.launch_table import Header
 from nvfp4_cute.operands import tensor_map_fault
-from nvfp4_cute.problem import TMA_ALIGN_BYTES
+from nvfp4_cute.operands.overlap import span_bytes
 
 try:
     from torch._C._dynamo.guards import TensorGuards
@@ -66,31 +68,22 @@ class PreparedCall:
         new_outs: makes outputs like the checked call's, not initialised.
     """
 
-    def __init__(
-        self,
-        kernel: CompiledKernel,
-        table: np.ndarray,
-        places: Sequence[int],
-        tensors: Sequence[torch.Tensor],
-        num_outs: int,
-    ):
+    def __init__(self, launch: Launch, tensors: Sequence[torch.Tensor], num_outs: int):
         """Keep what a checked call has worked out.
 
         Args:
-            kernel: compiled code.
-            table: the checked call's launch table; the launch has read it when it returns.
-            places: where in the flat table the address of every tensor goes.
-            tensors: what the checked call read and wrote, the outputs last.
+            launch: the checked call's, whose table this may write to.
+            tensors: what the checked call read and wrote, in the order of the launch's places, the outputs last.
             num_outs: how many of them are outputs.
         """
-        self.table = table.reshape(-1)
-        self._places = np.array(places)
-        self._launcher = Launcher(kernel.function, self.table)
-        self._workspace_bytes = workspace.needed_bytes(kernel, table)
+        self.table = launch.table.reshape(-1)
+        self._places = np.array(launch.places)
+        self._launcher = Launcher(launch.kernel.function, self.table)
+        self._workspace_bytes = workspace.needed_bytes(launch.kernel, launch.table)
         self._first_out = len(tensors) - num_outs
         self._device = tensors[-1].device
         self.new_outs = _allocator(tensors[self._first_out :])
-        self._spans = np.array([_span_bytes(t) for t in tensors])
+        self._spans = np.array([span_bytes(t) for t in tensors])
         self._num_filled_outs = np.count_nonzero(self._spans[self._first_out :])
         self._pack = struct.Struct(f"={len(tensors)}q").pack
         # The addresses in the table, as bytes, and those that were found in order, whatever tensors had them.
@@ -160,7 +153,7 @@ class PreparedCall:
 
 
 def _allocator(outs: Sequence[torch.Tensor]) -> Callable[[], list[torch.Tensor]]:
-    """A function that makes tensors like ``outs``, which are of one dtype: more than two in one allocation.
+    """A function that makes tensors like ``outs``: more than two, which are of one dtype, in one allocation.
 
     An allocation takes the host half as long as a launch. What comes of ``unsafe_split`` is no view to autograd: a caller
     may go on computing with one output in place, and the others do not know.
@@ -169,14 +162,15 @@ def _allocator(outs: Sequence[torch.Tensor]) -> Callable[[], list[torch.Tensor]]
     layouts = [(t.shape, t.stride()) for t in outs]
     new = first.new_empty(0)  # cheaper than torch.empty, which parses its options anew every time
     if len(outs) <= 2:
-        return lambda: [new.new_empty_strided(*layout) for layout in layouts]
+        makers = [t.new_empty(0).new_empty_strided for t in outs]
+        return lambda: [make(*layout) for make, layout in zip(makers, layouts)]  # noqa: B905, as many
     split = torch.unsafe_split_with_sizes
     rows, row = [len(t) for t in outs], first.shape[1:]
     row_bytes = row.numel() * first.element_size()
     if row_bytes % OUT_ALIGN_BYTES == 0 and all(t.shape[1:] == row and t.is_contiguous() for t in outs):
         shape = (sum(rows), *row)
         return lambda: [*split(new.new_empty(shape), rows)]
-    lengths = [-(-_span_bytes(t) // OUT_ALIGN_BYTES) * OUT_ALIGN_BYTES // first.element_size() for t in outs]
+    lengths = [-(-span_bytes(t) // OUT_ALIGN_BYTES) * OUT_ALIGN_BYTES // first.element_size() for t in outs]
 
     def carved() -> list[torch.Tensor]:
         pieces = split(new.new_empty(sum(lengths)), lengths)
@@ -234,37 +228,23 @@ def signature(tensors: Sequence[torch.Tensor], *settings: Any) -> tuple | None:
         return None
 
 
-def remember(
-    key: tuple,
-    kernel: CompiledKernel,
-    table: np.ndarray,
-    places: Sequence[int],
-    tensors: Sequence[torch.Tensor],
-    num_outs: int,
-) -> None:
+def remember(key: tuple, launch: Launch, tensors: Sequence[torch.Tensor], num_outs: int) -> None:
     """Keep a call that passed its checks, as PreparedCall takes it; the oldest is forgotten when there are ``MAX_PREPARED``.
 
     One whose table holds other addresses than its tensors', since some were converted on the way, is not kept, nor one whose
     addresses a ``tensor_map_fault`` looks at.
     """
-    if table.reshape(-1)[list(places)].tolist() != [*map(_data_ptr, tensors)]:
+    if launch.table.reshape(-1)[launch.places].tolist() != [*map(_data_ptr, tensors)]:
         return
     if tensor_map_fault.concerns(list(tensors)):
         return
     calls = _local.calls
     if len(calls) >= MAX_PREPARED:
         del calls[next(iter(calls))]
-    calls[key] = PreparedCall(kernel, table, places, tensors, num_outs)
+    calls[key] = PreparedCall(launch, tensors, num_outs)
 
 
 def forget() -> None:
     """Prepare this thread's calls anew."""
     _local.calls.clear()
     _local.recent.clear()
-
-
-def _span_bytes(tensor: torch.Tensor) -> int:
-    if tensor.numel() == 0:
-        return 0
-    last = sum((extent - 1) * stride for extent, stride in zip(tensor.shape, tensor.stride(), strict=True))
-    return (last + 1) * tensor.element_size()

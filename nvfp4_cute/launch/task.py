@@ -1,14 +1,15 @@
-"""Task: one launch of a kernel of ``kernels/simt``, ready for any backend.
-
-These operations have no schedule and no configuration: a table of integers says everything. Whoever has a task can run
-it on a GPU, on the emulator, or as its float64 reference, without knowing which operation it is.
-"""
+"""Task: checked operands of one operation, in whatever form: what every backend runs without knowing which operation it is."""
 
 from collections.abc import Hashable, Iterator
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
 import torch
+
+from nvfp4_cute.compile.compiler import CompiledKernel, table_pointer
+from nvfp4_cute.gpus.targets import Gpu
+from nvfp4_cute.launch.workspace import Workspace, attach
 
 
 class Key(Hashable, Protocol):
@@ -25,6 +26,41 @@ class Key(Hashable, Protocol):
         """The CuTe DSL object to compile: called with a launch table and a queue."""
 
 
+@dataclass(frozen=True, eq=False)
+class Launch:
+    """What a task comes to on one GPU.
+
+    Attributes:
+        kernel: compiled code.
+        table: the launch table (``launch_table``), int64, contiguous. The kernel has read it when it is enqueued.
+        places: where in the flat table the addresses of the task's tensors are, in their order.
+        plan: of a grouped GEMM (``plan.Plan``); None otherwise.
+    """
+
+    kernel: CompiledKernel
+    table: np.ndarray
+    places: list[int]
+    plan: Any = None
+
+    def attach(self, device: torch.device, queue: int) -> Workspace | None:
+        """Write into the table where the kernel finds a ``workspace``, if it needs one, which is allocated or grown.
+
+        Args:
+            device: of the operands.
+            queue: handle of the device's current CUDA queue (``torch.cuda.current_stream().cuda_stream``).
+
+        Returns:
+            It, to be held until the kernel was enqueued.
+        """
+        return attach(self.kernel, self.table, device, queue)
+
+    def enqueue(self, queue: int) -> None:
+        """Launch on a queue of the current device. Copies no data and waits for nothing."""
+        import cuda.bindings.driver as cuda
+
+        self.kernel.function(table_pointer(self.table.ctypes.data), cuda.CUstream(queue))
+
+
 class Task(Protocol):
     """Checked operands of one operation."""
 
@@ -36,14 +72,11 @@ class Task(Protocol):
     def is_empty(self) -> bool:
         """Whether there is nothing to compute."""
 
-    def key(self, arch: str) -> Key:
-        """What to compile. Raises UnsupportedTarget for an architecture without a kernel."""
-
-    def table(self) -> np.ndarray:
-        """The launch table, int64, one row."""
+    def launch(self, gpu: Gpu, *, for_emulator: bool = False) -> Launch:
+        """Plan and compile for a GPU. Raises UnsupportedTarget, UnsupportedProblem or ConfigError where it cannot be done."""
 
     def tensors(self) -> Iterator[tuple[str, torch.Tensor, bool]]:
-        """Name, tensor and whether it is written, of every operand."""
+        """Name, tensor and whether it is written: inputs in the order of the operation's arguments, then outputs."""
 
     def mapped(self) -> Iterator[tuple[str, torch.Tensor]]:
         """Name and bytes of every operand that a tensor map describes."""

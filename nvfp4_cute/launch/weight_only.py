@@ -7,8 +7,11 @@ from functools import cached_property
 import numpy as np
 import torch
 
+from nvfp4_cute.compile.cache import get_kernel
 from nvfp4_cute.compile.weight_only_keys import WeightOnlyKey, num_weights
 from nvfp4_cute.errors import UnsupportedProblem
+from nvfp4_cute.gpus.targets import Gpu
+from nvfp4_cute.launch.task import Launch
 from nvfp4_cute.launch_table import NUM_COLUMNS, Group, Header, float32_bits
 from nvfp4_cute.planning.arch import base, num_clusters
 from nvfp4_cute.planning.arch import sm90_weight_only as planning
@@ -100,6 +103,11 @@ class WeightOnlyTask:
         first, has_alpha = self.out[0], self.alpha is not None
         variant = (self.num_groups, self.a[0].dtype, first.dtype, has_alpha, self.form, self.gate)
         return WeightOnlyKey.make(arch, self.chosen, *variant)
+
+    def launch(self, gpu: Gpu, *, for_emulator: bool = False) -> Launch:
+        """Compile for a GPU. Raises UnsupportedTarget, UnsupportedProblem or ConfigError."""
+        kernel = get_kernel(self.key(gpu.arch), for_emulator=for_emulator)
+        return Launch(kernel, self.table(), self.address_places())
 
     def table(self) -> np.ndarray:
         """``launch_table``: a header and a row a group of a list, or one row."""

@@ -5,11 +5,12 @@ from collections.abc import Callable
 from nvfp4_cute.backends import emulator
 from nvfp4_cute.emulator.record.representatives import LaunchWork
 from nvfp4_cute.gpus.targets import B200, Target
-from nvfp4_cute.launch.plan import Plan
-from nvfp4_cute.launch.task import Task
+from nvfp4_cute.launch.grouped import GroupedTask
+from nvfp4_cute.launch.task import Launch, Task
 from nvfp4_cute.model import tile_work
+from nvfp4_cute.operands.grouped import GroupedOperands
 from nvfp4_cute.planning.config import KernelConfig
-from nvfp4_cute.problem import GroupedOperands, GroupedProblem
+from nvfp4_cute.problem import GroupedProblem
 from nvfp4_cute.timing.result import Timing
 
 
@@ -44,14 +45,10 @@ def modelled_times(
     return observer.timings
 
 
-def _work_of(launch: Plan | Task, operands: GroupedOperands | None, arch: str) -> LaunchWork | None:
-    config = launch.kernel.key.config if isinstance(launch, Plan) else getattr(launch, "config", None)
-    if config is not None and config.decode_first:  # two launches, of which neither stands for the other
-        return None
-    if not isinstance(launch, Plan):
-        return tile_work.of_task(launch, arch)
-    assert operands is not None
-    return tile_work.of_plan(launch, operands)
+def _work_of(task: Task, launch: Launch, arch: str) -> LaunchWork | None:
+    if launch.plan is not None and launch.plan.kernel.key.config.decode_first:
+        return None  # two launches, of which neither stands for the other
+    return tile_work.of_task(task, launch, arch)
 
 
 def modelled_time(
@@ -71,4 +68,4 @@ def modelled_time(
     Raises:
         ValueError: CUDA operands. EmulatorError: the kernel broke a rule of the machine.
     """
-    return modelled_times(lambda _: emulator.run(problem, operands, config, target), target)[-1]
+    return modelled_times(lambda _: emulator.run(GroupedTask(problem, operands, config), target), target)[-1]

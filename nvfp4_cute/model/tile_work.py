@@ -8,15 +8,17 @@ import torch
 
 from nvfp4_cute.emulator.record.representatives import LaunchWork, TileWork
 from nvfp4_cute.formats.scale_layout import ATOM_BYTES, ATOM_ROWS, atom_counts, num_k_blocks
+from nvfp4_cute.launch.grouped import GroupedTask
 from nvfp4_cute.launch.plan import Plan
-from nvfp4_cute.launch.task import Task
-from nvfp4_cute.launch_table import Header
-from nvfp4_cute.ops.device_groups import DeviceGroupsTask
-from nvfp4_cute.ops.gemv import GemvTask
+from nvfp4_cute.launch.simt import GemvTask
+from nvfp4_cute.launch.task import Launch, Task
+from nvfp4_cute.launch_table import Gemv, Header
+from nvfp4_cute.operands.grouped import GroupedOperands
+from nvfp4_cute.operands.overlap import span_bytes
 from nvfp4_cute.planning.arch import family_of
 from nvfp4_cute.planning.arch.simt import gemv_spread
 from nvfp4_cute.planning.schedule import TileSchedule
-from nvfp4_cute.problem import NVFP4, GroupedOperands
+from nvfp4_cute.problem import NVFP4
 
 GEMV_ROW_GROUPS = 4
 """Rows of a CTA that follow each other: a quarter of them, with those 32, 64, and 96 below."""
@@ -90,21 +92,34 @@ def _ranges(tensors: Sequence[Sequence[torch.Tensor]]) -> Iterator[tuple[int, in
     for which, group in enumerate(tensors):
         for tensor in group:
             if tensor.numel():
-                span = 1 + sum(
-                    (n - 1) * stride for n, stride in zip(tensor.shape, tensor.stride(), strict=True)
-                )
-                yield tensor.data_ptr(), span * tensor.element_size(), which
+                yield tensor.data_ptr(), span_bytes(tensor), which
+
+
+def of_task(task: Task, launch: Launch, arch: str) -> LaunchWork | None:
+    """The tiles of a launch by a kernel for ``arch``: of a gemv, and of a grouped GEMM.
+
+    None for a task of another kind, batches, quantized results, dual GEMMs of other forms than lists or of weights in one
+    operand, and a gemv whose last rows do not fill a scale atom.
+    """
+    if isinstance(task, GemvTask):
+        return None if task.operands[0].rows % ATOM_ROWS else _of_gemv(task, launch, arch)
+    if not isinstance(task, GroupedTask) or task.problem.out_dtype == NVFP4:
+        return None
+    problem = launch.plan.problem
+    if problem.form == "list":
+        return of_plan(launch.plan, task.operands)
+    if problem.form == "batched" or problem.activation is not None:
+        return None
+    return _of_device_groups(task, launch, arch)
 
 
 def of_plan(plan: Plan, operands: GroupedOperands) -> LaunchWork | None:
-    """The tiles of a launch in list form; None for batches, quantized results, and weights of two products in one operand.
-
-    None, too, for a launch of few K tiles whose clusters take turns in prefetching, so that none does what another does.
+    """None for weights of two products in one operand, and for a launch of few K tiles whose clusters take turns in
+    prefetching, so that none does what another does.
     """
-    interleaved = operands.second is not None and not operands.second.b
-    if plan.problem.form != "list" or plan.problem.out_dtype == NVFP4 or interleaved:
-        return None
     schedule, key = plan.schedule, plan.kernel.key
+    if schedule is None or (plan.problem.activation is not None and not operands.b2):
+        return None
     takes_turns = family_of(key.arch).prefetches_in_turns(key.config, plan.problem.num_b)
     k_tiles = sum(schedule.work_tile(i).k_tile_cnt for i in range(schedule.num_tiles))
     if takes_turns and k_tiles <= FEW_K_TILES:
@@ -116,13 +131,11 @@ def of_lists(
     schedule: TileSchedule, operands: GroupedOperands, arch: str, out_m_major: bool = False, split: int = 1
 ) -> LaunchWork:
     """The tiles of a launch in list form, every CTA of the schedule a cluster."""
-    second = operands.second
-    weights = [operands.b, *([second.b] if second else [])]
-    scales = [operands.a_scale, operands.b_scale, *([second.b_scale] if second else [])]
+    sides = [operands.a, operands.b, *([operands.b2] if operands.b2 else [])]
     places = [
         GroupPlaces(
-            rows=tuple((side[g].data_ptr(), side[g].stride(0)) for side in (operands.a, *weights)),
-            scales=tuple(side[g].data_ptr() for side in scales),
+            rows=tuple((side[g].data.data_ptr(), side[g].data.stride(-2)) for side in sides),
+            scales=tuple(side[g].scale.data_ptr() for side in sides),
             out=(
                 out.data_ptr(),
                 out.element_size() * (1 if out_m_major else out.stride(0)),
@@ -131,83 +144,66 @@ def of_lists(
         )
         for g, out in enumerate(operands.out)
     ]
-    tensors = [operands.a, *weights, *scales]
+    tensors = [[x.data for x in side] for side in sides] + [[x.scale for x in side] for side in sides]
     return launch_work(schedule, places, tensors, schedule.num_cta, split, family_of(arch).TO_AND_FRO)
 
 
-def of_task(task: Task, arch: str) -> LaunchWork | None:
-    """The tiles of a gemv, and of a launch whose group sizes the device reads, by a kernel for ``arch``.
-
-    None for a task of another kind, quantized results, dual GEMMs, and a gemv whose last rows do not fill a scale atom.
-    """
-    if isinstance(task, GemvTask):
-        return None if task.a.shape[0] % ATOM_ROWS else _of_gemv(task, arch)
-    if not isinstance(task, DeviceGroupsTask) or task.out_dtype == NVFP4 or task.gate is not None:
-        return None
-    _, n, row_bytes = task.b.shape
-    config, k = task.config, 2 * row_bytes
-    block_bytes = atom_counts(1, num_k_blocks(k))[1] * ATOM_BYTES
+def _of_device_groups(task: GroupedTask, launch: Launch, arch: str) -> LaunchWork:
+    (a,), (b,), (out,) = task.operands.a, task.operands.b, task.operands.out
+    config = launch.plan.kernel.key.config
+    out_batch, out_row, out_column = out.stride()
     places, sizes = [], []
-    for group, (batch, start, end, block) in enumerate(task.groups()):
-        out, (out_batch, out_row, out_column) = task.out, task.out.stride()
-        sizes.append((end - start, n, k))
+    for group, rows in enumerate(task.groups()):
+        sizes.append((rows.end - rows.start, b.rows, b.k))
         places.append(
             GroupPlaces(
                 rows=(
-                    (task.a[batch, start:].data_ptr(), task.a.stride(1)),
-                    (task.b[group].data_ptr(), task.b.stride(1)),
+                    (a.data[rows.batch, rows.start :].data_ptr(), a.data.stride(1)),
+                    (b.data[group].data_ptr(), b.data.stride(1)),
                 ),
-                scales=(
-                    task.a_scale.data_ptr() + block * block_bytes,
-                    task.b_scale[group].data_ptr(),
-                ),
+                scales=(a.scale.data_ptr() + rows.block * a.atom_row_bytes, b.scale[group].data_ptr()),
                 out=(
-                    out.data_ptr() + (batch * out_batch + start * out_row) * out.element_size(),
+                    out.data_ptr() + (rows.batch * out_batch + rows.start * out_row) * out.element_size(),
                     out_row * out.element_size(),
                     out_column * out.element_size(),
                 ),
             )
         )
-    num_clusters = int(task.table()[0, Header.NUM_CTA]) // config.cluster_size
+    num_clusters = int(launch.table[0, Header.NUM_CTA]) // config.cluster_size
     schedule = _in_order(sizes, config.work_tile_mnk, num_clusters)
-    tensors = [[tensor] for tensor in (task.a, task.b, task.a_scale, task.b_scale)]
+    tensors = [[tensor] for tensor in (a.data, b.data, a.scale, b.scale)]
     to_and_fro = family_of(arch).TO_AND_FRO
     return launch_work(schedule, places, tensors, num_clusters, config.split_k, to_and_fro)
 
 
-def _of_gemv(task: GemvTask, arch: str) -> LaunchWork:
+def _of_gemv(task: GemvTask, launch: Launch, arch: str) -> LaunchWork:
     """CTAs side by side along M, batches along y: tiles whose rows begin together and lie 32 apart."""
-    m, row_bytes, batches = task.a.shape
+    (matrix, vector), out = task.operands, task.out
     spread = gemv_spread(arch)
     rows_per_cta = spread.rows_per_cta
     pairs_per_atom = ATOM_ROWS // rows_per_cta
-    atom_row_bytes = atom_counts(1, num_k_blocks(2 * row_bytes))[1] * ATOM_BYTES
-    element = task.out.element_size()
+    element = out.element_size()
 
     def tile(batch: int, index: int) -> TileWork:
         atom, place = divmod(index, pairs_per_atom)
         first = place * rows_per_cta // GEMV_ROW_GROUPS
         row = atom * ATOM_ROWS + first
         inputs = (
-            task.a.data_ptr() + row * task.a.stride(0) + batch * task.a.stride(2),
-            task.b.data_ptr() + batch * task.b.stride(1),
-            task.a_scale.data_ptr()
-            + batch * task.a_scale.stride(0)
-            + atom * atom_row_bytes
-            + first * SCALE_ROW_BYTES,
-            task.b_scale.data_ptr() + batch * task.b_scale.stride(0),
+            matrix.data[batch, row].data_ptr(),
+            vector.data[batch].data_ptr(),
+            matrix.scale[batch].data_ptr() + atom * matrix.atom_row_bytes + first * SCALE_ROW_BYTES,
+            vector.scale[batch].data_ptr(),
         )
-        out = task.out.data_ptr() + (row * task.out.stride(0) + batch * task.out.stride(1)) * element
-        return TileWork(1, rows_per_cta, 1, inputs, out)
+        return TileWork(1, rows_per_cta, 1, inputs, out[batch, row].data_ptr())
 
-    num_cta = spread.num_cta(m, batches, task.num_sms)
+    num_cta = spread.num_cta(matrix.rows, matrix.batches, int(launch.table[Gemv.NUM_SMS]))
     clusters = tuple(
-        tuple(tile(batch, index) for index in range(cta, m // rows_per_cta, num_cta))
-        for batch in range(batches)
+        tuple(tile(batch, index) for index in range(cta, matrix.rows // rows_per_cta, num_cta))
+        for batch in range(matrix.batches)
         for cta in range(num_cta)
     )
-    ranges = _ranges([[tensor] for tensor in (task.a, task.b, task.a_scale, task.b_scale)])
-    out_row, out_batch = (stride * element for stride in task.out.stride())
+    ranges = _ranges([[tensor] for tensor in (matrix.data, vector.data, matrix.scale, vector.scale)])
+    out_batch, out_row = (stride * element for stride in out.stride())
     return LaunchWork(clusters, tuple(sorted(ranges)), out_row, out_batch)
 
 

@@ -9,7 +9,7 @@ from nvfp4_cute.errors import UnsupportedProblem
 from nvfp4_cute.formats.block_scaled import NVFP4Tensor, dequantize
 from nvfp4_cute.formats.scale_layout import ATOM_SHAPE, atom_counts, num_k_blocks, to_blocked
 from nvfp4_cute.nn import state
-from nvfp4_cute.ops import vector_checks as checks
+from nvfp4_cute.operands import rules
 from nvfp4_cute.ops.gemm import gemm
 from nvfp4_cute.ops.quantize import quantize
 
@@ -185,7 +185,7 @@ class LinearNVFP4(torch.nn.Module):
         """
         if self.pre_decode:
             return functional.linear(x, self._fresh(), self.bias)
-        checks.check_tensors({"x": x})
+        rules.check_tensors({"x": x})
         if x.shape[-1:] != (self.in_features,):
             raise ValueError(
                 f"x has shape {list(x.shape)}; expected [..., {self.in_features}], the layer's in_features"

@@ -7,7 +7,9 @@ whenever it is replayed.
 
 from collections import OrderedDict
 from collections.abc import Sequence
+from numbers import Real
 from threading import Lock
+from typing import Any
 
 import torch
 
@@ -50,3 +52,22 @@ def numbers_on(device: torch.device, numbers: Sequence[float]) -> torch.Tensor:
             while len(_kept) > MAX_KEPT:
                 _kept.popitem(last=False)
     return found
+
+
+def one_number_on(given: Any, beside: Any) -> Any:
+    """A number as float32 [1] on the device of a tensor; all else as it is, for the checks to judge."""
+    if not isinstance(given, int | float) or not isinstance(beside, torch.Tensor):
+        return given
+    return numbers_on(beside.device, [given])
+
+
+def numbers_of(given: Any, groups: Sequence[torch.Tensor] | torch.Tensor) -> Any:
+    """Numbers, one a group, as a tensor on the device of ``groups``; all else as it is, for the checks to judge."""
+    is_one_each = isinstance(given, list | tuple) and len(given) == len(groups) and len(groups) > 0
+    if (
+        not is_one_each
+        or not isinstance(groups[0], torch.Tensor)
+        or not all(isinstance(x, Real) for x in given)
+    ):
+        return given
+    return numbers_on(groups[0].device, given)

@@ -1,60 +1,72 @@
 """Whether tensors share bytes: rows of two matrices may interleave in memory without touching."""
 
-from collections.abc import Iterable, Mapping
-from typing import Any, NamedTuple
+from collections.abc import Iterator, Mapping
+from itertools import product
+from typing import NamedTuple
 
 import torch
 
 
 class Region(NamedTuple):
-    """Bytes of a tensor: ``num_rows`` intervals of ``row_bytes``, ``pitch`` bytes apart."""
+    """Bytes of a tensor, or of a part of it: intervals of ``row_bytes``, ``pitch`` bytes apart."""
 
     start: int
     stop: int
     row_bytes: int
     pitch: int
     name: str
+    is_out: bool
 
 
-def regions_of(named: Mapping[str, Iterable[torch.Tensor]], alphas: Mapping[str, Any]) -> list[Region]:
-    """The regions of all tensors by address; names are those of messages."""
-    found = [
-        _region(f"{name}[{g}]", tensor) for name, tensors in named.items() for g, tensor in enumerate(tensors)
-    ]
-    found += [_region(name, alpha) for name, alpha in alphas.items() if isinstance(alpha, torch.Tensor)]
-    return sorted(region for region in found if region is not None)
-
-
-def _region(name: str, tensor: torch.Tensor) -> Region | None:
-    """Of a matrix, or of a contiguous vector as one row."""
+def span_bytes(tensor: torch.Tensor) -> int:
+    """Bytes from the first to the last element, gaps between rows included."""
     if tensor.numel() == 0:
-        return None
-    if tensor.ndim == 2 and tensor.stride(0) < tensor.stride(1):
-        tensor = tensor.T
-    (rows, cols), (pitch, step) = (
-        (tensor.shape, tensor.stride()) if tensor.ndim == 2 else ((1, tensor.shape[0]), (0, 1))
-    )
-    size, start = tensor.element_size(), tensor.data_ptr()
-    row_bytes = ((cols - 1) * step + 1) * size
-    return Region(start, start + (rows - 1) * pitch * size + row_bytes, row_bytes, max(pitch * size, 1), name)
+        return 0
+    last = sum((extent - 1) * stride for extent, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    return (last + 1) * tensor.element_size()
 
 
-def check_overlap(regions: list[Region]) -> None:
-    """No output shares a byte with an input or another output; ``regions`` are sorted by address."""
+def check_overlap(outs: Mapping[str, torch.Tensor], inputs: Mapping[str, torch.Tensor]) -> None:
+    """No output shares a byte with an input or another output. Raises ValueError with both names.
+
+    Args:
+        outs, inputs: by the names of messages, of any strides.
+    """
+    regions = [region for name, tensor in inputs.items() for region in _regions(name, tensor, False)]
+    regions += [region for name, tensor in outs.items() for region in _regions(name, tensor, True)]
     live: list[Region] = []
-    for region in regions:
+    for region in sorted(regions):
         live = [other for other in live if other.stop > region.start]
         for other in live:
             # `region` starts at or after `other`: they are sorted.
-            if (region.name.startswith("out") or other.name.startswith("out")) and _share_bytes(
-                region, other
-            ):
-                first, second = sorted((region.name, other.name), key=lambda name: not name.startswith("out"))
+            if other.name != region.name and (region.is_out or other.is_out) and _share_bytes(region, other):
+                first, second = sorted((region, other), key=lambda r: not r.is_out)
                 raise ValueError(
-                    f"{first} overlaps {second} in memory (from address 0x{region.start:x}); "
-                    f"give every group an output of its own that no operand lies in"
+                    f"{first.name} overlaps {second.name} in memory (from address 0x{region.start:x}); "
+                    "pass an output of its own that no operand lies in"
                 )
         live.append(region)
+
+
+def _regions(name: str, tensor: torch.Tensor, is_out: bool) -> Iterator[Region]:
+    """Its rows along the smallest strides, in matrices; one region for each of these."""
+    if tensor.numel() == 0:
+        return
+    dims = sorted((s, n) for s, n in zip(tensor.stride(), tensor.shape, strict=True) if n > 1 and s > 0)
+    size, length = tensor.element_size(), 1
+    if dims:
+        step, extent = dims.pop(0)
+        length = (extent - 1) * step + 1
+    while dims and dims[0][0] <= length:  # what follows without a gap
+        step, extent = dims.pop(0)
+        length += (extent - 1) * step
+    pitch, rows = dims.pop(0) if dims else (length, 1)
+    while dims and dims[0][0] == pitch * rows:
+        rows *= dims.pop(0)[1]
+    stop = ((rows - 1) * pitch + length) * size
+    for place in product(*(range(0, extent * step, step) for step, extent in dims)):
+        start = tensor.data_ptr() + sum(place) * size
+        yield Region(start, start + stop, length * size, pitch * size, name, is_out)
 
 
 def _share_bytes(x: Region, y: Region) -> bool:

@@ -1,40 +1,32 @@
 """dual_gemm and grouped_dual_gemm: C = activation(alpha1 * A @ B1^T) * (alpha2 * A @ B2^T) over NVFP4 operands."""
 
-from collections.abc import Sequence
 from typing import Any
 
 import torch
 
-from nvfp4_cute import backends
-from nvfp4_cute.formats.block_scaled import ScaleLayout, check_is_tensor
-from nvfp4_cute.formats.scale_layout import as_blocked_batches
-from nvfp4_cute.launch import prepared
-from nvfp4_cute.operands.list_form import check_dual_operands
-from nvfp4_cute.ops.batches import (
-    as_alphas,
-    check_batched_shapes,
-    one_factor,
-    quantized_result,
-    split_batches,
-    split_quantized,
-)
-from nvfp4_cute.ops.device_checks import check_dual_device_groups
-from nvfp4_cute.ops.repeated import keep_list, keep_task
-from nvfp4_cute.ops.results import as_results, flat_outputs, global_scales, new_outputs
+from nvfp4_cute.backends.calls import call
+from nvfp4_cute.formats.block_scaled import ScaleLayout
+from nvfp4_cute.launch.grouped import GroupedTask
+from nvfp4_cute.operands import products
+from nvfp4_cute.operands.grouped import Result, Weights, dual_weights
+from nvfp4_cute.operands.numbers_on_device import numbers_of
+from nvfp4_cute.operands.results import as_results, flat_outputs
+from nvfp4_cute.operands.whole import batched_parts, parts, times
+from nvfp4_cute.ops.grouped_gemm import flat_inputs, group_factors, group_outputs, grouped_task
 from nvfp4_cute.ops.traced import new_group_results, refuse_config, refuse_gradients
 from nvfp4_cute.planning.config import KernelConfig
-from nvfp4_cute.problem import NVFP4, Activation, DualWeights, OutDtype
+from nvfp4_cute.problem import NVFP4, Activation, DualWeights, Gate, OutDtype
 
 
 def grouped_dual_gemm(
     a: Any,
     b1: Any,
-    b2: Any,
-    a_scale: Any,
-    b1_scale: Any,
-    b2_scale: Any,
-    alpha1: torch.Tensor | Sequence[float] | None = None,
-    alpha2: torch.Tensor | Sequence[float] | None = None,
+    b2: Any = None,
+    a_scale: Any = None,
+    b1_scale: Any = None,
+    b2_scale: Any = None,
+    alpha1: Any = None,
+    alpha2: Any = None,
     *,
     offs: torch.Tensor | None = None,
     masked_m: torch.Tensor | None = None,
@@ -43,7 +35,7 @@ def grouped_dual_gemm(
     weight_layout: DualWeights = "separate",
     out: Any = None,
     out_dtype: OutDtype = torch.bfloat16,
-    out_global_scale: torch.Tensor | Sequence[float] | None = None,
+    out_global_scale: Any = None,
     scale_layout: ScaleLayout = "blocked",
     backend: str = "auto",
     config: KernelConfig | None = None,
@@ -53,6 +45,8 @@ def grouped_dual_gemm(
     The first half of a SwiGLU layer, for every expert: ``b1`` is the gate's weights, ``b2`` the up projection's. Both
     products stay on the chip until they are combined; nothing is written but C. Groups are told in the three forms of
     ``grouped_gemm``; below, what is said of a group's tensors is said of the list form.
+
+    ``grouped_dual_gemm(a, b1, b2)`` takes NVFP4Tensors whole, their scales left out, as ``grouped_gemm`` does.
 
     Args:
         a: a tensor a group: uint8 or float4_e2m1fn_x2 [M_g, K_g/2] (or [M_g, K_g/2, 1]), K-major, two e2m1 values a byte,
@@ -97,86 +91,48 @@ def grouped_dual_gemm(
         UnsupportedTarget: no kernel for the GPU. ConfigError: ``config`` cannot be built.
         Nothing is written to ``out`` when a check fails.
     """
+    is_list, is_quantized = offs is None and masked_m is None, out_dtype == NVFP4
+    a, a_scale, factor_a = parts(a, a_scale, scale_layout)
+    b1, b1_scale, factor1 = parts(b1, b1_scale, scale_layout)
+    b2, b2_scale, factor2 = parts(b2, b2_scale, scale_layout)
+    alpha1, alpha2 = _dual_alphas((alpha1, alpha2), (factor_a, factor1, factor2), b2 is None)
     if torch.compiler.is_compiling():
         given = (a, b1, a_scale, b1_scale) + (() if b2 is None else (b2, b2_scale))
         choices = (activation, limit, weight_layout)
         return _traced(given, (alpha1, alpha2), (offs, masked_m), choices, out, out_dtype, out_global_scale,
                        config, (scale_layout, backend))  # fmt: skip
-    is_list, is_quantized = offs is None and masked_m is None, out_dtype == NVFP4
-    sizes = masked_m if offs is None else offs
-    factors = global_scales(out_global_scale, a if is_list else sizes)
-    first: Sequence[Any] = (a, b1, a_scale, b1_scale)
-    second: Sequence[Any] = () if b2 is None else (b2, b2_scale)
-    # Concatenated weights are split on the way, and a factor that only one product has is made up for the other.
-    is_unusual = (alpha1 is None) != (alpha2 is None) or weight_layout == "concatenated"
-    counts: tuple[int, ...] = (offs is None, masked_m is None, b2 is None)
-    try:
-        outs = [] if out is None else flat_outputs(out, is_list, is_quantized)
-        if is_list:
-            counts += tuple(len(side) for side in (*first, *second))
-            first, second = ([t for side in sides for t in side] for sides in (first, second))
-        inputs = [
-            *first,
-            *([] if is_list else [sizes]),
-            *_given(alpha1),
-            *second,
-            *_given(alpha2),
-            *_given(factors),
-        ]
-    except (TypeError, AttributeError):  # the checks will say what is wrong
-        is_unusual, inputs, outs = True, [], []
-    tensors: list[Any] = [None] if is_unusual else inputs + outs
-    key, call = prepared.lookup(
-        tensors,
-        "dual",
-        counts,
-        alpha1 is None,
-        alpha2 is None,
-        factors is None,
-        len(outs),
-        (activation, limit, weight_layout),
-        out_dtype,
-        scale_layout,
-        backend,
-        config,
-    )
-    launched = None if call is None else call.try_launch(inputs, outs)
-    if launched is not None:
-        return as_results(launched, is_list, is_quantized, factors)
-    if not is_list:
-        task, outs = check_dual_device_groups(
-            a, b1, b2, a_scale, b1_scale, b2_scale, offs, masked_m, alpha1, alpha2, out, out_dtype, scale_layout,
-            backend, config, activation=activation, limit=limit, weight_layout=weight_layout,
-            out_global_scale=factors,
-        )  # fmt: skip
-        backends.run_task(backend, task)
-        keep_task(key, backend, task, inputs, outs)
-        return as_results(outs, False, is_quantized, factors)
-    problem, operands = check_dual_operands(
-        a,
-        b1,
-        b2,
-        a_scale,
-        b1_scale,
-        b2_scale,
-        alpha1,
-        alpha2,
-        out,
-        activation=activation,
-        limit=limit,
-        weight_layout=weight_layout,
-        out_dtype=out_dtype,
-        out_global_scale=factors,
-        scale_layout=scale_layout,
-    )
-    backends.run_problem(backend, problem, operands, config)
-    outs = outs or new_outputs(problem, operands)
-    keep_list(key, backend, problem, operands, config, inputs, outs)
-    return as_results(outs, True, is_quantized, factors)
+    alpha1, alpha2, out_global_scale = group_factors(a, (offs, masked_m), alpha1, alpha2, out_global_scale)
+    counts, first = flat_inputs((a, b1, a_scale, b1_scale), (offs, masked_m), is_list)
+    second: list[Any] = []
+    if b2 is not None:
+        more, second = flat_inputs((b2, b2_scale), (None, None), True) if is_list else ((), [b2, b2_scale])
+        counts = (counts, more)
+    inputs = first + [x for x in (alpha1, *second, alpha2, out_global_scale) if x is not None]
+
+    def check() -> tuple[GroupedTask, list[torch.Tensor]]:
+        gate = Gate.checked(activation, limit, weight_layout, (b2, b2_scale))
+        first, second = (
+            Weights("b1", b1, b1_scale, "alpha1", alpha1),
+            Weights("b2", b2, b2_scale, "alpha2", alpha2),
+        )
+        weights = dual_weights(first, second, [1.0] * len(a) if is_list else 1.0)
+        result = Result(out, out_dtype, out_global_scale)
+        return grouped_task(a, a_scale, weights, (offs, masked_m), result, scale_layout, gate, config)
+
+    factors = (alpha1 is None, alpha2 is None, out_global_scale is None)
+    choices = (activation, limit, weight_layout)
+    settings = ("grouped_dual_gemm", counts, factors, choices, out_dtype, scale_layout, config)
+    outs = call(backend, settings, inputs, group_outputs(out, is_list, is_quantized), check)
+    return as_results(outs, is_list, is_quantized, out_global_scale)
 
 
-def _given(x: Any) -> list[Any]:
-    return [] if x is None else [x]
+def _dual_alphas(alphas: tuple[Any, Any], factors: tuple[Any, Any, Any], has_both: bool) -> tuple[Any, Any]:
+    """Factors of both products: alphas times global scales, of ``a`` and of the weights, of which ``b1`` may have both."""
+    of_a, *of_weights = factors
+    if all(factor is None for factor in factors):
+        return alphas
+    first, second = of_weights[0], of_weights[0] if has_both else of_weights[1]
+    return times(alphas[0], of_a, first), times(alphas[1], of_a, second)
 
 
 def _traced(operands, alphas, sizes, choices, out, out_dtype, global_scale, config, settings) -> Any:
@@ -185,14 +141,12 @@ def _traced(operands, alphas, sizes, choices, out, out_dtype, global_scale, conf
     is_list, is_quantized = all(x is None for x in sizes), out_dtype == NVFP4
     a, b1 = operands[:2]
     groups: Any = a if is_list else next(x for x in sizes if x is not None)
-    *alphas, factors = (global_scales(x, groups) for x in (*alphas, global_scale))
+    *alphas, factors = (numbers_of(x, groups) for x in (*alphas, global_scale))
     if out is not None:
-        outs = flat_outputs(out, is_list, is_quantized)
+        outs = group_outputs(out, is_list, is_quantized)
     else:
-        parts = 1 if choices[2] == "separate" else 2
-        outs = new_group_results(
-            a, b1, None if is_list else len(groups), parts, sizes[0] is not None, out_dtype
-        )
+        separate = 1 if choices[2] == "separate" else 2
+        outs = new_group_results(a, b1, None if is_list else len(groups), separate, out_dtype)
     flat = [tensor for group in operands for tensor in group] if is_list else list(operands)
     refuse_gradients(*flat, *alphas, factors)
     torch.ops.nvfp4_cute.grouped_dual_gemm_out(
@@ -203,26 +157,29 @@ def _traced(operands, alphas, sizes, choices, out, out_dtype, global_scale, conf
 
 
 def dual_gemm(
-    a: torch.Tensor,
-    b1: torch.Tensor,
-    b2: torch.Tensor | None,
-    a_scale: torch.Tensor,
-    b1_scale: torch.Tensor,
-    b2_scale: torch.Tensor | None,
-    alpha1: torch.Tensor | float | None = None,
-    alpha2: torch.Tensor | float | None = None,
+    a: Any,
+    b1: Any,
+    b2: Any = None,
+    a_scale: torch.Tensor | None = None,
+    b1_scale: torch.Tensor | None = None,
+    b2_scale: torch.Tensor | None = None,
+    alpha1: Any = None,
+    alpha2: Any = None,
     *,
     activation: Activation = "silu",
     limit: float | None = None,
     weight_layout: DualWeights = "separate",
     out: Any = None,
     out_dtype: OutDtype = torch.bfloat16,
-    out_global_scale: torch.Tensor | float | None = None,
+    out_global_scale: Any = None,
     scale_layout: ScaleLayout = "blocked",
     backend: str = "auto",
     config: KernelConfig | None = None,
 ) -> Any:
     """``C = activation(alpha1 * A @ B1^T) * (alpha2 * A @ B2^T)`` in one launch: a SwiGLU layer's first half.
+
+    ``dual_gemm(x, gate, up)`` takes NVFP4Tensors whole, their scales left out: [M, K] or [L, M, K]. Their global scales are
+    factors of the products, beside the alphas, and multiplied on the device.
 
     Args:
         a: [M, K/2] or [M, K/2, L], operands and scales otherwise as in :func:`grouped_dual_gemm`.
@@ -247,69 +204,44 @@ def dual_gemm(
     Raises:
         As :func:`grouped_dual_gemm`.
     """
-    options: dict[str, Any] = {
-        "activation": activation,
-        "limit": limit,
-        "weight_layout": weight_layout,
-        "out_dtype": out_dtype,
-        "scale_layout": scale_layout,
-        "backend": backend,
-        "config": config,
-    }
-    operands = {"a": a, "b1": b1} | ({} if b2 is None else {"b2": b2})
-    operands |= {} if out is None or out_dtype == NVFP4 else {"out": out}
-    for name, tensor in operands.items():
-        if isinstance(tensor, list | tuple):
-            raise TypeError(
-                f"{name} is a {type(tensor).__name__}; pass a torch.Tensor, or call grouped_dual_gemm"
-            )
-        check_is_tensor(name, tensor)
-    check_batched_shapes(operands, "a [M, K/2], b1 and b2 [N, K/2] and out [M, N]")
-    batches = a.shape[2] if a.ndim == 3 else 1
-    n = len(b1) if weight_layout == "separate" else len(b1) // 2
-    lead = (*a.shape[2:], len(a))
-    factors = one_factor("out_global_scale", out_global_scale, batches, a.device)
-    result = out
-    if out_dtype == NVFP4:
-        result = quantized_result(out, lead, n, a.device)
-    elif result is None:
-        result = torch.empty((*lead, n), dtype=out_dtype, device=a.device)
-        result = result.permute(1, 2, 0) if a.ndim == 3 else result
-    grouped_dual_gemm(
-        split_batches(a),
-        split_batches(b1),
-        b2 if b2 is None else split_batches(b2),
-        _scale_batches("a_scale", a_scale, a, scale_layout),
-        _scale_batches("b1_scale", b1_scale, b1, scale_layout),
-        b2_scale
-        if b2 is None or b2_scale is None
-        else _scale_batches("b2_scale", b2_scale, b2, scale_layout),
-        as_alphas("alpha1", alpha1, batches),
-        as_alphas("alpha2", alpha2, batches),
-        out=split_quantized(result) if out_dtype == NVFP4 else split_batches(result),
-        out_global_scale=factors,
-        **options,
+    a, a_scale, factor_a = batched_parts(a, a_scale, scale_layout)
+    b1, b1_scale, factor1 = batched_parts(b1, b1_scale, scale_layout)
+    b2, b2_scale, factor2 = batched_parts(b2, b2_scale, scale_layout)
+    alpha1, alpha2 = _dual_alphas((alpha1, alpha2), (factor_a, factor1, factor2), b2 is None)
+    alpha1, alpha2, out_global_scale = (
+        products.for_batches(x, a) for x in (alpha1, alpha2, out_global_scale)
     )
-    if out_dtype != NVFP4:
-        return result
-    shared = None if factors is None else factors[:1]
-    return as_results([result.data, result.scale], True, True, shared)[0]
+    weights = [
+        Weights("b1", b1, b1_scale, "alpha1", alpha1),
+        Weights("b2", b2, b2_scale, "alpha2", alpha2),
+    ]
 
+    def split() -> Any:
+        parts = 1 if weight_layout == "separate" else 2
+        return products.split_dual_gemm(a, a_scale, weights, out, out_dtype, scale_layout, parts)
 
-def _scale_batches(
-    name: str, scale: torch.Tensor, operand: torch.Tensor, layout: ScaleLayout
-) -> list[torch.Tensor]:
-    """A view of every batch of ``operand``'s scales."""
-    if operand.ndim == 2 or operand.shape[2] == 1:
-        return [scale]
-    if layout == "rowmajor":
-        if scale.ndim != 3 or scale.shape[2] != operand.shape[2]:
-            raise ValueError(
-                f"{name} has shape {list(scale.shape)}; expected [rows, K/16, {operand.shape[2]}] (row-major)"
-            )
-        return split_batches(scale)
-    rows, row_bytes, batches = operand.shape
-    try:
-        return list(as_blocked_batches(scale, rows, 2 * row_bytes, batches))
-    except (TypeError, ValueError) as error:
-        raise type(error)(f"{name}: {error}") from error
+    is_quantized, choices = out_dtype == NVFP4, (activation, limit, weight_layout)
+    if torch.compiler.is_compiling() or (isinstance(a, torch.Tensor) and products.num_batches(a) > 1):
+        rows, scales, (first, second), parts, results = split()
+        grouped_dual_gemm(
+            rows, first.data, second.data, scales, first.scale, second.scale, alpha1, alpha2, activation=activation,
+            limit=limit, weight_layout=weight_layout, out=parts, out_dtype=out_dtype,
+            out_global_scale=out_global_scale, scale_layout=scale_layout, backend=backend, config=config,
+        )  # fmt: skip
+        return as_results(
+            results, True, is_quantized, None if out_global_scale is None else out_global_scale[:1]
+        )[0]
+
+    def check() -> tuple[GroupedTask, list[torch.Tensor]]:
+        gate = Gate.checked(*choices, (b2, b2_scale))
+        rows, scales, listed, parts, results = split()
+        listed = dual_weights(listed[0], listed[1], [1.0])
+        sizes, result = (None, None), Result(parts, out_dtype, out_global_scale)
+        task, _ = grouped_task(rows, scales, listed, sizes, result, scale_layout, gate, config)
+        return task, results
+
+    order = (a, b1, a_scale, b1_scale, alpha1, b2, b2_scale, alpha2, out_global_scale)
+    settings = ("dual_gemm", *(x is None for x in order), *choices, out_dtype, scale_layout, config)
+    inputs = [x for x in order if x is not None]
+    outs = call(backend, settings, inputs, flat_outputs([out], is_quantized), check)
+    return as_results(outs, True, is_quantized, out_global_scale)[0]

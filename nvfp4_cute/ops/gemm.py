@@ -1,49 +1,32 @@
 """gemm: C = alpha * A @ B^T over NVFP4 operands, or 16-bit A and NVFP4 B; dense, a batch in one launch."""
 
-from dataclasses import replace
 from typing import Any, Literal, overload
 
 import torch
 
 from nvfp4_cute import backends
+from nvfp4_cute.backends.calls import call
 from nvfp4_cute.errors import UnsupportedProblem
-from nvfp4_cute.formats.block_scaled import SCALE_LAYOUTS, NVFP4Tensor, ScaleLayout
-from nvfp4_cute.launch import prepared
-from nvfp4_cute.operands.list_form import check_list_operands
-from nvfp4_cute.ops import vector_checks as checks
-from nvfp4_cute.ops.batches import (
-    as_alphas,
-    as_factor,
-    check_batched_shapes,
-    one_factor,
-    quantized_result,
-    split_batches,
-    split_quantized,
-)
-from nvfp4_cute.ops.few_rows import FewRowsTask, few_rows_task
-from nvfp4_cute.ops.gemv import GemvTask
-from nvfp4_cute.ops.one_row import one_row_task
-from nvfp4_cute.ops.repeated import keep_list, keep_task
-from nvfp4_cute.ops.results import as_results
+from nvfp4_cute.formats.block_scaled import NVFP4Tensor, ScaleLayout
+from nvfp4_cute.launch.grouped import GroupedTask
+from nvfp4_cute.launch.simt import W4A16Task, few_rows_task
+from nvfp4_cute.launch.task import Task
+from nvfp4_cute.operands import products
+from nvfp4_cute.operands.numbers_on_device import one_number_on
+from nvfp4_cute.operands.products import ACTIVATION_DTYPES
+from nvfp4_cute.operands.results import as_results, flat_outputs
+from nvfp4_cute.operands.whole import batched_parts, times
 from nvfp4_cute.ops.traced import refuse_config, refuse_gradients
-from nvfp4_cute.ops.w4a16 import ACTIVATION_DTYPES, weight_only
-from nvfp4_cute.planning.config import KernelConfig
-from nvfp4_cute.problem import (
-    NVFP4,
-    GroupedOperands,
-    GroupedProblem,
-    OutDtype,
-    new_quantized_data,
-    new_quantized_scale,
-)
+from nvfp4_cute.planning.config import KernelConfig, check_config
+from nvfp4_cute.problem import NVFP4, OutDtype, new_quantized_data, new_quantized_scale
 
 
 @overload
 def gemm(
-    a: torch.Tensor,
-    b: torch.Tensor,
-    a_scale: torch.Tensor | None,
-    b_scale: torch.Tensor,
+    a: torch.Tensor | NVFP4Tensor,
+    b: torch.Tensor | NVFP4Tensor,
+    a_scale: torch.Tensor | None = None,
+    b_scale: torch.Tensor | None = None,
     alpha: torch.Tensor | float | None = None,
     *,
     out: torch.Tensor | None = None,
@@ -57,10 +40,10 @@ def gemm(
 
 @overload
 def gemm(
-    a: torch.Tensor,
-    b: torch.Tensor,
-    a_scale: torch.Tensor,
-    b_scale: torch.Tensor,
+    a: torch.Tensor | NVFP4Tensor,
+    b: torch.Tensor | NVFP4Tensor,
+    a_scale: torch.Tensor | None = None,
+    b_scale: torch.Tensor | None = None,
     alpha: torch.Tensor | float | None = None,
     *,
     out: NVFP4Tensor | None = None,
@@ -73,15 +56,15 @@ def gemm(
 
 
 def gemm(
-    a: torch.Tensor,
-    b: torch.Tensor,
-    a_scale: torch.Tensor | None,
-    b_scale: torch.Tensor,
-    alpha: torch.Tensor | float | None = None,
+    a: Any,
+    b: Any,
+    a_scale: torch.Tensor | None = None,
+    b_scale: torch.Tensor | None = None,
+    alpha: Any = None,
     *,
     out: Any = None,
     out_dtype: OutDtype = torch.bfloat16,
-    out_global_scale: torch.Tensor | float | None = None,
+    out_global_scale: Any = None,
     scale_layout: ScaleLayout = "blocked",
     backend: str = "auto",
     config: KernelConfig | None = None,
@@ -99,6 +82,9 @@ def gemm(
     quantize ``a``, or decode the weights once (``LinearNVFP4(pre_decode=True)``). Here K is a multiple of 32, ``out`` may
     have any strides, and there is no ``config``. The order of summation is documented (``kernels/simt/w4a16.py``) and
     depends on K alone.
+
+    ``gemm(x, w)`` takes NVFP4Tensors whole, their scales left out: [M, K] or [L, M, K] (of 16-bit activations ``w`` alone).
+    Their global scales are factors of the result, beside ``alpha``, and multiplied on the device.
 
     Args:
         a: [M, K/2] or [M, K/2, L], uint8 or float4_e2m1fn_x2, K-major (stride 1 in K), two e2m1 values a byte, the low
@@ -136,6 +122,10 @@ def gemm(
         UnsupportedTarget: no kernel for the GPU. ConfigError: ``config`` cannot be built.
         Nothing is written to ``out`` when a check fails.
     """
+    a, a_scale, factor_a = batched_parts(a, a_scale, scale_layout)
+    b, b_scale, factor_b = batched_parts(b, b_scale, scale_layout)
+    if factor_a is not None or factor_b is not None:
+        alpha = times(alpha, factor_a, factor_b)
     is_quantized = out_dtype == NVFP4
     if is_quantized and a_scale is None:
         raise UnsupportedProblem('out_dtype="nvfp4" with 16-bit a: call quantize on the result')
@@ -148,110 +138,41 @@ def gemm(
     if torch.compiler.is_compiling():  # the custom op (ops.library) that a traced graph keeps
         return _traced((a, b, a_scale, b_scale), alpha, out, out_dtype, out_global_scale, config,
                        (scale_layout, backend))  # fmt: skip
-    if a_scale is None or (isinstance(a, torch.Tensor) and a.dtype in ACTIVATION_DTYPES):
-        if a_scale is not None:
-            raise ValueError(
-                f"a is {a.dtype} and has an a_scale; 16-bit a has none: pass a_scale=None, or quantize(a)"
+    if a_scale is not None and isinstance(a, torch.Tensor) and a.dtype in ACTIVATION_DTYPES:
+        raise ValueError(
+            f"a is {a.dtype} and has an a_scale; 16-bit a has none: pass a_scale=None, or quantize(a)"
+        )
+    alpha, out_global_scale = products.for_batches(alpha, a), products.for_batches(out_global_scale, a)
+
+    def check() -> tuple[Task, list[torch.Tensor]]:
+        if a_scale is None:
+            names = ("a", "b", "b_scale")
+            product, result = products.check_weight_only(
+                a, b, b_scale, alpha, out, names, out_dtype, scale_layout
             )
-        return weight_only(a, b, b_scale, alpha, out, ("a", "b", "b_scale"), out_dtype, scale_layout, backend)
-    factors = None
-    if out_global_scale is not None:
-        factors = one_factor("out_global_scale", out_global_scale, a.shape[2] if a.ndim == 3 else 1, a.device)
-    inputs: list[Any] = [a, b, a_scale, b_scale, *(x for x in (alpha, factors) if x is not None)]
-    outs: list[Any] = []
-    if out is not None:
-        outs = [out.data, getattr(out, "scale", None)] if is_quantized else [out]
-    key, call = prepared.lookup(
-        inputs + outs,
+            return W4A16Task(product), [result]
+        check_config(config)
+        product, results = products.check_gemm(
+            a, b, a_scale, b_scale, alpha, out, out_dtype, out_global_scale, scale_layout
+        )
+        task = None
+        if config is None and not is_quantized:
+            task = few_rows_task(product, backends.gpu_of(backend, a.device))
+        return task or GroupedTask(*product.grouped(), config), results
+
+    settings = (
         "gemm",
+        a_scale is None,
         alpha is None,
-        factors is None,
-        len(outs),
+        out_global_scale is None,
         out_dtype,
         scale_layout,
-        backend,
         config,
     )
-    launched = None if call is None else call.try_launch(inputs, outs)
-    if launched is not None:
-        return _result(launched, factors)
-    problem, operands, scales, outs = _check(
-        a, b, a_scale, b_scale, alpha, out, out_dtype, factors, scale_layout
-    )
-    task: GemvTask | FewRowsTask | None = None
-    if config is None and not is_quantized:
-        taken = (a, b, *scales, operands.alpha, outs[0], backend)
-        task = one_row_task(*taken) or few_rows_task(*taken)
-    if task is not None:
-        backends.run_task(backend, task)
-        keep_task(key, backend, task, inputs, outs)
-    else:
-        backends.run_problem(backend, problem, operands, config)
-        keep_list(key, backend, problem, operands, config, inputs, outs)
-    return _result(outs, factors)
-
-
-def _result(outs: list[torch.Tensor], factors: torch.Tensor | None) -> Any:
-    """What the caller gets for one tensor, or for data and scales; all batches have one factor."""
-    is_quantized = len(outs) == 2
-    return as_results(outs, True, is_quantized, None if factors is None else factors[:1])[0]
-
-
-def _check(
-    a, b, a_scale, b_scale, alpha, out, out_dtype, factors, scale_layout
-) -> tuple[GroupedProblem, GroupedOperands, tuple[torch.Tensor, torch.Tensor], list[torch.Tensor]]:
-    """The problem, its operands, a view a batch, both scales, uint8 [L, bytes], and the tensors that are written."""
-    checks.check_choice("scale_layout", scale_layout, SCALE_LAYOUTS)
-    checks.check_choice("out_dtype", out_dtype, (*checks.OUT_DTYPES, NVFP4))
-    is_quantized = out_dtype == NVFP4
-    factor = alpha if isinstance(alpha, torch.Tensor) else None
-    plain_out = None if is_quantized else out
-    named = {"a": a, "b": b, "a_scale": a_scale, "b_scale": b_scale}
-    device = checks.check_tensors(named, {"alpha": factor, "out": plain_out})
-    check_batched_shapes({"a": a, "b": b, "out": plain_out}, "a [M, K/2], b [N, K/2] and out [M, N]")
-    if a.shape[1] != b.shape[1]:
-        raise ValueError(f"a has K={2 * a.shape[1]} and b has K={2 * b.shape[1]}; both must have the same K")
-    batches = a.shape[2] if a.ndim == 3 else 1
-    if batches == 0:
-        raise ValueError("a has L=0 batches; pass at least one")
-    sfa = _batched_scales("a_scale", a_scale, a, scale_layout)
-    sfb = _batched_scales("b_scale", b_scale, b, scale_layout)
-    results: list[Any]
-    if is_quantized:
-        quantized = quantized_result(out, (*a.shape[2:], len(a)), len(b), device)
-        results, outs = split_quantized(quantized), [quantized.data, quantized.scale]
-    else:
-        result = out
-        if result is None:
-            result = torch.empty((*a.shape[2:], len(a), len(b)), dtype=out_dtype, device=device)
-            result = result.permute(1, 2, 0) if a.ndim == 3 else result
-        results, outs = split_batches(result), [result]
-    problem, operands = check_list_operands(
-        split_batches(a),
-        split_batches(b),
-        list(sfa),
-        list(sfb),
-        as_alphas("alpha", alpha, batches),
-        results,
-        out_dtype=out_dtype,
-        out_global_scale=factors,
-    )
-    return replace(problem, form="batched"), operands, (sfa, sfb), outs
-
-
-def _batched_scales(
-    name: str, scale: torch.Tensor, operand: torch.Tensor, layout: ScaleLayout
-) -> torch.Tensor:
-    """uint8 [L, bytes], batches one after the other."""
-    rows, row_bytes = operand.shape[:2]
-    batches = operand.shape[2] if operand.ndim == 3 else 1
-    blocked = checks.batched_scales(name, scale, rows, checks.check_k(2 * row_bytes), batches, layout)
-    if not blocked.is_contiguous():
-        raise ValueError(
-            f"{name} has strides {scale.stride()}: batches {blocked.stride(0)} bytes apart, each {blocked.shape[1]} long; "
-            "they have to follow each other: .contiguous() as [L, rm, rk, 32, 4, 4]"
-        )
-    return blocked
+    optional = (a_scale, b_scale, alpha, out_global_scale)
+    inputs = [a, b, *(x for x in optional if x is not None)]
+    outs = call(backend, settings, inputs, flat_outputs([out], is_quantized), check)
+    return as_results(outs, True, is_quantized, out_global_scale)[0]
 
 
 def _traced(operands, alpha, out, out_dtype, global_scale, config, settings) -> Any:
@@ -259,7 +180,7 @@ def _traced(operands, alpha, out, out_dtype, global_scale, config, settings) -> 
     refuse_config(config)
     a, b = operands[:2]
     is_quantized, lead = out_dtype == NVFP4, (*a.shape[2:], a.shape[0])
-    alpha, factor = (as_factor(x, a.device) for x in (alpha, global_scale))
+    alpha, factor = (one_number_on(x, a) for x in (alpha, global_scale))
     if out is not None:
         outs = [out.data, out.scale] if is_quantized else [out]
     elif is_quantized:
@@ -268,10 +189,9 @@ def _traced(operands, alpha, out, out_dtype, global_scale, config, settings) -> 
             new_quantized_scale(lead, b.shape[0], a.device),
         ]
     else:
-        result = a.new_empty((*lead, b.shape[0]), dtype=out_dtype)
-        outs = [result if a.ndim == 2 else result.permute(1, 2, 0)]
+        outs = [products.new_result(a, b.shape[0], out_dtype)]
     refuse_gradients(*operands, alpha, factor)
     torch.ops.nvfp4_cute.gemm_out(
         *operands, alpha, outs, None if is_quantized else out_dtype, factor, *settings
     )
-    return _result(outs, None if factor is None else factor.reshape(1))
+    return as_results(outs, True, is_quantized, factor)[0]

@@ -1,21 +1,20 @@
 """gemm_chain: equal layers one after the other in one launch, NVFP4 between them."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
 from nvfp4_cute import backends
 from nvfp4_cute.errors import UnsupportedProblem
 from nvfp4_cute.formats.block_scaled import NVFP4Tensor
-from nvfp4_cute.operands.list_form import check_list_operands
-from nvfp4_cute.ops import vector_checks as checks
+from nvfp4_cute.launch.grouped import GroupedTask
+from nvfp4_cute.operands import rules
+from nvfp4_cute.operands.grouped import GroupedOperands, check_list_operands
 from nvfp4_cute.ops.gemm import gemm
-from nvfp4_cute.planning.config import KernelConfig
+from nvfp4_cute.planning.config import KernelConfig, check_config
 from nvfp4_cute.problem import (
     NVFP4,
-    GroupedOperands,
     GroupedProblem,
-    OutScales,
     new_quantized_data,
     new_quantized_scale,
 )
@@ -75,7 +74,7 @@ def gemm_chain(
         TypeError, ValueError, UnsupportedProblem: an operand breaks a rule, the GPU's kernel knows no chains, or not all of
             its CTAs can run at once.
     """
-    device = checks.check_tensors({"a": a, "b": b, "a_scale": a_scale, "b_scale": b_scale, "alpha": alpha})
+    device = rules.check_tensors({"a": a, "b": b, "a_scale": a_scale, "b_scale": b_scale, "alpha": alpha})
     if b.ndim != 3 or b.shape[1] != 2 * b.shape[2]:
         raise ValueError(f"b has shape {list(b.shape)}; a chain of equal layers is [G, N, N/2]")
     (num_layers, n, _), m = b.shape, a.shape[0]
@@ -115,19 +114,23 @@ def gemm_chain(
             )
     outs = tuple(result.data for result in results)
     out_scales = tuple(result.scale.view(torch.uint8).view(-1) for result in results)
+    (rows,), (weights,) = first.a, first.b
+    scales = b_scale.view(torch.uint8).view(num_layers, -1)
+    layers = [replace(weights, data=x, scale=y) for x, y in zip(b.view(torch.uint8), scales, strict=True)]
+    between = [replace(rows, data=x, scale=s) for x, s in zip(outs[:-1], out_scales[:-1], strict=True)]
     operands = GroupedOperands(
-        a=(*first.a, *outs[:-1]),
-        b=tuple(b.view(torch.uint8)),
-        a_scale=(*first.a_scale, *out_scales[:-1]),
-        b_scale=tuple(b_scale.view(torch.uint8).view(num_layers, -1)),
-        alpha=alpha,
-        out=outs,
-        out_scales=OutScales(out_scales, out_global_scale),
+        (rows, *between),
+        tuple(layers),
+        outs,
+        alpha,
+        out_scale=out_scales,
+        out_global_scale=out_global_scale,
         chain=workspace.counters,
     )
     chain = GroupedProblem(problem.sizes * num_layers, "list", NVFP4, has_alpha=True, is_chain=True)
+    check_config(config)
     try:
-        backends.run_problem(backend, chain, operands, config)
+        backends.run_task(backend, GroupedTask(chain, operands, config))
     except Exception as error:  # CuTe DSL's own errors are no RuntimeErrors
         if REFUSED not in str(error):
             raise

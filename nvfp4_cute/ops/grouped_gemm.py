@@ -5,24 +5,25 @@ from typing import Any, Literal, overload
 
 import torch
 
-from nvfp4_cute import backends
+from nvfp4_cute.backends.calls import call
 from nvfp4_cute.formats.block_scaled import NVFP4Tensor, ScaleLayout
-from nvfp4_cute.launch import prepared
-from nvfp4_cute.operands.list_form import check_list_operands
-from nvfp4_cute.ops.device_checks import check_device_groups
-from nvfp4_cute.ops.repeated import keep_list, keep_task
-from nvfp4_cute.ops.results import as_results, flat_outputs, global_scales, new_outputs
-from nvfp4_cute.ops.traced import as_factors, new_group_results, refuse_config, refuse_gradients
-from nvfp4_cute.planning.config import KernelConfig
-from nvfp4_cute.problem import NVFP4, OutDtype
+from nvfp4_cute.launch.grouped import GroupedTask
+from nvfp4_cute.operands import grouped
+from nvfp4_cute.operands.grouped import Result, Weights
+from nvfp4_cute.operands.numbers_on_device import numbers_of
+from nvfp4_cute.operands.results import as_results, flat_outputs, new_outputs
+from nvfp4_cute.operands.whole import parts, times
+from nvfp4_cute.ops.traced import new_group_results, refuse_config, refuse_gradients
+from nvfp4_cute.planning.config import KernelConfig, check_config
+from nvfp4_cute.problem import NVFP4, Gate, OutDtype
 
 
 @overload
 def grouped_gemm(
-    a: Sequence[torch.Tensor],
-    b: Sequence[torch.Tensor],
-    a_scale: Sequence[torch.Tensor],
-    b_scale: Sequence[torch.Tensor],
+    a: Sequence[torch.Tensor] | Sequence[NVFP4Tensor],
+    b: Sequence[torch.Tensor] | Sequence[NVFP4Tensor],
+    a_scale: Sequence[torch.Tensor] | None = None,
+    b_scale: Sequence[torch.Tensor] | None = None,
     offs: None = None,
     alpha: torch.Tensor | Sequence[float] | None = None,
     *,
@@ -37,10 +38,10 @@ def grouped_gemm(
 
 @overload
 def grouped_gemm(
-    a: torch.Tensor,
-    b: torch.Tensor,
-    a_scale: torch.Tensor,
-    b_scale: torch.Tensor,
+    a: torch.Tensor | NVFP4Tensor,
+    b: torch.Tensor | NVFP4Tensor,
+    a_scale: torch.Tensor | None = None,
+    b_scale: torch.Tensor | None = None,
     offs: torch.Tensor | None = None,
     alpha: torch.Tensor | Sequence[float] | None = None,
     *,
@@ -55,10 +56,10 @@ def grouped_gemm(
 
 @overload
 def grouped_gemm(
-    a: Sequence[torch.Tensor],
-    b: Sequence[torch.Tensor],
-    a_scale: Sequence[torch.Tensor],
-    b_scale: Sequence[torch.Tensor],
+    a: Sequence[torch.Tensor] | Sequence[NVFP4Tensor],
+    b: Sequence[torch.Tensor] | Sequence[NVFP4Tensor],
+    a_scale: Sequence[torch.Tensor] | None = None,
+    b_scale: Sequence[torch.Tensor] | None = None,
     offs: None = None,
     alpha: torch.Tensor | Sequence[float] | None = None,
     *,
@@ -74,10 +75,10 @@ def grouped_gemm(
 
 @overload
 def grouped_gemm(
-    a: torch.Tensor,
-    b: torch.Tensor,
-    a_scale: torch.Tensor,
-    b_scale: torch.Tensor,
+    a: torch.Tensor | NVFP4Tensor,
+    b: torch.Tensor | NVFP4Tensor,
+    a_scale: torch.Tensor | None = None,
+    b_scale: torch.Tensor | None = None,
     offs: torch.Tensor | None = None,
     alpha: torch.Tensor | Sequence[float] | None = None,
     *,
@@ -94,15 +95,15 @@ def grouped_gemm(
 def grouped_gemm(
     a: Any,
     b: Any,
-    a_scale: Any,
-    b_scale: Any,
+    a_scale: Any = None,
+    b_scale: Any = None,
     offs: torch.Tensor | None = None,
-    alpha: torch.Tensor | Sequence[float] | None = None,
+    alpha: Any = None,
     *,
     masked_m: torch.Tensor | None = None,
     out: Any = None,
     out_dtype: OutDtype = torch.bfloat16,
-    out_global_scale: torch.Tensor | Sequence[float] | None = None,
+    out_global_scale: Any = None,
     scale_layout: ScaleLayout = "blocked",
     backend: str = "auto",
     config: KernelConfig | None = None,
@@ -113,6 +114,11 @@ def grouped_gemm(
     *Ragged*: ``offs`` says where each group ends in the rows of one ``a``. *Masked*: ``masked_m`` says how many rows of
     each group's part of ``a`` count. Ragged and masked read the sizes on the device when the kernel runs: nothing waits
     for them, and a captured graph follows them when they change.
+
+    ``grouped_gemm(a, b)`` and ``grouped_gemm(a, b, offs=offs)`` take NVFP4Tensors whole, their scales left out: lists with one
+    a group, or one [G, N, K] for ``b``, and [rows, K] or [G, M_max, K] for ``a``. Their global scales are factors of the
+    results, beside ``alpha``, and multiplied on the device. A whole ragged ``a`` is for groups that end at multiples of 128
+    rows, as its scales have no padding between groups; else pass data and scale of ``grouped_quantize``.
 
     Args:
         a: uint8 or float4_e2m1fn_x2, K-major, two e2m1 values a byte, the low nibble first; K a multiple of 16 and rows a
@@ -157,69 +163,88 @@ def grouped_gemm(
         UnsupportedTarget: no kernel for the GPU. ConfigError: ``config`` cannot be built.
         Nothing is written to ``out`` when a check fails.
     """
-    is_list = offs is None and masked_m is None
+    is_list, is_quantized = offs is None and masked_m is None, out_dtype == NVFP4
+    a, a_scale, factor_a = parts(a, a_scale, scale_layout)
+    b, b_scale, factor_b = parts(b, b_scale, scale_layout)
+    if factor_a is not None or factor_b is not None:
+        alpha = times(alpha, factor_a, factor_b)
     if torch.compiler.is_compiling():
         return _traced((a, b, a_scale, b_scale), (offs, masked_m), alpha, out, out_dtype, out_global_scale, config,
                        (scale_layout, backend))  # fmt: skip
-    is_quantized = out_dtype == NVFP4
-    sizes = masked_m if offs is None else offs
-    counts: tuple[int, ...] = ()
-    try:
-        inputs = [*a, *b, *a_scale, *b_scale] if is_list else [a, b, a_scale, b_scale, sizes]
-        counts = (len(a), len(b), len(a_scale), len(b_scale)) if is_list else (offs is None, masked_m is None)
-        outs = [] if out is None else flat_outputs(out, is_list, is_quantized)
-    except (TypeError, AttributeError):  # the checks will say what is wrong
-        inputs, outs = [None], []
-    factors = global_scales(out_global_scale, a if is_list else sizes)
-    inputs += [factor for factor in (alpha, factors) if factor is not None]
-    key, call = prepared.lookup(
-        inputs + outs,
+    alpha, out_global_scale = group_factors(a, (offs, masked_m), alpha, out_global_scale)
+    sides: Any = (a, b, a_scale, b_scale)
+    counts, inputs = flat_inputs(sides, (offs, masked_m), is_list)
+    inputs += [factor for factor in (alpha, out_global_scale) if factor is not None]
+
+    def check() -> tuple[GroupedTask, list[torch.Tensor]]:
+        weights = [Weights("b", b, b_scale, "alpha", alpha)]
+        result = Result(out, out_dtype, out_global_scale)
+        return grouped_task(a, a_scale, weights, (offs, masked_m), result, scale_layout, None, config)
+
+    settings = (
+        "grouped_gemm",
         counts,
         alpha is None,
-        factors is None,
-        len(outs),
+        out_global_scale is None,
         out_dtype,
         scale_layout,
-        backend,
         config,
     )
-    launched = None if call is None else call.try_launch(inputs, outs)
-    if launched is not None:
-        return as_results(launched, is_list, is_quantized, factors)
-    if is_list:
-        problem, operands = check_list_operands(
-            a,
-            b,
-            a_scale,
-            b_scale,
-            alpha,
-            out,
-            out_dtype=out_dtype,
-            out_global_scale=factors,
-            scale_layout=scale_layout,
+    outs = call(backend, settings, inputs, group_outputs(out, is_list, is_quantized), check)
+    return as_results(outs, is_list, is_quantized, out_global_scale)
+
+
+def group_factors(a: Any, sizes: tuple[Any, Any], *factors: Any) -> tuple[Any, ...]:
+    """Factors that are numbers, one a group, as tensors on the operands' device; all else as it is."""
+    groups = next((x for x in sizes if x is not None), a)
+    if groups is None or all(factor is None or isinstance(factor, torch.Tensor) for factor in factors):
+        return factors
+    return tuple(numbers_of(factor, groups) for factor in factors)
+
+
+def flat_inputs(sides: Sequence[Any], sizes: tuple[Any, Any], is_list: bool) -> tuple[tuple, list[Any]]:
+    """What tells the form and the number of groups, and the tensors: of lists, all of each; what has no length is one."""
+    if not is_list:
+        return (sizes[0] is None, sizes[1] is None), [*sides, next(x for x in sizes if x is not None)]
+    if not all(isinstance(side, list | tuple) for side in sides):  # the checks will say what is wrong
+        return (), [None]
+    return tuple(map(len, sides)), [tensor for side in sides for tensor in side]
+
+
+def group_outputs(out: Any, is_list: bool, is_quantized: bool) -> list[Any]:
+    """The tensors of a caller's ``out``; what is of another kind is for the checks to judge."""
+    if out is None:
+        return []
+    if isinstance(out, list | tuple):
+        return flat_outputs(out, is_quantized) if is_list else [*out]
+    return [out]
+
+
+def grouped_task(
+    a: Any,
+    a_scale: Any,
+    weights: list[Weights],
+    sizes: tuple[Any, Any],
+    result: Result,
+    scale_layout: ScaleLayout,
+    gate: Gate | None,
+    config: KernelConfig | None,
+) -> tuple[GroupedTask, list[torch.Tensor]]:
+    """The checked task of a grouped operation of any form, and what it writes."""
+    check_config(config)
+    if all(x is None for x in sizes):
+        problem, operands = grouped.check_lists(a, a_scale, weights, result, scale_layout, gate)
+        is_own = result.out is not None
+        outs = (
+            group_outputs(result.out, True, result.dtype == NVFP4)
+            if is_own
+            else new_outputs(problem, operands)
         )
-        backends.run_problem(backend, problem, operands, config)
-        outs = outs or new_outputs(problem, operands)
-        keep_list(key, backend, problem, operands, config, inputs, outs)
     else:
-        task, outs = check_device_groups(
-            a,
-            b,
-            a_scale,
-            b_scale,
-            offs,
-            masked_m,
-            alpha,
-            out,
-            out_dtype,
-            scale_layout,
-            backend,
-            config,
-            out_global_scale=factors,
+        problem, operands, outs = grouped.check_device_groups(
+            a, a_scale, weights, sizes, result, scale_layout, gate
         )
-        backends.run_task(backend, task)
-        keep_task(key, backend, task, inputs, outs)
-    return as_results(outs, is_list, is_quantized, factors)
+    return GroupedTask(problem, operands, config), outs
 
 
 def _traced(operands, sizes, alpha, out, out_dtype, global_scale, config, settings) -> Any:
@@ -228,11 +253,11 @@ def _traced(operands, sizes, alpha, out, out_dtype, global_scale, config, settin
     is_list, is_quantized = all(x is None for x in sizes), out_dtype == NVFP4
     a, b = operands[:2]
     groups: Any = a if is_list else next(x for x in sizes if x is not None)
-    alpha, factors = as_factors(alpha, groups), as_factors(global_scale, groups)
+    alpha, factors = numbers_of(alpha, groups), numbers_of(global_scale, groups)
     if out is not None:
-        outs = flat_outputs(out, is_list, is_quantized)
+        outs = group_outputs(out, is_list, is_quantized)
     else:
-        outs = new_group_results(a, b, None if is_list else len(groups), 1, sizes[0] is not None, out_dtype)
+        outs = new_group_results(a, b, None if is_list else len(groups), 1, out_dtype)
     flat = [tensor for group in operands for tensor in group] if is_list else list(operands)
     refuse_gradients(*flat, alpha, factors)
     torch.ops.nvfp4_cute.grouped_gemm_out(

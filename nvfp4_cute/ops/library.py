@@ -41,8 +41,8 @@ def grouped_gemm_out(
         out: all results, or all data, then all scales, of NVFP4 ones.
         out_dtype: None is NVFP4.
     """
+    from nvfp4_cute.operands.results import as_results
     from nvfp4_cute.ops.grouped_gemm import grouped_gemm
-    from nvfp4_cute.ops.results import as_results
     from nvfp4_cute.problem import NVFP4
 
     run: Operation = grouped_gemm
@@ -78,8 +78,8 @@ def grouped_dual_gemm_out(
         out: all results, or all data, then all scales, of NVFP4 ones.
         out_dtype: None is NVFP4.
     """
+    from nvfp4_cute.operands.results import as_results
     from nvfp4_cute.ops.dual_gemm import grouped_dual_gemm
-    from nvfp4_cute.ops.results import as_results
     from nvfp4_cute.problem import NVFP4
 
     run: Operation = grouped_dual_gemm
@@ -113,8 +113,8 @@ def gemm_out(
     backend: str,
 ) -> None:
     """``nvfp4_cute.gemm`` that writes ``out``: the result, or data and scale of an NVFP4 one, whose ``out_dtype`` is None."""
+    from nvfp4_cute.operands.results import as_results
     from nvfp4_cute.ops.gemm import gemm
-    from nvfp4_cute.ops.results import as_results
     from nvfp4_cute.problem import NVFP4
 
     run: Operation = gemm

@@ -5,8 +5,7 @@ from typing import Any
 import torch
 
 from nvfp4_cute.errors import UnsupportedProblem
-from nvfp4_cute.operands.numbers_on_device import numbers_on
-from nvfp4_cute.ops.device_checks import new_device_results
+from nvfp4_cute.operands.grouped import new_device_results
 from nvfp4_cute.planning.config import KernelConfig
 from nvfp4_cute.problem import NVFP4, OutDtype, new_quantized_data, new_quantized_scale
 
@@ -23,15 +22,8 @@ def refuse_gradients(*tensors: torch.Tensor | None) -> None:
         raise UnsupportedProblem("there is no backward pass: pass .detach() or use torch.no_grad()")
 
 
-def as_factors(given: Any, groups: Any) -> torch.Tensor | None:
-    """Numbers as float32 on the device of ``groups``, a tensor or a list of them; all else as it is."""
-    if not isinstance(given, list | tuple):
-        return given
-    return numbers_on(groups[0].device, given)
-
-
 def new_group_results(
-    a: Any, b: Any, num_groups: int | None, parts: int, is_ragged: bool, dtype: OutDtype
+    a: Any, b: Any, num_groups: int | None, parts: int, dtype: OutDtype
 ) -> list[torch.Tensor]:
     """Results of an operation over groups, flat as a launch writes them (``results``).
 
@@ -39,19 +31,12 @@ def new_group_results(
         a, b: operands, lists in list form.
         num_groups: of the forms whose sizes are on the device; None in list form.
         parts: rows of ``b`` that make a column.
-        is_ragged: whether the rows of all groups follow each other.
         dtype: of the results.
     """
-    if num_groups is None:
-        leads, columns = [x.shape[:1] for x in a], [y.shape[0] // parts for y in b]
-        device = a[0].device
-    else:
-        leads, columns, device = [a.shape[:-1]], [b.shape[1] // parts], a.device
-    shapes = list(zip(leads, columns, strict=True))
+    if num_groups is not None:
+        return new_device_results((*a.shape[:-1], b.shape[1] // parts), num_groups, dtype, a.device)
+    device, shapes = a[0].device, [(x.shape[0], y.shape[0] // parts) for x, y in zip(a, b, strict=True)]
     if dtype != NVFP4:
-        return [torch.empty((*lead, n), dtype=dtype, device=device) for lead, n in shapes]
-    if num_groups is None:
-        data = [new_quantized_data((*lead, n), device) for lead, n in shapes]
-        return data + [new_quantized_scale(lead, n, device) for lead, n in shapes]
-    ((lead, n),) = shapes
-    return list(new_device_results((*lead, n), num_groups, is_ragged, device))
+        return [torch.empty(shape, dtype=dtype, device=device) for shape in shapes]
+    data = [new_quantized_data(shape, device) for shape in shapes]
+    return data + [new_quantized_scale((m,), n, device) for m, n in shapes]

@@ -95,7 +95,7 @@ def _cycles(name: str, arg0: int, data: torch.Tensor | None = None, ctas: int = 
     """Least cycles of five launches after one that warms up."""
     out, found = _words(), []
     for _ in range(6):
-        ProbeTask(name, out, out if data is None else data, ctas, arg0, arg1).launch("cuda")
+        ProbeTask(name, out, out if data is None else data, ctas, arg0, arg1).run("cuda")
         torch.cuda.synchronize()
         found.append(int(out.cpu()[0]) & 0xFFFFFFFF)
     return min(found[1:])
@@ -111,11 +111,11 @@ def _slope(name: str, few: int, many: int, **given: int) -> tuple[float, float]:
 def _launch(machine: Machine) -> dict[str, float]:
     out = _words()
     task = ProbeTask("empty", out, out, machine.num_sms)
-    once = _us(lambda: task.launch("cuda"), 50)
+    once = _us(lambda: task.run("cuda"), 50)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         for _ in range(500):
-            task.launch("cuda")
+            task.run("cuda")
     return {"launch_us": once, "launch_in_graph_us": _us(graph.replay) / 500}
 
 
@@ -127,7 +127,7 @@ def _clock(machine: Machine) -> dict[str, float]:
         us, cycles = [], []
         for count in (few, many):
             task = ProbeTask(name, out, out, ctas, count)
-            us.append(_us(partial(task.launch, "cuda"), 5))
+            us.append(_us(partial(task.run, "cuda"), 5))
             torch.cuda.synchronize()
             cycles.append(int(out.cpu()[0]) & 0xFFFFFFFF)
         return (cycles[1] - cycles[0]) / (us[1] - us[0]) * 1e6
@@ -147,7 +147,7 @@ def _reads(machine: Machine) -> dict[str, float]:
     out = _words()
     each = region // CHUNK // machine.num_sms
     task = ProbeTask("bulk_reads", out, data, machine.num_sms, each, region // CHUNK)
-    read = each * machine.num_sms * CHUNK / _us(lambda: task.launch("cuda"), 7) * 1e6
+    read = each * machine.num_sms * CHUNK / _us(lambda: task.run("cuda"), 7) * 1e6
     half = region // 2
     copied = 2 * half / _us(lambda: data[:half].copy_(data[half : 2 * half]), 7) * 1e6
     return {"hbm_read": read, "copy": copied}
@@ -158,7 +158,7 @@ def _l2(machine: Machine) -> dict[str, float]:
     data, out = torch.zeros(held, dtype=torch.uint8, device="cuda"), _words()
     each = 2000
     task = ProbeTask("bulk_reads", out, data, machine.num_sms, each, held // CHUNK)
-    us = _us(lambda: task.launch("cuda"), 7)
+    us = _us(lambda: task.run("cuda"), 7)
     moved = each * machine.num_sms * CHUNK
     small = 128 * 1024 // CHUNK
     step, _ = _slope("bulk_reads", 64, 1024, data=data, arg1=small)  # type: ignore[arg-type]
@@ -187,7 +187,7 @@ def _latencies(machine: Machine) -> dict[str, float]:
     out, found = _words(), []
     for _ in range(4):
         other.zero_()
-        ProbeTask("chase", out, far, 1, 4096).launch("cuda")
+        ProbeTask("chase", out, far, 1, 4096).run("cuda")
         torch.cuda.synchronize()
         found.append((int(out.cpu()[0]) & 0xFFFFFFFF) / 4096)
     return {"l2_latency": near, "hbm_latency": min(found)}
@@ -201,7 +201,7 @@ def _barriers(machine: Machine) -> dict[str, float]:
 def _cta_start(machine: Machine) -> dict[str, float]:
     out = _words()
     waves = [
-        _us(partial(ProbeTask("empty_filling", out, out, n * machine.num_sms).launch, "cuda"), 30)
+        _us(partial(ProbeTask("empty_filling", out, out, n * machine.num_sms).run, "cuda"), 30)
         for n in (1, 17)
     ]
     return {"cta_start": (waves[1] - waves[0]) / 16 * 1e-6 * _clock(machine)["clock_hz"]}

@@ -1,13 +1,15 @@
 """Probes as tasks: what is compiled, and a launch of it on any backend."""
 
-from collections.abc import Iterator
+from collections.abc import Mapping
 from dataclasses import dataclass
+from enum import IntEnum
 from typing import Any
 
-import numpy as np
 import torch
 
 from nvfp4_cute import backends
+from nvfp4_cute.gpus.targets import Gpu
+from nvfp4_cute.launch.table_task import TableTask
 from nvfp4_cute.launch_table import Probe as Table
 
 
@@ -30,15 +32,18 @@ class ProbeKey:
         return ProbeKernel(body_of(self.name, self.arch), self.to_name())
 
 
-@dataclass(frozen=True)
-class ProbeTask:
-    """One launch of a probe.
+@dataclass(frozen=True, eq=False)
+class ProbeTask(TableTask):
+    """One launch of a probe. No tensor maps: what a driver encodes wrongly is what a probe may want to see.
 
     Attributes:
         name: in ``kernels.probes.table``.
         out, data: what the kernel writes; what it reads, or reads and writes.
         ctas: of the grid.  arg0, arg1: as the probe takes them.
     """
+
+    columns = Table
+    written = ("out", "data")
 
     name: str
     out: torch.Tensor
@@ -48,39 +53,22 @@ class ProbeTask:
     arg1: int = 0
 
     @property
-    def device(self) -> torch.device:
-        """Of both tensors."""
-        return self.out.device
-
-    @property
     def is_empty(self) -> bool:
         """A probe always does something."""
         return False
 
-    def key(self, arch: str) -> ProbeKey:
+    def key(self, gpu: Gpu) -> ProbeKey:
         """What to compile."""
-        return ProbeKey(arch, self.name)
+        return ProbeKey(gpu.arch, self.name)
 
-    def table(self) -> np.ndarray:
+    def numbers(self, gpu: Gpu) -> Mapping[IntEnum, int]:
         """``launch_table.Probe``."""
-        table = np.zeros(len(Table), np.int64)
-        table[Table.OUT], table[Table.DATA] = self.out.data_ptr(), self.data.data_ptr()
-        table[Table.ARG0], table[Table.ARG1], table[Table.CTAS] = self.arg0, self.arg1, self.ctas
-        return table
-
-    def tensors(self) -> Iterator[tuple[str, torch.Tensor, bool]]:
-        """Both are written."""
-        yield "out", self.out, True
-        yield "data", self.data, True
-
-    def mapped(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """None: what a driver encodes wrongly is what a probe may want to see."""
-        return iter(())
+        return {Table.ARG0: self.arg0, Table.ARG1: self.arg1, Table.CTAS: self.ctas}
 
     def reference(self) -> None:
         """There is none: a probe asks the machine."""
         raise NotImplementedError("a probe has no reference; run it on a GPU or on the emulator")
 
-    def launch(self, backend: str) -> None:
+    def run(self, backend: str) -> None:
         """Enqueue it on the GPU, or execute it on the emulator."""
         backends.run_task(backend, self)

@@ -104,7 +104,7 @@ def _repeated(name: str, words: int) -> Callable[[Machine], Finding]:
     def ask(machine: Machine) -> Finding:
         rounds, pairs = (20000, machine.num_sms // 2) if machine.is_gpu else (3, 1)
         out = _words(machine, 1)
-        ProbeTask(name, out, _words(machine, 1), 2 * pairs, rounds).launch(machine.backend)
+        ProbeTask(name, out, _words(machine, 1), 2 * pairs, rounds).run(machine.backend)
         _synchronize(machine)
         return _counted(int(out.cpu()[0]), rounds * pairs * words, "words")
 
@@ -115,7 +115,7 @@ def _exits(machine: Machine) -> Finding:
     launches, pairs = (200, machine.num_sms // 2) if machine.is_gpu else (1, 1)
     out = _words(machine, 1)
     for _ in range(launches):
-        ProbeTask("cluster_exit", out, _words(machine, 1), 2 * pairs).launch(machine.backend)
+        ProbeTask("cluster_exit", out, _words(machine, 1), 2 * pairs).run(machine.backend)
     _synchronize(machine)
     return _counted(int(out.cpu()[0]), launches * 2 * pairs * 64, "words")
 
@@ -127,7 +127,7 @@ def _chain(name: str, ctas: int, machine: Machine, out: torch.Tensor, data: torc
     """Launches each of which compares what the one before wrote."""
     data.zero_()
     for number in range(CHAIN if machine.is_gpu else 2):
-        ProbeTask(name, out, data, ctas, number).launch(machine.backend)
+        ProbeTask(name, out, data, ctas, number).run(machine.backend)
 
 
 def _dependent(name: str) -> Callable[[Machine], Finding]:
@@ -209,7 +209,7 @@ def resident_clusters(arch: str, size: int) -> int:
 def _gave_up(machine: Machine, name: str, ctas: int) -> int:
     """CTAs of a launch that did not see all others."""
     out = _words(machine, 1)
-    ProbeTask(name, out, _words(machine, 1), ctas, ctas, LOOKS).launch(machine.backend)
+    ProbeTask(name, out, _words(machine, 1), ctas, ctas, LOOKS).run(machine.backend)
     _synchronize(machine)
     return int(out.cpu()[0])
 
@@ -273,7 +273,7 @@ def _two_streams(machine: Machine) -> Finding:
     launches = ((0, ctas // 2, HOG_LOOKS), (0, ctas, LOOKS), (-1, ctas, LOOKS))
     for out, counter, (priority, count, looks) in zip(outs, counters, launches, strict=True):
         with torch.cuda.stream(torch.cuda.Stream(priority=priority)):
-            ProbeTask("meet_1", out, counter, count, ctas, looks).launch(machine.backend)
+            ProbeTask("meet_1", out, counter, count, ctas, looks).run(machine.backend)
     _synchronize(machine)
     gave_up = sum(int(out.cpu()[0]) for out in outs[1:])
     return (
@@ -289,7 +289,7 @@ def _release(name: str) -> Callable[[Machine], Finding]:
         rounds, ctas = (4000, machine.num_sms) if machine.is_gpu else (3, 1)
         data = torch.arange(1024, dtype=torch.int32) + 4096 * torch.arange(rounds, dtype=torch.int32)[:, None]
         out = _words(machine, 1)
-        ProbeTask(name, out, data.to(machine.device), ctas, rounds).launch(machine.backend)
+        ProbeTask(name, out, data.to(machine.device), ctas, rounds).run(machine.backend)
         _synchronize(machine)
         return _counted(int(out.cpu()[0]), rounds * ctas * 1024, "words")
 
@@ -299,7 +299,7 @@ def _release(name: str) -> Callable[[Machine], Finding]:
 def _registers(machine: Machine) -> Finding:
     out = _words(machine, 1)
     ctas = 4 * machine.num_sms if machine.is_gpu else 1
-    ProbeTask("register_counts", out, _words(machine, 1), ctas).launch(machine.backend)
+    ProbeTask("register_counts", out, _words(machine, 1), ctas).run(machine.backend)
     _synchronize(machine)
     return _counted(int(out.cpu()[0]), 256 * ctas, "sums")
 
@@ -309,7 +309,7 @@ def _warpgroup_wait(machine: Machine) -> Finding:
     sleeps = (0, 1000, 20_000, 100_000) if machine.is_gpu else (0,)
     for ns in sleeps:
         out = _words(machine, 2)
-        ProbeTask("wgmma_wait", out, _words(machine, 1), 1, ns).launch(machine.backend)
+        ProbeTask("wgmma_wait", out, _words(machine, 1), 1, ns).run(machine.backend)
         _synchronize(machine)
         late, wrong = late + int(out.cpu()[0]), wrong + int(out.cpu()[1])
     covers = (
@@ -370,7 +370,7 @@ def _scaled(n: int, column: int) -> Callable[[Machine], Finding]:
         ]
         data = torch.cat([part.view(torch.uint8).flatten() for part in blocked]).to(machine.device)
         out = torch.full((128, 256), float("nan"), dtype=torch.float32, device=machine.device)
-        ProbeTask(name, out, data, 1).launch(machine.backend)
+        ProbeTask(name, out, data, 1).run(machine.backend)
         _synchronize(machine)
         got, want = out.cpu()[:, :n], 64 * values[32 * column : 32 * column + n].expand(128, n)
         wrong = int((got != want).sum())
@@ -391,7 +391,7 @@ def _scaled(n: int, column: int) -> Callable[[Machine], Finding]:
 def _pair(machine: Machine) -> Finding:
     for ns in (0, 1000, 100_000) if machine.is_gpu else (0,):
         out = _words(machine, 2)
-        ProbeTask("pair_alloc", out, _words(machine, 1), 2, ns).launch(machine.backend)
+        ProbeTask("pair_alloc", out, _words(machine, 1), 2, ns).run(machine.backend)
         _synchronize(machine)
         if not bool((out.cpu() > 0).all()):
             return WRONG, f"no columns with {ns} ns between the CTAs", {}

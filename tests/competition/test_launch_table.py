@@ -4,11 +4,16 @@ import numpy as np
 import pytest
 import torch
 
+from nvfp4_cute.formats.block_format import NVFP4
+from nvfp4_cute.gpus.targets import B200
 from nvfp4_cute.launch import plan as launch_plan
+from nvfp4_cute.launch.simt import GemvTask
 from nvfp4_cute.launch_table import NUM_COLUMNS, Gemv, Group
-from nvfp4_cute.ops import gemv
+from nvfp4_cute.operands.grouped import GroupedOperands
+from nvfp4_cute.operands.operand import Operand
+from nvfp4_cute.operands.products import check_gemv
 from nvfp4_cute.planning.config import KernelConfig
-from nvfp4_cute.problem import GroupedOperands, GroupedProblem, SecondOperand
+from nvfp4_cute.problem import GroupedProblem
 from nvfp4_cute.problems import grouped_submission
 from nvfp4_cute.problems.grouped_submission import GroupTensors
 from nvfp4_cute.problems.nvfp4_dual_gemm import spec as dual_spec
@@ -46,8 +51,9 @@ def check_table(monkeypatch, config, groups, operands, problem):
     np.testing.assert_array_equal(table, expected)
 
 
-def plain(tensor):
-    return tensor[:, :, 0].view(torch.uint8)
+def plain(tensor, scale):
+    data = tensor[:, :, 0].view(torch.uint8)
+    return Operand(data, scale, NVFP4, len(data), NVFP4.elements(data.shape[1]))
 
 
 @pytest.mark.parametrize("name", ["t128x128x256_s4a2", "t128x64x256_s4a2_2cta_swap", "t128x128x256_s4a2_p7"])
@@ -56,11 +62,8 @@ def test_grouped_gemm(monkeypatch, name):
     abc, _, permuted, _ = make_inputs(case)
     groups = [GroupTensors(a, b, sfa, sfb, c) for (a, b, c), (sfa, sfb) in zip(abc, permuted, strict=True)]
     operands = GroupedOperands(
-        tuple(plain(g.a) for g in groups),
-        tuple(plain(g.b) for g in groups),
-        tuple(g.sfa for g in groups),
-        tuple(g.sfb for g in groups),
-        None,
+        tuple(plain(g.a, g.sfa) for g in groups),
+        tuple(plain(g.b, g.sfb) for g in groups),
         tuple(g.c[:, :, 0] for g in groups),
     )
     problem = GroupedProblem(case.sizes, out_dtype=torch.float16)
@@ -71,8 +74,8 @@ def test_grouped_gemm(monkeypatch, name):
 def test_dual_gemm(monkeypatch, name):
     case = dual_spec.DualGemmCase(256, 384, 512)
     a, b1, b2, _, _, _, sfa, sfb1, sfb2, c = make_dual_inputs(case)
-    second = SecondOperand((plain(b2),), (sfb2,), None)
-    operands = GroupedOperands((plain(a),), (plain(b1),), (sfa,), (sfb1,), None, (c[:, :, 0],), second)
+    weights = plain(b1, sfb1), plain(b2, sfb2)
+    operands = GroupedOperands((plain(a, sfa),), weights[:1], (c[:, :, 0],), b2=weights[1:])
     problem = GroupedProblem(((256, 384, 512),), out_dtype=torch.float16, activation="silu")
     groups = [GroupTensors(a, b1, sfa, sfb1, c, b2, sfb2)]
     check_table(monkeypatch, KernelConfig.from_name(name), groups, operands, problem)
@@ -90,8 +93,8 @@ def test_scales_that_do_not_lie_as_prescribed_are_refused():
 def test_gemv(m, k, l):
     data = make_gemv_inputs(gemv_spec.GemvCase(m, k, l))
     a, b, _, _, sfa, sfb, c = data
-    task, _ = gemv._check(a, b[0], sfa, sfb, None, c[:, 0], torch.float16, "blocked", "reference")
-    table, expected = np.array(gemv_submission._launch_table(data)), task.table()
+    product, _ = check_gemv(a, b[0], sfa, sfb, None, c[:, 0], torch.float16, "blocked")
+    table, expected = np.array(gemv_submission._launch_table(data)), GemvTask(product).table(B200.gpu)
     table[Gemv.NUM_SMS] = expected[Gemv.NUM_SMS]  # of persistent CTAs, which the submission has not
     if l == 1:  # strides of the only batch: never used
         table[[Gemv.SFA_BATCH, Gemv.SFB_BATCH]] = expected[[Gemv.SFA_BATCH, Gemv.SFB_BATCH]]

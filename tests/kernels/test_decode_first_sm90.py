@@ -25,10 +25,13 @@ from nvfp4_cute.backends.emulator import observe
 from nvfp4_cute.compile.cache import get_kernel
 from nvfp4_cute.compile.keys import KernelKey
 from nvfp4_cute.errors import ConfigError, UnsupportedProblem
+from nvfp4_cute.formats.block_format import NVFP4
 from nvfp4_cute.gpus.targets import H200
 from nvfp4_cute.launch import workspace
+from nvfp4_cute.launch.grouped import GroupedTask
 from nvfp4_cute.launch.plan import make_plan
-from nvfp4_cute.ops.device_groups import DeviceGroupsTask
+from nvfp4_cute.operands.grouped import GroupedOperands
+from nvfp4_cute.operands.operand import Operand
 from nvfp4_cute.planning.arch import ARCHS, sm90
 from nvfp4_cute.problem import GroupedProblem
 from nvfp4_cute.reference import expand_operand
@@ -169,13 +172,13 @@ def test_more_work_than_is_counted_of_sizes_on_the_device_is_refused(form, tiles
     fitting, large = (huge_task(form, 256 * tiles) for tiles in tiles_m)
     # MMAs of 256 tokens, 8 steps of 4, in each of 8192 K tiles and 2 more, and 128 tiles along N.
     work = 64 * 32 * 8194 * 128
-    assert fitting.key("sm_90a").config.stream_k
+    assert fitting.key(H200.gpu).config.stream_k
     with pytest.raises(
         UnsupportedProblem,
         match=rf"2 {form} groups, rows={256 * tiles_m[1]}, N=32768, K=1048576: .* up to {work} .* use stream_k=False",
     ):
-        large.key("sm_90a")
-    assert replace(large, config=first(256)).key("sm_90a").config.decode_first
+        large.key(H200.gpu)
+    assert replace(large, config=first(256)).key(H200.gpu).config.decode_first
 
 
 def huge_task(form, rows, n=1 << 15, k=1 << 20):
@@ -192,7 +195,9 @@ def huge_task(form, rows, n=1 << 15, k=1 << 20):
     )
     scales = empty(batches * (rows // 128 + 1) * 128 * k // 16), empty(2, n * k // 16)
     sizes = empty(2, dtype=torch.int32)
-    return DeviceGroupsTask(form, a, b, *scales, sizes, None, out, stream(256), 132)
+    sides = Operand(a, scales[0], NVFP4, rows, k, batches), Operand(b, scales[1], NVFP4, n, k, 2)
+    problem = GroupedProblem(((rows, n, k),) * 2, form, torch.float16)
+    return GroupedTask(problem, GroupedOperands(sides[:1], sides[1:], (out,), sizes=sizes), stream(256))
 
 
 @pytest.mark.parametrize("form", ["ragged", pytest.param("masked", marks=SLOW)])

@@ -8,7 +8,9 @@ from oracle import assert_bitwise_equal, bits
 
 from nvfp4_cute import KernelConfig, UnsupportedProblem, grouped_gemm
 from nvfp4_cute.backends.emulator import observe
-from nvfp4_cute.ops.device_checks import check_device_groups
+from nvfp4_cute.gpus.targets import lookup
+from nvfp4_cute.launch.grouped import GroupedTask
+from nvfp4_cute.operands.grouped import Result, Weights, check_device_groups
 
 # Groups of no rows first, last and between; groups that end within a tile, and on its edge
 ROWS = (0, 40, 128, 1, 0, 200, 0)
@@ -100,19 +102,19 @@ def test_no_rows_at_all(arch):
 def test_one_launch_serves_sizes_that_change(arch):
     """The compiled kernel and its table are the same; what the device reads decides, as under a replayed graph."""
     arguments = operands("masked", (60, 0, 33), n=64, k=128, slack=0)
-    task, _ = check_device_groups(
-        **{k: v for k, v in arguments.items() if k not in ("masked_m",)},
-        offs=None,
-        masked_m=arguments["masked_m"],
-        scale_layout="blocked",
-        backend=f"emulator:{arch}",
-        config=None,
+    problem, checked, _ = check_device_groups(
+        arguments["a"],
+        arguments["a_scale"],
+        [Weights("b", arguments["b"], arguments["b_scale"], "alpha", arguments["alpha"])],
+        (None, arguments["masked_m"]),
+        Result(arguments["out"], arguments["out_dtype"], None),
     )
-    before = task.table()
+    task = GroupedTask(problem, checked)
+    before = task.launch(lookup(arch).gpu, for_emulator=True).table
     for sizes in ((60, 0, 33), (1, 60, 0), (99, -5, 7)):  # beyond the rows that there are: clipped
         arguments["masked_m"].copy_(torch.tensor(sizes))
         arguments["a_scale"].fill_(0x38)
-        assert (task.table() == before).all()
+        assert (task.launch(lookup(arch).gpu, for_emulator=True).table == before).all()
         actual, expected = run(arguments, f"emulator:{arch}"), run(arguments, "reference")
         assert torch.equal(bits(actual), bits(expected))
 

@@ -11,11 +11,14 @@ from nvfp4_cute.bench.cases import Case
 from nvfp4_cute.bench.operands import empty_operands
 from nvfp4_cute.compile.cache import get_kernel
 from nvfp4_cute.compile.simt_keys import FewRowsKey
+from nvfp4_cute.formats.block_format import NVFP4
 from nvfp4_cute.formats.codecs import decode_ue4m3
 from nvfp4_cute.formats.scale_layout import to_blocked
 from nvfp4_cute.gpus.targets import H200
+from nvfp4_cute.launch.simt import few_rows_task
 from nvfp4_cute.model.modelled import modelled_times
-from nvfp4_cute.ops.few_rows import few_rows_task
+from nvfp4_cute.operands.operand import Operand
+from nvfp4_cute.operands.products import Product
 from nvfp4_cute.planning.arch import simt
 from nvfp4_cute.planning.choose import candidates
 from nvfp4_cute.reference import expand_operand
@@ -144,8 +147,9 @@ def test_batches_count_as_rows_of_weights():
             torch.zeros(2, 16, l, dtype=torch.uint8),
             torch.zeros(1, 16, l, dtype=torch.uint8).expand(n, -1, -1),
         )
-        scale, out = torch.zeros(l, 512, dtype=torch.uint8), torch.zeros(1, 1, l).expand(2, n, l)
-        assert (few_rows_task(a, b, scale, scale, None, out, SM90) is not None) == fits
+        scale, out = torch.zeros(l, 512, dtype=torch.uint8), torch.zeros(l, 1, 1).expand(l, 2, n)
+        left, right = (Operand(x.permute(2, 0, 1), scale, NVFP4, len(x), 32, l) for x in (a, b))
+        assert (few_rows_task(Product(left, right, None, out), H200.gpu) is not None) == fits
 
 
 def test_quantized_operands_of_a_layer():

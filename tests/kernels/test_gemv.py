@@ -8,7 +8,7 @@ import torch
 from oracle import assert_bitwise_equal, bits, poisoned
 from simt_model import NAN_CODE, gemv_expected, make_gemv_operands
 
-from nvfp4_cute import UnsupportedProblem, UnsupportedTarget, backends, gemv
+from nvfp4_cute import UnsupportedProblem, UnsupportedTarget, gemv
 from nvfp4_cute.backends.emulator import observe
 from nvfp4_cute.compile.cache import get_kernel
 from nvfp4_cute.compile.simt_keys import GemvKey
@@ -73,7 +73,7 @@ def test_same_bits_whatever_m_and_l(backend):
 def test_ctas_that_go_from_rows_to_rows(backend, k, monkeypatch):
     """As many CTAs as one SM has, where they are persistent, and two batches that share it: the same bits."""
     one_sm = targets.lookup(backend.removeprefix("emulator:")).gpu._replace(num_sms=1)
-    monkeypatch.setattr(backends, "gpu_of", lambda name, device: one_sm)
+    monkeypatch.setattr(targets.Target, "gpu", one_sm)
     operands = make_gemv_operands(131, k, 2, seed=k)
     with observe(mode="random:3", check=True):
         out = gemv(*operands, out_dtype=torch.float32, backend=backend)

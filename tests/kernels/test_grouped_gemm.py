@@ -12,7 +12,7 @@ from nvfp4_cute import KernelConfig, grouped_gemm
 from nvfp4_cute.backends.emulator import observe
 from nvfp4_cute.emulator.fronts.driver import Emulator
 from nvfp4_cute.launch.plan import make_plan
-from nvfp4_cute.operands.list_form import check_list_operands
+from nvfp4_cute.operands.grouped import check_list_operands
 from nvfp4_cute.planning.arch import sm100
 
 

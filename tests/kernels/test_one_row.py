@@ -6,10 +6,14 @@ from oracle import assert_bitwise_equal, bits, poisoned
 from simt_model import gemv_expected, launches, make_gemv_operands
 
 from nvfp4_cute import NVFP4Tensor, gemm, gemv, quantize
+from nvfp4_cute.formats.block_format import NVFP4
 from nvfp4_cute.formats.scale_layout import to_blocked
+from nvfp4_cute.gpus.targets import H200
+from nvfp4_cute.launch.simt import few_rows_task
 from nvfp4_cute.nn.linear import LinearNVFP4
-from nvfp4_cute.ops.one_row import one_row_task
-from nvfp4_cute.ops.vector_checks import MAX_PITCH
+from nvfp4_cute.operands.operand import Operand
+from nvfp4_cute.operands.products import Product
+from nvfp4_cute.operands.rules import MAX_PITCH
 from nvfp4_cute.planning.choose import candidates
 
 SM90 = "emulator:sm_90a"
@@ -18,6 +22,15 @@ SM90 = "emulator:sm_90a"
 def as_gemm(operands):
     """a [1, K/2, L], b [N, K/2, L] and their scales, of a gemv's operands."""
     return operands.b.unsqueeze(0), operands.a, operands.b_scale, operands.a_scale
+
+
+def one_row_task(a, b, a_scale, b_scale, out):
+    """The task for one row of a, of tensors of one batch."""
+    left, right = (
+        Operand(x.unsqueeze(0), scale.view(1, -1), NVFP4, len(x), 2 * x.shape[1])
+        for x, scale in ((a, a_scale), (b, b_scale))
+    )
+    return few_rows_task(Product(left, right, None, out.unsqueeze(0)), H200.gpu)
 
 
 @pytest.mark.parametrize("n, k, l", [(1, 16, 1), (129, 272, 2), (40, 2064, 1)])
@@ -90,7 +103,7 @@ def test_messages_name_the_arguments_of_gemm():
         gemm(torch.zeros(1, 40, dtype=torch.uint8)[:, 8:], b, a_scale, b_scale, backend=SM90)
     with pytest.raises(ValueError, match="out"):
         gemm(a, b, a_scale, b_scale, out=torch.zeros(1, 41, dtype=torch.bfloat16), backend=SM90)
-    task = one_row_task(a, b, a_scale.view(1, -1), b_scale.view(1, -1), None, torch.zeros(1, 40), SM90)
+    task = one_row_task(a, b, a_scale, b_scale, torch.zeros(1, 40))
     assert task is not None
     named = {name: tensor.data_ptr() for name, tensor, _ in task.tensors()}
     assert (named["a"], named["b"]) == (a.data_ptr(), b.data_ptr())
@@ -105,7 +118,7 @@ def test_rows_too_far_apart_for_a_gemv_stay_with_the_gemm():
     )
     for pitch, is_gemv in ((MAX_PITCH, True), (MAX_PITCH + 16, False)):
         b = torch.empty(pitch + 32, dtype=torch.uint8).as_strided((2, 32), (pitch, 1))
-        assert (one_row_task(a, b, scale, scale, None, out, SM90) is not None) == is_gemv
+        assert (one_row_task(a, b, scale, scale, out) is not None) == is_gemv
 
 
 @pytest.mark.slow

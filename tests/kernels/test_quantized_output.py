@@ -22,9 +22,10 @@ from nvfp4_cute import (
 from nvfp4_cute.backends.emulator import observe
 from nvfp4_cute.compile.cache import get_kernel
 from nvfp4_cute.compile.keys import KernelKey
+from nvfp4_cute.gpus.targets import B200
+from nvfp4_cute.launch.grouped import GroupedTask
 from nvfp4_cute.launch.plan import make_plan
-from nvfp4_cute.operands.list_form import check_list_operands
-from nvfp4_cute.ops.device_checks import check_device_groups
+from nvfp4_cute.operands.grouped import Result, Weights, check_device_groups, check_list_operands
 from nvfp4_cute.planning.arch import sm90, sm100, sm120
 from nvfp4_cute.reference import expand_operand
 
@@ -369,28 +370,28 @@ def test_a_prepared_call_writes_addresses_where_the_launch_reads_them():
         a, b, a_scale, b_scale, alpha, out_dtype="nvfp4", out_global_scale=factors
     )
     plan = make_plan(problem, "sm_100a", 148, KernelConfig(), for_emulator=True)
-    tensors = [*a, *b, *a_scale, *b_scale, alpha, factors, *operands.out, *operands.out_scales.scale]
+    tensors = [*a, *b, *a_scale, *b_scale, alpha, factors, *operands.out, *operands.out_scale]
     table = plan.table(operands).reshape(-1)
-    assert table[plan.address_places(has_global_scale=True)].tolist() == [t.data_ptr() for t in tensors]
+    assert table[plan.address_places(operands)].tolist() == [t.data_ptr() for t in tensors]
 
-    arguments = device_groups_check.operands("ragged", (3, 40)) | {"out": None, "out_dtype": "nvfp4"}
     with pytest.raises(ValueError, match="N=200 is not a positive multiple of 16"):
-        check_device_groups(
-            **arguments, masked_m=None, scale_layout="blocked", backend="emulator", config=None
-        )
-    arguments = device_groups_check.operands("ragged", (3, 40), n=64) | {"out": None, "out_dtype": "nvfp4"}
-    task, results = check_device_groups(
-        **arguments,
-        masked_m=None,
-        scale_layout="blocked",
-        backend="emulator",
-        config=None,
-        out_global_scale=factors,
-    )
+        check_ragged(device_groups_check.operands("ragged", (3, 40)))
+    arguments = device_groups_check.operands("ragged", (3, 40), n=64)
+    problem, operands, results = check_ragged(arguments, factors)
+    launch = GroupedTask(problem, operands).launch(B200.gpu, for_emulator=True)
     inputs = [arguments[name] for name in ("a", "b", "a_scale", "b_scale", "offs", "alpha")]
-    assert task.table().reshape(-1)[task.address_places()].tolist() == [
+    assert launch.table.reshape(-1)[launch.places].tolist() == [
         t.data_ptr() for t in [*inputs, factors, *results]
     ]
+
+
+def check_ragged(arguments, factors=None):
+    """The checks of a ragged call with NVFP4 results."""
+    weights = [Weights("b", arguments["b"], arguments["b_scale"], "alpha", arguments["alpha"])]
+    result = Result(None, "nvfp4", factors)
+    return check_device_groups(
+        arguments["a"], arguments["a_scale"], weights, (arguments["offs"], None), result
+    )
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ import torch
 from nvfp4_cute import KernelConfig, UnsupportedProblem
 from nvfp4_cute.launch.plan import make_plan
 from nvfp4_cute.launch_table import NUM_COLUMNS, Group, Header
-from nvfp4_cute.operands.list_form import check_dual_operands, check_list_operands
+from nvfp4_cute.operands.grouped import check_dual_operands, check_list_operands
 from nvfp4_cute.planning.arch import base
 from nvfp4_cute.problem import GroupedProblem
 
@@ -33,12 +33,10 @@ def test_table_describes_every_slot(launchable):
     assert table[0, [Header.NUM_TILES, Header.NUM_CTA]].tolist() == [5, 5]
     assert table[0, Header.ALPHA] == operands.alpha.data_ptr()
     for row, group in zip(table[1:], plan.schedule.order, strict=True):
-        pointers = [
-            t[group].data_ptr()
-            for t in (operands.a, operands.b, operands.a_scale, operands.b_scale, operands.out)
-        ]
+        a, b = operands.a[group], operands.b[group]
+        pointers = [t.data_ptr() for t in (a.data, b.data, a.scale, b.scale, operands.out[group])]
         assert row[: len(pointers)].tolist() == pointers
-        assert row[Group.A_PITCH] == 2 * operands.a[group].stride(0)
+        assert row[Group.A_PITCH] == 2 * a.data.stride(0)
         assert row[Group.OUT_PITCH] == operands.out[group].stride(0)
         assert row[[Group.M, Group.N, Group.K]].tolist() == [max(extent, 1) for extent in SIZES[group]]
         assert row[Group.GROUP_IDX] == group
@@ -58,7 +56,7 @@ def test_table_describes_the_second_operand():
         assert row[Group.B] == first.b[group].data_ptr()
         assert row[Group.B2] == second.b[group].data_ptr()
         assert row[Group.SFB2] == second.b_scale[group].data_ptr()
-        assert row[Group.B2_PITCH] == 2 * checked.second.b[group].stride(0)
+        assert row[Group.B2_PITCH] == 2 * checked.b2[group].data.stride(0)
         assert row[Group.B2_BATCH_PITCH] % 32 == 0 and row[Group.B2_BATCH_PITCH] > 0
 
 

@@ -1,27 +1,22 @@
 """Calls that were checked once: what a signature tells apart, and which addresses send a call the long way again."""
 
-import sys
-
 import numpy as np
 import pytest
 import torch
 
 import nvfp4_cute
 from nvfp4_cute import backends, gemm, gemv, grouped_dual_gemm, grouped_gemm
-from nvfp4_cute.backends import reference
 from nvfp4_cute.backends.emulator import on_emulator
-from nvfp4_cute.compile.cache import get_kernel
 from nvfp4_cute.emulator.fronts.launch_shim import prepare_cutlass
 from nvfp4_cute.gpus import targets
-from nvfp4_cute.launch import prepared
+from nvfp4_cute.launch import prepared, simt
 from nvfp4_cute.launch.plan import make_plan
 from nvfp4_cute.launch.prepared import PreparedCall, signature
-from nvfp4_cute.operands.list_form import check_list_operands
+from nvfp4_cute.launch.task import Launch
+from nvfp4_cute.operands import grouped, products
+from nvfp4_cute.operands.grouped import check_list_operands
 from nvfp4_cute.planning.config import KernelConfig
 
-# The package has a function of that name.
-module_of_grouped_gemm = sys.modules["nvfp4_cute.ops.grouped_gemm"]
-module_of_dual_gemm = sys.modules["nvfp4_cute.ops.dual_gemm"]
 SIZES = ((40, 72, 256), (0, 64, 128), (70, 128, 512))
 
 
@@ -40,6 +35,10 @@ def flat(lists):
     return [tensor for tensors in lists for tensor in tensors]
 
 
+def launch_of(plan, operands):
+    return Launch(plan.kernel, plan.table(operands), plan.address_places(operands))
+
+
 def make_call(sizes=SIZES):
     """A prepared call with its lists and its plan."""
     prepare_cutlass()
@@ -47,8 +46,7 @@ def make_call(sizes=SIZES):
     problem, operands = check_list_operands(*lists[:4], None, lists[4], out_dtype=torch.float16)
     with on_emulator(target=targets.lookup("sm_90a")):
         plan = make_plan(problem, "sm_90a", 132, for_emulator=True)
-        places = plan.address_places()
-        call = PreparedCall(plan.kernel, plan.table(operands), places, flat(lists), len(sizes))
+        call = PreparedCall(launch_of(plan, operands), flat(lists), len(sizes))
     return call, plan
 
 
@@ -228,9 +226,7 @@ def test_gradients_of_one_new_output_are_not_the_others(kind):
 
 
 def remember(key, plan, lists, operands):
-    prepared.remember(
-        key, plan.kernel, plan.table(operands), plan.address_places(), flat(lists), len(lists[4])
-    )
+    prepared.remember(key, launch_of(plan, operands), flat(lists), len(lists[4]))
 
 
 def test_the_oldest_call_is_forgotten(nothing_prepared, monkeypatch):
@@ -260,20 +256,14 @@ def gpu(nothing_prepared, monkeypatch):
     monkeypatch.setattr(backends, "resolve", lambda name, device: "cuda")
     with on_emulator() as emulator:
 
-        def kernel_for(task):
-            kernel = get_kernel(task.key("sm_100a"), for_emulator=True)
-            emulator.register(kernel.ptx)
-            return kernel
+        def run(task):
+            """What the first call is made with: the reference."""
+            task.reference()
+            launch = task.launch(targets.B200.gpu, for_emulator=True)
+            emulator.register(launch.kernel.ptx)
+            return launch
 
-        def plan_for(problem, device, config):
-            plan = make_plan(problem, "sm_100a", 148, config, for_emulator=True)
-            emulator.register(plan.kernel.ptx)
-            return plan
-
-        monkeypatch.setattr(cuda, "kernel_for", kernel_for)
-        monkeypatch.setattr(cuda, "plan_for", plan_for)
-        monkeypatch.setattr(cuda, "run", lambda *args: reference.run(*args))
-        monkeypatch.setattr(cuda, "run_task", lambda task: task.reference())
+        monkeypatch.setattr(cuda, "run", run)
         yield emulator
 
 
@@ -304,8 +294,8 @@ def test_the_second_call_is_launched_without_checks(gpu, monkeypatch, form, own_
         grouped_gemm(**arguments_of(form), alpha=alpha, out=out)
     again = arguments_of(form)
     expected = grouped_gemm(**again, alpha=alpha.clone(), backend="reference", config=KernelConfig())
-    for name in ("check_list_operands", "check_device_groups"):
-        monkeypatch.setattr(module_of_grouped_gemm, name, None)
+    for name in ("check_lists", "check_device_groups"):
+        monkeypatch.setattr(grouped, name, None)
     result = grouped_gemm(**again, alpha=alpha, out=out)
     if form == "masked":
         result, expected = ([t[0, :5], t[1, :3]] for t in (result, expected))
@@ -323,7 +313,7 @@ def test_the_second_gemm_is_launched_without_checks(gpu, monkeypatch, batches):
     first = gemm(*operands(), alpha)
     again = operands()
     expected = gemm(*again, alpha.clone(), backend="reference", config=KernelConfig())
-    monkeypatch.setattr(sys.modules["nvfp4_cute.ops.gemm"], "check_list_operands", None)
+    monkeypatch.setattr(products, "check_gemm", None)
     result = gemm(*again, alpha)
     assert result.stride() == first.stride()
     torch.testing.assert_close(result, expected, rtol=0, atol=0)
@@ -334,7 +324,7 @@ def test_the_second_gemm_is_launched_without_checks(gpu, monkeypatch, batches):
     [("gemv", 1, True), ("gemv", 2, False), ("gemm of one row", 2, True), ("gemm of one row", 1, False)],
 )
 def test_the_second_gemv_is_launched_without_checks(gpu, monkeypatch, batches, operation, own_out):
-    monkeypatch.setattr(sys.modules["nvfp4_cute.ops.one_row"], "is_gemv_for_one_row", lambda arch: True)
+    monkeypatch.setattr(simt, "is_gemv_for_one_row", lambda arch: True)
     is_gemv = operation == "gemv"
     function = gemv if is_gemv else gemm
 
@@ -350,7 +340,7 @@ def test_the_second_gemv_is_launched_without_checks(gpu, monkeypatch, batches, o
         function(*operands(), alpha, out=out)
     again = operands()
     expected = function(*again, alpha.clone(), backend="reference")
-    monkeypatch.setattr(sys.modules[f"nvfp4_cute.ops.{function.__name__}"], "_check", None)
+    monkeypatch.setattr(products, f"check_{function.__name__}", None)
     result = function(*again, alpha, out=out)
     assert result.stride() == first.stride() and (result is out) == own_out
     torch.testing.assert_close(result, expected, rtol=0, atol=0)
@@ -399,10 +389,10 @@ def test_the_second_dual_gemm_is_launched_without_checks(gpu, monkeypatch, form,
     again = dual_arguments(form, layout)
     factors = {name: factor * 2 for name, factor in factors.items()}
     expected = grouped_dual_gemm(**again, **factors, **options, backend="reference")
-    checks = ("check_dual_operands", "check_dual_device_groups")
+    checks = ("check_lists", "check_device_groups")
     with monkeypatch.context() as patch:
         for name in checks:
-            patch.setattr(module_of_dual_gemm, name, None)
+            patch.setattr(grouped, name, None)
         if layout == "concatenated":
             with pytest.raises(TypeError):
                 grouped_dual_gemm(**again, **factors, **options)
@@ -416,7 +406,7 @@ def test_the_second_dual_gemm_is_launched_without_checks(gpu, monkeypatch, form,
     for _ in range(2):
         grouped_dual_gemm(**again, **factors, **options)  # takes the checks' way
     for name in checks:
-        monkeypatch.setattr(module_of_dual_gemm, name, None)
+        monkeypatch.setattr(grouped, name, None)
     with pytest.raises(TypeError):
         grouped_dual_gemm(**again, **factors, **options)
 

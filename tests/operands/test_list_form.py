@@ -1,15 +1,26 @@
 """problem: sizes, bytes, operands normalised; every bad input refused by rule, value and fix, `out` untouched."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 from oracle import bits, poisoned, unwritten
 
 from nvfp4_cute.errors import UnsupportedProblem
 from nvfp4_cute.formats.scale_layout import to_blocked
-from nvfp4_cute.operands.list_form import check_list_operands
+from nvfp4_cute.operands.grouped import check_list_operands
 from nvfp4_cute.problem import INT32_MAX, GroupedProblem
 
 SIZES = ((200, 96, 128), (40, 72, 256))
+
+
+def checked(**args):
+    """The problem, and the operands that launches take, by name: tensors of all groups."""
+    problem, operands = check_list_operands(**args)
+    sides = {"a": operands.a, "b": operands.b}
+    tensors = {name: [x.data for x in side] for name, side in sides.items()}
+    tensors |= {f"{name}_scale": [x.scale for x in side] for name, side in sides.items()}
+    return problem, SimpleNamespace(**tensors, out=operands.out, alpha=operands.alpha)
 
 
 def fp4(rows, k):
@@ -79,7 +90,7 @@ def test_problem_prints_its_sizes():
 
 def test_views_share_memory_and_nothing_is_written():
     args = arguments()
-    problem, operands = check_list_operands(**args)
+    problem, operands = checked(**args)
     assert problem == GroupedProblem(SIZES, "list", torch.float16, True)
     for name in ("a", "b", "a_scale", "b_scale", "out"):
         for given, normalised in zip(args[name], getattr(operands, name), strict=True):
@@ -95,7 +106,7 @@ def test_operands_are_normalised():
     args["a_scale"][0] = args["a_scale"][0].view(torch.float8_e4m3fn).view(2, 2, 32, 4, 4)
     args["b_scale"][1] = args["b_scale"][1].view(1, 1, 4, 32, 4, 4).permute(3, 4, 1, 5, 2, 0)
     args["out"][0] = args["out"][0].unsqueeze(0).permute(1, 2, 0)
-    _, operands = check_list_operands(**args)
+    _, operands = checked(**args)
     for group, (m, n, k) in enumerate(SIZES):
         for tensor, rows in ((operands.a[group], m), (operands.b[group], n)):
             assert tensor.dtype == torch.uint8 and tensor.shape == (rows, k // 2)
@@ -109,7 +120,7 @@ def test_sizes_of_one_may_have_any_stride():
     args = arguments(((1, 1, 256),))
     args["a"][0] = torch.zeros(300, dtype=torch.uint8)[:256].as_strided((1, 128, 1), (7, 1, 3))
     args["out"][0] = poisoned(64, dtype=torch.float16)[:1].as_strided((1, 1, 1), (5, 9, 2))
-    _, operands = check_list_operands(**args)
+    _, operands = checked(**args)
     assert operands.a[0].stride() == (128, 1)
     assert operands.out[0].stride() == (1, 1)
 
@@ -119,7 +130,7 @@ def test_rows_may_lie_apart():
     args["a"][0] = torch.zeros(40, 64, dtype=torch.uint8)[:, :24]
     args["b"][0] = torch.zeros(24, 32, dtype=torch.uint8)[:, :24]
     args["out"][0] = poisoned(40, 100, dtype=torch.float16)[:, 3:27]
-    problem, operands = check_list_operands(**args)
+    problem, operands = checked(**args)
     assert problem.sizes == ((40, 24, 48),)
     strides = [t[0].stride(0) for t in (operands.a, operands.b, operands.out)]
     assert strides == [64, 32, 100]
@@ -127,13 +138,13 @@ def test_rows_may_lie_apart():
 
 def test_out_is_allocated_where_none_is_given():
     args = arguments(out_dtype=torch.float32) | {"out": None}
-    _, operands = check_list_operands(**args)
+    _, operands = checked(**args)
     assert [(t.shape, t.dtype) for t in operands.out] == [((m, n), torch.float32) for m, n, _ in SIZES]
 
 
 @pytest.mark.parametrize("sizes", [((0, 64, 128), (8, 64, 128)), ((8, 0, 128),), ((0, 0, 32),)])
 def test_groups_may_be_empty(sizes):
-    problem, operands = check_list_operands(**arguments(sizes))
+    problem, operands = checked(**arguments(sizes))
     assert problem.sizes == sizes
     assert [tuple(t.shape) for t in operands.out] == [(m, n) for m, n, _ in sizes]
 
@@ -141,17 +152,15 @@ def test_groups_may_be_empty(sizes):
 def test_rowmajor_scales_are_converted():
     args, plain = arguments(), [torch.randint(0, 127, (m, k // 16), dtype=torch.uint8) for m, _, k in SIZES]
     other = [torch.zeros(n, k // 16, 1, dtype=torch.uint8).view(torch.float8_e4m3fn) for _, n, k in SIZES]
-    _, operands = check_list_operands(
-        **args | {"a_scale": plain, "b_scale": other, "scale_layout": "rowmajor"}
-    )
+    _, operands = checked(**args | {"a_scale": plain, "b_scale": other, "scale_layout": "rowmajor"})
     for given, converted in zip(plain, operands.a_scale, strict=True):
         assert torch.equal(converted, to_blocked(given).flatten())
 
 
 def test_alpha_may_be_numbers_or_none():
-    _, operands = check_list_operands(**arguments() | {"alpha": [0.5, 3]})
+    _, operands = checked(**arguments() | {"alpha": [0.5, 3]})
     assert operands.alpha.dtype == torch.float32 and operands.alpha.tolist() == [0.5, 3.0]
-    problem, operands = check_list_operands(**arguments() | {"alpha": None})
+    problem, operands = checked(**arguments() | {"alpha": None})
     assert operands.alpha is None and not problem.has_alpha
 
 
@@ -337,7 +346,7 @@ def test_outs_with_contiguous_columns():
     args["out"] = [
         poisoned(t.shape[1], t.shape[0] + 8, dtype=t.dtype)[:, : t.shape[0]].T for t in args["out"]
     ]
-    problem, operands = check_list_operands(**args)
+    problem, operands = checked(**args)
     assert problem.out_m_major
     for view, given in zip(operands.out, args["out"], strict=True):
         assert view.data_ptr() == given.data_ptr() and view.shape == given.shape

@@ -6,6 +6,7 @@ import torch
 
 from nvfp4_cute.errors import UnsupportedProblem
 from nvfp4_cute.launch import prepared
+from nvfp4_cute.launch.task import Launch
 from nvfp4_cute.operands import tensor_map_fault
 
 CUDA = torch.device("cuda", 0)
@@ -62,10 +63,10 @@ def test_calls_that_addresses_decide_are_not_remembered(monkeypatch):
     monkeypatch.setattr(tensor_map_fault, "concerns", lambda tensors: True)
     kept = []
     monkeypatch.setattr(prepared, "PreparedCall", lambda *arguments: kept.append(arguments))
-    table = np.array([PITCHED.data_ptr()])
-    prepared.remember(("key",), None, table, [0], [PITCHED], 1)
+    launch = Launch(None, np.array([PITCHED.data_ptr()]), [0])
+    prepared.remember(("key",), launch, [PITCHED], 1)
     assert not kept
     monkeypatch.setattr(tensor_map_fault, "concerns", lambda tensors: False)
-    prepared.remember(("key",), None, table, [0], [PITCHED], 1)
+    prepared.remember(("key",), launch, [PITCHED], 1)
     assert len(kept) == 1
     prepared.forget()

@@ -91,7 +91,7 @@ def _only_sent(text):
 
 def test_scales_of_another_column_are_named(monkeypatch):
     """The kernel of column 2 asked as if it were of column 0."""
-    monkeypatch.setattr(ProbeTask, "key", lambda task, arch: ProbeKey(arch, "mma_n32_column2"))
+    monkeypatch.setattr(ProbeTask, "key", lambda task, gpu: ProbeKey(gpu.arch, "mma_n32_column2"))
     verdict, detail, _ = probes._scaled(32, 0)(probes.Machine.of("emulator:sm_100a"))
     assert verdict == WRONG and "scales 2 columns from the first one" in detail
 
@@ -99,7 +99,7 @@ def test_scales_of_another_column_are_named(monkeypatch):
 # ---- microbenchmarks -------------------------------------------------------------------------------------------
 def launch(arch, name, arg0, data=None, ctas=1, arg1=0):
     out = torch.zeros(2, dtype=torch.int32)
-    ProbeTask(name, out, out if data is None else data, ctas, arg0, arg1).launch(f"emulator:{arch}")
+    ProbeTask(name, out, out if data is None else data, ctas, arg0, arg1).run(f"emulator:{arch}")
     return out.tolist()
 
 

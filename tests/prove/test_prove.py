@@ -44,10 +44,11 @@ def test_a_planted_wrong_kernel_is_named(tmp_path, one_config, monkeypatch):
     """One bit of one result of one config is turned."""
     right = emulator.run
 
-    def wrong(problem, operands, config, **target):
-        right(problem, operands, config, **target)
+    def wrong(task, **target):
+        right(task, **target)
+        config = getattr(task, "config", None)
         if config is not None and config.to_name() == one_config:
-            operands.out[0].view(torch.uint8).view(-1)[6] ^= 1
+            task.operands.out[0].view(torch.uint8).view(-1)[6] ^= 1
 
     monkeypatch.setattr(emulator, "run", wrong)
     code, found = run(tmp_path, "--steps", "configs", "--fresh")

@@ -1,6 +1,5 @@
 """tune: what is asked, tried, kept and found again; times from a stopwatch that is none, or from the timing model."""
 
-import sys
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,6 +13,7 @@ import torch
 from oracle import assert_bitwise_equal
 
 from nvfp4_cute import backends, cli, gemm, grouped_gemm, tune
+from nvfp4_cute.backends import calls
 from nvfp4_cute.backends.emulator import observe
 from nvfp4_cute.bench.cases import select
 from nvfp4_cute.cli import tune as tune_verb
@@ -197,13 +197,7 @@ def on_cuda(monkeypatch):
     launched = []
     monkeypatch.setattr(targets, "gpu_of", lambda device: H200.gpu)
     monkeypatch.setattr(cuda, "gpu_of", lambda device: H200.gpu)
-    monkeypatch.setattr(cuda, "arch_of_device", lambda device: "sm_90a")
-    monkeypatch.setattr(cuda, "make_plan", lambda problem, arch, sms, config: (problem, arch, sms, config))
-
-    def run(problem, operands, config):
-        launched.append(cuda.plan_for(problem, operands.device, config)[-1])
-
-    monkeypatch.setattr(cuda, "run", run)
+    monkeypatch.setattr(cuda, "run", lambda task: launched.append(task.config_on(H200.gpu)))
     return launched
 
 
@@ -222,7 +216,7 @@ def fake_stopwatch(monkeypatch, times_us):
 def test_measured_on_a_gpu(on_cuda, monkeypatch):
     """All of sm_90a's configs, each launched, the chosen one first; then a call without a config takes the fastest."""
     a, b, a_scale, b_scale, _ = operands()
-    monkeypatch.setitem(vars(sys.modules["nvfp4_cute.ops.grouped_gemm"]), "prepared", NeverPrepared)
+    monkeypatch.setattr(calls, "prepared", NeverPrepared)
     fake_stopwatch(monkeypatch, lambda config: 50.0 - config.cta_tile_shape_mnk[1] / 8 + config.cluster_size)
     tuning = tune(grouped_gemm, a, b, a_scale, b_scale, backend="cuda")
     tried = sm90.CANDIDATES

@@ -1,0 +1,165 @@
+"""What a repeated call costs the host, in microseconds, of every public operation and every mode of LinearNVFP4.
+
+    python -m nvfp4_cute.bench.host_cost [--json]
+
+Beside them ``torch.add``, the least that an operation of torch costs, and ``torch.nn.Linear``. A round is a few calls one
+after the other, fewer launches than the GPU's queue holds, so that none waits for the GPU; nothing synchronizes inside. The
+figure is the median of the rounds. Sizes are small, for they do not matter to the host.
+
+It uses public names alone, so that an older checkout can be measured by the same script:
+``PYTHONPATH=<older checkout> python bench/host_cost.py``.
+"""
+
+import argparse
+import json
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from statistics import median
+
+import torch
+
+import nvfp4_cute as nv
+
+ROWS, N, K, GROUPS = 16, 1024, 1024, 8
+CALLS, ROUNDS, WARM_UP = 30, 60, 10
+Call = Callable[[], object]
+
+
+def calls() -> Iterator[tuple[str, Call]]:
+    """Every call by name, on operands that lie on the GPU. The first two are torch's."""
+    torch.manual_seed(0)
+    x, y = (torch.randn(ROWS, K, device="cuda", dtype=torch.bfloat16) for _ in range(2))
+    yield "torch.add", lambda: torch.add(x, y)
+    linear = torch.nn.Linear(K, N, device="cuda", dtype=torch.bfloat16)
+    yield "torch.nn.Linear", lambda: linear(x)
+    yield from _products(x)
+    yield from _groups(x)
+    yield from _quantizations(x, y)
+    yield from _layers(linear, x)
+
+
+def _products(x: torch.Tensor) -> Iterator[tuple[str, Call]]:
+    w = nv.quantize(torch.randn(N, K, device="cuda", dtype=torch.bfloat16), global_scale=0.002)
+    u = nv.quantize(torch.randn(N, K, device="cuda", dtype=torch.bfloat16), global_scale=0.002)
+    a, one = nv.quantize(x), nv.quantize(x[:1])
+    v, alpha = nv.quantize(x[0]), torch.ones(1, device="cuda")
+    yield "gemm", lambda: nv.gemm(a.data, w.data, a.scale, w.scale, alpha)
+    yield "gemm, a number as alpha", lambda: nv.gemm(a.data, w.data, a.scale, w.scale, 0.5)
+    yield "gemm, one row", lambda: nv.gemm(one.data, w.data, one.scale, w.scale, alpha)
+    yield "gemm, NVFP4 result", lambda: nv.gemm(a.data, w.data, a.scale, w.scale, alpha, out_dtype="nvfp4")
+    yield "gemm, 16-bit a", lambda: nv.gemm(x, w.data, None, w.scale, alpha)
+    yield "gemv", lambda: nv.gemv(w.data, v.data, w.scale, v.scale, alpha)
+    yield "gemv, 16-bit b", lambda: nv.gemv(w.data, x[0], w.scale, None, alpha)
+    sides = a.data, w.data, u.data, a.scale, w.scale, u.scale
+    yield "dual_gemm", lambda: nv.dual_gemm(*sides, alpha, alpha)
+    yield "dual_gemm, NVFP4 result", lambda: nv.dual_gemm(*sides, alpha, alpha, out_dtype="nvfp4")
+    yield "gemm of whole tensors", lambda: nv.gemm(a, w)  # type: ignore[call-overload]
+
+
+def _groups(x: torch.Tensor) -> Iterator[tuple[str, Call]]:
+    weights = torch.randn(GROUPS, N, K, device="cuda", dtype=torch.bfloat16)
+    b, b2 = nv.quantize(weights), nv.quantize(weights.flip(0))
+    rows = torch.randn(GROUPS * ROWS, K, device="cuda", dtype=torch.bfloat16)
+    offs = torch.arange(1, GROUPS + 1, device="cuda", dtype=torch.int32) * ROWS
+    sizes = torch.full((GROUPS,), ROWS, device="cuda", dtype=torch.int32)
+    alpha = torch.ones(GROUPS, device="cuda")
+    data, scale = nv.grouped_quantize(rows, offs)
+    batch = nv.quantize(rows.view(GROUPS, ROWS, K))
+    listed = [nv.quantize(part) for part in rows.split(ROWS)]
+    lists = [x.data for x in listed], list(b.data), [x.scale for x in listed], list(b.scale)
+    options = {"out_dtype": "nvfp4"}
+    yield "grouped_gemm, list", lambda: nv.grouped_gemm(*lists, alpha=alpha)
+    yield "grouped_gemm, list, NVFP4 results", lambda: nv.grouped_gemm(*lists, alpha=alpha, **options)
+    ragged = data, b.data, scale, b.scale, offs
+    yield "grouped_gemm, ragged", lambda: nv.grouped_gemm(*ragged, alpha=alpha)
+    yield "grouped_gemm, ragged, NVFP4 results", lambda: nv.grouped_gemm(*ragged, alpha=alpha, **options)
+    masked = batch.data, b.data, batch.scale, b.scale
+    yield "grouped_gemm, masked", lambda: nv.grouped_gemm(*masked, masked_m=sizes, alpha=alpha)
+    dual = data, b.data, b2.data, scale, b.scale, b2.scale, alpha, alpha
+    yield "grouped_dual_gemm, ragged", lambda: nv.grouped_dual_gemm(*dual, offs=offs)
+    dual_lists = lists[0], lists[1], list(b2.data), lists[2], lists[3], list(b2.scale), alpha, alpha
+    yield "grouped_dual_gemm, list", lambda: nv.grouped_dual_gemm(*dual_lists)
+
+
+def _quantizations(x: torch.Tensor, y: torch.Tensor) -> Iterator[tuple[str, Call]]:
+    factor = torch.full((), 0.002, device="cuda")
+    offs = torch.tensor([ROWS // 2, ROWS], device="cuda", dtype=torch.int32)
+    factors = torch.full((2,), 0.002, device="cuda")
+    yield "quantize", lambda: nv.quantize(x)
+    yield "quantize, global scale", lambda: nv.quantize(x, global_scale=factor)
+    yield "quantize, a number as global scale", lambda: nv.quantize(x, global_scale=0.002)
+    yield "quantize, auto", lambda: nv.quantize(x, global_scale="auto")
+    yield "quantize, silu(x) * up", lambda: nv.quantize(x, up=y, global_scale=factor)
+    yield "grouped_quantize", lambda: nv.grouped_quantize(x, offs, global_scale=factors)
+
+
+def _layers(linear: torch.nn.Linear, x: torch.Tensor) -> Iterator[tuple[str, Call]]:
+    for name, options in {
+        "auto": {},
+        "fixed scale": {"input_scale": 0.002},
+        "no scale": {"input_scale": None},
+        "16-bit": {"activations": "16bit"},
+        "decoded": {"pre_decode": True},
+    }.items():
+        layer = nv.LinearNVFP4.from_linear(linear, **options)  # type: ignore[arg-type]
+        yield f"LinearNVFP4, {name}", lambda layer=layer: layer(x)  # type: ignore[misc]
+
+
+def host_us(call: Call) -> float:
+    """Median time of one call, in microseconds."""
+    for _ in range(WARM_UP):
+        call()
+    times = []
+    for _ in range(ROUNDS):
+        torch.cuda.synchronize()
+        start = time.perf_counter_ns()
+        for _ in range(CALLS):
+            call()
+        times.append((time.perf_counter_ns() - start) / 1000 / CALLS)
+    torch.cuda.synchronize()
+    return median(times)
+
+
+def measure() -> dict[str, float | str]:
+    """Microseconds by name; why, where a call was refused."""
+    found: dict[str, float | str] = {}
+    with torch.no_grad():
+        for name, call in calls():
+            try:
+                found[name] = host_us(call)
+            except (ValueError, TypeError, RuntimeError) as error:
+                found[name] = f"{type(error).__name__}: {error}".splitlines()[0]
+    return found
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--json", action="store_true", help="print one JSON object instead of a table")
+    args = parser.parse_args(arguments)
+    if not torch.cuda.is_available():
+        print("no GPU that torch can use: the cost of launches is measured on one", file=sys.stderr)
+        return 1
+    found = measure()
+    package = str(Path(nv.__file__).resolve().parent)
+    if args.json:
+        about = {"device": torch.cuda.get_device_name(), "torch": torch.__version__, "package": package}
+        print(json.dumps(about | {"host_us": found}, indent=2))
+        return 0
+    print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}, {package}")
+    print(f"{'us':>7}  {'x torch.add':>11}  {'x nn.Linear':>11}")
+    add, linear = found["torch.add"], found["torch.nn.Linear"]
+    for name, us in found.items():
+        if isinstance(us, str) or isinstance(add, str) or isinstance(linear, str):
+            print(f"{'-':>7}  {'-':>11}  {'-':>11}  {name}: {us}")
+        else:
+            print(f"{us:7.1f}  {us / add:11.2f}  {us / linear:11.2f}  {name}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

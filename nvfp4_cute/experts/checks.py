@@ -1,0 +1,41 @@
+"""Rules that the operands of a layer of experts have in common."""
+
+import torch
+
+from nvfp4_cute.operands import rules as checks
+
+ID_DTYPES = (torch.int32, torch.int64)
+ROW_DTYPES = (torch.float16, torch.bfloat16)
+
+
+def check_vector(name: str, tensor: torch.Tensor | None, length: int) -> None:
+    """Raise ValueError unless it is None or contiguous float32 [length]."""
+    if tensor is None:
+        return
+    if tensor.dtype != torch.float32 or tuple(tensor.shape) != (length,) or not tensor.is_contiguous():
+        raise ValueError(
+            f"{name} is {tensor.dtype} {list(tensor.shape)}; expected contiguous torch.float32 [{length}], one an expert"
+        )
+
+
+def check_ids(ids: torch.Tensor) -> None:
+    """Raise TypeError or ValueError unless they are contiguous integers [T, k], k at most ``MAX_TOP_K``."""
+    from nvfp4_cute.planning.arch.simt import MAX_TOP_K
+
+    checks.check_choice("dtype of ids", ids.dtype, ID_DTYPES)
+    if ids.ndim != 2 or not ids.is_contiguous() or not 1 <= ids.shape[1] <= MAX_TOP_K:
+        raise ValueError(
+            f"ids has shape {list(ids.shape)}, strides {list(ids.stride())}; expected contiguous [T, k] with k from 1 to "
+            f"{MAX_TOP_K}"
+        )
+
+
+def check_rows(name: str, x: torch.Tensor, columns: int | None = None) -> None:
+    """Raise TypeError or ValueError unless it is 16-bit [rows, columns] that vectors of 16 bytes can read."""
+    checks.check_choice(f"dtype of {name}", x.dtype, ROW_DTYPES)
+    if x.ndim != 2 or (columns is not None and x.shape[1] != columns) or x.stride(1) != 1:
+        wanted = "columns" if columns is None else columns
+        raise ValueError(
+            f"{name} has shape {list(x.shape)}, strides {list(x.stride())}; expected [rows, {wanted}] with contiguous rows"
+        )
+    checks.check_aligned(name, x, pitches=[2 * x.stride(0)] if len(x) > 1 else [])

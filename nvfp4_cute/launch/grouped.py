@@ -1,0 +1,153 @@
+"""A grouped GEMM of any form as a task: list, ragged, masked, batched, and the layers of a chain."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+
+from nvfp4_cute.compile.keys import KernelKey
+from nvfp4_cute.errors import UnsupportedProblem
+from nvfp4_cute.formats import block_scaled
+from nvfp4_cute.formats.block_format import ATOM_ROWS
+from nvfp4_cute.gpus.targets import Gpu
+from nvfp4_cute.launch import tuned
+from nvfp4_cute.launch.plan import config_of, entries, make_plan, most_tiles_m
+from nvfp4_cute.launch.task import Launch
+from nvfp4_cute.operands.grouped import GroupedOperands
+from nvfp4_cute.planning.arch import family_of
+from nvfp4_cute.planning.config import KernelConfig
+from nvfp4_cute.problem import NVFP4, GroupedProblem
+from nvfp4_cute.reference import grouped_dual_gemm_reference, grouped_gemm_reference
+
+
+class Rows(NamedTuple):
+    """Where a group's rows are: in batch ``batch`` of the entry ``entry``, from ``start`` to ``end``; its first scale block."""
+
+    entry: int
+    batch: int
+    start: int
+    end: int
+    block: int
+
+
+@dataclass(frozen=True, eq=False)
+class GroupedTask:
+    """One launch of a grouped GEMM (``task.Task``). Where ``config`` is None, the launch takes what suits the GPU."""
+
+    problem: GroupedProblem
+    operands: GroupedOperands
+    config: KernelConfig | None = None
+
+    @property
+    def device(self) -> torch.device:
+        """The device of the operands."""
+        return self.operands.device
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether there can be no work, whatever sizes the device knows."""
+        return not any(out.numel() for out in self.operands.out)
+
+    def config_on(self, gpu: Gpu) -> KernelConfig:
+        """The caller's config, or what tuning found, or what is chosen by estimate."""
+        config = self.config or tuned.find(self.problem, gpu)
+        return config or config_of(self.problem, gpu.arch, gpu.num_sms)
+
+    def key(self, gpu: Gpu) -> KernelKey:
+        """What to compile. Raises UnsupportedTarget, UnsupportedProblem or ConfigError."""
+        problem, config = self.problem, self.config_on(gpu)
+        if problem.form in ("ragged", "masked"):
+            a, b = self.operands.a[0], self.operands.b[0]
+            what = f"{problem.num_groups} {problem.form} groups, rows={a.rows}, N={b.rows}, K={a.k}"
+            most = (most_tiles_m(self.operands, problem, config) * config.work_tile_mnk[0], b.rows, a.k)
+            reason = family_of(gpu.arch).work_reason(what, [most], config)
+            if reason is not None:
+                raise UnsupportedProblem(reason)
+        return KernelKey.of(gpu.arch, config, problem)
+
+    def launch(self, gpu: Gpu, *, for_emulator: bool = False) -> Launch:
+        """Plan and compile for a GPU. Raises UnsupportedTarget, UnsupportedProblem or ConfigError."""
+        self.key(gpu)
+        config = self.config_on(gpu)
+        plan = make_plan(self.problem, gpu.arch, gpu.num_sms, config, for_emulator=for_emulator)
+        return Launch(plan.kernel, plan.table(self.operands), plan.address_places(self.operands), plan)
+
+    def tensors(self) -> Iterator[tuple[str, torch.Tensor, bool]]:
+        """Name, tensor, and whether it is written: inputs in the order of the operation's arguments, then outputs."""
+        return ((e.name, e.tensor, e.is_written) for e in entries(self.operands, self.problem))
+
+    def mapped(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """Name and bytes of every operand that a tensor map describes."""
+        rows = {id(x.data) for side in (self.operands.a, self.operands.b, self.operands.b2) for x in side}
+        return ((name, tensor) for name, tensor, _ in self.tensors() if id(tensor) in rows)
+
+    def groups(self) -> Iterator[Rows]:
+        """Where every group is, clipped to the rows that there are. Reads the sizes that the device knows."""
+        operands, form = self.operands, self.problem.form
+        if form == "list":
+            for g, x in enumerate(operands.a):
+                yield Rows(g, 0, 0, x.rows, 0)
+            return
+        (a,) = operands.a
+        row_blocks = a.scale.numel() // a.atom_row_bytes // a.batches
+        sizes = [a.rows] * a.batches if operands.sizes is None else operands.sizes.tolist()
+        start = block = 0
+        for g, size in enumerate(sizes):
+            if form != "ragged":
+                yield Rows(0, g, 0, max(min(size, a.rows), 0), g * row_blocks)
+                continue
+            end = max(min(size, a.rows), start)
+            yield Rows(0, 0, start, end, block)
+            start, block = max(size, 0), block + -(-(end - start) // ATOM_ROWS)
+
+    def reference(self) -> None:
+        """Every group in float64, rounded as ``reference`` says; NVFP4 is quantized from float32 results."""
+        operands, is_listed = self.operands, self.problem.form == "list"
+        for g, rows in enumerate(self.groups()):
+            a = operands.a[rows.entry]
+            num_blocks = -(-(rows.end - rows.start) // ATOM_ROWS)
+            blocks = a.scale.view(-1, a.atom_row_bytes)
+            if rows.block + num_blocks > len(blocks):
+                raise ValueError(
+                    f"a_scale has {len(blocks)} blocks of {ATOM_ROWS} rows, and group {g} ends in block "
+                    f"{rows.block + num_blocks}; pad every group's rows to {ATOM_ROWS}"
+                )
+            scale = blocks[rows.block : rows.block + num_blocks].reshape(-1)
+            data, out = a.data, operands.out[rows.entry]
+            if data.ndim == 3:
+                data = data[rows.batch]
+            out = (out[rows.batch] if out.ndim == 3 else out)[rows.start : rows.end]
+            result = self._group_reference(g, is_listed, data[rows.start : rows.end], scale)
+            if not operands.out_scale:
+                out.copy_(result)
+            elif rows.end > rows.start:
+                factors = operands.out_global_scale
+                quantized = block_scaled.quantize(
+                    result, global_scale=None if factors is None else factors[g]
+                )
+                out.copy_(quantized.data)
+                written = operands.out_scale[rows.entry].view(-1, quantized.scale[0].numel())
+                target = written[rows.block : rows.block + num_blocks]
+                target.copy_(quantized.scale.view(torch.uint8).view(target.shape))
+
+    def _group_reference(
+        self, g: int, is_listed: bool, a: torch.Tensor, a_scale: torch.Tensor
+    ) -> torch.Tensor:
+        operands, problem = self.operands, self.problem
+
+        def weights(side) -> tuple:
+            if not side:
+                return None, None
+            x = side[g] if is_listed else side[0]
+            return ([x.data], [x.scale]) if x.data.ndim == 2 else ([x.data[g]], [x.scale[g]])
+
+        (b, b_scale), (b2, b2_scale) = weights(operands.b), weights(operands.b2)
+        alpha, alpha2 = (x if x is None else x[g : g + 1] for x in (operands.alpha, operands.alpha2))
+        dtype = torch.float32 if problem.out_dtype == NVFP4 else problem.out_dtype
+        if problem.activation is None:
+            return grouped_gemm_reference([a], b, [a_scale], b_scale, alpha, out_dtype=dtype)[0]
+        return grouped_dual_gemm_reference(
+            [a], b, b2, [a_scale], b_scale, b2_scale, alpha, alpha2, dtype,
+            activation=problem.activation, limit=problem.limit, weight_layout=problem.weight_layout,
+        )[0]  # fmt: skip

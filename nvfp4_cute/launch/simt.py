@@ -1,0 +1,300 @@
+"""Tasks of the kernels in ``kernels/simt``: products of few rows, and quantization."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import IntEnum
+
+import torch
+
+from nvfp4_cute.compile.simt_keys import FewRowsKey, GemvKey, QuantizeKey, W4A16Key
+from nvfp4_cute.formats import block_scaled
+from nvfp4_cute.formats.silu import silu_mul
+from nvfp4_cute.gpus.targets import Gpu
+from nvfp4_cute.launch.table_task import Addresses, TableTask
+from nvfp4_cute.launch_table import W4A16, FewRows, Gemv, Quantize
+from nvfp4_cute.operands.operand import Operand
+from nvfp4_cute.operands.products import Product
+from nvfp4_cute.operands.quantization import Quantization
+from nvfp4_cute.operands.rules import MAX_BATCHES, MAX_PITCH
+from nvfp4_cute.planning.arch.simt import is_for_few_rows, is_gemv_for_one_row, w4a16_tokens
+from nvfp4_cute.reference import gemv_reference, grouped_gemm_reference, weight_only_reference
+
+# What a lane of the few-rows kernel takes of K.
+FEW_ROWS_K_STEP = 32
+
+
+@dataclass(frozen=True, eq=False)
+class ProductTask(TableTask):
+    """A product of two tensors, batch by batch."""
+
+    product: Product
+
+    def addresses(self) -> Addresses:
+        """Of ``a``, ``b``, their scales, ``alpha`` and ``out``."""
+        p, columns = self.product, self.columns
+        a, b = p.a, p.b
+        assert isinstance(a, Operand)
+        operands = {
+            "a": (columns["A"], a.data),
+            "b": (columns["B"], b.data),
+            "a_scale": (columns["SFA"], a.scale),
+            "b_scale": (columns["SFB"], b.scale),
+        }
+        return operands | self._alpha_and_out()
+
+    def _alpha_and_out(self) -> dict[str, tuple[IntEnum, torch.Tensor]]:
+        p = self.product
+        factor = {} if p.alpha is None else {"alpha": (self.columns["ALPHA"], p.alpha)}
+        return {**factor, "out": (self.columns["OUT"], p.out)}
+
+    def reference(self) -> None:
+        """Float64 sums, rounded once to fp32, times alpha, rounded to the output type."""
+        p = self.product
+        for batch, out in enumerate(p.out):
+            out.copy_(
+                self._batch_reference(
+                    batch, None if p.alpha is None else p.alpha[batch if p.alpha_step else 0]
+                )
+            )
+
+    def _batch_reference(self, batch: int, alpha: torch.Tensor | None) -> torch.Tensor:
+        """[M, N] of one batch."""
+        a, b, dtype = self.product.a, self.product.b, self.product.out.dtype
+        assert isinstance(a, Operand)
+        sides = [a.data[batch]], [b.data[batch]], [a.scale[batch]], [b.scale[batch]]
+        return grouped_gemm_reference(*sides, None if alpha is None else alpha.reshape(1), dtype)[0]
+
+
+class GemvTask(ProductTask):
+    """A matrix a times a vector b: out has one column."""
+
+    columns = Gemv
+
+    @property
+    def operands(self) -> tuple[Operand, Operand]:
+        """The matrix and the vector."""
+        assert isinstance(self.product.a, Operand)
+        return self.product.a, self.product.b
+
+    @property
+    def out(self) -> torch.Tensor:
+        """[L, M]."""
+        return self.product.out[:, :, 0]
+
+    def key(self, gpu: Gpu) -> GemvKey:
+        """What to compile."""
+        return GemvKey(gpu.arch, self.product.out.dtype, self.product.alpha is not None)
+
+    def numbers(self, gpu: Gpu) -> Mapping[IntEnum, int]:
+        """``launch_table.Gemv``."""
+        matrix, vector = self.operands
+        return {
+            Gemv.A_PITCH: matrix.data.stride(1) if matrix.rows > 1 else 0,
+            Gemv.A_BATCH: matrix.data.stride(0),
+            Gemv.B_BATCH: vector.data.stride(0),
+            Gemv.SFA_BATCH: matrix.scale.stride(0),
+            Gemv.SFB_BATCH: vector.scale.stride(0),
+            Gemv.OUT_PITCH: self.out.stride(1),
+            Gemv.OUT_BATCH: self.out.stride(0),
+            Gemv.ALPHA_BATCH: self.product.alpha_step,
+            Gemv.M: matrix.rows,
+            Gemv.K: matrix.k,
+            Gemv.L: matrix.batches,
+            Gemv.NUM_SMS: gpu.num_sms,
+        }
+
+    def _batch_reference(self, batch: int, alpha: torch.Tensor | None) -> torch.Tensor:
+        matrix, vector = self.operands
+        scales = matrix.scale[batch], vector.scale[batch]
+        dtype = self.product.out.dtype
+        sums = gemv_reference(matrix.data[batch], vector.data[batch, 0], *scales, alpha, dtype)
+        return sums.view(self.product.out.shape[1:])
+
+
+class OneRowTask(GemvTask):
+    """``a`` of one row, of a ``gemm``, is the vector, ``b`` the matrix."""
+
+    @property
+    def operands(self) -> tuple[Operand, Operand]:
+        """The matrix and the vector."""
+        assert isinstance(self.product.a, Operand)
+        return self.product.b, self.product.a
+
+    @property
+    def out(self) -> torch.Tensor:
+        """[L, N]."""
+        return self.product.out[:, 0]
+
+    def addresses(self) -> Addresses:
+        """By the names of the gemm."""
+        matrix, vector = self.operands
+        operands: dict[str, tuple[IntEnum, torch.Tensor]] = {
+            "a": (Gemv.B, vector.data),
+            "b": (Gemv.A, matrix.data),
+            "a_scale": (Gemv.SFB, vector.scale),
+            "b_scale": (Gemv.SFA, matrix.scale),
+        }
+        return operands | self._alpha_and_out()
+
+
+class FewRowsTask(ProductTask):
+    """Eight rows a at most, times weights b."""
+
+    columns = FewRows
+
+    def key(self, gpu: Gpu) -> FewRowsKey:
+        """What to compile."""
+        return FewRowsKey(gpu.arch, self.product.out.dtype, self.product.alpha is not None)
+
+    def numbers(self, gpu: Gpu) -> Mapping[IntEnum, int]:
+        """``launch_table.FewRows``."""
+        p = self.product
+        a, b = p.a, p.b
+        assert isinstance(a, Operand)
+        out_batch, out_row, out_column = p.out.stride()
+        return {
+            FewRows.A_PITCH: a.data.stride(1),
+            FewRows.B_PITCH: b.data.stride(1),
+            FewRows.A_BATCH: a.data.stride(0),
+            FewRows.B_BATCH: b.data.stride(0),
+            FewRows.SFA_BATCH: a.scale.stride(0),
+            FewRows.SFB_BATCH: b.scale.stride(0),
+            FewRows.OUT_ROW: out_row,
+            FewRows.OUT_COLUMN: out_column,
+            FewRows.OUT_BATCH: out_batch,
+            FewRows.ALPHA_BATCH: p.alpha_step,
+            FewRows.M: a.rows,
+            FewRows.N: b.rows,
+            FewRows.K: b.k,
+            FewRows.L: b.batches,
+        }
+
+
+def few_rows_task(product: Product, gpu: Gpu) -> OneRowTask | FewRowsTask | None:
+    """The task that computes a ``gemm`` faster than a GEMM does on a GPU; None where there is none for its operands."""
+    a, b = product.a, product.b
+    assert isinstance(a, Operand)
+    if a.rows == 1 and is_gemv_for_one_row(gpu.arch):
+        # What the gemv's 32-bit offsets and grid do not reach stays with the GEMM.
+        fits = (b.rows <= 1 or b.data.stride(1) <= MAX_PITCH) and b.batches <= MAX_BATCHES
+        return OneRowTask(product) if fits else None
+    if is_for_few_rows(gpu.arch, gpu.num_sms, a.rows, b.rows, b.batches) and b.k % FEW_ROWS_K_STEP == 0:
+        return FewRowsTask(product)
+    return None
+
+
+class W4A16Task(ProductTask):
+    """16-bit activations a [L, M, K] times NVFP4 weights b."""
+
+    columns = W4A16
+
+    def key(self, gpu: Gpu) -> W4A16Key:
+        """What to compile."""
+        p = self.product
+        assert isinstance(p.a, torch.Tensor)
+        return W4A16Key(gpu.arch, p.a.dtype, p.out.dtype, p.alpha is not None, w4a16_tokens(p.a.shape[1]))
+
+    def addresses(self) -> Addresses:
+        """``launch_table.W4A16``."""
+        p = self.product
+        assert isinstance(p.a, torch.Tensor)
+        operands: dict[str, tuple[IntEnum, torch.Tensor]] = {
+            "x": (W4A16.X, p.a),
+            "b": (W4A16.B, p.b.data),
+            "b_scale": (W4A16.SFB, p.b.scale),
+        }
+        return operands | self._alpha_and_out()
+
+    def numbers(self, gpu: Gpu) -> Mapping[IntEnum, int]:
+        """``launch_table.W4A16``."""
+        p = self.product
+        x, b = p.a, p.b
+        assert isinstance(x, torch.Tensor)
+        out_batch, out_row, out_column = p.out.stride()
+        return {
+            W4A16.X_PITCH: x.element_size() * x.stride(1),
+            W4A16.B_PITCH: b.data.stride(1),
+            W4A16.X_BATCH: x.element_size() * x.stride(0),
+            W4A16.B_BATCH: b.data.stride(0),
+            W4A16.SFB_BATCH: b.scale.stride(0),
+            W4A16.OUT_ROW: out_row,
+            W4A16.OUT_COLUMN: out_column,
+            W4A16.OUT_BATCH: out_batch,
+            W4A16.ALPHA_BATCH: p.alpha_step,
+            W4A16.M: x.shape[1],
+            W4A16.N: b.rows,
+            W4A16.K: b.k,
+            W4A16.L: b.batches,
+        }
+
+    def _batch_reference(self, batch: int, alpha: torch.Tensor | None) -> torch.Tensor:
+        p = self.product
+        assert isinstance(p.a, torch.Tensor)
+        return weight_only_reference(p.a[batch], p.b.data[batch], p.b.scale[batch], alpha, p.out.dtype)
+
+
+@dataclass(frozen=True, eq=False)
+class QuantizeTask(TableTask):
+    """A quantization, of one matrix or of groups of rows."""
+
+    columns = Quantize
+    written = ("data", "scale")
+
+    operands: Quantization
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether there are no scales to write."""
+        return self.operands.scale.numel() == 0
+
+    def key(self, gpu: Gpu) -> QuantizeKey:
+        """What to compile."""
+        q = self.operands
+        is_blocked, has_up = q.scale_layout == "blocked", q.up is not None
+        return QuantizeKey(
+            gpu.arch, q.x.dtype, q.global_scale is not None, q.offs is not None, is_blocked, has_up
+        )
+
+    def addresses(self) -> Addresses:
+        """``launch_table.Quantize``."""
+        names = ("x", "up", "global_scale", "offs", "data", "scale")
+        named = ((name, getattr(self.operands, name)) for name in names)
+        return {name: (Quantize[name.upper()], tensor) for name, tensor in named if tensor is not None}
+
+    def numbers(self, gpu: Gpu) -> Mapping[IntEnum, int]:
+        """``launch_table.Quantize``."""
+        q = self.operands
+        (batches, m, k), size = q.x.shape, q.x.element_size()
+        found: dict[IntEnum, int] = {
+            Quantize.X_PITCH: size * q.x.stride(1),
+            Quantize.X_BATCH: size * q.x.stride(0),
+            Quantize.M: m,
+            Quantize.K: k,
+            Quantize.BATCHES: batches,
+            Quantize.GROUPS: 0 if q.offs is None else len(q.offs),
+            Quantize.ATOM_ROWS: q.atom_rows,
+        }
+        if q.up is not None:
+            found |= {Quantize.UP_PITCH: size * q.up.stride(1), Quantize.UP_BATCH: size * q.up.stride(0)}
+        return found
+
+    def reference(self) -> None:
+        """``formats.quantize``, group by group where there are groups (reads ``offs``, which waits for a GPU)."""
+        q = self.operands
+        data, scale = q.data, q.scale.view(torch.uint8)
+        values = q.x if q.up is None else silu_mul(q.x, q.up)
+        if q.offs is None:
+            result = block_scaled.quantize(values, global_scale=q.global_scale, scale_layout=q.scale_layout)
+            data.view(-1).copy_(result.data.view(-1))
+            scale.view(-1).copy_(result.scale.view(torch.uint8).view(-1))
+            return
+        scale.zero_()
+        start, atom = 0, 0
+        for group, stop in enumerate(q.offs.tolist()):
+            if stop > start:
+                factor = None if q.global_scale is None else q.global_scale[group]
+                result = block_scaled.quantize(values[0, start:stop], global_scale=factor)
+                data[start:stop] = result.data
+                scale[atom : atom + len(result.scale)] = result.scale.view(torch.uint8)
+                atom += len(result.scale)
+            start = stop

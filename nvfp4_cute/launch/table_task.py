@@ -1,0 +1,83 @@
+"""Tasks of one row: no schedule and no configuration, a table of integers says everything."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import fields
+from enum import IntEnum
+from typing import ClassVar
+
+import numpy as np
+import torch
+
+from nvfp4_cute.compile.cache import get_kernel
+from nvfp4_cute.gpus.targets import Gpu
+from nvfp4_cute.launch.task import Key, Launch
+
+Addresses = Mapping[str, tuple[IntEnum, torch.Tensor]]
+
+
+class TableTask:
+    """A task (``task.Task``) whose table has a column for the address of every tensor, and numbers.
+
+    A subclass is a frozen dataclass with ``key``, ``numbers`` and ``reference``; its fields are tensors that are called as
+    their columns, or None, and whatever else it needs. One whose tensors are elsewhere has ``addresses``.
+
+    Attributes:
+        columns: the launch table's.
+        written: names of the tensors that the kernel writes.
+    """
+
+    columns: ClassVar[type[IntEnum]]
+    written: ClassVar[tuple[str, ...]] = ("out",)
+
+    def key(self, gpu: Gpu) -> Key:
+        """What to compile. Raises UnsupportedTarget for an architecture without a kernel."""
+        raise NotImplementedError
+
+    def numbers(self, gpu: Gpu) -> Mapping[IntEnum, int]:
+        """All columns but those of addresses."""
+        raise NotImplementedError
+
+    def reference(self) -> None:
+        """Compute without a kernel."""
+        raise NotImplementedError
+
+    def addresses(self) -> Addresses:
+        """Columns of addresses, and tensors, by name: inputs in the order of the operation's arguments, then outputs."""
+        named = {field.name: getattr(self, field.name) for field in fields(self)}  # type: ignore[arg-type]
+        return {
+            name: (self.columns[name.upper()], tensor)
+            for name, tensor in named.items()
+            if isinstance(tensor, torch.Tensor)
+        }
+
+    def table(self, gpu: Gpu) -> np.ndarray:
+        """The launch table."""
+        table = np.zeros(len(self.columns), np.int64)
+        for column, tensor in self.addresses().values():
+            table[column] = tensor.data_ptr()
+        for column, number in self.numbers(gpu).items():
+            table[column] = number
+        return table
+
+    def launch(self, gpu: Gpu, *, for_emulator: bool = False) -> Launch:
+        """Compile for a GPU. Raises UnsupportedTarget where no kernel exists for it."""
+        kernel = get_kernel(self.key(gpu), for_emulator=for_emulator)
+        return Launch(kernel, self.table(gpu), [int(column) for column, _ in self.addresses().values()])
+
+    @property
+    def device(self) -> torch.device:
+        """The device of the operands."""
+        return next(tensor.device for _, tensor, _ in self.tensors())
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether there is nothing to write."""
+        return not any(tensor.numel() for _, tensor, is_written in self.tensors() if is_written)
+
+    def tensors(self) -> Iterator[tuple[str, torch.Tensor, bool]]:
+        """Name, tensor, and whether it is written."""
+        return ((name, tensor, name in self.written) for name, (_, tensor) in self.addresses().items())
+
+    def mapped(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """No operand has a tensor map."""
+        return iter(())

@@ -1,0 +1,546 @@
+"""Operands of grouped problems of every form, checked as a whole before anything is written: records that launches take.
+
+Lists have an entry a group. Where the device knows the sizes, and in batches, one entry holds all groups. A check never reads
+tensor data: nothing waits for the GPU, and a captured graph follows sizes that change.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal, NamedTuple
+
+import torch
+
+from nvfp4_cute.errors import UnsupportedProblem
+from nvfp4_cute.formats.block_format import NVFP4 as NVFP4_FORMAT
+from nvfp4_cute.formats.block_format import ScaleLayout
+from nvfp4_cute.formats.block_scaled import NVFP4Tensor
+from nvfp4_cute.operands import rules
+from nvfp4_cute.operands.operand import Operand
+from nvfp4_cute.operands.overlap import check_overlap
+from nvfp4_cute.problem import (
+    INT32_MAX,
+    NVFP4,
+    Activation,
+    DualWeights,
+    Gate,
+    GroupedProblem,
+    OutDtype,
+    new_quantized_data,
+    new_quantized_scale,
+)
+
+DeviceForm = Literal["ragged", "masked"]
+# Of ``a``, by form.
+A_SHAPES: dict[DeviceForm, str] = {"ragged": "[sum of M, K/2]", "masked": "[G, M_max, K/2]"}
+
+
+@dataclass(frozen=True, eq=False)
+class GroupedOperands:
+    """Checked operands of a grouped problem: of a list an entry a group, of the other forms one of all groups.
+
+    Attributes:
+        a: rows of M. Ragged: one batch, where every group's scales begin a row of atoms.
+        b: rows of N; of the other forms a batch a group.
+        out: [M, N], or [batches, M, N], unit stride in N, or in M where the problem says ``out_m_major``; of NVFP4 results,
+            data: uint8, N/2 bytes a row.
+        alpha: float32 [G] on the operands' device, or None.
+        b2: of a dual GEMM with weights of their own: like ``b``.
+        alpha2: of a dual GEMM: like ``alpha``.
+        out_scale: of NVFP4 results, an entry like ``out``'s: uint8, blocked. Padding columns become zeros; padding rows are
+            not written.
+        out_global_scale: float32 [G], or None for 1.
+        sizes: int32 [G]. Ragged: inclusive ends of the groups in the rows of ``a``; masked: their rows; None otherwise.
+        chain: of a chain, int32 [G], zeros; None otherwise.
+
+    All are views of the caller's memory, but for converted row-major scales, new results, and factors given as numbers.
+    """
+
+    a: tuple[Operand, ...]
+    b: tuple[Operand, ...]
+    out: tuple[torch.Tensor, ...]
+    alpha: torch.Tensor | None = None
+    b2: tuple[Operand, ...] = ()
+    alpha2: torch.Tensor | None = None
+    out_scale: tuple[torch.Tensor, ...] = ()
+    out_global_scale: torch.Tensor | None = None
+    sizes: torch.Tensor | None = None
+    chain: torch.Tensor | None = None
+
+    @property
+    def device(self) -> torch.device:
+        """The device that every operand is on."""
+        return self.a[0].device
+
+
+class Weights(NamedTuple):
+    """One ``b`` as the caller gave it, and what the caller calls it; None where another has the rows of both."""
+
+    name: str
+    data: Any
+    scale: Any
+    alpha_name: str
+    alpha: Any
+
+
+class Result(NamedTuple):
+    """What the caller wants, and where."""
+
+    out: Any
+    dtype: OutDtype
+    global_scale: Any
+
+
+def dual_weights(first: Weights, second: Weights, one: Any) -> list[Weights]:
+    """The weights of a dual GEMM; where one alpha is given, the other is ``one``."""
+    if first.alpha is None and second.alpha is None:
+        return [first, second]
+    return [w._replace(alpha=one if w.alpha is None else w.alpha) for w in (first, second)]
+
+
+# ---- lists -----------------------------------------------------------------------------------------------------
+
+
+def check_list_operands(
+    a: Sequence[torch.Tensor],
+    b: Sequence[torch.Tensor],
+    a_scale: Sequence[torch.Tensor],
+    b_scale: Sequence[torch.Tensor],
+    alpha: torch.Tensor | Sequence[float] | None = None,
+    out: Sequence[torch.Tensor] | Sequence[NVFP4Tensor] | None = None,
+    *,
+    out_dtype: OutDtype = torch.bfloat16,
+    out_global_scale: torch.Tensor | None = None,
+    scale_layout: ScaleLayout = "blocked",
+) -> tuple[GroupedProblem, GroupedOperands]:
+    """Check and normalise the operands of C_g = alpha_g * A_g @ B_g^T, one sequence entry a group.
+
+    Args:
+        a: uint8 or float4_e2m1fn_x2, [M, K/2] or [M, K/2, 1], unit stride in K; rows may lie further apart
+            than K/2 bytes. M, N and K may differ from group to group; M or N may be 0.
+        b: the same with N rows.
+        a_scale: float8_e4m3fn or uint8. Blocked: flat, [rm, rk, 32, 4, 4], or the (32, 4, rm, 4, rk, 1) view,
+            taken without a copy. Row-major: [M, K/16] or [M, K/16, 1], converted into new memory.
+        b_scale: the same with N rows.
+        alpha: float32 [G] on the operands' device, or G numbers (copied to the device), or None for 1.
+        out: [M, N] or [M, N, 1] a group, unit stride in N or, all of them, in M; dtype ``out_dtype``; None allocates
+            with unit stride in N. Never written here. With "nvfp4": NVFP4Tensors of these shapes.
+        out_dtype: float16, bfloat16, float32 or "nvfp4".
+        out_global_scale: with "nvfp4": float32 [G] on the operands' device, or None.
+        scale_layout: layout of both scales, "blocked" or "rowmajor".
+
+    Raises:
+        TypeError: an argument or an entry is of the wrong kind or dtype.
+        ValueError: a shape, stride, alignment, count or device is wrong, or ``out`` overlaps something.
+        UnsupportedProblem: well formed, but no kernel computes it (gradients, K = 0, sizes beyond 32 bits).
+    """
+    weights = [Weights("b", b, b_scale, "alpha", alpha)]
+    return check_lists(a, a_scale, weights, Result(out, out_dtype, out_global_scale), scale_layout)
+
+
+def check_dual_operands(
+    a: Sequence[torch.Tensor],
+    b1: Sequence[torch.Tensor],
+    b2: Sequence[torch.Tensor] | None,
+    a_scale: Sequence[torch.Tensor],
+    b1_scale: Sequence[torch.Tensor],
+    b2_scale: Sequence[torch.Tensor] | None,
+    alpha1: torch.Tensor | Sequence[float] | None = None,
+    alpha2: torch.Tensor | Sequence[float] | None = None,
+    out: Sequence[torch.Tensor] | Sequence[NVFP4Tensor] | None = None,
+    *,
+    activation: Activation = "silu",
+    limit: float | None = None,
+    weight_layout: DualWeights = "separate",
+    out_dtype: OutDtype = torch.bfloat16,
+    out_global_scale: torch.Tensor | None = None,
+    scale_layout: ScaleLayout = "blocked",
+) -> tuple[GroupedProblem, GroupedOperands]:
+    """Check and normalise the operands of C_g = activation(alpha1_g * A_g @ B1_g^T) * (alpha2_g * A_g @ B2_g^T).
+
+    As :func:`check_list_operands`, with a ``b`` of one shape twice, or in ``b1`` both as ``weight_layout`` says; then ``b2``
+    and ``b2_scale`` are None. Where one alpha is given, the other is 1.
+    """
+    gate = Gate.checked(activation, limit, weight_layout, (b2, b2_scale))
+    first, second = (
+        Weights("b1", b1, b1_scale, "alpha1", alpha1),
+        Weights("b2", b2, b2_scale, "alpha2", alpha2),
+    )
+    weights = dual_weights(first, second, [1.0] * len(a))
+    return check_lists(a, a_scale, weights, Result(out, out_dtype, out_global_scale), scale_layout, gate)
+
+
+def check_lists(
+    a: Any,
+    a_scale: Any,
+    weights: list[Weights],
+    result: Result,
+    scale_layout: ScaleLayout,
+    gate: Gate | None = None,
+) -> tuple[GroupedProblem, GroupedOperands]:
+    """:func:`check_list_operands` and :func:`check_dual_operands` with their arguments in records."""
+    rules.check_out_dtype(result.dtype, result.global_scale)
+    rules.check_scale_layout(scale_layout)
+    alphas = {w.alpha_name: w.alpha for w in weights} | {"out_global_scale": result.global_scale}
+    alpha_names = [w.alpha_name for w in weights]
+    weights = [w for w in weights if w.data is not None]
+    outs = _listed_outputs(result)
+    lists: dict[str, Any] = {"a": a} | {w.name: w.data for w in weights} | {"a_scale": a_scale}
+    lists |= {f"{w.name}_scale": w.scale for w in weights}
+    device = _check_lists(lists | outs)
+    num_groups = len(a)
+
+    names = ["a", *(w.name for w in weights)]
+    rows = [[_matrix(f"group {g}: {name}", name, x) for g, x in enumerate(lists[name])] for name in names]
+    for g, group in enumerate(zip(*rows, strict=True)):
+        _check_same_k(f"group {g}: ", names[1], *group)
+        if gate is not None:
+            gate.check_rows(f"group {g}: {names[1]}", len(group[1]))
+    listed_a, first, *others = (
+        [
+            _operand(f"group {g}: {name}_scale", name, data, scale, scale_layout)
+            for g, (data, scale) in enumerate(zip(side, lists[f"{name}_scale"], strict=True))
+        ]
+        for name, side in zip(names, rows, strict=True)
+    )
+    rules.check_tensors({"group 0: a": a[0]} | rules.tensors_in(alphas))
+    gate, first, others = _split(gate, first, others)
+    sizes = tuple((x.rows, y.rows, x.k) for x, y in zip(listed_a, first, strict=True))
+    problem = _problem("list", sizes, result.dtype, alphas, gate)
+    shapes = [(m, problem.out_columns(n)) for m, n, _ in sizes]
+    factors = {name: rules.factors(name, x, num_groups, device) for name, x in alphas.items()}
+    if result.dtype == NVFP4:
+        for g, (_, n) in enumerate(shapes):
+            rules.check_quantized_columns(f"group {g}: N", n)
+    results, scales, m_major = _list_results(outs, shapes, result.dtype, device)
+    checked = GroupedOperands(
+        tuple(listed_a),
+        tuple(first),
+        results,
+        factors[alpha_names[0]],
+        tuple(others[0]) if others else (),
+        factors.get("alpha2"),
+        scales,
+        factors["out_global_scale"],
+    )
+    if outs:
+        named = {"a": listed_a, weights[0].name: first} | ({"b2": others[0]} if others else {})
+        inputs = {f"{name}[{g}]": x.data for name, side in named.items() for g, x in enumerate(side)}
+        inputs |= {f"{name}_scale[{g}]": x.scale for name, side in named.items() for g, x in enumerate(side)}
+        written = {f"out[{g}]": t for g, t in enumerate(results)}
+        written |= {f"scale of out[{g}]": t for g, t in enumerate(scales)}
+        check_overlap(written, inputs | rules.tensors_in(factors))
+    return replace(problem, out_m_major=m_major), checked
+
+
+def _listed_outputs(result: Result) -> dict[str, Any]:
+    """The caller's outputs by name: data and scales of NVFP4 ones."""
+    out = result.out
+    if out is None or result.dtype != NVFP4:
+        return rules.given(out=out)
+    if not isinstance(out, list | tuple) or not all(isinstance(t, NVFP4Tensor) for t in out):
+        raise TypeError('out_dtype="nvfp4" takes out as a list of NVFP4Tensor, one a group')
+    for g, t in enumerate(out):
+        if t.scale_layout != "blocked":
+            raise ValueError(f"group {g}: out has {t.scale_layout} scales; the kernel writes blocked ones")
+    return {"data of out": [t.data for t in out], "scale of out": [t.scale for t in out]}
+
+
+def _check_lists(lists: dict[str, Any]) -> torch.device:
+    """Sequences of tensors, of one length, on one device, without gradients; returns the device."""
+    for name, tensors in lists.items():
+        if isinstance(tensors, torch.Tensor):
+            raise TypeError(
+                f"{name} is a single tensor; without offs or masked_m pass a list with one tensor a group: [{name}]"
+            )
+        if not isinstance(tensors, list | tuple):
+            raise TypeError(
+                f"{name} is a {type(tensors).__name__}; pass a list or tuple with one tensor a group"
+            )
+    num_groups = len(lists["a"])
+    if num_groups == 0:
+        raise ValueError(
+            "a is an empty list; a grouped problem needs at least one group (a group may have M = 0)"
+        )
+    for name, tensors in lists.items():
+        if len(tensors) != num_groups:
+            raise ValueError(
+                f"{name} has {len(tensors)} entries and a has {num_groups}; every list needs one a group"
+            )
+    tensors = {f"group {g}: {name}": t for name, side in lists.items() for g, t in enumerate(side)}
+    return rules.check_tensors(tensors)
+
+
+def _matrix(label: str, name: str, data: torch.Tensor) -> torch.Tensor:
+    """The rows of one group's operand [rows, K/2] or [rows, K/2, 1]."""
+    letter = "M" if name == "a" else "N"
+    rules.as_bytes(label, data)
+    matrix = rules.without_batch(label, data, f"[{letter}, K/2] or [{letter}, K/2, 1]")
+    return rules.packed_rows(label, letter, matrix)
+
+
+def _operand(label: str, name: str, rows: torch.Tensor, scale: torch.Tensor, layout: ScaleLayout) -> Operand:
+    """One group's operand, with scales that messages call ``label``."""
+    k, letter = NVFP4_FORMAT.elements(rows.shape[1]), "M" if name == "a" else "N"
+    blocked = rules.blocked_scales(label, letter, scale, len(rows), k, layout)
+    return Operand(rows, blocked, NVFP4_FORMAT, len(rows), k)
+
+
+def _list_results(
+    outs: dict[str, Any], shapes: list[tuple[int, int]], dtype: OutDtype, device: torch.device
+) -> tuple[tuple[torch.Tensor, ...], tuple[torch.Tensor, ...], bool]:
+    """Results and the scales of NVFP4 ones, the caller's or new; and whether their columns are contiguous."""
+    data, scales = list[torch.Tensor](), list[torch.Tensor]()
+    if not isinstance(dtype, torch.dtype):
+        if not outs:
+            data = [new_quantized_data(shape, device) for shape in shapes]
+            return tuple(data), tuple(new_quantized_scale((m,), n, device).view(-1) for m, n in shapes), False
+        for g, ((m, n), t, scale) in enumerate(
+            zip(shapes, outs["data of out"], outs["scale of out"], strict=True)
+        ):
+            label, shape = f"group {g}: data of out", (m, NVFP4_FORMAT.row_bytes(n))
+            data.append(
+                rules.quantized_rows(label, rules.without_batch(label, t, f"[M, N/2] = {list(shape)}"), shape)
+            )
+            scales.append(rules.blocked_scales(f"group {g}: scale of out", "M", scale, m, n, "blocked"))
+        return tuple(data), tuple(scales), False
+    if not outs:
+        return tuple(torch.empty(shape, dtype=dtype, device=device) for shape in shapes), (), False
+    matrices = []
+    for g, ((m, n), t) in enumerate(zip(shapes, outs["out"], strict=True)):
+        label, letters = f"group {g}: out", f"[M, N] = {[m, n]} or {[m, n, 1]}"
+        rules.check_out(label, t, (m, n) if t.ndim != 3 else (m, n, 1), dtype, letters)
+        matrices.append(rules.without_batch(label, t, letters))
+    m_major = rules.is_m_major(matrices)
+    return tuple(rules.out_lines(f"group {g}: out", t, m_major) for g, t in enumerate(matrices)), (), m_major
+
+
+# ---- groups whose sizes are on the device ----------------------------------------------------------------------
+
+
+def check_device_groups(
+    a: Any,
+    a_scale: Any,
+    weights: list[Weights],
+    sizes: tuple[Any, Any],
+    result: Result,
+    scale_layout: ScaleLayout = "blocked",
+    gate: Gate | None = None,
+) -> tuple[GroupedProblem, GroupedOperands, list[torch.Tensor]]:
+    """Check and normalise the operands of the ragged or the masked form, as ``grouped_gemm`` takes them.
+
+    Args:
+        sizes: ``offs`` and ``masked_m``: one of them is given.
+        gate: of a dual GEMM.
+
+    Returns:
+        The problem, whose groups all have the mean size (ragged, of the columns of results), or the largest (masked); the
+        operands; and what to return: the result, or data and scale of an NVFP4 one.
+
+    Raises:
+        TypeError, ValueError, UnsupportedProblem: an operand breaks a rule; the message names rule, value and fix.
+    """
+    form, sizes_name, lengths = _form(*sizes, scale_layout)
+    rules.check_out_dtype(result.dtype, result.global_scale)
+    alphas = {w.alpha_name: w.alpha for w in weights}
+    alpha_names = list(alphas)
+    weights = [w for w in weights if w.data is not None]
+    outs = _device_outputs(result)
+    if isinstance(a, list | tuple):
+        raise TypeError(f"a is a {type(a).__name__}; with {sizes_name} it is one tensor, {A_SHAPES[form]}")
+    named: dict[str, Any] = {"a": a} | {w.name: w.data for w in weights} | {"a_scale": a_scale}
+    named |= {f"{w.name}_scale": w.scale for w in weights} | {sizes_name: lengths}
+    named |= rules.tensors_in(alphas | {"out_global_scale": result.global_scale})
+    device = rules.check_tensors(named | outs)
+    _check_sizes(sizes_name, lengths)
+    num_groups = len(lengths)
+    tokens = _tokens(a, a_scale, form, sizes_name, num_groups)
+    sides = [_weights(w, num_groups, tokens, sizes_name) for w in weights]
+    _check_same_k("", weights[0].name, tokens.data, *(side.data for side in sides))
+    if gate is not None:
+        gate.check_rows(weights[0].name, sides[0].rows)
+    check_overlap(outs, named)
+    gate, (first,), others = _split(gate, sides[:1], [[side] for side in sides[1:]])
+    columns = first.rows // (2 if gate is not None and gate.weight_layout != "separate" else 1)
+    factors = {
+        name: rules.one_each(rules.factors(name, x, num_groups, device, allows_one=True), num_groups)
+        for name, x in alphas.items()
+    }
+    scales = rules.factors("out_global_scale", result.global_scale, num_groups, device)
+    shape = (tokens.rows, columns) if form == "ragged" else (num_groups, tokens.rows, columns)
+    results = _device_results(outs, shape, num_groups, result.dtype, device)
+    view = results[0] if form == "masked" else results[0].unsqueeze(0)
+    out_scale: tuple[torch.Tensor, ...] = ()
+    m_major = result.dtype != NVFP4 and rules.is_m_major([view])
+    if result.dtype == NVFP4:
+        view, out_scale = rules.k_major_rows("data of out", "data of out", view), (results[1].view(-1),)
+    else:
+        view = rules.out_lines("out", view, m_major)
+    mean = -(-tokens.rows // num_groups) if form == "ragged" else tokens.rows
+    problem = _problem(form, ((mean, columns, tokens.k),) * num_groups, result.dtype, alphas, gate)
+    operands = GroupedOperands(
+        (tokens,),
+        (first,),
+        (view,),
+        factors[alpha_names[0]],
+        tuple(others[0]) if others else (),
+        factors.get("alpha2"),
+        out_scale,
+        scales,
+        lengths,
+    )
+    return replace(problem, out_m_major=m_major), operands, results
+
+
+def _form(offs: Any, masked_m: Any, scale_layout: str) -> tuple[DeviceForm, str, torch.Tensor]:
+    """The form, and the groups' sizes and what the caller calls them."""
+    if offs is not None and masked_m is not None:
+        raise ValueError(
+            "offs and masked_m are both given; offs is of the ragged form, masked_m of the masked one"
+        )
+    if scale_layout != "blocked":
+        raise UnsupportedProblem(
+            f"scale_layout={scale_layout!r} with offs or masked_m: only the device knows where padding goes; quantize "
+            "to blocked scales, every group's rows padded to 128"
+        )
+    return ("masked", "masked_m", masked_m) if offs is None else ("ragged", "offs", offs)
+
+
+def _check_sizes(name: str, sizes: torch.Tensor) -> None:
+    if sizes.dtype != torch.int32 or sizes.ndim != 1 or not sizes.is_contiguous():
+        raise TypeError(
+            f"{name} is {sizes.dtype} of shape {list(sizes.shape)}; expected contiguous int32 [G]: {name}.to(torch.int32)"
+        )
+    if len(sizes) == 0:
+        raise ValueError(f"{name} is empty; pass at least one group (a group may have no rows)")
+
+
+def _tokens(
+    a: torch.Tensor, a_scale: torch.Tensor, form: DeviceForm, sizes_name: str, num_groups: int
+) -> Operand:
+    """``a``, whose batches are the groups of the masked form."""
+    is_ragged = form == "ragged"
+    if rules.as_bytes("a", a).ndim != (2 if is_ragged else 3):
+        raise ValueError(f"a has shape {list(a.shape)}; with {sizes_name} it is {A_SHAPES[form]}")
+    matrix = a.unsqueeze(0) if is_ragged else a
+    if not is_ragged and len(matrix) != num_groups:
+        raise ValueError(f"a has {len(matrix)} groups and {sizes_name} {num_groups}; pass an entry a group")
+    rows = rules.packed_rows("a", "M", matrix)
+    k = rules.check_k(NVFP4_FORMAT.elements(rows.shape[-1]))
+    batches, num_rows, _ = rows.shape
+    scale = rules.scales_of_groups("a_scale", a_scale, num_rows, k, None if is_ragged else num_groups)
+    return Operand(rows, scale, NVFP4_FORMAT, num_rows, k, batches)
+
+
+def _weights(w: Weights, num_groups: int, tokens: Operand, sizes_name: str) -> Operand:
+    """``b`` [G, N, K/2]."""
+    row_bytes = tokens.data.shape[-1]
+    data = rules.as_bytes(w.name, w.data)
+    if data.ndim != 3 or data.shape[0] != num_groups or data.shape[2] != row_bytes:
+        raise ValueError(
+            f"{w.name} has shape {list(data.shape)}; expected [G, N, K/2] = [{num_groups}, N, {row_bytes}] "
+            f"({num_groups} entries in {sizes_name}, K={tokens.k} in a)"
+        )
+    rows, k = rules.packed_rows(w.name, "N", data), tokens.k
+    n = rules.check_extent(f"rows of {w.name}", rows.shape[1], INT32_MAX)
+    scale = rules.scales_of_groups(f"{w.name}_scale", w.scale, n, k, num_groups)
+    return Operand(rows, scale, NVFP4_FORMAT, n, k, num_groups)
+
+
+def _device_outputs(result: Result) -> dict[str, Any]:
+    """The caller's outputs by name: data and scales of an NVFP4 one."""
+    out = result.out
+    if out is None or result.dtype != NVFP4:
+        return rules.given(out=out)
+    if not isinstance(out, list | tuple) or len(out) != 2:
+        raise TypeError(
+            'out_dtype="nvfp4" with offs or masked_m takes out as (data, scale), as the call returns them'
+        )
+    return {"data of out": out[0], "scale of out": out[1]}
+
+
+def _device_results(
+    outs: dict[str, torch.Tensor],
+    shape: tuple[int, ...],
+    num_groups: int,
+    dtype: OutDtype,
+    device: torch.device,
+) -> list[torch.Tensor]:
+    """What the call returns: the caller's, checked, or new; of NVFP4 results data and scale, uint8."""
+    *_, rows, n = shape
+    if dtype == NVFP4:
+        rules.check_quantized_columns("N", n)
+    if not outs:
+        return new_device_results(shape, num_groups, dtype, device)
+    if dtype != NVFP4:
+        rules.check_out("out", outs["out"], shape, dtype)
+        return [outs["out"]]
+    is_ragged = len(shape) == 2
+    data_shape = (*shape[:-1], NVFP4_FORMAT.row_bytes(n))
+    data = rules.as_bytes("data of out", outs["data of out"])
+    if tuple(data.shape) != data_shape:
+        raise ValueError(f"data of out has shape {list(data.shape)}; expected uint8 {list(data_shape)}")
+    scale = outs["scale of out"]
+    flat = rules.scales_of_groups("scale of out", scale, rows, n, None if is_ragged else num_groups)
+    least = new_device_scale_shape(shape, num_groups)
+    if is_ragged and flat.numel() < least[0] * NVFP4_FORMAT.atom_row_bytes(n):
+        raise ValueError(
+            f"scale of out has {flat.numel()} bytes; expected {least[0] * NVFP4_FORMAT.atom_row_bytes(n)}, whatever the "
+            f"sizes of the {num_groups} groups are: {list(least)}"
+        )
+    return [data, scale.view(torch.uint8)]
+
+
+def new_device_scale_shape(shape: tuple[int, ...], num_groups: int) -> tuple[int, ...]:
+    """Of the blocked scales of results [rows, N] or [G, M_max, N]: where ragged, rows of atoms for any sizes."""
+    *lead, rows, n = shape
+    atoms = NVFP4_FORMAT.scale_shape(rows, n)
+    return (*lead, *atoms) if lead else (rows // NVFP4_FORMAT.scale_atom[0] + num_groups, *atoms[1:])
+
+
+def new_device_results(
+    shape: tuple[int, ...], num_groups: int, dtype: OutDtype, device: torch.device
+) -> list[torch.Tensor]:
+    """Uninitialised results [rows, N] or [G, M_max, N]; of NVFP4 ones data and scales, uint8."""
+    if dtype != NVFP4:
+        return [torch.empty(shape, dtype=dtype, device=device)]
+    scale = torch.empty(new_device_scale_shape(shape, num_groups), dtype=torch.uint8, device=device)
+    return [new_quantized_data(shape, device), scale]
+
+
+# ---- what both share -------------------------------------------------------------------------------------------
+
+
+def _check_same_k(label: str, name: str, a: torch.Tensor, b: torch.Tensor, *others: torch.Tensor) -> None:
+    if a.shape[-1] != b.shape[-1]:
+        k_a, k_b = (NVFP4_FORMAT.elements(x.shape[-1]) for x in (a, b))
+        raise ValueError(
+            f"{label}a has K={k_a} and {name} has K={k_b}; both must have the same K "
+            f"(a is [M, K/2] = {list(a.shape)}, {name} is [N, K/2] = {list(b.shape)})"
+        )
+    for other in others:
+        if other.shape != b.shape:
+            raise ValueError(
+                f"{label}b2 is [N, K/2] = {list(other.shape)} and {name} {list(b.shape)}; "
+                "a dual GEMM takes two of one shape"
+            )
+
+
+def _split(
+    gate: Gate | None, first: list[Operand], others: list[list[Operand]]
+) -> tuple[Gate | None, list[Operand], list[list[Operand]]]:
+    """Concatenated weights are two for a kernel."""
+    if gate is None or gate.weight_layout != "concatenated":
+        return gate, first, others
+    upper, lower = zip(*map(rules.halves, first), strict=True)
+    return replace(gate, weight_layout="separate"), list(upper), [list(lower)]
+
+
+def _problem(
+    form: Any,
+    sizes: tuple[tuple[int, int, int], ...],
+    dtype: OutDtype,
+    alphas: dict[str, Any],
+    gate: Gate | None,
+) -> GroupedProblem:
+    has_alpha = any(x is not None for name, x in alphas.items() if name.startswith("alpha"))
+    return GroupedProblem(sizes, form, dtype, has_alpha, **({} if gate is None else vars(gate)))

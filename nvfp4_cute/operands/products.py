@@ -1,0 +1,366 @@
+"""Operands of products of two tensors, or of two batches of them: gemm, gemv, and weight-only products.
+
+One layout for all: batches come first, ``[L, rows, K]``; a vector is a matrix of one row.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from nvfp4_cute.errors import UnsupportedProblem
+from nvfp4_cute.formats.block_format import NVFP4 as NVFP4_FORMAT
+from nvfp4_cute.formats.block_format import ScaleLayout
+from nvfp4_cute.formats.block_scaled import NVFP4Tensor, check_is_tensor
+from nvfp4_cute.operands import rules
+from nvfp4_cute.operands.grouped import GroupedOperands, Weights
+from nvfp4_cute.operands.numbers_on_device import one_number_on
+from nvfp4_cute.operands.operand import Operand
+from nvfp4_cute.operands.overlap import check_overlap
+from nvfp4_cute.problem import (
+    INT32_MAX,
+    NVFP4,
+    OUT_DTYPES,
+    Form,
+    GroupedProblem,
+    OutDtype,
+    new_quantized_data,
+    new_quantized_scale,
+)
+
+ACTIVATION_DTYPES = (torch.float16, torch.bfloat16)
+# A lane of the weight-only kernel takes 32 values of K.
+W4A16_K_STEP = 32
+
+
+@dataclass(frozen=True, eq=False)
+class Product:
+    """Checked operands of ``C[l] = alpha[l] * A[l] @ B[l]^T``.
+
+    Attributes:
+        a: of M rows; of a weight-only product float16 or bfloat16 [L, M, K].
+        b: of N rows.
+        alpha: float32 [L], or [1] for all batches, or None.
+        out: [L, M, N]; of NVFP4 results data, uint8.
+        out_scale: of NVFP4 results: uint8 [L, bytes], blocked.
+        out_global_scale: of NVFP4 results: float32 [L], or None.
+    """
+
+    a: Operand | torch.Tensor
+    b: Operand
+    alpha: torch.Tensor | None
+    out: torch.Tensor
+    out_scale: torch.Tensor | None = None
+    out_global_scale: torch.Tensor | None = None
+
+    @property
+    def alpha_step(self) -> int:
+        """Bytes from one batch's factor to the next one's; 0 where one serves all."""
+        return 0 if self.alpha is None or len(self.alpha) == 1 else self.alpha.element_size()
+
+    def grouped(self) -> tuple[GroupedProblem, GroupedOperands]:
+        """The same as a problem of a group a batch; of one batch it is a list."""
+        a, b = self.a, self.b
+        assert isinstance(a, Operand)
+        batches = len(self.out)
+        form: Form = "list" if batches == 1 else "batched"
+        out, scale = self.out, self.out_scale
+        if batches == 1:
+            out, scale = out[0], None if scale is None else scale[0]
+            a, b = (Operand(x.data[0], x.scale[0], x.format, x.rows, x.k) for x in (a, b))
+        dtype: OutDtype = NVFP4 if scale is not None else out.dtype
+        m_major = scale is None and rules.is_m_major([out])
+        sizes = ((a.rows, b.rows, a.k),) * batches
+        problem = GroupedProblem(sizes, form, dtype, self.alpha is not None, m_major)
+        alpha = rules.one_each(self.alpha, batches)
+        scales = () if scale is None else (scale,)
+        return problem, GroupedOperands(
+            (a,), (b,), (out,), alpha, out_scale=scales, out_global_scale=self.out_global_scale
+        )
+
+
+def check_gemm(
+    a, b, a_scale, b_scale, alpha, out, out_dtype, out_global_scale, scale_layout
+) -> tuple[Product, list[torch.Tensor]]:
+    """Check the operands of ``gemm``, whose arguments these are, a number for ``out_global_scale`` as float32 [1].
+
+    Returns:
+        The operands, and what is written: the result, or data and scale of an NVFP4 one.
+
+    Raises:
+        TypeError, ValueError, UnsupportedProblem: an operand breaks a rule; the message names rule, value and fix.
+    """
+    rules.check_scale_layout(scale_layout)
+    rules.check_choice("out_dtype", out_dtype, (*OUT_DTYPES, NVFP4))
+    is_quantized = out_dtype == NVFP4
+    named = {"a": a, "b": b, "a_scale": a_scale, "b_scale": b_scale}
+    plain = {} if is_quantized else rules.given(out=out)
+    own = {"data of out": out.data, "scale of out": out.scale} if isinstance(out, NVFP4Tensor) else plain
+    factors = rules.tensors_in({"alpha": alpha, "out_global_scale": out_global_scale})
+    device = rules.check_tensors(named | factors | own)
+    check_batched_shapes({"a": a, "b": b} | plain, "a [M, K/2], b [N, K/2] and out [M, N]")
+    if a.shape[1] != b.shape[1]:
+        k_a, k_b = (NVFP4_FORMAT.elements(x.shape[1]) for x in (a, b))
+        raise ValueError(f"a has K={k_a} and b has K={k_b}; both must have the same K")
+    batches = num_batches(a)
+    if batches == 0:
+        raise ValueError("a has L=0 batches; pass at least one")
+    left, right = (
+        _operand(name, letter, data, scale, batches, scale_layout)
+        for name, letter, data, scale in (("a", "M", a, a_scale), ("b", "N", b, b_scale))
+    )
+    for name, side in (("a", left), ("b", right)):
+        if not side.scale.is_contiguous():
+            raise ValueError(
+                f"{name}_scale has batches {side.scale.stride(0)} bytes apart, each {side.scale.shape[1]} long; "
+                "they have to follow each other: .contiguous() as [L, rm, rk, 32, 4, 4]"
+            )
+    factor = rules.factors("alpha", alpha, batches, device, of="batch", allows_one=True, allows_list=False)
+    if is_quantized:
+        quantized = quantized_result(out, (*a.shape[2:], len(a)), len(b), device)
+        results, view, scale = _quantized_views(quantized, batches)
+        written = {"data of out": view, "scale of out": scale}
+    else:
+        results = [out if plain else new_result(a, len(b), out_dtype)]
+        rules.check_out("out", results[0], (len(a), len(b), *a.shape[2:]), out_dtype)
+        view = rules.batches_first(results[0])
+        view, scale = rules.out_lines("out", view, rules.is_m_major([view])), None
+        written = {"out": view}
+    if out is not None:
+        check_overlap(written, named | factors)
+    shared = rules.factors("out_global_scale", out_global_scale, batches, device, of="batch", allows_one=True)
+    return Product(left, right, factor, view, scale, rules.one_each(shared, batches)), results
+
+
+def check_gemv(a, b, a_scale, b_scale, alpha, out, out_dtype, scale_layout) -> tuple[Product, torch.Tensor]:
+    """Check the operands of ``gemv``, whose arguments these are. Returns them, and the tensor to return. Raises as above."""
+    rules.check_choice("out_dtype", out_dtype, OUT_DTYPES)
+    rules.check_scale_layout(scale_layout)
+    inputs = {"a": a, "b": b, "a_scale": a_scale, "b_scale": b_scale} | rules.tensors_in({"alpha": alpha})
+    device = rules.check_tensors(inputs | rules.given(out=out))
+    matrix, vector = rules.as_bytes("a", a), rules.as_bytes("b", b)
+    if matrix.ndim not in (2, 3) or vector.shape != matrix.shape[1:]:
+        raise ValueError(
+            "a is [M, K/2] and b [K/2], or a is [M, K/2, L] and b [K/2, L], with the same K and L; got "
+            f"{tuple(a.shape)} and {tuple(b.shape)}"
+        )
+    batches, m = num_batches(a), len(a)
+    rules.check_k(NVFP4_FORMAT.elements(a.shape[1]))
+    rules.check_extent("L", batches, rules.MAX_BATCHES)
+    if m > 1:
+        rules.check_extent("row pitch of a in bytes", a.stride(0), rules.MAX_PITCH)
+    shape = (m, *a.shape[2:])
+    if out is not None:
+        rules.check_out("out", out, shape, out_dtype)
+        check_overlap({"out": out}, inputs)
+    left = _operand("a", "M", matrix, a_scale, batches, scale_layout)
+    right = _operand("b", "N", vector.unsqueeze(0), b_scale, batches, scale_layout)
+    factor = rules.factors("alpha", alpha, batches, device, of="batch", allows_one=True, allows_list=False)
+    if out is None:
+        out = new_result(a, None, out_dtype)
+    view = out.unsqueeze(0) if out.ndim == 1 else out.t()
+    return Product(left, right, factor, view.unsqueeze(2)), out
+
+
+def check_weight_only(
+    x, w, w_scale, alpha, out, names, out_dtype, scale_layout
+) -> tuple[Product, torch.Tensor]:
+    """Check the operands of ``out[:, :, l] = alpha[l] * X[:, :, l] @ W[:, :, l]^T``.
+
+    Args:
+        x: float16 or bfloat16 [M, K] or [M, K, L], K-major, rows and batches a multiple of 16 bytes apart.
+        w: uint8 or float4_e2m1fn_x2 [N, K/2] or [N, K/2, L]. w_scale: of w. alpha: as of ``gemm``.
+        out: [M, N] or [M, N, L] of any strides, or None.
+        names: what the caller calls x, w and w_scale.
+
+    Returns:
+        The operands, and the tensor to return. Raises as above.
+    """
+    rules.check_choice("out_dtype", out_dtype, OUT_DTYPES)
+    rules.check_scale_layout(scale_layout)
+    name_x, name_w, name_scale = names
+    inputs = {name_x: x, name_w: w, name_scale: w_scale} | rules.tensors_in({"alpha": alpha})
+    device = rules.check_tensors(inputs | rules.given(out=out))
+    if x.dtype in NVFP4_FORMAT.data_dtypes:
+        raise TypeError(
+            f"{name_x}_scale is None and {name_x} has dtype {x.dtype}: pass the scales of its NVFP4 values"
+        )
+    rules.check_choice(f"dtype of {name_x}", x.dtype, ACTIVATION_DTYPES)
+    weights = rules.as_bytes(name_w, w)
+    values = (NVFP4_FORMAT.elements(weights.shape[1]), *weights.shape[2:]) if weights.ndim in (2, 3) else ()
+    if x.ndim not in (2, 3) or values != tuple(x.shape[1:]):
+        raise ValueError(
+            f"{name_x} has shape {list(x.shape)} and {name_w} {list(w.shape)}; the 16-bit operand has K values and the "
+            "NVFP4 one K/2 bytes along K, and both the same batches, if any, as a last extent"
+        )
+    m, k, batches, n = len(x), x.shape[1], num_batches(x), len(weights)
+    if k % W4A16_K_STEP or not k:
+        raise UnsupportedProblem(
+            f"K={k} is not a positive multiple of {W4A16_K_STEP}, what a 16-byte load of weights holds; pad K to "
+            f"{max(-(-k // W4A16_K_STEP), 1) * W4A16_K_STEP}"
+        )
+    rules.check_k(k)
+    rules.check_extent("N", n, INT32_MAX)
+    rules.check_extent("M", m, rules.MAX_BATCHES)
+    rules.check_extent("L", batches, rules.MAX_BATCHES)
+    if n > 1:
+        rules.check_extent(f"row pitch of {name_w} in bytes", weights.stride(0), rules.MAX_PITCH)
+    rows = rules.k_major_rows(f"{name_x} (K={k})", name_x, rules.batches_first(x))
+    if out is not None:
+        rules.check_out("out", out, (m, n, *x.shape[2:]), out_dtype)
+        check_overlap({"out": out}, inputs)
+    factor = rules.factors("alpha", alpha, batches, device, of="batch", allows_one=True, allows_list=False)
+    operand = _operand(name_w, "N", weights, w_scale, batches, scale_layout, name_scale)
+    if out is None:
+        out = new_result(x, n, out_dtype)
+    return Product(rows, operand, factor, rules.batches_first(out)), out
+
+
+def split_dual_gemm(
+    a, a_scale, weights: list[Weights], out, out_dtype, scale_layout, parts: int
+) -> tuple[list[Any], list[Any], list[Weights], list[Any], list[torch.Tensor]]:
+    """The operands of ``dual_gemm`` as those of ``grouped_dual_gemm``, a group a batch; ``parts`` rows of b1 make a column.
+
+    Returns:
+        Lists of a and of a_scale; the weights; a list of outputs; and what is written: the result, or data and scale of an
+        NVFP4 one. Raises as above.
+    """
+    named = {"a": a} | {w.name: w.data for w in weights if w.data is not None}
+    plain = {} if out_dtype == NVFP4 else rules.given(out=out)
+    for name, tensor in (named | plain).items():
+        if isinstance(tensor, list | tuple):
+            raise TypeError(
+                f"{name} is a {type(tensor).__name__}; pass a torch.Tensor, or call grouped_dual_gemm"
+            )
+        check_is_tensor(name, tensor)
+    check_batched_shapes(named | plain, "a [M, K/2], b1 and b2 [N, K/2] and out [M, N]")
+    if out_dtype == NVFP4:
+        quantized = quantized_result(out, (*a.shape[2:], len(a)), len(weights[0].data) // parts, a.device)
+        results: list[torch.Tensor] = [quantized.data, quantized.scale]
+        outs: list[Any] = split_quantized(quantized)
+    else:
+        results = [new_result(a, len(weights[0].data) // parts, out_dtype) if out is None else out]
+        outs = split_batches(results[0])
+    listed = [
+        w
+        if w.data is None
+        else w._replace(
+            data=split_batches(w.data), scale=_split_scale(f"{w.name}_scale", w.scale, w.data, scale_layout)
+        )
+        for w in weights
+    ]
+    return split_batches(a), _split_scale("a_scale", a_scale, a, scale_layout), listed, outs, results
+
+
+# ---- parts -----------------------------------------------------------------------------------------------------
+
+
+def num_batches(tensor: torch.Tensor) -> int:
+    """L of [rows, K] or [rows, K, L]."""
+    return tensor.shape[2] if tensor.ndim == 3 else 1
+
+
+def _operand(
+    name: str,
+    letter: str,
+    data: torch.Tensor,
+    scale: torch.Tensor,
+    batches: int,
+    layout: ScaleLayout,
+    scale_name: str | None = None,
+) -> Operand:
+    """[rows, K/2] or [rows, K/2, L] as an operand whose batches come first."""
+    rows = rules.packed_rows(name, letter, rules.batches_first(data))
+    num_rows, k = rows.shape[1], rules.check_k(NVFP4_FORMAT.elements(rows.shape[2]))
+    blocked = rules.blocked_scales(scale_name or f"{name}_scale", letter, scale, num_rows, k, layout, batches)
+    return Operand(rows, blocked, NVFP4_FORMAT, num_rows, k, batches)
+
+
+def check_batched_shapes(named: Mapping[str, torch.Tensor], expected: str) -> None:
+    """All are matrices, or all of them matrices with the same last extent L, as the first of them is.
+
+    Raises:
+        ValueError: another number of dimensions, or another L; the message says what is ``expected``.
+    """
+    first, model = next(iter(named.items()))
+    for name, tensor in named.items():
+        if tensor.ndim not in (2, 3) or tensor.ndim != model.ndim or tensor.shape[2:] != model.shape[2:]:
+            beside = "" if name == first else f" and {first} {list(model.shape)}"
+            raise ValueError(
+                f"{name} has shape {list(tensor.shape)}{beside}; pass {expected}, or all of them with one more extent L"
+            )
+
+
+def for_batches(factor: Any, a: Any) -> Any:
+    """A factor for every batch of ``a`` [M, K/2(, L)], float32 [1] or [L], where one serves all; all else as it is."""
+    factor = one_number_on(factor, a)
+    batches = num_batches(a) if isinstance(a, torch.Tensor) else 1
+    if batches > 1 and isinstance(factor, torch.Tensor) and factor.numel() == 1:
+        return factor.reshape(1).expand(batches).contiguous()
+    return factor.reshape(1) if isinstance(factor, torch.Tensor) and factor.ndim == 0 else factor
+
+
+def split_batches(tensor: torch.Tensor) -> list[torch.Tensor]:
+    """A view of every batch of [rows, K(, L)]."""
+    return [tensor] if tensor.ndim == 2 else list(tensor.unbind(2))
+
+
+def split_quantized(tensor: NVFP4Tensor) -> list[NVFP4Tensor]:
+    """A view of every batch of [M, N] or [L, M, N]."""
+    if len(tensor.shape) == 2:
+        return [tensor]
+    parts = zip(tensor.data, tensor.scale, strict=True)
+    return [NVFP4Tensor(data, scale, None, tensor.shape[1:], tensor.scale_layout) for data, scale in parts]
+
+
+def _split_scale(name: str, scale: Any, operand: torch.Tensor, layout: ScaleLayout) -> Any:
+    """A view of every batch of an operand's scales; what is no tensor is for the checks to judge."""
+    batches = num_batches(operand)
+    if scale is None or batches == 1 or not isinstance(scale, torch.Tensor):
+        return None if scale is None else [scale] * batches
+    if layout == "rowmajor":
+        if scale.ndim != 3 or scale.shape[2] != batches:
+            raise ValueError(
+                f"{name} has shape {list(scale.shape)}; expected [rows, K/16, {batches}] (row-major)"
+            )
+        return split_batches(scale)
+    k = NVFP4_FORMAT.elements(operand.shape[1])
+    return list(rules.blocked_scales(name, "rows", scale, len(operand), k, layout, batches))
+
+
+def new_result(a: torch.Tensor, n: int | None, dtype: torch.dtype) -> torch.Tensor:
+    """Uninitialised [M, N(, L)] for ``a`` [M, K(, L)], batch after batch in memory; [M(, L)] where ``n`` is None."""
+    columns = () if n is None else (n,)
+    result = torch.empty((*a.shape[2:], len(a), *columns), dtype=dtype, device=a.device)
+    return result if a.ndim == 2 else result.movedim(0, -1)
+
+
+def quantized_result(out: Any, lead: tuple[int, ...], n: int, device: torch.device) -> NVFP4Tensor:
+    """What NVFP4 results [*lead, N] are written to: the caller's ``out``, or new where it is None.
+
+    Raises:
+        TypeError: ``out`` is no NVFP4Tensor. ValueError: its shape is another, or its batches' scales are apart.
+    """
+    rules.check_quantized_columns("N", n)
+    shape = (*lead, n)
+    if out is None:
+        return NVFP4Tensor(
+            new_quantized_data(shape, device), new_quantized_scale(lead, n, device), None, shape
+        )
+    if not isinstance(out, NVFP4Tensor):
+        raise TypeError(f'out is a {type(out).__name__}; with out_dtype="nvfp4" pass an NVFP4Tensor')
+    if tuple(out.shape) != shape:
+        raise ValueError(f"out has shape {list(out.shape)}; expected {list(shape)}")
+    if out.scale_layout != "blocked":
+        raise ValueError(f"out has {out.scale_layout} scales; the kernel writes blocked ones")
+    if not out.scale.is_contiguous():
+        raise ValueError(f"scale of out has strides {out.scale.stride()}; it has to be contiguous")
+    return out
+
+
+def _quantized_views(out: NVFP4Tensor, batches: int) -> tuple[list[torch.Tensor], torch.Tensor, torch.Tensor]:
+    """What is written: as the caller sees it, and [L, M, N/2] and [L, bytes]."""
+    data = out.data if out.data.ndim == 3 else out.data.unsqueeze(0)
+    rows = rules.quantized_rows("data of out", data, tuple(data.shape))
+    return [out.data, out.scale], rows, out.scale.view(torch.uint8).view(batches, -1)

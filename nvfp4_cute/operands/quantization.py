@@ -1,0 +1,144 @@
+"""Operands of quantization: float rows, one matrix or groups of rows, and where their NVFP4 values and scales go."""
+
+from dataclasses import dataclass
+from math import prod
+from typing import Any
+
+import torch
+
+from nvfp4_cute.formats.block_format import NVFP4 as NVFP4_FORMAT
+from nvfp4_cute.formats.block_format import TMA_ALIGN_BYTES, ScaleLayout
+from nvfp4_cute.formats.codecs import FLOAT32_MIN_NORMAL
+from nvfp4_cute.formats.global_scale import resolve_global_scale
+from nvfp4_cute.formats.silu import silu_mul
+from nvfp4_cute.operands import rules
+from nvfp4_cute.operands.numbers_on_device import numbers_on
+
+KERNEL_DTYPES = (torch.float16, torch.bfloat16)
+# Rows of atoms lie along y of the grid, batches along z.
+MAX_GRID = 65535
+FLOAT32_MAX = torch.finfo(torch.float32).max
+
+
+@dataclass(frozen=True, eq=False)
+class Quantization:
+    """Checked operands of a quantization.
+
+    Attributes:
+        x, up: [B, M, K] with unit stride in K; ``up`` or None.
+        global_scale: float32 of one element, or [G] where there are groups, or None.
+        offs: int32 [G], the groups' ends (then B is 1), or None.
+        data, scale: of the results, uint8 and float8_e4m3fn, contiguous, in the caller's shapes.
+        scale_layout: of ``scale``.
+        atom_rows: rows of scale atoms a batch.
+    """
+
+    x: torch.Tensor
+    up: torch.Tensor | None
+    global_scale: torch.Tensor | None
+    offs: torch.Tensor | None
+    data: torch.Tensor
+    scale: torch.Tensor
+    scale_layout: ScaleLayout
+    atom_rows: int
+
+
+def global_scale_of(
+    x: torch.Tensor, up: torch.Tensor | None, given: Any, inverse: Any
+) -> torch.Tensor | None:
+    """The global scale of ``quantize`` as float32 without dimensions on the device of ``x``, or None.
+
+    Raises ValueError as ``formats.quantize``.
+    """
+    if inverse is None and given is None:
+        return None
+    if inverse is None and isinstance(given, torch.Tensor):
+        is_ready = (
+            given.is_cuda and given.device == x.device and given.dtype == torch.float32 and not given.ndim
+        )
+        if is_ready and not given.requires_grad:
+            return given
+    if inverse is None and type(given) is float and FLOAT32_MIN_NORMAL <= given <= FLOAT32_MAX and x.is_cuda:
+        return numbers_on(x.device, [given]).view(())
+    values = silu_mul(x.detach(), up.detach()) if isinstance(given, str) and up is not None else x.detach()
+    return resolve_global_scale(values, given, inverse)
+
+
+def check_up(x: torch.Tensor, up: torch.Tensor | None) -> None:
+    """Raises where ``up`` is not like ``x``."""
+    if up is None:
+        return
+    rules.check_choice("dtype of x with up", x.dtype, (*KERNEL_DTYPES, torch.float32))
+    if up.dtype != x.dtype or up.shape != x.shape or up.device != x.device:
+        raise ValueError(
+            f"up is {up.dtype} {list(up.shape)} on {up.device} and x {x.dtype} {list(x.shape)} on {x.device}; silu(x) * up "
+            "takes two of one dtype, shape and device"
+        )
+
+
+def check_quantize(
+    x: torch.Tensor, up: torch.Tensor | None, factor: torch.Tensor | None, scale_layout: ScaleLayout
+) -> Quantization:
+    """Check the operands of ``quantize`` by a kernel; ``factor`` as of :func:`global_scale_of`, ``up`` as of :func:`check_up`.
+
+    Raises:
+        TypeError, ValueError, UnsupportedProblem: an operand breaks a rule.
+    """
+    rules.check_choice("dtype of x", x.dtype, KERNEL_DTYPES)
+    rules.check_scale_layout(scale_layout)
+    if x.ndim == 0:
+        raise ValueError("x has no dimensions, hence no K; reshape it to [..., K], K a multiple of 16")
+    k = x.shape[-1]
+    NVFP4_FORMAT.num_k_blocks(k)
+    *batches, rows = x.shape[:-1] if x.ndim > 1 else (1,)
+    matrix = NVFP4_FORMAT.scale_shape(rows, k, scale_layout)
+    shape = matrix[1:] if x.ndim == 1 and scale_layout == "rowmajor" else (*batches, *matrix)
+    return _quantization(x, up, factor, None, rows, prod(batches), shape, scale_layout)
+
+
+def check_grouped_quantize(
+    x: torch.Tensor, offs: torch.Tensor, up: torch.Tensor | None, global_scale: torch.Tensor | None
+) -> Quantization:
+    """Check the operands of ``grouped_quantize``. Raises as above."""
+    rules.check_tensors({"x": x, "offs": offs} | rules.given(up=up, global_scale=global_scale))
+    rules.check_choice("dtype of x", x.dtype, KERNEL_DTYPES)
+    if x.ndim != 2:
+        raise ValueError(f"x has shape {tuple(x.shape)}; expected [sum M, K]")
+    check_up(x, up)
+    rows, k = x.shape
+    NVFP4_FORMAT.num_k_blocks(k)
+    if offs.dtype != torch.int32 or offs.ndim != 1 or not offs.is_contiguous() or not len(offs):
+        raise ValueError(
+            f"offs has dtype {offs.dtype}, shape {tuple(offs.shape)}; expected contiguous int32 [G]"
+        )
+    factors = rules.factors("global_scale", global_scale, len(offs), x.device, allows_list=False)
+    atoms = NVFP4_FORMAT.scale_shape(rows, k)
+    shape = (rows // NVFP4_FORMAT.scale_atom[0] + len(offs), *atoms[1:])
+    return _quantization(x, up, factors, offs, rows, 1, shape, "blocked")
+
+
+def _quantization(x, up, factor, offs, rows, batches, scale_shape, scale_layout) -> Quantization:
+    rules.check_extent("batches", batches, MAX_GRID)
+    rules.check_extent("M", rows, MAX_GRID * NVFP4_FORMAT.scale_atom[0])
+    atom_rows = NVFP4_FORMAT.scale_atoms(rows, 1)[0] if offs is None else scale_shape[0]
+    return Quantization(
+        _rows(x.detach(), batches, rows),
+        None if up is None else _rows(up.detach(), batches, rows),
+        factor,
+        offs,
+        torch.empty((*x.shape[:-1], NVFP4_FORMAT.row_bytes(x.shape[-1])), dtype=torch.uint8, device=x.device),
+        torch.empty(scale_shape, dtype=torch.float8_e4m3fn, device=x.device),
+        scale_layout,
+        atom_rows,
+    )
+
+
+def _rows(x: torch.Tensor, batches: int, rows: int) -> torch.Tensor:
+    """[B, M, K] in rows that vectors of 16 bytes can read, copied where ``x`` is not."""
+    view = x.reshape(batches, rows, x.shape[-1])
+    addresses = [view.data_ptr()]
+    addresses += [
+        view.element_size() * s for s, n in zip(view.stride()[:2], view.shape[:2], strict=True) if n > 1
+    ]
+    is_aligned = all(address % TMA_ALIGN_BYTES == 0 for address in addresses)
+    return view if view.stride(2) == 1 and is_aligned else view.clone(memory_format=torch.contiguous_format)

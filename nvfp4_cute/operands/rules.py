@@ -1,0 +1,409 @@
+"""Rules that one tensor keeps, and the view of it that launches take. No data is read, so nothing waits for the GPU."""
+
+from collections.abc import Iterable, Mapping
+from numbers import Real
+from types import MappingProxyType
+from typing import Any
+
+import torch
+
+from nvfp4_cute.errors import UnsupportedProblem
+from nvfp4_cute.formats.block_format import NVFP4 as NVFP4_FORMAT
+from nvfp4_cute.formats.block_format import SCALE_LAYOUTS, TMA_ALIGN_BYTES, BlockFormat, ScaleLayout
+from nvfp4_cute.formats.block_scaled import check_is_tensor
+from nvfp4_cute.formats.scale_layout import as_blocked, as_blocked_batches, to_blocked
+from nvfp4_cute.operands.numbers_on_device import numbers_on
+from nvfp4_cute.operands.operand import Operand
+from nvfp4_cute.problem import INT32_MAX, NVFP4, OUT_DTYPES, OutDtype, dtype_name
+
+# What 32-bit offsets of the kernels in ``kernels/simt`` reach: into the scales of one row of atoms, over an atom's 128 rows.
+MAX_PITCH = 2**24
+MAX_K = 2 * MAX_PITCH
+MAX_BATCHES = 65535
+
+
+def check_tensors(
+    named: Mapping[str, Any], optional: Mapping[str, Any] = MappingProxyType({})
+) -> torch.device:
+    """All are tensors, on one device, without gradients to record; returns the device. ``optional`` ones may be None."""
+    named = {**named, **given(**optional)}
+    for label, tensor in named.items():
+        check_is_tensor(label, tensor)
+        if tensor.requires_grad and torch.is_grad_enabled():
+            raise UnsupportedProblem(
+                f"{label} has requires_grad=True; there is no backward pass: pass .detach() or use torch.no_grad()"
+            )
+    first, model = next(iter(named.items()))
+    for label, tensor in named.items():
+        if tensor.device != model.device:
+            raise ValueError(
+                f"{label} is on {tensor.device} and {first} on {model.device}; move all operands to one device"
+            )
+    return model.device
+
+
+def given(**named: Any) -> dict[str, Any]:
+    """Those that are not None."""
+    return {name: value for name, value in named.items() if value is not None}
+
+
+def tensors_in(named: Mapping[str, Any]) -> dict[str, torch.Tensor]:
+    """Those that are tensors: factors may be numbers."""
+    return {name: value for name, value in named.items() if isinstance(value, torch.Tensor)}
+
+
+def check_choice(name: str, value: Any, choices: Iterable[Any]) -> None:
+    """One of a few values; TypeError for dtypes, ValueError for the rest."""
+    if value not in choices:
+        error = TypeError if isinstance(value, torch.dtype) else ValueError
+        raise error(f"{name}={value!r} is not supported; use {' or '.join(map(repr, choices))}")
+
+
+def check_scale_layout(scale_layout: Any) -> None:
+    """Raises ValueError for a layout that there is not."""
+    check_choice("scale_layout", scale_layout, SCALE_LAYOUTS)
+
+
+def check_extent(name: str, extent: int, most: int) -> int:
+    """A number of rows, batches or bytes that an index or the grid can hold."""
+    if extent > most:
+        raise UnsupportedProblem(f"{name}={extent} exceeds {most}; split the problem")
+    return extent
+
+
+def check_k(k: int, fmt: BlockFormat = NVFP4_FORMAT) -> int:
+    """K of an operand: whole blocks, and no more than 32-bit offsets reach."""
+    fmt.num_k_blocks(k)
+    if k > MAX_K:
+        raise UnsupportedProblem(f"K={k} exceeds {MAX_K}, what 32-bit offsets reach; split the sum")
+    return k
+
+
+def dtype_names(dtypes: Iterable[torch.dtype]) -> str:
+    """For messages."""
+    return " or ".join(dtype_name(d) for d in dtypes)
+
+
+def check_aligned(
+    label: str, tensor: torch.Tensor, align_bytes: int = TMA_ALIGN_BYTES, pitches: Iterable[int] = ()
+) -> None:
+    """Address and ``pitches`` in bytes are multiples: of 16, which TMA and vector loads ask for, or of an element's size."""
+    if not tensor.numel():
+        return
+    for pitch in pitches:
+        if pitch % align_bytes:
+            aligned = -(-pitch // align_bytes) * align_bytes
+            raise ValueError(
+                f"{label} has rows {pitch} bytes apart, not a multiple of {align_bytes} (TMA and vector loads); keep rows in a "
+                f"buffer of {aligned} bytes each and pass buffer[:, :{tensor.shape[-1]}]"
+            )
+    if tensor.data_ptr() % align_bytes:
+        why = "TMA and vector loads" if align_bytes == TMA_ALIGN_BYTES else "natural alignment"
+        raise ValueError(
+            f"{label} starts at address 0x{tensor.data_ptr():x}, not a multiple of {align_bytes} bytes ({why}); "
+            f"use a view that starts on such a boundary, or .clone()"
+        )
+
+
+# ---- operands --------------------------------------------------------------------------------------------------
+
+
+def without_batch(label: str, tensor: torch.Tensor, shape: str) -> torch.Tensor:
+    """[X, Y] or [X, Y, 1] -> [X, Y]."""
+    if tensor.ndim == 3 and tensor.shape[2] == 1:
+        return tensor.squeeze(2)
+    if tensor.ndim != 2:
+        raise ValueError(f"{label} has shape {list(tensor.shape)}; expected {shape}")
+    return tensor
+
+
+def batches_first(tensor: torch.Tensor) -> torch.Tensor:
+    """[X, Y] or [X, Y, L] -> [L, X, Y]."""
+    return tensor.unsqueeze(0) if tensor.ndim == 2 else tensor.permute(2, 0, 1)
+
+
+def as_bytes(label: str, tensor: torch.Tensor, fmt: BlockFormat = NVFP4_FORMAT) -> torch.Tensor:
+    """The uint8 view of packed elements. Raises TypeError for another dtype."""
+    if tensor.dtype not in fmt.data_dtypes:
+        raise TypeError(
+            f"{label} has dtype {tensor.dtype}; expected {dtype_names(fmt.data_dtypes)} "
+            f"({8 // fmt.element.bits} {fmt.element.name} a byte)"
+        )
+    return tensor.view(torch.uint8)
+
+
+def packed_rows(label: str, letter: str, data: torch.Tensor, fmt: BlockFormat = NVFP4_FORMAT) -> torch.Tensor:
+    """The rows of an operand [rows, bytes] or [batches, rows, bytes], uint8, as tensor maps describe them."""
+    rows = as_bytes(label, data, fmt)
+    num_rows, row_bytes = rows.shape[-2:]
+    k = fmt.elements(row_bytes)
+    if k == 0:
+        raise UnsupportedProblem(
+            f"{label} has shape {list(data.shape)}: K=0; K must be at least {fmt.k_multiple}"
+        )
+    if k % fmt.k_multiple:
+        raise ValueError(
+            f"{label}: K={k} is not a multiple of {fmt.k_multiple} ({fmt.title} block size); pad K to {fmt.padded_k(k)}"
+        )
+    if max(num_rows, k) > INT32_MAX:
+        raise UnsupportedProblem(
+            f"{label}: {letter}={num_rows}, K={k} exceeds the 32-bit limit {INT32_MAX}; split the problem"
+        )
+    return k_major_rows(f"{label} (K={k})", label, rows)
+
+
+def k_major_rows(title: str, label: str, rows: torch.Tensor) -> torch.Tensor:
+    """``rows`` [(batches,) rows, length] with canonical strides where an extent is 1: torch leaves those arbitrary.
+
+    Raises ValueError where elements of a row do not follow each other, or rows or batches are no multiple of 16 bytes apart.
+    """
+    *batches, num_rows, length = rows.shape
+    size = rows.element_size()
+    if rows.numel() and rows.stride(-1) != 1:
+        raise ValueError(
+            f"{label} has stride {rows.stride(-1)} in K (strides {rows.stride()}), not 1 (K-major); "
+            "copy with .contiguous() after bringing K to the end"
+        )
+    check_aligned(label, rows)
+    aligned = -(-length * size // TMA_ALIGN_BYTES) * TMA_ALIGN_BYTES // size
+    pitch = rows.stride(-2) if num_rows > 1 else aligned
+    if pitch < length and rows.numel():
+        raise ValueError(
+            f"{title} has a row pitch of {pitch * size} bytes for rows of {length * size}: rows overlap; "
+            "copy with .contiguous()"
+        )
+    check_aligned(title, rows, pitches=[pitch * size])
+    if not batches:
+        return rows.as_strided(rows.shape, (pitch, 1))
+    apart = rows.stride(0)
+    if batches[0] <= 1 and apart * size % TMA_ALIGN_BYTES:
+        apart = aligned
+    if apart * size % TMA_ALIGN_BYTES and rows.numel():
+        raise ValueError(
+            f"{title} has batches {apart * size} bytes apart, not a multiple of {TMA_ALIGN_BYTES} (TMA and vector loads); "
+            "copy with .contiguous()"
+        )
+    return rows.as_strided(rows.shape, (apart, pitch, 1))
+
+
+def blocked_scales(
+    label: str,
+    letter: str,
+    scale: torch.Tensor,
+    rows: int,
+    k: int,
+    layout: ScaleLayout,
+    batches: int | None = None,
+    fmt: BlockFormat = NVFP4_FORMAT,
+) -> torch.Tensor:
+    """Blocked scales as uint8 [bytes], or [L, bytes] of ``batches``; row-major ones are converted, which allocates."""
+    if layout == "rowmajor":
+        return _converted(label, letter, scale, rows, k, batches, fmt)
+    try:
+        if batches is None:
+            blocked = as_blocked(scale, rows, k)
+        else:
+            blocked = as_blocked_batches(scale, rows, k, batches)
+    except (TypeError, ValueError) as error:
+        raise type(error)(f"{label}: {error}") from error
+    check_aligned(label, blocked)
+    if batches is not None and batches > 1 and blocked.stride(0) % TMA_ALIGN_BYTES:
+        raise ValueError(
+            f"{label} has batches {blocked.stride(0)} bytes apart, not a multiple of {TMA_ALIGN_BYTES}; call .contiguous()"
+        )
+    return blocked
+
+
+def _converted(
+    label: str, letter: str, scale: torch.Tensor, rows: int, k: int, batches: int | None, fmt: BlockFormat
+) -> torch.Tensor:
+    if scale.dtype not in fmt.scale_dtypes:
+        raise TypeError(
+            f"{label} has dtype {scale.dtype}; expected {dtype_names(fmt.scale_dtypes)} ({fmt.scale.name} codes)"
+        )
+    one = [rows, fmt.num_k_blocks(k)]
+    accepted = [one, [*one, 1]] if batches in (None, 1) else [[*one, batches]]
+    if list(scale.shape) not in accepted:
+        raise ValueError(
+            f"{label} has shape {list(scale.shape)}; expected {accepted[0]} (row-major scales, {letter}={rows}, K={k}); "
+            "for scales in the 128x4 layout pass scale_layout='blocked'"
+        )
+    blocked = to_blocked(batches_first(scale)).view(torch.uint8)
+    return blocked.view(-1) if batches is None else blocked.view(batches, -1)
+
+
+def scales_of_groups(
+    label: str,
+    scale: torch.Tensor,
+    rows: int,
+    k: int,
+    groups: int | None,
+    fmt: BlockFormat = NVFP4_FORMAT,
+) -> torch.Tensor:
+    """Blocked scales of any contiguous shape as uint8 [G, bytes]; as [bytes] of groups padded one by one, where None."""
+    row_blocks, k_blocks = fmt.scale_atoms(rows, k)
+    row_bytes = fmt.atom_row_bytes(k)
+    if scale.dtype not in fmt.scale_dtypes:
+        raise TypeError(
+            f"{label} has dtype {scale.dtype}; expected {dtype_names(fmt.scale_dtypes)} ({fmt.scale.name} codes)"
+        )
+    if not scale.is_contiguous():
+        raise ValueError(
+            f"{label} has strides {scale.stride()}; blocked scales are contiguous: call .contiguous()"
+        )
+    flat = scale.view(torch.uint8).view(-1)
+    size = flat.numel()
+    if groups is None and (size % row_bytes or size < row_blocks * row_bytes):
+        raise ValueError(
+            f"{label} has {size} bytes; expected a multiple of {row_bytes} (128 rows of K={k}), and every group's "
+            f"rows padded to 128: at least {row_blocks * row_bytes}"
+        )
+    if groups is not None and size != groups * row_blocks * row_bytes:
+        raise ValueError(
+            f"{label} has {size} bytes; expected {groups * row_blocks * row_bytes}: {groups} groups of "
+            f"{row_blocks} x {k_blocks} blocks of {row_bytes // k_blocks} bytes (128 rows x 4 scales)"
+        )
+    check_aligned(label, flat)
+    return flat if groups is None else flat.view(groups, -1)
+
+
+def halves(operand: Operand) -> tuple[Operand, Operand]:
+    """Concatenated weights as two: rows of whole scale blocks each (``problem.concatenated_rows``)."""
+    n, half = operand.rows // 2, operand.scale.shape[-1] // 2
+
+    def part(i: int) -> Operand:
+        data, scale = operand.data.narrow(-2, i * n, n), operand.scale.narrow(-1, i * half, half)
+        return Operand(data, scale, operand.format, n, operand.k, operand.batches)
+
+    return part(0), part(1)
+
+
+# ---- factors ---------------------------------------------------------------------------------------------------
+
+
+def factors(
+    name: str,
+    alpha: Any,
+    count: int,
+    device: torch.device,
+    *,
+    of: str = "group",
+    allows_one: bool = False,
+    allows_list: bool = True,
+) -> torch.Tensor | None:
+    """float32 [count] on the device, or [1] where one may serve all; None where there is none.
+
+    Args:
+        alpha: None, such a tensor, whose device was checked, or numbers.
+        of: what there is one factor for, in messages.
+        allows_one: whether one number, or a tensor of one element, is taken. allows_list: whether numbers are.
+    """
+    if alpha is None:
+        return None
+    if isinstance(alpha, torch.Tensor):
+        return _checked_factors(name, alpha, count, of, allows_one)
+    if allows_one and isinstance(alpha, Real):
+        return numbers_on(device, [float(alpha)])
+    if allows_list and isinstance(alpha, list | tuple) and all(isinstance(x, Real) for x in alpha):
+        if len(alpha) != count:
+            raise ValueError(f"{name} has {len(alpha)} entries for {count} {of}s; pass one number a {of}")
+        return numbers_on(device, alpha)
+    kinds = (["a number"] if allows_one else []) + ["a float32 tensor"]
+    kinds += [f"a list of numbers, one a {of}"] if allows_list else []
+    raise TypeError(f"{name}={alpha!r} is neither {' nor '.join(kinds)}")
+
+
+def _checked_factors(name: str, alpha: torch.Tensor, count: int, of: str, allows_one: bool) -> torch.Tensor:
+    if alpha.dtype != torch.float32:
+        raise TypeError(f"{name} has dtype {dtype_name(alpha.dtype)}; expected float32: {name}.float()")
+    if allows_one and alpha.numel() == 1:
+        return alpha.reshape(1)
+    if tuple(alpha.shape) != (count,) or not alpha.is_contiguous():
+        one = "one number, or " if allows_one else ""
+        raise ValueError(
+            f"{name} has shape {list(alpha.shape)}, strides {tuple(alpha.stride())}; expected {one}contiguous "
+            f"[{count}], one a {of}: {name}.reshape({count}).contiguous()"
+        )
+    return alpha
+
+
+def one_each(alpha: torch.Tensor | None, count: int) -> torch.Tensor | None:
+    """Checked factors as float32 [count]: one that serves all is copied."""
+    return alpha if alpha is None or len(alpha) == count else alpha.expand(count).contiguous()
+
+
+# ---- results ---------------------------------------------------------------------------------------------------
+
+
+def check_out_dtype(out_dtype: OutDtype, out_global_scale: Any) -> None:
+    """Raises TypeError for a dtype that no kernel writes, ValueError for a global scale that nothing uses."""
+    if out_dtype != NVFP4 and out_dtype not in OUT_DTYPES:
+        raise TypeError(
+            f"out_dtype={out_dtype!r} is not supported; use {dtype_names(OUT_DTYPES)} or {NVFP4!r}"
+        )
+    if out_global_scale is not None and out_dtype != NVFP4:
+        raise ValueError(
+            f"out_global_scale is given and out_dtype={out_dtype}; it goes with out_dtype={NVFP4!r}"
+        )
+
+
+def check_quantized_columns(label: str, n: int) -> None:
+    """Raises ValueError where rows of ``n`` results are not whole NVFP4 blocks."""
+    block = NVFP4_FORMAT.k_multiple
+    if n == 0 or n % block:
+        raise ValueError(
+            f'{label}={n} is not a positive multiple of {block} (NVFP4 block size), and out_dtype="nvfp4" stores '
+            f"rows of blocks; pad b to {NVFP4_FORMAT.padded_k(n)} rows"
+        )
+
+
+def check_out(
+    label: str, out: torch.Tensor, shape: tuple[int, ...], dtype: torch.dtype, letters: str = ""
+) -> None:
+    """Dtype, shape and natural alignment of a caller's output. ``letters``: shapes that are taken, for the message."""
+    if out.dtype != dtype:
+        raise TypeError(
+            f"{label} has dtype {dtype_name(out.dtype)} and out_dtype is {dtype_name(dtype)}; "
+            f"pass out_dtype={out.dtype} or an out of dtype {dtype_name(dtype)}"
+        )
+    if tuple(out.shape) != shape:
+        raise ValueError(f"{label} has shape {list(out.shape)}; expected {letters or list(shape)}")
+    check_aligned(label, out, dtype.itemsize)
+
+
+def is_m_major(outs: Iterable[torch.Tensor]) -> bool:
+    """Whether columns of [(batches,) M, N] are contiguous. One matrix with several rows and columns decides for all."""
+    return any(min(t.shape[-2:]) > 1 and t.stride(-2) == 1 and t.stride(-1) != 1 for t in outs if t.ndim > 1)
+
+
+def out_lines(label: str, out: torch.Tensor, m_major: bool) -> torch.Tensor:
+    """A checked output [(batches,) M, N] with canonical strides: unit in N or, where ``m_major``, in M."""
+    *_, m, n = out.shape
+    if m_major:
+        return _lines(label, out.mT, "M", "column", f"torch.empty({n}, {m}).T").mT
+    return _lines(label, out, "N", "row", f"torch.empty({m}, {n})")
+
+
+def _lines(label: str, out: torch.Tensor, letter: str, line: str, fix: str) -> torch.Tensor:
+    """``out`` [.., lines, length] with unit stride along its lines, which must not overlap."""
+    *batches, lines, length = out.shape
+    pitch = max(length, 1)
+    if out.numel() and length > 1 and out.stride(-1) != 1:
+        raise ValueError(
+            f"{label} has stride {out.stride(-1)} in {letter}, not 1 ({line}-major); allocate it as {fix}"
+        )
+    if out.numel() and lines > 1:
+        pitch = out.stride(-2)
+        if not length <= pitch <= INT32_MAX:
+            raise ValueError(
+                f"{label} has a {line} pitch of {pitch} elements, expected {length} ({letter}) to {INT32_MAX}; "
+                f"allocate it as {fix}"
+            )
+    return out.as_strided(out.shape, (*out.stride()[: len(batches)], pitch, 1))
+
+
+def quantized_rows(label: str, data: torch.Tensor, shape: tuple[int, ...]) -> torch.Tensor:
+    """The uint8 [.., M, N/2] view of a caller's NVFP4 output, aligned like an operand, as which the next layer reads it."""
+    if tuple(data.shape) != shape:
+        raise ValueError(f"{label} has shape {list(data.shape)}; expected [M, N/2] = {list(shape)}")
+    return packed_rows(label, "M", data)
