@@ -1,17 +1,26 @@
 """From what a checkpoint stores to modules that multiply it."""
 
+from functools import partial
+from typing import Any
+
 import torch
 
+from nvfp4_cute.experts import weights as moe_weights
 from nvfp4_cute.formats.block_format import TMA_ALIGN_BYTES
+from nvfp4_cute.formats.scale_layout import to_blocked
 from nvfp4_cute.models.checkpoints.stored import StoredExperts, StoredLinear, StoredWeight, as_nvfp4
 from nvfp4_cute.nn.experts import (
+    ACTIVATIONS,
     Activation,
     DecodedExperts,
     ExpertsNVFP4,
     ExpertWeights,
+    RoutedExperts,
     SortedExperts,
+    swiglu_oai,
 )
 from nvfp4_cute.nn.linear import K_STEP, LinearNVFP4
+from nvfp4_cute.nn.moe import MoENVFP4
 from nvfp4_cute.nn.rounded import RoundedInput
 
 
@@ -48,14 +57,23 @@ def linear_module(
 
 def experts_module(
     stored: StoredExperts,
-    activation: str | Activation,
+    activation: str | tuple[str, float] | Activation,
     *,
     dtype: torch.dtype,
     device: torch.device | str,
     backend: str = "auto",
-) -> SortedExperts:
-    """The same of the experts of a layer; ``activation`` as of ``nn.experts.SortedExperts``."""
+) -> SortedExperts | RoutedExperts:
+    """The same of the experts of a layer: MoENVFP4 where it computes the activation, else what ``nn.experts`` has.
+
+    Args:
+        activation: a name of ``nn.experts.ACTIVATIONS``, a pair of "swiglu_oai" and its limit, or a function.
+    """
     rounding = stored.scheme.activations
+    name, limit = activation if isinstance(activation, tuple) else (activation, None)
+    if _is_moe(stored, name):
+        return RoutedExperts(_moe_module(stored, name, limit, dtype=dtype, device=device, backend=backend))
+    if isinstance(activation, tuple):
+        activation = partial(swiglu_oai, limit=activation[1])
     inputs = [None if one is None else one.to(device) for one in (stored.w13_input, stored.w2_input)]
     sides = [*_split(stored), (stored.w2, stored.w2_global, stored.w2_bias)]
     moved = [(_moved(w, device), f, None if b is None else b.to(device, dtype)) for w, f, b in sides]
@@ -74,6 +92,36 @@ def experts_module(
     return ExpertsNVFP4(
         gate, up, down, activation, activations="16bit" if rounding is None else "nvfp4",
         first_input=inputs[0], second_input=inputs[1], backend=backend,
+    )  # fmt: skip
+
+
+def _is_moe(stored: StoredExperts, activation: Any) -> bool:
+    """Whether MoENVFP4 takes them."""
+    if (stored.scheme.weights, stored.scheme.activations) != (
+        "nvfp4",
+        "nvfp4",
+    ) or activation not in ACTIVATIONS:
+        return False
+    return stored.w13.shape[2] % K_STEP == 0 and stored.w2.shape[2] % K_STEP == 0
+
+
+def _moe_module(
+    stored: StoredExperts, activation: Any, limit: float | None, *, dtype, device, backend
+) -> MoENVFP4:
+    def weights(weight: StoredWeight, factor: torch.Tensor | None) -> moe_weights.ExpertWeights:
+        w = _moved(weight, device)
+        return moe_weights.ExpertWeights(
+            w.data, to_blocked(w.scale), None if factor is None else factor.to(device)
+        )
+
+    factors = stored.w13_global
+    if factors is not None and (factors.shape[1] == 1 or torch.equal(factors[:, 0], factors[:, 1])):
+        factors = factors[:, 0]
+    bias13, bias2 = (None if b is None else b.to(device, dtype) for b in (stored.w13_bias, stored.w2_bias))
+    return MoENVFP4.from_quantized(
+        weights(stored.w13, factors), weights(stored.w2, stored.w2_global), bias13=bias13, bias2=bias2,
+        activation=activation, limit=limit, weight_layout="concatenated" if stored.has_gate else "none",
+        input_scale=stored.w13_input, hidden_scale=stored.w2_input, dtype=dtype, backend=backend,
     )  # fmt: skip
 
 

@@ -7,10 +7,13 @@ from typing import Any, Literal
 import torch
 from tqdm import tqdm
 
+from nvfp4_cute.experts.weights import ExpertWeights
+from nvfp4_cute.formats.block_format import ATOM_ROWS
 from nvfp4_cute.formats.block_scaled import NVFP4Tensor
-from nvfp4_cute.formats.scale_layout import from_blocked
-from nvfp4_cute.nn.experts import ExpertsNVFP4, ExpertWeights
+from nvfp4_cute.formats.scale_layout import from_blocked, to_blocked
+from nvfp4_cute.nn.experts import RoutedExperts
 from nvfp4_cute.nn.linear import K_STEP, LinearNVFP4
+from nvfp4_cute.nn.moe import MoENVFP4
 from nvfp4_cute.ops.quantize import quantize
 
 CONFIGS = Path(__file__).parent / "configs"
@@ -102,28 +105,31 @@ def _linear(linear: torch.nn.Linear, way: Way, device: torch.device) -> LinearNV
     )
 
 
-def _experts(module: Any, activation: Any, device: torch.device) -> ExpertsNVFP4:
+def _experts(module: Any, activation: Any, device: torch.device) -> RoutedExperts:
     has_gate = getattr(module, "has_gate", True)
     turned = getattr(module, "is_transposed", False)
     size = lambda w: (w.shape[0], *(w.shape[:0:-1] if turned else w.shape[1:]))
     count, width, features = size(module.gate_up_proj if has_gate else module.up_proj)
-    width = width // 2 if has_gate else width
     has_bias = getattr(module, "has_bias", False)
 
     def one(n: int, k: int) -> ExpertWeights:
         # All experts in one matrix, with one global scale.
         t = _random(count * n, k, device)
-        assert t.global_scale is not None
-        scale = from_blocked(t.scale, count * n, k // 16).view(count, n, k // 16)
-        bias = torch.zeros(count, n, device=device, dtype=torch.bfloat16) if has_bias else None
-        factors = t.global_scale.expand(count).contiguous()
-        return ExpertWeights(t.data.view(count, n, k // 2), scale, factors, bias)
+        scale = t.scale
+        if n % ATOM_ROWS:
+            scale = to_blocked(from_blocked(scale, count * n, k // 16).view(count, n, k // 16))
+        return ExpertWeights(t.data.view(count, n, k // 2), scale, t.global_scale)
 
-    scales = [torch.full((count,), INPUT_SCALE, device=device) for _ in range(2)]
-    return ExpertsNVFP4(
-        one(width, features) if has_gate else None, one(width, features), one(features, width),
-        activation, first_input=scales[0], second_input=scales[1],
+    def bias(n: int) -> torch.Tensor | None:
+        return torch.zeros(count, n, device=device, dtype=torch.bfloat16) if has_bias else None
+
+    name, limit = activation if isinstance(activation, tuple) else (activation, None)
+    hidden = width // 2 if has_gate else width
+    layer = MoENVFP4.from_quantized(
+        one(width, features), one(features, hidden), bias13=bias(width), bias2=bias(features), activation=name, limit=limit,
+        weight_layout="concatenated" if has_gate else "none", input_scale=INPUT_SCALE, hidden_scale=INPUT_SCALE,
     )  # fmt: skip
+    return RoutedExperts(layer)
 
 
 def _materialize(model: torch.nn.Module, device: torch.device) -> None:

@@ -34,6 +34,8 @@ from nvfp4_cute.nn.experts import Activation, EqualGroups, ExpertsNVFP4, ExpertW
 
 NAME = "nvfp4_cute"
 METHODS = tuple(READERS)
+# The only slope of swiglu_oai that kernels have.
+SWIGLU_ALPHA = 1.702
 # Our names of activations by the classes of transformers (and torch) that compute them.
 ACTIVATION_NAMES = {
     "SiLU": "silu",
@@ -171,13 +173,15 @@ class _PendingExperts(torch.nn.Module):
         self.is_equal = type(experts).__name__ == "Llama4TextExperts"
 
 
-def activation_of(experts: Any) -> str | Activation:
-    """What experts of transformers do between their products, for ``nn.experts``.
+def activation_of(experts: Any) -> str | tuple[str, float] | Activation:
+    """What experts of transformers do between their products, as ``layers.experts_module`` takes it.
 
     Raises:
         CheckpointError: a module that has no activation.
     """
     if hasattr(experts, "alpha") and hasattr(experts, "limit"):
+        if experts.alpha == SWIGLU_ALPHA:
+            return "swiglu_oai", experts.limit
         return partial(swiglu_oai, alpha=experts.alpha, limit=experts.limit)
     function = getattr(experts, "act_fn", None)
     if function is None:
@@ -230,7 +234,10 @@ def quantized_experts(experts: Any, activations: Any = "nvfp4") -> ExpertsNVFP4:
     sides.append((turn(experts.down_proj), experts.down_proj_bias if has_bias else None))
     *gates, down = [_quantized(w, b) for w, b in sides]
     gate, up = gates if has_gate else (None, gates[0])
-    return ExpertsNVFP4(gate, up, down, activation_of(experts), activations=activations)
+    activation = activation_of(experts)
+    if isinstance(activation, tuple):
+        activation = partial(swiglu_oai, limit=activation[1])
+    return ExpertsNVFP4(gate, up, down, activation, activations=activations)
 
 
 def _quantized(weight: torch.Tensor, bias: torch.Tensor | None) -> ExpertWeights:

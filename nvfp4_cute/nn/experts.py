@@ -7,15 +7,13 @@ from typing import Literal
 import torch
 from torch.nn import functional
 
-from nvfp4_cute.experts.combine import finalize
-from nvfp4_cute.experts.gather import gather_quantize
 from nvfp4_cute.formats.block_scaled import NVFP4Tensor
 from nvfp4_cute.formats.codecs import FLOAT32_MIN_NORMAL
 from nvfp4_cute.formats.global_scale import GLOBAL_SCALE_DIVISOR
 from nvfp4_cute.formats.scale_layout import to_blocked
+from nvfp4_cute.nn.moe import MoENVFP4
 from nvfp4_cute.nn.rounded import rounded
 from nvfp4_cute.nn.state import moving
-from nvfp4_cute.ops.dual_gemm import grouped_dual_gemm
 from nvfp4_cute.ops.gemm import gemm
 from nvfp4_cute.ops.grouped_gemm import grouped_gemm
 from nvfp4_cute.ops.quantize import grouped_quantize
@@ -39,8 +37,6 @@ ACTIVATIONS: dict[str, Activation] = {
     "swiglu_oai": swiglu_oai,
     "relu2": lambda up: functional.relu(up).square(),
 }
-# What grouped_dual_gemm does in its epilogue.
-FUSED = ("silu", "gelu_tanh")
 
 
 @dataclass(frozen=True, eq=False)
@@ -150,7 +146,7 @@ class SortedExperts(torch.nn.Module):
 
 
 class ExpertsNVFP4(SortedExperts):
-    """Experts with NVFP4 weights.
+    """Experts with NVFP4 weights that MoENVFP4 does not take: without calibrated scales, of any activation, or weight-only.
 
     With 4-bit activations a CUDA graph can hold the call. 16-bit activations go through one weight-only product an expert,
     whose numbers of rows the host reads.
@@ -196,26 +192,6 @@ class ExpertsNVFP4(SortedExperts):
         """Sizes and how it multiplies."""
         return f"{self.num_experts} of {self.hidden_size} x {self.intermediate_size}, activations={self.activations!r}"
 
-    def forward(self, x: torch.Tensor, topk_ids: torch.Tensor, topk_weights: torch.Tensor) -> torch.Tensor:
-        """As of SortedExperts; in four launches (two more for many tokens) where scales are calibrated."""
-        if not len(x) or not self._is_one_chain():
-            return super().forward(x, topk_ids, topk_weights)
-        gate, up, first, second = self.gate, self.up, self.first_input, self.second_input
-        assert gate is not None and first is not None and second is not None
-        data, scale, order = gather_quantize(
-            x, topk_ids, self.num_experts, global_scale=first, backend=self.backend
-        )
-        hidden = grouped_dual_gemm(
-            data, gate.data, up.data, scale, gate.scale, up.scale, first * gate.factor, first * up.factor,
-            offs=order.offs, activation=self.activation, out_dtype="nvfp4", out_global_scale=second,  # type: ignore[arg-type]
-            backend=self.backend,
-        )  # fmt: skip
-        y = grouped_gemm(
-            hidden[0], self.down.data, hidden[1], self.down.scale, order.offs, second * self.down.factor,
-            out_dtype=x.dtype, backend=self.backend,
-        )  # fmt: skip
-        return finalize(y, order.rows, topk_weights.float(), backend=self.backend)
-
     def products(self, rows: torch.Tensor, offs: torch.Tensor, expert_of_row: torch.Tensor) -> torch.Tensor:
         """As of SortedExperts."""
         own = expert_of_row.clamp(max=self.num_experts - 1)
@@ -229,14 +205,6 @@ class ExpertsNVFP4(SortedExperts):
         second = self._scale(self.second_input, h, expert_of_row)
         hidden = grouped_quantize(h, offs, global_scale=second, backend=self.backend)
         return self._product(self.down, hidden[0], hidden[1], offs, second, rows.dtype, own)
-
-    def _is_one_chain(self) -> bool:
-        """Whether grouped_dual_gemm makes the hidden activations, quantized."""
-        if self.activations == "16bit" or self.gate is None or self.activation not in FUSED:
-            return False
-        parts = (self.gate.bias, self.up.bias, self.down.bias)
-        is_calibrated = self.first_input is not None and self.second_input is not None
-        return is_calibrated and all(part is None for part in parts)
 
     def _scale(
         self, given: torch.Tensor | None, rows: torch.Tensor, expert_of_row: torch.Tensor
@@ -317,10 +285,22 @@ class DecodedExperts(SortedExperts):
         return rounded(x, self.rounding, "auto" if given is None else given[e])
 
 
+class RoutedExperts(torch.nn.Module):
+    """``experts`` with weights of any float dtype, as routers give them; MoENVFP4 takes float32."""
+
+    def __init__(self, experts: MoENVFP4):
+        super().__init__()
+        self.experts, self.num_experts = experts, experts.num_experts
+
+    def forward(self, x: torch.Tensor, topk_ids: torch.Tensor, topk_weights: torch.Tensor) -> torch.Tensor:
+        """As of SortedExperts."""
+        return self.experts(x, topk_ids, topk_weights.float())
+
+
 class EqualGroups(torch.nn.Module):
     """Experts of a model that passes all tokens to each: rows [E T, H], those of an expert one after the other (Llama-4)."""
 
-    def __init__(self, experts: SortedExperts):
+    def __init__(self, experts: "SortedExperts | RoutedExperts"):
         super().__init__()
         self.experts = experts
 

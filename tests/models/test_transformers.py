@@ -18,7 +18,8 @@ from transformers import AutoConfig, AutoModelForCausalLM  # noqa: E402
 from nvfp4_cute.errors import CheckpointError  # noqa: E402
 from nvfp4_cute.models import transformers as ours  # noqa: E402
 from nvfp4_cute.models.checkpoints import Checkpoint  # noqa: E402
-from nvfp4_cute.nn.experts import SortedExperts  # noqa: E402
+from nvfp4_cute.nn.experts import ACTIVATIONS, RoutedExperts, SortedExperts  # noqa: E402
+from nvfp4_cute.nn.moe import MoENVFP4  # noqa: E402
 from nvfp4_cute.nn.rounded import rounded  # noqa: E402
 
 DATA = Path(__file__).parents[1] / "data" / "checkpoints"
@@ -82,13 +83,14 @@ def relative(got, expected):
 def check_experts(module, stored, x, index, weights, y):
     """Against one product a token and expert, activations rounded as the scheme says."""
     w13, w2 = stacked(stored)
+    name = getattr(module, "experts", module).activation
     expected = torch.zeros(x.shape, dtype=torch.float64)
     for t in range(len(x)):
         for e, weight in zip(index[t].tolist(), weights[t].tolist(), strict=True):
             round_with = lambda v, g, e=e: v if g is None else rounded(v.bfloat16(), "nvfp4", g[e])
             h = round_with(x[t : t + 1], stored.w13_input).double() @ w13[e].double().T
             h = h if stored.w13_bias is None else h + stored.w13_bias[e].double()
-            h = module.hidden([s.float() for s in (h.chunk(2, 1) if stored.has_gate else [h])])
+            h = ACTIVATIONS[name](*(s.float() for s in (h.chunk(2, 1) if stored.has_gate else [h])))
             h = round_with(h, stored.w2_input).double() @ w2[e].double().T
             h = h if stored.w2_bias is None else h + stored.w2_bias[e].double()
             expected[t] += weight * h[0]
@@ -103,7 +105,7 @@ def test_checkpoint(folder):
     seen = {}
     names = Checkpoint(folder)
     for name, module in model.named_modules():
-        if names.linear_named(name) or isinstance(module, SortedExperts):
+        if names.linear_named(name) or isinstance(module, (SortedExperts, RoutedExperts)):
             module.register_forward_hook(lambda m, a, y, name=name: seen.__setitem__(name, (m, a, y)))
     with torch.no_grad():
         logits = model(ids()).logits
@@ -114,6 +116,7 @@ def test_checkpoint(folder):
     error = relative(logits, expected)
     assert error < (0.02 if is_exact else 0.35), f"{error}; {schemes}"
     assert len(seen) == len(checkpoint.linears) + len(checkpoint.experts)
+    assert sum(isinstance(m, MoENVFP4) for m in model.modules()) == len(checkpoint.experts)
     for name, (module, (x, *rest), y) in seen.items():
         if prefix := checkpoint.linear_named(name):
             stored = checkpoint.linear(prefix)

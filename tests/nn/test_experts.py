@@ -96,7 +96,7 @@ def test_experts(activations, kind):
     y = layer(x, ROUTES, topk)
     assert y.dtype == torch.bfloat16 and not y[5].any()
     # Hidden values beside the middle of two codes may fall to either side.
-    assert relative(y, exact) < (0.01 if scales is None else 0.04)
+    assert relative(y, exact) < (0.01 if scales is None else 0.06)
 
 
 def test_scales_of_every_call():
