@@ -11,6 +11,7 @@ from nvfp4_cute.text_table import text_table
 
 EXAMPLES = """\
 examples:
+  nvfp4-cute models inspect FOLDER                      what is in a checkpoint, and what would compute it
   nvfp4-cute models bench qwen3-8b                      random weights of a real config: bf16, and NVFP4 beside it
   nvfp4-cute models bench qwen3-30b-a3b --batch 8       eight sequences at once
   nvfp4-cute models bench FOLDER --ways nvfp4 --json    a config.json of yours, one way, for machines
@@ -23,6 +24,10 @@ def add_parser(verbs: Verbs) -> None:
     text = "Look into checkpoints of quantized models, and measure whole models."
     parser = add_verb(verbs, "models", text, EXAMPLES)
     kinds = parser.add_subparsers(dest="kind", required=True, metavar="WHAT")
+    look = kinds.add_parser("inspect", help="what is in a checkpoint, and what would compute it on which GPU")
+    look.add_argument("folder", help="of config.json and safetensors files")
+    look.add_argument("--json", action="store_true", help="one object, for machines")
+    look.set_defaults(run=run_inspect)
     bench = kinds.add_parser("bench", help="tokens per second, prefill and decode, beside bf16")
     bench.add_argument("model", help="a name (--list), a folder with config.json, or such a file")
     bench.add_argument("--batch", type=types.positive, default=1, help="sequences at once; default 1")
@@ -36,6 +41,53 @@ def add_parser(verbs: Verbs) -> None:
     bench.add_argument("--device", default="cuda", help="default cuda")
     bench.add_argument("--json", action="store_true", help="one object, for machines")
     bench.set_defaults(run=run_bench)
+
+
+def run_inspect(args: argparse.Namespace) -> int:
+    """Print what is in a folder; 1 where the readers refuse a layer."""
+    from nvfp4_cute.models.checkpoints import Checkpoint
+    from nvfp4_cute.models.inspect import inspect, what_runs, where_it_runs
+
+    found = inspect(Checkpoint(args.folder))
+    if args.json:
+        kinds = [k.as_dict() | ({"computed_by": what_runs(k)} if k.scheme else {}) for k in found.kinds]
+        print(json.dumps(vars(found) | {"kinds": kinds}, indent=1))
+        return bool(found.refusals)
+    print(f"{args.folder}: {found.model_type}, {_size(found.nbytes)}, quantization by {found.tool}")
+    rows = [
+        (
+            k.name, str(k.scheme) if k.scheme else k.dtype, str(k.count), k.shape, _size(k.nbytes),
+            "" if k.scale_range is None else "{:.3g} to {:.3g}".format(*k.scale_range),
+        )
+        for k in found.kinds
+    ]  # fmt: skip
+    print(text_table(("layers", "format", "count", "size of one", "bytes", "global scales"), rows, left=2))
+    quantized = [kind for kind in found.kinds if kind.scheme]
+    if quantized:
+        print("\ncomputed by:")
+        ways = {what_runs(kind): None for kind in quantized}
+        for way in ways:
+            names = ", ".join(kind.name for kind in quantized if what_runs(kind) == way)
+            print(f"  {way}: {names}")
+        for archs, how in where_it_runs():
+            print(f"  on {archs}: {how}")
+    for kind in quantized:
+        if kind.unequal:
+            print(
+                f"{kind.name}: gate and up have different global scales in {kind.unequal} layers; both are kept"
+            )
+    if found.kv_scales:
+        print(f"{found.kv_scales} scales of an FP8 KV cache, which are read and not used")
+    for refusal in found.refusals:
+        print(f"refused: {refusal}")
+    return bool(found.refusals)
+
+
+def _size(nbytes: int) -> str:
+    for unit, size in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if nbytes >= size:
+            return f"{nbytes / size:.2f} {unit}"
+    return f"{nbytes} B"
 
 
 def run_bench(args: argparse.Namespace) -> int:

@@ -1,0 +1,155 @@
+"""What is in a checkpoint folder: layers by kind, their formats and scales, and what would compute them on which GPU."""
+
+import re
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from tqdm import tqdm
+
+from nvfp4_cute.errors import CheckpointError
+from nvfp4_cute.formats.block_format import NVFP4
+from nvfp4_cute.models.checkpoints import Checkpoint, Scheme
+from nvfp4_cute.nn.linear import K_STEP
+from nvfp4_cute.planning.arch import FAMILIES
+
+NUMBER = re.compile(r"(?<=\.)\d+(?=\.|$)")
+
+
+@dataclass
+class Kind:
+    """Layers of one kind: one name but for numbers, one scheme.
+
+    Attributes:
+        name: with ``*`` for numbers. scheme: how they are quantized; None: in plain floats.
+        shape: of one, [N, K]; of experts "E x [N, K]" of the first product. dtype: of plain tensors.
+        count: how many. nbytes: of all.
+        scale_range: least and largest global scale of weights, which multiplies; None without one.
+        unequal: layers whose gate and up have different global scales.
+    """
+
+    name: str
+    scheme: Scheme | None
+    shape: str
+    dtype: str = ""
+    count: int = 0
+    nbytes: int = 0
+    scale_range: tuple[float, float] | None = None
+    unequal: int = 0
+    k_sizes: set[int] = field(default_factory=set)
+
+    def add(self, nbytes: int, factors: Iterable[float] = ()) -> None:
+        """Count one more layer."""
+        self.count += 1
+        self.nbytes += nbytes
+        known = [*factors, *(self.scale_range or ())]
+        self.scale_range = (min(known), max(known)) if known else None
+
+    def as_dict(self) -> dict[str, Any]:
+        """For JSON."""
+        record = asdict(self)
+        record.pop("k_sizes")
+        return record | {"scheme": None if self.scheme is None else str(self.scheme)}
+
+
+@dataclass(frozen=True)
+class Inspection:
+    """All of a checkpoint.
+
+    Attributes:
+        tool: whose convention. model_type: of config.json. kinds: of quantized layers, then of plain tensors.
+        refusals: what the readers refuse, by name. kv_scales: how many scales of an FP8 KV cache there are.
+        nbytes: of all tensors.
+    """
+
+    tool: str
+    model_type: str
+    kinds: list[Kind]
+    refusals: list[str]
+    kv_scales: int
+    nbytes: int
+
+
+def inspect(checkpoint: Checkpoint) -> Inspection:
+    """Read all layers of a checkpoint, one after the other, and count them; refusals are collected, not raised."""
+    kinds: dict[tuple, Kind] = {}
+    refusals: list[str] = []
+    entries = checkpoint.files.entries
+    names = [(name, False) for name in checkpoint.linears] + [(name, True) for name in checkpoint.experts]
+    for name, is_experts in tqdm(names, desc="layers", leave=False, disable=None):
+        nbytes = sum(entries[tensor].nbytes for tensor in checkpoint.tensors_of(name))
+        try:
+            if is_experts:
+                _add_experts(kinds, checkpoint, name, nbytes)
+            else:
+                _add_linear(kinds, checkpoint, name, nbytes)
+        except CheckpointError as error:
+            refusals.append(str(error))
+    for name in checkpoint.plain:
+        entry = entries[name]
+        pattern, shape = NUMBER.sub("*", name), str(list(entry.shape))
+        key = (pattern, None, shape, entry.dtype)
+        kinds.setdefault(key, Kind(pattern, None, shape, entry.dtype)).add(entry.nbytes)
+    return Inspection(
+        checkpoint.tool, str(checkpoint.config.get("model_type")), list(kinds.values()), refusals,
+        len(checkpoint.kv_scales()), checkpoint.files.nbytes,
+    )  # fmt: skip
+
+
+def _add_linear(kinds: dict[tuple, Kind], checkpoint: Checkpoint, name: str, nbytes: int) -> None:
+    layer = checkpoint.linear(name)
+    n, k = layer.weight.shape
+    pattern, shape = NUMBER.sub("*", name), f"[{n}, {k}]"
+    kind = kinds.setdefault((pattern, layer.scheme, shape), Kind(pattern, layer.scheme, shape))
+    factor = layer.weight.global_scale
+    kind.add(nbytes, () if factor is None else (float(factor),))
+    kind.k_sizes.add(k)
+
+
+def _add_experts(kinds: dict[tuple, Kind], checkpoint: Checkpoint, name: str, nbytes: int) -> None:
+    stored = checkpoint.read_experts(name)
+    experts, n, k = stored.w13.shape
+    pattern, shape = NUMBER.sub("*", name), f"{experts} x [{n}, {k}]"
+    kind = kinds.setdefault((pattern, stored.scheme, shape), Kind(pattern, stored.scheme, shape))
+    factors = [t.reshape(-1).tolist() for t in (stored.w13_global, stored.w2_global) if t is not None]
+    kind.add(nbytes, [f for side in factors for f in side])
+    kind.k_sizes |= {k, stored.w2.shape[2]}
+    own = stored.w13_global
+    if own is not None and own.shape[1] == 2 and bool((own[:, 0] != own[:, 1]).any()):
+        kind.unequal += 1
+
+
+def what_runs(kind: Kind) -> str:
+    """What computes layers of a quantized kind."""
+    scheme = kind.scheme
+    assert scheme is not None
+    is_experts = " x " in kind.shape
+    if any(k % K_STEP for k in kind.k_sizes):
+        return f"decoded to 16 bits: K is no multiple of {K_STEP}"
+    if scheme.weights == "nvfp4" and scheme.activations == "nvfp4":
+        return "MoENVFP4" if is_experts else "LinearNVFP4"
+    if scheme.weights in ("nvfp4", "mxfp4"):
+        way = "weight-only products, one an expert" if is_experts else "LinearNVFP4, weight-only"
+        if scheme.weights == "mxfp4":
+            way += ", as NVFP4 with the same values"
+        return (
+            way
+            if scheme.activations is None
+            else f"{way}; activations rounded to {scheme.activations} before"
+        )
+    way = "decoded to 16 bits, torch multiplies"
+    return way if scheme.activations is None else f"{way}; activations rounded to {scheme.activations} before"
+
+
+def where_it_runs() -> list[tuple[str, str]]:
+    """Families of GPUs by the architectures that their kernels are built for, and what multiplies two NVFP4 operands there."""
+    lines = []
+    for family in FAMILIES:
+        kind = family.MMA[NVFP4, NVFP4].kind
+        how = (
+            f"tensor cores multiply 4 bits ({kind})"
+            if "4" in kind
+            else f"decoded on the way to tensor cores ({kind})"
+        )
+        lines.append((" ".join(family.ARCHS), how))
+    return lines
