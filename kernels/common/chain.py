@@ -10,9 +10,9 @@ from dataclasses import dataclass
 
 import cutlass.cute as cute
 from cutlass import Int32, Int64, Uint32
-from cutlass.cute.arch import inline_ptx
 
 from .global_access import load_acquire, store_word
+from .versions import inline_ptx
 
 COUNTER_BYTES = 4
 

@@ -13,6 +13,8 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Uint32
 
+from .versions import inline_ptx
+
 # log2 of what a decoded value must be multiplied with.
 OPERAND_EXPONENT = 14
 
@@ -27,7 +29,7 @@ HIGH_PAIR = 0x3424
 @cute.jit
 def decode_scales(two_codes: Uint32) -> Uint32:
     """Two e4m3 codes in the low 16 bits -> two fp16, the lower code in the lower half; NaN stays NaN."""
-    return cute.arch.inline_ptx(
+    return inline_ptx(
         "{ .reg .b16 t; cvt.u16.u32 t, {$r0}; cvt.rn.f16x2.e4m3x2 {$w0}, t; }",
         write_only_types=[Uint32],
         read_only_args=[two_codes],
@@ -69,7 +71,7 @@ def _upper_bytes(magnitudes: Uint32, signs: Uint32) -> Uint32:
         magnitudes: with those bits in place, and any others.
         signs: those of the bytes, and others only where the magnitudes go: a & c | b & ~c is one instruction.
     """
-    return cute.arch.inline_ptx(
+    return inline_ptx(
         f"lop3.b32 {{$w0}}, {{$r0}}, {{$r1}}, {MAGNITUDE_AT_EXPONENT:#x}, 0xE4;",
         write_only_types=[Uint32],
         read_only_args=[magnitudes, signs],
@@ -80,7 +82,7 @@ def _upper_bytes(magnitudes: Uint32, signs: Uint32) -> Uint32:
 def _multiply(pair: Uint32, scales: Uint32, upper: cutlass.Constexpr) -> Uint32:
     """Both of a pair times one of two scales, whose sign says nothing: an instruction, which takes the half as it is."""
     half = "h" if upper else "l"
-    return cute.arch.inline_ptx(
+    return inline_ptx(
         "{ .reg .b16 l, h; .reg .b32 s; mov.b32 {l, h}, {$r1}; mov.b32 s, {"
         + f"{half}, {half}"
         + "}; abs.f16x2 s, s; mul.rn.f16x2 {$w0}, {$r0}, s; }",

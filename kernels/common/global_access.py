@@ -2,7 +2,8 @@
 
 import cutlass.cute as cute
 from cutlass import Int32, Int64, Uint32
-from cutlass.cute.arch import inline_ptx
+
+from .versions import inline_ptx
 
 # What is read once goes past L1; what every CTA reads again stays there.
 READ_ONCE = "ld.global.nc.L1::no_allocate"

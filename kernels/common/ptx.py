@@ -1,7 +1,8 @@
 """The few PTX instructions that CuTe has no name for, each as one function. Words are Uint32."""
 
 from cutlass import Float32, Int32, Uint32
-from cutlass.cute.arch import inline_ptx
+
+from .versions import inline_ptx
 
 
 def prmt(low: Uint32, high: Uint32, selector: Uint32) -> Uint32:

@@ -11,6 +11,7 @@ import cutlass.cute as cute
 from cutlass import Int32
 
 from .select import select
+from .versions import inline_ptx
 
 PRODUCER_PHASE = 1
 CONSUMER_PHASE = 0
@@ -79,7 +80,7 @@ def arrive_lanes(barrier: cute.Pointer, num_cta: cutlass.Constexpr):
     """As ``arrive_warp``, with an address that was mapped before and no register for a count: fewer instructions."""
     cute.arch.sync_warp()
     space = "" if num_cta == 1 else "::cluster"
-    cute.arch.inline_ptx(
+    inline_ptx(
         f"mbarrier.arrive.shared{space}.b64 _, [{{$r0}}];",
         read_only_args=[barrier],
         predicate=cute.arch.lane_idx() < num_cta,

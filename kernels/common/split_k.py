@@ -10,6 +10,7 @@ import cutlass.cute as cute
 from cutlass import Float32, Int32
 
 from .ring import CONSUMER_PHASE, PRODUCER_PHASE
+from .versions import inline_ptx
 
 # Sums of one store, in fp32.
 CHUNK_VALUES = 4
@@ -120,7 +121,7 @@ def wait_for_cluster(barrier: Int32, parity: Int32) -> None:
 
     The default scope of an mbarrier's wait is its own CTA (PTX ISA 9.7.13.15.16).
     """
-    cute.arch.inline_ptx(
+    inline_ptx(
         "{ .reg .pred done; WAIT: mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 done, [{$r0}], {$r1}, {$r2}; "
         "@done bra.uni DONE; bra.uni WAIT; DONE: }",
         read_only_args=[barrier, parity, Int32(SUSPEND_NS)],
@@ -129,7 +130,7 @@ def wait_for_cluster(barrier: Int32, parity: Int32) -> None:
 
 def address_in_cta(address: Int32, rank: Int32 | int) -> Int32:
     """The same place in the shared memory of another CTA of the cluster."""
-    return cute.arch.inline_ptx(
+    return inline_ptx(
         "mapa.shared::cluster.u32 {$w0}, {$r0}, {$r1};",
         write_only_types=[Int32],
         read_only_args=[address, Int32(rank)],
@@ -138,7 +139,7 @@ def address_in_cta(address: Int32, rank: Int32 | int) -> Int32:
 
 def store_async(address: Int32, values: list, barrier: Int32) -> None:
     """A chunk of sums to another CTA; their bytes complete its barrier (PTX ISA 9.7.9.12)."""
-    cute.arch.inline_ptx(
+    inline_ptx(
         "st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v4.f32 "
         "[{$r0}], { {$r1}, {$r2}, {$r3}, {$r4} }, [{$r5}];",
         read_only_args=[address, *values, barrier],
@@ -148,7 +149,7 @@ def store_async(address: Int32, values: list, barrier: Int32) -> None:
 def load_chunk(address: Int32) -> list:
     """A chunk of sums from this CTA's shared memory."""
     return list(
-        cute.arch.inline_ptx(
+        inline_ptx(
             "ld.shared.v4.f32 {{$w0}, {$w1}, {$w2}, {$w3}}, [{$r0}];",
             write_only_types=[Float32] * 4,
             read_only_args=[address],

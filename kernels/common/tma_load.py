@@ -4,6 +4,8 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Int32, Int64
 
+from .versions import inline_ptx
+
 # Clears the bit that tells the two CTAs of a pair apart: the leader's barrier (PTX ISA 9.7.9.27.1.2).
 LEADER_MASK = 0xFEFFFFFF
 # L2 policies as createpolicy.fractional makes them for all of an access.
@@ -40,7 +42,7 @@ def tma_load(
     if cutlass.const_expr(mcast_mask is not None):
         multicast, mask = ".multicast::cluster", f" {{$r{3 + rank}}},"
         args = [cutlass.Int16(mcast_mask)]
-    cute.arch.inline_ptx(
+    inline_ptx(
         f"cp.async.bulk.tensor.{rank}d.{state_space}.global.tile.mbarrier::complete_tx::bytes"
         f"{multicast}{group}.L2::cache_hint [{{$r0}}], [{{$r1}}, {{{places}}}], [{{$r2}}],{mask} "
         f"{{$r{3 + rank + len(args)}}};",
@@ -65,7 +67,7 @@ def tma_prefetch(descriptor: Int64, coords: tuple, cache_policy: cutlass.Constex
     """Bring the box at ``coords`` (innermost first) into L2."""
     rank = len(coords)
     places = ", ".join(f"{{$r{i}}}" for i in range(1, 1 + rank))
-    cute.arch.inline_ptx(
+    inline_ptx(
         f"cp.async.bulk.prefetch.tensor.{rank}d.L2.global.tile.L2::cache_hint [{{$r0}}, {{{places}}}], {{$r{1 + rank}}};",
         read_only_args=[descriptor, *(Int32(c) for c in coords), Int64(cache_policy)],
     )

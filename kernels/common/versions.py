@@ -1,11 +1,12 @@
-"""What versions 4.3.5 and 4.5.2 of CuTe DSL lack of 4.8. A one-file submission takes these from here."""
+"""What versions of CuTe DSL before 4.8 lack or name otherwise. Kernels and one-file submissions take these from here."""
 
 import re
 
+import cutlass
 import cutlass.cute as cute
 import cutlass.utils
 from cutlass import Float32, Int16, Int32, Int64, Uint32
-from cutlass._mlir.dialects import llvm
+from cutlass._mlir.dialects import llvm, nvvm
 from cutlass.base_dsl.typing import as_numeric
 
 try:
@@ -23,6 +24,7 @@ except ImportError:
             return cute.recast_ptr(base, dtype=element_type)
 
 
+VERSION = tuple(map(int, cutlass.__version__.split(".")[:2]))
 # Register class of an operand in inline assembly.
 ASM_CONSTRAINTS = {Int16: "h", Int32: "r", Uint32: "r", Int64: "l", Float32: "f"}
 
@@ -33,7 +35,8 @@ def inline_ptx(
     """``cute.arch.inline_ptx`` as far as the kernels use it: operands ``{$r0}``, ... that are read, ``{$w0}``, ... that
     are written, and for a single instruction a predicate. Returns None, the one value written, or a tuple of them."""
     types, read_only_args = write_only_types or [], read_only_args or []
-    if hasattr(cute.arch, "inline_ptx"):
+    # 4.6 and 4.7 have the function, but give a value that they know to be constant the constraint "n", which libNVVM refuses.
+    if VERSION >= (4, 8):
         return cute.arch.inline_ptx(
             ptx_code, write_only_types=types, read_only_args=read_only_args, predicate=predicate
         )
@@ -63,4 +66,22 @@ def inline_ptx(
     return tuple(dtype(llvm.extractvalue(dtype.mlir_type, written, [i])) for i, dtype in enumerate(types))
 
 
-__all__ = ["SmemAllocator", "TmemAllocator", "inline_ptx"]
+def ldmatrix(words, pointer, count: int, *, loc=None, ip=None):
+    """``nvvm.ldmatrix`` of rows: a value of type ``words``, which earlier versions take first."""
+    if VERSION >= (4, 8):
+        return nvvm.ldmatrix(pointer, count, nvvm.MMALayout.row, results=[words], loc=loc, ip=ip)
+    return nvvm.ldmatrix(words, pointer, count, nvvm.MMALayout.row, loc=loc, ip=ip)
+
+
+@cute.jit
+def advanced(consumer, count: Int32):
+    """A pipeline's consumer, ``count`` stages on; earlier versions go stage by stage."""
+    if cutlass.const_expr(VERSION >= (4, 8)):
+        consumer.advance(count)
+    else:
+        for _ in cutlass.range(count, unroll=1):
+            consumer.advance()
+    return consumer
+
+
+__all__ = ["SmemAllocator", "TmemAllocator", "advanced", "inline_ptx", "ldmatrix"]

@@ -3,10 +3,10 @@
 import cutlass.cute as cute
 from cutlass import Int32, Int64
 from cutlass._mlir.dialects import llvm
-from cutlass.memory import SmemAllocator
 
 from nvfp4_cute.launch_table import Probe
 
+from ..common.versions import SmemAllocator
 from .body import Body, whole
 
 SMEM_ALIGN_BYTES = 1024

@@ -23,8 +23,6 @@ from dataclasses import dataclass, replace
 import cutlass
 import cutlass.cute as cute
 from cutlass import Float32, Int32, Int64, Uint8, Uint32
-from cutlass.cute.arch import inline_ptx
-from cutlass.memory import SmemAllocator
 
 from nvfp4_cute.formats.scale_layout import ATOM_BYTES, ATOM_ROWS
 from nvfp4_cute.launch_table import FewRows
@@ -34,6 +32,7 @@ from ..common import ptx
 from ..common.decode import OPERAND_EXPONENT, SIGN_BITS, decode_scales, decode_word
 from ..common.global_access import SHARED, global_scalar, load_words
 from ..common.select import select
+from ..common.versions import SmemAllocator, inline_ptx
 from .unit_rows import BAND_GROUP, BAND_ROWS, BANDS, num_units, row_of
 
 NUM_THREADS = FEW_ROWS_WARPS * WARP_SIZE

@@ -21,7 +21,6 @@ from dataclasses import dataclass, replace
 import cutlass
 import cutlass.cute as cute
 from cutlass import Float32, Int32, Int64, Uint32
-from cutlass.memory import SmemAllocator
 
 from nvfp4_cute.formats.scale_layout import ATOM_BYTES, ATOM_COLS, ATOM_ROWS, SF_VEC_SIZE
 from nvfp4_cute.launch_table import Gemv
@@ -37,6 +36,7 @@ from nvfp4_cute.planning.arch.simt import (
 from ..common import ptx
 from ..common.global_access import KEEP, READ_ONCE, global_scalar, load_words
 from ..common.select import select
+from ..common.versions import SmemAllocator
 from .block_dot import WORDS_PER_BLOCK, ByteDot, HalfDot
 
 PIECE_BYTES = GEMV_PIECE_K // 2

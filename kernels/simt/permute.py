@@ -17,7 +17,6 @@ from dataclasses import dataclass
 import cutlass
 import cutlass.cute as cute
 from cutlass import Int32, Int64, Uint32
-from cutlass.memory import SmemAllocator
 
 from nvfp4_cute.formats.scale_layout import ATOM_ROWS
 from nvfp4_cute.launch_table import Permute
@@ -26,6 +25,7 @@ from nvfp4_cute.planning.arch.simt import PERMUTE_SLOTS_PER_CTA, PERMUTE_THREADS
 from ..common.device_groups import inclusive_sum
 from ..common.global_access import global_scalar
 from ..common.select import select
+from ..common.versions import SmemAllocator
 
 FULL = 0xFFFFFFFF
 

@@ -21,7 +21,6 @@ from dataclasses import dataclass
 import cutlass
 import cutlass.cute as cute
 from cutlass import Float32, Int32, Int64, Uint32
-from cutlass.memory import SmemAllocator
 
 from nvfp4_cute.formats.scale_layout import ATOM_BYTES
 from nvfp4_cute.launch_table import W4A16
@@ -29,6 +28,7 @@ from nvfp4_cute.planning.arch.simt import UNIT_ROWS, W4A16_CHUNK_K, W4A16_WARPS,
 
 from ..common import ptx
 from ..common.global_access import KEEP, READ_ONCE, global_scalar, load_words
+from ..common.versions import SmemAllocator
 from .unit_rows import BAND_GROUP, BAND_ROWS, BANDS, num_units, row_of
 
 # A lane's part of a chunk: 16 bytes of every row in four words, two scale blocks.

@@ -34,7 +34,6 @@ from typing import Literal
 import cutlass
 import cutlass.cute as cute
 from cutlass import Float32, Int32, Int64, Uint8
-from cutlass.memory import SmemAllocator
 
 from nvfp4_cute.launch_table import NUM_COLUMNS, Header
 from nvfp4_cute.planning.arch.sm100.limits import INTERLEAVE, STAGING_BYTES, smem_plan, tmem_map
@@ -44,6 +43,7 @@ from ..common.launch_args import read_groups, read_operands, read_outputs
 from ..common.operand_maps import Descriptors, prefetch_descriptors
 from ..common.output_table import OutputTable
 from ..common.ring import CONSUMER_PHASE, Ring, init_ring, init_ring_by_lanes
+from ..common.versions import SmemAllocator
 from ..common.warp_schedule import WARP_SIZE, WarpSchedule
 from .epilogue import TMEM_ALIGN, EpilogueArgs, run_epilogue
 from .load import Buffers, LoadArgs, run_load

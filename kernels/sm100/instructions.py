@@ -12,6 +12,8 @@ from cutlass.cute.nvgpu import tcgen05
 from nvfp4_cute.formats.block_format import NVFP4
 from nvfp4_cute.planning.arch.sm100.limits import NVFP4_MMA
 
+from ..common.versions import inline_ptx
+
 # Shared-memory matrix descriptors (PTX ISA 9.7.16.4.1) without their start address: low and high word.
 # K-major rows of 128 bytes in the 128-byte swizzle: eight rows, 1024 bytes, to the next row group.
 OPERAND_DESCRIPTOR = 0x00010000, 0x40004040
@@ -33,13 +35,13 @@ def smem_descriptor(template: tuple[int, int], address: Int32) -> Int32:
 @cute.jit
 def order_after_wait():
     """Order this thread's tcgen05 instructions from here on behind what it waited for (PTX ISA 9.7.16.6.4.4)."""
-    cute.arch.inline_ptx("tcgen05.fence::after_thread_sync;")
+    inline_ptx("tcgen05.fence::after_thread_sync;")
 
 
 @cute.jit
 def order_before_arrival():
     """Order this thread's tcgen05 instructions until here before the arrivals that follow (PTX ISA 9.7.16.6.4.4)."""
-    cute.arch.inline_ptx("tcgen05.fence::before_thread_sync;")
+    inline_ptx("tcgen05.fence::before_thread_sync;")
 
 
 @cute.jit
@@ -50,7 +52,7 @@ def copy_scale_block(column: Int32, source: Int32, num_cta: cutlass.Constexpr):
         column: tensor-memory address.
         source: low word of a shared-memory descriptor.
     """
-    cute.arch.inline_ptx(
+    inline_ptx(
         f"{{\n.reg .b32 high;\n.reg .b64 source;\nmov.b32 high, {SCALE_DESCRIPTOR[1]:#x};\n"
         "mov.b64 source, {{$r1}, high};\n"
         f"tcgen05.cp.cta_group::{num_cta}.32x128b.warpx4 [{{$r0}}], source;\n}}",
@@ -83,7 +85,7 @@ def block_scaled_mma(
         a, b: low words of shared-memory descriptors.
         sfa, sfb: tensor-memory addresses of the scales.
     """
-    cute.arch.inline_ptx(
+    inline_ptx(
         f"{{\n.reg .pred accumulate;\n.reg .b32 high;\n.reg .b64 a, b;\nmov.b32 high, {OPERAND_DESCRIPTOR[1]:#x};\n"
         "setp.ne.b32 accumulate, {$r6}, 0;\nmov.b64 a, {{$r1}, high};\nmov.b64 b, {{$r2}, high};\n"
         f"tcgen05.mma.cta_group::{num_cta}.kind::{NVFP4_MMA.kind}.block_scale.block{NVFP4.block_k} "

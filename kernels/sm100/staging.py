@@ -17,6 +17,7 @@ from ..common.global_access import store_half, store_words
 from ..common.group_table import WorkTile
 from ..common.output_table import OutputTable, group_output
 from ..common.sides import TileSide
+from ..common.versions import inline_ptx
 
 SLICE = 32  # rows and columns
 ITEM_BYTES = 2
@@ -103,7 +104,7 @@ def store_staged(
     swizzle = _swizzle(lane, across_lanes)
     for i in cutlass.range_constexpr(UNITS):
         place = staging + lane * RUN_BYTES + (i ^ swizzle) * UNIT_BYTES
-        cute.arch.inline_ptx(
+        inline_ptx(
             "st.shared.v4.b32 [{$r0}], {{$r1}, {$r2}, {$r3}, {$r4}};",
             read_only_args=[place, *words[4 * i : 4 * i + 4]],
         )
@@ -143,7 +144,7 @@ def _swizzle(row: Int32, across_lanes: bool) -> Int32:
 def _load_unit(address: Int32) -> list:
     """A unit of the warp's buffer as four words."""
     return list(
-        cute.arch.inline_ptx(
+        inline_ptx(
             "ld.shared.v4.b32 {{$w0}, {$w1}, {$w2}, {$w3}}, [{$r0}];",
             write_only_types=[Uint32] * 4,
             read_only_args=[address],
@@ -154,7 +155,7 @@ def _load_unit(address: Int32) -> list:
 def _load_transposed(address: Int32) -> list:
     """Four 8 x 8 matrices of 16-bit values, a word of each: rows 2t and 2t + 1, column g of the matrix in lane 4g + t."""
     return list(
-        cute.arch.inline_ptx(
+        inline_ptx(
             "ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {{$w0}, {$w1}, {$w2}, {$w3}}, [{$r0}];",
             write_only_types=[Uint32] * 4,
             read_only_args=[address],

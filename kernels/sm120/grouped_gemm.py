@@ -32,7 +32,6 @@ import cutlass
 import cutlass.cute as cute
 import cutlass.pipeline as pipeline
 from cutlass import Int32, Int64, Uint8
-from cutlass.memory import SmemAllocator
 
 from nvfp4_cute.launch_table import NUM_COLUMNS, Header
 from nvfp4_cute.planning.arch.sm120 import BUFFER_ALIGN_BYTES, num_teams, smem_plan
@@ -43,6 +42,7 @@ from ..common.operand_maps import Descriptors, prefetch_descriptors
 from ..common.output_kind import OutputKind
 from ..common.output_table import OutputTable
 from ..common.ring import Ring, init_ring
+from ..common.versions import SmemAllocator
 from ..common.warp_schedule import WARP_SIZE
 from .load import LoadArgs, run_load
 from .mma import MmaArgs, run_mma

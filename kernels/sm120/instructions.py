@@ -12,6 +12,8 @@ from cutlass.cutlass_dsl import dsl_user_op
 from nvfp4_cute.formats.block_format import NVFP4
 from nvfp4_cute.planning.arch.sm120 import MMA
 
+from ..common.versions import ldmatrix
+
 NVFP4_MMA = MMA[NVFP4, NVFP4]
 MMA_M, MMA_N, MMA_K = 16, 8, NVFP4_MMA.k
 
@@ -32,14 +34,7 @@ def load_matrices(address: Int32, count: int, *, loc=None, ip=None) -> list:
         One Int32 a matrix: lane 4g + t holds bytes 4t..4t+3 of row g.
     """
     words = ir.Type.parse(f"!llvm.struct<({', '.join(['i32'] * count)})>")
-    struct = nvvm.ldmatrix(
-        _shared_ptr(address, loc, ip),
-        count,
-        nvvm.MMALayout.row,
-        results=[words],
-        loc=loc,
-        ip=ip,
-    )
+    struct = ldmatrix(words, _shared_ptr(address, loc, ip), count, loc=loc, ip=ip)
     return _fields(struct, Int32, count, loc, ip)
 
 

@@ -18,7 +18,7 @@ from ..common.output_kind import OutputKind
 from ..common.output_table import OutputTable
 from ..common.sides import mma_sides
 from ..common.split_k import add_sums, give_room, k_share, send_sums
-from ..common.versions import inline_ptx
+from ..common.versions import advanced, inline_ptx
 from ..common.warp_schedule import WARP_SIZE
 from .epilogue import store_tile
 from .instructions import MMA_K, load_matrices, load_word, mma_nvfp4
@@ -102,7 +102,7 @@ def run_mma(args: MmaArgs):
             _give_turn(team, warp_tile)
             skipped = _k_tile_cnt(groups, cursor, config)
             cursor = groups.next_cursor(cursor, stride, tiler)
-        ab_consumer.advance(skipped)
+        ab_consumer = advanced(ab_consumer, skipped)
     while groups.has_tile(cursor):
         tile = groups.tile(cursor, tiler)
         _, n_side = mma_sides(config, tile)
@@ -132,7 +132,7 @@ def run_mma(args: MmaArgs):
             # Pass over the other team's tile.
             if groups.has_tile(cursor):
                 _give_turn(team, warp_tile)
-            ab_consumer.advance(_k_tile_cnt(groups, cursor, config))
+            ab_consumer = advanced(ab_consumer, _k_tile_cnt(groups, cursor, config))
             cursor = groups.next_cursor(cursor, stride, tiler)
         for i in cutlass.range_constexpr(len(warp_tile.mma_m)):
             _multiply(acc, fragments, i, range(len(warp_tile.mma_n)), last_buffer, warp_tile)

@@ -28,6 +28,7 @@ from ..common.group_table import WorkTile
 from ..common.output_kind import OutputKind
 from ..common.output_table import OutputTable, group_output, load_alphas
 from ..common.quantized_output import QuantizedGroup, quantized_group, store_quantized_block
+from ..common.versions import inline_ptx
 from .one_of import MOST_IN_TURN, one_of
 from .opaque import opaque
 from .operands import load_shared, load_shared_half, store_shared
@@ -359,7 +360,7 @@ def _store_matrix(address: Int32, results: Results, start: cutlass.Constexpr):
     converted = cute.make_rmem_tensor(8, results.kind.dtype)
     converted.store(values.load().to(results.kind.dtype))
     words = cute.recast_tensor(converted, Uint32)
-    cute.arch.inline_ptx(
+    inline_ptx(
         "stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [{$r0}], { {$r1}, {$r2}, {$r3}, {$r4} };",
         read_only_args=[address, words[0], words[1], words[2], words[3]],
     )

@@ -42,7 +42,6 @@ from typing import Literal
 import cutlass
 import cutlass.cute as cute
 from cutlass import Float16, Int32, Int64, Uint8
-from cutlass.memory import SmemAllocator
 
 from nvfp4_cute.launch_table import NUM_COLUMNS, Header
 from nvfp4_cute.planning.arch.sm90 import (
@@ -62,6 +61,7 @@ from ..common.output_kind import OutputKind
 from ..common.output_table import OutputTable
 from ..common.ring import Ring, init_ring
 from ..common.split_k import CHUNK_BYTES, PartialSums
+from ..common.versions import SmemAllocator
 from .activations import ActivationArgs, run_activations
 from .decode_tokens import FLAG_BYTES, DecodeTokens, Flags, decoded_atom, decoded_views
 from .epilogue import STAGING_BYTES

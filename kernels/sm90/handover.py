@@ -11,13 +11,13 @@ from dataclasses import dataclass
 import cutlass
 import cutlass.cute as cute
 from cutlass import Float32, Int32, Int64
-from cutlass.cute.arch import inline_ptx
 
 from nvfp4_cute.planning.arch.sm90 import HANDOVER_FLAG_BYTES, MATH_WARPS, TOKEN_STEP
 
 from ..common.global_access import load_acquire
 from ..common.ring import arrive_warp
 from ..common.split_k import CHUNK_BYTES, CHUNK_VALUES
+from ..common.versions import inline_ptx
 from .warp_schedule import WARP_SIZE
 
 CHUNK_STEP = MATH_WARPS * WARP_SIZE * CHUNK_BYTES

@@ -17,6 +17,7 @@ from cutlass import Float32, Uint32
 from ...common import ptx
 from ...common.decode import MAGNITUDE_AT_EXPONENT, decode_scales
 from ...common.select import select
+from ...common.versions import inline_ptx
 from ..opaque import opaque
 
 # Words of a row that a lane reads of a K tile, and those it has of each of its slabs afterwards.
@@ -121,7 +122,7 @@ def _fp16_pairs(word: Uint32) -> list:
 
 def _magnitudes_and_rest(magnitudes: Uint32, rest: Uint32) -> Uint32:
     """Upper bytes of four fp16s: bits ``MAGNITUDE_AT_EXPONENT`` of one word, all others of another: one instruction."""
-    return cute.arch.inline_ptx(
+    return inline_ptx(
         f"lop3.b32 {{$w0}}, {{$r0}}, {{$r1}}, {MAGNITUDE_AT_EXPONENT:#x}, 0xE4;",
         write_only_types=[Uint32],
         read_only_args=[magnitudes, rest],
@@ -154,7 +155,7 @@ def _multiply_bf16(pair: Uint32, scales: Uint32, upper: int) -> Uint32:
 
 def _product(pair: Uint32, scales: Uint32, upper: int, operation: str) -> Uint32:
     half = "lh"[upper]
-    return cute.arch.inline_ptx(
+    return inline_ptx(
         "{ .reg .b16 l, h; .reg .b32 s; mov.b32 {l, h}, {$r1}; mov.b32 s, {"
         + f"{half}, {half}"
         + "}; "
