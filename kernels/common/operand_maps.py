@@ -11,16 +11,15 @@ import cutlass.cute as cute
 from cutlass import Int32, Int64
 from cutlass.cute.nvgpu import cpasync
 
-from nvfp4_cute.formats.block_format import TMA_ALIGN_BYTES
-from nvfp4_cute.formats.scale_layout import SF_VEC_SIZE
+from nvfp4_cute.formats.block_format import ATOM_BYTES, NVFP4, TMA_ALIGN_BYTES
 
 from .launch_args import OperandView
 from .tma_descriptor import prefetch_descriptor, select_descriptor, select_descriptor_address
 
 AB_DTYPE = cutlass.Float4E2M1FN
 # A scale block covers 128 rows x 4 scales. Blocks travel as 16-bit words: 256 of them are the longest box edge.
-SF_BLOCK_BYTES = 128 * 4
-SF_BLOCK_K = 4 * SF_VEC_SIZE
+SF_BLOCK_BYTES = ATOM_BYTES
+SF_BLOCK_K = NVFP4.atom_k
 SF_WORD = cutlass.Int16
 SF_BLOCK_WORDS = SF_BLOCK_BYTES // 2
 # Bytes of a row in shared memory -> bits of its 16-byte chunk's place that TMA swizzles (PTX ISA 5.5.7).
@@ -36,6 +35,7 @@ class Boxes:
         rows_m, rows_n: operand rows, all of a K tile.
         sf_m, sf_n: (K blocks, row blocks) of scales.
         values_per_element: 2 for maps of bytes: those of sm_90a know no 4-bit type. Coordinates count elements.
+        sf_block_k: elements of K that a block of scales belongs to.
     """
 
     k: int
@@ -44,6 +44,7 @@ class Boxes:
     sf_m: tuple[int, int]
     sf_n: tuple[int, int]
     values_per_element: int = 1
+    sf_block_k: int = SF_BLOCK_K
 
 
 @dataclass(frozen=True)
@@ -66,8 +67,8 @@ class Descriptors:
         return cls(
             m=[[_operand_atom(view, boxes, boxes.rows_m) for view in views] for views in views_m],
             n=[[_operand_atom(view, boxes, boxes.rows_n) for view in views] for views in views_n],
-            sf_m=[[_scale_atom(view, boxes.sf_m) for view in views] for views in views_m],
-            sf_n=[[_scale_atom(view, boxes.sf_n) for view in views] for views in views_n],
+            sf_m=[[_scale_atom(view, boxes.sf_m, boxes.sf_block_k) for view in views] for views in views_m],
+            sf_n=[[_scale_atom(view, boxes.sf_n, boxes.sf_block_k) for view in views] for views in views_n],
         )
 
 
@@ -121,10 +122,10 @@ def rows_atom(
     return _atom(tensor, box, (box_k, box_rows, 1))
 
 
-def _scale_atom(view: OperandView, box: tuple[int, int]):
-    """TMA atom for boxes of (K blocks, row blocks) scale blocks."""
+def _scale_atom(view: OperandView, box: tuple[int, int], block_k: int):
+    """TMA atom for boxes of (K blocks, row blocks) scale blocks of ``block_k`` elements along K each."""
     k_blocks, row_blocks = box
-    sf_k_blocks = cute.ceil_div(view.k, SF_BLOCK_K)
+    sf_k_blocks = cute.ceil_div(view.k, block_k)
     row_stride = Int64(sf_k_blocks) * SF_BLOCK_WORDS
     batch_stride = row_stride * view.sf_batch_blocks
     tensor = cute.make_tensor(

@@ -35,6 +35,7 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Float32, Int32, Int64, Uint8
 
+from nvfp4_cute.formats.block_format import NVFP4, BlockFormat
 from nvfp4_cute.launch_table import NUM_COLUMNS, Header
 from nvfp4_cute.planning.arch.sm100.limits import INTERLEAVE, STAGING_BYTES, smem_plan, tmem_map
 from nvfp4_cute.planning.config import KernelConfig
@@ -80,6 +81,7 @@ class GroupedGemmSm100:
         name: what the kernel is called in profilers and in the emulator's reports.
         chain: ``common.chain.Chain`` where every group's ``a`` is the result of the group before; None otherwise. Told, not
             imported, so that a file of what a kernel needs goes without it.
+        a_format, b_format: of ``a`` and of every ``b``, a pair of ``planning.arch.sm100.limits.MMA``.
     """
 
     def __init__(
@@ -95,6 +97,8 @@ class GroupedGemmSm100:
         weight_layout: str = "separate",
         has_limit: bool = False,
         chain: type | None = None,
+        a_format: BlockFormat = NVFP4,
+        b_format: BlockFormat = NVFP4,
     ):
         self.config = config
         self.form = form
@@ -110,8 +114,11 @@ class GroupedGemmSm100:
         self.num_products = 1 if activation is None else 2
         self.num_b = 1 if weight_layout in INTERLEAVE else self.num_products
         self.chain = chain
-        self.smem = smem_plan(config, self.num_b)
-        self.tmem = tmem_map(config, self.num_b)
+        # On the M side and on the N side of the MMA
+        self.formats = (b_format, a_format) if config.swap_ab else (a_format, b_format)
+        self.smem = smem_plan(config, self.num_b, self.formats)
+        self.tmem = tmem_map(config, self.num_b, self.formats)
+        self.boxes = make_boxes(config, self.formats[0])
 
     @cute.jit
     def __call__(self, table: cute.Pointer, stream):
@@ -128,7 +135,7 @@ class GroupedGemmSm100:
         cluster_size = self.config.cluster_size
         self.kernel.set_name_prefix(self.name)
         self.kernel(
-            Descriptors.encode(views_m, views_n, make_boxes(self.config)),
+            Descriptors.encode(views_m, views_n, self.boxes),
             read_groups(values, rows, self.form, self.config.work_tile_mnk[0]),
             read_outputs(
                 values,
@@ -259,6 +266,7 @@ class GroupedGemmSm100:
             run_load(
                 LoadArgs(
                     descriptors=descriptors,
+                    boxes=self.boxes,
                     buffers=buffers,
                     smem=plan,
                     config=config,
@@ -296,6 +304,7 @@ class GroupedGemmSm100:
                         leader_rank=leader_rank,
                         ab=ab,
                         acc=acc,
+                        formats=self.formats,
                     ),
                     first_tile,
                     stride,

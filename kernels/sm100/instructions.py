@@ -9,9 +9,6 @@ import cutlass.cute as cute
 from cutlass import Int32
 from cutlass.cute.nvgpu import tcgen05
 
-from nvfp4_cute.formats.block_format import NVFP4
-from nvfp4_cute.planning.arch.sm100.limits import NVFP4_MMA
-
 from ..common.versions import inline_ptx
 
 # Shared-memory matrix descriptors (PTX ISA 9.7.16.4.1) without their start address: low and high word.
@@ -20,9 +17,11 @@ OPERAND_DESCRIPTOR = 0x00010000, 0x40004040
 # Scale blocks, no swizzle: 32 rows of 16 bytes, eight rows, 128 bytes, to the next row group.
 SCALE_DESCRIPTOR = 0x00000000, 0x00004008
 DESCRIPTOR_UNIT_BYTES = 16
-# Of instruction descriptors (PTX ISA 9.7.16.4.2): where the extents are.
+# Of instruction descriptors (PTX ISA 9.7.16.4.2): where the extents are, and which of a word's scales are the first of A, of B.
 MMA_DESCRIPTOR_N_SHIFT = 17 - 3
 MMA_DESCRIPTOR_M_SHIFT = 27 - 7
+MMA_DESCRIPTOR_SFA_ID_SHIFT = 29
+MMA_DESCRIPTOR_SFB_ID_SHIFT = 4
 # Both CTAs of a pair.
 PAIR_MASK = 3
 
@@ -61,10 +60,17 @@ def copy_scale_block(column: Int32, source: Int32, num_cta: cutlass.Constexpr):
 
 
 @cute.jit
-def mma_descriptor(n: Int32, num_cta: cutlass.Constexpr) -> Int32:
-    """Instruction descriptor for 128 rows a CTA and ``n`` columns, a multiple of 16."""
+def mma_descriptor(n: Int32, types: cutlass.Constexpr, num_cta: cutlass.Constexpr) -> Int32:
+    """Instruction descriptor for 128 rows a CTA and ``n`` columns, a multiple of 16. ``types``: the bits of ``arch.base.Mma``."""
     m_bits = 128 * num_cta << MMA_DESCRIPTOR_M_SHIFT
-    return (n << MMA_DESCRIPTOR_N_SHIFT) | Int32(NVFP4_MMA.descriptor | m_bits)
+    return (n << MMA_DESCRIPTOR_N_SHIFT) | Int32(types | m_bits)
+
+
+def at_scale(descriptor: Int32, scale: int) -> Int32:
+    """Instruction descriptor of an MMA whose scales begin with number ``scale`` of the four of an atom."""
+    if scale == 0:
+        return descriptor
+    return descriptor | (scale << MMA_DESCRIPTOR_SFA_ID_SHIFT | scale << MMA_DESCRIPTOR_SFB_ID_SHIFT)
 
 
 @cute.jit
@@ -76,19 +82,22 @@ def block_scaled_mma(
     sfa: Int32,
     sfb: Int32,
     accumulate: Int32,
+    kind: cutlass.Constexpr,
+    block_k: cutlass.Constexpr,
     num_cta: cutlass.Constexpr,
 ):
-    """D = A B^T + (D if ``accumulate``) for 64 elements of K (PTX ISA 9.7.16.10.9).
+    """D = A B^T + (D if ``accumulate``) for the K of one MMA (PTX ISA 9.7.16.10.9).
 
     Args:
         acc: tensor-memory address of D.
         a, b: low words of shared-memory descriptors.
         sfa, sfb: tensor-memory addresses of the scales.
+        kind: of ``arch.base.Mma``. block_k: elements along K that share a scale.
     """
     inline_ptx(
         f"{{\n.reg .pred accumulate;\n.reg .b32 high;\n.reg .b64 a, b;\nmov.b32 high, {OPERAND_DESCRIPTOR[1]:#x};\n"
         "setp.ne.b32 accumulate, {$r6}, 0;\nmov.b64 a, {{$r1}, high};\nmov.b64 b, {{$r2}, high};\n"
-        f"tcgen05.mma.cta_group::{num_cta}.kind::{NVFP4_MMA.kind}.block_scale.block{NVFP4.block_k} "
+        f"tcgen05.mma.cta_group::{num_cta}.kind::{kind}.block_scale.block{block_k} "
         "[{$r0}], a, b, {$r3}, [{$r4}], [{$r5}], accumulate;\n}",
         read_only_args=[acc, a, b, instruction, sfa, sfb, accumulate],
     )

@@ -19,7 +19,7 @@ from nvfp4_cute.planning.arch.sm100.limits import SF_ATOM_ROWS, SmemPlan, fetche
 from nvfp4_cute.planning.config import KernelConfig
 
 from ..common.group_table import ceil_div
-from ..common.operand_maps import SF_BLOCK_BYTES, Descriptors, descriptor_addresses
+from ..common.operand_maps import SF_BLOCK_BYTES, Boxes, Descriptors, descriptor_addresses
 from ..common.ptx import keep_before
 from ..common.ring import PRODUCER_PHASE, Ring, next_stage, wait_until_empty
 from ..common.sides import mma_sides
@@ -27,7 +27,6 @@ from ..common.split_k import k_share
 from ..common.tma_load import cache_policies, tma_load, tma_prefetch
 from ..common.warp_schedule import WARP_SIZE
 from .columns import mma_columns
-from .operands import make_boxes
 
 # A K tile that no tile has.
 NEVER = -1
@@ -58,6 +57,7 @@ class LoadArgs:
     """
 
     descriptors: Descriptors
+    boxes: Boxes
     buffers: Buffers
     smem: SmemPlan
     config: KernelConfig
@@ -227,7 +227,7 @@ def _load_m(args: LoadArgs, side: SidePlace, k_tile: Int32, stage: Int32, barrie
     for j in cutlass.range_constexpr(smem.num_m):
         at = buffers.m[j] + stage * smem.a_stage_bytes
         tma_load(at, side.data[j], coords, barrier, policy, config.num_mma_cta)
-    coords = (0, k_tile * make_boxes(config).sf_m[0], side.block, side.batch)
+    coords = (0, k_tile * args.boxes.sf_m[0], side.block, side.batch)
     for j in cutlass.range_constexpr(smem.num_m):
         at = buffers.sf_m[j] + stage * smem.sfa_stage_bytes
         tma_load(at, side.scales[j], coords, barrier, policy, config.num_mma_cta)
@@ -242,7 +242,7 @@ def _load_n(args: LoadArgs, side: SidePlace, k_tile: Int32, stage: Int32, barrie
     num_cta, num_mmas, (k_blocks, row_blocks) = (
         config.num_mma_cta,
         config.multicast_n,
-        make_boxes(config).sf_n,
+        args.boxes.sf_n,
     )
     _, policy = cache_policies(config.swap_ab)
     mask = sum(1 << i * num_cta for i in range(num_mmas)) << rank if num_mmas > 1 else None
@@ -259,7 +259,7 @@ def _load_n(args: LoadArgs, side: SidePlace, k_tile: Int32, stage: Int32, barrie
 
 def _k_block_n(args: LoadArgs, k_tile: Int32) -> Int32:
     """First K block of the N side's scales that this CTA loads of a K tile."""
-    boxes = make_boxes(args.config)
+    boxes = args.boxes
     k_block = k_tile * boxes.sf_m[0]
     return k_block + args.cta_rank * boxes.sf_n[0] if boxes.sf_n[0] < boxes.sf_m[0] else k_block
 
@@ -311,7 +311,7 @@ def _prefetch_first(args: LoadArgs, place: TilePlace):
 def _prefetch_m(args: LoadArgs, place: TilePlace, k_tile: Int32):
     """Bring the M side's boxes of a K tile into L2."""
     policy, _ = cache_policies(args.config.swap_ab)
-    _prefetch_side(args, place.m, k_tile, k_tile * make_boxes(args.config).sf_m[0], policy)
+    _prefetch_side(args, place.m, k_tile, k_tile * args.boxes.sf_m[0], policy)
 
 
 @cute.jit
@@ -368,7 +368,7 @@ def _turns(
 def _locate(args: LoadArgs, cursor: tuple, first_due: cutlass.Constexpr) -> TilePlace:
     """The tile at the cursor, of which K tiles from ``first_due`` on are prefetched."""
     config, rank, descriptors = args.config, args.cta_rank, args.descriptors
-    boxes, num_cta = make_boxes(config), config.num_mma_cta
+    boxes, num_cta = args.boxes, config.num_mma_cta
     tile = args.groups.tile(cursor, config.work_tile_mnk)
     m_side, n_side = mma_sides(config, tile)
     row_m = m_side.first_row + args.m_rank * boxes.rows_m

@@ -9,8 +9,8 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Int32
 
-from nvfp4_cute.formats.block_format import NVFP4
-from nvfp4_cute.planning.arch.sm100.limits import NVFP4_MMA, SF_ATOM_COLS, SF_ATOM_ROWS, SmemPlan, TmemMap
+from nvfp4_cute.formats.block_format import BlockFormat
+from nvfp4_cute.planning.arch.sm100.limits import MMA, SF_ATOM_COLS, SF_ATOM_ROWS, SmemPlan, TmemMap
 from nvfp4_cute.planning.config import KernelConfig
 
 from ..common.operand_maps import SF_BLOCK_BYTES
@@ -24,6 +24,7 @@ from .instructions import (
     OPERAND_DESCRIPTOR,
     PAIR_MASK,
     SCALE_DESCRIPTOR,
+    at_scale,
     block_scaled_mma,
     commit_mma,
     copy_scale_block,
@@ -35,7 +36,6 @@ from .load import Buffers
 
 # Rows of 32 lanes: how many rows one column of scales in tensor memory covers.
 SF_COLUMN_ROWS = 32
-BYTES_PER_MMA_K = NVFP4.row_bytes(NVFP4_MMA.k)
 
 
 @dataclass(frozen=True)
@@ -46,6 +46,7 @@ class MmaArgs:
         tmem_base: address of the allocation.
         groups: ``GroupTable`` or ``DeviceGroups``.
         leader_rank: in the cluster, of the CTA that issues this MMA.
+        formats: on the M side and on the N side.
     """
 
     tmem_base: Int32
@@ -57,26 +58,30 @@ class MmaArgs:
     leader_rank: Int32 | int
     ab: Ring
     acc: Ring
+    formats: tuple[BlockFormat, BlockFormat]
 
 
 @cute.jit
 def run_mma(args: MmaArgs, first_tile: Int32, stride: Int32):
     """For each tile: acquire an accumulator, for each K tile copy its scales and issue its MMAs, commit.
 
+    A scale atom holds four scales of a row: as many MMAs read it as their kind and the formats' blocks say, 1, 2, or 4.
     Of a dual GEMM one operand of one side meets two of the other: two accumulators, side by side. Scales live in one
     place of tensor memory: tcgen05.cp and tcgen05.mma of one thread execute in order (PTX ISA
     9.7.16.6.2), so the next K tile's copy cannot overtake the MMAs that still read the previous one's.
     """
     ab, acc, config, groups = args.ab, args.acc, args.config, args.groups
     tmem, smem, num_cta = args.tmem, args.smem, config.num_mma_cta
-    num_k_block = config.cta_tile_shape_mnk[2] // NVFP4_MMA.k
-    blocks_n = smem.sfb_stage_bytes // (SF_BLOCK_BYTES * num_k_block)
+    (m_format, n_format), mma = args.formats, MMA[args.formats]
+    mma_bytes_m, mma_bytes_n = m_format.row_bytes(mma.k), n_format.row_bytes(mma.k)
+    num_atom, mmas_per_atom = config.cta_tile_shape_mnk[2] // m_format.atom_k, mma.per_atom(m_format)
+    blocks_n = smem.sfb_stage_bytes // (SF_BLOCK_BYTES * num_atom)
     desc_m = [smem_descriptor(OPERAND_DESCRIPTOR, address) for address in args.buffers.m]
     desc_n = [smem_descriptor(OPERAND_DESCRIPTOR, address) for address in args.buffers.n]
     desc_sf_m = [smem_descriptor(SCALE_DESCRIPTOR, address) for address in args.buffers.sf_m]
     desc_sf_n = [smem_descriptor(SCALE_DESCRIPTOR, address) for address in args.buffers.sf_n]
     # First columns of every operand's scales
-    sfa_cols, sfb_cols = SF_ATOM_COLS * num_k_block, SF_ATOM_COLS * num_k_block * blocks_n
+    sfa_cols, sfb_cols = SF_ATOM_COLS * num_atom, SF_ATOM_COLS * num_atom * blocks_n
     sfa = [args.tmem_base + tmem.sfa_col + i * sfa_cols for i in range(smem.num_m)]
     sfb = [args.tmem_base + tmem.sfb_col + i * sfb_cols for i in range(smem.num_n)]
     # A stage has to be free in all CTAs of the cluster that one of them loads for; accumulators are an MMA's own.
@@ -88,7 +93,7 @@ def run_mma(args: MmaArgs, first_tile: Int32, stride: Int32):
     while groups.has_tile(cursor):
         tile = groups.tile(cursor, config.work_tile_mnk)
         _, n_side = mma_sides(config, tile)
-        instruction = mma_descriptor(mma_columns(config, n_side), num_cta)
+        instruction = mma_descriptor(mma_columns(config, n_side), mma.descriptor, num_cta)
         # A tile that does not start with a scale block finds its scales some columns further.
         sfb_tile_offset = n_side.first_row % SF_ATOM_ROWS // SF_COLUMN_ROWS
         accumulator = args.tmem_base + acc_idx * tmem.acc_stride
@@ -105,34 +110,37 @@ def run_mma(args: MmaArgs, first_tile: Int32, stride: Int32):
             # Found here, not behind the MMAs, where the next wait would wait for it.
             keep_before(following)
             with cute.arch.elect_one():
-                for k_block in cutlass.range_constexpr(num_k_block):
-                    sfa_block = k_block * SF_ATOM_COLS
-                    sfb_block = k_block * SF_ATOM_COLS * blocks_n
+                for atom in cutlass.range_constexpr(num_atom):
+                    sfa_atom = atom * SF_ATOM_COLS
+                    sfb_atom = atom * SF_ATOM_COLS * blocks_n
                     for i in cutlass.range_constexpr(smem.num_m):
-                        source = k_block * SF_BLOCK_BYTES // DESCRIPTOR_UNIT_BYTES
-                        copy_scale_block(sfa[i] + sfa_block, at_sf_m[i] + source, num_cta)
+                        source = atom * SF_BLOCK_BYTES // DESCRIPTOR_UNIT_BYTES
+                        copy_scale_block(sfa[i] + sfa_atom, at_sf_m[i] + source, num_cta)
                     for i in cutlass.range_constexpr(smem.num_n):
                         for row_block in cutlass.range_constexpr(blocks_n):
-                            block = row_block * num_k_block + k_block
+                            block = row_block * num_atom + atom
                             source = block * SF_BLOCK_BYTES // DESCRIPTOR_UNIT_BYTES
-                            column = sfb_block + row_block * SF_ATOM_COLS
+                            column = sfb_atom + row_block * SF_ATOM_COLS
                             copy_scale_block(sfb[i] + column, at_sf_n[i] + source, num_cta)
-                    k_offset = k_block * BYTES_PER_MMA_K // DESCRIPTOR_UNIT_BYTES
-                    accumulate = k_tile_idx
-                    if cutlass.const_expr(k_block > 0):
-                        accumulate = Int32(1)
-                    for product in cutlass.range_constexpr(smem.num_m * smem.num_n):
-                        m_idx, n_idx = product % smem.num_m, product % smem.num_n
-                        block_scaled_mma(
-                            accumulator + product * config.cta_tile_shape_mnk[1],
-                            at_m[m_idx] + k_offset,
-                            at_n[n_idx] + k_offset,
-                            instruction,
-                            sfa[m_idx] + sfa_block,
-                            sfb[n_idx] + sfb_tile_offset + sfb_block,
-                            accumulate,
-                            num_cta,
-                        )
+                    for part in cutlass.range_constexpr(mmas_per_atom):
+                        step = atom * mmas_per_atom + part
+                        accumulate = k_tile_idx
+                        if cutlass.const_expr(step > 0):
+                            accumulate = Int32(1)
+                        for product in cutlass.range_constexpr(smem.num_m * smem.num_n):
+                            m_idx, n_idx = product % smem.num_m, product % smem.num_n
+                            block_scaled_mma(
+                                accumulator + product * config.cta_tile_shape_mnk[1],
+                                at_m[m_idx] + step * mma_bytes_m // DESCRIPTOR_UNIT_BYTES,
+                                at_n[n_idx] + step * mma_bytes_n // DESCRIPTOR_UNIT_BYTES,
+                                at_scale(instruction, part * SF_ATOM_COLS // mmas_per_atom),
+                                sfa[m_idx] + sfa_atom,
+                                sfb[n_idx] + sfb_tile_offset + sfb_atom,
+                                accumulate,
+                                mma.kind,
+                                m_format.block_k,
+                                num_cta,
+                            )
                 commit_mma(ab.empty(stage), num_cta, sharing_mask)
             stage, phase = following
         with cute.arch.elect_one():

@@ -7,6 +7,8 @@ from typing import Any
 import torch
 
 from nvfp4_cute.errors import ConfigError, UnsupportedProblem
+from nvfp4_cute.formats import block_format
+from nvfp4_cute.formats.block_format import BlockFormat
 from nvfp4_cute.planning.arch import chain_archs, family_of
 from nvfp4_cute.planning.arch.base import INTERLEAVE
 from nvfp4_cute.planning.config import KernelConfig
@@ -29,6 +31,7 @@ class KernelKey:
         weight_layout: of a dual GEMM: "separate" where there are two operands, or how one interleaves both.
         has_limit: whether a dual GEMM's products are cut to a range.
         is_chain: whether every group reads the result of the one before.
+        a_format, b_format: what the bytes of ``a``, and of every ``b``, stand for.
     """
 
     arch: str
@@ -42,6 +45,8 @@ class KernelKey:
     weight_layout: WeightLayout = "separate"
     has_limit: bool = False
     is_chain: bool = False
+    a_format: BlockFormat = block_format.NVFP4
+    b_format: BlockFormat = block_format.NVFP4
 
     @classmethod
     def of(cls, arch: str, config: KernelConfig, problem: GroupedProblem) -> "KernelKey":
@@ -58,15 +63,23 @@ class KernelKey:
             weight_layout=problem.weight_layout,
             has_limit=problem.limit is not None,
             is_chain=problem.is_chain,
+            a_format=problem.a_format,
+            b_format=problem.b_format,
         ).validated()
 
     def validated(self) -> "KernelKey":
         """The same with a resolved config and without a CTA count.
 
-        Raises UnsupportedTarget for an arch without a kernel, ConfigError for a refused config, UnsupportedProblem for an
-        output or a chain that the arch's kernel lacks.
+        Raises UnsupportedTarget for an arch without a kernel, ConfigError for a refused config, UnsupportedProblem for
+        formats, an output or a chain that the arch's kernel lacks.
         """
         family, config = family_of(self.arch), self.config
+        if (self.a_format, self.b_format) not in family.MMA:
+            pairs = ", ".join(f"{a} x {b}" for a, b in family.MMA)
+            raise UnsupportedProblem(
+                f"{self.arch}: no kernel for {self.a_format} x {self.b_format} (there is one for {pairs}); "
+                'use backend="reference", or quantize both to a pair that has one'
+            )
         num_b = 1 if self.activation is None or self.weight_layout in INTERLEAVE else 2
         reason = family.interleave_reason(config, self.weight_layout)
         reason = reason or family.unsupported_reason(config, num_b)
@@ -95,6 +108,8 @@ class KernelKey:
         groups = f"g{self.num_groups}" if self.form == "list" else self.form
         suffix = "_mmajor" * self.out_m_major + "_alpha" * self.has_alpha + "_limit" * self.has_limit
         suffix += f"_{self.weight_layout}" * (self.weight_layout != "separate")
+        pair = self.a_format, self.b_format
+        suffix += f"_{pair[0]}_x_{pair[1]}" * (pair != (block_format.NVFP4, block_format.NVFP4))
         operation = "grouped_gemm" if self.activation is None else f"grouped_dual_gemm_{self.activation}"
         operation = "gemm_chain" if self.is_chain else operation
         return f"nvfp4_{operation}_{self.arch}_{groups}_{self.config.to_name()}_{dtype}{suffix}"
@@ -110,6 +125,8 @@ class KernelKey:
             options["out_m_major"] = self.out_m_major
         if family.HAS_CHAINS:
             options["chain"] = Chain if self.is_chain else None
+        if len(family.MMA) > 1:  # A kernel that multiplies one pair of formats is not told which.
+            options.update(a_format=self.a_format, b_format=self.b_format)
         return getattr(import_module(f"nvfp4_cute.kernels.{module}"), name)(
             config=self.config,
             form=self.form,

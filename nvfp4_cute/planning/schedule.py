@@ -14,9 +14,8 @@ from bisect import bisect_right
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import accumulate
-from math import prod
 
-from nvfp4_cute.formats.scale_layout import SF_VEC_SIZE, padded_shape
+from nvfp4_cute.formats.block_format import NVFP4
 from nvfp4_cute.problem import INT32_MAX
 
 GROUP_LETTERS = "0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"
@@ -216,5 +215,4 @@ def _ceil_div(value: int, divisor: int) -> int:
 
 
 def _read_bytes(m: int, n: int, k: int) -> int:
-    scale_bytes = sum(prod(padded_shape(rows, _ceil_div(k, SF_VEC_SIZE))) for rows in (m, n))
-    return (m + n) * k // 2 + scale_bytes
+    return sum(rows * NVFP4.row_bytes(k) + NVFP4.scale_bytes(rows, k) for rows in (m, n))

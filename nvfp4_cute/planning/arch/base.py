@@ -90,6 +90,10 @@ class Mma:
     k: int
     descriptor: int = 0
 
+    def per_atom(self, format: BlockFormat) -> int:
+        """MMAs whose scales lie in one scale atom of ``format``: 1, 2 or 4 for 4, 2 or 1 scales of a row an MMA."""
+        return format.atom_k // self.k
+
 
 @dataclass(frozen=True)
 class StagedOperands:

@@ -10,7 +10,6 @@ from collections import Counter
 from dataclasses import dataclass, replace
 
 from nvfp4_cute.formats.block_format import NVFP4
-from nvfp4_cute.formats.scale_layout import SF_VEC_SIZE
 from nvfp4_cute.gpus import verdicts
 from nvfp4_cute.planning.arch.base import (
     INTERLEAVE,
@@ -219,7 +218,7 @@ def _estimated_cycles(
     num_tiles = sum(counts.values())
     if not num_tiles:
         return COSTS.start
-    operand_bytes = sum((m + num_b * n) * k * 9 // 16 * times for (m, n, k), times in sizes.items())
+    operand_bytes = sum(NVFP4.nbytes(m + num_b * n, k) * times for (m, n, k), times in sizes.items())
     out_bytes = sum(m * n * 2 * times for (m, n, _), times in sizes.items())
 
     mma = 2 * num_b * tile_m * tile_n * tile_k / COSTS.mma_flop_per_cycle
@@ -268,13 +267,13 @@ def num_receivers(split: int) -> int:
 def smem_plan(config: KernelConfig, num_b: int = 1) -> SmemPlan:
     """Shared memory of ``config``. ``num_ab_stage=None`` is resolved to as many stages as fit."""
     m, n, k = config.cta_tile_shape_mnk
-    sf = SF_ATOM_ROWS * k // SF_VEC_SIZE
+    row_bytes, sf = NVFP4.row_bytes(k), NVFP4.atom_row_bytes(k)
     num_m, num_n = operands_on_sides(config, num_b)
     tile_sums_bytes = num_b * m * n * FP32_BYTES
     plan = SmemPlan(
-        row_bytes=k // 2,
-        a_stage_bytes=m * k // 2,
-        b_stage_bytes=n * k // 2,
+        row_bytes=row_bytes,
+        a_stage_bytes=m * row_bytes,
+        b_stage_bytes=n * row_bytes,
         sfa_stage_bytes=sf,
         sfb_stage_bytes=sf,
         num_ab_stage=config.num_ab_stage or 0,

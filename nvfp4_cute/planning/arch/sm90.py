@@ -13,7 +13,6 @@ from statistics import NormalDist
 import numpy as np
 
 from nvfp4_cute.formats.block_format import NVFP4
-from nvfp4_cute.formats.scale_layout import SF_VEC_SIZE
 from nvfp4_cute.planning.arch.base import (
     Mma,
     clusters_in_gpcs,
@@ -244,10 +243,11 @@ def smem_plan(config: KernelConfig, num_b: int = 1) -> SmemPlan:
     """Shared memory of ``config``. ``num_ab_stage=None`` is resolved to as many stages as fit."""
     n, m, k = config.cta_tile_shape_mnk
     k *= k_tiles_of_stage(config)
-    sf_block_bytes, capacity = SF_BLOCK_ROWS * k // SF_VEC_SIZE, smem_capacity_bytes(config)
+    row_bytes, sf_block_bytes = NVFP4.row_bytes(k), NVFP4.atom_row_bytes(k)
+    capacity = smem_capacity_bytes(config)
     plan = SmemPlan(
-        a_stage_bytes=m * k // 2,
-        b_stage_bytes=n * k // 2,
+        a_stage_bytes=m * row_bytes,
+        b_stage_bytes=n * row_bytes,
         sfa_stage_bytes=sf_blocks(m) * sf_block_bytes,
         sfb_stage_bytes=sf_blocks(n) * sf_block_bytes,
         decoded_stage_bytes=m * k // stages_of_k_tile(config) * FP16_BYTES,

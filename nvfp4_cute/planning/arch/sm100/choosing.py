@@ -7,6 +7,7 @@ memory delivers to all of them, and the last tile's epilogue. It ranks configs; 
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
+from nvfp4_cute.formats.block_format import NVFP4
 from nvfp4_cute.planning.arch.base import INTERLEAVE
 from nvfp4_cute.planning.arch.sm100.limits import (
     CANDIDATES,
@@ -244,7 +245,7 @@ def _slices(config: KernelConfig, schedule: TileSchedule, tile: WorkTile) -> int
 def _k_tile_bytes(config: KernelConfig, schedule: TileSchedule, tile: WorkTile, smem: SmemPlan) -> int:
     """What one CTA loads for a K tile."""
     rows_n = mma_columns(*_n_side(config, schedule, tile)) // config.num_mma_cta
-    n_side = smem.num_n * (rows_n * config.cta_tile_shape_mnk[2] // 2 + smem.sfb_stage_bytes)
+    n_side = smem.num_n * (rows_n * NVFP4.row_bytes(config.cta_tile_shape_mnk[2]) + smem.sfb_stage_bytes)
     return smem.num_m * (smem.a_stage_bytes + smem.sfa_stage_bytes) + n_side // config.multicast_n
 
 

@@ -6,8 +6,7 @@ Limits: CUDA C++ programming guide, technical specifications (227 KiB of shared 
 
 from dataclasses import dataclass, replace
 
-from nvfp4_cute.formats.block_format import NVFP4
-from nvfp4_cute.formats.scale_layout import SF_VEC_SIZE
+from nvfp4_cute.formats.block_format import ATOM_COLS, ATOM_ROWS, NVFP4, BlockFormat
 from nvfp4_cute.planning.arch.base import (
     INTERLEAVE,
     Mma,
@@ -69,9 +68,12 @@ STAGING_BYTES = 4 * 32 * 32 * 2
 # Besides, barriers and the tensor-memory address; operand buffers come first and are whole multiples of their alignment.
 SMEM_RESERVED_BYTES = STAGING_BYTES + 1024
 TMEM_COLS = 512
-# Instruction descriptor: PTX ISA 9.7.16.4.2.
+# By formats on the MMA's M side and N side. Descriptors: types of elements from bits 7 and 10 on, of scales bit 23 (PTX ISA
+# 9.7.16.4.2).
 MMA = {(NVFP4, NVFP4): Mma("mxf4nvf4", 64, descriptor=1 << 7 | 1 << 10)}
-NVFP4_MMA = MMA[NVFP4, NVFP4]
+NVFP4_PAIR = (NVFP4, NVFP4)
+# Bytes of a row of a K tile: of one row of the swizzle.
+K_TILE_BYTES = 128
 # Cycles of the one copy engine of an SM: a copy takes at least so many, and one for so many bytes (published
 # microbenchmarks: ``timing.constants``).
 COPY_CYCLES, COPY_BYTES_PER_CYCLE = 48, 125
@@ -102,8 +104,8 @@ UNIT_SUMS_BYTES = 32 * EPI_TILE_N * 4
 GPC_SMS = 18
 MEASURED_CLUSTERS = {148: {8: 15}}
 # A scale block covers 128 rows x 4 scales; tensor memory holds it in 4 columns.
-SF_ATOM_ROWS = 128
-SF_ATOM_COLS = 4
+SF_ATOM_ROWS = ATOM_ROWS
+SF_ATOM_COLS = ATOM_COLS
 
 
 class SmemPlan(StagedOperands):
@@ -164,11 +166,17 @@ def mma_columns(rows: int, first_row: int, tile_n: int) -> int:
     return min(_ceil_div(rows, MMA_N_STEP) * MMA_N_STEP, tile_n) | first_row & MMA_N_STEP
 
 
-def smem_plan(config: KernelConfig, num_b: int = 1) -> SmemPlan:
-    """Shared memory of one CTA. ``num_ab_stage=None`` is resolved to as many stages as fit."""
-    m, n, k = config.cta_tile_shape_mnk
-    a, b = m * k // 2, n // config.num_mma_cta * k // 2
-    sfa, sfb = SF_ATOM_ROWS * k // SF_VEC_SIZE, sf_blocks_n(n) * SF_ATOM_ROWS * k // SF_VEC_SIZE
+def smem_plan(
+    config: KernelConfig, num_b: int = 1, formats: tuple[BlockFormat, BlockFormat] = NVFP4_PAIR
+) -> SmemPlan:
+    """Shared memory of one CTA. ``num_ab_stage=None`` is resolved to as many stages as fit.
+
+    Args:
+        formats: on the M side and on the N side of the MMA.
+    """
+    (m, n, k), (m_format, n_format) = config.cta_tile_shape_mnk, formats
+    a, b = m * m_format.row_bytes(k), n // config.num_mma_cta * n_format.row_bytes(k)
+    sfa, sfb = m_format.scale_bytes(m, k), sf_blocks_n(n) * n_format.atom_row_bytes(k)
     exchange = 0
     if config.split_k > 1:
         units = _ceil_div(EPI_WARPS * n // EPI_TILE_N, config.split_k)
@@ -197,7 +205,7 @@ def copy_cycles(nbytes: int) -> float:
 def k_tile_mma_cycles(config: KernelConfig, smem: SmemPlan) -> float:
     """What the tensor cores need for a K tile."""
     _, n, k = config.cta_tile_shape_mnk
-    return smem.num_m * smem.num_n * (k // NVFP4_MMA.k) * n / MMA_COLUMNS_PER_CYCLE
+    return smem.num_m * smem.num_n * (k // MMA[NVFP4_PAIR].k) * n / MMA_COLUMNS_PER_CYCLE
 
 
 def fetches_ahead(config: KernelConfig, smem: SmemPlan) -> bool:
@@ -220,18 +228,20 @@ def prefetch_k_tiles(config: KernelConfig, smem: SmemPlan) -> int:
     return max(round(RING_CYCLES / k_tile) - smem.num_ab_stage, 3)
 
 
-def tmem_map(config: KernelConfig, num_b: int = 1) -> TmemMap:
+def tmem_map(
+    config: KernelConfig, num_b: int = 1, formats: tuple[BlockFormat, BlockFormat] = NVFP4_PAIR
+) -> TmemMap:
     """Tensor memory of ``config``: accumulators, then the scales of one K tile of A and of B.
 
     Two accumulators that do not fit side by side share columns: the second begins where the scales leave room.
+
+    Args:
+        formats: on the M side and on the N side of the MMA.
     """
     _, n, k = config.cta_tile_shape_mnk
-    num_k_block = k // NVFP4_MMA.k
     num_m, num_n = operands_on_sides(config, num_b)
-    sfa_cols, sfb_cols = (
-        num_m * SF_ATOM_COLS * num_k_block,
-        num_n * sf_blocks_n(n) * SF_ATOM_COLS * num_k_block,
-    )
+    (_, m_atoms), (_, n_atoms) = (format.scale_atoms(1, k) for format in formats)
+    sfa_cols, sfb_cols = num_m * SF_ATOM_COLS * m_atoms, num_n * sf_blocks_n(n) * SF_ATOM_COLS * n_atoms
     acc_cols = stride = num_b * n
     free_cols = TMEM_COLS - sfa_cols - sfb_cols
     if config.num_acc_stage == 2 and 2 * acc_cols > free_cols:
@@ -259,8 +269,11 @@ def unsupported_reason(config: KernelConfig, num_b: int = 1) -> str | None:
         return (
             f"cta_tile_shape_mnk={config.cta_tile_shape_mnk}: N tile {n} is not built; use one of {TILES_N}"
         )
-    if k != 256:
-        return f"cta_tile_shape_mnk={config.cta_tile_shape_mnk}: a K tile fills one 128-byte swizzle row; use K tile 256"
+    if k != NVFP4.elements(K_TILE_BYTES):
+        return (
+            f"cta_tile_shape_mnk={config.cta_tile_shape_mnk}: a K tile fills one {K_TILE_BYTES}-byte swizzle row; use K tile "
+            f"{NVFP4.elements(K_TILE_BYTES)}"
+        )
     if config.num_acc_stage < 1:
         return f"num_acc_stage={config.num_acc_stage}: at least 1 accumulator stage is needed; 2 overlap the epilogue"
     tmem = tmem_map(config, num_b)
