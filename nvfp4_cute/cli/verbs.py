@@ -16,6 +16,7 @@ VERBS = {
     "compile": "kernels ahead of time, into a folder",
     "prove": "a report of what a GPU does: correctness, probes, constants, times",
     "models": "what is in a checkpoint, and how fast whole models are",
+    "quantize": "a 16-bit checkpoint to a quantized one",
     "doctor": "what is installed, and what would run where",
 }
 """Verb -> its line in `nvfp4-cute --help`, which loads none of the modules."""

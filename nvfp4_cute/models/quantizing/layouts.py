@@ -1,0 +1,105 @@
+"""What tools write for a quantized layer and into config.json, so that they, and engines, read it back."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from importlib.metadata import version
+from typing import Any
+
+import torch
+
+from nvfp4_cute.models.checkpoints.stored import StoredWeight
+
+LAYOUTS = ("modelopt", "compressed-tensors")
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """A format of weights and of activations.
+
+    Attributes:
+        weights: format of weights. algorithm: ModelOpt's word. group_format: that of compressed-tensors.
+        group_size: values that share a scale. bits: of an element. has_input: whether activations are quantized.
+        needs_calibration: whether they have a scale that is stored.
+    """
+
+    weights: str
+    algorithm: str
+    group_format: str
+    group_size: int
+    bits: int
+    has_input: bool
+    needs_calibration: bool = False
+
+
+RECIPES = {
+    "nvfp4": Recipe("nvfp4", "NVFP4", "nvfp4-pack-quantized", 16, 4, True, True),
+    "nvfp4a16": Recipe("nvfp4", "W4A16_NVFP4", "nvfp4-pack-quantized", 16, 4, False),
+    "mxfp4": Recipe("mxfp4", "mxfp4", "mxfp4-pack-quantized", 32, 4, True),
+    "mxfp8": Recipe("mxfp8_e4m3", "MXFP8", "mxfp8-quantized", 32, 8, True),
+}
+
+
+def announced(
+    name: str, shape: tuple[int, int], recipe: Recipe, layout: str
+) -> Iterator[tuple[str, torch.dtype, tuple[int, ...]]]:
+    """Name, dtype and shape of every tensor of a layer, in the order in which ``tensors`` gives them."""
+    n, k = shape
+    packed = recipe.bits == 4
+    data = (n, k // 2 if packed else k)
+    scale = torch.float8_e4m3fn if recipe.weights == "nvfp4" else torch.uint8
+    is_ct = layout == "compressed-tensors"
+    word = "weight_packed" if is_ct and packed else "weight"
+    yield f"{name}.{word}", torch.uint8 if packed else torch.float8_e4m3fn, data
+    yield f"{name}.weight_scale", scale, (n, k // recipe.group_size)
+    scalar: tuple[int, ...] = (1,) if is_ct else ()
+    if recipe.weights == "nvfp4":
+        yield f"{name}.{'weight_global_scale' if is_ct else 'weight_scale_2'}", torch.float32, scalar
+    if recipe.needs_calibration:
+        yield f"{name}.{'input_global_scale' if is_ct else 'input_scale'}", torch.float32, scalar
+
+
+def tensors(weight: StoredWeight, input_scale: torch.Tensor | None, layout: str) -> Iterator[torch.Tensor]:
+    """The tensors of a layer; global scales as the tool stores them."""
+    yield weight.data
+    yield weight.scale
+    for factor in (weight.global_scale, input_scale):
+        if factor is not None:
+            yield (1 / factor).reshape(1) if layout == "compressed-tensors" else factor.reshape(())
+
+
+def config_entry(recipe: Recipe, layout: str, left_out: list[str]) -> dict[str, Any]:
+    """``quantization_config`` of config.json."""
+    if layout == "modelopt":
+        spec = {"dynamic": False, "num_bits": recipe.bits, "type": "float", "group_size": recipe.group_size}
+        group: dict[str, Any] = {"weights": spec, "targets": ["Linear"]}
+        if recipe.has_input:
+            group = {"input_activations": spec} | group
+        entry: dict[str, Any] = {"ignore": left_out, "quant_algo": recipe.algorithm, "producer": _producer()}
+        if recipe.weights == "nvfp4":
+            entry = {"config_groups": {"group_0": group}} | entry
+        return entry | {"quant_method": "modelopt"}
+    is_nvfp4 = recipe.weights == "nvfp4"
+    spec = {
+        "num_bits": recipe.bits, "type": "float", "symmetric": True, "group_size": recipe.group_size,
+        "strategy": "tensor_group" if is_nvfp4 else "group", "dynamic": False,
+        "scale_dtype": "torch.float8_e4m3fn" if is_nvfp4 else "torch.uint8",
+    }  # fmt: skip
+    given = spec | {"dynamic": "local" if is_nvfp4 else True} if recipe.has_input else None
+    group = {"targets": ["Linear"], "weights": spec, "input_activations": given, "output_activations": None,
+             "format": recipe.group_format}  # fmt: skip
+    return {
+        "quant_method": "compressed-tensors", "format": recipe.group_format, "quantization_status": "compressed",
+        "config_groups": {"group_0": group}, "ignore": left_out, "kv_cache_scheme": None,
+    }  # fmt: skip
+
+
+def hf_quant_config(recipe: Recipe, left_out: list[str]) -> dict[str, Any]:
+    """ModelOpt's hf_quant_config.json."""
+    entry: dict[str, Any] = {"quant_algo": recipe.algorithm, "kv_cache_quant_algo": None}
+    if recipe.algorithm != "mxfp4":
+        entry["group_size"] = recipe.group_size
+    return {"producer": _producer(), "quantization": entry | {"exclude_modules": left_out}}
+
+
+def _producer() -> dict[str, str]:
+    return {"name": "nvfp4-cute", "version": version("nvfp4-cute")}

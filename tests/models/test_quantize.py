@@ -1,0 +1,239 @@
+"""Quantizing a checkpoint: rounding, which layers, what files hold, and that the readers take them."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from checkpoint_files import MODELOPT, nvfp4, write
+
+from nvfp4_cute import dequantize, quantize
+from nvfp4_cute.cli import main
+from nvfp4_cute.errors import CheckpointError
+from nvfp4_cute.models.checkpoints import Checkpoint
+from nvfp4_cute.models.quantizing.calibrate import Seen
+from nvfp4_cute.models.quantizing.checkpoint import quantize_checkpoint
+from nvfp4_cute.models.quantizing.layouts import LAYOUTS, RECIPES
+from nvfp4_cute.models.quantizing.rules import group_of
+from nvfp4_cute.models.quantizing.weights import quantized
+
+H, I, E = 64, 96, 3
+# Root mean square of errors of normally distributed values, over that of the values: what formats.block_scales states.
+ERRORS = {"nvfp4": 0.1, "nvfp4a16": 0.1, "mxfp4": 0.12, "mxfp8": 0.031}
+
+
+def source(folder, **changes):
+    """A tiny 16-bit model: attention, experts, router, embeddings."""
+    g = torch.Generator().manual_seed(0)
+    rand = lambda *shape: (torch.randn(shape, generator=g) / 8).bfloat16()
+    tensors = {
+        "model.embed_tokens.weight": rand(32, H),
+        "lm_head.weight": rand(32, H),
+        "model.norm.weight": rand(H),
+    }
+    for name, n in (("q_proj", 64), ("k_proj", 32), ("v_proj", 32), ("o_proj", 64)):
+        tensors[f"model.layers.0.self_attn.{name}.weight"] = rand(n, H) * (3 if name == "k_proj" else 1)
+    tensors["model.layers.0.self_attn.q_proj.bias"] = rand(64)
+    tensors["model.layers.0.mlp.gate.weight"] = rand(E, H)
+    for e in range(E):
+        for name, n, k in (("gate_proj", I, H), ("up_proj", I, H), ("down_proj", H, I)):
+            tensors[f"model.layers.0.mlp.experts.{e}.{name}.weight"] = rand(n, k) * (1 + e)
+    tensors |= changes
+    return write(folder, tensors, None, model_type="qwen3_moe"), tensors
+
+
+def seen():
+    attention = {f"model.layers.0.self_attn.{n}_proj": 4.0 if n == "v" else 2.0 for n in "qkvo"}
+    return Seen(attention, {"model.layers.0.mlp.experts": torch.tensor([[3.0, 0.0, 5.0], [7.0, 0.0, 1.0]])})
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("format", RECIPES)
+def test_every_format_is_read_back(tmp_path, format, layout):
+    folder, tensors = source(tmp_path / "in")
+    (folder / "tokenizer.json").write_text("{}")
+    done = quantize_checkpoint(folder, tmp_path / "out", format=format, layout=layout, seen=seen())
+    checkpoint = Checkpoint(tmp_path / "out")
+    assert done.layers == 4 + 3 * E and done.bytes_after < done.bytes_before
+    assert (checkpoint.tool, len(checkpoint.linears), len(checkpoint.experts)) == (layout, 4, 1)
+    assert (tmp_path / "out" / "tokenizer.json").is_file()
+    for name in checkpoint.plain:
+        assert torch.equal(checkpoint.files[name], tensors[name])
+    for layer in checkpoint.each_linear():
+        values = tensors[f"{layer.name}.weight"].float()
+        error = (layer.weight.dequantize() - values).norm() / values.norm()
+        assert 0.5 * ERRORS[format] < error < 1.1 * ERRORS[format]
+        assert (layer.input_scale is None) == (format != "nvfp4")
+    one = checkpoint.read_experts("model.layers.0.mlp.experts")
+    gate_up = torch.stack(
+        [
+            torch.cat([tensors[f"{one.name}.{e}.{p}.weight"] for p in ("gate_proj", "up_proj")])
+            for e in range(E)
+        ]
+    )
+    got = one.w13.dequantize() * (1 if one.w13_global is None else one.w13_global[:, :1, None])
+    assert (got - gate_up.float()).norm() / gate_up.float().norm() < 1.1 * ERRORS[format]
+    if one.w13_global is not None:
+        assert torch.equal(one.w13_global[:, 0], one.w13_global[:, 1]), "gate and up share it"
+        amax = torch.stack([gate_up[e].float().abs().amax() for e in range(E)])
+        torch.testing.assert_close(one.w13_global[:, 0], amax / 2688)
+
+
+def test_what_calibration_saw(tmp_path):
+    """q, k and v read the same rows; an expert that no token reached has the largest of its layer."""
+    folder, tensors = source(tmp_path / "in")
+    done = quantize_checkpoint(folder, tmp_path / "out", seen=seen())
+    checkpoint = Checkpoint(tmp_path / "out")
+    for name, amax in (("q", 4), ("k", 4), ("v", 4), ("o", 2)):
+        layer = checkpoint.linear(f"model.layers.0.self_attn.{name}_proj")
+        torch.testing.assert_close(layer.input_scale, torch.tensor(amax / 2688))
+    shared = [tensors[f"model.layers.0.self_attn.{n}_proj.weight"].float().abs().max() for n in "qkv"]
+    for n in "qkv":
+        factor = checkpoint.linear(f"model.layers.0.self_attn.{n}_proj").weight.global_scale
+        torch.testing.assert_close(factor, max(shared) / 2688)
+    one = checkpoint.read_experts("model.layers.0.mlp.experts")
+    torch.testing.assert_close(one.w13_input, torch.tensor([3.0, 5.0, 5.0]) / 2688)
+    torch.testing.assert_close(one.w2_input, torch.tensor([7.0, 7.0, 1.0]) / 2688)
+    assert len(done.unreached) == 3 and all(".1." in name for name in done.unreached)
+
+
+def test_left_out(tmp_path, capsys):
+    folder, _ = source(tmp_path / "in", **{"model.layers.0.odd.weight": torch.zeros(4, 24).bfloat16()})
+    code = main(
+        [
+            "quantize",
+            str(folder),
+            "--out",
+            str(tmp_path / "out"),
+            "--format",
+            "nvfp4a16",
+            "--keep",
+            "*.o_proj",
+            "*.down_proj",
+        ]
+    )
+    text = capsys.readouterr().out
+    checkpoint = Checkpoint(tmp_path / "out")
+    assert code == 0 and "left out by the rule *.o_proj" in text and "K=24 is no multiple of 16" in text
+    assert [n.rpartition(".")[2] for n in checkpoint.linears] == ["q_proj", "k_proj", "v_proj"]
+    config = json.loads((tmp_path / "out" / "config.json").read_text())["quantization_config"]
+    assert {
+        "lm_head",
+        "model.embed_tokens",
+        "model.layers.0.mlp.gate",
+        "model.layers.0.self_attn.o_proj",
+    } < set(config["ignore"])
+    own = json.loads((tmp_path / "out" / "hf_quant_config.json").read_text())["quantization"]
+    assert own["exclude_modules"] == config["ignore"] and own["quant_algo"] == "W4A16_NVFP4"
+
+
+@pytest.mark.parametrize(
+    ("change", "options", "message"),
+    [
+        ({}, {}, "calibrate with a text"),
+        ({}, {"seen": Seen()}, "self_attn.q_proj was not calibrated.*--keep"),
+        ({"model.layers.0.self_attn.o_proj.weight": torch.full((64, H), torch.nan)}, {"format": "nvfp4a16"}, "o_proj.weight.*not finite"),
+        ({}, {"format": "nvfp4a16", "keep": ["model.*"]}, "no layer to quantize"),
+        ({}, {"format": "int4"}, "formats are nvfp4"),
+    ],
+)  # fmt: skip
+def test_refusals(tmp_path, change, options, message):
+    folder, _ = source(tmp_path / "in", **change)
+    with pytest.raises(ValueError, match=message):
+        quantize_checkpoint(folder, tmp_path / "out", **options)
+
+
+def test_a_quantized_model_is_not_quantized_again(tmp_path):
+    folder = write(tmp_path / "in", nvfp4("model.layers.0.mlp.up_proj"), MODELOPT)
+    with pytest.raises(CheckpointError, match="quantized already"):
+        quantize_checkpoint(folder, tmp_path / "out", format="mxfp8")
+    folder, _ = source(tmp_path / "plain")
+    for _ in range(2):
+        code = main(["quantize", str(folder), "--out", str(tmp_path / "out2"), "--format", "mxfp8"])
+    assert code == 1, "files that are there are not overwritten"
+
+
+@pytest.mark.parametrize("format", ["nvfp4", "mxfp4", "mxfp8_e4m3"])
+def test_searched_scales_lose_less(format):
+    """No block is worse than with the scale of its largest value, and some are better."""
+    weight = torch.randn(32, 256, generator=torch.Generator().manual_seed(0))
+    weight[0, :16] = 0
+    block = 16 if format == "nvfp4" else 32
+    errors = [
+        (quantized(weight, format, search=s).dequantize() - weight)
+        .square()
+        .unflatten(-1, (-1, block))
+        .sum(-1)
+        for s in (False, True)
+    ]
+    assert (errors[1] <= errors[0] * (1 + 1e-6)).all() and errors[1].sum() < 0.97 * errors[0].sum()
+
+
+def test_nearest_is_that_of_quantize():
+    weight = torch.randn(32, 256, generator=torch.Generator().manual_seed(0))
+    got, exact = quantized(weight, "nvfp4"), quantize(weight, global_scale="auto", scale_layout="rowmajor")
+    assert torch.equal(got.data, exact.data) and torch.equal(got.dequantize(), dequantize(exact))
+    assert not quantized(torch.zeros(2, 32), "nvfp4", search=True).dequantize().any()
+
+
+def test_groups():
+    assert group_of("a.q_proj") == group_of("a.v_proj") != group_of("b.v_proj")
+    assert (
+        group_of("e.0.gate_proj") == group_of("e.0.up_proj") and group_of("e.0.down_proj") == "e.0.down_proj"
+    )
+
+
+def test_calibrated_through_transformers(tmp_path, capsys):
+    """A model of transformers, saved, quantized from the command line with random tokens, and loaded again."""
+    transformers = pytest.importorskip(
+        "transformers", reason="transformers is not installed; make test-transformers installs it"
+    )
+    from nvfp4_cute.models import transformers as ours
+
+    config = transformers.AutoConfig.from_pretrained(
+        Path(__file__).parents[1] / "data" / "checkpoints" / "modelopt-qwen3moe-nvfp4"
+    )
+    del config.quantization_config
+    torch.manual_seed(0)
+    model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16).eval()
+    model.save_pretrained(tmp_path / "in")
+    for layout in LAYOUTS:
+        out = tmp_path / layout
+        arguments = [
+            "quantize",
+            str(tmp_path / "in"),
+            "--out",
+            str(out),
+            "--layout",
+            layout,
+            "--calibrate",
+            "random",
+        ]
+        assert main(arguments) == 0, capsys.readouterr().err
+        loaded = ours.load(out, dtype=torch.bfloat16)
+        ids = torch.randint(0, 256, (2, 12), generator=torch.Generator().manual_seed(1))
+        with torch.no_grad():
+            got, expected = loaded(ids).logits.double(), model(ids).logits.double()
+        assert 0.01 < (got - expected).norm() / expected.norm() < 0.35
+        one = Checkpoint(out).read_experts("model.layers.0.mlp.experts")
+        assert (
+            0.5 / 2688 < one.w13_input.min()
+            and one.w13_input.max() < 8 / 2688
+            and (one.w13_input != one.w13_input[0]).any()
+        )
+
+
+def test_calibration_without_a_tokenizer(tmp_path):
+    pytest.importorskip(
+        "transformers", reason="transformers is not installed; make test-transformers installs it"
+    )
+    from nvfp4_cute.models.quantizing.calibrate import samples
+
+    (tmp_path / "text.txt").write_text("words")
+    folder, _ = source(tmp_path / "in")
+    with pytest.raises(ValueError, match="--calibrate random"):
+        samples(folder, str(tmp_path / "text.txt"), 256)
+    assert all(
+        torch.equal(a, b)
+        for a, b in zip(samples(folder, "random", 256), samples(folder, "random", 256), strict=True)
+    )
