@@ -91,11 +91,10 @@ def version_problem(found: dict[str, str | None]) -> str | None:
 
 def refused_archs() -> tuple[str, ...]:
     """Architectures of ours that the installed compiler does not know."""
-    from cutlass.base_dsl.enums import Arch
-
+    from nvfp4_cute import private_api
     from nvfp4_cute.planning.arch import ARCHS
 
-    known = {arch.name for arch in Arch}
+    known = private_api.dsl_archs()
     return tuple(arch for arch in ARCHS if arch not in known)
 
 

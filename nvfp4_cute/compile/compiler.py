@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from nvfp4_cute import private_api
 from nvfp4_cute.compile.cubin import KernelResources, read_resources
 from nvfp4_cute.compile.host_code import pass_maps_in_place
 from nvfp4_cute.emulator.fronts.launch_shim import active_emulators, prepare_cutlass, shim_is_built
@@ -85,12 +86,16 @@ def compile_jit(
         (host function, PTX text, cubin) of a function that launches one kernel.
     """
     import cutlass.cute as cute
-    from cutlass.base_dsl.compiler import DumpDir
 
     if shim_is_built():
         prepare_cutlass()  # what is compiled first decides for the whole process who resolves launches
     with tempfile.TemporaryDirectory(prefix="nvfp4_cute_") as folder, _device_arch(arch):
-        options = (cute.GPUArch(arch), cute.KeepPTX(True), cute.KeepCUBIN(True), DumpDir(folder))
+        options = (
+            cute.GPUArch(arch),
+            cute.KeepPTX(True),
+            cute.KeepCUBIN(True),
+            private_api.dump_folder(folder),
+        )
         function = cute.compile[options](jit_function, *example_args, no_jit_engine=no_jit_engine)
         # Found by suffix: under sm_110a the compiler names its files by the older sm_101a.
         ptx, cubin = (next(Path(folder).glob(pattern)).read_bytes() for pattern in ("*.ptx", "*.cubin"))
@@ -99,9 +104,7 @@ def compile_jit(
 
 def _load_runtime() -> None:
     """Load what host code calls: the DSL looks for it in the process when it writes an object file."""
-    from cutlass.cutlass_dsl import CuTeDSL
-
-    for library in CuTeDSL._get_dsl().get_shared_libs():
+    for library in private_api.dsl_runtime_libraries():
         ctypes.CDLL(library, mode=ctypes.RTLD_GLOBAL)
 
 
@@ -111,9 +114,7 @@ def _device_arch(arch: str) -> Iterator[None]:
 
     For any other it would make code to export only, without the host function that launches on the emulator.
     """
-    from cutlass.cutlass_dsl import CuTeDSL
-
-    settings = CuTeDSL._get_dsl().envar
+    settings = private_api.dsl_settings()
     detected, settings.arch = settings.arch, arch
     try:
         yield

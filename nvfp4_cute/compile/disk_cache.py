@@ -36,6 +36,7 @@ SOURCES = (
     "formats.scale_layout",
     "formats.silu",
     "launch_table",
+    "private_api",
     "compile.keys",
     "compile.compiler",
     "compile.host_code",
@@ -212,6 +213,9 @@ def _locked(entry: Path) -> Iterator[OSError | None]:
 
     The lock ends with its process, however that ends. Its file stays: removing it would let two processes lock two
     files of one name.
+
+    Not the package filelock: on a file system without locks its versions raise another error, or lock by a marker file that a
+    killed process leaves behind. Here such a folder serves what it has and says why it keeps nothing.
     """
     try:
         entry.parent.mkdir(mode=0o700, parents=True, exist_ok=True)

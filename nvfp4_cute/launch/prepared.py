@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from nvfp4_cute import env
+from nvfp4_cute import env, private_api
 from nvfp4_cute.compile.compiler import Launcher
 from nvfp4_cute.formats.block_format import TMA_ALIGN_BYTES
 from nvfp4_cute.launch import workspace
@@ -26,11 +26,7 @@ from nvfp4_cute.launch.task import Launch
 from nvfp4_cute.launch_table import Header
 from nvfp4_cute.operands import tensor_map_fault
 from nvfp4_cute.operands.overlap import span_bytes
-
-try:
-    from torch._C._dynamo.guards import TensorGuards
-except ImportError:  # signatures alone do the same
-    TensorGuards = None  # type: ignore[assignment, misc]
+from nvfp4_cute.private_api import TensorGuards  # None: signatures alone do the same
 
 MAX_PREPARED = 1024
 # Calls of the same settings that are compared before a signature is worked out, such as the layers of a model.
@@ -137,9 +133,8 @@ class PreparedCall:
     def launch(self) -> None:
         """Enqueue on the current queue of the tensors' device."""
         index = self._device.index
-        # What torch.cuda.current_stream(index).cuda_stream is, without making a Stream.
-        queue = torch._C._cuda_getCurrentRawStream(index)
-        if torch._C._cuda_getDevice() == index:
+        queue = private_api.current_queue(index)
+        if private_api.current_device() == index:
             self._enqueue(queue)
         else:
             with torch.cuda.device(index):
@@ -201,8 +196,8 @@ def _guards_of(tensors: Sequence[torch.Tensor]) -> Any:
     """What tells tensors of the same kind from others: as much as a signature, and whether gradients are recorded."""
     return TensorGuards(
         *tensors,
-        dynamic_dims_sizes=[list(t.shape) for t in tensors],  # type: ignore[misc]
-        dynamic_dims_strides=[list(t.stride()) for t in tensors],  # type: ignore[misc]
+        dynamic_dims_sizes=[list(t.shape) for t in tensors],
+        dynamic_dims_strides=[list(t.stride()) for t in tensors],
     )
 
 

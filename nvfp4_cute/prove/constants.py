@@ -10,6 +10,7 @@ from statistics import median
 
 import torch
 
+from nvfp4_cute import private_api
 from nvfp4_cute.gpus import targets
 from nvfp4_cute.planning.arch import ARCHS
 from nvfp4_cute.prove.outcome import NOT_HERE, PASSED, Job, Outcome
@@ -78,7 +79,7 @@ def _us(call: Callable[[], object], repeats: int = 15) -> float:
     for _ in range(repeats):
         begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         torch.cuda.synchronize()
-        torch.cuda._sleep(HEAD_START_CYCLES)
+        private_api.spin(HEAD_START_CYCLES)
         begin.record()
         call()
         end.record()

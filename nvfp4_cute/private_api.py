@@ -1,0 +1,60 @@
+"""What this package uses of torch and of CuTe DSL that their makers do not document, each under a name of ours.
+
+``tests/test_private_api.py`` asks the installed versions whether all of it is there, with the parameters that are used. The
+fronts of the emulator, which answer in the place of torch, CUDA and the DSL, keep theirs. Looked up at each call: a front may
+have put its own in the place of torch's.
+"""
+
+from typing import Any
+
+import torch
+
+TensorGuards: Any
+try:
+    # (*, dynamic_dims_sizes, dynamic_dims_strides): what torch.compile compares tensors with; check(*tensors) -> bool.
+    from torch._C._dynamo.guards import TensorGuards
+except ImportError:
+    TensorGuards = None
+
+
+def current_queue(device_index: int) -> int:
+    """Address of the current queue: ``torch.cuda.current_stream(index).cuda_stream``, without making a Stream."""
+    return torch._C._cuda_getCurrentRawStream(device_index)
+
+
+def current_device() -> int:
+    """Index of the current device, without the checks of ``torch.cuda.current_device``."""
+    return torch._C._cuda_getDevice()
+
+
+def spin(cycles: int) -> None:
+    """Enqueue a kernel that spins for so many cycles."""
+    torch.cuda._sleep(cycles)
+
+
+def dsl_settings() -> Any:
+    """What CuTe DSL read of its environment; ``arch`` is the architecture that it takes this machine's GPU to have."""
+    from cutlass.cutlass_dsl import CuTeDSL
+
+    return CuTeDSL._get_dsl().envar
+
+
+def dsl_runtime_libraries() -> list[str]:
+    """Paths of the libraries that CuTe DSL's host code calls."""
+    from cutlass.cutlass_dsl import CuTeDSL
+
+    return CuTeDSL._get_dsl().get_shared_libs()
+
+
+def dump_folder(folder: str) -> Any:
+    """The option of ``cute.compile`` that has kept files lie in a folder."""
+    from cutlass.base_dsl.compiler import DumpDir
+
+    return DumpDir(folder)
+
+
+def dsl_archs() -> set[str]:
+    """Names of the architectures that CuTe DSL knows."""
+    from cutlass.base_dsl.enums import Arch
+
+    return {arch.name for arch in Arch}

@@ -1,0 +1,86 @@
+"""What we use of torch and of CuTe DSL that is not documented is there, with the parameters that are used."""
+
+import ast
+import inspect
+import re
+from pathlib import Path
+
+import pytest
+import torch
+
+from nvfp4_cute import private_api
+
+STUBS = Path(torch.__file__).parent / "_C" / "__init__.pyi"
+ROOT = Path(private_api.__file__).resolve().parents[1]
+
+
+@pytest.mark.parametrize(
+    ("name", "parameters", "result"),
+    [
+        ("_cuda_getCurrentRawStream", ["device"], "_int"),
+        ("_cuda_getDevice", [], "_int"),
+        ("_cuda_sleep", ["cycles"], "None"),
+    ],
+)
+def test_what_builds_with_cuda_have(name, parameters, result):
+    """Read from torch's stubs, which are the same in every build."""
+    tree = ast.parse(STUBS.read_text())
+    (found,) = (node for node in tree.body if isinstance(node, ast.FunctionDef) and node.name == name)
+    assert [argument.arg for argument in found.args.args] == parameters
+    assert ast.unparse(found.returns) == result
+
+
+@pytest.mark.gpu("sm_90a")
+def test_queues_are_those_of_the_documented_way():
+    with torch.cuda.stream(torch.cuda.Stream()) as _:
+        assert private_api.current_queue(0) == torch.cuda.current_stream(0).cuda_stream
+    assert private_api.current_device() == torch.cuda.current_device()
+    private_api.spin(1000)
+    torch.cuda.synchronize()
+
+
+def test_guards_tell_tensors_apart_as_they_are_asked_to():
+    x = torch.zeros(4, 8)
+    guards = private_api.TensorGuards(
+        x, dynamic_dims_sizes=[list(x.shape)], dynamic_dims_strides=[list(x.stride())]
+    )
+    assert guards.check(torch.ones(4, 8))
+    for other in (x[:3], x.t(), x.double(), torch.zeros(4, 8, requires_grad=True)):
+        assert not guards.check(other)
+
+
+def test_what_the_dsl_read_of_its_environment_can_be_changed():
+    settings = private_api.dsl_settings()
+    assert private_api.dsl_settings() is settings
+    before = settings.arch
+    settings.arch = "sm_120a"
+    assert private_api.dsl_settings().arch == "sm_120a"
+    settings.arch = before
+
+
+def test_the_runtime_libraries_exist():
+    libraries = private_api.dsl_runtime_libraries()
+    assert libraries and all(Path(library).is_file() for library in libraries)
+
+
+def test_kept_files_can_lie_in_a_folder():
+    from cutlass.base_dsl.compiler import DumpDir
+
+    assert isinstance(private_api.dump_folder("somewhere"), DumpDir)
+    assert "somewhere" in vars(private_api.dump_folder("somewhere")).values()
+    assert list(inspect.signature(DumpDir).parameters)[0] not in ("args", "kwargs")
+
+
+def test_the_dsl_names_its_architectures():
+    assert {"sm_90a", "sm_100a", "sm_120a"} <= private_api.dsl_archs()
+
+
+def test_nothing_else_names_what_stands_in_this_module():
+    """Outside of the emulator's fronts."""
+    names = re.compile(r"torch\._C\b|torch\.cuda\._|_get_dsl|cutlass\.base_dsl")
+    found = [
+        str(path.relative_to(ROOT))
+        for path in sorted((ROOT / "nvfp4_cute").rglob("*.py"))
+        if "fronts" not in path.parts and names.search(path.read_text())
+    ]
+    assert found == ["nvfp4_cute/private_api.py"]
