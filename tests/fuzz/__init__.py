@@ -1,0 +1,1 @@
+"""Random calls of every public operation on every backend: ``python -m fuzz --help``."""

@@ -1,0 +1,311 @@
+"""Calls of every public operation, drawn by seed: right ones, and ones with an argument or two made wrong.
+
+A right call is small, its sums are exact in fp32 in any order (``cli.check.Dice``), and its outputs hold poison before. A
+wrong one may be refused or be right after all; what counts is that every backend says the same.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import Any
+
+import torch
+
+import nvfp4_cute as nv
+from nvfp4_cute.cli.check import Dice
+
+POISON_BYTE = 0xFE
+DTYPES = (torch.float16, torch.bfloat16, torch.float32)
+Arguments = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Call:
+    """One call: operation and arguments by name, on the CPU.
+
+    Attributes:
+        operation: name in ``nvfp4_cute``.
+        arguments: given by name; ``run`` copies the tensors, and tensors that share memory share it in the copy.
+        mutations: what was made wrong, in words.
+    """
+
+    operation: str
+    arguments: Arguments
+    mutations: tuple[str, ...] = ()
+
+    def run(self, backend: str) -> tuple[Any, Arguments]:
+        """What the operation returns, and the arguments it was called with, which it may have written to."""
+        copies: Arguments = _copied(self.arguments)
+        return getattr(nv, self.operation)(**copies, backend=backend), copies
+
+    def __str__(self) -> str:
+        shown = ", ".join(f"{name}={_shown(value)}" for name, value in self.arguments.items())
+        wrong = f"   # {'; '.join(self.mutations)}" if self.mutations else ""
+        return f"{self.operation}({shown}){wrong}"
+
+
+def _copied(arguments: Arguments) -> Arguments:
+    storages: dict[int, torch.UntypedStorage] = {}
+
+    def copy(value: Any) -> Any:
+        if isinstance(value, list | tuple):
+            return type(value)(map(copy, value))
+        if isinstance(value, nv.NVFP4Tensor):
+            return nv.NVFP4Tensor(copy(value.data), copy(value.scale), copy(value.global_scale), value.shape)
+        if not isinstance(value, torch.Tensor) or value.device.type != "cpu":
+            return value
+        old = value.untyped_storage()
+        if old.data_ptr() not in storages:
+            storages[old.data_ptr()] = old.clone()
+        new = torch.empty(0, dtype=value.dtype)
+        return new.set_(storages[old.data_ptr()], value.storage_offset(), value.shape, value.stride())
+
+    return {name: copy(value) for name, value in arguments.items()}
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, torch.Tensor):
+        return f"{str(value.dtype).removeprefix('torch.')}{list(value.shape)}/{list(value.stride())}@{value.device.type}"
+    if isinstance(value, list | tuple):
+        return f"[{', '.join(map(_shown, value))}]"
+    return repr(value)
+
+
+# ---- right calls -----------------------------------------------------------------------------------------------
+def _poisoned(*shape: int, dtype: torch.dtype) -> torch.Tensor:
+    out = torch.empty(shape, dtype=dtype)
+    out.view(torch.uint8).fill_(POISON_BYTE)
+    return out
+
+
+def _quantized_out(lead: tuple[int, ...], form: str, groups: int, n: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Data and scales of quantized results of the ragged or the masked form."""
+    blocks = (lead[0] // 128 + groups,) if form == "ragged" else (groups, -(-lead[1] // 128))
+    scale = _poisoned(*blocks, -(-n // 64), 32, 4, 4, dtype=torch.uint8).view(torch.float8_e4m3fn)
+    return _poisoned(*lead, n // 2, dtype=torch.uint8), scale
+
+
+def _operands(dice: Dice, rows: list[int], n: int, k: int, num_b: int) -> Arguments:
+    names = ("b",) if num_b == 1 else ("b1", "b2")
+    made: Arguments = {"a": [dice.values(m, k) for m in rows]}
+    made |= {name: [dice.values(n, k) for _ in rows] for name in names}
+    made["a_scale"] = [dice.scales(m, k) for m in rows]
+    return made | {f"{name}_scale": [dice.scales(n, k) for _ in rows] for name in names}
+
+
+def _stacked(made: Arguments, form: str) -> Arguments:
+    """The operands of a list as those of the ragged or the masked form."""
+    flat = lambda scales: [s.view(torch.uint8).flatten() for s in scales]
+    join = torch.cat if form == "ragged" else torch.stack
+    found = {"a": join(made["a"]), "a_scale": join(flat(made["a_scale"]))}
+    for name in made:
+        if name.startswith("b"):
+            found[name] = torch.stack(flat(made[name]) if name.endswith("_scale") else made[name])
+    return found
+
+
+def _grouped(dice: Dice, num_b: int) -> Arguments:
+    form = dice.choose(("list", "ragged", "masked"))
+    rows = [dice.rows(40) for _ in range(dice.integer(1, 3))]
+    n, k, most = 16 * dice.integer(1, 5), 32 * dice.integer(1, 5), max(*rows, 1) + 1
+    dtype = dice.choose((*DTYPES, "nvfp4"))
+    made = _operands(dice, [most] * len(rows) if form == "masked" else rows, n, k, num_b)
+    names = ("alpha",) if num_b == 1 else ("alpha1", "alpha2")
+    factors = {name: dice.factors(len(rows)) for name in names if dice.choose((False, True))}
+    if form == "list":
+        given = made
+        if dtype != "nvfp4" and dice.choose((False, True)):
+            given["out"] = [_poisoned(m, n, dtype=dtype) for m in rows]
+    else:
+        given = _stacked(made, form)
+        sizes = list(accumulate(rows)) if form == "ragged" else rows
+        given["offs" if form == "ragged" else "masked_m"] = torch.tensor(sizes, dtype=torch.int32)
+        # Rows of no group are nobody's: with poison in them before, they are compared, too.
+        lead = (sum(rows),) if form == "ragged" else (len(rows), most)
+        given["out"] = _quantized_out(lead, form, len(rows), n) if dtype == "nvfp4" else _poisoned(*lead, n, dtype=dtype)
+    if dtype == "nvfp4" and dice.choose((False, True)):
+        given["out_global_scale"] = 2.0 ** -dice.integer(0, 6) * torch.ones(len(rows))
+    if num_b == 2:
+        given["activation"] = "relu2"
+    return given | factors | {"out_dtype": dtype}
+
+
+def _matrices(dice: Dice, num_b: int) -> Arguments:
+    m, n, k = dice.rows(40), 16 * dice.integer(1, 5), 32 * dice.integer(1, 5)
+    dtype = dice.choose(DTYPES)
+    made = {name: value[0] for name, value in _operands(dice, [m], n, k, num_b).items()}
+    if num_b == 1 and dice.integer(0, 3) == 0:
+        made |= {"a": dice.halves(m, k).to(dice.choose(DTYPES[:2])), "a_scale": None}
+    if dice.choose((False, True)):
+        made["out"] = _poisoned(m, n, dtype=dtype)
+    if num_b == 1 and dice.choose((False, True)):
+        made["alpha"] = dice.factors(1)
+    return made | {"out_dtype": dtype} | ({"activation": "relu2"} if num_b == 2 else {})
+
+
+def _gemv(dice: Dice) -> Arguments:
+    m, k, dtype = dice.integer(1, 100), 32 * dice.integer(1, 8), dice.choose(DTYPES)
+    made = {"a": dice.values(m, k), "b": dice.values(1, k)[0], "a_scale": dice.scales(m, k), "b_scale": dice.scales(1, k)}
+    return made | {"out": _poisoned(m, dtype=dtype), "out_dtype": dtype}
+
+
+def _quantize(dice: Dice) -> Arguments:
+    x = dice.halves(dice.integer(1, 40), 16 * dice.integer(1, 10)).to(dice.choose(DTYPES[:2])) / 3
+    made: Arguments = {"x": x}
+    if dice.choose((False, True)):
+        made["global_scale"] = dice.choose((0.5, torch.tensor(0.25), torch.tensor([0.125])))
+    if dice.choose((False, True)):
+        made["up"] = x.clone()
+    return made | {"scale_layout": dice.choose(("blocked", "rowmajor"))}
+
+
+def _grouped_quantize(dice: Dice) -> Arguments:
+    rows = [dice.rows(40) for _ in range(dice.integer(1, 4))]
+    x = dice.halves(sum(rows), 16 * dice.integer(1, 10)).to(dice.choose(DTYPES[:2])) / 3
+    made: Arguments = {"x": x, "offs": torch.tensor(list(accumulate(rows)), dtype=torch.int32)}
+    if dice.choose((False, True)):
+        made["global_scale"] = 2.0 ** -dice.integer(0, 6) * torch.ones(len(rows))
+    return made
+
+
+OPERATIONS: dict[str, Callable[[Dice], Arguments]] = {
+    "grouped_gemm": lambda dice: _grouped(dice, 1),
+    "grouped_dual_gemm": lambda dice: _grouped(dice, 2),
+    "gemm": lambda dice: _matrices(dice, 1),
+    "dual_gemm": lambda dice: _matrices(dice, 2),
+    "gemv": _gemv,
+    "quantize": _quantize,
+    "grouped_quantize": _grouped_quantize,
+}
+
+
+def draw(seed: int, *, hostile: bool) -> Call:
+    """The call of a seed; ``hostile`` ones have one or two arguments made wrong."""
+    dice = Dice(seed)
+    operation = dice.choose(tuple(OPERATIONS))
+    call = Call(operation, OPERATIONS[operation](dice))
+    for _ in range(dice.integer(1, 2) if hostile else 0):
+        call = _mutated(dice, call)
+    return call
+
+
+# ---- what is made wrong ----------------------------------------------------------------------------------------
+Mutation = Callable[[Dice, torch.Tensor], Any]
+
+
+def _misaligned(_: Dice, t: torch.Tensor) -> torch.Tensor:
+    whole = torch.zeros(t.numel() + 1, dtype=t.dtype)
+    whole[1:] = t.flatten()
+    return whole[1:].view(t.shape)
+
+
+def _strided(_: Dice, t: torch.Tensor) -> torch.Tensor:
+    whole = torch.zeros(*t.shape, 2, dtype=t.dtype)
+    whole[..., 0] = t
+    return whole[..., 0]
+
+
+def _padded_rows(_: Dice, t: torch.Tensor) -> torch.Tensor:
+    whole = torch.zeros(*t.shape[:-1], t.shape[-1] + 16, dtype=t.dtype)
+    whole[..., : t.shape[-1]] = t
+    return whole[..., : t.shape[-1]]
+
+
+TENSORS: dict[str, Mutation] = {
+    "None": lambda _, t: None,
+    "a number": lambda _, t: 3,
+    "a list": lambda _, t: [t],
+    "a text": lambda _, t: "x",
+    "numpy": lambda _, t: t.float().numpy(),
+    "float64": lambda _, t: t.double(),
+    "int32": lambda _, t: t.int(),
+    "int64": lambda _, t: t.long(),
+    "float32": lambda _, t: t.float(),
+    "int8": lambda _, t: t.view(torch.uint8).view(torch.int8),
+    "on meta": lambda _, t: t.to("meta"),
+    "one row less": lambda _, t: t[:-1],
+    "one row more": lambda _, t: torch.cat([t, t[:1]]),
+    "one column less": lambda _, t: t[..., :-1],
+    "half": lambda _, t: t[: len(t) // 2],
+    "twice": lambda _, t: torch.cat([t, t]),
+    "no rows": lambda _, t: t[:0],
+    "a dimension more": lambda _, t: t.unsqueeze(-1),
+    "a dimension in front": lambda _, t: t.unsqueeze(0),
+    "a dimension less": lambda _, t: t[0],
+    "flat": lambda _, t: t.flatten(),
+    "transposed": lambda _, t: t.transpose(0, -1),
+    "misaligned": _misaligned,
+    "strided": _strided,
+    "rows apart": _padded_rows,
+    "rows of stride 0": lambda _, t: t[:1].expand_as(t),
+    "needs a gradient": lambda _, t: t.float().requires_grad_(),
+    "zeros": lambda _, t: torch.zeros_like(t),
+    "negative": lambda _, t: -t if t.is_floating_point() else t - 7,
+    "bytes FF": lambda _, t: torch.full_like(t.contiguous().view(torch.uint8), 0xFF).view(t.dtype),
+    "far beyond": lambda _, t: t + 1000,
+    "reversed": lambda _, t: t.flip(0),
+}
+VALUES: dict[str, tuple[Any, ...]] = {
+    "out_dtype": (torch.float64, torch.int8, "nvfp4", "fp16", None, torch.float16),
+    "scale_layout": ("rowmajor", "swizzled", None, 3),
+    "activation": ("silu", "gelu", None, "relu2", 1),
+    "alpha": (2.0, "2", [1.0], float("nan"), [float("inf")] * 3, [torch.tensor(1.0)]),
+    "out_global_scale": (0.0, -1.0, float("nan"), [1.0], [0.0] * 3, torch.zeros(2), torch.tensor([-1.0, 1.0])),
+    "global_scale": (0.0, -1.0, float("nan"), float("inf"), "auto", [1.0], torch.zeros(2), torch.tensor(-1.0)),
+    "limit": (0.0, -1.0, float("nan"), 7.0, "7"),
+    "weight_layout": ("concatenated", "interleaved_64_up_first", "woven"),
+    "config": ("t128x128x256_s0a2", 3),
+    "offs": (None, [1, 2], torch.tensor([5, 3], dtype=torch.int32), torch.tensor([2**31 - 1], dtype=torch.int32)),
+    "masked_m": (None, torch.tensor([-3, 2], dtype=torch.int32), torch.tensor([10**6], dtype=torch.int32)),
+}
+ACCEPTED = {
+    "grouped_gemm": ("alpha", "out_global_scale", "scale_layout", "config", "offs", "masked_m", "out_dtype"),
+    "grouped_dual_gemm": ("out_global_scale", "limit", "weight_layout", "scale_layout", "config", "offs", "activation"),
+    "gemm": ("alpha", "scale_layout", "config", "out_dtype"),
+    "dual_gemm": ("limit", "weight_layout", "config", "activation", "out_dtype"),
+    "gemv": ("alpha", "scale_layout", "out_dtype"),
+    "quantize": ("global_scale", "scale_layout"),
+    "grouped_quantize": ("global_scale",),
+}
+
+
+def _mutated(dice: Dice, call: Call) -> Call:
+    arguments = dict(call.arguments)
+    if dice.integer(0, 3) == 0:
+        name = dice.choose(ACCEPTED[call.operation])
+        arguments[name] = dice.choose(VALUES[name])
+        return Call(call.operation, arguments, (*call.mutations, f"{name}={_shown(arguments[name])}"))
+    if "out" in arguments and dice.integer(0, 7) == 0:
+        return _overlapping(dice, call)
+    name = dice.choose(tuple(n for n, v in arguments.items() if isinstance(v, torch.Tensor | list)) or tuple(arguments))
+    what = dice.choose(tuple(TENSORS))
+    value = arguments[name]
+    try:
+        if isinstance(value, list) and value:
+            index = dice.integer(0, len(value) - 1)
+            arguments[name] = [TENSORS[what](dice, t) if i == index else t for i, t in enumerate(value)]
+        elif isinstance(value, torch.Tensor):
+            arguments[name] = TENSORS[what](dice, value)
+        else:
+            return call
+    except (RuntimeError, IndexError, TypeError, ValueError, AttributeError):  # torch itself cannot make it
+        return call
+    return Call(call.operation, arguments, (*call.mutations, f"{name}: {what}"))
+
+
+def _overlapping(dice: Dice, call: Call) -> Call:
+    """``out`` in the bytes of an input."""
+    out = call.arguments["out"]
+    first = out[0] if isinstance(out, list | tuple) else out
+    source = next(v for v in call.arguments.values() if isinstance(v, torch.Tensor | list))
+    source = source[0] if isinstance(source, list) else source
+    need = first.numel() * first.element_size()
+    whole = torch.zeros(max(need, source.numel() * source.element_size()) + 256, dtype=torch.uint8)
+    placed = whole[:need].view(first.dtype).view(first.shape)
+    inside = whole[: source.numel() * source.element_size()].view(source.dtype).view(source.shape)
+    inside.copy_(source)
+    name = next(n for n, v in call.arguments.items() if isinstance(v, torch.Tensor | list))
+    arguments = dict(call.arguments)
+    arguments[name] = [inside, *arguments[name][1:]] if isinstance(arguments[name], list) else inside
+    arguments["out"] = type(out)([placed, *out[1:]]) if isinstance(out, list | tuple) else placed
+    return Call(call.operation, arguments, (*call.mutations, f"out overlaps {name}"))

@@ -1,0 +1,135 @@
+"""What backends make of one call: they refuse it alike, or compute the same bits; nobody crashes or writes before refusing."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from fuzz.calls import Arguments, Call
+
+import nvfp4_cute as nv
+from nvfp4_cute.errors import EmulatorError
+
+# What a user may be told. Anything else is a crash.
+REFUSALS = (TypeError, ValueError, nv.UnsupportedProblem, nv.UnsupportedTarget, nv.ConfigError)
+BLAMES_US = (AttributeError, AssertionError, IndexError, KeyError, RecursionError, EmulatorError)
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What came of a call.
+
+    Attributes:
+        refusal: type and text of the error; None where there was a result.
+        results: bytes by name, of the result and of every tensor among the arguments afterwards.
+        crash: what no user should see; None otherwise.
+    """
+
+    refusal: str | None
+    results: dict[str, torch.Tensor]
+    crash: str | None = None
+
+
+def outcome(call: Call, backend: str) -> Outcome:
+    """Run a call and look at what it returned, wrote, or said."""
+    try:
+        result, arguments = call.run(backend)
+    except REFUSALS as error:
+        text = f"{type(error).__name__}: {error}"
+        return Outcome(text, {}, None if _is_ours(error) else f"raised by torch or numpy: {text}")
+    except Exception as error:
+        return Outcome(None, {}, f"{type(error).__name__}: {error}")
+    found: dict[str, torch.Tensor] = {}
+    _collect("result", result, found)
+    _collect_arguments(arguments, found)
+    return Outcome(None, found)
+
+
+def _is_ours(error: BaseException) -> bool:
+    """Whether the error was raised by a line of this package, not by something that it called."""
+    trace = error.__traceback__
+    while trace is not None and trace.tb_next is not None:
+        trace = trace.tb_next
+    return trace is not None and "nvfp4_cute" in trace.tb_frame.f_globals.get("__name__", "")
+
+
+def _collect(name: str, value: Any, found: dict[str, torch.Tensor]) -> None:
+    if isinstance(value, nv.NVFP4Tensor):
+        _collect(f"{name}.data", value.data, found)
+        found[f"{name}.value"] = nv.dequantize(value)  # padding of scales is not part of the result
+    elif isinstance(value, list | tuple):
+        for i, v in enumerate(value):
+            _collect(f"{name}[{i}]", v, found)
+    elif isinstance(value, torch.Tensor) and value.device.type == "cpu":
+        found[name] = value.detach().clone()
+
+
+def _collect_arguments(arguments: Arguments, found: dict[str, torch.Tensor]) -> None:
+    for name, value in arguments.items():
+        if name == "out" or isinstance(value, torch.Tensor):
+            _collect(name, value, found)
+
+
+def difference(call: Call, reference: Outcome, other: Outcome, backend: str) -> str | None:
+    """Why two outcomes do not agree, or None."""
+    for name, one in (("reference", reference), (backend, other)):
+        if one.crash is not None:
+            return f"{name} crashed: {one.crash}"
+    if (reference.refusal is None) != (other.refusal is None):
+        said = reference.refusal or other.refusal
+        if other.refusal is not None and other.refusal.startswith(("UnsupportedTarget", "ConfigError", "UnsupportedProblem")):
+            return None  # a kernel that does not exist, named as such
+        refuser, accepter = ("reference", backend) if reference.refusal else (backend, "reference")
+        return f"{refuser} refuses, {accepter} does not: {said}"
+    for name, want in reference.results.items():
+        got = other.results.get(name)
+        if got is None or got.shape != want.shape or got.dtype != want.dtype:
+            return f"{name}: {None if got is None else (got.dtype, tuple(got.shape))}, the reference has {want.dtype}, {tuple(want.shape)}"
+        same = torch.equal(_bits(got), _bits(want)) or _nan_equal(got, want)
+        if not same:
+            return f"{name} differs from the reference's"
+    return None
+
+
+def _bits(t: torch.Tensor) -> torch.Tensor:
+    return t.reshape(-1).clone().view(torch.uint8)
+
+
+def _nan_equal(got: torch.Tensor, want: torch.Tensor) -> bool:
+    """NaN has many bit patterns; zeros of both signs are told apart all the same."""
+    if not got.is_floating_point() or got.element_size() == 1:
+        return False
+    nan = got.isnan() & want.isnan()
+    return torch.equal(_bits(got.masked_fill(nan, 0)), _bits(want.masked_fill(nan, 0)))
+
+
+def written_before_refusal(call: Call, backend: str) -> str | None:
+    """Whether ``out`` changed in a call that was refused."""
+    before = {name: v for name, v in call.arguments.items() if name == "out"}
+    if not before:
+        return None
+    from fuzz.calls import _copied
+
+    copies = _copied(call.arguments)
+    try:
+        getattr(nv, call.operation)(**copies, backend=backend)
+    except Exception:
+        first, second = {}, {}
+        _collect("out", before["out"], first)
+        _collect("out", copies["out"], second)
+        for name, tensor in first.items():
+            if name in second and not torch.equal(_bits(tensor), _bits(second[name])):
+                return f"{backend} wrote to {name} and refused afterwards"
+    return None
+
+
+def failure_of(call: Call, backends: tuple[str, ...]) -> str | None:
+    """What is wrong with a call on any backend, compared with the reference; None where all agree."""
+    reference = outcome(call, "reference")
+    for backend in backends:
+        other = outcome(call, backend)
+        found = difference(call, reference, other, backend)
+        if found is None and other.refusal is not None:
+            found = written_before_refusal(call, backend)
+        if found is not None:
+            return found
+    return None
