@@ -5,6 +5,8 @@
 PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11 python3.10; do \
   $$p -c 'import sys; sys.exit(sys.version_info < (3, 10))' 2>/dev/null && echo $$p && break; done)
 ARGS ?=
+COUNT ?= 1000
+SEED ?= 0
 # Installed first and by exact version: the version the tests are run with, and on an index that offers CPU builds the
 # pin takes that build instead of gigabytes of CUDA. On Arm 2.10.0 is the last one that comes without CUDA packages.
 # A torch of your own is kept if you install into your own venv.
@@ -32,7 +34,7 @@ API := nvfp4_cute nvfp4_cute.reference nvfp4_cute.formats.scale_layout nvfp4_cut
   nvfp4_cute.gpus.targets nvfp4_cute.backends.emulator nvfp4_cute.emulator.fronts.driver
 
 .DEFAULT_GOAL := help
-.PHONY: help demo quick test test-all test-dsl test-dsls test-transformers docs lint format clean
+.PHONY: help demo quick test test-all fuzz test-dsl test-dsls test-transformers docs lint format clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-18s %s\n", $$1, $$2}' Makefile
@@ -48,6 +50,9 @@ test: .venv/installed  ## the fast tests, under 15 minutes on two cores
 
 test-all: .venv/installed  ## every test, the long matrices included
 	$(BIN)/python -m pytest -n auto --dist worksteal $(ARGS)
+
+fuzz: .venv/installed  ## random calls of every operation on every backend: make fuzz COUNT=1000 SEED=0 ARGS=--hostile
+	PYTHONPATH=tests/support $(BIN)/python -m fuzz --count $(COUNT) --seed $(SEED) $(ARGS)
 
 test-dsl: $(DSL)/installed  ## the exported submissions on an older CuTe DSL: make test-dsl VERSION=4.5.2
 	$(DSL)/bin/python -m pytest -n auto --dist worksteal tests/competition/test_shapes.py tests/competition/test_versions.py \

@@ -20,6 +20,26 @@ Arguments = dict[str, Any]
 
 
 @dataclass(frozen=True)
+class Limits:
+    """Bounds of what is drawn: rows of a group, groups, N in steps of 16, K in steps of 32."""
+
+    rows: int = 40
+    groups: int = 3
+    n_steps: int = 5
+    k_steps: int = 5
+
+
+# From the smallest: a failure is shown with the first of these that still fails.
+SMALLER = (
+    Limits(1, 1, 1, 1),
+    Limits(3, 1, 1, 1),
+    Limits(3, 2, 2, 2),
+    Limits(10, 2, 2, 2),
+    Limits(40, 1, 5, 5),
+)
+
+
+@dataclass(frozen=True)
 class Call:
     """One call: operation and arguments by name, on the CPU.
 
@@ -35,7 +55,7 @@ class Call:
 
     def run(self, backend: str) -> tuple[Any, Arguments]:
         """What the operation returns, and the arguments it was called with, which it may have written to."""
-        copies: Arguments = _copied(self.arguments)
+        copies: Arguments = copied(self.arguments)
         return getattr(nv, self.operation)(**copies, backend=backend), copies
 
     def __str__(self) -> str:
@@ -44,7 +64,7 @@ class Call:
         return f"{self.operation}({shown}){wrong}"
 
 
-def _copied(arguments: Arguments) -> Arguments:
+def copied(arguments: Arguments) -> Arguments:
     storages: dict[int, torch.UntypedStorage] = {}
 
     def copy(value: Any) -> Any:
@@ -72,13 +92,23 @@ def _shown(value: Any) -> str:
 
 
 # ---- right calls -----------------------------------------------------------------------------------------------
+def _columns(dice: Dice, limits: Limits) -> int:
+    return 16 * dice.integer(1, limits.n_steps)
+
+
+def _depth(dice: Dice, limits: Limits) -> int:
+    return 32 * dice.integer(1, limits.k_steps)
+
+
 def _poisoned(*shape: int, dtype: torch.dtype) -> torch.Tensor:
     out = torch.empty(shape, dtype=dtype)
     out.view(torch.uint8).fill_(POISON_BYTE)
     return out
 
 
-def _quantized_out(lead: tuple[int, ...], form: str, groups: int, n: int) -> tuple[torch.Tensor, torch.Tensor]:
+def _quantized_out(
+    lead: tuple[int, ...], form: str, groups: int, n: int
+) -> tuple[torch.Tensor, torch.Tensor]:
     """Data and scales of quantized results of the ragged or the masked form."""
     blocks = (lead[0] // 128 + groups,) if form == "ragged" else (groups, -(-lead[1] // 128))
     scale = _poisoned(*blocks, -(-n // 64), 32, 4, 4, dtype=torch.uint8).view(torch.float8_e4m3fn)
@@ -104,10 +134,10 @@ def _stacked(made: Arguments, form: str) -> Arguments:
     return found
 
 
-def _grouped(dice: Dice, num_b: int) -> Arguments:
+def _grouped(dice: Dice, limits: Limits, num_b: int) -> Arguments:
     form = dice.choose(("list", "ragged", "masked"))
-    rows = [dice.rows(40) for _ in range(dice.integer(1, 3))]
-    n, k, most = 16 * dice.integer(1, 5), 32 * dice.integer(1, 5), max(*rows, 1) + 1
+    rows = [dice.rows(limits.rows) for _ in range(dice.integer(1, limits.groups))]
+    n, k, most = _columns(dice, limits), _depth(dice, limits), max(*rows, 1) + 1
     dtype = dice.choose((*DTYPES, "nvfp4"))
     made = _operands(dice, [most] * len(rows) if form == "masked" else rows, n, k, num_b)
     names = ("alpha",) if num_b == 1 else ("alpha1", "alpha2")
@@ -122,7 +152,9 @@ def _grouped(dice: Dice, num_b: int) -> Arguments:
         given["offs" if form == "ragged" else "masked_m"] = torch.tensor(sizes, dtype=torch.int32)
         # Rows of no group are nobody's: with poison in them before, they are compared, too.
         lead = (sum(rows),) if form == "ragged" else (len(rows), most)
-        given["out"] = _quantized_out(lead, form, len(rows), n) if dtype == "nvfp4" else _poisoned(*lead, n, dtype=dtype)
+        given["out"] = (
+            _quantized_out(lead, form, len(rows), n) if dtype == "nvfp4" else _poisoned(*lead, n, dtype=dtype)
+        )
     if dtype == "nvfp4" and dice.choose((False, True)):
         given["out_global_scale"] = 2.0 ** -dice.integer(0, 6) * torch.ones(len(rows))
     if num_b == 2:
@@ -130,8 +162,8 @@ def _grouped(dice: Dice, num_b: int) -> Arguments:
     return given | factors | {"out_dtype": dtype}
 
 
-def _matrices(dice: Dice, num_b: int) -> Arguments:
-    m, n, k = dice.rows(40), 16 * dice.integer(1, 5), 32 * dice.integer(1, 5)
+def _matrices(dice: Dice, limits: Limits, num_b: int) -> Arguments:
+    m, n, k = dice.rows(limits.rows), _columns(dice, limits), _depth(dice, limits)
     dtype = dice.choose(DTYPES)
     made = {name: value[0] for name, value in _operands(dice, [m], n, k, num_b).items()}
     if num_b == 1 and dice.integer(0, 3) == 0:
@@ -143,14 +175,24 @@ def _matrices(dice: Dice, num_b: int) -> Arguments:
     return made | {"out_dtype": dtype} | ({"activation": "relu2"} if num_b == 2 else {})
 
 
-def _gemv(dice: Dice) -> Arguments:
-    m, k, dtype = dice.integer(1, 100), 32 * dice.integer(1, 8), dice.choose(DTYPES)
-    made = {"a": dice.values(m, k), "b": dice.values(1, k)[0], "a_scale": dice.scales(m, k), "b_scale": dice.scales(1, k)}
+def _gemv(dice: Dice, limits: Limits) -> Arguments:
+    m, k, dtype = dice.integer(1, 2 * limits.rows), _depth(dice, limits), dice.choose(DTYPES)
+    made = {
+        "a": dice.values(m, k),
+        "b": dice.values(1, k)[0],
+        "a_scale": dice.scales(m, k),
+        "b_scale": dice.scales(1, k),
+    }
     return made | {"out": _poisoned(m, dtype=dtype), "out_dtype": dtype}
 
 
-def _quantize(dice: Dice) -> Arguments:
-    x = dice.halves(dice.integer(1, 40), 16 * dice.integer(1, 10)).to(dice.choose(DTYPES[:2])) / 3
+def _quantize(dice: Dice, limits: Limits) -> Arguments:
+    x = (
+        dice.halves(dice.integer(1, limits.rows), 16 * dice.integer(1, 2 * limits.k_steps)).to(
+            dice.choose(DTYPES[:2])
+        )
+        / 3
+    )
     made: Arguments = {"x": x}
     if dice.choose((False, True)):
         made["global_scale"] = dice.choose((0.5, torch.tensor(0.25), torch.tensor([0.125])))
@@ -159,31 +201,31 @@ def _quantize(dice: Dice) -> Arguments:
     return made | {"scale_layout": dice.choose(("blocked", "rowmajor"))}
 
 
-def _grouped_quantize(dice: Dice) -> Arguments:
-    rows = [dice.rows(40) for _ in range(dice.integer(1, 4))]
-    x = dice.halves(sum(rows), 16 * dice.integer(1, 10)).to(dice.choose(DTYPES[:2])) / 3
+def _grouped_quantize(dice: Dice, limits: Limits) -> Arguments:
+    rows = [dice.rows(limits.rows) for _ in range(dice.integer(1, limits.groups))]
+    x = dice.halves(sum(rows), 16 * dice.integer(1, 2 * limits.k_steps)).to(dice.choose(DTYPES[:2])) / 3
     made: Arguments = {"x": x, "offs": torch.tensor(list(accumulate(rows)), dtype=torch.int32)}
     if dice.choose((False, True)):
         made["global_scale"] = 2.0 ** -dice.integer(0, 6) * torch.ones(len(rows))
     return made
 
 
-OPERATIONS: dict[str, Callable[[Dice], Arguments]] = {
-    "grouped_gemm": lambda dice: _grouped(dice, 1),
-    "grouped_dual_gemm": lambda dice: _grouped(dice, 2),
-    "gemm": lambda dice: _matrices(dice, 1),
-    "dual_gemm": lambda dice: _matrices(dice, 2),
+OPERATIONS: dict[str, Callable[[Dice, Limits], Arguments]] = {
+    "grouped_gemm": lambda dice, limits: _grouped(dice, limits, 1),
+    "grouped_dual_gemm": lambda dice, limits: _grouped(dice, limits, 2),
+    "gemm": lambda dice, limits: _matrices(dice, limits, 1),
+    "dual_gemm": lambda dice, limits: _matrices(dice, limits, 2),
     "gemv": _gemv,
     "quantize": _quantize,
     "grouped_quantize": _grouped_quantize,
 }
 
 
-def draw(seed: int, *, hostile: bool) -> Call:
+def draw(seed: int, *, hostile: bool, limits: Limits = Limits()) -> Call:
     """The call of a seed; ``hostile`` ones have one or two arguments made wrong."""
     dice = Dice(seed)
     operation = dice.choose(tuple(OPERATIONS))
-    call = Call(operation, OPERATIONS[operation](dice))
+    call = Call(operation, OPERATIONS[operation](dice, limits))
     for _ in range(dice.integer(1, 2) if hostile else 0):
         call = _mutated(dice, call)
     return call
@@ -250,17 +292,47 @@ VALUES: dict[str, tuple[Any, ...]] = {
     "scale_layout": ("rowmajor", "swizzled", None, 3),
     "activation": ("silu", "gelu", None, "relu2", 1),
     "alpha": (2.0, "2", [1.0], float("nan"), [float("inf")] * 3, [torch.tensor(1.0)]),
-    "out_global_scale": (0.0, -1.0, float("nan"), [1.0], [0.0] * 3, torch.zeros(2), torch.tensor([-1.0, 1.0])),
-    "global_scale": (0.0, -1.0, float("nan"), float("inf"), "auto", [1.0], torch.zeros(2), torch.tensor(-1.0)),
+    "out_global_scale": (
+        0.0,
+        -1.0,
+        float("nan"),
+        [1.0],
+        [0.0] * 3,
+        torch.zeros(2),
+        torch.tensor([-1.0, 1.0]),
+    ),
+    "global_scale": (
+        0.0,
+        -1.0,
+        float("nan"),
+        float("inf"),
+        "auto",
+        [1.0],
+        torch.zeros(2),
+        torch.tensor(-1.0),
+    ),
     "limit": (0.0, -1.0, float("nan"), 7.0, "7"),
     "weight_layout": ("concatenated", "interleaved_64_up_first", "woven"),
     "config": ("t128x128x256_s0a2", 3),
-    "offs": (None, [1, 2], torch.tensor([5, 3], dtype=torch.int32), torch.tensor([2**31 - 1], dtype=torch.int32)),
+    "offs": (
+        None,
+        [1, 2],
+        torch.tensor([5, 3], dtype=torch.int32),
+        torch.tensor([2**31 - 1], dtype=torch.int32),
+    ),
     "masked_m": (None, torch.tensor([-3, 2], dtype=torch.int32), torch.tensor([10**6], dtype=torch.int32)),
 }
 ACCEPTED = {
     "grouped_gemm": ("alpha", "out_global_scale", "scale_layout", "config", "offs", "masked_m", "out_dtype"),
-    "grouped_dual_gemm": ("out_global_scale", "limit", "weight_layout", "scale_layout", "config", "offs", "activation"),
+    "grouped_dual_gemm": (
+        "out_global_scale",
+        "limit",
+        "weight_layout",
+        "scale_layout",
+        "config",
+        "offs",
+        "activation",
+    ),
     "gemm": ("alpha", "scale_layout", "config", "out_dtype"),
     "dual_gemm": ("limit", "weight_layout", "config", "activation", "out_dtype"),
     "gemv": ("alpha", "scale_layout", "out_dtype"),
@@ -277,7 +349,9 @@ def _mutated(dice: Dice, call: Call) -> Call:
         return Call(call.operation, arguments, (*call.mutations, f"{name}={_shown(arguments[name])}"))
     if "out" in arguments and dice.integer(0, 7) == 0:
         return _overlapping(dice, call)
-    name = dice.choose(tuple(n for n, v in arguments.items() if isinstance(v, torch.Tensor | list)) or tuple(arguments))
+    name = dice.choose(
+        tuple(n for n, v in arguments.items() if isinstance(v, torch.Tensor | list)) or tuple(arguments)
+    )
     what = dice.choose(tuple(TENSORS))
     value = arguments[name]
     try:
