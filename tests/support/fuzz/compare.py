@@ -126,7 +126,7 @@ def _sizes_are_right(call: Call) -> bool:
 
 
 def _bits(t: torch.Tensor) -> torch.Tensor:
-    return t.reshape(-1).clone().view(torch.uint8)
+    return t.reshape(-1).clone(memory_format=torch.contiguous_format).view(torch.uint8)
 
 
 def _nan_equal(got: torch.Tensor, want: torch.Tensor) -> bool:
