@@ -35,7 +35,13 @@ def check(seed: int, hostile: bool, backends: tuple[str, ...]) -> dict[str, str 
 def check_chunk(start: int, stop: int, hostile: bool, backends: tuple[str, ...]) -> tuple[int, list]:
     """The calls of seeds start to stop: how many, and the failures."""
     torch.set_num_threads(1)
-    return stop - start, [f for seed in range(start, stop) if (f := check(seed, hostile, backends))]
+    found = []
+    for seed in range(start, stop):
+        try:
+            found.append(check(seed, hostile, backends))
+        except Exception as error:
+            raise RuntimeError(f"seed {seed} could not be drawn or compared") from error
+    return stop - start, [failure for failure in found if failure]
 
 
 def chunks(first: int, count: int) -> Iterator[tuple[int, int]]:
