@@ -8,6 +8,7 @@ import torch
 
 from nvfp4_cute.formats.block_format import NVFP4 as NVFP4_FORMAT
 from nvfp4_cute.formats.block_format import TMA_ALIGN_BYTES, ScaleLayout
+from nvfp4_cute.formats.block_scaled import check_is_tensor
 from nvfp4_cute.formats.codecs import FLOAT32_MIN_NORMAL
 from nvfp4_cute.formats.global_scale import resolve_global_scale
 from nvfp4_cute.formats.silu import silu_mul
@@ -68,6 +69,7 @@ def check_up(x: torch.Tensor, up: torch.Tensor | None) -> None:
     """Raises where ``up`` is not like ``x``."""
     if up is None:
         return
+    check_is_tensor("up", up)
     rules.check_choice("dtype of x with up", x.dtype, (*KERNEL_DTYPES, torch.float32))
     if up.dtype != x.dtype or up.shape != x.shape or up.device != x.device:
         raise ValueError(

@@ -29,7 +29,7 @@ def quantize(
 
     float16 and bfloat16 on a GPU (or on the emulator) take one kernel launch, which reads ``x`` once and writes data and
     scales with their padding; it can be captured in a CUDA graph. float32 and float64, and CPU tensors, take
-    ``formats.quantize``. The bits are the same.
+    ``formats.quantize``, whatever the backend. The bits are the same.
 
     Args:
         x: float16, bfloat16, float32 or float64, [..., K], K a multiple of 16; copied where rows are not contiguous or
@@ -41,7 +41,7 @@ def quantize(
             (computed from what is quantized in passes of their own), or None.
         global_scale_inv: the inverse convention, by this name only.
         scale_layout: "blocked" ([batches..., rm, rk, 32, 4, 4]) or "rowmajor" ([..., K/16]).
-        backend: "auto", "cuda", "emulator" (float16 and bfloat16 only), "emulator:ARCH", or "reference".
+        backend: "auto", "cuda", "emulator", "emulator:ARCH", or "reference".
 
     Returns:
         NVFP4Tensor with uint8 data and float8_e4m3fn scales, contiguous, on the device of ``x``.
@@ -62,7 +62,7 @@ def quantize(
     check_is_tensor("x", x)
     name = backends.resolve(backend, x.device)
     quantization.check_up(x, up)
-    if name == "reference" or (x.dtype not in KERNEL_DTYPES and name == "cuda"):
+    if name == "reference" or x.dtype not in KERNEL_DTYPES:
         values = x if up is None else silu_mul(x.detach(), up.detach())
         return block_scaled.quantize(
             values, global_scale=global_scale, global_scale_inv=global_scale_inv, scale_layout=scale_layout
