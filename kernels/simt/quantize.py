@@ -241,9 +241,9 @@ def find_group(operands: QuantizeOperands, atom_row: Int32):
         own_start, own_end = Int32(0), Int32(0)
         if first_group + lane < operands.groups:
             address = operands.offs + Int64(first_group + lane) * 4
-            own_end = global_scalar(Int32, address)[0]
+            own_end = within(operands, global_scalar(Int32, address)[0])
             if first_group + lane > 0:
-                own_start = global_scalar(Int32, address - 4)[0]
+                own_start = within(operands, global_scalar(Int32, address - 4)[0])
         size = cute.ceil_div(cutlass.max(own_end - own_start, 0), ATOM_ROWS)
         atom_end = atoms_before + inclusive_sum(size)
         # Groups that end at or before the row of atoms: the next one has it.
@@ -255,6 +255,11 @@ def find_group(operands: QuantizeOperands, atom_row: Int32):
         atoms_before = cute.arch.shuffle_sync(atom_end, WARP_SIZE - 1)
         first_group += WARP_SIZE
     return group, start, row_end, first_atom
+
+
+def within(operands: QuantizeOperands, row: Int32) -> Int32:
+    """A group's end as far as there are rows: ends are data, which no check reads."""
+    return cutlass.max(cutlass.min(row, Int32(operands.m)), 0)
 
 
 @cute.jit

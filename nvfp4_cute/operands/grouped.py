@@ -365,7 +365,7 @@ def check_device_groups(
         name: rules.one_each(rules.factors(name, x, num_groups, device, allows_one=True), num_groups)
         for name, x in alphas.items()
     }
-    scales = rules.factors("out_global_scale", result.global_scale, num_groups, device)
+    scales = rules.global_scales("out_global_scale", result.global_scale, num_groups, device)
     shape = (tokens.rows, columns) if form == "ragged" else (num_groups, tokens.rows, columns)
     results = _device_results(outs, shape, num_groups, result.dtype, device)
     view = results[0] if form == "masked" else results[0].unsqueeze(0)

@@ -129,7 +129,9 @@ def check_gemm(
         written = {"out": view}
     if out is not None:
         check_overlap(written, named | factors)
-    shared = rules.factors("out_global_scale", out_global_scale, batches, device, of="batch", allows_one=True)
+    shared = rules.global_scales(
+        "out_global_scale", out_global_scale, batches, device, of="batch", allows_one=True
+    )
     return Product(left, right, factor, view, scale, rules.one_each(shared, batches)), results
 
 

