@@ -186,12 +186,13 @@ class Permute(IntEnum):
     SLOTS = 2
     ROWS = 3
     PLACES = 4
-    COUNTS = 5  # int32 [CTAS, EXPERTS], what one launch hands to the next; unused where there is one
+    COUNTS = 5  # int32 [CTAS, EXPERTS], what CTAs tell each other; unused where there is one
     ID_BYTES = 6  # of an id: 4 or 8
     NUM_SLOTS = 7
     FIRST_EXPERT = 8
     EXPERTS = 9
     CTAS = 10
+    SLOTS_PER_CTA = 11
 
 
 class GatherQuantize(IntEnum):

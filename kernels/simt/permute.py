@@ -8,8 +8,9 @@ A warp counts a contiguous part of the slots, 32 at a time: lanes with one id fi
 their number to the warp's own count of that expert. Sums over warps, then over experts, say where each warp's rows of each
 expert begin; then it goes through its part again. Nothing is atomic: the same bits in every run.
 
-With more slots than one CTA should go through there are two launches: in the first, CTAs count; in the second each adds up the
-counts of all of them, and places its own.
+With more slots than one CTA should go through, CTAs count their parts and tell each other the counts in global memory: each adds
+up those of all, and places its own slots. The CTAs of a cluster wait for each other at its barrier; more CTAs than a cluster
+has take two launches.
 """
 
 from dataclasses import dataclass
@@ -20,7 +21,7 @@ from cutlass import Int32, Int64, Uint32
 
 from nvfp4_cute.formats.scale_layout import ATOM_ROWS
 from nvfp4_cute.launch_table import Permute
-from nvfp4_cute.planning.arch.simt import PERMUTE_SLOTS_PER_CTA, PERMUTE_THREADS, PERMUTE_WARPS, WARP_SIZE
+from nvfp4_cute.planning.arch.simt import PERMUTE_CLUSTER, PERMUTE_THREADS, PERMUTE_WARPS, WARP_SIZE
 
 from ..common.device_groups import inclusive_sum
 from ..common.global_access import global_scalar
@@ -45,6 +46,7 @@ class PermuteOperands:
     first_expert: Int32
     experts: Int32
     ctas: Int32
+    slots_per_cta: Int32
 
 
 @dataclass(frozen=True)
@@ -60,7 +62,7 @@ class PermuteKernel:
 
     Args:
         capacity: experts that shared memory holds counts of.
-        phase: "whole": one CTA does all; "count": CTAs count; "place": CTAs place what was counted.
+        phase: "whole": one CTA does all; "cluster": a cluster does; "count": CTAs count; "place": they place what was counted.
         name: what the kernel is called in profilers and in the emulator's reports.
     """
 
@@ -72,7 +74,7 @@ class PermuteKernel:
 
     @cute.jit
     def __call__(self, table: cute.Pointer, stream):
-        """Launch one CTA, or one for ``PERMUTE_SLOTS_PER_CTA`` slots.
+        """Launch one CTA, one cluster, or as many CTAs as the table says.
 
         Args:
             table: Int64 in host memory: ``launch_table.Permute``.
@@ -91,9 +93,15 @@ class PermuteKernel:
             first_expert=Int32(t[Permute.FIRST_EXPERT]),
             experts=Int32(t[Permute.EXPERTS]),
             ctas=Int32(t[Permute.CTAS]),
+            slots_per_cta=Int32(t[Permute.SLOTS_PER_CTA]),
         )
         self.kernel.set_name_prefix(self.name)
-        self.kernel(operands).launch(grid=(operands.ctas, 1, 1), block=(PERMUTE_THREADS, 1, 1), stream=stream)
+        self.kernel(operands).launch(
+            grid=(operands.ctas, 1, 1),
+            block=(PERMUTE_THREADS, 1, 1),
+            cluster=(PERMUTE_CLUSTER if self.phase == "cluster" else 1, 1, 1),
+            stream=stream,
+        )
 
     @cute.kernel
     def kernel(self, operands: PermuteOperands):
@@ -111,8 +119,8 @@ class PermuteKernel:
 
         first, end = Int32(0), operands.num_slots
         if cutlass.const_expr(self.phase != "whole"):
-            first = cta * PERMUTE_SLOTS_PER_CTA
-            end = cutlass.min(first + PERMUTE_SLOTS_PER_CTA, end)
+            first = cutlass.min(cta * operands.slots_per_cta, end)
+            end = cutlass.min(first + operands.slots_per_cta, end)
         per_warp = cute.ceil_div(cute.ceil_div(end - first, self.warps), WARP_SIZE) * WARP_SIZE
         active = cute.ceil_div(end - first, cutlass.max(per_warp, 1))
         start = first + warp_idx * per_warp
@@ -124,9 +132,12 @@ class PermuteKernel:
         if warp_idx < active:
             self.count(operands, part, counts, warp_idx)
         cute.arch.sync_threads()
-        if cutlass.const_expr(self.phase == "count"):
+        if cutlass.const_expr(self.phase in ("count", "cluster")):
             self.hand_over(operands, cta, tidx, active, counts)
-        else:
+        if cutlass.const_expr(self.phase == "cluster"):
+            cute.arch.cluster_arrive()
+            cute.arch.cluster_wait()
+        if cutlass.const_expr(self.phase != "count"):
             self.add_up(operands, cta, tidx, active, counts, shifts, sums)
             cute.arch.sync_threads()
             if warp_idx < active:
@@ -162,7 +173,7 @@ class PermuteKernel:
     def hand_over(
         self, operands: PermuteOperands, cta: Int32, tidx: Int32, active: Int32, counts: cute.Tensor
     ):
-        """The CTA's counts, to the next launch."""
+        """The CTA's counts, to the others."""
         if tidx < operands.experts:
             total = Int32(0)
             for w in cutlass.range(active, unroll=1):
@@ -185,7 +196,7 @@ class PermuteKernel:
         lane, warp_idx = cute.arch.lane_idx(), tidx // WARP_SIZE
         earlier, total = Int32(0), Int32(0)
         if tidx < operands.experts:
-            if cutlass.const_expr(self.phase == "place"):
+            if cutlass.const_expr(self.phase != "whole"):
                 for c in cutlass.range(operands.ctas, unroll=4):
                     place = (Int64(c) * operands.experts + tidx) * 4
                     number = global_scalar(Int32, operands.counts + place)[0]

@@ -17,12 +17,15 @@ from nvfp4_cute.launch_table import Permute
 from nvfp4_cute.operands import rules as checks
 from nvfp4_cute.planning.arch.simt import (
     MAX_EXPERTS,
+    PERMUTE_CLUSTER,
     PERMUTE_SLOTS_AT_ONCE,
+    PERMUTE_SLOTS_OF_CTA,
     PERMUTE_SLOTS_PER_CTA,
     permute_capacity,
 )
 
 MAX_SLOTS = 2**30
+Phase = Literal["whole", "cluster", "count", "place"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -74,12 +77,15 @@ def permute(
     checks.check_extent("T * k", ids.numel(), MAX_SLOTS)
     order = new_order(ids, num_experts)
     shared = (ids, order.offs, order.slots, order.rows, order.places)
-    if ids.numel() <= PERMUTE_SLOTS_AT_ONCE:
+    if ids.numel() <= PERMUTE_SLOTS_OF_CTA:
         backends.run_task(backend, PermuteTask(*shared, None, first_expert, "whole"))
         return order
-    ctas = -(-ids.numel() // PERMUTE_SLOTS_PER_CTA)
+    phases: tuple[Phase, ...] = ("cluster",)
+    ctas = PERMUTE_CLUSTER
+    if ids.numel() > PERMUTE_SLOTS_AT_ONCE:
+        phases, ctas = ("count", "place"), -(-ids.numel() // PERMUTE_SLOTS_PER_CTA)
     counts = torch.empty((ctas, num_experts), dtype=torch.int32, device=ids.device)
-    for phase in ("count", "place"):
+    for phase in phases:
         backends.run_task(backend, PermuteTask(*shared, counts, first_expert, phase))
     return order
 
@@ -98,7 +104,7 @@ def check_experts(num_experts: int) -> None:
 
 @dataclass(frozen=True)
 class PermuteTask(TableTask):
-    """One launch of ``permute``: fields as of ``Permutation``; ``counts`` int32 [CTAs, E_local] where there are two."""
+    """One launch of ``permute``: fields as of ``Permutation``; ``counts`` int32 [CTAs, E_local] where there are several CTAs."""
 
     columns = Permute
     written = ("offs", "slots", "rows", "places", "counts")
@@ -109,7 +115,7 @@ class PermuteTask(TableTask):
     places: torch.Tensor
     counts: torch.Tensor | None
     first_expert: int
-    phase: Literal["whole", "count", "place"]
+    phase: Phase
 
     @property
     def is_empty(self) -> bool:
@@ -122,12 +128,14 @@ class PermuteTask(TableTask):
 
     def numbers(self, gpu: Gpu) -> dict[IntEnum, int]:
         """Extents."""
+        ctas = 1 if self.counts is None else len(self.counts)
         return {
             Permute.ID_BYTES: self.ids.element_size(),
             Permute.NUM_SLOTS: self.ids.numel(),
             Permute.FIRST_EXPERT: self.first_expert,
             Permute.EXPERTS: len(self.offs),
-            Permute.CTAS: 1 if self.counts is None else len(self.counts),
+            Permute.CTAS: ctas,
+            Permute.SLOTS_PER_CTA: -(-self.ids.numel() // ctas),
         }
 
     def reference(self) -> None:

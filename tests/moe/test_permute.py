@@ -69,9 +69,20 @@ def test_one_expert_and_none():
 
 @pytest.mark.parametrize("arch", ARCHS)
 def test_two_launches(arch, monkeypatch):
-    """The same order from several CTAs; the limit is moved so that few slots take two launches."""
-    monkeypatch.setattr(permutation, "PERMUTE_SLOTS_AT_ONCE", 100)
-    check(some(4200, 8, 40, 3), 40, arch, launches=2)
+    """The same order from several CTAs; limits are moved so that few slots take two launches."""
+    for name, limit in (("SLOTS_OF_CTA", 100), ("SLOTS_AT_ONCE", 101), ("SLOTS_PER_CTA", 128)):
+        monkeypatch.setattr(permutation, f"PERMUTE_{name}", limit)
+    check(some(200, 8, 40, 3), 40, arch, launches=2)
+
+
+@pytest.mark.parametrize("arch", ARCHS)
+@pytest.mark.parametrize("mode", ["eager", "lazy", "random:1"])
+def test_a_cluster(arch, mode, monkeypatch):
+    """CTAs without slots among them."""
+    check(some(300, 8, 150, 3), 150, arch, mode)
+    monkeypatch.setattr(permutation, "PERMUTE_SLOTS_OF_CTA", 2)
+    check(some(3, 1, 7, 3), 7, arch, mode)
+    check(some(50, 3, 600, 3), 600, arch, mode)
 
 
 def test_refusals():
