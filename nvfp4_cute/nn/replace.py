@@ -1,0 +1,107 @@
+"""Linear layers of any model by LinearNVFP4."""
+
+import fnmatch
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from tqdm import tqdm
+
+from nvfp4_cute.nn.linear import K_STEP, Activations, LinearNVFP4
+
+# Output layers lose most, and are run once for all layers before them.
+KEEP = ("lm_head",)
+
+
+@dataclass
+class Replaced:
+    """What ``replace_linears`` did.
+
+    Attributes:
+        layers: names of layers that are LinearNVFP4 now. left: name -> why a linear layer stays.
+    """
+
+    layers: list[str] = field(default_factory=list)
+    left: dict[str, str] = field(default_factory=dict)
+
+
+def replace_linears(
+    model: torch.nn.Module,
+    *,
+    activations: Activations = "nvfp4",
+    input_scale: float | str | Mapping[str, float] | None = "auto",
+    pre_decode: bool = False,
+    keep: Sequence[str] = KEEP,
+    backend: str = "auto",
+) -> Replaced:
+    """Replace the ``torch.nn.Linear`` layers of ``model``, in place, one by one.
+
+    A layer stays where a pattern says so, where K is no multiple of 32, where its weight is also that of another module (tied
+    embeddings), and where the module around it does not call it but multiplies by its weight, as torch.nn.MultiheadAttention
+    does: that would decode the weight in every call. ``torch.nn.TransformerEncoderLayer`` has a fast path that reads weights,
+    too; it is switched off where a layer inside is replaced.
+
+    Args:
+        activations, pre_decode, backend: as of LinearNVFP4.
+        input_scale: as of LinearNVFP4, for all; or calibrated numbers by name, for every layer that is replaced.
+        keep: patterns of fnmatch on names.
+
+    Raises:
+        KeyError: ``input_scale`` has numbers, and none for a layer. TypeError: the model itself is a linear layer.
+
+    Example:
+        >>> model = torch.nn.Sequential(torch.nn.Linear(64, 96), torch.nn.ReLU(), torch.nn.Linear(96, 8))
+        >>> replace_linears(model, keep=["2"]).layers
+        ['0']
+    """
+    if isinstance(model, torch.nn.Linear):
+        raise TypeError("model is a linear layer itself; LinearNVFP4.from_linear(model) is what replaces it")
+    done = Replaced()
+    linears = [(n, m) for n, m in model.named_modules() if isinstance(m, torch.nn.Linear)]
+    owners = _owners(model)
+    for name, linear in tqdm(linears, desc="linear layers", leave=False, disable=None):
+        parent_name, _, child = name.rpartition(".")
+        parent = model.get_submodule(parent_name)
+        reason = _reason(name, linear, parent, owners, keep)
+        if reason is not None:
+            done.left[name] = reason
+            continue
+        if isinstance(input_scale, Mapping) and name not in input_scale:
+            raise KeyError(f"input_scale has no number for {name}; calibrate it, or keep it by a pattern")
+        scale: Any = input_scale[name] if isinstance(input_scale, Mapping) else input_scale
+        options: dict[str, Any] = {"activations": activations, "input_scale": scale, "backend": backend}
+        made = LinearNVFP4.from_linear(linear, pre_decode=pre_decode, **options)
+        setattr(parent, child, made.train(linear.training))
+        if isinstance(parent, torch.nn.TransformerEncoderLayer):
+            parent.activation_relu_or_gelu = 0  # what the fast path asks first
+        done.layers.append(name)
+    return done
+
+
+def _owners(model: torch.nn.Module) -> dict[int, list[str]]:
+    """Parameter -> names under which modules have it."""
+    owners: dict[int, list[str]] = {}
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        owners.setdefault(id(parameter), []).append(name)
+    return owners
+
+
+def _reason(
+    name: str,
+    linear: torch.nn.Linear,
+    parent: torch.nn.Module,
+    owners: dict[int, list[str]],
+    keep: Sequence[str],
+) -> str | None:
+    pattern = next((p for p in keep if fnmatch.fnmatchcase(name, p)), None)
+    if pattern is not None:
+        return f"by the pattern {pattern}"
+    if linear.in_features % K_STEP:
+        return f"in_features={linear.in_features} is no multiple of {K_STEP}"
+    if isinstance(parent, torch.nn.MultiheadAttention):
+        return "torch.nn.MultiheadAttention multiplies by its weight"
+    others = [other for other in owners[id(linear.weight)] if other != f"{name}.weight"]
+    if others:
+        return f"its weight is also {others[0]}"
+    return None

@@ -1,0 +1,158 @@
+"""Models whose tensors are named in ways of their own, from a saved folder to logits."""
+
+import json
+
+import pytest
+import torch
+from checkpoint_files import write
+
+pytest.importorskip(
+    "transformers", reason="transformers is not installed; make test-transformers installs it"
+)
+
+from transformers import AutoConfig, AutoModelForCausalLM  # noqa: E402
+
+from nvfp4_cute.models import transformers as ours  # noqa: E402
+from nvfp4_cute.models.checkpoints import Checkpoint  # noqa: E402
+from nvfp4_cute.models.checkpoints.tensors import TensorFiles  # noqa: E402
+from nvfp4_cute.models.quantizing.checkpoint import quantize_checkpoint  # noqa: E402
+from nvfp4_cute.models.quantizing.weights import quantized  # noqa: E402
+from nvfp4_cute.nn.experts import DecodedExperts, EqualGroups, ExpertsNVFP4  # noqa: E402
+
+SMALL = {
+    "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 2, "num_key_value_heads": 1,
+    "head_dim": 32, "vocab_size": 128, "pad_token_id": 0,
+}  # fmt: skip
+MODELS = {
+    "nemotron_h": {
+        "hybrid_override_pattern": "M-*E", "num_hidden_layers": 4, "mamba_num_heads": 4, "mamba_head_dim": 32,
+        "ssm_state_size": 16, "n_groups": 2, "n_routed_experts": 4, "moe_intermediate_size": 64, "num_experts_per_tok": 2,
+        "moe_shared_expert_intermediate_size": 64,
+    },
+    "mixtral": {"num_local_experts": 4, "num_experts_per_tok": 2},
+    "llama": {},
+    "llama4_text": {
+        "num_local_experts": 4, "num_experts_per_tok": 1, "intermediate_size_mlp": 96, "moe_layers": [1],
+        "layer_types": ["full_attention"] * 2, "attention_chunk_size": 64,
+    },
+}  # fmt: skip
+
+
+def ids():
+    return torch.randint(0, 128, (2, 8), generator=torch.Generator().manual_seed(0))
+
+
+def saved(tmp_path, kind, extra=None):
+    torch.manual_seed(0)
+    config = AutoConfig.for_model(
+        **(SMALL | {"model_type": kind} | (MODELS.get(kind, {}) if extra is None else extra))
+    )
+    model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16).eval()
+    model.save_pretrained(tmp_path / "in")
+    return model, tmp_path / "in"
+
+
+def relative(got, expected):
+    return ((got.double() - expected.double()).norm() / expected.double().norm()).item()
+
+
+@torch.no_grad()
+def logits(model):
+    return model(ids()).logits
+
+
+@pytest.mark.parametrize("layout", ["modelopt", "compressed-tensors"])
+@pytest.mark.parametrize("kind", MODELS)
+def test_saved_quantized_and_loaded(tmp_path, kind, layout):
+    """Every quantized layer of the files finds its module; the logits are those of the 16-bit model, but for 4-bit weights."""
+    model, folder = saved(tmp_path, kind)
+    done = quantize_checkpoint(folder, tmp_path / "out", format="nvfp4a16", layout=layout)
+    loaded = ours.load(tmp_path / "out", dtype=torch.bfloat16)
+    quantizer = loaded.hf_quantizer
+    assert set(quantizer.linears.values()) == set(quantizer.checkpoint.linears)
+    assert set(quantizer.experts.values()) == set(quantizer.checkpoint.experts)
+    assert done.layers >= 8 and 0.001 < relative(logits(loaded), logits(model)) < 0.3
+
+
+def test_gpt_oss_as_released(tmp_path):
+    """MXFP4 experts in blocks, gate and up in turns, 16-bit activations: as NVFP4 with the same values."""
+    extra = {
+        "num_local_experts": 4,
+        "num_experts_per_tok": 2,
+        "layer_types": ["sliding_attention", "full_attention"],
+    }
+    model, folder = saved(tmp_path, "gpt_oss", extra)
+    files, tensors = TensorFiles(folder), {}
+    for name in files:
+        if name.endswith(("gate_up_proj", "down_proj")) and files[name].ndim == 3:
+            weight = files[name].transpose(1, 2).contiguous()  # [E, N, K]
+            stored = [quantized(w, "mxfp4") for w in weight]
+            data = torch.stack([s.data for s in stored])
+            tensors[f"{name}_blocks"] = data.view(*data.shape[:2], -1, 16)
+            tensors[f"{name}_scales"] = torch.stack([s.scale for s in stored])
+            own = dict(model.named_parameters())[name]
+            own.data.copy_(torch.stack([s.dequantize() for s in stored]).transpose(1, 2))
+        else:
+            tensors[name] = files[name]
+    config = json.loads((folder / "config.json").read_text())
+    quantization = {
+        "quant_method": "mxfp4",
+        "modules_to_not_convert": ["model.layers.*.self_attn", "lm_head"],
+    }
+    write(tmp_path / "out", tensors, quantization, **config)
+    loaded = ours.load(tmp_path / "out", dtype=torch.bfloat16)
+    assert sum(isinstance(m, ExpertsNVFP4) for m in loaded.modules()) == 2
+    assert relative(logits(loaded), logits(model)) < 0.02
+
+
+def test_llama4_experts_in_one_tensor(tmp_path):
+    """ModelOpt packs them along K, which comes first; gate and up follow each other. Tokens of all experts lie together."""
+    model, folder = saved(tmp_path, "llama4_text")
+    files, tensors = TensorFiles(folder), {}
+    for name in files:
+        tensors[name] = files[name]
+        if name.endswith(("experts.gate_up_proj", "experts.down_proj")):
+            weight = files[name].transpose(1, 2).contiguous()
+            stored = [quantized(w, "nvfp4", weight.abs().amax()) for w in weight]
+            tensors[name] = torch.stack([s.data for s in stored]).transpose(1, 2).contiguous()
+            scales = torch.stack([s.scale.view(torch.uint8) for s in stored]).transpose(1, 2).contiguous()
+            tensors[f"{name}_weight_scale"] = scales.view(torch.float8_e4m3fn)
+            tensors[f"{name}_weight_scale_2"] = stored[0].global_scale
+            own = dict(model.named_parameters())[name]
+            own.data.copy_(torch.stack([s.dequantize() for s in stored]).transpose(1, 2))
+    config = json.loads((folder / "config.json").read_text())
+    quantization = {"quant_method": "modelopt", "quant_algo": "W4A16_NVFP4", "ignore": ["lm_head"]}
+    write(tmp_path / "out", tensors, quantization, **config)
+    loaded = ours.load(tmp_path / "out", dtype=torch.bfloat16)
+    assert sum(isinstance(m, EqualGroups) for m in loaded.modules()) == 1
+    assert relative(logits(loaded), logits(model)) < 0.02
+
+
+def test_fp8_blocks(tmp_path):
+    """DeepSeek's blocks of 128 x 128, in linear layers and experts; activations e4m3 in blocks of 128."""
+    extra = {
+        "hidden_size": 256,
+        "intermediate_size": 256,
+        "num_local_experts": 4,
+        "num_experts_per_tok": 2,
+        "head_dim": 128,
+    }
+    model, folder = saved(tmp_path, "mixtral", extra)
+    files, tensors = TensorFiles(folder), {}
+    for name in files:
+        weight = files[name]
+        if weight.ndim != 2 or name.startswith(("lm_head", "model.embed")) or ".gate." in name:
+            tensors[name] = weight
+            continue
+        n, k = weight.shape
+        blocks = weight.float().view(n // 128, 128, k // 128, 128)
+        scale = blocks.abs().amax((1, 3)) / 448
+        tensors[name] = (blocks / scale[:, None, :, None]).view(n, k).to(torch.float8_e4m3fn)
+        tensors[f"{name}_scale_inv"] = scale
+    config = json.loads((folder / "config.json").read_text())
+    quantization = {"quant_method": "fp8", "weight_block_size": [128, 128], "activation_scheme": "dynamic"}
+    write(tmp_path / "out", tensors, quantization, **config)
+    loaded = ours.load(tmp_path / "out", dtype=torch.bfloat16)
+    assert sum(isinstance(m, DecodedExperts) for m in loaded.modules()) == 2
+    assert len(Checkpoint(tmp_path / "out").linears) == 8
+    assert 0.001 < relative(logits(loaded), logits(model)) < 0.08

@@ -1,0 +1,76 @@
+"""replace_linears: what is replaced, what stays and why, and modules that read weights."""
+
+import copy
+
+import pytest
+import torch
+
+from nvfp4_cute.nn.linear import LinearNVFP4
+from nvfp4_cute.nn.replace import replace_linears
+
+
+@pytest.fixture(autouse=True)
+def without_gradients():
+    torch.manual_seed(0)
+    with torch.no_grad():
+        yield
+
+
+def relative(got, expected):
+    return ((got.double() - expected.double()).norm() / expected.double().norm()).item()
+
+
+class Model(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.embed = torch.nn.Embedding(32, 64)
+        self.first, self.odd = torch.nn.Linear(64, 64), torch.nn.Linear(24, 8)
+        self.lm_head = torch.nn.Linear(64, 32, bias=False)
+        self.tied = torch.nn.Linear(64, 32, bias=False)
+        self.tied.weight = self.embed.weight
+
+
+def test_what_stays_and_why():
+    model = Model().bfloat16()
+    done = replace_linears(model)
+    assert done.layers == ["first"] and isinstance(model.first, LinearNVFP4)
+    assert done.left == {
+        "odd": "in_features=24 is no multiple of 32",
+        "lm_head": "by the pattern lm_head",
+        "tied": "its weight is also embed.weight",
+    }
+    assert replace_linears(model).layers == [], "what is replaced is no linear layer any more"
+
+
+@pytest.mark.parametrize("activations", ["nvfp4", "16bit"])
+def test_attention_and_the_fast_path(activations):
+    """An encoder computes with the layers that were replaced, not with their decoded weights."""
+    encoder = (
+        torch.nn.TransformerEncoder(
+            torch.nn.TransformerEncoderLayer(64, 4, 128, batch_first=True), 2, enable_nested_tensor=False
+        )
+        .bfloat16()
+        .eval()
+    )
+    before, calls = copy.deepcopy(encoder), []
+    done = replace_linears(encoder, activations=activations)
+    assert (
+        len(done.layers) == 4
+        and len(done.left) == 2
+        and "MultiheadAttention" in done.left["layers.0.self_attn.out_proj"]
+    )
+    for name in done.layers:
+        encoder.get_submodule(name).register_forward_hook(lambda m, a, y: calls.append(m))
+    x = torch.randn(2, 5, 64).bfloat16()
+    y, expected = encoder(x), before(x)
+    assert len(calls) == 4 and 0 < relative(y, expected) < 0.2
+
+
+def test_calibrated_numbers_by_name():
+    model = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.Linear(64, 64)).eval()
+    with pytest.raises(KeyError, match="no number for 1"):
+        replace_linears(copy.deepcopy(model), input_scale={"0": 0.002})
+    replace_linears(model, input_scale={"0": 0.002, "1": 0.001})
+    assert [round(float(m.input_global_scale), 4) for m in model] == [0.002, 0.001] and not model[0].training
+    with pytest.raises(TypeError, match="from_linear"):
+        replace_linears(torch.nn.Linear(64, 64))
