@@ -6,7 +6,7 @@ from fuzz.calls import OPERATIONS, draw
 from fuzz.compare import failure_of
 
 import nvfp4_cute as nv
-from nvfp4_cute.emulator.launch_shim import shim_is_built
+from nvfp4_cute.emulator.fronts.launch_shim import shim_is_built
 
 CHUNK, CHUNKS, FAST = 50, 40, 3
 needs_shim = pytest.mark.skipif(not shim_is_built(), reason="needs the launch shim")
