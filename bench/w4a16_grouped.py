@@ -154,7 +154,7 @@ class Operands:
             *others,
             None,
             config,
-            gpu_of(torch.device("cuda")).num_sms,
+            gpu_of(torch.device("cuda")),
         )
 
     def peers(self, point: Point) -> dict[str, Any]:
@@ -244,9 +244,9 @@ def keys_of(found: Iterable[Point], arch: str, num_sms: int) -> set[WeightOnlyKe
         for config in tried(point, replace(chosen, num_cta=None)):
             try:
                 keys.add(
-                    WeightOnlyKey.make(
+                    WeightOnlyKey(
                         arch, config, 1, torch.bfloat16, torch.bfloat16, False, form, point.gate
-                    )
+                    ).validated()
                 )
             except ConfigError:
                 continue

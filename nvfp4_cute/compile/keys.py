@@ -119,7 +119,6 @@ class KernelKey:
         from nvfp4_cute.kernels.common.chain import Chain
 
         family = family_of(self.arch)
-        module, _, name = family.KERNEL.rpartition(".")
         options: dict[str, Any] = {}
         if family.OUT_M_MAJOR:
             options["out_m_major"] = self.out_m_major
@@ -127,7 +126,7 @@ class KernelKey:
             options["chain"] = Chain if self.is_chain else None
         if len(family.MMA) > 1:  # A kernel that multiplies one pair of formats is not told which.
             options.update(a_format=self.a_format, b_format=self.b_format)
-        return getattr(import_module(f"nvfp4_cute.kernels.{module}"), name)(
+        return kernel_class(family.KERNEL)(
             config=self.config,
             form=self.form,
             num_groups=self.num_groups,
@@ -139,6 +138,12 @@ class KernelKey:
             has_limit=self.has_limit,
             **options,
         )
+
+
+def kernel_class(place: str) -> Any:
+    """The class of a kernel, by the place that its family gives: module and name, below ``nvfp4_cute.kernels``."""
+    module, _, name = place.rpartition(".")
+    return getattr(import_module(f"nvfp4_cute.kernels.{module}"), name)
 
 
 def cutlass_dtype(dtype: OutDtype):

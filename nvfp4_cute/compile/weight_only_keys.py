@@ -5,9 +5,9 @@ from typing import Any
 
 import torch
 
-from nvfp4_cute.compile.keys import cutlass_dtype
-from nvfp4_cute.errors import ConfigError, UnsupportedProblem, UnsupportedTarget
-from nvfp4_cute.planning.arch import sm90_weight_only as plan
+from nvfp4_cute.compile.keys import cutlass_dtype, kernel_class
+from nvfp4_cute.errors import ConfigError, UnsupportedProblem
+from nvfp4_cute.planning.arch import weight_only_family_of
 from nvfp4_cute.planning.arch.base import INTERLEAVE
 from nvfp4_cute.planning.config import KernelConfig
 from nvfp4_cute.problem import OUT_DTYPES, Form, Gate, dtype_name
@@ -37,35 +37,25 @@ class WeightOnlyKey:
     form: Form
     gate: Gate | None = None
 
-    @classmethod
-    def make(
-        cls,
-        arch: str,
-        config: KernelConfig,
-        num_groups: int,
-        dtype: torch.dtype,
-        out_dtype: torch.dtype,
-        has_alpha: bool,
-        form: Form,
-        gate: Gate | None = None,
-    ) -> "WeightOnlyKey":
-        """Validated key. Raises UnsupportedTarget for an arch without a kernel, ConfigError for a refused config,
-        UnsupportedProblem for results of a type that no kernel writes.
+    def validated(self) -> "WeightOnlyKey":
+        """The same with a resolved config, without a CTA count and without what does not change the code.
+
+        Raises UnsupportedTarget for an arch without a kernel, ConfigError for a refused config, UnsupportedProblem for
+        results of a type that no kernel writes.
         """
-        check_arch(arch)
-        if out_dtype not in OUT_DTYPES:
+        family, gate, num_b = weight_only_family_of(self.arch), self.gate, num_weights(self.gate)
+        if self.out_dtype not in OUT_DTYPES:
             raise UnsupportedProblem(
-                f"out_dtype={dtype_name(out_dtype)!r} with 16-bit a: results have 16 or 32 bits; quantize them"
+                f"out_dtype={dtype_name(self.out_dtype)!r} with 16-bit a: results have 16 or 32 bits; quantize them"
             )
-        num_b = num_weights(gate)
-        reason = plan.unsupported_reason(config, num_b)
+        reason = family.unsupported_reason(self.config, num_b)
         if reason is not None:
-            raise ConfigError(f"{arch}: {reason}")
+            raise ConfigError(f"{self.arch}: {reason}")
         if gate is not None:
             gate = replace(gate, limit=None if gate.limit is None else True)
-        resolved = replace(plan.resolve(config, num_b), num_cta=None)
-        groups = num_groups if form == "list" else 1
-        return cls(arch, resolved, groups, dtype, out_dtype, has_alpha, form, gate)
+        resolved = replace(family.resolve(self.config, num_b), num_cta=None)
+        groups = self.num_groups if self.form == "list" else 1
+        return replace(self, config=resolved, num_groups=groups, gate=gate)
 
     def to_name(self) -> str:
         """Readable, unique; the kernel's symbol starts with it."""
@@ -80,12 +70,10 @@ class WeightOnlyKey:
 
     def make_kernel(self) -> Any:
         """The CuTe DSL object to compile."""
-        from nvfp4_cute.kernels.sm90.weight_only.grouped_gemm import WeightOnlyGemmSm90
-
         combined: tuple[Any, ...] = ()
         if self.gate is not None:
             combined = (self.gate.activation, self.gate.weight_layout, self.gate.limit is not None)
-        return WeightOnlyGemmSm90(
+        return kernel_class(weight_only_family_of(self.arch).KERNEL)(
             self.config,
             self.form,
             self.num_groups,
@@ -100,12 +88,3 @@ class WeightOnlyKey:
 def num_weights(gate: Gate | None) -> int:
     """Operands ``b`` of a kernel: two of a dual GEMM whose weights are not interleaved in one."""
     return 1 if gate is None or gate.weight_layout in INTERLEAVE else 2
-
-
-def check_arch(arch: str) -> None:
-    """Raises UnsupportedTarget where there is no kernel for grouped products of 16-bit activations."""
-    if arch not in plan.ARCHS:
-        raise UnsupportedTarget(
-            f"{arch}: no kernel for grouped products of 16-bit a (there is one for {', '.join(plan.ARCHS)}); quantize a and "
-            'pass a_scale, call gemm for each group, or pass backend="reference"'
-        )

@@ -13,8 +13,7 @@ from nvfp4_cute.errors import UnsupportedProblem
 from nvfp4_cute.gpus.targets import Gpu
 from nvfp4_cute.launch.task import Launch
 from nvfp4_cute.launch_table import NUM_COLUMNS, Group, Header, float32_bits
-from nvfp4_cute.planning.arch import base, num_clusters
-from nvfp4_cute.planning.arch import sm90_weight_only as planning
+from nvfp4_cute.planning.arch import base, num_clusters, weight_only_family_of
 from nvfp4_cute.planning.config import KernelConfig
 from nvfp4_cute.planning.schedule import TileSchedule, make_schedule
 from nvfp4_cute.problem import TMA_ALIGN_BYTES, Form, Gate
@@ -39,7 +38,7 @@ class WeightOnlyTask:
         gate: of a dual GEMM; None where there is one product.
         b2, b2_scale, alpha2: of a dual GEMM with weights of their own: like ``b``, ``b_scale`` and ``alpha``.
         config: how; None has it chosen.
-        num_sms: of the GPU.
+        gpu: that it is computed on.
     """
 
     form: Form
@@ -54,7 +53,7 @@ class WeightOnlyTask:
     b2_scale: tuple[torch.Tensor, ...]
     alpha2: torch.Tensor | None
     config: KernelConfig | None
-    num_sms: int
+    gpu: Gpu
 
     @property
     def device(self) -> torch.device:
@@ -84,14 +83,22 @@ class WeightOnlyTask:
     @cached_property
     def chosen(self) -> KernelConfig:
         """The config to compute with."""
-        return self.config or planning.choose(self.problem_sizes, self.num_sms, num_weights(self.gate))
+        if self.config is not None:
+            return self.config
+        family = weight_only_family_of(self.gpu.arch)
+        return family.choose(self.problem_sizes, self.gpu.num_sms, num_weights(self.gate))
 
     @cached_property
     def _schedule(self) -> TileSchedule:
         """Tiles of a list's groups."""
         config = self.chosen
-        clusters = num_clusters(config, planning.resident_clusters(config, self.num_sms))
-        return make_schedule(self.problem_sizes, config.work_tile_mnk, clusters, config.split_k)
+        return make_schedule(self.problem_sizes, config.work_tile_mnk, self._most_clusters, config.split_k)
+
+    @property
+    def _most_clusters(self) -> int:
+        """Clusters to launch at most."""
+        family = weight_only_family_of(self.gpu.arch)
+        return num_clusters(self.chosen, family.clusters_at_once(self.chosen, self.gpu.num_sms))
 
     def key(self, arch: str) -> WeightOnlyKey:
         """What to compile. Raises UnsupportedTarget, UnsupportedProblem or ConfigError."""
@@ -102,7 +109,7 @@ class WeightOnlyTask:
             )
         first, has_alpha = self.out[0], self.alpha is not None
         variant = (self.num_groups, self.a[0].dtype, first.dtype, has_alpha, self.form, self.gate)
-        return WeightOnlyKey.make(arch, self.chosen, *variant)
+        return WeightOnlyKey(arch, self.chosen, *variant).validated()
 
     def launch(self, gpu: Gpu, *, for_emulator: bool = False) -> Launch:
         """Compile for a GPU. Raises UnsupportedTarget, UnsupportedProblem or ConfigError."""
@@ -160,8 +167,7 @@ class WeightOnlyTask:
         further = self.num_groups - 1 if self.form == "ragged" else 0
         tiles_m = len(a) * -(-a.shape[1] // config.work_tile_mnk[0]) + further
         tiles = tiles_m * -(-b.shape[1] // config.work_tile_mnk[1])
-        clusters = num_clusters(config, planning.resident_clusters(config, self.num_sms))
-        return min(clusters, tiles) * config.cluster_size
+        return min(self._most_clusters, tiles) * config.cluster_size
 
     def address_places(self) -> list[int]:
         """Where in the flat launch table addresses go: of what :meth:`tensors` names, in its order."""

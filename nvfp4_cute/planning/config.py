@@ -33,8 +33,9 @@ class KernelConfig:
         stream_k: K tiles of all work tiles are dealt evenly, whole tiles are not; where clusters share a tile, one of them adds
             up what the others leave in device memory. Needs ``decode_first``.
 
-    ``SHARED_FIELDS`` mean the same to every family of architectures. Each other field is an option of one family, which names
-    it in its ``OPTIONS``; the other families refuse it. Which values a family can build its ``unsupported_reason`` says.
+    Every family of architectures has ``SHARED_FIELDS``. Each other field is an option: families that have it name it in their
+    ``OPTIONS``, the others refuse it. A field means the same to all that have it. Which values a family can build its
+    ``unsupported_reason`` says.
     """
 
     cta_tile_shape_mnk: tuple[int, int, int] = (128, 128, 256)

@@ -143,7 +143,7 @@ def test_chosen_config():
 @pytest.mark.parametrize("chosen", largest_candidates(), ids=lambda chosen: chosen.to_name())
 def test_no_spills(chosen, dtype):
     """And MMAs that the assembler does not serialize."""
-    key = WeightOnlyKey.make("sm_90a", chosen, 1, dtype, torch.bfloat16, True, "ragged")
+    key = WeightOnlyKey("sm_90a", chosen, 1, dtype, torch.bfloat16, True, "ragged").validated()
     kernel = get_kernel(key)
     assert kernel.resources.stack_bytes == 0
     assert_mmas_overlap(kernel.cubin)
@@ -153,7 +153,7 @@ def test_no_spills(chosen, dtype):
 @pytest.mark.parametrize("chosen", largest_candidates(2), ids=lambda chosen: chosen.to_name())
 def test_no_spills_of_dual(chosen):
     gate = Gate("silu", 7.0, "separate")
-    key = WeightOnlyKey.make("sm_90a", chosen, 1, torch.bfloat16, torch.bfloat16, True, "ragged", gate)
+    key = WeightOnlyKey("sm_90a", chosen, 1, torch.bfloat16, torch.bfloat16, True, "ragged", gate).validated()
     assert get_kernel(key).resources.stack_bytes == 0
 
 
@@ -161,24 +161,25 @@ def test_refusals():
     common = (1, torch.bfloat16, torch.bfloat16, False, "ragged")
     for settings, part in (
         ({"decode_first": True}, "use decode_first=False"),
+        ({"stream_k": True}, "use stream_k=False"),
         ({"multicast_n": 2, "split_k": 2}, "use multicast_n=1"),
         ({"multicast_n": 4}, "use multicast_n=1"),
         ({"split_k": 8}, "use split_k=4"),
         ({"num_ab_stage": 40}, "use 2 to"),
     ):
         with pytest.raises(ConfigError, match=part):
-            WeightOnlyKey.make("sm_90a", config(64, **settings), *common)
+            WeightOnlyKey("sm_90a", config(64, **settings), *common).validated()
     for chosen, part in (
         (config(20), "use N tile 24"),
         (config(64, 64), "use K tile 128"),
         (dual(64), "use M tile 128"),
     ):
         with pytest.raises(ConfigError, match=part):
-            WeightOnlyKey.make("sm_90a", chosen, *common)
+            WeightOnlyKey("sm_90a", chosen, *common).validated()
     with pytest.raises(UnsupportedTarget, match="sm_100a"):
-        WeightOnlyKey.make("sm_100a", config(64), *common)
+        WeightOnlyKey("sm_100a", config(64), *common).validated()
     with pytest.raises(UnsupportedProblem, match="quantize them"):
-        WeightOnlyKey.make("sm_90a", config(64), 1, torch.bfloat16, "nvfp4", False, "ragged")
+        WeightOnlyKey("sm_90a", config(64), 1, torch.bfloat16, "nvfp4", False, "ragged").validated()
 
 
 @pytest.mark.gpu("sm_90a")

@@ -5,7 +5,7 @@ from dataclasses import fields, replace
 import pytest
 
 from nvfp4_cute.formats.block_format import FORMATS
-from nvfp4_cute.planning.arch import FAMILIES, sm90, sm120
+from nvfp4_cute.planning.arch import FAMILIES, sm90, sm90_weight_only, sm120
 from nvfp4_cute.planning.arch.sm100 import limits as sm100
 from nvfp4_cute.planning.config import SHARED_FIELDS, KernelConfig
 
@@ -120,8 +120,8 @@ def test_families_whose_ctas_load_for_themselves_say_so(family):
     assert "use multicast_n=1" in family.unsupported_reason(replace(family.DEFAULT_CONFIG, multicast_n=2))
 
 
-def test_a_field_is_shared_by_all_families_or_an_option_of_one():
-    options = [name for family in FAMILIES for name in family.OPTIONS]
+def test_a_field_is_shared_by_all_families_or_an_option_that_one_names():
+    options = {name for family in (*FAMILIES, sm90_weight_only) for name in family.OPTIONS}
     assert sorted((*SHARED_FIELDS, *options)) == sorted(field.name for field in fields(KernelConfig))
 
 

@@ -7,6 +7,7 @@ from nvfp4_cute import backends
 from nvfp4_cute.backends.emulator import observe
 from nvfp4_cute.formats.codecs import encode_e4m3
 from nvfp4_cute.formats.scale_layout import to_blocked
+from nvfp4_cute.gpus.targets import H200
 from nvfp4_cute.launch.weight_only import WeightOnlyTask
 from nvfp4_cute.planning.arch import sm90_weight_only as planning
 from nvfp4_cute.planning.config import KernelConfig
@@ -81,7 +82,7 @@ def task(
     ]
     second = found[1] if two else ((), ())
     return WeightOnlyTask(
-        form, a, *found[0], out, alphas[0], sizes, gate, *second, alphas[1] if gate else None, chosen, 132
+        form, a, *found[0], out, alphas[0], sizes, gate, *second, alphas[1] if gate else None, chosen, H200.gpu
     )  # fmt: skip
 
 

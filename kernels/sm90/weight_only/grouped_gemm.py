@@ -86,12 +86,12 @@ class WeightOnlyGemmSm90:
         self.smem = smem_plan(config, self.kind.num_b)
 
     @cute.jit
-    def __call__(self, table: cute.Pointer, queue):
+    def __call__(self, table: cute.Pointer, stream):
         """Encode the tensor maps and launch.
 
         Args:
             table: Int64 in host memory, a header row and one row a slot: ``launch_table``.
-            queue: CUstream.
+            stream: CUstream.
         """
         # (COLUMN, ROW)
         values = cute.make_tensor(table, cute.make_layout((NUM_COLUMNS, 1 + self.num_groups)))
@@ -115,7 +115,7 @@ class WeightOnlyGemmSm90:
             block=(self.schedule.threads_per_cta, 1, 1),
             min_blocks_per_mp=ctas_per_sm(self.config),
             preferred_smem_carveout=SMEM_CARVEOUT_PERCENT,
-            stream=queue,
+            stream=stream,
         )
 
     @cute.kernel

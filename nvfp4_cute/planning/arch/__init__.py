@@ -4,11 +4,12 @@ Others ask a family, ``family_of(arch)``, and never say which one it is.
 """
 
 from nvfp4_cute.errors import UnsupportedTarget
-from nvfp4_cute.planning.arch import sm90, sm100, sm120
-from nvfp4_cute.planning.arch.base import Family
+from nvfp4_cute.planning.arch import sm90, sm90_weight_only, sm100, sm120
+from nvfp4_cute.planning.arch.base import Family, WeightOnlyFamily
 from nvfp4_cute.planning.config import KernelConfig
 
 FAMILIES: tuple[Family, ...] = (sm90, sm100, sm120)
+WEIGHT_ONLY_FAMILIES: tuple[WeightOnlyFamily, ...] = (sm90_weight_only,)
 ARCHS = tuple(arch for family in FAMILIES for arch in family.ARCHS)
 
 
@@ -18,6 +19,18 @@ def family_of(arch: str) -> Family:
         if arch in family.ARCHS:
             return family
     raise UnsupportedTarget(f"no grouped GEMM kernel for {arch}; there is one for {', '.join(ARCHS)}")
+
+
+def weight_only_family_of(arch: str) -> WeightOnlyFamily:
+    """The family whose kernel multiplies 16-bit ``a`` of groups on ``arch``. Raises UnsupportedTarget where there is none."""
+    for family in WEIGHT_ONLY_FAMILIES:
+        if arch in family.ARCHS:
+            return family
+    known = ", ".join(arch for family in WEIGHT_ONLY_FAMILIES for arch in family.ARCHS)
+    raise UnsupportedTarget(
+        f"{arch}: no kernel for grouped products of 16-bit a (there is one for {known}); quantize a and pass a_scale, call "
+        'gemm for each group, or pass backend="reference"'
+    )
 
 
 def clusters_at_once(arch: str, config: KernelConfig, num_sms: int) -> int:

@@ -152,7 +152,7 @@ class Family(Protocol):
 
     @property
     def OPTIONS(self) -> tuple[str, ...]:
-        """Fields of KernelConfig that this family alone has, beside ``config.SHARED_FIELDS``."""
+        """Fields of KernelConfig that this family has beside ``config.SHARED_FIELDS``."""
 
     @property
     def DEFAULT_CONFIG(self) -> KernelConfig:
@@ -247,6 +247,30 @@ class Family(Protocol):
 
     def estimates(self, problem: GroupedProblem, num_sms: int) -> Sequence[Estimated]:
         """Every candidate, the best first, if the family estimates a time for each of them and knows the sizes; else none."""
+
+
+class WeightOnlyFamily(Protocol):
+    """A module of this package: architectures with a kernel for grouped products of 16-bit ``a`` and NVFP4 ``b``."""
+
+    @property
+    def ARCHS(self) -> tuple[str, ...]:
+        """Their names, such as ``sm_90a``."""
+
+    @property
+    def KERNEL(self) -> str:
+        """Module and class of the kernel, below ``nvfp4_cute.kernels``."""
+
+    def resolve(self, config: KernelConfig, num_b: int = 1) -> KernelConfig:
+        """``config`` with its stage count made explicit."""
+
+    def unsupported_reason(self, config: KernelConfig, num_b: int = 1) -> str | None:
+        """Why this family cannot build ``config``, with the nearest legal value; None where it can."""
+
+    def clusters_at_once(self, config: KernelConfig, num_sms: int) -> int:
+        """Clusters that a GPU runs at once."""
+
+    def choose(self, sizes: Iterable[tuple[int, int, int]], num_sms: int, num_b: int = 1) -> KernelConfig:
+        """The config for groups of these (m, n, k), or means of them where only the device knows the sizes."""
 
 
 # ---- members of families without a peculiarity --------------------------------------------------------------------

@@ -8,13 +8,11 @@ holds, 128 or 256 values. ``multicast_n=2``: two CTAs with neighbouring weights 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 
-from nvfp4_cute.planning.arch.base import clusters_in_gpcs
+from nvfp4_cute.planning.arch.base import clusters_in_gpcs, foreign_option_reason
 from nvfp4_cute.planning.arch.sm90 import (
-    ARCHS,
     FP16_BYTES,
     FP32_BYTES,
     GPC_SMS,
-    LEAST_TOKENS,
     MAX_AB_STAGE,
     MAX_TILE_TOKENS,
     MEASURED_CLUSTERS,
@@ -31,8 +29,9 @@ from nvfp4_cute.planning.arch.sm90 import (
 )
 from nvfp4_cute.planning.config import KernelConfig
 
-__all__ = ["ARCHS", "LEAST_TOKENS", "candidates", "choose", "resolve", "smem_plan", "unsupported_reason"]
-
+ARCHS = ("sm_90a",)
+KERNEL = "sm90.weight_only.grouped_gemm.WeightOnlyGemmSm90"
+OPTIONS = ("multicast_n",)
 TILES_K = (TILE_K, 2 * TILE_K)
 # Tokens of the tiles that are tried where the caller chooses no config.
 TOKEN_CHOICES = (8, 16, 32, 64, 96, 128, 192, 256)
@@ -127,7 +126,10 @@ def resolve(config: KernelConfig, num_b: int = 1) -> KernelConfig:
 def unsupported_reason(config: KernelConfig, num_b: int = 1) -> str | None:
     """Why the weight-only kernel cannot be built with ``config``, with the nearest legal value; None where it can."""
     weights, tokens, k = shape = config.cta_tile_shape_mnk
-    plain = {"swap_ab": True, "use_2cta_instrs": False, "decode_first": False, "num_acc_stage": 1}
+    foreign = foreign_option_reason(config, OPTIONS)
+    if foreign is not None:
+        return foreign
+    plain = {"swap_ab": True, "num_acc_stage": 1}
     for name, value in plain.items():
         if getattr(config, name) != value:
             found = f"{name}={getattr(config, name)}"
@@ -181,7 +183,7 @@ def _candidates(num_b: int) -> Iterator[KernelConfig]:
                     yield config
 
 
-def resident_clusters(config: KernelConfig, num_sms: int) -> int:
+def clusters_at_once(config: KernelConfig, num_sms: int) -> int:
     """Clusters that a GPU runs at once."""
     return clusters_in_gpcs(num_sms, config.cluster_size, GPC_SMS, MEASURED_CLUSTERS) * ctas_per_sm(config)
 
@@ -201,7 +203,7 @@ def choose(sizes: Iterable[tuple[int, int, int]], num_sms: int, num_b: int = 1) 
 def modelled_us(live: list[tuple[int, int, int]], config: KernelConfig, num_sms: int) -> float:
     """Time of a launch: whole waves of equal tiles, each as long as its slowest part."""
     tile_tokens, tile_weights, tile_k = config.work_tile_mnk
-    workers, split = resident_clusters(config, num_sms), config.split_k
+    workers, split = clusters_at_once(config, num_sms), config.split_k
     busy, tiles, read, moved = 0.0, 0, 0.0, 0.0
     for m, n, k in live:
         strips, columns, k_tiles = -(-m // tile_tokens), -(-n // tile_weights), -(-k // tile_k)
