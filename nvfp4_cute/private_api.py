@@ -17,8 +17,8 @@ except ImportError:
     TensorGuards = None
 
 
-def current_queue(device_index: int) -> int:
-    """Address of the current queue: ``torch.cuda.current_stream(index).cuda_stream``, without making a Stream."""
+def current_stream(device_index: int) -> int:
+    """Address of the current stream: ``torch.cuda.current_stream(index).cuda_stream``, without making a Stream."""
     return torch._C._cuda_getCurrentRawStream(device_index)
 
 

@@ -33,7 +33,7 @@ def test_what_builds_with_cuda_have(name, parameters, result):
 @pytest.mark.gpu("sm_90a")
 def test_queues_are_those_of_the_documented_way():
     with torch.cuda.stream(torch.cuda.Stream()) as _:
-        assert private_api.current_queue(0) == torch.cuda.current_stream(0).cuda_stream
+        assert private_api.current_stream(0) == torch.cuda.current_stream(0).cuda_stream
     assert private_api.current_device() == torch.cuda.current_device()
     private_api.spin(1000)
     torch.cuda.synchronize()

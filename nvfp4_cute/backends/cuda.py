@@ -12,7 +12,7 @@ gpu_of = cache(targets.gpu_of)
 
 
 def run(task: Task) -> Launch:
-    """Launch on the current queue of the task's device; does not wait.
+    """Launch on the current stream of the task's device; does not wait.
 
     Raises:
         ValueError: CPU operands. UnsupportedTarget: a GPU without a kernel. UnsupportedProblem: ``tensor_map_fault``.
@@ -25,7 +25,7 @@ def run(task: Task) -> Launch:
     tensor_map_fault.check(dict(task.mapped()), device)
     launch = task.launch(gpu_of(device))
     with torch.cuda.device(device):
-        queue = torch.cuda.current_stream(device).cuda_stream
-        _held = launch.attach(device, queue)
-        launch.enqueue(queue)
+        stream = torch.cuda.current_stream(device).cuda_stream
+        _held = launch.attach(device, stream)
+        launch.enqueue(stream)
     return launch

@@ -128,12 +128,12 @@ class Plan:
             for entry in entries(operands, self.problem)
         ]
 
-    def launch(self, operands: GroupedOperands, queue: int = 0) -> None:
-        """Enqueue the kernel on a queue of the operands' device; a problem without tiles is a no-op."""
+    def launch(self, operands: GroupedOperands, stream: int = 0) -> None:
+        """Enqueue the kernel on a stream of the operands' device; a problem without tiles is a no-op."""
         if self.schedule is None or self.schedule.num_tiles:
             launch = Launch(self.kernel, self.table(operands), self.address_places(operands), self)
-            _held = launch.attach(operands.device, queue)
-            launch.enqueue(queue)
+            _held = launch.attach(operands.device, stream)
+            launch.enqueue(stream)
 
 
 def _extents(a: Operand, b: Operand, b2: Operand | None) -> dict[Group, int]:

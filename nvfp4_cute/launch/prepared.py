@@ -131,20 +131,20 @@ class PreparedCall:
         return np.count_nonzero(touching) == self._num_filled_outs
 
     def launch(self) -> None:
-        """Enqueue on the current queue of the tensors' device."""
+        """Enqueue on the current stream of the tensors' device."""
         index = self._device.index
-        queue = private_api.current_queue(index)
+        stream = private_api.current_stream(index)
         if private_api.current_device() == index:
-            self._enqueue(queue)
+            self._enqueue(stream)
         else:
             with torch.cuda.device(index):
-                self._enqueue(queue)
+                self._enqueue(stream)
 
-    def _enqueue(self, queue: int) -> None:
+    def _enqueue(self, stream: int) -> None:
         if self._workspace_bytes:
-            held = workspace.take(self._device.index, queue, self._workspace_bytes)
+            held = workspace.take(self._device.index, stream, self._workspace_bytes)
             self.table[Header.WORKSPACE] = held.address
-        self._launcher(queue)
+        self._launcher(stream)
 
 
 def _allocator(outs: Sequence[torch.Tensor]) -> Callable[[], list[torch.Tensor]]:

@@ -23,7 +23,7 @@ class Key(Hashable, Protocol):
         """Readable, unique; the kernel's symbol starts with it."""
 
     def make_kernel(self) -> Any:
-        """The CuTe DSL object to compile: called with a launch table and a queue."""
+        """The CuTe DSL object to compile: called with a launch table and a stream."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -42,23 +42,23 @@ class Launch:
     places: list[int]
     plan: Any = None
 
-    def attach(self, device: torch.device, queue: int) -> Workspace | None:
+    def attach(self, device: torch.device, stream: int) -> Workspace | None:
         """Write into the table where the kernel finds a ``workspace``, if it needs one, which is allocated or grown.
 
         Args:
             device: of the operands.
-            queue: handle of the device's current CUDA queue (``torch.cuda.current_stream().cuda_stream``).
+            stream: handle of the device's current CUDA stream (``torch.cuda.current_stream().cuda_stream``).
 
         Returns:
             It, to be held until the kernel was enqueued.
         """
-        return attach(self.kernel, self.table, device, queue)
+        return attach(self.kernel, self.table, device, stream)
 
-    def enqueue(self, queue: int) -> None:
-        """Launch on a queue of the current device. Copies no data and waits for nothing."""
+    def enqueue(self, stream: int) -> None:
+        """Launch on a stream of the current device. Copies no data and waits for nothing."""
         import cuda.bindings.driver as cuda
 
-        self.kernel.function(table_pointer(self.table.ctypes.data), cuda.CUstream(queue))
+        self.kernel.function(table_pointer(self.table.ctypes.data), cuda.CUstream(stream))
 
 
 class Task(Protocol):

@@ -91,7 +91,7 @@ class PersistentMLP(torch.nn.Module):
     def forward(self, x: NVFP4Tensor) -> NVFP4Tensor:
         """The last layer's result, [M, N], of ``x`` [M, N], quantized with any global scale, or with none, which is 1.
 
-        Calls of one module must follow each other on one queue: they share counters and the results of inner layers.
+        Calls of one module must follow each other on one stream: they share counters and the results of inner layers.
         """
         if not isinstance(x, NVFP4Tensor):
             raise TypeError(f"x is a {type(x).__name__}; pass an NVFP4Tensor: quantize(x, global_scale=...)")

@@ -174,7 +174,7 @@ def test_the_table_holds_the_addresses_of_the_call():
     np.testing.assert_array_equal(call.table, plan.table(operands).reshape(-1))
 
 
-def test_a_call_goes_to_the_current_queue_and_computes(monkeypatch):
+def test_a_call_goes_to_the_current_stream_and_computes(monkeypatch):
     """Two launches of one call, on other addresses: both outputs are the reference's."""
     monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda index: 0, raising=False)
     monkeypatch.setattr(torch._C, "_cuda_getDevice", lambda: None, raising=False)
