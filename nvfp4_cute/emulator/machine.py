@@ -162,6 +162,11 @@ class Machine:
                     self._run_cluster(Cluster(self, launch, self.waiting.pop()))
                     finished()
 
+    @property
+    def immediate(self) -> bool:
+        """Whether asynchronous operations happen when they are issued."""
+        return self.queue is None or self.queue.immediate
+
     def cancel_cluster(self) -> tuple[int, int, int] | None:
         """Take the next cluster that has not started out of the grid; its first CTA's coordinates, or None."""
         return self.waiting.pop() if self.waiting else None

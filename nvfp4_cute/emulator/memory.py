@@ -10,7 +10,7 @@ import mmap
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -307,16 +307,30 @@ class SharedMemory:
         self.bytes[offset : offset + data.size] = data.reshape(-1)
 
 
+class Later(Protocol):
+    """Work on columns of tensor memory that has been put off until somebody looks at them."""
+
+    first: int
+    last: int
+    """Its columns are first..last - 1."""
+
+    def settle(self) -> None:
+        """Do it."""
+        ...
+
+
 class TensorMemory:
     """Tensor memory of one CTA: 128 lanes x 512 columns of 32-bit words, and its column allocations.
 
     Attributes:
         allocations: columns by the first one.  promised: (first, columns) of those that the leader of a pair has made for
             this CTA, too, and that it has not come to.
+        later: products that are not in `words` yet (see `isa.accumulation`), or None.
     """
 
     def __init__(self) -> None:
         """Start with nothing allocated."""
+        self.later: Later | None = None
         self._words: np.ndarray | None = None
         self.allocations: dict[int, int] = {}
         self.owned = np.zeros(TMEM_COLS, bool)
@@ -327,8 +341,17 @@ class TensorMemory:
     @property
     def words(self) -> np.ndarray:
         """uint32 [lane, column]; poisoned with 0xFFFFFFFF until written."""
+        if self.later is not None:
+            self.later.settle()
         if self._words is None:
             self._words = np.full((TMEM_LANES, TMEM_COLS), TMEM_POISON, np.uint32)
+        return self._words
+
+    def columns(self, column: int, count: int) -> np.ndarray:
+        """`words`, of which only these columns may be touched."""
+        later = self.later
+        if later is None or self._words is None or (column < later.last and later.first < column + count):
+            return self.words
         return self._words
 
     def alloc(self, ncols: int, peer: "TensorMemory | None" = None) -> int | None:

@@ -168,6 +168,9 @@ class Queue:
         checker: wants to know of every operation, or None.
     """
 
+    immediate = True
+    """Operations happen when they are submitted."""
+
     def __init__(self) -> None:
         """Empty."""
         self.pending: deque[Operation] = deque()
@@ -275,6 +278,8 @@ class Queue:
 class LazyQueue(Queue):
     """Operations happen when something waits for exactly them, or when no warp can go on: then the oldest."""
 
+    immediate = False
+
     def admit(self, operation: Operation) -> None:
         """Keep it."""
         self.pending.append(operation)
@@ -291,6 +296,8 @@ class LazyQueue(Queue):
 
 class RandomQueue(Queue):
     """Operations happen in a random order at random moments; warps take turns of random length in random order."""
+
+    immediate = False
 
     def __init__(self, seed: int):
         """The same seed gives the same execution."""

@@ -34,7 +34,7 @@ and ``emax`` at least every exponent of the tile (zero products and C included),
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from typing import Literal, Protocol
@@ -211,18 +211,81 @@ def mma_block_scaled(
     """
     table = SCALE_TABLES[scale_type]
     op_a, op_b = _Fp4Operand.make(a, sfa, table, negate_a), _Fp4Operand.make(b, sfb, table, negate_b)
-    accumulator = _Accumulator.make(c, (a.shape[0], b.shape[0]))
-    out = _sum_float32(op_a, op_b, accumulator, FRACTION_BITS_FP4)
-    if out is None:
-        out = _sum_float64(op_a, op_b, accumulator, FRACTION_BITS_FP4)
-    if out is None:
-        out = _sum_general(op_a, op_b, accumulator)
-    accumulator.restore_special(out)
-    if op_a.nan_rows is not None:
-        out[op_a.nan_rows] = NAN_F32
-    if op_b.nan_rows is not None:
-        out[:, op_b.nan_rows] = NAN_F32
+    out = _multiply_add(op_a, op_b, c)
+    assert out is not None
     return out
+
+
+def accumulate_block_scaled(
+    products: Sequence[tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]],
+    c: np.ndarray | None,
+    *,
+    scale_type: ScaleType = "ue4m3",
+    negate_a: bool = False,
+    negate_b: bool = False,
+) -> np.ndarray:
+    """One `mma_block_scaled` after the other, each on the result of the one before it.
+
+    Runs of instructions are taken as one where that is provably the same: where the conditions of the float32 path hold for
+    all their products together. Then they hold for each instruction, whose products are some of these and whose C is a
+    partial sum: a multiple of ``2**k`` of magnitude at most ``bound + max|C|``. So each result is exact, and the last one
+    is the exact sum of C and all products, which one product of matrices gives.
+
+    Args:
+        products: (a, b, sfa, sfb) of each instruction, as `mma_block_scaled` takes them; equal shapes.
+        c: float32 (M, N), or None for a zero accumulator. Not modified.
+        scale_type, negate_a, negate_b: as `mma_block_scaled` takes them.
+
+    Returns:
+        float32 (M, N), a new array.
+    """
+    table = SCALE_TABLES[scale_type]
+    out, start, run = c, 0, len(products)
+    while start < len(products):
+        part = products[start : start + run]
+        a, b, sfa, sfb = part[0] if len(part) == 1 else _side_by_side(part)
+        op_a, op_b = _Fp4Operand.make(a, sfa, table, negate_a), _Fp4Operand.make(b, sfb, table, negate_b)
+        found = _multiply_add(op_a, op_b, out, only_float32=len(part) > 1)
+        if found is None:
+            run = _shorter_run(op_a, op_b, len(part))
+        else:
+            out, start = found, start + len(part)
+    assert out is not None
+    return out
+
+
+def _shorter_run(a: _Fp4Operand, b: _Fp4Operand, run: int) -> int:
+    """How many instructions to take as one, where these, `run` in number, cannot be."""
+    k = a.lsb + b.lsb
+    if max(a.emax + b.emax, ZERO_EXPONENT) - FRACTION_BITS_FP4 > k:
+        return 1
+    bound = a.depth // run * a.max_scaled * b.max_scaled
+    return max(1, min(run // 2, int(2.0 ** (24 + k) // bound) if bound else 1))
+
+
+def _multiply_add(
+    a: _Fp4Operand, b: _Fp4Operand, c: np.ndarray | None, *, only_float32: bool = False
+) -> np.ndarray | None:
+    """A @ B^T + C by the first path that is proved; None where that is not the float32 path and must be."""
+    accumulator = _Accumulator.make(c, (len(a.packed), len(b.packed)))
+    out = _sum_float32(a, b, accumulator, FRACTION_BITS_FP4)
+    if out is None:
+        if only_float32:
+            return None
+        out = _sum_float64(a, b, accumulator, FRACTION_BITS_FP4)
+    if out is None:
+        out = _sum_general(a, b, accumulator)
+    accumulator.restore_special(out)
+    if a.nan_rows is not None:
+        out[a.nan_rows] = NAN_F32
+    if b.nan_rows is not None:
+        out[:, b.nan_rows] = NAN_F32
+    return out
+
+
+def _side_by_side(products: Sequence[tuple[np.ndarray, ...]]) -> tuple[np.ndarray, ...]:
+    """Operands and scale factors of several instructions as those of one with a longer K."""
+    return tuple(np.concatenate(parts, axis=1) for parts in zip(*products, strict=True))
 
 
 @dataclass(frozen=True)

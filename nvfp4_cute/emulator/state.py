@@ -126,6 +126,11 @@ class Simulator(Protocol):
         ...
 
     @property
+    def immediate(self) -> bool:
+        """Whether asynchronous operations happen when they are issued."""
+        ...
+
+    @property
     def checker(self) -> Checker | None:
         """Finds hazards; None where nobody asked for that."""
         ...

@@ -144,7 +144,7 @@ class TensorMap:
 
     def shared_extent(self, boxes: int = 1) -> int:
         """Bytes from the start of `boxes` tiles that lie one after the other in shared memory to their end."""
-        rows = boxes * int(np.prod(self.tile_shape[:-1], dtype=np.int64))
+        rows = boxes * math.prod(self.tile_shape[:-1])
         return (rows - 1) * self.row_pitch + self.row_bytes
 
     @cached_property

@@ -290,6 +290,67 @@ def test_full_tiles(columns, path):
     assert (got == values @ nm.E2M1_VALUES[unpack(b)].T.astype(float) + c).all()
 
 
+def chain(rng, count, kind, rows=(24, 40)):
+    """Operands of instructions that add to one accumulator: with narrow or wide scales, with NaN scales."""
+    low, high = {"narrow": (0x34, 0x3C), "wide": (0x01, 0x7E), "mixed": (0x30, 0x48)}[kind]
+    products = []
+    for number in range(count):
+        data = [rng.integers(0, 256, (n, 32), dtype=np.uint8) for n in rows]
+        scales = [rng.integers(low, high, (n, 4), dtype=np.uint8) for n in rows]
+        if kind == "mixed" and number == count // 2:
+            scales[0][5, 1] = scales[1][7, 3] = 0x7F
+        if kind == "mixed" and number == count - 1:
+            scales[0][3] = 0x7E  # far larger than all before
+        products.append((*data, *scales))
+    return products
+
+
+@pytest.mark.parametrize("kind", ["narrow", "wide", "mixed"])
+@pytest.mark.parametrize("accumulator", ["none", "small", "special"])
+@pytest.mark.parametrize("negate", [False, True])
+def test_a_chain_gives_the_bits_of_its_instructions_one_by_one(kind, accumulator, negate):
+    rng = np.random.default_rng(7)
+    for count in (1, 2, 5, 16):
+        products = chain(rng, count, kind)
+        c = None
+        if accumulator != "none":
+            c = (rng.integers(-64, 64, (24, 40)) / 16).astype(np.float32)
+        if accumulator == "special":
+            c[0, 0], c[1, 1], c[2, 2], c[3, 3] = np.inf, -np.inf, np.nan, 1e-30
+        before = None if c is None else c.copy()
+        want = c
+        for a, b, sfa, sfb in products:
+            want = nm.mma_block_scaled(a, b, sfa, sfb, want, negate_b=negate)
+        got = nm.accumulate_block_scaled(products, c, negate_b=negate)
+        np.testing.assert_array_equal(got.view(np.uint32), want.view(np.uint32))
+        assert before is None or np.array_equal(before, c, equal_nan=True)
+
+
+def test_chains_are_taken_as_long_as_they_are_exact(monkeypatch):
+    """All of it where the bound allows it, halves where it does not, one by one where a product is truncated."""
+    runs = []
+    original = nm._multiply_add
+
+    def noting(a, b, c, **options):
+        found = original(a, b, c, **options)
+        if found is not None:
+            runs.append(a.depth // 64)
+        return found
+
+    monkeypatch.setattr(nm, "_multiply_add", noting)
+    rng = np.random.default_rng(3)
+    ones = [(a, b, sfa * 0 + 0x38, sfb * 0 + 0x38) for a, b, sfa, sfb in chain(rng, 16, "narrow")]
+    nm.accumulate_block_scaled(ones, None)
+    assert runs == [16]
+    runs.clear()
+    # Products are multiples of 2**-12, and a sum of 64 of them is at most 64 * 36 * 1.375**2: three stay below 2**24 of that.
+    nm.accumulate_block_scaled(chain(rng, 16, "narrow"), None)
+    assert runs == [3, 3, 3, 3, 3, 1]
+    runs.clear()
+    nm.accumulate_block_scaled(chain(rng, 6, "wide"), None)
+    assert runs == [1] * 6
+
+
 def test_nan_rows_do_not_leave_the_fast_path(monkeypatch):
     """Garbage scales in zero-filled padding rows, and the NaN rows they leave in the accumulator."""
     monkeypatch.setattr(nm, "_sum_general", None)

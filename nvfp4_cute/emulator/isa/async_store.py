@@ -6,7 +6,7 @@ says that they are done. st.bulk, which fills shared memory with zeros, is an or
 
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -14,6 +14,7 @@ from nvfp4_cute.emulator.faults import AlignmentFault
 from nvfp4_cute.emulator.isa import UNSIGNED, Builder, Mods, Reader, Step, handler, type_bytes
 from nvfp4_cute.emulator.isa.issue import any_shared, own_offset, per_thread, signalled, vector_items
 from nvfp4_cute.emulator.isa.memory import ATOMIC, integer_updater
+from nvfp4_cute.emulator.memory import SHARED_BASE
 from nvfp4_cute.emulator.modes import Engine
 from nvfp4_cute.emulator.places import granules
 from nvfp4_cute.emulator.ptx import Inst
@@ -68,7 +69,50 @@ def async_store(inst: Inst, b: Builder) -> Step:
         owner, at = signalled(cta, [target], rest[count], False, False)[0]
         cta.issue(warp, Engine.COPY, partial(store_shared, target, offset, data, update, owner, at))
 
-    return per_thread(run, [address, *values, *barrier])
+    single = per_thread(run, [address, *values, *barrier])
+    if to_global or update is not None:
+        return single
+
+    def step(warp: "Warp") -> None:
+        stores = _together(warp, address(warp), [read(warp) for read in values], barrier[0](warp), size)
+        if stores is None:
+            single(warp)
+        else:
+            warp.cta.issue(warp, Engine.COPY, partial(store_rows, *stores))
+
+    return step
+
+
+def _together(
+    warp: "Warp", where: Any, values: list[Any], barrier: Any, size: int
+) -> "tuple[Cta, np.ndarray, np.ndarray, Cta, int] | None":
+    """Arguments of `store_rows` for the stores of all lanes; None where they have to be done one by one.
+
+    That is where operations are kept (they may happen in any order), where an event of each is recorded, where they
+    are not plainly legal, and where the barrier's phase would end before the last of them.
+    """
+    cta, machine = warp.cta, warp.cta.machine
+    if warp.num_active == 1 or machine.recorder is not None or not machine.immediate:
+        return None
+    if where.__class__ is not np.ndarray or barrier.__class__ is np.ndarray:
+        return None
+    lanes, nbytes = warp.active, size * len(values)
+    addresses = where[lanes].astype(np.int64)
+    target, first = any_shared(cta, int(addresses[0]))
+    offsets = addresses - (int(addresses[0]) - first)
+    low, high = int(offsets.min()), int(offsets.max())
+    if np.unique(offsets).size < offsets.size or (offsets % nbytes).any():
+        return None
+    if low < SHARED_BASE or high + nbytes > target.smem.size:
+        return None
+    owner, at = any_shared(cta, barrier)
+    found = owner.smem.barriers.get(at)
+    if owner is not target or found is None or 0 < found.tx < nbytes * len(offsets):
+        return None
+    data = np.empty((32, len(values)), UNSIGNED[size])
+    for i, value in enumerate(values):
+        data[:, i] = value
+    return target, offsets, data[lanes].view(np.uint8), owner, at
 
 
 def _combine(operation: str, type_: str, old: np.ndarray, new: np.ndarray) -> np.ndarray:
@@ -97,6 +141,16 @@ def store_shared(
             checker.write_shared(target, place, stamp=stamp, proxy=False)
     memory = target.smem.read(offset, data.size)
     memory[:] = data if update is None else update(memory.copy(), data)
+    owner.mbarrier(barrier).complete_tx(data.size)
+
+
+def store_rows(target: "Cta", offsets: np.ndarray, data: np.ndarray, owner: "Cta", barrier: int) -> None:
+    """Store rows of bytes into shared memory, each somewhere else, and signal the mbarrier of all."""
+    checker = target.machine.checker
+    if checker is not None:
+        stamp = checker.signalled(owner, barrier, stored=True)
+        checker.write_shared(target, granules(offsets, data.shape[1]), stamp=stamp, proxy=False)
+    target.smem.bytes[offsets[:, None] + np.arange(data.shape[1])] = data
     owner.mbarrier(barrier).complete_tx(data.size)
 
 

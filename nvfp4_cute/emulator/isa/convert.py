@@ -29,7 +29,6 @@ PACKED_X4 = {"e4m3x4": 8, "e5m2x4": 8, "e2m1x4": 4, "e2m3x4": 8, "e3m2x4": 8}
 """Packed narrow types that only cvt knows: bits of the container of one element."""
 
 INTEGER_ROUNDINGS = {"rni": "rn", "rzi": "rz", "rmi": "rm", "rpi": "rp"}
-FLOAT_TYPES = ("f16", "bf16", "f32", "f64")
 ROUNDING_MODIFIERS = ("rn", "rna", "rz", "rm", "rp", *INTEGER_ROUNDINGS)
 
 
@@ -349,26 +348,34 @@ def _packed_encoder(name: str, rounding: str, satfinite: bool) -> Callable[[np.n
     return lambda values: floats.encode(values, name, rounding, satfinite)
 
 
+_ZEROS = np.zeros(64, np.float32)
+
+
 def _pack_nearest(inst: Inst, b: Builder, dest: str) -> Step:
     """cvt.rn.{f16x2,bf16x2}.f32, the epilogue's workhorse, without a detour through float64."""
-    high, low = (b.read(o, "f32") for o in inst.operands[1:3])
+    high, low = (b.slot(o, "f32") for o in inst.operands[1:3])
+    if b.width(high) != 4 or b.width(low) != 4:
+        raise b.refuse("operands that are not 32 bits wide")
+    put = b.write(inst.operands[0], "u32")
+    bf16 = dest == "bf16x2"
 
-    def compute(warp: "Warp") -> Any:
-        x, y = high(warp), low(warp)
-        uniform = x.__class__ is not np.ndarray and y.__class__ is not np.ndarray
-        pair = np.empty(2 if uniform else 64, np.float32)
-        pair[0::2], pair[1::2] = y, x
-        if dest == "bf16x2":
+    def step(warp: "Warp") -> None:
+        regs = warp.regs
+        x, y = regs[high], regs[low]
+        uniform = x.__class__ is int and y.__class__ is int
+        bits = np.empty(2 if uniform else 64, np.uint32)
+        bits[0::2], bits[1::2] = y, x
+        pair = bits.view(np.float32)
+        if bf16:
             words = floats.f32_to_bf16(pair).view(np.uint32)
         else:
             halves = pair.astype(np.float16)
-            nan = pair != pair
-            if np.count_nonzero(nan):
-                halves.view(np.uint16)[nan] = 0x7FFF
+            if not pair.dot(_ZEROS[: len(pair)]) == 0:  # NaN or an infinity somewhere
+                halves.view(np.uint16)[pair != pair] = 0x7FFF
             words = halves.view(np.uint32)
-        return int(words[0]) if uniform else words
+        put(warp, int(words[0]) if uniform else words)
 
-    return put_step(b, inst.operands[0], compute, "u32")
+    return step
 
 
 def _packed_readers(b: Builder, inst: Inst, source: str) -> "list[Callable[[Warp], np.ndarray]]":

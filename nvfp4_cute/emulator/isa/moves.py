@@ -61,10 +61,20 @@ def _pack(b: Builder, dest: Operand, source: Vector, type_: str) -> Step:
     if part * count != type_bytes(type_):
         raise b.refuse(f"{count} parts do not fill .{type_}")
     reads = [b.read(item, f"b{8 * part}") for item in source.items]
+    slots = [b.slot(item, f"b{8 * part}") for item in source.items]
+    plain = all(b.width(slot) == part for slot in slots)
     poison = (1 << 8 * part) - 1
     word, element = UNSIGNED.get(part * count), UNSIGNED[part]
 
     def compute(warp: "Warp") -> Any:
+        if plain and word is not None:
+            regs = warp.regs
+            found = [regs[slot] for slot in slots]
+            if all(v.__class__ is np.ndarray for v in found):
+                packed = np.empty(32 * count, element)
+                for i, value in enumerate(found):
+                    packed[i::count] = value
+                return packed.view(word)
         # The compiler packs a register that nobody wrote where only the other parts are used later.
         values = [poison if (v := r(warp)) is None else v for r in reads]
         if all(v.__class__ is not np.ndarray for v in values):
@@ -117,9 +127,9 @@ def _unpack(b: Builder, dest: Vector, source: Operand, type_: str) -> Step:
             for i, _, write in parts:
                 write(warp, elements[i::count].copy())
         else:
-            elements, regs = value.view(dtype), warp.regs
+            rows, regs = np.ascontiguousarray(value.view(dtype).reshape(32, count).T), warp.regs
             for i, d, _ in parts:
-                regs[d] = elements[i::count].copy()
+                regs[d] = rows[i]
 
     return step
 

@@ -11,7 +11,7 @@ from nvfp4_cute.emulator.isa import Builder, Mods, Step, handler
 from nvfp4_cute.emulator.isa.issue import cta_group, cta_pair, issuing_pair, per_thread
 from nvfp4_cute.emulator.isa.tcgen05_operands import COLUMN_MASK, check_scale_column, lane_of
 from nvfp4_cute.emulator.modes import Engine
-from nvfp4_cute.emulator.places import chunks
+from nvfp4_cute.emulator.places import operand_place
 from nvfp4_cute.emulator.ptx import Inst
 
 if TYPE_CHECKING:
@@ -79,14 +79,18 @@ def copy_matrix(
                 slice(column, column + columns),
                 source,
             )
-        cta.tmem.words[shape.lanes + lane, column : column + columns] = rows.view(np.uint32)
+        words = cta.tmem.columns(column, columns)
+        if name == SCALE_SHAPE:  # to all groups of 32 lanes
+            words.reshape(4, 32, -1)[:, :, column : column + columns] = rows.view(np.uint32)
+        else:
+            words[shape.lanes + lane, column : column + columns] = rows.view(np.uint32)
 
 
 def _check_copy(
     checker: "Checker", cta: "Cta", indices: np.ndarray, lanes: np.ndarray, columns: slice, source: str | None
 ) -> None:
     """What nobody wrote is copied without complaint, and is then as unwritten as before."""
-    place = chunks(indices)
+    place = operand_place(indices, 16)
     valid = ~checker.shared[cta].unwritten(indices).reshape(len(indices), -1)
     if (
         source is not None
@@ -94,8 +98,11 @@ def _check_copy(
         valid = np.repeat(valid[:, ::4], 4, axis=1)
     checker.copy_source(cta, place)
     checker.write_tensor(cta, slice(int(lanes.min()), int(lanes.max()) + 1), columns, None)
-    for replica in lanes:
-        checker.tensor[cta].valid[replica, columns] = valid
+    words = checker.tensor[cta].valid
+    if lanes.shape == (4, 32):
+        words.reshape(4, 32, -1)[:, :, columns] = valid
+    else:
+        words[lanes, columns] = valid
 
 
 @handler("tcgen05.shift")

@@ -11,7 +11,6 @@ from nvfp4_cute.emulator.descriptors import (
     BLOCK_SCALED_KINDS,
     DENSE_KINDS,
     OPERAND_ROW_BYTES,
-    AccumulatorBlock,
     InstructionDescriptor,
     accumulator_blocks,
     decode_instruction_descriptor,
@@ -19,6 +18,7 @@ from nvfp4_cute.emulator.descriptors import (
     zero_columns,
 )
 from nvfp4_cute.emulator.isa import Builder, Mods, Reader, Step, handler
+from nvfp4_cute.emulator.isa.accumulation import Accumulator, add_product
 from nvfp4_cute.emulator.isa.issue import issuing_pair, per_thread, vector_items
 from nvfp4_cute.emulator.isa.products import multiply_integers
 from nvfp4_cute.emulator.isa.tcgen05_operands import (
@@ -189,9 +189,18 @@ def execute(ctas: "tuple[Cta, ...]", form: _Form, operands: _Operands) -> None:
     for index, cta in enumerate(ctas):
         a = _matrix_a(cta, form, operands, desc, rows)
         own = [block for block in blocks if block.cta == index]
-        accumulator = _Accumulator(cta, own, operands.d & 0xFFFF, rows * index, (rows, desc.n), desc.d_type)
+        accumulator = Accumulator(cta, own, operands.d & 0xFFFF, rows * index, (rows, desc.n), desc.d_type)
+        if operands.accumulate:
+            accumulator.require()
+        scales = _scale_factors(cta, form, operands, desc, len(a), len(b)) if form.scale_block else None
+        accumulator.note_write()
+        if scales is not None and form.kind in _PACKED_KINDS:
+            signs = {"negate_a": desc.negate_a, "negate_b": desc.negate_b}
+            settings = {"scale_type": desc.scale_type, **signs}
+            add_product(accumulator, settings, operands.accumulate, (a, b, *scales))
+            continue
         c = accumulator.read() if operands.accumulate else None
-        out = _multiply(cta, form, operands, desc, a, b, c)
+        out = _multiply(form, desc, a, b, c, scales)
         accumulator.write(out, operands.disabled[4 * index : 4 * index + 4])
 
 
@@ -232,30 +241,33 @@ def _matrix_b(
     return b
 
 
+def _scale_factors(
+    cta: "Cta", form: _Form, operands: _Operands, desc: InstructionDescriptor, rows_a: int, rows_b: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """Scale bytes of A and B, (rows, count) each."""
+    assert form.scale_block is not None
+    if desc.n not in silicon.TESTED_SCALE_WIDTHS and cta.machine.checker is not None:
+        cta.machine.checker.silicon.scale_width(desc.n)
+    count = 1 if form.kind == "mxf8f6f4" else 2 * desc.row_bytes // form.scale_block
+    halves = form.cta_group == 2 and desc.m == 128
+    return (
+        scale_factors(cta, operands.sfa, scale_places(rows_a, count, desc.a_sf_id), "SFA"),
+        scale_factors(cta, operands.sfb, scale_places(rows_b, count, desc.b_sf_id, halves), "SFB"),
+    )
+
+
 def _multiply(
-    cta: "Cta",
     form: _Form,
-    operands: _Operands,
     desc: InstructionDescriptor,
     a: np.ndarray,
     b: np.ndarray,
     c: np.ndarray | None,
+    scales: tuple[np.ndarray, np.ndarray] | None,
 ) -> np.ndarray:
-    """A, B: bytes of pairs for the 4-bit kinds, element codes (rows, K) for the others."""
+    """D of the kinds whose elements fill a byte or more. A, B: element codes (rows, K)."""
     if form.kind == "i8":
         return multiply_integers(a, b, c, desc.saturate)
-    sfa = sfb = None
-    if form.scale_block:
-        if desc.n not in silicon.TESTED_SCALE_WIDTHS and cta.machine.checker is not None:
-            cta.machine.checker.silicon.scale_width(desc.n)
-        count = 1 if form.kind == "mxf8f6f4" else 2 * desc.row_bytes // form.scale_block
-        halves = form.cta_group == 2 and desc.m == 128
-        sfa = scale_factors(cta, operands.sfa, scale_places(len(a), count, desc.a_sf_id), "SFA")
-        sfb = scale_factors(cta, operands.sfb, scale_places(len(b), count, desc.b_sf_id, halves), "SFB")
-    signs = {"negate_a": desc.negate_a, "negate_b": desc.negate_b}
-    if sfa is not None and sfb is not None and form.kind != "mxf8f6f4":
-        scale_type = cast(numerics.ScaleType, desc.scale_type)
-        return numerics.mma_block_scaled(a, b, sfa, sfb, c, scale_type=scale_type, **signs)
+    sfa, sfb = scales or (None, None)
     return numerics.mma_fused(
         a,
         b,
@@ -266,70 +278,6 @@ def _multiply(
         sfb=None if sfb is None else sfb[:, 0],
         d_type="f16" if desc.d_type == "f16" else "f32",
         scale_c=form.scale_c,
-        **signs,
+        negate_a=desc.negate_a,
+        negate_b=desc.negate_b,
     )
-
-
-class _Accumulator:
-    """The rows of D that lie in one CTA's tensor memory."""
-
-    def __init__(
-        self,
-        cta: "Cta",
-        blocks: list[AccumulatorBlock],
-        column: int,
-        first_row: int,
-        shape: tuple[int, int],
-        d_type: str,
-    ):
-        self.words, self.blocks, self.column = cta.tmem.words, blocks, column
-        self.first_row, self.shape, self.d_type, self.cta = first_row, shape, d_type, cta
-        for block in blocks:
-            lanes = block.lanes
-            width = block.columns.stop - block.columns.start
-            cta.tmem.check(lanes.start, lanes.stop - lanes.start, column + block.column_offset, width)
-
-    def _span(self, block: AccumulatorBlock) -> tuple[slice, slice]:
-        """Lanes and columns of a block in tensor memory."""
-        start = self.column + block.column_offset
-        return block.lanes, slice(start, start + block.columns.stop - block.columns.start)
-
-    def _place(self, block: AccumulatorBlock) -> tuple[np.ndarray, tuple[slice, slice]]:
-        """The block's words, and its place in this CTA's rows of D."""
-        rows = slice(block.rows.start - self.first_row, block.rows.stop - self.first_row)
-        return self.words[self._span(block)], (rows, block.columns)
-
-    def read(self) -> np.ndarray:
-        """float32, float16, or int32 (rows, N); may be a view."""
-        checker = self.cta.machine.checker
-        if checker is not None:
-            for block in self.blocks:
-                lanes, columns = self._span(block)
-                unwritten = ~checker.tensor[self.cta].valid[lanes, columns]
-                checker.require_tensor("the accumulator", unwritten, columns)
-        if len(self.blocks) == 1:
-            bits = self._place(self.blocks[0])[0]
-        else:
-            bits = np.empty(self.shape, np.uint32)
-            for block in self.blocks:
-                words, place = self._place(block)
-                bits[place] = words
-        if self.d_type == "f16":
-            return bits.astype(np.uint16).view(np.float16)
-        return bits.view(np.float32 if self.d_type == "f32" else np.int32)
-
-    def write(self, out: np.ndarray, disabled: tuple[int, ...]) -> None:
-        """Store D; float16 goes to the low half of each word, zero above. Lanes whose bit is set keep their words."""
-        bits = out.view(np.uint16).astype(np.uint32) if self.d_type == "f16" else out.view(np.uint32)
-        keep = None
-        if any(disabled):
-            keep = np.unpackbits(np.array(disabled, "<u4").view(np.uint8), bitorder="little").view(bool)
-        checker = self.cta.machine.checker
-        for block in self.blocks:
-            if checker is not None:
-                checker.write_tensor(self.cta, *self._span(block))
-            words, place = self._place(block)
-            if keep is None:
-                words[...] = bits[place]
-            else:
-                np.copyto(words, bits[place], where=~keep[block.lanes, None])

@@ -88,7 +88,7 @@ def tensor_operand(
         span = slice(column, column + columns)
         unwritten = checker.read_tensor(cta, slice(low, high), span)
         checker.require_tensor("A", unwritten[lanes - low], span)
-    found = cta.tmem.words[:, column : column + columns][lanes]
+    found = cta.tmem.columns(column, columns)[:, column : column + columns][lanes]
     if (found[1:] != found[0]).any():
         raise EmulatorError(
             f"A in tensor-memory columns {column}..{column + columns - 1} differs between the groups of {len(found[0])} "
@@ -124,4 +124,4 @@ def scale_factors(cta: "Cta", address: int, places: ScalePlaces, name: str) -> n
         span = slice(column, column + places.columns)
         unwritten = checker.read_tensor(cta, slice(0, 128), span)
         checker.require_tensor("scale factors", unwritten.reshape(-1)[places.words], span)
-    return read_scales(cta.tmem.words, column, places)
+    return read_scales(cta.tmem.columns(column, places.columns), column, places)

@@ -1,0 +1,145 @@
+"""Accumulators of tcgen05.mma in tensor memory, and chains of products that are added to one of them.
+
+A kernel adds many products to an accumulator before it looks at the sum, and most of the time of a product goes into reading,
+proving and writing the accumulator. So block-scaled 4-bit products are put off: operands and scale factors are read when
+the instruction is executed, and the checker hears of everything then. The sum is made when somebody looks at the columns
+(`TensorMemory.words`), all at once where that is provably the same (`numerics.accumulate_block_scaled`).
+"""
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from nvfp4_cute.emulator import numerics
+from nvfp4_cute.emulator.descriptors import AccumulatorBlock
+
+if TYPE_CHECKING:
+    from nvfp4_cute.emulator.state import Cta
+
+LONGEST_CHAIN = 16
+"""Products of a chain at most: their operands are kept until the sum is made."""
+
+
+class Accumulator:
+    """The rows of D that lie in one CTA's tensor memory."""
+
+    def __init__(
+        self,
+        cta: "Cta",
+        blocks: list[AccumulatorBlock],
+        column: int,
+        first_row: int,
+        shape: tuple[int, int],
+        d_type: str,
+    ):
+        self.blocks, self.column = blocks, column
+        self.first_row, self.shape, self.d_type, self.cta = first_row, shape, d_type, cta
+        self.key = (cta, column, shape, first_row, tuple(blocks))
+        for block in blocks:
+            lanes = block.lanes
+            width = block.columns.stop - block.columns.start
+            cta.tmem.check(lanes.start, lanes.stop - lanes.start, column + block.column_offset, width)
+
+    def span(self, block: AccumulatorBlock) -> tuple[slice, slice]:
+        """Lanes and columns of a block in tensor memory."""
+        start = self.column + block.column_offset
+        return block.lanes, slice(start, start + block.columns.stop - block.columns.start)
+
+    def _place(self, block: AccumulatorBlock) -> tuple[np.ndarray, tuple[slice, slice]]:
+        """The block's words, and its place in this CTA's rows of D."""
+        rows = slice(block.rows.start - self.first_row, block.rows.stop - self.first_row)
+        return self.cta.tmem.words[self.span(block)], (rows, block.columns)
+
+    def require(self) -> None:
+        """The instruction reads D: the checker demands that it was written."""
+        checker = self.cta.machine.checker
+        if checker is not None:
+            for block in self.blocks:
+                lanes, columns = self.span(block)
+                unwritten = ~checker.tensor[self.cta].valid[lanes, columns]
+                checker.require_tensor("the accumulator", unwritten, columns)
+
+    def note_write(self) -> None:
+        """The instruction writes D: the checker hears of it."""
+        checker = self.cta.machine.checker
+        if checker is not None:
+            for block in self.blocks:
+                checker.write_tensor(self.cta, *self.span(block))
+
+    def read(self) -> np.ndarray:
+        """float32, float16, or int32 (rows, N); may be a view."""
+        if len(self.blocks) == 1:
+            bits = self._place(self.blocks[0])[0]
+        else:
+            bits = np.empty(self.shape, np.uint32)
+            for block in self.blocks:
+                words, place = self._place(block)
+                bits[place] = words
+        if self.d_type == "f16":
+            return bits.astype(np.uint16).view(np.float16)
+        return bits.view(np.float32 if self.d_type == "f32" else np.int32)
+
+    def write(self, out: np.ndarray, disabled: tuple[int, ...] = ()) -> None:
+        """Store D; float16 goes to the low half of each word, zero above. Lanes whose bit is set keep their words."""
+        bits = out.view(np.uint16).astype(np.uint32) if self.d_type == "f16" else out.view(np.uint32)
+        keep = None
+        if any(disabled):
+            keep = np.unpackbits(np.array(disabled, "<u4").view(np.uint8), bitorder="little").view(bool)
+        for block in self.blocks:
+            words, place = self._place(block)
+            if keep is None:
+                words[...] = bits[place]
+            else:
+                np.copyto(words, bits[place], where=~keep[block.lanes, None])
+
+
+@dataclass
+class Chain:
+    """Products that are to be added to one accumulator, in order.
+
+    Attributes:
+        accumulator: where they go.  settings: scale type and signs, equal for all of them.
+        accumulate: whether the first one adds to what is there.  products: operands and scale factors (a, b, sfa, sfb).
+    """
+
+    accumulator: Accumulator
+    settings: dict[str, Any]
+    accumulate: bool
+    products: list[tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]]
+
+    def __post_init__(self) -> None:
+        """Work out its columns."""
+        spans = [self.accumulator.span(block)[1] for block in self.accumulator.blocks]
+        self.first, self.last = min(span.start for span in spans), max(span.stop for span in spans)
+
+    def settle(self) -> None:
+        """Make the sum and write it."""
+        accumulator = self.accumulator
+        accumulator.cta.tmem.later = None
+        c = accumulator.read() if self.accumulate else None
+        accumulator.write(numerics.accumulate_block_scaled(self.products, c, **self.settings))
+
+
+def add_product(
+    accumulator: Accumulator,
+    settings: dict[str, Any],
+    accumulate: bool,
+    product: tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray],
+) -> None:
+    """D = a * sfa @ (b * sfb)^T, plus D if `accumulate`, when somebody looks at D."""
+    tmem = accumulator.cta.tmem
+    chain = tmem.later
+    if (
+        isinstance(chain, Chain)
+        and accumulate
+        and len(chain.products) < LONGEST_CHAIN
+        and chain.accumulator.key == accumulator.key
+        and chain.settings == settings
+        and chain.products[0][0].shape == product[0].shape
+    ):
+        chain.products.append(product)
+        return
+    if chain is not None:
+        chain.settle()
+    tmem.later = Chain(accumulator, settings, accumulate, [product])
