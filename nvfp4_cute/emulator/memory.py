@@ -334,6 +334,9 @@ class TensorMemory:
         self._words: np.ndarray | None = None
         self.allocations: dict[int, int] = {}
         self.owned = np.zeros(TMEM_COLS, bool)
+        self._live: set[tuple[int, int, int, int]] = (
+            set()
+        )  # rectangles that were checked since `owned` changed
         self.may_allocate = True
         self.freed: list[tuple[int, int, str]] = []  # base, columns, and who gave them back, newest last
         self.promised: list[tuple[int, int]] = []
@@ -396,6 +399,7 @@ class TensorMemory:
             raise TensorMemoryFault("tcgen05.alloc after tcgen05.relinquish_alloc_permit in the same CTA")
 
     def _own(self, base: int, ncols: int) -> None:
+        self._live.clear()
         self.owned[base : base + ncols] = True
         self.allocations[base] = ncols
 
@@ -411,10 +415,14 @@ class TensorMemory:
             )
         del self.allocations[base]
         self.owned[base : base + ncols] = False
+        self._live.clear()
         self.freed.append((base, ncols, who))
 
     def check(self, lane: int, nlanes: int, column: int, ncols: int) -> None:
         """Raise EmulatorError unless the rectangle lies inside allocated columns."""
+        rectangle = lane, nlanes, column, ncols
+        if rectangle in self._live:
+            return
         if lane < 0 or lane + nlanes > TMEM_LANES or column < 0 or column + ncols > TMEM_COLS:
             raise TensorMemoryFault(
                 f"tensor memory access to lanes {lane}..{lane + nlanes - 1}, columns {column}..{column + ncols - 1} "
@@ -425,6 +433,7 @@ class TensorMemory:
                 f"tensor memory access to columns {column}..{column + ncols - 1}: not allocated "
                 f"(live allocations {self.allocations or 'none'}){self._who_freed(column, ncols)}"
             )
+        self._live.add(rectangle)
 
     def _who_freed(self, column: int, ncols: int) -> str:
         for base, count, who in reversed(self.freed):

@@ -309,6 +309,26 @@ def test_user_addresses_end_where_the_processor_ends_them(machine, bits, monkeyp
         checked.view(end - 4097, 4, write=False)
 
 
+def test_products_that_were_put_off_are_made_when_somebody_looks() -> None:
+    class Later:
+        first, last = 32, 64
+        settled = 0
+
+        def settle(self) -> None:
+            self.settled += 1
+            tmem.later = None
+            tmem.words[:, 32:64] = 7
+
+    tmem = TensorMemory()
+    tmem.words[:] = 1
+    for column, count, looks in ((0, 32, 0), (64, 8, 0), (16, 16, 0), (63, 1, 1), (16, 17, 1), (0, 512, 1)):
+        later = tmem.later = Later()
+        words = tmem.columns(column, count)
+        assert later.settled == looks and words is tmem._words
+    tmem.later = Later()
+    assert (tmem.words[:, 32:64] == 7).all() and tmem.later is None
+
+
 def test_a_launch_leaves_no_ranges_behind(ptx_kernel) -> None:
     machine, data = Machine(), np.zeros(4, np.uint32)
     run_ptx(ptx_kernel("ld.global.b32 %r1, [%rd0];"), None, 1, 1, [data], machine=machine)

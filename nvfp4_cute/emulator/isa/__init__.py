@@ -376,6 +376,8 @@ class Builder:
             return lambda warp, value: None
         slot = self.target(operand)
         dtype = self.dtypes[slot]
+        if type_ != "pred" and type_ not in FLOATS and dtype is not WIDE:
+            return _integer_writer(slot, dtype)
         encode = self._encoder(dtype, type_)
 
         def put(warp: "Warp", value: Any) -> None:
@@ -391,23 +393,13 @@ class Builder:
             return lambda v: v if v.__class__ is np.ndarray else bool(v)
         if dtype is WIDE:
             return lambda v: v
-        mask = (1 << 8 * dtype.itemsize) - 1
-        if type_ in FLOATS:
-            source = UNSIGNED[type_bytes(type_)]
+        source = UNSIGNED[type_bytes(type_)]
 
-            def from_float(value: Any) -> Any:
-                bits = value.view(source)
-                return (bits.astype(dtype) if source != dtype else bits) if bits.ndim else int(bits)
+        def from_float(value: Any) -> Any:
+            bits = value.view(source)
+            return (bits.astype(dtype) if source != dtype else bits) if bits.ndim else int(bits)
 
-            return from_float
-
-        def from_int(value: Any) -> Any:
-            if value.__class__ is np.ndarray:
-                # Contiguous, so that readers may view the lanes as another type.
-                return value if value.dtype == dtype and value.flags.c_contiguous else value.astype(dtype)
-            return int(value) & mask
-
-        return from_int
+        return from_float
 
     # ---- others --------------------------------------------------------------------------------
     def address(self, operand: Operand) -> Reader:
@@ -450,6 +442,22 @@ class Builder:
     def refuse(self, why: str) -> EmulatorError:
         """The error for the instruction that is being built."""
         return self.inst.unsupported(why)
+
+
+def _integer_writer(slot: int, dtype: np.dtype) -> Writer:
+    """`Builder.write` of integers and bits, in one call: most instructions end with it."""
+    mask = (1 << 8 * dtype.itemsize) - 1
+
+    def put(warp: "Warp", value: Any) -> None:
+        if value.__class__ is not np.ndarray:
+            value = int(value) & mask
+        elif value.dtype != dtype or not value.flags.c_contiguous:
+            value = value.astype(dtype)  # contiguous, so that readers may view the lanes as another type
+        if slot in warp.protected:
+            value = merge_lanes(warp.active, value, warp.regs[slot], dtype)
+        warp.regs[slot] = value
+
+    return put
 
 
 def _signed_reader(bits: Reader, size: int) -> Reader:

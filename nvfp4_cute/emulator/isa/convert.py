@@ -19,7 +19,7 @@ from nvfp4_cute.emulator.isa import (
 )
 from nvfp4_cute.emulator.isa.arith import INTEGER_TYPES, put_step
 from nvfp4_cute.emulator.isa.float_arith import Lanes
-from nvfp4_cute.emulator.ptx import TYPE_BYTES, Inst
+from nvfp4_cute.emulator.ptx import TYPE_BYTES, Inst, Sink
 
 if TYPE_CHECKING:
     from nvfp4_cute.emulator.state import Warp
@@ -357,6 +357,9 @@ def _pack_nearest(inst: Inst, b: Builder, dest: str) -> Step:
     if b.width(high) != 4 or b.width(low) != 4:
         raise b.refuse("operands that are not 32 bits wide")
     put = b.write(inst.operands[0], "u32")
+    target = None if isinstance(inst.operands[0], Sink) else b.target(inst.operands[0])
+    if target is not None and b.width(target) != 4:
+        target = None
     bf16 = dest == "bf16x2"
 
     def step(warp: "Warp") -> None:
@@ -373,7 +376,10 @@ def _pack_nearest(inst: Inst, b: Builder, dest: str) -> Step:
             if not pair.dot(_ZEROS[: len(pair)]) == 0:  # NaN or an infinity somewhere
                 halves.view(np.uint16)[pair != pair] = 0x7FFF
             words = halves.view(np.uint32)
-        put(warp, int(words[0]) if uniform else words)
+        if uniform or target is None or warp.protected:
+            put(warp, int(words[0]) if uniform else words)
+        else:
+            regs[target] = words
 
     return step
 

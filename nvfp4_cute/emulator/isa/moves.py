@@ -67,14 +67,6 @@ def _pack(b: Builder, dest: Operand, source: Vector, type_: str) -> Step:
     word, element = UNSIGNED.get(part * count), UNSIGNED[part]
 
     def compute(warp: "Warp") -> Any:
-        if plain and word is not None:
-            regs = warp.regs
-            found = [regs[slot] for slot in slots]
-            if all(v.__class__ is np.ndarray for v in found):
-                packed = np.empty(32 * count, element)
-                for i, value in enumerate(found):
-                    packed[i::count] = value
-                return packed.view(word)
         # The compiler packs a register that nobody wrote where only the other parts are used later.
         values = [poison if (v := r(warp)) is None else v for r in reads]
         if all(v.__class__ is not np.ndarray for v in values):
@@ -86,7 +78,23 @@ def _pack(b: Builder, dest: Operand, source: Vector, type_: str) -> Step:
             packed[i::count] = value
         return packed.view(word)
 
-    return put_step(b, dest, compute, f"b{8 * part * count}")
+    general = put_step(b, dest, compute, f"b{8 * part * count}")
+    if isinstance(dest, Sink) or not plain or word is None or b.width(b.target(dest)) != part * count:
+        return general
+    target = b.target(dest)
+
+    def step(warp: "Warp") -> None:
+        regs = warp.regs
+        values = [regs[slot] for slot in slots]
+        if warp.protected or not all(v.__class__ is np.ndarray for v in values):
+            general(warp)
+            return
+        packed = np.empty(32 * count, element)
+        for i, value in enumerate(values):
+            packed[i::count] = value
+        regs[target] = packed.view(word)
+
+    return step
 
 
 def _wide_words(values: list[Any], element: np.dtype) -> np.ndarray:

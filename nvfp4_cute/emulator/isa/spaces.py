@@ -1,7 +1,7 @@
 """State spaces: from an address (or 32 of them) to the bytes it names."""
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -9,11 +9,8 @@ from nvfp4_cute.emulator.addresses import LOCAL_WINDOW, OFFSET_MASK, RANK_SHIFT,
 from nvfp4_cute.emulator.faults import AlignmentFault, BoundsFault
 from nvfp4_cute.emulator.lanes import LANE_IDS
 from nvfp4_cute.emulator.memory import ITEM_DTYPES, ITEM_SHIFTS, SHARED_BASE, lane_constant
-from nvfp4_cute.errors import EmulatorError
-
-if TYPE_CHECKING:
-    from nvfp4_cute.emulator.faults import AlignmentFault, BoundsFault
 from nvfp4_cute.emulator.state import Cta, Warp
+from nvfp4_cute.errors import EmulatorError
 
 WINDOW_BYTES = 1 << 32
 
@@ -131,6 +128,8 @@ def resolve_lanes(
     `addresses`: those of the active lanes only; `lanes`: which lanes these are (for local memory).
     Raises as `resolve_one`; lanes must not mix state spaces or CTAs.
     """
+    if space in ("shared", "shared::cta"):
+        return _own_lanes(warp.cta, addresses, nbytes)
     _check_alignment(addresses, nbytes)
     if space == "generic":
         space = generic_space(int(addresses[0]))
@@ -146,6 +145,30 @@ def resolve_lanes(
         index = (addresses + lanes.astype(addresses.dtype) * rows.shape[1]) // nbytes
         return rows.reshape(-1).view(ITEM_DTYPES[nbytes]), index
     cta = warp.cta if space != "shared::cluster" else warp.cta.cluster.resolve(int(addresses[0]))[0]
+    return _shared_lanes(cta, addresses, nbytes)
+
+
+_own_indices: dict[tuple[bytes, int, int, int, int], np.ndarray] = {}
+MOST_INDICES = 1 << 14
+
+
+def _own_lanes(cta: Cta, addresses: np.ndarray, nbytes: int) -> tuple[np.ndarray, np.ndarray]:
+    """`resolve_lanes` in the CTA's own shared memory. Kernels go over the same places again and again: a legal access is kept."""
+    smem = cta.smem
+    key = addresses.tobytes(), addresses.itemsize, nbytes, cta.rank, smem.size
+    index = _own_indices.get(key)
+    if index is None:
+        _check_alignment(addresses, nbytes)
+        index = _shared_lanes(cta, addresses, nbytes)[1]
+        index.setflags(write=False)
+        if len(_own_indices) >= MOST_INDICES:
+            _own_indices.clear()
+        _own_indices[key] = index
+    return smem.views_from_base[nbytes], index
+
+
+def _shared_lanes(cta: Cta, addresses: np.ndarray, nbytes: int) -> tuple[np.ndarray, np.ndarray]:
+    """`resolve_lanes` in the shared memory of a CTA, which all addresses must name."""
     smem, dtype, count = cta.smem, addresses.dtype, len(addresses)
     relative = addresses - lane_constant(dtype, cta.rank << RANK_SHIFT | SHARED_BASE, count)
     # Unsigned: an address below the window, or of another rank, wraps to a huge offset.
