@@ -44,7 +44,7 @@ def _products(x: torch.Tensor) -> Iterator[tuple[str, Call]]:
     w = nv.quantize(torch.randn(N, K, device="cuda", dtype=torch.bfloat16), global_scale=0.002)
     u = nv.quantize(torch.randn(N, K, device="cuda", dtype=torch.bfloat16), global_scale=0.002)
     a, one = nv.quantize(x), nv.quantize(x[:1])
-    v, alpha = nv.quantize(x[0]), torch.ones(1, device="cuda")
+    v, alpha, alpha2 = nv.quantize(x[0]), *torch.ones(2, 1, device="cuda").unbind()
     yield "gemm", lambda: nv.gemm(a.data, w.data, a.scale, w.scale, alpha)
     yield "gemm, a number as alpha", lambda: nv.gemm(a.data, w.data, a.scale, w.scale, 0.5)
     yield "gemm, one row", lambda: nv.gemm(one.data, w.data, one.scale, w.scale, alpha)
@@ -53,8 +53,8 @@ def _products(x: torch.Tensor) -> Iterator[tuple[str, Call]]:
     yield "gemv", lambda: nv.gemv(w.data, v.data, w.scale, v.scale, alpha)
     yield "gemv, 16-bit b", lambda: nv.gemv(w.data, x[0], w.scale, None, alpha)
     sides = a.data, w.data, u.data, a.scale, w.scale, u.scale
-    yield "dual_gemm", lambda: nv.dual_gemm(*sides, alpha, alpha)
-    yield "dual_gemm, NVFP4 result", lambda: nv.dual_gemm(*sides, alpha, alpha, out_dtype="nvfp4")
+    yield "dual_gemm", lambda: nv.dual_gemm(*sides, alpha, alpha2)
+    yield "dual_gemm, NVFP4 result", lambda: nv.dual_gemm(*sides, alpha, alpha2, out_dtype="nvfp4")
     yield "gemm of whole tensors", lambda: nv.gemm(a, w)  # type: ignore[call-overload]
 
 
@@ -64,7 +64,7 @@ def _groups(x: torch.Tensor) -> Iterator[tuple[str, Call]]:
     rows = torch.randn(GROUPS * ROWS, K, device="cuda", dtype=torch.bfloat16)
     offs = torch.arange(1, GROUPS + 1, device="cuda", dtype=torch.int32) * ROWS
     sizes = torch.full((GROUPS,), ROWS, device="cuda", dtype=torch.int32)
-    alpha = torch.ones(GROUPS, device="cuda")
+    alpha, alpha2 = torch.ones(2, GROUPS, device="cuda").unbind()
     data, scale = nv.grouped_quantize(rows, offs)
     batch = nv.quantize(rows.view(GROUPS, ROWS, K))
     listed = [nv.quantize(part) for part in rows.split(ROWS)]
@@ -77,9 +77,9 @@ def _groups(x: torch.Tensor) -> Iterator[tuple[str, Call]]:
     yield "grouped_gemm, ragged, NVFP4 results", lambda: nv.grouped_gemm(*ragged, alpha=alpha, **options)
     masked = batch.data, b.data, batch.scale, b.scale
     yield "grouped_gemm, masked", lambda: nv.grouped_gemm(*masked, masked_m=sizes, alpha=alpha)
-    dual = data, b.data, b2.data, scale, b.scale, b2.scale, alpha, alpha
+    dual = data, b.data, b2.data, scale, b.scale, b2.scale, alpha, alpha2
     yield "grouped_dual_gemm, ragged", lambda: nv.grouped_dual_gemm(*dual, offs=offs)
-    dual_lists = lists[0], lists[1], list(b2.data), lists[2], lists[3], list(b2.scale), alpha, alpha
+    dual_lists = lists[0], lists[1], list(b2.data), lists[2], lists[3], list(b2.scale), alpha, alpha2
     yield "grouped_dual_gemm, list", lambda: nv.grouped_dual_gemm(*dual_lists)
 
 

@@ -62,6 +62,8 @@ CUTLASS = Variable(
     default="",
     effect="folder of a CUTLASS checkout, whose examples the long tests then run on the emulator",
 )
+# Every launch asks for it.
+_BACKEND_KEY = os.environ.encodekey(BACKEND.name)
 PREFIX = "NVFP4_CUTE_"
 CACHE_OFF = "off"
 CACHE_DIR = Variable(
@@ -83,7 +85,7 @@ def backend() -> str:
 
     Raises: ValueError if NVFP4_CUTE_BACKEND names no backend.
     """
-    return BACKEND.read()
+    return BACKEND.default if _environ.get(_BACKEND_KEY) is None else BACKEND.read()
 
 
 def with_variables(values: dict[str, str]) -> dict[str, str]:

@@ -15,7 +15,8 @@ def call(
     settings: tuple,
     inputs: list[Any],
     outs: list[Any],
-    check: Callable[[], tuple[Task, list[torch.Tensor]]],
+    check: Callable[..., tuple[Task, list[torch.Tensor]]],
+    *arguments: Any,
 ) -> list[torch.Tensor]:
     """Compute; the second call with operands of the same kind only fills in addresses (``launch.prepared``).
 
@@ -25,17 +26,17 @@ def call(
             of operands.
         inputs: what it reads, in the order of the task's tensors.
         outs: what it writes, where the caller gives it. What is no tensor, in either, sends the call the long way.
-        check: the long way: checks the arguments; returns the task, and what it writes.
+        check, arguments: the long way: checks the arguments; returns the task, and what it writes.
 
     Returns:
         What was written: ``outs``, or new tensors.
     """
-    key, known = prepared.lookup(inputs + outs, *settings, len(outs), backend)
+    key, known = prepared.lookup(inputs + outs if outs else inputs, *settings, len(outs), backend)
     if known is not None:
         launched = known.try_launch(inputs, outs)
         if launched is not None:
             return launched
-    task, results = check()
+    task, results = check(*arguments)
     launch = backends.run_task(backend, task)
     if launch is not None and key is not None:
         prepared.remember(key, launch, [*inputs, *results], len(results))

@@ -37,11 +37,15 @@ def resolve_global_scale(values: torch.Tensor, given: Any, inverse: Any) -> torc
 
 
 def _auto_global_scale(values: torch.Tensor) -> torch.Tensor:
-    magnitudes = values.abs().float()
-    finite = torch.where(torch.isfinite(magnitudes), magnitudes, 0)
-    amax = finite.amax() if finite.numel() else torch.zeros((), device=values.device)
-    scale = amax / torch.full((), GLOBAL_SCALE_DIVISOR, device=values.device)
-    return torch.where(amax == 0, 1.0, scale.clamp(min=FLOAT32_MIN_NORMAL))
+    """The finite amax / 2688; 1 where it is 0. In as few launches as torch can do it, for every call waits for the host."""
+    if not values.numel():
+        return torch.ones((), device=values.device)
+    values = values.float() if values.dtype == torch.float64 else values
+    finite = torch.nan_to_num(values, nan=0.0, posinf=0.0, neginf=0.0)
+    amax = torch.linalg.vector_norm(finite, ord=math.inf, dtype=torch.float32)
+    divisor = torch.full((), GLOBAL_SCALE_DIVISOR, device=values.device)
+    scale = torch.threshold_(amax, 0.0, GLOBAL_SCALE_DIVISOR).div_(divisor)
+    return scale.clamp_(min=FLOAT32_MIN_NORMAL)
 
 
 def _scalar(number, name: str, device: torch.device) -> torch.Tensor:

@@ -76,6 +76,8 @@ class LinearNVFP4(torch.nn.Module):
     weight_global_scale: torch.Tensor
     input_global_scale: torch.Tensor | None
     decoded: torch.Tensor | None
+    # The product of the global scales, and what it was made of (``_alpha``).
+    _kept_alpha: tuple[Any, ...] = (None, None, None)
 
     def __init__(
         self,
@@ -185,26 +187,48 @@ class LinearNVFP4(torch.nn.Module):
         """
         if self.pre_decode:
             return functional.linear(x, self._fresh(), self.bias)
-        rules.check_tensors({"x": x})
+        if type(x) is not torch.Tensor or x.requires_grad:
+            rules.check_tensors({"x": x})
         if x.shape[-1:] != (self.in_features,):
             raise ValueError(
                 f"x has shape {list(x.shape)}; expected [..., {self.in_features}], the layer's in_features"
             )
         dtype = result_dtype(x)
-        rows = x.reshape(-1, self.in_features).to(KERNEL_DTYPE if dtype == torch.float32 else dtype)
-        packed = self._buffers["weight"]
-        assert packed is not None
-        options: dict[str, Any] = {"out_dtype": dtype, "backend": self.backend}
+        rows = x if x.ndim == 2 else x.reshape(-1, self.in_features)
+        kernel_dtype = KERNEL_DTYPE if dtype == torch.float32 else dtype
+        rows = rows if rows.dtype == kernel_dtype else rows.to(kernel_dtype)
+        buffers: dict[str, Any] = self._buffers  # a module looks its attributes up slowly
+        packed, scale, factor = (buffers[name] for name in ("weight", "weight_scale", "weight_global_scale"))
         if self.activations == "16bit":
-            y = gemm(rows, packed, None, self.weight_scale, self.weight_global_scale, **options)
+            y = gemm(rows, packed, None, scale, factor, out_dtype=dtype, backend=self.backend)
         else:
-            scale: Any = "auto" if self.finds_input_scale else self.input_global_scale
-            q = quantize(rows, global_scale=scale, backend=self.backend)
-            alpha = self.weight_global_scale
-            alpha = alpha if q.global_scale is None else alpha * q.global_scale
-            y = gemm(q.data, packed, q.scale, self.weight_scale, alpha, **options)
-        y = y if self.bias is None else y + self.bias.to(y.dtype)
-        return y.reshape(*x.shape[:-1], self.out_features)
+            given: Any = "auto" if self.finds_input_scale else buffers["input_global_scale"]
+            q = quantize(rows, global_scale=given, backend=self.backend)
+            alpha = self._alpha(factor, q.global_scale, given)
+            y = gemm(q.data, packed, q.scale, scale, alpha, out_dtype=dtype, backend=self.backend)
+        bias = self._parameters["bias"]
+        if bias is not None:
+            y += bias if bias.dtype == y.dtype else bias.to(y.dtype)
+        return y if x.ndim == 2 else y.reshape(*x.shape[:-1], self.out_features)
+
+    def _alpha(self, factor: torch.Tensor, of_x: torch.Tensor | None, given: Any) -> torch.Tensor:
+        """The product of both global scales; of a calibrated one it is kept, for eager calls on one stream of a GPU.
+
+        ``given``: as of ``quantize``. A graph that is captured or traced computes it, and follows scales that change.
+        """
+        if of_x is None:
+            return factor
+        if not isinstance(given, torch.Tensor) or not given.is_cuda or torch.compiler.is_compiling():
+            return factor * of_x
+        if given.is_inference() or factor.is_inference() or torch.cuda.is_current_stream_capturing():
+            return factor * of_x
+        made, of_factor, of_given, *state = self._kept_alpha
+        stream = torch._C._cuda_getCurrentRawStream(given.device.index)
+        now = [factor._version, given._version, stream]
+        if of_factor is not factor or of_given is not given or state != now:
+            made = factor * of_x
+            self._kept_alpha = (made, factor, given, *now)
+        return made
 
     @property
     def packed_weight(self) -> torch.Tensor:

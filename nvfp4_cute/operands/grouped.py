@@ -372,7 +372,10 @@ def check_device_groups(
     out_scale: tuple[torch.Tensor, ...] = ()
     m_major = result.dtype != NVFP4 and rules.is_m_major([view])
     if result.dtype == NVFP4:
-        view, out_scale = rules.k_major_rows("data of out", "data of out", view), (results[1].view(-1),)
+        view, out_scale = (
+            rules.k_major_rows("data of out", "data of out", view),
+            (results[1].view(torch.uint8).view(-1),),
+        )
     else:
         view = rules.out_lines("out", view, m_major)
     mean = -(-tokens.rows // num_groups) if form == "ragged" else tokens.rows
@@ -487,7 +490,7 @@ def _device_results(
             f"scale of out has {flat.numel()} bytes; expected {least[0] * NVFP4_FORMAT.atom_row_bytes(n)}, whatever the "
             f"sizes of the {num_groups} groups are: {list(least)}"
         )
-    return [data, scale.view(torch.uint8)]
+    return [data, scale.view(torch.float8_e4m3fn)]
 
 
 def new_device_scale_shape(shape: tuple[int, ...], num_groups: int) -> tuple[int, ...]:
@@ -504,7 +507,7 @@ def new_device_results(
     if dtype != NVFP4:
         return [torch.empty(shape, dtype=dtype, device=device)]
     scale = torch.empty(new_device_scale_shape(shape, num_groups), dtype=torch.uint8, device=device)
-    return [new_quantized_data(shape, device), scale]
+    return [new_quantized_data(shape, device), scale.view(torch.float8_e4m3fn)]
 
 
 # ---- what both share -------------------------------------------------------------------------------------------

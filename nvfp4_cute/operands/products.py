@@ -296,11 +296,13 @@ def check_batched_shapes(named: Mapping[str, torch.Tensor], expected: str) -> No
 
 def for_batches(factor: Any, a: Any) -> Any:
     """A factor for every batch of ``a`` [M, K/2(, L)], float32 [1] or [L], where one serves all; all else as it is."""
+    if factor is None or (isinstance(factor, torch.Tensor) and isinstance(a, torch.Tensor) and a.ndim == 2):
+        return factor
     factor = one_number_on(factor, a)
     batches = num_batches(a) if isinstance(a, torch.Tensor) else 1
     if batches > 1 and isinstance(factor, torch.Tensor) and factor.numel() == 1:
         return factor.reshape(1).expand(batches).contiguous()
-    return factor.reshape(1) if isinstance(factor, torch.Tensor) and factor.ndim == 0 else factor
+    return factor
 
 
 def split_batches(tensor: torch.Tensor) -> list[torch.Tensor]:
@@ -365,4 +367,5 @@ def _quantized_views(out: NVFP4Tensor, batches: int) -> tuple[list[torch.Tensor]
     """What is written: as the caller sees it, and [L, M, N/2] and [L, bytes]."""
     data = out.data if out.data.ndim == 3 else out.data.unsqueeze(0)
     rows = rules.quantized_rows("data of out", data, tuple(data.shape))
-    return [out.data, out.scale], rows, out.scale.view(torch.uint8).view(batches, -1)
+    scale = out.scale.view(torch.float8_e4m3fn)
+    return [out.data, scale], rows, scale.view(torch.uint8).view(batches, -1)

@@ -12,7 +12,7 @@ from nvfp4_cute.operands.grouped import Result, Weights, dual_weights
 from nvfp4_cute.operands.numbers_on_device import numbers_of
 from nvfp4_cute.operands.results import as_results, flat_outputs
 from nvfp4_cute.operands.whole import batched_parts, parts, times
-from nvfp4_cute.ops.grouped_gemm import flat_inputs, group_factors, group_outputs, grouped_task
+from nvfp4_cute.ops.grouped_gemm import flat_inputs, group_outputs, grouped_task
 from nvfp4_cute.ops.traced import new_group_results, refuse_config, refuse_gradients
 from nvfp4_cute.planning.config import KernelConfig
 from nvfp4_cute.problem import NVFP4, Activation, DualWeights, Gate, OutDtype
@@ -101,28 +101,24 @@ def grouped_dual_gemm(
         choices = (activation, limit, weight_layout)
         return _traced(given, (alpha1, alpha2), (offs, masked_m), choices, out, out_dtype, out_global_scale,
                        config, (scale_layout, backend))  # fmt: skip
-    alpha1, alpha2, out_global_scale = group_factors(a, (offs, masked_m), alpha1, alpha2, out_global_scale)
-    counts, first = flat_inputs((a, b1, a_scale, b1_scale), (offs, masked_m), is_list)
+    alpha1, alpha2, out_global_scale = (
+        x if x is None else numbers_of(x, a, offs, masked_m) for x in (alpha1, alpha2, out_global_scale)
+    )
+    counts, inputs = flat_inputs((a, b1, a_scale, b1_scale), offs, masked_m)
     second: list[Any] = []
     if b2 is not None:
-        more, second = flat_inputs((b2, b2_scale), (None, None), True) if is_list else ((), [b2, b2_scale])
+        more, second = flat_inputs((b2, b2_scale), None, None) if is_list else ((), [b2, b2_scale])
         counts = (counts, more)
-    inputs = first + [x for x in (alpha1, *second, alpha2, out_global_scale) if x is not None]
-
-    def check() -> tuple[GroupedTask, list[torch.Tensor]]:
-        gate = Gate.checked(activation, limit, weight_layout, (b2, b2_scale))
-        first, second = (
-            Weights("b1", b1, b1_scale, "alpha1", alpha1),
-            Weights("b2", b2, b2_scale, "alpha2", alpha2),
-        )
-        weights = dual_weights(first, second, [1.0] * len(a) if is_list else 1.0)
-        result = Result(out, out_dtype, out_global_scale)
-        return grouped_task(a, a_scale, weights, (offs, masked_m), result, scale_layout, gate, config)
+    inputs += [x for x in (alpha1, *second, alpha2, out_global_scale) if x is not None]
 
     factors = (alpha1 is None, alpha2 is None, out_global_scale is None)
     choices = (activation, limit, weight_layout)
     settings = ("grouped_dual_gemm", counts, factors, choices, out_dtype, scale_layout, config)
-    outs = call(backend, settings, inputs, group_outputs(out, is_list, is_quantized), check)
+    outs = call(
+        backend, settings, inputs, group_outputs(out, is_list, is_quantized), _check_groups,
+        a, b1, b2, a_scale, b1_scale, b2_scale, alpha1, alpha2, offs, masked_m, choices, out, out_dtype,
+        out_global_scale, scale_layout, config,
+    )  # fmt: skip
     return as_results(outs, is_list, is_quantized, out_global_scale)
 
 
@@ -204,25 +200,19 @@ def dual_gemm(
     Raises:
         As :func:`grouped_dual_gemm`.
     """
-    a, a_scale, factor_a = batched_parts(a, a_scale, scale_layout)
-    b1, b1_scale, factor1 = batched_parts(b1, b1_scale, scale_layout)
-    b2, b2_scale, factor2 = batched_parts(b2, b2_scale, scale_layout)
-    alpha1, alpha2 = _dual_alphas((alpha1, alpha2), (factor_a, factor1, factor2), b2 is None)
-    alpha1, alpha2, out_global_scale = (
-        products.for_batches(x, a) for x in (alpha1, alpha2, out_global_scale)
-    )
-    weights = [
-        Weights("b1", b1, b1_scale, "alpha1", alpha1),
-        Weights("b2", b2, b2_scale, "alpha2", alpha2),
-    ]
-
-    def split() -> Any:
-        parts = 1 if weight_layout == "separate" else 2
-        return products.split_dual_gemm(a, a_scale, weights, out, out_dtype, scale_layout, parts)
+    if a_scale is None or b1_scale is None or b2_scale is None:
+        a, a_scale, factor_a = batched_parts(a, a_scale, scale_layout)
+        b1, b1_scale, factor1 = batched_parts(b1, b1_scale, scale_layout)
+        b2, b2_scale, factor2 = batched_parts(b2, b2_scale, scale_layout)
+        alpha1, alpha2 = _dual_alphas((alpha1, alpha2), (factor_a, factor1, factor2), b2 is None)
+    alpha1, alpha2 = products.for_batches(alpha1, a), products.for_batches(alpha2, a)
+    out_global_scale = products.for_batches(out_global_scale, a)
 
     is_quantized, choices = out_dtype == NVFP4, (activation, limit, weight_layout)
     if torch.compiler.is_compiling() or (isinstance(a, torch.Tensor) and products.num_batches(a) > 1):
-        rows, scales, (first, second), parts, results = split()
+        rows, scales, (first, second), parts, results = _split(
+            a, b1, b2, a_scale, b1_scale, b2_scale, alpha1, alpha2, choices, out, out_dtype, scale_layout
+        )
         grouped_dual_gemm(
             rows, first.data, second.data, scales, first.scale, second.scale, alpha1, alpha2, activation=activation,
             limit=limit, weight_layout=weight_layout, out=parts, out_dtype=out_dtype,
@@ -232,16 +222,65 @@ def dual_gemm(
             results, True, is_quantized, None if out_global_scale is None else out_global_scale[:1]
         )[0]
 
-    def check() -> tuple[GroupedTask, list[torch.Tensor]]:
-        gate = Gate.checked(*choices, (b2, b2_scale))
-        rows, scales, listed, parts, results = split()
-        listed = dual_weights(listed[0], listed[1], [1.0])
-        sizes, result = (None, None), Result(parts, out_dtype, out_global_scale)
-        task, _ = grouped_task(rows, scales, listed, sizes, result, scale_layout, gate, config)
-        return task, results
-
     order = (a, b1, a_scale, b1_scale, alpha1, b2, b2_scale, alpha2, out_global_scale)
     settings = ("dual_gemm", *(x is None for x in order), *choices, out_dtype, scale_layout, config)
     inputs = [x for x in order if x is not None]
-    outs = call(backend, settings, inputs, flat_outputs([out], is_quantized), check)
+    outs = call(
+        backend, settings, inputs, flat_outputs([out], is_quantized), _check,
+        a, b1, b2, a_scale, b1_scale, b2_scale, alpha1, alpha2, choices, out, out_dtype, out_global_scale,
+        scale_layout, config,
+    )  # fmt: skip
     return as_results(outs, True, is_quantized, out_global_scale)[0]
+
+
+def _check_groups(
+    a, b1, b2, a_scale, b1_scale, b2_scale, alpha1, alpha2, offs, masked_m, choices, out, out_dtype, out_global_scale,
+    scale_layout, config,
+) -> tuple[GroupedTask, list[torch.Tensor]]:  # fmt: skip
+    """The task of ``grouped_dual_gemm``, and what it writes."""
+    activation, limit, weight_layout = choices
+    gate = Gate.checked(activation, limit, weight_layout, (b2, b2_scale))
+    first, second = (
+        Weights("b1", b1, b1_scale, "alpha1", alpha1),
+        Weights("b2", b2, b2_scale, "alpha2", alpha2),
+    )
+    is_list = offs is None and masked_m is None
+    weights = dual_weights(first, second, [1.0] * len(a) if is_list else 1.0)
+    result = Result(out, out_dtype, out_global_scale)
+    return grouped_task(a, a_scale, weights, (offs, masked_m), result, scale_layout, gate, config)
+
+
+def _check(
+    a,
+    b1,
+    b2,
+    a_scale,
+    b1_scale,
+    b2_scale,
+    alpha1,
+    alpha2,
+    choices,
+    out,
+    out_dtype,
+    out_global_scale,
+    scale_layout,
+    config,
+) -> tuple[GroupedTask, list[torch.Tensor]]:
+    """The task of ``dual_gemm``, and what it writes."""
+    activation, limit, weight_layout = choices
+    gate = Gate.checked(activation, limit, weight_layout, (b2, b2_scale))
+    rows, scales, listed, parts, results = _split(
+        a, b1, b2, a_scale, b1_scale, b2_scale, alpha1, alpha2, choices, out, out_dtype, scale_layout
+    )
+    weights, result = dual_weights(listed[0], listed[1], [1.0]), Result(parts, out_dtype, out_global_scale)
+    task, _ = grouped_task(rows, scales, weights, (None, None), result, scale_layout, gate, config)
+    return task, results
+
+
+def _split(
+    a, b1, b2, a_scale, b1_scale, b2_scale, alpha1, alpha2, choices, out, out_dtype, scale_layout
+) -> Any:
+    """Lists of a and of a_scale, weights, a list of outputs, and what is written: of a group a batch."""
+    weights = [Weights("b1", b1, b1_scale, "alpha1", alpha1), Weights("b2", b2, b2_scale, "alpha2", alpha2)]
+    parts = 1 if choices[2] == "separate" else 2
+    return products.split_dual_gemm(a, a_scale, weights, out, out_dtype, scale_layout, parts)

@@ -122,9 +122,9 @@ def gemm(
         UnsupportedTarget: no kernel for the GPU. ConfigError: ``config`` cannot be built.
         Nothing is written to ``out`` when a check fails.
     """
-    a, a_scale, factor_a = batched_parts(a, a_scale, scale_layout)
-    b, b_scale, factor_b = batched_parts(b, b_scale, scale_layout)
-    if factor_a is not None or factor_b is not None:
+    if a_scale is None or b_scale is None:
+        a, a_scale, factor_a = batched_parts(a, a_scale, scale_layout)
+        b, b_scale, factor_b = batched_parts(b, b_scale, scale_layout)
         alpha = times(alpha, factor_a, factor_b)
     is_quantized = out_dtype == NVFP4
     if is_quantized and a_scale is None:
@@ -138,41 +138,47 @@ def gemm(
     if torch.compiler.is_compiling():  # the custom op (ops.library) that a traced graph keeps
         return _traced((a, b, a_scale, b_scale), alpha, out, out_dtype, out_global_scale, config,
                        (scale_layout, backend))  # fmt: skip
-    if a_scale is not None and isinstance(a, torch.Tensor) and a.dtype in ACTIVATION_DTYPES:
+    if alpha is not None:
+        alpha = products.for_batches(alpha, a)
+    if out_global_scale is not None:
+        out_global_scale = products.for_batches(out_global_scale, a)
+
+    is_weight_only = a_scale is None
+    inputs = [a, b, b_scale] if is_weight_only else [a, b, a_scale, b_scale]
+    if alpha is not None:
+        inputs.append(alpha)
+    if out_global_scale is not None:
+        inputs.append(out_global_scale)
+    settings = ("gemm", is_weight_only, alpha is None, out_dtype, scale_layout, config)
+    outs = call(
+        backend, settings, inputs, [] if out is None else flat_outputs([out], is_quantized), _check,
+        a, b, a_scale, b_scale, alpha, out, out_dtype, out_global_scale, scale_layout, config, backend,
+    )  # fmt: skip
+    return as_results(outs, True, True, out_global_scale)[0] if is_quantized else outs[0]
+
+
+def _check(
+    a, b, a_scale, b_scale, alpha, out, out_dtype, out_global_scale, scale_layout, config, backend
+) -> tuple[Task, list[torch.Tensor]]:
+    """The task, and what it writes."""
+    if a_scale is None:
+        names = ("a", "b", "b_scale")
+        product, result = products.check_weight_only(
+            a, b, b_scale, alpha, out, names, out_dtype, scale_layout
+        )
+        return W4A16Task(product), [result]
+    if isinstance(a, torch.Tensor) and a.dtype in ACTIVATION_DTYPES:
         raise ValueError(
             f"a is {a.dtype} and has an a_scale; 16-bit a has none: pass a_scale=None, or quantize(a)"
         )
-    alpha, out_global_scale = products.for_batches(alpha, a), products.for_batches(out_global_scale, a)
-
-    def check() -> tuple[Task, list[torch.Tensor]]:
-        if a_scale is None:
-            names = ("a", "b", "b_scale")
-            product, result = products.check_weight_only(
-                a, b, b_scale, alpha, out, names, out_dtype, scale_layout
-            )
-            return W4A16Task(product), [result]
-        check_config(config)
-        product, results = products.check_gemm(
-            a, b, a_scale, b_scale, alpha, out, out_dtype, out_global_scale, scale_layout
-        )
-        task = None
-        if config is None and not is_quantized:
-            task = few_rows_task(product, backends.gpu_of(backend, a.device))
-        return task or GroupedTask(*product.grouped(), config), results
-
-    settings = (
-        "gemm",
-        a_scale is None,
-        alpha is None,
-        out_global_scale is None,
-        out_dtype,
-        scale_layout,
-        config,
+    check_config(config)
+    product, results = products.check_gemm(
+        a, b, a_scale, b_scale, alpha, out, out_dtype, out_global_scale, scale_layout
     )
-    optional = (a_scale, b_scale, alpha, out_global_scale)
-    inputs = [a, b, *(x for x in optional if x is not None)]
-    outs = call(backend, settings, inputs, flat_outputs([out], is_quantized), check)
-    return as_results(outs, True, is_quantized, out_global_scale)[0]
+    task = None
+    if config is None and out_dtype != NVFP4:
+        task = few_rows_task(product, backends.gpu_of(backend, a.device))
+    return task or GroupedTask(*product.grouped(), config), results
 
 
 def _traced(operands, alpha, out, out_dtype, global_scale, config, settings) -> Any:

@@ -11,7 +11,6 @@ from nvfp4_cute.launch.task import Task
 from nvfp4_cute.operands import products
 from nvfp4_cute.operands.numbers_on_device import one_number_on
 from nvfp4_cute.operands.products import ACTIVATION_DTYPES
-from nvfp4_cute.operands.results import flat_outputs
 from nvfp4_cute.operands.whole import batched_parts, times
 from nvfp4_cute.ops.traced import refuse_gradients
 
@@ -66,11 +65,11 @@ def gemv(
         UnsupportedTarget: no kernel for the GPU.
         Nothing is written to ``out`` when a check fails.
     """
-    a, a_scale, factor_a = batched_parts(a, a_scale, scale_layout)
-    is_matrix = isinstance(b, NVFP4Tensor) and len(b.shape) == 3
-    b, b_scale, factor_b = batched_parts(b, b_scale, scale_layout)
-    b = b[0] if is_matrix else b
-    if factor_a is not None or factor_b is not None:
+    if a_scale is None or b_scale is None:
+        is_matrix = isinstance(b, NVFP4Tensor) and len(b.shape) == 3
+        a, a_scale, factor_a = batched_parts(a, a_scale, scale_layout)
+        b, b_scale, factor_b = batched_parts(b, b_scale, scale_layout)
+        b = b[0] if is_matrix else b
         alpha = times(alpha, factor_a, factor_b)
     if torch.compiler.is_compiling():  # the custom op (ops.library) that a traced graph keeps
         alpha = one_number_on(alpha, a)
@@ -79,23 +78,30 @@ def gemv(
         torch.ops.nvfp4_cute.gemv_out(a, b, a_scale, b_scale, alpha, out, out_dtype, scale_layout, backend)
         return out
     is_weight_only = b_scale is None
-    if not is_weight_only and isinstance(b, torch.Tensor) and b.dtype in ACTIVATION_DTYPES:
-        raise ValueError(
-            f"b is {b.dtype} and has a b_scale; 16-bit b has none: pass b_scale=None, or quantize(b)"
-        )
-    alpha = one_number_on(alpha, a)
-
-    def check() -> tuple[Task, list[torch.Tensor]]:
-        if not is_weight_only:
-            product, result = products.check_gemv(a, b, a_scale, b_scale, alpha, out, out_dtype, scale_layout)
-            return GemvTask(product), [result]
-        rows, names = None if out is None else out.unsqueeze(0), ("b", "a", "a_scale")
-        product, result = products.check_weight_only(
-            b.unsqueeze(0), a, a_scale, alpha, rows, names, out_dtype, scale_layout
-        )
-        return W4A16Task(product), [result[0] if out is None else out]
+    if alpha is not None:
+        alpha = one_number_on(alpha, a)
 
     settings = ("gemv", is_weight_only, alpha is None, out_dtype, scale_layout)
-    order = [b, a, a_scale] if is_weight_only else [a, b, a_scale, b_scale]
-    inputs: list[Any] = order if alpha is None else [*order, alpha]
-    return call(backend, settings, inputs, flat_outputs([out], False), check)[0]
+    inputs = [b, a, a_scale] if is_weight_only else [a, b, a_scale, b_scale]
+    if alpha is not None:
+        inputs.append(alpha)
+    return call(
+        backend, settings, inputs, [] if out is None else [out], _check,
+        a, b, a_scale, b_scale, alpha, out, out_dtype, scale_layout,
+    )[0]  # fmt: skip
+
+
+def _check(a, b, a_scale, b_scale, alpha, out, out_dtype, scale_layout) -> tuple[Task, list[torch.Tensor]]:
+    """The task, and what it writes."""
+    if b_scale is not None:
+        if isinstance(b, torch.Tensor) and b.dtype in ACTIVATION_DTYPES:
+            raise ValueError(
+                f"b is {b.dtype} and has a b_scale; 16-bit b has none: pass b_scale=None, or quantize(b)"
+            )
+        product, result = products.check_gemv(a, b, a_scale, b_scale, alpha, out, out_dtype, scale_layout)
+        return GemvTask(product), [result]
+    rows, names = None if out is None else out.unsqueeze(0), ("b", "a", "a_scale")
+    product, result = products.check_weight_only(
+        b.unsqueeze(0), a, a_scale, alpha, rows, names, out_dtype, scale_layout
+    )
+    return W4A16Task(product), [result[0] if out is None else out]

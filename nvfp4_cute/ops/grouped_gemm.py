@@ -1,6 +1,7 @@
 """grouped_gemm: C_g = alpha_g * A_g @ B_g^T over NVFP4 operands, many groups in one launch."""
 
 from collections.abc import Sequence
+from itertools import chain
 from typing import Any, Literal, overload
 
 import torch
@@ -164,22 +165,20 @@ def grouped_gemm(
         Nothing is written to ``out`` when a check fails.
     """
     is_list, is_quantized = offs is None and masked_m is None, out_dtype == NVFP4
-    a, a_scale, factor_a = parts(a, a_scale, scale_layout)
-    b, b_scale, factor_b = parts(b, b_scale, scale_layout)
-    if factor_a is not None or factor_b is not None:
+    if a_scale is None or b_scale is None:
+        a, a_scale, factor_a = parts(a, a_scale, scale_layout)
+        b, b_scale, factor_b = parts(b, b_scale, scale_layout)
         alpha = times(alpha, factor_a, factor_b)
     if torch.compiler.is_compiling():
         return _traced((a, b, a_scale, b_scale), (offs, masked_m), alpha, out, out_dtype, out_global_scale, config,
                        (scale_layout, backend))  # fmt: skip
-    alpha, out_global_scale = group_factors(a, (offs, masked_m), alpha, out_global_scale)
-    sides: Any = (a, b, a_scale, b_scale)
-    counts, inputs = flat_inputs(sides, (offs, masked_m), is_list)
-    inputs += [factor for factor in (alpha, out_global_scale) if factor is not None]
-
-    def check() -> tuple[GroupedTask, list[torch.Tensor]]:
-        weights = [Weights("b", b, b_scale, "alpha", alpha)]
-        result = Result(out, out_dtype, out_global_scale)
-        return grouped_task(a, a_scale, weights, (offs, masked_m), result, scale_layout, None, config)
+    counts, inputs = flat_inputs((a, b, a_scale, b_scale), offs, masked_m)
+    if alpha is not None:
+        alpha = numbers_of(alpha, a, offs, masked_m)
+        inputs.append(alpha)
+    if out_global_scale is not None:
+        out_global_scale = numbers_of(out_global_scale, a, offs, masked_m)
+        inputs.append(out_global_scale)
 
     settings = (
         "grouped_gemm",
@@ -190,25 +189,33 @@ def grouped_gemm(
         scale_layout,
         config,
     )
-    outs = call(backend, settings, inputs, group_outputs(out, is_list, is_quantized), check)
-    return as_results(outs, is_list, is_quantized, out_global_scale)
+    outs = call(
+        backend, settings, inputs, [] if out is None else group_outputs(out, is_list, is_quantized), _check,
+        a, b, a_scale, b_scale, alpha, offs, masked_m, out, out_dtype, out_global_scale, scale_layout, config,
+    )  # fmt: skip
+    return as_results(outs, is_list, is_quantized, out_global_scale) if is_quantized or not is_list else outs
 
 
-def group_factors(a: Any, sizes: tuple[Any, Any], *factors: Any) -> tuple[Any, ...]:
-    """Factors that are numbers, one a group, as tensors on the operands' device; all else as it is."""
-    groups = next((x for x in sizes if x is not None), a)
-    if groups is None or all(factor is None or isinstance(factor, torch.Tensor) for factor in factors):
-        return factors
-    return tuple(numbers_of(factor, groups) for factor in factors)
+def _check(
+    a, b, a_scale, b_scale, alpha, offs, masked_m, out, out_dtype, out_global_scale, scale_layout, config
+) -> tuple[GroupedTask, list[torch.Tensor]]:
+    """The task, and what it writes."""
+    weights = [Weights("b", b, b_scale, "alpha", alpha)]
+    result = Result(out, out_dtype, out_global_scale)
+    return grouped_task(a, a_scale, weights, (offs, masked_m), result, scale_layout, None, config)
 
 
-def flat_inputs(sides: Sequence[Any], sizes: tuple[Any, Any], is_list: bool) -> tuple[tuple, list[Any]]:
-    """What tells the form and the number of groups, and the tensors: of lists, all of each; what has no length is one."""
-    if not is_list:
-        return (sizes[0] is None, sizes[1] is None), [*sides, next(x for x in sizes if x is not None)]
-    if not all(isinstance(side, list | tuple) for side in sides):  # the checks will say what is wrong
+def flat_inputs(sides: Sequence[Any], offs: Any, masked_m: Any) -> tuple[tuple[Any, ...], list[Any]]:
+    """What tells the form and the number of groups, and the tensors: of lists, all of each."""
+    if offs is not None:
+        return ("ragged", masked_m is None), [*sides, offs]
+    if masked_m is not None:
+        return ("masked",), [*sides, masked_m]
+    try:
+        counts = tuple(map(len, sides))
+        return counts, [*chain.from_iterable(sides)]
+    except TypeError:  # the checks will say what is wrong
         return (), [None]
-    return tuple(map(len, sides)), [tensor for side in sides for tensor in side]
 
 
 def group_outputs(out: Any, is_list: bool, is_quantized: bool) -> list[Any]:

@@ -69,13 +69,11 @@ def quantize(
             values, global_scale=global_scale, global_scale_inv=global_scale_inv, scale_layout=scale_layout
         )
     factor = quantization.global_scale_of(x, up, global_scale, global_scale_inv)
-
-    def check() -> tuple[QuantizeTask, list[torch.Tensor]]:
-        operands = quantization.check_quantize(x, up, factor, scale_layout)
-        return QuantizeTask(operands), [operands.data, operands.scale]
-
     settings = ("quantize", up is None, factor is None, scale_layout)
-    data, scale = call(backend, settings, [t for t in (x, up, factor) if t is not None], [], check)
+    inputs = [x] if up is None else [x, up]
+    if factor is not None:
+        inputs.append(factor)
+    data, scale = call(backend, settings, inputs, [], _check, x, up, factor, scale_layout)
     return block_scaled_tensor(data, scale, factor, tuple(x.shape), scale_layout)
 
 
@@ -110,15 +108,22 @@ def grouped_quantize(
     Raises:
         TypeError, ValueError, UnsupportedProblem: an operand breaks a rule. UnsupportedTarget: no kernel for the GPU.
     """
-
-    def check() -> tuple[QuantizeTask, list[torch.Tensor]]:
-        operands = quantization.check_grouped_quantize(x, offs, up, global_scale)
-        return QuantizeTask(operands), [operands.data, operands.scale]
-
     settings = ("grouped_quantize", up is None, global_scale is None)
     inputs = [t for t in (x, up, global_scale, offs) if t is not None]
-    data, scale = call(backend, settings, inputs, [], check)
+    data, scale = call(backend, settings, inputs, [], _check_groups, x, offs, up, global_scale)
     return data, scale
+
+
+def _check(x, up, factor, scale_layout) -> tuple[QuantizeTask, list[torch.Tensor]]:
+    """The task of ``quantize``, and what it writes."""
+    operands = quantization.check_quantize(x, up, factor, scale_layout)
+    return QuantizeTask(operands), [operands.data, operands.scale]
+
+
+def _check_groups(x, offs, up, global_scale) -> tuple[QuantizeTask, list[torch.Tensor]]:
+    """The task of ``grouped_quantize``, and what it writes."""
+    operands = quantization.check_grouped_quantize(x, offs, up, global_scale)
+    return QuantizeTask(operands), [operands.data, operands.scale]
 
 
 def _traced(x, up, global_scale, global_scale_inv, scale_layout, backend) -> NVFP4Tensor:
