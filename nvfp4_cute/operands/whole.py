@@ -7,7 +7,9 @@ from typing import Any
 
 import torch
 
-from nvfp4_cute.formats.block_scaled import NVFP4Tensor, ScaleLayout
+from nvfp4_cute.errors import UnsupportedProblem
+from nvfp4_cute.formats.block_format import NVFP4
+from nvfp4_cute.formats.block_scaled import BlockScaledTensor, NVFP4Tensor, ScaleLayout
 from nvfp4_cute.operands.numbers_on_device import numbers_on
 
 
@@ -18,6 +20,11 @@ def parts(given: Any, scale: Any, layout: ScaleLayout) -> tuple[Any, Any, torch.
     """
     if scale is not None:
         return given, scale, None
+    for x in given if isinstance(given, list | tuple) else (given,):
+        if isinstance(x, BlockScaledTensor) and x.format is not NVFP4:
+            raise UnsupportedProblem(
+                f"an operand is {x.format.title}; there are kernels for NVFP4 operands: dequantize it, and quantize anew"
+            )
     if isinstance(given, NVFP4Tensor):
         return given.data, given.with_scale_layout(layout).scale, given.global_scale
     if isinstance(given, list | tuple) and given and all(isinstance(x, NVFP4Tensor) for x in given):

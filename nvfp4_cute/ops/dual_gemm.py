@@ -210,6 +210,7 @@ def dual_gemm(
 
     is_quantized, choices = out_dtype == NVFP4, (activation, limit, weight_layout)
     if torch.compiler.is_compiling() or (isinstance(a, torch.Tensor) and products.num_batches(a) > 1):
+        alpha1, alpha2, out_global_scale = (_vector(x) for x in (alpha1, alpha2, out_global_scale))
         rows, scales, (first, second), parts, results = _split(
             a, b1, b2, a_scale, b1_scale, b2_scale, alpha1, alpha2, choices, out, out_dtype, scale_layout
         )
@@ -267,6 +268,7 @@ def _check(
     config,
 ) -> tuple[GroupedTask, list[torch.Tensor]]:
     """The task of ``dual_gemm``, and what it writes."""
+    alpha1, alpha2, out_global_scale = (_vector(x) for x in (alpha1, alpha2, out_global_scale))
     activation, limit, weight_layout = choices
     gate = Gate.checked(activation, limit, weight_layout, (b2, b2_scale))
     rows, scales, listed, parts, results = _split(
@@ -284,3 +286,8 @@ def _split(
     weights = [Weights("b1", b1, b1_scale, "alpha1", alpha1), Weights("b2", b2, b2_scale, "alpha2", alpha2)]
     parts = 1 if choices[2] == "separate" else 2
     return products.split_dual_gemm(a, a_scale, weights, out, out_dtype, scale_layout, parts)
+
+
+def _vector(factor: Any) -> Any:
+    """A tensor without dimensions as [1]."""
+    return factor.reshape(1) if isinstance(factor, torch.Tensor) and factor.ndim == 0 else factor

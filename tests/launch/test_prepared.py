@@ -5,17 +5,33 @@ import pytest
 import torch
 
 import nvfp4_cute
-from nvfp4_cute import backends, gemm, gemv, grouped_dual_gemm, grouped_gemm
+from nvfp4_cute import (
+    backends,
+    dual_gemm,
+    gemm,
+    gemv,
+    grouped_dual_gemm,
+    grouped_gemm,
+    grouped_quantize,
+    quantize,
+)
 from nvfp4_cute.backends.emulator import on_emulator
 from nvfp4_cute.emulator.fronts.launch_shim import prepare_cutlass
+from nvfp4_cute.formats import block_scaled, scale_layout
+from nvfp4_cute.formats.silu import silu_mul
 from nvfp4_cute.gpus import targets
 from nvfp4_cute.launch import prepared, simt
 from nvfp4_cute.launch.plan import make_plan
 from nvfp4_cute.launch.prepared import PreparedCall, signature
 from nvfp4_cute.launch.task import Launch
-from nvfp4_cute.operands import grouped, products
+from nvfp4_cute.operands import grouped, products, quantization
 from nvfp4_cute.operands.grouped import check_list_operands
 from nvfp4_cute.planning.config import KernelConfig
+from nvfp4_cute.reference import (
+    grouped_dual_gemm_reference,
+    grouped_gemm_reference,
+    weight_only_reference,
+)
 
 SIZES = ((40, 72, 256), (0, 64, 128), (70, 128, 512))
 
@@ -416,3 +432,87 @@ def test_sizes_given_twice_are_refused_after_a_prepared_call(gpu):
     grouped_gemm(**arguments)
     with pytest.raises(ValueError, match="both given"):
         grouped_gemm(**arguments, masked_m=arguments["offs"])
+
+
+def quantized(*shape):
+    return block_scaled.quantize(torch.randn(*shape), global_scale=0.01)
+
+
+def repeated(name):
+    """A call on operands of its own each time, the same of the reference, and the check that the second one does without."""
+    x, up = torch.randn(2, 5, 64).bfloat16()
+    w, u = quantized(40, 64), quantized(40, 64)
+    a, factor = quantized(5, 64), torch.tensor(0.03)
+    if name == "quantize":
+        return (
+            lambda: quantize(x, global_scale=factor),
+            lambda: block_scaled.quantize(x, global_scale=factor),
+            (quantization, "check_quantize"),
+        )
+    if name == "silu_quantize":
+        return (
+            lambda: quantize(x, up=up),
+            lambda: block_scaled.quantize(silu_mul(x, up)),
+            (quantization, "check_quantize"),
+        )
+    if name == "grouped_quantize":
+        offs = torch.tensor([5], dtype=torch.int32)
+        return (
+            lambda: grouped_quantize(x, offs),
+            lambda: block_scaled.quantize(x),
+            (quantization, "check_grouped_quantize"),
+        )
+    if name == "16-bit gemm":
+        alpha = torch.tensor([0.5])
+        return (
+            lambda: gemm(x, w.data, None, w.scale, alpha, out_dtype=torch.float32),
+            lambda: weight_only_reference(x, w.data, w.scale, alpha[0], torch.float32),
+            (products, "check_weight_only"),
+        )
+    if name == "nvfp4 gemm":
+        w = quantized(48, 64)
+        sums = grouped_gemm_reference([a.data], [w.data], [a.scale], [w.scale], None, out_dtype=torch.float32)
+        return (
+            lambda: gemm(a.data, w.data, a.scale, w.scale, out_dtype="nvfp4", out_global_scale=factor),
+            lambda: block_scaled.quantize(sums[0], global_scale=factor),
+            (products, "check_gemm"),
+        )
+    sides = [a.data], [w.data], [u.data], [a.scale], [w.scale], [u.scale]
+    return (
+        lambda: dual_gemm(*(side[0] for side in sides), activation="relu2"),
+        lambda: grouped_dual_gemm_reference(*sides, activation="relu2")[0],
+        (grouped, "check_lists"),
+    )
+
+
+@pytest.mark.parametrize(
+    "name", ["quantize", "silu_quantize", "grouped_quantize", "16-bit gemm", "nvfp4 gemm", "dual_gemm"]
+)
+def test_the_second_call_of_every_operation_is_launched_without_checks(gpu, monkeypatch, name):
+    torch.manual_seed(0)
+    repeated(name)[0]()
+    again, reference, (module, check) = repeated(name)
+    expected = reference()
+    monkeypatch.setattr(module, check, None)
+    result = again()
+    data = result[0] if isinstance(result, tuple) else getattr(result, "data", result)
+    right = expected.data if hasattr(expected, "scale") else expected
+    if "16-bit" in name or name == "dual_gemm":
+        torch.testing.assert_close(data, right, rtol=2**-7, atol=2**-7)
+    else:
+        assert torch.equal(data.contiguous(), right)
+        scale = result[1] if isinstance(result, tuple) else result.scale
+        assert scale.dtype == torch.float8_e4m3fn
+        rows = [
+            scale_layout.from_blocked(s.view(1, -1, 32, 4, 4), 5, right.shape[-1] // 8)
+            for s in (scale, expected.scale)
+        ]
+        assert torch.equal(*(s.view(torch.uint8) for s in rows))
+
+
+def test_a_call_refused_at_first_is_refused_again(gpu):
+    """What was not remembered is checked every time."""
+    x = torch.randn(4, 24).bfloat16()
+    for _ in range(2):
+        with pytest.raises(ValueError, match="K=24 is not a positive multiple of 16"):
+            quantize(x)
