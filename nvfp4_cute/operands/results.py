@@ -36,7 +36,7 @@ def new_outputs(problem: GroupedProblem, operands: GroupedOperands) -> list[torc
 def as_results(
     outs: list[torch.Tensor], is_list: bool, is_quantized: bool, global_scale: torch.Tensor | None
 ) -> Any:
-    """What the operation returns for what it wrote. ``global_scale``: an entry a group, or one for all."""
+    """What the operation returns for what it wrote. ``global_scale``: an entry a group."""
     if not is_quantized:
         return outs if is_list else outs[0]
     if not is_list:
@@ -44,13 +44,24 @@ def as_results(
     num_groups = len(outs) // 2
     factors: Sequence[torch.Tensor | None] = [None] * num_groups
     if global_scale is not None:
-        factors = global_scale.reshape(-1).expand(num_groups).unbind()
+        factors = global_scale.unbind()
     return [
         block_scaled_tensor(
             data, as_e4m3(scale), factor, (*data.shape[:-1], NVFP4_FORMAT.elements(data.shape[-1]))
         )
         for data, scale, factor in zip(outs[:num_groups], outs[num_groups:], factors, strict=True)
     ]
+
+
+def one_result(outs: list[torch.Tensor], is_quantized: bool, global_scale: torch.Tensor | None) -> Any:
+    """What an operation on one pair of operands returns, all of whose batches have one global scale."""
+    if not is_quantized:
+        return outs[0]
+    data, scale = outs
+    if global_scale is not None and global_scale.ndim:
+        global_scale = global_scale[0]
+    shape = (*data.shape[:-1], NVFP4_FORMAT.elements(data.shape[-1]))
+    return block_scaled_tensor(data, as_e4m3(scale), global_scale, shape)
 
 
 def as_e4m3(scale: torch.Tensor) -> torch.Tensor:

@@ -10,7 +10,7 @@ from nvfp4_cute.launch.grouped import GroupedTask
 from nvfp4_cute.operands import products
 from nvfp4_cute.operands.grouped import Result, Weights, dual_weights
 from nvfp4_cute.operands.numbers_on_device import numbers_of
-from nvfp4_cute.operands.results import as_results, flat_outputs
+from nvfp4_cute.operands.results import as_results, flat_outputs, one_result
 from nvfp4_cute.operands.whole import batched_parts, parts, times
 from nvfp4_cute.ops.grouped_gemm import flat_inputs, group_outputs, grouped_task
 from nvfp4_cute.ops.traced import new_group_results, refuse_config, refuse_gradients
@@ -219,9 +219,7 @@ def dual_gemm(
             limit=limit, weight_layout=weight_layout, out=parts, out_dtype=out_dtype,
             out_global_scale=out_global_scale, scale_layout=scale_layout, backend=backend, config=config,
         )  # fmt: skip
-        return as_results(
-            results, True, is_quantized, None if out_global_scale is None else out_global_scale[:1]
-        )[0]
+        return one_result(results, is_quantized, out_global_scale)
 
     order = (a, b1, a_scale, b1_scale, alpha1, b2, b2_scale, alpha2, out_global_scale)
     settings = ("dual_gemm", *(x is None for x in order), *choices, out_dtype, scale_layout, config)
@@ -231,7 +229,7 @@ def dual_gemm(
         a, b1, b2, a_scale, b1_scale, b2_scale, alpha1, alpha2, choices, out, out_dtype, out_global_scale,
         scale_layout, config,
     )  # fmt: skip
-    return as_results(outs, True, is_quantized, out_global_scale)[0]
+    return one_result(outs, is_quantized, out_global_scale)
 
 
 def _check_groups(

@@ -14,7 +14,7 @@ from nvfp4_cute.launch.task import Task
 from nvfp4_cute.operands import products
 from nvfp4_cute.operands.numbers_on_device import one_number_on
 from nvfp4_cute.operands.products import ACTIVATION_DTYPES
-from nvfp4_cute.operands.results import as_results, flat_outputs
+from nvfp4_cute.operands.results import flat_outputs, one_result
 from nvfp4_cute.operands.whole import batched_parts, times
 from nvfp4_cute.ops.traced import refuse_config, refuse_gradients
 from nvfp4_cute.planning.config import KernelConfig, check_config
@@ -154,7 +154,7 @@ def gemm(
         backend, settings, inputs, [] if out is None else flat_outputs([out], is_quantized), _check,
         a, b, a_scale, b_scale, alpha, out, out_dtype, out_global_scale, scale_layout, config, backend,
     )  # fmt: skip
-    return as_results(outs, True, True, out_global_scale)[0] if is_quantized else outs[0]
+    return one_result(outs, is_quantized, out_global_scale)
 
 
 def _check(
@@ -200,4 +200,4 @@ def _traced(operands, alpha, out, out_dtype, global_scale, config, settings) -> 
     torch.ops.nvfp4_cute.gemm_out(
         *operands, alpha, outs, None if is_quantized else out_dtype, factor, *settings
     )
-    return as_results(outs, True, is_quantized, factor)[0]
+    return one_result(outs, is_quantized, factor)
