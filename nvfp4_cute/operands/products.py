@@ -13,6 +13,7 @@ from nvfp4_cute.errors import UnsupportedProblem
 from nvfp4_cute.formats.block_format import NVFP4 as NVFP4_FORMAT
 from nvfp4_cute.formats.block_format import ScaleLayout
 from nvfp4_cute.formats.block_scaled import NVFP4Tensor, check_is_tensor
+from nvfp4_cute.formats.scale_layout import as_blocked_batches
 from nvfp4_cute.operands import rules
 from nvfp4_cute.operands.grouped import GroupedOperands, Weights
 from nvfp4_cute.operands.numbers_on_device import one_number_on
@@ -330,7 +331,10 @@ def _split_scale(name: str, scale: Any, operand: torch.Tensor, layout: ScaleLayo
             )
         return split_batches(scale)
     k = NVFP4_FORMAT.elements(operand.shape[1])
-    return list(rules.blocked_scales(name, "rows", scale, len(operand), k, layout, batches))
+    try:  # addresses are checked with each batch's: a graph that is traced has none
+        return list(as_blocked_batches(scale, len(operand), k, batches))
+    except (TypeError, ValueError) as error:
+        raise type(error)(f"{name}: {error}") from error
 
 
 def new_result(a: torch.Tensor, n: int | None, dtype: torch.dtype) -> torch.Tensor:
