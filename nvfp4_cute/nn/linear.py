@@ -5,6 +5,7 @@ from typing import Any, Literal
 import torch
 from torch.nn import functional
 
+from nvfp4_cute import private_api
 from nvfp4_cute.errors import UnsupportedProblem
 from nvfp4_cute.formats.block_scaled import NVFP4Tensor, dequantize
 from nvfp4_cute.formats.scale_layout import ATOM_SHAPE, atom_counts, num_k_blocks, to_blocked
@@ -223,7 +224,7 @@ class LinearNVFP4(torch.nn.Module):
         if given.is_inference() or factor.is_inference() or torch.cuda.is_current_stream_capturing():
             return factor * of_x
         made, of_factor, of_given, *state = self._kept_alpha
-        stream = torch._C._cuda_getCurrentRawStream(given.device.index)
+        stream = private_api.current_stream(given.device.index)
         now = [factor._version, given._version, stream]
         if of_factor is not factor or of_given is not given or state != now:
             made = factor * of_x
