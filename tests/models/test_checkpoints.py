@@ -13,6 +13,7 @@ from nvfp4_cute.errors import CheckpointError
 from nvfp4_cute.formats.block_scaled import NVFP4Tensor, dequantize
 from nvfp4_cute.formats.codecs import decode_e2m1, decode_e4m3, decode_ue8m0, unpack_e2m1
 from nvfp4_cute.models.checkpoints import Checkpoint, StoredWeight
+from nvfp4_cute.models.checkpoints.names import spellings
 from nvfp4_cute.models.checkpoints.stored import as_nvfp4
 from nvfp4_cute.models.checkpoints.tensors import TensorFiles, TensorWriter
 
@@ -300,3 +301,89 @@ def test_peak_memory_is_that_of_a_layer(tmp_path):
                           env={**os.environ, "OMP_NUM_THREADS": "1"})  # fmt: skip
     grown, size = map(int, done.stdout.split())
     assert grown < size * (1 + 2 / 16)
+
+
+def test_experts_named_by_projection_first(tmp_path):
+    """``experts.<projection>.<number>``, and all experts in one tensor with K last."""
+    plain = experts(f"{L}.experts")
+    turned = {}
+    for name, tensor in plain.items():
+        head, rest = name.split(".experts.")
+        number, projection, suffix = rest.split(".")
+        turned[f"{head}.experts.{projection}.{number}.{suffix}"] = tensor
+    fused = {}
+    for one, names in (("gate_up_proj", ("gate_proj", "up_proj")), ("down_proj", ("down_proj",))):
+        for suffix in ("weight", "weight_scale"):
+            parts = [
+                torch.cat([plain[f"{L}.experts.{e}.{n}.{suffix}"].view(torch.uint8) for n in names])
+                for e in range(3)
+            ]
+            stacked = torch.stack(parts)
+            key = f"{L}.experts.{one}" + ("" if suffix == "weight" else "_weight_scale")
+            fused[key] = stacked if suffix == "weight" else stacked.view(torch.float8_e4m3fn)
+        fused[f"{L}.experts.{one}_weight_scale_2"] = torch.tensor(0.01)
+        fused[f"{L}.experts.{one}_input_scale"] = torch.tensor(0.002)
+    expected = Checkpoint(write(tmp_path / "a", plain, MODELOPT)).read_experts(f"{L}.experts")
+    for folder, tensors in (("b", turned), ("c", fused)):
+        one = Checkpoint(write(tmp_path / folder, tensors, MODELOPT)).read_experts(f"{L}.experts")
+        assert torch.equal(one.w13.data, expected.w13.data) and torch.equal(
+            one.w2.dequantize(), expected.w2.dequantize()
+        )
+    assert one.w13_global.tolist() == [[pytest.approx(0.01)] * 2] * 3 and one.w2_input.shape == (3,)
+
+
+def test_groups_and_patterns_of_compressed_tensors(tmp_path):
+    """A group that names layers goes before one for every Linear; ``re:`` begins a regular expression."""
+    spec = {"num_bits": 4, "type": "float", "group_size": 16}
+    groups = {
+        "all": {"targets": ["Linear"], "weights": spec, "input_activations": spec, "format": "nvfp4-pack-quantized"},
+        "few": {"targets": ["re:.*o_proj$"], "weights": spec, "input_activations": None, "format": "nvfp4-pack-quantized"},
+    }  # fmt: skip
+    tensors = {"model.layers.0.mlp.router.weight": torch.zeros(4, 64).bfloat16()}
+    for name in ("q_proj", "o_proj"):
+        one = nvfp4(f"model.layers.0.self_attn.{name}")
+        names = {
+            "weight": "weight_packed",
+            "weight_scale": "weight_scale",
+            "weight_scale_2": "weight_global_scale",
+        }
+        if name == "q_proj":
+            names["input_scale"] = "input_global_scale"
+        tensors |= {
+            f"model.layers.0.self_attn.{name}.{new}": one[f"model.layers.0.self_attn.{name}.{old}"]
+            for old, new in names.items()
+        }
+    quantization = {
+        "quant_method": "compressed-tensors",
+        "config_groups": groups,
+        "ignore": ["re:.*router", "lm_head"],
+    }
+    checkpoint = Checkpoint(write(tmp_path, tensors, quantization))
+    schemes = {name.rpartition(".")[2]: scheme.activations for name, scheme in checkpoint.linears.items()}
+    assert schemes == {"q_proj": "nvfp4", "o_proj": None}
+    assert checkpoint.linear("model.layers.0.self_attn.o_proj").input_scale is None
+
+
+def test_scales_of_a_kv_cache(tmp_path):
+    tensors = nvfp4(Q) | {
+        "model.layers.0.self_attn.k_proj.k_scale": torch.tensor(0.5),
+        f"{Q}.v_scale": torch.tensor(2.0),
+    }
+    checkpoint = Checkpoint(write(tmp_path, tensors, MODELOPT))
+    assert checkpoint.kv_scales() == {"model.layers.0.self_attn.k_proj.k_scale": 0.5, f"{Q}.v_scale": 2.0}
+    assert list(checkpoint.linears) == [Q] and checkpoint.linear(Q).weight.shape == (16, 64)
+
+
+@pytest.mark.parametrize(
+    ("name", "stored"),
+    [
+        ("model.layers.3.mixer.in_proj", "backbone.layers.3.mixer.in_proj"),
+        ("model.layers.3.mlp.experts.0.w1", "model.layers.3.block_sparse_moe.experts.0.w1"),
+        ("model.language_model.layers.3.mlp.up_proj", "language_model.model.layers.3.mlp.up_proj"),
+        ("model.layers.3.mlp.up_proj", "model.language_model.layers.3.mlp.up_proj"),
+        ("lm_head", "language_model.lm_head"),
+    ],
+)
+def test_spellings(name, stored):
+    assert stored in spellings(name) and name in spellings(stored)
+    assert len(set(spellings(name))) == len(list(spellings(name)))
