@@ -1,6 +1,5 @@
 """Checkpoints of compressed-tensors (llm-compressor, vLLM): global scales are stored as reciprocals, 2688 / amax."""
 
-import re
 from typing import Any
 
 from nvfp4_cute.errors import CheckpointError
@@ -12,10 +11,9 @@ from nvfp4_cute.models.checkpoints.convention import (
     SCALE,
     Config,
     Convention,
-    matches,
+    Modules,
     unknown,
 )
-from nvfp4_cute.models.checkpoints.names import spellings
 from nvfp4_cute.models.checkpoints.stored import FP8, Scheme
 
 SUFFIXES = {
@@ -45,33 +43,27 @@ def convention(quantization: Config) -> Convention:
     Raises:
         CheckpointError: a group's format is none that is known, or contradicts its bits or group size.
     """
-    ignored = list(quantization.get("ignore") or ())
-    groups = [
-        (group.get("targets") or ["Linear"], _scheme(name, group, quantization.get("format")))
-        for name, group in (quantization.get("config_groups") or {}).items()
-    ]
-    if not groups:
+    ignored = Modules(quantization.get("ignore") or ())
+    named: list[tuple[Modules, Scheme]] = []
+    every: list[Scheme] = []
+    for name, group in (quantization.get("config_groups") or {}).items():
+        found = _scheme(name, group, quantization.get("format"))
+        targets = group.get("targets") or ["Linear"]
+        named.append((Modules(t for t in targets if t != "Linear"), found))
+        every += [found] * ("Linear" in targets)
+    if not named:
         raise CheckpointError(
             "quantization_config has no config_groups, so nothing says how layers are quantized"
         )
 
     def scheme(prefix: str) -> Scheme | None:
-        if any(_means(prefix, target) for target in ignored):
+        if prefix in ignored:
             return None
         # Names before classes: a group that names a layer knows it better than one for every Linear.
-        for targets, found in groups:
-            if any(_means(prefix, target) for target in targets if target != "Linear"):
-                return found
-        return next((found for targets, found in groups if "Linear" in targets), None)
+        own = next((found for modules, found in named if prefix in modules), None)
+        return own or next(iter(every), None)
 
     return Convention("compressed-tensors", SUFFIXES, {}, True, scheme)
-
-
-def _means(prefix: str, target: str) -> bool:
-    """Whether a target, a name or ``re:`` and a regular expression, means the module."""
-    if target.startswith("re:"):
-        return any(re.match(target[3:], name) for name in spellings(prefix))
-    return matches(prefix, target)
 
 
 def _scheme(name: str, group: Config, default: str | None) -> Scheme:

@@ -1,7 +1,8 @@
 """What differs between tools: how they name the tensors of a layer, and how their config says what is quantized how."""
 
 import fnmatch
-from collections.abc import Callable, Mapping
+import re
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -47,19 +48,32 @@ def needed_roles(scheme: Scheme) -> tuple[str, ...]:
     return (*roles, INPUT) if scheme.activations == "nvfp4" else roles
 
 
-def matches(prefix: str, pattern: str) -> bool:
-    """Whether a pattern of an exclude list means the module ``prefix``, in any of its spellings.
+class Modules:
+    """The modules that a list of names and patterns means: ``prefix in Modules(patterns)``, in any of the prefix's spellings.
 
-    A pattern is a module's exact name, which means what is inside it, too; or it has wildcards of fnmatch, such as a star at
-    its end. What follows a NUL is cut off: one tool's files carry rests of another string there.
+    A pattern is a module's exact name, which means what is inside it, too; or it has wildcards of fnmatch, such as a star at its
+    end; or it begins with ``re:``, and the rest is a regular expression for the begin of a name. What follows a NUL is cut off:
+    one tool's files carry rests of another string there. A model has ten thousands of experts' projections, so patterns are
+    sorted by kind once.
     """
-    pattern = pattern.split("\0")[0]
-    if not pattern:
-        return False
-    return any(
-        name == pattern or name.startswith(pattern + ".") or fnmatch.fnmatchcase(name, pattern)
-        for name in spellings(prefix)
-    )
+
+    def __init__(self, patterns: Iterable[str]):
+        cut = [pattern.split("\0")[0] for pattern in patterns]
+        expressions = [p[3:] for p in cut if p.startswith("re:")]
+        plain = [p for p in cut if p and not p.startswith("re:")]
+        wild = [p for p in plain if any(c in p for c in "*?[")]
+        begins = [p for p in wild if p.endswith("*") and not any(c in p[:-1] for c in "*?[")]
+        # In all spellings, so that a prefix is looked up in its own.
+        self.exact = {name for p in set(plain) - set(wild) for name in spellings(p)}
+        self.begins = tuple({name for p in begins for name in spellings(p[:-1])})
+        others = [fnmatch.translate(p) for p in wild if p not in begins]
+        self.expressions = [re.compile(e) for e in (*others, *expressions)]
+
+    def __contains__(self, prefix: str) -> bool:
+        ends = [i for i, c in enumerate(prefix) if c == "."] + [len(prefix)]
+        if prefix.startswith(self.begins) or any(prefix[:end] in self.exact for end in ends):
+            return True
+        return any(e.match(name) for e in self.expressions for name in spellings(prefix))
 
 
 def unknown(what: str, value: object, known: Mapping[str, Any]) -> CheckpointError:

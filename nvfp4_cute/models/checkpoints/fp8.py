@@ -1,7 +1,7 @@
 """FP8 in blocks of 128 x 128 (DeepSeek, Qwen3-FP8): ``weight_scale_inv`` multiplies, its name notwithstanding."""
 
 from nvfp4_cute.errors import CheckpointError
-from nvfp4_cute.models.checkpoints.convention import DATA, INPUT, SCALE, Config, Convention, matches
+from nvfp4_cute.models.checkpoints.convention import DATA, INPUT, SCALE, Config, Convention, Modules
 from nvfp4_cute.models.checkpoints.stored import Scheme
 
 SUFFIXES = {"weight": DATA, "weight_scale_inv": SCALE, "input_scale": INPUT}
@@ -22,13 +22,11 @@ def convention(quantization: Config) -> Convention:
         raise CheckpointError(
             f"activation_scheme is {quantization['activation_scheme']!r}; blocks go with 'dynamic' (a scale for 128 values)"
         )
-    excluded = [
-        *(quantization.get("modules_to_not_convert") or ()),
-        *(quantization.get("ignored_layers") or ()),
-    ]
+    names = [*(quantization.get("modules_to_not_convert") or ()), *(quantization.get("ignored_layers") or ())]
+    excluded = Modules(names)
 
     def scheme(prefix: str) -> Scheme | None:
-        if any(matches(prefix, pattern) for pattern in excluded):
+        if prefix in excluded:
             return None
         return Scheme("fp8", "fp8_128x128", "fp8_1x128")
 

@@ -8,7 +8,7 @@ from nvfp4_cute.models.checkpoints.convention import (
     SCALE,
     Config,
     Convention,
-    matches,
+    Modules,
     unknown,
 )
 from nvfp4_cute.models.checkpoints.names import spellings
@@ -45,22 +45,23 @@ def convention(quantization: Config) -> Convention:
         CheckpointError: quant_algo is none that is known.
     """
     algorithm = quantization.get("quant_algo")
-    excluded = [*(quantization.get("exclude_modules") or ()), *(quantization.get("ignore") or ())]
+    excluded = Modules([*(quantization.get("exclude_modules") or ()), *(quantization.get("ignore") or ())])
     layers = quantization.get("quantized_layers") or {}
+    wild = [(Modules([pattern]), entry) for pattern, entry in layers.items() if "*" in pattern]
     if str(algorithm).upper() != MIXED:
         _scheme(algorithm)  # refused when the checkpoint is opened, not at its first layer
 
     def scheme(prefix: str) -> Scheme | None:
-        if any(matches(prefix, pattern) for pattern in excluded):
+        if prefix in excluded:
             return None
         if str(algorithm).upper() != MIXED:
             return _scheme(algorithm)
-        return _layer_scheme(prefix, layers)
+        return _layer_scheme(prefix, layers, wild)
 
     return Convention("modelopt", SUFFIXES, FUSED, False, scheme)
 
 
-def _layer_scheme(prefix: str, layers: Config) -> Scheme | None:
+def _layer_scheme(prefix: str, layers: Config, wild: list[tuple[Modules, Config]]) -> Scheme | None:
     """Of MIXED_PRECISION: the exact name first, then the nearest module around it, then wildcards."""
     for name in spellings(prefix):
         parts = name.split(".")
@@ -68,7 +69,7 @@ def _layer_scheme(prefix: str, layers: Config) -> Scheme | None:
             entry = layers.get(".".join(parts[:length]))
             if entry is not None:
                 return _scheme(entry.get("quant_algo"))
-    entry = next((entry for pattern, entry in layers.items() if matches(prefix, pattern)), None)
+    entry = next((entry for modules, entry in wild if prefix in modules), None)
     return None if entry is None else _scheme(entry.get("quant_algo"))
 
 

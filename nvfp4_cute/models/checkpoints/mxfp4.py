@@ -1,6 +1,6 @@
 """gpt-oss as released: experts in MXFP4, their gate and up rows in turns, all else in 16 bits."""
 
-from nvfp4_cute.models.checkpoints.convention import BIAS, DATA, SCALE, Config, Convention, matches
+from nvfp4_cute.models.checkpoints.convention import BIAS, DATA, SCALE, Config, Convention, Modules
 from nvfp4_cute.models.checkpoints.names import expert_of
 from nvfp4_cute.models.checkpoints.stored import Scheme
 
@@ -9,10 +9,10 @@ FUSED = {"_blocks": DATA, "_scales": SCALE, "_bias": BIAS}
 
 def convention(quantization: Config) -> Convention:
     """How to read a checkpoint whose ``quant_method`` is mxfp4: ``modules_to_not_convert`` are left out."""
-    excluded = list(quantization.get("modules_to_not_convert") or ())
+    excluded = Modules(quantization.get("modules_to_not_convert") or ())
 
     def scheme(prefix: str) -> Scheme | None:
-        if expert_of(prefix) is None or any(matches(prefix, pattern) for pattern in excluded):
+        if expert_of(prefix) is None or prefix in excluded:
             return None
         return Scheme("mxfp4", "mxfp4", None)
 
