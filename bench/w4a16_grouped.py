@@ -24,6 +24,7 @@ from nvfp4_cute import backends, gemm, grouped_dual_gemm, grouped_gemm
 from nvfp4_cute.compile.cache import get_kernel
 from nvfp4_cute.compile.weight_only_keys import WeightOnlyKey
 from nvfp4_cute.errors import ConfigError
+from nvfp4_cute.formats.block_format import NVFP4
 from nvfp4_cute.gpus.targets import gpu_of
 from nvfp4_cute.launch.weight_only import WeightOnlyTask
 from nvfp4_cute.planning.arch import sm90_weight_only as planning
@@ -125,12 +126,12 @@ class Operands:
             return torch.randint(low, high, shape, dtype=torch.uint8, device="cuda", generator=generator)
 
         def scales(row_blocks: int) -> torch.Tensor:
-            return codes(0x30, 0x40, row_blocks * -(-k // 64) * 512)
+            return codes(0x30, 0x40, row_blocks * NVFP4.atom_row_bytes(k))
 
-        weights = tuple(codes(0, 256, groups, point.n, k // 2) for _ in range(1 + point.is_dual))
+        weights = tuple(codes(0, 256, groups, point.n, NVFP4.row_bytes(k)) for _ in range(1 + point.is_dual))
         return cls(
             torch.randn(rows, k, device="cuda", generator=generator).bfloat16(),
-            codes(0, 256, rows, k // 2),
+            codes(0, 256, rows, NVFP4.row_bytes(k)),
             scales(rows // 128 + groups),
             weights,
             tuple(scales(groups * -(-point.n // 128)).view(groups, -1) for _ in weights),
@@ -162,7 +163,7 @@ class Operands:
         calls: dict[str, Any] = {}
         if len(point.rows) == 1:
             w, s = self.weights[0][0], self.scales[0][0]
-            scale = self.packed_scale[: -(-len(self.x) // 128) * -(-point.k // 64) * 512]
+            scale = self.packed_scale[: NVFP4.scale_bytes(len(self.x), point.k)]
             calls["W4A4"] = partial(gemm, self.packed, w, scale, s)
             if len(self.x) <= 64:
                 calls["W4A16, mma.sync"] = partial(gemm, self.x, w, None, s)

@@ -271,6 +271,17 @@ def test_host_code_asks_a_family_and_does_not_say_which(module):
         assert not findings, "\n".join([*map(str, findings), fix])
 
 
+# The emulator knows no formats of ours but those of PTX.
+KNOWS_ELEMENTS = ("formats", "emulator", "timing")
+
+
+@pytest.mark.parametrize("module", [m for m in HOST if area(m) not in KNOWS_ELEMENTS])
+def test_host_code_asks_a_format_for_bytes_and_elements(module):
+    findings = style_lint.element_size_findings(str(MODULES[module]), SOURCES[MODULES[module]])
+    fix = "ask the record of the format: row_bytes, elements, num_k_blocks, scale_shape, atom_row_bytes ..."
+    assert not findings, "\n".join([*map(str, findings), fix])
+
+
 @pytest.mark.parametrize("module", KERNELS)
 def test_kernels_do_not_postpone_annotations(module):
     """`cute.struct` reads annotations as types; the future import turns them into strings."""
@@ -399,6 +410,21 @@ def test_circle_lint_catches():
     graph["d"] = {"e"}
     assert style_lint.circles(graph) == [["a", "b", "c", "d", "e"]]
     assert style_lint.circles({"a": {"b"}, "b": set()}) == []
+
+
+def test_element_size_lint_catches():
+    source = """from nvfp4_cute.formats.scale_layout import SF_VEC_SIZE, to_blocked, padded_shape
+k = 2 * row_bytes
+pitch = self.a.stride(1) * 2
+blocks = -(-k // 64) * 512
+data = torch.empty(m, k // 2)
+both = x.shape[-1] // 16 + (m + n) * k // 32
+half = n // 2 + len(b) // 2
+"""
+    found = style_lint.element_size_findings("x.py", source)
+    assert sorted((f.line, f.rule) for f in found) == [
+        *[(1, "B3")] * 2, (2, "B2"), (3, "B2"), (4, "B1"), (5, "B1"), (6, "B1"), (6, "B1"),
+    ]  # fmt: skip
 
 
 def test_environment_lint_catches():

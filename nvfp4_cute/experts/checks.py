@@ -38,4 +38,4 @@ def check_rows(name: str, x: torch.Tensor, columns: int | None = None) -> None:
         raise ValueError(
             f"{name} has shape {list(x.shape)}, strides {list(x.stride())}; expected [rows, {wanted}] with contiguous rows"
         )
-    checks.check_aligned(name, x, pitches=[2 * x.stride(0)] if len(x) > 1 else [])
+    checks.check_aligned(name, x, pitches=[x.stride(0) * x.element_size()] if len(x) > 1 else [])

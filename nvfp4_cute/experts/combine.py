@@ -120,9 +120,11 @@ class FinalizeTask(TableTask):
         """Extents."""
         tokens, top_k = self.rows.shape
         return {
-            Finalize.H_PITCH: 2 * self.h.stride(0),
-            Finalize.SHARED_PITCH: 0 if self.shared is None else 2 * self.shared.stride(0),
-            Finalize.Y_PITCH: 2 * self.y.stride(0),
+            Finalize.H_PITCH: self.h.stride(0) * self.h.element_size(),
+            Finalize.SHARED_PITCH: 0
+            if self.shared is None
+            else self.shared.stride(0) * self.shared.element_size(),
+            Finalize.Y_PITCH: self.y.stride(0) * self.y.element_size(),
             Finalize.ID_BYTES: 0 if self.ids is None else self.ids.element_size(),
             Finalize.TOKENS: tokens,
             Finalize.TOP_K: top_k,

@@ -16,7 +16,7 @@ from nvfp4_cute.experts.permutation import (
     permute,
 )
 from nvfp4_cute.formats import block_scaled
-from nvfp4_cute.formats.scale_layout import ATOM_ROWS, ATOM_SHAPE, num_k_blocks
+from nvfp4_cute.formats.block_format import ATOM_ROWS, NVFP4
 from nvfp4_cute.gpus.targets import Gpu
 from nvfp4_cute.launch.table_task import TableTask
 from nvfp4_cute.launch_table import GatherQuantize
@@ -68,7 +68,7 @@ def gather_quantize(
     if len(ids) != len(x):
         raise ValueError(f"ids has {len(ids)} rows and x {len(x)}; each has one a token")
     k = x.shape[1]
-    k_blocks = num_k_blocks(k)
+    k_blocks = NVFP4.num_k_blocks(k)
     if k % 32:
         raise ValueError(f"K={k} is not a multiple of 32 (rows of results start 16 bytes apart); pad K")
     checks.check_extent("T * K / 512", len(x) * -(-k_blocks // WARP_SIZE), MAX_WORK // WARP_SIZE)
@@ -85,15 +85,15 @@ def gather_quantize(
         order = new_order(ids, num_experts)
     else:
         order = permute(ids, num_experts, first_expert=first_expert, backend=backend)
-    atoms = (ids.numel() // ATOM_ROWS + num_experts, -(-k_blocks // 4))
+    atoms = NVFP4.scale_shape((ids.numel() // ATOM_ROWS + num_experts) * ATOM_ROWS, k)
     task = GatherQuantizeTask(
         x=x,
         ids=ids,
         rows=order.rows,
         places=order.places,
         global_scale=global_scale,
-        data=torch.empty((ids.numel(), k // 2), dtype=torch.uint8, device=x.device),
-        scale=torch.empty((*atoms, *ATOM_SHAPE), dtype=torch.uint8, device=x.device),
+        data=torch.empty((ids.numel(), NVFP4.row_bytes(k)), dtype=torch.uint8, device=x.device),
+        scale=torch.empty(atoms, dtype=torch.uint8, device=x.device),
         offs=order.offs,
         slots=order.slots,
         first_expert=first_expert,
@@ -146,7 +146,7 @@ class GatherQuantizeTask(TableTask):
         """Extents."""
         tokens, top_k = self.ids.shape
         return {
-            GatherQuantize.X_PITCH: 2 * self.x.stride(0),
+            GatherQuantize.X_PITCH: self.x.stride(0) * self.x.element_size(),
             GatherQuantize.ID_BYTES: self.ids.element_size(),
             GatherQuantize.TOKENS: tokens,
             GatherQuantize.TOP_K: top_k,

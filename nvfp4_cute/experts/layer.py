@@ -10,6 +10,7 @@ from nvfp4_cute.experts.combine import finalize
 from nvfp4_cute.experts.gather import gather_quantize
 from nvfp4_cute.experts.middle import activate_quantize
 from nvfp4_cute.experts.weights import per_expert, product_factors
+from nvfp4_cute.formats.block_format import NVFP4 as NVFP4_FORMAT
 from nvfp4_cute.operands import rules as checks
 from nvfp4_cute.ops.dual_gemm import grouped_dual_gemm
 from nvfp4_cute.ops.grouped_gemm import grouped_gemm
@@ -154,8 +155,8 @@ def _check_weights(x: torch.Tensor, w13: Any, w2: Any, layout: str) -> tuple[int
             raise ValueError(f"{name} has data {list(tensor.data.shape)}; expected [E, N, K/2]")
     (experts, rows, row_bytes), down = w13.data.shape, tuple(w2.data.shape)
     width = rows if layout == "none" else rows // 2
-    wanted = (experts, x.shape[-1], width // 2)
-    if x.ndim != 2 or x.shape[1] != 2 * row_bytes or down != wanted:
+    wanted = (experts, x.shape[-1], NVFP4_FORMAT.row_bytes(width))
+    if x.ndim != 2 or x.shape[1] != NVFP4_FORMAT.elements(row_bytes) or down != wanted:
         raise ValueError(
             f"x has shape {list(x.shape)}, w13 {list(w13.data.shape)} and w2 {list(down)} in bytes; expected [T, H], "
             f"[E, {'I' if layout == 'none' else '2 I'}, H/2] and [E, H, I/2]"

@@ -125,7 +125,7 @@ class ActivateTask(TableTask):
     def numbers(self, gpu: Gpu) -> dict[IntEnum, int]:
         """Extents."""
         return {
-            Activate.H_PITCH: 2 * self.h.stride(0),
+            Activate.H_PITCH: self.h.stride(0) * self.h.element_size(),
             Activate.ID_BYTES: self.ids.element_size(),
             Activate.ROWS: len(self.h),
             Activate.N: 2 * self.data.shape[1],

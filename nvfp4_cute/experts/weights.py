@@ -6,6 +6,7 @@ from typing import Any
 import torch
 
 from nvfp4_cute.formats import block_scaled
+from nvfp4_cute.formats.block_format import NVFP4
 from nvfp4_cute.formats.global_scale import GLOBAL_SCALE_DIVISOR
 
 
@@ -39,7 +40,7 @@ class ExpertWeights:
     def shape(self) -> tuple[int, int, int]:
         """(E, N, K)."""
         experts, n, row_bytes = self.data.shape
-        return experts, n, 2 * row_bytes
+        return experts, n, NVFP4.elements(row_bytes)
 
 
 def _stack_scales(scales: list[torch.Tensor]) -> torch.Tensor:

@@ -104,6 +104,11 @@ class BlockFormat:
         """Elements in ``nbytes`` bytes of data: of a row, a pitch, or a stride."""
         return nbytes * 8 // self.element.bits
 
+    @property
+    def length(self) -> str:
+        """Of a row in bytes, as messages write it: K/2 where two elements share a byte, K where each has its own."""
+        return "K" if self.element.bits == 8 else f"K/{8 // self.element.bits}"
+
     def pitch_bytes(self, k: int) -> int:
         """Least distance in bytes of rows of ``k`` elements that a tensor map can describe."""
         return -(-self.row_bytes(k) // TMA_ALIGN_BYTES) * TMA_ALIGN_BYTES

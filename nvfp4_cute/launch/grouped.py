@@ -146,8 +146,11 @@ class GroupedTask:
         alpha, alpha2 = (x if x is None else x[g : g + 1] for x in (operands.alpha, operands.alpha2))
         dtype = torch.float32 if problem.out_dtype == NVFP4 else problem.out_dtype
         if problem.activation is None:
-            return grouped_gemm_reference([a], b, [a_scale], b_scale, alpha, out_dtype=dtype)[0]
+            return grouped_gemm_reference(
+                [a], b, [a_scale], b_scale, alpha, dtype, a_format=problem.a_format, b_format=problem.b_format
+            )[0]
         return grouped_dual_gemm_reference(
             [a], b, b2, [a_scale], b_scale, b2_scale, alpha, alpha2, dtype,
             activation=problem.activation, limit=problem.limit, weight_layout=problem.weight_layout,
+            a_format=problem.a_format, b_format=problem.b_format,
         )[0]  # fmt: skip

@@ -10,6 +10,7 @@ import torch
 from nvfp4_cute.compile.cache import get_kernel
 from nvfp4_cute.compile.weight_only_keys import WeightOnlyKey, num_weights
 from nvfp4_cute.errors import UnsupportedProblem
+from nvfp4_cute.formats.block_format import ATOM_ROWS, NVFP4
 from nvfp4_cute.gpus.targets import Gpu
 from nvfp4_cute.launch.task import Launch
 from nvfp4_cute.launch_table import NUM_COLUMNS, Group, Header, float32_bits
@@ -18,8 +19,6 @@ from nvfp4_cute.planning.config import KernelConfig
 from nvfp4_cute.planning.schedule import TileSchedule, make_schedule
 from nvfp4_cute.problem import TMA_ALIGN_BYTES, Form, Gate
 from nvfp4_cute.reference import weight_only_dual_reference, weight_only_reference
-
-ATOM_ROWS, ATOM_BYTES, ATOM_K = 128, 512, 64
 
 
 @dataclass(frozen=True, eq=False)
@@ -147,14 +146,14 @@ class WeightOnlyTask:
         row[Group.A], row[Group.B], row[Group.OUT] = a.data_ptr(), b.data_ptr(), out.data_ptr()
         row[Group.SFB] = self.b_scale[group].data_ptr()
         row[Group.A_PITCH], row[Group.A_BATCH_PITCH] = pitches(a)
-        row[Group.B_PITCH], row[Group.B_BATCH_PITCH] = (2 * pitch for pitch in pitches(b))
+        row[Group.B_PITCH], row[Group.B_BATCH_PITCH] = map(NVFP4.elements, pitches(b))
         row[Group.OUT_PITCH], row[Group.OUT_BATCH_PITCH] = out.stride(1), out.stride(0)
         if self.b2:
             row[Group.B2], row[Group.SFB2] = self.b2[group].data_ptr(), self.b2_scale[group].data_ptr()
-            row[Group.B2_PITCH], row[Group.B2_BATCH_PITCH] = (2 * pitch for pitch in pitches(self.b2[group]))
+            row[Group.B2_PITCH], row[Group.B2_BATCH_PITCH] = map(NVFP4.elements, pitches(self.b2[group]))
         row[[Group.M, Group.N, Group.K]] = np.maximum((a.shape[1], b.shape[1], a.shape[2]), 1)
         row[Group.A_BATCH], row[Group.B_BATCH] = len(a), len(b)
-        block_bytes = -(-a.shape[2] // ATOM_K) * ATOM_BYTES
+        block_bytes = NVFP4.atom_row_bytes(a.shape[2])
         row[Group.SFB_ROW_BLOCKS] = -(-max(b.shape[1], 1) // ATOM_ROWS)
         row[Group.SFB_BATCH_BLOCKS] = self.b_scale[group].stride(0) // block_bytes
 

@@ -7,7 +7,8 @@ from itertools import accumulate
 import torch
 
 from nvfp4_cute.emulator.record.representatives import LaunchWork, TileWork
-from nvfp4_cute.formats.scale_layout import ATOM_BYTES, ATOM_ROWS, atom_counts, num_k_blocks
+from nvfp4_cute.formats.block_format import ATOM_ROWS
+from nvfp4_cute.formats.block_format import NVFP4 as NVFP4_FORMAT
 from nvfp4_cute.launch.grouped import GroupedTask
 from nvfp4_cute.launch.plan import Plan
 from nvfp4_cute.launch.simt import GemvTask
@@ -64,7 +65,7 @@ def launch_work(
         first_m, first_n = tile_m_idx * tile_m, tile_n_idx * tile_n
         here = groups[group]
         firsts = [first_m, *[first_n] * (len(here.rows) - 1)]
-        block_bytes = atom_counts(1, num_k_blocks(k))[1] * ATOM_BYTES
+        block_bytes = NVFP4_FORMAT.atom_row_bytes(k)
         data = [address + first * pitch for (address, pitch), first in zip(here.rows, firsts, strict=True)]
         scales = [
             address + first // ATOM_ROWS * block_bytes

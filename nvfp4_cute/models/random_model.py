@@ -8,7 +8,7 @@ import torch
 from tqdm import tqdm
 
 from nvfp4_cute.experts.weights import ExpertWeights
-from nvfp4_cute.formats.block_format import ATOM_ROWS
+from nvfp4_cute.formats.block_format import ATOM_ROWS, NVFP4
 from nvfp4_cute.formats.block_scaled import NVFP4Tensor
 from nvfp4_cute.formats.scale_layout import from_blocked, to_blocked
 from nvfp4_cute.nn.experts import RoutedExperts
@@ -117,8 +117,9 @@ def _experts(module: Any, activation: Any, device: torch.device) -> RoutedExpert
         t = _random(count * n, k, device)
         scale = t.scale
         if n % ATOM_ROWS:
-            scale = to_blocked(from_blocked(scale, count * n, k // 16).view(count, n, k // 16))
-        return ExpertWeights(t.data.view(count, n, k // 2), scale, t.global_scale)
+            k_blocks = NVFP4.num_k_blocks(k)
+            scale = to_blocked(from_blocked(scale, count * n, k_blocks).view(count, n, k_blocks))
+        return ExpertWeights(t.data.view(count, n, NVFP4.row_bytes(k)), scale, t.global_scale)
 
     def bias(n: int) -> torch.Tensor | None:
         return torch.zeros(count, n, device=device, dtype=torch.bfloat16) if has_bias else None

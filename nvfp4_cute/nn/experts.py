@@ -7,6 +7,7 @@ from typing import Literal
 import torch
 from torch.nn import functional
 
+from nvfp4_cute.formats.block_format import NVFP4
 from nvfp4_cute.formats.block_scaled import NVFP4Tensor
 from nvfp4_cute.formats.codecs import FLOAT32_MIN_NORMAL
 from nvfp4_cute.formats.global_scale import GLOBAL_SCALE_DIVISOR
@@ -72,7 +73,7 @@ class Projection(torch.nn.Module):
     def expert(self, e: int) -> NVFP4Tensor:
         """Weights of one expert, [N, K], without a copy."""
         _, n, row_bytes = self.data.shape
-        return NVFP4Tensor(self.data[e], self.scale[e], self.factor[e], (n, 2 * row_bytes))
+        return NVFP4Tensor(self.data[e], self.scale[e], self.factor[e], (n, NVFP4.elements(row_bytes)))
 
     def with_bias(self, y: torch.Tensor, expert_of_row: torch.Tensor) -> torch.Tensor:
         """``y`` plus the bias of every row's expert."""

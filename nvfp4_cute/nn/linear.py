@@ -7,8 +7,9 @@ from torch.nn import functional
 
 from nvfp4_cute import private_api
 from nvfp4_cute.errors import UnsupportedProblem
+from nvfp4_cute.formats.block_format import NVFP4
 from nvfp4_cute.formats.block_scaled import NVFP4Tensor, dequantize
-from nvfp4_cute.formats.scale_layout import ATOM_SHAPE, atom_counts, num_k_blocks, to_blocked
+from nvfp4_cute.formats.scale_layout import to_blocked
 from nvfp4_cute.nn import state
 from nvfp4_cute.operands import rules
 from nvfp4_cute.ops.gemm import gemm
@@ -107,11 +108,11 @@ class LinearNVFP4(torch.nn.Module):
         self.activations, self.pre_decode, self.backend = activations, pre_decode, backend
         self.finds_input_scale = isinstance(input_scale, str)
         self.dtype = dtype
-        atoms = atom_counts(out_features, num_k_blocks(in_features))
-        shape = (out_features, in_features // 2)
+        NVFP4.num_k_blocks(in_features)
+        shape = (out_features, NVFP4.row_bytes(in_features))
         # Not by register_buffer, which would read the property of this name.
         self._buffers["weight"] = torch.zeros(shape, dtype=torch.uint8, device=device)
-        scale = torch.zeros((*atoms, *ATOM_SHAPE), dtype=torch.uint8, device=device)
+        scale = torch.zeros(NVFP4.scale_shape(out_features, in_features), dtype=torch.uint8, device=device)
         self.register_buffer("weight_scale", scale.view(torch.float8_e4m3fn))
         self.register_buffer("weight_global_scale", torch.ones((), device=device))
         given = None

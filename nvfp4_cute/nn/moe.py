@@ -7,7 +7,7 @@ import torch
 from nvfp4_cute.errors import UnsupportedProblem
 from nvfp4_cute.experts.layer import ExpertLayout, moe
 from nvfp4_cute.experts.weights import ExpertWeights, per_expert, product_factors
-from nvfp4_cute.formats.scale_layout import ATOM_SHAPE, atom_counts, num_k_blocks
+from nvfp4_cute.formats.block_format import NVFP4
 from nvfp4_cute.nn.state import moving
 from nvfp4_cute.problem import Activation
 
@@ -112,8 +112,9 @@ class MoENVFP4(torch.nn.Module):
         self.first_expert, self.backend = first_expert, backend
         rows = intermediate_size * (1 if weight_layout == "none" else 2)
         for name, n, k in (("w13", rows, hidden_size), ("w2", hidden_size, intermediate_size)):
-            shape = (num_experts, *atom_counts(n, num_k_blocks(k)), *ATOM_SHAPE)
-            data = torch.zeros((num_experts, n, k // 2), dtype=torch.uint8, device=device)
+            NVFP4.num_k_blocks(k)
+            shape = (num_experts, *NVFP4.scale_shape(n, k))
+            data = torch.zeros((num_experts, n, NVFP4.row_bytes(k)), dtype=torch.uint8, device=device)
             scale = torch.zeros(shape, dtype=torch.uint8, device=device).view(torch.float8_e4m3fn)
             self.register_buffer(name, data)
             self.register_buffer(f"{name}_scale", scale)

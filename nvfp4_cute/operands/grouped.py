@@ -12,7 +12,7 @@ import torch
 
 from nvfp4_cute.errors import UnsupportedProblem
 from nvfp4_cute.formats.block_format import NVFP4 as NVFP4_FORMAT
-from nvfp4_cute.formats.block_format import ScaleLayout
+from nvfp4_cute.formats.block_format import BlockFormat, ScaleLayout
 from nvfp4_cute.formats.block_scaled import NVFP4Tensor
 from nvfp4_cute.operands import rules
 from nvfp4_cute.operands.operand import Operand
@@ -80,6 +80,7 @@ class Weights(NamedTuple):
     scale: Any
     alpha_name: str
     alpha: Any
+    format: BlockFormat = NVFP4_FORMAT
 
 
 class Result(NamedTuple):
@@ -111,6 +112,8 @@ def check_list_operands(
     out_dtype: OutDtype = torch.bfloat16,
     out_global_scale: torch.Tensor | None = None,
     scale_layout: ScaleLayout = "blocked",
+    a_format: BlockFormat = NVFP4_FORMAT,
+    b_format: BlockFormat = NVFP4_FORMAT,
 ) -> tuple[GroupedProblem, GroupedOperands]:
     """Check and normalise the operands of C_g = alpha_g * A_g @ B_g^T, one sequence entry a group.
 
@@ -127,14 +130,16 @@ def check_list_operands(
         out_dtype: float16, bfloat16, float32 or "nvfp4".
         out_global_scale: with "nvfp4": float32 [G] on the operands' device, or None.
         scale_layout: layout of both scales, "blocked" or "rowmajor".
+        a_format, b_format: what the bytes stand for; dtypes and extents in bytes are those of the format.
 
     Raises:
         TypeError: an argument or an entry is of the wrong kind or dtype.
         ValueError: a shape, stride, alignment, count or device is wrong, or ``out`` overlaps something.
         UnsupportedProblem: well formed, but no kernel computes it (gradients, K = 0, sizes beyond 32 bits).
     """
-    weights = [Weights("b", b, b_scale, "alpha", alpha)]
-    return check_lists(a, a_scale, weights, Result(out, out_dtype, out_global_scale), scale_layout)
+    weights = [Weights("b", b, b_scale, "alpha", alpha, b_format)]
+    result = Result(out, out_dtype, out_global_scale)
+    return check_lists(a, a_scale, weights, result, scale_layout, a_format=a_format)
 
 
 def check_dual_operands(
@@ -176,6 +181,7 @@ def check_lists(
     result: Result,
     scale_layout: ScaleLayout,
     gate: Gate | None = None,
+    a_format: BlockFormat = NVFP4_FORMAT,
 ) -> tuple[GroupedProblem, GroupedOperands]:
     """:func:`check_list_operands` and :func:`check_dual_operands` with their arguments in records."""
     rules.check_out_dtype(result.dtype, result.global_scale)
@@ -189,15 +195,19 @@ def check_lists(
     device = _check_lists(lists | outs)
     num_groups = len(a)
 
-    names = ["a", *(w.name for w in weights)]
-    rows = [[_matrix(f"group {g}: {name}", name, x) for g, x in enumerate(lists[name])] for name in names]
+    formats = {"a": a_format} | {w.name: w.format for w in weights}
+    names = list(formats)
+    rows = [
+        [_matrix(f"group {g}: {name}", name, x, fmt) for g, x in enumerate(lists[name])]
+        for name, fmt in formats.items()
+    ]
     for g, group in enumerate(zip(*rows, strict=True)):
-        _check_same_k(f"group {g}: ", names[1], *group)
+        _check_same_k(f"group {g}: ", names[1], (a_format, weights[0].format), *group)
         if gate is not None:
             gate.check_rows(f"group {g}: {names[1]}", len(group[1]))
     listed_a, first, *others = (
         [
-            _operand(f"group {g}: {name}_scale", name, data, scale, scale_layout)
+            _operand(f"group {g}: {name}_scale", name, data, scale, scale_layout, formats[name])
             for g, (data, scale) in enumerate(zip(side, lists[f"{name}_scale"], strict=True))
         ]
         for name, side in zip(names, rows, strict=True)
@@ -205,7 +215,7 @@ def check_lists(
     rules.check_tensors({"group 0: a": a[0]} | rules.tensors_in(alphas))
     gate, first, others = _split(gate, first, others)
     sizes = tuple((x.rows, y.rows, x.k) for x, y in zip(listed_a, first, strict=True))
-    problem = _problem("list", sizes, result.dtype, alphas, gate)
+    problem = _problem("list", sizes, result.dtype, alphas, gate, (a_format, weights[0].format))
     shapes = [(m, problem.out_columns(n)) for m, n, _ in sizes]
     factors = {name: rules.factors(name, x, num_groups, device) for name, x in alphas.items()}
     if result.dtype == NVFP4:
@@ -270,19 +280,21 @@ def _check_lists(lists: dict[str, Any]) -> torch.device:
     return rules.check_tensors(tensors)
 
 
-def _matrix(label: str, name: str, data: torch.Tensor) -> torch.Tensor:
+def _matrix(label: str, name: str, data: torch.Tensor, fmt: BlockFormat) -> torch.Tensor:
     """The rows of one group's operand [rows, K/2] or [rows, K/2, 1]."""
-    letter = "M" if name == "a" else "N"
-    rules.as_bytes(label, data)
-    matrix = rules.without_batch(label, data, f"[{letter}, K/2] or [{letter}, K/2, 1]")
-    return rules.packed_rows(label, letter, matrix)
+    letter, length = "M" if name == "a" else "N", fmt.length
+    rules.as_bytes(label, data, fmt)
+    matrix = rules.without_batch(label, data, f"[{letter}, {length}] or [{letter}, {length}, 1]")
+    return rules.packed_rows(label, letter, matrix, fmt)
 
 
-def _operand(label: str, name: str, rows: torch.Tensor, scale: torch.Tensor, layout: ScaleLayout) -> Operand:
+def _operand(
+    label: str, name: str, rows: torch.Tensor, scale: torch.Tensor, layout: ScaleLayout, fmt: BlockFormat
+) -> Operand:
     """One group's operand, with scales that messages call ``label``."""
-    k, letter = NVFP4_FORMAT.elements(rows.shape[1]), "M" if name == "a" else "N"
-    blocked = rules.blocked_scales(label, letter, scale, len(rows), k, layout)
-    return Operand(rows, blocked, NVFP4_FORMAT, len(rows), k)
+    k, letter = fmt.elements(rows.shape[1]), "M" if name == "a" else "N"
+    blocked = rules.blocked_scales(label, letter, scale, len(rows), k, layout, fmt=fmt)
+    return Operand(rows, blocked, fmt, len(rows), k)
 
 
 def _list_results(
@@ -325,12 +337,14 @@ def check_device_groups(
     result: Result,
     scale_layout: ScaleLayout = "blocked",
     gate: Gate | None = None,
+    a_format: BlockFormat = NVFP4_FORMAT,
 ) -> tuple[GroupedProblem, GroupedOperands, list[torch.Tensor]]:
     """Check and normalise the operands of the ragged or the masked form, as ``grouped_gemm`` takes them.
 
     Args:
         sizes: ``offs`` and ``masked_m``: one of them is given.
         gate: of a dual GEMM.
+        a_format: of ``a``; weights tell their own.
 
     Returns:
         The problem, whose groups all have the mean size (ragged, of the columns of results), or the largest (masked); the
@@ -353,9 +367,10 @@ def check_device_groups(
     device = rules.check_tensors(named | outs)
     _check_sizes(sizes_name, lengths)
     num_groups = len(lengths)
-    tokens = _tokens(a, a_scale, form, sizes_name, num_groups)
+    tokens = _tokens(a, a_scale, form, sizes_name, num_groups, a_format)
     sides = [_weights(w, num_groups, tokens, sizes_name) for w in weights]
-    _check_same_k("", weights[0].name, tokens.data, *(side.data for side in sides))
+    pair = a_format, weights[0].format
+    _check_same_k("", weights[0].name, pair, tokens.data, *(side.data for side in sides))
     if gate is not None:
         gate.check_rows(weights[0].name, sides[0].rows)
     check_overlap(outs, named)
@@ -379,7 +394,7 @@ def check_device_groups(
     else:
         view = rules.out_lines("out", view, m_major)
     mean = -(-tokens.rows // num_groups) if form == "ragged" else tokens.rows
-    problem = _problem(form, ((mean, columns, tokens.k),) * num_groups, result.dtype, alphas, gate)
+    problem = _problem(form, ((mean, columns, tokens.k),) * num_groups, result.dtype, alphas, gate, pair)
     operands = GroupedOperands(
         (tokens,),
         (first,),
@@ -418,35 +433,40 @@ def _check_sizes(name: str, sizes: torch.Tensor) -> None:
 
 
 def _tokens(
-    a: torch.Tensor, a_scale: torch.Tensor, form: DeviceForm, sizes_name: str, num_groups: int
+    a: torch.Tensor,
+    a_scale: torch.Tensor,
+    form: DeviceForm,
+    sizes_name: str,
+    num_groups: int,
+    fmt: BlockFormat,
 ) -> Operand:
     """``a``, whose batches are the groups of the masked form."""
     is_ragged = form == "ragged"
-    if rules.as_bytes("a", a).ndim != (2 if is_ragged else 3):
+    if rules.as_bytes("a", a, fmt).ndim != (2 if is_ragged else 3):
         raise ValueError(f"a has shape {list(a.shape)}; with {sizes_name} it is {A_SHAPES[form]}")
     matrix = a.unsqueeze(0) if is_ragged else a
     if not is_ragged and len(matrix) != num_groups:
         raise ValueError(f"a has {len(matrix)} groups and {sizes_name} {num_groups}; pass an entry a group")
-    rows = rules.packed_rows("a", "M", matrix)
-    k = rules.check_k(NVFP4_FORMAT.elements(rows.shape[-1]))
+    rows = rules.packed_rows("a", "M", matrix, fmt)
+    k = rules.check_k(fmt.elements(rows.shape[-1]), fmt)
     batches, num_rows, _ = rows.shape
-    scale = rules.scales_of_groups("a_scale", a_scale, num_rows, k, None if is_ragged else num_groups)
-    return Operand(rows, scale, NVFP4_FORMAT, num_rows, k, batches)
+    scale = rules.scales_of_groups("a_scale", a_scale, num_rows, k, None if is_ragged else num_groups, fmt)
+    return Operand(rows, scale, fmt, num_rows, k, batches)
 
 
 def _weights(w: Weights, num_groups: int, tokens: Operand, sizes_name: str) -> Operand:
     """``b`` [G, N, K/2]."""
-    row_bytes = tokens.data.shape[-1]
-    data = rules.as_bytes(w.name, w.data)
+    row_bytes = w.format.row_bytes(tokens.k)
+    data = rules.as_bytes(w.name, w.data, w.format)
     if data.ndim != 3 or data.shape[0] != num_groups or data.shape[2] != row_bytes:
         raise ValueError(
-            f"{w.name} has shape {list(data.shape)}; expected [G, N, K/2] = [{num_groups}, N, {row_bytes}] "
+            f"{w.name} has shape {list(data.shape)}; expected [G, N, {w.format.length}] = [{num_groups}, N, {row_bytes}] "
             f"({num_groups} entries in {sizes_name}, K={tokens.k} in a)"
         )
-    rows, k = rules.packed_rows(w.name, "N", data), tokens.k
+    rows, k = rules.packed_rows(w.name, "N", data, w.format), tokens.k
     n = rules.check_extent(f"rows of {w.name}", rows.shape[1], INT32_MAX)
-    scale = rules.scales_of_groups(f"{w.name}_scale", w.scale, n, k, num_groups)
-    return Operand(rows, scale, NVFP4_FORMAT, n, k, num_groups)
+    scale = rules.scales_of_groups(f"{w.name}_scale", w.scale, n, k, num_groups, w.format)
+    return Operand(rows, scale, w.format, n, k, num_groups)
 
 
 def _device_outputs(result: Result) -> dict[str, Any]:
@@ -513,17 +533,25 @@ def new_device_results(
 # ---- what both share -------------------------------------------------------------------------------------------
 
 
-def _check_same_k(label: str, name: str, a: torch.Tensor, b: torch.Tensor, *others: torch.Tensor) -> None:
-    if a.shape[-1] != b.shape[-1]:
-        k_a, k_b = (NVFP4_FORMAT.elements(x.shape[-1]) for x in (a, b))
+def _check_same_k(
+    label: str,
+    name: str,
+    formats: tuple[BlockFormat, BlockFormat],
+    a: torch.Tensor,
+    b: torch.Tensor,
+    *others: torch.Tensor,
+) -> None:
+    k_a, k_b = (fmt.elements(x.shape[-1]) for fmt, x in zip(formats, (a, b), strict=True))
+    length_a, length_b = (fmt.length for fmt in formats)
+    if k_a != k_b:
         raise ValueError(
             f"{label}a has K={k_a} and {name} has K={k_b}; both must have the same K "
-            f"(a is [M, K/2] = {list(a.shape)}, {name} is [N, K/2] = {list(b.shape)})"
+            f"(a is [M, {length_a}] = {list(a.shape)}, {name} is [N, {length_b}] = {list(b.shape)})"
         )
     for other in others:
         if other.shape != b.shape:
             raise ValueError(
-                f"{label}b2 is [N, K/2] = {list(other.shape)} and {name} {list(b.shape)}; "
+                f"{label}b2 is [N, {length_b}] = {list(other.shape)} and {name} {list(b.shape)}; "
                 "a dual GEMM takes two of one shape"
             )
 
@@ -544,6 +572,8 @@ def _problem(
     dtype: OutDtype,
     alphas: dict[str, Any],
     gate: Gate | None,
+    formats: tuple[BlockFormat, BlockFormat],
 ) -> GroupedProblem:
     has_alpha = any(x is not None for name, x in alphas.items() if name.startswith("alpha"))
-    return GroupedProblem(sizes, form, dtype, has_alpha, **({} if gate is None else vars(gate)))
+    dual = {} if gate is None else vars(gate)
+    return GroupedProblem(sizes, form, dtype, has_alpha, a_format=formats[0], b_format=formats[1], **dual)

@@ -202,9 +202,9 @@ def blocked_scales(
         return _converted(label, letter, scale, rows, k, batches, fmt)
     try:
         if batches is None:
-            blocked = as_blocked(scale, rows, k)
+            blocked = as_blocked(scale, rows, k, fmt)
         else:
-            blocked = as_blocked_batches(scale, rows, k, batches)
+            blocked = as_blocked_batches(scale, rows, k, batches, fmt)
     except (TypeError, ValueError) as error:
         raise type(error)(f"{label}: {error}") from error
     check_aligned(label, blocked)
@@ -270,7 +270,7 @@ def scales_of_groups(
 
 def halves(operand: Operand) -> tuple[Operand, Operand]:
     """Concatenated weights as two: rows of whole scale blocks each (``problem.concatenated_rows``)."""
-    n, half = operand.rows // 2, operand.scale.shape[-1] // 2
+    n, half = (extent // 2 for extent in (operand.rows, operand.scale.shape[-1]))
 
     def part(i: int) -> Operand:
         data, scale = operand.data.narrow(-2, i * n, n), operand.scale.narrow(-1, i * half, half)

@@ -14,7 +14,7 @@ import torch
 from torch.library import custom_op
 
 from nvfp4_cute.errors import UnsupportedProblem
-from nvfp4_cute.formats.scale_layout import ATOM_SHAPE, atom_counts, num_k_blocks
+from nvfp4_cute.formats.block_format import NVFP4
 
 Tensors = list[torch.Tensor]
 Operation = Callable[..., Any]  # a schema says str where an operation wants a literal
@@ -173,11 +173,11 @@ def quantize(
 @quantize.register_fake
 def _(x, up, global_scale, scale_layout, backend):
     *lead, k = x.shape
-    shape = (*lead, num_k_blocks(k))
+    shape = (*lead, NVFP4.num_k_blocks(k))
     if scale_layout == "blocked":
         *batches, rows = lead or (1,)
-        shape = (*batches, *atom_counts(rows, num_k_blocks(k)), *ATOM_SHAPE)
-    data = x.new_empty((*lead, k // 2), dtype=torch.uint8)
+        shape = (*batches, *NVFP4.scale_shape(rows, k))
+    data = x.new_empty((*lead, NVFP4.row_bytes(k)), dtype=torch.uint8)
     return data, x.new_empty(shape, dtype=torch.float8_e4m3fn)
 
 

@@ -10,6 +10,7 @@ import torch
 
 from nvfp4_cute import env, grouped_gemm
 from nvfp4_cute.cli.check import Dice, difference
+from nvfp4_cute.formats.block_format import NVFP4
 from nvfp4_cute.formats.codecs import encode_e4m3
 from nvfp4_cute.formats.scale_layout import to_blocked
 from nvfp4_cute.gpus import targets
@@ -340,15 +341,16 @@ def _wrong_with_gaps(machine: Machine) -> list[str]:
     wrong = []
     for extra in (16, 48):
         a, b, a_scale, b_scale = dice.values(m, k), dice.values(n, k), dice.scales(m, k), dice.scales(n, k)
+        row_bytes = NVFP4.row_bytes(k)
         wide = [
-            torch.full((len(t), k // 2 + extra), 0x77, dtype=torch.uint8, device=machine.device)
+            torch.full((len(t), row_bytes + extra), 0x77, dtype=torch.uint8, device=machine.device)
             for t in (a, b)
         ]
         for buffer, values in zip(wide, (a, b), strict=True):
-            buffer[:, : k // 2] = values.to(machine.device)
+            buffer[:, :row_bytes] = values.to(machine.device)
         scale_a, scale_b = ([s.to(machine.device)] for s in (a_scale, b_scale))
         out = torch.full((m, n + 8), float("nan"), dtype=torch.float16, device=machine.device)
-        grouped_gemm([wide[0][:, : k // 2]], [wide[1][:, : k // 2]], scale_a, scale_b, out=[out[:, :n]],
+        grouped_gemm([wide[0][:, :row_bytes]], [wide[1][:, :row_bytes]], scale_a, scale_b, out=[out[:, :n]],
                      out_dtype=torch.float16, backend=machine.backend)  # fmt: skip
         want = grouped_gemm([a], [b], [a_scale], [b_scale], out_dtype=torch.float16, backend="reference")
         found = difference([out[:, :n].cpu()], want)

@@ -14,6 +14,7 @@ import torch
 from nvfp4_cute import NVFP4Tensor, gemm, gemv, grouped_dual_gemm, grouped_gemm, grouped_quantize, quantize
 from nvfp4_cute.cli.check import K_STEP, Dice, difference
 from nvfp4_cute.formats import block_scaled
+from nvfp4_cute.formats.block_format import NVFP4 as NVFP4_FORMAT
 from nvfp4_cute.formats.scale_layout import from_blocked
 from nvfp4_cute.planning.choose import candidates
 from nvfp4_cute.planning.config import KernelConfig
@@ -159,9 +160,9 @@ def ragged_problem(
 
 def _ragged_rows(operands: dict[str, list[Any]], k: int) -> tuple[torch.Tensor, torch.Tensor]:
     """Rows of all groups and ``SLACK`` more, and their scales."""
-    a = torch.cat([*operands["a"], torch.full((SLACK, k // 2), 0x77, dtype=torch.uint8)])
+    a = torch.cat([*operands["a"], torch.full((SLACK, NVFP4_FORMAT.row_bytes(k)), 0x77, dtype=torch.uint8)])
     flat = [s.view(torch.uint8).flatten() for s in operands["a_scale"]]
-    return a, torch.cat([*flat, torch.full((-(-k // 64) * 512,), 0x7F, dtype=torch.uint8)])
+    return a, torch.cat([*flat, torch.full((NVFP4_FORMAT.atom_row_bytes(k),), 0x7F, dtype=torch.uint8)])
 
 
 def masked_problem(dice: Dice, rows: Sequence[int], n: int, k: int, dtype: torch.dtype) -> Problem:
@@ -253,7 +254,7 @@ def dual_problem(
             want = block_scaled.quantize(x) if len(x) else None
             found += _valid(want, *x.shape) if want is not None else []
             if want is None and form == "ragged":
-                found.append(torch.empty((0, x.shape[1] // 2), dtype=torch.uint8))
+                found.append(torch.empty((0, NVFP4_FORMAT.row_bytes(x.shape[1])), dtype=torch.uint8))
         if dtype != NVFP4 and form == "ragged":
             found.append(_poisoned(SLACK, sizes[0][1], dtype=dtype, device="cpu"))
         return found

@@ -36,6 +36,13 @@ ADVANCERS = frozenset(
 ARCHITECTURE = re.compile(r"(?<![a-zA-Z])[sS][mM]_?\d{2}|[a-z]Sm\d{2}")
 ENVIRONMENT_NAMES = ("environ", "environb", "getenv", "getenvb", "putenv", "unsetenv")
 
+# K or bytes of a row at the end of what is divided; bytes or strides in what is doubled.
+COUNTS_K = re.compile(r"(\b[kK]|\bin_features|row_bytes|k_bytes|\.shape\[-1\])\)?$")
+COUNTS_BYTES = re.compile(r"row_bytes|k_bytes|stride\(|pitch|\.shape\[-1\]")
+BLOCK_EXTENTS = (2, 16, 32, 64)
+# What a record of ``formats.block_format`` answers, format by format.
+OF_ONE_FORMAT = ("SF_VEC_SIZE", "ATOM_BYTES", "num_k_blocks", "atom_counts", "padded_shape")
+
 FunctionNode = ast.FunctionDef | ast.AsyncFunctionDef
 SCOPES = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda, ast.ClassDef)
 
@@ -155,6 +162,24 @@ def architecture_findings(path: str, source: str) -> list[Finding]:
             for name in names
             if isinstance(name, str) and ARCHITECTURE.search(name)
         ]
+    return found
+
+
+def element_size_findings(path: str, source: str) -> list[Finding]:
+    """Places that say how many bits an element has, or how many share a scale: ``2 * row_bytes``, ``k // 16``."""
+    found = []
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.ImportFrom):
+            names = [alias.name for alias in node.names if alias.name in OF_ONE_FORMAT]
+            found += [Finding(path, node.lineno, "B3", f"import {name}") for name in names]
+        if not isinstance(node, ast.BinOp):
+            continue
+        values = [side.value if isinstance(side, ast.Constant) else None for side in (node.left, node.right)]
+        left, right = ast.unparse(node.left), ast.unparse(node.right)
+        if isinstance(node.op, ast.FloorDiv) and values[1] in BLOCK_EXTENTS and COUNTS_K.search(left):
+            found.append(Finding(path, node.lineno, "B1", ast.unparse(node)))
+        if isinstance(node.op, ast.Mult) and 2 in values and COUNTS_BYTES.search(left + right):
+            found.append(Finding(path, node.lineno, "B2", ast.unparse(node)))
     return found
 
 

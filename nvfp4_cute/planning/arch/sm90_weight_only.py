@@ -8,6 +8,7 @@ holds, 128 or 256 values. ``multicast_n=2``: two CTAs with neighbouring weights 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 
+from nvfp4_cute.formats.block_format import NVFP4
 from nvfp4_cute.planning.arch.base import clusters_in_gpcs, foreign_option_reason
 from nvfp4_cute.planning.arch.sm90 import (
     FP16_BYTES,
@@ -100,7 +101,7 @@ def smem_plan(config: KernelConfig, num_b: int = 1) -> WeightOnlySmem:
     """Shared memory of ``config``. ``num_ab_stage=None`` is resolved to as many stages as fit."""
     weights, tokens, k = config.cta_tile_shape_mnk
     plan = WeightOnlySmem(
-        b_stage_bytes=weights * k // 2,
+        b_stage_bytes=weights * NVFP4.row_bytes(k),
         sfb_stage_bytes=SF_BLOCK_ROWS * k // SF_ATOM_K * SF_BYTES_OF_ATOM,
         a_stage_bytes=tokens * k * FP16_BYTES,
         num_ab_stage=config.num_ab_stage or 0,
