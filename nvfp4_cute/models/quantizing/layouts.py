@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from nvfp4_cute.formats.block_format import format_named
 from nvfp4_cute.models.checkpoints.stored import StoredWeight
 
 LAYOUTS = ("modelopt", "compressed-tensors")
@@ -45,7 +46,7 @@ def announced(
     """Name, dtype and shape of every tensor of a layer, in the order in which ``tensors`` gives them."""
     n, k = shape
     packed = recipe.bits == 4
-    data = (n, k // 2 if packed else k)
+    data = (n, format_named(recipe.weights).row_bytes(k))
     scale = torch.float8_e4m3fn if recipe.weights == "nvfp4" else torch.uint8
     is_ct = layout == "compressed-tensors"
     word = "weight_packed" if is_ct and packed else "weight"
