@@ -43,7 +43,6 @@ def test_importing_takes_little_and_imports_little():
             "experts.library",
             "formats",
             "formats.block_format",
-            "formats.scale_layout",
             "ops",
             "ops.library",
         )
