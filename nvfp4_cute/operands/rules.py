@@ -208,7 +208,7 @@ def blocked_scales(
     except (TypeError, ValueError) as error:
         raise type(error)(f"{label}: {error}") from error
     check_aligned(label, blocked)
-    if batches is not None and batches > 1 and blocked.stride(0) % TMA_ALIGN_BYTES:
+    if batches is not None and batches > 1 and blocked.numel() and blocked.stride(0) % TMA_ALIGN_BYTES:
         raise ValueError(
             f"{label} has batches {blocked.stride(0)} bytes apart, not a multiple of {TMA_ALIGN_BYTES}; call .contiguous()"
         )
