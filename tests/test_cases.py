@@ -15,9 +15,9 @@ from cases import (
     error_bound,
     make_operands,
 )
+from list_checks import check_list_operands
 
 from nvfp4_cute.formats.scale_layout import from_blocked
-from nvfp4_cute.operands.grouped import check_list_operands
 from nvfp4_cute.reference import expand_operand, grouped_gemm_reference
 
 BY_NAME = pytest.mark.parametrize("case", ALL, ids=lambda case: case.name)

@@ -4,7 +4,6 @@ Lists have an entry a group. Where the device knows the sizes, and in batches, o
 tensor data: nothing waits for the GPU, and a captured graph follows sizes that change.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal, NamedTuple
 
@@ -20,8 +19,6 @@ from nvfp4_cute.operands.overlap import check_overlap
 from nvfp4_cute.problem import (
     INT32_MAX,
     NVFP4,
-    Activation,
-    DualWeights,
     Gate,
     GroupedProblem,
     OutDtype,
@@ -101,79 +98,6 @@ def dual_weights(first: Weights, second: Weights, one: Any) -> list[Weights]:
 # ---- lists -----------------------------------------------------------------------------------------------------
 
 
-def check_list_operands(
-    a: Sequence[torch.Tensor],
-    b: Sequence[torch.Tensor],
-    a_scale: Sequence[torch.Tensor],
-    b_scale: Sequence[torch.Tensor],
-    alpha: torch.Tensor | Sequence[float] | None = None,
-    out: Sequence[torch.Tensor] | Sequence[NVFP4Tensor] | None = None,
-    *,
-    out_dtype: OutDtype = torch.bfloat16,
-    out_global_scale: torch.Tensor | None = None,
-    scale_layout: ScaleLayout = "blocked",
-    a_format: BlockFormat = NVFP4_FORMAT,
-    b_format: BlockFormat = NVFP4_FORMAT,
-) -> tuple[GroupedProblem, GroupedOperands]:
-    """Check and normalise the operands of C_g = alpha_g * A_g @ B_g^T, one sequence entry a group.
-
-    Args:
-        a: uint8 or float4_e2m1fn_x2, [M, K/2] or [M, K/2, 1], unit stride in K; rows may lie further apart
-            than K/2 bytes. M, N and K may differ from group to group; M or N may be 0.
-        b: the same with N rows.
-        a_scale: float8_e4m3fn or uint8. Blocked: flat, [rm, rk, 32, 4, 4], or the (32, 4, rm, 4, rk, 1) view,
-            taken without a copy. Row-major: [M, K/16] or [M, K/16, 1], converted into new memory.
-        b_scale: the same with N rows.
-        alpha: float32 [G] on the operands' device, or G numbers (copied to the device), or None for 1.
-        out: [M, N] or [M, N, 1] a group, unit stride in N or, all of them, in M; dtype ``out_dtype``; None allocates
-            with unit stride in N. Never written here. With "nvfp4": NVFP4Tensors of these shapes.
-        out_dtype: float16, bfloat16, float32 or "nvfp4".
-        out_global_scale: with "nvfp4": float32 [G] on the operands' device, or None.
-        scale_layout: layout of both scales, "blocked" or "rowmajor".
-        a_format, b_format: what the bytes stand for; dtypes and extents in bytes are those of the format.
-
-    Raises:
-        TypeError: an argument or an entry is of the wrong kind or dtype.
-        ValueError: a shape, stride, alignment, count or device is wrong, or ``out`` overlaps something.
-        UnsupportedProblem: well formed, but no kernel computes it (gradients, K = 0, sizes beyond 32 bits).
-    """
-    weights = [Weights("b", b, b_scale, "alpha", alpha, b_format)]
-    result = Result(out, out_dtype, out_global_scale)
-    return check_lists(a, a_scale, weights, result, scale_layout, a_format=a_format)
-
-
-def check_dual_operands(
-    a: Sequence[torch.Tensor],
-    b1: Sequence[torch.Tensor],
-    b2: Sequence[torch.Tensor] | None,
-    a_scale: Sequence[torch.Tensor],
-    b1_scale: Sequence[torch.Tensor],
-    b2_scale: Sequence[torch.Tensor] | None,
-    alpha1: torch.Tensor | Sequence[float] | None = None,
-    alpha2: torch.Tensor | Sequence[float] | None = None,
-    out: Sequence[torch.Tensor] | Sequence[NVFP4Tensor] | None = None,
-    *,
-    activation: Activation = "silu",
-    limit: float | None = None,
-    weight_layout: DualWeights = "separate",
-    out_dtype: OutDtype = torch.bfloat16,
-    out_global_scale: torch.Tensor | None = None,
-    scale_layout: ScaleLayout = "blocked",
-) -> tuple[GroupedProblem, GroupedOperands]:
-    """Check and normalise the operands of C_g = activation(alpha1_g * A_g @ B1_g^T) * (alpha2_g * A_g @ B2_g^T).
-
-    As :func:`check_list_operands`, with a ``b`` of one shape twice, or in ``b1`` both as ``weight_layout`` says; then ``b2``
-    and ``b2_scale`` are None. Where one alpha is given, the other is 1.
-    """
-    gate = Gate.checked(activation, limit, weight_layout, (b2, b2_scale))
-    first, second = (
-        Weights("b1", b1, b1_scale, "alpha1", alpha1),
-        Weights("b2", b2, b2_scale, "alpha2", alpha2),
-    )
-    weights = dual_weights(first, second, [1.0] * len(a))
-    return check_lists(a, a_scale, weights, Result(out, out_dtype, out_global_scale), scale_layout, gate)
-
-
 def check_lists(
     a: Any,
     a_scale: Any,
@@ -183,7 +107,25 @@ def check_lists(
     gate: Gate | None = None,
     a_format: BlockFormat = NVFP4_FORMAT,
 ) -> tuple[GroupedProblem, GroupedOperands]:
-    """:func:`check_list_operands` and :func:`check_dual_operands` with their arguments in records."""
+    """Check and normalise the operands of a list: C_g = alpha_g * A_g @ B_g^T, or of a dual GEMM.
+
+    Args:
+        a: uint8 or float4_e2m1fn_x2, [M, K/2] or [M, K/2, 1] a group, unit stride in K; rows may lie further apart than K/2
+            bytes. M, N and K may differ from group to group; M or N may be 0.
+        a_scale: float8_e4m3fn or uint8. Blocked: flat, [rm, rk, 32, 4, 4], or the (32, 4, rm, 4, rk, 1) view, taken without a
+            copy. Row-major: [M, K/16] or [M, K/16, 1], converted into new memory.
+        weights: the same with N rows; alpha float32 [G] on the operands' device, or G numbers, or None for 1.
+        result: [M, N] or [M, N, 1] a group, unit stride in N or, all of them, in M; None allocates. Never written here. With
+            "nvfp4": NVFP4Tensors, and a global scale float32 [G] on the operands' device, or None.
+        scale_layout: of all scales, "blocked" or "rowmajor".
+        gate: of a dual GEMM.
+        a_format: what the bytes of ``a`` stand for, whose dtypes and extents are those of the format.
+
+    Raises:
+        TypeError: an argument or an entry is of the wrong kind or dtype.
+        ValueError: a shape, stride, alignment, count or device is wrong, or an output overlaps something.
+        UnsupportedProblem: well formed, but no kernel computes it (gradients, K = 0, sizes beyond 32 bits).
+    """
     rules.check_out_dtype(result.dtype, result.global_scale)
     rules.check_scale_layout(scale_layout)
     alphas = {w.alpha_name: w.alpha for w in weights} | {"out_global_scale": result.global_scale}

@@ -9,7 +9,7 @@ from nvfp4_cute.errors import UnsupportedProblem
 from nvfp4_cute.formats.block_scaled import NVFP4Tensor
 from nvfp4_cute.launch.grouped import GroupedTask
 from nvfp4_cute.operands import rules
-from nvfp4_cute.operands.grouped import GroupedOperands, check_list_operands
+from nvfp4_cute.operands.grouped import GroupedOperands, Result, Weights, check_lists
 from nvfp4_cute.ops.gemm import gemm
 from nvfp4_cute.planning.config import KernelConfig, check_config
 from nvfp4_cute.problem import (
@@ -96,16 +96,9 @@ def gemm_chain(
         return result
     results = [workspace.results[g % 2] for g in range(num_layers - 1)] + [_new_result(m, n, device)]
     # Weights lie at equal distances, results are the workspace's: one layer's checks are every layer's.
-    problem, first = check_list_operands(
-        [a],
-        [b[0]],
-        [a_scale],
-        [b_scale[0]],
-        alpha[:1],
-        results[:1],
-        out_dtype=NVFP4,
-        out_global_scale=out_global_scale[:1],
-    )
+    layer = [Weights("b", [b[0]], [b_scale[0]], "alpha", alpha[:1])]
+    wanted = Result(results[:1], NVFP4, out_global_scale[:1])
+    problem, first = check_lists([a], [a_scale], layer, wanted, "blocked")
     for name, tensor in (("alpha", alpha), ("out_global_scale", out_global_scale), ("b_scale", b_scale)):
         if len(tensor) != num_layers or not tensor.is_contiguous():
             raise ValueError(

@@ -5,6 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from list_checks import check_list_operands
 
 from nvfp4_cute import gemv, grouped_gemm
 from nvfp4_cute.bench.cases import Case
@@ -15,7 +16,6 @@ from nvfp4_cute.errors import EmulatorError
 from nvfp4_cute.gpus.targets import lookup
 from nvfp4_cute.model import tile_work
 from nvfp4_cute.model.modelled import modelled_times
-from nvfp4_cute.operands.grouped import check_list_operands
 from nvfp4_cute.planning.arch.sm100 import limits as sm100
 from nvfp4_cute.planning.arch.sm100.choosing import config_for_rows
 from nvfp4_cute.planning.choose import choose_config

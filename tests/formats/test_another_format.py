@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from list_checks import check_list_operands
 from oracle import assert_bitwise_equal
 
 from nvfp4_cute import backends
@@ -13,7 +14,7 @@ from nvfp4_cute.errors import UnsupportedProblem
 from nvfp4_cute.formats.block_format import E2M1, NVFP4, UE8M0, BlockFormat
 from nvfp4_cute.formats.block_scaled import quantize
 from nvfp4_cute.launch.grouped import GroupedTask
-from nvfp4_cute.operands.grouped import Result, Weights, check_device_groups, check_list_operands
+from nvfp4_cute.operands.grouped import Result, Weights, check_device_groups
 from nvfp4_cute.planning.arch import FAMILIES
 from nvfp4_cute.planning.arch.base import Mma
 from nvfp4_cute.planning.arch.sm100 import limits

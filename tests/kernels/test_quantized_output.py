@@ -7,6 +7,7 @@ import cases
 import device_groups_check
 import pytest
 import torch
+from list_checks import check_list_operands
 from oracle import assert_bitwise_equal
 from quantized_check import assert_quantized
 
@@ -25,7 +26,7 @@ from nvfp4_cute.compile.keys import KernelKey
 from nvfp4_cute.gpus.targets import B200
 from nvfp4_cute.launch.grouped import GroupedTask
 from nvfp4_cute.launch.plan import make_plan
-from nvfp4_cute.operands.grouped import Result, Weights, check_device_groups, check_list_operands
+from nvfp4_cute.operands.grouped import Result, Weights, check_device_groups
 from nvfp4_cute.planning.arch import sm90, sm100, sm120
 from nvfp4_cute.reference import expand_operand
 

@@ -3,11 +3,11 @@
 import cases
 import pytest
 import torch
+from list_checks import check_dual_operands, check_list_operands
 
 from nvfp4_cute import KernelConfig, UnsupportedProblem
 from nvfp4_cute.launch.plan import make_plan
 from nvfp4_cute.launch_table import NUM_COLUMNS, Group, Header
-from nvfp4_cute.operands.grouped import check_dual_operands, check_list_operands
 from nvfp4_cute.planning.arch import base
 from nvfp4_cute.problem import GroupedProblem
 

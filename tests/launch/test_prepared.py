@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import torch
+from list_checks import check_list_operands
 
 import nvfp4_cute
 from nvfp4_cute import (
@@ -25,7 +26,6 @@ from nvfp4_cute.launch.plan import make_plan
 from nvfp4_cute.launch.prepared import PreparedCall, signature
 from nvfp4_cute.launch.task import Launch
 from nvfp4_cute.operands import grouped, products, quantization
-from nvfp4_cute.operands.grouped import check_list_operands
 from nvfp4_cute.planning.config import KernelConfig
 from nvfp4_cute.reference import (
     grouped_dual_gemm_reference,

@@ -4,11 +4,11 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from list_checks import check_list_operands
 from oracle import bits, poisoned, unwritten
 
 from nvfp4_cute.errors import UnsupportedProblem
 from nvfp4_cute.formats.scale_layout import to_blocked
-from nvfp4_cute.operands.grouped import check_list_operands
 from nvfp4_cute.problem import INT32_MAX, GroupedProblem
 
 SIZES = ((200, 96, 128), (40, 72, 256))
