@@ -228,9 +228,12 @@ def check_is_tensor(name: str, value: object) -> None:
     """Raise TypeError for what is no tensor: ``name``, what it is, and what to pass instead."""
     if isinstance(value, torch.Tensor):
         return
+    if isinstance(value, NVFP4Tensor):
+        raise TypeError(f"{name} is an NVFP4Tensor; pass its .data, and its .scale with the scales")
     if isinstance(value, BlockScaledTensor):
-        what = "an NVFP4Tensor" if isinstance(value, NVFP4Tensor) else "a BlockScaledTensor"
-        raise TypeError(f"{name} is {what}; pass its .data, and its .scale with the scales")
+        raise TypeError(
+            f"{name} is {value.format.title}; operations take NVFP4: quantize .dequantize() to it"
+        )
     raise TypeError(
         f"{name} is {'None' if value is None else f'a {type(value).__name__}'}; pass a torch.Tensor"
     )

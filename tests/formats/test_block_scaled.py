@@ -211,6 +211,12 @@ def test_an_nvfp4_tensor_is_nvfp4():
     )
 
 
+def test_operations_take_nvfp4_alone():
+    t = tensor(MXFP4, (40,))
+    with pytest.raises(TypeError, match=r"x is MXFP4; operations take NVFP4: quantize .dequantize\(\) to it"):
+        quantize(t)
+
+
 def test_to_another_device():
     t = tensor()
     assert t.to("cpu") is t is t.cpu() is t.to()
