@@ -67,6 +67,11 @@ class Point:
         """Of a dual GEMM."""
         return SILU if self.is_dual else None
 
+    @property
+    def sizes(self) -> tuple[tuple[int, int, int], ...]:
+        """(m, n, k) of every group."""
+        return tuple((rows, self.n, self.k) for rows in self.rows)
+
 
 def points(kinds: Iterable[str], tokens: Iterable[int], rows: Iterable[int]) -> Iterator[Point]:
     """All that are measured."""
@@ -239,9 +244,8 @@ def keys_of(found: Iterable[Point], arch: str, num_sms: int) -> set[WeightOnlyKe
     """What has to be compiled."""
     keys = set()
     for point in found:
-        sizes = [(rows, point.n, point.k) for rows in point.rows]
-        chosen = planning.choose(sizes, num_sms, 1 + point.is_dual)
         form = "ragged" if len(point.rows) > 1 else "list"
+        chosen = planning.choose(point.sizes, num_sms, 1 + point.is_dual, form == "ragged")
         for config in tried(point, replace(chosen, num_cta=None)):
             try:
                 keys.add(

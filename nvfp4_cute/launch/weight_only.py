@@ -70,22 +70,24 @@ class WeightOnlyTask:
         return len(self.a) if self.form == "list" else len(self.b[0])
 
     @cached_property
-    def problem_sizes(self) -> list[tuple[int, int, int]]:
-        """(m, n, k) of every group, n rows of ``b``; of the ragged form means, of the masked one the most."""
-        sizes = [(a.shape[1], b.shape[1], a.shape[2]) for a, b in zip(self.a, self.b, strict=True)]
+    def problem_sizes(self) -> tuple[tuple[int, int, int], ...]:
+        """(m, n, k) of every group, n rows of ``b``; of the ragged form about the mean, of the masked one the most."""
+        sizes = tuple((a.shape[1], b.shape[1], a.shape[2]) for a, b in zip(self.a, self.b, strict=True))
         if self.form == "list":
             return sizes
         ((m, n, k),) = sizes
-        mean = -(-m // self.num_groups) if self.form == "ragged" else m
-        return [(mean, n, k)] * self.num_groups
+        if self.form != "ragged":
+            return sizes * self.num_groups
+        mean, over = divmod(m, self.num_groups)
+        return ((mean + 1, n, k),) * over + ((mean, n, k),) * (self.num_groups - over)
 
     @cached_property
     def chosen(self) -> KernelConfig:
         """The config to compute with."""
         if self.config is not None:
             return self.config
-        family = weight_only_family_of(self.gpu.arch)
-        return family.choose(self.problem_sizes, self.gpu.num_sms, num_weights(self.gate))
+        family, is_ragged = weight_only_family_of(self.gpu.arch), self.form == "ragged"
+        return family.choose(self.problem_sizes, self.gpu.num_sms, num_weights(self.gate), is_ragged)
 
     @cached_property
     def _schedule(self) -> TileSchedule:
@@ -162,10 +164,8 @@ class WeightOnlyTask:
         config = self.chosen
         if self.form == "list":
             return self._schedule.num_cta * config.cluster_size
-        (a,), (b,) = self.a, self.b
-        further = self.num_groups - 1 if self.form == "ragged" else 0
-        tiles_m = len(a) * -(-a.shape[1] // config.work_tile_mnk[0]) + further
-        tiles = tiles_m * -(-b.shape[1] // config.work_tile_mnk[1])
+        family = weight_only_family_of(self.gpu.arch)
+        tiles = family.most_tiles(self.problem_sizes, config, self.form == "ragged")
         return min(self._most_clusters, tiles) * config.cluster_size
 
     def address_places(self) -> list[int]:

@@ -70,7 +70,7 @@ def test_batches():
 def test_split_k(split, k, mode):
     """A cluster's CTAs add up, also where some have no K tile; more than one tile a cluster."""
     chosen = config(16, split_k=split, num_cta=2 * split)
-    assert_same_bits(form="ragged", rows=(20, 0, 9), n=264, k=k, chosen=chosen, mode=mode)
+    assert_same_bits(form="ragged", rows=(20, 0, 9), n=136, k=k, chosen=chosen, mode=mode)
 
 
 @pytest.mark.sampled(1)
@@ -85,7 +85,8 @@ def test_split_k(split, k, mode):
     ],
 )
 def test_dual(layout, chosen, activation):
-    """What a squared ReLU makes of exact sums is exact; of SiLU the GPU's exponential is approximate."""
+    """What a squared ReLU makes of exact sums is exact; of SiLU the GPU's exponential is approximate, less so of large x: its
+    argument, x / ln 2, is rounded."""
     gate = Gate(activation, 40.0, layout)
     got, want = run_both(
         form="ragged", rows=ROWS, n=192, k=160, chosen=chosen, gate=gate, has_alpha=True, mode="random:1"
@@ -93,7 +94,7 @@ def test_dual(layout, chosen, activation):
     if activation == "relu2":
         assert_bitwise_equal(got[0], want[0])
     else:
-        torch.testing.assert_close(got[0], want[0], rtol=2e-6, atol=1e-30, equal_nan=True)
+        torch.testing.assert_close(got[0], want[0], rtol=1e-5, atol=1e-30, equal_nan=True)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)

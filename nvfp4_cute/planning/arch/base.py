@@ -269,8 +269,16 @@ class WeightOnlyFamily(Protocol):
     def clusters_at_once(self, config: KernelConfig, num_sms: int) -> int:
         """Clusters that a GPU runs at once."""
 
-    def choose(self, sizes: Iterable[tuple[int, int, int]], num_sms: int, num_b: int = 1) -> KernelConfig:
-        """The config for groups of these (m, n, k), or means of them where only the device knows the sizes."""
+    def most_tiles(self, sizes: Sequence[tuple[int, int, int]], config: KernelConfig, is_ragged: bool) -> int:
+        """Tiles that a launch has at most; ragged: of all rows of ``sizes``, however they are dealt to groups."""
+
+    def choose(
+        self, sizes: tuple[tuple[int, int, int], ...], num_sms: int, num_b: int = 1, is_ragged: bool = False
+    ) -> KernelConfig:
+        """The config for groups of these (m, n, k), or, ragged, of about their mean, as only the device knows the sizes."""
+
+    def is_faster_than_few_rows(self, m: int, n: int, k: int, batches: int, num_sms: int) -> bool:
+        """Whether [m, k] x [n, k] of every batch takes this kernel less time than ``kernels/simt/w4a16.py``."""
 
 
 # ---- members of families without a peculiarity --------------------------------------------------------------------

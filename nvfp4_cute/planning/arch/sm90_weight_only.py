@@ -5,8 +5,12 @@ holds, 128 or 256 values. ``multicast_n=2``: two CTAs with neighbouring weights 
 ``split_k``: the CTAs of a cluster share a tile's K tiles.
 """
 
-from collections.abc import Iterable, Iterator
+import math
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
+from statistics import NormalDist
 
 from nvfp4_cute.formats.block_format import NVFP4
 from nvfp4_cute.planning.arch.base import clusters_in_gpcs, foreign_option_reason
@@ -43,12 +47,61 @@ PAIR = 2
 SF_ATOM_K, SF_BYTES_OF_ATOM = 64, 4
 MIN_STAGES = 2
 DEFAULT_CONFIG = KernelConfig((TILE_WEIGHTS, 64, TILE_K), num_acc_stage=1, swap_ab=True)
-# Model of a launch: the launch, a tile, and a K tile of 128 values, which takes the time of its instructions, of its MMAs, or of
-# what the memory and L2 deliver.
-US_PER_LAUNCH, US_PER_TILE, US_PER_SPLIT_TILE = 5.1, 1.0, 1.0
-US_PER_K_TILE, US_PER_TOKEN, MMA_US_PER_TOKEN = 0.26, 0.0012, 0.00485
-PAIRED_FACTOR = 1.7
-HBM_BYTES_PER_US, L2_BYTES_PER_US = 2.9e6, 5.0e6
+# Clusters that run at once, by number of SMs and their size, as an H100's times fit: from four CTAs on each has an SM of its own.
+MODELLED_CLUSTERS = {132: {4: 30, 8: 14}}
+SM_PER_CTA_FROM = 4
+# Means of a Poisson distribution up to which its quantiles are added up.
+MOST_EXACT_MEAN = 300
+
+
+@dataclass(frozen=True)
+class Times:
+    """Model of a launch in us: whole waves of equal tiles, or what the memory and L2 deliver, with a soft maximum of the three.
+
+    Source: measured on an H100 80GB HBM3, 700 W, driver 580.159, 2026-11-25, bf16, a cold L2; fitted to 1170 times of 60 products
+    (``tests/data/w4a16_h100.json``), which the model meets to 5.4 % on the average.
+    """
+
+    launch: float = 8.102
+    cluster: float = 2.239  # to launch clusters
+    tile: float = 0.2258
+    pair_tile: float = 0.2121  # of two CTAs that share tokens
+    # A K tile of 128 values in tiles of up to 32 tokens, where a stage holds 128 or 256 values.
+    k_tile: tuple[tuple[int, float, float], ...] = (
+        (8, 0.4904, 0.4377),
+        (16, 0.4673, 0.4288),
+        (32, 0.4926, 0.5074),
+    )
+    # The same of larger ones, by tokens that are multiplied and tokens that have room.
+    large_k_tile: float = 0.3838
+    k_tile_per_token: float = 0.002076
+    k_tile_per_tile_token: float = 0.001409
+    largest_k_tile: float = 0.1728  # besides, where tiles have room for all 256
+    pair_k_tile: float = 0.0327  # a share more where two CTAs share tokens
+    shared_sm: float = 1.972  # times longer where two CTAs share an SM
+    shared_sm_of_32: float = 1.838
+    split: tuple[tuple[int, float], ...] = ((2, 0.2296), (4, 0), (8, 0.3685))
+    split_per_token: float = 0.005825  # of each CTA that sends its sums
+    memory_bytes: float = 2.824e6
+    l2_bytes: float = 6.226e6
+    power: float = 4.021  # of the soft maximum
+
+
+@dataclass(frozen=True)
+class FewRowsTimes:
+    """Model of the other kernel for 16-bit activations (``kernels/simt/w4a16.py``): passes over the weights, each for some rows.
+
+    Source: as of :class:`Times`, 12 times of four matrices at 16, 32 and 64 rows, from which it differs by 4 % on the average.
+    """
+
+    launch: float = 7.5
+    half_pass_bytes: float = 1.85e6  # of weights, in a us, where a pass has up to 16 rows
+    pass_bytes: float = 1.23e6
+    pass_rows: int = 32
+    least_rows: int = 16  # that were measured
+
+
+TIMES, FEW_ROWS_TIMES = Times(), FewRowsTimes()
 
 
 @dataclass(frozen=True)
@@ -189,35 +242,135 @@ def clusters_at_once(config: KernelConfig, num_sms: int) -> int:
     return clusters_in_gpcs(num_sms, config.cluster_size, GPC_SMS, MEASURED_CLUSTERS) * ctas_per_sm(config)
 
 
-def choose(sizes: Iterable[tuple[int, int, int]], num_sms: int, num_b: int = 1) -> KernelConfig:
+def most_tiles(sizes: Sequence[tuple[int, int, int]], config: KernelConfig, is_ragged: bool) -> int:
+    """Tiles that a launch has at most. Ragged: of all rows, however they are dealt to groups, none of them empty if it can be."""
+    tile_tokens, tile_weights, _ = config.work_tile_mnk
+    if not is_ragged:
+        return sum(-(-m // tile_tokens) * -(-n // tile_weights) for m, n, _ in sizes)
+    rows, n = sum(m for m, _, _ in sizes), sizes[0][1]
+    groups = min(len(sizes), rows)
+    return (groups + (rows - groups) // tile_tokens) * -(-n // tile_weights)
+
+
+@lru_cache(maxsize=4096)
+def choose(
+    sizes: tuple[tuple[int, int, int], ...], num_sms: int, num_b: int = 1, is_ragged: bool = False
+) -> KernelConfig:
     """The candidate with the least modelled time.
 
     Args:
-        sizes: (m, n, k) of every group, or their means.
+        sizes: (m, n, k) of every group. Ragged: about their mean, as only the device knows them.
         num_sms: SMs of the device.
         num_b: as of :func:`candidates`.
     """
-    live = [size for size in sizes if min(size) > 0]
-    return min(candidates(num_b), key=lambda config: modelled_us(live, config, num_sms))
+    if not any(min(size) > 0 for size in sizes):
+        return candidates(num_b)[0]
+    return min(candidates(num_b), key=lambda config: estimate_us(sizes, config, num_sms, is_ragged))
 
 
-def modelled_us(live: list[tuple[int, int, int]], config: KernelConfig, num_sms: int) -> float:
-    """Time of a launch: whole waves of equal tiles, each as long as its slowest part."""
+def estimate_us(
+    sizes: tuple[tuple[int, int, int], ...], config: KernelConfig, num_sms: int, is_ragged: bool = False
+) -> float:
+    """Modelled time of a launch; arguments as of :func:`choose`. Some size has no extent of 0."""
+    launched = most_tiles(sizes, config, is_ragged)
+    return _modelled_us(_live(sizes, is_ragged), config, num_sms, launched)
+
+
+@lru_cache(maxsize=64)
+def _live(sizes: tuple[tuple[int, int, int], ...], is_ragged: bool) -> Mapping[tuple[int, int, int], int]:
+    """How many groups have each size that has work."""
+    counted = Counter(spread(sizes) if is_ragged else sizes)
+    return {size: count for size, count in counted.items() if min(size) > 0}
+
+
+def spread(sizes: Sequence[tuple[int, int, int]]) -> list[tuple[int, int, int]]:
+    """Groups of as many rows in all, of which each is in a group by chance: the quantiles of a Poisson distribution."""
+    (_, n, k), mean = sizes[0], sum(m for m, _, _ in sizes) / len(sizes)
+    if mean > MOST_EXACT_MEAN:
+        normal = NormalDist(mean, math.sqrt(mean))
+        return [(round(normal.inv_cdf((g + 0.5) / len(sizes))), n, k) for g in range(len(sizes))]
+    found = list[tuple[int, int, int]]()
+    rows, part = 0, math.exp(-mean)
+    below = part
+    for g in range(len(sizes)):
+        while below < (g + 0.5) / len(sizes):
+            rows += 1
+            part *= mean / rows
+            below += part
+        found.append((rows, n, k))
+    return found
+
+
+def _modelled_us(
+    live: Mapping[tuple[int, int, int], int], config: KernelConfig, num_sms: int, launched: int
+) -> float:
+    """Time of a launch.
+
+    Args:
+        live: how many groups have the size (m, n, k).
+        launched: tiles that the launch is made for.
+    """
     tile_tokens, tile_weights, tile_k = config.work_tile_mnk
-    workers, split = clusters_at_once(config, num_sms), config.split_k
-    busy, tiles, read, moved = 0.0, 0, 0.0, 0.0
-    for m, n, k in live:
-        strips, columns, k_tiles = -(-m // tile_tokens), -(-n // tile_weights), -(-k // tile_k)
-        tokens = min(m, tile_tokens)
-        per_k = max(US_PER_K_TILE + US_PER_TOKEN * tokens, MMA_US_PER_TOKEN * tokens) * tile_k / TILE_K
-        tile_us = US_PER_TILE + -(-k_tiles // split) * per_k + (US_PER_SPLIT_TILE if split > 1 else 0.0)
-        busy, tiles = busy + strips * columns * tile_us, tiles + strips * columns
-        weights = columns * config.num_m_cta * TILE_WEIGHTS * k * 9 / 16
-        read += weights + m * k * FP16_BYTES
-        moved += strips * (weights + columns * tokens * k * FP16_BYTES)
-    if not tiles:
-        return 0.0
-    waves = -(-tiles // workers)
-    shares = PAIRED_FACTOR if ctas_per_sm(config) == 2 and tiles * config.cluster_size > num_sms else 1.0
-    most = waves * busy / tiles * shares
-    return US_PER_LAUNCH + max(most, read / HBM_BYTES_PER_US, moved / L2_BYTES_PER_US)
+    split, times = config.split_k, TIMES
+    tiles = multiplied = k_tiles = 0
+    read = moved = 0.0
+    for (m, n, k), count in live.items():
+        strips, columns = -(-m // tile_tokens), -(-n // tile_weights)
+        last = min(-(-(m - (strips - 1) * tile_tokens) // TOKEN_STEP) * TOKEN_STEP, tile_tokens)
+        tiles += count * strips * columns
+        multiplied += count * columns * ((strips - 1) * tile_tokens + last)
+        stages = -(-k // tile_k)
+        k_tiles += count * strips * columns * -(-stages // split) * (tile_k // TILE_K)
+        weights = n * (TILE_WEIGHTS // config.cta_tile_shape_mnk[0]) * k * 9 / 16
+        tokens = m * k * FP16_BYTES
+        read += count * (weights + tokens)
+        moved += count * (strips * weights + columns * tokens / config.multicast_n)
+    per_k = _k_tile_us(config, multiplied / tiles)
+    is_split = dict(times.split).get(split, 0.0)
+    tile_us = times.tile + times.pair_tile * (config.multicast_n > 1) + k_tiles / tiles * per_k
+    tile_us += is_split + times.split_per_token * tile_tokens * (split - 1)
+    busy = _waves(config, tiles, launched, num_sms) * tile_us
+    parts = (busy, read / times.memory_bytes, moved / times.l2_bytes)
+    longest = sum(part**times.power for part in parts) ** (1 / times.power)
+    return times.launch + times.cluster * (config.cluster_size > 1) + longest
+
+
+def _k_tile_us(config: KernelConfig, multiplied: float) -> float:
+    """A K tile of 128 values with so many tokens, by one CTA that has an SM."""
+    times, tokens, k = TIMES, config.work_tile_mnk[0], config.work_tile_mnk[2]
+    small = next((entry[1:] for entry in times.k_tile if tokens <= entry[0]), None)
+    if small is None:
+        us = times.large_k_tile + times.k_tile_per_token * multiplied + times.k_tile_per_tile_token * tokens
+        us += times.largest_k_tile * (tokens == MAX_TILE_TOKENS)
+    else:
+        us = small[TILES_K.index(k)]
+    return us * (1 + times.pair_k_tile * (config.multicast_n > 1))
+
+
+def _waves(config: KernelConfig, tiles: int, launched: int, num_sms: int) -> float:
+    """How many times as long as one tile, alone on its SMs, all of them take."""
+    size, shares = config.cluster_size, ctas_per_sm(config) == 2
+    at_once = clusters_at_once(config, num_sms)
+    ctas = min(at_once, launched) * size
+    if size >= SM_PER_CTA_FROM:
+        at_once, shares = clusters_in_gpcs(num_sms, size, GPC_SMS, MODELLED_CLUSTERS), False
+    full, rest = divmod(tiles, at_once)
+    if not shares:
+        return full + (rest > 0)
+    longer = TIMES.shared_sm_of_32 if config.work_tile_mnk[0] == PAIRED_TILE_TOKENS else TIMES.shared_sm
+    # The first CTAs of a launch that fills all SMs twice come in pairs from here on.
+    alone = num_sms // 2 if size == 1 and ctas > num_sms else num_sms
+    return full * longer + (rest > 0) * (longer if rest * size > alone else 1.0)
+
+
+def is_faster_than_few_rows(m: int, n: int, k: int, batches: int, num_sms: int) -> bool:
+    """Whether a product [m, k] x [n, k] of every batch takes this kernel less time than that for few rows."""
+    times, sizes = FEW_ROWS_TIMES, ((m, n, k),) * batches
+    if m < times.least_rows:
+        return False
+    passes, rest = divmod(m, times.pass_rows)
+    weights = batches * n * k * 9 / 16
+    other = times.launch + passes * weights / times.pass_bytes
+    if rest:
+        other += weights / (times.half_pass_bytes if 2 * rest <= times.pass_rows else times.pass_bytes)
+    return estimate_us(sizes, choose(sizes, num_sms), num_sms) < other
