@@ -1,6 +1,10 @@
 """A layer of experts on the GPU of this machine: each phase and the whole, beside torch's grouped products in bf16 and fp8.
 
     python -m nvfp4_cute.bench.moe [--model qwen3-30b-a3b ...] [--tokens 1,8,32,128,512,2048] [--json] [--clean]
+    python -m nvfp4_cute.bench.moe --read bench/results/h100_moe.json --save h100_moe
+
+The second writes the page of a report that a first call printed, with other libraries' times where the report has them:
+``"peers": {"Humming 0.1.19": {"qwen3-30b-a3b": {"1": 31.7}}}``, us of "rows".
 
 Every call is replayed from a CUDA graph on a cold L2 (``tuning.stopwatch``); medians in us, with what an empty interval takes.
 Weights and activations are random, routing is that of random logits, the same for all. "rows" is the layer without routing and
@@ -14,6 +18,7 @@ import json
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -30,6 +35,7 @@ from nvfp4_cute.formats.codecs import E4M3_MAX
 from nvfp4_cute.problem import NVFP4
 from nvfp4_cute.tuning import stopwatch
 
+RESULTS = Path(__file__).parent / "results"
 TOKENS = (1, 8, 32, 128, 512, 2048)
 # Rounding rows to NVFP4 twice costs about a tenth of the norm; a wrong order or weight costs all of it.
 WRONG = 0.25
@@ -225,13 +231,7 @@ def measure(model: Model, weights: Weights, tokens: int, clean: bool) -> dict[st
         ValueError: the layer's result is not what bf16 gives.
     """
     batch = Batch.make(model, tokens)
-    want = expected(weights, batch)
-    got = weights.layer(batch.x, batch.ids, batch.weights)
-    error = float((got.float() - want).norm() / want.norm())
-    if not error < WRONG:
-        raise ValueError(
-            f"{tokens} tokens: the layer's result differs from bf16's by {error:.3g} of its norm"
-        )
+    error = check(weights, batch)
     calls, missing = ours(model, weights, batch), {}
     for name, make in (("torch bf16 rows", torch_bf16), ("torch fp8 rows", torch_fp8)):
         try:
@@ -264,6 +264,35 @@ def table(name: str, results: list[dict[str, Any]]) -> str:
     return f"## {name}\n\n{text}\n" + "".join(f"- {reason}\n" for reason in sorted(reasons))
 
 
+def page(report: dict[str, Any], made_by: str) -> str:
+    """Markdown of a report: "rows" beside the peers' for all models, then every phase."""
+    peers = report.get("peers", {})
+    names = ("tokens", "ours, rows", "ours, route to sum", *peers, "torch fp8 rows", "torch bf16 rows")
+    parts = [
+        f"# A layer of experts on an {report['gpu']}\n",
+        f"Measured with torch {report['torch']}; us, medians of CUDA graph replays on a cold L2. Made by `{made_by}`.\n",
+        '"Rows": from bf16 tokens and known ids to one row a choice, the order of rows included in ours, known before in the '
+        "others'. Ours quantizes activations to NVFP4 on the way; Humming is weight-only.\n",
+    ]
+    for model, results in report["models"].items():
+        lines = [names, ("---",) * len(names)]
+        for result in results:
+            us, tokens = result["us"], str(result["tokens"])
+            others = [peers[peer].get(model, {}).get(tokens) for peer in peers]
+            cells = [
+                us["rows"],
+                us["route + layer"],
+                *others,
+                us.get("torch fp8 rows"),
+                us.get("torch bf16 rows"),
+            ]
+            lines.append((tokens, *("-" if x is None else f"{x:.1f}" for x in cells)))
+        parts.append(f"## {model}\n\n" + "\n".join("| " + " | ".join(line) + " |" for line in lines) + "\n")
+    parts.append("# Phases\n")
+    parts += [table(model, results) for model, results in report["models"].items()]
+    return "\n".join(parts)
+
+
 def main(arguments: list[str] | None = None) -> int:
     """Command line. Returns the exit code: 2 where there is no GPU."""
     parser = argparse.ArgumentParser(
@@ -273,7 +302,19 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--tokens", default=",".join(map(str, TOKENS)), help="numbers of tokens")
     parser.add_argument("--json", action="store_true", help="for machines")
     parser.add_argument("--clean", action="store_true", help="what fills L2 was read, not written")
+    parser.add_argument("--read", type=Path, help="a report, instead of measuring")
+    parser.add_argument("--save", metavar="NAME", help="with --read: write bench/results/NAME.md")
     options = parser.parse_args(arguments)
+    if options.read:
+        text = page(
+            json.loads(options.read.read_text()),
+            f"python -m nvfp4_cute.bench.moe --read ... --save {options.save}",
+        )
+        if options.save:
+            (RESULTS / f"{options.save}.md").write_text(text)
+        else:
+            print(text)
+        return 0
     if not torch.cuda.is_available():
         print("bench.moe: no CUDA GPU here; nothing is measured", file=sys.stderr)
         return 2
