@@ -173,8 +173,12 @@ def most_tiles(operands: GroupedOperands, problem: GroupedProblem, config: Kerne
     return most_tiles_m(operands, problem, config) * -(-operands.b[0].rows // config.work_tile_mnk[1])
 
 
+@lru_cache(maxsize=1024)
 def config_of(problem: GroupedProblem, arch: str, sm_count: int) -> KernelConfig:
-    """The config that is chosen for a problem by estimate. Raises UnsupportedTarget for ``arch`` without a kernel."""
+    """The config that is chosen for a problem by estimate, which takes milliseconds: remembered by all of its arguments.
+
+    Raises UnsupportedTarget for ``arch`` without a kernel.
+    """
     if problem.form in ("ragged", "masked"):
         gate = None
         if problem.activation is not None:

@@ -6,6 +6,7 @@ import torch
 from list_checks import check_dual_operands, check_list_operands
 
 from nvfp4_cute import KernelConfig, UnsupportedProblem
+from nvfp4_cute.launch import plan
 from nvfp4_cute.launch.plan import make_plan
 from nvfp4_cute.launch_table import NUM_COLUMNS, Group, Header
 from nvfp4_cute.planning.arch import base
@@ -86,3 +87,14 @@ def test_more_groups_than_parameters_hold_are_refused():
     count = base.MAX_LIST_GROUPS + 1
     with pytest.raises(UnsupportedProblem, match=f"{count} groups.*calls of at most {count - 1}"):
         make_plan(GroupedProblem(((1, 1, 32),) * count), "sm_100a", 148)
+
+
+def test_a_config_is_estimated_once_for_equal_problems(monkeypatch):
+    """Calls that are not prepared, such as those with concatenated weights, ask for it every time."""
+    estimated = []
+    monkeypatch.setattr(plan, "config_for_mean", lambda *args: estimated.append(args) or KernelConfig())
+    plan.config_of.cache_clear()
+    for n in (256, 256, 512):
+        plan.config_of(GroupedProblem(((4, n, 512),) * 3, "ragged"), "sm_90a", 132)
+    plan.config_of.cache_clear()
+    assert len(estimated) == 2
