@@ -1,6 +1,6 @@
 """One launch of a weight-only grouped product: 16-bit activations times NVFP4 weights, in every form."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -12,12 +12,17 @@ from nvfp4_cute.compile.weight_only_keys import WeightOnlyKey, num_weights
 from nvfp4_cute.errors import UnsupportedProblem
 from nvfp4_cute.formats.block_format import ATOM_ROWS, NVFP4
 from nvfp4_cute.gpus.targets import Gpu
-from nvfp4_cute.launch.task import Launch
+from nvfp4_cute.launch.simt import W4A16Task
+from nvfp4_cute.launch.task import Launch, Task
 from nvfp4_cute.launch_table import NUM_COLUMNS, Group, Header, float32_bits
-from nvfp4_cute.planning.arch import base, num_clusters, weight_only_family_of
+from nvfp4_cute.operands.grouped import GroupedOperands
+from nvfp4_cute.operands.products import Product
+from nvfp4_cute.operands.rules import one_each, out_lines
+from nvfp4_cute.planning.arch import WEIGHT_ONLY_ARCHS, base, num_clusters, weight_only_family_of
 from nvfp4_cute.planning.config import KernelConfig
 from nvfp4_cute.planning.schedule import TileSchedule, make_schedule
-from nvfp4_cute.problem import TMA_ALIGN_BYTES, Form, Gate
+from nvfp4_cute.problem import INT32_MAX, TMA_ALIGN_BYTES, Form, Gate, GroupedProblem
+from nvfp4_cute.problem import NVFP4 as NVFP4_RESULTS
 from nvfp4_cute.reference import weight_only_dual_reference, weight_only_reference
 
 
@@ -53,6 +58,39 @@ class WeightOnlyTask:
     alpha2: torch.Tensor | None
     config: KernelConfig | None
     gpu: Gpu
+
+    @classmethod
+    def of(
+        cls, problem: GroupedProblem, operands: GroupedOperands, config: KernelConfig | None, gpu: Gpu
+    ) -> "WeightOnlyTask":
+        """Of checked operands with ``activations``. Raises UnsupportedProblem for results that no such kernel writes."""
+        if problem.out_dtype == NVFP4_RESULTS:
+            raise UnsupportedProblem(
+                f"out_dtype={NVFP4_RESULTS!r} with 16-bit a: results have 16 or 32 bits; quantize them afterwards"
+            )
+        if problem.out_m_major:
+            raise UnsupportedProblem(
+                "out has contiguous columns; with 16-bit a the kernel writes rows: allocate it as torch.empty(M, N)"
+            )
+        gate = None
+        if problem.activation is not None:
+            gate = Gate(problem.activation, problem.limit, problem.weight_layout)
+        b, b2 = operands.b, operands.b2
+        return cls(
+            problem.form,
+            _batches(operands.activations),
+            _batches(x.data for x in b),
+            tuple(x.scale if x.scale.ndim > 1 else x.scale.unsqueeze(0) for x in b),
+            _batches(operands.out),
+            operands.alpha,
+            operands.sizes,
+            gate,
+            _batches(x.data for x in b2),
+            tuple(x.scale if x.scale.ndim > 1 else x.scale.unsqueeze(0) for x in b2),
+            operands.alpha2,
+            config,
+            gpu,
+        )
 
     @property
     def device(self) -> torch.device:
@@ -223,6 +261,28 @@ class WeightOnlyTask:
             rows = slice(first, max(min(end, a.shape[1]), first))
             yield out[batch, rows], a[batch, rows]
             start = max(end, 0)
+
+
+def product_task(product: Product, gpu: Gpu) -> Task:
+    """One product of 16-bit ``a``, or a batch of them: by this kernel where there is one and estimates say it is faster."""
+    a, b, out = product.a, product.b, product.out
+    assert isinstance(a, torch.Tensor)
+    batches, m, k = a.shape
+    n = out.shape[2]
+    is_plain = (n <= 1 or out.stride(2) == 1) and n <= out.stride(1) <= INT32_MAX
+    if gpu.arch not in WEIGHT_ONLY_ARCHS or not out.numel() or not is_plain:
+        return W4A16Task(product)
+    if not weight_only_family_of(gpu.arch).is_faster_than_few_rows(m, b.rows, k, batches, gpu.num_sms):
+        return W4A16Task(product)
+    form: Form = "list" if batches == 1 else "batched"
+    alpha = one_each(product.alpha, batches)
+    rest = (alpha, None, None, (), (), None, None, gpu)
+    return WeightOnlyTask(form, (a,), (b.data,), (b.scale,), (out_lines("out", out, False),), *rest)
+
+
+def _batches(tensors: Iterable[torch.Tensor]) -> tuple[torch.Tensor, ...]:
+    """[rows, columns] as one batch of them."""
+    return tuple(x if x.ndim == 3 else x.unsqueeze(0) for x in tensors)
 
 
 def pitches(tensor: torch.Tensor) -> tuple[int, int]:

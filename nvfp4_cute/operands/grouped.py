@@ -36,7 +36,7 @@ class GroupedOperands:
     """Checked operands of a grouped problem: of a list an entry a group, of the other forms one of all groups.
 
     Attributes:
-        a: rows of M. Ragged: one batch, where every group's scales begin a row of atoms.
+        a: rows of M; none where they have 16 bits. Ragged: one batch, where every group's scales begin a row of atoms.
         b: rows of N; of the other forms a batch a group.
         out: [M, N], or [batches, M, N], unit stride in N, or in M where the problem says ``out_m_major``; of NVFP4 results,
             data: uint8, N/2 bytes a row.
@@ -48,6 +48,7 @@ class GroupedOperands:
         out_global_scale: float32 [G], or None for 1.
         sizes: int32 [G]. Ragged: inclusive ends of the groups in the rows of ``a``; masked: their rows; None otherwise.
         chain: of a chain, int32 [G], zeros; None otherwise.
+        activations: instead of ``a``: float16 or bfloat16 [M, K], or [batches, M, K].
 
     All are views of the caller's memory, but for converted row-major scales, new results, and factors given as numbers.
     """
@@ -62,11 +63,12 @@ class GroupedOperands:
     out_global_scale: torch.Tensor | None = None
     sizes: torch.Tensor | None = None
     chain: torch.Tensor | None = None
+    activations: tuple[torch.Tensor, ...] = ()
 
     @property
     def device(self) -> torch.device:
         """The device that every operand is on."""
-        return self.a[0].device
+        return self.b[0].device
 
 
 class Weights(NamedTuple):
@@ -113,13 +115,14 @@ def check_lists(
         a: uint8 or float4_e2m1fn_x2, [M, K/2] or [M, K/2, 1] a group, unit stride in K; rows may lie further apart than K/2
             bytes. M, N and K may differ from group to group; M or N may be 0.
         a_scale: float8_e4m3fn or uint8. Blocked: flat, [rm, rk, 32, 4, 4], or the (32, 4, rm, 4, rk, 1) view, taken without a
-            copy. Row-major: [M, K/16] or [M, K/16, 1], converted into new memory.
+            copy. Row-major: [M, K/16] or [M, K/16, 1], converted into new memory. None: ``a`` has 16-bit values, [M, K] or
+            [M, K, 1].
         weights: the same with N rows; alpha float32 [G] on the operands' device, or G numbers, or None for 1.
         result: [M, N] or [M, N, 1] a group, unit stride in N or, all of them, in M; None allocates. Never written here. With
             "nvfp4": NVFP4Tensors, and a global scale float32 [G] on the operands' device, or None.
         scale_layout: of all scales, "blocked" or "rowmajor".
         gate: of a dual GEMM.
-        a_format: what the bytes of ``a`` stand for, whose dtypes and extents are those of the format.
+        a_format: what the bytes of ``a`` stand for, whose dtypes and extents are those of the format; not of 16-bit values.
 
     Raises:
         TypeError: an argument or an entry is of the wrong kind or dtype.
@@ -132,31 +135,36 @@ def check_lists(
     alpha_names = [w.alpha_name for w in weights]
     weights = [w for w in weights if w.data is not None]
     outs = _listed_outputs(result)
-    lists: dict[str, Any] = {"a": a} | {w.name: w.data for w in weights} | {"a_scale": a_scale}
+    lists: dict[str, Any] = {"a": a} | {w.name: w.data for w in weights} | rules.given(a_scale=a_scale)
     lists |= {f"{w.name}_scale": w.scale for w in weights}
     device = _check_lists(lists | outs)
     num_groups = len(a)
 
-    formats = {"a": a_format} | {w.name: w.format for w in weights}
+    formats: dict[str, BlockFormat | None] = {"a": None if a_scale is None else a_format}
+    formats |= {w.name: w.format for w in weights}
     names = list(formats)
     rows = [
         [_matrix(f"group {g}: {name}", name, x, fmt) for g, x in enumerate(lists[name])]
         for name, fmt in formats.items()
     ]
     for g, group in enumerate(zip(*rows, strict=True)):
-        _check_same_k(f"group {g}: ", names[1], (a_format, weights[0].format), *group)
+        _check_same_k(f"group {g}: ", names[1], (formats["a"], weights[0].format), *group)
         if gate is not None:
             gate.check_rows(f"group {g}: {names[1]}", len(group[1]))
+    activations = rows[0] if a_scale is None else []
+    _check_one_dtype(activations)
     listed_a, first, *others = (
         [
-            _operand(f"group {g}: {name}_scale", name, data, scale, scale_layout, formats[name])
+            _operand(f"group {g}: {name}_scale", name, data, scale, scale_layout, fmt)
             for g, (data, scale) in enumerate(zip(side, lists[f"{name}_scale"], strict=True))
         ]
-        for name, side in zip(names, rows, strict=True)
+        if fmt is not None
+        else []
+        for (name, fmt), side in zip(formats.items(), rows, strict=True)
     )
     rules.check_tensors({"group 0: a": a[0]} | rules.tensors_in(alphas))
     gate, first, others = _split(gate, first, others)
-    sizes = tuple((x.rows, y.rows, x.k) for x, y in zip(listed_a, first, strict=True))
+    sizes = tuple((len(x), y.rows, y.k) for x, y in zip(rows[0], first, strict=True))
     problem = _problem("list", sizes, result.dtype, alphas, gate, (a_format, weights[0].format))
     shapes = [(m, problem.out_columns(n)) for m, n, _ in sizes]
     factors = {name: rules.factors(name, x, num_groups, device) for name, x in alphas.items()}
@@ -173,10 +181,12 @@ def check_lists(
         factors.get("alpha2"),
         scales,
         factors["out_global_scale"],
+        activations=tuple(activations),
     )
     if outs:
         named = {"a": listed_a, weights[0].name: first} | ({"b2": others[0]} if others else {})
         inputs = {f"{name}[{g}]": x.data for name, side in named.items() for g, x in enumerate(side)}
+        inputs |= {f"a[{g}]": x for g, x in enumerate(activations)}
         inputs |= {f"{name}_scale[{g}]": x.scale for name, side in named.items() for g, x in enumerate(side)}
         written = {f"out[{g}]": t for g, t in enumerate(results)}
         written |= {f"scale of out[{g}]": t for g, t in enumerate(scales)}
@@ -222,12 +232,24 @@ def _check_lists(lists: dict[str, Any]) -> torch.device:
     return rules.check_tensors(tensors)
 
 
-def _matrix(label: str, name: str, data: torch.Tensor, fmt: BlockFormat) -> torch.Tensor:
-    """The rows of one group's operand [rows, K/2] or [rows, K/2, 1]."""
-    letter, length = "M" if name == "a" else "N", fmt.length
-    rules.as_bytes(label, data, fmt)
+def _matrix(label: str, name: str, data: torch.Tensor, fmt: BlockFormat | None) -> torch.Tensor:
+    """The rows of one group's operand [rows, K/2] or [rows, K/2, 1], or without a format of 16-bit values, [rows, K(, 1)]."""
+    letter, length = "M" if name == "a" else "N", _length(fmt)
+    if fmt is not None:
+        rules.as_bytes(label, data, fmt)
     matrix = rules.without_batch(label, data, f"[{letter}, {length}] or [{letter}, {length}, 1]")
+    if fmt is None:
+        return rules.activation_rows(label, letter, matrix)
     return rules.packed_rows(label, letter, matrix, fmt)
+
+
+def _check_one_dtype(activations: list[torch.Tensor]) -> None:
+    """Raises TypeError for activations of several dtypes."""
+    dtypes = {x.dtype for x in activations}
+    if len(dtypes) > 1:
+        raise TypeError(
+            f"a has dtypes {rules.dtype_names(sorted(dtypes, key=str))}; a call takes one of them"
+        )
 
 
 def _operand(
@@ -286,7 +308,8 @@ def check_device_groups(
     Args:
         sizes: ``offs`` and ``masked_m``: one of them is given.
         gate: of a dual GEMM.
-        a_format: of ``a``; weights tell their own.
+        a_scale: None where ``a`` has 16-bit values.
+        a_format: of packed ``a``; weights tell their own.
 
     Returns:
         The problem, whose groups all have the mean size (ragged, of the columns of results), or the largest (masked); the
@@ -303,16 +326,21 @@ def check_device_groups(
     outs = _device_outputs(result)
     if isinstance(a, list | tuple):
         raise TypeError(f"a is a {type(a).__name__}; with {sizes_name} it is one tensor, {A_SHAPES[form]}")
-    named: dict[str, Any] = {"a": a} | {w.name: w.data for w in weights} | {"a_scale": a_scale}
+    named: dict[str, Any] = {"a": a} | {w.name: w.data for w in weights} | rules.given(a_scale=a_scale)
     named |= {f"{w.name}_scale": w.scale for w in weights} | {sizes_name: lengths}
     named |= rules.tensors_in(alphas | {"out_global_scale": result.global_scale})
     device = rules.check_tensors(named | outs)
     _check_sizes(sizes_name, lengths)
     num_groups = len(lengths)
-    tokens = _tokens(a, a_scale, form, sizes_name, num_groups, a_format)
-    sides = [_weights(w, num_groups, tokens, sizes_name) for w in weights]
-    pair = a_format, weights[0].format
-    _check_same_k("", weights[0].name, pair, tokens.data, *(side.data for side in sides))
+    fmt, batches = None if a_scale is None else a_format, None if form == "ragged" else num_groups
+    rows = _tokens(a, form, sizes_name, num_groups, fmt)
+    num_rows, k = rows.shape[1], _k(fmt, rows)
+    tokens = []
+    if fmt is not None:
+        scale = rules.scales_of_groups("a_scale", a_scale, num_rows, k, batches, fmt)
+        tokens = [Operand(rows, scale, fmt, num_rows, k, len(rows))]
+    sides = [_weights(w, num_groups, k, sizes_name) for w in weights]
+    _check_same_k("", weights[0].name, (fmt, weights[0].format), rows, *(side.data for side in sides))
     if gate is not None:
         gate.check_rows(weights[0].name, sides[0].rows)
     check_overlap(outs, named)
@@ -323,7 +351,7 @@ def check_device_groups(
         for name, x in alphas.items()
     }
     scales = rules.global_scales("out_global_scale", result.global_scale, num_groups, device)
-    shape = (tokens.rows, columns) if form == "ragged" else (num_groups, tokens.rows, columns)
+    shape = (num_rows, columns) if form == "ragged" else (num_groups, num_rows, columns)
     results = _device_results(outs, shape, num_groups, result.dtype, device)
     view = results[0] if form == "masked" else results[0].unsqueeze(0)
     out_scale: tuple[torch.Tensor, ...] = ()
@@ -335,10 +363,11 @@ def check_device_groups(
         )
     else:
         view = rules.out_lines("out", view, m_major)
-    mean = -(-tokens.rows // num_groups) if form == "ragged" else tokens.rows
-    problem = _problem(form, ((mean, columns, tokens.k),) * num_groups, result.dtype, alphas, gate, pair)
+    mean = -(-num_rows // num_groups) if form == "ragged" else num_rows
+    pair = a_format, weights[0].format
+    problem = _problem(form, ((mean, columns, k),) * num_groups, result.dtype, alphas, gate, pair)
     operands = GroupedOperands(
-        (tokens,),
+        tuple(tokens),
         (first,),
         (view,),
         factors[alpha_names[0]],
@@ -347,6 +376,7 @@ def check_device_groups(
         out_scale,
         scales,
         lengths,
+        activations=() if tokens else (rows,),
     )
     return replace(problem, out_m_major=m_major), operands, results
 
@@ -375,37 +405,38 @@ def _check_sizes(name: str, sizes: torch.Tensor) -> None:
 
 
 def _tokens(
-    a: torch.Tensor,
-    a_scale: torch.Tensor,
-    form: DeviceForm,
-    sizes_name: str,
-    num_groups: int,
-    fmt: BlockFormat,
-) -> Operand:
-    """``a``, whose batches are the groups of the masked form."""
-    is_ragged = form == "ragged"
-    if rules.as_bytes("a", a, fmt).ndim != (2 if is_ragged else 3):
-        raise ValueError(f"a has shape {list(a.shape)}; with {sizes_name} it is {A_SHAPES[form]}")
+    a: torch.Tensor, form: DeviceForm, sizes_name: str, num_groups: int, fmt: BlockFormat | None
+) -> torch.Tensor:
+    """``a`` [batches, M, K/2], or without a format [batches, M, K]: the batches are the groups of the masked form."""
+    is_ragged, shape = form == "ragged", A_SHAPES[form]
+    if fmt is None:
+        shape = shape.replace("K/2", "K")
+    else:
+        rules.as_bytes("a", a, fmt)
+    if a.ndim != (2 if is_ragged else 3):
+        raise ValueError(f"a has shape {list(a.shape)}; with {sizes_name} it is {shape}")
     matrix = a.unsqueeze(0) if is_ragged else a
     if not is_ragged and len(matrix) != num_groups:
         raise ValueError(f"a has {len(matrix)} groups and {sizes_name} {num_groups}; pass an entry a group")
+    if fmt is None:
+        rows = rules.activation_rows("a", "M", matrix)
+        rules.check_k(rows.shape[-1])
+        return rows
     rows = rules.packed_rows("a", "M", matrix, fmt)
-    k = rules.check_k(fmt.elements(rows.shape[-1]), fmt)
-    batches, num_rows, _ = rows.shape
-    scale = rules.scales_of_groups("a_scale", a_scale, num_rows, k, None if is_ragged else num_groups, fmt)
-    return Operand(rows, scale, fmt, num_rows, k, batches)
+    rules.check_k(fmt.elements(rows.shape[-1]), fmt)
+    return rows
 
 
-def _weights(w: Weights, num_groups: int, tokens: Operand, sizes_name: str) -> Operand:
+def _weights(w: Weights, num_groups: int, k: int, sizes_name: str) -> Operand:
     """``b`` [G, N, K/2]."""
-    row_bytes = w.format.row_bytes(tokens.k)
+    row_bytes = w.format.row_bytes(k)
     data = rules.as_bytes(w.name, w.data, w.format)
     if data.ndim != 3 or data.shape[0] != num_groups or data.shape[2] != row_bytes:
         raise ValueError(
             f"{w.name} has shape {list(data.shape)}; expected [G, N, {w.format.length}] = [{num_groups}, N, {row_bytes}] "
-            f"({num_groups} entries in {sizes_name}, K={tokens.k} in a)"
+            f"({num_groups} entries in {sizes_name}, K={k} in a)"
         )
-    rows, k = rules.packed_rows(w.name, "N", data, w.format), tokens.k
+    rows = rules.packed_rows(w.name, "N", data, w.format)
     n = rules.check_extent(f"rows of {w.name}", rows.shape[1], INT32_MAX)
     scale = rules.scales_of_groups(f"{w.name}_scale", w.scale, n, k, num_groups, w.format)
     return Operand(rows, scale, w.format, n, k, num_groups)
@@ -475,16 +506,26 @@ def new_device_results(
 # ---- what both share -------------------------------------------------------------------------------------------
 
 
+def _length(fmt: BlockFormat | None) -> str:
+    """What a row holds, for messages; without a format, 16-bit values."""
+    return "K" if fmt is None else fmt.length
+
+
+def _k(fmt: BlockFormat | None, rows: torch.Tensor) -> int:
+    """Values of a row."""
+    return rows.shape[-1] if fmt is None else fmt.elements(rows.shape[-1])
+
+
 def _check_same_k(
     label: str,
     name: str,
-    formats: tuple[BlockFormat, BlockFormat],
+    formats: tuple[BlockFormat | None, BlockFormat],
     a: torch.Tensor,
     b: torch.Tensor,
     *others: torch.Tensor,
 ) -> None:
-    k_a, k_b = (fmt.elements(x.shape[-1]) for fmt, x in zip(formats, (a, b), strict=True))
-    length_a, length_b = (fmt.length for fmt in formats)
+    k_a, k_b = (_k(fmt, x) for fmt, x in zip(formats, (a, b), strict=True))
+    length_a, length_b = map(_length, formats)
     if k_a != k_b:
         raise ValueError(
             f"{label}a has K={k_a} and {name} has K={k_b}; both must have the same K "

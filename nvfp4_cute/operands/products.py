@@ -19,6 +19,7 @@ from nvfp4_cute.operands.grouped import GroupedOperands, Weights
 from nvfp4_cute.operands.numbers_on_device import one_number_on
 from nvfp4_cute.operands.operand import Operand
 from nvfp4_cute.operands.overlap import check_overlap
+from nvfp4_cute.operands.rules import ACTIVATION_DTYPES
 from nvfp4_cute.problem import (
     INT32_MAX,
     NVFP4,
@@ -30,7 +31,6 @@ from nvfp4_cute.problem import (
     new_quantized_scale,
 )
 
-ACTIVATION_DTYPES = (torch.float16, torch.bfloat16)
 # A lane of the weight-only kernel takes 32 values of K.
 W4A16_K_STEP = 32
 

@@ -21,6 +21,8 @@ from nvfp4_cute.problem import INT32_MAX, NVFP4, OUT_DTYPES, OutDtype, dtype_nam
 MAX_PITCH = 2**24
 MAX_K = 2 * MAX_PITCH
 MAX_BATCHES = 65535
+# Of activations that are not quantized.
+ACTIVATION_DTYPES = (torch.float16, torch.bfloat16)
 
 
 def check_tensors(
@@ -151,6 +153,25 @@ def packed_rows(label: str, letter: str, data: torch.Tensor, fmt: BlockFormat = 
             f"{label}: {letter}={num_rows}, K={k} exceeds the 32-bit limit {INT32_MAX}; split the problem"
         )
     return k_major_rows(f"{label} (K={k})", label, rows)
+
+
+def activation_rows(label: str, letter: str, x: torch.Tensor) -> torch.Tensor:
+    """Rows [(batches,) rows, K] of float16 or bfloat16 values, which have no scales, as tensor maps describe them."""
+    if x.dtype in NVFP4_FORMAT.data_dtypes:
+        raise TypeError(
+            f"{label} has dtype {x.dtype} and no scales: pass those of its NVFP4 values as a_scale, or "
+            f"{dtype_names(ACTIVATION_DTYPES)} values"
+        )
+    if x.dtype not in ACTIVATION_DTYPES:
+        raise TypeError(
+            f"{label} has dtype {dtype_name(x.dtype)}; expected {dtype_names(ACTIVATION_DTYPES)}, or NVFP4 with a_scale"
+        )
+    num_rows, k = x.shape[-2:]
+    if max(num_rows, k) > INT32_MAX:
+        raise UnsupportedProblem(
+            f"{label}: {letter}={num_rows}, K={k} exceeds the 32-bit limit {INT32_MAX}; split the problem"
+        )
+    return k_major_rows(f"{label} (K={k})", label, x)
 
 
 def k_major_rows(title: str, label: str, rows: torch.Tensor) -> torch.Tensor:

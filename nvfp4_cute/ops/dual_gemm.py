@@ -6,13 +6,13 @@ import torch
 
 from nvfp4_cute.backends.calls import call
 from nvfp4_cute.formats.block_scaled import ScaleLayout
-from nvfp4_cute.launch.grouped import GroupedTask
+from nvfp4_cute.launch.task import Task
 from nvfp4_cute.operands import products
 from nvfp4_cute.operands.grouped import Result, Weights, dual_weights
 from nvfp4_cute.operands.numbers_on_device import numbers_of
 from nvfp4_cute.operands.results import as_results, flat_outputs, one_result
 from nvfp4_cute.operands.whole import batched_parts, parts, times
-from nvfp4_cute.ops.grouped_gemm import flat_inputs, group_outputs, grouped_task
+from nvfp4_cute.ops.grouped_gemm import flat_inputs, flat_operands, group_outputs, grouped_task
 from nvfp4_cute.ops.traced import new_group_results, refuse_config, refuse_gradients
 from nvfp4_cute.planning.config import KernelConfig
 from nvfp4_cute.problem import NVFP4, Activation, DualWeights, Gate, OutDtype
@@ -46,7 +46,8 @@ def grouped_dual_gemm(
     products stay on the chip until they are combined; nothing is written but C. Groups are told in the three forms of
     ``grouped_gemm``; below, what is said of a group's tensors is said of the list form.
 
-    ``grouped_dual_gemm(a, b1, b2)`` takes NVFP4Tensors whole, their scales left out, as ``grouped_gemm`` does.
+    ``grouped_dual_gemm(a, b1, b2)`` takes NVFP4Tensors whole, their scales left out, as ``grouped_gemm`` does, and ``a`` of
+    float16 or bfloat16 values without ``a_scale``.
 
     Args:
         a: a tensor a group: uint8 or float4_e2m1fn_x2 [M_g, K_g/2] (or [M_g, K_g/2, 1]), K-major, two e2m1 values a byte,
@@ -104,20 +105,21 @@ def grouped_dual_gemm(
     alpha1, alpha2, out_global_scale = (
         x if x is None else numbers_of(x, a, offs, masked_m) for x in (alpha1, alpha2, out_global_scale)
     )
-    counts, inputs = flat_inputs((a, b1, a_scale, b1_scale), offs, masked_m)
+    sides = (a, b1, b1_scale) if a_scale is None else (a, b1, a_scale, b1_scale)
+    counts, inputs = flat_inputs(sides, offs, masked_m)
     second: list[Any] = []
     if b2 is not None:
         more, second = flat_inputs((b2, b2_scale), None, None) if is_list else ((), [b2, b2_scale])
         counts = (counts, more)
     inputs += [x for x in (alpha1, *second, alpha2, out_global_scale) if x is not None]
 
-    factors = (alpha1 is None, alpha2 is None, out_global_scale is None)
+    absent = tuple(x is None for x in (a_scale, alpha1, alpha2, out_global_scale))
     choices = (activation, limit, weight_layout)
-    settings = ("grouped_dual_gemm", counts, factors, choices, out_dtype, scale_layout, config)
+    settings = ("grouped_dual_gemm", counts, absent, choices, out_dtype, scale_layout, config)
     outs = call(
         backend, settings, inputs, group_outputs(out, is_list, is_quantized), _check_groups,
         a, b1, b2, a_scale, b1_scale, b2_scale, alpha1, alpha2, offs, masked_m, choices, out, out_dtype,
-        out_global_scale, scale_layout, config,
+        out_global_scale, scale_layout, config, backend,
     )  # fmt: skip
     return as_results(outs, is_list, is_quantized, out_global_scale)
 
@@ -143,7 +145,7 @@ def _traced(operands, alphas, sizes, choices, out, out_dtype, global_scale, conf
     else:
         separate = 1 if choices[2] == "separate" else 2
         outs = new_group_results(a, b1, None if is_list else len(groups), separate, out_dtype)
-    flat = [tensor for group in operands for tensor in group] if is_list else list(operands)
+    flat = flat_operands(operands, is_list)
     refuse_gradients(*flat, *alphas, factors)
     torch.ops.nvfp4_cute.grouped_dual_gemm_out(
         flat, len(a) if is_list else None, *alphas, *sizes, *choices, outs,
@@ -175,7 +177,8 @@ def dual_gemm(
     """``C = activation(alpha1 * A @ B1^T) * (alpha2 * A @ B2^T)`` in one launch: a SwiGLU layer's first half.
 
     ``dual_gemm(x, gate, up)`` takes NVFP4Tensors whole, their scales left out: [M, K] or [L, M, K]. Their global scales are
-    factors of the products, beside the alphas, and multiplied on the device.
+    factors of the products, beside the alphas, and multiplied on the device. ``a`` may have float16 or bfloat16 values,
+    [M, K] or [M, K, L], and no ``a_scale``.
 
     Args:
         a: [M, K/2] or [M, K/2, L], operands and scales otherwise as in :func:`grouped_dual_gemm`.
@@ -227,15 +230,15 @@ def dual_gemm(
     outs = call(
         backend, settings, inputs, flat_outputs([out], is_quantized), _check,
         a, b1, b2, a_scale, b1_scale, b2_scale, alpha1, alpha2, choices, out, out_dtype, out_global_scale,
-        scale_layout, config,
+        scale_layout, config, backend,
     )  # fmt: skip
     return one_result(outs, is_quantized, out_global_scale)
 
 
 def _check_groups(
     a, b1, b2, a_scale, b1_scale, b2_scale, alpha1, alpha2, offs, masked_m, choices, out, out_dtype, out_global_scale,
-    scale_layout, config,
-) -> tuple[GroupedTask, list[torch.Tensor]]:  # fmt: skip
+    scale_layout, config, backend,
+) -> tuple[Task, list[torch.Tensor]]:  # fmt: skip
     """The task of ``grouped_dual_gemm``, and what it writes."""
     activation, limit, weight_layout = choices
     gate = Gate.checked(activation, limit, weight_layout, (b2, b2_scale))
@@ -246,7 +249,7 @@ def _check_groups(
     is_list = offs is None and masked_m is None
     weights = dual_weights(first, second, [1.0] * len(a) if is_list else 1.0)
     result = Result(out, out_dtype, out_global_scale)
-    return grouped_task(a, a_scale, weights, (offs, masked_m), result, scale_layout, gate, config)
+    return grouped_task(a, a_scale, weights, (offs, masked_m), result, scale_layout, gate, config, backend)
 
 
 def _check(
@@ -264,7 +267,8 @@ def _check(
     out_global_scale,
     scale_layout,
     config,
-) -> tuple[GroupedTask, list[torch.Tensor]]:
+    backend,
+) -> tuple[Task, list[torch.Tensor]]:
     """The task of ``dual_gemm``, and what it writes."""
     alpha1, alpha2, out_global_scale = (_vector(x) for x in (alpha1, alpha2, out_global_scale))
     activation, limit, weight_layout = choices
@@ -273,7 +277,7 @@ def _check(
         a, b1, b2, a_scale, b1_scale, b2_scale, alpha1, alpha2, choices, out, out_dtype, scale_layout
     )
     weights, result = dual_weights(listed[0], listed[1], [1.0]), Result(parts, out_dtype, out_global_scale)
-    task, _ = grouped_task(rows, scales, weights, (None, None), result, scale_layout, gate, config)
+    task, _ = grouped_task(rows, scales, weights, (None, None), result, scale_layout, gate, config, backend)
     return task, results
 
 

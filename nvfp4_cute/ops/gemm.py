@@ -9,12 +9,13 @@ from nvfp4_cute.backends.calls import call
 from nvfp4_cute.errors import UnsupportedProblem
 from nvfp4_cute.formats.block_scaled import NVFP4Tensor, ScaleLayout
 from nvfp4_cute.launch.grouped import GroupedTask
-from nvfp4_cute.launch.simt import W4A16Task, few_rows_task
+from nvfp4_cute.launch.simt import few_rows_task
 from nvfp4_cute.launch.task import Task
+from nvfp4_cute.launch.weight_only import product_task
 from nvfp4_cute.operands import products
 from nvfp4_cute.operands.numbers_on_device import one_number_on
-from nvfp4_cute.operands.products import ACTIVATION_DTYPES
 from nvfp4_cute.operands.results import flat_outputs, one_result
+from nvfp4_cute.operands.rules import ACTIVATION_DTYPES
 from nvfp4_cute.operands.whole import batched_parts, times
 from nvfp4_cute.ops.traced import refuse_config, refuse_gradients
 from nvfp4_cute.planning.config import KernelConfig, check_config
@@ -78,9 +79,10 @@ def gemm(
 
     Weight-only (W4A16): where ``a`` is float16 or bfloat16 [M, K] or [M, K, L] and ``a_scale`` None, another kernel
     multiplies by ``b`` without quantizing ``a``, on every GPU from sm_90a on. It is made for few rows: every 32 of them
-    read the weights anew, and on an H200 it is no faster than bf16 weights from there on. For many rows
-    quantize ``a``, or decode the weights once (``LinearNVFP4(pre_decode=True)``). Here K is a multiple of 32, ``out`` may
-    have any strides, and there is no ``config``. The order of summation is documented (``kernels/simt/w4a16.py``) and
+    read the weights anew. On sm_90a the kernel of ``grouped_gemm`` takes over where estimates say that it is faster, from 16 to
+    33 rows on, if rows of ``out`` are contiguous; from about 512 rows on, bf16 weights are faster (``LinearNVFP4(pre_decode=
+    True)``). Elsewhere quantize ``a`` of many rows, or decode the weights once. Here K is a multiple of 32, ``out`` may have
+    any strides, and there is no ``config``. Of few rows the order of summation is documented (``kernels/simt/w4a16.py``) and
     depends on K alone.
 
     ``gemm(x, w)`` takes NVFP4Tensors whole, their scales left out: [M, K] or [L, M, K] (of 16-bit activations ``w`` alone).
@@ -166,7 +168,7 @@ def _check(
         product, result = products.check_weight_only(
             a, b, b_scale, alpha, out, names, out_dtype, scale_layout
         )
-        return W4A16Task(product), [result]
+        return product_task(product, backends.gpu_of(backend, a.device)), [result]
     if isinstance(a, torch.Tensor) and a.dtype in ACTIVATION_DTYPES:
         raise ValueError(
             f"a is {a.dtype} and has an a_scale; 16-bit a has none: pass a_scale=None, or quantize(a)"

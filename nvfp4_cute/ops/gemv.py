@@ -10,7 +10,7 @@ from nvfp4_cute.launch.simt import GemvTask, W4A16Task
 from nvfp4_cute.launch.task import Task
 from nvfp4_cute.operands import products
 from nvfp4_cute.operands.numbers_on_device import one_number_on
-from nvfp4_cute.operands.products import ACTIVATION_DTYPES
+from nvfp4_cute.operands.rules import ACTIVATION_DTYPES
 from nvfp4_cute.operands.whole import batched_parts, times
 from nvfp4_cute.ops.traced import refuse_gradients
 

@@ -6,9 +6,12 @@ from typing import Any, Literal, overload
 
 import torch
 
+from nvfp4_cute import backends
 from nvfp4_cute.backends.calls import call
 from nvfp4_cute.formats.block_scaled import NVFP4Tensor, ScaleLayout
 from nvfp4_cute.launch.grouped import GroupedTask
+from nvfp4_cute.launch.task import Task
+from nvfp4_cute.launch.weight_only import WeightOnlyTask
 from nvfp4_cute.operands import grouped
 from nvfp4_cute.operands.grouped import Result, Weights
 from nvfp4_cute.operands.numbers_on_device import numbers_of
@@ -121,6 +124,10 @@ def grouped_gemm(
     results, beside ``alpha``, and multiplied on the device. A whole ragged ``a`` is for groups that end at multiples of 128
     rows, as its scales have no padding between groups; else pass data and scale of ``grouped_quantize``.
 
+    Weight-only (W4A16): where ``a`` has float16 or bfloat16 values, [M_g, K_g], [rows, K] or [G, M_max, K], and ``a_scale``
+    is None, ``a`` is multiplied as it is, by weights that become its type, exactly: on sm_90a. Results have 16 or 32 bits,
+    in rows.
+
     Args:
         a: uint8 or float4_e2m1fn_x2, K-major, two e2m1 values a byte, the low nibble first; K a multiple of 16 and rows a
             multiple of 16 bytes apart. List: one [M_g, K_g/2] (or [M_g, K_g/2, 1]) a group. Ragged: [rows, K/2], groups
@@ -172,7 +179,8 @@ def grouped_gemm(
     if torch.compiler.is_compiling():
         return _traced((a, b, a_scale, b_scale), (offs, masked_m), alpha, out, out_dtype, out_global_scale, config,
                        (scale_layout, backend))  # fmt: skip
-    counts, inputs = flat_inputs((a, b, a_scale, b_scale), offs, masked_m)
+    sides = (a, b, b_scale) if a_scale is None else (a, b, a_scale, b_scale)
+    counts, inputs = flat_inputs(sides, offs, masked_m)
     if alpha is not None:
         alpha = numbers_of(alpha, a, offs, masked_m)
         inputs.append(alpha)
@@ -183,6 +191,7 @@ def grouped_gemm(
     settings = (
         "grouped_gemm",
         counts,
+        a_scale is None,
         alpha is None,
         out_global_scale is None,
         out_dtype,
@@ -192,17 +201,30 @@ def grouped_gemm(
     outs = call(
         backend, settings, inputs, [] if out is None else group_outputs(out, is_list, is_quantized), _check,
         a, b, a_scale, b_scale, alpha, offs, masked_m, out, out_dtype, out_global_scale, scale_layout, config,
+        backend,
     )  # fmt: skip
     return as_results(outs, is_list, is_quantized, out_global_scale) if is_quantized or not is_list else outs
 
 
 def _check(
-    a, b, a_scale, b_scale, alpha, offs, masked_m, out, out_dtype, out_global_scale, scale_layout, config
-) -> tuple[GroupedTask, list[torch.Tensor]]:
+    a,
+    b,
+    a_scale,
+    b_scale,
+    alpha,
+    offs,
+    masked_m,
+    out,
+    out_dtype,
+    out_global_scale,
+    scale_layout,
+    config,
+    backend,
+) -> tuple[Task, list[torch.Tensor]]:
     """The task, and what it writes."""
     weights = [Weights("b", b, b_scale, "alpha", alpha)]
     result = Result(out, out_dtype, out_global_scale)
-    return grouped_task(a, a_scale, weights, (offs, masked_m), result, scale_layout, None, config)
+    return grouped_task(a, a_scale, weights, (offs, masked_m), result, scale_layout, None, config, backend)
 
 
 def flat_inputs(sides: Sequence[Any], offs: Any, masked_m: Any) -> tuple[tuple[Any, ...], list[Any]]:
@@ -236,7 +258,8 @@ def grouped_task(
     scale_layout: ScaleLayout,
     gate: Gate | None,
     config: KernelConfig | None,
-) -> tuple[GroupedTask, list[torch.Tensor]]:
+    backend: str,
+) -> tuple[Task, list[torch.Tensor]]:
     """The checked task of a grouped operation of any form, and what it writes."""
     check_config(config)
     if all(x is None for x in sizes):
@@ -251,7 +274,16 @@ def grouped_task(
         problem, operands, outs = grouped.check_device_groups(
             a, a_scale, weights, sizes, result, scale_layout, gate
         )
+    if operands.activations:
+        gpu = backends.gpu_of(backend, operands.device)
+        return WeightOnlyTask.of(problem, operands, config, gpu), outs
     return GroupedTask(problem, operands, config), outs
+
+
+def flat_operands(operands: Sequence[Any], is_list: bool) -> list[torch.Tensor]:
+    """The tensors of operands, ``a`` without scales where it has 16 bits: of lists, all of each."""
+    there = [side for side in operands if side is not None]
+    return [tensor for side in there for tensor in side] if is_list else there
 
 
 def _traced(operands, sizes, alpha, out, out_dtype, global_scale, config, settings) -> Any:
@@ -265,7 +297,7 @@ def _traced(operands, sizes, alpha, out, out_dtype, global_scale, config, settin
         outs = group_outputs(out, is_list, is_quantized)
     else:
         outs = new_group_results(a, b, None if is_list else len(groups), 1, out_dtype)
-    flat = [tensor for group in operands for tensor in group] if is_list else list(operands)
+    flat = flat_operands(operands, is_list)
     refuse_gradients(*flat, alpha, factors)
     torch.ops.nvfp4_cute.grouped_gemm_out(
         flat, len(a) if is_list else None, *sizes, alpha, outs, None if is_quantized else out_dtype, factors, *settings

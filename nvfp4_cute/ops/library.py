@@ -36,7 +36,7 @@ def grouped_gemm_out(
     """Every form of ``nvfp4_cute.grouped_gemm``; the caller allocates.
 
     Args:
-        operands: a, b, a_scale, b_scale; of the list form every group's.
+        operands: a, b, a_scale, b_scale, of 16-bit ``a`` without its scale; of the list form every group's.
         num_groups: of the list form; None otherwise.
         out: all results, or all data, then all scales, of NVFP4 ones.
         out_dtype: None is NVFP4.
@@ -47,7 +47,7 @@ def grouped_gemm_out(
 
     run: Operation = grouped_gemm
     run(
-        *_by_operand(operands, num_groups), offs, alpha, masked_m=masked_m,
+        *_with_a_scale(_by_operand(operands, num_groups)), offs, alpha, masked_m=masked_m,
         out=as_results(out, num_groups is not None, out_dtype is None, None), out_dtype=out_dtype or NVFP4,
         out_global_scale=out_global_scale, scale_layout=scale_layout, backend=backend,
     )  # fmt: skip
@@ -73,7 +73,8 @@ def grouped_dual_gemm_out(
     """Every form of ``nvfp4_cute.grouped_dual_gemm``; the caller allocates.
 
     Args:
-        operands: a, b1, a_scale, b1_scale, and b2 and b2_scale where weights are separate; of the list form every group's.
+        operands: a, b1, a_scale, b1_scale, and b2 and b2_scale where weights are separate, of 16-bit ``a`` without its scale;
+            of the list form every group's.
         num_groups: of the list form; None otherwise.
         out: all results, or all data, then all scales, of NVFP4 ones.
         out_dtype: None is NVFP4.
@@ -83,7 +84,7 @@ def grouped_dual_gemm_out(
     from nvfp4_cute.problem import NVFP4
 
     run: Operation = grouped_dual_gemm
-    a, b1, a_scale, b1_scale, *second = _by_operand(operands, num_groups)
+    a, b1, a_scale, b1_scale, *second = _with_a_scale(_by_operand(operands, num_groups))
     b2, b2_scale = second or (None, None)
     run(
         a, b1, b2, a_scale, b1_scale, b2_scale, alpha1, alpha2, offs=offs, masked_m=masked_m, activation=activation,
@@ -97,6 +98,11 @@ def _by_operand(operands: Tensors, num_groups: int | None) -> list[Any]:
     if num_groups is None:
         return [*operands]
     return [operands[i : i + num_groups] for i in range(0, len(operands), num_groups)]
+
+
+def _with_a_scale(operands: list[Any]) -> list[Any]:
+    """With None for the scale of 16-bit ``a``: all other operands have one."""
+    return [*operands[:2], None, *operands[2:]] if len(operands) % 2 else operands
 
 
 @custom_op("nvfp4_cute::gemm_out", mutates_args=("out",))

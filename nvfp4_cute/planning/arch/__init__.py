@@ -11,6 +11,7 @@ from nvfp4_cute.planning.config import KernelConfig
 FAMILIES: tuple[Family, ...] = (sm90, sm100, sm120)
 WEIGHT_ONLY_FAMILIES: tuple[WeightOnlyFamily, ...] = (sm90_weight_only,)
 ARCHS = tuple(arch for family in FAMILIES for arch in family.ARCHS)
+WEIGHT_ONLY_ARCHS = tuple(arch for family in WEIGHT_ONLY_FAMILIES for arch in family.ARCHS)
 
 
 def family_of(arch: str) -> Family:
@@ -26,10 +27,9 @@ def weight_only_family_of(arch: str) -> WeightOnlyFamily:
     for family in WEIGHT_ONLY_FAMILIES:
         if arch in family.ARCHS:
             return family
-    known = ", ".join(arch for family in WEIGHT_ONLY_FAMILIES for arch in family.ARCHS)
     raise UnsupportedTarget(
-        f"{arch}: no kernel for grouped products of 16-bit a (there is one for {known}); quantize a and pass a_scale, call "
-        'gemm for each group, or pass backend="reference"'
+        f"{arch}: no kernel for grouped products of 16-bit a (there is one for {', '.join(WEIGHT_ONLY_ARCHS)}); quantize a "
+        'and pass a_scale, call gemm for each group, or pass backend="reference"'
     )
 
 
