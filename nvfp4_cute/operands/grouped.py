@@ -167,7 +167,10 @@ def check_lists(
     sizes = tuple((len(x), y.rows, y.k) for x, y in zip(rows[0], first, strict=True))
     problem = _problem("list", sizes, result.dtype, alphas, gate, (a_format, weights[0].format))
     shapes = [(m, problem.out_columns(n)) for m, n, _ in sizes]
-    factors = {name: rules.factors(name, x, num_groups, device) for name, x in alphas.items()}
+    kinds = {"out_global_scale": rules.global_scales}
+    factors = {
+        name: kinds.get(name, rules.factors)(name, x, num_groups, device) for name, x in alphas.items()
+    }
     if result.dtype == NVFP4:
         for g, (_, n) in enumerate(shapes):
             rules.check_quantized_columns(f"group {g}: N", n)
