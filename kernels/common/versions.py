@@ -24,7 +24,8 @@ except ImportError:
             return cute.recast_ptr(base, dtype=element_type)
 
 
-VERSION = tuple(map(int, cutlass.__version__.split(".")[:2]))
+# Old versions do not say which they are.
+VERSION = tuple(map(int, getattr(cutlass, "__version__", "4.3").split(".")[:2]))
 # Register class of an operand in inline assembly.
 ASM_CONSTRAINTS = {Int16: "h", Int32: "r", Uint32: "r", Int64: "l", Float32: "f"}
 
