@@ -44,7 +44,7 @@ def out_bytes(m: int, n: int, dtype: OutDtype) -> int:
 
 
 def dtype_name(dtype: OutDtype) -> str:
-    """For messages: without ``torch.``."""
+    """For messages and names of kernels: without ``torch.``."""
     return str(dtype).removeprefix("torch.")
 
 

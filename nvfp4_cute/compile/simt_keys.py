@@ -7,24 +7,26 @@ import torch
 
 from nvfp4_cute.compile.keys import cutlass_dtype
 from nvfp4_cute.planning.arch import simt
-
-
-def dtype_name(dtype: torch.dtype) -> str:
-    """``torch.float16`` as ``float16``."""
-    return str(dtype).removeprefix("torch.")
+from nvfp4_cute.problem import dtype_name
 
 
 @dataclass(frozen=True)
-class GemvKey:
-    """A gemv: output dtype, and whether a factor is read."""
+class SimtKey:
+    """What the keys of all such kernels have: an architecture with these kernels."""
 
     arch: str
-    out_dtype: torch.dtype
-    has_alpha: bool
 
     def __post_init__(self):
         """Raises UnsupportedTarget for an architecture without a kernel."""
         simt.check_arch(self.arch)
+
+
+@dataclass(frozen=True)
+class GemvKey(SimtKey):
+    """A gemv: output dtype, and whether a factor is read."""
+
+    out_dtype: torch.dtype
+    has_alpha: bool
 
     def to_name(self) -> str:
         """Readable, unique; the kernel's symbol starts with it."""
@@ -44,19 +46,14 @@ class GemvKey:
 
 
 @dataclass(frozen=True)
-class QuantizeKey:
+class QuantizeKey(SimtKey):
     """A quantization: input dtype (float16 or bfloat16), global scale or none, one group of rows or many, layout, inputs."""
 
-    arch: str
     dtype: torch.dtype
     has_global_scale: bool
     is_grouped: bool
     is_blocked: bool
     has_up: bool = False
-
-    def __post_init__(self):
-        """Raises UnsupportedTarget for an architecture without a kernel."""
-        simt.check_arch(self.arch)
 
     def to_name(self) -> str:
         """Readable, unique; the kernel's symbol starts with it."""
@@ -81,16 +78,11 @@ class QuantizeKey:
 
 
 @dataclass(frozen=True)
-class FewRowsKey:
+class FewRowsKey(SimtKey):
     """A product of few rows: output dtype, and whether a factor is read."""
 
-    arch: str
     out_dtype: torch.dtype
     has_alpha: bool
-
-    def __post_init__(self):
-        """Raises UnsupportedTarget for an architecture without a kernel."""
-        simt.check_arch(self.arch)
 
     def to_name(self) -> str:
         """Readable, unique; the kernel's symbol starts with it."""
@@ -104,18 +96,13 @@ class FewRowsKey:
 
 
 @dataclass(frozen=True)
-class W4A16Key:
+class W4A16Key(SimtKey):
     """A weight-only product: dtype of the activations, output dtype, whether a factor is read, rows of a CTA."""
 
-    arch: str
     dtype: torch.dtype
     out_dtype: torch.dtype
     has_alpha: bool
     tokens: int
-
-    def __post_init__(self):
-        """Raises UnsupportedTarget for an architecture without a kernel."""
-        simt.check_arch(self.arch)
 
     def to_name(self) -> str:
         """Readable, unique; the kernel's symbol starts with it."""

@@ -6,15 +6,15 @@ from typing import Any
 import torch
 
 from nvfp4_cute.compile.keys import cutlass_dtype
-from nvfp4_cute.compile.simt_keys import dtype_name
+from nvfp4_cute.compile.simt_keys import SimtKey
 from nvfp4_cute.planning.arch import simt
+from nvfp4_cute.problem import dtype_name
 
 
 @dataclass(frozen=True)
-class RouteKey:
+class RouteKey(SimtKey):
     """A routing: dtype of the logits, experts of a lane, scoring, and what it takes into account."""
 
-    arch: str
     dtype: torch.dtype
     slots: int
     scoring: str
@@ -22,10 +22,6 @@ class RouteKey:
     has_bias: bool
     has_correction: bool
     has_groups: bool
-
-    def __post_init__(self):
-        """Raises UnsupportedTarget for an architecture without a kernel."""
-        simt.check_arch(self.arch)
 
     def to_name(self) -> str:
         """Readable, unique; the kernel's symbol starts with it."""
@@ -55,16 +51,11 @@ class RouteKey:
 
 
 @dataclass(frozen=True)
-class PermuteKey:
+class PermuteKey(SimtKey):
     """An order of rows: experts that there is room for, and which of one or two launches it is."""
 
-    arch: str
     capacity: int
     phase: str
-
-    def __post_init__(self):
-        """Raises UnsupportedTarget for an architecture without a kernel."""
-        simt.check_arch(self.arch)
 
     def to_name(self) -> str:
         """Readable, unique; the kernel's symbol starts with it."""
@@ -78,17 +69,12 @@ class PermuteKey:
 
 
 @dataclass(frozen=True)
-class GatherQuantizeKey:
+class GatherQuantizeKey(SimtKey):
     """A gathering quantization: input dtype, global scales, and whether it finds the order of rows."""
 
-    arch: str
     dtype: torch.dtype
     global_scales: str
     finds_order: bool
-
-    def __post_init__(self):
-        """Raises UnsupportedTarget for an architecture without a kernel."""
-        simt.check_arch(self.arch)
 
     def to_name(self) -> str:
         """Readable, unique; the kernel's symbol starts with it."""
@@ -109,17 +95,12 @@ class GatherQuantizeKey:
 
 
 @dataclass(frozen=True)
-class FinalizeKey:
+class FinalizeKey(SimtKey):
     """A weighted sum of rows: their dtype, and what is added."""
 
-    arch: str
     dtype: torch.dtype
     has_shared: bool
     has_bias: bool
-
-    def __post_init__(self):
-        """Raises UnsupportedTarget for an architecture without a kernel."""
-        simt.check_arch(self.arch)
 
     def to_name(self) -> str:
         """Readable, unique; the kernel's symbol starts with it."""
@@ -134,20 +115,15 @@ class FinalizeKey:
 
 
 @dataclass(frozen=True)
-class ActivateKey:
+class ActivateKey(SimtKey):
     """A quantizing activation: dtype of its input, how a gate lies in it, and what is done."""
 
-    arch: str
     dtype: torch.dtype
     activation: str
     gate_layout: str
     has_limit: bool
     has_bias: bool
     has_global_scale: bool
-
-    def __post_init__(self):
-        """Raises UnsupportedTarget for an architecture without a kernel."""
-        simt.check_arch(self.arch)
 
     def to_name(self) -> str:
         """Readable, unique; the kernel's symbol starts with it."""
