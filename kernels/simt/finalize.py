@@ -20,7 +20,6 @@ from ..common.global_access import KEEP, READ_ONCE, global_scalar, load_words, s
 from .quantize import unpack
 
 LANE_WORDS = 4
-LANE_BYTES = 4 * LANE_WORDS
 LANE_COLUMNS = 2 * LANE_WORDS
 AHEAD = 8
 # The result may be written where the shared row lies.

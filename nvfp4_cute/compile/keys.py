@@ -12,7 +12,7 @@ from nvfp4_cute.formats.block_format import BlockFormat
 from nvfp4_cute.planning.arch import chain_archs, family_of
 from nvfp4_cute.planning.arch.base import INTERLEAVE
 from nvfp4_cute.planning.config import KernelConfig
-from nvfp4_cute.problem import NVFP4, Activation, Form, GroupedProblem, OutDtype, WeightLayout
+from nvfp4_cute.problem import NVFP4, Activation, Form, GroupedProblem, OutDtype, WeightLayout, dtype_name
 
 
 @dataclass(frozen=True)
@@ -104,7 +104,7 @@ class KernelKey:
 
     def to_name(self) -> str:
         """Readable, unique; the kernel's symbol starts with it."""
-        dtype = str(self.out_dtype).removeprefix("torch.")
+        dtype = dtype_name(self.out_dtype)
         groups = f"g{self.num_groups}" if self.form == "list" else self.form
         suffix = "_mmajor" * self.out_m_major + "_alpha" * self.has_alpha + "_limit" * self.has_limit
         suffix += f"_{self.weight_layout}" * (self.weight_layout != "separate")

@@ -160,14 +160,6 @@ class GatherQuantizeTask(TableTask):
         if self.finds_order:
             fields = (self.ids, self.offs, self.slots, self.rows, self.places)
             PermuteTask(*fields, None, self.first_expert, "whole").reference()
-        start = atom = 0
         tokens = self.slots.long() // self.ids.shape[1]
-        for expert, end in enumerate(self.offs.tolist()):
-            if end > start:
-                factors = self.global_scale
-                factor = None if factors is None else factors[expert if len(factors) > 1 else 0]
-                result = block_scaled.quantize(self.x[tokens[start:end]], global_scale=factor)
-                self.data[start:end] = result.data
-                self.scale[atom : atom + len(result.scale)] = result.scale.view(torch.uint8)
-                atom += len(result.scale)
-            start = end
+        rows_of = lambda _, start, stop: self.x[tokens[start:stop]]
+        block_scaled.quantize_groups(self.offs.tolist(), rows_of, self.global_scale, self.data, self.scale)

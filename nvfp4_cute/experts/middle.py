@@ -136,15 +136,10 @@ class ActivateTask(TableTask):
 
     def reference(self) -> None:
         """``experts.activation`` and ``formats.quantize``, expert by expert."""
-        start = atom = 0
-        for expert, end in enumerate(self.offs.tolist()):
-            if end > start:
-                h = self.h[start:end].float()
-                h = h if self.bias is None else h + self.bias[expert].float()
-                values = activate_rows(h, self.activation, self.gate_layout, self.limit)
-                factor = None if self.global_scale is None else self.global_scale[expert]
-                result = block_scaled.quantize(values, global_scale=factor)
-                self.data[start:end] = result.data
-                self.scale[atom : atom + len(result.scale)] = result.scale.view(torch.uint8)
-                atom += len(result.scale)
-            start = end
+
+        def rows_of(expert: int, start: int, stop: int) -> torch.Tensor:
+            h = self.h[start:stop].float()
+            h = h if self.bias is None else h + self.bias[expert].float()
+            return activate_rows(h, self.activation, self.gate_layout, self.limit)
+
+        block_scaled.quantize_groups(self.offs.tolist(), rows_of, self.global_scale, self.data, self.scale)

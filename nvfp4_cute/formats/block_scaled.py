@@ -1,7 +1,7 @@
 """Quantized tensors: what people hold, quantization and its inverse, on any device, without a kernel."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, TypeVar, overload
 
@@ -14,7 +14,6 @@ from nvfp4_cute.formats.codecs import INPUT_DTYPES, at_least_float32, decode, en
 from nvfp4_cute.formats.global_scale import resolve_global_scale
 from nvfp4_cute.formats.scale_layout import from_blocked, to_blocked
 
-DATA_DTYPES = NVFP4.data_dtypes
 Self = TypeVar("Self", bound="BlockScaledTensor")
 
 
@@ -347,6 +346,32 @@ def quantize(
     if format == NVFP4:
         return NVFP4Tensor(data, scale, g, tuple(x.shape), scale_layout)
     return BlockScaledTensor(data, scale, g, tuple(x.shape), scale_layout, format=format)
+
+
+def quantize_groups(
+    ends: Sequence[int],
+    rows_of: Callable[[int, int, int], torch.Tensor],
+    factors: torch.Tensor | None,
+    data: torch.Tensor,
+    scale: torch.Tensor,
+) -> None:
+    """Quantize groups of rows to NVFP4 as a ragged operand holds them: every group's scales begin a row of atoms.
+
+    Args:
+        ends: inclusive ends of the groups, ascending.
+        rows_of: what is quantized, float [stop - start, K], of (group, start, stop); not called for an empty group.
+        factors: global scales, float32, one element or one a group; None for 1.
+        data: uint8 [rows, K/2], written. scale: uint8 [rows of atoms, atoms of K, 32, 4, 4], written, padding included.
+    """
+    start = atom = 0
+    for group, stop in enumerate(ends):
+        if stop > start:
+            factor = None if factors is None else factors[group if len(factors) > 1 else 0]
+            result = quantize(rows_of(group, start, stop), global_scale=factor)
+            data[start:stop] = result.data
+            scale[atom : atom + len(result.scale)] = result.scale.view(torch.uint8)
+            atom += len(result.scale)
+        start = stop
 
 
 def dequantize(t: BlockScaledTensor, dtype: torch.dtype = torch.float32) -> torch.Tensor:

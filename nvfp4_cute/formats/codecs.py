@@ -25,7 +25,6 @@ import torch
 
 from nvfp4_cute.formats.block_format import NumberType
 
-E2M1_MAX = 6.0
 E4M3_MAX = 448.0
 FLOAT32_MIN_NORMAL = 2.0**-126
 INPUT_DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64)

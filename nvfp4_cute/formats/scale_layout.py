@@ -24,7 +24,6 @@ from nvfp4_cute.formats.block_format import (
 )
 
 SF_VEC_SIZE = NVFP4.block_k
-SCALE_DTYPES = NVFP4.scale_dtypes
 
 
 def atom_counts(rows: int, k_blocks: int) -> tuple[int, int]:

@@ -289,12 +289,5 @@ class QuantizeTask(TableTask):
             scale.view(-1).copy_(result.scale.view(torch.uint8).view(-1))
             return
         scale.zero_()
-        start, atom = 0, 0
-        for group, stop in enumerate(q.offs.tolist()):
-            if stop > start:
-                factor = None if q.global_scale is None else q.global_scale[group]
-                result = block_scaled.quantize(values[0, start:stop], global_scale=factor)
-                data[start:stop] = result.data
-                scale[atom : atom + len(result.scale)] = result.scale.view(torch.uint8)
-                atom += len(result.scale)
-            start = stop
+        rows_of = lambda _, start, stop: values[0, start:stop]
+        block_scaled.quantize_groups(q.offs.tolist(), rows_of, q.global_scale, data, scale)
