@@ -61,12 +61,19 @@ def _scalar(number, name: str, device: torch.device) -> torch.Tensor:
     return tensor.to(device)
 
 
+def first_wrong(scales: torch.Tensor) -> int | None:
+    """Index of the first that would make divisors vanish or overflow: no positive, normal float32 number.
+
+    None where there is none, on a GPU, since reading would wait, and while torch.compile traces: there is nothing to read.
+    """
+    if scales.device.type != "cpu" or torch.compiler.is_compiling():
+        return None
+    numbers = scales.flatten().tolist()
+    return next((i for i, x in enumerate(numbers) if not FLOAT32_MIN_NORMAL <= x < math.inf), None)
+
+
 def _check_factor(tensor: torch.Tensor, name: str) -> torch.Tensor:
-    """Refuse what would make divisors vanish or overflow. On a GPU nothing is checked: reading would wait."""
-    # While torch.compile traces, there is nothing to read.
-    if torch.compiler.is_compiling():
-        return tensor
-    if tensor.device.type == "cpu" and not FLOAT32_MIN_NORMAL <= tensor.item() < math.inf:
+    if first_wrong(tensor) is not None:
         raise ValueError(
             f"{name}={tensor.item():g} is not a positive, normal float32 number; "
             'pass amax / 2688 (or its inverse as global_scale_inv), or global_scale="auto"'

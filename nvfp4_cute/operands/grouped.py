@@ -131,7 +131,7 @@ def check_lists(
     """
     rules.check_out_dtype(result.dtype, result.global_scale)
     rules.check_scale_layout(scale_layout)
-    alphas = {w.alpha_name: w.alpha for w in weights} | {"out_global_scale": result.global_scale}
+    alphas = {w.alpha_name: w.alpha for w in weights}
     alpha_names = [w.alpha_name for w in weights]
     weights = [w for w in weights if w.data is not None]
     outs = _listed_outputs(result)
@@ -162,15 +162,14 @@ def check_lists(
         else []
         for (name, fmt), side in zip(formats.items(), rows, strict=True)
     )
-    rules.check_tensors({"group 0: a": a[0]} | rules.tensors_in(alphas))
+    given = rules.tensors_in(alphas | {"out_global_scale": result.global_scale})
+    rules.check_tensors({"group 0: a": a[0]} | given)
     gate, first, others = _split(gate, first, others)
     sizes = tuple((len(x), y.rows, y.k) for x, y in zip(rows[0], first, strict=True))
     problem = _problem("list", sizes, result.dtype, alphas, gate, (a_format, weights[0].format))
     shapes = [(m, problem.out_columns(n)) for m, n, _ in sizes]
-    kinds = {"out_global_scale": rules.global_scales}
-    factors = {
-        name: kinds.get(name, rules.factors)(name, x, num_groups, device) for name, x in alphas.items()
-    }
+    factors = {name: rules.factors(name, x, num_groups, device) for name, x in alphas.items()}
+    global_scale = rules.global_scales("out_global_scale", result.global_scale, num_groups, device)
     if result.dtype == NVFP4:
         for g, (_, n) in enumerate(shapes):
             rules.check_quantized_columns(f"group {g}: N", n)
@@ -183,7 +182,7 @@ def check_lists(
         tuple(others[0]) if others else (),
         factors.get("alpha2"),
         scales,
-        factors["out_global_scale"],
+        global_scale,
         activations=tuple(activations),
     )
     if outs:
@@ -193,7 +192,7 @@ def check_lists(
         inputs |= {f"{name}_scale[{g}]": x.scale for name, side in named.items() for g, x in enumerate(side)}
         written = {f"out[{g}]": t for g, t in enumerate(results)}
         written |= {f"scale of out[{g}]": t for g, t in enumerate(scales)}
-        check_overlap(written, inputs | rules.tensors_in(factors))
+        check_overlap(written, inputs | rules.tensors_in(factors | {"out_global_scale": global_scale}))
     return replace(problem, out_m_major=m_major), checked
 
 
@@ -560,6 +559,6 @@ def _problem(
     gate: Gate | None,
     formats: tuple[BlockFormat, BlockFormat],
 ) -> GroupedProblem:
-    has_alpha = any(x is not None for name, x in alphas.items() if name.startswith("alpha"))
+    has_alpha = any(x is not None for x in alphas.values())
     dual = {} if gate is None else vars(gate)
     return GroupedProblem(sizes, form, dtype, has_alpha, a_format=formats[0], b_format=formats[1], **dual)

@@ -11,7 +11,7 @@ from nvfp4_cute.errors import UnsupportedProblem
 from nvfp4_cute.formats.block_format import NVFP4 as NVFP4_FORMAT
 from nvfp4_cute.formats.block_format import SCALE_LAYOUTS, TMA_ALIGN_BYTES, BlockFormat, ScaleLayout
 from nvfp4_cute.formats.block_scaled import check_is_tensor
-from nvfp4_cute.formats.codecs import FLOAT32_MIN_NORMAL
+from nvfp4_cute.formats.global_scale import first_wrong
 from nvfp4_cute.formats.scale_layout import as_blocked, as_blocked_batches, to_blocked
 from nvfp4_cute.operands.numbers_on_device import numbers_on
 from nvfp4_cute.operands.operand import Operand
@@ -354,11 +354,8 @@ def global_scales(
 ) -> torch.Tensor | None:
     """:func:`factors` that results are divided by: positive, normal float32 numbers. On a GPU that is not read, nor checked."""
     found = factors(name, scales, count, device, **options)
-    if found is None or found.device.type != "cpu" or torch.compiler.is_compiling():
-        return found
-    wrong = ~((found >= FLOAT32_MIN_NORMAL) & found.isfinite())
-    if wrong.any():
-        index = int(wrong.nonzero()[0])
+    index = None if found is None else first_wrong(found)
+    if found is not None and index is not None:
         raise ValueError(
             f"{name}[{index}]={found[index].item():g} is not a positive, normal float32 number; pass amax / 2688 of what is "
             "quantized"
