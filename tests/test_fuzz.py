@@ -71,3 +71,15 @@ def test_a_wrong_bit_a_crash_and_a_refusal_of_one_backend_are_found(monkeypatch)
     assert "differs" in faulty(lambda result: result.view(torch.uint8)[..., :1].bitwise_xor_(1))
     assert "crashed" in faulty(crash)
     assert "refuses" in faulty(refuse) or "crashed" in faulty(refuse)
+
+
+def test_an_output_that_is_written_before_a_refusal_is_found(monkeypatch):
+    def gemv(*args, backend, out, **options):
+        if backend == "faulty":
+            out.view(torch.uint8)[0] ^= 1
+        raise ValueError("b is too blue")
+
+    monkeypatch.setitem(gemv.__globals__, "__name__", "nvfp4_cute.faulty")  # whose lines may refuse
+    monkeypatch.setitem(vars(nv), "gemv", gemv)
+    assert failure_of(first_of("gemv"), ("right",)) is None
+    assert "wrote to out" in failure_of(first_of("gemv"), ("faulty",))

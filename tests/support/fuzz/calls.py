@@ -45,7 +45,7 @@ class Call:
 
     Attributes:
         operation: name in ``nvfp4_cute``.
-        arguments: given by name; ``run`` copies the tensors, and tensors that share memory share it in the copy.
+        arguments: given by name; tensors that share memory share it in a copy.
         mutations: what was made wrong, in words.
     """
 
@@ -53,10 +53,9 @@ class Call:
     arguments: Arguments
     mutations: tuple[str, ...] = ()
 
-    def run(self, backend: str) -> tuple[Any, Arguments]:
-        """What the operation returns, and the arguments it was called with, which it may have written to."""
-        copies: Arguments = copied(self.arguments)
-        return getattr(nv, self.operation)(**copies, backend=backend), copies
+    def run(self, arguments: Arguments, backend: str) -> Any:
+        """What the operation returns for a copy (``copied``) of the arguments, which it may write to."""
+        return getattr(nv, self.operation)(**arguments, backend=backend)
 
     def __str__(self) -> str:
         shown = ", ".join(f"{name}={_shown(value)}" for name, value in self.arguments.items())

@@ -8,11 +8,9 @@ import torch
 import nvfp4_cute as nv
 from fuzz.calls import Arguments, Call, copied
 from nvfp4_cute.cli.check import SCALES
-from nvfp4_cute.errors import EmulatorError
 
 # What a user may be told. Anything else is a crash.
 REFUSALS = (TypeError, ValueError, nv.UnsupportedProblem, nv.UnsupportedTarget, nv.ConfigError)
-BLAMES_US = (AttributeError, AssertionError, IndexError, KeyError, RecursionError, EmulatorError)
 
 
 @dataclass(frozen=True)
@@ -23,26 +21,39 @@ class Outcome:
         refusal: type and text of the error; None where there was a result.
         results: bytes by name, of the result and of every tensor among the arguments afterwards.
         crash: what no user should see; None otherwise.
+        written: an output that changed although the call was refused; None otherwise.
     """
 
     refusal: str | None
     results: dict[str, torch.Tensor]
     crash: str | None = None
+    written: str | None = None
 
 
 def outcome(call: Call, backend: str) -> Outcome:
     """Run a call and look at what it returned, wrote, or said."""
+    arguments = copied(call.arguments)
     try:
-        result, arguments = call.run(backend)
+        result = call.run(arguments, backend)
     except REFUSALS as error:
         text = f"{type(error).__name__}: {error}"
-        return Outcome(text, {}, None if _is_ours(error) else f"raised by torch or numpy: {text}")
+        crash = None if _is_ours(error) else f"raised by torch or numpy: {text}"
+        return Outcome(text, {}, crash, _changed_output(call.arguments, arguments))
     except Exception as error:
         return Outcome(None, {}, f"{type(error).__name__}: {error}")
     found: dict[str, torch.Tensor] = {}
     _collect("result", result, found)
     _collect_arguments(arguments, found)
     return Outcome(None, found)
+
+
+def _changed_output(before: Arguments, after: Arguments) -> str | None:
+    """Name of the first output whose bytes are others than before."""
+    old: dict[str, torch.Tensor] = {}
+    new: dict[str, torch.Tensor] = {}
+    _collect("out", before.get("out"), old)
+    _collect("out", after.get("out"), new)
+    return next((n for n, t in old.items() if n in new and not torch.equal(_bits(t), _bits(new[n]))), None)
 
 
 def _is_ours(error: BaseException) -> bool:
@@ -155,24 +166,6 @@ def _nan_equal(got: torch.Tensor, want: torch.Tensor) -> bool:
     return torch.equal(_bits(got.masked_fill(nan, 0)), _bits(want.masked_fill(nan, 0)))
 
 
-def written_before_refusal(call: Call, backend: str) -> str | None:
-    """Whether ``out`` changed in a call that was refused."""
-    before = {name: v for name, v in call.arguments.items() if name == "out"}
-    if not before:
-        return None
-    copies = copied(call.arguments)
-    try:
-        getattr(nv, call.operation)(**copies, backend=backend)
-    except Exception:
-        first, second = {}, {}
-        _collect("out", before["out"], first)
-        _collect("out", copies["out"], second)
-        for name, tensor in first.items():
-            if name in second and not torch.equal(_bits(tensor), _bits(second[name])):
-                return f"{backend} wrote to {name} and refused afterwards"
-    return None
-
-
 def failure_of(call: Call, backends: tuple[str, ...]) -> str | None:
     """What is wrong with a call on any backend, compared with the reference; None where all agree."""
     if any(isinstance(v, torch.Tensor) and v.device.type == "meta" for v in call.arguments.values()):
@@ -181,8 +174,8 @@ def failure_of(call: Call, backends: tuple[str, ...]) -> str | None:
     for backend in backends:
         other = outcome(call, backend)
         found = difference(call, reference, other, backend)
-        if found is None and other.refusal is not None:
-            found = written_before_refusal(call, backend)
+        if found is None and other.written is not None:
+            found = f"{backend} wrote to {other.written} and refused afterwards"
         if found is not None:
             return found
     return None
