@@ -21,6 +21,7 @@ from typing import Any
 import torch
 
 from nvfp4_cute import backends, gemm, grouped_dual_gemm, grouped_gemm
+from nvfp4_cute.bench.moe import MODELS, TOKENS
 from nvfp4_cute.compile.cache import get_kernel
 from nvfp4_cute.compile.weight_only_keys import WeightOnlyKey
 from nvfp4_cute.errors import ConfigError
@@ -34,14 +35,6 @@ from nvfp4_cute.reference import expand_operand
 from nvfp4_cute.text_table import text_table
 from nvfp4_cute.tuning.stopwatch import EMPTY, measure
 
-# Name: experts, of a token, hidden size, size of an expert.
-MODELS = {
-    "qwen3-30b-a3b": (128, 8, 2048, 768),
-    "deepseek-v3-slice": (64, 8, 7168, 2048),
-    "mixtral-8x7b": (8, 2, 4096, 14336),
-    "gpt-oss-20b": (32, 4, 2880, 2880),
-}
-TOKENS = (1, 8, 32, 128, 512, 2048)
 DENSE = ((4096, 4096), (4096, 14336), (28672, 8192), (6144, 5120))
 ROWS = (16, 32, 64, 128, 512, 2048)
 SEED = 3
@@ -76,11 +69,11 @@ class Point:
 def points(kinds: Iterable[str], tokens: Iterable[int], rows: Iterable[int]) -> Iterator[Point]:
     """All that are measured."""
     if "experts" in kinds:
-        for model, (experts, top, hidden, inner) in MODELS.items():
+        for name, model in MODELS.items():
             for count in tokens:
-                routed = routed_rows(count, experts, top)
-                yield Point(f"{model} gate_up {count}", routed, inner, hidden, True)
-                yield Point(f"{model} down {count}", routed, hidden, inner)
+                routed = routed_rows(count, model.experts, model.top_k)
+                yield Point(f"{name} gate_up {count}", routed, model.width, model.hidden, True)
+                yield Point(f"{name} down {count}", routed, model.hidden, model.width)
     if "dense" in kinds:
         for n, k in DENSE:
             for m in rows:
