@@ -123,7 +123,7 @@ def _write_group(
     amax = torch.stack([w.abs().amax().float() for w in weights]).amax()
     for layer, weight in zip(members, weights, strict=True):
         try:
-            stored = quantized(weight, recipe.weights, amax, search)
+            stored = quantized(weight, recipe.weights.name, amax, search)
         except ValueError as error:
             raise CheckpointError(f"{layer.name}.weight: {error}") from error
         values = weight.double()

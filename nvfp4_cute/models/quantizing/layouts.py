@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from nvfp4_cute.formats.block_format import format_named
+from nvfp4_cute.formats.block_format import MXFP4, MXFP8_E4M3, NVFP4, BlockFormat
 from nvfp4_cute.models.checkpoints.stored import StoredWeight
 
 LAYOUTS = ("modelopt", "compressed-tensors")
@@ -19,24 +19,31 @@ class Recipe:
 
     Attributes:
         weights: format of weights. algorithm: ModelOpt's word. group_format: that of compressed-tensors.
-        group_size: values that share a scale. bits: of an element. has_input: whether activations are quantized.
-        needs_calibration: whether they have a scale that is stored.
+        has_input: whether activations are quantized. needs_calibration: whether they have a scale that is stored.
     """
 
-    weights: str
+    weights: BlockFormat
     algorithm: str
     group_format: str
-    group_size: int
-    bits: int
     has_input: bool
     needs_calibration: bool = False
 
+    @property
+    def group_size(self) -> int:
+        """Values that share a scale."""
+        return self.weights.block_k
+
+    @property
+    def bits(self) -> int:
+        """Of an element."""
+        return self.weights.element.bits
+
 
 RECIPES = {
-    "nvfp4": Recipe("nvfp4", "NVFP4", "nvfp4-pack-quantized", 16, 4, True, True),
-    "nvfp4a16": Recipe("nvfp4", "W4A16_NVFP4", "nvfp4-pack-quantized", 16, 4, False),
-    "mxfp4": Recipe("mxfp4", "mxfp4", "mxfp4-pack-quantized", 32, 4, True),
-    "mxfp8": Recipe("mxfp8_e4m3", "MXFP8", "mxfp8-quantized", 32, 8, True),
+    "nvfp4": Recipe(NVFP4, "NVFP4", "nvfp4-pack-quantized", True, True),
+    "nvfp4a16": Recipe(NVFP4, "W4A16_NVFP4", "nvfp4-pack-quantized", False),
+    "mxfp4": Recipe(MXFP4, "mxfp4", "mxfp4-pack-quantized", True),
+    "mxfp8": Recipe(MXFP8_E4M3, "MXFP8", "mxfp8-quantized", True),
 }
 
 
@@ -46,14 +53,14 @@ def announced(
     """Name, dtype and shape of every tensor of a layer, in the order in which ``tensors`` gives them."""
     n, k = shape
     packed = recipe.bits == 4
-    data = (n, format_named(recipe.weights).row_bytes(k))
-    scale = torch.float8_e4m3fn if recipe.weights == "nvfp4" else torch.uint8
+    data = (n, recipe.weights.row_bytes(k))
+    scale = torch.float8_e4m3fn if recipe.weights == NVFP4 else torch.uint8
     is_ct = layout == "compressed-tensors"
     word = "weight_packed" if is_ct and packed else "weight"
     yield f"{name}.{word}", torch.uint8 if packed else torch.float8_e4m3fn, data
-    yield f"{name}.weight_scale", scale, (n, k // recipe.group_size)
+    yield f"{name}.weight_scale", scale, recipe.weights.scale_shape(n, k, "rowmajor")
     scalar: tuple[int, ...] = (1,) if is_ct else ()
-    if recipe.weights == "nvfp4":
+    if recipe.weights == NVFP4:
         yield f"{name}.{'weight_global_scale' if is_ct else 'weight_scale_2'}", torch.float32, scalar
     if recipe.needs_calibration:
         yield f"{name}.{'input_global_scale' if is_ct else 'input_scale'}", torch.float32, scalar
@@ -76,10 +83,10 @@ def config_entry(recipe: Recipe, layout: str, left_out: list[str]) -> dict[str, 
         if recipe.has_input:
             group = {"input_activations": spec} | group
         entry: dict[str, Any] = {"ignore": left_out, "quant_algo": recipe.algorithm, "producer": _producer()}
-        if recipe.weights == "nvfp4":
+        if recipe.weights == NVFP4:
             entry = {"config_groups": {"group_0": group}} | entry
         return entry | {"quant_method": "modelopt"}
-    is_nvfp4 = recipe.weights == "nvfp4"
+    is_nvfp4 = recipe.weights == NVFP4
     spec = {
         "num_bits": recipe.bits, "type": "float", "symmetric": True, "group_size": recipe.group_size,
         "strategy": "tensor_group" if is_nvfp4 else "group", "dynamic": False,
