@@ -40,6 +40,7 @@ def add_parser(verbs: Verbs) -> None:
     parser.add_argument(
         "--map", type=types.output_file, metavar="FILE", help="also write the source of every line"
     )
+    parser.add_argument("--force", action="store_true", help="overwrite files that exist")
     parser.set_defaults(run=run)
 
 
@@ -55,4 +56,5 @@ def run(args: argparse.Namespace) -> int:
         map_path=args.map,
         form=formats.FORMATS[args.format],
         kind=export.TORCHS if args.torch else export.OURS,
+        overwrite=args.force,
     )

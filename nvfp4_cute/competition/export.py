@@ -56,6 +56,7 @@ def run(
     map_path: Path | None,
     form: Format = GPU_MODE,
     kind: Kind = OURS,
+    overwrite: bool = False,
 ) -> int:
     """Write the submission, and say what it is; 0.
 
@@ -66,17 +67,22 @@ def run(
         map_path: also write where every line comes from.
         form: the harness that it is for; what a run needs besides is written beside ``output``.
         kind: what answers the problem.
+        overwrite: whether files that exist are replaced.
 
     Raises:
-        ValueError: no such problem, config, or runner, or the problem has no kernel.
+        ValueError: no such problem, config, or runner, or the problem has no kernel; a file exists. Then nothing is written.
     """
+    companions = {output.parent / name: t for name, t in form.companions(registry.load(problem)).items()}
+    existing = [str(p) for p in (output, map_path, *companions) if p and p.exists() and not overwrite]
+    if existing:
+        raise ValueError(f"{', '.join(existing)} would be overwritten; name another file, or pass --force")
     bundle = make_submission(problem, gpu=gpu, config=config, form=form, kind=kind)
     output.write_text(bundle.text, encoding="utf-8")
     if map_path:
         map_path.write_text(bundle.map_text(), encoding="utf-8")
-    for name, text in form.companions(registry.load(problem)).items():
-        (output.parent / name).write_text(text, encoding="utf-8")
-        print(f"{output.parent / name}: what {form.name} needs beside it", file=sys.stderr)
+    for path, text in companions.items():
+        path.write_text(text, encoding="utf-8")
+        print(f"{path}: what {form.name} needs beside it", file=sys.stderr)
     size = len(bundle.text.encode())
     print(f"{output}: {len(bundle.lines):,} lines, {size:,} bytes", file=sys.stderr)
     for number, line in enumerate(bundle.lines, start=1):

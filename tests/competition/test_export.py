@@ -143,6 +143,21 @@ def test_command_writes_file_and_map(tmp_path, capsys):
     assert any(row[1].startswith("kernels/sm100/") for row in rows)
 
 
+def test_a_file_that_exists_is_overwritten_by_force_only(tmp_path, capsys):
+    """The submission, its map, and what a harness needs beside it; where one is there, none is written."""
+    output, lines, beside = (tmp_path / name for name in ("submission.py", "lines.tsv", "bench.py"))
+    command = ["export", "nvfp4_gemm", "--format", "pygpubench", "-o", str(output), "--map", str(lines)]
+    for there in (output, lines, beside):
+        there.write_text("mine")
+        assert cli.main(command) == 1
+        assert f"{there} would be overwritten" in capsys.readouterr().err
+        assert [path.read_text() for path in tmp_path.iterdir()] == ["mine"]
+        there.unlink()
+    output.write_text("mine")
+    assert cli.main([*command, "--force"]) == 0
+    assert output.read_text() != "mine" and lines.exists() and beside.exists()
+
+
 def test_a_problem_without_kernel_says_so(capsys):
     missing = [name for name in registry.names() if name not in WITH_KERNEL]
     for name in [*missing, "nvfp4_nothing"]:
