@@ -80,7 +80,7 @@ def test_a_loaded_graph_runs_after_the_import_alone(tmp_path):
 
     class Quantize(torch.nn.Module):
         def forward(self, x):
-            return torch.ops.nvfp4_cute.quantize(x, None, None, "blocked", "auto")
+            return torch.ops.nvfp4_cute.quantize(x, None, None, "blocked", "nvfp4", "up", "auto")
 
     x = torch.linspace(-4, 4, 32 * 64).view(32, 64)
     torch.export.save(torch.export.export(Quantize(), (x,)), path)

@@ -1,4 +1,4 @@
-"""Sixteen floats to e2m1, by the instruction or by arithmetic that rounds as it does.
+"""Floats to the elements of a format: by the instruction, or by arithmetic that rounds as it does.
 
 ``RoundE2M1``. The codes 0 to 7 of the magnitudes 0, 0.5, 1, 1.5, 2, 3, 4, 6 are a concave function of the value:
 min(2 y, y + 2, y / 2 + 4, 7) at each of them. Rounding to integers is monotone, so it may come before the minimum; each of
@@ -6,7 +6,12 @@ the three sums is formed with 2^23 added in the same FMA, which rounds once to a
 stands in the low bits. The minimum ignores NaN, which therefore becomes 7, as in the instruction.
 """
 
+from dataclasses import dataclass
+from typing import Literal
+
 from cutlass import Float32, Uint32
+
+from nvfp4_cute.formats.block_format import E2M1, BlockFormat
 
 from . import ptx
 
@@ -21,8 +26,8 @@ class ConvertE2M1:
 
     @staticmethod
     def pack(values: list, words: list) -> list:
-        """Two words of eight codes each. ``words``: unused."""
-        return [ptx.f32x8_to_e2m1(values[:8]), ptx.f32x8_to_e2m1(values[8:])]
+        """Words of eight codes each. ``words``: unused."""
+        return [ptx.f32x8_to_e2m1(values[first : first + 8]) for first in range(0, len(values), 8)]
 
 
 class RoundE2M1:
@@ -32,10 +37,10 @@ class RoundE2M1:
 
     @classmethod
     def pack(cls, values: list, words: list) -> list:
-        """Two words of eight codes each. ``words``: eight words of two inputs, for their sign bits."""
+        """Words of eight codes each. ``words``: of two inputs each, for their sign bits."""
         return [
             cls._codes(values[first : first + 8]) | cls._signs(words[first // 2 : first // 2 + 4])
-            for first in (0, 8)
+            for first in range(0, len(values), 8)
         ]
 
     @staticmethod
@@ -62,3 +67,47 @@ class RoundE2M1:
         pairs = [ptx.prmt(words[i], words[i + 1], Uint32(0x7351)) for i in (0, 2)]
         even, odd = (ptx.prmt(*pairs, Uint32(selector)) for selector in (0x5410, 0x7632))
         return (even & Uint32(BYTE_SIGNS)) >> 4 | odd & Uint32(BYTE_SIGNS)
+
+
+class ConvertFP8:
+    """Any architecture: e4m3 or e5m2, as PTX names it. Values carry their signs."""
+
+    signed = True
+
+    def __init__(self, type_name: str):
+        self.type_name = type_name
+
+    def pack(self, values: list, words: list) -> list:
+        """Words of four codes each. ``words``: unused."""
+        return [
+            ptx.f32x4_to_fp8(values[first : first + 4], self.type_name) for first in range(0, len(values), 4)
+        ]
+
+
+@dataclass(frozen=True)
+class Encoding:
+    """How a kernel makes blocks of a format.
+
+    Attributes:
+        format: a format with scales of e4m3 or of ue8m0.
+        element: ``ConvertE2M1``, ``RoundE2M1``, or a ``ConvertFP8``.
+        scale_rounding: of ue8m0, as of ``formats.block_scales.scale_codes``.
+    """
+
+    format: BlockFormat
+    element: type[ConvertE2M1] | type[RoundE2M1] | ConvertFP8
+    scale_rounding: Literal["up", "down"] = "up"
+
+    @classmethod
+    def of(
+        cls, format: BlockFormat, has_fp4_convert: bool, scale_rounding: Literal["up", "down"] = "up"
+    ) -> "Encoding":
+        """That of a format, where e2m1 conversions are instructions or are not."""
+        e2m1 = ConvertE2M1 if has_fp4_convert else RoundE2M1
+        element = e2m1 if format.element == E2M1 else ConvertFP8(format.element.name)
+        return cls(format, element, scale_rounding)
+
+    @property
+    def signed(self) -> bool:
+        """Whether values carry their signs, or their magnitudes are given and the signs beside them."""
+        return self.element.signed

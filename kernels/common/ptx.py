@@ -171,6 +171,18 @@ def f32x8_to_e2m1(values: list) -> Uint32:
     )
 
 
+def f32x4_to_fp8(values: list, type_name: str) -> Uint32:
+    """Nearest e4m3 or e5m2 codes of four floats, ties to even, saturating, the first in the lowest byte; NaN gives 0x7F."""
+    converts = "\n".join(
+        f"cvt.rn.satfinite.{type_name}x2.f32 h{i}, {{$r{2 * i + 1}}}, {{$r{2 * i}}};" for i in range(2)
+    )
+    return inline_ptx(
+        f"{{\n.reg .b16 h0, h1;\n{converts}\nmov.b32 {{$w0}}, {{h0, h1}};\n}}",
+        write_only_types=[Uint32],
+        read_only_args=values,
+    )
+
+
 def bits_of(value: Float32) -> Uint32:
     """The bits of a float."""
     return inline_ptx("mov.b32 {$w0}, {$r0};", write_only_types=[Uint32], read_only_args=[value])

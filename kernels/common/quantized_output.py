@@ -79,7 +79,7 @@ def store_quantized_run(
         values: RUN_COLUMNS fp32 results.
         group: where the row lies.
         row: of the group. Nothing is stored where the group has none.
-        encode: ``encode.ConvertE2M1`` or ``RoundE2M1``.
+        encode: of NVFP4.
     """
     block = column // SF_VEC_SIZE
     if row < group.rows and block < group.blocks:

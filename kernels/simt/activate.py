@@ -13,12 +13,13 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Float32, Int32, Int64, Uint32
 
+from nvfp4_cute.formats.block_format import NVFP4
 from nvfp4_cute.launch_table import Activate
 from nvfp4_cute.planning.arch.simt import ROW_WARPS, WARP_SIZE
 
 from ..common import ptx
 from ..common.activation import GELU_CUBIC, GELU_LINEAR, OAI_SLOPE
-from ..common.encode import ConvertE2M1, RoundE2M1
+from ..common.encode import Encoding
 from ..common.global_access import KEEP, global_scalar, load_words
 from ..common.quantize_block import encode_block
 from ..common.select import select
@@ -81,7 +82,7 @@ class ActivateKernel:
         self.has_limit = has_limit
         self.has_bias = has_bias
         self.has_global_scale = has_global_scale
-        self.encode = ConvertE2M1 if has_fp4_convert else RoundE2M1
+        self.encode = Encoding.of(NVFP4, has_fp4_convert)
         self.name = name
 
     @cute.jit

@@ -14,13 +14,14 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Float32, Int32, Int64, Uint32
 
+from nvfp4_cute.formats.block_format import NVFP4
 from nvfp4_cute.launch_table import GatherQuantize
 from nvfp4_cute.planning.arch.simt import ROW_WARPS, WARP_SIZE
 
-from ..common.encode import ConvertE2M1, RoundE2M1
+from ..common.encode import Encoding
 from ..common.global_access import global_scalar
 from .expert_rows import Choices, Ids, QuantizedRows, few_choices, few_end, few_ids, scale_word
-from .quantize import INPUT_BYTES, INPUT_WORDS, load_block, quantize_words
+from .quantize import input_words, load_block, quantize_words
 
 
 @dataclass(frozen=True)
@@ -55,7 +56,7 @@ class GatherQuantizeKernel:
         self.is_bf16 = is_bf16
         self.global_scales = global_scales
         self.finds_order = finds_order
-        self.encode = ConvertE2M1 if has_fp4_convert else RoundE2M1
+        self.encode = Encoding.of(NVFP4, has_fp4_convert)
         self.name = name
 
     @cute.jit
@@ -105,10 +106,12 @@ class GatherQuantizeKernel:
         token, chunk, lane = work // chunks, work % chunks, tidx % WARP_SIZE
         if token < operands.tokens:
             block = chunk * WARP_SIZE + lane
-            words = cute.make_rmem_tensor(INPUT_WORDS, Uint32)
+            words = cute.make_rmem_tensor(input_words(NVFP4), Uint32)
             words.fill(Uint32(0))
             if block < results.k_blocks:
-                load_block(words, operands.x + Int64(token) * operands.x_pitch + block * INPUT_BYTES)
+                load_block(
+                    words, operands.x + Int64(token) * operands.x_pitch + block * (4 * input_words(NVFP4))
+                )
             choices = self.choices(operands, ids, token, work, chunk == 0)
             factor = Float32(1.0)
             if cutlass.const_expr(self.global_scales == "one"):

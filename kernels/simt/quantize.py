@@ -1,36 +1,37 @@
-"""fp16 or bf16, or silu(x) * up of two such, to NVFP4 in one pass, bit for bit what ``formats.quantize`` specifies.
+"""fp16 or bf16, or silu(x) * up of two such, to a format's blocks in one pass, bit for bit what ``formats.quantize`` specifies.
 
-x (M, K) in rows of unit stride; data (M, K / 2) two e2m1 a byte; scales e4m3, in the 128x4 blocked layout with its
-padding written as zeros, or row-major; an fp32 global scale in memory: none, one, or one a group of rows.
+x (M, K) in rows of unit stride; data (M, bytes of K); scales of a byte, in the 128x4 blocked layout with its padding written as
+zeros, or row-major; of NVFP4 an fp32 global scale in memory: none, one, or one a group of rows.
 
 Work: a warp takes 8 rows of one scale atom (r, r + 32, r + 64, r + 96 for two neighbouring r) and four blocks of K of
-each, one block a lane: 128 contiguous bytes of x a row, and the 32 scales are one contiguous sector. ``QUANTIZE_ATOMS``
-such columns are loaded before the first is computed.
+each, one block a lane: 128 contiguous bytes of x a row (256 of blocks of 32), and the 32 scales are one contiguous sector.
+``QUANTIZE_WORDS`` words of each lane are loaded before the first block is computed.
 """
 
 from dataclasses import dataclass, replace
+from typing import Literal
 
 import cutlass
 import cutlass.cute as cute
 from cutlass import Boolean, Float32, Int32, Int64, Uint32
 
-from nvfp4_cute.formats.scale_layout import ATOM_BYTES, ATOM_COLS, ATOM_ROWS, SF_VEC_SIZE
+from nvfp4_cute.formats.block_format import BlockFormat
+from nvfp4_cute.formats.scale_layout import ATOM_BYTES, ATOM_COLS, ATOM_ROWS
 from nvfp4_cute.launch_table import Quantize
-from nvfp4_cute.planning.arch.simt import QUANTIZE_ATOMS, QUANTIZE_WARPS, WARP_SIZE
+from nvfp4_cute.planning.arch.simt import QUANTIZE_WARPS, QUANTIZE_WORDS, WARP_SIZE
 
 from ..common import ptx
 from ..common.device_groups import inclusive_sum
-from ..common.encode import ConvertE2M1, RoundE2M1
+from ..common.encode import Encoding
 from ..common.global_access import KEEP, global_scalar, load_words, store_byte, store_words
-from ..common.quantize_block import block_scale, encode_block, encode_values
+from ..common.quantize_block import encode_block, encode_values, find_scale
 from .silu import silu_mul
 
 ROWS_PER_WARP = WARP_SIZE // ATOM_COLS
 UNITS_PER_ATOM = ATOM_ROWS // ROWS_PER_WARP
-INPUT_BYTES = 2 * SF_VEC_SIZE
-INPUT_WORDS = INPUT_BYTES // 4
-OUTPUT_BYTES = SF_VEC_SIZE // 2
-LOAD_WORDS = 4
+# Elements of x in a word, and words of a vector.
+WORD_VALUES = 2
+VECTOR_WORDS = 4
 
 
 @dataclass(frozen=True)
@@ -75,6 +76,8 @@ class QuantizeKernel:
         has_fp4_convert: whether e2m1 conversions are instructions.
         has_up: whether silu(x) * up is quantized.
         name: what the kernel is called in profilers and in the emulator's reports.
+        format: what is made.
+        scale_rounding: of scales that are powers of two, "up" or "down".
     """
 
     def __init__(
@@ -86,15 +89,20 @@ class QuantizeKernel:
         has_fp4_convert: bool,
         has_up: bool,
         name: str,
+        format: BlockFormat,
+        scale_rounding: Literal["up", "down"],
     ):
         self.is_bf16 = is_bf16
         self.has_global_scale = has_global_scale
         self.is_grouped = is_grouped
         self.is_blocked = is_blocked
-        self.encode = ConvertE2M1 if has_fp4_convert else RoundE2M1
+        self.encode = Encoding.of(format, has_fp4_convert, scale_rounding)
+        self.block_k = format.block_k
+        self.input_words = input_words(format)
+        self.output_bytes = format.row_bytes(format.block_k)
         self.has_up = has_up
         # As many bytes on their way from memory, with two inputs and with one.
-        self.atoms = QUANTIZE_ATOMS // 2 if has_up else QUANTIZE_ATOMS
+        self.atoms = QUANTIZE_WORDS // self.input_words // (2 if has_up else 1)
         self.name = name
 
     @cute.jit
@@ -123,7 +131,7 @@ class QuantizeKernel:
             groups=Int32(t[Quantize.GROUPS]),
             atom_rows=atom_rows,
         )
-        chunks = cute.ceil_div(k, ATOM_COLS * SF_VEC_SIZE * self.atoms)
+        chunks = cute.ceil_div(k, ATOM_COLS * self.block_k * self.atoms)
         self.kernel.set_name_prefix(self.name)
         self.kernel(operands).launch(
             grid=(
@@ -140,7 +148,7 @@ class QuantizeKernel:
         """Find the block, load, encode, store."""
         tidx, _, _ = cute.arch.thread_idx()
         block_idx, atom_row, batch = cute.arch.block_idx()
-        k_blocks = operands.k // SF_VEC_SIZE
+        k_blocks = operands.k // self.block_k
         chunks = cute.ceil_div(k_blocks, ATOM_COLS * self.atoms)
         # Neighbouring warps take neighbouring columns of the same rows.
         work = block_idx * QUANTIZE_WARPS + cute.arch.make_warp_uniform(tidx // WARP_SIZE)
@@ -161,19 +169,21 @@ class QuantizeKernel:
     @cute.jit
     def quantize_rows(self, operands: QuantizeOperands, place: ScalePlace, group: Int32, row_end: Int64):
         """The blocks of a lane, from ``place`` on."""
-        k_blocks = operands.k // SF_VEC_SIZE
+        k_blocks = operands.k // self.block_k
         x = operands.x + place.batch * operands.x_batch + place.row * operands.x_pitch
         up = operands.up + place.batch * operands.up_batch + place.row * operands.up_pitch
         places = [shifted(place, i) for i in range(self.atoms)]
-        inputs, factors = ([cute.make_rmem_tensor(INPUT_WORDS, Uint32) for _ in places] for _ in range(2))
+        inputs, factors = (
+            [cute.make_rmem_tensor(self.input_words, Uint32) for _ in places] for _ in range(2)
+        )
         valid = [(place.row < row_end) & (p.k_block < k_blocks) for p in places]
         for i in cutlass.range_constexpr(self.atoms):
             inputs[i].fill(Uint32(0))
             factors[i].fill(Uint32(0))
             if valid[i]:
-                load_block(inputs[i], x + places[i].k_block * INPUT_BYTES)
+                load_block(inputs[i], x + places[i].k_block * (4 * self.input_words))
                 if cutlass.const_expr(self.has_up):
-                    load_block(factors[i], up + places[i].k_block * INPUT_BYTES)
+                    load_block(factors[i], up + places[i].k_block * (4 * self.input_words))
         global_scale = Float32(1.0)
         if cutlass.const_expr(self.has_global_scale):
             global_scale = global_scalar(Float32, operands.global_scale + group * 4)[0]
@@ -181,7 +191,7 @@ class QuantizeKernel:
             words, code = self.quantize_block(inputs[i], factors[i], global_scale)
             if valid[i]:
                 first = (Int64(place.batch) * operands.m + place.row) * k_blocks + places[i].k_block
-                store_words(operands.data + first * OUTPUT_BYTES, words)
+                store_block(operands.data + first * self.output_bytes, words)
             self.store_scale(operands, places[i], code, valid[i])
 
     @cute.jit
@@ -197,10 +207,10 @@ class QuantizeKernel:
 
     @cute.jit
     def quantize_block(self, words: cute.Tensor, factors: cute.Tensor, global_scale: Float32):
-        """Two words of e2m1 and the code of the block's scale; the operations of ``formats.quantize``, in its order."""
+        """Words of elements and the code of the block's scale; the operations of ``formats.quantize``, in its order."""
         if cutlass.const_expr(self.has_up):
             x, up = (
-                [value for i in range(INPUT_WORDS) for value in unpack(source[i], self.is_bf16)]
+                [value for i in range(self.input_words) for value in unpack(source[i], self.is_bf16)]
                 for source in (words, factors)
             )
             products = [silu_mul(gate, other) for gate, other in zip(x, up, strict=True)]
@@ -212,7 +222,7 @@ class QuantizeKernel:
     @cute.jit
     def store_scale(self, operands: QuantizeOperands, place: ScalePlace, code: Uint32, valid: Boolean):
         """The scale of one block; where there is no block, the zero of the padding."""
-        k_blocks = operands.k // SF_VEC_SIZE
+        k_blocks = operands.k // self.block_k
         if cutlass.const_expr(self.is_blocked):
             atoms_k = cute.ceil_div(k_blocks, ATOM_COLS)
             if place.k_block // ATOM_COLS < atoms_k:
@@ -266,18 +276,19 @@ def within(operands: QuantizeOperands, row: Int32) -> Int32:
 def quantize_words(
     words: cute.Tensor, global_scale: Float32 | None, is_bf16: cutlass.Constexpr, encode: cutlass.Constexpr
 ):
-    """Eight words of 16-bit floats, as ``QuantizeKernel.quantize_block``."""
-    magnitudes = [words[i] & Uint32(0x7FFF7FFF) for i in range(INPUT_WORDS)]
+    """A block's words of 16-bit floats, as ``QuantizeKernel.quantize_block``."""
+    num_words = input_words(encode.format)
+    magnitudes = [words[i] & Uint32(0x7FFF7FFF) for i in range(num_words)]
     most = magnitudes[0]
     for word in magnitudes[1:]:
         most = ptx.max_nan_x2(most, word, is_bf16)
     low, high = unpack(most, is_bf16)
     amax = ptx.max_nan(low, high)
-    code, divisor = block_scale(amax, global_scale)
+    code, factor = find_scale(amax, global_scale, encode)
     source = words if cutlass.const_expr(encode.signed) else magnitudes
-    x = [value for i in range(INPUT_WORDS) for value in unpack(source[i], is_bf16)]
-    signs = [words[i] for i in range(INPUT_WORDS)]
-    return encode_values(x, signs, amax, code, divisor, encode), code
+    x = [value for i in range(num_words) for value in unpack(source[i], is_bf16)]
+    signs = [words[i] for i in range(num_words)]
+    return encode_values(x, signs, amax, code, factor, encode), code
 
 
 def unpack(word: Uint32, is_bf16: bool) -> tuple[Float32, Float32]:
@@ -285,8 +296,19 @@ def unpack(word: Uint32, is_bf16: bool) -> tuple[Float32, Float32]:
     return ptx.unpack_bf16x2(word) if is_bf16 else ptx.unpack_f16x2(word)
 
 
+def input_words(format: BlockFormat) -> int:
+    """Words of x that a block is made of."""
+    return format.block_k // WORD_VALUES
+
+
 def load_block(words: cute.Tensor, address: Int64) -> None:
-    """Sixteen elements."""
-    for first in range(0, INPUT_WORDS, LOAD_WORDS):
-        for i, word in enumerate(load_words(address + first * 4, LOAD_WORDS, KEEP)):
+    """A block's elements of x."""
+    for first in range(0, cute.size(words), VECTOR_WORDS):
+        for i, word in enumerate(load_words(address + first * 4, VECTOR_WORDS, KEEP)):
             words[first + i] = word
+
+
+def store_block(address: Int64, words: list) -> None:
+    """A block's words of elements."""
+    for first in range(0, len(words), VECTOR_WORDS):
+        store_words(address + first * 4, words[first : first + VECTOR_WORDS])

@@ -13,12 +13,13 @@ import cutlass.cute as cute
 from cutlass import Float32, Int32, Uint32
 from cutlass.cute.nvgpu import tcgen05
 
+from nvfp4_cute.formats.block_format import NVFP4
 from nvfp4_cute.planning.arch.sm100.limits import EPI_TILE_N, INTERLEAVE, MMA_CTA_M, TmemMap
 from nvfp4_cute.planning.config import KernelConfig
 
 from ..common import ptx
 from ..common.activation import gate
-from ..common.encode import ConvertE2M1
+from ..common.encode import Encoding
 from ..common.group_table import ceil_div
 from ..common.output_table import OutputTable, load_alphas
 from ..common.ptx import pack_16x2
@@ -51,6 +52,7 @@ from .store import row_target, store_slice
 
 # Tensor-memory addresses: the lane in the upper half, the column in the lower.
 LANE_STRIDE = 1 << 16
+NVFP4_ENCODING = Encoding.of(NVFP4, has_fp4_convert=True)
 # As CuTe counts it.
 TMEM_ALIGN = 16
 
@@ -275,7 +277,7 @@ def run_epilogue(args: EpilogueArgs, first_tile: Int32, stride: Int32):
                             other == slice_idx + slice_step,
                         )
                         store_quantized_half(
-                            tTR_rOut, held, target, row, column, is_paired, is_first, ConvertE2M1
+                            tTR_rOut, held, target, row, column, is_paired, is_first, NVFP4_ENCODING
                         )
                 elif cutlass.const_expr(is_staged):
                     column = (slice_idx + j) * EPI_TILE_N
@@ -367,4 +369,4 @@ def _store_transposed(values: cute.Tensor, group: QuantizedGroup, m_row: Int32, 
     """Quantize and store a slice whose rows of the M side, one a lane, from ``m_row`` on, are columns of the output."""
     lane = cute.arch.lane_idx()
     transpose_in_warp(values)
-    store_quantized_run(values, group, n_row + lane, m_row - lane, ConvertE2M1)
+    store_quantized_run(values, group, n_row + lane, m_row - lane, NVFP4_ENCODING)

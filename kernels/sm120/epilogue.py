@@ -11,11 +11,12 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Float32, Int32, Int64, Uint32
 
+from nvfp4_cute.formats.block_format import NVFP4
 from nvfp4_cute.formats.scale_layout import SF_VEC_SIZE
 
 from ..common import ptx
 from ..common.activation import gate
-from ..common.encode import ConvertE2M1
+from ..common.encode import Encoding
 from ..common.group_table import WorkTile
 from ..common.output_table import OutputTable, group_output, load_alphas
 from ..common.quantized_output import quantized_group, store_quantized_block
@@ -248,4 +249,4 @@ def _store_blocks(
         num_band, num_line_band = results.tile.line_bands, results.tile.bands[results.tile.lines_along_n]
         offset = mine // num_band // num_line_band * STRIP + mine // num_band % num_line_band * BAND
         row, column = first_line + offset + lane // QUAD, first_element + mine % num_band * BAND
-        store_quantized_block(values, group, row, column, ConvertE2M1)
+        store_quantized_block(values, group, row, column, Encoding.of(NVFP4, has_fp4_convert=True))

@@ -15,6 +15,7 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Float32, Int32, Int64, Uint32
 
+from nvfp4_cute.formats.block_format import NVFP4
 from nvfp4_cute.formats.scale_layout import SF_VEC_SIZE
 from nvfp4_cute.planning.arch.sm90 import PAIRED_TILE_TOKENS
 from nvfp4_cute.planning.config import KernelConfig
@@ -22,7 +23,7 @@ from nvfp4_cute.planning.config import KernelConfig
 from ..common import ptx
 from ..common.activation import gate
 from ..common.decode import OPERAND_EXPONENT
-from ..common.encode import RoundE2M1
+from ..common.encode import Encoding
 from ..common.global_access import store_half, store_words
 from ..common.group_table import WorkTile
 from ..common.output_kind import OutputKind
@@ -319,7 +320,7 @@ def _store_quantized_pass(
             target,
             first_row + first + token,
             first_column + group * group_columns + block * SF_VEC_SIZE,
-            RoundE2M1,
+            Encoding.of(NVFP4, has_fp4_convert=False),
         )
 
 

@@ -187,8 +187,8 @@ def keys(
         elif operation == "quantize":
             if dtype == torch.float32:
                 raise ValueError("quantize takes float16 or bfloat16: leave it out with --dtype float32")
-            for options in product((False, True), repeat=4):
-                yield QuantizeKey(arch, dtype, *options)
+            for is_scaled, is_grouped, is_blocked, has_up in product((False, True), repeat=4):
+                yield QuantizeKey(arch, dtype, is_scaled, is_grouped, is_blocked, has_up)
         else:
             raise ValueError(f"{operation!r} is none of {', '.join(OPERATIONS)}")
 

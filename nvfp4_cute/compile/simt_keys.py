@@ -6,6 +6,8 @@ from typing import Any
 import torch
 
 from nvfp4_cute.compile.keys import cutlass_dtype
+from nvfp4_cute.formats.block_format import NVFP4, BlockFormat
+from nvfp4_cute.formats.block_scales import ScaleRounding
 from nvfp4_cute.planning.arch import simt
 from nvfp4_cute.problem import dtype_name
 
@@ -47,20 +49,24 @@ class GemvKey(SimtKey):
 
 @dataclass(frozen=True)
 class QuantizeKey(SimtKey):
-    """A quantization: input dtype (float16 or bfloat16), global scale or none, one group of rows or many, layout, inputs."""
+    """A quantization: input dtype (float16 or bfloat16), global scale or none, one group of rows or many, layout, inputs; format
+    and rounding of scales."""
 
     dtype: torch.dtype
     has_global_scale: bool
     is_grouped: bool
     is_blocked: bool
     has_up: bool = False
+    format: BlockFormat = NVFP4
+    scale_rounding: ScaleRounding = "up"
 
     def to_name(self) -> str:
         """Readable, unique; the kernel's symbol starts with it."""
         options = ("_scaled" * self.has_global_scale) + ("_grouped" * self.is_grouped)
         layout = "blocked" if self.is_blocked else "rowmajor"
         operation = "silu_quantize" if self.has_up else "quantize"
-        return f"nvfp4_{operation}_{self.arch}_{dtype_name(self.dtype)}{options}_{layout}"
+        options += "_down" * (self.scale_rounding == "down")
+        return f"{self.format}_{operation}_{self.arch}_{dtype_name(self.dtype)}{options}_{layout}"
 
     def make_kernel(self) -> Any:
         """The CuTe DSL object to compile."""
@@ -74,6 +80,8 @@ class QuantizeKey(SimtKey):
             simt.has_fp4_convert(self.arch),
             self.has_up,
             self.to_name(),
+            self.format,
+            self.scale_rounding,
         )
 
 

@@ -11,7 +11,7 @@ from nvfp4_cute.formats.block_format import ATOM_ROWS, NVFP4, SCALE_LAYOUTS, Blo
 from nvfp4_cute.formats.block_format import ScaleLayout as ScaleLayout
 from nvfp4_cute.formats.block_scales import ScaleRounding, scale_codes
 from nvfp4_cute.formats.codecs import INPUT_DTYPES, at_least_float32, decode, encode
-from nvfp4_cute.formats.global_scale import resolve_global_scale
+from nvfp4_cute.formats.global_scale import check_has_global_scale, resolve_global_scale
 from nvfp4_cute.formats.scale_layout import from_blocked, to_blocked
 
 Self = TypeVar("Self", bound="BlockScaledTensor")
@@ -327,8 +327,7 @@ def quantize(
         )
     format.num_k_blocks(x.shape[-1])
     values = at_least_float32(x.detach()).float()
-    if not format.has_global_scale and (global_scale is not None or global_scale_inv is not None):
-        raise ValueError(f"{format.title} has no global scale; leave it out, or scale x")
+    check_has_global_scale(format, global_scale, global_scale_inv)
     g = resolve_global_scale(values, global_scale, global_scale_inv)
     blocks = values.unflatten(-1, (-1, format.block_k))
     amax = _over_rows_of_blocks(blocks.abs().amax(dim=-1), format)
@@ -354,21 +353,25 @@ def quantize_groups(
     factors: torch.Tensor | None,
     data: torch.Tensor,
     scale: torch.Tensor,
+    format: BlockFormat = NVFP4,
+    scale_rounding: ScaleRounding = "up",
 ) -> None:
-    """Quantize groups of rows to NVFP4 as a ragged operand holds them: every group's scales begin a row of atoms.
+    """Quantize groups of rows as a ragged operand holds them: every group's scales begin a row of atoms.
 
     Args:
         ends: inclusive ends of the groups, ascending.
         rows_of: what is quantized, float [stop - start, K], of (group, start, stop); not called for an empty group.
         factors: global scales, float32, one element or one a group; None for 1.
-        data: uint8 [rows, K/2], written. scale: uint8 [rows of atoms, atoms of K, 32, 4, 4], written, padding included.
+        data: uint8 [rows, bytes of K], written. scale: uint8 [rows of atoms, atoms of K, 32, 4, 4], written, padding included.
+        format, scale_rounding: as of :func:`quantize`.
     """
     start = atom = 0
     for group, stop in enumerate(ends):
         if stop > start:
             factor = None if factors is None else factors[group if len(factors) > 1 else 0]
-            result = quantize(rows_of(group, start, stop), global_scale=factor)
-            data[start:stop] = result.data
+            rows = rows_of(group, start, stop)
+            result = quantize(rows, format=format, global_scale=factor, scale_rounding=scale_rounding)
+            data[start:stop] = result.data.view(torch.uint8)
             scale[atom : atom + len(result.scale)] = result.scale.view(torch.uint8)
             atom += len(result.scale)
         start = stop

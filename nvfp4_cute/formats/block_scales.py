@@ -40,8 +40,7 @@ def scale_codes(
     Raises:
         ValueError: ``rounding`` is neither.
     """
-    if rounding not in ("up", "down"):
-        raise ValueError(f'scale_rounding={rounding!r} is neither "up" nor "down"')
+    check_scale_rounding(rounding)
     if format.scale.name == "ue8m0" and rounding == "down":
         # In float64: a tiny amax must not round up to the next power of two.
         return encode_ue8m0(amax.double() * 2.0**-format.element.max_exponent, rounding="zero")
@@ -54,3 +53,9 @@ def scale_codes(
     if format.scale.name == "ue8m0":
         return encode_ue8m0(q, rounding="up")
     return encode_e4m3(q) if format.scale.name == "ue4m3" else q
+
+
+def check_scale_rounding(rounding: str) -> None:
+    """Raises ValueError where it is no rounding of scales."""
+    if rounding not in ("up", "down"):
+        raise ValueError(f'scale_rounding={rounding!r} is neither "up" nor "down"')

@@ -5,11 +5,17 @@ from typing import Any
 
 import torch
 
-from nvfp4_cute.formats.block_format import NVFP4
+from nvfp4_cute.formats.block_format import NVFP4, BlockFormat
 from nvfp4_cute.formats.codecs import FLOAT32_MIN_NORMAL
 
 # |x| <= GLOBAL_SCALE_DIVISOR * global_scale is representable: the largest value times the largest block scale.
 GLOBAL_SCALE_DIVISOR = NVFP4.element.max * NVFP4.scale.max
+
+
+def check_has_global_scale(format: BlockFormat, *given: Any) -> None:
+    """Raises ValueError where a global scale is given, not None, to a format that has none."""
+    if not format.has_global_scale and any(factor is not None for factor in given):
+        raise ValueError(f"{format.title} has no global scale; leave it out, or scale x")
 
 
 def resolve_global_scale(values: torch.Tensor, given: Any, inverse: Any) -> torch.Tensor | None:

@@ -251,9 +251,8 @@ class QuantizeTask(TableTask):
         """What to compile."""
         q = self.operands
         is_blocked, has_up = q.scale_layout == "blocked", q.up is not None
-        return QuantizeKey(
-            gpu.arch, q.x.dtype, q.global_scale is not None, q.offs is not None, is_blocked, has_up
-        )
+        inputs = (q.x.dtype, q.global_scale is not None, q.offs is not None, is_blocked, has_up)
+        return QuantizeKey(gpu.arch, *inputs, q.format, q.scale_rounding)
 
     def addresses(self) -> Addresses:
         """``launch_table.Quantize``."""
@@ -281,13 +280,20 @@ class QuantizeTask(TableTask):
     def reference(self) -> None:
         """``formats.quantize``, group by group where there are groups (reads ``offs``, which waits for a GPU)."""
         q = self.operands
-        data, scale = q.data, q.scale.view(torch.uint8)
+        data, scale = q.data.view(torch.uint8), q.scale.view(torch.uint8)
         values = q.x if q.up is None else silu_mul(q.x, q.up)
         if q.offs is None:
-            result = block_scaled.quantize(values, global_scale=q.global_scale, scale_layout=q.scale_layout)
-            data.view(-1).copy_(result.data.view(-1))
+            result = block_scaled.quantize(
+                values,
+                format=q.format,
+                global_scale=q.global_scale,
+                scale_layout=q.scale_layout,
+                scale_rounding=q.scale_rounding,
+            )
+            data.view(-1).copy_(result.data.view(torch.uint8).view(-1))
             scale.view(-1).copy_(result.scale.view(torch.uint8).view(-1))
             return
         scale.zero_()
         rows_of = lambda _, start, stop: values[0, start:stop]
-        block_scaled.quantize_groups(q.offs.tolist(), rows_of, q.global_scale, data, scale)
+        ends, options = q.offs.tolist(), (q.format, q.scale_rounding)
+        block_scaled.quantize_groups(ends, rows_of, q.global_scale, data, scale, *options)

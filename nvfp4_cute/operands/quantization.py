@@ -1,4 +1,4 @@
-"""Operands of quantization: float rows, one matrix or groups of rows, and where their NVFP4 values and scales go."""
+"""Operands of quantization: float rows, one matrix or groups of rows, and where their elements and scales go."""
 
 from dataclasses import dataclass
 from math import prod
@@ -6,16 +6,27 @@ from typing import Any
 
 import torch
 
-from nvfp4_cute.formats.block_format import NVFP4 as NVFP4_FORMAT
-from nvfp4_cute.formats.block_format import TMA_ALIGN_BYTES, ScaleLayout
+from nvfp4_cute.formats.block_format import (
+    MXFP4,
+    MXFP8_E4M3,
+    MXFP8_E5M2,
+    NVFP4,
+    TMA_ALIGN_BYTES,
+    BlockFormat,
+    ScaleLayout,
+    torch_dtypes,
+)
 from nvfp4_cute.formats.block_scaled import check_is_tensor
+from nvfp4_cute.formats.block_scales import ScaleRounding, check_scale_rounding
 from nvfp4_cute.formats.codecs import FLOAT32_MIN_NORMAL
-from nvfp4_cute.formats.global_scale import resolve_global_scale
+from nvfp4_cute.formats.global_scale import check_has_global_scale, resolve_global_scale
 from nvfp4_cute.formats.silu import silu_mul
 from nvfp4_cute.operands import rules
 from nvfp4_cute.operands.numbers_on_device import numbers_on
 
+# What there is a kernel for.
 KERNEL_DTYPES = (torch.float16, torch.bfloat16)
+KERNEL_FORMATS = (NVFP4, MXFP4, MXFP8_E4M3, MXFP8_E5M2)
 # Rows of atoms lie along y of the grid, batches along z.
 MAX_GRID = 65535
 FLOAT32_MAX = torch.finfo(torch.float32).max
@@ -29,9 +40,11 @@ class Quantization:
         x, up: [B, M, K] with unit stride in K; ``up`` or None.
         global_scale: float32 of one element, or [G] where there are groups, or None.
         offs: int32 [G], the groups' ends (then B is 1), or None.
-        data, scale: of the results, uint8 and float8_e4m3fn, contiguous, in the caller's shapes.
+        data, scale: of the results, of dtypes of the format, contiguous, in the caller's shapes.
         scale_layout: of ``scale``.
         atom_rows: rows of scale atoms a batch.
+        format: of the results.
+        scale_rounding: of scales that are powers of two.
     """
 
     x: torch.Tensor
@@ -42,6 +55,8 @@ class Quantization:
     scale: torch.Tensor
     scale_layout: ScaleLayout
     atom_rows: int
+    format: BlockFormat
+    scale_rounding: ScaleRounding
 
 
 def global_scale_of(
@@ -79,9 +94,15 @@ def check_up(x: torch.Tensor, up: torch.Tensor | None) -> None:
 
 
 def check_quantize(
-    x: torch.Tensor, up: torch.Tensor | None, factor: torch.Tensor | None, scale_layout: ScaleLayout
+    x: torch.Tensor,
+    up: torch.Tensor | None,
+    factor: torch.Tensor | None,
+    scale_layout: ScaleLayout,
+    format: BlockFormat = NVFP4,
+    scale_rounding: ScaleRounding = "up",
 ) -> Quantization:
-    """Check the operands of ``quantize`` by a kernel; ``factor`` as of :func:`global_scale_of`, ``up`` as of :func:`check_up`.
+    """Check the operands of ``quantize`` by a kernel; ``factor`` as of :func:`global_scale_of`, ``up`` as of :func:`check_up`,
+    ``format`` one of ``KERNEL_FORMATS``.
 
     Raises:
         TypeError, ValueError, UnsupportedProblem: an operand breaks a rule.
@@ -89,17 +110,26 @@ def check_quantize(
     rules.check_choice("dtype of x", x.dtype, KERNEL_DTYPES)
     rules.check_scale_layout(scale_layout)
     if x.ndim == 0:
-        raise ValueError("x has no dimensions, hence no K; reshape it to [..., K], K a multiple of 16")
+        raise ValueError(
+            f"x has no dimensions, hence no K; reshape it to [..., K], K a multiple of {format.k_multiple}"
+        )
     k = x.shape[-1]
-    NVFP4_FORMAT.num_k_blocks(k)
+    format.num_k_blocks(k)
+    check_scale_rounding(scale_rounding)
     *batches, rows = x.shape[:-1] if x.ndim > 1 else (1,)
-    matrix = NVFP4_FORMAT.scale_shape(rows, k, scale_layout)
+    matrix = format.scale_shape(rows, k, scale_layout)
     shape = matrix[1:] if x.ndim == 1 and scale_layout == "rowmajor" else (*batches, *matrix)
-    return _quantization(x, up, factor, None, rows, prod(batches), shape, scale_layout)
+    result = Result(shape, scale_layout, format, scale_rounding)
+    return _quantization(x, up, factor, None, rows, prod(batches), result)
 
 
 def check_grouped_quantize(
-    x: torch.Tensor, offs: torch.Tensor, up: torch.Tensor | None, global_scale: torch.Tensor | None
+    x: torch.Tensor,
+    offs: torch.Tensor,
+    up: torch.Tensor | None,
+    global_scale: torch.Tensor | None,
+    format: BlockFormat = NVFP4,
+    scale_rounding: ScaleRounding = "up",
 ) -> Quantization:
     """Check the operands of ``grouped_quantize``. Raises as above."""
     rules.check_tensors({"x": x, "offs": offs} | rules.given(up=up, global_scale=global_scale))
@@ -108,30 +138,47 @@ def check_grouped_quantize(
         raise ValueError(f"x has shape {tuple(x.shape)}; expected [sum M, K]")
     check_up(x, up)
     rows, k = x.shape
-    NVFP4_FORMAT.num_k_blocks(k)
+    rules.check_choice("format", format, KERNEL_FORMATS)
+    format.num_k_blocks(k)
+    check_scale_rounding(scale_rounding)
+    check_has_global_scale(format, global_scale)
     if offs.dtype != torch.int32 or offs.ndim != 1 or not offs.is_contiguous() or not len(offs):
         raise ValueError(
             f"offs has dtype {offs.dtype}, shape {tuple(offs.shape)}; expected contiguous int32 [G]"
         )
     factors = rules.global_scales("global_scale", global_scale, len(offs), x.device, allows_list=False)
-    atoms = NVFP4_FORMAT.scale_shape(rows, k)
-    shape = (rows // NVFP4_FORMAT.scale_atom[0] + len(offs), *atoms[1:])
-    return _quantization(x, up, factors, offs, rows, 1, shape, "blocked")
+    atoms = format.scale_shape(rows, k)
+    shape = (rows // format.scale_atom[0] + len(offs), *atoms[1:])
+    return _quantization(x, up, factors, offs, rows, 1, Result(shape, "blocked", format, scale_rounding))
 
 
-def _quantization(x, up, factor, offs, rows, batches, scale_shape, scale_layout) -> Quantization:
+@dataclass(frozen=True)
+class Result:
+    """What is made: shape and layout of the scales, format, and how scales are rounded."""
+
+    scale_shape: tuple[int, ...]
+    scale_layout: ScaleLayout
+    format: BlockFormat
+    scale_rounding: ScaleRounding
+
+
+def _quantization(x, up, factor, offs, rows, batches, result: Result) -> Quantization:
+    format = result.format
     rules.check_extent("batches", batches, MAX_GRID)
-    rules.check_extent("M", rows, MAX_GRID * NVFP4_FORMAT.scale_atom[0])
-    atom_rows = NVFP4_FORMAT.scale_atoms(rows, 1)[0] if offs is None else scale_shape[0]
+    rules.check_extent("M", rows, MAX_GRID * format.scale_atom[0])
+    atom_rows = format.scale_atoms(rows, 1)[0] if offs is None else result.scale_shape[0]
+    data_dtype, scale_dtype = torch_dtypes((format.element.quantized_dtype, format.scale.quantized_dtype))
     return Quantization(
         _rows(x.detach(), batches, rows),
         None if up is None else _rows(up.detach(), batches, rows),
         factor,
         offs,
-        torch.empty((*x.shape[:-1], NVFP4_FORMAT.row_bytes(x.shape[-1])), dtype=torch.uint8, device=x.device),
-        torch.empty(scale_shape, dtype=torch.float8_e4m3fn, device=x.device),
-        scale_layout,
+        torch.empty((*x.shape[:-1], format.row_bytes(x.shape[-1])), dtype=data_dtype, device=x.device),
+        torch.empty(result.scale_shape, dtype=scale_dtype, device=x.device),
+        result.scale_layout,
         atom_rows,
+        format,
+        result.scale_rounding,
     )
 
 

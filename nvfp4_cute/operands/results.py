@@ -9,8 +9,8 @@ from typing import Any
 import torch
 
 from nvfp4_cute.formats.block_format import NVFP4 as NVFP4_FORMAT
-from nvfp4_cute.formats.block_format import ScaleLayout
-from nvfp4_cute.formats.block_scaled import NVFP4Tensor
+from nvfp4_cute.formats.block_format import BlockFormat, ScaleLayout
+from nvfp4_cute.formats.block_scaled import BlockScaledTensor, NVFP4Tensor
 from nvfp4_cute.operands.grouped import GroupedOperands
 from nvfp4_cute.problem import GroupedProblem
 
@@ -75,9 +75,12 @@ def block_scaled_tensor(
     global_scale: torch.Tensor | None,
     shape: tuple[int, ...],
     scale_layout: ScaleLayout = "blocked",
-) -> NVFP4Tensor:
-    """An NVFP4Tensor of what a launch writes, whose parts fit each other: without the checks, which take as long as a launch."""
-    made = object.__new__(NVFP4Tensor)
-    parts = (data, scale, global_scale, shape, scale_layout)
-    vars(made).update(zip(("data", "scale", "global_scale", "shape", "scale_layout"), parts, strict=True))
+    format: BlockFormat = NVFP4_FORMAT,
+) -> BlockScaledTensor:
+    """A tensor of what a launch writes, whose parts fit each other: without the checks, which take as long as a launch."""
+    made = object.__new__(NVFP4Tensor if format == NVFP4_FORMAT else BlockScaledTensor)
+    parts = {"data": data, "scale": scale, "global_scale": global_scale, "shape": shape}
+    vars(made).update(parts, scale_layout=scale_layout)
+    if format != NVFP4_FORMAT:  # of NVFP4 the class says it
+        vars(made).update(format=format)
     return made

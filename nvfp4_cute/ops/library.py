@@ -14,7 +14,7 @@ import torch
 from torch.library import custom_op
 
 from nvfp4_cute.errors import UnsupportedProblem
-from nvfp4_cute.formats.block_format import NVFP4
+from nvfp4_cute.formats.block_format import format_named, torch_dtypes
 
 Tensors = list[torch.Tensor]
 Operation = Callable[..., Any]  # a schema says str where an operation wants a literal
@@ -166,25 +166,36 @@ def quantize(
     up: torch.Tensor | None,
     global_scale: torch.Tensor | None,
     scale_layout: str,
+    format: str,
+    scale_rounding: str,
     backend: str,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Data and scales of ``nvfp4_cute.quantize``."""
     from nvfp4_cute.ops.quantize import quantize as eager
 
     run: Operation = eager
-    result = run(x, up=up, global_scale=global_scale, scale_layout=scale_layout, backend=backend)
+    result = run(
+        x,
+        format=format_named(format),
+        up=up,
+        global_scale=global_scale,
+        scale_layout=scale_layout,
+        scale_rounding=scale_rounding,
+        backend=backend,
+    )
     return result.data, result.scale
 
 
 @quantize.register_fake
-def _(x, up, global_scale, scale_layout, backend):
+def _(x, up, global_scale, scale_layout, format, scale_rounding, backend):
+    from nvfp4_cute.formats.block_scaled import stored_scale_shape
+
     *lead, k = x.shape
-    shape = (*lead, NVFP4.num_k_blocks(k))
-    if scale_layout == "blocked":
-        *batches, rows = lead or (1,)
-        shape = (*batches, *NVFP4.scale_shape(rows, k))
-    data = x.new_empty((*lead, NVFP4.row_bytes(k)), dtype=torch.uint8)
-    return data, x.new_empty(shape, dtype=torch.float8_e4m3fn)
+    record = format_named(format)
+    dtypes = torch_dtypes((record.element.quantized_dtype, record.scale.quantized_dtype))
+    shapes = (*lead, record.row_bytes(k)), stored_scale_shape(record, tuple(x.shape), scale_layout)
+    data, scale = (x.new_empty(shape, dtype=dtype) for shape, dtype in zip(shapes, dtypes, strict=True))
+    return data, scale
 
 
 def _refuse_backward(context, *gradients):

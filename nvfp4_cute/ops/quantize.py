@@ -1,50 +1,83 @@
-"""quantize: 16-bit floats, or silu(x) * up of two such, to NVFP4 in one pass; and the same over groups of rows."""
+"""quantize: 16-bit floats, or silu(x) * up of two such, to blocks of a format in one pass; and the same over groups of rows."""
 
-from typing import Literal
+from typing import Literal, overload
 
 import torch
 
 from nvfp4_cute import backends
 from nvfp4_cute.backends.calls import call
 from nvfp4_cute.formats import block_scaled
-from nvfp4_cute.formats.block_scaled import NVFP4Tensor, ScaleLayout, check_is_tensor
-from nvfp4_cute.formats.global_scale import resolve_global_scale
+from nvfp4_cute.formats.block_format import NVFP4, BlockFormat
+from nvfp4_cute.formats.block_scaled import BlockScaledTensor, NVFP4Tensor, ScaleLayout, check_is_tensor
+from nvfp4_cute.formats.block_scales import ScaleRounding
+from nvfp4_cute.formats.global_scale import check_has_global_scale, resolve_global_scale
 from nvfp4_cute.formats.silu import silu_mul
 from nvfp4_cute.launch.simt import QuantizeTask
 from nvfp4_cute.operands import quantization, rules
-from nvfp4_cute.operands.quantization import KERNEL_DTYPES
+from nvfp4_cute.operands.quantization import KERNEL_DTYPES, KERNEL_FORMATS
 from nvfp4_cute.operands.results import block_scaled_tensor
 
 
+@overload
 def quantize(
     x: torch.Tensor,
     *,
     up: torch.Tensor | None = None,
     global_scale: float | torch.Tensor | Literal["auto"] | None = None,
     global_scale_inv: float | torch.Tensor | None = None,
-    scale_layout: ScaleLayout = "blocked",
+    scale_layout: ScaleLayout | None = None,
     backend: str = "auto",
-) -> NVFP4Tensor:
-    """Quantize to NVFP4 in blocks of 16 along the last dimension, exactly as ``formats.quantize`` specifies.
+) -> NVFP4Tensor: ...
+
+
+@overload
+def quantize(
+    x: torch.Tensor,
+    *,
+    format: BlockFormat,
+    up: torch.Tensor | None = None,
+    global_scale: float | torch.Tensor | Literal["auto"] | None = None,
+    global_scale_inv: float | torch.Tensor | None = None,
+    scale_layout: ScaleLayout | None = None,
+    scale_rounding: ScaleRounding = "up",
+    backend: str = "auto",
+) -> BlockScaledTensor: ...
+
+
+def quantize(
+    x: torch.Tensor,
+    *,
+    format: BlockFormat = NVFP4,
+    up: torch.Tensor | None = None,
+    global_scale: float | torch.Tensor | Literal["auto"] | None = None,
+    global_scale_inv: float | torch.Tensor | None = None,
+    scale_layout: ScaleLayout | None = None,
+    scale_rounding: ScaleRounding = "up",
+    backend: str = "auto",
+) -> BlockScaledTensor:
+    """Quantize to NVFP4, or to another format, in blocks along the last dimension, exactly as ``formats.quantize`` specifies.
 
     float16 and bfloat16 on a GPU (or on the emulator) take one kernel launch, which reads ``x`` once and writes data and
-    scales with their padding; it can be captured in a CUDA graph. float32 and float64, and CPU tensors, take
-    ``formats.quantize``, whatever the backend. The bits are the same.
+    scales with their padding; it can be captured in a CUDA graph. float32 and float64, CPU tensors, and the formats with
+    scales of 32 bits take ``formats.quantize``, whatever the backend. The bits are the same.
 
     Args:
-        x: float16, bfloat16, float32 or float64, [..., K], K a multiple of 16; copied where rows are not contiguous or
-            not 16-byte aligned.
+        x: float16, bfloat16, float32 or float64, [..., K], K a multiple of the format's block (16; of MX formats 32); copied
+            where rows are not contiguous or not 16-byte aligned.
+        format: what to quantize to, a record of ``nvfp4_cute.formats.block_format``.
         up: of the dtype and shape of ``x``: then ``silu(x) * up`` is quantized, the middle of a gated layer. It is computed
             in float32, by the operations that ``nvfp4_cute.formats.silu`` lists, so its bits are the same everywhere, too; x and
             up may be the halves ``h[:, :I]`` and ``h[:, I:]`` of one tensor.
         global_scale: the factor one multiplies by to dequantize, amax / 2688: a number, a tensor of one element, "auto"
-            (computed from what is quantized in passes of their own), or None.
+            (computed from what is quantized in passes of their own), or None. NVFP4 alone has one.
         global_scale_inv: the inverse convention, by this name only.
-        scale_layout: "blocked" ([batches..., rm, rk, 32, 4, 4]) or "rowmajor" ([..., K/16]).
+        scale_layout: "blocked" ([batches..., rm, rk, 32, 4, 4]) or "rowmajor" ([..., K / block]); None for the format's own.
+        scale_rounding: of scales that are powers of two, "up" or "down" (``formats.block_scales.scale_codes``).
         backend: "auto", "cuda", "emulator", "emulator:ARCH", or "reference".
 
     Returns:
-        NVFP4Tensor with uint8 data and float8_e4m3fn scales, contiguous, on the device of ``x``.
+        NVFP4Tensor with uint8 data and float8_e4m3fn scales, contiguous, on the device of ``x``; a BlockScaledTensor of
+        another format.
 
     Example:
         >>> quantize(torch.randn(40, 512).bfloat16(), global_scale="auto").data.shape
@@ -57,47 +90,58 @@ def quantize(
         TypeError, ValueError: as ``formats.quantize``. UnsupportedTarget: no kernel for the GPU.
         UnsupportedProblem: more rows or batches than a grid has.
     """
+    layout = scale_layout or format.scale_layout
     if torch.compiler.is_compiling():  # the custom op (ops.library) that a traced graph keeps
-        return _traced(x, up, global_scale, global_scale_inv, scale_layout, backend)
+        return _traced(x, format, up, global_scale, global_scale_inv, layout, scale_rounding, backend)
     check_is_tensor("x", x)
     name = backends.resolve(backend, x.device)
     quantization.check_up(x, up)
-    rules.check_scale_layout(scale_layout)
-    if name == "reference" or x.dtype not in KERNEL_DTYPES:
-        values = x if up is None else silu_mul(x.detach(), up.detach())
+    rules.check_scale_layout(layout)
+    check_has_global_scale(format, global_scale, global_scale_inv)
+    if name == "reference" or x.dtype not in KERNEL_DTYPES or format not in KERNEL_FORMATS:
         return block_scaled.quantize(
-            values, global_scale=global_scale, global_scale_inv=global_scale_inv, scale_layout=scale_layout
+            x if up is None else silu_mul(x.detach(), up.detach()),
+            format=format,
+            global_scale=global_scale,
+            global_scale_inv=global_scale_inv,
+            scale_layout=layout,
+            scale_rounding=scale_rounding,
         )
     factor = quantization.global_scale_of(x, up, global_scale, global_scale_inv)
-    settings = ("quantize", up is None, factor is None, scale_layout)
+    made = (layout, format, scale_rounding)
+    settings = ("quantize", up is None, factor is None, *made)
     inputs = [x] if up is None else [x, up]
     if factor is not None:
         inputs.append(factor)
-    data, scale = call(backend, settings, inputs, [], _check, x, up, factor, scale_layout)
-    return block_scaled_tensor(data, scale, factor, tuple(x.shape), scale_layout)
+    data, scale = call(backend, settings, inputs, [], _check, x, up, factor, *made)
+    return block_scaled_tensor(data, scale, factor, tuple(x.shape), layout, format)
 
 
 def grouped_quantize(
     x: torch.Tensor,
     offs: torch.Tensor,
     *,
+    format: BlockFormat = NVFP4,
     up: torch.Tensor | None = None,
     global_scale: torch.Tensor | None = None,
+    scale_rounding: ScaleRounding = "up",
     backend: str = "auto",
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Quantize groups of rows to NVFP4 in one launch; sizes stay on the device.
+    """Quantize groups of rows to NVFP4, or to an MX format, in one launch; sizes stay on the device.
 
     Args:
         x: [sum M, K], float16 or bfloat16, rows contiguous and a multiple of 16 bytes apart.
+        format: what to quantize to: NVFP4, MXFP4, MXFP8_E4M3 or MXFP8_E5M2.
         up: of the dtype and shape of ``x``: then silu(x) * up is quantized, as by :func:`quantize`.
         offs: int32 [G] on the device of ``x``, the inclusive ends of the groups, ascending; the last at most sum M.
         global_scale: float32 [G] on the device, a factor a group, or None.
-        backend: as of :func:`quantize`.
+        scale_rounding, backend: as of :func:`quantize`.
 
     Returns:
-        data: uint8 [sum M, K/2]; rows behind the last group are not written.
-        scale: float8_e4m3fn [sum M // 128 + G, K/64 rounded up, 32, 4, 4], blocked. Every group begins with a new row of
-        atoms, ceil(M_g / 128) of them; padding, and what is left behind the last group, is zero.
+        data: uint8 [sum M, K/2], of MXFP8 float8 [sum M, K]; rows behind the last group are not written.
+        scale: float8_e4m3fn (of MX formats float8_e8m0fnu) [sum M // 128 + G, atoms of K, 32, 4, 4], blocked; an atom has four
+        blocks. Every group begins with a new row of atoms, ceil(M_g / 128) of them; padding, and what is left behind the
+        last group, is zero.
 
     Example:
         >>> rows, offs = torch.randn(47, 512).bfloat16(), torch.tensor([40, 47], dtype=torch.int32)
@@ -108,27 +152,36 @@ def grouped_quantize(
     Raises:
         TypeError, ValueError, UnsupportedProblem: an operand breaks a rule. UnsupportedTarget: no kernel for the GPU.
     """
-    settings = ("grouped_quantize", up is None, global_scale is None)
+    made = (format, scale_rounding)
+    settings = ("grouped_quantize", up is None, global_scale is None, *made)
     inputs = [t for t in (x, up, global_scale, offs) if t is not None]
-    data, scale = call(backend, settings, inputs, [], _check_groups, x, offs, up, global_scale)
+    data, scale = call(backend, settings, inputs, [], _check_groups, x, offs, up, global_scale, *made)
     return data, scale
 
 
-def _check(x, up, factor, scale_layout) -> tuple[QuantizeTask, list[torch.Tensor]]:
+def _check(x, up, factor, scale_layout, format, scale_rounding) -> tuple[QuantizeTask, list[torch.Tensor]]:
     """The task of ``quantize``, and what it writes."""
-    operands = quantization.check_quantize(x, up, factor, scale_layout)
+    operands = quantization.check_quantize(x, up, factor, scale_layout, format, scale_rounding)
     return QuantizeTask(operands), [operands.data, operands.scale]
 
 
-def _check_groups(x, offs, up, global_scale) -> tuple[QuantizeTask, list[torch.Tensor]]:
+def _check_groups(
+    x, offs, up, global_scale, format, scale_rounding
+) -> tuple[QuantizeTask, list[torch.Tensor]]:
     """The task of ``grouped_quantize``, and what it writes."""
-    operands = quantization.check_grouped_quantize(x, offs, up, global_scale)
+    operands = quantization.check_grouped_quantize(x, offs, up, global_scale, format, scale_rounding)
     return QuantizeTask(operands), [operands.data, operands.scale]
 
 
-def _traced(x, up, global_scale, global_scale_inv, scale_layout, backend) -> NVFP4Tensor:
+def _traced(
+    x, format, up, global_scale, global_scale_inv, scale_layout, scale_rounding, backend
+) -> BlockScaledTensor:
+    check_has_global_scale(format, global_scale, global_scale_inv)
     is_auto = isinstance(global_scale, str)
     values = silu_mul(x, up) if is_auto and up is not None else x
     factor = resolve_global_scale(values, global_scale, global_scale_inv)
-    data, scale = torch.ops.nvfp4_cute.quantize(x, up, factor, scale_layout, backend)
-    return NVFP4Tensor(data, scale, factor, tuple(x.shape), scale_layout)
+    made = (scale_layout, format.name, scale_rounding)
+    data, scale = torch.ops.nvfp4_cute.quantize(x, up, factor, *made, backend)
+    if format == NVFP4:
+        return NVFP4Tensor(data, scale, factor, tuple(x.shape), scale_layout)
+    return BlockScaledTensor(data, scale, factor, tuple(x.shape), scale_layout, format=format)

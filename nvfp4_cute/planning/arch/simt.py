@@ -71,8 +71,8 @@ def check_arch(arch: str) -> None:
 
 # ---- quantize: a warp takes 8 rows of a scale atom, four blocks of K each: one 32-byte sector of scales -------------
 QUANTIZE_WARPS = 8
-# Columns of scale atoms (64 values of K each) that a warp has on its way from memory at once.
-QUANTIZE_ATOMS = 4
+# Words that a lane has on their way from memory at once: of four blocks of 16 values, or of two of 32.
+QUANTIZE_WORDS = 32
 
 # ---- weight rows of a CTA of the products below, whose warps take chunks of K in turn ----
 UNIT_ROWS = 32
