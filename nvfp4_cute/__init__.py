@@ -18,6 +18,12 @@ if TYPE_CHECKING:
     from nvfp4_cute.errors import UnsupportedTarget as UnsupportedTarget
     from nvfp4_cute.experts.layer import moe as moe
     from nvfp4_cute.experts.routing import route as route
+    from nvfp4_cute.formats.block_format import MXFP4 as MXFP4
+    from nvfp4_cute.formats.block_format import MXFP8_E4M3 as MXFP8_E4M3
+    from nvfp4_cute.formats.block_format import MXFP8_E5M2 as MXFP8_E5M2
+    from nvfp4_cute.formats.block_format import NVFP4 as NVFP4
+    from nvfp4_cute.formats.block_format import BlockFormat as BlockFormat
+    from nvfp4_cute.formats.block_scaled import BlockScaledTensor as BlockScaledTensor
     from nvfp4_cute.formats.block_scaled import NVFP4Tensor as NVFP4Tensor
     from nvfp4_cute.formats.block_scaled import dequantize as dequantize
     from nvfp4_cute.nn.linear import LinearNVFP4 as LinearNVFP4
@@ -35,12 +41,18 @@ if TYPE_CHECKING:
 
 # Public name -> its module. The imports above say the same to type checkers.
 _MODULES = {
+    "BlockFormat": "formats.block_format",
+    "BlockScaledTensor": "formats.block_scaled",
     "CacheError": "errors",
     "ConfigError": "errors",
     "EmulatorError": "errors",
     "KernelConfig": "planning.config",
     "LinearNVFP4": "nn.linear",
+    "MXFP4": "formats.block_format",
+    "MXFP8_E4M3": "formats.block_format",
+    "MXFP8_E5M2": "formats.block_format",
     "MoENVFP4": "nn.moe",
+    "NVFP4": "formats.block_format",
     "NVFP4Tensor": "formats.block_scaled",
     "PersistentMLP": "nn.persistent_mlp",
     "UnsupportedProblem": "errors",

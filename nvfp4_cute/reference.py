@@ -199,6 +199,8 @@ def gemv_reference(
     out_dtype: torch.dtype = torch.bfloat16,
     *,
     scale_layout: ScaleLayout = "blocked",
+    a_format: BlockFormat = NVFP4,
+    b_format: BlockFormat = NVFP4,
 ) -> torch.Tensor:
     """``alpha * (a * a_scale) @ (b * b_scale)``: a grouped GEMM of one group with N = 1, rounded as that is.
 
@@ -206,13 +208,16 @@ def gemv_reference(
         a: uint8 or float4_e2m1fn_x2, ``[M, K/2]``. b: the same, ``[K/2]``.
         a_scale: of ``a``, and b_scale: of a matrix with one row; as in :func:`grouped_gemm_reference`.
         alpha: a number, or a float32 tensor of one element, or None.
+        a_format, b_format: what the bytes of ``a`` and ``b`` stand for.
 
     Returns:
         ``[M]`` of ``out_dtype``.
     """
     alphas = None if alpha is None else torch.as_tensor(alpha, dtype=torch.float32).reshape(1)
     operands = ([a], [b.unsqueeze(0)], [a_scale], [b_scale])
-    return grouped_gemm_reference(*operands, alphas, out_dtype, scale_layout=scale_layout)[0][:, 0]
+    return grouped_gemm_reference(
+        *operands, alphas, out_dtype, scale_layout=scale_layout, a_format=a_format, b_format=b_format
+    )[0][:, 0]
 
 
 def weight_only_reference(
@@ -257,6 +262,7 @@ def weight_only_dual_reference(
     limit: float | None = None,
     weight_layout: str = "separate",
     scale_layout: ScaleLayout = "blocked",
+    b_format: BlockFormat = NVFP4,
 ) -> torch.Tensor:
     """``activation(alpha1 * a @ b1^T) * (alpha2 * a @ b2^T)`` of 16-bit ``a`` in float64, rounded once.
 
@@ -268,9 +274,9 @@ def weight_only_dual_reference(
     """
     products: list[Any] = [(b1, b1_scale), (b2, b2_scale)]
     if weight_layout != "separate":
-        products = list(separate_weights(b1, b1_scale, weight_layout, scale_layout))
+        products = list(separate_weights(b1, b1_scale, weight_layout, scale_layout, b_format))
     gate, up = (
-        weight_only_reference(a, b, scale, alpha, torch.float64, scale_layout=scale_layout)
+        weight_only_reference(a, b, scale, alpha, torch.float64, scale_layout=scale_layout, b_format=b_format)
         for (b, scale), alpha in zip(products, (alpha1, alpha2), strict=True)
     )
     if limit is not None:

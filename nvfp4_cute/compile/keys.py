@@ -10,7 +10,7 @@ from nvfp4_cute.errors import ConfigError, UnsupportedProblem
 from nvfp4_cute.formats import block_format
 from nvfp4_cute.formats.block_format import BlockFormat
 from nvfp4_cute.planning.arch import chain_archs, family_of
-from nvfp4_cute.planning.arch.base import INTERLEAVE
+from nvfp4_cute.planning.arch.base import INTERLEAVE, check_pair
 from nvfp4_cute.planning.config import KernelConfig
 from nvfp4_cute.problem import NVFP4, Activation, Form, GroupedProblem, OutDtype, WeightLayout, dtype_name
 
@@ -74,15 +74,11 @@ class KernelKey:
         formats, an output or a chain that the arch's kernel lacks.
         """
         family, config = family_of(self.arch), self.config
-        if (self.a_format, self.b_format) not in family.MMA:
-            pairs = ", ".join(f"{a} x {b}" for a, b in family.MMA)
-            raise UnsupportedProblem(
-                f"{self.arch}: no kernel for {self.a_format} x {self.b_format} (there is one for {pairs}); "
-                'use backend="reference", or quantize both to a pair that has one'
-            )
+        formats = self.a_format, self.b_format
+        check_pair(self.arch, formats, family.MMA)
         num_b = 1 if self.activation is None or self.weight_layout in INTERLEAVE else 2
         reason = family.interleave_reason(config, self.weight_layout)
-        reason = reason or family.unsupported_reason(config, num_b)
+        reason = reason or family.unsupported_reason(config, num_b, formats)
         if self.out_dtype == NVFP4:
             reason = reason or family.quantized_reason(config)
         if reason is None and config.cluster_size > config.num_mma_cta and self.is_chain:
@@ -100,7 +96,7 @@ class KernelKey:
             raise UnsupportedProblem(
                 f"{self.arch}: no kernel for chains of layers (there is one for {', '.join(chain_archs())}); call gemm for each"
             )
-        return replace(self, config=replace(family.resolve(config, num_b), num_cta=None))
+        return replace(self, config=replace(family.resolve(config, num_b, formats), num_cta=None))
 
     def to_name(self) -> str:
         """Readable, unique; the kernel's symbol starts with it."""

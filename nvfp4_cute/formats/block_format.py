@@ -63,7 +63,7 @@ UE8M0 = NumberType("ue8m0", 8, 2.0**127, 127, ("uint8", "float8_e8m0fnu"), "floa
 FP32 = NumberType("fp32", 32, (2 - 2.0**-23) * 2.0**127, 127, ("float32",), "float32")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class BlockFormat:
     """A block-scaled format: ``value * scale``, and ``* global_scale`` where it has one.
 
@@ -88,6 +88,14 @@ class BlockFormat:
     def __str__(self) -> str:
         """The name."""
         return self.name
+
+    def __repr__(self) -> str:
+        """The name as a record's, short enough for signatures."""
+        return f"BlockFormat({self.name})"
+
+    def __hash__(self) -> int:
+        """Of the name alone: every repeated call is looked up by its formats."""
+        return hash(self.name)
 
     @property
     def title(self) -> str:
@@ -205,6 +213,9 @@ MXFP8_E4M3 = BlockFormat("mxfp8_e4m3", E4M3, UE8M0, block_k=32)
 MXFP8_E5M2 = BlockFormat("mxfp8_e5m2", E5M2, UE8M0, block_k=32)
 FP8_1x128 = BlockFormat("fp8_1x128", E4M3, FP32, block_k=128, scale_layout="rowmajor")
 FP8_128x128 = BlockFormat("fp8_128x128", E4M3, FP32, block_k=128, block_rows=128, scale_layout="rowmajor")
+# Of ``a`` and of ``b``, or of the M side and the N side of an MMA.
+Formats = tuple[BlockFormat, BlockFormat]
+NVFP4_PAIR: Formats = (NVFP4, NVFP4)
 FORMATS = {f.name: f for f in (NVFP4, MXFP4, MXFP8_E4M3, MXFP8_E5M2, FP8_1x128, FP8_128x128)}
 
 

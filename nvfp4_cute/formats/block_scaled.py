@@ -231,7 +231,7 @@ def check_is_tensor(name: str, value: object) -> None:
         raise TypeError(f"{name} is an NVFP4Tensor; pass its .data, and its .scale with the scales")
     if isinstance(value, BlockScaledTensor):
         raise TypeError(
-            f"{name} is {value.format.title}; operations take NVFP4: quantize .dequantize() to it"
+            f"{name} is a BlockScaledTensor of {value.format.title}; pass its .data, its .scale with the scales, and its format"
         )
     raise TypeError(
         f"{name} is {'None' if value is None else f'a {type(value).__name__}'}; pass a torch.Tensor"

@@ -185,7 +185,10 @@ def config_of(problem: GroupedProblem, arch: str, sm_count: int) -> KernelConfig
             gate = Gate(problem.activation, problem.limit, problem.weight_layout)
         is_quantized, is_ragged = problem.out_dtype == NVFP4, problem.form == "ragged"
         mean = problem.sizes[0]
-        return config_for_mean(arch, sm_count, problem.num_groups, mean, gate, is_quantized, is_ragged)
+        formats = problem.a_format, problem.b_format
+        return config_for_mean(
+            arch, sm_count, problem.num_groups, mean, gate, is_quantized, is_ragged, formats
+        )
     # Layers of a chain follow each other: what suits one suits all.
     return choose_config(
         replace(problem, sizes=problem.sizes[:1]) if problem.is_chain else problem, arch, sm_count

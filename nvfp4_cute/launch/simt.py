@@ -16,7 +16,14 @@ from nvfp4_cute.operands.operand import Operand
 from nvfp4_cute.operands.products import Product
 from nvfp4_cute.operands.quantization import Quantization
 from nvfp4_cute.operands.rules import MAX_BATCHES, MAX_PITCH
-from nvfp4_cute.planning.arch.simt import is_for_few_rows, is_gemv_for_one_row, w4a16_tokens
+from nvfp4_cute.planning.arch.base import check_pair
+from nvfp4_cute.planning.arch.simt import (
+    GEMV_PAIRS,
+    W4A16_PAIRS,
+    is_for_few_rows,
+    is_gemv_for_one_row,
+    w4a16_tokens,
+)
 from nvfp4_cute.reference import gemv_reference, grouped_gemm_reference, weight_only_reference
 
 # What a lane of the few-rows kernel takes of K.
@@ -62,7 +69,8 @@ class ProductTask(TableTask):
         a, b, dtype = self.product.a, self.product.b, self.product.out.dtype
         assert isinstance(a, Operand)
         sides = [a.data[batch]], [b.data[batch]], [a.scale[batch]], [b.scale[batch]]
-        return grouped_gemm_reference(*sides, None if alpha is None else alpha.reshape(1), dtype)[0]
+        alphas = None if alpha is None else alpha.reshape(1)
+        return grouped_gemm_reference(*sides, alphas, dtype, a_format=a.format, b_format=b.format)[0]
 
 
 class GemvTask(ProductTask):
@@ -82,7 +90,9 @@ class GemvTask(ProductTask):
         return self.product.out[:, :, 0]
 
     def key(self, gpu: Gpu) -> GemvKey:
-        """What to compile."""
+        """What to compile. Raises UnsupportedProblem for formats that the kernel does not multiply."""
+        matrix, vector = self.operands
+        check_pair(f"{gpu.arch}: gemv", (matrix.format, vector.format), GEMV_PAIRS)
         return GemvKey(gpu.arch, self.product.out.dtype, self.product.alpha is not None)
 
     def numbers(self, gpu: Gpu) -> Mapping[IntEnum, int]:
@@ -107,7 +117,10 @@ class GemvTask(ProductTask):
         matrix, vector = self.operands
         scales = matrix.scale[batch], vector.scale[batch]
         dtype = self.product.out.dtype
-        sums = gemv_reference(matrix.data[batch], vector.data[batch, 0], *scales, alpha, dtype)
+        sums = gemv_reference(
+            matrix.data[batch], vector.data[batch, 0], *scales, alpha, dtype,
+            a_format=matrix.format, b_format=vector.format,
+        )  # fmt: skip
         return sums.view(self.product.out.shape[1:])
 
 
@@ -174,6 +187,8 @@ def few_rows_task(product: Product, gpu: Gpu) -> OneRowTask | FewRowsTask | None
     """The task that computes a ``gemm`` faster than a GEMM does on a GPU; None where there is none for its operands."""
     a, b = product.a, product.b
     assert isinstance(a, Operand)
+    if (a.format, b.format) not in GEMV_PAIRS:
+        return None
     if a.rows == 1 and is_gemv_for_one_row(gpu.arch):
         # What the gemv's 32-bit offsets and grid do not reach stays with the GEMM.
         fits = (b.rows <= 1 or b.data.stride(1) <= MAX_PITCH) and b.batches <= MAX_BATCHES
@@ -189,9 +204,10 @@ class W4A16Task(ProductTask):
     columns = W4A16
 
     def key(self, gpu: Gpu) -> W4A16Key:
-        """What to compile."""
+        """What to compile. Raises UnsupportedProblem for weights of a format that the kernel does not decode."""
         p = self.product
         assert isinstance(p.a, torch.Tensor)
+        check_pair(gpu.arch, (None, p.b.format), W4A16_PAIRS)
         return W4A16Key(gpu.arch, p.a.dtype, p.out.dtype, p.alpha is not None, w4a16_tokens(p.a.shape[1]))
 
     def addresses(self) -> Addresses:
@@ -230,7 +246,9 @@ class W4A16Task(ProductTask):
     def _batch_reference(self, batch: int, alpha: torch.Tensor | None) -> torch.Tensor:
         p = self.product
         assert isinstance(p.a, torch.Tensor)
-        return weight_only_reference(p.a[batch], p.b.data[batch], p.b.scale[batch], alpha, p.out.dtype)
+        return weight_only_reference(
+            p.a[batch], p.b.data[batch], p.b.scale[batch], alpha, p.out.dtype, b_format=p.b.format
+        )
 
 
 @dataclass(frozen=True, eq=False)

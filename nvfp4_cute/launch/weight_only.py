@@ -10,7 +10,7 @@ import torch
 from nvfp4_cute.compile.cache import get_kernel
 from nvfp4_cute.compile.weight_only_keys import WeightOnlyKey, num_weights
 from nvfp4_cute.errors import UnsupportedProblem
-from nvfp4_cute.formats.block_format import ATOM_ROWS, NVFP4
+from nvfp4_cute.formats.block_format import ATOM_ROWS, NVFP4, BlockFormat
 from nvfp4_cute.gpus.targets import Gpu
 from nvfp4_cute.launch.simt import W4A16Task
 from nvfp4_cute.launch.task import Launch, Task
@@ -43,6 +43,7 @@ class WeightOnlyTask:
         b2, b2_scale, alpha2: of a dual GEMM with weights of their own: like ``b``, ``b_scale`` and ``alpha``.
         config: how; None has it chosen.
         gpu: that it is computed on.
+        b_format: of ``b`` and ``b2``.
     """
 
     form: Form
@@ -58,6 +59,7 @@ class WeightOnlyTask:
     alpha2: torch.Tensor | None
     config: KernelConfig | None
     gpu: Gpu
+    b_format: BlockFormat = NVFP4
 
     @classmethod
     def of(
@@ -90,6 +92,7 @@ class WeightOnlyTask:
             operands.alpha2,
             config,
             gpu,
+            problem.b_format,
         )
 
     @property
@@ -141,6 +144,7 @@ class WeightOnlyTask:
 
     def key(self, arch: str) -> WeightOnlyKey:
         """What to compile. Raises UnsupportedTarget, UnsupportedProblem or ConfigError."""
+        base.check_pair(arch, (None, self.b_format), weight_only_family_of(arch).PAIRS)
         most = base.max_list_groups(num_weights(self.gate))
         if self.form == "list" and len(self.a) > most:
             raise UnsupportedProblem(
@@ -186,14 +190,16 @@ class WeightOnlyTask:
         row[Group.A], row[Group.B], row[Group.OUT] = a.data_ptr(), b.data_ptr(), out.data_ptr()
         row[Group.SFB] = self.b_scale[group].data_ptr()
         row[Group.A_PITCH], row[Group.A_BATCH_PITCH] = pitches(a)
-        row[Group.B_PITCH], row[Group.B_BATCH_PITCH] = map(NVFP4.elements, pitches(b))
+        row[Group.B_PITCH], row[Group.B_BATCH_PITCH] = map(self.b_format.elements, pitches(b))
         row[Group.OUT_PITCH], row[Group.OUT_BATCH_PITCH] = out.stride(1), out.stride(0)
         if self.b2:
             row[Group.B2], row[Group.SFB2] = self.b2[group].data_ptr(), self.b2_scale[group].data_ptr()
-            row[Group.B2_PITCH], row[Group.B2_BATCH_PITCH] = map(NVFP4.elements, pitches(self.b2[group]))
+            row[Group.B2_PITCH], row[Group.B2_BATCH_PITCH] = map(
+                self.b_format.elements, pitches(self.b2[group])
+            )
         row[[Group.M, Group.N, Group.K]] = np.maximum((a.shape[1], b.shape[1], a.shape[2]), 1)
         row[Group.A_BATCH], row[Group.B_BATCH] = len(a), len(b)
-        block_bytes = NVFP4.atom_row_bytes(a.shape[2])
+        block_bytes = self.b_format.atom_row_bytes(a.shape[2])
         row[Group.SFB_ROW_BLOCKS] = -(-max(b.shape[1], 1) // ATOM_ROWS)
         row[Group.SFB_BATCH_BLOCKS] = self.b_scale[group].stride(0) // block_bytes
 
@@ -242,11 +248,13 @@ class WeightOnlyTask:
             b, scale = self.b[at][part], self.b_scale[at][part]
             alpha, alpha2 = (None if x is None else x[group] for x in (self.alpha, self.alpha2))
             if self.gate is None:
-                out[:] = weight_only_reference(a, b, scale, alpha, out.dtype)
+                out[:] = weight_only_reference(a, b, scale, alpha, out.dtype, b_format=self.b_format)
                 continue
             second = (self.b2[at][part], self.b2_scale[at][part]) if self.b2 else (None, None)
             weights = (b, second[0], scale, second[1])
-            out[:] = weight_only_dual_reference(a, *weights, alpha, alpha2, out.dtype, **vars(self.gate))
+            out[:] = weight_only_dual_reference(
+                a, *weights, alpha, alpha2, out.dtype, b_format=self.b_format, **vars(self.gate)
+            )
 
     def _group_rows(self) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
         """Every group's rows of the results and of ``a``."""
@@ -272,11 +280,13 @@ def product_task(product: Product, gpu: Gpu) -> Task:
     is_plain = (n <= 1 or out.stride(2) == 1) and n <= out.stride(1) <= INT32_MAX
     if gpu.arch not in WEIGHT_ONLY_ARCHS or not out.numel() or not is_plain:
         return W4A16Task(product)
+    if (None, b.format) not in weight_only_family_of(gpu.arch).PAIRS:
+        return W4A16Task(product)
     if not weight_only_family_of(gpu.arch).is_faster_than_few_rows(m, b.rows, k, batches, gpu.num_sms):
         return W4A16Task(product)
     form: Form = "list" if batches == 1 else "batched"
     alpha = one_each(product.alpha, batches)
-    rest = (alpha, None, None, (), (), None, None, gpu)
+    rest = (alpha, None, None, (), (), None, None, gpu, b.format)
     return WeightOnlyTask(form, (a,), (b.data,), (b.scale,), (out_lines("out", out, False),), *rest)
 
 

@@ -131,6 +131,7 @@ def check_lists(
     """
     rules.check_out_dtype(result.dtype, result.global_scale)
     rules.check_scale_layout(scale_layout)
+    rules.check_formats(a_format, weights[0].format)
     alphas = {w.alpha_name: w.alpha for w in weights}
     alpha_names = [w.alpha_name for w in weights]
     weights = [w for w in weights if w.data is not None]
@@ -322,6 +323,7 @@ def check_device_groups(
     """
     form, sizes_name, lengths = _form(*sizes, scale_layout)
     rules.check_out_dtype(result.dtype, result.global_scale)
+    rules.check_formats(a_format, weights[0].format)
     alphas = {w.alpha_name: w.alpha for w in weights}
     alpha_names = list(alphas)
     weights = [w for w in weights if w.data is not None]

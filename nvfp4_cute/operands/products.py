@@ -11,7 +11,7 @@ import torch
 
 from nvfp4_cute.errors import UnsupportedProblem
 from nvfp4_cute.formats.block_format import NVFP4 as NVFP4_FORMAT
-from nvfp4_cute.formats.block_format import ScaleLayout
+from nvfp4_cute.formats.block_format import BlockFormat, ScaleLayout
 from nvfp4_cute.formats.block_scaled import NVFP4Tensor, check_is_tensor
 from nvfp4_cute.formats.scale_layout import as_blocked_batches
 from nvfp4_cute.operands import rules
@@ -73,7 +73,9 @@ class Product:
         dtype: OutDtype = NVFP4 if scale is not None else out.dtype
         m_major = scale is None and rules.is_m_major([out])
         sizes = ((a.rows, b.rows, a.k),) * batches
-        problem = GroupedProblem(sizes, form, dtype, self.alpha is not None, m_major)
+        problem = GroupedProblem(
+            sizes, form, dtype, self.alpha is not None, m_major, a_format=a.format, b_format=b.format
+        )
         alpha = rules.one_each(self.alpha, batches)
         scales = () if scale is None else (scale,)
         return problem, GroupedOperands(
@@ -82,9 +84,12 @@ class Product:
 
 
 def check_gemm(
-    a, b, a_scale, b_scale, alpha, out, out_dtype, out_global_scale, scale_layout
+    a, b, a_scale, b_scale, alpha, formats, out, out_dtype, out_global_scale, scale_layout
 ) -> tuple[Product, list[torch.Tensor]]:
     """Check the operands of ``gemm``, whose arguments these are, a number for ``out_global_scale`` as float32 [1].
+
+    Args:
+        formats: of ``a`` and of ``b``.
 
     Returns:
         The operands, and what is written: the result, or data and scale of an NVFP4 one.
@@ -93,6 +98,7 @@ def check_gemm(
         TypeError, ValueError, UnsupportedProblem: an operand breaks a rule; the message names rule, value and fix.
     """
     rules.check_scale_layout(scale_layout)
+    rules.check_formats(*formats)
     rules.check_choice("out_dtype", out_dtype, (*OUT_DTYPES, NVFP4))
     is_quantized = out_dtype == NVFP4
     named = {"a": a, "b": b, "a_scale": a_scale, "b_scale": b_scale}
@@ -101,15 +107,18 @@ def check_gemm(
     factors = rules.tensors_in({"alpha": alpha, "out_global_scale": out_global_scale})
     device = rules.check_tensors(named | factors | own)
     check_batched_shapes({"a": a, "b": b} | plain, "a [M, K/2], b [N, K/2] and out [M, N]")
-    if a.shape[1] != b.shape[1]:
-        k_a, k_b = (NVFP4_FORMAT.elements(x.shape[1]) for x in (a, b))
+    k_a, k_b = (fmt.elements(x.shape[1]) for fmt, x in zip(formats, (a, b), strict=True))
+    if k_a != k_b:
         raise ValueError(f"a has K={k_a} and b has K={k_b}; both must have the same K")
     batches = num_batches(a)
     if batches == 0:
         raise ValueError("a has L=0 batches; pass at least one")
     left, right = (
-        _operand(name, letter, data, scale, batches, scale_layout)
-        for name, letter, data, scale in (("a", "M", a, a_scale), ("b", "N", b, b_scale))
+        _operand(name, letter, data, scale, batches, scale_layout, fmt)
+        for name, letter, data, scale, fmt in (
+            ("a", "M", a, a_scale, formats[0]),
+            ("b", "N", b, b_scale, formats[1]),
+        )
     )
     for name, side in (("a", left), ("b", right)):
         if not side.scale.is_contiguous():
@@ -136,20 +145,30 @@ def check_gemm(
     return Product(left, right, factor, view, scale, rules.one_each(shared, batches)), results
 
 
-def check_gemv(a, b, a_scale, b_scale, alpha, out, out_dtype, scale_layout) -> tuple[Product, torch.Tensor]:
+def check_gemv(
+    a, b, a_scale, b_scale, alpha, formats, out, out_dtype, scale_layout
+) -> tuple[Product, torch.Tensor]:
     """Check the operands of ``gemv``, whose arguments these are. Returns them, and the tensor to return. Raises as above."""
     rules.check_choice("out_dtype", out_dtype, OUT_DTYPES)
     rules.check_scale_layout(scale_layout)
+    rules.check_formats(*formats)
     inputs = {"a": a, "b": b, "a_scale": a_scale, "b_scale": b_scale} | rules.tensors_in({"alpha": alpha})
     device = rules.check_tensors(inputs | rules.given(out=out))
-    matrix, vector = rules.as_bytes("a", a), rules.as_bytes("b", b)
-    if matrix.ndim not in (2, 3) or vector.shape != matrix.shape[1:]:
+    a_format, b_format = formats
+    matrix, vector = rules.as_bytes("a", a, a_format), rules.as_bytes("b", b, b_format)
+    if (
+        matrix.ndim not in (2, 3)
+        or vector.ndim != matrix.ndim - 1
+        or (b_format.elements(vector.shape[0]), *vector.shape[1:])
+        != (a_format.elements(matrix.shape[1]), *matrix.shape[2:])
+    ):
+        of_a, of_b = a_format.length, b_format.length
         raise ValueError(
-            "a is [M, K/2] and b [K/2], or a is [M, K/2, L] and b [K/2, L], with the same K and L; got "
+            f"a is [M, {of_a}] and b [{of_b}], or a is [M, {of_a}, L] and b [{of_b}, L], with the same K and L; got "
             f"{tuple(a.shape)} and {tuple(b.shape)}"
         )
     batches, m = num_batches(a), len(a)
-    rules.check_k(NVFP4_FORMAT.elements(a.shape[1]))
+    rules.check_k(a_format.elements(a.shape[1]), a_format)
     rules.check_extent("L", batches, rules.MAX_BATCHES)
     if m > 1:
         rules.check_extent("row pitch of a in bytes", a.stride(0), rules.MAX_PITCH)
@@ -157,8 +176,8 @@ def check_gemv(a, b, a_scale, b_scale, alpha, out, out_dtype, scale_layout) -> t
     if out is not None:
         rules.check_out("out", out, shape, out_dtype)
         check_overlap({"out": out}, inputs)
-    left = _operand("a", "M", matrix, a_scale, batches, scale_layout)
-    right = _operand("b", "N", vector.unsqueeze(0), b_scale, batches, scale_layout)
+    left = _operand("a", "M", matrix, a_scale, batches, scale_layout, a_format)
+    right = _operand("b", "N", vector.unsqueeze(0), b_scale, batches, scale_layout, b_format)
     factor = rules.factors("alpha", alpha, batches, device, of="batch", allows_one=True, allows_list=False)
     if out is None:
         out = new_result(a, None, out_dtype)
@@ -167,13 +186,13 @@ def check_gemv(a, b, a_scale, b_scale, alpha, out, out_dtype, scale_layout) -> t
 
 
 def check_weight_only(
-    x, w, w_scale, alpha, out, names, out_dtype, scale_layout
+    x, w, w_scale, alpha, w_format, out, names, out_dtype, scale_layout
 ) -> tuple[Product, torch.Tensor]:
     """Check the operands of ``out[:, :, l] = alpha[l] * X[:, :, l] @ W[:, :, l]^T``.
 
     Args:
         x: float16 or bfloat16 [M, K] or [M, K, L], K-major, rows and batches a multiple of 16 bytes apart.
-        w: uint8 or float4_e2m1fn_x2 [N, K/2] or [N, K/2, L]. w_scale: of w. alpha: as of ``gemm``.
+        w: bytes of ``w_format``, [N, K/2] or [N, K/2, L] of NVFP4. w_scale: of w. alpha: as of ``gemm``.
         out: [M, N] or [M, N, L] of any strides, or None.
         names: what the caller calls x, w and w_scale.
 
@@ -182,6 +201,7 @@ def check_weight_only(
     """
     rules.check_choice("out_dtype", out_dtype, OUT_DTYPES)
     rules.check_scale_layout(scale_layout)
+    rules.check_formats(w_format)
     name_x, name_w, name_scale = names
     inputs = {name_x: x, name_w: w, name_scale: w_scale} | rules.tensors_in({"alpha": alpha})
     device = rules.check_tensors(inputs | rules.given(out=out))
@@ -190,12 +210,12 @@ def check_weight_only(
             f"{name_x}_scale is None and {name_x} has dtype {x.dtype}: pass the scales of its NVFP4 values"
         )
     rules.check_choice(f"dtype of {name_x}", x.dtype, ACTIVATION_DTYPES)
-    weights = rules.as_bytes(name_w, w)
-    values = (NVFP4_FORMAT.elements(weights.shape[1]), *weights.shape[2:]) if weights.ndim in (2, 3) else ()
+    weights = rules.as_bytes(name_w, w, w_format)
+    values = (w_format.elements(weights.shape[1]), *weights.shape[2:]) if weights.ndim in (2, 3) else ()
     if x.ndim not in (2, 3) or values != tuple(x.shape[1:]):
         raise ValueError(
             f"{name_x} has shape {list(x.shape)} and {name_w} {list(w.shape)}; the 16-bit operand has K values and the "
-            "NVFP4 one K/2 bytes along K, and both the same batches, if any, as a last extent"
+            f"{w_format.title} one {w_format.length} bytes along K, and both the same batches, if any, as a last extent"
         )
     m, k, batches, n = len(x), x.shape[1], num_batches(x), len(weights)
     if k % W4A16_K_STEP or not k:
@@ -203,7 +223,7 @@ def check_weight_only(
             f"K={k} is not a positive multiple of {W4A16_K_STEP}, what a 16-byte load of weights holds; pad K to "
             f"{max(-(-k // W4A16_K_STEP), 1) * W4A16_K_STEP}"
         )
-    rules.check_k(k)
+    rules.check_k(k, w_format)
     rules.check_extent("N", n, INT32_MAX)
     rules.check_extent("M", m, rules.MAX_BATCHES)
     rules.check_extent("L", batches, rules.MAX_BATCHES)
@@ -214,14 +234,14 @@ def check_weight_only(
         rules.check_out("out", out, (m, n, *x.shape[2:]), out_dtype)
         check_overlap({"out": out}, inputs)
     factor = rules.factors("alpha", alpha, batches, device, of="batch", allows_one=True, allows_list=False)
-    operand = _operand(name_w, "N", weights, w_scale, batches, scale_layout, name_scale)
+    operand = _operand(name_w, "N", weights, w_scale, batches, scale_layout, w_format, name_scale)
     if out is None:
         out = new_result(x, n, out_dtype)
     return Product(rows, operand, factor, rules.batches_first(out)), out
 
 
 def split_dual_gemm(
-    a, a_scale, weights: list[Weights], out, out_dtype, scale_layout, parts: int
+    a, a_scale, weights: list[Weights], a_format: BlockFormat, out, out_dtype, scale_layout, parts: int
 ) -> tuple[list[Any], list[Any], list[Weights], list[Any], list[torch.Tensor]]:
     """The operands of ``dual_gemm`` as those of ``grouped_dual_gemm``, a group a batch; ``parts`` rows of b1 make a column.
 
@@ -249,11 +269,13 @@ def split_dual_gemm(
         w
         if w.data is None
         else w._replace(
-            data=split_batches(w.data), scale=_split_scale(f"{w.name}_scale", w.scale, w.data, scale_layout)
+            data=split_batches(w.data),
+            scale=_split_scale(f"{w.name}_scale", w.scale, w.data, scale_layout, w.format),
         )
         for w in weights
     ]
-    return split_batches(a), _split_scale("a_scale", a_scale, a, scale_layout), listed, outs, results
+    scales = _split_scale("a_scale", a_scale, a, scale_layout, a_format)
+    return split_batches(a), scales, listed, outs, results
 
 
 # ---- parts -----------------------------------------------------------------------------------------------------
@@ -271,13 +293,15 @@ def _operand(
     scale: torch.Tensor,
     batches: int,
     layout: ScaleLayout,
+    fmt: BlockFormat,
     scale_name: str | None = None,
 ) -> Operand:
     """[rows, K/2] or [rows, K/2, L] as an operand whose batches come first."""
-    rows = rules.packed_rows(name, letter, rules.batches_first(data))
-    num_rows, k = rows.shape[1], rules.check_k(NVFP4_FORMAT.elements(rows.shape[2]))
-    blocked = rules.blocked_scales(scale_name or f"{name}_scale", letter, scale, num_rows, k, layout, batches)
-    return Operand(rows, blocked, NVFP4_FORMAT, num_rows, k, batches)
+    rows = rules.packed_rows(name, letter, rules.batches_first(data), fmt)
+    num_rows, k = rows.shape[1], rules.check_k(fmt.elements(rows.shape[2]), fmt)
+    label = scale_name or f"{name}_scale"
+    blocked = rules.blocked_scales(label, letter, scale, num_rows, k, layout, batches, fmt)
+    return Operand(rows, blocked, fmt, num_rows, k, batches)
 
 
 def check_batched_shapes(named: Mapping[str, torch.Tensor], expected: str) -> None:
@@ -319,7 +343,7 @@ def split_quantized(tensor: NVFP4Tensor) -> list[NVFP4Tensor]:
     return [NVFP4Tensor(data, scale, None, tensor.shape[1:], tensor.scale_layout) for data, scale in parts]
 
 
-def _split_scale(name: str, scale: Any, operand: torch.Tensor, layout: ScaleLayout) -> Any:
+def _split_scale(name: str, scale: Any, operand: torch.Tensor, layout: ScaleLayout, fmt: BlockFormat) -> Any:
     """A view of every batch of an operand's scales; what is no tensor is for the checks to judge."""
     batches = num_batches(operand)
     if scale is None or batches == 1 or not isinstance(scale, torch.Tensor):
@@ -327,12 +351,12 @@ def _split_scale(name: str, scale: Any, operand: torch.Tensor, layout: ScaleLayo
     if layout == "rowmajor":
         if scale.ndim != 3 or scale.shape[2] != batches:
             raise ValueError(
-                f"{name} has shape {list(scale.shape)}; expected [rows, K/16, {batches}] (row-major)"
+                f"{name} has shape {list(scale.shape)}; expected [rows, K/{fmt.block_k}, {batches}] (row-major)"
             )
         return split_batches(scale)
-    k = NVFP4_FORMAT.elements(operand.shape[1])
+    k = fmt.elements(operand.shape[1])
     try:  # addresses are checked with each batch's: a graph that is traced has none
-        return list(as_blocked_batches(scale, len(operand), k, batches))
+        return list(as_blocked_batches(scale, len(operand), k, batches, fmt))
     except (TypeError, ValueError) as error:
         raise type(error)(f"{name}: {error}") from error
 

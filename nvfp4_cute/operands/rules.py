@@ -67,6 +67,18 @@ def check_scale_layout(scale_layout: Any) -> None:
     check_choice("scale_layout", scale_layout, SCALE_LAYOUTS)
 
 
+def check_formats(*formats: Any) -> None:
+    """Formats of operands that products take. Raises TypeError for what is none, UnsupportedProblem where scales are rows."""
+    for fmt in formats:
+        if not isinstance(fmt, BlockFormat):
+            raise TypeError(f"format {fmt!r} is no BlockFormat; pass a record, such as nvfp4_cute.MXFP4")
+        if fmt.scale_layout != "blocked":
+            raise UnsupportedProblem(
+                f"{fmt.title} has {fmt.scale.name} scales, and products take formats with blocked ones: dequantize it, and "
+                "quantize to one of those"
+            )
+
+
 def check_extent(name: str, extent: int, most: int) -> int:
     """A number of rows, batches or bytes that an index or the grid can hold."""
     if extent > most:

@@ -3,48 +3,70 @@
 Nothing is copied from the host: factors are multiplied on the device.
 """
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
-from nvfp4_cute.errors import UnsupportedProblem
-from nvfp4_cute.formats.block_format import NVFP4
-from nvfp4_cute.formats.block_scaled import BlockScaledTensor, NVFP4Tensor, ScaleLayout
+from nvfp4_cute.formats.block_format import NVFP4, BlockFormat
+from nvfp4_cute.formats.block_scaled import BlockScaledTensor, ScaleLayout
 from nvfp4_cute.operands.numbers_on_device import numbers_on
+from nvfp4_cute.operands.rules import check_formats
 
 
-def parts(given: Any, scale: Any, layout: ScaleLayout) -> tuple[Any, Any, torch.Tensor | None]:
-    """Data, scale in a layout, and global scale of a whole tensor; else what was given, and None.
+class Parts(NamedTuple):
+    """Of one operand: data, scale, global scale (of a list float32 [G]) or None, and what the bytes stand for."""
 
-    Whole tensors are those without a ``scale`` beside them. Of lists, each entry's, and global scales float32 [G].
+    data: Any
+    scale: Any
+    global_scale: torch.Tensor | None
+    format: BlockFormat
+
+
+def parts(given: Any, scale: Any, layout: ScaleLayout, format: BlockFormat = NVFP4) -> Parts:
+    """Of a whole tensor, its scale in a layout; else what was given, which is of ``format``.
+
+    Whole tensors are those without a ``scale`` beside them. A list of them has one format. Raises ValueError where it does not.
     """
     if scale is not None:
-        return given, scale, None
-    for x in given if isinstance(given, list | tuple) else (given,):
-        if isinstance(x, BlockScaledTensor) and x.format is not NVFP4:
-            raise UnsupportedProblem(
-                f"an operand is {x.format.title}; there are kernels for NVFP4 operands: dequantize it, and quantize anew"
+        return Parts(given, scale, None, format)
+    if isinstance(given, BlockScaledTensor):
+        check_formats(given.format)
+        return Parts(given.data, given.with_scale_layout(layout).scale, given.global_scale, given.format)
+    if isinstance(given, list | tuple) and given and all(isinstance(x, BlockScaledTensor) for x in given):
+        other = next((g for g, x in enumerate(given) if x.format != given[0].format), None)
+        if other is not None:
+            raise ValueError(
+                f"group 0 is {given[0].format.title} and group {other} {given[other].format.title}; the groups of a call have "
+                "one format: quantize them alike, or make two calls"
             )
-    if isinstance(given, NVFP4Tensor):
-        return given.data, given.with_scale_layout(layout).scale, given.global_scale
-    if isinstance(given, list | tuple) and given and all(isinstance(x, NVFP4Tensor) for x in given):
+        check_formats(given[0].format)
         factors = [x.global_scale for x in given]
         if all(factor is None for factor in factors):
             stacked = None
         else:
             device = given[0].data.device
             stacked = torch.stack([torch.ones((), device=device) if f is None else f for f in factors])
-        return [x.data for x in given], [x.with_scale_layout(layout).scale for x in given], stacked
-    return given, scale, None
+        scales = [x.with_scale_layout(layout).scale for x in given]
+        return Parts([x.data for x in given], scales, stacked, given[0].format)
+    return Parts(given, scale, None, format)
 
 
-def batched_parts(given: Any, scale: Any, layout: ScaleLayout) -> tuple[Any, Any, torch.Tensor | None]:
+def batched_parts(given: Any, scale: Any, layout: ScaleLayout, format: BlockFormat = NVFP4) -> Parts:
     """The same of a matrix, or of batches [L, rows, K], whose data become [rows, K/2, L] as operations on batches take them."""
-    data, blocked, factor = parts(given, scale, layout)
-    if isinstance(given, NVFP4Tensor) and scale is None and data.ndim == 3:
-        data = data.permute(1, 2, 0)
-        blocked = blocked if layout == "blocked" else blocked.permute(1, 2, 0)
-    return data, blocked, factor
+    found = parts(given, scale, layout, format)
+    if isinstance(given, BlockScaledTensor) and scale is None and found.data.ndim == 3:
+        blocked = found.scale if layout == "blocked" else found.scale.permute(1, 2, 0)
+        return found._replace(data=found.data.permute(1, 2, 0), scale=blocked)
+    return found
+
+
+def same_format(first: Parts, second: Parts, given_second: Any) -> BlockFormat:
+    """Of both weights of a dual GEMM, the second of which may be absent. Raises ValueError where they differ."""
+    if given_second is not None and first.format != second.format:
+        raise ValueError(
+            f"b1 is {first.format.title} and b2 {second.format.title}; both weights have one format: quantize them alike"
+        )
+    return first.format
 
 
 def times(alpha: Any, *factors: torch.Tensor | None) -> Any:

@@ -1,17 +1,19 @@
-"""dual_gemm and grouped_dual_gemm: C = activation(alpha1 * A @ B1^T) * (alpha2 * A @ B2^T) over NVFP4 operands."""
+"""dual_gemm and grouped_dual_gemm: C = activation(alpha1 * A @ B1^T) * (alpha2 * A @ B2^T) over block-scaled operands."""
 
 from typing import Any
 
 import torch
 
 from nvfp4_cute.backends.calls import call
+from nvfp4_cute.formats.block_format import NVFP4 as NVFP4_FORMAT
+from nvfp4_cute.formats.block_format import BlockFormat
 from nvfp4_cute.formats.block_scaled import ScaleLayout
 from nvfp4_cute.launch.task import Task
 from nvfp4_cute.operands import products
 from nvfp4_cute.operands.grouped import Result, Weights, dual_weights
 from nvfp4_cute.operands.numbers_on_device import numbers_of
 from nvfp4_cute.operands.results import as_results, flat_outputs, one_result
-from nvfp4_cute.operands.whole import batched_parts, parts, times
+from nvfp4_cute.operands.whole import batched_parts, parts, same_format, times
 from nvfp4_cute.ops.grouped_gemm import flat_inputs, flat_operands, group_outputs, grouped_task
 from nvfp4_cute.ops.traced import new_group_results, refuse_config, refuse_gradients
 from nvfp4_cute.planning.config import KernelConfig
@@ -30,6 +32,8 @@ def grouped_dual_gemm(
     *,
     offs: torch.Tensor | None = None,
     masked_m: torch.Tensor | None = None,
+    a_format: BlockFormat = NVFP4_FORMAT,
+    b_format: BlockFormat = NVFP4_FORMAT,
     activation: Activation = "silu",
     limit: float | None = None,
     weight_layout: DualWeights = "separate",
@@ -46,8 +50,8 @@ def grouped_dual_gemm(
     products stay on the chip until they are combined; nothing is written but C. Groups are told in the three forms of
     ``grouped_gemm``; below, what is said of a group's tensors is said of the list form.
 
-    ``grouped_dual_gemm(a, b1, b2)`` takes NVFP4Tensors whole, their scales left out, as ``grouped_gemm`` does, and ``a`` of
-    float16 or bfloat16 values without ``a_scale``.
+    ``grouped_dual_gemm(a, b1, b2)`` takes BlockScaledTensors whole, their scales left out, as ``grouped_gemm`` does, and ``a``
+    of float16 or bfloat16 values without ``a_scale``. Formats are told as to ``grouped_gemm``, one of both weights.
 
     Args:
         a: a tensor a group: uint8 or float4_e2m1fn_x2 [M_g, K_g/2] (or [M_g, K_g/2, 1]), K-major, two e2m1 values a byte,
@@ -58,6 +62,7 @@ def grouped_dual_gemm(
             which allocates).
         b1_scale, b2_scale: the same of the weights.
         alpha1, alpha2: a factor a group for each product: float32 [G] on the operands' device, or numbers, or None for 1.
+        a_format, b_format: what the parts of ``a``, and of both weights, stand for, such as ``nvfp4_cute.MXFP4``.
         offs, masked_m: of the ragged and the masked form, with operands, scales, ``out`` and results as of ``grouped_gemm``.
         activation: "silu": x * sigmoid(x). "gelu_tanh": x * (1 + tanh(sqrt(2 / pi) * (x + 0.044715 x^3))) / 2.
             "relu2": max(x, 0)^2. "swiglu_oai", of gpt-oss: x * sigmoid(1.702 x), times the other product plus 1.
@@ -93,32 +98,33 @@ def grouped_dual_gemm(
         Nothing is written to ``out`` when a check fails.
     """
     is_list, is_quantized = offs is None and masked_m is None, out_dtype == NVFP4
-    a, a_scale, factor_a = parts(a, a_scale, scale_layout)
-    b1, b1_scale, factor1 = parts(b1, b1_scale, scale_layout)
-    b2, b2_scale, factor2 = parts(b2, b2_scale, scale_layout)
+    a, a_scale, factor_a, a_format = parts(a, a_scale, scale_layout, a_format)
+    first, second = (parts(b, scale, scale_layout, b_format) for b, scale in ((b1, b1_scale), (b2, b2_scale)))
+    b_format = same_format(first, second, b2)
+    (b1, b1_scale, factor1, _), (b2, b2_scale, factor2, _) = first, second
     alpha1, alpha2 = _dual_alphas((alpha1, alpha2), (factor_a, factor1, factor2), b2 is None)
     if torch.compiler.is_compiling():
         given = (a, b1, a_scale, b1_scale) + (() if b2 is None else (b2, b2_scale))
         choices = (activation, limit, weight_layout)
         return _traced(given, (alpha1, alpha2), (offs, masked_m), choices, out, out_dtype, out_global_scale,
-                       config, (scale_layout, backend))  # fmt: skip
+                       config, (scale_layout, backend, a_format.name, b_format.name))  # fmt: skip
     alpha1, alpha2, out_global_scale = (
         x if x is None else numbers_of(x, a, offs, masked_m) for x in (alpha1, alpha2, out_global_scale)
     )
     sides = (a, b1, b1_scale) if a_scale is None else (a, b1, a_scale, b1_scale)
     counts, inputs = flat_inputs(sides, offs, masked_m)
-    second: list[Any] = []
+    others: list[Any] = []
     if b2 is not None:
-        more, second = flat_inputs((b2, b2_scale), None, None) if is_list else ((), [b2, b2_scale])
+        more, others = flat_inputs((b2, b2_scale), None, None) if is_list else ((), [b2, b2_scale])
         counts = (counts, more)
-    inputs += [x for x in (alpha1, *second, alpha2, out_global_scale) if x is not None]
+    inputs += [x for x in (alpha1, *others, alpha2, out_global_scale) if x is not None]
 
     absent = tuple(x is None for x in (a_scale, alpha1, alpha2, out_global_scale))
-    choices = (activation, limit, weight_layout)
-    settings = ("grouped_dual_gemm", counts, absent, choices, out_dtype, scale_layout, config)
+    choices, formats = (activation, limit, weight_layout), (a_format, b_format)
+    settings = ("grouped_dual_gemm", counts, absent, choices, out_dtype, scale_layout, config, formats)
     outs = call(
         backend, settings, inputs, group_outputs(out, is_list, is_quantized), _check_groups,
-        a, b1, b2, a_scale, b1_scale, b2_scale, alpha1, alpha2, offs, masked_m, choices, out, out_dtype,
+        a, b1, b2, a_scale, b1_scale, b2_scale, alpha1, alpha2, offs, masked_m, choices, formats, out, out_dtype,
         out_global_scale, scale_layout, config, backend,
     )  # fmt: skip
     return as_results(outs, is_list, is_quantized, out_global_scale)
@@ -164,6 +170,8 @@ def dual_gemm(
     alpha1: Any = None,
     alpha2: Any = None,
     *,
+    a_format: BlockFormat = NVFP4_FORMAT,
+    b_format: BlockFormat = NVFP4_FORMAT,
     activation: Activation = "silu",
     limit: float | None = None,
     weight_layout: DualWeights = "separate",
@@ -176,7 +184,7 @@ def dual_gemm(
 ) -> Any:
     """``C = activation(alpha1 * A @ B1^T) * (alpha2 * A @ B2^T)`` in one launch: a SwiGLU layer's first half.
 
-    ``dual_gemm(x, gate, up)`` takes NVFP4Tensors whole, their scales left out: [M, K] or [L, M, K]. Their global scales are
+    ``dual_gemm(x, gate, up)`` takes BlockScaledTensors whole, their scales left out: [M, K] or [L, M, K]. Their global scales are
     factors of the products, beside the alphas, and multiplied on the device. ``a`` may have float16 or bfloat16 values,
     [M, K] or [M, K, L], and no ``a_scale``.
 
@@ -187,7 +195,8 @@ def dual_gemm(
             or [M, K/16, L] with ``scale_layout="rowmajor"``.
         b1_scale, b2_scale: the same of the weights.
         alpha1, alpha2: a factor for each product: a number, or float32 on the operands' device: one element, or [L].
-        activation, limit, weight_layout, out_dtype, scale_layout, backend, config: as of :func:`grouped_dual_gemm`.
+        a_format, b_format, activation, limit, weight_layout, out_dtype, scale_layout, backend, config: as of
+            :func:`grouped_dual_gemm`.
         out: [M, N] or [M, N, L], written in place, or with "nvfp4" an NVFP4Tensor; None allocates.
         out_global_scale: with "nvfp4": a number, or a tensor of one element, for all batches.
 
@@ -204,52 +213,74 @@ def dual_gemm(
         As :func:`grouped_dual_gemm`.
     """
     if a_scale is None or b1_scale is None or b2_scale is None:
-        a, a_scale, factor_a = batched_parts(a, a_scale, scale_layout)
-        b1, b1_scale, factor1 = batched_parts(b1, b1_scale, scale_layout)
-        b2, b2_scale, factor2 = batched_parts(b2, b2_scale, scale_layout)
+        a, a_scale, factor_a, a_format = batched_parts(a, a_scale, scale_layout, a_format)
+        first, second = (
+            batched_parts(b, scale, scale_layout, b_format) for b, scale in ((b1, b1_scale), (b2, b2_scale))
+        )
+        b_format = same_format(first, second, b2)
+        (b1, b1_scale, factor1, _), (b2, b2_scale, factor2, _) = first, second
         alpha1, alpha2 = _dual_alphas((alpha1, alpha2), (factor_a, factor1, factor2), b2 is None)
     alpha1, alpha2 = products.for_batches(alpha1, a), products.for_batches(alpha2, a)
     out_global_scale = products.for_batches(out_global_scale, a)
 
-    is_quantized, choices = out_dtype == NVFP4, (activation, limit, weight_layout)
+    is_quantized, choices, formats = (
+        out_dtype == NVFP4,
+        (activation, limit, weight_layout),
+        (a_format, b_format),
+    )
     if torch.compiler.is_compiling() or (isinstance(a, torch.Tensor) and products.num_batches(a) > 1):
         alpha1, alpha2, out_global_scale = (_vector(x) for x in (alpha1, alpha2, out_global_scale))
-        rows, scales, (first, second), parts, results = _split(
-            a, b1, b2, a_scale, b1_scale, b2_scale, alpha1, alpha2, choices, out, out_dtype, scale_layout
+        rows, scales, (gates, ups), parts, results = _split(
+            a,
+            b1,
+            b2,
+            a_scale,
+            b1_scale,
+            b2_scale,
+            alpha1,
+            alpha2,
+            choices,
+            formats,
+            out,
+            out_dtype,
+            scale_layout,
         )
         grouped_dual_gemm(
-            rows, first.data, second.data, scales, first.scale, second.scale, alpha1, alpha2, activation=activation,
-            limit=limit, weight_layout=weight_layout, out=parts, out_dtype=out_dtype,
-            out_global_scale=out_global_scale, scale_layout=scale_layout, backend=backend, config=config,
+            rows, gates.data, ups.data, scales, gates.scale, ups.scale, alpha1, alpha2, a_format=a_format,
+            b_format=b_format, activation=activation, limit=limit, weight_layout=weight_layout, out=parts,
+            out_dtype=out_dtype, out_global_scale=out_global_scale, scale_layout=scale_layout, backend=backend,
+            config=config,
         )  # fmt: skip
         return one_result(results, is_quantized, out_global_scale)
 
     order = (a, b1, a_scale, b1_scale, alpha1, b2, b2_scale, alpha2, out_global_scale)
-    settings = ("dual_gemm", *(x is None for x in order), *choices, out_dtype, scale_layout, config)
+    settings = ("dual_gemm", *(x is None for x in order), *choices, out_dtype, scale_layout, config, formats)
     inputs = [x for x in order if x is not None]
     outs = call(
         backend, settings, inputs, flat_outputs([out], is_quantized), _check,
-        a, b1, b2, a_scale, b1_scale, b2_scale, alpha1, alpha2, choices, out, out_dtype, out_global_scale,
+        a, b1, b2, a_scale, b1_scale, b2_scale, alpha1, alpha2, choices, formats, out, out_dtype, out_global_scale,
         scale_layout, config, backend,
     )  # fmt: skip
     return one_result(outs, is_quantized, out_global_scale)
 
 
 def _check_groups(
-    a, b1, b2, a_scale, b1_scale, b2_scale, alpha1, alpha2, offs, masked_m, choices, out, out_dtype, out_global_scale,
-    scale_layout, config, backend,
+    a, b1, b2, a_scale, b1_scale, b2_scale, alpha1, alpha2, offs, masked_m, choices, formats, out, out_dtype,
+    out_global_scale, scale_layout, config, backend,
 ) -> tuple[Task, list[torch.Tensor]]:  # fmt: skip
     """The task of ``grouped_dual_gemm``, and what it writes."""
     activation, limit, weight_layout = choices
     gate = Gate.checked(activation, limit, weight_layout, (b2, b2_scale))
     first, second = (
-        Weights("b1", b1, b1_scale, "alpha1", alpha1),
-        Weights("b2", b2, b2_scale, "alpha2", alpha2),
+        Weights("b1", b1, b1_scale, "alpha1", alpha1, formats[1]),
+        Weights("b2", b2, b2_scale, "alpha2", alpha2, formats[1]),
     )
     is_list = offs is None and masked_m is None
     weights = dual_weights(first, second, [1.0] * len(a) if is_list else 1.0)
     result = Result(out, out_dtype, out_global_scale)
-    return grouped_task(a, a_scale, weights, (offs, masked_m), result, scale_layout, gate, config, backend)
+    return grouped_task(
+        a, a_scale, formats[0], weights, (offs, masked_m), result, scale_layout, gate, config, backend
+    )
 
 
 def _check(
@@ -262,6 +293,7 @@ def _check(
     alpha1,
     alpha2,
     choices,
+    formats,
     out,
     out_dtype,
     out_global_scale,
@@ -274,20 +306,26 @@ def _check(
     activation, limit, weight_layout = choices
     gate = Gate.checked(activation, limit, weight_layout, (b2, b2_scale))
     rows, scales, listed, parts, results = _split(
-        a, b1, b2, a_scale, b1_scale, b2_scale, alpha1, alpha2, choices, out, out_dtype, scale_layout
+        a, b1, b2, a_scale, b1_scale, b2_scale, alpha1, alpha2, choices, formats, out, out_dtype, scale_layout
     )
     weights, result = dual_weights(listed[0], listed[1], [1.0]), Result(parts, out_dtype, out_global_scale)
-    task, _ = grouped_task(rows, scales, weights, (None, None), result, scale_layout, gate, config, backend)
+    task, _ = grouped_task(
+        rows, scales, formats[0], weights, (None, None), result, scale_layout, gate, config, backend
+    )
     return task, results
 
 
 def _split(
-    a, b1, b2, a_scale, b1_scale, b2_scale, alpha1, alpha2, choices, out, out_dtype, scale_layout
+    a, b1, b2, a_scale, b1_scale, b2_scale, alpha1, alpha2, choices, formats, out, out_dtype, scale_layout
 ) -> Any:
     """Lists of a and of a_scale, weights, a list of outputs, and what is written: of a group a batch."""
-    weights = [Weights("b1", b1, b1_scale, "alpha1", alpha1), Weights("b2", b2, b2_scale, "alpha2", alpha2)]
+    a_format, b_format = formats
+    weights = [
+        Weights("b1", b1, b1_scale, "alpha1", alpha1, b_format),
+        Weights("b2", b2, b2_scale, "alpha2", alpha2, b_format),
+    ]
     parts = 1 if choices[2] == "separate" else 2
-    return products.split_dual_gemm(a, a_scale, weights, out, out_dtype, scale_layout, parts)
+    return products.split_dual_gemm(a, a_scale, weights, a_format, out, out_dtype, scale_layout, parts)
 
 
 def _vector(factor: Any) -> Any:

@@ -1,4 +1,4 @@
-"""gemm: C = alpha * A @ B^T over NVFP4 operands, or 16-bit A and NVFP4 B; dense, a batch in one launch."""
+"""gemm: C = alpha * A @ B^T over block-scaled operands, or 16-bit A and block-scaled B; dense, a batch in one launch."""
 
 from typing import Any, Literal, overload
 
@@ -7,7 +7,9 @@ import torch
 from nvfp4_cute import backends
 from nvfp4_cute.backends.calls import call
 from nvfp4_cute.errors import UnsupportedProblem
-from nvfp4_cute.formats.block_scaled import NVFP4Tensor, ScaleLayout
+from nvfp4_cute.formats.block_format import NVFP4 as NVFP4_FORMAT
+from nvfp4_cute.formats.block_format import BlockFormat
+from nvfp4_cute.formats.block_scaled import BlockScaledTensor, NVFP4Tensor, ScaleLayout
 from nvfp4_cute.launch.grouped import GroupedTask
 from nvfp4_cute.launch.simt import few_rows_task
 from nvfp4_cute.launch.task import Task
@@ -24,12 +26,14 @@ from nvfp4_cute.problem import NVFP4, OutDtype, new_quantized_data, new_quantize
 
 @overload
 def gemm(
-    a: torch.Tensor | NVFP4Tensor,
-    b: torch.Tensor | NVFP4Tensor,
+    a: torch.Tensor | BlockScaledTensor,
+    b: torch.Tensor | BlockScaledTensor,
     a_scale: torch.Tensor | None = None,
     b_scale: torch.Tensor | None = None,
     alpha: torch.Tensor | float | None = None,
     *,
+    a_format: BlockFormat = NVFP4_FORMAT,
+    b_format: BlockFormat = NVFP4_FORMAT,
     out: torch.Tensor | None = None,
     out_dtype: torch.dtype = torch.bfloat16,
     out_global_scale: None = None,
@@ -41,12 +45,14 @@ def gemm(
 
 @overload
 def gemm(
-    a: torch.Tensor | NVFP4Tensor,
-    b: torch.Tensor | NVFP4Tensor,
+    a: torch.Tensor | BlockScaledTensor,
+    b: torch.Tensor | BlockScaledTensor,
     a_scale: torch.Tensor | None = None,
     b_scale: torch.Tensor | None = None,
     alpha: torch.Tensor | float | None = None,
     *,
+    a_format: BlockFormat = NVFP4_FORMAT,
+    b_format: BlockFormat = NVFP4_FORMAT,
     out: NVFP4Tensor | None = None,
     out_dtype: Literal["nvfp4"],
     out_global_scale: torch.Tensor | float | None = None,
@@ -63,6 +69,8 @@ def gemm(
     b_scale: torch.Tensor | None = None,
     alpha: Any = None,
     *,
+    a_format: BlockFormat = NVFP4_FORMAT,
+    b_format: BlockFormat = NVFP4_FORMAT,
     out: Any = None,
     out_dtype: OutDtype = torch.bfloat16,
     out_global_scale: Any = None,
@@ -70,7 +78,7 @@ def gemm(
     backend: str = "auto",
     config: KernelConfig | None = None,
 ) -> torch.Tensor | NVFP4Tensor:
-    """Multiply NVFP4 matrices: ``C[:, :, l] = alpha[l] * A[:, :, l] @ B[:, :, l]^T``.
+    """Multiply block-scaled matrices: ``C[:, :, l] = alpha[l] * A[:, :, l] @ B[:, :, l]^T``.
 
     The grouped kernel of the GPU with one group, or with a group a batch; a batch of any size has one set of tensor maps.
     Unless ``config`` is given, one row of ``a`` goes to the kernel of ``gemv`` where that is faster (sm_90a), and two to eight
@@ -85,8 +93,11 @@ def gemm(
     any strides, and there is no ``config``. Of few rows the order of summation is documented (``kernels/simt/w4a16.py``) and
     depends on K alone.
 
-    ``gemm(x, w)`` takes NVFP4Tensors whole, their scales left out: [M, K] or [L, M, K] (of 16-bit activations ``w`` alone).
-    Their global scales are factors of the result, beside ``alpha``, and multiplied on the device.
+    ``gemm(x, w)`` takes BlockScaledTensors whole, their scales left out: [M, K] or [L, M, K] (of 16-bit activations ``w``
+    alone). Their global scales are factors of the result, beside ``alpha``, and multiplied on the device.
+
+    Operands are NVFP4, or of the formats that whole tensors have, or ``a_format`` and ``b_format`` say: below, K/2 and K/16 are
+    then K elements' bytes and blocks, and dtypes those of the format. README says which pairs have kernels on which GPU.
 
     Args:
         a: [M, K/2] or [M, K/2, L], uint8 or float4_e2m1fn_x2, K-major (stride 1 in K), two e2m1 values a byte, the low
@@ -98,6 +109,7 @@ def gemm(
             anything.
         b_scale: the same of b.
         alpha: a number, or float32 on the operands' device: [L], or one element (copied L times where L > 1).
+        a_format, b_format: what the parts of ``a`` and ``b`` stand for, such as ``nvfp4_cute.MXFP4``.
         out: [M, N] or [M, N, L], rows or columns contiguous, written in place, or with "nvfp4" an NVFP4Tensor as it would
             be returned, its scales contiguous; None allocates.
         out_dtype: float16, bfloat16, float32, or "nvfp4": the result quantized for the next layer, as ``grouped_gemm``
@@ -121,12 +133,13 @@ def gemm(
 
     Raises:
         TypeError, ValueError, UnsupportedProblem: an operand breaks a rule; the message names rule, value and fix.
-        UnsupportedTarget: no kernel for the GPU. ConfigError: ``config`` cannot be built.
+        UnsupportedProblem, too: no kernel for the pair of formats. UnsupportedTarget: no kernel for the GPU.
+        ConfigError: ``config`` cannot be built.
         Nothing is written to ``out`` when a check fails.
     """
     if a_scale is None or b_scale is None:
-        a, a_scale, factor_a = batched_parts(a, a_scale, scale_layout)
-        b, b_scale, factor_b = batched_parts(b, b_scale, scale_layout)
+        a, a_scale, factor_a, a_format = batched_parts(a, a_scale, scale_layout, a_format)
+        b, b_scale, factor_b, b_format = batched_parts(b, b_scale, scale_layout, b_format)
         alpha = times(alpha, factor_a, factor_b)
     is_quantized = out_dtype == NVFP4
     if is_quantized and a_scale is None:
@@ -139,7 +152,7 @@ def gemm(
         raise UnsupportedProblem("config with 16-bit a: that kernel has nothing to configure; leave it out")
     if torch.compiler.is_compiling():  # the custom op (ops.library) that a traced graph keeps
         return _traced((a, b, a_scale, b_scale), alpha, out, out_dtype, out_global_scale, config,
-                       (scale_layout, backend))  # fmt: skip
+                       (scale_layout, backend, a_format.name, b_format.name))  # fmt: skip
     if alpha is not None:
         alpha = products.for_batches(alpha, a)
     if out_global_scale is not None:
@@ -151,22 +164,23 @@ def gemm(
         inputs.append(alpha)
     if out_global_scale is not None:
         inputs.append(out_global_scale)
-    settings = ("gemm", is_weight_only, alpha is None, out_dtype, scale_layout, config)
+    formats = a_format, b_format
+    settings = ("gemm", is_weight_only, alpha is None, out_dtype, scale_layout, config, formats)
     outs = call(
         backend, settings, inputs, [] if out is None else flat_outputs([out], is_quantized), _check,
-        a, b, a_scale, b_scale, alpha, out, out_dtype, out_global_scale, scale_layout, config, backend,
+        a, b, a_scale, b_scale, alpha, formats, out, out_dtype, out_global_scale, scale_layout, config, backend,
     )  # fmt: skip
     return one_result(outs, is_quantized, out_global_scale)
 
 
 def _check(
-    a, b, a_scale, b_scale, alpha, out, out_dtype, out_global_scale, scale_layout, config, backend
+    a, b, a_scale, b_scale, alpha, formats, out, out_dtype, out_global_scale, scale_layout, config, backend
 ) -> tuple[Task, list[torch.Tensor]]:
     """The task, and what it writes."""
     if a_scale is None:
         names = ("a", "b", "b_scale")
         product, result = products.check_weight_only(
-            a, b, b_scale, alpha, out, names, out_dtype, scale_layout
+            a, b, b_scale, alpha, formats[1], out, names, out_dtype, scale_layout
         )
         return product_task(product, backends.gpu_of(backend, a.device)), [result]
     if isinstance(a, torch.Tensor) and a.dtype in ACTIVATION_DTYPES:
@@ -175,7 +189,7 @@ def _check(
         )
     check_config(config)
     product, results = products.check_gemm(
-        a, b, a_scale, b_scale, alpha, out, out_dtype, out_global_scale, scale_layout
+        a, b, a_scale, b_scale, alpha, formats, out, out_dtype, out_global_scale, scale_layout
     )
     task = None
     if config is None and out_dtype != NVFP4:

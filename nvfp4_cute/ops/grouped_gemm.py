@@ -1,4 +1,4 @@
-"""grouped_gemm: C_g = alpha_g * A_g @ B_g^T over NVFP4 operands, many groups in one launch."""
+"""grouped_gemm: C_g = alpha_g * A_g @ B_g^T over block-scaled operands, many groups in one launch."""
 
 from collections.abc import Sequence
 from itertools import chain
@@ -8,7 +8,9 @@ import torch
 
 from nvfp4_cute import backends
 from nvfp4_cute.backends.calls import call
-from nvfp4_cute.formats.block_scaled import NVFP4Tensor, ScaleLayout
+from nvfp4_cute.formats.block_format import NVFP4 as NVFP4_FORMAT
+from nvfp4_cute.formats.block_format import BlockFormat
+from nvfp4_cute.formats.block_scaled import BlockScaledTensor, NVFP4Tensor, ScaleLayout
 from nvfp4_cute.launch.grouped import GroupedTask
 from nvfp4_cute.launch.task import Task
 from nvfp4_cute.launch.weight_only import WeightOnlyTask
@@ -24,14 +26,16 @@ from nvfp4_cute.problem import NVFP4, Gate, OutDtype
 
 @overload
 def grouped_gemm(
-    a: Sequence[torch.Tensor] | Sequence[NVFP4Tensor],
-    b: Sequence[torch.Tensor] | Sequence[NVFP4Tensor],
+    a: Sequence[torch.Tensor] | Sequence[BlockScaledTensor],
+    b: Sequence[torch.Tensor] | Sequence[BlockScaledTensor],
     a_scale: Sequence[torch.Tensor] | None = None,
     b_scale: Sequence[torch.Tensor] | None = None,
     offs: None = None,
     alpha: torch.Tensor | Sequence[float] | None = None,
     *,
     masked_m: None = None,
+    a_format: BlockFormat = NVFP4_FORMAT,
+    b_format: BlockFormat = NVFP4_FORMAT,
     out: Sequence[torch.Tensor] | None = None,
     out_dtype: torch.dtype = torch.bfloat16,
     scale_layout: ScaleLayout = "blocked",
@@ -42,14 +46,16 @@ def grouped_gemm(
 
 @overload
 def grouped_gemm(
-    a: torch.Tensor | NVFP4Tensor,
-    b: torch.Tensor | NVFP4Tensor,
+    a: torch.Tensor | BlockScaledTensor,
+    b: torch.Tensor | BlockScaledTensor,
     a_scale: torch.Tensor | None = None,
     b_scale: torch.Tensor | None = None,
     offs: torch.Tensor | None = None,
     alpha: torch.Tensor | Sequence[float] | None = None,
     *,
     masked_m: torch.Tensor | None = None,
+    a_format: BlockFormat = NVFP4_FORMAT,
+    b_format: BlockFormat = NVFP4_FORMAT,
     out: torch.Tensor | None = None,
     out_dtype: torch.dtype = torch.bfloat16,
     scale_layout: ScaleLayout = "blocked",
@@ -60,14 +66,16 @@ def grouped_gemm(
 
 @overload
 def grouped_gemm(
-    a: Sequence[torch.Tensor] | Sequence[NVFP4Tensor],
-    b: Sequence[torch.Tensor] | Sequence[NVFP4Tensor],
+    a: Sequence[torch.Tensor] | Sequence[BlockScaledTensor],
+    b: Sequence[torch.Tensor] | Sequence[BlockScaledTensor],
     a_scale: Sequence[torch.Tensor] | None = None,
     b_scale: Sequence[torch.Tensor] | None = None,
     offs: None = None,
     alpha: torch.Tensor | Sequence[float] | None = None,
     *,
     masked_m: None = None,
+    a_format: BlockFormat = NVFP4_FORMAT,
+    b_format: BlockFormat = NVFP4_FORMAT,
     out: Sequence[NVFP4Tensor] | None = None,
     out_dtype: Literal["nvfp4"],
     out_global_scale: torch.Tensor | Sequence[float] | None = None,
@@ -79,14 +87,16 @@ def grouped_gemm(
 
 @overload
 def grouped_gemm(
-    a: torch.Tensor | NVFP4Tensor,
-    b: torch.Tensor | NVFP4Tensor,
+    a: torch.Tensor | BlockScaledTensor,
+    b: torch.Tensor | BlockScaledTensor,
     a_scale: torch.Tensor | None = None,
     b_scale: torch.Tensor | None = None,
     offs: torch.Tensor | None = None,
     alpha: torch.Tensor | Sequence[float] | None = None,
     *,
     masked_m: torch.Tensor | None = None,
+    a_format: BlockFormat = NVFP4_FORMAT,
+    b_format: BlockFormat = NVFP4_FORMAT,
     out: tuple[torch.Tensor, torch.Tensor] | None = None,
     out_dtype: Literal["nvfp4"],
     out_global_scale: torch.Tensor | Sequence[float] | None = None,
@@ -105,6 +115,8 @@ def grouped_gemm(
     alpha: Any = None,
     *,
     masked_m: torch.Tensor | None = None,
+    a_format: BlockFormat = NVFP4_FORMAT,
+    b_format: BlockFormat = NVFP4_FORMAT,
     out: Any = None,
     out_dtype: OutDtype = torch.bfloat16,
     out_global_scale: Any = None,
@@ -112,17 +124,21 @@ def grouped_gemm(
     backend: str = "auto",
     config: KernelConfig | None = None,
 ) -> Any:
-    """Multiply every group's NVFP4 operands.
+    """Multiply every group's block-scaled operands.
 
     Three forms, told apart by the arguments. *List*: sequences with a tensor a group, whose M, N and K may all differ.
     *Ragged*: ``offs`` says where each group ends in the rows of one ``a``. *Masked*: ``masked_m`` says how many rows of
     each group's part of ``a`` count. Ragged and masked read the sizes on the device when the kernel runs: nothing waits
     for them, and a captured graph follows them when they change.
 
-    ``grouped_gemm(a, b)`` and ``grouped_gemm(a, b, offs=offs)`` take NVFP4Tensors whole, their scales left out: lists with one
-    a group, or one [G, N, K] for ``b``, and [rows, K] or [G, M_max, K] for ``a``. Their global scales are factors of the
+    ``grouped_gemm(a, b)`` and ``grouped_gemm(a, b, offs=offs)`` take BlockScaledTensors whole, their scales left out: lists
+    with one a group, or one [G, N, K] for ``b``, and [rows, K] or [G, M_max, K] for ``a``. Their global scales are factors of the
     results, beside ``alpha``, and multiplied on the device. A whole ragged ``a`` is for groups that end at multiples of 128
     rows, as its scales have no padding between groups; else pass data and scale of ``grouped_quantize``.
+
+    Operands are NVFP4, or of the formats that whole tensors have, or ``a_format`` and ``b_format`` say, one of all groups:
+    below, K/2 and K/16 are then K elements' bytes and blocks, and dtypes those of the format. README says which pairs have
+    kernels on which GPU.
 
     Weight-only (W4A16): where ``a`` has float16 or bfloat16 values, [M_g, K_g], [rows, K] or [G, M_max, K], and ``a_scale``
     is None, ``a`` is multiplied as it is, by weights that become its type, exactly: on sm_90a. Results have 16 or 32 bits,
@@ -141,6 +157,7 @@ def grouped_gemm(
         offs: ragged form: int32 [G] on the operands' device, ascending, the row where each group ends.
         alpha: one factor a group, float32 [G] on the operands' device (``global_scale_a * global_scale_b``), or numbers.
         masked_m: masked form: int32 [G] on the operands' device, rows of each group, at most M_max.
+        a_format, b_format: what the parts of ``a`` and ``b`` stand for, such as ``nvfp4_cute.MXFP4``.
         out: written in place, rows contiguous or, in all of them, columns. List: one [M_g, N_g] (or [M_g, N_g, 1]) a
             group. Ragged: [rows, N]. Masked: [G, M_max, N]. Rows of no group are left as they are. None allocates,
             a list's in one piece where a call is repeated: memory is free when the last of them goes. With "nvfp4": an
@@ -168,17 +185,18 @@ def grouped_gemm(
 
     Raises:
         TypeError, ValueError, UnsupportedProblem: an operand breaks a rule; the message names rule, value and fix.
-        UnsupportedTarget: no kernel for the GPU. ConfigError: ``config`` cannot be built.
+        UnsupportedProblem, too: no kernel for the pair of formats. UnsupportedTarget: no kernel for the GPU.
+        ConfigError: ``config`` cannot be built.
         Nothing is written to ``out`` when a check fails.
     """
     is_list, is_quantized = offs is None and masked_m is None, out_dtype == NVFP4
     if a_scale is None or b_scale is None:
-        a, a_scale, factor_a = parts(a, a_scale, scale_layout)
-        b, b_scale, factor_b = parts(b, b_scale, scale_layout)
+        a, a_scale, factor_a, a_format = parts(a, a_scale, scale_layout, a_format)
+        b, b_scale, factor_b, b_format = parts(b, b_scale, scale_layout, b_format)
         alpha = times(alpha, factor_a, factor_b)
     if torch.compiler.is_compiling():
         return _traced((a, b, a_scale, b_scale), (offs, masked_m), alpha, out, out_dtype, out_global_scale, config,
-                       (scale_layout, backend))  # fmt: skip
+                       (scale_layout, backend, a_format.name, b_format.name))  # fmt: skip
     sides = (a, b, b_scale) if a_scale is None else (a, b, a_scale, b_scale)
     counts, inputs = flat_inputs(sides, offs, masked_m)
     if alpha is not None:
@@ -188,6 +206,7 @@ def grouped_gemm(
         out_global_scale = numbers_of(out_global_scale, a, offs, masked_m)
         inputs.append(out_global_scale)
 
+    formats = a_format, b_format
     settings = (
         "grouped_gemm",
         counts,
@@ -197,11 +216,12 @@ def grouped_gemm(
         out_dtype,
         scale_layout,
         config,
+        formats,
     )
     outs = call(
         backend, settings, inputs, [] if out is None else group_outputs(out, is_list, is_quantized), _check,
-        a, b, a_scale, b_scale, alpha, offs, masked_m, out, out_dtype, out_global_scale, scale_layout, config,
-        backend,
+        a, b, a_scale, b_scale, alpha, offs, masked_m, formats, out, out_dtype, out_global_scale, scale_layout,
+        config, backend,
     )  # fmt: skip
     return as_results(outs, is_list, is_quantized, out_global_scale) if is_quantized or not is_list else outs
 
@@ -214,6 +234,7 @@ def _check(
     alpha,
     offs,
     masked_m,
+    formats,
     out,
     out_dtype,
     out_global_scale,
@@ -222,9 +243,12 @@ def _check(
     backend,
 ) -> tuple[Task, list[torch.Tensor]]:
     """The task, and what it writes."""
-    weights = [Weights("b", b, b_scale, "alpha", alpha)]
+    a_format, b_format = formats
+    weights = [Weights("b", b, b_scale, "alpha", alpha, b_format)]
     result = Result(out, out_dtype, out_global_scale)
-    return grouped_task(a, a_scale, weights, (offs, masked_m), result, scale_layout, None, config, backend)
+    return grouped_task(
+        a, a_scale, a_format, weights, (offs, masked_m), result, scale_layout, None, config, backend
+    )
 
 
 def flat_inputs(sides: Sequence[Any], offs: Any, masked_m: Any) -> tuple[tuple[Any, ...], list[Any]]:
@@ -252,6 +276,7 @@ def group_outputs(out: Any, is_list: bool, is_quantized: bool) -> list[Any]:
 def grouped_task(
     a: Any,
     a_scale: Any,
+    a_format: BlockFormat,
     weights: list[Weights],
     sizes: tuple[Any, Any],
     result: Result,
@@ -263,7 +288,7 @@ def grouped_task(
     """The checked task of a grouped operation of any form, and what it writes."""
     check_config(config)
     if all(x is None for x in sizes):
-        problem, operands = grouped.check_lists(a, a_scale, weights, result, scale_layout, gate)
+        problem, operands = grouped.check_lists(a, a_scale, weights, result, scale_layout, gate, a_format)
         is_own = result.out is not None
         outs = (
             group_outputs(result.out, True, result.dtype == NVFP4)
@@ -272,7 +297,7 @@ def grouped_task(
         )
     else:
         problem, operands, outs = grouped.check_device_groups(
-            a, a_scale, weights, sizes, result, scale_layout, gate
+            a, a_scale, weights, sizes, result, scale_layout, gate, a_format
         )
     if operands.activations:
         gpu = backends.gpu_of(backend, operands.device)

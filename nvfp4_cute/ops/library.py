@@ -32,6 +32,8 @@ def grouped_gemm_out(
     out_global_scale: torch.Tensor | None,
     scale_layout: str,
     backend: str,
+    a_format: str = "nvfp4",
+    b_format: str = "nvfp4",
 ) -> None:
     """Every form of ``nvfp4_cute.grouped_gemm``; the caller allocates.
 
@@ -50,6 +52,7 @@ def grouped_gemm_out(
         *_with_a_scale(_by_operand(operands, num_groups)), offs, alpha, masked_m=masked_m,
         out=as_results(out, num_groups is not None, out_dtype is None, None), out_dtype=out_dtype or NVFP4,
         out_global_scale=out_global_scale, scale_layout=scale_layout, backend=backend,
+        a_format=format_named(a_format), b_format=format_named(b_format),
     )  # fmt: skip
 
 
@@ -69,6 +72,8 @@ def grouped_dual_gemm_out(
     out_global_scale: torch.Tensor | None,
     scale_layout: str,
     backend: str,
+    a_format: str = "nvfp4",
+    b_format: str = "nvfp4",
 ) -> None:
     """Every form of ``nvfp4_cute.grouped_dual_gemm``; the caller allocates.
 
@@ -90,6 +95,7 @@ def grouped_dual_gemm_out(
         a, b1, b2, a_scale, b1_scale, b2_scale, alpha1, alpha2, offs=offs, masked_m=masked_m, activation=activation,
         limit=limit, weight_layout=weight_layout, out=as_results(out, num_groups is not None, out_dtype is None, None),
         out_dtype=out_dtype or NVFP4, out_global_scale=out_global_scale, scale_layout=scale_layout, backend=backend,
+        a_format=format_named(a_format), b_format=format_named(b_format),
     )  # fmt: skip
 
 
@@ -117,6 +123,8 @@ def gemm_out(
     out_global_scale: torch.Tensor | None,
     scale_layout: str,
     backend: str,
+    a_format: str = "nvfp4",
+    b_format: str = "nvfp4",
 ) -> None:
     """``nvfp4_cute.gemm`` that writes ``out``: the result, or data and scale of an NVFP4 one, whose ``out_dtype`` is None."""
     from nvfp4_cute.operands.results import as_results
@@ -128,6 +136,7 @@ def gemm_out(
     run(
         a, b, a_scale, b_scale, alpha, out=as_results(out, True, is_quantized, None)[0], out_dtype=out_dtype or NVFP4,
         out_global_scale=out_global_scale, scale_layout=scale_layout, backend=backend,
+        a_format=format_named(a_format), b_format=format_named(b_format),
     )  # fmt: skip
 
 
@@ -142,6 +151,8 @@ def gemv_out(
     out_dtype: torch.dtype,
     scale_layout: str,
     backend: str,
+    a_format: str = "nvfp4",
+    b_format: str = "nvfp4",
 ) -> None:
     """Gemv that writes ``out``."""
     from nvfp4_cute.ops.gemv import gemv
@@ -157,6 +168,8 @@ def gemv_out(
         out_dtype=out_dtype,
         scale_layout=scale_layout,
         backend=backend,
+        a_format=format_named(a_format),
+        b_format=format_named(b_format),
     )
 
 

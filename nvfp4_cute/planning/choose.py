@@ -1,17 +1,22 @@
 """Problem and GPU -> config: asks the family of the GPU's architecture, which alone knows how it chooses."""
 
+from nvfp4_cute.formats.block_format import NVFP4_PAIR, Formats
 from nvfp4_cute.planning.arch import family_of
-from nvfp4_cute.planning.arch.base import INTERLEAVE
+from nvfp4_cute.planning.arch.base import INTERLEAVE, check_pair
 from nvfp4_cute.planning.config import KernelConfig
 from nvfp4_cute.problem import NVFP4, Form, Gate, GroupedProblem, OutDtype, WeightLayout
 
 
 def choose_config(problem: GroupedProblem, arch: str, num_sms: int) -> KernelConfig:
-    """The config to compute a problem with. Raises UnsupportedTarget for an ``arch`` without a kernel.
+    """The config to compute a problem with.
 
     Where only the device knows the sizes, ``problem`` is that of :func:`problem_of_mean`.
+
+    Raises UnsupportedTarget for an ``arch`` without a kernel, UnsupportedProblem for formats that it does not multiply.
     """
-    return family_of(arch).choose(problem, num_sms)
+    family = family_of(arch)
+    check_pair(arch, (problem.a_format, problem.b_format), family.MMA)
+    return family.choose(problem, num_sms)
 
 
 def config_for_mean(
@@ -22,15 +27,17 @@ def config_for_mean(
     gate: Gate | None = None,
     is_quantized: bool = False,
     is_ragged: bool = True,
+    formats: Formats = NVFP4_PAIR,
 ) -> KernelConfig:
     """The config of a problem whose group sizes only the device knows.
 
     Args:
-        mean, gate, is_quantized, is_ragged: as of :func:`problem_of_mean`.
+        mean, gate, is_quantized, is_ragged, formats: as of :func:`problem_of_mean`.
 
-    Raises: UnsupportedTarget as ``choose_config``.
+    Raises as ``choose_config``.
     """
-    return choose_config(problem_of_mean(num_groups, mean, gate, is_quantized, is_ragged), arch, num_sms)
+    problem = problem_of_mean(num_groups, mean, gate, is_quantized, is_ragged, formats)
+    return choose_config(problem, arch, num_sms)
 
 
 def problem_of_mean(
@@ -39,6 +46,7 @@ def problem_of_mean(
     gate: Gate | None = None,
     is_quantized: bool = False,
     is_ragged: bool = True,
+    formats: Formats = NVFP4_PAIR,
 ) -> GroupedProblem:
     """What a config is chosen for where only the device knows the sizes: groups of a mean size.
 
@@ -47,29 +55,44 @@ def problem_of_mean(
         gate: of a dual GEMM.
         is_quantized: whether results are NVFP4.
         is_ragged: whether groups share rows, so that some have more than the mean; no group of the masked form has.
+        formats: of ``a`` and of ``b``.
     """
     m, n, k = mean
     form: Form = "ragged" if is_ragged else "masked"
     dtype: OutDtype = NVFP4 if is_quantized else GroupedProblem.out_dtype
+    a_format, b_format = formats
     if gate is None:
-        return GroupedProblem((mean,) * num_groups, form, dtype)
+        return GroupedProblem((mean,) * num_groups, form, dtype, a_format=a_format, b_format=b_format)
     layout = _kernels_layout(gate)
     sizes = ((m, n if layout == "separate" else 2 * n, k),) * num_groups
-    return GroupedProblem(sizes, form, dtype, activation=gate.activation, weight_layout=layout)
+    return GroupedProblem(
+        sizes,
+        form,
+        dtype,
+        activation=gate.activation,
+        weight_layout=layout,
+        a_format=a_format,
+        b_format=b_format,
+    )
 
 
 def candidates(
-    arch: str, form: Form, is_quantized: bool = False, gate: Gate | None = None
+    arch: str,
+    form: Form,
+    is_quantized: bool = False,
+    gate: Gate | None = None,
+    formats: Formats = NVFP4_PAIR,
 ) -> tuple[KernelConfig, ...]:
     """Every config that is computed with where the caller chooses none. Raises UnsupportedTarget as ``choose_config``.
 
     Args:
         is_quantized: whether results are NVFP4.
         gate: of a dual GEMM.
+        formats: of ``a`` and of ``b``, which the kernel multiplies.
     """
     layout = "separate" if gate is None else _kernels_layout(gate)
     num_b = 1 if gate is None or layout != "separate" else 2
-    return family_of(arch).candidates(num_b, layout, is_quantized, form)
+    return family_of(arch).candidates(num_b, layout, is_quantized, form, formats)
 
 
 def ranked(problem: GroupedProblem, arch: str, num_sms: int) -> list[KernelConfig]:
@@ -79,7 +102,8 @@ def ranked(problem: GroupedProblem, arch: str, num_sms: int) -> list[KernelConfi
     if estimates:
         return [estimate.config for estimate in estimates]
     is_quantized = problem.out_dtype == NVFP4
-    others = family.candidates(problem.num_b, problem.weight_layout, is_quantized, problem.form)
+    formats = problem.a_format, problem.b_format
+    others = family.candidates(problem.num_b, problem.weight_layout, is_quantized, problem.form, formats)
     return [family.choose(problem, num_sms), *others]
 
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from nvfp4_cute.formats.block_format import NVFP4
+from nvfp4_cute.formats.block_format import NVFP4, NVFP4_PAIR
 from nvfp4_cute.gpus.targets import B200
 from nvfp4_cute.launch import plan as launch_plan
 from nvfp4_cute.launch.simt import GemvTask
@@ -93,7 +93,7 @@ def test_scales_that_do_not_lie_as_prescribed_are_refused():
 def test_gemv(m, k, l):
     data = make_gemv_inputs(gemv_spec.GemvCase(m, k, l))
     a, b, _, _, sfa, sfb, c = data
-    product, _ = check_gemv(a, b[0], sfa, sfb, None, c[:, 0], torch.float16, "blocked")
+    product, _ = check_gemv(a, b[0], sfa, sfb, None, NVFP4_PAIR, c[:, 0], torch.float16, "blocked")
     table, expected = np.array(gemv_submission._launch_table(data)), GemvTask(product).table(B200.gpu)
     table[Gemv.NUM_SMS] = expected[Gemv.NUM_SMS]  # of persistent CTAs, which the submission has not
     if l == 1:  # strides of the only batch: never used

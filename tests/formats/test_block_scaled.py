@@ -211,9 +211,9 @@ def test_an_nvfp4_tensor_is_nvfp4():
     )
 
 
-def test_operations_take_nvfp4_alone():
+def test_a_whole_tensor_where_a_part_belongs():
     t = tensor(MXFP4, (40,))
-    with pytest.raises(TypeError, match=r"x is MXFP4; operations take NVFP4: quantize .dequantize\(\) to it"):
+    with pytest.raises(TypeError, match=r"x is a BlockScaledTensor of MXFP4; pass its .data, its .scale"):
         quantize(t)
 
 

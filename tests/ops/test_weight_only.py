@@ -5,6 +5,7 @@ import torch
 
 from nvfp4_cute import dual_gemm, gemm, grouped_dual_gemm, grouped_gemm, quantize
 from nvfp4_cute.errors import UnsupportedProblem, UnsupportedTarget
+from nvfp4_cute.formats.block_format import NVFP4
 from nvfp4_cute.gpus.targets import lookup
 from nvfp4_cute.launch.simt import W4A16Task
 from nvfp4_cute.launch.weight_only import WeightOnlyTask, product_task
@@ -190,7 +191,7 @@ def test_kernel_of_a_product():
         n = k = 4096
         x, w = torch.empty(m, k).bfloat16(), torch.empty(n, k // 2, dtype=torch.uint8)
         scale, names = torch.empty(n * k // 16, dtype=torch.uint8), ("a", "b", "b_scale")
-        product, _ = check_weight_only(x, w, scale, None, out, names, torch.bfloat16, "blocked")
+        product, _ = check_weight_only(x, w, scale, None, NVFP4, out, names, torch.bfloat16, "blocked")
         return type(product_task(product, lookup(arch).gpu))
 
     assert task_of(8, "sm_90a") is W4A16Task

@@ -4,8 +4,6 @@ import pytest
 import torch
 
 import nvfp4_cute as nv
-from nvfp4_cute.formats.block_format import MXFP4
-from nvfp4_cute.formats.block_scaled import quantize as quantize_to
 
 G, N, K = 2, 96, 128
 
@@ -97,9 +95,3 @@ def test_groups_on_the_device():
     dual = nv.grouped_dual_gemm(x, w, w, offs=offs)
     same = nv.grouped_dual_gemm(x.data, w.data, w.data, x.scale, w.scale, w.scale, factor, factor, offs=offs)
     assert torch.equal(dual[:200], same[:200])
-
-
-def test_another_format_is_refused_by_name():
-    x, w = quantize_to(torch.randn(40, K), format=MXFP4), tensors(N, K)
-    with pytest.raises(nv.UnsupportedProblem, match="MXFP4.*NVFP4"):
-        nv.gemm(x, w)

@@ -6,7 +6,8 @@ from typing import Protocol
 
 import numpy as np
 
-from nvfp4_cute.formats.block_format import BlockFormat
+from nvfp4_cute.errors import UnsupportedProblem
+from nvfp4_cute.formats.block_format import NVFP4_PAIR, BlockFormat, Formats
 from nvfp4_cute.planning.config import SHARED_FIELDS, KernelConfig
 from nvfp4_cute.problem import Form, GroupedProblem
 
@@ -74,6 +75,30 @@ def clusters_in_gpcs(
         return found
     in_gpcs = num_sms // gpc_sms * (gpc_sms // cluster_size)
     return in_gpcs if cluster_size > 2 and in_gpcs else max(num_sms // cluster_size, 1)
+
+
+def check_pair(
+    what: str,
+    formats: tuple[BlockFormat | None, BlockFormat],
+    pairs: Iterable[tuple[BlockFormat | None, BlockFormat]],
+) -> None:
+    """Raises UnsupportedProblem where a kernel does not multiply ``a`` by ``b`` of these formats, with what it multiplies.
+
+    Args:
+        what: has no kernel for them: an architecture, or one and an operation.
+        formats: of ``a``, None where it has 16-bit values, and of ``b``.
+        pairs: that there is a kernel for.
+    """
+    served = tuple(pairs)
+    if formats in served:
+        return
+    names = [f"{a or '16-bit a'} x {b}" for a, b in (formats, *served)]
+    beside = [a.title for a, b in served if a is not None and b == formats[1]]
+    fix = f"quantize a to {' or '.join(beside)}" if beside else "quantize both to a pair that has one"
+    raise UnsupportedProblem(
+        f"{what}: no kernel for {names[0]} (there is one for {', '.join(names[1:])}); "
+        f'use backend="reference", or {fix}'
+    )
 
 
 @dataclass(frozen=True)
@@ -182,13 +207,15 @@ class Family(Protocol):
     def TO_AND_FRO(self) -> bool:
         """Whether every other wave of tiles is dealt from the last CTA to the first (``TileSchedule.tiles_of_cta``)."""
 
-    def smem_plan(self, config: KernelConfig, num_b: int = 1) -> SmemUse:
-        """Shared memory of ``config``."""
+    def smem_plan(self, config: KernelConfig, num_b: int = 1, formats: Formats = NVFP4_PAIR) -> SmemUse:
+        """Shared memory of ``config``. ``formats``: of ``a`` and of ``b``, here and below a pair of ``MMA``."""
 
-    def resolve(self, config: KernelConfig, num_b: int = 1) -> KernelConfig:
+    def resolve(self, config: KernelConfig, num_b: int = 1, formats: Formats = NVFP4_PAIR) -> KernelConfig:
         """``config`` with its stage count made explicit."""
 
-    def unsupported_reason(self, config: KernelConfig, num_b: int = 1) -> str | None:
+    def unsupported_reason(
+        self, config: KernelConfig, num_b: int = 1, formats: Formats = NVFP4_PAIR
+    ) -> str | None:
         """Why this family cannot build ``config``, with the nearest legal value; None where it can."""
 
     def interleave_reason(self, config: KernelConfig, weight_layout: str) -> str | None:
@@ -221,7 +248,9 @@ class Family(Protocol):
     def ctas_per_sm(self, config: KernelConfig) -> int:
         """CTAs of a kernel that share an SM."""
 
-    def prefetches_in_turns(self, config: KernelConfig, num_b: int = 1) -> bool:
+    def prefetches_in_turns(
+        self, config: KernelConfig, num_b: int = 1, formats: Formats = NVFP4_PAIR
+    ) -> bool:
         """Whether clusters take turns in fetching what several of them load, so that none does what another does."""
 
     def candidates(
@@ -230,6 +259,7 @@ class Family(Protocol):
         weight_layout: str = "separate",
         is_quantized: bool = False,
         form: Form = "list",
+        formats: Formats = NVFP4_PAIR,
     ) -> tuple[KernelConfig, ...]:
         """What is chosen from.
 
@@ -259,6 +289,10 @@ class WeightOnlyFamily(Protocol):
     @property
     def KERNEL(self) -> str:
         """Module and class of the kernel, below ``nvfp4_cute.kernels``."""
+
+    @property
+    def PAIRS(self) -> Sequence[tuple[None, BlockFormat]]:
+        """None, for 16-bit ``a``, and the formats of ``b`` that the kernel decodes."""
 
     def resolve(self, config: KernelConfig, num_b: int = 1) -> KernelConfig:
         """``config`` with its stage count made explicit."""
@@ -297,7 +331,7 @@ def one_cta_per_sm(config: KernelConfig) -> int:
     return 1
 
 
-def never_in_turns(config: KernelConfig, num_b: int = 1) -> bool:
+def never_in_turns(config: KernelConfig, num_b: int = 1, formats: Formats = NVFP4_PAIR) -> bool:
     """``Family.prefetches_in_turns`` of kernels whose CTAs load what they multiply."""
     return False
 

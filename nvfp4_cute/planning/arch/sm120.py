@@ -9,7 +9,7 @@ shared memory a CTA).
 from collections import Counter
 from dataclasses import dataclass, replace
 
-from nvfp4_cute.formats.block_format import NVFP4
+from nvfp4_cute.formats.block_format import NVFP4, NVFP4_PAIR, Formats
 from nvfp4_cute.gpus import verdicts
 from nvfp4_cute.planning.arch.base import (
     INTERLEAVE,
@@ -150,7 +150,11 @@ class SmemPlan(StagedOperands):
 
 
 def candidates(
-    num_b: int = 1, weight_layout: str = "separate", is_quantized: bool = False, form: Form = "list"
+    num_b: int = 1,
+    weight_layout: str = "separate",
+    is_quantized: bool = False,
+    form: Form = "list",
+    formats: Formats = NVFP4_PAIR,
 ) -> tuple[KernelConfig, ...]:
     """What ``choose`` chooses from. K is split only where ``nvfp4-cute prove`` has shown on this machine what that takes.
 
@@ -264,7 +268,7 @@ def num_receivers(split: int) -> int:
     return min(split, MIN_TEAM_WARPS)
 
 
-def smem_plan(config: KernelConfig, num_b: int = 1) -> SmemPlan:
+def smem_plan(config: KernelConfig, num_b: int = 1, formats: Formats = NVFP4_PAIR) -> SmemPlan:
     """Shared memory of ``config``. ``num_ab_stage=None`` is resolved to as many stages as fit."""
     m, n, k = config.cta_tile_shape_mnk
     row_bytes, sf = NVFP4.row_bytes(k), NVFP4.atom_row_bytes(k)
@@ -292,12 +296,12 @@ def smem_plan(config: KernelConfig, num_b: int = 1) -> SmemPlan:
     return plan
 
 
-def resolve(config: KernelConfig, num_b: int = 1) -> KernelConfig:
+def resolve(config: KernelConfig, num_b: int = 1, formats: Formats = NVFP4_PAIR) -> KernelConfig:
     """``config`` with its stage count made explicit."""
-    return replace(config, num_ab_stage=smem_plan(config, num_b).num_ab_stage)
+    return replace(config, num_ab_stage=smem_plan(config, num_b, formats).num_ab_stage)
 
 
-def unsupported_reason(config: KernelConfig, num_b: int = 1) -> str | None:
+def unsupported_reason(config: KernelConfig, num_b: int = 1, formats: Formats = NVFP4_PAIR) -> str | None:
     """Why this family cannot build ``config``, with the nearest legal value; None where it can."""
     foreign = foreign_option_reason(config, OPTIONS)
     if foreign is not None:
@@ -324,7 +328,8 @@ def unsupported_reason(config: KernelConfig, num_b: int = 1) -> str | None:
         )
     if config.split_k not in SPLITS:
         return f"split_k={config.split_k}: 2, 4 or 8 CTAs of a cluster share K tiles; use split_k=2, or 1"
-    plan, most = smem_plan(config, num_b), smem_plan(replace(config, num_ab_stage=None), num_b).num_ab_stage
+    plan = smem_plan(config, num_b, formats)
+    most = smem_plan(replace(config, num_ab_stage=None), num_b, formats).num_ab_stage
     if most < MIN_AB_STAGE:
         return (
             f"cta_tile_shape_mnk={config.cta_tile_shape_mnk}, split_k={config.split_k}: {SMEM_CAPACITY_BYTES} bytes of "

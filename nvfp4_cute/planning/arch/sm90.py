@@ -12,7 +12,7 @@ from statistics import NormalDist
 
 import numpy as np
 
-from nvfp4_cute.formats.block_format import NVFP4
+from nvfp4_cute.formats.block_format import NVFP4, NVFP4_PAIR, Formats
 from nvfp4_cute.planning.arch.base import (
     Mma,
     clusters_in_gpcs,
@@ -239,7 +239,7 @@ def smem_capacity_bytes(config: KernelConfig) -> int:
     return min(share, SMEM_CAPACITY_BYTES)
 
 
-def smem_plan(config: KernelConfig, num_b: int = 1) -> SmemPlan:
+def smem_plan(config: KernelConfig, num_b: int = 1, formats: Formats = NVFP4_PAIR) -> SmemPlan:
     """Shared memory of ``config``. ``num_ab_stage=None`` is resolved to as many stages as fit."""
     n, m, k = config.cta_tile_shape_mnk
     k *= k_tiles_of_stage(config)
@@ -294,19 +294,23 @@ def workspace_bytes(config: KernelConfig, rows: np.ndarray, k: np.ndarray, num_c
     return int((rows * (-(-k // TILE_K) * TILE_K)).sum()) * FP16_BYTES + sum(handover_bytes(config, num_cta))
 
 
-def resolve(config: KernelConfig, num_b: int = 1) -> KernelConfig:
+def resolve(config: KernelConfig, num_b: int = 1, formats: Formats = NVFP4_PAIR) -> KernelConfig:
     """``config`` with its stage count made explicit."""
-    return replace(config, num_ab_stage=smem_plan(config, num_b).num_ab_stage)
+    return replace(config, num_ab_stage=smem_plan(config, num_b, formats).num_ab_stage)
 
 
 def candidates(
-    num_b: int = 1, weight_layout: str = "separate", is_quantized: bool = False, form: Form = "list"
+    num_b: int = 1,
+    weight_layout: str = "separate",
+    is_quantized: bool = False,
+    form: Form = "list",
+    formats: Formats = NVFP4_PAIR,
 ) -> tuple[KernelConfig, ...]:
     """What ``choose`` chooses from.
 
     Args:
         num_b: operands that have weights: 2 for a dual GEMM whose weights are not interleaved.
-        weight_layout, form: make no difference here.
+        weight_layout, form, formats: make no difference here.
         is_quantized: whether results are NVFP4.
     """
     tried = CANDIDATES if num_b == 1 else DUAL_CANDIDATES
@@ -478,7 +482,7 @@ def _k_tile_us(config: KernelConfig, tokens: np.ndarray) -> np.ndarray:
     return TIMES.k_tile + TIMES.k_tile_per_token * tokens
 
 
-def unsupported_reason(config: KernelConfig, num_b: int = 1) -> str | None:
+def unsupported_reason(config: KernelConfig, num_b: int = 1, formats: Formats = NVFP4_PAIR) -> str | None:
     """Why this family cannot build ``config``, with the nearest legal value; None where it can."""
     foreign = foreign_option_reason(config, OPTIONS)
     if foreign is not None:
@@ -523,14 +527,14 @@ def unsupported_reason(config: KernelConfig, num_b: int = 1) -> str | None:
         )
     if config.num_acc_stage != 1:
         return f"num_acc_stage={config.num_acc_stage}: accumulators are in registers, there is one; use 1"
-    smem, capacity = smem_plan(config, num_b), smem_capacity_bytes(config)
+    smem, capacity = smem_plan(config, num_b, formats), smem_capacity_bytes(config)
     least = 2 if shares_stages(config) else 1
     if least == 2 and config.num_ab_stage == 1:
         return "num_ab_stage=1 with decode_first: a stage is read while the one before is multiplied; use 2 or more"
     if smem.num_ab_stage < least or smem.total_bytes > capacity:
         return (
             f"num_ab_stage={config.num_ab_stage}: {smem.total_bytes} bytes of shared memory, {capacity} "
-            f"exist; use {least} to {smem_plan(replace(config, num_ab_stage=None), num_b).num_ab_stage}"
+            f"exist; use {least} to {smem_plan(replace(config, num_ab_stage=None), num_b, formats).num_ab_stage}"
         )
     if config.num_cta is not None and config.num_cta < config.cluster_size:
         return f"num_cta={config.num_cta}: {config.cluster_size} CTAs work on a tile, launch at least as many"

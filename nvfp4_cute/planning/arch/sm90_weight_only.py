@@ -35,6 +35,7 @@ from nvfp4_cute.planning.arch.sm90 import (
 from nvfp4_cute.planning.config import KernelConfig
 
 ARCHS = ("sm_90a",)
+PAIRS = ((None, NVFP4),)
 KERNEL = "sm90.weight_only.grouped_gemm.WeightOnlyGemmSm90"
 OPTIONS = ("multicast_n",)
 TILES_K = (TILE_K, 2 * TILE_K)

@@ -7,7 +7,7 @@ memory delivers to all of them, and the last tile's epilogue. It ranks configs; 
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
-from nvfp4_cute.formats.block_format import NVFP4
+from nvfp4_cute.formats.block_format import NVFP4, NVFP4_PAIR, Formats
 from nvfp4_cute.planning.arch.base import INTERLEAVE
 from nvfp4_cute.planning.arch.sm100.limits import (
     CANDIDATES,
@@ -108,7 +108,11 @@ class Estimate:
 
 
 def candidates(
-    num_b: int = 1, weight_layout: str = "separate", is_quantized: bool = False, form: Form = "list"
+    num_b: int = 1,
+    weight_layout: str = "separate",
+    is_quantized: bool = False,
+    form: Form = "list",
+    formats: Formats = NVFP4_PAIR,
 ) -> tuple[KernelConfig, ...]:
     """What is chosen from.
 

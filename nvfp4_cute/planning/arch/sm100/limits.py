@@ -6,7 +6,7 @@ Limits: CUDA C++ programming guide, technical specifications (227 KiB of shared 
 
 from dataclasses import dataclass, replace
 
-from nvfp4_cute.formats.block_format import ATOM_COLS, ATOM_ROWS, NVFP4, BlockFormat
+from nvfp4_cute.formats.block_format import ATOM_COLS, ATOM_ROWS, NVFP4, NVFP4_PAIR, Formats
 from nvfp4_cute.planning.arch.base import (
     INTERLEAVE,
     Mma,
@@ -71,7 +71,6 @@ TMEM_COLS = 512
 # By formats on the MMA's M side and N side. Descriptors: types of elements from bits 7 and 10 on, of scales bit 23 (PTX ISA
 # 9.7.16.4.2).
 MMA = {(NVFP4, NVFP4): Mma("mxf4nvf4", 64, descriptor=1 << 7 | 1 << 10)}
-NVFP4_PAIR = (NVFP4, NVFP4)
 # Bytes of a row of a K tile: of one row of the swizzle.
 K_TILE_BYTES = 128
 # Cycles of the one copy engine of an SM: a copy takes at least so many, and one for so many bytes (published
@@ -166,9 +165,7 @@ def mma_columns(rows: int, first_row: int, tile_n: int) -> int:
     return min(_ceil_div(rows, MMA_N_STEP) * MMA_N_STEP, tile_n) | first_row & MMA_N_STEP
 
 
-def smem_plan(
-    config: KernelConfig, num_b: int = 1, formats: tuple[BlockFormat, BlockFormat] = NVFP4_PAIR
-) -> SmemPlan:
+def smem_plan(config: KernelConfig, num_b: int = 1, formats: Formats = NVFP4_PAIR) -> SmemPlan:
     """Shared memory of one CTA. ``num_ab_stage=None`` is resolved to as many stages as fit.
 
     Args:
@@ -217,9 +214,9 @@ def fetches_ahead(config: KernelConfig, smem: SmemPlan) -> bool:
     return config.cta_tile_shape_mnk[1] >= MMA_CTA_M or is_mma_bound
 
 
-def prefetches_in_turns(config: KernelConfig, num_b: int = 1) -> bool:
+def prefetches_in_turns(config: KernelConfig, num_b: int = 1, formats: Formats = NVFP4_PAIR) -> bool:
     """Whether clusters take turns in fetching what several of them load."""
-    return fetches_ahead(config, smem_plan(config, num_b))
+    return fetches_ahead(config, smem_plan(config, num_b, formats))
 
 
 def prefetch_k_tiles(config: KernelConfig, smem: SmemPlan) -> int:
@@ -228,9 +225,7 @@ def prefetch_k_tiles(config: KernelConfig, smem: SmemPlan) -> int:
     return max(round(RING_CYCLES / k_tile) - smem.num_ab_stage, 3)
 
 
-def tmem_map(
-    config: KernelConfig, num_b: int = 1, formats: tuple[BlockFormat, BlockFormat] = NVFP4_PAIR
-) -> TmemMap:
+def tmem_map(config: KernelConfig, num_b: int = 1, formats: Formats = NVFP4_PAIR) -> TmemMap:
     """Tensor memory of ``config``: accumulators, then the scales of one K tile of A and of B.
 
     Two accumulators that do not fit side by side share columns: the second begins where the scales leave room.
@@ -252,12 +247,12 @@ def tmem_map(
     )
 
 
-def resolve(config: KernelConfig, num_b: int = 1) -> KernelConfig:
+def resolve(config: KernelConfig, num_b: int = 1, formats: Formats = NVFP4_PAIR) -> KernelConfig:
     """``config`` with its stage count made explicit."""
-    return replace(config, num_ab_stage=smem_plan(config, num_b).num_ab_stage)
+    return replace(config, num_ab_stage=smem_plan(config, num_b, formats).num_ab_stage)
 
 
-def unsupported_reason(config: KernelConfig, num_b: int = 1) -> str | None:
+def unsupported_reason(config: KernelConfig, num_b: int = 1, formats: Formats = NVFP4_PAIR) -> str | None:
     """Why this family cannot build ``config``, with the nearest legal value; None where it can."""
     foreign = foreign_option_reason(config, OPTIONS)
     if foreign is not None:
@@ -276,7 +271,7 @@ def unsupported_reason(config: KernelConfig, num_b: int = 1) -> str | None:
         )
     if config.num_acc_stage < 1:
         return f"num_acc_stage={config.num_acc_stage}: at least 1 accumulator stage is needed; 2 overlap the epilogue"
-    tmem = tmem_map(config, num_b)
+    tmem = tmem_map(config, num_b, formats)
     if num_b > 1 and (tmem.acc_cols + tmem.used_cols - tmem.sfa_col > TMEM_COLS or tmem.overlap_cols > n):
         return (
             f"cta_tile_shape_mnk={config.cta_tile_shape_mnk}, num_acc_stage={config.num_acc_stage}: {num_b} accumulators "
@@ -298,11 +293,11 @@ def unsupported_reason(config: KernelConfig, num_b: int = 1) -> str | None:
             f"split_k={config.split_k}, use_2cta_instrs={config.use_2cta_instrs}: 2, 4 or 8 CTAs of a cluster share K "
             "tiles, each with MMAs of its own; use split_k=2 with use_2cta_instrs=False, or split_k=1"
         )
-    smem = smem_plan(config, num_b)
+    smem = smem_plan(config, num_b, formats)
     if smem.num_ab_stage < 1 or smem.total_bytes > SMEM_CAPACITY_BYTES:
         return (
             f"num_ab_stage={config.num_ab_stage}: {smem.total_bytes} bytes of shared memory, {SMEM_CAPACITY_BYTES} "
-            f"exist; use 1 to {smem_plan(replace(config, num_ab_stage=None), num_b).num_ab_stage}"
+            f"exist; use 1 to {smem_plan(replace(config, num_ab_stage=None), num_b, formats).num_ab_stage}"
         )
     if config.num_cta is not None and config.num_cta < config.cluster_size:
         return f"num_cta={config.num_cta}: at least {config.cluster_size} CTA{'s' * (config.cluster_size > 1)} work on a tile"

@@ -1,0 +1,131 @@
+"""Operands of every pair of formats: the reference gives the exact sums, kernels compute a pair or refuse it by name."""
+
+import pytest
+import torch
+from oracle import assert_bitwise_equal
+
+import nvfp4_cute as nv
+from nvfp4_cute.formats.block_format import FORMATS, FP8_1x128
+
+BLOCKED = [f for f in FORMATS.values() if f.scale_layout == "blocked"]
+PAIRS = [(a, b) for a in BLOCKED for b in BLOCKED]
+G, M, N, K = 2, 40, 96, 160
+
+
+def tensor(format, *shape, seed=0):
+    """Small integers and few powers of two: sums that float32 holds exactly."""
+    generator = torch.Generator().manual_seed(seed + sum(shape))
+    return nv.quantize(torch.randint(-3, 4, shape, generator=generator).float(), format=format)
+
+
+def product(x, y):
+    return (x.dequantize(torch.float64) @ y.dequantize(torch.float64).mT).float()
+
+
+@pytest.mark.parametrize(("of_a", "of_b"), PAIRS, ids=str)
+def test_every_operation_takes_every_pair(of_a, of_b):
+    x, w = tensor(of_a, M, K), tensor(of_b, N, K)
+    told, options = {"a_format": of_a, "b_format": of_b}, {"out_dtype": torch.float32}
+    expected = product(x, w)
+    assert_bitwise_equal(nv.gemm(x, w, **options), expected)
+    assert_bitwise_equal(nv.gemm(x.data, w.data, x.scale, w.scale, **told, **options), expected)
+    rowmajor = [t.with_scale_layout("rowmajor") for t in (x, w)]
+    assert_bitwise_equal(nv.gemm(*rowmajor, scale_layout="rowmajor", **options), expected)
+    batches, weights = tensor(of_a, G, M, K), tensor(of_b, G, N, K)
+    assert_bitwise_equal(
+        nv.gemm(batches, weights, **options).permute(2, 0, 1), product(batches, weights).contiguous()
+    )
+
+    vector = tensor(of_b, K, seed=1)
+    by_vector = x.dequantize(torch.float64) @ vector.dequantize(torch.float64)
+    assert_bitwise_equal(nv.gemv(x, vector, **options), by_vector.float())
+    parts = x.data, vector.data, x.scale, vector.scale
+    assert_bitwise_equal(nv.gemv(*parts, **told, **options), by_vector.float())
+
+    for got, g in zip(nv.grouped_gemm([x, batches[1]], [w, weights[1]], **options), range(G), strict=True):
+        assert_bitwise_equal(got, (expected, product(batches[1], weights[1]))[g])
+    lists = [x.data], [w.data], [x.scale], [w.scale]
+    assert_bitwise_equal(nv.grouped_gemm(*lists, **told, **options)[0], expected)
+    tokens, offs = tensor(of_a, 160, K), torch.tensor([128, 160], dtype=torch.int32)
+    ragged = torch.cat([product(tokens[:128], weights[0]), product(tokens[128:160], weights[1])])
+    assert_bitwise_equal(nv.grouped_gemm(tokens, weights, offs=offs, **options), ragged)
+    data = tokens.data, weights.data, tokens.scale, weights.scale
+    assert_bitwise_equal(nv.grouped_gemm(*data, offs, **told, **options), ragged)
+    masked = nv.grouped_gemm(batches, weights, masked_m=torch.tensor([3, M], dtype=torch.int32), **options)
+    assert_bitwise_equal(masked[1], product(batches[1], weights[1]))
+    assert_bitwise_equal(masked[0, :3], product(batches[0], weights[0])[:3])
+
+    gate, up = (tensor(of_b, N, K, seed=seed) for seed in (2, 3))
+    factors = [x.dequantize(torch.float64) @ b.dequantize(torch.float64).T for b in (gate, up)]
+    dual = (factors[0].clamp(min=0).square() * factors[1]).float()
+    choice = {"activation": "relu2"} | options
+    assert_bitwise_equal(nv.dual_gemm(x, gate, up, **choice), dual)
+    given = x.data, gate.data, up.data, x.scale, gate.scale, up.scale
+    assert_bitwise_equal(nv.dual_gemm(*given, **told, **choice), dual)
+    assert_bitwise_equal(nv.grouped_dual_gemm([x], [gate], [up], **choice)[0], dual)
+    both = nv.dual_gemm(batches, weights, weights, **choice)
+    assert_bitwise_equal(both[:, :, 0], nv.dual_gemm(batches[0], weights[0], weights[0], **choice))
+
+
+@pytest.mark.parametrize("format", BLOCKED, ids=str)
+def test_weights_of_every_format_beside_16_bits(format):
+    x, w = torch.randint(-3, 4, (M, K)).bfloat16(), tensor(format, N, K)
+    expected = (x.double() @ w.dequantize(torch.float64).T).float()
+    assert_bitwise_equal(nv.gemm(x, w, out_dtype=torch.float32), expected)
+    assert_bitwise_equal(nv.grouped_gemm([x], [w], out_dtype=torch.float32)[0], expected)
+    assert_bitwise_equal(nv.gemv(w, x[0], out_dtype=torch.float32), expected[0])
+    parts = nv.gemm(x, w.data, None, w.scale, b_format=format, out_dtype=torch.float32)
+    assert_bitwise_equal(parts, expected)
+
+
+def test_a_quantized_result_of_another_pair():
+    x, w = tensor(nv.MXFP8_E4M3, M, K), tensor(nv.MXFP4, N, K)
+    result = nv.gemm(x, w, out_dtype="nvfp4", out_global_scale=0.5)
+    right = nv.quantize(product(x, w), global_scale=0.5)
+    assert torch.equal(result.data, right.data)
+    assert torch.equal(result.dequantize(), right.dequantize())
+
+
+def test_torch_compile_keeps_the_formats():
+    x, w = tensor(nv.MXFP8_E4M3, M, K), tensor(nv.MXFP4, N, K)
+    expected = nv.gemm(x, w, out_dtype=torch.float32)
+
+    def layer(data, scale):
+        parts = data, w.data, scale, w.scale
+        return nv.gemm(*parts, a_format=nv.MXFP8_E4M3, b_format=nv.MXFP4, out_dtype=torch.float32) + 0
+
+    compiled = torch.compile(layer, fullgraph=True, backend="aot_eager")
+    assert_bitwise_equal(compiled(x.data, x.scale), expected)
+
+
+@pytest.mark.parametrize("arch", ["sm_90a", "sm_100a", "sm_120a"])
+def test_a_pair_without_a_kernel_is_refused(arch):
+    x, w, backend = tensor(nv.NVFP4, M, K), tensor(nv.MXFP4, N, K), f"emulator:{arch}"
+    wording = rf'^{arch}.*: no kernel for nvfp4 x mxfp4 \(there is one for nvfp4 x nvfp4.*\); use backend="reference", or quant'
+    offs = torch.tensor([10, M], dtype=torch.int32)
+    calls = [
+        lambda: nv.gemm(x, w, backend=backend),
+        lambda: nv.grouped_gemm([x], [w], backend=backend),
+        lambda: nv.grouped_gemm(x, tensor(nv.MXFP4, G, N, K), offs=offs, backend=backend),
+        lambda: nv.dual_gemm(x, w, w, backend=backend),
+        lambda: nv.gemv(x, tensor(nv.MXFP4, K), backend=backend),
+    ]
+    for call in calls:
+        with pytest.raises(nv.UnsupportedProblem, match=wording):
+            call()
+
+
+def test_what_is_no_format_of_products_is_refused():
+    x, w = tensor(FP8_1x128, M, 256), tensor(nv.MXFP4, N, 256)
+    with pytest.raises(nv.UnsupportedProblem, match="FP8_1X128 has fp32 scales.*quantize to one of those"):
+        nv.gemm(x, w)
+    with pytest.raises(TypeError, match="format 'mxfp4' is no BlockFormat; pass a record"):
+        nv.gemm(w.data, w.data, w.scale, w.scale, a_format="mxfp4")
+    with pytest.raises(ValueError, match="group 0 is MXFP4 and group 1 NVFP4"):
+        nv.grouped_gemm([w, tensor(nv.NVFP4, N, 256)], [w, w])
+    with pytest.raises(ValueError, match="b1 is MXFP4 and b2 NVFP4"):
+        nv.dual_gemm(w, w, tensor(nv.NVFP4, N, 256))
+    with pytest.raises(TypeError, match="BlockScaledTensor of MXFP4; pass its .data"):
+        nv.gemm(w, w, w.scale, w.scale)
+    with pytest.raises(ValueError, match="a has K=256 and b has K=512"):
+        nv.gemm(w.data, w.data.repeat(1, 2), w.scale, w.scale, a_format=nv.MXFP4)
