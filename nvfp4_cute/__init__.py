@@ -14,9 +14,11 @@ if TYPE_CHECKING:
     from nvfp4_cute.errors import CacheError as CacheError
     from nvfp4_cute.errors import ConfigError as ConfigError
     from nvfp4_cute.errors import EmulatorError as EmulatorError
+    from nvfp4_cute.errors import RankError as RankError
     from nvfp4_cute.errors import UnsupportedProblem as UnsupportedProblem
     from nvfp4_cute.errors import UnsupportedTarget as UnsupportedTarget
     from nvfp4_cute.experts.layer import moe as moe
+    from nvfp4_cute.experts.placement import Placement as Placement
     from nvfp4_cute.experts.routing import route as route
     from nvfp4_cute.formats.block_format import MXFP4 as MXFP4
     from nvfp4_cute.formats.block_format import MXFP8_E4M3 as MXFP8_E4M3
@@ -46,6 +48,7 @@ _MODULES = {
     "CacheError": "errors",
     "ConfigError": "errors",
     "EmulatorError": "errors",
+    "RankError": "errors",
     "KernelConfig": "planning.config",
     "LinearNVFP4": "nn.linear",
     "MXFP4": "formats.block_format",
@@ -66,6 +69,7 @@ _MODULES = {
     "grouped_quantize": "ops.quantize",
     "moe": "experts.layer",
     "quantize": "ops.quantize",
+    "Placement": "experts.placement",
     "route": "experts.routing",
     "tune": "tuning.autotune",
 }

@@ -23,3 +23,7 @@ class CheckpointError(ValueError):
 
 class EmulatorError(RuntimeError):
     """The emulated program broke a rule of the machine, hung, or used an instruction we do not model."""
+
+
+class RankError(RuntimeError):
+    """A rank of a process group refused its operands, passed others than the other ranks, or did not come in time."""

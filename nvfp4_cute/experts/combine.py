@@ -60,36 +60,52 @@ def finalize(
     checks.check_tensors({"h": h, "rows": rows, "weights": weights}, optional)
     check_rows("h", h)
     tokens, n = len(rows), h.shape[1]
-    if n % COLUMN_STEP:
-        raise ValueError(f"N={n} is not a multiple of {COLUMN_STEP} (vector stores); pad N")
     check_ids(rows)
     checks.check_choice("dtype of rows", rows.dtype, (torch.int32,))
-    if weights.dtype != torch.float32 or weights.shape != rows.shape or not weights.is_contiguous():
-        raise ValueError(
-            f"weights is {weights.dtype} {list(weights.shape)}; expected contiguous torch.float32 {list(rows.shape)}, as rows"
-        )
+    check_addends(h.dtype, n, rows.shape, weights, shared, bias, ids)
     if out is None:
         out = torch.empty((tokens, n), dtype=h.dtype, device=h.device)
-    for name, tensor, length in (("shared", shared, tokens), ("out", out, tokens), ("bias", bias, None)):
-        if tensor is None:
-            continue
-        check_rows(name, tensor, n)
-        if tensor.dtype != h.dtype or (length is not None and len(tensor) != length):
-            raise ValueError(
-                f"{name} is {tensor.dtype} {list(tensor.shape)}; expected {h.dtype} [{length}, {n}]"
-            )
-    if bias is not None:
-        if ids is None or not bias.is_contiguous():
-            raise ValueError("bias is contiguous, and comes with ids, which tell the rows' experts")
-        check_ids(ids)
-        if ids.shape != rows.shape:
-            raise ValueError(f"ids has shape {list(ids.shape)}; expected {list(rows.shape)}, as rows")
+    _check_tokens("out", out, h.dtype, tokens, n)
     check_overlap({"out": out}, {"h": h, "rows": rows, "weights": weights} | checks.given(bias=bias))
     if shared is not None and shared.data_ptr() != out.data_ptr():
         check_overlap({"out": out}, {"shared": shared})
     task = FinalizeTask(h, rows, weights, shared, bias, None if bias is None else ids, out, first_expert)
     backends.run_task(backend, task)
     return out
+
+
+def check_addends(
+    dtype: torch.dtype,
+    n: int,
+    shape: torch.Size,
+    weights: torch.Tensor,
+    shared: torch.Tensor | None,
+    bias: torch.Tensor | None,
+    ids: torch.Tensor | None,
+) -> None:
+    """Raise TypeError or ValueError unless these arguments of ``finalize`` fit ``h`` of N columns and rows of a shape [T, k]."""
+    if n % COLUMN_STEP:
+        raise ValueError(f"N={n} is not a multiple of {COLUMN_STEP} (vector stores); pad N")
+    if weights.dtype != torch.float32 or weights.shape != shape or not weights.is_contiguous():
+        raise ValueError(
+            f"weights is {weights.dtype} {list(weights.shape)}; expected contiguous torch.float32 {list(shape)}, as rows"
+        )
+    if shared is not None:
+        _check_tokens("shared", shared, dtype, shape[0], n)
+    if bias is None:
+        return
+    _check_tokens("bias", bias, dtype, None, n)
+    if ids is None or not bias.is_contiguous():
+        raise ValueError("bias is contiguous, and comes with ids, which tell the rows' experts")
+    check_ids(ids)
+    if ids.shape != shape:
+        raise ValueError(f"ids has shape {list(ids.shape)}; expected {list(shape)}, as rows")
+
+
+def _check_tokens(name: str, tensor: torch.Tensor, dtype: torch.dtype, length: int | None, n: int) -> None:
+    check_rows(name, tensor, n)
+    if tensor.dtype != dtype or (length is not None and len(tensor) != length):
+        raise ValueError(f"{name} is {tensor.dtype} {list(tensor.shape)}; expected {dtype} [{length}, {n}]")
 
 
 @dataclass(frozen=True)

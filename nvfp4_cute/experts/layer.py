@@ -1,27 +1,15 @@
 """moe: a whole layer of experts."""
 
-from typing import Any, Literal
+from typing import Any
 
 import torch
 
-from nvfp4_cute.errors import UnsupportedProblem
-from nvfp4_cute.experts.activation import ACTIVATIONS
 from nvfp4_cute.experts.combine import finalize
 from nvfp4_cute.experts.gather import gather_quantize
-from nvfp4_cute.experts.middle import activate_quantize
-from nvfp4_cute.experts.weights import per_expert, product_factors
-from nvfp4_cute.formats.block_format import NVFP4 as NVFP4_FORMAT
-from nvfp4_cute.operands import rules as checks
-from nvfp4_cute.ops.dual_gemm import grouped_dual_gemm
-from nvfp4_cute.ops.grouped_gemm import grouped_gemm
-from nvfp4_cute.problem import NVFP4, Activation
-
-ExpertLayout = Literal[
-    "concatenated", "interleaved", "interleaved_64_up_first", "interleaved_32_gate_first", "none"
-]
-LAYOUTS = ("concatenated", "interleaved", "interleaved_64_up_first", "interleaved_32_gate_first", "none")
-# Rows of both halves of concatenated weights whose scales are in blocks of their own.
-FUSED_ROWS = 256
+from nvfp4_cute.experts.parallel import moe_over_ranks
+from nvfp4_cute.experts.placement import Placement
+from nvfp4_cute.experts.products import ExpertLayout, LocalExperts
+from nvfp4_cute.problem import Activation
 
 
 def moe(
@@ -42,6 +30,9 @@ def moe(
     bias2: torch.Tensor | None = None,
     shared: torch.Tensor | None = None,
     first_expert: int = 0,
+    group: Any = None,
+    placement: Placement | None = None,
+    capacity: int | None = None,
     backend: str = "auto",
 ) -> torch.Tensor:
     """A layer of experts: ``y[t] = sum over k of weights[t, k] * W2_e (activation(W1_e x[t]) * W3_e x[t])``, ``e = ids[t, k]``.
@@ -70,6 +61,12 @@ def moe(
         bias13: of x's dtype [E, rows of w13], added before the activation. bias2: [E, H], added before the weights.
         shared: of x's dtype [T, H]: added to the result, such as a shared expert's.
         first_expert: the id of the first local expert.
+        group: a ``torch.distributed.ProcessGroup``: the experts are divided over its ranks, each rank passes its own tokens, its
+            own experts' weights, factors and ``bias13``, ids of all experts, and ``bias2`` of all experts. All ranks make the
+            same calls. The result has the bits of one GPU with all experts.
+        placement: which experts lie on which ranks; None: as many on each, in order. With a group.
+        capacity: most tokens of a rank, in every call; then nothing waits for the device, and a CUDA graph can hold the layer
+            after one call without it. None: sizes are exchanged first, for which the host waits. With a group.
         backend: "auto", "cuda", "emulator", "emulator:ARCH" or "reference".
 
     Returns:
@@ -84,81 +81,36 @@ def moe(
 
     Raises:
         TypeError, ValueError, UnsupportedProblem: an operand breaks a rule. UnsupportedTarget: no kernel for the GPU.
+        RankError: another rank refused its operands, passed other sizes, or did not come within the group's timeout.
     """
-    checks.check_choice("activation", activation, ACTIVATIONS)
-    checks.check_choice("weight_layout", weight_layout, LAYOUTS)
-    experts, rows = _check_weights(x, w13, w2, weight_layout)
-    if alpha13 is None:
-        alpha13 = product_factors(w13, input_scale, experts)  # type: ignore[assignment]
-    gate_alpha, up_alpha = alpha13 if isinstance(alpha13, tuple) else (alpha13, alpha13)
-    if alpha2 is None:
-        alpha2, _ = product_factors(w2, hidden_scale, experts)
-    hidden_scale = per_expert(hidden_scale, experts, x.device)
+    if group is not None:
+        return _over_ranks(
+            x, ids, weights, w13, w2, group=group, placement=placement, capacity=capacity, activation=activation, limit=limit,
+            weight_layout=weight_layout, input_scale=input_scale, hidden_scale=hidden_scale, alpha13=alpha13, alpha2=alpha2,
+            bias13=bias13, bias2=bias2, shared=shared, first_expert=first_expert, backend=backend,
+        )  # fmt: skip
+    if placement is not None or capacity is not None:
+        raise ValueError(
+            "placement and capacity say how experts lie on the ranks of a group: pass group, too"
+        )
+    experts = LocalExperts.of(
+        x, w13, w2, activation=activation, limit=limit, weight_layout=weight_layout, input_scale=input_scale,
+        hidden_scale=hidden_scale, alpha13=alpha13, alpha2=alpha2, bias13=bias13,
+    )  # fmt: skip
     if torch.compiler.is_compiling():  # the custom op (experts.library) that a traced graph keeps
         return torch.ops.nvfp4_cute.moe(
             x, ids, weights, [w13.data, w13.scale], [w2.data, w2.scale], activation, limit, weight_layout, input_scale,
-            hidden_scale, gate_alpha, up_alpha, alpha2, bias13, bias2, shared, first_expert, backend,
+            experts.hidden_scale, experts.gate_alpha, experts.up_alpha, experts.alpha2, bias13, bias2, shared, first_expert,
+            backend,
         )  # fmt: skip
-    data, scale, order = gather_quantize(
-        x, ids, experts, global_scale=input_scale, first_expert=first_expert, backend=backend
-    )
-    is_fused = bias13 is None and weight_layout not in ("interleaved", "none")
-    if weight_layout == "concatenated" and rows % FUSED_ROWS:
-        is_fused = False
-    if is_fused:
-        fused_layout: Any = weight_layout
-        hidden = grouped_dual_gemm(
-            data, w13.data, None, scale, w13.scale, None, gate_alpha, up_alpha, offs=order.offs, activation=activation,
-            limit=limit, weight_layout=fused_layout, out_dtype=NVFP4, out_global_scale=hidden_scale, backend=backend,
-        )  # fmt: skip
-    else:
-        hidden = _middle(
-            (data, scale), ids, order, w13, gate_alpha, up_alpha, bias13, hidden_scale, x.dtype,
-            activation=activation, limit=limit, gate_layout=weight_layout, first_expert=first_expert, backend=backend,
-        )  # fmt: skip
-    down = grouped_gemm(
-        hidden[0], w2.data, hidden[1], w2.scale, order.offs, alpha2, out_dtype=x.dtype, backend=backend
-    )
-    return finalize(
-        down, order.rows, weights, shared=shared, bias=bias2, ids=ids, first_expert=first_expert, backend=backend
-    )  # fmt: skip
+    where: Any = {"first_expert": first_expert, "backend": backend}
+    data, scale, order = gather_quantize(x, ids, experts.count, global_scale=input_scale, **where)
+    down = experts.rows(data, scale, ids, order, dtype=x.dtype, **where)
+    return finalize(down, order.rows, weights, shared=shared, bias=bias2, ids=ids, **where)
 
 
-def _middle(
-    rows, ids, order, w13, gate_alpha, up_alpha, bias, hidden_scale, dtype, *, gate_layout, backend, **options
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """The first product and its activation, by two launches."""
-    if gate_layout not in ("concatenated", "interleaved", "none"):
-        raise UnsupportedProblem(
-            f'weight_layout={gate_layout!r} with bias13: pass rows that are "concatenated" or "interleaved"'
-        )
-    if gate_alpha is not up_alpha:
-        raise UnsupportedProblem(
-            "gate and up have factors of their own, and the layer is not one for grouped_dual_gemm (a bias, rows in turn, or "
-            "halves that are no multiple of 128 rows): give both halves of every expert one global scale"
-        )
-    data, scale = rows
-    h = grouped_gemm(
-        data, w13.data, scale, w13.scale, order.offs, gate_alpha, out_dtype=dtype, backend=backend
-    )
-    return activate_quantize(
-        h, ids, order, gate_layout=gate_layout, bias=bias, global_scale=hidden_scale, backend=backend, **options
-    )  # fmt: skip
-
-
-def _check_weights(x: torch.Tensor, w13: Any, w2: Any, layout: str) -> tuple[int, int]:
-    """Experts, and rows of w13 of each. Raises TypeError or ValueError where shapes do not fit each other."""
-    for name, tensor in (("w13", w13), ("w2", w2)):
-        if not all(isinstance(getattr(tensor, part, None), torch.Tensor) for part in ("data", "scale")):
-            raise TypeError(f"{name} is a {type(tensor).__name__}; pass an NVFP4Tensor or ExpertWeights")
-        if tensor.data.ndim != 3:
-            raise ValueError(f"{name} has data {list(tensor.data.shape)}; expected [E, N, K/2]")
-    (experts, rows, row_bytes), down = w13.data.shape, tuple(w2.data.shape)
-    width = rows if layout == "none" else rows // 2
-    wanted = (experts, x.shape[-1], NVFP4_FORMAT.row_bytes(width))
-    if x.ndim != 2 or x.shape[1] != NVFP4_FORMAT.elements(row_bytes) or down != wanted:
-        raise ValueError(
-            f"x has shape {list(x.shape)}, w13 {list(w13.data.shape)} and w2 {list(down)} in bytes; expected [T, H], "
-            f"[E, {'I' if layout == 'none' else '2 I'}, H/2] and [E, H, I/2]"
-        )
-    return experts, rows
+@torch.compiler.disable
+def _over_ranks(*arguments: torch.Tensor, first_expert: int, **options: Any) -> torch.Tensor:
+    if first_expert:
+        raise ValueError(f"first_expert={first_expert} with a group: its placement says where experts lie")
+    return moe_over_ranks(*arguments, **options)

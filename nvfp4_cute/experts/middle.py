@@ -36,7 +36,8 @@ def activate_quantize(
     In float32, by the operations that ``experts.activation`` lists: the bits are the same everywhere.
 
     Args:
-        h: float16 or bfloat16, the first product: [R, 2 N], or [R, N] without a gate; rows a multiple of 16 bytes apart.
+        h: float16 or bfloat16, the first product: [R, 2 N], or [R, N] without a gate; rows a multiple of 16 bytes apart. R is at
+            most T * k, and at least the number of rows that ``order`` has.
         ids, order, first_expert: as of ``permute``.
         activation: "silu", "gelu_tanh", "relu2" or "swiglu_oai" (gpt-oss).
         gate_layout: "concatenated": gate's columns, then up's; "interleaved": one of each in turn, the gate's first; "none".
@@ -64,8 +65,8 @@ def activate_quantize(
         )
     experts = len(order.offs)
     check_vector("global_scale", global_scale, experts)
-    if rows != ids.numel():
-        raise ValueError(f"h has {rows} rows; expected T * k = {ids.numel()}, as order has")
+    if rows > ids.numel():
+        raise ValueError(f"h has {rows} rows; expected at most T * k = {ids.numel()}, as order has")
     if bias is not None and (
         bias.dtype != h.dtype or tuple(bias.shape) != (experts, columns) or not bias.is_contiguous()
     ):

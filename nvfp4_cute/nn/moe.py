@@ -5,7 +5,9 @@ from typing import Any
 import torch
 
 from nvfp4_cute.errors import UnsupportedProblem
-from nvfp4_cute.experts.layer import ExpertLayout, moe
+from nvfp4_cute.experts.layer import moe
+from nvfp4_cute.experts.placement import Placement
+from nvfp4_cute.experts.products import ExpertLayout
 from nvfp4_cute.experts.weights import ExpertWeights, per_expert, product_factors
 from nvfp4_cute.formats.block_format import NVFP4
 from nvfp4_cute.nn.state import moving
@@ -38,6 +40,8 @@ class MoENVFP4(torch.nn.Module):
             expert; None for 1.
         bias: whether there are biases.
         first_expert: the id of the first expert of this process.
+        process_group, placement, capacity: ``group``, ``placement`` and ``capacity`` of ``moe``: the layer lies over the ranks of
+            a group. ``bias2`` then has a row for each of all experts, in the state dict, too.
         dtype: of biases. device: of everything.
         backend: as of ``moe``.
 
@@ -92,6 +96,9 @@ class MoENVFP4(torch.nn.Module):
         hidden_scale: Any = None,
         bias: bool = False,
         first_expert: int = 0,
+        process_group: Any = None,
+        placement: Placement | None = None,
+        capacity: int | None = None,
         dtype: torch.dtype = torch.bfloat16,
         device: torch.device | str | None = None,
         backend: str = "auto",
@@ -110,6 +117,9 @@ class MoENVFP4(torch.nn.Module):
         )
         self.activation, self.limit, self.weight_layout = activation, limit, weight_layout
         self.first_expert, self.backend = first_expert, backend
+        if process_group is not None and placement is None:
+            placement = Placement.even(num_experts * process_group.size(), process_group.size())
+        self.process_group, self.placement, self.capacity = process_group, placement, capacity
         rows = intermediate_size * (1 if weight_layout == "none" else 2)
         for name, n, k in (("w13", rows, hidden_size), ("w2", hidden_size, intermediate_size)):
             NVFP4.num_k_blocks(k)
@@ -127,8 +137,9 @@ class MoENVFP4(torch.nn.Module):
             given = given if len(given) == 1 else per_expert(given, num_experts, where)
         self.register_buffer("input_scale", given)
         self.register_buffer("hidden_scale", per_expert(hidden_scale, num_experts, where))
-        for name, columns in (("bias13", rows), ("bias2", hidden_size)):
-            zeros = torch.zeros((num_experts, columns), dtype=dtype, device=device) if bias else None
+        all_experts = num_experts if placement is None else placement.num_experts
+        for name, count, columns in (("bias13", num_experts, rows), ("bias2", all_experts, hidden_size)):
+            zeros = torch.zeros((count, columns), dtype=dtype, device=device) if bias else None
             self.register_buffer(name, zeros)
 
     @classmethod
@@ -235,6 +246,9 @@ class MoENVFP4(torch.nn.Module):
             bias2=self.bias2,
             shared=None if shared is None else shared.reshape(rows.shape),
             first_expert=self.first_expert,
+            group=self.process_group,
+            placement=self.placement,
+            capacity=self.capacity,
             backend=self.backend,
         )
         return y.view(x.shape)

@@ -1,0 +1,239 @@
+"""A layer of experts over the ranks of a group (expert parallelism): each computes its own experts, for all ranks' tokens.
+
+::
+
+    routes    where this rank's choices go                                        home rank
+    encode    tokens to NVFP4, once a token                                       home rank
+    dispatch  a row for every pair (token, rank of one of its experts)            home -> experts
+    products  of the local experts                                                rank of the experts
+    combine   a row for every choice                                              experts -> home
+    sum       weighted, in float32, in the order of k: the one-GPU layer's bits   home rank
+
+The exact form first tells all ranks the sizes, for which the host waits. The form with a capacity always moves buffers of the
+same size. There nothing waits, and a CUDA graph can hold it.
+"""
+
+import zlib
+from dataclasses import dataclass
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import torch
+import torch.distributed as dist
+
+from nvfp4_cute.errors import RankError, UnsupportedTarget
+from nvfp4_cute.experts import dispatch
+from nvfp4_cute.experts.checks import check_ids, check_rows
+from nvfp4_cute.experts.combine import check_addends, finalize
+from nvfp4_cute.experts.dispatch import Routes, RowLayout
+from nvfp4_cute.experts.exchange import agree, send_rows
+from nvfp4_cute.experts.placement import Placement
+from nvfp4_cute.experts.products import LocalExperts
+from nvfp4_cute.operands import rules as checks
+
+REFUSALS = (TypeError, ValueError, UnsupportedTarget)
+FACTS = ("hidden_size", "top_k", "dtype of x", "num_experts", "placement", "capacity", "bytes of a row")
+Facts = tuple[int, ...]
+# What the ranks of a group have agreed on, in the form with a capacity.
+_agreed: "WeakKeyDictionary[dist.ProcessGroup, set[Facts]]" = WeakKeyDictionary()
+
+
+@dataclass(frozen=True, eq=False)
+class Ranks:
+    """The group, and what this rank knows of the others.
+
+    Attributes:
+        group: of ``torch.distributed``. rank: of this process in it. placement: of all experts.
+        capacity: most tokens of a rank, or None.
+    """
+
+    group: dist.ProcessGroup
+    rank: int
+    placement: Placement
+    capacity: int | None
+
+    @classmethod
+    def of(
+        cls, group: dist.ProcessGroup, placement: Placement | None, capacity: int | None, local_experts: int
+    ) -> "Ranks":
+        """Check, and place experts evenly where no placement is given. Raises ValueError."""
+        size, rank = dist.get_world_size(group), dist.get_rank(group)
+        if placement is None:
+            placement = Placement.even(local_experts * size, size)
+        held = len(placement.experts[rank]) if placement.num_ranks == size else None
+        if held != local_experts:
+            raise ValueError(
+                f"rank {rank} of {size} has the weights of {local_experts} experts; the placement has {placement.num_ranks} "
+                f"ranks, and {held} experts for this one"
+            )
+        if capacity is not None and capacity < 1:
+            raise ValueError(f"capacity={capacity} is not positive; pass the most tokens that a rank has")
+        return cls(group, rank, placement, capacity)
+
+
+@dataclass(frozen=True, eq=False)
+class Call:
+    """Checked arguments of a call: as of ``moe``."""
+
+    experts: LocalExperts
+    ranks: Ranks
+    layout: RowLayout
+    input_scale: torch.Tensor | None
+    bias2: torch.Tensor | None
+    backend: str
+
+    @property
+    def facts(self) -> Facts:
+        """What has to be the same on every rank: ``FACTS``."""
+        placement, layout = self.ranks.placement, self.layout
+        return (
+            layout.hidden,
+            layout.top_k,
+            layout.dtype.itemsize * 2 + (layout.dtype == torch.bfloat16),
+            placement.num_experts,
+            zlib.crc32(repr(placement.experts).encode()),
+            self.ranks.capacity or 0,
+            layout.row_bytes,
+        )
+
+    def routes(self, ids: torch.Tensor) -> Routes:
+        """Where the choices of this rank's tokens go."""
+        return Routes.of(ids, self.ranks.placement, self.ranks.rank, self.backend)
+
+    def encode(self, x: torch.Tensor) -> torch.Tensor:
+        """Tokens as they travel."""
+        return dispatch.encode(x, self.layout, self.input_scale, self.backend)
+
+    def compute(self, rows: torch.Tensor, count: int | None) -> torch.Tensor:
+        """What goes back for rows that have come, of which ``count`` choices are of local experts."""
+        experts, layout = self.experts, self.layout
+        if not experts.count or count == 0:
+            results = 0 if count is not None else len(rows) * layout.top_k
+            return rows.new_zeros((results, layout.hidden * layout.dtype.itemsize)).view(layout.dtype)
+        ids, data, scale, order = dispatch.unpack(
+            rows, layout, experts.count, self.input_scale, count, self.backend
+        )
+        down = experts.rows(data, scale, ids, order, dtype=layout.dtype, first_expert=0, backend=self.backend)
+        return dispatch.collect(down, ids, order, count, self.backend)
+
+    def sum(
+        self,
+        back: torch.Tensor,
+        rows: torch.Tensor,
+        routes: Routes,
+        weights: torch.Tensor,
+        shared: torch.Tensor | None,
+    ) -> torch.Tensor:
+        """Results of this rank's tokens; ``rows``: int32 [T, k], where the result of each choice is."""
+        return finalize(
+            back, rows, weights, shared=shared, bias=self.bias2, ids=routes.ids, backend=self.backend
+        )
+
+
+def moe_over_ranks(
+    x: torch.Tensor,
+    ids: torch.Tensor,
+    weights: torch.Tensor,
+    w13: Any,
+    w2: Any,
+    *,
+    group: dist.ProcessGroup,
+    placement: Placement | None,
+    capacity: int | None,
+    input_scale: torch.Tensor | None,
+    bias2: torch.Tensor | None,
+    shared: torch.Tensor | None,
+    backend: str,
+    **options: Any,
+) -> torch.Tensor:
+    """``moe`` with a group: arguments as there.
+
+    Raises:
+        What ``moe`` raises, on the rank whose operands break a rule, and RankError on the others.
+    """
+    call = None
+    try:
+        experts = LocalExperts.of(x, w13, w2, input_scale=input_scale, **options)
+        ranks = Ranks.of(group, placement, capacity, experts.count)
+        _check(x, ids, weights, input_scale, bias2, shared, ranks.placement)
+        is_quantized = input_scale is None or input_scale.numel() == 1
+        layout = RowLayout(x.shape[1], ids.shape[1], x.dtype, is_quantized)
+        call = Call(experts, ranks, layout, input_scale, bias2, backend)
+        if experts.count and call.facts not in _agreed.get(group, ()):
+            experts.check(x, backend)
+    except REFUSALS as fault:
+        # With a capacity, ranks that have agreed before do not ask again.
+        if isinstance(x, torch.Tensor) and (capacity is None or not _agreed.get(group)):
+            _agree(group, None, x, fault=fault)
+        raise
+    run = _exact if capacity is None else _with_capacity
+    return run(group, call, x, ids, weights, shared)
+
+
+def _exact(group, call: Call, x, ids, weights, shared) -> torch.Tensor:
+    """Sizes first, then as many rows as there are."""
+    routes, encoded = call.routes(ids), call.encode(x)
+    table = _agree(group, call, x, counts=routes.counts())
+    placement, rank = call.ranks.placement, call.ranks.rank
+    tokens, choices = table.split(placement.num_ranks, 1)  # [from, to]
+    sent, received = tokens[rank].tolist(), tokens[:, rank].tolist()
+    rows = dispatch.pack(encoded, routes, placement, rank, call.layout, sum(sent))
+    rows = send_rows(rows, group, sent, received)
+    wanted, owed = choices[rank].tolist(), choices[:, rank].tolist()
+    back = send_rows(call.compute(rows, sum(owed)), group, owed, wanted)
+    return call.sum(back, routes.choices.rows, routes, weights, shared)
+
+
+def _with_capacity(group, call: Call, x, ids, weights, shared) -> torch.Tensor:
+    """Always the same sizes: ``capacity`` rows for every rank, and k times as many back."""
+    agreed = _agreed.setdefault(group, set())
+    if call.facts not in agreed:
+        if x.is_cuda and torch.cuda.is_current_stream_capturing():
+            raise RankError("ranks have not agreed on these sizes: call the layer once before the capture")
+        _agree(group, call, x)
+        agreed.add(call.facts)
+    ranks, capacity, top_k = call.ranks, call.ranks.capacity, call.layout.top_k
+    assert capacity is not None
+    tokens = len(x)
+    if tokens > capacity:  # The other ranks count on this one's experts.
+        x, ids = x[:0], ids[:0]
+    routes = call.routes(ids)
+    rows = dispatch.pack_fixed(call.encode(x), routes, ranks.placement, ranks.rank, call.layout, capacity)
+    back = send_rows(call.compute(send_rows(rows, group), None), group)
+    if tokens > capacity:
+        raise ValueError(
+            f"{tokens} tokens are more than capacity={capacity}; pass a larger one on every rank"
+        )
+    return call.sum(back, routes.rows_with_capacity(capacity, top_k), routes, weights, shared)
+
+
+def _agree(
+    group: dist.ProcessGroup,
+    call: Call | None,
+    x: torch.Tensor,
+    *,
+    counts: torch.Tensor | None = None,
+    fault: Exception | None = None,
+) -> torch.Tensor:
+    if counts is None:
+        counts = torch.zeros(2 * dist.get_world_size(group), dtype=torch.int64, device=x.device)
+    facts = (0,) * len(FACTS) if call is None else call.facts
+    return agree(group, x.device, dict(zip(FACTS, facts, strict=True)), counts, fault)
+
+
+def _check(x, ids, weights, input_scale, bias2, shared, placement: Placement) -> None:
+    """Raise what the launches at the home rank refuse."""
+    checks.check_tensors(
+        {"x": x, "ids": ids, "weights": weights},
+        {"input_scale": input_scale, "bias2": bias2, "shared": shared},
+    )
+    check_rows("x", x)
+    check_ids(ids)
+    if len(ids) != len(x):
+        raise ValueError(f"ids has {len(ids)} rows and x {len(x)}; each has one a token")
+    if bias2 is not None and len(bias2) != placement.num_experts:
+        raise ValueError(
+            f"bias2 has {len(bias2)} rows; with a group it has one for each of all {placement.num_experts} experts, since "
+            "results are added up at home"
+        )
+    check_addends(x.dtype, x.shape[1], ids.shape, weights, shared, bias2, ids)

@@ -1,0 +1,152 @@
+"""The two products of a layer of experts, from ordered NVFP4 rows to one result per row."""
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+
+from nvfp4_cute.errors import UnsupportedProblem
+from nvfp4_cute.experts.activation import ACTIVATIONS
+from nvfp4_cute.experts.gather import gather_quantize
+from nvfp4_cute.experts.middle import activate_quantize
+from nvfp4_cute.experts.permutation import Permutation
+from nvfp4_cute.experts.weights import per_expert, product_factors
+from nvfp4_cute.formats.block_format import NVFP4 as NVFP4_FORMAT
+from nvfp4_cute.operands import rules as checks
+from nvfp4_cute.ops.dual_gemm import grouped_dual_gemm
+from nvfp4_cute.ops.grouped_gemm import grouped_gemm
+from nvfp4_cute.problem import NVFP4, Activation
+
+ExpertLayout = Literal[
+    "concatenated", "interleaved", "interleaved_64_up_first", "interleaved_32_gate_first", "none"
+]
+LAYOUTS = ("concatenated", "interleaved", "interleaved_64_up_first", "interleaved_32_gate_first", "none")
+# Rows of both halves of concatenated weights whose scales are in blocks of their own.
+FUSED_ROWS = 256
+
+
+@dataclass(frozen=True, eq=False)
+class LocalExperts:
+    """Checked experts of this process: fields as of the arguments of ``moe``, factors as float32 [E] or None."""
+
+    w13: Any
+    w2: Any
+    activation: Activation
+    limit: float | None
+    weight_layout: ExpertLayout
+    gate_alpha: torch.Tensor | None
+    up_alpha: torch.Tensor | None
+    alpha2: torch.Tensor | None
+    bias13: torch.Tensor | None
+    hidden_scale: torch.Tensor | None
+
+    @classmethod
+    def of(
+        cls, x: torch.Tensor, w13: Any, w2: Any, *, activation, limit, weight_layout, input_scale, hidden_scale, alpha13,
+        alpha2, bias13,
+    ) -> "LocalExperts":  # fmt: skip
+        """Check the arguments of ``moe`` with these names. Raises TypeError or ValueError where shapes do not fit ``x``."""
+        checks.check_choice("activation", activation, ACTIVATIONS)
+        checks.check_choice("weight_layout", weight_layout, LAYOUTS)
+        experts = _check_weights(x, w13, w2, weight_layout)
+        if alpha13 is None:
+            alpha13 = product_factors(w13, input_scale, experts)
+        gate_alpha, up_alpha = alpha13 if isinstance(alpha13, tuple) else (alpha13, alpha13)
+        if alpha2 is None:
+            alpha2, _ = product_factors(w2, hidden_scale, experts)
+        hidden_scale = per_expert(hidden_scale, experts, x.device)
+        local = cls(
+            w13, w2, activation, limit, weight_layout, gate_alpha, up_alpha, alpha2, bias13, hidden_scale
+        )
+        if not local.is_fused:
+            local._check_two_launches()
+        return local
+
+    @property
+    def is_fused(self) -> bool:
+        """Whether ``grouped_dual_gemm`` computes the first half."""
+        if self.bias13 is not None or self.weight_layout in ("interleaved", "none"):
+            return False
+        return self.weight_layout != "concatenated" or self.w13.data.shape[1] % FUSED_ROWS == 0
+
+    def _check_two_launches(self) -> None:
+        if self.weight_layout not in ("concatenated", "interleaved", "none"):
+            raise UnsupportedProblem(
+                f'weight_layout={self.weight_layout!r} with bias13: pass rows that are "concatenated" or "interleaved"'
+            )
+        if self.gate_alpha is not self.up_alpha:
+            raise UnsupportedProblem(
+                "gate and up have factors of their own, and the layer is not one for grouped_dual_gemm (a bias, rows in turn, "
+                "or halves that are no multiple of 128 rows): give both halves of every expert one global scale"
+            )
+
+    def check(self, x: torch.Tensor, backend: str) -> None:
+        """Raise what ``rows`` refuses, without a row: before other ranks rely on this one."""
+        ids = torch.empty((0, 1), dtype=torch.int32, device=x.device)
+        data, scale, order = gather_quantize(x[:0], ids, self.count, backend=backend)
+        self.rows(data, scale, ids, order, dtype=x.dtype, first_expert=0, backend=backend)
+
+    @property
+    def count(self) -> int:
+        """E."""
+        return len(self.w13.data)
+
+    def rows(
+        self,
+        data: torch.Tensor,
+        scale: torch.Tensor,
+        ids: torch.Tensor,
+        order: Permutation,
+        *,
+        dtype: torch.dtype,
+        first_expert: int,
+        backend: str,
+    ) -> torch.Tensor:
+        """One result per row, [R, H] of ``dtype``: at most three launches.
+
+        Args:
+            data, scale, order: as of ``gather_quantize``. ids: what ``order`` was found of.
+        """
+        if self.is_fused:
+            fused_layout: Any = self.weight_layout
+            hidden = grouped_dual_gemm(
+                data, self.w13.data, None, scale, self.w13.scale, None, self.gate_alpha, self.up_alpha, offs=order.offs,
+                activation=self.activation, limit=self.limit, weight_layout=fused_layout, out_dtype=NVFP4,
+                out_global_scale=self.hidden_scale, backend=backend,
+            )  # fmt: skip
+        else:
+            hidden = self._two_launches(data, scale, ids, order, dtype, first_expert, backend)
+        return grouped_gemm(
+            hidden[0], self.w2.data, hidden[1], self.w2.scale, order.offs, self.alpha2, out_dtype=dtype, backend=backend
+        )  # fmt: skip
+
+    def _two_launches(
+        self, data, scale, ids, order, dtype, first_expert, backend
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """The first product and its activation."""
+        gate_layout: Any = self.weight_layout
+        h = grouped_gemm(
+            data, self.w13.data, scale, self.w13.scale, order.offs, self.gate_alpha, out_dtype=dtype, backend=backend
+        )  # fmt: skip
+        return activate_quantize(
+            h, ids, order, activation=self.activation, gate_layout=gate_layout, limit=self.limit, bias=self.bias13,
+            global_scale=self.hidden_scale, first_expert=first_expert, backend=backend,
+        )  # fmt: skip
+
+
+def _check_weights(x: torch.Tensor, w13: Any, w2: Any, layout: str) -> int:
+    """Experts. Raises TypeError or ValueError where shapes do not fit each other."""
+    for name, tensor in (("w13", w13), ("w2", w2)):
+        if not all(isinstance(getattr(tensor, part, None), torch.Tensor) for part in ("data", "scale")):
+            raise TypeError(f"{name} is a {type(tensor).__name__}; pass an NVFP4Tensor or ExpertWeights")
+        if tensor.data.ndim != 3:
+            raise ValueError(f"{name} has data {list(tensor.data.shape)}; expected [E, N, K/2]")
+    (experts, rows, row_bytes), down = w13.data.shape, tuple(w2.data.shape)
+    width = rows if layout == "none" else rows // 2
+    wanted = (experts, x.shape[-1], NVFP4_FORMAT.row_bytes(width))
+    if x.ndim != 2 or x.shape[1] != NVFP4_FORMAT.elements(row_bytes) or down != wanted:
+        raise ValueError(
+            f"x has shape {list(x.shape)}, w13 {list(w13.data.shape)} and w2 {list(down)} in bytes; expected [T, H], "
+            f"[E, {'I' if layout == 'none' else '2 I'}, H/2] and [E, H, I/2]"
+        )
+    return experts

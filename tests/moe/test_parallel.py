@@ -1,0 +1,160 @@
+"""moe over the ranks of a group: every bit is that of one process with all experts; a fault is an error on every rank."""
+
+import time
+
+import pytest
+import torch
+import torch.distributed as dist
+from expert_layers import some_layer
+from oracle import assert_bitwise_equal
+from ranks import differences, part_of, run_ranks
+
+from nvfp4_cute import MoENVFP4
+from nvfp4_cute.errors import RankError, UnsupportedProblem
+from nvfp4_cute.experts.layer import moe
+from nvfp4_cute.experts.placement import Placement
+
+
+def random_layers(rank: int, seeds: range, sizes: tuple[int, ...]) -> list[str]:
+    """What differs, over groups of some sizes of the same processes."""
+    groups = [dist.new_group(range(size)) for size in sizes]
+    found = []
+    for seed in seeds:
+        group, size = groups[seed % len(sizes)], sizes[seed % len(sizes)]
+        if rank < size:
+            found.append(differences(seed, group, (None, 40)[seed // len(sizes) % 2]))
+    return [text for text in found if text]
+
+
+@pytest.mark.parametrize("seeds", [range(54), pytest.param(range(54, 354), marks=pytest.mark.slow)], ids=str)
+def test_random_layers_have_the_bits_of_one_process(seeds):
+    for rank, found in enumerate(run_ranks(random_layers, 4, seeds, (1, 2, 4))):
+        assert found == [], f"rank {rank}"
+
+
+# ---- faults ----------------------------------------------------------------------------------------------------
+
+FAULTY_SECONDS = 3.0
+
+
+def refused(call) -> str:
+    """The error of a call: its type and text."""
+    try:
+        call()
+    except (RankError, ValueError, TypeError) as error:
+        return f"{type(error).__name__}: {error}"
+    return "nothing"
+
+
+def faults(rank: int) -> dict[str, str]:
+    """Errors of this rank by what was wrong; the group serves all of them, but the last."""
+    group, placement = dist.group.WORLD, Placement.even(4, 2)
+    layer = some_layer(12, 2, 4, 64, 64)
+    part = part_of(layer, placement, [7, 5], rank)
+    x, ids, weights, w13, w2 = part.arguments()
+    run = lambda *arguments, **options: moe(*arguments, **part.options, group=group, **options)
+    narrow = part_of(some_layer(12, 2, 4, 32, 64), placement, [7, 5], rank)
+    found = {
+        "sizes": refused(lambda: run(*(part if rank else narrow).arguments())),
+        "operand": refused(lambda: run(x, ids, weights.double() if rank else weights, w13, w2)),
+        "no tensor": refused(lambda: run(x, ids.float() if rank else ids, weights, w13, w2)),
+        "capacities": refused(lambda: run(x, ids, weights, w13, w2, capacity=8 + rank)),
+        "forms": refused(lambda: run(x, ids, weights, w13, w2, capacity=8 if rank else None)),
+        "experts": refused(
+            lambda: run(
+                x, ids, weights, w13, w2, placement=Placement(((0, 1), (2, 3)) if rank else ((2, 1), (0, 3)))
+            )
+        ),
+    }
+    want = moe(*layer.arguments(), **layer.options)[7 * rank :][: len(x)]
+    assert_bitwise_equal(run(*part.arguments()), want)
+    assert_bitwise_equal(run(*part.arguments(), capacity=8), want)
+    nine = some_layer(9, 2, 4, 64, 64).arguments()[:3]
+    found["overflow"] = refused(
+        lambda: (
+            run(*nine, w13, w2, capacity=8)
+            if rank
+            else assert_bitwise_equal(run(*part.arguments(), capacity=8), want)
+        )
+    )
+    if not rank:
+        began = time.monotonic()
+        found["stop"] = refused(lambda: run(*part.arguments()))
+        found["seconds"] = str(time.monotonic() - began)
+    return found
+
+
+def test_faults_are_errors_on_every_rank_and_leave_the_group_usable():
+    home, other = run_ranks(faults, 2, seconds=FAULTY_SECONDS)
+    for found in (home, other):
+        assert not isinstance(found, Exception), found
+        assert "RankError: hidden_size is [32, 64]" in found["sizes"]
+        assert "RankError: capacity is [8, 9]" in found["capacities"]
+        assert "RankError: capacity is [0, 8]" in found["forms"]
+        assert "RankError: placement is" in found["experts"]
+    assert "RankError: rank 1 refused its operands: ValueError: weights is torch.float64" in home["operand"]
+    assert "ValueError: weights is torch.float64" in other["operand"]
+    assert "RankError: rank 1 refused its operands: TypeError: dtype of ids" in home["no tensor"]
+    assert "TypeError: dtype of ids" in other["no tensor"]
+    assert home["overflow"] == "nothing"
+    assert "ValueError: 9 tokens are more than capacity=8" in other["overflow"]
+    assert "RankError: rank 0: another of 2 ranks stopped, or did not come within 3 s" in home["stop"]
+    assert float(home["seconds"]) < FAULTY_SECONDS + 1
+
+
+def test_arguments_that_need_a_group():
+    layer = some_layer(4, 2, 3, 64, 128)
+    with pytest.raises(ValueError, match="pass group, too"):
+        moe(*layer.arguments(), **layer.options, capacity=4)
+
+
+# ---- placement -------------------------------------------------------------------------------------------------
+
+
+def test_even_placement():
+    assert Placement.even(5, 3).experts == ((0, 1), (2, 3), (4,))
+    assert Placement.even(1, 2).experts == ((0,), ())
+
+
+def test_tokens_use_their_own_rank_or_the_copies_in_turn():
+    placement = Placement(((0, 1), (0, 2), (0, 1)))
+    to_rank, to_local = placement.tables(1, torch.device("cpu"))
+    assert to_rank.tolist() == [[1, 1], [2, 0], [1, 1]]
+    assert to_local.tolist() == [[0, 1, -1], [0, -1, 1], [0, 1, -1]]
+    assert (placement.num_ranks, placement.num_experts, placement.ranks_of(1)) == (3, 3, (0, 2))
+
+
+@pytest.mark.parametrize(
+    "experts, error, text",
+    [
+        (((0,), (2,)), ValueError, "every id from 0"),
+        (((0, 0), (1,)), ValueError, "rank 0 holds an expert twice"),
+        (((), ()), ValueError, "every id"),
+        (((0,),) * 33, UnsupportedProblem, "33 ranks; at most 32"),
+    ],
+)
+def test_refused_placements(experts, error, text):
+    with pytest.raises(error, match=text):
+        Placement(experts)
+
+
+# ---- the module ------------------------------------------------------------------------------------------------
+
+
+def module_result(rank: int) -> tuple[list, list]:
+    """Values of a layer of both ranks, and of the same on one."""
+    generator = torch.Generator().manual_seed(2)
+    gate_up = torch.randn(4, 2 * 32, 64, generator=generator).bfloat16()
+    down, bias2 = (torch.randn(4, *shape, generator=generator).bfloat16() for shape in ((64, 32), (64,)))
+    x, held = torch.randn(6, 64, generator=generator).bfloat16(), slice(2 * rank, 2 * rank + 2)
+    ids = torch.randint(0, 4, (6, 2), generator=generator)
+    weights = torch.rand(6, 2, generator=generator)
+    layer = MoENVFP4.from_experts(gate_up, down, bias2=bias2)
+    part = MoENVFP4.from_experts(gate_up[held], down[held], bias2=bias2, process_group=dist.group.WORLD)
+    mine = slice(3 * rank, 3 * rank + 3)
+    return part(x[mine], ids[mine], weights[mine]).tolist(), layer(x, ids, weights)[mine].tolist()
+
+
+def test_module():
+    for got, want in run_ranks(module_result, 2):
+        assert got == want

@@ -1,0 +1,146 @@
+"""Processes that are the ranks of a gloo group on the CPU, and layers divided over them."""
+
+import os
+import random
+import tempfile
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from expert_layers import Layer, some_layer
+
+from nvfp4_cute.experts.layer import moe
+from nvfp4_cute.experts.placement import Placement
+from nvfp4_cute.experts.weights import ExpertWeights
+
+# A rank that does not come: within this time every other rank says so.
+TIMEOUT_SECONDS = 60.0
+
+
+def run_ranks(
+    body: Callable[..., Any], count: int, *arguments: Any, seconds: float = TIMEOUT_SECONDS
+) -> list[Any]:
+    """Call ``body(rank, *arguments)`` in ``count`` processes of one group. Returns what they return, or exceptions, by rank."""
+    context = torch.multiprocessing.get_context("forkserver")  # which imports once for all processes
+    context.set_forkserver_preload(["nvfp4_cute.experts.layer", "nvfp4_cute.backends.reference"])
+    with tempfile.TemporaryDirectory() as folder:
+        results = context.Queue()
+        processes = [
+            context.Process(
+                target=_process, args=(body, rank, count, folder, seconds, results, arguments), daemon=True
+            )
+            for rank in range(count)
+        ]
+        for process in processes:
+            process.start()
+        found = dict(results.get(timeout=240) for _ in processes)
+        for process in processes:
+            process.join()
+    return [found[rank] for rank in range(count)]
+
+
+def _process(body, rank, count, folder, seconds, results, arguments) -> None:
+    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+    torch.set_num_threads(1)
+    dist.init_process_group(
+        "gloo",
+        init_method=f"file://{folder}/store",
+        rank=rank,
+        world_size=count,
+        timeout=timedelta(seconds=seconds),
+    )
+    try:
+        result = body(rank, *arguments)
+    except Exception as error:
+        result = error
+    results.put((rank, result))
+
+
+def some_placement(dice: random.Random, experts: int, ranks: int) -> Placement:
+    """Every expert on one rank or more, unevenly; a rank may have none."""
+    held: list[list[int]] = [[] for _ in range(ranks)]
+    ids = [*range(experts)]
+    dice.shuffle(ids)
+    for expert in ids:
+        for rank in dice.sample(range(ranks), dice.choice([1, 1, 1, min(2, ranks), ranks])):
+            held[rank].append(expert)
+    return Placement(tuple(map(tuple, held)))
+
+
+def some_layer_of_ranks(seed: int, ranks: int, device: str = "cpu") -> tuple[Layer, Placement, list[int]]:
+    """A random layer of all ranks' tokens, where its experts lie, and how many of the tokens are each rank's."""
+    dice = random.Random(1000 * ranks + seed)
+    experts = dice.choice([1, 2, 4, 8, 16]) if ranks == 1 else dice.choice([ranks, 2 * ranks, 9, 16])
+    placement = (
+        Placement.even(experts, ranks) if dice.random() < 0.4 else some_placement(dice, experts, ranks)
+    )
+    shares = [dice.choice([0, 1, 2, 5, 17, 40]) for _ in range(ranks)]
+    top_k, hidden, width = dice.randint(1, 8), dice.choice([32, 64, 160]), dice.choice([32, 64, 128])
+    generator = torch.Generator().manual_seed(seed)
+    dtype = dice.choice([torch.bfloat16, torch.float16])
+    layout = dice.choice(["concatenated", "concatenated", "interleaved", "none"])
+    options: dict[str, Any] = {}
+    rows = width if layout == "none" else 2 * width
+    if dice.random() < 0.4 and layout != "none":
+        options["bias13"] = torch.randint(-2, 3, (experts, rows), generator=generator).to(dtype)
+    if dice.random() < 0.4:
+        options["bias2"] = torch.randn(experts, hidden, generator=generator).to(dtype)
+    if dice.random() < 0.4:
+        options["shared"] = torch.randn(sum(shares), hidden, generator=generator).to(dtype)
+    scale = dice.choice(["none", "one", "each"])
+    if scale == "one":
+        options["input_scale"] = torch.tensor([dice.choice([0.5, 2.0])])
+    if scale == "each" and all(len(held) > 1 for held in placement.experts):
+        options["input_scale"] = torch.exp2(torch.randint(-2, 2, (experts,), generator=generator).float())
+    if dice.random() < 0.5:
+        options["hidden_scale"] = torch.exp2(torch.randint(-2, 2, (experts,), generator=generator).float())
+    if layout == "interleaved":
+        options["weight_layout"] = layout
+    # Skewed: few experts are chosen at all, of which some are none.
+    layer = some_layer(
+        sum(shares), top_k, experts, hidden, width, seed=seed, dtype=dtype, gated=layout != "none",
+        used=dice.choice([None, 1, 2]), foreign=dice.random() < 0.5, **options,
+    )  # fmt: skip
+    return layer, placement, shares
+
+
+PER_EXPERT = ("bias13", "hidden_scale", "input_scale")
+
+
+def part_of(layer: Layer, placement: Placement, shares: list[int], rank: int) -> Layer:
+    """A rank's tokens and experts."""
+    start = sum(shares[:rank])
+    tokens = slice(start, start + shares[rank])
+    held = torch.tensor(placement.experts[rank], dtype=torch.long)
+    pick = lambda weights: ExpertWeights(
+        weights.data[held], _picked(weights.scale, held), weights.global_scale[held]
+    )
+    options = dict(layer.options)
+    for name in PER_EXPERT:
+        if options.get(name) is not None and len(options[name]) == placement.num_experts > 1:
+            options[name] = options[name][held]
+    if options.get("shared") is not None:
+        options["shared"] = options["shared"][tokens]
+    return Layer(
+        layer.x[tokens], layer.ids[tokens], layer.weights[tokens], pick(layer.w13), pick(layer.w2), options
+    )
+
+
+def _picked(scale: torch.Tensor, held: torch.Tensor) -> torch.Tensor:
+    return scale.view(torch.uint8)[held].view(torch.float8_e4m3fn)
+
+
+def differences(seed: int, group: Any, capacity: int | None) -> str:
+    """Why this rank's result of a random layer is not that of one process with all experts; empty where it is."""
+    ranks, rank = dist.get_world_size(group), dist.get_rank(group)
+    layer, placement, shares = some_layer_of_ranks(seed, ranks)
+    part = part_of(layer, placement, shares, rank)
+    got = moe(*part.arguments(), **part.options, group=group, placement=placement, capacity=capacity)
+    want = moe(*layer.arguments(), **layer.options)
+    want = want[sum(shares[:rank]) :][: shares[rank]]
+    if got.dtype == want.dtype and torch.equal(got.view(torch.int16), want.view(torch.int16)):
+        return ""
+    wrong = int((got != want).sum()) if got.shape == want.shape else "all"
+    return f"seed {seed}, {ranks} ranks, rank {rank}, capacity {capacity}: {wrong} of {want.numel()} values differ"
