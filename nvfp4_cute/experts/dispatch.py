@@ -24,6 +24,8 @@ from nvfp4_cute.ops.quantize import quantize
 
 ALIGNMENT = 16
 ID_BYTES = 4
+# What rows are copied by.
+WORD = torch.int64
 
 
 def _aligned(count: int) -> int:
@@ -115,11 +117,14 @@ class Routes:
 
 
 def encode(x: torch.Tensor, layout: RowLayout, scale: torch.Tensor | None, backend: str) -> torch.Tensor:
-    """Values and block scales of every token: uint8 [T, bytes of both]."""
+    """Of every token, what follows the ids in its row: values, block scales, zeros. uint8 [T, row_bytes - bytes of the ids]."""
     if not layout.is_quantized:
-        return x.contiguous().view(torch.uint8)
-    codes = quantize(x, global_scale=scale, scale_layout="rowmajor", backend=backend)
-    return torch.cat([codes.data, codes.scale.view(torch.uint8)], 1)
+        parts = [x.contiguous().view(torch.uint8)]
+    else:
+        codes = quantize(x, global_scale=scale, scale_layout="rowmajor", backend=backend)
+        parts = [codes.data, codes.scale.view(torch.uint8)]
+    padding = layout.row_bytes - layout.scales.stop
+    return torch.cat([*parts, parts[0].new_zeros((len(x), padding))], 1)
 
 
 def pack(
@@ -128,7 +133,7 @@ def pack(
     """Rows of all pairs (token, rank), ordered by rank: uint8 [count, row_bytes].
 
     Args:
-        encoded: as of ``encode``. rank: of this process. count: how many pairs there are.
+        encoded: of ``encode``. rank: of this process. count: how many pairs there are.
     """
     pairs = routes.tokens.slots[:count]
     tokens, goals = pairs // placement.num_ranks, pairs % placement.num_ranks
@@ -164,8 +169,13 @@ def _local_ids(routes: Routes, placement: Placement, rank: int, tokens, goals) -
 def _rows(encoded: torch.Tensor, tokens: torch.Tensor, ids: torch.Tensor, layout: RowLayout) -> torch.Tensor:
     rows = torch.empty((len(tokens), layout.row_bytes), dtype=torch.uint8, device=encoded.device)
     layout.ids(rows).copy_(ids)
-    rows[:, layout.values.start : layout.scales.stop].copy_(encoded[tokens])
+    rows.view(WORD)[:, layout.values.start // WORD.itemsize :] = _taken(encoded, tokens).view(WORD)
     return rows
+
+
+def _taken(rows: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
+    """``rows[index]`` of rows that are a multiple of eight bytes, contiguous."""
+    return rows.view(WORD).index_select(0, index).view(rows.dtype)
 
 
 def unpack(
@@ -193,18 +203,19 @@ def unpack(
     # Entries of slots behind the last choice are not written: they may be anything.
     slots = order.slots[:count].clamp(0, max(ids.numel() - 1, 0)).long()
     sources = slots // layout.top_k
-    data = rows[sources, layout.values]
-    blocks = NVFP4.num_k_blocks(layout.hidden)
+    data = _taken(rows[:, layout.values], sources)
     atoms = NVFP4.scale_shape((len(slots) // ATOM_ROWS + num_experts) * ATOM_ROWS, layout.hidden)
     blocked = torch.empty((atoms[0] + 1, *atoms[1:]), dtype=torch.uint8, device=rows.device)
-    values = torch.nn.functional.pad(rows[sources, layout.scales], (0, -blocks % ATOM_COLS))
+    # Scales of four blocks are a word: (row, word).
+    start = layout.scales.start
+    words = rows[:, start : start + atoms[1] * ATOM_COLS].view(torch.int32).index_select(0, sources)
     # A choice's row of scales, -1: the atoms behind the last, which are cut off.
     places = order.places.flatten()[slots].long()
     if count is None:
         is_row = torch.arange(len(slots), device=rows.device) < order.offs[-1]
         places = torch.where(is_row, places, -1)
     atom, inside = torch.div(places, ATOM_ROWS, rounding_mode="floor"), places % ATOM_ROWS
-    blocked[atom, :, inside % 32, inside // 32, :] = values.view(len(slots), -1, ATOM_COLS)
+    blocked.view(torch.int32)[atom, :, inside % 32, inside // 32, 0] = words
     return ids, data, blocked[:-1].view(torch.float8_e4m3fn), order
 
 
@@ -220,7 +231,7 @@ def collect(
     if not len(down):
         return down.new_empty((0 if count is not None else ids.numel(), down.shape[1]))
     if count is None:
-        return down[order.rows.flatten().clamp(min=0)]
+        return _taken(down, order.rows.flatten().clamp(min=0))
     is_local = torch.where(ids >= 0, 0, -1)
     slots = permute(is_local, 1, backend=backend).slots[:count]
-    return down[order.rows.flatten()[slots]]
+    return _taken(down, order.rows.flatten()[slots])

@@ -93,3 +93,35 @@ def bars(path: Path, title: str, labels: Sequence[str], series: Mapping[str, Seq
     axes.legend()
     figure.savefig(path, dpi=150)
     pyplot.close(figure)
+
+
+def stacked_bars(
+    path: Path,
+    title: str,
+    labels: Sequence[str],
+    stacks: Mapping[str, Sequence[float]],
+    marks: tuple[str, Sequence[float]],
+) -> None:
+    """Write horizontal bars of parts one after the other, and a mark for each bar.
+
+    Args:
+        labels: of the bars, from top to bottom.
+        stacks: by name of the part, its length in each bar.
+        marks: their name, and where they are.
+
+    Raises:
+        ValueError: matplotlib is not installed.
+    """
+    pyplot = _pyplot()
+    figure, axes = pyplot.subplots(figsize=(10, 1.5 + 0.35 * len(labels)), constrained_layout=True)
+    lefts = [0.0] * len(labels)
+    for name, lengths in stacks.items():
+        axes.barh(labels, lengths, left=lefts, label=name)
+        lefts = [left + length for left, length in zip(lefts, lengths, strict=True)]
+    axes.plot(marks[1], labels, "k|", markersize=12, label=marks[0])
+    axes.axvline(1.0, **ROOF)
+    axes.invert_yaxis()
+    axes.set(title=title)
+    axes.legend()
+    figure.savefig(path, dpi=150)
+    pyplot.close(figure)

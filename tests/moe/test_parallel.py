@@ -1,6 +1,9 @@
 """moe over the ranks of a group: every bit is that of one process with all experts; a fault is an error on every rank."""
 
+import subprocess
+import sys
 import time
+from pathlib import Path
 
 import pytest
 import torch
@@ -102,6 +105,23 @@ def test_faults_are_errors_on_every_rank_and_leave_the_group_usable():
     assert float(home["seconds"]) < FAULTY_SECONDS + 1
 
 
+def late(rank: int) -> str:
+    """What a rank says of another one that comes too late."""
+    part = part_of(some_layer(8, 2, 4, 64, 64), Placement.even(4, 2), [4, 4], rank)
+    if rank:
+        time.sleep(2 * FAULTY_SECONDS)
+        return ""
+    return refused(lambda: moe(*part.arguments(), **part.options, group=dist.group.WORLD))
+
+
+@pytest.mark.slow
+def test_a_rank_that_comes_too_late():
+    began = time.monotonic()
+    home, _ = run_ranks(late, 2, seconds=FAULTY_SECONDS)
+    assert "RankError: rank 0: another of 2 ranks stopped, or did not come within 3 s" in home
+    assert time.monotonic() - began > FAULTY_SECONDS
+
+
 def test_arguments_that_need_a_group():
     layer = some_layer(4, 2, 3, 64, 128)
     with pytest.raises(ValueError, match="pass group, too"):
@@ -158,3 +178,16 @@ def module_result(rank: int) -> tuple[list, list]:
 def test_module():
     for got, want in run_ranks(module_result, 2):
         assert got == want
+
+
+# ---- two GPUs --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+@pytest.mark.gpu("sm_90a")
+def test_two_gpus_have_the_bits_of_one():
+    """300 random layers, graphs whose routing changes, and a short soak."""
+    if torch.cuda.device_count() < 2:
+        pytest.skip(f"{torch.cuda.device_count()} GPU here; two are needed")
+    script = Path(__file__).parent.parent / "support" / "ranks_on_gpus.py"
+    subprocess.run([sys.executable, script, "--soak", "20"], check=True, timeout=900)

@@ -17,35 +17,49 @@ from nvfp4_cute.experts.weights import ExpertWeights
 
 # A rank that does not come: within this time every other rank says so.
 TIMEOUT_SECONDS = 60.0
+RESULT_SECONDS = 900.0
+JOIN_SECONDS = 20.0
 
 
 def run_ranks(
-    body: Callable[..., Any], count: int, *arguments: Any, seconds: float = TIMEOUT_SECONDS
+    body: Callable[..., Any],
+    count: int,
+    *arguments: Any,
+    seconds: float = TIMEOUT_SECONDS,
+    backend: str = "gloo",
 ) -> list[Any]:
-    """Call ``body(rank, *arguments)`` in ``count`` processes of one group. Returns what they return, or exceptions, by rank."""
+    """Call ``body(rank, *arguments)`` in ``count`` processes of one group. Returns what they return, or exceptions, by rank.
+
+    With ``backend="nccl"`` a process has the GPU of its rank's number.
+    """
     context = torch.multiprocessing.get_context("forkserver")  # which imports once for all processes
     context.set_forkserver_preload(["nvfp4_cute.experts.layer", "nvfp4_cute.backends.reference"])
     with tempfile.TemporaryDirectory() as folder:
         results = context.Queue()
         processes = [
             context.Process(
-                target=_process, args=(body, rank, count, folder, seconds, results, arguments), daemon=True
+                target=_process,
+                args=(body, rank, count, folder, seconds, backend, results, arguments),
+                daemon=True,
             )
             for rank in range(count)
         ]
         for process in processes:
             process.start()
-        found = dict(results.get(timeout=240) for _ in processes)
+        found = dict(results.get(timeout=RESULT_SECONDS) for _ in processes)
         for process in processes:
-            process.join()
+            process.join(JOIN_SECONDS)
+            process.kill()
     return [found[rank] for rank in range(count)]
 
 
-def _process(body, rank, count, folder, seconds, results, arguments) -> None:
+def _process(body, rank, count, folder, seconds, backend, results, arguments) -> None:
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     torch.set_num_threads(1)
+    if backend == "nccl":
+        torch.cuda.set_device(rank)
     dist.init_process_group(
-        "gloo",
+        backend,
         init_method=f"file://{folder}/store",
         rank=rank,
         world_size=count,
@@ -56,6 +70,10 @@ def _process(body, rank, count, folder, seconds, results, arguments) -> None:
     except Exception as error:
         result = error
     results.put((rank, result))
+    if backend == "nccl":  # the end of a group may wait for calls that graphs have held
+        results.close()
+        results.join_thread()
+        os._exit(0)
 
 
 def some_placement(dice: random.Random, experts: int, ranks: int) -> Placement:
@@ -69,7 +87,7 @@ def some_placement(dice: random.Random, experts: int, ranks: int) -> Placement:
     return Placement(tuple(map(tuple, held)))
 
 
-def some_layer_of_ranks(seed: int, ranks: int, device: str = "cpu") -> tuple[Layer, Placement, list[int]]:
+def some_layer_of_ranks(seed: int, ranks: int) -> tuple[Layer, Placement, list[int]]:
     """A random layer of all ranks' tokens, where its experts lie, and how many of the tokens are each rank's."""
     dice = random.Random(1000 * ranks + seed)
     experts = dice.choice([1, 2, 4, 8, 16]) if ranks == 1 else dice.choice([ranks, 2 * ranks, 9, 16])
@@ -113,7 +131,7 @@ def part_of(layer: Layer, placement: Placement, shares: list[int], rank: int) ->
     """A rank's tokens and experts."""
     start = sum(shares[:rank])
     tokens = slice(start, start + shares[rank])
-    held = torch.tensor(placement.experts[rank], dtype=torch.long)
+    held = torch.tensor(placement.experts[rank], dtype=torch.long, device=layer.x.device)
     pick = lambda weights: ExpertWeights(
         weights.data[held], _picked(weights.scale, held), weights.global_scale[held]
     )
@@ -132,10 +150,23 @@ def _picked(scale: torch.Tensor, held: torch.Tensor) -> torch.Tensor:
     return scale.view(torch.uint8)[held].view(torch.float8_e4m3fn)
 
 
-def differences(seed: int, group: Any, capacity: int | None) -> str:
+def on_device(layer: Layer, device: str) -> Layer:
+    """The layer on another device."""
+
+    def moved(x: Any) -> Any:
+        if isinstance(x, ExpertWeights):
+            return ExpertWeights(moved(x.data), moved(x.scale), moved(x.global_scale))
+        return x.to(device) if isinstance(x, torch.Tensor) else x
+
+    options = {name: moved(value) for name, value in layer.options.items()}
+    return Layer(*map(moved, layer.arguments()), options)
+
+
+def differences(seed: int, group: Any, capacity: int | None, device: str = "cpu") -> str:
     """Why this rank's result of a random layer is not that of one process with all experts; empty where it is."""
     ranks, rank = dist.get_world_size(group), dist.get_rank(group)
     layer, placement, shares = some_layer_of_ranks(seed, ranks)
+    layer = on_device(layer, device)
     part = part_of(layer, placement, shares, rank)
     got = moe(*part.arguments(), **part.options, group=group, placement=placement, capacity=capacity)
     want = moe(*layer.arguments(), **layer.options)

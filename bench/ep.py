@@ -1,0 +1,350 @@
+"""A layer of experts over the GPUs of this machine: each phase, the layer, and one GPU with all experts and all tokens.
+
+    python -m nvfp4_cute.bench.ep [--model qwen3-30b-a3b ...] [--tokens 1,8,64,512,2048,8192] [--ranks 2] [--json FILE]
+    torchrun --nproc-per-node 2 -m nvfp4_cute.bench.ep ...
+    python -m nvfp4_cute.bench.ep --read FILE [--plot ep.png]
+
+The first starts its own processes. The last prints the tables of a report, and draws it.
+
+- Tokens are those of each rank; "one GPU" has the tokens of all ranks.
+- A time is the slowest rank's, in us, the median over rounds, on a cold L2. A collective aligns the ranks before each interval.
+- Phases, "capacity" and "one GPU" are replayed from CUDA graphs. "Exact" is eager: the host waits in it for the sizes.
+- A result is compared with one GPU's before it is timed.
+- Bytes are those that leave a rank, the most of any. The links' bandwidth is that of one large exchange in the same run.
+"""
+
+import argparse
+import json
+import os
+import sys
+import tempfile
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from datetime import timedelta
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from tqdm import tqdm
+
+from nvfp4_cute import Placement, route
+from nvfp4_cute.bench.moe import MODELS, Model, make_weights
+from nvfp4_cute.experts import dispatch
+from nvfp4_cute.experts.combine import finalize
+from nvfp4_cute.experts.dispatch import Routes, RowLayout
+from nvfp4_cute.experts.exchange import send_rows
+from nvfp4_cute.experts.layer import moe
+from nvfp4_cute.experts.products import LocalExperts
+from nvfp4_cute.experts.weights import ExpertWeights
+from nvfp4_cute.model.plot import stacked_bars
+from nvfp4_cute.nn.moe import MoENVFP4
+from nvfp4_cute.tuning.stopwatch import cold_l2
+
+CHOSEN = ("qwen3-30b-a3b", "deepseek-v3-slice")
+TOKENS = (1, 8, 64, 512, 2048, 8192)
+# Above this the buffers of a fixed capacity are larger than anybody would want.
+MOST_CAPACITY = 1024
+ROUNDS, WARM_UP = 20, 3
+LINK_BYTES = 256 << 20
+TIMEOUT = timedelta(seconds=300)
+# Products of another config may round the last bit of a value to the other side.
+WRONG = 0.01
+PHASES = ("pack", "dispatch", "unpack", "products", "collect", "combine", "sum")
+Calls = dict[str, Callable[[], Any]]
+
+
+@dataclass(frozen=True)
+class Result:
+    """Of a number of tokens per rank.
+
+    Attributes:
+        tokens: of each rank. us: times by name. differing: values that are not those of one GPU, of all values.
+        error: the norm of the difference over that of the result.
+        dispatch_bytes, combine_bytes: that leave a rank for others, the most of any. bf16_bytes: of the same dispatch in bf16.
+    """
+
+    tokens: int
+    us: dict[str, float]
+    differing: float
+    error: float
+    dispatch_bytes: int
+    combine_bytes: int
+    bf16_bytes: int
+
+
+def captured(call: Callable[[], Any]) -> Callable[[], None]:
+    """Its replay, compiled and set up by a first call."""
+    call()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+        call()
+    return graph.replay
+
+
+def timed(calls: Calls, rounds: int = ROUNDS) -> dict[str, float]:
+    """Medians of the slowest rank, us. All ranks call this with the same names."""
+    flush, aligned = cold_l2(), torch.zeros(1, device="cuda")
+    times: dict[str, list[float]] = {name: [] for name in calls}
+    for number in range(-WARM_UP, rounds):
+        for name, call in calls.items():
+            begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+            flush()
+            dist.all_reduce(aligned)
+            begin.record()
+            call()
+            end.record()
+            end.synchronize()
+            if number >= 0:
+                times[name].append(1e3 * begin.elapsed_time(end))
+    table = torch.tensor([*times.values()], device="cuda")
+    dist.all_reduce(table, dist.ReduceOp.MAX)
+    return {name: median(row) for name, row in zip(times, table.tolist(), strict=True)}
+
+
+class Part:
+    """A rank's experts of a model."""
+
+    def __init__(self, model: Model, layer: MoENVFP4, rank: int, ranks: int):
+        self.model, self.rank, self.ranks = model, rank, ranks
+        self.placement = Placement.even(model.experts, ranks)
+        held = torch.tensor(self.placement.experts[rank], device="cuda")
+        pick = lambda data, scale: ExpertWeights(
+            data[held], scale.view(torch.uint8)[held].view(scale.dtype), None
+        )
+        self.w13, self.w2 = pick(layer.w13, layer.w13_scale), pick(layer.w2, layer.w2_scale)
+        self.alpha13, self.alpha2 = layer.alpha13[0][held], layer.alpha2[held]
+
+    def layer(self, x, ids, weights, capacity: int | None) -> torch.Tensor:
+        """The layer over all ranks."""
+        return moe(
+            x, ids, weights, self.w13, self.w2, alpha13=self.alpha13, alpha2=self.alpha2, group=dist.group.WORLD,
+            placement=self.placement, capacity=capacity,
+        )  # fmt: skip
+
+    def phases(self, x, ids, weights) -> tuple[Calls, torch.Tensor, RowLayout]:
+        """Of the exact form, each on the results of those before; what rank sends how much to what rank; the rows' layout."""
+        group, placement, rank = dist.group.WORLD, self.placement, self.rank
+        layout = RowLayout(x.shape[1], ids.shape[1], x.dtype, True)
+        experts = LocalExperts.of(
+            x, self.w13, self.w2, activation="silu", limit=None, weight_layout="concatenated", input_scale=None,
+            hidden_scale=None, alpha13=self.alpha13, alpha2=self.alpha2, bias13=None,
+        )  # fmt: skip
+        routes = Routes.of(ids, placement, rank, "auto")
+        table = torch.empty((self.ranks, 2 * self.ranks), dtype=torch.int64, device="cuda")
+        dist.all_to_all_single(table, routes.counts().repeat(self.ranks, 1))
+        table = table.cpu()
+        tokens, choices = table.split(self.ranks, 1)
+        sent, received = tokens[rank].tolist(), tokens[:, rank].tolist()
+        wanted, owed = choices[rank].tolist(), choices[:, rank].tolist()
+
+        def pack() -> torch.Tensor:
+            found = Routes.of(ids, placement, rank, "auto")
+            encoded = dispatch.encode(x, layout, None, "auto")
+            return dispatch.pack(encoded, found, placement, rank, layout, sum(sent))
+
+        rows = pack()
+        exchange = lambda: send_rows(rows, group, sent, received)
+        arrived = exchange()
+        unpack = lambda: dispatch.unpack(arrived, layout, experts.count, None, sum(owed), "auto")
+        local, data, scale, order = unpack()
+        products = lambda: experts.rows(
+            data, scale, local, order, dtype=x.dtype, first_expert=0, backend="auto"
+        )
+        down = products()
+        collect = lambda: dispatch.collect(down, local, order, sum(owed), "auto")
+        results = collect()
+        combine = lambda: send_rows(results, group, owed, wanted)
+        back = combine()
+        calls = {
+            "pack": pack,
+            "dispatch": exchange,
+            "unpack": unpack,
+            "products": products,
+            "collect": collect,
+            "combine": combine,
+            "sum": lambda: finalize(back, routes.choices.rows, weights),
+        }
+        return calls, table, layout
+
+
+def measure(part: Part, whole: MoENVFP4, tokens: int, rounds: int) -> Result:
+    """Compare, then time. Raises ValueError where the result is not one GPU's."""
+    model, rank, ranks = part.model, part.rank, part.ranks
+    generator = torch.Generator("cuda").manual_seed(1)
+    x = torch.randn((ranks * tokens, model.hidden), device="cuda", generator=generator).bfloat16()
+    logits = torch.randn((ranks * tokens, model.experts), device="cuda", generator=generator).bfloat16()
+    ids, weights = route(logits, model.top_k)
+    mine = slice(rank * tokens, (rank + 1) * tokens)
+    own = (x[mine], ids[mine], weights[mine])
+    want, got = whole(x, ids, weights)[mine], part.layer(*own, None)
+    error = float((got.float() - want.float()).norm() / want.float().norm())
+    if not error < WRONG:
+        raise ValueError(f"{tokens} tokens: the result differs from one GPU's by {error:.3g} of its norm")
+    phases, table, layout = part.phases(*own)
+    calls = {name: captured(call) for name, call in phases.items()}
+    calls["exact"] = lambda: part.layer(*own, None)
+    if tokens <= MOST_CAPACITY:
+        calls["capacity"] = captured(lambda: part.layer(*own, tokens))
+    calls["one GPU"] = captured(lambda: whole(x, ids, weights))
+    us = timed(calls, rounds)
+    away = table.clone()
+    for place in range(ranks):
+        away[place, [place, ranks + place]] = 0
+    pairs = int(away[:, :ranks].sum(1).max())
+    result_bytes = model.hidden * x.dtype.itemsize
+    return Result(
+        tokens=tokens,
+        us=us,
+        differing=float((got != want).float().mean()),
+        error=error,
+        dispatch_bytes=pairs * layout.row_bytes,
+        combine_bytes=int(away[:, ranks:].sum(0).max()) * result_bytes,
+        bf16_bytes=pairs * result_bytes,
+    )
+
+
+def link_gigabytes_per_s(ranks: int) -> float:
+    """What leaves a rank in one large exchange, GB/s."""
+    rows = torch.zeros((ranks, LINK_BYTES // ranks), dtype=torch.uint8, device="cuda")
+    us = timed({"exchange": lambda: send_rows(rows, dist.group.WORLD)})["exchange"]
+    return LINK_BYTES * (ranks - 1) / ranks / us / 1e3
+
+
+def run_rank(rank: int, store: str | None, options: argparse.Namespace) -> None:
+    """One process: measures, and rank 0 prints and writes. Without a ``store`` the environment says where the others are."""
+    torch.cuda.set_device(rank)
+    if store is None:
+        dist.init_process_group("nccl", timeout=TIMEOUT)
+    else:
+        dist.init_process_group("nccl", f"file://{store}", TIMEOUT, world_size=options.ranks, rank=rank)
+    ranks = dist.get_world_size()
+    report: dict[str, Any] = {
+        "gpu": torch.cuda.get_device_name(),
+        "torch": torch.__version__,
+        "ranks": ranks,
+        "link_gb_s": link_gigabytes_per_s(ranks),
+        "models": {},
+    }
+    counts = [int(count) for count in options.tokens.split(",")]
+    with tqdm(total=len(options.model) * len(counts), disable=None if rank == 0 else True) as bar:
+        for name in options.model:
+            bar.set_description(name)
+            whole = make_weights(MODELS[name]).layer
+            part = Part(MODELS[name], whole, rank, ranks)
+            results = report["models"].setdefault(name, [])
+            for tokens in counts:
+                results.append(asdict(measure(part, whole, tokens, options.rounds)))
+                torch.cuda.empty_cache()
+                bar.update()
+                if rank == 0 and options.json:
+                    options.json.write_text(json.dumps(report, indent=1))
+            del whole, part
+    if rank == 0:
+        print(page(report))
+    torch.cuda.synchronize()
+    dist.barrier()
+    sys.stdout.flush()
+    os._exit(0)  # the end of a group may wait for calls that graphs have held
+
+
+def page(report: dict[str, Any]) -> str:
+    """Markdown: times, then bytes."""
+    parts = [
+        f"# A layer of experts on {report['ranks']} x {report['gpu']}\n",
+        f"Measured with torch {report['torch']}; us. One large exchange: {report['link_gb_s']:.0f} GB/s out of a rank.\n",
+    ]
+    layers = ("exact", "capacity", "one GPU")
+    for model, results in report["models"].items():
+        rows = []
+        for result in results:
+            us = result["us"]
+            cells = [f"{us[name]:.1f}" if name in us else "-" for name in (*PHASES, *layers)]
+            best = min(us[name] for name in layers[:2] if name in us)
+            rows.append((str(result["tokens"]), *cells, f"{best / us['one GPU']:.2f}"))
+        head = ("tokens a rank", *PHASES, *layers, "of one GPU")
+        parts.append(f"## {model}: time\n\n{_table(head, rows)}\n")
+        rows = []
+        for result in results:
+            us, sent, back = result["us"], result["dispatch_bytes"], result["combine_bytes"]
+            rates = [
+                f"{moved / us[name] / 1e3:.0f}" for name, moved in (("dispatch", sent), ("combine", back))
+            ]
+            share = sent / result["bf16_bytes"] if result["bf16_bytes"] else 0.0
+            rows.append(
+                (
+                    str(result["tokens"]),
+                    f"{sent / 1e6:.3f}",
+                    rates[0],
+                    f"{share:.2f}",
+                    f"{back / 1e6:.3f}",
+                    rates[1],
+                    f"{result['differing']:.2g}",
+                    f"{result['error']:.2g}",
+                )
+            )
+        head = (
+            "tokens a rank", "dispatch MB", "GB/s", "of bf16's bytes", "combine MB", "GB/s", "differing values", "error",
+        )  # fmt: skip
+        parts.append(f"## {model}: bytes that leave a rank\n\n{_table(head, rows)}\n")
+    return "\n".join(parts)
+
+
+def _table(head: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:
+    return "\n".join("| " + " | ".join(cells) + " |" for cells in (head, ("---",) * len(head), *rows))
+
+
+def draw(report: dict[str, Any], path: Path) -> None:
+    """A picture: phases of every number of tokens, one GPU's time beside them."""
+    labels, stacks, marks = [], {phase: [] for phase in PHASES}, []
+    for model, results in report["models"].items():
+        for result in results:
+            labels.append(f"{model}, {result['tokens']}")
+            for phase in PHASES:
+                stacks[phase].append(result["us"][phase] / result["us"]["one GPU"])
+            marks.append(
+                min(result["us"].get(n, float("inf")) for n in ("exact", "capacity"))
+                / result["us"]["one GPU"]
+            )
+    title = (
+        f"A layer over {report['ranks']} x {report['gpu']}: tokens of each rank; one GPU with all tokens is 1"
+    )
+    stacked_bars(path, title, labels, stacks, ("the layer", marks))
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Command line. Returns the exit code: 2 where there are too few GPUs."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--model", nargs="*", choices=list(MODELS), default=list(CHOSEN), help="which")
+    parser.add_argument("--tokens", default=",".join(map(str, TOKENS)), help="numbers of tokens of each rank")
+    parser.add_argument("--ranks", type=int, default=2, help="GPUs; torchrun's number is used under torchrun")
+    parser.add_argument("--rounds", type=int, default=ROUNDS, help="times that each call is timed")
+    parser.add_argument("--json", type=Path, help="write the report; also after every number of tokens")
+    parser.add_argument("--read", type=Path, help="a report, instead of measuring")
+    parser.add_argument("--plot", type=Path, help="a picture (needs the extra `plot`); with --read or --json")
+    options = parser.parse_args(arguments)
+    if options.read:
+        report = json.loads(options.read.read_text())
+        print(page(report))
+        if options.plot:
+            draw(report, options.plot)
+        return 0
+    if dist.is_torchelastic_launched():
+        rank = int(dist.get_node_local_rank())
+        run_rank(rank, None, options)
+        return 0
+    found = torch.cuda.device_count()
+    if found < options.ranks:
+        print(f"bench.ep: {found} GPUs here, {options.ranks} needed; nothing is measured", file=sys.stderr)
+        return 2
+    with tempfile.TemporaryDirectory() as folder:
+        torch.multiprocessing.spawn(run_rank, (f"{folder}/store", options), options.ranks)
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,165 @@
+"""A layer over two GPUs: random layers, a captured graph whose routing changes, and a soak; each compared with one GPU.
+
+    python tests/support/ranks_on_gpus.py [--layers 300] [--soak 60] [--json FILE]
+
+prints what differs and a summary. Operands have exact sums, so that every bit has to agree.
+"""
+
+import argparse
+import json
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from expert_layers import Layer, some_layer
+from ranks import differences, on_device, part_of, run_ranks, some_layer_of_ranks
+from tqdm import tqdm
+
+from nvfp4_cute.experts.layer import moe
+from nvfp4_cute.experts.placement import Placement
+
+RANKS = 2
+CAPACITY = 64
+EXPERTS, TOP_K, HIDDEN, WIDTH = 16, 4, 512, 256
+WARMERS = 12
+
+
+def progress(rank: int, items: Any, what: str) -> Any:
+    return tqdm(items, desc=what, disable=None if rank == 0 else True)
+
+
+def random_layers(rank: int, seeds: range) -> dict[str, Any]:
+    """Every layer in the exact form, and with a capacity."""
+    began, wrong = time.monotonic(), []
+    for seed in progress(rank, seeds, "layers"):
+        found = [differences(seed, dist.group.WORLD, capacity, f"cuda:{rank}") for capacity in (None, 40)]
+        wrong += [text for text in found if text]
+    return {"layers": len(seeds), "wrong": wrong, "seconds": time.monotonic() - began}
+
+
+def same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:
+    return torch.equal(a.view(torch.int16), b.view(torch.int16))
+
+
+class Captured:
+    """A rank's part of a layer with a capacity, in a CUDA graph whose operands change."""
+
+    def __init__(self, rank: int):
+        self.rank, self.placement = rank, Placement.even(EXPERTS, RANKS)
+        self.shares = [CAPACITY, CAPACITY]
+        self.whole = on_device(self.drawn(0), f"cuda:{rank}")
+        self.part = part_of(self.whole, self.placement, self.shares, rank)
+        self.x, self.ids, self.weights = (t.clone() for t in self.part.arguments()[:3])
+        call = lambda: self.over_ranks(self.x, self.ids, self.weights, CAPACITY)
+        call()
+        torch.cuda.synchronize()
+        self.graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(self.graph, capture_error_mode="thread_local"):
+            self.y = call()
+
+    def drawn(self, seed: int) -> Layer:
+        """Tokens and routing of all ranks: seeds 1 to 3 of 4 are skewed, or have ids that are none."""
+        return some_layer(
+            sum(self.shares), TOP_K, EXPERTS, HIDDEN, WIDTH, seed=seed, used=(None, 1, 3, 9)[seed % 4], foreign=seed % 2 == 1
+        )  # fmt: skip
+
+    def over_ranks(self, x, ids, weights, capacity):
+        """The layer over both ranks."""
+        return moe(
+            x, ids, weights, self.part.w13, self.part.w2, **self.part.options, group=dist.group.WORLD,
+            placement=self.placement, capacity=capacity,
+        )  # fmt: skip
+
+    def agrees(self, seed: int) -> bool:
+        """Whether the graph, and the exact form, give the bits of one GPU for other tokens and ids."""
+        layer = self.drawn(seed)
+        x, ids, weights = (t.to(self.x.device) for t in layer.arguments()[:3])
+        want = moe(x, ids, weights, self.whole.w13, self.whole.w2, **self.whole.options)
+        mine = slice(self.rank * CAPACITY, (self.rank + 1) * CAPACITY)
+        for mine_now, new in ((self.x, x), (self.ids, ids), (self.weights, weights)):
+            mine_now.copy_(new[mine])
+        self.graph.replay()
+        exact = self.over_ranks(self.x, self.ids, self.weights, None)
+        return same_bits(self.y, want[mine]) and same_bits(exact, want[mine])
+
+
+def graphs(rank: int, count: int) -> dict[str, Any]:
+    """A graph that follows ``count`` routings."""
+    captured = Captured(rank)
+    wrong = [seed for seed in progress(rank, range(1, count + 1), "routings") if not captured.agrees(seed)]
+    del captured.graph  # before the group ends: NCCL waits for graphs that hold its calls
+    return {"routings": count, "wrong": wrong}
+
+
+def soak(rank: int, seconds: float) -> dict[str, Any]:
+    """For some time, other tokens and ids in every step."""
+    captured = Captured(rank)
+    for seed in range(8):
+        captured.agrees(seed)
+    torch.cuda.synchronize()
+    before, began, steps, wrong = torch.cuda.memory_allocated(), time.monotonic(), 0, []
+    go_on = torch.ones(1, device=captured.x.device)
+    with tqdm(total=round(seconds), desc="soak", unit="s", disable=None if rank == 0 else True) as bar:
+        while go_on.item():
+            steps += 1
+            if not captured.agrees(steps):
+                wrong.append(steps)
+            passed = time.monotonic() - began
+            bar.update(min(round(passed), bar.total) - bar.n)
+            go_on.fill_(passed < seconds)
+            dist.all_reduce(go_on, dist.ReduceOp.MIN)
+    torch.cuda.synchronize()
+    leaked = torch.cuda.memory_allocated() - before
+    del captured.graph
+    return {"seconds": seconds, "steps": steps, "wrong": wrong[:20], "leaked_bytes": leaked}
+
+
+def warm(worker: int, count: int, seeds: range) -> None:
+    """Compile, in many processes at once, what the layers need."""
+    torch.cuda.set_device(worker % torch.cuda.device_count())
+    for seed in seeds[worker::count]:
+        layer, placement, shares = some_layer_of_ranks(seed, RANKS)
+        layer = on_device(layer, "cuda")
+        for one in (layer, part_of(layer, placement, shares, 0)):
+            if one.w13.shape[0]:
+                moe(*one.arguments(), **one.options)
+
+
+def main() -> int:
+    """Command line. Returns 1 where a bit is wrong, 2 where there are not two GPUs."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--layers", type=int, default=300)
+    parser.add_argument("--routings", type=int, default=40)
+    parser.add_argument("--soak", type=float, default=60, help="seconds")
+    parser.add_argument("--json", type=Path)
+    options = parser.parse_args()
+    if torch.cuda.device_count() < RANKS:
+        print(f"there are {torch.cuda.device_count()} GPUs here; {RANKS} are needed", file=sys.stderr)
+        return 2
+    seeds, report = range(options.layers), {"gpu": torch.cuda.get_device_name(), "torch": torch.__version__}
+    began = time.monotonic()
+    torch.multiprocessing.spawn(warm, (WARMERS, seeds), WARMERS)
+    print(f"kernels compiled in {time.monotonic() - began:.0f} s", flush=True)
+    is_wrong = False
+    for name, body, argument in (
+        ("graphs", graphs, options.routings),
+        ("layers", random_layers, seeds),
+        ("soak", soak, options.soak),
+    ):
+        found = run_ranks(body, RANKS, argument, backend="nccl", seconds=300)
+        report[name] = [repr(one) if isinstance(one, Exception) else one for one in found]
+        is_wrong |= any(isinstance(one, Exception) or one["wrong"] for one in found)
+        print(name, json.dumps(report[name], indent=1), flush=True)
+        if options.json:
+            options.json.write_text(json.dumps(report, indent=1))
+    print("WRONG" if is_wrong else "every bit agrees")
+    return int(is_wrong)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
