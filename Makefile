@@ -18,6 +18,9 @@ DSL := .venv/dsl-$(VERSION)
 # transformers that `make test-transformers` tests the models with.
 TRANSFORMERS ?= transformers>=5.17,<5.25
 HF := .venv/transformers
+# flashinfer-bench that `make test-trace` shows our exports to. Installed without what it asks for besides, gigabytes of CUDA.
+TRACE := .venv/trace
+FLASHINFER_BENCH ?= flashinfer-bench>=0.1,<0.2
 # What makes a venv whose packages are found behind its own in .venv; its argument is the venv.
 BEHIND = $(1)/bin/python -c "import pathlib, sys, sysconfig; pathlib.Path(sysconfig.get_path('purelib'), 'zz_base.pth') \
   .write_text(f'import site; site.addsitedir({sys.argv[1]!r})')" \
@@ -36,7 +39,7 @@ API := nvfp4_cute nvfp4_cute.reference nvfp4_cute.formats.scale_layout nvfp4_cut
   nvfp4_cute.gpus.targets nvfp4_cute.backends.emulator nvfp4_cute.emulator.fronts.driver
 
 .DEFAULT_GOAL := help
-.PHONY: help demo quick test test-all fuzz test-dsl test-dsls test-transformers docs lint format clean
+.PHONY: help demo quick test test-all fuzz test-dsl test-dsls test-transformers test-trace docs lint format clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-18s %s\n", $$1, $$2}' Makefile
@@ -62,6 +65,9 @@ test-dsl: $(DSL)/installed  ## the exported submissions on an older CuTe DSL: ma
 
 test-transformers: $(HF)/installed  ## whole models through transformers, on the CPU
 	$(HF)/bin/python -m pytest -n auto --dist worksteal tests/models $(ARGS)
+
+test-trace: $(TRACE)/installed  ## exports in FlashInfer-Bench's schema, read and judged by flashinfer-bench
+	$(TRACE)/bin/python -m pytest -n auto --dist worksteal tests/competition/trace $(ARGS)
 
 test-dsls: .venv/installed  ## exports on CuTe DSL 4.5 to 4.8, kernels on every version that is allowed
 	set -e; for version in $(EXPORT_VERSIONS); do \
@@ -109,6 +115,13 @@ $(HF)/installed: .venv/installed
 	$(BIN)/python -m venv $(HF)
 	$(call BEHIND,$(HF))
 	$(HF)/bin/python -m pip install "$(TORCH)" "$(TRANSFORMERS)" safetensors accelerate
+	@touch $@
+
+$(TRACE)/installed: .venv/installed
+	$(BIN)/python -m venv $(TRACE)
+	$(call BEHIND,$(TRACE))
+	$(TRACE)/bin/python -m pip install --no-deps "$(FLASHINFER_BENCH)"
+	$(TRACE)/bin/python -m pip install pydantic safetensors docstring-parser
 	@touch $@
 
 .venv/installed-docs: .venv/installed

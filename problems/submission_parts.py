@@ -44,3 +44,8 @@ def table_pointer(address: int):
     import cutlass.cute as cute
 
     return cute.runtime.make_ptr(cutlass.Int64, address, cute.AddressSpace.generic, assumed_align=INT64_BYTES)
+
+
+def permuted_scale(scale):
+    """The competition's view, [32, 4, rm, 4, rk, 1], of contiguous scales [rm, rk, 32, 4, 4]."""
+    return scale[None].permute(3, 4, 1, 5, 2, 0)

@@ -50,3 +50,18 @@ def output_file(text: str) -> Path:
     if path.is_dir():
         raise ArgumentTypeError(f"{text} is a folder; name a file")
     return path
+
+
+def sizes_by_axis(text: str) -> dict[str, tuple[int, ...]]:
+    """``N=256,K=512,M=1:16``: sizes of axes; colons between several sizes of one. A size may be a pair, ``8+16``."""
+    found: dict[str, tuple[int, ...]] = {}
+    for part in text.split(","):
+        name, equals, values = part.partition("=")
+        if not equals:
+            raise ArgumentTypeError(f"{part!r} is not of the form AXIS=SIZE")
+        found[name.strip()] = tuple(map(_size, values.split(":")))
+    return found
+
+
+def _size(text: str):
+    return tuple(map(positive, text.split("+"))) if "+" in text else positive(text)

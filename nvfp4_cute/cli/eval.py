@@ -6,7 +6,9 @@ from pathlib import Path
 from nvfp4_cute.cli import argument_types as types
 from nvfp4_cute.cli.verbs import Verbs, add_verb
 from nvfp4_cute.competition import evaluate
-from nvfp4_cute.competition.protocol import MODES
+from nvfp4_cute.competition.protocol import MODES, TIMED_MODES
+from nvfp4_cute.competition.trace import evaluate as trace
+from nvfp4_cute.competition.trace.matching import RULES
 
 EXAMPLES = """\
 examples:
@@ -16,6 +18,8 @@ examples:
   nvfp4-cute eval submission.py --mode benchmark --baseline before.json    exit code 1 where a case became slower
   nvfp4-cute eval submission.py --mode profile --case 2     ncu on a GPU; on the emulator what took the modelled time
   nvfp4-cute eval submission.py --harness ~/reference-kernels    the genuine harness, from your checkout
+  nvfp4-cute eval gemm --mode benchmark                     a folder of FlashInfer-Bench or SOL-ExecBench, with its score
+  nvfp4-cute eval gemm --solution other.json --device cpu   another solution of it, on the CPU
   nvfp4-cute eval other.py --harness ~/reference-kernels --problem some_problem    any problem of the checkout
 
 Runs on the GPU of this machine, or on the emulator, where a shape takes seconds to minutes. There the times are modelled:
@@ -24,6 +28,8 @@ those of the submission's own kernels on a B200, without the gaps between launch
 copies, C filled with NaN, every output checked in another process and looked at twice, inputs compared, clock and queues
 watched, calls timed one by one. Exit code 0: everything was accepted. Where KernelGuard is installed (kernelguard in PATH)
 its opinion is printed, too, and a file that it filters is refused as the service refuses it.
+A folder holds definition.json, workload.jsonl and solution.json, or spec.py, reference.py and kernel.py. Its score is
+1 / (1 + (t - SOL) / (baseline - SOL)), with the reference as baseline, or an earlier --json by --baseline.
 """
 
 
@@ -31,14 +37,14 @@ def add_parser(verbs: Verbs) -> None:
     """Add the verb and its options."""
     text = "Try a submission as its server would: rules, import step, then tests or timings in a process of its own."
     parser = add_verb(verbs, "eval", text, EXAMPLES)
-    parser.add_argument("submission", type=Path, help="a Python file")
+    parser.add_argument("submission", type=Path, help="a Python file, or a folder")
     parser.add_argument("--problem", help="default: the leaderboard that the file's header names")
     parser.add_argument("--mode", choices=MODES, default="test", help="default %(default)s")
     parser.add_argument(
         "--device",
-        choices=("auto", "cuda", "emulator"),
+        choices=trace.DEVICES,
         default="auto",
-        help="default: the GPU here, else emulator",
+        help="default: the GPU here, else emulator; cpu is for folders",
     )
     parser.add_argument("--strict", action="store_true", help="look for answers that are not computed")
     parser.add_argument(
@@ -82,13 +88,27 @@ def add_parser(verbs: Verbs) -> None:
     parser.add_argument(
         "--timeout", type=types.positive, metavar="S", help="limit of the mode (emulator: none)"
     )
+    parser.add_argument(
+        "--solution", type=types.input_file, metavar="FILE", help="of a folder: this solution"
+    )
+    parser.add_argument("--rules", choices=tuple(RULES), help="of a folder (default: of who wrote it)")
+    parser.add_argument(
+        "--rounds", type=types.positive, metavar="N", help="of a folder: inputs of each workload"
+    )
     parser.add_argument("--ignore-rules", action="store_true", help="run a file that a server would refuse")
     parser.add_argument("--json", action="store_true", help="for machines, times in microseconds")
     parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
-    """Evaluate the file; return 0 if everything was accepted, else 1."""
+    """Evaluate the file or the folder; return 0 if everything was accepted, else 1."""
+    if args.submission.is_dir():
+        return _run_folder(args)
+    for option in ("solution", "rules", "rounds"):
+        if getattr(args, option):
+            raise ValueError(f"--{option} goes with a folder; {args.submission} is none")
+    if args.device == "cpu":
+        raise ValueError("--device cpu goes with a folder: a submission needs a GPU, or the emulator")
     request = evaluate.Request(
         submission=args.submission,
         problem=args.problem,
@@ -108,3 +128,36 @@ def run(args: argparse.Namespace) -> int:
         tolerance_percent=args.tolerance,
     )
     return evaluate.run(request, as_json=args.json)
+
+
+def _run_folder(args: argparse.Namespace) -> int:
+    refused = (
+        "problem",
+        "strict",
+        "harness",
+        "task",
+        "seed",
+        "inputs",
+        "l2_gib",
+        "low_memory",
+        "ignore_rules",
+    )
+    for option in refused:
+        if getattr(args, option):
+            raise ValueError(
+                f"--{option.replace('_', '-')} goes with a submission; {args.submission} is a folder"
+            )
+    if args.mode not in ("test", *TIMED_MODES):
+        raise ValueError(f"--mode {args.mode} goes with a submission; use test or benchmark")
+    request = trace.Request(
+        args.submission,
+        args.solution,
+        args.device,
+        args.rules,
+        args.rounds,
+        args.mode in TIMED_MODES,
+        args.case,
+        args.timeout,
+        args.baseline,
+    )
+    return trace.run(request, as_json=args.json)

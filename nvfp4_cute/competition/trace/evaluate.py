@@ -1,0 +1,247 @@
+"""`nvfp4-cute eval DIR`: a problem of FlashInfer-Bench or SOL-ExecBench, tried here under their rules.
+
+A folder of JSON (definition.json, workload.jsonl, solution.json), whoever wrote it, or a folder of sources (spec.py,
+reference.py, kernel.py), which is made into one first.
+"""
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import TextIO
+
+import torch
+from tqdm import tqdm
+
+from nvfp4_cute import env
+from nvfp4_cute.competition.protocol import EMULATED_ARCH
+from nvfp4_cute.competition.trace import folder as sources
+from nvfp4_cute.competition.trace.matching import FLASHINFER_BENCH, RULES, SOL_EXECBENCH, Rules
+from nvfp4_cute.competition.trace.score import score
+from nvfp4_cute.competition.trace.session import PASSED, TIMEOUT, Result, Settings
+from nvfp4_cute.gpus.timing_figures import DEFAULT_TARGETS, MODEL_ERROR
+from nvfp4_cute.problems.trace_schema import WORKLOAD_FILE, Solution, Workload, read_folder, write_folder
+from nvfp4_cute.text_table import text_table
+
+STDERR = 2  # file descriptor
+DEVICES = ("auto", "cuda", "emulator", "cpu")
+PYTHON_LANGUAGES = ("python", "pytorch", "triton", "cute_dsl", "cutile", "cudnn_frontend", "tilelang")
+NOTES = {
+    "modelled": f"modelled: the solution's own kernels on a {DEFAULT_TARGETS[EMULATED_ARCH].name}, one after the other. "
+    f"{MODEL_ERROR}",
+    "measured": "measured: median of 50 calls between CUDA events, L2 cleared before each; the baseline is the reference",
+    "not timed": "not timed",
+}
+
+
+@dataclass(frozen=True)
+class Request:
+    """What to try, and how.
+
+    Attributes:
+        folder: of JSON or of sources.
+        solution: another solution than the folder's.
+        device: one of ``DEVICES``; "auto" is the GPU of this machine where torch sees one, else the emulator.
+        rules: "sol-execbench" or "flashinfer-bench"; None takes those of whoever wrote the workloads.
+        rounds: inputs of every workload; None takes the rules' number on a GPU, and 1 elsewhere.
+        timed: whether to time what is right.
+        workload: only this one, counted from 0.
+        timeout_s: limit of everything; None takes the rules' on a GPU and none elsewhere.
+        baseline: what an earlier ``--json`` printed: its times are the score's baseline.
+    """
+
+    folder: Path
+    solution: Path | None = None
+    device: str = "auto"
+    rules: str | None = None
+    rounds: int | None = None
+    timed: bool = False
+    workload: int | None = None
+    timeout_s: int | None = None
+    baseline: Path | None = None
+
+
+def run(request: Request, *, as_json: bool = False) -> int:
+    """Try a folder and print what came of it; 0 if every workload passed, else 1.
+
+    Raises:
+        ValueError: the folder breaks a rule of the schema, or options do not go together.
+    """
+    with tempfile.TemporaryDirectory(prefix="nvfp4_cute_trace_") as made:
+        if sources.is_source(request.folder):
+            write_folder(Path(made), *sources.load(str(request.folder)))
+            request = replace(request, folder=Path(made))
+        results = evaluate(request)
+    if as_json:
+        print(json.dumps([asdict(result) for result in results], indent=2))
+    else:
+        print(report(results))
+    return 0 if results and all(result.status == PASSED for result in results) else 1
+
+
+def evaluate(request: Request) -> list[Result]:
+    """A result for each workload.
+
+    Raises:
+        ValueError: as :func:`run`.
+    """
+    _, workloads, solution = read_folder(request.folder, request.solution)
+    _check(request, workloads, solution)
+    device = _device(request.device)
+    rules = RULES[request.rules] if request.rules else _rules_of(request.folder)
+    rounds = request.rounds or (rules.rounds if device == "cuda" else 1)
+    settings = Settings(
+        str(request.folder.resolve()),
+        str(request.solution.resolve()) if request.solution else None,
+        device,
+        rules.name,
+        rounds,
+        request.timed,
+        request.workload,
+    )
+    chosen = workloads if request.workload is None else [workloads[request.workload]]
+    limit = request.timeout_s or (rules.run_timeout_s if device == "cuda" else None)
+    with tempfile.TemporaryDirectory(prefix="nvfp4_cute_solution_") as place:
+        for path, text in solution.sources.items():
+            (Path(place) / path).parent.mkdir(parents=True, exist_ok=True)
+            (Path(place) / path).write_text(text, encoding="utf-8")
+        results, error = _in_process(settings, place, len(chosen), limit)
+    missing = [Result(workload.name, *error) for workload in chosen[len(results) :]]
+    results += missing
+    return _scored(results, request.baseline) if request.baseline else results
+
+
+def _check(request: Request, workloads: list[Workload], solution: Solution) -> None:
+    if request.workload is not None and not 0 <= request.workload < len(workloads):
+        raise ValueError(f"--case {request.workload}: there are workloads 0 to {len(workloads) - 1}")
+    foreign = [name for name in solution.languages if name not in PYTHON_LANGUAGES]
+    if foreign:
+        raise ValueError(
+            f"{solution.name} is written in {', '.join(foreign)}, which needs a compiler; here are run "
+            f"{', '.join(PYTHON_LANGUAGES)}"
+        )
+
+
+def _device(name: str) -> str:
+    has_gpu = torch.cuda.is_available()
+    if name == "cuda" and not has_gpu:
+        raise ValueError("--device cuda: torch sees no GPU here; use --device emulator or --device cpu")
+    return name if name != "auto" else "cuda" if has_gpu else "emulator"
+
+
+def _rules_of(folder: Path) -> Rules:
+    """FlashInfer-Bench's lines hold a workload in a trace, SOL-ExecBench's are workloads."""
+    first = (folder / WORKLOAD_FILE).read_text(encoding="utf-8").partition("\n")[0]
+    return FLASHINFER_BENCH if "workload" in json.loads(first or "{}") else SOL_EXECBENCH
+
+
+def _in_process(
+    settings: Settings, place: str, count: int, limit: int | None
+) -> tuple[list[Result], tuple[str, str]]:
+    """Results as far as they came, and status and message of what did not."""
+    reader, writer = os.pipe()
+    command = [
+        sys.executable,
+        "-m",
+        "nvfp4_cute.competition.trace.session",
+        json.dumps(asdict(settings)),
+        str(writer),
+    ]
+    # What a solution prints goes where errors go: standard output holds the report.
+    process = subprocess.Popen(
+        command, cwd=place, env=env.with_variables({}), pass_fds=(writer,), stdout=STDERR
+    )
+    os.close(writer)
+    results: list[Result] = []
+    with open(reader, encoding="utf-8") as file:
+        thread = threading.Thread(target=_collect, args=(file, results.append, count), daemon=True)
+        thread.start()
+        try:
+            code = process.wait(limit)
+            error = ("RUNTIME_ERROR", f"the process ended with exit code {code}, see above")
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+            error = (TIMEOUT, f"all workloads took more than {limit} s")
+        thread.join(10)
+    return results, error
+
+
+def _collect(lines: TextIO, add: Callable[[Result], None], count: int) -> None:
+    with tqdm(total=count, unit="workload", leave=False, disable=None) as bar:
+        for line in lines:
+            add(Result(**json.loads(line)))
+            bar.update()
+
+
+def _scored(results: list[Result], baseline: Path) -> list[Result]:
+    """With the times of an earlier result as the baseline."""
+    try:
+        before = {entry["name"]: entry for entry in json.loads(baseline.read_text(encoding="utf-8"))}
+        times = {name: (entry["us"], entry["source"]) for name, entry in before.items()}
+    except (ValueError, KeyError, TypeError) as error:
+        raise ValueError(f"--baseline {baseline}: not what `eval DIR --json` prints ({error!r})") from None
+
+    def scored() -> Iterator[Result]:
+        for result in results:
+            base_us, source = times.get(result.name, (None, ""))
+            if result.us is None or result.sol_us is None or base_us is None:
+                yield result
+            elif source != result.source:
+                raise ValueError(
+                    f"--baseline {baseline}: {result.name} was {source} there and is {result.source} here; times of two "
+                    "kinds say nothing of each other"
+                )
+            else:
+                value = score(result.us, base_us, result.sol_us)
+                yield replace(result, base_us=base_us, score=value)
+
+    return list(scored())
+
+
+def report(results: list[Result]) -> str:
+    """A table, a note on the times, and what is wrong."""
+    header = [
+        "workload",
+        "status",
+        "max abs",
+        "max rel",
+        "matched",
+        "us",
+        "SOL us",
+        "% of SOL",
+        "baseline us",
+        "score",
+    ]
+    rows = [
+        [
+            result.name,
+            result.status,
+            _text(result.max_absolute, ".3g"),
+            _text(result.max_relative, ".3g"),
+            _text(result.matched, ".2%"),
+            _text(result.us, ".2f"),
+            _text(result.sol_us, ".2f"),
+            _text(100 * result.sol_us / result.us if result.sol_us and result.us else None, ".1f"),
+            _text(result.base_us, ".2f"),
+            _text(result.score, ".3f"),
+        ]
+        for result in results
+    ]
+    lines = [text_table(header, rows, left=2)]
+    kinds = {result.source for result in results if result.status == PASSED}
+    lines += [NOTES[kind] for kind in sorted(kinds)]
+    scores = [result.score for result in results if result.score is not None]
+    if scores and len(scores) == len(results):
+        lines.append(f"score, mean over workloads: {sum(scores) / len(scores):.3f}")
+    lines += [f"{result.name}: {result.status}: {result.message}" for result in results if result.message]
+    return "\n".join(lines)
+
+
+def _text(value: float | None, form: str) -> str:
+    return "" if value is None else format(value, form)

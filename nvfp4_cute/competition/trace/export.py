@@ -1,0 +1,54 @@
+"""`nvfp4-cute export --format trace`: a problem for SOL-ExecBench and FlashInfer-Bench."""
+
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from nvfp4_cute.competition.trace import folder
+from nvfp4_cute.problems import trace_schema as schema
+
+FOLDER, SET = "trace", "trace-set"
+FORMATS = (FOLDER, SET)
+
+
+def run(
+    problem: str,
+    output: Path,
+    form: str,
+    *,
+    axes: Mapping[str, Any] | None = None,
+    returns: bool = False,
+    overwrite: bool = False,
+) -> int:
+    """Write a folder, and say how to try it; 0.
+
+    Args:
+        problem, axes, returns: as of ``folder.load``.
+        output: the folder.
+        form: "trace", three files whose inputs the reference makes, or "trace-set", FlashInfer-Bench's folders with inputs in
+            safetensors files.
+        overwrite: whether a definition that is there is written again.
+
+    Raises:
+        ValueError: as ``folder.load``, or the definition is there.
+    """
+    definition, workloads, solution = folder.load(problem, axes, returns=returns)
+    place = output / schema.DEFINITION_FILE if form == FOLDER else folder.definition_path(output, definition)
+    if place.exists() and not overwrite:
+        raise ValueError(f"{place} would be overwritten; name another folder, or pass --force")
+    if form == FOLDER:
+        schema.write_folder(output, definition, workloads, solution)
+        how = (
+            f"nvfp4-cute eval {output}, or sol-execbench {output} --solution {output / schema.SOLUTION_FILE}"
+        )
+    else:
+        folder.write_trace_set(output, definition, workloads, solution)
+        how = f"flashinfer-bench run --local {output}"
+    lines = sum(text.count("\n") for text in solution.sources.values())
+    print(
+        f"{output}: {definition.name}, {len(workloads)} workloads, {lines:,} lines of solution",
+        file=sys.stderr,
+    )
+    print(f"try it: {how}", file=sys.stderr)
+    return 0

@@ -1,0 +1,1 @@
+"""nvfp4_dual_gemm: specification, reference, kernel."""

@@ -1,0 +1,1 @@
+"""nvfp4_gemm: specification, reference, kernel."""

@@ -1,0 +1,1 @@
+"""nvfp4_gemv: specification, reference, kernel."""

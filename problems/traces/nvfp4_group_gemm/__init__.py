@@ -1,0 +1,1 @@
+"""nvfp4_group_gemm: specification, reference, kernel."""

@@ -1,0 +1,1 @@
+"""nvfp4_grouped_gemm: specification, reference, kernel."""

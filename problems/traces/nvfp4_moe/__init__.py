@@ -1,0 +1,1 @@
+"""nvfp4_moe: specification, reference, kernel."""

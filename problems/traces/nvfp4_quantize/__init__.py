@@ -1,0 +1,1 @@
+"""nvfp4_quantize: specification, reference, kernel."""

@@ -1,0 +1,89 @@
+"""export and eval of folders from the command line."""
+
+import json
+
+import pytest
+from trace_folders import solution, workload, write
+
+from nvfp4_cute import cli
+from nvfp4_cute.competition.trace import evaluate, matching
+
+
+def test_eval_prints_a_table_and_says_what_is_wrong(tmp_path, capsys):
+    write(tmp_path, workloads=[workload(), workload(axes={"M": 7})])
+    other = tmp_path / "other.json"
+    other.write_text(
+        json.dumps(solution("def run(x, factor, y, total):\n    y.fill_(len(x))\n    total.fill_(1)\n"))
+    )
+    assert cli.main(["eval", str(tmp_path), "--solution", str(other), "--device", "cpu"]) == 1
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].split()[:2] == ["workload", "status"]
+    assert [line.split()[:2] for line in lines[1:3]] == [
+        ["M5", "INCORRECT_NUMERICAL"],
+        ["M7", "INCORRECT_NUMERICAL"],
+    ]
+    assert "of the elements match, 99.00% must" in lines[-1]
+
+
+def test_a_solution_that_never_ends_is_ended(tmp_path):
+    endless = solution("import time\n\ndef run(*a):\n    time.sleep(1e6)\n")
+    write(tmp_path, solution_json=endless)
+    (result,) = evaluate.evaluate(evaluate.Request(tmp_path, device="cpu", timeout_s=8))
+    assert (result.status, result.message) == ("TIMEOUT", "all workloads took more than 8 s")
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--strict"], "--strict goes with a submission"),
+        (["--mode", "profile"], "--mode profile goes with a submission"),
+        (["--case", "7"], "there are workloads 0 to 0"),
+    ],
+)
+def test_options_that_do_not_go_together(options, message, tmp_path, capsys):
+    write(tmp_path)
+    assert cli.main(["eval", str(tmp_path), "--device", "cpu", *options]) == 1
+    assert message in capsys.readouterr().err
+
+
+def test_languages_that_need_a_compiler_are_refused(tmp_path, capsys):
+    write(tmp_path, solution_json=solution(language="cuda"))
+    assert cli.main(["eval", str(tmp_path)]) == 1
+    assert "is written in cuda, which needs a compiler" in capsys.readouterr().err
+
+
+def test_whose_rules(tmp_path):
+    write(tmp_path)
+    assert evaluate._rules_of(tmp_path) is matching.SOL_EXECBENCH
+    write(tmp_path, workloads=[{"definition": "scale_n8", "workload": workload()}])
+    assert evaluate._rules_of(tmp_path) is matching.FLASHINFER_BENCH
+
+
+def test_the_score_against_an_earlier_result(tmp_path):
+    result = evaluate.Result("M5", "PASSED", us=20.0, source="modelled", sol_us=10.0)
+    before = [{"name": "M5", "us": 30.0, "source": "modelled"}]
+    path = tmp_path / "before.json"
+    path.write_text(json.dumps(before))
+    (scored,) = evaluate._scored([result], path)
+    assert scored.score == pytest.approx(2 / 3) and "0.667" in evaluate.report([scored])
+    path.write_text(json.dumps([before[0] | {"source": "measured"}]))
+    with pytest.raises(ValueError, match="was measured there and is modelled here"):
+        evaluate._scored([result], path)
+
+
+def test_export_writes_a_folder_of_other_axes(tmp_path, capsys):
+    command = ["export", "nvfp4_quantize", "--format", "trace", "-o", str(tmp_path / "q"), "--axes"]
+    assert cli.main([*command, "K=256,M=3:5"]) == 0
+    definition = json.loads((tmp_path / "q" / "definition.json").read_text())
+    lines = (tmp_path / "q" / "workload.jsonl").read_text().splitlines()
+    assert definition["axes"]["K"]["value"] == 256 and "pack(codes)" in definition["reference"]
+    assert [json.loads(line)["axes"] for line in lines] == [{"M": 3}, {"M": 5}]
+    assert "nvfp4-cute eval" in capsys.readouterr().err
+    assert cli.main([*command, "Q=256"]) == 1
+    assert "axis Q is unknown; the problem has K, M" in capsys.readouterr().err
+    assert cli.main([*command, "K=512"]) == 1
+    assert (
+        "definition.json would be overwritten; name another folder, or pass --force"
+        in capsys.readouterr().err
+    )
+    assert cli.main([*command, "K=512", "--force"]) == 0
