@@ -8,6 +8,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from nvfp4_cute.experts import library as _experts_library  # noqa: F401 (registers the custom ops)
+from nvfp4_cute.nn import library as _nn_library  # noqa: F401 (registers the custom ops)
 from nvfp4_cute.ops import library as _library  # noqa: F401 (registers the custom ops)
 
 if TYPE_CHECKING:

@@ -19,8 +19,10 @@ def resolve(name: str, device: torch.device) -> str:
     """The backend that ``name`` stands for with tensors on ``device``: ``auto`` follows NVFP4_CUTE_BACKEND, then the device.
 
     Raises:
-        ValueError: ``name`` is unknown.
+        ValueError: ``name`` is unknown. TypeError: it is no text.
     """
+    if not isinstance(name, str):
+        raise TypeError(f"backend={name!r} is no name; use one of {', '.join(env.BACKENDS)}, or leave it out")
     if name.startswith(EMULATOR_OF):
         return name
     if name not in env.BACKENDS:

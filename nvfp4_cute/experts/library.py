@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch.library import custom_op
 
-from nvfp4_cute.errors import UnsupportedProblem
+from nvfp4_cute.ops.library import refuse_backward
 
 Tensors = list[torch.Tensor]
 Operation = Callable[..., Any]  # a schema says str where an operation wants a literal
@@ -87,9 +87,5 @@ def _(x, *rest):
     return x.new_empty(x.shape)
 
 
-def _refuse_backward(context, *gradients):
-    raise UnsupportedProblem("there is no backward pass: pass .detach() or use torch.no_grad()")
-
-
-route.register_autograd(_refuse_backward)
-moe.register_autograd(_refuse_backward)
+route.register_autograd(refuse_backward)
+moe.register_autograd(refuse_backward)

@@ -180,6 +180,13 @@ class BlockFormat:
             return (-(-rows // ATOM_ROWS), -(-k // (ATOM_COLS * self.block_k)), *ATOM_SHAPE)
         return -(-rows // self.block_rows), -(-k // self.block_k)
 
+    def ragged_scale_shape(self, rows: int, k: int, groups: int) -> tuple[int, ...]:
+        """Shape of blocked scales of groups that lie one after another in ``rows`` rows, whatever their sizes are.
+
+        Every group begins a row of atoms.
+        """
+        return (rows // ATOM_ROWS + groups, *self.scale_shape(rows, k, "blocked")[1:])
+
     def padded_scale_shape(self, rows: int, k: int) -> tuple[int, int]:
         """Rows and columns of the scales before they are stored in the format's own layout, padding included."""
         (row_atoms, k_atoms), (atom_rows, atom_cols) = self.scale_atoms(rows, k), self.scale_atom

@@ -52,19 +52,26 @@ class BlockScaledTensor:
             ("data", self.data, self.format.data_dtypes),
             ("scale", self.scale, self.format.scale_dtypes),
         ):
+            check_is_tensor(name, tensor)
             if tensor.dtype not in dtypes:
                 raise TypeError(f"{name} is {' or '.join(map(str, dtypes))}; got {tensor.dtype}; view it")
+        if not isinstance(self.shape, tuple | list):
+            raise TypeError(f"shape={self.shape!r} is no tuple; pass the extents of the unpacked values")
         if not self.shape:
             raise ValueError(f"shape=() has no K; an {self.format.title} tensor has at least one dimension")
         *lead, k = self.shape
         self.format.num_k_blocks(k)
         _check_shape("data", self.data, (*lead, self.format.row_bytes(k)))
-        _check_shape("scale", self.scale, stored_scale_shape(self.format, self.shape, self.scale_layout))
+        self._check_scale_shape()
         tensors = {"data": self.data, "scale": self.scale}
         if self.global_scale is not None:
             if not self.format.has_global_scale:
                 raise ValueError(
                     f"global_scale is given; {self.format.title} has none: pass None, or use alpha"
+                )
+            if not isinstance(self.global_scale, torch.Tensor):
+                raise TypeError(
+                    f"global_scale={self.global_scale!r} is no tensor; pass torch.tensor(number, device=...), float32"
                 )
             _check_shape("global_scale", self.global_scale, ())
             if self.global_scale.dtype != torch.float32:
@@ -75,6 +82,24 @@ class BlockScaledTensor:
         if len({tensor.device for tensor in tensors.values()}) > 1:
             devices = ", ".join(f"{name} on {tensor.device}" for name, tensor in tensors.items())
             raise ValueError(f"parts of one tensor lie on different devices: {devices}; move them to one")
+
+    def _check_scale_shape(self) -> None:
+        """The shape of ``scale`` is that of the layout; where it is that of another one, the error says which."""
+        found = tuple(self.scale.shape)
+        of_layout = {
+            layout: stored_scale_shape(self.format, self.shape, layout)
+            for layout in SCALE_LAYOUTS
+            if layout == self.scale_layout or self.format.scale_layout == "blocked"
+        }
+        expected = of_layout.pop(self.scale_layout)
+        for layout, shape in of_layout.items():
+            if found == shape != expected:
+                raise ValueError(
+                    f'scale has shape {found}, which is {layout}; expected {expected}; pass scale_layout="{layout}"'
+                )
+        _check_shape(
+            "scale", self.scale, expected, fix="scales in this order have to be given, not others reshaped"
+        )
 
     def __repr__(self) -> str:
         """Format, sizes and layout, no values but the global scale (reading which waits for a GPU)."""
@@ -227,6 +252,10 @@ def check_is_tensor(name: str, value: object) -> None:
     """Raise TypeError for what is no tensor: ``name``, what it is, and what to pass instead."""
     if isinstance(value, torch.Tensor):
         return
+    if isinstance(value, NVFP4Tensor) and name.endswith("out"):
+        raise TypeError(
+            f'{name} is an NVFP4Tensor; it goes with out_dtype="nvfp4": pass that, or a torch.Tensor'
+        )
     if isinstance(value, NVFP4Tensor):
         raise TypeError(f"{name} is an NVFP4Tensor; pass its .data, and its .scale with the scales")
     if isinstance(value, BlockScaledTensor):
@@ -445,6 +474,6 @@ def _rows(shape: tuple[int, ...]) -> tuple[tuple[int, ...], int]:
     return (tuple(shape[:-2]), shape[-2]) if len(shape) > 1 else ((), 1)
 
 
-def _check_shape(name: str, tensor: torch.Tensor, expected: tuple[int, ...]) -> None:
+def _check_shape(name: str, tensor: torch.Tensor, expected: tuple[int, ...], fix: str = "reshape it") -> None:
     if tuple(tensor.shape) != tuple(expected):
-        raise ValueError(f"{name} has shape {tuple(tensor.shape)}; expected {tuple(expected)}; reshape it")
+        raise ValueError(f"{name} has shape {tuple(tensor.shape)}; expected {tuple(expected)}; {fix}")

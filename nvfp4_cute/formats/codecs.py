@@ -18,8 +18,9 @@ becomes 0x7F in e4m3 and e5m2 and, since e2m1 has no NaN, +6 in e2m1.
 """
 
 import math
-from collections.abc import Callable
-from typing import Literal
+import struct
+from collections.abc import Callable, Sequence
+from typing import Any, Literal
 
 import torch
 
@@ -61,6 +62,23 @@ E5M2_VALUES: tuple[float, ...] = tuple(
 UE8M0_VALUES: tuple[float, ...] = (*(math.ldexp(1.0, code - 127) for code in range(255)), math.nan)
 
 
+def _bits(values: Sequence[float]) -> tuple[int, ...]:
+    """float64 values as integers."""
+    return struct.unpack(f"{len(values)}q", struct.pack(f"{len(values)}d", *values))
+
+
+# Bits of the values of every code, by what the code is. Of floats torch.compile makes variables where sizes are dynamic, and
+# takes -0.0 and 0.0 for the same one.
+_TABLES: dict[str, tuple[Any, ...]] = {
+    "e2m1": _bits(E2M1_VALUES),
+    "pairs of e2m1": tuple(_bits((E2M1_VALUES[byte & 0xF], E2M1_VALUES[byte >> 4])) for byte in range(256)),
+    "e4m3": _bits(E4M3_VALUES),
+    "e5m2": _bits(E5M2_VALUES),
+    "ue4m3": _bits(E4M3_VALUES[:128] * 2),
+    "ue8m0": _bits(UE8M0_VALUES),
+}
+
+
 # ---- codecs ----------------------------------------------------------------------------------------------------
 
 
@@ -79,7 +97,7 @@ def encode_e2m1(x: torch.Tensor) -> torch.Tensor:
 
 def decode_e2m1(codes: torch.Tensor) -> torch.Tensor:
     """Values of unpacked e2m1 codes (uint8, 0 to 15) as float32, exactly. The inverse of :func:`encode_e2m1`."""
-    return _lookup(E2M1_VALUES, codes, torch.float32)
+    return _lookup("e2m1", codes, torch.float32)
 
 
 def encode_e4m3(x: torch.Tensor) -> torch.Tensor:
@@ -98,7 +116,7 @@ def encode_e4m3(x: torch.Tensor) -> torch.Tensor:
 
 def decode_e4m3(codes: torch.Tensor, dtype: torch.dtype = torch.float32) -> torch.Tensor:
     """Values of e4m3 codes (uint8 or float8_e4m3fn) as float32 or float64, exactly; 0x7F and 0xFF give NaN."""
-    return _lookup(E4M3_VALUES, codes.view(torch.uint8), dtype)
+    return _lookup("e4m3", codes.view(torch.uint8), dtype)
 
 
 def encode_e5m2(x: torch.Tensor) -> torch.Tensor:
@@ -116,7 +134,7 @@ def encode_e5m2(x: torch.Tensor) -> torch.Tensor:
 
 def decode_e5m2(codes: torch.Tensor, dtype: torch.dtype = torch.float32) -> torch.Tensor:
     """Values of e5m2 codes (uint8 or float8_e5m2) as float32 or float64, exactly; 0x7C is infinity, 0x7D to 0x7F NaN."""
-    return _lookup(E5M2_VALUES, codes.view(torch.uint8), dtype)
+    return _lookup("e5m2", codes.view(torch.uint8), dtype)
 
 
 def decode_ue4m3(codes: torch.Tensor, dtype: torch.dtype = torch.float32) -> torch.Tensor:
@@ -126,7 +144,7 @@ def decode_ue4m3(codes: torch.Tensor, dtype: torch.dtype = torch.float32) -> tor
         codes: uint8 or float8_e4m3fn, any shape.
         dtype: float32 or float64; exact in both.
     """
-    return _lookup(E4M3_VALUES[:128] * 2, codes.view(torch.uint8), dtype)
+    return _lookup("ue4m3", codes.view(torch.uint8), dtype)
 
 
 def encode_ue8m0(x: torch.Tensor, *, rounding: Literal["up", "zero"] = "up") -> torch.Tensor:
@@ -159,7 +177,7 @@ def decode_ue8m0(codes: torch.Tensor, dtype: torch.dtype = torch.float32) -> tor
 
     Code 0 is 2^-127, which is subnormal in float32.
     """
-    return _lookup(UE8M0_VALUES, codes.view(torch.uint8), dtype)
+    return _lookup("ue8m0", codes.view(torch.uint8), dtype)
 
 
 def pack_e2m1(codes: torch.Tensor) -> torch.Tensor:
@@ -196,8 +214,7 @@ def decode_packed_e2m1(packed: torch.Tensor, dtype: torch.dtype = torch.float32)
     Returns:
         ``dtype``, ``[..., K]``.
     """
-    pairs = [(E2M1_VALUES[byte & 0xF], E2M1_VALUES[byte >> 4]) for byte in range(256)]
-    return _lookup(pairs, packed.view(torch.uint8), dtype).flatten(-2)
+    return _lookup("pairs of e2m1", packed.view(torch.uint8), dtype).flatten(-2)
 
 
 # By name of a NumberType: values to bytes; bytes and float32 or float64 to values of that dtype.
@@ -261,6 +278,7 @@ def at_least_float32(x: torch.Tensor) -> torch.Tensor:
     return x if x.dtype == torch.float64 else x.float()
 
 
-def _lookup(values, codes: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """``values[code]`` for every code; entries that are tuples become a last dimension."""
-    return torch.tensor(values, dtype=dtype, device=codes.device)[codes.int()]
+def _lookup(name: str, codes: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """The value of every code; entries that are tuples become a last dimension."""
+    bits = torch.tensor(_TABLES[name], dtype=torch.int64, device=codes.device)
+    return bits.view(torch.float64).to(dtype)[codes.int()]

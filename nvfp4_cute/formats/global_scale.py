@@ -55,7 +55,13 @@ def _auto_global_scale(values: torch.Tensor) -> torch.Tensor:
 
 
 def _scalar(number, name: str, device: torch.device) -> torch.Tensor:
-    tensor = torch.as_tensor(number, dtype=torch.float32).detach()
+    try:
+        tensor = torch.as_tensor(number, dtype=torch.float32).detach()
+    except (TypeError, ValueError, RuntimeError) as error:
+        known = (
+            'a number, a tensor, "auto" or None' if name == "global_scale" else "a number, a tensor or None"
+        )
+        raise TypeError(f"{name}={number!r} is not {known}") from error
     if tensor.numel() != 1:
         raise ValueError(
             f"{name} has shape {tuple(tensor.shape)}; pass one number, and quantize groups one by one"

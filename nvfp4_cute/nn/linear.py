@@ -7,21 +7,28 @@ from torch.nn import functional
 
 from nvfp4_cute import private_api
 from nvfp4_cute.errors import UnsupportedProblem
-from nvfp4_cute.formats.block_format import NVFP4
+from nvfp4_cute.formats.block_format import NVFP4, TMA_ALIGN_BYTES
 from nvfp4_cute.formats.block_scaled import NVFP4Tensor, dequantize
+from nvfp4_cute.formats.global_scale import resolve_global_scale
 from nvfp4_cute.formats.scale_layout import to_blocked
+from nvfp4_cute.nn import options as options_of
 from nvfp4_cute.nn import state
 from nvfp4_cute.operands import rules
 from nvfp4_cute.ops.gemm import gemm
 from nvfp4_cute.ops.quantize import quantize
+from nvfp4_cute.problem import OUT_DTYPES
 
 Activations = Literal["nvfp4", "16bit"]
 # Rows of weights lie 16 bytes apart, or a multiple.
 K_STEP = 32
 # What ``.to(dtype)`` of a model must not change: e2m1 pairs, block scales, global scales.
 FIXED = ("weight", "weight_scale", "weight_global_scale", "input_global_scale")
+# What a layer that is quantized decides.
+DECIDED = ("in_features", "out_features", "bias", "device")
 # Kernels take 16-bit activations; float32 ones are rounded to this, which has their range.
 KERNEL_DTYPE = torch.bfloat16
+# 16-bit rows are a multiple of this apart, and 16 bytes.
+ALIGN_ELEMENTS = TMA_ALIGN_BYTES // KERNEL_DTYPE.itemsize
 
 
 class LinearNVFP4(torch.nn.Module):
@@ -104,6 +111,10 @@ class LinearNVFP4(torch.nn.Module):
             raise ValueError(f'activations={activations!r} is unknown; use "nvfp4" or "16bit"')
         if isinstance(input_scale, str) and input_scale != "auto":
             raise ValueError(f'input_scale={input_scale!r} is not "auto", None or a number')
+        if isinstance(input_scale, torch.Tensor) and input_scale.numel() != 1:
+            raise ValueError(
+                f"input_scale has shape {list(input_scale.shape)}; all rows of x have one global scale: pass a number"
+            )
         self.in_features, self.out_features = in_features, out_features
         self.activations, self.pre_decode, self.backend = activations, pre_decode, backend
         self.finds_input_scale = isinstance(input_scale, str)
@@ -132,17 +143,19 @@ class LinearNVFP4(torch.nn.Module):
         """The layer with the weights of ``linear`` quantized (global scale amax / 2688), on its device.
 
         Args:
-            linear: of any float dtype; not changed. options: of the constructor; ``dtype`` is the layer's.
+            linear: of any float dtype; not changed. options: of the constructor, but what ``linear`` says: sizes, bias, device;
+                ``dtype`` is the layer's where it is not given.
 
         Raises:
-            TypeError: ``linear`` is another module.
+            TypeError: ``linear`` is another module, or an option says what it says.
         """
         if not isinstance(linear, torch.nn.Linear):
             raise TypeError(f"linear is a {type(linear).__name__}; pass a torch.nn.Linear")
+        options_of.refuse(options, DECIDED, "linear")
         weight = linear.weight.detach()
         options.setdefault("dtype", weight.dtype)
         backend = options.get("backend", "auto")
-        if backend.startswith("emulator"):
+        if str(backend).startswith("emulator"):
             backend = "reference"  # the same bits
         return cls.from_quantized(
             quantize(weight, global_scale="auto", backend=backend), linear.bias, **options
@@ -155,11 +168,12 @@ class LinearNVFP4(torch.nn.Module):
         """The layer with quantized weights: no copy where scales are blocked.
 
         Args:
-            weight: [N, K]. bias: [N], or None. options: of the constructor.
+            weight: [N, K]. bias: [N], or None. options: of the constructor, but sizes and device.
 
         Raises:
-            ValueError: ``weight`` is no matrix.
+            ValueError: ``weight`` is no matrix. TypeError: an option says what ``weight`` says.
         """
+        options_of.refuse(options, DECIDED, "weight")
         if len(weight.shape) != 2:
             raise ValueError(f"weight has shape {tuple(weight.shape)}; a linear layer has [N, K]")
         n, k = weight.shape
@@ -196,39 +210,42 @@ class LinearNVFP4(torch.nn.Module):
                 f"x has shape {list(x.shape)}; expected [..., {self.in_features}], the layer's in_features"
             )
         dtype = result_dtype(x)
+        if dtype not in OUT_DTYPES:
+            raise TypeError(
+                f"x is {x.dtype}; the layer multiplies float16, bfloat16 and float32: pass x.float(), or make the layer with "
+                "pre_decode=True"
+            )
         rows = x if x.ndim == 2 else x.reshape(-1, self.in_features)
         kernel_dtype = KERNEL_DTYPE if dtype == torch.float32 else dtype
         rows = rows if rows.dtype == kernel_dtype else rows.to(kernel_dtype)
         buffers: dict[str, Any] = self._buffers  # a module looks its attributes up slowly
         packed, scale, factor = (buffers[name] for name in ("weight", "weight_scale", "weight_global_scale"))
-        if self.activations == "16bit":
-            y = gemm(rows, packed, None, scale, factor, out_dtype=dtype, backend=self.backend)
-        else:
-            given: Any = "auto" if self.finds_input_scale else buffers["input_global_scale"]
-            q = quantize(rows, global_scale=given, backend=self.backend)
-            alpha = self._alpha(factor, q.global_scale, given)
-            y = gemm(q.data, packed, q.scale, scale, alpha, out_dtype=dtype, backend=self.backend)
+        given = None
+        if self.activations == "nvfp4":
+            auto = self.finds_input_scale
+            given = resolve_global_scale(rows, "auto", None) if auto else buffers["input_global_scale"]
+        multiply: Any = torch.ops.nvfp4_cute.linear if torch.compiler.is_compiling() else product
+        alpha = factor if given is None else self._alpha(factor, given)
+        y = multiply(rows, packed, scale, alpha, given, self.activations, dtype, self.backend)
         bias = self._parameters["bias"]
         if bias is not None:
             y += bias if bias.dtype == y.dtype else bias.to(y.dtype)
         return y if x.ndim == 2 else y.reshape(*x.shape[:-1], self.out_features)
 
-    def _alpha(self, factor: torch.Tensor, of_x: torch.Tensor | None, given: Any) -> torch.Tensor:
+    def _alpha(self, factor: torch.Tensor, given: torch.Tensor) -> torch.Tensor:
         """The product of both global scales; of a calibrated one it is kept, for eager calls on one stream of a GPU.
 
-        ``given``: as of ``quantize``. A graph that is captured or traced computes it, and follows scales that change.
+        A graph that is captured or traced computes it, and follows scales that change.
         """
-        if of_x is None:
-            return factor
-        if not isinstance(given, torch.Tensor) or not given.is_cuda or torch.compiler.is_compiling():
-            return factor * of_x
+        if self.finds_input_scale or not given.is_cuda or torch.compiler.is_compiling():
+            return factor * given
         if given.is_inference() or factor.is_inference() or torch.cuda.is_current_stream_capturing():
-            return factor * of_x
+            return factor * given
         made, of_factor, of_given, *state = self._kept_alpha
         stream = private_api.current_stream(given.device.index)
         now = [factor._version, given._version, stream]
         if of_factor is not factor or of_given is not given or state != now:
-            made = factor * of_x
+            made = factor * given
             self._kept_alpha = (made, factor, given, *now)
         return made
 
@@ -307,6 +324,30 @@ class LinearNVFP4(torch.nn.Module):
         super()._apply(lambda t: move(t) if id(t) in fixed else fn(t), recurse)
         self._decode_ahead()
         return self
+
+
+def product(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    weight_scale: torch.Tensor,
+    alpha: torch.Tensor,
+    input_global_scale: torch.Tensor | None,
+    activations: Activations,
+    out_dtype: torch.dtype,
+    backend: str,
+) -> torch.Tensor:
+    """``alpha * x @ W^T`` of a layer, [M, N]. Raises what ``quantize`` and ``gemm`` refuse.
+
+    Args:
+        x: [M, K], float16 or bfloat16, quantized by ``input_global_scale``; or multiplied as it is, copied where rows are not
+            aligned.
+    """
+    if activations == "16bit":
+        if x.stride(1) != 1 or x.stride(0) % ALIGN_ELEMENTS or x.data_ptr() % TMA_ALIGN_BYTES:
+            x = x.clone(memory_format=torch.contiguous_format)
+        return gemm(x, weight, None, weight_scale, alpha, out_dtype=out_dtype, backend=backend)
+    q = quantize(x, global_scale=input_global_scale, backend=backend)
+    return gemm(q.data, weight, q.scale, weight_scale, alpha, out_dtype=out_dtype, backend=backend)
 
 
 def result_dtype(x: torch.Tensor) -> torch.dtype:

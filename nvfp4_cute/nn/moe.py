@@ -10,11 +10,14 @@ from nvfp4_cute.experts.placement import Placement
 from nvfp4_cute.experts.products import ExpertLayout
 from nvfp4_cute.experts.weights import ExpertWeights, per_expert, product_factors
 from nvfp4_cute.formats.block_format import NVFP4
+from nvfp4_cute.nn import options as options_of
 from nvfp4_cute.nn.state import moving
 from nvfp4_cute.problem import Activation
 
 # Rows of operands lie 16 bytes apart, or a multiple.
 K_STEP = 32
+# What weights that are given decide.
+DECIDED = ("num_experts", "hidden_size", "intermediate_size", "bias", "device")
 
 
 class MoENVFP4(torch.nn.Module):
@@ -157,8 +160,9 @@ class MoENVFP4(torch.nn.Module):
         Args:
             gate_up: [E, 2 I, H] of any float dtype (without a gate [E, I, H]). down: [E, H, I]. Not changed.
             bias13, bias2: as of ``moe``.
-            options: of the constructor.
+            options: of the constructor, but sizes, bias and device.
         """
+        options_of.refuse(options, DECIDED, "gate_up")
         if gate_up.ndim != 3 or down.ndim != 3:
             raise ValueError(
                 f"gate_up has shape {list(gate_up.shape)} and down {list(down.shape)}; expected [E, 2 I, H] and [E, H, I]"
@@ -181,8 +185,9 @@ class MoENVFP4(torch.nn.Module):
         Args:
             w13, w2: NVFP4Tensor or ExpertWeights, as of ``moe``.
             bias13, bias2: as of ``moe``.
-            options: of the constructor.
+            options: of the constructor, but sizes, bias and device.
         """
+        options_of.refuse(options, DECIDED, "w13")
         experts, hidden_size, half = w2.data.shape
         has_bias = bias13 is not None or bias2 is not None
         if has_bias:

@@ -9,6 +9,7 @@ from nvfp4_cute.formats.block_scaled import NVFP4Tensor
 from nvfp4_cute.formats.scale_layout import to_blocked
 from nvfp4_cute.nn.state import moving
 from nvfp4_cute.ops.gemm_chain import ChainWorkspace, gemm_chain
+from nvfp4_cute.ops.traced import refuse_config
 from nvfp4_cute.planning.config import KernelConfig
 
 
@@ -95,6 +96,12 @@ class PersistentMLP(torch.nn.Module):
         """
         if not isinstance(x, NVFP4Tensor):
             raise TypeError(f"x is a {type(x).__name__}; pass an NVFP4Tensor: quantize(x, global_scale=...)")
+        alpha = self._alpha(x.global_scale)
+        if torch.compiler.is_compiling():  # the custom op (ops.library) that a traced graph keeps
+            refuse_config(self.config)
+            parts = (x.data, self.weight, x.scale, self.weight_scale, alpha, self.out_global_scale)
+            data, scale = torch.ops.nvfp4_cute.gemm_chain(*parts, self.backend)
+            return NVFP4Tensor(data, scale, self.out_global_scale[-1], tuple(x.shape))
         key = (x.shape[0], x.data.device)
         if key not in self._workspaces:
             self._workspaces[key] = ChainWorkspace.make(len(self.weight), x.shape[0], x.shape[1], key[1])
@@ -103,7 +110,7 @@ class PersistentMLP(torch.nn.Module):
             self.weight,
             x.scale,
             self.weight_scale,
-            self._alpha(x.global_scale),
+            alpha,
             self.out_global_scale,
             self._workspaces[key],
             backend=self.backend,
@@ -112,7 +119,8 @@ class PersistentMLP(torch.nn.Module):
 
     def _alpha(self, given: torch.Tensor | None) -> torch.Tensor:
         """Factors of all layers, the first with the input's global scale."""
-        if given is not None and given.data_ptr() == self.input_global_scale.data_ptr():
+        is_traced = torch.compiler.is_compiling()
+        if not is_traced and given is not None and given.data_ptr() == self.input_global_scale.data_ptr():
             return self.alpha
         first = self.weight_global_scale[:1]
         return torch.cat([first if given is None else first * given, self.alpha[1:]])

@@ -493,8 +493,11 @@ def _device_results(
 def new_device_scale_shape(shape: tuple[int, ...], num_groups: int) -> tuple[int, ...]:
     """Of the blocked scales of results [rows, N] or [G, M_max, N]: where ragged, rows of atoms for any sizes."""
     *lead, rows, n = shape
-    atoms = NVFP4_FORMAT.scale_shape(rows, n)
-    return (*lead, *atoms) if lead else (rows // NVFP4_FORMAT.scale_atom[0] + num_groups, *atoms[1:])
+    return (
+        (*lead, *NVFP4_FORMAT.scale_shape(rows, n))
+        if lead
+        else NVFP4_FORMAT.ragged_scale_shape(rows, n, num_groups)
+    )
 
 
 def new_device_results(

@@ -103,7 +103,9 @@ def check_gemm(
     is_quantized = out_dtype == NVFP4
     named = {"a": a, "b": b, "a_scale": a_scale, "b_scale": b_scale}
     plain = {} if is_quantized else rules.given(out=out)
-    own = {"data of out": out.data, "scale of out": out.scale} if isinstance(out, NVFP4Tensor) else plain
+    own = plain
+    if is_quantized and isinstance(out, NVFP4Tensor):
+        own = {"data of out": out.data, "scale of out": out.scale}
     factors = rules.tensors_in({"alpha": alpha, "out_global_scale": out_global_scale})
     device = rules.check_tensors(named | factors | own)
     check_batched_shapes({"a": a, "b": b} | plain, "a [M, K/2], b [N, K/2] and out [M, N]")
@@ -364,7 +366,8 @@ def _split_scale(name: str, scale: Any, operand: torch.Tensor, layout: ScaleLayo
 def new_result(a: torch.Tensor, n: int | None, dtype: torch.dtype) -> torch.Tensor:
     """Uninitialised [M, N(, L)] for ``a`` [M, K(, L)], batch after batch in memory; [M(, L)] where ``n`` is None."""
     columns = () if n is None else (n,)
-    result = torch.empty((*a.shape[2:], len(a), *columns), dtype=dtype, device=a.device)
+    # Not len(a): in a graph of any number of rows that is the number it was traced with.
+    result = torch.empty((*a.shape[2:], a.shape[0], *columns), dtype=dtype, device=a.device)
     return result if a.ndim == 2 else result.movedim(0, -1)
 
 

@@ -144,11 +144,11 @@ def check_grouped_quantize(
     check_has_global_scale(format, global_scale)
     if offs.dtype != torch.int32 or offs.ndim != 1 or not offs.is_contiguous() or not len(offs):
         raise ValueError(
-            f"offs has dtype {offs.dtype}, shape {tuple(offs.shape)}; expected contiguous int32 [G]"
+            f"offs has dtype {offs.dtype}, shape {tuple(offs.shape)}; expected contiguous int32 [G], at least one group: "
+            "offs.int().contiguous()"
         )
     factors = rules.global_scales("global_scale", global_scale, len(offs), x.device, allows_list=False)
-    atoms = format.scale_shape(rows, k)
-    shape = (rows // format.scale_atom[0] + len(offs), *atoms[1:])
+    shape = format.ragged_scale_shape(rows, k, len(offs))
     return _quantization(x, up, factors, offs, rows, 1, Result(shape, "blocked", format, scale_rounding))
 
 

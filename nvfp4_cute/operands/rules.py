@@ -344,7 +344,9 @@ def factors(
         return numbers_on(device, alpha)
     kinds = (["a number"] if allows_one else []) + ["a float32 tensor"]
     kinds += [f"a list of numbers, one a {of}"] if allows_list else []
-    raise TypeError(f"{name}={alpha!r} is neither {' nor '.join(kinds)}")
+    is_tensors = isinstance(alpha, list | tuple) and any(isinstance(x, torch.Tensor) for x in alpha)
+    fix = f": torch.stack({name}).float() of tensors" if is_tensors else ""
+    raise TypeError(f"{name}={alpha!r} is neither {' nor '.join(kinds)}{fix}")
 
 
 def _checked_factors(name: str, alpha: torch.Tensor, count: int, of: str, allows_one: bool) -> torch.Tensor:

@@ -1,7 +1,8 @@
 """The operations as ``torch.library`` custom ops, through which ``torch.compile`` calls them without looking inside.
 
 A graph that is being traced calls these; everything else calls the functions. They write what the graph allocates
-(``ops.traced``), but for ``quantize``, whose fake implementation gives shape and dtype of its results. None has a backward pass.
+(``ops.traced``), but for those that quantize, whose fake implementations give shapes and dtypes of results. None has a backward
+pass.
 
 ``import nvfp4_cute`` registers them, as graphs that are loaded from files name them. What runs them is imported by the first
 call: that takes several times as long.
@@ -14,7 +15,7 @@ import torch
 from torch.library import custom_op
 
 from nvfp4_cute.errors import UnsupportedProblem
-from nvfp4_cute.formats.block_format import format_named, torch_dtypes
+from nvfp4_cute.formats.block_format import NVFP4, BlockFormat, format_named, torch_dtypes
 
 Tensors = list[torch.Tensor]
 Operation = Callable[..., Any]  # a schema says str where an operation wants a literal
@@ -203,16 +204,80 @@ def quantize(
 def _(x, up, global_scale, scale_layout, format, scale_rounding, backend):
     from nvfp4_cute.formats.block_scaled import stored_scale_shape
 
-    *lead, k = x.shape
     record = format_named(format)
-    dtypes = torch_dtypes((record.element.quantized_dtype, record.scale.quantized_dtype))
-    shapes = (*lead, record.row_bytes(k)), stored_scale_shape(record, tuple(x.shape), scale_layout)
-    data, scale = (x.new_empty(shape, dtype=dtype) for shape, dtype in zip(shapes, dtypes, strict=True))
-    return data, scale
+    return _new_quantized(x, record, stored_scale_shape(record, tuple(x.shape), scale_layout))
 
 
-def _refuse_backward(context, *gradients):
+def _new_quantized(
+    x: torch.Tensor, format: BlockFormat, scale_shape: tuple[int, ...]
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Data and scales that quantizing ``x`` makes."""
+    *lead, k = x.shape
+    data_dtype, scale_dtype = torch_dtypes((format.element.quantized_dtype, format.scale.quantized_dtype))
+    data = x.new_empty((*lead, format.row_bytes(k)), dtype=data_dtype)
+    return data, x.new_empty(scale_shape, dtype=scale_dtype)
+
+
+@custom_op("nvfp4_cute::grouped_quantize", mutates_args=())
+def grouped_quantize(
+    x: torch.Tensor,
+    offs: torch.Tensor,
+    format: str,
+    up: torch.Tensor | None,
+    global_scale: torch.Tensor | None,
+    scale_rounding: str,
+    backend: str,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """``nvfp4_cute.grouped_quantize``."""
+    from nvfp4_cute.ops.quantize import grouped_quantize as eager
+
+    run: Operation = eager
+    return run(
+        x, offs, format=format_named(format), up=up, global_scale=global_scale, scale_rounding=scale_rounding,
+        backend=backend,
+    )  # fmt: skip
+
+
+@grouped_quantize.register_fake
+def _(x, offs, format, up, global_scale, scale_rounding, backend):
+    record = format_named(format)
+    return _new_quantized(x, record, record.ragged_scale_shape(*x.shape, offs.shape[0]))
+
+
+@custom_op("nvfp4_cute::gemm_chain", mutates_args=())
+def gemm_chain(
+    a: torch.Tensor,
+    b: torch.Tensor,
+    a_scale: torch.Tensor,
+    b_scale: torch.Tensor,
+    alpha: torch.Tensor,
+    out_global_scale: torch.Tensor,
+    backend: str,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Data and scales of ``ops.gemm_chain``, with a workspace of the call's own."""
+    from nvfp4_cute.ops.gemm_chain import ChainWorkspace
+    from nvfp4_cute.ops.gemm_chain import gemm_chain as eager
+
+    workspace = ChainWorkspace.make(b.shape[0], a.shape[0], b.shape[1], a.device)
+    result = eager(a, b, a_scale, b_scale, alpha, out_global_scale, workspace, backend=backend)
+    return result.data, result.scale
+
+
+@gemm_chain.register_fake
+def _(a, b, a_scale, b_scale, alpha, out_global_scale, backend):
+    rows, n = a.shape[0], b.shape[1]
+    data = a.new_empty((rows, NVFP4.pitch_bytes(n)), dtype=torch.uint8)[:, : NVFP4.row_bytes(n)]
+    return data, a.new_empty(NVFP4.scale_shape(rows, n), dtype=torch.float8_e4m3fn)
+
+
+def refuse_backward(context, *gradients):
+    """The backward pass of operations that have none.
+
+    Raises:
+        UnsupportedProblem: always.
+    """
     raise UnsupportedProblem("there is no backward pass: pass .detach() or use torch.no_grad()")
 
 
-quantize.register_autograd(_refuse_backward)
+for _op in (quantize, grouped_quantize, gemm_chain):
+    _op.register_autograd(refuse_backward)

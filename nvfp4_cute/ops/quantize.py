@@ -152,6 +152,9 @@ def grouped_quantize(
     Raises:
         TypeError, ValueError, UnsupportedProblem: an operand breaks a rule. UnsupportedTarget: no kernel for the GPU.
     """
+    if torch.compiler.is_compiling():  # the custom op (ops.library) that a traced graph keeps
+        made_of = (format.name, up, global_scale, scale_rounding)
+        return torch.ops.nvfp4_cute.grouped_quantize(x, offs, *made_of, backend)
     made = (format, scale_rounding)
     settings = ("grouped_quantize", up is None, global_scale is None, *made)
     inputs = [t for t in (x, up, global_scale, offs) if t is not None]

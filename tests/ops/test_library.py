@@ -6,7 +6,17 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import torch
 
-from nvfp4_cute import NVFP4Tensor, UnsupportedProblem, dual_gemm, gemm, gemv, grouped_dual_gemm, grouped_gemm
+from nvfp4_cute import (
+    NVFP4Tensor,
+    UnsupportedProblem,
+    dual_gemm,
+    gemm,
+    gemv,
+    grouped_dual_gemm,
+    grouped_gemm,
+    grouped_quantize,
+    quantize,
+)
 from nvfp4_cute.formats.block_scaled import dequantize
 
 ROWS, N, K = (5, 3), 64, 128
@@ -168,6 +178,72 @@ def test_gradients_are_refused(form):
     with pytest.raises(Exception, match="no backward pass"):
         result = compiled(form)(args, options)
         sum(t.sum() for t in result).backward()
+
+
+@pytest.mark.parametrize("has_up", [False, True])
+def test_a_whole_graph_holds_grouped_quantize(has_up):
+    x, offs = torch.randn(sum(ROWS), K).bfloat16(), torch.tensor(ROWS).cumsum(0).int()
+
+    def function(x, offs):
+        return grouped_quantize(
+            x, offs, up=x * 2 if has_up else None, global_scale=torch.tensor([0.01, 0.02])
+        )
+
+    torch.compiler.reset()
+    actual = torch.compile(function, fullgraph=True, backend="aot_eager")(x, offs)
+    assert_same([t.view(torch.uint8) for t in actual], [t.view(torch.uint8) for t in function(x, offs)])
+
+
+def any_number_of_rows(form):
+    """A call of a form as a function of tensors with any number of rows, and such tensors."""
+    experts = arguments_of("ragged")[0][1], arguments_of("ragged")[0][3]
+    w, w_scale = experts[0][0], experts[1].view(2, -1)[0]
+    vector, vector_scale = random_bytes(K // 2), random_scales(1024)
+    calls = {
+        "gemm": lambda a, s: gemm(a, w, s, w_scale),
+        "gemm to nvfp4": lambda a, s: gemm(a, w, s, w_scale, out_dtype="nvfp4").data,
+        "gemv": lambda a, s: gemv(a, vector, s, vector_scale),
+        "dual_gemm": lambda a, s: dual_gemm(a, w, w, s, w_scale, w_scale),
+        "ragged": lambda a, s, offs: grouped_gemm(a, experts[0], s, experts[1], offs),
+        "16 bits": lambda x: gemm(x, w, None, w_scale),
+        "quantize": lambda x: quantize(x).data,
+        "grouped_quantize": lambda x, offs: grouped_quantize(x, offs)[0],
+    }
+
+    def tensors(rows):
+        x, data, scales = (
+            torch.randn(rows, K).bfloat16(),
+            random_bytes(rows, K // 2),
+            random_scales((rows + 255) // 128 * 1024),
+        )
+        offs = torch.tensor([rows // 3, rows], dtype=torch.int32)
+        if form in ("16 bits", "quantize"):
+            return (x,)
+        if form == "grouped_quantize":
+            return x, offs
+        ragged = random_scales((rows // 128 + 2) * 1024)
+        return (data, ragged, offs) if form == "ragged" else (data, scales[: -(-rows // 128) * 1024])
+
+    return calls[form], tensors
+
+
+@pytest.mark.parametrize(
+    "form",
+    ["gemm", "gemm to nvfp4", "gemv", "dual_gemm", "ragged", "16 bits", "quantize", "grouped_quantize"],
+)
+def test_a_graph_is_exported_for_any_number_of_rows(form):
+    call, tensors = any_number_of_rows(form)
+
+    class Module(torch.nn.Module):
+        def forward(self, *args):
+            return call(*args)
+
+    dynamic = torch.export.Dim.DYNAMIC
+    shapes = tuple(None if t.dtype == torch.int32 else {0: dynamic} for t in tensors(140))
+    exported = torch.export.export(Module(), tensors(140), dynamic_shapes=(shapes,)).module()
+    for rows in (129, 250, 1000):
+        args = tensors(rows)
+        assert_same([exported(*args)], [call(*args)])
 
 
 def test_threads_with_different_problems_on_the_emulator():

@@ -16,6 +16,10 @@ ROWS = scale_layout.from_blocked(X.scale, 40, K // 16)
 GROUP_SCALES = torch.cat([scale_layout.to_blocked(rows) for rows in (ROWS[:33], ROWS[33:])])
 
 
+LINEAR = torch.nn.Linear(32, 16)
+EXPERT_LAYERS = torch.ones(2, 64, 32), torch.ones(2, 32, 32)
+
+
 def gemm(a=X.data, b=W.data, a_scale=X.scale, b_scale=W.scale, **options):
     return nv.gemm(a, b, a_scale, b_scale, **options)
 
@@ -49,6 +53,13 @@ def test_the_calls_that_are_varied_below_are_right():
         (gemm, {"b": W.data[0]}, ValueError, "b has shape [256] and a [40, 256]; pass a [M, K/2]"),
         (gemm, {"b": W.data[:, :128]}, ValueError, "a has K=512 and b has K=256"),
         (gemm, {"config": "t128x128x256_s0a2"}, TypeError, "pass one, such as KernelConfig.from_name("),
+        (gemm, {"out": X}, TypeError, 'it goes with out_dtype="nvfp4": pass that, or a torch.Tensor'),
+        (grouped, {"out": (X,)}, TypeError, 'it goes with out_dtype="nvfp4"'),
+        (ragged, {"out": X}, TypeError, 'it goes with out_dtype="nvfp4"'),
+        (gemm, {"backend": None}, TypeError, "backend=None is no name; use one of auto, cuda"),
+        (ragged, {"backend": torch.device("cpu")}, TypeError, "backend=device(type='cpu') is no name"),
+        (grouped, {"alpha": [torch.tensor(1.0)]}, TypeError, "torch.stack(alpha).float() of tensors"),
+        (gemm, {"alpha": [torch.tensor(1.0)]}, TypeError, "torch.stack(alpha).float() of tensors"),
         (grouped, {"config": 3}, TypeError, "config=3 is no KernelConfig"),
         (grouped, {"a": X.data}, TypeError, "without offs or masked_m pass a list"),
         (grouped, {"a": (X,)}, TypeError, "group 0: a is an NVFP4Tensor; pass its .data"),
@@ -75,6 +86,16 @@ def test_operands(call, arguments, error, words):
     ("call", "error", "words"),
     [
         (lambda: nv.quantize([1.0]), TypeError, "x is a list; pass a torch.Tensor"),
+        (lambda: nv.quantize(torch.ones(4, 32), global_scale_inv="auto"), TypeError, "'auto' is not a number, a tensor or None"),
+        (lambda: nv.quantize(torch.ones(4, 32), global_scale=object()), TypeError, "is not a number, a tensor"),
+        (lambda: nv.grouped_quantize(torch.ones(4, 32).half(), torch.tensor([4])), ValueError, "offs.int().contiguous()"),
+        (lambda: nv.LinearNVFP4.from_linear(LINEAR, device="cpu"), TypeError, "device='cpu' is given, and linear decides it"),
+        (lambda: nv.LinearNVFP4.from_linear(LINEAR, bias=False), TypeError, "bias=False is given, and linear decides it"),
+        (lambda: nv.LinearNVFP4.from_quantized(W, bias=None, device="cpu"), TypeError, "and weight decides it"),
+        (lambda: nv.LinearNVFP4.from_linear(LINEAR, backend=None)(torch.ones(2, 32)), TypeError, "backend=None is no name"),
+        (lambda: nv.LinearNVFP4.from_linear(LINEAR, input_scale=torch.ones(2)), ValueError, "input_scale has shape [2]"),
+        (lambda: nv.LinearNVFP4.from_linear(LINEAR)(torch.ones(2, 32).double()), TypeError, "pass x.float(), or make"),
+        (lambda: nv.MoENVFP4.from_experts(*EXPERT_LAYERS, device="cpu"), TypeError, "and gate_up decides it"),
         (lambda: nv.dequantize(X.data), TypeError, "t is a Tensor; pass an NVFP4Tensor"),
         (lambda: nv.gemv(W.data, V.data, W.scale, None), TypeError, "b_scale is None"),
         (lambda: nv.gemv(W.data, V.data, W.scale, V.scale, "2"), TypeError, "alpha='2' is neither a number"),

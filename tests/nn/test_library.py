@@ -1,0 +1,83 @@
+"""Layers in graphs whose number of rows is not fixed: one graph for all of them."""
+
+import pytest
+import torch
+from oracle import assert_bitwise_equal
+
+from nvfp4_cute import LinearNVFP4, PersistentMLP, UnsupportedProblem, dequantize, quantize
+
+K, N = 96, 40
+WAYS = [{}, {"input_scale": 0.01}, {"input_scale": None}, {"activations": "16bit"}]
+
+
+@pytest.fixture(autouse=True)
+def without_gradients():
+    torch.manual_seed(0)
+    torch.compiler.reset()
+    with torch.no_grad():
+        yield
+
+
+def layer_of(options):
+    return LinearNVFP4.from_linear(torch.nn.Linear(K, N).bfloat16(), **options)
+
+
+def rows(count):
+    return torch.randn(count, K).bfloat16()
+
+
+@pytest.mark.sampled(2)
+@pytest.mark.parametrize("options", WAYS, ids=str)
+def test_one_graph_for_any_number_of_rows(options):
+    """Also beyond 128, where blocked scales get a second row of atoms."""
+    layer = layer_of(options)
+    torch._dynamo.utils.counters.clear()
+    compiled = torch.compile(layer, fullgraph=True, dynamic=True, backend="aot_eager")
+    for count in (5, 127, 128, 129, 300, 2):
+        x = rows(count)
+        assert_bitwise_equal(compiled(x), layer(x))
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 1
+
+
+@pytest.mark.sampled(2)
+@pytest.mark.parametrize("options", WAYS, ids=str)
+def test_exported_for_any_number_of_rows(options):
+    layer = layer_of(options)
+    batch = torch.export.Dim("batch", min=2, max=1000)
+    exported = torch.export.export(layer, (rows(20),), dynamic_shapes=({0: batch},)).module()
+    for count in (2, 128, 129, 1000):
+        x = rows(count)
+        assert_bitwise_equal(exported(x), layer(x))
+
+
+@pytest.mark.parametrize("options", [{}, {"activations": "16bit"}], ids=str)
+def test_rows_that_are_not_aligned(options):
+    """A view that starts at an odd element, and one with rows an odd number of elements apart; eagerly and in a graph."""
+    layer, x = layer_of(options), rows(7)
+    flat = torch.zeros(7 * K + 1).bfloat16()
+    apart = torch.zeros(7, K + 1).bfloat16()
+    compiled = torch.compile(layer, fullgraph=True, backend="aot_eager")
+    for view in (flat[1:].view(7, K), apart[:, 1:], torch.zeros(K, 7).bfloat16().T):
+        view.copy_(x)
+        assert_bitwise_equal(layer(view), layer(x))
+        assert_bitwise_equal(compiled(view), layer(x))
+
+
+def test_a_chain_in_a_graph():
+    """For numbers of rows that it was never called with before."""
+    weights = [quantize(torch.randn(64, 64) / 8, global_scale="auto") for _ in range(3)]
+    mlp = PersistentMLP(weights, [0.002] * 4)
+
+    def function(x):
+        return mlp(quantize(x, global_scale=0.002)).dequantize()
+
+    compiled = torch.compile(function, fullgraph=True, dynamic=True, backend="aot_eager")
+    for count in (3, 150, 40):
+        x = torch.randn(count, 64).bfloat16()
+        assert_bitwise_equal(compiled(x), dequantize(mlp(quantize(x, global_scale=0.002))))
+
+
+def test_gradients_are_refused():
+    compiled = torch.compile(layer_of({}), backend="aot_eager")
+    with torch.enable_grad(), pytest.raises(UnsupportedProblem, match="no backward pass"):
+        compiled(rows(3).requires_grad_())
