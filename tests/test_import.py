@@ -43,6 +43,8 @@ def test_importing_takes_little_and_imports_little():
             "experts.library",
             "formats",
             "formats.block_format",
+            "nn",
+            "nn.library",
             "ops",
             "ops.library",
         )

@@ -31,7 +31,7 @@ ATOM_BYTES = ATOM_ROWS * ATOM_COLS
 ATOM_SHAPE = (32, 4, 4)
 
 ScaleLayout = Literal["blocked", "rowmajor"]
-SCALE_LAYOUTS = ("blocked", "rowmajor")
+SCALE_LAYOUTS: tuple[ScaleLayout, ...] = ("blocked", "rowmajor")
 
 
 @dataclass(frozen=True)

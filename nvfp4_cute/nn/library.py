@@ -7,7 +7,7 @@ Quantized rows stay inside of it. Their blocked scales have an extent of ceil(M 
 import torch
 from torch.library import custom_op
 
-from nvfp4_cute.ops.library import refuse_backward
+from nvfp4_cute.ops.library import Operation, refuse_backward
 
 
 @custom_op("nvfp4_cute::linear", mutates_args=())
@@ -24,7 +24,8 @@ def linear(
     """``nn.linear.product``."""
     from nvfp4_cute.nn.linear import product
 
-    return product(x, weight, weight_scale, alpha, input_global_scale, activations, out_dtype, backend)
+    run: Operation = product
+    return run(x, weight, weight_scale, alpha, input_global_scale, activations, out_dtype, backend)
 
 
 @linear.register_fake

@@ -241,7 +241,8 @@ def grouped_quantize(
 @grouped_quantize.register_fake
 def _(x, offs, format, up, global_scale, scale_rounding, backend):
     record = format_named(format)
-    return _new_quantized(x, record, record.ragged_scale_shape(*x.shape, offs.shape[0]))
+    rows, k = x.shape
+    return _new_quantized(x, record, record.ragged_scale_shape(rows, k, offs.shape[0]))
 
 
 @custom_op("nvfp4_cute::gemm_chain", mutates_args=())
