@@ -54,10 +54,10 @@ def mul_f16x2(a: Uint32, b: Uint32) -> Uint32:
     return inline_ptx("mul.rn.f16x2 {$w0}, {$r0}, {$r1};", write_only_types=[Uint32], read_only_args=[a, b])
 
 
-def scale_f16x2(a: Uint32, factor: int) -> Uint32:
-    """Two halves times a constant pair (PTX takes no literals here)."""
+def scale_x2(a: Uint32, factor: int, type_name: str) -> Uint32:
+    """Two f16 or bf16 times a constant pair (PTX takes no literals here)."""
     return inline_ptx(
-        f"{{\n.reg .b32 factor;\nmov.b32 factor, {factor:#x};\nmul.rn.f16x2 {{$w0}}, {{$r0}}, factor;\n}}",
+        f"{{\n.reg .b32 factor;\nmov.b32 factor, {factor:#x};\nmul.rn.{type_name}x2 {{$w0}}, {{$r0}}, factor;\n}}",
         write_only_types=[Uint32],
         read_only_args=[a],
     )

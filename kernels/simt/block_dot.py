@@ -36,7 +36,7 @@ class HalfDot:
     @staticmethod
     def decode_vector(word: Uint32) -> list:
         """Eight values of the vector, times 4."""
-        return [ptx.scale_f16x2(pair, FOUR_F16X2) for pair in ptx.e2m1x8_to_f16x2(word)]
+        return [ptx.scale_x2(pair, FOUR_F16X2, "f16") for pair in ptx.e2m1x8_to_f16x2(word)]
 
     @staticmethod
     def block(row: list, vector: list) -> Float32:

@@ -416,7 +416,7 @@ def load_vector(stage: GemvStage, own: GemvOperands, piece: Uint32, valid) -> No
 
 def quarter_scales(half_word: Uint32) -> Uint32:
     """The two block scales in the low half of a word, divided by 4, as two halves."""
-    return ptx.scale_f16x2(ptx.ue4m3x2_to_f16x2(half_word), QUARTER_F16X2)
+    return ptx.scale_x2(ptx.ue4m3x2_to_f16x2(half_word), QUARTER_F16X2, "f16")
 
 
 def scale_products(half_word: Uint32, quarter_scale_b: Uint32) -> list:

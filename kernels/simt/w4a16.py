@@ -1,13 +1,15 @@
-"""16-bit activations times NVFP4 weights, up to 32 rows at a time: c[m, n] = alpha * sum over k of x[m, k] (B * SFB)[n, k].
+"""16-bit activations times 4-bit weights, up to 32 rows at a time: c[m, n] = alpha * sum over k of x[m, k] (B * SFB)[n, k].
 
-x (M, K, L) fp16 or bf16, B (N, K, L) e2m1, two values a byte, both K-major; SFB e4m3 in the 128x4 blocked layout, read in
-place; c fp16, bf16 or fp32. Memory-bound: the weights are read once for every ``tokens`` rows of x, past L1.
+x (M, K, L) fp16 or bf16, B (N, K, L) e2m1, two values a byte, both K-major; SFB in the 128x4 blocked layout, read in place:
+e4m3 for 16 values of K (NVFP4) or ue8m0 for 32 (MXFP4, beside bf16 alone); c fp16, bf16 or fp32. Memory-bound: the weights are
+read once for every ``tokens`` rows of x, past L1.
 
-A weight times its scale has at most 6 significant bits, so fp16 and bf16 hold it exactly. Warps multiply 16 weight rows
-by 8 rows of x and 16 k with ``mma.sync``, which every architecture from sm_90a on has.
+A weight times its e4m3 scale has at most 6 significant bits, so fp16 and bf16 hold it exactly; bf16 also holds it times a power
+of two (``common.ue8m0``). Warps multiply 16 weight rows by 8 rows of x and 16 k with ``mma.sync``, which every architecture from
+sm_90a on has.
 
-Work: a CTA has 32 weight rows of one scale atom, r, r + 32, r + 64, r + 96 for eight consecutive r, whose scales for 64
-values of K are 128 consecutive bytes. Its warps take chunks of 128 values of K in turn. A lane (4 g + t) holds 32
+Work: a CTA has 32 weight rows of one scale atom, r, r + 32, r + 64, r + 96 for eight consecutive r, whose scales for four
+blocks of K are 128 consecutive bytes. Its warps take chunks of 128 values of K in turn. A lane (4 g + t) holds 32
 consecutive k of the four rows with r = g; which k meet in one MMA is free as long as both operands agree.
 
 Order of summation. One MMA adds 16 products to the sum in fp32, as the GPU's tensor cores add (truncating). Word w = 0 ...
@@ -22,27 +24,27 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Float32, Int32, Int64, Uint32
 
+from nvfp4_cute.formats.block_format import UE8M0, BlockFormat
 from nvfp4_cute.formats.scale_layout import ATOM_BYTES
 from nvfp4_cute.launch_table import W4A16
 from nvfp4_cute.planning.arch.simt import UNIT_ROWS, W4A16_CHUNK_K, W4A16_WARPS, WARP_SIZE
 
-from ..common import ptx
+from ..common import ptx, ue8m0
 from ..common.global_access import KEEP, READ_ONCE, global_scalar, load_words
 from ..common.versions import SmemAllocator
 from .unit_rows import BAND_GROUP, BAND_ROWS, BANDS, num_units, row_of
 
-# A lane's part of a chunk: 16 bytes of every row in four words, two scale blocks.
+# A lane's part of a chunk: 16 bytes of every row in four words, one or two scale blocks.
 PIECE_K = 32
 PIECES = W4A16_CHUNK_K // PIECE_K
 PIECE_WORDS = 4
 WORD_K = 8
-PIECES_PER_ATOM = 2
 # Rows r, r + 32, r + 64, r + 96: an MMA has 16 weight rows, two of a lane.
 MMA_M = 2
 MMA_TOKENS = 8
 SCALES_BYTES = 16
-# Weights enter the MMA times 2^-7: see ``FloatFormat``.
-WEIGHT_FACTOR = 128.0
+# prmt: a byte of a word as the upper byte of both halves, when its number is added to both upper digits.
+TO_UPPER_BYTES, BOTH_UPPER = 0x0404, 0x1010
 # Sums of the CTAs of an SM; the rest of the unified memory serves as L1, where activations and scales stay.
 SMEM_CARVEOUT_PERCENT = 20
 
@@ -51,22 +53,25 @@ SMEM_CARVEOUT_PERCENT = 20
 class FloatFormat:
     """How e2m1 becomes a 16-bit float: sign to the top, exponent and mantissa to the bottom of the exponent field.
 
-    The bits then read as the value times 2^(1 - bias), subnormal ones too. A scale times 2^(bias - 8) completes that to
+    The bits then read as the value times 2^(1 - bias), subnormal ones too. An e4m3 scale times 2^(bias - 8) completes that to
     the weight times 2^-7, in both formats exactly, and never beyond their range.
 
     Attributes:
         name: in PTX.
         magnitude_shift: where the three low bits of e2m1 go.
-        scale_factor: what scales are multiplied by.
+        scale_factor: what scales are multiplied by; of ue8m0 they are not.
+        weight_factor: what sums are multiplied by in the end.
     """
 
     name: str
     magnitude_shift: int
     scale_factor: float
+    weight_factor: float
 
 
-FP16 = FloatFormat("f16", 9, 2.0**7)
-BF16 = FloatFormat("bf16", 6, 2.0**119)
+FP16 = FloatFormat("f16", 9, 2.0**7, 2.0**7)
+BF16 = FloatFormat("bf16", 6, 2.0**119, 2.0**7)
+BF16_OF_UE8M0 = FloatFormat("bf16", 6, 1.0, 2.0**ue8m0.OPERAND_EXPONENT)
 
 
 @dataclass(frozen=True)
@@ -121,12 +126,23 @@ class W4A16Kernel:
         tokens: rows of x that a CTA multiplies: a multiple of 8.
         blocks_per_sm: CTAs of an SM that the registers must allow.
         name: what the kernel is called in profilers and in the emulator's reports.
+        weights: format of the weights, whose scales are e4m3, or beside bfloat16 ue8m0.
     """
 
     def __init__(
-        self, is_bf16: bool, out_dtype: type, has_alpha: bool, tokens: int, blocks_per_sm: int, name: str
+        self,
+        is_bf16: bool,
+        out_dtype: type,
+        has_alpha: bool,
+        tokens: int,
+        blocks_per_sm: int,
+        name: str,
+        weights: BlockFormat,
     ):
-        self.format = BF16 if is_bf16 else FP16
+        self.has_powers = weights.scale == UE8M0
+        self.format = (BF16_OF_UE8M0 if self.has_powers else BF16) if is_bf16 else FP16
+        self.block_k = weights.block_k
+        self.pieces_per_atom = weights.atom_k // PIECE_K
         self.out_dtype = out_dtype
         self.has_alpha = has_alpha
         self.tokens = tokens
@@ -186,7 +202,7 @@ class W4A16Kernel:
         )
         num_pieces = operands.k // PIECE_K
         group, piece = lane // PIECES, lane % PIECES
-        atoms = Int64(unit // BANDS) * cute.ceil_div(num_pieces, PIECES_PER_ATOM) * ATOM_BYTES
+        atoms = Int64(unit // BANDS) * cute.ceil_div(num_pieces, self.pieces_per_atom) * ATOM_BYTES
         # Rows beyond N are read as the last one, and dropped in the end.
         rows = [cutlass.min(row_of(unit, group, band), operands.n - 1) for band in range(BANDS)]
         source = Source(
@@ -196,7 +212,7 @@ class W4A16Kernel:
             + batch * sfb_batch
             + atoms
             + row_of(unit, group, 0) % BAND_ROWS * SCALES_BYTES
-            + piece // PIECES_PER_ATOM * ATOM_BYTES,
+            + piece // self.pieces_per_atom * ATOM_BYTES,
             x=operands.x
             + batch * x_batch
             + Int64(first_token + group) * operands.x_pitch
@@ -226,7 +242,7 @@ class W4A16Kernel:
             total = sums[place, token, 0]
             for w in cutlass.range_constexpr(1, W4A16_WARPS):
                 total = total + sums[place, token, w]
-            total = total * Float32(WEIGHT_FACTOR)
+            total = total * Float32(self.format.weight_factor)
             if cutlass.const_expr(self.has_alpha):
                 total = total * alpha
             if row < operands.n and first_token + token < operands.m:
@@ -248,10 +264,11 @@ class W4A16Kernel:
         # (WORD OF 2, MMA_N)
         x = cute.make_rmem_tensor((PIECE_K // 2, self.num_mma_n), Uint32)
         num_chunks = cute.ceil_div(source.num_pieces, PIECES)
-        load_weights(weights, scales, source, warp_idx)
+        atoms_of_chunk = PIECES // self.pieces_per_atom
+        load_weights(weights, scales, source, warp_idx, atoms_of_chunk)
         for chunk in cutlass.range(warp_idx, num_chunks, W4A16_WARPS, unroll=1):
             self.load_activations(x, source, chunk)
-            load_weights(ahead, scales_ahead, source, chunk + W4A16_WARPS)
+            load_weights(ahead, scales_ahead, source, chunk + W4A16_WARPS, atoms_of_chunk)
             self.multiply(acc, weights, self.block_scales(scales, source), x)
             for i in cutlass.range_constexpr(BANDS):
                 scales[i] = scales_ahead[i]
@@ -273,8 +290,11 @@ class W4A16Kernel:
                         x[first + i, j] = words[i]
 
     def block_scales(self, scales: cute.Tensor, source: Source) -> list:
-        """Of every band, the lane's two block scales times ``scale_factor``, each as a pair of 16-bit floats."""
-        shift = Uint32(source.piece % PIECES_PER_ATOM * 16)
+        """Of every band, the lane's block scales times ``scale_factor``, each as a pair of 16-bit floats."""
+        if self.has_powers:
+            selector = Uint32(TO_UPPER_BYTES + source.piece * BOTH_UPPER)
+            return [[ue8m0.powers(ptx.prmt(scales[band], Uint32(0), selector))] for band in range(BANDS)]
+        shift = Uint32(source.piece % self.pieces_per_atom * 16)
         pairs = []
         for band in range(BANDS):
             low, high = ptx.unpack_f16x2(ptx.ue4m3x2_to_f16x2(scales[band] >> shift))
@@ -286,7 +306,7 @@ class W4A16Kernel:
     def multiply(self, acc: cute.Tensor, weights: cute.Tensor, scales: list, x: cute.Tensor) -> None:
         """Add a chunk."""
         for w in range(PIECE_WORDS):
-            block = w * WORD_K // 16
+            block = w * WORD_K // self.block_k
             activations = [paired([x[4 * w + i, j] for i in range(4)]) for j in range(self.num_mma_n)]
             for i in range(MMA_M):
                 low, high = (
@@ -301,18 +321,25 @@ class W4A16Kernel:
                             acc[r, i, j] = value
 
     def decode(self, word: Uint32, scale: Uint32) -> list:
-        """Eight weights times 2^-7 as pairs of k: (0, 4), (1, 5), (2, 6), (3, 7)."""
+        """Eight weights over ``weight_factor`` as pairs of k: (0, 4), (1, 5), (2, 6), (3, 7)."""
         magnitude = 0x7 << self.format.magnitude_shift
         pairs = []
         for i in range(4):
             sign = shifted(word, 12 - 4 * i) & Uint32(0x80008000)
             rest = shifted(word, self.format.magnitude_shift - 4 * i) & Uint32(magnitude << 16 | magnitude)
-            pairs.append(ptx.mul_x2(sign | rest, scale, self.format.name))
+            pair = ue8m0.lifted(sign | rest) if self.has_powers else sign | rest
+            pairs.append(ptx.mul_x2(pair, scale, self.format.name))
         return pairs
 
 
 @cute.jit
-def load_weights(weights: cute.Tensor, scales: cute.Tensor, source: Source, chunk: Int32):
+def load_weights(
+    weights: cute.Tensor,
+    scales: cute.Tensor,
+    source: Source,
+    chunk: Int32,
+    atoms_of_chunk: cutlass.Constexpr,
+):
     """A lane's piece of every row and its scale words; zeros beyond K."""
     is_inside = chunk * PIECES + source.piece < source.num_pieces
     weights.fill(Uint32(0))
@@ -323,7 +350,7 @@ def load_weights(weights: cute.Tensor, scales: cute.Tensor, source: Source, chun
             words = load_words(address, PIECE_WORDS, READ_ONCE)
             for w in cutlass.range_constexpr(PIECE_WORDS):
                 weights[w, band] = words[w]
-        atoms = Int64(chunk) * (PIECES // PIECES_PER_ATOM * ATOM_BYTES)
+        atoms = Int64(chunk) * (atoms_of_chunk * ATOM_BYTES)
         words = load_words(source.sfb + atoms, BANDS, KEEP)
         for band in cutlass.range_constexpr(BANDS):
             scales[band] = words[band]

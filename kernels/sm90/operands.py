@@ -6,6 +6,7 @@ from cutlass import Int32, Uint16, Uint32
 from cutlass._mlir import ir
 from cutlass._mlir.dialects import llvm, vector
 
+from nvfp4_cute.formats.block_format import NVFP4, BlockFormat
 from nvfp4_cute.planning.arch.sm90 import LEAST_TOKENS, TILE_K, TOKEN_STEP, sf_blocks
 from nvfp4_cute.planning.config import KernelConfig
 
@@ -16,24 +17,29 @@ from .token_tiles import tokens_of_tile
 # One K tile of 128 values: 64 bytes a row, swizzled by TMA in 16-byte units within 64 bytes: unit ^= row / 2 % 4.
 ROW_BYTES = TILE_K // 2
 UNIT_BYTES = 16
-# Scales of one K tile and a block of 128 rows: two atoms of 32 x 4 words, a word the four scales of 64 values of K.
+# Scales of one K tile and a block of 128 rows: atoms of 32 x 4 words, a word the four scales of a row; two of NVFP4.
 SF_ATOM_BYTES = 512
-SF_ATOMS = TILE_K // 64
-SF_BLOCK_BYTES = SF_ATOMS * SF_ATOM_BYTES
+SF_ATOMS = TILE_K // NVFP4.atom_k
 # LLVM's number of the address space.
 SHARED_SPACE = 3
 
 
-def make_boxes(config: KernelConfig) -> Boxes:
-    """What TMA brings in for one stage: weights on the M side, tokens on the N side."""
+def sf_atoms(format: BlockFormat) -> int:
+    """Atoms of scales along a K tile."""
+    return TILE_K // format.atom_k
+
+
+def make_boxes(config: KernelConfig, format: BlockFormat = NVFP4) -> Boxes:
+    """What TMA brings in for one stage, of both sides in a format: weights on the M side, tokens on the N side."""
     weights, tokens, k = config.cta_tile_shape_mnk
     return Boxes(
         k,
         weights,
         tokens,
-        (SF_ATOMS, sf_blocks(weights)),
-        (SF_ATOMS, sf_blocks(tokens)),
+        (sf_atoms(format), sf_blocks(weights)),
+        (sf_atoms(format), sf_blocks(tokens)),
         values_per_element=2,
+        sf_block_k=format.atom_k,
     )
 
 
@@ -42,9 +48,12 @@ def unit_offset(row: Int32, unit: Int32) -> Int32:
     return row * ROW_BYTES + (unit ^ (row >> 1 & 3)) * UNIT_BYTES
 
 
-def scale_offset(row: Int32) -> Int32:
-    """Offset in a stage of scales of the first four of a row, counted from the first row of the stage's first block."""
-    return (row >> 7) * SF_BLOCK_BYTES + (row & 31) * 16 + (row >> 5 & 3) * 4
+def scale_offset(row: Int32, atoms: int = SF_ATOMS) -> Int32:
+    """Offset in a stage of scales of the first four of a row, counted from the first row of the stage's first block.
+
+    atoms: of a K tile.
+    """
+    return (row >> 7) * (atoms * SF_ATOM_BYTES) + (row & 31) * 16 + (row >> 5 & 3) * 4
 
 
 @cute.jit

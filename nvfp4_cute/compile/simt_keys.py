@@ -105,17 +105,20 @@ class FewRowsKey(SimtKey):
 
 @dataclass(frozen=True)
 class W4A16Key(SimtKey):
-    """A weight-only product: dtype of the activations, output dtype, whether a factor is read, rows of a CTA."""
+    """A weight-only product: dtype of activations, output dtype, whether a factor is read, rows of a CTA, format of weights."""
 
     dtype: torch.dtype
     out_dtype: torch.dtype
     has_alpha: bool
     tokens: int
+    b_format: BlockFormat = NVFP4
 
     def to_name(self) -> str:
         """Readable, unique; the kernel's symbol starts with it."""
         dtypes = f"{dtype_name(self.dtype)}_{dtype_name(self.out_dtype)}"
-        return f"nvfp4_w4a16_{self.arch}_m{self.tokens}_{dtypes}{'_alpha' if self.has_alpha else ''}"
+        return (
+            f"{self.b_format}_w4a16_{self.arch}_m{self.tokens}_{dtypes}{'_alpha' if self.has_alpha else ''}"
+        )
 
     def make_kernel(self) -> Any:
         """The CuTe DSL object to compile."""
@@ -128,4 +131,5 @@ class W4A16Key(SimtKey):
             self.tokens,
             simt.w4a16_blocks_per_sm(self.tokens),
             self.to_name(),
+            self.b_format,
         )

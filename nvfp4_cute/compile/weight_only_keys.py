@@ -1,4 +1,4 @@
-"""WeightOnlyKey: what a grouped GEMM of 16-bit activations and NVFP4 weights is compiled from."""
+"""WeightOnlyKey: what a grouped GEMM of 16-bit activations and quantized weights is compiled from."""
 
 from dataclasses import dataclass, replace
 from typing import Any
@@ -7,6 +7,7 @@ import torch
 
 from nvfp4_cute.compile.keys import cutlass_dtype, kernel_class
 from nvfp4_cute.errors import ConfigError, UnsupportedProblem
+from nvfp4_cute.formats.block_format import NVFP4, BlockFormat
 from nvfp4_cute.planning.arch import weight_only_family_of
 from nvfp4_cute.planning.arch.base import INTERLEAVE
 from nvfp4_cute.planning.config import KernelConfig
@@ -26,6 +27,7 @@ class WeightOnlyKey:
         has_alpha: whether a factor per group is read.
         form: how the operands arrive.
         gate: of a dual GEMM, its limit True where there is one; None where there is one product.
+        b_format: of the weights.
     """
 
     arch: str
@@ -36,6 +38,7 @@ class WeightOnlyKey:
     has_alpha: bool
     form: Form
     gate: Gate | None = None
+    b_format: BlockFormat = NVFP4
 
     def validated(self) -> "WeightOnlyKey":
         """The same with a resolved config, without a CTA count and without what does not change the code.
@@ -48,12 +51,12 @@ class WeightOnlyKey:
             raise UnsupportedProblem(
                 f"out_dtype={dtype_name(self.out_dtype)!r} with 16-bit a: results have 16 or 32 bits; quantize them"
             )
-        reason = family.unsupported_reason(self.config, num_b)
+        reason = family.unsupported_reason(self.config, num_b, self.b_format)
         if reason is not None:
             raise ConfigError(f"{self.arch}: {reason}")
         if gate is not None:
             gate = replace(gate, limit=None if gate.limit is None else True)
-        resolved = replace(family.resolve(self.config, num_b), num_cta=None)
+        resolved = replace(family.resolve(self.config, num_b, self.b_format), num_cta=None)
         groups = self.num_groups if self.form == "list" else 1
         return replace(self, config=resolved, num_groups=groups, gate=gate)
 
@@ -66,7 +69,7 @@ class WeightOnlyKey:
             suffix += "_limit" * (self.gate.limit is not None)
             suffix += f"_{self.gate.weight_layout}" * (self.gate.weight_layout != "separate")
         dtypes = f"{dtype_name(self.dtype)}_{dtype_name(self.out_dtype)}"
-        return f"nvfp4_{operation}_{self.arch}_{groups}_{self.config.to_name()}_{dtypes}{suffix}"
+        return f"{self.b_format}_{operation}_{self.arch}_{groups}_{self.config.to_name()}_{dtypes}{suffix}"
 
     def make_kernel(self) -> Any:
         """The CuTe DSL object to compile."""
@@ -81,6 +84,7 @@ class WeightOnlyKey:
             cutlass_dtype(self.out_dtype),
             self.has_alpha,
             self.to_name(),
+            self.b_format,
             *combined,
         )
 

@@ -1,13 +1,15 @@
 """Tasks of the kernels in ``kernels/simt``: products of few rows, and quantization."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from enum import IntEnum
 
 import torch
 
 from nvfp4_cute.compile.simt_keys import FewRowsKey, GemvKey, QuantizeKey, W4A16Key
+from nvfp4_cute.errors import UnsupportedProblem
 from nvfp4_cute.formats import block_scaled
+from nvfp4_cute.formats.block_format import UE8M0, BlockFormat
 from nvfp4_cute.formats.silu import silu_mul
 from nvfp4_cute.gpus.targets import Gpu
 from nvfp4_cute.launch.table_task import Addresses, TableTask
@@ -198,8 +200,24 @@ def few_rows_task(product: Product, gpu: Gpu) -> OneRowTask | FewRowsTask | None
     return None
 
 
+def check_weights(
+    arch: str, dtype: torch.dtype, b_format: BlockFormat, pairs: Iterable[tuple[None, BlockFormat]]
+) -> None:
+    """Raises UnsupportedProblem where a kernel does not multiply 16-bit ``a`` of a dtype by weights of a format.
+
+    Args:
+        pairs: 16-bit ``a`` and formats of weights that there is a kernel for.
+    """
+    check_pair(arch, (None, b_format), pairs)
+    if dtype == torch.float16 and b_format.scale == UE8M0:
+        raise UnsupportedProblem(
+            f"{arch}: a is float16 beside {b_format.title} weights, whose scales from 2^-127 to 2^127 float16 does not hold; "
+            'pass bfloat16 a, or backend="reference"'
+        )
+
+
 class W4A16Task(ProductTask):
-    """16-bit activations a [L, M, K] times NVFP4 weights b."""
+    """16-bit activations a [L, M, K] times 4-bit weights b."""
 
     columns = W4A16
 
@@ -207,8 +225,9 @@ class W4A16Task(ProductTask):
         """What to compile. Raises UnsupportedProblem for weights of a format that the kernel does not decode."""
         p = self.product
         assert isinstance(p.a, torch.Tensor)
-        check_pair(gpu.arch, (None, p.b.format), W4A16_PAIRS)
-        return W4A16Key(gpu.arch, p.a.dtype, p.out.dtype, p.alpha is not None, w4a16_tokens(p.a.shape[1]))
+        check_weights(gpu.arch, p.a.dtype, p.b.format, W4A16_PAIRS)
+        tokens = w4a16_tokens(p.a.shape[1])
+        return W4A16Key(gpu.arch, p.a.dtype, p.out.dtype, p.alpha is not None, tokens, p.b.format)
 
     def addresses(self) -> Addresses:
         """``launch_table.W4A16``."""

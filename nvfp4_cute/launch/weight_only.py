@@ -1,4 +1,4 @@
-"""One launch of a weight-only grouped product: 16-bit activations times NVFP4 weights, in every form."""
+"""One launch of a weight-only grouped product: 16-bit activations times quantized weights, in every form."""
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ from nvfp4_cute.compile.weight_only_keys import WeightOnlyKey, num_weights
 from nvfp4_cute.errors import UnsupportedProblem
 from nvfp4_cute.formats.block_format import ATOM_ROWS, NVFP4, BlockFormat
 from nvfp4_cute.gpus.targets import Gpu
-from nvfp4_cute.launch.simt import W4A16Task
+from nvfp4_cute.launch.simt import W4A16Task, check_weights
 from nvfp4_cute.launch.task import Launch, Task
 from nvfp4_cute.launch_table import NUM_COLUMNS, Group, Header, float32_bits
 from nvfp4_cute.operands.grouped import GroupedOperands
@@ -128,7 +128,8 @@ class WeightOnlyTask:
         if self.config is not None:
             return self.config
         family, is_ragged = weight_only_family_of(self.gpu.arch), self.form == "ragged"
-        return family.choose(self.problem_sizes, self.gpu.num_sms, num_weights(self.gate), is_ragged)
+        num_b = num_weights(self.gate)
+        return family.choose(self.problem_sizes, self.gpu.num_sms, num_b, is_ragged, self.b_format)
 
     @cached_property
     def _schedule(self) -> TileSchedule:
@@ -144,14 +145,15 @@ class WeightOnlyTask:
 
     def key(self, arch: str) -> WeightOnlyKey:
         """What to compile. Raises UnsupportedTarget, UnsupportedProblem or ConfigError."""
-        base.check_pair(arch, (None, self.b_format), weight_only_family_of(arch).PAIRS)
+        check_weights(arch, self.a[0].dtype, self.b_format, weight_only_family_of(arch).PAIRS)
         most = base.max_list_groups(num_weights(self.gate))
         if self.form == "list" and len(self.a) > most:
             raise UnsupportedProblem(
                 f"{len(self.a)} groups: kernel parameters of the list form hold {most}; split the lists into calls of as many"
             )
         first, has_alpha = self.out[0], self.alpha is not None
-        variant = (self.num_groups, self.a[0].dtype, first.dtype, has_alpha, self.form, self.gate)
+        dtypes = (self.a[0].dtype, first.dtype)
+        variant = (self.num_groups, *dtypes, has_alpha, self.form, self.gate, self.b_format)
         return WeightOnlyKey(arch, self.chosen, *variant).validated()
 
     def launch(self, gpu: Gpu, *, for_emulator: bool = False) -> Launch:
@@ -282,7 +284,8 @@ def product_task(product: Product, gpu: Gpu) -> Task:
         return W4A16Task(product)
     if (None, b.format) not in weight_only_family_of(gpu.arch).PAIRS:
         return W4A16Task(product)
-    if not weight_only_family_of(gpu.arch).is_faster_than_few_rows(m, b.rows, k, batches, gpu.num_sms):
+    family = weight_only_family_of(gpu.arch)
+    if not family.is_faster_than_few_rows(m, b.rows, k, batches, gpu.num_sms, b.format):
         return W4A16Task(product)
     form: Form = "list" if batches == 1 else "batched"
     alpha = one_each(product.alpha, batches)

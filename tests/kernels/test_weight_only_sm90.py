@@ -6,7 +6,7 @@ import pytest
 import torch
 from oracle import assert_bitwise_equal
 from sm90_check import assert_mmas_overlap
-from weight_only_check import ROWS, config, dual, largest_candidates, run_both, task
+from weight_only_check import ROWS, config, dual, largest_candidates, on_gpu, run_both, task
 
 from nvfp4_cute import backends
 from nvfp4_cute.backends.emulator import observe
@@ -189,11 +189,7 @@ def test_refusals():
 def test_on_a_gpu(chosen, dtype):
     """The reference's bits, in every one of many launches."""
     made = task("ragged", (40, 0, 300, 1, 129), 520, 2080, chosen, dtype)
-    moved = replace(
-        made,
-        **{name: tuple(t.cuda() for t in getattr(made, name)) for name in ("a", "b", "b_scale", "out")},
-        sizes=made.sizes.cuda(),
-    )
+    moved = on_gpu(made)
     made.reference()
     for _ in range(20):
         backends.run_task("cuda", moved)

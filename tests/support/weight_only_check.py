@@ -1,11 +1,14 @@
 """Operands of weight-only grouped products whose sums are exact, and how to run them."""
 
+from dataclasses import replace
+
 import torch
 from oracle import poisoned
 
 from nvfp4_cute import backends
 from nvfp4_cute.backends.emulator import observe
-from nvfp4_cute.formats.codecs import encode_e4m3
+from nvfp4_cute.formats.block_format import NVFP4
+from nvfp4_cute.formats.codecs import encode_e4m3, encode_ue8m0
 from nvfp4_cute.formats.scale_layout import to_blocked
 from nvfp4_cute.gpus.targets import H200
 from nvfp4_cute.launch.weight_only import WeightOnlyTask
@@ -15,9 +18,12 @@ from nvfp4_cute.planning.config import KernelConfig
 EMULATED = "emulator:sm_90a"
 # Groups of no rows first and last; groups that end within a tile, and on its edge.
 ROWS = (0, 40, 5, 1, 66, 0)
-NAN_CODE = 0x7F
-# Integers of 3 bits times e2m1 times these: sums are exact in fp32 in any order.
-SCALES = (0.0, 0.5, 1.0, 2.0)
+# Integers of 3 bits times e2m1 times these: sums are exact in fp32 in any order. Codes of scales, and of NaN.
+SCALES = {
+    "ue4m3": encode_e4m3(torch.tensor([0.0, 0.5, 1.0, 2.0])),
+    "ue8m0": encode_ue8m0(torch.tensor([0.25, 0.5, 1.0, 2.0])),
+}
+NAN_CODES = {"ue4m3": 0x7F, "ue8m0": 0xFF}
 ALPHAS = (0.5, -2.0, 1.0, 4.0)
 
 
@@ -31,14 +37,15 @@ def dual(tokens, k=128, **settings):
     return KernelConfig((64, tokens, k), num_acc_stage=1, swap_ab=True, **settings)
 
 
-def weights(groups, n, k, generator, padding=NAN_CODE):
+def weights(groups, n, k, generator, format=NVFP4):
     """uint8 [G, N, K/2] with a gap between rows, and blocked scales [G, bytes], whose padding rows nobody may use."""
     buffer = torch.full((groups, n, -(-k // 32) * 16 + 16), 0x77, dtype=torch.uint8)
     buffer[..., : k // 2] = torch.randint(0, 256, (groups, n, k // 2), dtype=torch.uint8, generator=generator)
-    codes = encode_e4m3(torch.tensor(SCALES))
-    scale = torch.full((groups, -(-n // 128) * 128, -(-k // 64) * 4), padding, dtype=torch.uint8)
+    codes, k_blocks = SCALES[format.scale.name], k // format.block_k
+    padding = NAN_CODES[format.scale.name]
+    scale = torch.full((groups, *format.padded_scale_shape(n, k)), padding, dtype=torch.uint8)
     scale[:, :n] = 0
-    scale[:, :n, : k // 16] = codes[torch.randint(0, 4, (groups, n, k // 16), generator=generator)]
+    scale[:, :n, :k_blocks] = codes[torch.randint(0, 4, (groups, n, k_blocks), generator=generator)]
     return buffer[..., : k // 2], torch.stack([to_blocked(x).flatten() for x in scale])
 
 
@@ -61,12 +68,13 @@ def task(
     gate=None,
     has_alpha=False,
     seed=0,
+    format=NVFP4,
 ):
     """A task with poisoned outputs; where the device knows the sizes, some rows are of no group. n: columns of the results."""
     generator, groups = torch.Generator().manual_seed(seed), len(rows)
     n_b = n if gate is None or gate.weight_layout == "separate" else 2 * n
     listed, two = form == "list", gate is not None and gate.weight_layout == "separate"
-    found = [weights(groups, n_b, k, generator) for _ in range(1 + two)]
+    found = [weights(groups, n_b, k, generator, format) for _ in range(1 + two)]
     slack = 0 if form in ("list", "batched") else 3
     if listed:
         a = tuple(tokens(1, m, k, dtype, generator) for m in rows)
@@ -82,8 +90,18 @@ def task(
     ]
     second = found[1] if two else ((), ())
     return WeightOnlyTask(
-        form, a, *found[0], out, alphas[0], sizes, gate, *second, alphas[1] if gate else None, chosen, H200.gpu
+        form, a, *found[0], out, alphas[0], sizes, gate, *second, alphas[1] if gate else None, chosen, H200.gpu, format
     )  # fmt: skip
+
+
+def on_gpu(made):
+    """The same task on the current GPU."""
+    named = {
+        name: tuple(t.cuda() for t in getattr(made, name))
+        for name in ("a", "b", "b_scale", "out", "b2", "b2_scale")
+    }
+    one = {name: getattr(made, name) for name in ("alpha", "alpha2", "sizes")}
+    return replace(made, **named, **{name: None if t is None else t.cuda() for name, t in one.items()})
 
 
 def run_both(mode="eager", backend=EMULATED, **arguments):

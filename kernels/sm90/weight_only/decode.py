@@ -1,11 +1,12 @@
-"""NVFP4 weights as wgmma takes them beside 16-bit tokens in their own order: which bytes a lane gets, and what it makes of them.
+"""e2m1 weights as wgmma takes them beside 16-bit tokens in their own order: which bytes a lane gets, and what it makes of them.
 
 Of every MMA's 16 values of K, lane t of a quad has those at 2t, 2t+1, 2t+8 and 2t+9: of a row's 32-bit words, which hold eight
 values each, byte t. It reads 16 bytes of a row, four words, in one instruction; :func:`exchange` deals bytes among the quad.
 Afterwards it has two words a slab of 64 values: byte 2i + j of word w is what step 2i + w of the slab has in half j of its K.
 
 A byte's two values become a pair of floats: their bits go to sign, low exponent and top mantissa bit, and read as the value
-times ``2^(1 - bias)``. The product with the scale is exact in fp16 and bf16: it has at most 6 significant bits.
+times ``2^(1 - bias)``. The product with an e4m3 scale is exact in fp16 and bf16: it has at most 6 significant bits. That with a
+ue8m0 scale is exact in bf16 (``common.ue8m0``).
 """
 
 from dataclasses import dataclass
@@ -14,11 +15,14 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Float32, Uint32
 
-from ...common import ptx
+from nvfp4_cute.formats.block_format import UE8M0, BlockFormat
+
+from ...common import ptx, ue8m0
 from ...common.decode import MAGNITUDE_AT_EXPONENT, decode_scales
 from ...common.select import select
 from ...common.versions import inline_ptx
 from ..opaque import opaque
+from ..operands import sf_atoms
 
 # Words of a row that a lane reads of a K tile, and those it has of each of its slabs afterwards.
 UNIT_WORDS, SLAB_WORDS = 4, 2
@@ -34,6 +38,40 @@ FP16_BITS, FP16_EXPONENT = 0x8E008E00, 14
 # but 2 ** 7 of what is missing, which they have room for.
 BF16_BITS, BF16_MOVES = 0x81C081C0, 1 << 6 | 1 << 12
 BF16_EXPONENT, BF16_SCALE = 7, 2.0**119
+
+
+# prmt: of a row's four ue8m0 scales, those of a slab as the upper bytes of two halves.
+SLAB_POWERS = (0x1404, 0x3424)
+
+
+@dataclass(frozen=True)
+class Decoding:
+    """What weights are, and what they become.
+
+    Attributes:
+        format: of the weights: of e2m1, with scales of e4m3, or beside bfloat16 of ue8m0.
+        is_bf16: whether they become bfloat16, else float16.
+    """
+
+    format: BlockFormat
+    is_bf16: bool
+
+    @property
+    def has_powers(self) -> bool:
+        """Whether scales are ue8m0."""
+        return self.format.scale == UE8M0
+
+    @property
+    def atoms(self) -> int:
+        """Of scales, in a K tile: words a row."""
+        return sf_atoms(self.format)
+
+    @property
+    def exponent(self) -> int:
+        """log2 of what sums must be multiplied with."""
+        if self.has_powers:
+            return ue8m0.OPERAND_EXPONENT
+        return BF16_EXPONENT if self.is_bf16 else FP16_EXPONENT
 
 
 @dataclass(frozen=True)
@@ -87,14 +125,19 @@ def _from(word: Uint32, distance: int) -> Uint32:
     return Uint32(cute.arch.shuffle_sync_bfly(word, distance))
 
 
-def slab_weights(words: list, codes: list, is_bf16: bool) -> list:
+def slab_weights(words: list, codes: list, slab: int, decoding: Decoding) -> list:
     """Weights of a slab's four MMAs, as ``wgmma.multiply_slab`` takes them.
 
     Args:
         words: of each of the lane's rows, ``SLAB_WORDS`` of :func:`exchange`.
-        codes: of each row, a word with its four e4m3 scales of the slab.
+        codes: of each row, the words with its scales of the K tile.
+        slab: of the K tile.
+        decoding: of what, into what.
     """
-    rows = [_row_steps(row, word, is_bf16) for row, word in zip(words, codes, strict=True)]
+    if decoding.has_powers:
+        rows = [_row_steps_of_powers(row, *word, slab) for row, word in zip(words, codes, strict=True)]
+    else:
+        rows = [_row_steps(row, word[slab], decoding.is_bf16) for row, word in zip(words, codes, strict=True)]
     return [row[step][half] for step in range(4) for half in range(2) for row in rows]
 
 
@@ -109,6 +152,16 @@ def _row_steps(words: list, codes: Uint32, is_bf16: bool) -> list:
     decoded = [_bf16_pairs(word) if is_bf16 else _fp16_pairs(word) for word in words]
     return [
         [multiply(decoded[step % 2][step // 2 * 2 + half], scales[step // 2], step % 2) for half in range(2)]
+        for step in range(4)
+    ]
+
+
+def _row_steps_of_powers(words: list, codes: Uint32, slab: int) -> list:
+    """The same with scales of ue8m0, of which two steps have one."""
+    scales = ue8m0.powers(ptx.prmt(codes, Uint32(0), Uint32(SLAB_POWERS[slab])))
+    decoded = [[ue8m0.lifted(pair) for pair in _bf16_pairs(word)] for word in words]
+    return [
+        [_multiply_bf16(decoded[step % 2][step // 2 * 2 + half], scales, step // 2) for half in range(2)]
         for step in range(4)
     ]
 

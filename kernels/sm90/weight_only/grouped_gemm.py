@@ -1,4 +1,4 @@
-"""Weight-only grouped GEMM on sm_90a: fp16 or bf16 tokens x NVFP4 weights -> fp16, bf16 or fp32.
+"""Weight-only grouped GEMM on sm_90a: fp16 or bf16 tokens x NVFP4 weights, or bf16 x MXFP4, -> fp16, bf16 or fp32.
 
 For every group g:  C = alpha[g] * A @ (B * SFB)^T  with A (M_g, K_g) of 16 bits, K-major; B, SFB, C, the dual GEMM and the four
 forms as of ``..grouped_gemm``. Weights become the type of the tokens, exactly (``decode``), in the registers that wgmma reads;
@@ -23,6 +23,7 @@ import cutlass.cute as cute
 from cutlass import BFloat16, Float16, Int32, Int64, Uint8
 from cutlass.memory import SmemAllocator
 
+from nvfp4_cute.formats.block_format import BlockFormat
 from nvfp4_cute.launch_table import NUM_COLUMNS, Header
 from nvfp4_cute.planning.arch.sm90 import TILE_K
 from nvfp4_cute.planning.arch.sm90_weight_only import ctas_per_sm, leaves_tokens_out, smem_plan, token_box
@@ -39,6 +40,7 @@ from ..grouped_gemm import OPERAND_ALIGN_BYTES, SMEM_CARVEOUT_PERCENT, cluster_b
 from ..operands import make_boxes
 from ..tile_walk import WalkedTiles
 from ..warp_schedule import NUM_LOAD_WARPS, WARP_SIZE, WarpSchedule
+from .decode import Decoding
 from .load import SLAB_K, LoadArgs, clear, run_load_tokens, run_load_weights
 from .math import MathArgs, run_math
 
@@ -57,6 +59,7 @@ class WeightOnlyGemmSm90:
         out_dtype: cutlass.Float16, BFloat16 or Float32.
         has_alpha: whether every group's result is multiplied by a factor.
         name: what the kernel is called in profilers and in the emulator's reports.
+        weights: their format.
         activation, weight_layout: ``OutputKind``'s.
         has_limit: whether a dual GEMM's products are cut.
     """
@@ -70,6 +73,7 @@ class WeightOnlyGemmSm90:
         out_dtype: type,
         has_alpha: bool,
         name: str,
+        weights: BlockFormat,
         activation: str | None = None,
         weight_layout: str = "separate",
         has_limit: bool = False,
@@ -77,13 +81,13 @@ class WeightOnlyGemmSm90:
         self.config = config
         self.form = form
         self.num_groups = num_groups
-        self.is_bf16 = is_bf16
+        self.decoding = Decoding(weights, is_bf16)
         self.kind = OutputKind(out_dtype, False, activation, weight_layout)
         self.has_alpha = has_alpha
         self.has_limit = has_limit
         self.name = name
         self.schedule = WarpSchedule.of_weight_only(ctas_per_sm(config))
-        self.smem = smem_plan(config, self.kind.num_b)
+        self.smem = smem_plan(config, self.kind.num_b, weights)
 
     @cute.jit
     def __call__(self, table: cute.Pointer, stream):
@@ -100,8 +104,8 @@ class WeightOnlyGemmSm90:
         groups = read_groups(values, rows, self.form, self.config.work_tile_mnk[0])
         # A copy is of one K tile of 128 values.
         cta_tile = (*self.config.cta_tile_shape_mnk[:2], TILE_K)
-        boxes = make_boxes(replace(self.config, cta_tile_shape_mnk=cta_tile))
-        dtype, box = BFloat16 if self.is_bf16 else Float16, token_box(self.config)
+        boxes = make_boxes(replace(self.config, cta_tile_shape_mnk=cta_tile), self.decoding.format)
+        dtype, box = BFloat16 if self.decoding.is_bf16 else Float16, token_box(self.config)
         descriptors = replace(
             Descriptors.encode(weights, [], boxes),
             n=[[rows_atom(view, dtype, 1, SLAB_K, box, PITCH_STEP) for view in tokens]],
@@ -178,14 +182,16 @@ class WeightOnlyGemmSm90:
                     schedule=schedule,
                     partial=partial,
                     ring=ring,
-                    is_bf16=self.is_bf16,
+                    decoding=self.decoding,
                 )
             )
 
         # ---- LOAD --------------------------------------------------------------------------------------
         else:
             cute.arch.setmaxregister_decrease(schedule.other_registers)
-            load = LoadArgs(descriptors, weights, scales, tokens, plan, config, tiles, ring)
+            load = LoadArgs(
+                descriptors, weights, scales, tokens, plan, config, tiles, ring, self.decoding.atoms
+            )
             if warp_idx == schedule.first_load_warp_id:
                 run_load_weights(load)
             if warp_idx == schedule.first_load_warp_id + 1:

@@ -19,7 +19,7 @@ from ...common.ring import PRODUCER_PHASE, Ring, next_stage
 from ...common.sides import TileSide, mma_sides
 from ...common.tma_load import EVICT_FIRST, EVICT_LAST, tma_load
 from ..activations import SLAB_ROW_BYTES
-from ..operands import ROW_BYTES, SF_ATOMS, store_shared
+from ..operands import ROW_BYTES, store_shared
 from ..tile_walk import WalkedTiles
 from ..token_tiles import first_token, tokens_of_tile
 
@@ -34,6 +34,7 @@ class LoadArgs:
         descriptors: tensor maps: weights on the M side, tokens on the N side.
         weights, scales, tokens: shared addresses of stage 0: (STAGE, K TILE, OPERAND, ...), (STAGE, SLAB, TOKEN, 128 bytes).
         ring: full: an arrival and the bytes of either warp.
+        sf_atoms: of scales along a K tile.
     """
 
     descriptors: Descriptors
@@ -44,6 +45,7 @@ class LoadArgs:
     config: KernelConfig
     tiles: WalkedTiles
     ring: Ring
+    sf_atoms: int
 
 
 @cute.jit
@@ -82,7 +84,7 @@ def run_load_weights(args: LoadArgs):
                     where = (k_tile * ROW_BYTES, row, batch)
                     tma_load(at, data_maps[i], where, full.toint(), EVICT_FIRST, 1)
                     at = (stage * k_tiles * count + turn) * scale_bytes + args.scales
-                    where = (0, k_tile * SF_ATOMS, block, batch)
+                    where = (0, k_tile * args.sf_atoms, block, batch)
                     tma_load(at, scale_maps[i], where, full.toint(), EVICT_FIRST, 1)
             stage, phase = next_stage(args.ring, stage, phase)
         place = tiles.next(place)

@@ -29,7 +29,7 @@ from ..tile_walk import WalkedTiles
 from ..warp_schedule import WarpSchedule
 from ..weight_rows import LaneRows, lane_rows
 from ..wgmma import multiply_slab, slab_matrix
-from .decode import BF16_EXPONENT, FP16_EXPONENT, SLAB_WORDS, UNIT_WORDS, Quad, exchange, slab_weights
+from .decode import SLAB_WORDS, UNIT_WORDS, Decoding, Quad, exchange, slab_weights
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class MathArgs:
         staging_address: shared address where results are turned, ``epilogue.STAGING_BYTES`` a warpgroup.
         tiles: what the CTA computes.
         partial: where the first CTA of a cluster gets the others' sums.
-        is_bf16: whether tokens are bfloat16, else float16.
+        decoding: of weights, into the type of the tokens.
     """
 
     weights: Int32
@@ -56,7 +56,7 @@ class MathArgs:
     schedule: WarpSchedule
     partial: PartialSums
     ring: Ring
-    is_bf16: bool
+    decoding: Decoding
 
     @property
     def k_tiles(self) -> int:
@@ -70,7 +70,7 @@ class Weights:
 
     Attributes:
         words: (4 words of a unit, 2 rows) of eight e2m1.
-        codes: (2 slabs, 2 rows): a row's four e4m3 scales of the slab.
+        codes: (words with scales of a K tile, 2 rows): one a slab of e4m3, one for both of ue8m0.
     """
 
     words: cute.Tensor
@@ -81,14 +81,14 @@ class Weights:
 def run_math(args: MathArgs):
     """For each tile: accumulate its K tiles, then scale, convert and store."""
     tiles, tile_m = args.tiles, args.config.work_tile_mnk[0]
-    exponent = BF16_EXPONENT if args.is_bf16 else FP16_EXPONENT
+    exponent = args.decoding.exponent
     # Value 4i + 2h + e: weight row h * 8 below the lane's first, token 8i + 2 * (lane % 4) + e.
     acc = cute.make_rmem_tensor(tile_m // 2, Float32)
     stage, phase, turn = Int32(0), Int32(CONSUMER_PHASE), Int32(0)
     quad, place = Quad.of_lane(), tiles.first()
     while tiles.has_tile(place):
         part = tiles.part(place)
-        rows = lane_rows(args.kind, part.tile, cute.arch.thread_idx()[0] % 4)
+        rows = lane_rows(args.kind, part.tile, cute.arch.thread_idx()[0] % 4, args.decoding.atoms)
         tokens = opaque(tokens_multiplied(part.tile, args.config))
         stage, phase = _accumulate(args, acc, rows, quad, tokens, part.count, stage, phase)
         if cutlass.const_expr(args.partial.split == 1):
@@ -122,7 +122,7 @@ def _accumulate(
     acc.fill(0.0)
     weights = Weights(
         cute.make_rmem_tensor((UNIT_WORDS, LANE_ROWS), Uint32),
-        cute.make_rmem_tensor((SLABS, LANE_ROWS), Uint32),
+        cute.make_rmem_tensor((args.decoding.atoms, LANE_ROWS), Uint32),
     )
     # The first arrival releases no stage: nobody waits for the barrier behind the last stage's.
     last_stage, read_stage = Int32(args.ring.num_stages), stage
@@ -137,17 +137,16 @@ def _accumulate(
                 dealt = [
                     exchange([weights.words[w, i] for w in range(UNIT_WORDS)], quad) for i in range(LANE_ROWS)
                 ]
-                codes = [[weights.codes[j, i] for i in range(LANE_ROWS)] for j in range(SLABS)]
+                codes = [[weights.codes[j, i] for j in range(args.decoding.atoms)] for i in range(LANE_ROWS)]
             if cutlass.const_expr(slab == 0):
                 # MMAs' descriptors in uniform registers: without this the compiler moves each one there by itself.
                 uniform_stage = cute.arch.make_warp_uniform(in_stage)
             first = slab % SLABS * SLAB_WORDS
             words = [row[first : first + SLAB_WORDS] for row in dealt]
-            decoded = slab_weights(words, codes[slab % SLABS], args.is_bf16)
+            decoded = slab_weights(words, codes, slab % SLABS, args.decoding)
             matrix = slab_matrix(args.tokens, uniform_stage * slabs + slab, tile_m)
-            multiply_slab(
-                acc, decoded, tokens, token_counts(tile_m), args.schedule.mma_tokens, matrix, args.is_bf16
-            )
+            counts, most = token_counts(tile_m), args.schedule.mma_tokens
+            multiply_slab(acc, decoded, tokens, counts, most, matrix, args.decoding.is_bf16)
             if cutlass.const_expr(slab == slabs - 1):
                 read_stage = stage
                 if turn + 1 < count:
@@ -189,15 +188,15 @@ def _load_weights(args: MathArgs, weights: Weights, rows: LaneRows, stage: Int32
         words = load_shared(data + i * rows.data_step, UNIT_WORDS)
         for word in cutlass.range_constexpr(UNIT_WORDS):
             weights.words[word, i] = words[word]
-        for slab in cutlass.range_constexpr(SLABS):
-            address = scale + i * rows.scale_step + slab * SF_ATOM_BYTES
-            weights.codes[slab, i] = load_shared(address, 1)[0]
+        for atom in cutlass.range_constexpr(args.decoding.atoms):
+            address = scale + i * rows.scale_step + atom * SF_ATOM_BYTES
+            weights.codes[atom, i] = load_shared(address, 1)[0]
 
 
 def _behind_reads(weights: Weights, outputs: OutputTable) -> Int32:
     """0: an address that it is added to is known when ``weights`` have been read. An arrival does not wait for that otherwise."""
     read = weights.words[0, 0] | weights.words[0, 1]
-    for i in range(SLABS * LANE_ROWS):
+    for i in range(cute.size(weights.codes)):
         read = read | weights.codes[i]
     # No address has bits there, which the compiler does not know.
     return Int32(read & Uint32(outputs.addresses[0] >> UNUSED_ADDRESS_BITS))

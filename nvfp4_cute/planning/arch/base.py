@@ -7,7 +7,7 @@ from typing import Protocol
 import numpy as np
 
 from nvfp4_cute.errors import UnsupportedProblem
-from nvfp4_cute.formats.block_format import NVFP4_PAIR, BlockFormat, Formats
+from nvfp4_cute.formats.block_format import NVFP4, NVFP4_PAIR, BlockFormat, Formats
 from nvfp4_cute.planning.config import SHARED_FIELDS, KernelConfig
 from nvfp4_cute.problem import Form, GroupedProblem
 
@@ -280,7 +280,10 @@ class Family(Protocol):
 
 
 class WeightOnlyFamily(Protocol):
-    """A module of this package: architectures with a kernel for grouped products of 16-bit ``a`` and NVFP4 ``b``."""
+    """A module of this package: architectures with a kernel for grouped products of 16-bit ``a`` and quantized ``b``.
+
+    ``b_format``, wherever it is an argument, is the format of ``b``.
+    """
 
     @property
     def ARCHS(self) -> tuple[str, ...]:
@@ -294,10 +297,12 @@ class WeightOnlyFamily(Protocol):
     def PAIRS(self) -> Sequence[tuple[None, BlockFormat]]:
         """None, for 16-bit ``a``, and the formats of ``b`` that the kernel decodes."""
 
-    def resolve(self, config: KernelConfig, num_b: int = 1) -> KernelConfig:
+    def resolve(self, config: KernelConfig, num_b: int = 1, b_format: BlockFormat = NVFP4) -> KernelConfig:
         """``config`` with its stage count made explicit."""
 
-    def unsupported_reason(self, config: KernelConfig, num_b: int = 1) -> str | None:
+    def unsupported_reason(
+        self, config: KernelConfig, num_b: int = 1, b_format: BlockFormat = NVFP4
+    ) -> str | None:
         """Why this family cannot build ``config``, with the nearest legal value; None where it can."""
 
     def clusters_at_once(self, config: KernelConfig, num_sms: int) -> int:
@@ -307,11 +312,18 @@ class WeightOnlyFamily(Protocol):
         """Tiles that a launch has at most; ragged: of all rows of ``sizes``, however they are dealt to groups."""
 
     def choose(
-        self, sizes: tuple[tuple[int, int, int], ...], num_sms: int, num_b: int = 1, is_ragged: bool = False
+        self,
+        sizes: tuple[tuple[int, int, int], ...],
+        num_sms: int,
+        num_b: int = 1,
+        is_ragged: bool = False,
+        b_format: BlockFormat = NVFP4,
     ) -> KernelConfig:
         """The config for groups of these (m, n, k), or, ragged, of about their mean, as only the device knows the sizes."""
 
-    def is_faster_than_few_rows(self, m: int, n: int, k: int, batches: int, num_sms: int) -> bool:
+    def is_faster_than_few_rows(
+        self, m: int, n: int, k: int, batches: int, num_sms: int, b_format: BlockFormat = NVFP4
+    ) -> bool:
         """Whether [m, k] x [n, k] of every batch takes this kernel less time than ``kernels/simt/w4a16.py``."""
 
 

@@ -3,11 +3,11 @@
 from dataclasses import dataclass
 
 from nvfp4_cute.errors import UnsupportedTarget
-from nvfp4_cute.formats.block_format import NVFP4
+from nvfp4_cute.formats.block_format import MXFP4, NVFP4
 
 # Formats of the matrix and the vector that a gemv multiplies, as do products of few rows, and of weights beside 16-bit ``a``.
 GEMV_PAIRS = ((NVFP4, NVFP4),)
-W4A16_PAIRS = ((None, NVFP4),)
+W4A16_PAIRS = ((None, NVFP4), (None, MXFP4))
 ARCHS = ("sm_90a", "sm_100a", "sm_103a", "sm_110a", "sm_120a", "sm_121a")
 WARP_SIZE = 32
 

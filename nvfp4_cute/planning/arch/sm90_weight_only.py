@@ -1,4 +1,4 @@
-"""sm_90a, weight-only: what a KernelConfig of 16-bit activations times NVFP4 weights costs, and why one is refused.
+"""sm_90a, weight-only: what a KernelConfig of 16-bit activations times quantized weights costs, and why one is refused.
 
 ``cta_tile_shape_mnk`` is (weight rows, tokens, K) with ``swap_ab``, as of :mod:`.sm90`; here its K is what a pipeline stage
 holds, 128 or 256 values. ``multicast_n=2``: two CTAs with neighbouring weights share what they load of the tokens.
@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from statistics import NormalDist
 
-from nvfp4_cute.formats.block_format import NVFP4
+from nvfp4_cute.formats.block_format import ATOM_COLS, MXFP4, NVFP4, BlockFormat
 from nvfp4_cute.planning.arch.base import clusters_in_gpcs, foreign_option_reason
 from nvfp4_cute.planning.arch.sm90 import (
     FP16_BYTES,
@@ -35,7 +35,7 @@ from nvfp4_cute.planning.arch.sm90 import (
 from nvfp4_cute.planning.config import KernelConfig
 
 ARCHS = ("sm_90a",)
-PAIRS = ((None, NVFP4),)
+PAIRS = ((None, NVFP4), (None, MXFP4))
 KERNEL = "sm90.weight_only.grouped_gemm.WeightOnlyGemmSm90"
 OPTIONS = ("multicast_n",)
 TILES_K = (TILE_K, 2 * TILE_K)
@@ -44,8 +44,6 @@ TOKEN_CHOICES = (8, 16, 32, 64, 96, 128, 192, 256)
 # CTAs that may share K tiles, and tokens of the largest tile of which the others' sums fit the first one's shared memory.
 SPLITS = {1: MAX_TILE_TOKENS, 2: 128, 4: 64, 8: 16}
 PAIR = 2
-# Scales of 64 values of K a row lie in one atom; 16 values are one scale's.
-SF_ATOM_K, SF_BYTES_OF_ATOM = 64, 4
 MIN_STAGES = 2
 DEFAULT_CONFIG = KernelConfig((TILE_WEIGHTS, 64, TILE_K), num_acc_stage=1, swap_ab=True)
 # Clusters that run at once, by number of SMs and their size, as an H100's times fit: from four CTAs on each has an SM of its own.
@@ -151,12 +149,12 @@ def leaves_tokens_out(config: KernelConfig) -> bool:
     return token_box(config) < min(TOKEN_STEP, config.work_tile_mnk[0])
 
 
-def smem_plan(config: KernelConfig, num_b: int = 1) -> WeightOnlySmem:
+def smem_plan(config: KernelConfig, num_b: int = 1, b_format: BlockFormat = NVFP4) -> WeightOnlySmem:
     """Shared memory of ``config``. ``num_ab_stage=None`` is resolved to as many stages as fit."""
     weights, tokens, k = config.cta_tile_shape_mnk
     plan = WeightOnlySmem(
-        b_stage_bytes=weights * NVFP4.row_bytes(k),
-        sfb_stage_bytes=SF_BLOCK_ROWS * k // SF_ATOM_K * SF_BYTES_OF_ATOM,
+        b_stage_bytes=weights * b_format.row_bytes(k),
+        sfb_stage_bytes=SF_BLOCK_ROWS * k // b_format.atom_k * ATOM_COLS,
         a_stage_bytes=tokens * k * FP16_BYTES,
         num_ab_stage=config.num_ab_stage or 0,
         partial_bytes=(config.split_k - 1) * tokens * TILE_WEIGHTS * FP32_BYTES,
@@ -173,12 +171,12 @@ def smem_capacity_bytes(config: KernelConfig) -> int:
     return min(SMEM_PER_SM_BYTES // ctas_per_sm(config) - SMEM_PER_CTA_BYTES, SMEM_CAPACITY_BYTES)
 
 
-def resolve(config: KernelConfig, num_b: int = 1) -> KernelConfig:
+def resolve(config: KernelConfig, num_b: int = 1, b_format: BlockFormat = NVFP4) -> KernelConfig:
     """``config`` with its stage count made explicit."""
-    return replace(config, num_ab_stage=smem_plan(config, num_b).num_ab_stage)
+    return replace(config, num_ab_stage=smem_plan(config, num_b, b_format).num_ab_stage)
 
 
-def unsupported_reason(config: KernelConfig, num_b: int = 1) -> str | None:
+def unsupported_reason(config: KernelConfig, num_b: int = 1, b_format: BlockFormat = NVFP4) -> str | None:
     """Why the weight-only kernel cannot be built with ``config``, with the nearest legal value; None where it can."""
     weights, tokens, k = shape = config.cta_tile_shape_mnk
     foreign = foreign_option_reason(config, OPTIONS)
@@ -211,9 +209,9 @@ def unsupported_reason(config: KernelConfig, num_b: int = 1) -> str | None:
     if tokens > SPLITS.get(config.split_k, 0):
         allowed = max(split for split, most in SPLITS.items() if tokens <= most)
         return f"split_k={config.split_k} with N tile {tokens}: the sums do not fit; use split_k={allowed}"
-    smem, capacity = smem_plan(config, num_b), smem_capacity_bytes(config)
+    smem, capacity = smem_plan(config, num_b, b_format), smem_capacity_bytes(config)
     if smem.num_ab_stage < MIN_STAGES or smem.total_bytes > capacity:
-        most = smem_plan(replace(config, num_ab_stage=None), num_b).num_ab_stage
+        most = smem_plan(replace(config, num_ab_stage=None), num_b, b_format).num_ab_stage
         fix = f"{MIN_STAGES} to {most}" if most >= MIN_STAGES else "a smaller tile"
         return f"num_ab_stage={config.num_ab_stage}: {smem.total_bytes} bytes of shared memory, {capacity} exist; use {fix}"
     if config.num_cta is not None and config.num_cta < config.cluster_size:
@@ -221,12 +219,12 @@ def unsupported_reason(config: KernelConfig, num_b: int = 1) -> str | None:
     return None
 
 
-def candidates(num_b: int = 1) -> tuple[KernelConfig, ...]:
-    """What ``choose`` chooses from. num_b: 2 for a dual GEMM whose weights are not interleaved."""
-    return tuple(_candidates(num_b))
+def candidates(num_b: int = 1, b_format: BlockFormat = NVFP4) -> tuple[KernelConfig, ...]:
+    """What ``choose`` chooses from. num_b: 2 for a dual GEMM whose weights are not interleaved. b_format: of the weights."""
+    return tuple(_candidates(num_b, b_format))
 
 
-def _candidates(num_b: int) -> Iterator[KernelConfig]:
+def _candidates(num_b: int, b_format: BlockFormat) -> Iterator[KernelConfig]:
     for tokens in TOKEN_CHOICES:
         for k in TILES_K:
             for multicast, split in ((1, 1), (PAIR, 1), (1, 2), (1, 4), (1, 8)):
@@ -234,7 +232,7 @@ def _candidates(num_b: int) -> Iterator[KernelConfig]:
                 config = replace(
                     DEFAULT_CONFIG, cta_tile_shape_mnk=shape, multicast_n=multicast, split_k=split
                 )
-                if unsupported_reason(config, num_b) is None:
+                if unsupported_reason(config, num_b, b_format) is None:
                     yield config
 
 
@@ -255,26 +253,35 @@ def most_tiles(sizes: Sequence[tuple[int, int, int]], config: KernelConfig, is_r
 
 @lru_cache(maxsize=4096)
 def choose(
-    sizes: tuple[tuple[int, int, int], ...], num_sms: int, num_b: int = 1, is_ragged: bool = False
+    sizes: tuple[tuple[int, int, int], ...],
+    num_sms: int,
+    num_b: int = 1,
+    is_ragged: bool = False,
+    b_format: BlockFormat = NVFP4,
 ) -> KernelConfig:
     """The candidate with the least modelled time.
 
     Args:
         sizes: (m, n, k) of every group. Ragged: about their mean, as only the device knows them.
         num_sms: SMs of the device.
-        num_b: as of :func:`candidates`.
+        num_b, b_format: as of :func:`candidates`.
     """
+    tried = candidates(num_b, b_format)
     if not any(min(size) > 0 for size in sizes):
-        return candidates(num_b)[0]
-    return min(candidates(num_b), key=lambda config: estimate_us(sizes, config, num_sms, is_ragged))
+        return tried[0]
+    return min(tried, key=lambda config: estimate_us(sizes, config, num_sms, is_ragged, b_format))
 
 
 def estimate_us(
-    sizes: tuple[tuple[int, int, int], ...], config: KernelConfig, num_sms: int, is_ragged: bool = False
+    sizes: tuple[tuple[int, int, int], ...],
+    config: KernelConfig,
+    num_sms: int,
+    is_ragged: bool = False,
+    b_format: BlockFormat = NVFP4,
 ) -> float:
     """Modelled time of a launch; arguments as of :func:`choose`. Some size has no extent of 0."""
     launched = most_tiles(sizes, config, is_ragged)
-    return _modelled_us(_live(sizes, is_ragged), config, num_sms, launched)
+    return _modelled_us(_live(sizes, is_ragged), config, num_sms, launched, b_format)
 
 
 @lru_cache(maxsize=64)
@@ -303,9 +310,13 @@ def spread(sizes: Sequence[tuple[int, int, int]]) -> list[tuple[int, int, int]]:
 
 
 def _modelled_us(
-    live: Mapping[tuple[int, int, int], int], config: KernelConfig, num_sms: int, launched: int
+    live: Mapping[tuple[int, int, int], int],
+    config: KernelConfig,
+    num_sms: int,
+    launched: int,
+    b_format: BlockFormat,
 ) -> float:
-    """Time of a launch.
+    """Time of a launch. Decoding is taken to cost what it costs of NVFP4.
 
     Args:
         live: how many groups have the size (m, n, k).
@@ -322,7 +333,7 @@ def _modelled_us(
         multiplied += count * columns * ((strips - 1) * tile_tokens + last)
         stages = -(-k // tile_k)
         k_tiles += count * strips * columns * -(-stages // split) * (tile_k // TILE_K)
-        weights = n * (TILE_WEIGHTS // config.cta_tile_shape_mnk[0]) * k * 9 / 16
+        weights = n * (TILE_WEIGHTS // config.cta_tile_shape_mnk[0]) * b_format.nbytes(1, k)
         tokens = m * k * FP16_BYTES
         read += count * (weights + tokens)
         moved += count * (strips * weights + columns * tokens / config.multicast_n)
@@ -364,14 +375,17 @@ def _waves(config: KernelConfig, tiles: int, launched: int, num_sms: int) -> flo
     return full * longer + (rest > 0) * (longer if rest * size > alone else 1.0)
 
 
-def is_faster_than_few_rows(m: int, n: int, k: int, batches: int, num_sms: int) -> bool:
+def is_faster_than_few_rows(
+    m: int, n: int, k: int, batches: int, num_sms: int, b_format: BlockFormat = NVFP4
+) -> bool:
     """Whether a product [m, k] x [n, k] of every batch takes this kernel less time than that for few rows."""
     times, sizes = FEW_ROWS_TIMES, ((m, n, k),) * batches
     if m < times.least_rows:
         return False
     passes, rest = divmod(m, times.pass_rows)
-    weights = batches * n * k * 9 / 16
+    weights = batches * b_format.nbytes(n, k)
     other = times.launch + passes * weights / times.pass_bytes
     if rest:
         other += weights / (times.half_pass_bytes if 2 * rest <= times.pass_rows else times.pass_bytes)
-    return estimate_us(sizes, choose(sizes, num_sms), num_sms) < other
+    chosen = choose(sizes, num_sms, b_format=b_format)
+    return estimate_us(sizes, chosen, num_sms, b_format=b_format) < other
