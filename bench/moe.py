@@ -23,11 +23,18 @@ from typing import Any
 
 import torch
 
-from nvfp4_cute import MoENVFP4, grouped_dual_gemm, grouped_gemm, route
+from nvfp4_cute import (
+    MoENVFP4,
+    UnsupportedProblem,
+    UnsupportedTarget,
+    grouped_dual_gemm,
+    grouped_gemm,
+    route,
+)
 from nvfp4_cute.experts.activation import activate_rows
 from nvfp4_cute.experts.combine import finalize
-from nvfp4_cute.experts.gather import gather_quantize
-from nvfp4_cute.experts.middle import activate_quantize
+from nvfp4_cute.experts.gather import gather, gather_quantize
+from nvfp4_cute.experts.middle import activate, activate_quantize
 from nvfp4_cute.experts.permutation import Permutation, permute
 from nvfp4_cute.experts.weights import ExpertWeights
 from nvfp4_cute.formats.block_scaled import NVFP4Tensor, dequantize
@@ -39,6 +46,7 @@ RESULTS = Path(__file__).parent / "results"
 TOKENS = (1, 8, 32, 128, 512, 2048)
 # Rounding rows to NVFP4 twice costs about a tenth of the norm; a wrong order or weight costs all of it.
 WRONG = 0.25
+WRONG_16BIT = 0.02
 
 
 @dataclass(frozen=True)
@@ -61,9 +69,10 @@ MODELS = {
 
 @dataclass(frozen=True)
 class Weights:
-    """Of a model: our layer, and the same weights in bf16, [E, K, N] as torch's products take them."""
+    """Of a model: our layers, one of 16-bit rows, and the same weights in bf16, [E, K, N] as torch's products take them."""
 
     layer: MoENVFP4
+    weight_only: MoENVFP4
     gate_up: torch.Tensor
     down: torch.Tensor
 
@@ -86,7 +95,8 @@ def make_weights(model: Model, device: str = "cuda", seed: int = 0) -> Weights:
         return quantized, torch.stack(decoded).transpose(1, 2)
 
     (w13, gate_up), (w2, down) = one(2 * model.width, model.hidden), one(model.hidden, model.width)
-    return Weights(MoENVFP4.from_quantized(w13, w2), gate_up, down)
+    layers = (MoENVFP4.from_quantized(w13, w2, activations=kind) for kind in ("nvfp4", "16bit"))
+    return Weights(*layers, gate_up, down)
 
 
 @dataclass(frozen=True)
@@ -164,6 +174,38 @@ def ours(model: Model, weights: Weights, batch: Batch) -> Calls:
     }
 
 
+def weight_only(model: Model, weights: Weights, batch: Batch) -> Calls:
+    """The products of 16-bit rows, and the whole, where this GPU has kernels for them."""
+    layer, experts = weights.weight_only, model.experts
+    x, ids, alpha = batch.x, batch.ids, layer.alpha13[0]
+    is_fused = 2 * model.width % 256 == 0
+
+    def gate_up(rows: torch.Tensor, order: Permutation) -> torch.Tensor:
+        if is_fused:
+            return grouped_dual_gemm(
+                rows, layer.w13, None, None, layer.w13_scale, None, alpha, alpha, offs=order.offs,
+                weight_layout="concatenated",
+            )  # fmt: skip
+        h = grouped_gemm(rows, layer.w13, None, layer.w13_scale, order.offs, alpha)
+        return activate(h, ids, order)
+
+    def down(rows: torch.Tensor, order: Permutation) -> torch.Tensor:
+        return grouped_gemm(rows, layer.w2, None, layer.w2_scale, order.offs, layer.alpha2)
+
+    def without_sum() -> torch.Tensor:
+        rows, order = gather(x, ids, experts)
+        return down(gate_up(rows, order), order)
+
+    rows, order = gather(x, ids, experts)
+    hidden = gate_up(rows, order)
+    return {
+        "gate_up, 16 bits": lambda: gate_up(rows, order),
+        "down, 16 bits": lambda: down(hidden, order),
+        "rows, 16 bits": without_sum,
+        "route + layer, 16 bits": lambda: layer(x, *route(batch.logits, model.top_k)),
+    }
+
+
 def torch_bf16(weights: Weights, batch: Batch) -> Callable[[], torch.Tensor]:
     """Rows of the layer by ``torch._grouped_mm``."""
     tokens, offs = batch.tokens_of_rows, batch.order.offs
@@ -211,12 +253,12 @@ def expected(weights: Weights, batch: Batch) -> torch.Tensor:
     return y
 
 
-def check(weights: Weights, batch: Batch) -> float:
-    """The norm of the layer's error over that of the result. Raises ValueError where rounding does not explain it."""
+def check(layer: MoENVFP4, weights: Weights, batch: Batch, most: float) -> float:
+    """The norm of a layer's error over that of the result. Raises ValueError where rounding does not explain it."""
     want = expected(weights, batch)
-    got = weights.layer(batch.x, batch.ids, batch.weights)
+    got = layer(batch.x, batch.ids, batch.weights)
     error = float((got.float() - want).norm() / want.norm())
-    if not error < WRONG:
+    if not error < most:
         tokens = len(batch.x)
         raise ValueError(
             f"{tokens} tokens: the layer's result differs from bf16's by {error:.3g} of its norm"
@@ -231,8 +273,13 @@ def measure(model: Model, weights: Weights, tokens: int, clean: bool) -> dict[st
         ValueError: the layer's result is not what bf16 gives.
     """
     batch = Batch.make(model, tokens)
-    error = check(weights, batch)
+    error = check(weights.layer, weights, batch, WRONG)
     calls, missing = ours(model, weights, batch), {}
+    try:
+        check(weights.weight_only, weights, batch, WRONG_16BIT)
+        calls |= weight_only(model, weights, batch)
+    except (UnsupportedTarget, UnsupportedProblem) as reason:
+        missing["rows, 16 bits"] = str(reason).splitlines()[0]
     for name, make in (("torch bf16 rows", torch_bf16), ("torch fp8 rows", torch_fp8)):
         try:
             run = make(weights, batch)
@@ -267,12 +314,13 @@ def table(name: str, results: list[dict[str, Any]]) -> str:
 def page(report: dict[str, Any], made_by: str) -> str:
     """Markdown of a report: "rows" beside the peers' for all models, then every phase."""
     peers = report.get("peers", {})
-    names = ("tokens", "ours, rows", "ours, route to sum", *peers, "torch fp8 rows", "torch bf16 rows")
+    own = ("rows", "rows, 16 bits", "route + layer", "route + layer, 16 bits")
+    names = ("tokens", *(f"ours, {name}" for name in own), *peers, "torch fp8 rows", "torch bf16 rows")
     parts = [
         f"# A layer of experts on an {report['gpu']}\n",
         f"Measured with torch {report['torch']}; us, medians of CUDA graph replays on a cold L2. Made by `{made_by}`.\n",
         '"Rows": from bf16 tokens and known ids to one row a choice, the order of rows included in ours, known before in the '
-        "others'. Ours quantizes activations to NVFP4 on the way; Humming is weight-only.\n",
+        "others'. Ours quantizes activations to NVFP4 on the way, or leaves rows in 16 bits; Humming is weight-only.\n",
     ]
     for model, results in report["models"].items():
         lines = [names, ("---",) * len(names)]
@@ -280,8 +328,7 @@ def page(report: dict[str, Any], made_by: str) -> str:
             us, tokens = result["us"], str(result["tokens"])
             others = [peers[peer].get(model, {}).get(tokens) for peer in peers]
             cells = [
-                us["rows"],
-                us["route + layer"],
+                *(us.get(name) for name in own),
                 *others,
                 us.get("torch fp8 rows"),
                 us.get("torch bf16 rows"),

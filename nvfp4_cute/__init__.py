@@ -28,10 +28,10 @@ if TYPE_CHECKING:
     from nvfp4_cute.formats.block_format import BlockFormat as BlockFormat
     from nvfp4_cute.formats.block_scaled import BlockScaledTensor as BlockScaledTensor
     from nvfp4_cute.formats.block_scaled import NVFP4Tensor as NVFP4Tensor
-    from nvfp4_cute.formats.block_scaled import dequantize as dequantize
     from nvfp4_cute.nn.linear import LinearNVFP4 as LinearNVFP4
     from nvfp4_cute.nn.moe import MoENVFP4 as MoENVFP4
     from nvfp4_cute.nn.persistent_mlp import PersistentMLP as PersistentMLP
+    from nvfp4_cute.ops.dequantize import dequantize as dequantize
     from nvfp4_cute.ops.dual_gemm import dual_gemm as dual_gemm
     from nvfp4_cute.ops.dual_gemm import grouped_dual_gemm as grouped_dual_gemm
     from nvfp4_cute.ops.gemm import gemm as gemm
@@ -61,7 +61,7 @@ _MODULES = {
     "PersistentMLP": "nn.persistent_mlp",
     "UnsupportedProblem": "errors",
     "UnsupportedTarget": "errors",
-    "dequantize": "formats.block_scaled",
+    "dequantize": "ops.dequantize",
     "dual_gemm": "ops.dual_gemm",
     "gemm": "ops.gemm",
     "gemv": "ops.gemv",

@@ -113,6 +113,21 @@ class Quantize(IntEnum):
     UP_BATCH = 14
 
 
+class Dequantize(IntEnum):
+    """Entries of a dequantization's table, one row: addresses, strides in bytes, extents in elements."""
+
+    DATA = 0
+    SCALE = 1
+    GLOBAL_SCALE = 2  # address of one fp32 factor; unused where the kernel has none
+    OUT = 3
+    PITCH = 4
+    BATCH = 5
+    SCALE_BATCH = 6
+    ROWS = 7
+    K = 8
+    BATCHES = 9
+
+
 class FewRows(IntEnum):
     """Entries of a few-rows product's table, one row: addresses, strides in bytes (of out: in elements), extents."""
 

@@ -1,8 +1,9 @@
 """The middle of a layer of experts where a product's epilogue does not do it: bias, activation, and NVFP4, in one pass.
 
 h (rows, N) fp16 or bf16, or (rows, 2 N) where the layer is gated: gate's columns, then up's, or one of each in turn. Results:
-data (rows, N / 2) and blocked scales, every expert's rows beginning a block of 128. Every operation is one float32 operation, as
-``experts.activation`` lists them: the bits are the same everywhere. Rows behind the last expert's are not read.
+data (rows, N / 2) and blocked scales, every expert's rows beginning a block of 128, or (rows, N) of h's type. Every operation is
+one float32 operation, as ``experts.activation`` lists them: the bits are the same everywhere. Rows behind the last expert's are
+not read.
 
 Work: a warp takes 512 columns of a row, a lane a block of 16.
 """
@@ -23,7 +24,7 @@ from ..common.encode import Encoding
 from ..common.global_access import KEEP, global_scalar, load_words
 from ..common.quantize_block import encode_block
 from ..common.select import select
-from .expert_rows import QuantizedRows, scale_word
+from .expert_rows import PlainRows, QuantizedRows, scale_word
 from .quantize import unpack
 from .silu import sigmoid
 
@@ -56,6 +57,7 @@ class ActivateKernel:
 
     Args:
         is_bf16: whether h and bias are bfloat16, else float16.
+        quantizes: whether results are NVFP4, else of h's type.
         activation: "silu", "gelu_tanh", "relu2" or "swiglu_oai".
         gate_layout: "concatenated" or "interleaved"; "none" where there is no gate.
         has_limit: whether gate and up are cut.
@@ -68,6 +70,7 @@ class ActivateKernel:
     def __init__(
         self,
         is_bf16: bool,
+        quantizes: bool,
         activation: str,
         gate_layout: str,
         has_limit: bool,
@@ -77,6 +80,7 @@ class ActivateKernel:
         name: str,
     ):
         self.is_bf16 = is_bf16
+        self.quantizes = quantizes
         self.activation = activation
         self.gate_layout = gate_layout
         self.has_limit = has_limit
@@ -111,7 +115,9 @@ class ActivateKernel:
             experts=Int32(t[Activate.EXPERTS]),
             limit=Uint32(t[Activate.LIMIT]),
         )
-        results = QuantizedRows(t[Activate.DATA], t[Activate.SCALE], n // BLOCK)
+        results = PlainRows(t[Activate.DATA], n // BLOCK)
+        if cutlass.const_expr(self.quantizes):
+            results = QuantizedRows(t[Activate.DATA], t[Activate.SCALE], n // BLOCK)
         chunks = cute.ceil_div(n, BLOCK * WARP_SIZE)
         self.kernel.set_name_prefix(self.name)
         self.kernel(operands, results).launch(
@@ -121,7 +127,7 @@ class ActivateKernel:
         )
 
     @cute.kernel
-    def kernel(self, operands: ActivateOperands, results: QuantizedRows):
+    def kernel(self, operands: ActivateOperands, results: QuantizedRows | PlainRows):
         """Find the row's expert, load, compute, store."""
         tidx, _, _ = cute.arch.thread_idx()
         block_idx, _, _ = cute.arch.block_idx()
@@ -138,11 +144,16 @@ class ActivateKernel:
             values.fill(0.0)
             if block < results.k_blocks:
                 self.compute(operands, Int64(row), Int64(expert), block * BLOCK, values)
-            factor = None
-            if cutlass.const_expr(self.has_global_scale):
-                factor = global_scalar(Float32, operands.global_scale + Int64(expert) * 4)[0]
-            words, code = encode_block([values[i] for i in range(BLOCK)], factor, self.encode)
-            results.store(row, place, block, words, scale_word(code))
+            if cutlass.const_expr(self.quantizes):
+                factor = None
+                if cutlass.const_expr(self.has_global_scale):
+                    factor = global_scalar(Float32, operands.global_scale + Int64(expert) * 4)[0]
+                words, code = encode_block([values[i] for i in range(BLOCK)], factor, self.encode)
+                results.store(row, place, block, words, scale_word(code))
+            else:
+                pairs = range(0, BLOCK, 2)
+                words = [ptx.pack_16x2(values[i], values[i + 1], self.is_bf16) for i in pairs]
+                results.store(row, block, words)
 
     @cute.jit
     def compute(

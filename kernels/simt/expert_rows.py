@@ -13,6 +13,8 @@ from ..common.global_access import global_scalar, store_word, store_words
 from ..common.select import select
 
 OUTPUT_BYTES = 8
+PLAIN_BYTES = 32
+STORE_WORDS = 4
 FULL = 0xFFFFFFFF
 NO_EXPERT = 0x7FFFFFFF
 
@@ -148,3 +150,19 @@ class QuantizedRows:
         if block % ATOM_COLS == 0 and block < self.k_blocks:
             atom = Int64(place // ATOM_ROWS) * atoms_k + block // ATOM_COLS
             store_word(self.scale + atom * ATOM_BYTES + place % 32 * 16 + place % ATOM_ROWS // 32 * 4, scales)
+
+
+@dataclass(frozen=True)
+class PlainRows:
+    """Where rows of 16 bits a value go: data (rows, K), of ``k_blocks`` blocks of 16 a row."""
+
+    data: Int64
+    k_blocks: Int32
+
+    @cute.jit
+    def store(self, row: Int32, block: Int32, words: list):
+        """A block of a row by each lane."""
+        if block < self.k_blocks:
+            address = self.data + (Int64(row) * self.k_blocks + block) * PLAIN_BYTES
+            for first in cutlass.range_constexpr(0, PLAIN_BYTES // 4, STORE_WORDS):
+                store_words(address + first * 4, words[first : first + STORE_WORDS])

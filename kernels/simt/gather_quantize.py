@@ -1,8 +1,8 @@
-"""Tokens to NVFP4 rows of their experts: x (tokens, K) fp16 or bf16 is read once, each row is written where a choice has it.
+"""Tokens to rows of their experts: x (tokens, K) fp16 or bf16 is read once, each row is written where a choice has it.
 
-data (rows, K / 2) and blocked scales, every expert's rows beginning a block of 128. With one global scale, or none, a block is
-quantized once for all choices of its token; with one an expert, once a choice. The operations are those of ``quantize``, bit for
-bit. Scales of rows that there are not are not written, as nothing reads them.
+As NVFP4: data (rows, K / 2) and blocked scales, every expert's rows beginning a block of 128. With one global scale, or none, a
+block is quantized once for all choices of its token; with one an expert, once a choice. The operations are those of ``quantize``,
+bit for bit. Scales of rows that there are not are not written, as nothing reads them. Or as they are: data (rows, K).
 
 Work: a warp takes 512 values of one token, a lane a block of 16. With few choices in all, every warp finds the order of rows by
 itself and there is no launch before; warps share in telling the order to those that come later.
@@ -20,7 +20,7 @@ from nvfp4_cute.planning.arch.simt import ROW_WARPS, WARP_SIZE
 
 from ..common.encode import Encoding
 from ..common.global_access import global_scalar
-from .expert_rows import Choices, Ids, QuantizedRows, few_choices, few_end, few_ids, scale_word
+from .expert_rows import Choices, Ids, PlainRows, QuantizedRows, few_choices, few_end, few_ids, scale_word
 from .quantize import input_words, load_block, quantize_words
 
 
@@ -44,6 +44,7 @@ class GatherQuantizeKernel:
 
     Args:
         is_bf16: whether x is bfloat16, else float16.
+        quantizes: whether rows are NVFP4, else those of x.
         global_scales: "none", "one", or "each": one an expert.
         finds_order: whether ``rows`` is written, not read.
         has_fp4_convert: whether e2m1 conversions are instructions.
@@ -51,9 +52,16 @@ class GatherQuantizeKernel:
     """
 
     def __init__(
-        self, is_bf16: bool, global_scales: str, finds_order: bool, has_fp4_convert: bool, name: str
+        self,
+        is_bf16: bool,
+        quantizes: bool,
+        global_scales: str,
+        finds_order: bool,
+        has_fp4_convert: bool,
+        name: str,
     ):
         self.is_bf16 = is_bf16
+        self.quantizes = quantizes
         self.global_scales = global_scales
         self.finds_order = finds_order
         self.encode = Encoding.of(NVFP4, has_fp4_convert)
@@ -87,7 +95,9 @@ class GatherQuantizeKernel:
             first_expert=Int32(t[GatherQuantize.FIRST_EXPERT]),
             experts=Int32(t[GatherQuantize.EXPERTS]),
         )
-        results = QuantizedRows(t[GatherQuantize.DATA], t[GatherQuantize.SCALE], k_blocks)
+        results = PlainRows(t[GatherQuantize.DATA], k_blocks)
+        if cutlass.const_expr(self.quantizes):
+            results = QuantizedRows(t[GatherQuantize.DATA], t[GatherQuantize.SCALE], k_blocks)
         chunks = cute.ceil_div(k_blocks, WARP_SIZE)
         self.kernel.set_name_prefix(self.name)
         self.kernel(operands, ids, results).launch(
@@ -97,7 +107,7 @@ class GatherQuantizeKernel:
         )
 
     @cute.kernel
-    def kernel(self, operands: GatherOperands, ids: Ids, results: QuantizedRows):
+    def kernel(self, operands: GatherOperands, ids: Ids, results: QuantizedRows | PlainRows):
         """Find the token and its rows, load, encode, store."""
         tidx, _, _ = cute.arch.thread_idx()
         block_idx, _, _ = cute.arch.block_idx()
@@ -116,7 +126,12 @@ class GatherQuantizeKernel:
             factor = Float32(1.0)
             if cutlass.const_expr(self.global_scales == "one"):
                 factor = global_scalar(Float32, operands.global_scale)[0]
-            if cutlass.const_expr(self.global_scales == "each"):
+            if cutlass.const_expr(not self.quantizes):
+                for k in cutlass.range(ids.top_k, unroll=1):
+                    row = cute.arch.shuffle_sync(choices.row, k)
+                    if row >= 0:
+                        results.store(row, block, [words[i] for i in range(cute.size(words))])
+            elif cutlass.const_expr(self.global_scales == "each"):
                 if choices.row >= 0:
                     factor = global_scalar(Float32, operands.global_scale + Int64(choices.expert) * 4)[0]
                 for k in cutlass.range(ids.top_k, unroll=1):

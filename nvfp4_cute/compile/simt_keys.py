@@ -86,6 +86,29 @@ class QuantizeKey(SimtKey):
 
 
 @dataclass(frozen=True)
+class DequantizeKey(SimtKey):
+    """A dequantization: format, output dtype (float16 or bfloat16), global scale or none, layout of the scales."""
+
+    format: BlockFormat
+    dtype: torch.dtype
+    has_global_scale: bool
+    is_blocked: bool
+
+    def to_name(self) -> str:
+        """Readable, unique; the kernel's symbol starts with it."""
+        option, layout = "_scaled" * self.has_global_scale, "blocked" if self.is_blocked else "rowmajor"
+        return f"{self.format}_dequantize_{self.arch}_{dtype_name(self.dtype)}{option}_{layout}"
+
+    def make_kernel(self) -> Any:
+        """The CuTe DSL object to compile."""
+        from nvfp4_cute.kernels.simt.dequantize import DequantizeKernel
+
+        return DequantizeKernel(
+            self.format, self.dtype == torch.bfloat16, self.has_global_scale, self.is_blocked, self.to_name()
+        )
+
+
+@dataclass(frozen=True)
 class FewRowsKey(SimtKey):
     """A product of few rows: output dtype, and whether a factor is read."""
 

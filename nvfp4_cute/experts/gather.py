@@ -1,4 +1,4 @@
-"""gather_quantize: tokens to NVFP4 rows of their experts."""
+"""gather_quantize and gather: tokens to rows of their experts, as NVFP4 or as they are."""
 
 from dataclasses import dataclass
 from enum import IntEnum
@@ -61,6 +61,51 @@ def gather_quantize(
     Raises:
         TypeError, ValueError, UnsupportedProblem: an operand breaks a rule. UnsupportedTarget: no kernel for the GPU.
     """
+    _check(x, ids, num_experts, global_scale)
+    if global_scale is not None:
+        counts = (1, num_experts)
+        if global_scale.dtype != torch.float32 or global_scale.numel() not in counts:
+            raise ValueError(
+                f"global_scale is {global_scale.dtype} {list(global_scale.shape)}; expected torch.float32, one element or "
+                f"[{num_experts}], one an expert"
+            )
+        global_scale = global_scale.contiguous().view(-1)
+    k = x.shape[1]
+    atoms = NVFP4.scale_shape((ids.numel() // ATOM_ROWS + num_experts) * ATOM_ROWS, k)
+    data = torch.empty((ids.numel(), NVFP4.row_bytes(k)), dtype=torch.uint8, device=x.device)
+    scale = torch.empty(atoms, dtype=torch.uint8, device=x.device)
+    order = _gather(x, ids, num_experts, global_scale, data, scale, first_expert, backend)
+    return data, scale.view(torch.float8_e4m3fn), order
+
+
+def gather(
+    x: torch.Tensor, ids: torch.Tensor, num_experts: int, *, first_expert: int = 0, backend: str = "auto"
+) -> tuple[torch.Tensor, Permutation]:
+    """Copy tokens, each into the rows of the experts that it chose: ``gather_quantize`` that does not quantize.
+
+    Args:
+        As of ``gather_quantize``.
+
+    Returns:
+        data: of x's dtype [T * k, K]; rows behind the last one are not written. order: of the rows.
+
+    Example:
+        >>> rows, order = gather(torch.randn(3, 64).bfloat16(), torch.tensor([[1, 0], [1, -1], [0, 1]]), 2)
+        >>> tuple(rows.shape), order.offs.tolist()
+        ((6, 64), [2, 5])
+
+    Raises:
+        TypeError, ValueError, UnsupportedProblem: an operand breaks a rule. UnsupportedTarget: no kernel for the GPU.
+    """
+    _check(x, ids, num_experts)
+    data = torch.empty((ids.numel(), x.shape[1]), dtype=x.dtype, device=x.device)
+    return data, _gather(x, ids, num_experts, None, data, None, first_expert, backend)
+
+
+def _check(
+    x: torch.Tensor, ids: torch.Tensor, num_experts: int, global_scale: torch.Tensor | None = None
+) -> None:
+    """Raises where an operand breaks a rule that both operations have."""
     checks.check_tensors({"x": x, "ids": ids}, {"global_scale": global_scale})
     check_rows("x", x)
     check_ids(ids)
@@ -72,28 +117,23 @@ def gather_quantize(
     if k % 32:
         raise ValueError(f"K={k} is not a multiple of 32 (rows of results start 16 bytes apart); pad K")
     checks.check_extent("T * K / 512", len(x) * -(-k_blocks // WARP_SIZE), MAX_WORK // WARP_SIZE)
-    if global_scale is not None:
-        counts = (1, num_experts)
-        if global_scale.dtype != torch.float32 or global_scale.numel() not in counts:
-            raise ValueError(
-                f"global_scale is {global_scale.dtype} {list(global_scale.shape)}; expected torch.float32, one element or "
-                f"[{num_experts}], one an expert"
-            )
-        global_scale = global_scale.contiguous().view(-1)
+
+
+def _gather(x, ids, num_experts, global_scale, data, scale, first_expert, backend) -> Permutation:
+    """Find the order of rows, and write them, to NVFP4 where there is a ``scale`` to write."""
     finds_order = ids.numel() <= FEW_SLOTS
     if finds_order:
         order = new_order(ids, num_experts)
     else:
         order = permute(ids, num_experts, first_expert=first_expert, backend=backend)
-    atoms = NVFP4.scale_shape((ids.numel() // ATOM_ROWS + num_experts) * ATOM_ROWS, k)
     task = GatherQuantizeTask(
         x=x,
         ids=ids,
         rows=order.rows,
         places=order.places,
         global_scale=global_scale,
-        data=torch.empty((ids.numel(), NVFP4.row_bytes(k)), dtype=torch.uint8, device=x.device),
-        scale=torch.empty(atoms, dtype=torch.uint8, device=x.device),
+        data=data,
+        scale=scale,
         offs=order.offs,
         slots=order.slots,
         first_expert=first_expert,
@@ -102,12 +142,15 @@ def gather_quantize(
     if finds_order and not ids.numel():
         order.offs.zero_()
     backends.run_task(backend, task)
-    return task.data, task.scale.view(torch.float8_e4m3fn), order
+    return order
 
 
 @dataclass(frozen=True)
 class GatherQuantizeTask(TableTask):
-    """One launch: fields as of ``gather_quantize`` and ``Permutation``; ``finds_order``: that is written, not read."""
+    """One launch: fields as of ``gather_quantize`` and ``Permutation``; ``finds_order``: that is written, not read.
+
+    Without ``scale``, rows of ``data`` are those of ``x``.
+    """
 
     columns = GatherQuantize
     x: torch.Tensor
@@ -116,7 +159,7 @@ class GatherQuantizeTask(TableTask):
     places: torch.Tensor
     global_scale: torch.Tensor | None
     data: torch.Tensor
-    scale: torch.Tensor
+    scale: torch.Tensor | None
     offs: torch.Tensor
     slots: torch.Tensor
     first_expert: int
@@ -125,7 +168,8 @@ class GatherQuantizeTask(TableTask):
     @property
     def written(self) -> tuple[str, ...]:  # type: ignore[override]
         """Names of the fields that the kernel writes."""
-        return ("data", "scale", *(("rows", "places", "offs", "slots") if self.finds_order else ()))
+        scale = () if self.scale is None else ("scale",)
+        return ("data", *scale, *(("rows", "places", "offs", "slots") if self.finds_order else ()))
 
     @property
     def is_empty(self) -> bool:
@@ -134,7 +178,8 @@ class GatherQuantizeTask(TableTask):
 
     def key(self, gpu: Gpu) -> GatherQuantizeKey:
         """What to compile."""
-        return GatherQuantizeKey(gpu.arch, self.x.dtype, self._global_scales, self.finds_order)
+        scales, quantizes = self._global_scales, self.scale is not None
+        return GatherQuantizeKey(gpu.arch, self.x.dtype, quantizes, scales, self.finds_order)
 
     @property
     def _global_scales(self) -> str:
@@ -156,10 +201,14 @@ class GatherQuantizeTask(TableTask):
         }
 
     def reference(self) -> None:
-        """``formats.quantize`` of every expert's rows."""
+        """``formats.quantize`` of every expert's rows, or the rows."""
         if self.finds_order:
             fields = (self.ids, self.offs, self.slots, self.rows, self.places)
             PermuteTask(*fields, None, self.first_expert, "whole").reference()
         tokens = self.slots.long() // self.ids.shape[1]
+        if self.scale is None:
+            end = int(self.offs[-1])
+            self.data[:end] = self.x[tokens[:end]]
+            return
         rows_of = lambda _, start, stop: self.x[tokens[start:stop]]
         block_scaled.quantize_groups(self.offs.tolist(), rows_of, self.global_scale, self.data, self.scale)

@@ -70,16 +70,20 @@ class PermuteKey(SimtKey):
 
 @dataclass(frozen=True)
 class GatherQuantizeKey(SimtKey):
-    """A gathering quantization: input dtype, global scales, and whether it finds the order of rows."""
+    """A gathering: input dtype, whether it quantizes, by which global scales, and whether it finds the order of rows."""
 
     dtype: torch.dtype
+    quantizes: bool
     global_scales: str
     finds_order: bool
 
     def to_name(self) -> str:
         """Readable, unique; the kernel's symbol starts with it."""
         order = "_orders" if self.finds_order else ""
-        return f"moe_gather_quantize_{self.arch}_{dtype_name(self.dtype)}_{self.global_scales}{order}"
+        operation, scales = (
+            ("gather_quantize", f"_{self.global_scales}") if self.quantizes else ("gather", "")
+        )
+        return f"moe_{operation}_{self.arch}_{dtype_name(self.dtype)}{scales}{order}"
 
     def make_kernel(self) -> Any:
         """The CuTe DSL object to compile."""
@@ -87,6 +91,7 @@ class GatherQuantizeKey(SimtKey):
 
         return GatherQuantizeKernel(
             self.dtype == torch.bfloat16,
+            self.quantizes,
             self.global_scales,
             self.finds_order,
             simt.has_fp4_convert(self.arch),
@@ -116,9 +121,10 @@ class FinalizeKey(SimtKey):
 
 @dataclass(frozen=True)
 class ActivateKey(SimtKey):
-    """A quantizing activation: dtype of its input, how a gate lies in it, and what is done."""
+    """An activation of rows: dtype of its input, whether it quantizes, how a gate lies in it, and what is done."""
 
     dtype: torch.dtype
+    quantizes: bool
     activation: str
     gate_layout: str
     has_limit: bool
@@ -128,9 +134,8 @@ class ActivateKey(SimtKey):
     def to_name(self) -> str:
         """Readable, unique; the kernel's symbol starts with it."""
         options = "_limit" * self.has_limit + "_bias" * self.has_bias + "_scaled" * self.has_global_scale
-        return (
-            f"moe_activate_{self.arch}_{dtype_name(self.dtype)}_{self.activation}_{self.gate_layout}{options}"
-        )
+        operation = "activate" if self.quantizes else "activate_16bit"
+        return f"moe_{operation}_{self.arch}_{dtype_name(self.dtype)}_{self.activation}_{self.gate_layout}{options}"
 
     def make_kernel(self) -> Any:
         """The CuTe DSL object to compile."""
@@ -138,6 +143,7 @@ class ActivateKey(SimtKey):
 
         return ActivateKernel(
             self.dtype == torch.bfloat16,
+            self.quantizes,
             self.activation,
             self.gate_layout,
             self.has_limit,

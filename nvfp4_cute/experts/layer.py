@@ -4,11 +4,12 @@ from typing import Any
 
 import torch
 
+from nvfp4_cute.errors import UnsupportedProblem
 from nvfp4_cute.experts.combine import finalize
-from nvfp4_cute.experts.gather import gather_quantize
+from nvfp4_cute.experts.gather import gather, gather_quantize
 from nvfp4_cute.experts.parallel import moe_over_ranks
 from nvfp4_cute.experts.placement import Placement
-from nvfp4_cute.experts.products import ExpertLayout, LocalExperts
+from nvfp4_cute.experts.products import Activations, ExpertLayout, LocalExperts
 from nvfp4_cute.problem import Activation
 
 
@@ -19,6 +20,7 @@ def moe(
     w13: Any,
     w2: Any,
     *,
+    activations: Activations = "nvfp4",
     activation: Activation = "silu",
     limit: float | None = None,
     weight_layout: ExpertLayout = "concatenated",
@@ -43,6 +45,9 @@ def moe(
     by a launch of its own.) Nothing waits for the device; a captured CUDA graph follows ids that change. Buffers are allocated by
     torch for T * k rows. Rounded: rows to NVFP4 twice, the second product's rows to ``x``'s dtype, and the result.
 
+    With ``activations="16bit"`` rows stay in ``x``'s dtype (W4A16): ``gather``, products of 16-bit rows, and ``activate`` take
+    the places of those that quantize. There are kernels for sm_90a.
+
     Args:
         x: float16 or bfloat16 [T, H], H a multiple of 32.
         ids, weights: as of ``route``: int32 or int64 [T, k] and float32 [T, k]. An id that is not of a local expert, such as -1,
@@ -50,12 +55,13 @@ def moe(
         w13: of all local experts, [E, 2 I, H] (``weight_layout``), or [E, I, H] without a gate: NVFP4Tensor, or
             ``experts.weights.ExpertWeights``, which may have a global scale for each expert, or for gate and up of each.
         w2: the same, [E, H, I].
+        activations: "nvfp4", or "16bit": what both products take rows as; without a group.
         activation: "silu", "gelu_tanh", "relu2" or "swiglu_oai" (gpt-oss): as of ``grouped_dual_gemm``.
         limit: cuts the gate to at most this, and up on both sides.
         weight_layout: of w13's rows: "concatenated" [gate; up], "interleaved" one of each in turn, "none" where there is no gate,
             or an interleaved one of ``grouped_dual_gemm``.
-        input_scale: global scale of x, calibrated: float32, one element, or [E].
-        hidden_scale: that of what lies between the products: one element, or [E].
+        input_scale: global scale of x, calibrated: float32, one element, or [E]. None with 16-bit rows.
+        hidden_scale: that of what lies between the products: one element, or [E]. None with 16-bit rows.
         alpha13, alpha2: factors of the two products, float32 [E], alpha13 perhaps two, of gate and up. None computes them from
             global scales, ``w13.global_scale * input_scale``, in small launches of torch's where both are given.
         bias13: of x's dtype [E, rows of w13], added before the activation. bias2: [E, H], added before the weights.
@@ -84,6 +90,10 @@ def moe(
         RankError: another rank refused its operands, passed other sizes, or did not come within the group's timeout.
     """
     if group is not None:
+        if activations != "nvfp4":
+            raise UnsupportedProblem(
+                f"activations={activations!r} with a group: ranks send each other NVFP4 rows"
+            )
         return _over_ranks(
             x, ids, weights, w13, w2, group=group, placement=placement, capacity=capacity, activation=activation, limit=limit,
             weight_layout=weight_layout, input_scale=input_scale, hidden_scale=hidden_scale, alpha13=alpha13, alpha2=alpha2,
@@ -94,17 +104,21 @@ def moe(
             "placement and capacity say how experts lie on the ranks of a group: pass group, too"
         )
     experts = LocalExperts.of(
-        x, w13, w2, activation=activation, limit=limit, weight_layout=weight_layout, input_scale=input_scale,
-        hidden_scale=hidden_scale, alpha13=alpha13, alpha2=alpha2, bias13=bias13,
+        x, w13, w2, activations=activations, activation=activation, limit=limit, weight_layout=weight_layout,
+        input_scale=input_scale, hidden_scale=hidden_scale, alpha13=alpha13, alpha2=alpha2, bias13=bias13,
     )  # fmt: skip
     if torch.compiler.is_compiling():  # the custom op (experts.library) that a traced graph keeps
         return torch.ops.nvfp4_cute.moe(
-            x, ids, weights, [w13.data, w13.scale], [w2.data, w2.scale], activation, limit, weight_layout, input_scale,
-            experts.hidden_scale, experts.gate_alpha, experts.up_alpha, experts.alpha2, bias13, bias2, shared, first_expert,
-            backend,
+            x, ids, weights, [w13.data, w13.scale], [w2.data, w2.scale], activations, activation, limit, weight_layout,
+            input_scale, experts.hidden_scale, experts.gate_alpha, experts.up_alpha, experts.alpha2, bias13, bias2, shared,
+            first_expert, backend,
         )  # fmt: skip
     where: Any = {"first_expert": first_expert, "backend": backend}
-    data, scale, order = gather_quantize(x, ids, experts.count, global_scale=input_scale, **where)
+    scale = None
+    if experts.quantizes:
+        data, scale, order = gather_quantize(x, ids, experts.count, global_scale=input_scale, **where)
+    else:
+        data, order = gather(x, ids, experts.count, **where)
     down = experts.rows(data, scale, ids, order, dtype=x.dtype, **where)
     return finalize(down, order.rows, weights, shared=shared, bias=bias2, ids=ids, **where)
 

@@ -52,6 +52,7 @@ def moe(
     weights: torch.Tensor,
     w13: Tensors,
     w2: Tensors,
+    activations: str,
     activation: str,
     limit: float | None,
     weight_layout: str,
@@ -75,10 +76,10 @@ def moe(
         gate_alpha is not None and up_alpha is not None and gate_alpha.data_ptr() == up_alpha.data_ptr()
     )
     return run(
-        x, ids, weights, ExpertWeights(w13[0], w13[1], None), ExpertWeights(w2[0], w2[1], None), activation=activation,
-        limit=limit, weight_layout=weight_layout, input_scale=input_scale, hidden_scale=hidden_scale,
-        alpha13=(gate_alpha, gate_alpha if same else up_alpha), alpha2=alpha2, bias13=bias13, bias2=bias2, shared=shared,
-        first_expert=first_expert, backend=backend,
+        x, ids, weights, ExpertWeights(w13[0], w13[1], None), ExpertWeights(w2[0], w2[1], None),
+        activations=activations, activation=activation, limit=limit, weight_layout=weight_layout, input_scale=input_scale,
+        hidden_scale=hidden_scale, alpha13=(gate_alpha, gate_alpha if same else up_alpha), alpha2=alpha2, bias13=bias13,
+        bias2=bias2, shared=shared, first_expert=first_expert, backend=backend,
     )  # fmt: skip
 
 

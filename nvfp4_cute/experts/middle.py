@@ -1,7 +1,8 @@
-"""activate_quantize: bias, activation and quantization between the two products, where no epilogue does them."""
+"""activate_quantize and activate: bias and activation between the two products, where no epilogue does them."""
 
 from dataclasses import dataclass
 from enum import IntEnum
+from itertools import pairwise
 
 import torch
 
@@ -11,7 +12,7 @@ from nvfp4_cute.experts.checks import check_ids, check_rows, check_vector
 from nvfp4_cute.experts.keys import ActivateKey
 from nvfp4_cute.experts.permutation import Permutation
 from nvfp4_cute.formats import block_scaled
-from nvfp4_cute.formats.scale_layout import ATOM_ROWS, ATOM_SHAPE
+from nvfp4_cute.formats.block_format import ATOM_ROWS, NVFP4
 from nvfp4_cute.gpus.targets import Gpu
 from nvfp4_cute.launch.table_task import TableTask
 from nvfp4_cute.launch_table import Activate, float32_bits
@@ -52,6 +53,49 @@ def activate_quantize(
     Raises:
         TypeError, ValueError: an operand breaks a rule. UnsupportedTarget: no kernel for the GPU.
     """
+    n = _check(h, ids, order, activation, gate_layout, bias, global_scale)
+    check_vector("global_scale", global_scale, len(order.offs))
+    rows = len(h)
+    data = torch.empty((rows, NVFP4.row_bytes(n)), dtype=torch.uint8, device=h.device)
+    atoms = NVFP4.scale_shape((rows // ATOM_ROWS + len(order.offs)) * ATOM_ROWS, n)
+    scale = torch.empty(atoms, dtype=torch.uint8, device=h.device)
+    given = (h, bias, ids, order, global_scale, data, scale, activation, gate_layout, limit, first_expert)
+    backends.run_task(backend, ActivateTask.of(*given))
+    return data, scale.view(torch.float8_e4m3fn)
+
+
+def activate(
+    h: torch.Tensor,
+    ids: torch.Tensor,
+    order: Permutation,
+    *,
+    activation: str = "silu",
+    gate_layout: GateLayout = "concatenated",
+    limit: float | None = None,
+    bias: torch.Tensor | None = None,
+    first_expert: int = 0,
+    backend: str = "auto",
+) -> torch.Tensor:
+    """``activation(gate + bias) * (up + bias)`` of every expert's rows: ``activate_quantize`` that does not quantize.
+
+    Args:
+        As of ``activate_quantize``.
+
+    Returns:
+        [R, N] of h's dtype, rounded once, to nearest even; rows behind the last expert's are not written.
+
+    Raises:
+        TypeError, ValueError: an operand breaks a rule. UnsupportedTarget: no kernel for the GPU.
+    """
+    n = _check(h, ids, order, activation, gate_layout, bias)
+    data = torch.empty((len(h), n), dtype=h.dtype, device=h.device)
+    given = (h, bias, ids, order, None, data, None, activation, gate_layout, limit, first_expert)
+    backends.run_task(backend, ActivateTask.of(*given))
+    return data
+
+
+def _check(h, ids, order: Permutation, activation: str, gate_layout: str, bias, global_scale=None) -> int:
+    """Columns of the result. Raises where an operand breaks a rule that both operations have."""
     checks.check_tensors({"h": h, "ids": ids}, {"bias": bias, "global_scale": global_scale})
     check_rows("h", h)
     check_ids(ids)
@@ -64,7 +108,6 @@ def activate_quantize(
             f"h has {columns} columns; N={n} is not a multiple of 32 (rows start 16 bytes apart)"
         )
     experts = len(order.offs)
-    check_vector("global_scale", global_scale, experts)
     if rows > ids.numel():
         raise ValueError(f"h has {rows} rows; expected at most T * k = {ids.numel()}, as order has")
     if bias is not None and (
@@ -73,32 +116,14 @@ def activate_quantize(
         raise ValueError(
             f"bias is {bias.dtype} {list(bias.shape)}; expected contiguous {h.dtype} [{experts}, {columns}]"
         )
-    atoms = (rows // ATOM_ROWS + experts, -(-n // 64))
-    task = ActivateTask(
-        h=h,
-        bias=bias,
-        ids=ids,
-        slots=order.slots,
-        places=order.places,
-        offs=order.offs,
-        global_scale=global_scale,
-        data=torch.empty((rows, n // 2), dtype=torch.uint8, device=h.device),
-        scale=torch.empty((*atoms, *ATOM_SHAPE), dtype=torch.uint8, device=h.device),
-        activation=activation,
-        gate_layout=gate_layout,
-        limit=limit if gate_layout != "none" else None,
-        first_expert=first_expert,
-    )
-    backends.run_task(backend, task)
-    return task.data, task.scale.view(torch.float8_e4m3fn)
+    return n
 
 
 @dataclass(frozen=True)
 class ActivateTask(TableTask):
-    """Checked operands of ``activate_quantize``."""
+    """Checked operands of ``activate_quantize``, or of ``activate``, which has no ``scale``."""
 
     columns = Activate
-    written = ("data", "scale")
     h: torch.Tensor
     bias: torch.Tensor | None
     ids: torch.Tensor
@@ -107,11 +132,36 @@ class ActivateTask(TableTask):
     offs: torch.Tensor
     global_scale: torch.Tensor | None
     data: torch.Tensor
-    scale: torch.Tensor
+    scale: torch.Tensor | None
     activation: str
     gate_layout: GateLayout
     limit: float | None
     first_expert: int
+
+    @classmethod
+    def of(
+        cls,
+        h,
+        bias,
+        ids,
+        order: Permutation,
+        global_scale,
+        data,
+        scale,
+        activation,
+        gate_layout,
+        limit,
+        first_expert,
+    ) -> "ActivateTask":
+        """Of what the operations are given, and what they write; a limit cuts a gate, where there is one."""
+        limit = None if gate_layout == "none" else limit
+        where = (ids, order.slots, order.places, order.offs)
+        return cls(h, bias, *where, global_scale, data, scale, activation, gate_layout, limit, first_expert)
+
+    @property
+    def written(self) -> tuple[str, ...]:  # type: ignore[override]
+        """Names of the fields that the kernel writes."""
+        return ("data",) if self.scale is None else ("data", "scale")
 
     @property
     def is_empty(self) -> bool:
@@ -121,7 +171,8 @@ class ActivateTask(TableTask):
     def key(self, gpu: Gpu) -> ActivateKey:
         """What to compile."""
         given = (x is not None for x in (self.limit, self.bias, self.global_scale))
-        return ActivateKey(gpu.arch, self.h.dtype, self.activation, self.gate_layout, *given)
+        quantizes = self.scale is not None
+        return ActivateKey(gpu.arch, self.h.dtype, quantizes, self.activation, self.gate_layout, *given)
 
     def numbers(self, gpu: Gpu) -> dict[IntEnum, int]:
         """Extents."""
@@ -129,18 +180,23 @@ class ActivateTask(TableTask):
             Activate.H_PITCH: self.h.stride(0) * self.h.element_size(),
             Activate.ID_BYTES: self.ids.element_size(),
             Activate.ROWS: len(self.h),
-            Activate.N: 2 * self.data.shape[1],
+            Activate.N: self.h.shape[1] // (1 if self.gate_layout == "none" else 2),
             Activate.FIRST_EXPERT: self.first_expert,
             Activate.EXPERTS: len(self.offs),
             Activate.LIMIT: 0 if self.limit is None else float32_bits(self.limit),
         }
 
     def reference(self) -> None:
-        """``experts.activation`` and ``formats.quantize``, expert by expert."""
+        """``experts.activation``, and ``formats.quantize``, expert by expert."""
 
         def rows_of(expert: int, start: int, stop: int) -> torch.Tensor:
             h = self.h[start:stop].float()
             h = h if self.bias is None else h + self.bias[expert].float()
             return activate_rows(h, self.activation, self.gate_layout, self.limit)
 
-        block_scaled.quantize_groups(self.offs.tolist(), rows_of, self.global_scale, self.data, self.scale)
+        ends = self.offs.tolist()
+        if self.scale is not None:
+            block_scaled.quantize_groups(ends, rows_of, self.global_scale, self.data, self.scale)
+            return
+        for expert, (start, stop) in enumerate(pairwise([0, *ends])):
+            self.data[start:stop] = rows_of(expert, start, stop)

@@ -1,4 +1,4 @@
-"""The two products of a layer of experts, from ordered NVFP4 rows to one result per row."""
+"""The two products of a layer of experts, from ordered rows, NVFP4 or 16-bit, to one result per row."""
 
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -8,7 +8,7 @@ import torch
 from nvfp4_cute.errors import UnsupportedProblem
 from nvfp4_cute.experts.activation import ACTIVATIONS
 from nvfp4_cute.experts.gather import gather_quantize
-from nvfp4_cute.experts.middle import activate_quantize
+from nvfp4_cute.experts.middle import activate, activate_quantize
 from nvfp4_cute.experts.permutation import Permutation
 from nvfp4_cute.experts.weights import per_expert, product_factors
 from nvfp4_cute.formats.block_format import NVFP4 as NVFP4_FORMAT
@@ -20,6 +20,7 @@ from nvfp4_cute.problem import NVFP4, Activation
 ExpertLayout = Literal[
     "concatenated", "interleaved", "interleaved_64_up_first", "interleaved_32_gate_first", "none"
 ]
+Activations = Literal["nvfp4", "16bit"]
 LAYOUTS = ("concatenated", "interleaved", "interleaved_64_up_first", "interleaved_32_gate_first", "none")
 # Rows of both halves of concatenated weights whose scales are in blocks of their own.
 FUSED_ROWS = 256
@@ -31,6 +32,7 @@ class LocalExperts:
 
     w13: Any
     w2: Any
+    activations: Activations
     activation: Activation
     limit: float | None
     weight_layout: ExpertLayout
@@ -42,10 +44,15 @@ class LocalExperts:
 
     @classmethod
     def of(
-        cls, x: torch.Tensor, w13: Any, w2: Any, *, activation, limit, weight_layout, input_scale, hidden_scale, alpha13,
-        alpha2, bias13,
+        cls, x: torch.Tensor, w13: Any, w2: Any, *, activations="nvfp4", activation, limit, weight_layout, input_scale,
+        hidden_scale, alpha13, alpha2, bias13,
     ) -> "LocalExperts":  # fmt: skip
         """Check the arguments of ``moe`` with these names. Raises TypeError or ValueError where shapes do not fit ``x``."""
+        checks.check_choice("activations", activations, ("nvfp4", "16bit"))
+        if activations == "16bit" and (input_scale is not None or hidden_scale is not None):
+            raise ValueError(
+                'input_scale or hidden_scale with activations="16bit", which quantizes neither; leave them out'
+            )
         checks.check_choice("activation", activation, ACTIVATIONS)
         checks.check_choice("weight_layout", weight_layout, LAYOUTS)
         experts = _check_weights(x, w13, w2, weight_layout)
@@ -55,9 +62,8 @@ class LocalExperts:
         if alpha2 is None:
             alpha2, _ = product_factors(w2, hidden_scale, experts)
         hidden_scale = per_expert(hidden_scale, experts, x.device)
-        local = cls(
-            w13, w2, activation, limit, weight_layout, gate_alpha, up_alpha, alpha2, bias13, hidden_scale
-        )
+        choices = (activations, activation, limit, weight_layout)
+        local = cls(w13, w2, *choices, gate_alpha, up_alpha, alpha2, bias13, hidden_scale)
         if not local.is_fused:
             local._check_two_launches()
         return local
@@ -91,10 +97,15 @@ class LocalExperts:
         """E."""
         return len(self.w13.data)
 
+    @property
+    def quantizes(self) -> bool:
+        """Whether the products take NVFP4 rows."""
+        return self.activations == "nvfp4"
+
     def rows(
         self,
         data: torch.Tensor,
-        scale: torch.Tensor,
+        scale: torch.Tensor | None,
         ids: torch.Tensor,
         order: Permutation,
         *,
@@ -105,33 +116,37 @@ class LocalExperts:
         """One result per row, [R, H] of ``dtype``: at most three launches.
 
         Args:
-            data, scale, order: as of ``gather_quantize``. ids: what ``order`` was found of.
+            data, scale, order: as of ``gather_quantize``, or of ``gather``, where ``scale`` is None. ids: what ``order`` was
+                found of.
         """
+        hidden: Any
         if self.is_fused:
             fused_layout: Any = self.weight_layout
             hidden = grouped_dual_gemm(
                 data, self.w13.data, None, scale, self.w13.scale, None, self.gate_alpha, self.up_alpha, offs=order.offs,
-                activation=self.activation, limit=self.limit, weight_layout=fused_layout, out_dtype=NVFP4,
-                out_global_scale=self.hidden_scale, backend=backend,
+                activation=self.activation, limit=self.limit, weight_layout=fused_layout,
+                out_dtype=NVFP4 if self.quantizes else dtype, out_global_scale=self.hidden_scale, backend=backend,
             )  # fmt: skip
         else:
             hidden = self._two_launches(data, scale, ids, order, dtype, first_expert, backend)
+        hidden, hidden_sf = hidden if self.quantizes else (hidden, None)
         return grouped_gemm(
-            hidden[0], self.w2.data, hidden[1], self.w2.scale, order.offs, self.alpha2, out_dtype=dtype, backend=backend
+            hidden, self.w2.data, hidden_sf, self.w2.scale, order.offs, self.alpha2, out_dtype=dtype, backend=backend
         )  # fmt: skip
 
-    def _two_launches(
-        self, data, scale, ids, order, dtype, first_expert, backend
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """The first product and its activation."""
+    def _two_launches(self, data, scale, ids, order, dtype, first_expert, backend) -> Any:
+        """The first product and its activation: rows, and of quantized ones scales."""
         gate_layout: Any = self.weight_layout
         h = grouped_gemm(
             data, self.w13.data, scale, self.w13.scale, order.offs, self.gate_alpha, out_dtype=dtype, backend=backend
         )  # fmt: skip
-        return activate_quantize(
-            h, ids, order, activation=self.activation, gate_layout=gate_layout, limit=self.limit, bias=self.bias13,
-            global_scale=self.hidden_scale, first_expert=first_expert, backend=backend,
-        )  # fmt: skip
+        options: Any = {
+            "activation": self.activation, "gate_layout": gate_layout, "limit": self.limit, "bias": self.bias13,
+            "first_expert": first_expert, "backend": backend,
+        }  # fmt: skip
+        if self.quantizes:
+            return activate_quantize(h, ids, order, global_scale=self.hidden_scale, **options)
+        return activate(h, ids, order, **options)
 
 
 def _check_weights(x: torch.Tensor, w13: Any, w2: Any, layout: str) -> int:

@@ -3,17 +3,19 @@
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from enum import IntEnum
+from math import prod
 
 import torch
 
-from nvfp4_cute.compile.simt_keys import FewRowsKey, GemvKey, QuantizeKey, W4A16Key
+from nvfp4_cute.compile.simt_keys import DequantizeKey, FewRowsKey, GemvKey, QuantizeKey, W4A16Key
 from nvfp4_cute.errors import UnsupportedProblem
 from nvfp4_cute.formats import block_scaled
 from nvfp4_cute.formats.block_format import UE8M0, BlockFormat
+from nvfp4_cute.formats.block_scaled import BlockScaledTensor
 from nvfp4_cute.formats.silu import silu_mul
 from nvfp4_cute.gpus.targets import Gpu
 from nvfp4_cute.launch.table_task import Addresses, TableTask
-from nvfp4_cute.launch_table import W4A16, FewRows, Gemv, Quantize
+from nvfp4_cute.launch_table import W4A16, Dequantize, FewRows, Gemv, Quantize
 from nvfp4_cute.operands.operand import Operand
 from nvfp4_cute.operands.products import Product
 from nvfp4_cute.operands.quantization import Quantization
@@ -334,3 +336,46 @@ class QuantizeTask(TableTask):
         rows_of = lambda _, start, stop: values[0, start:stop]
         ends, options = q.offs.tolist(), (q.format, q.scale_rounding)
         block_scaled.quantize_groups(ends, rows_of, q.global_scale, data, scale, *options)
+
+
+@dataclass(frozen=True, eq=False)
+class DequantizeTask(TableTask):
+    """A dequantization of ``t``, whose data and scales are contiguous.
+
+    Attributes:
+        out: float16 or bfloat16, contiguous, of the shape of ``t``.
+    """
+
+    columns = Dequantize
+
+    t: BlockScaledTensor
+    out: torch.Tensor
+
+    def key(self, gpu: Gpu) -> DequantizeKey:
+        """What to compile."""
+        t = self.t
+        has_factor, is_blocked = t.global_scale is not None, t.scale_layout == "blocked"
+        return DequantizeKey(gpu.arch, t.format, self.out.dtype, has_factor, is_blocked)
+
+    def addresses(self) -> Addresses:
+        """``launch_table.Dequantize``."""
+        factor = self.t.global_scale
+        named = {"data": self.t.data, "scale": self.t.scale, "global_scale": factor, "out": self.out}
+        return {name: (Dequantize[name.upper()], x) for name, x in named.items() if x is not None}
+
+    def numbers(self, gpu: Gpu) -> Mapping[IntEnum, int]:
+        """``launch_table.Dequantize``."""
+        format, (*batches, rows, k) = self.t.format, (1, *self.t.shape)
+        num_batches = prod(batches)
+        return {
+            Dequantize.PITCH: format.row_bytes(k),
+            Dequantize.BATCH: rows * format.row_bytes(k),
+            Dequantize.SCALE_BATCH: self.t.scale.numel() // num_batches,
+            Dequantize.ROWS: rows,
+            Dequantize.K: k,
+            Dequantize.BATCHES: num_batches,
+        }
+
+    def reference(self) -> None:
+        """``formats.dequantize``."""
+        self.out.copy_(block_scaled.dequantize(self.t, self.out.dtype))

@@ -8,12 +8,14 @@ from torch.nn import functional
 from nvfp4_cute import private_api
 from nvfp4_cute.errors import UnsupportedProblem
 from nvfp4_cute.formats.block_format import NVFP4, TMA_ALIGN_BYTES
-from nvfp4_cute.formats.block_scaled import NVFP4Tensor, dequantize
+from nvfp4_cute.formats.block_scaled import NVFP4Tensor
 from nvfp4_cute.formats.global_scale import resolve_global_scale
 from nvfp4_cute.formats.scale_layout import to_blocked
 from nvfp4_cute.nn import options as options_of
 from nvfp4_cute.nn import state
+from nvfp4_cute.nn.weight_only import weight_only_linear
 from nvfp4_cute.operands import rules
+from nvfp4_cute.ops.dequantize import dequantize
 from nvfp4_cute.ops.gemm import gemm
 from nvfp4_cute.ops.quantize import quantize
 from nvfp4_cute.problem import OUT_DTYPES
@@ -39,7 +41,8 @@ class LinearNVFP4(torch.nn.Module):
 
     - ``activations="nvfp4"`` (W4A4): rows of x are quantized (one launch, and a pass for its largest magnitude with
       ``input_scale="auto"``), then ``gemm``.
-    - ``activations="16bit"`` (W4A16): ``gemm`` with 16-bit rows, one launch, made for up to 32 of them.
+    - ``activations="16bit"`` (W4A16): ``gemm`` with 16-bit rows; of very many rows W is decoded into memory that is given back
+      afterwards, and torch multiplies (``nn.weight_only``).
     - ``pre_decode=True``: W is decoded to ``dtype`` once, then ``torch.nn.functional.linear``: for GPUs without FP4
       arithmetic, and many rows. State dict and file still hold 4 bits a weight.
 
@@ -345,7 +348,7 @@ def product(
     if activations == "16bit":
         if x.stride(1) != 1 or x.stride(0) % ALIGN_ELEMENTS or x.data_ptr() % TMA_ALIGN_BYTES:
             x = x.clone(memory_format=torch.contiguous_format)
-        return gemm(x, weight, None, weight_scale, alpha, out_dtype=out_dtype, backend=backend)
+        return weight_only_linear(x, weight, weight_scale, alpha, out_dtype, backend)
     q = quantize(x, global_scale=input_global_scale, backend=backend)
     return gemm(q.data, weight, q.scale, weight_scale, alpha, out_dtype=out_dtype, backend=backend)
 

@@ -7,7 +7,7 @@ import torch
 from nvfp4_cute.errors import UnsupportedProblem
 from nvfp4_cute.experts.layer import moe
 from nvfp4_cute.experts.placement import Placement
-from nvfp4_cute.experts.products import ExpertLayout
+from nvfp4_cute.experts.products import Activations, ExpertLayout
 from nvfp4_cute.experts.weights import ExpertWeights, per_expert, product_factors
 from nvfp4_cute.formats.block_format import NVFP4
 from nvfp4_cute.nn import options as options_of
@@ -38,7 +38,8 @@ class MoENVFP4(torch.nn.Module):
 
     Args:
         num_experts: E, of this process. hidden_size: H. intermediate_size: I. Both multiples of 32.
-        activation, limit, weight_layout: as of ``moe``.
+        activations, activation, limit, weight_layout: as of ``moe``. Of 16-bit rows there are no calibrated scales: given ones
+            are not kept.
         input_scale, hidden_scale: calibrated global scales of x and of what lies between the products: a number, or one an
             expert; None for 1.
         bias: whether there are biases.
@@ -92,6 +93,7 @@ class MoENVFP4(torch.nn.Module):
         hidden_size: int,
         intermediate_size: int,
         *,
+        activations: Activations = "nvfp4",
         activation: Activation = "silu",
         limit: float | None = None,
         weight_layout: ExpertLayout = "concatenated",
@@ -118,7 +120,10 @@ class MoENVFP4(torch.nn.Module):
             hidden_size,
             intermediate_size,
         )
+        self.activations = activations
         self.activation, self.limit, self.weight_layout = activation, limit, weight_layout
+        if activations == "16bit":
+            input_scale = hidden_scale = None
         self.first_expert, self.backend = first_expert, backend
         if process_group is not None and placement is None:
             placement = Placement.even(num_experts * process_group.size(), process_group.size())
@@ -240,6 +245,7 @@ class MoENVFP4(torch.nn.Module):
             weights,
             ExpertWeights(self.w13, self.w13_scale, None),
             ExpertWeights(self.w2, self.w2_scale, None),
+            activations=self.activations,
             activation=self.activation,
             limit=self.limit,
             weight_layout=self.weight_layout,
@@ -262,7 +268,7 @@ class MoENVFP4(torch.nn.Module):
         """Sizes, and what lies between the products."""
         return (
             f"num_experts={self.num_experts}, hidden_size={self.hidden_size}, intermediate_size={self.intermediate_size}, "
-            f"activation={self.activation!r}, weight_layout={self.weight_layout!r}"
+            f"activations={self.activations!r}, activation={self.activation!r}, weight_layout={self.weight_layout!r}"
         )
 
     def _load_from_state_dict(self, *arguments: Any) -> None:

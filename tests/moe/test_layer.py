@@ -29,14 +29,14 @@ def test_one_small_layer():
     check(some_layer(5, 2, 4, 64, 128))
 
 
-def drawn(seed):
+def drawn(seed, layouts=("concatenated", "concatenated", "interleaved", "none")):
     """A random layer, small enough for the emulator: few experts have rows, whatever the number of experts is."""
     dice = random.Random(seed)
     experts = dice.choice([1, 2, 3, 8, 60, 128, 512])
     top_k = dice.randint(1, 16)
     tokens = dice.choice([0, 1, 1, 2, 5, 16, 33, dice.randint(0, 600)])
     width = dice.choice([32, 64, 96, 128, 256])
-    layout = dice.choice(["concatenated", "concatenated", "interleaved", "none"])
+    layout = dice.choice(layouts)
     used = min(experts, dice.choice([1, 2, 3, 5]))
     generator = torch.Generator().manual_seed(seed)
     hidden, dtype = dice.choice([32, 64, 160]), dice.choice([torch.bfloat16, torch.float16])
@@ -71,6 +71,17 @@ def drawn(seed):
 def test_random_layers(seed):
     mode = ("eager", "lazy", f"random:{seed}")[seed % 3]
     check(drawn(seed), ARCHS[seed // 3 % 3], mode, seed=seed)
+
+
+@pytest.mark.sampled(10)
+@pytest.mark.parametrize("seed", range(60))
+def test_random_layers_of_16_bit_rows(seed):
+    """With whole numbers between the products, so that sums are exact in any order."""
+    layer = drawn(seed, layouts=("concatenated", "interleaved"))
+    layer.options = {k: v for k, v in layer.options.items() if k not in ("input_scale", "hidden_scale")}
+    layer.options |= {"activations": "16bit", "activation": "relu2"}
+    layer.w13 = ExpertWeights(layer.w13.data, layer.w13.scale, torch.ones(len(layer.w13.data)))
+    check(layer, "sm_90a", ("eager", "lazy", f"random:{seed}")[seed % 3], seed=seed)
 
 
 def test_equal_scores_of_permuted_tokens_have_the_same_bits():
@@ -116,6 +127,12 @@ def test_refusals():
         (lambda: moe(x, ids, weights, w2, w2), ValueError, r"expected \[T, H\]"),
         (lambda: moe(x, ids, weights, w13, w2, activation="tanh"), ValueError, "activation='tanh'"),
         (lambda: moe(x, ids, weights, w13, w2, weight_layout="x"), ValueError, "weight_layout='x'"),
+        (lambda: moe(x, ids, weights, w13, w2, activations="8bit"), ValueError, "activations='8bit'"),
+        (
+            lambda: moe(x, ids, weights, w13, w2, activations="16bit", input_scale=torch.ones(1)),
+            ValueError,
+            "quantizes neither",
+        ),
         (
             lambda: moe(x, ids, weights, pair, w2, weight_layout="interleaved"),
             UnsupportedProblem,

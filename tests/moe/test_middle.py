@@ -1,4 +1,4 @@
-"""activate_quantize: bit for bit the float32 operations of experts.activation, then formats.quantize."""
+"""activate_quantize and activate: bit for bit the float32 operations of experts.activation, then one rounding."""
 
 import math
 
@@ -8,7 +8,7 @@ from oracle import assert_bitwise_equal
 
 from nvfp4_cute.backends.emulator import observe
 from nvfp4_cute.experts.activation import ACTIVATIONS, activate_rows
-from nvfp4_cute.experts.middle import activate_quantize
+from nvfp4_cute.experts.middle import activate, activate_quantize
 from nvfp4_cute.experts.permutation import permute
 
 ARCHS = ["sm_90a", "sm_100a", pytest.param("sm_120a", marks=pytest.mark.slow)]
@@ -28,6 +28,24 @@ def check(h, ids, experts, arch="sm_90a", mode="eager", **options):
     rows, places = int(order.offs[-1]), order.places[order.places >= 0].long()
     assert_bitwise_equal(data[:rows], want_data[:rows])
     assert_bitwise_equal(rowmajor(scale)[places], rowmajor(want_scale)[places])
+
+
+def check_plain(h, ids, experts, arch, **options):
+    order = permute(ids, experts)
+    with observe(check=True) as observer:
+        got = activate(h, ids, order, backend=f"emulator:{arch}", **options)
+    assert len(observer.stats) == 1 and got.dtype == h.dtype
+    rows, start = int(order.offs[-1]), 0
+    want = activate(h, ids, order, backend="reference", **options)
+    assert_bitwise_equal(got[:rows], want[:rows])
+    for expert, end in enumerate(order.offs.tolist()):
+        values = h[start:end].float()
+        if options.get("bias") is not None:
+            values = values + options["bias"][expert].float()
+        layout = options.get("gate_layout", "concatenated")
+        values = activate_rows(values, options["activation"], layout, options.get("limit"))
+        assert_bitwise_equal(want[start:end], values.to(h.dtype))
+        start = end
 
 
 def some(rows, columns, dtype, seed=0):
@@ -52,6 +70,7 @@ def test_every_activation(activation, layout, arch):
             h, ids.long() + 2, 5, arch, activation=activation, gate_layout=layout, limit=7.0, bias=bias,
             global_scale=torch.rand(5) + 0.01, first_expert=2,
         )  # fmt: skip
+        check_plain(h, ids, 5, arch, activation=activation, gate_layout=layout, limit=7.0, bias=bias)
 
 
 @pytest.mark.parametrize("mode", ["lazy", "random:3"])
@@ -86,7 +105,7 @@ def test_refusals():
     for call, error, text in (
         (lambda: activate_quantize(h.float(), ids, order), TypeError, "dtype of h"),
         (lambda: activate_quantize(h[:, :40], ids, order), ValueError, "N=20 is not a multiple of 32"),
-        (lambda: activate_quantize(h[:7], ids, order), ValueError, "h has 7 rows"),
+        (lambda: activate_quantize(h.repeat(2, 1), ids, order), ValueError, "h has 16 rows"),
         (lambda: activate_quantize(h, ids, order, activation="tanh"), ValueError, "activation='tanh'"),
         (lambda: activate_quantize(h, ids, order, bias=h[:2, :32]), ValueError, "bias is"),
     ):

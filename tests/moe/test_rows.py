@@ -1,4 +1,4 @@
-"""gather_quantize and finalize: bit for bit what formats.quantize and float32 sums in order give."""
+"""gather_quantize, gather and finalize: bit for bit what formats.quantize, copies and float32 sums in order give."""
 
 import math
 
@@ -8,7 +8,7 @@ from oracle import assert_bitwise_equal, bits
 
 from nvfp4_cute.backends.emulator import observe
 from nvfp4_cute.experts.combine import finalize
-from nvfp4_cute.experts.gather import gather_quantize
+from nvfp4_cute.experts.gather import gather, gather_quantize
 from nvfp4_cute.experts.permutation import permute
 
 ARCHS = ["sm_90a", "sm_100a", pytest.param("sm_120a", marks=pytest.mark.slow)]
@@ -49,7 +49,18 @@ def check(x, ids, experts, arch="sm_90a", mode="eager", **options):
     assert_bitwise_equal(data[:rows], want_data[:rows])
     k_blocks = x.shape[1] // 16
     assert_bitwise_equal(real_scales(scale, order, k_blocks), real_scales(want_scale, want_order, k_blocks))
+    check_copies(x, ids, experts, f"emulator:{arch}", mode, order, options.get("first_expert", 0))
     return order
+
+
+def check_copies(x, ids, experts, backend, mode, order, first_expert):
+    """The same rows, not quantized."""
+    with observe(check=True, mode=mode) as observer:
+        rows, same = gather(x, ids, experts, first_expert=first_expert, backend=backend)
+    assert len(observer.stats) == (bool(ids.numel()) if ids.numel() <= 64 else 2)
+    end = int(order.offs[-1])
+    assert torch.equal(same.offs, order.offs) and torch.equal(same.slots[:end], order.slots[:end])
+    assert_bitwise_equal(rows[:end], x[order.slots[:end].long() // ids.shape[1]])
 
 
 @pytest.mark.parametrize("arch", ARCHS)

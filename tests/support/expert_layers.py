@@ -81,6 +81,7 @@ def naive(layer: Layer) -> torch.Tensor:
     options, x = layer.options, layer.x
     first, layout = options.get("first_expert", 0), options.get("weight_layout", "concatenated")
     experts = layer.w13.shape[0]
+    product = weight_only_product if options.get("activations") == "16bit" else quantized_product
     fused = options.get("bias13") is None and layout == "concatenated" and layer.w13.shape[1] % 256 == 0
     expand = lambda w, e: expand_operand(
         w.data[e], w.scale[e].reshape(-1).view(torch.uint8), "blocked"
@@ -93,14 +94,16 @@ def naive(layer: Layer) -> torch.Tensor:
             e = int(layer.ids[t, k]) - first
             if not 0 <= e < experts:
                 continue
-            h = product(x[t : t + 1], decoded[e][0], options.get("input_scale"), layer.w13.global_scale, e)
+            h = product(
+                x[t : t + 1], decoded[e][0], options.get("input_scale"), layer.w13.global_scale, e, x.dtype
+            )
             if not fused:
                 h = h.to(x.dtype).float()
             if options.get("bias13") is not None:
                 h = h + options["bias13"][e].float()
             gate_layout = layout if layout != "none" else "none"
             h = activate_rows(h, options["activation"], gate_layout, options["limit"])
-            row = product(h, decoded[e][1], options.get("hidden_scale"), layer.w2.global_scale, e)
+            row = product(h, decoded[e][1], options.get("hidden_scale"), layer.w2.global_scale, e, x.dtype)
             row = row.to(x.dtype).float()
             if options.get("bias2") is not None:
                 row = row + options["bias2"][e].float()
@@ -110,7 +113,7 @@ def naive(layer: Layer) -> torch.Tensor:
     return total.to(x.dtype)
 
 
-def product(rows, weights, scale, weight_scale, expert):
+def quantized_product(rows, weights, scale, weight_scale, expert, dtype):
     """Quantized rows times an expert's weights, float32: summed exactly, rounded, times the factors."""
     factor = factor_of(scale, expert)
     q = block_scaled.quantize(rows, global_scale=factor)
@@ -118,3 +121,9 @@ def product(rows, weights, scale, weight_scale, expert):
     alpha = factor_of(weight_scale, expert)
     alpha = alpha if factor is None else alpha * factor
     return (values.double() @ weights.T).float() * alpha
+
+
+def weight_only_product(rows, weights, scale, weight_scale, expert, dtype):
+    """Rows of ``dtype`` times an expert's weights, as ``quantized_product``; there is no scale of the rows."""
+    assert scale is None
+    return (rows.to(dtype).double() @ weights.T).float() * factor_of(weight_scale, expert)

@@ -78,6 +78,22 @@ QUANTIZE_WARPS = 8
 # Words that a lane has on their way from memory at once: of four blocks of 16 values, or of two of 32.
 QUANTIZE_WORDS = 32
 
+# ---- dequantize: a warp takes so many rows of 256 columns ----
+DEQUANTIZE_WARPS = 8
+DEQUANTIZE_ROWS = 4
+
+# Rows of 16-bit activations from which decoding the weights and multiplying in 16 bits takes less time. Measured on an H100
+# (``bench/notes``), whose kernel for many rows takes 1.0 to 1.3 times cuBLAS's bf16 time, decoding 0.9 to 1.3 times as long.
+DECODE_FIRST_ROWS = {"sm_90a": 4096}
+# Elsewhere a pass over the weights for every 32 rows costs as much as decoding from about four of them on, by their bytes.
+DECODE_FIRST_ROWS_ELSEWHERE = 128
+
+
+def decode_first_rows(arch: str) -> int:
+    """Rows from which a linear layer with 16-bit activations decodes its weights first."""
+    return DECODE_FIRST_ROWS.get(arch, DECODE_FIRST_ROWS_ELSEWHERE)
+
+
 # ---- weight rows of a CTA of the products below, whose warps take chunks of K in turn ----
 UNIT_ROWS = 32
 

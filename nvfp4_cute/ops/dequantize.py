@@ -1,0 +1,71 @@
+"""dequantize: block-scaled tensors to floats."""
+
+import torch
+
+from nvfp4_cute import backends
+from nvfp4_cute.backends.calls import call
+from nvfp4_cute.formats import block_scaled
+from nvfp4_cute.formats.block_scaled import BlockScaledTensor
+from nvfp4_cute.launch.simt import DequantizeTask
+from nvfp4_cute.operands.quantization import KERNEL_DTYPES
+from nvfp4_cute.operands.rules import MAX_BATCHES
+
+# A lane loads eight values by one instruction.
+ALIGN_BYTES = 8
+
+
+def dequantize(
+    t: BlockScaledTensor, dtype: torch.dtype = torch.float32, *, backend: str = "auto"
+) -> torch.Tensor:
+    """Expand to ``dtype``, exactly as ``formats.dequantize`` specifies.
+
+    float16 and bfloat16 results on a GPU (or on the emulator) take one kernel launch, which reads 4.5 bits a value of NVFP4 and
+    writes 16. Others, CPU tensors, formats with float32 scales, and tensors with gaps between rows take ``formats.dequantize``,
+    whatever the backend. The bits are the same.
+
+    Args:
+        t: [..., K], of any format.
+        dtype: float32, float16, bfloat16 or float64.
+        backend: "auto", "cuda", "emulator", "emulator:ARCH", or "reference".
+
+    Returns:
+        [..., K] of ``dtype``, contiguous, on the device of ``t``.
+
+    Example:
+        >>> dequantize(quantize(torch.ones(40, 512)), torch.bfloat16).shape
+        torch.Size([40, 512])
+
+    Raises:
+        TypeError: as ``formats.dequantize``. UnsupportedTarget: no kernel for the GPU.
+    """
+    if torch.compiler.is_compiling() or not isinstance(t, BlockScaledTensor):
+        return block_scaled.dequantize(t, dtype)
+    if (
+        backends.resolve(backend, t.device) == "reference"
+        or dtype not in KERNEL_DTYPES
+        or not _is_for_kernel(t)
+    ):
+        return block_scaled.dequantize(t, dtype)
+    inputs = [x for x in (t.data, t.scale, t.global_scale) if x is not None]
+    settings = ("dequantize", t.format.name, t.shape, t.scale_layout, dtype)
+    (out,) = call(backend, settings, inputs, [], _check, t, dtype)
+    return out
+
+
+def _is_for_kernel(t: BlockScaledTensor) -> bool:
+    """Whether a kernel reads it as it lies."""
+    batches = t.shape[:-2]
+    return (
+        t.format.scale.bits == 8
+        and t.data.is_contiguous()
+        and t.scale.is_contiguous()
+        and t.data.data_ptr() % ALIGN_BYTES == 0
+        and (t.global_scale is None or t.global_scale.numel() == 1)
+        and torch.Size(batches).numel() <= MAX_BATCHES
+    )
+
+
+def _check(t: BlockScaledTensor, dtype: torch.dtype) -> tuple[DequantizeTask, list[torch.Tensor]]:
+    """The task, and what it writes."""
+    out = torch.empty(t.shape, dtype=dtype, device=t.device)
+    return DequantizeTask(t, out), [out]
