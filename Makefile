@@ -18,9 +18,11 @@ DSL := .venv/dsl-$(VERSION)
 # transformers that `make test-transformers` tests the models with.
 TRANSFORMERS ?= transformers>=5.17,<5.25
 HF := .venv/transformers
-# flashinfer-bench that `make test-trace` shows our exports to. Installed without what it asks for besides, gigabytes of CUDA.
+# flashinfer-bench that `make test-trace` shows our exports to, and torchao, whose tensors are multiplied through torch's
+# functions. Installed without what they ask for besides, gigabytes of CUDA.
 TRACE := .venv/trace
 FLASHINFER_BENCH ?= flashinfer-bench>=0.1,<0.2
+TORCHAO ?= torchao>=0.18,<0.19
 # What makes a venv whose packages are found behind its own in .venv; its argument is the venv.
 BEHIND = $(1)/bin/python -c "import pathlib, sys, sysconfig; pathlib.Path(sysconfig.get_path('purelib'), 'zz_base.pth') \
   .write_text(f'import site; site.addsitedir({sys.argv[1]!r})')" \
@@ -36,7 +38,7 @@ QUICK := tests/test_style.py tests/test_env.py tests/test_reference.py tests/for
   tests/planning tests/gpus tests/model tests/ops/test_misuse.py
 # What the API reference describes: the public names, and modules that the pages send people to.
 API := nvfp4_cute nvfp4_cute.reference nvfp4_cute.formats.scale_layout nvfp4_cute.formats.silu nvfp4_cute.formats.block_format \
-  nvfp4_cute.gpus.targets nvfp4_cute.backends.emulator nvfp4_cute.emulator.fronts.driver
+  nvfp4_cute.torch_api nvfp4_cute.gpus.targets nvfp4_cute.backends.emulator nvfp4_cute.emulator.fronts.driver
 
 .DEFAULT_GOAL := help
 .PHONY: help demo quick test test-all fuzz test-dsl test-dsls test-transformers test-trace docs lint format clean
@@ -66,8 +68,8 @@ test-dsl: $(DSL)/installed  ## the exported submissions on an older CuTe DSL: ma
 test-transformers: $(HF)/installed  ## whole models through transformers, on the CPU
 	$(HF)/bin/python -m pytest -n auto --dist worksteal tests/models $(ARGS)
 
-test-trace: $(TRACE)/installed  ## exports in FlashInfer-Bench's schema, read and judged by flashinfer-bench
-	$(TRACE)/bin/python -m pytest -n auto --dist worksteal tests/competition/trace $(ARGS)
+test-trace: $(TRACE)/installed  ## exports judged by flashinfer-bench itself, products of torchao's tensors
+	$(TRACE)/bin/python -m pytest -n auto --dist worksteal tests/competition/trace tests/test_torch_api.py $(ARGS)
 
 test-dsls: .venv/installed  ## exports on CuTe DSL 4.5 to 4.8, kernels on every version that is allowed
 	set -e; for version in $(EXPORT_VERSIONS); do \
@@ -120,7 +122,7 @@ $(HF)/installed: .venv/installed
 $(TRACE)/installed: .venv/installed
 	$(BIN)/python -m venv $(TRACE)
 	$(call BEHIND,$(TRACE))
-	$(TRACE)/bin/python -m pip install --no-deps "$(FLASHINFER_BENCH)"
+	$(TRACE)/bin/python -m pip install --no-deps "$(FLASHINFER_BENCH)" "$(TORCHAO)"
 	$(TRACE)/bin/python -m pip install pydantic safetensors docstring-parser
 	@touch $@
 

@@ -36,6 +36,7 @@ LAYERS = (
     ("backends",),
     ("ops",),
     ("experts",),
+    ("torch_api",),
     ("nn",),
     ("model",),
     ("tuning",),
