@@ -5,14 +5,13 @@ from typing import Any
 
 import torch
 
-from nvfp4_cute.formats import block_scaled
 from nvfp4_cute.formats.block_format import NVFP4
-from nvfp4_cute.formats.global_scale import GLOBAL_SCALE_DIVISOR
+from nvfp4_cute.ops.quantize import quantize
 
 
 @dataclass(frozen=True, eq=False)
 class ExpertWeights:
-    """NVFP4 weights of E experts, [E, N, K]. An NVFP4Tensor of that shape serves as well, where one factor is enough.
+    """NVFP4 weights of E experts, [E, N, K]. An NVFP4Tensor of that shape serves as well.
 
     Attributes:
         data: uint8 [E, N, K/2].
@@ -28,23 +27,14 @@ class ExpertWeights:
     @classmethod
     def quantize(cls, weights: torch.Tensor) -> "ExpertWeights":
         """Quantize [E, N, K] of any float dtype, each expert by a global scale of its own, amax / 2688."""
-        factors = weights.detach().abs().amax(dim=(1, 2)).float() / GLOBAL_SCALE_DIVISOR
-        factors = factors.clamp(min=torch.finfo(torch.float32).tiny)
-        parts = [
-            block_scaled.quantize(expert, global_scale=factor)
-            for expert, factor in zip(weights.detach(), factors, strict=True)
-        ]
-        return cls(torch.stack([p.data for p in parts]), _stack_scales([p.scale for p in parts]), factors)
+        made = quantize(weights, global_scale="per_batch")
+        return cls(made.data, made.scale, made.global_scale)
 
     @property
     def shape(self) -> tuple[int, int, int]:
         """(E, N, K)."""
         experts, n, row_bytes = self.data.shape
         return experts, n, NVFP4.elements(row_bytes)
-
-
-def _stack_scales(scales: list[torch.Tensor]) -> torch.Tensor:
-    return torch.stack([scale.view(torch.uint8) for scale in scales]).view(torch.float8_e4m3fn)
 
 
 def per_expert(factor: Any, experts: int, device: torch.device) -> torch.Tensor | None:

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import product
 from typing import Any, Literal, TypeVar, overload
 
 import torch
@@ -10,7 +11,7 @@ import torch
 from nvfp4_cute.formats.block_format import ATOM_ROWS, NVFP4, SCALE_LAYOUTS, BlockFormat
 from nvfp4_cute.formats.block_format import ScaleLayout as ScaleLayout
 from nvfp4_cute.formats.block_scales import ScaleRounding, scale_codes
-from nvfp4_cute.formats.codecs import INPUT_DTYPES, at_least_float32, decode, encode
+from nvfp4_cute.formats.codecs import INPUT_DTYPES, at_least_float32, check_is_float, decode, encode
 from nvfp4_cute.formats.global_scale import check_has_global_scale, resolve_global_scale
 from nvfp4_cute.formats.scale_layout import from_blocked, to_blocked
 
@@ -28,8 +29,8 @@ class BlockScaledTensor:
         data: ``[..., bytes of K]``, of a dtype of the format: K/2 of e2m1, K of others.
         scale: of a dtype of the format. "rowmajor": ``[..., K / block_k]``, where blocks have 128 rows as many rows fewer;
             "blocked": ``[batches..., rm, rk, 32, 4, 4]`` (see :mod:`nvfp4_cute.formats.scale_layout`).
-        global_scale: float32 tensor without dimensions, the factor one multiplies by to dequantize; None means 1. Only
-            formats that have one may be given one.
+        global_scale: float32 tensor, the factor one multiplies by to dequantize, without dimensions, or [batches...], one a
+            batch; None means 1. Only formats that have one may be given one.
         shape: of the unpacked values.
         scale_layout: "blocked" or "rowmajor".
         format: what the bytes stand for.
@@ -73,7 +74,8 @@ class BlockScaledTensor:
                 raise TypeError(
                     f"global_scale={self.global_scale!r} is no tensor; pass torch.tensor(number, device=...), float32"
                 )
-            _check_shape("global_scale", self.global_scale, ())
+            if tuple(self.global_scale.shape) != tuple(lead[:-1]):
+                _check_shape("global_scale", self.global_scale, ())
             if self.global_scale.dtype != torch.float32:
                 raise TypeError(
                     f"global_scale is torch.float32; got {self.global_scale.dtype}; call .float()"
@@ -106,8 +108,9 @@ class BlockScaledTensor:
         name, factor = type(self).__name__, ""
         format_name = "" if isinstance(self, NVFP4Tensor) else f", format={self.format.name}"
         if self.format.has_global_scale:
-            number = None if self.global_scale is None else f"{self.global_scale.item():.6g}"
-            factor = f", global_scale={number}"
+            g = self.global_scale
+            numbers = None if g is None else list(g.shape) if g.ndim else f"{g.item():.6g}"
+            factor = f", global_scale={numbers}"
         size = self.data.nbytes + self.scale.nbytes
         return (
             f"{name}(shape={tuple(self.shape)}{format_name}, scale_layout={self.scale_layout!r}{factor}, "
@@ -220,7 +223,11 @@ class BlockScaledTensor:
         blocks = slice(first, first if stop == start else -(-stop // unit))
         data = self.data[(*chosen[:-1], slice(start, stop))]
         scale = self.scale[(*chosen[:-1], blocks)]
-        return replace(self, data=data, scale=scale, shape=(*data.shape[:-1], self.shape[-1]))
+        factor = self.global_scale
+        if factor is not None and factor.ndim:
+            factor = factor[chosen[:-1]]
+        shape = (*data.shape[:-1], self.shape[-1])
+        return replace(self, data=data, scale=scale, global_scale=factor, shape=shape)
 
     def _with_parts(self: Self, change: Callable[[torch.Tensor], torch.Tensor]) -> Self:
         """With every part changed, or itself where none is."""
@@ -239,7 +246,7 @@ class NVFP4Tensor(BlockScaledTensor):
         data: uint8 or float4_e2m1fn_x2, ``[..., K/2]``.
         scale: float8_e4m3fn or uint8; "rowmajor": ``[..., K/16]``; "blocked": ``[batches..., rm, rk, 32, 4, 4]``
             (see :mod:`nvfp4_cute.formats.scale_layout`).
-        global_scale: float32 tensor without dimensions, the factor one multiplies by to dequantize; None means 1.
+        global_scale: float32 tensor, the factor one multiplies by to dequantize, without dimensions, or [batches...]; None for 1.
         shape: of the unpacked values.
         scale_layout: "blocked" or "rowmajor".
     """
@@ -271,7 +278,7 @@ def check_is_tensor(name: str, value: object) -> None:
 def quantize(
     x: torch.Tensor,
     *,
-    global_scale: float | torch.Tensor | Literal["auto"] | None = None,
+    global_scale: float | torch.Tensor | Literal["auto", "per_batch"] | None = None,
     global_scale_inv: float | torch.Tensor | None = None,
     scale_layout: ScaleLayout | None = None,
 ) -> NVFP4Tensor: ...
@@ -282,7 +289,7 @@ def quantize(
     x: torch.Tensor,
     *,
     format: BlockFormat,
-    global_scale: float | torch.Tensor | Literal["auto"] | None = None,
+    global_scale: float | torch.Tensor | Literal["auto", "per_batch"] | None = None,
     global_scale_inv: float | torch.Tensor | None = None,
     scale_layout: ScaleLayout | None = None,
     scale_rounding: ScaleRounding = "up",
@@ -293,7 +300,7 @@ def quantize(
     x: torch.Tensor,
     *,
     format: BlockFormat = NVFP4,
-    global_scale: float | torch.Tensor | Literal["auto"] | None = None,
+    global_scale: float | torch.Tensor | Literal["auto", "per_batch"] | None = None,
     global_scale_inv: float | torch.Tensor | None = None,
     scale_layout: ScaleLayout | None = None,
     scale_rounding: ScaleRounding = "up",
@@ -331,8 +338,9 @@ def quantize(
         x: float32, float16, bfloat16 or float64, ``[..., K]``, any strides, K a multiple of the format's block: 16.
         format: what to quantize to.
         global_scale: the factor one multiplies by to dequantize; 2688 * global_scale should be the largest magnitude
-            of ``x``. A positive, normal float32 number, or a tensor of one element. "auto" takes the finite amax of
-            ``x`` / 2688 (1 if that amax is 0; never less than 2^-126), computed on the device. NVFP4 alone has one.
+            of ``x``. A positive, normal float32 number, or a tensor of one element; of ``x`` [batches..., M, K] also
+            [batches...], one a batch. "auto" takes the finite amax of ``x`` / 2688 (1 if that amax is 0; never less than
+            2^-126), computed on the device, "per_batch" that of each batch. NVFP4 alone has one.
         global_scale_inv: the inverse convention (2688 / amax), accepted by this name only; 1 / it, rounded to
             float32, is the global scale.
         scale_layout: "blocked" or "rowmajor", the layout of the result's scales; None for the one that kernels read.
@@ -355,9 +363,12 @@ def quantize(
             f"x has no dimensions, hence no K; reshape it to [..., K], K a multiple of {format.k_multiple}"
         )
     format.num_k_blocks(x.shape[-1])
-    values = at_least_float32(x.detach()).float()
     check_has_global_scale(format, global_scale, global_scale_inv)
-    g = resolve_global_scale(values, global_scale, global_scale_inv)
+    check_is_float(x)
+    g = resolve_global_scale(x.detach(), global_scale, global_scale_inv)
+    if g is not None and g.ndim:
+        return _quantize_each(x, g, scale_layout)
+    values = at_least_float32(x.detach()).float()
     blocks = values.unflatten(-1, (-1, format.block_k))
     amax = _over_rows_of_blocks(blocks.abs().amax(dim=-1), format)
     codes = scale_codes(amax, format, g, scale_rounding)
@@ -374,6 +385,18 @@ def quantize(
     if format == NVFP4:
         return NVFP4Tensor(data, scale, g, tuple(x.shape), scale_layout)
     return BlockScaledTensor(data, scale, g, tuple(x.shape), scale_layout, format=format)
+
+
+def _quantize_each(x: torch.Tensor, factors: torch.Tensor, scale_layout: ScaleLayout) -> NVFP4Tensor:
+    """NVFP4 of [batches..., M, K] with a global scale a batch, one batch after the other: weights of many experts are large."""
+    *batches, rows, k = x.shape
+    data = torch.empty((*batches, rows, NVFP4.row_bytes(k)), dtype=torch.uint8, device=x.device)
+    shape = stored_scale_shape(NVFP4, tuple(x.shape), scale_layout)
+    scale = torch.empty(shape, dtype=torch.uint8, device=x.device)
+    for index in product(*map(range, batches)):
+        one = quantize(x[index], global_scale=factors[index], scale_layout=scale_layout)
+        data[index], scale[index] = one.data, one.scale.view(torch.uint8)
+    return NVFP4Tensor(data, scale.view(torch.float8_e4m3fn), factors, tuple(x.shape), scale_layout)
 
 
 def quantize_groups(
@@ -426,7 +449,8 @@ def dequantize(t: BlockScaledTensor, dtype: torch.dtype = torch.float32) -> torc
     scale = _to_rows(decode(rowmajor_scale(t), t.format.scale, compute), t.format, t.shape)
     expanded = (values.unflatten(-1, (-1, t.format.block_k)) * scale.unsqueeze(-1)).flatten(-2)
     if t.global_scale is not None:
-        expanded = expanded * t.global_scale.to(compute)
+        factor = t.global_scale.to(compute)
+        expanded = expanded * (factor[..., None, None] if factor.ndim else factor)
     return expanded.to(dtype)
 
 

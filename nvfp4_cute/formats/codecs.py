@@ -269,12 +269,17 @@ def _encode_minifloat(x: torch.Tensor, magnitudes: tuple[float, ...], sign_bit: 
     return codes | (negative.to(torch.uint8) * sign_bit)
 
 
-def at_least_float32(x: torch.Tensor) -> torch.Tensor:
-    """Widen 16-bit floats, exactly; refuse what is no float."""
+def check_is_float(x: torch.Tensor) -> None:
+    """Raise TypeError for a dtype that is not quantized."""
     if x.dtype not in INPUT_DTYPES:
         raise TypeError(
             f"expected float16, bfloat16, float32 or float64; got {x.dtype}; convert with .float()"
         )
+
+
+def at_least_float32(x: torch.Tensor) -> torch.Tensor:
+    """Widen 16-bit floats, exactly; refuse what is no float."""
+    check_is_float(x)
     return x if x.dtype == torch.float64 else x.float()
 
 

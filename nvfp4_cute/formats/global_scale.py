@@ -10,6 +10,11 @@ from nvfp4_cute.formats.codecs import FLOAT32_MIN_NORMAL
 
 # |x| <= GLOBAL_SCALE_DIVISOR * global_scale is representable: the largest value times the largest block scale.
 GLOBAL_SCALE_DIVISOR = NVFP4.element.max * NVFP4.scale.max
+# What a caller may give, for messages.
+KINDS = {
+    "global_scale": 'a number, a tensor, "auto", "per_batch" or None',
+    "global_scale_inv": "a number, a tensor or None",
+}
 
 
 def check_has_global_scale(format: BlockFormat, *given: Any) -> None:
@@ -19,53 +24,60 @@ def check_has_global_scale(format: BlockFormat, *given: Any) -> None:
 
 
 def resolve_global_scale(values: torch.Tensor, given: Any, inverse: Any) -> torch.Tensor | None:
-    """The global scale as a float32 tensor without dimensions on the device of ``values``, or None.
+    """The global scale as a float32 tensor on the device of ``values``, or None: without dimensions, or [batches...].
 
     Args:
-        values: what is to be quantized, float; only "auto" reads it.
+        values: what is to be quantized, float [batches..., M, K]; only "auto" and "per_batch" read it.
         given: ``global_scale`` of :func:`quantize`. inverse: ``global_scale_inv`` of it.
 
     Raises:
-        ValueError: both are given, or one is not positive and normal.
+        ValueError: both are given, one is not positive and normal, or they are neither one nor one a batch.
+        TypeError: what is no number, tensor or word.
     """
     if inverse is not None:
         if given is not None:
             raise ValueError("global_scale and global_scale_inv are both given; pass the one that you have")
-        inverse = _scalar(inverse, "global_scale_inv", values.device)
+        inverse = _numbers(inverse, "global_scale_inv", values)
         return _check_factor(torch.ones_like(inverse) / inverse, "1 / global_scale_inv")
     if given is None:
         return None
     if isinstance(given, str):
-        if given != "auto":
-            raise ValueError(f'global_scale={given!r} is not a number, a tensor, "auto" or None')
-        return _auto_global_scale(values)
-    return _check_factor(_scalar(given, "global_scale", values.device), "global_scale")
+        if given not in ("auto", "per_batch"):
+            raise ValueError(f"global_scale={given!r} is not {KINDS['global_scale']}")
+        return _auto_global_scale(values, each=given == "per_batch" and values.ndim > 2)
+    return _check_factor(_numbers(given, "global_scale", values), "global_scale")
 
 
-def _auto_global_scale(values: torch.Tensor) -> torch.Tensor:
-    """The finite amax / 2688; 1 where it is 0. In as few launches as torch can do it, for every call waits for the host."""
+def _auto_global_scale(values: torch.Tensor, each: bool) -> torch.Tensor:
+    """The finite amax / 2688, of all or of ``each`` batch; 1 where it is 0.
+
+    In as few launches as torch can do it, for every call waits for the host.
+    """
     if not values.numel():
-        return torch.ones((), device=values.device)
+        return torch.ones(values.shape[:-2] if each else (), device=values.device)
     values = values.float() if values.dtype == torch.float64 else values
     finite = torch.nan_to_num(values, nan=0.0, posinf=0.0, neginf=0.0)
-    amax = torch.linalg.vector_norm(finite, ord=math.inf, dtype=torch.float32)
+    dims = (-2, -1) if each else None
+    amax = torch.linalg.vector_norm(finite, ord=math.inf, dim=dims, dtype=torch.float32)
     divisor = torch.full((), GLOBAL_SCALE_DIVISOR, device=values.device)
     scale = torch.threshold_(amax, 0.0, GLOBAL_SCALE_DIVISOR).div_(divisor)
     return scale.clamp_(min=FLOAT32_MIN_NORMAL)
 
 
-def _scalar(number, name: str, device: torch.device) -> torch.Tensor:
+def _numbers(given: Any, name: str, values: torch.Tensor) -> torch.Tensor:
+    """Given numbers as float32 on the device of ``values``, without dimensions or [batches...]."""
     try:
-        tensor = torch.as_tensor(number, dtype=torch.float32).detach()
+        tensor = torch.as_tensor(given, dtype=torch.float32).detach()
     except (TypeError, ValueError, RuntimeError) as error:
-        known = (
-            'a number, a tensor, "auto" or None' if name == "global_scale" else "a number, a tensor or None"
-        )
-        raise TypeError(f"{name}={number!r} is not {known}") from error
+        raise TypeError(f"{name}={given!r} is not {KINDS[name]}") from error
+    device, batches = values.device, values.shape[:-2]
     if tensor.numel() != 1:
-        raise ValueError(
-            f"{name} has shape {tuple(tensor.shape)}; pass one number, and quantize groups one by one"
-        )
+        if tensor.shape != batches:
+            each = f", or one for each batch, {list(batches)}" if batches else ""
+            raise ValueError(f"{name} has shape {list(tensor.shape)}; pass one number{each}")
+        if isinstance(given, torch.Tensor) and tensor.device != device:
+            raise ValueError(f"{name} is on {tensor.device} and x on {device}; move it there")
+        return tensor.to(device)
     tensor = tensor.reshape(())
     if tensor.device.type == "cpu" and device.type == "cuda" and not torch.compiler.is_compiling():
         # Filled there: a copy from the host would wait, and fail while a CUDA graph is captured.
@@ -85,9 +97,10 @@ def first_wrong(scales: torch.Tensor) -> int | None:
 
 
 def _check_factor(tensor: torch.Tensor, name: str) -> torch.Tensor:
-    if first_wrong(tensor) is not None:
+    index = first_wrong(tensor)
+    if index is not None:
         raise ValueError(
-            f"{name}={tensor.item():g} is not a positive, normal float32 number; "
+            f"{name}={tensor.flatten()[index].item():g} is not a positive, normal float32 number; "
             'pass amax / 2688 (or its inverse as global_scale_inv), or global_scale="auto"'
         )
     return tensor

@@ -62,7 +62,7 @@ class Quantization:
 def global_scale_of(
     x: torch.Tensor, up: torch.Tensor | None, given: Any, inverse: Any
 ) -> torch.Tensor | None:
-    """The global scale of ``quantize`` as float32 without dimensions on the device of ``x``, or None.
+    """The global scale of ``quantize`` as float32 on the device of ``x``, without dimensions or one a batch, or None.
 
     Raises ValueError as ``formats.quantize``.
     """
@@ -76,6 +76,13 @@ def global_scale_of(
             return given
     if inverse is None and type(given) is float and FLOAT32_MIN_NORMAL <= given <= FLOAT32_MAX and x.is_cuda:
         return numbers_on(x.device, [given]).view(())
+    if (
+        inverse is None
+        and isinstance(given, list | tuple)
+        and x.is_cuda
+        and x.shape[:-2] == (len(given),) != (1,)
+    ):
+        given = numbers_on(x.device, given)
     values = silu_mul(x.detach(), up.detach()) if isinstance(given, str) and up is not None else x.detach()
     return resolve_global_scale(values, given, inverse)
 

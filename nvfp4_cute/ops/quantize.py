@@ -23,7 +23,7 @@ def quantize(
     x: torch.Tensor,
     *,
     up: torch.Tensor | None = None,
-    global_scale: float | torch.Tensor | Literal["auto"] | None = None,
+    global_scale: float | torch.Tensor | Literal["auto", "per_batch"] | None = None,
     global_scale_inv: float | torch.Tensor | None = None,
     scale_layout: ScaleLayout | None = None,
     backend: str = "auto",
@@ -36,7 +36,7 @@ def quantize(
     *,
     format: BlockFormat,
     up: torch.Tensor | None = None,
-    global_scale: float | torch.Tensor | Literal["auto"] | None = None,
+    global_scale: float | torch.Tensor | Literal["auto", "per_batch"] | None = None,
     global_scale_inv: float | torch.Tensor | None = None,
     scale_layout: ScaleLayout | None = None,
     scale_rounding: ScaleRounding = "up",
@@ -49,7 +49,7 @@ def quantize(
     *,
     format: BlockFormat = NVFP4,
     up: torch.Tensor | None = None,
-    global_scale: float | torch.Tensor | Literal["auto"] | None = None,
+    global_scale: float | torch.Tensor | Literal["auto", "per_batch"] | None = None,
     global_scale_inv: float | torch.Tensor | None = None,
     scale_layout: ScaleLayout | None = None,
     scale_rounding: ScaleRounding = "up",
@@ -69,7 +69,8 @@ def quantize(
             in float32, by the operations that ``nvfp4_cute.formats.silu`` lists, so its bits are the same everywhere, too; x and
             up may be the halves ``h[:, :I]`` and ``h[:, I:]`` of one tensor.
         global_scale: the factor one multiplies by to dequantize, amax / 2688: a number, a tensor of one element, "auto"
-            (computed from what is quantized in passes of their own), or None. NVFP4 alone has one.
+            (computed from what is quantized in passes of their own), or None. Of [batches..., M, K], such as the weights of
+            all experts, also one a batch: a tensor or list [batches...], or "per_batch" (computed). NVFP4 alone has one.
         global_scale_inv: the inverse convention, by this name only.
         scale_layout: "blocked" ([batches..., rm, rk, 32, 4, 4]) or "rowmajor" ([..., K / block]); None for the format's own.
         scale_rounding: of scales that are powers of two, "up" or "down" (``formats.block_scales.scale_codes``).
@@ -85,6 +86,8 @@ def quantize(
         >>> gate, up = torch.randn(2, 40, 512).bfloat16()
         >>> quantize(gate, up=up).shape  # silu(gate) * up
         (40, 512)
+        >>> quantize(torch.randn(8, 200, 512), global_scale="per_batch").global_scale.shape  # weights of 8 experts
+        torch.Size([8])
 
     Raises:
         TypeError, ValueError: as ``formats.quantize``. UnsupportedTarget: no kernel for the GPU.
@@ -108,6 +111,8 @@ def quantize(
             scale_rounding=scale_rounding,
         )
     factor = quantization.global_scale_of(x, up, global_scale, global_scale_inv)
+    if factor is not None and factor.ndim and x.numel():
+        return _quantize_each(x, up, factor, layout, backend)
     made = (layout, format, scale_rounding)
     settings = ("quantize", up is None, factor is None, *made)
     inputs = [x] if up is None else [x, up]
@@ -160,6 +165,22 @@ def grouped_quantize(
     inputs = [t for t in (x, up, global_scale, offs) if t is not None]
     data, scale = call(backend, settings, inputs, [], _check_groups, x, offs, up, global_scale, *made)
     return data, scale
+
+
+def _quantize_each(x, up, factors, scale_layout, backend) -> BlockScaledTensor:
+    """NVFP4 of [batches..., M, K] with a global scale a batch: in one launch, as groups of M rows."""
+    *batches, rows, k = x.shape
+    count = factors.numel()
+    ends = torch.arange(rows, count * rows + 1, rows, dtype=torch.int32, device=x.device)
+    x_rows, up_rows = x.reshape(-1, k), None if up is None else up.reshape(-1, k)
+    data, scale = grouped_quantize(
+        x_rows, ends, up=up_rows, global_scale=factors.reshape(-1), backend=backend
+    )
+    shape = NVFP4.scale_shape(rows, k)
+    scale = scale[: count * shape[0]].view(*batches, *shape)
+    data = data.view(*batches, rows, NVFP4.row_bytes(k))
+    result = block_scaled_tensor(data, scale, factors, tuple(x.shape), "blocked")
+    return result.with_scale_layout(scale_layout)
 
 
 def _check(x, up, factor, scale_layout, format, scale_rounding) -> tuple[QuantizeTask, list[torch.Tensor]]:

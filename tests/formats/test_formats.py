@@ -713,6 +713,35 @@ BAD_PARTS = {
 }
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
+def test_a_global_scale_for_each_batch(dtype):
+    """Of weights of experts: the bits of every expert by itself, zeros and none among them."""
+    x = torch.randn(4, 200, 32, dtype=dtype) * torch.tensor([1, 50, 0, 0.01], dtype=dtype).view(4, 1, 1)
+    each = quantize(x, global_scale="per_batch")
+    assert each.global_scale.tolist()[2] == 1 and "global_scale=[4]" in repr(each)
+    for i in range(4):
+        one = quantize(x[i], global_scale="auto")
+        for got, want in (
+            (each[i].data, one.data),
+            (each[i].scale, one.scale),
+            (each[i].global_scale, one.global_scale),
+        ):
+            assert torch.equal(got.float(), want.float())
+        assert torch.equal(dequantize(each)[i], dequantize(one))
+    given = quantize(x, global_scale=each.global_scale, scale_layout="rowmajor")
+    assert torch.equal(dequantize(given), dequantize(each)) and given[1:3].global_scale.shape == (2,)
+    assert quantize(x[:0], global_scale="per_batch").global_scale.shape == (0,)
+    assert quantize(x[0], global_scale="per_batch").global_scale.shape == ()
+    inverse = quantize(x, global_scale_inv=1 / each.global_scale)
+    assert inverse.global_scale.shape == (4,)
+    for wrong, words in (
+        (torch.ones(3), r"shape \[3\]; pass one number, or one for each batch, \[4\]"),
+        ([1.0, 1, 1, 0], "=0 is not"),
+    ):
+        with pytest.raises(ValueError, match=words):
+            quantize(x, global_scale=wrong)
+
+
 @pytest.mark.parametrize("name", BAD_PARTS)
 def test_tensor_refuses_parts_that_do_not_fit(name):
     changes, error, message = BAD_PARTS[name]

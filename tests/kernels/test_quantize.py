@@ -69,6 +69,33 @@ def test_shapes(backend, shape):
 
 
 @TWO_KINDS
+@pytest.mark.parametrize(
+    ("shape", "global_scale"),
+    [
+        ((3, 130, 64), torch.tensor([0.5, 0.01, 3.0])),
+        ((3, 40, 64), [0.5, 0.01, 3.0]),
+        ((2, 2, 5, 32), "per_batch"),
+    ],
+    ids=["tensor", "numbers", "per_batch"],
+)
+def test_a_global_scale_for_each_batch(backend, shape, global_scale):
+    """One launch, the bits of a call a batch, for rows that do not fill their atoms as well."""
+    x = (
+        spread(shape, torch.bfloat16)
+        * torch.tensor([1.0, 9.0, 0.1])[: shape[0]].view(-1, *[1] * (len(shape) - 1)).bfloat16()
+    )
+    for options in ({}, {"scale_layout": "rowmajor"}, {"up": x.flip(0)}):
+        with observe(check=True) as observer:
+            got = quantize(x, global_scale=global_scale, backend=backend, **options)
+        assert len(observer.stats) == 1 and got.global_scale.shape == shape[:-2]
+        for index in itertools.product(*map(range, shape[:-2])):
+            given = "auto" if global_scale == "per_batch" else got.global_scale[index]
+            own = {name: value[index] if name == "up" else value for name, value in options.items()}
+            assert_same(got[index], quantize(x[index], global_scale=given, **own))
+        assert_bitwise_equal(got.dequantize(), quantize(x, global_scale=global_scale, **options).dequantize())
+
+
+@TWO_KINDS
 @pytest.mark.parametrize("mode", ["lazy", "random:3"])
 def test_same_bits_in_any_mode(backend, mode):
     x = spread((140, 176), torch.float16)
