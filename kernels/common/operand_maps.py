@@ -11,12 +11,11 @@ import cutlass.cute as cute
 from cutlass import Int32, Int64
 from cutlass.cute.nvgpu import cpasync
 
-from nvfp4_cute.formats.block_format import ATOM_BYTES, NVFP4, TMA_ALIGN_BYTES
+from nvfp4_cute.formats.block_format import ATOM_BYTES, NVFP4, TMA_ALIGN_BYTES, BlockFormat
 
 from .launch_args import OperandView
 from .tma_descriptor import prefetch_descriptor, select_descriptor, select_descriptor_address
 
-AB_DTYPE = cutlass.Float4E2M1FN
 # A scale block covers 128 rows x 4 scales. Blocks travel as 16-bit words: 256 of them are the longest box edge.
 SF_BLOCK_BYTES = ATOM_BYTES
 SF_BLOCK_K = NVFP4.atom_k
@@ -36,6 +35,8 @@ class Boxes:
         sf_m, sf_n: (K blocks, row blocks) of scales.
         values_per_element: 2 for maps of bytes: those of sm_90a know no 4-bit type. Coordinates count elements.
         sf_block_k: elements of K that a block of scales belongs to.
+        elements: of the maps of operands on the M side and on the N side (``map_element``); with several values, bytes.
+        splits_sf_n: whether the CTAs of a pair bring parts of the N side's scales for each other.
     """
 
     k: int
@@ -45,6 +46,13 @@ class Boxes:
     sf_n: tuple[int, int]
     values_per_element: int = 1
     sf_block_k: int = SF_BLOCK_K
+    elements: tuple[type, type] = (cutlass.Float4E2M1FN, cutlass.Float4E2M1FN)
+    splits_sf_n: bool = True
+
+
+def map_element(format: BlockFormat) -> type:
+    """What the tensor map of an operand counts: packed 4-bit elements, or bytes."""
+    return cutlass.Float4E2M1FN if format.element.bits == 4 else cutlass.Uint8
 
 
 @dataclass(frozen=True)
@@ -65,8 +73,8 @@ class Descriptors:
     def encode(cls, views_m: list, views_n: list, boxes: Boxes) -> "Descriptors":
         """Encode the maps on the host. views_m, views_n: ``launch_args.read_operands``."""
         return cls(
-            m=[[_operand_atom(view, boxes, boxes.rows_m) for view in views] for views in views_m],
-            n=[[_operand_atom(view, boxes, boxes.rows_n) for view in views] for views in views_n],
+            m=[[_operand_atom(view, boxes, boxes.rows_m, 0) for view in views] for views in views_m],
+            n=[[_operand_atom(view, boxes, boxes.rows_n, 1) for view in views] for views in views_n],
             sf_m=[[_scale_atom(view, boxes.sf_m, boxes.sf_block_k) for view in views] for views in views_m],
             sf_n=[[_scale_atom(view, boxes.sf_n, boxes.sf_block_k) for view in views] for views in views_n],
         )
@@ -86,12 +94,12 @@ def descriptor_addresses(operands: list, slot: Int32) -> list:
     return [select_descriptor_address(atoms, slot) for atoms in operands]
 
 
-def _operand_atom(view: OperandView, boxes: Boxes, box_rows: int):
-    """TMA atom, with its tensor map, for boxes of ``box_rows`` rows of a K tile, their bytes swizzled."""
+def _operand_atom(view: OperandView, boxes: Boxes, box_rows: int, side: int):
+    """TMA atom, with its tensor map, for boxes of ``box_rows`` rows of a K tile, their bytes swizzled. side: 0 is M, 1 N."""
     per_element = boxes.values_per_element
-    return rows_atom(
-        view, AB_DTYPE if per_element == 1 else cutlass.Uint8, per_element, boxes.k // per_element, box_rows
-    )
+    dtype = boxes.elements[side] if per_element == 1 else cutlass.Uint8
+    pitch_step = TMA_ALIGN_BYTES * 8 * per_element // dtype.width
+    return rows_atom(view, dtype, per_element, boxes.k // per_element, box_rows, pitch_step)
 
 
 def global_ptr(dtype: type, address: Int64) -> cute.Pointer:

@@ -1,7 +1,7 @@
-"""Grouped GEMM on sm_100a, sm_103a and sm_110a: NVFP4 x NVFP4 -> fp16, bf16, fp32 or NVFP4.
+"""Grouped GEMM on sm_100a, sm_103a and sm_110a: block-scaled operands -> fp16, bf16, fp32 or NVFP4.
 
-For every group g:  C = alpha[g] * (A * SFA) @ (B * SFB)^T  with A (M_g, K_g), B (N_g, K_g) e2m1, two values a byte,
-K-major; SFA (M_g, K_g / 16), SFB (N_g, K_g / 16) e4m3 in the 128x4 blocked layout; C (M_g, N_g), N-major or M-major.
+For every group g:  C = alpha[g] * (A * SFA) @ (B * SFB)^T  with A (M_g, K_g), B (N_g, K_g) of a pair of formats in ``MMA``,
+K-major; SFA, SFB one scale a block of a row, in the 128x4 blocked layout; C (M_g, N_g), N-major or M-major.
 Dual:  C = activation(alpha1[g] * A @ B1^T) * (alpha2[g] * A @ B2^T), with B1 and B2 of one shape.
 List form: every group has operands and sizes of its own, known to the host. Ragged and masked form: groups are parts of
 common operands, and the device holds how many rows of A each has; batched form: each has all of its rows.
@@ -13,7 +13,7 @@ count for both CTAs, and commits arrive at both:
   ab   LOAD -> MMA       num_ab_stage    full: 1 + bytes of all operands     empty: 1 (tcgen05.commit) an MMA that shares loads
   acc  MMA  -> EPILOGUE  num_acc_stage   full: 1 (tcgen05.commit)            empty: 4 a CTA (one a warp)
 
-Timeline, a tile: LOAD fills one stage a K tile -> MMA copies the stage's scales to tensor memory, issues K/64 MMAs,
+Timeline, a tile: LOAD fills one stage a K tile -> MMA copies the stage's scales to tensor memory, issues its MMAs,
 commits the stage back; after the last K tile commits the accumulator -> EPILOGUE reads it in slices of 32 columns, of
 16-bit results two at once, ahead of those that it stores, and releases it once the MMA may overwrite it. The three roles
 run ahead of each other over the tiles of a persistent CTA or pair.
@@ -114,11 +114,10 @@ class GroupedGemmSm100:
         self.num_products = 1 if activation is None else 2
         self.num_b = 1 if weight_layout in INTERLEAVE else self.num_products
         self.chain = chain
-        # On the M side and on the N side of the MMA
-        self.formats = (b_format, a_format) if config.swap_ab else (a_format, b_format)
+        self.formats = a_format, b_format
         self.smem = smem_plan(config, self.num_b, self.formats)
         self.tmem = tmem_map(config, self.num_b, self.formats)
-        self.boxes = make_boxes(config, self.formats[0])
+        self.boxes = make_boxes(config, self.formats)
 
     @cute.jit
     def __call__(self, table: cute.Pointer, stream):

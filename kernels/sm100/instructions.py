@@ -61,7 +61,7 @@ def copy_scale_block(column: Int32, source: Int32, num_cta: cutlass.Constexpr):
 
 @cute.jit
 def mma_descriptor(n: Int32, types: cutlass.Constexpr, num_cta: cutlass.Constexpr) -> Int32:
-    """Instruction descriptor for 128 rows a CTA and ``n`` columns, a multiple of 16. ``types``: the bits of ``arch.base.Mma``."""
+    """Instruction descriptor for 128 rows a CTA and ``n`` columns, a multiple of 16. ``types``: ``limits.mma_types``."""
     m_bits = 128 * num_cta << MMA_DESCRIPTOR_M_SHIFT
     return (n << MMA_DESCRIPTOR_N_SHIFT) | Int32(types | m_bits)
 

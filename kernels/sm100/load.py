@@ -236,7 +236,7 @@ def _load_m(args: LoadArgs, side: SidePlace, k_tile: Int32, stage: Int32, barrie
 @cute.jit
 def _load_n(args: LoadArgs, side: SidePlace, k_tile: Int32, stage: Int32, barrier: Int32):
     """Load the N side's boxes of a K tile: this CTA's part of the operands for all MMAs that share them, of the scales for all
-    CTAs, each of a pair half of the K blocks, or of the row blocks.
+    CTAs, each of a pair half of the K blocks, or of the row blocks; where there is one block, for the CTAs of its rank.
     """
     config, smem, buffers, rank = args.config, args.smem, args.buffers, args.cta_rank
     num_cta, num_mmas, (k_blocks, row_blocks) = (
@@ -250,10 +250,14 @@ def _load_n(args: LoadArgs, side: SidePlace, k_tile: Int32, stage: Int32, barrie
     for j in cutlass.range_constexpr(smem.num_n):
         at = buffers.n[j] + stage * smem.b_stage_bytes
         tma_load(at, side.data[j], coords, barrier, policy, num_cta, mask)
-    mask = Int32((1 << config.num_m_cta) - 1) if config.num_m_cta > 1 else None
+    splits = args.boxes.splits_sf_n
+    if cutlass.const_expr(splits):
+        mask = Int32((1 << config.num_m_cta) - 1) if config.num_m_cta > 1 else None
     coords = (0, _k_block_n(args, k_tile), side.block, side.batch)
     for j in cutlass.range_constexpr(smem.num_n):
-        at = buffers.sf_n[j] + stage * smem.sfb_stage_bytes + rank * (k_blocks * row_blocks * SF_BLOCK_BYTES)
+        at = buffers.sf_n[j] + stage * smem.sfb_stage_bytes
+        if cutlass.const_expr(splits):
+            at += rank * (k_blocks * row_blocks * SF_BLOCK_BYTES)
         tma_load(at, side.scales[j], coords, barrier, policy, num_cta, mask)
 
 
@@ -377,7 +381,7 @@ def _locate(args: LoadArgs, cursor: tuple, first_due: cutlass.Constexpr) -> Tile
         row_n += rank * (mma_columns(config, n_side) // num_cta)
     block_m = m_side.origin.sf_block + row_m // SF_ATOM_ROWS
     block_n = n_side.origin.sf_block + n_side.first_row // SF_ATOM_ROWS
-    if cutlass.const_expr(boxes.sf_n[0] == boxes.sf_m[0]):
+    if cutlass.const_expr(boxes.splits_sf_n and boxes.sf_n[0] == boxes.sf_m[0]):
         block_n += rank * boxes.sf_n[1]
     work_m, work_n, _ = config.work_tile_mnk
     sharing_a, sharing_b = ceil_div(tile.n, work_n), ceil_div(tile.m, work_m)

@@ -10,7 +10,15 @@ import cutlass.cute as cute
 from cutlass import Int32
 
 from nvfp4_cute.formats.block_format import BlockFormat
-from nvfp4_cute.planning.arch.sm100.limits import MMA, SF_ATOM_COLS, SF_ATOM_ROWS, SmemPlan, TmemMap
+from nvfp4_cute.planning.arch.sm100.limits import (
+    MMA,
+    SF_ATOM_COLS,
+    SF_ATOM_ROWS,
+    SmemPlan,
+    TmemMap,
+    formats_on_sides,
+    mma_types,
+)
 from nvfp4_cute.planning.config import KernelConfig
 
 from ..common.operand_maps import SF_BLOCK_BYTES
@@ -46,7 +54,7 @@ class MmaArgs:
         tmem_base: address of the allocation.
         groups: ``GroupTable`` or ``DeviceGroups``.
         leader_rank: in the cluster, of the CTA that issues this MMA.
-        formats: on the M side and on the N side.
+        formats: of ``a`` and of ``b``.
     """
 
     tmem_base: Int32
@@ -72,8 +80,8 @@ def run_mma(args: MmaArgs, first_tile: Int32, stride: Int32):
     """
     ab, acc, config, groups = args.ab, args.acc, args.config, args.groups
     tmem, smem, num_cta = args.tmem, args.smem, config.num_mma_cta
-    (m_format, n_format), mma = args.formats, MMA[args.formats]
-    mma_bytes_m, mma_bytes_n = m_format.row_bytes(mma.k), n_format.row_bytes(mma.k)
+    (m_format, _), mma = formats_on_sides(config, args.formats), MMA[args.formats]
+    mma_bytes, types = mma.row_bytes(mma.k), mma_types(config, args.formats)
     num_atom, mmas_per_atom = config.cta_tile_shape_mnk[2] // m_format.atom_k, mma.per_atom(m_format)
     blocks_n = smem.sfb_stage_bytes // (SF_BLOCK_BYTES * num_atom)
     desc_m = [smem_descriptor(OPERAND_DESCRIPTOR, address) for address in args.buffers.m]
@@ -93,7 +101,7 @@ def run_mma(args: MmaArgs, first_tile: Int32, stride: Int32):
     while groups.has_tile(cursor):
         tile = groups.tile(cursor, config.work_tile_mnk)
         _, n_side = mma_sides(config, tile)
-        instruction = mma_descriptor(mma_columns(config, n_side), mma.descriptor, num_cta)
+        instruction = mma_descriptor(mma_columns(config, n_side), types, num_cta)
         # A tile that does not start with a scale block finds its scales some columns further.
         sfb_tile_offset = n_side.first_row % SF_ATOM_ROWS // SF_COLUMN_ROWS
         accumulator = args.tmem_base + acc_idx * tmem.acc_stride
@@ -131,8 +139,8 @@ def run_mma(args: MmaArgs, first_tile: Int32, stride: Int32):
                             m_idx, n_idx = product % smem.num_m, product % smem.num_n
                             block_scaled_mma(
                                 accumulator + product * config.cta_tile_shape_mnk[1],
-                                at_m[m_idx] + step * mma_bytes_m // DESCRIPTOR_UNIT_BYTES,
-                                at_n[n_idx] + step * mma_bytes_n // DESCRIPTOR_UNIT_BYTES,
+                                at_m[m_idx] + step * mma_bytes // DESCRIPTOR_UNIT_BYTES,
+                                at_n[n_idx] + step * mma_bytes // DESCRIPTOR_UNIT_BYTES,
                                 at_scale(instruction, part * SF_ATOM_COLS // mmas_per_atom),
                                 sfa[m_idx] + sfa_atom,
                                 sfb[n_idx] + sfb_tile_offset + sfb_atom,

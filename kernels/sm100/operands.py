@@ -1,19 +1,32 @@
 """Boxes of A, B and their scales that a CTA's TMA brings in."""
 
-from nvfp4_cute.formats.block_format import BlockFormat
-from nvfp4_cute.planning.arch.sm100.limits import SF_ATOM_ROWS, sf_blocks_n
+from nvfp4_cute.formats.block_format import Formats
+from nvfp4_cute.planning.arch.sm100.limits import SF_ATOM_ROWS, formats_on_sides, sf_blocks_n
 from nvfp4_cute.planning.config import KernelConfig
 
-from ..common.operand_maps import Boxes
+from ..common.operand_maps import Boxes, map_element
 
 
-def make_boxes(config: KernelConfig, format: BlockFormat) -> Boxes:
-    """Boxes of a config. A pair's CTAs bring half of the N side's scales each, for both.
+def make_boxes(config: KernelConfig, formats: Formats) -> Boxes:
+    """Boxes of a config. A pair's CTAs bring half of the N side's scales each, for both; where that is one block, all of it each.
 
     Args:
-        format: of either side: what is multiplied has blocks of one length.
+        formats: of ``a`` and of ``b``: what is multiplied has blocks of one length.
     """
     m, n, k = config.cta_tile_shape_mnk
-    num_cta, k_blocks, blocks_n = config.num_mma_cta, k // format.atom_k, sf_blocks_n(n)
-    halved = (k_blocks, blocks_n // num_cta) if blocks_n % num_cta == 0 else (k_blocks // num_cta, blocks_n)
-    return Boxes(k, m, n // num_cta, (k_blocks, m // SF_ATOM_ROWS), halved, sf_block_k=format.atom_k)
+    m_format, n_format = formats_on_sides(config, formats)
+    num_cta, k_blocks, blocks_n = config.num_mma_cta, k // m_format.atom_k, sf_blocks_n(n)
+    splits = (k_blocks * blocks_n) % num_cta == 0
+    sf_n = (k_blocks, blocks_n)
+    if splits:
+        sf_n = (k_blocks, blocks_n // num_cta) if blocks_n % num_cta == 0 else (k_blocks // num_cta, blocks_n)
+    return Boxes(
+        k,
+        m,
+        n // num_cta,
+        (k_blocks, m // SF_ATOM_ROWS),
+        sf_n,
+        sf_block_k=m_format.atom_k,
+        elements=(map_element(m_format), map_element(n_format)),
+        splits_sf_n=splits,
+    )

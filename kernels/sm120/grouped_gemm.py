@@ -1,7 +1,7 @@
-"""Grouped GEMM on sm_120a and sm_121a: NVFP4 x NVFP4 -> fp16, bf16, fp32 or NVFP4.
+"""Grouped GEMM on sm_120a and sm_121a: block-scaled operands -> fp16, bf16, fp32 or NVFP4.
 
-For every group g:  C = alpha[g] * (A * SFA) @ (B * SFB)^T  with A (M_g, K_g), B (N_g, K_g) e2m1, two values a byte,
-K-major; SFA (M_g, K_g / 16), SFB (N_g, K_g / 16) e4m3 in the 128x4 blocked layout; C (M_g, N_g), N-major or M-major.
+For every group g:  C = alpha[g] * (A * SFA) @ (B * SFB)^T  with A (M_g, K_g), B (N_g, K_g) of a pair of formats in ``MMA``,
+K-major; SFA, SFB one scale a block of a row, in the 128x4 blocked layout; C (M_g, N_g), N-major or M-major.
 Dual:  C = activation(alpha1[g] * A @ B1^T) * (alpha2[g] * A @ B2^T), with B1 and B2 of one shape, or in one operand.
 List form: every group has operands and sizes of its own, known to the host. Ragged and masked form: groups are parts of
 common operands, and the device holds how many rows of A each has; batched form: each has all of its rows.
@@ -14,7 +14,7 @@ Pipelines (producer -> consumer), full arrivals / empty arrivals:
   turn  team -> team   two named barriers: a team multiplies after the other has read its last stage
 
 Timeline, a tile: LOAD fills one stage a K tile and runs ahead over the tiles of a persistent CTA -> every MMA warp of
-the tile's team reads its rows and columns with ldmatrix and its scales with 32-bit loads (``warp_tile``), a K block
+the tile's team reads its rows and columns with ldmatrix and its scales (``warp_tile``), a K block
 ahead of the one that it multiplies, and releases the stage when MMAs have taken the last of it, while it reads the next
 one; after the last K tile it scales, converts and stores its sums from registers, while the other team, if there is one,
 multiplies.
@@ -33,8 +33,9 @@ import cutlass.cute as cute
 import cutlass.pipeline as pipeline
 from cutlass import Int32, Int64, Uint8
 
+from nvfp4_cute.formats.block_format import NVFP4, BlockFormat
 from nvfp4_cute.launch_table import NUM_COLUMNS, Header
-from nvfp4_cute.planning.arch.sm120 import BUFFER_ALIGN_BYTES, num_teams, smem_plan
+from nvfp4_cute.planning.arch.sm120 import BUFFER_ALIGN_BYTES, formats_on_sides, num_teams, smem_plan
 from nvfp4_cute.planning.config import KernelConfig
 
 from ..common.launch_args import read_groups, read_operands, read_outputs
@@ -70,6 +71,7 @@ class GroupedGemmSm120:
         weight_layout: of a dual GEMM: "separate", or one of ``planning.arch.sm120.INTERLEAVE``, whose one ``b`` holds both
             products' rows.
         has_limit: whether a dual GEMM's products are cut to a range before they are combined.
+        a_format, b_format: of ``a`` and of every ``b``, a pair of ``planning.arch.sm120.MMA``.
     """
 
     def __init__(
@@ -84,6 +86,8 @@ class GroupedGemmSm120:
         activation: str | None = None,
         weight_layout: str = "separate",
         has_limit: bool = False,
+        a_format: BlockFormat = NVFP4,
+        b_format: BlockFormat = NVFP4,
     ):
         self.config = config
         self.form = form
@@ -92,7 +96,10 @@ class GroupedGemmSm120:
         self.has_alpha = has_alpha
         self.has_limit = has_limit
         self.name = name
-        self.smem = smem_plan(config, self.output_kind.num_b)
+        formats = a_format, b_format
+        self.smem = smem_plan(config, self.output_kind.num_b, formats)
+        self.boxes = make_boxes(config, formats)
+        self.formats = formats_on_sides(config, formats)
         self.warp_tile = WarpTile(
             config.cta_tile_shape_mnk[1],
             num_teams(config),
@@ -116,7 +123,7 @@ class GroupedGemmSm120:
         views_m, views_n = read_operands(values, rows, kind.num_b, self.config.swap_ab)
         self.kernel.set_name_prefix(self.name)
         self.kernel(
-            Descriptors.encode(views_m, views_n, make_boxes(self.config)),
+            Descriptors.encode(views_m, views_n, self.boxes),
             read_groups(values, rows, self.form, self.config.work_tile_mnk[0]),
             read_outputs(
                 values,
@@ -194,6 +201,7 @@ class GroupedGemmSm120:
             run_load(
                 LoadArgs(
                     descriptors=descriptors,
+                    boxes=self.boxes,
                     buffers=buffers,
                     smem=plan,
                     config=config,
@@ -214,6 +222,7 @@ class GroupedGemmSm120:
                     buffers=buffers,
                     smem=plan,
                     warp_tile=warp_tile,
+                    formats=self.formats,
                     groups=groups,
                     outputs=outputs,
                     output_kind=self.output_kind,

@@ -1,21 +1,22 @@
 """Warp instructions as the kernels use them: matrix loads from and to shared memory, and the block-scaled MMA.
 
 CuTe's atom for this MMA fixes the thread selectors of the scale operands at 0. Here they are arguments: the four lanes
-of a quad supply scales of different rows, so that one 32-bit load brings the scales of 32 rows to a warp.
+of a quad supply scales of different rows, so that one load brings the scales of 32 rows to a warp.
 """
 
-from cutlass import Float32, Int32
+from cutlass import Float32, Int8, Int16, Int32
 from cutlass._mlir import ir
 from cutlass._mlir.dialects import llvm, nvvm
 from cutlass.cutlass_dsl import dsl_user_op
 
-from nvfp4_cute.formats.block_format import NVFP4
+from nvfp4_cute.formats.block_format import Formats
 from nvfp4_cute.planning.arch.sm120 import MMA
 
 from ..common.versions import ldmatrix
 
-NVFP4_MMA = MMA[NVFP4, NVFP4]
-MMA_M, MMA_N, MMA_K = 16, 8, NVFP4_MMA.k
+MMA_M, MMA_N = 16, 8
+# By bytes of an MMA's scales of a row: what they are loaded as.
+SCALE_WORDS = {1: Int8, 2: Int16, 4: Int32}
 
 
 def _shared_ptr(address: Int32, loc, ip) -> ir.Value:
@@ -39,25 +40,38 @@ def load_matrices(address: Int32, count: int, *, loc=None, ip=None) -> list:
 
 
 @dsl_user_op
-def load_word(address: Int32, *, loc=None, ip=None) -> Int32:
-    """ld.shared.b32."""
-    return Int32(llvm.load(Int32.mlir_type, _shared_ptr(address, loc, ip), alignment=4, loc=loc, ip=ip))
+def load_scale_word(address: Int32, count: int, *, loc=None, ip=None) -> Int32:
+    """ld.shared of ``count`` scales, 1, 2 or 4 bytes, in the low bytes of a word."""
+    word = SCALE_WORDS[count]
+    loaded = llvm.load(word.mlir_type, _shared_ptr(address, loc, ip), alignment=count, loc=loc, ip=ip)
+    return Int32(loaded if word is Int32 else llvm.zext(Int32.mlir_type, loaded, loc=loc, ip=ip))
 
 
 @dsl_user_op
-def mma_nvfp4(
-    acc: list, a: list, b: list, sfa: Int32, thread_a: int, sfb: Int32, thread_b: int, *, loc=None, ip=None
+def block_scaled_mma(
+    acc: list,
+    a: list,
+    b: list,
+    sfa: Int32,
+    thread_a: int,
+    sfb: Int32,
+    thread_b: int,
+    formats: Formats,
+    *,
+    loc=None,
+    ip=None,
 ) -> list:
-    """m16n8k64 of e2m1 with one ue4m3 scale in 16 (PTX ISA 9.7.14.5): acc + (A * SFA) @ (B * SFB).
+    """m16n8 and 32 bytes of K, with one scale a block of ``formats`` (PTX ISA 9.7.14.5): acc + (A * SFA) @ (B * SFB).
 
     With lane = 4g + t:
 
     Args:
         acc: four Float32: row g, columns 2t and 2t + 1; row g + 8, the same columns.
-        a: four Int32 of 8 values: rows g and g + 8 at k 8t; rows g and g + 8 at k 8t + 32.
-        b: two Int32 of 8 values: column g at k 8t and at k 8t + 32.
-        sfa: the four scales of row g in lanes t = 2 * thread_a, of row g + 8 in lanes t = 2 * thread_a + 1.
-        sfb: the four scales of column g in lanes t = thread_b.
+        a: four Int32 of four bytes of K: rows g and g + 8 at byte 4t; rows g and g + 8 at byte 4t + 16.
+        b: two Int32 of four bytes of K: column g at byte 4t and at byte 4t + 16.
+        sfa: the scales of row g in lanes t = 2 * thread_a, of row g + 8 in lanes t = 2 * thread_a + 1, in the low bytes.
+        sfb: the scales of column g in lanes t = thread_b.
+        formats: on the M side and on the N side, whose blocks have one length.
 
     Returns:
         The four sums.
@@ -69,13 +83,14 @@ def mma_nvfp4(
     def values(registers: list) -> list:
         return [register.ir_value(loc=loc, ip=ip) for register in registers]
 
-    element = ir.Attribute.parse(f"#nvvm.mma_type<{NVFP4.element.name}>")
+    mma, (a_format, b_format) = MMA[formats], formats
+    of_a, of_b = (ir.Attribute.parse(f"#nvvm.mma_type<{format.element.name}>") for format in formats)
     struct = nvvm.mma_block_scale(
         ir.Type.parse("!llvm.struct<(f32, f32, f32, f32)>"),
-        ir.Attribute.parse(f"#nvvm.shape<m = {MMA_M}, n = {MMA_N}, k = {MMA_K}>"),
-        ir.Attribute.parse(f"#nvvm.scale_vec_size<x{MMA_K // NVFP4.block_k}>"),
-        ir.Attribute.parse(f"#nvvm.block_scale_format<{NVFP4.scale.name}>"),
-        ir.Attribute.parse(f"#nvvm.block_scale_kind<{NVFP4_MMA.kind}>"),
+        ir.Attribute.parse(f"#nvvm.shape<m = {MMA_M}, n = {MMA_N}, k = {mma.k}>"),
+        ir.Attribute.parse(f"#nvvm.scale_vec_size<x{mma.k // a_format.block_k}>"),
+        ir.Attribute.parse(f"#nvvm.block_scale_format<{a_format.scale.name}>"),
+        ir.Attribute.parse(f"#nvvm.block_scale_kind<{mma.kind}>"),
         values(a),
         values(b),
         values(acc),
@@ -85,8 +100,8 @@ def mma_nvfp4(
         sfb.ir_value(loc=loc, ip=ip),
         constant(0),
         constant(thread_b),
-        multiplicand_a_ptx_type=element,
-        multiplicand_b_ptx_type=element,
+        multiplicand_a_ptx_type=of_a,
+        multiplicand_b_ptx_type=of_b,
         loc=loc,
         ip=ip,
     )

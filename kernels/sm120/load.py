@@ -13,7 +13,7 @@ from cutlass import Int32, Int64
 from nvfp4_cute.planning.arch.sm120 import SF_ATOM_ROWS, SmemPlan
 from nvfp4_cute.planning.config import KernelConfig
 
-from ..common.operand_maps import SF_BLOCK_K, Descriptors, descriptor_addresses
+from ..common.operand_maps import Boxes, Descriptors, descriptor_addresses
 from ..common.sides import mma_sides
 from ..common.split_k import k_share
 from ..common.tma_load import cache_policies, tma_load
@@ -30,6 +30,7 @@ class LoadArgs:
     """
 
     descriptors: Descriptors
+    boxes: Boxes
     buffers: StageBuffers
     smem: SmemPlan
     config: KernelConfig
@@ -61,7 +62,7 @@ def run_load(args: LoadArgs):
         for k_tile_idx in cutlass.range(first, first + count, unroll=1):
             stage = ab_producer.acquire_and_advance()
             to = args.buffers.at_stage(smem, stage.index)
-            k, k_block = k_tile_idx * tile_k, k_tile_idx * (tile_k // SF_BLOCK_K)
+            k, k_block = k_tile_idx * tile_k, k_tile_idx * args.boxes.sf_m[0]
             barrier = stage.barrier.toint()
             with cute.arch.elect_one():
                 for i in cutlass.range_constexpr(smem.num_m):

@@ -11,7 +11,8 @@ import cutlass.cute as cute
 import cutlass.pipeline as pipeline
 from cutlass import Float32, Int32
 
-from nvfp4_cute.planning.arch.sm120 import SF_ATOM_ROWS, SmemPlan
+from nvfp4_cute.formats.block_format import ATOM_COLS, Formats
+from nvfp4_cute.planning.arch.sm120 import MMA, MMA_ROW_BYTES, SF_ATOM_ROWS, SmemPlan
 from nvfp4_cute.planning.config import KernelConfig
 
 from ..common.output_kind import OutputKind
@@ -21,7 +22,7 @@ from ..common.split_k import add_sums, give_room, k_share, send_sums
 from ..common.versions import advanced, inline_ptx
 from ..common.warp_schedule import WARP_SIZE
 from .epilogue import store_tile
-from .instructions import MMA_K, load_matrices, load_word, mma_nvfp4
+from .instructions import block_scaled_mma, load_matrices, load_scale_word
 from .operands import StageBuffers
 from .result_tile import ResultTile
 from .split_k import Exchange, first_tile_and_stride, wait_until_read
@@ -41,6 +42,7 @@ class MmaArgs:
     """What the MMA warps read.
 
     Attributes:
+        formats: on the M side and on the N side.
         groups: ``GroupTable`` or ``DeviceGroups``.
         exchange: of split-K.
     """
@@ -48,6 +50,7 @@ class MmaArgs:
     buffers: StageBuffers
     smem: SmemPlan
     warp_tile: WarpTile
+    formats: Formats
     groups: object
     outputs: OutputTable
     output_kind: OutputKind
@@ -64,12 +67,14 @@ class Fragments:
         a: (REGISTER, MMA_M). b: (REGISTER, MMA_N).
         sfa: (OPERAND x STRIP_M, BUFFER), sfb: (OPERAND x STRIP_N, BUFFER): words, needed to the end of a block, so there
             are two buffers.
+        formats: on the M side and on the N side.
     """
 
     a: cute.Tensor
     b: cute.Tensor
     sfa: cute.Tensor
     sfb: cute.Tensor
+    formats: Formats
 
 
 @cute.jit
@@ -78,14 +83,14 @@ def run_mma(args: MmaArgs):
     # Read here: from before the roles part, the assembler keeps the tile's index in memory.
     first_tile, stride = first_tile_and_stride(args.config.split_k)
     ab_consumer, warp_tile, config, groups = args.ab_consumer, args.warp_tile, args.config, args.groups
-    tiler, tile_k = config.work_tile_mnk, config.cta_tile_shape_mnk[2]
-    last_buffer = (tile_k // MMA_K - 1) % 2
+    tiler, row_bytes = config.work_tile_mnk, args.smem.row_bytes
+    last_buffer = (row_bytes // MMA_ROW_BYTES - 1) % 2
     warp_idx = cute.arch.make_warp_uniform(cute.arch.warp_idx())
     team, team_warp = warp_idx // warp_tile.team_warps, warp_idx % warp_tile.team_warps
     first_row = team_warp % warp_tile.warps_m * (STRIP * warp_tile.strips_m)
     first_col = team_warp // warp_tile.warps_m * (STRIP * warp_tile.strips_n)
     results = ResultTile(warp_tile, config.swap_ab, args.output_kind.weight_layout)
-    fragments = _make_fragments(warp_tile)
+    fragments = _make_fragments(warp_tile, args.formats)
     # (REGISTER, MMA_M, MMA_N)
     acc = cute.make_rmem_tensor((4, len(warp_tile.mma_m), len(warp_tile.mma_n)), Float32)
 
@@ -107,7 +112,7 @@ def run_mma(args: MmaArgs):
         tile = groups.tile(cursor, tiler)
         _, n_side = mma_sides(config, tile)
         _, k_tile_cnt = k_share(tile.k_tile_cnt, config.split_k)
-        offsets = _lane_offsets(first_row, first_col, n_side.first_row, tile_k, warp_tile)
+        offsets = _lane_offsets(first_row, first_col, n_side.first_row, row_bytes, warp_tile)
         at_lane = args.buffers.plus(offsets)
         _clear(acc)
         if cutlass.const_expr(warp_tile.num_team > 1):
@@ -186,14 +191,14 @@ def _give_turn(team: Int32, warp_tile: cutlass.Constexpr):
     )
 
 
-def _make_fragments(warp_tile: WarpTile) -> Fragments:
+def _make_fragments(warp_tile: WarpTile, formats: Formats) -> Fragments:
     shapes = (
         (4, len(warp_tile.mma_m)),
         (2, len(warp_tile.mma_n)),
         (warp_tile.num_m * warp_tile.strips_m, 2),
         (warp_tile.num_n * warp_tile.strips_n, 2),
     )
-    return Fragments(*[cute.make_rmem_tensor(shape, Int32) for shape in shapes])
+    return Fragments(*[cute.make_rmem_tensor(shape, Int32) for shape in shapes], formats)
 
 
 @cute.jit
@@ -201,15 +206,15 @@ def _lane_offsets(
     first_row: Int32,
     first_col: Int32,
     tile_col: Int32,
-    tile_k: cutlass.Constexpr,
+    row_bytes: cutlass.Constexpr,
     warp_tile: cutlass.Constexpr,
 ) -> StageBuffers:
     """Bytes from the start of a stage's operands to what a lane addresses for its first MMA."""
     lane = cute.arch.lane_idx()
     # Matrices of A: (strips of two bands) x (first and second chunk). Of B: first and second chunk of one MMA, then of
     # the next one, whose distance ``_load_b`` adds.
-    a = _swizzled(first_row + lane % STRIP + lane // 8 % 2 * BAND, lane // 16, tile_k)
-    b = _swizzled(first_col + lane % STRIP, lane // 8 % 2, tile_k)
+    a = _swizzled(first_row + lane % STRIP + lane // 8 % 2 * BAND, lane // 16, row_bytes)
+    b = _swizzled(first_col + lane % STRIP, lane // 8 % 2, row_bytes)
     sfa = _scale_offset(first_row, BANDS_M)
     # A small tile uses a part of a scale block.
     sfb = _scale_offset(first_col + tile_col % SF_ATOM_ROWS, warp_tile.bands_n)
@@ -217,9 +222,9 @@ def _lane_offsets(
 
 
 @cute.jit
-def _swizzled(row: Int32, chunk: Int32, tile_k: cutlass.Constexpr) -> Int32:
+def _swizzled(row: Int32, chunk: Int32, row_bytes: cutlass.Constexpr) -> Int32:
     """Byte of a 16-byte chunk in rows of 64 or 128 bytes, as TMA swizzles them (PTX ISA 5.5.7)."""
-    if cutlass.const_expr(tile_k == 256):
+    if cutlass.const_expr(row_bytes == 128):
         return row * 128 + (chunk ^ row % 8) * CHUNK_BYTES
     else:
         return row * 64 + (chunk ^ row // 2 % 4) * CHUNK_BYTES
@@ -284,7 +289,7 @@ def _read_other_blocks(
     acc: cute.Tensor, fragments: Fragments, stage: StageBuffers, plan: SmemPlan, warp_tile: cutlass.Constexpr
 ):
     """Load the blocks of a stage behind its first one, and multiply the one before each."""
-    for k_block_idx in cutlass.range_constexpr(1, 2 * plan.row_bytes // MMA_K):
+    for k_block_idx in cutlass.range_constexpr(1, plan.row_bytes // MMA_ROW_BYTES):
         _advance(acc, fragments, stage, k_block_idx, plan, warp_tile)
 
 
@@ -348,7 +353,10 @@ def _load_b(
 def _load_scales(
     to: Fragments, stage: StageBuffers, k_block_idx: int, plan: SmemPlan, warp_tile: WarpTile
 ) -> None:
-    """Words of all strips of every operand."""
+    """Scales of all strips of every operand: as many of a row as an MMA takes, one, two or four of an atom's four."""
+    parts = MMA[to.formats].per_atom(to.formats[0])
+    atom, part = divmod(k_block_idx, parts)
+    count = ATOM_COLS // parts
     for scales, address, num_strip, stage_bytes in (
         (to.sfa, stage.sf_m, warp_tile.strips_m, plan.sfa_stage_bytes),
         (to.sfb, stage.sf_n, warp_tile.strips_n, plan.sfb_stage_bytes),
@@ -356,7 +364,7 @@ def _load_scales(
         for i in range(cute.size(scales, mode=[0])):
             operand, strip = divmod(i, num_strip)
             offset = operand * plan.num_ab_stage * stage_bytes + strip * STRIP * SF_ROW_BYTES
-            word = load_word(address + (k_block_idx * SF_ATOM_BYTES + offset))
+            word = load_scale_word(address + (atom * SF_ATOM_BYTES + part * count + offset), count)
             scales[i, k_block_idx % 2] = word
 
 
@@ -374,7 +382,7 @@ def _multiply(
     a = [fragments.a[register, i] for register in range(4)]
     for j in cutlass.range_constexpr(columns.start, columns.stop):
         operand_n, strip_n, band = warp_tile.mma_n[j]
-        sums = mma_nvfp4(
+        sums = block_scaled_mma(
             [acc[register, i, j] for register in range(4)],
             a,
             [fragments.b[register, j] for register in range(2)],
@@ -382,6 +390,7 @@ def _multiply(
             pair,
             fragments.sfb[operand_n * warp_tile.strips_n + strip_n, buffer],
             band,
+            fragments.formats,
         )
         for register in cutlass.range_constexpr(4):
             acc[register, i, j] = sums[register]

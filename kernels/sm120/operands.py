@@ -4,10 +4,11 @@ from dataclasses import dataclass
 
 from cutlass import Int32
 
-from nvfp4_cute.planning.arch.sm120 import SF_ATOM_ROWS, SmemPlan
+from nvfp4_cute.formats.block_format import Formats
+from nvfp4_cute.planning.arch.sm120 import SF_ATOM_ROWS, SmemPlan, formats_on_sides
 from nvfp4_cute.planning.config import KernelConfig
 
-from ..common.operand_maps import SF_BLOCK_K, Boxes
+from ..common.operand_maps import Boxes, map_element
 
 
 @dataclass(frozen=True)
@@ -35,8 +36,21 @@ class StageBuffers:
         )
 
 
-def make_boxes(config: KernelConfig) -> Boxes:
-    """Boxes of a config: of scales, whole blocks, whatever part of their rows the tile uses."""
+def make_boxes(config: KernelConfig, formats: Formats) -> Boxes:
+    """Boxes of a config: of scales, whole blocks, whatever part of their rows the tile uses.
+
+    Args:
+        formats: of ``a`` and of ``b``: what is multiplied has blocks of one length.
+    """
     m, n, k = config.cta_tile_shape_mnk
-    sf_box = (k // SF_BLOCK_K, 1)
-    return Boxes(k, m, n, (sf_box[0], m // SF_ATOM_ROWS), sf_box)
+    m_format, n_format = formats_on_sides(config, formats)
+    sf_box = (k // m_format.atom_k, 1)
+    return Boxes(
+        k,
+        m,
+        n,
+        (sf_box[0], m // SF_ATOM_ROWS),
+        sf_box,
+        sf_block_k=m_format.atom_k,
+        elements=(map_element(m_format), map_element(n_format)),
+    )

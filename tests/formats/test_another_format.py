@@ -109,7 +109,7 @@ def test_kernels_refuse_it(arch):
 
 
 def test_keys_tell_formats_apart(monkeypatch):
-    monkeypatch.setitem(limits.MMA, (OURS, OURS), Mma("mxf4", 64))
+    monkeypatch.setitem(limits.MMA, (OURS, OURS), Mma("mxf4nvf4", 64))
     problem, _ = checked(*tensors())
     config = KernelConfig()
     key = KernelKey.of("sm_100a", config, problem)
@@ -124,8 +124,7 @@ def test_keys_tell_formats_apart(monkeypatch):
 ], ids=str)  # fmt: skip
 def test_a_row_of_the_table_is_a_kernel(monkeypatch, config):
     """Two MMAs read the scales of an atom, which belong to 128 elements of K."""
-    # e2m1 is 1 in the descriptor, ue8m0 scales are bit 23 (PTX ISA 9.7.16.4.2).
-    monkeypatch.setitem(limits.MMA, (OURS, OURS), Mma("mxf4", 64, descriptor=1 << 7 | 1 << 10 | 1 << 23))
+    monkeypatch.setitem(limits.MMA, (OURS, OURS), Mma("mxf4nvf4", 64))
     a, b = tensors(1)
     problem, operands = checked(a, b)
     with observe() as observer:

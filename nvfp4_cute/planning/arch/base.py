@@ -108,16 +108,29 @@ class Mma:
     Attributes:
         kind: what PTX calls this kind of instruction.
         k: elements of K that one instruction multiplies.
-        descriptor: bits of the instruction descriptor that say the types of elements and scales; 0 where there is none.
+        element_bits: of an element in shared memory, of whatever type.
     """
 
     kind: str
     k: int
-    descriptor: int = 0
+    element_bits: int = 4
+
+    def row_bytes(self, k: int) -> int:
+        """Bytes in shared memory of ``k`` elements of a row."""
+        return k * self.element_bits // 8
+
+    def elements(self, row_bytes: int) -> int:
+        """Elements in so many bytes of a row in shared memory."""
+        return row_bytes * 8 // self.element_bits
 
     def per_atom(self, format: BlockFormat) -> int:
         """MMAs whose scales lie in one scale atom of ``format``: 1, 2 or 4 for 4, 2 or 1 scales of a row an MMA."""
         return format.atom_k // self.k
+
+
+def formats_on_sides(config: KernelConfig, formats: Formats) -> Formats:
+    """Formats on the MMA's M side and N side, of those of ``a`` and of ``b``."""
+    return formats[::-1] if config.swap_ab else formats
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ shared memory a CTA).
 from collections import Counter
 from dataclasses import dataclass, replace
 
-from nvfp4_cute.formats.block_format import NVFP4, NVFP4_PAIR, Formats
+from nvfp4_cute.formats.block_format import MXFP4, NVFP4_PAIR, Formats
 from nvfp4_cute.gpus import verdicts
 from nvfp4_cute.planning.arch.base import (
     INTERLEAVE,
@@ -40,10 +40,16 @@ SMEM_CAPACITY_BYTES = 99 * 1024
 BUFFER_ALIGN_BYTES = 1024
 # Barriers come last, in a buffer of their own.
 BARRIER_BYTES = 1024
-MMA = {(NVFP4, NVFP4): Mma("mxf4nvf4", 64)}
+# By formats of ``a`` and of ``b``.
+MMA = {
+    NVFP4_PAIR: Mma("mxf4nvf4", 64),
+    (MXFP4, MXFP4): Mma("mxf4", 64),
+}
 TILE_M = 128
 TILES_N = (8, 16, 32, 64, 128)
-TILES_K = (128, 256)
+# Bytes of a row of a K tile: of one row of the swizzle. An MMA of any kind multiplies 32 of them.
+K_TILE_ROW_BYTES = (64, 128)
+MMA_ROW_BYTES = 32
 # A stage is released while the next one is read.
 MIN_AB_STAGE = 2
 # CTAs of a cluster that share K tiles. A warp's sums are added up in one CTA: a team has at least four warps to deal.
@@ -165,15 +171,33 @@ def candidates(
         weight_layout: "separate", or one of ``base.INTERLEAVE``.
         is_quantized: whether results are NVFP4.
         form: makes no difference here.
+        formats: of ``a`` and of ``b``, which decide the K tile.
     """
     may_split = any(verdicts.is_proven(arch, "split_k") for arch in ARCHS)
+    tried = (with_k_tile(config, formats) for config in (CANDIDATES if num_b == 1 else DUAL_CANDIDATES))
     return tuple(
         config
-        for config in (CANDIDATES if num_b == 1 else DUAL_CANDIDATES)
+        for config in dict.fromkeys(tried)
         if (config.split_k == 1 or may_split)
+        and (formats == NVFP4_PAIR or unsupported_reason(config, num_b, formats) is None)
         and interleave_reason(config, weight_layout) is None
         and not (is_quantized and quantized_reason(config) is not None)
     )
+
+
+def tiles_k(formats: Formats) -> tuple[int, ...]:
+    """Elements of K that a K tile may have: rows of the swizzle, and whole scale atoms."""
+    mma = MMA[formats]
+    found = map(mma.elements, K_TILE_ROW_BYTES)
+    return tuple(k for k in found if all(k % format.atom_k == 0 for format in formats))
+
+
+def with_k_tile(config: KernelConfig, formats: Formats) -> KernelConfig:
+    """A config for NVFP4 with the K tile of formats that has as many bytes, or the next larger one."""
+    m, n, k = config.cta_tile_shape_mnk
+    row_bytes = MMA[NVFP4_PAIR].row_bytes(k)
+    tile_k = next(k for k in tiles_k(formats) if MMA[formats].row_bytes(k) >= row_bytes)
+    return replace(config, cta_tile_shape_mnk=(m, n, tile_k))
 
 
 def choose(problem: GroupedProblem, num_sms: int) -> KernelConfig:
@@ -185,17 +209,19 @@ def choose(problem: GroupedProblem, num_sms: int) -> KernelConfig:
         problem: of which the sizes count, operands and results; mean sizes are taken for those of all groups.
         num_sms: SMs of the device.
     """
-    num_b = problem.num_b
+    num_b, formats = problem.num_b, (problem.a_format, problem.b_format)
     live = Counter(size for size in problem.sizes if min(size) > 0)
+    is_quantized = problem.out_dtype == NVFP4_RESULTS
     tried = [
         config
-        for config in candidates(num_b, problem.weight_layout, problem.out_dtype == NVFP4_RESULTS)
+        for config in candidates(num_b, problem.weight_layout, is_quantized, problem.form, formats)
         if config.split_k == 1 or _num_tiles(config, live) <= resident_clusters(num_sms, config.split_k)
     ]
     chosen = min(
         tried,
         key=lambda config: (
-            _estimated_cycles(config, live, num_sms, num_b) * (1 + COSTS.split_gain * (config.split_k > 1))
+            _estimated_cycles(config, live, num_sms, num_b, formats)
+            * (1 + COSTS.split_gain * (config.split_k > 1))
         ),
     )
     if chosen.split_k > 1:
@@ -209,23 +235,28 @@ def _num_tiles(config: KernelConfig, sizes: Counter[tuple[int, int, int]]) -> in
 
 
 def _estimated_cycles(
-    config: KernelConfig, sizes: Counter[tuple[int, int, int]], num_sms: int, num_b: int
+    config: KernelConfig, sizes: Counter[tuple[int, int, int]], num_sms: int, num_b: int, formats: Formats
 ) -> float:
     """The start, each wave's time, the last K tile, the last exchange of sums, and the last stores.
 
     A wave lasts as its tiles do on an SM, or as what it loads takes.
     """
-    plan, (tile_m, tile_n, tile_k) = smem_plan(config, num_b), config.work_tile_mnk
+    plan, (tile_m, tile_n, tile_k) = smem_plan(config, num_b, formats), config.work_tile_mnk
+    a_format, b_format = formats
     split, workers = config.split_k, resident_clusters(num_sms, config.split_k)
     counts = {size: -(-size[0] // tile_m) * -(-size[1] // tile_n) * times for size, times in sizes.items()}
     k_tiles = sum(count * -(-k // tile_k) for (_, _, k), count in counts.items())
     num_tiles = sum(counts.values())
     if not num_tiles:
         return COSTS.start
-    operand_bytes = sum(NVFP4.nbytes(m + num_b * n, k) * times for (m, n, k), times in sizes.items())
+    operand_bytes = sum(
+        (a_format.nbytes(m, k) + num_b * b_format.nbytes(n, k)) * times for (m, n, k), times in sizes.items()
+    )
     out_bytes = sum(m * n * 2 * times for (m, n, _), times in sizes.items())
 
-    mma = 2 * num_b * tile_m * tile_n * tile_k / COSTS.mma_flop_per_cycle
+    # An MMA takes as long for 32 bytes of K, whatever their type.
+    k_of_fp4 = MMA[NVFP4_PAIR].elements(plan.row_bytes)
+    mma = 2 * num_b * tile_m * tile_n * k_of_fp4 / COSTS.mma_flop_per_cycle
     has_two_teams = num_teams(config) > 1
     exposed = COSTS.team if has_two_teams and config.cta_tile_shape_mnk[1] < 128 else 0
     k_tile = max(mma + exposed, plan.stage_bytes / COSTS.load_bytes_per_cycle, COSTS.ring / plan.num_ab_stage)
@@ -271,7 +302,8 @@ def num_receivers(split: int) -> int:
 def smem_plan(config: KernelConfig, num_b: int = 1, formats: Formats = NVFP4_PAIR) -> SmemPlan:
     """Shared memory of ``config``. ``num_ab_stage=None`` is resolved to as many stages as fit."""
     m, n, k = config.cta_tile_shape_mnk
-    row_bytes, sf = NVFP4.row_bytes(k), NVFP4.atom_row_bytes(k)
+    # What is multiplied has blocks of one length.
+    row_bytes, sf = MMA[formats].row_bytes(k), formats[0].atom_row_bytes(k)
     num_m, num_n = operands_on_sides(config, num_b)
     tile_sums_bytes = num_b * m * n * FP32_BYTES
     plan = SmemPlan(
@@ -313,10 +345,10 @@ def unsupported_reason(config: KernelConfig, num_b: int = 1, formats: Formats = 
         return (
             f"cta_tile_shape_mnk={config.cta_tile_shape_mnk}: use an N tile of {', '.join(map(str, TILES_N))}"
         )
-    if k not in TILES_K:
+    if k not in tiles_k(formats):
         return (
-            f"cta_tile_shape_mnk={config.cta_tile_shape_mnk}: a K tile fills a 64-byte or a 128-byte swizzle row; "
-            "use K tile 128 or 256"
+            f"cta_tile_shape_mnk={config.cta_tile_shape_mnk}: a K tile fills a 64-byte or a 128-byte swizzle row, with whole "
+            f"scale blocks; use K tile {' or '.join(map(str, tiles_k(formats)))}"
         )
     if config.num_acc_stage not in (1, 2):
         return f"num_acc_stage={config.num_acc_stage}: one team of warps has one accumulator; use 1, or 2 for two teams"

@@ -7,7 +7,7 @@ memory delivers to all of them, and the last tile's epilogue. It ranks configs; 
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
-from nvfp4_cute.formats.block_format import NVFP4, NVFP4_PAIR, Formats
+from nvfp4_cute.formats.block_format import NVFP4_PAIR, Formats
 from nvfp4_cute.planning.arch.base import INTERLEAVE
 from nvfp4_cute.planning.arch.sm100.limits import (
     CANDIDATES,
@@ -15,8 +15,10 @@ from nvfp4_cute.planning.arch.sm100.limits import (
     DUAL_TILES_N,
     EPI_TILE_N,
     INTERLEAVED_CANDIDATES,
+    K_TILE_BYTES,
     MMA_COLUMNS_PER_CYCLE,
     MMA_CTA_M,
+    MMAS_PER_K_TILE,
     RING_CYCLES,
     SPLIT_TILES_N,
     SPLITS,
@@ -27,10 +29,11 @@ from nvfp4_cute.planning.arch.sm100.limits import (
     mma_columns,
     resident_clusters,
     smem_plan,
+    with_k_tile,
 )
 from nvfp4_cute.planning.config import KernelConfig
 from nvfp4_cute.planning.schedule import TileSchedule, WorkTile, make_schedule
-from nvfp4_cute.problem import Form, GroupedProblem, gemm_bytes
+from nvfp4_cute.problem import Form, GroupedProblem
 
 
 @dataclass(frozen=True)
@@ -66,7 +69,6 @@ class Costs:
 
 
 COSTS = Costs()
-MMAS_PER_K_TILE = 4
 # Forms whose groups have sizes that the host knows.
 KNOWN_SIZES = ("list", "batched")
 
@@ -121,7 +123,13 @@ def candidates(
         weight_layout: "separate", or one of ``base.INTERLEAVE``.
         is_quantized: makes no difference here.
         form: where only the device knows the groups' sizes, there is a config for each number of rows.
+        formats: of ``a`` and of ``b``, which decide the K tile.
     """
+    tried = _candidates_of_k_tile_256(num_b, weight_layout, form)
+    return tuple(with_k_tile(config, formats) for config in tried)
+
+
+def _candidates_of_k_tile_256(num_b: int, weight_layout: str, form: Form) -> tuple[KernelConfig, ...]:
     is_interleaved = weight_layout in INTERLEAVE
     if form in KNOWN_SIZES:
         return INTERLEAVED_CANDIDATES if is_interleaved else DUAL_CANDIDATES if num_b > 1 else CANDIDATES
@@ -150,7 +158,7 @@ def estimates(problem: GroupedProblem, num_sms: int) -> list[Estimate]:
     """
     if problem.form not in KNOWN_SIZES:
         return []
-    tried = candidates(problem.num_b, problem.weight_layout)
+    tried = candidates(problem.num_b, problem.weight_layout, formats=_formats(problem))
     if problem.is_chain:
         tried = tuple(config for config in tried if config.cluster_size == config.num_mma_cta)
     return sorted((estimate(config, problem, num_sms) for config in tried), key=_ranked)
@@ -188,8 +196,8 @@ def _estimate(config: KernelConfig, problem: GroupedProblem, num_clusters: int) 
     if problem.weight_layout != "separate":
         slice_cycles /= 2  # two slices of products make one of results
     num_b = problem.num_b
-    smem = smem_plan(config, num_b)
-    read = _reads(schedule, num_b)
+    smem = smem_plan(config, num_b, _formats(problem))
+    read = _reads(schedule, problem)
     memory, busiest, stream, last_slices = 0.0, 0.0, 0.0, 0
     for wave in range(schedule.waves):
         indices = range(wave * num_clusters, min((wave + 1) * num_clusters, schedule.num_tiles))
@@ -215,20 +223,24 @@ def _estimate(config: KernelConfig, problem: GroupedProblem, num_clusters: int) 
     )
 
 
-def _reads(schedule: TileSchedule, num_b: int) -> list[int]:
+def _formats(problem: GroupedProblem) -> Formats:
+    return problem.a_format, problem.b_format
+
+
+def _reads(schedule: TileSchedule, problem: GroupedProblem) -> list[int]:
     """Bytes that each tile brings from device memory: what no tile before it has read."""
     tile_m, tile_n, _ = schedule.cta_tile_shape_mnk
     reads, seen = [], set()
     for tile in map(schedule.work_tile, range(schedule.num_tiles)):
         m, n, k = schedule.sizes[tile.group_idx]
-        rows = 0
-        sides = (("a", tile.tile_m_idx, tile_m, m, 1), ("b", tile.tile_n_idx, tile_n, n, num_b))
+        rows = {"a": 0, "b": 0}
+        sides = (("a", tile.tile_m_idx, tile_m, m, 1), ("b", tile.tile_n_idx, tile_n, n, problem.num_b))
         for side, index, extent, total, count in sides:
             strip = (side, tile.group_idx, index)
             if strip not in seen:
                 seen.add(strip)
-                rows += count * min(extent, total - index * extent)
-        reads.append(gemm_bytes(0, rows, k, 0))
+                rows[side] = count * min(extent, total - index * extent)
+        reads.append(problem.a_format.nbytes(rows["a"], k) + problem.b_format.nbytes(rows["b"], k))
     return reads
 
 
@@ -249,7 +261,7 @@ def _slices(config: KernelConfig, schedule: TileSchedule, tile: WorkTile) -> int
 def _k_tile_bytes(config: KernelConfig, schedule: TileSchedule, tile: WorkTile, smem: SmemPlan) -> int:
     """What one CTA loads for a K tile."""
     rows_n = mma_columns(*_n_side(config, schedule, tile)) // config.num_mma_cta
-    n_side = smem.num_n * (rows_n * NVFP4.row_bytes(config.cta_tile_shape_mnk[2]) + smem.sfb_stage_bytes)
+    n_side = smem.num_n * (rows_n * K_TILE_BYTES + smem.sfb_stage_bytes)
     return smem.num_m * (smem.a_stage_bytes + smem.sfa_stage_bytes) + n_side // config.multicast_n
 
 
@@ -307,14 +319,15 @@ def _config_for_mean(problem: GroupedProblem, num_sms: int) -> KernelConfig:
     """
     mean = problem.sizes[0]
     chosen = config_for_rows(*mean[:2], problem.num_b, problem.weight_layout)
+    chosen = with_k_tile(chosen, _formats(problem))
     if problem.activation is not None:
         return chosen
-    return _split_where_idle(chosen, num_sms, problem.num_groups, mean)
+    return _split_where_idle(chosen, num_sms, problem.num_groups, mean, _formats(problem))
 
 
 @lru_cache(1024)
 def _split_where_idle(
-    whole: KernelConfig, num_sms: int, num_groups: int, mean: tuple[int, int, int]
+    whole: KernelConfig, num_sms: int, num_groups: int, mean: tuple[int, int, int], formats: Formats
 ) -> KernelConfig:
     """``whole``, or what splits K where that leaves most SMs idle however the rows are dealt to the groups, and gains.
 
@@ -327,13 +340,14 @@ def _split_where_idle(
     splits = [split for split in SPLITS[1:] if most_tiles <= resident_clusters(num_sms, split)]
     if not splits or tile_n not in SPLIT_TILES_N:
         return whole
-    problem = GroupedProblem((mean,) * num_groups)
+    a_format, b_format = formats
+    problem = GroupedProblem((mean,) * num_groups, a_format=a_format, b_format=b_format)
     tried = [whole, *(replace(whole, use_2cta_instrs=False, split_k=split) for split in splits)]
     return min(tried, key=lambda config: _ranked(estimate(config, problem, num_sms)))
 
 
 def config_for_rows(mean_rows: int, n: int, num_b: int = 1, weight_layout: str = "separate") -> KernelConfig:
-    """For groups whose sizes only the device knows.
+    """For groups whose sizes only the device knows, with the K tile of NVFP4.
 
     Tokens are on the N side, in the smallest tile that holds a group of mean size. A pair computes a tile where weights fill it.
     """

@@ -6,13 +6,14 @@ Limits: CUDA C++ programming guide, technical specifications (227 KiB of shared 
 
 from dataclasses import dataclass, replace
 
-from nvfp4_cute.formats.block_format import ATOM_COLS, ATOM_ROWS, NVFP4, NVFP4_PAIR, Formats
+from nvfp4_cute.formats.block_format import ATOM_COLS, ATOM_ROWS, MXFP4, NVFP4_PAIR, Formats
 from nvfp4_cute.planning.arch.base import (
     INTERLEAVE,
     Mma,
     StagedOperands,
     clusters_in_gpcs,
     foreign_option_reason,
+    formats_on_sides,
     operands_on_sides,
 )
 from nvfp4_cute.planning.config import KernelConfig
@@ -68,15 +69,23 @@ STAGING_BYTES = 4 * 32 * 32 * 2
 # Besides, barriers and the tensor-memory address; operand buffers come first and are whole multiples of their alignment.
 SMEM_RESERVED_BYTES = STAGING_BYTES + 1024
 TMEM_COLS = 512
-# By formats on the MMA's M side and N side. Descriptors: types of elements from bits 7 and 10 on, of scales bit 23 (PTX ISA
-# 9.7.16.4.2).
-MMA = {(NVFP4, NVFP4): Mma("mxf4nvf4", 64, descriptor=1 << 7 | 1 << 10)}
-# Bytes of a row of a K tile: of one row of the swizzle.
+# By formats of ``a`` and of ``b``. MXFP4 has a kind of its own, mxf4, too; public kernels that run on the hardware use this one.
+MMA = {
+    NVFP4_PAIR: Mma("mxf4nvf4", 64),
+    (MXFP4, MXFP4): Mma("mxf4nvf4", 64),
+}
+# Of instruction descriptors (PTX ISA 9.7.16.4.2): types of elements by kind, on the M side from bit 7 on, on the N side from bit
+# 10 on, and of scales bit 23.
+ELEMENT_CODES = {"mxf4nvf4": {"e2m1": 1}}
+M_ELEMENT_SHIFT, N_ELEMENT_SHIFT = 7, 10
+UE8M0_BIT = 1 << 23
+# Bytes of a row of a K tile: of one row of the swizzle. An MMA of any kind multiplies 32 of them.
 K_TILE_BYTES = 128
+MMAS_PER_K_TILE = 4
 # Cycles of the one copy engine of an SM: a copy takes at least so many, and one for so many bytes (published
 # microbenchmarks: ``timing.constants``).
 COPY_CYCLES, COPY_BYTES_PER_CYCLE = 48, 125
-# Columns of 64 elements of K that an MMA multiplies a cycle.
+# Columns of 32 bytes of K that an MMA multiplies a cycle.
 MMA_COLUMNS_PER_CYCLE = 2
 # From a load that device memory answers to the next one of its stage, under load: read off modelled launches.
 RING_CYCLES = 3000
@@ -165,14 +174,34 @@ def mma_columns(rows: int, first_row: int, tile_n: int) -> int:
     return min(_ceil_div(rows, MMA_N_STEP) * MMA_N_STEP, tile_n) | first_row & MMA_N_STEP
 
 
+def mma_types(config: KernelConfig, formats: Formats) -> int:
+    """Bits of the instruction descriptor that say the types of elements and scales. ``formats``: a pair of ``MMA``."""
+    codes = ELEMENT_CODES[MMA[formats].kind]
+    m_format, n_format = formats_on_sides(config, formats)
+    of_m, of_n = codes[m_format.element.name], codes[n_format.element.name]
+    scales = UE8M0_BIT if m_format.scale.name == "ue8m0" else 0
+    return of_m << M_ELEMENT_SHIFT | of_n << N_ELEMENT_SHIFT | scales
+
+
+def k_tile(formats: Formats) -> int:
+    """Elements of K in a K tile."""
+    return MMA[formats].elements(K_TILE_BYTES)
+
+
+def with_k_tile(config: KernelConfig, formats: Formats) -> KernelConfig:
+    """``config`` with the K tile of formats."""
+    return replace(config, cta_tile_shape_mnk=(*config.cta_tile_shape_mnk[:2], k_tile(formats)))
+
+
 def smem_plan(config: KernelConfig, num_b: int = 1, formats: Formats = NVFP4_PAIR) -> SmemPlan:
     """Shared memory of one CTA. ``num_ab_stage=None`` is resolved to as many stages as fit.
 
     Args:
-        formats: on the M side and on the N side of the MMA.
+        formats: of ``a`` and of ``b``.
     """
-    (m, n, k), (m_format, n_format) = config.cta_tile_shape_mnk, formats
-    a, b = m * m_format.row_bytes(k), n // config.num_mma_cta * n_format.row_bytes(k)
+    (m, n, k), (m_format, n_format) = config.cta_tile_shape_mnk, formats_on_sides(config, formats)
+    row_bytes = MMA[formats].row_bytes(k)
+    a, b = m * row_bytes, n // config.num_mma_cta * row_bytes
     sfa, sfb = m_format.scale_bytes(m, k), sf_blocks_n(n) * n_format.atom_row_bytes(k)
     exchange = 0
     if config.split_k > 1:
@@ -201,8 +230,8 @@ def copy_cycles(nbytes: int) -> float:
 
 def k_tile_mma_cycles(config: KernelConfig, smem: SmemPlan) -> float:
     """What the tensor cores need for a K tile."""
-    _, n, k = config.cta_tile_shape_mnk
-    return smem.num_m * smem.num_n * (k // MMA[NVFP4_PAIR].k) * n / MMA_COLUMNS_PER_CYCLE
+    _, n, _ = config.cta_tile_shape_mnk
+    return smem.num_m * smem.num_n * MMAS_PER_K_TILE * n / MMA_COLUMNS_PER_CYCLE
 
 
 def fetches_ahead(config: KernelConfig, smem: SmemPlan) -> bool:
@@ -231,11 +260,11 @@ def tmem_map(config: KernelConfig, num_b: int = 1, formats: Formats = NVFP4_PAIR
     Two accumulators that do not fit side by side share columns: the second begins where the scales leave room.
 
     Args:
-        formats: on the M side and on the N side of the MMA.
+        formats: of ``a`` and of ``b``.
     """
     _, n, k = config.cta_tile_shape_mnk
     num_m, num_n = operands_on_sides(config, num_b)
-    (_, m_atoms), (_, n_atoms) = (format.scale_atoms(1, k) for format in formats)
+    (_, m_atoms), (_, n_atoms) = (format.scale_atoms(1, k) for format in formats_on_sides(config, formats))
     sfa_cols, sfb_cols = num_m * SF_ATOM_COLS * m_atoms, num_n * sf_blocks_n(n) * SF_ATOM_COLS * n_atoms
     acc_cols = stride = num_b * n
     free_cols = TMEM_COLS - sfa_cols - sfb_cols
@@ -264,10 +293,10 @@ def unsupported_reason(config: KernelConfig, num_b: int = 1, formats: Formats = 
         return (
             f"cta_tile_shape_mnk={config.cta_tile_shape_mnk}: N tile {n} is not built; use one of {TILES_N}"
         )
-    if k != NVFP4.elements(K_TILE_BYTES):
+    if k != k_tile(formats):
         return (
             f"cta_tile_shape_mnk={config.cta_tile_shape_mnk}: a K tile fills one {K_TILE_BYTES}-byte swizzle row; use K tile "
-            f"{NVFP4.elements(K_TILE_BYTES)}"
+            f"{k_tile(formats)}"
         )
     if config.num_acc_stage < 1:
         return f"num_acc_stage={config.num_acc_stage}: at least 1 accumulator stage is needed; 2 overlap the epilogue"

@@ -1,0 +1,166 @@
+"""Grouped GEMMs of operands in other formats than NVFP4, of every pair that a family's table has, on the emulator."""
+
+import pytest
+import torch
+from format_cases import NAN_CODES, Groups
+from oracle import assert_bitwise_equal
+
+import nvfp4_cute as nv
+from nvfp4_cute import KernelConfig
+from nvfp4_cute.backends.emulator import observe
+from nvfp4_cute.compile.cache import get_kernel
+from nvfp4_cute.compile.keys import KernelKey
+from nvfp4_cute.formats.block_format import NVFP4_PAIR
+from nvfp4_cute.planning.arch import family_of, sm120
+from nvfp4_cute.planning.arch.sm100 import limits
+from nvfp4_cute.planning.choose import candidates
+from nvfp4_cute.problem import GroupedProblem
+
+PAIRS = [
+    (arch, pair) for arch in ("sm_100a", "sm_120a") for pair in family_of(arch).MMA if pair != NVFP4_PAIR
+]
+PAIR_IDS = [f"{arch}-{a}-x-{b}" for arch, (a, b) in PAIRS]
+every_pair = pytest.mark.parametrize(("arch", "pair"), PAIRS, ids=PAIR_IDS)
+# A tail in every extent, an empty group, one K tile and several, K tiles and scale blocks that K fills in part.
+SIZES = ((130, 72, 288), (0, 64, 96), (5, 136, 640), (33, 1, 32))
+DEVICE_SIZES = ((40, 136, 416), (0, 136, 416), (129, 136, 416))
+# With the K tile of NVFP4.
+CONFIGS = {
+    "sm_100a": (
+        "t128x128x256_s0a2",
+        "t128x64x256_s2a4_swap_p2",
+        "t128x64x256_s0a4_2cta_swap",
+        "t128x192x256_s2a2_2cta_p4",
+        "t128x128x256_s3a2_2cta_m2_p8",
+        "t128x256x256_s2a2_2cta_swap_p4",
+        "t128x64x256_s0a2_swap_k2",
+    ),
+    "sm_120a": (
+        "t128x128x128_s2a1_p2",
+        "t128x64x128_s0a2_swap",
+        "t128x32x256_s0a2_swap_p3",
+        "t128x16x256_s0a1",
+        "t128x8x256_s0a2_swap",
+        "t128x32x256_s0a1_swap_k2",
+    ),
+}
+EVERY_CONFIG = [
+    pytest.param(arch, pair, name, id=f"{key}-{name}")
+    for (arch, pair), key in zip(PAIRS, PAIR_IDS, strict=True)
+    for name in CONFIGS[arch]
+]
+
+
+def with_k_tile(arch, name, pair):
+    """A config of ``CONFIGS`` with the K tile of a pair."""
+    family = sm120 if arch in sm120.ARCHS else limits
+    return family.with_k_tile(KernelConfig.from_name(name), pair)
+
+
+@pytest.mark.sampled(6)
+@pytest.mark.parametrize("mode", ["eager", "lazy", "random:1"])
+@pytest.mark.parametrize(("arch", "pair", "name"), EVERY_CONFIG)
+def test_every_tile_shape_is_right_and_clean(arch, pair, name, mode):
+    """Bit-equal and without hazards, whenever asynchronous operations happen."""
+    groups = Groups.of(pair, SIZES, seed=1)
+    with observe(mode=mode, check=True) as observer:
+        groups.check("list", f"emulator:{arch}", with_k_tile(arch, name, pair))
+    assert len(observer.stats) == 1 and not observer.hazards
+
+
+@pytest.mark.sampled(4)
+@pytest.mark.parametrize("form", ["list", "ragged", "masked"])
+@pytest.mark.parametrize("dual", [False, True])
+@every_pair
+def test_every_form_with_what_is_chosen(arch, pair, form, dual):
+    sizes = SIZES if form == "list" else DEVICE_SIZES
+    Groups.of(pair, sizes, seed=2).check(form, f"emulator:{arch}", dual=dual)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("out_dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("m_major", [False, True])
+@every_pair
+def test_results_of_16_bits_and_of_columns(arch, pair, m_major, out_dtype):
+    groups = Groups.of(pair, SIZES, seed=3)
+    if m_major:
+        groups.check("list", f"emulator:{arch}", m_major=True)
+    else:
+        groups.check("list", f"emulator:{arch}", out_dtype=out_dtype)
+
+
+@pytest.mark.sampled(2)
+@every_pair
+def test_quantized_results(arch, pair):
+    """NVFP4 of what the product is in float32, for the next layer."""
+    groups = Groups.of(pair, ((40, 96, 288), (0, 64, 96), (7, 64, 320)), seed=4)
+    factors = [0.5, 1.0, 2.0]
+    found = groups.run("list", f"emulator:{arch}", out_dtype="nvfp4", out_global_scale=factors)
+    plain = groups.run("list", "reference")
+    for got, x, factor in zip(found, plain, factors, strict=True):
+        want = nv.quantize(x, global_scale=factor)
+        assert torch.equal(got.data, want.data)
+        assert_bitwise_equal(got.dequantize(), want.dequantize())
+
+
+@pytest.mark.slow
+@every_pair
+def test_dense_products_and_batches(arch, pair):
+    groups = Groups.of(pair, ((70, 136, 288),) * 2, seed=5)
+    x, w = groups.a[0], groups.b[0]
+    backend, dtype = f"emulator:{arch}", torch.float32
+    assert_bitwise_equal(nv.gemm(x, w, backend=backend, out_dtype=dtype), nv.gemm(x, w, out_dtype=dtype))
+    parts = [
+        (torch.stack([t.data for t in side]).permute(1, 2, 0), torch.stack([t.scale for t in side]))
+        for side in (groups.a, groups.b)
+    ]
+    (a, a_scale), (b, b_scale) = parts
+    given = (a, b, a_scale, b_scale)
+    told = {"a_format": pair[0], "b_format": pair[1], "out_dtype": dtype}
+    got = nv.gemm(*given, backend=backend, **told)
+    for batch, (y, z) in enumerate(zip(groups.a, groups.b, strict=True)):
+        assert_bitwise_equal(got[:, :, batch].contiguous(), nv.gemm(y, z, out_dtype=dtype))
+
+
+@pytest.mark.sampled(2)
+@every_pair
+def test_a_scale_that_is_nan_reaches_its_row_alone(arch, pair):
+    groups = Groups.of(pair, ((40, 72, 288),), seed=6)
+    plain = groups.run("list", "reference")[0]
+    # The scale of the second block of row 3: atom [0, 0], row 3 of its first 32.
+    groups.a[0].scale[0, 0, 3, 0, 1] = NAN_CODES[pair[0].scale.name]
+    got = groups.run("list", f"emulator:{arch}")[0]
+    assert bool(got[3].isnan().all())
+    assert_bitwise_equal(got[4:], plain[4:])
+
+
+@pytest.mark.sampled(4)
+@pytest.mark.parametrize("out_dtype", [torch.bfloat16, "nvfp4"], ids=str)
+@every_pair
+def test_no_spills(arch, pair, out_dtype):
+    """Of what is chosen for many rows."""
+    a_format, b_format = pair
+    problem = GroupedProblem(((4096, 4096, 4096),), out_dtype=out_dtype, a_format=a_format, b_format=b_format)
+    config = family_of(arch).choose(problem, 148)
+    kernel = get_kernel(KernelKey.of(arch, config, problem))
+    assert kernel.resources.stack_bytes == 0
+
+
+@every_pair
+def test_every_candidate_can_be_built(arch, pair):
+    family = family_of(arch)
+    for num_b in (1, 2):
+        for form in ("list", "ragged"):
+            found = family.candidates(num_b, form=form, formats=pair)
+            assert found and all(family.unsupported_reason(c, num_b, pair) is None for c in found)
+    assert candidates(arch, "list", formats=pair)
+    wrong = KernelConfig((128, 128, 2048), num_acc_stage=1)
+    assert "use K tile" in family.unsupported_reason(wrong, 1, pair)
+
+
+@every_pair
+def test_a_name_tells_the_pair(arch, pair):
+    a_format, b_format = pair
+    problem = GroupedProblem(((64, 64, 256),), a_format=a_format, b_format=b_format)
+    key = KernelKey.of(arch, family_of(arch).choose(problem, 148), problem)
+    assert key.to_name().endswith(f"_{a_format}_x_{b_format}")
