@@ -9,7 +9,7 @@ shared memory a CTA).
 from collections import Counter
 from dataclasses import dataclass, replace
 
-from nvfp4_cute.formats.block_format import MXFP4, NVFP4_PAIR, Formats
+from nvfp4_cute.formats.block_format import MXFP4, MXFP8_PAIRS, NVFP4_PAIR, Formats
 from nvfp4_cute.gpus import verdicts
 from nvfp4_cute.planning.arch.base import (
     INTERLEAVE,
@@ -44,6 +44,7 @@ BARRIER_BYTES = 1024
 MMA = {
     NVFP4_PAIR: Mma("mxf4nvf4", 64),
     (MXFP4, MXFP4): Mma("mxf4", 64),
+    **{pair: Mma("mxf8f6f4", 32, element_bits=8) for pair in MXFP8_PAIRS},
 }
 TILE_M = 128
 TILES_N = (8, 16, 32, 64, 128)

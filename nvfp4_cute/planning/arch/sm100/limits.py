@@ -6,7 +6,7 @@ Limits: CUDA C++ programming guide, technical specifications (227 KiB of shared 
 
 from dataclasses import dataclass, replace
 
-from nvfp4_cute.formats.block_format import ATOM_COLS, ATOM_ROWS, MXFP4, NVFP4_PAIR, Formats
+from nvfp4_cute.formats.block_format import ATOM_COLS, ATOM_ROWS, MXFP4, MXFP8_PAIRS, NVFP4_PAIR, Formats
 from nvfp4_cute.planning.arch.base import (
     INTERLEAVE,
     Mma,
@@ -73,10 +73,11 @@ TMEM_COLS = 512
 MMA = {
     NVFP4_PAIR: Mma("mxf4nvf4", 64),
     (MXFP4, MXFP4): Mma("mxf4nvf4", 64),
+    **{pair: Mma("mxf8f6f4", 32, element_bits=8) for pair in MXFP8_PAIRS},
 }
 # Of instruction descriptors (PTX ISA 9.7.16.4.2): types of elements by kind, on the M side from bit 7 on, on the N side from bit
 # 10 on, and of scales bit 23.
-ELEMENT_CODES = {"mxf4nvf4": {"e2m1": 1}}
+ELEMENT_CODES = {"mxf4nvf4": {"e2m1": 1}, "mxf8f6f4": {"e4m3": 0, "e5m2": 1}}
 M_ELEMENT_SHIFT, N_ELEMENT_SHIFT = 7, 10
 UE8M0_BIT = 1 << 23
 # Bytes of a row of a K tile: of one row of the swizzle. An MMA of any kind multiplies 32 of them.
