@@ -2,7 +2,7 @@
 
 import argparse
 
-from nvfp4_cute.bench import command
+from nvfp4_cute.bench import command, gallery
 from nvfp4_cute.bench.cases import SUITES
 from nvfp4_cute.cli import argument_types as types
 from nvfp4_cute.cli.verbs import Verbs, add_verb
@@ -13,6 +13,7 @@ examples:
   nvfp4-cute bench competition --target B200 --plot b.png  the competition's cases, and a picture
   nvfp4-cute bench linear experts --json                   layers of language models, for machines
   nvfp4-cute bench --containing "group_gemm case 0" --like-harness   timed as the competition does
+  nvfp4-cute bench --html times.html                       all committed results on one page for a browser
   nvfp4-cute bench competition --explain                   every candidate config's estimate, the chosen one first
 
 suites: competition (GPU MODE's four NVFP4 problems), dense (squares of 128 to 16384), linear (layers at 1 to 128 rows),
@@ -46,11 +47,22 @@ def add_parser(verbs: Verbs) -> None:
     parser.add_argument(
         "--save", action="store_true", help="also write the page of the target into bench/results"
     )
+    parser.add_argument(
+        "--html",
+        type=types.output_file,
+        metavar="FILE",
+        help="write a page of all committed results, time nothing",
+    )
     parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
     """Print the chosen cases' times, or why their configs were chosen; return 0."""
+    if args.html:
+        for option in ("suites", "containing", "target", "explain", "like_harness", "json", "plot", "save"):
+            if getattr(args, option):
+                raise ValueError(f"--html shows committed results: leave out {option.replace('_', '-')}")
+        return gallery.run(args.html)
     if args.explain:
         for option in ("like_harness", "json", "plot", "save"):
             if getattr(args, option):
