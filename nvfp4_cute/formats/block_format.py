@@ -18,7 +18,6 @@ Rows are K-major: consecutive k share a byte, or lie in consecutive bytes; of tw
 """
 
 from dataclasses import dataclass
-from itertools import product
 from typing import TYPE_CHECKING, Literal
 
 if TYPE_CHECKING:
@@ -224,7 +223,8 @@ FP8_128x128 = BlockFormat("fp8_128x128", E4M3, FP32, block_k=128, block_rows=128
 # Of ``a`` and of ``b``, or of the M side and the N side of an MMA.
 Formats = tuple[BlockFormat, BlockFormat]
 NVFP4_PAIR: Formats = (NVFP4, NVFP4)
-MXFP8_PAIRS: tuple[Formats, ...] = tuple(product((MXFP8_E4M3, MXFP8_E5M2), repeat=2))
+MXFP8 = (MXFP8_E4M3, MXFP8_E5M2)
+MXFP8_PAIRS: tuple[Formats, ...] = tuple((a, b) for a in MXFP8 for b in MXFP8)
 FORMATS = {f.name: f for f in (NVFP4, MXFP4, MXFP8_E4M3, MXFP8_E5M2, FP8_1x128, FP8_128x128)}
 
 
