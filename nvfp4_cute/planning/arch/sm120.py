@@ -24,6 +24,7 @@ from nvfp4_cute.planning.arch.base import (
     one_cta_per_sm,
     operands_on_sides,
 )
+from nvfp4_cute.planning.arch.base import formats_on_sides as formats_on_sides
 from nvfp4_cute.planning.config import KernelConfig
 from nvfp4_cute.problem import NVFP4 as NVFP4_RESULTS
 from nvfp4_cute.problem import Form, GroupedProblem
