@@ -20,6 +20,7 @@ examples:
   nvfp4-cute sol --target B200                    the least possible times of the competition's problems
   nvfp4-cute trace nvfp4_group_gemm --case 3      the modelled time of a kernel on a B200, and what takes it
   nvfp4-cute emulate gemm.py --mnk 256,256,128    a CuTe DSL script, unmodified, on a virtual B200
+  nvfp4-cute new elementwise my_kernel            a problem of your own that runs: spec, reference, kernel, test
   nvfp4-cute export nvfp4_group_gemm              one readable submission.py for the competition's server
   nvfp4-cute eval submission.py --strict          try a submission as that server would, and more strictly
   nvfp4-cute compile --arch sm_90a --out kernels  ahead of time, for machines where nothing shall be compiled

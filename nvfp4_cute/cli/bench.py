@@ -1,8 +1,9 @@
 """`nvfp4-cute bench`: times of cases beside their floors and what others take."""
 
 import argparse
+from pathlib import Path
 
-from nvfp4_cute.bench import command, gallery
+from nvfp4_cute.bench import command, compare, gallery
 from nvfp4_cute.bench.cases import SUITES
 from nvfp4_cute.cli import argument_types as types
 from nvfp4_cute.cli.verbs import Verbs, add_verb
@@ -13,6 +14,7 @@ examples:
   nvfp4-cute bench competition --target B200 --plot b.png  the competition's cases, and a picture
   nvfp4-cute bench linear experts --json                   layers of language models, for machines
   nvfp4-cute bench --containing "group_gemm case 0" --like-harness   timed as the competition does
+  nvfp4-cute bench --compare before.json after.json        ratios with their spreads, of two results of --json
   nvfp4-cute bench --html times.html                       all committed results on one page for a browser
   nvfp4-cute bench competition --explain                   every candidate config's estimate, the chosen one first
 
@@ -48,6 +50,13 @@ def add_parser(verbs: Verbs) -> None:
         "--save", action="store_true", help="also write the page of the target into bench/results"
     )
     parser.add_argument(
+        "--compare",
+        nargs=2,
+        type=Path,
+        metavar=("BEFORE", "AFTER"),
+        help="two results of --json: ratios with spreads; exit code 1 where a case is slower",
+    )
+    parser.add_argument(
         "--html",
         type=types.output_file,
         metavar="FILE",
@@ -58,6 +67,11 @@ def add_parser(verbs: Verbs) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Print the chosen cases' times, or why their configs were chosen; return 0."""
+    if args.compare:
+        for option in ("suites", "containing", "target", "explain", "like_harness", "json", "html", "save"):
+            if getattr(args, option):
+                raise ValueError(f"--compare reads two results: leave out {option.replace('_', '-')}")
+        return compare.run(args.compare, args.plot)
     if args.html:
         for option in ("suites", "containing", "target", "explain", "like_harness", "json", "plot", "save"):
             if getattr(args, option):

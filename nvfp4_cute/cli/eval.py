@@ -9,6 +9,7 @@ from nvfp4_cute.competition import evaluate
 from nvfp4_cute.competition.protocol import MODES, TIMED_MODES
 from nvfp4_cute.competition.trace import evaluate as trace
 from nvfp4_cute.competition.trace.matching import RULES
+from nvfp4_cute.competition.watch import watch
 
 EXAMPLES = """\
 examples:
@@ -95,6 +96,7 @@ def add_parser(verbs: Verbs) -> None:
     parser.add_argument(
         "--rounds", type=types.positive, metavar="N", help="of a folder: inputs of each workload"
     )
+    parser.add_argument("--watch", action="store_true", help="again after every save, until Ctrl-C")
     parser.add_argument("--ignore-rules", action="store_true", help="run a file that a server would refuse")
     parser.add_argument("--json", action="store_true", help="for machines, times in microseconds")
     parser.set_defaults(run=run)
@@ -102,6 +104,10 @@ def add_parser(verbs: Verbs) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Evaluate the file or the folder; return 0 if everything was accepted, else 1."""
+    return watch(args.submission, lambda: _run(args)) if args.watch else _run(args)
+
+
+def _run(args: argparse.Namespace) -> int:
     if args.submission.is_dir():
         return _run_folder(args)
     for option in ("solution", "rules", "rounds"):

@@ -7,6 +7,7 @@ from nvfp4_cute.cli import argument_types as types
 from nvfp4_cute.cli.verbs import Verbs, add_verb
 from nvfp4_cute.competition import export, formats
 from nvfp4_cute.competition.trace import export as trace_export
+from nvfp4_cute.competition.trace.folder import is_source
 
 EXAMPLES = """\
 examples:
@@ -38,8 +39,7 @@ def add_parser(verbs: Verbs) -> None:
     parser.add_argument(
         "--format",
         choices=(*formats.FORMATS, *trace_export.FORMATS),
-        default=formats.GPU_MODE.name,
-        help="the harness that the file is for (default %(default)s)",
+        help=f"the harness that it is for (default {formats.GPU_MODE.name}; of a folder of sources {trace_export.FOLDER})",
     )
     parser.add_argument("--torch", action="store_true", help="torch's own product instead of our kernel")
     parser.add_argument(
@@ -60,6 +60,8 @@ def add_parser(verbs: Verbs) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Write the file or the folder; return 0."""
+    if args.format is None:
+        args.format = trace_export.FOLDER if is_source(Path(args.problem)) else formats.GPU_MODE.name
     if args.format in trace_export.FORMATS:
         if args.torch or args.config or args.gpu or args.map:
             raise ValueError(f"--format {args.format} goes without --torch, --config, --gpu and --map")

@@ -10,6 +10,7 @@ VERBS = {
     "sol": "the least possible time on a GPU, computed",
     "trace": "the modelled time of a kernel, explained, and its timeline",
     "emulate": "run a CuTe DSL script on a virtual GPU",
+    "new": "a problem of your own, from a template",
     "export": "a problem's kernel as a one-file submission",
     "eval": "try a submission as its server would",
     "submit": "hand a submission to popcorn-cli",

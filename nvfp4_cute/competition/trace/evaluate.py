@@ -72,11 +72,7 @@ def run(request: Request, *, as_json: bool = False) -> int:
     Raises:
         ValueError: the folder breaks a rule of the schema, or options do not go together.
     """
-    with tempfile.TemporaryDirectory(prefix="nvfp4_cute_trace_") as made:
-        if sources.is_source(request.folder):
-            write_folder(Path(made), *sources.load(str(request.folder)))
-            request = replace(request, folder=Path(made))
-        results = evaluate(request)
+    results = evaluate(request)
     if as_json:
         print(json.dumps([asdict(result) for result in results], indent=2))
     else:
@@ -90,6 +86,14 @@ def evaluate(request: Request) -> list[Result]:
     Raises:
         ValueError: as :func:`run`.
     """
+    if not sources.is_source(request.folder):
+        return _evaluate(request)
+    with tempfile.TemporaryDirectory(prefix="nvfp4_cute_trace_") as made:
+        write_folder(Path(made), *sources.load(str(request.folder)))
+        return _evaluate(replace(request, folder=Path(made)))
+
+
+def _evaluate(request: Request) -> list[Result]:
     _, workloads, solution = read_folder(request.folder, request.solution)
     _check(request, workloads, solution)
     device = _device(request.device)

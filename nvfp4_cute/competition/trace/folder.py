@@ -1,5 +1,6 @@
 """Folders of sources, ``spec.py``, ``reference.py`` and ``kernel.py``, and the JSON files that are made of them."""
 
+import ast
 import importlib
 import importlib.util
 import inspect
@@ -54,12 +55,12 @@ def load(problem: str, axes: Mapping[str, Any] | None = None, *, returns: bool =
         raise ValueError(
             f"problem {problem!r}: neither a folder with spec.py, reference.py and kernel.py, nor one of {', '.join(names())}"
         )
-    spec_module, kernel = (_module(problem, part, is_ours) for part in ("spec", "kernel"))
-    spec = _spec(spec_module, dict(axes or {}))
+    spec = _spec(_module(problem, "spec", is_ours), dict(axes or {}))
     definition = spec.definition(_reference(problem, is_ours))
     workloads = spec.all_workloads(definition.generator is not None)
     sizes = [definition.sizes(workload.axes) for workload in workloads]
-    text = _kernel_text(kernel, spec, is_ours, sizes)
+    text = _kernel_text(problem, spec, is_ours, sizes)
+    summary = (ast.get_docstring(ast.parse(text)) or spec.description).partition("\n")[0]
     entry = "run"
     if returns:
         entry, text = "returned", f"{text}\n\n{returning(definition)}"
@@ -77,7 +78,7 @@ def load(problem: str, axes: Mapping[str, Any] | None = None, *, returns: bool =
         spec.target_hardware,
         spec.dependencies,
         not returns,
-        description=(inspect.getdoc(kernel) or "").partition("\n")[0],
+        description=summary,
     )
     return definition, list(workloads), solution
 
@@ -190,14 +191,24 @@ def _one(name: str, value: Sequence[int]) -> int:
 
 def _reference(problem: str, is_ours: bool) -> str:
     if not is_ours:
-        return (Path(problem) / "reference.py").read_text(encoding="utf-8")
+        return _text(problem, "reference.py")
     module = _module(problem, "reference", is_ours)
     entry_points = tuple(name for name in ("run", GENERATOR) if hasattr(module, name))
     return assemble(Recipe(module.__name__, entry_points)).text
 
 
-def _kernel_text(kernel: ModuleType, spec: Spec, is_ours: bool, sizes: list[dict[str, int]]) -> str:
-    if not is_ours or LIBRARY in spec.dependencies:
+def _kernel_text(problem: str, spec: Spec, is_ours: bool, sizes: list[dict[str, int]]) -> str:
+    if not is_ours:
+        return _text(problem, KERNEL_FILE)
+    kernel = _module(problem, "kernel", is_ours)
+    if LIBRARY in spec.dependencies:
         return inspect.getsource(kernel)
     frozen = kernel.frozen_constants(sizes)
     return assemble(Recipe(kernel.__name__, ("run",), NOT_EVERYWHERE, MOVED, frozen)).text
+
+
+def _text(problem: str, name: str) -> str:
+    path = Path(problem) / name
+    if not path.is_file():
+        raise ValueError(f"there is no file {path}; a problem's folder holds it")
+    return path.read_text(encoding="utf-8")

@@ -1,0 +1,54 @@
+"""`nvfp4-cute new KIND DIR`: a problem of your own, from a template: spec, reference, kernel, test."""
+
+import importlib
+import inspect
+import sys
+from pathlib import Path
+
+from nvfp4_cute.competition.trace import folder
+
+TEMPLATES = Path(__file__).parent / "templates"
+SUFFIX = ".template"
+PLAIN = "elementwise"
+"""The kind whose files are the templates; every other kind is a problem of this project, with sources in files of their own."""
+
+
+def kinds() -> tuple[str, ...]:
+    """What a problem may begin as."""
+    return (PLAIN, *folder.names())
+
+
+def run(kind: str, target: Path) -> int:
+    """Write the folder, and say what to do with it; 0.
+
+    Raises:
+        ValueError: there is no such kind, or a file is there.
+    """
+    if kind not in kinds():
+        raise ValueError(f"kind {kind!r} is unknown; there are {', '.join(kinds())}")
+    files = {
+        path.name.removesuffix(SUFFIX): path.read_text() for path in sorted(TEMPLATES.glob(f"*{SUFFIX}"))
+    }
+    if kind != PLAIN:
+        files |= _sources(kind)
+    existing = [str(target / name) for name in files if (target / name).exists()]
+    if existing:
+        raise ValueError(f"{', '.join(existing)} would be overwritten; name another folder")
+    target.mkdir(parents=True, exist_ok=True)
+    for name, text in files.items():
+        (target / name).write_text(text, encoding="utf-8")
+    print(f"{target}: {', '.join(files)}", file=sys.stderr)
+    print(f"change {target / folder.KERNEL_FILE}, then: nvfp4-cute eval {target} --watch", file=sys.stderr)
+    print(f"to hand it in: nvfp4-cute export {target} -o {target}-trace", file=sys.stderr)
+    return 0
+
+
+def _sources(kind: str) -> dict[str, str]:
+    """Files of a problem of ours, each by itself: what reference and kernel import of this project is in them."""
+    definition, _, solution = folder.load(kind)
+    spec = importlib.import_module(f"{folder.traces.__name__}.{kind}.spec")
+    return {
+        "spec.py": inspect.getsource(spec),
+        "reference.py": definition.reference,
+        folder.KERNEL_FILE: solution.sources[folder.KERNEL_FILE],
+    }
