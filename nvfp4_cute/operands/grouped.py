@@ -90,6 +90,11 @@ class Result(NamedTuple):
     global_scale: Any
 
 
+def given_weights(weights: list[Weights]) -> list[Weights]:
+    """The first, which is never left out, and the second where it is given."""
+    return weights[:1] + [w for w in weights[1:] if w.data is not None]
+
+
 def dual_weights(first: Weights, second: Weights, one: Any) -> list[Weights]:
     """The weights of a dual GEMM; where one alpha is given, the other is ``one``."""
     if first.alpha is None and second.alpha is None:
@@ -134,7 +139,7 @@ def check_lists(
     rules.check_formats(a_format, weights[0].format)
     alphas = {w.alpha_name: w.alpha for w in weights}
     alpha_names = [w.alpha_name for w in weights]
-    weights = [w for w in weights if w.data is not None]
+    weights = given_weights(weights)
     outs = _listed_outputs(result)
     lists: dict[str, Any] = {"a": a} | {w.name: w.data for w in weights} | rules.given(a_scale=a_scale)
     lists |= {f"{w.name}_scale": w.scale for w in weights}
@@ -326,7 +331,7 @@ def check_device_groups(
     rules.check_formats(a_format, weights[0].format)
     alphas = {w.alpha_name: w.alpha for w in weights}
     alpha_names = list(alphas)
-    weights = [w for w in weights if w.data is not None]
+    weights = given_weights(weights)
     outs = _device_outputs(result)
     if isinstance(a, list | tuple):
         raise TypeError(f"a is a {type(a).__name__}; with {sizes_name} it is one tensor, {A_SHAPES[form]}")

@@ -15,7 +15,7 @@ from nvfp4_cute.formats.block_format import BlockFormat, ScaleLayout
 from nvfp4_cute.formats.block_scaled import NVFP4Tensor, check_is_tensor
 from nvfp4_cute.formats.scale_layout import as_blocked_batches
 from nvfp4_cute.operands import rules
-from nvfp4_cute.operands.grouped import GroupedOperands, Weights
+from nvfp4_cute.operands.grouped import GroupedOperands, Weights, given_weights
 from nvfp4_cute.operands.numbers_on_device import one_number_on
 from nvfp4_cute.operands.operand import Operand
 from nvfp4_cute.operands.overlap import check_overlap
@@ -251,7 +251,7 @@ def split_dual_gemm(
         Lists of a and of a_scale; the weights; a list of outputs; and what is written: the result, or data and scale of an
         NVFP4 one. Raises as above.
     """
-    named = {"a": a} | {w.name: w.data for w in weights if w.data is not None}
+    named = {"a": a} | {w.name: w.data for w in given_weights(weights)}
     plain = {} if out_dtype == NVFP4 else rules.given(out=out)
     for name, tensor in (named | plain).items():
         if isinstance(tensor, list | tuple):
@@ -261,7 +261,7 @@ def split_dual_gemm(
         check_is_tensor(name, tensor)
     check_batched_shapes(named | plain, "a [M, K/2], b1 and b2 [N, K/2] and out [M, N]")
     if out_dtype == NVFP4:
-        quantized = quantized_result(out, (*a.shape[2:], len(a)), len(weights[0].data) // parts, a.device)
+        quantized = quantized_result(out, (*a.shape[2:], a.shape[0]), len(weights[0].data) // parts, a.device)
         results: list[torch.Tensor] = [quantized.data, quantized.scale]
         outs: list[Any] = split_quantized(quantized)
     else:

@@ -204,6 +204,7 @@ def any_number_of_rows(form):
         "gemm to nvfp4": lambda a, s: gemm(a, w, s, w_scale, out_dtype="nvfp4").data,
         "gemv": lambda a, s: gemv(a, vector, s, vector_scale),
         "dual_gemm": lambda a, s: dual_gemm(a, w, w, s, w_scale, w_scale),
+        "dual_gemm to nvfp4": lambda a, s: dual_gemm(a, w, w, s, w_scale, w_scale, out_dtype="nvfp4").data,
         "ragged": lambda a, s, offs: grouped_gemm(a, experts[0], s, experts[1], offs),
         "16 bits": lambda x: gemm(x, w, None, w_scale),
         "quantize": lambda x: quantize(x).data,
@@ -229,7 +230,17 @@ def any_number_of_rows(form):
 
 @pytest.mark.parametrize(
     "form",
-    ["gemm", "gemm to nvfp4", "gemv", "dual_gemm", "ragged", "16 bits", "quantize", "grouped_quantize"],
+    [
+        "gemm",
+        "gemm to nvfp4",
+        "gemv",
+        "dual_gemm",
+        "dual_gemm to nvfp4",
+        "ragged",
+        "16 bits",
+        "quantize",
+        "grouped_quantize",
+    ],
 )
 def test_a_graph_is_exported_for_any_number_of_rows(form):
     call, tensors = any_number_of_rows(form)

@@ -32,8 +32,18 @@ def ragged(a=X.data, b=EXPERTS[0], a_scale=GROUP_SCALES, b_scale=EXPERTS[1], off
     return nv.grouped_gemm(a, b, a_scale, b_scale, offs, **options)
 
 
-def dual(b2=W.data, b2_scale=W.scale, **options):
-    return nv.dual_gemm(X.data, W.data, b2, X.scale, W.scale, b2_scale, **options)
+def dual(b1=W.data, b2=W.data, b2_scale=W.scale, **options):
+    return nv.dual_gemm(X.data, b1, b2, X.scale, W.scale, b2_scale, **options)
+
+
+def dual_list(b1=(W.data,), **options):
+    return nv.grouped_dual_gemm((X.data,), b1, (W.data,), (X.scale,), (W.scale,), (W.scale,), **options)
+
+
+def dual_ragged(b1=EXPERTS[0], **options):
+    return nv.grouped_dual_gemm(
+        X.data, b1, EXPERTS[0], GROUP_SCALES, EXPERTS[1], EXPERTS[1], offs=OFFS, **options
+    )
 
 
 def test_the_calls_that_are_varied_below_are_right():
@@ -65,6 +75,9 @@ def test_the_calls_that_are_varied_below_are_right():
         (grouped, {"a": (X,)}, TypeError, "group 0: a is an NVFP4Tensor; pass its .data"),
         (grouped, {"masked_m": OFFS}, TypeError, "with masked_m it is one tensor, [G, M_max, K/2]"),
         (ragged, {"a": [X.data]}, TypeError, "with offs it is one tensor, [sum of M, K/2]"),
+        (dual, {"b1": None}, TypeError, "b1 is None; pass a torch.Tensor"),
+        (dual_list, {"b1": None}, TypeError, "b1 is a NoneType; pass a list"),
+        (dual_ragged, {"b1": None}, TypeError, "b1 is None; pass a torch.Tensor"),
         (ragged, {"config": "x"}, TypeError, "is no KernelConfig"),
         (ragged, {"b_scale": None}, TypeError, "b_scale is None"),
         (ragged, {"offs": OFFS[:0]}, ValueError, "offs is empty; pass at least one group"),
