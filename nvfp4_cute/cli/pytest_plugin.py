@@ -12,8 +12,6 @@ from typing import Any
 
 import pytest
 
-from nvfp4_cute.errors import EmulatorError
-
 GROUP = "cute-emulate", "CuTe DSL kernels on a virtual GPU"
 
 
@@ -40,13 +38,7 @@ def pytest_load_initial_conftests(early_config: pytest.Config) -> Iterator[None]
     """Become the GPU before any conftest looks for one."""
     options = early_config.known_args_namespace
     if getattr(options, "cute_emulate", None):
-        try:
-            emulation = Emulation(options)
-        except (EmulatorError, ValueError) as error:
-            raise pytest.UsageError(f"--cute-emulate: {error}") from error
-        early_config.pluginmanager.register(emulation, "cute-emulation")
-    elif getattr(options, "cute_check", None) or getattr(options, "cute_sarif", None):
-        raise pytest.UsageError("--cute-check and --cute-sarif go with --cute-emulate ARCH, such as sm_100a")
+        early_config.pluginmanager.register(Emulation(options), "cute-emulation")
     yield
 
 
@@ -69,8 +61,6 @@ class Emulation:
             store=kernel_store(),
         )
         self.findings: list[dict[str, Any]] = []
-        # Of the processes of pytest-xdist, which run the tests.
-        self.elsewhere = {"launches": 0, "instructions": 0}
         self._seen = 0
         self._stack = ExitStack()
         self._stack.enter_context(emulation(self.gpu))
@@ -120,32 +110,14 @@ class Emulation:
 
     def pytest_terminal_summary(self, terminalreporter: Any) -> None:
         """How much ran, and what was found."""
-        here, findings = self._counts(), len(self.findings)
-        launches, instructions = (here[name] + self.elsewhere[name] for name in ("launches", "instructions"))
+        launches, findings = len(self.gpu.launches), len(self.findings)
         terminalreporter.section("cute-emulate")
-        executed = f"{launches} launch{'es' * (launches != 1)}, {instructions:,} warp instructions"
-        terminalreporter.line(f"{executed} on the virtual GPU, {findings} finding{'s' * (findings != 1)}")
-
-    def _counts(self) -> dict[str, int]:
-        return {"launches": len(self.gpu.launches), "instructions": self.gpu.stats.instructions}
-
-    def pytest_sessionfinish(self, session: pytest.Session) -> None:
-        """A process of pytest-xdist tells the first one what it found."""
-        if hasattr(session.config, "workeroutput"):
-            session.config.workeroutput["cute_emulate"] = {"findings": self.findings, **self._counts()}
-
-    @pytest.hookimpl(optionalhook=True)
-    def pytest_testnodedown(self, node: Any, error: Any) -> None:
-        """Take what a process of pytest-xdist found."""
-        told = getattr(node, "workeroutput", {}).get("cute_emulate")
-        if told is not None:
-            self.findings += told["findings"]
-            for name in self.elsewhere:
-                self.elsewhere[name] += told[name]
+        executed = f"{launches} launches, {self.gpu.stats.instructions:,} warp instructions"
+        terminalreporter.line(f"{executed} on the virtual GPU, {findings} findings")
 
     def pytest_unconfigure(self, config: pytest.Config) -> None:
         """Write what was found, and give the machine back."""
-        if self.sarif and not hasattr(config, "workeroutput"):
+        if self.sarif:
             import importlib.metadata
 
             from nvfp4_cute.cli.emulate import write_json

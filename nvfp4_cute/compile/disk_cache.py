@@ -44,8 +44,6 @@ SOURCES = (
     "experts.keys",
 )
 DSL_DISTRIBUTIONS = "nvidia_cutlass_dsl*.dist-info"
-CUDA_LIBRARIES = "nvidia_cutlass_dsl_libs_cu"
-DSL_COMPILER = "cutlass._mlir._mlir_libs._cutlass_ir"
 
 
 @dataclass(frozen=True)
@@ -137,8 +135,7 @@ def entry_name(key: Any, identity: dict[str, Any]) -> str:
 def dsl_versions() -> dict[str, str]:
     """Version of every nvidia-cutlass-dsl distribution, read from the names of their metadata folders.
 
-    Reading the metadata of everything that is installed would take longer than loading a kernel. Where the libraries of several
-    CUDA versions are installed, the DSL takes those that suit the driver, and "toolkit" says which.
+    Reading the metadata of everything that is installed would take longer than loading a kernel.
     """
     found: dict[str, str] = {}
     for folder in sys.path:
@@ -149,16 +146,7 @@ def dsl_versions() -> dict[str, str]:
         import cutlass
 
         found["cutlass"] = cutlass.__version__
-    if sum(name.startswith(CUDA_LIBRARIES) for name in found) > 1:
-        found["toolkit"] = _loaded_toolkit()
     return found
-
-
-def _loaded_toolkit() -> str:
-    """Of the DSL's compiler, as its file says it, such as "cu12" of ``_cutlass_ir.cu12.cpython-311-x86_64-linux-gnu.so``."""
-    import cutlass  # noqa: F401 (loads the compiler)
-
-    return Path(str(sys.modules[DSL_COMPILER].__file__)).name.split(".")[1]
 
 
 @cache

@@ -216,7 +216,7 @@ def _warp_sum(scores: torch.Tensor) -> torch.Tensor:
     """Sums of rows as a warp adds them: lanes their own experts in order, then lanes pairwise, 16 apart first."""
     tokens, experts = scores.shape
     padded = torch.nn.functional.pad(scores, (0, -experts % WARP_SIZE)).view(tokens, -1, WARP_SIZE)
-    total = torch.zeros((tokens, WARP_SIZE), device=scores.device)
+    total = torch.zeros((tokens, WARP_SIZE), dtype=scores.dtype, device=scores.device)
     for s in range(padded.shape[1]):
         total = total + padded[:, s]
     while total.shape[1] > 1:

@@ -47,7 +47,7 @@ def scale_codes(
     if format.scale.name == "fp32":
         amax = amax.clamp(max=torch.finfo(torch.float32).max)
     # A tensor on the same device: on CUDA torch turns division by a host number into multiplication by its inverse.
-    q = amax / torch.full((), format.element.max, device=amax.device)
+    q = amax / torch.full((), format.element.max, dtype=torch.float32, device=amax.device)
     if global_scale is not None:
         q = q / global_scale
     if format.scale.name == "ue8m0":

@@ -54,12 +54,12 @@ def _auto_global_scale(values: torch.Tensor, each: bool) -> torch.Tensor:
     In as few launches as torch can do it, for every call waits for the host.
     """
     if not values.numel():
-        return torch.ones(values.shape[:-2] if each else (), device=values.device)
+        return torch.ones(values.shape[:-2] if each else (), dtype=torch.float32, device=values.device)
     values = values.float() if values.dtype == torch.float64 else values
     finite = torch.nan_to_num(values, nan=0.0, posinf=0.0, neginf=0.0)
     dims = (-2, -1) if each else None
     amax = torch.linalg.vector_norm(finite, ord=math.inf, dim=dims, dtype=torch.float32)
-    divisor = torch.full((), GLOBAL_SCALE_DIVISOR, device=values.device)
+    divisor = torch.full((), GLOBAL_SCALE_DIVISOR, dtype=torch.float32, device=values.device)
     scale = torch.threshold_(amax, 0.0, GLOBAL_SCALE_DIVISOR).div_(divisor)
     return scale.clamp_(min=FLOAT32_MIN_NORMAL)
 
@@ -81,7 +81,7 @@ def _numbers(given: Any, name: str, values: torch.Tensor) -> torch.Tensor:
     tensor = tensor.reshape(())
     if tensor.device.type == "cpu" and device.type == "cuda" and not torch.compiler.is_compiling():
         # Filled there: a copy from the host would wait, and fail while a CUDA graph is captured.
-        return torch.full((), _check_factor(tensor, name).item(), device=device)
+        return torch.full((), _check_factor(tensor, name).item(), dtype=torch.float32, device=device)
     return tensor.to(device)
 
 

@@ -6,7 +6,9 @@ from typing import Any
 import torch
 
 from nvfp4_cute.experts import weights as moe_weights
+from nvfp4_cute.experts.products import FUSED_ROWS
 from nvfp4_cute.formats.block_format import TMA_ALIGN_BYTES
+from nvfp4_cute.formats.block_scaled import NVFP4Tensor
 from nvfp4_cute.formats.scale_layout import to_blocked
 from nvfp4_cute.models.checkpoints.stored import StoredExperts, StoredLinear, StoredWeight, as_nvfp4
 from nvfp4_cute.nn.experts import (
@@ -17,6 +19,7 @@ from nvfp4_cute.nn.experts import (
     ExpertWeights,
     RoutedExperts,
     SortedExperts,
+    has_weight_only_groups,
     swiglu_oai,
 )
 from nvfp4_cute.nn.linear import K_STEP, LinearNVFP4
@@ -62,16 +65,22 @@ def experts_module(
     dtype: torch.dtype,
     device: torch.device | str,
     backend: str = "auto",
+    keep_two_factors: bool = False,
 ) -> SortedExperts | RoutedExperts:
-    """The same of the experts of a layer: MoENVFP4 where it computes the activation, else what ``nn.experts`` has.
+    """The same of the experts of a layer: MoENVFP4 where it computes them, else what ``nn.experts`` has.
 
     Args:
         activation: a name of ``nn.experts.ACTIVATIONS``, a pair of "swiglu_oai" and its limit, or a function.
+        keep_two_factors: whether gate and up are to have factors of their own even where these agree, as they need not when
+            others' experts are moved here.
     """
     rounding = stored.scheme.activations
     name, limit = activation if isinstance(activation, tuple) else (activation, None)
-    if _is_moe(stored, name):
-        return RoutedExperts(_moe_module(stored, name, limit, dtype=dtype, device=device, backend=backend))
+    if _is_moe(stored, name, keep_two_factors, backend, torch.device(device)):
+        exact = [as_nvfp4(_moved(w, device)) for w in (stored.w13, stored.w2)]
+        if all(one is not None for one in exact):
+            layer = _moe_module(stored, exact, name, limit, dtype=dtype, backend=backend)
+            return RoutedExperts(layer)
     if isinstance(activation, tuple):
         activation = partial(swiglu_oai, limit=activation[1])
     inputs = [None if one is None else one.to(device) for one in (stored.w13_input, stored.w2_input)]
@@ -84,7 +93,11 @@ def experts_module(
     parts = []
     for one, (_, factor, bias) in zip(exact, moved, strict=True):
         assert one is not None
-        own = torch.ones(len(one.data), device=device) if factor is None else factor.to(device)
+        own = (
+            torch.ones(len(one.data), dtype=torch.float32, device=device)
+            if factor is None
+            else factor.to(device)
+        )
         own = own if one.global_scale is None else own * one.global_scale
         parts.append(ExpertWeights(one.data, one.scale, own.contiguous(), bias))
     *first, down = parts
@@ -95,32 +108,55 @@ def experts_module(
     )  # fmt: skip
 
 
-def _is_moe(stored: StoredExperts, activation: Any) -> bool:
-    """Whether MoENVFP4 takes them."""
-    if (stored.scheme.weights, stored.scheme.activations) != (
-        "nvfp4",
-        "nvfp4",
-    ) or activation not in ACTIVATIONS:
+def _is_moe(
+    stored: StoredExperts, activation: Any, keep_two_factors: bool, backend: str, device: torch.device
+) -> bool:
+    """Whether MoENVFP4 takes them, if NVFP4 has their values."""
+    rounding = stored.scheme.activations
+    if rounding not in ("nvfp4", None) or activation not in ACTIVATIONS:
+        return False
+    if rounding is None and not has_weight_only_groups(backend, device):
+        return False
+    has_two = stored.has_gate and (keep_two_factors or not _is_one_factor(stored.w13_global))
+    if has_two and (stored.w13_bias is not None or stored.w13.shape[1] % FUSED_ROWS):
         return False
     return stored.w13.shape[2] % K_STEP == 0 and stored.w2.shape[2] % K_STEP == 0
 
 
+def _is_one_factor(factors: torch.Tensor | None) -> bool:
+    """Whether the products of gate and up are multiplied by the same."""
+    return factors is None or factors.shape[1] == 1 or torch.equal(factors[:, 0], factors[:, 1])
+
+
 def _moe_module(
-    stored: StoredExperts, activation: Any, limit: float | None, *, dtype, device, backend
+    stored: StoredExperts,
+    exact: Any,
+    activation: Any,
+    limit: float | None,
+    *,
+    dtype: torch.dtype,
+    backend: str,
 ) -> MoENVFP4:
-    def weights(weight: StoredWeight, factor: torch.Tensor | None) -> moe_weights.ExpertWeights:
-        w = _moved(weight, device)
-        return moe_weights.ExpertWeights(
-            w.data, to_blocked(w.scale), None if factor is None else factor.to(device)
-        )
+    def weights(weight: NVFP4Tensor, factor: torch.Tensor | None) -> moe_weights.ExpertWeights:
+        factor = None if factor is None else factor.to(weight.data.device)
+        if weight.global_scale is not None:  # of all experts, where other scales became NVFP4's
+            factor = (
+                weight.global_scale.expand(len(weight.data))
+                if factor is None
+                else factor * weight.global_scale
+            )
+        return moe_weights.ExpertWeights(weight.data, to_blocked(weight.scale), factor)
 
     factors = stored.w13_global
-    if factors is not None and (factors.shape[1] == 1 or torch.equal(factors[:, 0], factors[:, 1])):
+    if factors is not None and _is_one_factor(factors):
         factors = factors[:, 0]
-    bias13, bias2 = (None if b is None else b.to(device, dtype) for b in (stored.w13_bias, stored.w2_bias))
+    bias13, bias2 = (
+        None if b is None else b.to(exact[0].data.device, dtype) for b in (stored.w13_bias, stored.w2_bias)
+    )
     return MoENVFP4.from_quantized(
-        weights(stored.w13, factors), weights(stored.w2, stored.w2_global), bias13=bias13, bias2=bias2,
-        activation=activation, limit=limit, weight_layout="concatenated" if stored.has_gate else "none",
+        weights(exact[0], factors), weights(exact[1], stored.w2_global), bias13=bias13, bias2=bias2,
+        activations="nvfp4" if stored.scheme.activations else "16bit", activation=activation, limit=limit,
+        weight_layout="concatenated" if stored.has_gate else "none",
         input_scale=stored.w13_input, hidden_scale=stored.w2_input, dtype=dtype, backend=backend,
     )  # fmt: skip
 

@@ -7,17 +7,20 @@ from typing import Literal
 import torch
 from torch.nn import functional
 
+from nvfp4_cute import backends
 from nvfp4_cute.formats.block_format import NVFP4
 from nvfp4_cute.formats.block_scaled import NVFP4Tensor
 from nvfp4_cute.formats.codecs import FLOAT32_MIN_NORMAL
 from nvfp4_cute.formats.global_scale import GLOBAL_SCALE_DIVISOR
 from nvfp4_cute.formats.scale_layout import to_blocked
+from nvfp4_cute.nn.linear import KERNEL_DTYPE
 from nvfp4_cute.nn.moe import MoENVFP4
 from nvfp4_cute.nn.rounded import rounded
 from nvfp4_cute.nn.state import moving
 from nvfp4_cute.ops.gemm import gemm
 from nvfp4_cute.ops.grouped_gemm import grouped_gemm
 from nvfp4_cute.ops.quantize import grouped_quantize
+from nvfp4_cute.planning.arch import WEIGHT_ONLY_ARCHS
 
 Activations = Literal["nvfp4", "16bit"]
 # (gate, up) -> hidden, or up -> hidden where there is no gate; of float tensors [rows, I].
@@ -107,7 +110,8 @@ class SortedExperts(torch.nn.Module):
         """The layer's result.
 
         Args:
-            x: float16 or bfloat16 [T, H]. topk_ids: integers [T, k]; one outside 0 to E - 1 adds nothing.
+            x: [T, H], float16, bfloat16, or float32, which is rounded to bfloat16.
+            topk_ids: integers [T, k]; one outside 0 to E - 1 adds nothing.
             topk_weights: float [T, k].
 
         Returns:
@@ -122,7 +126,8 @@ class SortedExperts(torch.nn.Module):
         sorted_ids = ids[order]
         numbers = torch.arange(self.num_experts, device=x.device, dtype=sorted_ids.dtype)
         offs = torch.searchsorted(sorted_ids, numbers, right=True, out_int32=True)
-        y = self.products(x[order // top_k].contiguous(), offs, sorted_ids).float()
+        rows = _kernel_rows(x)[order // top_k].contiguous()
+        y = self.products(rows, offs, sorted_ids).float()
         y = y * topk_weights.reshape(-1)[order].float().unsqueeze(1)
         # Rows of no expert hold anything.
         y = torch.where((sorted_ids < self.num_experts).unsqueeze(1), y, 0)
@@ -137,6 +142,10 @@ class SortedExperts(torch.nn.Module):
         """
         raise NotImplementedError
 
+    def waits(self, device: torch.device) -> bool:
+        """Whether a call on ``device`` waits for it to read how many rows each expert has: a CUDA graph cannot hold that."""
+        return False
+
     def hidden(self, sides: list[torch.Tensor]) -> torch.Tensor:
         """The hidden activations of gate and up, or of up: in float32, rounded once."""
         function = ACTIVATIONS[self.activation] if isinstance(self.activation, str) else self.activation
@@ -149,8 +158,9 @@ class SortedExperts(torch.nn.Module):
 class ExpertsNVFP4(SortedExperts):
     """Experts with NVFP4 weights that MoENVFP4 does not take: without calibrated scales, of any activation, or weight-only.
 
-    With 4-bit activations a CUDA graph can hold the call. 16-bit activations go through one weight-only product an expert,
-    whose numbers of rows the host reads.
+    With 4-bit activations a CUDA graph can hold the call. With 16-bit activations it can where the GPU has a kernel for
+    weight-only products of all experts (sm_90a); elsewhere each expert has a product of its own, whose number of rows the host
+    reads.
 
     Args:
         gate, up: of [E, I, H]; gate None where there is none. down: of [E, H, I].
@@ -226,13 +236,25 @@ class ExpertsNVFP4(SortedExperts):
         )
         return side.with_bias(y, own)
 
+    def waits(self, device: torch.device) -> bool:
+        """As of SortedExperts."""
+        return self.activations == "16bit" and not has_weight_only_groups(self.backend, device)
+
     def _weight_only(self, rows: torch.Tensor, offs: torch.Tensor, own: torch.Tensor) -> torch.Tensor:
+        def all_experts(side: Projection, x: torch.Tensor) -> torch.Tensor:
+            y = grouped_gemm(
+                x, side.data, None, side.scale, offs, side.factor, out_dtype=rows.dtype, backend=self.backend
+            )
+            return side.with_bias(y, own)
+
         def one(side: Projection, e: int, part: torch.Tensor, owners: torch.Tensor) -> torch.Tensor:
             w = side.expert(e)
             y = gemm(part, w.data, None, w.scale, w.global_scale, out_dtype=rows.dtype, backend=self.backend)
             return side.with_bias(y, owners)
 
         sides = [s for s in (self.gate, self.up) if s is not None]
+        if not self.waits(rows.device):
+            return all_experts(self.down, self.hidden([all_experts(side, rows) for side in sides]))
         y = torch.zeros((len(rows), self.hidden_size), dtype=rows.dtype, device=rows.device)
         for e, part in segments(offs):
             h = self.hidden([one(side, e, rows[part], own[part]) for side in sides])
@@ -275,6 +297,10 @@ class DecodedExperts(SortedExperts):
             y[part] = self._linear(self.count - 1, e, self._rounded(h, self.second_input, e))
         return y
 
+    def waits(self, device: torch.device) -> bool:
+        """As of SortedExperts."""
+        return True
+
     def _linear(self, i: int, e: int, x: torch.Tensor) -> torch.Tensor:
         bias = getattr(self, f"bias{i}")
         weight = getattr(self, f"weight{i}")[e]
@@ -287,7 +313,7 @@ class DecodedExperts(SortedExperts):
 
 
 class RoutedExperts(torch.nn.Module):
-    """``experts`` with weights of any float dtype, as routers give them; MoENVFP4 takes float32."""
+    """``experts`` for rows and weights as models have them; MoENVFP4 takes 16-bit rows and float32 weights."""
 
     def __init__(self, experts: MoENVFP4):
         super().__init__()
@@ -295,7 +321,7 @@ class RoutedExperts(torch.nn.Module):
 
     def forward(self, x: torch.Tensor, topk_ids: torch.Tensor, topk_weights: torch.Tensor) -> torch.Tensor:
         """As of SortedExperts."""
-        return self.experts(x, topk_ids, topk_weights.float())
+        return self.experts(_kernel_rows(x), topk_ids, topk_weights.float()).to(x.dtype)
 
 
 class EqualGroups(torch.nn.Module):
@@ -310,6 +336,18 @@ class EqualGroups(torch.nn.Module):
         count = self.experts.num_experts
         ids = torch.arange(count, device=x.device).repeat_interleave(len(x) // count).unsqueeze(1)
         return self.experts(x, ids, torch.ones_like(ids, dtype=x.dtype))
+
+
+def has_weight_only_groups(backend: str, device: torch.device) -> bool:
+    """Whether one call multiplies 16-bit rows of all experts."""
+    if backends.resolve(backend, device) == "reference":
+        return True
+    return backends.gpu_of(backend, device).arch in WEIGHT_ONLY_ARCHS
+
+
+def _kernel_rows(x: torch.Tensor) -> torch.Tensor:
+    """Kernels take 16-bit rows."""
+    return x.to(KERNEL_DTYPE) if x.dtype == torch.float32 else x
 
 
 def segments(offs: torch.Tensor) -> Iterator[tuple[int, slice]]:

@@ -128,7 +128,7 @@ class LinearNVFP4(torch.nn.Module):
         self._buffers["weight"] = torch.zeros(shape, dtype=torch.uint8, device=device)
         scale = torch.zeros(NVFP4.scale_shape(out_features, in_features), dtype=torch.uint8, device=device)
         self.register_buffer("weight_scale", scale.view(torch.float8_e4m3fn))
-        self.register_buffer("weight_global_scale", torch.ones((), device=device))
+        self.register_buffer("weight_global_scale", torch.ones((), dtype=torch.float32, device=device))
         given = None
         if input_scale is not None and not isinstance(input_scale, str):
             given = torch.as_tensor(input_scale, dtype=torch.float32, device=device).reshape(())

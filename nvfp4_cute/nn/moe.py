@@ -136,8 +136,8 @@ class MoENVFP4(torch.nn.Module):
             scale = torch.zeros(shape, dtype=torch.uint8, device=device).view(torch.float8_e4m3fn)
             self.register_buffer(name, data)
             self.register_buffer(f"{name}_scale", scale)
-        self.register_buffer("alpha13", torch.ones((2, num_experts), device=device))
-        self.register_buffer("alpha2", torch.ones(num_experts, device=device))
+        self.register_buffer("alpha13", torch.ones((2, num_experts), dtype=torch.float32, device=device))
+        self.register_buffer("alpha2", torch.ones(num_experts, dtype=torch.float32, device=device))
         where = torch.empty(0, device=device).device
         given = None
         if input_scale is not None:

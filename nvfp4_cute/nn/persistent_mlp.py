@@ -78,7 +78,7 @@ class PersistentMLP(torch.nn.Module):
             for w, scale in zip(weights, scales, strict=True)
         ]
         factors = torch.tensor(global_scales, dtype=torch.float32, device=device)
-        ones = torch.ones((), device=device)
+        ones = torch.ones((), dtype=torch.float32, device=device)
         own = torch.stack([ones if w.global_scale is None else w.global_scale for w in weights])
         self.register_buffer("weight", torch.stack([w.data.view(torch.uint8) for w in weights]))
         self.register_buffer("weight_scale", torch.stack(scales))

@@ -45,7 +45,9 @@ def parts(given: Any, scale: Any, layout: ScaleLayout, format: BlockFormat = NVF
             stacked = None
         else:
             device = given[0].data.device
-            stacked = torch.stack([torch.ones((), device=device) if f is None else f for f in factors])
+            stacked = torch.stack(
+                [torch.ones((), dtype=torch.float32, device=device) if f is None else f for f in factors]
+            )
         scales = [x.with_scale_layout(layout).scale for x in given]
         return Parts([x.data for x in given], scales, stacked, given[0].format)
     return Parts(given, scale, None, format)

@@ -7,7 +7,6 @@ import textwrap
 import time
 import warnings
 from pathlib import Path
-from types import SimpleNamespace
 from typing import get_args
 
 import cases
@@ -147,26 +146,6 @@ def test_versions_in_an_identity_are_those_installed():
         name: version for name, version in doctor.versions().items() if name.startswith(doctor.DSL_PREFIX)
     }
     assert {name.replace("_", "-"): version for name, version in disk_cache.dsl_versions().items()} == found
-
-
-def test_an_identity_says_which_libraries_of_cuda_compile(monkeypatch, tmp_path):
-    """Where those of two versions are installed, the driver decides: code of one is not taken for code of the other."""
-    import cutlass  # noqa: F401
-
-    identities = set()
-    for installed in (("cu12",), ("cu12", "cu13")):
-        for name in installed:
-            (tmp_path / f"nvidia_cutlass_dsl_libs_{name}-4.8.1.dist-info").mkdir(exist_ok=True)
-        for loaded in installed:
-            file = f"/somewhere/_cutlass_ir.{loaded}.cpython-311-x86_64-linux-gnu.so"
-            monkeypatch.setitem(sys.modules, disk_cache.DSL_COMPILER, SimpleNamespace(__file__=file))
-            monkeypatch.setattr(sys, "path", [str(tmp_path)])
-            disk_cache.dsl_versions.cache_clear()
-            identities.add(json.dumps(disk_cache.identity_of(KEY)["dsl"]))
-            monkeypatch.undo()
-    disk_cache.dsl_versions.cache_clear()
-    assert len(identities) == 3
-    assert disk_cache._loaded_toolkit() in {name.rpartition("_")[2] for name in disk_cache.dsl_versions()}
 
 
 def test_sources_in_an_identity_are_those_of_the_kernels(monkeypatch, tmp_path):

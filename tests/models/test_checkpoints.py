@@ -141,6 +141,16 @@ def test_mixed_precision_by_layer(tmp_path):
     assert checkpoint.linear("backbone.layers.2.mixer.in_proj").weight.dequantize().unique() == 0.5
 
 
+@pytest.mark.parametrize(("activations", "scheme"), [(None, "W4A16_NVFP4"), ({"num_bits": 4}, "NVFP4")])
+def test_groups_without_activations_are_weights_alone(tmp_path, activations, scheme):
+    """Some exports of weights alone call themselves NVFP4; their layers have no scale of activations."""
+    quantization = MODELOPT | {
+        "config_groups": {"group_0": {"input_activations": activations, "targets": ["Linear"]}}
+    }
+    checkpoint = Checkpoint(write(tmp_path, nvfp4(Q), quantization))
+    assert checkpoint.linears[Q].name == scheme
+
+
 @pytest.mark.parametrize(
     ("pattern", "excluded"),
     [

@@ -17,7 +17,8 @@ from nvfp4_cute.models.checkpoints import Checkpoint  # noqa: E402
 from nvfp4_cute.models.checkpoints.tensors import TensorFiles  # noqa: E402
 from nvfp4_cute.models.quantizing.checkpoint import quantize_checkpoint  # noqa: E402
 from nvfp4_cute.models.quantizing.weights import quantized  # noqa: E402
-from nvfp4_cute.nn.experts import DecodedExperts, EqualGroups, ExpertsNVFP4  # noqa: E402
+from nvfp4_cute.nn.experts import DecodedExperts, EqualGroups  # noqa: E402
+from nvfp4_cute.nn.moe import MoENVFP4  # noqa: E402
 
 SMALL = {
     "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 2, "num_key_value_heads": 1,
@@ -101,7 +102,7 @@ def test_gpt_oss_as_released(tmp_path):
     }
     write(tmp_path / "out", tensors, quantization, **config)
     loaded = ours.load(tmp_path / "out", dtype=torch.bfloat16)
-    assert sum(isinstance(m, ExpertsNVFP4) for m in loaded.modules()) == 2
+    assert sum(isinstance(m, MoENVFP4) and m.activations == "16bit" for m in loaded.modules()) == 2
     assert relative(logits(loaded), logits(model)) < 0.02
 
 

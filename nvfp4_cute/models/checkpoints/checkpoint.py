@@ -10,7 +10,7 @@ import torch
 
 from nvfp4_cute.errors import CheckpointError
 from nvfp4_cute.models.checkpoints import checks, compressed_tensors, fp8, modelopt, mxfp4
-from nvfp4_cute.models.checkpoints.convention import BIAS, DATA, GLOBAL, INPUT, KV, SCALE, Convention
+from nvfp4_cute.models.checkpoints.convention import BIAS, DATA, GLOBAL, INPUT, KV, SCALE, Config, Convention
 from nvfp4_cute.models.checkpoints.names import INTERLEAVED_MODELS, expert_of, spellings
 from nvfp4_cute.models.checkpoints.stored import (
     FP8,
@@ -353,6 +353,27 @@ def read_config(folder: Path) -> dict[str, Any]:
     return json.loads(path.read_text())
 
 
+def unwrapped(quantization: Config) -> Config:
+    """The config itself: hf_quant_config.json has it one level deeper, beside who wrote it."""
+    inner = quantization.get("quantization")
+    return quantization if inner is None else {**inner, "quant_method": "modelopt"}
+
+
+def convention_of(quantization: Config) -> Convention:
+    """How to read a checkpoint by ``quantization_config`` of its config.json, or all of its hf_quant_config.json.
+
+    Raises:
+        CheckpointError: a method or a scheme that is not known.
+    """
+    given = unwrapped(quantization)
+    method = str(given.get("quant_method"))
+    if method not in READERS:
+        raise CheckpointError(
+            f"quant_method is {method!r}; readers are {', '.join(READERS)}: export the checkpoint as one of these"
+        )
+    return READERS[method](given)
+
+
 def _convention(config: dict[str, Any], folder: Path) -> Convention | None:
     """How to read it; None where nothing is quantized."""
     quantization = config.get("quantization_config") or (config.get("text_config") or {}).get(
@@ -360,12 +381,5 @@ def _convention(config: dict[str, Any], folder: Path) -> Convention | None:
     )
     own = folder / "hf_quant_config.json"
     if quantization is None and own.is_file():
-        quantization = json.loads(own.read_text())["quantization"] | {"quant_method": "modelopt"}
-    if quantization is None:
-        return None
-    method = str(quantization.get("quant_method"))
-    if method not in READERS:
-        raise CheckpointError(
-            f"quant_method of {folder / 'config.json'} is {method!r}; readers are {', '.join(READERS)}: export it as one of these"
-        )
-    return READERS[method](quantization)
+        quantization = json.loads(own.read_text())
+    return None if quantization is None else convention_of(quantization)

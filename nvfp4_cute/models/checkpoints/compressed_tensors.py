@@ -63,7 +63,7 @@ def convention(quantization: Config) -> Convention:
         own = next((found for modules, found in named if prefix in modules), None)
         return own or next(iter(every), None)
 
-    return Convention("compressed-tensors", SUFFIXES, {}, True, scheme)
+    return Convention("compressed-tensors", SUFFIXES, {}, True, tuple(found for _, found in named), scheme)
 
 
 def _scheme(name: str, group: Config, default: str | None) -> Scheme:

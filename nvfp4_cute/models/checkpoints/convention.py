@@ -28,6 +28,7 @@ class Convention:
         tool: its name. suffixes: the last part of a tensor's name -> its role in the layer.
         fused: what follows the name of a tensor that holds all experts -> its role.
         is_reciprocal: whether stored global scales divide when one dequantizes.
+        schemes: all that the config names.
         scheme: prefix -> scheme, None where the layer is not quantized. Raises CheckpointError for a scheme that is unknown.
     """
 
@@ -35,6 +36,7 @@ class Convention:
     suffixes: Mapping[str, str]
     fused: Mapping[str, str]
     is_reciprocal: bool
+    schemes: tuple[Scheme, ...]
     scheme: Callable[[str], Scheme | None] = field(repr=False)
 
     def name_of(self, role: str) -> str:

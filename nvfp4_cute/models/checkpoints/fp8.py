@@ -24,10 +24,9 @@ def convention(quantization: Config) -> Convention:
         )
     names = [*(quantization.get("modules_to_not_convert") or ()), *(quantization.get("ignored_layers") or ())]
     excluded = Modules(names)
+    found = Scheme("fp8", "fp8_128x128", "fp8_1x128")
 
     def scheme(prefix: str) -> Scheme | None:
-        if prefix in excluded:
-            return None
-        return Scheme("fp8", "fp8_128x128", "fp8_1x128")
+        return None if prefix in excluded else found
 
-    return Convention("fp8", SUFFIXES, {}, False, scheme)
+    return Convention("fp8", SUFFIXES, {}, False, (found,), scheme)

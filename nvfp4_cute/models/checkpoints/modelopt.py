@@ -44,21 +44,23 @@ def convention(quantization: Config) -> Convention:
     Raises:
         CheckpointError: quant_algo is none that is known.
     """
-    algorithm = quantization.get("quant_algo")
+    algorithm = str(quantization.get("quant_algo")).upper()
+    groups = (quantization.get("config_groups") or {}).values()
+    if algorithm == "NVFP4" and groups and not any(group.get("input_activations") for group in groups):
+        algorithm = "W4A16_NVFP4"  # what exports of weights alone mean, whatever they say
     excluded = Modules([*(quantization.get("exclude_modules") or ()), *(quantization.get("ignore") or ())])
     layers = quantization.get("quantized_layers") or {}
     wild = [(Modules([pattern]), entry) for pattern, entry in layers.items() if "*" in pattern]
-    if str(algorithm).upper() != MIXED:
-        _scheme(algorithm)  # refused when the checkpoint is opened, not at its first layer
+    # Those that are unknown are refused when the checkpoint is opened, not at their first layer.
+    algorithms = {entry.get("quant_algo") for entry in layers.values()} if algorithm == MIXED else {algorithm}
+    schemes = tuple(_scheme(each) for each in sorted(algorithms, key=str))
 
     def scheme(prefix: str) -> Scheme | None:
         if prefix in excluded:
             return None
-        if str(algorithm).upper() != MIXED:
-            return _scheme(algorithm)
-        return _layer_scheme(prefix, layers, wild)
+        return _layer_scheme(prefix, layers, wild) if algorithm == MIXED else schemes[0]
 
-    return Convention("modelopt", SUFFIXES, FUSED, False, scheme)
+    return Convention("modelopt", SUFFIXES, FUSED, False, schemes, scheme)
 
 
 def _layer_scheme(prefix: str, layers: Config, wild: list[tuple[Modules, Config]]) -> Scheme | None:

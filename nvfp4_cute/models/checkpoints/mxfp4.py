@@ -10,10 +10,9 @@ FUSED = {"_blocks": DATA, "_scales": SCALE, "_bias": BIAS}
 def convention(quantization: Config) -> Convention:
     """How to read a checkpoint whose ``quant_method`` is mxfp4: ``modules_to_not_convert`` are left out."""
     excluded = Modules(quantization.get("modules_to_not_convert") or ())
+    found = Scheme("mxfp4", "mxfp4", None)
 
     def scheme(prefix: str) -> Scheme | None:
-        if expert_of(prefix) is None or prefix in excluded:
-            return None
-        return Scheme("mxfp4", "mxfp4", None)
+        return None if expert_of(prefix) is None or prefix in excluded else found
 
-    return Convention("mxfp4", {}, FUSED, False, scheme)
+    return Convention("mxfp4", {}, FUSED, False, (found,), scheme)

@@ -104,7 +104,7 @@ def as_nvfp4(weight: StoredWeight) -> NVFP4Tensor | None:
     normal, subnormal = (exponents + 7) << 3, 1 << (exponents + 9).clamp(max=2)
     codes = torch.where(exponents >= -6, normal, subnormal).to(torch.uint8)
     scale = codes.masked_fill(~used, 0).repeat_interleave(2, -1).view(torch.float8_e4m3fn)
-    factor = torch.tensor(math.ldexp(1.0, top - E4M3_EXPONENTS[1]), device=scale.device)
+    factor = torch.tensor(math.ldexp(1.0, top - E4M3_EXPONENTS[1]), dtype=torch.float32, device=scale.device)
     return NVFP4Tensor(weight.data, scale, factor, weight.shape, "rowmajor")
 
 

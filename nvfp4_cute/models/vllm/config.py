@@ -1,0 +1,189 @@
+"""Which layers of a model are quantized how: a method of vLLM that reads the configs of ModelOpt and compressed-tensors."""
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import torch
+from vllm.model_executor.layers.attention import Attention, MLAAttention
+from vllm.model_executor.layers.fused_moe import RoutedExperts
+from vllm.model_executor.layers.linear import LinearBase, UnquantizedLinearMethod
+from vllm.model_executor.layers.quantization import register_quantization_config
+from vllm.model_executor.layers.quantization.base_config import QuantizationConfig
+from vllm.model_executor.layers.quantization.kv_cache import BaseKVCacheMethod
+from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead
+from vllm.platforms import current_platform
+
+from nvfp4_cute.errors import CheckpointError
+from nvfp4_cute.gpus.targets import arch_of_capability
+from nvfp4_cute.models.checkpoints.checkpoint import convention_of, unwrapped
+from nvfp4_cute.models.checkpoints.names import INTERLEAVED_MODELS
+from nvfp4_cute.models.checkpoints.stored import Scheme
+from nvfp4_cute.models.vllm.experts import ExpertsMethod
+from nvfp4_cute.models.vllm.linear import LinearMethod
+from nvfp4_cute.planning.arch import ARCHS
+
+# Keys of a config that hold names of modules, or patterns of such.
+LISTS = ("ignore", "exclude_modules")
+# A key of ours that people may add to a config: as of ``checkpoints.Checkpoint``.
+MISSING = "missing_input_scale"
+# Layers whose weights vLLM multiplies into others: it finds them by multiplying ones, which would be quantized.
+ABSORBED = ("kv_b_proj",)
+# What a compressed-tensors config may ask for beside quantized weights; vLLM's own method does these.
+OTHERS = ("transform_config", "sparsity_config")
+
+
+class CheckpointConfig(QuantizationConfig):
+    """``quantization_config`` of a checkpoint of NVFP4 weights.
+
+    Args:
+        quantization: of config.json, or all of hf_quant_config.json.
+    """
+
+    name = "nvfp4_cute"
+
+    def __init__(self, quantization: Mapping[str, Any]):
+        super().__init__()
+        self.quantization = unwrapped(quantization)
+        self.convention = convention_of(self.quantization)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {key: value for key, value in vars(self).items() if key != "convention"}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)  # in a process of another rank
+        self.convention = convention_of(self.quantization)
+
+    # ---- what vLLM asks of the class -----------------------------------------------------------------------------
+
+    def get_name(self) -> str:
+        """The name that it was registered by."""
+        return self.name
+
+    def get_supported_act_dtypes(self) -> list[torch.dtype]:
+        """float32 is rounded to bfloat16 before products, as kernels take no more bits."""
+        return [torch.bfloat16, torch.float16, torch.float32]
+
+    @classmethod
+    def get_min_capability(cls) -> int:
+        """No minimum: ``override_quantization_method`` looks at the GPU."""
+        return 0
+
+    @staticmethod
+    def get_config_filenames() -> list[str]:
+        """Where older checkpoints of ModelOpt have it."""
+        return ["hf_quant_config.json"]
+
+    @classmethod
+    def from_config(cls, config: dict[str, Any]) -> "CheckpointConfig":
+        """Of what vLLM read."""
+        return cls(config)
+
+    @classmethod
+    def override_quantization_method(
+        cls, hf_quant_cfg: dict[str, Any] | None, user_quant: str | None, hf_config: Any = None
+    ) -> str | None:
+        """This method's name for a checkpoint that it takes, unless the user names another one.
+
+        It takes checkpoints whose quantized layers are all NVFP4, where there is a kernel for the GPU, or on the CPU.
+        """
+        if hf_quant_cfg is None or user_quant not in (None, cls.name):
+            return None
+        is_other = getattr(hf_config, "model_type", None) in INTERLEAVED_MODELS
+        return cls.name if not is_other and _has_kernel() and is_nvfp4(hf_quant_cfg) else None
+
+    # ---- layers --------------------------------------------------------------------------------------------------
+
+    def apply_vllm_mapper(self, hf_to_vllm_mapper: Any) -> None:
+        """Take names of modules as vLLM spells them, too."""
+        self.quantization = renamed(self.quantization, hf_to_vllm_mapper)
+        self.convention = convention_of(self.quantization)
+
+    def get_quant_method(self, layer: torch.nn.Module, prefix: str) -> Any:
+        """What creates, loads and computes a layer; None for one that is none of this method's.
+
+        Raises:
+            CheckpointError: of layers that vLLM keeps in one tensor, some are quantized and some are not.
+        """
+        if isinstance(layer, Attention | MLAAttention):
+            return BaseKVCacheMethod(self)
+        if isinstance(layer, RoutedExperts):
+            names = (layer.ckpt_gate_proj_name, layer.ckpt_up_proj_name, layer.ckpt_down_proj_name)
+            scheme = self._scheme(prefix, [f"{prefix}.0.{name}" for name in names if name is not None])
+            if scheme is None:
+                return None
+            missing = self.quantization.get(MISSING, "refuse")
+            return ExpertsMethod(scheme, self.convention, layer.moe_config, missing_input_scale=missing)
+        if not isinstance(layer, LinearBase | ParallelLMHead):
+            return None
+        around, _, last = prefix.rpartition(".")
+        parts = self.packed_modules_mapping.get(last, [last])
+        scheme = self._scheme(prefix, [f"{around}.{part}".removeprefix(".") for part in parts])
+        if scheme is None:
+            return UnquantizedLinearMethod()
+        return LinearMethod(scheme, self.convention, keeps_16_bits=last in ABSORBED)
+
+    def _scheme(self, prefix: str, names: list[str]) -> Scheme | None:
+        """The one scheme of ``names``."""
+        found = {name: self.convention.scheme(name) for name in names}
+        if len(set(found.values())) > 1:
+            each = ", ".join(f"{name} is {scheme or 'not quantized'}" for name, scheme in found.items())
+            raise CheckpointError(
+                f"{prefix} is one tensor in vLLM, and of the checkpoint's layers {each}; export them alike, or pass "
+                "--quantization to choose one of vLLM's own methods"
+            )
+        return next(iter(found.values()))
+
+
+def register_config(name: str) -> None:
+    """Make the method known to vLLM by ``name``."""
+    CheckpointConfig.name = name
+    register_quantization_config(name)(CheckpointConfig)
+
+
+def is_nvfp4(quantization: Mapping[str, Any]) -> bool:
+    """Whether all that a checkpoint's config quantizes are weights in NVFP4, with 4-bit or 16-bit activations."""
+    quantization = unwrapped(quantization)
+    if any(quantization.get(key) for key in OTHERS):
+        return False
+    cache = quantization.get("kv_cache_scheme")
+    if isinstance(cache, Mapping) and cache.get("strategy", "tensor") != "tensor":
+        return False
+    try:
+        schemes = convention_of(quantization).schemes
+    except CheckpointError:
+        return False
+    return bool(schemes) and all(s.weights == "nvfp4" and s.activations in ("nvfp4", None) for s in schemes)
+
+
+def renamed(quantization: Mapping[str, Any], mapper: Any) -> dict[str, Any]:
+    """A config that names modules as the checkpoint does and, beside that, as vLLM does.
+
+    Args:
+        mapper: with ``apply_list``, which spells names of a checkpoint as vLLM has them.
+    """
+
+    def both(names: Iterable[str]) -> list[str]:
+        own = list(names)
+        plain = [name for name in own if not name.startswith("re:") and "." in name]
+        # "vision*" is a module and all inside it: a mapper knows it by its name, and by what begins with that and a point.
+        begins = [n for n in plain if n.endswith("*") and not n.endswith(".*")]
+        cut = [m for n in begins for m in (n[:-1], f"{n[:-1]}.*")]
+        return [*own, *mapper.apply_list([*(n for n in plain if n not in begins), *cut])]
+
+    made: dict[str, Any] = {k: both(v) if k in LISTS and v else v for k, v in quantization.items()}
+    if layers := made.get("quantized_layers"):
+        made["quantized_layers"] = layers | {
+            new: entry for old, entry in layers.items() for new in mapper.apply_list([old])
+        }
+    if groups := made.get("config_groups"):
+        made["config_groups"] = {
+            name: group | {"targets": both(group.get("targets") or ())} for name, group in groups.items()
+        }
+    return made
+
+
+def _has_kernel() -> bool:
+    if current_platform.is_cpu():
+        return True
+    capability = current_platform.get_device_capability() if current_platform.is_cuda() else None
+    return capability is not None and arch_of_capability(tuple(capability)) in ARCHS

@@ -1,0 +1,211 @@
+"""Experts of vLLM with NVFP4 weights."""
+
+from typing import Any
+
+import torch
+from torch.nn import functional
+from vllm.config import get_current_vllm_config
+from vllm.model_executor.layers.fused_moe import FusedMoEMethodBase, FusedMoeWeightScaleSupported
+from vllm.model_executor.utils import set_weight_attrs
+
+from nvfp4_cute.errors import UnsupportedProblem, UnsupportedTarget
+from nvfp4_cute.formats.block_format import NVFP4
+from nvfp4_cute.models.checkpoints.checkpoint import MissingInputScale
+from nvfp4_cute.models.checkpoints.checks import check_data
+from nvfp4_cute.models.checkpoints.convention import DATA, GLOBAL, INPUT, SCALE, Convention
+from nvfp4_cute.models.checkpoints.stored import Scheme, StoredExperts, StoredWeight
+from nvfp4_cute.models.layers import experts_module
+from nvfp4_cute.models.vllm.parameters import factors, make_up_dummies, matrices, unknown_numbers
+from nvfp4_cute.nn.experts import SortedExperts
+from nvfp4_cute.nn.linear import K_STEP
+
+# vLLM's names of activations -> what layers.experts_module takes.
+ACTIVATIONS: dict[str, Any] = {
+    "silu": "silu",
+    "gelu": lambda gate, up: functional.gelu(gate) * up,
+    "gelu_tanh": "gelu_tanh",
+    "relu2_no_mul": "relu2",
+}
+# How RoutedExperts.weight_loader is to take a parameter: cut among ranks, or one number for each expert and projection.
+CUT, NUMBER = FusedMoeWeightScaleSupported.GROUP.value, FusedMoeWeightScaleSupported.TENSOR.value
+
+
+class ExpertsMethod(FusedMoEMethodBase):
+    """Creates, loads and computes the experts of a layer.
+
+    Args:
+        scheme: how they are quantized. convention: the checkpoint's. moe: vLLM's config of the layer.
+        missing_input_scale: as of ``checkpoints.Checkpoint``.
+    """
+
+    supports_eplb = True
+
+    def __init__(
+        self,
+        scheme: Scheme,
+        convention: Convention,
+        moe: Any,
+        missing_input_scale: MissingInputScale = "refuse",
+    ):
+        super().__init__(moe)
+        self.scheme, self.convention = scheme, convention
+        self.missing_input_scale = missing_input_scale
+
+    def get_fused_moe_quant_config(self, layer: torch.nn.Module) -> None:
+        """None: rows are quantized inside the layer."""
+        return None
+
+    def maybe_roundup_sizes(
+        self, hidden_size: int, intermediate_size_per_partition: int, *arguments: Any, **options: Any
+    ) -> tuple[int, int]:
+        """Sizes with the width rounded up to what rows of kernels need; vLLM fills with zeros."""
+        hidden, width = super().maybe_roundup_sizes(
+            hidden_size, intermediate_size_per_partition, *arguments, **options
+        )
+        return hidden, -(-width // K_STEP) * K_STEP
+
+    def create_weights(
+        self,
+        layer: Any,
+        num_experts: int,
+        hidden_size: int,
+        intermediate_size_per_partition: int,
+        params_dtype: torch.dtype,
+        **extra_weight_attrs: Any,
+    ) -> None:
+        """Parameters of the experts of one rank, which RoutedExperts.weight_loader fills."""
+        activation = layer.activation.value
+        if activation not in ACTIVATIONS or getattr(layer, "swiglu_limit", None) is not None:
+            raise UnsupportedProblem(
+                f"{layer.layer_name} has activation {activation!r} (limit {getattr(layer, 'swiglu_limit', None)}); the plug-in "
+                f"has {', '.join(ACTIVATIONS)}, without limits: pass --quantization modelopt_fp4, which is vLLM's own method"
+            )
+        sides = 2 if layer.moe_config.is_act_and_mul else 1
+        width, loader = intermediate_size_per_partition, extra_weight_attrs["weight_loader"]
+        for name, rows, k, numbers in (
+            ("w13", sides * width, hidden_size, (num_experts, sides)),
+            ("w2", hidden_size, width, (num_experts,)),
+        ):
+            data, scale = matrices((num_experts, rows), k, layer.layer_name)
+            self._register(layer, name, DATA, data, CUT, loader)
+            self._register(layer, name, SCALE, scale, CUT, loader)
+            for role in (GLOBAL, INPUT) if self.scheme.activations else (GLOBAL,):
+                self._register(layer, name, role, unknown_numbers(*numbers), NUMBER, _by_projection(loader))
+        layer.nvfp4_dtype = params_dtype
+
+    def _register(self, layer, name: str, role: str, tensor: torch.Tensor, kind: str, loader: Any) -> None:
+        parameter = torch.nn.Parameter(tensor, requires_grad=False)
+        set_weight_attrs(parameter, {"weight_loader": loader, "quant_method": kind})
+        layer.register_parameter(f"{name}_{self.convention.name_of(role)}", parameter)
+
+    def process_weights_after_loading(self, layer: Any) -> None:
+        """Check what was loaded, and make ``layer.nvfp4`` of it, which computes.
+
+        Raises:
+            CheckpointError: a tensor is missing, zero or not finite; it is named. UnsupportedTarget: CUDA graphs are wanted, and
+                the GPU has no kernel that can be captured for these experts.
+        """
+        sides = {name: self._side(layer, name) for name in ("w13", "w2")}
+        (w13, factor13, input13), (w2, factor2, input2) = sides["w13"], sides["w2"]
+        if input13 is not None:
+            input13 = input13.amax(1)  # gate and up read the same rows
+        stored = StoredExperts(
+            layer.layer_name, self.scheme, w13, factor13, w2, factor2, input13, input2, None, None,
+            has_gate=layer.moe_config.is_act_and_mul,
+        )  # fmt: skip
+        device, is_moving = w13.data.device, layer.moe_config.moe_parallel_config.enable_eplb
+        module: Any = experts_module(
+            stored,
+            ACTIVATIONS[layer.activation.value],
+            dtype=layer.nvfp4_dtype,
+            device=device,
+            keep_two_factors=is_moving,
+        )
+        is_captured = device.type == "cuda" and not get_current_vllm_config().model_config.enforce_eager
+        if is_captured and isinstance(module, SortedExperts) and module.waits(device):
+            raise UnsupportedTarget(
+                f"{layer.layer_name}: experts of {self.scheme} have no kernel on this GPU that a CUDA graph can hold; pass "
+                "--enforce-eager, or --quantization with one of vLLM's own methods"
+            )
+        if is_moving:
+            as_moving_parameters(module)
+        layer.nvfp4 = module
+
+    def _side(self, layer: Any, name: str) -> tuple[StoredWeight, torch.Tensor, torch.Tensor | None]:
+        """A projection's weights, their global scales, and those of activations; the layer's parameters go."""
+        names = {role: f"{name}_{self.convention.name_of(role)}" for role in (DATA, SCALE, GLOBAL, INPUT)}
+        taken = {role: layer._parameters.pop(n) for role, n in names.items() if n in layer._parameters}
+        make_up_dummies(*(tensor for role, tensor in taken.items() if role != DATA))
+        path = {role: f"{layer.layer_name}.{n}" for role, n in names.items()}
+        data, scale = taken[DATA].data, taken[SCALE].data
+        check_data(path[DATA], self.scheme, data, scale, path[SCALE])
+        weight = StoredWeight(
+            self.scheme.weights, data, scale, None, (*data.shape[:-1], NVFP4.elements(data.shape[-1]))
+        )
+        factor = factors(path[GLOBAL], taken[GLOBAL].data, self.convention)
+        if INPUT not in taken:
+            return weight, factor, None
+        given = taken[INPUT].data
+        if self.missing_input_scale == "fill":
+            given = filled(given, self.convention.is_reciprocal)
+        return weight, factor, factors(path[INPUT], given, self.convention)
+
+    def apply(
+        self,
+        layer: Any,
+        x: torch.Tensor,
+        topk_weights: torch.Tensor,
+        topk_ids: torch.Tensor,
+        shared_experts: Any = None,
+        shared_experts_input: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """The experts' sum for every row; what shared experts give is added by vLLM."""
+        ids = topk_ids
+        if layer.expert_map is not None:
+            ids = layer.expert_map[ids.clamp(min=0).long()].to(ids.dtype).masked_fill(ids < 0, -1)
+        if layer.apply_router_weight_on_input:
+            x, topk_weights = x * topk_weights.to(x.dtype), torch.ones_like(topk_weights)
+        return layer.nvfp4(x, ids, topk_weights)
+
+
+def filled(stored: torch.Tensor, is_reciprocal: bool) -> torch.Tensor:
+    """Numbers as stored, those of experts that no token reached replaced by the one of the largest activations."""
+    is_known = (stored > 0) & torch.isfinite(stored)
+    if not bool(is_known.any()):
+        return stored
+    known = stored[is_known]
+    return torch.where(is_known, stored, known.amin() if is_reciprocal else known.amax())
+
+
+def _by_projection(loader: Any) -> Any:
+    """``loader`` for numbers of activations: it would take them for one number an expert, not one a projection.
+
+    vLLM sees by a parameter's name what it holds; "input_global_scale" it takes as ``quant_method`` says.
+    """
+
+    def load(
+        param: torch.nn.Parameter, loaded_weight: torch.Tensor, weight_name: str, *rest: Any, **options: Any
+    ):
+        return loader(
+            param, loaded_weight, weight_name.replace("input_scale", "input_global_scale"), *rest, **options
+        )
+
+    return load
+
+
+def as_moving_parameters(module: torch.nn.Module) -> None:
+    """Make of all that belongs to one expert parameters with experts first, as vLLM moves experts between ranks (EPLB).
+
+    vLLM copies rows of every parameter of the layer in place; factors that lie in columns are given as views with experts first.
+    """
+    for part in module.modules():
+        for name, tensor in list(part._buffers.items()):
+            if tensor is None:
+                continue
+            if name == "alpha13":
+                for side, row in zip(("gate", "up"), tensor, strict=True):
+                    part.register_parameter(f"alpha_{side}", torch.nn.Parameter(row, requires_grad=False))
+                part.has_one_alpha = False  # type: ignore[assignment]
+            elif tensor.ndim:
+                del part._buffers[name]
+                part.register_parameter(name, torch.nn.Parameter(tensor, requires_grad=False))

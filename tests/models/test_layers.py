@@ -1,0 +1,35 @@
+"""Modules of stored layers, beside products of their decoded weights."""
+
+import pytest
+import torch
+from checkpoint_files import MODELOPT, experts, write
+
+from nvfp4_cute.models.checkpoints import Checkpoint
+from nvfp4_cute.models.layers import experts_module
+from nvfp4_cute.nn.experts import ExpertsNVFP4, RoutedExperts
+
+PREFIX = "model.layers.0.mlp.experts"
+
+
+@pytest.mark.parametrize("is_equal", [True, False])
+@torch.no_grad()
+def test_gate_and_up_of_64_rows(tmp_path, is_equal):
+    """Two global scales for rows that the kernel of both products does not take: two products, and nothing is refused."""
+    tensors = experts(PREFIX, width=64, features=64)
+    if is_equal:
+        for e in range(3):
+            tensors[f"{PREFIX}.{e}.up_proj.weight_scale_2"] = tensors[
+                f"{PREFIX}.{e}.gate_proj.weight_scale_2"
+            ]
+    stored = Checkpoint(write(tmp_path, tensors, MODELOPT)).read_experts(PREFIX)
+    module = experts_module(stored, "silu", dtype=torch.bfloat16, device="cpu")
+    assert isinstance(module, RoutedExperts if is_equal else ExpertsNVFP4)
+    x = torch.randn(4, 64, generator=torch.Generator().manual_seed(0)).bfloat16()
+    ids = torch.tensor([[0], [1], [2], [1]])
+    y = module(x, ids, torch.ones(4, 1))
+    w13 = stored.w13.dequantize() * stored.w13_global.repeat_interleave(64, 1).unsqueeze(-1)
+    w2 = stored.w2.dequantize() * stored.w2_global[:, None, None]
+    for row, e, got in zip(x.float(), ids[:, 0].tolist(), y.double(), strict=True):
+        gate, up = (w13[e] @ row).chunk(2)
+        exact = (w2[e] @ (torch.nn.functional.silu(gate) * up)).double()
+        assert (got - exact).norm() < 0.3 * exact.norm()

@@ -1,0 +1,274 @@
+"""The plug-in in vLLM on the CPU: tokens beside those of transformers, what it takes, and what it refuses.
+
+More checkpoints than the repository has: NVFP4_CUTE_CHECKPOINTS=folder, each of whose folders is one.
+"""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+pytest.importorskip("vllm", reason="vLLM is not installed; make test-vllm installs it")
+
+import vllm_tokens  # noqa: E402
+from checkpoint_files import MODELOPT  # noqa: E402
+from vllm.model_executor.layers.fused_moe import RoutedExperts  # noqa: E402
+
+from nvfp4_cute.models import transformers as ours  # noqa: E402
+from nvfp4_cute.models.checkpoints import Checkpoint  # noqa: E402
+from nvfp4_cute.models.checkpoints.names import INTERLEAVED_MODELS  # noqa: E402
+from nvfp4_cute.models.checkpoints.tensors import TensorFiles, TensorWriter  # noqa: E402
+from nvfp4_cute.models.layers import experts_module  # noqa: E402
+from nvfp4_cute.models.vllm import requirements  # noqa: E402
+from nvfp4_cute.models.vllm.config import CheckpointConfig, is_nvfp4, renamed  # noqa: E402
+from nvfp4_cute.models.vllm.experts import as_moving_parameters, filled  # noqa: E402
+from nvfp4_cute.nn.moe import MoENVFP4  # noqa: E402
+
+DATA = Path(__file__).parents[1] / "data" / "checkpoints"
+MORE = os.environ.get("NVFP4_CUTE_CHECKPOINTS")
+FOLDERS = [
+    p for root in (DATA, *([Path(MORE)] if MORE else [])) for p in sorted(root.iterdir()) if p.is_dir()
+]
+MOE = DATA / "modelopt-qwen3moe-nvfp4"
+
+
+def config_of(folder):
+    return json.loads((folder / "config.json").read_text())
+
+
+def is_taken(folder):
+    config = config_of(folder)
+    return config["model_type"] not in INTERLEAVED_MODELS and is_nvfp4(config["quantization_config"])
+
+
+def changed(folder, to, change):
+    """A copy of a checkpoint whose tensors went through ``change(name, tensor)``, which may give None."""
+    shutil.copytree(folder, to, ignore=shutil.ignore_patterns("*.safetensors"))
+    files = TensorFiles(folder)
+    tensors = {name: change(name, files[name]) for name in files}
+    tensors = {name: tensor for name, tensor in tensors.items() if tensor is not None}
+    with TensorWriter(to, [(n, t.dtype, tuple(t.shape)) for n, t in tensors.items()]) as writer:
+        for name, tensor in tensors.items():
+            writer.write(name, tensor)
+    return to
+
+
+def check_tokens(folder, got, tolerance=0.0):
+    """Each token is the one that transformers gives the highest logit after the same tokens, or that less ``tolerance``."""
+    # Some loaders of transformers keep the dtype of the file for names that they change.
+    model = torch.nn.Module.float(ours.load(folder, dtype=torch.float32))
+    for prompt, answer in zip(vllm_tokens.PROMPTS, got, strict=True):
+        assert len(answer) == vllm_tokens.TOKENS
+        with torch.no_grad():
+            logits = model(torch.tensor([[*prompt, *answer]])).logits[0, len(prompt) - 1 : -1]
+        chosen = logits.gather(1, torch.tensor(answer).unsqueeze(1))[:, 0]
+        assert (logits.amax(1) - chosen).max() <= tolerance
+
+
+@pytest.mark.parametrize("folder", [f for f in FOLDERS if is_taken(f)], ids=lambda p: p.name)
+def test_tokens_are_those_of_transformers(folder):
+    with vllm_tokens.engine(folder) as llm:
+        assert llm.llm_engine.vllm_config.model_config.quantization == "nvfp4_cute"
+        got = vllm_tokens.tokens(llm)
+    check_tokens(folder, got)
+
+
+def test_parts_of_one_tensor_keep_their_global_scales(tmp_path):
+    """k_proj and up_proj with other global scales than what vLLM puts into one tensor with them."""
+    factors = {"k_proj.weight_scale_2": 0.5, "up_proj.weight_scale_2": 3.0}
+    change = lambda name, t: t * next((f for end, f in factors.items() if name.endswith(end)), 1)
+    folder = changed(MOE, tmp_path / "m", lambda n, t: change(n, t) if n.endswith("_scale_2") else t)
+    with vllm_tokens.engine(folder) as llm:
+        got = vllm_tokens.tokens(llm)
+    check_tokens(folder, got)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_two_ranks():
+    """Each has half of every layer. Sums of experts are rounded to bfloat16 on each rank: a tie may fall to the other side."""
+    command = [sys.executable, vllm_tokens.__file__, str(MOE), "2"]
+    run = subprocess.run(command, capture_output=True, text=True)
+    line = next((line for line in run.stdout.splitlines() if line.startswith("tokens ")), None)
+    assert line is not None, run.stderr[-2000:]
+    check_tokens(MOE, json.loads(line.removeprefix("tokens ")), 0.02)
+
+
+@pytest.mark.parametrize(
+    "end, value, message",
+    [
+        ("layers.1.mlp.experts.3.up_proj.input_scale", 0.0, r"layers.1.mlp.experts.w13_input_scale is 0, and a scale"),
+        ("layers.0.mlp.experts.2.down_proj.weight_scale_2", None, r"experts.w2_weight_scale_2 is nan, and a scale"),
+        ("layers.0.self_attn.k_proj.weight_scale_2", -1.0, r"qkv_proj.weight_scale_2 is -1, and a scale"),
+    ],
+)  # fmt: skip
+def test_damaged_scales_are_refused_by_name(tmp_path, end, value, message):
+    def change(name, tensor):
+        if not name.endswith(end):
+            return tensor
+        return None if value is None else torch.full_like(tensor, value)
+
+    folder = changed(MOE, tmp_path / "m", change)
+    with pytest.raises(Exception, match=message), vllm_tokens.engine(folder):
+        pass
+
+
+def test_scales_that_calibration_did_not_see_can_be_filled(tmp_path):
+    end = "layers.1.mlp.experts.3.up_proj.input_scale"
+    folder = changed(MOE, tmp_path / "m", lambda n, t: torch.zeros_like(t) if n.endswith(end) else t)
+    config = config_of(folder)
+    config["quantization_config"]["missing_input_scale"] = "fill"
+    (folder / "config.json").write_text(json.dumps(config))
+    with vllm_tokens.engine(folder) as llm:
+        assert all(vllm_tokens.tokens(llm))
+
+
+def test_filled():
+    stored = torch.tensor([0.5, 0.0, 2.0, torch.nan])
+    assert filled(stored, False).tolist() == [0.5, 2.0, 2.0, 2.0]
+    assert filled(stored, True).tolist() == [0.5, 0.5, 2.0, 0.5]
+    assert filled(torch.zeros(2), False).tolist() == [0.0, 0.0]
+
+
+def test_dummy_weights(tmp_path):
+    """What ``--load-format dummy`` fills parameters with is no weight of anybody; times can be measured with it."""
+    with vllm_tokens.engine(MOE, load_format="dummy") as llm:
+        assert all(vllm_tokens.tokens(llm))
+
+
+# ---- what is taken ---------------------------------------------------------------------------------------------
+
+CT = {
+    "quant_method": "compressed-tensors", "format": "nvfp4-pack-quantized", "ignore": ["lm_head"],
+    "config_groups": {"group_0": {"targets": ["Linear"], "weights": {"num_bits": 4, "type": "float", "group_size": 16}}},
+}  # fmt: skip
+MIXED = MODELOPT | {"quant_algo": "MIXED_PRECISION"}
+LAYER = "model.layers.0.mlp.down_proj"
+
+
+@pytest.mark.parametrize(
+    "config, expected",
+    [
+        (MODELOPT, True),
+        (MODELOPT | {"quant_algo": "w4a16_nvfp4"}, True),
+        ({"producer": {"name": "modelopt"}, "quantization": {"quant_algo": "NVFP4"}}, True),
+        (MODELOPT | {"quant_algo": "FP8"}, False),
+        (MIXED | {"quantized_layers": {LAYER: {"quant_algo": "NVFP4"}, "lm_head": {"quant_algo": "W4A16_NVFP4"}}}, True),
+        (MIXED | {"quantized_layers": {LAYER: {"quant_algo": "NVFP4"}, "lm_head": {"quant_algo": "FP8"}}}, False),
+        (CT, True),
+        (CT | {"kv_cache_scheme": {"strategy": "attn_head"}}, False),
+        (CT | {"transform_config": {"config_groups": {}}}, False),
+        ({"quant_method": "gptq", "bits": 4}, False),
+    ],
+)  # fmt: skip
+def test_which_checkpoints_are_taken(config, expected):
+    assert is_nvfp4(config) is expected
+    choice = CheckpointConfig.override_quantization_method
+    assert choice(config, None) == ("nvfp4_cute" if expected else None)
+    # vLLM's own methods keep their names.
+    assert choice(config, "modelopt_fp4") is None
+    assert choice(config, None, SimpleNamespace(model_type="gpt_oss")) is None
+
+
+def test_a_gpu_without_kernels_is_left_to_vllm(monkeypatch):
+    from nvfp4_cute.models.vllm import config
+
+    for capability, expected in (((9, 0), "nvfp4_cute"), ((8, 9), None)):
+        gpu = SimpleNamespace(
+            is_cpu=lambda: False, is_cuda=lambda: True, get_device_capability=lambda c=capability: c
+        )
+        monkeypatch.setattr(config, "current_platform", gpu)
+        assert CheckpointConfig.override_quantization_method(MODELOPT, None) == expected
+
+
+def test_names_are_taken_in_vllms_spelling():
+    swap = lambda names: [n.replace("backbone.", "model.") for n in names]
+    mapper = SimpleNamespace(apply_list=swap)
+    config = MODELOPT | {"ignore": ["lm_head", "backbone.layers.0*", "re:backbone.x"]}
+    made = renamed(config, mapper)["ignore"]
+    assert set(made) == {*config["ignore"], "model.layers.0", "model.layers.0.*"}
+    groups = renamed(CT | {"config_groups": {"g": {"targets": ["backbone.a", "Linear"]}}}, mapper)
+    assert groups["config_groups"]["g"]["targets"] == ["backbone.a", "Linear", "model.a"]
+    layers = renamed(MIXED | {"quantized_layers": {"backbone.a": {"quant_algo": "NVFP4"}}}, mapper)
+    assert set(layers["quantized_layers"]) == {"backbone.a", "model.a"}
+
+
+def test_a_config_travels_to_other_processes():
+    import pickle
+
+    config = pickle.loads(pickle.dumps(CheckpointConfig(MODELOPT)))
+    assert config.convention.scheme("lm_head") is None
+    assert config.convention.scheme(LAYER).weights == "nvfp4"
+
+
+# ---- experts that move between ranks ---------------------------------------------------------------------------
+
+
+class Holder(torch.nn.Module):
+    """As much of RoutedExperts as gives its weights to vLLM's load balancer."""
+
+    def __init__(self, experts):
+        super().__init__()
+        self.nvfp4, self.local_num_experts = experts, experts.num_experts
+
+
+def wide_experts():
+    """Of 128 rows, whose gate and up one kernel multiplies."""
+    from nvfp4_cute.nn.experts import RoutedExperts as Ours
+
+    g = torch.Generator().manual_seed(0)
+    w13, w2 = torch.randn(4, 256, 64, generator=g), torch.randn(4, 64, 128, generator=g)
+    return Ours(MoENVFP4.from_experts(w13, w2, input_scale=[0.01, 0.02, 0.03, 0.04], hidden_scale=0.1))
+
+
+@pytest.mark.parametrize("kind", ["stored", "wide"])
+@torch.no_grad()
+def test_experts_can_be_moved(kind):
+    """Rows of all parameters moved as EPLB does it: the experts under new numbers."""
+    if kind == "stored":
+        stored = Checkpoint(MOE).read_experts("model.layers.0.mlp.experts")
+        experts = experts_module(stored, "silu", dtype=torch.bfloat16, device="cpu", keep_two_factors=True)
+        features = stored.w2.shape[1]
+    else:
+        experts, features = wide_experts(), 64
+    as_moving_parameters(experts)
+    count, g = experts.num_experts, torch.Generator().manual_seed(1)
+    x = torch.randn(6, features, generator=g).bfloat16()
+    ids = torch.randint(0, count, (6, 2), generator=g)
+    weights = torch.rand(6, 2, generator=g)
+    expected = experts(x, ids, weights)
+    order = torch.randperm(count, generator=g)
+    for rows in RoutedExperts.get_expert_weights(Holder(experts)):
+        assert len(rows) == count
+        rows.view(torch.uint8).copy_(rows.view(torch.uint8)[order].clone())
+    assert not torch.equal(experts(x, ids, weights), expected)
+    assert torch.equal(experts(x, torch.argsort(order)[ids], weights), expected)
+
+
+# ---- versions --------------------------------------------------------------------------------------------------
+
+
+def test_this_version_has_all():
+    assert requirements.faults() is None
+
+
+def test_another_version_is_refused_in_words(monkeypatch, caplog):
+    from nvfp4_cute.models import vllm as plugin
+
+    module = "vllm.model_executor.layers.linear"
+    needed = {module: {"LinearBase": (), "NoSuchClass": (), "LinearMethodBase.apply": ("layer", "rows")}}
+    monkeypatch.setattr(requirements, "NEEDED", needed | {"vllm.no_such_module": {"name": ()}})
+    found = requirements.faults()
+    for name in (f"{module}.NoSuchClass", f"{module}.LinearMethodBase.apply(rows=)", "vllm.no_such_module"):
+        assert name in found
+    assert "LinearBase," not in found and requirements.TESTED in found
+    seen = []
+    monkeypatch.setattr("nvfp4_cute.models.vllm.config.register_config", seen.append)
+    plugin.register()
+    assert not seen
