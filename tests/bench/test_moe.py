@@ -13,7 +13,8 @@ def test_every_call_runs_and_the_layer_is_checked(width):
     model = moe.Model(4, 2, 64, width)
     weights = moe.make_weights(model, "cpu")
     batch = moe.Batch.make(model, 40, "cpu")
-    assert 0 < moe.check(weights, batch) < moe.WRONG
+    assert 0 < moe.check(weights.layer, weights, batch, moe.WRONG) < moe.WRONG
+    moe.check(weights.weight_only, weights, batch, moe.WRONG_16BIT)
     results = {name: call() for name, call in moe.ours(model, weights, batch).items()}
     assert ("activate" in results) == (width == 96)
     layer = weights.layer(batch.x, batch.ids, batch.weights)
@@ -21,9 +22,12 @@ def test_every_call_runs_and_the_layer_is_checked(width):
     assert torch.equal(results["route + layer"], layer)
     rows = int(batch.order.offs[-1])
     assert torch.equal(results["rows"][:rows], results["down"][:rows])
-    weights.layer.alpha2[0] *= 3
-    with pytest.raises(ValueError, match="40 tokens: the layer's result differs"):
-        moe.check(weights, batch)
+    plain = {name: call() for name, call in moe.weight_only(model, weights, batch).items()}
+    assert torch.equal(plain["rows, 16 bits"][:rows], plain["down, 16 bits"][:rows])
+    for layer, most in ((weights.layer, moe.WRONG), (weights.weight_only, moe.WRONG_16BIT)):
+        layer.alpha2[0] *= 3
+        with pytest.raises(ValueError, match="40 tokens: the layer's result differs"):
+            moe.check(layer, weights, batch, most)
 
 
 def test_without_a_gpu_it_says_so(capsys):
