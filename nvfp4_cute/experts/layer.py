@@ -53,7 +53,8 @@ def moe(
         ids, weights: as of ``route``: int32 or int64 [T, k] and float32 [T, k]. An id that is not of a local expert, such as -1,
             is left out.
         w13: of all local experts, [E, 2 I, H] (``weight_layout``), or [E, I, H] without a gate: NVFP4Tensor, or
-            ``experts.weights.ExpertWeights``, which may have a global scale for each expert, or for gate and up of each.
+            ``experts.weights.ExpertWeights``, which may have a global scale for each expert, or for gate and up of each. Beside
+            16-bit rows of bfloat16 also a BlockScaledTensor of MXFP4, or such ExpertWeights.
         w2: the same, [E, H, I].
         activations: "nvfp4", or "16bit": what both products take rows as; without a group.
         activation: "silu", "gelu_tanh", "relu2" or "swiglu_oai" (gpt-oss): as of ``grouped_dual_gemm``.
@@ -109,9 +110,9 @@ def moe(
     )  # fmt: skip
     if torch.compiler.is_compiling():  # the custom op (experts.library) that a traced graph keeps
         return torch.ops.nvfp4_cute.moe(
-            x, ids, weights, [w13.data, w13.scale], [w2.data, w2.scale], activations, activation, limit, weight_layout,
-            input_scale, experts.hidden_scale, experts.gate_alpha, experts.up_alpha, experts.alpha2, bias13, bias2, shared,
-            first_expert, backend,
+            x, ids, weights, [w13.data, w13.scale], [w2.data, w2.scale], w13.format.name, w2.format.name, activations,
+            activation, limit, weight_layout, input_scale, experts.hidden_scale, experts.gate_alpha, experts.up_alpha,
+            experts.alpha2, bias13, bias2, shared, first_expert, backend,
         )  # fmt: skip
     where: Any = {"first_expert": first_expert, "backend": backend}
     scale = None

@@ -6,6 +6,7 @@ from typing import Any
 import torch
 from torch.library import custom_op
 
+from nvfp4_cute.formats.block_format import format_named
 from nvfp4_cute.ops.library import refuse_backward
 
 Tensors = list[torch.Tensor]
@@ -52,6 +53,8 @@ def moe(
     weights: torch.Tensor,
     w13: Tensors,
     w2: Tensors,
+    w13_format: str,
+    w2_format: str,
     activations: str,
     activation: str,
     limit: float | None,
@@ -75,8 +78,12 @@ def moe(
     same = gate_alpha is up_alpha or (
         gate_alpha is not None and up_alpha is not None and gate_alpha.data_ptr() == up_alpha.data_ptr()
     )
+    first, second = (
+        ExpertWeights(data, scale, None, format_named(name))
+        for (data, scale), name in ((w13, w13_format), (w2, w2_format))
+    )
     return run(
-        x, ids, weights, ExpertWeights(w13[0], w13[1], None), ExpertWeights(w2[0], w2[1], None),
+        x, ids, weights, first, second,
         activations=activations, activation=activation, limit=limit, weight_layout=weight_layout, input_scale=input_scale,
         hidden_scale=hidden_scale, alpha13=(gate_alpha, gate_alpha if same else up_alpha), alpha2=alpha2, bias13=bias13,
         bias2=bias2, shared=shared, first_expert=first_expert, backend=backend,

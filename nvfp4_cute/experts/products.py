@@ -11,7 +11,6 @@ from nvfp4_cute.experts.gather import gather_quantize
 from nvfp4_cute.experts.middle import activate, activate_quantize
 from nvfp4_cute.experts.permutation import Permutation
 from nvfp4_cute.experts.weights import per_expert, product_factors
-from nvfp4_cute.formats.block_format import NVFP4 as NVFP4_FORMAT
 from nvfp4_cute.operands import rules as checks
 from nvfp4_cute.ops.dual_gemm import grouped_dual_gemm
 from nvfp4_cute.ops.grouped_gemm import grouped_gemm
@@ -125,20 +124,23 @@ class LocalExperts:
             hidden = grouped_dual_gemm(
                 data, self.w13.data, None, scale, self.w13.scale, None, self.gate_alpha, self.up_alpha, offs=order.offs,
                 activation=self.activation, limit=self.limit, weight_layout=fused_layout,
-                out_dtype=NVFP4 if self.quantizes else dtype, out_global_scale=self.hidden_scale, backend=backend,
+                out_dtype=NVFP4 if self.quantizes else dtype, out_global_scale=self.hidden_scale, b_format=self.w13.format,
+                backend=backend,
             )  # fmt: skip
         else:
             hidden = self._two_launches(data, scale, ids, order, dtype, first_expert, backend)
         hidden, hidden_sf = hidden if self.quantizes else (hidden, None)
         return grouped_gemm(
-            hidden, self.w2.data, hidden_sf, self.w2.scale, order.offs, self.alpha2, out_dtype=dtype, backend=backend
+            hidden, self.w2.data, hidden_sf, self.w2.scale, order.offs, self.alpha2, out_dtype=dtype,
+            b_format=self.w2.format, backend=backend,
         )  # fmt: skip
 
     def _two_launches(self, data, scale, ids, order, dtype, first_expert, backend) -> Any:
         """The first product and its activation: rows, and of quantized ones scales."""
         gate_layout: Any = self.weight_layout
         h = grouped_gemm(
-            data, self.w13.data, scale, self.w13.scale, order.offs, self.gate_alpha, out_dtype=dtype, backend=backend
+            data, self.w13.data, scale, self.w13.scale, order.offs, self.gate_alpha, out_dtype=dtype,
+            b_format=self.w13.format, backend=backend,
         )  # fmt: skip
         options: Any = {
             "activation": self.activation, "gate_layout": gate_layout, "limit": self.limit, "bias": self.bias13,
@@ -153,13 +155,13 @@ def _check_weights(x: torch.Tensor, w13: Any, w2: Any, layout: str) -> int:
     """Experts. Raises TypeError or ValueError where shapes do not fit each other."""
     for name, tensor in (("w13", w13), ("w2", w2)):
         if not all(isinstance(getattr(tensor, part, None), torch.Tensor) for part in ("data", "scale")):
-            raise TypeError(f"{name} is a {type(tensor).__name__}; pass an NVFP4Tensor or ExpertWeights")
+            raise TypeError(f"{name} is a {type(tensor).__name__}; pass a BlockScaledTensor or ExpertWeights")
         if tensor.data.ndim != 3:
             raise ValueError(f"{name} has data {list(tensor.data.shape)}; expected [E, N, K/2]")
     (experts, rows, row_bytes), down = w13.data.shape, tuple(w2.data.shape)
     width = rows if layout == "none" else rows // 2
-    wanted = (experts, x.shape[-1], NVFP4_FORMAT.row_bytes(width))
-    if x.ndim != 2 or x.shape[1] != NVFP4_FORMAT.elements(row_bytes) or down != wanted:
+    wanted = (experts, x.shape[-1], w2.format.row_bytes(width))
+    if x.ndim != 2 or x.shape[1] != w13.format.elements(row_bytes) or down != wanted:
         raise ValueError(
             f"x has shape {list(x.shape)}, w13 {list(w13.data.shape)} and w2 {list(down)} in bytes; expected [T, H], "
             f"[E, {'I' if layout == 'none' else '2 I'}, H/2] and [E, H, I/2]"

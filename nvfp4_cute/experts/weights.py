@@ -5,36 +5,38 @@ from typing import Any
 
 import torch
 
-from nvfp4_cute.formats.block_format import NVFP4
+from nvfp4_cute.formats.block_format import NVFP4, BlockFormat
 from nvfp4_cute.ops.quantize import quantize
 
 
 @dataclass(frozen=True, eq=False)
 class ExpertWeights:
-    """NVFP4 weights of E experts, [E, N, K]. An NVFP4Tensor of that shape serves as well.
+    """Weights of E experts, [E, N, K]. A BlockScaledTensor of that shape serves as well.
 
     Attributes:
         data: uint8 [E, N, K/2].
-        scale: float8_e4m3fn [E, rn, rk, 32, 4, 4], blocked.
+        scale: float8_e4m3fn, of MXFP4 float8_e8m0fnu, [E, rn, rk, 32, 4, 4], blocked.
         global_scale: float32, the factor one multiplies by to dequantize: one element, [E], or [E, 2] where the two halves of
-            gated weights have factors of their own; None for 1.
+            gated weights have factors of their own; None for 1, as of MXFP4.
+        format: NVFP4, or MXFP4, which products take beside 16-bit rows.
     """
 
     data: torch.Tensor
     scale: torch.Tensor
     global_scale: torch.Tensor | None
+    format: BlockFormat = NVFP4
 
     @classmethod
-    def quantize(cls, weights: torch.Tensor) -> "ExpertWeights":
-        """Quantize [E, N, K] of any float dtype, each expert by a global scale of its own, amax / 2688."""
-        made = quantize(weights, global_scale="per_batch")
-        return cls(made.data, made.scale, made.global_scale)
+    def quantize(cls, weights: torch.Tensor, format: BlockFormat = NVFP4) -> "ExpertWeights":
+        """Quantize [E, N, K] of any float dtype, to NVFP4 each expert by a global scale of its own, amax / 2688."""
+        made = quantize(weights, format=format, global_scale="per_batch" if format.has_global_scale else None)
+        return cls(made.data, made.scale, made.global_scale, format)
 
     @property
     def shape(self) -> tuple[int, int, int]:
         """(E, N, K)."""
         experts, n, row_bytes = self.data.shape
-        return experts, n, NVFP4.elements(row_bytes)
+        return experts, n, self.format.elements(row_bytes)
 
 
 def per_expert(factor: Any, experts: int, device: torch.device) -> torch.Tensor | None:
@@ -55,7 +57,7 @@ def product_factors(
     """What the two halves of a product are multiplied by, float32 [E] each (the same tensor where they agree), or None.
 
     Args:
-        weights: ExpertWeights or NVFP4Tensor.
+        weights: ExpertWeights or BlockScaledTensor.
         input_scale: global scale of the rows that they multiply: one element, [E], or None.
     """
     device, given = weights.data.device, weights.global_scale

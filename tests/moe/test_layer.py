@@ -4,7 +4,7 @@ import random
 
 import pytest
 import torch
-from expert_layers import naive, some_layer
+from expert_layers import mxfp4_weights, naive, some_layer
 from oracle import assert_bitwise_equal, assert_error_within
 
 from nvfp4_cute import UnsupportedProblem
@@ -81,6 +81,26 @@ def test_random_layers_of_16_bit_rows(seed):
     layer.options = {k: v for k, v in layer.options.items() if k not in ("input_scale", "hidden_scale")}
     layer.options |= {"activations": "16bit", "activation": "relu2"}
     layer.w13 = ExpertWeights(layer.w13.data, layer.w13.scale, torch.ones(len(layer.w13.data)))
+    check(layer, "sm_90a", ("eager", "lazy", f"random:{seed}")[seed % 3], seed=seed)
+
+
+@pytest.mark.parametrize(
+    "seed", [pytest.param(seed, marks=pytest.mark.slow if seed > 1 else ()) for seed in range(6)]
+)
+def test_mxfp4_weights(seed):
+    """Beside 16-bit rows; with biases and gates in turn, as gpt-oss, or in the epilogue."""
+    layouts = ("interleaved",) if seed % 2 else ("concatenated",)
+    layer, generator = drawn(seed, layouts=layouts), torch.Generator().manual_seed(seed)
+    layer.x = layer.x.bfloat16()
+    experts, rows, hidden = layer.w13.shape
+    layer.w13 = mxfp4_weights(experts, rows, hidden, generator)
+    layer.w2 = mxfp4_weights(experts, hidden, layer.w2.shape[2], generator)
+    dropped = ("input_scale", "hidden_scale", "bias13", "bias2", "shared")
+    layer.options = {k: v for k, v in layer.options.items() if k not in dropped}
+    layer.options |= {"activations": "16bit", "activation": "relu2"}
+    if seed % 2:
+        for name, columns in (("bias13", rows), ("bias2", hidden)):
+            layer.options[name] = torch.randint(-2, 3, (experts, columns), generator=generator).bfloat16()
     check(layer, "sm_90a", ("eager", "lazy", f"random:{seed}")[seed % 3], seed=seed)
 
 

@@ -8,6 +8,7 @@ import torch
 from nvfp4_cute.experts.activation import activate_rows
 from nvfp4_cute.experts.weights import ExpertWeights
 from nvfp4_cute.formats import block_scaled
+from nvfp4_cute.formats.block_format import MXFP4
 from nvfp4_cute.formats.codecs import encode_e4m3
 from nvfp4_cute.formats.scale_layout import padded_shape, to_blocked
 from nvfp4_cute.reference import expand_operand
@@ -26,6 +27,15 @@ class Layer:
 
     def arguments(self):
         return self.x, self.ids, self.weights, self.w13, self.w2
+
+
+def mxfp4_weights(experts, n, k, generator):
+    """Random e2m1, scales from 2^-6 to 2^-4; padding rows NaN."""
+    data = torch.randint(0, 256, (experts, n, k // 2), dtype=torch.uint8, generator=generator)
+    codes = torch.full((experts, *MXFP4.padded_scale_shape(n, k)), 0xFF, dtype=torch.uint8)
+    codes[:, :n] = torch.randint(121, 124, (experts, n, codes.shape[2]), generator=generator).byte()
+    scale = torch.stack([to_blocked(one) for one in codes]).view(torch.float8_e8m0fnu)
+    return ExpertWeights(data, scale, None, MXFP4)
 
 
 def some_weights(experts, n, k, generator):
@@ -84,7 +94,7 @@ def naive(layer: Layer) -> torch.Tensor:
     product = weight_only_product if options.get("activations") == "16bit" else quantized_product
     fused = options.get("bias13") is None and layout == "concatenated" and layer.w13.shape[1] % 256 == 0
     expand = lambda w, e: expand_operand(
-        w.data[e], w.scale[e].reshape(-1).view(torch.uint8), "blocked"
+        w.data[e], w.scale[e].reshape(-1).view(torch.uint8), "blocked", w.format
     ).double()
     used = {e for e in (layer.ids.long() - first).unique().tolist() if 0 <= e < experts}
     decoded = {e: (expand(layer.w13, e), expand(layer.w2, e)) for e in used}
@@ -126,4 +136,5 @@ def quantized_product(rows, weights, scale, weight_scale, expert, dtype):
 def weight_only_product(rows, weights, scale, weight_scale, expert, dtype):
     """Rows of ``dtype`` times an expert's weights, as ``quantized_product``; there is no scale of the rows."""
     assert scale is None
-    return (rows.to(dtype).double() @ weights.T).float() * factor_of(weight_scale, expert)
+    products = (rows.to(dtype).double() @ weights.T).float()
+    return products if weight_scale is None else products * factor_of(weight_scale, expert)
