@@ -34,7 +34,7 @@ from nvfp4_cute.bench.moe import MODELS, Model, make_weights
 from nvfp4_cute.experts import dispatch
 from nvfp4_cute.experts.combine import finalize
 from nvfp4_cute.experts.dispatch import Routes, RowLayout
-from nvfp4_cute.experts.exchange import send_rows
+from nvfp4_cute.experts.exchange import gather, send_rows
 from nvfp4_cute.experts.layer import moe
 from nvfp4_cute.experts.products import LocalExperts
 from nvfp4_cute.experts.weights import ExpertWeights
@@ -133,10 +133,11 @@ class Part:
             hidden_scale=None, alpha13=self.alpha13, alpha2=self.alpha2, bias13=None,
         )  # fmt: skip
         routes = Routes.of(ids, placement, rank, "auto")
-        table = torch.empty((self.ranks, 2 * self.ranks), dtype=torch.int64, device="cuda")
-        dist.all_to_all_single(table, routes.counts().repeat(self.ranks, 1))
-        table = table.cpu()
-        tokens, choices = table.split(self.ranks, 1)
+        ends = gather(group, torch.cat([routes.tokens.offs, routes.choices.offs])).wait()
+        tokens, choices = (
+            part.diff(dim=1, prepend=part.new_zeros(self.ranks, 1)) for part in ends.split(self.ranks, 1)
+        )
+        table = torch.cat([tokens, choices], 1)
         sent, received = tokens[rank].tolist(), tokens[:, rank].tolist()
         wanted, owed = choices[rank].tolist(), choices[:, rank].tolist()
 

@@ -98,11 +98,6 @@ class Routes:
         tokens = permute(goals, placement.num_ranks, backend=backend)
         return cls(ids, ranks, tokens, permute(ranks, placement.num_ranks, backend=backend))
 
-    def counts(self) -> torch.Tensor:
-        """int64 [2 * ranks]: tokens for every rank, then choices for every rank."""
-        ends = torch.stack([self.tokens.offs, self.choices.offs]).long()
-        return ends.diff(dim=1, prepend=ends.new_zeros(2, 1)).flatten()
-
     def rows_with_capacity(self, capacity: int, top_k: int) -> torch.Tensor:
         """int32 [T, k]: where the result of every choice comes back, k for every place of a token, or -1."""
         ranks = self.ranks.clamp(min=0).long()

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
@@ -13,17 +14,72 @@ from nvfp4_cute.errors import RankError
 # A refusal travels as text, in so many int64.
 TEXT_WORDS = 32
 WORD_BYTES = 8
-POLL_SECONDS = 20e-6
+# Other ranks come within microseconds, as a rule: so long the host asks without a pause.
+EAGER_SECONDS, POLL_SECONDS = 5e-3, 100e-6
+
+
+@dataclass(frozen=True, eq=False)
+class Gathered:
+    """Numbers of all ranks on their way to the host.
+
+    Attributes:
+        group, device: as of ``gather``. work: the collective. table: [ranks, N].
+        copied: when that is on the host; None on the CPU.
+    """
+
+    group: dist.ProcessGroup
+    device: torch.device
+    work: Any
+    table: torch.Tensor
+    copied: torch.cuda.Event | None
+
+    def wait(self) -> torch.Tensor:
+        """[ranks, N] on the CPU. Raises RankError where a rank does not come within the group's timeout, or stopped."""
+        limit = timeout_of(self.group, self.device)
+        try:
+            if self.copied is None:
+                self.work.wait(limit)
+            else:  # A wait for NCCL does not block the host, so the copy that follows it is asked.
+                self._wait_for_copy(limit.total_seconds())
+        except RuntimeError as reason:
+            raise _lost(self.group, self.device, reason) from reason
+        return self.table
+
+    def _wait_for_copy(self, limit: float) -> None:
+        assert self.copied is not None
+        began = time.monotonic()
+        while not self.copied.query():
+            passed = time.monotonic() - began
+            if passed > limit:
+                raise RankError(_lost_text(self.group, self.device))
+            if passed > EAGER_SECONDS:
+                time.sleep(POLL_SECONDS)
+
+
+def gather(group: dist.ProcessGroup, own: torch.Tensor) -> Gathered:
+    """Tell all ranks some numbers, [N], N the same on every rank. What is launched after it does not hold them up."""
+    copies = own.repeat(dist.get_world_size(group), 1)
+    every = torch.empty_like(copies)
+    try:
+        work = dist.all_to_all_single(every, copies, group=group, async_op=True)
+        if not own.is_cuda:
+            return Gathered(group, own.device, work, every, None)
+        work.wait()
+    except RuntimeError as reason:
+        raise _lost(group, own.device, reason) from reason
+    table = torch.empty(every.shape, dtype=every.dtype, pin_memory=True).copy_(every, non_blocking=True)
+    copied = torch.cuda.Event()
+    copied.record()
+    return Gathered(group, own.device, work, table, copied)
 
 
 def agree(
     group: dist.ProcessGroup,
     device: torch.device,
     facts: Mapping[str, int],
-    counts: torch.Tensor | None = None,
     fault: Exception | None = None,
-) -> torch.Tensor:
-    """Tell all ranks this rank's facts and counts, and wait for theirs.
+) -> None:
+    """Tell all ranks this rank's facts, and wait for theirs.
 
     Every rank sees what all ranks sent, so either all of them raise or none does.
 
@@ -31,33 +87,23 @@ def agree(
         group: its ranks all call this.
         device: where the group's backend takes tensors.
         facts: numbers that are the same on every rank, by name.
-        counts: int64 [C] on ``device``, C the same on every rank.
         fault: why this rank cannot go on.
-
-    Returns:
-        int64 [ranks, C] on the CPU: the counts of every rank.
 
     Raises:
         ``fault``: on its rank. RankError: another rank has a fault, facts differ, or a rank did not come within the group's
         timeout (``init_process_group(timeout=...)``), or stopped.
     """
     own = torch.tensor([int(fault is not None), *facts.values(), *_words(fault)], device=device)
-    if counts is not None:
-        own = torch.cat([own, counts])
-    ranks = dist.get_world_size(group)
-    every = torch.empty((ranks, len(own)), dtype=torch.int64, device=device)
-    _wait(dist.all_to_all_single(every, own.repeat(ranks, 1), group=group, async_op=True), group, device)
-    table = every.cpu()
+    table = gather(group, own).wait()
     if fault is not None:
         raise fault
     for rank, row in enumerate(table.tolist()):
         if row[0]:
-            raise RankError(f"rank {rank} refused its operands: {_text(row[1 + len(facts) :][:TEXT_WORDS])}")
+            raise RankError(f"rank {rank} refused its operands: {_text(row[1 + len(facts) :])}")
     for index, name in enumerate(facts, 1):
         values = table[:, index].tolist()
         if len(set(values)) > 1:
             raise RankError(f"{name} is {values} on the ranks in turn; pass the same on every rank")
-    return table[:, 1 + len(facts) + TEXT_WORDS :]
 
 
 def send_rows(
@@ -93,25 +139,6 @@ def timeout_of(group: dist.ProcessGroup, device: torch.device) -> timedelta:
 def _bytes(rows: torch.Tensor) -> torch.Tensor:
     """Gloo knows few dtypes. [R, bytes of a row]."""
     return rows.view(torch.uint8)
-
-
-def _wait(work: Any, group: dist.ProcessGroup, device: torch.device) -> None:
-    """Until the collective is complete, or RankError. Waiting for NCCL does not block the host, so its event is asked."""
-    limit = timeout_of(group, device)
-    try:
-        if device.type == "cpu":
-            work.wait(limit)
-            return
-        end = time.monotonic() + limit.total_seconds()
-        while not work.is_completed():
-            if time.monotonic() > end:
-                raise RankError(_lost_text(group, device))
-            time.sleep(POLL_SECONDS)
-        work.wait()
-    except RankError:
-        raise
-    except RuntimeError as reason:
-        raise _lost(group, device, reason) from reason
 
 
 def _lost(group: dist.ProcessGroup, device: torch.device, reason: RuntimeError) -> RankError:

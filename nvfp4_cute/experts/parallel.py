@@ -10,11 +10,12 @@
     sum       weighted, in float32, in the order of k: the one-GPU layer's bits   home rank
 
 The exact form first tells all ranks the sizes, for which the host waits. The form with a capacity always moves buffers of the
-same size. There nothing waits, and a CUDA graph can hold it.
+same size. There nothing waits, and a CUDA graph can hold it. Beside the sizes goes a checksum of what has to be the same on every
+rank. Where the checksums differ, all ranks tell each other why, and raise.
 """
 
-import zlib
 from dataclasses import dataclass
+from functools import cached_property, lru_cache
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -26,7 +27,7 @@ from nvfp4_cute.experts import dispatch
 from nvfp4_cute.experts.checks import check_ids, check_rows
 from nvfp4_cute.experts.combine import check_addends, finalize
 from nvfp4_cute.experts.dispatch import Routes, RowLayout
-from nvfp4_cute.experts.exchange import agree, send_rows
+from nvfp4_cute.experts.exchange import Gathered, agree, gather, send_rows
 from nvfp4_cute.experts.placement import Placement
 from nvfp4_cute.experts.products import LocalExperts
 from nvfp4_cute.operands import rules as checks
@@ -34,6 +35,8 @@ from nvfp4_cute.operands import rules as checks
 REFUSALS = (TypeError, ValueError, UnsupportedTarget)
 FACTS = ("hidden_size", "top_k", "dtype of x", "num_experts", "placement", "capacity", "bytes of a row")
 Facts = tuple[int, ...]
+# The checksum of a rank whose operands break a rule.
+FAULT = -1
 # What the ranks of a group have agreed on, in the form with a capacity.
 _agreed: "WeakKeyDictionary[dist.ProcessGroup, set[Facts]]" = WeakKeyDictionary()
 
@@ -82,7 +85,7 @@ class Call:
     bias2: torch.Tensor | None
     backend: str
 
-    @property
+    @cached_property
     def facts(self) -> Facts:
         """What has to be the same on every rank: ``FACTS``."""
         placement, layout = self.ranks.placement, self.layout
@@ -91,7 +94,7 @@ class Call:
             layout.top_k,
             layout.dtype.itemsize * 2 + (layout.dtype == torch.bfloat16),
             placement.num_experts,
-            zlib.crc32(repr(placement.experts).encode()),
+            placement.checksum,
             self.ranks.capacity or 0,
             layout.row_bytes,
         )
@@ -164,7 +167,7 @@ def moe_over_ranks(
     except REFUSALS as fault:
         # With a capacity, ranks that have agreed before do not ask again.
         if isinstance(x, torch.Tensor) and (capacity is None or not _agreed.get(group)):
-            _agree(group, None, x, fault=fault)
+            _say_why(_meet(group, FAULT, x.device), None, fault)
         raise
     run = _exact if capacity is None else _with_capacity
     return run(group, call, x, ids, weights, shared)
@@ -172,14 +175,16 @@ def moe_over_ranks(
 
 def _exact(group, call: Call, x, ids, weights, shared) -> torch.Tensor:
     """Sizes first, then as many rows as there are."""
-    routes, encoded = call.routes(ids), call.encode(x)
-    table = _agree(group, call, x, counts=routes.counts())
+    routes = call.routes(ids)
+    sizes = _meet(group, _checksum(call.facts), x.device, (routes.tokens.offs, routes.choices.offs))
+    encoded = call.encode(x)
+    table = _say_why(sizes, call)
     placement, rank = call.ranks.placement, call.ranks.rank
-    tokens, choices = table.split(placement.num_ranks, 1)  # [from, to]
-    sent, received = tokens[rank].tolist(), tokens[:, rank].tolist()
+    tokens, choices = (_differences(part) for part in table.split(placement.num_ranks, 1))  # [from][to]
+    sent, received = tokens[rank], [row[rank] for row in tokens]
     rows = dispatch.pack(encoded, routes, placement, rank, call.layout, sum(sent))
     rows = send_rows(rows, group, sent, received)
-    wanted, owed = choices[rank].tolist(), choices[:, rank].tolist()
+    wanted, owed = choices[rank], [row[rank] for row in choices]
     back = send_rows(call.compute(rows, sum(owed)), group, owed, wanted)
     return call.sum(back, routes.choices.rows, routes, weights, shared)
 
@@ -190,7 +195,7 @@ def _with_capacity(group, call: Call, x, ids, weights, shared) -> torch.Tensor:
     if call.facts not in agreed:
         if x.is_cuda and torch.cuda.is_current_stream_capturing():
             raise RankError("ranks have not agreed on these sizes: call the layer once before the capture")
-        _agree(group, call, x)
+        _say_why(_meet(group, _checksum(call.facts), x.device), call)
         agreed.add(call.facts)
     ranks, capacity, top_k = call.ranks, call.ranks.capacity, call.layout.top_k
     assert capacity is not None
@@ -207,18 +212,36 @@ def _with_capacity(group, call: Call, x, ids, weights, shared) -> torch.Tensor:
     return call.sum(back, routes.rows_with_capacity(capacity, top_k), routes, weights, shared)
 
 
-def _agree(
-    group: dist.ProcessGroup,
-    call: Call | None,
-    x: torch.Tensor,
-    *,
-    counts: torch.Tensor | None = None,
-    fault: Exception | None = None,
-) -> torch.Tensor:
-    if counts is None:
-        counts = torch.zeros(2 * dist.get_world_size(group), dtype=torch.int64, device=x.device)
-    facts = (0,) * len(FACTS) if call is None else call.facts
-    return agree(group, x.device, dict(zip(FACTS, facts, strict=True)), counts, fault)
+def _meet(group, checksum: int, device: torch.device, ends: tuple[torch.Tensor, ...] = ()) -> Gathered:
+    """Tell all ranks a checksum, and ends int32 [ranks] of tokens and of choices by the rank that they go to."""
+    if not ends:
+        ends = (torch.zeros(2 * dist.get_world_size(group), dtype=torch.int32, device=device),)
+    return gather(group, torch.cat([_number(checksum, device), *ends]))
+
+
+def _say_why(sizes: Gathered, call: Call | None, fault: Exception | None = None) -> torch.Tensor:
+    """Ends of every rank, int32 [ranks, 2 * ranks] on the CPU; where checksums differ, every rank raises."""
+    checksum = FAULT if call is None else _checksum(call.facts)
+    table = sizes.wait()
+    if fault is not None or (table[:, 0] != checksum).any():
+        facts = (0,) * len(FACTS) if call is None else call.facts
+        agree(sizes.group, sizes.device, dict(zip(FACTS, facts, strict=True)), fault)
+    return table[:, 1:]
+
+
+def _checksum(facts: Facts) -> int:
+    """Not ``FAULT``."""
+    return hash(facts) & 0x7FFFFFFF
+
+
+@lru_cache(maxsize=64)
+def _number(value: int, device: torch.device) -> torch.Tensor:
+    return torch.tensor([value], dtype=torch.int32, device=device)
+
+
+def _differences(ends: torch.Tensor) -> list[list[int]]:
+    """Counts of inclusive ends."""
+    return ends.diff(dim=1, prepend=ends.new_zeros(len(ends), 1)).tolist()
 
 
 def _check(x, ids, weights, input_scale, bias2, shared, placement: Placement) -> None:

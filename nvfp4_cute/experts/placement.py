@@ -1,5 +1,6 @@
 """Which ranks hold which experts."""
 
+import zlib
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 
@@ -57,9 +58,12 @@ class Placement:
     @classmethod
     def even(cls, num_experts: int, num_ranks: int) -> "Placement":
         """Neighbouring ids on a rank; the first ranks hold one more where the numbers do not divide."""
-        share, more = divmod(num_experts, num_ranks)
-        ends = [rank * share + min(rank, more) for rank in range(num_ranks + 1)]
-        return cls(tuple(tuple(range(start, stop)) for start, stop in zip(ends[:-1], ends[1:], strict=True)))
+        return _even(num_experts, num_ranks)
+
+    @cached_property
+    def checksum(self) -> int:
+        """Of the map: the same number on every rank where that is the same, and as good as never else."""
+        return zlib.crc32(repr(self.experts).encode())
 
     @property
     def num_ranks(self) -> int:
@@ -83,6 +87,15 @@ class Placement:
             to_local: int32 [num_ranks, E]: the index of an expert on a rank, or -1.
         """
         return _tables(self, rank, device)
+
+
+@lru_cache(maxsize=64)
+def _even(num_experts: int, num_ranks: int) -> Placement:
+    share, more = divmod(num_experts, num_ranks)
+    ends = [rank * share + min(rank, more) for rank in range(num_ranks + 1)]
+    return Placement(
+        tuple(tuple(range(start, stop)) for start, stop in zip(ends[:-1], ends[1:], strict=True))
+    )
 
 
 @lru_cache(maxsize=64)

@@ -23,6 +23,8 @@ Activations = Literal["nvfp4", "16bit"]
 LAYOUTS = ("concatenated", "interleaved", "interleaved_64_up_first", "interleaved_32_gate_first", "none")
 # Rows of both halves of concatenated weights whose scales are in blocks of their own.
 FUSED_ROWS = 256
+# Signatures of operands that no launch refused.
+_checked: set[tuple[Any, ...]] = set()
 
 
 @dataclass(frozen=True, eq=False)
@@ -86,10 +88,26 @@ class LocalExperts:
             )
 
     def check(self, x: torch.Tensor, backend: str) -> None:
-        """Raise what ``rows`` refuses, without a row: before other ranks rely on this one."""
+        """Raise what ``rows`` refuses, without a row: before other ranks rely on this one. Operands like earlier ones pass."""
+        signature = (backend, x.dtype, x.device, x.shape[1], *self._signature())
+        if signature in _checked:
+            return
         ids = torch.empty((0, 1), dtype=torch.int32, device=x.device)
         data, scale, order = gather_quantize(x[:0], ids, self.count, backend=backend)
         self.rows(data, scale, ids, order, dtype=x.dtype, first_expert=0, backend=backend)
+        _checked.add(signature)
+
+    def _signature(self) -> tuple[Any, ...]:
+        """All that refusals depend on."""
+        tensors = (
+            self.w13.data, self.w13.scale, self.w2.data, self.w2.scale, self.gate_alpha, self.up_alpha, self.alpha2, self.bias13,
+            self.hidden_scale,
+        )  # fmt: skip
+        kinds = (
+            None if t is None else (t.shape, t.stride(), t.dtype, t.device, t.data_ptr() % 128)
+            for t in tensors
+        )
+        return (self.activation, self.limit, self.weight_layout, *kinds)
 
     @property
     def count(self) -> int:
