@@ -54,7 +54,7 @@ def time_gemv(m: int, k: int, l: int) -> tuple[int, dict[str, Sample]]:
                 if l > 1
                 else torch.mv(weights[i][0], vectors[i][0, :, 0], out=results[i][0, :, 0])
             ),
-            "copy": _copies(moved),
+            "copy": copies(moved),
         },
         NUM_SETS,
     )
@@ -68,7 +68,7 @@ def time_quantize(m: int, k: int) -> tuple[int, dict[str, Sample]]:
     return moved, measure(
         {
             "ours": lambda i: quantize(inputs[i], global_scale=factor),
-            "copy": _copies(moved),
+            "copy": copies(moved),
         },
         NUM_SETS,
     )
@@ -88,7 +88,7 @@ def time_w4a16(m: int, n: int, k: int) -> tuple[int, dict[str, Sample]]:
                 rows[i], sets[i][0][:, :, 0], None, sets[i][2][0], out=results[i], out_dtype=torch.bfloat16
             ),
             "torch": lambda i: torch.mm(rows[i], weights[i].t(), out=results[i]),
-            "copy": _copies(moved),
+            "copy": copies(moved),
         },
         NUM_SETS,
     )
@@ -102,7 +102,7 @@ def time_silu_quantize(m: int, k: int) -> tuple[int, dict[str, Sample]]:
     return moved, measure(
         {
             "ours": lambda i: quantize(halves[i][:, :k], up=halves[i][:, k:], global_scale=factor),
-            "copy": _copies(moved),
+            "copy": copies(moved),
         },
         NUM_SETS,
     )
@@ -129,7 +129,7 @@ def _gemv_operands(m: int, k: int, l: int, seed: int) -> tuple[torch.Tensor, ...
     )
 
 
-def _copies(moved: int) -> Callable[[int], object]:
+def copies(moved: int) -> Callable[[int], object]:
     """A kernel that reads half of ``moved`` bytes and writes as many (negated: a plain copy may leave the SMs)."""
     pairs = [torch.empty(2, 4 * ceil(moved / 32), device="cuda") for _ in range(NUM_SETS)]
     return lambda i: torch.neg(pairs[i][0], out=pairs[i][1])
@@ -137,7 +137,7 @@ def _copies(moved: int) -> Callable[[int], object]:
 
 def time_copy() -> dict[str, Sample]:
     """Samples of a copy of ``COPY_BYTES``, and of an empty interval."""
-    return measure({"copy": _copies(COPY_BYTES)}, NUM_SETS)
+    return measure({"copy": copies(COPY_BYTES)}, NUM_SETS)
 
 
 def page(name: str) -> str:
