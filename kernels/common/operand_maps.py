@@ -11,7 +11,13 @@ import cutlass.cute as cute
 from cutlass import Int32, Int64
 from cutlass.cute.nvgpu import cpasync
 
-from nvfp4_cute.formats.block_format import ATOM_BYTES, NVFP4, TMA_ALIGN_BYTES, BlockFormat
+from nvfp4_cute.formats.block_format import (
+    ATOM_BYTES,
+    NVFP4,
+    PADDED_ALIGN_BYTES,
+    TMA_ALIGN_BYTES,
+    BlockFormat,
+)
 
 from .launch_args import OperandView
 from .tma_descriptor import prefetch_descriptor, select_descriptor, select_descriptor_address
@@ -26,6 +32,37 @@ SWIZZLE_BITS = {64: 2, 128: 3}
 
 
 @dataclass(frozen=True)
+class MapElement:
+    """What the tensor map of an operand counts.
+
+    Attributes:
+        dtype: packed 4-bit elements, or bytes.
+        is_padded: whether 16 elements of 4 bits fill 16 bytes in shared memory, eight of which TMA does not write: as MMAs of
+            kinds with 8-bit elements read them. Then addresses and pitches are multiples of 32 bytes, and K of 128.
+    """
+
+    dtype: type = cutlass.Float4E2M1FN
+    is_padded: bool = False
+
+    @classmethod
+    def of(cls, format: BlockFormat, element_bits: int) -> "MapElement":
+        """Of elements that have so many bits in shared memory."""
+        if format.element.bits != 4:
+            return cls(cutlass.Uint8)
+        return cls(is_padded=element_bits > 4)
+
+    @property
+    def bits(self) -> int:
+        """In shared memory."""
+        return 8 if self.is_padded else self.dtype.width
+
+    @property
+    def align_bytes(self) -> int:
+        """Of addresses and pitches."""
+        return PADDED_ALIGN_BYTES if self.is_padded else TMA_ALIGN_BYTES
+
+
+@dataclass(frozen=True)
 class Boxes:
     """What one CTA's TMA brings in for one stage.
 
@@ -35,7 +72,7 @@ class Boxes:
         sf_m, sf_n: (K blocks, row blocks) of scales.
         values_per_element: 2 for maps of bytes: those of sm_90a know no 4-bit type. Coordinates count elements.
         sf_block_k: elements of K that a block of scales belongs to.
-        elements: of the maps of operands on the M side and on the N side (``map_element``); with several values, bytes.
+        elements: of the maps of operands on the M side and on the N side; with several values, bytes.
         splits_sf_n: whether the CTAs of a pair bring parts of the N side's scales for each other.
     """
 
@@ -46,13 +83,8 @@ class Boxes:
     sf_n: tuple[int, int]
     values_per_element: int = 1
     sf_block_k: int = SF_BLOCK_K
-    elements: tuple[type, type] = (cutlass.Float4E2M1FN, cutlass.Float4E2M1FN)
+    elements: tuple[MapElement, MapElement] = (MapElement(), MapElement())
     splits_sf_n: bool = True
-
-
-def map_element(format: BlockFormat) -> type:
-    """What the tensor map of an operand counts: packed 4-bit elements, or bytes."""
-    return cutlass.Float4E2M1FN if format.element.bits == 4 else cutlass.Uint8
 
 
 @dataclass(frozen=True)
@@ -97,25 +129,31 @@ def descriptor_addresses(operands: list, slot: Int32) -> list:
 def _operand_atom(view: OperandView, boxes: Boxes, box_rows: int, side: int):
     """TMA atom, with its tensor map, for boxes of ``box_rows`` rows of a K tile, their bytes swizzled. side: 0 is M, 1 N."""
     per_element = boxes.values_per_element
-    dtype = boxes.elements[side] if per_element == 1 else cutlass.Uint8
-    pitch_step = TMA_ALIGN_BYTES * 8 * per_element // dtype.width
-    return rows_atom(view, dtype, per_element, boxes.k // per_element, box_rows, pitch_step)
+    element = boxes.elements[side] if per_element == 1 else MapElement(cutlass.Uint8)
+    pitch_step = element.align_bytes * 8 * per_element // element.dtype.width
+    return rows_atom(view, element, per_element, boxes.k // per_element, box_rows, pitch_step)
 
 
-def global_ptr(dtype: type, address: Int64) -> cute.Pointer:
+def global_ptr(dtype: type, address: Int64, align_bytes: int = TMA_ALIGN_BYTES) -> cute.Pointer:
     """Pointer to what a tensor map describes."""
-    return cute.make_ptr(dtype, address, cute.AddressSpace.gmem, assumed_align=TMA_ALIGN_BYTES)
+    return cute.make_ptr(dtype, address, cute.AddressSpace.gmem, assumed_align=align_bytes)
 
 
 def rows_atom(
-    view: OperandView, dtype: type, per_element: int, box_k: int, box_rows: int, pitch_step: int = 32
+    view: OperandView,
+    element: type | MapElement,
+    per_element: int,
+    box_k: int,
+    box_rows: int,
+    pitch_step: int = 32,
 ):
     """TMA atom for boxes of ``box_k`` elements of each of ``box_rows`` rows, which are 64 or 128 bytes, swizzled.
 
     Args:
         view: its pitches are multiples of ``pitch_step`` values: of 16 bytes, which are 32 of NVFP4.
-        dtype, per_element: of an element, which holds so many values.
+        element, per_element: an element, which holds so many values.
     """
+    element = element if isinstance(element, MapElement) else MapElement(element)
     strides = (
         1,
         *(
@@ -124,10 +162,11 @@ def rows_atom(
         ),
     )
     shape = (view.k // per_element, view.rows, view.batch)
-    tensor = cute.make_tensor(global_ptr(dtype, view.data), cute.make_layout(shape, stride=strides))
-    swizzle = cute.make_swizzle(SWIZZLE_BITS[box_k * dtype.width // 8], 4, 3)
+    start = global_ptr(element.dtype, view.data, element.align_bytes)
+    tensor = cute.make_tensor(start, cute.make_layout(shape, stride=strides))
+    swizzle = cute.make_swizzle(SWIZZLE_BITS[box_k * element.bits // 8], 4, 3)
     box = cute.make_composed_layout(swizzle, 0, cute.make_layout((box_k, box_rows, 1)))
-    return _atom(tensor, box, (box_k, box_rows, 1))
+    return _atom(tensor, box, (box_k, box_rows, 1), cutlass.Uint8 if element.is_padded else None)
 
 
 def _scale_atom(view: OperandView, box: tuple[int, int], block_k: int):
@@ -152,6 +191,8 @@ def _scale_atom(view: OperandView, box: tuple[int, int], block_k: int):
     return _atom(tensor, cute.make_layout(shape), shape)
 
 
-def _atom(tensor: cute.Tensor, smem_layout, tiler: tuple):
-    """Only the tensor map is used: ``tma_load`` chooses the instruction."""
-    return cpasync.make_tiled_tma_atom(cpasync.CopyBulkTensorTileG2SOp(), tensor, smem_layout, tiler)[0]
+def _atom(tensor: cute.Tensor, smem_layout, tiler: tuple, internal_type: type | None = None):
+    """Only the tensor map is used: ``tma_load`` chooses the instruction. internal_type: of elements that TMA pads."""
+    op = cpasync.CopyBulkTensorTileG2SOp()
+    options = {} if internal_type is None else {"internal_type": internal_type}
+    return cpasync.make_tiled_tma_atom(op, tensor, smem_layout, tiler, **options)[0]

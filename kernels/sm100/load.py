@@ -212,7 +212,7 @@ def _load_stage(args: LoadArgs, place: TilePlace, k_tile: Int32, stage: Int32, s
     with cute.arch.elect_one():
         if cutlass.const_expr("m" in sides):
             if args.cta_rank == 0:
-                cute.arch.mbarrier_arrive_and_expect_tx(full, config.num_mma_cta * args.smem.stage_bytes)
+                cute.arch.mbarrier_arrive_and_expect_tx(full, config.num_mma_cta * args.smem.loaded_bytes)
             _load_m(args, place.m, first_k_tile + k_tile, stage, full.toint())
         if loads_n:
             _load_n(args, place.n, first_k_tile + k_tile, stage, full.toint())

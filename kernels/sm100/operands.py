@@ -1,10 +1,10 @@
 """Boxes of A, B and their scales that a CTA's TMA brings in."""
 
 from nvfp4_cute.formats.block_format import Formats
-from nvfp4_cute.planning.arch.sm100.limits import SF_ATOM_ROWS, formats_on_sides, sf_blocks_n
+from nvfp4_cute.planning.arch.sm100.limits import MMA, SF_ATOM_ROWS, formats_on_sides, sf_blocks_n
 from nvfp4_cute.planning.config import KernelConfig
 
-from ..common.operand_maps import Boxes, map_element
+from ..common.operand_maps import Boxes, MapElement
 
 
 def make_boxes(config: KernelConfig, formats: Formats) -> Boxes:
@@ -15,6 +15,7 @@ def make_boxes(config: KernelConfig, formats: Formats) -> Boxes:
     """
     m, n, k = config.cta_tile_shape_mnk
     m_format, n_format = formats_on_sides(config, formats)
+    bits = MMA[formats].element_bits
     num_cta, k_blocks, blocks_n = config.num_mma_cta, k // m_format.atom_k, sf_blocks_n(n)
     splits = (k_blocks * blocks_n) % num_cta == 0
     sf_n = (k_blocks, blocks_n)
@@ -27,6 +28,6 @@ def make_boxes(config: KernelConfig, formats: Formats) -> Boxes:
         (k_blocks, m // SF_ATOM_ROWS),
         sf_n,
         sf_block_k=m_format.atom_k,
-        elements=(map_element(m_format), map_element(n_format)),
+        elements=(MapElement.of(m_format, bits), MapElement.of(n_format, bits)),
         splits_sf_n=splits,
     )

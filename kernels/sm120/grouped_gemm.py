@@ -170,7 +170,7 @@ class GroupedGemmSm120:
             num_stages=config.num_ab_stage,
             producer_group=pipeline.CooperativeGroup(pipeline.Agent.Thread),
             consumer_group=pipeline.CooperativeGroup(pipeline.Agent.Thread, warp_tile.team_warps),
-            tx_count=plan.stage_bytes,
+            tx_count=plan.loaded_bytes,
             defer_sync=True,
         ).make_participants()
         exchange = None

@@ -12,9 +12,11 @@ from cutlass.cutlass_dsl import dsl_user_op
 from nvfp4_cute.formats.block_format import Formats
 from nvfp4_cute.planning.arch.sm120 import MMA
 
-from ..common.versions import ldmatrix
+from ..common.versions import inline_ptx, ldmatrix
 
 MMA_M, MMA_N = 16, 8
+# Of an e2m1 in a byte.
+E2M1_SHIFT = 2
 # By bytes of an MMA's scales of a row: what they are loaded as.
 SCALE_WORDS = {1: Int8, 2: Int16, 4: Int32}
 
@@ -37,6 +39,19 @@ def load_matrices(address: Int32, count: int, *, loc=None, ip=None) -> list:
     words = ir.Type.parse(f"!llvm.struct<({', '.join(['i32'] * count)})>")
     struct = ldmatrix(words, _shared_ptr(address, loc, ip), count, loc=loc, ip=ip)
     return _fields(struct, Int32, count, loc, ip)
+
+
+def load_padded_matrices(address: Int32, count: int) -> list:
+    """The same of matrices of 8 rows x 16 elements of 4 bits, each row 8 bytes and a gap of 8: an element a byte, in bits 2 to 5,
+    as MMAs of kinds with 8-bit elements take e2m1 (PTX ISA 9.7.14.5.15; CUTLASS shifts so on SM120, too).
+    """
+    places = ", ".join(f"{{$w{i}}}" for i in range(count))
+    words = inline_ptx(
+        f"ldmatrix.sync.aligned.m8n16.x{count}.shared.b8x16.b4x16_p64 {{{places}}}, [{{$r0}}];",
+        write_only_types=[Int32] * count,
+        read_only_args=[address],
+    )
+    return [word << E2M1_SHIFT for word in words]
 
 
 @dsl_user_op

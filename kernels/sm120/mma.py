@@ -22,7 +22,7 @@ from ..common.split_k import add_sums, give_room, k_share, send_sums
 from ..common.versions import advanced, inline_ptx
 from ..common.warp_schedule import WARP_SIZE
 from .epilogue import store_tile
-from .instructions import block_scaled_mma, load_matrices, load_scale_word
+from .instructions import block_scaled_mma, load_matrices, load_padded_matrices, load_scale_word
 from .operands import StageBuffers
 from .result_tile import ResultTile
 from .split_k import Exchange, first_tile_and_stride, wait_until_read
@@ -331,7 +331,7 @@ def _load_a(
     start = (
         operand * plan.num_ab_stage * plan.a_stage_bytes + (strip * STRIP + pair * 2 * BAND) * plan.row_bytes
     )
-    for register, word in enumerate(load_matrices(_at_k_block(stage.m, k_block_idx) + start, 4)):
+    for register, word in enumerate(_load_matrices(to, 0, _at_k_block(stage.m, k_block_idx) + start, 4)):
         to.a[register, i] = word
 
 
@@ -346,8 +346,14 @@ def _load_b(
     address = _at_k_block(stage.n, k_block_idx) + starts[0]
     if len(starts) == 2:
         address += cute.arch.lane_idx() // 16 * (starts[1] - starts[0])
-    for i, word in enumerate(load_matrices(address, 2 * len(starts))):
+    for i, word in enumerate(_load_matrices(to, 1, address, 2 * len(starts))):
         to.b[i % 2, mmas[i // 2]] = word
+
+
+def _load_matrices(to: Fragments, side: int, address: Int32, count: int) -> list:
+    """Words of a side's matrices, an element a byte where TMA padded it. side: 0 is M, 1 N."""
+    load = load_padded_matrices if MMA[to.formats].pads(to.formats[side]) else load_matrices
+    return load(address, count)
 
 
 def _load_scales(

@@ -5,10 +5,10 @@ from dataclasses import dataclass
 from cutlass import Int32
 
 from nvfp4_cute.formats.block_format import Formats
-from nvfp4_cute.planning.arch.sm120 import SF_ATOM_ROWS, SmemPlan, formats_on_sides
+from nvfp4_cute.planning.arch.sm120 import MMA, SF_ATOM_ROWS, SmemPlan, formats_on_sides
 from nvfp4_cute.planning.config import KernelConfig
 
-from ..common.operand_maps import Boxes, map_element
+from ..common.operand_maps import Boxes, MapElement
 
 
 @dataclass(frozen=True)
@@ -44,6 +44,7 @@ def make_boxes(config: KernelConfig, formats: Formats) -> Boxes:
     """
     m, n, k = config.cta_tile_shape_mnk
     m_format, n_format = formats_on_sides(config, formats)
+    bits = MMA[formats].element_bits
     sf_box = (k // m_format.atom_k, 1)
     return Boxes(
         k,
@@ -52,5 +53,5 @@ def make_boxes(config: KernelConfig, formats: Formats) -> Boxes:
         (sf_box[0], m // SF_ATOM_ROWS),
         sf_box,
         sf_block_k=m_format.atom_k,
-        elements=(map_element(m_format), map_element(n_format)),
+        elements=(MapElement.of(m_format, bits), MapElement.of(n_format, bits)),
     )

@@ -24,6 +24,9 @@ if TYPE_CHECKING:
     import torch
 
 TMA_ALIGN_BYTES = 16  # base address and row pitch of a tensor map (PTX ISA, cp.async.bulk.tensor)
+# The same of 4-bit elements that TMA pads to bytes: 16U4_ALIGN16B, whose rows are whole boxes of 128 elements.
+PADDED_ALIGN_BYTES = 32
+PADDED_K_MULTIPLE = 128
 # One atom of blocked scales: 128 rows of 4 blocks along K, a byte each, stored [row % 32, row // 32, block].
 ATOM_ROWS = 128
 ATOM_COLS = 4
@@ -225,6 +228,8 @@ Formats = tuple[BlockFormat, BlockFormat]
 NVFP4_PAIR: Formats = (NVFP4, NVFP4)
 MXFP8 = (MXFP8_E4M3, MXFP8_E5M2)
 MXFP8_PAIRS: tuple[Formats, ...] = tuple((a, b) for a in MXFP8 for b in MXFP8)
+# MXFP8 beside MXFP4, on either side.
+MIXED_PAIRS: tuple[Formats, ...] = (*((a, MXFP4) for a in MXFP8), *((MXFP4, b) for b in MXFP8))
 FORMATS = {f.name: f for f in (NVFP4, MXFP4, MXFP8_E4M3, MXFP8_E5M2, FP8_1x128, FP8_128x128)}
 
 

@@ -9,10 +9,15 @@ import torch
 from nvfp4_cute.compile.keys import KernelKey
 from nvfp4_cute.errors import UnsupportedProblem
 from nvfp4_cute.formats import block_scaled
-from nvfp4_cute.formats.block_format import ATOM_ROWS
+from nvfp4_cute.formats.block_format import (
+    ATOM_ROWS,
+    PADDED_ALIGN_BYTES,
+    PADDED_K_MULTIPLE,
+    TMA_ALIGN_BYTES,
+)
 from nvfp4_cute.gpus.targets import Gpu
 from nvfp4_cute.launch import tuned
-from nvfp4_cute.launch.plan import config_of, entries, make_plan, most_tiles_m
+from nvfp4_cute.launch.plan import config_of, entries, make_plan, mma_of, most_tiles_m
 from nvfp4_cute.launch.task import Launch
 from nvfp4_cute.operands.grouped import GroupedOperands
 from nvfp4_cute.planning.arch import family_of
@@ -69,9 +74,28 @@ class GroupedTask:
     def launch(self, gpu: Gpu, *, for_emulator: bool = False) -> Launch:
         """Plan and compile for a GPU. Raises UnsupportedTarget, UnsupportedProblem or ConfigError."""
         self.key(gpu)
-        config = self.config_on(gpu)
+        config, align_bytes = self.config_on(gpu), self._check_padded(gpu)
         plan = make_plan(self.problem, gpu.arch, gpu.num_sms, config, for_emulator=for_emulator)
-        return Launch(plan.kernel, plan.table(self.operands), plan.address_places(self.operands), plan)
+        table, places = plan.table(self.operands), plan.address_places(self.operands)
+        return Launch(plan.kernel, table, places, plan, align_bytes)
+
+    def _check_padded(self, gpu: Gpu) -> int:
+        """Alignment in bytes of operands. Raises UnsupportedProblem for 4-bit ones that TMA cannot pad to bytes where MMAs ask
+        for that (``cuTensorMapEncodeTiled``, CU_TENSOR_MAP_DATA_TYPE_16U4_ALIGN16B).
+        """
+        mma, operands = mma_of(gpu.arch, self.problem), self.operands
+        sides = (("a", operands.a), ("b", operands.b), ("b2", operands.b2))
+        padded = [(name, x) for name, side in sides for x in side if mma.pads(x.format)]
+        for name, x in padded:
+            pitches = [x.data.stride(-2)] + [x.data.stride(0)] * (x.batches > 1)
+            places = (*pitches, x.data.data_ptr())
+            if x.k % PADDED_K_MULTIPLE or any(place % PADDED_ALIGN_BYTES for place in places):
+                raise UnsupportedProblem(
+                    f"{gpu.arch}: {name} of {x.format.title} has K={x.k}, rows (and batches) {pitches} bytes apart, and begins "
+                    f"at 0x{places[-1]:x}; beside 8-bit elements TMA pads 4-bit ones to bytes, in rows of a multiple of "
+                    f"{PADDED_K_MULTIPLE} elements, all places multiples of {PADDED_ALIGN_BYTES} bytes: pad K of both operands"
+                )
+        return PADDED_ALIGN_BYTES if padded else TMA_ALIGN_BYTES
 
     def tensors(self) -> Iterator[tuple[str, torch.Tensor, bool]]:
         """Name, tensor, and whether it is written: inputs in the order of the operation's arguments, then outputs."""

@@ -13,7 +13,6 @@ from nvfp4_cute.compile.cache import get_kernel
 from nvfp4_cute.compile.compiler import CompiledKernel
 from nvfp4_cute.compile.keys import KernelKey
 from nvfp4_cute.errors import UnsupportedProblem
-from nvfp4_cute.formats.block_format import TMA_ALIGN_BYTES
 from nvfp4_cute.launch.task import Launch
 from nvfp4_cute.launch_table import NUM_COLUMNS, Group, Header, float32_bits
 from nvfp4_cute.operands.grouped import GroupedOperands
@@ -94,7 +93,7 @@ class Plan:
     def table(self, operands: GroupedOperands) -> np.ndarray:
         """The launch table (``launch_table``) for these operands."""
         problem, config = self.problem, self.kernel.key.config
-        described = self._described
+        described, mma = self._described, mma_of(self.kernel.key.arch, problem)
         table = np.zeros((1 + len(described), NUM_COLUMNS), np.int64)
         header = table[0]
         header[Header.NUM_GROUPS] = problem.num_groups
@@ -109,7 +108,7 @@ class Plan:
         header[Header.NUM_CTA] = clusters * config.cluster_size
         for row, g in zip(table[1:], described, strict=True):
             b2 = operands.b2[g] if operands.b2 else None
-            for column, value in _extents(operands.a[g], operands.b[g], b2).items():
+            for column, value in _extents(operands.a[g], operands.b[g], b2, mma).items():
                 row[column] = value
             out = operands.out[g]
             row[Group.OUT_PITCH] = out.stride(-1 if problem.out_m_major else -2)
@@ -136,7 +135,12 @@ class Plan:
             launch.enqueue(stream)
 
 
-def _extents(a: Operand, b: Operand, b2: Operand | None) -> dict[Group, int]:
+def mma_of(arch: str, problem: GroupedProblem) -> base.Mma:
+    """How tensor cores multiply a problem's operands."""
+    return family_of(arch).MMA[problem.a_format, problem.b_format]
+
+
+def _extents(a: Operand, b: Operand, b2: Operand | None, mma: base.Mma) -> dict[Group, int]:
     """Pitches and extents, in elements, and scale blocks. What is never used has to be well formed, too."""
     row_blocks = [max(x.scale.numel() // (x.atom_row_bytes * x.batches), 1) for x in (a, b)]
     found = {
@@ -145,9 +149,9 @@ def _extents(a: Operand, b: Operand, b2: Operand | None) -> dict[Group, int]:
         Group.K: a.k,
         Group.A_PITCH: a.pitch,
         Group.B_PITCH: b.pitch,
-        Group.A_BATCH_PITCH: _batch_pitch(a),
-        Group.B_BATCH_PITCH: _batch_pitch(b),
-        Group.B2_BATCH_PITCH: _batch_pitch(b2 or b),
+        Group.A_BATCH_PITCH: _batch_pitch(a, mma),
+        Group.B_BATCH_PITCH: _batch_pitch(b, mma),
+        Group.B2_BATCH_PITCH: _batch_pitch(b2 or b, mma),
         Group.A_BATCH: a.batches,
         Group.B_BATCH: b.batches,
         Group.SFA_ROW_BLOCKS: row_blocks[0],
@@ -157,8 +161,8 @@ def _extents(a: Operand, b: Operand, b2: Operand | None) -> dict[Group, int]:
     return found if b2 is None else found | {Group.B2_PITCH: b2.pitch}
 
 
-def _batch_pitch(x: Operand) -> int:
-    return x.batch_pitch if x.batches > 1 else x.format.elements(TMA_ALIGN_BYTES)
+def _batch_pitch(x: Operand, mma: base.Mma) -> int:
+    return x.batch_pitch if x.batches > 1 else x.format.elements(mma.align_bytes(x.format))
 
 
 def most_tiles_m(operands: GroupedOperands, problem: GroupedProblem, config: KernelConfig) -> int:

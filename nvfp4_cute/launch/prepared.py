@@ -20,7 +20,6 @@ import torch
 
 from nvfp4_cute import env, private_api
 from nvfp4_cute.compile.compiler import Launcher
-from nvfp4_cute.formats.block_format import TMA_ALIGN_BYTES
 from nvfp4_cute.launch import workspace
 from nvfp4_cute.launch.task import Launch
 from nvfp4_cute.launch_table import Header
@@ -86,7 +85,8 @@ class PreparedCall:
         self._addresses = b""
         self._accepted: set[bytes] = set()
         # Address bits that must be zero: operands are bytes that TMA reads, all else has its natural alignment.
-        low_bits = [(TMA_ALIGN_BYTES if t.element_size() == 1 else t.element_size()) - 1 for t in tensors]
+        align_bytes = launch.align_bytes
+        low_bits = [(align_bytes if t.element_size() == 1 else t.element_size()) - 1 for t in tensors]
         self._low_bits = int.from_bytes(self._pack(*low_bits), "little")
 
     def try_launch(self, inputs: list[Any], outs: list[Any]) -> list[torch.Tensor] | None:

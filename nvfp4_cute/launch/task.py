@@ -8,6 +8,7 @@ import numpy as np
 import torch
 
 from nvfp4_cute.compile.compiler import CompiledKernel, table_pointer
+from nvfp4_cute.formats.block_format import TMA_ALIGN_BYTES
 from nvfp4_cute.gpus.targets import Gpu
 from nvfp4_cute.launch.workspace import Workspace, attach
 
@@ -35,12 +36,14 @@ class Launch:
         table: the launch table (``launch_table``), int64, contiguous. The kernel has read it when it is enqueued.
         places: where in the flat table the addresses of the task's tensors are, in their order.
         plan: of a grouped GEMM (``plan.Plan``); None otherwise.
+        align_bytes: of addresses of operands, bytes in device memory.
     """
 
     kernel: CompiledKernel
     table: np.ndarray
     places: list[int]
     plan: Any = None
+    align_bytes: int = TMA_ALIGN_BYTES
 
     def attach(self, device: torch.device, stream: int) -> Workspace | None:
         """Write into the table where the kernel finds a ``workspace``, if it needs one, which is allocated or grown.

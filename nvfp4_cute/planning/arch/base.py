@@ -7,7 +7,14 @@ from typing import Protocol
 import numpy as np
 
 from nvfp4_cute.errors import UnsupportedProblem
-from nvfp4_cute.formats.block_format import NVFP4, NVFP4_PAIR, BlockFormat, Formats
+from nvfp4_cute.formats.block_format import (
+    NVFP4,
+    NVFP4_PAIR,
+    PADDED_ALIGN_BYTES,
+    TMA_ALIGN_BYTES,
+    BlockFormat,
+    Formats,
+)
 from nvfp4_cute.planning.config import SHARED_FIELDS, KernelConfig
 from nvfp4_cute.problem import Form, GroupedProblem
 
@@ -115,6 +122,18 @@ class Mma:
     k: int
     element_bits: int = 4
 
+    def pads(self, format: BlockFormat) -> bool:
+        """Whether elements of ``format`` have fewer bits in device memory, and TMA makes room around them."""
+        return format.element.bits < self.element_bits
+
+    def align_bytes(self, format: BlockFormat) -> int:
+        """Of addresses and pitches of an operand, for its tensor map."""
+        return PADDED_ALIGN_BYTES if self.pads(format) else TMA_ALIGN_BYTES
+
+    def gap_bytes(self, format: BlockFormat, k: int) -> int:
+        """Bytes in shared memory of ``k`` elements of a row that TMA leaves unwritten."""
+        return self.row_bytes(k) - format.row_bytes(k) if self.pads(format) else 0
+
     def row_bytes(self, k: int) -> int:
         """Bytes in shared memory of ``k`` elements of a row."""
         return k * self.element_bits // 8
@@ -143,6 +162,7 @@ class StagedOperands:
         num_ab_stage: stages.
         num_m, num_n: operands on the M side and on the N side.
         exchange_bytes: what the other CTAs that share K tiles send to one of them.
+        a_gap_bytes, b_gap_bytes: of a stage of an operand on either side, what TMA leaves unwritten: of 4-bit elements in bytes.
     """
 
     a_stage_bytes: int
@@ -153,10 +173,17 @@ class StagedOperands:
     num_m: int = 1
     num_n: int = 1
     exchange_bytes: int = 0
+    a_gap_bytes: int = 0
+    b_gap_bytes: int = 0
+
+    @property
+    def loaded_bytes(self) -> int:
+        """Bytes that the TMA of one stage writes: the transaction count of its barrier."""
+        return self.stage_bytes - self.num_m * self.a_gap_bytes - self.num_n * self.b_gap_bytes
 
     @property
     def stage_bytes(self) -> int:
-        """Bytes that the TMA of one stage writes: the transaction count of its barrier."""
+        """Bytes of one stage, all operands and their scales."""
         m_side, n_side = self.a_stage_bytes + self.sfa_stage_bytes, self.b_stage_bytes + self.sfb_stage_bytes
         return self.num_m * m_side + self.num_n * n_side
 

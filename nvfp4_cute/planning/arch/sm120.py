@@ -9,7 +9,7 @@ shared memory a CTA).
 from collections import Counter
 from dataclasses import dataclass, replace
 
-from nvfp4_cute.formats.block_format import MXFP4, MXFP8_PAIRS, NVFP4_PAIR, Formats
+from nvfp4_cute.formats.block_format import MIXED_PAIRS, MXFP4, MXFP8_PAIRS, NVFP4_PAIR, Formats
 from nvfp4_cute.gpus import verdicts
 from nvfp4_cute.planning.arch.base import (
     INTERLEAVE,
@@ -17,6 +17,7 @@ from nvfp4_cute.planning.arch.base import (
     StagedOperands,
     clusters_in_gpcs,
     foreign_option_reason,
+    formats_on_sides,
     never_in_turns,
     no_estimates,
     no_work_reason,
@@ -24,7 +25,6 @@ from nvfp4_cute.planning.arch.base import (
     one_cta_per_sm,
     operands_on_sides,
 )
-from nvfp4_cute.planning.arch.base import formats_on_sides as formats_on_sides
 from nvfp4_cute.planning.config import KernelConfig
 from nvfp4_cute.problem import NVFP4 as NVFP4_RESULTS
 from nvfp4_cute.problem import Form, GroupedProblem
@@ -45,7 +45,7 @@ BARRIER_BYTES = 1024
 MMA = {
     NVFP4_PAIR: Mma("mxf4nvf4", 64),
     (MXFP4, MXFP4): Mma("mxf4", 64),
-    **{pair: Mma("mxf8f6f4", 32, element_bits=8) for pair in MXFP8_PAIRS},
+    **{pair: Mma("mxf8f6f4", 32, element_bits=8) for pair in (*MXFP8_PAIRS, *MIXED_PAIRS)},
 }
 TILE_M = 128
 TILES_N = (8, 16, 32, 64, 128)
@@ -261,11 +261,13 @@ def _estimated_cycles(
     mma = 2 * num_b * tile_m * tile_n * k_of_fp4 / COSTS.mma_flop_per_cycle
     has_two_teams = num_teams(config) > 1
     exposed = COSTS.team if has_two_teams and config.cta_tile_shape_mnk[1] < 128 else 0
-    k_tile = max(mma + exposed, plan.stage_bytes / COSTS.load_bytes_per_cycle, COSTS.ring / plan.num_ab_stage)
+    k_tile = max(
+        mma + exposed, plan.loaded_bytes / COSTS.load_bytes_per_cycle, COSTS.ring / plan.num_ab_stage
+    )
     tile = sum(count * -(-k // (tile_k * split)) for (_, _, k), count in counts.items()) / num_tiles * k_tile
     tile += 0 if has_two_teams else COSTS.epilogue
     l2_rate = COSTS.l2_bytes_per_cycle if split == 1 else COSTS.split_l2_bytes_per_cycle
-    memory, l2 = operand_bytes / COSTS.memory_bytes_per_cycle, k_tiles * plan.stage_bytes / l2_rate
+    memory, l2 = operand_bytes / COSTS.memory_bytes_per_cycle, k_tiles * plan.loaded_bytes / l2_rate
 
     def wave(count: int) -> float:
         parts = sorted((tile, memory * count / num_tiles, l2 * count / num_tiles))
@@ -306,6 +308,7 @@ def smem_plan(config: KernelConfig, num_b: int = 1, formats: Formats = NVFP4_PAI
     m, n, k = config.cta_tile_shape_mnk
     # What is multiplied has blocks of one length.
     row_bytes, sf = MMA[formats].row_bytes(k), formats[0].atom_row_bytes(k)
+    gap_m, gap_n = (MMA[formats].gap_bytes(format, k) for format in formats_on_sides(config, formats))
     num_m, num_n = operands_on_sides(config, num_b)
     tile_sums_bytes = num_b * m * n * FP32_BYTES
     plan = SmemPlan(
@@ -314,6 +317,8 @@ def smem_plan(config: KernelConfig, num_b: int = 1, formats: Formats = NVFP4_PAI
         b_stage_bytes=n * row_bytes,
         sfa_stage_bytes=sf,
         sfb_stage_bytes=sf,
+        a_gap_bytes=m * gap_m,
+        b_gap_bytes=n * gap_n,
         num_ab_stage=config.num_ab_stage or 0,
         num_m=num_m,
         num_n=num_n,

@@ -15,7 +15,6 @@ from nvfp4_cute.planning.arch.sm100.limits import (
     DUAL_TILES_N,
     EPI_TILE_N,
     INTERLEAVED_CANDIDATES,
-    K_TILE_BYTES,
     MMA_COLUMNS_PER_CYCLE,
     MMA_CTA_M,
     MMAS_PER_K_TILE,
@@ -261,8 +260,10 @@ def _slices(config: KernelConfig, schedule: TileSchedule, tile: WorkTile) -> int
 def _k_tile_bytes(config: KernelConfig, schedule: TileSchedule, tile: WorkTile, smem: SmemPlan) -> int:
     """What one CTA loads for a K tile."""
     rows_n = mma_columns(*_n_side(config, schedule, tile)) // config.num_mma_cta
-    n_side = smem.num_n * (rows_n * K_TILE_BYTES + smem.sfb_stage_bytes)
-    return smem.num_m * (smem.a_stage_bytes + smem.sfa_stage_bytes) + n_side // config.multicast_n
+    rows = config.cta_tile_shape_mnk[1] // config.num_mma_cta
+    n_side = smem.num_n * (rows_n * (smem.b_stage_bytes - smem.b_gap_bytes) // rows + smem.sfb_stage_bytes)
+    m_side = smem.num_m * (smem.a_stage_bytes - smem.a_gap_bytes + smem.sfa_stage_bytes)
+    return m_side + n_side // config.multicast_n
 
 
 def _load_cycles(config: KernelConfig, schedule: TileSchedule, tile: WorkTile, smem: SmemPlan) -> float:

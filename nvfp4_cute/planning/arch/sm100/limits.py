@@ -6,7 +6,15 @@ Limits: CUDA C++ programming guide, technical specifications (227 KiB of shared 
 
 from dataclasses import dataclass, replace
 
-from nvfp4_cute.formats.block_format import ATOM_COLS, ATOM_ROWS, MXFP4, MXFP8_PAIRS, NVFP4_PAIR, Formats
+from nvfp4_cute.formats.block_format import (
+    ATOM_COLS,
+    ATOM_ROWS,
+    MIXED_PAIRS,
+    MXFP4,
+    MXFP8_PAIRS,
+    NVFP4_PAIR,
+    Formats,
+)
 from nvfp4_cute.planning.arch.base import (
     INTERLEAVE,
     Mma,
@@ -73,11 +81,11 @@ TMEM_COLS = 512
 MMA = {
     NVFP4_PAIR: Mma("mxf4nvf4", 64),
     (MXFP4, MXFP4): Mma("mxf4nvf4", 64),
-    **{pair: Mma("mxf8f6f4", 32, element_bits=8) for pair in MXFP8_PAIRS},
+    **{pair: Mma("mxf8f6f4", 32, element_bits=8) for pair in (*MXFP8_PAIRS, *MIXED_PAIRS)},
 }
 # Of instruction descriptors (PTX ISA 9.7.16.4.2): types of elements by kind, on the M side from bit 7 on, on the N side from bit
 # 10 on, and of scales bit 23.
-ELEMENT_CODES = {"mxf4nvf4": {"e2m1": 1}, "mxf8f6f4": {"e4m3": 0, "e5m2": 1}}
+ELEMENT_CODES = {"mxf4nvf4": {"e2m1": 1}, "mxf8f6f4": {"e4m3": 0, "e5m2": 1, "e2m1": 5}}
 M_ELEMENT_SHIFT, N_ELEMENT_SHIFT = 7, 10
 UE8M0_BIT = 1 << 23
 # Bytes of a row of a K tile: of one row of the swizzle. An MMA of any kind multiplies 32 of them.
@@ -209,7 +217,18 @@ def smem_plan(config: KernelConfig, num_b: int = 1, formats: Formats = NVFP4_PAI
         units = _ceil_div(EPI_WARPS * n // EPI_TILE_N, config.split_k)
         exchange = units * (config.split_k - 1) * num_b * UNIT_SUMS_BYTES
     stages = config.num_ab_stage or 0
-    plan = SmemPlan(a, b, sfa, sfb, stages, *operands_on_sides(config, num_b), exchange)
+    gap_m, gap_n = (MMA[formats].gap_bytes(format, k) for format in (m_format, n_format))
+    plan = SmemPlan(
+        a,
+        b,
+        sfa,
+        sfb,
+        stages,
+        *operands_on_sides(config, num_b),
+        exchange,
+        m * gap_m,
+        n // config.num_mma_cta * gap_n,
+    )
     if config.num_ab_stage is not None:
         return plan
     return replace(plan, num_ab_stage=(SMEM_CAPACITY_BYTES - plan.total_bytes) // plan.stage_bytes)
