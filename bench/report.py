@@ -20,12 +20,17 @@ MEASURED, MODELLED, PUBLISHED = "measured", "modelled", "published"
 
 @dataclass(frozen=True)
 class Time:
-    """A time in us and where it comes from; the deciles around a measured one."""
+    """A time in us and where it comes from; the deciles around a measured one.
+
+    Attributes:
+        sustained_us: of a modelled one, where the launch is repeated for seconds (``gpus.power``); None where that is not known.
+    """
 
     us: float
     kind: str
     low: float | None = None
     high: float | None = None
+    sustained_us: float | None = None
 
 
 @dataclass(frozen=True)
@@ -93,14 +98,17 @@ class Report:
 
     def text(self) -> str:
         """The table between its heading and its notes."""
-        return "\n\n".join([self.heading, _table(self.rows), "\n".join([*self.notes, *_missing(self.rows)])])
+        return "\n\n".join([self.heading, _table(self.rows), "\n".join(self._remarks())])
 
     def markdown(self) -> str:
         """The same as a page to commit."""
         return (
             f"# {self.target.name}\n\n{self.heading} Made by `{self.command}`.\n\n```\n{_table(self.rows)}\n```\n\n"
-            + "".join(f"- {note}\n" for note in [*self.notes, *_missing(self.rows)])
+            + "".join(f"- {note}\n" for note in self._remarks())
         )
+
+    def _remarks(self) -> list[str]:
+        return [*self.notes, *_limited(self.rows), *_missing(self.rows)]
 
     def json(self) -> str:
         """For machines."""
@@ -115,6 +123,8 @@ class Report:
         )
 
 
+LIMITED = 1.01
+"""Times longer than one launch's by so much are told."""
 HEADER = (
     "problem",
     "case",
@@ -160,6 +170,16 @@ def _cells(row: Row) -> tuple[str, ...]:
         ratio = "-" if row.time is None else f"{peer[1].us / row.time.us:.2f}"
         others = (f"{peer[1].us:.2f}", ratio, f"{peer[0]} ({peer[1].kind})")
     return (*sizes, *time, *others)
+
+
+def _limited(rows: Sequence[Row]) -> list[str]:
+    """Of rows that the power limit slows, a line for each."""
+    return [
+        f"{row.case}: {us:.2f} us, {row.case.work.flops / us / 1e6:.0f} TFLOP/s, where it is repeated for seconds on random "
+        "data: the power limit, computed (nvfp4_cute/gpus/power.py)"
+        for row in rows
+        if row.time is not None and (us := row.time.sustained_us) is not None and us > LIMITED * row.time.us
+    ]
 
 
 def _missing(rows: Sequence[Row]) -> list[str]:
