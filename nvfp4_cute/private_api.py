@@ -32,6 +32,11 @@ def spin(cycles: int) -> None:
     torch.cuda._sleep(cycles)
 
 
+def has_torch_kernel(name: str, key: str) -> bool:
+    """Whether torch's operator ``aten::name`` has a kernel for a dispatch key, such as "CUDA"."""
+    return torch._C._dispatch_has_kernel_for_dispatch_key(f"aten::{name}", key)
+
+
 def dsl_settings() -> Any:
     """What CuTe DSL read of its environment; ``arch`` is the architecture that it takes this machine's GPU to have."""
     from cutlass.cutlass_dsl import CuTeDSL

@@ -25,6 +25,7 @@ from typing import Any
 import torch
 from torch.nn.functional import ScalingType, SwizzleType
 
+from nvfp4_cute import private_api
 from nvfp4_cute.errors import UnsupportedProblem
 from nvfp4_cute.formats.block_format import MXFP4, MXFP8_E4M3, MXFP8_E5M2, NVFP4, BlockFormat
 from nvfp4_cute.ops.gemm import gemm
@@ -258,7 +259,7 @@ class _Answer:
     def __init__(self, name: str, key: str, ours: Callable[..., torch.Tensor], prefer: bool):
         """`key`: "CPU" or "CUDA"; torch's kernel is the one that is registered now."""
         self.ours, self.prefer, self.name = ours, prefer, name
-        has_kernel = torch._C._dispatch_has_kernel_for_dispatch_key(f"aten::{name}", key)
+        has_kernel = private_api.has_torch_kernel(name, key)
         self.torchs = torch.library.get_kernel(f"aten::{name}", key) if has_kernel else None
 
     def __call__(self, keyset: Any, *args: Any, **kwargs: Any) -> torch.Tensor:

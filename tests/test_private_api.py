@@ -75,6 +75,11 @@ def test_the_dsl_names_its_architectures():
     assert {"sm_90a", "sm_100a", "sm_120a"} <= private_api.dsl_archs()
 
 
+def test_torch_says_which_operators_have_kernels():
+    assert private_api.has_torch_kernel("mm", "CPU")
+    assert not private_api.has_torch_kernel("_cudnn_init_dropout_state", "CPU")
+
+
 def test_nothing_else_names_what_stands_in_this_module():
     """Outside of the emulator's fronts."""
     names = re.compile(r"torch\._C\b|torch\.cuda\._|_get_dsl|cutlass\.base_dsl")

@@ -158,7 +158,8 @@ def test_no_cluster_stands_for_others_where_they_take_turns_in_fetching_ahead(na
     assert sm100.fetches_ahead(config, smem) != stands_for_others
     assert sm100.k_tile_mma_cycles(config, smem) < sum(sm100.k_tile_copy_cycles(config, smem))
     schedule = make_schedule(problem.sizes, config.work_tile_mnk, 8)
-    key = SimpleNamespace(arch="sm_100a", config=config)
+    formats = {"a_format": problem.a_format, "b_format": problem.b_format}
+    key = SimpleNamespace(arch="sm_100a", config=config, **formats)
     plan = SimpleNamespace(problem=problem, schedule=schedule, kernel=SimpleNamespace(key=key))
     assert (tile_work.of_plan(plan, checked) is not None) == stands_for_others
 
