@@ -3,6 +3,8 @@
 from argparse import ArgumentTypeError
 from pathlib import Path
 
+from nvfp4_cute.formats.block_format import Formats, format_named
+
 
 def whole(text: str) -> int:
     """An integer."""
@@ -33,6 +35,17 @@ def sizes(text: str) -> tuple[int, ...]:
     if not any(values):
         raise ArgumentTypeError(f"{text} has no row at all")
     return values
+
+
+def formats(text: str) -> Formats:
+    """Of ``a`` and of ``b``, by name with a comma between them; one name is both."""
+    names = text.split(",")
+    if len(names) > 2:
+        raise ArgumentTypeError(f"{text!r} names {len(names)} formats; give one, or that of a and that of b")
+    try:
+        return format_named(names[0]), format_named(names[-1])
+    except ValueError as error:
+        raise ArgumentTypeError(str(error)) from None
 
 
 def input_file(text: str) -> Path:

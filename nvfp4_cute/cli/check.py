@@ -20,7 +20,15 @@ from nvfp4_cute.cli import doctor
 from nvfp4_cute.cli.verbs import Verbs, add_arch, add_verb
 from nvfp4_cute.emulator.fronts.launch_shim import shim_path
 from nvfp4_cute.errors import EmulatorError, UnsupportedTarget
-from nvfp4_cute.formats.block_format import NVFP4
+from nvfp4_cute.formats.block_format import (
+    MIXED_PAIRS,
+    NVFP4,
+    NVFP4_PAIR,
+    PADDED_K_MULTIPLE,
+    BlockFormat,
+    Formats,
+)
+from nvfp4_cute.formats.codecs import encode, encode_e4m3, encode_ue8m0
 from nvfp4_cute.formats.scale_layout import to_blocked
 from nvfp4_cute.problem import OUT_DTYPES, GroupedProblem
 
@@ -63,12 +71,19 @@ def add_parser(verbs: Verbs) -> None:
         "--max-n", type=types.positive, default=512, help="columns at most (default %(default)s)"
     )
     parser.add_argument("--max-k", type=types.positive, default=1024, help="K at most (default %(default)s)")
+    parser.add_argument(
+        "--formats",
+        type=types.formats,
+        default=NVFP4_PAIR,
+        metavar="A[,B]",
+        help="of the operands, such as mxfp8_e4m3,mxfp4 (default nvfp4)",
+    )
     parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
     """Check as many problems as were asked for; return 0 if all are bit-equal to the reference."""
-    limits = Limits(groups=args.groups, max_m=args.max_m, max_n=args.max_n, max_k=args.max_k)
+    limits = Limits(args.groups, args.max_m, args.max_n, args.max_k, args.formats)
     backend = args.backend
     if args.arch:
         if backend == "cuda":
@@ -88,15 +103,21 @@ class Limits:
     max_m: int
     max_n: int
     max_k: int
+    formats: Formats = NVFP4_PAIR
+
+    @property
+    def k_step(self) -> int:
+        """What K is a multiple of: row pitches in whole 16-byte units, and what TMA pads in whole boxes."""
+        return PADDED_K_MULTIPLE if self.formats in MIXED_PAIRS else K_STEP
 
     def __post_init__(self) -> None:
         for name in ("groups", "max_m", "max_n"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name}={getattr(self, name)} is not positive; use at least 1")
-        if not K_STEP <= self.max_k <= MAX_EXACT_K:
+        if not self.k_step <= self.max_k <= MAX_EXACT_K:
             raise ValueError(
-                f"max_k={self.max_k} is outside {K_STEP}..{MAX_EXACT_K} (whole tensor-map rows, sums exact in fp32); "
-                f"use {min(max(self.max_k, K_STEP), MAX_EXACT_K)}"
+                f"max_k={self.max_k} is outside {self.k_step}..{MAX_EXACT_K} (whole tensor-map rows, sums exact in fp32); "
+                f"use {min(max(self.max_k, self.k_step), MAX_EXACT_K)}"
             )
 
 
@@ -122,8 +143,9 @@ class Case:
         )
         alpha = None if self.alpha is None else self.alpha.to(device)
         nvfp4_cute.grouped_gemm(
-            a, b, a_scale, b_scale, alpha=alpha, out=out, out_dtype=dtype, backend=backend
-        )
+            a, b, a_scale, b_scale, alpha=alpha, a_format=self.problem.a_format, b_format=self.problem.b_format, out=out,
+            out_dtype=dtype, backend=backend,
+        )  # fmt: skip
         return [t.cpu() for t in out]
 
 
@@ -148,14 +170,21 @@ class Dice:
             return 0
         return 1 if edge < EMPTY_SHARE + ONE_ROW_SHARE else self.integer(1, most)
 
-    def values(self, rows: int, k: int) -> torch.Tensor:
-        """[rows, k/2] uint8: every bit pattern of e2m1."""
-        return torch.randint(0, 256, (rows, NVFP4.row_bytes(k)), dtype=torch.uint8, generator=self._generator)
+    def values(self, rows: int, k: int, format: BlockFormat = NVFP4) -> torch.Tensor:
+        """[rows, k/2] uint8: every bit pattern of e2m1; of 8-bit elements, [rows, k], multiples of 1/2 up to 6."""
+        if format.element.bits == 8:
+            return encode(self.halves(rows, k), format.element)
+        return torch.randint(
+            0, 256, (rows, format.row_bytes(k)), dtype=torch.uint8, generator=self._generator
+        )
 
-    def scales(self, rows: int, k: int) -> torch.Tensor:
-        """Blocked scales out of ``SCALES``."""
-        index = torch.randint(0, len(SCALES), (rows, NVFP4.num_k_blocks(k)), generator=self._generator)
-        return to_blocked(torch.tensor(SCALES)[index].to(torch.float8_e4m3fn))
+    def scales(self, rows: int, k: int, format: BlockFormat = NVFP4) -> torch.Tensor:
+        """Blocked scales out of ``SCALES``, of powers of two in it where a format has no others."""
+        is_power = format.scale.name == "ue8m0"
+        choices = torch.tensor([x for x in SCALES if not is_power or x != 1.5])
+        index = torch.randint(0, len(choices), (rows, format.num_k_blocks(k)), generator=self._generator)
+        codes = encode_ue8m0(choices) if is_power else encode_e4m3(choices)
+        return to_blocked(codes[index])
 
     def factors(self, count: int) -> torch.Tensor:
         """float32 [count] out of ``ALPHAS``."""
@@ -174,19 +203,21 @@ def draw(seed: int, limits: Limits) -> Case:
         (
             dice.rows(limits.max_m),
             dice.integer(1, limits.max_n),
-            K_STEP * dice.integer(1, limits.max_k // K_STEP),
+            limits.k_step * dice.integer(1, limits.max_k // limits.k_step),
         )
         for _ in range(num_groups)
     )
     alpha = dice.factors(num_groups) if dice.choose((False, True)) else None
-    problem = GroupedProblem(sizes, "list", dice.choose(OUT_DTYPES), alpha is not None)
+    a_format, b_format = limits.formats
+    dtype = dice.choose(OUT_DTYPES)
+    problem = GroupedProblem(sizes, "list", dtype, alpha is not None, a_format=a_format, b_format=b_format)
     return Case(
         seed,
         problem,
-        a=[dice.values(m, k) for m, _, k in sizes],
-        b=[dice.values(n, k) for _, n, k in sizes],
-        a_scale=[dice.scales(m, k) for m, _, k in sizes],
-        b_scale=[dice.scales(n, k) for _, n, k in sizes],
+        a=[dice.values(m, k, a_format) for m, _, k in sizes],
+        b=[dice.values(n, k, b_format) for _, n, k in sizes],
+        a_scale=[dice.scales(m, k, a_format) for m, _, k in sizes],
+        b_scale=[dice.scales(n, k, b_format) for _, n, k in sizes],
         alpha=alpha,
     )
 
@@ -256,4 +287,6 @@ def repeat_command(backend: str, limits: Limits, seed: int) -> str:
         limits.groups,
     ]
     words += ["--max-m", limits.max_m, "--max-n", limits.max_n, "--max-k", limits.max_k]
+    if limits.formats != NVFP4_PAIR:
+        words += ["--formats", ",".join(format.name for format in limits.formats)]
     return shlex.join(map(str, words))

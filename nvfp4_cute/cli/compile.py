@@ -23,6 +23,7 @@ from nvfp4_cute.compile import disk_cache
 from nvfp4_cute.compile.keys import KernelKey
 from nvfp4_cute.compile.simt_keys import FewRowsKey, GemvKey, QuantizeKey, W4A16Key
 from nvfp4_cute.errors import CacheError
+from nvfp4_cute.formats.block_format import NVFP4_PAIR, Formats
 from nvfp4_cute.planning.arch import simt
 from nvfp4_cute.planning.choose import candidates
 from nvfp4_cute.planning.config import KernelConfig
@@ -99,6 +100,13 @@ def add_parser(verbs: Verbs) -> None:
         default="separate",
         help="of the dual GEMM; concatenated weights are separate for a kernel (default %(default)s)",
     )
+    parser.add_argument(
+        "--formats",
+        type=types.formats,
+        default=NVFP4_PAIR,
+        metavar="A[,B]",
+        help="of the operands of GEMMs, such as mxfp8_e4m3,mxfp4 (default nvfp4)",
+    )
     parser.add_argument("--limit", action="store_true", help="dual GEMMs that cut their products to a limit")
     parser.add_argument("--alpha", action="store_true", help="products that read a factor")
     parser.add_argument(
@@ -124,6 +132,7 @@ def run(args: argparse.Namespace) -> int:
             has_alpha=args.alpha,
             weight_layout=args.weight_layout,
             has_limit=args.limit,
+            formats=args.formats,
         )
     ]
     installed = doctor.versions()
@@ -146,6 +155,7 @@ def keys(
     has_alpha: bool,
     weight_layout: WeightLayout = "separate",
     has_limit: bool = False,
+    formats: Formats = NVFP4_PAIR,
 ) -> Iterator[Any]:
     """What to compile for one architecture.
 
@@ -158,21 +168,37 @@ def keys(
         dtype: of outputs, and of what is quantized; "nvfp4" of GEMMs.
         has_alpha: whether products read a factor.
         weight_layout, has_limit: of the dual GEMM.
+        formats: of ``a`` and of ``b`` of GEMMs.
 
     Raises:
         UnsupportedTarget, ConfigError, UnsupportedProblem: a kernel that does not exist.
         ValueError: an operation that does not exist, or a dtype that quantize does not take.
     """
     counts = groups if form == "list" else (1,)
+    pair: dict[str, Any] = dict(zip(("a_format", "b_format"), formats, strict=True))
     for operation in operations:
         if operation == "grouped_gemm":
-            for count, config in product(counts, configs or candidates(arch, form, dtype == NVFP4)):
-                yield KernelKey(arch, config, count, dtype, has_alpha, form).validated()
+            for count, config in product(
+                counts, configs or candidates(arch, form, dtype == NVFP4, None, formats)
+            ):
+                yield KernelKey(arch, config, count, dtype, has_alpha, form, **pair).validated()
         elif operation == "grouped_dual_gemm":
             gate = Gate(activation, None, weight_layout)
-            for count, config in product(counts, configs or candidates(arch, form, dtype == NVFP4, gate)):
+            for count, config in product(
+                counts, configs or candidates(arch, form, dtype == NVFP4, gate, formats)
+            ):
                 yield KernelKey(
-                    arch, config, count, dtype, has_alpha, form, False, activation, weight_layout, has_limit
+                    arch,
+                    config,
+                    count,
+                    dtype,
+                    has_alpha,
+                    form,
+                    False,
+                    activation,
+                    weight_layout,
+                    has_limit,
+                    **pair,
                 ).validated()
         elif not isinstance(dtype, torch.dtype):
             raise ValueError(f"{operation} writes no {dtype}: leave it out with --dtype {dtype}")

@@ -12,7 +12,7 @@ from typing import Any
 
 from nvfp4_cute.cli import argument_types as types
 from nvfp4_cute.cli.verbs import Verbs, add_verb
-from nvfp4_cute.formats.block_format import NVFP4
+from nvfp4_cute.formats.block_format import NVFP4_PAIR, Formats
 from nvfp4_cute.gpus import targets
 from nvfp4_cute.gpus.targets import Target
 from nvfp4_cute.model import footprint
@@ -76,6 +76,12 @@ def add_parser(verbs: Verbs) -> None:
         choices=tuple(OPERATIONS),
         help="what is computed from --m, --n, --k: gemm, dual (two B, SwiGLU), w4a16 (default gemm)",
     )
+    parser.add_argument(
+        "--formats",
+        type=types.formats,
+        metavar="A[,B]",
+        help="of the operands of a gemm or dual, such as mxfp8_e4m3,mxfp4 (default nvfp4)",
+    )
     parser.add_argument("--out", choices=OUT_FORMATS, help="format of C (default fp16)")
     parser.add_argument(
         "--memory", action="store_true", help="what weights occupy: common layers, or --n, --k, --groups"
@@ -99,15 +105,16 @@ def run(args: argparse.Namespace) -> int:
     shape = None
     if args.m and args.n and args.k and not args.problem:
         groups = args.groups or len(args.m)
-        shape = Shape(args.m, args.n, args.k, groups, args.op or "gemm", args.out or "fp16")
-    elif args.m or args.n or args.k or args.groups or args.op or args.out:
+        formats = args.formats or NVFP4_PAIR
+        shape = Shape(args.m, args.n, args.k, groups, args.op or "gemm", args.out or "fp16", formats)
+    elif args.m or args.n or args.k or args.groups or args.op or args.out or args.formats:
         raise ValueError("a shape takes --m, --n, and --k together, and no --problem")
     return print_floors(args.target, problem=args.problem, shape=shape, as_json=args.json, plot=args.plot)
 
 
 def _matrices(args: argparse.Namespace) -> tuple[int, int, int] | None:
     """(count, n, k) of --memory, or None for the catalogue. Raises ValueError for what is not about weights."""
-    if args.problem or args.m or args.op or args.out or args.plot:
+    if args.problem or args.m or args.op or args.out or args.plot or args.formats:
         raise ValueError("--memory is about weights: it takes --n, --k, --groups, --target, and --json")
     if args.n and args.k:
         return args.groups or 1, args.n, args.k
@@ -129,6 +136,7 @@ class Shape:
     groups: int
     operation: str = "gemm"
     out: str = "fp16"
+    formats: Formats = NVFP4_PAIR
 
     def __post_init__(self) -> None:
         if len(self.m) not in (1, self.groups):
@@ -139,7 +147,8 @@ class Shape:
             raise ValueError(
                 f"m={self.m}, n={self.n}: nothing to compute; give at least one row and one column"
             )
-        NVFP4.num_k_blocks(self.k)
+        for format in self.formats:
+            format.num_k_blocks(self.k)
 
     @property
     def sizes(self) -> list[tuple[int, int, int]]:
@@ -154,7 +163,8 @@ class Shape:
 
     def work(self) -> light.Work:
         """What the operation moves and computes."""
-        return light.grouped_gemm(self.sizes, out=self.out, **OPERATIONS[self.operation])
+        stored = {"a": self.formats[0].name, "b": self.formats[1].name} | OPERATIONS[self.operation]
+        return light.grouped_gemm(self.sizes, out=self.out, **stored)
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ Both count every operand once, without padding and from memory: operands that ar
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from nvfp4_cute.formats.block_format import MXFP8_E4M3, NVFP4, BlockFormat
+from nvfp4_cute.formats.block_format import FORMATS, MXFP8_E4M3, BlockFormat
 from nvfp4_cute.gpus.targets import Target
 
 # B200: 0.96 of 8 TB/s; 94.9 % of 148 SMs x 32768 FLOP a clock x 1.5 GHz (dense NVFP4 at the published clock).
@@ -36,7 +36,7 @@ def _stored(format: BlockFormat) -> Storage:
 
 
 STORAGE = {
-    "nvfp4": _stored(NVFP4),
+    **{name: _stored(format) for name, format in FORMATS.items() if format.block_rows == 1},
     "mxfp8": _stored(MXFP8_E4M3),
     "fp8": Storage(8),
     "fp16": Storage(16),

@@ -88,8 +88,9 @@ def candidates(
     Args:
         is_quantized: whether results are NVFP4.
         gate: of a dual GEMM.
-        formats: of ``a`` and of ``b``, which the kernel multiplies.
+        formats: of ``a`` and of ``b``. Raises UnsupportedProblem for formats that the kernel does not multiply.
     """
+    check_pair(arch, formats, family_of(arch).MMA)
     layout = "separate" if gate is None else _kernels_layout(gate)
     num_b = 1 if gate is None or layout != "separate" else 2
     return family_of(arch).candidates(num_b, layout, is_quantized, form, formats)

@@ -95,7 +95,12 @@ def candidates(request: Request) -> list[KernelConfig]:
     if problem.form not in ("list", "batched"):
         is_quantized, is_ragged = problem.out_dtype == NVFP4, problem.form == "ragged"
         chosen_for = choose.problem_of_mean(
-            problem.num_groups, problem.sizes[0], gate, is_quantized, is_ragged
+            problem.num_groups,
+            problem.sizes[0],
+            gate,
+            is_quantized,
+            is_ragged,
+            (problem.a_format, problem.b_format),
         )
     tried = choose.ranked(chosen_for, arch, num_sms)
     found, refusal = _computable(request, tried)

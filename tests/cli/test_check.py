@@ -6,8 +6,10 @@ import pytest
 import torch
 
 from nvfp4_cute import cli
+from nvfp4_cute.cli import argument_types as types
 from nvfp4_cute.cli import check
 from nvfp4_cute.errors import EmulatorError
+from nvfp4_cute.reference import expand_operand
 
 LIMITS = check.Limits(groups=4, max_m=20, max_n=40, max_k=128)
 MANY = [check.draw(seed, LIMITS) for seed in range(200)]
@@ -109,3 +111,30 @@ def test_a_failure_prints_the_command_that_repeats_it(monkeypatch, capsys, fault
     assert program == "nvfp4-cute"
     assert cli.main(again) == 1
     assert "emulator: 0 of 1 problems bit-equal to the reference" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("names", ["mxfp4", "mxfp8_e4m3,mxfp8_e5m2", "mxfp8_e4m3,mxfp4"])
+def test_operands_of_other_formats(names, capsys):
+    """Drawn so that sums are exact: the reference in float32 is the sum in float64."""
+    formats = types.formats(names)
+    limits = check.Limits(groups=2, max_m=20, max_n=40, max_k=256, formats=formats)
+    case = check.draw(3, limits)
+    assert (case.problem.a_format, case.problem.b_format) == formats
+    assert all(k % limits.k_step == 0 for _, _, k in case.problem.sizes)
+    a, b = (
+        [expand_operand(x, s, "blocked", f) for x, s in zip(data, scales, strict=True)]
+        for data, scales, f in ((case.a, case.a_scale, formats[0]), (case.b, case.b_scale, formats[1]))
+    )
+    sums = [x @ y.T for x, y in zip(a, b, strict=True)]
+    assert all(torch.equal(total.float().double(), total) for total in sums)
+    outs = case.run("reference", "cpu")
+    factors = [1.0] * len(sums) if case.alpha is None else case.alpha.tolist()
+    for out, total, factor in zip(outs, sums, factors, strict=True):
+        assert torch.equal(out, (total.float() * factor).to(case.problem.out_dtype))
+    assert f"--formats {formats[0]},{formats[1]}" in check.repeat_command("emulator:sm_100a", limits, 3)
+
+
+def test_formats_that_there_are_not(capsys):
+    with pytest.raises(SystemExit):
+        cli.main(["check", "--formats", "mxfp5"])
+    assert "format='mxfp5' is unknown; use one of nvfp4, mxfp4" in capsys.readouterr().err

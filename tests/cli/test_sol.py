@@ -102,6 +102,16 @@ def test_one_m_stands_for_all_groups(capsys):
     assert len(set(alike)) == 1
 
 
+def test_operands_of_other_formats(capsys):
+    """Elements and scales of each, and the rate of the wider elements."""
+    assert cli.main([*"sol --m 16 --n 256 --k 512 --formats mxfp8_e4m3,mxfp4 --json".split()]) == 0
+    (row,) = json.loads(capsys.readouterr().out)["rows"]
+    assert {o["name"]: o["bytes"] for o in row["operands"]} == {
+        "a": 16 * 512, "a_scale": 16 * 16, "b": 256 * 256, "b_scale": 256 * 16, "c": 2 * 16 * 256
+    }  # fmt: skip
+    assert row["math"] == "fp8"
+
+
 def test_w4a16_has_no_competition_time(capsys):
     out = run(capsys, "--op w4a16 --m 1 --n 4096 --k 4096 --target H200")
     assert "a_scale" not in out and "b_scale" in out and "competition" not in out
