@@ -19,7 +19,7 @@ from nvfp4_cute.gpus.targets import Gpu
 from nvfp4_cute.launch import tuned
 from nvfp4_cute.launch.plan import config_of, entries, make_plan, mma_of, most_tiles_m
 from nvfp4_cute.launch.task import Launch
-from nvfp4_cute.operands.grouped import GroupedOperands
+from nvfp4_cute.operands.grouped import GroupedOperands, ragged_places
 from nvfp4_cute.planning.arch import family_of
 from nvfp4_cute.planning.config import KernelConfig
 from nvfp4_cute.problem import NVFP4, GroupedProblem
@@ -116,14 +116,11 @@ class GroupedTask:
         (a,) = operands.a
         row_blocks = a.scale.numel() // a.atom_row_bytes // a.batches
         sizes = [a.rows] * a.batches if operands.sizes is None else operands.sizes.tolist()
-        start = block = 0
+        if form == "ragged":
+            yield from (Rows(0, 0, *place) for place in ragged_places(sizes, a.rows))
+            return
         for g, size in enumerate(sizes):
-            if form != "ragged":
-                yield Rows(0, g, 0, max(min(size, a.rows), 0), g * row_blocks)
-                continue
-            end = max(min(size, a.rows), start)
-            yield Rows(0, 0, start, end, block)
-            start, block = max(size, 0), block + -(-(end - start) // ATOM_ROWS)
+            yield Rows(0, g, 0, max(min(size, a.rows), 0), g * row_blocks)
 
     def reference(self) -> None:
         """Every group in float64, rounded as ``reference`` says; NVFP4 is quantized from float32 results."""
@@ -132,11 +129,6 @@ class GroupedTask:
             a = operands.a[rows.entry]
             num_blocks = -(-(rows.end - rows.start) // ATOM_ROWS)
             blocks = a.scale.view(-1, a.atom_row_bytes)
-            if rows.block + num_blocks > len(blocks):
-                raise ValueError(
-                    f"a_scale has {len(blocks)} blocks of {ATOM_ROWS} rows, and group {g} ends in block "
-                    f"{rows.block + num_blocks}; pad every group's rows to {ATOM_ROWS}"
-                )
             scale = blocks[rows.block : rows.block + num_blocks].reshape(-1)
             data, out = a.data, operands.out[rows.entry]
             if data.ndim == 3:

@@ -4,14 +4,15 @@ Lists have an entry a group. Where the device knows the sizes, and in batches, o
 tensor data: nothing waits for the GPU, and a captured graph follows sizes that change.
 """
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal, NamedTuple
 
 import torch
 
 from nvfp4_cute.errors import UnsupportedProblem
+from nvfp4_cute.formats.block_format import ATOM_ROWS, BlockFormat, ScaleLayout
 from nvfp4_cute.formats.block_format import NVFP4 as NVFP4_FORMAT
-from nvfp4_cute.formats.block_format import BlockFormat, ScaleLayout
 from nvfp4_cute.formats.block_scaled import NVFP4Tensor
 from nvfp4_cute.operands import rules
 from nvfp4_cute.operands.operand import Operand
@@ -348,6 +349,8 @@ def check_device_groups(
     if fmt is not None:
         scale = rules.scales_of_groups("a_scale", a_scale, num_rows, k, batches, fmt)
         tokens = [Operand(rows, scale, fmt, num_rows, k, len(rows))]
+        if form == "ragged":
+            _check_ragged_scales(tokens[0], lengths)
     sides = [_weights(w, num_groups, k, sizes_name) for w in weights]
     _check_same_k("", weights[0].name, (fmt, weights[0].format), rows, *(side.data for side in sides))
     if gate is not None:
@@ -388,6 +391,33 @@ def check_device_groups(
         activations=() if tokens else (rows,),
     )
     return replace(problem, out_m_major=m_major), operands, results
+
+
+def ragged_places(ends: Sequence[int], rows: int) -> Iterator[tuple[int, int, int]]:
+    """First row, end, and first row of scale atoms of every group that ends at ``ends``, clipped to the rows that there are."""
+    start = block = 0
+    for end in ends:
+        stop = max(min(end, rows), start)
+        yield start, stop, block
+        start, block = max(end, 0), block + -(-(stop - start) // ATOM_ROWS)
+
+
+def _check_ragged_scales(a: Operand, ends: torch.Tensor) -> None:
+    """Every group's scales are there. Ends on a GPU are not read: there, rows without scales give zeros.
+
+    Raises:
+        ValueError: a group's rows begin no row of atoms of their own, or ``a_scale`` is too short.
+    """
+    if ends.device.type != "cpu":
+        return
+    there = a.scale.numel() // a.atom_row_bytes
+    for g, (start, stop, block) in enumerate(ragged_places(ends.tolist(), a.rows)):
+        end = block + -(-(stop - start) // ATOM_ROWS)
+        if end > there:
+            raise ValueError(
+                f"a_scale has {there} blocks of {ATOM_ROWS} rows, and group {g} ends in block {end}; pad every group's rows to "
+                f"{ATOM_ROWS}, as grouped_quantize does"
+            )
 
 
 def _form(offs: Any, masked_m: Any, scale_layout: str) -> tuple[DeviceForm, str, torch.Tensor]:
