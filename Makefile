@@ -10,7 +10,8 @@ SEED ?= 0
 # Installed first and by exact version: the version the tests are run with, and on an index that offers CPU builds the
 # pin takes that build instead of gigabytes of CUDA. On Arm 2.10.0 is the last one that comes without CUDA packages.
 # A torch of your own is kept if you install into your own venv.
-TORCH ?= torch==$(if $(filter aarch64,$(shell uname -m)),2.10.0,2.13.0)
+ARM_TORCH := torch==2.10.0
+TORCH ?= $(if $(filter aarch64,$(shell uname -m)),$(ARM_TORCH),torch==2.13.0)
 BIN := .venv/bin
 # CuTe DSL that `make test-dsl` tests the exports with: one that competition runners have.
 VERSION ?= 4.3.5
@@ -36,6 +37,9 @@ KERNEL_VERSIONS := 4.6.3 4.7.1 4.8.1
 # Kernels of every family on the emulator. Older assemblers spill a word in one of them, which only costs time.
 DSL_TESTS := -k "not spill" \
   tests/kernels/test_gemv.py tests/kernels/test_quantize.py tests/kernels/test_grouped_gemm.py tests/kernels/test_sm120.py
+# Where the chroot of `make test-arm` is, and what depends on the processor.
+ARM ?= build/arm
+ARM_TESTS := tests/formats tests/emulator tests/compile/test_disk_cache.py tests/launch
 # No kernel is compiled in these.
 QUICK := tests/test_style.py tests/test_env.py tests/test_reference.py tests/formats tests/operands \
   tests/planning tests/gpus tests/model tests/ops/test_misuse.py
@@ -44,7 +48,7 @@ API := nvfp4_cute nvfp4_cute.reference nvfp4_cute.formats.scale_layout nvfp4_cut
   nvfp4_cute.torch_api nvfp4_cute.gpus.targets nvfp4_cute.backends.emulator nvfp4_cute.emulator.fronts.driver
 
 .DEFAULT_GOAL := help
-.PHONY: help demo quick test test-all fuzz test-dsl test-dsls test-transformers test-trace test-vllm docs lint format clean
+.PHONY: help demo quick test test-all fuzz test-dsl test-arm test-dsls test-transformers test-trace test-vllm docs lint format clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-18s %s\n", $$1, $$2}' Makefile
@@ -76,6 +80,9 @@ test-trace: $(TRACE)/installed  ## exports judged by flashinfer-bench itself, pr
 
 test-vllm: $(VLLM_ENV)/installed  ## the plug-in in vLLM, on the CPU
 	$(VLLM_ENV)/bin/python -m pytest -n 0 tests/models/test_vllm.py $(ARGS)
+
+test-arm: .venv/installed  ## fast tests on 64-bit Arm under qemu: needs root, debootstrap and qemu-user-static
+	bash tests/support/arm.sh $(ARM) $(ARM_TORCH) -q -n auto --dist worksteal -m "not slow" --timeout=3600 $(ARM_TESTS) $(ARGS)
 
 test-dsls: .venv/installed  ## exports on CuTe DSL 4.5 to 4.8, kernels on every version that is allowed
 	set -e; for version in $(EXPORT_VERSIONS); do \

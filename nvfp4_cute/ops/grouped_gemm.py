@@ -152,7 +152,8 @@ def grouped_gemm(
         a_scale: e4m3 scales of blocks of 16 along K (float8_e4m3fn or uint8), in the 128x4 blocked layout. List: flat,
             [rm, rk, 32, 4, 4] or the (32, 4, rm, 4, rk, 1) view a group, zero-copy, or [M_g, K_g/16] with
             ``scale_layout="rowmajor"`` (converted, which allocates). Ragged: any contiguous shape, every group's rows
-            padded to 128 (a GPU does not read ``offs`` back: there, rows whose scales are missing give zeros). Masked: any contiguous shape of G times [rm, rk, 32, 4, 4].
+            padded to 128; a GPU's ``offs`` are not read back, and its rows whose scales are missing give zeros. Masked: any
+            contiguous shape of G times [rm, rk, 32, 4, 4].
         b_scale: the same of the weights; ragged, masked: G times [rn, rk, 32, 4, 4].
         offs: ragged form: int32 [G] on the operands' device, ascending, the row where each group ends.
         alpha: one factor a group, float32 [G] on the operands' device (``global_scale_a * global_scale_b``), or numbers.
