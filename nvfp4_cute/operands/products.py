@@ -177,6 +177,7 @@ def check_gemv(
     shape = (m, *a.shape[2:])
     if out is not None:
         rules.check_out("out", out, shape, out_dtype)
+        rules.check_apart("out", out)
         check_overlap({"out": out}, inputs)
     left = _operand("a", "M", matrix, a_scale, batches, scale_layout, a_format)
     right = _operand("b", "N", vector.unsqueeze(0), b_scale, batches, scale_layout, b_format)
@@ -234,6 +235,7 @@ def check_weight_only(
     rows = rules.k_major_rows(f"{name_x} (K={k})", name_x, rules.batches_first(x))
     if out is not None:
         rules.check_out("out", out, (m, n, *x.shape[2:]), out_dtype)
+        rules.check_apart("out", out)
         check_overlap({"out": out}, inputs)
     factor = rules.factors("alpha", alpha, batches, device, of="batch", allows_one=True, allows_list=False)
     operand = _operand(name_w, "N", weights, w_scale, batches, scale_layout, w_format, name_scale)

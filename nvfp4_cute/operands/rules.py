@@ -421,6 +421,18 @@ def check_out(
     check_aligned(label, out, dtype.itemsize)
 
 
+def check_apart(label: str, out: torch.Tensor) -> None:
+    """An output of any strides whose elements lie apart. Raises ValueError where they may share memory."""
+    reach = 0
+    for stride, extent in sorted((s, n) for s, n in zip(out.stride(), out.shape, strict=True) if n > 1):
+        if stride <= reach and out.numel():
+            raise ValueError(
+                f"{label} has strides {out.stride()}: elements share memory; allocate it as "
+                f"torch.empty({list(out.shape)})"
+            )
+        reach += stride * (extent - 1)
+
+
 def is_m_major(outs: Iterable[torch.Tensor]) -> bool:
     """Whether columns of [(batches,) M, N] are contiguous. One matrix with several rows and columns decides for all."""
     return any(min(t.shape[-2:]) > 1 and t.stride(-2) == 1 and t.stride(-1) != 1 for t in outs if t.ndim > 1)

@@ -349,7 +349,7 @@ def _mutated(dice: Dice, call: Call) -> Call:
     if "out" in arguments and dice.integer(0, 7) == 0:
         try:
             return _overlapping(dice, call)
-        except RuntimeError:  # of tensors without data, or that no flat memory can hold
+        except (RuntimeError, AttributeError, TypeError):  # of what is no tensor with data, or not flat
             return call
     name = dice.choose(
         tuple(n for n, v in arguments.items() if isinstance(v, torch.Tensor | list)) or tuple(arguments)
