@@ -133,7 +133,8 @@ class Part:
             hidden_scale=None, alpha13=self.alpha13, alpha2=self.alpha2, bias13=None,
         )  # fmt: skip
         routes = Routes.of(ids, placement, rank, "auto")
-        ends = gather(group, torch.cat([routes.tokens.offs, routes.choices.offs])).wait()
+        back_order = routes.choices("auto")
+        ends = gather(group, torch.cat([routes.tokens.offs, back_order.offs])).wait()
         tokens, choices = (
             part.diff(dim=1, prepend=part.new_zeros(self.ranks, 1)) for part in ends.split(self.ranks, 1)
         )
@@ -143,8 +144,7 @@ class Part:
 
         def pack() -> torch.Tensor:
             found = Routes.of(ids, placement, rank, "auto")
-            encoded = dispatch.encode(x, layout, None, "auto")
-            return dispatch.pack(encoded, found, placement, rank, layout, sum(sent))
+            return dispatch.pack(x, found, layout, None, sum(sent), None, "auto")[0]
 
         rows = pack()
         exchange = lambda: send_rows(rows, group, sent, received)
@@ -166,7 +166,7 @@ class Part:
             "products": products,
             "collect": collect,
             "combine": combine,
-            "sum": lambda: finalize(back, routes.choices.rows, weights),
+            "sum": lambda: finalize(back, back_order.rows, weights),
         }
         return calls, table, layout
 

@@ -280,3 +280,69 @@ class Probe(IntEnum):
     ARG0 = 2  # two numbers whose meaning is the probe's
     ARG1 = 3
     CTAS = 4  # of the grid
+
+
+class RankChoices(IntEnum):
+    """Entries of a table of choices over ranks, one row: addresses, extents."""
+
+    IDS = 0
+    TO_RANK = 1
+    TO_LOCAL = 2
+    RANKS = 3
+    LOCALS = 4
+    GOALS = 5
+    ID_BYTES = 6
+    TOKENS = 7
+    TOP_K = 8
+    EXPERTS = 9
+    PERIOD = 10  # columns of TO_RANK
+    NUM_RANKS = 11
+
+
+class PackRows(IntEnum):
+    """Entries of a table of rows to send, one row: addresses, a stride in bytes, extents, offsets in bytes."""
+
+    X = 0
+    GLOBAL_SCALE = 1  # one fp32 factor; unused where the kernel has none
+    RANKS = 2
+    LOCALS = 3
+    PAIRS = 4
+    OFFS = 5  # read where there is a capacity
+    SENT = 6
+    RESULTS = 7  # written where there is a capacity
+    X_PITCH = 8
+    TOKENS = 9
+    TOP_K = 10
+    K = 11
+    NUM_RANKS = 12
+    CAPACITY = 13  # 0: none
+    VALUES = 14
+    SCALES = 15
+    ROW_BYTES = 16
+
+
+class UnpackRows(IntEnum):
+    """Entries of a table of rows that have come, one row: addresses, extents, offsets in bytes."""
+
+    CAME = 0
+    ROWS = 1
+    PLACES = 2
+    DATA = 3
+    SCALE = 4
+    NUM_ROWS = 5
+    TOP_K = 6
+    K = 7
+    VALUES = 8
+    SCALES = 9
+    ROW_BYTES = 10
+
+
+class CollectRows(IntEnum):
+    """Entries of a table of rows to copy, one row: addresses, extents."""
+
+    H = 0
+    ROWS = 1
+    GOALS = 2  # read where the kernel has them
+    BACK = 3
+    SLOTS = 4
+    ROW_WORDS = 5  # of 16 bytes

@@ -16,16 +16,19 @@ from dataclasses import dataclass
 
 import torch
 
+from nvfp4_cute import backends
 from nvfp4_cute.experts.gather import gather_quantize
 from nvfp4_cute.experts.permutation import Permutation, permute
 from nvfp4_cute.experts.placement import Placement
-from nvfp4_cute.formats.block_format import ATOM_COLS, ATOM_ROWS, NVFP4
-from nvfp4_cute.ops.quantize import quantize
-
-ALIGNMENT = 16
-ID_BYTES = 4
-# What rows are copied by.
-WORD = torch.int64
+from nvfp4_cute.experts.rank_tasks import (
+    ALIGNMENT,
+    ID_BYTES,
+    CollectTask,
+    PackTask,
+    RankChoicesTask,
+    UnpackTask,
+)
+from nvfp4_cute.formats.block_format import ATOM_ROWS, NVFP4
 
 
 def _aligned(count: int) -> int:
@@ -73,104 +76,62 @@ class Routes:
     """Where the choices of a rank's tokens go.
 
     Attributes:
-        ids: int32 [T, k], global; -1 where there is no such expert.
-        ranks: int32 [T, k]: the rank of every choice, or -1.
+        ids: [T, k], as given. ranks: int32 [T, k]: the rank of every choice. locals: int32 [T, k]: what its expert is called
+        there. Both are -1 where there is no such expert.
         tokens: orders the pairs (token, rank) that there are by rank, then token: ``rows`` and ``places`` are [T, ranks].
-        choices: orders the choices by rank, then token, then k.
     """
 
     ids: torch.Tensor
     ranks: torch.Tensor
+    locals: torch.Tensor
     tokens: Permutation
-    choices: Permutation
 
     @classmethod
     def of(cls, ids: torch.Tensor, placement: Placement, rank: int, backend: str) -> "Routes":
         """Of the tokens of a rank, from their ids, int32 or int64 [T, k]."""
-        to_rank, _ = placement.tables(rank, ids.device)
-        experts, period = to_rank.shape
-        ids = torch.where((ids >= 0) & (ids < experts), ids, -1).int()
-        turn = torch.arange(len(ids), device=ids.device)[:, None] % period
-        ranks = torch.where(ids >= 0, to_rank[ids.clamp(min=0), turn], -1)
-        every = torch.arange(placement.num_ranks, dtype=torch.int32, device=ids.device)
-        goes = (ranks[:, :, None] == every).any(1)
-        goals = torch.where(goes, every, -1)
-        tokens = permute(goals, placement.num_ranks, backend=backend)
-        return cls(ids, ranks, tokens, permute(ranks, placement.num_ranks, backend=backend))
+        to_rank, to_local = placement.tables(rank, ids.device)
+        ranks, local = (torch.empty(ids.shape, dtype=torch.int32, device=ids.device) for _ in range(2))
+        goals = ranks.new_empty((len(ids), placement.num_ranks))
+        backends.run_task(backend, RankChoicesTask(ids, to_rank, to_local, ranks, local, goals))
+        return cls(ids, ranks, local, permute(goals, placement.num_ranks, backend=backend))
 
-    def rows_with_capacity(self, capacity: int, top_k: int) -> torch.Tensor:
-        """int32 [T, k]: where the result of every choice comes back, k for every place of a token, or -1."""
-        ranks = self.ranks.clamp(min=0).long()
-        place = self.tokens.rows.gather(1, ranks) - self.starts()[ranks]
-        index = torch.arange(top_k, dtype=torch.int32, device=place.device)
-        rows = (self.ranks * capacity + place) * top_k + index
-        return torch.where(self.ranks >= 0, rows, -1)
-
-    def starts(self) -> torch.Tensor:
-        """int32 [ranks]: the first of every rank's pairs."""
-        return torch.cat([self.tokens.offs.new_zeros(1), self.tokens.offs[:-1]])
-
-
-def encode(x: torch.Tensor, layout: RowLayout, scale: torch.Tensor | None, backend: str) -> torch.Tensor:
-    """Of every token, what follows the ids in its row: values, block scales, zeros. uint8 [T, row_bytes - bytes of the ids]."""
-    if not layout.is_quantized:
-        parts = [x.contiguous().view(torch.uint8)]
-    else:
-        codes = quantize(x, global_scale=scale, scale_layout="rowmajor", backend=backend)
-        parts = [codes.data, codes.scale.view(torch.uint8)]
-    padding = layout.row_bytes - layout.scales.stop
-    return torch.cat([*parts, parts[0].new_zeros((len(x), padding))], 1)
+    def choices(self, backend: str) -> Permutation:
+        """Orders the choices by rank, then token, then k: as their results come back without a capacity."""
+        return permute(self.ranks, len(self.tokens.offs), backend=backend)
 
 
 def pack(
-    encoded: torch.Tensor, routes: Routes, placement: Placement, rank: int, layout: RowLayout, count: int
-) -> torch.Tensor:
-    """Rows of all pairs (token, rank), ordered by rank: uint8 [count, row_bytes].
+    x: torch.Tensor,
+    routes: Routes,
+    layout: RowLayout,
+    scale: torch.Tensor | None,
+    count: int,
+    capacity: int | None,
+    backend: str,
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """Rows of all pairs (token, rank), ordered by rank.
 
     Args:
-        encoded: of ``encode``. rank: of this process. count: how many pairs there are.
+        x: [T, H]. scale: global scale where values are NVFP4, or None. count: how many pairs there are.
+        capacity: room for tokens for every rank, whatever ``count``; None: rows one after the other.
+
+    Returns:
+        rows: uint8 [count, row_bytes], or [ranks * capacity, row_bytes], where rows of no token have ids -1.
+        results: with a capacity, int32 [T, k]: where the result of every choice comes back, k for every row, or -1.
     """
-    pairs = routes.tokens.slots[:count]
-    tokens, goals = pairs // placement.num_ranks, pairs % placement.num_ranks
-    return _rows(encoded, tokens, _local_ids(routes, placement, rank, tokens, goals), layout)
-
-
-def pack_fixed(
-    encoded: torch.Tensor, routes: Routes, placement: Placement, rank: int, layout: RowLayout, capacity: int
-) -> torch.Tensor:
-    """The same with room for ``capacity`` tokens for every rank: uint8 [ranks * capacity, row_bytes]; other rows have ids -1."""
-    ranks, slots = placement.num_ranks, routes.tokens.slots
-    place = torch.arange(capacity, dtype=torch.int32, device=slots.device)
-    starts = routes.starts()[:, None]
-    is_there = (starts + place < routes.tokens.offs[:, None]).flatten()
-    if not len(encoded):
-        return torch.full(
-            (ranks * capacity, layout.row_bytes), 0xFF, dtype=torch.uint8, device=encoded.device
-        )
-    pairs = slots[(starts + place).clamp(max=len(slots) - 1).flatten()]
-    tokens = torch.where(is_there, pairs // ranks, 0)
-    goals = torch.arange(ranks, device=slots.device).repeat_interleave(capacity)
-    ids = _local_ids(routes, placement, rank, tokens, goals)
-    return _rows(encoded, tokens, torch.where(is_there[:, None], ids, -1), layout)
-
-
-def _local_ids(routes: Routes, placement: Placement, rank: int, tokens, goals) -> torch.Tensor:
-    """int32 [R, k]: what the choices of tokens are called on the ranks that they go to."""
-    _, to_local = placement.tables(rank, routes.ids.device)
-    local = to_local[goals[:, None], routes.ids[tokens].clamp(min=0)]
-    return torch.where(routes.ranks[tokens] == goals[:, None], local, -1)
-
-
-def _rows(encoded: torch.Tensor, tokens: torch.Tensor, ids: torch.Tensor, layout: RowLayout) -> torch.Tensor:
-    rows = torch.empty((len(tokens), layout.row_bytes), dtype=torch.uint8, device=encoded.device)
-    layout.ids(rows).copy_(ids)
-    rows.view(WORD)[:, layout.values.start // WORD.itemsize :] = _taken(encoded, tokens).view(WORD)
-    return rows
-
-
-def _taken(rows: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
-    """``rows[index]`` of rows that are a multiple of eight bytes, contiguous."""
-    return rows.view(WORD).index_select(0, index).view(rows.dtype)
+    if capacity is not None:
+        count = len(routes.tokens.offs) * capacity
+    rows = torch.empty((count, layout.row_bytes), dtype=torch.uint8, device=x.device)
+    results = None if capacity is None else torch.empty_like(routes.ranks)
+    if capacity is not None and not len(x):
+        rows.fill_(0xFF)
+    factor = scale.view(-1) if layout.is_quantized and scale is not None else None
+    task = PackTask(
+        x, factor, routes.ranks, routes.locals, routes.tokens.rows, routes.tokens.offs, rows, results, layout.is_quantized,
+        capacity, layout.values.start, layout.scales.start,
+    )  # fmt: skip
+    backends.run_task(backend, task)
+    return rows, results
 
 
 def unpack(
@@ -195,23 +156,21 @@ def unpack(
         x = rows[:, layout.values].view(layout.dtype)
         return ids, *gather_quantize(x, ids, num_experts, global_scale=scale, backend=backend)
     order = permute(ids, num_experts, backend=backend)
-    # Entries of slots behind the last choice are not written: they may be anything.
-    slots = order.slots[:count].clamp(0, max(ids.numel() - 1, 0)).long()
-    sources = slots // layout.top_k
-    data = _taken(rows[:, layout.values], sources)
-    atoms = NVFP4.scale_shape((len(slots) // ATOM_ROWS + num_experts) * ATOM_ROWS, layout.hidden)
-    blocked = torch.empty((atoms[0] + 1, *atoms[1:]), dtype=torch.uint8, device=rows.device)
-    # Scales of four blocks are a word: (row, word).
-    start = layout.scales.start
-    words = rows[:, start : start + atoms[1] * ATOM_COLS].view(torch.int32).index_select(0, sources)
-    # A choice's row of scales, -1: the atoms behind the last, which are cut off.
-    places = order.places.flatten()[slots].long()
-    if count is None:
-        is_row = torch.arange(len(slots), device=rows.device) < order.offs[-1]
-        places = torch.where(is_row, places, -1)
-    atom, inside = torch.div(places, ATOM_ROWS, rounding_mode="floor"), places % ATOM_ROWS
-    blocked.view(torch.int32)[atom, :, inside % 32, inside // 32, 0] = words
-    return ids, data, blocked[:-1].view(torch.float8_e4m3fn), order
+    room = ids.numel() if count is None else min(_room(count), ids.numel())
+    data = rows.new_empty((room, NVFP4.row_bytes(layout.hidden)))
+    atoms = NVFP4.scale_shape((room // ATOM_ROWS + num_experts) * ATOM_ROWS, layout.hidden)
+    blocked = rows.new_empty(atoms)
+    task = UnpackTask(
+        rows, order.rows, order.places, data, blocked, layout.hidden, layout.values.start, layout.scales.start
+    )  # fmt: skip
+    backends.run_task(backend, task)
+    return ids, data, blocked.view(torch.float8_e4m3fn), order
+
+
+def _room(count: int) -> int:
+    """At most an eighth more, so that there are few sizes: what depends on a product's size is found once for many calls."""
+    step = 1 << max(count.bit_length() - 4, 0)
+    return -(-count // step) * step
 
 
 def collect(
@@ -223,10 +182,8 @@ def collect(
         down: [rows, H], as of ``LocalExperts.rows``. ids, order: as of ``unpack``.
         count: choices that went to local experts; None: a result for every entry of ``ids``, undefined where it is -1.
     """
-    if not len(down):
-        return down.new_empty((0 if count is not None else ids.numel(), down.shape[1]))
-    if count is None:
-        return _taken(down, order.rows.flatten().clamp(min=0))
-    is_local = torch.where(ids >= 0, 0, -1)
-    slots = permute(is_local, 1, backend=backend).slots[:count]
-    return _taken(down, order.rows.flatten()[slots])
+    back = down.new_empty((ids.numel() if count is None else count, down.shape[1]))
+    # Every id of an expert becomes 0, so that its row is its place among all of them.
+    goals = None if count is None else permute(ids.clamp(max=0), 1, backend=backend).rows
+    backends.run_task(backend, CollectTask(down, order.rows, goals, back))
+    return back

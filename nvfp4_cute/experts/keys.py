@@ -152,3 +152,80 @@ class ActivateKey(SimtKey):
             simt.has_fp4_convert(self.arch),
             self.to_name(),
         )
+
+
+@dataclass(frozen=True)
+class RankChoicesKey(SimtKey):
+    """Where choices go."""
+
+    def to_name(self) -> str:
+        """Readable, unique; the kernel's symbol starts with it."""
+        return f"moe_rank_choices_{self.arch}"
+
+    def make_kernel(self) -> Any:
+        """The CuTe DSL object to compile."""
+        from nvfp4_cute.kernels.simt.rank_choices import RankChoicesKernel
+
+        return RankChoicesKernel(self.to_name())
+
+
+@dataclass(frozen=True)
+class PackRowsKey(SimtKey):
+    """Rows to send: input dtype, whether they are quantized, by a factor or none, and whether every rank has as many."""
+
+    dtype: torch.dtype
+    quantizes: bool
+    has_global_scale: bool
+    has_capacity: bool
+
+    def to_name(self) -> str:
+        """Readable, unique; the kernel's symbol starts with it."""
+        options = (
+            "_quantize" * self.quantizes + "_scaled" * self.has_global_scale + "_fixed" * self.has_capacity
+        )
+        return f"moe_pack_rows_{self.arch}_{dtype_name(self.dtype)}{options}"
+
+    def make_kernel(self) -> Any:
+        """The CuTe DSL object to compile."""
+        from nvfp4_cute.kernels.simt.pack_rows import PackRowsKernel
+
+        return PackRowsKernel(
+            self.dtype == torch.bfloat16,
+            self.quantizes,
+            self.has_global_scale,
+            self.has_capacity,
+            simt.has_fp4_convert(self.arch),
+            self.to_name(),
+        )
+
+
+@dataclass(frozen=True)
+class UnpackRowsKey(SimtKey):
+    """Rows that have come."""
+
+    def to_name(self) -> str:
+        """Readable, unique; the kernel's symbol starts with it."""
+        return f"moe_unpack_rows_{self.arch}"
+
+    def make_kernel(self) -> Any:
+        """The CuTe DSL object to compile."""
+        from nvfp4_cute.kernels.simt.unpack_rows import UnpackRowsKernel
+
+        return UnpackRowsKernel(self.to_name())
+
+
+@dataclass(frozen=True)
+class CollectRowsKey(SimtKey):
+    """Rows to go back, and whether they have places of their own."""
+
+    has_goals: bool
+
+    def to_name(self) -> str:
+        """Readable, unique; the kernel's symbol starts with it."""
+        return f"moe_collect_rows_{self.arch}{'_goals' * self.has_goals}"
+
+    def make_kernel(self) -> Any:
+        """The CuTe DSL object to compile."""
+        from nvfp4_cute.kernels.simt.collect_rows import CollectRowsKernel
+
+        return CollectRowsKernel(self.has_goals, self.to_name())

@@ -3,9 +3,10 @@
 ::
 
     routes    where this rank's choices go                                        home rank
-    encode    tokens to NVFP4, once a token                                       home rank
+    pack      tokens to NVFP4, once a token, and ids                              home rank
     dispatch  a row for every pair (token, rank of one of its experts)            home -> experts
     products  of the local experts                                                rank of the experts
+    collect   results in the order in which their choices came                     rank of the experts
     combine   a row for every choice                                              experts -> home
     sum       weighted, in float32, in the order of k: the one-GPU layer's bits   home rank
 
@@ -103,9 +104,13 @@ class Call:
         """Where the choices of this rank's tokens go."""
         return Routes.of(ids, self.ranks.placement, self.ranks.rank, self.backend)
 
-    def encode(self, x: torch.Tensor) -> torch.Tensor:
-        """Tokens as they travel."""
-        return dispatch.encode(x, self.layout, self.input_scale, self.backend)
+    def pack(
+        self, x: torch.Tensor, routes: Routes, count: int = 0
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Rows to send, and with a capacity where the choices' results come back: as of ``dispatch.pack``."""
+        return dispatch.pack(
+            x, routes, self.layout, self.input_scale, count, self.ranks.capacity, self.backend
+        )
 
     def compute(self, rows: torch.Tensor, count: int | None) -> torch.Tensor:
         """What goes back for rows that have come, of which ``count`` choices are of local experts."""
@@ -176,17 +181,17 @@ def moe_over_ranks(
 def _exact(group, call: Call, x, ids, weights, shared) -> torch.Tensor:
     """Sizes first, then as many rows as there are."""
     routes = call.routes(ids)
-    sizes = _meet(group, _checksum(call.facts), x.device, (routes.tokens.offs, routes.choices.offs))
-    encoded = call.encode(x)
+    order = routes.choices(call.backend)
+    sizes = _meet(group, _checksum(call.facts), x.device, (routes.tokens.offs, order.offs))
     table = _say_why(sizes, call)
     placement, rank = call.ranks.placement, call.ranks.rank
     tokens, choices = (_differences(part) for part in table.split(placement.num_ranks, 1))  # [from][to]
     sent, received = tokens[rank], [row[rank] for row in tokens]
-    rows = dispatch.pack(encoded, routes, placement, rank, call.layout, sum(sent))
+    rows, _ = call.pack(x, routes, sum(sent))
     rows = send_rows(rows, group, sent, received)
     wanted, owed = choices[rank], [row[rank] for row in choices]
     back = send_rows(call.compute(rows, sum(owed)), group, owed, wanted)
-    return call.sum(back, routes.choices.rows, routes, weights, shared)
+    return call.sum(back, order.rows, routes, weights, shared)
 
 
 def _with_capacity(group, call: Call, x, ids, weights, shared) -> torch.Tensor:
@@ -197,19 +202,19 @@ def _with_capacity(group, call: Call, x, ids, weights, shared) -> torch.Tensor:
             raise RankError("ranks have not agreed on these sizes: call the layer once before the capture")
         _say_why(_meet(group, _checksum(call.facts), x.device), call)
         agreed.add(call.facts)
-    ranks, capacity, top_k = call.ranks, call.ranks.capacity, call.layout.top_k
+    tokens, capacity = len(x), call.ranks.capacity
     assert capacity is not None
-    tokens = len(x)
     if tokens > capacity:  # The other ranks count on this one's experts.
         x, ids = x[:0], ids[:0]
     routes = call.routes(ids)
-    rows = dispatch.pack_fixed(call.encode(x), routes, ranks.placement, ranks.rank, call.layout, capacity)
+    rows, results = call.pack(x, routes)
+    assert results is not None
     back = send_rows(call.compute(send_rows(rows, group), None), group)
     if tokens > capacity:
         raise ValueError(
             f"{tokens} tokens are more than capacity={capacity}; pass a larger one on every rank"
         )
-    return call.sum(back, routes.rows_with_capacity(capacity, top_k), routes, weights, shared)
+    return call.sum(back, results, routes, weights, shared)
 
 
 def _meet(group, checksum: int, device: torch.device, ends: tuple[torch.Tensor, ...] = ()) -> Gathered:
@@ -259,4 +264,10 @@ def _check(x, ids, weights, input_scale, bias2, shared, placement: Placement) ->
             f"bias2 has {len(bias2)} rows; with a group it has one for each of all {placement.num_experts} experts, since "
             "results are added up at home"
         )
+    if x.shape[1] % 32:
+        raise ValueError(
+            f"H={x.shape[1]} is not a multiple of 32 (rows of results start 16 bytes apart); pad H"
+        )
+    if input_scale is not None and input_scale.dtype != torch.float32:
+        raise ValueError(f"input_scale is {input_scale.dtype}; expected torch.float32")
     check_addends(x.dtype, x.shape[1], ids.shape, weights, shared, bias2, ids)

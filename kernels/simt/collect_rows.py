@@ -1,0 +1,101 @@
+"""Rows of experts to where they go back from: back[goal[i]] = h[rows[i]], or back[i], of every choice i that has a row.
+
+h and back in rows of whole 16 bytes; rows and goals int32 (choices), rows -1 where there is none.
+
+Work: a warp takes 2 KB of a row, a lane 16 bytes of each 512.
+"""
+
+from dataclasses import dataclass
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import Int32, Int64, Uint32
+
+from nvfp4_cute.launch_table import CollectRows
+from nvfp4_cute.planning.arch.simt import ROW_WARPS, WARP_SIZE
+
+from ..common.global_access import READ_ONCE, global_scalar, load_words, store_words
+
+VECTOR_WORDS, VECTOR_BYTES = 4, 16
+AHEAD = 4
+
+
+@dataclass(frozen=True)
+class CollectOperands:
+    """Addresses Int64, extents Int32."""
+
+    h: Int64
+    rows: Int64
+    goals: Int64
+    back: Int64
+    slots: Int32
+    row_words: Int32
+
+
+class CollectRowsKernel:
+    """One compiled variant.
+
+    Args:
+        has_goals: whether ``goals`` is read.
+        name: what the kernel is called in profilers and in the emulator's reports.
+    """
+
+    def __init__(self, has_goals: bool, name: str):
+        self.has_goals = has_goals
+        self.name = name
+
+    @cute.jit
+    def __call__(self, table: cute.Pointer, stream):
+        """Launch: a warp for 2 KB of a row.
+
+        Args:
+            table: Int64 in host memory: ``launch_table.CollectRows``.
+            stream: CUstream.
+        """
+        t = cute.make_tensor(table, cute.make_layout(len(CollectRows)))
+        operands = CollectOperands(
+            h=t[CollectRows.H],
+            rows=t[CollectRows.ROWS],
+            goals=t[CollectRows.GOALS],
+            back=t[CollectRows.BACK],
+            slots=Int32(t[CollectRows.SLOTS]),
+            row_words=Int32(t[CollectRows.ROW_WORDS]),
+        )
+        chunks = cute.ceil_div(operands.row_words, WARP_SIZE * AHEAD)
+        self.kernel.set_name_prefix(self.name)
+        self.kernel(operands).launch(
+            grid=(cute.ceil_div(operands.slots * chunks, ROW_WARPS), 1, 1),
+            block=(ROW_WARPS * WARP_SIZE, 1, 1),
+            stream=stream,
+        )
+
+    @cute.kernel
+    def kernel(self, operands: CollectOperands):
+        """Load all of the lane's, then store."""
+        tidx, _, _ = cute.arch.thread_idx()
+        block_idx, _, _ = cute.arch.block_idx()
+        chunks = cute.ceil_div(operands.row_words, WARP_SIZE * AHEAD)
+        work = block_idx * ROW_WARPS + cute.arch.make_warp_uniform(tidx // WARP_SIZE)
+        slot, first = work // chunks, work % chunks * (WARP_SIZE * AHEAD) + tidx % WARP_SIZE
+        if slot < operands.slots:
+            source = global_scalar(Int32, operands.rows + Int64(slot) * 4)[0]
+            goal = slot
+            if cutlass.const_expr(self.has_goals):
+                goal = global_scalar(Int32, operands.goals + Int64(slot) * 4)[0]
+            if source >= 0:
+                # (WORD, VECTOR)
+                words = cute.make_rmem_tensor((VECTOR_WORDS, AHEAD), Uint32)
+                source_row = operands.h + Int64(source) * operands.row_words * VECTOR_BYTES
+                goal_row = operands.back + Int64(goal) * operands.row_words * VECTOR_BYTES
+                for i in cutlass.range_constexpr(AHEAD):
+                    vector = first + i * WARP_SIZE
+                    if vector < operands.row_words:
+                        loaded = load_words(source_row + vector * VECTOR_BYTES, VECTOR_WORDS, READ_ONCE)
+                        for w, word in enumerate(loaded):
+                            words[w, i] = word
+                for i in cutlass.range_constexpr(AHEAD):
+                    vector = first + i * WARP_SIZE
+                    if vector < operands.row_words:
+                        store_words(
+                            goal_row + vector * VECTOR_BYTES, [words[w, i] for w in range(VECTOR_WORDS)]
+                        )

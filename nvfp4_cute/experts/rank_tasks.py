@@ -1,0 +1,233 @@
+"""The launches that prepare rows for other ranks, and take apart what has come: tasks of ``dispatch``."""
+
+from dataclasses import dataclass
+from enum import IntEnum
+
+import torch
+
+from nvfp4_cute.experts.keys import CollectRowsKey, PackRowsKey, RankChoicesKey, UnpackRowsKey
+from nvfp4_cute.formats import block_scaled
+from nvfp4_cute.formats.block_format import ATOM_COLS, ATOM_ROWS
+from nvfp4_cute.gpus.targets import Gpu
+from nvfp4_cute.launch.table_task import Addresses, TableTask
+from nvfp4_cute.launch_table import CollectRows, PackRows, RankChoices, UnpackRows
+
+ALIGNMENT = 16
+ID_BYTES = 4
+
+
+@dataclass(frozen=True)
+class RankChoicesTask(TableTask):
+    """Where choices go: ids [T, k]; to_rank, to_local as of ``Placement.tables``; the others as of ``Routes``."""
+
+    columns = RankChoices
+    written = ("ranks", "locals", "goals")
+    ids: torch.Tensor
+    to_rank: torch.Tensor
+    to_local: torch.Tensor
+    ranks: torch.Tensor
+    locals: torch.Tensor
+    goals: torch.Tensor
+
+    def key(self, gpu: Gpu) -> RankChoicesKey:
+        """What to compile."""
+        return RankChoicesKey(gpu.arch)
+
+    def numbers(self, gpu: Gpu) -> dict[IntEnum, int]:
+        """Extents."""
+        tokens, top_k = self.ids.shape
+        experts, period = self.to_rank.shape
+        return {
+            RankChoices.ID_BYTES: self.ids.element_size(),
+            RankChoices.TOKENS: tokens,
+            RankChoices.TOP_K: top_k,
+            RankChoices.EXPERTS: experts,
+            RankChoices.PERIOD: period,
+            RankChoices.NUM_RANKS: len(self.to_local),
+        }
+
+    def reference(self) -> None:
+        """By look-ups."""
+        experts, period = self.to_rank.shape
+        is_expert = (self.ids >= 0) & (self.ids < experts)
+        ids = torch.where(is_expert, self.ids, 0).long()
+        turn = torch.arange(len(ids), device=ids.device)[:, None] % period
+        ranks = self.to_rank[ids, turn]
+        self.ranks.copy_(torch.where(is_expert, ranks, -1))
+        self.locals.copy_(torch.where(is_expert, self.to_local[ranks.long(), ids], -1))
+        every = torch.arange(len(self.to_local), dtype=torch.int32, device=ids.device)
+        goes = (self.ranks[:, :, None] == every).any(1)
+        self.goals.copy_(torch.where(goes, every, -1))
+
+
+@dataclass(frozen=True)
+class PackTask(TableTask):
+    """Rows to send.
+
+    Attributes:
+        x: [T, K]. global_scale: float32, one element, or None for 1. ranks, locals: as of ``Routes``.
+        pairs, offs: ``rows`` and ``offs`` of ``Routes.tokens``.
+        sent: uint8 [rows, bytes of a row]. results: int32 [T, k] with a capacity, else None.
+        is_quantized: whether values are NVFP4. capacity: rows of every rank, or None.
+        values, scales: where these begin in a row.
+    """
+
+    columns = PackRows
+    x: torch.Tensor
+    global_scale: torch.Tensor | None
+    ranks: torch.Tensor
+    locals: torch.Tensor
+    pairs: torch.Tensor
+    offs: torch.Tensor
+    sent: torch.Tensor
+    results: torch.Tensor | None
+    is_quantized: bool
+    capacity: int | None
+    values: int
+    scales: int
+
+    @property
+    def written(self) -> tuple[str, ...]:  # type: ignore[override]
+        """Names of the fields that the kernel writes."""
+        return ("sent",) if self.results is None else ("sent", "results")
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether there are no tokens."""
+        return self.ranks.numel() == 0
+
+    def addresses(self) -> Addresses:
+        """Fields that are columns of addresses."""
+        named = ("x", "global_scale", "ranks", "locals", "pairs", "offs", "sent", "results")
+        return {
+            name: (PackRows[name.upper()], getattr(self, name))
+            for name in named
+            if getattr(self, name) is not None
+        }
+
+    def key(self, gpu: Gpu) -> PackRowsKey:
+        """What to compile."""
+        has_scale = self.global_scale is not None
+        return PackRowsKey(gpu.arch, self.x.dtype, self.is_quantized, has_scale, self.capacity is not None)
+
+    def numbers(self, gpu: Gpu) -> dict[IntEnum, int]:
+        """Extents."""
+        tokens, top_k = self.ranks.shape
+        return {
+            PackRows.X_PITCH: self.x.stride(0) * self.x.element_size(),
+            PackRows.TOKENS: tokens,
+            PackRows.TOP_K: top_k,
+            PackRows.K: self.x.shape[1],
+            PackRows.NUM_RANKS: len(self.offs),
+            PackRows.CAPACITY: self.capacity or 0,
+            PackRows.VALUES: self.values,
+            PackRows.SCALES: self.scales,
+            PackRows.ROW_BYTES: self.sent.shape[1],
+        }
+
+    def reference(self) -> None:
+        """Row by row of ``quantize``'s, or of x."""
+        top_k, ranks = self.ranks.shape[1], len(self.offs)
+        pairs = self.pairs.long()
+        if self.capacity is not None:
+            self.sent[:, : top_k * ID_BYTES].view(torch.int32).fill_(-1)
+            starts = torch.cat([self.offs.new_zeros(1), self.offs[:-1]]).long()
+            first = torch.arange(ranks, device=starts.device) * self.capacity - starts
+            pairs = torch.where(pairs >= 0, pairs + first, -1)
+        tokens, goals = (pairs >= 0).nonzero(as_tuple=True)
+        rows = pairs[tokens, goals]
+        ids = torch.where(self.ranks[tokens] == goals[:, None], self.locals[tokens], -1)
+        self.sent[:, : top_k * ID_BYTES].view(torch.int32)[rows] = ids
+        parts = {self.values: self.x.contiguous().view(torch.uint8)}
+        if self.is_quantized:
+            codes = block_scaled.quantize(self.x, global_scale=self.global_scale, scale_layout="rowmajor")
+            parts = {self.values: codes.data.view(torch.uint8), self.scales: codes.scale.view(torch.uint8)}
+        for start, part in parts.items():
+            self.sent[rows, start : start + part.shape[1]] = part[tokens]
+        if self.results is not None:
+            places = pairs.gather(1, self.ranks.clamp(min=0).long())
+            index = torch.arange(top_k, device=places.device)
+            self.results.copy_(torch.where(self.ranks >= 0, places * top_k + index, -1))
+
+
+@dataclass(frozen=True)
+class UnpackTask(TableTask):
+    """Rows that have come, uint8 [R, bytes of a row]; rows, places int32 [R, k]; data, scale: as of ``gather_quantize``."""
+
+    columns = UnpackRows
+    written = ("data", "scale")
+    came: torch.Tensor
+    rows: torch.Tensor
+    places: torch.Tensor
+    data: torch.Tensor
+    scale: torch.Tensor
+    k: int
+    values: int
+    scales: int
+
+    def key(self, gpu: Gpu) -> UnpackRowsKey:
+        """What to compile."""
+        return UnpackRowsKey(gpu.arch)
+
+    def addresses(self) -> Addresses:
+        """Fields that are columns of addresses."""
+        return {
+            name: (UnpackRows[name.upper()], getattr(self, name))
+            for name in ("came", "rows", "places", "data", "scale")
+        }
+
+    def numbers(self, gpu: Gpu) -> dict[IntEnum, int]:
+        """Extents."""
+        return {
+            UnpackRows.NUM_ROWS: len(self.came),
+            UnpackRows.TOP_K: self.rows.shape[1],
+            UnpackRows.K: self.k,
+            UnpackRows.VALUES: self.values,
+            UnpackRows.SCALES: self.scales,
+            UnpackRows.ROW_BYTES: self.came.shape[1],
+        }
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether nothing has come."""
+        return self.rows.numel() == 0
+
+    def reference(self) -> None:
+        """By indices: scales of four blocks are a word."""
+        sources, choices = (self.rows >= 0).nonzero(as_tuple=True)
+        rows, places = self.rows[sources, choices].long(), self.places[sources, choices].long()
+        self.data[rows] = self.came[sources, self.values : self.values + self.data.shape[1]]
+        words = self.came[:, self.scales : self.scales + self.scale.shape[1] * ATOM_COLS].contiguous()
+        atom, inside = places // ATOM_ROWS, places % ATOM_ROWS
+        blocked = self.scale.view(torch.int32)
+        blocked[atom, :, inside % 32, inside // 32, 0] = words.view(torch.int32)[sources]
+
+
+@dataclass(frozen=True)
+class CollectTask(TableTask):
+    """Results to go back: ``back[goals[i]] = h[rows[i]]``, or ``back[i]`` without goals, where ``rows[i]`` is not -1."""
+
+    columns = CollectRows
+    written = ("back",)
+    h: torch.Tensor
+    rows: torch.Tensor
+    goals: torch.Tensor | None
+    back: torch.Tensor
+
+    def key(self, gpu: Gpu) -> CollectRowsKey:
+        """What to compile."""
+        return CollectRowsKey(gpu.arch, self.goals is not None)
+
+    def numbers(self, gpu: Gpu) -> dict[IntEnum, int]:
+        """Extents."""
+        return {
+            CollectRows.SLOTS: self.rows.numel(),
+            CollectRows.ROW_WORDS: self.h.shape[1] * self.h.element_size() // ALIGNMENT,
+        }
+
+    def reference(self) -> None:
+        """By indices."""
+        rows = self.rows.flatten()
+        slots = (rows >= 0).nonzero().flatten()
+        goals = slots if self.goals is None else self.goals.flatten()[slots].long()
+        self.back[goals] = self.h[rows[slots].long()]
