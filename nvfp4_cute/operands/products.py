@@ -99,6 +99,7 @@ def check_gemm(
     """
     rules.check_scale_layout(scale_layout)
     rules.check_formats(*formats)
+    rules.check_result_format(out_dtype)
     rules.check_choice("out_dtype", out_dtype, (*OUT_DTYPES, NVFP4))
     is_quantized = out_dtype == NVFP4
     named = {"a": a, "b": b, "a_scale": a_scale, "b_scale": b_scale}
@@ -151,6 +152,7 @@ def check_gemv(
     a, b, a_scale, b_scale, alpha, formats, out, out_dtype, scale_layout
 ) -> tuple[Product, torch.Tensor]:
     """Check the operands of ``gemv``, whose arguments these are. Returns them, and the tensor to return. Raises as above."""
+    rules.check_result_format(out_dtype)
     rules.check_choice("out_dtype", out_dtype, OUT_DTYPES)
     rules.check_scale_layout(scale_layout)
     rules.check_formats(*formats)
@@ -202,6 +204,7 @@ def check_weight_only(
     Returns:
         The operands, and the tensor to return. Raises as above.
     """
+    rules.check_result_format(out_dtype)
     rules.check_choice("out_dtype", out_dtype, OUT_DTYPES)
     rules.check_scale_layout(scale_layout)
     rules.check_formats(w_format)
@@ -261,6 +264,7 @@ def split_dual_gemm(
                 f"{name} is a {type(tensor).__name__}; pass a torch.Tensor, or call grouped_dual_gemm"
             )
         check_is_tensor(name, tensor)
+    rules.check_result_format(out_dtype)
     check_batched_shapes(named | plain, "a [M, K/2], b1 and b2 [N, K/2] and out [M, N]")
     if out_dtype == NVFP4:
         quantized = quantized_result(out, (*a.shape[2:], a.shape[0]), len(weights[0].data) // parts, a.device)

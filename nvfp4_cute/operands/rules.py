@@ -8,8 +8,8 @@ from typing import Any
 import torch
 
 from nvfp4_cute.errors import UnsupportedProblem
+from nvfp4_cute.formats.block_format import FORMATS, SCALE_LAYOUTS, TMA_ALIGN_BYTES, BlockFormat, ScaleLayout
 from nvfp4_cute.formats.block_format import NVFP4 as NVFP4_FORMAT
-from nvfp4_cute.formats.block_format import SCALE_LAYOUTS, TMA_ALIGN_BYTES, BlockFormat, ScaleLayout
 from nvfp4_cute.formats.block_scaled import check_is_tensor
 from nvfp4_cute.formats.global_scale import first_wrong
 from nvfp4_cute.formats.scale_layout import as_blocked, as_blocked_batches, to_blocked
@@ -387,6 +387,7 @@ def one_each(alpha: torch.Tensor | None, count: int) -> torch.Tensor | None:
 
 def check_out_dtype(out_dtype: OutDtype, out_global_scale: Any) -> None:
     """Raises TypeError for a dtype that no kernel writes, ValueError for a global scale that nothing uses."""
+    check_result_format(out_dtype)
     if out_dtype != NVFP4 and out_dtype not in OUT_DTYPES:
         raise TypeError(
             f"out_dtype={out_dtype!r} is not supported; use {dtype_names(OUT_DTYPES)} or {NVFP4!r}"
@@ -394,6 +395,16 @@ def check_out_dtype(out_dtype: OutDtype, out_global_scale: Any) -> None:
     if out_global_scale is not None and out_dtype != NVFP4:
         raise ValueError(
             f"out_global_scale is given and out_dtype={out_dtype}; it goes with out_dtype={NVFP4!r}"
+        )
+
+
+def check_result_format(out_dtype: Any) -> None:
+    """Raises UnsupportedProblem for a format to which no kernel quantizes results, by its name or its record."""
+    asked = FORMATS.get(out_dtype) if isinstance(out_dtype, str) else out_dtype
+    if isinstance(asked, BlockFormat) and out_dtype != NVFP4:
+        raise UnsupportedProblem(
+            f'out_dtype={out_dtype!r}: products are quantized to "nvfp4" alone; take out_dtype=torch.bfloat16, and call '
+            f"quantize(result, format={asked.title})"
         )
 
 

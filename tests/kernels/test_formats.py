@@ -3,16 +3,20 @@
 import pytest
 import torch
 from format_cases import NAN_CODES, Groups
+from list_checks import check_list_operands
 from oracle import assert_bitwise_equal
 from stage_release import unfinished_reads
 
 import nvfp4_cute as nv
 from nvfp4_cute import KernelConfig
-from nvfp4_cute.backends.emulator import observe
+from nvfp4_cute.backends.emulator import observe, on_emulator
 from nvfp4_cute.cli import compile
 from nvfp4_cute.compile.cache import get_kernel
 from nvfp4_cute.compile.keys import KernelKey
 from nvfp4_cute.formats.block_format import MIXED_PAIRS, NVFP4_PAIR
+from nvfp4_cute.gpus.targets import lookup
+from nvfp4_cute.launch.grouped import GroupedTask
+from nvfp4_cute.launch.prepared import PreparedCall
 from nvfp4_cute.planning.arch import family_of, sm120
 from nvfp4_cute.planning.arch.sm100 import limits
 from nvfp4_cute.planning.choose import candidates
@@ -228,3 +232,21 @@ def test_keys_of_compile_are_of_the_formats():
                 ("grouped_gemm",), "sm_100a", has_alpha=False, formats=(nv.NVFP4, nv.MXFP4), **options
             )
         )
+
+
+def test_a_repeated_call_asks_for_the_alignment_of_what_tma_pads():
+    pair = (nv.MXFP8_E4M3, nv.MXFP4)
+    groups, gpu = Groups.of(pair, ((40, 72, 128),)), lookup("sm_100a").gpu
+    x, w, out = groups.a[0], groups.b[0], torch.empty(40, 72)
+    problem, operands = check_list_operands(
+        [x.data], [w.data], [x.scale], [w.scale], None, [out], out_dtype=torch.float32, a_format=pair[0], b_format=pair[1]
+    )  # fmt: skip
+    with on_emulator(target=lookup("sm_100a")):
+        launch = GroupedTask(problem, operands).launch(gpu, for_emulator=True)
+        assert launch.align_bytes == 32
+        call = PreparedCall(launch, [tensor for _, tensor, _ in GroupedTask(problem, operands).tensors()], 1)
+    room = torch.empty(72 * 96 + 64, dtype=torch.uint8)
+    for shift, is_taken in ((32, True), (16, False)):
+        moved = room[shift:].as_strided((72, 64), (96, 1))
+        tensors = [x.data, moved, x.scale, w.scale, torch.empty(40, 72)]
+        assert call.take(tensors, own_out=True) is is_taken

@@ -129,3 +129,22 @@ def test_what_is_no_format_of_products_is_refused():
         nv.gemm(w, w, w.scale, w.scale)
     with pytest.raises(ValueError, match="a has K=256 and b has K=512"):
         nv.gemm(w.data, w.data.repeat(1, 2), w.scale, w.scale, a_format=nv.MXFP4)
+
+
+@pytest.mark.parametrize("out_dtype", ["mxfp4", nv.MXFP8_E4M3], ids=str)
+def test_results_are_quantized_to_nvfp4_alone(out_dtype):
+    x, w = tensor(nv.MXFP4, M, K), tensor(nv.MXFP4, N, K)
+    calls = [
+        lambda: nv.gemm(x, w, out_dtype=out_dtype),
+        lambda: nv.grouped_gemm([x], [w], out_dtype=out_dtype),
+        lambda: nv.grouped_gemm(
+            x, tensor(nv.MXFP4, 1, N, K), offs=torch.tensor([M], dtype=torch.int32), out_dtype=out_dtype
+        ),
+        lambda: nv.dual_gemm(x, w, w, out_dtype=out_dtype),
+        lambda: nv.gemv(w, tensor(nv.MXFP4, K), out_dtype=out_dtype),
+    ]
+    for call in calls:
+        with pytest.raises(
+            nv.UnsupportedProblem, match=r'quantized to "nvfp4" alone; .*quantize\(result, format=MXFP'
+        ):
+            call()
