@@ -15,6 +15,15 @@ OPERAND_EXPONENT = 2
 # Pairs of bf16: 2^124, 2^-127.
 LIFT = 0x7D807D80
 LEAST_POWERS = 0x00400040
+# A nibble in the low byte of a bf16: a product moves it to both places, magnitude to bits 8 to 6, sign to bit 15.
+E2M1_MOVES, E2M1_BITS = 1 << 6 | 1 << 12, 0x81C081C0
+LOW_NIBBLES = 0x0F0F0F0F
+# prmt: bytes 0 and 1, or 2 and 3, as the lower bytes of two halves.
+LOWER_BYTES = (0x4140, 0x4342)
+# Of four scales the first two, or the last two, as the upper bytes of two halves; one as both, when its number is added to both
+# digits.
+UPPER_BYTES = (0x1404, 0x3424)
+BOTH_UPPER, BOTH_UPPER_STEP = 0x0404, 0x1010
 
 
 def powers(codes: Uint32) -> Uint32:
@@ -31,3 +40,31 @@ def powers(codes: Uint32) -> Uint32:
 def lifted(pair: Uint32) -> Uint32:
     """Two e2m1 values times 2^-126 as two of them times 2^-2."""
     return ptx.scale_x2(pair, LIFT, "bf16")
+
+
+def times_one_of(pair: Uint32, scales: Uint32, upper: int) -> Uint32:
+    """Both of a pair times one of two bf16."""
+    half = "lh"[upper]
+    return inline_ptx(
+        "{ .reg .b16 l, h; .reg .b32 s; mov.b32 {l, h}, {$r1}; mov.b32 s, {"
+        + f"{half}, {half}"
+        + "}; mul.rn.bf16x2 {$w0}, {$r0}, s; }",
+        write_only_types=[Uint32],
+        read_only_args=[pair, scales],
+    )
+
+
+def decode_halves(word: Uint32, scales: Uint32, uppers: tuple[int, int]) -> list:
+    """Eight e2m1 values times their scales, and times 2^-2, in the order of ``decode.decode_halves``, as pairs of bf16.
+
+    Args:
+        word: nibble i is value i.
+        scales: two bf16: ``powers``.
+        uppers: of values 0 to 3, and of 4 to 7, whether the scale is the upper one.
+    """
+    pairs = []
+    for nibbles in (word & Uint32(LOW_NIBBLES), word >> 4 & Uint32(LOW_NIBBLES)):
+        for selector, upper in zip(LOWER_BYTES, uppers, strict=True):
+            bits = ptx.prmt(nibbles, Uint32(0), Uint32(selector)) * Uint32(E2M1_MOVES) & Uint32(E2M1_BITS)
+            pairs.append(times_one_of(lifted(bits), scales, upper))
+    return pairs

@@ -43,8 +43,6 @@ WORD_K = 8
 MMA_M = 2
 MMA_TOKENS = 8
 SCALES_BYTES = 16
-# prmt: a byte of a word as the upper byte of both halves, when its number is added to both upper digits.
-TO_UPPER_BYTES, BOTH_UPPER = 0x0404, 0x1010
 # Sums of the CTAs of an SM; the rest of the unified memory serves as L1, where activations and scales stay.
 SMEM_CARVEOUT_PERCENT = 20
 
@@ -292,7 +290,7 @@ class W4A16Kernel:
     def block_scales(self, scales: cute.Tensor, source: Source) -> list:
         """Of every band, the lane's block scales times ``scale_factor``, each as a pair of 16-bit floats."""
         if self.has_powers:
-            selector = Uint32(TO_UPPER_BYTES + source.piece * BOTH_UPPER)
+            selector = Uint32(ue8m0.BOTH_UPPER + source.piece * ue8m0.BOTH_UPPER_STEP)
             return [[ue8m0.powers(ptx.prmt(scales[band], Uint32(0), selector))] for band in range(BANDS)]
         shift = Uint32(source.piece % self.pieces_per_atom * 16)
         pairs = []

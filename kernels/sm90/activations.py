@@ -1,7 +1,7 @@
-"""ACTIVATIONS role: warps that decode each K tile of the tokens once, from packed NVFP4 to fp16.
+"""ACTIVATIONS role: warps that decode each K tile of the tokens once, from packed NVFP4 to fp16, or MXFP4 to bf16.
 
 Order of K. Lane t of a quad holds, of an MMA's 16 values of K, those at 2t, 2t+1, 2t+8 and 2t+9. A lane of a MATH warp
-reads one 16-byte unit of a row of weights, unit t: 32 consecutive values, four words. ``decode_word`` makes of word w the
+reads one 16-byte unit of a row of weights, unit t: 32 consecutive values, four words. ``decode_halves`` makes of word w the
 pairs (0, 2) and (4, 6), which serve MMA 2w, and (1, 3) and (5, 7), which serve MMA 2w + 1. So MMA 2w + u takes at 2t, 2t+1
 the values 8w + u, 8w + u + 2 of unit t, and at 2t+8, 2t+9 the values 8w + u + 4, 8w + u + 6: the order written here.
 A slab is what four MMAs read: words 0 and 1, or 2 and 3, of every unit, and so one scale of each. In large
@@ -17,7 +17,7 @@ from cutlass import Int32, Uint32
 from nvfp4_cute.planning.arch.sm90 import SF_BLOCK_ROWS, SLABS
 from nvfp4_cute.planning.config import KernelConfig
 
-from ..common.decode import SIGN_BITS, decode_scales, decode_word
+from ..common.decode import SIGN_BITS
 from ..common.ring import CONSUMER_PHASE, PRODUCER_PHASE, Ring, arrive_warp, next_stage
 from ..common.select import select
 from .load import NOTHING, TOKENS, WEIGHTS, LoadArgs, first_place, load_k_tile
@@ -32,6 +32,7 @@ from .operands import (
     tokens_multiplied,
     unit_offset,
 )
+from .packed import NEXT_SLAB, SLAB_SCALES, Packed
 from .tile_walk import WalkedTiles
 from .warp_schedule import LANES_OF_WORD, WARP_SIZE, WARPS_PER_GROUP, WarpSchedule
 
@@ -53,6 +54,7 @@ class ActivationArgs:
         sfa_stage_bytes: of the scales of one stage.
         tiles: what the CTA computes.
         load: what the last two warps load; None where LOAD is a warp of its own.
+        format: of the packed tokens.
     """
 
     a_address: Int32
@@ -65,6 +67,7 @@ class ActivationArgs:
     packed: Ring
     decoded: Ring
     load: LoadArgs | None
+    format: Packed
 
 
 @dataclass(frozen=True)
@@ -84,7 +87,7 @@ class Lane:
     targets: list
 
 
-def _make_lane(first_slab: Int32, tile_m: int, step_tokens: int) -> Lane:
+def _make_lane(first_slab: Int32, tile_m: int, step_tokens: int, format: Packed) -> Lane:
     # Eight consecutive lanes write eight tokens: no two of them share a bank.
     lane, words = cute.arch.lane_idx(), WARP_SIZE // step_tokens
     token = lane // (words * LANES_OF_WORD) * LANES_OF_WORD + lane % LANES_OF_WORD
@@ -93,8 +96,8 @@ def _make_lane(first_slab: Int32, tile_m: int, step_tokens: int) -> Lane:
     target = slab * (tile_m * SLAB_ROW_BYTES) + token * SLAB_ROW_BYTES
     return Lane(
         sources=[unit_offset(token, Int32(unit)) + (first_slab * 2 + word) * 4 for unit in range(UNITS)],
-        scales=scale_offset(token),
-        selector=0x6420 + (first_slab + slab) * 0x1111,
+        scales=scale_offset(token, format.atoms),
+        selector=SLAB_SCALES + (first_slab + slab) * NEXT_SLAB,
         targets=[target + ((first_chunk + i) ^ (token % LANES_OF_WORD)) * UNIT_BYTES for i in range(4)],
     )
 
@@ -126,7 +129,7 @@ def run_activations(args: ActivationArgs):
     warp = cute.arch.make_warp_uniform(cute.arch.warp_idx()) - schedule.num_math_warps
     # Which of a K tile's stages the warp writes, and its place among those that do.
     part, rank = warp // warps_of_stage, warp % warps_of_stage
-    lane = _make_lane(part, tile_m, step_tokens)
+    lane = _make_lane(part, tile_m, step_tokens, args.format)
     tokens = [(first + rank) * step_tokens for first in range(0, -(-tile_m // step_tokens), warps_of_stage)]
     stage, phase = Int32(0), Int32(CONSUMER_PHASE)
     out_turn, out_phase = Int32(0), Int32(PRODUCER_PHASE)
@@ -146,7 +149,9 @@ def run_activations(args: ActivationArgs):
         num_tokens = tokens_multiplied(tile, args.config)
         # The tile's first token need not be the first of a scale block.
         sf_row = tile.tile_m_idx * tile_m % SF_BLOCK_ROWS
-        steps = Steps(lane, tokens, [lane.scales + scale_offset(sf_row + token) for token in tokens])
+        atoms = args.format.atoms
+        scales = [lane.scales + scale_offset(sf_row + token, atoms) for token in tokens]
+        steps = Steps(lane, tokens, scales)
         num_steps = cute.ceil_div(cutlass.max(num_tokens - tokens[0], 0), warps_of_stage * step_tokens)
         for _ in cutlass.range(k_part.count, unroll=1):
             cute.arch.mbarrier_wait(args.packed.full(stage), phase)
@@ -190,25 +195,28 @@ def _decode_steps(
         packed = []
         for i in cutlass.range_constexpr(first, last):
             token = source + steps.tokens[i] * ROW_BYTES
-            packed.append(_load_step(steps.lane, token, scale + steps.scales[i]))
+            packed.append(_load_step(steps.lane, token, scale + steps.scales[i], args.format.atoms))
         if cutlass.const_expr(first == 0):
             cute.arch.mbarrier_wait(args.decoded.empty(out_stage), out_phase)
         for i in cutlass.range_constexpr(first, last):
-            _decode_step(steps.lane, packed[i - first], target + steps.tokens[i] * SLAB_ROW_BYTES)
+            to = target + steps.tokens[i] * SLAB_ROW_BYTES
+            _decode_step(args.format, steps.lane, packed[i - first], to)
 
 
 @cute.jit
-def _load_step(lane: Lane, source: Int32, scales: Int32) -> list:
-    """A lane's four words, and two words with the scale of each in both."""
+def _load_step(lane: Lane, source: Int32, scales: Int32, atoms: cutlass.Constexpr) -> list:
+    """A lane's four words, and the words with the scales of each."""
     words = [load_shared(source + lane.sources[t], 1)[0] for t in range(UNITS)]
-    return words + [load_shared(scales + atom * SF_ATOM_BYTES, 1)[0] for atom in range(2)]
+    return words + [load_shared(scales + atom * SF_ATOM_BYTES, 1)[0] for atom in range(atoms)]
 
 
 @cute.jit
-def _decode_step(lane: Lane, packed: list, target: Int32):
+def _decode_step(format: cutlass.Constexpr, lane: Lane, packed: list, target: Int32):
     """A lane's four words make four times four words: halves of two MMAs' K."""
-    codes = Uint32(cute.arch.prmt(packed[UNITS], packed[UNITS + 1], lane.selector))
-    scales = [decode_scales(codes), decode_scales(codes >> 16)]
-    pairs = [decode_word(packed[t], scales[t // 2], t % 2 == 1, Uint32(SIGN_BITS)) for t in range(UNITS)]
+    scales = format.slab_scales(packed[UNITS:], lane.selector)
+    pairs = [
+        format.decode_halves(packed[t], scales[t // 2], (t % 2 == 1,) * 2, Uint32(SIGN_BITS))
+        for t in range(UNITS)
+    ]
     for i in cutlass.range_constexpr(4):
         store_shared(target + lane.targets[i], [pairs[t][i] for t in range(UNITS)])

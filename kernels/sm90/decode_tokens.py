@@ -1,4 +1,4 @@
-"""Tokens decoded once, before the GEMM, from packed NVFP4 to fp16 in global memory: what ACTIVATIONS would write.
+"""Tokens decoded once, before the GEMM, from packed values to 16 bits in global memory: what ACTIVATIONS would write.
 
 Decoded rows are K long, rounded up to whole K tiles, and follow each other as those of ``a`` do; those of a list's groups
 follow each other by slot. A K tile is 256 bytes of a row: two slabs of eight 16-byte chunks, in the order of K of
@@ -21,7 +21,7 @@ from cutlass import Float16, Int32, Int64, Uint32
 
 from nvfp4_cute.planning.arch.sm90 import SF_BLOCK_ROWS, SLABS, TILE_K
 
-from ..common.decode import SIGN_BITS, decode_halves, decode_scales
+from ..common.decode import SIGN_BITS
 from ..common.device_groups import DeviceGroups
 from ..common.global_access import KEEP, load_words, store_words
 from ..common.group_table import GroupTable, ceil_div
@@ -32,7 +32,8 @@ from ..common.select import select
 from .activations import SLAB_ROW_BYTES, UNITS
 from .math import SLAB_WORDS
 from .opaque import opaque
-from .operands import ROW_BYTES, SF_ATOM_BYTES, SF_ATOMS, UNIT_BYTES
+from .operands import ROW_BYTES, SF_ATOM_BYTES, UNIT_BYTES
+from .packed import NEXT_SLAB, SLAB_SCALES, Packed
 from .warp_schedule import WARP_SIZE
 
 NUM_WARPS = 4
@@ -47,11 +48,10 @@ MOST_TILES = 2
 WANTED_WARPS = 16 * 132
 FP16_BYTES = 2
 TILE_BYTES = TILE_K * FP16_BYTES
-# Values of a unit, those of them in a lane's slab, and of K that a word of scales is for.
-UNIT_VALUES, BLOCK_VALUES, SF_ATOM_VALUES = TILE_K // UNITS, TILE_K // UNITS // SLABS, TILE_K // SF_ATOMS
-SF_TILE_BYTES = SF_ATOMS * SF_ATOM_BYTES
-# What a lane reads of a K tile: values of its slab, and scales.
-PACKED_WORDS = UNITS * SLAB_WORDS + SF_ATOMS
+# Values of a unit, and those of them in a lane's slab.
+UNIT_VALUES, BLOCK_VALUES = TILE_K // UNITS, TILE_K // UNITS // SLABS
+# What a lane reads of a K tile besides scales: values of its slab.
+DATA_WORDS = UNITS * SLAB_WORDS
 # Of decoded rows: what a word of every unit makes, and what neighbouring lanes write at once.
 SECTOR_BYTES = 2 * UNIT_BYTES
 WORD_BYTES = 2 * SECTOR_BYTES
@@ -91,7 +91,7 @@ class ListRows:
     pitch: list
 
     @cute.jit
-    def strip(self, index: Int32) -> Strip:
+    def strip(self, index: Int32, atom_values: cutlass.Constexpr) -> Strip:
         """The strip with this index, of which there are no more than the launch has CTAs along x."""
         first_strip, *found = self._slot_of(index, 0, len(self.m))
         return Strip((index - first_strip) * STRIP_ROWS, *found)
@@ -124,8 +124,8 @@ class SharedRows:
     decoded: Int64
 
     @cute.jit
-    def strip(self, index: Int32) -> Strip:
-        """The strip with this index; a whole warp calls."""
+    def strip(self, index: Int32, atom_values: cutlass.Constexpr) -> Strip:
+        """The strip with this index; a whole warp calls. atom_values: of K, that an atom of scales is for."""
         groups, view = self.groups, self.view
         cursor = groups.first_cursor(index, STRIP_TILE)
         tile, local_idx = groups.group_at(cursor, STRIP_TILE)
@@ -136,7 +136,7 @@ class SharedRows:
             m=select(groups.has_tile(cursor), tile.m, Int32(0)),
             k=view.k,
             data=view.data + batch * (view.batch_pitch >> 1) + tile.a_row * pitch,
-            scale=view.scale + sf_block * ceil_div(view.k, SF_ATOM_VALUES) * SF_ATOM_BYTES,
+            scale=view.scale + sf_block * ceil_div(view.k, atom_values) * SF_ATOM_BYTES,
             decoded=self.decoded + (batch * view.rows + tile.a_row) * ceil_div(view.k, TILE_K) * TILE_BYTES,
             pitch=pitch,
         )
@@ -180,11 +180,13 @@ class DecodeTokens:
     Args:
         form: how the operands arrive.
         name: what the kernel is called in profilers and in the emulator's reports.
+        format: of the packed tokens.
     """
 
-    def __init__(self, form: Literal["list", "ragged", "masked", "batched"], name: str):
+    def __init__(self, form: Literal["list", "ragged", "masked", "batched"], name: str, format: Packed):
         self.form = form
         self.name = name
+        self.format = format
 
     @cute.jit
     def __call__(self, groups: object, views: list, decoded: list, flags: Flags, stream):
@@ -246,14 +248,14 @@ class DecodeTokens:
             first = thread * FLAGS_OF_STORE
             for i in cutlass.range(first, flags.count, NUM_WARPS * WARP_SIZE * FLAGS_OF_STORE, unroll=1):
                 store_words(flags.address + i * FLAG_BYTES, [Uint32(0)] * FLAGS_OF_STORE)
-        strip = rows.strip(index)
+        strip = rows.strip(index, self.format.atom_values)
         first_tile = (part * NUM_WARPS + thread // WARP_SIZE) * tiles
         row = strip.first_row + cute.arch.lane_idx() // LANES_OF_ROW
         count = cutlass.min(strip.k - first_tile * TILE_K, tiles * TILE_K)
         # All lanes take part in what is opaque.
         sign_bits = opaque(Uint32(SIGN_BITS))
         if count > 0 and row < strip.m:
-            decode_row(strip, row, first_tile, count, sign_bits)
+            decode_row(strip, row, first_tile, count, sign_bits, self.format)
 
 
 @cute.jit
@@ -263,47 +265,58 @@ def rows_of_slot(m: Int32, first_tile: Int32, end_tile: Int32) -> Int32:
 
 
 @cute.jit
-def decode_row(strip: Strip, row: Int32, first_tile: Int32, count: Int32, sign_bits: Uint32):
+def decode_row(
+    strip: Strip,
+    row: Int32,
+    first_tile: Int32,
+    count: Int32,
+    sign_bits: Uint32,
+    format: cutlass.Constexpr,
+):
     """A lane's part of a row: so many values of it, from a K tile on, which are whole K tiles but for what K ends with."""
     lane = Uint32(cute.arch.lane_idx())
     slab, half = lane // 2 % SLABS, lane % 2
     data = strip.data + row * strip.pitch + Int64(first_tile * ROW_BYTES + slab * (UNIT_BYTES // SLABS))
     block, block_row = Int64(Uint32(row) // SF_BLOCK_ROWS), Uint32(row) % SF_BLOCK_ROWS
-    atom = block * ceil_div(strip.k, SF_ATOM_VALUES) + first_tile * SF_ATOMS
+    atom = block * ceil_div(strip.k, format.atom_values) + first_tile * format.atoms
     scale = strip.scale + atom * SF_ATOM_BYTES + Int64(block_row % 32 * 16 + block_row // 32 * 4)
     target = strip.decoded + (Int64(row) * ceil_div(strip.k, TILE_K) + first_tile) * TILE_BYTES
     target += Int64(slab * SLAB_ROW_BYTES + half * UNIT_BYTES)
-    selectors = Selectors(scales=0x6420 + slab * 0x1111, halves=0x5410 + half * 0x2222)
+    selectors = Selectors(scales=SLAB_SCALES + slab * NEXT_SLAB, halves=0x5410 + half * 0x2222)
 
     # Those of which the lane reads all that it would of one inside K. As a number of the whole warp it would make predicates
     # that are moved from the uniform registers for every load.
     num_whole = Int32((count + (SLABS - 1 - slab) * BLOCK_VALUES) // TILE_K)
     rest = count - num_whole * TILE_K
-    packed = [cute.make_rmem_tensor(PACKED_WORDS, Uint32) for _ in range(MOST_TILES + 1)]
+    sf_tile_bytes = format.atoms * SF_ATOM_BYTES
+    packed = [cute.make_rmem_tensor(DATA_WORDS + format.atoms, Uint32) for _ in range(MOST_TILES + 1)]
     for i in cutlass.range_constexpr(MOST_TILES):
         if i < num_whole:
-            _load_tile(packed[i], data + i * ROW_BYTES, scale + i * SF_TILE_BYTES)
+            _load_tile(packed[i], data + i * ROW_BYTES, scale + i * sf_tile_bytes, format)
     if rest > 0:
         _load_rest(
             packed[MOST_TILES],
             data + num_whole * ROW_BYTES,
-            scale + num_whole * SF_TILE_BYTES,
+            scale + num_whole * sf_tile_bytes,
             rest - Int32(slab) * BLOCK_VALUES,
+            format,
         )
     for i in cutlass.range_constexpr(MOST_TILES):
         if i < num_whole:
-            decode_tile(packed[i], selectors, sign_bits, target + i * TILE_BYTES)
+            decode_tile(packed[i], selectors, sign_bits, target + i * TILE_BYTES, format)
     if rest > 0:
-        decode_tile(packed[MOST_TILES], selectors, sign_bits, target + num_whole * TILE_BYTES)
+        decode_tile(packed[MOST_TILES], selectors, sign_bits, target + num_whole * TILE_BYTES, format)
 
 
 @cute.jit
-def decode_tile(packed: cute.Tensor, selectors: Selectors, sign_bits: Uint32, target: Int64):
-    """Decode what a lane has read of a K tile: two words of each unit, and two of scales."""
-    *words, first_codes, second_codes = (packed[i] for i in range(PACKED_WORDS))
+def decode_tile(
+    packed: cute.Tensor, selectors: Selectors, sign_bits: Uint32, target: Int64, format: cutlass.Constexpr
+):
+    """Decode what a lane has read of a K tile: two words of each unit, and those of scales."""
+    words = [packed[i] for i in range(DATA_WORDS)]
     # Of every unit the scale of the slab.
-    chosen = Uint32(cute.arch.prmt(first_codes, second_codes, selectors.scales))
-    scales = [decode_scales(chosen), decode_scales(chosen >> 16)]
+    codes = [packed[DATA_WORDS + i] for i in range(format.atoms)]
+    scales = format.slab_scales(codes, selectors.scales)
     for word in cutlass.range_constexpr(SLAB_WORDS):
         # Of two units each.
         halves = [
@@ -311,7 +324,7 @@ def decode_tile(packed: cute.Tensor, selectors: Selectors, sign_bits: Uint32, ta
             for i in range(0, UNITS * SLAB_WORDS, 2 * SLAB_WORDS)
         ]
         pairs = [
-            decode_halves(half, scale, (False, True), sign_bits)
+            format.decode_halves(half, scale, (False, True), sign_bits)
             for half, scale in zip(halves, scales, strict=True)
         ]
         for i in cutlass.range_constexpr(2):
@@ -320,19 +333,19 @@ def decode_tile(packed: cute.Tensor, selectors: Selectors, sign_bits: Uint32, ta
 
 
 @cute.jit
-def _load_tile(packed: cute.Tensor, data: Int64, scale: Int64):
+def _load_tile(packed: cute.Tensor, data: Int64, scale: Int64, format: cutlass.Constexpr):
     """What a lane needs of a whole K tile."""
     words = []
     for unit in cutlass.range_constexpr(UNITS):
         words += load_words(data + unit * UNIT_BYTES, SLAB_WORDS, KEEP)
-    for atom in cutlass.range_constexpr(SF_ATOMS):
+    for atom in cutlass.range_constexpr(format.atoms):
         words += load_words(scale + atom * SF_ATOM_BYTES, 1, KEEP)
-    for i in cutlass.range_constexpr(PACKED_WORDS):
+    for i in cutlass.range_constexpr(len(words)):
         packed[i] = words[i]
 
 
 @cute.jit
-def _load_rest(packed: cute.Tensor, data: Int64, scale: Int64, count: Int32):
+def _load_rest(packed: cute.Tensor, data: Int64, scale: Int64, count: Int32, format: cutlass.Constexpr):
     """The same of less than a K tile, zeros from value ``count`` of the lane's slab on."""
     packed.fill(Uint32(0))
     for unit in cutlass.range_constexpr(UNITS):
@@ -340,6 +353,6 @@ def _load_rest(packed: cute.Tensor, data: Int64, scale: Int64, count: Int32):
             words = load_words(data + unit * UNIT_BYTES, SLAB_WORDS, KEEP)
             for i in cutlass.range_constexpr(SLAB_WORDS):
                 packed[unit * SLAB_WORDS + i] = words[i]
-    for atom in cutlass.range_constexpr(SF_ATOMS):
-        if atom * SF_ATOM_VALUES < count:
-            packed[UNITS * SLAB_WORDS + atom] = load_words(scale + atom * SF_ATOM_BYTES, 1, KEEP)[0]
+    for atom in cutlass.range_constexpr(format.atoms):
+        if atom * format.atom_values < count:
+            packed[DATA_WORDS + atom] = load_words(scale + atom * SF_ATOM_BYTES, 1, KEEP)[0]

@@ -22,7 +22,6 @@ from nvfp4_cute.planning.config import KernelConfig
 
 from ..common import ptx
 from ..common.activation import gate
-from ..common.decode import OPERAND_EXPONENT
 from ..common.encode import Encoding
 from ..common.global_access import store_half, store_words
 from ..common.group_table import WorkTile
@@ -48,7 +47,6 @@ STAGING_BYTES = WARPS_PER_GROUP * PASS_BYTES
 # Accumulators of eight tokens: two rows of weights, two tokens each.
 BLOCK_TOKENS, BLOCK_VALUES = 8, 4
 # Of sums whose operands are both decoded.
-DECODED_EXPONENT = 2 * OPERAND_EXPONENT
 # Named barrier 0 is __syncthreads; each warpgroup has one of its own, or each two warps.
 FIRST_BARRIER_ID = 1
 
@@ -114,7 +112,7 @@ def store_tile(
     tile: WorkTile,
     config: cutlass.Constexpr[KernelConfig],
     staging_address: Int32,
-    exponent: cutlass.Constexpr = DECODED_EXPONENT,
+    exponent: cutlass.Constexpr,
 ):
     """Write the elements inside the group's extents.
 

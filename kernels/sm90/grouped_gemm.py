@@ -43,6 +43,7 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Float16, Int32, Int64, Uint8
 
+from nvfp4_cute.formats.block_format import NVFP4, BlockFormat
 from nvfp4_cute.launch_table import NUM_COLUMNS, Header
 from nvfp4_cute.planning.arch.sm90 import (
     ctas_per_sm,
@@ -71,6 +72,7 @@ from .load import TOKENS, WEIGHTS, Buffers, LoadArgs, run_load
 from .load_decoded import DecodedArgs, clear, run_load_decoded
 from .math import MathArgs, run_math
 from .operands import make_boxes
+from .packed import Packed
 from .scheduler import NUM_RECORDS, RECORD_BYTES, ScheduledTiles, run_scheduler
 from .tile_walk import WalkedTiles
 from .warp_schedule import NUM_LOAD_WARPS, WARP_SIZE, WarpSchedule
@@ -95,6 +97,7 @@ class GroupedGemmSm90:
         name: what the kernel is called in profilers and in the emulator's reports.
         activation, weight_layout: ``OutputKind``'s.
         has_limit: whether a dual GEMM's products are cut.
+        a_format, b_format: of the operands, the same.
     """
 
     def __init__(
@@ -108,6 +111,8 @@ class GroupedGemmSm90:
         activation: str | None = None,
         weight_layout: str = "separate",
         has_limit: bool = False,
+        a_format: BlockFormat = NVFP4,
+        b_format: BlockFormat = NVFP4,
     ):
         self.config = config
         self.form = form
@@ -117,7 +122,8 @@ class GroupedGemmSm90:
         self.has_limit = has_limit
         self.name = name
         self.schedule = WarpSchedule.of(config)
-        self.smem = smem_plan(config, self.kind.num_b)
+        self.smem = smem_plan(config, self.kind.num_b, (a_format, b_format))
+        self.format = Packed(a_format)
 
     @cute.jit
     def __call__(self, table: cute.Pointer, stream):
@@ -132,14 +138,15 @@ class GroupedGemmSm90:
         rows = range(1, 1 + self.num_groups)
         views_m, views_n = read_operands(values, rows, self.kind.num_b, self.config.swap_ab)
         groups = read_groups(values, rows, self.form, self.config.work_tile_mnk[0])
-        boxes = make_boxes(self.config)
+        boxes = make_boxes(self.config, self.format.format)
         if cutlass.const_expr(self.config.decode_first):
             workspace = values[Header.WORKSPACE, 0]
             flag_bytes, sum_bytes = handover_bytes(self.config, values[Header.NUM_CTA, 0])
             handover = Handover(flags=workspace, sums=workspace + flag_bytes)
             decoded = decoded_views(views_n[0], workspace + flag_bytes + sum_bytes)
             flags = Flags(workspace, Int32(flag_bytes // FLAG_BYTES))
-            DecodeTokens(self.form, f"decode_tokens_{self.name}")(groups, views_n[0], decoded, flags, stream)
+            decode_tokens = DecodeTokens(self.form, f"decode_tokens_{self.name}", self.format)
+            decode_tokens(groups, views_n[0], decoded, flags, stream)
             if cutlass.const_expr(self.config.stream_k):
                 groups = groups_by_work(groups, self.config)
             descriptors = replace(
@@ -264,6 +271,7 @@ class GroupedGemmSm90:
                     packed=packed,
                     decoded=decoded,
                     stages_of_k_tile=stages_of_k_tile(config),
+                    format=self.format,
                     handover=handover,
                     sent=exchange.empty(0),
                 )
@@ -272,7 +280,7 @@ class GroupedGemmSm90:
         # ---- ACTIVATIONS and LOAD ----------------------------------------------------------------------
         else:
             cute.arch.setmaxregister_decrease(schedule.other_registers)
-            load = LoadArgs(descriptors, buffers, plan, config, tiles, packed)
+            load = LoadArgs(descriptors, buffers, plan, config, tiles, packed, self.format.atoms)
             if cutlass.const_expr(config.decode_first):
                 if warp_idx == schedule.first_load_warp_id + WEIGHTS:
                     run_load(load, Int32(WEIGHTS))
@@ -297,6 +305,7 @@ class GroupedGemmSm90:
                             packed=packed,
                             decoded=decoded,
                             load=load if schedule.shares_load else None,
+                            format=self.format,
                         )
                     )
                 elif cutlass.const_expr(not schedule.shares_load):

@@ -6,7 +6,7 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Int32, Int64
 
-from nvfp4_cute.planning.arch.sm90 import SF_BLOCK_ROWS, SmemPlan, k_tiles_of_stage
+from nvfp4_cute.planning.arch.sm90 import SF_BLOCK_ROWS, SmemPlan, k_tiles_of_stage, sf_blocks
 from nvfp4_cute.planning.config import KernelConfig
 
 from ..common.group_table import WorkTile
@@ -15,7 +15,7 @@ from ..common.ring import PRODUCER_PHASE, Ring, next_stage
 from ..common.select import select
 from ..common.sides import TileSide, mma_sides
 from ..common.tma_load import EVICT_FIRST, EVICT_LAST, tma_load
-from .operands import SF_ATOMS
+from .operands import scale_coordinates
 from .scheduler import ScheduledTiles
 from .tile_walk import WalkedTiles
 
@@ -35,7 +35,7 @@ class Buffers:
 
 @dataclass(frozen=True)
 class LoadArgs:
-    """What the loading warp reads. tiles: what the CTA computes."""
+    """What the loading warp reads. tiles: what the CTA computes. sf_atoms: of scales along a K tile."""
 
     descriptors: Descriptors
     buffers: Buffers
@@ -43,6 +43,7 @@ class LoadArgs:
     config: KernelConfig
     tiles: WalkedTiles | ScheduledTiles
     packed: Ring
+    sf_atoms: int
 
 
 @dataclass(frozen=True)
@@ -129,6 +130,7 @@ def _issue_copies(args: LoadArgs, place: LoadPlace, side: cutlass.Constexpr):
         (buffers.weights, buffers.weight_scales, smem.b_stage_bytes, smem.sfb_stage_bytes, EVICT_FIRST),
         (buffers.tokens, buffers.token_scales, smem.a_stage_bytes, smem.sfa_stage_bytes, EVICT_LAST),
     )[side]
+    box = args.sf_atoms, sf_blocks(config.cta_tile_shape_mnk[side])
     full = args.packed.full(stage)
     count, k_tiles = len(place.data_maps) if side == WEIGHTS else 1, k_tiles_of_stage(config)
     data_bytes, scale_bytes = data_bytes // k_tiles, scale_bytes // k_tiles
@@ -137,13 +139,11 @@ def _issue_copies(args: LoadArgs, place: LoadPlace, side: cutlass.Constexpr):
         for turn in cutlass.range_constexpr(k_tiles * count):
             k_tile, i = place.k_tile + turn // count, turn % count
             # In bytes, two values each.
-            k, k_block = k_tile * (config.work_tile_mnk[2] // 2), k_tile * SF_ATOMS
+            k, k_block = k_tile * (config.work_tile_mnk[2] // 2), k_tile * args.sf_atoms
             at = data + (stage * k_tiles * count + turn) * data_bytes
             tma_load(at, place.data_maps[i], (k, place.row, place.batch), full.toint(), policy, 1)
-            at, where = (
-                scales + (stage * k_tiles * count + turn) * scale_bytes,
-                (0, k_block, place.block, place.batch),
-            )
+            at = scales + (stage * k_tiles * count + turn) * scale_bytes
+            where = scale_coordinates(box, k_block, place.block, place.batch)
             tma_load(at, place.scale_maps[i], where, full.toint(), policy, 1)
 
 

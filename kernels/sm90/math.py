@@ -1,7 +1,7 @@
 """MATH role: two warpgroups that decode weights into registers, multiply them with the tokens, and store the result.
 
 Each warpgroup has 64 rows of weights as MMA-M and all tokens of the tile as MMA-N: the result is C transposed. The
-fp16 weights of half a K tile fill 16 registers; two sets alternate, so that one is decoded while the other multiplies. The
+decoded weights of half a K tile fill 16 registers; two sets alternate, so that one is decoded while the other multiplies. The
 packed weights of a K tile are read while the one before multiplies.
 """
 
@@ -15,7 +15,9 @@ from cutlass.cute.nvgpu import warpgroup
 from nvfp4_cute.planning.arch.sm90 import SLABS, k_tiles_of_stage, shares_stages, token_counts
 from nvfp4_cute.planning.config import KernelConfig
 
-from ..common.decode import SIGN_BITS, decode_scales, decode_word
+from ..common import ptx, ue8m0
+from ..common.decode import SIGN_BITS, decode_scales
+from ..common.group_table import WorkTile
 from ..common.output_kind import OutputKind
 from ..common.output_table import OutputTable
 from ..common.ring import CONSUMER_PHASE, Ring, arrive_lanes, arrive_warp, barrier_of_lane, next_stage
@@ -24,6 +26,7 @@ from .epilogue import store_tile
 from .handover import Handover, add, send
 from .opaque import opaque
 from .operands import SF_ATOM_BYTES, load_shared, load_shared_half, tokens_multiplied
+from .packed import Packed
 from .scheduler import ScheduledTiles
 from .tile_walk import WalkedTiles
 from .warp_schedule import WarpSchedule
@@ -51,6 +54,7 @@ class MathArgs:
         tiles: what the CTA computes.
         partial: where the first CTA of a cluster gets the others' sums.
         stages_of_k_tile: of decoded tokens.
+        format: of the packed operands.
         handover: of stream-K: what clusters that share a tile exchange sums through.
         sent: the barrier of ``handover.send``: one of ``partial``'s, which stream-K does not use.
     """
@@ -70,6 +74,7 @@ class MathArgs:
     packed: Ring
     decoded: Ring
     stages_of_k_tile: int
+    format: Packed
     handover: Handover | None
     sent: cute.Pointer
 
@@ -80,7 +85,7 @@ class Weights:
 
     Attributes:
         words: (4 words of a unit, 2 rows) of eight e2m1.
-        codes: a row's two e4m3 scales of the unit.
+        codes: a row's two e4m3 scales of the unit, or the K tile's four of ue8m0.
     """
 
     words: cute.Tensor
@@ -100,7 +105,7 @@ def run_math(args: MathArgs):
     while tiles.has_tile(place):
         part = tiles.part(place)
         tile = part.tile
-        rows = lane_rows(args.kind, tile, cute.arch.thread_idx()[0] % 4)
+        rows = lane_rows(args.kind, tile, cute.arch.thread_idx()[0] % 4, args.format.atoms)
         tokens = opaque(tokens_multiplied(tile, args.config))
         stage, phase, in_stage, in_phase = _accumulate(
             args, acc, rows, tokens, part.count, stage, phase, in_stage, in_phase
@@ -112,16 +117,14 @@ def run_math(args: MathArgs):
             else:
                 # Read again where it is needed: until then its registers are sums'.
                 _add_others(args, acc, tokens, tiles.part(place).num_others)
-                store_tile(
-                    acc, args.outputs, args.kind, tiles.part(place).tile, args.config, args.staging_address
-                )
+                _store(args, acc, tiles.part(place).tile)
             tiles.release(place)
         elif cutlass.const_expr(args.partial.split == 1):
-            store_tile(acc, args.outputs, args.kind, tile, args.config, args.staging_address)
+            _store(args, acc, tile)
         else:
             if cute.arch.block_idx_in_cluster() == 0:
                 add_sums(args.partial, acc, cute.arch.thread_idx()[0], turn)
-                store_tile(acc, args.outputs, args.kind, tile, args.config, args.staging_address)
+                _store(args, acc, tile)
                 give_room(args.partial)
             else:
                 send_sums(args.partial, acc, Int32(0), turn)
@@ -130,6 +133,10 @@ def run_math(args: MathArgs):
     if cutlass.const_expr(args.config.stream_k):
         if owes == 1:
             arrive_warp(args.sent)
+
+
+def _store(args: MathArgs, acc: cute.Tensor, tile: WorkTile):
+    store_tile(acc, args.outputs, args.kind, tile, args.config, args.staging_address, args.format.exponent)
 
 
 @cute.jit
@@ -183,16 +190,17 @@ def _accumulate(
             in_stage = read_stage
         for slab in cutlass.range_constexpr(slabs):
             if cutlass.const_expr(slab % SLABS == 0):
-                scales = [decode_scales(weights.codes[i]) for i in range(LANE_ROWS)]
+                scales = [_unit_scales(args.format, weights.codes[i]) for i in range(LANE_ROWS)]
             if cutlass.const_expr(slab % slabs_of_stage == 0):
                 # MMAs' descriptors in uniform registers: without this the compiler moves each one there by itself.
                 uniform_stage = cute.arch.make_warp_uniform(in_stage)
-            decoded = _decode_slab(weights.words, scales, slab % SLABS, sign_bits)
+            decoded = _decode_slab(args.format, weights.words, scales, slab % SLABS, sign_bits)
             if cutlass.const_expr(slab % slabs_of_stage == 0 and not one_ring):
                 cute.arch.mbarrier_wait(args.decoded.full(in_stage), in_phase)
             place = uniform_stage * slabs_of_stage + slab % slabs_of_stage
             matrix = slab_matrix(args.decoded_address, place, tile_m)
-            multiply_slab(acc, decoded, tokens, token_counts(tile_m), args.schedule.mma_tokens, matrix)
+            counts, most = token_counts(tile_m), args.schedule.mma_tokens
+            multiply_slab(acc, decoded, tokens, counts, most, matrix, args.format.has_powers)
             if cutlass.const_expr(slab == 0 and not one_ring):
                 # The MMAs have what was read. An arrival right behind the reads does not wait for them on an H200.
                 arrive_warp(args.packed.empty(read_stage))
@@ -221,9 +229,11 @@ def _accumulate(
 
 def _sources(args: MathArgs, rows: LaneRows) -> LaneRows:
     """Shared addresses in stage 0 instead of offsets in a stage."""
-    unit = cute.arch.thread_idx()[0] % 4
-    # A lane's unit has two of the four scales that an atom has of a row.
-    scale = args.sfb_address + rows.scale + unit // 2 * SF_ATOM_BYTES + unit % 2 * 2
+    scale = args.sfb_address + rows.scale
+    if not args.format.has_powers:
+        # A lane's unit has two of the four scales that an atom has of a row.
+        unit = cute.arch.thread_idx()[0] % 4
+        scale = scale + unit // 2 * SF_ATOM_BYTES + unit % 2 * 2
     return replace(rows, data=opaque(args.b_address + rows.data), scale=opaque(scale))
 
 
@@ -245,7 +255,10 @@ def _load_weights(args: MathArgs, weights: Weights, rows: LaneRows, stage: Int32
         words = load_shared(data + i * rows.data_step, UNIT_WORDS)
         for word in cutlass.range_constexpr(UNIT_WORDS):
             weights.words[word, i] = words[word]
-        weights.codes[i] = load_shared_half(scale + i * rows.scale_step)
+        if cutlass.const_expr(args.format.has_powers):
+            weights.codes[i] = load_shared(scale + i * rows.scale_step, 1)[0]
+        else:
+            weights.codes[i] = load_shared_half(scale + i * rows.scale_step)
 
 
 def _behind_reads(weights: Weights, outputs: OutputTable) -> Int32:
@@ -255,12 +268,22 @@ def _behind_reads(weights: Weights, outputs: OutputTable) -> Int32:
     return Int32(read & Uint32(outputs.addresses[0] >> UNUSED_ADDRESS_BITS))
 
 
-def _decode_slab(words: cute.Tensor, scales: list, slab: int, sign_bits: Uint32) -> list:
-    """fp16 weights of a slab's MMAs, as ``multiply_slab`` takes them."""
+def _unit_scales(format: Packed, codes: Uint32) -> Uint32:
+    """Scales of the lane's unit in either slab, as a pair of floats."""
+    if not format.has_powers:
+        return decode_scales(codes)
+    unit = Uint32(cute.arch.thread_idx()[0] % 4)
+    return ue8m0.powers(ptx.prmt(codes, Uint32(0), ue8m0.BOTH_UPPER + unit * ue8m0.BOTH_UPPER_STEP))
+
+
+def _decode_slab(format: Packed, words: cute.Tensor, scales: list, slab: int, sign_bits: Uint32) -> list:
+    """Weights of a slab's MMAs, as ``multiply_slab`` takes them."""
     decoded = []
     for word in range(SLAB_WORDS):
         rows = [
-            decode_word(words[SLAB_WORDS * slab + word, i], scales[i], slab == 1, sign_bits)
+            format.decode_halves(
+                words[SLAB_WORDS * slab + word, i], scales[i], (slab == 1, slab == 1), sign_bits
+            )
             for i in range(LANE_ROWS)
         ]
         decoded += [row[pair] for pair in range(2 * SLAB_WORDS) for row in rows]

@@ -43,6 +43,12 @@ def make_boxes(config: KernelConfig, format: BlockFormat = NVFP4) -> Boxes:
     )
 
 
+def scale_coordinates(box: tuple[int, int], k_block: Int32, row_block: Int32, batch: Int32) -> tuple:
+    """Of a copy of scales, whose box has so many blocks along K and along rows: CuTe moves extents of 1 behind others."""
+    blocks = (row_block, k_block) if box[0] == 1 < box[1] else (k_block, row_block)
+    return 0, *blocks, batch
+
+
 def unit_offset(row: Int32, unit: Int32) -> Int32:
     """Offset in a packed stage of a row's 16-byte unit: 32 values of K."""
     return row * ROW_BYTES + (unit ^ (row >> 1 & 3)) * UNIT_BYTES

@@ -30,18 +30,11 @@ UNIT_WORDS, SLAB_WORDS = 4, 2
 EVEN_BYTES, NEXT_BYTES = 0x6420, 0x1111
 # The same with the words changed round.
 SWAPPED_EVEN_BYTES = 0x2064
-LOW_NIBBLES = 0x0F0F0F0F
 SCALE_BITS = 0x7F7F7F7F
 # fp16: sign and magnitude of both values, in the upper bytes; 2 ** 14 is left to the epilogue.
 FP16_BITS, FP16_EXPONENT = 0x8E008E00, 14
-# bf16: the same bits, and a product that moves a nibble to both places: magnitude to bits 8 to 6, sign to bit 15. Scales take all
-# but 2 ** 7 of what is missing, which they have room for.
-BF16_BITS, BF16_MOVES = 0x81C081C0, 1 << 6 | 1 << 12
+# bf16: e4m3 scales take all but 2 ** 7 of what is missing, which they have room for.
 BF16_EXPONENT, BF16_SCALE = 7, 2.0**119
-
-
-# prmt: of a row's four ue8m0 scales, those of a slab as the upper bytes of two halves.
-SLAB_POWERS = (0x1404, 0x3424)
 
 
 @dataclass(frozen=True)
@@ -148,7 +141,7 @@ def _row_steps(words: list, codes: Uint32, is_bf16: bool) -> list:
         scales = [_bf16_scales(codes), _bf16_scales(codes >> 16)]
     else:
         scales = [decode_scales(codes), decode_scales(codes >> 16)]
-    multiply = _multiply_bf16 if is_bf16 else _multiply_fp16
+    multiply = ue8m0.times_one_of if is_bf16 else _multiply_fp16
     decoded = [_bf16_pairs(word) if is_bf16 else _fp16_pairs(word) for word in words]
     return [
         [multiply(decoded[step % 2][step // 2 * 2 + half], scales[step // 2], step % 2) for half in range(2)]
@@ -158,10 +151,10 @@ def _row_steps(words: list, codes: Uint32, is_bf16: bool) -> list:
 
 def _row_steps_of_powers(words: list, codes: Uint32, slab: int) -> list:
     """The same with scales of ue8m0, of which two steps have one."""
-    scales = ue8m0.powers(ptx.prmt(codes, Uint32(0), Uint32(SLAB_POWERS[slab])))
+    scales = ue8m0.powers(ptx.prmt(codes, Uint32(0), Uint32(ue8m0.UPPER_BYTES[slab])))
     decoded = [[ue8m0.lifted(pair) for pair in _bf16_pairs(word)] for word in words]
     return [
-        [_multiply_bf16(decoded[step % 2][step // 2 * 2 + half], scales, step // 2) for half in range(2)]
+        [ue8m0.times_one_of(decoded[step % 2][step // 2 * 2 + half], scales, step // 2) for half in range(2)]
         for step in range(4)
     ]
 
@@ -184,10 +177,10 @@ def _magnitudes_and_rest(magnitudes: Uint32, rest: Uint32) -> Uint32:
 
 def _bf16_pairs(word: Uint32) -> list:
     """Four pairs of bf16: both values of every byte, times 2^-126."""
-    low, high = word & Uint32(LOW_NIBBLES), word >> 4 & Uint32(LOW_NIBBLES)
+    low, high = word & Uint32(ue8m0.LOW_NIBBLES), word >> 4 & Uint32(ue8m0.LOW_NIBBLES)
     # Of each nibble's byte the sign, which is 0, fills the byte above: a selector with its upper bit set.
     pairs = [ptx.prmt(low, high, Uint32(0xC480 + 0x1111 * byte)) for byte in range(4)]
-    return [pair * Uint32(BF16_MOVES) & Uint32(BF16_BITS) for pair in pairs]
+    return [pair * Uint32(ue8m0.E2M1_MOVES) & Uint32(ue8m0.E2M1_BITS) for pair in pairs]
 
 
 def _bf16_scales(two_codes: Uint32) -> Uint32:
@@ -198,22 +191,11 @@ def _bf16_scales(two_codes: Uint32) -> Uint32:
 
 def _multiply_fp16(pair: Uint32, scales: Uint32, upper: int) -> Uint32:
     """Both of a pair times one of two scales, whose sign says nothing."""
-    return _product(pair, scales, upper, "abs.f16x2 s, s; mul.rn.f16x2")
-
-
-def _multiply_bf16(pair: Uint32, scales: Uint32, upper: int) -> Uint32:
-    """Both of a pair times one of two scales."""
-    return _product(pair, scales, upper, "mul.rn.bf16x2")
-
-
-def _product(pair: Uint32, scales: Uint32, upper: int, operation: str) -> Uint32:
     half = "lh"[upper]
     return inline_ptx(
         "{ .reg .b16 l, h; .reg .b32 s; mov.b32 {l, h}, {$r1}; mov.b32 s, {"
         + f"{half}, {half}"
-        + "}; "
-        + operation
-        + " {$w0}, {$r0}, s; }",
+        + "}; abs.f16x2 s, s; mul.rn.f16x2 {$w0}, {$r0}, s; }",
         write_only_types=[Uint32],
         read_only_args=[pair, scales],
     )

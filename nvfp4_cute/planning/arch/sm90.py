@@ -12,7 +12,7 @@ from statistics import NormalDist
 
 import numpy as np
 
-from nvfp4_cute.formats.block_format import NVFP4, NVFP4_PAIR, Formats
+from nvfp4_cute.formats.block_format import MXFP4, NVFP4, NVFP4_PAIR, Formats
 from nvfp4_cute.planning.arch.base import (
     Mma,
     clusters_in_gpcs,
@@ -39,7 +39,7 @@ PAIRED_TILE_TOKENS = 32
 # Barriers, the gaps that aligning the buffers to 1024 bytes leaves, and 32 x 64 results of each MATH warpgroup.
 SMEM_RESERVED_BYTES = 4096 + 2 * 4096
 # Both operands are decoded, scales included.
-MMA = {(NVFP4, NVFP4): Mma("f16", 16)}
+MMA = {(NVFP4, NVFP4): Mma("f16", 16), (MXFP4, MXFP4): Mma("bf16", 16)}
 TILE_WEIGHTS = 128
 TILE_K = 128
 # Accumulators of more tokens do not fit a thread's registers.
@@ -243,7 +243,8 @@ def smem_plan(config: KernelConfig, num_b: int = 1, formats: Formats = NVFP4_PAI
     """Shared memory of ``config``. ``num_ab_stage=None`` is resolved to as many stages as fit."""
     n, m, k = config.cta_tile_shape_mnk
     k *= k_tiles_of_stage(config)
-    row_bytes, sf_block_bytes = NVFP4.row_bytes(k), NVFP4.atom_row_bytes(k)
+    format = formats[0]  # of both
+    row_bytes, sf_block_bytes = format.row_bytes(k), format.atom_row_bytes(k)
     capacity = smem_capacity_bytes(config)
     plan = SmemPlan(
         a_stage_bytes=m * row_bytes,
