@@ -2,9 +2,9 @@
 
     python -m nvfp4_cute.bench.ep [--model qwen3-30b-a3b ...] [--tokens 1,8,64,512,2048,8192] [--ranks 2] [--json FILE]
     torchrun --nproc-per-node 2 -m nvfp4_cute.bench.ep ...
-    python -m nvfp4_cute.bench.ep --read FILE [--plot ep.png]
+    python -m nvfp4_cute.bench.ep --read FILE [--plot ep.png] [--save NAME]
 
-The first starts its own processes. The last prints the tables of a report, and draws it.
+The first starts its own processes. The last prints the tables of a report, draws it, and makes it a page of bench/results.
 
 - Tokens are those of each rank; "one GPU" has the tokens of all ranks.
 - A time is the slowest rank's, in us, the median over rounds, on a cold L2. A collective aligns the ranks before each interval.
@@ -42,6 +42,7 @@ from nvfp4_cute.model.plot import stacked_bars
 from nvfp4_cute.nn.moe import MoENVFP4
 from nvfp4_cute.tuning.stopwatch import cold_l2
 
+RESULTS = Path(__file__).parent / "results"
 CHOSEN = ("qwen3-30b-a3b", "deepseek-v3-slice")
 TOKENS = (1, 8, 64, 512, 2048, 8192)
 # Above this the buffers of a fixed capacity are larger than anybody would want.
@@ -251,21 +252,24 @@ def run_rank(rank: int, store: str | None, options: argparse.Namespace) -> None:
     os._exit(0)  # the end of a group may wait for calls that graphs have held
 
 
-def page(report: dict[str, Any]) -> str:
-    """Markdown: times, then bytes."""
+def page(report: dict[str, Any], made_by: str = "") -> str:
+    """Markdown: times, then bytes. ``made_by``: the command, on a page that is committed."""
     parts = [
         f"# A layer of experts on {report['ranks']} x {report['gpu']}\n",
-        f"Measured with torch {report['torch']}; us. One large exchange: {report['link_gb_s']:.0f} GB/s out of a rank.\n",
+        f"Measured with torch {report['torch']}; us, the slowest rank, medians on a cold L2. One large exchange: "
+        f"{report['link_gb_s']:.0f} GB/s out of a rank. {made_by and f'Made by `{made_by}`.'}\n",
+        '"Exact" is eager, and its host waits for sizes. "Capacity", "one GPU" and every phase are replayed CUDA graphs. Every '
+        "phase begins with a cold L2. One GPU has the tokens of all ranks.\n",
     ]
     layers = ("exact", "capacity", "one GPU")
     for model, results in report["models"].items():
-        rows = []
+        rows: list[tuple[str, ...]] = []
         for result in results:
             us = result["us"]
             cells = [f"{us[name]:.1f}" if name in us else "-" for name in (*PHASES, *layers)]
             best = min(us[name] for name in layers[:2] if name in us)
             rows.append((str(result["tokens"]), *cells, f"{best / us['one GPU']:.2f}"))
-        head = ("tokens a rank", *PHASES, *layers, "of one GPU")
+        head: tuple[str, ...] = ("tokens a rank", *PHASES, *layers, "of one GPU")
         parts.append(f"## {model}: time\n\n{_table(head, rows)}\n")
         rows = []
         for result in results:
@@ -299,7 +303,9 @@ def _table(head: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:
 
 def draw(report: dict[str, Any], path: Path) -> None:
     """A picture: phases of every number of tokens, one GPU's time beside them."""
-    labels, stacks, marks = [], {phase: [] for phase in PHASES}, []
+    labels: list[str] = []
+    marks: list[float] = []
+    stacks: dict[str, list[float]] = {phase: [] for phase in PHASES}
     for model, results in report["models"].items():
         for result in results:
             labels.append(f"{model}, {result['tokens']}")
@@ -326,11 +332,16 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--rounds", type=int, default=ROUNDS, help="times that each call is timed")
     parser.add_argument("--json", type=Path, help="write the report; also after every number of tokens")
     parser.add_argument("--read", type=Path, help="a report, instead of measuring")
+    parser.add_argument("--save", metavar="NAME", help="with --read: write bench/results/NAME.md")
     parser.add_argument("--plot", type=Path, help="a picture (needs the extra `plot`); with --read or --json")
     options = parser.parse_args(arguments)
     if options.read:
         report = json.loads(options.read.read_text())
-        print(page(report))
+        if options.save:
+            made_by = f"python -m nvfp4_cute.bench.ep --read ... --save {options.save}"
+            (RESULTS / f"{options.save}.md").write_text(page(report, made_by))
+        else:
+            print(page(report))
         if options.plot:
             draw(report, options.plot)
         return 0

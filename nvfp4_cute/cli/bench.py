@@ -20,6 +20,7 @@ examples:
 
 suites: competition (GPU MODE's four NVFP4 problems), dense (squares of 128 to 16384), linear (layers at 1 to 128 rows),
 experts (DeepSeek-V3, Qwen3-30B-A3B, Mixtral-8x7B; decode and prefill).
+Whole layers of experts: python -m nvfp4_cute.bench.moe; over several GPUs: python -m nvfp4_cute.bench.ep.
 Measured on the GPU of this machine beside torch in the same run: CUDA events, cold L2, rotating random inputs, medians.
 """
 

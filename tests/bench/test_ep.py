@@ -34,6 +34,16 @@ def test_page(tmp_path, capsys):
     assert "| 512 | 0.600 | 60 | 0.30 | 8.000 | 800 | 0 | 0 |" in text
 
 
+def test_saved_page_says_what_made_it(tmp_path, monkeypatch):
+    monkeypatch.setattr(ep, "RESULTS", tmp_path)
+    path = tmp_path / "report.json"
+    path.write_text(json.dumps(REPORT))
+    assert ep.main(["--read", str(path), "--save", "two"]) == 0
+    assert (
+        "Made by `python -m nvfp4_cute.bench.ep --read ... --save two`" in (tmp_path / "two.md").read_text()
+    )
+
+
 def test_picture(tmp_path):
     pytest.importorskip("matplotlib")
     ep.draw(REPORT, tmp_path / "ep.png")
