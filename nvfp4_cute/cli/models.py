@@ -1,9 +1,13 @@
-"""`nvfp4-cute models`: what is in a checkpoint, what would run where, and how fast whole models are."""
+"""`nvfp4-cute models`: what is in a checkpoint, what would run where, how fast whole models are, and how far from 16 bits."""
 
 import argparse
 import gc
 import json
 import sys
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
 
 from nvfp4_cute.cli import argument_types as types
 from nvfp4_cute.cli.verbs import Verbs, add_verb
@@ -15,8 +19,11 @@ examples:
   nvfp4-cute models bench qwen3-8b                      random weights of a real config: bf16, and NVFP4 beside it
   nvfp4-cute models bench qwen3-30b-a3b --batch 8       eight sequences at once
   nvfp4-cute models bench FOLDER --ways nvfp4 --json    a config.json of yours, one way, for machines
+  nvfp4-cute models eval FOLDER --text FILE             KL divergence and perplexity of 4 bits beside 16, error by layer
+  nvfp4-cute models eval FOLDER --text FILE --checkpoint QUANTIZED    of a checkpoint that was made of it
 """
 WAYS = ("bf16", "16bit", "nvfp4")
+WORST_LAYERS = 3  # of each way, that are printed
 
 
 def add_parser(verbs: Verbs) -> None:
@@ -41,6 +48,24 @@ def add_parser(verbs: Verbs) -> None:
     bench.add_argument("--device", default="cuda", help="default cuda")
     bench.add_argument("--json", action="store_true", help="one object, for machines")
     bench.set_defaults(run=run_bench)
+    evaluate = kinds.add_parser("eval", help="KL divergence, perplexity and errors beside the 16-bit model")
+    evaluate.add_argument("model", type=Path, help="folder of a 16-bit model, with its tokenizer")
+    evaluate.add_argument("--text", required=True, help='a text file, or "random" for random tokens')
+    evaluate.add_argument(
+        "--checkpoint", nargs="+", type=Path, default=[], help="quantized checkpoints of it"
+    )
+    evaluate.add_argument(
+        "--ways", nargs="+", choices=WAYS[1:], help="weights rounded here; default both, or none with --checkpoint"
+    )  # fmt: skip
+    evaluate.add_argument(
+        "--calibrate", metavar="TEXT", help="scales of activations of this text, beside those of each input"
+    )
+    evaluate.add_argument(
+        "--tokens", type=types.positive, help="only so many windows' worth of the text, rounded up"
+    )
+    evaluate.add_argument("--device", default="cpu", help="default cpu")
+    evaluate.add_argument("--json", action="store_true", help="one object, for machines")
+    evaluate.set_defaults(run=run_eval)
 
 
 def run_inspect(args: argparse.Namespace) -> int:
@@ -149,6 +174,58 @@ def run_bench(args: argparse.Namespace) -> int:
     print(text_table(header, rows))
     for line in left_out:
         print(line)
+    return 0
+
+
+def run_eval(args: argparse.Namespace) -> int:
+    """Print how far quantized models are from the 16-bit one."""
+    import torch
+
+    from nvfp4_cute.models.accuracy import compare, quantized_copy
+    from nvfp4_cute.models.quantizing.calibrate import SAMPLE_TOKENS, largest_inputs, samples
+
+    try:
+        from transformers import AutoModelForCausalLM
+    except ImportError as error:
+        raise ValueError(
+            'models eval runs models with transformers: pip install "nvfp4-cute[models]"'
+        ) from error
+    from nvfp4_cute.models.transformers import load
+
+    options: dict[str, Any] = {"dtype": torch.bfloat16, "device_map": args.device}
+    reference = AutoModelForCausalLM.from_pretrained(args.model, **options).eval()
+    vocabulary = reference.config.get_text_config().vocab_size
+    windows = [ids for ids in samples(args.model, args.text, vocabulary) if ids.shape[1] > 1]
+    windows = windows[: -(-args.tokens // SAMPLE_TOKENS)] if args.tokens else windows
+    ways: Any = (WAYS[1:] if not args.checkpoint else ()) if args.ways is None else args.ways
+    makers: dict[str, Callable[[], Any]] = {way: partial(quantized_copy, reference, way) for way in ways}
+    if args.calibrate:
+        seen = largest_inputs(reference, samples(args.model, args.calibrate, vocabulary))
+        makers["nvfp4, calibrated"] = partial(quantized_copy, reference, "nvfp4", seen)
+    makers |= {str(folder): partial(load, str(folder), **options) for folder in args.checkpoint}
+    found = {title: compare(reference, make(), windows, title) for title, make in makers.items()}
+    if args.json:
+        result = {"model": str(args.model), "text": args.text, "torch": torch.__version__}
+        print(json.dumps(result | {"ways": {title: a.as_dict() for title, a in found.items()}}, indent=1))
+        return 0
+    first = next(iter(found.values()))
+    print(
+        f"{args.model}, {first.tokens} tokens of {args.text}: perplexity of 16 bits {first.reference_perplexity:.4g}"
+    )
+    header = ("weights", "perplexity", "of 16 bits", "KL, nats", "worst KL", "same choice")
+    rows = [
+        (
+            title, f"{a.perplexity:.4g}", f"{100 * a.ratio:.2f} %", f"{a.kl:.4g}", f"{a.kl_worst:.3g}",
+            f"{100 * a.same_choice:.1f} %",
+        )
+        for title, a in found.items()
+    ]  # fmt: skip
+    print(text_table(header, rows))
+    for title, a in found.items():
+        worst = sorted(a.layers.items(), key=lambda item: -item[1])[:WORST_LAYERS]
+        print(
+            f"{title}, largest errors of layers: " + ", ".join(f"{name} {error:.3f}" for name, error in worst)
+        )
     return 0
 
 

@@ -1,0 +1,130 @@
+"""How far a quantized model is from its 16-bit model on a text: KL divergence, perplexity, and every layer's error."""
+
+import copy
+import math
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any, Literal
+
+import torch
+from tqdm import tqdm
+
+from nvfp4_cute.formats.global_scale import GLOBAL_SCALE_DIVISOR
+from nvfp4_cute.models.quantizing.calibrate import Seen
+from nvfp4_cute.nn.replace import replace_linears
+
+Way = Literal["16bit", "nvfp4"]
+
+
+@dataclass
+class Accuracy:
+    """What was found.
+
+    Attributes:
+        tokens: how many were predicted. perplexity: of the quantized model; reference_perplexity: of the 16-bit one.
+        kl: mean over tokens of the KL divergence from the 16-bit model's distribution, nats; kl_worst: the largest.
+        same_choice: part of the tokens where both models find the same one most likely.
+        layers: name -> error of the layer's result, relative, for the same input; of the first window.
+    """
+
+    tokens: int
+    perplexity: float
+    reference_perplexity: float
+    kl: float
+    kl_worst: float
+    same_choice: float
+    layers: dict[str, float] = field(default_factory=dict)
+
+    @property
+    def ratio(self) -> float:
+        """Perplexity over that of the 16-bit model."""
+        return self.perplexity / self.reference_perplexity
+
+    def as_dict(self) -> dict[str, Any]:
+        """All of it, for JSON."""
+        return asdict(self) | {"ratio": self.ratio}
+
+
+@torch.no_grad()
+def compare(reference: Any, model: Any, windows: Sequence[torch.Tensor], title: str = "text") -> Accuracy:
+    """Run both models on every window, and compare what they predict at each token.
+
+    Args:
+        reference: a causal model of transformers in 16 bits, in eval mode. model: of the same modules, some quantized.
+        windows: token ids, [1, n] each, n at least 2; nothing is known of the windows before.
+        title: of the progress bar.
+
+    Raises:
+        ValueError: no window, or one of a single token.
+    """
+    if not windows or any(ids.shape[-1] < 2 for ids in windows):
+        raise ValueError("a text of at least two tokens is needed in every window; pass a longer one")
+    layers: dict[str, tuple[float, float]] = {}
+    losses = [0.0, 0.0]
+    divergence, worst, same, tokens = 0.0, 0.0, 0, 0
+    for number, ids in enumerate(tqdm(windows, desc=title, leave=False, disable=None)):
+        handles = _watch(reference, model, layers) if number == 0 else []
+        expected = _log_probabilities(reference, ids)
+        for handle in handles:
+            handle.remove()
+        got = _log_probabilities(model, ids)
+        following = ids[0, 1:].to(expected.device).unsqueeze(1)
+        for i, found in enumerate((expected, got)):
+            losses[i] -= float(found.gather(1, following).double().sum())
+        kl = (expected.exp() * (expected - got)).sum(1)
+        divergence, worst = divergence + float(kl.double().sum()), max(worst, float(kl.max()))
+        same += int((expected.argmax(1) == got.argmax(1)).sum())
+        tokens += len(following)
+    ours, theirs = (math.exp(loss / tokens) for loss in (losses[1], losses[0]))
+    errors = {name: math.sqrt(error / max(norm, 1e-300)) for name, (error, norm) in layers.items()}
+    return Accuracy(tokens, ours, theirs, divergence / tokens, worst, same / tokens, errors)
+
+
+def quantized_copy(model: Any, way: Way, seen: Seen | None = None) -> Any:
+    """A copy of a 16-bit model whose linear layers and experts have NVFP4 weights; the output layer stays.
+
+    Args:
+        way: "16bit": activations stay. "nvfp4": they have 4 bits.
+        seen: of ``calibrate.largest_inputs``: global scales of linear layers' activations are made of it; None: of each input.
+            Experts find theirs in each call.
+    """
+    from nvfp4_cute.models.transformers import quantized_experts
+
+    made = copy.deepcopy(model)
+    for name, module in list(made.named_modules()):
+        if "down_proj" in module._parameters:  # experts, in one tensor
+            parent, _, child = name.rpartition(".")
+            setattr(made.get_submodule(parent), child, quantized_experts(module, activations=way))
+    scale: Any = "auto"
+    if seen is not None:
+        scale = {name: max(amax, 1e-30) / GLOBAL_SCALE_DIVISOR for name, amax in seen.linears.items()}
+    replace_linears(made, activations=way, input_scale=scale)
+    return made
+
+
+def _log_probabilities(model: Any, ids: torch.Tensor) -> torch.Tensor:
+    """Of the token that follows each but the last, float32 [n - 1, vocabulary]."""
+    return model(ids.to(model.device)).logits[0, :-1].float().log_softmax(-1)
+
+
+def _watch(reference: Any, model: Any, layers: dict[str, tuple[float, float]]) -> list[Any]:
+    """Hooks on ``reference`` that give every input of a layer to its quantized counterpart, too."""
+    handles = []
+    own = dict(reference.named_modules())
+    for name, counterpart in model.named_modules():
+        if name in own and type(own[name]) is not type(counterpart) and name:
+            hook = _comparing(layers, name, counterpart)
+            handles.append(own[name].register_forward_hook(hook, with_kwargs=True))
+    return handles
+
+
+def _comparing(layers: dict[str, tuple[float, float]], name: str, counterpart: torch.nn.Module) -> Any:
+    def compare_results(module: torch.nn.Module, given: tuple, named: dict, result: torch.Tensor) -> None:
+        exact, got = result.double(), counterpart(*given, **named).double()
+        error, norm = layers.get(name, (0.0, 0.0))
+        layers[name] = (
+            error + float((got - exact).square().sum()),
+            norm + float(exact.square().sum()),
+        )
+
+    return compare_results

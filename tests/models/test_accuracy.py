@@ -1,0 +1,98 @@
+"""Distances of a quantized model from its 16-bit one: of numbers by hand, and of tiny models."""
+
+import copy
+import json
+import math
+
+import pytest
+import torch
+
+pytest.importorskip(
+    "transformers", reason="transformers is not installed; make test-transformers installs it"
+)
+
+from transformers import AutoConfig, AutoModelForCausalLM  # noqa: E402
+
+from nvfp4_cute.cli import main  # noqa: E402
+from nvfp4_cute.models.accuracy import compare, quantized_copy  # noqa: E402
+from nvfp4_cute.models.quantizing.calibrate import largest_inputs  # noqa: E402
+from nvfp4_cute.models.quantizing.checkpoint import quantize_checkpoint  # noqa: E402
+
+SIZES = {
+    "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 2, "num_key_value_heads": 1,
+    "head_dim": 32, "vocab_size": 128,
+}  # fmt: skip
+EXPERTS = {"moe_intermediate_size": 64, "num_experts": 4, "num_experts_per_tok": 2}
+
+
+def model_of(kind="llama", **fields):
+    torch.manual_seed(0)
+    config = AutoConfig.for_model(kind, **SIZES, initializer_range=0.2, **fields)
+    return AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16).eval()
+
+
+def windows():
+    return list(torch.randint(0, 128, (1, 24), generator=torch.Generator().manual_seed(1)).split(12, 1))
+
+
+class Fixed(torch.nn.Module):
+    """A model that predicts the same everywhere."""
+
+    device = torch.device("cpu")
+
+    def __init__(self, probabilities):
+        super().__init__()
+        self.logits = torch.tensor(probabilities).log()
+
+    def forward(self, ids):
+        out = type("Output", (), {})()
+        out.logits = self.logits.expand(1, ids.shape[1], -1)
+        return out
+
+
+def test_numbers_by_hand():
+    """Tokens 0, 1, 1: the two that follow are both token 1."""
+    p, q = [0.5, 0.25, 0.25], [0.25, 0.5, 0.25]
+    found = compare(Fixed(p), Fixed(q), [torch.tensor([[0, 1, 1]])])
+    assert found.tokens == 2
+    assert found.reference_perplexity == pytest.approx(4) and found.perplexity == pytest.approx(2)
+    assert found.kl == pytest.approx(0.5 * math.log(2) - 0.25 * math.log(2)) == pytest.approx(found.kl_worst)
+    assert found.same_choice == 0 and found.ratio == pytest.approx(0.5)
+    with pytest.raises(ValueError, match="at least two tokens"):
+        compare(Fixed(p), Fixed(q), [torch.tensor([[0]])])
+
+
+def test_a_model_beside_itself():
+    model = model_of()
+    found = compare(model, copy.deepcopy(model), windows())
+    assert (found.kl, found.same_choice, found.ratio, found.layers) == (0, 1, 1, {})
+
+
+@pytest.mark.parametrize("kind", ["llama", "qwen3_moe"])
+def test_ways(kind):
+    """Four bits of weights lose less than four bits of both; every quantized layer has its error."""
+    model = model_of(kind, **(EXPERTS if kind == "qwen3_moe" else {}))
+    seen = largest_inputs(model, windows())
+    made = {
+        "16bit": quantized_copy(model, "16bit"), "nvfp4": quantized_copy(model, "nvfp4"),
+        "calibrated": quantized_copy(model, "nvfp4", seen),
+    }  # fmt: skip
+    found = {way: compare(model, one, windows()) for way, one in made.items()}
+    assert 0 < found["16bit"].kl < found["nvfp4"].kl < 10 * found["calibrated"].kl
+    names = {n for n, m in model.named_modules() if isinstance(m, torch.nn.Linear) and n != "lm_head"}
+    names |= {n for n, m in model.named_modules() if n.endswith(".experts")}
+    for one in found.values():
+        assert set(one.layers) == names
+        assert all(0.01 < error < 0.3 for error in one.layers.values())
+
+
+def test_command(tmp_path, capsys):
+    model_of().save_pretrained(tmp_path / "in")
+    quantize_checkpoint(tmp_path / "in", tmp_path / "out", format="nvfp4a16")
+    command = ["models", "eval", str(tmp_path / "in"), "--text", "random", "--tokens", "100"]
+    assert main([*command, "--json", "--calibrate", "random"]) == 0
+    ways = json.loads(capsys.readouterr().out)["ways"]
+    assert list(ways) == ["16bit", "nvfp4", "nvfp4, calibrated"]
+    assert main([*command, "--checkpoint", str(tmp_path / "out")]) == 0
+    out = capsys.readouterr().out
+    assert "perplexity of 16 bits" in out and "largest errors of layers: model.layers." in out
