@@ -45,6 +45,9 @@ def add_parser(verbs: Verbs) -> None:
     parser.add_argument(
         "--map", type=types.output_file, metavar="FILE", help="also write the source of every line"
     )
+    parser.add_argument(
+        "--whole", action="store_true", help="keep branches and parameters that its frozen configs never use"
+    )
     parser.add_argument("--force", action="store_true", help="overwrite files that exist")
     parser.add_argument(
         "--axes",
@@ -63,8 +66,10 @@ def run(args: argparse.Namespace) -> int:
     if args.format is None:
         args.format = trace_export.FOLDER if is_source(Path(args.problem)) else formats.GPU_MODE.name
     if args.format in trace_export.FORMATS:
-        if args.torch or args.config or args.gpu or args.map:
-            raise ValueError(f"--format {args.format} goes without --torch, --config, --gpu and --map")
+        if args.torch or args.config or args.gpu or args.map or args.whole:
+            raise ValueError(
+                f"--format {args.format} goes without --torch, --config, --gpu, --map and --whole"
+            )
         output = args.output or Path("trace")
         return trace_export.run(
             args.problem,
@@ -91,4 +96,5 @@ def run(args: argparse.Namespace) -> int:
         form=formats.FORMATS[args.format],
         kind=export.TORCHS if args.torch else export.OURS,
         overwrite=args.force,
+        folded=not args.whole,
     )

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from nvfp4_cute.competition.bundle import Bundle, Line, Recipe, assemble
+from nvfp4_cute.competition.fold import fold
 from nvfp4_cute.competition.formats import GPU_MODE, Format
 from nvfp4_cute.planning.config import KernelConfig
 from nvfp4_cute.problems import registry
@@ -57,6 +58,7 @@ def run(
     form: Format = GPU_MODE,
     kind: Kind = OURS,
     overwrite: bool = False,
+    folded: bool = True,
 ) -> int:
     """Write the submission, and say what it is; 0.
 
@@ -68,6 +70,7 @@ def run(
         form: the harness that it is for; what a run needs besides is written beside ``output``.
         kind: what answers the problem.
         overwrite: whether files that exist are replaced.
+        folded: as of :func:`make_submission`.
 
     Raises:
         ValueError: no such problem, config, or runner, or the problem has no kernel; a file exists. Then nothing is written.
@@ -76,7 +79,7 @@ def run(
     existing = [str(p) for p in (output, map_path, *companions) if p and p.exists() and not overwrite]
     if existing:
         raise ValueError(f"{', '.join(existing)} would be overwritten; name another file, or pass --force")
-    bundle = make_submission(problem, gpu=gpu, config=config, form=form, kind=kind)
+    bundle = make_submission(problem, gpu=gpu, config=config, form=form, kind=kind, folded=folded)
     output.write_text(bundle.text, encoding="utf-8")
     if map_path:
         map_path.write_text(bundle.map_text(), encoding="utf-8")
@@ -102,8 +105,12 @@ def make_submission(
     config: str | None = None,
     form: Format = GPU_MODE,
     kind: Kind = OURS,
+    folded: bool = False,
 ) -> Bundle:
     """The submission, line by line.
+
+    Args:
+        folded: without what its constants decide (``fold``): fewer lines, the same machine code.
 
     Raises:
         ValueError: as :func:`run`; or the result breaks a rule of the harness.
@@ -123,6 +130,8 @@ def make_submission(
     footer = f"\n\n{form.footer}" if form.footer else ""
     end = [Line(text, reasons=("how the harness calls",)) for text in footer.splitlines()]
     bundle = Bundle((*lines, *body.lines, *end))
+    if folded:
+        bundle = Bundle(tuple(fold(bundle.lines, (*form.entry_points, *form.offers))))
     findings = form.check(bundle.text.encode())
     if findings:
         listed = "\n".join(f"  {finding}" for finding in findings)
