@@ -5,13 +5,16 @@ Times ``LIFT`` that is the value times 2^-2. A scale is 2^-127 to 2^127: both pr
 between 2^-130 and 1.5 * 2^127, is a multiple of 2^-130, and has two significant bits.
 """
 
-from cutlass import Uint32
+from cutlass import Float32, Uint32
 
 from . import ptx
+from .select import select
 from .versions import inline_ptx
 
 # log2 of what products carry, which the epilogue takes out again.
 OPERAND_EXPONENT = 2
+# Of float32: where exponents begin, 2^-127, NaN; and the code of a scale that is NaN.
+EXPONENT_BIT, LEAST_POWER_BITS, NAN_BITS, NAN_CODE = 23, 0x00400000, 0x7FC00000, 255
 # Pairs of bf16: 2^124, 2^-127.
 LIFT = 0x7D807D80
 LEAST_POWERS = 0x00400040
@@ -35,6 +38,14 @@ def powers(codes: Uint32) -> Uint32:
         write_only_types=[Uint32],
         read_only_args=[codes >> 1],
     )
+
+
+def power_over(code: Uint32, exponent: int) -> Float32:
+    """A scale over a power of two, exactly: 2^(code - 127 - exponent), subnormal where it is; NaN of code 255."""
+    is_normal = code > exponent
+    subnormal = Uint32(LEAST_POWER_BITS) >> select(is_normal, Uint32(0), Uint32(exponent) - code)
+    bits = select(is_normal, (code - Uint32(exponent)) << EXPONENT_BIT, subnormal)
+    return ptx.float_of(select(code == NAN_CODE, Uint32(NAN_BITS), bits))
 
 
 def lifted(pair: Uint32) -> Uint32:

@@ -1,12 +1,12 @@
-"""16-bit activations times 4-bit weights, up to 32 rows at a time: c[m, n] = alpha * sum over k of x[m, k] (B * SFB)[n, k].
+"""16-bit activations times 4- or 8-bit weights, up to 32 rows at a time: c[m, n] = alpha * sum over k of x[m, k] (B * SFB)[n, k].
 
-x (M, K, L) fp16 or bf16, B (N, K, L) e2m1, two values a byte, both K-major; SFB in the 128x4 blocked layout, read in place:
-e4m3 for 16 values of K (NVFP4) or ue8m0 for 32 (MXFP4, beside bf16 alone); c fp16, bf16 or fp32. Memory-bound: the weights are
-read once for every ``tokens`` rows of x, past L1.
+x (M, K, L) fp16 or bf16, B (N, K, L) e2m1, two values a byte, e4m3 or e5m2, both K-major; SFB in the 128x4 blocked layout, read
+in place: e4m3 for 16 values of K (NVFP4) or ue8m0 for 32 (MX, beside bf16 alone); c fp16, bf16 or fp32. Memory-bound: the
+weights are read once for every ``tokens`` rows of x, past L1.
 
-A weight times its e4m3 scale has at most 6 significant bits, so fp16 and bf16 hold it exactly; bf16 also holds it times a power
-of two (``common.ue8m0``). Warps multiply 16 weight rows by 8 rows of x and 16 k with ``mma.sync``, which every architecture from
-sm_90a on has.
+A weight times its e4m3 scale has at most 6 significant bits, so fp16 and bf16 hold it exactly. bf16 also holds it times a power
+of two (``common.ue8m0``), of 8-bit weights all but what is below 2^-125 (e4m3) or 2^-117 (e5m2), which is rounded. Warps multiply
+16 weight rows by 8 rows of x and 16 k with ``mma.sync``, which every architecture from sm_90a on has.
 
 Work: a CTA has 32 weight rows of one scale atom, r, r + 32, r + 64, r + 96 for eight consecutive r, whose scales for four
 blocks of K are 128 consecutive bytes. Its warps take chunks of 128 values of K in turn. A lane (4 g + t) holds 32
@@ -18,6 +18,7 @@ through its chunks in ascending order, starting from 0; warps are added in ascen
 depends on K alone, not on M, N or L. Then times alpha, then one rounding to the output type.
 """
 
+import math
 from dataclasses import dataclass
 
 import cutlass
@@ -32,13 +33,14 @@ from nvfp4_cute.planning.arch.simt import UNIT_ROWS, W4A16_CHUNK_K, W4A16_WARPS,
 from ..common import ptx, ue8m0
 from ..common.global_access import KEEP, READ_ONCE, global_scalar, load_words
 from ..common.versions import SmemAllocator
+from .dequantize import fp8x4_to_f16x2
+from .quantize import VECTOR_WORDS
 from .unit_rows import BAND_GROUP, BAND_ROWS, BANDS, num_units, row_of
 
-# A lane's part of a chunk: 16 bytes of every row in four words, one or two scale blocks.
+# A lane's part of a chunk: 32 values of every row, eight at a time, in one or two scale blocks.
 PIECE_K = 32
 PIECES = W4A16_CHUNK_K // PIECE_K
-PIECE_WORDS = 4
-WORD_K = 8
+GROUP_K = 8
 # Rows r, r + 32, r + 64, r + 96: an MMA has 16 weight rows, two of a lane.
 MMA_M = 2
 MMA_TOKENS = 8
@@ -70,6 +72,10 @@ class FloatFormat:
 FP16 = FloatFormat("f16", 9, 2.0**7, 2.0**7)
 BF16 = FloatFormat("bf16", 6, 2.0**119, 2.0**7)
 BF16_OF_UE8M0 = FloatFormat("bf16", 6, 1.0, 2.0**ue8m0.OPERAND_EXPONENT)
+# Elements of 8 bits are decoded by instructions; 448 * 2^127 and 57344 * 2^127 over these are inside bf16's range.
+BF16_OF_FP8 = {"e4m3": FloatFormat("bf16", 0, 1.0, 2.0**8), "e5m2": FloatFormat("bf16", 0, 1.0, 2.0**16)}
+# prmt: of eight bytes in two words, those that are four apart, two pairs.
+APART = (0x5140, 0x7362)
 
 
 @dataclass(frozen=True)
@@ -139,6 +145,12 @@ class W4A16Kernel:
     ):
         self.has_powers = weights.scale == UE8M0
         self.format = (BF16_OF_UE8M0 if self.has_powers else BF16) if is_bf16 else FP16
+        self.weights = weights
+        self.is_fp8 = weights.element.bits == 8
+        if self.is_fp8:
+            self.format = BF16_OF_FP8[weights.element.name]
+        self.piece_words = weights.row_bytes(PIECE_K) // 4
+        self.group_words = weights.row_bytes(GROUP_K) // 4
         self.block_k = weights.block_k
         self.pieces_per_atom = weights.atom_k // PIECE_K
         self.out_dtype = out_dtype
@@ -204,7 +216,10 @@ class W4A16Kernel:
         # Rows beyond N are read as the last one, and dropped in the end.
         rows = [cutlass.min(row_of(unit, group, band), operands.n - 1) for band in range(BANDS)]
         source = Source(
-            b=operands.b + batch * b_batch + Int64(rows[0]) * operands.b_pitch + piece * (PIECE_K // 2),
+            b=operands.b
+            + batch * b_batch
+            + Int64(rows[0]) * operands.b_pitch
+            + piece * (4 * self.piece_words),
             row_offsets=[(row - rows[0]) * Int32(operands.b_pitch) for row in rows],
             sfb=operands.sfb
             + batch * sfb_batch
@@ -256,8 +271,8 @@ class W4A16Kernel:
         acc = cute.make_rmem_tensor((4, MMA_M, self.num_mma_n), Float32)
         acc.fill(0.0)
         # (WORD, BAND); a word a band
-        weights = cute.make_rmem_tensor((PIECE_WORDS, BANDS), Uint32)
-        ahead = cute.make_rmem_tensor((PIECE_WORDS, BANDS), Uint32)
+        weights = cute.make_rmem_tensor((self.piece_words, BANDS), Uint32)
+        ahead = cute.make_rmem_tensor((self.piece_words, BANDS), Uint32)
         scales, scales_ahead = (cute.make_rmem_tensor(BANDS, Uint32) for _ in range(2))
         # (WORD OF 2, MMA_N)
         x = cute.make_rmem_tensor((PIECE_K // 2, self.num_mma_n), Uint32)
@@ -270,7 +285,7 @@ class W4A16Kernel:
             self.multiply(acc, weights, self.block_scales(scales, source), x)
             for i in cutlass.range_constexpr(BANDS):
                 scales[i] = scales_ahead[i]
-                for w in cutlass.range_constexpr(PIECE_WORDS):
+                for w in cutlass.range_constexpr(self.piece_words):
                     weights[w, i] = ahead[w, i]
         return acc
 
@@ -288,7 +303,13 @@ class W4A16Kernel:
                         x[first + i, j] = words[i]
 
     def block_scales(self, scales: cute.Tensor, source: Source) -> list:
-        """Of every band, the lane's block scales times ``scale_factor``, each as a pair of 16-bit floats."""
+        """Of every band, the lane's block scales times ``scale_factor``, each as a pair of 16-bit floats; of 8-bit weights one,
+        over ``weight_factor``, as a float."""
+        if self.is_fp8:
+            shift = Uint32(source.piece * 8)
+            codes = [scales[band] >> shift & Uint32(0xFF) for band in range(BANDS)]
+            exponent = int(math.log2(self.format.weight_factor))
+            return [[ue8m0.power_over(code, exponent)] for code in codes]
         if self.has_powers:
             selector = Uint32(ue8m0.BOTH_UPPER + source.piece * ue8m0.BOTH_UPPER_STEP)
             return [[ue8m0.powers(ptx.prmt(scales[band], Uint32(0), selector))] for band in range(BANDS)]
@@ -303,12 +324,16 @@ class W4A16Kernel:
 
     def multiply(self, acc: cute.Tensor, weights: cute.Tensor, scales: list, x: cute.Tensor) -> None:
         """Add a chunk."""
-        for w in range(PIECE_WORDS):
-            block = w * WORD_K // self.block_k
+        for w in range(PIECE_K // GROUP_K):
+            block = w * GROUP_K // self.block_k
             activations = [paired([x[4 * w + i, j] for i in range(4)]) for j in range(self.num_mma_n)]
             for i in range(MMA_M):
                 low, high = (
-                    self.decode(weights[w, band], scales[band][block]) for band in (2 * i, 2 * i + 1)
+                    self.decode(
+                        [weights[w * self.group_words + j, band] for j in range(self.group_words)],
+                        scales[band][block],
+                    )
+                    for band in (2 * i, 2 * i + 1)
                 )
                 for first in (0, 2):
                     a = [low[first], high[first], low[first + 1], high[first + 1]]
@@ -318,8 +343,14 @@ class W4A16Kernel:
                         for r, value in enumerate(ptx.mma_m16n8k16(a, b, c, self.format.name)):
                             acc[r, i, j] = value
 
-    def decode(self, word: Uint32, scale: Uint32) -> list:
+    def decode(self, words: list, scale: Uint32 | Float32) -> list:
         """Eight weights over ``weight_factor`` as pairs of k: (0, 4), (1, 5), (2, 6), (3, 7)."""
+        if self.is_fp8:
+            four = [ptx.prmt(*words, Uint32(selector)) for selector in APART]
+            name = self.weights.element.name
+            pairs = [ptx.unpack_f16x2(half) for word in four for half in fp8x4_to_f16x2(word, name)]
+            return [ptx.pack_16x2(*(ptx.mul_f32(value, scale) for value in pair), True) for pair in pairs]
+        (word,) = words
         magnitude = 0x7 << self.format.magnitude_shift
         pairs = []
         for i in range(4):
@@ -344,10 +375,12 @@ def load_weights(
     scales.fill(Uint32(0))
     if is_inside:
         for band in cutlass.range_constexpr(BANDS):
-            address = source.b + source.row_offsets[band] + chunk * (W4A16_CHUNK_K // 2)
-            words = load_words(address, PIECE_WORDS, READ_ONCE)
-            for w in cutlass.range_constexpr(PIECE_WORDS):
-                weights[w, band] = words[w]
+            num_words = cute.size(weights) // BANDS
+            address = source.b + source.row_offsets[band] + chunk * (PIECES * 4 * num_words)
+            for first in cutlass.range_constexpr(0, num_words, VECTOR_WORDS):
+                words = load_words(address + 4 * first, VECTOR_WORDS, READ_ONCE)
+                for w in cutlass.range_constexpr(VECTOR_WORDS):
+                    weights[first + w, band] = words[w]
         atoms = Int64(chunk) * (atoms_of_chunk * ATOM_BYTES)
         words = load_words(source.sfb + atoms, BANDS, KEEP)
         for band in cutlass.range_constexpr(BANDS):

@@ -152,7 +152,7 @@ class W4A16Key(SimtKey):
             cutlass_dtype(self.out_dtype),
             self.has_alpha,
             self.tokens,
-            simt.w4a16_blocks_per_sm(self.tokens),
+            simt.w4a16_blocks_per_sm(self.tokens, self.b_format.element.bits),
             self.to_name(),
             self.b_format,
         )

@@ -5,11 +5,22 @@ import torch
 from oracle import assert_bitwise_equal, poisoned, unwritten
 from weight_only_check import ROWS, config, dual, largest_candidates, on_gpu, run_both, task, tokens, weights
 
-from nvfp4_cute import MXFP4, UnsupportedProblem, backends, gemm, gemv, grouped_gemm, quantize
+from nvfp4_cute import (
+    MXFP4,
+    MXFP8_E4M3,
+    MXFP8_E5M2,
+    UnsupportedProblem,
+    backends,
+    gemm,
+    gemv,
+    grouped_gemm,
+    quantize,
+)
 from nvfp4_cute.backends.emulator import observe
 from nvfp4_cute.compile.cache import get_kernel
 from nvfp4_cute.compile.simt_keys import W4A16Key
 from nvfp4_cute.compile.weight_only_keys import WeightOnlyKey
+from nvfp4_cute.formats.codecs import encode
 from nvfp4_cute.formats.scale_layout import to_blocked
 from nvfp4_cute.planning.arch import simt
 from nvfp4_cute.problem import Gate
@@ -145,19 +156,22 @@ def test_no_spills(num_b):
 # ---- the kernel for few rows -------------------------------------------------------------------------------------
 
 
-def few_rows(m, n, k, batches=1, seed=0):
-    """x [M, K, L], w [N, K/2, L], scales [L, bytes], whose padding rows are NaN; sums are exact."""
+def few_rows(m, n, k, batches=1, seed=0, format=MXFP4):
+    """x [M, K, L], w [N, bytes of K, L], scales [L, bytes], whose padding rows are NaN; sums are exact."""
     generator = torch.Generator().manual_seed(seed)
     x = tokens(batches, m, k, torch.bfloat16, generator)
     w, scale = weights(batches, n, k, generator, MXFP4)
+    if format != MXFP4:
+        values = torch.randint(-7, 8, (batches, n, k), generator=generator).float()
+        w = encode(values, format.element).view(torch.uint8)
     rm, rk = MXFP4.scale_atoms(n, k)
     return x.permute(1, 2, 0), w.permute(1, 2, 0), scale.view(batches, rm, rk, 32, 4, 4)
 
 
-def run(operands, alpha=None, **options):
+def run(operands, alpha=None, format=MXFP4, **options):
     x, w, scale = operands
     out = poisoned(x.shape[2], x.shape[0], w.shape[0], dtype=torch.float32).permute(1, 2, 0)
-    return gemm(x, w, None, scale, alpha, out=out, out_dtype=torch.float32, b_format=MXFP4, **options)
+    return gemm(x, w, None, scale, alpha, out=out, out_dtype=torch.float32, b_format=format, **options)
 
 
 @pytest.mark.sampled(2)
@@ -170,6 +184,36 @@ def test_few_rows(arch, m, k):
         actual = run(operands, alpha, backend=f"emulator:{arch}")
     assert_bitwise_equal(actual, run(operands, alpha))
     assert len(observer.stats) == 1
+
+
+@pytest.mark.sampled(2)
+@pytest.mark.parametrize("format", [MXFP8_E4M3, MXFP8_E5M2], ids=str)
+@pytest.mark.parametrize(("arch", "m", "k"), [("sm_90a", 3, 352), ("sm_100a", 13, 160), ("sm_90a", 40, 1184)])
+def test_few_rows_of_8_bit_weights(format, arch, m, k):
+    operands, alpha = few_rows(m, 150, k, 2, format=format), torch.tensor([0.5, -2.0])
+    with observe(mode="random:1" if m % 2 else "lazy", check=True):
+        actual = run(operands, alpha, format, backend=f"emulator:{arch}")
+    assert_bitwise_equal(actual, run(operands, alpha, format))
+
+
+@pytest.mark.parametrize(("format", "least"), [(MXFP8_E4M3, 11), (MXFP8_E5M2, 26)], ids=["e4m3", "e5m2"])
+def test_every_8_bit_weight_times_every_scale(format, least):
+    """All codes, infinities and NaN among them, alone in their columns; scales under ``least`` round by 2^-126 at most of e4m3."""
+    w = torch.arange(256, dtype=torch.uint8).repeat(256, 1)
+    scale = to_blocked(torch.arange(256, dtype=torch.uint8)[:, None].expand(256, 8).contiguous())
+    options = {"b_format": format, "out_dtype": torch.float32}
+    for first in (0, 64, 120, 184, 248):
+        x, alone = torch.zeros(8, 256, dtype=torch.bfloat16), torch.zeros_like(w)
+        columns = slice(first, first + 8)
+        x[torch.arange(8), first + torch.arange(8)] = 1
+        alone[:, columns] = w[:, columns]
+        got = gemm(x, alone, None, scale, **options, backend="emulator:sm_90a")
+        want = gemm(x, alone, None, scale, **options)
+        # 0 times what is infinite is NaN in the sum, in either.
+        assert torch.equal(got.isnan(), want.isnan())
+        same = (got == want) | got.isnan()
+        assert same[:, least:].all()
+        assert (got - want).abs()[:, :least].nan_to_num(0).max() <= 2.0 ** (least - 11 - 126)
 
 
 def test_gemv():
@@ -189,10 +233,11 @@ def test_gemv():
 
 @SLOW
 @pytest.mark.parametrize("tokens", simt.W4A16_TOKENS)
-def test_few_rows_do_not_spill(tokens):
-    resources = get_kernel(W4A16Key("sm_90a", torch.bfloat16, torch.bfloat16, True, tokens, MXFP4)).resources
+@pytest.mark.parametrize("format", [MXFP4, MXFP8_E4M3, MXFP8_E5M2], ids=str)
+def test_few_rows_do_not_spill(tokens, format):
+    resources = get_kernel(W4A16Key("sm_90a", torch.bfloat16, torch.bfloat16, True, tokens, format)).resources
     assert resources.stack_bytes == 0
-    threads = simt.w4a16_blocks_per_sm(tokens) * simt.W4A16_WARPS * simt.WARP_SIZE
+    threads = simt.w4a16_blocks_per_sm(tokens, format.element.bits) * simt.W4A16_WARPS * simt.WARP_SIZE
     assert resources.registers * threads <= 65536
 
 

@@ -3,11 +3,11 @@
 from dataclasses import dataclass
 
 from nvfp4_cute.errors import UnsupportedTarget
-from nvfp4_cute.formats.block_format import MXFP4, NVFP4
+from nvfp4_cute.formats.block_format import MXFP4, MXFP8_E4M3, MXFP8_E5M2, NVFP4
 
 # Formats of the matrix and the vector that a gemv multiplies, as do products of few rows, and of weights beside 16-bit ``a``.
 GEMV_PAIRS = ((NVFP4, NVFP4),)
-W4A16_PAIRS = ((None, NVFP4), (None, MXFP4))
+W4A16_PAIRS = ((None, NVFP4), (None, MXFP4), (None, MXFP8_E4M3), (None, MXFP8_E5M2))
 ARCHS = ("sm_90a", "sm_100a", "sm_103a", "sm_110a", "sm_120a", "sm_121a")
 WARP_SIZE = 32
 
@@ -127,9 +127,9 @@ def w4a16_tokens(m: int) -> int:
     return next((tokens for tokens in W4A16_TOKENS if tokens >= m), W4A16_TOKENS[-1])
 
 
-def w4a16_blocks_per_sm(tokens: int) -> int:
+def w4a16_blocks_per_sm(tokens: int, weight_bits: int = 4) -> int:
     """CTAs that an SM should hold: as many as fit without spills."""
-    return {8: 2, 16: 2, 32: 1}[tokens]
+    return 2 if weight_bits == 4 and tokens <= 16 else 1
 
 
 # ---- a layer of experts: routing, order, and what is done to rows between its products ------------------------------
