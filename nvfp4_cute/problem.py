@@ -81,7 +81,7 @@ class GroupedProblem:
     @property
     def num_b(self) -> int:
         """Operands ``b`` that every group's ``a`` is multiplied by."""
-        return 1 if self.activation is None or self.weight_layout != "separate" else 2
+        return num_weights(self.activation is not None, self.weight_layout)
 
     def out_columns(self, n: int) -> int:
         """Columns of C of a group whose ``b`` has ``n`` rows."""
@@ -157,6 +157,11 @@ class Gate:
                 f"{label} has {n} rows; weight_layout={self.weight_layout!r} has whole periods of {period}: pad both "
                 "products' rows"
             )
+
+
+def num_weights(has_gate: bool, weight_layout: DualWeights) -> int:
+    """Operands ``b`` of a kernel: two of a dual GEMM whose weights are not interleaved in one; halves of one operand are two."""
+    return 2 if has_gate and weight_layout in ("separate", "concatenated") else 1
 
 
 def concatenated_rows(label: str, rows: int) -> int:

@@ -10,9 +10,18 @@ from nvfp4_cute.errors import ConfigError, UnsupportedProblem
 from nvfp4_cute.formats import block_format
 from nvfp4_cute.formats.block_format import BlockFormat
 from nvfp4_cute.planning.arch import chain_archs, family_of
-from nvfp4_cute.planning.arch.base import INTERLEAVE, check_pair
+from nvfp4_cute.planning.arch.base import check_pair
 from nvfp4_cute.planning.config import KernelConfig
-from nvfp4_cute.problem import NVFP4, Activation, Form, GroupedProblem, OutDtype, WeightLayout, dtype_name
+from nvfp4_cute.problem import (
+    NVFP4,
+    Activation,
+    Form,
+    GroupedProblem,
+    OutDtype,
+    WeightLayout,
+    dtype_name,
+    num_weights,
+)
 
 
 @dataclass(frozen=True)
@@ -76,7 +85,7 @@ class KernelKey:
         family, config = family_of(self.arch), self.config
         formats = self.a_format, self.b_format
         check_pair(self.arch, formats, family.MMA)
-        num_b = 1 if self.activation is None or self.weight_layout in INTERLEAVE else 2
+        num_b = num_weights(self.activation is not None, self.weight_layout)
         reason = family.interleave_reason(config, self.weight_layout)
         reason = reason or family.unsupported_reason(config, num_b, formats)
         if self.out_dtype == NVFP4:

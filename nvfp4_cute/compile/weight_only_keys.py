@@ -9,9 +9,8 @@ from nvfp4_cute.compile.keys import cutlass_dtype, kernel_class
 from nvfp4_cute.errors import ConfigError, UnsupportedProblem
 from nvfp4_cute.formats.block_format import NVFP4, BlockFormat
 from nvfp4_cute.planning.arch import weight_only_family_of
-from nvfp4_cute.planning.arch.base import INTERLEAVE
 from nvfp4_cute.planning.config import KernelConfig
-from nvfp4_cute.problem import OUT_DTYPES, Form, Gate, dtype_name
+from nvfp4_cute.problem import OUT_DTYPES, Form, Gate, dtype_name, num_weights
 
 
 @dataclass(frozen=True)
@@ -46,7 +45,7 @@ class WeightOnlyKey:
         Raises UnsupportedTarget for an arch without a kernel, ConfigError for a refused config, UnsupportedProblem for
         results of a type that no kernel writes.
         """
-        family, gate, num_b = weight_only_family_of(self.arch), self.gate, num_weights(self.gate)
+        family, gate, num_b = weight_only_family_of(self.arch), self.gate, weights_of(self.gate)
         if self.out_dtype not in OUT_DTYPES:
             raise UnsupportedProblem(
                 f"out_dtype={dtype_name(self.out_dtype)!r} with 16-bit a: results have 16 or 32 bits; quantize them"
@@ -89,6 +88,6 @@ class WeightOnlyKey:
         )
 
 
-def num_weights(gate: Gate | None) -> int:
-    """Operands ``b`` of a kernel: two of a dual GEMM whose weights are not interleaved in one."""
-    return 1 if gate is None or gate.weight_layout in INTERLEAVE else 2
+def weights_of(gate: Gate | None) -> int:
+    """Operands ``b``, as ``problem.num_weights``."""
+    return 1 if gate is None else num_weights(True, gate.weight_layout)

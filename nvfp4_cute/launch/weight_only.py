@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from nvfp4_cute.compile.cache import get_kernel
-from nvfp4_cute.compile.weight_only_keys import WeightOnlyKey, num_weights
+from nvfp4_cute.compile.weight_only_keys import WeightOnlyKey, weights_of
 from nvfp4_cute.errors import UnsupportedProblem
 from nvfp4_cute.formats.block_format import ATOM_ROWS, NVFP4, BlockFormat
 from nvfp4_cute.gpus.targets import Gpu
@@ -128,7 +128,7 @@ class WeightOnlyTask:
         if self.config is not None:
             return self.config
         family, is_ragged = weight_only_family_of(self.gpu.arch), self.form == "ragged"
-        num_b = num_weights(self.gate)
+        num_b = weights_of(self.gate)
         return family.choose(self.problem_sizes, self.gpu.num_sms, num_b, is_ragged, self.b_format)
 
     @cached_property
@@ -146,7 +146,7 @@ class WeightOnlyTask:
     def key(self, arch: str) -> WeightOnlyKey:
         """What to compile. Raises UnsupportedTarget, UnsupportedProblem or ConfigError."""
         check_weights(arch, self.a[0].dtype, self.b_format, weight_only_family_of(arch).PAIRS)
-        most = base.max_list_groups(num_weights(self.gate))
+        most = base.max_list_groups(weights_of(self.gate))
         if self.form == "list" and len(self.a) > most:
             raise UnsupportedProblem(
                 f"{len(self.a)} groups: kernel parameters of the list form hold {most}; split the lists into calls of as many"

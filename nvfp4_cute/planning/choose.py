@@ -4,7 +4,7 @@ from nvfp4_cute.formats.block_format import NVFP4_PAIR, Formats
 from nvfp4_cute.planning.arch import family_of
 from nvfp4_cute.planning.arch.base import INTERLEAVE, check_pair
 from nvfp4_cute.planning.config import KernelConfig
-from nvfp4_cute.problem import NVFP4, Form, Gate, GroupedProblem, OutDtype, WeightLayout
+from nvfp4_cute.problem import NVFP4, Form, Gate, GroupedProblem, OutDtype, WeightLayout, num_weights
 
 
 def choose_config(problem: GroupedProblem, arch: str, num_sms: int) -> KernelConfig:
@@ -92,7 +92,7 @@ def candidates(
     """
     check_pair(arch, formats, family_of(arch).MMA)
     layout = "separate" if gate is None else _kernels_layout(gate)
-    num_b = 1 if gate is None or layout != "separate" else 2
+    num_b = num_weights(gate is not None, layout)
     return family_of(arch).candidates(num_b, layout, is_quantized, form, formats)
 
 
