@@ -12,7 +12,9 @@ import torch
 
 import nvfp4_cute
 from nvfp4_cute.emulator.record.forms import Form, recorded
+from nvfp4_cute.formats.block_format import MXFP4, MXFP8_E4M3, MXFP8_E5M2, NVFP4_PAIR, BlockFormat, Formats
 from nvfp4_cute.formats.block_format import NVFP4 as NVFP4_FORMAT
+from nvfp4_cute.formats.codecs import encode_e4m3, encode_ue8m0
 from nvfp4_cute.formats.scale_layout import to_blocked
 from nvfp4_cute.planning.arch import family_of, simt
 from nvfp4_cute.planning.arch.base import INTERLEAVE
@@ -37,6 +39,9 @@ STEP = 3
 STEPS: dict[ProblemForm, int] = {"list": 1, "ragged": STEP, "masked": STEP}
 HARDWARE_STEP = 8
 """Of the kernels of sm_90a, which ran on an H200, so many are one: they show what is proven there."""
+PAIRS = ((MXFP4, MXFP4), (MXFP8_E4M3, MXFP8_E5M2), (MXFP8_E4M3, MXFP4))
+FORMAT_STEP = 4
+"""Of the candidates of a pair, so many are one."""
 DTYPES: tuple[OutDtype, ...] = (torch.bfloat16, torch.float16, torch.float32)
 
 
@@ -50,6 +55,7 @@ class Gemm:
         has_alpha: whether every group has a factor.
         weight_layout: of a dual GEMM; None where there is one product.
         has_limit, out_m_major: variants of a dual and of a plain GEMM.
+        formats: of ``a`` and of ``b``.
     """
 
     arch: str
@@ -60,10 +66,12 @@ class Gemm:
     weight_layout: WeightLayout | None = None
     has_limit: bool = False
     out_m_major: bool = False
+    formats: Formats = NVFP4_PAIR
 
     def __str__(self) -> str:
         dtype = str(self.out_dtype).removeprefix("torch.")
         words = [self.arch, self.form, self.config.to_name(), dtype]
+        words += [f"{self.formats[0]} x {self.formats[1]}"] * (self.formats != NVFP4_PAIR)
         words += ["alpha"] * self.has_alpha + ["limit"] * self.has_limit + ["columns"] * self.out_m_major
         return " ".join([*words, *([f"dual {self.weight_layout}"] if self.weight_layout else [])])
 
@@ -74,14 +82,16 @@ class Gemm:
         num_b = 2 if self.weight_layout == "separate" else 1
         rows = ROWS
         n = columns_of(self.arch) * (2 if self.weight_layout in INTERLEAVE else 1)
-        weights = [[_operand(n, generator) for _ in rows] for _ in range(num_b)]
+        a_format, b_format = self.formats
+        weights = [[_operand(n, generator, b_format) for _ in rows] for _ in range(num_b)]
         options: dict[str, Any] = {"config": self.config, "backend": f"emulator:{self.arch}"}
+        options |= {"a_format": a_format, "b_format": b_format}
         options["out_dtype"] = self.out_dtype
         if self.form == "masked":
-            a, a_scale = _stacked([_operand(max(rows), generator) for _ in rows])
+            a, a_scale = _stacked([_operand(max(rows), generator, a_format) for _ in rows])
             options["masked_m"] = torch.tensor(rows, dtype=torch.int32)
         else:
-            tokens = [_operand(m, generator) for m in rows]
+            tokens = [_operand(m, generator, a_format) for m in rows]
             a, a_scale = ([t[i] for t in tokens] for i in (0, 1)) if is_list else _joined(tokens)
             if not is_list:
                 options["offs"] = torch.tensor(rows).cumsum(0).to(torch.int32)
@@ -145,13 +155,15 @@ def columns_of(arch: str) -> int:
     return COLUMNS.get(arch, 256)
 
 
-def _operand(rows: int, generator: torch.Generator) -> tuple[torch.Tensor, torch.Tensor]:
-    """Random packed values, [rows, K/2], and blocked scales."""
-    data = torch.randint(0, 256, (rows, NVFP4_FORMAT.row_bytes(K)), dtype=torch.uint8, generator=generator)
-    codes = torch.tensor([0.5, 1.0, 2.0])[
-        torch.randint(0, 3, (rows, NVFP4_FORMAT.num_k_blocks(K)), generator=generator)
-    ]
-    return data, to_blocked(codes.to(torch.float8_e4m3fn))
+def _operand(
+    rows: int, generator: torch.Generator, format: BlockFormat = NVFP4_FORMAT
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Random values as their bytes, [rows, K/2] of NVFP4, and blocked scales."""
+    data = torch.randint(0, 256, (rows, format.row_bytes(K)), dtype=torch.uint8, generator=generator)
+    powers = torch.tensor([0.5, 1.0, 2.0])
+    codes = encode_ue8m0(powers) if format.scale.name == "ue8m0" else encode_e4m3(powers)
+    index = torch.randint(0, 3, (rows, format.num_k_blocks(K)), generator=generator)
+    return data, to_blocked(codes[index].view(format.scale_dtypes[-1]))
 
 
 def _stacked(parts: list[tuple[torch.Tensor, torch.Tensor]]) -> tuple[torch.Tensor, torch.Tensor]:
@@ -177,7 +189,7 @@ def ours(arch: str) -> Iterator[Ours]:
     Every config as lists, where it differs with every weight layout and as NVFP4; every ``STEP``-th in the other forms, whose
     kernels differ in how they find their tiles alone. Output dtypes and factors take turns.
     """
-    cases = [*_plain(arch), *_dual(arch), *_simt(arch)]
+    cases = [*_plain(arch), *_dual(arch), *_other_formats(arch), *_simt(arch)]
     return iter(cases[:: HARDWARE_STEP if arch == "sm_90a" else 1])
 
 
@@ -208,6 +220,20 @@ def _dual(arch: str) -> Iterator[Gemm]:
                 if index % step == 0 and family.interleave_reason(config, layout) is None:
                     dtype = DTYPES[index // step % 3]
                     yield Gemm(arch, config, form, dtype, index % 2 == 0, layout, has_limit=index % 3 == 1)
+
+
+def _other_formats(arch: str) -> Iterator[Gemm]:
+    """A few configs of each pair in which elements or scales are others: what formats change is told by few. On sm_90a they are
+    decoded before tensor cores see them: nothing new there."""
+    if arch == "sm_90a":
+        return
+    for pair in PAIRS:
+        if pair not in family_of(arch).MMA:
+            continue
+        for form, step in STEPS.items():
+            tried = _without_proof(arch, candidates(arch, form, formats=pair))
+            for config in tried[:: FORMAT_STEP * step]:
+                yield Gemm(arch, config, form, formats=pair)
 
 
 def _simt(arch: str) -> Iterator[Simt]:

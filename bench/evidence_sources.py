@@ -77,6 +77,37 @@ SOURCES: tuple[Note, ...] = (
         "the Kimi K3 decode kernels for TensorRT-LLM and vLLM on sm_100a: clusters of 7 and of 16 are launched with PDL",
     ),
     Note(
+        "sm_100",
+        r"mxf4nvf4\.(block_scale\.)?block32",
+        "CUTLASS C++, test/unit/gemm/device/sm100_blockscaled_tensorop_gemm/mxf4_mxf4_*: MXFP4 by single CTAs and by pairs, "
+        "tiles of 128 to 256 columns; CuTe DSL (a run above) writes its instruction as this kind. Other widths and columns of "
+        "scales are those of NVFP4 in runs above, in which a word of scales is two MMAs' here",
+    ),
+    Note(
+        "sm_100",
+        r"mxf8f6f4\.block32",
+        "CUTLASS C++, the same folder: mxf8_mxf8_*, mxf8_mxf4_* and mxf4_mxf8_*; DeepGEMM, sm100_fp8_fp4_gemm_1d1d.cuh (SM100): "
+        "FP8 tokens beside FP4 weights, by pairs, too. Types are fields of a descriptor; widths are those of runs above",
+    ),
+    Note(
+        "sm_100",
+        r"tensor map: (load|prefetch): rank 3, (u8|b4x16_p64), swizzle 128B",
+        "CUTLASS C++, the same tests: its maps of 8-bit elements have rank 3, and 4-bit ones beside them are padded "
+        "(include/cute/arch/copy_sm90_desc.hpp), as DeepGEMM's are (csrc/jit_kernels/impls/runtime_utils.hpp)",
+    ),
+    Note(
+        "sm_120",
+        r"mma\.sync\S*kind::(mxf8f6f4|mxf4)\.",
+        "CUTLASS C++, test/unit/gemm/device/sm120_blockscaled_tensorop_gemm/sm120_bs_gemm_mxf4_mxf4_*, mxf8_mxf4_*, and Triton, "
+        "MMAv2.cpp: e4m3 and e5m2 in any pair. gn-kernels (a run above) takes scales from all threads of a quad",
+    ),
+    Note(
+        "sm_120",
+        r"b4x16_p64",
+        "CUTLASS C++, the mxf8_mxf4_* tests of that folder: TMA pads the 4-bit operand, ldmatrix unpacks it, and a shift by two "
+        "places it (include/cute/atom/mma_traits_sm120.hpp)",
+    ),
+    Note(
         "any",
         r"ldmatrix\.sync\.aligned\.m8n8\.x2",
         "CUTLASS C++ PR #3292 (tile N of 8 and 16 of block-scaled GEMMs on SM120): its copy selector takes ldmatrix x2",
