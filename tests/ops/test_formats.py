@@ -102,7 +102,7 @@ def test_torch_compile_keeps_the_formats():
 def test_a_pair_without_a_kernel_is_refused(arch):
     x, w, backend = tensor(nv.NVFP4, M, K), tensor(nv.MXFP4, N, K), f"emulator:{arch}"
     wording = rf'^{arch}.*: no kernel for nvfp4 x mxfp4 \(there is one for nvfp4 x nvfp4.*\); use backend="reference", or quant'
-    offs = torch.tensor([10, M], dtype=torch.int32)
+    offs = torch.tensor([M, M], dtype=torch.int32)
     calls = [
         lambda: nv.gemm(x, w, backend=backend),
         lambda: nv.grouped_gemm([x], [w], backend=backend),
