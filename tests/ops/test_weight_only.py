@@ -199,4 +199,5 @@ def test_kernel_of_a_product():
     assert task_of(256, "sm_100a") is W4A16Task
     assert task_of(256, "sm_90a", torch.empty(4096, 256).bfloat16().T) is W4A16Task
     overlapping = torch.empty(8 * 255 + 4096).bfloat16().as_strided((256, 4096), (8, 1))
-    assert task_of(256, "sm_90a", overlapping) is W4A16Task
+    with pytest.raises(ValueError, match="elements share memory"):
+        task_of(256, "sm_90a", overlapping)
