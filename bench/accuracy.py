@@ -84,10 +84,11 @@ def page(record: dict[str, Any]) -> str:
             )
         )  # fmt: skip
     first = next(iter(record["ways"].values()))
+    windows = first["tokens"] // (SAMPLE_TOKENS - 1)
     return (
         "# SmolLM2-135M in NVFP4\n\n"
-        "`python -m nvfp4_cute.bench.accuracy` makes this page. Computed on a CPU by the float64 reference, torch "
-        f"{record['torch']}, transformers {record['transformers']}.\n\n"
+        f"`python -m nvfp4_cute.bench.accuracy --windows {windows}` makes this page. Computed on a CPU by the float64 "
+        f"reference, torch {record['torch']}, transformers {record['transformers']}.\n\n"
         f"The model is that of the package {PACKAGE}: weights in Q4_1, decoded to bfloat16. Two roundings to 4 bits add up. "
         f"Weights are rounded to nearest; the output layer stays. {first['tokens']} tokens of `bench/texts/tempest.txt` are "
         f"predicted in windows of {SAMPLE_TOKENS}; `bench/texts/hamlet.txt` calibrates. bf16's perplexity is "
