@@ -11,9 +11,9 @@ touches another tensor. Whatever is unusual takes the long way again.
 
 import struct
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from operator import attrgetter
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -63,16 +63,27 @@ class PreparedCall:
         new_outs: makes outputs like the checked call's, not initialised.
     """
 
-    def __init__(self, launch: Launch, tensors: Sequence[torch.Tensor], num_outs: int):
+    def __init__(
+        self,
+        launch: Launch,
+        tensors: Sequence[torch.Tensor],
+        num_outs: int,
+        parts: "Mapping[int, Part] | None" = None,
+    ):
         """Keep what a checked call has worked out.
 
         Args:
             launch: the checked call's, whose table this may write to.
             tensors: what the checked call read and wrote, in the order of the launch's places, the outputs last.
             num_outs: how many of them are outputs.
+            parts: places of the table that are no tensor's, with what is there (:func:`parts_of`).
         """
         self.table = launch.table.reshape(-1)
-        self._places = np.array(launch.places)
+        parts = parts or {}
+        self._places = np.array([place for place in launch.places if place not in parts])
+        self._part_places = np.array([*parts], dtype=np.intp)
+        self._part_tensors = np.array([part.tensor for part in parts.values()], dtype=np.intp)
+        self._part_offsets = np.array([part.offset for part in parts.values()], dtype=np.int64)
         self._launcher = Launcher(launch.kernel.function, self.table)
         self._workspace_bytes = workspace.needed_bytes(launch.kernel, launch.table)
         self._first_out = len(tensors) - num_outs
@@ -121,6 +132,8 @@ class PreparedCall:
                 self._accepted.clear()
             self._accepted.add(packed)
         self.table[self._places] = addresses
+        if len(self._part_places):
+            self.table[self._part_places] = addresses[self._part_tensors] + self._part_offsets
         self._addresses = packed
         return True
 
@@ -226,17 +239,44 @@ def signature(tensors: Sequence[torch.Tensor], *settings: Any) -> tuple | None:
 def remember(key: tuple, launch: Launch, tensors: Sequence[torch.Tensor], num_outs: int) -> None:
     """Keep a call that passed its checks, as PreparedCall takes it; the oldest is forgotten when there are ``MAX_PREPARED``.
 
-    One whose table holds other addresses than its tensors', since some were converted on the way, is not kept, nor one whose
-    addresses a ``tensor_map_fault`` looks at.
+    One whose table holds other addresses than its tensors' and those of their parts, since some were converted on the way, is not
+    kept, nor one whose addresses a ``tensor_map_fault`` looks at.
     """
-    if launch.table.reshape(-1)[launch.places].tolist() != [*map(_data_ptr, tensors)]:
-        return
-    if tensor_map_fault.concerns(list(tensors)):
+    parts = parts_of(launch, tensors)
+    if parts is None or tensor_map_fault.concerns(list(tensors)):
         return
     calls = _local.calls
     if len(calls) >= MAX_PREPARED:
         del calls[next(iter(calls))]
-    calls[key] = PreparedCall(launch, tensors, num_outs)
+    calls[key] = PreparedCall(launch, tensors, num_outs, parts)
+
+
+class Part(NamedTuple):
+    """Where a tensor lies that the call was not given: bytes from the beginning of one that it was, by index."""
+
+    tensor: int
+    offset: int
+
+
+def parts_of(launch: Launch, tensors: Sequence[torch.Tensor]) -> dict[int, Part] | None:
+    """By place, what lies inside a tensor of the call, such as the second half of concatenated weights.
+
+    None where a place has neither the address of the next tensor, nor one inside exactly one tensor before it.
+    """
+    found: dict[int, Part] = {}
+    begins = [*map(_data_ptr, tensors)]
+    index = 0
+    for place in launch.places:
+        address = int(launch.table.reshape(-1)[place])
+        if index < len(begins) and address == begins[index]:
+            index += 1
+            continue
+        inside = [i for i in range(index) if begins[i] < address < begins[i] + span_bytes(tensors[i])]
+        if len(inside) != 1:
+            return None
+        (tensor,) = inside
+        found[place] = Part(tensor, address - begins[tensor])
+    return found if index == len(begins) else None
 
 
 def forget() -> None:

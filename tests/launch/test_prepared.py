@@ -19,6 +19,7 @@ from nvfp4_cute import (
 from nvfp4_cute.backends.emulator import on_emulator
 from nvfp4_cute.emulator.fronts.launch_shim import prepare_cutlass
 from nvfp4_cute.formats import block_scaled, scale_layout
+from nvfp4_cute.formats.block_format import NVFP4
 from nvfp4_cute.formats.silu import silu_mul
 from nvfp4_cute.gpus import targets
 from nvfp4_cute.launch import prepared, simt
@@ -26,6 +27,7 @@ from nvfp4_cute.launch.plan import make_plan
 from nvfp4_cute.launch.prepared import PreparedCall, signature
 from nvfp4_cute.launch.task import Launch
 from nvfp4_cute.operands import grouped, products, quantization
+from nvfp4_cute.ops import dual_gemm as dual_gemm_module
 from nvfp4_cute.planning.config import KernelConfig
 from nvfp4_cute.reference import (
     grouped_dual_gemm_reference,
@@ -390,15 +392,15 @@ def dual_arguments(form, layout):
         ("list", "separate"),
         ("ragged", "interleaved_32_gate_first"),
         ("list", "concatenated"),
+        ("ragged", "concatenated"),
         pytest.param("list", "interleaved_32_gate_first", marks=pytest.mark.slow),
         pytest.param("ragged", "separate", marks=pytest.mark.slow),
-        pytest.param("ragged", "concatenated", marks=pytest.mark.slow),
         pytest.param("masked", "separate", marks=pytest.mark.slow),
         pytest.param("masked", "interleaved_32_gate_first", marks=pytest.mark.slow),
     ],
 )
 def test_the_second_dual_gemm_is_launched_without_checks(gpu, monkeypatch, form, layout):
-    """But for concatenated weights, which are split, and where one product's factor is made up."""
+    """But where one product's factor is made up."""
     options = {"weight_layout": layout, "activation": "relu2"}
     factors = {"alpha1": torch.tensor([0.5, 2.0]), "alpha2": torch.tensor([0.25, 1.0])}
     grouped_dual_gemm(**dual_arguments(form, layout), **factors, **options)
@@ -409,10 +411,6 @@ def test_the_second_dual_gemm_is_launched_without_checks(gpu, monkeypatch, form,
     with monkeypatch.context() as patch:
         for name in checks:
             patch.setattr(grouped, name, None)
-        if layout == "concatenated":
-            with pytest.raises(TypeError):
-                grouped_dual_gemm(**again, **factors, **options)
-            return
         result = grouped_dual_gemm(**again, **factors, **options)
     if form == "masked":
         result, expected = ([t[0, :5], t[1, :3]] for t in (result, expected))
@@ -516,3 +514,56 @@ def test_a_call_refused_at_first_is_refused_again(gpu):
     for _ in range(2):
         with pytest.raises(ValueError, match="K=24 is not a positive multiple of 16"):
             quantize(x)
+
+
+def concatenated(arch, activations):
+    """The launch of a ragged dual GEMM whose weights are in one tensor, and what the call is given and writes."""
+    generator = torch.Generator().manual_seed(len(arch))
+    rows, groups, n, k = 12, 3, 256, 128
+    b, b_scale = (
+        torch.zeros(groups, n, k // 2, dtype=torch.uint8),
+        torch.zeros(groups, n // 128, k // 64, 32, 4, 4),
+    )
+    b_scale = b_scale.to(torch.uint8)
+    a, a_scale = (
+        torch.zeros(rows, k // 2, dtype=torch.uint8),
+        torch.zeros(groups, k // 64, 32, 4, 4).to(torch.uint8),
+    )
+    if activations == "16bit":
+        a, a_scale = torch.zeros(rows, k).bfloat16(), None
+    offs, alpha = torch.tensor([4, 8, 12], dtype=torch.int32), torch.rand(groups, generator=generator)
+    dtype = torch.bfloat16 if a_scale is None else "nvfp4"
+    given = [x for x in (a, b, a_scale, b_scale, offs, alpha, alpha) if x is not None]
+    gpu = targets.lookup(arch).gpu
+    task, results = dual_gemm_module._check_groups(
+        a, b, None, a_scale, b_scale, None, alpha, alpha, offs, None, ("silu", None, "concatenated"), (NVFP4, NVFP4), None,
+        dtype, None, "blocked", None, f"emulator:{arch}",
+    )  # fmt: skip
+    with on_emulator(target=targets.lookup(arch)):
+        return task.launch(gpu, for_emulator=True), given, results
+
+
+@pytest.mark.parametrize("activations", ["nvfp4", "16bit"])
+def test_halves_of_concatenated_weights_move_with_them(activations):
+    """A later call with other tensors has the table that checking it would give."""
+    prepare_cutlass()
+    launch, given, results = concatenated("sm_90a", activations)
+    parts = prepared.parts_of(launch, given + results)
+    assert [part.tensor for part in parts.values()] == [1, 2 if activations == "16bit" else 3]
+    with on_emulator(target=targets.lookup("sm_90a")):
+        call = PreparedCall(launch, given + results, len(results), parts)
+    other, others, other_results = concatenated("sm_90a", activations)
+    assert call.take(others + other_results, own_out=True)
+    assert call.table.tolist() == other.table.reshape(-1).tolist()
+    moved = [x.clone() for x in others]
+    moved[-1] = moved[-2] = torch.ones(3)
+    assert call.take(moved + other_results, own_out=True)
+    assert call.table.tolist() != other.table.reshape(-1).tolist()
+
+
+def test_an_address_that_belongs_to_no_tensor_is_no_part():
+    prepare_cutlass()
+    launch, given, results = concatenated("sm_90a", "nvfp4")
+    copies = [x.clone() for x in given]
+    assert prepared.parts_of(launch, copies + results) is None
+    assert prepared.parts_of(launch, given + results + [torch.ones(1)]) is None
