@@ -132,7 +132,7 @@ def test_an_empty_group_moves_nothing():
     [
         (
             lambda: light.grouped_gemm([(1, 2, 16)], a="int4"),
-            "format 'int4' is unknown; use one of nvfp4, mxfp8",
+            "format 'int4' is unknown; use one of nvfp4, mxfp4, mxfp8_e4m3",
         ),
         (lambda: light.grouped_gemm([(1, -2, 16)]), r"\(1, -2, 16\) has a negative extent"),
     ],
