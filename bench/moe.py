@@ -4,7 +4,7 @@
     python -m nvfp4_cute.bench.moe --read bench/results/h100_moe.json --save h100_moe
 
 The second writes the page of a report that a first call printed, with other libraries' times where the report has them:
-``"peers": {"Humming 0.1.19": {"qwen3-30b-a3b": {"1": 31.7}}}``, us of "rows".
+``"peers": {"Humming 0.1.19": {"qwen3-30b-a3b": {"1": 31.7}}}``, us of "rows", and a ``"note"`` that says where they come from.
 
 Every call is replayed from a CUDA graph on a cold L2 (``tuning.stopwatch``); medians in us, with what an empty interval takes.
 Weights and activations are random, routing is that of random logits, the same for all. "rows" is the layer without routing and
@@ -322,6 +322,7 @@ def page(report: dict[str, Any], made_by: str) -> str:
         '"Rows": from bf16 tokens and known ids to one row a choice, the order of rows included in ours, known before in the '
         "others'. Ours quantizes activations to NVFP4 on the way, or leaves rows in 16 bits; Humming is weight-only.\n",
     ]
+    parts += [f"{report['note']}\n"] if "note" in report else []
     for model, results in report["models"].items():
         lines = [names, ("---",) * len(names)]
         for result in results:

@@ -21,10 +21,6 @@ if TYPE_CHECKING:
     from nvfp4_cute.experts.layer import moe as moe
     from nvfp4_cute.experts.placement import Placement as Placement
     from nvfp4_cute.experts.routing import route as route
-    from nvfp4_cute.formats.block_format import MXFP4 as MXFP4
-    from nvfp4_cute.formats.block_format import MXFP8_E4M3 as MXFP8_E4M3
-    from nvfp4_cute.formats.block_format import MXFP8_E5M2 as MXFP8_E5M2
-    from nvfp4_cute.formats.block_format import NVFP4 as NVFP4
     from nvfp4_cute.formats.block_format import BlockFormat as BlockFormat
     from nvfp4_cute.formats.block_scaled import BlockScaledTensor as BlockScaledTensor
     from nvfp4_cute.formats.block_scaled import NVFP4Tensor as NVFP4Tensor
@@ -41,6 +37,15 @@ if TYPE_CHECKING:
     from nvfp4_cute.ops.quantize import quantize as quantize
     from nvfp4_cute.planning.config import KernelConfig as KernelConfig
     from nvfp4_cute.tuning.autotune import tune as tune
+
+NVFP4: "BlockFormat"
+"""A block-scaled format: e2m1 elements, ue4m3 scales of blocks of 16, a global scale."""
+MXFP4: "BlockFormat"
+"""A block-scaled format: e2m1 elements, ue8m0 scales of blocks of 32 (OCP Microscaling Formats v1.0)."""
+MXFP8_E4M3: "BlockFormat"
+"""A block-scaled format: e4m3 elements, ue8m0 scales of blocks of 32 (OCP Microscaling Formats v1.0)."""
+MXFP8_E5M2: "BlockFormat"
+"""A block-scaled format: e5m2 elements, ue8m0 scales of blocks of 32 (OCP Microscaling Formats v1.0)."""
 
 # Public name -> its module. The imports above say the same to type checkers.
 _MODULES = {

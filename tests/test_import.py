@@ -60,6 +60,9 @@ def test_names_are_the_same_for_type_checkers():
     typed = {
         alias.name: node.module.removeprefix("nvfp4_cute.") for node in block.body for alias in node.names
     }
+    # Records, which have a text of their own here, lie beside their class.
+    records = [node for node in tree.body if isinstance(node, ast.AnnAssign)]
+    typed |= {node.target.id: typed[node.annotation.value] for node in records}
     assert typed == nvfp4_cute._MODULES
 
 

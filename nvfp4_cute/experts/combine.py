@@ -5,7 +5,7 @@ from enum import IntEnum
 
 import torch
 
-from nvfp4_cute import backends
+from nvfp4_cute.backends.calls import run
 from nvfp4_cute.experts.checks import check_ids, check_rows
 from nvfp4_cute.experts.keys import FinalizeKey
 from nvfp4_cute.gpus.targets import Gpu
@@ -70,7 +70,7 @@ def finalize(
     if shared is not None and shared.data_ptr() != out.data_ptr():
         check_overlap({"out": out}, {"shared": shared})
     task = FinalizeTask(h, rows, weights, shared, bias, None if bias is None else ids, out, first_expert)
-    backends.run_task(backend, task)
+    run(backend, task)
     return out
 
 

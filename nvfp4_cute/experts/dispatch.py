@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 import torch
 
-from nvfp4_cute import backends
+from nvfp4_cute.backends.calls import run
 from nvfp4_cute.experts.gather import gather_quantize
 from nvfp4_cute.experts.permutation import Permutation, permute
 from nvfp4_cute.experts.placement import Placement
@@ -92,7 +92,7 @@ class Routes:
         to_rank, to_local = placement.tables(rank, ids.device)
         ranks, local = (torch.empty(ids.shape, dtype=torch.int32, device=ids.device) for _ in range(2))
         goals = ranks.new_empty((len(ids), placement.num_ranks))
-        backends.run_task(backend, RankChoicesTask(ids, to_rank, to_local, ranks, local, goals))
+        run(backend, RankChoicesTask(ids, to_rank, to_local, ranks, local, goals))
         return cls(ids, ranks, local, permute(goals, placement.num_ranks, backend=backend))
 
     def choices(self, backend: str) -> Permutation:
@@ -130,7 +130,7 @@ def pack(
         x, factor, routes.ranks, routes.locals, routes.tokens.rows, routes.tokens.offs, rows, results, layout.is_quantized,
         capacity, layout.values.start, layout.scales.start,
     )  # fmt: skip
-    backends.run_task(backend, task)
+    run(backend, task)
     return rows, results
 
 
@@ -163,7 +163,7 @@ def unpack(
     task = UnpackTask(
         rows, order.rows, order.places, data, blocked, layout.hidden, layout.values.start, layout.scales.start
     )  # fmt: skip
-    backends.run_task(backend, task)
+    run(backend, task)
     return ids, data, blocked.view(torch.float8_e4m3fn), order
 
 
@@ -185,5 +185,5 @@ def collect(
     back = down.new_empty((ids.numel() if count is None else count, down.shape[1]))
     # Every id of an expert becomes 0, so that its row is its place among all of them.
     goals = None if count is None else permute(ids.clamp(max=0), 1, backend=backend).rows
-    backends.run_task(backend, CollectTask(down, order.rows, goals, back))
+    run(backend, CollectTask(down, order.rows, goals, back))
     return back

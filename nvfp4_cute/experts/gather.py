@@ -5,7 +5,7 @@ from enum import IntEnum
 
 import torch
 
-from nvfp4_cute import backends
+from nvfp4_cute.backends.calls import run
 from nvfp4_cute.experts.checks import check_ids, check_rows
 from nvfp4_cute.experts.keys import GatherQuantizeKey
 from nvfp4_cute.experts.permutation import (
@@ -141,7 +141,7 @@ def _gather(x, ids, num_experts, global_scale, data, scale, first_expert, backen
     )
     if finds_order and not ids.numel():
         order.offs.zero_()
-    backends.run_task(backend, task)
+    run(backend, task)
     return order
 
 

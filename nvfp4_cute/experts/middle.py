@@ -6,7 +6,7 @@ from itertools import pairwise
 
 import torch
 
-from nvfp4_cute import backends
+from nvfp4_cute.backends.calls import run
 from nvfp4_cute.experts.activation import ACTIVATIONS, GateLayout, activate_rows
 from nvfp4_cute.experts.checks import check_ids, check_rows, check_vector
 from nvfp4_cute.experts.keys import ActivateKey
@@ -60,7 +60,7 @@ def activate_quantize(
     atoms = NVFP4.scale_shape((rows // ATOM_ROWS + len(order.offs)) * ATOM_ROWS, n)
     scale = torch.empty(atoms, dtype=torch.uint8, device=h.device)
     given = (h, bias, ids, order, global_scale, data, scale, activation, gate_layout, limit, first_expert)
-    backends.run_task(backend, ActivateTask.of(*given))
+    run(backend, ActivateTask.of(*given))
     return data, scale.view(torch.float8_e4m3fn)
 
 
@@ -90,7 +90,7 @@ def activate(
     n = _check(h, ids, order, activation, gate_layout, bias)
     data = torch.empty((len(h), n), dtype=h.dtype, device=h.device)
     given = (h, bias, ids, order, None, data, None, activation, gate_layout, limit, first_expert)
-    backends.run_task(backend, ActivateTask.of(*given))
+    run(backend, ActivateTask.of(*given))
     return data
 
 

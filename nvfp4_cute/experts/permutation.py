@@ -6,7 +6,7 @@ from typing import Literal
 
 import torch
 
-from nvfp4_cute import backends
+from nvfp4_cute.backends.calls import run
 from nvfp4_cute.errors import UnsupportedProblem
 from nvfp4_cute.experts.checks import check_ids
 from nvfp4_cute.experts.keys import PermuteKey
@@ -78,7 +78,7 @@ def permute(
     order = new_order(ids, num_experts)
     shared = (ids, order.offs, order.slots, order.rows, order.places)
     if ids.numel() <= PERMUTE_SLOTS_OF_CTA:
-        backends.run_task(backend, PermuteTask(*shared, None, first_expert, "whole"))
+        run(backend, PermuteTask(*shared, None, first_expert, "whole"))
         return order
     phases: tuple[Phase, ...] = ("cluster",)
     ctas = PERMUTE_CLUSTER
@@ -86,7 +86,7 @@ def permute(
         phases, ctas = ("count", "place"), -(-ids.numel() // PERMUTE_SLOTS_PER_CTA)
     counts = torch.empty((ctas, num_experts), dtype=torch.int32, device=ids.device)
     for phase in phases:
-        backends.run_task(backend, PermuteTask(*shared, counts, first_expert, phase))
+        run(backend, PermuteTask(*shared, counts, first_expert, phase))
     return order
 
 

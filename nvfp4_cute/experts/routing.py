@@ -6,7 +6,7 @@ from typing import Literal, get_args
 
 import torch
 
-from nvfp4_cute import backends
+from nvfp4_cute.backends.calls import run
 from nvfp4_cute.errors import UnsupportedProblem
 from nvfp4_cute.experts.checks import check_vector
 from nvfp4_cute.experts.keys import RouteKey
@@ -93,7 +93,7 @@ def route(
     task = RouteTask(
         logits, bias, correction_bias, ids, weights, scoring, renormalize, num_groups, topk_groups, scale
     )
-    backends.run_task(backend, task)
+    run(backend, task)
     return ids, weights
 
 

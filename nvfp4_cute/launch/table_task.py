@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping
 from dataclasses import fields
 from enum import IntEnum
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -49,6 +49,12 @@ class TableTask:
             for name, tensor in named.items()
             if isinstance(tensor, torch.Tensor)
         }
+
+    @property
+    def settings(self) -> tuple[Any, ...]:
+        """All that says what is launched, but for the tensors; hashable."""
+        given = (getattr(self, field.name) for field in fields(self))  # type: ignore[arg-type]
+        return (type(self), *(None if isinstance(x, torch.Tensor) else x for x in given))
 
     def table(self, gpu: Gpu) -> np.ndarray:
         """The launch table."""

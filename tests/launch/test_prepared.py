@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import torch
+from expert_layers import some_layer
 from list_checks import check_list_operands
 
 import nvfp4_cute
@@ -14,10 +15,13 @@ from nvfp4_cute import (
     grouped_dual_gemm,
     grouped_gemm,
     grouped_quantize,
+    moe,
     quantize,
+    route,
 )
 from nvfp4_cute.backends.emulator import on_emulator
 from nvfp4_cute.emulator.fronts.launch_shim import prepare_cutlass
+from nvfp4_cute.experts.permutation import PermuteTask
 from nvfp4_cute.formats import block_scaled, scale_layout
 from nvfp4_cute.formats.block_format import NVFP4
 from nvfp4_cute.formats.silu import silu_mul
@@ -25,6 +29,7 @@ from nvfp4_cute.gpus import targets
 from nvfp4_cute.launch import prepared, simt
 from nvfp4_cute.launch.plan import make_plan
 from nvfp4_cute.launch.prepared import PreparedCall, signature
+from nvfp4_cute.launch.table_task import TableTask
 from nvfp4_cute.launch.task import Launch
 from nvfp4_cute.operands import grouped, products, quantization
 from nvfp4_cute.ops import dual_gemm as dual_gemm_module
@@ -567,3 +572,33 @@ def test_an_address_that_belongs_to_no_tensor_is_no_part():
     copies = [x.clone() for x in given]
     assert prepared.parts_of(launch, copies + results) is None
     assert prepared.parts_of(launch, given + results + [torch.ones(1)]) is None
+
+
+@pytest.mark.parametrize("bias", [False, True], ids=["fused", "activated"])
+def test_the_second_layer_of_experts_makes_no_table(gpu, monkeypatch, bias):
+    """Route, order, rows, products and sum of other tokens: launched by what the first call prepared."""
+    layer = some_layer(40, 2, 4, 64, 128, seed=1)
+    if bias:
+        layer.options["bias13"] = torch.randint(-2, 3, (4, 256)).bfloat16()
+    logits = torch.randn(40, 4)
+
+    def run(x, logits, backend):
+        ids, weights = route(logits, 2, backend=backend)
+        return moe(x, ids, weights, layer.w13, layer.w2, **layer.options, backend=backend)
+
+    run(layer.x, logits, "auto")
+    x, logits = layer.x.flip(0).contiguous(), logits.roll(3, 0)
+    want = run(x, logits, "reference")
+    monkeypatch.setattr(TableTask, "table", None)
+    monkeypatch.setattr(grouped, "check_device_groups", None)
+    assert torch.equal(run(x, logits, "auto"), want)
+    with pytest.raises(TypeError):
+        run(x[:39], logits[:39], "auto")
+
+
+def test_tasks_that_differ_in_a_number_are_told_apart():
+    ids = torch.zeros(3, 2, dtype=torch.int32)
+    order = (torch.zeros(4), torch.zeros(6), torch.zeros(3, 2), torch.zeros(3, 2))
+    first, other = (PermuteTask(ids, *order, None, start, "whole").settings for start in (0, 1))
+    assert first != other and hash(first) is not None
+    assert first == PermuteTask(ids.clone(), *order, None, 0, "whole").settings

@@ -46,7 +46,7 @@ def both(monkeypatch):
         for name, copy in copies.items():
             assert_bitwise_equal(copy, named[name])
 
-    monkeypatch.setattr(dispatch.backends, "run_task", compared)
+    monkeypatch.setattr(dispatch, "run", compared)
     return counts
 
 
