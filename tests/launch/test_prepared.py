@@ -274,6 +274,7 @@ def gpu(nothing_prepared, monkeypatch):
     """CPU tensors take the way of CUDA tensors, to an emulated B200."""
     from nvfp4_cute.backends import cuda
 
+    torch.manual_seed(11)  # the same operands in every run
     monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda index: 0, raising=False)
     monkeypatch.setattr(torch._C, "_cuda_getDevice", lambda: None, raising=False)
     monkeypatch.setattr(backends, "resolve", lambda name, device: "cuda")
