@@ -1,6 +1,7 @@
 """Types of command line arguments: text to value, or an error that says what is wrong with it (argparse's ``type=``)."""
 
-from argparse import ArgumentTypeError
+from argparse import ArgumentParser, ArgumentTypeError, Namespace
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from nvfp4_cute.formats.block_format import Formats, format_named
@@ -78,3 +79,21 @@ def sizes_by_axis(text: str) -> dict[str, tuple[int, ...]]:
 
 def _size(text: str):
     return tuple(map(positive, text.split("+"))) if "+" in text else positive(text)
+
+
+def refuse_given(args: Namespace, options: Sequence[str], why: Callable[[str], str]) -> None:
+    """Raise ValueError for the first of these options that is given; ``why``: its name, as it is typed, to the message."""
+    for option in options:
+        if getattr(args, option):
+            raise ValueError(why(option.replace("_", "-")))
+
+
+def add_formats(parser: ArgumentParser, of: str, default: Formats | None = None) -> None:
+    """Add ``--formats``; ``of``: what its help says that they are of. Left out they are NVFP4, or None tells that."""
+    parser.add_argument(
+        "--formats",
+        type=formats,
+        default=default,
+        metavar="A[,B]",
+        help=f"{of}, such as mxfp8_e4m3,mxfp4 (default nvfp4)",
+    )

@@ -68,20 +68,18 @@ def add_parser(verbs: Verbs) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Print the chosen cases' times, or why their configs were chosen; return 0."""
+    options: tuple[str, ...]
     if args.compare:
-        for option in ("suites", "containing", "target", "explain", "like_harness", "json", "html", "save"):
-            if getattr(args, option):
-                raise ValueError(f"--compare reads two results: leave out {option.replace('_', '-')}")
+        options = ("suites", "containing", "target", "explain", "like_harness", "json", "html", "save")
+        types.refuse_given(args, options, lambda name: f"--compare reads two results: leave out {name}")
         return compare.run(args.compare, args.plot)
     if args.html:
-        for option in ("suites", "containing", "target", "explain", "like_harness", "json", "plot", "save"):
-            if getattr(args, option):
-                raise ValueError(f"--html shows committed results: leave out {option.replace('_', '-')}")
+        options = ("suites", "containing", "target", "explain", "like_harness", "json", "plot", "save")
+        types.refuse_given(args, options, lambda name: f"--html shows committed results: leave out {name}")
         return gallery.run(args.html)
     if args.explain:
-        for option in ("like_harness", "json", "plot", "save"):
-            if getattr(args, option):
-                raise ValueError(f"--explain prints no times: leave out --{option.replace('_', '-')}")
+        options = ("like_harness", "json", "plot", "save")
+        types.refuse_given(args, options, lambda name: f"--explain prints no times: leave out --{name}")
         return command.explain(tuple(args.suites), containing=args.containing, target_name=args.target)
     return command.run(
         tuple(args.suites),

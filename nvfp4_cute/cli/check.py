@@ -71,13 +71,7 @@ def add_parser(verbs: Verbs) -> None:
         "--max-n", type=types.positive, default=512, help="columns at most (default %(default)s)"
     )
     parser.add_argument("--max-k", type=types.positive, default=1024, help="K at most (default %(default)s)")
-    parser.add_argument(
-        "--formats",
-        type=types.formats,
-        default=NVFP4_PAIR,
-        metavar="A[,B]",
-        help="of the operands, such as mxfp8_e4m3,mxfp4 (default nvfp4)",
-    )
+    types.add_formats(parser, "of the operands", NVFP4_PAIR)
     parser.set_defaults(run=run)
 
 

@@ -100,13 +100,7 @@ def add_parser(verbs: Verbs) -> None:
         default="separate",
         help="of the dual GEMM; concatenated weights are separate for a kernel (default %(default)s)",
     )
-    parser.add_argument(
-        "--formats",
-        type=types.formats,
-        default=NVFP4_PAIR,
-        metavar="A[,B]",
-        help="of the operands of GEMMs, such as mxfp8_e4m3,mxfp4 (default nvfp4)",
-    )
+    types.add_formats(parser, "of the operands of GEMMs", NVFP4_PAIR)
     parser.add_argument("--limit", action="store_true", help="dual GEMMs that cut their products to a limit")
     parser.add_argument("--alpha", action="store_true", help="products that read a factor")
     parser.add_argument(

@@ -110,9 +110,8 @@ def run(args: argparse.Namespace) -> int:
 def _run(args: argparse.Namespace) -> int:
     if args.submission.is_dir():
         return _run_folder(args)
-    for option in ("solution", "rules", "rounds"):
-        if getattr(args, option):
-            raise ValueError(f"--{option} goes with a folder; {args.submission} is none")
+    options = ("solution", "rules", "rounds")
+    types.refuse_given(args, options, lambda name: f"--{name} goes with a folder; {args.submission} is none")
     if args.device == "cpu":
         raise ValueError("--device cpu goes with a folder: a submission needs a GPU, or the emulator")
     request = evaluate.Request(
@@ -148,11 +147,9 @@ def _run_folder(args: argparse.Namespace) -> int:
         "low_memory",
         "ignore_rules",
     )
-    for option in refused:
-        if getattr(args, option):
-            raise ValueError(
-                f"--{option.replace('_', '-')} goes with a submission; {args.submission} is a folder"
-            )
+    types.refuse_given(
+        args, refused, lambda name: f"--{name} goes with a submission; {args.submission} is a folder"
+    )
     if args.mode not in ("test", *TIMED_MODES):
         raise ValueError(f"--mode {args.mode} goes with a submission; use test or benchmark")
     request = trace.Request(

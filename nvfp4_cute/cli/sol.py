@@ -76,12 +76,7 @@ def add_parser(verbs: Verbs) -> None:
         choices=tuple(OPERATIONS),
         help="what is computed from --m, --n, --k: gemm, dual (two B, SwiGLU), w4a16 (default gemm)",
     )
-    parser.add_argument(
-        "--formats",
-        type=types.formats,
-        metavar="A[,B]",
-        help="of the operands of a gemm or dual, such as mxfp8_e4m3,mxfp4 (default nvfp4)",
-    )
+    types.add_formats(parser, "of the operands of a gemm or dual")
     parser.add_argument("--out", choices=OUT_FORMATS, help="format of C (default fp16)")
     parser.add_argument(
         "--memory", action="store_true", help="what weights occupy: common layers, or --n, --k, --groups"
