@@ -19,15 +19,13 @@ from nvfp4_cute.planning.arch.simt import DEQUANTIZE_ROWS, DEQUANTIZE_WARPS, WAR
 from ..common import ptx
 from ..common.decode import OPERAND_EXPONENT, SIGN_BITS, decode_scales, decode_word
 from ..common.global_access import READ_ONCE, global_scalar, load_words, store_words
+from ..common.ue8m0 import power_over
 from ..common.versions import inline_ptx
 
 VALUES = 8
 # In the order in which ``decode_word`` gives pairs of e2m1 values.
 E2M1_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
 ONE_F16 = 0x3C00
-EXPONENT_BIT = 23
-# 2^-127, which ue8m0's code 0 is, and NaN, which 255 is.
-LEAST_UE8M0, NAN = 0x00400000, 0x7FC00000
 
 
 @dataclass(frozen=True)
@@ -148,7 +146,7 @@ class DequantizeKernel:
         """Eight values times their scale, exactly."""
         if self.format.scale.name == "ue4m3":
             return e2m1_values(words[0], decode_scales(code))
-        scale = ue8m0_value(code)
+        scale = power_over(code, 0)
         if self.format.element.bits == 4:
             values = e2m1_values(words[0], Uint32(ONE_F16))
         else:
@@ -175,14 +173,3 @@ def fp8x4_to_f16x2(word: Uint32, element: str) -> list:
             read_only_args=[word],
         )
     )
-
-
-@cute.jit
-def ue8m0_value(code: Uint32) -> Float32:
-    """2^(code - 127); 255 is NaN."""
-    bits = code << EXPONENT_BIT
-    if code == 0:
-        bits = Uint32(LEAST_UE8M0)
-    if code == 255:
-        bits = Uint32(NAN)
-    return ptx.float_of(bits)

@@ -163,6 +163,10 @@ class PlainRows:
     def store(self, row: Int32, block: Int32, words: list):
         """A block of a row by each lane."""
         if block < self.k_blocks:
-            address = self.data + (Int64(row) * self.k_blocks + block) * PLAIN_BYTES
-            for first in cutlass.range_constexpr(0, PLAIN_BYTES // 4, STORE_WORDS):
-                store_words(address + first * 4, words[first : first + STORE_WORDS])
+            store_plain_block(self.data + (Int64(row) * self.k_blocks + block) * PLAIN_BYTES, words)
+
+
+def store_plain_block(address: Int64, words: list) -> None:
+    """A block of 16 values of 16 bits."""
+    for first in range(0, PLAIN_BYTES // 4, STORE_WORDS):
+        store_words(address + first * 4, words[first : first + STORE_WORDS])

@@ -23,7 +23,7 @@ from nvfp4_cute.planning.arch.simt import ROW_WARPS, WARP_SIZE
 from ..common.encode import Encoding
 from ..common.global_access import global_scalar, store_word, store_words
 from ..common.select import select
-from .expert_rows import OUTPUT_BYTES, PLAIN_BYTES, STORE_WORDS, scale_word
+from .expert_rows import OUTPUT_BYTES, PLAIN_BYTES, scale_word, store_plain_block
 from .quantize import input_words, load_block, quantize_words
 
 
@@ -156,8 +156,7 @@ class PackRowsKernel:
                             store_word(address + operands.scales + block, scales)
                     else:
                         address = address + operands.values + block * PLAIN_BYTES
-                        for first in cutlass.range_constexpr(0, PLAIN_BYTES // 4, STORE_WORDS):
-                            store_words(address + first * 4, [words[first + i] for i in range(STORE_WORDS)])
+                        store_plain_block(address, [words[i] for i in range(cute.size(words))])
 
     @cute.jit
     def pairs(self, operands: PackOperands, token: Int32) -> Pairs:
