@@ -7,7 +7,7 @@ from nvfp4_cute.formats.block_format import NVFP4
 from nvfp4_cute.formats.block_scaled import NVFP4Tensor
 from nvfp4_cute.ops.dequantize import dequantize
 from nvfp4_cute.ops.gemm import gemm
-from nvfp4_cute.planning.arch.simt import decode_first_rows
+from nvfp4_cute.planning.arch.simt import LEAST_DECODE_FIRST_ROWS, decode_first_rows
 
 
 def weight_only_linear(
@@ -43,7 +43,7 @@ def weight_only_linear(
 
 
 def _decodes_first(rows: int, device: torch.device, backend: str) -> bool:
-    """Whether that takes less time."""
-    if backends.resolve(backend, device) == "reference":
+    """Whether that takes less time. Of few rows the GPU is not asked for, which takes the host time in every call."""
+    if rows < LEAST_DECODE_FIRST_ROWS or backends.resolve(backend, device) == "reference":
         return False
     return rows >= decode_first_rows(backends.gpu_of(backend, device).arch)

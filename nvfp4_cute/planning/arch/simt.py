@@ -87,6 +87,7 @@ DEQUANTIZE_ROWS = 4
 DECODE_FIRST_ROWS = {"sm_90a": 4096}
 # Elsewhere a pass over the weights for every 32 rows costs as much as decoding from about four of them on, by their bytes.
 DECODE_FIRST_ROWS_ELSEWHERE = 128
+LEAST_DECODE_FIRST_ROWS = min(DECODE_FIRST_ROWS_ELSEWHERE, *DECODE_FIRST_ROWS.values())
 
 
 def decode_first_rows(arch: str) -> int:
