@@ -1,7 +1,6 @@
 """The one way of every call: known by its signature and launched at once, or checked, planned, run and remembered."""
 
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -52,15 +51,6 @@ def run(backend: str, task: TableTask) -> None:
         backend: its name, as of the operation.
         task: whose table follows from its fields, but for addresses: from shapes, strides and dtypes of tensors, and all else.
     """
-    named = [*task.tensors()]
-    order = sorted(range(len(named)), key=lambda i: named[i][2])  # stable: inputs, then what is written
-    tensors = [named[i][1] for i in order]
-    num_outs = sum(is_written for *_, is_written in named)
-    first_out = len(tensors) - num_outs
-    key, known = prepared.lookup(tensors, *task.settings, num_outs, backend)
-    if known is not None and known.try_launch(tensors[:first_out], tensors[first_out:]) is not None:
-        return
-    launch = backends.run_task(backend, task)
-    if launch is not None and key is not None:
-        launch = replace(launch, places=[launch.places[i] for i in order])
-        prepared.remember(key, launch, tensors, num_outs)
+    tensors = [*task.tensors()]
+    inputs, outs = ([x for _, x, is_written in tensors if is_written == side] for side in (False, True))
+    call(backend, task.settings, inputs, outs, lambda: (task, outs))

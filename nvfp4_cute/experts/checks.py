@@ -30,6 +30,22 @@ def check_ids(ids: torch.Tensor) -> None:
         )
 
 
+def check_tokens(x: torch.Tensor, ids: torch.Tensor) -> None:
+    """Raise TypeError or ValueError unless these are rows of tokens and their ids."""
+    check_rows("x", x)
+    check_ids(ids)
+    if len(ids) != len(x):
+        raise ValueError(f"ids has {len(ids)} rows and x {len(x)}; each has one a token")
+
+
+def check_row_pitch(letter: str, k: int) -> None:
+    """Raise ValueError unless NVFP4 rows of ``k`` values, which the caller calls ``letter``, start 16 bytes apart."""
+    if k % 32:
+        raise ValueError(
+            f"{letter}={k} is not a multiple of 32 (rows of results start 16 bytes apart); pad {letter}"
+        )
+
+
 def check_rows(name: str, x: torch.Tensor, columns: int | None = None) -> None:
     """Raise TypeError or ValueError unless it is 16-bit [rows, columns] that vectors of 16 bytes can read."""
     checks.check_choice(f"dtype of {name}", x.dtype, ROW_DTYPES)

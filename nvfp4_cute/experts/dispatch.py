@@ -28,7 +28,7 @@ from nvfp4_cute.experts.rank_tasks import (
     RankChoicesTask,
     UnpackTask,
 )
-from nvfp4_cute.formats.block_format import ATOM_ROWS, NVFP4
+from nvfp4_cute.formats.block_format import NVFP4
 
 
 def _aligned(count: int) -> int:
@@ -158,8 +158,7 @@ def unpack(
     order = permute(ids, num_experts, backend=backend)
     room = ids.numel() if count is None else min(_room(count), ids.numel())
     data = rows.new_empty((room, NVFP4.row_bytes(layout.hidden)))
-    atoms = NVFP4.scale_shape((room // ATOM_ROWS + num_experts) * ATOM_ROWS, layout.hidden)
-    blocked = rows.new_empty(atoms)
+    blocked = rows.new_empty(NVFP4.ragged_scale_shape(room, layout.hidden, num_experts))
     task = UnpackTask(
         rows, order.rows, order.places, data, blocked, layout.hidden, layout.values.start, layout.scales.start
     )  # fmt: skip

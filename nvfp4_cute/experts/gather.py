@@ -6,7 +6,7 @@ from enum import IntEnum
 import torch
 
 from nvfp4_cute.backends.calls import run
-from nvfp4_cute.experts.checks import check_ids, check_rows
+from nvfp4_cute.experts.checks import check_row_pitch, check_tokens
 from nvfp4_cute.experts.keys import GatherQuantizeKey
 from nvfp4_cute.experts.permutation import (
     Permutation,
@@ -16,7 +16,7 @@ from nvfp4_cute.experts.permutation import (
     permute,
 )
 from nvfp4_cute.formats import block_scaled
-from nvfp4_cute.formats.block_format import ATOM_ROWS, NVFP4
+from nvfp4_cute.formats.block_format import NVFP4
 from nvfp4_cute.gpus.targets import Gpu
 from nvfp4_cute.launch.table_task import TableTask
 from nvfp4_cute.launch_table import GatherQuantize
@@ -71,8 +71,8 @@ def gather_quantize(
             )
         global_scale = global_scale.contiguous().view(-1)
     k = x.shape[1]
-    atoms = NVFP4.scale_shape((ids.numel() // ATOM_ROWS + num_experts) * ATOM_ROWS, k)
     data = torch.empty((ids.numel(), NVFP4.row_bytes(k)), dtype=torch.uint8, device=x.device)
+    atoms = NVFP4.ragged_scale_shape(ids.numel(), k, num_experts)
     scale = torch.empty(atoms, dtype=torch.uint8, device=x.device)
     order = _gather(x, ids, num_experts, global_scale, data, scale, first_expert, backend)
     return data, scale.view(torch.float8_e4m3fn), order
@@ -107,15 +107,10 @@ def _check(
 ) -> None:
     """Raises where an operand breaks a rule that both operations have."""
     checks.check_tensors({"x": x, "ids": ids}, {"global_scale": global_scale})
-    check_rows("x", x)
-    check_ids(ids)
+    check_tokens(x, ids)
     check_experts(num_experts)
-    if len(ids) != len(x):
-        raise ValueError(f"ids has {len(ids)} rows and x {len(x)}; each has one a token")
-    k = x.shape[1]
-    k_blocks = NVFP4.num_k_blocks(k)
-    if k % 32:
-        raise ValueError(f"K={k} is not a multiple of 32 (rows of results start 16 bytes apart); pad K")
+    k_blocks = NVFP4.num_k_blocks(x.shape[1])
+    check_row_pitch("K", x.shape[1])
     checks.check_extent("T * K / 512", len(x) * -(-k_blocks // WARP_SIZE), MAX_WORK // WARP_SIZE)
 
 

@@ -12,7 +12,7 @@ from nvfp4_cute.experts.checks import check_ids, check_rows, check_vector
 from nvfp4_cute.experts.keys import ActivateKey
 from nvfp4_cute.experts.permutation import Permutation
 from nvfp4_cute.formats import block_scaled
-from nvfp4_cute.formats.block_format import ATOM_ROWS, NVFP4
+from nvfp4_cute.formats.block_format import NVFP4
 from nvfp4_cute.gpus.targets import Gpu
 from nvfp4_cute.launch.table_task import TableTask
 from nvfp4_cute.launch_table import Activate, float32_bits
@@ -57,10 +57,10 @@ def activate_quantize(
     check_vector("global_scale", global_scale, len(order.offs))
     rows = len(h)
     data = torch.empty((rows, NVFP4.row_bytes(n)), dtype=torch.uint8, device=h.device)
-    atoms = NVFP4.scale_shape((rows // ATOM_ROWS + len(order.offs)) * ATOM_ROWS, n)
+    atoms = NVFP4.ragged_scale_shape(rows, n, len(order.offs))
     scale = torch.empty(atoms, dtype=torch.uint8, device=h.device)
-    given = (h, bias, ids, order, global_scale, data, scale, activation, gate_layout, limit, first_expert)
-    run(backend, ActivateTask.of(*given))
+    choices = (activation, gate_layout, limit, first_expert)
+    _activate(h, bias, ids, order, global_scale, data, scale, choices, backend)
     return data, scale.view(torch.float8_e4m3fn)
 
 
@@ -89,9 +89,30 @@ def activate(
     """
     n = _check(h, ids, order, activation, gate_layout, bias)
     data = torch.empty((len(h), n), dtype=h.dtype, device=h.device)
-    given = (h, bias, ids, order, None, data, None, activation, gate_layout, limit, first_expert)
-    run(backend, ActivateTask.of(*given))
+    choices = (activation, gate_layout, limit, first_expert)
+    _activate(h, bias, ids, order, None, data, None, choices, backend)
     return data
+
+
+def _activate(h, bias, ids, order: Permutation, global_scale, data, scale, choices, backend) -> None:
+    """Write the rows, to NVFP4 where there is a ``scale`` to write; a limit cuts a gate, where there is one."""
+    activation, gate_layout, limit, first_expert = choices
+    task = ActivateTask(
+        h=h,
+        bias=bias,
+        ids=ids,
+        slots=order.slots,
+        places=order.places,
+        offs=order.offs,
+        global_scale=global_scale,
+        data=data,
+        scale=scale,
+        activation=activation,
+        gate_layout=gate_layout,
+        limit=None if gate_layout == "none" else limit,
+        first_expert=first_expert,
+    )
+    run(backend, task)
 
 
 def _check(h, ids, order: Permutation, activation: str, gate_layout: str, bias, global_scale=None) -> int:
@@ -137,26 +158,6 @@ class ActivateTask(TableTask):
     gate_layout: GateLayout
     limit: float | None
     first_expert: int
-
-    @classmethod
-    def of(
-        cls,
-        h,
-        bias,
-        ids,
-        order: Permutation,
-        global_scale,
-        data,
-        scale,
-        activation,
-        gate_layout,
-        limit,
-        first_expert,
-    ) -> "ActivateTask":
-        """Of what the operations are given, and what they write; a limit cuts a gate, where there is one."""
-        limit = None if gate_layout == "none" else limit
-        where = (ids, order.slots, order.places, order.offs)
-        return cls(h, bias, *where, global_scale, data, scale, activation, gate_layout, limit, first_expert)
 
     @property
     def written(self) -> tuple[str, ...]:  # type: ignore[override]

@@ -25,7 +25,7 @@ import torch.distributed as dist
 
 from nvfp4_cute.errors import RankError, UnsupportedTarget
 from nvfp4_cute.experts import dispatch
-from nvfp4_cute.experts.checks import check_ids, check_rows
+from nvfp4_cute.experts.checks import check_row_pitch, check_tokens
 from nvfp4_cute.experts.combine import check_addends, finalize
 from nvfp4_cute.experts.dispatch import Routes, RowLayout
 from nvfp4_cute.experts.exchange import Gathered, agree, gather, send_rows
@@ -255,19 +255,13 @@ def _check(x, ids, weights, input_scale, bias2, shared, placement: Placement) ->
         {"x": x, "ids": ids, "weights": weights},
         {"input_scale": input_scale, "bias2": bias2, "shared": shared},
     )
-    check_rows("x", x)
-    check_ids(ids)
-    if len(ids) != len(x):
-        raise ValueError(f"ids has {len(ids)} rows and x {len(x)}; each has one a token")
+    check_tokens(x, ids)
     if bias2 is not None and len(bias2) != placement.num_experts:
         raise ValueError(
             f"bias2 has {len(bias2)} rows; with a group it has one for each of all {placement.num_experts} experts, since "
             "results are added up at home"
         )
-    if x.shape[1] % 32:
-        raise ValueError(
-            f"H={x.shape[1]} is not a multiple of 32 (rows of results start 16 bytes apart); pad H"
-        )
+    check_row_pitch("H", x.shape[1])
     if input_scale is not None and input_scale.dtype != torch.float32:
         raise ValueError(f"input_scale is {input_scale.dtype}; expected torch.float32")
     check_addends(x.dtype, x.shape[1], ids.shape, weights, shared, bias2, ids)

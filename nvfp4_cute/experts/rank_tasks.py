@@ -9,7 +9,7 @@ from nvfp4_cute.experts.keys import CollectRowsKey, PackRowsKey, RankChoicesKey,
 from nvfp4_cute.formats import block_scaled
 from nvfp4_cute.formats.block_format import ATOM_COLS, ATOM_ROWS
 from nvfp4_cute.gpus.targets import Gpu
-from nvfp4_cute.launch.table_task import Addresses, TableTask
+from nvfp4_cute.launch.table_task import TableTask
 from nvfp4_cute.launch_table import CollectRows, PackRows, RankChoices, UnpackRows
 
 ALIGNMENT = 16
@@ -96,15 +96,6 @@ class PackTask(TableTask):
         """Whether there are no tokens."""
         return self.ranks.numel() == 0
 
-    def addresses(self) -> Addresses:
-        """Fields that are columns of addresses."""
-        named = ("x", "global_scale", "ranks", "locals", "pairs", "offs", "sent", "results")
-        return {
-            name: (PackRows[name.upper()], getattr(self, name))
-            for name in named
-            if getattr(self, name) is not None
-        }
-
     def key(self, gpu: Gpu) -> PackRowsKey:
         """What to compile."""
         has_scale = self.global_scale is not None
@@ -168,13 +159,6 @@ class UnpackTask(TableTask):
     def key(self, gpu: Gpu) -> UnpackRowsKey:
         """What to compile."""
         return UnpackRowsKey(gpu.arch)
-
-    def addresses(self) -> Addresses:
-        """Fields that are columns of addresses."""
-        return {
-            name: (UnpackRows[name.upper()], getattr(self, name))
-            for name in ("came", "rows", "places", "data", "scale")
-        }
 
     def numbers(self, gpu: Gpu) -> dict[IntEnum, int]:
         """Extents."""

@@ -45,9 +45,9 @@ class TableTask:
         """Columns of addresses, and tensors, by name: inputs in the order of the operation's arguments, then outputs."""
         named = {field.name: getattr(self, field.name) for field in fields(self)}  # type: ignore[arg-type]
         return {
-            name: (self.columns[name.upper()], tensor)
-            for name, tensor in named.items()
-            if isinstance(tensor, torch.Tensor)
+            name: (self.columns[name.upper()], named[name])
+            for name in sorted(named, key=lambda name: name in self.written)
+            if isinstance(named[name], torch.Tensor)
         }
 
     @property

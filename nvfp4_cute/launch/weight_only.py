@@ -282,9 +282,9 @@ def product_task(product: Product, gpu: Gpu) -> Task:
     is_plain = (n <= 1 or out.stride(2) == 1) and n <= out.stride(1) <= INT32_MAX
     if gpu.arch not in WEIGHT_ONLY_ARCHS or not out.numel() or not is_plain:
         return W4A16Task(product)
-    if (None, b.format) not in weight_only_family_of(gpu.arch).PAIRS:
-        return W4A16Task(product)
     family = weight_only_family_of(gpu.arch)
+    if (None, b.format) not in family.PAIRS:
+        return W4A16Task(product)
     if not family.is_faster_than_few_rows(m, b.rows, k, batches, gpu.num_sms, b.format):
         return W4A16Task(product)
     form: Form = "list" if batches == 1 else "batched"
