@@ -50,6 +50,13 @@ def test_right_calls(arch):
     assert not found, "\n".join(found)
 
 
+@pytest.mark.gpu("sm_90a")
+@pytest.mark.parametrize("hostile", [False, True])
+def test_calls_on_a_gpu(hostile):
+    found = [failure_of(draw(seed, hostile=hostile), ("cuda",)) for seed in range(60)]
+    assert [f for f in found if f] == []
+
+
 def test_every_operation_is_drawn():
     drawn = {draw(seed, hostile=True).operation for seed in range(200)}
     assert drawn == set(OPERATIONS)

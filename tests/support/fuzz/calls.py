@@ -63,7 +63,8 @@ class Call:
         return f"{self.operation}({shown}){wrong}"
 
 
-def copied(arguments: Arguments) -> Arguments:
+def copied(arguments: Arguments, device: str = "cpu") -> Arguments:
+    """Copies on a device; what shares memory shares it there, too."""
     storages: dict[int, torch.UntypedStorage] = {}
 
     def copy(value: Any) -> Any:
@@ -75,8 +76,9 @@ def copied(arguments: Arguments) -> Arguments:
             return value
         old = value.untyped_storage()
         if old.data_ptr() not in storages:
-            storages[old.data_ptr()] = old.clone()
-        new = torch.empty(0, dtype=value.dtype)
+            data = torch.empty(0, dtype=torch.uint8).set_(old)
+            storages[old.data_ptr()] = data.to(device, copy=True).untyped_storage()
+        new = torch.empty(0, dtype=value.dtype, device=device)
         return new.set_(storages[old.data_ptr()], value.storage_offset(), value.shape, value.stride())
 
     return {name: copy(value) for name, value in arguments.items()}

@@ -32,7 +32,7 @@ class Outcome:
 
 def outcome(call: Call, backend: str) -> Outcome:
     """Run a call and look at what it returned, wrote, or said."""
-    arguments = copied(call.arguments)
+    arguments = copied(call.arguments, "cuda" if backend == "cuda" else "cpu")
     try:
         result = call.run(arguments, backend)
     except REFUSALS as error:
@@ -67,12 +67,12 @@ def _is_ours(error: BaseException) -> bool:
 def _collect(name: str, value: Any, found: dict[str, torch.Tensor]) -> None:
     if isinstance(value, nv.NVFP4Tensor):
         _collect(f"{name}.data", value.data, found)
-        found[f"{name}.value"] = nv.dequantize(value)  # padding of scales is not part of the result
+        _collect(f"{name}.value", nv.dequantize(value), found)  # padding of scales is not part of the result
     elif isinstance(value, list | tuple):
         for i, v in enumerate(value):
             _collect(f"{name}[{i}]", v, found)
-    elif isinstance(value, torch.Tensor) and value.device.type == "cpu":
-        found[name] = value.detach().clone()
+    elif isinstance(value, torch.Tensor) and value.device.type != "meta":
+        found[name] = value.detach().to("cpu", copy=True)
 
 
 def _collect_arguments(arguments: Arguments, found: dict[str, torch.Tensor]) -> None:
