@@ -46,6 +46,10 @@ MXFP8_E4M3: "BlockFormat"
 """A block-scaled format: e4m3 elements, ue8m0 scales of blocks of 32 (OCP Microscaling Formats v1.0)."""
 MXFP8_E5M2: "BlockFormat"
 """A block-scaled format: e5m2 elements, ue8m0 scales of blocks of 32 (OCP Microscaling Formats v1.0)."""
+FP8_1x128: "BlockFormat"
+"""A block-scaled format: e4m3 elements, a float32 scale for 128 values of a row (DeepSeek-V3's activations)."""
+FP8_128x128: "BlockFormat"
+"""A block-scaled format: e4m3 elements, a float32 scale for 128 values of each of 128 rows (DeepSeek-V3's weights)."""
 
 # Public name -> its module. The imports above say the same to type checkers.
 _MODULES = {
@@ -54,6 +58,8 @@ _MODULES = {
     "CacheError": "errors",
     "ConfigError": "errors",
     "EmulatorError": "errors",
+    "FP8_128x128": "formats.block_format",
+    "FP8_1x128": "formats.block_format",
     "RankError": "errors",
     "KernelConfig": "planning.config",
     "LinearNVFP4": "nn.linear",

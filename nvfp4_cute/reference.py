@@ -55,7 +55,7 @@ def grouped_gemm_reference(
         b_scale: the same for ``b``.
         alpha: one factor a group: numbers, or a float32 tensor ``[G]``. None skips the multiplication.
         out_dtype: float16, bfloat16, float32 or float64.
-        scale_layout: of both scales.
+        scale_layout: of both scales, where formats have blocked ones; others have rows.
         a_format, b_format: what the bytes of ``a`` and ``b`` stand for; any two records.
 
     Returns:
@@ -333,9 +333,16 @@ def _expand(data: torch.Tensor, rowmajor_scale: torch.Tensor, format: BlockForma
 def _rowmajor_scale(
     data: torch.Tensor, scale: torch.Tensor, scale_layout: ScaleLayout, format: BlockFormat
 ) -> torch.Tensor:
-    """Uint8, or fp32 scales, ``[rows, K/16]`` (a row and a column a block) without padding."""
+    """Uint8, or fp32 scales, ``[rows, K/16]`` (a row and a column a block) without padding.
+
+    Scales of a format that has rows are that in any layout; of fp32 ones their bytes do, too.
+    """
     rows, k = data.shape[0], format.elements(data.shape[1])
     k_blocks = format.num_k_blocks(k)
+    if format.scale_layout == "rowmajor":
+        scale_layout = "rowmajor"
+        if format.scale.bits > 8 and scale.dtype == torch.uint8:
+            scale = scale.view(format.scale_dtypes[0]).reshape(format.scale_shape(rows, k))
     if scale_layout == "blocked":
         return from_blocked(as_blocked(scale, rows, k, format), rows, k_blocks)
     if scale_layout != "rowmajor":

@@ -70,8 +70,8 @@ def test_names_are_the_same_for_type_checkers():
 def test_a_public_name_is_what_its_module_has(name):
     value = getattr(nvfp4_cute, name)
     assert value.__module__ == f"nvfp4_cute.{nvfp4_cute._MODULES[name]}"
-    called = value.name.upper() if isinstance(value, nvfp4_cute.BlockFormat) else value.__name__
-    assert called == name and name in dir(nvfp4_cute)
+    is_format = isinstance(value, nvfp4_cute.BlockFormat)
+    assert (value.name == name.lower() if is_format else value.__name__ == name) and name in dir(nvfp4_cute)
     assert getattr(nvfp4_cute, name) is value and pickle.loads(pickle.dumps(value)) == value
 
 

@@ -11,7 +11,7 @@ from nvfp4_cute.bench import published_kernels
 from nvfp4_cute.cli import doctor, sol
 from nvfp4_cute.cli.verbs import VERBS
 from nvfp4_cute.gpus import targets
-from nvfp4_cute.planning.arch import ARCHS, family_of
+from nvfp4_cute.planning.arch import ARCHS, mmas_of
 from nvfp4_cute.prove import silicon
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -188,13 +188,13 @@ def test_times_are_those_of_the_committed_results():
 def test_the_table_of_formats_says_what_families_multiply():
     """A row a pair, a column a family, a word in every cell of a kernel."""
     table = re.search(r"^\| `a` x `b` \|(.*)\n\|.*\n((?:\|.*\n)+)", README, re.MULTILINE)
-    families = [family_of(column.split(",")[0].strip()) for column in table[1].strip(" |").split("|")]
+    archs = [column.split(",")[0].strip() for column in table[1].strip(" |").split("|")]
     told = {}
     for line in table[2].splitlines():
         pair, *cells = (cell.strip() for cell in line.strip()[1:-1].split("|"))
         told[re.match(r"(\w+) x (\w+)", pair).groups()] = [bool(cell) for cell in cells]
     found = [
-        {tuple(str(f).replace("_e4m3", "").replace("_e5m2", "") for f in pair) for pair in family.MMA}
-        for family in families
+        {tuple(str(f).replace("_e4m3", "").replace("_e5m2", "") for f in pair) for pair in mmas_of(arch)}
+        for arch in archs
     ]
     assert told == {pair: [pair in pairs for pairs in found] for pair in set().union(*found)}

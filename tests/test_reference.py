@@ -285,5 +285,5 @@ def test_formats_that_do_not_fit_are_refused():
     x, y = quantize(torch.ones(2, 64)), quantize(torch.ones(2, 64), format=MXFP8_E5M2)
     with pytest.raises(ValueError, match="the same K"):
         grouped_gemm_reference([x.data], [y.data], [x.scale], [y.scale])
-    with pytest.raises(ValueError, match="scales of FP8_1X128 are row-major, never blocked"):
-        expand_operand(torch.zeros(2, 128), torch.zeros(2, 1), "blocked", FP8_1x128)
+    with pytest.raises(ValueError, match=r"row-major scales of 2 rows and K=128 have shape \(2, 1\)"):
+        expand_operand(torch.zeros(2, 128), torch.zeros(1, 1), "blocked", FP8_1x128)

@@ -204,6 +204,7 @@ def test_kernels_can_be_lifted_out(module):
         family,
         f"{family}.limits",
         f"{family}_weight_only",
+        f"{family}_fp8",
     }
     for found in internal(module):
         if area(found.name) == "kernels":

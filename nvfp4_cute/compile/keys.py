@@ -9,7 +9,7 @@ import torch
 from nvfp4_cute.errors import ConfigError, UnsupportedProblem
 from nvfp4_cute.formats import block_format
 from nvfp4_cute.formats.block_format import BlockFormat
-from nvfp4_cute.planning.arch import chain_archs, family_of
+from nvfp4_cute.planning.arch import chain_archs, family_of, mmas_of
 from nvfp4_cute.planning.arch.base import check_pair
 from nvfp4_cute.planning.config import KernelConfig
 from nvfp4_cute.problem import (
@@ -82,9 +82,9 @@ class KernelKey:
         Raises UnsupportedTarget for an arch without a kernel, ConfigError for a refused config, UnsupportedProblem for
         formats, an output or a chain that the arch's kernel lacks.
         """
-        family, config = family_of(self.arch), self.config
         formats = self.a_format, self.b_format
-        check_pair(self.arch, formats, family.MMA)
+        family, config = family_of(self.arch, formats), self.config
+        check_pair(self.arch, formats, mmas_of(self.arch))
         num_b = num_weights(self.activation is not None, self.weight_layout)
         reason = family.interleave_reason(config, self.weight_layout)
         reason = reason or family.unsupported_reason(config, num_b, formats)
@@ -123,7 +123,7 @@ class KernelKey:
         """The CuTe DSL object to compile."""
         from nvfp4_cute.kernels.common.chain import Chain
 
-        family = family_of(self.arch)
+        family = family_of(self.arch, (self.a_format, self.b_format))
         options: dict[str, Any] = {}
         if family.OUT_M_MAJOR:
             options["out_m_major"] = self.out_m_major

@@ -164,14 +164,18 @@ class BlockFormat:
         return (ATOM_ROWS, ATOM_COLS) if self.scale_layout == "blocked" else (1, 1)
 
     @property
+    def atom_rows(self) -> int:
+        """Rows of data that the scales of a row of atoms belong to."""
+        return self.scale_atom[0] * self.block_rows
+
+    @property
     def atom_k(self) -> int:
         """Elements along K that the scales of one atom belong to."""
         return self.scale_atom[1] * self.block_k
 
     def scale_atoms(self, rows: int, k: int) -> tuple[int, int]:
         """Atoms of the scales of ``rows`` rows of ``k`` elements: along rows, and along K; the last ones perhaps in part."""
-        atom_rows, atom_cols = self.scale_atom
-        return -(-rows // (atom_rows * self.block_rows)), -(-k // (atom_cols * self.block_k))
+        return -(-rows // self.atom_rows), -(-k // self.atom_k)
 
     def scale_shape(self, rows: int, k: int, layout: ScaleLayout | None = None) -> tuple[int, ...]:
         """Shape of stored scales: ``(rm, rk, 32, 4, 4)`` blocked, ``(row blocks, k blocks)`` row-major.

@@ -10,7 +10,6 @@ from nvfp4_cute.compile.keys import KernelKey
 from nvfp4_cute.errors import UnsupportedProblem
 from nvfp4_cute.formats import block_scaled
 from nvfp4_cute.formats.block_format import (
-    ATOM_ROWS,
     PADDED_ALIGN_BYTES,
     PADDED_K_MULTIPLE,
     TMA_ALIGN_BYTES,
@@ -66,7 +65,7 @@ class GroupedTask:
             a, b = self.operands.a[0], self.operands.b[0]
             what = f"{problem.num_groups} {problem.form} groups, rows={a.rows}, N={b.rows}, K={a.k}"
             most = (most_tiles_m(self.operands, problem, config) * config.work_tile_mnk[0], b.rows, a.k)
-            reason = family_of(gpu.arch).work_reason(what, [most], config)
+            reason = family_of(gpu.arch, (a.format, b.format)).work_reason(what, [most], config)
             if reason is not None:
                 raise UnsupportedProblem(reason)
         return KernelKey.of(gpu.arch, config, problem)
@@ -118,7 +117,8 @@ class GroupedTask:
         row_blocks = a.scale.numel() // a.atom_row_bytes // a.batches
         sizes = [a.rows] * a.batches if operands.sizes is None else operands.sizes.tolist()
         if form == "ragged":
-            yield from (Rows(0, 0, *place) for place in ragged_places(sizes, a.rows))
+            places = ragged_places(sizes, a.rows, a.format.atom_rows)
+            yield from (Rows(0, 0, *place) for place in places)
             return
         for g, size in enumerate(sizes):
             yield Rows(0, g, 0, max(min(size, a.rows), 0), g * row_blocks)
@@ -128,7 +128,7 @@ class GroupedTask:
         operands, is_listed = self.operands, self.problem.form == "list"
         for g, rows in enumerate(self.groups()):
             a = operands.a[rows.entry]
-            num_blocks = -(-(rows.end - rows.start) // ATOM_ROWS)
+            num_blocks = -(-(rows.end - rows.start) // a.format.atom_rows)
             blocks = a.scale.view(-1, a.atom_row_bytes)
             scale = blocks[rows.block : rows.block + num_blocks].reshape(-1)
             data, out = a.data, operands.out[rows.entry]

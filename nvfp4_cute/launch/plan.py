@@ -137,7 +137,8 @@ class Plan:
 
 def mma_of(arch: str, problem: GroupedProblem) -> base.Mma:
     """How tensor cores multiply a problem's operands."""
-    return family_of(arch).MMA[problem.a_format, problem.b_format]
+    formats = problem.a_format, problem.b_format
+    return family_of(arch, formats).MMA[formats]
 
 
 def _extents(a: Operand, b: Operand, b2: Operand | None, mma: base.Mma) -> dict[Group, int]:
@@ -227,11 +228,12 @@ def make_plan(
         _check_list_groups(problem)
     config = config or config_of(problem, arch, sm_count)
     key = KernelKey.of(arch, config, problem)
-    clusters = num_clusters(config, clusters_at_once(arch, config, sm_count))
+    formats = problem.a_format, problem.b_format
+    clusters = num_clusters(config, clusters_at_once(arch, config, sm_count, formats))
     schedule = None
     if problem.form in ("list", "batched"):
         what = f"groups of sizes {problem.sizes[0]}, ..."
-        reason = family_of(arch).work_reason(what, problem.sizes, config)
+        reason = family_of(arch, formats).work_reason(what, problem.sizes, config)
         if reason is not None:
             raise UnsupportedProblem(reason)
         schedule = make_schedule(problem.sizes, config.work_tile_mnk, clusters, config.split_k)

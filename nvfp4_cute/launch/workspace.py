@@ -37,7 +37,9 @@ def needed_bytes(kernel: CompiledKernel, table: np.ndarray) -> int:
         return 0
     groups, num_cta = table.reshape(-1, NUM_COLUMNS)[1:], int(table.reshape(-1)[Header.NUM_CTA])
     rows = groups[:, Group.M] * groups[:, Group.A_BATCH]
-    return family_of(key.arch).workspace_bytes(key.config, rows, groups[:, Group.K], num_cta)
+    return family_of(key.arch, (key.a_format, key.b_format)).workspace_bytes(
+        key.config, rows, groups[:, Group.K], num_cta
+    )
 
 
 def take(index: int | None, stream: int, nbytes: int) -> Workspace:

@@ -137,7 +137,8 @@ def check_lists(
     """
     rules.check_out_dtype(result.dtype, result.global_scale)
     rules.check_scale_layout(scale_layout)
-    rules.check_formats(a_format, weights[0].format)
+    takes_rows = gate is None and a_scale is not None and result.dtype != NVFP4
+    rules.check_formats(a_format, weights[0].format, takes_rows=takes_rows)
     alphas = {w.alpha_name: w.alpha for w in weights}
     alpha_names = [w.alpha_name for w in weights]
     weights = given_weights(weights)
@@ -327,9 +328,10 @@ def check_device_groups(
     Raises:
         TypeError, ValueError, UnsupportedProblem: an operand breaks a rule; the message names rule, value and fix.
     """
-    form, sizes_name, lengths = _form(*sizes, scale_layout)
+    form, sizes_name, lengths = _form(*sizes, scale_layout, a_format)
     rules.check_out_dtype(result.dtype, result.global_scale)
-    rules.check_formats(a_format, weights[0].format)
+    takes_rows = gate is None and a_scale is not None and result.dtype != NVFP4
+    rules.check_formats(a_format, weights[0].format, takes_rows=takes_rows)
     alphas = {w.alpha_name: w.alpha for w in weights}
     alpha_names = list(alphas)
     weights = given_weights(weights)
@@ -393,13 +395,19 @@ def check_device_groups(
     return replace(problem, out_m_major=m_major), operands, results
 
 
-def ragged_places(ends: Sequence[int], rows: int) -> Iterator[tuple[int, int, int]]:
-    """First row, end, and first row of scale atoms of every group that ends at ``ends``, clipped to the rows that there are."""
+def ragged_places(
+    ends: Sequence[int], rows: int, atom_rows: int = ATOM_ROWS
+) -> Iterator[tuple[int, int, int]]:
+    """First row, end, and first row of scale atoms of every group that ends at ``ends``, clipped to the rows that there are.
+
+    Args:
+        atom_rows: rows of an atom: of one, scales lie as the rows do.
+    """
     start = block = 0
     for end in ends:
         stop = max(min(end, rows), start)
-        yield start, stop, block
-        start, block = max(end, 0), block + -(-(stop - start) // ATOM_ROWS)
+        yield start, stop, start if atom_rows == 1 else block
+        start, block = max(end, 0), block + -(-(stop - start) // atom_rows)
 
 
 def _check_ragged_scales(a: Operand, ends: torch.Tensor) -> None:
@@ -408,7 +416,7 @@ def _check_ragged_scales(a: Operand, ends: torch.Tensor) -> None:
     Raises:
         ValueError: a group's rows begin no row of atoms of their own, or ``a_scale`` is too short.
     """
-    if ends.device.type != "cpu":
+    if ends.device.type != "cpu" or a.format.atom_rows == 1:
         return
     there = a.scale.numel() // a.atom_row_bytes
     for g, (start, stop, block) in enumerate(ragged_places(ends.tolist(), a.rows)):
@@ -420,13 +428,20 @@ def _check_ragged_scales(a: Operand, ends: torch.Tensor) -> None:
             )
 
 
-def _form(offs: Any, masked_m: Any, scale_layout: str) -> tuple[DeviceForm, str, torch.Tensor]:
-    """The form, and the groups' sizes and what the caller calls them."""
+def _form(
+    offs: Any, masked_m: Any, scale_layout: str, a_format: BlockFormat
+) -> tuple[DeviceForm, str, torch.Tensor]:
+    """The form, and the groups' sizes and what the caller calls them. Raises UnsupportedProblem for what padding is lost in."""
     if offs is not None and masked_m is not None:
         raise ValueError(
             "offs and masked_m are both given; offs is of the ragged form, masked_m of the masked one"
         )
-    if scale_layout != "blocked":
+    if offs is not None and a_format.scale_layout == "rowmajor" and a_format.block_rows > 1:
+        raise UnsupportedProblem(
+            f"a is {a_format.title} with offs: a scale of {a_format.block_rows} rows would be of several groups; quantize a to a "
+            "format with a scale for each row"
+        )
+    if scale_layout != "blocked" and a_format.scale_layout == "blocked":
         raise UnsupportedProblem(
             f"scale_layout={scale_layout!r} with offs or masked_m: only the device knows where padding goes; quantize "
             "to blocked scales, every group's rows padded to 128"

@@ -98,7 +98,7 @@ def check_gemm(
         TypeError, ValueError, UnsupportedProblem: an operand breaks a rule; the message names rule, value and fix.
     """
     rules.check_scale_layout(scale_layout)
-    rules.check_formats(*formats)
+    rules.check_formats(*formats, takes_rows=out_dtype != NVFP4)
     rules.check_result_format(out_dtype)
     rules.check_choice("out_dtype", out_dtype, (*OUT_DTYPES, NVFP4))
     is_quantized = out_dtype == NVFP4

@@ -67,15 +67,21 @@ def check_scale_layout(scale_layout: Any) -> None:
     check_choice("scale_layout", scale_layout, SCALE_LAYOUTS)
 
 
-def check_formats(*formats: Any) -> None:
-    """Formats of operands that products take. Raises TypeError for what is none, UnsupportedProblem where scales are rows."""
+def check_formats(*formats: Any, takes_rows: bool = False) -> None:
+    """Formats of operands that products take.
+
+    Args:
+        takes_rows: whether scales may be rows, not blocked ones.
+
+    Raises TypeError for what is no format, UnsupportedProblem where scales are rows and may not be.
+    """
     for fmt in formats:
         if not isinstance(fmt, BlockFormat):
             raise TypeError(f"format {fmt!r} is no BlockFormat; pass a record, such as nvfp4_cute.MXFP4")
-        if fmt.scale_layout != "blocked":
+        if fmt.scale_layout != "blocked" and not takes_rows:
             raise UnsupportedProblem(
-                f"{fmt.title} has {fmt.scale.name} scales, and products take formats with blocked ones: dequantize it, and "
-                "quantize to one of those"
+                f"{fmt.title} has {fmt.scale.name} scales, and only gemm and grouped_gemm multiply it, into 16- or 32-bit "
+                "results: call those with both operands quantized, or dequantize it and quantize to a format with blocked scales"
             )
 
 
@@ -230,7 +236,13 @@ def blocked_scales(
     batches: int | None = None,
     fmt: BlockFormat = NVFP4_FORMAT,
 ) -> torch.Tensor:
-    """Blocked scales as uint8 [bytes], or [L, bytes] of ``batches``; row-major ones are converted, which allocates."""
+    """Scales as their format has them, uint8 [bytes], or [L, bytes] of ``batches``; others are converted, which allocates.
+
+    Args:
+        layout: of what is given, in formats with blocked scales; others have rows.
+    """
+    if fmt.scale_layout == "rowmajor":
+        return _row_scales(label, scale, fmt.scale_shape(rows, k), batches, fmt)
     if layout == "rowmajor":
         return _converted(label, letter, scale, rows, k, batches, fmt)
     try:
@@ -248,13 +260,30 @@ def blocked_scales(
     return blocked
 
 
+def _row_scales(
+    label: str, scale: torch.Tensor, one: tuple[int, ...], batches: int | None, fmt: BlockFormat
+) -> torch.Tensor:
+    """Scales [*one], or [*one, L], in rows: those that lie otherwise, such as column by column, are copied."""
+    _check_scale_dtype(label, scale, fmt)
+    accepted = [[*one], [*one, 1]] if batches in (None, 1) else [[*one, batches]]
+    if list(scale.shape) not in accepted:
+        raise ValueError(
+            f"{label} has shape {list(scale.shape)}; expected {accepted[0]}: a scale for {fmt.block_rows} x {fmt.block_k} values"
+        )
+    rows = batches_first(scale).contiguous().view(torch.uint8)
+    return rows.view(-1) if batches is None else rows.view(batches, -1)
+
+
+def _check_scale_dtype(label: str, scale: torch.Tensor, fmt: BlockFormat) -> None:
+    if scale.dtype not in fmt.scale_dtypes:
+        kind = "scales" if fmt.scale.name == "fp32" else f"{fmt.scale.name} codes"
+        raise TypeError(f"{label} has dtype {scale.dtype}; expected {dtype_names(fmt.scale_dtypes)} ({kind})")
+
+
 def _converted(
     label: str, letter: str, scale: torch.Tensor, rows: int, k: int, batches: int | None, fmt: BlockFormat
 ) -> torch.Tensor:
-    if scale.dtype not in fmt.scale_dtypes:
-        raise TypeError(
-            f"{label} has dtype {scale.dtype}; expected {dtype_names(fmt.scale_dtypes)} ({fmt.scale.name} codes)"
-        )
+    _check_scale_dtype(label, scale, fmt)
     one = [rows, fmt.num_k_blocks(k)]
     accepted = [one, [*one, 1]] if batches in (None, 1) else [[*one, batches]]
     if list(scale.shape) not in accepted:
@@ -274,13 +303,16 @@ def scales_of_groups(
     groups: int | None,
     fmt: BlockFormat = NVFP4_FORMAT,
 ) -> torch.Tensor:
-    """Blocked scales of any contiguous shape as uint8 [G, bytes]; as [bytes] of groups padded one by one, where None."""
+    """Blocked scales of any contiguous shape as uint8 [G, bytes]; as [bytes] of groups padded one by one, where None.
+
+    Those of a format with rows are [G, row blocks, k blocks], or [row blocks, k blocks], of any strides: others are copied.
+    """
     row_blocks, k_blocks = fmt.scale_atoms(rows, k)
     row_bytes = fmt.atom_row_bytes(k)
-    if scale.dtype not in fmt.scale_dtypes:
-        raise TypeError(
-            f"{label} has dtype {scale.dtype}; expected {dtype_names(fmt.scale_dtypes)} ({fmt.scale.name} codes)"
-        )
+    if fmt.scale_layout == "rowmajor":
+        of_batches = scale if groups is None or scale.ndim != 3 else scale.permute(1, 2, 0)
+        return _row_scales(label, of_batches, (row_blocks, k_blocks), groups, fmt)
+    _check_scale_dtype(label, scale, fmt)
     if not scale.is_contiguous():
         raise ValueError(
             f"{label} has strides {scale.stride()}; blocked scales are contiguous: call .contiguous()"

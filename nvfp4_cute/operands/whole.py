@@ -30,8 +30,8 @@ def parts(given: Any, scale: Any, layout: ScaleLayout, format: BlockFormat = NVF
     if scale is not None:
         return Parts(given, scale, None, format)
     if isinstance(given, BlockScaledTensor):
-        check_formats(given.format)
-        return Parts(given.data, given.with_scale_layout(layout).scale, given.global_scale, given.format)
+        check_formats(given.format, takes_rows=True)
+        return Parts(given.data, _scale_of(given, layout), given.global_scale, given.format)
     if isinstance(given, list | tuple) and given and all(isinstance(x, BlockScaledTensor) for x in given):
         other = next((g for g, x in enumerate(given) if x.format != given[0].format), None)
         if other is not None:
@@ -39,7 +39,7 @@ def parts(given: Any, scale: Any, layout: ScaleLayout, format: BlockFormat = NVF
                 f"group 0 is {given[0].format.title} and group {other} {given[other].format.title}; the groups of a call have "
                 "one format: quantize them alike, or make two calls"
             )
-        check_formats(given[0].format)
+        check_formats(given[0].format, takes_rows=True)
         factors = [x.global_scale for x in given]
         if all(factor is None for factor in factors):
             stacked = None
@@ -48,17 +48,23 @@ def parts(given: Any, scale: Any, layout: ScaleLayout, format: BlockFormat = NVF
             stacked = torch.stack(
                 [torch.ones((), dtype=torch.float32, device=device) if f is None else f for f in factors]
             )
-        scales = [x.with_scale_layout(layout).scale for x in given]
+        scales = [_scale_of(x, layout) for x in given]
         return Parts([x.data for x in given], scales, stacked, given[0].format)
     return Parts(given, scale, None, format)
+
+
+def _scale_of(given: BlockScaledTensor, layout: ScaleLayout) -> torch.Tensor:
+    """In a layout, if the format has several."""
+    return (given if given.format.scale_layout == "rowmajor" else given.with_scale_layout(layout)).scale
 
 
 def batched_parts(given: Any, scale: Any, layout: ScaleLayout, format: BlockFormat = NVFP4) -> Parts:
     """The same of a matrix, or of batches [L, rows, K], whose data become [rows, K/2, L] as operations on batches take them."""
     found = parts(given, scale, layout, format)
     if isinstance(given, BlockScaledTensor) and scale is None and found.data.ndim == 3:
-        blocked = found.scale if layout == "blocked" else found.scale.permute(1, 2, 0)
-        return found._replace(data=found.data.permute(1, 2, 0), scale=blocked)
+        is_blocked = "blocked" == layout == found.format.scale_layout
+        stored = found.scale if is_blocked else found.scale.permute(1, 2, 0)
+        return found._replace(data=found.data.permute(1, 2, 0), scale=stored)
     return found
 
 

@@ -115,7 +115,8 @@ def gemm(
         out_dtype: float16, bfloat16, float32, or "nvfp4": the result quantized for the next layer, as ``grouped_gemm``
             does it; N a multiple of 16.
         out_global_scale: with "nvfp4": a number, or float32 of one element on the operands' device, for all batches.
-        scale_layout: "blocked" or "rowmajor".
+        scale_layout: "blocked" or "rowmajor". Float32 scales always have rows: ``a_scale`` [M, K/128(, L)] of FP8_1x128,
+            ``b_scale`` [ceil(N/128), K/128(, L)] of FP8_128x128. Scales whose rows are not contiguous are copied.
         backend, config: as of ``grouped_gemm``.
 
     Returns:

@@ -166,7 +166,9 @@ def grouped_gemm(
         out_dtype: float16, bfloat16, float32, or "nvfp4": results quantized for the next layer, N a multiple of 16.
         out_global_scale: with "nvfp4", one factor a group as of ``quantize``, float32 [G] on the operands' device, or
             numbers.
-        scale_layout: "blocked" or, in list form, "rowmajor".
+        scale_layout: "blocked" or, in list form, "rowmajor". Float32 scales always have rows, and none of padding: ``a_scale``
+            [rows, K/128] of FP8_1x128 (a group's, all groups' of the ragged form, [G, M_max, K/128] of the masked one),
+            ``b_scale`` [(G, )ceil(N/128), K/128] of FP8_128x128. Scales whose rows are not contiguous are copied.
         backend: "auto" (the GPU of the tensors; the float64 reference for CPU tensors), "cuda", "emulator" (the PTX of
             the sm_100a kernel, executed on the CPU) or "reference". ``NVFP4_CUTE_BACKEND`` replaces "auto".
         config: tile shape and pipeline depths; None takes what ``tune`` found for the problem, else chooses by estimate.

@@ -1,7 +1,7 @@
 """Problem and GPU -> config: asks the family of the GPU's architecture, which alone knows how it chooses."""
 
 from nvfp4_cute.formats.block_format import NVFP4_PAIR, Formats
-from nvfp4_cute.planning.arch import family_of
+from nvfp4_cute.planning.arch import family_of, mmas_of
 from nvfp4_cute.planning.arch.base import INTERLEAVE, check_pair
 from nvfp4_cute.planning.config import KernelConfig
 from nvfp4_cute.problem import NVFP4, Form, Gate, GroupedProblem, OutDtype, WeightLayout, num_weights
@@ -14,9 +14,9 @@ def choose_config(problem: GroupedProblem, arch: str, num_sms: int) -> KernelCon
 
     Raises UnsupportedTarget for an ``arch`` without a kernel, UnsupportedProblem for formats that it does not multiply.
     """
-    family = family_of(arch)
-    check_pair(arch, (problem.a_format, problem.b_format), family.MMA)
-    return family.choose(problem, num_sms)
+    formats = problem.a_format, problem.b_format
+    check_pair(arch, formats, mmas_of(arch))
+    return family_of(arch, formats).choose(problem, num_sms)
 
 
 def config_for_mean(
@@ -90,27 +90,27 @@ def candidates(
         gate: of a dual GEMM.
         formats: of ``a`` and of ``b``. Raises UnsupportedProblem for formats that the kernel does not multiply.
     """
-    check_pair(arch, formats, family_of(arch).MMA)
+    check_pair(arch, formats, mmas_of(arch))
     layout = "separate" if gate is None else _kernels_layout(gate)
     num_b = num_weights(gate is not None, layout)
-    return family_of(arch).candidates(num_b, layout, is_quantized, form, formats)
+    return family_of(arch, formats).candidates(num_b, layout, is_quantized, form, formats)
 
 
 def ranked(problem: GroupedProblem, arch: str, num_sms: int) -> list[KernelConfig]:
     """What is chosen from, the chosen one first; one may be there twice. ``problem``: as of ``choose_config``."""
-    family = family_of(arch)
+    formats = problem.a_format, problem.b_format
+    family = family_of(arch, formats)
     estimates = family.estimates(problem, num_sms)
     if estimates:
         return [estimate.config for estimate in estimates]
     is_quantized = problem.out_dtype == NVFP4
-    formats = problem.a_format, problem.b_format
     others = family.candidates(problem.num_b, problem.weight_layout, is_quantized, problem.form, formats)
     return [family.choose(problem, num_sms), *others]
 
 
 def explain(problem: GroupedProblem, arch: str, num_sms: int) -> str:
     """Why a config was chosen for groups of known sizes: a line for each candidate that has an estimate, the chosen one first."""
-    estimates = family_of(arch).estimates(problem, num_sms)
+    estimates = family_of(arch, (problem.a_format, problem.b_format)).estimates(problem, num_sms)
     if estimates:
         return "\n".join(map(str, estimates))
     config = choose_config(problem, arch, num_sms)

@@ -5,7 +5,7 @@ import torch
 from oracle import assert_bitwise_equal
 
 import nvfp4_cute as nv
-from nvfp4_cute.formats.block_format import FORMATS, FP8_1x128
+from nvfp4_cute.formats.block_format import FORMATS
 
 BLOCKED = [f for f in FORMATS.values() if f.scale_layout == "blocked"]
 PAIRS = [(a, b) for a in BLOCKED for b in BLOCKED]
@@ -116,9 +116,7 @@ def test_a_pair_without_a_kernel_is_refused(arch):
 
 
 def test_what_is_no_format_of_products_is_refused():
-    x, w = tensor(FP8_1x128, M, 256), tensor(nv.MXFP4, N, 256)
-    with pytest.raises(nv.UnsupportedProblem, match="FP8_1X128 has fp32 scales.*quantize to one of those"):
-        nv.gemm(x, w)
+    w = tensor(nv.MXFP4, N, 256)
     with pytest.raises(TypeError, match="format 'mxfp4' is no BlockFormat; pass a record"):
         nv.gemm(w.data, w.data, w.scale, w.scale, a_format="mxfp4")
     with pytest.raises(ValueError, match="group 0 is MXFP4 and group 1 NVFP4"):
@@ -129,6 +127,65 @@ def test_what_is_no_format_of_products_is_refused():
         nv.gemm(w, w, w.scale, w.scale)
     with pytest.raises(ValueError, match="a has K=256 and b has K=512"):
         nv.gemm(w.data, w.data.repeat(1, 2), w.scale, w.scale, a_format=nv.MXFP4)
+
+
+def test_fp8_with_fp32_scales_is_multiplied_by_gemm_and_grouped_gemm():
+    """Whole or in parts, in every form, beside every other format; all else refuses it by name."""
+    k, options = 256, {"out_dtype": torch.float32}
+    x, w = tensor(nv.FP8_1x128, M, k), tensor(nv.FP8_128x128, 200, k)
+    told = {"a_format": nv.FP8_1x128, "b_format": nv.FP8_128x128}
+    expected = product(x, w)
+    assert_close(nv.gemm(x, w, **options), expected)
+    assert_close(nv.gemm(x.data, w.data, x.scale, w.scale, **told, **options), expected)
+    assert_close(nv.grouped_gemm([x], [w], **options)[0], expected)
+    batches, weights = tensor(nv.FP8_1x128, G, M, k), tensor(nv.FP8_128x128, G, 200, k)
+    assert_close(nv.gemm(batches, weights, **options).permute(2, 0, 1), product(batches, weights))
+    offs, sizes = (torch.tensor(t, dtype=torch.int32) for t in ((3, M), (3, M)))
+    want = torch.cat([product(x[:3], weights[0]), product(x[3:], weights[1])])
+    assert_close(nv.grouped_gemm(x, weights, offs=offs, **options), want)
+    masked = nv.grouped_gemm(batches, weights, masked_m=sizes, **options)
+    assert_close(masked[0, :3], product(batches, weights)[0, :3])
+    assert_close(masked[1], product(batches, weights)[1])
+    other = tensor(nv.MXFP4, 200, k)
+    assert_close(nv.gemm(x, other, **options), product(x, other))
+    vector = tensor(nv.FP8_1x128, k)
+    for call in (
+        lambda: nv.gemm(x, w, out_dtype="nvfp4"),
+        lambda: nv.gemm(torch.randn(M, k).bfloat16(), w),
+        lambda: nv.grouped_gemm([torch.randn(M, k).bfloat16()], [w]),
+        lambda: nv.gemv(x, vector),
+        lambda: nv.dual_gemm(x, w, w),
+        lambda: nv.grouped_dual_gemm(x, weights, weights, offs=offs),
+    ):
+        with pytest.raises(nv.UnsupportedProblem, match="has fp32 scales, and only gemm and grouped_gemm"):
+            call()
+
+
+def assert_close(got, expected):
+    torch.testing.assert_close(got, expected, rtol=1e-6, atol=1e-4)
+
+
+@pytest.mark.parametrize("break_it", range(6))
+def test_wrong_fp32_scales_are_refused(break_it):
+    x, w = tensor(nv.FP8_1x128, M, 256), tensor(nv.FP8_128x128, 200, 256)
+    told = {"a_format": nv.FP8_1x128, "b_format": nv.FP8_128x128}
+    offs, weights = torch.tensor([M], dtype=torch.int32), tensor(nv.FP8_128x128, 1, 200, 256)
+    out = torch.full((M, 200), 7.0)
+    calls = [
+        (ValueError, r"a_scale has shape \[40, 1\]; expected \[40, 2\]", (x.data, w.data, x.scale[:, :1], w.scale)),
+        (ValueError, r"b_scale has shape \[200, 2\]; expected \[2, 2\]", (x.data, w.data, x.scale, w.scale.repeat(100, 1))),
+        (TypeError, "a_scale has dtype torch.float64; expected float32", (x.data, w.data, x.scale.double(), w.scale)),
+        (ValueError, "K=64 is not a multiple of 128", (x.data[:, :64], w.data[:, :64], x.scale, w.scale)),
+        (ValueError, r"a_scale has shape \[39, 2\]", (x.data, weights.data, x.scale[1:], weights.scale, offs)),
+        (nv.UnsupportedProblem, "a scale of 128 rows would be of several groups", (w.data, weights.data, w.scale, weights.scale, offs)),
+    ]  # fmt: skip
+    error, message, arguments = calls[break_it]
+    if break_it == 5:
+        told["a_format"], out = nv.FP8_128x128, torch.full((200, 200), 7.0)
+    operation = nv.gemm if len(arguments) == 4 else nv.grouped_gemm
+    with pytest.raises(error, match=message):
+        operation(*arguments, out=out, out_dtype=torch.float32, **told)
+    assert (out == 7.0).all()
 
 
 @pytest.mark.parametrize("out_dtype", ["mxfp4", nv.MXFP8_E4M3], ids=str)

@@ -125,7 +125,7 @@ def test_a_field_is_shared_by_all_families_or_an_option_that_one_names():
     assert sorted((*SHARED_FIELDS, *options)) == sorted(field.name for field in fields(KernelConfig))
 
 
-@pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.ARCHS[0])
+@pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.__name__.rpartition(".")[2])
 def test_a_k_tile_is_a_whole_number_of_mmas(family):
     for (a, b), mma in family.MMA.items():
         assert a in FORMATS.values() and b in FORMATS.values()
@@ -136,7 +136,7 @@ def test_a_k_tile_is_a_whole_number_of_mmas(family):
                 assert config.cta_tile_shape_mnk[2] % a.atom_k == 0
 
 
-@pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.ARCHS[0])
+@pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.__name__.rpartition(".")[2])
 @pytest.mark.parametrize(
     "options",
     [

@@ -1,25 +1,39 @@
 """What architectures build, what it costs, how they choose: a module per family, each with all members of ``base.Family``.
 
-Others ask a family, ``family_of(arch)``, and never say which one it is.
+Others ask a family, ``family_of(arch, formats)``, and never say which one it is. An architecture has another family for each
+kernel that multiplies other formats in its own way.
 """
 
+from collections.abc import Mapping
+
 from nvfp4_cute.errors import UnsupportedTarget
-from nvfp4_cute.planning.arch import sm90, sm90_weight_only, sm100, sm120
-from nvfp4_cute.planning.arch.base import Family, WeightOnlyFamily
+from nvfp4_cute.formats.block_format import NVFP4_PAIR, Formats
+from nvfp4_cute.planning.arch import sm90, sm90_fp8, sm90_weight_only, sm100, sm120
+from nvfp4_cute.planning.arch.base import Family, Mma, WeightOnlyFamily
 from nvfp4_cute.planning.config import KernelConfig
 
-FAMILIES: tuple[Family, ...] = (sm90, sm100, sm120)
+FAMILIES: tuple[Family, ...] = (sm90, sm90_fp8, sm100, sm120)
 WEIGHT_ONLY_FAMILIES: tuple[WeightOnlyFamily, ...] = (sm90_weight_only,)
-ARCHS = tuple(arch for family in FAMILIES for arch in family.ARCHS)
+ARCHS = tuple(dict.fromkeys(arch for family in FAMILIES for arch in family.ARCHS))
 WEIGHT_ONLY_ARCHS = tuple(arch for family in WEIGHT_ONLY_FAMILIES for arch in family.ARCHS)
 
 
-def family_of(arch: str) -> Family:
-    """The family that builds kernels for ``arch``. Raises UnsupportedTarget where there is none."""
-    for family in FAMILIES:
-        if arch in family.ARCHS:
-            return family
-    raise UnsupportedTarget(f"no grouped GEMM kernel for {arch}; there is one for {', '.join(ARCHS)}")
+def family_of(arch: str, formats: Formats = NVFP4_PAIR) -> Family:
+    """The family that builds kernels for ``arch`` and a pair of formats, or for a pair that has none the architecture's first.
+
+    Raises UnsupportedTarget where the architecture has none.
+    """
+    found = [family for family in FAMILIES if arch in family.ARCHS]
+    if not found:
+        raise UnsupportedTarget(f"no grouped GEMM kernel for {arch}; there is one for {', '.join(ARCHS)}")
+    return next((family for family in found if formats in family.MMA), found[0])
+
+
+def mmas_of(arch: str) -> Mapping[Formats, Mma]:
+    """How kernels of ``arch`` multiply, by formats of ``a`` and ``b``. Raises as :func:`family_of`."""
+    family_of(arch)
+    families = (family for family in FAMILIES if arch in family.ARCHS)
+    return {pair: mma for family in families for pair, mma in family.MMA.items()}
 
 
 def weight_only_family_of(arch: str) -> WeightOnlyFamily:
@@ -33,9 +47,9 @@ def weight_only_family_of(arch: str) -> WeightOnlyFamily:
     )
 
 
-def clusters_at_once(arch: str, config: KernelConfig, num_sms: int) -> int:
+def clusters_at_once(arch: str, config: KernelConfig, num_sms: int, formats: Formats = NVFP4_PAIR) -> int:
     """Clusters of a kernel that a GPU runs at once: all that its persistent CTAs may be."""
-    family = family_of(arch)
+    family = family_of(arch, formats)
     return family.resident_clusters(num_sms, config.cluster_size) * family.ctas_per_sm(config)
 
 

@@ -1,0 +1,186 @@
+"""Grouped GEMM on sm_90a: FP8 x FP8 with fp32 scales -> fp16, bf16 or fp32.
+
+For every group g:  C = alpha[g] * (A * SFA) @ (B * SFB)^T  with A (M_g, K_g), B (N_g, K_g) e4m3, K-major; SFA (M_g, K_g / 128)
+fp32, a scale for 1 x 128 values, SFB (N_g / 128, K_g / 128) fp32, one for 128 x 128; C (M_g, N_g), N-major. Forms as of
+``..grouped_gemm``. Scales of 128 values of K allow tensor cores to sum up as many, and no more: their sums are promoted to fp32
+ones by both scales (DeepSeek-V3 report, section 3.3.2).
+
+Roles (warps):  MATH 0-7 | LOAD of scales 8 | LOAD of weights 10 | LOAD of tokens 11; 9 idles.
+
+One ring (producer -> consumer), full arrivals / empty arrivals:
+  stages   LOAD -> MATH   num_ab_stage   full: 2 + bytes of B and A + 32 (a lane's scales)   empty: 8 (one a warp), of a pair 16
+
+A pair (``multicast_n=2``) has neighbouring tiles of weights and the same tokens. Split-K: the CTAs of a cluster share a tile's
+K tiles; the first one adds up (``common.split_k``). CTAs are persistent.
+
+Shared memory: ``planning.arch.sm90_fp8.Fp8Smem``. Tensor maps: kernel parameters, encoded by the host code.
+"""
+
+from typing import Literal
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import Int32, Int64, Uint8
+
+from nvfp4_cute.launch_table import NUM_COLUMNS, Header
+from nvfp4_cute.planning.arch.sm90 import TILE_K
+from nvfp4_cute.planning.arch.sm90_fp8 import ctas_per_sm, smem_plan
+from nvfp4_cute.planning.config import KernelConfig
+
+from ...common.launch_args import read_groups, read_operands, read_outputs
+from ...common.operand_maps import Descriptors, prefetch_descriptors, rows_atom
+from ...common.output_kind import OutputKind
+from ...common.output_table import OutputTable
+from ...common.ring import Ring, init_ring
+from ...common.split_k import CHUNK_BYTES, PartialSums
+from ...common.versions import SmemAllocator
+from ..epilogue import STAGING_BYTES
+from ..grouped_gemm import OPERAND_ALIGN_BYTES, SMEM_CARVEOUT_PERCENT, cluster_barrier
+from ..tile_walk import WalkedTiles
+from ..warp_schedule import NUM_LOAD_WARPS, WARP_SIZE, WarpSchedule
+from .load import LoadArgs, Scales, run_load_scales, run_load_tokens, run_load_weights
+from .math import MathArgs, run_math
+
+# Pitches of 16 bytes, in values.
+PITCH_STEP = 16
+
+
+class Fp8GemmSm90:
+    """One compiled variant.
+
+    Args:
+        config: resolved KernelConfig that ``planning.arch.sm90_fp8.unsupported_reason`` accepts.
+        form: how the operands arrive.
+        num_groups: slots of a list-form launch; 1 otherwise.
+        out_dtype: cutlass.Float16, BFloat16 or Float32.
+        has_alpha: whether every group's result is multiplied by a factor.
+        name: what the kernel is called in profilers and in the emulator's reports.
+        activation, weight_layout, has_limit: of dual GEMMs, which this kernel does not compute: None, "separate", False.
+    """
+
+    def __init__(
+        self,
+        config: KernelConfig,
+        form: Literal["list", "ragged", "masked", "batched"],
+        num_groups: int,
+        out_dtype: type,
+        has_alpha: bool,
+        name: str,
+        activation: None = None,
+        weight_layout: Literal["separate"] = "separate",
+        has_limit: Literal[False] = False,
+    ):
+        self.config = config
+        self.form = form
+        self.num_groups = num_groups
+        self.kind = OutputKind(out_dtype, False, activation, weight_layout)
+        self.has_alpha = has_alpha
+        self.name = name
+        self.schedule = WarpSchedule.of_weight_only(ctas_per_sm(config))
+        self.smem = smem_plan(config)
+
+    @cute.jit
+    def __call__(self, table: cute.Pointer, stream):
+        """Encode the tensor maps and launch.
+
+        Args:
+            table: Int64 in host memory, a header row and one row a slot: ``launch_table``.
+            stream: CUstream.
+        """
+        # (COLUMN, ROW)
+        values = cute.make_tensor(table, cute.make_layout((NUM_COLUMNS, 1 + self.num_groups)))
+        rows = range(1, 1 + self.num_groups)
+        (weights,), (tokens,) = read_operands(values, rows, 1, self.config.swap_ab)
+        groups = read_groups(values, rows, self.form, self.config.work_tile_mnk[0])
+        num_weights, num_tokens, _ = self.config.cta_tile_shape_mnk
+        boxes = (weights, num_weights), (tokens, num_tokens // self.config.multicast_n)
+        of_weights, of_tokens = (
+            [[rows_atom(view, Uint8, 1, TILE_K, box, PITCH_STEP) for view in views]] for views, box in boxes
+        )
+        descriptors = Descriptors(m=of_weights, n=of_tokens, sf_m=[], sf_n=[])
+        outputs = read_outputs(values, rows, self.form, 1 if self.has_alpha else 0)
+        self.kernel.set_name_prefix(self.name)
+        self.kernel(descriptors, Scales.of(weights), Scales.of(tokens), groups, outputs).launch(
+            grid=(Int32(values[Header.NUM_CTA, 0]), 1, 1),
+            cluster=(self.config.cluster_size, 1, 1) if self.config.cluster_size > 1 else None,
+            block=(self.schedule.threads_per_cta, 1, 1),
+            min_blocks_per_mp=ctas_per_sm(self.config),
+            preferred_smem_carveout=SMEM_CARVEOUT_PERCENT,
+            stream=stream,
+        )
+
+    @cute.kernel
+    def kernel(
+        self,
+        descriptors: Descriptors,
+        weight_scales: Scales,
+        token_scales: Scales,
+        groups,
+        outputs: OutputTable,
+    ):
+        """Allocate, connect, dispatch."""
+        config, schedule, plan, num_stage = self.config, self.schedule, self.smem, self.smem.num_ab_stage
+        warp_idx = cute.arch.make_warp_uniform(cute.arch.warp_idx())
+        if warp_idx == schedule.num_math_warps:
+            prefetch_descriptors(descriptors)
+
+        # Storage
+        smem = SmemAllocator()
+        weights, tokens, scales = (
+            smem.allocate_array(Uint8, num_stage * nbytes, byte_alignment=OPERAND_ALIGN_BYTES).toint()
+            for nbytes in (plan.b_stage_bytes, plan.a_stage_bytes, plan.scale_stage_bytes)
+        )
+        ring = Ring(smem.allocate_array(Int64, 2 * num_stage), num_stage)
+        # (SENDER, CHUNK of 4 sums, THREAD, 16 bytes)
+        sums = smem.allocate_array(Uint8, max(plan.partial_bytes, 16), byte_alignment=16).toint()
+        sums += cute.arch.thread_idx()[0] * CHUNK_BYTES
+        exchange, math_threads = Ring(smem.allocate_array(Int64, 2), 1), WARP_SIZE * schedule.num_math_warps
+        partial = PartialSums(sums, exchange.full(0), exchange.empty(0), math_threads, config.split_k)
+        staging = smem.allocate(schedule.num_math_groups * STAGING_BYTES, OPERAND_ALIGN_BYTES)
+        tiles = WalkedTiles(groups, config)
+
+        # Barriers
+        if warp_idx == 0:
+            with cute.arch.elect_one():
+                init_ring(ring, NUM_LOAD_WARPS + WARP_SIZE, schedule.num_math_warps * config.multicast_n)
+                init_ring(exchange, 1, schedule.num_math_warps)
+        cute.arch.mbarrier_init_fence()
+        if cutlass.const_expr(config.cluster_size > 1):
+            cluster_barrier()
+        else:
+            cute.arch.sync_threads()
+
+        # ---- MATH --------------------------------------------------------------------------------------
+        if warp_idx < schedule.num_math_warps:
+            cute.arch.setmaxregister_increase(schedule.math_registers)
+            run_math(
+                MathArgs(
+                    weights=weights,
+                    tokens=tokens,
+                    scales=scales,
+                    staging_address=staging.toint(),
+                    smem=plan,
+                    tiles=tiles,
+                    outputs=outputs,
+                    kind=self.kind,
+                    config=config,
+                    partial=partial,
+                    ring=ring,
+                )
+            )
+
+        # ---- LOAD --------------------------------------------------------------------------------------
+        else:
+            cute.arch.setmaxregister_decrease(schedule.other_registers)
+            load = LoadArgs(
+                descriptors, weight_scales, token_scales, weights, tokens, scales, plan, config, tiles, ring
+            )
+            if warp_idx == schedule.num_math_warps:
+                run_load_scales(load)
+            if warp_idx == schedule.first_load_warp_id:
+                run_load_weights(load)
+            if warp_idx == schedule.first_load_warp_id + 1:
+                run_load_tokens(load)
+        # Nobody leaves while another CTA of the cluster may still reach its shared memory.
+        if cutlass.const_expr(config.cluster_size > 1):
+            cluster_barrier()

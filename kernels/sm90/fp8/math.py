@@ -1,0 +1,142 @@
+"""MATH role: two warpgroups that multiply weights by tokens, promote the products of each K tile, and store the results.
+
+Each warpgroup has 64 rows of every 128 of the weights as MMA-M, and all tokens of the tile as MMA-N: the result is C
+transposed. An MMA adds up 128 values of K at most; then what it has is multiplied by both scales and added to sums in fp32,
+while the tensor cores work for the other warpgroup.
+"""
+
+from dataclasses import dataclass, replace
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import Float32, Int32, Uint32
+from cutlass._mlir.dialects import llvm
+
+from nvfp4_cute.planning.arch.sm90 import TILE_WEIGHTS
+from nvfp4_cute.planning.arch.sm90_fp8 import Fp8Smem, halves
+from nvfp4_cute.planning.config import KernelConfig
+
+from ...common import ptx
+from ...common.group_table import WorkTile
+from ...common.output_kind import OutputKind
+from ...common.output_table import OutputTable
+from ...common.ring import CONSUMER_PHASE, Ring, arrive_lanes, barrier_of_lane, next_stage
+from ...common.split_k import PartialSums, add_sums, send_sums
+from ..epilogue import store_tile
+from ..math import UNUSED_ADDRESS_BITS, give_room
+from ..operands import load_shared
+from ..tile_walk import WalkedTiles
+from ..warp_schedule import GROUP_THREADS
+from ..wgmma import MMA_M
+from .load import SCALE_BYTES
+from .wgmma import matrix, multiply, rows_apart
+
+# Tokens of which a lane has two, side by side, and four products.
+STEP_TOKENS, STEP_VALUES = 8, 4
+
+
+@dataclass(frozen=True)
+class MathArgs:
+    """What the warpgroups read.
+
+    Attributes:
+        weights, tokens, scales: shared addresses of stage 0, as of ``load.LoadArgs``.
+        staging_address: shared address where results are turned, ``epilogue.STAGING_BYTES`` a warpgroup.
+        tiles: what the CTA computes.
+        partial: where the first CTA of a cluster gets the others' sums.
+    """
+
+    weights: Int32
+    tokens: Int32
+    scales: Int32
+    staging_address: Int32
+    smem: Fp8Smem
+    tiles: WalkedTiles
+    outputs: OutputTable
+    kind: OutputKind
+    config: KernelConfig
+    partial: PartialSums
+    ring: Ring
+
+
+@cute.jit
+def run_math(args: MathArgs):
+    """For each tile: add up its K tiles, then scale, convert and store."""
+    tiles, num_tokens = args.tiles, args.config.work_tile_mnk[0]
+    # Value 4i + 2h + e of a block of 128 rows: row h * 8 below the lane's first, token 8i + 2 * (lane % 4) + e.
+    sums = cute.make_rmem_tensor((num_tokens // 2, halves(args.config)), Float32)
+    stage, phase, turn = Int32(0), Int32(CONSUMER_PHASE), Int32(0)
+    place = tiles.first()
+    while tiles.has_tile(place):
+        part = tiles.part(place)
+        stage, phase = _accumulate(args, sums, part.count, stage, phase)
+        if cutlass.const_expr(args.partial.split == 1):
+            _store(args, sums, part.tile)
+        else:
+            if cute.arch.block_idx_in_cluster() == 0:
+                add_sums(args.partial, sums, cute.arch.thread_idx()[0], turn)
+                _store(args, sums, part.tile)
+                give_room(args.partial)
+            else:
+                send_sums(args.partial, sums, Int32(0), turn)
+            turn ^= 1
+        place = tiles.next(place)
+
+
+def _store(args: MathArgs, sums: cute.Tensor, tile: WorkTile):
+    """Each block of 128 rows of weights as a tile of its own."""
+    blocks = halves(args.config)
+    for block in range(blocks):
+        part = replace(tile, tile_n_idx=tile.tile_n_idx * blocks + block)
+        store_tile(sums[None, block], args.outputs, args.kind, part, args.config, args.staging_address, 0)
+
+
+@cute.jit
+def _accumulate(args: MathArgs, sums: cute.Tensor, count: Int32, stage: Int32, phase: Int32):
+    """Sum so many K tiles of one work tile."""
+    num_tokens, blocks, num_cta = args.config.work_tile_mnk[0], halves(args.config), args.config.multicast_n
+    sums.fill(0.0)
+    emptied = barrier_of_lane(args.ring.empty(Int32(0)), num_cta)
+    tidx = cute.arch.thread_idx()[0]
+    group = cute.arch.make_warp_uniform(tidx // GROUP_THREADS)
+    weights, tokens = matrix(args.weights) + rows_apart(group * MMA_M), matrix(args.tokens)
+    stage_rows = args.config.cta_tile_shape_mnk[0]
+    for _ in cutlass.range(count, unroll=1):
+        cute.arch.mbarrier_wait(args.ring.full(stage), phase)
+        uniform_stage = cute.arch.make_warp_uniform(stage)
+        scales = args.scales + stage * args.smem.scale_stage_bytes
+        for block in cutlass.range_constexpr(blocks):
+            rows = weights + rows_apart(uniform_stage * stage_rows + block * TILE_WEIGHTS)
+            products = multiply(rows, tokens + rows_apart(uniform_stage * num_tokens), num_tokens)
+            words = load_shared(scales + (num_tokens + block) * SCALE_BYTES, 1)
+            for first in cutlass.range_constexpr(0, num_tokens, STEP_TOKENS):
+                words += load_shared(scales + first * SCALE_BYTES + tidx % 4 * (2 * SCALE_BYTES), 2)
+            if cutlass.const_expr(block == blocks - 1):
+                arrive_lanes(emptied + stage + _behind_reads(words, args.outputs), num_cta)
+            _promote(sums[None, block], products, words)
+        stage, phase = next_stage(args.ring, stage, phase)
+    return stage, phase
+
+
+def _promote(sums: cute.Tensor, products: list, words: list) -> None:
+    """Add products times scales: of the weights, the first word, and of tokens, two of every eight."""
+    weight, *tokens = [ptx.float_of(word) for word in words]
+    for i, product in enumerate(products):
+        token = i // STEP_VALUES * 2 + i % 2
+        if i % STEP_VALUES < 2:
+            tokens[token] = tokens[token] * weight
+        sums[i] = _fma(product, tokens[token], sums[i])
+
+
+def _fma(a: Float32, b: Float32, c: Float32) -> Float32:
+    """a * b + c, rounded once."""
+    return Float32(llvm.intr_fma(*(x.ir_value() for x in (a, b, c))))
+
+
+def _behind_reads(words: list, outputs: OutputTable) -> Int32:
+    """0: an address that it is added to is known when ``words`` have been read. An arrival does not wait for that otherwise."""
+    read = words[0]
+    for word in words[1:]:
+        read = read | word
+    # No address has bits there, which the compiler does not know.
+    return Int32(read & Uint32(outputs.addresses[0] >> UNUSED_ADDRESS_BITS))

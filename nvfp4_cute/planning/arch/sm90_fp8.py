@@ -1,0 +1,259 @@
+"""sm_90a, FP8 with fp32 scales: what a KernelConfig costs, why one is refused, and which one is chosen.
+
+``cta_tile_shape_mnk`` is (weight rows, tokens, K) with ``swap_ab``, as of :mod:`.sm90`; a K tile is one block of scales, 128
+values. ``multicast_n=2``: two CTAs with neighbouring weights share what they load of the tokens. ``split_k``: the CTAs of a
+cluster share a tile's K tiles.
+"""
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from nvfp4_cute.formats.block_format import Formats, FP8_1x128, FP8_128x128
+from nvfp4_cute.planning.arch import sm90
+from nvfp4_cute.planning.arch.base import (
+    Mma,
+    foreign_option_reason,
+    never_in_turns,
+    no_estimates,
+    no_work_reason,
+    no_workspace_bytes,
+)
+from nvfp4_cute.planning.arch.sm90 import (
+    FP32_BYTES,
+    MAX_AB_STAGE,
+    PAIRED_TILE_TOKENS,
+    SMEM_CAPACITY_BYTES,
+    SMEM_PER_CTA_BYTES,
+    SMEM_PER_SM_BYTES,
+    SMEM_RESERVED_BYTES,
+    TILE_K,
+    TILE_WEIGHTS,
+)
+from nvfp4_cute.planning.config import KernelConfig
+from nvfp4_cute.problem import Form, GroupedProblem
+
+ARCHS = ("sm_90a",)
+KERNEL = "sm90.fp8.grouped_gemm.Fp8GemmSm90"
+OPTIONS = ("multicast_n",)
+PAIR: Formats = (FP8_1x128, FP8_128x128)
+MMA = {PAIR: Mma("e4m3", 32, element_bits=8)}
+OUT_M_MAJOR, HAS_CHAINS, TO_AND_FRO = False, False, True
+prefetches_in_turns, estimates = never_in_turns, no_estimates
+work_reason, workspace_bytes = no_work_reason, no_workspace_bytes
+resident_clusters = sm90.resident_clusters
+# Halves of 128 rows of weights that a tile may have, and its most tokens: sums of all halves and products of one are registers.
+MAX_TOKENS = {1: 192, 2: 128}
+TOKEN_CHOICES = (8, 16, 32, 64, 96, 128, 160, 192)
+# CTAs that share K tiles, and tokens of the largest tile of which the others' sums fit the first one's shared memory.
+SPLITS = {1: max(MAX_TOKENS.values()), 2: 128, 4: 64, 8: 16}
+CTAS_OF_PAIR = 2
+TOKEN_STEP = 8
+MIN_STAGES = 2
+# Fp32 scales of a stage begin where 16-byte units do.
+SCALE_ALIGN_BYTES = 16
+DEFAULT_CONFIG = KernelConfig((TILE_WEIGHTS, 128, TILE_K), num_acc_stage=1, swap_ab=True)
+
+
+@dataclass(frozen=True)
+class Times:
+    """Model of a launch in us. Modelled from the data sheet of an H100 SXM: 1,979 TFLOP/s of fp8, 3.35 TB/s.
+
+    Attributes:
+        k_tile_per_token: a K tile of 128 rows of weights; tensor cores alone.
+        least_k_tile: where there are few tokens.
+        tile: to begin and to store one.
+    """
+
+    launch: float = 6.0
+    cluster: float = 1.0
+    tile: float = 1.2
+    k_tile_per_token: float = 0.0023
+    least_k_tile: float = 0.16
+    split: float = 0.4
+    memory_bytes: float = 2.8e6
+    l2_bytes: float = 5.5e6
+    power: float = 4.0  # of the soft maximum
+
+
+TIMES = Times()
+
+
+@dataclass(frozen=True)
+class Fp8Smem:
+    """Bytes of one stage, by operand, and the number of stages. Plain integers, printable.
+
+    Attributes:
+        b_stage_bytes, a_stage_bytes: weights, tokens.
+        scale_stage_bytes: fp32 scales of the tokens, then one of each half of the weights.
+        num_ab_stage: stages.
+        partial_bytes: sums that the first CTA of a cluster gets from the others.
+    """
+
+    b_stage_bytes: int
+    a_stage_bytes: int
+    scale_stage_bytes: int
+    num_ab_stage: int
+    partial_bytes: int
+
+    @property
+    def stage_bytes(self) -> int:
+        """Of one stage."""
+        return self.b_stage_bytes + self.a_stage_bytes + self.scale_stage_bytes
+
+    @property
+    def total_bytes(self) -> int:
+        """Of all stages and of what is reserved beside them."""
+        return self.stage_bytes * self.num_ab_stage + self.partial_bytes + SMEM_RESERVED_BYTES
+
+
+def halves(config: KernelConfig) -> int:
+    """Blocks of 128 rows of weights of a CTA's tile."""
+    return config.cta_tile_shape_mnk[0] // TILE_WEIGHTS
+
+
+def ctas_per_sm(config: KernelConfig) -> int:
+    """CTAs that share an SM: those of few tokens, whose warps fill each other's waits."""
+    return 2 if halves(config) == 1 and config.work_tile_mnk[0] <= PAIRED_TILE_TOKENS else 1
+
+
+def smem_capacity_bytes(config: KernelConfig) -> int:
+    """Shared memory that a CTA can have."""
+    return min(SMEM_PER_SM_BYTES // ctas_per_sm(config) - SMEM_PER_CTA_BYTES, SMEM_CAPACITY_BYTES)
+
+
+def smem_plan(config: KernelConfig, num_b: int = 1, formats: Formats = PAIR) -> Fp8Smem:
+    """Shared memory of ``config``. ``num_ab_stage=None`` is resolved to as many stages as fit."""
+    weights, tokens, k = config.cta_tile_shape_mnk
+    scales = (tokens + halves(config)) * FP32_BYTES
+    plan = Fp8Smem(
+        b_stage_bytes=formats[1].row_bytes(k) * weights,
+        a_stage_bytes=formats[0].row_bytes(k) * tokens,
+        scale_stage_bytes=-(-scales // SCALE_ALIGN_BYTES) * SCALE_ALIGN_BYTES,
+        num_ab_stage=config.num_ab_stage or 0,
+        partial_bytes=(config.split_k - 1) * tokens * TILE_WEIGHTS * FP32_BYTES,
+    )
+    if config.num_ab_stage is None:
+        free = smem_capacity_bytes(config) - plan.total_bytes
+        plan = replace(plan, num_ab_stage=min(free // plan.stage_bytes, MAX_AB_STAGE))
+    return plan
+
+
+def resolve(config: KernelConfig, num_b: int = 1, formats: Formats = PAIR) -> KernelConfig:
+    """``config`` with its stage count made explicit."""
+    return replace(config, num_ab_stage=smem_plan(config, num_b, formats).num_ab_stage)
+
+
+def unsupported_reason(config: KernelConfig, num_b: int = 1, formats: Formats = PAIR) -> str | None:
+    """Why this kernel cannot be built with ``config``, with the nearest legal value; None where it can."""
+    weights, tokens, k = shape = config.cta_tile_shape_mnk
+    foreign = foreign_option_reason(config, OPTIONS)
+    if foreign is not None:
+        return foreign
+    plain = {"swap_ab": True, "num_acc_stage": 1}
+    for name, value in plain.items():
+        if getattr(config, name) != value:
+            found = f"{name}={getattr(config, name)}"
+            return f"{found} of FP8: weights are on MMA-M, and sums are in registers; use {name}={value}"
+    most = MAX_TOKENS.get(weights // TILE_WEIGHTS)
+    if weights % TILE_WEIGHTS or most is None:
+        return f"cta_tile_shape_mnk={shape}: a tile has one or two blocks of 128 rows of weights; use M tile {TILE_WEIGHTS}"
+    step = TOKEN_STEP * config.multicast_n
+    if not step <= tokens <= most or tokens % step:
+        nearest = min(max(-(-tokens // step) * step, step), most)
+        return (
+            f"cta_tile_shape_mnk={shape}: tokens are on MMA-N, a multiple of {step} up to {most} with as many weights; "
+            f"use N tile {nearest}"
+        )
+    if k != TILE_K:
+        return f"cta_tile_shape_mnk={shape}: a stage has one block of scales along K; use K tile {TILE_K}"
+    if config.multicast_n not in (1, CTAS_OF_PAIR) or (config.multicast_n > 1 and config.split_k > 1):
+        return (
+            f"multicast_n={config.multicast_n}, split_k={config.split_k}: a cluster is two CTAs that share tokens, or CTAs that "
+            f"share K tiles; use multicast_n=1"
+        )
+    if config.split_k > 1 and weights > TILE_WEIGHTS:
+        return f"split_k={config.split_k} with M tile {weights}: sums of one block are exchanged; use M tile {TILE_WEIGHTS}"
+    if tokens > SPLITS.get(config.split_k, 0):
+        allowed = max(split for split, widest in SPLITS.items() if tokens <= widest)
+        return f"split_k={config.split_k} with N tile {tokens}: the sums do not fit; use split_k={allowed}"
+    smem, capacity = smem_plan(config, num_b, formats), smem_capacity_bytes(config)
+    if smem.num_ab_stage < MIN_STAGES or smem.total_bytes > capacity:
+        fitting = smem_plan(replace(config, num_ab_stage=None), num_b, formats).num_ab_stage
+        fix = f"{MIN_STAGES} to {fitting}" if fitting >= MIN_STAGES else "a smaller tile"
+        return f"num_ab_stage={config.num_ab_stage}: {smem.total_bytes} bytes of shared memory, {capacity} exist; use {fix}"
+    if config.num_cta is not None and config.num_cta < config.cluster_size:
+        return f"num_cta={config.num_cta}: {config.cluster_size} CTAs work on a tile, launch at least as many"
+    return None
+
+
+def interleave_reason(config: KernelConfig, weight_layout: str) -> str | None:
+    """Why weights of ``base.INTERLEAVE`` cannot be computed: this kernel multiplies by one operand."""
+    return None if weight_layout == "separate" else f"weight_layout={weight_layout!r}: FP8 has no dual GEMM"
+
+
+def quantized_reason(config: KernelConfig) -> str | None:
+    """Why NVFP4 results cannot be computed."""
+    return "FP8 products have no NVFP4 results; use out_dtype=torch.bfloat16 and quantize them"
+
+
+def candidates(
+    num_b: int = 1,
+    weight_layout: str = "separate",
+    is_quantized: bool = False,
+    form: Form = "list",
+    formats: Formats = PAIR,
+) -> tuple[KernelConfig, ...]:
+    """What ``choose`` chooses from: nothing for dual GEMMs and NVFP4 results, which there are not."""
+    return () if num_b > 1 or weight_layout != "separate" or is_quantized else CANDIDATES
+
+
+def _candidates() -> Iterator[KernelConfig]:
+    for blocks in MAX_TOKENS:
+        for tokens in TOKEN_CHOICES:
+            for multicast, split in ((1, 1), (CTAS_OF_PAIR, 1), (1, 2), (1, 4), (1, 8)):
+                shape = (blocks * TILE_WEIGHTS, tokens, TILE_K)
+                config = replace(
+                    DEFAULT_CONFIG, cta_tile_shape_mnk=shape, multicast_n=multicast, split_k=split
+                )
+                # Tiles of few tokens wait for memory: no smaller ones gain by more weights.
+                if (blocks == 1 or tokens >= 64) and unsupported_reason(config) is None:
+                    yield config
+
+
+CANDIDATES = tuple(_candidates())
+DUAL_CANDIDATES: tuple[KernelConfig, ...] = ()
+
+
+def choose(problem: GroupedProblem, num_sms: int) -> KernelConfig:
+    """The candidate with the least modelled time.
+
+    Args:
+        problem: of which the sizes count. Ragged groups only have so many rows on the average.
+        num_sms: SMs of the device.
+    """
+    live = [size for size in problem.sizes if min(size) > 0]
+    return min(CANDIDATES, key=lambda config: _modelled_us(live, config, num_sms), default=DEFAULT_CONFIG)
+
+
+def _modelled_us(live: list[tuple[int, int, int]], config: KernelConfig, num_sms: int) -> float:
+    """Time of a launch: waves of tiles, or what memory and L2 deliver, with a soft maximum of the three."""
+    tile_tokens, tile_weights, _ = config.work_tile_mnk
+    per_k = max(halves(config) * tile_tokens * TIMES.k_tile_per_token, TIMES.least_k_tile)
+    workers = resident_clusters(num_sms, config.cluster_size)
+    busy = read = moved = tiles = 0.0
+    for m, n, k in live:
+        strips, columns, k_tiles = -(-m // tile_tokens), -(-n // tile_weights), -(-k // TILE_K)
+        tiles += strips * columns
+        busy += strips * columns * (TIMES.tile + -(-k_tiles // config.split_k) * per_k)
+        read += m * k + n * k
+        moved += strips * n * k + columns * m * k / config.multicast_n
+    waves = math.ceil(tiles / workers) / max(tiles / workers, 1e-9) if tiles else 0.0
+    parts = (busy / workers * waves, read / TIMES.memory_bytes, moved / TIMES.l2_bytes)
+    longest = sum(part**TIMES.power for part in parts) ** (1 / TIMES.power)
+    return (
+        TIMES.launch
+        + TIMES.cluster * (config.cluster_size > 1)
+        + TIMES.split * (config.split_k > 1)
+        + longest
+    )
