@@ -1,5 +1,6 @@
 """From what a checkpoint stores to modules that multiply it."""
 
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -11,6 +12,7 @@ from nvfp4_cute.formats.block_format import TMA_ALIGN_BYTES
 from nvfp4_cute.formats.block_scaled import NVFP4Tensor
 from nvfp4_cute.formats.scale_layout import to_blocked
 from nvfp4_cute.models.checkpoints.stored import StoredExperts, StoredLinear, StoredWeight, as_nvfp4
+from nvfp4_cute.nn.activations import Activations, mode_of
 from nvfp4_cute.nn.experts import (
     ACTIVATIONS,
     Activation,
@@ -33,6 +35,7 @@ def linear_module(
     *,
     dtype: torch.dtype,
     device: torch.device | str,
+    activations: Activations = "nvfp4",
     backend: str = "auto",
 ) -> torch.nn.Module:
     """A module that computes the layer as its scheme says.
@@ -43,6 +46,7 @@ def linear_module(
 
     Args:
         bias: [N], or None. dtype: of the bias, of decoded weights, of activations. device: where it is to run.
+        activations: of NVFP4 weights whose scheme has 4-bit activations, as of LinearNVFP4.
     """
     scheme = stored.scheme
     weight = _moved(stored.weight, device)
@@ -53,7 +57,9 @@ def linear_module(
         return layer if scheme.activations is None else RoundedInput(layer, scheme.activations, given)
     if scheme.activations == "nvfp4" and weight.format == "nvfp4":
         input_scale = "auto" if given is None else given
-        return LinearNVFP4.from_quantized(exact, bias, input_scale=input_scale, dtype=dtype, backend=backend)
+        return LinearNVFP4.from_quantized(
+            exact, bias, activations=activations, input_scale=input_scale, dtype=dtype, backend=backend
+        )
     layer = LinearNVFP4.from_quantized(exact, bias, activations="16bit", dtype=dtype, backend=backend)
     return layer if scheme.activations is None else RoundedInput(layer, scheme.activations, given)
 
@@ -64,6 +70,7 @@ def experts_module(
     *,
     dtype: torch.dtype,
     device: torch.device | str,
+    activations: Activations = "nvfp4",
     backend: str = "auto",
     keep_two_factors: bool = False,
 ) -> SortedExperts | RoutedExperts:
@@ -71,9 +78,15 @@ def experts_module(
 
     Args:
         activation: a name of ``nn.experts.ACTIVATIONS``, a pair of "swiglu_oai" and its limit, or a function.
+        activations: of experts whose scheme has 4-bit activations: "auto" leaves 16 bits on a GPU whose tensor cores do not
+            multiply FP4, if it has a launch for all experts.
         keep_two_factors: whether gate and up are to have factors of their own even where these agree, as they need not when
             others' experts are moved here.
     """
+    if stored.scheme.activations == "nvfp4" and _keeps_16_bits(activations, backend, torch.device(device)):
+        stored = replace(
+            stored, scheme=replace(stored.scheme, activations=None), w13_input=None, w2_input=None
+        )
     rounding = stored.scheme.activations
     name, limit = activation if isinstance(activation, tuple) else (activation, None)
     if _is_moe(stored, name, keep_two_factors, backend, torch.device(device)):
@@ -106,6 +119,11 @@ def experts_module(
         gate, up, down, activation, activations="16bit" if rounding is None else "nvfp4",
         first_input=inputs[0], second_input=inputs[1], backend=backend,
     )  # fmt: skip
+
+
+def _keeps_16_bits(activations: Activations, backend: str, device: torch.device) -> bool:
+    """Whether one launch multiplies 16-bit rows of all experts, and is asked to."""
+    return mode_of(activations, backend, device) == "16bit" and has_weight_only_groups(backend, device)
 
 
 def _is_moe(

@@ -11,7 +11,9 @@ from nvfp4_cute.experts.weights import ExpertWeights
 from nvfp4_cute.formats.block_format import ATOM_ROWS, NVFP4
 from nvfp4_cute.formats.block_scaled import NVFP4Tensor
 from nvfp4_cute.formats.scale_layout import from_blocked, to_blocked
-from nvfp4_cute.nn.experts import RoutedExperts
+from nvfp4_cute.nn.activations import mode_of
+from nvfp4_cute.nn.experts import RoutedExperts, has_weight_only_groups
+from nvfp4_cute.nn.fuse import fuse as fuse_layers
 from nvfp4_cute.nn.linear import K_STEP, LinearNVFP4
 from nvfp4_cute.nn.moe import MoENVFP4
 from nvfp4_cute.ops.quantize import quantize
@@ -23,7 +25,7 @@ DEVIATION = 0.02  # of weights, what config.json files call initializer_range
 WEIGHT_SCALE = 5.6 * DEVIATION / 2688
 # Global scale of activations: of values up to 5.4 after a norm, 2688 of it.
 INPUT_SCALE = 0.002
-Way = Literal["bf16", "nvfp4", "16bit"]
+Way = Literal["bf16", "nvfp4", "16bit", "auto"]
 
 
 def config_of(model: str) -> Any:
@@ -43,15 +45,15 @@ def config_of(model: str) -> Any:
     return AutoConfig.for_model(**fields)
 
 
-def random_model(config: Any, way: Way, device: torch.device | str) -> Any:
+def random_model(config: Any, way: Way, device: torch.device | str, *, fuse: bool = True) -> Any:
     """A model in eval mode on ``device``, weights normal with deviation 0.02.
 
     Args:
         config: of transformers.
-        way: "bf16"; "nvfp4" or "16bit": linear layers and experts, but not the output layer, have NVFP4 weights, and
-            activations of 4 or of 16 bits. Experts have 4-bit activations in both: one weight-only launch for all experts
-            does not exist.
+        way: "bf16"; "nvfp4", "16bit" or "auto": linear layers and experts, but not the output layer, have NVFP4 weights, and
+            activations as of LinearNVFP4. Where no launch multiplies 16-bit rows of all experts, theirs have 4 bits.
         device: where layers are made; no more than one of them is there in 16 bits.
+        fuse: whether layers become fewer launches (``nn.fuse``).
 
     Returns:
         A causal model of transformers.
@@ -65,6 +67,8 @@ def random_model(config: Any, way: Way, device: torch.device | str) -> Any:
     _materialize(model, torch.device(device))
     model.initialize_weights()
     model.tie_weights()
+    if fuse:
+        fuse_layers(model)
     return model.eval()
 
 
@@ -80,7 +84,7 @@ def _quantize(model: Any, way: Way, device: torch.device) -> None:
     ]
     for name, module in tqdm(work, desc="random layers", leave=False, disable=None):
         made = (
-            _experts(module, activation_of(module), device)
+            _experts(module, activation_of(module), way, device)
             if _is_experts(module)
             else _linear(module, way, device)
         )
@@ -101,13 +105,12 @@ def _random(rows: int, k: int, device: torch.device) -> NVFP4Tensor:
 
 def _linear(linear: torch.nn.Linear, way: Way, device: torch.device) -> LinearNVFP4:
     bias = None if linear.bias is None else torch.zeros(linear.out_features, device=device)
-    options: dict[str, Any] = {"activations": "16bit"} if way == "16bit" else {"input_scale": INPUT_SCALE}
-    return LinearNVFP4.from_quantized(
-        _random(linear.out_features, linear.in_features, device), bias, **options
-    )
+    weight = _random(linear.out_features, linear.in_features, device)
+    activations: Any = way
+    return LinearNVFP4.from_quantized(weight, bias, activations=activations, input_scale=INPUT_SCALE)
 
 
-def _experts(module: Any, activation: Any, device: torch.device) -> RoutedExperts:
+def _experts(module: Any, activation: Any, way: Way, device: torch.device) -> RoutedExperts:
     has_gate = getattr(module, "has_gate", True)
     turned = getattr(module, "is_transposed", False)
     size = lambda w: (w.shape[0], *(w.shape[:0:-1] if turned else w.shape[1:]))
@@ -126,10 +129,13 @@ def _experts(module: Any, activation: Any, device: torch.device) -> RoutedExpert
     def bias(n: int) -> torch.Tensor | None:
         return torch.zeros(count, n, device=device, dtype=torch.bfloat16) if has_bias else None
 
+    asked: Any = way
+    activations = mode_of(asked, "auto", device) if has_weight_only_groups("auto", device) else "nvfp4"
     name, limit = activation if isinstance(activation, tuple) else (activation, None)
     hidden = width // 2 if has_gate else width
     layer = MoENVFP4.from_quantized(
-        one(width, features), one(features, hidden), bias13=bias(width), bias2=bias(features), activation=name, limit=limit,
+        one(width, features), one(features, hidden), bias13=bias(width), bias2=bias(features), activations=activations,
+        activation=name, limit=limit,
         weight_layout="concatenated" if has_gate else "none", input_scale=INPUT_SCALE, hidden_scale=INPUT_SCALE,
     )  # fmt: skip
     return RoutedExperts(layer)

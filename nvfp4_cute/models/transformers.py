@@ -14,6 +14,7 @@ For checkpoints whose method transformers has a quantizer of its own, :func:`tak
 import contextlib
 from collections.abc import Iterator
 from contextvars import ContextVar
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -30,7 +31,9 @@ from nvfp4_cute.errors import CheckpointError
 from nvfp4_cute.formats.block_scaled import quantize
 from nvfp4_cute.models.checkpoints.checkpoint import READERS, Checkpoint, MissingInputScale
 from nvfp4_cute.models.layers import experts_module, linear_module
+from nvfp4_cute.nn.activations import Activations, check_activations
 from nvfp4_cute.nn.experts import Activation, EqualGroups, ExpertsNVFP4, ExpertWeights, swiglu_oai
+from nvfp4_cute.nn.fuse import fuse as fuse_layers
 
 NAME = "nvfp4_cute"
 METHODS = tuple(READERS)
@@ -43,7 +46,18 @@ ACTIVATION_NAMES = {
     "GELUTanh": "gelu_tanh",
     "ReLUSquaredActivation": "relu2",
 }
-_missing_input_scale: ContextVar[MissingInputScale] = ContextVar("missing_input_scale", default="refuse")
+
+
+@dataclass(frozen=True)
+class _Options:
+    """Of ``load``; the defaults are those of ``from_pretrained``."""
+
+    missing_input_scale: MissingInputScale = "refuse"
+    activations: Activations = "auto"
+    fuse: bool = True
+
+
+_options: ContextVar[_Options] = ContextVar("options", default=_Options())  # noqa: B039 (frozen)
 
 
 class CheckpointConfig(QuantizationConfigMixin):
@@ -103,7 +117,9 @@ class CheckpointQuantizer(HfQuantizer):
         if not checkpoint_files:
             raise CheckpointError("quantized weights are read from files; pass a folder, not a state dict")
         folder = Path(checkpoint_files[0]).parent
-        self.checkpoint = checkpoint = Checkpoint(folder, missing_input_scale=_missing_input_scale.get())
+        self.checkpoint = checkpoint = Checkpoint(
+            folder, missing_input_scale=_options.get().missing_input_scale
+        )
         for name, module in list(model.named_modules()):
             if isinstance(module, torch.nn.Linear) and (prefix := checkpoint.linear_named(name)):
                 _replace(model, name, _Pending(module))
@@ -141,7 +157,9 @@ class CheckpointQuantizer(HfQuantizer):
         default = next((p.device for p in model.parameters() if p.device.type != "meta"), torch.device("cpu"))
         work = [(name, False) for name in self.linears] + [(name, True) for name in self.experts]
         for name, is_experts in tqdm(work, desc="quantized layers", leave=False, disable=None):
-            options = {"dtype": model.dtype, "device": _device(name, places, default)}
+            options = {
+                "dtype": model.dtype, "device": _device(name, places, default), "activations": _options.get().activations,
+            }  # fmt: skip
             pending = model.get_submodule(name)
             if is_experts:
                 experts = self.checkpoint.read_experts(self.experts[name])
@@ -152,6 +170,8 @@ class CheckpointQuantizer(HfQuantizer):
                 _check_size(name, stored.weight.shape, pending)
                 module = linear_module(stored, pending.bias, **options)
             _replace(model, name, module.eval())
+        if _options.get().fuse:
+            fuse_layers(model)
         return model
 
 
@@ -270,6 +290,8 @@ def load(
     folder: str,
     *,
     missing_input_scale: MissingInputScale = "refuse",
+    activations: Activations = "auto",
+    fuse: bool = True,
     model_class: Any = AutoModelForCausalLM,
     **options: Any,
 ) -> Any:
@@ -277,17 +299,22 @@ def load(
 
     Args:
         folder: of the checkpoint. missing_input_scale: as of ``checkpoints.Checkpoint``.
+        activations: of layers and experts for which the checkpoint has 4-bit ones. "auto": 16 bits on a GPU whose tensor cores do
+            not multiply FP4 (Hopper), where they cost no launch and no accuracy, else "nvfp4".
+        fuse: whether layers that read the same input, and gated MLPs, become one launch (``nn.fuse``). ``from_pretrained`` does
+            that, and takes "auto".
         model_class: what ``from_pretrained`` is called of. options: of ``from_pretrained``, such as ``device_map="cuda"``.
 
     Returns:
         The model, in eval mode.
     """
-    token = _missing_input_scale.set(missing_input_scale)
+    check_activations(activations)
+    token = _options.set(_Options(missing_input_scale, activations, fuse))
     try:
         with _taken_over():
             return model_class.from_pretrained(folder, **options)
     finally:
-        _missing_input_scale.reset(token)
+        _options.reset(token)
 
 
 @contextlib.contextmanager

@@ -13,8 +13,8 @@ from nvfp4_cute.formats.block_scaled import NVFP4Tensor
 from nvfp4_cute.formats.codecs import FLOAT32_MIN_NORMAL
 from nvfp4_cute.formats.global_scale import GLOBAL_SCALE_DIVISOR
 from nvfp4_cute.formats.scale_layout import to_blocked
-from nvfp4_cute.nn.linear import KERNEL_DTYPE
 from nvfp4_cute.nn.moe import MoENVFP4
+from nvfp4_cute.nn.products import KERNEL_DTYPE
 from nvfp4_cute.nn.rounded import rounded
 from nvfp4_cute.nn.state import moving
 from nvfp4_cute.ops.gemm import gemm

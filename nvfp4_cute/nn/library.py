@@ -1,4 +1,4 @@
-"""The product of ``LinearNVFP4`` as a ``torch.library`` custom op, into which ``torch.compile`` does not look.
+"""The products of layers as ``torch.library`` custom ops, into which ``torch.compile`` does not look.
 
 Quantized rows stay inside of it. Their blocked scales have an extent of ceil(M / 128): in a graph, torch would ask whether it is
 1, and make one graph for up to 128 rows and another one for more.
@@ -17,20 +17,51 @@ def linear(
     weight_scale: torch.Tensor,
     alpha: torch.Tensor,
     input_global_scale: torch.Tensor | None,
-    activations: str,
+    mode: str,
     out_dtype: torch.dtype,
     backend: str,
 ) -> torch.Tensor:
-    """``nn.linear.product``."""
-    from nvfp4_cute.nn.linear import product
+    """``nn.products.product``."""
+    from nvfp4_cute.nn.products import product
 
     run: Operation = product
-    return run(x, weight, weight_scale, alpha, input_global_scale, activations, out_dtype, backend)
+    return run(x, weight, weight_scale, alpha, input_global_scale, mode, out_dtype, backend)
 
 
 @linear.register_fake
-def _(x, weight, weight_scale, alpha, input_global_scale, activations, out_dtype, backend):
+def _(x, weight, weight_scale, alpha, input_global_scale, mode, out_dtype, backend):
     return x.new_empty((x.shape[0], weight.shape[0]), dtype=out_dtype)
 
 
 linear.register_autograd(refuse_backward)
+
+
+@custom_op("nvfp4_cute::gated_mlp", mutates_args=())
+def gated_mlp(
+    x: torch.Tensor,
+    gate: list[torch.Tensor],
+    up: list[torch.Tensor],
+    down: list[torch.Tensor],
+    input_global_scale: torch.Tensor | None,
+    hidden_global_scale: torch.Tensor | None,
+    finds_hidden_scale: bool,
+    activation: str,
+    mode: str,
+    out_dtype: torch.dtype,
+    backend: str,
+) -> torch.Tensor:
+    """``nn.products.gated_product``; of every layer its data, scale and factor."""
+    from nvfp4_cute.nn.products import Weights, gated_product
+
+    run: Operation = gated_product
+    sides = (Weights(*side) for side in (gate, up, down))
+    scales = (input_global_scale, hidden_global_scale, finds_hidden_scale)
+    return run(x, *sides, *scales, activation, mode, out_dtype, backend)
+
+
+@gated_mlp.register_fake
+def _(x, gate, up, down, input_scale, hidden_scale, finds_scale, activation, mode, out_dtype, backend):
+    return x.new_empty((x.shape[0], down[0].shape[0]), dtype=out_dtype)
+
+
+gated_mlp.register_autograd(refuse_backward)

@@ -7,30 +7,25 @@ from torch.nn import functional
 
 from nvfp4_cute import private_api
 from nvfp4_cute.errors import UnsupportedProblem
-from nvfp4_cute.formats.block_format import NVFP4, TMA_ALIGN_BYTES
+from nvfp4_cute.formats.block_format import NVFP4
 from nvfp4_cute.formats.block_scaled import NVFP4Tensor
 from nvfp4_cute.formats.global_scale import resolve_global_scale
 from nvfp4_cute.formats.scale_layout import to_blocked
 from nvfp4_cute.nn import options as options_of
 from nvfp4_cute.nn import state
-from nvfp4_cute.nn.weight_only import weight_only_linear
+from nvfp4_cute.nn.activations import Activations, Mode, check_activations, mode_of
+from nvfp4_cute.nn.products import KERNEL_DTYPE, product, result_dtype
 from nvfp4_cute.operands import rules
 from nvfp4_cute.ops.dequantize import dequantize
-from nvfp4_cute.ops.gemm import gemm
 from nvfp4_cute.ops.quantize import quantize
 from nvfp4_cute.problem import OUT_DTYPES
 
-Activations = Literal["nvfp4", "16bit"]
 # Rows of weights lie 16 bytes apart, or a multiple.
 K_STEP = 32
 # What ``.to(dtype)`` of a model must not change: e2m1 pairs, block scales, global scales.
 FIXED = ("weight", "weight_scale", "weight_global_scale", "input_global_scale")
 # What a layer that is quantized decides.
 DECIDED = ("in_features", "out_features", "bias", "device")
-# Kernels take 16-bit activations; float32 ones are rounded to this, which has their range.
-KERNEL_DTYPE = torch.bfloat16
-# 16-bit rows are a multiple of this apart, and 16 bytes.
-ALIGN_ELEMENTS = TMA_ALIGN_BYTES // KERNEL_DTYPE.itemsize
 
 
 class LinearNVFP4(torch.nn.Module):
@@ -43,6 +38,7 @@ class LinearNVFP4(torch.nn.Module):
       ``input_scale="auto"``), then ``gemm``.
     - ``activations="16bit"`` (W4A16): ``gemm`` with 16-bit rows; of very many rows W is decoded into memory that is given back
       afterwards, and torch multiplies (``nn.weight_only``).
+    - ``activations="auto"``: W4A16 on a GPU without FP4 tensor cores (Hopper), else W4A4; ``mode`` says which.
     - ``pre_decode=True``: W is decoded to ``dtype`` once, then ``torch.nn.functional.linear``: for GPUs without FP4
       arithmetic, and many rows. State dict and file still hold 4 bits a weight.
 
@@ -67,7 +63,7 @@ class LinearNVFP4(torch.nn.Module):
     Args:
         in_features: K, a multiple of 32. out_features: N.
         bias: whether there is one.
-        activations: "nvfp4" or "16bit".
+        activations: "nvfp4", "16bit" or "auto".
         input_scale: global scale of x where it is quantized: "auto" (from x, in every call), None, or a number
             (calibrated: amax / 2688).
         pre_decode: whether to multiply by decoded weights.
@@ -88,7 +84,11 @@ class LinearNVFP4(torch.nn.Module):
     weight_global_scale: torch.Tensor
     input_global_scale: torch.Tensor | None
     decoded: torch.Tensor | None
-    # The product of the global scales, and what it was made of (``_alpha``).
+    mode: Mode
+    """What it does with activations where it is: "nvfp4" or "16bit"."""
+    # The layers that read the same input, and this one's number among them (``nn.shared_input``).
+    shared: tuple[Any, int] | None = None
+    # The product of the global scales, and what it was made of (``alpha``).
     _kept_alpha: tuple[Any, ...] = (None, None, None)
 
     def __init__(
@@ -110,8 +110,7 @@ class LinearNVFP4(torch.nn.Module):
                 f"in_features={in_features} is not a positive multiple of {K_STEP} (rows start 16 bytes apart); pad the "
                 f"layer's input to {max(-(-in_features // K_STEP), 1) * K_STEP}"
             )
-        if activations not in ("nvfp4", "16bit"):
-            raise ValueError(f'activations={activations!r} is unknown; use "nvfp4" or "16bit"')
+        check_activations(activations)
         if isinstance(input_scale, str) and input_scale != "auto":
             raise ValueError(f'input_scale={input_scale!r} is not "auto", None or a number')
         if isinstance(input_scale, torch.Tensor) and input_scale.numel() != 1:
@@ -133,6 +132,7 @@ class LinearNVFP4(torch.nn.Module):
         if input_scale is not None and not isinstance(input_scale, str):
             given = torch.as_tensor(input_scale, dtype=torch.float32, device=device).reshape(())
         self.register_buffer("input_global_scale", given)
+        self.mode = mode_of(activations, backend, self.weight_scale.device)
         self.register_buffer("decoded", None, persistent=False)
         self._decoded_of: tuple[int, ...] | None = None
         if bias:
@@ -204,8 +204,29 @@ class LinearNVFP4(torch.nn.Module):
             ValueError: ``x`` has another K. UnsupportedProblem: ``x`` has a gradient to follow.
             And what ``quantize`` and ``gemm`` refuse.
         """
+        if self.shared is None:
+            return self.product(x)
+        layers, number = self.shared
+        return layers.result(number, x)
+
+    def product(self, x: torch.Tensor) -> torch.Tensor:
+        """``forward`` of this layer alone, whatever others read the same input."""
         if self.pre_decode:
             return functional.linear(x, self._fresh(), self.bias)
+        rows, dtype = self.rows(x)
+        buffers: dict[str, Any] = self._buffers  # a module looks its attributes up slowly
+        packed, scale = buffers["weight"], buffers["weight_scale"]
+        given = self.input_scale_of(rows)
+        alpha = self.alpha(given)
+        multiply: Any = torch.ops.nvfp4_cute.linear if torch.compiler.is_compiling() else product
+        y = multiply(rows, packed, scale, alpha, given, self.mode, dtype, self.backend)
+        bias = self._parameters["bias"]
+        if bias is not None:
+            y += bias if bias.dtype == y.dtype else bias.to(y.dtype)
+        return y if x.ndim == 2 else y.reshape(*x.shape[:-1], self.out_features)
+
+    def rows(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.dtype]:
+        """``x`` as kernels take it, [M, K] of 16 bits, and the dtype of the result. Raises what ``forward`` raises."""
         if type(x) is not torch.Tensor or x.requires_grad:
             rules.check_tensors({"x": x})
         if x.shape[-1:] != (self.in_features,):
@@ -220,26 +241,26 @@ class LinearNVFP4(torch.nn.Module):
             )
         rows = x if x.ndim == 2 else x.reshape(-1, self.in_features)
         kernel_dtype = KERNEL_DTYPE if dtype == torch.float32 else dtype
-        rows = rows if rows.dtype == kernel_dtype else rows.to(kernel_dtype)
-        buffers: dict[str, Any] = self._buffers  # a module looks its attributes up slowly
-        packed, scale, factor = (buffers[name] for name in ("weight", "weight_scale", "weight_global_scale"))
-        given = None
-        if self.activations == "nvfp4":
-            auto = self.finds_input_scale
-            given = resolve_global_scale(rows, "auto", None) if auto else buffers["input_global_scale"]
-        multiply: Any = torch.ops.nvfp4_cute.linear if torch.compiler.is_compiling() else product
-        alpha = factor if given is None else self._alpha(factor, given)
-        y = multiply(rows, packed, scale, alpha, given, self.activations, dtype, self.backend)
-        bias = self._parameters["bias"]
-        if bias is not None:
-            y += bias if bias.dtype == y.dtype else bias.to(y.dtype)
-        return y if x.ndim == 2 else y.reshape(*x.shape[:-1], self.out_features)
+        return rows if rows.dtype == kernel_dtype else rows.to(kernel_dtype), dtype
 
-    def _alpha(self, factor: torch.Tensor, given: torch.Tensor) -> torch.Tensor:
+    def input_scale_of(self, rows: torch.Tensor) -> torch.Tensor | None:
+        """The global scale by which ``rows`` are quantized; None for 1, and where they are not."""
+        if self.mode != "nvfp4":
+            return None
+        return (
+            resolve_global_scale(rows, "auto", None)
+            if self.finds_input_scale
+            else self._buffers["input_global_scale"]
+        )
+
+    def alpha(self, given: torch.Tensor | None) -> torch.Tensor:
         """The product of both global scales; of a calibrated one it is kept, for eager calls on one stream of a GPU.
 
         A graph that is captured or traced computes it, and follows scales that change.
         """
+        factor: Any = self._buffers["weight_global_scale"]
+        if given is None:
+            return factor
         if self.finds_input_scale or not given.is_cuda or torch.compiler.is_compiling():
             return factor * given
         if given.is_inference() or factor.is_inference() or torch.cuda.is_current_stream_capturing():
@@ -272,7 +293,9 @@ class LinearNVFP4(torch.nn.Module):
 
     def extra_repr(self) -> str:
         """Sizes and how it multiplies."""
-        how = f"pre_decode={self.dtype}" if self.pre_decode else f"activations={self.activations!r}"
+        is_auto = self.activations == "auto"
+        how = f"activations={self.activations!r}" + (f" ({self.mode!r} here)" if is_auto else "")
+        how = f"pre_decode={self.dtype}" if self.pre_decode else how
         return f"in_features={self.in_features}, out_features={self.out_features}, bias={self.bias is not None}, {how}"
 
     def get_extra_state(self) -> torch.Tensor:
@@ -325,37 +348,8 @@ class LinearNVFP4(torch.nn.Module):
         self.dtype = fn(torch.empty(0, dtype=self.dtype, device=self.packed_weight.device)).dtype
         self.decoded = None
         super()._apply(lambda t: move(t) if id(t) in fixed else fn(t), recurse)
+        self.mode = mode_of(self.activations, self.backend, self.packed_weight.device)
         self._decode_ahead()
+        if self.shared is not None:
+            self.shared[0].changed()
         return self
-
-
-def product(
-    x: torch.Tensor,
-    weight: torch.Tensor,
-    weight_scale: torch.Tensor,
-    alpha: torch.Tensor,
-    input_global_scale: torch.Tensor | None,
-    activations: Activations,
-    out_dtype: torch.dtype,
-    backend: str,
-) -> torch.Tensor:
-    """``alpha * x @ W^T`` of a layer, [M, N]. Raises what ``quantize`` and ``gemm`` refuse.
-
-    Args:
-        x: [M, K], float16 or bfloat16, quantized by ``input_global_scale``; or multiplied as it is, copied where rows are not
-            aligned.
-    """
-    if activations == "16bit":
-        if x.stride(1) != 1 or x.stride(0) % ALIGN_ELEMENTS or x.data_ptr() % TMA_ALIGN_BYTES:
-            x = x.clone(memory_format=torch.contiguous_format)
-        return weight_only_linear(x, weight, weight_scale, alpha, out_dtype, backend)
-    q = quantize(x, global_scale=input_global_scale, backend=backend)
-    return gemm(q.data, weight, q.scale, weight_scale, alpha, out_dtype=out_dtype, backend=backend)
-
-
-def result_dtype(x: torch.Tensor) -> torch.dtype:
-    """The dtype that torch.nn.Linear gives for ``x``: that of autocast, where it is on and ``x`` is no float64, or of ``x``."""
-    kind = x.device.type
-    if x.dtype != torch.float64 and torch.is_autocast_enabled(kind):
-        return torch.get_autocast_dtype(kind)
-    return x.dtype

@@ -8,7 +8,8 @@ from typing import Any
 import torch
 from tqdm import tqdm
 
-from nvfp4_cute.nn.linear import K_STEP, Activations, LinearNVFP4
+from nvfp4_cute.nn.activations import Activations
+from nvfp4_cute.nn.linear import K_STEP, LinearNVFP4
 
 # Output layers lose most, and are run once for all layers before them.
 KEEP = ("lm_head",)

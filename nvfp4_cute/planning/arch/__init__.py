@@ -47,6 +47,14 @@ def weight_only_family_of(arch: str) -> WeightOnlyFamily:
     )
 
 
+def has_fp4_mma(arch: str) -> bool:
+    """Whether tensor cores of ``arch`` multiply FP4 operands; elsewhere kernels decode them, or there are none."""
+    families = (family for family in FAMILIES if arch in family.ARCHS)
+    return any(
+        NVFP4_PAIR in family.MMA and family.MMA[NVFP4_PAIR].kind.startswith("mxf4") for family in families
+    )
+
+
 def clusters_at_once(arch: str, config: KernelConfig, num_sms: int, formats: Formats = NVFP4_PAIR) -> int:
     """Clusters of a kernel that a GPU runs at once: all that its persistent CTAs may be."""
     family = family_of(arch, formats)

@@ -1,0 +1,134 @@
+"""Fewer launches for the layers of a model: those that read the same input, and gated MLPs."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch.nn import functional
+
+from nvfp4_cute.nn.gated_mlp import GatedMLP
+from nvfp4_cute.nn.linear import LinearNVFP4
+from nvfp4_cute.nn.shared_input import SharedInput, reason_against
+from nvfp4_cute.problem import Activation
+
+# Names of layers that models call one after the other with the same tensor.
+SHARED_NAMES = (
+    ("q_proj", "k_proj", "v_proj"),
+    ("q_a_proj", "kv_a_proj_with_mqa"),
+    ("gate_proj", "up_proj"),
+)
+MLP_NAMES = ("gate_proj", "up_proj", "down_proj")
+ACTIVATION_FUNCTIONS: dict[Activation, Callable[[torch.Tensor], torch.Tensor]] = {
+    "silu": functional.silu,
+    "gelu_tanh": lambda x: functional.gelu(x, approximate="tanh"),
+}
+# Values and columns that a module's formula is tried with.
+TRIED = 64
+
+
+@dataclass
+class Fused:
+    """What ``fuse`` did.
+
+    Attributes:
+        shared: names of layers that are one product, for each product. mlps: names of modules that are GatedMLP now.
+        left: name of a module -> why its layers stay by themselves.
+    """
+
+    shared: list[tuple[str, ...]] = field(default_factory=list)
+    mlps: list[str] = field(default_factory=list)
+    left: dict[str, str] = field(default_factory=dict)
+
+
+def fuse(model: torch.nn.Module) -> Fused:
+    """Make fewer launches of the LinearNVFP4 layers of ``model``, in place.
+
+    - q, k and v of an attention block become one product (:class:`SharedInput`), of latent attention the first layers of both
+      sides, and gate and up. Results have the bits that they had.
+    - An MLP that computes ``down_proj(act_fn(gate_proj(x)) * up_proj(x))`` becomes a :class:`GatedMLP`, which rounds less often.
+      What a module computes is tried: its ``forward`` is called with known layers.
+
+    Names of modules and state dicts stay as they are. Call it once a model, after its layers were replaced.
+
+    Example:
+        >>> model = torch.nn.ModuleDict({n: LinearNVFP4(64, 128, False) for n in ("q_proj", "k_proj", "v_proj")})
+        >>> fuse(model).shared
+        [('q_proj', 'k_proj', 'v_proj')]
+    """
+    done = Fused()
+    for name, module in list(model.named_modules()):
+        mlp = None if isinstance(module, GatedMLP) else _gated_mlp(module)
+        if isinstance(mlp, str):
+            done.left[name] = mlp
+        elif mlp is not None and name:
+            parent, _, child = name.rpartition(".")
+            setattr(model.get_submodule(parent), child, mlp.train(module.training))
+            done.mlps.append(name)
+        for layers in _sharing(module):
+            reason = reason_against(list(layers.values()))
+            if reason is None:
+                SharedInput(list(layers.values()))
+                done.shared.append(tuple(f"{name}.{child}".lstrip(".") for child in layers))
+            else:
+                done.left.setdefault(name, reason)
+    return done
+
+
+def _sharing(module: torch.nn.Module) -> Iterator[dict[str, LinearNVFP4]]:
+    for names in SHARED_NAMES:
+        layers: dict[str, Any] = {name: module._modules.get(name) for name in names}
+        if all(isinstance(layer, LinearNVFP4) and layer.shared is None for layer in layers.values()):
+            yield layers
+
+
+def _gated_mlp(module: torch.nn.Module) -> GatedMLP | str | None:
+    """The MLP in place of ``module``; a text, why there is none; None where it is no MLP of such layers."""
+    layers: list[Any] = [module._modules.get(name) for name in MLP_NAMES]
+    if not all(isinstance(layer, LinearNVFP4) for layer in layers):
+        return None
+    function = next((f for n in ("act_fn", "activation_fn") if (f := getattr(module, n, None))), None)
+    activation = None if function is None else _activation_of(function)
+    if function is None or activation is None:
+        return "its activation is none that the launch of gate and up computes"
+    if any(True for _ in module.parameters(recurse=False)) or not _is_gated(module, function):
+        return "it computes something else than down_proj(act_fn(gate_proj(x)) * up_proj(x))"
+    try:
+        gate, up, down = layers
+        return GatedMLP(gate, up, down, function, activation)
+    except ValueError as error:
+        return str(error)
+
+
+def _activation_of(function: Callable[[torch.Tensor], torch.Tensor]) -> Activation | None:
+    values = torch.linspace(-6, 6, TRIED, device="cpu")
+    for name, known in ACTIVATION_FUNCTIONS.items():
+        if torch.equal(function(values), known(values)):
+            return name
+    return None
+
+
+class _Known(torch.nn.Module):
+    """A layer whose result is known; None: its input."""
+
+    def __init__(self, result: torch.Tensor | None):
+        super().__init__()
+        self.result = result
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x if self.result is None else self.result
+
+
+def _is_gated(module: torch.nn.Module, function: Callable[[torch.Tensor], torch.Tensor]) -> bool:
+    """Whether ``module`` computes the formula, by a call with layers whose results are known."""
+    gate, up = (torch.linspace(*ends, TRIED, device="cpu").view(1, TRIED) for ends in ((-3, 3), (1, 2)))
+    own = dict(module._modules)
+    try:
+        with torch.no_grad():
+            for name, result in zip(MLP_NAMES, (gate, up, None), strict=True):
+                module._modules[name] = _Known(result)
+            return torch.equal(module(torch.zeros_like(gate)), function(gate) * up)
+    except Exception:  # noqa: BLE001 (any model's code; what cannot be called so is another module)
+        return False
+    finally:
+        module._modules.update(own)

@@ -1,0 +1,97 @@
+"""The gated MLP of a transformer, gate and up in one launch."""
+
+from typing import Any
+
+import torch
+
+from nvfp4_cute.nn.experts import has_weight_only_groups
+from nvfp4_cute.nn.linear import LinearNVFP4
+from nvfp4_cute.nn.products import Weights, gated_product
+from nvfp4_cute.nn.shared_input import is_one_input_scale
+from nvfp4_cute.problem import Activation
+
+
+class GatedMLP(torch.nn.Module):
+    """``down_proj(act_fn(gate_proj(x)) * up_proj(x))``, with gate, up and what lies between in one launch.
+
+    That launch computes in float32 and rounds once, where separate layers round three times. With 4-bit activations and few rows
+    it also quantizes for ``down_proj``. The layers stay modules with the names that they had, in the state dict, too.
+
+    The layers are called one after the other where one of them has a forward hook, where they multiply in different ways, and
+    where there is no such launch: 16-bit activations have one on sm_90a.
+
+    Args:
+        gate_proj, up_proj: [I, H], without biases. down_proj: [H, I].
+        act_fn: called where layers are called one by one. activation: what it computes, "silu" or "gelu_tanh".
+
+    Raises:
+        ValueError: sizes that do not fit, or a bias.
+    """
+
+    gate_proj: LinearNVFP4
+    up_proj: LinearNVFP4
+    down_proj: LinearNVFP4
+    act_fn: Any
+    activation: Activation
+    is_fused: bool
+    """Whether it is one launch where it is, not regarding hooks."""
+
+    def __init__(
+        self,
+        gate_proj: LinearNVFP4,
+        up_proj: LinearNVFP4,
+        down_proj: LinearNVFP4,
+        act_fn: Any,
+        activation: Activation,
+    ):
+        super().__init__()
+        if gate_proj.bias is not None or up_proj.bias is not None:
+            raise ValueError("gate_proj or up_proj has a bias; the launch of both adds none")
+        width, hidden = gate_proj.out_features, gate_proj.in_features
+        if (up_proj.out_features, up_proj.in_features, down_proj.in_features) != (width, hidden, width):
+            raise ValueError(
+                f"gate_proj is [{width}, {hidden}]; up_proj has to be, and down_proj [H, {width}]"
+            )
+        self.gate_proj, self.up_proj, self.down_proj = gate_proj, up_proj, down_proj
+        self.act_fn, self.activation = act_fn, activation
+        self.register_load_state_dict_post_hook(_loaded)
+        self.is_fused = self._goes_together()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """The MLP's result, [..., H], of ``x`` [..., H]. Raises what LinearNVFP4 raises."""
+        gate, up, down = self.gate_proj, self.up_proj, self.down_proj
+        if not self.is_fused or any(m._forward_hooks or m._forward_pre_hooks for m in (gate, up, down)):
+            return down(self.act_fn(gate(x)) * up(x))
+        rows, dtype = gate.rows(x)
+        given = gate.input_scale_of(rows)
+        sides = [Weights(m.packed_weight, m.weight_scale, m.alpha(given)) for m in (gate, up)]
+        hidden = down.input_global_scale if down.mode == "nvfp4" else None
+        sides.append(Weights(down.packed_weight, down.weight_scale, down.alpha(hidden)))
+        multiply: Any = torch.ops.nvfp4_cute.gated_mlp if torch.compiler.is_compiling() else gated_product
+        y = multiply(
+            rows, *sides, given, hidden, down.finds_input_scale, self.activation, gate.mode, dtype, gate.backend
+        )  # fmt: skip
+        if down.bias is not None:
+            y += down.bias.to(y.dtype)
+        return y if x.ndim == 2 else y.reshape(*x.shape[:-1], down.out_features)
+
+    def _goes_together(self) -> bool:
+        gate, up, down = layers = (self.gate_proj, self.up_proj, self.down_proj)
+        if any(m.pre_decode or (m.mode, m.backend) != (gate.mode, gate.backend) for m in layers):
+            return False
+        if gate.mode == "nvfp4":
+            return is_one_input_scale((gate, up))
+        return has_weight_only_groups(gate.backend, gate.packed_weight.device)
+
+    def _apply(self, fn, recurse=True):
+        super()._apply(fn, recurse)
+        self.is_fused = self._goes_together()
+        return self
+
+    def extra_repr(self) -> str:
+        """What lies between the layers, and whether it is part of their launch."""
+        return f"activation={self.activation!r}, is_fused={self.is_fused}"
+
+
+def _loaded(mlp: GatedMLP, keys: object) -> None:
+    mlp.is_fused = mlp._goes_together()

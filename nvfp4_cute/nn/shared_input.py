@@ -1,0 +1,154 @@
+"""Linear layers that read the same input, in one product of their concatenated weights."""
+
+from collections.abc import Sequence
+
+import torch
+
+from nvfp4_cute.formats.block_format import ATOM_ROWS
+from nvfp4_cute.formats.block_scaled import NVFP4Tensor
+from nvfp4_cute.nn.linear import LinearNVFP4
+
+
+def reason_against(layers: Sequence[LinearNVFP4]) -> str | None:
+    """Why these layers cannot be one product; None where they can."""
+    first = layers[0]
+    if any(layer.pre_decode for layer in layers):
+        return "weights are decoded once (pre_decode=True)"
+    if any(layer.in_features != first.in_features for layer in layers):
+        return "layers have different in_features"
+    if any(layer.out_features % ATOM_ROWS for layer in layers[:-1]):
+        return (
+            f"rows of blocked scales begin with every {ATOM_ROWS} rows, and out_features is no multiple of it"
+        )
+    same = lambda layer: (layer.mode, layer.backend, layer.dtype, layer.packed_weight.device)
+    if any(same(layer) != same(first) for layer in layers):
+        return "layers have different activations, backends, dtypes or devices"
+    if len({layer.bias is None for layer in layers}) > 1:
+        return "some of the layers have a bias"
+    return (
+        None
+        if first.mode == "16bit" or is_one_input_scale(layers)
+        else "layers quantize their input differently"
+    )
+
+
+def is_one_input_scale(layers: Sequence[LinearNVFP4]) -> bool:
+    """Whether layers in mode "nvfp4" quantize a shared input to the same bits. Waits for the device."""
+    if len({layer.finds_input_scale for layer in layers}) > 1:
+        return False
+    scales = [layer.input_global_scale for layer in layers]
+    given = [scale for scale in scales if scale is not None]
+    if not given or given[0].is_meta:
+        return not given or len(given) == len(scales)
+    return len(given) == len(scales) and bool((torch.stack(given) == given[0]).all())
+
+
+class SharedInput:
+    """Layers that a module calls one after the other with the same tensor, such as q, k and v of an attention block.
+
+    The first of these calls computes all results, in one product, and the others get theirs; no tensor outlives the last of them.
+    A layer that is called with another tensor computes its own result, and from then on all layers do.
+
+    The layers stay what they are: modules of their own, with their names in the state dict. Their weights and block scales become
+    views of one tensor each. Where global scales of weights differ, float32 sums are multiplied by those of their columns, in a
+    second launch: the bits are those of separate products.
+
+    Args:
+        layers: in the order of their calls.
+
+    Raises:
+        ValueError: ``reason_against`` has a reason.
+    """
+
+    def __init__(self, layers: Sequence[LinearNVFP4]):
+        reason = reason_against(layers)
+        if reason is not None:
+            raise ValueError(reason)
+        self.layers = tuple(layers)
+        self.sizes = [layer.out_features for layer in layers]
+        self.is_shared = True
+        self.whole: LinearNVFP4 | None = None
+        self.seen: tuple[torch.Tensor | None, ...] = ()
+        # The input, its version, and the results that were not fetched yet.
+        self.kept: tuple[torch.Tensor, int, list[torch.Tensor | None]] | None = None
+        for number, layer in enumerate(layers):
+            layer.shared = (self, number)
+            layer.register_load_state_dict_post_hook(_loaded)
+        self.changed()
+
+    def result(self, number: int, x: torch.Tensor) -> torch.Tensor:
+        """What the layer of this number gives for ``x``, [..., N]; as of ``LinearNVFP4.forward``."""
+        if not self.is_shared:
+            return self.layers[number].product(x)
+        kept = self.kept
+        if kept is not None and kept[2][number] is not None:
+            if kept[0] is x and kept[1] == _version(x):
+                found = kept[2][number]
+                assert found is not None
+                kept[2][number] = None
+                if all(one is None for one in kept[2]):
+                    self.kept = None
+                return found
+            self.is_shared, self.kept = False, None
+            return self.layers[number].product(x)
+        whole = self.whole
+        if whole is None or not (torch.compiler.is_compiling() or self._is_current()):
+            whole = self.join()
+        if whole is None:
+            return self.layers[number].product(x)
+        results: list[torch.Tensor | None] = [*whole.product(x).split(self.sizes, -1)]
+        found = results[number]
+        assert found is not None
+        results[number] = None
+        self.kept = (x, _version(x), results)
+        return found
+
+    def changed(self) -> None:
+        """Concatenate anew, once all layers are where the last one is: what their tensors are has changed."""
+        self.whole = self.kept = None
+        if not self.layers[0].packed_weight.is_meta:
+            self.join()
+
+    def join(self) -> LinearNVFP4 | None:
+        """Make the layer of all rows; None where the layers do not go together now."""
+        if torch.compiler.is_compiling() or reason_against(self.layers) is not None:
+            return None
+        first = self.layers[0]
+        data = torch.cat([layer.packed_weight for layer in self.layers])
+        scale = torch.cat([layer.weight_scale.view(torch.uint8) for layer in self.layers])
+        scale = scale.view(torch.float8_e4m3fn)
+        bias = None if first.bias is None else torch.cat([layer.bias for layer in self.layers])
+        whole = LinearNVFP4.from_quantized(
+            NVFP4Tensor(data, scale, None, (sum(self.sizes), first.in_features)), bias, activations=first.mode,
+            input_scale="auto" if first.finds_input_scale else None, dtype=first.dtype, backend=first.backend,
+        )  # fmt: skip
+        whole.input_global_scale = first.input_global_scale
+        factors = torch.stack([layer.weight_global_scale for layer in self.layers])
+        is_one = bool((factors == factors[0]).all())
+        sizes = torch.tensor(self.sizes, device=factors.device)
+        whole.weight_global_scale = factors[0] if is_one else factors.repeat_interleave(sizes)
+        parts = zip(
+            self.layers, data.split(self.sizes), scale.split([len(layer.weight_scale) for layer in self.layers]), strict=True
+        )  # fmt: skip
+        for layer, own_data, own_scale in parts:
+            layer._buffers["weight"], layer._buffers["weight_scale"] = own_data, own_scale
+        self.whole, self.seen = whole, self._tensors()
+        return whole
+
+    def _tensors(self) -> tuple[torch.Tensor | None, ...]:
+        names = ("weight", "weight_scale", "weight_global_scale", "input_global_scale")
+        return tuple(layer._buffers[name] for layer in self.layers for name in names)
+
+    def _is_current(self) -> bool:
+        """Whether the layers have the tensors still that were concatenated."""
+        return all(now is then for now, then in zip(self._tensors(), self.seen, strict=True))
+
+
+def _version(x: torch.Tensor) -> int:
+    """How often ``x`` was written; torch does not count that in inference mode, and a traced graph has no such number."""
+    return 0 if torch.compiler.is_compiling() or x.is_inference() else x._version
+
+
+def _loaded(layer: LinearNVFP4, keys: object) -> None:
+    if layer.shared is not None:
+        layer.shared[0].changed()
