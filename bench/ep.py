@@ -150,8 +150,9 @@ class Part:
         rows = pack()
         exchange = lambda: send_rows(rows, group, sent, received)
         arrived = exchange()
-        unpack = lambda: dispatch.unpack(arrived, layout, experts.count, None, sum(owed), "auto")
-        local, data, scale, order = unpack()
+        ids_of = lambda: layout.ids(arrived).contiguous()
+        unpack = lambda: dispatch.unpack(arrived, ids_of(), layout, experts.count, None, sum(owed), "auto")
+        local, (data, scale, order) = ids_of(), unpack()
         products = lambda: experts.rows(
             data, scale, local, order, dtype=x.dtype, first_expert=0, backend="auto"
         )

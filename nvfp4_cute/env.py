@@ -98,6 +98,11 @@ def disable_torch_caching() -> None:
     os.environ["PYTORCH_NO_CUDA_MEMORY_CACHING"] = "1"
 
 
+def disable_multicast() -> None:
+    """Have torch's symmetric memory of this process use pointers alone; before it makes the first."""
+    os.environ["TORCH_SYMM_MEM_DISABLE_MULTICAST"] = "1"
+
+
 def python_path(folders: list[str]) -> str:
     """Return PYTHONPATH with folders in front of what it is."""
     return os.pathsep.join([*folders, *filter(None, [os.environ.get("PYTHONPATH")])])

@@ -208,6 +208,11 @@ class Permute(IntEnum):
     EXPERTS = 9
     CTAS = 10
     SLOTS_PER_CTA = 11
+    HEADER = 12  # PeerHeader; this and what follows is used where the kernel waits for other ranks' ids
+    HOST_FAULT = 13
+    RANK = 14
+    NUM_RANKS = 15
+    TIMEOUT_NS = 16
 
 
 class GatherQuantize(IntEnum):
@@ -270,6 +275,11 @@ class Finalize(IntEnum):
     TOP_K = 12
     N = 13
     FIRST_EXPERT = 14
+    HEADER = 15  # PeerHeader; this and what follows is used where the kernel waits for other ranks' rows
+    HOST_FAULT = 16
+    RANK = 17
+    NUM_RANKS = 18
+    TIMEOUT_NS = 19
 
 
 class Probe(IntEnum):
@@ -346,3 +356,69 @@ class CollectRows(IntEnum):
     BACK = 3
     SLOTS = 4
     ROW_WORDS = 5  # of 16 bytes
+
+
+# Ranks whose buffers a launch writes: GPUs of one host.
+MAX_PEERS = 8
+
+
+class PeerHeader(IntEnum):
+    """int32 words at the beginning of every rank's buffer of symmetric memory."""
+
+    DISPATCHED = 0  # a counter a rank: CTAs that have stored tokens here
+    COMBINED = 8  # a counter a rank: CTAs that have stored results here
+    FAULT = 16  # 0, or 1 and the number of a rank that did not signal in time
+    WORDS = 32  # of the header
+
+
+class PushRows(IntEnum):
+    """Entries of a table of tokens into peers' buffers, one row: addresses, a stride in bytes, extents, offsets in bytes."""
+
+    X = 0
+    GLOBAL_SCALE = 1  # one fp32 factor; unused where the kernel has none
+    IDS = 2
+    TO_RANK = 3
+    TO_LOCAL = 4
+    RESULTS = 5
+    PEER_0 = 6  # buffers of all ranks, MAX_PEERS
+    PEER_1 = 7
+    PEER_2 = 8
+    PEER_3 = 9
+    PEER_4 = 10
+    PEER_5 = 11
+    PEER_6 = 12
+    PEER_7 = 13
+    X_PITCH = 14
+    ID_BYTES = 15
+    TOKENS = 16
+    TOP_K = 17
+    K = 18
+    RANK = 19
+    CAPACITY = 20
+    EXPERTS = 21
+    PERIOD = 22  # columns of TO_RANK
+    IDS_AT = 23  # in a buffer
+    ROWS_AT = 24
+    SCALES = 25  # in a row
+    ROW_BYTES = 26
+    CTAS = 27
+
+
+class PushResults(IntEnum):
+    """Entries of a table of results into peers' buffers, one row: addresses, extents, an offset in bytes."""
+
+    H = 0
+    ROWS = 1
+    PEER_0 = 2  # buffers of all ranks, MAX_PEERS
+    PEER_1 = 3
+    PEER_2 = 4
+    PEER_3 = 5
+    PEER_4 = 6
+    PEER_5 = 7
+    PEER_6 = 8
+    PEER_7 = 9
+    RANK = 10
+    SLOTS = 11  # of each rank
+    ROW_WORDS = 12  # of 16 bytes
+    RESULTS_AT = 13  # in a buffer
+    CTAS = 14

@@ -5,9 +5,12 @@ fronts of the emulator, which answer in the place of torch, CUDA and the DSL, ke
 have put its own in the place of torch's.
 """
 
+import warnings
 from typing import Any
 
 import torch
+
+from nvfp4_cute import env
 
 TensorGuards: Any
 try:
@@ -30,6 +33,24 @@ def current_device() -> int:
 def spin(cycles: int) -> None:
     """Enqueue a kernel that spins for so many cycles."""
     torch.cuda._sleep(cycles)
+
+
+def symmetric_memory(nbytes: int, device: torch.device, group: Any) -> list[torch.Tensor]:
+    """uint8 [nbytes] a rank of a group, each in the memory of its GPU and mapped into this process. All ranks call it.
+
+    By peer pointers of the "CUDA" backend; NVLink multicast stays off. Raises RuntimeError where a GPU is not reached.
+    """
+    import torch.distributed._symmetric_memory as symmetric
+
+    env.disable_multicast()
+    if symmetric.get_backend(device) != "CUDA":
+        symmetric.set_backend("CUDA")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)  # later versions of torch do it by themselves
+        symmetric.enable_symm_mem_for_group(group.group_name)
+    own = symmetric.empty(nbytes, dtype=torch.uint8, device=device)
+    handle = symmetric.rendezvous(own, group.group_name)
+    return [handle.get_buffer(rank, (nbytes,), torch.uint8) for rank in range(handle.world_size)]
 
 
 def has_torch_kernel(name: str, key: str) -> bool:

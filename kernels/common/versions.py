@@ -86,3 +86,10 @@ def advanced(consumer, count: Int32):
 
 
 __all__ = ["SmemAllocator", "TmemAllocator", "advanced", "inline_ptx", "ldmatrix"]
+
+
+def nanoseconds() -> Int64:
+    """The GPU's clock of nanoseconds."""
+    if hasattr(cute.arch, "globaltimer"):
+        return cute.arch.globaltimer()
+    return inline_ptx("mov.u64 {$w0}, %globaltimer;", write_only_types=[Int64])

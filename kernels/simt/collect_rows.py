@@ -71,31 +71,36 @@ class CollectRowsKernel:
 
     @cute.kernel
     def kernel(self, operands: CollectOperands):
-        """Load all of the lane's, then store."""
+        """Look up, copy."""
         tidx, _, _ = cute.arch.thread_idx()
         block_idx, _, _ = cute.arch.block_idx()
         chunks = cute.ceil_div(operands.row_words, WARP_SIZE * AHEAD)
         work = block_idx * ROW_WARPS + cute.arch.make_warp_uniform(tidx // WARP_SIZE)
-        slot, first = work // chunks, work % chunks * (WARP_SIZE * AHEAD) + tidx % WARP_SIZE
+        slot = work // chunks
         if slot < operands.slots:
             source = global_scalar(Int32, operands.rows + Int64(slot) * 4)[0]
             goal = slot
             if cutlass.const_expr(self.has_goals):
                 goal = global_scalar(Int32, operands.goals + Int64(slot) * 4)[0]
             if source >= 0:
-                # (WORD, VECTOR)
-                words = cute.make_rmem_tensor((VECTOR_WORDS, AHEAD), Uint32)
                 source_row = operands.h + Int64(source) * operands.row_words * VECTOR_BYTES
                 goal_row = operands.back + Int64(goal) * operands.row_words * VECTOR_BYTES
-                for i in cutlass.range_constexpr(AHEAD):
-                    vector = first + i * WARP_SIZE
-                    if vector < operands.row_words:
-                        loaded = load_words(source_row + vector * VECTOR_BYTES, VECTOR_WORDS, READ_ONCE)
-                        for w, word in enumerate(loaded):
-                            words[w, i] = word
-                for i in cutlass.range_constexpr(AHEAD):
-                    vector = first + i * WARP_SIZE
-                    if vector < operands.row_words:
-                        store_words(
-                            goal_row + vector * VECTOR_BYTES, [words[w, i] for w in range(VECTOR_WORDS)]
-                        )
+                copy_vectors(source_row, goal_row, work % chunks, operands.row_words)
+
+
+@cute.jit
+def copy_vectors(source: Int64, goal: Int64, chunk: Int32, row_words: Int32):
+    """2 KB of a row by a warp: load all of the lane's vectors, then store. Addresses of rows."""
+    first = chunk * (WARP_SIZE * AHEAD) + cute.arch.lane_idx()
+    # (WORD, VECTOR)
+    words = cute.make_rmem_tensor((VECTOR_WORDS, AHEAD), Uint32)
+    for i in cutlass.range_constexpr(AHEAD):
+        vector = first + i * WARP_SIZE
+        if vector < row_words:
+            loaded = load_words(source + vector * VECTOR_BYTES, VECTOR_WORDS, READ_ONCE)
+            for w, word in enumerate(loaded):
+                words[w, i] = word
+    for i in cutlass.range_constexpr(AHEAD):
+        vector = first + i * WARP_SIZE
+        if vector < row_words:
+            store_words(goal + vector * VECTOR_BYTES, [words[w, i] for w in range(VECTOR_WORDS)])

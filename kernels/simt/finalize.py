@@ -1,7 +1,8 @@
 """Rows of experts back to tokens: y[t] = sum over k of weight[t, k] * row[t, k], in fp32, in the order of k.
 
 h (rows, N) and y (tokens, N) fp16 or bf16. Every product and every sum is one float32 operation: acc = acc + w * v, v = h, or
-h + bias of the choice's expert; in the end acc + shared[t]; one rounding. A choice without a row (-1) is left out.
+h + bias of the choice's expert; in the end acc + shared[t]; one rounding. A choice without a row (-1) is left out. Where other
+ranks store rows, and one of them does not in time, all results are NaN.
 
 Work: a warp takes 256 columns of a token, a lane eight. The rows of ``AHEAD`` choices are on their way at once.
 """
@@ -12,18 +13,21 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Float32, Int32, Int64, Uint32
 
-from nvfp4_cute.launch_table import Finalize
+from nvfp4_cute.launch_table import Finalize, PeerHeader
 from nvfp4_cute.planning.arch.simt import ROW_WARPS, WARP_SIZE
 
 from ..common import ptx
 from ..common.global_access import KEEP, READ_ONCE, global_scalar, load_words, store_words
+from ..common.select import select
+from ..common.signals import Signals, signals_of
 from .quantize import unpack
 
 LANE_WORDS = 4
 LANE_COLUMNS = 2 * LANE_WORDS
 AHEAD = 8
-# The result may be written where the shared row lies.
+# The result may be written where the shared row lies; other ranks may be storing rows.
 MAY_CHANGE = "ld.global"
+NAN = float("nan")
 
 
 @dataclass(frozen=True)
@@ -54,11 +58,14 @@ class FinalizeKernel:
         is_bf16: whether h, shared, bias and y are bfloat16, else float16.
         has_shared: whether there is a row a token that is added.
         has_bias: whether there is a row an expert that is added to its rows.
+        waits: whether other ranks are storing rows of h, so that the kernel waits for them first.
         name: what the kernel is called in profilers and in the emulator's reports.
     """
 
-    def __init__(self, is_bf16: bool, has_shared: bool, has_bias: bool, name: str):
+    def __init__(self, is_bf16: bool, has_shared: bool, has_bias: bool, waits: bool, name: str):
         self.is_bf16 = is_bf16
+        self.waits = waits
+        self.load_row = MAY_CHANGE if waits else READ_ONCE
         self.has_shared = has_shared
         self.has_bias = has_bias
         self.name = name
@@ -90,27 +97,34 @@ class FinalizeKernel:
             first_expert=Int32(t[Finalize.FIRST_EXPERT]),
         )
         chunks = cute.ceil_div(operands.n, LANE_COLUMNS * WARP_SIZE)
+        ctas = cute.ceil_div(operands.tokens * chunks, ROW_WARPS)
+        signals = None
+        if cutlass.const_expr(self.waits):  # without a token of its own, too
+            signals, ctas = signals_of(t, Finalize, PeerHeader.COMBINED), cutlass.max(ctas, 1)
         self.kernel.set_name_prefix(self.name)
-        self.kernel(operands).launch(
-            grid=(cute.ceil_div(operands.tokens * chunks, ROW_WARPS), 1, 1),
+        self.kernel(operands, signals).launch(
+            grid=(ctas, 1, 1),
             block=(ROW_WARPS * WARP_SIZE, 1, 1),
             stream=stream,
         )
 
     @cute.kernel
-    def kernel(self, operands: FinalizeOperands):
+    def kernel(self, operands: FinalizeOperands, signals: Signals | None):
         """Load, weigh, add, store."""
         tidx, _, _ = cute.arch.thread_idx()
         block_idx, _, _ = cute.arch.block_idx()
         chunks = cute.ceil_div(operands.n, LANE_COLUMNS * WARP_SIZE)
         work = block_idx * ROW_WARPS + cute.arch.make_warp_uniform(tidx // WARP_SIZE)
         token, lane = work // chunks, tidx % WARP_SIZE
+        start = Float32(0.0)
+        if cutlass.const_expr(self.waits):
+            start = select(signals.wait(), Float32(NAN), start)
         if token < operands.tokens:
             column = (work % chunks * WARP_SIZE + lane) * LANE_COLUMNS
             is_inside = column < operands.n
             row, weight, expert = self.choice(operands, token, lane)
             acc = cute.make_rmem_tensor(LANE_COLUMNS, Float32)
-            acc.fill(0.0)
+            acc.fill(start)
             # (WORD, CHOICE)
             words, biases = (cute.make_rmem_tensor((LANE_WORDS, AHEAD), Uint32) for _ in range(2))
             for first in cutlass.range(0, operands.top_k, AHEAD, unroll=1):
@@ -119,7 +133,7 @@ class FinalizeKernel:
                     bias_row = cute.arch.shuffle_sync(expert, (first + i) % WARP_SIZE)
                     if (first + i < operands.top_k) & (source >= 0) & is_inside:
                         address = operands.h + Int64(source) * operands.h_pitch + column * 2
-                        for w, word in enumerate(load_words(address, LANE_WORDS, READ_ONCE)):
+                        for w, word in enumerate(load_words(address, LANE_WORDS, self.load_row)):
                             words[w, i] = word
                         if cutlass.const_expr(self.has_bias):
                             address = operands.bias + (Int64(bias_row) * operands.n + column) * 2

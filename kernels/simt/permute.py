@@ -20,12 +20,13 @@ import cutlass.cute as cute
 from cutlass import Int32, Int64, Uint32
 
 from nvfp4_cute.formats.scale_layout import ATOM_ROWS
-from nvfp4_cute.launch_table import Permute
+from nvfp4_cute.launch_table import PeerHeader, Permute
 from nvfp4_cute.planning.arch.simt import PERMUTE_CLUSTER, PERMUTE_THREADS, PERMUTE_WARPS, WARP_SIZE
 
 from ..common.device_groups import inclusive_sum
 from ..common.global_access import global_scalar
 from ..common.select import select
+from ..common.signals import Signals, signals_of
 from ..common.versions import SmemAllocator
 
 FULL = 0xFFFFFFFF
@@ -63,13 +64,15 @@ class PermuteKernel:
     Args:
         capacity: experts that shared memory holds counts of.
         phase: "whole": one CTA does all; "cluster": a cluster does; "count": CTAs count; "place": they place what was counted.
+        waits: whether other ranks are storing ids, so that the kernel waits for them first.
         name: what the kernel is called in profilers and in the emulator's reports.
     """
 
-    def __init__(self, capacity: int, phase: str, name: str):
+    def __init__(self, capacity: int, phase: str, waits: bool, name: str):
         self.capacity = capacity
         self.warps = PERMUTE_WARPS[capacity]
         self.phase = phase
+        self.waits = waits
         self.name = name
 
     @cute.jit
@@ -95,8 +98,11 @@ class PermuteKernel:
             ctas=Int32(t[Permute.CTAS]),
             slots_per_cta=Int32(t[Permute.SLOTS_PER_CTA]),
         )
+        signals = None
+        if cutlass.const_expr(self.waits):
+            signals = signals_of(t, Permute, PeerHeader.DISPATCHED)
         self.kernel.set_name_prefix(self.name)
-        self.kernel(operands).launch(
+        self.kernel(operands, signals).launch(
             grid=(operands.ctas, 1, 1),
             block=(PERMUTE_THREADS, 1, 1),
             cluster=(PERMUTE_CLUSTER if self.phase == "cluster" else 1, 1, 1),
@@ -104,7 +110,7 @@ class PermuteKernel:
         )
 
     @cute.kernel
-    def kernel(self, operands: PermuteOperands):
+    def kernel(self, operands: PermuteOperands, signals: Signals | None):
         """Count, add up, place."""
         tidx, _, _ = cute.arch.thread_idx()
         cta, _, _ = cute.arch.block_idx()
@@ -117,6 +123,8 @@ class PermuteKernel:
         # (WARP, ROWS OR BLOCKS): sums over the experts of a warp's lanes.
         sums = smem.allocate_tensor(Int32, cute.make_layout((WARP_SIZE, 2)), 16)
 
+        if cutlass.const_expr(self.waits):
+            signals.wait()
         first, end = Int32(0), operands.num_slots
         if cutlass.const_expr(self.phase != "whole"):
             first = cutlass.min(cta * operands.slots_per_cta, end)

@@ -8,9 +8,10 @@ import torch
 from nvfp4_cute.backends.calls import run
 from nvfp4_cute.experts.checks import check_ids, check_rows
 from nvfp4_cute.experts.keys import FinalizeKey
+from nvfp4_cute.experts.signals import Inbox, Wait, fields_of
 from nvfp4_cute.gpus.targets import Gpu
 from nvfp4_cute.launch.table_task import TableTask
-from nvfp4_cute.launch_table import Finalize
+from nvfp4_cute.launch_table import Finalize, PeerHeader
 from nvfp4_cute.operands import rules as checks
 from nvfp4_cute.operands.overlap import check_overlap
 
@@ -27,6 +28,7 @@ def finalize(
     bias: torch.Tensor | None = None,
     ids: torch.Tensor | None = None,
     first_expert: int = 0,
+    inbox: Inbox | None = None,
     out: torch.Tensor | None = None,
     backend: str = "auto",
 ) -> torch.Tensor:
@@ -42,6 +44,8 @@ def finalize(
         shared: of ``h``'s dtype [T, N]: what is added to every token, such as a shared expert's result.
         bias: of ``h``'s dtype [E_local, N], contiguous: added to the rows of each expert, before the weight.
         ids, first_expert: as of ``permute``; with a bias.
+        inbox: where other ranks signal that they have stored ``h``: the launch waits for them; where one does not come in time,
+            y is NaN. None: h is there.
         out: of ``h``'s dtype [T, N], written in place; None allocates.
         backend: as of ``permute``.
 
@@ -69,7 +73,8 @@ def finalize(
     check_overlap({"out": out}, {"h": h, "rows": rows, "weights": weights} | checks.given(bias=bias))
     if shared is not None and shared.data_ptr() != out.data_ptr():
         check_overlap({"out": out}, {"shared": shared})
-    task = FinalizeTask(h, rows, weights, shared, bias, None if bias is None else ids, out, first_expert)
+    ids = None if bias is None else ids
+    task = FinalizeTask(h, rows, weights, shared, bias, ids, *fields_of(inbox), out, first_expert)
     run(backend, task)
     return out
 
@@ -110,27 +115,31 @@ def _check_tokens(name: str, tensor: torch.Tensor, dtype: torch.dtype, length: i
 
 @dataclass(frozen=True)
 class FinalizeTask(TableTask):
-    """Checked operands of ``finalize``."""
+    """Checked operands of ``finalize``; one that waits for other ranks has ``host_fault``, ``header`` and ``wait``."""
 
     columns = Finalize
-    written = ("y",)
+    written = ("host_fault", "header", "y")
     h: torch.Tensor
     rows: torch.Tensor
     weights: torch.Tensor
     shared: torch.Tensor | None
     bias: torch.Tensor | None
     ids: torch.Tensor | None
+    host_fault: torch.Tensor | None
+    header: torch.Tensor | None
+    wait: Wait | None
     y: torch.Tensor
     first_expert: int
 
     @property
     def is_empty(self) -> bool:
-        """Whether there is nothing to write."""
-        return self.y.numel() == 0
+        """Whether there is nothing to write, nor to wait for."""
+        return self.y.numel() == 0 and self.wait is None
 
     def key(self, gpu: Gpu) -> FinalizeKey:
         """What to compile."""
-        return FinalizeKey(gpu.arch, self.h.dtype, self.shared is not None, self.bias is not None)
+        options = (self.shared is not None, self.bias is not None, self.wait is not None)
+        return FinalizeKey(gpu.arch, self.h.dtype, *options)
 
     def numbers(self, gpu: Gpu) -> dict[IntEnum, int]:
         """Extents."""
@@ -146,10 +155,14 @@ class FinalizeTask(TableTask):
             Finalize.TOP_K: top_k,
             Finalize.N: self.y.shape[1],
             Finalize.FIRST_EXPERT: self.first_expert,
+            **({} if self.wait is None else self.wait.numbers(Finalize)),
         }
 
     def reference(self) -> None:
         """The kernel's float32 operations, in its order."""
+        is_lost = False
+        if self.wait is not None and self.header is not None and self.host_fault is not None:
+            is_lost = self.wait.reference(PeerHeader.COMBINED, self.header, self.host_fault)
         total = torch.zeros(self.y.shape, dtype=torch.float32, device=self.y.device)
         for k in range(self.rows.shape[1]):
             row = self.rows[:, k].long()
@@ -164,4 +177,4 @@ class FinalizeTask(TableTask):
             total = torch.where(has_row, total + product, total)
         if self.shared is not None:
             total = total + self.shared.float()
-        self.y.copy_(total)
+        self.y.copy_(total.fill_(torch.nan) if is_lost else total)

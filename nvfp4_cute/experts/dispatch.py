@@ -28,6 +28,7 @@ from nvfp4_cute.experts.rank_tasks import (
     RankChoicesTask,
     UnpackTask,
 )
+from nvfp4_cute.experts.signals import Inbox
 from nvfp4_cute.formats.block_format import NVFP4
 
 
@@ -136,26 +137,30 @@ def pack(
 
 def unpack(
     rows: torch.Tensor,
+    ids: torch.Tensor,
     layout: RowLayout,
     num_experts: int,
     scale: torch.Tensor | None,
     count: int | None,
     backend: str,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, Permutation]:
+    inbox: Inbox | None = None,
+) -> tuple[torch.Tensor, torch.Tensor, Permutation]:
     """Rows that have come, as ragged operands of the local experts.
 
     Args:
-        rows: uint8 [R, row_bytes]. scale: float32 [num_experts], where values are 16-bit.
+        rows: uint8 [R, row_bytes]. ids: int32 [R, k], local, contiguous. scale: float32 [num_experts], where values are 16-bit.
         count: choices that go to local experts, where the host knows it.
+        inbox: as of ``permute``, where rows and ids are coming.
 
     Returns:
-        ids: int32 [R, k], local. data, scale, order: as of ``gather_quantize``, rows behind the last choice undefined.
+        data, scale, order: as of ``gather_quantize``, rows behind the last choice undefined.
     """
-    ids = layout.ids(rows).contiguous()
     if not layout.is_quantized:
+        if inbox is not None:
+            permute(ids, num_experts, inbox=inbox, backend=backend)
         x = rows[:, layout.values].view(layout.dtype)
-        return ids, *gather_quantize(x, ids, num_experts, global_scale=scale, backend=backend)
-    order = permute(ids, num_experts, backend=backend)
+        return gather_quantize(x, ids, num_experts, global_scale=scale, backend=backend)
+    order = permute(ids, num_experts, inbox=inbox, backend=backend)
     room = ids.numel() if count is None else min(_room(count), ids.numel())
     data = rows.new_empty((room, NVFP4.row_bytes(layout.hidden)))
     blocked = rows.new_empty(NVFP4.ragged_scale_shape(room, layout.hidden, num_experts))
@@ -163,7 +168,7 @@ def unpack(
         rows, order.rows, order.places, data, blocked, layout.hidden, layout.values.start, layout.scales.start
     )  # fmt: skip
     run(backend, task)
-    return ids, data, blocked.view(torch.float8_e4m3fn), order
+    return data, blocked.view(torch.float8_e4m3fn), order
 
 
 def _room(count: int) -> int:

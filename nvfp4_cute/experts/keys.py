@@ -52,20 +52,21 @@ class RouteKey(SimtKey):
 
 @dataclass(frozen=True)
 class PermuteKey(SimtKey):
-    """An order of rows: experts that there is room for, and which of one or two launches it is."""
+    """An order of rows: experts that there is room for, which of one or two launches it is, whether it waits for other ranks."""
 
     capacity: int
     phase: str
+    waits: bool
 
     def to_name(self) -> str:
         """Readable, unique; the kernel's symbol starts with it."""
-        return f"moe_permute_{self.arch}_{self.capacity}_{self.phase}"
+        return f"moe_permute_{self.arch}_{self.capacity}_{self.phase}{'_waits' * self.waits}"
 
     def make_kernel(self) -> Any:
         """The CuTe DSL object to compile."""
         from nvfp4_cute.kernels.simt.permute import PermuteKernel
 
-        return PermuteKernel(self.capacity, self.phase, self.to_name())
+        return PermuteKernel(self.capacity, self.phase, self.waits, self.to_name())
 
 
 @dataclass(frozen=True)
@@ -101,22 +102,24 @@ class GatherQuantizeKey(SimtKey):
 
 @dataclass(frozen=True)
 class FinalizeKey(SimtKey):
-    """A weighted sum of rows: their dtype, and what is added."""
+    """A weighted sum of rows: their dtype, what is added, and whether it waits for other ranks."""
 
     dtype: torch.dtype
     has_shared: bool
     has_bias: bool
+    waits: bool
 
     def to_name(self) -> str:
         """Readable, unique; the kernel's symbol starts with it."""
-        options = "_shared" * self.has_shared + "_bias" * self.has_bias
+        options = "_shared" * self.has_shared + "_bias" * self.has_bias + "_waits" * self.waits
         return f"moe_finalize_{self.arch}_{dtype_name(self.dtype)}{options}"
 
     def make_kernel(self) -> Any:
         """The CuTe DSL object to compile."""
         from nvfp4_cute.kernels.simt.finalize import FinalizeKernel
 
-        return FinalizeKernel(self.dtype == torch.bfloat16, self.has_shared, self.has_bias, self.to_name())
+        options = (self.has_shared, self.has_bias, self.waits)
+        return FinalizeKernel(self.dtype == torch.bfloat16, *options, self.to_name())
 
 
 @dataclass(frozen=True)
@@ -229,3 +232,48 @@ class CollectRowsKey(SimtKey):
         from nvfp4_cute.kernels.simt.collect_rows import CollectRowsKernel
 
         return CollectRowsKernel(self.has_goals, self.to_name())
+
+
+@dataclass(frozen=True)
+class PushRowsKey(SimtKey):
+    """Tokens into peers' buffers: how many, input dtype, whether rows are quantized, by a factor or none."""
+
+    num_ranks: int
+    dtype: torch.dtype
+    quantizes: bool
+    has_global_scale: bool
+
+    def to_name(self) -> str:
+        """Readable, unique; the kernel's symbol starts with it."""
+        options = "_quantize" * self.quantizes + "_scaled" * self.has_global_scale
+        return f"moe_push_rows_{self.arch}_{self.num_ranks}_{dtype_name(self.dtype)}{options}"
+
+    def make_kernel(self) -> Any:
+        """The CuTe DSL object to compile."""
+        from nvfp4_cute.kernels.simt.push_rows import PushRowsKernel
+
+        return PushRowsKernel(
+            self.num_ranks,
+            self.dtype == torch.bfloat16,
+            self.quantizes,
+            self.has_global_scale,
+            simt.has_fp4_convert(self.arch),
+            self.to_name(),
+        )
+
+
+@dataclass(frozen=True)
+class PushResultsKey(SimtKey):
+    """Results into peers' buffers: how many."""
+
+    num_ranks: int
+
+    def to_name(self) -> str:
+        """Readable, unique; the kernel's symbol starts with it."""
+        return f"moe_push_results_{self.arch}_{self.num_ranks}"
+
+    def make_kernel(self) -> Any:
+        """The CuTe DSL object to compile."""
+        from nvfp4_cute.kernels.simt.push_results import PushResultsKernel
+
+        return PushResultsKernel(self.num_ranks, self.to_name())

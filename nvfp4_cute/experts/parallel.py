@@ -11,11 +11,12 @@
     sum       weighted, in float32, in the order of k: the one-GPU layer's bits   home rank
 
 The exact form first tells all ranks the sizes, for which the host waits. The form with a capacity always moves buffers of the
-same size. There nothing waits, and a CUDA graph can hold it. Beside the sizes goes a checksum of what has to be the same on every
-rank. Where the checksums differ, all ranks tell each other why, and raise.
+same size. There nothing waits, and a CUDA graph can hold it. Between GPUs of one host its rows are stored into buffers of other
+ranks (``push``), else the group's backend moves them. Beside the sizes goes a checksum of what has to be the same on every rank.
+Where the checksums differ, all ranks tell each other why, and raise.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -24,13 +25,16 @@ import torch
 import torch.distributed as dist
 
 from nvfp4_cute.errors import RankError, UnsupportedTarget
-from nvfp4_cute.experts import dispatch
+from nvfp4_cute.experts import dispatch, push
 from nvfp4_cute.experts.checks import check_row_pitch, check_tokens
 from nvfp4_cute.experts.combine import check_addends, finalize
 from nvfp4_cute.experts.dispatch import Routes, RowLayout
 from nvfp4_cute.experts.exchange import Gathered, agree, gather, send_rows
+from nvfp4_cute.experts.permutation import permute
 from nvfp4_cute.experts.placement import Placement
 from nvfp4_cute.experts.products import LocalExperts
+from nvfp4_cute.experts.signals import Inbox
+from nvfp4_cute.experts.symmetric import BufferLayout, PeerBuffers, buffers_of
 from nvfp4_cute.operands import rules as checks
 
 REFUSALS = (TypeError, ValueError, UnsupportedTarget)
@@ -118,24 +122,49 @@ class Call:
         if not experts.count or count == 0:
             results = 0 if count is not None else len(rows) * layout.top_k
             return rows.new_zeros((results, layout.hidden * layout.dtype.itemsize)).view(layout.dtype)
-        ids, data, scale, order = dispatch.unpack(
-            rows, layout, experts.count, self.input_scale, count, self.backend
+        ids = layout.ids(rows).contiguous()
+        data, scale, order = dispatch.unpack(
+            rows, ids, layout, experts.count, self.input_scale, count, self.backend
         )
         down = experts.rows(data, scale, ids, order, dtype=layout.dtype, first_expert=0, backend=self.backend)
         return dispatch.collect(down, ids, order, count, self.backend)
+
+    @cached_property
+    def buffers(self) -> BufferLayout:
+        """Of ranks that store into each other's memory, with a capacity."""
+        layout, ranks = self.layout, self.ranks
+        rows = replace(layout, top_k=0)
+        return BufferLayout(ranks.placement.num_ranks, ranks.capacity or 0, layout.top_k, rows)
+
+    def send(self, buffers: PeerBuffers, x: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
+        """As of ``push.send``."""
+        return push.send(x, ids, self.ranks.placement, buffers, self.input_scale, self.backend)
+
+    def serve(self, buffers: PeerBuffers) -> None:
+        """Compute what comes into this rank's buffer, and give the results back."""
+        experts, dtype = self.experts, self.layout.dtype
+        if experts.count:
+            data, scale, order = push.receive(buffers, experts.count, self.input_scale, self.backend)
+            down = experts.rows(
+                data, scale, buffers.ids, order, dtype=dtype, first_expert=0, backend=self.backend
+            )
+        else:
+            order = permute(buffers.ids, 1, inbox=buffers.inbox, backend=self.backend)
+            down = buffers.results[:0]
+        push.give(down, order, buffers, self.backend)
 
     def sum(
         self,
         back: torch.Tensor,
         rows: torch.Tensor,
-        routes: Routes,
+        ids: torch.Tensor,
         weights: torch.Tensor,
         shared: torch.Tensor | None,
+        inbox: Inbox | None = None,
     ) -> torch.Tensor:
-        """Results of this rank's tokens; ``rows``: int32 [T, k], where the result of each choice is."""
-        return finalize(
-            back, rows, weights, shared=shared, bias=self.bias2, ids=routes.ids, backend=self.backend
-        )
+        """Results of this rank's tokens; ``rows``: int32 [T, k], where the result of each choice is, or will have come."""
+        bias, backend = self.bias2, self.backend
+        return finalize(back, rows, weights, shared=shared, bias=bias, ids=ids, inbox=inbox, backend=backend)
 
 
 def moe_over_ranks(
@@ -191,7 +220,7 @@ def _exact(group, call: Call, x, ids, weights, shared) -> torch.Tensor:
     rows = send_rows(rows, group, sent, received)
     wanted, owed = choices[rank], [row[rank] for row in choices]
     back = send_rows(call.compute(rows, sum(owed)), group, owed, wanted)
-    return call.sum(back, order.rows, routes, weights, shared)
+    return call.sum(back, order.rows, ids, weights, shared)
 
 
 def _with_capacity(group, call: Call, x, ids, weights, shared) -> torch.Tensor:
@@ -205,16 +234,24 @@ def _with_capacity(group, call: Call, x, ids, weights, shared) -> torch.Tensor:
     tokens, capacity = len(x), call.ranks.capacity
     assert capacity is not None
     if tokens > capacity:  # The other ranks count on this one's experts.
-        x, ids = x[:0], ids[:0]
-    routes = call.routes(ids)
-    rows, results = call.pack(x, routes)
-    assert results is not None
-    back = send_rows(call.compute(send_rows(rows, group), None), group)
+        x, ids, weights = x[:0], ids[:0], weights[:0]
+        shared = None if shared is None else shared[:0]
+    buffers = buffers_of(group, call.buffers, x.device)
+    if buffers is None:
+        routes = call.routes(ids)
+        rows, places = call.pack(x, routes)
+        assert places is not None
+        back = send_rows(call.compute(send_rows(rows, group), None), group)
+    else:
+        buffers.check()
+        places, back = call.send(buffers, x, ids), buffers.results
+        call.serve(buffers)
+    result = call.sum(back, places, ids, weights, shared, None if buffers is None else buffers.inbox)
     if tokens > capacity:
         raise ValueError(
             f"{tokens} tokens are more than capacity={capacity}; pass a larger one on every rank"
         )
-    return call.sum(back, results, routes, weights, shared)
+    return result
 
 
 def _meet(group, checksum: int, device: torch.device, ends: tuple[torch.Tensor, ...] = ()) -> Gathered:

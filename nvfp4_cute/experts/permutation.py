@@ -10,10 +10,11 @@ from nvfp4_cute.backends.calls import run
 from nvfp4_cute.errors import UnsupportedProblem
 from nvfp4_cute.experts.checks import check_ids
 from nvfp4_cute.experts.keys import PermuteKey
+from nvfp4_cute.experts.signals import Inbox, Wait, fields_of
 from nvfp4_cute.formats.scale_layout import ATOM_ROWS
 from nvfp4_cute.gpus.targets import Gpu
 from nvfp4_cute.launch.table_task import TableTask
-from nvfp4_cute.launch_table import Permute
+from nvfp4_cute.launch_table import PeerHeader, Permute
 from nvfp4_cute.operands import rules as checks
 from nvfp4_cute.planning.arch.simt import (
     MAX_EXPERTS,
@@ -50,6 +51,7 @@ def permute(
     num_experts: int,
     *,
     first_expert: int = 0,
+    inbox: Inbox | None = None,
     backend: str = "auto",
 ) -> Permutation:
     """Order the choices of all tokens by expert, in one launch (two above 65,536 choices); nothing waits for the device.
@@ -58,6 +60,7 @@ def permute(
         ids: int32 or int64 [T, k], as of :func:`route`. One that is not of a local expert, such as -1, has no row; a token may
             choose an expert more than once.
         num_experts: local experts, at most 1,024. first_expert: the id of the first.
+        inbox: where other ranks signal that they have stored ``ids``: the launch waits for them. None: ids are there.
         backend: as of :func:`route`.
 
     Returns:
@@ -77,8 +80,9 @@ def permute(
     checks.check_extent("T * k", ids.numel(), MAX_SLOTS)
     order = new_order(ids, num_experts)
     shared = (ids, order.offs, order.slots, order.rows, order.places)
+    waits = fields_of(inbox)
     if ids.numel() <= PERMUTE_SLOTS_OF_CTA:
-        run(backend, PermuteTask(*shared, None, first_expert, "whole"))
+        run(backend, PermuteTask(*shared, None, first_expert, "whole", *waits))
         return order
     phases: tuple[Phase, ...] = ("cluster",)
     ctas = PERMUTE_CLUSTER
@@ -86,7 +90,8 @@ def permute(
         phases, ctas = ("count", "place"), -(-ids.numel() // PERMUTE_SLOTS_PER_CTA)
     counts = torch.empty((ctas, num_experts), dtype=torch.int32, device=ids.device)
     for phase in phases:
-        run(backend, PermuteTask(*shared, counts, first_expert, phase))
+        run(backend, PermuteTask(*shared, counts, first_expert, phase, *waits))
+        waits = fields_of(None)
     return order
 
 
@@ -104,10 +109,13 @@ def check_experts(num_experts: int) -> None:
 
 @dataclass(frozen=True)
 class PermuteTask(TableTask):
-    """One launch of ``permute``: fields as of ``Permutation``; ``counts`` int32 [CTAs, E_local] where there are several CTAs."""
+    """One launch of ``permute``: fields as of ``Permutation``; ``counts`` int32 [CTAs, E_local] where there are several CTAs.
+
+    One that waits for other ranks has ``host_fault``, ``header`` and ``wait`` (``signals.Inbox``).
+    """
 
     columns = Permute
-    written = ("offs", "slots", "rows", "places", "counts")
+    written = ("offs", "slots", "rows", "places", "counts", "host_fault", "header")
     ids: torch.Tensor
     offs: torch.Tensor
     slots: torch.Tensor
@@ -116,6 +124,9 @@ class PermuteTask(TableTask):
     counts: torch.Tensor | None
     first_expert: int
     phase: Phase
+    host_fault: torch.Tensor | None = None
+    header: torch.Tensor | None = None
+    wait: Wait | None = None
 
     @property
     def is_empty(self) -> bool:
@@ -124,7 +135,7 @@ class PermuteTask(TableTask):
 
     def key(self, gpu: Gpu) -> PermuteKey:
         """What to compile."""
-        return PermuteKey(gpu.arch, permute_capacity(len(self.offs)), self.phase)
+        return PermuteKey(gpu.arch, permute_capacity(len(self.offs)), self.phase, self.wait is not None)
 
     def numbers(self, gpu: Gpu) -> dict[IntEnum, int]:
         """Extents."""
@@ -136,10 +147,13 @@ class PermuteTask(TableTask):
             Permute.EXPERTS: len(self.offs),
             Permute.CTAS: ctas,
             Permute.SLOTS_PER_CTA: -(-self.ids.numel() // ctas),
+            **({} if self.wait is None else self.wait.numbers(Permute)),
         }
 
     def reference(self) -> None:
         """By a stable sort."""
+        if self.wait is not None and self.header is not None and self.host_fault is not None:
+            self.wait.reference(PeerHeader.DISPATCHED, self.header, self.host_fault)
         if self.phase == "count":
             return
         experts = len(self.offs)

@@ -16,6 +16,29 @@ ALIGNMENT = 16
 ID_BYTES = 4
 
 
+def look_up(
+    ids: torch.Tensor, to_rank: torch.Tensor, to_local: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Rank and local expert of every choice, int32 [T, k], -1 where there is none; arguments as of ``RankChoicesTask``."""
+    experts, period = to_rank.shape
+    is_expert = (ids >= 0) & (ids < experts)
+    ids = torch.where(is_expert, ids, 0).long()
+    turn = torch.arange(len(ids), device=ids.device)[:, None] % period
+    ranks = to_rank[ids, turn]
+    local = to_local[ranks.long(), ids]
+    return torch.where(is_expert, ranks, -1), torch.where(is_expert, local, -1)
+
+
+def row_parts(
+    x: torch.Tensor, global_scale: torch.Tensor | None, is_quantized: bool, values: int, scales: int
+) -> dict[int, torch.Tensor]:
+    """Bytes of rows, uint8 [T, bytes], by where in a row they begin: arguments as of ``PackTask``."""
+    if not is_quantized:
+        return {values: x.contiguous().view(torch.uint8)}
+    codes = block_scaled.quantize(x, global_scale=global_scale, scale_layout="rowmajor")
+    return {values: codes.data.view(torch.uint8), scales: codes.scale.view(torch.uint8)}
+
+
 @dataclass(frozen=True)
 class RankChoicesTask(TableTask):
     """Where choices go: ids [T, k]; to_rank, to_local as of ``Placement.tables``; the others as of ``Routes``."""
@@ -48,14 +71,10 @@ class RankChoicesTask(TableTask):
 
     def reference(self) -> None:
         """By look-ups."""
-        experts, period = self.to_rank.shape
-        is_expert = (self.ids >= 0) & (self.ids < experts)
-        ids = torch.where(is_expert, self.ids, 0).long()
-        turn = torch.arange(len(ids), device=ids.device)[:, None] % period
-        ranks = self.to_rank[ids, turn]
-        self.ranks.copy_(torch.where(is_expert, ranks, -1))
-        self.locals.copy_(torch.where(is_expert, self.to_local[ranks.long(), ids], -1))
-        every = torch.arange(len(self.to_local), dtype=torch.int32, device=ids.device)
+        ranks, local = look_up(self.ids, self.to_rank, self.to_local)
+        self.ranks.copy_(ranks)
+        self.locals.copy_(local)
+        every = torch.arange(len(self.to_local), dtype=torch.int32, device=ranks.device)
         goes = (self.ranks[:, :, None] == every).any(1)
         self.goals.copy_(torch.where(goes, every, -1))
 
@@ -129,10 +148,7 @@ class PackTask(TableTask):
         rows = pairs[tokens, goals]
         ids = torch.where(self.ranks[tokens] == goals[:, None], self.locals[tokens], -1)
         self.sent[:, : top_k * ID_BYTES].view(torch.int32)[rows] = ids
-        parts = {self.values: self.x.contiguous().view(torch.uint8)}
-        if self.is_quantized:
-            codes = block_scaled.quantize(self.x, global_scale=self.global_scale, scale_layout="rowmajor")
-            parts = {self.values: codes.data.view(torch.uint8), self.scales: codes.scale.view(torch.uint8)}
+        parts = row_parts(self.x, self.global_scale, self.is_quantized, self.values, self.scales)
         for start, part in parts.items():
             self.sent[rows, start : start + part.shape[1]] = part[tokens]
         if self.results is not None:

@@ -150,6 +150,13 @@ PERMUTE_SLOTS_PER_CTA = 8192
 # (Token, k) pairs whose order every warp finds by itself.
 FEW_SLOTS = 64
 ROW_WARPS = 4
+# CTAs of a launch that stores into other ranks' memory: each signals to every rank.
+PUSH_CTAS = 512
+
+
+def push_ctas(num_warps: int) -> int:
+    """CTAs for the work of so many warps: as many on every rank."""
+    return max(min(-(-num_warps // ROW_WARPS), PUSH_CTAS), 1)
 
 
 def permute_capacity(num_experts: int) -> int:

@@ -1,0 +1,204 @@
+"""Tokens into the buffers of the ranks of their experts: x (tokens, K) fp16 or bf16 is read once, and stored where it goes.
+
+A rank's buffer (``launch_table.PeerHeader``) has room for ``capacity`` tokens of every rank: token t of rank r has one place in
+all of them, for ids int32 (k), and a row of values and, of NVFP4 values, row-major scales: the bits of ``quantize``. Ids of a
+choice that goes elsewhere, and of tokens that there are not, are -1; rows of those are not written. results int32 (tokens, k) say
+where the result of each choice will come back: token * k + k's index, or -1.
+
+ids int32 or int64 (tokens, k), to_rank int32 (experts, period), to_local int32 (ranks, experts): as of ``rank_choices``.
+
+Work: a warp takes 512 values of one token, a lane a block of 16, then others. The first warp of a token writes its ids. The grid
+has ``ctas`` CTAs on every rank, each of which signals to all ranks at its end.
+"""
+
+from dataclasses import dataclass
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import Float32, Int32, Int64, Uint32
+
+from nvfp4_cute.formats.block_format import NVFP4
+from nvfp4_cute.launch_table import PeerHeader, PushRows
+from nvfp4_cute.planning.arch.simt import ROW_WARPS, WARP_SIZE
+
+from ..common.encode import Encoding
+from ..common.global_access import global_scalar, store_word, store_words
+from ..common.select import select
+from ..common.signals import signal
+from .expert_rows import OUTPUT_BYTES, PLAIN_BYTES, num_lanes, scale_word, store_plain_block
+from .quantize import input_words, load_block, quantize_words
+
+
+@dataclass(frozen=True)
+class PushOperands:
+    """Addresses and the byte pitch Int64, extents and offsets Int32."""
+
+    x: Int64
+    global_scale: Int64
+    ids: Int64
+    to_rank: Int64
+    to_local: Int64
+    results: Int64
+    peers: tuple
+    x_pitch: Int64
+    id_bytes: Int32
+    tokens: Int32
+    top_k: Int32
+    k_blocks: Int32
+    rank: Int32
+    capacity: Int32
+    experts: Int32
+    period: Int32
+    ids_at: Int64
+    rows_at: Int64
+    scales: Int32
+    row_bytes: Int32
+    ctas: Int32
+
+
+@dataclass(frozen=True)
+class Choice:
+    """Of a token, lane k's choice k: its rank and what its expert is called there; -1 where there is none."""
+
+    rank: Int32
+    local: Int32
+
+
+class PushRowsKernel:
+    """One compiled variant.
+
+    Args:
+        num_ranks: buffers that are written.
+        is_bf16: whether x is bfloat16, else float16.
+        quantizes: whether values are NVFP4, else those of x.
+        has_global_scale: whether a factor is read.
+        has_fp4_convert: whether e2m1 conversions are instructions.
+        name: what the kernel is called in profilers and in the emulator's reports.
+    """
+
+    def __init__(
+        self,
+        num_ranks: int,
+        is_bf16: bool,
+        quantizes: bool,
+        has_global_scale: bool,
+        has_fp4_convert: bool,
+        name: str,
+    ):
+        self.num_ranks = num_ranks
+        self.is_bf16 = is_bf16
+        self.quantizes = quantizes
+        self.has_global_scale = has_global_scale
+        self.encode = Encoding.of(NVFP4, has_fp4_convert)
+        self.name = name
+
+    @cute.jit
+    def __call__(self, table: cute.Pointer, stream):
+        """Launch ``ctas`` CTAs.
+
+        Args:
+            table: Int64 in host memory: ``launch_table.PushRows``.
+            stream: CUstream.
+        """
+        t = cute.make_tensor(table, cute.make_layout(len(PushRows)))
+        operands = PushOperands(
+            x=t[PushRows.X],
+            global_scale=t[PushRows.GLOBAL_SCALE],
+            ids=t[PushRows.IDS],
+            to_rank=t[PushRows.TO_RANK],
+            to_local=t[PushRows.TO_LOCAL],
+            results=t[PushRows.RESULTS],
+            peers=tuple(t[PushRows.PEER_0 + number] for number in range(self.num_ranks)),
+            x_pitch=t[PushRows.X_PITCH],
+            id_bytes=Int32(t[PushRows.ID_BYTES]),
+            tokens=Int32(t[PushRows.TOKENS]),
+            top_k=Int32(t[PushRows.TOP_K]),
+            k_blocks=Int32(t[PushRows.K]) // 16,
+            rank=Int32(t[PushRows.RANK]),
+            capacity=Int32(t[PushRows.CAPACITY]),
+            experts=Int32(t[PushRows.EXPERTS]),
+            period=Int32(t[PushRows.PERIOD]),
+            ids_at=t[PushRows.IDS_AT],
+            rows_at=t[PushRows.ROWS_AT],
+            scales=Int32(t[PushRows.SCALES]),
+            row_bytes=Int32(t[PushRows.ROW_BYTES]),
+            ctas=Int32(t[PushRows.CTAS]),
+        )
+        self.kernel.set_name_prefix(self.name)
+        self.kernel(operands).launch(
+            grid=(operands.ctas, 1, 1), block=(ROW_WARPS * WARP_SIZE, 1, 1), stream=stream
+        )
+
+    @cute.kernel
+    def kernel(self, operands: PushOperands):
+        """Tokens, and tokens that there are not; then signals."""
+        tidx, _, _ = cute.arch.thread_idx()
+        block_idx, _, _ = cute.arch.block_idx()
+        chunks = cute.ceil_div(operands.k_blocks, WARP_SIZE)
+        first = block_idx * ROW_WARPS + cute.arch.make_warp_uniform(tidx // WARP_SIZE)
+        step = operands.ctas * ROW_WARPS
+        for work in cutlass.range(first, operands.capacity * chunks, step, unroll=1):
+            token, chunk = work // chunks, work % chunks
+            if token < operands.tokens:
+                self.push(operands, token, chunk)
+            elif chunk == 0:
+                self.tell(operands, token, Choice(Int32(-1), Int32(-1)))
+        signal(operands.peers, PeerHeader.DISPATCHED, operands.rank)
+
+    @cute.jit
+    def push(self, operands: PushOperands, token: Int32, chunk: Int32):
+        """Load, encode, store for every rank."""
+        block = chunk * WARP_SIZE + cute.arch.lane_idx()
+        words = cute.make_rmem_tensor(input_words(NVFP4), Uint32)
+        words.fill(Uint32(0))
+        if block < operands.k_blocks:
+            address = operands.x + Int64(token) * operands.x_pitch
+            load_block(words, address + block * (4 * input_words(NVFP4)))
+        choice = self.choice(operands, token)
+        if chunk == 0:
+            self.tell(operands, token, choice)
+            if cute.arch.lane_idx() < operands.top_k:
+                slot = token * operands.top_k + cute.arch.lane_idx()
+                result = select(choice.rank >= 0, slot, Int32(-1))
+                global_scalar(Int32, operands.results + Int64(slot) * 4)[0] = result
+        if cutlass.const_expr(self.quantizes):
+            factor = None
+            if cutlass.const_expr(self.has_global_scale):
+                factor = global_scalar(Float32, operands.global_scale)[0]
+            encoded, code = quantize_words(words, factor, self.is_bf16, self.encode)
+            scales = scale_word(code)
+        row = operands.rows_at + Int64(operands.rank * operands.capacity + token) * operands.row_bytes
+        for goal in cutlass.range_constexpr(self.num_ranks):
+            if (num_lanes(choice.rank == goal) > 0) & (block < operands.k_blocks):
+                address = operands.peers[goal] + row
+                if cutlass.const_expr(self.quantizes):
+                    store_words(address + block * OUTPUT_BYTES, encoded)
+                    if block % 4 == 0:
+                        store_word(address + operands.scales + block, scales)
+                else:
+                    values = [words[i] for i in range(cute.size(words))]
+                    store_plain_block(address + block * PLAIN_BYTES, values)
+
+    @cute.jit
+    def choice(self, operands: PushOperands, token: Int32) -> Choice:
+        """By the placement's tables."""
+        lane, rank, local = cute.arch.lane_idx(), Int32(-1), Int32(-1)
+        if lane < operands.top_k:
+            slot = Int64(token) * operands.top_k + lane
+            expert = global_scalar(Int32, operands.ids + slot * operands.id_bytes)[0]
+            if (expert >= 0) & (expert < operands.experts):
+                column = expert * operands.period + token % operands.period
+                rank = global_scalar(Int32, operands.to_rank + Int64(column) * 4)[0]
+                column = rank * operands.experts + expert
+                local = global_scalar(Int32, operands.to_local + Int64(column) * 4)[0]
+        return Choice(rank, local)
+
+    @cute.jit
+    def tell(self, operands: PushOperands, token: Int32, choice: Choice):
+        """The token's ids, to every rank."""
+        lane = cute.arch.lane_idx()
+        slot = Int64(operands.rank * operands.capacity + token) * operands.top_k + lane
+        for goal in cutlass.range_constexpr(self.num_ranks):
+            if lane < operands.top_k:
+                local = select(choice.rank == goal, choice.local, Int32(-1))
+                global_scalar(Int32, operands.peers[goal] + operands.ids_at + slot * 4)[0] = local

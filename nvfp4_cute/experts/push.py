@@ -1,0 +1,244 @@
+"""Tokens and results straight into the memory of other ranks' GPUs: launches of our own, no collective, no host that waits.
+
+::
+
+    send     tokens to NVFP4, into the buffers of the ranks of their experts          home rank
+    receive  waits for all ranks' tokens, and orders them by expert                    rank of the experts
+    (the products)
+    give     results, into the buffers of their tokens' ranks                          rank of the experts
+    (the sum, which waits for all ranks' results)                                      home rank
+"""
+
+from dataclasses import dataclass
+from enum import IntEnum
+
+import torch
+
+from nvfp4_cute.backends.calls import run
+from nvfp4_cute.experts import dispatch
+from nvfp4_cute.experts.keys import PushResultsKey, PushRowsKey
+from nvfp4_cute.experts.permutation import Permutation
+from nvfp4_cute.experts.placement import Placement
+from nvfp4_cute.experts.rank_tasks import ALIGNMENT, look_up, row_parts
+from nvfp4_cute.experts.symmetric import PeerBuffers
+from nvfp4_cute.formats.block_format import NVFP4
+from nvfp4_cute.gpus.targets import Gpu
+from nvfp4_cute.launch.table_task import TableTask
+from nvfp4_cute.launch_table import MAX_PEERS, PeerHeader, PushResults, PushRows
+from nvfp4_cute.planning.arch.simt import WARP_SIZE, push_ctas
+
+PEERS = tuple(f"peer_{number}" for number in range(MAX_PEERS))
+# Vectors of 16 bytes that a warp copies at once.
+CHUNK_WORDS = 4 * WARP_SIZE
+
+
+def send(
+    x: torch.Tensor,
+    ids: torch.Tensor,
+    placement: Placement,
+    buffers: PeerBuffers,
+    scale: torch.Tensor | None,
+    backend: str,
+) -> torch.Tensor:
+    """Tokens of this rank, at most ``capacity``, into the buffers of the ranks of their experts.
+
+    Args:
+        x, ids: as of ``moe``. scale: global scale where values are NVFP4, or None.
+
+    Returns:
+        int32 [T, k]: where in ``buffers.results`` the result of every choice will come, or -1.
+    """
+    layout = buffers.layout
+    results = torch.empty(ids.shape, dtype=torch.int32, device=ids.device)
+    factor = scale.view(-1) if layout.rows.is_quantized and scale is not None else None
+    tables = placement.tables(buffers.rank, ids.device)
+    task = PushRowsTask(
+        x, factor, ids, *tables, buffers.rank, layout.capacity, layout.rows.is_quantized, layout.ids_at, layout.rows_at,
+        layout.rows.scales.start, layout.rows.row_bytes, results, *_padded(buffers),
+    )  # fmt: skip
+    run(backend, task)
+    return results
+
+
+def receive(
+    buffers: PeerBuffers, num_experts: int, scale: torch.Tensor | None, backend: str
+) -> tuple[torch.Tensor, torch.Tensor, Permutation]:
+    """All ranks' tokens: as of ``dispatch.unpack``."""
+    return dispatch.unpack(
+        buffers.rows, buffers.ids, buffers.layout.rows, num_experts, scale, None, backend, buffers.inbox
+    )
+
+
+def give(down: torch.Tensor, order: Permutation, buffers: PeerBuffers, backend: str) -> None:
+    """Results of the local experts, [rows, H] in an order as of ``receive``, into the buffers of their tokens' ranks."""
+    layout = buffers.layout
+    run(backend, PushResultsTask(down, order.rows, buffers.rank, layout.results_at, *_padded(buffers)))
+
+
+def _padded(buffers: PeerBuffers) -> list[torch.Tensor | None]:
+    return [*buffers.peers, *[None] * (MAX_PEERS - len(buffers.peers))]
+
+
+@dataclass(frozen=True)
+class PushTask(TableTask):
+    """What both launches have."""
+
+    @property
+    def peers(self) -> list[torch.Tensor]:
+        """Buffers of all ranks."""
+        named = (getattr(self, name) for name in PEERS)
+        return [peer for peer in named if peer is not None]
+
+    @property
+    def is_empty(self) -> bool:
+        """Never: there are signals to give."""
+        return False
+
+    def signal(self, first: PeerHeader, rank: int, ctas: int) -> None:
+        """Add to all ranks' counters."""
+        for peer in self.peers:
+            peer[: 4 * PeerHeader.WORDS].view(torch.int32)[first + rank] += ctas
+
+
+@dataclass(frozen=True)
+class PushRowsTask(PushTask):
+    """Tokens into buffers.
+
+    Attributes:
+        x: [T, K]. global_scale: float32, one element, or None for 1. ids: int32 or int64 [T, k].
+        to_rank, to_local: as of ``Placement.tables``.
+        rank: of the tokens. capacity: places for tokens of each rank. is_quantized: whether values are NVFP4.
+        ids_at, rows_at: where these begin in a buffer. scales: where they begin in a row of ``row_bytes``.
+        results: int32 [T, k]. peer_0 ...: buffers by rank, uint8; None from the number of ranks on.
+    """
+
+    columns = PushRows
+    written = ("results", *PEERS)
+    x: torch.Tensor
+    global_scale: torch.Tensor | None
+    ids: torch.Tensor
+    to_rank: torch.Tensor
+    to_local: torch.Tensor
+    rank: int
+    capacity: int
+    is_quantized: bool
+    ids_at: int
+    rows_at: int
+    scales: int
+    row_bytes: int
+    results: torch.Tensor
+    peer_0: torch.Tensor | None = None
+    peer_1: torch.Tensor | None = None
+    peer_2: torch.Tensor | None = None
+    peer_3: torch.Tensor | None = None
+    peer_4: torch.Tensor | None = None
+    peer_5: torch.Tensor | None = None
+    peer_6: torch.Tensor | None = None
+    peer_7: torch.Tensor | None = None
+
+    @property
+    def ctas(self) -> int:
+        """As many on every rank."""
+        return push_ctas(self.capacity * -(-NVFP4.num_k_blocks(self.x.shape[1]) // WARP_SIZE))
+
+    def key(self, gpu: Gpu) -> PushRowsKey:
+        """What to compile."""
+        has_scale = self.global_scale is not None
+        return PushRowsKey(gpu.arch, len(self.peers), self.x.dtype, self.is_quantized, has_scale)
+
+    def numbers(self, gpu: Gpu) -> dict[IntEnum, int]:
+        """Extents."""
+        tokens, top_k = self.ids.shape
+        experts, period = self.to_rank.shape
+        return {
+            PushRows.X_PITCH: self.x.stride(0) * self.x.element_size(),
+            PushRows.ID_BYTES: self.ids.element_size(),
+            PushRows.TOKENS: tokens,
+            PushRows.TOP_K: top_k,
+            PushRows.K: self.x.shape[1],
+            PushRows.RANK: self.rank,
+            PushRows.CAPACITY: self.capacity,
+            PushRows.EXPERTS: experts,
+            PushRows.PERIOD: period,
+            PushRows.IDS_AT: self.ids_at,
+            PushRows.ROWS_AT: self.rows_at,
+            PushRows.SCALES: self.scales,
+            PushRows.ROW_BYTES: self.row_bytes,
+            PushRows.CTAS: self.ctas,
+        }
+
+    def reference(self) -> None:
+        """Rank by rank."""
+        tokens, top_k = self.ids.shape
+        ranks, local = look_up(self.ids, self.to_rank, self.to_local)
+        slots = torch.arange(tokens * top_k, dtype=torch.int32, device=ranks.device).view(tokens, top_k)
+        self.results.copy_(torch.where(ranks >= 0, slots, -1))
+        parts = row_parts(self.x, self.global_scale, self.is_quantized, 0, self.scales) if tokens else {}
+        first = self.rank * self.capacity
+        for goal, peer in enumerate(self.peers):
+            ids = peer[self.ids_at : self.rows_at].view(torch.int32)
+            mine = ids[first * top_k : (first + self.capacity) * top_k].view(self.capacity, top_k)
+            mine.fill_(-1)[:tokens] = torch.where(ranks == goal, local, -1)
+            going = (ranks == goal).any(1).nonzero().flatten()
+            start, length = self.rows_at + first * self.row_bytes, self.capacity * self.row_bytes
+            rows = peer[start : start + length].view(self.capacity, self.row_bytes)
+            for begin, part in parts.items():
+                rows[going, begin : begin + part.shape[1]] = part[going]
+        self.signal(PeerHeader.DISPATCHED, self.rank, self.ctas)
+
+
+@dataclass(frozen=True)
+class PushResultsTask(PushTask):
+    """Results into buffers.
+
+    Attributes:
+        h: [R, H]. rows: int32 [ranks * capacity, k]: as of ``permute``. rank: of the experts.
+        results_at: where results begin in a buffer. peer_0 ...: as of ``PushRowsTask``.
+    """
+
+    columns = PushResults
+    written = PEERS
+    h: torch.Tensor
+    rows: torch.Tensor
+    rank: int
+    results_at: int
+    peer_0: torch.Tensor | None = None
+    peer_1: torch.Tensor | None = None
+    peer_2: torch.Tensor | None = None
+    peer_3: torch.Tensor | None = None
+    peer_4: torch.Tensor | None = None
+    peer_5: torch.Tensor | None = None
+    peer_6: torch.Tensor | None = None
+    peer_7: torch.Tensor | None = None
+
+    @property
+    def row_words(self) -> int:
+        """Vectors of 16 bytes of a row."""
+        return self.h.shape[1] * self.h.element_size() // ALIGNMENT
+
+    @property
+    def ctas(self) -> int:
+        """As many on every rank."""
+        return push_ctas(self.rows.numel() * -(-self.row_words // CHUNK_WORDS))
+
+    def key(self, gpu: Gpu) -> PushResultsKey:
+        """What to compile."""
+        return PushResultsKey(gpu.arch, len(self.peers))
+
+    def numbers(self, gpu: Gpu) -> dict[IntEnum, int]:
+        """Extents."""
+        return {
+            PushResults.RANK: self.rank,
+            PushResults.SLOTS: self.rows.numel() // len(self.peers),
+            PushResults.ROW_WORDS: self.row_words,
+            PushResults.RESULTS_AT: self.results_at,
+            PushResults.CTAS: self.ctas,
+        }
+
+    def reference(self) -> None:
+        """By indices."""
+        for peer, rows in zip(self.peers, self.rows.chunk(len(self.peers)), strict=True):
+            results = peer[self.results_at :].view(self.h.dtype).view(-1, self.h.shape[1])
+            slots = (rows.flatten() >= 0).nonzero().flatten()
+            results[slots] = self.h[rows.flatten()[slots].long()]
+        self.signal(PeerHeader.COMBINED, self.rank, self.ctas)

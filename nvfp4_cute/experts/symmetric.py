@@ -1,0 +1,188 @@
+"""Buffers of the ranks of a group that every rank's GPU stores into: ``torch.distributed._symmetric_memory``, GPUs of one host.
+
+A buffer is, each part beginning at a multiple of 128 bytes::
+
+    | header, PeerHeader | ids, int32 [ranks, capacity, k] | rows [ranks, capacity, bytes] | results [capacity, k, H] |
+
+Token t of rank r has place [r, t] of ids and rows wherever it goes, and its results come to [t, k] at home: nothing has to be
+ordered before it is stored. The same buffers serve all layers of such sizes, one call after the other. Every call is two
+exchanges, tokens and results, in both of which each rank waits for all, so that nobody stores into what another still reads.
+"""
+
+import socket
+import zlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from weakref import WeakKeyDictionary
+
+import torch
+import torch.distributed as dist
+
+from nvfp4_cute import private_api
+from nvfp4_cute.errors import RankError
+from nvfp4_cute.experts.dispatch import RowLayout
+from nvfp4_cute.experts.exchange import gather, timeout_of
+from nvfp4_cute.experts.signals import Inbox, Wait
+from nvfp4_cute.launch_table import MAX_PEERS, PeerHeader
+
+ALIGN_BYTES = 128
+# Larger ones are not made: rows go through the group's backend.
+MAX_BYTES = 2 << 30
+BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+
+
+@dataclass(frozen=True)
+class BufferLayout:
+    """Where the parts of a buffer lie, in bytes.
+
+    Attributes:
+        num_ranks, capacity, top_k: as of ``moe``. rows: of a row's parts; it has no ids.
+    """
+
+    num_ranks: int
+    capacity: int
+    top_k: int
+    rows: RowLayout
+
+    @property
+    def num_rows(self) -> int:
+        """Places for tokens."""
+        return self.num_ranks * self.capacity
+
+    @property
+    def ids_at(self) -> int:
+        """Where ids begin."""
+        return _aligned(4 * PeerHeader.WORDS)
+
+    @property
+    def rows_at(self) -> int:
+        """Where rows begin."""
+        return _aligned(self.ids_at + 4 * self.num_rows * self.top_k)
+
+    @property
+    def results_at(self) -> int:
+        """Where results begin."""
+        return _aligned(self.rows_at + self.num_rows * self.rows.row_bytes)
+
+    @property
+    def nbytes(self) -> int:
+        """Of a buffer."""
+        return self.results_at + self.capacity * self.top_k * self.rows.hidden * self.rows.dtype.itemsize
+
+
+@dataclass(frozen=True, eq=False)
+class PeerBuffers:
+    """The buffers of all ranks, as one rank has them.
+
+    Attributes:
+        layout: of each. peers: uint8 [nbytes] a rank, this one's among them.
+        rank: of this process. seconds: how long a launch waits for other ranks.
+        host_fault: int32 [1], memory of the host that the device may write: 0, or 1 and the number of a rank that did not come.
+    """
+
+    layout: BufferLayout
+    peers: tuple[torch.Tensor, ...]
+    rank: int
+    seconds: float
+    host_fault: torch.Tensor
+
+    @cached_property
+    def ids(self) -> torch.Tensor:
+        """int32 [ranks * capacity, k] that come here."""
+        layout = self.layout
+        flat = self._part(layout.ids_at, 4 * layout.num_rows * layout.top_k)
+        return flat.view(torch.int32).view(layout.num_rows, layout.top_k)
+
+    @cached_property
+    def rows(self) -> torch.Tensor:
+        """uint8 [ranks * capacity, bytes] that come here."""
+        layout = self.layout
+        flat = self._part(layout.rows_at, layout.num_rows * layout.rows.row_bytes)
+        return flat.view(layout.num_rows, layout.rows.row_bytes)
+
+    @cached_property
+    def results(self) -> torch.Tensor:
+        """[capacity * k, H] that come back."""
+        layout = self.layout
+        flat = self._part(layout.results_at, layout.nbytes - layout.results_at)
+        return flat.view(layout.rows.dtype).view(-1, layout.rows.hidden)
+
+    @cached_property
+    def inbox(self) -> Inbox:
+        """Where other ranks' signals come."""
+        header = self._part(0, 4 * PeerHeader.WORDS).view(torch.int32)
+        return Inbox(
+            header, self.host_fault, Wait(self.rank, self.layout.num_ranks, round(self.seconds * 1e9))
+        )
+
+    def _part(self, start: int, length: int) -> torch.Tensor:
+        return self.peers[self.rank][start : start + length]
+
+    def check(self) -> None:
+        """Raise RankError where a rank did not come in an earlier call: counters are out of step for good."""
+        lost = int(self.host_fault)
+        if lost:
+            raise RankError(
+                f"rank {self.rank}: rank {lost - 1} of {self.layout.num_ranks} stopped, or did not come within {self.seconds:g} "
+                "s (init_process_group(timeout=...)), and results since then are NaN; make a new group"
+            )
+
+
+# None where the ranks of a group cannot have such buffers.
+_made: "WeakKeyDictionary[dist.ProcessGroup, dict[BufferLayout, PeerBuffers | None]]" = WeakKeyDictionary()
+
+
+def buffers_of(group: dist.ProcessGroup, layout: BufferLayout, device: torch.device) -> PeerBuffers | None:
+    """The buffers of such sizes; all ranks make them in the first call. None: the GPUs do not reach each other's memory."""
+    made = _made.setdefault(group, {})
+    if layout not in made:
+        made[layout] = _make(group, layout, device)
+    return made[layout]
+
+
+def check_ranks(group: dist.ProcessGroup) -> None:
+    """Raise RankError where a rank did not come in time in a call, or in a replay of a CUDA graph, that has ended.
+
+    Every call asks the same at its beginning. A replay does not: ask after it, when its results are there.
+    """
+    for buffers in _made.get(group, {}).values():
+        if buffers is not None:
+            buffers.check()
+
+
+def _make(group: dist.ProcessGroup, layout: BufferLayout, device: torch.device) -> PeerBuffers | None:
+    is_possible = (
+        device.type == "cuda" and 1 < layout.num_ranks <= MAX_PEERS and layout.nbytes <= MAX_BYTES
+    )  # the same on every rank
+    if not is_possible or len(set(_told(group, device, _host()))) > 1:
+        return None
+    peers: Sequence[torch.Tensor] = ()
+    try:
+        peers = private_api.symmetric_memory(layout.nbytes, device, group)
+        peers[dist.get_rank(group)].zero_()
+        torch.cuda.synchronize(device)
+    except (RuntimeError, ImportError, AttributeError):
+        peers = ()
+    if not all(_told(group, device, len(peers))):
+        return None
+    seconds = timeout_of(group, device).total_seconds()
+    host_fault = torch.zeros(1, dtype=torch.int32, pin_memory=True)
+    return PeerBuffers(layout, tuple(peers), dist.get_rank(group), seconds, host_fault)
+
+
+def _told(group: dist.ProcessGroup, device: torch.device, number: int) -> list[int]:
+    """A number of every rank."""
+    table = gather(group, torch.tensor([number], device=device)).wait()
+    return [int(value) for value in table[:, 0]]
+
+
+def _host() -> int:
+    """A number of this host and its start."""
+    boot = BOOT_ID.read_text() if BOOT_ID.exists() else ""
+    return zlib.crc32((socket.gethostname() + boot).encode())
+
+
+def _aligned(count: int) -> int:
+    return -(-count // ALIGN_BYTES) * ALIGN_BYTES

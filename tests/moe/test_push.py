@@ -1,0 +1,236 @@
+"""Layers whose ranks store into each other's buffers: bits of one process, on the emulator and without a kernel."""
+
+import tempfile
+import time
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+from expert_layers import some_layer
+from oracle import assert_bitwise_equal
+from peers import local_peers, shared_peers
+from ranks import differences, part_of, run_ranks, some_layer_of_ranks
+
+from nvfp4_cute.backends.emulator import observe
+from nvfp4_cute.errors import RankError
+from nvfp4_cute.experts import parallel, push
+from nvfp4_cute.experts.combine import finalize
+from nvfp4_cute.experts.dispatch import RowLayout
+from nvfp4_cute.experts.layer import moe
+from nvfp4_cute.experts.permutation import permute
+from nvfp4_cute.experts.placement import Placement
+from nvfp4_cute.experts.symmetric import BufferLayout
+
+ARCHS = ["sm_90a", pytest.param("sm_100a", marks=pytest.mark.slow)]
+
+
+def some_rows(tokens, hidden, dtype, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    return (torch.randn(tokens, hidden, generator=generator) * 3).to(dtype)
+
+
+def layout_of(ranks, capacity, top_k, hidden, dtype=torch.bfloat16, is_quantized=True):
+    return BufferLayout(ranks, capacity, top_k, RowLayout(hidden, 0, dtype, is_quantized))
+
+
+# ---- launches on the emulator ------------------------------------------------------------------------------------
+
+
+def there_and_back(peers, tokens, ids, placement, scale, backend, h, weights):
+    """Every launch of all ranks, phase by phase: what each rank received, ordered, and got back."""
+    results = [
+        push.send(x, i, placement, mine, scale, backend)
+        for x, i, mine in zip(tokens, ids, peers, strict=True)
+    ]
+    orders = [permute(mine.ids, 3, inbox=mine.inbox, backend=backend) for mine in peers]
+    for mine, order, rows in zip(peers, orders, h, strict=True):
+        push.give(rows, order, mine, backend)
+    sums = [
+        finalize(mine.results, places, weight, inbox=mine.inbox, backend=backend)
+        for mine, places, weight in zip(peers, results, weights, strict=True)
+    ]
+    return [*results, *sums, *(part for order in orders for part in (order.offs, order.rows, order.places))]
+
+
+@pytest.mark.parametrize("arch", ARCHS)
+@pytest.mark.parametrize(
+    "shares, top_k, hidden, dtype, scale, is_quantized",
+    [
+        ((5, 0), 4, 96, torch.float16, torch.tensor([0.02]), True),
+        ((3, 8), 8, 1056, torch.bfloat16, None, True),
+        ((1, 4), 2, 544, torch.bfloat16, None, False),
+        pytest.param((2, 0, 7, 8), 5, 544, torch.bfloat16, None, True, marks=pytest.mark.slow),
+    ],
+)
+def test_kernels_have_the_bits_of_the_reference(
+    shares, top_k, hidden, dtype, scale, is_quantized, arch, monkeypatch
+):
+    """Two calls one after the other on the same buffers, hazards looked for."""
+    monkeypatch.setattr(torch, "empty", torch.zeros)  # entries that nothing writes are the same
+    ranks = len(shares)
+    placement = (
+        Placement(((0, 1, 3), (0, 2), (), (1, 4, 5))) if ranks == 4 else Placement(((0, 3, 4), (1, 2, 0)))
+    )
+    layout = layout_of(ranks, 8, top_k, hidden, dtype, is_quantized)
+    # The kernel writes scales by fours: behind the last of a row zeros.
+    emulated, expected = local_peers(layout, fill=0), local_peers(layout, fill=0)
+    for seed in range(2):
+        generator = torch.Generator().manual_seed(seed)
+        tokens = [some_rows(share, hidden, dtype, seed) for share in shares]
+        ids = [
+            torch.randint(-1, 6, (share, top_k), generator=generator, dtype=(torch.int32, torch.int64)[seed])
+            for share in shares
+        ]
+        weights = [torch.rand(share, top_k, generator=generator) for share in shares]
+        h = [some_rows(ranks * 8 * top_k, hidden, dtype, rank) for rank in range(ranks)]
+        arguments = (tokens, ids, placement, scale)
+        with observe(check=True) as observer:
+            got = there_and_back(emulated, *arguments, f"emulator:{arch}", h, weights)
+        want = there_and_back(expected, *arguments, "reference", h, weights)
+        assert len(observer.stats) == 4 * ranks
+        for one, other in zip(got, want, strict=True):
+            assert_bitwise_equal(one, other)
+        for one, other in zip(emulated, expected, strict=True):
+            assert_bitwise_equal(one.peers[one.rank], other.peers[other.rank])
+
+
+def test_a_wait_for_many_ids_is_a_clusters():
+    """More ids than one CTA orders."""
+    layout = layout_of(2, 160, 8, 64)
+    peers, placement = local_peers(layout), Placement.even(6, 2)
+    for mine in peers:
+        ids = torch.randint(-1, 6, (150, 8), generator=torch.Generator().manual_seed(mine.rank))
+        push.send(some_rows(150, 64, torch.bfloat16), ids, placement, mine, None, "reference")
+    for mine in peers:
+        got = permute(mine.ids, 3, inbox=mine.inbox, backend="emulator:sm_90a")
+        want = permute(mine.ids, 3, backend="reference")
+        assert_bitwise_equal(got.rows, want.rows)
+
+
+@pytest.mark.parametrize("backend", ["reference", "emulator:sm_90a"])
+def test_a_rank_that_does_not_come_is_an_error_and_nan(backend):
+    layout = layout_of(2, 4, 2, 64)
+    mine, other = local_peers(layout, seconds=0.2)
+    x, ids = some_rows(3, 64, torch.bfloat16), torch.tensor([[0, 1], [2, 3], [0, -1]], dtype=torch.int32)
+    push.send(x, ids, Placement.even(4, 2), mine, None, backend)
+    mine.check()
+    began = time.monotonic()
+    permute(mine.ids.fill_(-1), 2, inbox=mine.inbox, backend=backend)
+    y = finalize(mine.results, ids, torch.ones(3, 2), inbox=mine.inbox, backend=backend)
+    assert 0.2 <= time.monotonic() - began < 20
+    assert y.isnan().all()
+    with pytest.raises(RankError, match="rank 0: rank 1 of 2 stopped, or did not come within 0.2 s"):
+        mine.check()
+    other.check()
+
+
+# ---- whole layers ------------------------------------------------------------------------------------------------
+
+
+def call_of(part, placement, rank, capacity, backend):
+    """The checked call of a rank, as ``moe`` makes it."""
+    options = dict(part.options)
+    named = {name: options.pop(name, None) for name in ("input_scale", "bias2", "shared")}
+    defaults = dict.fromkeys(("hidden_scale", "alpha13", "alpha2", "bias13"))
+    defaults |= {"weight_layout": "concatenated"}
+    experts = parallel.LocalExperts.of(
+        part.x, part.w13, part.w2, input_scale=named["input_scale"], **defaults | options
+    )
+    scale = named["input_scale"]
+    layout = RowLayout(part.x.shape[1], part.ids.shape[1], part.x.dtype, scale is None or scale.numel() == 1)
+    ranks = parallel.Ranks(None, rank, placement, capacity)
+    return parallel.Call(experts, ranks, layout, scale, named["bias2"], backend), named["shared"]
+
+
+def pushed(seed, ranks, backend):
+    """Results of all ranks of a random layer, and those of one process."""
+    layer, placement, shares = some_layer_of_ranks(seed, ranks)
+    parts = [part_of(layer, placement, shares, rank) for rank in range(ranks)]
+    found = [call_of(part, placement, rank, 40, backend) for rank, part in enumerate(parts)]
+    peers = local_peers(found[0][0].buffers)
+    for _ in range(2):
+        places = [
+            call.send(mine, part.x, part.ids)
+            for (call, _), mine, part in zip(found, peers, parts, strict=True)
+        ]
+        for (call, _), mine in zip(found, peers, strict=True):
+            call.serve(mine)
+        got = [
+            call.sum(mine.results, place, part.ids, part.weights, shared, mine.inbox)
+            for (call, shared), mine, place, part in zip(found, peers, places, parts, strict=True)
+        ]
+    return torch.cat(got), moe(*layer.arguments(), **layer.options)
+
+
+@pytest.mark.parametrize("seeds", [range(3), pytest.param(range(3, 60), marks=pytest.mark.slow)], ids=str)
+def test_random_layers_have_the_bits_of_one_process(seeds):
+    for seed in seeds:
+        got, want = pushed(seed, (2, 4, 2, 8)[seed % 4], "reference")
+        assert_bitwise_equal(got, want)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(6))
+def test_random_layers_on_the_emulator(seed):
+    got, want = pushed(seed, 2, "emulator:sm_90a")
+    assert_bitwise_equal(got, want)
+
+
+# ---- processes ---------------------------------------------------------------------------------------------------
+
+
+def over_files(rank: int, seeds: range, folder: str) -> list[str]:
+    """What differs where processes store into files that they share, as GPUs into each other's memory."""
+    made: dict = {}
+
+    def buffers_of(group, layout, device):
+        if layout not in made:
+            made[layout] = shared_peers(Path(folder), layout, rank)
+        return made[layout]
+
+    parallel.buffers_of = buffers_of
+    found = [differences(seed, dist.group.WORLD, 40) for seed in seeds]
+    assert made
+    return [text for text in found if text]
+
+
+@pytest.mark.parametrize("seeds", [range(4), pytest.param(range(4, 60), marks=pytest.mark.slow)], ids=str)
+def test_processes_have_the_bits_of_one(seeds):
+    with tempfile.TemporaryDirectory() as folder:
+        for found in run_ranks(over_files, 2, seeds, folder):
+            assert found == []
+
+
+def overflow(rank: int, folder: str) -> list[str]:
+    """A rank with too many tokens, and one that stops: what each says."""
+    made: dict = {}
+
+    def buffers_of(group, layout, device):
+        return made.setdefault(layout, shared_peers(Path(folder), layout, rank, seconds=1.0))
+
+    parallel.buffers_of = buffers_of
+    layer = some_layer(12, 2, 4, 64, 64)
+    part = part_of(layer, Placement.even(4, 2), [9, 3], rank)
+    want = moe(*layer.arguments(), **layer.options)[9:]
+    said = []
+    for number in range(4):
+        if number > 1 and rank:
+            break
+        try:
+            got = moe(*part.arguments(), **part.options, group=dist.group.WORLD, capacity=8)
+            said.append("right" if torch.equal(got, want) else "nan" if got.isnan().all() else "wrong")
+        except (RankError, ValueError) as error:
+            said.append(f"{type(error).__name__}: {error}")
+        if number == 1 and not rank:
+            part = part_of(layer, Placement.even(4, 2), [8, 4], rank)
+    return said
+
+
+def test_too_many_tokens_and_a_rank_that_stops():
+    with tempfile.TemporaryDirectory() as folder:
+        first, second = run_ranks(overflow, 2, folder)
+    assert second == ["right", "right"]
+    assert all("ValueError: 9 tokens are more than capacity=8" in text for text in first[:2])
+    assert first[2] == "nan"
+    assert "RankError: rank 0: rank 1 of 2 stopped, or did not come within 1 s" in first[3]
