@@ -117,6 +117,12 @@ class GroupedProblem:
         )
 
 
+def check_limit(limit: Any) -> None:
+    """Raises ValueError unless a gate can be cut to it: a positive number, or None."""
+    if limit is not None and (not isinstance(limit, int | float) or not limit > 0):
+        raise ValueError(f"limit={limit!r} is not a positive number; pass None for no limit")
+
+
 @dataclass(frozen=True)
 class Gate:
     """What makes a GEMM dual: as the attributes of :class:`GroupedProblem` of these names."""
@@ -139,8 +145,7 @@ class Gate:
             if value not in choices:
                 names = ", ".join(f'"{choice}"' for choice in choices)
                 raise ValueError(f"{name}={value!r} is unknown; use one of {names}")
-        if limit is not None and (not isinstance(limit, int | float) or not limit > 0):
-            raise ValueError(f"limit={limit!r} is not a positive number; pass None for no limit")
+        check_limit(limit)
         is_separate = weight_layout == "separate"
         if any((part is not None) != is_separate for part in second):
             fix = "pass b2 and b2_scale" if is_separate else "b1 holds both; pass None for b2 and b2_scale"

@@ -30,6 +30,14 @@ def check_ids(ids: torch.Tensor) -> None:
         )
 
 
+def check_first_expert(first_expert: int) -> None:
+    """Raise TypeError or ValueError unless it may be the id of an expert."""
+    if not isinstance(first_expert, int) or isinstance(first_expert, bool):
+        raise TypeError(f"first_expert={first_expert!r} is no int; pass the id of the first local expert")
+    if not 0 <= first_expert < 2**31:
+        raise ValueError(f"first_expert={first_expert} is not from 0 to 2^31 - 1, as ids are")
+
+
 def check_tokens(x: torch.Tensor, ids: torch.Tensor) -> None:
     """Raise TypeError or ValueError unless these are rows of tokens and their ids."""
     check_rows("x", x)

@@ -5,6 +5,7 @@ from typing import Any
 import torch
 
 from nvfp4_cute.errors import UnsupportedProblem
+from nvfp4_cute.experts.checks import check_first_expert
 from nvfp4_cute.experts.combine import finalize
 from nvfp4_cute.experts.gather import gather, gather_quantize
 from nvfp4_cute.experts.parallel import moe_over_ranks
@@ -104,6 +105,7 @@ def moe(
         raise ValueError(
             "placement and capacity say how experts lie on the ranks of a group: pass group, too"
         )
+    check_first_expert(first_expert)
     experts = LocalExperts.of(
         x, w13, w2, activations=activations, activation=activation, limit=limit, weight_layout=weight_layout,
         input_scale=input_scale, hidden_scale=hidden_scale, alpha13=alpha13, alpha2=alpha2, bias13=bias13,

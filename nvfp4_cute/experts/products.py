@@ -14,7 +14,7 @@ from nvfp4_cute.experts.weights import per_expert, product_factors
 from nvfp4_cute.operands import rules as checks
 from nvfp4_cute.ops.dual_gemm import grouped_dual_gemm
 from nvfp4_cute.ops.grouped_gemm import grouped_gemm
-from nvfp4_cute.problem import NVFP4, Activation
+from nvfp4_cute.problem import NVFP4, Activation, check_limit
 
 ExpertLayout = Literal[
     "concatenated", "interleaved", "interleaved_64_up_first", "interleaved_32_gate_first", "none"
@@ -56,6 +56,7 @@ class LocalExperts:
             )
         checks.check_choice("activation", activation, ACTIVATIONS)
         checks.check_choice("weight_layout", weight_layout, LAYOUTS)
+        check_limit(limit)
         experts = _check_weights(x, w13, w2, weight_layout)
         if alpha13 is None:
             alpha13 = product_factors(w13, input_scale, experts)
@@ -170,12 +171,14 @@ class LocalExperts:
 
 
 def _check_weights(x: torch.Tensor, w13: Any, w2: Any, layout: str) -> int:
-    """Experts. Raises TypeError or ValueError where shapes do not fit each other."""
+    """Experts. Raises TypeError or ValueError where shapes or devices do not fit each other."""
+    checks.check_tensors({"x": x})
     for name, tensor in (("w13", w13), ("w2", w2)):
         if not all(isinstance(getattr(tensor, part, None), torch.Tensor) for part in ("data", "scale")):
             raise TypeError(f"{name} is a {type(tensor).__name__}; pass a BlockScaledTensor or ExpertWeights")
         if tensor.data.ndim != 3:
             raise ValueError(f"{name} has data {list(tensor.data.shape)}; expected [E, N, K/2]")
+        checks.check_tensors({"x": x, f"data of {name}": tensor.data, f"scale of {name}": tensor.scale})
     (experts, rows, row_bytes), down = w13.data.shape, tuple(w2.data.shape)
     width = rows if layout == "none" else rows // 2
     wanted = (experts, x.shape[-1], w2.format.row_bytes(width))

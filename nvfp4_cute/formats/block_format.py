@@ -214,6 +214,12 @@ class BlockFormat:
         return torch_dtypes(self.scale.dtypes)
 
 
+def check_is_format(name: str, value: object) -> None:
+    """Raise TypeError for what is no record of a format."""
+    if not isinstance(value, BlockFormat):
+        raise TypeError(f"{name}={value!r} is no BlockFormat; pass a record, such as nvfp4_cute.MXFP4")
+
+
 def torch_dtypes(names: tuple[str, ...]) -> tuple["torch.dtype", ...]:
     """Dtypes by their names in torch, which is imported only here."""
     import torch

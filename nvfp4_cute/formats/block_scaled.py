@@ -8,7 +8,7 @@ from typing import Any, Literal, TypeVar, overload
 
 import torch
 
-from nvfp4_cute.formats.block_format import ATOM_ROWS, NVFP4, SCALE_LAYOUTS, BlockFormat
+from nvfp4_cute.formats.block_format import ATOM_ROWS, NVFP4, SCALE_LAYOUTS, BlockFormat, check_is_format
 from nvfp4_cute.formats.block_format import ScaleLayout as ScaleLayout
 from nvfp4_cute.formats.block_scales import ScaleRounding, scale_codes
 from nvfp4_cute.formats.codecs import INPUT_DTYPES, at_least_float32, check_is_float, decode, encode
@@ -356,6 +356,7 @@ def quantize(
             tensor on a GPU is not read, and not checked), or given to a format that has none.
     """
     check_is_tensor("x", x)
+    check_is_format("format", format)
     scale_layout = scale_layout or format.scale_layout
     check_scale_layout(scale_layout, format)
     if x.ndim == 0:

@@ -71,6 +71,8 @@ def _numbers(given: Any, name: str, values: torch.Tensor) -> torch.Tensor:
     except (TypeError, ValueError, RuntimeError) as error:
         raise TypeError(f"{name}={given!r} is not {KINDS[name]}") from error
     device, batches = values.device, values.shape[:-2]
+    if tensor.is_meta and device.type != "meta":
+        raise ValueError(f"{name} is on meta and x on {device}; pass one that has data")
     if tensor.numel() != 1:
         if tensor.shape != batches:
             each = f", or one for each batch, {list(batches)}" if batches else ""

@@ -8,7 +8,14 @@ from typing import Any
 import torch
 
 from nvfp4_cute.errors import UnsupportedProblem
-from nvfp4_cute.formats.block_format import FORMATS, SCALE_LAYOUTS, TMA_ALIGN_BYTES, BlockFormat, ScaleLayout
+from nvfp4_cute.formats.block_format import (
+    FORMATS,
+    SCALE_LAYOUTS,
+    TMA_ALIGN_BYTES,
+    BlockFormat,
+    ScaleLayout,
+    check_is_format,
+)
 from nvfp4_cute.formats.block_format import NVFP4 as NVFP4_FORMAT
 from nvfp4_cute.formats.block_scaled import check_is_tensor
 from nvfp4_cute.formats.global_scale import first_wrong
@@ -76,8 +83,7 @@ def check_formats(*formats: Any, takes_rows: bool = False) -> None:
     Raises TypeError for what is no format, UnsupportedProblem where scales are rows and may not be.
     """
     for fmt in formats:
-        if not isinstance(fmt, BlockFormat):
-            raise TypeError(f"format {fmt!r} is no BlockFormat; pass a record, such as nvfp4_cute.MXFP4")
+        check_is_format("format", fmt)
         if fmt.scale_layout != "blocked" and not takes_rows:
             raise UnsupportedProblem(
                 f"{fmt.title} has {fmt.scale.name} scales, and only gemm and grouped_gemm multiply it, into 16- or 32-bit "

@@ -7,7 +7,7 @@ import torch
 from nvfp4_cute import backends
 from nvfp4_cute.backends.calls import call
 from nvfp4_cute.formats import block_scaled
-from nvfp4_cute.formats.block_format import NVFP4, BlockFormat
+from nvfp4_cute.formats.block_format import NVFP4, BlockFormat, check_is_format
 from nvfp4_cute.formats.block_scaled import BlockScaledTensor, NVFP4Tensor, ScaleLayout, check_is_tensor
 from nvfp4_cute.formats.block_scales import ScaleRounding
 from nvfp4_cute.formats.global_scale import check_has_global_scale, resolve_global_scale
@@ -93,6 +93,7 @@ def quantize(
         TypeError, ValueError: as ``formats.quantize``. UnsupportedTarget: no kernel for the GPU.
         UnsupportedProblem: more rows or batches than a grid has.
     """
+    check_is_format("format", format)
     layout = scale_layout or format.scale_layout
     if torch.compiler.is_compiling():  # the custom op (ops.library) that a traced graph keeps
         return _traced(x, format, up, global_scale, global_scale_inv, layout, scale_rounding, backend)

@@ -5,18 +5,35 @@ wrong one may be refused or be right after all; what counts is that every backen
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate
 from typing import Any
 
 import torch
+from expert_layers import mxfp4_weights, some_layer
 
 import nvfp4_cute as nv
 from nvfp4_cute.cli.check import Dice
+from nvfp4_cute.experts.weights import ExpertWeights
+from nvfp4_cute.formats.block_format import (
+    MIXED_PAIRS,
+    MXFP4,
+    MXFP8,
+    MXFP8_PAIRS,
+    NVFP4,
+    NVFP4_PAIR,
+    PADDED_K_MULTIPLE,
+    BlockFormat,
+    Formats,
+)
 
 POISON_BYTE = 0xFE
+# Half of the problems are NVFP4's.
+OTHER_PAIRS = ((MXFP4, MXFP4), *MXFP8_PAIRS, *MIXED_PAIRS)
+PAIRS = (NVFP4_PAIR,) * len(OTHER_PAIRS) + OTHER_PAIRS
 DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 Arguments = dict[str, Any]
+PARTS = ("data", "scale", "global_scale")  # of a quantized tensor
 
 
 @dataclass(frozen=True)
@@ -70,8 +87,8 @@ def copied(arguments: Arguments, device: str = "cpu") -> Arguments:
     def copy(value: Any) -> Any:
         if isinstance(value, list | tuple):
             return type(value)(map(copy, value))
-        if isinstance(value, nv.NVFP4Tensor):
-            return nv.NVFP4Tensor(copy(value.data), copy(value.scale), copy(value.global_scale), value.shape)
+        if isinstance(value, ExpertWeights | nv.BlockScaledTensor):
+            return replace(value, **{name: copy(getattr(value, name)) for name in PARTS})
         if not isinstance(value, torch.Tensor) or value.device.type != "cpu":
             return value
         old = value.untyped_storage()
@@ -89,6 +106,9 @@ def _shown(value: Any) -> str:
         return f"{str(value.dtype).removeprefix('torch.')}{list(value.shape)}/{list(value.stride())}@{value.device.type}"
     if isinstance(value, list | tuple):
         return f"[{', '.join(map(_shown, value))}]"
+    if isinstance(value, ExpertWeights | nv.BlockScaledTensor):
+        parts = ", ".join(_shown(getattr(value, name)) for name in PARTS)
+        return f"{type(value).__name__}({parts}, {value.format})"
     return repr(value)
 
 
@@ -97,8 +117,14 @@ def _columns(dice: Dice, limits: Limits) -> int:
     return 16 * dice.integer(1, limits.n_steps)
 
 
-def _depth(dice: Dice, limits: Limits) -> int:
-    return 32 * dice.integer(1, limits.k_steps)
+def _depth(dice: Dice, limits: Limits, pair: Formats = NVFP4_PAIR) -> int:
+    step = PADDED_K_MULTIPLE if pair in MIXED_PAIRS else 32
+    return step * dice.integer(1, max(1, 32 * limits.k_steps // step))
+
+
+def _formats(pair: Formats) -> Arguments:
+    """As arguments; NVFP4 goes without saying."""
+    return {f"{name}_format": f for name, f in zip("ab", pair, strict=True) if f != NVFP4}
 
 
 def _poisoned(*shape: int, dtype: torch.dtype) -> torch.Tensor:
@@ -116,19 +142,25 @@ def _quantized_out(
     return _poisoned(*lead, n // 2, dtype=torch.uint8), scale
 
 
-def _operands(dice: Dice, rows: list[int], n: int, k: int, num_b: int) -> Arguments:
+def _operands(dice: Dice, rows: list[int], n: int, k: int, num_b: int, pair: Formats) -> Arguments:
     names = ("b",) if num_b == 1 else ("b1", "b2")
-    made: Arguments = {"a": [dice.values(m, k) for m in rows]}
-    made |= {name: [dice.values(n, k) for _ in rows] for name in names}
-    made["a_scale"] = [dice.scales(m, k) for m in rows]
-    return made | {f"{name}_scale": [dice.scales(n, k) for _ in rows] for name in names}
+    made: Arguments = {"a": [dice.values(m, k, pair[0]) for m in rows]}
+    made |= {name: [dice.values(n, k, pair[1]) for _ in rows] for name in names}
+    made["a_scale"] = [dice.scales(m, k, pair[0]) for m in rows]
+    return made | {f"{name}_scale": [dice.scales(n, k, pair[1]) for _ in rows] for name in names}
+
+
+def _with_16_bit_rows(dice: Dice, made: Arguments, k: int) -> Arguments:
+    """The same with 16-bit rows in place of quantized ones, whose format ``a`` then does not have."""
+    dtype = dice.choose(DTYPES[:2])
+    return made | {"a": [dice.halves(len(a), k).to(dtype) for a in made["a"]], "a_scale": None}
 
 
 def _stacked(made: Arguments, form: str) -> Arguments:
     """The operands of a list as those of the ragged or the masked form."""
     flat = lambda scales: [s.view(torch.uint8).flatten() for s in scales]
     join = torch.cat if form == "ragged" else torch.stack
-    found = {"a": join(made["a"]), "a_scale": join(flat(made["a_scale"]))}
+    found = {"a": join(made["a"]), "a_scale": made["a_scale"] and join(flat(made["a_scale"]))}
     for name in made:
         if name.startswith("b"):
             found[name] = torch.stack(flat(made[name]) if name.endswith("_scale") else made[name])
@@ -138,9 +170,12 @@ def _stacked(made: Arguments, form: str) -> Arguments:
 def _grouped(dice: Dice, limits: Limits, num_b: int) -> Arguments:
     form = dice.choose(("list", "ragged", "masked"))
     rows = [dice.rows(limits.rows) for _ in range(dice.integer(1, limits.groups))]
-    n, k, most = _columns(dice, limits), _depth(dice, limits), max(*rows, 1) + 1
+    pair = dice.choose(PAIRS)
+    n, k, most = _columns(dice, limits), _depth(dice, limits, pair), max(*rows, 1) + 1
     dtype = dice.choose((*DTYPES, "nvfp4"))
-    made = _operands(dice, [most] * len(rows) if form == "masked" else rows, n, k, num_b)
+    made = _operands(dice, [most] * len(rows) if form == "masked" else rows, n, k, num_b, pair)
+    if dice.integer(0, 5) == 0:
+        made, pair = _with_16_bit_rows(dice, made, k), (NVFP4, pair[1])
     names = ("alpha",) if num_b == 1 else ("alpha1", "alpha2")
     factors = {name: dice.factors(len(rows)) for name in names if dice.choose((False, True))}
     if form == "list":
@@ -160,54 +195,124 @@ def _grouped(dice: Dice, limits: Limits, num_b: int) -> Arguments:
         given["out_global_scale"] = 2.0 ** -dice.integer(0, 6) * torch.ones(len(rows))
     if num_b == 2:
         given["activation"] = "relu2"
-    return given | factors | {"out_dtype": dtype}
+    return given | factors | _formats(pair) | {"out_dtype": dtype}
 
 
 def _matrices(dice: Dice, limits: Limits, num_b: int) -> Arguments:
-    m, n, k = dice.rows(limits.rows), _columns(dice, limits), _depth(dice, limits)
+    pair = dice.choose(PAIRS)
+    m, n, k = dice.rows(limits.rows), _columns(dice, limits), _depth(dice, limits, pair)
     dtype = dice.choose(DTYPES)
-    made = {name: value[0] for name, value in _operands(dice, [m], n, k, num_b).items()}
+    made = _operands(dice, [m], n, k, num_b, pair)
     if num_b == 1 and dice.integer(0, 3) == 0:
-        made |= {"a": dice.halves(m, k).to(dice.choose(DTYPES[:2])), "a_scale": None}
+        made, pair = _with_16_bit_rows(dice, made, k), (NVFP4, pair[1])
+    made = {name: value and value[0] for name, value in made.items()}
     if dice.choose((False, True)):
         made["out"] = _poisoned(m, n, dtype=dtype)
     if num_b == 1 and dice.choose((False, True)):
         made["alpha"] = dice.factors(1)
-    return made | {"out_dtype": dtype} | ({"activation": "relu2"} if num_b == 2 else {})
+    return made | _formats(pair) | {"out_dtype": dtype} | ({"activation": "relu2"} if num_b == 2 else {})
 
 
 def _gemv(dice: Dice, limits: Limits) -> Arguments:
+    b_format = dice.choose((NVFP4, NVFP4, MXFP4))
     m, k, dtype = dice.integer(1, 2 * limits.rows), _depth(dice, limits), dice.choose(DTYPES)
     made = {
-        "a": dice.values(m, k),
-        "b": dice.values(1, k)[0],
-        "a_scale": dice.scales(m, k),
-        "b_scale": dice.scales(1, k),
+        "a": dice.values(m, k, b_format),
+        "b": dice.values(1, k, b_format)[0],
+        "a_scale": dice.scales(m, k, b_format),
+        "b_scale": dice.scales(1, k, b_format),
     }
-    return made | {"out": _poisoned(m, dtype=dtype), "out_dtype": dtype}
+    return made | _formats((b_format, b_format)) | {"out": _poisoned(m, dtype=dtype), "out_dtype": dtype}
+
+
+def _format(dice: Dice) -> BlockFormat:
+    return dice.choose((NVFP4, NVFP4, MXFP4, *MXFP8))
+
+
+def _wide(dice: Dice, limits: Limits, format: BlockFormat) -> int:
+    """K of what is quantized."""
+    return format.block_k * dice.integer(1, 2 * limits.k_steps)
+
+
+def _rows_to_quantize(dice: Dice, rows: int, k: int) -> torch.Tensor:
+    return dice.halves(rows, k).to(dice.choose(DTYPES[:2])) / 3
 
 
 def _quantize(dice: Dice, limits: Limits) -> Arguments:
-    x = (
-        dice.halves(dice.integer(1, limits.rows), 16 * dice.integer(1, 2 * limits.k_steps)).to(
-            dice.choose(DTYPES[:2])
-        )
-        / 3
-    )
-    made: Arguments = {"x": x}
-    if dice.choose((False, True)):
+    format = _format(dice)
+    x = _rows_to_quantize(dice, dice.integer(1, limits.rows), _wide(dice, limits, format))
+    made: Arguments = {"x": x, "format": format}
+    if format.has_global_scale and dice.choose((False, True)):
         made["global_scale"] = dice.choose((0.5, torch.tensor(0.25), torch.tensor([0.125])))
     if dice.choose((False, True)):
         made["up"] = x.clone()
+    if not format.has_global_scale:
+        made["scale_rounding"] = dice.choose(("up", "down"))
     return made | {"scale_layout": dice.choose(("blocked", "rowmajor"))}
 
 
 def _grouped_quantize(dice: Dice, limits: Limits) -> Arguments:
+    format = _format(dice)
     rows = [dice.rows(limits.rows) for _ in range(dice.integer(1, limits.groups))]
-    x = dice.halves(sum(rows), 16 * dice.integer(1, 2 * limits.k_steps)).to(dice.choose(DTYPES[:2])) / 3
-    made: Arguments = {"x": x, "offs": torch.tensor(list(accumulate(rows)), dtype=torch.int32)}
-    if dice.choose((False, True)):
+    x = _rows_to_quantize(dice, sum(rows), _wide(dice, limits, format))
+    offs = torch.tensor(list(accumulate(rows)), dtype=torch.int32)
+    made: Arguments = {"x": x, "offs": offs, "format": format}
+    if format.has_global_scale and dice.choose((False, True)):
         made["global_scale"] = 2.0 ** -dice.integer(0, 6) * torch.ones(len(rows))
+    return made
+
+
+def _dequantize(dice: Dice, limits: Limits) -> Arguments:
+    format = _format(dice)
+    x = _rows_to_quantize(dice, dice.integer(1, limits.rows), _wide(dice, limits, format))
+    layout = dice.choose(("blocked", "rowmajor"))
+    t = nv.quantize(x, format=format, scale_layout=layout, backend="reference")
+    return {"t": t, "dtype": dice.choose(DTYPES)}
+
+
+def _route(dice: Dice, limits: Limits) -> Arguments:
+    groups = dice.choose((1, 1, 2, 4))
+    experts = groups * dice.integer(1, 24)
+    topk_groups = dice.integer(1, groups)
+    logits = dice.halves(dice.rows(limits.rows), experts).to(dice.choose(DTYPES))  # with equal ones
+    made: Arguments = {
+        "router_logits": logits,
+        "top_k": dice.integer(1, min(8, experts // groups * topk_groups)),
+    }
+    made |= {"scoring": dice.choose(("softmax", "sigmoid")), "renormalize": dice.choose((False, True))}
+    for name in ("bias", "correction_bias"):
+        if dice.integer(0, 3) == 0:
+            made[name] = dice.halves(experts)
+    return made | {"num_groups": groups, "topk_groups": topk_groups, "scale": dice.choose((1.0, 2.5))}
+
+
+def _moe(dice: Dice, limits: Limits) -> Arguments:
+    """A layer whose sums are exact; experts without rows, ids of no expert, biases, one launch fewer or more."""
+    experts, hidden, width = dice.integer(1, 8), 32 * dice.integer(1, 4), 32 * dice.integer(1, 4)
+    is_16_bit, is_gated = dice.choose((False, True)), dice.choose((False, True, True))
+    dtype, weight_format = dice.choose(DTYPES[1::-1]), dice.choose((NVFP4, MXFP4))
+    layer = some_layer(
+        dice.rows(limits.rows), dice.integer(1, 4), experts, hidden, width, seed=dice.integer(0, 2**31), dtype=dtype,
+        gated=is_gated, foreign=dice.choose((False, True)),
+    )  # fmt: skip
+    made = dict(zip(("x", "ids", "weights", "w13", "w2"), layer.arguments(), strict=True)) | layer.options
+    if is_gated:
+        made["weight_layout"] = dice.choose(("concatenated", "interleaved"))
+    rows = made["w13"].shape[1]
+    if is_16_bit:
+        made["activations"] = "16bit"
+        if weight_format == MXFP4 and dtype == torch.bfloat16:
+            generator = torch.Generator().manual_seed(dice.integer(0, 2**31))
+            made["w13"] = mxfp4_weights(experts, rows, hidden, generator)
+            made["w2"] = mxfp4_weights(experts, hidden, width, generator)
+        else:
+            made["w13"] = replace(made["w13"], global_scale=torch.ones(experts))
+    elif dice.choose((False, True)):
+        made["input_scale"] = 2.0 ** -dice.integer(0, 2) * torch.ones(dice.choose((1, experts)))
+    if dice.integer(0, 2) == 0:
+        made["bias13"] = dice.halves(experts, rows).to(dtype) * 2
+    if dice.integer(0, 2) == 0:
+        made["shared"] = dice.halves(*made["x"].shape).to(dtype)
     return made
 
 
@@ -219,6 +324,9 @@ OPERATIONS: dict[str, Callable[[Dice, Limits], Arguments]] = {
     "gemv": _gemv,
     "quantize": _quantize,
     "grouped_quantize": _grouped_quantize,
+    "dequantize": _dequantize,
+    "route": _route,
+    "moe": _moe,
 }
 
 
@@ -312,6 +420,21 @@ VALUES: dict[str, tuple[Any, ...]] = {
         torch.zeros(2),
         torch.tensor(-1.0),
     ),
+    "a_format": (MXFP4, MXFP8[0], "mxfp4", None),
+    "b_format": (NVFP4, MXFP4, MXFP8[1], 4),
+    "format": (NVFP4, MXFP4, *MXFP8, "nvfp4", None),
+    "scale_rounding": ("down", "nearest", None),
+    "dtype": (torch.float64, torch.int8, "bf16", None),
+    "t": (None, torch.zeros(3), 4),
+    "w2": (None, torch.zeros(3, 32, 32), 4),
+    "top_k": (0, -1, 17, 10**6, 2.0, None, "2"),
+    "scoring": ("softmax", "topk", None),
+    "num_groups": (0, -1, 3, 1.0, None),
+    "topk_groups": (0, 5, None, "1"),
+    "scale": (0.0, -1.0, float("nan"), "1", None),
+    "activations": ("nvfp4", "16bit", "8bit", None),
+    "first_expert": (-1, 3, 2**31, 1.5, None),
+    "input_scale": (1.0, 0.0, torch.tensor(-1.0), torch.ones(99), "auto"),
     "limit": (0.0, -1.0, float("nan"), 7.0, "7"),
     "weight_layout": ("concatenated", "interleaved_64_up_first", "woven"),
     "config": ("t128x128x256_s0a2", 3),
@@ -324,7 +447,17 @@ VALUES: dict[str, tuple[Any, ...]] = {
     "masked_m": (None, torch.tensor([-3, 2], dtype=torch.int32), torch.tensor([10**6], dtype=torch.int32)),
 }
 ACCEPTED = {
-    "grouped_gemm": ("alpha", "out_global_scale", "scale_layout", "config", "offs", "masked_m", "out_dtype"),
+    "grouped_gemm": (
+        "alpha",
+        "out_global_scale",
+        "scale_layout",
+        "config",
+        "offs",
+        "masked_m",
+        "out_dtype",
+        "a_format",
+        "b_format",
+    ),
     "grouped_dual_gemm": (
         "out_global_scale",
         "limit",
@@ -334,11 +467,14 @@ ACCEPTED = {
         "offs",
         "activation",
     ),
-    "gemm": ("alpha", "scale_layout", "config", "out_dtype"),
+    "gemm": ("alpha", "scale_layout", "config", "out_dtype", "a_format", "b_format"),
     "dual_gemm": ("limit", "weight_layout", "config", "activation", "out_dtype"),
-    "gemv": ("alpha", "scale_layout", "out_dtype"),
-    "quantize": ("global_scale", "scale_layout"),
-    "grouped_quantize": ("global_scale",),
+    "gemv": ("alpha", "scale_layout", "out_dtype", "a_format", "b_format"),
+    "quantize": ("global_scale", "scale_layout", "format", "scale_rounding"),
+    "grouped_quantize": ("global_scale", "format"),
+    "dequantize": ("dtype", "t"),
+    "route": ("top_k", "scoring", "num_groups", "topk_groups", "scale"),
+    "moe": ("limit", "activation", "activations", "weight_layout", "first_expert", "input_scale", "w2"),
 }
 
 

@@ -8,6 +8,8 @@ import torch
 import nvfp4_cute as nv
 from fuzz.calls import Arguments, Call, copied
 from nvfp4_cute.cli.check import SCALES
+from nvfp4_cute.formats.block_format import NVFP4
+from nvfp4_cute.formats.codecs import encode_e4m3, encode_ue8m0
 
 # What a user may be told. Anything else is a crash.
 REFUSALS = (TypeError, ValueError, nv.UnsupportedProblem, nv.UnsupportedTarget, nv.ConfigError)
@@ -65,7 +67,7 @@ def _is_ours(error: BaseException) -> bool:
 
 
 def _collect(name: str, value: Any, found: dict[str, torch.Tensor]) -> None:
-    if isinstance(value, nv.NVFP4Tensor):
+    if isinstance(value, nv.BlockScaledTensor):
         _collect(f"{name}.data", value.data, found)
         _collect(f"{name}.value", nv.dequantize(value), found)  # padding of scales is not part of the result
     elif isinstance(value, list | tuple):
@@ -133,15 +135,24 @@ def _is_near(got: torch.Tensor, want: torch.Tensor) -> bool:
 
 
 def _sums_are_exact(call: Call) -> bool:
-    """Whether every block scale is one of those that are drawn: with others sums depend on the order of addition."""
-    exact = torch.tensor([0.0, *SCALES]).to(torch.float8_e4m3fn).view(torch.uint8)
-    scales = (
-        v for name, v in call.arguments.items() if name.endswith("_scale") and name != "out_global_scale"
-    )
-    for scale in scales:
-        for t in scale if isinstance(scale, list | tuple) else [scale]:
+    """Whether every block scale is one of those that are drawn: with others sums depend on the order of addition.
+
+    The values between the products of a layer of experts are exact as they were drawn, no more.
+    """
+    if call.operation == "moe":
+        return not call.mutations
+    choices = torch.tensor([0.0, *SCALES])
+    exact = {"ue4m3": encode_e4m3(choices), "ue8m0": encode_ue8m0(choices[choices != 1.5])}
+    for name, value in call.arguments.items():
+        if not name.endswith("_scale") or name == "out_global_scale":
+            continue
+        format = call.arguments.get(f"{name[0]}_format", NVFP4)
+        if not isinstance(format, nv.BlockFormat):
+            return False
+        codes = exact[format.scale.name].view(torch.uint8)
+        for t in value if isinstance(value, list | tuple) else [value]:
             if isinstance(t, torch.Tensor) and t.device.type == "cpu" and t.element_size() == 1:
-                if not torch.isin(t.contiguous().view(torch.uint8), exact).all():
+                if not torch.isin(t.contiguous().view(torch.uint8), codes).all():
                     return False
     return True
 
