@@ -1,7 +1,7 @@
 """The emulator as a backend: the kernel's own host code launches the kernel's own PTX on the CPU."""
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
@@ -19,15 +19,15 @@ from nvfp4_cute.gpus.timing_figures import constants_of
 from nvfp4_cute.launch.plan import Plan
 from nvfp4_cute.launch.task import Launch, Task
 from nvfp4_cute.operands.overlap import span_bytes
-from nvfp4_cute.timing.clock import Clock
+from nvfp4_cute.timing.clock import Chain, Clock
 from nvfp4_cute.timing.result import Timing
 
 # Native host code of any thread launches on the emulator that became the process's device last.
 _one_at_a_time = threading.RLock()
 
 
-WorkOf = Callable[[Task, Launch, str], LaunchWork | None]
-"""Of a task, its launch, and the architecture: what the clusters compute, None where it is not known."""
+WorkOf = Callable[[Task, Launch, str], Sequence[LaunchWork | None]]
+"""Of a task, its launch, and the architecture: what the clusters of each launch compute, None where it is not known."""
 
 
 @dataclass
@@ -42,6 +42,7 @@ class Observer:
         timeline: whether the modelled times say what every warp did when.
         all_layouts: whether they are modelled in every layout of memory.
         count_banks: whether to count bank conflicts (``stats[i].banks``).
+        chain: where given, launches are not modelled one by one but kept there, to be modelled together.
         work_of: where given, what the clusters of a launch compute: those that are alike are executed once, for their time.
         plans: of every launch of a grouped GEMM, in order.
         stats: statistics of every launch, in order (``emulator.machine.Stats``).
@@ -58,6 +59,7 @@ class Observer:
     all_layouts: bool = False
     count_banks: bool = False
     work_of: WorkOf | None = None
+    chain: Chain | None = None
     plans: list[Plan] = field(default_factory=list)
     stats: list[Any] = field(default_factory=list)
     timings: list[Timing] = field(default_factory=list)
@@ -79,13 +81,15 @@ def observe(
     all_layouts: bool = False,
     count_banks: bool = False,
     work_of: WorkOf | None = None,
+    chain: Chain | None = None,
 ) -> Iterator[Observer]:
     """Watch the launches that this thread makes on the emulator inside the block.
 
     ``mode``, ``check`` and ``count_banks`` are how they run; hazards are raised as an EmulatorError. With ``timing``
-    their times are modelled, and their results are not computed; ``work_of`` has clusters that are alike executed once.
+    their times are modelled, and their results are not computed; ``work_of`` has clusters that are alike executed once;
+    ``chain`` keeps what is recorded, instead.
     """
-    observer = Observer(progress, mode, check, timing, timeline, all_layouts, count_banks, work_of)
+    observer = Observer(progress, mode, check, timing, timeline, all_layouts, count_banks, work_of, chain)
     token = _observer.set(observer)
     try:
         yield observer
@@ -104,17 +108,18 @@ def on_emulator(
     timing: bool = False,
     timeline: bool = False,
     all_layouts: bool = False,
+    chain: Chain | None = None,
 ) -> Iterator[Emulator]:
     """An emulated GPU, by default a B200, on which CuTe DSL functions compiled inside the block launch.
 
-    ``timing``: model the times of launches instead of computing their results.
+    ``timing``: model the times of launches instead of computing their results; ``chain``: only record them, there.
 
     Raises:
         EmulatorError: the launch shim is missing, or the emulated program broke a rule of the machine.
     """
     prepare_cutlass()
-    clock = None
-    if timing:
+    clock: Clock | Chain | None = chain
+    if timing and chain is None:
         clock = Clock(constants_of(target), with_data=False, timeline=timeline, all_layouts=all_layouts)
     with Emulator(
         target.arch,
@@ -138,6 +143,8 @@ def run(task: Task, target: Target = B200) -> None:
         launch = task.launch(target.gpu, for_emulator=True)
         emulator.register(launch.kernel.ptx)
         tensors = list(task.tensors())
+        if observer.chain is not None:
+            observer.chain.held.append(tensors)
         # Results of a chain are read, too, and some are written twice: one range each.
         written = {tensor.data_ptr() for _, tensor, writable in tensors if writable}
         by_size = sorted(tensors, key=lambda entry: span_bytes(entry[1]))
@@ -145,9 +152,11 @@ def run(task: Task, target: Target = B200) -> None:
         for address, (name, tensor) in by_address.items():
             emulator.add_range(name, address, span_bytes(tensor), address in written)
         if observer.work_of is not None:
-            emulator.expect(observer.work_of(task, launch, target.arch))
+            emulator.expect(*observer.work_of(task, launch, target.arch))
         held = launch.attach(task.device, 0)
         if held is not None:  # what the kernel's launches hand on
+            if observer.chain is not None:
+                observer.chain.held.append(held)
             emulator.add_range("workspace", held.address, held.nbytes, True)
         launch.enqueue(0)
     if launch.plan is not None:
@@ -173,6 +182,7 @@ def _emulated(device: torch.device, target: Target) -> Iterator[tuple[Observer, 
             timing=observer.timing,
             timeline=observer.timeline,
             all_layouts=observer.all_layouts,
+            chain=observer.chain,
         ) as emulator,
     ):
         checker = emulator.machine.checker
@@ -185,4 +195,5 @@ def _emulated(device: torch.device, target: Target) -> Iterator[tuple[Observer, 
             if checker is not None:
                 observer.last_launch = checker.dependencies.last
     observer.stats.append(emulator.stats)
-    observer.timings += emulator.timings
+    if observer.chain is None:
+        observer.timings += emulator.timings

@@ -7,6 +7,7 @@ from nvfp4_cute.bench import command, compare, gallery
 from nvfp4_cute.bench.cases import SUITES
 from nvfp4_cute.cli import argument_types as types
 from nvfp4_cute.cli.verbs import Verbs, add_verb
+from nvfp4_cute.gpus import targets
 
 EXAMPLES = """\
 examples:
@@ -17,10 +18,12 @@ examples:
   nvfp4-cute bench --compare before.json after.json        ratios with their spreads, of two results of --json
   nvfp4-cute bench --html times.html                       all committed results on one page for a browser
   nvfp4-cute bench competition --explain                   every candidate config's estimate, the chosen one first
+  nvfp4-cute bench layers --target GB10 --jobs 8           whole layers as their users call them, modelled
 
 suites: competition (GPU MODE's four NVFP4 problems), dense (squares of 128 to 16384), linear (layers at 1 to 128 rows),
-experts (DeepSeek-V3, Qwen3-30B-A3B, Mixtral-8x7B; decode and prefill).
-Whole layers of experts: python -m nvfp4_cute.bench.moe; over several GPUs: python -m nvfp4_cute.bench.ep.
+experts (DeepSeek-V3, Qwen3-30B-A3B, Mixtral-8x7B; decode and prefill); and by itself layers (route + MoENVFP4, LinearNVFP4),
+modelled as chains of launches.
+Measured layers of experts: python -m nvfp4_cute.bench.moe; over several GPUs: python -m nvfp4_cute.bench.ep.
 Measured on the GPU of this machine beside torch in the same run: CUDA events, cold L2, rotating random inputs, medians.
 """
 
@@ -32,7 +35,9 @@ def add_parser(verbs: Verbs) -> None:
         "the fastest peer."
     )
     parser = add_verb(verbs, "bench", text, EXAMPLES)
-    parser.add_argument("suites", nargs="*", metavar="SUITE", help=f"{', '.join(SUITES)} (default: all)")
+    parser.add_argument(
+        "suites", nargs="*", metavar="SUITE", help=f"{', '.join(SUITES)} (default: all); or layers"
+    )
     parser.add_argument(
         "--containing", default="", metavar="TEXT", help="only cases whose name contains TEXT"
     )
@@ -49,6 +54,12 @@ def add_parser(verbs: Verbs) -> None:
     )
     parser.add_argument(
         "--save", action="store_true", help="also write the page of the target into bench/results"
+    )
+    parser.add_argument(
+        "--jobs", type=types.positive, help="of layers: processes that model them (default 1)"
+    )
+    parser.add_argument(
+        "--results", type=Path, metavar="FILE", help="of layers: keep each time, and go on from there"
     )
     parser.add_argument(
         "--compare",
@@ -77,6 +88,11 @@ def run(args: argparse.Namespace) -> int:
         options = ("suites", "containing", "target", "explain", "like_harness", "json", "plot", "save")
         types.refuse_given(args, options, lambda name: f"--html shows committed results: leave out {name}")
         return gallery.run(args.html)
+    if "layers" in args.suites:
+        return _layers(args)
+    types.refuse_given(
+        args, ("jobs", "results"), lambda name: f"{name} is of layers: name that suite, or leave it out"
+    )
     if args.explain:
         options = ("like_harness", "json", "plot", "save")
         types.refuse_given(args, options, lambda name: f"--explain prints no times: leave out --{name}")
@@ -88,5 +104,23 @@ def run(args: argparse.Namespace) -> int:
         like_harness=args.like_harness,
         as_json=args.json,
         plot=args.plot,
+        save=args.save,
+    )
+
+
+def _layers(args: argparse.Namespace) -> int:
+    if args.suites != ["layers"]:
+        raise ValueError("layers are modelled by themselves: name no other suite beside them")
+    options = ("explain", "like_harness", "plot")
+    types.refuse_given(args, options, lambda name: f"layers are modelled: leave out {name}")
+    from nvfp4_cute.bench import layers
+
+    names = [args.target] if args.target else layers.TARGETS
+    return layers.run(
+        [targets.lookup(name) for name in names],
+        containing=args.containing,
+        jobs=args.jobs or 1,
+        results=args.results,
+        as_json=args.json,
         save=args.save,
     )

@@ -1,6 +1,8 @@
-"""`nvfp4-cute trace`: the modelled time of a competition case on a GPU, explained, and its timeline for Perfetto."""
+"""`nvfp4-cute trace`: the modelled time of a competition case or a layer on a GPU, explained, and a timeline for Perfetto."""
 
 import argparse
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
@@ -14,6 +16,7 @@ from nvfp4_cute.gpus.timing_figures import MODEL_ERROR
 from nvfp4_cute.model.modelled import modelled_times
 from nvfp4_cute.problems import registry
 from nvfp4_cute.timing import trace
+from nvfp4_cute.timing.result import ChainTiming, Timing
 
 ADVICE = "open it at https://ui.perfetto.dev or chrome://tracing"
 
@@ -23,6 +26,10 @@ examples:
   nvfp4-cute trace nvfp4_group_gemm                        benchmark case 0 on a B200: time, and what takes it
   nvfp4-cute trace nvfp4_group_gemm --case 3 -o t.json.gz  and a timeline for https://ui.perfetto.dev
   nvfp4-cute trace nvfp4_gemv --target h200                another problem and another GPU
+  nvfp4-cute trace qwen3-30b-a3b --tokens 8 -o t.json      a layer of experts with its routing: launches in a CUDA graph
+  nvfp4-cute trace linear-4096x4096 --tokens 32            LinearNVFP4: quantize and gemm
+
+layers: those of `nvfp4-cute bench layers`.
 
 Modelled, never measured: the launch is recorded on the emulator, where of clusters that do alike work one is executed, and
 replayed on a model of the GPU, whose figures and their sources `nvfp4_cute.gpus.timing_figures` holds. The model's error,
@@ -33,15 +40,14 @@ measured on an H200: bench/results/timing_model.md.
 def add_parser(verbs: Verbs) -> None:
     """Add the verb and its options."""
     text = (
-        "Model the time that this package's kernel takes for a benchmark case of a competition problem, print what took "
+        "Model the time that this package takes for a benchmark case of a competition problem, or for a layer, print what took "
         "it (the critical path, and every warp role's stalls by cause), and write a timeline: a process for each SM, a row for "
         "each warp, TMA and tensor cores."
     )
     parser = add_verb(verbs, "trace", text, EXAMPLES)
-    parser.add_argument("problem", choices=registry.names(), help="a competition problem")
-    parser.add_argument(
-        "--case", type=types.whole, default=0, help="number of the benchmark case (default %(default)s)"
-    )
+    parser.add_argument("name", metavar="PROBLEM_OR_LAYER", help="a competition problem, or a layer")
+    parser.add_argument("--case", type=types.whole, help="number of the problem's benchmark case (default 0)")
+    parser.add_argument("--tokens", type=types.positive, help="rows that the layer gets (default 1)")
     parser.add_argument("--target", default="B200", metavar="GPU", help="default %(default)s")
     parser.add_argument(
         "-o", "--out", type=types.output_file, metavar="FILE", help="write the timeline (.json or .json.gz)"
@@ -50,8 +56,58 @@ def add_parser(verbs: Verbs) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Model one case, print what took its time, write its timeline; return 0."""
-    return model_case(args.problem, args.case, target_name=args.target, out=args.out)
+    """Model one case or layer, print what took its time, write its timeline; return 0."""
+    if args.name in registry.names():
+        types.refuse_given(args, ("tokens",), lambda name: f"{args.name} has cases: leave out {name}")
+        return model_case(args.name, args.case or 0, target_name=args.target, out=args.out)
+    types.refuse_given(args, ("case",), lambda name: f"{args.name} has no cases: leave out {name}")
+    return model_layer(args.name, args.tokens or 1, target_name=args.target, out=args.out)
+
+
+def model_layer(layer: str, tokens: int, *, target_name: str, out: Path | None) -> int:
+    """Model a layer, print what took the time, and write the timeline; return 0.
+
+    Args:
+        layer: as `bench.layers` names it.
+        tokens: rows that it gets.
+        target_name, out: as of `model_case`.
+
+    Raises:
+        ValueError: there is no such layer. UnsupportedTarget: an unknown GPU, or one without a kernel.
+    """
+    from nvfp4_cute.bench.layers import EXPERTS, LINEAR, Cell, modelled
+
+    if layer not in EXPERTS and layer not in LINEAR:
+        known = ", ".join((*registry.names(), *EXPERTS, *LINEAR))
+        raise ValueError(f"{layer!r} is no problem and no layer; use one of {known}")
+    with _progress(f"{layer}, {tokens} tokens") as advance:
+        cell = Cell(lookup(target_name).name, layer, tokens)
+        timing = modelled(cell, timeline=out is not None, progress=advance)
+    print(timing.report())
+    _finish(timing, out)
+    return 0
+
+
+@contextmanager
+def _progress(what: str) -> Iterator[Callable[[int, int], None]]:
+    """A bar of CTAs of one launch after the other, and the function that moves it."""
+    with tqdm(unit="CTA", desc=what, disable=None, leave=False) as bar:
+
+        def advance(done: int, total: int) -> None:
+            if done < bar.n:
+                bar.reset(total)
+            bar.total = total
+            bar.update(done - bar.n)
+
+        yield advance
+
+
+def _finish(timing: Timing | ChainTiming, out: Path | None) -> None:
+    """Say how good the times are, and write the timeline, if it is asked for."""
+    print(MODEL_ERROR)
+    if out is not None:
+        trace.write(timing, out)
+        print(f"timeline in {out}: {ADVICE}")
 
 
 def model_case(problem: str, case: int, *, target_name: str, out: Path | None) -> int:
@@ -76,12 +132,7 @@ def model_case(problem: str, case: int, *, target_name: str, out: Path | None) -
         raise ValueError(f"{problem} has no benchmark case {case}; it has 0 to {len(cases) - 1}")
     data = import_module(f"{package}.inputs").make_inputs(cases[case])
     answer = import_module(f"{package}.adapter").custom_kernel
-    with tqdm(unit="CTA", desc=f"{problem} {case}", disable=None, leave=False) as bar:
-
-        def advance(done: int, total: int) -> None:
-            bar.total = total
-            bar.update(done - bar.n)
-
+    with _progress(f"{problem} {case}") as advance:
         timings = modelled_times(
             lambda backend: answer(data, backend=backend),
             target,
@@ -91,8 +142,5 @@ def model_case(problem: str, case: int, *, target_name: str, out: Path | None) -
         )
     for timing in timings:
         print(timing.report())
-    print(MODEL_ERROR)
-    if out is not None:
-        trace.write(timings[-1], out)
-        print(f"timeline in {out}: {ADVICE}")
+    _finish(timings[-1], out)
     return 0

@@ -103,6 +103,14 @@ LAUNCH_US = {
     "H200": (2.75, f"{PROBE}: empty kernel between CUDA events"),
     "": (2.75, f"H200's, between CUDA events; {QUICKRUN} says about 2 us"),
 }
+NEXT_LAUNCH_US = {
+    "sm_90a": (
+        0.86,
+        "bench/probes/h200_launch_probe.txt: a kernel that does nothing in front of another in a graph, with and without "
+        "programmatic launch",
+    ),
+    "": (0.67, f"10 empty kernels in a graph less one, {QUICKRUN}"),
+}
 MODEL_ERROR = (
     "Modelled, not measured. On 43 launches measured on an H200 the model's median error is 7 %, the worst 31 % "
     "(32 groups in list form); no launch was measured on Blackwell (bench/results/timing_model.md)."
@@ -146,6 +154,7 @@ def constants_of(target: Target) -> Constants:
     figures = _BY_ARCH.get(target.arch, BLACKWELL)
     clock, clock_source = CLOCK.get(target.name, (target.boost_clock_hz, "targets: boost clock"))
     launch_us, launch_source = LAUNCH_US.get(target.name, LAUNCH_US[""])
+    next_us, next_source = NEXT_LAUNCH_US.get(target.arch, NEXT_LAUNCH_US[""])
     gpcs, gpc_source = GPCS.get(target.name, (_even(target.num_sms), "not published: groups of 18 or less"))
     bandwidth, hbm_source = target.reached_bandwidth_bytes_per_s, "the highest measured (targets)"
     if bandwidth is None:
@@ -153,6 +162,7 @@ def constants_of(target: Target) -> Constants:
     sources = {name: source for name, (_, source) in figures.items()}
     sources |= {
         "launch": launch_source,
+        "next_launch": next_source,
         "gpcs": gpc_source,
         "clock_hz": clock_source,
         "hbm_bandwidth": f"{hbm_source}, times {TILES}: {PROBE}, tiles of 128 rows walked along K",
@@ -171,6 +181,7 @@ def constants_of(target: Target) -> Constants:
         hbm_bandwidth=TILES * bandwidth / clock,
         l2_bytes=target.l2_bytes,
         launch=launch_us * 1e-6 * clock,
+        next_launch=next_us * 1e-6 * clock,
         matrix_rates=MappingProxyType({name: float(rate) for name, rate in target.rates.items()}),
         sources=MappingProxyType(sources),
         **values,

@@ -5,13 +5,16 @@ from collections.abc import Callable
 from nvfp4_cute.backends import emulator
 from nvfp4_cute.emulator.record.representatives import LaunchWork
 from nvfp4_cute.gpus.targets import B200, Target
+from nvfp4_cute.gpus.timing_figures import constants_of
 from nvfp4_cute.launch.grouped import GroupedTask
 from nvfp4_cute.launch.task import Launch, Task
 from nvfp4_cute.model import tile_work
 from nvfp4_cute.operands.grouped import GroupedOperands
 from nvfp4_cute.planning.config import KernelConfig
 from nvfp4_cute.problem import GroupedProblem
-from nvfp4_cute.timing.result import Timing
+from nvfp4_cute.timing.clock import Chain
+from nvfp4_cute.timing.replay import replay_chain
+from nvfp4_cute.timing.result import ChainTiming, Timing
 
 
 def modelled_times(
@@ -45,10 +48,39 @@ def modelled_times(
     return observer.timings
 
 
-def _work_of(task: Task, launch: Launch, arch: str) -> LaunchWork | None:
-    if launch.plan is not None and launch.plan.kernel.key.config.decode_first:
-        return None  # two launches, of which neither stands for the other
-    return tile_work.of_task(task, launch, arch)
+def modelled_chain(
+    call: Callable[[str], object],
+    target: Target = B200,
+    *,
+    progress: Callable[[int, int], None] | None = None,
+    timeline: bool = False,
+) -> ChainTiming:
+    """Model the time of all launches that a call of public operations makes, as a CUDA graph of them would take on a cold L2.
+
+    What one launch wrote, the next ones find in L2. Of clusters that do alike work one is executed. Results are not computed,
+    but for indices that kernels compute: where rows of experts lie follows the ids that are passed. Work that the call has
+    done by torch's own kernels is not in the time.
+
+    Args:
+        call: gets the name of a backend to pass on, and uses CPU tensors.
+        target, progress, timeline: as of `modelled_times`.
+
+    Raises:
+        EmulatorError: a kernel broke a rule of the machine. UnsupportedTarget: there is no kernel for the GPU.
+        ValueError: the call launches nothing.
+    """
+    chain = Chain()
+    with emulator.observe(progress, timing=True, work_of=_work_of, chain=chain):
+        call(f"emulator:{target.name}")
+    if not chain.traces:
+        raise ValueError("the call launches nothing whose time could be modelled")
+    return replay_chain(constants_of(target), chain.traces, timeline=timeline)
+
+
+def _work_of(task: Task, launch: Launch, arch: str) -> list[LaunchWork | None]:
+    work = tile_work.of_task(task, launch, arch)
+    decodes_first = launch.plan is not None and launch.plan.kernel.key.config.decode_first
+    return [None, work] if decodes_first else [work]
 
 
 def modelled_time(

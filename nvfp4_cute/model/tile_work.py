@@ -23,6 +23,8 @@ from nvfp4_cute.problem import NVFP4
 
 GEMV_ROW_GROUPS = 4
 """Rows of a CTA that follow each other: a quarter of them, with those 32, 64, and 96 below."""
+ATOM_COLUMNS, ATOM_BYTES = 64, 512
+"""Values of a row whose scales are in one atom, and its bytes."""
 SCALE_ROW_BYTES = 16
 """From a row of a scale atom to the next."""
 # K tiles of a launch that are executed, all of them, in a few seconds.
@@ -37,11 +39,13 @@ class GroupPlaces:
         rows: (address, pitch) of ``a``, and then of every ``b``.
         scales: address of ``a_scale``, and then of every ``b_scale``.
         out: address, bytes from a row to the next, bytes from a column to the next.
+        out_scale: of NVFP4 results: address of their scales, bytes of a row of atoms.
     """
 
     rows: tuple[tuple[int, int], ...]
     scales: tuple[int, ...]
-    out: tuple[int, int, int]
+    out: tuple[int, float, float]
+    out_scale: tuple[int, int] | None = None
 
 
 def launch_work(
@@ -53,7 +57,7 @@ def launch_work(
     Args:
         schedule: whose CTAs are the clusters of the launch.
         groups: in the caller's order.
-        tensors: of each input, of all groups: ``rows`` of ``GroupPlaces``, then ``scales``.
+        tensors: of each input, of all groups: ``rows`` of ``GroupPlaces``, then ``scales``, then ``out_scale``.
         num_clusters: launched; those that the schedule does not know have no tile.
         split: CTAs of a cluster that share K tiles.
         to_and_fro: as of ``TileSchedule.tiles_of_cta``.
@@ -71,8 +75,12 @@ def launch_work(
             address + first // ATOM_ROWS * block_bytes
             for address, first in zip(here.scales, firsts, strict=True)
         ]
+        if here.out_scale is not None:
+            address, atom_row_bytes = here.out_scale
+            atoms = first_n // ATOM_COLUMNS * ATOM_BYTES
+            scales.append(address + first_m // ATOM_ROWS * atom_row_bytes + atoms)
         out, row_bytes, column_bytes = here.out
-        where = out + first_m * row_bytes + first_n * column_bytes
+        where = out + int(first_m * row_bytes + first_n * column_bytes)
         return TileWork(k_tiles, min(tile_m, m - first_m), min(tile_n, n - first_n), (*data, *scales), where)
 
     clusters = tuple(
@@ -99,17 +107,19 @@ def _ranges(tensors: Sequence[Sequence[torch.Tensor]]) -> Iterator[tuple[int, in
 def of_task(task: Task, launch: Launch, arch: str) -> LaunchWork | None:
     """The tiles of a launch by a kernel for ``arch``: of a gemv, and of a grouped GEMM.
 
-    None for a task of another kind, batches, quantized results, dual GEMMs of other forms than lists or of weights in one
-    operand, and a gemv whose last rows do not fill a scale atom.
+    None for a task of another kind, batches, lists with quantized results, dual GEMMs of a list with both weights in one
+    operand or of interleaved weights, and a gemv whose last rows do not fill a scale atom.
     """
     if isinstance(task, GemvTask):
         return None if task.operands[0].rows % ATOM_ROWS else _of_gemv(task, launch, arch)
-    if not isinstance(task, GroupedTask) or task.problem.out_dtype == NVFP4:
+    if not isinstance(task, GroupedTask):
         return None
     problem = launch.plan.problem
     if problem.form == "list":
-        return of_plan(launch.plan, task.operands)
-    if problem.form == "batched" or problem.activation is not None:
+        return None if problem.out_dtype == NVFP4 else of_plan(launch.plan, task.operands)
+    if problem.form == "batched":
+        return None
+    if problem.activation is not None and problem.weight_layout != "concatenated":
         return None
     return _of_device_groups(task, launch, arch)
 
@@ -151,12 +161,18 @@ def of_lists(
 
 
 def _of_device_groups(task: GroupedTask, launch: Launch, arch: str) -> LaunchWork:
+    """Of two products by one operand, rows of both halves of the weights move together."""
     (a,), (b,), (out,) = task.operands.a, task.operands.b, task.operands.out
-    config = launch.plan.kernel.key.config
-    out_batch, out_row, out_column = out.stride()
+    config, problem = launch.plan.kernel.key.config, launch.plan.problem
+    n = b.rows // 2 if problem.activation is not None else b.rows
+    out_batch, out_row, out_column = (stride * out.element_size() for stride in out.stride())
+    is_quantized = problem.out_dtype == NVFP4
+    out_scale = task.operands.out_scale[0] if is_quantized else None
+    out_atoms = NVFP4_FORMAT.atom_row_bytes(n) if is_quantized else 0
     places, sizes = [], []
     for group, rows in enumerate(task.groups()):
-        sizes.append((rows.end - rows.start, b.rows, b.k))
+        sizes.append((rows.end - rows.start, n, b.k))
+        out_address = out.data_ptr() + rows.batch * out_batch + rows.start * out_row
         places.append(
             GroupPlaces(
                 rows=(
@@ -164,16 +180,16 @@ def _of_device_groups(task: GroupedTask, launch: Launch, arch: str) -> LaunchWor
                     (b.data[group].data_ptr(), b.data.stride(1)),
                 ),
                 scales=(a.scale.data_ptr() + rows.block * a.atom_row_bytes, b.scale[group].data_ptr()),
-                out=(
-                    out.data_ptr() + (rows.batch * out_batch + rows.start * out_row) * out.element_size(),
-                    out_row * out.element_size(),
-                    out_column * out.element_size(),
-                ),
+                out=(out_address, out_row, out_column / 2 if is_quantized else out_column),
+                out_scale=None
+                if out_scale is None
+                else (out_scale.data_ptr() + rows.block * out_atoms, out_atoms),
             )
         )
     num_clusters = int(launch.table[0, Header.NUM_CTA]) // config.cluster_size
     schedule = _in_order(sizes, config.work_tile_mnk, num_clusters)
-    tensors = [[tensor] for tensor in (a.data, b.data, a.scale, b.scale)]
+    written = [] if out_scale is None else [out_scale]
+    tensors = [[tensor] for tensor in (a.data, b.data, a.scale, b.scale, *written)]
     to_and_fro = family_of(arch).TO_AND_FRO
     return launch_work(schedule, places, tensors, num_clusters, config.split_k, to_and_fro)
 

@@ -132,6 +132,22 @@ def _fence(sim: Simulation, warp: Warp, time: float) -> float:
     return sim.wait(warp, time, confirmed, "fence")
 
 
+def _grid_wait(sim: Simulation, warp: Warp, time: float) -> float | None:
+    """Wait until the launch before has ended."""
+    before = warp.cta.grid.before
+    if before is None:
+        return time
+    if before.ended is not None:
+        return sim.wait(warp, time, before.ended + sim.constants.next_launch, "launch before")
+    before.waiters.append((warp, time))
+    return None
+
+
+def _grid_trigger(sim: Simulation, warp: Warp, time: float) -> float:
+    sim.trigger(warp.cta)
+    return time
+
+
 def _signal(sim: Simulation, warp: Warp, time: float, words: tuple[int, ...]) -> float:
     sim.at(time + sim.constants.l2_latency / 2, _written, sim, words, warp, time)
     return time + 1
@@ -140,7 +156,7 @@ def _signal(sim: Simulation, warp: Warp, time: float, words: tuple[int, ...]) ->
 def _written(sim: Simulation, words: tuple[int, ...], by: Warp, since: float) -> None:
     """L2 has a write of each of some words: looks that come from now on see it."""
     for address in words:
-        word = sim.words[address]
+        word = by.cta.grid.words[address]
         word.writes += 1
         waiting, word.waiting = word.waiting, []
         for needed, warp, start, look in waiting:
@@ -165,7 +181,7 @@ def _poll(
 
 
 def _look(sim: Simulation, warp: Warp, start: float, address: int, needed: int, look: float) -> None:
-    word = sim.words[address]
+    word = warp.cta.grid.words[address]
     if word.writes < needed:
         word.waiting.append((needed, warp, start, look))
         return
@@ -197,6 +213,8 @@ HANDLERS: dict[Op, Handler] = {
     Op.CLUSTER_ARRIVE: _cluster_arrive,
     Op.CLUSTER_WAIT: _cluster_wait,
     Op.FENCE: _fence,
+    Op.GRID_WAIT: _grid_wait,
+    Op.GRID_TRIGGER: _grid_trigger,
     Op.SIGNAL: _signal,
     Op.POLL: _poll,
 }

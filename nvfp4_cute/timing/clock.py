@@ -1,13 +1,14 @@
 """Times of launches on one GPU, for emulators that ask, and for a kernel of a PTX text."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from nvfp4_cute.emulator.fronts.driver import launch_of
 from nvfp4_cute.emulator.machine import Machine
 from nvfp4_cute.emulator.ptx import Program
 from nvfp4_cute.emulator.record.events import LaunchTrace
+from nvfp4_cute.emulator.record.placement import Placement
 from nvfp4_cute.emulator.record.recorder import Recorder
 from nvfp4_cute.timing.constants import Constants
 from nvfp4_cute.timing.replay import replay
@@ -33,6 +34,33 @@ class Clock:
     def model(self, trace: LaunchTrace) -> Timing:
         """The time of a launch from what was recorded of it."""
         return replay(self.constants, trace, timeline=self.timeline, all_layouts=self.all_layouts)
+
+    def placement(self) -> Placement:
+        """A launch's memory is that of no other."""
+        return Placement()
+
+
+@dataclass(frozen=True)
+class Chain:
+    """Keeps what is recorded of launches that follow each other, for the time of all: ``Emulator(timing=chain)``.
+
+    Attributes:
+        traces: of the launches so far.  memory: where they find their memory.  with_data: as of a `Clock`.
+        held: objects whose memory the launches used: as long as they live, nothing else has it.
+    """
+
+    traces: list[LaunchTrace] = field(default_factory=list)
+    memory: Placement = field(default_factory=Placement)
+    with_data: bool = False
+    held: list[object] = field(default_factory=list)
+
+    def model(self, trace: LaunchTrace) -> None:
+        """Keep a launch."""
+        self.traces.append(trace)
+
+    def placement(self) -> Placement:
+        """That of all launches."""
+        return self.memory
 
 
 def time_ptx(

@@ -36,6 +36,7 @@ class Constants:
         descriptor_latency: first use of a tensor map by an SM.
         store_latency: of a store, until its completion is known.
         launch: what an empty kernel takes, as CUDA events measure it; half of it before the first instruction.
+        next_launch: in a graph, from the end of a launch to the first instruction of the next, or past its griddepcontrol.wait.
         cta_start: from the exit of a CTA to the first instruction of the next in its place.
         fetch: what an instruction costs more the first time that an SM executes it.
         wait_ready: an mbarrier wait that need not wait.  wake: from the end of a phase to the waiting warp's next step.
@@ -74,6 +75,7 @@ class Constants:
     descriptor_latency: float
     store_latency: float
     launch: float
+    next_launch: float
     cta_start: float
     fetch: float
     wait_ready: float

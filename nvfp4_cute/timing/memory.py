@@ -1,10 +1,13 @@
 """Memory as the timing model sees it: queues for device memory, L2's look-ups and its data, and which pieces L2 holds."""
 
+from bisect import bisect_left
 from collections import OrderedDict
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from nvfp4_cute.emulator.record.events import LINE, Piece
 from nvfp4_cute.timing.constants import Constants
+from nvfp4_cute.timing.state import Counters
 
 PAGE_BYTES = 1 << 21
 """Of a page of device memory."""
@@ -55,8 +58,39 @@ class Memory:
         self._hbm_free = self._prefetch_free = self._l2_free = self._look_up_free = self._write_free = 0.0
         self._held: OrderedDict[int, Held] = OrderedDict()  # by address
         self._used = 0
+        self._lost = 0  # bytes of results that had to make room during this launch
+        self._results: list[
+            tuple[int, int]
+        ] = []  # [start, end) of what earlier launches wrote, as far as L2 held it then
         self.hbm_bytes = self.l2_bytes = 0
         self.hbm_busy = 0.0
+
+    @property
+    def counters(self) -> Counters:
+        """Traffic so far."""
+        return Counters(self.hbm_bytes, self.l2_bytes, self.hbm_busy)
+
+    def settle(self, tensors: Iterable[Piece], now: float) -> None:
+        """A launch has ended: what it wrote of each tensor is one piece from now on, in whatever pieces others will read it.
+
+        Of a tensor that L2 does not hold whole, the end was written last and is there.
+        """
+        dirty = sorted(key for key, held in self._held.items() if held.dirty)
+        lost = self._lost / max(1, self._lost + sum(self._held[key].nbytes for key in dirty))
+        self._lost = 0
+        for start, nbytes in tensors:
+            inside = dirty[bisect_left(dirty, start) : bisect_left(dirty, start + nbytes)]
+            kept = sum(self._held[key].nbytes for key in inside if key in self._held)
+            if not kept:
+                continue
+            for key in inside:
+                self._used -= self._held.pop(key).nbytes
+            first = start + int(nbytes * lost) // LINE * LINE
+            self._keep(first, kept, now, dirty=True, now=now)
+            self._results = [
+                known for known in self._results if known[1] <= start or known[0] >= start + nbytes
+            ]
+            self._results.append((first, start + nbytes))
 
     def read(self, piece: Piece, now: float, gpc: int) -> Reply:
         """Request a piece for an SM of a group."""
@@ -95,7 +129,10 @@ class Memory:
             key = key // LINE * LINE
             held = self._held.get(key)
             if held is None or not held.dirty:
-                return None
+                key = next((start for start, end in self._results if start <= piece[0] < end), -1)
+                held = self._held.get(key)
+                if held is None:
+                    return None
         self._held.move_to_end(key)
         return held
 
@@ -139,6 +176,7 @@ class Memory:
             _, least = self._held.popitem(last=False)
             self._used -= least.nbytes
             if least.dirty:
+                self._lost += least.nbytes
                 cycles = least.nbytes * self._hbm_cycles
                 self.hbm_busy += cycles
                 self._hbm_free = max(self._hbm_free, now) + cycles

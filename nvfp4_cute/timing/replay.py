@@ -1,4 +1,4 @@
-"""The time of a launch, modelled: the recorded events of all its warps replayed on the SMs of a GPU at once.
+"""The time of launches, modelled: the recorded events of all their warps replayed on the SMs of a GPU.
 
 A discrete-event simulation. Warps run through their events; what they share is a queue that serves in order of time:
 the four schedulers, matrix pipes and the copy engine of each SM, L2 and device memory of the GPU. Waits end when the
@@ -6,8 +6,7 @@ barrier's arrivals and bytes have come. The same trace gives the same time.
 """
 
 import gc
-from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from heapq import heappop
@@ -18,9 +17,9 @@ from nvfp4_cute.timing import barriers, copies, threads, work
 from nvfp4_cute.timing.barriers import complete, complete_cluster
 from nvfp4_cute.timing.constants import Constants
 from nvfp4_cute.timing.memory import LAYOUTS, Memory
-from nvfp4_cute.timing.result import Timing, critical_path, lanes_of, stalls_of
+from nvfp4_cute.timing.result import ChainTiming, Timing, critical_path, lanes_of, stalls_of
 from nvfp4_cute.timing.simulation import Simulation
-from nvfp4_cute.timing.state import Cluster, Cta, Handler, Sm, Warp
+from nvfp4_cute.timing.state import Cluster, Cta, Grid, Handler, Sm, Warp
 
 HANDLERS: dict[Op, Handler] = {
     **work.HANDLERS,
@@ -51,36 +50,42 @@ def role_of(events: list[Event]) -> str:
 
 # ---- the simulation --------------------------------------------------------------------------------------------------
 class Replay(Simulation):
-    """Replays the clusters of one launch. `run` once.
+    """Replays the clusters of launches that follow each other in a CUDA graph. `run` once.
+
+    A launch starts when the one before it has ended; a programmatic one as soon as all CTAs of that one let it, where SMs have
+    room. Its L1 caches and tensor maps are its own, L2 is that of all.
 
     Attributes:
-        trace: of the launch.  sms: of the GPU.
+        grids: the launches.  sms: of the GPU.
     """
 
-    def __init__(self, constants: Constants, trace: LaunchTrace, *, timeline: bool = False, layout: int = 0):
+    def __init__(
+        self, constants: Constants, traces: Sequence[LaunchTrace], *, timeline: bool = False, layout: int = 0
+    ):
         """`timeline`: keep what every warp did when. `layout`: where memory lies, as ``Memory`` takes it."""
-        explained = timeline or _count_events(trace) <= MOST_EXPLAINED
+        explained = timeline or sum(map(_count_events, traces)) <= MOST_EXPLAINED
         super().__init__(
             constants,
             Memory(constants, layout=layout, keep_log=timeline),
             timeline=timeline,
             explained=explained,
         )
-        self.trace = trace
+        self.grids: list[Grid] = []
+        for trace in traces:
+            self.grids.append(Grid(trace, self.grids[-1] if self.grids else None, constants.num_sms))
         self._gpcs: list[list[Sm]] = [[] for _ in constants.gpcs]
         for gpc, count in enumerate(constants.gpcs):
             first = sum(constants.gpcs[:gpc])
             self._gpcs[gpc] = [Sm(i, gpc) for i in range(first, first + count)]
         self.sms = [sm for group in self._gpcs for sm in group]
-        self._waiting = deque(trace.clusters)
+        self._begun: list[Grid] = []
         self._started = 0
-        self._finished: list[Warp] = []
-        self._per_sm = trace.ctas_per_sm
         self._handlers = {op: partial(HANDLERS[op], self) for op in Op}
         self._roles: dict[int, str] = {}
+        self._timings: list[Timing] = []
 
-    # ---- scheduling ----------------------------------------------------------------------------------
-    def run(self) -> Timing:
+    # ---- launches ------------------------------------------------------------------------------------
+    def run(self) -> ChainTiming:
         """Replay everything.
 
         Raises:
@@ -88,28 +93,73 @@ class Replay(Simulation):
         """
         heap = self.heap
         with _no_garbage_collection():
-            self._place(self.constants.launch / 2)
+            self._begin(self.grids[0], self.constants.launch / 2)
             while heap:
                 self.now, _, action, args = heappop(heap)
                 action(*args)
-        if self._waiting or any(sm.ctas for sm in self.sms):
+        if any(grid.ended is None for grid in self.grids):
             raise EmulatorError("the replay stopped before the launch ended: a wait was never answered")
         return self._result()
 
+    def _begin(self, grid: Grid, time: float) -> None:
+        """The CTAs of a launch may start."""
+        grid.is_due, grid.start = True, time
+        grid.at_start = self.memory.counters
+        grid.mma_at_start = [sm.mma_busy for sm in self.sms]
+        self._begun.append(grid)
+        self._place(time)
+
+    def _let_next(self, grid: Grid) -> None:
+        """The launch behind a launch may start from now on."""
+        following = self._after(grid)
+        if following is not None and not following.is_due:
+            following.is_due = True
+            time = self.now + self.constants.next_launch
+            self.at(time, self._begin, following, time)
+
+    def _after(self, grid: Grid) -> Grid | None:
+        number = self.grids.index(grid) + 1
+        return self.grids[number] if number < len(self.grids) else None
+
+    def trigger(self, cta: Cta) -> None:
+        """A CTA lets the next launch start, as far as it is concerned."""
+        if cta.triggered:
+            return
+        cta.triggered, grid = True, cta.grid
+        grid.untriggered -= 1
+        following = self._after(grid)
+        if not grid.untriggered and following is not None and following.trace.programmatic:
+            self._let_next(grid)
+
+    def _complete(self, grid: Grid | None) -> None:
+        """What a launch did is done, unless one before it is not: then it ends with that one."""
+        while grid is not None and not grid.left and (grid.before is None or grid.before.ended is not None):
+            grid.ended = self.now
+            self.memory.settle(grid.trace.writable, self.now)
+            self._timings.append(self._timing_of(grid))
+            resumed = self.now + self.constants.next_launch
+            for warp, since in grid.waiters:
+                self.stall(warp, since, resumed, "launch before")
+                self.at(resumed, self.advance, warp, resumed)
+            self._let_next(grid)
+            grid = self._after(grid)
+
+    # ---- CTAs and warps ------------------------------------------------------------------------------
     def _place(self, time: float, before: Warp | None = None) -> None:
         """Put waiting clusters on SMs that have room, the emptiest first. `before`: the warp whose end made it."""
-        while self._waiting:
-            size = len(self._waiting[0].warps)
-            sms = self._room(size)
-            if sms is None:
-                return
-            self._start(Cluster(self._waiting.popleft()), sms, time, before)
+        for grid in self._begun:
+            while grid.waiting:
+                sms = self._room(len(grid.waiting[0].warps), grid.room)
+                if sms is None:
+                    return
+                self._start(Cluster(grid.waiting.popleft(), grid), sms, time, before)
 
-    def _room(self, size: int) -> list[Sm] | None:
+    def _room(self, size: int, room: float) -> list[Sm] | None:
         best: list[Sm] | None = None
         best_load = 0.0
+        most = 1 + 1e-6 - room
         for group in self._gpcs:
-            free = sorted((sm for sm in group if sm.ctas < self._per_sm), key=lambda sm: (sm.ctas, sm.index))
+            free = sorted((sm for sm in group if sm.load <= most), key=lambda sm: (sm.ctas, sm.index))
             if len(free) < size:
                 continue
             load = sum(sm.ctas for sm in free[:size]) + sum(sm.ctas for sm in group) / 1000
@@ -118,26 +168,35 @@ class Replay(Simulation):
         return best
 
     def _start(self, cluster: Cluster, sms: list[Sm], time: float, before: Warp | None) -> None:
+        grid = cluster.grid
         for rank, (sm, warps) in enumerate(zip(sms, cluster.trace.warps, strict=True)):
             cta = Cta(cluster, rank, sm)
             cta.start = time
             cta.number = self._started
             self._started += 1
-            if not sm.ctas:
-                sm.since = time
+            if sm.grid is not grid:
+                sm.grid, sm.lines, sm.maps = grid, {}, {}
             sm.ctas += 1
+            sm.load += grid.room
+            grid.occupy(sm.index, time)
             for index, events in enumerate(warps):
                 warp = Warp(cta, index, events)
                 warp.role = self._role(events)
                 cta.warps.append(warp)
                 if before is None:
-                    self.stall(warp, 0.0, time, "launch")
+                    self.stall(warp, self._end_before(grid), time, "launch")
                 else:
                     self.stall(warp, self.now, time, "CTA start", before, self.now)
                 self.at(time, self.advance, warp, time)
             cta.live = len(cta.warps)
             cluster.live += cta.live
             cluster.ctas.append(cta)
+
+    def _end_before(self, grid: Grid) -> float:
+        """When the launch before a launch ended, or else now."""
+        if grid.before is None:
+            return 0.0
+        return self.now if grid.before.ended is None else grid.before.ended
 
     def _role(self, events: list[Event]) -> str:
         found = self._roles.get(id(events))
@@ -163,9 +222,9 @@ class Replay(Simulation):
         self._end(warp, time)
 
     def _end(self, warp: Warp, time: float) -> None:
-        self.last = max(self.last, time)
-        self._finished.append(warp)
-        cta, cluster = warp.cta, warp.cta.cluster
+        cta, cluster, grid = warp.cta, warp.cta.cluster, warp.cta.grid
+        grid.last = max(grid.last, time, cta.written)
+        grid.finished.append(warp)
         cta.live -= 1
         cluster.live -= 1
         if warp.passed == cluster.phase:
@@ -177,35 +236,51 @@ class Replay(Simulation):
         if cta.live:
             return
         finished = max([time, *(w.stores.done for w in cta.warps)])
-        self.last = max(self.last, finished)
+        grid.last = max(grid.last, finished)
         if cluster.live == 0 or len(cluster.ctas) == 1:
             for one in cluster.ctas:
-                self.at(finished, self._free, one.sm, warp)
+                self.at(finished, self._free, one, warp)
 
-    def _free(self, sm: Sm, last: Warp) -> None:
+    def _free(self, cta: Cta, last: Warp) -> None:
+        sm, grid = cta.sm, cta.grid
         sm.ctas -= 1
-        if not sm.ctas:
-            sm.busy += self.now - sm.since
-        if self._waiting:
+        sm.load -= grid.room
+        grid.leave(sm.index, self.now)
+        grid.left -= 1
+        if any(begun.waiting for begun in self._begun):
             self._place(self.now + self.constants.cta_start, last)
+        self.trigger(cta)
+        if not grid.left:
+            self.at(max(grid.last, self.now), self._complete, grid)
 
-    def _result(self) -> Timing:
-        finished = self._finished
+    # ---- what came of it -----------------------------------------------------------------------------
+    def _timing_of(self, grid: Grid) -> Timing:
+        """Of a launch that has ended; its time begins where that of the launch before ends."""
+        trace, used = grid.trace, self.memory.counters.since(grid.at_start)
         return Timing(
-            self.trace.kernel,
+            trace.kernel,
             self.constants,
-            self.last + self.constants.launch / 2,
-            self.memory.hbm_bytes,
-            self.memory.l2_bytes,
-            sum(cluster.loaded for cluster in self.trace.clusters),
-            sum(cluster.stored for cluster in self.trace.clusters),
-            self.memory.hbm_busy,
-            [sm.busy for sm in self.sms],
-            [sm.mma_busy for sm in self.sms],
-            stalls_of(finished),
-            critical_path(finished) if finished and self.explained else {},
-            lanes=lanes_of(finished, self.sms) if self.timeline else [],
-            memory_log=self.memory.log,
+            self.now - self._end_before(grid),
+            used.hbm_bytes,
+            used.l2_bytes,
+            sum(cluster.loaded for cluster in trace.clusters),
+            sum(cluster.stored for cluster in trace.clusters),
+            used.hbm_busy,
+            grid.busy,
+            [sm.mma_busy - earlier for sm, earlier in zip(self.sms, grid.mma_at_start, strict=True)],
+            stalls_of(grid.finished),
+            critical_path(grid.finished) if grid.finished and self.explained else {},
+        )
+
+    def _result(self) -> ChainTiming:
+        *_, last = self._timings
+        last.cycles += self.constants.launch / 2
+        finished = [warp for grid in self.grids for warp in grid.finished]
+        return ChainTiming(
+            self.constants,
+            self._timings,
+            lanes_of(finished, self.sms) if self.timeline else [],
+            self.memory.log,
         )
 
 
@@ -235,7 +310,22 @@ def replay(
     Raises:
         EmulatorError: warps wait for what never comes, or a cluster is larger than the GPU's groups of SMs.
     """
-    timing = Replay(constants, trace, timeline=timeline).run()
+    chain = replay_chain(constants, [trace], timeline=timeline)
+    (timing,) = chain.launches
+    timing.lanes, timing.memory_log = chain.lanes, chain.memory_log
     others = range(1, LAYOUTS) if all_layouts else ()
-    timing.elsewhere = [Replay(constants, trace, layout=layout).run().cycles for layout in others]
+    timing.elsewhere = [Replay(constants, [trace], layout=layout).run().cycles for layout in others]
     return timing
+
+
+def replay_chain(
+    constants: Constants, traces: Sequence[LaunchTrace], *, timeline: bool = False
+) -> ChainTiming:
+    """The modelled time of recorded launches, one after the other in a CUDA graph.
+
+    `timeline`: keep what every warp did when.
+
+    Raises:
+        EmulatorError: as of `replay`.
+    """
+    return Replay(constants, traces, timeline=timeline).run()

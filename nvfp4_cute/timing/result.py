@@ -89,6 +89,45 @@ class Timing:
         return "\n".join(lines)
 
 
+@dataclass
+class ChainTiming:
+    """The modelled time of launches that follow each other in a CUDA graph.
+
+    Attributes:
+        constants: the GPU.
+        launches: in order; the time of each begins where that of the one before ends, so that they add up.
+        lanes, memory_log: as of a `Timing`.
+    """
+
+    constants: Constants
+    launches: list[Timing]
+    lanes: list["Lane"] = field(default_factory=list)
+    memory_log: list[tuple[float, int]] = field(default_factory=list)
+
+    @property
+    def cycles(self) -> float:
+        """From the first launch to the end of the last."""
+        return sum(timing.cycles for timing in self.launches)
+
+    @property
+    def us(self) -> float:
+        """Microseconds."""
+        return self.constants.us(self.cycles)
+
+    @property
+    def hbm_bytes(self) -> int:
+        """Read from device memory."""
+        return sum(timing.hbm_bytes for timing in self.launches)
+
+    def report(self) -> str:
+        """What took the time, as text."""
+        lines = [
+            f"{len(self.launches)} launches: {self.us:.2f} us (modelled) on {self.constants.name}; "
+            f"device memory {self.hbm_bytes / 1e6:.2f} MB read"
+        ]
+        return "\n".join([*lines, *(timing.report() for timing in self.launches)])
+
+
 def _shares(cycles: dict[str, float], clock_mhz: float) -> str:
     total = sum(cycles.values()) or 1.0
     parts = sorted(cycles.items(), key=lambda item: -item[1])

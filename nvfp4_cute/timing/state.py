@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from nvfp4_cute.emulator.record.events import ClusterTrace, Event
+from nvfp4_cute.emulator.record.events import ClusterTrace, Event, LaunchTrace
 
 SCHEDULERS = 4
 """Of an SM; warp i belongs to scheduler i mod 4."""
@@ -36,7 +36,8 @@ class Sm:
     def __init__(self, index: int, gpc: int):
         self.index, self.gpc = index, gpc
         self.ctas = 0
-        self.warm: set[int] = set()
+        self.load = 0.0  # share of its room that CTAs take
+        self.grid: Grid | None = None  # whose CTA started last
         self.maps: dict[int, float] = {}  # tensor map -> when it is there
         self.schedulers = [0.0] * SCHEDULERS
         self.alus = [0.0] * SCHEDULERS
@@ -46,7 +47,7 @@ class Sm:
         self.copies: deque[tuple[Any, ...]] = deque()
         self.engine_busy = False
         self.ingress = self.egress = self.memory_port = self.port = self.exchange_port = 0.0
-        self.mma_busy = self.busy = self.since = 0.0
+        self.mma_busy = 0.0
         self.lines: dict[int, float] = {}
         self.engine_spans: list[Span] = []
         self.matrix_spans: list[Span] = []
@@ -140,10 +141,13 @@ class Warp:
 class Cta:
     """A CTA on its SM."""
 
-    __slots__ = ("cluster", "live", "named", "number", "rank", "sm", "start", "warps", "written")
+    __slots__ = (
+        "cluster", "grid", "live", "named", "number", "rank", "sm", "start", "triggered", "warps", "written",
+    )  # fmt: skip
 
     def __init__(self, cluster: "Cluster", rank: int, sm: Sm):
-        self.cluster, self.rank, self.sm = cluster, rank, sm
+        self.cluster, self.rank, self.sm, self.grid = cluster, rank, sm, cluster.grid
+        self.triggered = False
         self.named: dict[int, NamedBarrier] = defaultdict(NamedBarrier)
         self.warps: list[Warp] = []
         self.live = 0
@@ -154,12 +158,71 @@ class Cta:
 class Cluster:
     """A cluster: its CTAs, mbarriers by address, and cluster barrier."""
 
-    __slots__ = ("barrier", "barriers", "ctas", "live", "phase", "slot", "trace")
+    __slots__ = ("barrier", "barriers", "ctas", "grid", "live", "phase", "trace")
 
-    def __init__(self, trace: ClusterTrace):
-        self.trace = trace
+    def __init__(self, trace: ClusterTrace, grid: "Grid"):
+        self.trace, self.grid = trace, grid
         self.ctas: list[Cta] = []
         self.barriers: dict[int, Barrier] = {}
         self.barrier = NamedBarrier()
         self.phase = 0
         self.live = 0
+
+
+class Grid:
+    """A launch, of a chain of them.
+
+    Attributes:
+        before: the launch before it, if any.  waiting: clusters that have no SM yet.
+        left: CTAs that have not ended.  untriggered: of them, those that have not let the next launch start either.
+        room: share of an SM that a CTA takes.  is_due: whether its start is known, which is `start`.
+        ended: when all of it is done and seen, None before.  waiters: warps of the next launch that wait for that, since when.
+        last: when the last thing of it ended so far.  finished: warps that ended.
+        words: of global memory, by address.  busy: cycles that it had a CTA on each SM.  at_start: counters of the memory then.
+    """
+
+    def __init__(self, trace: LaunchTrace, before: "Grid | None", num_sms: int):
+        self.trace, self.before = trace, before
+        self.waiting = deque(trace.clusters)
+        self.left = self.untriggered = sum(len(cluster.warps) for cluster in trace.clusters)
+        self.room = 1 / trace.ctas_per_sm
+        self.is_due = False
+        self.start = self.last = 0.0
+        self.ended: float | None = None
+        self.waiters: list[tuple[Warp, float]] = []
+        self.finished: list[Warp] = []
+        self.words: dict[int, Word] = defaultdict(Word)
+        self.busy = [0.0] * num_sms
+        self.mma_at_start = [0.0] * num_sms
+        self.at_start = Counters()
+        self._resident: dict[int, int] = defaultdict(int)
+        self._since = [0.0] * num_sms
+
+    def occupy(self, sm: int, time: float) -> None:
+        """A CTA starts on an SM."""
+        if not self._resident[sm]:
+            self._since[sm] = time
+        self._resident[sm] += 1
+
+    def leave(self, sm: int, time: float) -> None:
+        """A CTA has ended on an SM."""
+        self._resident[sm] -= 1
+        if not self._resident[sm]:
+            self.busy[sm] += time - self._since[sm]
+
+
+@dataclass(frozen=True)
+class Counters:
+    """Bytes that came from device memory, that L2 sent, and cycles that device memory worked."""
+
+    hbm_bytes: int = 0
+    l2_bytes: int = 0
+    hbm_busy: float = 0.0
+
+    def since(self, earlier: "Counters") -> "Counters":
+        """What was added."""
+        return Counters(
+            self.hbm_bytes - earlier.hbm_bytes,
+            self.l2_bytes - earlier.l2_bytes,
+            self.hbm_busy - earlier.hbm_busy,
+        )

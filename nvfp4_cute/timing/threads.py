@@ -39,7 +39,6 @@ def _write(sim: Simulation, warp: Warp, time: float, lines: tuple[Piece, ...]) -
     for line in lines:
         sm.memory_port = max(sm.memory_port, time) + max(1.0, line[1] * sim.sm_cycles)
         warp.cta.written = max(warp.cta.written, sim.memory.write(line, time))
-    sim.last = max(sim.last, warp.cta.written)
     return max(time + 1, sm.memory_port - 200)
 
 

@@ -1,4 +1,4 @@
-"""A modelled launch as a timeline for Perfetto or chrome://tracing: the trace-event format, JSON."""
+"""Modelled launches as a timeline for Perfetto or chrome://tracing: the trace-event format, JSON."""
 
 import gzip
 import json
@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from nvfp4_cute.timing.result import Lane, Timing
+from nvfp4_cute.timing.result import ChainTiming, Lane, Timing
 
 BUCKET_US = 0.25
 """Width of a step of the curve of device memory's throughput."""
@@ -23,7 +23,7 @@ _COLORS = {
 }
 
 
-def events(timing: Timing) -> Iterator[dict[str, Any]]:
+def events(timing: Timing | ChainTiming) -> Iterator[dict[str, Any]]:
     """Trace events: a process for each SM with a row for each warp, its copy engine and its matrix pipe.
 
     Process 0 is the GPU: throughput of device memory.
@@ -54,7 +54,7 @@ def events(timing: Timing) -> Iterator[dict[str, Any]]:
             yield event
 
 
-def write(timing: Timing, path: Path) -> None:
+def write(timing: Timing | ChainTiming, path: Path) -> None:
     """Write the timeline; compressed if the name ends in .gz.
 
     Raises:
@@ -71,7 +71,7 @@ def _name(kind: str, pid: int, tid: int, name: str) -> dict[str, Any]:
     return {"ph": "M", "name": kind, "pid": pid, "tid": tid, "args": {"name": name}}
 
 
-def _throughput(timing: Timing) -> Iterator[dict[str, Any]]:
+def _throughput(timing: Timing | ChainTiming) -> Iterator[dict[str, Any]]:
     buckets: dict[int, int] = defaultdict(int)
     for time, nbytes in timing.memory_log:
         buckets[int(timing.constants.us(time) / BUCKET_US)] += nbytes

@@ -13,7 +13,7 @@ def _compute(
     sim: Simulation, warp: Warp, time: float, slots: float, alu: float, port: float, path: float, fresh: int
 ) -> float:
     sm, index = warp.sm, warp.scheduler
-    if fresh and warp.cta.start <= sim.constants.launch / 2:
+    if fresh and warp.cta.start <= warp.cta.grid.start:
         path += fresh * sim.constants.fetch
     issued = sm.schedulers[index] = worked(sim, sm, index, max(sm.schedulers[index], time), slots)
     done = sm.alus[index] = worked(sim, sm, index, max(sm.alus[index], time), alu)

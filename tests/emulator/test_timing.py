@@ -26,7 +26,7 @@ from nvfp4_cute.gpus.timing_figures import constants_of
 from nvfp4_cute.timing import trace
 from nvfp4_cute.timing.clock import time_ptx
 from nvfp4_cute.timing.memory import Memory
-from nvfp4_cute.timing.replay import Replay
+from nvfp4_cute.timing.replay import Replay, replay
 from nvfp4_cute.timing.state import Groups
 from nvfp4_cute.timing.work import worked
 
@@ -146,7 +146,7 @@ def test_a_warp_that_has_ended_is_not_waited_for_and_does_not_stand_for_others()
     arrive, wait = (Op.CLUSTER_ARRIVE,), (Op.CLUSTER_WAIT,)
     late = [(Op.SLEEP, 4000 / B200.clock_hz * 1e9), arrive, wait]
     cluster = ClusterTrace((0, 0, 0), [[[arrive], [arrive], [arrive, wait]], [[arrive], [arrive], late]])
-    cycles = Replay(B200, LaunchTrace("cluster", 1, [cluster])).run().cycles
+    cycles = replay(B200, LaunchTrace("cluster", 1, [cluster])).cycles
     assert cycles == pytest.approx(B200.launch + 4000 + B200.cluster_barrier, abs=10)
 
 
@@ -157,7 +157,7 @@ def copy_after(*before: tuple) -> float:
     copy = (Op.LOAD, ((1 << 20, PIECE),), PIECE, (barrier,), (0,), 1, 0)
     events = [(Op.INIT, barrier, 1), *before, pause, (Op.TX, barrier, PIECE), (Op.ARRIVE, barrier, 1), copy]
     trace = LaunchTrace("copy", 1, [ClusterTrace((0, 0, 0), [[[*events, (Op.WAIT, barrier, 1)]]])])
-    return Replay(B200, trace).run().cycles
+    return replay(B200, trace).cycles
 
 
 def test_a_tensor_map_that_was_prefetched_is_not_waited_for():
@@ -190,7 +190,7 @@ def test_an_engine_waits_for_its_prefetches_look_ups():
     for count in (10, 20):
         events = [(Op.INIT, 0, 1), *[(Op.PREFETCH, box, PIECE, 0)] * count, *copy]
         clusters = [ClusterTrace((i, 0, 0), [[events]]) for i in range(H200.num_sms)]
-        times.append(Replay(H200, LaunchTrace("prefetches", 1, clusters)).run().cycles)
+        times.append(replay(H200, LaunchTrace("prefetches", 1, clusters)).cycles)
     look_up = H200.num_sms * PIECE / H200.l2_look_ups
     assert look_up > PIECE / H200.prefetch_bandwidth
     assert times[1] - times[0] == pytest.approx(10 * look_up, rel=0.05)
@@ -371,7 +371,7 @@ def test_the_share_of_issue_that_wgmma_takes_is_what_the_probe_leaves():
 
 
 def test_computing_beside_wgmma_takes_longer_by_its_share():
-    simulation = Replay(H200, LaunchTrace("k", 1, []))
+    simulation = Replay(H200, [LaunchTrace("k", 1, [])])
     sm = simulation.sms[0]
     sm.matrix[0] = 512.0
     left = 1 - H200.wgmma_issue

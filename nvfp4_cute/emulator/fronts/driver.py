@@ -313,7 +313,7 @@ class Emulator:
         self._clock = timing
         self.timings: list[Any] = []
         if timing is not None:
-            self.machine.recorder = Recorder(with_data=timing.with_data)
+            self.machine.recorder = Recorder(with_data=timing.with_data, placement=timing.placement)
         self._attributes = self.device.attributes()
         self._kernels: dict[str, Program] = {}
         self._modules: list[tuple[bytes, Program]] = []
@@ -465,10 +465,10 @@ class Emulator:
         if self.machine.recorder is not None:
             self.recorded(self.machine.recorder.take(launch))
 
-    def expect(self, work: LaunchWork | None) -> None:
-        """Say what the clusters of the next launch compute: of those that are alike one is executed, for its time."""
+    def expect(self, *works: LaunchWork | None) -> None:
+        """Say what the clusters of the next launches compute: of those that are alike one is executed, for its time."""
         assert self.machine.recorder is not None, "only times are modelled from few clusters"
-        self.machine.recorder.work = work
+        self.machine.recorder.upcoming = list(works)
 
     def recorded(self, trace: LaunchTrace) -> None:
         """What took time in a launch that has ended; here its time is modelled."""

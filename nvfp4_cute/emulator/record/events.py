@@ -59,6 +59,8 @@ class Op(IntEnum):
     FENCE = 38  # until all SMs see what the CTA has written
     PREFETCH = 39  # pieces, bytes of the boxes, descriptor: into L2
     PREFETCH_MAP = 40  # descriptors
+    GRID_WAIT = 41  # griddepcontrol.wait
+    GRID_TRIGGER = 42  # griddepcontrol.launch_dependents
 
 
 Piece = tuple[int, int]
@@ -77,8 +79,16 @@ class ClusterTrace:
 
 @dataclass
 class LaunchTrace:
-    """The events of a launch. `ctas_per_sm`: how many an SM holds at a time. `clusters`: in grid order."""
+    """The events of a launch.
+
+    Attributes:
+        ctas_per_sm: how many an SM holds at a time.  clusters: in grid order.
+        programmatic: it may start before the launch before it has ended, as ``Launch`` has it.
+        writable: memory that it may write: (address on the device, bytes) of each tensor.
+    """
 
     kernel: str
     ctas_per_sm: int
     clusters: list[ClusterTrace]
+    programmatic: bool = False
+    writable: tuple[Piece, ...] = ()

@@ -1,7 +1,7 @@
 """Where a GPU would have the memory of a launch: modelled times must not depend on where the host's allocator put it."""
 
 from bisect import bisect_right
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -33,17 +33,40 @@ class Placement:
     def __init__(self, ranges: Iterable[Range] = ()):
         """`ranges`: in the order that the device allocates them."""
         self._blocks: list[_Block] = []
-        for number, found in sorted(enumerate(ranges), key=lambda item: item[1].start):
-            last = self._blocks[-1] if self._blocks else None
-            if last is not None and found.start < last.end:
-                last.end, last.number = max(last.end, found.end), min(last.number, number)
+        self._starts: list[int] = []
+        self._next = FIRST
+        self.add(ranges)
+
+    def add(self, ranges: Iterable[Range]) -> None:
+        """Allocate further ranges; what of them is allocated already stays where it is."""
+        new: list[_Block] = []
+        parts = (
+            (start, end, number)
+            for number, found in enumerate(ranges)
+            for start, end in self._missing(found.start, found.end)
+        )
+        for start, end, number in sorted(parts):
+            last = new[-1] if new else None
+            if last is not None and start < last.end:
+                last.end, last.number = max(last.end, end), min(last.number, number)
             else:
-                self._blocks.append(_Block(found.start, found.end, number))
+                new.append(_Block(start, end, number))
+        for block in sorted(new, key=lambda block: block.number):
+            block.shift = self._next - block.start
+            self._next += -(-(block.end - block.start) // ALIGNMENT) * ALIGNMENT
+        self._blocks = sorted(self._blocks + new, key=lambda block: block.start)
         self._starts = [block.start for block in self._blocks]
-        place = FIRST
-        for block in sorted(self._blocks, key=lambda block: block.number):
-            block.shift = place - block.start
-            place += -(-(block.end - block.start) // ALIGNMENT) * ALIGNMENT
+
+    def _missing(self, start: int, end: int) -> Iterator[tuple[int, int]]:
+        """What of [start, end) no block holds."""
+        for block in self._blocks:
+            if block.end <= start or block.start >= end:
+                continue
+            if start < block.start:
+                yield start, block.start
+            start = block.end
+        if start < end:
+            yield start, end
 
     def of(self, address: int) -> int:
         """The device's address of a byte."""

@@ -20,6 +20,7 @@ from nvfp4_cute.emulator.record.events import (
     ClusterTrace,
     LaunchTrace,
     Origin,
+    Piece,
 )
 from nvfp4_cute.emulator.record.placement import Placement
 from nvfp4_cute.emulator.record.representatives import LaunchWork, choose, everyone
@@ -38,6 +39,10 @@ class Clock(Protocol):
         """Whether copies and products are to be done as well, as `Recorder` takes it."""
         ...
 
+    def placement(self) -> Placement:
+        """Where memory lies that earlier launches have used, if they and the next one belong together."""
+        ...
+
     def model(self, trace: LaunchTrace) -> Any:
         """The time of a launch, in a form of the clock's own."""
         ...
@@ -48,13 +53,17 @@ class Recorder(Notes):
 
     Attributes:
         traces: one for every cluster that has ended.
-        work: what the clusters of the next launch compute, if those that are alike are to be executed once.
+        work: what the clusters of the launch compute, if those that are alike are to be executed once.
+        upcoming: the work of the next launches, in order.
     """
 
-    def __init__(self, *, with_data: bool = False):
-        """Nothing recorded yet."""
+    def __init__(self, *, with_data: bool = False, placement: Callable[[], Placement] = Placement):
+        """Nothing recorded yet. `placement`: as of a `Clock`."""
         super().__init__(with_data)
+        self._placement = placement
+        self._writable: tuple[Piece, ...] = ()
         self.work: LaunchWork | None = None
+        self.upcoming: list[LaunchWork | None] = []
         self.traces: list[ClusterTrace] = []
         self._origins: list[Origin] = []
 
@@ -82,11 +91,18 @@ class Recorder(Notes):
         clusters = sorted(traces, key=lambda trace: trace.origin[::-1])
         if self.work is not None:
             clusters, self.work = everyone(clusters, self.work, self._origins), None
-        return LaunchTrace(launch.code.entry.name, launch.resident_ctas(1), clusters)
+        return LaunchTrace(
+            launch.code.entry.name, launch.resident_ctas(1), clusters, launch.programmatic, self._writable
+        )
 
     def executed(self, origins: "list[Origin]", memory: GlobalMemory) -> "list[Origin]":
         """The clusters that are executed, of those at `origins`, of a launch that uses `memory`."""
-        self.placement = Placement(memory.registered)
+        self.placement = self._placement()
+        self.placement.add(memory.registered)
+        self._writable = tuple(
+            (self.placement.of(found.start), found.nbytes) for found in memory.registered if found.writable
+        )
+        self.work = self.upcoming.pop(0) if self.upcoming else None
         if self.work is None:
             return origins
         if len(origins) != len(self.work.clusters):

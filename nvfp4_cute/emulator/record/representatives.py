@@ -43,15 +43,15 @@ class LaunchWork:
 
     Attributes:
         clusters: the tiles of each in order; clusters are counted along x, then along y.
-        inputs: (address, bytes, input) of every tensor that is read, by address.
+        inputs: (address, bytes, input) of every tensor that is read, by address. Scales of results are among them.
         row_bytes, column_bytes: from a result to that of the next row, and of the next column.
         split: CTAs of a cluster that share the steps of a tile, in order; each has one at least.
     """
 
     clusters: tuple[tuple[TileWork, ...], ...]
     inputs: tuple[tuple[int, int, int], ...]
-    row_bytes: int
-    column_bytes: int
+    row_bytes: float
+    column_bytes: float
     split: int = 1
 
     def placed(self, placement: Placement) -> "LaunchWork":
@@ -163,9 +163,12 @@ class _Mover:
             elif event[0] is Op.PREFETCH:
                 event = (Op.PREFETCH, self._inputs(event[1], tile_of_load[load - 1]), *event[2:])
             elif event[0] is Op.STORE or event[0] is Op.WRITE:
-                tile = self._tile_of_result(event[1], tile)
-                shift = self._target[tile].out - self._source[tile].out
-                pieces = tuple((address + shift, nbytes) for address, nbytes in event[1])
+                if self._is_input(event[1]):
+                    pieces = self._inputs(event[1], tile)
+                else:
+                    tile = self._tile_of_result(event[1], tile)
+                    shift = self._target[tile].out - self._source[tile].out
+                    pieces = tuple((address + shift, nbytes) for address, nbytes in event[1])
                 event = (event[0], pieces, *event[2:])
             result.append(event)
         return result
@@ -179,6 +182,11 @@ class _Mover:
             shift = target[which] - source[which] if index >= 0 and address < start + size else 0
             result.append((address + shift, nbytes))
         return tuple(result)
+
+    def _is_input(self, pieces: tuple[Piece, ...]) -> bool:
+        """Whether the first piece is of a tensor among the inputs."""
+        index = bisect_right(self._starts, pieces[0][0]) - 1 if pieces else -1
+        return index >= 0 and pieces[0][0] < self._starts[index] + self._work.inputs[index][1]
 
     def _tile_of_result(self, pieces: tuple[Piece, ...], first: int) -> int:
         """The tile that a warp stores, which does them in order."""

@@ -292,6 +292,10 @@ RECORDERS.register("barrier.cluster.wait")(
 )
 
 
+RECORDERS.register("griddepcontrol.wait")(_event(Op.GRID_WAIT))
+RECORDERS.register("griddepcontrol.launch_dependents")(_event(Op.GRID_TRIGGER))
+
+
 @RECORDERS.register("nanosleep")
 def _sleep(inst: Inst, b: Builder, step: Step) -> Step:
     time = b.read(inst.operands[0], "u32")

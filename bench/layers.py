@@ -1,0 +1,367 @@
+"""Layers as users call them, modelled as the chain of launches that the call makes: experts with routing, and linear layers.
+
+    nvfp4-cute bench layers --target B200 [--containing qwen3] [--jobs 32] [--results layers.json] [--save]
+    python -m nvfp4_cute.bench.layers --against bench/results/h100_moe.json [--results layers.json]
+
+A layer is called by its own API on the emulator, every launch is recorded, and all are replayed as a CUDA graph on a cold L2
+(``model.modelled.modelled_chain``). Activations of experts are NVFP4. ``--results`` keeps each time as soon as it is there; what
+the file has is not modelled again. The second command compares modelled layers with those that ``bench.moe`` measured on an H100.
+"""
+
+import argparse
+import json
+import multiprocessing
+import os
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import torch
+from tqdm import tqdm
+
+from nvfp4_cute import LinearNVFP4, MoENVFP4, route
+from nvfp4_cute.bench.moe import MODELS, Model
+from nvfp4_cute.errors import EmulatorError, UnsupportedProblem, UnsupportedTarget
+from nvfp4_cute.formats.block_format import NVFP4
+from nvfp4_cute.gpus.targets import H100_SXM, Target, lookup
+from nvfp4_cute.model import speed_of_light as light
+from nvfp4_cute.model.modelled import modelled_chain
+from nvfp4_cute.timing.result import ChainTiming
+
+RESULTS = Path(__file__).parent / "results"
+PAGE, COMPARISON = "layers.md", "layers_h100.md"
+TARGETS = ("B200", "B300", "RTX 5090", "RTX PRO 6000", "GB10")
+EXPERTS = {
+    **MODELS,
+    "deepseek-v3": Model(256, 8, 7168, 2048),
+    "flashinfer-h1024": Model(32, 2, 1024, 512),
+}
+"""Layers of experts: those that ``bench.moe`` measures, and two that others published times of."""
+LINEAR = {f"linear-{n}x{k}": (n, k) for n, k in ((4096, 4096), (28672, 8192), (8192, 28672))}
+TOKENS = (1, 8, 32, 128, 512)
+PUBLISHED_TOKENS = {"deepseek-v3": (1, 16, 64, 256), "flashinfer-h1024": (128, 2048)}
+"""Numbers of tokens of the layers that are there for published times."""
+PUBLISHED_TARGETS = ("B200",)
+LINEAR_TOKENS = (1, 8, 32, 128)
+SEED = 1
+"""Of router logits, as in ``bench.moe``."""
+INTERVAL_US = 1.28
+"""Of what an empty interval takes between two events, what the model's launch contains: bench/probes/h200_launch_probe.txt."""
+
+FLASHINFER = "FlashInfer, docs/design_docs/flashinfer_moe_api.md: CuTe DSL, TRT-LLM"
+PUBLISHED: dict[tuple[str, str, int], tuple[str, str]] = {
+    **{
+        ("B200", "deepseek-v3", tokens): (times, FLASHINFER)
+        for tokens, times in {1: "46, 42", 16: "428, 365", 64: "938, 822", 256: "1115, 936"}.items()
+    },
+    ("B200", "flashinfer-h1024", 128): ("16", FLASHINFER.replace(", TRT-LLM", "")),
+    ("B200", "flashinfer-h1024", 2048): ("23", FLASHINFER.replace(", TRT-LLM", "")),
+}
+"""us by GPU, layer and tokens, and who says so. The implementations' activations are NVFP4, too."""
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One time to be modelled: names of a GPU and of a layer, and how many tokens come."""
+
+    target: str
+    layer: str
+    tokens: int
+
+    @property
+    def key(self) -> str:
+        """In a file of results."""
+        return f"{self.target}/{self.layer}/{self.tokens}"
+
+    @property
+    def is_linear(self) -> bool:
+        """Whether it is no layer of experts."""
+        return self.layer in LINEAR
+
+
+def cells(targets: Iterable[str] = TARGETS, containing: str = "", tokens: Sequence[int] = ()) -> list[Cell]:
+    """All cells of some GPUs whose layer's name contains a text; the largest first, as they take longest.
+
+    Args:
+        tokens: instead of each layer's own.
+    """
+    found = [
+        Cell(target, layer, count)
+        for target in targets
+        for layer in (*EXPERTS, *LINEAR)
+        if containing in layer and (layer not in PUBLISHED_TOKENS or target in PUBLISHED_TARGETS)
+        for count in (
+            tokens or LINEAR_TOKENS if layer in LINEAR else tokens or PUBLISHED_TOKENS.get(layer, TOKENS)
+        )
+    ]
+    return sorted(found, key=lambda cell: -cell.tokens)
+
+
+# ---- a layer, called -----------------------------------------------------------------------------------------------
+def layer_call(layer: str, tokens: int) -> Callable[[str], object]:
+    """A call of the layer, routing included, that gets the name of a backend; weights hold no data.
+
+    Raises:
+        ValueError: an unknown layer.
+    """
+    if layer in LINEAR:
+        return _linear_call(*LINEAR[layer], tokens)
+    if layer not in EXPERTS:
+        raise ValueError(f"layer {layer!r} is unknown; use one of {', '.join((*EXPERTS, *LINEAR))}")
+    model = EXPERTS[layer]
+    module = _empty_experts(model)
+    x = torch.zeros((tokens, model.hidden), dtype=torch.bfloat16)
+    logits = router_logits(model, tokens)
+
+    def run(backend: str) -> object:
+        module.backend = backend
+        return module(x, *route(logits, model.top_k, backend=backend))
+
+    return run
+
+
+def _linear_call(n: int, k: int, tokens: int) -> Callable[[str], object]:
+    module = LinearNVFP4(k, n, bias=False, input_scale=1.0)
+    x = torch.zeros((tokens, k), dtype=torch.bfloat16)
+
+    def run(backend: str) -> object:
+        module.backend = backend
+        return module(x)
+
+    return run
+
+
+def _empty_experts(model: Model) -> MoENVFP4:
+    """With weights that nothing has written, so that they take no memory."""
+    module = MoENVFP4(1, model.hidden, model.width)
+    for name, n, k in (("w13", 2 * model.width, model.hidden), ("w2", model.hidden, model.width)):
+        scale = torch.empty((model.experts, *NVFP4.scale_shape(n, k)), dtype=torch.uint8)
+        setattr(module, name, torch.empty((model.experts, n, NVFP4.row_bytes(k)), dtype=torch.uint8))
+        setattr(module, f"{name}_scale", scale.view(torch.float8_e4m3fn))
+    module.num_experts = model.experts
+    module.alpha13, module.alpha2 = torch.ones((2, model.experts)), torch.ones(model.experts)
+    return module
+
+
+def router_logits(model: Model, tokens: int) -> torch.Tensor:
+    """Random ones, [T, E]: every token goes to experts drawn without repetition."""
+    generator = torch.Generator().manual_seed(SEED)
+    return torch.randn((tokens, model.experts), generator=generator).bfloat16()
+
+
+def layer_work(cell: Cell) -> light.Work:
+    """What the layer has to move at least: tokens in and out in bf16, weights of experts that a token chose."""
+    if cell.is_linear:
+        n, k = LINEAR[cell.layer]
+        return light.grouped_gemm([(cell.tokens, n, k)], a="bf16", out="bf16")
+    model = EXPERTS[cell.layer]
+    ids, _ = route(router_logits(model, cell.tokens), model.top_k, backend="reference")
+    rows = [count for count in torch.bincount(ids.flatten().long()).tolist() if count]
+    h, i, out = model.hidden, model.width, []
+    weights = [light.grouped_gemm([(m, n, k) for m in rows]) for n, k in ((2 * i, h), (h, i))]
+    for product in weights:
+        out += [operand for operand in product.operands if operand.name.startswith("b")]
+    token_bytes = 2 * cell.tokens * h
+    out += [light.Operand("x", token_bytes), light.Operand("y", token_bytes, written=True)]
+    return light.Work(tuple(out), tuple(p for product in weights for p in product.products))
+
+
+def modelled(cell: Cell, *, timeline: bool = False, progress: Any = None) -> ChainTiming:
+    """The layer's time. Raises as ``modelled_chain`` does."""
+    call = layer_call(cell.layer, cell.tokens)
+    return modelled_chain(call, lookup(cell.target), timeline=timeline, progress=progress)
+
+
+def record(cell: Cell) -> dict[str, Any]:
+    """Plain data of a cell: time, floor, launches; or why there is no time."""
+    target = lookup(cell.target)
+    floor = light.physical_floor(layer_work(cell), target)
+    found: dict[str, Any] = {"floor_us": floor.us, "bound": floor.bound}
+    try:
+        timing = modelled(cell)
+    except (UnsupportedProblem, UnsupportedTarget, EmulatorError) as error:
+        return {**found, "missing": str(error).splitlines()[0]}
+    launches = [
+        {"kernel": one.kernel, "us": one.us, "hbm_bytes": one.hbm_bytes, "l2_bytes": one.l2_bytes}
+        for one in timing.launches
+    ]
+    return {**found, "us": timing.us, "launches": launches}
+
+
+def model_all(wanted: Sequence[Cell], *, jobs: int, results: Path | None) -> dict[str, dict[str, Any]]:
+    """Records of cells by their keys, several at a time in processes of their own.
+
+    Args:
+        jobs: processes.
+        results: file that keeps records; what it has is taken from there.
+    """
+    known: dict[str, dict[str, Any]] = (
+        json.loads(results.read_text()) if results is not None and results.exists() else {}
+    )
+    missing = [cell for cell in wanted if cell.key not in known]
+    with tqdm(total=len(missing), desc="layers", unit="layer", disable=None) as bar:
+        for cell, found in _in_processes(missing, jobs):
+            known[cell.key] = found
+            if results is not None:
+                partial = results.with_suffix(".part")
+                partial.write_text(json.dumps(known, indent=1) + "\n")
+                os.replace(partial, results)
+            bar.update()
+    return known
+
+
+def _in_processes(wanted: Sequence[Cell], jobs: int) -> Iterable[tuple[Cell, dict[str, Any]]]:
+    if jobs <= 1 or len(wanted) <= 1:
+        yield from ((cell, record(cell)) for cell in wanted)
+        return
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(min(jobs, len(wanted)), mp_context=context, initializer=_one_core) as pool:
+        futures = {pool.submit(record, cell): cell for cell in wanted}
+        for future in as_completed(futures):
+            yield futures[future], future.result()
+
+
+def _one_core() -> None:
+    """Let a process use one core: there are as many processes as cores."""
+    torch.set_num_threads(1)
+    if hasattr(os, "sched_setaffinity"):
+        cores = sorted(os.sched_getaffinity(0))
+        os.sched_setaffinity(0, {cores[os.getpid() % len(cores)]})
+
+
+# ---- pages -------------------------------------------------------------------------------------------------------------
+HEAD = """# Layers, modelled
+
+{error} Made by `{command}`.
+
+us of a whole layer as its user calls it, in a CUDA graph on a cold L2: `MoENVFP4` with `route` on bf16 tokens, of which every one
+chose experts by random logits; `LinearNVFP4` with a calibrated scale. Behind each time: what moving the chosen experts' weights
+and the tokens once takes at least, in percent of it ("speed of light"). Published times are their authors', of other kernels on
+GPUs and in harnesses of their own; FlashInfer's contain no routing.
+"""
+
+
+def page(known: dict[str, dict[str, Any]], targets: Sequence[str], command: str) -> str:
+    """Markdown of records."""
+    from nvfp4_cute.bench.modelled import stated_error
+
+    error = f"Modelled, not measured ({stated_error()})."
+    parts = [HEAD.format(error=error, command=command)]
+    for layer in (*EXPERTS, *LINEAR):
+        counts = sorted({int(key.rpartition("/")[2]) for key in known if key.split("/")[1] == layer})
+        if counts:
+            parts.append(_layer_table(known, layer, counts, targets))
+    return "\n".join(parts)
+
+
+def _layer_table(
+    known: dict[str, dict[str, Any]], layer: str, counts: Sequence[int], targets: Sequence[str]
+) -> str:
+    lines = [("tokens", *targets, "published"), ("---:",) * (1 + len(targets)) + ("---",)]
+    reasons = {}
+    for tokens in counts:
+        row, others = [str(tokens)], []
+        for target in targets:
+            cell = Cell(target, layer, tokens)
+            found = known.get(cell.key, {})
+            row.append(
+                f"{found['us']:.1f} ({100 * found['floor_us'] / found['us']:.0f} %)" if "us" in found else "-"
+            )
+            if "missing" in found:
+                reasons[target] = found["missing"]
+            if (target, layer, tokens) in PUBLISHED:
+                others.append(f"{target}: " + " us (".join(PUBLISHED[target, layer, tokens]) + ")")
+        lines.append((*row, "; ".join(others)))
+    text = "\n".join("| " + " | ".join(line) + " |" for line in lines)
+    return f"## {layer}\n\n{text}\n" + "".join(f"\n- {target}: {why}\n" for target, why in reasons.items())
+
+
+def run(
+    targets: Sequence[Target], *, containing: str, jobs: int, results: Path | None, as_json: bool, save: bool
+) -> int:
+    """Model the layers of some GPUs and print them; return 0.
+
+    Args:
+        containing: only layers whose name contains this.
+        jobs, results: as of ``model_all``.
+        as_json: print records instead of a page.
+        save: write the page, too.
+
+    Raises:
+        ValueError: no layer's name contains the text.
+    """
+    names = [target.name for target in targets]
+    wanted = cells(names, containing)
+    if not wanted:
+        raise ValueError(f"no layer contains {containing!r}; there are {', '.join((*EXPERTS, *LINEAR))}")
+    known = model_all(wanted, jobs=jobs, results=results)
+    chosen = {cell.key: known[cell.key] for cell in wanted}
+    options = f" --containing {containing!r}" if containing else ""
+    text = page(chosen, names, f"nvfp4-cute bench layers{options} --jobs {jobs} --save")
+    print(json.dumps(chosen, indent=1) if as_json else text)
+    if save:
+        (RESULTS / PAGE).write_text(text)
+    return 0
+
+
+# ---- beside measured layers --------------------------------------------------------------------------------------------
+def compare(measured: dict[str, Any], known: dict[str, dict[str, Any]]) -> list[tuple[Cell, float, float]]:
+    """(cell, measured us, modelled us) of "route + layer" of a report of ``bench.moe``.
+
+    What the report's empty interval takes beyond that of the probe, from which the model's launch is, is taken off.
+    """
+    rows = []
+    for layer, counts in measured["models"].items():
+        for result in counts:
+            cell = Cell(H100_SXM.name, layer, result["tokens"])
+            found = known.get(cell.key, {})
+            if "us" in found:
+                us = result["us"]
+                rows.append((cell, us["route + layer"] - us["an empty interval"] + INTERVAL_US, found["us"]))
+    return rows
+
+
+def comparison(rows: Sequence[tuple[Cell, float, float]]) -> str:
+    """Markdown of what ``compare`` found."""
+    errors = [modelled / measured - 1 for _, measured, modelled in rows]
+    lines = ["| layer | tokens | measured us | modelled us | error |", "|---|---:|---:|---:|---:|"]
+    lines += [
+        f"| {cell.layer} | {cell.tokens} | {measured:.1f} | {modelled:.1f} | {100 * error:+.0f} % |"
+        for (cell, measured, modelled), error in zip(rows, errors, strict=True)
+    ]
+    sizes = sorted(abs(error) for error in errors)
+    summary = (
+        f"{len(rows)} layers: median error {100 * median(sizes):.0f} %, worst {100 * sizes[-1]:.0f} %, "
+        f"{sum(error < 0 for error in errors)} modelled too fast."
+    )
+    return f"{summary}\n\n" + "\n".join(lines) + "\n"
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Command line. Returns the exit code."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--against", type=Path, required=True, metavar="FILE", help="a report of bench.moe")
+    parser.add_argument("--containing", default="", help="only layers whose name contains this")
+    parser.add_argument("--tokens", default="1,8,32,128,512", help="numbers of tokens")
+    parser.add_argument("--jobs", type=int, default=1, help="processes")
+    parser.add_argument("--results", type=Path, metavar="FILE", help="keeps records")
+    options = parser.parse_args(arguments)
+    measured = json.loads(options.against.read_text())
+    counts = [int(count) for count in options.tokens.split(",")]
+    wanted = [
+        cell
+        for cell in cells([H100_SXM.name], options.containing, counts)
+        if cell.layer in measured["models"]
+    ]
+    known = model_all(wanted[::-1], jobs=options.jobs, results=options.results)
+    print(comparison(compare(measured, {cell.key: known[cell.key] for cell in wanted})))
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,119 @@
+"""Launches one after the other in a CUDA graph, modelled: gaps, programmatic launches, what L2 keeps, where memory lies."""
+
+from dataclasses import replace
+
+import pytest
+
+from nvfp4_cute.emulator.memory import Range
+from nvfp4_cute.emulator.record.events import ClusterTrace, LaunchTrace, Op
+from nvfp4_cute.emulator.record.placement import Placement
+from nvfp4_cute.gpus import targets
+from nvfp4_cute.gpus.timing_figures import constants_of
+from nvfp4_cute.timing.replay import replay, replay_chain
+
+B200 = constants_of(targets.B200)
+TENSOR, NBYTES = 1 << 22, 64 << 10
+WAIT, TRIGGER = (Op.GRID_WAIT,), (Op.GRID_TRIGGER,)
+
+
+def sleep(cycles: float) -> tuple:
+    """A warp that does nothing for so long."""
+    return (Op.SLEEP, cycles / B200.clock_hz * 1e9)
+
+
+def launch(*events: tuple, ctas: int = 1, per_sm: int = 1, programmatic: bool = False) -> LaunchTrace:
+    """CTAs of one warp each, all with these events."""
+    clusters = [ClusterTrace((i, 0, 0), [[list(events)]]) for i in range(ctas)]
+    return LaunchTrace("k", per_sm, clusters, programmatic, ((TENSOR, NBYTES),))
+
+
+def lines(first: int, count: int, nbytes: int = 128) -> tuple:
+    """Pieces of a tensor, one behind the other."""
+    return tuple((TENSOR + first + i * nbytes, nbytes) for i in range(count))
+
+
+def read(pieces: tuple, number: int = 1) -> tuple[tuple, tuple]:
+    """Load, and wait for what was loaded."""
+    return (Op.READ, number, pieces), (Op.USE, number)
+
+
+def test_a_chain_of_one_takes_what_a_launch_takes():
+    trace = launch(sleep(3000), *read(lines(0, 4)), ctas=200)
+    chain, alone = replay_chain(B200, [trace]), replay(B200, trace)
+    assert chain.cycles == alone.cycles and chain.launches[0].sm_busy == alone.sm_busy
+
+
+def test_a_launch_waits_for_the_one_before_and_their_times_add_up():
+    chain = replay_chain(B200, [launch(sleep(3000)), launch(sleep(5000), ctas=2), launch(sleep(1000))])
+    assert chain.cycles == pytest.approx(B200.launch + 9000 + 2 * B200.next_launch)
+    assert [timing.cycles for timing in chain.launches] == pytest.approx(
+        [B200.launch / 2 + 3000, B200.next_launch + 5000, B200.next_launch + 1000 + B200.launch / 2]
+    )
+
+
+def test_a_programmatic_launch_overlaps_until_it_waits():
+    first = launch(TRIGGER, sleep(9000), ctas=2)
+    second = launch(sleep(2000), WAIT, sleep(500), programmatic=True)
+    ended = B200.launch / 2 + 9000
+    assert replay_chain(B200, [first, second]).cycles == pytest.approx(
+        ended + B200.next_launch + 500 + B200.launch / 2
+    )
+    serial = replay_chain(B200, [first, replace(second, programmatic=False)]).cycles
+    assert serial == pytest.approx(ended + B200.next_launch + 2500 + B200.launch / 2)
+
+
+def test_without_a_trigger_the_end_of_the_first_starts_the_second():
+    second = launch(sleep(2000), WAIT, programmatic=True)
+    cycles = replay_chain(B200, [launch(sleep(9000)), second]).cycles
+    assert cycles == pytest.approx(B200.launch + 9000 + B200.next_launch + 2000)
+
+
+def test_a_programmatic_launch_starts_only_where_there_is_room():
+    full = launch(TRIGGER, sleep(9000), ctas=B200.num_sms)
+    second = launch(sleep(2000), WAIT, programmatic=True)
+    crowded, roomy = (
+        replay_chain(B200, [replace(full, ctas_per_sm=per_sm), replace(second, ctas_per_sm=per_sm)]).cycles
+        for per_sm in (1, 2)
+    )
+    assert roomy == pytest.approx(B200.launch + 9000 + B200.next_launch)
+    assert crowded == pytest.approx(B200.launch + 9000 + B200.cta_start + 2000)
+
+
+def test_a_launch_that_ends_early_has_not_ended_before_the_one_it_overlaps():
+    first = launch(TRIGGER, sleep(9000))
+    chain = replay_chain(B200, [first, launch(sleep(100), programmatic=True), launch(sleep(100))])
+    assert chain.cycles == pytest.approx(B200.launch + 9000 + B200.next_launch + 100)
+
+
+def test_what_a_launch_wrote_the_next_one_finds_in_l2_in_other_pieces():
+    writer = launch((Op.WRITE, lines(0, 512)))
+    reader = launch(*read(((TENSOR + 1056, 4096),)))
+    found, missed = (replay_chain(B200, [first, reader]).launches[1] for first in (writer, launch(sleep(10))))
+    assert found.hbm_bytes == 0 and missed.hbm_bytes == 4096
+    assert found.cycles < missed.cycles
+
+
+def test_what_had_to_make_room_is_read_again():
+    small = replace(B200, l2_bytes=NBYTES // 2)
+    writer = launch((Op.WRITE, lines(0, 512)))
+    start, end = (launch(*read(((TENSOR + place, 4096),))) for place in (0, NBYTES - 4096))
+    assert replay_chain(small, [writer, start]).hbm_bytes == 4096
+    assert replay_chain(small, [writer, end]).hbm_bytes == 0
+
+
+def test_l1_and_tensor_maps_are_of_one_launch():
+    reader = launch(*read(lines(0, 4)), *read(lines(0, 4), 2))
+    chain = replay_chain(B200, [reader, reader])
+    assert [timing.l2_bytes for timing in chain.launches] == [512, 512]
+    assert [timing.hbm_bytes for timing in chain.launches] == [512, 0]
+
+
+def test_memory_stays_where_it_is_when_more_is_allocated():
+    first, second = Range(1000, 100, "x", True), Range(5000, 600, "y", True)
+    placement = Placement([first, second])
+    before = placement.of(1010), placement.of(5599)
+    placement.add([Range(4900, 800, "z", True), first])
+    assert (placement.of(1010), placement.of(5599)) == before
+    parts = [(1000, 1100), (4900, 5000), (5000, 5600), (5600, 5700)]
+    moved = sorted((placement.of(start), placement.of(start) + end - start) for start, end in parts)
+    assert all(end <= start for (_, end), (start, _) in zip(moved, moved[1:], strict=False))
