@@ -13,7 +13,7 @@ import struct
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from operator import attrgetter
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -39,6 +39,13 @@ _dtype, _shape, _requires_grad = attrgetter("dtype"), attrgetter("shape"), attrg
 _stride, _get_device, _data_ptr = torch.Tensor.stride, torch.Tensor.get_device, torch.Tensor.data_ptr
 
 
+class Launchable(Protocol):
+    """What was prepared for a signature: one launch, or several."""
+
+    def try_launch(self, inputs: list[Any], outs: list[Any]) -> list[torch.Tensor] | None:
+        """As of PreparedCall."""
+
+
 class _OfThread(threading.local):
     """What a thread has prepared.
 
@@ -48,8 +55,8 @@ class _OfThread(threading.local):
     """
 
     def __init__(self) -> None:
-        self.calls: dict[tuple, PreparedCall] = {}
-        self.recent: dict[tuple, list[tuple[Any, PreparedCall]]] = {}
+        self.calls: dict[tuple, Launchable] = {}
+        self.recent: dict[tuple, list[tuple[Any, Launchable]]] = {}
 
 
 _local = _OfThread()
@@ -95,9 +102,13 @@ class PreparedCall:
         # The addresses in the table, as bytes, and those that were found in order, whatever tensors had them.
         self._addresses = b""
         self._accepted: set[bytes] = set()
-        # Address bits that must be zero: operands are bytes that TMA reads, all else has its natural alignment.
-        align_bytes = launch.align_bytes
-        low_bits = [(align_bytes if t.element_size() == 1 else t.element_size()) - 1 for t in tensors]
+        # Address bits that must be zero: operands are bytes, or 16-bit rows, that are read 16 bytes at a time; all else has its
+        # natural alignment.
+        sizes = [t.element_size() for t in tensors]
+        wide = [size == 1 or (size == 2 and i < self._first_out) for i, size in enumerate(sizes)]
+        low_bits = [
+            (launch.align_bytes if is_wide else size) - 1 for is_wide, size in zip(wide, sizes, strict=True)
+        ]
         self._low_bits = int.from_bytes(self._pack(*low_bits), "little")
 
     def try_launch(self, inputs: list[Any], outs: list[Any]) -> list[torch.Tensor] | None:
@@ -187,7 +198,7 @@ def _allocator(outs: Sequence[torch.Tensor]) -> Callable[[], list[torch.Tensor]]
     return carved
 
 
-def lookup(tensors: Sequence[torch.Tensor], *settings: Any) -> tuple[tuple | None, PreparedCall | None]:
+def lookup(tensors: Sequence[torch.Tensor], *settings: Any) -> tuple[tuple | None, Launchable | None]:
     """Signature of a call and what was prepared for it. Without the signature where a recent call had the same.
 
     Args:
@@ -237,7 +248,7 @@ def signature(tensors: Sequence[torch.Tensor], *settings: Any) -> tuple | None:
 
 
 def remember(key: tuple, launch: Launch, tensors: Sequence[torch.Tensor], num_outs: int) -> None:
-    """Keep a call that passed its checks, as PreparedCall takes it; the oldest is forgotten when there are ``MAX_PREPARED``.
+    """Keep a call that passed its checks, as PreparedCall takes it.
 
     One whose table holds other addresses than its tensors' and those of their parts, since some were converted on the way, is not
     kept, nor one whose addresses a ``tensor_map_fault`` looks at.
@@ -245,10 +256,15 @@ def remember(key: tuple, launch: Launch, tensors: Sequence[torch.Tensor], num_ou
     parts = parts_of(launch, tensors)
     if parts is None or tensor_map_fault.concerns(list(tensors)):
         return
+    keep(key, PreparedCall(launch, tensors, num_outs, parts))
+
+
+def keep(key: tuple, call: Launchable) -> None:
+    """Have ``lookup`` find it; the oldest is forgotten when there are ``MAX_PREPARED``."""
     calls = _local.calls
     if len(calls) >= MAX_PREPARED:
         del calls[next(iter(calls))]
-    calls[key] = PreparedCall(launch, tensors, num_outs, parts)
+    calls[key] = call
 
 
 class Part(NamedTuple):

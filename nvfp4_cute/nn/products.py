@@ -4,6 +4,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from nvfp4_cute.backends.calls import chain
 from nvfp4_cute.formats.block_format import TMA_ALIGN_BYTES
 from nvfp4_cute.formats.global_scale import resolve_global_scale
 from nvfp4_cute.nn.activations import Mode
@@ -44,6 +45,14 @@ def product(
         one = torch.ones((), device=x.device)
         sums = product(x, weight, weight_scale, one, input_global_scale, mode, torch.float32, backend)
         return (sums * alpha).to(out_dtype)
+    given = (x, weight, weight_scale, alpha, input_global_scale, mode, out_dtype, backend)
+    inputs = [x, weight, weight_scale, alpha]
+    if input_global_scale is not None:
+        inputs.append(input_global_scale)
+    return chain(backend, ("linear", mode, out_dtype), inputs, _product, *given)
+
+
+def _product(x, weight, weight_scale, alpha, input_global_scale, mode, out_dtype, backend) -> torch.Tensor:
     if mode == "16bit":
         return weight_only_linear(aligned(x), weight, weight_scale, alpha, out_dtype, backend)
     q = quantize(x, global_scale=input_global_scale, backend=backend)
@@ -95,12 +104,22 @@ def gated_product(
         hidden_global_scale: of what ``down`` quantizes, a factor of ``down.alpha``.
         finds_hidden_scale: whether that is found here, and is no factor yet.
     """
+    scales = (input_global_scale, hidden_global_scale)
+    inputs = [x, *gate, *up, *down, *(scale for scale in scales if scale is not None)]
+    choices = (finds_hidden_scale, activation, mode, out_dtype)
+    settings = ("gated_mlp", *(scale is None for scale in scales), *choices)
+    return chain(backend, settings, inputs, _gated_product, x, gate, up, down, *scales, *choices, backend)
+
+
+def _gated_product(
+    x, gate, up, down, input_global_scale, hidden_global_scale, finds_hidden_scale, activation, mode, out_dtype, backend
+) -> torch.Tensor:  # fmt: skip
     sides: dict[str, Any] = {"activation": activation, "backend": backend}
     if mode == "16bit":
         h = dual_gemm(
             aligned(x), gate.data, up.data, None, gate.scale, up.scale, gate.alpha, up.alpha, out_dtype=x.dtype, **sides
         )  # fmt: skip
-        return product(h, *down, None, mode, out_dtype, backend)
+        return product(h, down.data, down.scale, down.alpha, None, mode, out_dtype, backend)
     q = quantize(x, global_scale=input_global_scale, backend=backend)
     first = (q.data, gate.data, up.data, q.scale, gate.scale, up.scale, gate.alpha, up.alpha)
     if not finds_hidden_scale and len(x) <= QUANTIZED_HIDDEN_ROWS:
@@ -113,4 +132,4 @@ def gated_product(
         hidden_global_scale = resolve_global_scale(h, "auto", None)
         assert hidden_global_scale is not None
         down = down._replace(alpha=down.alpha * hidden_global_scale)
-    return product(h, *down, hidden_global_scale, mode, out_dtype, backend)
+    return product(h, down.data, down.scale, down.alpha, hidden_global_scale, mode, out_dtype, backend)

@@ -3,12 +3,12 @@
 import numpy as np
 import pytest
 import torch
+from emulated_gpu import emulated_gpu
 from expert_layers import some_layer
 from list_checks import check_list_operands
 
 import nvfp4_cute
 from nvfp4_cute import (
-    backends,
     dual_gemm,
     gemm,
     gemv,
@@ -272,23 +272,27 @@ def test_a_call_with_converted_operands_is_not_kept():
 @pytest.fixture
 def gpu(nothing_prepared, monkeypatch):
     """CPU tensors take the way of CUDA tensors, to an emulated B200."""
-    from nvfp4_cute.backends import cuda
-
-    torch.manual_seed(11)  # the same operands in every run
-    monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda index: 0, raising=False)
-    monkeypatch.setattr(torch._C, "_cuda_getDevice", lambda: None, raising=False)
-    monkeypatch.setattr(backends, "resolve", lambda name, device: "cuda")
-    with on_emulator() as emulator:
-
-        def run(task):
-            """What the first call is made with: the reference."""
-            task.reference()
-            launch = task.launch(targets.B200.gpu, for_emulator=True)
-            emulator.register(launch.kernel.ptx)
-            return launch
-
-        monkeypatch.setattr(cuda, "run", run)
+    with emulated_gpu(monkeypatch) as emulator:
         yield emulator
+
+
+@pytest.mark.parametrize("name", ["quantize", "gemm"])
+def test_rows_that_are_not_aligned_take_the_long_way(gpu, name):
+    """16-bit rows that kernels read 16 bytes at a time: the first call's were aligned."""
+    w = quantize(torch.randn(128, 64).bfloat16())
+    give = {
+        "quantize": lambda x: quantize(x).data,
+        "gemm": lambda x: gemm(x, w.data, None, w.scale, backend="auto"),
+    }[name]
+    x, memory = torch.randn(3, 64).bfloat16(), torch.zeros(3 * 64 + 1).bfloat16()
+    for _ in range(2):
+        expected = give(x)
+    apart = memory[1:].view(3, 64).copy_(x)
+    if name == "quantize":
+        torch.testing.assert_close(give(apart), expected, rtol=0, atol=0)
+    else:
+        with pytest.raises(ValueError, match="16"):
+            give(apart)
 
 
 def random_bytes(*shape):

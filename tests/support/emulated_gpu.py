@@ -1,0 +1,34 @@
+"""CPU tensors that take the way of CUDA tensors: calls are prepared, and launched again on an emulated GPU."""
+
+import contextlib
+
+import torch
+
+from nvfp4_cute import backends
+from nvfp4_cute.backends.emulator import on_emulator
+from nvfp4_cute.gpus import targets
+from nvfp4_cute.launch import prepared
+
+
+@contextlib.contextmanager
+def emulated_gpu(monkeypatch, target=targets.B200):
+    """The emulator of ``target``. Nothing is prepared; the first call of each kind is made with the reference."""
+    from nvfp4_cute.backends import cuda
+
+    monkeypatch.setattr(prepared._local, "calls", {})
+    monkeypatch.setattr(prepared._local, "recent", {})
+    torch.manual_seed(11)  # the same operands in every run
+    monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda index: 0, raising=False)
+    monkeypatch.setattr(torch._C, "_cuda_getDevice", lambda: None, raising=False)
+    monkeypatch.setattr(backends, "resolve", lambda name, device: "cuda")
+    monkeypatch.setattr(backends, "gpu_of", lambda name, device: target.gpu)
+    with on_emulator(target=target) as emulator:
+
+        def run(task):
+            task.reference()
+            launch = task.launch(target.gpu, for_emulator=True)
+            emulator.register(launch.kernel.ptx)
+            return launch
+
+        monkeypatch.setattr(cuda, "run", run)
+        yield emulator
