@@ -8,7 +8,8 @@ The first starts its own processes. The last prints the tables of a report, draw
 
 - Tokens are those of each rank; "one GPU" has the tokens of all ranks.
 - A time is the slowest rank's, in us, the median over rounds, on a cold L2. A collective aligns the ranks before each interval.
-- Phases, "capacity" and "one GPU" are replayed from CUDA graphs. "Exact" is eager: the host waits in it for the sizes.
+- Phases, "capacity" and "one GPU" are replayed from CUDA graphs. "Exact" is eager: the host waits in it for the sizes; its host
+  takes so long for one of many calls in a row. "NCCL" are both forms where the group's backend moves the rows.
 - A result is compared with one GPU's before it is timed.
 - Bytes are those that leave a rank, the most of any. The links' bandwidth is that of one large exchange in the same run.
 """
@@ -18,12 +19,15 @@ import json
 import os
 import sys
 import tempfile
+import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from datetime import timedelta
+from functools import cached_property
 from pathlib import Path
 from statistics import median
 from typing import Any
+from unittest.mock import patch
 
 import torch
 import torch.distributed as dist
@@ -31,12 +35,13 @@ from tqdm import tqdm
 
 from nvfp4_cute import Placement, route
 from nvfp4_cute.bench.moe import MODELS, Model, make_weights
-from nvfp4_cute.experts import dispatch
+from nvfp4_cute.experts import dispatch, parallel, push
 from nvfp4_cute.experts.combine import finalize
 from nvfp4_cute.experts.dispatch import Routes, RowLayout
 from nvfp4_cute.experts.exchange import gather, send_rows
 from nvfp4_cute.experts.layer import moe
 from nvfp4_cute.experts.products import LocalExperts
+from nvfp4_cute.experts.symmetric import BufferLayout, buffers_of
 from nvfp4_cute.experts.weights import ExpertWeights
 from nvfp4_cute.model.plot import stacked_bars
 from nvfp4_cute.nn.moe import MoENVFP4
@@ -52,7 +57,12 @@ LINK_BYTES = 256 << 20
 TIMEOUT = timedelta(seconds=300)
 # Products of another config may round the last bit of a value to the other side.
 WRONG = 0.01
-PHASES = ("pack", "dispatch", "unpack", "products", "collect", "combine", "sum")
+# Through buffers that ranks store into, or by the group's backend; the second and the second last of each are sent.
+PUSHED = ("send", "receive", "products", "give", "sum")
+EXCHANGED = ("pack", "dispatch", "unpack", "products", "collect", "combine", "sum")
+LAYERS = ("exact", "host", "capacity", "NCCL exact", "NCCL capacity", "one GPU")
+HOST_CALLS = 50
+DEVICE = "cuda"
 Calls = dict[str, Callable[[], Any]]
 
 
@@ -111,7 +121,7 @@ class Part:
     def __init__(self, model: Model, layer: MoENVFP4, rank: int, ranks: int):
         self.model, self.rank, self.ranks = model, rank, ranks
         self.placement = Placement.even(model.experts, ranks)
-        held = torch.tensor(self.placement.experts[rank], device="cuda")
+        held = torch.tensor(self.placement.experts[rank], device=DEVICE)
         pick = lambda data, scale: ExpertWeights(
             data[held], scale.view(torch.uint8)[held].view(scale.dtype), None
         )
@@ -125,21 +135,55 @@ class Part:
             placement=self.placement, capacity=capacity,
         )  # fmt: skip
 
-    def phases(self, x, ids, weights) -> tuple[Calls, torch.Tensor, RowLayout]:
-        """Of the exact form, each on the results of those before; what rank sends how much to what rank; the rows' layout."""
-        group, placement, rank = dist.group.WORLD, self.placement, self.rank
-        layout = RowLayout(x.shape[1], ids.shape[1], x.dtype, True)
-        experts = LocalExperts.of(
+    @cached_property
+    def experts(self) -> LocalExperts:
+        """As ``moe`` checks them."""
+        x = torch.empty((0, self.model.hidden), dtype=torch.bfloat16, device=DEVICE)
+        return LocalExperts.of(
             x, self.w13, self.w2, activation="silu", limit=None, weight_layout="concatenated", input_scale=None,
             hidden_scale=None, alpha13=self.alpha13, alpha2=self.alpha2, bias13=None,
         )  # fmt: skip
-        routes = Routes.of(ids, placement, rank, "auto")
-        back_order = routes.choices("auto")
-        ends = gather(group, torch.cat([routes.tokens.offs, back_order.offs])).wait()
-        tokens, choices = (
-            part.diff(dim=1, prepend=part.new_zeros(self.ranks, 1)) for part in ends.split(self.ranks, 1)
+
+    def rows(self, data, scale, ids, order) -> torch.Tensor:
+        """Both products."""
+        return self.experts.rows(
+            data, scale, ids, order, dtype=torch.bfloat16, first_expert=0, backend="auto"
         )
-        table = torch.cat([tokens, choices], 1)
+
+    def moved(self, ids: torch.Tensor) -> torch.Tensor:
+        """Pairs (token, rank), then choices, int64 [from, to] each: [ranks, 2 * ranks]."""
+        routes = Routes.of(ids, self.placement, self.rank, "auto")
+        back = routes.choices("auto")
+        ends = gather(dist.group.WORLD, torch.cat([routes.tokens.offs, back.offs])).wait()
+        halves = ends.split(self.ranks, 1)
+        return torch.cat([part.diff(dim=1, prepend=part.new_zeros(self.ranks, 1)) for part in halves], 1)
+
+    def phases(self, x, ids, weights, table: torch.Tensor) -> Calls:
+        """Each on the results of those before; table: as of ``moved``."""
+        layout = RowLayout(x.shape[1], 0, x.dtype, True)
+        buffers = buffers_of(
+            dist.group.WORLD, BufferLayout(self.ranks, len(x), ids.shape[1], layout), x.device
+        )
+        if buffers is None:
+            return self.exchanged(x, ids, weights, table)
+        count, group = self.experts.count, self.placement
+        send = lambda: push.send(x, ids, group, buffers, None, "auto")
+        places = send()
+        receive = lambda: push.receive(buffers, count, None, None, "auto")
+        data, scale, order = receive()
+        products = lambda: self.rows(data, scale, buffers.ids, order)
+        down = products()
+        give = lambda: push.give(down, order, buffers, "auto")
+        give()
+        total = lambda: finalize(buffers.results, places, weights, inbox=buffers.inbox)
+        return dict(zip(PUSHED, (send, receive, products, give, total), strict=True))
+
+    def exchanged(self, x, ids, weights, table: torch.Tensor) -> Calls:
+        """Those of the exact form by the group's backend."""
+        group, placement, rank = dist.group.WORLD, self.placement, self.rank
+        layout = RowLayout(x.shape[1], ids.shape[1], x.dtype, True)
+        back_order = Routes.of(ids, placement, rank, "auto").choices("auto")
+        tokens, choices = table.split(self.ranks, 1)
         sent, received = tokens[rank].tolist(), tokens[:, rank].tolist()
         wanted, owed = choices[rank].tolist(), choices[:, rank].tolist()
 
@@ -151,48 +195,67 @@ class Part:
         exchange = lambda: send_rows(rows, group, sent, received)
         arrived = exchange()
         ids_of = lambda: layout.ids(arrived).contiguous()
-        unpack = lambda: dispatch.unpack(arrived, ids_of(), layout, experts.count, None, sum(owed), "auto")
+        count = self.experts.count
+        unpack = lambda: dispatch.unpack(arrived, ids_of(), layout, count, None, sum(owed), "auto")
         local, (data, scale, order) = ids_of(), unpack()
-        products = lambda: experts.rows(
-            data, scale, local, order, dtype=x.dtype, first_expert=0, backend="auto"
-        )
+        products = lambda: self.rows(data, scale, local, order)
         down = products()
         collect = lambda: dispatch.collect(down, local, order, sum(owed), "auto")
         results = collect()
         combine = lambda: send_rows(results, group, owed, wanted)
         back = combine()
-        calls = {
-            "pack": pack,
-            "dispatch": exchange,
-            "unpack": unpack,
-            "products": products,
-            "collect": collect,
-            "combine": combine,
-            "sum": lambda: finalize(back, back_order.rows, weights),
-        }
-        return calls, table, layout
+        total = lambda: finalize(back, back_order.rows, weights)
+        calls = (pack, exchange, unpack, products, collect, combine, total)
+        return dict(zip(EXCHANGED, calls, strict=True))
+
+
+def by_backend(call: Callable[[], Any]) -> Callable[[], Any]:
+    """The same where the group's backend moves rows."""
+
+    def called() -> Any:
+        with patch.object(parallel, "buffers_of", lambda *_: None):
+            return call()
+
+    return called
+
+
+def host_us(call: Callable[[], Any]) -> float:
+    """Of a call, one of many in a row: until the host goes on. The slowest rank's."""
+    call()
+    torch.accelerator.synchronize()
+    dist.barrier()
+    began = time.perf_counter()
+    for _ in range(HOST_CALLS):
+        call()
+    spent = torch.tensor([(time.perf_counter() - began) * 1e6 / HOST_CALLS], device=DEVICE)
+    dist.all_reduce(spent, dist.ReduceOp.MAX)
+    return float(spent)
 
 
 def measure(part: Part, whole: MoENVFP4, tokens: int, rounds: int) -> Result:
     """Compare, then time. Raises ValueError where the result is not one GPU's."""
     model, rank, ranks = part.model, part.rank, part.ranks
-    generator = torch.Generator("cuda").manual_seed(1)
-    x = torch.randn((ranks * tokens, model.hidden), device="cuda", generator=generator).bfloat16()
-    logits = torch.randn((ranks * tokens, model.experts), device="cuda", generator=generator).bfloat16()
+    generator = torch.Generator(DEVICE).manual_seed(1)
+    x = torch.randn((ranks * tokens, model.hidden), device=DEVICE, generator=generator).bfloat16()
+    logits = torch.randn((ranks * tokens, model.experts), device=DEVICE, generator=generator).bfloat16()
     ids, weights = route(logits, model.top_k)
     mine = slice(rank * tokens, (rank + 1) * tokens)
     own = (x[mine], ids[mine], weights[mine])
-    want, got = whole(x, ids, weights)[mine], part.layer(*own, None)
-    error = float((got.float() - want.float()).norm() / want.float().norm())
-    if not error < WRONG:
-        raise ValueError(f"{tokens} tokens: the result differs from one GPU's by {error:.3g} of its norm")
-    phases, table, layout = part.phases(*own)
-    calls = {name: captured(call) for name, call in phases.items()}
-    calls["exact"] = lambda: part.layer(*own, None)
+    want = whole(x, ids, weights)[mine]
+    exact, fixed = (lambda capacity=capacity: part.layer(*own, capacity) for capacity in (None, tokens))
+    for form in (exact, fixed, by_backend(exact)):
+        error = float((form().float() - want.float()).norm() / want.float().norm())
+        if not error < WRONG:
+            raise ValueError(f"{tokens} tokens: the result differs from one GPU's by {error:.3g} of its norm")
+    got, table = fixed(), part.moved(ids[mine])
+    calls = {name: captured(call) for name, call in part.phases(*own, table).items()}
+    calls |= {"exact": exact, "NCCL exact": by_backend(exact)}
+    if "send" in calls or tokens <= MOST_CAPACITY:
+        calls["capacity"] = captured(fixed)
     if tokens <= MOST_CAPACITY:
-        calls["capacity"] = captured(lambda: part.layer(*own, tokens))
+        calls["NCCL capacity"] = captured(by_backend(fixed))
     calls["one GPU"] = captured(lambda: whole(x, ids, weights))
-    us = timed(calls, rounds)
+    us = timed(calls, rounds) | {"host": host_us(exact)}
     away = table.clone()
     for place in range(ranks):
         away[place, [place, ranks + place]] = 0
@@ -203,7 +266,7 @@ def measure(part: Part, whole: MoENVFP4, tokens: int, rounds: int) -> Result:
         us=us,
         differing=float((got != want).float().mean()),
         error=error,
-        dispatch_bytes=pairs * layout.row_bytes,
+        dispatch_bytes=pairs * RowLayout(model.hidden, model.top_k, x.dtype, True).row_bytes,
         combine_bytes=int(away[:, ranks:].sum(0).max()) * result_bytes,
         bf16_bytes=pairs * result_bytes,
     )
@@ -262,33 +325,32 @@ def page(report: dict[str, Any], made_by: str = "") -> str:
         '"Exact" is eager, and its host waits for sizes. "Capacity", "one GPU" and every phase are replayed CUDA graphs. Every '
         "phase begins with a cold L2. One GPU has the tokens of all ranks.\n",
     ]
-    layers = ("exact", "capacity", "one GPU")
     for model, results in report["models"].items():
+        phases = phases_of(results)
         rows: list[tuple[str, ...]] = []
         for result in results:
             us = result["us"]
-            cells = [f"{us[name]:.1f}" if name in us else "-" for name in (*PHASES, *layers)]
-            best = min(us[name] for name in layers[:2] if name in us)
-            rows.append((str(result["tokens"]), *cells, f"{best / us['one GPU']:.2f}"))
-        head: tuple[str, ...] = ("tokens a rank", *PHASES, *layers, "of one GPU")
+            cells = [f"{us[name]:.1f}" if name in us else "-" for name in (*phases, *LAYERS)]
+            rows.append((str(result["tokens"]), *cells, f"{best(us) / us['one GPU']:.2f}"))
+        head: tuple[str, ...] = ("tokens a rank", *phases, *LAYERS, "of one GPU")
         parts.append(f"## {model}: time\n\n{_table(head, rows)}\n")
         rows = []
         for result in results:
             us, sent, back = result["us"], result["dispatch_bytes"], result["combine_bytes"]
-            rates = [
-                f"{moved / us[name] / 1e3:.0f}" for name, moved in (("dispatch", sent), ("combine", back))
-            ]
+            there, here = sending(phases)
+            rates = [f"{moved / us[name] / 1e3:.0f}" for name, moved in ((there, sent), (here, back))]
             share = sent / result["bf16_bytes"] if result["bf16_bytes"] else 0.0
+            megabytes = f"{sent / 1e6:.3f}", f"{back / 1e6:.3f}"
+            differs = f"{result['differing']:.2g}", f"{result['error']:.2g}"
             rows.append(
                 (
                     str(result["tokens"]),
-                    f"{sent / 1e6:.3f}",
+                    megabytes[0],
                     rates[0],
                     f"{share:.2f}",
-                    f"{back / 1e6:.3f}",
+                    megabytes[1],
                     rates[1],
-                    f"{result['differing']:.2g}",
-                    f"{result['error']:.2g}",
+                    *differs,
                 )
             )
         head = (
@@ -302,22 +364,38 @@ def _table(head: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:
     return "\n".join("| " + " | ".join(cells) + " |" for cells in (head, ("---",) * len(head), *rows))
 
 
+def phases_of(results: list[dict[str, Any]]) -> tuple[str, ...]:
+    """Names of the phases that were measured."""
+    return PUSHED if "send" in results[0]["us"] else EXCHANGED
+
+
+def sending(phases: tuple[str, ...]) -> tuple[str, str]:
+    """The phases in which tokens and results leave a rank."""
+    return ("send", "give") if phases is PUSHED else ("dispatch", "combine")
+
+
+def best(us: dict[str, float]) -> float:
+    """The faster form's time."""
+    return min(us[name] for name in ("exact", "capacity") if name in us)
+
+
 def draw(report: dict[str, Any], path: Path) -> None:
-    """A picture: phases of every number of tokens, one GPU's time beside them."""
+    """A picture: phases of every number of tokens, one GPU's time beside them, and what leaves a rank beside the link."""
     labels: list[str] = []
     marks: list[float] = []
-    stacks: dict[str, list[float]] = {phase: [] for phase in PHASES}
+    stacks: dict[str, list[float]] = {}
     for model, results in report["models"].items():
+        phases = phases_of(results)
         for result in results:
-            labels.append(f"{model}, {result['tokens']}")
-            for phase in PHASES:
-                stacks[phase].append(result["us"][phase] / result["us"]["one GPU"])
-            marks.append(
-                min(result["us"].get(n, float("inf")) for n in ("exact", "capacity"))
-                / result["us"]["one GPU"]
-            )
+            us = result["us"]
+            gigabytes = result["combine_bytes"] / us[sending(phases)[1]] / 1e3
+            labels.append(f"{model}, {result['tokens']}; {gigabytes:.0f} of {report['link_gb_s']:.0f} GB/s")
+            for phase in phases:
+                stacks.setdefault(phase, []).append(us[phase] / us["one GPU"])
+            marks.append(best(us) / us["one GPU"])
     title = (
-        f"A layer over {report['ranks']} x {report['gpu']}: tokens of each rank; one GPU with all tokens is 1"
+        f"A layer over {report['ranks']} x {report['gpu']}: tokens of each rank, results out of a rank and a large exchange; one "
+        "GPU with all tokens is 1"
     )
     stacked_bars(path, title, labels, stacks, ("the layer", marks))
 

@@ -43,14 +43,18 @@ def symmetric_memory(nbytes: int, device: torch.device, group: Any) -> list[torc
     import torch.distributed._symmetric_memory as symmetric
 
     env.disable_multicast()
-    if symmetric.get_backend(device) != "CUDA":
+    backend_of = getattr(symmetric, "get_backend", None)
+    if backend_of is not None and backend_of(device) != "CUDA":
         symmetric.set_backend("CUDA")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", FutureWarning)  # later versions of torch do it by themselves
         symmetric.enable_symm_mem_for_group(group.group_name)
     own = symmetric.empty(nbytes, dtype=torch.uint8, device=device)
     handle = symmetric.rendezvous(own, group.group_name)
-    return [handle.get_buffer(rank, (nbytes,), torch.uint8) for rank in range(handle.world_size)]
+    buffers = [handle.get_buffer(rank, (nbytes,), torch.uint8) for rank in range(handle.world_size)]
+    if any(buffer.device != device for buffer in buffers):
+        raise RuntimeError(f"buffers of ranks are on {[str(buffer.device) for buffer in buffers]}")
+    return buffers
 
 
 def has_torch_kernel(name: str, key: str) -> bool:

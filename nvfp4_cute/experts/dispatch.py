@@ -149,7 +149,7 @@ def unpack(
 
     Args:
         rows: uint8 [R, row_bytes]. ids: int32 [R, k], local, contiguous. scale: float32 [num_experts], where values are 16-bit.
-        count: choices that go to local experts, where the host knows it.
+        count: choices that go to local experts, or more, where the host knows it.
         inbox: as of ``permute``, where rows and ids are coming.
 
     Returns:

@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 import torch.distributed as dist
@@ -71,6 +72,49 @@ def gather(group: dist.ProcessGroup, own: torch.Tensor) -> Gathered:
     copied = torch.cuda.Event()
     copied.record()
     return Gathered(group, own.device, work, table, copied)
+
+
+def tell(group: dist.ProcessGroup, device: torch.device, numbers: Sequence[int]) -> Gathered:
+    """``gather`` of numbers that the host has, int32: it waits for no launch that came before. One at a time in a group."""
+    if device.type != "cuda":
+        return gather(group, torch.tensor(numbers, dtype=torch.int32, device=device))
+    mailboxes = _mailboxes.setdefault(group, {})
+    key = (device, len(numbers))
+    if key not in mailboxes:
+        mailboxes[key] = _Mailbox(dist.get_world_size(group), len(numbers), device)
+    return mailboxes[key].tell(group, numbers)
+
+
+class _Mailbox:
+    """Memory for a few numbers of every rank, on the host and on a device, and a stream that nothing else is on."""
+
+    def __init__(self, ranks: int, count: int, device: torch.device):
+        self.device, self.stream = device, torch.cuda.Stream(device)
+        self.copied = torch.cuda.Event()
+        self.on_host, self.on_device = (
+            [torch.zeros((ranks, count), dtype=torch.int32, **options) for _ in range(2)]
+            for options in ({"pin_memory": True}, {"device": device})
+        )
+
+    def tell(self, group: dist.ProcessGroup, numbers: Sequence[int]) -> Gathered:
+        """Start."""
+        (sent, table), (own, every) = self.on_host, self.on_device
+        sent[:] = torch.tensor(numbers, dtype=torch.int32)
+        try:
+            with torch.cuda.stream(self.stream):
+                own.copy_(sent, non_blocking=True)
+                work = dist.all_to_all_single(every, own, group=group, async_op=True)
+                work.wait()
+                table.copy_(every, non_blocking=True)
+                self.copied.record()
+        except RuntimeError as reason:
+            raise _lost(group, self.device, reason) from reason
+        return Gathered(group, self.device, work, table, self.copied)
+
+
+_mailboxes: "WeakKeyDictionary[dist.ProcessGroup, dict[tuple[torch.device, int], _Mailbox]]" = (
+    WeakKeyDictionary()
+)
 
 
 def agree(

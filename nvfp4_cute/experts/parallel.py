@@ -10,14 +10,14 @@
     combine   a row for every choice                                              experts -> home
     sum       weighted, in float32, in the order of k: the one-GPU layer's bits   home rank
 
-The exact form first tells all ranks the sizes, for which the host waits. The form with a capacity always moves buffers of the
-same size. There nothing waits, and a CUDA graph can hold it. Between GPUs of one host its rows are stored into buffers of other
-ranks (``push``), else the group's backend moves them. Beside the sizes goes a checksum of what has to be the same on every rank.
-Where the checksums differ, all ranks tell each other why, and raise.
+Between GPUs of one host rows are stored into buffers of other ranks (``push``), else the group's backend moves them. The exact
+form first tells all ranks the sizes, for which the host waits. The form with a capacity always has buffers of the same size: no
+host waits, and a CUDA graph can hold it. Beside the sizes goes a checksum of what has to be the same on every rank. Where the
+checksums differ, all ranks tell each other why, and raise.
 """
 
 from dataclasses import dataclass, replace
-from functools import cached_property, lru_cache
+from functools import cached_property
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -29,7 +29,7 @@ from nvfp4_cute.experts import dispatch, push
 from nvfp4_cute.experts.checks import check_row_pitch, check_tokens
 from nvfp4_cute.experts.combine import check_addends, finalize
 from nvfp4_cute.experts.dispatch import Routes, RowLayout
-from nvfp4_cute.experts.exchange import Gathered, agree, gather, send_rows
+from nvfp4_cute.experts.exchange import Gathered, agree, gather, send_rows, tell
 from nvfp4_cute.experts.permutation import permute
 from nvfp4_cute.experts.placement import Placement
 from nvfp4_cute.experts.products import LocalExperts
@@ -42,6 +42,8 @@ FACTS = ("hidden_size", "top_k", "dtype of x", "num_experts", "placement", "capa
 Facts = tuple[int, ...]
 # The checksum of a rank whose operands break a rule.
 FAULT = -1
+# Least tokens of a rank that buffers of the exact form have room for.
+LEAST_ROOM = 16
 # What the ranks of a group have agreed on, in the form with a capacity.
 _agreed: "WeakKeyDictionary[dist.ProcessGroup, set[Facts]]" = WeakKeyDictionary()
 
@@ -129,22 +131,20 @@ class Call:
         down = experts.rows(data, scale, ids, order, dtype=layout.dtype, first_expert=0, backend=self.backend)
         return dispatch.collect(down, ids, order, count, self.backend)
 
-    @cached_property
-    def buffers(self) -> BufferLayout:
-        """Of ranks that store into each other's memory, with a capacity."""
-        layout, ranks = self.layout, self.ranks
-        rows = replace(layout, top_k=0)
-        return BufferLayout(ranks.placement.num_ranks, ranks.capacity or 0, layout.top_k, rows)
+    def buffers(self, capacity: int) -> BufferLayout:
+        """Of ranks that store into each other's memory, with room for so many tokens of each."""
+        layout = self.layout
+        return BufferLayout(self.ranks.placement.num_ranks, capacity, layout.top_k, replace(layout, top_k=0))
 
     def send(self, buffers: PeerBuffers, x: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
         """As of ``push.send``."""
         return push.send(x, ids, self.ranks.placement, buffers, self.input_scale, self.backend)
 
-    def serve(self, buffers: PeerBuffers) -> None:
-        """Compute what comes into this rank's buffer, and give the results back."""
+    def serve(self, buffers: PeerBuffers, count: int | None = None) -> None:
+        """Compute what comes into this rank's buffer, at most ``count`` choices, and give the results back."""
         experts, dtype = self.experts, self.layout.dtype
         if experts.count:
-            data, scale, order = push.receive(buffers, experts.count, self.input_scale, self.backend)
+            data, scale, order = push.receive(buffers, experts.count, self.input_scale, count, self.backend)
             down = experts.rows(
                 data, scale, buffers.ids, order, dtype=dtype, first_expert=0, backend=self.backend
             )
@@ -208,19 +208,36 @@ def moe_over_ranks(
 
 
 def _exact(group, call: Call, x, ids, weights, shared) -> torch.Tensor:
-    """Sizes first, then as many rows as there are."""
+    """How many tokens every rank has, first; then buffers with room for the most, or as many rows as there are."""
+    table = _say_why(_meet(group, _checksum(call.facts), x.device, len(x)), call)
+    tokens = table[:, 1].tolist()
+    buffers = buffers_of(group, call.buffers(_room_for(max(tokens))), x.device)
+    if buffers is None:
+        return _exchanged(group, call, x, ids, weights, shared)
+    return _pushed(call, buffers, x, ids, weights, shared, sum(tokens) * call.layout.top_k)
+
+
+def _exchanged(group, call: Call, x, ids, weights, shared) -> torch.Tensor:
+    """By the group's backend, each rank the rows that it has for another."""
     routes = call.routes(ids)
     order = routes.choices(call.backend)
-    sizes = _meet(group, _checksum(call.facts), x.device, (routes.tokens.offs, order.offs))
-    table = _say_why(sizes, call)
     placement, rank = call.ranks.placement, call.ranks.rank
-    tokens, choices = (_differences(part) for part in table.split(placement.num_ranks, 1))  # [from][to]
+    ends = gather(group, torch.cat([routes.tokens.offs, order.offs])).wait()
+    tokens, choices = (_differences(part) for part in ends.split(placement.num_ranks, 1))  # [from][to]
     sent, received = tokens[rank], [row[rank] for row in tokens]
     rows, _ = call.pack(x, routes, sum(sent))
     rows = send_rows(rows, group, sent, received)
     wanted, owed = choices[rank], [row[rank] for row in choices]
     back = send_rows(call.compute(rows, sum(owed)), group, owed, wanted)
     return call.sum(back, order.rows, ids, weights, shared)
+
+
+def _pushed(call: Call, buffers: PeerBuffers, x, ids, weights, shared, count: int | None) -> torch.Tensor:
+    """Through buffers that all ranks store into; count: choices of all ranks together, where the host knows it."""
+    buffers.check()
+    places = call.send(buffers, x, ids)
+    call.serve(buffers, count)
+    return call.sum(buffers.results, places, ids, weights, shared, buffers.inbox)
 
 
 def _with_capacity(group, call: Call, x, ids, weights, shared) -> torch.Tensor:
@@ -236,17 +253,15 @@ def _with_capacity(group, call: Call, x, ids, weights, shared) -> torch.Tensor:
     if tokens > capacity:  # The other ranks count on this one's experts.
         x, ids, weights = x[:0], ids[:0], weights[:0]
         shared = None if shared is None else shared[:0]
-    buffers = buffers_of(group, call.buffers, x.device)
+    buffers = buffers_of(group, call.buffers(capacity), x.device)
     if buffers is None:
         routes = call.routes(ids)
         rows, places = call.pack(x, routes)
         assert places is not None
         back = send_rows(call.compute(send_rows(rows, group), None), group)
+        result = call.sum(back, places, ids, weights, shared)
     else:
-        buffers.check()
-        places, back = call.send(buffers, x, ids), buffers.results
-        call.serve(buffers)
-    result = call.sum(back, places, ids, weights, shared, None if buffers is None else buffers.inbox)
+        result = _pushed(call, buffers, x, ids, weights, shared, None)
     if tokens > capacity:
         raise ValueError(
             f"{tokens} tokens are more than capacity={capacity}; pass a larger one on every rank"
@@ -254,31 +269,29 @@ def _with_capacity(group, call: Call, x, ids, weights, shared) -> torch.Tensor:
     return result
 
 
-def _meet(group, checksum: int, device: torch.device, ends: tuple[torch.Tensor, ...] = ()) -> Gathered:
-    """Tell all ranks a checksum, and ends int32 [ranks] of tokens and of choices by the rank that they go to."""
-    if not ends:
-        ends = (torch.zeros(2 * dist.get_world_size(group), dtype=torch.int32, device=device),)
-    return gather(group, torch.cat([_number(checksum, device), *ends]))
+def _meet(group, checksum: int, device: torch.device, tokens: int = 0) -> Gathered:
+    """Tell all ranks a checksum, and how many tokens this one has."""
+    return tell(group, device, (checksum, tokens))
+
+
+def _room_for(tokens: int) -> int:
+    """Of few sizes, since buffers stay."""
+    return max(1 << max(tokens - 1, 0).bit_length(), LEAST_ROOM)
 
 
 def _say_why(sizes: Gathered, call: Call | None, fault: Exception | None = None) -> torch.Tensor:
-    """Ends of every rank, int32 [ranks, 2 * ranks] on the CPU; where checksums differ, every rank raises."""
+    """What every rank told, int32 [ranks, 2] on the CPU; where checksums differ, every rank raises."""
     checksum = FAULT if call is None else _checksum(call.facts)
     table = sizes.wait()
     if fault is not None or (table[:, 0] != checksum).any():
         facts = (0,) * len(FACTS) if call is None else call.facts
         agree(sizes.group, sizes.device, dict(zip(FACTS, facts, strict=True)), fault)
-    return table[:, 1:]
+    return table
 
 
 def _checksum(facts: Facts) -> int:
     """Not ``FAULT``."""
     return hash(facts) & 0x7FFFFFFF
-
-
-@lru_cache(maxsize=64)
-def _number(value: int, device: torch.device) -> torch.Tensor:
-    return torch.tensor([value], dtype=torch.int32, device=device)
 
 
 def _differences(ends: torch.Tensor) -> list[list[int]]:

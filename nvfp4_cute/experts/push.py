@@ -61,11 +61,11 @@ def send(
 
 
 def receive(
-    buffers: PeerBuffers, num_experts: int, scale: torch.Tensor | None, backend: str
+    buffers: PeerBuffers, num_experts: int, scale: torch.Tensor | None, count: int | None, backend: str
 ) -> tuple[torch.Tensor, torch.Tensor, Permutation]:
-    """All ranks' tokens: as of ``dispatch.unpack``."""
+    """All ranks' tokens: as of ``dispatch.unpack``; count: the most choices that there are."""
     return dispatch.unpack(
-        buffers.rows, buffers.ids, buffers.layout.rows, num_experts, scale, None, backend, buffers.inbox
+        buffers.rows, buffers.ids, buffers.layout.rows, num_experts, scale, count, backend, buffers.inbox
     )
 
 

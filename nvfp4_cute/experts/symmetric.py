@@ -10,6 +10,7 @@ exchanges, tokens and results, in both of which each rank waits for all, so that
 """
 
 import socket
+import warnings
 import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -163,7 +164,8 @@ def _make(group: dist.ProcessGroup, layout: BufferLayout, device: torch.device) 
         peers = private_api.symmetric_memory(layout.nbytes, device, group)
         peers[dist.get_rank(group)].zero_()
         torch.cuda.synchronize(device)
-    except (RuntimeError, ImportError, AttributeError):
+    except (RuntimeError, ImportError, AttributeError) as reason:
+        warnings.warn(f"rows go through the group's backend: no symmetric memory ({reason})", stacklevel=2)
         peers = ()
     if not all(_told(group, device, len(peers))):
         return None

@@ -1,15 +1,23 @@
-"""bench.ep: its page and its picture; measuring needs two GPUs."""
+"""bench.ep: its page and its picture; what is measured there, and compared, on processes."""
 
 import json
+import tempfile
+from dataclasses import asdict
+from pathlib import Path
+from unittest.mock import patch
 
 import pytest
 import torch
+from peers import shared_peers
+from ranks import run_ranks
 
 from nvfp4_cute.bench import ep
+from nvfp4_cute.bench.moe import Model, make_weights
+from nvfp4_cute.experts import parallel
 
 RESULT = {
     "tokens": 512,
-    "us": dict.fromkeys(ep.PHASES, 10.0) | {"exact": 90.0, "capacity": 80.0, "one GPU": 100.0},
+    "us": dict.fromkeys(ep.PUSHED, 10.0) | {"exact": 90.0, "host": 70.0, "capacity": 80.0, "one GPU": 100.0},
     "differing": 0.0,
     "error": 0.0,
     "dispatch_bytes": 600_000,
@@ -30,7 +38,7 @@ def test_page(tmp_path, capsys):
     path.write_text(json.dumps(REPORT))
     assert ep.main(["--read", str(path)]) == 0
     text = capsys.readouterr().out
-    assert "| 512 | 10.0 | 10.0 | 10.0 | 10.0 | 10.0 | 10.0 | 10.0 | 90.0 | 80.0 | 100.0 | 0.80 |" in text
+    assert "| 512 | 10.0 | 10.0 | 10.0 | 10.0 | 10.0 | 90.0 | 70.0 | 80.0 | - | - | 100.0 | 0.80 |" in text
     assert "| 512 | 0.600 | 60 | 0.30 | 8.000 | 800 | 0 | 0 |" in text
 
 
@@ -53,3 +61,36 @@ def test_picture(tmp_path):
 def test_too_few_gpus_are_an_exit_code():
     if torch.cuda.device_count() < 2:
         assert ep.main([]) == 2
+
+
+def measured(rank: int, folder: str, through_buffers: bool) -> dict:
+    """A small model on the CPU; every call once."""
+    made: dict = {}
+
+    def buffers_of(group, layout, device):
+        if not through_buffers:
+            return None
+        return made.setdefault(layout, shared_peers(Path(folder), layout, rank))
+
+    def once(calls, rounds=0):
+        return {name: (call(), 1.0)[1] for name, call in calls.items()}
+
+    model = Model(8, 2, 64, 128)
+    with (
+        patch.multiple(ep, DEVICE="cpu", captured=lambda call: call, timed=once, buffers_of=buffers_of),
+        patch.multiple(ep, HOST_CALLS=2),
+        patch.object(torch.accelerator, "synchronize", lambda: None),
+        patch.object(parallel, "buffers_of", buffers_of),
+    ):
+        whole = make_weights(model, "cpu").layer
+        return asdict(ep.measure(ep.Part(model, whole, rank, 2), whole, 5, 1))
+
+
+@pytest.mark.parametrize("through_buffers, phases", [(True, ep.PUSHED), (False, ep.EXCHANGED)])
+def test_what_is_measured_has_the_results_of_one(through_buffers, phases):
+    with tempfile.TemporaryDirectory() as folder:
+        for found in run_ranks(measured, 2, folder, through_buffers):
+            assert not isinstance(found, Exception), found
+            assert found["error"] < 1e-2
+            assert {*phases, "exact", "host", "capacity", "one GPU"} <= set(found["us"])
+            assert 0 < found["dispatch_bytes"] < found["bf16_bytes"]

@@ -148,7 +148,7 @@ def pushed(seed, ranks, backend):
     layer, placement, shares = some_layer_of_ranks(seed, ranks)
     parts = [part_of(layer, placement, shares, rank) for rank in range(ranks)]
     found = [call_of(part, placement, rank, 40, backend) for rank, part in enumerate(parts)]
-    peers = local_peers(found[0][0].buffers)
+    peers = local_peers(found[0][0].buffers(40))
     for _ in range(2):
         places = [
             call.send(mine, part.x, part.ids)
@@ -190,7 +190,7 @@ def over_files(rank: int, seeds: range, folder: str) -> list[str]:
         return made[layout]
 
     parallel.buffers_of = buffers_of
-    found = [differences(seed, dist.group.WORLD, 40) for seed in seeds]
+    found = [differences(seed, dist.group.WORLD, capacity) for seed in seeds for capacity in (40, None)]
     assert made
     return [text for text in found if text]
 

@@ -1,4 +1,6 @@
-"""A layer over two GPUs: random layers, a captured graph whose routing changes, and a soak; each compared with one GPU.
+"""A layer over two GPUs: random layers, a captured graph whose routing changes, a soak, and a rank that does not come.
+
+Each is compared with one GPU; "buffers" says with how many sizes the ranks store into each other's memory.
 
     python tests/support/ranks_on_gpus.py [--layers 300] [--soak 60] [--json FILE]
 
@@ -11,6 +13,7 @@ import sys
 import time
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import torch
 import torch.distributed as dist
@@ -18,13 +21,19 @@ from expert_layers import Layer, some_layer
 from ranks import differences, on_device, part_of, run_ranks, some_layer_of_ranks
 from tqdm import tqdm
 
+from nvfp4_cute.compile.cache import get_kernel
+from nvfp4_cute.errors import RankError
+from nvfp4_cute.experts import parallel, symmetric
+from nvfp4_cute.experts.keys import FinalizeKey, PermuteKey, PushResultsKey, PushRowsKey
 from nvfp4_cute.experts.layer import moe
 from nvfp4_cute.experts.placement import Placement
+from nvfp4_cute.gpus.targets import gpu_of
 
 RANKS = 2
 CAPACITY = 64
 EXPERTS, TOP_K, HIDDEN, WIDTH = 16, 4, 512, 256
 WARMERS = 12
+LOST_SECONDS = 8.0
 
 
 def progress(rank: int, items: Any, what: str) -> Any:
@@ -32,12 +41,49 @@ def progress(rank: int, items: Any, what: str) -> Any:
 
 
 def random_layers(rank: int, seeds: range) -> dict[str, Any]:
-    """Every layer in the exact form, and with a capacity."""
+    """Every layer in the exact form, and with a capacity; every fourth by NCCL, too."""
     began, wrong = time.monotonic(), []
     for seed in progress(rank, seeds, "layers"):
-        found = [differences(seed, dist.group.WORLD, capacity, f"cuda:{rank}") for capacity in (None, 40)]
+        check = lambda seed=seed: [
+            differences(seed, dist.group.WORLD, capacity, f"cuda:{rank}") for capacity in (None, 40)
+        ]
+        found = check()
+        if seed % 4 == 0:
+            with patch.object(parallel, "buffers_of", lambda *_: None):
+                found += check()
         wrong += [text for text in found if text]
-    return {"layers": len(seeds), "wrong": wrong, "seconds": time.monotonic() - began}
+    return {
+        "layers": len(seeds), "wrong": wrong, "seconds": time.monotonic() - began, "buffers": num_buffers()
+    }  # fmt: skip
+
+
+def num_buffers() -> int:
+    """Layouts that the ranks store into each other's memory with."""
+    made = symmetric._made.get(dist.group.WORLD, {})
+    return sum(buffers is not None for buffers in made.values())
+
+
+def lost(rank: int, seconds: float) -> dict[str, Any]:
+    """Rank 1 does not come to the third call: rank 0's result is NaN within the group's timeout, its next call an error."""
+    captured = Captured(rank)
+    wrong = [] if captured.agrees(1) else ["before"]
+    torch.cuda.synchronize()
+    began, said = time.monotonic(), ""
+    if rank:
+        time.sleep(seconds + 4)
+    else:
+        captured.graph.replay()
+        torch.cuda.synchronize()
+        if num_buffers() and not captured.y.isnan().all():
+            wrong.append("no NaN")
+        try:
+            captured.over_ranks(captured.x, captured.ids, captured.weights, CAPACITY)
+            wrong.append("no error")
+        except RankError as error:
+            said = str(error)
+    took = time.monotonic() - began
+    del captured.graph
+    return {"wrong": wrong, "seconds": took, "said": said, "buffers": num_buffers()}
 
 
 def same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:
@@ -114,12 +160,33 @@ def soak(rank: int, seconds: float) -> dict[str, Any]:
     torch.cuda.synchronize()
     leaked = torch.cuda.memory_allocated() - before
     del captured.graph
-    return {"seconds": seconds, "steps": steps, "wrong": wrong[:20], "leaked_bytes": leaked}
+    return {
+        "seconds": seconds, "steps": steps, "wrong": wrong[:20], "leaked_bytes": leaked, "buffers": num_buffers()
+    }  # fmt: skip
+
+
+def keys(arch: str) -> list[Any]:
+    """Kernels that store into other ranks' memory, or wait for what they store."""
+    dtypes, sides = (torch.bfloat16, torch.float16), (False, True)
+    rows = [(True, False), (True, True), (False, False)]
+    return [
+        *(PushRowsKey(arch, RANKS, dtype, *options) for dtype in dtypes for options in rows),
+        PushResultsKey(arch, RANKS),
+        *(
+            FinalizeKey(arch, dtype, shared, bias, True)
+            for dtype in dtypes
+            for shared in sides
+            for bias in sides
+        ),
+        *(PermuteKey(arch, 128, phase, True) for phase in ("whole", "cluster", "count")),
+    ]
 
 
 def warm(worker: int, count: int, seeds: range) -> None:
     """Compile, in many processes at once, what the layers need."""
     torch.cuda.set_device(worker % torch.cuda.device_count())
+    for key in keys(gpu_of(torch.device("cuda", torch.cuda.current_device())).arch)[worker::count]:
+        get_kernel(key)
     for seed in seeds[worker::count]:
         layer, placement, shares = some_layer_of_ranks(seed, RANKS)
         layer = on_device(layer, "cuda")
@@ -146,12 +213,13 @@ def main() -> int:
     torch.multiprocessing.spawn(warm, (WARMERS, seeds), WARMERS)
     print(f"kernels compiled in {time.monotonic() - began:.0f} s", flush=True)
     is_wrong = False
-    for name, body, argument in (
-        ("graphs", graphs, options.routings),
-        ("layers", random_layers, seeds),
-        ("soak", soak, options.soak),
+    for name, body, argument, seconds in (
+        ("graphs", graphs, options.routings, 300),
+        ("layers", random_layers, seeds, 300),
+        ("soak", soak, options.soak, 300),
+        ("lost", lost, LOST_SECONDS, LOST_SECONDS),
     ):
-        found = run_ranks(body, RANKS, argument, backend="nccl", seconds=300)
+        found = run_ranks(body, RANKS, argument, backend="nccl", seconds=seconds)
         report[name] = [repr(one) if isinstance(one, Exception) else one for one in found]
         is_wrong |= any(isinstance(one, Exception) or one["wrong"] for one in found)
         print(name, json.dumps(report[name], indent=1), flush=True)
