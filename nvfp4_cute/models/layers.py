@@ -8,10 +8,17 @@ import torch
 
 from nvfp4_cute.experts import weights as moe_weights
 from nvfp4_cute.experts.products import FUSED_ROWS
-from nvfp4_cute.formats.block_format import TMA_ALIGN_BYTES
-from nvfp4_cute.formats.block_scaled import NVFP4Tensor
+from nvfp4_cute.formats.block_format import TMA_ALIGN_BYTES, FP8_1x128, FP8_128x128
+from nvfp4_cute.formats.block_scaled import BlockScaledTensor, NVFP4Tensor
 from nvfp4_cute.formats.scale_layout import to_blocked
-from nvfp4_cute.models.checkpoints.stored import StoredExperts, StoredLinear, StoredWeight, as_nvfp4
+from nvfp4_cute.models.checkpoints.stored import (
+    Scheme,
+    StoredExperts,
+    StoredLinear,
+    StoredWeight,
+    as_fp8,
+    as_nvfp4,
+)
 from nvfp4_cute.nn.activations import Activations, mode_of
 from nvfp4_cute.nn.experts import (
     ACTIVATIONS,
@@ -24,6 +31,7 @@ from nvfp4_cute.nn.experts import (
     has_weight_only_groups,
     swiglu_oai,
 )
+from nvfp4_cute.nn.fp8 import ExpertsFP8, LinearFP8, has_fp8_products
 from nvfp4_cute.nn.linear import K_STEP, LinearNVFP4
 from nvfp4_cute.nn.moe import MoENVFP4
 from nvfp4_cute.nn.rounded import RoundedInput
@@ -41,6 +49,7 @@ def linear_module(
     """A module that computes the layer as its scheme says.
 
     - NVFP4 weights, 4-bit or 16-bit activations: LinearNVFP4. MXFP4 weights, whose values NVFP4 has: the same, weight-only.
+    - FP8 weights in blocks, activations in blocks, K a multiple of 128: LinearFP8, on a GPU that has a kernel for it.
     - Else the weights are decoded to ``dtype``, for torch.nn.Linear.
     - Activations of another format than NVFP4 are rounded to it before.
 
@@ -51,6 +60,9 @@ def linear_module(
     scheme = stored.scheme
     weight = _moved(stored.weight, device)
     given = None if stored.input_scale is None else stored.input_scale.to(device)
+    fp8 = _fp8(weight, scheme, backend)
+    if fp8 is not None:
+        return LinearFP8(fp8, bias, dtype=dtype, backend=backend)
     exact = as_nvfp4(weight) if weight.shape[-1] % K_STEP == 0 else None
     if exact is None:
         layer: torch.nn.Module = _decoded(weight, bias, dtype)
@@ -96,6 +108,14 @@ def experts_module(
             return RoutedExperts(layer)
     if isinstance(activation, tuple):
         activation = partial(swiglu_oai, limit=activation[1])
+    fp8 = [_fp8(_moved(w, device), stored.scheme, backend) for w in (stored.w13, stored.w2)]
+    if fp8[0] is not None and fp8[1] is not None and _has_whole_blocks(stored):
+        bias13, bias2 = (
+            None if b is None else b.to(device, dtype) for b in (stored.w13_bias, stored.w2_bias)
+        )
+        return ExpertsFP8(
+            fp8[0], fp8[1], bias13, bias2, activation, has_gate=stored.has_gate, backend=backend
+        )
     inputs = [None if one is None else one.to(device) for one in (stored.w13_input, stored.w2_input)]
     sides = [*_split(stored), (stored.w2, stored.w2_global, stored.w2_bias)]
     moved = [(_moved(w, device), f, None if b is None else b.to(device, dtype)) for w, f, b in sides]
@@ -124,6 +144,18 @@ def experts_module(
 def _keeps_16_bits(activations: Activations, backend: str, device: torch.device) -> bool:
     """Whether one launch multiplies 16-bit rows of all experts, and is asked to."""
     return mode_of(activations, backend, device) == "16bit" and has_weight_only_groups(backend, device)
+
+
+def _fp8(weight: StoredWeight, scheme: Scheme, backend: str) -> BlockScaledTensor | None:
+    """The weights as a kernel multiplies them by activations in FP8; None where there is none for them."""
+    if scheme.activations != FP8_1x128.name or not has_fp8_products(backend, weight.data.device):
+        return None
+    return as_fp8(weight)
+
+
+def _has_whole_blocks(stored: StoredExperts) -> bool:
+    """Whether gate and up share no block of scales."""
+    return not stored.has_gate or stored.w13.shape[1] % (2 * FP8_128x128.block_rows) == 0
 
 
 def _is_moe(

@@ -5,7 +5,8 @@ from dataclasses import dataclass
 
 import torch
 
-from nvfp4_cute.formats.block_scaled import NVFP4Tensor, dequantize
+from nvfp4_cute.formats.block_format import FP8_128x128
+from nvfp4_cute.formats.block_scaled import BlockScaledTensor, NVFP4Tensor, dequantize
 from nvfp4_cute.formats.codecs import decode_e4m3, decode_packed_e2m1, decode_ue8m0
 
 # Names of formats: those of formats.block_format, and "fp8": e4m3 with a float32 scale for the tensor or for a row.
@@ -76,6 +77,15 @@ class StoredWeight:
         if self.format != "nvfp4":
             raise ValueError(f"these weights are {self.format}, not nvfp4; as_nvfp4 converts what can be")
         return NVFP4Tensor(self.data, self.scale, self.global_scale, self.shape, "rowmajor")
+
+
+def as_fp8(weight: StoredWeight) -> BlockScaledTensor | None:
+    """The weights as a tensor of FP8_128x128, without a copy; None where they are of another format, or K is cut from a block."""
+    if weight.format != FP8_128x128.name or weight.shape[-1] % FP8_128x128.block_k:
+        return None
+    return BlockScaledTensor(
+        weight.data, weight.scale, None, weight.shape, FP8_128x128.scale_layout, format=FP8_128x128
+    )
 
 
 def as_nvfp4(weight: StoredWeight) -> NVFP4Tensor | None:

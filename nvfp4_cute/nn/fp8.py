@@ -1,0 +1,170 @@
+"""Layers with FP8 weights in blocks of 128 x 128 (DeepSeek-V3, Qwen3-FP8): activations become FP8 in blocks of 128 values."""
+
+import torch
+
+from nvfp4_cute import backends
+from nvfp4_cute.formats.block_format import FP8_1x128, FP8_128x128
+from nvfp4_cute.formats.block_scaled import BlockScaledTensor
+from nvfp4_cute.nn.experts import Activation, SortedExperts
+from nvfp4_cute.nn.linear import result_dtype
+from nvfp4_cute.nn.state import moving
+from nvfp4_cute.operands.rules import check_tensors
+from nvfp4_cute.ops.gemm import gemm
+from nvfp4_cute.ops.grouped_gemm import grouped_gemm
+from nvfp4_cute.ops.quantize import quantize
+from nvfp4_cute.planning.arch import ARCHS, mmas_of
+
+
+class LinearFP8(torch.nn.Module):
+    """``x @ W^T + bias`` with W in FP8: ``torch.nn.Linear`` at 8 bits a weight. There is no backward pass.
+
+    Rows of x are quantized to FP8_1x128, then ``gemm`` multiplies. The result has the dtype of ``x``, under autocast that of
+    autocast; it is rounded to it, and again after the bias was added.
+
+    State dict, as DeepSeek-V3 names it:
+        weight: float8_e4m3fn [N, K].
+        weight_scale_inv: float32 [ceil(N/128), K/128], which multiplies, its name notwithstanding.
+        bias: [N], where there is one.
+
+    Moving the module to a device moves all of it; ``.to(dtype)`` converts a 16-bit bias.
+
+    Args:
+        weight: FP8_128x128 [N, K].
+        bias: [N], or None.
+        dtype: of the bias.
+        backend: as of ``gemm``.
+
+    Example:
+        >>> layer = LinearFP8(quantize(torch.randn(256, 512), format=FP8_128x128))
+        >>> layer(torch.randn(40, 512).bfloat16()).shape
+        torch.Size([40, 256])
+
+    Raises:
+        ValueError: ``weight`` is no matrix of FP8_128x128.
+    """
+
+    weight: torch.Tensor
+    weight_scale_inv: torch.Tensor
+    bias: torch.Tensor | None
+
+    def __init__(
+        self,
+        weight: BlockScaledTensor,
+        bias: torch.Tensor | None = None,
+        *,
+        dtype: torch.dtype = torch.bfloat16,
+        backend: str = "auto",
+    ):
+        super().__init__()
+        if weight.format != FP8_128x128 or len(weight.shape) != 2:
+            raise ValueError(
+                f"weight is {weight.format.title} of shape {tuple(weight.shape)}; a linear layer has [N, K] of "
+                f"{FP8_128x128.title}: quantize(weight, format=FP8_128x128)"
+            )
+        self.out_features, self.in_features = weight.shape
+        self.backend = backend
+        self.register_buffer("weight", weight.data.view(torch.float8_e4m3fn))
+        self.register_buffer("weight_scale_inv", weight.scale)
+        self.register_buffer("bias", None if bias is None else bias.detach().to(weight.device, dtype))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """``x @ W^T + bias``.
+
+        Args:
+            x: [..., K], float16, bfloat16 or float32.
+
+        Returns:
+            [..., N] of ``result_dtype(x)``.
+
+        Raises:
+            ValueError: ``x`` has another K. UnsupportedProblem: ``x`` has a gradient to follow.
+            And what ``quantize`` and ``gemm`` refuse.
+        """
+        check_tensors({"x": x})
+        if x.shape[-1:] != (self.in_features,):
+            raise ValueError(
+                f"x has shape {list(x.shape)}; expected [..., {self.in_features}], the layer's in_features"
+            )
+        q = quantize(x.reshape(-1, self.in_features), format=FP8_1x128, backend=self.backend)
+        y = gemm(
+            q.data, self.weight, q.scale, self.weight_scale_inv,
+            a_format=FP8_1x128, b_format=FP8_128x128, out_dtype=result_dtype(x), backend=self.backend,
+        )  # fmt: skip
+        if self.bias is not None:
+            y += self.bias.to(y.dtype)
+        return y.reshape(*x.shape[:-1], self.out_features)
+
+    def extra_repr(self) -> str:
+        """Sizes."""
+        return (
+            f"in_features={self.in_features}, out_features={self.out_features}, bias={self.bias is not None}"
+        )
+
+    def _apply(self, fn, recurse=True):
+        return super()._apply(moving(fn), recurse)
+
+
+class ExpertsFP8(SortedExperts):
+    """Experts with FP8 weights: two products of all experts, whose rows are quantized in blocks of 128.
+
+    A CUDA graph can hold the call.
+
+    Args:
+        w13: FP8_128x128 [E, 2 I, H], [gate; up] of every expert, or [E, I, H] where there is no gate. w2: [E, H, I].
+        bias13, bias2: [E, 2 I] and [E, H], or None.
+        activation: as of SortedExperts. has_gate: whether there is a gate.
+        backend: as of ``gemm``.
+    """
+
+    w13: torch.Tensor
+    w13_scale_inv: torch.Tensor
+    w2: torch.Tensor
+    w2_scale_inv: torch.Tensor
+    bias13: torch.Tensor | None
+    bias2: torch.Tensor | None
+
+    def __init__(
+        self,
+        w13: BlockScaledTensor,
+        w2: BlockScaledTensor,
+        bias13: torch.Tensor | None = None,
+        bias2: torch.Tensor | None = None,
+        activation: str | Activation = "silu",
+        *,
+        has_gate: bool = True,
+        backend: str = "auto",
+    ):
+        super().__init__(len(w13.data), activation)
+        self.has_gate, self.backend = has_gate, backend
+        for name, weight in (("w13", w13), ("w2", w2)):
+            self.register_buffer(name, weight.data.view(torch.float8_e4m3fn))
+            self.register_buffer(f"{name}_scale_inv", weight.scale)
+        self.register_buffer("bias13", bias13)
+        self.register_buffer("bias2", bias2)
+
+    def products(self, rows: torch.Tensor, offs: torch.Tensor, expert_of_row: torch.Tensor) -> torch.Tensor:
+        """As of SortedExperts."""
+        own = expert_of_row.clamp(max=self.num_experts - 1)
+        first = self._product(rows, self.w13, self.w13_scale_inv, self.bias13, offs, own)
+        hidden = self.hidden([*first.chunk(2, dim=-1)] if self.has_gate else [first])
+        return self._product(hidden, self.w2, self.w2_scale_inv, self.bias2, offs, own)
+
+    def _product(self, x, weight, scale, bias, offs, own) -> torch.Tensor:
+        q = quantize(x, format=FP8_1x128, backend=self.backend)
+        y = grouped_gemm(
+            q.data, weight, q.scale, scale, offs,
+            a_format=FP8_1x128, b_format=FP8_128x128, out_dtype=x.dtype, backend=self.backend,
+        )  # fmt: skip
+        return y if bias is None else y + bias[own].to(y.dtype)
+
+    def extra_repr(self) -> str:
+        """Sizes."""
+        return f"{self.num_experts} of {self.w2.shape[1]} x {self.w2.shape[2]}"
+
+
+def has_fp8_products(backend: str, device: torch.device) -> bool:
+    """Whether a kernel multiplies FP8 rows by FP8 weights on a device, or the reference does."""
+    if backends.resolve(backend, device) == "reference":
+        return True
+    arch = backends.gpu_of(backend, device).arch
+    return arch in ARCHS and (FP8_1x128, FP8_128x128) in mmas_of(arch)

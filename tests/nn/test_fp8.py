@@ -1,0 +1,116 @@
+"""Layers with FP8 weights: what they multiply, what they keep when they are moved, what they refuse."""
+
+import pytest
+import torch
+
+import nvfp4_cute as nv
+from nvfp4_cute.models.checkpoints.stored import Scheme, StoredExperts, StoredLinear, StoredWeight, as_fp8
+from nvfp4_cute.models.layers import experts_module, linear_module
+from nvfp4_cute.nn.experts import DecodedExperts
+from nvfp4_cute.nn.fp8 import ExpertsFP8, LinearFP8, has_fp8_products
+from nvfp4_cute.nn.rounded import RoundedInput, rounded
+
+EMULATED = "emulator:sm_90a"
+SCHEME = Scheme("fp8", "fp8_128x128", "fp8_1x128")
+
+
+def weights(*shape, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    return nv.quantize(torch.randn(shape, generator=generator), format=nv.FP8_128x128)
+
+
+def stored(*shape, seed=0):
+    w = weights(*shape, seed=seed)
+    return StoredWeight("fp8_128x128", w.data, w.scale, None, shape)
+
+
+def rows(*shape):
+    return torch.randn(shape, generator=torch.Generator().manual_seed(9)).bfloat16()
+
+
+@pytest.mark.parametrize("backend", ["reference", EMULATED])
+def test_a_linear_layer_multiplies_rounded_rows(backend):
+    w, bias, x = weights(200, 256), torch.randn(200).bfloat16(), rows(3, 7, 256)
+    layer = LinearFP8(w, bias, backend=backend)
+    exact = (rounded(x, "fp8_1x128").double() @ w.dequantize(torch.float64).T + bias.double()).float()
+    y = layer(x)
+    assert y.dtype == torch.bfloat16 and y.shape == (3, 7, 200)
+    torch.testing.assert_close(y.float(), exact, rtol=2e-2, atol=0.15)
+    assert layer(x.float()).dtype == torch.float32
+    assert layer(x[:0]).shape == (0, 7, 200)
+
+
+def test_a_linear_layer_keeps_its_types_and_loads_deepseeks_names():
+    layer = LinearFP8(weights(128, 256), torch.zeros(128))
+    state = layer.state_dict()
+    assert sorted(state) == ["bias", "weight", "weight_scale_inv"]
+    other = LinearFP8(weights(128, 256, seed=1), torch.ones(128)).to(torch.float16)
+    assert other.weight.dtype == torch.float8_e4m3fn and other.weight_scale_inv.dtype == torch.float32
+    assert other.bias.dtype == torch.float16
+    other.load_state_dict(state)
+    x = rows(4, 256)
+    assert torch.equal(other(x), layer(x))
+    compiled = torch.compile(layer, fullgraph=True, backend="aot_eager")
+    assert torch.equal(compiled(x), layer(x))
+
+
+def test_what_a_linear_layer_refuses():
+    layer = LinearFP8(weights(128, 256))
+    with pytest.raises(ValueError, match=r"x has shape \[4, 128\]; expected \[..., 256\]"):
+        layer(rows(4, 128))
+    with pytest.raises(nv.UnsupportedProblem, match="requires_grad=True"):
+        layer(rows(4, 256).requires_grad_())
+    with pytest.raises(ValueError, match="weight is MXFP4"):
+        LinearFP8(nv.quantize(torch.ones(128, 256), format=nv.MXFP4))
+
+
+def expected(w13, w2, x, ids, factors, has_gate=True):
+    """Token by token, with rows rounded as the layer rounds them."""
+    y = torch.zeros(len(x), w2.shape[1])
+    for t, (chosen, own) in enumerate(zip(ids.tolist(), factors, strict=True)):
+        for e, factor in zip(chosen, own, strict=True):
+            one = nv.gemm(nv.quantize(x[t : t + 1], format=nv.FP8_1x128), w13[e])
+            h = torch.nn.functional.silu(one[:, :256].float()) * one[:, 256:].float()
+            down = nv.gemm(nv.quantize(h.bfloat16(), format=nv.FP8_1x128), w2[e])
+            y[t] += down[0].float() * factor
+    return y.bfloat16()
+
+
+@pytest.mark.parametrize("backend", ["reference", EMULATED])
+def test_experts(backend):
+    """Bits of the layer are those of each token by itself; an expert without rows, and choices that are none."""
+    w13, w2, x = weights(4, 512, 128), weights(4, 128, 256, seed=1), rows(5, 128)
+    ids, factors = torch.tensor([[0, 3], [3, 1], [1, 0], [3, 0], [1, 3]]), torch.rand(5, 2)
+    want = expected(w13, w2, x, ids, factors)
+    got = ExpertsFP8(w13, w2, backend=backend)(x, ids, factors)
+    if backend == "reference":
+        assert torch.equal(got, want)
+    # A sum that rounds otherwise may move a hidden value to its FP8 neighbour.
+    assert (got - want).float().norm() < 0.01 * want.float().norm()
+    assert (ExpertsFP8(w13, w2)(x, torch.full_like(ids, 4), factors) == 0).all()
+
+
+def test_modules_of_a_checkpoint():
+    """FP8 is multiplied where there is a kernel and blocks are whole; elsewhere it is decoded."""
+    options = {"dtype": torch.bfloat16, "device": "cpu"}
+    linear = StoredLinear("q_proj", SCHEME, stored(200, 256), None)
+    layer, x = linear_module(linear, None, **options), rows(4, 256)
+    assert isinstance(layer, LinearFP8)
+    decoded = linear_module(linear, None, backend="emulator:sm_120a", **options)
+    assert isinstance(decoded, RoundedInput)
+    torch.testing.assert_close(layer(x).float(), decoded(x).float(), rtol=2e-2, atol=0.2)
+    cut = stored(200, 256)
+    cut = StoredWeight(cut.format, cut.data[:, :200], cut.scale, None, (200, 200))
+    assert as_fp8(cut) is None
+    assert isinstance(linear_module(StoredLinear("q", SCHEME, cut, None), None, **options), RoundedInput)
+
+    def experts(width):
+        w13, w2 = stored(2, 2 * width, 128), stored(2, 128, width)
+        return StoredExperts("experts", SCHEME, w13, None, w2, None, None, None, None, None, True)
+
+    assert isinstance(experts_module(experts(128), "silu", **options), ExpertsFP8)
+    assert isinstance(
+        experts_module(experts(128), "silu", backend="emulator:sm_120a", **options), DecodedExperts
+    )
+    assert has_fp8_products("emulator:sm_90a", torch.device("cpu"))
+    assert not has_fp8_products("emulator:sm_100a", torch.device("cpu"))
