@@ -1,10 +1,9 @@
 """A layer of experts over the GPUs of this machine: each phase, the layer, and one GPU with all experts and all tokens.
 
-    python -m nvfp4_cute.bench.ep [--model qwen3-30b-a3b ...] [--tokens 1,8,64,512,2048,8192] [--ranks 2] [--json FILE]
-    torchrun --nproc-per-node 2 -m nvfp4_cute.bench.ep ...
-    python -m nvfp4_cute.bench.ep --read FILE [--plot ep.png] [--save NAME]
+    nvfp4-cute bench ep [--containing qwen3] [--tokens 1,8,64] [--ranks 2] [--results ep.json] [--plot ep.png] [--save]
+    torchrun --nproc-per-node 2 -m nvfp4_cute.bench.ep ep.json
 
-The first starts its own processes. The last prints the tables of a report, draws it, and makes it a page of bench/results.
+The first starts its own processes, and prints tables. What ``--results`` has is not measured again: then it needs no GPU.
 
 - Tokens are those of each rank; "one GPU" has the tokens of all ranks.
 - A time is the slowest rank's, in us, the median over rounds, on a cold L2. A collective aligns the ranks before each interval.
@@ -279,41 +278,75 @@ def link_gigabytes_per_s(ranks: int) -> float:
     return LINK_BYTES * (ranks - 1) / ranks / us / 1e3
 
 
-def run_rank(rank: int, store: str | None, options: argparse.Namespace) -> None:
-    """One process: measures, and rank 0 prints and writes. Without a ``store`` the environment says where the others are."""
+@dataclass(frozen=True)
+class Plan:
+    """What is measured: models by name, tokens of each rank, GPUs, times that each call is timed, where the report is kept."""
+
+    models: tuple[str, ...]
+    tokens: tuple[int, ...]
+    ranks: int
+    rounds: int
+    results: Path
+
+    def missing(self, report: dict[str, Any]) -> list[tuple[str, int]]:
+        """Models and tokens that a report has not."""
+        known = {(name, result["tokens"]) for name, rows in report["models"].items() for result in rows}
+        return [(name, count) for name in self.models for count in self.tokens if (name, count) not in known]
+
+    def read(self) -> dict[str, Any]:
+        """The report as far as it goes."""
+        return json.loads(self.results.read_text()) if self.results.exists() else {"models": {}}
+
+
+def run_rank(rank: int, store: str | None, plan: Plan) -> None:
+    """One process: measures, and rank 0 writes. Without a ``store`` the environment says where the others are."""
     torch.cuda.set_device(rank)
     if store is None:
         dist.init_process_group("nccl", timeout=TIMEOUT)
     else:
-        dist.init_process_group("nccl", f"file://{store}", TIMEOUT, world_size=options.ranks, rank=rank)
+        dist.init_process_group("nccl", f"file://{store}", TIMEOUT, world_size=plan.ranks, rank=rank)
     ranks = dist.get_world_size()
-    report: dict[str, Any] = {
+    report = plan.read() | {
         "gpu": torch.cuda.get_device_name(),
         "torch": torch.__version__,
         "ranks": ranks,
         "link_gb_s": link_gigabytes_per_s(ranks),
-        "models": {},
     }
-    counts = [int(count) for count in options.tokens.split(",")]
-    with tqdm(total=len(options.model) * len(counts), disable=None if rank == 0 else True) as bar:
-        for name in options.model:
-            bar.set_description(name)
-            whole = make_weights(MODELS[name]).layer
+    cells, whole, part, latest = plan.missing(report), None, None, ""
+    for name, tokens in tqdm(cells, disable=None if rank == 0 else True):
+        if name != latest:
+            del whole, part  # one model's weights at a time
+            whole, latest = make_weights(MODELS[name]).layer, name
             part = Part(MODELS[name], whole, rank, ranks)
-            results = report["models"].setdefault(name, [])
-            for tokens in counts:
-                results.append(asdict(measure(part, whole, tokens, options.rounds)))
-                torch.cuda.empty_cache()
-                bar.update()
-                if rank == 0 and options.json:
-                    options.json.write_text(json.dumps(report, indent=1))
-            del whole, part
-    if rank == 0:
-        print(page(report))
+        report["models"].setdefault(name, []).append(asdict(measure(part, whole, tokens, plan.rounds)))
+        torch.cuda.empty_cache()
+        if rank == 0:
+            plan.results.write_text(json.dumps(report, indent=1))
     torch.cuda.synchronize()
     dist.barrier()
     sys.stdout.flush()
     os._exit(0)  # the end of a group may wait for calls that graphs have held
+
+
+def run(plan: Plan, *, as_json: bool = False, plot: Path | None = None, save: bool = False) -> int:
+    """Measure what the plan's report has not, in processes of their own; print it. 2 where there are too few GPUs."""
+    if plan.missing(plan.read()):
+        found = torch.cuda.device_count()
+        if found < plan.ranks:
+            print(f"bench ep: {found} GPUs here, {plan.ranks} needed; nothing is measured", file=sys.stderr)
+            return 2
+        with tempfile.TemporaryDirectory() as folder:
+            torch.multiprocessing.spawn(run_rank, (f"{folder}/store", plan), plan.ranks)
+    report = plan.read()
+    print(json.dumps(report, indent=1) if as_json else page(report))
+    if save:
+        gpu = next(word for word in report["gpu"].lower().split() if any(map(str.isdigit, word)))
+        name = f"{gpu}x{report['ranks']}_ep"
+        (RESULTS / f"{name}.json").write_text(json.dumps(report, indent=1) + "\n")
+        (RESULTS / f"{name}.md").write_text(page(report, f"nvfp4-cute bench ep --results {name}.json --save"))
+    if plot:
+        draw(report, plot)
+    return 0
 
 
 def page(report: dict[str, Any], made_by: str = "") -> str:
@@ -400,40 +433,15 @@ def draw(report: dict[str, Any], path: Path) -> None:
     stacked_bars(path, title, labels, stacks, ("the layer", marks))
 
 
-def main(arguments: list[str] | None = None) -> int:
-    """Command line. Returns the exit code: 2 where there are too few GPUs."""
+def main() -> int:
+    """A process of torchrun: the defaults of ``nvfp4-cute bench ep``, into the file that is named."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--model", nargs="*", choices=list(MODELS), default=list(CHOSEN), help="which")
-    parser.add_argument("--tokens", default=",".join(map(str, TOKENS)), help="numbers of tokens of each rank")
-    parser.add_argument("--ranks", type=int, default=2, help="GPUs; torchrun's number is used under torchrun")
-    parser.add_argument("--rounds", type=int, default=ROUNDS, help="times that each call is timed")
-    parser.add_argument("--json", type=Path, help="write the report; also after every number of tokens")
-    parser.add_argument("--read", type=Path, help="a report, instead of measuring")
-    parser.add_argument("--save", metavar="NAME", help="with --read: write bench/results/NAME.md")
-    parser.add_argument("--plot", type=Path, help="a picture (needs the extra `plot`); with --read or --json")
-    options = parser.parse_args(arguments)
-    if options.read:
-        report = json.loads(options.read.read_text())
-        if options.save:
-            made_by = f"python -m nvfp4_cute.bench.ep --read ... --save {options.save}"
-            (RESULTS / f"{options.save}.md").write_text(page(report, made_by))
-        else:
-            print(page(report))
-        if options.plot:
-            draw(report, options.plot)
-        return 0
-    if dist.is_torchelastic_launched():
-        rank = int(dist.get_node_local_rank())
-        run_rank(rank, None, options)
-        return 0
-    found = torch.cuda.device_count()
-    if found < options.ranks:
-        print(f"bench.ep: {found} GPUs here, {options.ranks} needed; nothing is measured", file=sys.stderr)
-        return 2
-    with tempfile.TemporaryDirectory() as folder:
-        torch.multiprocessing.spawn(run_rank, (f"{folder}/store", options), options.ranks)
+    parser.add_argument("results", type=Path, help="the report")
+    results = parser.parse_args().results
+    plan = Plan(CHOSEN, TOKENS, 0, ROUNDS, results)
+    run_rank(int(dist.get_node_local_rank()), None, plan)
     return 0
 
 

@@ -1,6 +1,7 @@
 """`nvfp4-cute bench`: times of cases beside their floors and what others take."""
 
 import argparse
+import tempfile
 from pathlib import Path
 
 from nvfp4_cute.bench import command, compare, gallery
@@ -19,11 +20,12 @@ examples:
   nvfp4-cute bench --html times.html                       all committed results on one page for a browser
   nvfp4-cute bench competition --explain                   every candidate config's estimate, the chosen one first
   nvfp4-cute bench layers --target GB10 --jobs 8           whole layers as their users call them, modelled
+  nvfp4-cute bench ep --tokens 1,64,512 --plot ep.png      a layer of experts over two GPUs, phase by phase
 
 suites: competition (GPU MODE's four NVFP4 problems), dense (squares of 128 to 16384), linear (layers at 1 to 128 rows),
 experts (DeepSeek-V3, Qwen3-30B-A3B, Mixtral-8x7B; decode and prefill); and by itself layers (route + MoENVFP4, LinearNVFP4),
-modelled as chains of launches.
-Measured layers of experts: python -m nvfp4_cute.bench.moe; over several GPUs: python -m nvfp4_cute.bench.ep.
+modelled as chains of launches, and ep (layers of experts over the GPUs of this machine, measured).
+Measured layers of experts on one GPU: python -m nvfp4_cute.bench.moe.
 Measured on the GPU of this machine beside torch in the same run: CUDA events, cold L2, rotating random inputs, medians.
 """
 
@@ -36,7 +38,7 @@ def add_parser(verbs: Verbs) -> None:
     )
     parser = add_verb(verbs, "bench", text, EXAMPLES)
     parser.add_argument(
-        "suites", nargs="*", metavar="SUITE", help=f"{', '.join(SUITES)} (default: all); or layers"
+        "suites", nargs="*", metavar="SUITE", help=f"{', '.join(SUITES)} (default: all); or layers, or ep"
     )
     parser.add_argument(
         "--containing", default="", metavar="TEXT", help="only cases whose name contains TEXT"
@@ -59,8 +61,10 @@ def add_parser(verbs: Verbs) -> None:
         "--jobs", type=types.positive, help="of layers: processes that model them (default 1)"
     )
     parser.add_argument(
-        "--results", type=Path, metavar="FILE", help="of layers: keep each time, and go on from there"
+        "--results", type=Path, metavar="FILE", help="of layers and ep: keep each time, and go on from there"
     )
+    parser.add_argument("--tokens", metavar="T,T", help="of ep: of each rank (default 1,8,64,512,2048,8192)")
+    parser.add_argument("--ranks", type=types.positive, help="of ep: GPUs (default 2)")
     parser.add_argument(
         "--compare",
         nargs=2,
@@ -88,6 +92,11 @@ def run(args: argparse.Namespace) -> int:
         options = ("suites", "containing", "target", "explain", "like_harness", "json", "plot", "save")
         types.refuse_given(args, options, lambda name: f"--html shows committed results: leave out {name}")
         return gallery.run(args.html)
+    if "ep" in args.suites:
+        return _over_ranks(args)
+    types.refuse_given(
+        args, ("tokens", "ranks"), lambda name: f"--{name} is of ep: name that suite, or leave it out"
+    )
     if "layers" in args.suites:
         return _layers(args)
     types.refuse_given(
@@ -124,3 +133,20 @@ def _layers(args: argparse.Namespace) -> int:
         as_json=args.json,
         save=args.save,
     )
+
+
+def _over_ranks(args: argparse.Namespace) -> int:
+    if args.suites != ["ep"]:
+        raise ValueError("ep is measured by itself: name no other suite beside it")
+    options = ("target", "explain", "like_harness", "jobs")
+    types.refuse_given(args, options, lambda name: f"ep is measured on this machine: leave out --{name}")
+    from nvfp4_cute.bench import ep
+
+    models = tuple(name for name in ep.CHOSEN if args.containing in name)
+    if not models:
+        raise ValueError(f"no model of ep contains {args.containing!r}: there are {', '.join(ep.CHOSEN)}")
+    tokens = tuple(map(int, args.tokens.split(","))) if args.tokens else ep.TOKENS
+    with tempfile.TemporaryDirectory() as folder:
+        results = args.results or Path(folder) / "ep.json"
+        plan = ep.Plan(models, tokens, args.ranks or 2, ep.ROUNDS, results)
+        return ep.run(plan, as_json=args.json, plot=args.plot, save=args.save)

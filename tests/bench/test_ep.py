@@ -13,6 +13,7 @@ from ranks import run_ranks
 
 from nvfp4_cute.bench import ep
 from nvfp4_cute.bench.moe import Model, make_weights
+from nvfp4_cute.cli import main
 from nvfp4_cute.experts import parallel
 
 RESULT = {
@@ -25,7 +26,7 @@ RESULT = {
     "bf16_bytes": 2_000_000,
 }
 REPORT = {
-    "gpu": "H",
+    "gpu": "NVIDIA H100 80GB",
     "torch": "2",
     "ranks": 2,
     "link_gb_s": 200.0,
@@ -33,23 +34,29 @@ REPORT = {
 }
 
 
-def test_page(tmp_path, capsys):
+@pytest.fixture
+def kept(tmp_path):
+    """A report as a file keeps it."""
     path = tmp_path / "report.json"
     path.write_text(json.dumps(REPORT))
-    assert ep.main(["--read", str(path)]) == 0
+    return ["bench", "ep", "--tokens", "512", "--results", str(path)]
+
+
+def test_page(kept, capsys):
+    assert main(kept) == 0
     text = capsys.readouterr().out
     assert "| 512 | 10.0 | 10.0 | 10.0 | 10.0 | 10.0 | 90.0 | 70.0 | 80.0 | - | - | 100.0 | 0.80 |" in text
     assert "| 512 | 0.600 | 60 | 0.30 | 8.000 | 800 | 0 | 0 |" in text
+    assert main([*kept, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == REPORT
 
 
-def test_saved_page_says_what_made_it(tmp_path, monkeypatch):
+def test_saved_page_says_what_made_it(kept, tmp_path, monkeypatch):
     monkeypatch.setattr(ep, "RESULTS", tmp_path)
-    path = tmp_path / "report.json"
-    path.write_text(json.dumps(REPORT))
-    assert ep.main(["--read", str(path), "--save", "two"]) == 0
-    assert (
-        "Made by `python -m nvfp4_cute.bench.ep --read ... --save two`" in (tmp_path / "two.md").read_text()
-    )
+    assert main([*kept, "--save"]) == 0
+    text = (tmp_path / "h100x2_ep.md").read_text()
+    assert "Made by `nvfp4-cute bench ep --results h100x2_ep.json --save`" in text
+    assert json.loads((tmp_path / "h100x2_ep.json").read_text()) == REPORT
 
 
 def test_picture(tmp_path):
@@ -58,9 +65,26 @@ def test_picture(tmp_path):
     assert (tmp_path / "ep.png").stat().st_size > 1000
 
 
+def test_only_what_is_missing_is_measured(kept, tmp_path):
+    plan = ep.Plan(ep.CHOSEN, (1, 512), 2, 1, tmp_path / "report.json")
+    assert plan.missing(plan.read()) == [(name, 1) for name in ep.CHOSEN]
+
+
+def test_refusals(kept, capsys):
+    for words, text in (
+        (["--target", "B200"], "measured on this machine: leave out --target"),
+        (["dense"], "name no other suite beside it"),
+        (["--containing", "llama"], "no model of ep contains 'llama'"),
+    ):
+        assert main([*kept[:2], *words, *kept[2:]]) == 1
+        assert text in capsys.readouterr().err
+    assert main(["bench", "dense", "--ranks", "2"]) == 1
+    assert "--ranks is of ep" in capsys.readouterr().err
+
+
 def test_too_few_gpus_are_an_exit_code():
     if torch.cuda.device_count() < 2:
-        assert ep.main([]) == 2
+        assert main(["bench", "ep"]) == 2
 
 
 def measured(rank: int, folder: str, through_buffers: bool) -> dict:
