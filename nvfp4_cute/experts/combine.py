@@ -73,10 +73,14 @@ def finalize(
     check_overlap({"out": out}, {"h": h, "rows": rows, "weights": weights} | checks.given(bias=bias))
     if shared is not None and shared.data_ptr() != out.data_ptr():
         check_overlap({"out": out}, {"shared": shared})
-    ids = None if bias is None else ids
-    task = FinalizeTask(h, rows, weights, shared, bias, ids, *fields_of(inbox), out, first_expert)
-    run(backend, task)
+    add_up(h, rows, weights, shared, bias, ids, first_expert, inbox, out, backend)
     return out
+
+
+def add_up(h, rows, weights, shared, bias, ids, first_expert, inbox: Inbox | None, out, backend: str) -> None:
+    """``finalize`` of checked operands."""
+    ids = None if bias is None else ids
+    run(backend, FinalizeTask(h, rows, weights, shared, bias, ids, *fields_of(inbox), out, first_expert))
 
 
 def check_addends(

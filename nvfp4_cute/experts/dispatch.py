@@ -13,6 +13,7 @@ sums of a rank would be fewer bytes, and other bits than those of one GPU.
 """
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 
@@ -49,20 +50,20 @@ class RowLayout:
     dtype: torch.dtype
     is_quantized: bool
 
-    @property
+    @cached_property
     def values(self) -> slice:
         """Bytes of the values."""
         start = _aligned(self.top_k * ID_BYTES)
         length = NVFP4.row_bytes(self.hidden) if self.is_quantized else self.hidden * self.dtype.itemsize
         return slice(start, start + length)
 
-    @property
+    @cached_property
     def scales(self) -> slice:
         """Bytes of the block scales: none of 16-bit values."""
         start = self.values.stop
         return slice(start, start + (NVFP4.num_k_blocks(self.hidden) if self.is_quantized else 0))
 
-    @property
+    @cached_property
     def row_bytes(self) -> int:
         """Bytes of a row."""
         return _aligned(self.scales.stop)

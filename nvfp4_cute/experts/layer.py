@@ -1,8 +1,9 @@
 """moe: a whole layer of experts."""
 
-from typing import Any
+from typing import Any, Literal, get_args
 
 import torch
+import torch.distributed as dist
 
 from nvfp4_cute.errors import UnsupportedProblem
 from nvfp4_cute.experts.checks import check_first_expert
@@ -11,7 +12,11 @@ from nvfp4_cute.experts.gather import gather, gather_quantize
 from nvfp4_cute.experts.parallel import moe_over_ranks
 from nvfp4_cute.experts.placement import Placement
 from nvfp4_cute.experts.products import Activations, ExpertLayout, LocalExperts
+from nvfp4_cute.experts.tensor_parallel import add_shares
+from nvfp4_cute.operands import rules as checks
 from nvfp4_cute.problem import Activation
+
+Parallel = Literal["experts", "tensor"]
 
 
 def moe(
@@ -36,6 +41,7 @@ def moe(
     group: Any = None,
     placement: Placement | None = None,
     capacity: int | None = None,
+    parallel: Parallel = "experts",
     backend: str = "auto",
 ) -> torch.Tensor:
     """A layer of experts: ``y[t] = sum over k of weights[t, k] * W2_e (activation(W1_e x[t]) * W3_e x[t])``, ``e = ids[t, k]``.
@@ -75,6 +81,8 @@ def moe(
         placement: which experts lie on which ranks; None: as many on each, in order. With a group.
         capacity: most tokens of a rank, in every call; then nothing waits for the device, and a CUDA graph can hold the layer
             after one call without it. None: sizes are exchanged first, for which the host waits. With a group.
+        parallel: what ranks of a group divide: "experts", or "tensor": every rank has the same tokens and a share of the width of
+            every expert (``tensor_parallel.shard``), and the results are added up in float32; not the bits of one GPU.
         backend: "auto", "cuda", "emulator", "emulator:ARCH" or "reference".
 
     Returns:
@@ -91,6 +99,19 @@ def moe(
         TypeError, ValueError, UnsupportedProblem: an operand breaks a rule. UnsupportedTarget: no kernel for the GPU.
         RankError: another rank refused its operands, passed other sizes, or did not come within the group's timeout.
     """
+    checks.check_choice("parallel", parallel, get_args(Parallel))
+    if group is not None and parallel == "tensor":
+        if placement is not None or capacity is not None:
+            raise ValueError(
+                'placement or capacity with parallel="tensor", where no token moves; leave them out'
+            )
+        first = dist.get_rank(group) == 0
+        local = lambda: moe(
+            x, ids, weights, w13, w2, activations=activations, activation=activation, limit=limit, weight_layout=weight_layout,
+            input_scale=input_scale, hidden_scale=hidden_scale, alpha13=alpha13, alpha2=alpha2, bias13=bias13,
+            bias2=bias2 if first else None, shared=shared if first else None, first_expert=first_expert, backend=backend,
+        )  # fmt: skip
+        return _over_shares(local, x, ids, w2, group)
     if group is not None:
         if activations != "nvfp4":
             raise UnsupportedProblem(
@@ -101,9 +122,9 @@ def moe(
             weight_layout=weight_layout, input_scale=input_scale, hidden_scale=hidden_scale, alpha13=alpha13, alpha2=alpha2,
             bias13=bias13, bias2=bias2, shared=shared, first_expert=first_expert, backend=backend,
         )  # fmt: skip
-    if placement is not None or capacity is not None:
+    if placement is not None or capacity is not None or parallel != "experts":
         raise ValueError(
-            "placement and capacity say how experts lie on the ranks of a group: pass group, too"
+            "placement, capacity and parallel say how experts lie on the ranks of a group: pass group, too"
         )
     check_first_expert(first_expert)
     experts = LocalExperts.of(
@@ -131,3 +152,8 @@ def _over_ranks(*arguments: torch.Tensor, first_expert: int, **options: Any) -> 
     if first_expert:
         raise ValueError(f"first_expert={first_expert} with a group: its placement says where experts lie")
     return moe_over_ranks(*arguments, **options)
+
+
+@torch.compiler.disable
+def _over_shares(*arguments: Any) -> torch.Tensor:
+    return add_shares(*arguments)

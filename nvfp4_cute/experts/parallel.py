@@ -27,7 +27,7 @@ import torch.distributed as dist
 from nvfp4_cute.errors import RankError, UnsupportedTarget
 from nvfp4_cute.experts import dispatch, push
 from nvfp4_cute.experts.checks import check_row_pitch, check_tokens
-from nvfp4_cute.experts.combine import check_addends, finalize
+from nvfp4_cute.experts.combine import add_up, check_addends
 from nvfp4_cute.experts.dispatch import Routes, RowLayout
 from nvfp4_cute.experts.exchange import Gathered, agree, gather, send_rows, tell
 from nvfp4_cute.experts.permutation import permute
@@ -163,8 +163,9 @@ class Call:
         inbox: Inbox | None = None,
     ) -> torch.Tensor:
         """Results of this rank's tokens; ``rows``: int32 [T, k], where the result of each choice is, or will have come."""
-        bias, backend = self.bias2, self.backend
-        return finalize(back, rows, weights, shared=shared, bias=bias, ids=ids, inbox=inbox, backend=backend)
+        y = torch.empty((len(ids), self.layout.hidden), dtype=self.layout.dtype, device=ids.device)
+        add_up(back, rows, weights, shared, self.bias2, ids, 0, inbox, y, self.backend)
+        return y
 
 
 def moe_over_ranks(

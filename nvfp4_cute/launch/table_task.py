@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Mapping
 from dataclasses import fields
 from enum import IntEnum
+from functools import cache
 from typing import Any, ClassVar
 
 import numpy as np
@@ -13,6 +14,12 @@ from nvfp4_cute.gpus.targets import Gpu
 from nvfp4_cute.launch.task import Key, Launch
 
 Addresses = Mapping[str, tuple[IntEnum, torch.Tensor]]
+
+
+@cache
+def _names(task: Any) -> tuple[str, ...]:
+    """Of its fields: every call asks."""
+    return tuple(field.name for field in fields(task))
 
 
 class TableTask:
@@ -41,19 +48,22 @@ class TableTask:
         """Compute without a kernel."""
         raise NotImplementedError
 
+    @property
+    def _names(self) -> tuple[str, ...]:
+        kind: Any = type(self)
+        return _names(kind)
+
     def addresses(self) -> Addresses:
         """Columns of addresses, and tensors, by name: inputs in the order of the operation's arguments, then outputs."""
-        named = {field.name: getattr(self, field.name) for field in fields(self)}  # type: ignore[arg-type]
-        return {
-            name: (self.columns[name.upper()], named[name])
-            for name in sorted(named, key=lambda name: name in self.written)
-            if isinstance(named[name], torch.Tensor)
-        }
+        named, written = self.__dict__, self.written
+        given = [name for name in self._names if isinstance(named[name], torch.Tensor)]
+        inputs, outs = ([x for x in given if (x in written) == side] for side in (False, True))
+        return {name: (self.columns[name.upper()], named[name]) for name in inputs + outs}
 
     @property
     def settings(self) -> tuple[Any, ...]:
         """All that says what is launched, but for the tensors; hashable."""
-        given = (getattr(self, field.name) for field in fields(self))  # type: ignore[arg-type]
+        given = (self.__dict__[name] for name in self._names)
         return (type(self), *(None if isinstance(x, torch.Tensor) else x for x in given))
 
     def table(self, gpu: Gpu) -> np.ndarray:

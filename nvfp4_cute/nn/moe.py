@@ -5,7 +5,7 @@ from typing import Any
 import torch
 
 from nvfp4_cute.errors import UnsupportedProblem
-from nvfp4_cute.experts.layer import moe
+from nvfp4_cute.experts.layer import Parallel, moe
 from nvfp4_cute.experts.placement import Placement
 from nvfp4_cute.experts.products import Activations, ExpertLayout
 from nvfp4_cute.experts.weights import ExpertWeights, per_expert, product_factors
@@ -44,8 +44,9 @@ class MoENVFP4(torch.nn.Module):
             expert; None for 1.
         bias: whether there are biases.
         first_expert: the id of the first expert of this process.
-        process_group, placement, capacity: ``group``, ``placement`` and ``capacity`` of ``moe``: the layer lies over the ranks of
-            a group. ``bias2`` then has a row for each of all experts, in the state dict, too.
+        process_group, placement, capacity, parallel: ``group`` and so on of ``moe``: the layer lies over the ranks of a group.
+            ``bias2`` then has a row for each of all experts, in the state dict, too. With ``parallel="tensor"``
+            ``intermediate_size`` is that of a rank.
         dtype: of biases. device: of everything.
         backend: as of ``moe``.
 
@@ -104,6 +105,7 @@ class MoENVFP4(torch.nn.Module):
         process_group: Any = None,
         placement: Placement | None = None,
         capacity: int | None = None,
+        parallel: Parallel = "experts",
         dtype: torch.dtype = torch.bfloat16,
         device: torch.device | str | None = None,
         backend: str = "auto",
@@ -125,7 +127,8 @@ class MoENVFP4(torch.nn.Module):
         if activations == "16bit":
             input_scale = hidden_scale = None
         self.first_expert, self.backend = first_expert, backend
-        if process_group is not None and placement is None:
+        self.parallel = parallel
+        if process_group is not None and placement is None and parallel == "experts":
             placement = Placement.even(num_experts * process_group.size(), process_group.size())
         self.process_group, self.placement, self.capacity = process_group, placement, capacity
         rows = intermediate_size * (1 if weight_layout == "none" else 2)
@@ -260,6 +263,7 @@ class MoENVFP4(torch.nn.Module):
             group=self.process_group,
             placement=self.placement,
             capacity=self.capacity,
+            parallel=self.parallel,
             backend=self.backend,
         )
         return y.view(x.shape)

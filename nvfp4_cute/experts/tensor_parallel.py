@@ -1,0 +1,84 @@
+"""A layer of experts of which every rank of a group holds a share of the width of every expert (tensor parallelism).
+
+All ranks pass the same tokens. Each computes the layer of width I / R, ``bias2`` and ``shared`` on rank 0 alone, and an
+all-reduce in float32 adds the results up. No token moves, and ranks have the same work however skewed the routing is. A partial
+result is rounded to x's dtype and the sum once more, so it has not the bits of one GPU, but the same ones on all ranks.
+"""
+
+from collections.abc import Callable
+
+import torch
+import torch.distributed as dist
+
+from nvfp4_cute.errors import UnsupportedTarget
+from nvfp4_cute.experts.exchange import agree, tell
+
+FACTS = ("tokens", "hidden_size", "top_k", "dtype of x", "num_experts", "intermediate_size of a rank")
+REFUSALS = (TypeError, ValueError, UnsupportedTarget)
+FAULT = -1
+
+
+def shard(
+    gate_up: torch.Tensor, down: torch.Tensor, rank: int, ranks: int
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """A rank's share of the width of experts, to be quantized.
+
+    Args:
+        gate_up: [E, 2 I, H], gate above up. down: [E, H, I]; I a multiple of 32 * ``ranks``.
+
+    Returns:
+        [E, 2 I / ranks, H] and [E, H, I / ranks], views put together.
+
+    Raises:
+        ValueError: I does not divide.
+    """
+    width = down.shape[-1]
+    if width % (32 * ranks):
+        raise ValueError(
+            f"I={width} is no multiple of 32 * {ranks} ranks: a rank's rows start 16 bytes apart"
+        )
+    share = width // ranks
+    part = slice(rank * share, (rank + 1) * share)
+    gate, up = gate_up.chunk(2, 1)
+    return torch.cat([gate[:, part], up[:, part]], 1), down[:, :, part]
+
+
+def add_shares(
+    local: Callable[[], torch.Tensor],
+    x: torch.Tensor,
+    ids: torch.Tensor,
+    w2: object,
+    group: dist.ProcessGroup,
+) -> torch.Tensor:
+    """The sum of all ranks' layers.
+
+    Args:
+        local: computes this rank's.
+        x, ids, w2: as of ``moe``.
+
+    Raises:
+        What ``local`` raises, and on the other ranks RankError; so where sizes differ. During the capture of a CUDA graph ranks
+        tell each other nothing: call once before it.
+    """
+    if isinstance(x, torch.Tensor) and x.is_cuda and torch.cuda.is_current_stream_capturing():
+        return _summed(local(), group)
+    try:
+        y = local()
+        data = getattr(w2, "data", x)
+        code = x.dtype.itemsize * 2 + (x.dtype == torch.bfloat16)
+        facts = (len(x), x.shape[1], ids.shape[1], code, len(data), data.shape[-1])
+    except REFUSALS as fault:
+        if isinstance(x, torch.Tensor):
+            tell(group, x.device, (FAULT,)).wait()
+            agree(group, x.device, dict.fromkeys(FACTS, 0), fault)
+        raise
+    checksum = hash(facts) & 0x7FFFFFFF
+    if (tell(group, x.device, (checksum,)).wait() != checksum).any():
+        agree(group, x.device, dict(zip(FACTS, facts, strict=True)))
+    return _summed(y, group)
+
+
+def _summed(y: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
+    total = y.float()
+    dist.all_reduce(total, group=group)
+    return total.to(y.dtype)

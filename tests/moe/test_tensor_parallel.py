@@ -1,0 +1,90 @@
+"""A layer whose ranks hold shares of every expert's width: the sum of their layers, the same on all ranks."""
+
+import pytest
+import torch
+import torch.distributed as dist
+from expert_layers import some_layer
+from ranks import run_ranks
+
+from nvfp4_cute import MoENVFP4
+from nvfp4_cute.errors import RankError
+from nvfp4_cute.experts.layer import moe
+from nvfp4_cute.experts.tensor_parallel import shard
+
+EXPERTS, TOP_K, HIDDEN, WIDTH, TOKENS = 4, 2, 64, 256, 5
+
+
+def some_weights(dtype):
+    generator = torch.Generator().manual_seed(3)
+    draw = lambda *shape: torch.randn(*shape, generator=generator).to(dtype)
+    gate_up, down = draw(EXPERTS, 2 * WIDTH, HIDDEN) / 8, draw(EXPERTS, HIDDEN, WIDTH) / 16
+    x, bias2, shared = draw(TOKENS, HIDDEN), draw(EXPERTS, HIDDEN), draw(TOKENS, HIDDEN)
+    ids = torch.randint(0, EXPERTS, (TOKENS, TOP_K), generator=generator)
+    return gate_up, down, bias2, (x, ids, torch.rand(TOKENS, TOP_K, generator=generator), shared)
+
+
+def layer_of(gate_up, down, bias2, rank, ranks, **options):
+    return MoENVFP4.from_experts(*shard(gate_up, down, rank, ranks), bias2=bias2, **options)
+
+
+def over_ranks(rank: int, ranks: int) -> list[list[list[float]]]:
+    """The result, the sum of all shares in one process, and the undivided layer's."""
+    gate_up, down, bias2, arguments = some_weights(torch.bfloat16)
+    group = dist.group.WORLD
+    y = layer_of(gate_up, down, bias2, rank, ranks, process_group=group, parallel="tensor")(*arguments)
+    x, ids, weights, _ = arguments
+    first = layer_of(gate_up, down, bias2, 0, ranks)(*arguments)
+    none = torch.zeros_like(bias2)  # with a bias the activation is a launch of its own
+    rest = [layer_of(gate_up, down, none, other, ranks)(x, ids, weights) for other in range(1, ranks)]
+    total = torch.stack([share.float() for share in (first, *rest)]).sum(0).to(y.dtype)
+    whole = MoENVFP4.from_experts(gate_up, down, bias2=bias2)(*arguments)
+    return [result.tolist() for result in (y, total, whole)]
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_shares_add_up(ranks):
+    found = run_ranks(over_ranks, ranks, ranks)
+    for one in found:
+        assert not isinstance(one, Exception), one
+        y, want, whole = one
+        assert y == found[0][0]
+        if ranks == 2:  # of more, float32 sums depend on the order
+            assert y == want
+        error = torch.tensor(y) - torch.tensor(whole)
+        assert error.norm() / torch.tensor(whole).norm() < 0.06  # other global scales, other codes
+
+
+def refused(rank: int) -> list[str]:
+    """Other sizes, then a wrong operand, on rank 1."""
+    layer = some_layer(TOKENS, TOP_K, EXPERTS, HIDDEN, WIDTH)
+    x, ids, weights, w13, w2 = layer.arguments()
+    said = []
+    for arguments in (
+        (x[rank:], ids[rank:], weights[rank:]),
+        (x, ids, weights.double() if rank else weights),
+    ):
+        try:
+            moe(*arguments, w13, w2, **layer.options, group=dist.group.WORLD, parallel="tensor")
+        except (RankError, ValueError) as error:
+            said.append(f"{type(error).__name__}: {error}")
+    return said
+
+
+def test_faults_are_errors_on_every_rank():
+    home, other = run_ranks(refused, 2)
+    assert (
+        home[0] == other[0] == "RankError: tokens is [5, 4] on the ranks in turn; pass the same on every rank"
+    )
+    assert "RankError: rank 1 refused its operands: ValueError: weights is torch.float64" in home[1]
+    assert "ValueError: weights is torch.float64" in other[1]
+
+
+def test_arguments():
+    gate_up, down, _, (x, ids, weights, _) = some_weights(torch.bfloat16)
+    with pytest.raises(ValueError, match=r"I=256 is no multiple of 32 \* 3 ranks"):
+        shard(gate_up, down, 0, 3)
+    layer = some_layer(TOKENS, TOP_K, EXPERTS, HIDDEN, WIDTH)
+    with pytest.raises(ValueError, match="pass group, too"):
+        moe(*layer.arguments(), **layer.options, parallel="tensor")
+    with pytest.raises(ValueError, match="parallel"):
+        moe(*layer.arguments(), **layer.options, parallel="rows")
