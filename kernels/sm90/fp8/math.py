@@ -29,10 +29,12 @@ from ..tile_walk import WalkedTiles
 from ..warp_schedule import GROUP_THREADS
 from ..wgmma import MMA_M
 from .load import SCALE_BYTES
-from .wgmma import matrix, multiply, rows_apart
+from .wgmma import Turns, matrix, multiply, rows_apart
 
 # Tokens of which a lane has two, side by side, and four products.
 STEP_TOKENS, STEP_VALUES = 8, 4
+# Registers that sums, products and scales may take: then scales are read while tensor cores work.
+MOST_HELD = 200
 
 
 @dataclass(frozen=True)
@@ -66,10 +68,13 @@ def run_math(args: MathArgs):
     # Value 4i + 2h + e of a block of 128 rows: row h * 8 below the lane's first, token 8i + 2 * (lane % 4) + e.
     sums = cute.make_rmem_tensor((num_tokens // 2, halves(args.config)), Float32)
     stage, phase, turn = Int32(0), Int32(CONSUMER_PHASE), Int32(0)
+    group = cute.arch.make_warp_uniform(cute.arch.thread_idx()[0] // GROUP_THREADS)
+    turns = Turns.of(group, num_tokens)
+    turns.begin()
     place = tiles.first()
     while tiles.has_tile(place):
         part = tiles.part(place)
-        stage, phase = _accumulate(args, sums, part.count, stage, phase)
+        stage, phase = _accumulate(args, sums, group, turns, part.count, stage, phase)
         if cutlass.const_expr(args.partial.split == 1):
             _store(args, sums, part.tile)
         else:
@@ -81,6 +86,7 @@ def run_math(args: MathArgs):
                 send_sums(args.partial, sums, Int32(0), turn)
             turn ^= 1
         place = tiles.next(place)
+    turns.end()
 
 
 def _store(args: MathArgs, sums: cute.Tensor, tile: WorkTile):
@@ -92,30 +98,49 @@ def _store(args: MathArgs, sums: cute.Tensor, tile: WorkTile):
 
 
 @cute.jit
-def _accumulate(args: MathArgs, sums: cute.Tensor, count: Int32, stage: Int32, phase: Int32):
+def _accumulate(
+    args: MathArgs,
+    sums: cute.Tensor,
+    group: Int32,
+    turns: Turns,
+    count: Int32,
+    stage: Int32,
+    phase: Int32,
+):
     """Sum so many K tiles of one work tile."""
     num_tokens, blocks, num_cta = args.config.work_tile_mnk[0], halves(args.config), args.config.multicast_n
     sums.fill(0.0)
     emptied = barrier_of_lane(args.ring.empty(Int32(0)), num_cta)
-    tidx = cute.arch.thread_idx()[0]
-    group = cute.arch.make_warp_uniform(tidx // GROUP_THREADS)
+    quarter = cute.arch.thread_idx()[0] % 4
     weights, tokens = matrix(args.weights) + rows_apart(group * MMA_M), matrix(args.tokens)
     stage_rows = args.config.cta_tile_shape_mnk[0]
+    # Sums, products, and scales of the tokens in a lane's registers.
+    reads_ahead = num_tokens // 2 * (blocks + 1) + num_tokens // 4 <= MOST_HELD
     for _ in cutlass.range(count, unroll=1):
         cute.arch.mbarrier_wait(args.ring.full(stage), phase)
         uniform_stage = cute.arch.make_warp_uniform(stage)
         scales = args.scales + stage * args.smem.scale_stage_bytes
         for block in cutlass.range_constexpr(blocks):
             rows = weights + rows_apart(uniform_stage * stage_rows + block * TILE_WEIGHTS)
-            products = multiply(rows, tokens + rows_apart(uniform_stage * num_tokens), num_tokens)
-            words = load_shared(scales + (num_tokens + block) * SCALE_BYTES, 1)
-            for first in cutlass.range_constexpr(0, num_tokens, STEP_TOKENS):
-                words += load_shared(scales + first * SCALE_BYTES + tidx % 4 * (2 * SCALE_BYTES), 2)
+            words = []
+            if cutlass.const_expr(reads_ahead):
+                words = _scales(scales, num_tokens, block, quarter)
+            products = multiply(rows, tokens + rows_apart(uniform_stage * num_tokens), num_tokens, turns)
+            if cutlass.const_expr(not reads_ahead):
+                words = _scales(scales, num_tokens, block, quarter)
             if cutlass.const_expr(block == blocks - 1):
                 arrive_lanes(emptied + stage + _behind_reads(words, args.outputs), num_cta)
             _promote(sums[None, block], products, words)
         stage, phase = next_stage(args.ring, stage, phase)
     return stage, phase
+
+
+def _scales(address: Int32, num_tokens: int, block: int, quarter: Int32) -> list:
+    """Words of the weights' scale and of the tokens', in the order of a lane's products. address: of the stage's."""
+    words = load_shared(address + (num_tokens + block) * SCALE_BYTES, 1, True)
+    for first in range(0, num_tokens, STEP_TOKENS):
+        words += load_shared(address + first * SCALE_BYTES + quarter * (2 * SCALE_BYTES), 2, True)
+    return words
 
 
 def _promote(sums: cute.Tensor, products: list, words: list) -> None:

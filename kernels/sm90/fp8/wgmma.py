@@ -2,8 +2,16 @@
 
 Of CuTe's atoms each MMA is an operation that takes all of its sums and gives them back; here they are one block of PTX. What
 it gives is free to be used: the wait is inside.
+
+Turns. While one warpgroup promotes its products, tensor cores are to work for the other one. Left alone, both multiply at the
+same time and then promote at the same time: on an H100, a K tile of 128 x 128 took 920 cycles, and its MMAs take 512. So a
+warpgroup begins when the last MMA of the other one is under way.
 """
 
+from dataclasses import dataclass
+
+import cutlass
+import cutlass.cute as cute
 from cutlass import Float32, Int32
 from cutlass._mlir import ir
 from cutlass._mlir.dialects import llvm
@@ -26,17 +34,54 @@ def rows_apart(rows: Int32 | int) -> Int32 | int:
     return rows * TOKEN_UNITS
 
 
-def multiply(weights: Int32, tokens: Int32, num_tokens: int) -> list:
+# Named barriers of the turns, behind those of the epilogue, and the threads of both warpgroups.
+FIRST_TURN_BARRIER = 8
+TURN_THREADS = 256
+# Tiles of fewer tokens wait for memory.
+LEAST_TURN_TOKENS = 64
+
+
+@dataclass(frozen=True)
+class Turns:
+    """Named barriers of a warpgroup's turn and of the other's; of tiles that wait for memory they are not used."""
+
+    own: Int32
+    other: Int32
+    is_used: bool
+
+    @classmethod
+    def of(cls, group: Int32, num_tokens: int) -> "Turns":
+        """Of warpgroup 0 or 1."""
+        own = FIRST_TURN_BARRIER + group
+        return cls(own, 2 * FIRST_TURN_BARRIER + 1 - own, num_tokens >= LEAST_TURN_TOKENS)
+
+    @cute.jit
+    def begin(self):
+        """Before all: the first turn is warpgroup 0's."""
+        if cutlass.const_expr(self.is_used):
+            if self.own != FIRST_TURN_BARRIER:
+                cute.arch.barrier_arrive(barrier_id=FIRST_TURN_BARRIER, number_of_threads=TURN_THREADS)
+
+    @cute.jit
+    def end(self):
+        """Behind all: warpgroup 0 takes the turn that nobody uses."""
+        if cutlass.const_expr(self.is_used):
+            if self.own == FIRST_TURN_BARRIER:
+                cute.arch.barrier(barrier_id=FIRST_TURN_BARRIER, number_of_threads=TURN_THREADS)
+
+
+def multiply(weights: Int32, tokens: Int32, num_tokens: int, turns: Turns) -> list:
     """Products of 64 rows of weights and so many tokens over a K tile, e4m3 in shared memory (PTX ISA 9.7.15.5).
 
     Args:
         weights, tokens: ``matrix``, the same in all lanes of a warpgroup.
+        turns: of the warpgroup.
 
     Returns:
         Fp32 sums: value 4i + 2h + e of a lane: row h * 8 of its own, token 8i + 2 * (lane % 4) + e.
     """
     count = num_tokens // 2
-    names = [f"${i}" for i in range(count + 2)]
+    names = [f"${i}" for i in range(count + 4)]
     sums = ", ".join(names[:count])
     lines = [
         ".reg .pred first, further;",
@@ -45,8 +90,10 @@ def multiply(weights: Int32, tokens: Int32, num_tokens: int) -> list:
         "setp.eq.b32 further, 0, 0;",
         f"mov.b64 a, {{{names[count]}, {UPPER_WORD:#x}}};",
         f"mov.b64 b, {{{names[count + 1]}, {UPPER_WORD:#x}}};",
-        "wgmma.fence.sync.aligned;",
     ]
+    if turns.is_used:
+        lines.append(f"bar.sync {names[count + 2]}, {TURN_THREADS};")
+    lines.append("wgmma.fence.sync.aligned;")
     for step in range(STEPS):
         if step:
             lines += [f"add.s64 a, a, {STEP_UNITS};", f"add.s64 b, b, {STEP_UNITS};"]
@@ -54,12 +101,17 @@ def multiply(weights: Int32, tokens: Int32, num_tokens: int) -> list:
             f"wgmma.mma_async.sync.aligned.m{MMA_M}n{num_tokens}k{MMA_K}.f32.e4m3.e4m3 {{{sums}}}, a, b, "
             f"{'further' if step else 'first'}, 1, 1;"
         )
-    lines += ["wgmma.commit_group.sync.aligned;", "wgmma.wait_group.sync.aligned 0;"]
+        if turns.is_used and step == STEPS - 2:
+            lines.append("wgmma.commit_group.sync.aligned;")
+    lines.append("wgmma.commit_group.sync.aligned;")
+    if turns.is_used:
+        lines += ["wgmma.wait_group.sync.aligned 1;", f"bar.arrive {names[count + 3]}, {TURN_THREADS};"]
+    lines.append("wgmma.wait_group.sync.aligned 0;")
     results = llvm.inline_asm(
         ir.Type.parse(f"!llvm.struct<({', '.join(['f32'] * count)})>"),
-        [weights.ir_value(), tokens.ir_value()],
+        [value.ir_value() for value in (weights, tokens, turns.own, turns.other)],
         "\n".join(["{", *lines, "}"]),
-        ",".join(["=f"] * count + ["r", "r"]),
+        ",".join(["=f"] * count + ["r"] * 4),
         has_side_effects=True,
     )
     return [Float32(llvm.extractvalue(Float32.mlir_type, results, [i])) for i in range(count)]
