@@ -1,10 +1,10 @@
 """`nvfp4-cute models`: what is in a checkpoint, what would run where, how fast whole models are, and how far from 16 bits."""
 
 import argparse
-import gc
 import json
 import sys
 from collections.abc import Callable
+from datetime import date
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -17,12 +17,13 @@ EXAMPLES = """\
 examples:
   nvfp4-cute models inspect FOLDER                      what is in a checkpoint, and what would compute it
   nvfp4-cute models bench qwen3-8b                      random weights of a real config: bf16, and NVFP4 beside it
-  nvfp4-cute models bench qwen3-30b-a3b --batch 8       eight sequences at once
+  nvfp4-cute models bench qwen3-30b-a3b --batch 1 8 32 --save h100    several cases, as h100.json, h100.md and h100.png
   nvfp4-cute models bench FOLDER --ways nvfp4 --json    a config.json of yours, one way, for machines
   nvfp4-cute models eval FOLDER --text FILE             KL divergence and perplexity of 4 bits beside 16, error by layer
   nvfp4-cute models eval FOLDER --text FILE --checkpoint QUANTIZED    of a checkpoint that was made of it
 """
 WAYS = ("bf16", "16bit", "nvfp4")
+BENCH_WAYS = ("bf16", "fp8", "16bit", "nvfp4", "auto")
 WORST_LAYERS = 3  # of each way, that are printed
 
 
@@ -36,17 +37,31 @@ def add_parser(verbs: Verbs) -> None:
     look.add_argument("--json", action="store_true", help="one object, for machines")
     look.set_defaults(run=run_inspect)
     bench = kinds.add_parser("bench", help="tokens per second, prefill and decode, beside bf16")
-    bench.add_argument("model", help="a name (--list), a folder with config.json, or such a file")
-    bench.add_argument("--batch", type=types.positive, default=1, help="sequences at once; default 1")
-    bench.add_argument("--prompt", type=types.positive, default=512, help="tokens of each; default 512")
+    bench.add_argument("model", nargs="*", help="a name, a folder with config.json, or such a file")
+    bench.add_argument(
+        "--batch", nargs="+", type=types.positive, default=[1], help="sequences at once; default 1"
+    )
+    bench.add_argument(
+        "--prompt", nargs="+", type=types.positive, default=[512], help="tokens of each; default 512"
+    )
     bench.add_argument("--tokens", type=types.positive, default=128, help="tokens decoded; default 128")
     bench.add_argument(
-        "--ways", nargs="+", choices=WAYS, default=list(WAYS),
-        help="bf16: torch; nvfp4: weights and activations of 4 bits; 16bit: weights only. Default: all",
+        "--ways", nargs="+", choices=BENCH_WAYS, default=["bf16", "fp8", "auto"],
+        help="bf16, fp8: torch; nvfp4: weights and activations of 4 bits; 16bit: weights only; auto: as the layer chooses here. "
+        "Default: bf16 fp8 auto",
     )  # fmt: skip
+    bench.add_argument(
+        "--attention", nargs="+", default=[None],
+        help="of transformers, or grouped_sdpa, which copies no keys and values for heads that share them; default the model's",
+    )  # fmt: skip
+    bench.add_argument("--alone", action="store_true", help="every layer a launch of its own, none fused")
     bench.add_argument("--layers", type=types.positive, help="only so many layers of the model")
     bench.add_argument("--device", default="cuda", help="default cuda")
     bench.add_argument("--json", action="store_true", help="one object, for machines")
+    bench.add_argument("--save", type=Path, metavar="STEM", help="write STEM.json, STEM.md and STEM.png")
+    bench.add_argument(
+        "--read", type=Path, metavar="FILE", help="a report that was saved: page and picture anew"
+    )
     bench.set_defaults(run=run_bench)
     evaluate = kinds.add_parser("eval", help="KL divergence, perplexity and errors beside the 16-bit model")
     evaluate.add_argument("model", type=Path, help="folder of a 16-bit model, with its tokenizer")
@@ -119,62 +134,93 @@ def run_bench(args: argparse.Namespace) -> int:
     """Measure, and print a table."""
     import torch
 
-    from nvfp4_cute.models.random_model import config_of, random_model
-    from nvfp4_cute.models.speed import measure
+    from nvfp4_cute.models.random_model import config_of
+    from nvfp4_cute.models.speed import measure_ways
 
+    if args.read:
+        return _save(json.loads(args.read.read_text()), args.save or args.read.with_suffix(""), args.read)
+    if not args.model:
+        raise ValueError("models bench: name a model, or a report with --read")
     if args.device.startswith("cuda") and not torch.cuda.is_available():
         print(
             "nvfp4-cute models bench: no GPU; --device cpu runs, slowly, with the reference", file=sys.stderr
         )
         return 1
-    config = config_of(args.model)
-    if args.layers:
-        _cut(config, args.layers)
-    speeds, left_out = [], []
-    for way in args.ways:
-        try:
-            model = random_model(config, way, args.device)
-            speeds.append(measure(model, way, batch=args.batch, prompt=args.prompt, tokens=args.tokens))
-        except torch.cuda.OutOfMemoryError:
-            left_out.append(f"{way}: does not fit the GPU's memory")
-        model = None
-        gc.collect()
-        if torch.cuda.is_available():
-            torch.cuda.empty_cache()
-    device = torch.cuda.get_device_name() if args.device.startswith("cuda") else "CPU"
+    configs = {name: config_of(name) for name in args.model}
+    report = _about(args.device)
+    cases = [(batch, prompt) for prompt in args.prompt for batch in args.batch]
+    for name, config in configs.items():
+        if args.layers:
+            _cut(config, args.layers)
+        found = measure_ways(
+            name,
+            config,
+            args.ways,
+            cases,
+            attentions=args.attention,
+            tokens=args.tokens,
+            device=args.device,
+            fuse=not args.alone,
+        )
+        report["models"].append(found.as_dict())
+        if not args.json:
+            _print_speeds(found, report["device"])
+        if args.save:
+            _save(report, args.save)
     if args.json:
-        result = {
-            "model": args.model,
-            "device": device,
-            "torch": torch.__version__,
-            "ways": [s.as_dict() for s in speeds],
-        }
-        print(json.dumps(result | {"left_out": left_out}, indent=1))
-        return 0
-    print(
-        f"{args.model}, random weights, {device}: {args.batch} x {args.prompt} tokens, {args.tokens} decoded"
-    )
+        print(json.dumps(report, indent=1))
+    return 0
+
+
+def _about(device: str) -> dict[str, Any]:
+    import torch
+    import transformers
+
+    from nvfp4_cute.prove.machine import driver
+
+    is_cuda = device.startswith("cuda")
+    return {
+        "device": torch.cuda.get_device_name() if is_cuda else "CPU", "driver": driver() if is_cuda else None,
+        "torch": torch.__version__, "transformers": transformers.__version__, "date": date.today().isoformat(), "models": [],
+    }  # fmt: skip
+
+
+def _save(report: dict[str, Any], stem: Path, read: Path | None = None) -> int:
+    """Write JSON, page and picture; without matplotlib, no picture."""
+    from nvfp4_cute.models.speed_page import draw, page
+
+    names = " ".join(model["model"] for model in report["models"])
+    made_by = f"nvfp4-cute models bench {names} --save {stem}"
+    stem.parent.mkdir(parents=True, exist_ok=True)
+    if read is None:
+        stem.with_suffix(".json").write_text(json.dumps(report, indent=1) + "\n")
+    picture = stem.with_suffix(".png")
+    try:
+        draw(report, picture)
+    except ValueError as error:
+        print(f"nvfp4-cute models bench: {error}", file=sys.stderr)
+    found = picture.name if picture.exists() else None
+    stem.with_suffix(".md").write_text(page(report, made_by, found))
+    return 0
+
+
+def _print_speeds(found: Any, device: str) -> None:
+    print(f"{found.model}, {found.layers} layers, random weights, {device}")
     header = (
-        "weights",
-        "GB",
-        "peak GB",
-        "prefill ms",
-        "prefill tok/s",
-        "decode ms",
-        "decode tok/s",
-        "decode by",
-    )
+        "weights", "attention", "sequences x prompt", "GB", "peak GB", "prefill ms", "prefill tok/s", "first token ms",
+        "eager ms", "decode ms", "decode tok/s", "decode by",
+    )  # fmt: skip
     rows = [
         (
-            s.way, f"{s.weight_bytes / 1e9:.2f}", f"{s.peak_bytes / 1e9:.2f}", f"{1e3 * s.prefill_s:.2f}",
-            f"{s.prefill_rate:.0f}", f"{1e3 * s.decode_s:.3f}", f"{s.decode_rate:.1f}", s.decode,
+            s.way, s.attention, f"{s.batch} x {s.prompt}", f"{s.weight_bytes / 1e9:.2f}", f"{s.peak_bytes / 1e9:.2f}",
+            f"{1e3 * s.prefill_s:.2f}", f"{s.prefill_rate:.0f}", f"{1e3 * s.first_token_s:.2f}", f"{1e3 * s.eager_s:.2f}",
+            f"{1e3 * s.decode_s:.3f}", f"{s.decode_rate:.1f}", s.decode,
         )
-        for s in speeds
+        for s in found.ways
     ]  # fmt: skip
-    print(text_table(header, rows))
-    for line in left_out:
+    print(text_table(header, rows, left=3))
+    for line in found.left_out:
         print(line)
-    return 0
 
 
 def run_eval(args: argparse.Namespace) -> int:

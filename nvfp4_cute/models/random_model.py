@@ -10,7 +10,11 @@ from tqdm import tqdm
 from nvfp4_cute.experts.weights import ExpertWeights
 from nvfp4_cute.formats.block_format import ATOM_ROWS, NVFP4
 from nvfp4_cute.formats.block_scaled import NVFP4Tensor
+from nvfp4_cute.formats.codecs import E4M3_MAX
+from nvfp4_cute.formats.global_scale import GLOBAL_SCALE_DIVISOR
 from nvfp4_cute.formats.scale_layout import from_blocked, to_blocked
+from nvfp4_cute.models.fp8_linear import MULTIPLE, LinearFP8
+from nvfp4_cute.models.router import fuse_routers
 from nvfp4_cute.nn.activations import mode_of
 from nvfp4_cute.nn.experts import RoutedExperts, has_weight_only_groups
 from nvfp4_cute.nn.fuse import fuse as fuse_layers
@@ -22,10 +26,10 @@ CONFIGS = Path(__file__).parent / "configs"
 NAMES = tuple(sorted(path.stem for path in CONFIGS.glob("*.json")))
 DEVIATION = 0.02  # of weights, what config.json files call initializer_range
 # Global scale of weights, whose largest of 10^8 is 5.6 deviations: found without reading them once more.
-WEIGHT_SCALE = 5.6 * DEVIATION / 2688
+WEIGHT_SCALE = 5.6 * DEVIATION / GLOBAL_SCALE_DIVISOR
 # Global scale of activations: of values up to 5.4 after a norm, 2688 of it.
 INPUT_SCALE = 0.002
-Way = Literal["bf16", "nvfp4", "16bit", "auto"]
+Way = Literal["bf16", "fp8", "nvfp4", "16bit", "auto"]
 
 
 def config_of(model: str) -> Any:
@@ -50,8 +54,9 @@ def random_model(config: Any, way: Way, device: torch.device | str, *, fuse: boo
 
     Args:
         config: of transformers.
-        way: "bf16"; "nvfp4", "16bit" or "auto": linear layers and experts, but not the output layer, have NVFP4 weights, and
-            activations as of LinearNVFP4. Where no launch multiplies 16-bit rows of all experts, theirs have 4 bits.
+        way: "bf16"; "fp8", linear layers by ``torch._scaled_mm``; "nvfp4", "16bit" or "auto", NVFP4 weights of linear layers and
+            experts, but not of the output layer, and activations as of LinearNVFP4. Where no launch multiplies 16-bit rows of all
+            experts, theirs have 4 bits.
         device: where layers are made; no more than one of them is there in 16 bits.
         fuse: whether layers become fewer launches (``nn.fuse``).
 
@@ -67,8 +72,9 @@ def random_model(config: Any, way: Way, device: torch.device | str, *, fuse: boo
     _materialize(model, torch.device(device))
     model.initialize_weights()
     model.tie_weights()
-    if fuse:
+    if fuse and way not in ("bf16", "fp8"):
         fuse_layers(model)
+        fuse_routers(model)
     return model.eval()
 
 
@@ -79,8 +85,8 @@ def _quantize(model: Any, way: Way, device: torch.device) -> None:
     work = [
         (name, module)
         for name, module in model.named_modules()
-        if (isinstance(module, torch.nn.Linear) and module is not output and module.in_features % K_STEP == 0)
-        or _is_experts(module)
+        if (isinstance(module, torch.nn.Linear) and module is not output and _has_kernel(module, way))
+        or (way != "fp8" and _is_experts(module))
     ]
     for name, module in tqdm(work, desc="random layers", leave=False, disable=None):
         made = (
@@ -90,6 +96,13 @@ def _quantize(model: Any, way: Way, device: torch.device) -> None:
         )
         parent, _, child = name.rpartition(".")
         setattr(model.get_submodule(parent), child, made)
+
+
+def _has_kernel(linear: torch.nn.Linear, way: Way) -> bool:
+    """Whether the way's product takes a layer of its sizes."""
+    if way == "fp8":
+        return not linear.in_features % MULTIPLE and not linear.out_features % MULTIPLE
+    return not linear.in_features % K_STEP
 
 
 def _is_experts(module: torch.nn.Module) -> bool:
@@ -103,8 +116,17 @@ def _random(rows: int, k: int, device: torch.device) -> NVFP4Tensor:
     return quantize(weight, global_scale=WEIGHT_SCALE)
 
 
-def _linear(linear: torch.nn.Linear, way: Way, device: torch.device) -> LinearNVFP4:
+def _linear(linear: torch.nn.Linear, way: Way, device: torch.device) -> LinearNVFP4 | LinearFP8:
     bias = None if linear.bias is None else torch.zeros(linear.out_features, device=device)
+    if way == "fp8":
+        values = torch.randn(linear.out_features, linear.in_features, device=device, dtype=torch.bfloat16)
+        bias = None if bias is None else bias.bfloat16()
+        return LinearFP8(
+            values.mul_(DEVIATION),
+            WEIGHT_SCALE * GLOBAL_SCALE_DIVISOR / E4M3_MAX,
+            INPUT_SCALE * GLOBAL_SCALE_DIVISOR / E4M3_MAX,
+            bias,
+        )
     weight = _random(linear.out_features, linear.in_features, device)
     activations: Any = way
     return LinearNVFP4.from_quantized(weight, bias, activations=activations, input_scale=INPUT_SCALE)

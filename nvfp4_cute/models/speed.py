@@ -1,17 +1,23 @@
-"""Tokens per second of a whole model: prefill, decode in a CUDA graph, memory."""
+"""Tokens per second of a whole model: prefill, decode step by step and in a CUDA graph, memory."""
 
+import gc
 import inspect
 import statistics
 import time
-from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
+from tqdm import tqdm
+
+from nvfp4_cute.models.random_model import Way, random_model
 
 WARM_UPS = 3
 REPEATS = 5  # of prefill; the median counts
-SPARE_TOKENS = 16  # room of the cache for warming up
+EAGER_STEPS = 16  # that are timed, each waited for
+SPARE_TOKENS = 64  # room of the cache for these, and for warming up
 
 
 @dataclass(frozen=True)
@@ -19,17 +25,24 @@ class Speed:
     """What was measured of one model in one way.
 
     Attributes:
-        way: as of ``random_model``. batch, prompt, tokens: sequences, tokens of each prompt, tokens decoded.
-        prefill_s: from prompt to first token, batch of ``batch``, median. decode_s: of one step, all sequences, mean.
+        way: as of ``random_model``. attention: as transformers names it.
+        batch, prompt, tokens: sequences, tokens of each prompt, tokens decoded.
+        prefill_s: of the device, from prompt to first token, batch of ``batch``, median.
+        first_token_s: of the clock, from ids on the host to the first token there; median.
+        eager_s: of a decoding step that is launched kernel by kernel, all sequences, median.
+        decode_s: of a decoding step in the way of ``decode``, mean.
         decode: "CUDA graph", or "eager" where the model cannot be captured, and why.
         weight_bytes: after the model was made. peak_bytes: while it ran; 0 on the CPU.
     """
 
     way: str
+    attention: str
     batch: int
     prompt: int
     tokens: int
     prefill_s: float
+    first_token_s: float
+    eager_s: float
     decode_s: float
     decode: str
     weight_bytes: int
@@ -53,13 +66,77 @@ class Speed:
         }
 
 
+@dataclass
+class ModelSpeed:
+    """What was measured of a model.
+
+    Attributes:
+        model: its name. layers: how many it has here. ways: of every way and case. left_out: what did not fit, and why.
+    """
+
+    model: str
+    layers: int
+    ways: list[Speed] = field(default_factory=list)
+    left_out: list[str] = field(default_factory=list)
+
+    def as_dict(self) -> dict[str, Any]:
+        """All of it, for JSON."""
+        return asdict(self) | {"ways": [speed.as_dict() for speed in self.ways]}
+
+
+def measure_ways(
+    name: str,
+    config: Any,
+    ways: Sequence[Way],
+    cases: Sequence[tuple[int, int]],
+    *,
+    attentions: Sequence[str | None] = (None,),
+    tokens: int = 128,
+    device: str = "cuda",
+    fuse: bool = True,
+) -> ModelSpeed:
+    """Measure a config in every way: the model of a way is made once, and is gone before the next.
+
+    Args:
+        name: of the model. config: of transformers.
+        ways, fuse: as of ``random_model``. cases: (batch, prompt). attentions: as transformers names them, None for
+            the model's own; or "grouped_sdpa" (``models.attention``). tokens, device: of ``measure`` and of ``random_model``.
+    """
+    import nvfp4_cute.models.transformers  # noqa: F401 (registers the attention)
+
+    runs = [(attention, *case) for attention in attentions for case in cases]
+    found = ModelSpeed(name, config.get_text_config().num_hidden_layers)
+    with tqdm(total=len(ways) * len(runs), desc=name, leave=False, disable=None) as bar:
+        for way in ways:
+            model: Any = None
+            done = 0
+            try:
+                model = random_model(config, way, device, fuse=fuse)
+                own = model.config._attn_implementation
+                for attention, batch, prompt in runs:
+                    bar.set_postfix_str(f"{way} {batch} x {prompt}")
+                    model.set_attn_implementation(attention or own)
+                    found.ways.append(measure(model, way, batch=batch, prompt=prompt, tokens=tokens))
+                    bar.update()
+                    done += 1
+            except torch.cuda.OutOfMemoryError:
+                left = ", ".join(f"{batch} x {prompt}" for _, batch, prompt in runs[done:])
+                found.left_out.append(f"{way}, {left}: does not fit the GPU's memory")
+                bar.update(len(runs) - done)
+            model = None
+            gc.collect()
+            if torch.cuda.is_available():
+                torch.cuda.empty_cache()
+    return found
+
+
 @torch.no_grad()
 def measure(model: Any, way: str, *, batch: int = 1, prompt: int = 512, tokens: int = 128) -> Speed:
     """Time a causal model of transformers on the device where it is.
 
     Prefill: the whole prompt, logits of its last token, the token chosen; the median of five. Decode: steps of one token with
-    a StaticCache, each choosing the token of the next one, replayed from a CUDA graph without the host between; the mean
-    over ``tokens`` steps. Where capturing fails, or on the CPU, steps are launched one by one.
+    a StaticCache, each choosing the token of the next one, launched one by one, and replayed from a CUDA graph without the host
+    between; the mean over ``tokens`` steps. Where capturing fails, or on the CPU, there are no others than the former.
 
     Args:
         model: in eval mode. way: for the result.
@@ -71,19 +148,21 @@ def measure(model: Any, way: str, *, batch: int = 1, prompt: int = 512, tokens: 
     if is_cuda:
         torch.cuda.reset_peak_memory_stats(device)
     weight_bytes = sum(t.nbytes for t in [*model.parameters(), *model.buffers()])
-    ids = torch.randint(0, model.config.vocab_size, (batch, prompt), device=device)
+    ids = torch.randint(0, model.config.get_text_config().vocab_size, (batch, prompt))
     length = prompt + tokens + SPARE_TOKENS
     # transformers renames the argument.
     parameters = inspect.signature(type(model).forward).parameters
     name = "cache" if "cache" in parameters else "past_key_values"
 
-    def prefill() -> tuple[Any, torch.Tensor]:
+    def prefill(given: torch.Tensor) -> tuple[Any, torch.Tensor]:
         cache = StaticCache(config=model.config, max_cache_len=length)
-        logits = model(ids, use_cache=True, logits_to_keep=1, **{name: cache}).logits
+        logits = model(given, use_cache=True, logits_to_keep=1, **{name: cache}).logits
         return cache, logits[:, -1].argmax(-1, keepdim=True)
 
-    times = [_seconds(prefill, device) for _ in range(2 + REPEATS)][2:]
-    cache, token = prefill()
+    on_device = ids.to(device)
+    times = [_seconds(lambda: prefill(on_device), device) for _ in range(2 + REPEATS)][2:]
+    first = [_first_token(prefill, ids, device) for _ in range(REPEATS)]
+    cache, token = prefill(on_device)
 
     def step() -> None:
         logits = model(token, use_cache=True, **{name: cache}).logits
@@ -91,23 +170,32 @@ def measure(model: Any, way: str, *, batch: int = 1, prompt: int = 512, tokens: 
 
     for _ in range(WARM_UPS):
         step()
-    how, run = "eager", step
+    eager_s = statistics.median(_seconds(step, device) for _ in range(min(tokens, EAGER_STEPS)))
+    how, decode_s = "eager", eager_s
     if is_cuda:
         try:
-            run = _captured(step)
+            replay = _captured(step)
+            decode_s = _seconds(partial(_repeated, replay, tokens), device) / tokens
             how = "CUDA graph"
         except Exception as error:  # noqa: BLE001 (any model's code; what remains is to launch its steps one by one)
             how = f"eager ({type(error).__name__}: {str(error).splitlines()[0][:60]})"
             torch.cuda.synchronize()
-            cache, token = prefill()
-
-    def decode() -> None:
-        for _ in range(tokens):
-            run()
-
-    decode_s = _seconds(decode, device) / tokens
     peak = torch.cuda.max_memory_allocated(device) if is_cuda else 0
-    return Speed(way, batch, prompt, tokens, statistics.median(times), decode_s, how, weight_bytes, peak)
+    times_of = (statistics.median(times), statistics.median(first), eager_s, decode_s)
+    attention = model.config._attn_implementation
+    return Speed(way, attention, batch, prompt, tokens, *times_of, how, weight_bytes, peak)
+
+
+def _repeated(function: Callable[[], Any], times: int) -> None:
+    for _ in range(times):
+        function()
+
+
+def _first_token(prefill: Callable[[torch.Tensor], Any], ids: torch.Tensor, device: torch.device) -> float:
+    begin = time.perf_counter()
+    _, token = prefill(ids.to(device))
+    token.tolist()
+    return time.perf_counter() - begin
 
 
 def _captured(step: Callable[[], None]) -> Callable[[], None]:

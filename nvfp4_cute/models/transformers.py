@@ -4,6 +4,8 @@ Importing this module registers it with transformers:
 
 - quantizer and config "modelopt", a name that transformers leaves free: ``AutoModelForCausalLM.from_pretrained(folder)`` then
   loads checkpoints of ModelOpt;
+- attention "grouped_sdpa": after ``model.set_attn_implementation("grouped_sdpa")`` a model decodes without copying keys and
+  values for the heads that share them (``models.attention``);
 - experts implementation "nvfp4_cute": ``model.set_experts_implementation("nvfp4_cute")`` quantizes the experts of a 16-bit
   model when each is first called.
 
@@ -23,14 +25,18 @@ import torch
 from tqdm import tqdm
 from transformers import AutoModelForCausalLM
 from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
+from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, sdpa_mask
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from transformers.quantizers.auto import AUTO_QUANTIZATION_CONFIG_MAPPING, AUTO_QUANTIZER_MAPPING
 from transformers.quantizers.base import HfQuantizer
 from transformers.utils.quantization_config import QuantizationConfigMixin
 
 from nvfp4_cute.errors import CheckpointError
 from nvfp4_cute.formats.block_scaled import quantize
+from nvfp4_cute.models.attention import GROUPED, grouped_sdpa
 from nvfp4_cute.models.checkpoints.checkpoint import READERS, Checkpoint, MissingInputScale
 from nvfp4_cute.models.layers import experts_module, linear_module
+from nvfp4_cute.models.router import fuse_routers
 from nvfp4_cute.nn.activations import Activations, check_activations
 from nvfp4_cute.nn.experts import Activation, EqualGroups, ExpertsNVFP4, ExpertWeights, swiglu_oai
 from nvfp4_cute.nn.fuse import fuse as fuse_layers
@@ -172,6 +178,7 @@ class CheckpointQuantizer(HfQuantizer):
             _replace(model, name, module.eval())
         if _options.get().fuse:
             fuse_layers(model)
+            fuse_routers(model)
         return model
 
 
@@ -275,6 +282,8 @@ def register() -> None:
     ):
         mapping.setdefault("modelopt", entry)
     ALL_EXPERTS_FUNCTIONS.register(NAME, experts_forward)
+    ALL_ATTENTION_FUNCTIONS.register(GROUPED, grouped_sdpa)
+    ALL_MASK_ATTENTION_FUNCTIONS.register(GROUPED, sdpa_mask)
 
 
 def take_over(*methods: str) -> None:
@@ -301,8 +310,8 @@ def load(
         folder: of the checkpoint. missing_input_scale: as of ``checkpoints.Checkpoint``.
         activations: of layers and experts for which the checkpoint has 4-bit ones. "auto": 16 bits on a GPU whose tensor cores do
             not multiply FP4 (Hopper), where they cost no launch and no accuracy, else "nvfp4".
-        fuse: whether layers that read the same input, and gated MLPs, become one launch (``nn.fuse``). ``from_pretrained`` does
-            that, and takes "auto".
+        fuse: whether layers that read the same input, and gated MLPs, become one launch (``nn.fuse``), and routers two.
+            ``from_pretrained`` does that, and takes "auto".
         model_class: what ``from_pretrained`` is called of. options: of ``from_pretrained``, such as ``device_map="cuda"``.
 
     Returns:

@@ -256,20 +256,23 @@ class LinearNVFP4(torch.nn.Module):
     def alpha(self, given: torch.Tensor | None) -> torch.Tensor:
         """The product of both global scales; of a calibrated one it is kept, for eager calls on one stream of a GPU.
 
-        A graph that is captured or traced computes it, and follows scales that change.
+        A graph that is captured reads what was kept, and no launch of it multiplies scalars. Once scales were written, the next
+        eager call writes the product anew, for such a graph, too. A graph that is traced computes it.
         """
         factor: Any = self._buffers["weight_global_scale"]
         if given is None:
             return factor
         if self.finds_input_scale or not given.is_cuda or torch.compiler.is_compiling():
             return factor * given
-        if given.is_inference() or factor.is_inference() or torch.cuda.is_current_stream_capturing():
+        if given.is_inference() or factor.is_inference():
             return factor * given
         made, of_factor, of_given, *state = self._kept_alpha
-        stream = private_api.current_stream(given.device.index)
-        now = [factor._version, given._version, stream]
-        if of_factor is not factor or of_given is not given or state != now:
-            made = factor * given
+        is_same, versions = of_factor is factor and of_given is given, [factor._version, given._version]
+        if torch.cuda.is_current_stream_capturing():
+            return made if is_same and state[:2] == versions else factor * given
+        now = [*versions, private_api.current_stream(given.device.index)]
+        if not is_same or state != now:
+            made = torch.mul(factor, given, out=made if is_same else None)
             self._kept_alpha = (made, factor, given, *now)
         return made
 

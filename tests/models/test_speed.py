@@ -10,6 +10,8 @@ pytest.importorskip(
 )
 
 from nvfp4_cute.cli import main  # noqa: E402
+from nvfp4_cute.models import speed  # noqa: E402
+from nvfp4_cute.models.fp8_linear import LinearFP8  # noqa: E402
 from nvfp4_cute.models.random_model import NAMES, config_of, random_model  # noqa: E402
 from nvfp4_cute.nn.linear import LinearNVFP4  # noqa: E402
 from nvfp4_cute.nn.moe import MoENVFP4  # noqa: E402
@@ -32,6 +34,12 @@ def test_sizes_of_real_configs(name):
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(config_of(name))
     assert sum(p.numel() for p in model.parameters()) / 1e9 == pytest.approx(SIZES[name], rel=0.005)
+
+
+@pytest.fixture(autouse=True)
+def fewer_repeats(monkeypatch):
+    monkeypatch.setattr(speed, "REPEATS", 1)
+    monkeypatch.setattr(speed, "WARM_UPS", 1)
 
 
 @pytest.fixture
@@ -78,11 +86,74 @@ def test_bench(tiny, capsys):
             "--json",
         ]
     )
-    result = json.loads(capsys.readouterr().out)
-    assert code == 0 and [way["way"] for way in result["ways"]] == ["bf16", "nvfp4"]
+    (result,) = json.loads(capsys.readouterr().out)["models"]
+    assert code == 0 and [way["way"] for way in result["ways"]] == ["bf16", "nvfp4"] and result["layers"] == 2
     bf16, nvfp4 = result["ways"]
     assert nvfp4["weight_bytes"] < bf16["weight_bytes"] and nvfp4["decode"] == "eager"
     assert nvfp4["prefill_tokens_per_s"] == pytest.approx(8 / nvfp4["prefill_s"])
+
+
+@pytest.mark.parametrize("tiny", ["qwen3_moe"], indirect=True)
+def test_saved_pages(tiny, tmp_path, capsys):
+    """Three ways, as JSON, page and picture; the page again from the JSON."""
+    pytest.importorskip("matplotlib")
+    stem = tmp_path / "new" / "cpu"
+    command = [
+        "models",
+        "bench",
+        str(tiny),
+        "--device",
+        "cpu",
+        "--batch",
+        "2",
+        "--prompt",
+        "4",
+        "--tokens",
+        "1",
+    ]
+    command += [
+        "--ways",
+        "bf16",
+        "fp8",
+        "auto",
+        "--attention",
+        "grouped_sdpa",
+        "--layers",
+        "1",
+        "--save",
+        str(stem),
+    ]
+    assert main(command) == 0 and "2 x 4" in capsys.readouterr().out
+    report = json.loads(stem.with_suffix(".json").read_text())
+    (model,) = report["models"]
+    assert [(w["way"], w["batch"]) for w in model["ways"]] == [("bf16", 2), ("fp8", 2), ("auto", 2)]
+    assert all(w["attention"] == "grouped_sdpa" and w["first_token_s"] > 0 for w in model["ways"])
+    text = stem.with_suffix(".md").read_text()
+    rows = [line for line in text.splitlines() if line.startswith("| grouped_sdpa")]
+    assert len(rows) == 3 and "cpu.png" in text
+    ours = next(w for w in model["ways"] if w["way"] == "auto")
+    share = ours["weight_bytes"] / model["ways"][0]["weight_bytes"]
+    assert f"| NVFP4, as the layer chooses | {ours['weight_bytes'] / 1e9:.2f} | {share:.3f} |" in text
+    assert stem.with_suffix(".png").read_bytes().startswith(b"\x89PNG")
+    stem.with_suffix(".md").unlink()
+    assert main(["models", "bench", "--read", str(stem.with_suffix(".json"))]) == 0
+    assert stem.with_suffix(".md").read_text() == text
+
+
+def test_a_model_or_a_report_is_needed(capsys):
+    assert main(["models", "bench", "--device", "cpu"]) == 1
+    assert "name a model" in capsys.readouterr().err
+
+
+def test_fp8_linear():
+    """Values of e4m3, products of float32."""
+    torch.manual_seed(0)
+    weight, x = torch.randn(48, 64).bfloat16(), torch.randn(2, 3, 64).bfloat16()
+    y = LinearFP8(weight, 0.01, 0.02, torch.ones(48).bfloat16())(x)
+    assert y.shape == (2, 3, 48) and y.dtype == torch.bfloat16
+    rounded = [(v / s).to(torch.float8_e4m3fn).double() * s for v, s in ((x, 0.02), (weight, 0.01))]
+    exact = rounded[0] @ rounded[1].T + 1
+    assert (y.double() - exact).norm() < 0.01 * exact.norm()
 
 
 def test_unknown_model(capsys):
