@@ -35,10 +35,11 @@ def spin(cycles: int) -> None:
     torch.cuda._sleep(cycles)
 
 
-def symmetric_memory(nbytes: int, device: torch.device, group: Any) -> list[torch.Tensor]:
-    """uint8 [nbytes] a rank of a group, each in the memory of its GPU and mapped into this process. All ranks call it.
+def symmetric_memory(nbytes: int, device: torch.device, group: Any) -> tuple[list[torch.Tensor], Any]:
+    """uint8 [nbytes] a rank of a group, each in the memory of its GPU and mapped into this process; and what keeps them there.
 
-    By peer pointers of the "CUDA" backend; NVLink multicast stays off. Raises RuntimeError where a GPU is not reached.
+    By peer pointers of the "CUDA" backend; NVLink multicast stays off. All ranks call it. Raises RuntimeError where a GPU is not
+    reached.
     """
     import torch.distributed._symmetric_memory as symmetric
 
@@ -54,7 +55,7 @@ def symmetric_memory(nbytes: int, device: torch.device, group: Any) -> list[torc
     buffers = [handle.get_buffer(rank, (nbytes,), torch.uint8) for rank in range(handle.world_size)]
     if any(buffer.device != device for buffer in buffers):
         raise RuntimeError(f"buffers of ranks are on {[str(buffer.device) for buffer in buffers]}")
-    return buffers
+    return buffers, (own, handle)
 
 
 def has_torch_kernel(name: str, key: str) -> bool:

@@ -30,6 +30,17 @@ def test_what_builds_with_cuda_have(name, parameters, result):
     assert ast.unparse(found.returns) == result
 
 
+def test_symmetric_memory_has_what_is_used():
+    """Buffers of GPUs, read from torch's stubs and from its module, which imports without a GPU."""
+    symmetric = pytest.importorskip("torch.distributed._symmetric_memory")
+    assert {"empty", "rendezvous", "set_backend", "enable_symm_mem_for_group"} <= set(dir(symmetric))
+    tree = ast.parse((STUBS.parent / "_distributed_c10d.pyi").read_text())
+    (handle,) = (n for n in tree.body if isinstance(n, ast.ClassDef) and n.name == "_SymmetricMemory")
+    methods = {n.name: n for n in handle.body if isinstance(n, ast.FunctionDef)}
+    assert [a.arg for a in methods["get_buffer"].args.args][:4] == ["self", "rank", "sizes", "dtype"]
+    assert "world_size" in methods
+
+
 @pytest.mark.gpu("sm_90a")
 def test_queues_are_those_of_the_documented_way():
     with torch.cuda.stream(torch.cuda.Stream()) as _:

@@ -16,6 +16,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
@@ -81,6 +82,7 @@ class PeerBuffers:
         layout: of each. peers: uint8 [nbytes] a rank, this one's among them.
         rank: of this process. seconds: how long a launch waits for other ranks.
         host_fault: int32 [1], memory of the host that the device may write: 0, or 1 and the number of a rank that did not come.
+        held: what the memory of ``peers`` lives as long as.
     """
 
     layout: BufferLayout
@@ -88,6 +90,7 @@ class PeerBuffers:
     rank: int
     seconds: float
     host_fault: torch.Tensor
+    held: Any = None
 
     @cached_property
     def ids(self) -> torch.Tensor:
@@ -160,8 +163,9 @@ def _make(group: dist.ProcessGroup, layout: BufferLayout, device: torch.device) 
     if not is_possible or len(set(_told(group, device, _host()))) > 1:
         return None
     peers: Sequence[torch.Tensor] = ()
+    held = None
     try:
-        peers = private_api.symmetric_memory(layout.nbytes, device, group)
+        peers, held = private_api.symmetric_memory(layout.nbytes, device, group)
         peers[dist.get_rank(group)].zero_()
         torch.cuda.synchronize(device)
     except (RuntimeError, ImportError, AttributeError) as reason:
@@ -171,7 +175,7 @@ def _make(group: dist.ProcessGroup, layout: BufferLayout, device: torch.device) 
         return None
     seconds = timeout_of(group, device).total_seconds()
     host_fault = torch.zeros(1, dtype=torch.int32, pin_memory=True)
-    return PeerBuffers(layout, tuple(peers), dist.get_rank(group), seconds, host_fault)
+    return PeerBuffers(layout, tuple(peers), dist.get_rank(group), seconds, host_fault, held)
 
 
 def _told(group: dist.ProcessGroup, device: torch.device, number: int) -> list[int]:
