@@ -58,6 +58,8 @@ class LocalExperts:
         checks.check_choice("weight_layout", weight_layout, LAYOUTS)
         check_limit(limit)
         experts = _check_weights(x, w13, w2, weight_layout)
+        for name, scale in (("input_scale", input_scale), ("hidden_scale", hidden_scale)):
+            checks.global_scales(name, scale, experts, x.device, of="expert", allows_one=True)
         if alpha13 is None:
             alpha13 = product_factors(w13, input_scale, experts)
         gate_alpha, up_alpha = alpha13 if isinstance(alpha13, tuple) else (alpha13, alpha13)

@@ -83,6 +83,8 @@ def route(
         raise ValueError(f"router_logits has shape {list(router_logits.shape)}; expected [T, E]")
     tokens, experts = router_logits.shape
     _check_counts(experts, top_k, num_groups, topk_groups)
+    if not isinstance(scale, int | float):
+        raise TypeError(f"scale={scale!r} is no number; pass what the weights are multiplied by")
     check_vector("bias", bias, experts)
     check_vector("correction_bias", correction_bias, experts)
     logits = router_logits if router_logits.stride(1) == 1 else router_logits.contiguous()

@@ -29,11 +29,12 @@ class Layer:
         return self.x, self.ids, self.weights, self.w13, self.w2
 
 
-def mxfp4_weights(experts, n, k, generator):
-    """Random e2m1, scales from 2^-6 to 2^-4; padding rows NaN."""
+def mxfp4_weights(experts, n, k, generator, least_exponent=-6):
+    """Random e2m1, three powers of two as scales, from 2^-6 on where no other is named; padding rows NaN."""
+    first = 127 + least_exponent
     data = torch.randint(0, 256, (experts, n, k // 2), dtype=torch.uint8, generator=generator)
     codes = torch.full((experts, *MXFP4.padded_scale_shape(n, k)), 0xFF, dtype=torch.uint8)
-    codes[:, :n] = torch.randint(121, 124, (experts, n, codes.shape[2]), generator=generator).byte()
+    codes[:, :n] = torch.randint(first, first + 3, (experts, n, codes.shape[2]), generator=generator).byte()
     scale = torch.stack([to_blocked(one) for one in codes]).view(torch.float8_e8m0fnu)
     return ExpertWeights(data, scale, None, MXFP4)
 

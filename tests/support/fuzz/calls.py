@@ -303,7 +303,7 @@ def _moe(dice: Dice, limits: Limits) -> Arguments:
         made["activations"] = "16bit"
         if weight_format == MXFP4 and dtype == torch.bfloat16:
             generator = torch.Generator().manual_seed(dice.integer(0, 2**31))
-            made["w13"] = mxfp4_weights(experts, rows, hidden, generator)
+            made["w13"] = mxfp4_weights(experts, rows, hidden, generator, least_exponent=0)
             made["w2"] = mxfp4_weights(experts, hidden, width, generator)
         else:
             made["w13"] = replace(made["w13"], global_scale=torch.ones(experts))
