@@ -112,7 +112,7 @@ def layer_call(layer: str, tokens: int) -> Callable[[str], object]:
     if layer not in EXPERTS:
         raise ValueError(f"layer {layer!r} is unknown; use one of {', '.join((*EXPERTS, *LINEAR))}")
     model = EXPERTS[layer]
-    module = _empty_experts(model)
+    module = empty_experts(model)
     x = torch.zeros((tokens, model.hidden), dtype=torch.bfloat16)
     logits = router_logits(model, tokens)
 
@@ -134,15 +134,17 @@ def _linear_call(n: int, k: int, tokens: int) -> Callable[[str], object]:
     return run
 
 
-def _empty_experts(model: Model) -> MoENVFP4:
-    """With weights that nothing has written, so that they take no memory."""
-    module = MoENVFP4(1, model.hidden, model.width)
+def empty_experts(model: Model, device: torch.device | str = "cpu") -> MoENVFP4:
+    """With weights that nothing has written, so that on the CPU they take no memory."""
+    module = MoENVFP4(1, model.hidden, model.width, device=device)
     for name, n, k in (("w13", 2 * model.width, model.hidden), ("w2", model.hidden, model.width)):
-        scale = torch.empty((model.experts, *NVFP4.scale_shape(n, k)), dtype=torch.uint8)
-        setattr(module, name, torch.empty((model.experts, n, NVFP4.row_bytes(k)), dtype=torch.uint8))
+        empty = lambda *shape: torch.empty((model.experts, *shape), dtype=torch.uint8, device=device)
+        scale = empty(*NVFP4.scale_shape(n, k))
+        setattr(module, name, empty(n, NVFP4.row_bytes(k)))
         setattr(module, f"{name}_scale", scale.view(torch.float8_e4m3fn))
     module.num_experts = model.experts
-    module.alpha13, module.alpha2 = torch.ones((2, model.experts)), torch.ones(model.experts)
+    module.alpha13 = torch.ones((2, model.experts), device=device)
+    module.alpha2 = torch.ones(model.experts, device=device)
     return module
 
 
@@ -218,13 +220,13 @@ def _in_processes(wanted: Sequence[Cell], jobs: int) -> Iterable[tuple[Cell, dic
         yield from ((cell, record(cell)) for cell in wanted)
         return
     context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(min(jobs, len(wanted)), mp_context=context, initializer=_one_core) as pool:
+    with ProcessPoolExecutor(min(jobs, len(wanted)), mp_context=context, initializer=one_core) as pool:
         futures = {pool.submit(record, cell): cell for cell in wanted}
         for future in as_completed(futures):
             yield futures[future], future.result()
 
 
-def _one_core() -> None:
+def one_core() -> None:
     """Let a process use one core: there are as many processes as cores."""
     torch.set_num_threads(1)
     if hasattr(os, "sched_setaffinity"):

@@ -21,6 +21,8 @@ examples:
   nvfp4-cute bench competition --explain                   every candidate config's estimate, the chosen one first
   nvfp4-cute bench layers --target GB10 --jobs 8           whole layers as their users call them, modelled
   nvfp4-cute bench ep --tokens 1,64,512 --plot ep.png      a layer of experts over two GPUs, phase by phase
+  nvfp4-cute bench --predict h100.json --target H100       calls that were not measured, modelled; and on that GPU:
+  nvfp4-cute bench --against h100.json                     measured, and compared with what was predicted
 
 suites: competition (GPU MODE's four NVFP4 problems), dense (squares of 128 to 16384), linear (layers at 1 to 128 rows),
 experts (DeepSeek-V3, Qwen3-30B-A3B, Mixtral-8x7B; decode and prefill); and by itself layers (route + MoENVFP4, LinearNVFP4),
@@ -58,10 +60,19 @@ def add_parser(verbs: Verbs) -> None:
         "--save", action="store_true", help="also write the page of the target into bench/results"
     )
     parser.add_argument(
-        "--jobs", type=types.positive, help="of layers: processes that model them (default 1)"
+        "--jobs", type=types.positive, help="processes that model layers or predictions (default 1)"
     )
     parser.add_argument(
-        "--results", type=Path, metavar="FILE", help="of layers and ep: keep each time, and go on from there"
+        "--predict", type=Path, metavar="FILE", help="write modelled times of calls, with the commit"
+    )
+    parser.add_argument(
+        "--against", type=Path, metavar="FILE", help="measure what was predicted on the GPU of this machine"
+    )
+    parser.add_argument(
+        "--results",
+        type=Path,
+        metavar="FILE",
+        help="keep each time of layers and ep, and go on from there; what --against measured",
     )
     parser.add_argument("--tokens", metavar="T,T", help="of ep: of each rank (default 1,8,64,512,2048,8192)")
     parser.add_argument("--ranks", type=types.positive, help="of ep: GPUs (default 2)")
@@ -92,6 +103,8 @@ def run(args: argparse.Namespace) -> int:
         options = ("suites", "containing", "target", "explain", "like_harness", "json", "plot", "save")
         types.refuse_given(args, options, lambda name: f"--html shows committed results: leave out {name}")
         return gallery.run(args.html)
+    if args.predict or args.against:
+        return _blind(args)
     if "ep" in args.suites:
         return _over_ranks(args)
     types.refuse_given(
@@ -150,3 +163,19 @@ def _over_ranks(args: argparse.Namespace) -> int:
         results = args.results or Path(folder) / "ep.json"
         plan = ep.Plan(models, tokens, args.ranks or 2, ep.ROUNDS, results)
         return ep.run(plan, as_json=args.json, plot=args.plot, save=args.save)
+
+
+def _blind(args: argparse.Namespace) -> int:
+    options = ("suites", "containing", "explain", "like_harness", "json", "plot", "save")
+    why = "predictions are of calls of their own: leave out {}"
+    types.refuse_given(args, options, why.format)
+    from nvfp4_cute.bench import blind
+
+    if args.against:
+        wrong = ("predict", "target", "jobs")
+        types.refuse_given(
+            args, wrong, lambda name: f"--against measures on the GPU of this machine: leave out {name}"
+        )
+        return blind.against(args.against, results=args.results)
+    types.refuse_given(args, ("results",), lambda name: f"--predict names the file: leave out {name}")
+    return blind.predict(args.predict, targets.lookup(args.target or "B200"), jobs=args.jobs or 1)

@@ -166,6 +166,7 @@ def constants_of(target: Target) -> Constants:
         "gpcs": gpc_source,
         "clock_hz": clock_source,
         "hbm_bandwidth": f"{hbm_source}, times {TILES}: {PROBE}, tiles of 128 rows walked along K",
+        "hbm_peak": hbm_source,
         **dict.fromkeys(("num_sms", "l2_bytes", "matrix_rates"), "targets"),
     }
     values = {name: float(value) for name, (value, _) in figures.items()}
@@ -179,6 +180,7 @@ def constants_of(target: Target) -> Constants:
         clock_hz=clock,
         gpcs=gpcs,
         hbm_bandwidth=TILES * bandwidth / clock,
+        hbm_peak=bandwidth / clock,
         l2_bytes=target.l2_bytes,
         launch=launch_us * 1e-6 * clock,
         next_launch=next_us * 1e-6 * clock,

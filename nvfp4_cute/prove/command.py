@@ -11,6 +11,7 @@ from typing import Any
 from tqdm import tqdm
 
 from nvfp4_cute import env
+from nvfp4_cute.bench import provenance
 from nvfp4_cute.bench.command import RESULTS
 from nvfp4_cute.cli import doctor
 from nvfp4_cute.compile import disk_cache
@@ -185,7 +186,7 @@ class _Run:
             quick=self._quick,
             description=self._description,
             sources=disk_cache.source_digest()[:16],
-            commit=predictions.commit(),
+            commit=provenance.commit(),
             steps=steps,
             outcomes=outcomes,
             prediction=self._prediction,

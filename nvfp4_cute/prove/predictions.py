@@ -7,7 +7,6 @@ measured is what was predicted.
 import datetime
 import hashlib
 import json
-import subprocess
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,7 @@ from typing import Any
 import torch
 from tqdm import tqdm
 
-from nvfp4_cute.bench import ours
+from nvfp4_cute.bench import ours, provenance
 from nvfp4_cute.bench.command import RESULTS
 from nvfp4_cute.bench.modelled import stated_error
 from nvfp4_cute.bench.operands import empty_operands
@@ -70,7 +69,7 @@ def run(target_name: str, folder: Path = RESULTS) -> int:
         "schema": SCHEMA,
         "gpu": target.name,
         "made": datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%d %H:%M UTC"),
-        "commit": commit(),
+        "commit": provenance.commit(),
         "sources": sources,
         "error": stated_error(),
         "cases": dict(known),
@@ -120,22 +119,3 @@ def in_one_graph(timings: list[Timing], target: Target) -> float:
 def digests(kernels: Iterable[CompiledKernel]) -> dict[str, str]:
     """The start of the SHA-256 of each kernel's PTX, by the kernel's name."""
     return {k.key.to_name(): hashlib.sha256(k.ptx.encode()).hexdigest()[:16] for k in kernels}
-
-
-def commit() -> str | None:
-    """The commit that these sources are at, "+" where they were changed since; None where they are not in a checkout.
-
-    Results are no sources.
-    """
-    here = Path(__file__).parent
-    git = lambda *words: subprocess.run(["git", "-C", str(here), *words], capture_output=True, text=True)
-    try:
-        head, changed = (
-            git("rev-parse", "--short=12", "HEAD"),
-            git("status", "--porcelain", "-uno", "--", ":/", f":!{RESULTS}"),
-        )
-    except OSError:
-        return None
-    if head.returncode:
-        return None
-    return head.stdout.strip() + "+" * bool(changed.stdout.strip())

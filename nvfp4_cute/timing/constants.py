@@ -24,7 +24,8 @@ class Constants:
     Attributes:
         name: of the GPU.  arch: PTX target.  num_sms: SMs.  clock_hz: SM clock under load.
         gpcs: SMs of each group that a cluster must lie in; their sum is `num_sms`.
-        hbm_bandwidth: device memory, all SMs.  l2_bandwidth / l2_write_bandwidth: L2, all SMs.  l2_bytes: its capacity.
+        hbm_bandwidth: device memory, all SMs.  hbm_peak: what traffic with it never exceeds.
+        l2_bandwidth / l2_write_bandwidth: L2, all SMs.  l2_bytes: its capacity.
         l2_look_ups: bytes that L2 looks for, of loads and prefetches of all SMs; prefetches wait for it.
         sm_bandwidth: what one SM receives or sends at most.  prefetch_bandwidth: of boxes that it has brought into L2.
         prefetch_backlog: of device memory, in cycles, from which on it drops prefetches that come too fast.
@@ -58,6 +59,7 @@ class Constants:
     clock_hz: float
     gpcs: tuple[int, ...]
     hbm_bandwidth: float
+    hbm_peak: float
     l2_bandwidth: float
     l2_write_bandwidth: float
     l2_look_ups: float

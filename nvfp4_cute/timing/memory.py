@@ -62,13 +62,13 @@ class Memory:
         self._results: list[
             tuple[int, int]
         ] = []  # [start, end) of what earlier launches wrote, as far as L2 held it then
-        self.hbm_bytes = self.l2_bytes = 0
+        self.hbm_bytes = self.l2_bytes = self._stored = self._left = 0
         self.hbm_busy = 0.0
 
     @property
     def counters(self) -> Counters:
         """Traffic so far."""
-        return Counters(self.hbm_bytes, self.l2_bytes, self.hbm_busy)
+        return Counters(self.hbm_bytes, self.l2_bytes, self.hbm_busy, self._stored, self._left)
 
     def settle(self, tensors: Iterable[Piece], now: float) -> None:
         """A launch has ended: what it wrote of each tensor is one piece from now on, in whatever pieces others will read it.
@@ -153,6 +153,7 @@ class Memory:
         address, nbytes = piece
         self._write_free = max(self._write_free, now) + nbytes * self._write_cycles
         key = address // LINE * LINE if nbytes <= LINE else address
+        self._stored += nbytes
         self._keep(key, nbytes, self._write_free, dirty=True, now=now)
         return self._write_free
 
@@ -177,6 +178,7 @@ class Memory:
             self._used -= least.nbytes
             if least.dirty:
                 self._lost += least.nbytes
+                self._left += least.nbytes
                 cycles = least.nbytes * self._hbm_cycles
                 self.hbm_busy += cycles
                 self._hbm_free = max(self._hbm_free, now) + cycles

@@ -213,11 +213,18 @@ class Grid:
 
 @dataclass(frozen=True)
 class Counters:
-    """Bytes that came from device memory, that L2 sent, and cycles that device memory worked."""
+    """Traffic so far.
+
+    Attributes:
+        hbm_bytes: that came from device memory.  l2_bytes: that L2 sent.  hbm_busy: cycles that device memory worked.
+        stored_bytes: results that came to L2, each once.  left_bytes: of them, those that had to make room there.
+    """
 
     hbm_bytes: int = 0
     l2_bytes: int = 0
     hbm_busy: float = 0.0
+    stored_bytes: int = 0
+    left_bytes: int = 0
 
     def since(self, earlier: "Counters") -> "Counters":
         """What was added."""
@@ -225,4 +232,6 @@ class Counters:
             self.hbm_bytes - earlier.hbm_bytes,
             self.l2_bytes - earlier.l2_bytes,
             self.hbm_busy - earlier.hbm_busy,
+            self.stored_bytes - earlier.stored_bytes,
+            self.left_bytes - earlier.left_bytes,
         )

@@ -43,8 +43,8 @@ def test_the_call_is_the_layer_with_its_routing(tiny):
         layers.layer_call("no", 1)
 
 
-def test_empty_experts_are_those_of_the_constructor():
-    made, empty = MoENVFP4(16, 256, 256), layers._empty_experts(TINY)
+def testempty_experts_are_those_of_the_constructor():
+    made, empty = MoENVFP4(16, 256, 256), layers.empty_experts(TINY)
     state = lambda module: {name: (x.shape, x.dtype) for name, x in module.state_dict().items()}
     assert state(made) == state(empty) and made.num_experts == empty.num_experts
 

@@ -4,11 +4,15 @@ from dataclasses import replace
 
 import pytest
 
+from nvfp4_cute.bench import cases, ours
+from nvfp4_cute.bench.operands import empty_operands
 from nvfp4_cute.emulator.memory import Range
 from nvfp4_cute.emulator.record.events import ClusterTrace, LaunchTrace, Op
 from nvfp4_cute.emulator.record.placement import Placement
 from nvfp4_cute.gpus import targets
 from nvfp4_cute.gpus.timing_figures import constants_of
+from nvfp4_cute.model.modelled import modelled_times
+from nvfp4_cute.model.speed_of_light import physical_floor
 from nvfp4_cute.timing.replay import replay, replay_chain
 
 B200 = constants_of(targets.B200)
@@ -117,3 +121,55 @@ def test_memory_stays_where_it_is_when_more_is_allocated():
     parts = [(1000, 1100), (4900, 5000), (5000, 5600), (5600, 5700)]
     moved = sorted((placement.of(start), placement.of(start) + end - start) for start, end in parts)
     assert all(end <= start for (_, end), (start, _) in zip(moved, moved[1:], strict=False))
+
+
+# ---- conservation ----------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("target", targets.TARGETS, ids=lambda target: target.name)
+@pytest.mark.parametrize(("loaded", "stored"), [(4000, 0), (0, 4000), (2000, 2000), (3000, 300)])
+def test_traffic_is_never_faster_than_memory_was_measured(target, loaded, stored):
+    """Every CTA loads and stores so many KB of its own, all at once: far more than L2 sends or takes in that time."""
+    constants = constants_of(target)
+    ctas = constants.num_sms
+    piece = 16 << 10
+
+    def cluster(i: int) -> ClusterTrace:
+        places = lambda first, count: [
+            (((first + (i * count + j)) << 14) + TENSOR, piece) for j in range(count)
+        ]
+        loads, stores = places(0, loaded // 16), places(ctas * loaded // 16, stored // 16)
+        return ClusterTrace((i, 0, 0), [[[(Op.ASYNC_READ, tuple(loads)), (Op.STORE, tuple(stores), 0)]]])
+
+    trace = LaunchTrace("k", 1, [cluster(i) for i in range(ctas)])
+    timing = replay(constants, trace)
+    nbytes = ctas * (loaded // 16 + stored // 16) * piece
+    rate = nbytes / ((timing.cycles - constants.launch) / constants.clock_hz)
+    assert rate <= 1.000001 * target.floor_bandwidth_bytes_per_s
+
+
+def test_results_that_the_next_launch_uses_may_stay_in_l2():
+    nbytes = 32 << 20
+    tensor = ((TENSOR, nbytes),)
+    write = (Op.STORE, tuple((TENSOR + i, 1 << 14) for i in range(0, nbytes, 1 << 14)), 0)
+    writer = LaunchTrace("w", 1, [ClusterTrace((0, 0, 0), [[[write]]])], False, tensor)
+    alone = replay_chain(B200, [writer]).cycles
+    assert alone >= B200.launch + nbytes / B200.hbm_peak
+    fast = replace(B200, l2_write_bandwidth=1e6, sm_bandwidth=1e6)
+    short = launch(sleep(10))
+    assert replay_chain(fast, [writer, short]).cycles < replay_chain(fast, [writer]).cycles
+
+
+CAUGHT = (
+    ("RTX 5090", "nvfp4_group_gemm case 1"),
+    ("B200", "Qwen3-30B-A3B down prefill"),
+)
+"""Cases that were modelled at 103.7 % of the speed of light, and at 8.04 TB/s."""
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize(("name", "containing"), CAUGHT, ids=[name for name, _ in CAUGHT])
+def test_cases_that_were_faster_than_light_are_not(name, containing):
+    (case,), target = cases.select(containing=containing), targets.lookup(name)
+    run = lambda backend: ours.prepare(case, empty_operands(case), backend).run()
+    (timing,) = modelled_times(run, target, by_representatives=True)
+    assert timing.us >= physical_floor(case.work, target).us

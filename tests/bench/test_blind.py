@@ -1,0 +1,93 @@
+"""bench --predict and --against: what is predicted runs, files of predictions, comparisons; measuring needs a GPU."""
+
+import json
+
+import pytest
+import torch
+
+from nvfp4_cute import cli
+from nvfp4_cute.bench import blind, provenance, triton_matmul
+from nvfp4_cute.bench.blind import Case
+from nvfp4_cute.gpus.targets import H100_SXM, detect
+
+SMALL = {
+    "gemm": (8, 128, 128),
+    "dual_gemm": (8, 128, 128),
+    "gemm, 16-bit rows": (4, 128, 128),
+    "gemv": (128, 128, 2),
+    "grouped_gemm, ragged": (3, 4, 128, 128),
+    "grouped_gemm, list": (3, 4, 128, 128),
+    "grouped_gemm, ragged, 16-bit rows": (3, 4, 128, 128),
+    "quantize": (4, 128),
+    "LinearNVFP4": (4, 128, 128),
+    "route + MoENVFP4": (5, 8, 2, 128, 128),
+}
+
+
+def test_at_least_forty_calls_each_of_its_own():
+    names = [case.name for case in blind.CASES]
+    assert len(set(names)) == len(names) >= 40 and {case.kind for case in blind.CASES} == set(SMALL) == set(
+        blind.MAKERS
+    )
+
+
+@pytest.mark.parametrize("kind", SMALL)
+def test_every_kind_of_call_runs(kind):
+    assert Case(kind, SMALL[kind]).call("cpu")("reference") is not None
+
+
+def test_predictions_are_kept_with_their_sources(tmp_path, monkeypatch, capsys):
+    path, asked = tmp_path / "p.json", []
+    monkeypatch.setattr(triton_matmul, "is_there", lambda: False)
+    answer = lambda name, target: asked.append(name) or ("no kernel" if "gemv" in name else (2.0, 1))
+    monkeypatch.setattr(blind, "prediction", answer)
+    cases = [Case("gemm", (8, 128, 128)), Case("gemv", (128, 128, 2))]
+    for _ in range(2):
+        assert blind.predict(path, H100_SXM, jobs=1, cases=cases) == 0
+    found = json.loads(path.read_text())
+    assert asked == [case.name for case in cases]
+    assert found["us"] == {"gemm 8 x 128 x 128": 2.0} and found["missing"] == {
+        "gemv 128 x 128 x 2": "no kernel"
+    }
+    assert found["gpu"] == "H100 SXM" and len(found["sources"]) == 16
+    assert "- gemv 128 x 128 x 2: no kernel" in capsys.readouterr().out
+    monkeypatch.setattr(provenance, "digest", lambda: "other")
+    with pytest.raises(ValueError, match="not for H100 SXM by other; name a new file"):
+        blind.predict(path, H100_SXM, jobs=1, cases=cases)
+
+
+def test_comparison():
+    record = {
+        "gpu": "H100 SXM", "made": "then", "commit": None, "sources": "abc", "measured_at": "now", "failed": {"d": "why"},
+        "us": {"a": 9.0, "b": 22.0, "c": 21.0}, "measured": {"a": 10.0, "b": 20.0, "c": 30.0},
+    }  # fmt: skip
+    text = blind.comparison(record)
+    assert "3 calls: median error 10.0 %, nine in ten within 30 %, worst 30 %; 1 of 3 pairs" in text
+    assert "predicted then by sources abc; measured now" in text and "not measured: d: why" in text
+
+
+def test_refusals(tmp_path, capsys):
+    path = tmp_path / "p.json"
+    path.write_text(json.dumps({"gpu": "GB10", "us": {}}))
+    where = detect()
+    for line, message in (
+        (f"bench --against {path}", "this machine has " + ("no GPU of the table" if where is None else "an")),
+        (f"bench --against {path} --jobs 2", "leave out jobs"),
+        (f"bench dense --predict {path}", "leave out suites"),
+        (f"bench --predict {path} --results x", "leave out results"),
+    ):
+        assert cli.main(line.split()) == 1
+        assert message in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_a_prediction_is_the_time_of_all_launches(monkeypatch):
+    monkeypatch.setattr(blind, "CASES", [Case("LinearNVFP4", (4, 128, 128))])
+    us, launches = blind.prediction("LinearNVFP4 4 x 128 x 128", "H100 SXM")
+    assert launches == 2 and us > 4
+
+
+@pytest.mark.gpu("sm_90a")
+def test_gpu_measures_what_was_predicted():
+    measured, failed = blind.measure([blind.CASES[0].name])
+    assert not failed and measured[blind.CASES[0].name] > 1 and torch.cuda.is_available()
