@@ -6,17 +6,28 @@ Each is run on a small problem whose groups end in all parts of a tile; its resu
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import chain
 from typing import Any, cast
 
 import torch
 
 import nvfp4_cute
 from nvfp4_cute.emulator.record.forms import Form, recorded
-from nvfp4_cute.formats.block_format import MXFP4, MXFP8_E4M3, MXFP8_E5M2, NVFP4_PAIR, BlockFormat, Formats
+from nvfp4_cute.formats.block_format import (
+    FP32,
+    MXFP4,
+    MXFP8_E4M3,
+    MXFP8_E5M2,
+    NVFP4_PAIR,
+    BlockFormat,
+    Formats,
+    FP8_1x128,
+    FP8_128x128,
+)
 from nvfp4_cute.formats.block_format import NVFP4 as NVFP4_FORMAT
 from nvfp4_cute.formats.codecs import encode_e4m3, encode_ue8m0
 from nvfp4_cute.formats.scale_layout import to_blocked
-from nvfp4_cute.planning.arch import family_of, simt
+from nvfp4_cute.planning.arch import family_of, mmas_of, simt
 from nvfp4_cute.planning.arch.base import INTERLEAVE
 from nvfp4_cute.planning.choose import candidates
 from nvfp4_cute.planning.config import KernelConfig
@@ -39,7 +50,7 @@ STEP = 3
 STEPS: dict[ProblemForm, int] = {"list": 1, "ragged": STEP, "masked": STEP}
 HARDWARE_STEP = 8
 """Of the kernels of sm_90a, which ran on an H200, so many are one: they show what is proven there."""
-PAIRS = ((MXFP4, MXFP4), (MXFP8_E4M3, MXFP8_E5M2), (MXFP8_E4M3, MXFP4))
+PAIRS = ((MXFP4, MXFP4), (MXFP8_E4M3, MXFP8_E5M2), (MXFP8_E4M3, MXFP4), (FP8_1x128, FP8_128x128))
 FORMAT_STEP = 4
 """Of the candidates of a pair, so many are one."""
 DTYPES: tuple[OutDtype, ...] = (torch.bfloat16, torch.float16, torch.float32)
@@ -161,6 +172,8 @@ def _operand(
     """Random values as their bytes, [rows, K/2] of NVFP4, and blocked scales."""
     data = torch.randint(0, 256, (rows, format.row_bytes(K)), dtype=torch.uint8, generator=generator)
     powers = torch.tensor([0.5, 1.0, 2.0])
+    if format.scale == FP32:
+        return data, powers[torch.randint(0, 3, format.scale_shape(rows, K), generator=generator)]
     codes = encode_ue8m0(powers) if format.scale.name == "ue8m0" else encode_e4m3(powers)
     index = torch.randint(0, 3, (rows, format.num_k_blocks(K)), generator=generator)
     return data, to_blocked(codes[index].view(format.scale_dtypes[-1]))
@@ -171,7 +184,7 @@ def _stacked(parts: list[tuple[torch.Tensor, torch.Tensor]]) -> tuple[torch.Tens
 
 
 def _joined(parts: list[tuple[torch.Tensor, torch.Tensor]]) -> tuple[torch.Tensor, torch.Tensor]:
-    return torch.cat([p[0] for p in parts]), torch.cat([p[1].flatten() for p in parts])
+    return torch.cat([p[0] for p in parts]), torch.cat([p[1] for p in parts])
 
 
 def _columns(rows: tuple[int, ...], n: int, case: Gemm) -> Any:
@@ -189,8 +202,8 @@ def ours(arch: str) -> Iterator[Ours]:
     Every config as lists, where it differs with every weight layout and as NVFP4; every ``STEP``-th in the other forms, whose
     kernels differ in how they find their tiles alone. Output dtypes and factors take turns.
     """
-    cases = [*_plain(arch), *_dual(arch), *_other_formats(arch), *_simt(arch)]
-    return iter(cases[:: HARDWARE_STEP if arch == "sm_90a" else 1])
+    cases = [*_plain(arch), *_dual(arch), *_simt(arch)]
+    return chain(cases[:: HARDWARE_STEP if arch == "sm_90a" else 1], _other_formats(arch))
 
 
 def _without_proof(arch: str, configs: tuple[KernelConfig, ...]) -> list[KernelConfig]:
@@ -223,12 +236,10 @@ def _dual(arch: str) -> Iterator[Gemm]:
 
 
 def _other_formats(arch: str) -> Iterator[Gemm]:
-    """A few configs of each pair in which elements or scales are others: what formats change is told by few. On sm_90a they are
-    decoded before tensor cores see them: nothing new there."""
-    if arch == "sm_90a":
-        return
+    """A few configs of each pair in which elements or scales are others: what formats change is told by few. On sm_90a
+    the kernel of NVFP4 decodes others, too, before tensor cores see them: nothing new there."""
     for pair in PAIRS:
-        if pair not in family_of(arch).MMA:
+        if pair not in mmas_of(arch) or (arch == "sm_90a" and pair in family_of(arch).MMA):
             continue
         for form, step in STEPS.items():
             tried = _without_proof(arch, candidates(arch, form, formats=pair))

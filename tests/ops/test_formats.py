@@ -117,7 +117,7 @@ def test_a_pair_without_a_kernel_is_refused(arch):
 
 def test_what_is_no_format_of_products_is_refused():
     w = tensor(nv.MXFP4, N, 256)
-    with pytest.raises(TypeError, match="format 'mxfp4' is no BlockFormat; pass a record"):
+    with pytest.raises(TypeError, match="format='mxfp4' is no BlockFormat; pass a record"):
         nv.gemm(w.data, w.data, w.scale, w.scale, a_format="mxfp4")
     with pytest.raises(ValueError, match="group 0 is MXFP4 and group 1 NVFP4"):
         nv.grouped_gemm([w, tensor(nv.NVFP4, N, 256)], [w, w])
