@@ -71,7 +71,10 @@ class QuantizeKey(SimtKey):
     def make_kernel(self) -> Any:
         """The CuTe DSL object to compile."""
         from nvfp4_cute.kernels.simt.quantize import QuantizeKernel
+        from nvfp4_cute.kernels.simt.quantize_rows import QuantizeRowsKernel
 
+        if self.format.scale_layout == "rowmajor":
+            return QuantizeRowsKernel(self.dtype == torch.bfloat16, self.has_up, self.to_name(), self.format)
         return QuantizeKernel(
             self.dtype == torch.bfloat16,
             self.has_global_scale,

@@ -13,6 +13,7 @@ from nvfp4_cute.formats.block_format import (
     NVFP4,
     TMA_ALIGN_BYTES,
     BlockFormat,
+    FP8_1x128,
     ScaleLayout,
     torch_dtypes,
 )
@@ -23,10 +24,12 @@ from nvfp4_cute.formats.global_scale import check_has_global_scale, resolve_glob
 from nvfp4_cute.formats.silu import silu_mul
 from nvfp4_cute.operands import rules
 from nvfp4_cute.operands.numbers_on_device import numbers_on
+from nvfp4_cute.problem import INT32_MAX
 
 # What there is a kernel for.
 KERNEL_DTYPES = (torch.float16, torch.bfloat16)
-KERNEL_FORMATS = (NVFP4, MXFP4, MXFP8_E4M3, MXFP8_E5M2)
+GROUPED_FORMATS = (NVFP4, MXFP4, MXFP8_E4M3, MXFP8_E5M2)
+KERNEL_FORMATS = (*GROUPED_FORMATS, FP8_1x128)
 # Rows of atoms lie along y of the grid, batches along z.
 MAX_GRID = 65535
 FLOAT32_MAX = torch.finfo(torch.float32).max
@@ -145,7 +148,7 @@ def check_grouped_quantize(
         raise ValueError(f"x has shape {tuple(x.shape)}; expected [sum M, K]")
     check_up(x, up)
     rows, k = x.shape
-    rules.check_choice("format", format, KERNEL_FORMATS)
+    rules.check_choice("format", format, GROUPED_FORMATS)
     format.num_k_blocks(k)
     check_scale_rounding(scale_rounding)
     check_has_global_scale(format, global_scale)
@@ -172,7 +175,10 @@ class Result:
 def _quantization(x, up, factor, offs, rows, batches, result: Result) -> Quantization:
     format = result.format
     rules.check_extent("batches", batches, MAX_GRID)
-    rules.check_extent("M", rows, MAX_GRID * format.scale_atom[0])
+    if format.scale_layout == "blocked":
+        rules.check_extent("M", rows, MAX_GRID * format.scale_atom[0])
+    else:
+        rules.check_extent("blocks of x", batches * rows * format.num_k_blocks(x.shape[-1]), INT32_MAX)
     atom_rows = format.scale_atoms(rows, 1)[0] if offs is None else result.scale_shape[0]
     data_dtype, scale_dtype = torch_dtypes((format.element.quantized_dtype, format.scale.quantized_dtype))
     return Quantization(

@@ -58,8 +58,8 @@ def quantize(
     """Quantize to NVFP4, or to another format, in blocks along the last dimension, exactly as ``formats.quantize`` specifies.
 
     float16 and bfloat16 on a GPU (or on the emulator) take one kernel launch, which reads ``x`` once and writes data and
-    scales with their padding; it can be captured in a CUDA graph. float32 and float64, CPU tensors, and the formats with
-    scales of 32 bits take ``formats.quantize``, whatever the backend. The bits are the same.
+    scales with their padding; it can be captured in a CUDA graph. float32 and float64, CPU tensors, and
+    FP8_128x128 take ``formats.quantize``, whatever the backend. The bits are the same.
 
     Args:
         x: float16, bfloat16, float32 or float64, [..., K], K a multiple of the format's block (16; of MX formats 32); copied
@@ -101,6 +101,7 @@ def quantize(
     name = backends.resolve(backend, x.device)
     quantization.check_up(x, up)
     rules.check_scale_layout(layout)
+    block_scaled.check_scale_layout(layout, format)
     check_has_global_scale(format, global_scale, global_scale_inv)
     if name == "reference" or x.dtype not in KERNEL_DTYPES or format not in KERNEL_FORMATS:
         return block_scaled.quantize(

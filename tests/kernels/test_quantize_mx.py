@@ -12,7 +12,7 @@ from nvfp4_cute.backends.emulator import observe
 from nvfp4_cute.compile.cache import get_kernel
 from nvfp4_cute.compile.simt_keys import QuantizeKey
 from nvfp4_cute.formats import block_scaled
-from nvfp4_cute.formats.block_format import MXFP4, MXFP8_E4M3, MXFP8_E5M2, FP8_1x128
+from nvfp4_cute.formats.block_format import MXFP4, MXFP8_E4M3, MXFP8_E5M2, FP8_1x128, FP8_128x128
 from nvfp4_cute.formats.silu import silu_mul
 from nvfp4_cute.planning.arch import simt
 
@@ -133,7 +133,7 @@ def test_formats_without_a_kernel_take_the_specification():
     x = spread((4, 256), torch.bfloat16)
     for backend in ("reference", "emulator"):
         assert_same(
-            quantize(x, format=FP8_1x128, backend=backend), block_scaled.quantize(x, format=FP8_1x128)
+            quantize(x, format=FP8_128x128, backend=backend), block_scaled.quantize(x, format=FP8_128x128)
         )
     for values in (x.float(), x.double()):
         assert_same(

@@ -1,0 +1,140 @@
+"""fp16 or bf16, or silu(x) * up of two such, to blocks of 128 values with fp32 scales: the bits that ``formats.quantize`` gives.
+
+x (M, K) in rows of unit stride; data (M, K) e4m3 and scales (M, K / 128) fp32, both without gaps, so that a block's number says
+where it lies in either.
+
+Work: half a warp takes a block, 16 bytes of x a lane, and finds the largest magnitude by shuffles. ``STEPS`` blocks of each half
+are loaded before the first one is computed.
+"""
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import Float32, Int32, Int64, Uint32
+
+from nvfp4_cute.formats.block_format import BlockFormat
+from nvfp4_cute.launch_table import Quantize
+from nvfp4_cute.planning.arch.simt import QUANTIZE_WARPS, WARP_SIZE
+
+from ..common import ptx
+from ..common.encode import Encoding
+from ..common.global_access import READ_ONCE, load_words, store_word, store_words
+from ..common.quantize_block import LARGEST_FLOAT32
+from .quantize import VECTOR_WORDS, QuantizeOperands, unpack
+from .silu import silu_mul
+
+HALF = WARP_SIZE // 2
+LANE_BYTES = VECTOR_WORDS * 4
+STEPS = 4
+INFINITY = float("inf")
+# The NaN that torch's largest magnitude is.
+NAN_BITS = 0x7FC00000
+
+
+class QuantizeRowsKernel:
+    """One compiled variant.
+
+    Args:
+        is_bf16: whether x is bfloat16, else float16.
+        has_up: whether silu(x) * up is quantized.
+        name: what the kernel is called in profilers and in the emulator's reports.
+        format: what is made: blocks of 128 values of a row, fp32 scales.
+    """
+
+    def __init__(self, is_bf16: bool, has_up: bool, name: str, format: BlockFormat):
+        self.is_bf16 = is_bf16
+        self.has_up = has_up
+        self.name = name
+        self.block_k = format.block_k
+        self.element = Encoding.of(format, has_fp4_convert=False).element
+        self.most = format.element.max
+
+    @cute.jit
+    def __call__(self, table: cute.Pointer, stream):
+        """Launch a thread for each 16 bytes of x, in ``STEPS``.
+
+        Args:
+            table: Int64 in host memory: ``launch_table.Quantize``.
+            stream: CUstream.
+        """
+        t = cute.make_tensor(table, cute.make_layout(len(Quantize)))
+        k, m = Int32(t[Quantize.K]), Int32(t[Quantize.M])
+        operands = QuantizeOperands(
+            x=t[Quantize.X],
+            data=t[Quantize.DATA],
+            scale=t[Quantize.SCALE],
+            global_scale=t[Quantize.GLOBAL_SCALE],
+            offs=t[Quantize.OFFS],
+            x_pitch=t[Quantize.X_PITCH],
+            x_batch=t[Quantize.X_BATCH],
+            up=t[Quantize.UP],
+            up_pitch=t[Quantize.UP_PITCH],
+            up_batch=t[Quantize.UP_BATCH],
+            m=m,
+            k=k,
+            groups=Int32(t[Quantize.BATCHES]),
+            atom_rows=Int32(t[Quantize.ATOM_ROWS]),
+        )
+        blocks = Int32(t[Quantize.BATCHES]) * m * (k // self.block_k)
+        self.kernel.set_name_prefix(self.name)
+        self.kernel(operands, blocks).launch(
+            grid=(cute.ceil_div(blocks, QUANTIZE_WARPS * 2 * STEPS), 1, 1),
+            block=(QUANTIZE_WARPS * WARP_SIZE, 1, 1),
+            stream=stream,
+        )
+
+    @cute.kernel
+    def kernel(self, operands: QuantizeOperands, blocks: Int32):
+        """Load, find scales, encode, store."""
+        tidx, _, _ = cute.arch.thread_idx()
+        block_idx, _, _ = cute.arch.block_idx()
+        half, lane = tidx // HALF, tidx % HALF
+        first = (block_idx * QUANTIZE_WARPS + half // 2) * (2 * STEPS) + half % 2
+        k_blocks = operands.k // self.block_k
+        inputs, factors = (
+            [cute.make_rmem_tensor(VECTOR_WORDS, Uint32) for _ in range(STEPS)] for _ in range(2)
+        )
+        for step in cutlass.range_constexpr(STEPS):
+            index = first + 2 * step
+            inputs[step].fill(Uint32(0))
+            factors[step].fill(Uint32(0))
+            if index < blocks:
+                row = index // k_blocks
+                batch = row // operands.m
+                row_in_batch, offset = row - batch * operands.m, (index - row * k_blocks) * self.block_k * 2
+                offset = Int64(offset + lane * LANE_BYTES)
+                x = operands.x + batch * operands.x_batch + row_in_batch * operands.x_pitch
+                load(inputs[step], x + offset)
+                if cutlass.const_expr(self.has_up):
+                    up = operands.up + batch * operands.up_batch + row_in_batch * operands.up_pitch
+                    load(factors[step], up + offset)
+        for step in cutlass.range_constexpr(STEPS):
+            index = first + 2 * step
+            words, scale = self.quantize_block(inputs[step], factors[step])
+            if index < blocks:
+                at = Int64(index) * self.block_k + lane * (LANE_BYTES // 2)
+                store_words(operands.data + at, words)
+                if lane == 0:
+                    store_word(operands.scale + Int64(index) * 4, ptx.bits_of(scale))
+
+    @cute.jit
+    def quantize_block(self, words: cute.Tensor, factors: cute.Tensor):
+        """Words of a lane's elements, and the scale of its half warp's block."""
+        values = [value for i in range(VECTOR_WORDS) for value in unpack(words[i], self.is_bf16)]
+        if cutlass.const_expr(self.has_up):
+            others = [value for i in range(VECTOR_WORDS) for value in unpack(factors[i], self.is_bf16)]
+            values = [silu_mul(gate, up) for gate, up in zip(values, others, strict=True)]
+        amax = ptx.abs_f32(values[0])
+        for value in values[1:]:
+            amax = ptx.max_nan(amax, ptx.abs_f32(value))
+        for distance in cutlass.range_constexpr(4):
+            amax = ptx.max_nan(amax, cute.arch.shuffle_sync_bfly(amax, 1 << distance))
+        scale = ptx.div_f32(ptx.min_nan(amax, Float32(LARGEST_FLOAT32)), Float32(self.most))
+        scale = scale if amax == amax else ptx.float_of(Uint32(NAN_BITS))
+        divisor = Float32(INFINITY) if scale == 0.0 else scale
+        return self.element.pack([ptx.div_f32(value, divisor) for value in values], []), scale
+
+
+def load(words: cute.Tensor, address: Int64) -> None:
+    """A lane's 16 bytes of x."""
+    for i, word in enumerate(load_words(address, VECTOR_WORDS, READ_ONCE)):
+        words[i] = word

@@ -1,0 +1,85 @@
+"""The quantize kernel for blocks of 128 values with fp32 scales: bit for bit what block_scaled.quantize gives."""
+
+import pytest
+import torch
+from quantize_inputs import assert_same, hostile, spread
+
+from nvfp4_cute import FP8_1x128, quantize
+from nvfp4_cute.backends.emulator import observe
+from nvfp4_cute.compile.cache import get_kernel
+from nvfp4_cute.compile.simt_keys import QuantizeKey
+from nvfp4_cute.formats import block_scaled
+from nvfp4_cute.formats.silu import silu_mul
+from nvfp4_cute.planning.arch import simt
+
+DTYPES = (torch.bfloat16, torch.float16)
+EMULATED = "emulator:sm_90a"
+
+
+def inputs(dtype):
+    """Blocks of 128 at all magnitudes, and blocks whose first 16 values are specials of one kind."""
+    special = hostile(dtype).view(-1, 16)
+    rows = spread((len(special), 128), dtype)
+    rows[:, :16] = special
+    alone = torch.zeros(len(special), 128, dtype=dtype)
+    alone[:, 112:] = special
+    tiny = torch.finfo(dtype).smallest_normal * torch.finfo(dtype).eps
+    least = torch.tensor([0.0, tiny, -tiny, 300 * tiny]).repeat(32)[None].to(dtype)
+    return torch.cat([rows, alone, least, spread((3, 128), dtype, seed=1)])
+
+
+def check(x, backend=EMULATED, up=None, mode="eager"):
+    """One launch, the bits of the specification, no hazard."""
+    with observe(mode=mode, check=True) as observer:
+        got = quantize(x, format=FP8_1x128, up=up, backend=backend)
+    assert len(observer.stats) == 1
+    values = x if up is None else silu_mul(x, up)
+    assert_same(got, block_scaled.quantize(values, format=FP8_1x128))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_hostile_blocks(dtype):
+    check(inputs(dtype))
+
+
+@pytest.mark.sampled(3)
+@pytest.mark.parametrize("shape", [(128,), (1, 128), (2, 384), (65, 256), (2, 3, 5, 128), (40, 1152)])
+def test_shapes(shape):
+    check(spread(shape, torch.bfloat16))
+
+
+def test_rows_apart_and_two_inputs():
+    x, up = (spread((2, 9, 640), torch.float16, seed=seed)[:, :, 128:512] for seed in (0, 1))
+    check(x, mode="random:1")
+    check(x, up=up, mode="lazy")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("arch", simt.ARCHS)
+def test_every_architecture(arch):
+    check(inputs(torch.bfloat16), f"emulator:{arch}")
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_no_spills(dtype):
+    for has_up in (False, True):
+        key = QuantizeKey("sm_90a", dtype, False, False, False, has_up, FP8_1x128)
+        assert get_kernel(key).resources.stack_bytes == 0
+
+
+def test_refusals():
+    for backend in ("reference", EMULATED):
+        with pytest.raises(ValueError, match='scale_layout="blocked": scales of FP8_1X128 are row-major'):
+            quantize(torch.ones(2, 128).half(), format=FP8_1x128, scale_layout="blocked", backend=backend)
+        with pytest.raises(ValueError, match="K=64 is not a positive multiple of 128"):
+            quantize(torch.ones(2, 64).half(), format=FP8_1x128, backend=backend)
+        with pytest.raises(ValueError, match="FP8_1X128 has no global scale"):
+            quantize(torch.ones(2, 128).half(), format=FP8_1x128, global_scale=0.5, backend=backend)
+
+
+@pytest.mark.gpu("sm_90a")
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_gpu(dtype):
+    for x in (inputs(dtype), spread((513, 1152), dtype)):
+        got = quantize(x.cuda(), format=FP8_1x128)
+        assert_same(got.cpu(), block_scaled.quantize(x, format=FP8_1x128))
