@@ -345,6 +345,15 @@ class UnpackRows(IntEnum):
     VALUES = 8
     SCALES = 9
     ROW_BYTES = 10
+    IDS = 11  # this and the next three are used where the kernel finds the order of rows
+    OFFS = 12
+    SLOTS = 13
+    EXPERTS = 14
+    HEADER = 15  # PeerHeader; this and what follows is used where the kernel waits for other ranks
+    HOST_FAULT = 16
+    RANK = 17
+    NUM_RANKS = 18
+    TIMEOUT_NS = 19
 
 
 class CollectRows(IntEnum):

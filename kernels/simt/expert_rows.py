@@ -118,6 +118,39 @@ def few_end(few: FewIds, expert: Int32) -> Int32:
     return end
 
 
+@dataclass(frozen=True)
+class Order:
+    """Where an order of rows goes that kernels find by themselves: addresses, as of ``permute``."""
+
+    rows: Int64
+    places: Int64
+    offs: Int64
+    slots: Int64
+
+    @cute.jit
+    def find(
+        self, ids: Ids, num_slots: Int32, token: Int32, work: Int32, num_work: Int32, tells: Boolean
+    ) -> Choices:
+        """The choices of a token, of 64 slots at most. The warp writes them if it ``tells``, and its part of ``offs``.
+
+        work: number of the warp. num_work: of all of them.
+        """
+        lane = cute.arch.lane_idx()
+        few = few_ids(ids, num_slots)
+        found = few_choices(few, token, ids.top_k)
+        if tells and lane < ids.top_k:
+            slot = token * ids.top_k + lane
+            global_scalar(Int32, self.rows + Int64(slot) * 4)[0] = found.row
+            global_scalar(Int32, self.places + Int64(slot) * 4)[0] = found.place
+            if found.row >= 0:
+                global_scalar(Int32, self.slots + Int64(found.row) * 4)[0] = slot
+        for first in cutlass.range(work * WARP_SIZE, ids.experts, num_work * WARP_SIZE, unroll=1):
+            end = few_end(few, first + lane)
+            if first + lane < ids.experts:
+                global_scalar(Int32, self.offs + Int64(first + lane) * 4)[0] = end
+        return found
+
+
 @cute.jit
 def num_lanes(condition: Boolean) -> Int32:
     """Lanes of the warp where it holds."""

@@ -20,7 +20,7 @@ from nvfp4_cute.planning.arch.simt import ROW_WARPS, WARP_SIZE
 
 from ..common.encode import Encoding
 from ..common.global_access import global_scalar
-from .expert_rows import Choices, Ids, PlainRows, QuantizedRows, few_choices, few_end, few_ids, scale_word
+from .expert_rows import Choices, Ids, Order, PlainRows, QuantizedRows, scale_word
 from .quantize import input_words, load_block, quantize_words
 
 
@@ -161,19 +161,9 @@ class GatherQuantizeKernel:
         slot = token * ids.top_k + lane
         num_slots = operands.tokens * ids.top_k
         if cutlass.const_expr(self.finds_order):
-            few = few_ids(ids, num_slots)
-            found = few_choices(few, token, ids.top_k)
-            if tells and lane < ids.top_k:
-                global_scalar(Int32, operands.rows + Int64(slot) * 4)[0] = found.row
-                global_scalar(Int32, operands.places + Int64(slot) * 4)[0] = found.place
-                if found.row >= 0:
-                    global_scalar(Int32, operands.slots + Int64(found.row) * 4)[0] = slot
-            num_warps = operands.tokens * cute.ceil_div(operands.k_blocks, WARP_SIZE)
-            for first in cutlass.range(work * WARP_SIZE, ids.experts, num_warps * WARP_SIZE, unroll=1):
-                end = few_end(few, first + lane)
-                if first + lane < ids.experts:
-                    global_scalar(Int32, operands.offs + Int64(first + lane) * 4)[0] = end
-            return found
+            order = Order(operands.rows, operands.places, operands.offs, operands.slots)
+            num_work = operands.tokens * cute.ceil_div(operands.k_blocks, WARP_SIZE)
+            return order.find(ids, num_slots, token, work, num_work, tells)
         row, place, expert = Int32(-1), Int32(-1), Int32(0)
         if lane < ids.top_k:
             row = global_scalar(Int32, operands.rows + Int64(slot) * 4)[0]

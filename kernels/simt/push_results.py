@@ -80,10 +80,12 @@ class PushResultsKernel:
         first = block_idx * ROW_WARPS + cute.arch.make_warp_uniform(tidx // WARP_SIZE)
         step, row_bytes = operands.ctas * ROW_WARPS, operands.row_words * VECTOR_BYTES
         for work in cutlass.range(first, operands.slots * self.num_ranks * chunks, step, unroll=1):
-            slot = work // chunks
+            # Every rank begins with the next one, so that all links are busy at once, and none is everybody's.
+            goal = (operands.rank + 1 + work // chunks % self.num_ranks) % self.num_ranks
+            place = work // chunks // self.num_ranks
+            slot = goal * operands.slots + place
             row = global_scalar(Int32, operands.rows + Int64(slot) * 4)[0]
             if row >= 0:
-                goal, place = slot // operands.slots, slot % operands.slots
                 results = peer_of(operands.peers, goal) + operands.results_at
                 copy_vectors(
                     operands.h + Int64(row) * row_bytes,

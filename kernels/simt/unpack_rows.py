@@ -1,7 +1,9 @@
 """Rows that have come from other ranks to rows of experts: quantized values and their scales, each written where a choice has it.
 
-came (rows, bytes of a row): values e2m1 and row-major scales from offsets on. rows and places int32 (rows, k): as of ``permute``.
-Written: data (choices, K / 2) and blocked scales, every expert's rows beginning a block of 128.
+came (rows, bytes of a row): values e2m1 and row-major scales from offsets on. rows and places int32 (rows, k): as of ``permute``,
+or found here, of ids int32 (rows, k) with 64 entries at most, and written, with offs and slots; then the kernel may wait until
+other ranks have stored ids and rows. Written: data (choices, K / 2) and blocked scales, the rows of every expert beginning a
+block of 128.
 
 Work: a warp takes 32 blocks of one row, a lane a block of 16 values.
 """
@@ -12,11 +14,12 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Int32, Int64, Uint32
 
-from nvfp4_cute.launch_table import UnpackRows
+from nvfp4_cute.launch_table import PeerHeader, UnpackRows
 from nvfp4_cute.planning.arch.simt import ROW_WARPS, WARP_SIZE
 
 from ..common.global_access import READ_ONCE, global_scalar, load_words
-from .expert_rows import OUTPUT_BYTES, QuantizedRows
+from ..common.signals import Signals, signals_of
+from .expert_rows import OUTPUT_BYTES, Choices, Ids, Order, QuantizedRows
 
 
 @dataclass(frozen=True)
@@ -24,19 +27,30 @@ class UnpackOperands:
     """Addresses Int64, extents and offsets Int32."""
 
     came: Int64
-    rows: Int64
-    places: Int64
+    order: Order
+    ids: Ids
     num_rows: Int32
     top_k: Int32
     values: Int32
     scales: Int32
     row_bytes: Int32
+    chunks: Int32
 
 
 class UnpackRowsKernel:
-    """The kernel. Args: name: what it is called in profilers and in the emulator's reports."""
+    """One compiled variant.
 
-    def __init__(self, name: str):
+    Args:
+        finds_order: whether the kernel finds the order of rows, and writes it.
+        waits: whether other ranks are storing ids and rows, so that the kernel waits for them first.
+        name: what the kernel is called in profilers and in the emulator's reports.
+    """
+
+    def __init__(self, finds_order: bool, waits: bool, name: str):
+        self.finds_order = finds_order
+        self.waits = waits
+        # Rows are read once, but not through the cache that does not see what is stored while the kernel runs.
+        self.load_row = "ld.global" if waits else READ_ONCE
         self.name = name
 
     @cute.jit
@@ -50,45 +64,67 @@ class UnpackRowsKernel:
         t = cute.make_tensor(table, cute.make_layout(len(UnpackRows)))
         operands = UnpackOperands(
             came=t[UnpackRows.CAME],
-            rows=t[UnpackRows.ROWS],
-            places=t[UnpackRows.PLACES],
+            order=Order(t[UnpackRows.ROWS], t[UnpackRows.PLACES], t[UnpackRows.OFFS], t[UnpackRows.SLOTS]),
+            ids=Ids(
+                address=t[UnpackRows.IDS],
+                id_bytes=Int32(4),
+                top_k=Int32(t[UnpackRows.TOP_K]),
+                first_expert=Int32(0),
+                experts=Int32(t[UnpackRows.EXPERTS]),
+            ),
             num_rows=Int32(t[UnpackRows.NUM_ROWS]),
             top_k=Int32(t[UnpackRows.TOP_K]),
             values=Int32(t[UnpackRows.VALUES]),
             scales=Int32(t[UnpackRows.SCALES]),
             row_bytes=Int32(t[UnpackRows.ROW_BYTES]),
+            chunks=cute.ceil_div(Int32(t[UnpackRows.K]) // 16, WARP_SIZE),
         )
         results = QuantizedRows(t[UnpackRows.DATA], t[UnpackRows.SCALE], Int32(t[UnpackRows.K]) // 16)
-        chunks = cute.ceil_div(results.k_blocks, WARP_SIZE)
+        signals = None
+        if cutlass.const_expr(self.waits):
+            signals = signals_of(t, UnpackRows, PeerHeader.DISPATCHED)
         self.kernel.set_name_prefix(self.name)
-        self.kernel(operands, results).launch(
-            grid=(cute.ceil_div(operands.num_rows * chunks, ROW_WARPS), 1, 1),
+        self.kernel(operands, results, signals).launch(
+            grid=(cute.ceil_div(operands.num_rows * operands.chunks, ROW_WARPS), 1, 1),
             block=(ROW_WARPS * WARP_SIZE, 1, 1),
             stream=stream,
         )
 
     @cute.kernel
-    def kernel(self, operands: UnpackOperands, results: QuantizedRows):
+    def kernel(self, operands: UnpackOperands, results: QuantizedRows, signals: Signals | None):
         """Load, store for every choice."""
         tidx, _, _ = cute.arch.thread_idx()
         block_idx, _, _ = cute.arch.block_idx()
-        chunks = cute.ceil_div(results.k_blocks, WARP_SIZE)
+        chunks = operands.chunks
         work = block_idx * ROW_WARPS + cute.arch.make_warp_uniform(tidx // WARP_SIZE)
         source, chunk, lane = work // chunks, work % chunks, tidx % WARP_SIZE
+        if cutlass.const_expr(self.waits):
+            signals.wait()
         if source < operands.num_rows:
             block = chunk * WARP_SIZE + lane
             low, high, scales = Uint32(0), Uint32(0), Uint32(0)
             if block < results.k_blocks:
                 address = operands.came + Int64(source) * operands.row_bytes
-                low, high = load_words(address + operands.values + block * OUTPUT_BYTES, 2, READ_ONCE)
+                low, high = load_words(address + operands.values + block * OUTPUT_BYTES, 2, self.load_row)
                 if block % 4 == 0:
-                    scales = load_words(address + operands.scales + block, 1, READ_ONCE)[0]
-            row, place = Int32(-1), Int32(-1)
-            if lane < operands.top_k:
-                slot = Int64(source) * operands.top_k + lane
-                row = global_scalar(Int32, operands.rows + slot * 4)[0]
-                place = global_scalar(Int32, operands.places + slot * 4)[0]
+                    scales = load_words(address + operands.scales + block, 1, self.load_row)[0]
+            choices = self.choices(operands, source, work, chunk)
             for k in cutlass.range(operands.top_k, unroll=1):
-                goal, goal_place = (cute.arch.shuffle_sync(x, k) for x in (row, place))
+                goal, goal_place = (cute.arch.shuffle_sync(x, k) for x in (choices.row, choices.place))
                 if goal >= 0:
                     results.store(goal, goal_place, block, [low, high], scales)
+
+    @cute.jit
+    def choices(self, operands: UnpackOperands, source: Int32, work: Int32, chunk: Int32) -> Choices:
+        """Those of a row."""
+        lane, order = cute.arch.lane_idx(), operands.order
+        if cutlass.const_expr(self.finds_order):
+            num_slots = operands.num_rows * operands.top_k
+            num_work = operands.num_rows * operands.chunks
+            return order.find(operands.ids, num_slots, source, work, num_work, chunk == 0)
+        row, place = Int32(-1), Int32(-1)
+        if lane < operands.top_k:
+            slot = Int64(source) * operands.top_k + lane
+            row = global_scalar(Int32, order.rows + slot * 4)[0]
+            place = global_scalar(Int32, order.places + slot * 4)[0]
+        return Choices(row, place, Int32(0))

@@ -19,7 +19,7 @@ import torch
 
 from nvfp4_cute.backends.calls import run
 from nvfp4_cute.experts.gather import gather_quantize
-from nvfp4_cute.experts.permutation import Permutation, permute
+from nvfp4_cute.experts.permutation import Permutation, new_order, permute
 from nvfp4_cute.experts.placement import Placement
 from nvfp4_cute.experts.rank_tasks import (
     ALIGNMENT,
@@ -29,8 +29,9 @@ from nvfp4_cute.experts.rank_tasks import (
     RankChoicesTask,
     UnpackTask,
 )
-from nvfp4_cute.experts.signals import Inbox
+from nvfp4_cute.experts.signals import Inbox, fields_of
 from nvfp4_cute.formats.block_format import NVFP4
+from nvfp4_cute.planning.arch.simt import FEW_SLOTS
 
 
 def _aligned(count: int) -> int:
@@ -161,12 +162,19 @@ def unpack(
             permute(ids, num_experts, inbox=inbox, backend=backend)
         x = rows[:, layout.values].view(layout.dtype)
         return gather_quantize(x, ids, num_experts, global_scale=scale, backend=backend)
-    order = permute(ids, num_experts, inbox=inbox, backend=backend)
+    finds_order = ids.numel() <= FEW_SLOTS
+    if finds_order:
+        order = new_order(ids, num_experts)
+        if not ids.numel():
+            order.offs.zero_()
+    else:
+        order = permute(ids, num_experts, inbox=inbox, backend=backend)
     room = ids.numel() if count is None else min(_room(count), ids.numel())
     data = rows.new_empty((room, NVFP4.row_bytes(layout.hidden)))
     blocked = rows.new_empty(NVFP4.ragged_scale_shape(room, layout.hidden, num_experts))
     task = UnpackTask(
-        rows, order.rows, order.places, data, blocked, layout.hidden, layout.values.start, layout.scales.start
+        rows, ids, order.rows, order.places, order.offs, order.slots, data, blocked, layout.hidden, layout.values.start,
+        layout.scales.start, finds_order, *fields_of(inbox if finds_order else None),
     )  # fmt: skip
     run(backend, task)
     return data, blocked.view(torch.float8_e4m3fn), order

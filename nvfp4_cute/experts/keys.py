@@ -204,17 +204,20 @@ class PackRowsKey(SimtKey):
 
 @dataclass(frozen=True)
 class UnpackRowsKey(SimtKey):
-    """Rows that have come."""
+    """Rows that have come: whether the kernel finds their order, and waits for other ranks."""
+
+    finds_order: bool
+    waits: bool
 
     def to_name(self) -> str:
         """Readable, unique; the kernel's symbol starts with it."""
-        return f"moe_unpack_rows_{self.arch}"
+        return f"moe_unpack_rows_{self.arch}{'_orders' * self.finds_order}{'_waits' * self.waits}"
 
     def make_kernel(self) -> Any:
         """The CuTe DSL object to compile."""
         from nvfp4_cute.kernels.simt.unpack_rows import UnpackRowsKernel
 
-        return UnpackRowsKernel(self.to_name())
+        return UnpackRowsKernel(self.finds_order, self.waits, self.to_name())
 
 
 @dataclass(frozen=True)

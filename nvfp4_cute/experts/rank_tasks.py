@@ -6,6 +6,8 @@ from enum import IntEnum
 import torch
 
 from nvfp4_cute.experts.keys import CollectRowsKey, PackRowsKey, RankChoicesKey, UnpackRowsKey
+from nvfp4_cute.experts.permutation import PermuteTask
+from nvfp4_cute.experts.signals import Wait
 from nvfp4_cute.formats import block_scaled
 from nvfp4_cute.formats.block_format import ATOM_COLS, ATOM_ROWS
 from nvfp4_cute.gpus.targets import Gpu
@@ -159,22 +161,41 @@ class PackTask(TableTask):
 
 @dataclass(frozen=True)
 class UnpackTask(TableTask):
-    """Rows that have come, uint8 [R, bytes of a row]; rows, places int32 [R, k]; data, scale: as of ``gather_quantize``."""
+    """Rows that have come.
+
+    Attributes:
+        came: uint8 [R, bytes of a row]. ids: int32 [R, k]. rows, places, offs, slots: as of ``Permutation``.
+        data, scale: as of ``gather_quantize``. k: values of a row. values, scales: where these begin in it.
+        finds_order: whether the order is written, not read.
+        host_fault, header, wait: of a launch that waits for other ranks (``signals.Inbox``).
+    """
 
     columns = UnpackRows
-    written = ("data", "scale")
     came: torch.Tensor
+    ids: torch.Tensor
     rows: torch.Tensor
     places: torch.Tensor
+    offs: torch.Tensor
+    slots: torch.Tensor
     data: torch.Tensor
     scale: torch.Tensor
     k: int
     values: int
     scales: int
+    finds_order: bool
+    host_fault: torch.Tensor | None
+    header: torch.Tensor | None
+    wait: Wait | None
+
+    @property
+    def written(self) -> tuple[str, ...]:  # type: ignore[override]
+        """Names of the fields that the kernel writes."""
+        order = ("rows", "places", "offs", "slots") if self.finds_order else ()
+        return ("data", "scale", *order, "host_fault", "header")
 
     def key(self, gpu: Gpu) -> UnpackRowsKey:
         """What to compile."""
-        return UnpackRowsKey(gpu.arch)
+        return UnpackRowsKey(gpu.arch, self.finds_order, self.wait is not None)
 
     def numbers(self, gpu: Gpu) -> dict[IntEnum, int]:
         """Extents."""
@@ -185,6 +206,8 @@ class UnpackTask(TableTask):
             UnpackRows.VALUES: self.values,
             UnpackRows.SCALES: self.scales,
             UnpackRows.ROW_BYTES: self.came.shape[1],
+            UnpackRows.EXPERTS: len(self.offs),
+            **({} if self.wait is None else self.wait.numbers(UnpackRows)),
         }
 
     @property
@@ -194,6 +217,10 @@ class UnpackTask(TableTask):
 
     def reference(self) -> None:
         """By indices: scales of four blocks are a word."""
+        if self.finds_order:
+            order = (self.ids, self.offs, self.slots, self.rows, self.places)
+            waits = (self.host_fault, self.header, self.wait)
+            PermuteTask(*order, None, 0, "whole", *waits).reference()
         sources, choices = (self.rows >= 0).nonzero(as_tuple=True)
         rows, places = self.rows[sources, choices].long(), self.places[sources, choices].long()
         self.data[rows] = self.came[sources, self.values : self.values + self.data.shape[1]]

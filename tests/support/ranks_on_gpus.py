@@ -24,7 +24,7 @@ from tqdm import tqdm
 from nvfp4_cute.compile.cache import get_kernel
 from nvfp4_cute.errors import RankError
 from nvfp4_cute.experts import parallel, symmetric
-from nvfp4_cute.experts.keys import FinalizeKey, PermuteKey, PushResultsKey, PushRowsKey
+from nvfp4_cute.experts.keys import FinalizeKey, PermuteKey, PushResultsKey, PushRowsKey, UnpackRowsKey
 from nvfp4_cute.experts.layer import moe
 from nvfp4_cute.experts.placement import Placement
 from nvfp4_cute.gpus.targets import gpu_of
@@ -172,6 +172,7 @@ def keys(arch: str) -> list[Any]:
     return [
         *(PushRowsKey(arch, RANKS, dtype, *options) for dtype in dtypes for options in rows),
         PushResultsKey(arch, RANKS),
+        *(UnpackRowsKey(arch, finds, finds) for finds in sides),
         *(
             FinalizeKey(arch, dtype, shared, bias, True)
             for dtype in dtypes
