@@ -24,6 +24,14 @@ examples:
 """
 WAYS = ("bf16", "16bit", "nvfp4")
 BENCH_WAYS = ("bf16", "fp8", "16bit", "nvfp4", "auto")
+# Options of `models bench`, by what a report has of them.
+OPTIONS_OF_KEYS = {
+    "batch": "batch",
+    "prompt": "prompt",
+    "tokens": "tokens",
+    "ways": "way",
+    "attention": "attention",
+}
 WORST_LAYERS = 3  # of each way, that are printed
 
 
@@ -190,7 +198,10 @@ def _save(report: dict[str, Any], stem: Path, read: Path | None = None) -> int:
     from nvfp4_cute.models.speed_page import draw, page
 
     names = " ".join(model["model"] for model in report["models"])
-    made_by = f"nvfp4-cute models bench {names} --save {stem}"
+    ways = [way for model in report["models"] for way in model["ways"]]
+    listed = lambda key: " ".join(dict.fromkeys(str(way[key]) for way in ways))
+    options = " ".join(f"--{o} {listed(key)}" for o, key in OPTIONS_OF_KEYS.items())
+    made_by = f"nvfp4-cute models bench {names} {options} --save {stem.name}"
     stem.parent.mkdir(parents=True, exist_ok=True)
     if read is None:
         stem.with_suffix(".json").write_text(json.dumps(report, indent=1) + "\n")

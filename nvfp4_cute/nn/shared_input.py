@@ -6,7 +6,7 @@ import torch
 
 from nvfp4_cute.formats.block_format import ATOM_ROWS
 from nvfp4_cute.formats.block_scaled import NVFP4Tensor
-from nvfp4_cute.nn.linear import LinearNVFP4
+from nvfp4_cute.nn.linear import FIXED, LinearNVFP4
 
 
 def reason_against(layers: Sequence[LinearNVFP4]) -> str | None:
@@ -68,7 +68,8 @@ class SharedInput:
         self.sizes = [layer.out_features for layer in layers]
         self.is_shared = True
         self.whole: LinearNVFP4 | None = None
-        self.seen: tuple[torch.Tensor | None, ...] = ()
+        # What was concatenated: the buffers of a layer, a name, and the tensor.
+        self.seen: list[tuple[dict[str, torch.Tensor | None], str, torch.Tensor | None]] = []
         # The input, its version, and the results that were not fetched yet.
         self.kept: tuple[torch.Tensor, int, list[torch.Tensor | None]] | None = None
         for number, layer in enumerate(layers):
@@ -96,7 +97,7 @@ class SharedInput:
             whole = self.join()
         if whole is None:
             return self.layers[number].product(x)
-        results: list[torch.Tensor | None] = [*whole.product(x).split(self.sizes, -1)]
+        results: list[torch.Tensor | None] = [*whole.product(x).split_with_sizes(self.sizes, -1)]
         found = results[number]
         assert found is not None
         results[number] = None
@@ -132,16 +133,13 @@ class SharedInput:
         )  # fmt: skip
         for layer, own_data, own_scale in parts:
             layer._buffers["weight"], layer._buffers["weight_scale"] = own_data, own_scale
-        self.whole, self.seen = whole, self._tensors()
+        self.whole = whole
+        self.seen = [(layer._buffers, name, layer._buffers[name]) for layer in self.layers for name in FIXED]
         return whole
-
-    def _tensors(self) -> tuple[torch.Tensor | None, ...]:
-        names = ("weight", "weight_scale", "weight_global_scale", "input_global_scale")
-        return tuple(layer._buffers[name] for layer in self.layers for name in names)
 
     def _is_current(self) -> bool:
         """Whether the layers have the tensors still that were concatenated."""
-        return all(now is then for now, then in zip(self._tensors(), self.seen, strict=True))
+        return all(buffers[name] is tensor for buffers, name, tensor in self.seen)
 
 
 def _version(x: torch.Tensor) -> int:
