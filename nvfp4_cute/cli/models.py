@@ -259,7 +259,10 @@ def run_eval(args: argparse.Namespace) -> int:
     if args.calibrate:
         seen = largest_inputs(reference, samples(args.model, args.calibrate, vocabulary))
         makers["nvfp4, calibrated"] = partial(quantized_copy, reference, "nvfp4", seen)
-    makers |= {str(folder): partial(load, str(folder), **options) for folder in args.checkpoint}
+    decode = torch.device(args.device).type == "cpu"  # where kernels' float64 reference would compute
+    makers |= {
+        str(folder): partial(load, str(folder), decode=decode, **options) for folder in args.checkpoint
+    }
     found = {title: compare(reference, make(), windows, title) for title, make in makers.items()}
     if args.json:
         result = {"model": str(args.model), "text": args.text, "torch": torch.__version__}

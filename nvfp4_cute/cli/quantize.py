@@ -3,13 +3,15 @@
 import argparse
 import sys
 from pathlib import Path
+from typing import Any
 
 from nvfp4_cute.cli.verbs import Verbs, add_verb
 
 EXAMPLES = """\
 examples:
   nvfp4-cute quantize MODEL --out DIR --calibrate text.txt          NVFP4, activations of 4 bits, calibrated on a text
-  nvfp4-cute quantize MODEL --out DIR --format nvfp4a16 --search    weights only, every block's scale of least error
+  nvfp4-cute quantize MODEL --out DIR --format nvfp4a16 --method search    weights only, every block's scale of least error
+  nvfp4-cute quantize MODEL --out DIR --calibrate text.txt --method gptq    columns make up for each other's errors
   nvfp4-cute quantize MODEL --out DIR --format mxfp8 --layout compressed-tensors
   nvfp4-cute quantize MODEL --out DIR --format nvfp4a16 --keep "*.down_proj"    some layers stay in 16 bits
 
@@ -17,6 +19,7 @@ MODEL is a folder of config.json and safetensors files, one tensor an expert. --
 "nvfp4-cute[models]"); weights alone do not. Output layers, embeddings and routers stay as they are.
 """
 FORMATS = ("nvfp4", "nvfp4a16", "mxfp4", "mxfp8")
+METHODS = ("nearest", "search", "gptq")
 LAYOUTS = ("modelopt", "compressed-tensors")
 
 
@@ -32,8 +35,10 @@ def add_parser(verbs: Verbs) -> None:
     parser.add_argument("--layout", choices=LAYOUTS, default="modelopt", help="default modelopt")
     parser.add_argument("--calibrate", metavar="TEXT", help='a text file, or "random" for random tokens')
     parser.add_argument(
-        "--search", action="store_true", help="of several scales a block, that of least squared error"
-    )
+        "--method", choices=METHODS, default="nearest",
+        help="nearest: scales of largest values (the default); search: of several scales a block, that of least squared error; "
+        "gptq: errors are made up for on the calibration text, block after block of the model",
+    )  # fmt: skip
     parser.add_argument("--keep", nargs="+", default=[], metavar="PATTERN", help="layers to leave in 16 bits")
     parser.add_argument("--device", default="cpu", help="where to calibrate and to round; default cpu")
     parser.set_defaults(run=run)
@@ -41,16 +46,26 @@ def add_parser(verbs: Verbs) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Calibrate if asked for, quantize, and say what was done."""
-    from nvfp4_cute.models.quantizing.checkpoint import quantize_checkpoint
+    from nvfp4_cute.models.quantizing.checkpoint import Calibration, quantize_checkpoint
 
-    seen = _calibrated(args) if args.calibrate else None
+    if args.method == "gptq" and not args.calibrate:
+        raise ValueError("--method gptq compensates errors on a text; pass --calibrate TEXT")
+    given: dict[str, Any] = {}
+    if args.calibrate:
+        from nvfp4_cute.models.quantizing.calibrate import largest_inputs
+
+        model, batches = _model_and_text(args)
+        if args.method == "gptq":
+            given["calibration"] = Calibration(model, batches)
+        else:
+            given["seen"] = largest_inputs(model, batches)
     done = quantize_checkpoint(
-        args.model, args.out, format=args.format, layout=args.layout, seen=seen, search=args.search, keep=args.keep,
-        device=args.device,
+        args.model, args.out, format=args.format, layout=args.layout, method=args.method, keep=args.keep,
+        device=args.device, **given,
     )  # fmt: skip
     print(
         f"{args.out}: {done.layers} layers in {args.format}, {done.bytes_before / 1e9:.3f} GB to {done.bytes_after / 1e9:.3f} "
-        f"GB; relative error of the weights {done.error:.4f}"
+        f"GB, {done.bits_per_weight:.2f} bits a weight; relative error of the weights {done.error:.4f}"
     )
     if done.left_out:
         reasons: dict[str, list[str]] = {}
@@ -66,10 +81,16 @@ def run(args: argparse.Namespace) -> int:
             "have the largest scale of their layer; calibrate on more text",
             file=sys.stderr,
         )
+    if done.uncompensated:
+        print(
+            f"gptq had no inputs of {len(done.uncompensated)} layers, such as {done.uncompensated[0]}: their scales were "
+            "searched instead",
+            file=sys.stderr,
+        )
     return 0
 
 
-def _calibrated(args: argparse.Namespace):
+def _model_and_text(args: argparse.Namespace) -> tuple[Any, list[Any]]:
     import torch
 
     try:
@@ -78,11 +99,9 @@ def _calibrated(args: argparse.Namespace):
         raise ValueError(
             '--calibrate runs the model with transformers: pip install "nvfp4-cute[models]"'
         ) from error
-    from nvfp4_cute.models.quantizing.calibrate import largest_inputs, samples
+    from nvfp4_cute.models.quantizing.calibrate import samples
 
     model = AutoModelForCausalLM.from_pretrained(
         args.model, dtype=torch.bfloat16, device_map=args.device
     ).eval()
-    return largest_inputs(
-        model, samples(args.model, args.calibrate, model.config.get_text_config().vocab_size)
-    )
+    return model, samples(args.model, args.calibrate, model.config.get_text_config().vocab_size)

@@ -24,6 +24,7 @@ class Accuracy:
         tokens: how many were predicted. perplexity: of the quantized model; reference_perplexity: of the 16-bit one.
         kl: mean over tokens of the KL divergence from the 16-bit model's distribution, nats; kl_worst: the largest.
         same_choice: part of the tokens where both models find the same one most likely.
+        losses: of every window, mean negative log likelihood of its tokens, nats: of the quantized model and of the 16-bit one.
         layers: name -> error of the layer's result, relative, for the same input; of the first window.
     """
 
@@ -33,12 +34,28 @@ class Accuracy:
     kl: float
     kl_worst: float
     same_choice: float
+    losses: list[tuple[float, float]] = field(default_factory=list)
     layers: dict[str, float] = field(default_factory=dict)
 
     @property
     def ratio(self) -> float:
         """Perplexity over that of the 16-bit model."""
         return self.perplexity / self.reference_perplexity
+
+    @classmethod
+    def of(cls, given: dict[str, Any]) -> "Accuracy":
+        """What ``as_dict`` gave."""
+        return cls(**{name: value for name, value in given.items() if name != "ratio"})
+
+    @property
+    def reference_perplexities(self) -> list[float]:
+        """Of the 16-bit model, of every window alone."""
+        return [math.exp(theirs) for _, theirs in self.losses]
+
+    @property
+    def ratios(self) -> list[float]:
+        """The same of every window alone."""
+        return [math.exp(ours - theirs) for ours, theirs in self.losses]
 
     def as_dict(self) -> dict[str, Any]:
         """All of it, for JSON."""
@@ -60,7 +77,7 @@ def compare(reference: Any, model: Any, windows: Sequence[torch.Tensor], title: 
     if not windows or any(ids.shape[-1] < 2 for ids in windows):
         raise ValueError("a text of at least two tokens is needed in every window; pass a longer one")
     layers: dict[str, tuple[float, float]] = {}
-    losses = [0.0, 0.0]
+    losses: list[tuple[float, float]] = []
     divergence, worst, same, tokens = 0.0, 0.0, 0, 0
     for number, ids in enumerate(tqdm(windows, desc=title, leave=False, disable=None)):
         handles = _watch(reference, model, layers) if number == 0 else []
@@ -69,15 +86,18 @@ def compare(reference: Any, model: Any, windows: Sequence[torch.Tensor], title: 
             handle.remove()
         got = _log_probabilities(model, ids)
         following = ids[0, 1:].to(expected.device).unsqueeze(1)
-        for i, found in enumerate((expected, got)):
-            losses[i] -= float(found.gather(1, following).double().sum())
+        losses.append((_loss(got, following), _loss(expected, following)))
         kl = (expected.exp() * (expected - got)).sum(1)
         divergence, worst = divergence + float(kl.double().sum()), max(worst, float(kl.max()))
         same += int((expected.argmax(1) == got.argmax(1)).sum())
         tokens += len(following)
-    ours, theirs = (math.exp(loss / tokens) for loss in (losses[1], losses[0]))
+    weights = [ids.shape[-1] - 1 for ids in windows]
+    ours, theirs = (
+        math.exp(sum(w * one for w, one in zip(weights, each, strict=True)) / tokens)
+        for each in zip(*losses, strict=True)
+    )
     errors = {name: math.sqrt(error / max(norm, 1e-300)) for name, (error, norm) in layers.items()}
-    return Accuracy(tokens, ours, theirs, divergence / tokens, worst, same / tokens, errors)
+    return Accuracy(tokens, ours, theirs, divergence / tokens, worst, same / tokens, losses, errors)
 
 
 def quantized_copy(model: Any, way: Way, seen: Seen | None = None) -> Any:
@@ -107,15 +127,28 @@ def _log_probabilities(model: Any, ids: torch.Tensor) -> torch.Tensor:
     return model(ids.to(model.device)).logits[0, :-1].float().log_softmax(-1)
 
 
+def _loss(found: torch.Tensor, following: torch.Tensor) -> float:
+    """Mean negative log likelihood of the tokens that follow, [n - 1, 1]."""
+    return -float(found.gather(1, following).double().mean())
+
+
 def _watch(reference: Any, model: Any, layers: dict[str, tuple[float, float]]) -> list[Any]:
     """Hooks on ``reference`` that give every input of a layer to its quantized counterpart, too."""
     handles = []
     own = dict(reference.named_modules())
     for name, counterpart in model.named_modules():
-        if name in own and type(own[name]) is not type(counterpart) and name:
+        if name in own and name and _differs(own[name], counterpart):
             hook = _comparing(layers, name, counterpart)
             handles.append(own[name].register_forward_hook(hook, with_kwargs=True))
     return handles
+
+
+def _differs(module: torch.nn.Module, counterpart: torch.nn.Module) -> bool:
+    """Whether they compute differently, themselves or by their weights; not by modules inside them."""
+    if type(module) is not type(counterpart):
+        return True
+    pairs = zip(module.parameters(recurse=False), counterpart.parameters(recurse=False), strict=True)
+    return any(not torch.equal(a, b) for a, b in pairs)
 
 
 def _comparing(layers: dict[str, tuple[float, float]], name: str, counterpart: torch.nn.Module) -> Any:

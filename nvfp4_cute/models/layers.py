@@ -45,6 +45,7 @@ def linear_module(
     device: torch.device | str,
     activations: Activations = "nvfp4",
     backend: str = "auto",
+    decode: bool = False,
 ) -> torch.nn.Module:
     """A module that computes the layer as its scheme says.
 
@@ -56,14 +57,15 @@ def linear_module(
     Args:
         bias: [N], or None. dtype: of the bias, of decoded weights, of activations. device: where it is to run.
         activations: of NVFP4 weights whose scheme has 4-bit activations, as of LinearNVFP4.
+        decode: whether weights of every format are decoded to ``dtype``, for torch to multiply.
     """
     scheme = stored.scheme
     weight = _moved(stored.weight, device)
     given = None if stored.input_scale is None else stored.input_scale.to(device)
-    fp8 = _fp8(weight, scheme, backend)
+    fp8 = None if decode else _fp8(weight, scheme, backend)
     if fp8 is not None:
         return LinearFP8(fp8, bias, dtype=dtype, backend=backend)
-    exact = as_nvfp4(weight) if weight.shape[-1] % K_STEP == 0 else None
+    exact = None if decode or weight.shape[-1] % K_STEP else as_nvfp4(weight)
     if exact is None:
         layer: torch.nn.Module = _decoded(weight, bias, dtype)
         return layer if scheme.activations is None else RoundedInput(layer, scheme.activations, given)
@@ -85,6 +87,7 @@ def experts_module(
     activations: Activations = "nvfp4",
     backend: str = "auto",
     keep_two_factors: bool = False,
+    decode: bool = False,
 ) -> SortedExperts | RoutedExperts:
     """The same of the experts of a layer: MoENVFP4 where it computes them, else what ``nn.experts`` has.
 
@@ -94,6 +97,7 @@ def experts_module(
             multiply FP4, if it has a launch for all experts.
         keep_two_factors: whether gate and up are to have factors of their own even where these agree, as they need not when
             others' experts are moved here.
+        decode: as of ``linear_module``.
     """
     if stored.scheme.activations == "nvfp4" and _keeps_16_bits(activations, backend, torch.device(device)):
         stored = replace(
@@ -101,7 +105,7 @@ def experts_module(
         )
     rounding = stored.scheme.activations
     name, limit = activation if isinstance(activation, tuple) else (activation, None)
-    if _is_moe(stored, name, keep_two_factors, backend, torch.device(device)):
+    if not decode and _is_moe(stored, name, keep_two_factors, backend, torch.device(device)):
         exact = [as_nvfp4(_moved(w, device)) for w in (stored.w13, stored.w2)]
         if all(one is not None for one in exact):
             layer = _moe_module(stored, exact, name, limit, dtype=dtype, backend=backend)
@@ -119,7 +123,7 @@ def experts_module(
     inputs = [None if one is None else one.to(device) for one in (stored.w13_input, stored.w2_input)]
     sides = [*_split(stored), (stored.w2, stored.w2_global, stored.w2_bias)]
     moved = [(_moved(w, device), f, None if b is None else b.to(device, dtype)) for w, f, b in sides]
-    exact = [as_nvfp4(w) if w.shape[-1] % K_STEP == 0 else None for w, _, _ in moved]
+    exact = [None if decode or w.shape[-1] % K_STEP else as_nvfp4(w) for w, _, _ in moved]
     if rounding not in (None, "nvfp4") or any(one is None for one in exact):
         decoded = [_scaled(w.dequantize(), f).to(dtype) for w, f, _ in moved]
         return DecodedExperts(decoded, [b for _, _, b in moved], activation, rounding, (inputs[0], inputs[1]))

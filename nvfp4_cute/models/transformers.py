@@ -61,6 +61,7 @@ class _Options:
     missing_input_scale: MissingInputScale = "refuse"
     activations: Activations = "auto"
     fuse: bool = True
+    decode: bool = False
 
 
 _options: ContextVar[_Options] = ContextVar("options", default=_Options())  # noqa: B039 (frozen)
@@ -165,6 +166,7 @@ class CheckpointQuantizer(HfQuantizer):
         for name, is_experts in tqdm(work, desc="quantized layers", leave=False, disable=None):
             options = {
                 "dtype": model.dtype, "device": _device(name, places, default), "activations": _options.get().activations,
+                "decode": _options.get().decode,
             }  # fmt: skip
             pending = model.get_submodule(name)
             if is_experts:
@@ -301,6 +303,7 @@ def load(
     missing_input_scale: MissingInputScale = "refuse",
     activations: Activations = "auto",
     fuse: bool = True,
+    decode: bool = False,
     model_class: Any = AutoModelForCausalLM,
     **options: Any,
 ) -> Any:
@@ -312,13 +315,15 @@ def load(
             not multiply FP4 (Hopper), where they cost no launch and no accuracy, else "nvfp4".
         fuse: whether layers that read the same input, and gated MLPs, become one launch (``nn.fuse``), and routers two.
             ``from_pretrained`` does that, and takes "auto".
+        decode: decode all weights to 16 bits, for torch to multiply; activations are rounded as before. It takes the memory of
+            the 16-bit model, and on a CPU, where kernels' float64 reference computes otherwise, a fraction of the time.
         model_class: what ``from_pretrained`` is called of. options: of ``from_pretrained``, such as ``device_map="cuda"``.
 
     Returns:
         The model, in eval mode.
     """
     check_activations(activations)
-    token = _options.set(_Options(missing_input_scale, activations, fuse))
+    token = _options.set(_Options(missing_input_scale, activations, fuse, decode))
     try:
         with _taken_over():
             return model_class.from_pretrained(folder, **options)

@@ -1,6 +1,7 @@
 """What a checkpoint holds, in one form for every tool: weights as stored, and how a layer is to be computed."""
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -71,6 +72,11 @@ class StoredWeight:
         else:
             factors = self.scale
         return (values * factors).to(dtype)
+
+    def split(self, rows: Sequence[int]) -> list["StoredWeight"]:
+        """The weights [N, K] of one row count after the other, as views; of formats whose blocks are in one row."""
+        parts = zip(rows, self.data.split(list(rows)), self.scale.split(list(rows)), strict=True)
+        return [StoredWeight(self.format, d, s, self.global_scale, (n, self.shape[-1])) for n, d, s in parts]
 
     def nvfp4(self) -> NVFP4Tensor:
         """The weights as an NVFP4 tensor with row-major scales, without a copy. Raises ValueError for another format."""

@@ -2,10 +2,10 @@
 
 import json
 import shutil
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from tqdm import tqdm
@@ -13,8 +13,11 @@ from tqdm import tqdm
 from nvfp4_cute.errors import CheckpointError
 from nvfp4_cute.models.checkpoints.checkpoint import read_config
 from nvfp4_cute.models.checkpoints.names import expert_of, spellings
+from nvfp4_cute.models.checkpoints.stored import StoredWeight
 from nvfp4_cute.models.checkpoints.tensors import INDEX, TensorFiles, TensorWriter
 from nvfp4_cute.models.quantizing.calibrate import Seen
+from nvfp4_cute.models.quantizing.gptq import gptq
+from nvfp4_cute.models.quantizing.layerwise import Inputs, quantize_blocks
 from nvfp4_cute.models.quantizing.layouts import (
     LAYOUTS,
     RECIPES,
@@ -25,10 +28,26 @@ from nvfp4_cute.models.quantizing.layouts import (
     tensors,
 )
 from nvfp4_cute.models.quantizing.rules import Layer, groups, layers_to_quantize
-from nvfp4_cute.models.quantizing.weights import global_scale, quantized
+from nvfp4_cute.models.quantizing.weights import Rounding, check_finite, global_scale, quantized
+
+Method = Literal["nearest", "search", "gptq"]
+METHODS = ("nearest", "search", "gptq")
 
 # What a folder has beside tensors and config.json, and what belongs to its model whatever its weights.
 NOT_COPIED = ("config.json", "hf_quant_config.json", INDEX)
+
+
+@dataclass(frozen=True, eq=False)
+class Calibration:
+    """A model and a text for "gptq".
+
+    Attributes:
+        model: the 16-bit causal model of transformers that the folder has, in eval mode; its weights become the rounded ones.
+        batches: token ids, [1, n] each.
+    """
+
+    model: Any
+    batches: Sequence[torch.Tensor]
 
 
 @dataclass(frozen=True)
@@ -37,13 +56,17 @@ class Written:
 
     Attributes:
         layers: how many were quantized. left_out: name -> reason of matrices that were not.
-        unreached: experts' projections that no token of the calibration reached; they have their layer's largest scale.
+        unreached: experts' projections that no token of the calibration reached; their activations have their layer's largest
+            scale. uncompensated: of "gptq", layers that it had no inputs of, which were searched instead.
+        bits_per_weight: of quantized layers, scales included, and of those that ``keep`` leaves in 16 bits.
         bytes_before, bytes_after: of all tensors. error: root mean square of the weights' errors over that of the weights.
     """
 
     layers: int
     left_out: dict[str, str]
     unreached: list[str]
+    uncompensated: list[str]
+    bits_per_weight: float
     bytes_before: int
     bytes_after: int
     error: float
@@ -55,8 +78,9 @@ def quantize_checkpoint(
     *,
     format: str = "nvfp4",
     layout: str = "modelopt",
+    method: Method = "nearest",
     seen: Seen | None = None,
-    search: bool = False,
+    calibration: Calibration | None = None,
     keep: Sequence[str] = (),
     device: torch.device | str = "cpu",
 ) -> Written:
@@ -65,17 +89,26 @@ def quantize_checkpoint(
     Args:
         folder: of a 16-bit model, config.json and safetensors files. out: a folder without tensors; made if need be.
         format: of RECIPES. layout: of LAYOUTS.
-        seen: of ``calibrate.largest_inputs``; needed where activations have stored scales.
-        search: as of ``weights.quantized``. keep: patterns of layers to leave in 16 bits, beside ``rules.LEFT_OUT``.
-        device: where weights are rounded.
+        method: "nearest": every block has the scale of its largest value. "search": that of least squared error.
+            "gptq": searched scales, and later columns make up for errors of earlier ones (``quantizing.gptq``).
+        seen: of ``calibrate.largest_inputs``; needed where activations have stored scales, but for "gptq", which sees them.
+        calibration: of "gptq" alone, which needs it.
+        keep: patterns of layers to leave in 16 bits, beside ``rules.LEFT_OUT``.
+        device: where weights are rounded, and where "gptq" runs blocks.
 
     Raises:
         CheckpointError: the model is quantized already, has no layer to quantize, or a layer was not calibrated.
-        ValueError: an unknown choice.
+        ValueError: an unknown choice, or "gptq" without a calibration.
     """
-    if format not in RECIPES or layout not in LAYOUTS:
+    if format not in RECIPES or layout not in LAYOUTS or method not in METHODS:
         raise ValueError(
-            f"format={format!r}, layout={layout!r}: formats are {', '.join(RECIPES)}, layouts {', '.join(LAYOUTS)}"
+            f"format={format!r}, layout={layout!r}, method={method!r}: formats are {', '.join(RECIPES)}, layouts "
+            f"{', '.join(LAYOUTS)}, methods {', '.join(METHODS)}"
+        )
+    if (method == "gptq") != (calibration is not None):
+        raise ValueError(
+            f"method={method!r} with calibration={calibration!r}: gptq, and it alone, runs the model on a text; pass a "
+            "Calibration for it"
         )
     recipe, source, target = RECIPES[format], Path(folder), Path(out)
     config = read_config(source)
@@ -87,8 +120,6 @@ def quantize_checkpoint(
         raise CheckpointError(
             f"{source} has no layer to quantize: {next(iter(left_out.items()), 'no matrix at all')}"
         )
-    unreached: list[str] = []
-    inputs = _input_scales(layers, recipe, seen, unreached)
     by_name = {f"{layer.name}.weight": layer for layer in layers}
     shapes = [
         one
@@ -99,58 +130,114 @@ def quantize_checkpoint(
             else [(name, files[name].dtype, entry.shape)]
         )
     ]
-    errors = [0.0, 0.0]
+    work = _Work(files, recipe, method, torch.device(device))
     with TensorWriter(target, shapes) as writer:
         for name in files:
             if name not in by_name:
                 writer.write(name, files[name])
-        for members in tqdm(groups(layers).values(), desc="layers", leave=False, disable=None):
-            _write_group(writer, files, members, recipe, layout, inputs, search, device, errors)
+        for members, weights, scale in work.rounded(groups(layers), seen, calibration):
+            for layer, stored in zip(members, weights, strict=True):
+                names = [name for name, _, _ in announced(layer.name, layer.shape, recipe, layout)]
+                for name, tensor in zip(names, tensors(stored, scale, layout), strict=True):
+                    writer.write(name, tensor)
     _write_rest(
         source, target, config, recipe, layout, sorted(n for n in left_out if not n.endswith(".weight"))
     )
     after = TensorFiles(target).nbytes
-    return Written(
-        len(layers), left_out, unreached, files.nbytes, after, (errors[0] / max(errors[1], 1e-300)) ** 0.5
+    every, _ = layers_to_quantize(files.entries, recipe.group_size)
+    bits = sum(
+        8 * recipe.weights.nbytes(*one.shape)
+        if f"{one.name}.weight" in by_name
+        else 16 * one.shape[0] * one.shape[1]
+        for one in every
     )
+    return Written(
+        len(layers), left_out, work.unreached, work.uncompensated, bits / sum(n * k for n, k in (e.shape for e in every)),
+        files.nbytes, after, work.relative_error,
+    )  # fmt: skip
 
 
-def _write_group(
-    writer, files, members: list[Layer], recipe: Recipe, layout, inputs, search, device, errors
-) -> None:
-    """Layers that share a global scale."""
-    weights = [files[f"{layer.name}.weight"].to(device) for layer in members]
-    amax = torch.stack([w.abs().amax().float() for w in weights]).amax()
-    for layer, weight in zip(members, weights, strict=True):
-        try:
-            stored = quantized(weight, recipe.weights.name, amax, search)
-        except ValueError as error:
-            raise CheckpointError(f"{layer.name}.weight: {error}") from error
-        values = weight.double()
-        errors[0] += float((stored.dequantize(torch.float32).double() - values).square().sum())
-        errors[1] += float(values.square().sum())
-        names = [name for name, _, _ in announced(layer.name, layer.shape, recipe, layout)]
-        for name, tensor in zip(names, tensors(stored, inputs.get(layer.name), layout), strict=True):
-            writer.write(name, tensor)
+Rounded = tuple[list[Layer], list[StoredWeight], torch.Tensor | None]
+
+
+@dataclass
+class _Work:
+    """Rounds groups of layers, and notes what is to be told of them."""
+
+    files: TensorFiles
+    recipe: Recipe
+    method: Method
+    device: torch.device
+    unreached: list[str] = field(default_factory=list)
+    uncompensated: list[str] = field(default_factory=list)
+    squares: list[float] = field(default_factory=lambda: [0.0, 0.0])  # of errors and of values
+
+    @property
+    def relative_error(self) -> float:
+        """Root mean square of the weights' errors over that of the weights."""
+        return (self.squares[0] / max(self.squares[1], 1e-300)) ** 0.5
+
+    def rounded(
+        self, parts: Mapping[str, list[Layer]], seen: Seen | None, calibration: Calibration | None
+    ) -> Iterator[Rounded]:
+        """Every group's layers, weights, and global scale of the activations where one is stored."""
+        rest = dict(parts)
+        if calibration is not None:
+            activations = self.recipe.weights.name if self.recipe.has_input else None
+            found = quantize_blocks(
+                calibration.model, calibration.batches, parts, self.compensated, activations, self.device
+            )
+            for members, weights, inputs in found:
+                del rest[members[0].group]
+                if not inputs.rows:
+                    self.unreached.extend(layer.name for layer in members)
+                scale = global_scale(torch.tensor(inputs.amax)) if self.recipe.needs_calibration else None
+                yield members, weights, scale
+        scales = _input_scales(rest, self.recipe, seen, self.unreached)
+        for members in tqdm(rest.values(), desc="layers", leave=False, disable=None):
+            yield members, self.compensated(members, Inputs()), scales.get(members[0].group)
+
+    def compensated(self, members: list[Layer], inputs: Inputs) -> list[StoredWeight]:
+        """The weights of layers that share a global scale; without rows of inputs none makes up for another's errors."""
+        weights = [self.files[f"{layer.name}.weight"].to(self.device) for layer in members]
+        for layer, weight in zip(members, weights, strict=True):
+            try:
+                check_finite(weight)
+            except ValueError as error:
+                raise CheckpointError(f"{layer.name}.weight: {error}") from error
+        amax = torch.stack([w.abs().amax().float() for w in weights]).amax()
+        search = self.method != "nearest"
+        if inputs.hessian is not None:
+            whole = torch.cat(weights)
+            rounding = Rounding.of(whole, self.recipe.weights.name, amax, search)
+            found = gptq(whole, rounding, inputs.hessian).split([len(w) for w in weights])
+        else:
+            if self.method == "gptq":
+                self.uncompensated.extend(layer.name for layer in members)
+            found = [quantized(w, self.recipe.weights.name, amax, search) for w in weights]
+        for weight, stored in zip(weights, found, strict=True):
+            values = weight.double()
+            self.squares[0] += float((stored.dequantize(torch.float32).double() - values).square().sum())
+            self.squares[1] += float(values.square().sum())
+        return found
 
 
 def _input_scales(
-    layers: list[Layer], recipe: Recipe, seen: Seen | None, unreached: list[str]
+    parts: Mapping[str, list[Layer]], recipe: Recipe, seen: Seen | None, unreached: list[str]
 ) -> dict[str, torch.Tensor]:
-    """Layer -> global scale of its input, which layers of a group share."""
-    if not recipe.needs_calibration:
+    """Group -> global scale of its input."""
+    if not recipe.needs_calibration or not parts:
         return {}
     if seen is None:
+        name = next(iter(parts.values()))[0].name
         raise CheckpointError(
-            "activations of nvfp4 have stored scales; calibrate with a text, or quantize weights only (nvfp4a16)"
+            f"activations of nvfp4 have stored scales, and {name} has none; calibrate with a text, quantize weights only "
+            f"(nvfp4a16), or leave out what the model of config.json does not have (--keep {name})"
         )
-    amax = {layer.name: _seen_by(layer.name, seen, unreached) for layer in layers}
-    scales = {}
-    for members in groups(layers).values():
-        largest = max(amax[layer.name] for layer in members)
-        for layer in members:
-            scales[layer.name] = global_scale(torch.tensor(largest))
-    return scales
+    return {
+        group: global_scale(torch.tensor(max(_seen_by(layer.name, seen, unreached) for layer in members)))
+        for group, members in parts.items()
+    }
 
 
 def _seen_by(name: str, seen: Seen, unreached: list[str]) -> float:

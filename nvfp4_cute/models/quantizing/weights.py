@@ -1,12 +1,17 @@
-"""Rounding weights: to nearest with the scale of the largest value, or with the scale of least squared error."""
+"""Rounding weights: to nearest with the scale of each block's largest value, or with the scale of least squared error."""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
 
 import torch
 
-from nvfp4_cute.formats.block_format import FORMATS, NVFP4
-from nvfp4_cute.formats.block_scaled import dequantize, quantize
+from nvfp4_cute.formats.block_format import FORMATS, BlockFormat
+from nvfp4_cute.formats.block_scales import scale_codes
 from nvfp4_cute.formats.codecs import (
+    decode,
     decode_e2m1,
-    decode_ue4m3,
+    decode_e4m3,
     encode_e2m1,
     encode_e4m3,
     pack_e2m1,
@@ -14,8 +19,61 @@ from nvfp4_cute.formats.codecs import (
 from nvfp4_cute.formats.global_scale import GLOBAL_SCALE_DIVISOR
 from nvfp4_cute.models.checkpoints.stored import StoredWeight
 
-# Of amax / 6: what a block's scale may be. 1.5 is "four over six", where the largest value becomes 4; under 1 it is cut.
-FACTORS = (1.0, 1.5, 1.25, 0.9375, 0.875, 0.8125, 0.75)
+# By the kind of a block's scale: factors of its largest value that are tried. 1.5 is "four over six", where that value becomes 4
+# instead of 6; under 1 it is cut. Scales of mx formats are powers of two.
+NEAREST = (1.0,)
+SEARCHED = {"ue4m3": (1.0, 1.5, 1.25, 0.9375, 0.875, 0.8125, 0.75), "ue8m0": (1.0, 2.0)}
+
+
+@dataclass(frozen=True)
+class Rounding:
+    """How values of a tensor are rounded, given the scales of their blocks.
+
+    Attributes:
+        format: nvfp4, mxfp4 or mxfp8_e4m3. factor: the global scale, float32 without dimensions; None where there is none.
+        trials: factors of a block's largest value that its scale may be for.
+    """
+
+    format: BlockFormat
+    factor: torch.Tensor | None
+    trials: tuple[float, ...]
+
+    @classmethod
+    def of(cls, weight: torch.Tensor, format: str, amax: torch.Tensor | None, search: bool) -> "Rounding":
+        """Arguments as of ``quantized``."""
+        kind = FORMATS[format]
+        factor = (
+            global_scale(weight.abs().amax() if amax is None else amax) if kind.has_global_scale else None
+        )
+        return cls(kind, factor, SEARCHED[kind.scale.name] if search else NEAREST)
+
+    def scales(self, amax: torch.Tensor, trial: float) -> tuple[torch.Tensor, torch.Tensor]:
+        """Of blocks by their largest magnitudes: codes, uint8, and what a code of an element is multiplied by, float32."""
+        codes = scale_codes(amax * trial, self.format, self.factor, "down")
+        step = decode(codes, self.format.scale)
+        return codes, step if self.factor is None else step * self.factor
+
+    def encode(self, values: torch.Tensor, step: torch.Tensor) -> torch.Tensor:
+        """Codes of elements, uint8, one each: ``values / step``, rounded to nearest; signed zeros where ``step`` is 0."""
+        # Dividing by infinity gives zeros with the signs of the values; 0 / 0 would not.
+        return self._codec[0](values / step.masked_fill(step == 0, math.inf))
+
+    def decode(self, codes: torch.Tensor, step: torch.Tensor) -> torch.Tensor:
+        """Values of elements, float32."""
+        return self._codec[1](codes) * step
+
+    def stored(self, codes: torch.Tensor, scales: torch.Tensor) -> StoredWeight:
+        """As files have it: of codes of elements, uint8 [N, K], and of scales, uint8 [N, K / block]."""
+        is_packed = self.format.element.name == "e2m1"
+        data = pack_e2m1(codes) if is_packed else codes.view(torch.float8_e4m3fn)
+        scale = scales.view(torch.float8_e4m3fn) if self.format.has_global_scale else scales
+        return StoredWeight(self.format.name, data, scale, self.factor, tuple(codes.shape))
+
+    @property
+    def _codec(self) -> tuple[Callable[[torch.Tensor], torch.Tensor], Callable[[torch.Tensor], torch.Tensor]]:
+        return (
+            (encode_e2m1, decode_e2m1) if self.format.element.name == "e2m1" else (encode_e4m3, decode_e4m3)
+        )
 
 
 def quantized(
@@ -31,54 +89,14 @@ def quantized(
     Raises:
         ValueError: weights that are not finite.
     """
-    if not bool(torch.isfinite(weight).all()):
-        raise ValueError("weights have values that are not finite; they cannot be quantized")
-    values = weight.float()
-    if format == "nvfp4":
-        amax = values.abs().amax() if amax is None else amax
-        factor = global_scale(amax)
-        if search:
-            return _searched_nvfp4(values, factor)
-        t = quantize(values, global_scale=factor, scale_layout="rowmajor")
-        return StoredWeight(format, t.data, t.scale, factor, tuple(weight.shape))
-    ways = [
-        quantize(values, format=FORMATS[format], scale_layout="rowmajor", scale_rounding=way)
-        for way in (("up", "down") if search else ("down",))
-    ]
-    best = ways[0]
-    data, scale = best.data.view(torch.uint8), best.scale.view(torch.uint8)
-    if search:
-        first, second = (_errors(values, dequantize(w), FORMATS[format].block_k) for w in ways)
-        other = second < first
-        scale = torch.where(other, ways[1].scale.view(torch.uint8), scale)
-        width = FORMATS[format].row_bytes(FORMATS[format].block_k)
-        data = torch.where(other.repeat_interleave(width, -1), ways[1].data.view(torch.uint8), data)
-    data = data if format == "mxfp4" else data.view(torch.float8_e4m3fn)
-    return StoredWeight(format, data, scale, None, tuple(weight.shape))
-
-
-def global_scale(amax: torch.Tensor) -> torch.Tensor:
-    """amax / 2688 as float32 without dimensions; 1 for weights that are all zero."""
-    amax = amax.float().reshape(())
-    tiny = torch.finfo(torch.float32).tiny
-    return torch.where(amax == 0, 1.0, (amax / torch.full_like(amax, GLOBAL_SCALE_DIVISOR)).clamp(min=tiny))
-
-
-def _errors(values: torch.Tensor, got: torch.Tensor, block: int) -> torch.Tensor:
-    """Squared error of every block, [N, K / block]."""
-    return (values - got).square().unflatten(-1, (-1, block)).sum(-1)
-
-
-def _searched_nvfp4(values: torch.Tensor, factor: torch.Tensor) -> StoredWeight:
-    block = NVFP4.block_k
-    blocks = values.unflatten(-1, (-1, block))
-    base = blocks.abs().amax(-1) / NVFP4.element.max / factor
+    check_finite(weight)
+    rounding = Rounding.of(weight, format, amax, search)
+    blocks = weight.float().unflatten(-1, (-1, rounding.format.block_k))
     best: list[torch.Tensor] = []  # errors, scales and codes
-    for trial in FACTORS:
-        scale = encode_e4m3(base * trial)
-        step = (decode_ue4m3(scale) * factor).unsqueeze(-1)
-        codes = encode_e2m1(torch.where(step == 0, 0.0, blocks / step))
-        error = (decode_e2m1(codes) * step - blocks).square().sum(-1)
+    for trial in rounding.trials:
+        scale, step = rounding.scales(blocks.abs().amax(-1), trial)
+        codes = rounding.encode(blocks, step.unsqueeze(-1))
+        error = (rounding.decode(codes, step.unsqueeze(-1)) - blocks).square().sum(-1)
         found = [error, scale, codes]
         if best:
             better = error < best[0]
@@ -86,5 +104,17 @@ def _searched_nvfp4(values: torch.Tensor, factor: torch.Tensor) -> StoredWeight:
             found = [torch.where(where, new, old) for new, old, where in kept]
         best = found
     _, scale, codes = best
-    data = pack_e2m1(codes.flatten(-2))
-    return StoredWeight("nvfp4", data, scale.view(torch.float8_e4m3fn), factor, tuple(values.shape))
+    return rounding.stored(codes.flatten(-2), scale)
+
+
+def check_finite(weight: torch.Tensor) -> None:
+    """Raise ValueError for weights that are not finite."""
+    if not bool(torch.isfinite(weight).all()):
+        raise ValueError("weights have values that are not finite; they cannot be quantized")
+
+
+def global_scale(amax: torch.Tensor) -> torch.Tensor:
+    """amax / 2688 as float32 without dimensions; 1 for weights that are all zero."""
+    amax = amax.float().reshape(())
+    tiny = torch.finfo(torch.float32).tiny
+    return torch.where(amax == 0, 1.0, (amax / torch.full_like(amax, GLOBAL_SCALE_DIVISOR)).clamp(min=tiny))

@@ -1,0 +1,246 @@
+"""A model quantized block by block on a calibration text: what a layer reads comes from layers that are quantized already.
+
+Every window of the text goes through a block as often as the block has stages, layers that read the same rows. After each stage
+its weights are rounded, and the model has the rounded ones from there on.
+
+Memory on the device: a block, the sums of the stage's layers (a float32 [K, K] matrix for each linear input, one for each
+expert), and one window. On the host: the 16-bit model, and a hidden state for every token.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch.utils._pytree import tree_map
+from tqdm import tqdm
+
+from nvfp4_cute.models.checkpoints.names import expert_of, spellings
+from nvfp4_cute.models.checkpoints.stored import StoredWeight
+from nvfp4_cute.models.quantizing.observe import Site, expert_weight, is_experts, observed
+from nvfp4_cute.models.quantizing.rules import Layer
+from nvfp4_cute.models.quantizing.weights import global_scale
+from nvfp4_cute.nn.rounded import rounded
+
+
+@dataclass
+class Inputs:
+    """What layers of one group read.
+
+    Attributes:
+        rows: how many. amax: largest magnitude, before activations are rounded.
+        hessian: float32 [K, K], the sum of x x^T over the rows x that are multiplied; None where there was no row.
+    """
+
+    rows: int = 0
+    amax: float = 0.0
+    hessian: torch.Tensor | None = None
+
+    def add(self, given: torch.Tensor, used: torch.Tensor) -> None:
+        """Rows [..., K], as the layer gets them and as it multiplies them."""
+        used = used.flatten(0, -2).float()
+        self.rows += len(used)
+        self.amax = max(self.amax, float(given.abs().amax()))
+        square = used.T @ used
+        self.hessian = square if self.hessian is None else self.hessian.add_(square)
+
+
+Solve = Callable[[list[Layer], Inputs], list[StoredWeight]]
+Key = tuple[int, int | None, bool]
+
+
+@dataclass(frozen=True)
+class _Group:
+    """Layers that read the same rows, and where they are multiplied; the first place is watched for all of them."""
+
+    layers: list[Layer]
+    sites: list[Site]
+
+    @property
+    def key(self) -> Key:
+        return self.sites[0].key
+
+    @property
+    def stage(self) -> tuple[int, bool]:
+        """What is the same for groups that are quantized after one pass: the experts of a module, or a linear input."""
+        return id(self.sites[0].module), self.sites[0].second
+
+    def weights(self) -> Iterator[torch.Tensor]:
+        """Views of the model's weights, [N, K] each."""
+        for layer, site in zip(self.layers, self.sites, strict=True):
+            if site.expert is None:
+                yield site.module.weight  # type: ignore[misc]
+            else:
+                expert = expert_of(layer.name)
+                assert expert is not None
+                yield expert_weight(site.module, expert[1], site.expert)
+
+
+class _Stop(Exception):
+    """Ends a pass of which all rows have been seen."""
+
+
+class _Observer:
+    """Rounds what quantized layers read, and keeps the rows of watched places."""
+
+    def __init__(self, activations: str | None):
+        self.activations = activations
+        self.scales: dict[Key, Any] = {}  # of layers that are quantized, or about to be
+        self._watched: frozenset[Key] = frozenset()
+        self._rows: dict[Key, tuple[torch.Tensor, torch.Tensor]] = {}
+
+    def __call__(self, site: Site, rows: torch.Tensor) -> torch.Tensor:
+        key, used = site.key, rows
+        if self.activations is not None and key in self.scales:
+            scale = self.scales[key] if self.activations == "nvfp4" else None
+            used = rounded(rows, self.activations, scale)
+        if key in self._watched:
+            self._rows[key] = rows, used
+            if site.expert is None and len(self._rows) == len(self._watched):
+                raise _Stop
+        return used
+
+    def rows(
+        self, watched: Iterable[Key], run: Callable[[], Any]
+    ) -> dict[Key, tuple[torch.Tensor, torch.Tensor]]:
+        """Rows by place, as they came and as they are multiplied, in the order in which the places are reached."""
+        self._watched, self._rows = frozenset(watched), {}
+        try:
+            run()
+        except _Stop:
+            pass
+        finally:
+            self._watched = frozenset()
+        return self._rows
+
+
+@torch.no_grad()
+def quantize_blocks(
+    model: Any,
+    batches: Sequence[torch.Tensor],
+    groups: Mapping[str, list[Layer]],
+    solve: Solve,
+    activations: str | None = None,
+    device: torch.device | str = "cpu",
+) -> Iterator[tuple[list[Layer], list[StoredWeight], Inputs]]:
+    """Quantize the layers of a causal model of transformers; its weights become the rounded ones.
+
+    Args:
+        model: in 16 bits, in eval mode. batches: token ids, [1, n] each.
+        groups: layers of the checkpoint that read the same rows, by the name of the group.
+        solve: rounds the weights of a group. activations: what inputs of quantized layers are rounded to; None: they stay.
+        device: where blocks run.
+
+    Yields:
+        A group's layers, weights and inputs, in the order of the model. Groups that no block has do not come. Inputs of
+        experts that no token reached have no rows, and the largest ``amax`` of their stage.
+    """
+    blocks = decoder_blocks(model)
+    states, arguments = _first_inputs(model, blocks, batches)
+    placed = _placed(model, groups)
+    observer = _Observer(activations)
+    with observed(model, observer):
+        for number, block in enumerate(tqdm(blocks, desc="blocks", leave=False, disable=None)):
+            home = next((p.device for p in block.parameters()), torch.device("cpu"))
+            block.to(device)
+
+            def run(window: int, block: torch.nn.Module = block, number: int = number) -> torch.Tensor:
+                args, kwargs = tree_map(
+                    lambda a: a.to(device) if isinstance(a, torch.Tensor) else a, arguments[window][number]
+                )
+                return block(states[window].to(device), *args, **kwargs).to(states[window].device)
+
+            own = {id(module) for module in block.modules()}
+            here = {key: group for key, group in placed.items() if key[0] in own}
+            order = observer.rows(here, partial(run, 0))
+            for stage in _stages(here, order):
+                found = {group.key: Inputs() for group in stage}
+                for site in (site for group in stage for site in group.sites):
+                    observer.scales[site.key] = "auto"
+                for i in range(len(states)):
+                    for key, (rows, used) in observer.rows(found, partial(run, i)).items():
+                        found[key].add(rows, used)
+                largest = max(inputs.amax for inputs in found.values())
+                for group in stage:
+                    inputs = found[group.key]
+                    inputs.amax = inputs.amax if inputs.rows else largest
+                    solved = solve(group.layers, inputs)
+                    for weight, stored in zip(group.weights(), solved, strict=True):
+                        weight.copy_(stored.dequantize())
+                    for site in group.sites:
+                        observer.scales[site.key] = global_scale(torch.tensor(inputs.amax)).to(device)
+                    yield group.layers, solved, inputs
+            states[:] = [run(i) for i in range(len(states))]
+            block.to(home)
+
+
+def decoder_blocks(model: torch.nn.Module) -> list[torch.nn.Module]:
+    """The blocks of a model, which follow each other: its largest list of modules.
+
+    Raises:
+        ValueError: the model has no list of modules.
+    """
+    lists = [module for module in model.modules() if isinstance(module, torch.nn.ModuleList)]
+    if not lists:
+        raise ValueError(f"{type(model).__name__} has no list of blocks; quantize it to nearest")
+    sizes = [sum(p.numel() for p in one.parameters()) for one in lists]
+    return list(lists[sizes.index(max(sizes))])
+
+
+def _first_inputs(
+    model: Any, blocks: list[torch.nn.Module], batches: Sequence[torch.Tensor]
+) -> tuple[list[torch.Tensor], list[list[tuple]]]:
+    """What the first block reads of every window, and by window and block what blocks are given beside that."""
+    states, arguments = [], []
+    for ids in batches:
+        given: list[tuple] = []
+
+        def record(
+            hidden: torch.Tensor, *args: Any, given: list[tuple] = given, **kwargs: Any
+        ) -> torch.Tensor:
+            given.append((hidden, (args, kwargs)))
+            return hidden
+
+        for block in blocks:
+            block.forward = record
+        try:
+            model.base_model(ids.to(model.device), use_cache=False)
+        finally:
+            for block in blocks:
+                del block.forward
+        states.append(given[0][0])
+        arguments.append([rest for _, rest in given])
+    return states, arguments
+
+
+def _placed(model: torch.nn.Module, groups: Mapping[str, list[Layer]]) -> dict[Key, _Group]:
+    """The groups whose layers all are in the model."""
+    modules = dict(model.named_modules())
+    placed = {}
+    for layers in groups.values():
+        sites = [site for layer in layers if (site := _site(layer.name, modules)) is not None]
+        if len(sites) == len(layers):
+            group = _Group(layers, sites)
+            placed[group.key] = group
+    return placed
+
+
+def _site(name: str, modules: Mapping[str, torch.nn.Module]) -> Site | None:
+    for one in spellings(name):
+        if isinstance(modules.get(one), torch.nn.Linear):
+            return Site(modules[one])
+    expert = expert_of(name)
+    for one in spellings(expert[0]) if expert is not None and expert[2] is not None else ():
+        if one in modules and is_experts(modules[one]):
+            assert expert is not None
+            return Site(modules[one], expert[2], expert[1] == "down")
+    return None
+
+
+def _stages(here: Mapping[Key, _Group], order: Iterable[Key]) -> list[list[_Group]]:
+    """Groups of a block by stage, in the order in which their places are reached; what is never reached comes last."""
+    stages: dict[tuple[int, bool], list[_Group]] = {here[key].stage: [] for key in (*order, *here)}
+    for group in here.values():
+        stages[group.stage].append(group)
+    return list(stages.values())
