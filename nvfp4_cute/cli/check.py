@@ -101,8 +101,9 @@ class Limits:
 
     @property
     def k_step(self) -> int:
-        """What K is a multiple of: row pitches in whole 16-byte units, and what TMA pads in whole boxes."""
-        return PADDED_K_MULTIPLE if self.formats in MIXED_PAIRS else K_STEP
+        """What K is a multiple of: blocks, row pitches in whole 16-byte units, and what TMA pads in whole boxes."""
+        padded = PADDED_K_MULTIPLE if self.formats in MIXED_PAIRS else K_STEP
+        return max(padded, *(format.k_multiple for format in self.formats))
 
     def __post_init__(self) -> None:
         for name in ("groups", "max_m", "max_n"):
@@ -173,9 +174,12 @@ class Dice:
         )
 
     def scales(self, rows: int, k: int, format: BlockFormat = NVFP4) -> torch.Tensor:
-        """Blocked scales out of ``SCALES``, of powers of two in it where a format has no others."""
+        """Scales out of ``SCALES``, of powers of two in it where a format has no others, in the format's own layout."""
         is_power = format.scale.name == "ue8m0"
         choices = torch.tensor([x for x in SCALES if not is_power or x != 1.5])
+        if format.scale_layout == "rowmajor":
+            shape = format.scale_shape(rows, k)
+            return choices[torch.randint(0, len(choices), shape, generator=self._generator)]
         index = torch.randint(0, len(choices), (rows, format.num_k_blocks(k)), generator=self._generator)
         codes = encode_ue8m0(choices) if is_power else encode_e4m3(choices)
         return to_blocked(codes[index])

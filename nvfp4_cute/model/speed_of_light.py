@@ -24,19 +24,20 @@ COMPETITION_FP4_FLOPS_PER_S = 6.90e15
 
 @dataclass(frozen=True)
 class Storage:
-    """How a tensor's values lie in memory: bits a value, and bits of one scale for ``block`` values along a row."""
+    """How a tensor's values lie in memory: bits a value, and bits of one scale for ``block`` values of each of ``block_rows``."""
 
     bits: int
     block: int = 0
     scale_bits: int = 0
+    block_rows: int = 1
 
 
 def _stored(format: BlockFormat) -> Storage:
-    return Storage(format.element.bits, format.block_k, format.scale.bits)
+    return Storage(format.element.bits, format.block_k, format.scale.bits, format.block_rows)
 
 
 STORAGE = {
-    **{name: _stored(format) for name, format in FORMATS.items() if format.block_rows == 1},
+    **{name: _stored(format) for name, format in FORMATS.items()},
     "mxfp8": _stored(MXFP8_E4M3),
     "fp8": Storage(8),
     "fp16": Storage(16),
@@ -152,7 +153,7 @@ def tensor_bytes(storage: str, rows: int, cols: int) -> tuple[int, int]:
     if form is None:
         raise ValueError(f"format {storage!r} is unknown; use one of {', '.join(STORAGE)}")
     scales = -(-cols // form.block) * form.scale_bits // 8 if form.block else 0
-    return rows * -(-cols * form.bits // 8), rows * scales
+    return rows * -(-cols * form.bits // 8), -(-rows // form.block_rows) * scales
 
 
 def _check_size(size: tuple[int, int, int]) -> tuple[int, int, int]:

@@ -113,7 +113,9 @@ def test_a_failure_prints_the_command_that_repeats_it(monkeypatch, capsys, fault
     assert "emulator: 0 of 1 problems bit-equal to the reference" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("names", ["mxfp4", "mxfp8_e4m3,mxfp8_e5m2", "mxfp8_e4m3,mxfp4"])
+@pytest.mark.parametrize(
+    "names", ["mxfp4", "mxfp8_e4m3,mxfp8_e5m2", "mxfp8_e4m3,mxfp4", "fp8_1x128,fp8_128x128"]
+)
 def test_operands_of_other_formats(names, capsys):
     """Drawn so that sums are exact: the reference in float32 is the sum in float64."""
     formats = types.formats(names)

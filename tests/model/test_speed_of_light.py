@@ -113,6 +113,13 @@ def test_counted_bytes_are_those_of_real_tensors():
     assert light.tensor_bytes("mxfp8", m, k) == (m * k, m * k // 32)
 
 
+def test_a_scale_may_serve_many_rows():
+    work = light.grouped_gemm([(3, 300, 256)], a="fp8_1x128", b="fp8_128x128")
+    sizes = {operand.name: operand.bytes for operand in work.operands}
+    assert sizes["a_scale"] == 3 * 2 * 4 and sizes["b_scale"] == 3 * 2 * 4 and sizes["b"] == 300 * 256
+    assert work.math == "fp8"
+
+
 def test_w4a16_moves_wide_activations_and_multiplies_as_fp16():
     work = light.grouped_gemm([(8, 4096, 4096)], a="fp16")
     assert {o.name: o.bytes for o in work.operands} == {
