@@ -17,6 +17,7 @@ from pathlib import Path
 from nvfp4_cute.bench.moe import MODELS, Model
 from nvfp4_cute.gpus import targets
 from nvfp4_cute.gpus.targets import Target
+from nvfp4_cute.planning.arch.simt import FEW_SLOTS
 
 RESULTS = Path(__file__).parent / "results"
 PAGE = "ep_modelled.md"
@@ -132,7 +133,8 @@ def phase_us(phase: str, share: Share, target: Target) -> float:
         share.memory_bytes(phase) / (target.bandwidth_bytes_per_s * MEMORY_SHARE),
         share.flops(phase) / (peak(target) * MATRIX_SHARE),
     )
-    fixed = LAUNCHES[phase] * (target.launch_s or LAUNCH_S) + SIGNALS.get(phase, 0) * SIGNAL_S
+    few = phase == "receive" and share.ranks * share.choices <= FEW_SLOTS
+    fixed = (LAUNCHES[phase] - few) * (target.launch_s or LAUNCH_S) + SIGNALS.get(phase, 0) * SIGNAL_S
     return 1e6 * (work + fixed)
 
 
