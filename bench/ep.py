@@ -85,13 +85,13 @@ class Result:
 
 
 def captured(call: Callable[[], Any]) -> Callable[[], None]:
-    """Its replay, compiled and set up by a first call."""
+    """Its replay, compiled and set up by a first call; what the call reads lives as long."""
     call()
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph, capture_error_mode="thread_local"):
         call()
-    return graph.replay
+    return lambda _held=call: graph.replay()
 
 
 def timed(calls: Calls, rounds: int = ROUNDS) -> dict[str, float]:

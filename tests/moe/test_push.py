@@ -1,6 +1,7 @@
 """Layers whose ranks store into each other's buffers: bits of one process, on the emulator and without a kernel."""
 
 import tempfile
+import threading
 import time
 from pathlib import Path
 
@@ -113,6 +114,28 @@ def test_a_wait_for_many_ids_is_a_clusters():
         got = permute(mine.ids, 3, inbox=mine.inbox, backend="emulator:sm_90a")
         want = permute(mine.ids, 3, backend="reference")
         assert_bitwise_equal(got.rows, want.rows)
+
+
+@pytest.mark.parametrize("backend", ["reference", "emulator:sm_90a"])
+def test_launches_wait_for_a_rank_that_comes_later(backend):
+    layout = layout_of(2, 4, 2, 64)
+    mine, other = local_peers(layout)
+    x, ids = some_rows(3, 64, torch.bfloat16), torch.tensor([[0, 1], [2, 3], [0, -1]], dtype=torch.int32)
+    h, placement = some_rows(16, 64, torch.bfloat16), Placement.even(4, 2)
+    places = push.send(x, ids, placement, mine, None, "reference")
+    later = lambda call: threading.Timer(0.3, call).start()
+    began = time.monotonic()
+    later(lambda: push.send(x, ids, placement, other, None, "reference"))
+    _, _, order = push.receive(mine, 2, None, None, backend)
+    assert time.monotonic() - began > 0.3
+    assert order.offs.tolist() == [4, 6]  # of the tokens of both ranks
+    push.give(h, order, mine, "reference")
+    later(lambda: push.give(h, permute(other.ids, 2, backend="reference"), other, "reference"))
+    y = finalize(mine.results, places, torch.ones(3, 2), inbox=mine.inbox, backend=backend)
+    assert time.monotonic() - began > 0.6
+    want = finalize(mine.results, places, torch.ones(3, 2), backend="reference")
+    assert_bitwise_equal(y, want)
+    mine.check()
 
 
 @pytest.mark.parametrize("backend", ["reference", "emulator:sm_90a"])
