@@ -64,12 +64,21 @@ def roofline(path: Path, target: Target, points: Sequence[tuple[str, float, floa
     pyplot.close(figure)
 
 
-def bars(path: Path, title: str, labels: Sequence[str], series: Mapping[str, Sequence[float | None]]) -> None:
-    """Write horizontal bars of times in us on a logarithmic axis, a group of bars for each label.
+def bars(
+    path: Path,
+    title: str,
+    labels: Sequence[str],
+    series: Mapping[str, Sequence[float | None]],
+    *,
+    unit: str = "us",
+    scale: str = "log",
+) -> None:
+    """Write horizontal bars of times, a group of bars for each label.
 
     Args:
         labels: of the groups, from top to bottom.
         series: by name, a time for each label or None where there is none.
+        unit: of the times. scale: of the axis, "log" or "linear".
 
     Raises:
         ValueError: matplotlib is not installed.
@@ -87,9 +96,10 @@ def bars(path: Path, title: str, labels: Sequence[str], series: Mapping[str, Seq
         axes.bar_label(drawn, fmt="%.3g", padding=2, fontsize=7)
     axes.set_yticks([row + 0.4 - height / 2 for row in range(len(labels))], labels)
     axes.invert_yaxis()
-    axes.set(xscale="log", xlabel="us", title=title)
+    axes.set(xscale=scale, xlabel=unit, title=title)
     axes.xaxis.set_major_formatter("{x:g}")
-    axes.xaxis.set_minor_formatter("{x:g}")
+    if scale == "log":
+        axes.xaxis.set_minor_formatter("{x:g}")
     axes.legend()
     figure.savefig(path, dpi=150)
     pyplot.close(figure)

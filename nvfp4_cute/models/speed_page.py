@@ -22,7 +22,8 @@ def page(report: dict[str, Any], made_by: str, picture: str | None = None) -> st
     """Markdown: a table a model.
 
     Args:
-        report: of `models bench --json`. made_by: the command. picture: name of the file of :func:`draw`.
+        report: of `models bench --json`; perhaps with a "note". A time that was not measured is None.
+        made_by: the command. picture: name of the file of :func:`draw`.
     """
     parts = [
         f"# Whole models on an {report['device']}\n",
@@ -36,6 +37,7 @@ def page(report: dict[str, Any], made_by: str, picture: str | None = None) -> st
         'With a mask, "sdpa" of transformers copies keys and values for every head of a group. "grouped_sdpa", of this package, '
         "does not.\n",
     ]
+    parts += [f"{report['note']}\n"] if "note" in report else []
     parts += [f"![Decoding one token: milliseconds a step]({picture})\n"] if picture else []
     for model in report["models"]:
         parts.append(f"## {model['model']}, {model['layers']} layers\n\n{_table(model)}\n")
@@ -46,15 +48,16 @@ def page(report: dict[str, Any], made_by: str, picture: str | None = None) -> st
 
 
 def draw(report: dict[str, Any], path: Path) -> None:
-    """The times of decoding in a graph as a picture, us. Raises ValueError where matplotlib is not installed."""
+    """The times of decoding in a graph as a picture, ms. Raises ValueError where matplotlib is not installed."""
     key_of = lambda model, w: (model["model"], w["attention"], w["batch"], w["prompt"])
     every = [(model, w) for model in report["models"] for w in model["ways"]]
-    cases = dict.fromkeys(key_of(model, w) for model, w in every)
-    times = {(*key_of(model, w), w["way"]): 1e6 * w["decode_s"] for model, w in every}
+    cases = dict.fromkeys(key_of(model, w) for model, w in every if w["decode_s"])
+    times = {(*key_of(model, w), w["way"]): 1e3 * w["decode_s"] for model, w in every if w["decode_s"]}
     ways = [way for way in WAYS if any(key[-1] == way for key in times)]
     labels = [f"{model}, {batch} x {prompt}, {attention}" for model, attention, batch, prompt in cases]
     series = {WAYS[way]: [times.get((*case, way)) for case in cases] for way in ways}
-    bars(path, f"Decoding a token of every sequence, CUDA graph, {report['device']}", labels, series)
+    title = f"Decoding a token of every sequence, CUDA graph, {report['device']}"
+    bars(path, title, labels, series, unit="ms a step", scale="linear")
 
 
 def _table(model: dict[str, Any]) -> str:
@@ -68,11 +71,13 @@ def _table(model: dict[str, Any]) -> str:
     for w in sorted(model["ways"], key=lambda w: (*key_of(w), order[w["way"]])):
         beside = base.get(key_of(w))
         share = "-" if beside is None else f"{w['weight_bytes'] / beside['weight_bytes']:.3f}"
-        cells = [
-            f"{1e3 * w[key]:.2f}"
-            + ("" if beside is None or w is beside else f" ({beside[key] / w[key]:.2f})")
-            for key, _ in COLUMNS
-        ]
+        cells = [_cell(w[key], None if beside is None or w is beside else beside[key]) for key, _ in COLUMNS]
         case = f"{w['batch']} x {w['prompt']}"
         lines.append((w["attention"], case, WAYS[w["way"]], f"{w['weight_bytes'] / 1e9:.2f}", share, *cells))
     return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+
+
+def _cell(seconds: float | None, base: float | None) -> str:
+    if seconds is None:
+        return "-"
+    return f"{1e3 * seconds:.2f}" + ("" if base is None else f" ({base / seconds:.2f})")

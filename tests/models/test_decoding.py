@@ -102,6 +102,24 @@ def test_grouped_attention(tmp_path, monkeypatch):
     torch.testing.assert_close(logits["sdpa"], logits[attention.GROUPED], rtol=2**-6, atol=2**-8)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["qwen3", "qwen3_moe"])
+def test_compiled_steps(tmp_path, kind):
+    """A step of a fused model is one graph, with the bits of an eager step."""
+    model = model_of(tmp_path, kind)
+    model.set_attn_implementation(attention.GROUPED)
+    ids = torch.randint(0, 128, (2, 5))
+    found = []
+    for is_compiled in (False, True):
+        torch.compiler.reset()
+        cache = StaticCache(config=model.config, max_cache_len=12)
+        model(ids, use_cache=True, past_key_values=cache)
+        step = torch.compile(model.forward, fullgraph=True, backend="aot_eager") if is_compiled else model
+        given = [torch.full((2, 1), number) for number in range(3)]
+        found.append([step(x, use_cache=True, past_key_values=cache).logits for x in given])
+    assert all(map(torch.equal, *found))
+
+
 def test_the_attention_is_registered():
     from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 

@@ -94,6 +94,7 @@ def test_shared_input(options, bias):
         assert shared.kept is None
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("options", WAYS[:2], ids=str)
 def test_one_launch_on_a_gpu(options):
     """Where global scales agree, one product of all rows; with other ones, no other launch of ours. The bits are the same."""
@@ -173,6 +174,7 @@ def test_gated_mlp(options):
             assert apart(got) < apart(block.mlp(x))
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("options", WAYS[:2], ids=str)
 def test_gated_mlp_on_the_emulator(options):
     """Two launches with 16-bit rows, three with quantized ones; results as near as rounding allows."""
@@ -297,6 +299,7 @@ def test_weights_are_stored_once():
     assert sum(layer.packed_weight.numel() for layer in layers) == whole.packed_weight.numel()
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("options", WAYS[:2], ids=str)
 def test_compiled(options):
     """One graph for any number of rows, with one product for q, k and v, and the bits of eager calls."""
