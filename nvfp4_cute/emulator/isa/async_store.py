@@ -94,9 +94,14 @@ def _together(
     cta, machine = warp.cta, warp.cta.machine
     if warp.num_active == 1 or machine.recorder is not None or not machine.immediate:
         return None
-    if where.__class__ is not np.ndarray or barrier.__class__ is np.ndarray:
-        return None
     lanes, nbytes = warp.active, size * len(values)
+    if where.__class__ is not np.ndarray:
+        return None
+    if barrier.__class__ is np.ndarray:
+        named = barrier[lanes]
+        barrier = int(named[0])
+        if np.count_nonzero(named != named[0]):
+            return None
     addresses = where[lanes].astype(np.int64)
     target, first = any_shared(cta, int(addresses[0]))
     offsets = addresses - (int(addresses[0]) - first)

@@ -227,6 +227,8 @@ def _float_to_float(inst: Inst, b: Builder, mods: Mods, dest: str, source: str, 
             lambda warp: _dual(_array(bits(warp)).astype(np.uint32) << np.uint32(16)),
             "u32",
         )
+    if (dest, source) == ("f32", "f16") and not (ftz or sat or relu):
+        return _widen_half(inst, b)
     read = _float_reader(b, inst.operands[1], source)
     size = type_bytes(dest)
     # An f16 result takes subnormal operands as they are, with .ftz too.
@@ -250,6 +252,17 @@ def _float_to_float(inst: Inst, b: Builder, mods: Mods, dest: str, source: str, 
         return _dual(words)
 
     return put_step(b, inst.operands[0], compute, f"u{8 * size}")
+
+
+def _widen_half(inst: Inst, b: Builder) -> Step:
+    """cvt.f32.f16: exact."""
+    bits = b.read(inst.operands[1], "b16")
+
+    def compute(warp: "Warp") -> Any:
+        values = _array(bits(warp), np.uint16).view(np.float16).astype(np.float32)
+        return _dual(float_results.canonical_nan(values).view(np.uint32))
+
+    return put_step(b, inst.operands[0], compute, "u32")
 
 
 def _kept_nan(operand: np.ndarray, words: np.ndarray, dest: str, source: str) -> np.ndarray:
@@ -322,7 +335,7 @@ def _to_packed(inst: Inst, b: Builder, mods: Mods, dest: str, source: str, round
         every = np.arange(1 << width, dtype=UNSIGNED[width // 8])
         table = pack(*_packed_values(every, source)).astype(UNSIGNED[register])
         words = b.read(inst.operands[1], f"b{width}")
-        return put_step(b, inst.operands[0], lambda warp: table[words(warp)], f"u{8 * register}")
+        return put_step(b, inst.operands[0], lambda warp: table.take(words(warp)), f"u{8 * register}")
     if source == "f32":
         if dest in ("f16x2", "bf16x2") and rounding == "rn" and not (relu or satfinite):
             return _pack_nearest(inst, b, dest)

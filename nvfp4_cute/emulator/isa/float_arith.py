@@ -229,6 +229,9 @@ def float_operation(inst: Inst, b: Builder, mods: Mods, type_: str) -> Step:
 
     if plain and type_ == "f32":
         return _plain_f32(inst, b)
+    unmodified = rounding == "rn" and not (ftz or sat or relu or nan or xorsign or magnitudes)
+    if lanes.name == "f16" and unmodified and opcode in _HALF:
+        return _plain_f16(inst, b, lanes)
 
     def step(warp: "Warp") -> None:
         args = [load(warp) for load in loads]
@@ -283,6 +286,54 @@ def _plain_f32(inst: Inst, b: Builder) -> Step:
         regs[d] = value
 
     return step
+
+
+def _half_fma(a: np.ndarray, b: np.ndarray, c: np.ndarray) -> np.ndarray:
+    """a * b + c for float16, rounded once to nearest even.
+
+    Rounding the sum to float64 first does no harm: a product has 22 bits and is a multiple of 2**-48, so a sum of more than
+    53 bits either is 2**29 or more, or is c and a product below 2**-30 of it, which is no tie and near none.
+    """
+    return (a.astype(np.float64) * b + c).astype(np.float16)
+
+
+# NumPy adds and multiplies float16 in float32 and rounds: correct, since 24 >= 2 * 11 + 2 bits.
+_HALF: dict[str, Callable[..., np.ndarray]] = {
+    "add": operator.add,
+    "sub": operator.sub,
+    "mul": operator.mul,
+    "fma": _half_fma,
+}
+
+
+def _plain_f16(inst: Inst, b: Builder, lanes: Lanes) -> Step:
+    """add/sub/mul/fma.rn of f16 and f16x2 without modifiers."""
+    slots = [arith.same_width(b, o, f"b{8 * lanes.bytes}") for o in inst.operands[1:]]
+    put = b.write(inst.operands[0], f"b{8 * lanes.bytes}")
+    register, operation = lanes.register, _HALF[inst.opcode]
+    f16 = np.dtype(np.float16)
+
+    def step(warp: "Warp") -> None:
+        regs = warp.regs
+        values = [regs[slot] for slot in slots]
+        uniform = not any(v.__class__ is np.ndarray for v in values)
+        args = [(v if v.__class__ is np.ndarray else _all(v, register)).view(f16) for v in values]
+        result = operation(*args)
+        nan = result != result
+        if np.count_nonzero(nan):
+            result.view(np.uint16)[nan] = 0x7FFF
+        bits = result.view(register)
+        put(warp, int(bits[0]) if uniform else bits)
+
+    return step
+
+
+@lru_cache(1024)
+def _all(value: int, register: np.dtype) -> np.ndarray:
+    """The bits of a uniform register as those of 32 lanes, which nobody changes."""
+    array = np.full(32, value, register)
+    array.flags.writeable = False
+    return array
 
 
 def _unpack_f32(bits: int) -> float:
