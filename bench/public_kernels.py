@@ -26,7 +26,7 @@ from pathlib import Path
 
 from tqdm import tqdm
 
-from nvfp4_cute.bench.public_cases import CASES, EXAMPLES, SUITES, Case
+from nvfp4_cute.bench.public_cases import CASES, EXAMPLES, MORE_CASES, OLD_CASES, SUITES, Case
 from nvfp4_cute.text_table import text_table
 
 SETTINGS = ("eager", "lazy", "random:7", "eager+check")
@@ -47,7 +47,7 @@ examples:
   python -m nvfp4_cute.bench.public_kernels ~/cutlass --list                       the scripts and their arguments
   python -m nvfp4_cute.bench.public_kernels ~/cutlass --only tutorial              those of the tutorial
   python -m nvfp4_cute.bench.public_kernels ~/cutlass --only 'grouped.* 2,2' --settings lazy+check
-  python -m nvfp4_cute.bench.public_kernels ~/cutlass --suite quack=~/quack --suite flash-attention=~/flash-attention
+  python -m nvfp4_cute.bench.public_kernels ~/cutlass --project quack=~/quack --project flash-attention=~/flash-attention
   python -m nvfp4_cute.bench.public_kernels ~/cutlass --record runs.jsonl --save bench/results/public_kernels.md
 """
 
@@ -76,6 +76,9 @@ class Result:
         return self.verdict == "pass"
 
 
+PROJECTS = tuple(sorted({case.project for case in (*OLD_CASES, *SUITES)}))
+"""Projects beside CUTLASS."""
+
 Results = Mapping[tuple[Case, str], Result]
 MADE_BY = (
     "Made by `python -m nvfp4_cute.bench.public_kernels CHECKOUT --save bench/results/public_kernels.md`."
@@ -89,8 +92,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     folder = args.checkout / EXAMPLES
     if not folder.is_dir():
         parser.error(f"{args.checkout} is no CUTLASS checkout: there is no {EXAMPLES} in it")
-    folders = {"cutlass": folder, **dict(args.suite)}
-    known = [*CASES, *SUITES]
+    folders = {"cutlass": folder, **dict(args.project)}
+    known = [*CASES, *MORE_CASES, *OLD_CASES, *SUITES]
     cases = [case for case in known if case.project in folders and re.search(args.only, str(case))]
     if not cases:
         parser.error(f"no script matches {args.only!r}; --list shows them")
@@ -122,13 +125,13 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("checkout", type=Path, help="folder of a CUTLASS checkout (its examples suffice)")
     parser.add_argument(
-        "--suite",
+        "--project",
         action="append",
-        type=_suite,
+        type=_project,
         default=[],
         metavar="PROJECT=FOLDER",
-        help=f"also the test suite of a project ({', '.join(sorted({case.project for case in SUITES}))}), whose package "
-        "and what it needs can be imported; may be repeated",
+        help=f"also a project ({', '.join(PROJECTS)}) of which FOLDER is a checkout; what its tests need can be imported; may be "
+        "repeated",
     )
     parser.add_argument("--only", default="", metavar="REGEX", help="on architecture, script and arguments")
     parser.add_argument(
@@ -169,9 +172,9 @@ def _setting(text: str) -> str:
     return text
 
 
-def _suite(text: str) -> tuple[str, Path]:
+def _project(text: str) -> tuple[str, Path]:
     project, _, folder = text.partition("=")
-    if project not in {case.project for case in SUITES} or not Path(folder).expanduser().is_dir():
+    if project not in PROJECTS or not Path(folder).expanduser().is_dir():
         raise argparse.ArgumentTypeError(
             f"{text!r} is not PROJECT=FOLDER of a known project and its checkout"
         )
