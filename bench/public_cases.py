@@ -151,7 +151,7 @@ MORE_CASES: tuple[Case, ...] = _scripts(
                 "--mnkl 112,136,40,1 --a_major k --b_major k",
             ),
             "cute/ampere/kernel/elementwise/elementwise_add": ("--M 128 --N 128", "--M 130 --N 120"),
-            "cute/ampere/kernel/elementwise/elementwise_apply": ("--M 128 --N 128 --op mul",),
+            "cute/ampere/kernel/elementwise/elementwise_apply": ("--M 128 --N 256 --op mul",),
             "cute/hopper/kernel/attention/fmha": (
                 "--q_shape 1,128,2,64 --k_shape 1,128,2,64",
                 "--q_shape 1,128,1,64 --k_shape 1,192,1,64 --is_causal --is_persistent",
@@ -192,7 +192,7 @@ MORE_CASES: tuple[Case, ...] = _scripts(
             "cute/blackwell/kernel/dense_gemm/dense_gemm_persistent_dynamic": (GEMM, f"{GEMM} --use_tma_store"),
             "cute/blackwell/kernel/dense_gemm/dense_gemm_persistent_prefetch": (f"{GEMM} --use_tma_store",),
             "cute/blackwell/kernel/dense_gemm/dense_gemm_software_pipeline": (GEMM,),
-            "cute/blackwell/kernel/mixed_input_gemm/mixed_input_gemm": ("", "--scale_granularity_k 64"),
+            "cute/blackwell/kernel/mixed_input_gemm/mixed_input_gemm": PLAIN,
             "cute/blackwell/kernel/mixed_input_gemm/grouped_mixed_input_gemm": PLAIN,
             "cute/blackwell/kernel/moe/torch_scaled_grouped_mm": (
                 "--tokens 32 --experts 2 --top_k_select 1 --hidden 256 --intermediate 128",
@@ -249,7 +249,7 @@ OLD_CASES: tuple[Case, ...] = _scripts(
     {
         "sm_90a": {
             "ampere/elementwise_add": ("--M 128 --N 128",),
-            "ampere/elementwise_apply": ("--M 128 --N 128 --op add",),
+            "ampere/elementwise_apply": ("--M 128 --N 256 --op add",),
             "ampere/flash_attention_v2": (
                 "--batch_size 1 --seqlen_q 128 --seqlen_k 128 --num_head 1 --head_dim 64",
             ),
@@ -333,35 +333,63 @@ SUITES: tuple[Case, ...] = (
     ),
     *_tests("quack", "sm_120a", "tests/test_gemm_sm120_mxfp8.py", "shape_mnk0"),
     *_tests("quack", "sm_100a", "tests/test_gemm_split_k.py", "test_gemm_split_k and None-out_dtype0"),
-    *_tests(
-        "flash-attention",
-        "sm_100a",
-        "tests/cute/test_flash_attn_fast.py",
-        "test_flash_attn_output and 128-128-64",
+    *(
+        case
+        for arch in ("sm_90a", "sm_100a", "sm_120a")
+        for case in _tests(
+            "flash-attention",
+            arch,
+            "tests/cute/test_flash_attn_fast.py",
+            *(f"test_flash_attn_output and 128-128-64 and {heads}" for heads in ("mha", "gqa", "mqa")),
+        )
     ),
     *_tests(
         "flash-attention",
         "sm_100a",
         "tests/cute/test_flash_attn_fast.py",
-        "test_flash_attn_varlen_unpad_output and 128-64-False",
-    ),
-    *_tests(
-        "flash-attention",
-        "sm_90a",
-        "tests/cute/test_flash_attn_fast.py",
-        "test_flash_attn_output and 128-128-64",
-    ),
-    *_tests(
-        "flash-attention",
-        "sm_120a",
-        "tests/cute/test_flash_attn_fast.py",
-        "test_flash_attn_output and 128-128-64",
+        *(
+            f"test_flash_attn_varlen_unpad_output and 128-64-False and {heads}"
+            for heads in ("mha", "gqa", "mqa")
+        ),
     ),
     *_tests(
         "flash-attention",
         "sm_100a",
         "tests/cute/test_flash_attn_combine.py",
         "test_flash_attn_combine and 1-3-64",
+    ),
+    *_tests(
+        "flashinfer",
+        "sm_100a",
+        "tests/norm/test_rmsnorm_fp4_quant_cute_dsl.py",
+        "test_rmsnorm_fp4quant_2d[1e-05-dtype0-64-4]",
+        "test_rmsnorm_fp4quant_3d[dtype0-128-16-4]",
+        "test_mxfp4_basic[dtype0-128-4]",
+        "test_auto_allocation_swizzled[dtype0-512-16]",
+    ),
+    *_tests(
+        "flashinfer",
+        "sm_100a",
+        "tests/norm/test_add_rmsnorm_fp4_quant_cute_dsl.py",
+        "test_add_rmsnorm_fp4quant_2d[1e-05-dtype0-64-4]",
+        "test_mxfp4_basic[dtype0-128-4]",
+        "test_both_sf_layouts_3d_input[dtype0-256-16-4]",
+        "test_residual_inplace_update_2d[dtype0-256-4]",
+    ),
+    *_tests(
+        "flashinfer",
+        "sm_100a",
+        "tests/attention/test_cute_dsl_mla_decode.py",
+        "test_cute_dsl_mla_decode_fp16[modular-True-1-dtype0-32-128-1]",
+        "test_cute_dsl_mla_decode_fp8[modular-False-128-64-128-1]",
+    ),
+    *_tests(
+        "flashinfer",
+        "sm_100a",
+        "tests/kda/test_packed_kda_decode_cute.py",
+        "test_packed_kda_cute_matches_reference_and_preserves_pool[1]",
+        "test_packed_kda_cute_forced_tiles_match_reference[8]",
+        "test_packed_kda_cute_forced_tiles_match_reference[64]",
     ),
 )
 """Tests of suites that expect a GPU. A case counts as many configurations as tests ran."""

@@ -8,6 +8,7 @@ checker, where it watches, reports no hazard.
 import argparse
 import importlib.metadata
 import json
+import math
 import os
 import platform
 import re
@@ -17,12 +18,14 @@ import subprocess
 import sys
 import tempfile
 import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
+from queue import Queue
 
 from tqdm import tqdm
 
@@ -37,6 +40,7 @@ SM_COUNT = 16
 """Few, so that persistent kernels loop over tiles of small problems."""
 
 MESSAGE_CHARACTERS = 1000
+NOT_RUN = "not run"
 
 DISTRIBUTIONS = ("nvfp4-cute", "nvidia-cutlass-dsl", "torch", "numpy")
 
@@ -57,7 +61,7 @@ class Result:
     """How a run ended.
 
     Attributes:
-        verdict: "pass", "hazard" (the checker reported one), "FAIL", or "killed".
+        verdict: "pass", "hazard" (the checker reported one), "FAIL", "killed", or "not run" (past the deadline).
         seconds: processor time of the script's process and those it started.
         instructions: warp instructions executed, None if nothing was launched.
         message: what was said last.
@@ -100,14 +104,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     if args.list:
         print("\n".join(map(str, cases)))
         return 0
-    limits = partial(run_one, sm_count=args.sm_count, timeout=args.timeout)
+    limits = partial(run_one, sm_count=args.sm_count, timeout=args.timeout, cores=_free_cores(args.jobs))
     run = lambda case, setting: limits(case, setting, folder=folders[case.project])
-    results = run_all(cases, args.settings, run, args.jobs, Record(args.record))
+    results = run_all(cases, args.settings, run, args.jobs, Record(args.record), args.deadline)
     heading = _heading(args.checkout, args.sm_count, sum(result.seconds for result in results.values()))
     table = results_table(cases, args.settings, results)
     passed = sum(result.passed for result in results.values())
+    ran = sum(result.verdict != NOT_RUN for result in results.values())
     count = sum(max(results[case, setting].configurations for setting in args.settings) for case in cases)
-    total = f"{passed} of {len(results)} runs pass; {count} configurations."
+    total = f"{passed} of {ran} runs pass; {count} configurations."
     print(f"{heading}\n\n{table}\n\n{total}")
     if args.save:
         args.save.write_text(
@@ -153,6 +158,13 @@ def _parser() -> argparse.ArgumentParser:
         help="seconds for each run (default %(default)s)",
     )
     parser.add_argument(
+        "--deadline",
+        type=float,
+        default=math.inf,
+        metavar="S",
+        help="seconds after which no run starts; what --record has of the others counts (0: a table of it)",
+    )
+    parser.add_argument(
         "--sm-count", type=int, default=SM_COUNT, metavar="N", help="SMs of the GPU (default %(default)s)"
     )
     parser.add_argument(
@@ -164,6 +176,17 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--save", type=Path, metavar="FILE", help="also write the table as Markdown")
     parser.add_argument("--list", action="store_true", help="print what would run, and stop")
     return parser
+
+
+def _free_cores(jobs: int) -> "Queue[int] | None":
+    """A core for each job, where there are as many; None where jobs share cores."""
+    available = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
+    if not 1 < jobs <= len(available):
+        return None
+    cores: Queue[int] = Queue()
+    for core in available[:jobs]:
+        cores.put(core)
+    return cores
 
 
 def _setting(text: str) -> str:
@@ -198,6 +221,10 @@ class Record:
         result = self.earlier.get((str(case), setting))
         return result if result is not None and result.passed else None
 
+    def last(self, case: Case, setting: str) -> Result:
+        """The recorded result of a run, or that it was not run."""
+        return self.earlier.get((str(case), setting), Result(NOT_RUN, 0.0))
+
     def add(self, case: Case, setting: str, result: Result) -> None:
         """Append a result."""
         if self.path is not None:
@@ -211,10 +238,16 @@ def run_all(
     run: Callable[[Case, str], Result],
     jobs: int,
     record: Record,
+    deadline: float = math.inf,
 ) -> dict[tuple[Case, str], Result]:
-    """Run every case in every setting, `jobs` at a time, with a bar; what does not pass is shown when it happens."""
+    """Run every case in every setting, `jobs` at a time, with a bar; what does not pass is shown when it happens.
+
+    One setting after the other, so that what was interrupted says something of every case. `deadline`: seconds after which
+    no run starts, and what is recorded counts.
+    """
+    end = time.monotonic() + deadline
     size = shutil.get_terminal_size()
-    keys = [(case, setting) for case in cases for setting in settings]
+    keys = [(case, setting) for setting in settings for case in cases]
     results = {key: found for key in keys if (found := record.passed(*key)) is not None}
     with (
         ThreadPoolExecutor(jobs) as pool,
@@ -227,10 +260,18 @@ def run_all(
             nrows=size.lines,
         ) as bar,
     ):
-        runs = {pool.submit(run, *key): key for key in keys if key not in results}
+
+        def start(case: Case, setting: str) -> Result | None:
+            return run(case, setting) if time.monotonic() < end else None
+
+        runs = {pool.submit(start, *key): key for key in keys if key not in results}
         for future in as_completed(runs):
             case, setting = key = runs[future]
-            result = results[key] = future.result()
+            result = future.result()
+            if result is None:
+                results[key] = record.last(case, setting)
+                continue
+            results[key] = result
             record.add(case, setting, result)
             if bar.disable or not result.passed:
                 said = "" if result.passed else f": {result.message}"
@@ -239,16 +280,29 @@ def run_all(
     return results
 
 
-def run_one(case: Case, setting: str, *, folder: Path, sm_count: int, timeout: float) -> Result:
-    """Run one script in a process of its own; `timeout` is in seconds of the clock."""
+def run_one(
+    case: Case,
+    setting: str,
+    *,
+    folder: Path,
+    sm_count: int,
+    timeout: float,
+    cores: "Queue[int] | None" = None,
+) -> Result:
+    """Run one script in a process of its own; `timeout` is in seconds of the clock. `cores`: free ones, of which it gets one."""
     command = _command(case, setting, folder, sm_count)
+    core = None if cores is None else cores.get()
     with tempfile.TemporaryFile("w+") as output:
         stdout = output if case.suite else subprocess.DEVNULL
         process = subprocess.Popen(command, stdout=stdout, stderr=output, cwd=folder if case.suite else None)
+        if core is not None:
+            os.sched_setaffinity(process.pid, {core})  # before it has threads
         timer = threading.Timer(timeout, process.kill)
         timer.start()
         _, status, usage = os.wait4(process.pid, 0)
         timer.cancel()
+        if cores is not None and core is not None:
+            cores.put(core)
         process.returncode = os.waitstatus_to_exitcode(status)
         output.seek(0)
         said = output.read()

@@ -7,7 +7,7 @@ import numpy as np
 
 from nvfp4_cute.emulator.faults import RegisterFault
 from nvfp4_cute.emulator.modes import Engine, Operation
-from nvfp4_cute.emulator.ptx import Inst
+from nvfp4_cute.emulator.ptx import Inst, Reg
 
 if TYPE_CHECKING:
     from nvfp4_cute.emulator.state import Warp
@@ -126,7 +126,8 @@ def prepare_late(code: Steps) -> None:
         if pc in writers or not (reads or writes):
             continue
         if pc in moves and reads:
-            code.steps[pc] = _passing_on(code.steps[pc], sorted(code.reads[pc]), sorted(code.writes[pc]))
+            passing = _copying_on if _copies(code.insts[pc]) else _passing_on
+            code.steps[pc] = passing(code.steps[pc], sorted(code.reads[pc]), sorted(code.writes[pc]))
         else:
             code.steps[pc] = _settling(code.steps[pc], (*reads, *writes))
 
@@ -156,8 +157,35 @@ def _noting(step: Step, pc: int) -> Step:
 
 def _settling(step: Step, slots: tuple[int, ...]) -> Step:
     def run(warp: "Warp") -> Any:
-        settle(warp, slots)
+        regs = warp.regs
+        for slot in slots:
+            value = regs[slot]
+            if value.__class__ is Deferred:
+                regs[slot] = value.get()
         return step(warp)
+
+    return run
+
+
+def _copies(inst: Inst) -> bool:
+    """Whether a mov is from a register to another one of the same type."""
+    dest, source = inst.operands
+    return isinstance(dest, Reg) and isinstance(source, Reg) and dest.type == source.type
+
+
+def _copying_on(step: Step, sources: list[int], targets: list[int]) -> Step:
+    """A copy of one register: the promise goes to both."""
+    (source,), (target,) = sources, targets
+
+    def run(warp: "Warp") -> Any:
+        value = warp.regs[source]
+        if value.__class__ is not Deferred:
+            return step(warp)
+        if warp.groups or not warp.all_active:
+            settle(warp, sources)
+            return step(warp)
+        warp.regs[target] = value
+        return None
 
     return run
 
@@ -165,7 +193,10 @@ def _settling(step: Step, slots: tuple[int, ...]) -> Step:
 def _passing_on(step: Step, sources: list[int], targets: list[int]) -> Step:
     def run(warp: "Warp") -> Any:
         regs = warp.regs
-        if all(regs[slot].__class__ is not Deferred for slot in sources):
+        for slot in sources:
+            if regs[slot].__class__ is Deferred:
+                break
+        else:
             return step(warp)
         if warp.groups or not warp.all_active:
             settle(warp, sources)

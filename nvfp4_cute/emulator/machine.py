@@ -7,6 +7,7 @@ the lowest program counter runs first, and groups that meet merge. A group that 
 
 import itertools
 import math
+import struct
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -275,7 +276,10 @@ class Machine:
                         break
             except Exception as error:
                 at = end - length_hint(iterator) - 1
-                if not (isinstance(error, TypeError | AttributeError) and self._poison_registers(warp, at)):
+                if not (
+                    isinstance(error, TypeError | AttributeError | struct.error)
+                    and self._poison_registers(warp, at)
+                ):
                     raise _located(error, warp, at) from error
                 warp.executed += at - (end - len(steps))
                 pc = at

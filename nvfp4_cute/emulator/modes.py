@@ -42,6 +42,8 @@ class Engine(Enum):
     CP_ASYNC = "cp.async"
     WGMMA = "wgmma"
 
+    __hash__ = object.__hash__  # that of Enum is written in Python, and these are keys
+
 
 UNORDERED = (Engine.COPY, Engine.STORE, Engine.STORE_READ)
 

@@ -190,7 +190,7 @@ class _Fp4Operand:
             bytes_.reshape(count, -1, bytes_.shape[1]).swapaxes(0, 1).reshape(-1, count * bytes_.shape[1])
             for bytes_ in (self.packed, self.scales)
         )
-        nan_rows = None if self.nan_rows is None else self.nan_rows.reshape(count, -1).any(0)
+        nan_rows = None if self.nan_rows is None else np.asarray(self.nan_rows.reshape(count, -1).any(0))
         return replace(self, packed=packed, scales=scales, nan_rows=nan_rows)
 
     def scaled(self, dtype: type) -> np.ndarray:
@@ -272,8 +272,8 @@ def accumulate_block_scaled(
                 continue
             found, done = _one_by_one(op_a, op_b, out, len(part))
             if found is None:
-                first = (op.of_instruction(0, len(part)) for op in (op_a, op_b))
-                found, done = _multiply_add(*first, out), 1
+                first_a, first_b = op_a.of_instruction(0, len(part)), op_b.of_instruction(0, len(part))
+                found, done = _multiply_add(first_a, first_b, out), 1
         out, start = found, start + done
     assert out is not None
     return out
@@ -298,8 +298,8 @@ def _one_by_one(
         accumulator = replace(accumulator, values=out, max_abs=max(float(out.max()), -float(out.min())))
     if out is not None:
         start.restore_special(out)
-    for index in range(done):
-        _spread_nan(a.of_instruction(index, count), b.of_instruction(index, count), out)
+        for index in range(done):
+            _spread_nan(a.of_instruction(index, count), b.of_instruction(index, count), out)
     return out, done
 
 

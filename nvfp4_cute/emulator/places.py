@@ -7,19 +7,48 @@ from typing import Any
 
 import numpy as np
 
+from nvfp4_cute.emulator.addresses import OFFSET_MASK, RANK_SHIFT
+
 GRANULES_PER_CHUNK = 4
 
 Place = tuple[Any, tuple[int, int]]
 """Index and row span of granules."""
 
 
+MOST_PLACES = 1 << 14
+_lane_places: dict[tuple[bytes, int], tuple[tuple[int, Place], ...]] = {}
+
+
+def lane_places(addresses: np.ndarray, nbytes: int) -> tuple[tuple[int, Place], ...]:
+    """Ranks of the CTAs that accesses of `nbytes` at each shared::cluster address (int64) touch, and places in each.
+
+    Kernels go over the same places again and again, so these are kept.
+    """
+    key = addresses.tobytes(), nbytes
+    found = _lane_places.get(key)
+    if found is None:
+        ranks = addresses >> RANK_SHIFT
+        if len(_lane_places) >= MOST_PLACES:
+            _lane_places.clear()
+        found = _lane_places[key] = tuple(
+            (rank, _granules(addresses[ranks == rank] & OFFSET_MASK, nbytes))
+            for rank in np.unique(ranks).tolist()
+        )
+    return found
+
+
 def granules(offsets: np.ndarray, nbytes: int) -> Place:
-    """Index and span of accesses of `nbytes` at each of `offsets` in shared memory."""
-    first = offsets.astype(np.int64) // 4
-    if nbytes > 4:
-        first = (first[:, None] + np.arange(nbytes // 4)).reshape(-1)
-    rows = first >> 2
-    return (rows, first & 3), (int(rows.min()), int(rows.max()) + 1)
+    """Index and span of accesses of `nbytes` at each of `offsets` (int64) in shared memory."""
+    ((_, place),) = lane_places(offsets, nbytes)
+    return place
+
+
+def _granules(offsets: np.ndarray, nbytes: int) -> Place:
+    numbers = np.unique(offsets[:, None] // 4 + np.arange(max(nbytes // 4, 1)))
+    rows = np.unique(numbers >> 2)
+    if numbers.size == GRANULES_PER_CHUNK * rows.size:
+        return chunks(rows)
+    return (numbers >> 2, numbers & 3), (int(rows[0]), int(rows[-1]) + 1)
 
 
 def chunks(numbers: np.ndarray) -> Place:
@@ -35,7 +64,6 @@ def byte_range(offset: int, nbytes: int) -> Place:
 
 
 _operand_places: dict[tuple[int, int | None, int | None], tuple[np.ndarray, Any]] = {}
-MOST_PLACES = 1 << 14
 
 
 def operand_place(indices: np.ndarray, unit: int, rows: slice = slice(None)) -> Place:

@@ -18,6 +18,7 @@ def checkout(tmp_path, monkeypatch):
         "# Changelog\n\n# 4.x\n\n## [4.7.0](https://x) (2026)\n\n## [4.6.0](y)\n"
     )
     monkeypatch.setattr(public_kernels, "CASES", CASES)
+    monkeypatch.setattr(public_kernels, "MORE_CASES", ())
     return tmp_path
 
 
@@ -25,7 +26,7 @@ def checkout(tmp_path, monkeypatch):
 def runs(monkeypatch):
     made = []
 
-    def run_one(case, setting, *, folder, sm_count, timeout):
+    def run_one(case, setting, *, folder, sm_count, timeout, cores):
         made.append((case.script, setting))
         return Result(VERDICTS[case.script], 1.5, 1000, "what it said")
 
@@ -56,6 +57,16 @@ def test_what_passed_is_not_repeated(checkout, runs, tmp_path):
     assert public_kernels.main([*arguments, "--save", str(report)]) == 1
     assert sorted(runs) == [("bad.py", "eager"), ("bad.py", "eager"), ("good.py", "eager")]
     assert "pass   1.5 s" in report.read_text() and "1 of 2 runs pass" in report.read_text()
+
+
+def test_past_the_deadline_the_record_counts(checkout, runs, tmp_path, capsys):
+    arguments = [str(checkout), "--record", str(tmp_path / "runs.jsonl")]
+    assert public_kernels.main([*arguments, "--settings", "eager"]) == 1
+    made = len(runs)
+    assert public_kernels.main([*arguments, "--settings", "eager", "lazy", "--deadline", "0"]) == 1
+    out = capsys.readouterr().out
+    assert len(runs) == made and "1 of 2 runs pass; 2 configurations" in out.splitlines()[-1]
+    assert "not run" in out
 
 
 @pytest.mark.parametrize(

@@ -537,6 +537,11 @@ def test_unwritten_register():
     assert (severity, kind) == ("warning", "register") and "reads %r11, which was never written" in text
 
 
+def test_unwritten_float_beside_a_number():
+    ((severity, kind, text),) = remarks("add.f32 %r10, %r11, 0f3F800000;")
+    assert (severity, kind) == ("warning", "register") and "reads %r11, which was never written" in text
+
+
 # ---- the end of a CTA ----------------------------------------------------------------------------------------------------------
 def test_exit_with_a_load_in_flight():
     assert_found(init(1) + in_thread(0, load(256)), "exit", r"cta 0,0,0 may exit before bulk load .* is done")

@@ -73,7 +73,7 @@ def first_unordered(seen: np.ndarray, epochs: np.ndarray) -> int | None:
     if not flat.size:
         return None
     first = int(flat[0])
-    if (flat == first).all():
+    if not np.count_nonzero(flat != first):
         return None if seen[first >> COMPONENT_SHIFT] >= first & VALUE_MASK else 0
     late = unordered(seen, flat)
     position = int(late.argmax())

@@ -144,8 +144,8 @@ class GlobalRaces:
                 beyond = addresses[addresses >= self._starts[following]]
                 self._access(beyond, nbytes, actor, write=write, atomic=atomic)
             return
-        inside = (addresses >= shadow.start) & (addresses < shadow.end)
-        if not inside.all():
+        if int(addresses.max()) >= shadow.end:
+            inside = addresses < shadow.end
             self._access(addresses[~inside], nbytes, actor, write=write, atomic=atomic)
             addresses = addresses[inside]
         index = shadow.index(addresses, nbytes)
@@ -168,12 +168,12 @@ class GlobalRaces:
             shadow = self._shadows[position] = GlobalShadow(found.start, found.nbytes)
         return shadow
 
-    def _check(
-        self, shadow: GlobalShadow, index: np.ndarray, actor: Actor, *, write: bool, atomic: bool
-    ) -> None:
+    def _check(self, shadow: GlobalShadow, index: Any, actor: Actor, *, write: bool, atomic: bool) -> None:
         epochs = shadow.writers[index]
-        if not epochs.any():
+        if not np.count_nonzero(epochs):
             return
+        if isinstance(index, slice):
+            index = np.arange(index.start, index.stop)
         clusters = shadow.clusters[index]
         own = clusters == self._cluster
         mine = np.where(own, epochs, NOBODY)

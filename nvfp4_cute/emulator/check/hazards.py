@@ -365,11 +365,13 @@ class Checker:
             self._clocks[warp].learn(known)
 
     # ---- shared and tensor memory ----------------------------------------------------------------------
-    def access_shared(self, cta: "Cta", place: Place, actor: Actor, *, write: bool) -> None:
-        """Hold an access to shared memory against the earlier ones."""
+    def access_shared(
+        self, cta: "Cta", place: Place, actor: Actor, *, write: bool, epochs: np.ndarray | None = None
+    ) -> None:
+        """Hold an access to shared memory against the earlier ones; `epochs`: of the last writes, where they are at hand."""
         index, span = place
         memory = self.shared[cta]
-        conflict = (memory.write if write else memory.read)(index, span, actor)
+        conflict = memory.write(index, span, actor) if write else memory.read(index, span, actor, epochs)
         if conflict is not None:
             where = self.shared_range(cta, conflict.granules)
             self._conflict(conflict, actor, write=write, where=where, content=cta.smem.views[4].take)
@@ -410,10 +412,10 @@ class Checker:
         """The current operation reads shared memory that must have been written."""
         record = self._record()
         actor = record.actor(stamp, proxy=proxy)
-        unwritten = self.shared[cta].unwritten(place[0])
-        if unwritten.any():
+        epochs = self.shared[cta].writers[place[0]]
+        if np.count_nonzero(epochs) < epochs.size:
             self._unwritten(actor.site, f"shared memory{self._whose(cta)}", cta, place)
-        self.access_shared(cta, place, actor, write=False)
+        self.access_shared(cta, place, actor, write=False, epochs=epochs)
         self.touch(cta, actor)
 
     def unwritten_register(self, warp: "Warp", pc: int, name: str) -> None:

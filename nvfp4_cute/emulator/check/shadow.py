@@ -79,9 +79,14 @@ class Shadow:
         self.generic = np.zeros(self.shape, bool)
         self.readers: dict[int, _Readers] = {}
 
-    def read(self, index: Any, span: tuple[int, int], actor: Actor) -> Conflict | None:
-        """Note a read of the granules at `index`, whose rows lie in [span); report an unordered write."""
-        conflict = self._against_writers(index, actor)
+    def read(
+        self, index: Any, span: tuple[int, int], actor: Actor, epochs: np.ndarray | None = None
+    ) -> Conflict | None:
+        """Note a read of the granules at `index`, whose rows lie in [span); report an unordered write.
+
+        epochs: of the last writes there, if they are at hand.
+        """
+        conflict = self._against_writers(index, actor, epochs)
         component, value = actor.epoch >> 32, actor.epoch & 0xFFFFFFFF
         readers = self.readers.get(component)
         if readers is None:
@@ -111,13 +116,14 @@ class Shadow:
         """The first access that did not happen before the actor's, without noting one."""
         return self._against_writers(index, actor) or self.unordered_reader(index, span, actor)
 
-    def _against_writers(self, index: Any, actor: Actor) -> Conflict | None:
-        epochs = self.writers[index]
+    def _against_writers(self, index: Any, actor: Actor, epochs: np.ndarray | None = None) -> Conflict | None:
+        if epochs is None:
+            epochs = self.writers[index]
         position = first_unordered(actor.knowledge[SEEN], epochs)
         unfenced = False
         if position is None and actor.proxy:
             generic = self.generic[index]
-            if generic.any():
+            if np.count_nonzero(generic):
                 position = first_unordered(actor.knowledge[FENCED], np.where(generic, epochs, NOBODY))
                 unfenced = True
         if position is None:
@@ -135,7 +141,7 @@ class Shadow:
             if readers.high <= span[0] or readers.low >= span[1]:
                 continue
             values = readers.values[index]
-            if int(values.max()) > seen[component]:
+            if np.maximum.reduce(values, None) > seen[component]:
                 late = values > seen[component]
                 site = int(readers.sites[index].reshape(-1)[int(late.argmax())])
                 return Conflict(site, False, False, self.extent(index, late))
@@ -188,9 +194,10 @@ class GlobalShadow:
         self.sites = np.zeros(count, np.int32)
         self.read = np.zeros(count, bool)
 
-    def index(self, addresses: np.ndarray, nbytes: int) -> np.ndarray:
-        """Granules of accesses of `nbytes` at each address."""
-        first = (addresses.astype(np.int64) - self.start) // GLOBAL_GRANULE
-        if nbytes <= GLOBAL_GRANULE:
-            return first
-        return (first[:, None] + np.arange(-(-nbytes // GLOBAL_GRANULE))).reshape(-1)
+    def index(self, addresses: np.ndarray, nbytes: int) -> Any:
+        """Granules of accesses of `nbytes` at each address; a slice where one access follows on the other."""
+        first = (addresses.astype(np.int64, copy=False) - self.start) // GLOBAL_GRANULE
+        width = -(-nbytes // GLOBAL_GRANULE)
+        if not np.count_nonzero(first[1:] - first[:-1] != width):
+            return slice(int(first[0]), int(first[-1]) + width)
+        return first if width == 1 else (first[:, None] + np.arange(width)).reshape(-1)

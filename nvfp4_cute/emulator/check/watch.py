@@ -17,7 +17,7 @@ from nvfp4_cute.emulator.isa.issue import cta_pair
 from nvfp4_cute.emulator.isa.memory import memory_mods
 from nvfp4_cute.emulator.isa.spaces import SPACES, generic_space
 from nvfp4_cute.emulator.lanes import NOTHING
-from nvfp4_cute.emulator.places import granules
+from nvfp4_cute.emulator.places import granules, lane_places
 from nvfp4_cute.emulator.ptx import Inst
 
 if TYPE_CHECKING:
@@ -72,13 +72,13 @@ def _shared_access(
 ) -> None:
     if not write:
         actor = checker.early_releases.loaded(warp, actor, targets)
-    ranks = addresses >> RANK_SHIFT
-    for rank in np.unique(ranks).tolist() if len(ranks) > 1 else ranks.tolist():
-        cta = warp.cta.cluster.ctas[rank]
-        place = granules(addresses[ranks == rank] & OFFSET_MASK, nbytes)
-        if not write and checker.shared[cta].unwritten(place[0]).all():
-            checker.unwritten_load(cta, place, actor)
-        checker.access_shared(cta, place, actor, write=write)
+    for rank, place in lane_places(addresses, nbytes):
+        cta, epochs = warp.cta.cluster.ctas[rank], None
+        if not write:
+            epochs = checker.shared[cta].writers[place[0]]
+            if not np.count_nonzero(epochs):
+                checker.unwritten_load(cta, place, actor)
+        checker.access_shared(cta, place, actor, write=write, epochs=epochs)
         if cta is not warp.cta:
             checker.touch(cta, actor)
 
