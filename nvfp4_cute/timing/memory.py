@@ -70,6 +70,12 @@ class Memory:
         """Traffic so far."""
         return Counters(self.hbm_bytes, self.l2_bytes, self.hbm_busy, self._stored, self._left)
 
+    def know(self, pieces: Iterable[Piece]) -> None:
+        """Hold pieces that were loaded before the launch, as far as there is room."""
+        for piece in pieces:
+            if self._find(piece) is None:
+                self._keep(piece[0], piece[1], 0.0, dirty=False, now=0.0)
+
     def settle(self, tensors: Iterable[Piece], now: float) -> None:
         """A launch has ended: what it wrote of each tensor is one piece from now on, in whatever pieces others will read it.
 

@@ -70,9 +70,14 @@ class Replay(Simulation):
             timeline=timeline,
             explained=explained,
         )
+        self.memory.know(traces[0].before)
         self.grids: list[Grid] = []
         for trace in traces:
             self.grids.append(Grid(trace, self.grids[-1] if self.grids else None, constants.num_sms))
+            if trace.middle is not None:
+                middle = Replay(constants, [trace.middle], layout=layout)
+                (used,) = middle.run().launches
+                self.grids[-1].follow(middle.grids[0], used)
         self._gpcs: list[list[Sm]] = [[] for _ in constants.gpcs]
         for gpc, count in enumerate(constants.gpcs):
             first = sum(constants.gpcs[:gpc])
@@ -97,6 +102,8 @@ class Replay(Simulation):
             while heap:
                 self.now, _, action, args = heappop(heap)
                 action(*args)
+                if not heap:
+                    self._end_what_was_begun()
         if any(grid.ended is None for grid in self.grids):
             raise EmulatorError("the replay stopped before the launch ended: a wait was never answered")
         return self._result()
@@ -116,6 +123,23 @@ class Replay(Simulation):
             following.is_due = True
             time = self.now + self.constants.next_launch
             self.at(time, self._begin, following, time)
+
+    def _end_what_was_begun(self) -> None:
+        """Nothing goes on: of a launch whose clusters are not there to their end, some warps wait for what others would do.
+
+        It ends when all would have ended who go on as they did since their marks.
+        """
+        for grid in self._begun:
+            if grid.left and grid.share < 1 and (grid.before is None or grid.before.ended is not None):
+                for sm in self.sms:
+                    if grid.resident(sm.index):
+                        sm.ctas -= grid.resident(sm.index)
+                        sm.load -= grid.room * grid.resident(sm.index)
+                        grid.leave(sm.index, self.now, all_of_them=True)
+                grid.left = grid.untriggered = 0
+                grid.waiting.clear()
+                self.at(max(self.now, grid.projected_end()), self._complete, grid)
+                return
 
     def _after(self, grid: Grid) -> Grid | None:
         number = self.grids.index(grid) + 1
@@ -188,6 +212,8 @@ class Replay(Simulation):
                 else:
                     self.stall(warp, self.now, time, "CTA start", before, self.now)
                 self.at(time, self.advance, warp, time)
+                if cluster.trace.share < 1:
+                    grid.marks.append(warp)
             cta.live = len(cta.warps)
             cluster.live += cta.live
             cluster.ctas.append(cta)
@@ -223,6 +249,7 @@ class Replay(Simulation):
 
     def _end(self, warp: Warp, time: float) -> None:
         cta, cluster, grid = warp.cta, warp.cta.cluster, warp.cta.grid
+        warp.ended = time
         grid.last = max(grid.last, time, cta.written)
         grid.finished.append(warp)
         cta.live -= 1
@@ -247,6 +274,8 @@ class Replay(Simulation):
         sm.load -= grid.room
         grid.leave(sm.index, self.now)
         grid.left -= 1
+        if not grid.left and grid.share < 1:
+            grid.last = max(grid.last, grid.projected_end())
         if any(begun.waiting for begun in self._begun):
             self._place(self.now + self.constants.cta_start, last)
         self.trigger(cta)
@@ -257,17 +286,24 @@ class Replay(Simulation):
     def _timing_of(self, grid: Grid) -> Timing:
         """Of a launch that has ended; its time begins where that of the launch before ends."""
         trace, used = grid.trace, self.memory.counters.since(grid.at_start)
+        factor, hbm_bytes, l2_bytes = 1 / grid.share, used.hbm_bytes, used.l2_bytes
+        if grid.middle is not None:
+            hbm_bytes += round(grid.middle.hbm_bytes * (factor - 1))
+            l2_bytes += round(grid.middle.l2_bytes * (factor - 1))
         return Timing(
             trace.kernel,
             self.constants,
             self.now - self._end_before(grid),
-            used.hbm_bytes,
-            used.l2_bytes,
+            hbm_bytes,
+            l2_bytes,
             sum(cluster.loaded for cluster in trace.clusters),
             sum(cluster.stored for cluster in trace.clusters),
-            used.hbm_busy,
+            hbm_bytes / self.constants.hbm_bandwidth if grid.share < 1 else used.hbm_busy,
             grid.busy,
-            [sm.mma_busy - earlier for sm, earlier in zip(self.sms, grid.mma_at_start, strict=True)],
+            [
+                (sm.mma_busy - earlier) * factor
+                for sm, earlier in zip(self.sms, grid.mma_at_start, strict=True)
+            ],
             stalls_of(grid.finished),
             critical_path(grid.finished) if grid.finished and self.explained else {},
         )
@@ -279,8 +315,8 @@ class Replay(Simulation):
         again is no faster than its traffic. What has room in L2 would let a single launch end earlier.
         """
         first, last = self.grids[0], self.grids[-1]
-        total, before = self.memory.counters, last.at_start
-        nbytes = total.hbm_bytes + before.left_bytes + total.since(before).stored_bytes
+        written = self.memory.counters.since(last.at_start).stored_bytes / last.share
+        nbytes = sum(timing.hbm_bytes for timing in self._timings) + last.at_start.left_bytes + written
         return first.start + nbytes / self.constants.hbm_peak
 
     def _result(self) -> ChainTiming:

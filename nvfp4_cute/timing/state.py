@@ -7,7 +7,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from nvfp4_cute.emulator.record.events import ClusterTrace, Event, LaunchTrace
+from nvfp4_cute.errors import EmulatorError
 
+FEW_EVENTS = 16
+"""Warps with fewer do not say how fast a cluster goes on."""
 SCHEDULERS = 4
 """Of an SM; warp i belongs to scheduler i mod 4."""
 Handler = Callable[..., float | None]
@@ -120,14 +123,15 @@ class Warp:
     """A warp and its place."""
 
     __slots__ = (
-        "async_reads", "copied", "cta", "events", "index", "passed", "position", "reads", "role", "scheduler", "sm", "spans",
-        "stores", "tensor_done", "tensor_stored", "wgmmas",
+        "async_reads", "copied", "cta", "ended", "events", "index", "marked", "passed", "position", "reads", "role", "scheduler",
+        "sm", "spans", "stores", "tensor_done", "tensor_stored", "wgmmas",
     )  # fmt: skip
 
     def __init__(self, cta: "Cta", index: int, events: list[Event]):
         self.cta, self.index, self.events, self.sm = cta, index, events, cta.sm
         self.scheduler = index % SCHEDULERS
         self.position = 0
+        self.marked = self.ended = -1.0  # when it came to its mark, and to the end of its events
         # Phase of the cluster barrier that it arrived in last.
         self.passed = -1
         self.role = ""
@@ -178,6 +182,8 @@ class Grid:
         room: share of an SM that a CTA takes.  is_due: whether its start is known, which is `start`.
         ended: when all of it is done and seen, None before.  waiters: warps of the next launch that wait for that, since when.
         last: when the last thing of it ended so far.  finished: warps that ended.
+        share: of its events, those that are replayed.  marks: warps of them.  middle: the timing of a replay of tiles in the
+            middle, that of a whole launch.
         words: of global memory, by address.  busy: cycles that it had a CTA on each SM.  at_start: counters of the memory then.
     """
 
@@ -195,6 +201,12 @@ class Grid:
         self.busy = [0.0] * num_sms
         self.mma_at_start = [0.0] * num_sms
         self.at_start = Counters()
+        events = sum(_count(cluster) for cluster in trace.clusters)
+        whole = sum(_count(cluster) / cluster.share for cluster in trace.clusters)
+        self.share = events / whole if events else 1.0
+        self.marks: list[Warp] = []
+        self.middle: Any = None
+        self._steady: dict[tuple[float, str], float] = {}
         self._resident: dict[int, int] = defaultdict(int)
         self._since = [0.0] * num_sms
 
@@ -204,11 +216,56 @@ class Grid:
             self._since[sm] = time
         self._resident[sm] += 1
 
-    def leave(self, sm: int, time: float) -> None:
-        """A CTA has ended on an SM."""
-        self._resident[sm] -= 1
+    def resident(self, sm: int) -> int:
+        """CTAs on an SM."""
+        return self._resident[sm]
+
+    def projected_end(self) -> float:
+        """When those clusters end whose first share of events was replayed, if they go on as they did since their marks.
+
+        Of clusters whose shares are equal, warps of a role all go on at the mean rate: they share what bounds them.
+
+        Raises:
+            EmulatorError: no warp came to the end of its share.
+        """
+        end, paces = 0.0, self._paces()
+        if not paces:
+            raise EmulatorError(
+                "of the first tiles of a launch nothing follows: none of its warps got through them"
+            )
+        for (share, role), (reached, half) in paces.items():
+            half = self._steady.get((share, role), half)
+            end = max(end, reached + half * 2 * (1 - share) / share)
+        return end
+
+    def _paces(self) -> dict[tuple[float, str], tuple[float, float]]:
+        """By share and role of warps: when they came to the end of what there is, and what they took from their marks on."""
+        alike: dict[tuple[float, str], list[Warp]] = defaultdict(list)
+        for warp in self.marks:
+            if 0 <= warp.marked < warp.ended and len(warp.events) >= FEW_EVENTS:
+                alike[warp.cta.cluster.trace.share, warp.role].append(warp)
+        return {
+            kind: (
+                sum(warp.ended for warp in warps) / len(warps),
+                sum(warp.ended - warp.marked for warp in warps) / len(warps),
+            )
+            for kind, warps in alike.items()
+        }
+
+    def follow(self, middle: "Grid", timing: Any) -> None:
+        """Tiles behind the first ones take what those in the middle took. `timing`: of their replay."""
+        self._steady = {kind: half for kind, (_, half) in middle._paces().items()}
+        self.middle = timing
+
+    def leave(self, sm: int, time: float, *, all_of_them: bool = False) -> None:
+        """A CTA has ended on an SM, or all."""
+        self._resident[sm] = 0 if all_of_them else self._resident[sm] - 1
         if not self._resident[sm]:
             self.busy[sm] += time - self._since[sm]
+
+
+def _count(cluster: ClusterTrace) -> int:
+    return sum(len(events) for cta in cluster.warps for events in cta)
 
 
 @dataclass(frozen=True)

@@ -136,7 +136,13 @@ def _wait_wgmma(sim: Simulation, warp: Warp, time: float, pending: int) -> float
     return sim.wait(warp, time, warp.wgmmas.wait(pending), "MMA")
 
 
+def _mark(sim: Simulation, warp: Warp, time: float) -> float:
+    warp.marked = time
+    return time
+
+
 HANDLERS: dict[Op, Handler] = {
+    Op.MARK: _mark,
     Op.COMPUTE: _compute,
     Op.MATRIX: _matrix,
     Op.SLEEP: _sleep,

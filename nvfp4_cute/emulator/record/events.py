@@ -61,6 +61,7 @@ class Op(IntEnum):
     PREFETCH_MAP = 40  # descriptors
     GRID_WAIT = 41  # griddepcontrol.wait
     GRID_TRIGGER = 42  # griddepcontrol.launch_dependents
+    MARK = 43  # half of what is replayed of a warp
 
 
 Piece = tuple[int, int]
@@ -69,12 +70,18 @@ Piece = tuple[int, int]
 
 @dataclass
 class ClusterTrace:
-    """The events of one cluster: ``warps[rank][warp index]`` is a list. ``requested``: bytes of global memory, by Op."""
+    """The events of one cluster: ``warps[rank][warp index]`` is a list.
+
+    Attributes:
+        loaded, stored: bytes of global memory that all its instructions ask for, and store.
+        share: of the cluster's events, those that are there: its first tiles. Of less than 1, every list has a MARK.
+    """
 
     origin: tuple[int, int, int]
     warps: list[list[list[Event]]]
     loaded: int = 0
     stored: int = 0
+    share: float = 1.0
 
 
 @dataclass
@@ -85,6 +92,8 @@ class LaunchTrace:
         ctas_per_sm: how many an SM holds at a time.  clusters: in grid order.
         programmatic: it may start before the launch before it has ended, as ``Launch`` has it.
         writable: memory that it may write: (address on the device, bytes) of each tensor.
+        middle: of a launch whose clusters are there for their first tiles, the same of as many tiles in the middle.
+        before: pieces that a `middle`'s clusters have loaded by then, in the order in which they do.
     """
 
     kernel: str
@@ -92,3 +101,5 @@ class LaunchTrace:
     clusters: list[ClusterTrace]
     programmatic: bool = False
     writable: tuple[Piece, ...] = ()
+    middle: "LaunchTrace | None" = None
+    before: tuple[Piece, ...] = ()

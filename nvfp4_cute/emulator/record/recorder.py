@@ -10,6 +10,7 @@ instruction would write become zero.
 """
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -23,7 +24,12 @@ from nvfp4_cute.emulator.record.events import (
     Piece,
 )
 from nvfp4_cute.emulator.record.placement import Placement
-from nvfp4_cute.emulator.record.representatives import LaunchWork, choose, everyone
+from nvfp4_cute.emulator.record.representatives import (
+    LaunchWork,
+    choose,
+    everyone,
+    in_the_middle,
+)
 from nvfp4_cute.emulator.record.track import Notes, Track
 from nvfp4_cute.errors import EmulatorError
 
@@ -89,11 +95,17 @@ class Recorder(Notes):
         traces, self.traces = self.traces, []
         self.writes.clear()
         clusters = sorted(traces, key=lambda trace: trace.origin[::-1])
+        middle = None
         if self.work is not None:
-            clusters, self.work = everyone(clusters, self.work, self._origins), None
-        return LaunchTrace(
+            work, self.work = self.work, None
+            middle = in_the_middle(clusters, work, self._origins)
+            clusters = everyone(clusters, work, self._origins)
+        trace = LaunchTrace(
             launch.code.entry.name, launch.resident_ctas(1), clusters, launch.programmatic, self._writable
         )
+        if middle is not None:
+            trace.middle = replace(trace, clusters=middle[0], before=middle[1])
+        return trace
 
     def executed(self, origins: "list[Origin]", memory: GlobalMemory) -> "list[Origin]":
         """The clusters that are executed, of those at `origins`, of a launch that uses `memory`."""

@@ -10,6 +10,7 @@ from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from math import ceil
 
 from nvfp4_cute.emulator.record.events import LINE, ClusterTrace, Event, Op, Origin, Piece
 from nvfp4_cute.emulator.record.placement import Placement
@@ -46,6 +47,7 @@ class LaunchWork:
         inputs: (address, bytes, input) of every tensor that is read, by address. Scales of results are among them.
         row_bytes, column_bytes: from a result to that of the next row, and of the next column.
         split: CTAs of a cluster that share the steps of a tile, in order; each has one at least.
+        most_tiles: of a cluster that are replayed; the time of the others follows from that of the later half of them.
     """
 
     clusters: tuple[tuple[TileWork, ...], ...]
@@ -53,6 +55,7 @@ class LaunchWork:
     row_bytes: float
     column_bytes: float
     split: int = 1
+    most_tiles: int | None = None
 
     def placed(self, placement: Placement) -> "LaunchWork":
         """The same with the addresses that a device would have."""
@@ -106,10 +109,71 @@ def everyone(
     """
     chosen = choose(work)
     traces = dict(zip(sorted(set(chosen)), executed, strict=True))
+    shares = {source: _share(work, source) for source in traces}
+    traces = {source: begun(trace, shares[source]) for source, trace in traces.items()}
     return [
         replace(moved(traces[source], work, source, target), origin=origins[target])
         for target, source in enumerate(chosen)
     ]
+
+
+def in_the_middle(
+    executed: Sequence[ClusterTrace], work: LaunchWork, origins: Sequence[Origin]
+) -> tuple[list[ClusterTrace], tuple[Piece, ...]] | None:
+    """Of launches whose first tiles are replayed: traces of as many tiles in the middle, and pieces that were loaded before.
+
+    None where all tiles are replayed. Arguments as of `everyone`.
+    """
+    chosen = choose(work)
+    traces = dict(zip(sorted(set(chosen)), executed, strict=True))
+    if all(_share(work, source) == 1 for source in traces):
+        return None
+    clusters, loads = [], []
+    for target, source in enumerate(chosen):
+        tiles, share = work.clusters[target], _share(work, source)
+        first = 0 if share == 1 else (len(tiles) - round(share * len(tiles))) // 2
+        there = replace(
+            work,
+            clusters=(work.clusters[source], (*tiles[first:], *tiles[:first])),
+        )
+        trace = moved(begun(traces[source], share), there, 0, 1)
+        clusters.append(replace(trace, origin=origins[target]))
+        mover = _Mover(work, work.clusters[source], tiles, 1.0)
+        loads.append(
+            [
+                mover.loads_by_tile(events, rank, first)
+                for rank, cta in enumerate(traces[source].warps)
+                for events in cta
+            ]
+        )
+    waves = max((len(by_tile) for cluster in loads for by_tile in cluster), default=0)
+    before = [
+        piece
+        for wave in range(waves)
+        for cluster in loads
+        for by_tile in cluster
+        if wave < len(by_tile)
+        for piece in by_tile[wave]
+    ]
+    return clusters, tuple(before)
+
+
+def _share(work: LaunchWork, cluster: int) -> float:
+    """Of a cluster's events, those that are replayed."""
+    tiles = len(work.clusters[cluster])
+    return 1.0 if work.most_tiles is None or tiles <= work.most_tiles else work.most_tiles / tiles
+
+
+def begun(trace: ClusterTrace, share: float) -> ClusterTrace:
+    """The first share of every warp's events, with a mark at half of it."""
+    if share == 1:
+        return trace
+
+    def first(events: list[Event]) -> list[Event]:
+        count = ceil(share * len(events))
+        return [*events[: count // 2], (Op.MARK,), *events[count // 2 : count]]
+
+    return replace(trace, warps=[[first(events) for events in cta] for cta in trace.warps], share=share)
 
 
 def moved(trace: ClusterTrace, work: LaunchWork, source: int, target: int) -> ClusterTrace:
@@ -120,7 +184,7 @@ def moved(trace: ClusterTrace, work: LaunchWork, source: int, target: int) -> Cl
     """
     if source == target:
         return trace
-    mover = _Mover(work, work.clusters[source], work.clusters[target])
+    mover = _Mover(work, work.clusters[source], work.clusters[target], trace.share)
     return replace(
         trace, warps=[[mover.warp(events, rank) for events in cta] for rank, cta in enumerate(trace.warps)]
     )
@@ -129,8 +193,10 @@ def moved(trace: ClusterTrace, work: LaunchWork, source: int, target: int) -> Cl
 class _Mover:
     """Moves the events of a cluster to the tiles of another."""
 
-    def __init__(self, work: LaunchWork, source: Sequence[TileWork], target: Sequence[TileWork]):
-        self._work, self._source, self._target = work, source, target
+    def __init__(
+        self, work: LaunchWork, source: Sequence[TileWork], target: Sequence[TileWork], share: float
+    ):
+        self._work, self._source, self._target, self._share = work, source, target, share
         self._starts = [address for address, _, _ in work.inputs]
 
     def _steps(self, tile: TileWork, rank: int) -> int:
@@ -147,6 +213,8 @@ class _Mover:
             return events
         loads = sum(event[0] is Op.LOAD for event in events)
         steps = [self._steps(tile, rank) for tile in self._source]
+        if self._share < 1:  # loads for every step follow from those of the whole tiles that are there
+            loads = round(loads / self._share / sum(steps)) * sum(steps)
         if loads and loads % sum(steps):
             raise EmulatorError(
                 f"a warp makes {loads} loads in {sum(steps)} steps of its main loops: clusters cannot stand for others"
@@ -172,6 +240,17 @@ class _Mover:
                 event = (event[0], pieces, *event[2:])
             result.append(event)
         return result
+
+    def loads_by_tile(self, events: list[Event], rank: int, tiles: int) -> list[list[Piece]]:
+        """What a warp of CTA ``rank`` loads for each of the first tiles; nothing where it does not load."""
+        loads = [event[1] for event in events if event[0] is Op.LOAD]
+        steps = [self._steps(tile, rank) for tile in self._source]
+        each, found, place = len(loads) // sum(steps), list[list[Piece]](), 0
+        for tile in range(tiles if loads else 0):
+            end = place + each * steps[tile]
+            found.append([piece for pieces in loads[place:end] for piece in self._inputs(pieces, tile)])
+            place = end
+        return found
 
     def _inputs(self, pieces: tuple[Piece, ...], tile: int) -> tuple[Piece, ...]:
         source, target = self._source[tile].inputs, self._target[tile].inputs

@@ -1,0 +1,72 @@
+"""model.modelled: launches of many tiles, of which some are replayed."""
+
+from dataclasses import replace
+
+import pytest
+
+from nvfp4_cute.bench import cases, ours
+from nvfp4_cute.bench.operands import empty_operands
+from nvfp4_cute.emulator.record.events import ClusterTrace, LaunchTrace, Op
+from nvfp4_cute.emulator.record.representatives import begun
+from nvfp4_cute.gpus import targets
+from nvfp4_cute.gpus.timing_figures import constants_of
+from nvfp4_cute.model import modelled
+from nvfp4_cute.timing.replay import replay
+
+B200 = constants_of(targets.B200)
+
+
+def pair(tiles: int, number: int, pause: float) -> ClusterTrace:
+    """A CTA of two warps: one produces a tile in so many cycles, the other one consumes it in a third of that."""
+    sleep = lambda cycles: (Op.SLEEP, cycles / B200.clock_hz * 1e9)
+    producer = [event for _ in range(tiles) for event in (sleep(pause), (Op.ARRIVE, 8, 1))]
+    consumer = [event for i in range(tiles) for event in ((Op.WAIT, 8, i + 1), sleep(pause / 3))]
+    return ClusterTrace((number, 0, 0), [[[(Op.INIT, 8, 1), *producer], consumer]])
+
+
+@pytest.mark.parametrize("kept", [20, 50])
+def test_clusters_that_are_there_for_some_tiles_take_the_time_of_the_whole(kept):
+    tiles = [100 + 20 * (i % 2) for i in range(20)]
+    whole = [pair(count, i, 900.0) for i, count in enumerate(tiles)]
+    cut = [begun(cluster, kept / count) for cluster, count in zip(whole, tiles, strict=True)]
+    times = [replay(B200, LaunchTrace("k", 1, clusters)).cycles for clusters in (whole, cut)]
+    assert times[1] == pytest.approx(times[0], rel=0.02)
+
+
+def test_a_share_of_one_is_the_trace():
+    cluster = pair(4, 0, 10.0)
+    assert begun(cluster, 1.0) is cluster
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize(
+    ("name", "sms", "mnk"),
+    [
+        ("B200", 8, (4096, 4096, 1024)),
+        ("B200", 16, (8192, 4096, 2048)),
+        ("RTX 5090", 8, (2048, 3072, 2048)),
+    ],
+)
+def test_some_tiles_tell_the_time_of_all(name, sms, mnk, monkeypatch):
+    """On a part of a GPU, so that a full replay is affordable: 13 to 64 times as much work a CTA as one wave has."""
+    whole = targets.lookup(name)
+    part = replace(
+        whole,
+        name=f"{name}, a part",
+        num_sms=sms,
+        l2_bytes=whole.l2_bytes * sms // whole.num_sms,
+        bandwidth_bytes_per_s=whole.bandwidth_bytes_per_s * sms / whole.num_sms,
+        reached_bandwidth_bytes_per_s=whole.floor_bandwidth_bytes_per_s * sms / whole.num_sms,
+    )
+    monkeypatch.setattr(targets, "TARGETS", (*targets.TARGETS, part))
+    case = cases.Case("dense", "gemm", "x", "gemm", (mnk,))
+    found = []
+    for many in (modelled.MANY_TILES, 10**9):
+        monkeypatch.setattr(modelled, "MANY_TILES", many)
+        run = lambda backend: ours.prepare(case, empty_operands(case), backend).run()
+        (timing,) = modelled.modelled_times(run, part, by_representatives=True)
+        found.append(timing)
+    some, all_tiles = found
+    assert some.us == pytest.approx(all_tiles.us, rel=0.035)
+    assert some.l2_bytes == pytest.approx(all_tiles.l2_bytes, rel=0.05)
