@@ -2,7 +2,7 @@
 
 import zlib
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import cache, cached_property, lru_cache
 
 import torch
 
@@ -98,7 +98,7 @@ def _even(num_experts: int, num_ranks: int) -> Placement:
     )
 
 
-@lru_cache(maxsize=64)
+@cache  # graphs hold their addresses
 def _tables(placement: Placement, rank: int, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
     copies = [placement.ranks_of(expert) for expert in range(placement.num_experts)]
     copies = [(rank,) if rank in ranks else ranks for ranks in copies]
