@@ -328,10 +328,10 @@ def check_device_groups(
     Raises:
         TypeError, ValueError, UnsupportedProblem: an operand breaks a rule; the message names rule, value and fix.
     """
-    form, sizes_name, lengths = _form(*sizes, scale_layout, a_format)
     rules.check_out_dtype(result.dtype, result.global_scale)
     takes_rows = gate is None and a_scale is not None and result.dtype != NVFP4
     rules.check_formats(a_format, weights[0].format, takes_rows=takes_rows)
+    form, sizes_name, lengths = _form(*sizes, scale_layout, a_format)
     alphas = {w.alpha_name: w.alpha for w in weights}
     alpha_names = list(alphas)
     weights = given_weights(weights)

@@ -25,11 +25,14 @@ from nvfp4_cute.formats.block_format import (
     PADDED_K_MULTIPLE,
     BlockFormat,
     Formats,
+    FP8_1x128,
+    FP8_128x128,
 )
 
 POISON_BYTE = 0xFE
 # Half of the problems are NVFP4's.
-OTHER_PAIRS = ((MXFP4, MXFP4), *MXFP8_PAIRS, *MIXED_PAIRS)
+FP8_PAIR = (FP8_1x128, FP8_128x128)
+OTHER_PAIRS = ((MXFP4, MXFP4), *MXFP8_PAIRS, *MIXED_PAIRS, FP8_PAIR, FP8_PAIR)
 PAIRS = (NVFP4_PAIR,) * len(OTHER_PAIRS) + OTHER_PAIRS
 DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 Arguments = dict[str, Any]
@@ -118,7 +121,7 @@ def _columns(dice: Dice, limits: Limits) -> int:
 
 
 def _depth(dice: Dice, limits: Limits, pair: Formats = NVFP4_PAIR) -> int:
-    step = PADDED_K_MULTIPLE if pair in MIXED_PAIRS else 32
+    step = PADDED_K_MULTIPLE if pair in MIXED_PAIRS else max(32, pair[0].block_k)
     return step * dice.integer(1, max(1, 32 * limits.k_steps // step))
 
 
@@ -157,8 +160,8 @@ def _with_16_bit_rows(dice: Dice, made: Arguments, k: int) -> Arguments:
 
 
 def _stacked(made: Arguments, form: str) -> Arguments:
-    """The operands of a list as those of the ragged or the masked form."""
-    flat = lambda scales: [s.view(torch.uint8).flatten() for s in scales]
+    """The operands of a list as those of the ragged or the masked form; blocked scales as flat bytes."""
+    flat = lambda scales: [s if s.dtype == torch.float32 else s.view(torch.uint8).flatten() for s in scales]
     join = torch.cat if form == "ragged" else torch.stack
     found = {"a": join(made["a"]), "a_scale": made["a_scale"] and join(flat(made["a_scale"]))}
     for name in made:
@@ -226,7 +229,7 @@ def _gemv(dice: Dice, limits: Limits) -> Arguments:
 
 
 def _format(dice: Dice) -> BlockFormat:
-    return dice.choose((NVFP4, NVFP4, MXFP4, *MXFP8))
+    return dice.choose((NVFP4, NVFP4, MXFP4, *MXFP8, *FP8_PAIR))
 
 
 def _wide(dice: Dice, limits: Limits, format: BlockFormat) -> int:
@@ -248,11 +251,13 @@ def _quantize(dice: Dice, limits: Limits) -> Arguments:
         made["up"] = x.clone()
     if not format.has_global_scale:
         made["scale_rounding"] = dice.choose(("up", "down"))
-    return made | {"scale_layout": dice.choose(("blocked", "rowmajor"))}
+    return made | {
+        "scale_layout": dice.choose((None, "blocked", "rowmajor")[: 1 if format in FP8_PAIR else 3])
+    }
 
 
 def _grouped_quantize(dice: Dice, limits: Limits) -> Arguments:
-    format = _format(dice)
+    format = dice.choose((NVFP4, NVFP4, MXFP4, *MXFP8))
     rows = [dice.rows(limits.rows) for _ in range(dice.integer(1, limits.groups))]
     x = _rows_to_quantize(dice, sum(rows), _wide(dice, limits, format))
     offs = torch.tensor(list(accumulate(rows)), dtype=torch.int32)
@@ -265,7 +270,7 @@ def _grouped_quantize(dice: Dice, limits: Limits) -> Arguments:
 def _dequantize(dice: Dice, limits: Limits) -> Arguments:
     format = _format(dice)
     x = _rows_to_quantize(dice, dice.integer(1, limits.rows), _wide(dice, limits, format))
-    layout = dice.choose(("blocked", "rowmajor"))
+    layout = format.scale_layout if format in FP8_PAIR else dice.choose(("blocked", "rowmajor"))
     t = nv.quantize(x, format=format, scale_layout=layout, backend="reference")
     return {"t": t, "dtype": dice.choose(DTYPES)}
 
@@ -420,9 +425,9 @@ VALUES: dict[str, tuple[Any, ...]] = {
         torch.zeros(2),
         torch.tensor(-1.0),
     ),
-    "a_format": (MXFP4, MXFP8[0], "mxfp4", None),
-    "b_format": (NVFP4, MXFP4, MXFP8[1], 4),
-    "format": (NVFP4, MXFP4, *MXFP8, "nvfp4", None),
+    "a_format": (MXFP4, MXFP8[0], FP8_1x128, "mxfp4", None),
+    "b_format": (NVFP4, MXFP4, MXFP8[1], FP8_128x128, 4),
+    "format": (NVFP4, MXFP4, *MXFP8, *FP8_PAIR, "nvfp4", None),
     "scale_rounding": ("down", "nearest", None),
     "dtype": (torch.float64, torch.int8, "bf16", None),
     "t": (None, torch.zeros(3), 4),

@@ -142,18 +142,23 @@ def _sums_are_exact(call: Call) -> bool:
     if call.operation == "moe":
         return not call.mutations
     choices = torch.tensor([0.0, *SCALES])
-    exact = {"ue4m3": encode_e4m3(choices), "ue8m0": encode_ue8m0(choices[choices != 1.5])}
+    exact = {"ue4m3": encode_e4m3(choices), "ue8m0": encode_ue8m0(choices[choices != 1.5]), "fp32": choices}
     for name, value in call.arguments.items():
         if not name.endswith("_scale") or name == "out_global_scale":
             continue
         format = call.arguments.get(f"{name[0]}_format", NVFP4)
         if not isinstance(format, nv.BlockFormat):
             return False
-        codes = exact[format.scale.name].view(torch.uint8)
+        codes = exact[format.scale.name]
+        codes = codes if codes.dtype == torch.float32 else codes.view(torch.uint8)
         for t in value if isinstance(value, list | tuple) else [value]:
-            if isinstance(t, torch.Tensor) and t.device.type == "cpu" and t.element_size() == 1:
-                if not torch.isin(t.contiguous().view(torch.uint8), codes).all():
-                    return False
+            if not isinstance(t, torch.Tensor) or t.device.type != "cpu":
+                continue
+            if (
+                t.element_size() == codes.element_size()
+                and not torch.isin(t.contiguous().view(codes.dtype), codes).all()
+            ):
+                return False
     return True
 
 
