@@ -59,28 +59,30 @@ DEFAULT_CONFIG = KernelConfig((TILE_WEIGHTS, 128, TILE_K), num_acc_stage=1, swap
 class Times:
     """Model of a launch in us.
 
-    Source: tiles of fewer than 64 tokens are fitted to 65 times of five products on an H100 80GB HBM3 (2026-11-25), which
-    the model meets to 8.5 % (root mean square). Larger tiles are modelled: from 1,979 TFLOP/s of the data sheet, a tenth slower.
+    Source: fitted to 183 times of 12 products on an H100 80GB HBM3 (2026-11-25, ``bench/notes``), which the model meets to 7.2 %
+    (root mean square), before warpgroups took turns. The chosen candidate takes 1.1 % longer than the fastest on the average,
+    4.5 % at most.
 
     Attributes:
         k_tile, k_tile_per_token: of a K tile of 128 rows of weights, where memory and latencies decide.
-        mmas_per_token: the same where tensor cores do.
+        mmas, mmas_per_token: the same where tensor cores do, the second of each block of 128 rows.
         shared: times longer where two CTAs share an SM.
         split, split_per_token: to add up the sums of so many CTAs; of each other CTA.
     """
 
-    launch: float = 1.78
-    cluster: float = 1.93
-    tile: float = 1.15
-    k_tile: float = 0.207
-    k_tile_per_token: float = 0.0012
-    mmas_per_token: float = 0.0025
-    shared: float = 1.71
-    split: tuple[tuple[int, float], ...] = ((2, 1.19), (4, 0.02), (8, 5.85))
-    split_per_token: float = 0.0303
-    memory_bytes: float = 3.0e6
-    l2_bytes: float = 11.0e6
-    power: float = 2.5  # of the soft maximum
+    launch: float = 1.587
+    cluster: float = 2.175
+    tile: float = 0.9992
+    k_tile: float = 0.2134
+    k_tile_per_token: float = 0.001443
+    mmas: float = 0.08006
+    mmas_per_token: float = 0.003915
+    shared: float = 1.585
+    split: tuple[tuple[int, float], ...] = ((2, 0.663), (4, 0.08667), (8, 6.179))
+    split_per_token: float = 0.03762
+    memory_bytes: float = 2.873e6
+    l2_bytes: float = 15.66e6
+    power: float = 2.951  # of the soft maximum
 
 
 TIMES = Times()
@@ -252,7 +254,8 @@ def _modelled_us(live: list[tuple[int, int, int]], config: KernelConfig, num_sms
     tile_tokens, tile_weights, _ = config.work_tile_mnk
     blocks, split, times = halves(config), config.split_k, TIMES
     per_k = max(
-        times.k_tile + times.k_tile_per_token * tile_tokens, blocks * times.mmas_per_token * tile_tokens
+        times.k_tile + times.k_tile_per_token * tile_tokens,
+        times.mmas + blocks * times.mmas_per_token * tile_tokens,
     )
     busy = read = moved = tiles = 0.0
     for m, n, k in live:
