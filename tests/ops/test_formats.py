@@ -161,6 +161,21 @@ def test_fp8_with_fp32_scales_is_multiplied_by_gemm_and_grouped_gemm():
             call()
 
 
+def test_fp32_scales_of_one_column_may_have_any_stride():
+    x, w = tensor(nv.FP8_1x128, M, 128), tensor(nv.FP8_128x128, 100, 128)
+    apart = torch.zeros(1, 1, 2)
+    apart[..., 0] = w.scale
+    told = {"a_format": nv.FP8_1x128, "b_format": nv.FP8_128x128, "out_dtype": torch.float32}
+    assert_close(nv.gemm(x.data, w.data, x.scale, apart[..., 0], **told), product(x, w))
+
+
+def test_a_format_by_its_name_is_refused():
+    x, w = tensor(nv.MXFP4, M, 128), tensor(nv.MXFP4, 1, 100, 128)
+    offs = torch.tensor([M], dtype=torch.int32)
+    with pytest.raises(TypeError, match="is no BlockFormat; pass a record"):
+        nv.grouped_gemm(x.data, w.data, x.scale, w.scale, offs=offs, a_format="mxfp4", b_format=nv.MXFP4)
+
+
 def assert_close(got, expected):
     torch.testing.assert_close(got, expected, rtol=1e-6, atol=1e-4)
 
