@@ -414,14 +414,18 @@ def _polls(warp: Warp) -> bool:
 
 
 def hang_report(warps: list[Warp]) -> str:
-    """What every live warp waits for."""
+    """What every live warp waits for; one line for the warps of a CTA that wait for the same."""
     kernel = warps[0].code.entry.name
     lines = [f"kernel {kernel} hangs: every live warp is blocked"]
+    alike: dict[tuple[str, str], list[int]] = {}
     for warp in warps:
         where = "diverged" if warp.groups else _line(warp, warp.pc)
         what = warp.wait.describe() if warp.wait else "runnable"
         cta = f"cta {warp.cta.idx} rank {warp.cta.rank}"
-        lines.append(f"  {cta} warp {warp.idx}: {where}: {what}")
+        alike.setdefault((cta, f"{where}: {what}"), []).append(warp.idx)
+    for (cta, text), numbers in alike.items():
+        plural = "s" if len(numbers) > 1 else ""
+        lines.append(f"  {cta} warp{plural} {', '.join(map(str, numbers))}: {text}")
     return "\n".join(lines)
 
 

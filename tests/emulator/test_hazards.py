@@ -228,7 +228,7 @@ def test_too_few_arrivals_hang_with_a_wait_graph():
     assert_found(
         body,
         "hang",
-        r"(?s)warp 0: PTX line.*pending 1 of 2 arrivals.*arrivals came from mbarrier\.arrive .*warp 0",
+        r"(?s)warps 0, 1: PTX line.*pending 1 of 2 arrivals.*arrivals came from mbarrier\.arrive .*warp 0",
     )
 
 
@@ -540,6 +540,15 @@ def test_unwritten_register():
 def test_unwritten_float_beside_a_number():
     ((severity, kind, text),) = remarks("add.f32 %r10, %r11, 0f3F800000;")
     assert (severity, kind) == ("warning", "register") and "reads %r11, which was never written" in text
+
+
+# ---- an instruction and itself --------------------------------------------------------------------------------------------
+def test_a_copy_that_every_lane_issues():
+    announce, copy, _ = load(256).split("\n")
+    body = init(1) + in_thread(0, announce.replace("256", "8192")) + in_warp(0, copy + "\n") + wait(0)
+    text = r"bulk load .* may still be writing: nothing orders them \(the same instruction, in another lane"
+    assert_found(body, "race", text)
+    assert_clean(init(1) + in_thread(0, load(256)) + wait(0))
 
 
 # ---- the end of a CTA ----------------------------------------------------------------------------------------------------------

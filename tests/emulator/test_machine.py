@@ -44,6 +44,22 @@ def test_hang_report_says_what_every_warp_waits_for(ptx_kernel) -> None:
     assert "barrier 5: 1 of 3 warps arrived (warps [1])" in lines[2]
 
 
+def test_hang_report_names_phases_and_bytes_and_puts_equal_warps_together(ptx_kernel) -> None:
+    body = f"""{PROLOGUE}
+    setp.eq.u32 %p1, %r50, 0; @%p1 mbarrier.init.shared.b64 [%r52], 1;
+    @%p1 mbarrier.arrive.shared.b64 _, [%r52];
+    @%p1 mbarrier.arrive.expect_tx.shared.b64 _, [%r52], 16;
+    bar.sync 0;
+    {WAIT.format(parity=1)}"""
+    with pytest.raises(EmulatorError) as caught:
+        run_ptx(ptx_kernel(body, 0, module=MODULE), None, 1, 96)
+    _, line = str(caught.value).split("\n")
+    assert line.startswith("  cta (0, 0, 0) rank 0 warps 0, 1, 2: PTX line ")
+    assert line.endswith(
+        "; phase 0 is complete, this waits for the end of phase 1; more bytes are expected than copied"
+    )
+
+
 @pytest.mark.parametrize(
     "loop",
     [

@@ -283,6 +283,8 @@ class Checker:
         if conflict.wrote and write:
             tail = f"that {other} may still be writing"
         text = f"{site} {does} {where} {tail}: nothing orders them"
+        if site is other and actor.proxy:
+            text += " (the same instruction, in another lane if nobody elected one, or an earlier time)"
         if conflict.wrote and write and content is not None:
             self.report_write("race", site, other, text, lambda: content(conflict.late))
         else:

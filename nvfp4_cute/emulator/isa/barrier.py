@@ -352,7 +352,18 @@ class MbarrierWait:
     def describe(self) -> str:
         """Barrier, awaited phase, and what is missing."""
         kind = "parity" if self.by_parity else "state"
-        return f"mbarrier smem+{self.barrier.offset:#x} {kind} {self.token} ({self.barrier.describe()})"
+        barrier, notes = self.barrier, ""
+        if self.by_parity and barrier.phase:
+            notes += (
+                f"; phase {barrier.phase - 1} is complete, this waits for the end of phase {barrier.phase}"
+            )
+        if barrier.tx and not barrier.pending:
+            notes += (
+                "; more bytes are expected than copied"
+                if barrier.tx > 0
+                else "; more bytes were copied than expected"
+            )
+        return f"mbarrier smem+{barrier.offset:#x} {kind} {self.token} ({barrier.describe()}){notes}"
 
 
 @handler("mbarrier.test_wait", "mbarrier.try_wait")
