@@ -15,6 +15,7 @@ import os
 import random
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from itertools import accumulate, combinations
@@ -296,12 +297,13 @@ def _now() -> str:
 
 
 # ---- measured ----------------------------------------------------------------------------------------------------------
-def against(path: Path, *, results: Path | None = None) -> int:
+def against(path: Path, *, results: Path | None = None, jobs: int = 1) -> int:
     """Measure what was predicted on the GPU of this machine, and compare; returns 0.
 
     Args:
         path: predictions.
-        results: file for everything that was measured, as JSON, beside the predictions.
+        results: file for everything that was measured, as JSON, beside the predictions; written after every call.
+        jobs: processes that make each call once before anything is measured, to compile its kernels into the disk cache.
 
     Raises:
         ValueError: the GPU is another one, or there is none.
@@ -311,40 +313,47 @@ def against(path: Path, *, results: Path | None = None) -> int:
     if here is None or here.name != predictions["gpu"]:
         found = "no GPU of the table" if here is None else f"an {here.name}"
         raise ValueError(f"{path} predicts times of an {predictions['gpu']}; this machine has {found}")
-    measured, failed = measure(predictions["us"])
-    record = {
-        **predictions,
-        "measured": measured,
-        "measured_at": _now(),
-        "failed": failed,
-        "torch": torch.__version__,
-    }
-    if results is not None:
-        results.write_text(json.dumps(record, indent=1) + "\n")
+    names = list(predictions["us"])
+    if jobs > 1:
+        context = multiprocessing.get_context("spawn")
+        with ProcessPoolExecutor(jobs, mp_context=context) as pool:
+            list(pool.map(run_once, names))
+    record = {**predictions, "measured": {}, "failed": {}, "measured_at": _now(), "torch": torch.__version__}
+    for name in tqdm(names, desc=f"measuring {here.name}", unit="call", disable=None):
+        found_us = measure(name)
+        record["failed" if isinstance(found_us, str) else "measured"][name] = found_us
+        if results is not None:
+            results.write_text(json.dumps(record, indent=1) + "\n")
     print(comparison(record))
     return 0
 
 
-def measure(names: Iterable[str]) -> tuple[dict[str, float], dict[str, str]]:
-    """us of each call between events beyond what an empty interval takes, that of the probe added; and why others failed."""
+def on_the_gpu(name: str) -> Callable[[], object]:
+    """A call with operands on the GPU of this machine."""
+    if name in triton_matmul.NAMES:
+        return triton_matmul.call(name)
+    (case,) = (case for case in CASES if case.name == name)
+    call = case.call("cuda")
+    return lambda: call("cuda")
+
+
+def run_once(name: str) -> None:
+    """Have a call's kernels compiled; what fails is told when it is measured."""
+    with suppress(Exception):
+        on_the_gpu(name)()
+
+
+def measure(name: str) -> float | str:
+    """us of a call between events beyond what an empty interval takes, that of the probe added; or why there is none."""
     from nvfp4_cute.tuning import stopwatch
 
-    measured, failed = {}, {}
-    by_name = {case.name: case for case in CASES}
-    for name in names:
-        try:
-            if name in triton_matmul.NAMES:
-                run = triton_matmul.call(name)
-            else:
-                of_case = by_name[name].call("cuda")
-                run = lambda of_case=of_case: of_case("cuda")
-            samples = stopwatch.measure({name: _call_of(run)}, 1, rounds=20, clean=True)
-        except Exception as error:
-            failed[name] = f"{type(error).__name__}: {error}".splitlines()[0]
-            continue
-        measured[name] = round(samples[name].median - samples[stopwatch.EMPTY].median + INTERVAL_US, 3)
-        torch.cuda.empty_cache()
-    return measured, failed
+    try:
+        run = on_the_gpu(name)
+        samples = stopwatch.measure({name: _call_of(run)}, 1, rounds=20, clean=True)
+    except Exception as error:
+        return f"{type(error).__name__}: {error}".splitlines()[0]
+    torch.cuda.empty_cache()
+    return round(samples[name].median - samples[stopwatch.EMPTY].median + INTERVAL_US, 3)
 
 
 def _call_of(run: Callable[[], object]) -> Callable[[int], object]:

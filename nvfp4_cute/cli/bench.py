@@ -60,7 +60,9 @@ def add_parser(verbs: Verbs) -> None:
         "--save", action="store_true", help="also write the page of the target into bench/results"
     )
     parser.add_argument(
-        "--jobs", type=types.positive, help="processes that model layers or predictions (default 1)"
+        "--jobs",
+        type=types.positive,
+        help="processes that model layers or predictions, or compile (default 1)",
     )
     parser.add_argument(
         "--predict", type=Path, metavar="FILE", help="write modelled times of calls, with the commit"
@@ -172,10 +174,10 @@ def _blind(args: argparse.Namespace) -> int:
     from nvfp4_cute.bench import blind
 
     if args.against:
-        wrong = ("predict", "target", "jobs")
+        wrong = ("predict", "target")
         types.refuse_given(
             args, wrong, lambda name: f"--against measures on the GPU of this machine: leave out {name}"
         )
-        return blind.against(args.against, results=args.results)
+        return blind.against(args.against, results=args.results, jobs=args.jobs or 1)
     types.refuse_given(args, ("results",), lambda name: f"--predict names the file: leave out {name}")
     return blind.predict(args.predict, targets.lookup(args.target or "B200"), jobs=args.jobs or 1)

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from nvfp4_cute.backends import emulator
-from nvfp4_cute.emulator.record.representatives import LaunchWork
+from nvfp4_cute.emulator.record.representatives import LaunchWork, NotAlike
 from nvfp4_cute.gpus.targets import B200, Target
 from nvfp4_cute.gpus.timing_figures import constants_of
 from nvfp4_cute.launch.grouped import GroupedTask
@@ -76,8 +76,13 @@ def modelled_chain(
         ValueError: the call launches nothing.
     """
     chain = Chain()
-    with emulator.observe(progress, timing=True, work_of=_work_of, chain=chain):
-        call(f"emulator:{target.name}")
+    try:
+        with emulator.observe(progress, timing=True, work_of=_work_of, chain=chain):
+            call(f"emulator:{target.name}")
+    except NotAlike:
+        chain = Chain()
+        with emulator.observe(progress, timing=True, chain=chain):
+            call(f"emulator:{target.name}")
     if not chain.traces:
         raise ValueError("the call launches nothing whose time could be modelled")
     return replay_chain(constants_of(target), chain.traces, timeline=timeline)

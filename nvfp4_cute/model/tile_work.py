@@ -107,14 +107,16 @@ def _ranges(tensors: Sequence[Sequence[torch.Tensor]]) -> Iterator[tuple[int, in
 def of_task(task: Task, launch: Launch, arch: str) -> LaunchWork | None:
     """The tiles of a launch by a kernel for ``arch``: of a gemv, and of a grouped GEMM.
 
-    None for a task of another kind, batches, lists with quantized results, dual GEMMs of a list with both weights in one
-    operand or of interleaved weights, and a gemv whose last rows do not fill a scale atom.
+    None for a task of another kind, K tiles that are dealt (stream-K), batches, lists with quantized results, dual GEMMs of a list
+    with both weights in one operand or of interleaved weights, and a gemv whose last rows do not fill a scale atom.
     """
     if isinstance(task, GemvTask):
         return None if task.operands[0].rows % ATOM_ROWS else _of_gemv(task, launch, arch)
     if not isinstance(task, GroupedTask):
         return None
     problem = launch.plan.problem
+    if launch.plan.kernel.key.config.stream_k:
+        return None
     if problem.form == "list":
         return None if problem.out_dtype == NVFP4 else of_plan(launch.plan, task.operands)
     if problem.form == "batched":

@@ -20,6 +20,10 @@ MOST_OF_A_KIND = 4
 """Clusters of a kind that are executed where their shapes differ."""
 
 
+class NotAlike(EmulatorError):
+    """Clusters cannot stand for others: they do not do what their tiles say."""
+
+
 @dataclass(frozen=True)
 class TileWork:
     """One tile of a cluster.
@@ -105,7 +109,7 @@ def everyone(
     """Traces of all clusters at `origins`, from those of the executed ones in grid order.
 
     Raises:
-        EmulatorError: a warp does not load as often for every step of the main loop.
+        NotAlike: a warp does not load as often for every step of the main loop.
     """
     chosen = choose(work)
     traces = dict(zip(sorted(set(chosen)), executed, strict=True))
@@ -180,7 +184,7 @@ def moved(trace: ClusterTrace, work: LaunchWork, source: int, target: int) -> Cl
     """The trace of cluster `source` as that of `target`, which is of its kind: other addresses, else the same.
 
     Raises:
-        EmulatorError: a warp does not load as often for every step of the main loop.
+        NotAlike: a warp does not load as often for every step of the main loop.
     """
     if source == target:
         return trace
@@ -216,7 +220,7 @@ class _Mover:
         if self._share < 1:  # loads for every step follow from those of the whole tiles that are there
             loads = round(loads / self._share / sum(steps)) * sum(steps)
         if loads and loads % sum(steps):
-            raise EmulatorError(
+            raise NotAlike(
                 f"a warp makes {loads} loads in {sum(steps)} steps of its main loops: clusters cannot stand for others"
             )
         tile_of_load = [i for i, count in enumerate(steps) for _ in range(count * loads // sum(steps))]
