@@ -107,7 +107,7 @@ def _ranges(tensors: Sequence[Sequence[torch.Tensor]]) -> Iterator[tuple[int, in
 def of_task(task: Task, launch: Launch, arch: str) -> LaunchWork | None:
     """The tiles of a launch by a kernel for ``arch``: of a gemv, and of a grouped GEMM.
 
-    None for a task of another kind, K tiles that are dealt (stream-K), batches, lists with quantized results, dual GEMMs of a list
+    None for a task of another kind, K tiles that are dealt (stream-K), batches, lists with quantized results, dual GEMMs of lists
     with both weights in one operand or of interleaved weights, and a gemv whose last rows do not fill a scale atom.
     """
     if isinstance(task, GemvTask):
