@@ -5,7 +5,7 @@ from typing import Literal
 import torch
 
 from nvfp4_cute.formats.block_format import BlockFormat
-from nvfp4_cute.formats.codecs import encode_e4m3, encode_ue8m0
+from nvfp4_cute.formats.codecs import decode_ue8m0, encode_e4m3, encode_ue8m0
 
 ScaleRounding = Literal["up", "down"]
 
@@ -59,3 +59,30 @@ def check_scale_rounding(rounding: str) -> None:
     """Raises ValueError where it is no rounding of scales."""
     if rounding not in ("up", "down"):
         raise ValueError(f'scale_rounding={rounding!r} is neither "up" nor "down"')
+
+
+def from_packed_ue8m0(packed: torch.Tensor, k: int, block_k: int = 128) -> torch.Tensor:
+    """Float32 scales in rows, from the packed powers of two that DeepGEMM passes to its kernels for Blackwell.
+
+    Args:
+        packed: int32 [..., rows, ceil(k / (4 * block_k))] of any strides (DeepGEMM has rows next to each other). Byte j of word p
+            is the ue8m0 code of block 4 p + j, the lowest byte first.
+        k: values of a row, a multiple of ``block_k``.
+
+    Returns:
+        [..., rows, k / block_k], contiguous: ``a_scale`` of FP8_1x128.
+
+    Raises:
+        TypeError, ValueError: ``packed`` has another dtype, or words for another ``k``.
+    """
+    if packed.dtype != torch.int32:
+        raise TypeError(f"packed has dtype {packed.dtype}; expected torch.int32, four ue8m0 codes a word")
+    if k <= 0 or k % block_k:
+        raise ValueError(f"k={k} is not a positive multiple of {block_k}; pad K")
+    words = -(-k // (4 * block_k))
+    if packed.ndim < 2 or packed.shape[-1] != words:
+        raise ValueError(f"packed has shape {list(packed.shape)}; expected [..., rows, {words}] of K={k}")
+    # Of an extent of 1 torch leaves any stride.
+    flat = packed.contiguous().as_strided((packed.numel(),), (1,)).view(torch.uint8)
+    codes = flat.view(*packed.shape[:-1], 4 * words)[..., : k // block_k]
+    return decode_ue8m0(codes).contiguous()

@@ -277,10 +277,9 @@ def _row_scales(
             f"{label} has shape {list(scale.shape)}; expected {accepted[0]}: a scale for {fmt.block_rows} x {fmt.block_k} values"
         )
     rows = batches_first(scale).contiguous()
-    if rows.stride(-1) != 1:  # one column: contiguous to torch, whatever its stride is
-        rows = rows.clone(memory_format=torch.contiguous_format)
-    rows = rows.view(torch.uint8)
-    return rows.view(-1) if batches is None else rows.view(batches, -1)
+    # Of an extent of 1 torch leaves any stride.
+    flat = rows.as_strided((rows.numel(),), (1,)).view(torch.uint8)
+    return flat if batches is None else flat.view(batches, -1)
 
 
 def _check_scale_dtype(label: str, scale: torch.Tensor, fmt: BlockFormat) -> None:

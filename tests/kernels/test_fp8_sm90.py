@@ -108,6 +108,11 @@ def test_scales_of_any_strides():
     assert_bitwise_equal(nv.grouped_gemm(*parts, out_dtype=torch.float32, **FORMATS), want)
     got = nv.grouped_gemm(*parts, out_dtype=torch.float32, backend=EMULATED, **FORMATS)
     assert_bitwise_equal(got, want)
+    for m, k in ((9, 128), (1, 256), (1, 128)):  # where torch takes any stride for contiguous
+        x, w = tokens_of(m, k), weights_of(128, k)
+        columns = x.scale.as_strided(x.scale.shape, (1, m + 3)) if k == 128 else x.scale.T.contiguous().T
+        got = nv.gemm(x.data, w.data, columns, w.scale, out_dtype=torch.float32, **FORMATS)
+        assert_bitwise_equal(got, nv.gemm(x, w, out_dtype=torch.float32))
 
 
 def test_any_scales():
