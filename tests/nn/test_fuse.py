@@ -271,6 +271,19 @@ def test_state_dicts(assign):
     assert_bitwise_equal(moved.attention(x)[1], 2 * other.attention(x)[1])
 
 
+def test_pickled():
+    """As a whole module: fused still, the weights stored once."""
+    block, ours = blocks({"input_scale": 0.01})
+    buffer = io.BytesIO()
+    torch.save(ours, buffer)
+    buffer.seek(0)
+    again, x = torch.load(buffer, weights_only=False), rows(3)
+    assert_same(again.attention(x), block.attention(x))
+    assert_bitwise_equal(again.mlp(x), ours.mlp(x))
+    whole = again.attention.q_proj.shared[0].whole
+    assert again.attention.v_proj.packed_weight.untyped_storage().data_ptr() == whole.packed_weight.data_ptr()
+
+
 def test_from_the_meta_device():
     with torch.device("meta"):
         empty = fused(Block(*(replaced(part()) for part in (Attention, MLP))))
