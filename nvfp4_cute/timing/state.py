@@ -7,10 +7,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from nvfp4_cute.emulator.record.events import ClusterTrace, Event, LaunchTrace
+from nvfp4_cute.emulator.record.representatives import FEW_EVENTS
 from nvfp4_cute.errors import EmulatorError
 
-FEW_EVENTS = 16
-"""Warps with fewer do not say how fast a cluster goes on."""
 SCHEDULERS = 4
 """Of an SM; warp i belongs to scheduler i mod 4."""
 Handler = Callable[..., float | None]
@@ -242,7 +241,7 @@ class Grid:
         """By share and role of warps: when they came to the end of what there is, and what they took from their marks on."""
         alike: dict[tuple[float, str], list[Warp]] = defaultdict(list)
         for warp in self.marks:
-            if 0 <= warp.marked < warp.ended and len(warp.events) >= FEW_EVENTS:
+            if 0 <= warp.marked < warp.ended and len(warp.events) > FEW_EVENTS + 1:
                 alike[warp.cta.cluster.trace.share, warp.role].append(warp)
         return {
             kind: (

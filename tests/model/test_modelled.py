@@ -16,6 +16,13 @@ from nvfp4_cute.timing.replay import replay
 B200 = constants_of(targets.B200)
 
 
+def test_a_warp_that_does_nothing_for_tiles_is_there_whole():
+    short, long = [(Op.COMPUTE, i, 0, 0, 0, 0) for i in range(40)], [(Op.ARRIVE, 8, i) for i in range(1000)]
+    (cta,) = begun(ClusterTrace((0, 0, 0), [[short, long]]), 0.1).warps
+    assert [event for event in cta[0] if event != (Op.MARK,)] == short
+    assert [event for event in cta[1] if event != (Op.MARK,)] == long[:100]
+
+
 def pair(tiles: int, number: int, pause: float) -> ClusterTrace:
     """A CTA of two warps: one produces a tile in so many cycles, the other one consumes it in a third of that."""
     sleep = lambda cycles: (Op.SLEEP, cycles / B200.clock_hz * 1e9)
@@ -24,7 +31,7 @@ def pair(tiles: int, number: int, pause: float) -> ClusterTrace:
     return ClusterTrace((number, 0, 0), [[[(Op.INIT, 8, 1), *producer], consumer]])
 
 
-@pytest.mark.parametrize("kept", [20, 50])
+@pytest.mark.parametrize("kept", [40, 60])
 def test_clusters_that_are_there_for_some_tiles_take_the_time_of_the_whole(kept):
     tiles = [100 + 20 * (i % 2) for i in range(20)]
     whole = [pair(count, i, 900.0) for i, count in enumerate(tiles)]

@@ -18,6 +18,8 @@ from nvfp4_cute.errors import EmulatorError
 
 MOST_OF_A_KIND = 4
 """Clusters of a kind that are executed where their shapes differ."""
+FEW_EVENTS = 64
+"""Of a warp: all of them are replayed."""
 
 
 class NotAlike(EmulatorError):
@@ -169,12 +171,15 @@ def _share(work: LaunchWork, cluster: int) -> float:
 
 
 def begun(trace: ClusterTrace, share: float) -> ClusterTrace:
-    """The first share of every warp's events, with a mark at half of it."""
+    """The first share of every warp's events, with a mark at half of it.
+
+    Warps with few events have nothing to do with tiles, and what many begin with has not either: those are there, too.
+    """
     if share == 1:
         return trace
 
     def first(events: list[Event]) -> list[Event]:
-        count = ceil(share * len(events))
+        count = max(ceil(share * len(events)), min(len(events), FEW_EVENTS))
         return [*events[: count // 2], (Op.MARK,), *events[count // 2 : count]]
 
     return replace(trace, warps=[[first(events) for events in cta] for cta in trace.warps], share=share)
