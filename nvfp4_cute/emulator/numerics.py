@@ -34,7 +34,6 @@ and ``emax`` at least every exponent of the tile (zero products and C included),
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
@@ -175,24 +174,6 @@ class _Fp4Operand:
         emax = int(table.exponent.take(scales).max())
         return cls(packed, scales, table, nan_rows, lsb, max_value * max_scale, emax)
 
-    def of_instruction(self, index: int, count: int) -> _Fp4Operand:
-        """The rows of one of `count` instructions, whose rows are one below the other; bounds are those of all."""
-        rows = len(self.packed) // count
-        part = slice(rows * index, rows * (index + 1))
-        nan_rows = None if self.nan_rows is None else self.nan_rows[part]
-        return replace(self, packed=self.packed[part], scales=self.scales[part], nan_rows=nan_rows)
-
-    def side_by_side(self, count: int) -> _Fp4Operand:
-        """`count` instructions, whose rows are one below the other, as one with a longer K."""
-        if count == 1:
-            return self
-        packed, scales = (
-            bytes_.reshape(count, -1, bytes_.shape[1]).swapaxes(0, 1).reshape(-1, count * bytes_.shape[1])
-            for bytes_ in (self.packed, self.scales)
-        )
-        nan_rows = None if self.nan_rows is None else np.asarray(self.nan_rows.reshape(count, -1).any(0))
-        return replace(self, packed=packed, scales=scales, nan_rows=nan_rows)
-
     def scaled(self, dtype: type) -> np.ndarray:
         """Element times scale, exact, as dtype (R, K)."""
         values = _E2M1_PAIRS.take(self.packed).view(np.float32).reshape(*self.scales.shape, 16)
@@ -262,45 +243,15 @@ def accumulate_block_scaled(
     out, start, run = c, 0, len(products)
     while start < len(products):
         part = products[start : start + run]
-        a, b, sfa, sfb = (np.concatenate(operands) for operands in zip(*part, strict=True))
+        a, b, sfa, sfb = part[0] if len(part) == 1 else _side_by_side(part)
         op_a, op_b = _Fp4Operand.make(a, sfa, table, negate_a), _Fp4Operand.make(b, sfb, table, negate_b)
-        wide_a, wide_b = op_a.side_by_side(len(part)), op_b.side_by_side(len(part))
-        found, done = _multiply_add(wide_a, wide_b, out, only_float32=len(part) > 1), len(part)
+        found = _multiply_add(op_a, op_b, out, only_float32=len(part) > 1)
         if found is None:
             run = _shorter_run(op_a, op_b, len(part))
-            if run > 1:
-                continue
-            found, done = _one_by_one(op_a, op_b, out, len(part))
-            if found is None:
-                first_a, first_b = op_a.of_instruction(0, len(part)), op_b.of_instruction(0, len(part))
-                found, done = _multiply_add(first_a, first_b, out), 1
-        out, start = found, start + done
+        else:
+            out, start = found, start + len(part)
     assert out is not None
     return out
-
-
-def _one_by_one(
-    a: _Fp4Operand, b: _Fp4Operand, c: np.ndarray | None, count: int
-) -> tuple[np.ndarray | None, int]:
-    """The sum after as many of `count` instructions, one below the other in A and B, as the float64 path is proved for.
-
-    Returns:
-        the sum, None where the path is not proved for the first instruction, and how many instructions it is of.
-    """
-    start = accumulator = _Accumulator.make(c, (len(a.packed) // count, len(b.packed) // count))
-    out, done = None, 0
-    while done < count:
-        one_a, one_b = a.of_instruction(done, count), b.of_instruction(done, count)
-        total = _sum_float64(one_a, one_b, accumulator, FRACTION_BITS_FP4)
-        if total is None:
-            break
-        out, done = total, done + 1
-        accumulator = replace(accumulator, values=out, max_abs=max(float(out.max()), -float(out.min())))
-    if out is not None:
-        start.restore_special(out)
-        for index in range(done):
-            _spread_nan(a.of_instruction(index, count), b.of_instruction(index, count), out)
-    return out, done
 
 
 def _shorter_run(a: _Fp4Operand, b: _Fp4Operand, run: int) -> int:
@@ -308,7 +259,7 @@ def _shorter_run(a: _Fp4Operand, b: _Fp4Operand, run: int) -> int:
     k = a.lsb + b.lsb
     if max(a.emax + b.emax, ZERO_EXPONENT) - FRACTION_BITS_FP4 > k:
         return 1
-    bound = a.depth * a.max_scaled * b.max_scaled
+    bound = a.depth // run * a.max_scaled * b.max_scaled
     return max(1, min(run // 2, int(2.0 ** (24 + k) // bound) if bound else 1))
 
 
@@ -325,16 +276,16 @@ def _multiply_add(
     if out is None:
         out = _sum_general(a, b, accumulator)
     accumulator.restore_special(out)
-    _spread_nan(a, b, out)
-    return out
-
-
-def _spread_nan(a: _Fp4Operand, b: _Fp4Operand, out: np.ndarray) -> None:
-    """Rows and columns with a NaN scale are NaN."""
     if a.nan_rows is not None:
         out[a.nan_rows] = NAN_F32
     if b.nan_rows is not None:
         out[:, b.nan_rows] = NAN_F32
+    return out
+
+
+def _side_by_side(products: Sequence[tuple[np.ndarray, ...]]) -> tuple[np.ndarray, ...]:
+    """Operands and scale factors of several instructions as those of one with a longer K."""
+    return tuple(np.concatenate(parts, axis=1) for parts in zip(*products, strict=True))
 
 
 @dataclass(frozen=True)
@@ -404,8 +355,7 @@ def _sum_float64(a: _Operand, b: _Operand, c: _Accumulator, fraction_bits: int) 
     k = a.lsb + b.lsb
     emax = max(a.emax + b.emax, _exponent_of(c.max_abs), ZERO_EXPONENT)
     quantum, bound = emax - fraction_bits, a.depth * a.max_scaled * b.max_scaled
-    # Negated, so that an infinite C is refused, too.
-    if quantum > k or bound > 2.0 ** (53 + k) or not bound + c.max_abs <= 2.0 ** (53 + quantum):
+    if quantum > k or bound > 2.0 ** (53 + k) or bound + c.max_abs > 2.0 ** (53 + quantum):
         return None
     if not c.is_multiple_of(quantum):
         return None
@@ -454,7 +404,7 @@ def _exact_product(a: np.ndarray, b: np.ndarray) -> np.ndarray:
 # ---- the fused sum, shared by all kinds --------------------------------------------------------------------------
 def _exponent_of(value: float) -> int:
     """Exponent of a finite float32 magnitude, -126 for zero and subnormals."""
-    return max(math.frexp(value)[1] - 1, ZERO_EXPONENT) if value else ZERO_EXPONENT
+    return max(int(np.frexp(value)[1]) - 1, ZERO_EXPONENT) if value else ZERO_EXPONENT
 
 
 def _accumulator_exponents(c: _Accumulator) -> np.ndarray:
