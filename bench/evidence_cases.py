@@ -10,6 +10,7 @@ from pathlib import Path
 from nvfp4_cute.bench import public_cases
 from nvfp4_cute.bench.public_cases import EXAMPLES, GROUPS, NVFP4, NVFP4_AB
 
+CUTE = EXAMPLES / "cute"
 SCRIPTS = Path(__file__).parents[1] / "tests" / "support" / "public_scripts"
 
 
@@ -80,7 +81,7 @@ class Case:
 
 
 def _cutlass(arch: str, script: str, *arguments: str) -> list[Case]:
-    return [Case(CUTLASS, arch, str(EXAMPLES / script), text) for text in arguments]
+    return [Case(CUTLASS, arch, str(CUTE / script), text) for text in arguments]
 
 
 def _own(project: Project, arch: str, script: str, *arguments: str) -> list[Case]:
@@ -143,7 +144,7 @@ CASES: tuple[Case, ...] = (
         for arch in ("sm_90a", "sm_100a", "sm_120a")
     ),
     *_cutlass("sm_120a", "blackwell_geforce/kernel/dense_gemm/dense_gemm.py", "--mnkl 128,128,128,1"),
-    *(Case(CUTLASS, "sm_100a", str(EXAMPLES / "ampere/kernel" / script), text) for script, text in PLAIN),
+    *(Case(CUTLASS, "sm_100a", str(CUTE / "ampere/kernel" / script), text) for script, text in PLAIN),
     *(Case(CUTLASS, "sm_100a", f"{PRIMITIVES}/{name}.py") for name in TENSOR_MEMORY_PRIMITIVES),
     *(
         Case(CUTLASS, arch, f"{PRIMITIVES}/{name}.py")
