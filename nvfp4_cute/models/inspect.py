@@ -8,7 +8,7 @@ from typing import Any
 from tqdm import tqdm
 
 from nvfp4_cute.errors import CheckpointError
-from nvfp4_cute.formats.block_format import NVFP4
+from nvfp4_cute.formats.block_format import NVFP4_PAIR
 from nvfp4_cute.models.checkpoints import Checkpoint, Scheme
 from nvfp4_cute.nn.linear import K_STEP
 from nvfp4_cute.planning.arch import FAMILIES
@@ -145,7 +145,9 @@ def where_it_runs() -> list[tuple[str, str]]:
     """Families of GPUs by the architectures that their kernels are built for, and what multiplies two NVFP4 operands there."""
     lines = []
     for family in FAMILIES:
-        kind = family.MMA[NVFP4, NVFP4].kind
+        if NVFP4_PAIR not in family.MMA:  # Kernels of an architecture that multiply other formats.
+            continue
+        kind = family.MMA[NVFP4_PAIR].kind
         how = (
             f"tensor cores multiply 4 bits ({kind})"
             if "4" in kind
