@@ -224,6 +224,9 @@ CASES = (
 )  # fmt: skip
 
 
+MAKER = "nvfp4-cute bench --predict"
+
+
 # ---- predictions -----------------------------------------------------------------------------------------------------
 def predict(path: Path, target: Target, *, jobs: int, cases: Sequence[Case] = CASES) -> int:
     """Model all cases and write what is predicted, by name, with the commit; returns 0. Keeps times that the file has.
@@ -237,7 +240,7 @@ def predict(path: Path, target: Target, *, jobs: int, cases: Sequence[Case] = CA
         "missing": {},
     }  # fmt: skip
     if path.exists():
-        known = json.loads(path.read_text())
+        known = provenance.read_object(path, tuple(known), MAKER)
         if (known["gpu"], known["sources"]) != (target.name, sources):
             raise ValueError(
                 f"{path} has predictions for {known['gpu']} by sources {known['sources']}, not for {target.name} by {sources}; "
@@ -306,9 +309,9 @@ def against(path: Path, *, results: Path | None = None, jobs: int = 1) -> int:
         jobs: processes that make each call once before anything is measured, to compile its kernels into the disk cache.
 
     Raises:
-        ValueError: the GPU is another one, or there is none.
+        ValueError: the file has no predictions, the GPU is another one, or there is none.
     """
-    predictions = json.loads(path.read_text())
+    predictions = provenance.read_object(path, ("gpu", "us"), MAKER)
     here = targets.detect()
     if here is None or here.name != predictions["gpu"]:
         found = "no GPU of the table" if here is None else f"an {here.name}"

@@ -33,6 +33,7 @@ import torch.distributed as dist
 from tqdm import tqdm
 
 from nvfp4_cute import Placement, private_api, route
+from nvfp4_cute.bench import provenance
 from nvfp4_cute.bench.moe import MODELS, Model, make_weights
 from nvfp4_cute.experts import dispatch, parallel, push
 from nvfp4_cute.experts.combine import finalize
@@ -299,7 +300,9 @@ class Plan:
 
     def read(self) -> dict[str, Any]:
         """The report as far as it goes."""
-        return json.loads(self.results.read_text()) if self.results.exists() else {"models": {}}
+        if not self.results.exists():
+            return {"models": {}}
+        return provenance.read_object(self.results, ("models",), "nvfp4-cute bench ep --results")
 
 
 def run_rank(rank: int, store: str | None, plan: Plan) -> None:

@@ -1,8 +1,11 @@
 """Which sources made a result: their commit, and a digest of them."""
 
 import hashlib
+import json
 import subprocess
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import nvfp4_cute
 
@@ -38,3 +41,22 @@ def digest() -> str:
             made.update(f"{path.relative_to(folder)}\0{path.stat().st_size}\0".encode())
             made.update(path.read_bytes())
     return made.hexdigest()[:16]
+
+
+def read_object(path: Path, keys: Sequence[str], maker: str) -> dict[str, Any]:
+    """A result that was kept as a JSON object.
+
+    Args:
+        keys: that it has at least. maker: what writes such files, for the message.
+
+    Raises:
+        ValueError: it is no such file. OSError: it cannot be read.
+    """
+    try:
+        found = json.loads(path.read_text())
+    except ValueError as error:
+        raise ValueError(f"{path} is no JSON ({error}); name a file that {maker} wrote") from None
+    missing = list(keys) if not isinstance(found, dict) else [key for key in keys if key not in found]
+    if missing or not isinstance(found, dict):
+        raise ValueError(f"{path} has no {', '.join(missing) or 'object'}; name a file that {maker} wrote")
+    return found

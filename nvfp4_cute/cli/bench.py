@@ -76,7 +76,12 @@ def add_parser(verbs: Verbs) -> None:
         metavar="FILE",
         help="keep each time of layers and ep, and go on from there; what --against measured",
     )
-    parser.add_argument("--tokens", metavar="T,T", help="of ep: of each rank (default 1,8,64,512,2048,8192)")
+    parser.add_argument(
+        "--tokens",
+        type=types.positives,
+        metavar="T,T",
+        help="of ep: of each rank (default 1,8,64,512,2048,8192)",
+    )
     parser.add_argument("--ranks", type=types.positive, help="of ep: GPUs (default 2)")
     parser.add_argument(
         "--compare",
@@ -160,7 +165,7 @@ def _over_ranks(args: argparse.Namespace) -> int:
     models = tuple(name for name in ep.CHOSEN if args.containing in name)
     if not models:
         raise ValueError(f"no model of ep contains {args.containing!r}: there are {', '.join(ep.CHOSEN)}")
-    tokens = tuple(map(int, args.tokens.split(","))) if args.tokens else ep.TOKENS
+    tokens = args.tokens or ep.TOKENS
     with tempfile.TemporaryDirectory() as folder:
         results = args.results or Path(folder) / "ep.json"
         plan = ep.Plan(models, tokens, args.ranks or 2, ep.ROUNDS, results)

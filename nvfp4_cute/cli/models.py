@@ -146,7 +146,10 @@ def run_bench(args: argparse.Namespace) -> int:
     from nvfp4_cute.models.speed import measure_ways
 
     if args.read:
-        return _save(json.loads(args.read.read_text()), args.save or args.read.with_suffix(""), args.read)
+        from nvfp4_cute.bench.provenance import read_object
+
+        report = read_object(args.read, ("models", "device"), "nvfp4-cute models bench --save")
+        return _save(report, args.save or args.read.with_suffix(""), args.read)
     if not args.model:
         raise ValueError("models bench: name a model, or a report with --read")
     if args.device.startswith("cuda") and not torch.cuda.is_available():

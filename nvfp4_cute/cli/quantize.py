@@ -46,10 +46,11 @@ def add_parser(verbs: Verbs) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Calibrate if asked for, quantize, and say what was done."""
-    from nvfp4_cute.models.quantizing.checkpoint import Calibration, quantize_checkpoint
+    from nvfp4_cute.models.quantizing.checkpoint import Calibration, config_of_16_bits, quantize_checkpoint
 
     if args.method == "gptq" and not args.calibrate:
         raise ValueError("--method gptq compensates errors on a text; pass --calibrate TEXT")
+    config_of_16_bits(args.model)  # before a model is loaded to be calibrated
     given: dict[str, Any] = {}
     if args.calibrate:
         from nvfp4_cute.models.quantizing.calibrate import largest_inputs

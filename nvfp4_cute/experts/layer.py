@@ -100,6 +100,8 @@ def moe(
         RankError: another rank refused its operands, passed other sizes, or did not come within the group's timeout.
     """
     checks.check_choice("parallel", parallel, get_args(Parallel))
+    if group is not None and not isinstance(group, dist.ProcessGroup):
+        raise TypeError(f"group is a {type(group).__name__}; pass a torch.distributed.ProcessGroup")
     if group is not None and parallel == "tensor":
         if placement is not None or capacity is not None:
             raise ValueError(

@@ -66,7 +66,7 @@ class Ranks:
     def of(
         cls, group: dist.ProcessGroup, placement: Placement | None, capacity: int | None, local_experts: int
     ) -> "Ranks":
-        """Check, and place experts evenly where no placement is given. Raises ValueError."""
+        """Check, and place experts evenly where no placement is given. Raises TypeError, ValueError."""
         size, rank = dist.get_world_size(group), dist.get_rank(group)
         if placement is None:
             placement = Placement.even(local_experts * size, size)
@@ -76,6 +76,8 @@ class Ranks:
                 f"rank {rank} of {size} has the weights of {local_experts} experts; the placement has {placement.num_ranks} "
                 f"ranks, and {held} experts for this one"
             )
+        if capacity is not None and not isinstance(capacity, int):
+            raise TypeError(f"capacity={capacity!r} is no int; pass the most tokens that a rank has")
         if capacity is not None and capacity < 1:
             raise ValueError(f"capacity={capacity} is not positive; pass the most tokens that a rank has")
         return cls(group, rank, placement, capacity)

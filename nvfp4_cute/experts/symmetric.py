@@ -151,6 +151,8 @@ def check_ranks(group: dist.ProcessGroup) -> None:
 
     Every call asks the same at its beginning. A replay does not: ask after it, when its results are there.
     """
+    if not isinstance(group, dist.ProcessGroup):
+        raise TypeError(f"group is {group!r}; pass the torch.distributed.ProcessGroup of the layer")
     for buffers in _made.get(group, {}).values():
         if buffers is not None:
             buffers.check()

@@ -12,6 +12,7 @@ import torch.distributed as dist
 
 from nvfp4_cute.errors import UnsupportedTarget
 from nvfp4_cute.experts.exchange import agree, tell
+from nvfp4_cute.formats.block_scaled import check_is_tensor
 
 FACTS = ("tokens", "hidden_size", "top_k", "dtype of x", "num_experts", "intermediate_size of a rank")
 REFUSALS = (TypeError, ValueError, UnsupportedTarget)
@@ -30,8 +31,18 @@ def shard(
         [E, 2 I / ranks, H] and [E, H, I / ranks], views put together.
 
     Raises:
-        ValueError: I does not divide.
+        TypeError: weights are no tensors, or ranks no ints. ValueError: I does not divide, or shapes or ``rank`` do not fit.
     """
+    check_is_tensor("gate_up", gate_up)
+    check_is_tensor("down", down)
+    if not (isinstance(rank, int) and isinstance(ranks, int)):
+        raise TypeError(f"rank={rank!r} of ranks={ranks!r}; pass two ints")
+    if ranks < 1 or not 0 <= rank < ranks:
+        raise ValueError(f"rank={rank} of ranks={ranks}; expected a rank from 0 to ranks - 1")
+    if down.ndim != 3 or tuple(gate_up.shape) != (len(down), 2 * down.shape[2], down.shape[1]):
+        raise ValueError(
+            f"gate_up is {list(gate_up.shape)} and down {list(down.shape)}; expected [E, 2 I, H] and [E, H, I]"
+        )
     width = down.shape[-1]
     if width % (32 * ranks):
         raise ValueError(

@@ -75,6 +75,10 @@ def from_packed_ue8m0(packed: torch.Tensor, k: int, block_k: int = 128) -> torch
     Raises:
         TypeError, ValueError: ``packed`` has another dtype, or words for another ``k``.
     """
+    if not isinstance(packed, torch.Tensor):
+        raise TypeError(f"packed is {packed!r}; pass an int32 torch.Tensor")
+    if not isinstance(k, int):
+        raise TypeError(f"k={k!r} is no int; pass the values of a row")
     if packed.dtype != torch.int32:
         raise TypeError(f"packed has dtype {packed.dtype}; expected torch.int32, four ue8m0 codes a word")
     if k <= 0 or k % block_k:

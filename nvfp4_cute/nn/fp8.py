@@ -4,7 +4,7 @@ import torch
 
 from nvfp4_cute import backends
 from nvfp4_cute.formats.block_format import FP8_1x128, FP8_128x128
-from nvfp4_cute.formats.block_scaled import BlockScaledTensor
+from nvfp4_cute.formats.block_scaled import BlockScaledTensor, check_is_tensor
 from nvfp4_cute.nn.experts import Activation, SortedExperts
 from nvfp4_cute.nn.linear import result_dtype
 from nvfp4_cute.nn.state import moving
@@ -40,7 +40,7 @@ class LinearFP8(torch.nn.Module):
         torch.Size([40, 256])
 
     Raises:
-        ValueError: ``weight`` is no matrix of FP8_128x128.
+        TypeError, ValueError: ``weight`` is no matrix of FP8_128x128, or ``bias`` no tensor [N].
     """
 
     weight: torch.Tensor
@@ -56,12 +56,9 @@ class LinearFP8(torch.nn.Module):
         backend: str = "auto",
     ):
         super().__init__()
-        if weight.format != FP8_128x128 or len(weight.shape) != 2:
-            raise ValueError(
-                f"weight is {weight.format.title} of shape {tuple(weight.shape)}; a linear layer has [N, K] of "
-                f"{FP8_128x128.title}: quantize(weight, format=FP8_128x128)"
-            )
+        _check_weight("weight", weight, "[N, K]")
         self.out_features, self.in_features = weight.shape
+        _check_bias("bias", bias, (self.out_features,))
         self.backend = backend
         self.register_buffer("weight", weight.data.view(torch.float8_e4m3fn))
         self.register_buffer("weight_scale_inv", weight.scale)
@@ -114,6 +111,9 @@ class ExpertsFP8(SortedExperts):
         bias13, bias2: [E, 2 I] and [E, H], or None.
         activation: as of SortedExperts. has_gate: whether there is a gate.
         backend: as of ``gemm``.
+
+    Raises:
+        TypeError, ValueError: weights are not FP8_128x128 of three dimensions, or sizes do not fit.
     """
 
     w13: torch.Tensor
@@ -134,7 +134,18 @@ class ExpertsFP8(SortedExperts):
         has_gate: bool = True,
         backend: str = "auto",
     ):
-        super().__init__(len(w13.data), activation)
+        _check_weight("w13", w13, "[E, 2 I, H]")
+        _check_weight("w2", w2, "[E, H, I]")
+        experts, hidden, width = w2.shape
+        rows = 2 * width if has_gate else width
+        if tuple(w13.shape) != (experts, rows, hidden):
+            raise ValueError(
+                f"w13 has shape {list(w13.shape)}; expected {[experts, rows, hidden]}, beside w2 {list(w2.shape)} with "
+                f"has_gate={has_gate}"
+            )
+        _check_bias("bias13", bias13, (experts, rows))
+        _check_bias("bias2", bias2, (experts, hidden))
+        super().__init__(experts, activation)
         self.has_gate, self.backend = has_gate, backend
         for name, weight in (("w13", w13), ("w2", w2)):
             self.register_buffer(name, weight.data.view(torch.float8_e4m3fn))
@@ -160,6 +171,28 @@ class ExpertsFP8(SortedExperts):
     def extra_repr(self) -> str:
         """Sizes."""
         return f"{self.num_experts} of {self.w2.shape[1]} x {self.w2.shape[2]}"
+
+
+def _check_weight(name: str, weight: object, axes: str) -> None:
+    """Raise where it is no FP8_128x128 tensor with as many dimensions as ``axes`` names."""
+    if not isinstance(weight, BlockScaledTensor):
+        raise TypeError(
+            f"{name} is {'None' if weight is None else f'a {type(weight).__name__}'}; pass a BlockScaledTensor: "
+            "quantize(weight, format=FP8_128x128)"
+        )
+    if weight.format != FP8_128x128 or len(weight.shape) != axes.count(",") + 1:
+        raise ValueError(
+            f"{name} is {weight.format.title} of shape {list(weight.shape)}; expected {axes} of {FP8_128x128.title}: "
+            "quantize(weight, format=FP8_128x128)"
+        )
+
+
+def _check_bias(name: str, bias: torch.Tensor | None, shape: tuple[int, ...]) -> None:
+    if bias is None:
+        return
+    check_is_tensor(name, bias)
+    if tuple(bias.shape) != shape:
+        raise ValueError(f"{name} has shape {list(bias.shape)}; expected {list(shape)}")
 
 
 def has_fp8_products(backend: str, device: torch.device) -> bool:

@@ -55,7 +55,14 @@ def fuse(model: torch.nn.Module) -> Fused:
         >>> model = torch.nn.ModuleDict({n: LinearNVFP4(64, 128, False) for n in ("q_proj", "k_proj", "v_proj")})
         >>> fuse(model).shared
         [('q_proj', 'k_proj', 'v_proj')]
+
+    Raises:
+        TypeError: ``model`` is no module.
     """
+    if not isinstance(model, torch.nn.Module):
+        raise TypeError(
+            f"model is a {type(model).__name__}; pass a torch.nn.Module, which is changed in place"
+        )
     done = Fused()
     for name, module in list(model.named_modules()):
         mlp = None if isinstance(module, GatedMLP) else _gated_mlp(module)

@@ -8,6 +8,7 @@ from nvfp4_cute.nn.experts import has_weight_only_groups
 from nvfp4_cute.nn.linear import LinearNVFP4
 from nvfp4_cute.nn.products import Weights, gated_product
 from nvfp4_cute.nn.shared_input import is_one_input_scale
+from nvfp4_cute.operands.rules import check_choice
 from nvfp4_cute.problem import Activation
 
 
@@ -25,7 +26,7 @@ class GatedMLP(torch.nn.Module):
         act_fn: called where layers are called one by one. activation: what it computes, "silu" or "gelu_tanh".
 
     Raises:
-        ValueError: sizes that do not fit, or a bias.
+        TypeError: a layer that is no LinearNVFP4. ValueError: sizes that do not fit, a bias, or another activation.
     """
 
     gate_proj: LinearNVFP4
@@ -45,6 +46,10 @@ class GatedMLP(torch.nn.Module):
         activation: Activation,
     ):
         super().__init__()
+        for name, layer in (("gate_proj", gate_proj), ("up_proj", up_proj), ("down_proj", down_proj)):
+            if not isinstance(layer, LinearNVFP4):
+                raise TypeError(f"{name} is a {type(layer).__name__}; pass LinearNVFP4.from_linear(layer)")
+        check_choice("activation", activation, ("silu", "gelu_tanh"))
         if gate_proj.bias is not None or up_proj.bias is not None:
             raise ValueError("gate_proj or up_proj has a bias; the launch of both adds none")
         width, hidden = gate_proj.out_features, gate_proj.in_features

@@ -49,7 +49,7 @@ def replace_linears(
         keep: patterns of fnmatch on names.
 
     Raises:
-        KeyError: ``input_scale`` has numbers, and none for a layer. TypeError: the model itself is a linear layer.
+        KeyError: ``input_scale`` has numbers, and none for a layer. TypeError: the model itself is a linear layer, or no module.
 
     Example:
         >>> model = torch.nn.Sequential(torch.nn.Linear(64, 96), torch.nn.ReLU(), torch.nn.Linear(96, 8))
@@ -58,6 +58,10 @@ def replace_linears(
     """
     if isinstance(model, torch.nn.Linear):
         raise TypeError("model is a linear layer itself; LinearNVFP4.from_linear(model) is what replaces it")
+    if not isinstance(model, torch.nn.Module):
+        raise TypeError(
+            f"model is a {type(model).__name__}; pass a torch.nn.Module, which is changed in place"
+        )
     done = Replaced()
     linears = [(n, m) for n, m in model.named_modules() if isinstance(m, torch.nn.Linear)]
     owners = _owners(model)

@@ -57,10 +57,17 @@ class SharedInput:
         layers: in the order of their calls.
 
     Raises:
-        ValueError: ``reason_against`` has a reason.
+        TypeError: a layer that is no LinearNVFP4. ValueError: there is none, or ``reason_against`` has a reason.
     """
 
     def __init__(self, layers: Sequence[LinearNVFP4]):
+        if not layers:
+            raise ValueError("layers is empty; pass those that read the same input")
+        for layer in layers:
+            if not isinstance(layer, LinearNVFP4):
+                raise TypeError(
+                    f"layers has a {type(layer).__name__}; pass LinearNVFP4.from_linear(layer) of each"
+                )
         reason = reason_against(layers)
         if reason is not None:
             raise ValueError(reason)

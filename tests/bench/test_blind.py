@@ -97,3 +97,16 @@ def test_what_cannot_be_measured_says_why():
     if torch.cuda.is_available():
         pytest.skip("there is a GPU")
     assert isinstance(blind.measure(blind.CASES[0].name), str)
+
+
+@pytest.mark.parametrize(
+    ("content", "text"), [("{", "is no JSON"), ("{}", "has no gpu, us"), ("[]", "has no gpu")]
+)
+@pytest.mark.parametrize("words", [["bench", "--against"], ["models", "bench", "--read"]])
+def test_other_files_are_refused(words, content, text, tmp_path, capsys):
+    path = tmp_path / "other.json"
+    path.write_text(content)
+    assert cli.main([*words, str(path)]) == 1
+    said = capsys.readouterr().err
+    text = text if words[0] == "bench" else text.replace("gpu, us", "models").replace("gpu", "models")
+    assert f"{path} {text}" in said and "name a file that nvfp4-cute" in said

@@ -48,3 +48,7 @@ def test_what_is_refused():
         from_packed_ue8m0(packed, 512)
     with pytest.raises(ValueError, match="k=100 is not a positive multiple of 128"):
         from_packed_ue8m0(packed, 100)
+    with pytest.raises(TypeError, match="packed is 'x'"):
+        from_packed_ue8m0("x", 512)
+    with pytest.raises(TypeError, match="k='512' is no int"):
+        from_packed_ue8m0(packed, "512")

@@ -7,8 +7,8 @@ import torch
 from checkpoint_files import MODELOPT, experts, nvfp4, write
 
 from nvfp4_cute.cli import main
-from nvfp4_cute.models.checkpoints import Checkpoint
-from nvfp4_cute.models.inspect import inspect, what_runs
+from nvfp4_cute.models.checkpoints import Checkpoint, Scheme
+from nvfp4_cute.models.inspect import Kind, inspect, what_runs
 
 DATA = Path(__file__).parents[1] / "data" / "checkpoints"
 
@@ -63,3 +63,11 @@ def test_folders_that_are_none(tmp_path, capsys):
     write(tmp_path, {"x": torch.zeros(2)}, None)
     assert main(["models", "inspect", str(tmp_path)]) == 0
     assert "quantization by none" in capsys.readouterr().out
+
+
+def test_fp8_in_blocks_is_multiplied_where_blocks_are_whole():
+    scheme = Scheme("fp8", "fp8_128x128", "fp8_1x128")
+    kind = lambda shape, k: Kind("layer", scheme, shape, k_sizes={k})
+    assert what_runs(kind("[128, 256]", 256)).startswith("LinearFP8 on sm_90a")
+    assert what_runs(kind("8 x [256, 128]", 128)).startswith("ExpertsFP8 on sm_90a")
+    assert what_runs(kind("[128, 192]", 192)).startswith("decoded to 16 bits")

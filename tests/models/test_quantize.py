@@ -237,3 +237,10 @@ def test_calibration_without_a_tokenizer(tmp_path):
         torch.equal(a, b)
         for a, b in zip(samples(folder, "random", 256), samples(folder, "random", 256), strict=True)
     )
+
+
+@pytest.mark.parametrize("more", [[], ["--method", "gptq", "--calibrate", "random"]])
+def test_a_quantized_model_is_refused_before_it_is_loaded(more, tmp_path, capsys):
+    (tmp_path / "config.json").write_text('{"model_type": "qwen3", "quantization_config": {}}')
+    assert main(["quantize", str(tmp_path), "--out", str(tmp_path / "out"), *more]) == 1
+    assert "is quantized already; pass the 16-bit model" in capsys.readouterr().err

@@ -9,6 +9,7 @@ from ranks import run_ranks
 from nvfp4_cute import MoENVFP4
 from nvfp4_cute.errors import RankError
 from nvfp4_cute.experts.layer import moe
+from nvfp4_cute.experts.symmetric import check_ranks
 from nvfp4_cute.experts.tensor_parallel import shard
 
 EXPERTS, TOP_K, HIDDEN, WIDTH, TOKENS = 4, 2, 64, 256, 5
@@ -88,3 +89,13 @@ def test_arguments():
         moe(*layer.arguments(), **layer.options, parallel="tensor")
     with pytest.raises(ValueError, match="parallel"):
         moe(*layer.arguments(), **layer.options, parallel="rows")
+    with pytest.raises(TypeError, match="group is a str; pass a torch.distributed.ProcessGroup"):
+        moe(*layer.arguments(), **layer.options, group="ranks")
+    with pytest.raises(ValueError, match="rank=2 of ranks=2; expected a rank from 0"):
+        shard(gate_up, down, 2, 2)
+    with pytest.raises(TypeError, match="rank='0' of ranks=2; pass two ints"):
+        shard(gate_up, down, "0", 2)
+    with pytest.raises(ValueError, match=r"expected \[E, 2 I, H\] and \[E, H, I\]"):
+        shard(down, gate_up, 0, 2)
+    with pytest.raises(TypeError, match="group is None"):
+        check_ranks(None)

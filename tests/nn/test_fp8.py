@@ -114,3 +114,31 @@ def test_modules_of_a_checkpoint():
     )
     assert has_fp8_products("emulator:sm_90a", torch.device("cpu"))
     assert not has_fp8_products("emulator:sm_100a", torch.device("cpu"))
+
+
+def test_weights_that_do_not_fit_are_refused():
+    w13, w2 = weights(2, 256, 128), weights(2, 128, 128)
+    wrong = [
+        (TypeError, "weight is a Tensor; pass a BlockScaledTensor", lambda: LinearFP8(torch.zeros(128, 128))),
+        (ValueError, "weight is NVFP4 of shape", lambda: LinearFP8(nv.quantize(torch.zeros(128, 128)))),
+        (
+            ValueError,
+            r"bias has shape \[1\]; expected \[128\]",
+            lambda: LinearFP8(weights(128, 128), torch.zeros(1)),
+        ),
+        (TypeError, "w2 is None; pass a BlockScaledTensor", lambda: ExpertsFP8(w13, None)),
+        (ValueError, r"w13 is FP8_128X128 of shape \[128, 128\]", lambda: ExpertsFP8(weights(128, 128), w2)),
+        (
+            ValueError,
+            r"expected \[2, 128, 128\].*has_gate=False",
+            lambda: ExpertsFP8(w13, w2, has_gate=False),
+        ),
+        (
+            ValueError,
+            r"bias13 has shape \[2, 128\]; expected",
+            lambda: ExpertsFP8(w13, w2, torch.zeros(2, 128)),
+        ),
+    ]
+    for error, text, make in wrong:
+        with pytest.raises(error, match=text):
+            make()

@@ -13,6 +13,7 @@ from nvfp4_cute.nn.fuse import fuse
 from nvfp4_cute.nn.gated_mlp import GatedMLP
 from nvfp4_cute.nn.products import QUANTIZED_HIDDEN_ROWS
 from nvfp4_cute.nn.replace import replace_linears
+from nvfp4_cute.nn.shared_input import SharedInput
 
 K, HIDDEN = 64, 128
 WAYS = [{"activations": "16bit"}, {"input_scale": 0.01}, {"input_scale": None}, {}]
@@ -325,3 +326,18 @@ def test_compiled(options):
         x = rows(count)
         assert_same(compiled(x), whole(x))
     assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 1
+
+
+def test_what_is_no_module_or_no_such_layer_is_refused():
+    gate, up, down = (LinearNVFP4(*sizes, False) for sizes in ((K, HIDDEN), (K, HIDDEN), (HIDDEN, K)))
+    for call in (fuse, replace_linears):
+        with pytest.raises(TypeError, match="model is a str; pass a torch.nn.Module"):
+            call("model")
+    with pytest.raises(TypeError, match="up_proj is a Linear; pass LinearNVFP4.from_linear"):
+        GatedMLP(gate, torch.nn.Linear(K, HIDDEN), down, torch.nn.SiLU(), "silu")
+    with pytest.raises(ValueError, match="activation='tanh' is not supported; use 'silu' or 'gelu_tanh'"):
+        GatedMLP(gate, up, down, torch.nn.Tanh(), "tanh")
+    with pytest.raises(TypeError, match="layers has a Linear"):
+        SharedInput([gate, torch.nn.Linear(K, HIDDEN)])
+    with pytest.raises(ValueError, match="layers is empty"):
+        SharedInput([])

@@ -72,6 +72,14 @@ class Written:
     error: float
 
 
+def config_of_16_bits(folder: str | Path) -> dict[str, Any]:
+    """config.json of a model. Raises CheckpointError where there is none, or where the model is quantized already."""
+    config = read_config(Path(folder))
+    if "quantization_config" in config:
+        raise CheckpointError(f"{folder} is quantized already; pass the 16-bit model that it was made of")
+    return config
+
+
 def quantize_checkpoint(
     folder: str | Path,
     out: str | Path,
@@ -111,9 +119,7 @@ def quantize_checkpoint(
             "Calibration for it"
         )
     recipe, source, target = RECIPES[format], Path(folder), Path(out)
-    config = read_config(source)
-    if "quantization_config" in config:
-        raise CheckpointError(f"{source} is quantized already; pass the 16-bit model that it was made of")
+    config = config_of_16_bits(source)
     files = TensorFiles(source)
     layers, left_out = layers_to_quantize(files.entries, recipe.group_size, keep)
     if not layers:
