@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Float32, Int32, Int64, Uint32
+from cutlass import Float32, Int32, Int64
 
 from nvfp4_cute.formats.block_format import NVFP4
 from nvfp4_cute.launch_table import GatherQuantize
@@ -21,7 +21,8 @@ from nvfp4_cute.planning.arch.simt import ROW_WARPS, WARP_SIZE
 from ..common.encode import Encoding
 from ..common.global_access import global_scalar
 from .expert_rows import Choices, Ids, Order, PlainRows, QuantizedRows, scale_word
-from .quantize import input_words, load_block, quantize_words
+from .quantize import quantize_words
+from .row_blocks import read_block
 
 
 @dataclass(frozen=True)
@@ -116,12 +117,7 @@ class GatherQuantizeKernel:
         token, chunk, lane = work // chunks, work % chunks, tidx % WARP_SIZE
         if token < operands.tokens:
             block = chunk * WARP_SIZE + lane
-            words = cute.make_rmem_tensor(input_words(NVFP4), Uint32)
-            words.fill(Uint32(0))
-            if block < results.k_blocks:
-                load_block(
-                    words, operands.x + Int64(token) * operands.x_pitch + block * (4 * input_words(NVFP4))
-                )
+            words = read_block(operands.x, operands.x_pitch, token, block, results.k_blocks)
             choices = self.choices(operands, ids, token, work, chunk == 0)
             factor = Float32(1.0)
             if cutlass.const_expr(self.global_scales == "one"):

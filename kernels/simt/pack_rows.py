@@ -14,17 +14,16 @@ from dataclasses import dataclass
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Boolean, Float32, Int32, Int64, Uint32
+from cutlass import Boolean, Int32, Int64
 
 from nvfp4_cute.formats.block_format import NVFP4
 from nvfp4_cute.launch_table import PackRows
 from nvfp4_cute.planning.arch.simt import ROW_WARPS, WARP_SIZE
 
 from ..common.encode import Encoding
-from ..common.global_access import global_scalar, store_word, store_words
+from ..common.global_access import global_scalar
 from ..common.select import select
-from .expert_rows import OUTPUT_BYTES, PLAIN_BYTES, scale_word, store_plain_block
-from .quantize import input_words, load_block, quantize_words
+from .row_blocks import RowEncoding, read_block
 
 
 @dataclass(frozen=True)
@@ -79,11 +78,9 @@ class PackRowsKernel:
         has_fp4_convert: bool,
         name: str,
     ):
-        self.is_bf16 = is_bf16
-        self.quantizes = quantizes
-        self.has_global_scale = has_global_scale
+        encode = Encoding.of(NVFP4, has_fp4_convert)
+        self.encoding = RowEncoding(is_bf16, quantizes, has_global_scale, encode)
         self.has_capacity = has_capacity
-        self.encode = Encoding.of(NVFP4, has_fp4_convert)
         self.name = name
 
     @cute.jit
@@ -132,31 +129,16 @@ class PackRowsKernel:
         token, chunk, lane = work // chunks, work % chunks, tidx % WARP_SIZE
         if token < operands.tokens:
             block = chunk * WARP_SIZE + lane
-            words = cute.make_rmem_tensor(input_words(NVFP4), Uint32)
-            words.fill(Uint32(0))
-            if block < operands.k_blocks:
-                address = operands.x + Int64(token) * operands.x_pitch
-                load_block(words, address + block * (4 * input_words(NVFP4)))
+            words = read_block(operands.x, operands.x_pitch, token, block, operands.k_blocks)
             pairs = self.pairs(operands, token)
             if chunk == 0:
                 self.tell(operands, token, pairs)
-            if cutlass.const_expr(self.quantizes):
-                factor = None
-                if cutlass.const_expr(self.has_global_scale):
-                    factor = global_scalar(Float32, operands.global_scale)[0]
-                encoded, code = quantize_words(words, factor, self.is_bf16, self.encode)
-                scales = scale_word(code)
+            encoded = self.encoding.block(words, operands.global_scale)
             for rank in cutlass.range(operands.num_ranks, unroll=1):
                 row = cute.arch.shuffle_sync(pairs.row, rank)
                 if (row >= 0) & (block < operands.k_blocks):
                     address = operands.sent + Int64(row) * operands.row_bytes
-                    if cutlass.const_expr(self.quantizes):
-                        store_words(address + operands.values + block * OUTPUT_BYTES, encoded)
-                        if block % 4 == 0:
-                            store_word(address + operands.scales + block, scales)
-                    else:
-                        address = address + operands.values + block * PLAIN_BYTES
-                        store_plain_block(address, [words[i] for i in range(cute.size(words))])
+                    self.encoding.store(address, operands.values, operands.scales, block, encoded)
 
     @cute.jit
     def pairs(self, operands: PackOperands, token: Int32) -> Pairs:

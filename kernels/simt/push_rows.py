@@ -15,18 +15,19 @@ from dataclasses import dataclass
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Float32, Int32, Int64, Uint32
+from cutlass import Int32, Int64
 
 from nvfp4_cute.formats.block_format import NVFP4
 from nvfp4_cute.launch_table import PeerHeader, PushRows
 from nvfp4_cute.planning.arch.simt import ROW_WARPS, WARP_SIZE
 
 from ..common.encode import Encoding
-from ..common.global_access import global_scalar, store_word, store_words
+from ..common.global_access import global_scalar
 from ..common.select import select
 from ..common.signals import signal
-from .expert_rows import OUTPUT_BYTES, PLAIN_BYTES, num_lanes, scale_word, store_plain_block
-from .quantize import input_words, load_block, quantize_words
+from .expert_rows import num_lanes
+from .placement import Choice, Placement
+from .row_blocks import RowEncoding, read_block
 
 
 @dataclass(frozen=True)
@@ -56,14 +57,6 @@ class PushOperands:
     ctas: Int32
 
 
-@dataclass(frozen=True)
-class Choice:
-    """Of a token, lane k's choice k: its rank and what its expert is called there; -1 where there is none."""
-
-    rank: Int32
-    local: Int32
-
-
 class PushRowsKernel:
     """One compiled variant.
 
@@ -86,10 +79,8 @@ class PushRowsKernel:
         name: str,
     ):
         self.num_ranks = num_ranks
-        self.is_bf16 = is_bf16
-        self.quantizes = quantizes
-        self.has_global_scale = has_global_scale
-        self.encode = Encoding.of(NVFP4, has_fp4_convert)
+        encode = Encoding.of(NVFP4, has_fp4_convert)
+        self.encoding = RowEncoding(is_bf16, quantizes, has_global_scale, encode)
         self.name = name
 
     @cute.jit
@@ -149,11 +140,7 @@ class PushRowsKernel:
     def push(self, operands: PushOperands, token: Int32, chunk: Int32):
         """Load, encode, store for every rank."""
         block = chunk * WARP_SIZE + cute.arch.lane_idx()
-        words = cute.make_rmem_tensor(input_words(NVFP4), Uint32)
-        words.fill(Uint32(0))
-        if block < operands.k_blocks:
-            address = operands.x + Int64(token) * operands.x_pitch
-            load_block(words, address + block * (4 * input_words(NVFP4)))
+        words = read_block(operands.x, operands.x_pitch, token, block, operands.k_blocks)
         choice = self.choice(operands, token)
         if chunk == 0:
             self.tell(operands, token, choice)
@@ -161,37 +148,22 @@ class PushRowsKernel:
                 slot = token * operands.top_k + cute.arch.lane_idx()
                 result = select(choice.rank >= 0, slot, Int32(-1))
                 global_scalar(Int32, operands.results + Int64(slot) * 4)[0] = result
-        if cutlass.const_expr(self.quantizes):
-            factor = None
-            if cutlass.const_expr(self.has_global_scale):
-                factor = global_scalar(Float32, operands.global_scale)[0]
-            encoded, code = quantize_words(words, factor, self.is_bf16, self.encode)
-            scales = scale_word(code)
+        encoded = self.encoding.block(words, operands.global_scale)
         row = operands.rows_at + Int64(operands.rank * operands.capacity + token) * operands.row_bytes
         for goal in cutlass.range_constexpr(self.num_ranks):
             if (num_lanes(choice.rank == goal) > 0) & (block < operands.k_blocks):
-                address = operands.peers[goal] + row
-                if cutlass.const_expr(self.quantizes):
-                    store_words(address + block * OUTPUT_BYTES, encoded)
-                    if block % 4 == 0:
-                        store_word(address + operands.scales + block, scales)
-                else:
-                    values = [words[i] for i in range(cute.size(words))]
-                    store_plain_block(address + block * PLAIN_BYTES, values)
+                self.encoding.store(operands.peers[goal] + row, 0, operands.scales, block, encoded)
 
     @cute.jit
     def choice(self, operands: PushOperands, token: Int32) -> Choice:
-        """By the placement's tables."""
-        lane, rank, local = cute.arch.lane_idx(), Int32(-1), Int32(-1)
+        """Of the token, lane k's choice k."""
+        lane, found = cute.arch.lane_idx(), Choice(Int32(-1), Int32(-1))
+        placement = Placement(operands.to_rank, operands.to_local, operands.experts, operands.period)
         if lane < operands.top_k:
             slot = Int64(token) * operands.top_k + lane
             expert = global_scalar(Int32, operands.ids + slot * operands.id_bytes)[0]
-            if (expert >= 0) & (expert < operands.experts):
-                column = expert * operands.period + token % operands.period
-                rank = global_scalar(Int32, operands.to_rank + Int64(column) * 4)[0]
-                column = rank * operands.experts + expert
-                local = global_scalar(Int32, operands.to_local + Int64(column) * 4)[0]
-        return Choice(rank, local)
+            found = placement.choice(expert, token)
+        return found
 
     @cute.jit
     def tell(self, operands: PushOperands, token: Int32, choice: Choice):

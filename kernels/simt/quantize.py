@@ -53,6 +53,26 @@ class QuantizeOperands:
     groups: Int32
     atom_rows: Int32
 
+    @classmethod
+    def of(cls, t: cute.Tensor) -> "QuantizeOperands":
+        """Of a launch table as of ``launch_table.Quantize``."""
+        return cls(
+            x=t[Quantize.X],
+            data=t[Quantize.DATA],
+            scale=t[Quantize.SCALE],
+            global_scale=t[Quantize.GLOBAL_SCALE],
+            offs=t[Quantize.OFFS],
+            x_pitch=t[Quantize.X_PITCH],
+            x_batch=t[Quantize.X_BATCH],
+            up=t[Quantize.UP],
+            up_pitch=t[Quantize.UP_PITCH],
+            up_batch=t[Quantize.UP_BATCH],
+            m=Int32(t[Quantize.M]),
+            k=Int32(t[Quantize.K]),
+            groups=Int32(t[Quantize.GROUPS]),
+            atom_rows=Int32(t[Quantize.ATOM_ROWS]),
+        )
+
 
 @dataclass(frozen=True)
 class ScalePlace:
@@ -114,29 +134,13 @@ class QuantizeKernel:
             stream: CUstream.
         """
         t = cute.make_tensor(table, cute.make_layout(len(Quantize)))
-        k, atom_rows = Int32(t[Quantize.K]), Int32(t[Quantize.ATOM_ROWS])
-        operands = QuantizeOperands(
-            x=t[Quantize.X],
-            data=t[Quantize.DATA],
-            scale=t[Quantize.SCALE],
-            global_scale=t[Quantize.GLOBAL_SCALE],
-            offs=t[Quantize.OFFS],
-            x_pitch=t[Quantize.X_PITCH],
-            x_batch=t[Quantize.X_BATCH],
-            up=t[Quantize.UP],
-            up_pitch=t[Quantize.UP_PITCH],
-            up_batch=t[Quantize.UP_BATCH],
-            m=Int32(t[Quantize.M]),
-            k=k,
-            groups=Int32(t[Quantize.GROUPS]),
-            atom_rows=atom_rows,
-        )
-        chunks = cute.ceil_div(k, ATOM_COLS * self.block_k * self.atoms)
+        operands = QuantizeOperands.of(t)
+        chunks = cute.ceil_div(operands.k, ATOM_COLS * self.block_k * self.atoms)
         self.kernel.set_name_prefix(self.name)
         self.kernel(operands).launch(
             grid=(
                 cute.ceil_div(chunks * UNITS_PER_ATOM, QUANTIZE_WARPS),
-                atom_rows,
+                operands.atom_rows,
                 Int32(t[Quantize.BATCHES]),
             ),
             block=(QUANTIZE_WARPS * WARP_SIZE, 1, 1),

@@ -57,24 +57,8 @@ class QuantizeRowsKernel:
             stream: CUstream.
         """
         t = cute.make_tensor(table, cute.make_layout(len(Quantize)))
-        k, m = Int32(t[Quantize.K]), Int32(t[Quantize.M])
-        operands = QuantizeOperands(
-            x=t[Quantize.X],
-            data=t[Quantize.DATA],
-            scale=t[Quantize.SCALE],
-            global_scale=t[Quantize.GLOBAL_SCALE],
-            offs=t[Quantize.OFFS],
-            x_pitch=t[Quantize.X_PITCH],
-            x_batch=t[Quantize.X_BATCH],
-            up=t[Quantize.UP],
-            up_pitch=t[Quantize.UP_PITCH],
-            up_batch=t[Quantize.UP_BATCH],
-            m=m,
-            k=k,
-            groups=Int32(t[Quantize.BATCHES]),
-            atom_rows=Int32(t[Quantize.ATOM_ROWS]),
-        )
-        blocks = Int32(t[Quantize.BATCHES]) * m * (k // self.block_k)
+        operands = QuantizeOperands.of(t)
+        blocks = Int32(t[Quantize.BATCHES]) * operands.m * (operands.k // self.block_k)
         self.kernel.set_name_prefix(self.name)
         self.kernel(operands, blocks).launch(
             grid=(cute.ceil_div(blocks, QUANTIZE_WARPS * 2 * STEPS), 1, 1),

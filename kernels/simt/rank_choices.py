@@ -18,6 +18,7 @@ from nvfp4_cute.planning.arch.simt import ROW_WARPS, WARP_SIZE
 
 from ..common.global_access import global_scalar
 from ..common.select import select
+from .placement import Placement
 
 
 @dataclass(frozen=True)
@@ -81,18 +82,16 @@ class RankChoicesKernel:
         block_idx, _, _ = cute.arch.block_idx()
         token = block_idx * ROW_WARPS + cute.arch.make_warp_uniform(tidx // WARP_SIZE)
         lane = tidx % WARP_SIZE
+        placement = Placement(operands.to_rank, operands.to_local, operands.experts, operands.period)
         if token < operands.tokens:
             slot = Int64(token) * operands.top_k + lane
-            rank, local = Int32(-1), Int32(-1)
+            rank = Int32(-1)
             if lane < operands.top_k:
                 expert = global_scalar(Int32, operands.ids + slot * operands.id_bytes)[0]
-                if (expert >= 0) & (expert < operands.experts):
-                    column = expert * operands.period + token % operands.period
-                    rank = global_scalar(Int32, operands.to_rank + Int64(column) * 4)[0]
-                    column = rank * operands.experts + expert
-                    local = global_scalar(Int32, operands.to_local + Int64(column) * 4)[0]
+                choice = placement.choice(expert, token)
+                rank = choice.rank
                 global_scalar(Int32, operands.ranks + slot * 4)[0] = rank
-                global_scalar(Int32, operands.locals + slot * 4)[0] = local
+                global_scalar(Int32, operands.locals + slot * 4)[0] = choice.local
             goal = Int32(-1)
             for k in cutlass.range(operands.top_k, unroll=1):
                 goal = select(cute.arch.shuffle_sync(rank, k) == lane, lane, goal)

@@ -61,9 +61,9 @@ from ..common.operand_maps import Descriptors, prefetch_descriptors
 from ..common.output_kind import OutputKind
 from ..common.output_table import OutputTable
 from ..common.ring import Ring, init_ring
-from ..common.split_k import CHUNK_BYTES, PartialSums
 from ..common.versions import SmemAllocator
 from .activations import ActivationArgs, run_activations
+from .cta import OPERAND_ALIGN_BYTES, exchange_of_sums, launch_settings, leave, meet
 from .decode_tokens import FLAG_BYTES, DecodeTokens, Flags, decoded_atom, decoded_views
 from .epilogue import STAGING_BYTES
 from .even_shares import groups_by_work
@@ -75,12 +75,8 @@ from .operands import make_boxes
 from .packed import Packed
 from .scheduler import NUM_RECORDS, RECORD_BYTES, ScheduledTiles, run_scheduler
 from .tile_walk import WalkedTiles
-from .warp_schedule import NUM_LOAD_WARPS, WARP_SIZE, WarpSchedule
+from .warp_schedule import NUM_LOAD_WARPS, WarpSchedule
 
-# The 128-byte swizzle repeats every 1024 bytes.
-OPERAND_ALIGN_BYTES = 1024
-# All of the unified memory: nothing is read past L1.
-SMEM_CARVEOUT_PERCENT = 100
 # Of decoded tokens, as wgmma reads them: 16-byte units within 128 bytes, by the row.
 DECODED_SWIZZLE = (3, 4, 3)
 
@@ -169,11 +165,9 @@ class GroupedGemmSm90:
             ),
             handover,
         ).launch(
-            grid=(Int32(values[Header.NUM_CTA, 0]), 1, 1),
-            cluster=(self.config.cluster_size, 1, 1) if self.config.cluster_size > 1 else None,
-            block=(self.schedule.threads_per_cta, 1, 1),
-            min_blocks_per_mp=ctas_per_sm(self.config),
-            preferred_smem_carveout=SMEM_CARVEOUT_PERCENT,
+            **launch_settings(
+                self.config, self.schedule, values[Header.NUM_CTA, 0], ctas_per_sm(self.config)
+            ),
             stream=stream,
             use_pdl=self.config.decode_first,
         )
@@ -214,11 +208,7 @@ class GroupedGemmSm90:
         decoded = packed
         if cutlass.const_expr(not shares_stages(config)):
             decoded = Ring(smem.allocate_array(Int64, 2 * num_decoded + 1), num_decoded)
-        # (SENDER, CHUNK of 4 sums, THREAD, 16 bytes)
-        sums = smem.allocate_array(Uint8, max(plan.partial_bytes, 16), byte_alignment=16).toint()
-        sums += cute.arch.thread_idx()[0] * CHUNK_BYTES
-        exchange, math_threads = Ring(smem.allocate_array(Int64, 2), 1), WARP_SIZE * schedule.num_math_warps
-        partial = PartialSums(sums, exchange.full(0), exchange.empty(0), math_threads, config.split_k)
+        partial, exchange = exchange_of_sums(smem, plan.partial_bytes, schedule, config.split_k)
         staging = smem.allocate(schedule.num_math_groups * STAGING_BYTES, OPERAND_ALIGN_BYTES)
         tiles = WalkedTiles(groups, config)
         if cutlass.const_expr(config.stream_k):
@@ -246,10 +236,7 @@ class GroupedGemmSm90:
         if cutlass.const_expr(leaves_tokens_out(config)):
             nbytes = plan.decoded_stage_bytes * num_decoded
             clear(sDecoded.iterator.toint(), nbytes, schedule.threads_per_cta)
-        if cutlass.const_expr(config.cluster_size > 1):
-            cluster_barrier()
-        else:
-            cute.arch.sync_threads()
+        meet(config)
 
         # ---- MATH --------------------------------------------------------------------------------------
         if warp_idx < schedule.num_math_warps:
@@ -311,12 +298,4 @@ class GroupedGemmSm90:
                 elif cutlass.const_expr(not schedule.shares_load):
                     if warp_idx >= schedule.first_load_warp_id:
                         run_load(load, warp_idx - schedule.first_load_warp_id)
-        # Nobody leaves while another CTA of the cluster may still reach its shared memory.
-        if cutlass.const_expr(config.cluster_size > 1):
-            cluster_barrier()
-
-
-def cluster_barrier():
-    """All threads of the cluster."""
-    cute.arch.cluster_arrive()
-    cute.arch.cluster_wait()
+        leave(config)

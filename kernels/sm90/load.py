@@ -9,15 +9,14 @@ from cutlass import Int32, Int64
 from nvfp4_cute.planning.arch.sm90 import SF_BLOCK_ROWS, SmemPlan, k_tiles_of_stage, sf_blocks
 from nvfp4_cute.planning.config import KernelConfig
 
-from ..common.group_table import WorkTile
 from ..common.operand_maps import Descriptors, descriptor_addresses
 from ..common.ring import PRODUCER_PHASE, Ring, next_stage
 from ..common.select import select
-from ..common.sides import TileSide, mma_sides
+from ..common.sides import TileSide
 from ..common.tma_load import EVICT_FIRST, EVICT_LAST, tma_load
 from .operands import scale_coordinates
 from .scheduler import ScheduledTiles
-from .tile_walk import WalkedTiles
+from .tile_walk import WalkedTiles, sides_of_cta
 
 # What a warp loads.
 WEIGHTS, TOKENS, NOTHING = 0, 1, 2
@@ -94,11 +93,6 @@ def first_place(args: LoadArgs, side: Int32) -> LoadPlace:
     if side != NOTHING:
         place = _enter_tiles(args, place)
     return place
-
-
-def sides_of_cta(config: KernelConfig, tile: WorkTile) -> tuple[TileSide, TileSide]:
-    """Of one CTA's tile: the part with weights and the one with tokens."""
-    return mma_sides(replace(config, decode_first=False), tile)
 
 
 @cute.jit

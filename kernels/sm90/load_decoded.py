@@ -16,8 +16,9 @@ from ..common.operand_maps import descriptor_addresses
 from ..common.ring import PRODUCER_PHASE, Ring, next_stage
 from ..common.tma_load import EVICT_LAST, tma_load
 from .activations import SLAB_ROW_BYTES
-from .load import TOKENS, LoadArgs, sides_of_cta
+from .load import TOKENS, LoadArgs
 from .operands import store_shared
+from .tile_walk import sides_of_cta
 from .token_tiles import first_token, tokens_of_tile
 
 CLEARED_BYTES = 16

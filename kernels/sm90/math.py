@@ -119,16 +119,8 @@ def run_math(args: MathArgs):
                 _add_others(args, acc, tokens, tiles.part(place).num_others)
                 _store(args, acc, tiles.part(place).tile)
             tiles.release(place)
-        elif cutlass.const_expr(args.partial.split == 1):
-            _store(args, acc, tile)
         else:
-            if cute.arch.block_idx_in_cluster() == 0:
-                add_sums(args.partial, acc, cute.arch.thread_idx()[0], turn)
-                _store(args, acc, tile)
-                give_room(args.partial)
-            else:
-                send_sums(args.partial, acc, Int32(0), turn)
-            turn ^= 1
+            turn = finish_tile(args.partial, acc, turn, lambda: _store(args, acc, tile))
         place = tiles.next(place)
     if cutlass.const_expr(args.config.stream_k):
         if owes == 1:
@@ -149,7 +141,32 @@ def _add_others(args: MathArgs, acc: cute.Tensor, tokens: Int32, num_others: Int
 
 
 @cute.jit
-def give_room(partial: PartialSums):
+def finish_tile(partial: PartialSums, sums: cute.Tensor, turn: Int32, store: cutlass.Constexpr) -> Int32:
+    """Store a tile's sums, in the first CTA of a cluster, which adds up all of them.
+
+    Args:
+        sums: of this CTA's K tiles.
+        turn: 0 or 1, the parity of the exchange.
+        store: called where they are complete.
+
+    Returns:
+        The next tile's turn.
+    """
+    if cutlass.const_expr(partial.split == 1):
+        store()
+    else:
+        if cute.arch.block_idx_in_cluster() == 0:
+            add_sums(partial, sums, cute.arch.thread_idx()[0], turn)
+            store()
+            _give_room(partial)
+        else:
+            send_sums(partial, sums, Int32(0), turn)
+        turn ^= 1
+    return turn
+
+
+@cute.jit
+def _give_room(partial: PartialSums):
     """In the first CTA: let the others send the next sums. As ``common.split_k.give_room``, but each CTA by its number: with
     a lane for each, the assembler moves the K loop's count of stages of some tiles into uniform registers.
     """
@@ -222,7 +239,8 @@ def _accumulate(
     if k_tile_cnt > 0:
         released = emptied + last_stage
         if cutlass.const_expr(one_ring):
-            released += _behind_reads(weights, args.outputs)
+            words = [weights.codes[0], weights.codes[1], weights.words[0, 0], weights.words[0, 1]]
+            released += behind_reads(words, args.outputs)
         arrive_lanes(released, args.config.num_m_cta)
     return stage, phase, in_stage, in_phase
 
@@ -261,9 +279,11 @@ def _load_weights(args: MathArgs, weights: Weights, rows: LaneRows, stage: Int32
             weights.codes[i] = load_shared_half(scale + i * rows.scale_step)
 
 
-def _behind_reads(weights: Weights, outputs: OutputTable) -> Int32:
-    """0: an address that it is added to is known when ``weights`` have been read. An arrival does not wait for that otherwise."""
-    read = weights.codes[0] | weights.codes[1] | weights.words[0, 0] | weights.words[0, 1]
+def behind_reads(words: list, outputs: OutputTable) -> Int32:
+    """0: an address that it is added to is known when ``words`` have been read. An arrival does not wait for that otherwise."""
+    read = words[0]
+    for word in words[1:]:
+        read = read | word
     # No address has bits there, which the compiler does not know.
     return Int32(read & Uint32(outputs.addresses[0] >> UNUSED_ADDRESS_BITS))
 

@@ -12,6 +12,7 @@ from cutlass import Int32
 from nvfp4_cute.planning.config import KernelConfig
 
 from ..common.group_table import WorkTile
+from ..common.sides import TileSide, mma_sides
 from ..common.split_k import k_tiles_of_cta
 
 
@@ -80,6 +81,11 @@ class WalkedTiles:
         cursor, walk = place
         cursor = self.groups.next_cursor(cursor, walk.step, self.config.work_tile_mnk)
         return cursor, TileWalk(walk.next_step, walk.step)
+
+
+def sides_of_cta(config: KernelConfig, tile: WorkTile) -> tuple[TileSide, TileSide]:
+    """Of one CTA's tile, which its cluster's is divided into: the part with weights and the one with tokens."""
+    return mma_sides(replace(config, decode_first=False, multicast_n=1), tile)
 
 
 def tile_of_cta(config: KernelConfig, tile: WorkTile) -> WorkTile:

@@ -18,9 +18,8 @@ Shared memory: ``planning.arch.sm90_fp8.Fp8Smem``. Tensor maps: kernel parameter
 
 from typing import Literal
 
-import cutlass
 import cutlass.cute as cute
-from cutlass import Int32, Int64, Uint8
+from cutlass import Int64, Uint8
 
 from nvfp4_cute.launch_table import NUM_COLUMNS, Header
 from nvfp4_cute.planning.arch.sm90 import TILE_K
@@ -32,10 +31,9 @@ from ...common.operand_maps import Descriptors, prefetch_descriptors, rows_atom
 from ...common.output_kind import OutputKind
 from ...common.output_table import OutputTable
 from ...common.ring import Ring, init_ring
-from ...common.split_k import CHUNK_BYTES, PartialSums
 from ...common.versions import SmemAllocator
+from ..cta import OPERAND_ALIGN_BYTES, exchange_of_sums, launch_settings, leave, meet
 from ..epilogue import STAGING_BYTES
-from ..grouped_gemm import OPERAND_ALIGN_BYTES, SMEM_CARVEOUT_PERCENT, cluster_barrier
 from ..tile_walk import WalkedTiles
 from ..warp_schedule import NUM_LOAD_WARPS, WARP_SIZE, WarpSchedule
 from .load import LoadArgs, Scales, run_load_scales, run_load_tokens, run_load_weights
@@ -101,11 +99,9 @@ class Fp8GemmSm90:
         outputs = read_outputs(values, rows, self.form, 1 if self.has_alpha else 0)
         self.kernel.set_name_prefix(self.name)
         self.kernel(descriptors, Scales.of(weights), Scales.of(tokens), groups, outputs).launch(
-            grid=(Int32(values[Header.NUM_CTA, 0]), 1, 1),
-            cluster=(self.config.cluster_size, 1, 1) if self.config.cluster_size > 1 else None,
-            block=(self.schedule.threads_per_cta, 1, 1),
-            min_blocks_per_mp=ctas_per_sm(self.config),
-            preferred_smem_carveout=SMEM_CARVEOUT_PERCENT,
+            **launch_settings(
+                self.config, self.schedule, values[Header.NUM_CTA, 0], ctas_per_sm(self.config)
+            ),
             stream=stream,
         )
 
@@ -131,11 +127,7 @@ class Fp8GemmSm90:
             for nbytes in (plan.b_stage_bytes, plan.a_stage_bytes, plan.scale_stage_bytes)
         )
         ring = Ring(smem.allocate_array(Int64, 2 * num_stage), num_stage)
-        # (SENDER, CHUNK of 4 sums, THREAD, 16 bytes)
-        sums = smem.allocate_array(Uint8, max(plan.partial_bytes, 16), byte_alignment=16).toint()
-        sums += cute.arch.thread_idx()[0] * CHUNK_BYTES
-        exchange, math_threads = Ring(smem.allocate_array(Int64, 2), 1), WARP_SIZE * schedule.num_math_warps
-        partial = PartialSums(sums, exchange.full(0), exchange.empty(0), math_threads, config.split_k)
+        partial, exchange = exchange_of_sums(smem, plan.partial_bytes, schedule, config.split_k)
         staging = smem.allocate(schedule.num_math_groups * STAGING_BYTES, OPERAND_ALIGN_BYTES)
         tiles = WalkedTiles(groups, config)
 
@@ -145,10 +137,7 @@ class Fp8GemmSm90:
                 init_ring(ring, NUM_LOAD_WARPS + WARP_SIZE, schedule.num_math_warps * config.multicast_n)
                 init_ring(exchange, 1, schedule.num_math_warps)
         cute.arch.mbarrier_init_fence()
-        if cutlass.const_expr(config.cluster_size > 1):
-            cluster_barrier()
-        else:
-            cute.arch.sync_threads()
+        meet(config)
 
         # ---- MATH --------------------------------------------------------------------------------------
         if warp_idx < schedule.num_math_warps:
@@ -181,6 +170,4 @@ class Fp8GemmSm90:
                 run_load_weights(load)
             if warp_idx == schedule.first_load_warp_id + 1:
                 run_load_tokens(load)
-        # Nobody leaves while another CTA of the cluster may still reach its shared memory.
-        if cutlass.const_expr(config.cluster_size > 1):
-            cluster_barrier()
+        leave(config)

@@ -1,6 +1,6 @@
 """LOAD roles: weights and tokens by TMA, scales by small asynchronous copies, as each scale has a row of its own in memory."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import cutlass
 import cutlass.cute as cute
@@ -10,14 +10,13 @@ from nvfp4_cute.planning.arch.sm90 import TILE_K, TILE_WEIGHTS
 from nvfp4_cute.planning.arch.sm90_fp8 import Fp8Smem, halves
 from nvfp4_cute.planning.config import KernelConfig
 
-from ...common.group_table import WorkTile, ceil_div, select_slot
+from ...common.group_table import ceil_div, select_slot
 from ...common.launch_args import OperandView
 from ...common.operand_maps import Descriptors, descriptor_addresses
 from ...common.ring import PRODUCER_PHASE, Ring, next_stage
-from ...common.sides import TileSide, mma_sides
 from ...common.tma_load import EVICT_FIRST, EVICT_LAST, tma_load
 from ...common.versions import inline_ptx
-from ..tile_walk import WalkedTiles
+from ..tile_walk import WalkedTiles, sides_of_cta
 from ..warp_schedule import WARP_SIZE
 
 SCALE_BYTES = 4
@@ -78,7 +77,7 @@ def run_load_weights(args: LoadArgs):
     place = tiles.first()
     while tiles.has_tile(place):
         part = tiles.part(place)
-        side, _ = _sides_of_cta(args.config, part.tile)
+        side, _ = sides_of_cta(args.config, part.tile)
         row, batch = Int32(side.first_row), Int32(side.origin.batch)
         (descriptor,) = descriptor_addresses(args.descriptors.m, part.tile.slot)
         for k_tile in cutlass.range(part.first, part.first + part.count, unroll=1):
@@ -104,7 +103,7 @@ def run_load_tokens(args: LoadArgs):
     place = tiles.first()
     while tiles.has_tile(place):
         part = tiles.part(place)
-        _, side = _sides_of_cta(args.config, part.tile)
+        _, side = sides_of_cta(args.config, part.tile)
         row, batch = Int32(side.origin.row + side.first_row + rank * box), Int32(side.origin.batch)
         (descriptor,) = descriptor_addresses(args.descriptors.n, part.tile.slot)
         for k_tile in cutlass.range(part.first, part.first + part.count, unroll=1):
@@ -129,7 +128,7 @@ def run_load_scales(args: LoadArgs):
     while tiles.has_tile(place):
         part = tiles.part(place)
         tile = part.tile
-        weights, side = _sides_of_cta(config, tile)
+        weights, side = sides_of_cta(config, tile)
         # Tokens behind the group's last one, and weights behind theirs, have the last one's scales: nobody uses their sums.
         sources = []
         for first in cutlass.range_constexpr(0, tokens, WARP_SIZE):
@@ -160,8 +159,3 @@ def _copy(target: Int32, source: Int64, num_lanes: int) -> None:
         # The compiler knows what it can be, and PTX takes no constant.
         predicate=cute.arch.lane_idx() < num_lanes if num_lanes < WARP_SIZE else None,
     )
-
-
-def _sides_of_cta(config: KernelConfig, tile: WorkTile) -> tuple[TileSide, TileSide]:
-    """Of one CTA's tile, which its cluster's is divided into: the part with weights and the one with tokens."""
-    return mma_sides(replace(config, multicast_n=1), tile)

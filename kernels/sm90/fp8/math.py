@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Float32, Int32, Uint32
+from cutlass import Float32, Int32
 from cutlass._mlir.dialects import llvm
 
 from nvfp4_cute.planning.arch.sm90 import TILE_WEIGHTS
@@ -21,9 +21,9 @@ from ...common.group_table import WorkTile
 from ...common.output_kind import OutputKind
 from ...common.output_table import OutputTable
 from ...common.ring import CONSUMER_PHASE, Ring, arrive_lanes, barrier_of_lane, next_stage
-from ...common.split_k import PartialSums, add_sums, send_sums
+from ...common.split_k import PartialSums
 from ..epilogue import store_tile
-from ..math import UNUSED_ADDRESS_BITS, give_room
+from ..math import behind_reads, finish_tile
 from ..operands import load_shared
 from ..tile_walk import WalkedTiles
 from ..warp_schedule import GROUP_THREADS
@@ -75,16 +75,7 @@ def run_math(args: MathArgs):
     while tiles.has_tile(place):
         part = tiles.part(place)
         stage, phase = _accumulate(args, sums, group, turns, part.count, stage, phase)
-        if cutlass.const_expr(args.partial.split == 1):
-            _store(args, sums, part.tile)
-        else:
-            if cute.arch.block_idx_in_cluster() == 0:
-                add_sums(args.partial, sums, cute.arch.thread_idx()[0], turn)
-                _store(args, sums, part.tile)
-                give_room(args.partial)
-            else:
-                send_sums(args.partial, sums, Int32(0), turn)
-            turn ^= 1
+        turn = finish_tile(args.partial, sums, turn, lambda: _store(args, sums, part.tile))
         place = tiles.next(place)
     turns.end()
 
@@ -129,7 +120,7 @@ def _accumulate(
             if cutlass.const_expr(not reads_ahead):
                 words = _scales(scales, num_tokens, block, quarter)
             if cutlass.const_expr(block == blocks - 1):
-                arrive_lanes(emptied + stage + _behind_reads(words, args.outputs), num_cta)
+                arrive_lanes(emptied + stage + behind_reads(words, args.outputs), num_cta)
             _promote(sums[None, block], products, words)
         stage, phase = next_stage(args.ring, stage, phase)
     return stage, phase
@@ -156,12 +147,3 @@ def _promote(sums: cute.Tensor, products: list, words: list) -> None:
 def _fma(a: Float32, b: Float32, c: Float32) -> Float32:
     """a * b + c, rounded once."""
     return Float32(llvm.intr_fma(*(x.ir_value() for x in (a, b, c))))
-
-
-def _behind_reads(words: list, outputs: OutputTable) -> Int32:
-    """0: an address that it is added to is known when ``words`` have been read. An arrival does not wait for that otherwise."""
-    read = words[0]
-    for word in words[1:]:
-        read = read | word
-    # No address has bits there, which the compiler does not know.
-    return Int32(read & Uint32(outputs.addresses[0] >> UNUSED_ADDRESS_BITS))

@@ -20,8 +20,7 @@ from typing import Literal
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import BFloat16, Float16, Int32, Int64, Uint8
-from cutlass.memory import SmemAllocator
+from cutlass import BFloat16, Float16, Int64, Uint8
 
 from nvfp4_cute.formats.block_format import BlockFormat
 from nvfp4_cute.launch_table import NUM_COLUMNS, Header
@@ -34,12 +33,12 @@ from ...common.operand_maps import Descriptors, prefetch_descriptors, rows_atom
 from ...common.output_kind import OutputKind
 from ...common.output_table import OutputTable
 from ...common.ring import Ring, init_ring
-from ...common.split_k import CHUNK_BYTES, PartialSums
+from ...common.versions import SmemAllocator
+from ..cta import OPERAND_ALIGN_BYTES, exchange_of_sums, launch_settings, leave, meet
 from ..epilogue import STAGING_BYTES
-from ..grouped_gemm import OPERAND_ALIGN_BYTES, SMEM_CARVEOUT_PERCENT, cluster_barrier
 from ..operands import make_boxes
 from ..tile_walk import WalkedTiles
-from ..warp_schedule import NUM_LOAD_WARPS, WARP_SIZE, WarpSchedule
+from ..warp_schedule import NUM_LOAD_WARPS, WarpSchedule
 from .decode import Decoding
 from .load import SLAB_K, LoadArgs, clear, run_load_tokens, run_load_weights
 from .math import MathArgs, run_math
@@ -114,11 +113,9 @@ class WeightOnlyGemmSm90:
         outputs = read_outputs(values, rows, self.form, num_alphas, has_limit=self.has_limit)
         self.kernel.set_name_prefix(self.name)
         self.kernel(descriptors, groups, outputs).launch(
-            grid=(Int32(values[Header.NUM_CTA, 0]), 1, 1),
-            cluster=(self.config.cluster_size, 1, 1) if self.config.cluster_size > 1 else None,
-            block=(self.schedule.threads_per_cta, 1, 1),
-            min_blocks_per_mp=ctas_per_sm(self.config),
-            preferred_smem_carveout=SMEM_CARVEOUT_PERCENT,
+            **launch_settings(
+                self.config, self.schedule, values[Header.NUM_CTA, 0], ctas_per_sm(self.config)
+            ),
             stream=stream,
         )
 
@@ -143,11 +140,7 @@ class WeightOnlyGemmSm90:
         )
         # A barrier more, where MATH arrives when it has no stage to release.
         ring = Ring(smem.allocate_array(Int64, 2 * num_stage + 1), num_stage)
-        # (SENDER, CHUNK of 4 sums, THREAD, 16 bytes)
-        sums = smem.allocate_array(Uint8, max(plan.partial_bytes, 16), byte_alignment=16).toint()
-        sums += cute.arch.thread_idx()[0] * CHUNK_BYTES
-        exchange, math_threads = Ring(smem.allocate_array(Int64, 2), 1), WARP_SIZE * schedule.num_math_warps
-        partial = PartialSums(sums, exchange.full(0), exchange.empty(0), math_threads, config.split_k)
+        partial, exchange = exchange_of_sums(smem, plan.partial_bytes, schedule, config.split_k)
         staging = smem.allocate(schedule.num_math_groups * STAGING_BYTES, OPERAND_ALIGN_BYTES)
         tiles = WalkedTiles(groups, config)
 
@@ -160,10 +153,7 @@ class WeightOnlyGemmSm90:
         cute.arch.mbarrier_init_fence()
         if cutlass.const_expr(leaves_tokens_out(config)):
             clear(tokens, num_stage * plan.a_stage_bytes, schedule.threads_per_cta)
-        if cutlass.const_expr(config.cluster_size > 1):
-            cluster_barrier()
-        else:
-            cute.arch.sync_threads()
+        meet(config)
 
         # ---- MATH --------------------------------------------------------------------------------------
         if warp_idx < schedule.num_math_warps:
@@ -196,6 +186,4 @@ class WeightOnlyGemmSm90:
                 run_load_weights(load)
             if warp_idx == schedule.first_load_warp_id + 1:
                 run_load_tokens(load)
-        # Nobody leaves while another CTA of the cluster may still reach its shared memory.
-        if cutlass.const_expr(config.cluster_size > 1):
-            cluster_barrier()
+        leave(config)

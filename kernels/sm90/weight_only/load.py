@@ -3,7 +3,7 @@
 The two CTAs of a pair multiply the same tokens by neighbouring weights: they take turns in loading a box of tokens for both.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import cutlass
 import cutlass.cute as cute
@@ -13,14 +13,13 @@ from nvfp4_cute.planning.arch.sm90 import SF_BLOCK_ROWS, TILE_K
 from nvfp4_cute.planning.arch.sm90_weight_only import WeightOnlySmem, token_box
 from nvfp4_cute.planning.config import KernelConfig
 
-from ...common.group_table import WorkTile, ceil_div
+from ...common.group_table import ceil_div
 from ...common.operand_maps import Descriptors, descriptor_addresses
 from ...common.ring import PRODUCER_PHASE, Ring, next_stage
-from ...common.sides import TileSide, mma_sides
 from ...common.tma_load import EVICT_FIRST, EVICT_LAST, tma_load
 from ..activations import SLAB_ROW_BYTES
 from ..operands import ROW_BYTES, store_shared
-from ..tile_walk import WalkedTiles
+from ..tile_walk import WalkedTiles, sides_of_cta
 from ..token_tiles import first_token, tokens_of_tile
 
 SLAB_K = TILE_K // 2
@@ -67,7 +66,7 @@ def run_load_weights(args: LoadArgs):
     place = tiles.first()
     while tiles.has_tile(place):
         part = tiles.part(place)
-        side, _ = _sides_of_cta(config, part.tile)
+        side, _ = sides_of_cta(config, part.tile)
         row, batch = Int32(side.first_row), Int32(side.origin.batch)
         # A CTA's rows need not begin a block of scales.
         block = Int32(side.first_row // SF_BLOCK_ROWS)
@@ -102,7 +101,7 @@ def run_load_tokens(args: LoadArgs):
     place = tiles.first()
     while tiles.has_tile(place):
         part = tiles.part(place)
-        _, side = _sides_of_cta(config, part.tile)
+        _, side = sides_of_cta(config, part.tile)
         row, batch = Int32(side.origin.row + first_token(part.tile, config)), Int32(side.origin.batch)
         # What is multiplied behind a group's last token may be left over: an MMA's columns do not mix.
         num_boxes = ceil_div(tokens_of_tile(part.tile, config), box)
@@ -119,8 +118,3 @@ def run_load_tokens(args: LoadArgs):
                         tma_load(target, descriptor, where, full.toint(), EVICT_LAST, 1, both)
             stage, phase = next_stage(args.ring, stage, phase)
         place = tiles.next(place)
-
-
-def _sides_of_cta(config: KernelConfig, tile: WorkTile) -> tuple[TileSide, TileSide]:
-    """Of one CTA's tile, which its cluster's is divided into: the part with weights and the one with tokens."""
-    return mma_sides(replace(config, multicast_n=1), tile)

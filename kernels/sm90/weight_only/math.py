@@ -17,12 +17,13 @@ from nvfp4_cute.planning.arch.sm90 import SLABS, TILE_K, token_counts
 from nvfp4_cute.planning.arch.sm90_weight_only import WeightOnlySmem
 from nvfp4_cute.planning.config import KernelConfig
 
+from ...common.group_table import WorkTile
 from ...common.output_kind import OutputKind
 from ...common.output_table import OutputTable
 from ...common.ring import CONSUMER_PHASE, Ring, arrive_lanes, barrier_of_lane, next_stage
-from ...common.split_k import PartialSums, add_sums, send_sums
+from ...common.split_k import PartialSums
 from ..epilogue import store_tile
-from ..math import LANE_ROWS, UNUSED_ADDRESS_BITS, give_room
+from ..math import LANE_ROWS, behind_reads, finish_tile
 from ..opaque import opaque
 from ..operands import SF_ATOM_BYTES, load_shared, tokens_multiplied
 from ..tile_walk import WalkedTiles
@@ -81,7 +82,6 @@ class Weights:
 def run_math(args: MathArgs):
     """For each tile: accumulate its K tiles, then scale, convert and store."""
     tiles, tile_m = args.tiles, args.config.work_tile_mnk[0]
-    exponent = args.decoding.exponent
     # Value 4i + 2h + e: weight row h * 8 below the lane's first, token 8i + 2 * (lane % 4) + e.
     acc = cute.make_rmem_tensor(tile_m // 2, Float32)
     stage, phase, turn = Int32(0), Int32(CONSUMER_PHASE), Int32(0)
@@ -91,19 +91,12 @@ def run_math(args: MathArgs):
         rows = lane_rows(args.kind, part.tile, cute.arch.thread_idx()[0] % 4, args.decoding.atoms)
         tokens = opaque(tokens_multiplied(part.tile, args.config))
         stage, phase = _accumulate(args, acc, rows, quad, tokens, part.count, stage, phase)
-        if cutlass.const_expr(args.partial.split == 1):
-            store_tile(acc, args.outputs, args.kind, part.tile, args.config, args.staging_address, exponent)
-        else:
-            if cute.arch.block_idx_in_cluster() == 0:
-                add_sums(args.partial, acc, cute.arch.thread_idx()[0], turn)
-                store_tile(
-                    acc, args.outputs, args.kind, part.tile, args.config, args.staging_address, exponent
-                )
-                give_room(args.partial)
-            else:
-                send_sums(args.partial, acc, Int32(0), turn)
-            turn ^= 1
+        turn = finish_tile(args.partial, acc, turn, lambda: _store(args, acc, part.tile))
         place = tiles.next(place)
+
+
+def _store(args: MathArgs, acc: cute.Tensor, tile: WorkTile):
+    store_tile(acc, args.outputs, args.kind, tile, args.config, args.staging_address, args.decoding.exponent)
 
 
 @cute.jit
@@ -160,7 +153,9 @@ def _accumulate(
         last_stage = in_stage
     warpgroup.wait_group(0)
     if count > 0:
-        arrive_lanes(emptied + last_stage + _behind_reads(weights, args.outputs), num_cta)
+        words = [weights.words[0, 0], weights.words[0, 1]]
+        words += [weights.codes[i] for i in range(cute.size(weights.codes))]
+        arrive_lanes(emptied + last_stage + behind_reads(words, args.outputs), num_cta)
     return stage, phase
 
 
@@ -191,12 +186,3 @@ def _load_weights(args: MathArgs, weights: Weights, rows: LaneRows, stage: Int32
         for atom in cutlass.range_constexpr(args.decoding.atoms):
             address = scale + i * rows.scale_step + atom * SF_ATOM_BYTES
             weights.codes[atom, i] = load_shared(address, 1)[0]
-
-
-def _behind_reads(weights: Weights, outputs: OutputTable) -> Int32:
-    """0: an address that it is added to is known when ``weights`` have been read. An arrival does not wait for that otherwise."""
-    read = weights.words[0, 0] | weights.words[0, 1]
-    for i in range(cute.size(weights.codes)):
-        read = read | weights.codes[i]
-    # No address has bits there, which the compiler does not know.
-    return Int32(read & Uint32(outputs.addresses[0] >> UNUSED_ADDRESS_BITS))

@@ -1,0 +1,37 @@
+"""Where choices of experts go, by the tables of a placement."""
+
+from dataclasses import dataclass
+
+import cutlass.cute as cute
+from cutlass import Int32, Int64
+
+from ..common.global_access import global_scalar
+
+
+@dataclass(frozen=True)
+class Choice:
+    """The rank of a choice, and what its expert is called there; -1 where there is none."""
+
+    rank: Int32
+    local: Int32
+
+
+@dataclass(frozen=True)
+class Placement:
+    """Addresses of to_rank int32 (experts, period) and to_local int32 (ranks, experts): as of ``rank_choices``."""
+
+    to_rank: Int64
+    to_local: Int64
+    experts: Int32
+    period: Int32
+
+    @cute.jit
+    def choice(self, expert: Int32, token: Int32) -> Choice:
+        """Of a token that chose the expert."""
+        rank, local = Int32(-1), Int32(-1)
+        if (expert >= 0) & (expert < self.experts):
+            column = expert * self.period + token % self.period
+            rank = global_scalar(Int32, self.to_rank + Int64(column) * 4)[0]
+            column = rank * self.experts + expert
+            local = global_scalar(Int32, self.to_local + Int64(column) * 4)[0]
+        return Choice(rank, local)
