@@ -11,6 +11,7 @@
 
 from dataclasses import dataclass
 from enum import IntEnum
+from typing import Any
 
 import torch
 
@@ -53,8 +54,8 @@ def send(
     factor = scale.view(-1) if layout.rows.is_quantized and scale is not None else None
     tables = placement.tables(buffers.rank, ids.device)
     task = PushRowsTask(
-        x, factor, ids, *tables, buffers.rank, layout.capacity, layout.rows.is_quantized, layout.ids_at, layout.rows_at,
-        layout.rows.scales.start, layout.rows.row_bytes, results, *_padded(buffers),
+        x, factor, ids, *tables, layout.capacity, layout.rows.is_quantized, layout.ids_at, layout.rows_at,
+        layout.rows.scales.start, layout.rows.row_bytes, results, **_places(buffers),
     )  # fmt: skip
     run(backend, task)
     return results
@@ -72,16 +73,32 @@ def receive(
 def give(down: torch.Tensor, order: Permutation, buffers: PeerBuffers, backend: str) -> None:
     """Results of the local experts, [rows, H] in an order as of ``receive``, into the buffers of their tokens' ranks."""
     layout = buffers.layout
-    run(backend, PushResultsTask(down, order.rows, buffers.rank, layout.results_at, *_padded(buffers)))
+    run(backend, PushResultsTask(down, order.rows, layout.results_at, **_places(buffers)))
 
 
-def _padded(buffers: PeerBuffers) -> list[torch.Tensor | None]:
-    return [*buffers.peers, *[None] * (MAX_PEERS - len(buffers.peers))]
+def _places(buffers: PeerBuffers) -> dict[str, Any]:
+    """Fields that both tasks have."""
+    return {"rank": buffers.rank, **dict(zip(PEERS, buffers.peers, strict=False))}
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class PushTask(TableTask):
-    """What both launches have."""
+    """What both launches have.
+
+    Attributes:
+        rank: that stores.
+        peer_0 ...: buffers by rank, uint8; None from the number of ranks on.
+    """
+
+    rank: int
+    peer_0: torch.Tensor | None = None
+    peer_1: torch.Tensor | None = None
+    peer_2: torch.Tensor | None = None
+    peer_3: torch.Tensor | None = None
+    peer_4: torch.Tensor | None = None
+    peer_5: torch.Tensor | None = None
+    peer_6: torch.Tensor | None = None
+    peer_7: torch.Tensor | None = None
 
     @property
     def peers(self) -> list[torch.Tensor]:
@@ -107,9 +124,9 @@ class PushRowsTask(PushTask):
     Attributes:
         x: [T, K]. global_scale: float32, one element, or None for 1. ids: int32 or int64 [T, k].
         to_rank, to_local: as of ``Placement.tables``.
-        rank: of the tokens. capacity: places for tokens of each rank. is_quantized: whether values are NVFP4.
+        capacity: places for tokens of each rank. is_quantized: whether values are NVFP4.
         ids_at, rows_at: where these begin in a buffer. scales: where they begin in a row of ``row_bytes``.
-        results: int32 [T, k]. peer_0 ...: buffers by rank, uint8; None from the number of ranks on.
+        results: int32 [T, k].
     """
 
     columns = PushRows
@@ -119,7 +136,6 @@ class PushRowsTask(PushTask):
     ids: torch.Tensor
     to_rank: torch.Tensor
     to_local: torch.Tensor
-    rank: int
     capacity: int
     is_quantized: bool
     ids_at: int
@@ -127,14 +143,6 @@ class PushRowsTask(PushTask):
     scales: int
     row_bytes: int
     results: torch.Tensor
-    peer_0: torch.Tensor | None = None
-    peer_1: torch.Tensor | None = None
-    peer_2: torch.Tensor | None = None
-    peer_3: torch.Tensor | None = None
-    peer_4: torch.Tensor | None = None
-    peer_5: torch.Tensor | None = None
-    peer_6: torch.Tensor | None = None
-    peer_7: torch.Tensor | None = None
 
     @property
     def ctas(self) -> int:
@@ -192,24 +200,14 @@ class PushResultsTask(PushTask):
     """Results into buffers.
 
     Attributes:
-        h: [R, H]. rows: int32 [ranks * capacity, k]: as of ``permute``. rank: of the experts.
-        results_at: where results begin in a buffer. peer_0 ...: as of ``PushRowsTask``.
+        h: [R, H]. rows: int32 [ranks * capacity, k]: as of ``permute``. results_at: where results begin in a buffer.
     """
 
     columns = PushResults
     written = PEERS
     h: torch.Tensor
     rows: torch.Tensor
-    rank: int
     results_at: int
-    peer_0: torch.Tensor | None = None
-    peer_1: torch.Tensor | None = None
-    peer_2: torch.Tensor | None = None
-    peer_3: torch.Tensor | None = None
-    peer_4: torch.Tensor | None = None
-    peer_5: torch.Tensor | None = None
-    peer_6: torch.Tensor | None = None
-    peer_7: torch.Tensor | None = None
 
     @property
     def row_words(self) -> int:

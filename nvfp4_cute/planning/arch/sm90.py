@@ -233,10 +233,9 @@ def ctas_per_sm(config: KernelConfig) -> int:
     return 2 if config.work_tile_mnk[0] <= PAIRED_TILE_TOKENS and not config.decode_first else 1
 
 
-def smem_capacity_bytes(config: KernelConfig) -> int:
-    """Shared memory that a CTA can have."""
-    share = SMEM_PER_SM_BYTES // ctas_per_sm(config) - SMEM_PER_CTA_BYTES
-    return min(share, SMEM_CAPACITY_BYTES)
+def smem_capacity_bytes(num_ctas: int) -> int:
+    """Shared memory that a CTA can have where so many share an SM."""
+    return min(SMEM_PER_SM_BYTES // num_ctas - SMEM_PER_CTA_BYTES, SMEM_CAPACITY_BYTES)
 
 
 def smem_plan(config: KernelConfig, num_b: int = 1, formats: Formats = NVFP4_PAIR) -> SmemPlan:
@@ -245,7 +244,7 @@ def smem_plan(config: KernelConfig, num_b: int = 1, formats: Formats = NVFP4_PAI
     k *= k_tiles_of_stage(config)
     format = formats[0]  # of both
     row_bytes, sf_block_bytes = format.row_bytes(k), format.atom_row_bytes(k)
-    capacity = smem_capacity_bytes(config)
+    capacity = smem_capacity_bytes(ctas_per_sm(config))
     plan = SmemPlan(
         a_stage_bytes=m * row_bytes,
         b_stage_bytes=n * row_bytes,
@@ -528,7 +527,7 @@ def unsupported_reason(config: KernelConfig, num_b: int = 1, formats: Formats = 
         )
     if config.num_acc_stage != 1:
         return f"num_acc_stage={config.num_acc_stage}: accumulators are in registers, there is one; use 1"
-    smem, capacity = smem_plan(config, num_b, formats), smem_capacity_bytes(config)
+    smem, capacity = smem_plan(config, num_b, formats), smem_capacity_bytes(ctas_per_sm(config))
     least = 2 if shares_stages(config) else 1
     if least == 2 and config.num_ab_stage == 1:
         return "num_ab_stage=1 with decode_first: a stage is read while the one before is multiplied; use 2 or more"
@@ -537,6 +536,11 @@ def unsupported_reason(config: KernelConfig, num_b: int = 1, formats: Formats = 
             f"num_ab_stage={config.num_ab_stage}: {smem.total_bytes} bytes of shared memory, {capacity} "
             f"exist; use {least} to {smem_plan(replace(config, num_ab_stage=None), num_b, formats).num_ab_stage}"
         )
+    return launch_reason(config)
+
+
+def launch_reason(config: KernelConfig) -> str | None:
+    """Why too few CTAs are launched; None where there are enough for a tile."""
     if config.num_cta is not None and config.num_cta < config.cluster_size:
         return f"num_cta={config.num_cta}: {config.cluster_size} CTAs work on a tile, launch at least as many"
     return None

@@ -8,12 +8,12 @@ cluster share a tile's K tiles.
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 
 from nvfp4_cute.formats.block_format import Formats, FP8_1x128, FP8_128x128
 from nvfp4_cute.planning.arch import sm90
 from nvfp4_cute.planning.arch.base import (
     Mma,
-    foreign_option_reason,
     never_in_turns,
     no_estimates,
     no_work_reason,
@@ -21,15 +21,11 @@ from nvfp4_cute.planning.arch.base import (
 )
 from nvfp4_cute.planning.arch.sm90 import (
     FP32_BYTES,
-    MAX_AB_STAGE,
     PAIRED_TILE_TOKENS,
-    SMEM_CAPACITY_BYTES,
-    SMEM_PER_CTA_BYTES,
-    SMEM_PER_SM_BYTES,
-    SMEM_RESERVED_BYTES,
     TILE_K,
     TILE_WEIGHTS,
 )
+from nvfp4_cute.planning.arch.sm90_ring import CTAS_OF_PAIR, RingSmem, filled, options_reason, ring_reason
 from nvfp4_cute.planning.config import KernelConfig
 from nvfp4_cute.problem import Form, GroupedProblem
 
@@ -47,9 +43,7 @@ MAX_TOKENS = {1: 192, 2: 128}
 TOKEN_CHOICES = (8, 16, 32, 64, 96, 128, 160, 192)
 # CTAs that share K tiles, and tokens of the largest tile of which the others' sums fit the first one's shared memory.
 SPLITS = {1: max(MAX_TOKENS.values()), 2: 128, 4: 64, 8: 16}
-CTAS_OF_PAIR = 2
 TOKEN_STEP = 8
-MIN_STAGES = 2
 # Fp32 scales of a stage begin where 16-byte units do.
 SCALE_ALIGN_BYTES = 16
 DEFAULT_CONFIG = KernelConfig((TILE_WEIGHTS, 128, TILE_K), num_acc_stage=1, swap_ab=True)
@@ -89,31 +83,22 @@ TIMES = Times()
 
 
 @dataclass(frozen=True)
-class Fp8Smem:
-    """Bytes of one stage, by operand, and the number of stages. Plain integers, printable.
+class Fp8Smem(RingSmem):
+    """Bytes of one stage, by operand, and the number of stages.
 
     Attributes:
         b_stage_bytes, a_stage_bytes: weights, tokens.
         scale_stage_bytes: fp32 scales of the tokens, then one of each half of the weights.
-        num_ab_stage: stages.
-        partial_bytes: sums that the first CTA of a cluster gets from the others.
     """
 
     b_stage_bytes: int
     a_stage_bytes: int
     scale_stage_bytes: int
-    num_ab_stage: int
-    partial_bytes: int
 
     @property
     def stage_bytes(self) -> int:
         """Of one stage."""
         return self.b_stage_bytes + self.a_stage_bytes + self.scale_stage_bytes
-
-    @property
-    def total_bytes(self) -> int:
-        """Of all stages and of what is reserved beside them."""
-        return self.stage_bytes * self.num_ab_stage + self.partial_bytes + SMEM_RESERVED_BYTES
 
 
 def halves(config: KernelConfig) -> int:
@@ -124,11 +109,6 @@ def halves(config: KernelConfig) -> int:
 def ctas_per_sm(config: KernelConfig) -> int:
     """CTAs that share an SM: those of few tokens, whose warps fill each other's waits."""
     return 2 if halves(config) == 1 and config.work_tile_mnk[0] <= PAIRED_TILE_TOKENS else 1
-
-
-def smem_capacity_bytes(config: KernelConfig) -> int:
-    """Shared memory that a CTA can have."""
-    return min(SMEM_PER_SM_BYTES // ctas_per_sm(config) - SMEM_PER_CTA_BYTES, SMEM_CAPACITY_BYTES)
 
 
 def smem_plan(config: KernelConfig, num_b: int = 1, formats: Formats = PAIR) -> Fp8Smem:
@@ -142,10 +122,7 @@ def smem_plan(config: KernelConfig, num_b: int = 1, formats: Formats = PAIR) -> 
         num_ab_stage=config.num_ab_stage or 0,
         partial_bytes=(config.split_k - 1) * tokens * TILE_WEIGHTS * FP32_BYTES,
     )
-    if config.num_ab_stage is None:
-        free = smem_capacity_bytes(config) - plan.total_bytes
-        plan = replace(plan, num_ab_stage=min(free // plan.stage_bytes, MAX_AB_STAGE))
-    return plan
+    return filled(plan, ctas_per_sm(config)) if config.num_ab_stage is None else plan
 
 
 def resolve(config: KernelConfig, num_b: int = 1, formats: Formats = PAIR) -> KernelConfig:
@@ -156,14 +133,9 @@ def resolve(config: KernelConfig, num_b: int = 1, formats: Formats = PAIR) -> Ke
 def unsupported_reason(config: KernelConfig, num_b: int = 1, formats: Formats = PAIR) -> str | None:
     """Why this kernel cannot be built with ``config``, with the nearest legal value; None where it can."""
     weights, tokens, k = shape = config.cta_tile_shape_mnk
-    foreign = foreign_option_reason(config, OPTIONS)
-    if foreign is not None:
-        return foreign
-    plain = {"swap_ab": True, "num_acc_stage": 1}
-    for name, value in plain.items():
-        if getattr(config, name) != value:
-            found = f"{name}={getattr(config, name)}"
-            return f"{found} of FP8: weights are on MMA-M, and sums are in registers; use {name}={value}"
+    options = options_reason(config, OPTIONS, "of FP8: weights are on MMA-M, and sums are in registers")
+    if options is not None:
+        return options
     most = MAX_TOKENS.get(weights // TILE_WEIGHTS)
     if weights % TILE_WEIGHTS or most is None:
         return f"cta_tile_shape_mnk={shape}: a tile has one or two blocks of 128 rows of weights; use M tile {TILE_WEIGHTS}"
@@ -176,24 +148,10 @@ def unsupported_reason(config: KernelConfig, num_b: int = 1, formats: Formats = 
         )
     if k != TILE_K:
         return f"cta_tile_shape_mnk={shape}: a stage has one block of scales along K; use K tile {TILE_K}"
-    if config.multicast_n not in (1, CTAS_OF_PAIR) or (config.multicast_n > 1 and config.split_k > 1):
-        return (
-            f"multicast_n={config.multicast_n}, split_k={config.split_k}: a cluster is two CTAs that share tokens, or CTAs that "
-            f"share K tiles; use multicast_n=1"
-        )
     if config.split_k > 1 and weights > TILE_WEIGHTS:
         return f"split_k={config.split_k} with M tile {weights}: sums of one block are exchanged; use M tile {TILE_WEIGHTS}"
-    if tokens > SPLITS.get(config.split_k, 0):
-        allowed = max(split for split, widest in SPLITS.items() if tokens <= widest)
-        return f"split_k={config.split_k} with N tile {tokens}: the sums do not fit; use split_k={allowed}"
-    smem, capacity = smem_plan(config, num_b, formats), smem_capacity_bytes(config)
-    if smem.num_ab_stage < MIN_STAGES or smem.total_bytes > capacity:
-        fitting = smem_plan(replace(config, num_ab_stage=None), num_b, formats).num_ab_stage
-        fix = f"{MIN_STAGES} to {fitting}" if fitting >= MIN_STAGES else "a smaller tile"
-        return f"num_ab_stage={config.num_ab_stage}: {smem.total_bytes} bytes of shared memory, {capacity} exist; use {fix}"
-    if config.num_cta is not None and config.num_cta < config.cluster_size:
-        return f"num_cta={config.num_cta}: {config.cluster_size} CTAs work on a tile, launch at least as many"
-    return None
+    plan = partial(smem_plan, num_b=num_b, formats=formats)
+    return ring_reason(config, SPLITS, plan, ctas_per_sm(config))
 
 
 def interleave_reason(config: KernelConfig, weight_layout: str) -> str | None:

@@ -9,29 +9,25 @@ import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from statistics import NormalDist
 
 from nvfp4_cute.formats.block_format import ATOM_COLS, MXFP4, NVFP4, BlockFormat
-from nvfp4_cute.planning.arch.base import clusters_in_gpcs, foreign_option_reason
+from nvfp4_cute.planning.arch.base import clusters_in_gpcs
 from nvfp4_cute.planning.arch.sm90 import (
     FP16_BYTES,
     FP32_BYTES,
     GPC_SMS,
-    MAX_AB_STAGE,
     MAX_TILE_TOKENS,
     MEASURED_CLUSTERS,
     PAIRED_TILE_TOKENS,
     SF_BLOCK_ROWS,
-    SMEM_CAPACITY_BYTES,
-    SMEM_PER_CTA_BYTES,
-    SMEM_PER_SM_BYTES,
-    SMEM_RESERVED_BYTES,
     TILE_K,
     TILE_WEIGHTS,
     TOKEN_BOXES,
     TOKEN_STEP,
 )
+from nvfp4_cute.planning.arch.sm90_ring import CTAS_OF_PAIR, RingSmem, filled, options_reason, ring_reason
 from nvfp4_cute.planning.config import KernelConfig
 
 ARCHS = ("sm_90a",)
@@ -43,8 +39,6 @@ TILES_K = (TILE_K, 2 * TILE_K)
 TOKEN_CHOICES = (8, 16, 32, 64, 96, 128, 192, 256)
 # CTAs that may share K tiles, and tokens of the largest tile of which the others' sums fit the first one's shared memory.
 SPLITS = {1: MAX_TILE_TOKENS, 2: 128, 4: 64, 8: 16}
-PAIR = 2
-MIN_STAGES = 2
 DEFAULT_CONFIG = KernelConfig((TILE_WEIGHTS, 64, TILE_K), num_acc_stage=1, swap_ab=True)
 # Clusters that run at once, by number of SMs and their size, as an H100's times fit: from four CTAs on each has an SM of its own.
 MODELLED_CLUSTERS = {132: {4: 30, 8: 14}}
@@ -104,22 +98,18 @@ TIMES, FEW_ROWS_TIMES = Times(), FewRowsTimes()
 
 
 @dataclass(frozen=True)
-class WeightOnlySmem:
-    """Bytes of one stage, by operand, and the number of stages. Plain integers, printable.
+class WeightOnlySmem(RingSmem):
+    """Bytes of one stage, by operand, and the number of stages.
 
     Attributes:
         b_stage_bytes, sfb_stage_bytes: of each operand with weights, and of its scales.
         a_stage_bytes: tokens of 16 bits.
-        num_ab_stage: stages.
-        partial_bytes: sums that the first CTA of a cluster gets from the others.
         num_b: operands with weights.
     """
 
     b_stage_bytes: int
     sfb_stage_bytes: int
     a_stage_bytes: int
-    num_ab_stage: int
-    partial_bytes: int
     num_b: int
 
     @property
@@ -128,10 +118,9 @@ class WeightOnlySmem:
         return self.num_b * (self.b_stage_bytes + self.sfb_stage_bytes)
 
     @property
-    def total_bytes(self) -> int:
-        """Of all stages and of what is reserved beside them."""
-        stages = (self.weight_bytes + self.a_stage_bytes) * self.num_ab_stage
-        return stages + self.partial_bytes + SMEM_RESERVED_BYTES
+    def stage_bytes(self) -> int:
+        """Of one stage."""
+        return self.weight_bytes + self.a_stage_bytes
 
 
 def ctas_per_sm(config: KernelConfig) -> int:
@@ -160,15 +149,7 @@ def smem_plan(config: KernelConfig, num_b: int = 1, b_format: BlockFormat = NVFP
         partial_bytes=(config.split_k - 1) * tokens * TILE_WEIGHTS * FP32_BYTES,
         num_b=num_b,
     )
-    if config.num_ab_stage is None:
-        free = smem_capacity_bytes(config) - plan.total_bytes
-        plan = replace(plan, num_ab_stage=min(free // (plan.weight_bytes + plan.a_stage_bytes), MAX_AB_STAGE))
-    return plan
-
-
-def smem_capacity_bytes(config: KernelConfig) -> int:
-    """Shared memory that a CTA can have."""
-    return min(SMEM_PER_SM_BYTES // ctas_per_sm(config) - SMEM_PER_CTA_BYTES, SMEM_CAPACITY_BYTES)
+    return filled(plan, ctas_per_sm(config)) if config.num_ab_stage is None else plan
 
 
 def resolve(config: KernelConfig, num_b: int = 1, b_format: BlockFormat = NVFP4) -> KernelConfig:
@@ -179,14 +160,9 @@ def resolve(config: KernelConfig, num_b: int = 1, b_format: BlockFormat = NVFP4)
 def unsupported_reason(config: KernelConfig, num_b: int = 1, b_format: BlockFormat = NVFP4) -> str | None:
     """Why the weight-only kernel cannot be built with ``config``, with the nearest legal value; None where it can."""
     weights, tokens, k = shape = config.cta_tile_shape_mnk
-    foreign = foreign_option_reason(config, OPTIONS)
-    if foreign is not None:
-        return foreign
-    plain = {"swap_ab": True, "num_acc_stage": 1}
-    for name, value in plain.items():
-        if getattr(config, name) != value:
-            found = f"{name}={getattr(config, name)}"
-            return f"{found} with 16-bit a: weights are on MMA-M and decoded in registers; use {name}={value}"
+    options = options_reason(config, OPTIONS, "with 16-bit a: weights are on MMA-M and decoded in registers")
+    if options is not None:
+        return options
     if weights * num_b != TILE_WEIGHTS:
         return (
             f"cta_tile_shape_mnk={shape}: two warpgroups have 64 rows of weights each, of {num_b} "
@@ -201,22 +177,8 @@ def unsupported_reason(config: KernelConfig, num_b: int = 1, b_format: BlockForm
         )
     if k not in TILES_K:
         return f"cta_tile_shape_mnk={shape}: a stage has 128 or 256 values of K; use K tile {TILE_K}"
-    if config.multicast_n not in (1, PAIR) or (config.multicast_n > 1 and config.split_k > 1):
-        return (
-            f"multicast_n={config.multicast_n}, split_k={config.split_k}: a cluster is two CTAs that share tokens, or CTAs that "
-            f"share K tiles; use multicast_n=1"
-        )
-    if tokens > SPLITS.get(config.split_k, 0):
-        allowed = max(split for split, most in SPLITS.items() if tokens <= most)
-        return f"split_k={config.split_k} with N tile {tokens}: the sums do not fit; use split_k={allowed}"
-    smem, capacity = smem_plan(config, num_b, b_format), smem_capacity_bytes(config)
-    if smem.num_ab_stage < MIN_STAGES or smem.total_bytes > capacity:
-        most = smem_plan(replace(config, num_ab_stage=None), num_b, b_format).num_ab_stage
-        fix = f"{MIN_STAGES} to {most}" if most >= MIN_STAGES else "a smaller tile"
-        return f"num_ab_stage={config.num_ab_stage}: {smem.total_bytes} bytes of shared memory, {capacity} exist; use {fix}"
-    if config.num_cta is not None and config.num_cta < config.cluster_size:
-        return f"num_cta={config.num_cta}: {config.cluster_size} CTAs work on a tile, launch at least as many"
-    return None
+    plan = partial(smem_plan, num_b=num_b, b_format=b_format)
+    return ring_reason(config, SPLITS, plan, ctas_per_sm(config))
 
 
 def candidates(num_b: int = 1, b_format: BlockFormat = NVFP4) -> tuple[KernelConfig, ...]:
@@ -227,7 +189,7 @@ def candidates(num_b: int = 1, b_format: BlockFormat = NVFP4) -> tuple[KernelCon
 def _candidates(num_b: int, b_format: BlockFormat) -> Iterator[KernelConfig]:
     for tokens in TOKEN_CHOICES:
         for k in TILES_K:
-            for multicast, split in ((1, 1), (PAIR, 1), (1, 2), (1, 4), (1, 8)):
+            for multicast, split in ((1, 1), (CTAS_OF_PAIR, 1), (1, 2), (1, 4), (1, 8)):
                 shape = (TILE_WEIGHTS // num_b, tokens, k)
                 config = replace(
                     DEFAULT_CONFIG, cta_tile_shape_mnk=shape, multicast_n=multicast, split_k=split
