@@ -23,6 +23,7 @@ import torch
 from tqdm import tqdm
 
 from nvfp4_cute import LinearNVFP4, MoENVFP4, route
+from nvfp4_cute.bench import provenance
 from nvfp4_cute.bench.moe import MODELS, Model
 from nvfp4_cute.errors import EmulatorError, UnsupportedProblem, UnsupportedTarget
 from nvfp4_cute.formats.block_format import NVFP4
@@ -201,7 +202,9 @@ def model_all(wanted: Sequence[Cell], *, jobs: int, results: Path | None) -> dic
         results: file that keeps records; what it has is taken from there.
     """
     known: dict[str, dict[str, Any]] = (
-        json.loads(results.read_text()) if results is not None and results.exists() else {}
+        provenance.read_object(results, (), "nvfp4-cute bench layers --results")
+        if results is not None and results.exists()
+        else {}
     )
     missing = [cell for cell in wanted if cell.key not in known]
     with tqdm(total=len(missing), desc="layers", unit="layer", disable=None) as bar:

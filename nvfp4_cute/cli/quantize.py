@@ -1,6 +1,7 @@
 """`nvfp4-cute quantize`: a 16-bit checkpoint to a quantized one, in the layout of a tool."""
 
 import argparse
+import fnmatch
 import sys
 from pathlib import Path
 from typing import Any
@@ -75,6 +76,12 @@ def run(args: argparse.Namespace) -> int:
         for reason, names in reasons.items():
             print(
                 f"left out {reason}: {names[0]}" + (f" and {len(names) - 1} more" if len(names) > 1 else "")
+            )
+    for pattern in args.keep:
+        if not fnmatch.filter(done.left_out, pattern):
+            print(
+                f"--keep {pattern} matches no layer; `nvfp4-cute models inspect {args.out}` lists their names",
+                file=sys.stderr,
             )
     if done.unreached:
         print(

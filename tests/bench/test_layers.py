@@ -117,3 +117,10 @@ def test_trace_of_a_layer(tiny, tmp_path, capsys):
         if event["ph"] == "M" and "name" in event["args"]
     }
     assert "tensor cores" in names
+
+
+def test_results_that_are_no_object_are_refused(tmp_path):
+    path = tmp_path / "r.json"
+    path.write_text("[]")
+    with pytest.raises(ValueError, match="has no object; name a file that nvfp4-cute bench layers"):
+        layers.model_all([], jobs=1, results=path)

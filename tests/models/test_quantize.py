@@ -244,3 +244,11 @@ def test_a_quantized_model_is_refused_before_it_is_loaded(more, tmp_path, capsys
     (tmp_path / "config.json").write_text('{"model_type": "qwen3", "quantization_config": {}}')
     assert main(["quantize", str(tmp_path), "--out", str(tmp_path / "out"), *more]) == 1
     assert "is quantized already; pass the 16-bit model" in capsys.readouterr().err
+
+
+def test_a_pattern_that_matches_nothing_is_said(tmp_path, capsys):
+    folder, _ = source(tmp_path / "in")
+    arguments = ["quantize", str(folder), "--out", str(tmp_path / "out"), "--format", "nvfp4a16", "--keep"]
+    assert main([*arguments, "*.o_proj", "*.oproj"]) == 0
+    said = capsys.readouterr().err
+    assert "--keep *.oproj matches no layer" in said and "*.o_proj" not in said
