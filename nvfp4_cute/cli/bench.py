@@ -65,7 +65,10 @@ def add_parser(verbs: Verbs) -> None:
         help="processes that model layers or predictions, or compile (default 1)",
     )
     parser.add_argument(
-        "--predict", type=Path, metavar="FILE", help="write modelled times of calls, with the commit"
+        "--predict",
+        type=types.output_file,
+        metavar="FILE",
+        help="write modelled times of calls, with the commit",
     )
     parser.add_argument(
         "--against", type=Path, metavar="FILE", help="measure what was predicted on the GPU of this machine"

@@ -110,3 +110,9 @@ def test_other_files_are_refused(words, content, text, tmp_path, capsys):
     said = capsys.readouterr().err
     text = text if words[0] == "bench" else text.replace("gpu, us", "models").replace("gpu", "models")
     assert f"{path} {text}" in said and "name a file that nvfp4-cute" in said
+
+
+def test_a_folder_that_is_not_there_is_said_before_the_work(tmp_path, capsys):
+    with pytest.raises(SystemExit):
+        cli.main(["bench", "--predict", str(tmp_path / "no" / "p.json"), "--target", "H100"])
+    assert f"there is no folder {tmp_path / 'no'}" in capsys.readouterr().err
