@@ -6,10 +6,10 @@ from typing import Any
 
 import torch
 
-from nvfp4_cute.errors import ConfigError, UnsupportedProblem
+from nvfp4_cute.errors import ConfigError, UnsupportedProblem, UnsupportedTarget
 from nvfp4_cute.formats import block_format
 from nvfp4_cute.formats.block_format import BlockFormat
-from nvfp4_cute.planning.arch import chain_archs, family_of, mmas_of
+from nvfp4_cute.planning.arch import chain_archs, family_of, mmas_of, oldest_dsl
 from nvfp4_cute.planning.arch.base import check_pair
 from nvfp4_cute.planning.config import KernelConfig
 from nvfp4_cute.problem import (
@@ -131,7 +131,7 @@ class KernelKey:
             options["chain"] = Chain if self.is_chain else None
         if len(family.MMA) > 1:  # A kernel that multiplies one pair of formats is not told which.
             options.update(a_format=self.a_format, b_format=self.b_format)
-        return kernel_class(family.KERNEL)(
+        return kernel_class(self.arch, family.KERNEL)(
             config=self.config,
             form=self.form,
             num_groups=self.num_groups,
@@ -145,8 +145,18 @@ class KernelKey:
         )
 
 
-def kernel_class(place: str) -> Any:
-    """The class of a kernel, by the place that its family gives: module and name, below ``nvfp4_cute.kernels``."""
+def kernel_class(arch: str, place: str) -> Any:
+    """The class of a kernel, by the place that its family gives: module and name, below ``nvfp4_cute.kernels``.
+
+    Raises UnsupportedTarget for an arch whose products an older CuTe DSL does not compile.
+    """
+    from nvfp4_cute.kernels.common import versions
+
+    if versions.VERSION < oldest_dsl(arch):
+        found, least = (".".join(map(str, version)) for version in (versions.VERSION, oldest_dsl(arch)))
+        raise UnsupportedTarget(
+            f"{arch}: products need CuTe DSL {least}, and here is {found}; pip install 'nvidia-cutlass-dsl>={least}.1'"
+        )
     module, _, name = place.rpartition(".")
     return getattr(import_module(f"nvfp4_cute.kernels.{module}"), name)
 

@@ -75,7 +75,7 @@ class WeightOnlyKey:
         combined: tuple[Any, ...] = ()
         if self.gate is not None:
             combined = (self.gate.activation, self.gate.weight_layout, self.gate.limit is not None)
-        return kernel_class(weight_only_family_of(self.arch).KERNEL)(
+        return kernel_class(self.arch, weight_only_family_of(self.arch).KERNEL)(
             self.config,
             self.form,
             self.num_groups,

@@ -30,6 +30,15 @@ def test_no_spills(arch, dtype):
     assert 24 <= resources.registers <= 255
 
 
+def test_products_of_hopper_need_a_newer_dsl(monkeypatch):
+    monkeypatch.setattr("nvfp4_cute.kernels.common.versions.VERSION", (4, 7))
+    with pytest.raises(
+        UnsupportedTarget, match=r"sm_90a: products need CuTe DSL 4\.8, and here is 4\.7; pip install"
+    ):
+        KernelKey("sm_90a", KernelConfig(swap_ab=True), 1, torch.bfloat16, False).make_kernel()
+    KernelKey("sm_100a", KernelConfig(), 1, torch.bfloat16, False).validated().make_kernel()
+
+
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("num_groups", [1, 8, base.MAX_LIST_GROUPS])
 def test_descriptors_are_kernel_parameters(num_groups):

@@ -47,6 +47,14 @@ def weight_only_family_of(arch: str) -> WeightOnlyFamily:
     )
 
 
+def oldest_dsl(arch: str) -> tuple[int, int]:
+    """The oldest minor version of CuTe DSL that compiles the products of ``arch``; of others pyproject.toml tells it.
+
+    Before 4.8 inline PTX takes no pointers, as the kernels of Hopper pass them.
+    """
+    return (4, 8) if arch in sm90.ARCHS else (0, 0)
+
+
 def has_fp4_mma(arch: str) -> bool:
     """Whether tensor cores of ``arch`` multiply FP4 operands; elsewhere kernels decode them, or there are none."""
     families = (family for family in FAMILIES if arch in family.ARCHS)
