@@ -11,7 +11,7 @@ import nvfp4_cute as nv
 from nvfp4_cute.emulator.fronts.launch_shim import shim_is_built
 
 # The chunk that is run without the slow tests compiles three kernels.
-CHUNK, CHUNKS, FAST = 50, 40, 1
+CHUNK, CHUNKS, FAST = 25, 80, 1
 needs_shim = pytest.mark.skipif(not shim_is_built(), reason="needs the launch shim")
 ARCHS = ("sm_100a", "sm_120a", "sm_90a")
 

@@ -57,7 +57,7 @@ CONFIGS = ("t128x64x256_s0a4_swap_p3", "t128x64x256_s2a2_2cta_swap_p4", "t128x12
 
 def test_a_launch_whose_ctas_cannot_all_run_is_refused_not_hung(monkeypatch):
     """As with MPS or in a green context, where fewer SMs are there than the plan knows."""
-    monkeypatch.setattr(plan, "clusters_at_once", lambda arch, config, num_sms: 2 * num_sms)
+    monkeypatch.setattr(plan, "clusters_at_once", lambda arch, config, num_sms, formats: 2 * num_sms)
     x, weights, scales = make_layers(2, 1280, 1024)
     mlp = PersistentMLP(weights, scales, backend="emulator", config=KernelConfig.from_name(CONFIGS[0]))
     mlp.config = replace(mlp.config, num_cta=160)
