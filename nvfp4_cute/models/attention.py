@@ -18,9 +18,10 @@ def grouped_sdpa(
     scaling: float | None = None,
     **options: Any,
 ) -> tuple[torch.Tensor, None]:
-    """The attention "sdpa" of transformers, which with a mask copies keys and values for every head of a group.
+    """The attention "sdpa" of transformers, which with a mask copies keys and values for every head of a group in 5.17.
 
-    A step of decoding has one query a head. Here the heads of a group are queries of one head instead; the products are the same.
+    5.24 has the shapes of this function itself. A step of decoding has one query a head. Here the heads of a group are queries
+    of one head instead; the products are the same.
 
     Args:
         query: [B, H, Q, D]. key, value: [B, H / groups, S, D]. attention_mask: [B, 1, Q, S], or None.
