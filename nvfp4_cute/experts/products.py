@@ -174,13 +174,14 @@ class LocalExperts:
 
 def _check_weights(x: torch.Tensor, w13: Any, w2: Any, layout: str) -> int:
     """Experts. Raises TypeError or ValueError where shapes or devices do not fit each other."""
-    checks.check_tensors({"x": x})
+    named = {"x": x}
     for name, tensor in (("w13", w13), ("w2", w2)):
         if not all(isinstance(getattr(tensor, part, None), torch.Tensor) for part in ("data", "scale")):
             raise TypeError(f"{name} is a {type(tensor).__name__}; pass a BlockScaledTensor or ExpertWeights")
         if tensor.data.ndim != 3:
             raise ValueError(f"{name} has data {list(tensor.data.shape)}; expected [E, N, K/2]")
-        checks.check_tensors({"x": x, f"data of {name}": tensor.data, f"scale of {name}": tensor.scale})
+        named |= {f"data of {name}": tensor.data, f"scale of {name}": tensor.scale}
+    checks.check_tensors(named)
     (experts, rows, row_bytes), down = w13.data.shape, tuple(w2.data.shape)
     width = rows if layout == "none" else rows // 2
     wanted = (experts, x.shape[-1], w2.format.row_bytes(width))

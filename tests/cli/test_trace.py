@@ -10,6 +10,7 @@ import torch
 
 import nvfp4_cute
 from nvfp4_cute import cli
+from nvfp4_cute.bench.modelled import stated_error
 from nvfp4_cute.cli import trace
 from nvfp4_cute.gpus.targets import B200
 from nvfp4_cute.gpus.timing_figures import MODEL_ERROR
@@ -63,3 +64,13 @@ def test_stated_error_is_that_of_the_committed_table():
     ).groups()
     stated = f"On {cases} launches measured on an H200 the model's median error is {float(middle):.0f} %"
     assert stated in MODEL_ERROR and f"the worst {float(worst):.0f} %" in MODEL_ERROR
+
+
+def test_stated_error_of_predictions_is_that_of_their_file():
+    stored = json.loads((Path(__file__).parents[2] / "bench/results/blind_h100.json").read_text())
+    calls, middle = re.search(r"Of (\d+) measured calls .*? median error ([\d.]+) %", stored["note"]).groups()
+    assert f"on an H100 ({calls} calls predicted first, median {middle} %)" in stated_error()
+    assert (
+        f"{calls} calls on an H100, predicted first, were modelled {float(middle):.0f} % too fast"
+        in MODEL_ERROR
+    )
