@@ -1,14 +1,17 @@
-"""A layer over two GPUs: random layers, a captured graph whose routing changes, a soak, and a rank that does not come.
+"""A layer over two GPUs: captured graphs whose routing changes, random layers, shares of every expert's width, a soak, and a
+rank that does not come.
 
 Each is compared with one GPU; "buffers" says with how many sizes the ranks store into each other's memory.
 
-    python tests/support/ranks_on_gpus.py [--layers 300] [--soak 60] [--json FILE]
+    python tests/support/ranks_on_gpus.py [graphs layers shares soak lost] [--layers 300] [--soak 60] [--json FILE]
 
 prints what differs and a summary. Operands have exact sums, so that every bit has to agree.
 """
 
 import argparse
 import json
+import os
+import random
 import sys
 import time
 from pathlib import Path
@@ -21,12 +24,14 @@ from expert_layers import Layer, some_layer
 from ranks import differences, on_device, part_of, run_ranks, some_layer_of_ranks
 from tqdm import tqdm
 
+from nvfp4_cute import MoENVFP4, route
 from nvfp4_cute.compile.cache import get_kernel
 from nvfp4_cute.errors import RankError
 from nvfp4_cute.experts import parallel, symmetric
 from nvfp4_cute.experts.keys import FinalizeKey, PermuteKey, PushResultsKey, PushRowsKey, UnpackRowsKey
 from nvfp4_cute.experts.layer import moe
 from nvfp4_cute.experts.placement import Placement
+from nvfp4_cute.experts.tensor_parallel import shard
 from nvfp4_cute.gpus.targets import gpu_of
 
 RANKS = 2
@@ -34,6 +39,7 @@ CAPACITY = 64
 EXPERTS, TOP_K, HIDDEN, WIDTH = 16, 4, 512, 256
 WARMERS = 12
 LOST_SECONDS = 8.0
+SHARES = range(12)
 
 
 def progress(rank: int, items: Any, what: str) -> Any:
@@ -145,8 +151,7 @@ def soak(rank: int, seconds: float) -> dict[str, Any]:
     captured = Captured(rank)
     for seed in range(8):
         captured.agrees(seed)
-    torch.cuda.synchronize()
-    before, began, steps, wrong = torch.cuda.memory_allocated(), time.monotonic(), 0, []
+    before, began, steps, wrong = memory(), time.monotonic(), 0, []
     go_on = torch.ones(1, device=captured.x.device)
     with tqdm(total=round(seconds), desc="soak", unit="s", disable=None if rank == 0 else True) as bar:
         while go_on.item():
@@ -157,12 +162,56 @@ def soak(rank: int, seconds: float) -> dict[str, Any]:
             bar.update(min(round(passed), bar.total) - bar.n)
             go_on.fill_(passed < seconds)
             dist.all_reduce(go_on, dist.ReduceOp.MIN)
-    torch.cuda.synchronize()
-    leaked = torch.cuda.memory_allocated() - before
+    grown = {name: now - before[name] for name, now in memory().items()}
     del captured.graph
     return {
-        "seconds": seconds, "steps": steps, "wrong": wrong[:20], "leaked_bytes": leaked, "buffers": num_buffers()
+        "seconds": seconds, "steps": steps, "wrong": wrong[:20], "grown_bytes": grown, "buffers": num_buffers()
     }  # fmt: skip
+
+
+def memory() -> dict[str, int]:
+    """Bytes in use: by torch's tensors, of the GPU by anybody, and of the host by this process."""
+    torch.cuda.synchronize()
+    free, total = torch.cuda.mem_get_info()
+    resident = int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    return {"tensors": torch.cuda.memory_allocated(), "gpu": total - free, "host": resident}
+
+
+class Shares:
+    """Random layers, each with the operands that all ranks have; of experts each rank has a share of the width."""
+
+    def __init__(self, seed: int, device: str):
+        dice, generator = random.Random(seed), torch.Generator().manual_seed(seed)
+        hidden, width = dice.choice([64, 512, 1024]), 64 * dice.choice([1, 4, 8])
+        tokens = dice.choice([1, 5, 64, 300])
+        draw = lambda *shape: torch.randn(*shape, generator=generator).bfloat16().to(device)
+        self.weights = draw(EXPERTS, 2 * width, hidden) / 8, draw(EXPERTS, hidden, width) / 16
+        self.arguments = draw(tokens, hidden), *route(draw(tokens, EXPERTS), TOP_K)
+
+    def layer(self, rank: int, **options: Any) -> MoENVFP4:
+        """That of a rank."""
+        return MoENVFP4.from_experts(*shard(*self.weights, rank, RANKS), **options)
+
+    def differing(self, rank: int) -> list[str]:
+        """Results that have not the bits of the sum of both shares' layers on one GPU: eager, and in a graph."""
+        want = sum(self.layer(number)(*self.arguments).float() for number in range(RANKS)).bfloat16()
+        own = self.layer(rank, process_group=dist.group.WORLD, parallel="tensor")
+        results = {"eager": own(*self.arguments)}
+        graph = torch.cuda.CUDAGraph() if want.is_cuda else None
+        if graph is not None:
+            torch.cuda.synchronize()
+            with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+                results["graph"] = own(*self.arguments)
+            graph.replay()
+        return [name for name, y in results.items() if not same_bits(y, want)]
+
+
+def shares(rank: int, seeds: range) -> dict[str, Any]:
+    """Layers of shares."""
+    wrong = []
+    for seed in progress(rank, seeds, "shares"):
+        wrong += [f"seed {seed}, {name}" for name in Shares(seed, f"cuda:{rank}").differing(rank)]
+    return {"layers": len(seeds), "wrong": wrong}
 
 
 def keys(arch: str) -> list[Any]:
@@ -194,6 +243,9 @@ def warm(worker: int, count: int, seeds: range) -> None:
         for one in (layer, part_of(layer, placement, shares, 0)):
             if one.w13.shape[0]:
                 moe(*one.arguments(), **one.options)
+    for seed in SHARES[worker::count]:
+        found = Shares(seed, "cuda")
+        found.layer(0)(*found.arguments)
 
 
 def main() -> int:
@@ -201,7 +253,12 @@ def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
+    parser.add_argument("checks", nargs="*", help="those of graphs, layers, shares, soak and lost; none: all")
     parser.add_argument("--layers", type=int, default=300)
+    parser.add_argument("--first", type=int, default=0, help="the first of the layers' seeds")
+    parser.add_argument(
+        "--warmers", type=int, default=WARMERS, help="processes that compile; 0: nothing is before"
+    )
     parser.add_argument("--routings", type=int, default=40)
     parser.add_argument("--soak", type=float, default=60, help="seconds")
     parser.add_argument("--json", type=Path)
@@ -209,17 +266,22 @@ def main() -> int:
     if torch.cuda.device_count() < RANKS:
         print(f"there are {torch.cuda.device_count()} GPUs here; {RANKS} are needed", file=sys.stderr)
         return 2
-    seeds, report = range(options.layers), {"gpu": torch.cuda.get_device_name(), "torch": torch.__version__}
+    seeds = range(options.first, options.first + options.layers)
+    report = {"gpu": torch.cuda.get_device_name(), "torch": torch.__version__}
     began = time.monotonic()
-    torch.multiprocessing.spawn(warm, (WARMERS, seeds), WARMERS)
+    if options.warmers:
+        torch.multiprocessing.spawn(warm, (options.warmers, seeds), options.warmers)
     print(f"kernels compiled in {time.monotonic() - began:.0f} s", flush=True)
     is_wrong = False
     for name, body, argument, seconds in (
         ("graphs", graphs, options.routings, 300),
         ("layers", random_layers, seeds, 300),
+        ("shares", shares, SHARES, 300),
         ("soak", soak, options.soak, 300),
         ("lost", lost, LOST_SECONDS, LOST_SECONDS),
     ):
+        if options.checks and name not in options.checks:
+            continue
         found = run_ranks(body, RANKS, argument, backend="nccl", seconds=seconds)
         report[name] = [repr(one) if isinstance(one, Exception) else one for one in found]
         is_wrong |= any(isinstance(one, Exception) or one["wrong"] for one in found)
