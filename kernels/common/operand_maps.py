@@ -69,7 +69,7 @@ class Boxes:
     Attributes:
         k: elements of K.
         rows_m, rows_n: operand rows, all of a K tile.
-        sf_m, sf_n: (K blocks, row blocks) of scales.
+        sf_m, sf_n: (K blocks, row blocks) of scales, or None where TMA does not bring them.
         values_per_element: 2 for maps of bytes: those of sm_90a know no 4-bit type. Coordinates count elements.
         sf_block_k: elements of K that a block of scales belongs to.
         elements: of the maps of operands on the M side and on the N side; with several values, bytes.
@@ -79,8 +79,8 @@ class Boxes:
     k: int
     rows_m: int
     rows_n: int
-    sf_m: tuple[int, int]
-    sf_n: tuple[int, int]
+    sf_m: tuple[int, int] | None
+    sf_n: tuple[int, int] | None
     values_per_element: int = 1
     sf_block_k: int = SF_BLOCK_K
     elements: tuple[MapElement, MapElement] = (MapElement(), MapElement())
@@ -93,7 +93,7 @@ class Descriptors:
 
     Attributes:
         m, n: of the operands on the MMA's M and N side. A dual GEMM has two on one of them.
-        sf_m, sf_n: of their scales.
+        sf_m, sf_n: of their scales, unless those come in another way.
     """
 
     m: list
@@ -107,8 +107,8 @@ class Descriptors:
         return cls(
             m=[[_operand_atom(view, boxes, boxes.rows_m, 0) for view in views] for views in views_m],
             n=[[_operand_atom(view, boxes, boxes.rows_n, 1) for view in views] for views in views_n],
-            sf_m=[[_scale_atom(view, boxes.sf_m, boxes.sf_block_k) for view in views] for views in views_m],
-            sf_n=[[_scale_atom(view, boxes.sf_n, boxes.sf_block_k) for view in views] for views in views_n],
+            sf_m=_scale_atoms(views_m, boxes.sf_m, boxes.sf_block_k),
+            sf_n=_scale_atoms(views_n, boxes.sf_n, boxes.sf_block_k),
         )
 
 
@@ -167,6 +167,11 @@ def rows_atom(
     swizzle = cute.make_swizzle(SWIZZLE_BITS[box_k * element.bits // 8], 4, 3)
     box = cute.make_composed_layout(swizzle, 0, cute.make_layout((box_k, box_rows, 1)))
     return _atom(tensor, box, (box_k, box_rows, 1), cutlass.Uint8 if element.is_padded else None)
+
+
+def _scale_atoms(operands: list, box: tuple[int, int] | None, block_k: int) -> list:
+    """Of every operand's scales; none without a box."""
+    return [] if box is None else [[_scale_atom(view, box, block_k) for view in views] for views in operands]
 
 
 def _scale_atom(view: OperandView, box: tuple[int, int], block_k: int):

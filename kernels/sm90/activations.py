@@ -20,18 +20,10 @@ from nvfp4_cute.planning.config import KernelConfig
 from ..common.decode import SIGN_BITS
 from ..common.ring import CONSUMER_PHASE, PRODUCER_PHASE, Ring, arrive_warp, next_stage
 from ..common.select import select
+from ..common.shared_access import load_shared, store_shared
 from .load import NOTHING, TOKENS, WEIGHTS, LoadArgs, first_place, load_k_tile
 from .one_of import one_of
-from .operands import (
-    ROW_BYTES,
-    SF_ATOM_BYTES,
-    UNIT_BYTES,
-    load_shared,
-    scale_offset,
-    store_shared,
-    tokens_multiplied,
-    unit_offset,
-)
+from .operands import ROW_BYTES, SF_ATOM_BYTES, UNIT_BYTES, scale_offset, tokens_multiplied, unit_offset
 from .packed import NEXT_SLAB, SLAB_SCALES, Packed
 from .tile_walk import WalkedTiles
 from .warp_schedule import LANES_OF_WORD, WARP_SIZE, WARPS_PER_GROUP, WarpSchedule

@@ -28,10 +28,10 @@ from ..common.group_table import WorkTile
 from ..common.output_kind import OutputKind
 from ..common.output_table import OutputTable, group_output, load_alphas
 from ..common.quantized_output import QuantizedGroup, quantized_group, store_quantized_block
+from ..common.shared_access import load_shared, load_shared_half, store_shared
 from ..common.versions import inline_ptx
 from .one_of import MOST_IN_TURN, one_of
 from .opaque import opaque
-from .operands import load_shared, load_shared_half, store_shared
 from .token_tiles import first_token, tokens_of_tile
 from .warp_schedule import GROUP_THREADS, WARP_SIZE, WARPS_PER_GROUP, WarpSchedule
 from .weight_rows import output_column, tile_columns

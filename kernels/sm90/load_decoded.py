@@ -14,10 +14,10 @@ from nvfp4_cute.planning.arch.sm90 import SLABS, k_tiles_of_stage, stages_of_k_t
 from ..common.group_table import ceil_div
 from ..common.operand_maps import descriptor_addresses
 from ..common.ring import PRODUCER_PHASE, Ring, next_stage
+from ..common.shared_access import store_shared
 from ..common.tma_load import EVICT_LAST, tma_load
 from .activations import SLAB_ROW_BYTES
 from .load import TOKENS, LoadArgs
-from .operands import store_shared
 from .tile_walk import sides_of_cta
 from .token_tiles import first_token, tokens_of_tile
 

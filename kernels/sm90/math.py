@@ -21,11 +21,12 @@ from ..common.group_table import WorkTile
 from ..common.output_kind import OutputKind
 from ..common.output_table import OutputTable
 from ..common.ring import CONSUMER_PHASE, Ring, arrive_lanes, arrive_warp, barrier_of_lane, next_stage
+from ..common.shared_access import load_shared, load_shared_half
 from ..common.split_k import PartialSums, add_sums, send_sums
 from .epilogue import store_tile
 from .handover import Handover, add, send
 from .opaque import opaque
-from .operands import SF_ATOM_BYTES, load_shared, load_shared_half, tokens_multiplied
+from .operands import SF_ATOM_BYTES, tokens_multiplied
 from .packed import Packed
 from .scheduler import ScheduledTiles
 from .tile_walk import WalkedTiles

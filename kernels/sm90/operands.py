@@ -2,9 +2,7 @@
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Int32, Uint16, Uint32
-from cutlass._mlir import ir
-from cutlass._mlir.dialects import llvm, vector
+from cutlass import Int32
 
 from nvfp4_cute.formats.block_format import NVFP4, BlockFormat
 from nvfp4_cute.planning.arch.sm90 import LEAST_TOKENS, TILE_K, TOKEN_STEP, sf_blocks
@@ -20,8 +18,6 @@ UNIT_BYTES = 16
 # Scales of one K tile and a block of 128 rows: atoms of 32 x 4 words, a word the four scales of a row; two of NVFP4.
 SF_ATOM_BYTES = 512
 SF_ATOMS = TILE_K // NVFP4.atom_k
-# LLVM's number of the address space.
-SHARED_SPACE = 3
 
 
 def sf_atoms(format: BlockFormat) -> int:
@@ -68,31 +64,3 @@ def tokens_multiplied(tile: WorkTile, config: cutlass.Constexpr[KernelConfig]) -
     tile_m = config.work_tile_mnk[0]
     rounded = cute.ceil_div(tokens_of_tile(tile, config), TOKEN_STEP) * TOKEN_STEP
     return cutlass.min(cutlass.max(rounded, LEAST_TOKENS), tile_m)
-
-
-def load_shared(address: Int32, count: int, is_volatile: bool = False) -> list:
-    """``count`` consecutive words, aligned to their total size, in one load, which stays where it is if it ``is_volatile``.
-
-    LLVM's own: a copy between tensors gives the same instruction, from tens of operations that are compiled first.
-    """
-    word = Uint32.mlir_type
-    loaded = llvm.load(
-        ir.VectorType.get([count], word), _shared_pointer(address), alignment=4 * count, volatile_=is_volatile
-    )
-    return [Uint32(vector.extract(loaded, [], [i])) for i in range(count)]
-
-
-def load_shared_half(address: Int32) -> Uint32:
-    """Two bytes, the upper half zero."""
-    return Uint16(llvm.load(Uint16.mlir_type, _shared_pointer(address), alignment=2)).to(Uint32)
-
-
-def store_shared(address: Int32, values: list) -> None:
-    """Consecutive words, aligned to their total size, in one store."""
-    words = [value.ir_value() for value in values]
-    packed = vector.from_elements(ir.VectorType.get([len(words)], Uint32.mlir_type), words)
-    llvm.store(packed, _shared_pointer(address), alignment=4 * len(words))
-
-
-def _shared_pointer(address: Int32):
-    return llvm.inttoptr(llvm.PointerType.get(SHARED_SPACE), address.ir_value())

@@ -17,8 +17,8 @@ from ..common.device_groups import DeviceGroups
 from ..common.group_table import WorkTile
 from ..common.ring import PRODUCER_PHASE, Ring, arrive_warp
 from ..common.select import select
+from ..common.shared_access import load_shared, store_shared
 from .even_shares import DeviceWork, ListWork, Placed, Shares, place_at
-from .operands import load_shared, store_shared
 from .tile_walk import TilePart, tile_of_cta
 
 # As many parts may be found ahead.

@@ -26,6 +26,7 @@ from nvfp4_cute.planning.arch.sm90 import TILE_K
 from nvfp4_cute.planning.arch.sm90_fp8 import ctas_per_sm, smem_plan
 from nvfp4_cute.planning.config import KernelConfig
 
+from ...common.fp32_scales import ScalePair, Scales
 from ...common.launch_args import read_groups, read_operands, read_outputs
 from ...common.operand_maps import Descriptors, prefetch_descriptors, rows_atom
 from ...common.output_kind import OutputKind
@@ -36,7 +37,7 @@ from ..cta import OPERAND_ALIGN_BYTES, exchange_of_sums, launch_settings, leave,
 from ..epilogue import STAGING_BYTES
 from ..tile_walk import WalkedTiles
 from ..warp_schedule import NUM_LOAD_WARPS, WARP_SIZE, WarpSchedule
-from .load import LoadArgs, Scales, run_load_scales, run_load_tokens, run_load_weights
+from .load import LoadArgs, run_load_scales, run_load_tokens, run_load_weights
 from .math import MathArgs, run_math
 
 # Pitches of 16 bytes, in values.
@@ -98,7 +99,8 @@ class Fp8GemmSm90:
         descriptors = Descriptors(m=of_weights, n=of_tokens, sf_m=[], sf_n=[])
         outputs = read_outputs(values, rows, self.form, 1 if self.has_alpha else 0)
         self.kernel.set_name_prefix(self.name)
-        self.kernel(descriptors, Scales.of(weights), Scales.of(tokens), groups, outputs).launch(
+        scales = ScalePair(Scales.of(weights), Scales.of(tokens))
+        self.kernel(descriptors, scales, groups, outputs).launch(
             **launch_settings(
                 self.config, self.schedule, values[Header.NUM_CTA, 0], ctas_per_sm(self.config)
             ),
@@ -109,8 +111,7 @@ class Fp8GemmSm90:
     def kernel(
         self,
         descriptors: Descriptors,
-        weight_scales: Scales,
-        token_scales: Scales,
+        scale_pair: ScalePair,
         groups,
         outputs: OutputTable,
     ):
@@ -161,9 +162,7 @@ class Fp8GemmSm90:
         # ---- LOAD --------------------------------------------------------------------------------------
         else:
             cute.arch.setmaxregister_decrease(schedule.other_registers)
-            load = LoadArgs(
-                descriptors, weight_scales, token_scales, weights, tokens, scales, plan, config, tiles, ring
-            )
+            load = LoadArgs(descriptors, scale_pair, weights, tokens, scales, plan, config, tiles, ring)
             if warp_idx == schedule.num_math_warps:
                 run_load_scales(load)
             if warp_idx == schedule.first_load_warp_id:

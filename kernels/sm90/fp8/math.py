@@ -10,29 +10,27 @@ from dataclasses import dataclass, replace
 import cutlass
 import cutlass.cute as cute
 from cutlass import Float32, Int32
-from cutlass._mlir.dialects import llvm
 
 from nvfp4_cute.planning.arch.sm90 import TILE_WEIGHTS
 from nvfp4_cute.planning.arch.sm90_fp8 import Fp8Smem, halves
 from nvfp4_cute.planning.config import KernelConfig
 
-from ...common import ptx
+from ...common.fp32_scales import SCALE_BYTES, promote
 from ...common.group_table import WorkTile
 from ...common.output_kind import OutputKind
 from ...common.output_table import OutputTable
 from ...common.ring import CONSUMER_PHASE, Ring, arrive_lanes, barrier_of_lane, next_stage
+from ...common.shared_access import load_shared
 from ...common.split_k import PartialSums
 from ..epilogue import store_tile
 from ..math import behind_reads, finish_tile
-from ..operands import load_shared
 from ..tile_walk import WalkedTiles
 from ..warp_schedule import GROUP_THREADS
 from ..wgmma import MMA_M
-from .load import SCALE_BYTES
 from .wgmma import Turns, matrix, multiply, rows_apart
 
-# Tokens of which a lane has two, side by side, and four products.
-STEP_TOKENS, STEP_VALUES = 8, 4
+# Tokens of which a lane has two, side by side.
+STEP_TOKENS = 8
 # Registers that sums, products and scales may take: then scales are read while tensor cores work.
 MOST_HELD = 200
 
@@ -121,7 +119,7 @@ def _accumulate(
                 words = _scales(scales, num_tokens, block, quarter)
             if cutlass.const_expr(block == blocks - 1):
                 arrive_lanes(emptied + stage + behind_reads(words, args.outputs), num_cta)
-            _promote(sums[None, block], products, words)
+            promote(sums[None, block], products, words)
         stage, phase = next_stage(args.ring, stage, phase)
     return stage, phase
 
@@ -132,18 +130,3 @@ def _scales(address: Int32, num_tokens: int, block: int, quarter: Int32) -> list
     for first in range(0, num_tokens, STEP_TOKENS):
         words += load_shared(address + first * SCALE_BYTES + quarter * (2 * SCALE_BYTES), 2, True)
     return words
-
-
-def _promote(sums: cute.Tensor, products: list, words: list) -> None:
-    """Add products times scales: of the weights, the first word, and of tokens, two of every eight."""
-    weight, *tokens = [ptx.float_of(word) for word in words]
-    for i, product in enumerate(products):
-        token = i // STEP_VALUES * 2 + i % 2
-        if i % STEP_VALUES < 2:
-            tokens[token] = tokens[token] * weight
-        sums[i] = _fma(product, tokens[token], sums[i])
-
-
-def _fma(a: Float32, b: Float32, c: Float32) -> Float32:
-    """a * b + c, rounded once."""
-    return Float32(llvm.intr_fma(*(x.ir_value() for x in (a, b, c))))

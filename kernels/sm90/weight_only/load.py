@@ -16,9 +16,10 @@ from nvfp4_cute.planning.config import KernelConfig
 from ...common.group_table import ceil_div
 from ...common.operand_maps import Descriptors, descriptor_addresses
 from ...common.ring import PRODUCER_PHASE, Ring, next_stage
+from ...common.shared_access import store_shared
 from ...common.tma_load import EVICT_FIRST, EVICT_LAST, tma_load
 from ..activations import SLAB_ROW_BYTES
-from ..operands import ROW_BYTES, store_shared
+from ..operands import ROW_BYTES
 from ..tile_walk import WalkedTiles, sides_of_cta
 from ..token_tiles import first_token, tokens_of_tile
 

@@ -21,11 +21,12 @@ from ...common.group_table import WorkTile
 from ...common.output_kind import OutputKind
 from ...common.output_table import OutputTable
 from ...common.ring import CONSUMER_PHASE, Ring, arrive_lanes, barrier_of_lane, next_stage
+from ...common.shared_access import load_shared
 from ...common.split_k import PartialSums
 from ..epilogue import store_tile
 from ..math import LANE_ROWS, behind_reads, finish_tile
 from ..opaque import opaque
-from ..operands import SF_ATOM_BYTES, load_shared, tokens_multiplied
+from ..operands import SF_ATOM_BYTES, tokens_multiplied
 from ..tile_walk import WalkedTiles
 from ..warp_schedule import WarpSchedule
 from ..weight_rows import LaneRows, lane_rows

@@ -1,0 +1,36 @@
+"""Reads and writes of shared memory by address, of several words at once."""
+
+from cutlass import Int32, Uint16, Uint32
+from cutlass._mlir import ir
+from cutlass._mlir.dialects import llvm, vector
+
+# LLVM's number of the address space.
+SHARED_SPACE = 3
+
+
+def load_shared(address: Int32, count: int, is_volatile: bool = False) -> list:
+    """``count`` consecutive words, aligned to their total size, in one load, which stays where it is if it ``is_volatile``.
+
+    LLVM's own: a copy between tensors gives the same instruction, from tens of operations that are compiled first.
+    """
+    word = Uint32.mlir_type
+    loaded = llvm.load(
+        ir.VectorType.get([count], word), _shared_pointer(address), alignment=4 * count, volatile_=is_volatile
+    )
+    return [Uint32(vector.extract(loaded, [], [i])) for i in range(count)]
+
+
+def load_shared_half(address: Int32) -> Uint32:
+    """Two bytes, the upper half zero."""
+    return Uint16(llvm.load(Uint16.mlir_type, _shared_pointer(address), alignment=2)).to(Uint32)
+
+
+def store_shared(address: Int32, values: list) -> None:
+    """Consecutive words, aligned to their total size, in one store."""
+    words = [value.ir_value() for value in values]
+    packed = vector.from_elements(ir.VectorType.get([len(words)], Uint32.mlir_type), words)
+    llvm.store(packed, _shared_pointer(address), alignment=4 * len(words))
+
+
+def _shared_pointer(address: Int32):
+    return llvm.inttoptr(llvm.PointerType.get(SHARED_SPACE), address.ir_value())
