@@ -108,6 +108,12 @@ SOURCES: tuple[Note, ...] = (
         "places it (include/cute/atom/mma_traits_sm120.hpp)",
     ),
     Note(
+        "sm_120",
+        r"cp\.async\.mbarrier\.arrive\.noinc",
+        "CUTLASS C++, include/cutlass/gemm/collective/sm120_mma_tma_blockwise_scaling.hpp: a warp copies fp32 scales and "
+        "arrives so, beside the thread that issues TMA",
+    ),
+    Note(
         "any",
         r"ldmatrix\.sync\.aligned\.m8n8\.x2",
         "CUTLASS C++ PR #3292 (tile N of 8 and 16 of block-scaled GEMMs on SM120): its copy selector takes ldmatrix x2",

@@ -1,20 +1,21 @@
 """Grouped GEMM on sm_120a and sm_121a: block-scaled operands -> fp16, bf16, fp32 or NVFP4.
 
 For every group g:  C = alpha[g] * (A * SFA) @ (B * SFB)^T  with A (M_g, K_g), B (N_g, K_g) of a pair of formats in ``MMA``,
-K-major; SFA, SFB one scale a block of a row, in the 128x4 blocked layout; C (M_g, N_g), N-major or M-major.
+K-major; SFA, SFB one scale a block of a row, in the 128x4 blocked layout; C (M_g, N_g), N-major or M-major. Of FP8 they are fp32,
+a scale for 1 x 128 values of A and 128 x 128 of B, in rows; C is promoted by them every 128 of K (``promoted_scales``).
 Dual:  C = activation(alpha1[g] * A @ B1^T) * (alpha2[g] * A @ B2^T), with B1 and B2 of one shape, or in one operand.
 List form: every group has operands and sizes of its own, known to the host. Ragged and masked form: groups are parts of
 common operands, and the device holds how many rows of A each has; batched form: each has all of its rows.
 
 Roles (warps):  MMA 0-7, one team or two (0-3 where one team has a tile of 8 columns) | LOAD, the warp after
-them; the other three of its warpgroup only give their registers to the MMA warps.
+them | LOAD of fp32 scales, the next one; the others of their warpgroup only give their registers to the MMA warps.
 
 Pipelines (producer -> consumer), full arrivals / empty arrivals:
-  ab   LOAD -> MMA   num_ab_stage    full: 1 + bytes of all operands    empty: one a warp of the team
+  ab   LOAD -> MMA   num_ab_stage    full: 1 + bytes of all operands + 32 (a lane's fp32 scales)    empty: one a warp of the team
   turn  team -> team   two named barriers: a team multiplies after the other has read its last stage
 
 Timeline, a tile: LOAD fills one stage a K tile and runs ahead over the tiles of a persistent CTA -> every MMA warp of
-the tile's team reads its rows and columns with ldmatrix and its scales (``warp_tile``), a K block
+the tile's team reads its rows and columns with ldmatrix and its scales (``block_scales``), a K block
 ahead of the one that it multiplies, and releases the stage when MMAs have taken the last of it, while it reads the next
 one; after the last K tile it scales, converts and stores its sums from registers, while the other team, if there is one,
 multiplies.
@@ -35,9 +36,16 @@ from cutlass import Int32, Int64, Uint8
 
 from nvfp4_cute.formats.block_format import NVFP4, BlockFormat
 from nvfp4_cute.launch_table import NUM_COLUMNS, Header
-from nvfp4_cute.planning.arch.sm120 import BUFFER_ALIGN_BYTES, formats_on_sides, num_teams, smem_plan
+from nvfp4_cute.planning.arch.sm120 import (
+    BUFFER_ALIGN_BYTES,
+    formats_on_sides,
+    num_teams,
+    promotes,
+    smem_plan,
+)
 from nvfp4_cute.planning.config import KernelConfig
 
+from ..common.fp32_scales import ScalePair, Scales
 from ..common.launch_args import read_groups, read_operands, read_outputs
 from ..common.operand_maps import Descriptors, prefetch_descriptors
 from ..common.output_kind import OutputKind
@@ -45,7 +53,7 @@ from ..common.output_table import OutputTable
 from ..common.ring import Ring, init_ring
 from ..common.versions import SmemAllocator
 from ..common.warp_schedule import WARP_SIZE
-from .load import LoadArgs, run_load
+from .load import LoadArgs, run_load, run_load_scales
 from .mma import MmaArgs, run_mma
 from .operands import StageBuffers, make_boxes
 from .split_k import Exchange
@@ -98,6 +106,7 @@ class GroupedGemmSm120:
         self.name = name
         formats = a_format, b_format
         self.smem = smem_plan(config, self.output_kind.num_b, formats)
+        self.promotes = promotes(formats)
         self.boxes = make_boxes(config, formats)
         self.formats = formats_on_sides(config, formats)
         self.warp_tile = WarpTile(
@@ -121,6 +130,9 @@ class GroupedGemmSm120:
         rows = range(1, 1 + self.num_groups)
         kind = self.output_kind
         views_m, views_n = read_operands(values, rows, kind.num_b, self.config.swap_ab)
+        scales = None
+        if cutlass.const_expr(self.promotes):
+            scales = ScalePair(Scales.of(views_m[0]), Scales.of(views_n[0]))
         self.kernel.set_name_prefix(self.name)
         self.kernel(
             Descriptors.encode(views_m, views_n, self.boxes),
@@ -133,6 +145,7 @@ class GroupedGemmSm120:
                 kind.is_quantized,
                 self.has_limit,
             ),
+            scales,
         ).launch(
             grid=(Int32(values[Header.NUM_CTA, 0]), 1, 1),
             cluster=(self.config.split_k, 1, 1) if self.config.split_k > 1 else None,
@@ -143,7 +156,7 @@ class GroupedGemmSm120:
         )
 
     @cute.kernel
-    def kernel(self, descriptors: Descriptors, groups, outputs: OutputTable):
+    def kernel(self, descriptors: Descriptors, groups, outputs: OutputTable, scales: ScalePair | None):
         """Allocate, connect, dispatch."""
         config, warp_tile, plan = self.config, self.warp_tile, self.smem
         # Ids
@@ -165,10 +178,13 @@ class GroupedGemmSm120:
             sums = smem.allocate_array(Uint8, plan.exchange_bytes, byte_alignment=BUFFER_ALIGN_BYTES)
 
         # Pipelines
+        ab_ring = Ring(smem.allocate_array(Int64, 2 * config.num_ab_stage), config.num_ab_stage)
+        # The thread that issues TMA, and those that copy scales.
+        num_producers = 1 + (WARP_SIZE if self.promotes else 0)
         ab_producer, ab_consumer = pipeline.PipelineTmaAsync.create(
-            barrier_storage=smem.allocate_array(Int64, 2 * config.num_ab_stage),
+            barrier_storage=ab_ring.barriers,
             num_stages=config.num_ab_stage,
-            producer_group=pipeline.CooperativeGroup(pipeline.Agent.Thread),
+            producer_group=pipeline.CooperativeGroup(pipeline.Agent.Thread, num_producers),
             consumer_group=pipeline.CooperativeGroup(pipeline.Agent.Thread, warp_tile.team_warps),
             tx_count=plan.loaded_bytes,
             defer_sync=True,
@@ -197,18 +213,22 @@ class GroupedGemmSm120:
         # ---- LOAD --------------------------------------------------------------------------------------
         if warp_idx >= load_warp_id:
             cute.arch.setmaxregister_decrease(LOAD_REGISTERS)
+        load = LoadArgs(
+            descriptors=descriptors,
+            boxes=self.boxes,
+            buffers=buffers,
+            smem=plan,
+            config=config,
+            groups=groups,
+            ab_producer=ab_producer,
+            ring=ab_ring,
+            scales=scales,
+        )
         if warp_idx == load_warp_id:
-            run_load(
-                LoadArgs(
-                    descriptors=descriptors,
-                    boxes=self.boxes,
-                    buffers=buffers,
-                    smem=plan,
-                    config=config,
-                    groups=groups,
-                    ab_producer=ab_producer,
-                )
-            )
+            run_load(load)
+        if cutlass.const_expr(self.promotes):
+            if warp_idx == load_warp_id + 1:
+                run_load_scales(load)
         if cutlass.const_expr(config.split_k > 1):
             # Nothing here needs the other CTAs, but every thread that arrives at a cluster's barrier waits there.
             if warp_idx >= load_warp_id:

@@ -1,4 +1,4 @@
-"""LOAD role: one warp that keeps the shared-memory ring full with TMA.
+"""LOAD role: one warp that keeps the shared-memory ring full with TMA, and one that copies fp32 scales, where there are.
 
 Produces ``ab`` (all operands and their scales of one K tile a stage). Touches no register fragment and no output.
 """
@@ -13,7 +13,10 @@ from cutlass import Int32, Int64
 from nvfp4_cute.planning.arch.sm120 import SF_ATOM_ROWS, SmemPlan
 from nvfp4_cute.planning.config import KernelConfig
 
+from ..common.fp32_scales import SCALE_BYTES, ScalePair, scales_of_tile
 from ..common.operand_maps import Boxes, Descriptors, descriptor_addresses
+from ..common.ring import PRODUCER_PHASE, Ring, next_stage
+from ..common.select import select
 from ..common.sides import mma_sides
 from ..common.split_k import k_share
 from ..common.tma_load import cache_policies, tma_load
@@ -27,6 +30,9 @@ class LoadArgs:
 
     Attributes:
         groups: ``GroupTable`` or ``DeviceGroups``.
+        ring: the barriers of ``ab_producer``. full: an arrival and the bytes of all that TMA brings, and one of each lane that
+            copies scales.
+        scales: ``ScalePair`` in global memory, or None where TMA brings them.
     """
 
     descriptors: Descriptors
@@ -36,6 +42,8 @@ class LoadArgs:
     config: KernelConfig
     groups: object
     ab_producer: pipeline.PipelineProducer
+    ring: Ring
+    scales: ScalePair | None
 
 
 @cute.jit
@@ -62,7 +70,7 @@ def run_load(args: LoadArgs):
         for k_tile_idx in cutlass.range(first, first + count, unroll=1):
             stage = ab_producer.acquire_and_advance()
             to = args.buffers.at_stage(smem, stage.index)
-            k, k_block = k_tile_idx * tile_k, k_tile_idx * args.boxes.sf_m[0]
+            k = k_tile_idx * tile_k
             barrier = stage.barrier.toint()
             with cute.arch.elect_one():
                 for i in cutlass.range_constexpr(smem.num_m):
@@ -71,15 +79,42 @@ def run_load(args: LoadArgs):
                 for i in cutlass.range_constexpr(smem.num_n):
                     at = to.n + i * num_stage * smem.b_stage_bytes
                     _load(at, desc_n[i], (k, row_n, at_n.batch), barrier, policy_n)
-                for i in cutlass.range_constexpr(smem.num_m):
+                for i in cutlass.range_constexpr(len(desc_sf_m)):
                     at = to.sf_m + i * num_stage * smem.sfa_stage_bytes
+                    k_block = k_tile_idx * args.boxes.sf_m[0]
                     _load(at, desc_sf_m[i], (0, k_block, block_m, at_m.batch), barrier, policy_m)
-                for i in cutlass.range_constexpr(smem.num_n):
+                for i in cutlass.range_constexpr(len(desc_sf_n)):
                     at = to.sf_n + i * num_stage * smem.sfb_stage_bytes
+                    k_block = k_tile_idx * args.boxes.sf_n[0]
                     _load(at, desc_sf_n[i], (0, k_block, block_n, at_n.batch), barrier, policy_n)
         cursor = groups.next_cursor(cursor, stride, config.work_tile_mnk)
     # Leave only after the last stage was read: its arrivals must not reach a CTA that has exited.
     ab_producer.tail()
+
+
+@cute.jit
+def run_load_scales(args: LoadArgs):
+    """Copy the fp32 scales of every stage, as soon as it is empty: a lane every 32nd token's, the first one the weights'."""
+    first_tile, stride = first_tile_and_stride(args.config.split_k)
+    config, groups, smem = args.config, args.groups, args.smem
+    stage, phase = Int32(0), Int32(PRODUCER_PHASE)
+    cursor = groups.first_cursor(first_tile, config.work_tile_mnk)
+    while groups.has_tile(cursor):
+        tile = groups.tile(cursor, config.work_tile_mnk)
+        weights, tokens = mma_sides(config, tile)
+        sources = scales_of_tile(args.scales, tile, weights, tokens, config.work_tile_mnk[0], 1)
+        first, count = k_share(tile.k_tile_cnt, config.split_k)
+        for k_tile_idx in cutlass.range(first, first + count, unroll=1):
+            cute.arch.mbarrier_wait(args.ring.empty(stage), phase)
+            to = args.buffers.at_stage(smem, stage)
+            source_bytes = None
+            if cutlass.const_expr(config.split_k > 1):
+                # Zeros, as TMA brings, where the CTA has no K tile.
+                source_bytes = select(k_tile_idx < tile.k_tile_cnt, Int32(SCALE_BYTES), Int32(0))
+            sources.copy(k_tile_idx, to.sf_n, to.sf_m, source_bytes)
+            cute.arch.cp_async_mbarrier_arrive_noinc(args.ring.full(stage))
+            stage, phase = next_stage(args.ring, stage, phase)
+        cursor = groups.next_cursor(cursor, stride, config.work_tile_mnk)
 
 
 def _load(destination: Int32, descriptor: Int64, coords: tuple, barrier: Int32, cache_policy: int) -> None:

@@ -11,8 +11,8 @@ import cutlass.cute as cute
 import cutlass.pipeline as pipeline
 from cutlass import Float32, Int32
 
-from nvfp4_cute.formats.block_format import ATOM_COLS, Formats
-from nvfp4_cute.planning.arch.sm120 import MMA, MMA_ROW_BYTES, SF_ATOM_ROWS, SmemPlan
+from nvfp4_cute.formats.block_format import Formats
+from nvfp4_cute.planning.arch.sm120 import MMA, MMA_ROW_BYTES, SmemPlan, promotes
 from nvfp4_cute.planning.config import KernelConfig
 
 from ..common.output_kind import OutputKind
@@ -21,20 +21,18 @@ from ..common.sides import mma_sides
 from ..common.split_k import add_sums, give_room, k_share, send_sums
 from ..common.versions import advanced, inline_ptx
 from ..common.warp_schedule import WARP_SIZE
+from .block_scales import BlockScales
 from .epilogue import store_tile
-from .instructions import block_scaled_mma, load_matrices, load_padded_matrices, load_scale_word
+from .instructions import load_matrices, load_padded_matrices
 from .operands import StageBuffers
+from .promoted_scales import MMA_FORMATS, PromotedScales
 from .result_tile import ResultTile
 from .split_k import Exchange, first_tile_and_stride, wait_until_read
-from .warp_tile import BAND, BANDS_M, STRIP, WarpTile
+from .warp_tile import BAND, STRIP, WarpTile
 
 CHUNK_BYTES = 16
 # One a team; named barrier 0 is __syncthreads.
 FIRST_TURN_BARRIER_ID = 1
-# In a 128x4 block, rows of neighbouring bands are a word apart, neighbouring rows four words.
-SF_WORD_BYTES = 4
-SF_ROW_BYTES = 16
-SF_ATOM_BYTES = 512
 
 
 @dataclass(frozen=True)
@@ -65,15 +63,13 @@ class Fragments:
 
     Attributes:
         a: (REGISTER, MMA_M). b: (REGISTER, MMA_N).
-        sfa: (OPERAND x STRIP_M, BUFFER), sfb: (OPERAND x STRIP_N, BUFFER): words, needed to the end of a block, so there
-            are two buffers.
-        formats: on the M side and on the N side.
+        scales: as the MMA takes them, or as products of a K tile are promoted by them.
+        formats: that MMAs take on the M side and on the N side.
     """
 
     a: cute.Tensor
     b: cute.Tensor
-    sfa: cute.Tensor
-    sfb: cute.Tensor
+    scales: BlockScales | PromotedScales
     formats: Formats
 
 
@@ -84,7 +80,7 @@ def run_mma(args: MmaArgs):
     first_tile, stride = first_tile_and_stride(args.config.split_k)
     ab_consumer, warp_tile, config, groups = args.ab_consumer, args.warp_tile, args.config, args.groups
     tiler, row_bytes = config.work_tile_mnk, args.smem.row_bytes
-    last_buffer = (row_bytes // MMA_ROW_BYTES - 1) % 2
+    last_block = row_bytes // MMA_ROW_BYTES - 1
     warp_idx = cute.arch.make_warp_uniform(cute.arch.warp_idx())
     team, team_warp = warp_idx // warp_tile.team_warps, warp_idx % warp_tile.team_warps
     first_row = team_warp % warp_tile.warps_m * (STRIP * warp_tile.strips_m)
@@ -112,7 +108,7 @@ def run_mma(args: MmaArgs):
         tile = groups.tile(cursor, tiler)
         _, n_side = mma_sides(config, tile)
         _, k_tile_cnt = k_share(tile.k_tile_cnt, config.split_k)
-        offsets = _lane_offsets(first_row, first_col, n_side.first_row, row_bytes, warp_tile)
+        offsets = _lane_offsets(fragments.scales, first_row, first_col, n_side.first_row, row_bytes)
         at_lane = args.buffers.plus(offsets)
         _clear(acc)
         if cutlass.const_expr(warp_tile.num_team > 1):
@@ -122,15 +118,17 @@ def run_mma(args: MmaArgs):
         read = ab_consumer.wait_and_advance()
         at_stage = at_lane.at_stage(args.smem, read.index)
         _read_first_block(fragments, at_stage, args.smem, warp_tile)
-        _read_other_blocks(acc, fragments, at_stage, args.smem, warp_tile)
+        _read_other_blocks(acc, fragments, at_stage, args.smem, warp_tile, is_first=True)
         for _ in cutlass.range(1, k_tile_cnt, unroll=1):
             # The matrix pipe works while the warp waits.
-            _multiply(acc, fragments, 0, range(len(warp_tile.mma_n)), last_buffer, warp_tile)
+            _multiply(acc, fragments, 0, range(len(warp_tile.mma_n)), last_block)
             stage = ab_consumer.wait_and_advance()
             at_stage = at_lane.at_stage(args.smem, stage.index)
             _advance(acc, fragments, at_stage, 0, args.smem, warp_tile, first=1)
+            if cutlass.const_expr(fragments.scales.outlive_stage):
+                _await_words(fragments.scales.words(last_block), tile.m)
             _release(read)
-            _read_other_blocks(acc, fragments, at_stage, args.smem, warp_tile)
+            _read_other_blocks(acc, fragments, at_stage, args.smem, warp_tile, is_first=False)
             read = stage
         cursor = groups.next_cursor(cursor, stride, tiler)
         if cutlass.const_expr(warp_tile.num_team > 1):
@@ -140,8 +138,9 @@ def run_mma(args: MmaArgs):
             ab_consumer = advanced(ab_consumer, _k_tile_cnt(groups, cursor, config))
             cursor = groups.next_cursor(cursor, stride, tiler)
         for i in cutlass.range_constexpr(len(warp_tile.mma_m)):
-            _multiply(acc, fragments, i, range(len(warp_tile.mma_n)), last_buffer, warp_tile)
-        _await_reads(fragments, last_buffer, tile.k_tile_cnt, warp_tile)
+            _multiply(acc, fragments, i, range(len(warp_tile.mma_n)), last_block)
+            fragments.scales.promote(acc, i)
+        _await_reads(fragments, last_block, tile.k_tile_cnt, warp_tile)
         _release(read)
         if cutlass.const_expr(config.split_k == 1):
             store_tile(acc, args.outputs, args.output_kind, tile, config, results, first_row, first_col)
@@ -192,22 +191,20 @@ def _give_turn(team: Int32, warp_tile: cutlass.Constexpr):
 
 
 def _make_fragments(warp_tile: WarpTile, formats: Formats) -> Fragments:
-    shapes = (
-        (4, len(warp_tile.mma_m)),
-        (2, len(warp_tile.mma_n)),
-        (warp_tile.num_m * warp_tile.strips_m, 2),
-        (warp_tile.num_n * warp_tile.strips_n, 2),
-    )
-    return Fragments(*[cute.make_rmem_tensor(shape, Int32) for shape in shapes], formats)
+    shapes = (4, len(warp_tile.mma_m)), (2, len(warp_tile.mma_n))
+    a, b = (cute.make_rmem_tensor(shape, Int32) for shape in shapes)
+    if promotes(formats):
+        return Fragments(a, b, PromotedScales.of(warp_tile), MMA_FORMATS)
+    return Fragments(a, b, BlockScales.of(warp_tile, formats), formats)
 
 
 @cute.jit
 def _lane_offsets(
+    scales: BlockScales | PromotedScales,
     first_row: Int32,
     first_col: Int32,
     tile_col: Int32,
     row_bytes: cutlass.Constexpr,
-    warp_tile: cutlass.Constexpr,
 ) -> StageBuffers:
     """Bytes from the start of a stage's operands to what a lane addresses for its first MMA."""
     lane = cute.arch.lane_idx()
@@ -215,9 +212,7 @@ def _lane_offsets(
     # the next one, whose distance ``_load_b`` adds.
     a = _swizzled(first_row + lane % STRIP + lane // 8 % 2 * BAND, lane // 16, row_bytes)
     b = _swizzled(first_col + lane % STRIP, lane // 8 % 2, row_bytes)
-    sfa = _scale_offset(first_row, BANDS_M)
-    # A small tile uses a part of a scale block.
-    sfb = _scale_offset(first_col + tile_col % SF_ATOM_ROWS, warp_tile.bands_n)
+    sfa, sfb = scales.lane_offsets(first_row, first_col, tile_col)
     return StageBuffers(a, b, sfa, sfb)
 
 
@@ -230,15 +225,6 @@ def _swizzled(row: Int32, chunk: Int32, row_bytes: cutlass.Constexpr) -> Int32:
         return row * 64 + (chunk ^ row // 2 % 4) * CHUNK_BYTES
 
 
-@cute.jit
-def _scale_offset(first_row: Int32, num_band: cutlass.Constexpr) -> Int32:
-    """Byte of a lane's scale word in a 128x4 block: lane 4g + t has row g of the strip in band t, of ``num_band``."""
-    lane = cute.arch.lane_idx()
-    row = first_row % BAND + lane // 4
-    band = first_row // BAND + lane % num_band
-    return row * SF_ROW_BYTES + band * SF_WORD_BYTES
-
-
 def _at_k_block(address: Int32, k_block_idx: int) -> Int32:
     """The chunks of another K block are an exclusive or away: buffers are aligned to the swizzle's repeat."""
     return address ^ (2 * k_block_idx * CHUNK_BYTES)
@@ -246,20 +232,26 @@ def _at_k_block(address: Int32, k_block_idx: int) -> Int32:
 
 @cute.jit
 def _await_reads(
-    fragments: Fragments, buffer: cutlass.Constexpr, k_tile_cnt: Int32, warp_tile: cutlass.Constexpr
+    fragments: Fragments, k_block_idx: cutlass.Constexpr, k_tile_cnt: Int32, warp_tile: cutlass.Constexpr
 ):
-    """Wait until the block in registers has come, before its stage is released: MMAs do not, for the assembler moves them
-    behind the arrival. It does not move a store there, which waits for what it would store, a word of every read. No lane
-    does store it, for every tile has K tiles. (In the loop over those, the next block's reads need the registers.)
+    """Wait until the block in registers has come, before its stage is released. (In the loop over K tiles, MMAs do, and the next
+    block's reads need the registers.)
     """
     words = [fragments.a[0, i] for i in range(len(warp_tile.mma_m))]
     words += [fragments.b[0, pair.start] for pair in _column_pairs(warp_tile)]
-    for scales in (fragments.sfa, fragments.sfb):
-        words += [scales[i, buffer] for i in range(cute.size(scales, mode=[0]))]
+    _await_words([*words, *fragments.scales.words(k_block_idx)], k_tile_cnt)
+
+
+def _await_words(words: list, positive: Int32) -> None:
+    """Wait until words have come that were read: MMAs and arithmetic do not, for the assembler moves them behind the arrival. It
+    does not move a store there, which waits for what it would store. No lane does store it.
+
+    positive: a number of which the compiler does not know that it is: a tile's rows, or K tiles.
+    """
     word = words[0]
     for other in words[1:]:
         word = word ^ other
-    inline_ptx("st.shared.b32 [{$r0}], {$r0};", read_only_args=[word], predicate=k_tile_cnt == 0)
+    inline_ptx("st.shared.b32 [{$r0}], {$r0};", read_only_args=[word], predicate=positive == 0)
 
 
 @cute.jit
@@ -277,7 +269,7 @@ def _read_first_block(
     fragments: Fragments, stage: StageBuffers, plan: SmemPlan, warp_tile: cutlass.Constexpr
 ):
     """Load the first block of a tile."""
-    _load_scales(fragments, stage, 0, plan, warp_tile)
+    fragments.scales.load(stage, 0, plan)
     for i in cutlass.range_constexpr(len(warp_tile.mma_m)):
         _load_a(fragments, stage, i, 0, plan, warp_tile)
     for pair in _column_pairs(warp_tile):
@@ -286,11 +278,17 @@ def _read_first_block(
 
 @cute.jit
 def _read_other_blocks(
-    acc: cute.Tensor, fragments: Fragments, stage: StageBuffers, plan: SmemPlan, warp_tile: cutlass.Constexpr
+    acc: cute.Tensor,
+    fragments: Fragments,
+    stage: StageBuffers,
+    plan: SmemPlan,
+    warp_tile: cutlass.Constexpr,
+    is_first: cutlass.Constexpr,
 ):
-    """Load the blocks of a stage behind its first one, and multiply the one before each."""
+    """Load the blocks of a stage behind its first one, and multiply the one before each. is_first: stage of the tile."""
     for k_block_idx in cutlass.range_constexpr(1, plan.row_bytes // MMA_ROW_BYTES):
-        _advance(acc, fragments, stage, k_block_idx, plan, warp_tile)
+        begins_sums = k_block_idx == 1 and not is_first
+        _advance(acc, fragments, stage, k_block_idx, plan, warp_tile, begins_sums=begins_sums)
 
 
 @cute.jit
@@ -302,17 +300,25 @@ def _advance(
     plan: SmemPlan,
     warp_tile: cutlass.Constexpr,
     first: cutlass.Constexpr = 0,
+    begins_sums: cutlass.Constexpr = False,
 ):
-    """Multiply the block in registers, from its MMAs ``first`` along M on, and load block ``k_block_idx`` in its place."""
-    buffer = k_block_idx % 2
-    _load_scales(fragments, stage, k_block_idx, plan, warp_tile)
+    """Multiply the block in registers, from its MMAs ``first`` along M on, and load block ``k_block_idx`` in its place.
+
+    begins_sums: whether that block is the first of a K tile behind another one, whose products are promoted before.
+    """
+    before = (k_block_idx or plan.row_bytes // MMA_ROW_BYTES) - 1
+    fragments.scales.load(stage, k_block_idx, plan)
     last = len(warp_tile.mma_m) - 1
     for i in cutlass.range_constexpr(last):
+        if cutlass.const_expr(begins_sums):
+            fragments.scales.promote(acc, i)
         if cutlass.const_expr(i >= first):
-            _multiply(acc, fragments, i, range(len(warp_tile.mma_n)), 1 - buffer, warp_tile)
+            _multiply(acc, fragments, i, range(len(warp_tile.mma_n)), before)
         _load_a(fragments, stage, i, k_block_idx, plan, warp_tile)
+    if cutlass.const_expr(begins_sums):
+        fragments.scales.promote(acc, last)
     for pair in _column_pairs(warp_tile):
-        _multiply(acc, fragments, last, pair, 1 - buffer, warp_tile)
+        _multiply(acc, fragments, last, pair, before)
         _load_b(fragments, stage, pair, k_block_idx, plan, warp_tile)
     _load_a(fragments, stage, last, k_block_idx, plan, warp_tile)
 
@@ -356,47 +362,20 @@ def _load_matrices(to: Fragments, side: int, address: Int32, count: int) -> list
     return load(address, count)
 
 
-def _load_scales(
-    to: Fragments, stage: StageBuffers, k_block_idx: int, plan: SmemPlan, warp_tile: WarpTile
-) -> None:
-    """Scales of all strips of every operand: as many of a row as an MMA takes, one, two or four of an atom's four."""
-    parts = MMA[to.formats].per_atom(to.formats[0])
-    atom, part = divmod(k_block_idx, parts)
-    count = ATOM_COLS // parts
-    for scales, address, num_strip, stage_bytes in (
-        (to.sfa, stage.sf_m, warp_tile.strips_m, plan.sfa_stage_bytes),
-        (to.sfb, stage.sf_n, warp_tile.strips_n, plan.sfb_stage_bytes),
-    ):
-        for i in range(cute.size(scales, mode=[0])):
-            operand, strip = divmod(i, num_strip)
-            offset = operand * plan.num_ab_stage * stage_bytes + strip * STRIP * SF_ROW_BYTES
-            word = load_scale_word(address + (atom * SF_ATOM_BYTES + part * count + offset), count)
-            scales[i, k_block_idx % 2] = word
-
-
 @cute.jit
 def _multiply(
     acc: cute.Tensor,
     fragments: Fragments,
     i: cutlass.Constexpr,
     columns: cutlass.Constexpr,
-    buffer: cutlass.Constexpr,
-    warp_tile: cutlass.Constexpr,
+    k_block_idx: cutlass.Constexpr,
 ):
     """Add the products of the rows of MMA ``i`` and the columns of MMAs ``columns``, in one K block."""
-    operand_m, strip_m, pair = warp_tile.mma_m[i]
+    sums = fragments.scales.sums_of_k_tile(acc)
     a = [fragments.a[register, i] for register in range(4)]
     for j in cutlass.range_constexpr(columns.start, columns.stop):
-        operand_n, strip_n, band = warp_tile.mma_n[j]
-        sums = block_scaled_mma(
-            [acc[register, i, j] for register in range(4)],
-            a,
-            [fragments.b[register, j] for register in range(2)],
-            fragments.sfa[operand_m * warp_tile.strips_m + strip_m, buffer],
-            pair,
-            fragments.sfb[operand_n * warp_tile.strips_n + strip_n, buffer],
-            band,
-            fragments.formats,
-        )
+        before = [sums[register, i, j] for register in range(4)]
+        b = [fragments.b[register, j] for register in range(2)]
+        after = fragments.scales.multiply(before, a, b, i, j, k_block_idx)
         for register in cutlass.range_constexpr(4):
-            acc[register, i, j] = sums[register]
+            sums[register, i, j] = after[register]

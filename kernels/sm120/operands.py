@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from cutlass import Int32
 
 from nvfp4_cute.formats.block_format import Formats
-from nvfp4_cute.planning.arch.sm120 import MMA, SF_ATOM_ROWS, SmemPlan, formats_on_sides
+from nvfp4_cute.planning.arch.sm120 import MMA, SF_ATOM_ROWS, SmemPlan, formats_on_sides, promotes
 from nvfp4_cute.planning.config import KernelConfig
 
 from ..common.operand_maps import Boxes, MapElement
@@ -37,7 +37,7 @@ class StageBuffers:
 
 
 def make_boxes(config: KernelConfig, formats: Formats) -> Boxes:
-    """Boxes of a config: of scales, whole blocks, whatever part of their rows the tile uses.
+    """Boxes of a config: of scales, whole blocks, whatever part of their rows the tile uses; of fp32 scales none.
 
     Args:
         formats: of ``a`` and of ``b``: what is multiplied has blocks of one length.
@@ -45,13 +45,9 @@ def make_boxes(config: KernelConfig, formats: Formats) -> Boxes:
     m, n, k = config.cta_tile_shape_mnk
     m_format, n_format = formats_on_sides(config, formats)
     bits = MMA[formats].element_bits
-    sf_box = (k // m_format.atom_k, 1)
-    return Boxes(
-        k,
-        m,
-        n,
-        (sf_box[0], m // SF_ATOM_ROWS),
-        sf_box,
-        sf_block_k=m_format.atom_k,
-        elements=(MapElement.of(m_format, bits), MapElement.of(n_format, bits)),
-    )
+    elements = MapElement.of(m_format, bits), MapElement.of(n_format, bits)
+    if promotes(formats):
+        return Boxes(k, m, n, None, None, elements=elements)
+    k_blocks = k // m_format.atom_k
+    of_scales = (k_blocks, m // SF_ATOM_ROWS), (k_blocks, 1)
+    return Boxes(k, m, n, *of_scales, sf_block_k=m_format.atom_k, elements=elements)

@@ -11,7 +11,7 @@ from nvfp4_cute.errors import CheckpointError
 from nvfp4_cute.formats.block_format import NVFP4_PAIR, FP8_1x128, FP8_128x128
 from nvfp4_cute.models.checkpoints import Checkpoint, Scheme
 from nvfp4_cute.nn.linear import K_STEP
-from nvfp4_cute.planning.arch import FAMILIES
+from nvfp4_cute.planning.arch import ARCHS, FAMILIES, mmas_of
 
 NUMBER = re.compile(r"(?<=\.)\d+(?=\.|$)")
 
@@ -129,7 +129,8 @@ def what_runs(kind: Kind) -> str:
     if (scheme.weights, scheme.activations) == (FP8_128x128.name, FP8_1x128.name):
         if not any(k % FP8_128x128.block_k for k in kind.k_sizes):
             module = "ExpertsFP8" if is_experts else "LinearFP8"
-            return f"{module} on sm_90a and on the CPU; elsewhere decoded to 16 bits"
+            archs = [arch for arch in ARCHS if (FP8_1x128, FP8_128x128) in mmas_of(arch)]
+            return f"{module} on {', '.join(archs)} and on the CPU; elsewhere decoded to 16 bits"
     if scheme.weights == "nvfp4" and scheme.activations == "nvfp4":
         return "MoENVFP4" if is_experts else "LinearNVFP4"
     if scheme.weights in ("nvfp4", "mxfp4"):

@@ -2,11 +2,20 @@
 
 import pytest
 import torch
-from oracle import assert_bitwise_equal, bits
+from fp8_check import (
+    FORMATS,
+    check_any_scales,
+    check_list_masked_and_batched,
+    check_not_a_number,
+    check_ragged,
+    check_rounding_and_pitch,
+    tokens_of,
+    weights_of,
+)
+from oracle import assert_bitwise_equal
 from stage_release import unfinished_reads
 
 import nvfp4_cute as nv
-from nvfp4_cute.backends.emulator import observe
 from nvfp4_cute.compile.cache import get_kernel
 from nvfp4_cute.compile.keys import KernelKey
 from nvfp4_cute.planning.arch import sm90_fp8
@@ -14,41 +23,10 @@ from nvfp4_cute.planning.config import KernelConfig
 
 SLOW = pytest.mark.slow
 EMULATED = "emulator:sm_90a"
-FORMATS = {"a_format": nv.FP8_1x128, "b_format": nv.FP8_128x128}
-ENDS = (0, 40, 40, 45, 111)
 
 
 def config(tokens, weights=128, **settings):
     return KernelConfig((weights, tokens, 128), num_acc_stage=1, swap_ab=True, **settings)
-
-
-def some(format, *shape, seed=0):
-    """Small integers times powers of two: sums are exact."""
-    generator = torch.Generator().manual_seed(seed + sum(shape))
-    data = torch.randint(-3, 4, shape, generator=generator).to(torch.float8_e4m3fn)
-    powers = torch.randint(-2, 3, (*shape[:-2], *format.scale_shape(*shape[-2:])), generator=generator)
-    return nv.BlockScaledTensor(data, torch.exp2(powers.float()), None, shape, "rowmajor", format=format)
-
-
-def tokens_of(*shape, seed=0):
-    return some(nv.FP8_1x128, *shape, seed=seed)
-
-
-def weights_of(*shape, seed=0):
-    return some(nv.FP8_128x128, *shape, seed=seed)
-
-
-def check_ragged(n, k, chosen, mode="eager", backend=EMULATED, device="cpu"):
-    """Empty groups, groups that end within a tile, rows of no group."""
-    x, w = tokens_of(120, k), weights_of(len(ENDS), n, k)
-    offs, alpha = torch.tensor(ENDS, dtype=torch.int32), torch.tensor([0.5, -2.0, 1.0, 4.0, 0.25])
-    want = nv.grouped_gemm(x, w, offs=offs, alpha=alpha, out_dtype=torch.float32)
-    x, w, offs, alpha = (t.to(device) for t in (x, w, offs, alpha))
-    with observe(mode=mode, check=True):
-        got = nv.grouped_gemm(
-            x, w, offs=offs, alpha=alpha, config=chosen, backend=backend, out_dtype=torch.float32
-        )
-    assert_bitwise_equal(got.cpu()[: ENDS[-1]], want[: ENDS[-1]])
 
 
 CONFIGS = [
@@ -66,36 +44,19 @@ CONFIGS = [
 
 @pytest.mark.parametrize(("chosen", "mode"), CONFIGS, ids=str)
 def test_ragged(chosen, mode):
-    check_ragged(200, 384, chosen, mode)
+    check_ragged(200, 384, chosen, EMULATED, mode)
 
 
 @pytest.mark.parametrize(
     "chosen", [config(64, num_cta=2), pytest.param(config(32, 256, multicast_n=2), marks=SLOW)], ids=str
 )
 def test_list_masked_and_batched(chosen):
-    """Sizes of their own, an empty group, a last block of fewer rows; rows of no group are left as they are."""
-    options = {"out_dtype": torch.float32}
-    a, b = [tokens_of(m, k) for m, k in ((40, 256), (0, 128), (66, 128))], []
-    b = [weights_of(n, x.shape[1], seed=n) for n, x in zip((200, 64, 300), a, strict=True)]
-    with observe(check=True):
-        got = nv.grouped_gemm(a, b, config=chosen, backend=EMULATED, **options)
-    for result, want in zip(got, nv.grouped_gemm(a, b, **options), strict=True):
-        assert_bitwise_equal(result, want)
-    x, w, sizes = tokens_of(3, 50, 256), weights_of(3, 200, 256), torch.tensor([3, 0, 50], dtype=torch.int32)
-    outs = [torch.full((3, 50, 200), torch.nan) for _ in range(2)]
-    for out, settings in zip(outs, ({"config": chosen, "backend": EMULATED}, {}), strict=True):
-        nv.grouped_gemm(x, w, masked_m=sizes, out=out, **settings, **options)
-    assert torch.equal(bits(outs[0]), bits(outs[1]))
-    assert_bitwise_equal(nv.gemm(x, w, backend=EMULATED, **options), nv.gemm(x, w, **options))
+    check_list_masked_and_batched(chosen, EMULATED)
 
 
 @pytest.mark.parametrize("out_dtype", [torch.float16, pytest.param(torch.bfloat16, marks=SLOW)], ids=str)
 def test_results_are_rounded_once_and_rows_may_lie_apart(out_dtype):
-    x, w = tokens_of(33, 256), weights_of(130, 256)
-    buffers = [torch.full((33, 144), 7.0, dtype=out_dtype) for _ in range(2)]
-    for buffer, backend in zip(buffers, (EMULATED, "reference"), strict=True):
-        nv.gemm(x, w, alpha=0.75, out=buffer[:, :130], out_dtype=out_dtype, backend=backend)
-    assert torch.equal(bits(buffers[0]), bits(buffers[1]))
+    check_rounding_and_pitch(out_dtype, EMULATED)
 
 
 def test_scales_of_any_strides():
@@ -116,34 +77,11 @@ def test_scales_of_any_strides():
 
 
 def test_any_scales():
-    """Scales that are no powers of two: promoted once for each block, by the product of both scales in fp32."""
-    x, w = tokens_of(20, 384), weights_of(128, 384)
-    generator = torch.Generator().manual_seed(1)
-    scales = [torch.rand(t.scale.shape, generator=generator) + 0.5 for t in (x, w)]
-    values = [t.data.double().unflatten(-1, (3, 128)) for t in (x, w)]
-    expected = torch.zeros(20, 128)
-    for block in range(3):
-        product = values[0][:, block] @ values[1][:, block].T
-        factor = (scales[0][:, block, None] * scales[1][:, block]).double()
-        expected = (product * factor + expected.double()).float()
-    got = nv.gemm(
-        x.data, w.data, *scales, out_dtype=torch.float32, backend=EMULATED, config=config(32), **FORMATS
-    )
-    assert_bitwise_equal(got, expected)
-    want = nv.gemm(x.data, w.data, *scales, out_dtype=torch.float32, **FORMATS)
-    torch.testing.assert_close(got, want, rtol=1e-5, atol=1e-3)
+    check_any_scales(config(32), EMULATED)
 
 
 def test_not_a_number_stays_in_its_row_or_column():
-    x, w = tokens_of(24, 256), weights_of(300, 256)
-    x.scale[3, 1], w.scale[1, 0] = torch.nan, torch.nan
-    x.data.view(torch.uint8)[5, 200] = 0x7F
-    with observe(check=True):
-        got = nv.gemm(x, w, out_dtype=torch.float32, backend=EMULATED)
-    want = nv.gemm(x, w, out_dtype=torch.float32)
-    assert want[3].isnan().all() and want[5].isnan().all() and want[:, 128:256].isnan().all()
-    assert torch.equal(got.isnan(), want.isnan())
-    assert_bitwise_equal(got.nan_to_num(0.0), want.nan_to_num(0.0))
+    check_not_a_number(EMULATED)
 
 
 @pytest.mark.parametrize("split", [1, pytest.param(2, marks=SLOW), pytest.param(4, marks=SLOW)])
@@ -203,7 +141,7 @@ def test_a_refusal_names_the_nearest_legal_value(chosen, fix):
 @pytest.mark.gpu("sm_90a")
 @pytest.mark.parametrize("chosen", [c.values[0] if hasattr(c, "values") else c[0] for c in CONFIGS], ids=str)
 def test_gpu_ragged(chosen):
-    check_ragged(200, 384, chosen, backend="cuda", device="cuda")
+    check_ragged(200, 384, chosen, "cuda", device="cuda")
 
 
 @pytest.mark.gpu("sm_90a")

@@ -9,7 +9,17 @@ shared memory a CTA).
 from collections import Counter
 from dataclasses import dataclass, replace
 
-from nvfp4_cute.formats.block_format import MIXED_PAIRS, MXFP4, MXFP8_PAIRS, NVFP4_PAIR, Formats
+from nvfp4_cute.formats.block_format import (
+    FP32,
+    MIXED_PAIRS,
+    MXFP4,
+    MXFP8_PAIRS,
+    NVFP4_PAIR,
+    BlockFormat,
+    Formats,
+    FP8_1x128,
+    FP8_128x128,
+)
 from nvfp4_cute.gpus import verdicts
 from nvfp4_cute.planning.arch.base import (
     INTERLEAVE,
@@ -45,7 +55,10 @@ BARRIER_BYTES = 1024
 MMA = {
     NVFP4_PAIR: Mma("mxf4nvf4", 64),
     (MXFP4, MXFP4): Mma("mxf4", 64),
-    **{pair: Mma("mxf8f6f4", 32, element_bits=8) for pair in (*MXFP8_PAIRS, *MIXED_PAIRS)},
+    **{
+        pair: Mma("mxf8f6f4", 32, element_bits=8)
+        for pair in (*MXFP8_PAIRS, *MIXED_PAIRS, (FP8_1x128, FP8_128x128))
+    },
 }
 TILE_M = 128
 TILES_N = (8, 16, 32, 64, 128)
@@ -59,6 +72,9 @@ SPLITS = (1, 2, 4, 8)
 MIN_TEAM_WARPS = 4
 # Columns of all products of a tile, by num_acc_stage: 128 sums a thread; more spill registers.
 MAX_TILE_COLUMNS = {1: 256, 2: 128}
+# The same where products of a K tile are promoted: a thread has as many of them beside its sums.
+PROMOTED_TILES_N = (8, 16, 32, 64, 96)
+MAX_PROMOTED_COLUMNS = {1: 96, 2: 32}
 # What ``choose`` chooses from, the simplest first where several are equally good.
 CANDIDATES = (
     DEFAULT_CONFIG,
@@ -94,12 +110,19 @@ DUAL_CANDIDATES = (
         for n, k in ((32, 128), (16, 256), (8, 256))
     ),
 )
+# The same where products are promoted: weights, of which 128 have one scale, are on the M side.
+PROMOTED_CANDIDATES = (
+    KernelConfig((TILE_M, 96, 128), num_acc_stage=1, swap_ab=True),
+    *(config for config in CANDIDATES if config.swap_ab),
+)
 GPC_SMS = 16  # of a processing cluster (NVIDIA RTX Blackwell architecture: 8 pairs in GB202)
 # By number of SMs and cluster size: what fits an RTX 5090 (QuACK, AI/sm120_hardware.md).
 MEASURED_CLUSTERS = {170: {2: 85, 4: 41, 8: 19}}
 FP32_BYTES = 4
 # A scale block covers 128 rows x 4 scales: a tile loads whole ones, whatever part of their rows it uses.
 SF_ATOM_ROWS = 128
+# Fp32 scales of a stage begin where 16-byte units do.
+SCALE_ALIGN_BYTES = 16
 
 
 @dataclass(frozen=True)
@@ -137,9 +160,17 @@ class SmemPlan(StagedOperands):
 
     Attributes:
         row_bytes: of a row of a K tile.
+        scales_by_tma: whether TMA brings scales, too; fp32 ones come by small copies.
     """
 
     row_bytes: int
+    scales_by_tma: bool = True
+
+    @property
+    def loaded_bytes(self) -> int:
+        """As of StagedOperands."""
+        scales = self.num_m * self.sfa_stage_bytes + self.num_n * self.sfb_stage_bytes
+        return super().loaded_bytes - (0 if self.scales_by_tma else scales)
 
     @property
     def buffer_bytes(self) -> tuple[int, int, int, int]:
@@ -164,8 +195,9 @@ def candidates(
     form: Form = "list",
     formats: Formats = NVFP4_PAIR,
 ) -> tuple[KernelConfig, ...]:
-    """What ``choose`` chooses from. K is split only where ``nvfp4-cute prove`` has shown on this machine what that takes.
+    """What ``choose`` chooses from: nothing for dual GEMMs and NVFP4 results of FP8, which there are not.
 
+    K is split only where ``nvfp4-cute prove`` has shown on this machine what that takes.
     Nobody has run vectors of ``st.async``, or clusters of GEMMs with programmatic launches, on sm_120 and told of it.
 
     Args:
@@ -175,8 +207,11 @@ def candidates(
         form: makes no difference here.
         formats: of ``a`` and of ``b``, which decide the K tile.
     """
+    if promotes(formats) and (num_b > 1 or weight_layout != "separate" or is_quantized):
+        return ()
     may_split = any(verdicts.is_proven(arch, "split_k") for arch in ARCHS)
-    tried = (with_k_tile(config, formats) for config in (CANDIDATES if num_b == 1 else DUAL_CANDIDATES))
+    kind = CANDIDATES if num_b == 1 else DUAL_CANDIDATES
+    tried = (with_k_tile(config, formats) for config in (PROMOTED_CANDIDATES if promotes(formats) else kind))
     return tuple(
         config
         for config in dict.fromkeys(tried)
@@ -185,6 +220,11 @@ def candidates(
         and interleave_reason(config, weight_layout) is None
         and not (is_quantized and quantized_reason(config) is not None)
     )
+
+
+def promotes(formats: Formats) -> bool:
+    """Whether products of a K tile are multiplied by fp32 scales and added to the sums, not by MMAs."""
+    return formats[0].scale == FP32
 
 
 def tiles_k(formats: Formats) -> tuple[int, ...]:
@@ -306,17 +346,18 @@ def num_receivers(split: int) -> int:
 def smem_plan(config: KernelConfig, num_b: int = 1, formats: Formats = NVFP4_PAIR) -> SmemPlan:
     """Shared memory of ``config``. ``num_ab_stage=None`` is resolved to as many stages as fit."""
     m, n, k = config.cta_tile_shape_mnk
-    # What is multiplied has blocks of one length.
-    row_bytes, sf = MMA[formats].row_bytes(k), formats[0].atom_row_bytes(k)
+    row_bytes = MMA[formats].row_bytes(k)
+    sfa, sfb = map(_scale_stage_bytes, formats_on_sides(config, formats), (m, n), (k, k))
     gap_m, gap_n = (MMA[formats].gap_bytes(format, k) for format in formats_on_sides(config, formats))
     num_m, num_n = operands_on_sides(config, num_b)
     tile_sums_bytes = num_b * m * n * FP32_BYTES
     plan = SmemPlan(
         row_bytes=row_bytes,
+        scales_by_tma=not promotes(formats),
         a_stage_bytes=m * row_bytes,
         b_stage_bytes=n * row_bytes,
-        sfa_stage_bytes=sf,
-        sfb_stage_bytes=sf,
+        sfa_stage_bytes=sfa,
+        sfb_stage_bytes=sfb,
         a_gap_bytes=m * gap_m,
         b_gap_bytes=n * gap_n,
         num_ab_stage=config.num_ab_stage or 0,
@@ -335,6 +376,11 @@ def smem_plan(config: KernelConfig, num_b: int = 1, formats: Formats = NVFP4_PAI
     return plan
 
 
+def _scale_stage_bytes(format: BlockFormat, rows: int, k: int) -> int:
+    """Of one operand: of blocked scales whole blocks, whatever part of their rows a tile uses."""
+    return -(-format.scale_bytes(rows, k) // SCALE_ALIGN_BYTES) * SCALE_ALIGN_BYTES
+
+
 def resolve(config: KernelConfig, num_b: int = 1, formats: Formats = NVFP4_PAIR) -> KernelConfig:
     """``config`` with its stage count made explicit."""
     return replace(config, num_ab_stage=smem_plan(config, num_b, formats).num_ab_stage)
@@ -348,9 +394,12 @@ def unsupported_reason(config: KernelConfig, num_b: int = 1, formats: Formats = 
     m, n, k = config.cta_tile_shape_mnk
     if m != TILE_M:
         return f"cta_tile_shape_mnk={config.cta_tile_shape_mnk}: M tiles other than 128 are not built; use M tile 128"
-    if n not in TILES_N:
+    tiles_n, most_columns = TILES_N, MAX_TILE_COLUMNS
+    if promotes(formats):
+        tiles_n, most_columns = PROMOTED_TILES_N, MAX_PROMOTED_COLUMNS
+    if n not in tiles_n:
         return (
-            f"cta_tile_shape_mnk={config.cta_tile_shape_mnk}: use an N tile of {', '.join(map(str, TILES_N))}"
+            f"cta_tile_shape_mnk={config.cta_tile_shape_mnk}: use an N tile of {', '.join(map(str, tiles_n))}"
         )
     if k not in tiles_k(formats):
         return (
@@ -359,11 +408,16 @@ def unsupported_reason(config: KernelConfig, num_b: int = 1, formats: Formats = 
         )
     if config.num_acc_stage not in (1, 2):
         return f"num_acc_stage={config.num_acc_stage}: one team of warps has one accumulator; use 1, or 2 for two teams"
-    max_n = MAX_TILE_COLUMNS[config.num_acc_stage] // num_b
+    max_n = most_columns[config.num_acc_stage] // num_b
     if n > max_n:
         return (
             f"num_acc_stage={config.num_acc_stage}: sums of {num_b} x {n} columns do not fit the warps' registers; use an "
             f"N tile of {max_n}"
+        )
+    if promotes(formats) and not config.swap_ab:
+        return (
+            f"swap_ab=False: {formats[1].title} has one scale for 128 rows, which the M side of a tile holds; "
+            "use swap_ab=True"
         )
     if config.split_k not in SPLITS:
         return f"split_k={config.split_k}: 2, 4 or 8 CTAs of a cluster share K tiles; use split_k=2, or 1"

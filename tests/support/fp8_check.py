@@ -1,0 +1,95 @@
+"""What tests of FP8 products with fp32 scales share on all architectures: operands, calls, and what their bits are held against."""
+
+import torch
+from oracle import assert_bitwise_equal, bits
+
+import nvfp4_cute as nv
+from nvfp4_cute.backends.emulator import observe
+
+FORMATS = {"a_format": nv.FP8_1x128, "b_format": nv.FP8_128x128}
+ENDS = (0, 40, 40, 45, 111)
+
+
+def some(format, *shape, seed=0):
+    """Small integers times powers of two: sums are exact."""
+    generator = torch.Generator().manual_seed(seed + sum(shape))
+    data = torch.randint(-3, 4, shape, generator=generator).to(torch.float8_e4m3fn)
+    powers = torch.randint(-2, 3, (*shape[:-2], *format.scale_shape(*shape[-2:])), generator=generator)
+    return nv.BlockScaledTensor(data, torch.exp2(powers.float()), None, shape, "rowmajor", format=format)
+
+
+def tokens_of(*shape, seed=0):
+    return some(nv.FP8_1x128, *shape, seed=seed)
+
+
+def weights_of(*shape, seed=0):
+    return some(nv.FP8_128x128, *shape, seed=seed)
+
+
+def check_ragged(n, k, chosen, backend, mode="eager", device="cpu"):
+    """Empty groups, groups that end within a tile, rows of no group."""
+    x, w = tokens_of(120, k), weights_of(len(ENDS), n, k)
+    offs, alpha = torch.tensor(ENDS, dtype=torch.int32), torch.tensor([0.5, -2.0, 1.0, 4.0, 0.25])
+    want = nv.grouped_gemm(x, w, offs=offs, alpha=alpha, out_dtype=torch.float32)
+    x, w, offs, alpha = (t.to(device) for t in (x, w, offs, alpha))
+    with observe(mode=mode, check=True):
+        got = nv.grouped_gemm(
+            x, w, offs=offs, alpha=alpha, config=chosen, backend=backend, out_dtype=torch.float32
+        )
+    assert_bitwise_equal(got.cpu()[: ENDS[-1]], want[: ENDS[-1]])
+
+
+def check_list_masked_and_batched(chosen, backend):
+    """Sizes of their own, an empty group, a last block of fewer rows; rows of no group are left as they are."""
+    options = {"out_dtype": torch.float32}
+    a, b = [tokens_of(m, k) for m, k in ((40, 256), (0, 128), (66, 128))], []
+    b = [weights_of(n, x.shape[1], seed=n) for n, x in zip((200, 64, 300), a, strict=True)]
+    with observe(check=True):
+        got = nv.grouped_gemm(a, b, config=chosen, backend=backend, **options)
+    for result, want in zip(got, nv.grouped_gemm(a, b, **options), strict=True):
+        assert_bitwise_equal(result, want)
+    x, w, sizes = tokens_of(3, 50, 256), weights_of(3, 200, 256), torch.tensor([3, 0, 50], dtype=torch.int32)
+    outs = [torch.full((3, 50, 200), torch.nan) for _ in range(2)]
+    for out, settings in zip(outs, ({"config": chosen, "backend": backend}, {}), strict=True):
+        nv.grouped_gemm(x, w, masked_m=sizes, out=out, **settings, **options)
+    assert torch.equal(bits(outs[0]), bits(outs[1]))
+    assert_bitwise_equal(nv.gemm(x, w, backend=backend, **options), nv.gemm(x, w, **options))
+
+
+def check_rounding_and_pitch(out_dtype, backend):
+    """Results are rounded once, and rows may lie apart."""
+    x, w = tokens_of(33, 256), weights_of(130, 256)
+    buffers = [torch.full((33, 144), 7.0, dtype=out_dtype) for _ in range(2)]
+    for buffer, one in zip(buffers, (backend, "reference"), strict=True):
+        nv.gemm(x, w, alpha=0.75, out=buffer[:, :130], out_dtype=out_dtype, backend=one)
+    assert torch.equal(bits(buffers[0]), bits(buffers[1]))
+
+
+def check_any_scales(chosen, backend):
+    """Scales that are no powers of two: promoted once for each block, by the product of both scales in fp32."""
+    x, w = tokens_of(20, 384), weights_of(128, 384)
+    generator = torch.Generator().manual_seed(1)
+    scales = [torch.rand(t.scale.shape, generator=generator) + 0.5 for t in (x, w)]
+    values = [t.data.double().unflatten(-1, (3, 128)) for t in (x, w)]
+    expected = torch.zeros(20, 128)
+    for block in range(3):
+        product = values[0][:, block] @ values[1][:, block].T
+        factor = (scales[0][:, block, None] * scales[1][:, block]).double()
+        expected = (product * factor + expected.double()).float()
+    got = nv.gemm(x.data, w.data, *scales, out_dtype=torch.float32, backend=backend, config=chosen, **FORMATS)
+    assert_bitwise_equal(got, expected)
+    want = nv.gemm(x.data, w.data, *scales, out_dtype=torch.float32, **FORMATS)
+    torch.testing.assert_close(got, want, rtol=1e-5, atol=1e-3)
+
+
+def check_not_a_number(backend):
+    """It stays in its row or column."""
+    x, w = tokens_of(24, 256), weights_of(300, 256)
+    x.scale[3, 1], w.scale[1, 0] = torch.nan, torch.nan
+    x.data.view(torch.uint8)[5, 200] = 0x7F
+    with observe(check=True):
+        got = nv.gemm(x, w, out_dtype=torch.float32, backend=backend)
+    want = nv.gemm(x, w, out_dtype=torch.float32)
+    assert want[3].isnan().all() and want[5].isnan().all() and want[:, 128:256].isnan().all()
+    assert torch.equal(got.isnan(), want.isnan())
+    assert_bitwise_equal(got.nan_to_num(0.0), want.nan_to_num(0.0))
