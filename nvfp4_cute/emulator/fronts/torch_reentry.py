@@ -78,7 +78,10 @@ class Reentry:
             body = self._entering(fn)
             if library.ns != BUILT_IN and key in ("CPU", "CUDA"):
                 bodies = self._bodies.setdefault((library.ns, str(op_name)), {})
+                is_second = bool(bodies) and key not in bodies
                 bodies[key] = body
+                if is_second:  # what is registered chooses; torch before 2.13 refuses a key twice
+                    return
                 key, body = "CPU", self._chosen(bodies)
             self._register(library, op_name, body, key, **options)
 

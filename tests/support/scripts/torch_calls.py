@@ -249,6 +249,15 @@ def check_bodies_of_custom_operators_see_the_gpu() -> None:
     assert out.tolist() == [0, 3, 6] and places[2] == (True, True, True)
 
 
+def check_operators_with_a_body_for_each_device() -> None:
+    library = torch.library.Library("checks_each", "DEF")
+    library.define("where(Tensor x) -> Tensor")
+    library.impl("where", lambda x: torch.zeros(1), "CPU", allow_override=False)
+    library.impl("where", lambda x: torch.ones(1, device="cuda"), "CUDA", allow_override=False)
+    assert torch.ops.checks_each.where(torch.ones(2)).item() == 0
+    assert torch.ops.checks_each.where(torch.ones(2, device="cuda")).item() == 1
+
+
 def check_custom_operators_with_gradients() -> None:
     seen = []
 
