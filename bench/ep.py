@@ -158,7 +158,7 @@ class Part:
         """Pairs (token, rank), then choices, int64 [from, to] each: [ranks, 2 * ranks]."""
         routes = Routes.of(ids, self.placement, self.rank, "auto")
         back = routes.choices("auto")
-        ends = gather(dist.group.WORLD, torch.cat([routes.tokens.offs, back.offs])).wait()
+        ends = gather(dist.group.WORLD, torch.cat([routes.tokens.offs, back.offs]))
         halves = ends.split(self.ranks, 1)
         return torch.cat([part.diff(dim=1, prepend=part.new_zeros(self.ranks, 1)) for part in halves], 1)
 

@@ -78,9 +78,8 @@ def run(backend: str, task: TableTask) -> None:
         backend: its name, as of the operation.
         task: whose table follows from its fields, but for addresses: from shapes, strides and dtypes of tensors, and all else.
     """
-    tensors = [*task.tensors()]
-    inputs, outs = ([x for _, x, is_written in tensors if is_written == side] for side in (False, True))
-    call(backend, task.settings, inputs, outs, lambda: (task, outs))
+    inputs, outs, settings = task.call()
+    call(backend, settings, inputs, outs, lambda: (task, outs))
 
 
 @dataclass(frozen=True)

@@ -2,10 +2,7 @@
 
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any
-from weakref import WeakKeyDictionary
 
 import torch
 import torch.distributed as dist
@@ -19,102 +16,34 @@ WORD_BYTES = 8
 EAGER_SECONDS, POLL_SECONDS = 5e-3, 100e-6
 
 
-@dataclass(frozen=True, eq=False)
-class Gathered:
-    """Numbers of all ranks on their way to the host.
+def gather(group: dist.ProcessGroup, own: torch.Tensor) -> torch.Tensor:
+    """Tell all ranks some numbers, [N], N the same on every rank, and wait for theirs: [ranks, N] on the CPU.
 
-    Attributes:
-        group, device: as of ``gather``. work: the collective. table: [ranks, N].
-        copied: when that is on the host; None on the CPU.
+    Raises:
+        RankError: a rank does not come within the group's timeout, or stopped.
     """
-
-    group: dist.ProcessGroup
-    device: torch.device
-    work: Any
-    table: torch.Tensor
-    copied: torch.cuda.Event | None
-
-    def wait(self) -> torch.Tensor:
-        """[ranks, N] on the CPU. Raises RankError where a rank does not come within the group's timeout, or stopped."""
-        limit = timeout_of(self.group, self.device)
-        try:
-            if self.copied is None:
-                self.work.wait(limit)
-            else:  # A wait for NCCL does not block the host, so the copy that follows it is asked.
-                self._wait_for_copy(limit.total_seconds())
-        except RuntimeError as reason:
-            raise _lost(self.group, self.device, reason) from reason
-        return self.table
-
-    def _wait_for_copy(self, limit: float) -> None:
-        assert self.copied is not None
-        began = time.monotonic()
-        while not self.copied.query():
-            passed = time.monotonic() - began
-            if passed > limit:
-                raise RankError(_lost_text(self.group, self.device))
-            if passed > EAGER_SECONDS:
-                time.sleep(POLL_SECONDS)
-
-
-def gather(group: dist.ProcessGroup, own: torch.Tensor) -> Gathered:
-    """Tell all ranks some numbers, [N], N the same on every rank. What is launched after it does not hold them up."""
     copies = own.repeat(dist.get_world_size(group), 1)
-    every = torch.empty_like(copies)
+    every, limit = torch.empty_like(copies), timeout_of(group, own.device)
     try:
         work = dist.all_to_all_single(every, copies, group=group, async_op=True)
         if not own.is_cuda:
-            return Gathered(group, own.device, work, every, None)
+            work.wait(limit)
+            return every
         work.wait()
     except RuntimeError as reason:
         raise _lost(group, own.device, reason) from reason
+    # A wait for NCCL does not block the host, so the copy that follows it is asked.
     table = torch.empty(every.shape, dtype=every.dtype, pin_memory=True).copy_(every, non_blocking=True)
     copied = torch.cuda.Event()
     copied.record()
-    return Gathered(group, own.device, work, table, copied)
-
-
-def tell(group: dist.ProcessGroup, device: torch.device, numbers: Sequence[int]) -> Gathered:
-    """``gather`` of numbers that the host has, int32: it waits for no launch that came before. One at a time in a group."""
-    if device.type != "cuda":
-        return gather(group, torch.tensor(numbers, dtype=torch.int32, device=device))
-    mailboxes = _mailboxes.setdefault(group, {})
-    key = (device, len(numbers))
-    if key not in mailboxes:
-        mailboxes[key] = _Mailbox(dist.get_world_size(group), len(numbers), device)
-    return mailboxes[key].tell(group, numbers)
-
-
-class _Mailbox:
-    """Memory for a few numbers of every rank, on the host and on a device, and a stream that nothing else is on."""
-
-    def __init__(self, ranks: int, count: int, device: torch.device):
-        self.device, self.stream = device, torch.cuda.Stream(device)
-        self.copied = torch.cuda.Event()
-        self.on_host, self.on_device = (
-            [torch.zeros((ranks, count), dtype=torch.int32, **options) for _ in range(2)]
-            for options in ({"pin_memory": True}, {"device": device})
-        )
-
-    def tell(self, group: dist.ProcessGroup, numbers: Sequence[int]) -> Gathered:
-        """Start."""
-        (sent, table), (own, every) = self.on_host, self.on_device
-        sent[:] = torch.tensor(numbers, dtype=torch.int32)
-        try:
-            with torch.cuda.stream(self.stream):
-                own.copy_(sent, non_blocking=True)
-                work = dist.all_to_all_single(every, own, group=group, async_op=True)
-                work.wait()
-                table.copy_(every, non_blocking=True)
-                self.copied.record()
-        except RuntimeError as reason:
-            raise _lost(group, self.device, reason) from reason
-        return Gathered(group, self.device, work, table, self.copied)
-
-
-_mailboxes: "WeakKeyDictionary[dist.ProcessGroup, dict[tuple[torch.device, int], _Mailbox]]" = (
-    WeakKeyDictionary()
-)
+    began = time.monotonic()
+    while not copied.query():
+        passed = time.monotonic() - began
+        if passed > limit.total_seconds():
+            raise RankError(lost_text(group, own.device))
+        if passed > EAGER_SECONDS:
+            time.sleep(POLL_SECONDS)
+    return table
 
 
 def agree(
@@ -138,7 +67,7 @@ def agree(
         timeout (``init_process_group(timeout=...)``), or stopped.
     """
     own = torch.tensor([int(fault is not None), *facts.values(), *_words(fault)], device=device)
-    table = gather(group, own).wait()
+    table = gather(group, own)
     if fault is not None:
         raise fault
     for rank, row in enumerate(table.tolist()):
@@ -186,10 +115,11 @@ def _bytes(rows: torch.Tensor) -> torch.Tensor:
 
 
 def _lost(group: dist.ProcessGroup, device: torch.device, reason: RuntimeError) -> RankError:
-    return RankError(f"{_lost_text(group, device)}: {str(reason).splitlines()[0]}")
+    return RankError(f"{lost_text(group, device)}: {str(reason).splitlines()[0]}")
 
 
-def _lost_text(group: dist.ProcessGroup, device: torch.device) -> str:
+def lost_text(group: dist.ProcessGroup, device: torch.device) -> str:
+    """Of the error where a rank did not come."""
     seconds = timeout_of(group, device).total_seconds()
     return (
         f"rank {dist.get_rank(group)}: another of {dist.get_world_size(group)} ranks stopped, or did not come within "

@@ -26,10 +26,11 @@ import torch.distributed as dist
 
 from nvfp4_cute.errors import RankError, UnsupportedTarget
 from nvfp4_cute.experts import dispatch, push
+from nvfp4_cute.experts.board import tell
 from nvfp4_cute.experts.checks import check_row_pitch, check_tokens
 from nvfp4_cute.experts.combine import add_up, check_addends
 from nvfp4_cute.experts.dispatch import Routes, RowLayout
-from nvfp4_cute.experts.exchange import Gathered, agree, gather, send_rows, tell
+from nvfp4_cute.experts.exchange import agree, gather, send_rows
 from nvfp4_cute.experts.permutation import permute
 from nvfp4_cute.experts.placement import Placement
 from nvfp4_cute.experts.products import LocalExperts
@@ -204,7 +205,7 @@ def moe_over_ranks(
     except REFUSALS as fault:
         # With a capacity, ranks that have agreed before do not ask again.
         if isinstance(x, torch.Tensor) and (capacity is None or not _agreed.get(group)):
-            _say_why(_meet(group, FAULT, x.device), None, fault)
+            _meet(group, x.device, None, fault=fault)
         raise
     run = _exact if capacity is None else _with_capacity
     return run(group, call, x, ids, weights, shared)
@@ -212,8 +213,7 @@ def moe_over_ranks(
 
 def _exact(group, call: Call, x, ids, weights, shared) -> torch.Tensor:
     """How many tokens every rank has, first; then buffers with room for the most, or as many rows as there are."""
-    table = _say_why(_meet(group, _checksum(call.facts), x.device, len(x)), call)
-    tokens = table[:, 1].tolist()
+    tokens = _meet(group, x.device, call, len(x))
     buffers = buffers_of(group, call.buffers(_room_for(max(tokens))), x.device)
     if buffers is None:
         return _exchanged(group, call, x, ids, weights, shared)
@@ -225,7 +225,7 @@ def _exchanged(group, call: Call, x, ids, weights, shared) -> torch.Tensor:
     routes = call.routes(ids)
     order = routes.choices(call.backend)
     placement, rank = call.ranks.placement, call.ranks.rank
-    ends = gather(group, torch.cat([routes.tokens.offs, order.offs])).wait()
+    ends = gather(group, torch.cat([routes.tokens.offs, order.offs]))
     tokens, choices = (_differences(part) for part in ends.split(placement.num_ranks, 1))  # [from][to]
     sent, received = tokens[rank], [row[rank] for row in tokens]
     rows, _ = call.pack(x, routes, sum(sent))
@@ -249,7 +249,7 @@ def _with_capacity(group, call: Call, x, ids, weights, shared) -> torch.Tensor:
     if call.facts not in agreed:
         if x.is_cuda and torch.cuda.is_current_stream_capturing():
             raise RankError("ranks have not agreed on these sizes: call the layer once before the capture")
-        _say_why(_meet(group, _checksum(call.facts), x.device), call)
+        _meet(group, x.device, call)
         agreed.add(call.facts)
     tokens, capacity = len(x), call.ranks.capacity
     assert capacity is not None
@@ -272,29 +272,23 @@ def _with_capacity(group, call: Call, x, ids, weights, shared) -> torch.Tensor:
     return result
 
 
-def _meet(group, checksum: int, device: torch.device, tokens: int = 0) -> Gathered:
-    """Tell all ranks a checksum, and how many tokens this one has."""
-    return tell(group, device, (checksum, tokens))
+def _meet(
+    group, device: torch.device, call: Call | None, tokens: int = 0, fault: Exception | None = None
+) -> list[int]:
+    """Tell all ranks a checksum, and how many tokens this one has; returns those of each. Where checksums differ, every rank
+    raises.
+    """
+    checksum = FAULT if call is None else hash(call.facts) & 0x7FFFFFFF
+    told = tell(group, device, checksum, tokens)
+    if fault is not None or any(other != checksum for other, _ in told):
+        facts = (0,) * len(FACTS) if call is None else call.facts
+        agree(group, device, dict(zip(FACTS, facts, strict=True)), fault)
+    return [count for _, count in told]
 
 
 def _room_for(tokens: int) -> int:
     """Of few sizes, since buffers stay."""
     return max(1 << max(tokens - 1, 0).bit_length(), LEAST_ROOM)
-
-
-def _say_why(sizes: Gathered, call: Call | None, fault: Exception | None = None) -> torch.Tensor:
-    """What every rank told, int32 [ranks, 2] on the CPU; where checksums differ, every rank raises."""
-    checksum = FAULT if call is None else _checksum(call.facts)
-    table = sizes.wait()
-    if fault is not None or (table[:, 0] != checksum).any():
-        facts = (0,) * len(FACTS) if call is None else call.facts
-        agree(sizes.group, sizes.device, dict(zip(FACTS, facts, strict=True)), fault)
-    return table
-
-
-def _checksum(facts: Facts) -> int:
-    """Not ``FAULT``."""
-    return hash(facts) & 0x7FFFFFFF
 
 
 def _differences(ends: torch.Tensor) -> list[list[int]]:

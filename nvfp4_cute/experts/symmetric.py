@@ -182,7 +182,7 @@ def _make(group: dist.ProcessGroup, layout: BufferLayout, device: torch.device) 
 
 def _told(group: dist.ProcessGroup, device: torch.device, number: int) -> list[int]:
     """A number of every rank."""
-    table = gather(group, torch.tensor([number], device=device)).wait()
+    table = gather(group, torch.tensor([number], device=device))
     return [int(value) for value in table[:, 0]]
 
 

@@ -11,7 +11,8 @@ import torch
 import torch.distributed as dist
 
 from nvfp4_cute.errors import UnsupportedTarget
-from nvfp4_cute.experts.exchange import agree, tell
+from nvfp4_cute.experts.board import tell
+from nvfp4_cute.experts.exchange import agree
 from nvfp4_cute.formats.block_scaled import check_is_tensor
 
 FACTS = ("tokens", "hidden_size", "top_k", "dtype of x", "num_experts", "intermediate_size of a rank")
@@ -80,11 +81,11 @@ def add_shares(
         facts = (len(x), x.shape[1], ids.shape[1], code, len(data), data.shape[-1])
     except REFUSALS as fault:
         if isinstance(x, torch.Tensor):
-            tell(group, x.device, (FAULT,)).wait()
+            tell(group, x.device, FAULT)
             agree(group, x.device, dict.fromkeys(FACTS, 0), fault)
         raise
     checksum = hash(facts) & 0x7FFFFFFF
-    if (tell(group, x.device, (checksum,)).wait() != checksum).any():
+    if any(told != checksum for told, _ in tell(group, x.device, checksum)):
         agree(group, x.device, dict(zip(FACTS, facts, strict=True)))
     return _summed(y, group)
 

@@ -60,11 +60,20 @@ class TableTask:
         inputs, outs = ([x for x in given if (x in written) == side] for side in (False, True))
         return {name: (self.columns[name.upper()], named[name]) for name in inputs + outs}
 
-    @property
-    def settings(self) -> tuple[Any, ...]:
-        """All that says what is launched, but for the tensors; hashable."""
-        given = (self.__dict__[name] for name in self._names)
-        return (type(self), *(None if isinstance(x, torch.Tensor) else x for x in given))
+    def call(self) -> tuple[list[torch.Tensor], list[torch.Tensor], tuple[Any, ...]]:
+        """Tensors that are read, and that are written, in the order of ``addresses``; and all else that says what is launched,
+        hashable. Of a task whose tensors are its fields."""
+        named, written = self.__dict__, self.written
+        inputs: list[torch.Tensor] = []
+        outs: list[torch.Tensor] = []
+        settings: list[Any] = [type(self)]
+        for name in self._names:
+            value = named[name]
+            if isinstance(value, torch.Tensor):
+                (outs if name in written else inputs).append(value)
+                value = None
+            settings.append(value)
+        return inputs, outs, tuple(settings)
 
     def table(self, gpu: Gpu) -> np.ndarray:
         """The launch table."""

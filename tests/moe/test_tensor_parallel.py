@@ -1,5 +1,7 @@
 """A layer whose ranks hold shares of every expert's width: the sum of their layers, the same on all ranks."""
 
+from pathlib import Path
+
 import pytest
 import torch
 import torch.distributed as dist
@@ -8,6 +10,7 @@ from ranks import run_ranks
 
 from nvfp4_cute import MoENVFP4
 from nvfp4_cute.errors import RankError
+from nvfp4_cute.experts import board
 from nvfp4_cute.experts.layer import moe
 from nvfp4_cute.experts.symmetric import check_ranks
 from nvfp4_cute.experts.tensor_parallel import shard
@@ -56,7 +59,7 @@ def test_shares_add_up(ranks):
 
 
 def refused(rank: int) -> list[str]:
-    """Other sizes, then a wrong operand, on rank 1."""
+    """Other sizes, then a wrong operand, on rank 1; then what ranks tell each other where they share no memory."""
     layer = some_layer(TOKENS, TOP_K, EXPERTS, HIDDEN, WIDTH)
     x, ids, weights, w13, w2 = layer.arguments()
     said = []
@@ -68,6 +71,10 @@ def refused(rank: int) -> list[str]:
             moe(*arguments, w13, w2, **layer.options, group=dist.group.WORLD, parallel="tensor")
         except (RankError, ValueError) as error:
             said.append(f"{type(error).__name__}: {error}")
+    group = dist.new_group([0, 1])
+    board.FOLDER = Path("/nowhere") if rank else board.FOLDER
+    said.append(str(board.tell(group, x.device, rank - 1, 7)))
+    assert board._boards[dist.group.WORLD] is not None and board._boards[group] is None
     return said
 
 
@@ -78,6 +85,7 @@ def test_faults_are_errors_on_every_rank():
     )
     assert "RankError: rank 1 refused its operands: ValueError: weights is torch.float64" in home[1]
     assert "ValueError: weights is torch.float64" in other[1]
+    assert home[2] == other[2] == "[(-1, 7), (0, 7)]"
 
 
 def test_arguments():

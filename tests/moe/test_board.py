@@ -1,0 +1,46 @@
+"""experts.board: what ranks tell each other in shared memory, turn by turn; a rank that does not come."""
+
+import mmap
+import threading
+
+import pytest
+
+from nvfp4_cute.experts.board import GONE, Board
+
+
+def boards(ranks):
+    memory = mmap.mmap(-1, Board.nbytes(ranks))
+    return [Board(memory, rank, ranks) for rank in range(ranks)]
+
+
+def test_every_rank_reads_every_turn():
+    """Ranks that are late by turns: no turn is mixed with another."""
+    ranks, turns = 3, 40
+    found = [[] for _ in range(ranks)]
+
+    def body(rank, board):
+        for turn in range(turns):
+            if turn % ranks == rank:
+                threading.Event().wait(0.001)
+            found[rank].append(board.tell(turn * 7 - 1 + rank, turn, 20.0))
+
+    threads = [threading.Thread(target=body, args=pair) for pair in enumerate(boards(ranks))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    want = [[(turn * 7 - 1 + rank, turn) for rank in range(ranks)] for turn in range(turns)]
+    assert found == [want] * ranks
+
+
+@pytest.mark.parametrize("numbers", [(-1, 0), (0, 2**29 - 1), (2**31 - 1, 3)])
+def test_least_and_most(numbers):
+    (alone,) = boards(1)
+    assert alone.tell(*numbers, 1.0) == [numbers]
+
+
+def test_a_rank_that_gave_up_is_known_at_once():
+    first, second = boards(2)
+    assert first.tell(5, 6, 0.05) is None
+    assert second._words[:, 0].tolist() == [GONE] * 2
+    assert second.tell(5, 6, 600.0) is None
