@@ -40,7 +40,11 @@ SM_COUNT = 16
 """Few, so that persistent kernels loop over tiles of small problems."""
 
 MESSAGE_CHARACTERS = 1000
+LINE_CHARACTERS = 300
 NOT_RUN = "not run"
+OTHER_DSL = "other DSL"
+MISSING_IN_DSL = re.compile(r"(?:Attribute|Import|ModuleNotFound)Error: .*\bcutlass\b")
+"""What Python says of a script that is written for another version of CuTe DSL than the one that is installed."""
 
 DISTRIBUTIONS = ("nvfp4-cute", "nvidia-cutlass-dsl", "torch", "numpy")
 
@@ -61,7 +65,8 @@ class Result:
     """How a run ended.
 
     Attributes:
-        verdict: "pass", "hazard" (the checker reported one), "FAIL", "killed", or "not run" (past the deadline).
+        verdict: "pass", "hazard" (the checker reported one), "FAIL", "killed", "other DSL" (the installed CuTe DSL lacks what
+            the script imports), or "not run" (past the deadline).
         seconds: processor time of the script's process and those it started.
         instructions: warp instructions executed, None if nothing was launched.
         message: what was said last.
@@ -116,7 +121,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     print(f"{heading}\n\n{table}\n\n{total}")
     if args.save:
         args.save.write_text(
-            f"# Public kernels on the emulator\n\n{heading} {MADE_BY}\n\n```\n{table}\n```\n\n{total}\n"
+            f"# Public kernels on the emulator\n\n{heading} {MADE_BY}\n\n{total}\n\n```\n{table}\n```\n\n"
+            f"## What did not pass\n\n{what_did_not_pass(results)}\n"
         )
     return 0 if passed == len(results) else 1
 
@@ -312,7 +318,7 @@ def run_one(
     counted = re.search(r"launches, ([\d,]+) warp instructions", said)
     instructions = int(counted.group(1).replace(",", "")) if counted else None
     message = "" if process.returncode == 0 else _last_words(said)
-    verdict = "pass" if process.returncode == 0 else "hazard" if " hazard" in message else "FAIL"
+    verdict = _verdict(process.returncode, message)
     ran = sum(map(int, re.findall(r"(\d+) (?:passed|failed)", said.strip().rsplit("\n", 1)[-1])))
     if case.suite and not ran:
         verdict = "FAIL"
@@ -340,11 +346,20 @@ def _command(case: Case, setting: str, folder: Path, sm_count: int) -> list[str]
     return [*command, str(folder / case.script), *case.arguments.split()]
 
 
+def _verdict(returncode: int, message: str) -> str:
+    if returncode == 0:
+        return "pass"
+    if MISSING_IN_DSL.search(message):
+        return OTHER_DSL
+    return "hazard" if " hazard" in message else "FAIL"
+
+
 def _last_words(text: str) -> str:
-    """What the emulator reported, else the last line."""
+    """What the emulator reported, else pytest's first error, else the last line."""
     report = text.rfind("nvfp4-cute emulate:")
-    lines = text[report:].splitlines() if report >= 0 else text.strip().splitlines()[-1:]
-    return "\n".join(lines)[:MESSAGE_CHARACTERS]
+    lines = text[report:].splitlines() if report >= 0 else text.strip().splitlines()
+    errors = [line for line in lines if line.startswith("E  ")]
+    return "\n".join(lines if report >= 0 else errors[:1] or lines[-1:])[:MESSAGE_CHARACTERS]
 
 
 def results_table(cases: Sequence[Case], settings: Sequence[str], results: Results) -> str:
@@ -364,6 +379,21 @@ def results_table(cases: Sequence[Case], settings: Sequence[str], results: Resul
         arguments = f"-k '{case.arguments}': {ends[0].configurations} tests" if case.suite else case.arguments
         rows.append((case.arch, name, arguments, *cells, count))
     return text_table(header, rows, left=3)
+
+
+def what_did_not_pass(results: Results) -> str:
+    """A line for each case and end that is no pass: the settings, and what was said of it first."""
+    ends: dict[tuple[Case, str], list[tuple[str, str]]] = {}
+    for (case, setting), result in results.items():
+        if not result.passed and result.verdict != NOT_RUN:
+            ends.setdefault((case, result.verdict), []).append((setting, result.message))
+    lines = []
+    for (case, verdict), runs in ends.items():
+        said = runs[0][1].splitlines() or [""]
+        first = said[1] if len(said) > 1 and said[0].startswith("nvfp4-cute emulate:") else said[0]
+        settings = ", ".join(setting for setting, _ in runs)
+        lines.append(f"- {case}, {settings}: {verdict}: {first[:LINE_CHARACTERS]}")
+    return "\n".join(lines) or "Nothing."
 
 
 def _heading(checkout: Path, sm_count: int, seconds: float) -> str:

@@ -57,6 +57,7 @@ def test_what_passed_is_not_repeated(checkout, runs, tmp_path):
     assert public_kernels.main([*arguments, "--save", str(report)]) == 1
     assert sorted(runs) == [("bad.py", "eager"), ("bad.py", "eager"), ("good.py", "eager")]
     assert "pass   1.5 s" in report.read_text() and "1 of 2 runs pass" in report.read_text()
+    assert "- sm_90a bad.py, eager: FAIL: what it said" in report.read_text().splitlines()
 
 
 def test_past_the_deadline_the_record_counts(checkout, runs, tmp_path, capsys):
@@ -88,13 +89,19 @@ def test_wrong_arguments(checkout, capsys, arguments, words):
     [
         ("raise SystemExit(0)", "pass", ""),
         ("raise ValueError('wrong result')", "FAIL", "ValueError: wrong result"),
+        (
+            "from cutlass.cute import nothing",
+            "other DSL",
+            "ImportError: cannot import name 'nothing' from 'cutlass.cute'",
+        ),
     ],
 )
 def test_a_script_in_a_process_of_its_own(tmp_path, script, verdict, words):
     (tmp_path / "script.py").write_text(script)
     case = public_cases.Case("script.py", "sm_100a")
     result = public_kernels.run_one(case, "eager", folder=tmp_path, sm_count=2, timeout=100)
-    assert (result.verdict, result.message) == (verdict, words) and result.seconds > 0.1
+    assert result.verdict == verdict and result.message.startswith(words) and result.seconds > 0.1
+    assert bool(result.message) == bool(words)
 
 
 @pytest.mark.parametrize(
@@ -107,6 +114,7 @@ def test_a_suite_counts_its_tests(tmp_path, selection, verdict, count):
     case = public_cases.Case("test_s.py", "sm_100a", selection, "somebody", suite=True)
     result = public_kernels.run_one(case, "lazy", folder=tmp_path, sm_count=2, timeout=100)
     assert (result.verdict, result.configurations) == (verdict, count)
+    assert result.message.startswith("E  ") == (count == 3)  # the first error, not pytest's last line
 
 
 def test_a_script_that_takes_too_long_is_killed(tmp_path):
