@@ -150,8 +150,9 @@ class Part:
 
     def rows(self, data, scale, ids, order) -> torch.Tensor:
         """Both products."""
+        mean = -(-len(data) // self.model.experts)
         return self.experts.rows(
-            data, scale, ids, order, dtype=torch.bfloat16, first_expert=0, backend="auto"
+            data, scale, ids, order, dtype=torch.bfloat16, first_expert=0, backend="auto", mean_rows=mean
         )
 
     def moved(self, ids: torch.Tensor) -> torch.Tensor:

@@ -31,7 +31,7 @@ from nvfp4_cute.experts.checks import check_row_pitch, check_tokens
 from nvfp4_cute.experts.combine import add_up, check_addends
 from nvfp4_cute.experts.dispatch import Routes, RowLayout
 from nvfp4_cute.experts.exchange import agree, gather, send_rows
-from nvfp4_cute.experts.permutation import permute
+from nvfp4_cute.experts.permutation import Permutation, permute
 from nvfp4_cute.experts.placement import Placement
 from nvfp4_cute.experts.products import LocalExperts
 from nvfp4_cute.experts.signals import Inbox
@@ -131,8 +131,22 @@ class Call:
         data, scale, order = dispatch.unpack(
             rows, ids, layout, experts.count, self.input_scale, count, self.backend
         )
-        down = experts.rows(data, scale, ids, order, dtype=layout.dtype, first_expert=0, backend=self.backend)
+        down = self.rows(data, scale, ids, order)
         return dispatch.collect(down, ids, order, count, self.backend)
+
+    def rows(self, data, scale, ids: torch.Tensor, order: Permutation) -> torch.Tensor:
+        """As of ``LocalExperts.rows``: there is room for the choices of all ranks, of which every expert has its share."""
+        mean = -(-len(data) // self.ranks.placement.num_places)
+        return self.experts.rows(
+            data,
+            scale,
+            ids,
+            order,
+            dtype=self.layout.dtype,
+            first_expert=0,
+            backend=self.backend,
+            mean_rows=mean,
+        )
 
     def buffers(self, capacity: int) -> BufferLayout:
         """Of ranks that store into each other's memory, with room for so many tokens of each."""
@@ -145,12 +159,10 @@ class Call:
 
     def serve(self, buffers: PeerBuffers, count: int | None = None) -> None:
         """Compute what comes into this rank's buffer, at most ``count`` choices, and give the results back."""
-        experts, dtype = self.experts, self.layout.dtype
+        experts = self.experts
         if experts.count:
             data, scale, order = push.receive(buffers, experts.count, self.input_scale, count, self.backend)
-            down = experts.rows(
-                data, scale, buffers.ids, order, dtype=dtype, first_expert=0, backend=self.backend
-            )
+            down = self.rows(data, scale, buffers.ids, order)
         else:
             order = permute(buffers.ids, 1, inbox=buffers.inbox, backend=self.backend)
             down = buffers.results[:0]

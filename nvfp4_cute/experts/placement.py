@@ -75,6 +75,11 @@ class Placement:
         """How many experts, each counted once."""
         return len({expert for held in self.experts for expert in held})
 
+    @cached_property
+    def num_places(self) -> int:
+        """How many experts, every copy counted."""
+        return sum(map(len, self.experts))
+
     def ranks_of(self, expert: int) -> tuple[int, ...]:
         """The ranks that hold an expert."""
         return tuple(rank for rank, held in enumerate(self.experts) if expert in held)

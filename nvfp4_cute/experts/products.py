@@ -1,20 +1,25 @@
 """The two products of a layer of experts, from ordered rows, NVFP4 or 16-bit, to one result per row."""
 
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, Literal
 
 import torch
 
+from nvfp4_cute import backends
 from nvfp4_cute.errors import UnsupportedProblem
 from nvfp4_cute.experts.activation import ACTIVATIONS
 from nvfp4_cute.experts.gather import gather_quantize
 from nvfp4_cute.experts.middle import activate, activate_quantize
 from nvfp4_cute.experts.permutation import Permutation
 from nvfp4_cute.experts.weights import per_expert, product_factors
+from nvfp4_cute.launch import tuned
+from nvfp4_cute.launch.plan import config_of
 from nvfp4_cute.operands import rules as checks
 from nvfp4_cute.ops.dual_gemm import grouped_dual_gemm
 from nvfp4_cute.ops.grouped_gemm import grouped_gemm
-from nvfp4_cute.problem import NVFP4, Activation, check_limit
+from nvfp4_cute.planning.config import KernelConfig
+from nvfp4_cute.problem import NVFP4, Activation, Gate, GroupedProblem, OutDtype, check_limit
 
 ExpertLayout = Literal[
     "concatenated", "interleaved", "interleaved_64_up_first", "interleaved_32_gate_first", "none"
@@ -132,36 +137,53 @@ class LocalExperts:
         dtype: torch.dtype,
         first_expert: int,
         backend: str,
+        mean_rows: int | None = None,
     ) -> torch.Tensor:
         """One result per row, [R, H] of ``dtype``: at most three launches.
 
         Args:
             data, scale, order: as of ``gather_quantize``, or of ``gather``, where ``scale`` is None. ids: what ``order`` was
                 found of.
+            mean_rows: of an expert, where ``data`` has room for more: what kernels are chosen for. None: R / E.
         """
         hidden: Any
+        configs = self._configs(mean_rows, dtype, backend, data.device)
         if self.is_fused:
             fused_layout: Any = self.weight_layout
             hidden = grouped_dual_gemm(
                 data, self.w13.data, None, scale, self.w13.scale, None, self.gate_alpha, self.up_alpha, offs=order.offs,
                 activation=self.activation, limit=self.limit, weight_layout=fused_layout,
                 out_dtype=NVFP4 if self.quantizes else dtype, out_global_scale=self.hidden_scale, b_format=self.w13.format,
-                backend=backend,
+                backend=backend, config=configs[0],
             )  # fmt: skip
         else:
-            hidden = self._two_launches(data, scale, ids, order, dtype, first_expert, backend)
+            hidden = self._two_launches(data, scale, ids, order, dtype, first_expert, backend, configs[0])
         hidden, hidden_sf = hidden if self.quantizes else (hidden, None)
         return grouped_gemm(
             hidden, self.w2.data, hidden_sf, self.w2.scale, order.offs, self.alpha2, out_dtype=dtype,
-            b_format=self.w2.format, backend=backend,
+            b_format=self.w2.format, backend=backend, config=configs[1],
         )  # fmt: skip
 
-    def _two_launches(self, data, scale, ids, order, dtype, first_expert, backend) -> Any:
+    def _configs(
+        self, mean_rows: int | None, dtype: torch.dtype, backend: str, device: torch.device
+    ) -> tuple[KernelConfig | None, KernelConfig | None]:
+        """Of both products; None where the call itself chooses."""
+        name = backends.resolve(backend, device)
+        if mean_rows is None or name == "reference":
+            return None, None
+        (_, rows, _), (_, hidden, _) = self.w13.data.shape, self.w2.data.shape
+        width = self.w2.format.elements(self.w2.data.shape[2])
+        gate = Gate(self.activation, self.limit, self.weight_layout) if self.is_fused else None
+        first = (mean_rows, width if gate else rows, hidden), NVFP4 if gate else dtype, gate
+        second = (mean_rows, hidden, width), dtype, None
+        return tuple(config_of_mean(name, device, self.count, *one) for one in (first, second))  # type: ignore[return-value]
+
+    def _two_launches(self, data, scale, ids, order, dtype, first_expert, backend, config) -> Any:
         """The first product and its activation: rows, and of quantized ones scales."""
         gate_layout: Any = self.weight_layout
         h = grouped_gemm(
             data, self.w13.data, scale, self.w13.scale, order.offs, self.gate_alpha, out_dtype=dtype,
-            b_format=self.w13.format, backend=backend,
+            b_format=self.w13.format, backend=backend, config=config,
         )  # fmt: skip
         options: Any = {
             "activation": self.activation, "gate_layout": gate_layout, "limit": self.limit, "bias": self.bias13,
@@ -170,6 +192,28 @@ class LocalExperts:
         if self.quantizes:
             return activate_quantize(h, ids, order, global_scale=self.hidden_scale, **options)
         return activate(h, ids, order, **options)
+
+
+@lru_cache(maxsize=1024)
+def config_of_mean(
+    backend: str,
+    device: torch.device,
+    experts: int,
+    mean: tuple[int, int, int],
+    dtype: OutDtype,
+    gate: Gate | None,
+) -> KernelConfig:
+    """What is tuned, or chosen, for NVFP4 rows of experts that have so many in the mean.
+
+    Args:
+        backend: that computes. mean: (m, n, k) of an expert, n of its results. gate: of a dual GEMM.
+    """
+    gpu = backends.gpu_of(backend, device)
+    dual = {} if gate is None else vars(gate)
+    if gate is not None and gate.weight_layout == "concatenated":  # halves are two operands to a kernel
+        dual = dual | {"weight_layout": "separate"}
+    problem = GroupedProblem((mean,) * experts, "ragged", dtype, **dual)
+    return tuned.find(problem, gpu) or config_of(problem, gpu.arch, gpu.num_sms)
 
 
 def _check_weights(x: torch.Tensor, w13: Any, w2: Any, layout: str) -> int:

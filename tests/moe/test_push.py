@@ -18,10 +18,13 @@ from nvfp4_cute.errors import RankError
 from nvfp4_cute.experts import parallel, push
 from nvfp4_cute.experts.combine import finalize
 from nvfp4_cute.experts.dispatch import RowLayout
+from nvfp4_cute.experts.gather import gather_quantize
 from nvfp4_cute.experts.layer import moe
 from nvfp4_cute.experts.permutation import permute
 from nvfp4_cute.experts.placement import Placement
+from nvfp4_cute.experts.products import LocalExperts
 from nvfp4_cute.experts.symmetric import BufferLayout
+from nvfp4_cute.launch import tuned
 from nvfp4_cute.planning.arch.simt import FEW_SLOTS
 
 ARCHS = ["sm_90a", pytest.param("sm_100a", marks=pytest.mark.slow)]
@@ -264,3 +267,25 @@ def test_too_many_tokens_and_a_rank_that_stops():
     assert all("ValueError: 9 tokens are more than capacity=8" in text for text in first[:2])
     assert first[2] == "nan"
     assert "RankError: rank 0: rank 1 of 2 stopped, or did not come within 1 s" in first[3]
+
+
+# ---- what kernels are chosen for ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("options", [{}, {"weight_layout": "interleaved"}])
+def test_kernels_are_chosen_for_the_rows_that_experts_have_in_the_mean(options, monkeypatch):
+    """The config is that of a call with as many rows; a rank has room for all ranks' choices, and takes its share for the mean."""
+    layer = some_layer(48, 2, 4, 64, 128, **options)
+    call, _ = call_of(layer, Placement.even(4, 1), 0, 48, "emulator:H100")
+    data, scale, order = gather_quantize(layer.x, layer.ids, 4, backend="reference")
+    rows = lambda **mean: call.experts.rows(
+        data, scale, layer.ids, order, dtype=layer.x.dtype, first_expert=0, backend="emulator:H100", **mean
+    )
+    asked = lambda **mean: tuned.request_of(lambda: rows(**mean))
+    assert asked() == asked(mean_rows=24) != asked(mean_rows=3)
+    means = []
+    monkeypatch.setattr(LocalExperts, "rows", lambda *_, mean_rows, **__: means.append(mean_rows))
+    part = part_of(layer, placement := Placement(((0, 1, 2), (2, 3))), [24, 24], 0)
+    over_ranks, _ = call_of(part, placement, 0, 24, "reference")
+    over_ranks.rows(data, scale, layer.ids, order)
+    assert means == [-(-96 // 5)]
