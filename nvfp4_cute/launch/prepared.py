@@ -204,15 +204,20 @@ def lookup(tensors: Sequence[torch.Tensor], *settings: Any) -> tuple[tuple | Non
     Args:
         tensors, settings: as :func:`signature` takes them.
     """
-    kind = (*settings, env.backend(), len(tensors))
+    kind: tuple = (*settings, env.backend(), len(tensors))
+    known = {id(tensor): tensor for tensor in tensors}
+    different = tensors
+    if len(known) < len(tensors):  # guards refuse a tensor that comes twice
+        different, numbers = [*known.values()], {one: number for number, one in enumerate(known)}
+        kind += tuple(numbers[id(tensor)] for tensor in tensors)
     recent = _local.recent.get(kind, ())
     for guards, call in recent:
-        if guards.check(*tensors):
+        if guards.check(*different):
             return None, call
     key = signature(tensors, *settings)
     found = None if key is None else _local.calls.get(key)
     if found is not None and TensorGuards is not None:
-        _local.recent[kind] = [(_guards_of(tensors), found), *recent][:MAX_RECENT]
+        _local.recent[kind] = [(_guards_of(different), found), *recent][:MAX_RECENT]
     return key, found
 
 

@@ -607,3 +607,20 @@ def test_tasks_that_differ_in_a_number_are_told_apart():
     first, other = (PermuteTask(ids, *order, None, start, "whole").settings for start in (0, 1))
     assert first != other and hash(first) is not None
     assert first == PermuteTask(ids.clone(), *order, None, 0, "whole").settings
+
+
+def test_a_tensor_that_comes_twice_is_known_without_a_signature():
+    """Such as the factor of gate and up."""
+    if prepared.TensorGuards is None:
+        pytest.skip("this torch has no guards")
+    prepared.forget()
+    a, b, call = torch.ones(3), torch.ones(3), object()
+    key, found = prepared.lookup([a, a, b], "twice")
+    assert found is None
+    prepared.keep(key, call)
+    assert prepared.lookup([a, a, b], "twice") == (key, call)
+    assert prepared.lookup([b, b, a], "twice") == (None, call)
+    assert prepared.lookup([a, b, b], "twice") == (key, call)
+    assert prepared.lookup([b, a, a], "twice") == (None, call)
+    assert prepared.lookup([a, a, b.double()], "twice")[1] is None
+    prepared.forget()

@@ -16,6 +16,7 @@ from nvfp4_cute import MoENVFP4
 from nvfp4_cute.errors import RankError, UnsupportedProblem
 from nvfp4_cute.experts.layer import moe
 from nvfp4_cute.experts.placement import Placement
+from nvfp4_cute.launch_table import MAX_PEERS
 
 
 def random_layers(rank: int, seeds: range, sizes: tuple[int, ...]) -> list[str]:
@@ -32,6 +33,13 @@ def random_layers(rank: int, seeds: range, sizes: tuple[int, ...]) -> list[str]:
 @pytest.mark.parametrize("seeds", [range(54), pytest.param(range(54, 354), marks=pytest.mark.slow)], ids=str)
 def test_random_layers_have_the_bits_of_one_process(seeds):
     for rank, found in enumerate(run_ranks(random_layers, 4, seeds, (1, 2, 4))):
+        assert found == [], f"rank {rank}"
+
+
+@pytest.mark.slow
+def test_more_ranks_than_buffers_have_peers():
+    """Nine: rows go by the group's backend."""
+    for rank, found in enumerate(run_ranks(random_layers, MAX_PEERS + 1, range(4), (MAX_PEERS + 1,))):
         assert found == [], f"rank {rank}"
 
 

@@ -15,7 +15,7 @@ from ranks import differences, part_of, run_ranks, some_layer_of_ranks
 
 from nvfp4_cute.backends.emulator import observe
 from nvfp4_cute.errors import RankError
-from nvfp4_cute.experts import parallel, push
+from nvfp4_cute.experts import parallel, push, symmetric
 from nvfp4_cute.experts.combine import finalize
 from nvfp4_cute.experts.dispatch import RowLayout
 from nvfp4_cute.experts.gather import gather_quantize
@@ -25,6 +25,7 @@ from nvfp4_cute.experts.placement import Placement
 from nvfp4_cute.experts.products import LocalExperts
 from nvfp4_cute.experts.symmetric import BufferLayout
 from nvfp4_cute.launch import tuned
+from nvfp4_cute.launch_table import MAX_PEERS
 from nvfp4_cute.planning.arch.simt import FEW_SLOTS
 
 ARCHS = ["sm_90a", pytest.param("sm_100a", marks=pytest.mark.slow)]
@@ -37,6 +38,12 @@ def some_rows(tokens, hidden, dtype, seed=0):
 
 def layout_of(ranks, capacity, top_k, hidden, dtype=torch.bfloat16, is_quantized=True):
     return BufferLayout(ranks, capacity, top_k, RowLayout(hidden, 0, dtype, is_quantized))
+
+
+@pytest.mark.parametrize("ranks, capacity", [(1, 8), (MAX_PEERS + 1, 8), (2, 1 << 20)])
+def test_ranks_without_such_buffers_are_known_without_a_question(ranks, capacity):
+    """One rank, more than there are columns of addresses for, buffers that are too large: no other rank is asked."""
+    assert symmetric._make(None, layout_of(ranks, capacity, 8, 7168), torch.device("cuda")) is None
 
 
 # ---- launches on the emulator ------------------------------------------------------------------------------------
