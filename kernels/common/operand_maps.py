@@ -70,9 +70,10 @@ class Boxes:
         k: elements of K.
         rows_m, rows_n: operand rows, all of a K tile.
         sf_m, sf_n: (K blocks, row blocks) of scales, or None where TMA does not bring them.
-        values_per_element: 2 for maps of bytes: those of sm_90a know no 4-bit type. Coordinates count elements.
+        values_per_element: 2 where 4-bit elements have maps of bytes: those of sm_90a know no 4-bit type. Coordinates count
+            elements of the map.
         sf_block_k: elements of K that a block of scales belongs to.
-        elements: of the maps of operands on the M side and on the N side; with several values, bytes.
+        elements: of the operands on the M side and on the N side.
         splits_sf_n: whether the CTAs of a pair bring parts of the N side's scales for each other.
     """
 
@@ -128,8 +129,9 @@ def descriptor_addresses(operands: list, slot: Int32) -> list:
 
 def _operand_atom(view: OperandView, boxes: Boxes, box_rows: int, side: int):
     """TMA atom, with its tensor map, for boxes of ``box_rows`` rows of a K tile, their bytes swizzled. side: 0 is M, 1 N."""
-    per_element = boxes.values_per_element
-    element = boxes.elements[side] if per_element == 1 else MapElement(cutlass.Uint8)
+    element, per_element = boxes.elements[side], 1
+    if boxes.values_per_element > 1 and element.bits == 4:
+        element, per_element = MapElement(cutlass.Uint8), boxes.values_per_element
     pitch_step = element.align_bytes * 8 * per_element // element.dtype.width
     return rows_atom(view, element, per_element, boxes.k // per_element, box_rows, pitch_step)
 

@@ -84,6 +84,18 @@ def e2m1x8_to_f16x2(word: Uint32) -> list:
     )
 
 
+def fp8x4_to_f16x2(word: Uint32, element: str) -> list:
+    """Four e4m3 or e5m2 codes as two fp16 pairs, in order."""
+    return list(
+        inline_ptx(
+            "{ .reg .b16 l, h; mov.b32 {l, h}, {$r0}; "
+            f"cvt.rn.f16x2.{element}x2 {{$w0}}, l; cvt.rn.f16x2.{element}x2 {{$w1}}, h; }}",
+            write_only_types=[Uint32, Uint32],
+            read_only_args=[word],
+        )
+    )
+
+
 def ue4m3x2_to_f16x2(word: Uint32) -> Uint32:
     """The two block scales in the low half of ``word`` as two halves; their sign bits are ignored."""
     return inline_ptx(

@@ -1,8 +1,12 @@
-"""Scales of ue8m0 as bf16, and e2m1 values times them, without rounding.
+"""Scales of ue8m0 as bf16, and values times them: e2m1 without rounding, e4m3 and e5m2 all but the least.
 
 The bits of an e2m1 value, put into a bf16 as sign, two low exponent bits and top mantissa bit, read as the value times 2^-126.
 Times ``LIFT`` that is the value times 2^-2. A scale is 2^-127 to 2^127: both products are exact, for the second one lies
 between 2^-130 and 1.5 * 2^127, is a multiple of 2^-130, and has two significant bits.
+
+Of e4m3 and e5m2 a product has up to four significant bits. bf16 has its multiples of 2^-133, as it is, without such a factor: all
+products with scales from 2^-124 on (e5m2: 2^-117), of smaller scales those that are large enough; others are rounded to such a
+multiple. Infinities, and products from 2^128 on, which the format leaves open, are infinite.
 """
 
 from cutlass import Float32, Uint32
@@ -21,6 +25,8 @@ LEAST_POWERS = 0x00400040
 # A nibble in the low byte of a bf16: a product moves it to both places, magnitude to bits 8 to 6, sign to bit 15.
 E2M1_MOVES, E2M1_BITS = 1 << 6 | 1 << 12, 0x81C081C0
 LOW_NIBBLES = 0x0F0F0F0F
+# prmt: the upper halves of two words.
+UPPER_HALVES = 0x7632
 # prmt: bytes 0 and 1, or 2 and 3, as the lower bytes of two halves.
 LOWER_BYTES = (0x4140, 0x4342)
 # Of four scales the first two, or the last two, as the upper bytes of two halves; one as both, when its number is added to both
@@ -38,6 +44,35 @@ def powers(codes: Uint32) -> Uint32:
         write_only_types=[Uint32],
         read_only_args=[codes >> 1],
     )
+
+
+def fp8_pairs(word: Uint32, element: str) -> list:
+    """Four e4m3 or e5m2 values as pairs of bf16, exactly: (0, 2) and (1, 3). Infinities and NaN stay what they are."""
+    pairs = [ptx.unpack_f16x2(half) for half in ptx.fp8x4_to_f16x2(word, element)]
+    # A float32 with so few significant bits is its upper half.
+    return [_upper_halves(*both) for both in zip(*pairs, strict=True)]
+
+
+def fp8_pair(word: Uint32, element: str) -> Uint32:
+    """The two e4m3 or e5m2 values in the low half of a word as a pair of bf16, as of :func:`fp8_pairs`."""
+    return _upper_halves(*ptx.unpack_f16x2(ptx.fp8x4_to_f16x2(word, element)[0]))
+
+
+def fp8_halves(words: list, scales: Uint32, uppers: tuple[int, int], element: str) -> list:
+    """Eight e4m3 or e5m2 values in two words times their scales, in the order of ``decode.decode_halves``, as pairs of bf16.
+
+    scales, uppers: as of :func:`decode_halves`.
+    """
+    even, odd = zip(*(fp8_pairs(word, element) for word in words), strict=True)
+    return [
+        times_one_of(pair, scales, upper)
+        for pairs in (even, odd)
+        for pair, upper in zip(pairs, uppers, strict=True)
+    ]
+
+
+def _upper_halves(low: Float32, high: Float32) -> Uint32:
+    return ptx.prmt(ptx.bits_of(low), ptx.bits_of(high), Uint32(UPPER_HALVES))
 
 
 def power_over(code: Uint32, exponent: int) -> Float32:

@@ -20,7 +20,6 @@ from ..common import ptx
 from ..common.decode import OPERAND_EXPONENT, SIGN_BITS, decode_scales, decode_word
 from ..common.global_access import READ_ONCE, global_scalar, load_words, store_words
 from ..common.ue8m0 import power_over
-from ..common.versions import inline_ptx
 
 VALUES = 8
 # In the order in which ``decode_word`` gives pairs of e2m1 values.
@@ -150,7 +149,7 @@ class DequantizeKernel:
         if self.format.element.bits == 4:
             values = e2m1_values(words[0], Uint32(ONE_F16))
         else:
-            halves = [half for word in words for half in fp8x4_to_f16x2(word, self.format.element.name)]
+            halves = [half for word in words for half in ptx.fp8x4_to_f16x2(word, self.format.element.name)]
             values = [value for half in halves for value in ptx.unpack_f16x2(half)]
         return [ptx.mul_f32(value, scale) for value in values]
 
@@ -161,15 +160,3 @@ def e2m1_values(word: Uint32, scales: Uint32) -> list:
     values = [value for pair in pairs for value in ptx.unpack_f16x2(pair)]
     ordered = dict(zip(E2M1_ORDER, values, strict=True))
     return [ptx.mul_f32(ordered[i], Float32(2.0**OPERAND_EXPONENT)) for i in range(VALUES)]
-
-
-def fp8x4_to_f16x2(word: Uint32, element: str) -> list:
-    """Four e4m3 or e5m2 codes as two fp16 pairs, in order."""
-    return list(
-        inline_ptx(
-            "{ .reg .b16 l, h; mov.b32 {l, h}, {$r0}; "
-            f"cvt.rn.f16x2.{element}x2 {{$w0}}, l; cvt.rn.f16x2.{element}x2 {{$w1}}, h; }}",
-            write_only_types=[Uint32, Uint32],
-            read_only_args=[word],
-        )
-    )

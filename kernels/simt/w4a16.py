@@ -33,7 +33,6 @@ from nvfp4_cute.planning.arch.simt import UNIT_ROWS, W4A16_CHUNK_K, W4A16_WARPS,
 from ..common import ptx, ue8m0
 from ..common.global_access import KEEP, READ_ONCE, global_scalar, load_words
 from ..common.versions import SmemAllocator
-from .dequantize import fp8x4_to_f16x2
 from .quantize import VECTOR_WORDS
 from .unit_rows import BAND_GROUP, BAND_ROWS, BANDS, num_units, row_of
 
@@ -348,7 +347,7 @@ class W4A16Kernel:
         if self.is_fp8:
             four = [ptx.prmt(*words, Uint32(selector)) for selector in APART]
             name = self.weights.element.name
-            pairs = [ptx.unpack_f16x2(half) for word in four for half in fp8x4_to_f16x2(word, name)]
+            pairs = [ptx.unpack_f16x2(half) for word in four for half in ptx.fp8x4_to_f16x2(word, name)]
             return [ptx.pack_16x2(*(ptx.mul_f32(value, scale) for value in pair), True) for pair in pairs]
         (word,) = words
         magnitude = 0x7 << self.format.magnitude_shift

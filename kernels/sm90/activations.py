@@ -1,10 +1,10 @@
-"""ACTIVATIONS role: warps that decode each K tile of the tokens once, from packed NVFP4 to fp16, or MXFP4 to bf16.
+"""ACTIVATIONS role: warps that decode each K tile of the tokens once, from packed NVFP4 to fp16, or MX to bf16.
 
 Order of K. Lane t of a quad holds, of an MMA's 16 values of K, those at 2t, 2t+1, 2t+8 and 2t+9. A lane of a MATH warp
-reads one 16-byte unit of a row of weights, unit t: 32 consecutive values, four words. ``decode_halves`` makes of word w the
+reads one block of a row of weights, block t: 32 consecutive values, four times eight. ``decode_halves`` makes of eight w the
 pairs (0, 2) and (4, 6), which serve MMA 2w, and (1, 3) and (5, 7), which serve MMA 2w + 1. So MMA 2w + u takes at 2t, 2t+1
-the values 8w + u, 8w + u + 2 of unit t, and at 2t+8, 2t+9 the values 8w + u + 4, 8w + u + 6: the order written here.
-A slab is what four MMAs read: words 0 and 1, or 2 and 3, of every unit, and so one scale of each. In large
+the values 8w + u, 8w + u + 2 of block t, and at 2t+8, 2t+9 the values 8w + u + 4, 8w + u + 6: the order written here.
+A slab is what four MMAs read: eights 0 and 1, or 2 and 3, of every block, and so one scale of each. In large
 tiles half of the warps decode the one, half the other.
 """
 
@@ -23,17 +23,15 @@ from ..common.select import select
 from ..common.shared_access import load_shared, store_shared
 from .load import NOTHING, TOKENS, WEIGHTS, LoadArgs, first_place, load_k_tile
 from .one_of import one_of
-from .operands import ROW_BYTES, SF_ATOM_BYTES, UNIT_BYTES, scale_offset, tokens_multiplied, unit_offset
-from .packed import NEXT_SLAB, SLAB_SCALES, Packed
+from .operands import SF_ATOM_BYTES, UNIT_BYTES, scale_offset, tokens_multiplied, unit_offset
+from .packed import BLOCKS, NEXT_SLAB, SLAB_SCALES, Packed
 from .tile_walk import WalkedTiles
-from .warp_schedule import LANES_OF_WORD, WARP_SIZE, WARPS_PER_GROUP, WarpSchedule
+from .warp_schedule import LANES_OF_EIGHT, WARP_SIZE, WARPS_PER_GROUP, WarpSchedule
 
 # 64 values of K: 128 bytes a token in fp16, the span of the swizzle that wgmma reads.
 SLAB_ROW_BYTES = 128
-# In a step, a lane takes a word of every unit of one token.
-UNITS = 4
-# Reads do not wait for each other, nor for the writes of a step before: so many steps' results are in registers.
-STEPS_AT_ONCE = 2
+# Reads do not wait for each other, nor for the writes of a step before: so many words of a block's eights are in registers.
+WORDS_AT_ONCE = 2
 
 
 @dataclass(frozen=True)
@@ -67,9 +65,9 @@ class Lane:
     """Where one lane reads and writes in a step whose tokens are the stage's first.
 
     Attributes:
-        sources: byte offsets of its word of every unit in a packed stage.
+        sources: byte offsets of its eight values of every block in a packed stage.
         scales: of its token's scales in a stage of scales.
-        selector: of the slab's scale of every unit among the eight of a token.
+        selector: of the slab's scale of every block among the eight of a token.
         targets: of its four 16-byte results in a decoded stage.
     """
 
@@ -81,17 +79,25 @@ class Lane:
 
 def _make_lane(first_slab: Int32, tile_m: int, step_tokens: int, format: Packed) -> Lane:
     # Eight consecutive lanes write eight tokens: no two of them share a bank.
-    lane, words = cute.arch.lane_idx(), WARP_SIZE // step_tokens
-    token = lane // (words * LANES_OF_WORD) * LANES_OF_WORD + lane % LANES_OF_WORD
-    word = lane // LANES_OF_WORD % words
-    slab, first_chunk = word // 2, word % 2 * 4
+    lane, eights = cute.arch.lane_idx(), WARP_SIZE // step_tokens
+    token = lane // (eights * LANES_OF_EIGHT) * LANES_OF_EIGHT + lane % LANES_OF_EIGHT
+    eight = lane // LANES_OF_EIGHT % eights
+    slab, first_chunk = eight // 2, eight % 2 * 4
     target = slab * (tile_m * SLAB_ROW_BYTES) + token * SLAB_ROW_BYTES
     return Lane(
-        sources=[unit_offset(token, Int32(unit)) + (first_slab * 2 + word) * 4 for unit in range(UNITS)],
+        sources=[_source(token, block, first_slab * 2 + eight, format) for block in range(BLOCKS)],
         scales=scale_offset(token, format.atoms),
         selector=SLAB_SCALES + (first_slab + slab) * NEXT_SLAB,
-        targets=[target + ((first_chunk + i) ^ (token % LANES_OF_WORD)) * UNIT_BYTES for i in range(4)],
+        targets=[target + ((first_chunk + i) ^ (token % LANES_OF_EIGHT)) * UNIT_BYTES for i in range(4)],
     )
+
+
+def _source(token: Int32, block: int, eight: Int32, format: Packed) -> Int32:
+    """Offset in a packed stage of a token's values 8 ``eight`` and following of a block."""
+    unit, nbytes = Int32(block * format.block_bytes // UNIT_BYTES), 4 * format.words
+    if format.block_bytes > UNIT_BYTES:
+        unit, eight = unit + eight // 2, eight % 2
+    return unit_offset(token, unit, format.row_bytes) + eight * nbytes
 
 
 @dataclass(frozen=True)
@@ -114,7 +120,7 @@ def run_activations(args: ActivationArgs):
     """Decode the tokens of every K tile, each warp its share of the steps; two also load, if no other does."""
     tiles, tile_m, schedule = args.tiles, args.config.work_tile_mnk[0], args.schedule
     step_tokens = schedule.step_tokens
-    stages_of_k_tile = step_tokens // LANES_OF_WORD
+    stages_of_k_tile = step_tokens // LANES_OF_EIGHT
     out_turns, warps_of_stage = (
         count // stages_of_k_tile for count in (args.decoded.num_stages, schedule.num_activation_warps)
     )
@@ -178,16 +184,17 @@ def _decode_steps(
 ):
     """Decode so many steps of a K tile's packed tokens into a stage, once that is empty, with no branch between them."""
     tile_m = args.config.work_tile_mnk[0]
-    source = args.a_address + stage * (tile_m * ROW_BYTES)
+    source = args.a_address + stage * (tile_m * args.format.row_bytes)
     scale = args.sfa_address + stage * args.sfa_stage_bytes
-    stages_of_k_tile = args.schedule.step_tokens // LANES_OF_WORD
+    stages_of_k_tile = args.schedule.step_tokens // LANES_OF_EIGHT
     target = args.decoded_address + out_stage * (SLABS // stages_of_k_tile * tile_m * SLAB_ROW_BYTES)
-    for first in cutlass.range_constexpr(0, max(count, 1), STEPS_AT_ONCE):
-        last = min(first + STEPS_AT_ONCE, count)
+    at_once = WORDS_AT_ONCE // args.format.words
+    for first in cutlass.range_constexpr(0, max(count, 1), at_once):
+        last = min(first + at_once, count)
         packed = []
         for i in cutlass.range_constexpr(first, last):
-            token = source + steps.tokens[i] * ROW_BYTES
-            packed.append(_load_step(steps.lane, token, scale + steps.scales[i], args.format.atoms))
+            token = source + steps.tokens[i] * args.format.row_bytes
+            packed.append(_load_step(args.format, steps.lane, token, scale + steps.scales[i]))
         if cutlass.const_expr(first == 0):
             cute.arch.mbarrier_wait(args.decoded.empty(out_stage), out_phase)
         for i in cutlass.range_constexpr(first, last):
@@ -196,19 +203,20 @@ def _decode_steps(
 
 
 @cute.jit
-def _load_step(lane: Lane, source: Int32, scales: Int32, atoms: cutlass.Constexpr) -> list:
-    """A lane's four words, and the words with the scales of each."""
-    words = [load_shared(source + lane.sources[t], 1)[0] for t in range(UNITS)]
-    return words + [load_shared(scales + atom * SF_ATOM_BYTES, 1)[0] for atom in range(atoms)]
+def _load_step(format: cutlass.Constexpr, lane: Lane, source: Int32, scales: Int32) -> tuple:
+    """A lane's words of each block, and the words with the scales of all."""
+    words = [load_shared(source + lane.sources[t], format.words) for t in range(BLOCKS)]
+    return words, [load_shared(scales + atom * SF_ATOM_BYTES, 1)[0] for atom in range(format.atoms)]
 
 
 @cute.jit
-def _decode_step(format: cutlass.Constexpr, lane: Lane, packed: list, target: Int32):
-    """A lane's four words make four times four words: halves of two MMAs' K."""
-    scales = format.slab_scales(packed[UNITS:], lane.selector)
+def _decode_step(format: cutlass.Constexpr, lane: Lane, packed: tuple, target: Int32):
+    """A lane's eight values of each block make four times four words: halves of two MMAs' K."""
+    words, codes = packed
+    scales = format.slab_scales(codes, lane.selector)
     pairs = [
-        format.decode_halves(packed[t], scales[t // 2], (t % 2 == 1,) * 2, Uint32(SIGN_BITS))
-        for t in range(UNITS)
+        format.decode_halves(words[t], scales[t // 2], (t % 2 == 1,) * 2, Uint32(SIGN_BITS))
+        for t in range(BLOCKS)
     ]
     for i in cutlass.range_constexpr(4):
-        store_shared(target + lane.targets[i], [pairs[t][i] for t in range(UNITS)])
+        store_shared(target + lane.targets[i], [pairs[t][i] for t in range(BLOCKS)])

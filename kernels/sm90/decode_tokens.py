@@ -6,9 +6,9 @@ follow each other by slot. A K tile is 256 bytes of a row: two slabs of eight 16
 behind K are zeros. Rows of no group are neither read nor written.
 
 Work: a warp takes a strip, eight neighbouring rows of a group, and up to ``MOST_TILES`` neighbouring K tiles of it, all of
-which it reads before it decodes the first. Four lanes have a row: lane 2s + h the slab s, for which it reads two words of
-every 16-byte unit; of the four chunks that each word makes of the units it writes those two whose values are in half h
-of the word, and neighbouring lanes a sector together.
+which it reads before it decodes the first. Four lanes have a row: lane 2s + h the slab s, for which it reads twice eight values
+of every block of 32; of the four chunks that each eight makes of the blocks it writes those two whose values are in half h
+of the eight, and neighbouring lanes a sector together.
 """
 
 from dataclasses import dataclass, replace
@@ -29,11 +29,11 @@ from ..common.launch_args import OperandView
 from ..common.operand_maps import rows_atom
 from ..common.ptx import keep_before
 from ..common.select import select
-from .activations import SLAB_ROW_BYTES, UNITS
-from .math import SLAB_WORDS
+from .activations import SLAB_ROW_BYTES
+from .math import SLAB_EIGHTS
 from .opaque import opaque
-from .operands import ROW_BYTES, SF_ATOM_BYTES, UNIT_BYTES
-from .packed import NEXT_SLAB, SLAB_SCALES, Packed
+from .operands import SF_ATOM_BYTES, UNIT_BYTES
+from .packed import BLOCK_VALUES, BLOCKS, NEXT_SLAB, SLAB_SCALES, Packed
 from .warp_schedule import WARP_SIZE
 
 NUM_WARPS = 4
@@ -48,13 +48,11 @@ MOST_TILES = 2
 WANTED_WARPS = 16 * 132
 FP16_BYTES = 2
 TILE_BYTES = TILE_K * FP16_BYTES
-# Values of a unit, and those of them in a lane's slab.
-UNIT_VALUES, BLOCK_VALUES = TILE_K // UNITS, TILE_K // UNITS // SLABS
-# What a lane reads of a K tile besides scales: values of its slab.
-DATA_WORDS = UNITS * SLAB_WORDS
-# Of decoded rows: what a word of every unit makes, and what neighbouring lanes write at once.
+# Values of a block in a lane's slab.
+SLAB_VALUES = BLOCK_VALUES // SLABS
+# Of decoded rows: what neighbouring lanes write at once, and what eight values of every block make.
 SECTOR_BYTES = 2 * UNIT_BYTES
-WORD_BYTES = 2 * SECTOR_BYTES
+EIGHT_BYTES = 2 * SECTOR_BYTES
 FLAG_BYTES, FLAGS_OF_STORE = 4, 4
 
 
@@ -91,7 +89,7 @@ class ListRows:
     pitch: list
 
     @cute.jit
-    def strip(self, index: Int32, atom_values: cutlass.Constexpr) -> Strip:
+    def strip(self, index: Int32, format: cutlass.Constexpr) -> Strip:
         """The strip with this index, of which there are no more than the launch has CTAs along x."""
         first_strip, *found = self._slot_of(index, 0, len(self.m))
         return Strip((index - first_strip) * STRIP_ROWS, *found)
@@ -124,19 +122,19 @@ class SharedRows:
     decoded: Int64
 
     @cute.jit
-    def strip(self, index: Int32, atom_values: cutlass.Constexpr) -> Strip:
-        """The strip with this index; a whole warp calls. atom_values: of K, that an atom of scales is for."""
+    def strip(self, index: Int32, format: cutlass.Constexpr) -> Strip:
+        """The strip with this index; a whole warp calls. format: ``Packed``."""
         groups, view = self.groups, self.view
         cursor = groups.first_cursor(index, STRIP_TILE)
         tile, local_idx = groups.group_at(cursor, STRIP_TILE)
-        batch, pitch = Int64(tile.a_batch), view.pitch >> 1
+        batch, pitch = Int64(tile.a_batch), format.bytes_of(view.pitch)
         sf_block = batch * view.sf_batch_blocks + tile.a_sf_block
         return Strip(
             first_row=local_idx * STRIP_ROWS,
             m=select(groups.has_tile(cursor), tile.m, Int32(0)),
             k=view.k,
-            data=view.data + batch * (view.batch_pitch >> 1) + tile.a_row * pitch,
-            scale=view.scale + sf_block * ceil_div(view.k, atom_values) * SF_ATOM_BYTES,
+            data=view.data + batch * format.bytes_of(view.batch_pitch) + tile.a_row * pitch,
+            scale=view.scale + sf_block * ceil_div(view.k, format.atom_values) * SF_ATOM_BYTES,
             decoded=self.decoded + (batch * view.rows + tile.a_row) * ceil_div(view.k, TILE_K) * TILE_BYTES,
             pitch=pitch,
         )
@@ -144,7 +142,7 @@ class SharedRows:
 
 @dataclass(frozen=True)
 class Selectors:
-    """Of prmt, by lane: the slab's scale of every unit among the eight of a K tile, and a half of each of two words."""
+    """Of prmt, by lane: the slab's scale of every block among the eight of a K tile, and a half of eight values."""
 
     scales: Uint32
     halves: Uint32
@@ -230,7 +228,7 @@ class DecodeTokens:
             data=[view.data for view in views],
             scale=[view.scale for view in views],
             decoded=decoded,
-            pitch=[view.pitch >> 1 for view in views],
+            pitch=[self.format.bytes_of(view.pitch) for view in views],
         )
 
     @cute.kernel
@@ -248,7 +246,7 @@ class DecodeTokens:
             first = thread * FLAGS_OF_STORE
             for i in cutlass.range(first, flags.count, NUM_WARPS * WARP_SIZE * FLAGS_OF_STORE, unroll=1):
                 store_words(flags.address + i * FLAG_BYTES, [Uint32(0)] * FLAGS_OF_STORE)
-        strip = rows.strip(index, self.format.atom_values)
+        strip = rows.strip(index, self.format)
         first_tile = (part * NUM_WARPS + thread // WARP_SIZE) * tiles
         row = strip.first_row + cute.arch.lane_idx() // LANES_OF_ROW
         count = cutlass.min(strip.k - first_tile * TILE_K, tiles * TILE_K)
@@ -276,29 +274,31 @@ def decode_row(
     """A lane's part of a row: so many values of it, from a K tile on, which are whole K tiles but for what K ends with."""
     lane = Uint32(cute.arch.lane_idx())
     slab, half = lane // 2 % SLABS, lane % 2
-    data = strip.data + row * strip.pitch + Int64(first_tile * ROW_BYTES + slab * (UNIT_BYTES // SLABS))
+    first_byte = first_tile * format.row_bytes + slab * (format.block_bytes // SLABS)
+    data = strip.data + row * strip.pitch + Int64(first_byte)
     block, block_row = Int64(Uint32(row) // SF_BLOCK_ROWS), Uint32(row) % SF_BLOCK_ROWS
     atom = block * ceil_div(strip.k, format.atom_values) + first_tile * format.atoms
     scale = strip.scale + atom * SF_ATOM_BYTES + Int64(block_row % 32 * 16 + block_row // 32 * 4)
     target = strip.decoded + (Int64(row) * ceil_div(strip.k, TILE_K) + first_tile) * TILE_BYTES
     target += Int64(slab * SLAB_ROW_BYTES + half * UNIT_BYTES)
-    selectors = Selectors(scales=SLAB_SCALES + slab * NEXT_SLAB, halves=0x5410 + half * 0x2222)
+    selectors = Selectors(scales=SLAB_SCALES + slab * NEXT_SLAB, halves=format.half_selector(half))
 
     # Those of which the lane reads all that it would of one inside K. As a number of the whole warp it would make predicates
     # that are moved from the uniform registers for every load.
-    num_whole = Int32((count + (SLABS - 1 - slab) * BLOCK_VALUES) // TILE_K)
+    num_whole = Int32((count + (SLABS - 1 - slab) * SLAB_VALUES) // TILE_K)
     rest = count - num_whole * TILE_K
     sf_tile_bytes = format.atoms * SF_ATOM_BYTES
-    packed = [cute.make_rmem_tensor(DATA_WORDS + format.atoms, Uint32) for _ in range(MOST_TILES + 1)]
+    num_words = data_words(format) + format.atoms
+    packed = [cute.make_rmem_tensor(num_words, Uint32) for _ in range(MOST_TILES + 1)]
     for i in cutlass.range_constexpr(MOST_TILES):
         if i < num_whole:
-            _load_tile(packed[i], data + i * ROW_BYTES, scale + i * sf_tile_bytes, format)
+            _load_tile(packed[i], data + i * format.row_bytes, scale + i * sf_tile_bytes, format)
     if rest > 0:
         _load_rest(
             packed[MOST_TILES],
-            data + num_whole * ROW_BYTES,
+            data + num_whole * format.row_bytes,
             scale + num_whole * sf_tile_bytes,
-            rest - Int32(slab) * BLOCK_VALUES,
+            rest - Int32(slab) * SLAB_VALUES,
             format,
         )
     for i in cutlass.range_constexpr(MOST_TILES):
@@ -312,16 +312,17 @@ def decode_row(
 def decode_tile(
     packed: cute.Tensor, selectors: Selectors, sign_bits: Uint32, target: Int64, format: cutlass.Constexpr
 ):
-    """Decode what a lane has read of a K tile: two words of each unit, and those of scales."""
-    words = [packed[i] for i in range(DATA_WORDS)]
-    # Of every unit the scale of the slab.
-    codes = [packed[DATA_WORDS + i] for i in range(format.atoms)]
+    """Decode what a lane has read of a K tile: twice eight values of each block, and the scales."""
+    num_words, size = data_words(format), format.words
+    eights = [[packed[i + j] for j in range(size)] for i in range(0, num_words, size)]
+    # Of every block the scale of the slab.
+    codes = [packed[num_words + i] for i in range(format.atoms)]
     scales = format.slab_scales(codes, selectors.scales)
-    for word in cutlass.range_constexpr(SLAB_WORDS):
-        # Of two units each.
+    for eight in cutlass.range_constexpr(SLAB_EIGHTS):
+        # Of two blocks each.
         halves = [
-            Uint32(cute.arch.prmt(words[i + word], words[i + SLAB_WORDS + word], selectors.halves))
-            for i in range(0, UNITS * SLAB_WORDS, 2 * SLAB_WORDS)
+            format.halves(eights[i + eight], eights[i + SLAB_EIGHTS + eight], selectors.halves)
+            for i in range(0, BLOCKS * SLAB_EIGHTS, 2 * SLAB_EIGHTS)
         ]
         pairs = [
             format.decode_halves(half, scale, (False, True), sign_bits)
@@ -329,15 +330,20 @@ def decode_tile(
         ]
         for i in cutlass.range_constexpr(2):
             chunk = [pair for four in pairs for pair in four[2 * i : 2 * i + 2]]
-            store_words(target + (word * WORD_BYTES + i * SECTOR_BYTES), chunk)
+            store_words(target + (eight * EIGHT_BYTES + i * SECTOR_BYTES), chunk)
+
+
+def data_words(format: Packed) -> int:
+    """What a lane reads of a K tile besides scales: values of its slab."""
+    return BLOCKS * SLAB_EIGHTS * format.words
 
 
 @cute.jit
 def _load_tile(packed: cute.Tensor, data: Int64, scale: Int64, format: cutlass.Constexpr):
     """What a lane needs of a whole K tile."""
     words = []
-    for unit in cutlass.range_constexpr(UNITS):
-        words += load_words(data + unit * UNIT_BYTES, SLAB_WORDS, KEEP)
+    for block in cutlass.range_constexpr(BLOCKS):
+        words += load_words(data + block * format.block_bytes, SLAB_EIGHTS * format.words, KEEP)
     for atom in cutlass.range_constexpr(format.atoms):
         words += load_words(scale + atom * SF_ATOM_BYTES, 1, KEEP)
     for i in cutlass.range_constexpr(len(words)):
@@ -348,11 +354,12 @@ def _load_tile(packed: cute.Tensor, data: Int64, scale: Int64, format: cutlass.C
 def _load_rest(packed: cute.Tensor, data: Int64, scale: Int64, count: Int32, format: cutlass.Constexpr):
     """The same of less than a K tile, zeros from value ``count`` of the lane's slab on."""
     packed.fill(Uint32(0))
-    for unit in cutlass.range_constexpr(UNITS):
-        if unit * UNIT_VALUES < count:
-            words = load_words(data + unit * UNIT_BYTES, SLAB_WORDS, KEEP)
-            for i in cutlass.range_constexpr(SLAB_WORDS):
-                packed[unit * SLAB_WORDS + i] = words[i]
+    num_words = SLAB_EIGHTS * format.words
+    for block in cutlass.range_constexpr(BLOCKS):
+        if block * BLOCK_VALUES < count:
+            words = load_words(data + block * format.block_bytes, num_words, KEEP)
+            for i in cutlass.range_constexpr(num_words):
+                packed[block * num_words + i] = words[i]
     for atom in cutlass.range_constexpr(format.atoms):
         if atom * format.atom_values < count:
-            packed[DATA_WORDS + atom] = load_words(scale + atom * SF_ATOM_BYTES, 1, KEEP)[0]
+            packed[data_words(format) + atom] = load_words(scale + atom * SF_ATOM_BYTES, 1, KEEP)[0]

@@ -1,8 +1,9 @@
-"""Grouped GEMM on sm_90a: NVFP4 x NVFP4 -> fp16, bf16, fp32 or NVFP4.
+"""Grouped GEMM on sm_90a: NVFP4 x NVFP4, MXFP4 x MXFP4, MXFP8 x MXFP8 or both MX formats -> fp16, bf16, fp32 or NVFP4.
 
 For every group g:  C = alpha[g] * (A * SFA) @ (B * SFB)^T  with A (M_g, K_g), B (N_g, K_g) e2m1, two values a byte,
 K-major; SFA (M_g, K_g / 16), SFB (N_g, K_g / 16) e4m3 in the 128x4 blocked layout; C (M_g, N_g), N-major.
 Dual:  C = activation(alpha1[g] * A @ B1^T) * (alpha2[g] * A @ B2^T), with B1 and B2 of one shape, or interleaved in one.
+MX: e2m1, or e4m3 or e5m2, a byte each; scales are ue8m0, one for 32 values. Operands are decoded to bf16 instead of fp16.
 List form: every group has operands and sizes of its own, known to the host. Ragged and masked form: groups are parts of
 common operands, and the device holds how many rows of A each has; batched form: each has all of its rows.
 
@@ -93,7 +94,7 @@ class GroupedGemmSm90:
         name: what the kernel is called in profilers and in the emulator's reports.
         activation, weight_layout: ``OutputKind``'s.
         has_limit: whether a dual GEMM's products are cut.
-        a_format, b_format: of the operands, the same.
+        a_format, b_format: of the operands, a pair of ``planning.arch.sm90.MMA``.
     """
 
     def __init__(
@@ -119,7 +120,7 @@ class GroupedGemmSm90:
         self.name = name
         self.schedule = WarpSchedule.of(config)
         self.smem = smem_plan(config, self.kind.num_b, (a_format, b_format))
-        self.format = Packed(a_format)
+        self.tokens, self.weights = Packed(a_format), Packed(b_format)
 
     @cute.jit
     def __call__(self, table: cute.Pointer, stream):
@@ -134,14 +135,14 @@ class GroupedGemmSm90:
         rows = range(1, 1 + self.num_groups)
         views_m, views_n = read_operands(values, rows, self.kind.num_b, self.config.swap_ab)
         groups = read_groups(values, rows, self.form, self.config.work_tile_mnk[0])
-        boxes = make_boxes(self.config, self.format.format)
+        boxes = make_boxes(self.config, (self.weights.format, self.tokens.format))
         if cutlass.const_expr(self.config.decode_first):
             workspace = values[Header.WORKSPACE, 0]
             flag_bytes, sum_bytes = handover_bytes(self.config, values[Header.NUM_CTA, 0])
             handover = Handover(flags=workspace, sums=workspace + flag_bytes)
             decoded = decoded_views(views_n[0], workspace + flag_bytes + sum_bytes)
             flags = Flags(workspace, Int32(flag_bytes // FLAG_BYTES))
-            decode_tokens = DecodeTokens(self.form, f"decode_tokens_{self.name}", self.format)
+            decode_tokens = DecodeTokens(self.form, f"decode_tokens_{self.name}", self.tokens)
             decode_tokens(groups, views_n[0], decoded, flags, stream)
             if cutlass.const_expr(self.config.stream_k):
                 groups = groups_by_work(groups, self.config)
@@ -258,7 +259,8 @@ class GroupedGemmSm90:
                     packed=packed,
                     decoded=decoded,
                     stages_of_k_tile=stages_of_k_tile(config),
-                    format=self.format,
+                    format=self.weights,
+                    exponent=self.tokens.exponent + self.weights.exponent,
                     handover=handover,
                     sent=exchange.empty(0),
                 )
@@ -267,7 +269,8 @@ class GroupedGemmSm90:
         # ---- ACTIVATIONS and LOAD ----------------------------------------------------------------------
         else:
             cute.arch.setmaxregister_decrease(schedule.other_registers)
-            load = LoadArgs(descriptors, buffers, plan, config, tiles, packed, self.format.atoms)
+            k_extents = (self.weights.row_bytes, self.tokens.row_bytes)
+            load = LoadArgs(descriptors, buffers, plan, config, tiles, packed, self.weights.atoms, k_extents)
             if cutlass.const_expr(config.decode_first):
                 if warp_idx == schedule.first_load_warp_id + WEIGHTS:
                     run_load(load, Int32(WEIGHTS))
@@ -292,7 +295,7 @@ class GroupedGemmSm90:
                             packed=packed,
                             decoded=decoded,
                             load=load if schedule.shares_load else None,
-                            format=self.format,
+                            format=self.tokens,
                         )
                     )
                 elif cutlass.const_expr(not schedule.shares_load):

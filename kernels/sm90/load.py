@@ -34,7 +34,13 @@ class Buffers:
 
 @dataclass(frozen=True)
 class LoadArgs:
-    """What the loading warp reads. tiles: what the CTA computes. sf_atoms: of scales along a K tile."""
+    """What the loading warp reads.
+
+    Attributes:
+        tiles: what the CTA computes.
+        sf_atoms: of scales along a K tile.
+        k_extents: of a K tile in the tensor maps of weights and of tokens.
+    """
 
     descriptors: Descriptors
     buffers: Buffers
@@ -43,6 +49,7 @@ class LoadArgs:
     tiles: WalkedTiles | ScheduledTiles
     packed: Ring
     sf_atoms: int
+    k_extents: tuple[int, int]
 
 
 @dataclass(frozen=True)
@@ -132,8 +139,7 @@ def _issue_copies(args: LoadArgs, place: LoadPlace, side: cutlass.Constexpr):
         cute.arch.mbarrier_arrive_and_expect_tx(full, k_tiles * count * (data_bytes + scale_bytes))
         for turn in cutlass.range_constexpr(k_tiles * count):
             k_tile, i = place.k_tile + turn // count, turn % count
-            # In bytes, two values each.
-            k, k_block = k_tile * (config.work_tile_mnk[2] // 2), k_tile * args.sf_atoms
+            k, k_block = k_tile * args.k_extents[side], k_tile * args.sf_atoms
             at = data + (stage * k_tiles * count + turn) * data_bytes
             tma_load(at, place.data_maps[i], (k, place.row, place.batch), full.toint(), policy, 1)
             at = scales + (stage * k_tiles * count + turn) * scale_bytes

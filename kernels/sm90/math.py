@@ -26,7 +26,7 @@ from ..common.split_k import PartialSums, add_sums, send_sums
 from .epilogue import store_tile
 from .handover import Handover, add, send
 from .opaque import opaque
-from .operands import SF_ATOM_BYTES, tokens_multiplied
+from .operands import SF_ATOM_BYTES, UNIT_BYTES, tokens_multiplied
 from .packed import Packed
 from .scheduler import ScheduledTiles
 from .tile_walk import WalkedTiles
@@ -34,8 +34,8 @@ from .warp_schedule import WarpSchedule
 from .weight_rows import LaneRows, lane_rows
 from .wgmma import multiply_slab, slab_matrix
 
-# A lane's words of a row for the MMAs of a slab, which have one scale.
-SLAB_WORDS = 2
+# A lane has twice eight values of a row for the MMAs of a slab, which have one scale.
+SLAB_EIGHTS = 2
 # Rows of weights that a lane has of an MMA.
 LANE_ROWS = 2
 UNIT_WORDS = 4
@@ -55,7 +55,8 @@ class MathArgs:
         tiles: what the CTA computes.
         partial: where the first CTA of a cluster gets the others' sums.
         stages_of_k_tile: of decoded tokens.
-        format: of the packed operands.
+        format: of the packed weights.
+        exponent: log2 of what sums of decoded products must be multiplied with.
         handover: of stream-K: what clusters that share a tile exchange sums through.
         sent: the barrier of ``handover.send``: one of ``partial``'s, which stream-K does not use.
     """
@@ -76,16 +77,17 @@ class MathArgs:
     decoded: Ring
     stages_of_k_tile: int
     format: Packed
+    exponent: int
     handover: Handover | None
     sent: cute.Pointer
 
 
 @dataclass(frozen=True)
 class Weights:
-    """Packed weights of a K tile in a lane's registers.
+    """Packed weights of a K tile in a lane's registers, or of half of one: what a unit has.
 
     Attributes:
-        words: (4 words of a unit, 2 rows) of eight e2m1.
+        words: (4 words of a unit, 2 rows) of eight e2m1, or of four e4m3 or e5m2.
         codes: a row's two e4m3 scales of the unit, or the K tile's four of ue8m0.
     """
 
@@ -106,7 +108,9 @@ def run_math(args: MathArgs):
     while tiles.has_tile(place):
         part = tiles.part(place)
         tile = part.tile
-        rows = lane_rows(args.kind, tile, cute.arch.thread_idx()[0] % 4, args.format.atoms)
+        # Of the lane's block of 32 values.
+        unit = cute.arch.thread_idx()[0] % 4 * (args.format.block_bytes // UNIT_BYTES)
+        rows = lane_rows(args.kind, tile, unit, args.format.row_bytes, args.format.atoms)
         tokens = opaque(tokens_multiplied(tile, args.config))
         stage, phase, in_stage, in_phase = _accumulate(
             args, acc, rows, tokens, part.count, stage, phase, in_stage, in_phase
@@ -129,7 +133,7 @@ def run_math(args: MathArgs):
 
 
 def _store(args: MathArgs, acc: cute.Tensor, tile: WorkTile):
-    store_tile(acc, args.outputs, args.kind, tile, args.config, args.staging_address, args.format.exponent)
+    store_tile(acc, args.outputs, args.kind, tile, args.config, args.staging_address, args.exponent)
 
 
 @cute.jit
@@ -200,6 +204,7 @@ def _accumulate(
     emptied = barrier_of_lane(args.decoded.empty(Int32(0)), args.config.num_m_cta)
     one_ring, k_tiles = shares_stages(args.config), k_tiles_of_stage(args.config)
     slabs, slabs_of_stage = k_tiles * SLABS, k_tiles * SLABS // args.stages_of_k_tile
+    slabs_of_unit = args.format.slabs_of_unit
     sources, turns = _sources(args, rows), cute.ceil_div(k_tile_cnt, k_tiles)
     if k_tile_cnt > 0:
         stage, phase = _load_stage(args, weights, sources, stage, phase)
@@ -219,19 +224,23 @@ def _accumulate(
             matrix = slab_matrix(args.decoded_address, place, tile_m)
             counts, most = token_counts(tile_m), args.schedule.mma_tokens
             multiply_slab(acc, decoded, tokens, counts, most, matrix, args.format.has_powers)
-            if cutlass.const_expr(slab == 0 and not one_ring):
+            if cutlass.const_expr(slab == SLABS - slabs_of_unit and not one_ring):
                 # The MMAs have what was read. An arrival right behind the reads does not wait for them on an H200.
                 arrive_warp(args.packed.empty(read_stage))
             if cutlass.const_expr(slab == slabs - 1):
                 read_stage = stage
                 if turn + 1 < turns:
                     stage, phase = _load_stage(args, weights, sources, stage, phase)
-            elif cutlass.const_expr(slab % SLABS > 0):
-                _load_weights(args, weights, sources, in_stage, slab // SLABS + 1)
+            loads_next = slab < slabs - 1 and (slab + 1) % slabs_of_unit == 0
+            if cutlass.const_expr(loads_next and slab % slabs_of_stage > 0):
+                _load_weights(args, weights, sources, read_stage, slab + 1)
             # The MMAs before these are done: their registers are free, after a stage's last ones the stage, too.
             warpgroup.wait_group(1)
             if cutlass.const_expr(slab % slabs_of_stage == 0):
                 arrive_lanes(emptied + last_stage, args.config.num_m_cta)
+                # Behind the arrival: no read is under way when a stage is released.
+                if cutlass.const_expr(loads_next):
+                    _load_weights(args, weights, sources, read_stage, slab + 1)
             if cutlass.const_expr(slab % slabs_of_stage == slabs_of_stage - 1):
                 last_stage = in_stage
                 if cutlass.const_expr(not one_ring):
@@ -258,23 +267,28 @@ def _sources(args: MathArgs, rows: LaneRows) -> LaneRows:
 
 @cute.jit
 def _load_stage(args: MathArgs, weights: Weights, rows: LaneRows, stage: Int32, phase: Int32):
-    """Wait for the packed stage and read of its first K tile; the stage after it."""
+    """Wait for the packed stage and read of its first slab; the stage after it."""
     cute.arch.mbarrier_wait(args.packed.full(stage), phase)
     _load_weights(args, weights, rows, stage, 0)
     return next_stage(args.packed, stage, phase)
 
 
 @cute.jit
-def _load_weights(args: MathArgs, weights: Weights, rows: LaneRows, stage: Int32, k_tile: cutlass.Constexpr):
-    """Read the lane's part of a K tile of a stage. rows: ``_sources``."""
-    k_tiles = k_tiles_of_stage(args.config)
+def _load_weights(args: MathArgs, weights: Weights, rows: LaneRows, stage: Int32, slab: cutlass.Constexpr):
+    """Read the lane's unit that begins with a slab of a stage, and with a K tile its scales. rows: ``_sources``."""
+    k_tiles, k_tile = k_tiles_of_stage(args.config), slab // SLABS
     data = rows.data + stage * args.b_stage_bytes + k_tile * (args.b_stage_bytes // k_tiles)
     scale = rows.scale + stage * args.sfb_stage_bytes + k_tile * (args.sfb_stage_bytes // k_tiles)
+    if cutlass.const_expr(slab % SLABS > 0):
+        # The block's second unit. Stages begin with whole swizzle spans.
+        data = data ^ UNIT_BYTES
     for i in cutlass.range_constexpr(LANE_ROWS):
         words = load_shared(data + i * rows.data_step, UNIT_WORDS)
         for word in cutlass.range_constexpr(UNIT_WORDS):
             weights.words[word, i] = words[word]
-        if cutlass.const_expr(args.format.has_powers):
+        if cutlass.const_expr(slab % SLABS > 0):
+            pass
+        elif cutlass.const_expr(args.format.has_powers):
             weights.codes[i] = load_shared(scale + i * rows.scale_step, 1)[0]
         else:
             weights.codes[i] = load_shared_half(scale + i * rows.scale_step)
@@ -299,13 +313,17 @@ def _unit_scales(format: Packed, codes: Uint32) -> Uint32:
 
 def _decode_slab(format: Packed, words: cute.Tensor, scales: list, slab: int, sign_bits: Uint32) -> list:
     """Weights of a slab's MMAs, as ``multiply_slab`` takes them."""
-    decoded = []
-    for word in range(SLAB_WORDS):
+    decoded, eights = [], UNIT_WORDS // format.words
+    for eight in range(SLAB_EIGHTS):
+        first = (SLAB_EIGHTS * slab + eight) % eights * format.words
         rows = [
             format.decode_halves(
-                words[SLAB_WORDS * slab + word, i], scales[i], (slab == 1, slab == 1), sign_bits
+                [words[first + word, i] for word in range(format.words)],
+                scales[i],
+                (slab == 1, slab == 1),
+                sign_bits,
             )
             for i in range(LANE_ROWS)
         ]
-        decoded += [row[pair] for pair in range(2 * SLAB_WORDS) for row in rows]
+        decoded += [row[pair] for pair in range(4) for row in rows]
     return decoded

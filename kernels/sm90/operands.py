@@ -4,17 +4,18 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Int32
 
-from nvfp4_cute.formats.block_format import NVFP4, BlockFormat
+from nvfp4_cute.formats.block_format import NVFP4, BlockFormat, Formats
 from nvfp4_cute.planning.arch.sm90 import LEAST_TOKENS, TILE_K, TOKEN_STEP, sf_blocks
 from nvfp4_cute.planning.config import KernelConfig
 
 from ..common.group_table import WorkTile
-from ..common.operand_maps import Boxes
+from ..common.operand_maps import Boxes, MapElement
 from .token_tiles import tokens_of_tile
 
-# One K tile of 128 values: 64 bytes a row, swizzled by TMA in 16-byte units within 64 bytes: unit ^= row / 2 % 4.
-ROW_BYTES = TILE_K // 2
+# TMA swizzles 16-byte units within a row of a K tile, 64 or 128 bytes, by its number in a span of 1024 or 512: as bits 7 and up
+# of the address say.
 UNIT_BYTES = 16
+SWIZZLE_SPAN = 128
 # Scales of one K tile and a block of 128 rows: atoms of 32 x 4 words, a word the four scales of a row; two of NVFP4.
 SF_ATOM_BYTES = 512
 SF_ATOMS = TILE_K // NVFP4.atom_k
@@ -25,17 +26,24 @@ def sf_atoms(format: BlockFormat) -> int:
     return TILE_K // format.atom_k
 
 
-def make_boxes(config: KernelConfig, format: BlockFormat = NVFP4) -> Boxes:
-    """What TMA brings in for one stage, of both sides in a format: weights on the M side, tokens on the N side."""
+def tile_row_bytes(format: BlockFormat) -> int:
+    """Bytes of a row of a K tile: 64 or 128."""
+    return format.row_bytes(TILE_K)
+
+
+def make_boxes(config: KernelConfig, sides: Formats) -> Boxes:
+    """What TMA brings in for one stage: weights on the M side, tokens on the N side. sides: formats with scales of one kind."""
     weights, tokens, k = config.cta_tile_shape_mnk
+    atoms = sf_atoms(sides[0])
     return Boxes(
         k,
         weights,
         tokens,
-        (sf_atoms(format), sf_blocks(weights)),
-        (sf_atoms(format), sf_blocks(tokens)),
+        (atoms, sf_blocks(weights)),
+        (atoms, sf_blocks(tokens)),
         values_per_element=2,
-        sf_block_k=format.atom_k,
+        sf_block_k=sides[0].atom_k,
+        elements=tuple(MapElement.of(format, format.element.bits) for format in sides),
     )
 
 
@@ -45,9 +53,11 @@ def scale_coordinates(box: tuple[int, int], k_block: Int32, row_block: Int32, ba
     return 0, *blocks, batch
 
 
-def unit_offset(row: Int32, unit: Int32) -> Int32:
-    """Offset in a packed stage of a row's 16-byte unit: 32 values of K."""
-    return row * ROW_BYTES + (unit ^ (row >> 1 & 3)) * UNIT_BYTES
+def unit_offset(row: Int32, unit: Int32, row_bytes: int) -> Int32:
+    """Offset in a packed stage of a row's 16-byte unit: 32 values of K, or 16 of 8 bits. row_bytes: of a row of a K tile."""
+    rows_of_span, units = SWIZZLE_SPAN // row_bytes, row_bytes // UNIT_BYTES
+    place = row >> 1 if rows_of_span == 2 else row
+    return row * row_bytes + (unit ^ (place & units - 1)) * UNIT_BYTES
 
 
 def scale_offset(row: Int32, atoms: int = SF_ATOMS) -> Int32:

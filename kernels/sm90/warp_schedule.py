@@ -14,9 +14,9 @@ NUM_LOAD_WARPS = 2
 NUM_WARPS = 16
 # Where no warp decodes tokens: as many as fill a warpgroup beside the two of MATH.
 NUM_WARPS_DECODED = 12
-# Rows of tokens and words of eight values that an ACTIVATIONS warp decodes at a time: of these words a K tile has four, and
+# Rows of tokens whose eight values of every block an ACTIVATIONS warp decodes at a time: of these eights a K tile has four, and
 # a stage of decoded tokens those of one or both of its slabs.
-LANES_OF_WORD = 8
+LANES_OF_EIGHT = 8
 
 
 @dataclass(frozen=True)
@@ -79,7 +79,7 @@ class WarpSchedule:
     @classmethod
     def of(cls, config: KernelConfig) -> "WarpSchedule":
         """The schedule of a config."""
-        step_tokens = LANES_OF_WORD * stages_of_k_tile(config)
+        step_tokens = LANES_OF_EIGHT * stages_of_k_tile(config)
         if config.decode_first:
             return cls(0, step_tokens, 232, 40)
         num_activation_warps = min(-(-config.work_tile_mnk[0] // step_tokens), MAX_ACTIVATION_WARPS)

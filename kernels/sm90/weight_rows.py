@@ -13,7 +13,7 @@ from nvfp4_cute.planning.arch.sm90 import SF_BLOCK_ROWS, TILE_WEIGHTS
 
 from ..common.group_table import WorkTile
 from ..common.output_kind import OutputKind
-from .operands import ROW_BYTES, SF_ATOM_BYTES, SF_ATOMS, scale_offset, unit_offset
+from .operands import SF_ATOM_BYTES, scale_offset, unit_offset
 from .warp_schedule import WARP_SIZE
 
 # Within 32 rows, scales are so many bytes from row to row; groups of 32 rows follow each other in the words between.
@@ -48,20 +48,23 @@ def output_column(kind: OutputKind) -> Int32:
     return tidx // WARP_SIZE * (16 // kind.num_products) + tidx % WARP_SIZE // 4
 
 
-def lane_rows(kind: OutputKind, tile: WorkTile, unit: Int32, atoms: int = SF_ATOMS) -> LaneRows:
-    """Rows whose 16-byte unit ``unit`` (32 values of K) a lane decodes. atoms: of scales in a K tile."""
+def lane_rows(kind: OutputKind, tile: WorkTile, unit: Int32, row_bytes: int, atoms: int) -> LaneRows:
+    """Rows whose 16-byte unit ``unit`` a lane decodes first. row_bytes: of a row of a K tile. atoms: of scales in a K tile."""
     column = output_column(kind)
     if kind.num_products == 1:
         return LaneRows(
-            unit_offset(column, unit), scale_offset(column, atoms), 8 * ROW_BYTES, 8 * SF_ROW_BYTES
+            unit_offset(column, unit, row_bytes),
+            scale_offset(column, atoms),
+            8 * row_bytes,
+            8 * SF_ROW_BYTES,
         )
     if kind.weight_layout == "separate":
         # A tile need not begin a scale block.
         sf_row = tile.tile_n_idx * tile_columns(kind) % SF_BLOCK_ROWS + column
         return LaneRows(
-            unit_offset(column, unit),
+            unit_offset(column, unit, row_bytes),
             scale_offset(sf_row, atoms),
-            tile_columns(kind) * ROW_BYTES,
+            tile_columns(kind) * row_bytes,
             atoms * SF_ATOM_BYTES,
         )
     if kind.weight_layout == "interleaved_64_up_first":
@@ -70,5 +73,8 @@ def lane_rows(kind: OutputKind, tile: WorkTile, unit: Int32, atoms: int = SF_ATO
         row = column // GATE_FIRST_ROWS * (2 * GATE_FIRST_ROWS) + column % GATE_FIRST_ROWS
         step = GATE_FIRST_ROWS
     return LaneRows(
-        unit_offset(row, unit), scale_offset(row, atoms), step * ROW_BYTES, step // 32 * SF_GROUP_BYTES
+        unit_offset(row, unit, row_bytes),
+        scale_offset(row, atoms),
+        step * row_bytes,
+        step // 32 * SF_GROUP_BYTES,
     )

@@ -14,11 +14,11 @@ class ExpertWeights:
     """Weights of E experts, [E, N, K]. A BlockScaledTensor of that shape serves as well.
 
     Attributes:
-        data: uint8 [E, N, K/2].
-        scale: float8_e4m3fn, of MXFP4 float8_e8m0fnu, [E, rn, rk, 32, 4, 4], blocked.
+        data: uint8 [E, N, K/2], of MXFP8 float8 [E, N, K].
+        scale: float8_e4m3fn, of MX formats float8_e8m0fnu, [E, rn, rk, 32, 4, 4], blocked.
         global_scale: float32, the factor one multiplies by to dequantize: one element, [E], or [E, 2] where the two halves of
-            gated weights have factors of their own; None for 1, as of MXFP4.
-        format: NVFP4, or MXFP4, which products take beside 16-bit rows.
+            gated weights have factors of their own; None for 1, as of MX formats.
+        format: NVFP4, or MXFP4 or MXFP8, which products take beside 16-bit rows.
     """
 
     data: torch.Tensor

@@ -24,7 +24,7 @@ from nvfp4_cute.problem import GroupedProblem
 
 PAIRS = [
     (arch, pair)
-    for arch in ("sm_100a", "sm_120a")
+    for arch in ("sm_100a", "sm_120a", "sm_90a")
     for pair in family_of(arch).MMA
     if pair != NVFP4_PAIR and pair[0].scale_layout == "blocked"
 ]
@@ -52,7 +52,15 @@ CONFIGS = {
         "t128x8x256_s0a2_swap",
         "t128x32x256_s0a1_swap_k2",
     ),
+    "sm_90a": (
+        "t128x8x128_s0a1_swap_k2",
+        "t128x112x128_s2a1_swap_p3",
+        "t128x192x128_s0a1_swap",
+        "t128x32x128_s0a1_swap_pre_p2",
+        "t128x192x128_s0a1_swap_pre_sk",
+    ),
 }
+PADS = tuple(arch for arch in CONFIGS if any(mma.element_bits == 8 for mma in family_of(arch).MMA.values()))
 # One of each kind, and mixed ones with 4-bit elements on either side.
 SOME_PAIRS = (
     (nv.MXFP4, nv.MXFP4),
@@ -78,6 +86,8 @@ def groups_of(pair, sizes, seed):
 
 def with_k_tile(arch, name, pair):
     """A config of ``CONFIGS`` with the K tile of a pair."""
+    if arch not in PADS:
+        return KernelConfig.from_name(name)
     family = sm120 if arch in sm120.ARCHS else limits
     return family.with_k_tile(KernelConfig.from_name(name), pair)
 
@@ -175,7 +185,7 @@ def test_machine_code(arch, pair, out_dtype, rows):
         assert not [str(finding) for finding in unfinished_reads(kernel.cubin, stages, "nvfp4_")]
 
 
-@pytest.mark.parametrize("arch", CONFIGS)
+@pytest.mark.parametrize("arch", PADS)
 def test_what_tma_cannot_pad_is_refused_by_name(arch):
     pair, backend = (nv.MXFP8_E4M3, nv.MXFP4), f"emulator:{arch}"
     short = Groups.of(pair, ((40, 72, 96),))
@@ -208,7 +218,7 @@ def test_every_candidate_can_be_built(arch, pair):
             found = family.candidates(num_b, form=form, formats=pair)
             assert found and all(family.unsupported_reason(c, num_b, pair) is None for c in found)
     assert candidates(arch, "list", formats=pair)
-    wrong = KernelConfig((128, 128, 2048), num_acc_stage=1)
+    wrong = KernelConfig((128, 128, 2048), num_acc_stage=1, swap_ab=True)
     assert "use K tile" in family.unsupported_reason(wrong, 1, pair)
 
 

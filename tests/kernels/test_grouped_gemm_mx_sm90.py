@@ -1,7 +1,8 @@
-"""MXFP4 times MXFP4 on sm_90a, decoded to bf16: every bit is the reference's where sums are exact."""
+"""MXFP4 and MXFP8 in pairs on sm_90a, decoded to bf16: every bit is the reference's where sums are exact."""
 
 import pytest
 import torch
+from format_cases import Groups
 from oracle import assert_bitwise_equal
 
 import nvfp4_cute as nv
@@ -16,27 +17,36 @@ SLOW = pytest.mark.slow
 EMULATED = "emulator:sm_90a"
 FORMATS = {"a_format": nv.MXFP4, "b_format": nv.MXFP4}
 ENDS = (0, 40, 40, 45, 111)
+# e4m3 and e5m2 on either side, and beside MXFP4.
+BYTE_PAIRS = ((nv.MXFP8_E4M3, nv.MXFP8_E5M2), (nv.MXFP8_E5M2, nv.MXFP4), (nv.MXFP4, nv.MXFP8_E4M3))
+# Tails of every extent, an empty group, an odd number of K tiles.
+SIZES = ((40, 200, 352), (0, 200, 352), (5, 200, 352), (66, 200, 352))
+# Codes of zeros, the least ones, those around 1, the largest, infinities and NaN.
+CODES = {
+    nv.MXFP8_E4M3: (0x00, 0x01, 0x87, 0x08, 0x39, 0xFE, 0x7F),
+    nv.MXFP8_E5M2: (0x80, 0x01, 0x83, 0x05, 0x3D, 0xFB, 0x7C, 0xFD),
+}
 
 
 def config(tokens, weights=128, **settings):
     return KernelConfig((weights, tokens, 128), num_acc_stage=1, swap_ab=True, **settings)
 
 
-def some(*shape, seed=0):
+def some(*shape, seed=0, format=nv.MXFP4):
     """Few bits times few powers of two, quantized without a loss: sums are exact."""
     generator = torch.Generator().manual_seed(seed + sum(shape))
     powers = torch.randint(-2, 3, (*shape[:-1], shape[-1] // 32), generator=generator).float()
     values = torch.randint(-3, 4, shape, generator=generator).float()
     values[..., ::32] = 3.0
-    return nv.quantize(values * torch.exp2(powers).repeat_interleave(32, -1), format=nv.MXFP4)
+    return nv.quantize(values * torch.exp2(powers).repeat_interleave(32, -1), format=format)
 
 
-def ragged(n, k, num_weights=1, device="cpu"):
+def ragged(n, k, num_weights=1, device="cpu", pair=(nv.MXFP4, nv.MXFP4)):
     """Arguments of a ragged product of as many weights; rows of no group behind the last."""
     offs = torch.tensor(ENDS, dtype=torch.int32)
     rows = some(120, k).dequantize().bfloat16()
-    data, scale = nv.grouped_quantize(rows, offs, format=nv.MXFP4, backend="reference")
-    weights = [some(len(ENDS), n, k, seed=seed) for seed in range(num_weights)]
+    data, scale = nv.grouped_quantize(rows, offs, format=pair[0], backend="reference")
+    weights = [some(len(ENDS), n, k, seed=seed, format=pair[1]) for seed in range(num_weights)]
     operands = data, *(w.data for w in weights), scale, *(w.scale for w in weights)
     return [t.to(device) for t in operands], offs.to(device)
 
@@ -132,6 +142,78 @@ def test_every_scale(side):
     )
 
 
+@pytest.mark.sampled(1)
+@pytest.mark.parametrize("mode", ["eager", "lazy", "random:1"])
+@pytest.mark.parametrize("pair", BYTE_PAIRS, ids=str)
+@pytest.mark.parametrize(
+    "chosen",
+    [
+        config(16, num_cta=3),
+        config(96),
+        config(160),
+        config(32, split_k=2, num_cta=4),
+        config(48, decode_first=True, num_cta=2),
+        config(128, decode_first=True, stream_k=True),
+        config(256, decode_first=True),
+    ],
+    ids=str,
+)
+def test_elements_of_8_bits(chosen, pair, mode):
+    """Every kernel: tokens decoded by warps or by a launch before, stages of one and of two K tiles, K tiles in two stages."""
+    with observe(mode=mode, check=True) as observer:
+        Groups.of(pair, SIZES, seed=1).check("ragged", EMULATED, chosen)
+    assert not observer.hazards
+
+
+def every_code(format, scales):
+    """[scales * codes, 128]: every code of ``CODES`` with every scale, alone in its row; the value is in column row % 32."""
+    codes = torch.tensor(CODES[format], dtype=torch.uint8).repeat(len(scales))
+    data = torch.zeros(len(codes), 128, dtype=torch.uint8)
+    data[torch.arange(len(codes)), torch.arange(len(codes)) % 32] = codes
+    scale = torch.full((len(codes), 4), 127, dtype=torch.uint8)
+    scale[:, 0] = scales.repeat_interleave(len(CODES[format]))
+    return data, to_blocked(scale)
+
+
+def check_every_code(format, side, scales, device="cpu", backend="auto"):
+    """Beside ones of MXFP4: products that are multiples of 2^-133 are exact, others rounded to one; what is infinite stays that.
+
+    A row of eight tokens, or of weights, has a one in each eighth column, so what is not finite meets zeros, too.
+    """
+    extreme, plain = every_code(format, scales), nv.quantize(torch.eye(32, 128), format=nv.MXFP4)
+    a, b, formats = (plain.data, extreme[0]), (plain.scale, extreme[1]), (nv.MXFP4, format)
+    if side == "tokens":
+        a, b, formats = a[::-1], b[::-1], formats[::-1]
+    options = {"a_format": formats[0], "b_format": formats[1], "out_dtype": torch.float32}
+    with observe(check=True):
+        got = nv.gemm(*(t.to(device) for t in (*a, *b)), **options, backend=backend).cpu()
+    want = nv.gemm(*a, *b, **options)
+    assert torch.equal(got.isnan(), want.isnan()) and torch.equal(got.isinf(), want.isinf())
+    exact = (want.double() * 2.0**133) % 1 == 0
+    assert_bitwise_equal(got[exact], want[exact])
+    assert ((got - want)[want.isfinite()].abs() <= 2.0**-134).all()
+    assert exact[want.isfinite()].float().mean() > 0.9 and not exact[want.isfinite()].all()
+
+
+@pytest.mark.sampled(1)
+@pytest.mark.parametrize("format", list(CODES), ids=str)
+@pytest.mark.parametrize("side", ["weights", "tokens"])
+def test_ends_of_the_range(format, side):
+    scales = torch.tensor([0, 1, 2, 3, 9, 10, 60, 127, 200, 238, 254, 255], dtype=torch.uint8)
+    check_every_code(format, side, scales, backend=EMULATED)
+
+
+@SLOW
+@pytest.mark.parametrize("pair", BYTE_PAIRS, ids=str)
+@pytest.mark.parametrize("num_b", [1, 2])
+def test_no_spills_with_8_bits(pair, num_b):
+    gate = {"activation": "silu"} if num_b == 2 else {}
+    formats = {"a_format": pair[0], "b_format": pair[1]}
+    for chosen in sm90.candidates(num_b, formats=pair)[num_b::9]:
+        key = KernelKey("sm_90a", chosen, 1, torch.bfloat16, True, "ragged", **formats, **gate).validated()
+        assert get_kernel(key).resources.stack_bytes == 0, chosen
+
+
 @SLOW
 @pytest.mark.parametrize("chosen", sm90.candidates()[::7], ids=lambda chosen: chosen.to_name())
 def test_no_spills(chosen):
@@ -164,3 +246,23 @@ def test_gpu_every_scale(side):
     assert_bitwise_equal(
         got.nan_to_num(0.0, torch.inf, -torch.inf), want.nan_to_num(0.0, torch.inf, -torch.inf)
     )
+
+
+@pytest.mark.gpu("sm_90a")
+@pytest.mark.parametrize("pair", BYTE_PAIRS, ids=str)
+@pytest.mark.parametrize(
+    "chosen", [config(16), config(64, decode_first=True), config(96), config(160), None], ids=str
+)
+def test_gpu_elements_of_8_bits(pair, chosen):
+    operands, offs = ragged(200, 352, device="cuda", pair=pair)
+    options = {"out_dtype": torch.float32, "a_format": pair[0], "b_format": pair[1]}
+    got = nv.grouped_gemm(*operands, offs, config=chosen, **options)
+    want = nv.grouped_gemm(*(t.cpu() for t in operands), offs.cpu(), **options)
+    assert_bitwise_equal(got.cpu()[: ENDS[-1]], want[: ENDS[-1]])
+
+
+@pytest.mark.gpu("sm_90a")
+@pytest.mark.parametrize("format", list(CODES), ids=str)
+@pytest.mark.parametrize("side", ["weights", "tokens"])
+def test_gpu_ends_of_the_range(format, side):
+    check_every_code(format, side, torch.arange(256, dtype=torch.uint8), "cuda")

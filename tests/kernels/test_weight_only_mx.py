@@ -1,4 +1,4 @@
-"""16-bit activations times MXFP4 weights, by both kernels, on the emulator: every bit is the reference's where sums are exact."""
+"""16-bit activations times MXFP4 and MXFP8 weights, by both kernels, on the emulator: every bit is the reference's where sums are exact."""
 
 import pytest
 import torch
@@ -51,6 +51,35 @@ def assert_same_bits(**arguments):
 def test_ragged(chosen, mode):
     """Tiles cut in every direction, more than one a CTA, an odd number of K tiles, the last one cut; rows of no group."""
     assert_same_bits(form="ragged", rows=ROWS, n=200, k=352, chosen=chosen, has_alpha=True, mode=mode)
+
+
+@pytest.mark.sampled(1)
+@pytest.mark.parametrize("format", [MXFP8_E4M3, MXFP8_E5M2], ids=str)
+@pytest.mark.parametrize(
+    ("form", "chosen", "mode"),
+    [
+        ("ragged", config(16, num_cta=2), "random:1"),
+        ("ragged", config(32, multicast_n=2, num_cta=4), "lazy"),
+        ("masked", config(64, 256), "eager"),
+        ("list", config(24, split_k=2, num_cta=4), "lazy"),
+        ("ragged", None, "random:2"),
+    ],
+    ids=str,
+)
+def test_weights_of_8_bits(format, form, chosen, mode):
+    arguments = dict(form=form, rows=ROWS, n=200, k=352, chosen=chosen, has_alpha=True, mode=mode)
+    for got, want in zip(*run_both(format=format, **arguments), strict=True):
+        assert_bitwise_equal(got, want)
+
+
+@SLOW
+@pytest.mark.parametrize("layout", ["separate", "interleaved_64_up_first", "interleaved_32_gate_first"])
+def test_dual_of_8_bits(layout):
+    chosen = dual(32, num_cta=3) if layout == "separate" else config(64, num_cta=1)
+    gate = Gate("relu2", 40.0, layout)
+    arguments = dict(form="ragged", rows=ROWS, n=192, k=160, chosen=chosen, gate=gate, format=MXFP8_E4M3)
+    for got, want in zip(*run_both(**arguments), strict=True):
+        assert_bitwise_equal(got, want)
 
 
 @SLOW
@@ -143,13 +172,43 @@ def test_float16_is_refused():
             call()
 
 
+@pytest.mark.sampled(1)
+@pytest.mark.parametrize(("format", "least"), [(MXFP8_E4M3, 3), (MXFP8_E5M2, 10)], ids=["e4m3", "e5m2"])
+def test_every_8_bit_weight_times_scales_of_groups(format, least):
+    """The grouped kernel: all codes, alone in their columns; scales under ``least`` round by 2^-134 at most."""
+    codes = torch.tensor([0, 1, 2, 3, 9, 10, 60, 127, 200, 239, 240, 254, 255], dtype=torch.uint8)
+    w = torch.arange(256, dtype=torch.uint8).repeat(len(codes), 1)
+    alone = torch.zeros(32, len(codes), 256, dtype=torch.uint8)
+    for group, columns in enumerate(alone.split(1)):
+        columns[0, :, group::32] = w[:, group::32]
+    # Of a group eight weights a row, each with a token of its own. 0 times what is infinite is NaN in the sum, in either.
+    x = torch.zeros(32, 8, 256, dtype=torch.bfloat16)
+    group, token = torch.arange(256) % 32, torch.arange(256) // 32
+    x[group, token, torch.arange(256)] = 1
+    scale = to_blocked(codes[:, None].expand(-1, 8).contiguous()).expand(32, -1, -1, -1, -1, -1).contiguous()
+    offs = torch.arange(8, 257, 8, dtype=torch.int32)
+    operands = (x.reshape(256, 256), alone, None, scale, offs)
+    options = {"b_format": format, "out_dtype": torch.float32}
+    got = grouped_gemm(*operands, **options, backend=EMULATED)
+    want = grouped_gemm(*operands, **options)
+    finite = want.isfinite()
+    is_exact = finite & (codes >= least)
+    # A product from 2^128 on is infinite, and then the other seven tokens' zeros times it are NaN.
+    unlike = got.isnan() != want.isnan()
+    assert not unlike[:, codes < 239].any()
+    assert torch.equal(got[is_exact & ~unlike], want[is_exact & ~unlike])
+    assert ((got - want)[finite & ~unlike].abs() <= 2.0**-134).all()
+    assert (got[:, codes < least] != want[:, codes < least]).any()
+
+
 @SLOW
+@pytest.mark.parametrize("format", [MXFP4, MXFP8_E4M3], ids=str)
 @pytest.mark.parametrize("num_b", [1, 2])
-def test_no_spills(num_b):
+def test_no_spills(num_b, format):
     gate = None if num_b == 1 else Gate("silu", None, "separate")
-    for chosen in largest_candidates(num_b):
+    for chosen in largest_candidates(num_b, format):
         dtypes = (torch.bfloat16, torch.bfloat16)
-        key = WeightOnlyKey("sm_90a", chosen, 1, *dtypes, True, "ragged", gate, MXFP4).validated()
+        key = WeightOnlyKey("sm_90a", chosen, 1, *dtypes, True, "ragged", gate, format).validated()
         assert get_kernel(key).resources.stack_bytes == 0, chosen
 
 

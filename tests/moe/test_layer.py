@@ -4,13 +4,14 @@ import random
 
 import pytest
 import torch
-from expert_layers import mxfp4_weights, naive, some_layer
+from expert_layers import mx_weights, naive, some_layer
 from oracle import assert_bitwise_equal, assert_error_within
 
 from nvfp4_cute import UnsupportedProblem
 from nvfp4_cute.backends.emulator import observe
 from nvfp4_cute.experts.layer import moe
 from nvfp4_cute.experts.weights import ExpertWeights
+from nvfp4_cute.formats.block_format import MXFP4, MXFP8
 
 ARCHS = ["sm_90a", "sm_100a", "sm_120a"]
 
@@ -85,16 +86,19 @@ def test_random_layers_of_16_bit_rows(seed):
 
 
 @pytest.mark.parametrize(
-    "seed", [pytest.param(seed, marks=pytest.mark.slow if seed > 1 else ()) for seed in range(6)]
+    ("format", "seed"),
+    [pytest.param(MXFP4, seed, marks=pytest.mark.slow if seed > 1 else ()) for seed in range(6)]
+    + [pytest.param(MXFP8[seed % 2], seed, marks=pytest.mark.slow) for seed in range(4)],
+    ids=str,
 )
-def test_mxfp4_weights(seed):
+def test_mx_weights(format, seed):
     """Beside 16-bit rows; with biases and gates in turn, as gpt-oss, or in the epilogue."""
     layouts = ("interleaved",) if seed % 2 else ("concatenated",)
     layer, generator = drawn(seed, layouts=layouts), torch.Generator().manual_seed(seed)
     layer.x = layer.x.bfloat16()
     experts, rows, hidden = layer.w13.shape
-    layer.w13 = mxfp4_weights(experts, rows, hidden, generator)
-    layer.w2 = mxfp4_weights(experts, hidden, layer.w2.shape[2], generator)
+    layer.w13 = mx_weights(experts, rows, hidden, generator, format=format)
+    layer.w2 = mx_weights(experts, hidden, layer.w2.shape[2], generator, format=format)
     dropped = ("input_scale", "hidden_scale", "bias13", "bias2", "shared")
     layer.options = {k: v for k, v in layer.options.items() if k not in dropped}
     layer.options |= {"activations": "16bit", "activation": "relu2"}

@@ -9,7 +9,7 @@ from nvfp4_cute.experts.activation import activate_rows
 from nvfp4_cute.experts.weights import ExpertWeights
 from nvfp4_cute.formats import block_scaled
 from nvfp4_cute.formats.block_format import MXFP4
-from nvfp4_cute.formats.codecs import encode_e4m3
+from nvfp4_cute.formats.codecs import encode, encode_e4m3
 from nvfp4_cute.formats.scale_layout import padded_shape, to_blocked
 from nvfp4_cute.reference import expand_operand
 
@@ -29,14 +29,17 @@ class Layer:
         return self.x, self.ids, self.weights, self.w13, self.w2
 
 
-def mxfp4_weights(experts, n, k, generator, least_exponent=-6):
-    """Random e2m1, three powers of two as scales, from 2^-6 on where no other is named; padding rows NaN."""
+def mx_weights(experts, n, k, generator, least_exponent=-6, format=MXFP4):
+    """Random e2m1, or whole numbers up to 7, three powers of two as scales, from 2^-6 on unless named; padding rows NaN."""
     first = 127 + least_exponent
     data = torch.randint(0, 256, (experts, n, k // 2), dtype=torch.uint8, generator=generator)
+    if format.element.bits == 8:
+        numbers = torch.randint(-7, 8, (experts, n, k), generator=generator).float()
+        data = encode(numbers, format.element)
     codes = torch.full((experts, *MXFP4.padded_scale_shape(n, k)), 0xFF, dtype=torch.uint8)
     codes[:, :n] = torch.randint(first, first + 3, (experts, n, codes.shape[2]), generator=generator).byte()
     scale = torch.stack([to_blocked(one) for one in codes]).view(torch.float8_e8m0fnu)
-    return ExpertWeights(data, scale, None, MXFP4)
+    return ExpertWeights(data, scale, None, format)
 
 
 def some_weights(experts, n, k, generator):

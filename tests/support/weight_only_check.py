@@ -8,7 +8,7 @@ from oracle import poisoned
 from nvfp4_cute import backends
 from nvfp4_cute.backends.emulator import observe
 from nvfp4_cute.formats.block_format import NVFP4
-from nvfp4_cute.formats.codecs import encode_e4m3, encode_ue8m0
+from nvfp4_cute.formats.codecs import encode, encode_e4m3, encode_ue8m0
 from nvfp4_cute.formats.scale_layout import to_blocked
 from nvfp4_cute.gpus.targets import H200
 from nvfp4_cute.launch.weight_only import WeightOnlyTask
@@ -38,15 +38,21 @@ def dual(tokens, k=128, **settings):
 
 
 def weights(groups, n, k, generator, format=NVFP4):
-    """uint8 [G, N, K/2] with a gap between rows, and blocked scales [G, bytes], whose padding rows nobody may use."""
-    buffer = torch.full((groups, n, -(-k // 32) * 16 + 16), 0x77, dtype=torch.uint8)
-    buffer[..., : k // 2] = torch.randint(0, 256, (groups, n, k // 2), dtype=torch.uint8, generator=generator)
+    """uint8 [G, N, bytes of K] with a gap between rows, and blocked scales [G, bytes], whose padding rows nobody may use."""
+    length = format.row_bytes(k)
+    buffer = torch.full((groups, n, -(-length // 16) * 16 + 16), 0x77, dtype=torch.uint8)
+    if format.element.bits == 8:
+        numbers = torch.randint(-7, 8, (groups, n, k), generator=generator).float()
+        buffer[..., :length] = encode(numbers, format.element).view(torch.uint8)
+    else:
+        shape = (groups, n, length)
+        buffer[..., :length] = torch.randint(0, 256, shape, dtype=torch.uint8, generator=generator)
     codes, k_blocks = SCALES[format.scale.name], k // format.block_k
     padding = NAN_CODES[format.scale.name]
     scale = torch.full((groups, *format.padded_scale_shape(n, k)), padding, dtype=torch.uint8)
     scale[:, :n] = 0
     scale[:, :n, :k_blocks] = codes[torch.randint(0, 4, (groups, n, k_blocks), generator=generator)]
-    return buffer[..., : k // 2], torch.stack([to_blocked(x).flatten() for x in scale])
+    return buffer[..., :length], torch.stack([to_blocked(x).flatten() for x in scale])
 
 
 def tokens(batches, rows, k, dtype, generator):
@@ -113,9 +119,9 @@ def run_both(mode="eager", backend=EMULATED, **arguments):
     return list(made.out), list(expected.out)
 
 
-def largest_candidates(num_b=1):
+def largest_candidates(num_b=1, format=NVFP4):
     """A config of every kind: the most tokens with each K tile, share of tokens and split."""
     kinds = {}
-    for found in planning.candidates(num_b):
+    for found in planning.candidates(num_b, format):
         kinds[found.work_tile_mnk[2], found.multicast_n, found.split_k, planning.ctas_per_sm(found)] = found
     return list(kinds.values())

@@ -1,1 +1,1 @@
-"""Weight-only products on sm_90a: 16-bit activations times NVFP4 weights."""
+"""Weight-only products on sm_90a: 16-bit activations times quantized weights."""

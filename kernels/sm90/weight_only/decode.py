@@ -1,31 +1,36 @@
-"""e2m1 weights as wgmma takes them beside 16-bit tokens in their own order: which bytes a lane gets, and what it makes of them.
+"""Weights as wgmma takes them beside 16-bit tokens in their own order: which bytes a lane gets, and what it makes of them.
 
-Of every MMA's 16 values of K, lane t of a quad has those at 2t, 2t+1, 2t+8 and 2t+9: of a row's 32-bit words, which hold eight
-values each, byte t. It reads 16 bytes of a row, four words, in one instruction; :func:`exchange` deals bytes among the quad.
-Afterwards it has two words a slab of 64 values: byte 2i + j of word w is what step 2i + w of the slab has in half j of its K.
+Of every MMA's 16 values of K, lane t of a quad has those at 2t, 2t+1, 2t+8 and 2t+9. Of e4m3 and e5m2 it reads these pairs, two
+bytes each (:func:`load_slab`). Of e2m1 they are byte t of a row's 32-bit words, which hold eight values each: it reads 16 bytes
+of a row, four words, in one instruction, and :func:`exchange` deals bytes among the quad. Afterwards it has two words a slab:
+byte 2i + j of word w is what step 2i + w of the slab has in half j of its K.
 
-A byte's two values become a pair of floats: their bits go to sign, low exponent and top mantissa bit, and read as the value
+A byte's two e2m1 become a pair of floats: their bits go to sign, low exponent and top mantissa bit, and read as the value
 times ``2^(1 - bias)``. The product with an e4m3 scale is exact in fp16 and bf16: it has at most 6 significant bits. That with a
-ue8m0 scale is exact in bf16 (``common.ue8m0``).
+ue8m0 scale is exact in bf16, that of e4m3 or e5m2 all but the least (``common.ue8m0``).
 """
 
 from dataclasses import dataclass
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Float32, Uint32
+from cutlass import Float32, Int32, Uint32
 
 from nvfp4_cute.formats.block_format import UE8M0, BlockFormat
+from nvfp4_cute.planning.arch.sm90 import SLABS
 
 from ...common import ptx, ue8m0
 from ...common.decode import MAGNITUDE_AT_EXPONENT, decode_scales
 from ...common.select import select
+from ...common.shared_access import load_shared, load_shared_half
 from ...common.versions import inline_ptx
 from ..opaque import opaque
-from ..operands import sf_atoms
+from ..operands import UNIT_BYTES, sf_atoms, tile_row_bytes
 
 # Words of a row that a lane reads of a K tile, and those it has of each of its slabs afterwards.
 UNIT_WORDS, SLAB_WORDS = 4, 2
+# MMAs of a slab; the pairs that a lane has in each of a row, eight values apart.
+STEPS, PAIRS_OF_STEP = 4, 2
 # prmt: two bytes of either word, of one parity.
 EVEN_BYTES, NEXT_BYTES = 0x6420, 0x1111
 # The same with the words changed round.
@@ -42,7 +47,7 @@ class Decoding:
     """What weights are, and what they become.
 
     Attributes:
-        format: of the weights: of e2m1, with scales of e4m3, or beside bfloat16 of ue8m0.
+        format: of the weights: of e2m1 with scales of e4m3, or beside bfloat16 an MX format.
         is_bf16: whether they become bfloat16, else float16.
     """
 
@@ -55,6 +60,26 @@ class Decoding:
         return self.format.scale == UE8M0
 
     @property
+    def has_bytes(self) -> bool:
+        """Whether elements are e4m3 or e5m2."""
+        return self.format.element.bits == 8
+
+    @property
+    def row_bytes(self) -> int:
+        """Of a row of a K tile."""
+        return tile_row_bytes(self.format)
+
+    @property
+    def slabs_of_load(self) -> int:
+        """Slabs whose weights a lane reads at a time."""
+        return 1 if self.has_bytes else SLABS
+
+    @property
+    def words(self) -> int:
+        """Of a row, which a lane reads at a time; of bytes two in each."""
+        return STEPS * PAIRS_OF_STEP if self.has_bytes else UNIT_WORDS
+
+    @property
     def atoms(self) -> int:
         """Of scales, in a K tile: words a row."""
         return sf_atoms(self.format)
@@ -62,6 +87,8 @@ class Decoding:
     @property
     def exponent(self) -> int:
         """log2 of what sums must be multiplied with."""
+        if self.has_bytes:
+            return 0
         if self.has_powers:
             return ue8m0.OPERAND_EXPONENT
         return BF16_EXPONENT if self.is_bf16 else FP16_EXPONENT
@@ -94,6 +121,21 @@ class Quad:
         return cls(kept, kept ^ NEXT_BYTES, own, own ^ NEXT_BYTES, upper == 1)
 
 
+def load_slab(address: Int32, slab: int, decoding: Decoding) -> list:
+    """A lane's weights of a row, in ``Decoding.words``.
+
+    Args:
+        address: of its unit; of bytes of its first pair in unit 0 of the row, whose other units are swizzled with that.
+        slab: of the K tile.
+    """
+    if not decoding.has_bytes:
+        return load_shared(address, UNIT_WORDS)
+    units = [address ^ (slab * STEPS + step) * UNIT_BYTES for step in range(STEPS)]
+    return [
+        load_shared_half(unit + pair * UNIT_BYTES // 2) for unit in units for pair in range(PAIRS_OF_STEP)
+    ]
+
+
 def exchange(words: list, quad: Quad) -> list:
     """Deal out a row's bytes among the four lanes that have read 16 of them each.
 
@@ -122,16 +164,21 @@ def slab_weights(words: list, codes: list, slab: int, decoding: Decoding) -> lis
     """Weights of a slab's four MMAs, as ``wgmma.multiply_slab`` takes them.
 
     Args:
-        words: of each of the lane's rows, ``SLAB_WORDS`` of :func:`exchange`.
+        words: of each of the lane's rows, ``SLAB_WORDS`` of :func:`exchange`, or what :func:`load_slab` gave.
         codes: of each row, the words with its scales of the K tile.
         slab: of the K tile.
         decoding: of what, into what.
     """
-    if decoding.has_powers:
+    if decoding.has_bytes:
+        element = decoding.format.element.name
+        rows = [
+            _row_steps_of_bytes(row, *word, slab, element) for row, word in zip(words, codes, strict=True)
+        ]
+    elif decoding.has_powers:
         rows = [_row_steps_of_powers(row, *word, slab) for row, word in zip(words, codes, strict=True)]
     else:
         rows = [_row_steps(row, word[slab], decoding.is_bf16) for row, word in zip(words, codes, strict=True)]
-    return [row[step][half] for step in range(4) for half in range(2) for row in rows]
+    return [row[step][half] for step in range(STEPS) for half in range(PAIRS_OF_STEP) for row in rows]
 
 
 def _row_steps(words: list, codes: Uint32, is_bf16: bool) -> list:
@@ -151,12 +198,25 @@ def _row_steps(words: list, codes: Uint32, is_bf16: bool) -> list:
 
 def _row_steps_of_powers(words: list, codes: Uint32, slab: int) -> list:
     """The same with scales of ue8m0, of which two steps have one."""
-    scales = ue8m0.powers(ptx.prmt(codes, Uint32(0), Uint32(ue8m0.UPPER_BYTES[slab])))
+    scales = _slab_powers(codes, slab)
     decoded = [[ue8m0.lifted(pair) for pair in _bf16_pairs(word)] for word in words]
     return [
         [ue8m0.times_one_of(decoded[step % 2][step // 2 * 2 + half], scales, step // 2) for half in range(2)]
         for step in range(4)
     ]
+
+
+def _row_steps_of_bytes(words: list, codes: Uint32, slab: int, element: str) -> list:
+    """The same of e4m3 or e5m2, a pair in every word."""
+    scales = _slab_powers(codes, slab)
+    pairs = [ue8m0.fp8_pair(word, element) for word in words]
+    scaled = [ue8m0.times_one_of(pair, scales, 2 * i // len(pairs)) for i, pair in enumerate(pairs)]
+    return [scaled[i : i + PAIRS_OF_STEP] for i in range(0, len(scaled), PAIRS_OF_STEP)]
+
+
+def _slab_powers(codes: Uint32, slab: int) -> Uint32:
+    """Scales of both blocks of a slab, as two bf16."""
+    return ue8m0.powers(ptx.prmt(codes, Uint32(0), Uint32(ue8m0.UPPER_BYTES[slab])))
 
 
 def _fp16_pairs(word: Uint32) -> list:

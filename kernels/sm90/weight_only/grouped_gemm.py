@@ -1,4 +1,4 @@
-"""Weight-only grouped GEMM on sm_90a: fp16 or bf16 tokens x NVFP4 weights, or bf16 x MXFP4, -> fp16, bf16 or fp32.
+"""Weight-only grouped GEMM on sm_90a: fp16 or bf16 tokens x NVFP4 weights, or bf16 x MXFP4 or MXFP8, -> fp16, bf16 or fp32.
 
 For every group g:  C = alpha[g] * A @ (B * SFB)^T  with A (M_g, K_g) of 16 bits, K-major; B, SFB, C, the dual GEMM and the four
 forms as of ``..grouped_gemm``. Weights become the type of the tokens, exactly (``decode``), in the registers that wgmma reads;
@@ -103,7 +103,7 @@ class WeightOnlyGemmSm90:
         groups = read_groups(values, rows, self.form, self.config.work_tile_mnk[0])
         # A copy is of one K tile of 128 values.
         cta_tile = (*self.config.cta_tile_shape_mnk[:2], TILE_K)
-        boxes = make_boxes(replace(self.config, cta_tile_shape_mnk=cta_tile), self.decoding.format)
+        boxes = make_boxes(replace(self.config, cta_tile_shape_mnk=cta_tile), (self.decoding.format,) * 2)
         dtype, box = BFloat16 if self.decoding.is_bf16 else Float16, token_box(self.config)
         descriptors = replace(
             Descriptors.encode(weights, [], boxes),
@@ -179,9 +179,8 @@ class WeightOnlyGemmSm90:
         # ---- LOAD --------------------------------------------------------------------------------------
         else:
             cute.arch.setmaxregister_decrease(schedule.other_registers)
-            load = LoadArgs(
-                descriptors, weights, scales, tokens, plan, config, tiles, ring, self.decoding.atoms
-            )
+            extents = (self.decoding.atoms, self.decoding.row_bytes)
+            load = LoadArgs(descriptors, weights, scales, tokens, plan, config, tiles, ring, *extents)
             if warp_idx == schedule.first_load_warp_id:
                 run_load_weights(load)
             if warp_idx == schedule.first_load_warp_id + 1:

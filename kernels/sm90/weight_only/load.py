@@ -19,7 +19,6 @@ from ...common.ring import PRODUCER_PHASE, Ring, next_stage
 from ...common.shared_access import store_shared
 from ...common.tma_load import EVICT_FIRST, EVICT_LAST, tma_load
 from ..activations import SLAB_ROW_BYTES
-from ..operands import ROW_BYTES
 from ..tile_walk import WalkedTiles, sides_of_cta
 from ..token_tiles import first_token, tokens_of_tile
 
@@ -35,6 +34,7 @@ class LoadArgs:
         weights, scales, tokens: shared addresses of stage 0: (STAGE, K TILE, OPERAND, ...), (STAGE, SLAB, TOKEN, 128 bytes).
         ring: full: an arrival and the bytes of either warp.
         sf_atoms: of scales along a K tile.
+        k_extent: of a K tile in the tensor maps of weights.
     """
 
     descriptors: Descriptors
@@ -46,6 +46,7 @@ class LoadArgs:
     tiles: WalkedTiles
     ring: Ring
     sf_atoms: int
+    k_extent: int
 
 
 @cute.jit
@@ -81,7 +82,7 @@ def run_load_weights(args: LoadArgs):
                 for turn in cutlass.range_constexpr(k_tiles * count):
                     k_tile, i = index * k_tiles + turn // count, turn % count
                     at = (stage * k_tiles * count + turn) * data_bytes + args.weights
-                    where = (k_tile * ROW_BYTES, row, batch)
+                    where = (k_tile * args.k_extent, row, batch)
                     tma_load(at, data_maps[i], where, full.toint(), EVICT_FIRST, 1)
                     at = (stage * k_tiles * count + turn) * scale_bytes + args.scales
                     where = (0, k_tile * args.sf_atoms, block, batch)

@@ -31,7 +31,7 @@ from ..tile_walk import WalkedTiles
 from ..warp_schedule import WarpSchedule
 from ..weight_rows import LaneRows, lane_rows
 from ..wgmma import multiply_slab, slab_matrix
-from .decode import SLAB_WORDS, UNIT_WORDS, Decoding, Quad, exchange, slab_weights
+from .decode import SLAB_WORDS, Decoding, Quad, exchange, load_slab, slab_weights
 
 
 @dataclass(frozen=True)
@@ -68,10 +68,10 @@ class MathArgs:
 
 @dataclass(frozen=True)
 class Weights:
-    """Packed weights of a K tile in a lane's registers.
+    """Packed weights in a lane's registers.
 
     Attributes:
-        words: (4 words of a unit, 2 rows) of eight e2m1.
+        words: (``Decoding.words``, 2 rows): four of eight e2m1, of a K tile, or eight of two e4m3 or e5m2, of a slab.
         codes: (words with scales of a K tile, 2 rows): one a slab of e4m3, one for both of ue8m0.
     """
 
@@ -89,11 +89,19 @@ def run_math(args: MathArgs):
     quad, place = Quad.of_lane(), tiles.first()
     while tiles.has_tile(place):
         part = tiles.part(place)
-        rows = lane_rows(args.kind, part.tile, cute.arch.thread_idx()[0] % 4, args.decoding.atoms)
+        rows = _lane_rows(args, part.tile)
         tokens = opaque(tokens_multiplied(part.tile, args.config))
         stage, phase = _accumulate(args, acc, rows, quad, tokens, part.count, stage, phase)
         turn = finish_tile(args.partial, acc, turn, lambda: _store(args, acc, part.tile))
         place = tiles.next(place)
+
+
+def _lane_rows(args: MathArgs, tile: WorkTile) -> LaneRows:
+    """Where a lane's weights are: a unit, or of bytes pairs from unit 0 on."""
+    decoding, lane = args.decoding, cute.arch.thread_idx()[0] % 4
+    unit = Int32(0) if decoding.has_bytes else lane
+    rows = lane_rows(args.kind, tile, unit, decoding.row_bytes, decoding.atoms)
+    return replace(rows, data=rows.data + lane * 2) if decoding.has_bytes else rows
 
 
 def _store(args: MathArgs, acc: cute.Tensor, tile: WorkTile):
@@ -115,7 +123,7 @@ def _accumulate(
     tile_m, num_cta = args.config.work_tile_mnk[0], args.config.multicast_n
     acc.fill(0.0)
     weights = Weights(
-        cute.make_rmem_tensor((UNIT_WORDS, LANE_ROWS), Uint32),
+        cute.make_rmem_tensor((args.decoding.words, LANE_ROWS), Uint32),
         cute.make_rmem_tensor((args.decoding.atoms, LANE_ROWS), Uint32),
     )
     # The first arrival releases no stage: nobody waits for the barrier behind the last stage's.
@@ -127,16 +135,18 @@ def _accumulate(
     for turn in cutlass.range(count, unroll=1):
         in_stage = read_stage
         for slab in cutlass.range_constexpr(slabs):
+            if cutlass.const_expr(slab % args.decoding.slabs_of_load == 0):
+                dealt = [[weights.words[w, i] for w in range(args.decoding.words)] for i in range(LANE_ROWS)]
+                if cutlass.const_expr(not args.decoding.has_bytes):
+                    dealt = [exchange(row, quad) for row in dealt]
             if cutlass.const_expr(slab % SLABS == 0):
-                dealt = [
-                    exchange([weights.words[w, i] for w in range(UNIT_WORDS)], quad) for i in range(LANE_ROWS)
-                ]
                 codes = [[weights.codes[j, i] for j in range(args.decoding.atoms)] for i in range(LANE_ROWS)]
             if cutlass.const_expr(slab == 0):
                 # MMAs' descriptors in uniform registers: without this the compiler moves each one there by itself.
                 uniform_stage = cute.arch.make_warp_uniform(in_stage)
-            first = slab % SLABS * SLAB_WORDS
-            words = [row[first : first + SLAB_WORDS] for row in dealt]
+            words, first = dealt, slab % SLABS * SLAB_WORDS
+            if cutlass.const_expr(not args.decoding.has_bytes):
+                words = [row[first : first + SLAB_WORDS] for row in dealt]
             decoded = slab_weights(words, codes, slab % SLABS, args.decoding)
             matrix = slab_matrix(args.tokens, uniform_stage * slabs + slab, tile_m)
             counts, most = token_counts(tile_m), args.schedule.mma_tokens
@@ -145,16 +155,22 @@ def _accumulate(
                 read_stage = stage
                 if turn + 1 < count:
                     stage, phase = _load_stage(args, weights, sources, stage, phase)
-            elif cutlass.const_expr(slab % SLABS == SLABS - 1):
-                _load_weights(args, weights, sources, in_stage, slab // SLABS + 1)
+            loads_next = slab < slabs - 1 and (slab + 1) % args.decoding.slabs_of_load == 0
+            if cutlass.const_expr(loads_next and slab > 0):
+                _load_weights(args, weights, sources, in_stage, slab + 1)
             # The MMAs before these are done: their registers are free, after a stage's last ones the stage, too.
             warpgroup.wait_group(1)
             if cutlass.const_expr(slab == 0):
                 arrive_lanes(emptied + last_stage, num_cta)
+                # Behind the arrival: no read is under way when a stage is released.
+                if cutlass.const_expr(loads_next):
+                    _load_weights(args, weights, sources, in_stage, slab + 1)
         last_stage = in_stage
     warpgroup.wait_group(0)
     if count > 0:
-        words = [weights.words[0, 0], weights.words[0, 1]]
+        # A load of the first ones is of all words, unless those are of bytes.
+        read = range(args.decoding.words) if args.decoding.has_bytes else (0,)
+        words = [weights.words[word, i] for word in read for i in range(LANE_ROWS)]
         words += [weights.codes[i] for i in range(cute.size(weights.codes))]
         arrive_lanes(emptied + last_stage + behind_reads(words, args.outputs), num_cta)
     return stage, phase
@@ -167,23 +183,24 @@ def _sources(args: MathArgs, rows: LaneRows) -> LaneRows:
 
 @cute.jit
 def _load_stage(args: MathArgs, weights: Weights, rows: LaneRows, stage: Int32, phase: Int32):
-    """Wait for the stage and read of its first K tile; the stage after it."""
+    """Wait for the stage and read of its first slab; the stage after it."""
     cute.arch.mbarrier_wait(args.ring.full(stage), phase)
     _load_weights(args, weights, rows, stage, 0)
     return next_stage(args.ring, stage, phase)
 
 
 @cute.jit
-def _load_weights(args: MathArgs, weights: Weights, rows: LaneRows, stage: Int32, k_tile: cutlass.Constexpr):
-    """Read the lane's part of a K tile of a stage. rows: ``_sources``."""
-    smem = args.smem
+def _load_weights(args: MathArgs, weights: Weights, rows: LaneRows, stage: Int32, slab: cutlass.Constexpr):
+    """Read the lane's weights of a slab of a stage, or of its K tile, whose scales come with it. rows: ``_sources``."""
+    smem, k_tile = args.smem, slab // SLABS
     data_bytes, scale_bytes = smem.num_b * smem.b_stage_bytes, smem.num_b * smem.sfb_stage_bytes
     data = rows.data + stage * data_bytes + k_tile * (data_bytes // args.k_tiles)
     scale = rows.scale + stage * scale_bytes + k_tile * (scale_bytes // args.k_tiles)
     for i in cutlass.range_constexpr(LANE_ROWS):
-        words = load_shared(data + i * rows.data_step, UNIT_WORDS)
-        for word in cutlass.range_constexpr(UNIT_WORDS):
+        words = load_slab(data + i * rows.data_step, slab % SLABS, args.decoding)
+        for word in cutlass.range_constexpr(args.decoding.words):
             weights.words[word, i] = words[word]
-        for atom in cutlass.range_constexpr(args.decoding.atoms):
-            address = scale + i * rows.scale_step + atom * SF_ATOM_BYTES
-            weights.codes[atom, i] = load_shared(address, 1)[0]
+        if cutlass.const_expr(slab % SLABS == 0):
+            for atom in cutlass.range_constexpr(args.decoding.atoms):
+                address = scale + i * rows.scale_step + atom * SF_ATOM_BYTES
+                weights.codes[atom, i] = load_shared(address, 1)[0]

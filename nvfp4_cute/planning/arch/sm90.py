@@ -12,7 +12,7 @@ from statistics import NormalDist
 
 import numpy as np
 
-from nvfp4_cute.formats.block_format import MXFP4, NVFP4, NVFP4_PAIR, Formats
+from nvfp4_cute.formats.block_format import MIXED_PAIRS, MXFP4, MXFP8_PAIRS, NVFP4, NVFP4_PAIR, Formats
 from nvfp4_cute.planning.arch.base import (
     Mma,
     clusters_in_gpcs,
@@ -39,7 +39,10 @@ PAIRED_TILE_TOKENS = 32
 # Barriers, the gaps that aligning the buffers to 1024 bytes leaves, and 32 x 64 results of each MATH warpgroup.
 SMEM_RESERVED_BYTES = 4096 + 2 * 4096
 # Both operands are decoded, scales included.
-MMA = {(NVFP4, NVFP4): Mma("f16", 16), (MXFP4, MXFP4): Mma("bf16", 16)}
+MMA = {
+    (NVFP4, NVFP4): Mma("f16", 16),
+    **{pair: Mma("bf16", 16) for pair in ((MXFP4, MXFP4), *MXFP8_PAIRS, *MIXED_PAIRS)},
+}
 TILE_WEIGHTS = 128
 TILE_K = 128
 # Accumulators of more tokens do not fit a thread's registers.
@@ -106,6 +109,8 @@ MAX_TOKENS_OF_LONG_STAGES = 96
 # Packed stages that are wanted before decoded ones become more: enough bytes in flight for the memory's latency.
 WANTED_AB_STAGE = 5
 MAX_AB_STAGE = 12
+# Fewer would have nothing in flight while MATH reads.
+MIN_AB_STAGE = 2
 FP16_BYTES, FP32_BYTES = 2, 4
 
 
@@ -151,9 +156,9 @@ class SmemPlan:
     """Bytes of one stage, by operand, and of all stages. Plain integers, printable.
 
     Attributes:
-        a_stage_bytes, b_stage_bytes: packed e2m1 of tokens, if any, and of each operand with weights.
+        a_stage_bytes, b_stage_bytes: packed elements of tokens, if any, and of each operand with weights.
         sfa_stage_bytes, sfb_stage_bytes: their scales, in whole blocks of 128 rows.
-        decoded_stage_bytes: the tokens in fp16, of a stage's K tiles or half of one.
+        decoded_stage_bytes: the tokens in fp16 or bf16, of a stage's K tiles or half of one.
         num_ab_stage, num_decoded_stage: stages of packed operands, of decoded tokens.
         partial_bytes: sums that the first CTA of a cluster gets from the others.
         num_b: operands with weights.
@@ -242,14 +247,13 @@ def smem_plan(config: KernelConfig, num_b: int = 1, formats: Formats = NVFP4_PAI
     """Shared memory of ``config``. ``num_ab_stage=None`` is resolved to as many stages as fit."""
     n, m, k = config.cta_tile_shape_mnk
     k *= k_tiles_of_stage(config)
-    format = formats[0]  # of both
-    row_bytes, sf_block_bytes = format.row_bytes(k), format.atom_row_bytes(k)
+    a_format, b_format = formats
     capacity = smem_capacity_bytes(ctas_per_sm(config))
     plan = SmemPlan(
-        a_stage_bytes=m * row_bytes,
-        b_stage_bytes=n * row_bytes,
-        sfa_stage_bytes=sf_blocks(m) * sf_block_bytes,
-        sfb_stage_bytes=sf_blocks(n) * sf_block_bytes,
+        a_stage_bytes=m * a_format.row_bytes(k),
+        b_stage_bytes=n * b_format.row_bytes(k),
+        sfa_stage_bytes=sf_blocks(m) * a_format.atom_row_bytes(k),
+        sfb_stage_bytes=sf_blocks(n) * b_format.atom_row_bytes(k),
         decoded_stage_bytes=m * k // stages_of_k_tile(config) * FP16_BYTES,
         num_ab_stage=config.num_ab_stage or WANTED_AB_STAGE,
         num_decoded_stage=MIN_DECODED_K_TILES * stages_of_k_tile(config),
@@ -283,7 +287,7 @@ def handover_bytes(config: KernelConfig, num_cta):
 
 
 def workspace_bytes(config: KernelConfig, rows: np.ndarray, k: np.ndarray, num_cta: int) -> int:
-    """Device memory that a launch of ``config`` needs: ``a`` in fp16, rows of whole K tiles, and what CTAs hand over.
+    """Device memory that a launch of ``config`` needs: ``a`` in 16 bits, rows of whole K tiles, and what CTAs hand over.
 
     Args:
         rows, k: of every group's ``a``, in elements; of a batch, rows of all of it.
@@ -310,11 +314,17 @@ def candidates(
 
     Args:
         num_b: operands that have weights: 2 for a dual GEMM whose weights are not interleaved.
-        weight_layout, form, formats: make no difference here.
+        weight_layout, form: make no difference here.
         is_quantized: whether results are NVFP4.
+        formats: of ``a`` and ``b``; of 8 bits, only those configs for which two stages fit.
     """
     tried = CANDIDATES if num_b == 1 else DUAL_CANDIDATES
-    return tuple(config for config in tried if not is_quantized or quantized_reason(config) is None)
+    return tuple(
+        config
+        for config in tried
+        if (not is_quantized or quantized_reason(config) is None)
+        and smem_plan(config, num_b, formats).num_ab_stage >= MIN_AB_STAGE
+    )
 
 
 def k_tile_work(token_steps) -> tuple:
@@ -360,7 +370,8 @@ def choose(problem: GroupedProblem, num_sms: int) -> KernelConfig:
         orders = [_spread(means, size_at) for size_at in (_even_choice, _uneven_choice)]
     orders = [[size for size in sizes if min(size) > 0] for sizes in orders]
     most = max((m for sizes in orders for m, _, _ in sizes), default=0)
-    tried = candidates(problem.num_b, problem.weight_layout, problem.out_dtype == NVFP4_RESULTS)
+    formats, is_quantized = (problem.a_format, problem.b_format), problem.out_dtype == NVFP4_RESULTS
+    tried = candidates(problem.num_b, problem.weight_layout, is_quantized, formats=formats)
     # No tile need be wider than the least one of its kind that holds all tokens of a group.
     widest = dict[tuple, int]()
     for config in tried:

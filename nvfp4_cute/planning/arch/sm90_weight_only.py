@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from statistics import NormalDist
 
-from nvfp4_cute.formats.block_format import ATOM_COLS, MXFP4, NVFP4, BlockFormat
+from nvfp4_cute.formats.block_format import ATOM_COLS, MXFP4, MXFP8, NVFP4, BlockFormat
 from nvfp4_cute.planning.arch.base import clusters_in_gpcs
 from nvfp4_cute.planning.arch.sm90 import (
     FP16_BYTES,
@@ -31,7 +31,7 @@ from nvfp4_cute.planning.arch.sm90_ring import CTAS_OF_PAIR, RingSmem, filled, o
 from nvfp4_cute.planning.config import KernelConfig
 
 ARCHS = ("sm_90a",)
-PAIRS = ((None, NVFP4), (None, MXFP4))
+PAIRS = tuple((None, b_format) for b_format in (NVFP4, MXFP4, *MXFP8))
 KERNEL = "sm90.weight_only.grouped_gemm.WeightOnlyGemmSm90"
 OPTIONS = ("multicast_n",)
 TILES_K = (TILE_K, 2 * TILE_K)

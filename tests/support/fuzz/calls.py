@@ -10,7 +10,7 @@ from itertools import accumulate
 from typing import Any
 
 import torch
-from expert_layers import mxfp4_weights, some_layer
+from expert_layers import mx_weights, some_layer
 
 import nvfp4_cute as nv
 from nvfp4_cute.cli.check import Dice
@@ -308,8 +308,8 @@ def _moe(dice: Dice, limits: Limits) -> Arguments:
         made["activations"] = "16bit"
         if weight_format == MXFP4 and dtype == torch.bfloat16:
             generator = torch.Generator().manual_seed(dice.integer(0, 2**31))
-            made["w13"] = mxfp4_weights(experts, rows, hidden, generator, least_exponent=0)
-            made["w2"] = mxfp4_weights(experts, hidden, width, generator)
+            made["w13"] = mx_weights(experts, rows, hidden, generator, least_exponent=0)
+            made["w2"] = mx_weights(experts, hidden, width, generator)
         else:
             made["w13"] = replace(made["w13"], global_scale=torch.ones(experts))
     elif dice.choose((False, True)):
