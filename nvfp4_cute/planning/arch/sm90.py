@@ -7,6 +7,7 @@ programming guide, technical specifications (227 KiB of shared memory a CTA); PT
 import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from operator import itemgetter
 from statistics import NormalDist
 
@@ -318,13 +319,14 @@ def candidates(
         is_quantized: whether results are NVFP4.
         formats: of ``a`` and ``b``; of 8 bits, only those configs for which two stages fit.
     """
+    tried = _with_stages(num_b, formats)
+    return tuple(config for config in tried if not is_quantized or quantized_reason(config) is None)
+
+
+@lru_cache(maxsize=64)
+def _with_stages(num_b: int, formats: Formats) -> tuple[KernelConfig, ...]:
     tried = CANDIDATES if num_b == 1 else DUAL_CANDIDATES
-    return tuple(
-        config
-        for config in tried
-        if (not is_quantized or quantized_reason(config) is None)
-        and smem_plan(config, num_b, formats).num_ab_stage >= MIN_AB_STAGE
-    )
+    return tuple(c for c in tried if smem_plan(c, num_b, formats).num_ab_stage >= MIN_AB_STAGE)
 
 
 def k_tile_work(token_steps) -> tuple:
