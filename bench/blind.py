@@ -11,13 +11,13 @@ None of the cases set a constant of the model.
 
 import json
 import multiprocessing
-import os
 import random
-from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
+from collections.abc import Callable, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import partial
 from itertools import accumulate, combinations
 from pathlib import Path
 from statistics import median
@@ -28,8 +28,8 @@ from tqdm import tqdm
 
 import nvfp4_cute
 from nvfp4_cute import LinearNVFP4, route
-from nvfp4_cute.bench import provenance, triton_matmul
-from nvfp4_cute.bench.layers import INTERVAL_US, empty_experts, one_core
+from nvfp4_cute.bench import processes, provenance, triton_matmul
+from nvfp4_cute.bench.layers import INTERVAL_US, empty_experts
 from nvfp4_cute.bench.moe import Model
 from nvfp4_cute.errors import EmulatorError, UnsupportedProblem, UnsupportedTarget
 from nvfp4_cute.formats.block_format import NVFP4
@@ -249,14 +249,13 @@ def predict(path: Path, target: Target, *, jobs: int, cases: Sequence[Case] = CA
     names = [case.name for case in cases] + [name for name in triton_matmul.NAMES if triton_matmul.is_there()]
     missing = [name for name in names if name not in known["us"] and name not in known["missing"]]
     with tqdm(total=len(missing), desc=f"predicting {target.name}", unit="call", disable=None) as bar:
-        for name, found in _in_processes(missing, target.name, jobs):
+        predicted = partial(prediction, target_name=target.name)
+        for name, found in processes.in_processes(predicted, missing, jobs):
             if isinstance(found, str):
                 known["missing"][name] = found
             else:
                 known["us"][name], known["launches"][name] = found
-            partial = path.with_suffix(".part")
-            partial.write_text(json.dumps(known, indent=1) + "\n")
-            os.replace(partial, path)
+            processes.write_json(path, known)
             bar.update()
     print(f"{len(known['us'])} calls on an {target.name} predicted by {_made_by(known)}: {path}")
     for name, why in known["missing"].items():
@@ -275,19 +274,6 @@ def prediction(name: str, target_name: str) -> tuple[float, int] | str:
     except (UnsupportedProblem, UnsupportedTarget, EmulatorError) as error:
         return str(error).splitlines()[0]
     return round(timing.us, 3), len(timing.launches)
-
-
-def _in_processes(
-    names: Sequence[str], target: str, jobs: int
-) -> Iterable[tuple[str, tuple[float, int] | str]]:
-    if jobs <= 1:
-        yield from ((name, prediction(name, target)) for name in names)
-        return
-    context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(jobs, mp_context=context, initializer=one_core) as pool:
-        futures = {pool.submit(prediction, name, target): name for name in names}
-        for future in as_completed(futures):
-            yield futures[future], future.result()
 
 
 def _made_by(predictions: dict[str, Any]) -> str:

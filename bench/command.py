@@ -35,6 +35,8 @@ def run(
     as_json: bool = False,
     plot: Path | None = None,
     save: bool = False,
+    jobs: int | None = None,
+    results: Path | None = None,
 ) -> int:
     """Print the benchmark of a target; return 0.
 
@@ -46,9 +48,12 @@ def run(
         as_json: print JSON instead of a table.
         plot: also write a bar chart.
         save: also write the page of the target into ``bench/results``.
+        jobs: processes that model cases; default 1.
+        results: file that keeps modelled times, and from which they are taken.
 
     Raises:
-        ValueError: unknown suite, no case, or ``like_harness`` without the GPU. UnsupportedTarget: an unknown target.
+        ValueError: unknown suite, no case, ``like_harness`` without the GPU, or ``jobs`` or ``results`` with it.
+            UnsupportedTarget: an unknown target.
     """
     here = targets.detect()
     target = targets.lookup(target_name) if target_name else here or targets.B200
@@ -56,7 +61,10 @@ def run(
     measured = target is here
     if like_harness and not measured:
         raise ValueError(f"the harness's way of timing needs a GPU, and this machine has no {target.name}")
-    rows = report.make_rows(chosen, target, _timer(target, measured, like_harness))
+    if measured and (jobs or results):
+        raise ValueError(f"{target.name} is in this machine and is measured: leave out --jobs and --results")
+    timer = _measured(like_harness) if measured else _modelled(chosen, target, jobs or 1, results)
+    rows = report.make_rows(chosen, target, timer)
     notes = (SOL_NOTE, PEER_NOTE) if any(row.peers for row in rows) else (SOL_NOTE,)
     result = Report(
         target,
@@ -125,14 +133,16 @@ def _command(target: Target, suites: tuple[str, ...], containing: str, like_harn
     return shlex.join(words)
 
 
-def _timer(target: Target, measured: bool, like_harness: bool) -> report.Timer:
-    if measured:
-        from nvfp4_cute.bench.measured import time_case, time_like_harness
+def _measured(like_harness: bool) -> report.Timer:
+    from nvfp4_cute.bench.measured import time_case, time_like_harness
 
-        return time_like_harness if like_harness else time_case
-    from nvfp4_cute.bench.modelled import time_case as modelled
+    return time_like_harness if like_harness else time_case
 
-    return lambda case: modelled(case, target)
+
+def _modelled(chosen: list[cases.Case], target: Target, jobs: int, results: Path | None) -> report.Timer:
+    from nvfp4_cute.bench.modelled import timer
+
+    return timer(chosen, target, jobs=jobs, results=results)
 
 
 def _heading(target: Target, measured: bool, like_harness: bool) -> str:

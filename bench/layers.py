@@ -10,20 +10,16 @@ the file has is not modelled again. The second command compares modelled layers 
 
 import argparse
 import json
-import multiprocessing
-import os
 from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 from typing import Any
 
 import torch
-from tqdm import tqdm
 
 from nvfp4_cute import LinearNVFP4, MoENVFP4, route
-from nvfp4_cute.bench import provenance
+from nvfp4_cute.bench import processes
 from nvfp4_cute.bench.moe import MODELS, Model
 from nvfp4_cute.errors import EmulatorError, UnsupportedProblem, UnsupportedTarget
 from nvfp4_cute.formats.block_format import NVFP4
@@ -201,40 +197,8 @@ def model_all(wanted: Sequence[Cell], *, jobs: int, results: Path | None) -> dic
         jobs: processes.
         results: file that keeps records; what it has is taken from there.
     """
-    known: dict[str, dict[str, Any]] = (
-        provenance.read_object(results, (), "nvfp4-cute bench layers --results")
-        if results is not None and results.exists()
-        else {}
-    )
-    missing = [cell for cell in wanted if cell.key not in known]
-    with tqdm(total=len(missing), desc="layers", unit="layer", disable=None) as bar:
-        for cell, found in _in_processes(missing, jobs):
-            known[cell.key] = found
-            if results is not None:
-                partial = results.with_suffix(".part")
-                partial.write_text(json.dumps(known, indent=1) + "\n")
-                os.replace(partial, results)
-            bar.update()
-    return known
-
-
-def _in_processes(wanted: Sequence[Cell], jobs: int) -> Iterable[tuple[Cell, dict[str, Any]]]:
-    if jobs <= 1 or len(wanted) <= 1:
-        yield from ((cell, record(cell)) for cell in wanted)
-        return
-    context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(min(jobs, len(wanted)), mp_context=context, initializer=one_core) as pool:
-        futures = {pool.submit(record, cell): cell for cell in wanted}
-        for future in as_completed(futures):
-            yield futures[future], future.result()
-
-
-def one_core() -> None:
-    """Let a process use one core: there are as many processes as cores."""
-    torch.set_num_threads(1)
-    if hasattr(os, "sched_setaffinity"):
-        cores = sorted(os.sched_getaffinity(0))
-        os.sched_setaffinity(0, {cores[os.getpid() % len(cores)]})
+    cells = {cell.key: cell for cell in wanted}
+    return processes.records(record, cells, jobs=jobs, results=results, label="layers")
 
 
 # ---- pages -------------------------------------------------------------------------------------------------------------

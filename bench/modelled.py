@@ -1,16 +1,18 @@
 """Times of cases on a GPU that need not be there: the kernel's launch recorded on the emulator and replayed in time."""
 
 import re
+from collections.abc import Sequence
 from pathlib import Path
 from statistics import mean
+from typing import Any
 
-from nvfp4_cute.bench import ours
+from nvfp4_cute.bench import ours, processes
 from nvfp4_cute.bench.cases import Case
 from nvfp4_cute.bench.operands import empty_operands
-from nvfp4_cute.bench.report import MODELLED, Time
+from nvfp4_cute.bench.report import MODELLED, Time, Timer
 from nvfp4_cute.errors import UnsupportedProblem, UnsupportedTarget
 from nvfp4_cute.gpus.power import sustained_us
-from nvfp4_cute.gpus.targets import Target
+from nvfp4_cute.gpus.targets import Target, lookup
 from nvfp4_cute.model.modelled import modelled_times
 
 VALIDATION = Path(__file__).parent / "results" / "timing_model.md"
@@ -40,6 +42,30 @@ def time_case(case: Case, target: Target) -> tuple[Time | None, dict[str, Time],
     known = [of_one for of_one in repeated if of_one is not None]
     sustained = max(us, sum(known)) if known else None
     return Time(us, MODELLED, sustained_us=sustained), {}, {}
+
+
+def record(piece: tuple[Case, str]) -> dict[str, Any]:
+    """Plain data of a case on the GPU of a name: its time as ``Time`` takes it, or None, and why there is none."""
+    case, target_name = piece
+    time, _, remarks = time_case(case, lookup(target_name))
+    return {"time": None if time is None else vars(time), "remarks": remarks}
+
+
+def timer(cases: Sequence[Case], target: Target, *, jobs: int = 1, results: Path | None = None) -> Timer:
+    """The modelled times of cases, several at a time, those first that take longest.
+
+    Args:
+        jobs, results: as of ``processes.records``.
+    """
+    ordered = sorted(cases, key=lambda case: -case.work.flops)
+    wanted = {f"{target.name}/{case}": (case, target.name) for case in ordered}
+    known = processes.records(record, wanted, jobs=jobs, results=results, label=target.name)
+
+    def time_of(case: Case) -> tuple[Time | None, dict[str, Time], dict[str, str]]:
+        found = known[f"{target.name}/{case}"]
+        return None if found["time"] is None else Time(**found["time"]), {}, found["remarks"]
+
+    return time_of
 
 
 def stated_error() -> str:

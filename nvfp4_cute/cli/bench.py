@@ -19,6 +19,7 @@ examples:
   nvfp4-cute bench --compare before.json after.json        ratios with their spreads, of two results of --json
   nvfp4-cute bench --html times.html                       all committed results on one page for a browser
   nvfp4-cute bench competition --explain                   every candidate config's estimate, the chosen one first
+  nvfp4-cute bench --target GB10 --jobs 8 --results g.json times that take long to model, several at once, and kept
   nvfp4-cute bench layers --target GB10 --jobs 8           whole layers as their users call them, modelled
   nvfp4-cute bench ep --tokens 1,64,512 --plot ep.png      a layer of experts over two GPUs, phase by phase
   nvfp4-cute bench --predict h100.json --target H100       calls that were not measured, modelled; and on that GPU:
@@ -62,7 +63,7 @@ def add_parser(verbs: Verbs) -> None:
     parser.add_argument(
         "--jobs",
         type=types.positive,
-        help="processes that model layers or predictions, or compile (default 1)",
+        help="processes that model, or compile (default 1)",
     )
     parser.add_argument(
         "--predict",
@@ -77,7 +78,7 @@ def add_parser(verbs: Verbs) -> None:
         "--results",
         type=Path,
         metavar="FILE",
-        help="keep each time of layers and ep, and go on from there; what --against measured",
+        help="keep each modelled time, or that of ep, and go on from there; what --against measured",
     )
     parser.add_argument(
         "--tokens",
@@ -122,11 +123,8 @@ def run(args: argparse.Namespace) -> int:
     )
     if "layers" in args.suites:
         return _layers(args)
-    types.refuse_given(
-        args, ("jobs", "results"), lambda name: f"{name} is of layers: name that suite, or leave it out"
-    )
     if args.explain:
-        options = ("like_harness", "json", "plot", "save")
+        options = ("like_harness", "json", "plot", "save", "jobs", "results")
         types.refuse_given(args, options, lambda name: f"--explain prints no times: leave out --{name}")
         return command.explain(tuple(args.suites), containing=args.containing, target_name=args.target)
     return command.run(
@@ -137,6 +135,8 @@ def run(args: argparse.Namespace) -> int:
         as_json=args.json,
         plot=args.plot,
         save=args.save,
+        jobs=args.jobs,
+        results=args.results,
     )
 
 

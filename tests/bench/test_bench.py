@@ -223,6 +223,29 @@ def test_without_the_gpu_times_are_modelled(no_gpu, capsys):
     assert row["time"]["kind"] == "modelled" and 0 < row["percent_of_speed_of_light"] < 100
 
 
+def test_modelled_times_are_kept_and_not_modelled_again(no_gpu, capsys, tmp_path, monkeypatch):
+    made, path = [], tmp_path / "r.json"
+    time = report.Time(4.0, "modelled", sustained_us=5.0)
+    monkeypatch.setattr(modelled, "time_case", lambda case, _: (made.append(case.name), (time, {}, {}))[1])
+    line = ["bench", "dense", "--containing", "gemm 1", "--target", "B200", "--results", str(path), "--json"]
+    rows = []
+    for _ in range(2):
+        assert cli.main(line) == 0
+        rows.append(json.loads(capsys.readouterr().out)["rows"])
+    assert made == ["16384^3", "1024^3", "128^3"] and set(json.loads(path.read_text())) == {
+        f"B200/gemm {name}" for name in made
+    }
+    assert [row["case"] for row in rows[1]] == made[::-1] and rows[0] == rows[1]
+    assert rows[0][0]["time"]["sustained_us"] == 5.0
+
+
+def test_a_gpu_that_is_measured_takes_no_processes(monkeypatch, capsys):
+    monkeypatch.setattr(targets, "detect", lambda: targets.B200)
+    for option in ("--jobs=2", "--results=r.json"):
+        assert cli.main(["bench", "dense", option]) == 1
+        assert "leave out --jobs and --results" in capsys.readouterr().err
+
+
 def test_explain_names_what_is_chosen(no_gpu, capsys):
     assert cli.main(["bench", "competition", "experts", "--explain"]) == 0
     note, *parts = capsys.readouterr().out.strip().split("\n\n")
@@ -341,7 +364,7 @@ def test_every_page_says_which_command_makes_it(page):
 
 def test_a_saved_page_names_the_options_that_made_it(monkeypatch, tmp_path, capsys):
     monkeypatch.setattr(command, "RESULTS", tmp_path)
-    monkeypatch.setattr(command, "_timer", lambda *_: lambda case: (None, {}, {}))
+    monkeypatch.setattr(command, "_modelled", lambda *_: lambda case: (None, {}, {}))
     line = "bench competition --containing 'gemv' --target 'RTX 5090' --save"
     assert cli.main(shlex.split(line)) == 0
     text = (tmp_path / "rtx_5090.md").read_text()

@@ -39,7 +39,7 @@ def test_every_kind_of_call_runs(kind):
 def test_predictions_are_kept_with_their_sources(tmp_path, monkeypatch, capsys):
     path, asked = tmp_path / "p.json", []
     monkeypatch.setattr(triton_matmul, "is_there", lambda: False)
-    answer = lambda name, target: asked.append(name) or ("no kernel" if "gemv" in name else (2.0, 1))
+    answer = lambda name, target_name: asked.append(name) or ("no kernel" if "gemv" in name else (2.0, 1))
     monkeypatch.setattr(blind, "prediction", answer)
     cases = [Case("gemm", (8, 128, 128)), Case("gemv", (128, 128, 2))]
     for _ in range(2):

@@ -82,7 +82,7 @@ def test_comparison_takes_off_what_the_harness_costs():
     [
         ("bench layers dense", "name no other suite"),
         ("bench layers --plot x.png", "leave out plot"),
-        ("bench dense --jobs 2", "jobs is of layers"),
+        ("bench dense --explain --jobs 2", "leave out --jobs"),
         ("bench layers --containing nothing", "no layer contains 'nothing'"),
         ("trace nothing", "is no problem and no layer"),
         ("trace nvfp4_gemm --tokens 2", "leave out tokens"),

@@ -1,0 +1,84 @@
+"""Work that is done piece by piece, in processes of one core each, and kept in a file as soon as a piece is there."""
+
+import json
+import multiprocessing
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+from tqdm import tqdm
+
+from nvfp4_cute.bench import provenance
+
+Piece = TypeVar("Piece")
+Found = TypeVar("Found")
+
+
+def one_core() -> None:
+    """Let a process use one core: there are as many processes as cores."""
+    torch.set_num_threads(1)
+    if hasattr(os, "sched_setaffinity"):
+        cores = sorted(os.sched_getaffinity(0))
+        os.sched_setaffinity(0, {cores[os.getpid() % len(cores)]})
+
+
+def in_processes(
+    work: Callable[[Piece], Found], pieces: Sequence[Piece], jobs: int
+) -> Iterator[tuple[Piece, Found]]:
+    """Every piece and what ``work`` made of it, as soon as it is there.
+
+    Args:
+        work: a function of a module.
+        jobs: processes; 1 works here, in order.
+    """
+    if jobs <= 1 or len(pieces) <= 1:
+        yield from ((piece, work(piece)) for piece in pieces)
+        return
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(min(jobs, len(pieces)), mp_context=context, initializer=one_core) as pool:
+        futures = {pool.submit(work, piece): piece for piece in pieces}
+        for future in as_completed(futures):
+            yield futures[future], future.result()
+
+
+def write_json(path: Path, value: object) -> None:
+    """Write a file that has the old or the new content, whenever the process ends."""
+    partial = path.with_suffix(".part")
+    partial.write_text(json.dumps(value, indent=1) + "\n")
+    os.replace(partial, path)
+
+
+def records(
+    work: Callable[[Piece], dict[str, Any]],
+    wanted: Mapping[str, Piece],
+    *,
+    jobs: int,
+    results: Path | None,
+    label: str,
+) -> dict[str, dict[str, Any]]:
+    """Records of pieces by their keys, beside those that the file of results has.
+
+    Args:
+        work: makes a record, plain data, of a piece.
+        wanted: pieces by key; what the file has is taken from there.
+        jobs: as of ``in_processes``.
+        results: file that keeps records; None keeps none.
+        label: of the progress bar, and the suite that writes the file.
+
+    Raises:
+        ValueError: the file is none of this command's.
+    """
+    known: dict[str, dict[str, Any]] = {}
+    if results is not None and results.exists():
+        known = provenance.read_object(results, (), f"nvfp4-cute bench {label} --results")
+    keys = {piece: key for key, piece in wanted.items() if key not in known}
+    with tqdm(total=len(keys), desc=label, unit="case", disable=None) as bar:
+        for piece, found in in_processes(work, list(keys), jobs):
+            known[keys[piece]] = found
+            if results is not None:
+                write_json(results, known)
+            bar.update()
+    return known
