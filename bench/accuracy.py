@@ -41,31 +41,43 @@ class Way:
 
     Attributes:
         bits: of FORMATS. method: of quantize_checkpoint. stored: whether 4-bit activations have the scales of the calibration;
-            else each input has its own. keep: a pattern of layers that stay in 16 bits, or "".
+            else each input has its own. options: of the command, and their values: "keep", "lm-head", "embedding".
     """
 
     bits: str
     method: Method
     stored: bool = False
-    keep: str = ""
+    options: tuple[tuple[str, str], ...] = ()
 
     def __str__(self) -> str:
         """Such as "W4A4, gptq, stored input scales"."""
         scales = (", stored input scales" if self.stored else ", scales of each input") * (
             self.bits == "W4A4"
         )
-        kept = f', `--keep "{self.keep}"`' if self.keep else ""
-        return f"{self.bits}, {self.method}{scales}{kept}"
+        quoted = lambda value: f'"{value}"' if "*" in value else value
+        said = " ".join(f"--{name} {quoted(value)}" for name, value in self.options)
+        return f"{self.bits}, {self.method}{scales}" + (f", `{said}`" if said else "")
 
     @property
     def folder(self) -> str:
         """Of its checkpoint, which ways share that read it differently."""
-        return "-".join(part for part in (self.bits, self.method, self.keep.strip("*.")) if part)
+        own = (f"{name}-{value.strip('*.')}" for name, value in self.options)
+        return "-".join((self.bits, self.method, *own))
+
+    def arguments(self) -> dict[str, Any]:
+        """The options as ``quantize_checkpoint`` takes them."""
+        given = dict(self.options)
+        kept = {"formats": {given.pop("keep"): "16bit"}} if "keep" in given else {}
+        return {name.replace("-", "_"): value for name, value in given.items()} | kept
 
 
 WAYS = (
     *(Way("W4A16", method) for method in ("nearest", "search", "gptq")),
-    Way("W4A16", "gptq", keep="*.v_proj"),
+    Way("W4A16", "gptq", options=(("keep", "*.v_proj"),)),
+    Way("W4A16", "gptq", options=(("lm-head", "nvfp4"), ("embedding", "16bit"))),
+    Way("W4A16", "gptq", options=(("lm-head", "nvfp4"), ("embedding", "mxfp8"))),
+    Way("W4A16", "gptq", options=(("lm-head", "nvfp4"), ("embedding", "nvfp4"))),
+    Way("W4A16", "gptq", options=(("lm-head", "mxfp8"), ("embedding", "mxfp8"))),
     *(Way("W4A4", method, stored) for method in ("nearest", "search", "gptq") for stored in (False, True)),
 )
 
@@ -111,8 +123,9 @@ def make(folder: Path, out: Path, way: Way, batches: Sequence[torch.Tensor]) -> 
             if way.method == "gptq"
             else {"seen": largest_inputs(model, list(batches))}
         )
-    keep = [way.keep] if way.keep else []
-    return quantize_checkpoint(folder, out, format=FORMATS[way.bits], method=way.method, keep=keep, **given)
+    return quantize_checkpoint(
+        folder, out, format=FORMATS[way.bits], method=way.method, **way.arguments(), **given
+    )
 
 
 def evaluate(
@@ -195,7 +208,8 @@ def page(record: dict[str, Any]) -> str:
         f"{record['torch']}, transformers {record['transformers']}: checkpoints of `nvfp4-cute quantize`, read back, their "
         "weights decoded to bfloat16.\n\n"
         f"The model is that of the package {PACKAGE}: weights in Q4_1, decoded to bfloat16. Two roundings to 4 bits add up. "
-        "Embeddings and the output layer stay in 16 bits.\n\n"
+        "The embedding and the output layer, which this model ties, stay in 16 bits but where options say otherwise: one matrix "
+        "for both where both have the same format.\n\n"
         f"- Predicted: {play.tokens} tokens of {PLAY} in {len(play.losses)} windows of {SAMPLE_TOKENS}, and {other.tokens} "
         f"of another kind of text, the {OTHER}. bf16's perplexity is {play.reference_perplexity:.2f} ({by_window} by window) "
         f"and {other.reference_perplexity:.2f}.\n"
@@ -203,7 +217,8 @@ def page(record: dict[str, Any]) -> str:
         "compensates errors on it; input scales are of its largest activations.\n"
         "- Without calibration: nearest and search of W4A16, and of W4A4 with scales of each input.\n"
         "- Seconds are processor time of quantizing, calibration included, one thread. Bits a weight are those of the "
-        "blocks' layers, scales included.\n\n" + _table(header, rows)
+        "blocks' layers, scales included, and of output layer and embedding where they are quantized.\n\n"
+        + _table(header, rows)
     )
 
 
@@ -220,7 +235,12 @@ def main() -> None:
     parser.add_argument("--model", type=Path, help="a folder that an earlier run wrote; default: download")
     parser.add_argument("--work", type=Path, help="a folder for checkpoints, kept; default: a temporary one")
     parser.add_argument("--windows", type=int, default=5, help=f"of {SAMPLE_TOKENS} tokens; default 5")
-    parser.add_argument("--ways", type=int, nargs="+", help="numbers of WAYS, from 0; default: all")
+    parser.add_argument(
+        "--ways",
+        type=int,
+        nargs="+",
+        help="numbers of WAYS, from 0, beside those of the JSON that is there; default: all",
+    )
     parser.add_argument("--page-only", action="store_true", help="write the page of the JSON that is there")
     args = parser.parse_args()
     target = RESULTS / "accuracy.json"
@@ -235,7 +255,11 @@ def main() -> None:
                 "torch": torch.__version__, "transformers": transformers.__version__, "calibration_tokens": tokens,
             }  # fmt: skip
             chosen = WAYS if args.ways is None else [WAYS[i] for i in args.ways]
-            record["ways"] = evaluate(model, work, args.windows, ways=chosen)
+            found = evaluate(model, work, args.windows, ways=chosen)
+            known = (
+                json.loads(target.read_text()) if target.exists() and args.ways is not None else {"ways": {}}
+            )
+            record["ways"] = {n: one for n in map(str, WAYS) if (one := found.get(n) or known["ways"].get(n))}
         target.write_text(json.dumps(record, indent=1) + "\n")
     target.with_suffix(".md").write_text(page(json.loads(target.read_text())))
 

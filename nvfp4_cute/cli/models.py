@@ -23,7 +23,7 @@ examples:
   nvfp4-cute models eval FOLDER --text FILE --checkpoint QUANTIZED    of a checkpoint that was made of it
 """
 WAYS = ("bf16", "16bit", "nvfp4")
-BENCH_WAYS = ("bf16", "fp8", "16bit", "nvfp4", "auto")
+BENCH_WAYS = ("bf16", "fp8", "16bit", "nvfp4", "auto", "all")
 # Options of `models bench`, by what a report has of them.
 OPTIONS_OF_KEYS = {
     "batch": "batch",
@@ -55,7 +55,8 @@ def add_parser(verbs: Verbs) -> None:
     bench.add_argument("--tokens", type=types.positive, default=128, help="tokens decoded; default 128")
     bench.add_argument(
         "--ways", nargs="+", choices=BENCH_WAYS, default=["bf16", "fp8", "auto"],
-        help="bf16, fp8: torch; nvfp4: weights and activations of 4 bits; 16bit: weights only; auto: as the layer chooses here. "
+        help="bf16, fp8: torch; nvfp4: weights and activations of 4 bits; 16bit: weights only; auto: as the layer chooses here; "
+        "all: so, and the output layer in NVFP4, the embedding in MXFP8. "
         "Default: bf16 fp8 auto",
     )  # fmt: skip
     bench.add_argument(

@@ -15,13 +15,15 @@ examples:
   nvfp4-cute quantize MODEL --out DIR --calibrate text.txt --method gptq    columns make up for each other's errors
   nvfp4-cute quantize MODEL --out DIR --format mxfp8 --layout compressed-tensors
   nvfp4-cute quantize MODEL --out DIR --format nvfp4a16 --keep "*.down_proj"    some layers stay in 16 bits
+  nvfp4-cute quantize MODEL --out DIR --lm-head nvfp4 --embedding mxfp8    the output layer and the embedding, too
 
 MODEL is a folder of config.json and safetensors files, one tensor an expert. --calibrate needs transformers (pip install
-"nvfp4-cute[models]"); weights alone do not. Output layers, embeddings and routers stay as they are.
+"nvfp4-cute[models]"); weights alone do not. Routers stay as they are, and output layers and embeddings without their options.
 """
 FORMATS = ("nvfp4", "nvfp4a16", "mxfp4", "mxfp8")
 METHODS = ("nearest", "search", "gptq")
 LAYOUTS = ("modelopt", "compressed-tensors")
+LAYER_FORMATS = ("nvfp4", "mxfp4", "mxfp8", "16bit")
 
 
 def add_parser(verbs: Verbs) -> None:
@@ -41,6 +43,12 @@ def add_parser(verbs: Verbs) -> None:
         "gptq: errors are made up for on the calibration text, block after block of the model",
     )  # fmt: skip
     parser.add_argument("--keep", nargs="+", default=[], metavar="PATTERN", help="layers to leave in 16 bits")
+    for option, what in (("--lm-head", "output layer"), ("--embedding", "embedding")):
+        parser.add_argument(
+            option, choices=LAYER_FORMATS, metavar="FORMAT",
+            help=f"weights of the {what}: {', '.join(LAYER_FORMATS)} (the default); of a model that ties it to the other, one "
+            "option stands for both",
+        )  # fmt: skip
     parser.add_argument("--device", default="cpu", help="where to calibrate and to round; default cpu")
     parser.set_defaults(run=run)
 
@@ -62,8 +70,8 @@ def run(args: argparse.Namespace) -> int:
         else:
             given["seen"] = largest_inputs(model, batches)
     done = quantize_checkpoint(
-        args.model, args.out, format=args.format, layout=args.layout, method=args.method, keep=args.keep,
-        device=args.device, **given,
+        args.model, args.out, format=args.format, layout=args.layout, method=args.method,
+        formats=dict.fromkeys(args.keep, "16bit"), lm_head=args.lm_head, embedding=args.embedding, device=args.device, **given,
     )  # fmt: skip
     print(
         f"{args.out}: {done.layers} layers in {args.format}, {done.bytes_before / 1e9:.3f} GB to {done.bytes_after / 1e9:.3f} "

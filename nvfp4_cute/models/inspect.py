@@ -10,6 +10,7 @@ from tqdm import tqdm
 from nvfp4_cute.errors import CheckpointError
 from nvfp4_cute.formats.block_format import NVFP4_PAIR, FP8_1x128, FP8_128x128
 from nvfp4_cute.models.checkpoints import Checkpoint, Scheme
+from nvfp4_cute.models.checkpoints.names import is_embedding
 from nvfp4_cute.nn.linear import K_STEP
 from nvfp4_cute.planning.arch import ARCHS, FAMILIES, mmas_of
 
@@ -123,6 +124,8 @@ def what_runs(kind: Kind) -> str:
     """What computes layers of a quantized kind."""
     scheme = kind.scheme
     assert scheme is not None
+    if is_embedding(kind.name):
+        return "QuantizedEmbedding, which decodes the rows that are read"
     is_experts = " x " in kind.shape
     if any(k % K_STEP for k in kind.k_sizes):
         return f"decoded to 16 bits: K is no multiple of {K_STEP}"

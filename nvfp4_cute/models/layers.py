@@ -8,7 +8,7 @@ import torch
 
 from nvfp4_cute.experts import weights as moe_weights
 from nvfp4_cute.experts.products import FUSED_ROWS
-from nvfp4_cute.formats.block_format import TMA_ALIGN_BYTES, FP8_1x128, FP8_128x128
+from nvfp4_cute.formats.block_format import FORMATS, TMA_ALIGN_BYTES, FP8_1x128, FP8_128x128
 from nvfp4_cute.formats.block_scaled import BlockScaledTensor, NVFP4Tensor
 from nvfp4_cute.formats.scale_layout import to_blocked
 from nvfp4_cute.models.checkpoints.stored import (
@@ -20,6 +20,7 @@ from nvfp4_cute.models.checkpoints.stored import (
     as_nvfp4,
 )
 from nvfp4_cute.nn.activations import Activations, mode_of
+from nvfp4_cute.nn.embedding import QuantizedEmbedding
 from nvfp4_cute.nn.experts import (
     ACTIVATIONS,
     Activation,
@@ -76,6 +77,37 @@ def linear_module(
         )
     layer = LinearNVFP4.from_quantized(exact, bias, activations="16bit", dtype=dtype, backend=backend)
     return layer if scheme.activations is None else RoundedInput(layer, scheme.activations, given)
+
+
+def embedding_module(
+    stored: StoredLinear,
+    *,
+    dtype: torch.dtype,
+    device: torch.device | str,
+    tied: torch.nn.Module | None = None,
+    backend: str = "auto",
+    decode: bool = False,
+) -> torch.nn.Module:
+    """An embedding of the layer's rows: QuantizedEmbedding, which decodes those that are read; else torch.nn.Embedding.
+
+    Args:
+        dtype: of the rows. device: where it is to run. decode: as of ``linear_module``.
+        tied: an output layer of the same weights: where it is LinearNVFP4 or torch.nn.Linear, both have the same tensors.
+    """
+    if isinstance(tied, LinearNVFP4):
+        return QuantizedEmbedding(tied.quantized_weight, dtype=dtype, backend=backend)
+    weight = _moved(stored.weight, device)
+    format = FORMATS.get(weight.format)
+    if decode or format is None or format.scale.bits != 8:
+        n, k = weight.shape
+        layer = torch.nn.Embedding(n, k, device="meta", dtype=dtype)
+        values = tied.weight if isinstance(tied, torch.nn.Linear) else weight.dequantize(dtype)
+        layer.weight = torch.nn.Parameter(values.detach(), requires_grad=False)
+        return layer
+    table = BlockScaledTensor(
+        weight.data, weight.scale, weight.global_scale, weight.shape, "rowmajor", format=format
+    )
+    return QuantizedEmbedding(table, dtype=dtype, backend=backend)
 
 
 def experts_module(

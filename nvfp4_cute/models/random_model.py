@@ -8,14 +8,15 @@ import torch
 from tqdm import tqdm
 
 from nvfp4_cute.experts.weights import ExpertWeights
-from nvfp4_cute.formats.block_format import ATOM_ROWS, NVFP4
-from nvfp4_cute.formats.block_scaled import NVFP4Tensor
+from nvfp4_cute.formats.block_format import ATOM_ROWS, MXFP8_E4M3, NVFP4, BlockFormat
+from nvfp4_cute.formats.block_scaled import BlockScaledTensor
 from nvfp4_cute.formats.codecs import E4M3_MAX
 from nvfp4_cute.formats.global_scale import GLOBAL_SCALE_DIVISOR
 from nvfp4_cute.formats.scale_layout import from_blocked, to_blocked
 from nvfp4_cute.models.fp8_linear import MULTIPLE, LinearFP8
 from nvfp4_cute.models.router import fuse_routers
 from nvfp4_cute.nn.activations import mode_of
+from nvfp4_cute.nn.embedding import QuantizedEmbedding
 from nvfp4_cute.nn.experts import RoutedExperts, has_weight_only_groups
 from nvfp4_cute.nn.fuse import fuse as fuse_layers
 from nvfp4_cute.nn.linear import K_STEP, LinearNVFP4
@@ -29,7 +30,7 @@ DEVIATION = 0.02  # of weights, what config.json files call initializer_range
 WEIGHT_SCALE = 5.6 * DEVIATION / GLOBAL_SCALE_DIVISOR
 # Global scale of activations: of values up to 5.4 after a norm, 2688 of it.
 INPUT_SCALE = 0.002
-Way = Literal["bf16", "fp8", "nvfp4", "16bit", "auto"]
+Way = Literal["bf16", "fp8", "nvfp4", "16bit", "auto", "all"]
 
 
 def config_of(model: str) -> Any:
@@ -56,7 +57,8 @@ def random_model(config: Any, way: Way, device: torch.device | str, *, fuse: boo
         config: of transformers.
         way: "bf16"; "fp8", linear layers by ``torch._scaled_mm``; "nvfp4", "16bit" or "auto", NVFP4 weights of linear layers and
             experts, but not of the output layer, and activations as of LinearNVFP4. Where no launch multiplies 16-bit rows of all
-            experts, theirs have 4 bits.
+            experts, theirs have 4 bits. "all": as "auto", and the output layer has NVFP4 weights and 16-bit activations, the
+            embedding MXFP8, or the output layer's weights where they are tied.
         device: where layers are made; no more than one of them is there in 16 bits.
         fuse: whether layers become fewer launches (``nn.fuse``).
 
@@ -85,17 +87,36 @@ def _quantize(model: Any, way: Way, device: torch.device) -> None:
     work = [
         (name, module)
         for name, module in model.named_modules()
-        if (isinstance(module, torch.nn.Linear) and module is not output and _has_kernel(module, way))
+        if (
+            isinstance(module, torch.nn.Linear)
+            and (way == "all" or module is not output)
+            and _has_kernel(module, way)
+        )
         or (way != "fp8" and _is_experts(module))
     ]
     for name, module in tqdm(work, desc="random layers", leave=False, disable=None):
+        asked: Any = "auto" if way == "all" else way
         made = (
-            _experts(module, activation_of(module), way, device)
+            _experts(module, activation_of(module), asked, device)
             if _is_experts(module)
-            else _linear(module, way, device)
+            else _linear(module, "16bit" if module is output else asked, device)
         )
         parent, _, child = name.rpartition(".")
         setattr(model.get_submodule(parent), child, made)
+    if way == "all":
+        _quantize_embedding(model, device)
+
+
+def _quantize_embedding(model: Any, device: torch.device) -> None:
+    """In MXFP8, or with the weights of the output layer where they are tied."""
+    table, output = model.get_input_embeddings(), model.get_output_embeddings()
+    config = model.config.get_text_config()
+    if config.tie_word_embeddings and isinstance(output, LinearNVFP4):
+        stored: BlockScaledTensor = output.quantized_weight
+        model.config.tie_word_embeddings = config.tie_word_embeddings = False
+    else:
+        stored = _random(table.num_embeddings, table.embedding_dim, device, MXFP8_E4M3)
+    model.set_input_embeddings(QuantizedEmbedding(stored))
 
 
 def _has_kernel(linear: torch.nn.Linear, way: Way) -> bool:
@@ -110,10 +131,10 @@ def _is_experts(module: torch.nn.Module) -> bool:
     return "down_proj" in own and own["down_proj"].ndim == 3
 
 
-def _random(rows: int, k: int, device: torch.device) -> NVFP4Tensor:
-    """Quantized in one launch."""
-    weight = torch.randn(rows, k, device=device, dtype=torch.bfloat16) * DEVIATION
-    return quantize(weight, global_scale=WEIGHT_SCALE)
+def _random(rows: int, k: int, device: torch.device, format: BlockFormat = NVFP4) -> Any:
+    """A tensor of the format, quantized in one launch."""
+    weight = torch.randn(rows, k, device=device, dtype=torch.bfloat16).mul_(DEVIATION)
+    return quantize(weight, global_scale=WEIGHT_SCALE if format.has_global_scale else None, format=format)
 
 
 def _linear(linear: torch.nn.Linear, way: Way, device: torch.device) -> LinearNVFP4 | LinearFP8:

@@ -35,9 +35,10 @@ from nvfp4_cute.errors import CheckpointError
 from nvfp4_cute.formats.block_scaled import quantize
 from nvfp4_cute.models.attention import GROUPED, grouped_sdpa
 from nvfp4_cute.models.checkpoints.checkpoint import READERS, Checkpoint, MissingInputScale
-from nvfp4_cute.models.layers import experts_module, linear_module
+from nvfp4_cute.models.layers import embedding_module, experts_module, linear_module
 from nvfp4_cute.models.router import fuse_routers
 from nvfp4_cute.nn.activations import Activations, check_activations
+from nvfp4_cute.nn.embedding import reason_against
 from nvfp4_cute.nn.experts import Activation, EqualGroups, ExpertsNVFP4, ExpertWeights, swiglu_oai
 from nvfp4_cute.nn.fuse import fuse as fuse_layers
 
@@ -95,7 +96,9 @@ class CheckpointQuantizer(HfQuantizer):
     def __init__(self, quantization_config: QuantizationConfigMixin, **kwargs: Any):
         super().__init__(quantization_config, **kwargs)
         self.checkpoint: Checkpoint | None = None
+        # Names of modules -> prefixes in the checkpoint.
         self.linears: dict[str, str] = {}
+        self.embeddings: dict[str, str] = {}
         self.experts: dict[str, str] = {}
 
     def is_serializable(self, *args: Any, **kwargs: Any) -> bool:
@@ -131,15 +134,21 @@ class CheckpointQuantizer(HfQuantizer):
             if isinstance(module, torch.nn.Linear) and (prefix := checkpoint.linear_named(name)):
                 _replace(model, name, _Pending(module))
                 self.linears[name] = prefix
+            elif isinstance(module, torch.nn.Embedding) and (prefix := checkpoint.linear_named(name)):
+                _check_embedding(name, module)
+                _replace(model, name, _Pending(module))
+                self.embeddings[name] = prefix
             elif prefix := checkpoint.experts_named(name):
                 _replace(model, name, _PendingExperts(module))
                 self.experts[name] = prefix
+        self._untie(model)
         unused = (set(checkpoint.linears) | set(checkpoint.experts)) - {
             *self.linears.values(),
+            *self.embeddings.values(),
             *self.experts.values(),
         }
         self._check_unused(model, unused)
-        ignored = [rf"{_escaped(name)}\." for name in (*self.linears, *self.experts)]
+        ignored = [rf"{_escaped(name)}\." for name in (*self.linears, *self.embeddings, *self.experts)]
         ignored += [rf"{_escaped(name)}_" for name in self.experts]
         ignored += [_escaped(name) for prefix in unused for name in checkpoint.tensors_of(prefix)]
         ignored += [_escaped(name) for name in checkpoint.kv_scales()]
@@ -148,6 +157,25 @@ class CheckpointQuantizer(HfQuantizer):
             *ignored,
         }
         return model
+
+    def _untie(self, model) -> None:
+        """What transformers ties are parameters: where one of the two is quantized, it is told that there is nothing to tie.
+
+        An output layer that the checkpoint does not have becomes one of the embedding's weights.
+        """
+        output = next((n for n, m in model.named_modules() if m is model.get_output_embeddings()), None)
+        is_tied = getattr(model.config.get_text_config(), "tie_word_embeddings", False)
+        if not is_tied or (output not in self.linears and not self.embeddings):
+            return
+        if output is not None and output not in self.linears:
+            self.linears[output] = next(iter(self.embeddings.values()))
+            _replace(model, output, _Pending(model.get_submodule(output)))
+        model.config.tie_word_embeddings = model.config.get_text_config().tie_word_embeddings = False
+        pending = tuple(f"{name}." for name in (*self.linears, *self.embeddings))
+        keys = model.all_tied_weights_keys
+        model.all_tied_weights_keys = {
+            k: v for k, v in keys.items() if not (k.startswith(pending) or v.startswith(pending))
+        }
 
     def _check_unused(self, model, unused: set[str]) -> None:
         """Layers of the checkpoint that the model lacks: fine for what it leaves out by itself, as layers of draft tokens."""
@@ -160,14 +188,9 @@ class CheckpointQuantizer(HfQuantizer):
 
     def _process_model_after_weight_loading(self, model, **kwargs):
         assert self.checkpoint is not None
-        places = getattr(model, "hf_device_map", None) or {}
-        default = next((p.device for p in model.parameters() if p.device.type != "meta"), torch.device("cpu"))
         work = [(name, False) for name in self.linears] + [(name, True) for name in self.experts]
         for name, is_experts in tqdm(work, desc="quantized layers", leave=False, disable=None):
-            options = {
-                "dtype": model.dtype, "device": _device(name, places, default), "activations": _options.get().activations,
-                "decode": _options.get().decode,
-            }  # fmt: skip
+            options = self._options(model, name) | {"activations": _options.get().activations}
             pending = model.get_submodule(name)
             if is_experts:
                 experts = self.checkpoint.read_experts(self.experts[name])
@@ -178,19 +201,34 @@ class CheckpointQuantizer(HfQuantizer):
                 _check_size(name, stored.weight.shape, pending)
                 module = linear_module(stored, pending.bias, **options)
             _replace(model, name, module.eval())
+        for name, prefix in self.embeddings.items():
+            stored = self.checkpoint.linear(prefix)
+            _check_size(name, stored.weight.shape, model.get_submodule(name))
+            tied = next((model.get_submodule(n) for n, own in self.linears.items() if own == prefix), None)
+            _replace(model, name, embedding_module(stored, tied=tied, **self._options(model, name)).eval())
         if _options.get().fuse:
             fuse_layers(model)
             fuse_routers(model)
         return model
 
+    def _options(self, model, name: str) -> dict[str, Any]:
+        """Of the module of a layer: dtype, device, and whether weights are decoded."""
+        places = getattr(model, "hf_device_map", None) or {}
+        default = next((p.device for p in model.parameters() if p.device.type != "meta"), torch.device("cpu"))
+        return {
+            "dtype": model.dtype,
+            "device": _device(name, places, default),
+            "decode": _options.get().decode,
+        }
+
 
 class _Pending(torch.nn.Module):
-    """In place of a linear layer while transformers loads; has its bias, which is a plain tensor."""
+    """In place of a linear layer or an embedding while transformers loads; has its bias, which is a plain tensor."""
 
-    def __init__(self, linear: torch.nn.Linear):
+    def __init__(self, layer: torch.nn.Module):
         super().__init__()
-        self.shape = (linear.out_features, linear.in_features)
-        self.bias = linear.bias
+        self.shape = tuple(layer.weight.shape)  # type: ignore[arg-type]
+        self.bias = getattr(layer, "bias", None)
 
 
 class _PendingExperts(torch.nn.Module):
@@ -356,6 +394,14 @@ def _check_size(name: str, shape: tuple[int, ...], pending: _Pending) -> None:
     if tuple(shape) != pending.shape:
         raise CheckpointError(
             f"{name} is {list(shape)} in the checkpoint, and {list(pending.shape)} by config.json: these are different models"
+        )
+
+
+def _check_embedding(name: str, module: torch.nn.Module) -> None:
+    error = reason_against(module)
+    if error is not None:
+        raise CheckpointError(
+            f"{name} is quantized in the checkpoint: {error}; quantize the model without --embedding"
         )
 
 

@@ -18,8 +18,8 @@ from nvfp4_cute.models.checkpoints import Checkpoint  # noqa: E402
 from nvfp4_cute.models.checkpoints.tensors import TensorFiles  # noqa: E402
 from nvfp4_cute.models.quantizing.checkpoint import Calibration, quantize_checkpoint  # noqa: E402
 from nvfp4_cute.models.quantizing.layerwise import quantize_blocks  # noqa: E402
-from nvfp4_cute.models.quantizing.layouts import LAYOUTS  # noqa: E402
-from nvfp4_cute.models.quantizing.rules import groups, layers_to_quantize  # noqa: E402
+from nvfp4_cute.models.quantizing.layouts import LAYOUTS, RECIPES  # noqa: E402
+from nvfp4_cute.models.quantizing.rules import Rules, groups, layers_to_quantize  # noqa: E402
 from nvfp4_cute.models.quantizing.weights import quantized  # noqa: E402
 
 SIZES = {
@@ -39,9 +39,9 @@ def windows(count=8, seed=1):
     return list(torch.randint(0, 128, (count, 48), generator=torch.Generator().manual_seed(seed)).split(1))
 
 
-def parts_of(model, tmp_path):
+def parts_of(model, tmp_path, format="nvfp4a16"):
     model.save_pretrained(tmp_path)
-    return groups(layers_to_quantize(TensorFiles(tmp_path).entries, 16)[0])
+    return groups(layers_to_quantize(TensorFiles(tmp_path).entries, Rules(RECIPES[format]))[0])
 
 
 class Given:
@@ -103,7 +103,7 @@ def test_activations_are_rounded_where_the_layer_rounds_them(tmp_path):
     model, batches = model_of(), windows(1)
     reference = copy.deepcopy(model)
     same = lambda layers, inputs: [Given(reference.get_submodule(one.name).weight) for one in layers]
-    first = next(iter(quantize_blocks(model, batches, parts_of(model, tmp_path), same, "mxfp4")))[2]
+    first = next(iter(quantize_blocks(model, batches, parts_of(model, tmp_path, "mxfp4"), same)))[2]
     x = inputs_of(reference, "model.layers.0.self_attn.q_proj", batches)
     used = rounded(x, "mxfp4")
     torch.testing.assert_close(first.hessian, used.T @ used, rtol=1e-4, atol=1e-3)

@@ -133,7 +133,7 @@ def test_left_out(tmp_path, capsys):
         ({}, {}, "calibrate with a text"),
         ({}, {"seen": Seen()}, "self_attn.q_proj was not calibrated.*--keep"),
         ({"model.layers.0.self_attn.o_proj.weight": torch.full((64, H), torch.nan)}, {"format": "nvfp4a16"}, "o_proj.weight.*not finite"),
-        ({}, {"format": "nvfp4a16", "keep": ["model.*"]}, "no layer to quantize"),
+        ({}, {"format": "nvfp4a16", "formats": {"model.*": "16bit"}}, "no layer to quantize"),
         ({}, {"format": "int4"}, "formats are nvfp4"),
     ],
 )  # fmt: skip

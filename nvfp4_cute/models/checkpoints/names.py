@@ -12,6 +12,9 @@ SPELLINGS = (
     ("model.language_model.", "model."),
     ("language_model.lm_head", "lm_head"),
 )
+# Last parts of the names of output layers, and of embeddings of tokens.
+OUTPUT = ("lm_head",)
+EMBEDDINGS = ("embed_tokens", "embeddings", "word_embeddings", "wte")
 # A projection of an expert by its name in a checkpoint.
 PROJECTIONS = {
     "gate_proj": "gate",
@@ -28,6 +31,11 @@ BY_PROJECTION = re.compile(rf"^(.*\bexperts)\.({_NAMES})\.(\d+)$")
 FUSED = re.compile(rf"^(.*\bexperts)\.({_NAMES})$")
 # Of these, fused gate and up lie row by row: gate 0, up 0, gate 1 and so on.
 INTERLEAVED_MODELS = ("gpt_oss",)
+
+
+def is_embedding(prefix: str) -> bool:
+    """Whether a module's name is that of an embedding of tokens."""
+    return prefix.rpartition(".")[2] in EMBEDDINGS
 
 
 def spellings(name: str) -> Iterator[str]:

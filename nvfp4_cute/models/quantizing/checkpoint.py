@@ -12,7 +12,7 @@ from tqdm import tqdm
 
 from nvfp4_cute.errors import CheckpointError
 from nvfp4_cute.models.checkpoints.checkpoint import read_config
-from nvfp4_cute.models.checkpoints.names import expert_of, spellings
+from nvfp4_cute.models.checkpoints.names import EMBEDDINGS, OUTPUT, expert_of, spellings
 from nvfp4_cute.models.checkpoints.stored import StoredWeight
 from nvfp4_cute.models.checkpoints.tensors import INDEX, TensorFiles, TensorWriter
 from nvfp4_cute.models.quantizing.calibrate import Seen
@@ -21,17 +21,22 @@ from nvfp4_cute.models.quantizing.layerwise import Inputs, quantize_blocks
 from nvfp4_cute.models.quantizing.layouts import (
     LAYOUTS,
     RECIPES,
+    WEIGHT_ONLY,
     Recipe,
     announced,
     config_entry,
     hf_quant_config,
     tensors,
+    weight_only,
 )
-from nvfp4_cute.models.quantizing.rules import Layer, groups, layers_to_quantize
+from nvfp4_cute.models.quantizing.rules import Layer, Rules, groups, layers_to_quantize, named
 from nvfp4_cute.models.quantizing.weights import Rounding, check_finite, global_scale, quantized
 
 Method = Literal["nearest", "search", "gptq"]
 METHODS = ("nearest", "search", "gptq")
+SIXTEEN = "16bit"
+# Of single layers: formats of weights, whose activations stay in 16 bits; or that they stay as they are.
+LAYER_FORMATS = (*WEIGHT_ONLY, SIXTEEN)
 
 # What a folder has beside tensors and config.json, and what belongs to its model whatever its weights.
 NOT_COPIED = ("config.json", "hf_quant_config.json", INDEX)
@@ -58,7 +63,8 @@ class Written:
         layers: how many were quantized. left_out: name -> reason of matrices that were not.
         unreached: experts' projections that no token of the calibration reached; their activations have their layer's largest
             scale. uncompensated: of "gptq", layers that it had no inputs of, which were searched instead.
-        bits_per_weight: of quantized layers, scales included, and of those that ``keep`` leaves in 16 bits.
+        bits_per_weight: of layers that the rules quantize, scales included, with those that patterns leave in 16 bits, and of the
+            output layer and the embedding where they are quantized.
         bytes_before, bytes_after: of all tensors. error: root mean square of the weights' errors over that of the weights.
     """
 
@@ -89,7 +95,9 @@ def quantize_checkpoint(
     method: Method = "nearest",
     seen: Seen | None = None,
     calibration: Calibration | None = None,
-    keep: Sequence[str] = (),
+    formats: Mapping[str, str] | None = None,
+    lm_head: str | None = None,
+    embedding: str | None = None,
     device: torch.device | str = "cpu",
 ) -> Written:
     """Write ``out``: the layers' weights quantized, everything else as it was.
@@ -101,27 +109,40 @@ def quantize_checkpoint(
             "gptq": searched scales, and later columns make up for errors of earlier ones (``quantizing.gptq``).
         seen: of ``calibrate.largest_inputs``; needed where activations have stored scales, but for "gptq", which sees them.
         calibration: of "gptq" alone, which needs it.
-        keep: patterns of layers to leave in 16 bits, beside ``rules.LEFT_OUT``.
+        formats: pattern of fnmatch -> one of LAYER_FORMATS, for the layers that it names; the first pattern counts.
+        lm_head, embedding: of LAYER_FORMATS, for the output layer and for the embedding; None: "16bit". Of a model that ties
+            them, one that is None becomes what the other is, and they stay tied; where both are given and differ, the output
+            layer gets weights of its own.
         device: where weights are rounded, and where "gptq" runs blocks.
 
     Raises:
         CheckpointError: the model is quantized already, has no layer to quantize, or a layer was not calibrated.
         ValueError: an unknown choice, or "gptq" without a calibration.
     """
+    own = dict(formats or {})
     if format not in RECIPES or layout not in LAYOUTS or method not in METHODS:
         raise ValueError(
             f"format={format!r}, layout={layout!r}, method={method!r}: formats are {', '.join(RECIPES)}, layouts "
             f"{', '.join(LAYOUTS)}, methods {', '.join(METHODS)}"
+        )
+    unknown = [f for f in (*own.values(), lm_head, embedding) if f is not None and f not in LAYER_FORMATS]
+    if unknown:
+        raise ValueError(
+            f"{unknown[0]!r} is no format of a single layer; there are {', '.join(LAYER_FORMATS)}"
         )
     if (method == "gptq") != (calibration is not None):
         raise ValueError(
             f"method={method!r} with calibration={calibration!r}: gptq, and it alone, runs the model on a text; pass a "
             "Calibration for it"
         )
-    recipe, source, target = RECIPES[format], Path(folder), Path(out)
+    source, target = Path(folder), Path(out)
     config = config_of_16_bits(source)
     files = TensorFiles(source)
-    layers, left_out = layers_to_quantize(files.entries, recipe.group_size, keep)
+    own = own | _ends(files, config, lm_head, embedding)
+    rules = Rules(
+        RECIPES[format], {p: None if f == SIXTEEN else weight_only(f, layout) for p, f in own.items()}
+    )
+    layers, left_out = layers_to_quantize(files.entries, rules)
     if not layers:
         raise CheckpointError(
             f"{source} has no layer to quantize: {next(iter(left_out.items()), 'no matrix at all')}"
@@ -131,36 +152,62 @@ def quantize_checkpoint(
         one
         for name, entry in files.entries.items()
         for one in (
-            announced(name.removesuffix(".weight"), by_name[name].shape, recipe, layout)
+            announced(by_name[name].name, by_name[name].shape, by_name[name].recipe, layout)
             if name in by_name
             else [(name, files[name].dtype, entry.shape)]
         )
     ]
-    work = _Work(files, recipe, method, torch.device(device))
+    work = _Work(files, method, torch.device(device))
     with TensorWriter(target, shapes) as writer:
         for name in files:
             if name not in by_name:
                 writer.write(name, files[name])
         for members, weights, scale in work.rounded(groups(layers), seen, calibration):
             for layer, stored in zip(members, weights, strict=True):
-                names = [name for name, _, _ in announced(layer.name, layer.shape, recipe, layout)]
+                names = [name for name, _, _ in announced(layer.name, layer.shape, layer.recipe, layout)]
                 for name, tensor in zip(names, tensors(stored, scale, layout), strict=True):
                     writer.write(name, tensor)
+    recipes = {layer.name: layer.recipe for layer in layers}
     _write_rest(
-        source, target, config, recipe, layout, sorted(n for n in left_out if not n.endswith(".weight"))
-    )
-    after = TensorFiles(target).nbytes
-    every, _ = layers_to_quantize(files.entries, recipe.group_size)
-    bits = sum(
-        8 * recipe.weights.nbytes(*one.shape)
-        if f"{one.name}.weight" in by_name
-        else 16 * one.shape[0] * one.shape[1]
-        for one in every
+        source, target, config, recipes, layout, sorted(n for n in left_out if not n.endswith(".weight"))
     )
     return Written(
-        len(layers), left_out, work.unreached, work.uncompensated, bits / sum(n * k for n, k in (e.shape for e in every)),
-        files.nbytes, after, work.relative_error,
+        len(layers), left_out, work.unreached, work.uncompensated, bits_per_weight(files, layers, rules.recipe), files.nbytes,
+        TensorFiles(target).nbytes, work.relative_error,
     )  # fmt: skip
+
+
+def bits_per_weight(files: TensorFiles, layers: Sequence[Layer], recipe: Recipe) -> float:
+    """Mean of ``layers``, and at 16 bits of all others that a recipe for all would quantize."""
+    chosen = {layer.name for layer in layers}
+    rest, _ = layers_to_quantize(files.entries, Rules(recipe))
+    left = sum(n * k for n, k in (layer.shape for layer in rest if layer.name not in chosen))
+    bits = sum(8 * layer.recipe.weights.nbytes(*layer.shape) for layer in layers) + 16 * left
+    return bits / (sum(n * k for n, k in (layer.shape for layer in layers)) + left)
+
+
+def _ends(
+    files: TensorFiles, config: dict[str, Any], lm_head: str | None, embedding: str | None
+) -> dict[str, str]:
+    """Formats of the output layer and of the embedding by their names.
+
+    Where the model ties them and they are to differ, ``files`` and ``config`` become those of a model that does not.
+    """
+    if lm_head is None and embedding is None:
+        return {}
+    table, output = named(files.entries, EMBEDDINGS), named(files.entries, OUTPUT)
+    if table is None:
+        raise CheckpointError(f"{files.folder} has no embedding: none of {', '.join(EMBEDDINGS)}")
+    if output is None:
+        first, second = lm_head or embedding, embedding or lm_head
+        assert first is not None and second is not None
+        if first == second:
+            return {table: first}
+        output = f"{'language_model.' * table.startswith('language_model.')}{OUTPUT[0]}"
+        files.entries[f"{output}.weight"] = files.entries[f"{table}.weight"]
+        for fields in (config, config.get("text_config", {})):
+            fields["tie_word_embeddings"] = False
+    return {name: f for name, f in ((output, lm_head), (table, embedding)) if f is not None}
 
 
 Rounded = tuple[list[Layer], list[StoredWeight], torch.Tensor | None]
@@ -171,7 +218,6 @@ class _Work:
     """Rounds groups of layers, and notes what is to be told of them."""
 
     files: TensorFiles
-    recipe: Recipe
     method: Method
     device: torch.device
     unreached: list[str] = field(default_factory=list)
@@ -189,17 +235,16 @@ class _Work:
         """Every group's layers, weights, and global scale of the activations where one is stored."""
         rest = dict(parts)
         if calibration is not None:
-            activations = self.recipe.weights.name if self.recipe.has_input else None
             found = quantize_blocks(
-                calibration.model, calibration.batches, parts, self.compensated, activations, self.device
+                calibration.model, calibration.batches, parts, self.compensated, self.device
             )
             for members, weights, inputs in found:
                 del rest[members[0].group]
                 if not inputs.rows:
                     self.unreached.extend(layer.name for layer in members)
-                scale = global_scale(torch.tensor(inputs.amax)) if self.recipe.needs_calibration else None
-                yield members, weights, scale
-        scales = _input_scales(rest, self.recipe, seen, self.unreached)
+                needs = members[0].recipe.needs_calibration
+                yield members, weights, global_scale(torch.tensor(inputs.amax)) if needs else None
+        scales = _input_scales(rest, seen, self.unreached)
         for members in tqdm(rest.values(), desc="layers", leave=False, disable=None):
             yield members, self.compensated(members, Inputs()), scales.get(members[0].group)
 
@@ -212,15 +257,15 @@ class _Work:
             except ValueError as error:
                 raise CheckpointError(f"{layer.name}.weight: {error}") from error
         amax = torch.stack([w.abs().amax().float() for w in weights]).amax()
-        search = self.method != "nearest"
+        search, format = self.method != "nearest", members[0].recipe.weights.name
         if inputs.hessian is not None:
             whole = torch.cat(weights)
-            rounding = Rounding.of(whole, self.recipe.weights.name, amax, search)
+            rounding = Rounding.of(whole, format, amax, search)
             found = gptq(whole, rounding, inputs.hessian).split([len(w) for w in weights])
         else:
             if self.method == "gptq":
                 self.uncompensated.extend(layer.name for layer in members)
-            found = [quantized(w, self.recipe.weights.name, amax, search) for w in weights]
+            found = [quantized(w, format, amax, search) for w in weights]
         for weight, stored in zip(weights, found, strict=True):
             values = weight.double()
             self.squares[0] += float((stored.dequantize(torch.float32).double() - values).square().sum())
@@ -229,10 +274,11 @@ class _Work:
 
 
 def _input_scales(
-    parts: Mapping[str, list[Layer]], recipe: Recipe, seen: Seen | None, unreached: list[str]
+    parts: Mapping[str, list[Layer]], seen: Seen | None, unreached: list[str]
 ) -> dict[str, torch.Tensor]:
-    """Group -> global scale of its input."""
-    if not recipe.needs_calibration or not parts:
+    """Group -> global scale of its input, of those that store one."""
+    parts = {group: members for group, members in parts.items() if members[0].recipe.needs_calibration}
+    if not parts:
         return {}
     if seen is None:
         name = next(iter(parts.values()))[0].name
@@ -265,13 +311,18 @@ def _seen_by(name: str, seen: Seen, unreached: list[str]) -> float:
 
 
 def _write_rest(
-    source: Path, target: Path, config: dict[str, Any], recipe: Recipe, layout: str, left_out: list[str]
+    source: Path,
+    target: Path,
+    config: dict[str, Any],
+    recipes: Mapping[str, Recipe],
+    layout: str,
+    left_out: list[str],
 ) -> None:
     for path in source.iterdir():
         if path.is_file() and path.suffix != ".safetensors" and path.name not in NOT_COPIED:
             shutil.copy(path, target / path.name)
-    entry = config_entry(recipe, layout, left_out)
+    entry = config_entry(recipes, layout, left_out)
     (target / "config.json").write_text(json.dumps(config | {"quantization_config": entry}, indent=2) + "\n")
     if layout == "modelopt":
-        own = json.dumps(hf_quant_config(recipe, left_out), indent=4)
+        own = json.dumps(hf_quant_config(recipes, left_out), indent=4)
         (target / "hf_quant_config.json").write_text(own + "\n")

@@ -84,17 +84,17 @@ class _Stop(Exception):
 class _Observer:
     """Rounds what quantized layers read, and keeps the rows of watched places."""
 
-    def __init__(self, activations: str | None):
-        self.activations = activations
+    def __init__(self) -> None:
+        self.formats: dict[Key, str | None] = {}  # of activations, of the same places as scales
         self.scales: dict[Key, Any] = {}  # of layers that are quantized, or about to be
         self._watched: frozenset[Key] = frozenset()
         self._rows: dict[Key, tuple[torch.Tensor, torch.Tensor]] = {}
 
     def __call__(self, site: Site, rows: torch.Tensor) -> torch.Tensor:
         key, used = site.key, rows
-        if self.activations is not None and key in self.scales:
-            scale = self.scales[key] if self.activations == "nvfp4" else None
-            used = rounded(rows, self.activations, scale)
+        format = self.formats.get(key)
+        if format is not None:
+            used = rounded(rows, format, self.scales[key] if format == "nvfp4" else None)
         if key in self._watched:
             self._rows[key] = rows, used
             if site.expert is None and len(self._rows) == len(self._watched):
@@ -121,7 +121,6 @@ def quantize_blocks(
     batches: Sequence[torch.Tensor],
     groups: Mapping[str, list[Layer]],
     solve: Solve,
-    activations: str | None = None,
     device: torch.device | str = "cpu",
 ) -> Iterator[tuple[list[Layer], list[StoredWeight], Inputs]]:
     """Quantize the layers of a causal model of transformers; its weights become the rounded ones.
@@ -129,8 +128,7 @@ def quantize_blocks(
     Args:
         model: in 16 bits, in eval mode. batches: token ids, [1, n] each.
         groups: layers of the checkpoint that read the same rows, by the name of the group.
-        solve: rounds the weights of a group. activations: what inputs of quantized layers are rounded to; None: they stay.
-        device: where blocks run.
+        solve: rounds the weights of a group; its inputs are rounded as its recipe says. device: where blocks run.
 
     Yields:
         A group's layers, weights and inputs, in the order of the model. Groups that no block has do not come. Inputs of
@@ -139,7 +137,7 @@ def quantize_blocks(
     blocks = decoder_blocks(model)
     states, arguments = _first_inputs(model, blocks, batches)
     placed = _placed(model, groups)
-    observer = _Observer(activations)
+    observer = _Observer()
     with observed(model, observer):
         for number, block in enumerate(tqdm(blocks, desc="blocks", leave=False, disable=None)):
             home = next((p.device for p in block.parameters()), torch.device("cpu"))
@@ -156,8 +154,10 @@ def quantize_blocks(
             order = observer.rows(here, partial(run, 0))
             for stage in _stages(here, order):
                 found = {group.key: Inputs() for group in stage}
-                for site in (site for group in stage for site in group.sites):
-                    observer.scales[site.key] = "auto"
+                for group in stage:
+                    for site in group.sites:
+                        observer.scales[site.key] = "auto"
+                        observer.formats[site.key] = group.layers[0].recipe.activations
                 for i in range(len(states)):
                     for key, (rows, used) in observer.rows(found, partial(run, i)).items():
                         found[key].add(rows, used)

@@ -1,6 +1,6 @@
 """What tools write for a quantized layer and into config.json, so that they, and engines, read it back."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from importlib.metadata import version
 from typing import Any
@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from nvfp4_cute.formats.block_format import MXFP4, MXFP8_E4M3, NVFP4, BlockFormat
+from nvfp4_cute.models.checkpoints.names import is_embedding
 from nvfp4_cute.models.checkpoints.stored import StoredWeight
 
 LAYOUTS = ("modelopt", "compressed-tensors")
@@ -19,7 +20,8 @@ class Recipe:
 
     Attributes:
         weights: format of weights. algorithm: ModelOpt's word. group_format: that of compressed-tensors.
-        has_input: whether activations are quantized. needs_calibration: whether they have a scale that is stored.
+        has_input: whether activations are quantized, to the format of weights. needs_calibration: whether they have a scale that
+            is stored.
     """
 
     weights: BlockFormat
@@ -27,6 +29,15 @@ class Recipe:
     group_format: str
     has_input: bool
     needs_calibration: bool = False
+
+    def __str__(self) -> str:
+        """Such as "nvfp4, 16-bit activations"."""
+        return f"{self.weights}" + ("" if self.has_input else ", 16-bit activations")
+
+    @property
+    def activations(self) -> str | None:
+        """The format of activations; None: 16 bits."""
+        return self.weights.name if self.has_input else None
 
     @property
     def group_size(self) -> int:
@@ -45,6 +56,17 @@ RECIPES = {
     "mxfp4": Recipe(MXFP4, "mxfp4", "mxfp4-pack-quantized", True),
     "mxfp8": Recipe(MXFP8_E4M3, "MXFP8", "mxfp8-quantized", True),
 }
+# Of single layers whose activations stay in 16 bits, by format of weights. ModelOpt has no word for MXFP8 weights alone.
+WEIGHT_ONLY = {
+    "nvfp4": RECIPES["nvfp4a16"],
+    "mxfp4": Recipe(MXFP4, "W4A16_MXFP4", "mxfp4-pack-quantized", False),
+    "mxfp8": Recipe(MXFP8_E4M3, "MXFP8", "mxfp8-quantized", False),
+}
+
+
+def weight_only(format: str, layout: str) -> Recipe:
+    """The recipe of a layer whose weights alone are quantized; of MXFP8 in ModelOpt's layout, whose activations are, too."""
+    return RECIPES["mxfp8"] if (format, layout) == ("mxfp8", "modelopt") else WEIGHT_ONLY[format]
 
 
 def announced(
@@ -75,17 +97,68 @@ def tensors(weight: StoredWeight, input_scale: torch.Tensor | None, layout: str)
             yield (1 / factor).reshape(1) if layout == "compressed-tensors" else factor.reshape(())
 
 
-def config_entry(recipe: Recipe, layout: str, left_out: list[str]) -> dict[str, Any]:
-    """``quantization_config`` of config.json."""
-    if layout == "modelopt":
+def config_entry(recipes: Mapping[str, Recipe], layout: str, left_out: list[str]) -> dict[str, Any]:
+    """``quantization_config`` of config.json.
+
+    Args:
+        recipes: of every quantized layer, by its prefix; each is named where they differ, and where one is an embedding.
+    """
+    if layout == "compressed-tensors":
+        return _compressed_tensors(recipes, left_out)
+    entry: dict[str, Any] = {"ignore": left_out, **_algorithm(recipes), "producer": _producer()}
+    recipe = _only(recipes)
+    if recipe is not None and recipe.weights == NVFP4:
         spec = {"dynamic": False, "num_bits": recipe.bits, "type": "float", "group_size": recipe.group_size}
         group: dict[str, Any] = {"weights": spec, "targets": ["Linear"]}
         if recipe.has_input:
             group = {"input_activations": spec} | group
-        entry: dict[str, Any] = {"ignore": left_out, "quant_algo": recipe.algorithm, "producer": _producer()}
-        if recipe.weights == NVFP4:
-            entry = {"config_groups": {"group_0": group}} | entry
-        return entry | {"quant_method": "modelopt"}
+        entry = {"config_groups": {"group_0": group}} | entry
+    return entry | {"quant_method": "modelopt"}
+
+
+def hf_quant_config(recipes: Mapping[str, Recipe], left_out: list[str]) -> dict[str, Any]:
+    """ModelOpt's hf_quant_config.json."""
+    entry: dict[str, Any] = _algorithm(recipes) | {"kv_cache_quant_algo": None}
+    recipe = _only(recipes)
+    if recipe is not None and recipe.algorithm != "mxfp4":
+        entry["group_size"] = recipe.group_size
+    return {"producer": _producer(), "quantization": entry | {"exclude_modules": left_out}}
+
+
+def _only(recipes: Mapping[str, Recipe]) -> Recipe | None:
+    """The recipe of all layers; None where they have to be named."""
+    found = set(recipes.values())
+    return found.pop() if len(found) == 1 and not any(map(is_embedding, recipes)) else None
+
+
+def _algorithm(recipes: Mapping[str, Recipe]) -> dict[str, Any]:
+    """``quant_algo``, and of mixed precision that of every layer."""
+    recipe = _only(recipes)
+    if recipe is not None:
+        return {"quant_algo": recipe.algorithm}
+    each = {n: {"quant_algo": r.algorithm, "group_size": r.group_size} for n, r in recipes.items()}
+    return {"quant_algo": "MIXED_PRECISION", "quantized_layers": each}
+
+
+def _compressed_tensors(recipes: Mapping[str, Recipe], left_out: list[str]) -> dict[str, Any]:
+    """A group for every recipe: the one of most layers for all of them that no other group names."""
+    by_recipe: dict[Recipe, list[str]] = {}
+    for name, recipe in recipes.items():
+        by_recipe.setdefault(recipe, []).append(name)
+    order = sorted(by_recipe, key=lambda recipe: -len(by_recipe[recipe]))
+    groups = {}
+    for number, recipe in enumerate(order):
+        names = by_recipe[recipe]
+        targets = ["Linear", *filter(is_embedding, names)] if number == 0 else names
+        groups[f"group_{number}"] = _group(recipe, targets)
+    formats = {recipe.group_format for recipe in order}
+    return {
+        "quant_method": "compressed-tensors", "format": formats.pop() if len(formats) == 1 else "mixed-precision",
+        "quantization_status": "compressed", "config_groups": groups, "ignore": left_out, "kv_cache_scheme": None,
+    }  # fmt: skip
+
+
+def _group(recipe: Recipe, targets: list[str]) -> dict[str, Any]:
     is_nvfp4 = recipe.weights == NVFP4
     spec = {
         "num_bits": recipe.bits, "type": "float", "symmetric": True, "group_size": recipe.group_size,
@@ -93,20 +166,8 @@ def config_entry(recipe: Recipe, layout: str, left_out: list[str]) -> dict[str, 
         "scale_dtype": "torch.float8_e4m3fn" if is_nvfp4 else "torch.uint8",
     }  # fmt: skip
     given = spec | {"dynamic": "local" if is_nvfp4 else True} if recipe.has_input else None
-    group = {"targets": ["Linear"], "weights": spec, "input_activations": given, "output_activations": None,
-             "format": recipe.group_format}  # fmt: skip
-    return {
-        "quant_method": "compressed-tensors", "format": recipe.group_format, "quantization_status": "compressed",
-        "config_groups": {"group_0": group}, "ignore": left_out, "kv_cache_scheme": None,
-    }  # fmt: skip
-
-
-def hf_quant_config(recipe: Recipe, left_out: list[str]) -> dict[str, Any]:
-    """ModelOpt's hf_quant_config.json."""
-    entry: dict[str, Any] = {"quant_algo": recipe.algorithm, "kv_cache_quant_algo": None}
-    if recipe.algorithm != "mxfp4":
-        entry["group_size"] = recipe.group_size
-    return {"producer": _producer(), "quantization": entry | {"exclude_modules": left_out}}
+    return {"targets": targets, "weights": spec, "input_activations": given, "output_activations": None,
+            "format": recipe.group_format}  # fmt: skip
 
 
 def _producer() -> dict[str, str]:

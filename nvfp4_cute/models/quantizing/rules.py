@@ -1,10 +1,11 @@
 """Which tensors of a 16-bit checkpoint are weights of layers, which are left as they are, and which share a global scale."""
 
 import fnmatch
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 
 from nvfp4_cute.models.checkpoints.tensors import Entry
+from nvfp4_cute.models.quantizing.layouts import Recipe
 
 # What loses most and costs least: the output layer, embeddings, routers; and what is no product of a matrix.
 LEFT_OUT = (
@@ -32,21 +33,41 @@ class Layer:
     """A layer to quantize.
 
     Attributes:
-        name: its prefix; its weight is ``name + ".weight"``. shape: [N, K]. group: what shares its global scales.
+        name: its prefix; its weight is ``name + ".weight"``. shape: [N, K]. recipe: what it becomes.
+        group: what shares its global scales.
     """
 
     name: str
     shape: tuple[int, int]
+    recipe: Recipe
     group: str
 
 
-def layers_to_quantize(
-    entries: dict[str, Entry], block_k: int, keep: Sequence[str] = ()
-) -> tuple[list[Layer], dict[str, str]]:
+@dataclass(frozen=True)
+class Rules:
+    """What becomes of every matrix.
+
+    Attributes:
+        recipe: of layers that no pattern names. own: pattern of fnmatch -> recipe of the layers that it names, LEFT_OUT
+            notwithstanding; None: they stay in 16 bits. The first pattern counts.
+    """
+
+    recipe: Recipe
+    own: Mapping[str, Recipe | None] = field(default_factory=dict)
+
+    def of(self, name: str) -> Recipe | str:
+        """The recipe of a layer, or the rule by which it stays as it is."""
+        for pattern, recipe in self.own.items():
+            if fnmatch.fnmatchcase(name, pattern):
+                return recipe or pattern
+        return next((p for p in LEFT_OUT if fnmatch.fnmatchcase(name, p)), self.recipe)
+
+
+def layers_to_quantize(entries: Mapping[str, Entry], rules: Rules) -> tuple[list[Layer], dict[str, str]]:
     """Layers to quantize, in the order of the files, and why others are left out.
 
     Args:
-        entries: of all tensors. block_k: values along K that share a scale. keep: patterns of fnmatch beside LEFT_OUT.
+        entries: of all tensors.
 
     Returns:
         The layers; and name -> reason of every other matrix.
@@ -59,14 +80,23 @@ def layers_to_quantize(
                 left[tensor] = "experts in one tensor; save the model with one tensor an expert"
             continue
         n, k = entry.shape
-        pattern = next((p for p in (*keep, *LEFT_OUT) if fnmatch.fnmatchcase(name, p)), None)
-        if pattern is not None:
-            left[name] = f"by the rule {pattern}"
-        elif k % block_k:
-            left[name] = f"K={k} is no multiple of {block_k}"
+        recipe = rules.of(name)
+        if isinstance(recipe, str):
+            left[name] = f"by the rule {recipe}"
+        elif k % recipe.group_size:
+            left[name] = f"K={k} is no multiple of {recipe.group_size}"
         else:
-            chosen.append(Layer(name, (n, k), group_of(name)))
+            group = group_of(name)
+            chosen.append(
+                Layer(name, (n, k), recipe, group if recipe == rules.recipe else f"{group}, {recipe}")
+            )
     return chosen, left
+
+
+def named(entries: Mapping[str, Entry], names: Iterable[str]) -> str | None:
+    """The layer of a checkpoint whose name ends with one of ``names``, its last parts; None where there is none."""
+    prefixes = (t.removesuffix(".weight") for t in entries if t.endswith(".weight"))
+    return next((p for p in prefixes if any(p == n or p.endswith(f".{n}") for n in names)), None)
 
 
 def group_of(name: str) -> str:

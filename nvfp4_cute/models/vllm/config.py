@@ -10,13 +10,13 @@ from vllm.model_executor.layers.linear import LinearBase, UnquantizedLinearMetho
 from vllm.model_executor.layers.quantization import register_quantization_config
 from vllm.model_executor.layers.quantization.base_config import QuantizationConfig
 from vllm.model_executor.layers.quantization.kv_cache import BaseKVCacheMethod
-from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead
+from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead, VocabParallelEmbedding
 from vllm.platforms import current_platform
 
 from nvfp4_cute.errors import CheckpointError
 from nvfp4_cute.gpus.targets import arch_of_capability
 from nvfp4_cute.models.checkpoints.checkpoint import convention_of, unwrapped
-from nvfp4_cute.models.checkpoints.names import INTERLEAVED_MODELS
+from nvfp4_cute.models.checkpoints.names import INTERLEAVED_MODELS, is_embedding
 from nvfp4_cute.models.checkpoints.stored import Scheme
 from nvfp4_cute.models.vllm.experts import ExpertsMethod
 from nvfp4_cute.models.vllm.linear import LinearMethod
@@ -114,6 +114,10 @@ class CheckpointConfig(QuantizationConfig):
             missing = self.quantization.get(MISSING, "refuse")
             return ExpertsMethod(scheme, self.convention, layer.moe_config, missing_input_scale=missing)
         if not isinstance(layer, LinearBase | ParallelLMHead):
+            if isinstance(layer, VocabParallelEmbedding) and names_embedding(self.quantization):
+                raise CheckpointError(
+                    f"{prefix} is quantized, and vLLM's embedding is not; quantize the model without --embedding"
+                )
             return None
         around, _, last = prefix.rpartition(".")
         parts = self.packed_modules_mapping.get(last, [last])
@@ -153,6 +157,13 @@ def is_nvfp4(quantization: Mapping[str, Any]) -> bool:
     except CheckpointError:
         return False
     return bool(schemes) and all(s.weights == "nvfp4" and s.activations in ("nvfp4", None) for s in schemes)
+
+
+def names_embedding(quantization: Mapping[str, Any]) -> bool:
+    """Whether a config says of an embedding how it is quantized."""
+    groups = (quantization.get("config_groups") or {}).values()
+    targets = (target for group in groups for target in group.get("targets") or ())
+    return any(is_embedding(name) for name in (*(quantization.get("quantized_layers") or ()), *targets))
 
 
 def renamed(quantization: Mapping[str, Any], mapper: Any) -> dict[str, Any]:

@@ -1,0 +1,124 @@
+"""An embedding whose table is block-scaled: rows are gathered as they are stored, and one launch decodes them."""
+
+from typing import Literal
+
+import torch
+
+from nvfp4_cute.formats.block_format import ATOM_ROWS, ATOM_SHAPE, NVFP4, BlockFormat
+from nvfp4_cute.formats.block_scaled import BlockScaledTensor
+from nvfp4_cute.nn.state import keeping_dtype
+from nvfp4_cute.ops.dequantize import dequantize
+from nvfp4_cute.ops.quantize import quantize
+
+
+class QuantizedEmbedding(torch.nn.Module):
+    """``torch.nn.Embedding`` with a table of NVFP4, MXFP4 or MXFP8, for inference. There is no backward pass.
+
+    A table in NVFP4 may be that of a LinearNVFP4, whose weights are tied to it: both then hold the same tensors.
+
+    State dict:
+        weight: the table's data, [V, bytes of K]. weight_scale: its block scales, blocked.
+        weight_global_scale: float32, where the format has one.
+
+    Moving the module to a device moves all of it; ``.to(dtype)`` changes what rows are decoded to.
+
+    Args:
+        table: [V, K], of a format whose scales have 8 bits. dtype: of the rows.
+        backend: as of ``dequantize``.
+
+    Example:
+        >>> embedding = QuantizedEmbedding.from_embedding(torch.nn.Embedding(100, 64))
+        >>> embedding(torch.tensor([[3, 5]])).shape
+        torch.Size([1, 2, 64])
+
+    Raises:
+        ValueError: ``table`` is no matrix, or has float32 scales.
+    """
+
+    weight: torch.Tensor
+    weight_scale: torch.Tensor
+    weight_global_scale: torch.Tensor | None
+
+    def __init__(
+        self, table: BlockScaledTensor, *, dtype: torch.dtype = torch.bfloat16, backend: str = "auto"
+    ):
+        super().__init__()
+        if len(table.shape) != 2 or table.format.scale.bits != 8:
+            raise ValueError(
+                f"table has shape {tuple(table.shape)} and format {table.format.name}; an embedding has [V, K] of NVFP4, MXFP4 "
+                "or MXFP8"
+            )
+        self.num_embeddings, self.embedding_dim = table.shape
+        self.format, self.dtype, self.backend = table.format, dtype, backend
+        stored = table.with_scale_layout("blocked")
+        self.register_buffer("weight", stored.data)
+        self.register_buffer("weight_scale", stored.scale)
+        self.register_buffer("weight_global_scale", stored.global_scale)
+
+    @classmethod
+    def from_embedding(
+        cls, embedding: torch.nn.Embedding, format: BlockFormat = NVFP4, *, backend: str = "auto"
+    ) -> "QuantizedEmbedding":
+        """With the table of ``embedding`` quantized, on its device and of its dtype.
+
+        Raises:
+            TypeError: another module, or a class derived from torch.nn.Embedding, which may compute something else.
+            ValueError: an embedding with ``max_norm``, which changes the rows that it gives; K is no multiple of the block.
+        """
+        reason = reason_against(embedding)
+        if reason is not None:
+            raise reason
+        table = embedding.weight.detach()
+        scale: Literal["auto"] | None = "auto" if format.has_global_scale else None
+        return cls(quantize(table, format=format, global_scale=scale), dtype=table.dtype, backend=backend)
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        """Rows of the table, [..., K] of ``dtype``, of ``ids``, integers [...] from 0 to V - 1.
+
+        Raises:
+            IndexError: on the CPU, an id beyond the table.
+        """
+        flat = ids.reshape(-1)
+        rows = dequantize(self._gathered(flat), self.dtype, backend=self.backend)
+        return rows.view(*ids.shape, self.embedding_dim)
+
+    @property
+    def table(self) -> BlockScaledTensor:
+        """The whole table, [V, K], without a copy."""
+        shape = (self.num_embeddings, self.embedding_dim)
+        return BlockScaledTensor(
+            self.weight, self.weight_scale, self.weight_global_scale, shape, format=self.format
+        )
+
+    def _gathered(self, ids: torch.Tensor) -> BlockScaledTensor:
+        """Rows as they are stored; their scales row-major."""
+        data = self.weight.view(torch.uint8).index_select(0, ids).view(self.weight.dtype)
+        row_groups, rows_of_group, _ = ATOM_SHAPE
+        scale = self.weight_scale.view(torch.uint8)
+        # An atom is [row % 32, row % 128 // 32, block % 4] (``formats.scale_layout``).
+        chosen = scale[ids // ATOM_ROWS, :, ids % row_groups, ids // row_groups % rows_of_group]
+        blocks = self.format.num_k_blocks(self.embedding_dim)
+        chosen = chosen.flatten(1)[:, :blocks].contiguous().view(self.weight_scale.dtype)
+        shape = (len(ids), self.embedding_dim)
+        return BlockScaledTensor(
+            data, chosen, self.weight_global_scale, shape, "rowmajor", format=self.format
+        )
+
+    def extra_repr(self) -> str:
+        """Sizes and format."""
+        return f"{self.num_embeddings}, {self.embedding_dim}, format={self.format.name}, dtype={self.dtype}"
+
+    def _apply(self, fn, recurse=True):
+        self.dtype = fn(torch.empty(0, dtype=self.dtype, device=self.weight.device)).dtype
+        return super()._apply(keeping_dtype(fn), recurse)
+
+
+def reason_against(embedding: torch.nn.Module) -> Exception | None:
+    """The error for a module that QuantizedEmbedding does not stand for; None where it does."""
+    if type(embedding) is not torch.nn.Embedding:
+        return TypeError(
+            f"embedding is a {type(embedding).__name__}, which may scale or change rows; pass a torch.nn.Embedding itself"
+        )
+    if embedding.max_norm is not None:
+        return ValueError(f"embedding has max_norm={embedding.max_norm}, which changes rows; set it to None")
+    return None
