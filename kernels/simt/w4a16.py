@@ -1,11 +1,12 @@
 """16-bit activations times 4- or 8-bit weights, up to 32 rows at a time: c[m, n] = alpha * sum over k of x[m, k] (B * SFB)[n, k].
 
 x (M, K, L) fp16 or bf16, B (N, K, L) e2m1, two values a byte, e4m3 or e5m2, both K-major; SFB in the 128x4 blocked layout, read
-in place: e4m3 for 16 values of K (NVFP4) or ue8m0 for 32 (MX, beside bf16 alone); c fp16, bf16 or fp32. Memory-bound: the
-weights are read once for every ``tokens`` rows of x, past L1.
+in place: e4m3 for 16 values of K (NVFP4) or ue8m0 for 32 (MX, beside bf16 alone), or in rows: fp32 for 128 x 128 weights (FP8);
+c fp16, bf16 or fp32. Memory-bound: the weights are read once for every ``tokens`` rows of x, past L1.
 
 A weight times its e4m3 scale has at most 6 significant bits, so fp16 and bf16 hold it exactly. bf16 also holds it times a power
-of two (``common.ue8m0``), of 8-bit weights all but what is below 2^-125 (e4m3) or 2^-117 (e5m2), which is rounded. Warps multiply
+of two (``common.ue8m0``), of 8-bit weights all but what is below 2^-125 (e4m3) or 2^-117 (e5m2), which is rounded. By an
+fp32 scale, which neither holds, the products of a chunk are multiplied, and added in fp32. Warps multiply
 16 weight rows by 8 rows of x and 16 k with ``mma.sync``, which every architecture from sm_90a on has.
 
 Work: a CTA has 32 weight rows of one scale atom, r, r + 32, r + 64, r + 96 for eight consecutive r, whose scales for four
@@ -15,7 +16,8 @@ consecutive k of the four rows with r = g; which k meet in one MMA is free as lo
 Order of summation. One MMA adds 16 products to the sum in fp32, as the GPU's tensor cores add (truncating). Word w = 0 ...
 3 of a lane's 32 k (8 w to 8 w + 7) takes two: first the k with k % 4 < 2, then the others, of all four t. A warp goes
 through its chunks in ascending order, starting from 0; warps are added in ascending order. So which products meet when
-depends on K alone, not on M, N or L. Then times alpha, then one rounding to the output type.
+depends on K alone, not on M, N or L. Then times alpha, then one rounding to the output type. With fp32 scales each chunk starts
+from 0, and what it has is added times its scale, with one rounding.
 """
 
 import math
@@ -25,7 +27,7 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Float32, Int32, Int64, Uint32
 
-from nvfp4_cute.formats.block_format import UE8M0, BlockFormat
+from nvfp4_cute.formats.block_format import FP32, UE8M0, BlockFormat
 from nvfp4_cute.formats.scale_layout import ATOM_BYTES
 from nvfp4_cute.launch_table import W4A16
 from nvfp4_cute.planning.arch.simt import UNIT_ROWS, W4A16_CHUNK_K, W4A16_WARPS, WARP_SIZE
@@ -73,6 +75,8 @@ BF16 = FloatFormat("bf16", 6, 2.0**119, 2.0**7)
 BF16_OF_UE8M0 = FloatFormat("bf16", 6, 1.0, 2.0**ue8m0.OPERAND_EXPONENT)
 # Elements of 8 bits are decoded by instructions; 448 * 2^127 and 57344 * 2^127 over these are inside bf16's range.
 BF16_OF_FP8 = {"e4m3": FloatFormat("bf16", 0, 1.0, 2.0**8), "e5m2": FloatFormat("bf16", 0, 1.0, 2.0**16)}
+# Where sums are multiplied by scales, e4m3 alone is decoded, which both types hold.
+OF_E4M3 = {name: FloatFormat(name, 0, 1.0, 1.0) for name in ("f16", "bf16")}
 # prmt: of eight bytes in two words, those that are four apart, two pairs.
 APART = (0x5140, 0x7362)
 
@@ -129,7 +133,7 @@ class W4A16Kernel:
         tokens: rows of x that a CTA multiplies: a multiple of 8.
         blocks_per_sm: CTAs of an SM that the registers must allow.
         name: what the kernel is called in profilers and in the emulator's reports.
-        weights: format of the weights, whose scales are e4m3, or beside bfloat16 ue8m0.
+        weights: format of the weights, whose scales are e4m3, or beside bfloat16 ue8m0, or fp32 ones of 128 x 128 e4m3.
     """
 
     def __init__(
@@ -146,12 +150,17 @@ class W4A16Kernel:
         self.format = (BF16_OF_UE8M0 if self.has_powers else BF16) if is_bf16 else FP16
         self.weights = weights
         self.is_fp8 = weights.element.bits == 8
-        if self.is_fp8:
+        self.promotes = weights.scale == FP32
+        if self.promotes:
+            self.format = OF_E4M3["bf16" if is_bf16 else "f16"]
+        elif self.is_fp8:
             self.format = BF16_OF_FP8[weights.element.name]
         self.piece_words = weights.row_bytes(PIECE_K) // 4
         self.group_words = weights.row_bytes(GROUP_K) // 4
         self.block_k = weights.block_k
         self.pieces_per_atom = weights.atom_k // PIECE_K
+        # Bytes of the scales of an atom of rows and K.
+        self.atom_bytes = weights.scale_bytes(weights.atom_rows, weights.atom_k)
         self.out_dtype = out_dtype
         self.has_alpha = has_alpha
         self.tokens = tokens
@@ -211,7 +220,12 @@ class W4A16Kernel:
         )
         num_pieces = operands.k // PIECE_K
         group, piece = lane // PIECES, lane % PIECES
-        atoms = Int64(unit // BANDS) * cute.ceil_div(num_pieces, self.pieces_per_atom) * ATOM_BYTES
+        atoms = Int64(unit // BANDS) * cute.ceil_div(num_pieces, self.pieces_per_atom) * self.atom_bytes
+        sfb = operands.sfb + batch * sfb_batch + atoms
+        if cutlass.const_expr(not self.promotes):
+            sfb += (
+                row_of(unit, group, 0) % BAND_ROWS * SCALES_BYTES + piece // self.pieces_per_atom * ATOM_BYTES
+            )
         # Rows beyond N are read as the last one, and dropped in the end.
         rows = [cutlass.min(row_of(unit, group, band), operands.n - 1) for band in range(BANDS)]
         source = Source(
@@ -220,11 +234,7 @@ class W4A16Kernel:
             + Int64(rows[0]) * operands.b_pitch
             + piece * (4 * self.piece_words),
             row_offsets=[(row - rows[0]) * Int32(operands.b_pitch) for row in rows],
-            sfb=operands.sfb
-            + batch * sfb_batch
-            + atoms
-            + row_of(unit, group, 0) % BAND_ROWS * SCALES_BYTES
-            + piece // self.pieces_per_atom * ATOM_BYTES,
+            sfb=sfb,
             x=operands.x
             + batch * x_batch
             + Int64(first_token + group) * operands.x_pitch
@@ -276,12 +286,21 @@ class W4A16Kernel:
         # (WORD OF 2, MMA_N)
         x = cute.make_rmem_tensor((PIECE_K // 2, self.num_mma_n), Uint32)
         num_chunks = cute.ceil_div(source.num_pieces, PIECES)
-        atoms_of_chunk = PIECES // self.pieces_per_atom
-        load_weights(weights, scales, source, warp_idx, atoms_of_chunk)
+        chunk_bytes = PIECES // self.pieces_per_atom * self.atom_bytes
+        num_scales = 1 if self.promotes else BANDS
+        load_weights(weights, scales, source, warp_idx, chunk_bytes, num_scales)
         for chunk in cutlass.range(warp_idx, num_chunks, W4A16_WARPS, unroll=1):
             self.load_activations(x, source, chunk)
-            load_weights(ahead, scales_ahead, source, chunk + W4A16_WARPS, atoms_of_chunk)
-            self.multiply(acc, weights, self.block_scales(scales, source), x)
+            load_weights(ahead, scales_ahead, source, chunk + W4A16_WARPS, chunk_bytes, num_scales)
+            if cutlass.const_expr(self.promotes):
+                products = cute.make_rmem_tensor(acc.shape, Float32)
+                products.fill(0.0)
+                self.multiply(products, weights, [[None]] * BANDS, x)
+                scale = ptx.float_of(scales[0])
+                for i in cutlass.range_constexpr(cute.size(acc)):
+                    acc[i] = ptx.fma_f32(products[i], scale, acc[i])
+            else:
+                self.multiply(acc, weights, self.block_scales(scales, source), x)
             for i in cutlass.range_constexpr(BANDS):
                 scales[i] = scales_ahead[i]
                 for w in cutlass.range_constexpr(self.piece_words):
@@ -342,13 +361,18 @@ class W4A16Kernel:
                         for r, value in enumerate(ptx.mma_m16n8k16(a, b, c, self.format.name)):
                             acc[r, i, j] = value
 
-    def decode(self, words: list, scale: Uint32 | Float32) -> list:
-        """Eight weights over ``weight_factor`` as pairs of k: (0, 4), (1, 5), (2, 6), (3, 7)."""
+    def decode(self, words: list, scale: Uint32 | Float32 | None) -> list:
+        """Eight weights over ``weight_factor``, or without their scale, as pairs of k: (0, 4), (1, 5), (2, 6), (3, 7)."""
         if self.is_fp8:
             four = [ptx.prmt(*words, Uint32(selector)) for selector in APART]
             name = self.weights.element.name
-            pairs = [ptx.unpack_f16x2(half) for word in four for half in ptx.fp8x4_to_f16x2(word, name)]
-            return [ptx.pack_16x2(*(ptx.mul_f32(value, scale) for value in pair), True) for pair in pairs]
+            halves = [half for word in four for half in ptx.fp8x4_to_f16x2(word, name)]
+            if self.format.name == "f16":
+                return halves
+            pairs = [ptx.unpack_f16x2(half) for half in halves]
+            if scale is not None:
+                pairs = [[ptx.mul_f32(value, scale) for value in pair] for pair in pairs]
+            return [ptx.pack_16x2(*pair, True) for pair in pairs]
         (word,) = words
         magnitude = 0x7 << self.format.magnitude_shift
         pairs = []
@@ -366,9 +390,10 @@ def load_weights(
     scales: cute.Tensor,
     source: Source,
     chunk: Int32,
-    atoms_of_chunk: cutlass.Constexpr,
+    chunk_bytes: cutlass.Constexpr,
+    num_scales: cutlass.Constexpr,
 ):
-    """A lane's piece of every row and its scale words; zeros beyond K."""
+    """A lane's piece of every row and its scale words, of which a chunk has ``chunk_bytes``; zeros beyond K."""
     is_inside = chunk * PIECES + source.piece < source.num_pieces
     weights.fill(Uint32(0))
     scales.fill(Uint32(0))
@@ -380,10 +405,9 @@ def load_weights(
                 words = load_words(address + 4 * first, VECTOR_WORDS, READ_ONCE)
                 for w in cutlass.range_constexpr(VECTOR_WORDS):
                     weights[first + w, band] = words[w]
-        atoms = Int64(chunk) * (atoms_of_chunk * ATOM_BYTES)
-        words = load_words(source.sfb + atoms, BANDS, KEEP)
-        for band in cutlass.range_constexpr(BANDS):
-            scales[band] = words[band]
+        words = load_words(source.sfb + Int64(chunk) * chunk_bytes, num_scales, KEEP)
+        for i in cutlass.range_constexpr(num_scales):
+            scales[i] = words[i]
 
 
 def shifted(word: Uint32, left: int) -> Uint32:

@@ -1,5 +1,7 @@
 """Layers with FP8 weights in blocks of 128 x 128 (DeepSeek-V3, Qwen3-FP8): activations become FP8 in blocks of 128 values."""
 
+from typing import Literal, get_args
+
 import torch
 
 from nvfp4_cute import backends
@@ -7,19 +9,26 @@ from nvfp4_cute.formats.block_format import FP8_1x128, FP8_128x128
 from nvfp4_cute.formats.block_scaled import BlockScaledTensor, check_is_tensor
 from nvfp4_cute.nn.experts import Activation, SortedExperts
 from nvfp4_cute.nn.linear import result_dtype
+from nvfp4_cute.nn.products import KERNEL_DTYPE, aligned
 from nvfp4_cute.nn.state import moving
-from nvfp4_cute.operands.rules import check_tensors
+from nvfp4_cute.nn.weight_only import weight_only_linear
+from nvfp4_cute.operands.rules import ACTIVATION_DTYPES, check_choice, check_tensors
 from nvfp4_cute.ops.gemm import gemm
 from nvfp4_cute.ops.grouped_gemm import grouped_gemm
 from nvfp4_cute.ops.quantize import quantize
 from nvfp4_cute.planning.arch import ARCHS, mmas_of
 
+Activations = Literal["fp8", "16bit"]
+
 
 class LinearFP8(torch.nn.Module):
     """``x @ W^T + bias`` with W in FP8: ``torch.nn.Linear`` at 8 bits a weight. There is no backward pass.
 
-    Rows of x are quantized to FP8_1x128, then ``gemm`` multiplies. The result has the dtype of ``x``, under autocast that of
-    autocast; it is rounded to it, and again after the bias was added.
+    - ``activations="fp8"`` (W8A8): rows of x are quantized to FP8_1x128, then ``gemm`` multiplies.
+    - ``activations="16bit"`` (W8A16): ``gemm`` with 16-bit rows, of float32 ones rounded to bfloat16. It is made for few rows:
+      from 512 on a GPU decodes W into memory that is given back, each weight rounded once, and torch multiplies.
+
+    The result has the dtype of ``x``, under autocast that of autocast; it is rounded to it, and again after the bias was added.
 
     State dict, as DeepSeek-V3 names it:
         weight: float8_e4m3fn [N, K].
@@ -32,6 +41,7 @@ class LinearFP8(torch.nn.Module):
         weight: FP8_128x128 [N, K].
         bias: [N], or None.
         dtype: of the bias.
+        activations: "fp8" or "16bit".
         backend: as of ``gemm``.
 
     Example:
@@ -40,7 +50,7 @@ class LinearFP8(torch.nn.Module):
         torch.Size([40, 256])
 
     Raises:
-        TypeError, ValueError: ``weight`` is no matrix of FP8_128x128, or ``bias`` no tensor [N].
+        TypeError, ValueError: ``weight`` is no matrix of FP8_128x128, ``bias`` no tensor [N], or a choice is unknown.
     """
 
     weight: torch.Tensor
@@ -53,13 +63,16 @@ class LinearFP8(torch.nn.Module):
         bias: torch.Tensor | None = None,
         *,
         dtype: torch.dtype = torch.bfloat16,
+        activations: Activations = "fp8",
         backend: str = "auto",
     ):
         super().__init__()
         _check_weight("weight", weight, "[N, K]")
+        check_choice("activations", activations, get_args(Activations))
+        backends.resolve(backend, weight.device)
         self.out_features, self.in_features = weight.shape
         _check_bias("bias", bias, (self.out_features,))
-        self.backend = backend
+        self.activations, self.backend = activations, backend
         self.register_buffer("weight", weight.data.view(torch.float8_e4m3fn))
         self.register_buffer("weight_scale_inv", weight.scale)
         self.register_buffer("bias", None if bias is None else bias.detach().to(weight.device, dtype))
@@ -82,20 +95,32 @@ class LinearFP8(torch.nn.Module):
             raise ValueError(
                 f"x has shape {list(x.shape)}; expected [..., {self.in_features}], the layer's in_features"
             )
-        q = quantize(x.reshape(-1, self.in_features), format=FP8_1x128, backend=self.backend)
-        y = gemm(
-            q.data, self.weight, q.scale, self.weight_scale_inv,
-            a_format=FP8_1x128, b_format=FP8_128x128, out_dtype=result_dtype(x), backend=self.backend,
-        )  # fmt: skip
+        rows = x.reshape(-1, self.in_features)
+        y = (self._by_fp8 if self.activations == "fp8" else self._by_16_bits)(rows, result_dtype(x))
         if self.bias is not None:
             y += self.bias.to(y.dtype)
         return y.reshape(*x.shape[:-1], self.out_features)
 
+    def _by_fp8(self, x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+        q = quantize(x, format=FP8_1x128, backend=self.backend)
+        return gemm(
+            q.data, self.weight, q.scale, self.weight_scale_inv,
+            a_format=FP8_1x128, b_format=FP8_128x128, out_dtype=dtype, backend=self.backend,
+        )  # fmt: skip
+
+    def _by_16_bits(self, x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+        x = x if x.dtype in ACTIVATION_DTYPES else x.to(KERNEL_DTYPE)
+        sides = self.weight, self.weight_scale_inv
+        if torch.compiler.is_compiling():
+            return gemm(
+                x.contiguous(), sides[0], None, sides[1], b_format=FP8_128x128, out_dtype=dtype, backend=self.backend
+            )  # fmt: skip
+        return weight_only_linear(aligned(x), *sides, None, dtype, self.backend, FP8_128x128)
+
     def extra_repr(self) -> str:
-        """Sizes."""
-        return (
-            f"in_features={self.in_features}, out_features={self.out_features}, bias={self.bias is not None}"
-        )
+        """Sizes, and how rows are multiplied."""
+        sizes = f"in_features={self.in_features}, out_features={self.out_features}"
+        return f"{sizes}, bias={self.bias is not None}, activations={self.activations!r}"
 
     def _apply(self, fn, recurse=True):
         return super()._apply(moving(fn), recurse)
@@ -136,6 +161,7 @@ class ExpertsFP8(SortedExperts):
     ):
         _check_weight("w13", w13, "[E, 2 I, H]")
         _check_weight("w2", w2, "[E, H, I]")
+        backends.resolve(backend, w13.device)
         experts, hidden, width = w2.shape
         rows = 2 * width if has_gate else width
         if tuple(w13.shape) != (experts, rows, hidden):

@@ -138,7 +138,7 @@ def check_lists(
     rules.check_out_dtype(result.dtype, result.global_scale)
     rules.check_scale_layout(scale_layout)
     takes_rows = gate is None and a_scale is not None and result.dtype != NVFP4
-    rules.check_formats(a_format, weights[0].format, takes_rows=takes_rows)
+    rules.check_formats(a_format=a_format, b_format=weights[0].format, takes_rows=takes_rows)
     alphas = {w.alpha_name: w.alpha for w in weights}
     alpha_names = [w.alpha_name for w in weights]
     weights = given_weights(weights)
@@ -330,7 +330,7 @@ def check_device_groups(
     """
     rules.check_out_dtype(result.dtype, result.global_scale)
     takes_rows = gate is None and a_scale is not None and result.dtype != NVFP4
-    rules.check_formats(a_format, weights[0].format, takes_rows=takes_rows)
+    rules.check_formats(a_format=a_format, b_format=weights[0].format, takes_rows=takes_rows)
     form, sizes_name, lengths = _form(*sizes, scale_layout, a_format)
     alphas = {w.alpha_name: w.alpha for w in weights}
     alpha_names = list(alphas)

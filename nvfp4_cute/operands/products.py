@@ -98,7 +98,7 @@ def check_gemm(
         TypeError, ValueError, UnsupportedProblem: an operand breaks a rule; the message names rule, value and fix.
     """
     rules.check_scale_layout(scale_layout)
-    rules.check_formats(*formats, takes_rows=out_dtype != NVFP4)
+    rules.check_formats(a_format=formats[0], b_format=formats[1], takes_rows=out_dtype != NVFP4)
     rules.check_result_format(out_dtype)
     rules.check_choice("out_dtype", out_dtype, (*OUT_DTYPES, NVFP4))
     is_quantized = out_dtype == NVFP4
@@ -155,7 +155,7 @@ def check_gemv(
     rules.check_result_format(out_dtype)
     rules.check_choice("out_dtype", out_dtype, OUT_DTYPES)
     rules.check_scale_layout(scale_layout)
-    rules.check_formats(*formats)
+    rules.check_formats(a_format=formats[0], b_format=formats[1])
     inputs = {"a": a, "b": b, "a_scale": a_scale, "b_scale": b_scale} | rules.tensors_in({"alpha": alpha})
     device = rules.check_tensors(inputs | rules.given(out=out))
     a_format, b_format = formats
@@ -207,8 +207,8 @@ def check_weight_only(
     rules.check_result_format(out_dtype)
     rules.check_choice("out_dtype", out_dtype, OUT_DTYPES)
     rules.check_scale_layout(scale_layout)
-    rules.check_formats(w_format)
     name_x, name_w, name_scale = names
+    rules.check_formats(**{f"{name_w}_format": w_format}, takes_rows=True)
     inputs = {name_x: x, name_w: w, name_scale: w_scale} | rules.tensors_in({"alpha": alpha})
     device = rules.check_tensors(inputs | rules.given(out=out))
     if x.dtype in NVFP4_FORMAT.data_dtypes:

@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 
+from nvfp4_cute.errors import UnsupportedProblem
 from nvfp4_cute.formats.block_format import (
     MXFP4,
     MXFP8_E4M3,
@@ -148,6 +149,11 @@ def check_grouped_quantize(
         raise ValueError(f"x has shape {tuple(x.shape)}; expected [sum M, K]")
     check_up(x, up)
     rows, k = x.shape
+    if isinstance(format, BlockFormat) and format.scale_layout != "blocked":
+        raise UnsupportedProblem(
+            f"format={format.title}: its scales are rows, without padding between groups: call quantize(x, format="
+            f"{format.title}) for all rows at once"
+        )
     rules.check_choice("format", format, GROUPED_FORMATS)
     format.num_k_blocks(k)
     check_scale_rounding(scale_rounding)

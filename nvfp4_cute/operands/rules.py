@@ -74,20 +74,22 @@ def check_scale_layout(scale_layout: Any) -> None:
     check_choice("scale_layout", scale_layout, SCALE_LAYOUTS)
 
 
-def check_formats(*formats: Any, takes_rows: bool = False) -> None:
+def check_formats(*, takes_rows: bool = False, **formats: Any) -> None:
     """Formats of operands that products take.
 
     Args:
         takes_rows: whether scales may be rows, not blocked ones.
+        formats: by the names of the arguments that tell them.
 
     Raises TypeError for what is no format, UnsupportedProblem where scales are rows and may not be.
     """
-    for fmt in formats:
-        check_is_format("format", fmt)
+    for name, fmt in formats.items():
+        check_is_format(name, fmt)
         if fmt.scale_layout != "blocked" and not takes_rows:
             raise UnsupportedProblem(
                 f"{fmt.title} has {fmt.scale.name} scales, and only gemm and grouped_gemm multiply it, into 16- or 32-bit "
-                "results: call those with both operands quantized, or dequantize it and quantize to a format with blocked scales"
+                "results: call those with both operands quantized, or gemm and gemv with 16-bit rows beside FP8_128X128; or "
+                "dequantize it and quantize to a format with blocked scales"
             )
 
 

@@ -30,7 +30,7 @@ def parts(given: Any, scale: Any, layout: ScaleLayout, format: BlockFormat = NVF
     if scale is not None:
         return Parts(given, scale, None, format)
     if isinstance(given, BlockScaledTensor):
-        check_formats(given.format, takes_rows=True)
+        check_formats(format=given.format, takes_rows=True)
         return Parts(given.data, _scale_of(given, layout), given.global_scale, given.format)
     if isinstance(given, list | tuple) and given and all(isinstance(x, BlockScaledTensor) for x in given):
         other = next((g for g, x in enumerate(given) if x.format != given[0].format), None)
@@ -39,7 +39,7 @@ def parts(given: Any, scale: Any, layout: ScaleLayout, format: BlockFormat = NVF
                 f"group 0 is {given[0].format.title} and group {other} {given[other].format.title}; the groups of a call have "
                 "one format: quantize them alike, or make two calls"
             )
-        check_formats(given[0].format, takes_rows=True)
+        check_formats(format=given[0].format, takes_rows=True)
         factors = [x.global_scale for x in given]
         if all(factor is None for factor in factors):
             stacked = None

@@ -7,6 +7,7 @@ import nvfp4_cute as nv
 from nvfp4_cute.models import layers
 from nvfp4_cute.models.checkpoints.stored import Scheme, StoredExperts, StoredLinear, StoredWeight, as_fp8
 from nvfp4_cute.models.layers import experts_module, linear_module
+from nvfp4_cute.nn import weight_only
 from nvfp4_cute.nn.experts import DecodedExperts
 from nvfp4_cute.nn.fp8 import ExpertsFP8, LinearFP8, has_fp8_products
 from nvfp4_cute.nn.rounded import RoundedInput, rounded
@@ -41,6 +42,25 @@ def test_a_linear_layer_multiplies_rounded_rows(backend):
     assert layer(x[:0]).shape == (0, 7, 200)
 
 
+@pytest.mark.parametrize("backend", ["reference", pytest.param(EMULATED[0], marks=pytest.mark.slow)])
+def test_a_linear_layer_with_16_bit_activations(backend):
+    w, bias, x = weights(200, 256), torch.randn(200).bfloat16(), rows(3, 7, 256)
+    layer = LinearFP8(w, bias, activations="16bit", backend=backend)
+    sums = (x.double() @ w.dequantize(torch.float64).T).bfloat16()
+    torch.testing.assert_close(layer(x), sums + bias, rtol=1e-2, atol=1e-2)
+    assert layer(x.float()).dtype == torch.float32 and layer(x[:0]).shape == (0, 7, 200)
+    assert torch.equal(torch.compile(layer, fullgraph=True, backend="aot_eager")(x), layer(x))
+    assert "activations='16bit'" in repr(layer)
+
+
+def test_many_16_bit_rows_decode_weights_first(monkeypatch):
+    """By torch, in the GPU's memory: each weight is rounded once."""
+    monkeypatch.setattr(weight_only, "_decodes_first", lambda *args: True)
+    w, x = weights(200, 256), rows(70, 256)
+    want = torch.nn.functional.linear(x, w.dequantize(torch.bfloat16))
+    assert torch.equal(LinearFP8(w, activations="16bit")(x), want)
+
+
 def test_a_linear_layer_keeps_its_types_and_loads_deepseeks_names():
     layer = LinearFP8(weights(128, 256), torch.zeros(128))
     state = layer.state_dict()
@@ -63,6 +83,12 @@ def test_what_a_linear_layer_refuses():
         layer(rows(4, 256).requires_grad_())
     with pytest.raises(ValueError, match="weight is MXFP4"):
         LinearFP8(nv.quantize(torch.ones(128, 256), format=nv.MXFP4))
+    with pytest.raises(ValueError, match="activations='8bit' is not supported; use 'fp8' or '16bit'"):
+        LinearFP8(weights(128, 256), activations="8bit")
+    with pytest.raises(ValueError, match="backend='gpu' is unknown"):
+        LinearFP8(weights(128, 256), backend="gpu")
+    with pytest.raises(ValueError, match="backend='gpu' is unknown"):
+        ExpertsFP8(weights(2, 256, 128), weights(2, 128, 128), backend="gpu")
 
 
 def expected(w13, w2, x, ids, factors, has_gate=True):

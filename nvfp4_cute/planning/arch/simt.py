@@ -3,11 +3,19 @@
 from dataclasses import dataclass
 
 from nvfp4_cute.errors import UnsupportedTarget
-from nvfp4_cute.formats.block_format import MXFP4, MXFP8_E4M3, MXFP8_E5M2, NVFP4
+from nvfp4_cute.formats.block_format import (
+    FP32,
+    MXFP4,
+    MXFP8_E4M3,
+    MXFP8_E5M2,
+    NVFP4,
+    BlockFormat,
+    FP8_128x128,
+)
 
 # Formats of the matrix and the vector that a gemv multiplies, as do products of few rows, and of weights beside 16-bit ``a``.
 GEMV_PAIRS = ((NVFP4, NVFP4),)
-W4A16_PAIRS = ((None, NVFP4), (None, MXFP4), (None, MXFP8_E4M3), (None, MXFP8_E5M2))
+W4A16_PAIRS = ((None, NVFP4), (None, MXFP4), (None, MXFP8_E4M3), (None, MXFP8_E5M2), (None, FP8_128x128))
 ARCHS = ("sm_90a", "sm_100a", "sm_103a", "sm_110a", "sm_120a", "sm_121a")
 WARP_SIZE = 32
 
@@ -87,11 +95,15 @@ DEQUANTIZE_ROWS = 4
 DECODE_FIRST_ROWS = {"sm_90a": 4096}
 # Elsewhere a pass over the weights for every 32 rows costs as much as decoding from about four of them on, by their bytes.
 DECODE_FIRST_ROWS_ELSEWHERE = 128
+# By float32 scales torch decodes, which moves about 16 bytes a weight: as many as 16 passes over weights of 8 bits.
+DECODE_FIRST_ROWS_OF_FP32 = 512
 LEAST_DECODE_FIRST_ROWS = min(DECODE_FIRST_ROWS_ELSEWHERE, *DECODE_FIRST_ROWS.values())
 
 
-def decode_first_rows(arch: str) -> int:
+def decode_first_rows(arch: str, weights: BlockFormat = NVFP4) -> int:
     """Rows from which a linear layer with 16-bit activations decodes its weights first."""
+    if weights.scale == FP32:
+        return DECODE_FIRST_ROWS_OF_FP32
     return DECODE_FIRST_ROWS.get(arch, DECODE_FIRST_ROWS_ELSEWHERE)
 
 
