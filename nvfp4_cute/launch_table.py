@@ -128,6 +128,22 @@ class Dequantize(IntEnum):
     BATCHES = 9
 
 
+class GlobalScale(IntEnum):
+    """Entries of the table of a global scale that is found, one row: addresses, a stride in bytes, extents."""
+
+    X = 0
+    OUT = 1  # fp32
+    PARTIALS = 2  # a word a CTA; unused where there is one
+    TIMES_0 = 3  # addresses of fp32 factors, and of where they are stored, times the scale; unused where there are fewer
+    TIMES_1 = 4
+    PRODUCT_0 = 5
+    PRODUCT_1 = 6
+    PITCH = 7
+    ROWS = 8
+    ROW_UNITS = 9  # of 16 bytes
+    CTAS = 10
+
+
 class FewRows(IntEnum):
     """Entries of a few-rows product's table, one row: addresses, strides in bytes (of out: in elements), extents."""
 

@@ -112,6 +112,26 @@ class DequantizeKey(SimtKey):
 
 
 @dataclass(frozen=True)
+class GlobalScaleKey(SimtKey):
+    """A global scale that is found: input dtype (float16 or bfloat16), whether one CTA does all, factors that are multiplied."""
+
+    dtype: torch.dtype
+    is_small: bool
+    num_times: int
+
+    def to_name(self) -> str:
+        """Readable, unique; the kernel's symbol starts with it."""
+        size, times = "_small" * self.is_small, f"_times{self.num_times}" if self.num_times else ""
+        return f"nvfp4_global_scale_{self.arch}_{dtype_name(self.dtype)}{size}{times}"
+
+    def make_kernel(self) -> Any:
+        """The CuTe DSL object to compile."""
+        from nvfp4_cute.kernels.simt.global_scale import GlobalScaleKernel
+
+        return GlobalScaleKernel(self.dtype == torch.bfloat16, self.is_small, self.num_times, self.to_name())
+
+
+@dataclass(frozen=True)
 class FewRowsKey(SimtKey):
     """A product of few rows: output dtype, and whether a factor is read."""
 

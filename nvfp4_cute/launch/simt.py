@@ -7,23 +7,33 @@ from math import prod
 
 import torch
 
-from nvfp4_cute.compile.simt_keys import DequantizeKey, FewRowsKey, GemvKey, QuantizeKey, W4A16Key
+from nvfp4_cute.compile.simt_keys import (
+    DequantizeKey,
+    FewRowsKey,
+    GemvKey,
+    GlobalScaleKey,
+    QuantizeKey,
+    W4A16Key,
+)
 from nvfp4_cute.errors import UnsupportedProblem
 from nvfp4_cute.formats import block_scaled
 from nvfp4_cute.formats.block_format import UE8M0, BlockFormat
 from nvfp4_cute.formats.block_scaled import BlockScaledTensor
+from nvfp4_cute.formats.global_scale import resolve_global_scale
 from nvfp4_cute.formats.silu import silu_mul
 from nvfp4_cute.gpus.targets import Gpu
 from nvfp4_cute.launch.table_task import Addresses, TableTask
-from nvfp4_cute.launch_table import W4A16, Dequantize, FewRows, Gemv, Quantize
+from nvfp4_cute.launch_table import W4A16, Dequantize, FewRows, Gemv, GlobalScale, Quantize
 from nvfp4_cute.operands.operand import Operand
 from nvfp4_cute.operands.products import Product
 from nvfp4_cute.operands.quantization import Quantization
 from nvfp4_cute.operands.rules import MAX_BATCHES, MAX_PITCH
 from nvfp4_cute.planning.arch.base import check_pair
 from nvfp4_cute.planning.arch.simt import (
+    AMAX_VALUES,
     GEMV_PAIRS,
     W4A16_PAIRS,
+    amax_ctas,
     is_for_few_rows,
     is_gemv_for_one_row,
     w4a16_tokens,
@@ -336,6 +346,53 @@ class QuantizeTask(TableTask):
         rows_of = lambda _, start, stop: values[0, start:stop]
         ends, options = q.offs.tolist(), (q.format, q.scale_rounding)
         block_scaled.quantize_groups(ends, rows_of, q.global_scale, data, scale, *options)
+
+
+@dataclass(frozen=True, eq=False)
+class GlobalScaleTask(TableTask):
+    """The global scale of ``x``, and up to two factors times it.
+
+    Attributes:
+        x: float16 or bfloat16, [M, K], not empty, K a multiple of 8, rows contiguous and a multiple of 16 bytes apart.
+        times_0, times_1: float32 of one element, or None.
+        out: float32 without dimensions. product_0, product_1: such, one for each factor.
+        partials: int32 [``amax_ctas``], None where that is 1.
+    """
+
+    columns = GlobalScale
+    written = ("out", "product_0", "product_1", "partials")
+
+    x: torch.Tensor
+    times_0: torch.Tensor | None
+    times_1: torch.Tensor | None
+    out: torch.Tensor
+    product_0: torch.Tensor | None
+    product_1: torch.Tensor | None
+    partials: torch.Tensor | None
+
+    def key(self, gpu: Gpu) -> GlobalScaleKey:
+        """What to compile."""
+        num_times = sum(factor is not None for factor in (self.times_0, self.times_1))
+        return GlobalScaleKey(gpu.arch, self.x.dtype, self.partials is None, num_times)
+
+    def numbers(self, gpu: Gpu) -> Mapping[IntEnum, int]:
+        """``launch_table.GlobalScale``."""
+        rows, k = self.x.shape
+        return {
+            GlobalScale.PITCH: self.x.stride(0) * self.x.element_size(),
+            GlobalScale.ROWS: rows,
+            GlobalScale.ROW_UNITS: k // AMAX_VALUES,
+            GlobalScale.CTAS: amax_ctas(self.x.numel()),
+        }
+
+    def reference(self) -> None:
+        """``formats.global_scale``."""
+        scale = resolve_global_scale(self.x, "auto", None)
+        assert scale is not None
+        self.out.copy_(scale)
+        for factor, product in ((self.times_0, self.product_0), (self.times_1, self.product_1)):
+            if factor is not None and product is not None:
+                product.copy_((factor * scale).view(()))
 
 
 @dataclass(frozen=True, eq=False)

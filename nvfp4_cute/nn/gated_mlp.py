@@ -68,14 +68,13 @@ class GatedMLP(torch.nn.Module):
         if not self.is_fused or any(m._forward_hooks or m._forward_pre_hooks for m in (gate, up, down)):
             return down(self.act_fn(gate(x)) * up(x))
         rows, dtype = gate.rows(x)
-        given = gate.input_scale_of(rows)
+        given = gate.given_input_scale()
         sides = [Weights(m.packed_weight, m.weight_scale, m.alpha(given)) for m in (gate, up)]
         hidden = down.input_global_scale if down.mode == "nvfp4" else None
         sides.append(Weights(down.packed_weight, down.weight_scale, down.alpha(hidden)))
         multiply: Any = torch.ops.nvfp4_cute.gated_mlp if torch.compiler.is_compiling() else gated_product
-        y = multiply(
-            rows, *sides, given, hidden, down.finds_input_scale, self.activation, gate.mode, dtype, gate.backend
-        )  # fmt: skip
+        finds = (gate.finds_input_scale, down.finds_input_scale)
+        y = multiply(rows, *sides, given, hidden, *finds, self.activation, gate.mode, dtype, gate.backend)
         if down.bias is not None:
             y += down.bias.to(y.dtype)
         return y if x.ndim == 2 else y.reshape(*x.shape[:-1], down.out_features)

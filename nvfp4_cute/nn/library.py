@@ -17,6 +17,7 @@ def linear(
     weight_scale: torch.Tensor,
     alpha: torch.Tensor,
     input_global_scale: torch.Tensor | None,
+    finds_input_scale: bool,
     mode: str,
     out_dtype: torch.dtype,
     backend: str,
@@ -25,11 +26,12 @@ def linear(
     from nvfp4_cute.nn.products import product
 
     run: Operation = product
-    return run(x, weight, weight_scale, alpha, input_global_scale, mode, out_dtype, backend)
+    scales = (input_global_scale, finds_input_scale)
+    return run(x, weight, weight_scale, alpha, *scales, mode, out_dtype, backend)
 
 
 @linear.register_fake
-def _(x, weight, weight_scale, alpha, input_global_scale, mode, out_dtype, backend):
+def _(x, weight, weight_scale, alpha, input_scale, finds_scale, mode, out_dtype, backend):
     return x.new_empty((x.shape[0], weight.shape[0]), dtype=out_dtype)
 
 
@@ -44,6 +46,7 @@ def gated_mlp(
     down: list[torch.Tensor],
     input_global_scale: torch.Tensor | None,
     hidden_global_scale: torch.Tensor | None,
+    finds_input_scale: bool,
     finds_hidden_scale: bool,
     activation: str,
     mode: str,
@@ -55,12 +58,25 @@ def gated_mlp(
 
     run: Operation = gated_product
     sides = (Weights(*side) for side in (gate, up, down))
-    scales = (input_global_scale, hidden_global_scale, finds_hidden_scale)
+    scales = (input_global_scale, hidden_global_scale, finds_input_scale, finds_hidden_scale)
     return run(x, *sides, *scales, activation, mode, out_dtype, backend)
 
 
 @gated_mlp.register_fake
-def _(x, gate, up, down, input_scale, hidden_scale, finds_scale, activation, mode, out_dtype, backend):
+def _(
+    x,
+    gate,
+    up,
+    down,
+    input_scale,
+    hidden_scale,
+    finds_input,
+    finds_hidden,
+    activation,
+    mode,
+    out_dtype,
+    backend,
+):
     return x.new_empty((x.shape[0], down[0].shape[0]), dtype=out_dtype)
 
 

@@ -9,7 +9,6 @@ from nvfp4_cute import private_api
 from nvfp4_cute.errors import UnsupportedProblem
 from nvfp4_cute.formats.block_format import NVFP4
 from nvfp4_cute.formats.block_scaled import NVFP4Tensor
-from nvfp4_cute.formats.global_scale import resolve_global_scale
 from nvfp4_cute.formats.scale_layout import to_blocked
 from nvfp4_cute.nn import options as options_of
 from nvfp4_cute.nn import state
@@ -216,10 +215,11 @@ class LinearNVFP4(torch.nn.Module):
         rows, dtype = self.rows(x)
         buffers: dict[str, Any] = self._buffers  # a module looks its attributes up slowly
         packed, scale = buffers["weight"], buffers["weight_scale"]
-        given = self.input_scale_of(rows)
+        given = self.given_input_scale()
         alpha = self.alpha(given)
         multiply: Any = torch.ops.nvfp4_cute.linear if torch.compiler.is_compiling() else product
-        y = multiply(rows, packed, scale, alpha, given, self.mode, dtype, self.backend)
+        finds = self.finds_input_scale and self.mode == "nvfp4"
+        y = multiply(rows, packed, scale, alpha, given, finds, self.mode, dtype, self.backend)
         bias = self._parameters["bias"]
         if bias is not None:
             y += bias if bias.dtype == y.dtype else bias.to(y.dtype)
@@ -243,18 +243,13 @@ class LinearNVFP4(torch.nn.Module):
         kernel_dtype = KERNEL_DTYPE if dtype == torch.float32 else dtype
         return rows if rows.dtype == kernel_dtype else rows.to(kernel_dtype), dtype
 
-    def input_scale_of(self, rows: torch.Tensor) -> torch.Tensor | None:
-        """The global scale by which ``rows`` are quantized; None for 1, and where they are not."""
-        if self.mode != "nvfp4":
-            return None
-        return (
-            resolve_global_scale(rows, "auto", None)
-            if self.finds_input_scale
-            else self._buffers["input_global_scale"]
-        )
+    def given_input_scale(self) -> torch.Tensor | None:
+        """The global scale by which rows are quantized; None for 1, where it is found, and where rows are not quantized."""
+        is_given = self.mode == "nvfp4" and not self.finds_input_scale
+        return self._buffers["input_global_scale"] if is_given else None
 
     def alpha(self, given: torch.Tensor | None) -> torch.Tensor:
-        """The product of both global scales; of a calibrated one it is kept, for eager calls on one stream of a GPU.
+        """The product of the weights' global scale and of what is given, which is kept, for eager calls on one stream of a GPU.
 
         A graph that is captured reads what was kept, and no launch of it multiplies scalars. Once scales were written, the next
         eager call writes the product anew, for such a graph, too. A graph that is traced computes it.
@@ -262,7 +257,7 @@ class LinearNVFP4(torch.nn.Module):
         factor: Any = self._buffers["weight_global_scale"]
         if given is None:
             return factor
-        if self.finds_input_scale or not given.is_cuda or torch.compiler.is_compiling():
+        if not given.is_cuda or torch.compiler.is_compiling():
             return factor * given
         if given.is_inference() or factor.is_inference():
             return factor * given

@@ -6,11 +6,11 @@ import torch
 
 from nvfp4_cute.backends.calls import chain
 from nvfp4_cute.formats.block_format import TMA_ALIGN_BYTES
-from nvfp4_cute.formats.global_scale import resolve_global_scale
 from nvfp4_cute.nn.activations import Mode
 from nvfp4_cute.nn.weight_only import weight_only_linear
 from nvfp4_cute.ops.dual_gemm import dual_gemm
 from nvfp4_cute.ops.gemm import gemm
+from nvfp4_cute.ops.global_scale import find_global_scale
 from nvfp4_cute.ops.quantize import quantize
 from nvfp4_cute.problem import NVFP4, Activation
 
@@ -29,6 +29,7 @@ def product(
     weight_scale: torch.Tensor,
     alpha: torch.Tensor,
     input_global_scale: torch.Tensor | None,
+    finds_input_scale: bool,
     mode: Mode,
     out_dtype: torch.dtype,
     backend: str,
@@ -39,22 +40,31 @@ def product(
         x: [M, K], float16 or bfloat16, quantized by ``input_global_scale``; or multiplied as it is, copied where rows are not
             aligned.
         alpha: float32 of one element, or one a column [N]: float32 sums are multiplied by these, and rounded once all the same.
+        finds_input_scale: whether the input's global scale is found here, and is no factor of ``alpha`` yet.
         mode: "nvfp4" or "16bit".
     """
     if alpha.numel() > 1:
+        if finds_input_scale:
+            (input_global_scale,) = find_global_scale(x, backend=backend)
+            alpha = alpha * input_global_scale
         one = torch.ones((), device=x.device)
-        sums = product(x, weight, weight_scale, one, input_global_scale, mode, torch.float32, backend)
+        sums = product(x, weight, weight_scale, one, input_global_scale, False, mode, torch.float32, backend)
         return (sums * alpha).to(out_dtype)
-    given = (x, weight, weight_scale, alpha, input_global_scale, mode, out_dtype, backend)
+    how = (finds_input_scale, mode)
+    given = (x, weight, weight_scale, alpha, input_global_scale, *how, out_dtype, backend)
     inputs = [x, weight, weight_scale, alpha]
     if input_global_scale is not None:
         inputs.append(input_global_scale)
-    return chain(backend, ("linear", mode, out_dtype), inputs, _product, *given)
+    return chain(backend, ("linear", *how, out_dtype), inputs, _product, *given)
 
 
-def _product(x, weight, weight_scale, alpha, input_global_scale, mode, out_dtype, backend) -> torch.Tensor:
+def _product(
+    x, weight, weight_scale, alpha, input_global_scale, finds_input_scale, mode, out_dtype, backend
+) -> torch.Tensor:
     if mode == "16bit":
         return weight_only_linear(aligned(x), weight, weight_scale, alpha, out_dtype, backend)
+    if finds_input_scale:
+        input_global_scale, alpha = find_global_scale(x, alpha, backend=backend)
     q = quantize(x, global_scale=input_global_scale, backend=backend)
     return gemm(q.data, weight, q.scale, weight_scale, alpha, out_dtype=out_dtype, backend=backend)
 
@@ -89,6 +99,7 @@ def gated_product(
     down: Weights,
     input_global_scale: torch.Tensor | None,
     hidden_global_scale: torch.Tensor | None,
+    finds_input_scale: bool,
     finds_hidden_scale: bool,
     activation: Activation,
     mode: Mode,
@@ -102,24 +113,28 @@ def gated_product(
     Args:
         x: [M, K], float16 or bfloat16. activation: "silu" or "gelu_tanh".
         hidden_global_scale: of what ``down`` quantizes, a factor of ``down.alpha``.
-        finds_hidden_scale: whether that is found here, and is no factor yet.
+        finds_input_scale, finds_hidden_scale: whether these are found here, and are no factors yet.
     """
     scales = (input_global_scale, hidden_global_scale)
     inputs = [x, *gate, *up, *down, *(scale for scale in scales if scale is not None)]
-    choices = (finds_hidden_scale, activation, mode, out_dtype)
+    choices = (finds_input_scale, finds_hidden_scale, activation, mode, out_dtype)
     settings = ("gated_mlp", *(scale is None for scale in scales), *choices)
     return chain(backend, settings, inputs, _gated_product, x, gate, up, down, *scales, *choices, backend)
 
 
 def _gated_product(
-    x, gate, up, down, input_global_scale, hidden_global_scale, finds_hidden_scale, activation, mode, out_dtype, backend
+    x, gate, up, down, input_global_scale, hidden_global_scale, finds_input_scale, finds_hidden_scale, activation, mode,
+    out_dtype, backend,
 ) -> torch.Tensor:  # fmt: skip
     sides: dict[str, Any] = {"activation": activation, "backend": backend}
     if mode == "16bit":
         h = dual_gemm(
             aligned(x), gate.data, up.data, None, gate.scale, up.scale, gate.alpha, up.alpha, out_dtype=x.dtype, **sides
         )  # fmt: skip
-        return product(h, down.data, down.scale, down.alpha, None, mode, out_dtype, backend)
+        return product(h, down.data, down.scale, down.alpha, None, False, mode, out_dtype, backend)
+    if finds_input_scale:
+        input_global_scale, *alphas = find_global_scale(x, gate.alpha, up.alpha, backend=backend)
+        gate, up = (side._replace(alpha=alpha) for side, alpha in zip((gate, up), alphas, strict=True))
     q = quantize(x, global_scale=input_global_scale, backend=backend)
     first = (q.data, gate.data, up.data, q.scale, gate.scale, up.scale, gate.alpha, up.alpha)
     if not finds_hidden_scale and len(x) <= QUANTIZED_HIDDEN_ROWS:
@@ -128,8 +143,5 @@ def _gated_product(
             hidden.data, down.data, hidden.scale, down.scale, down.alpha, out_dtype=out_dtype, backend=backend
         )
     h = dual_gemm(*first, out_dtype=x.dtype, **sides)
-    if finds_hidden_scale:
-        hidden_global_scale = resolve_global_scale(h, "auto", None)
-        assert hidden_global_scale is not None
-        down = down._replace(alpha=down.alpha * hidden_global_scale)
-    return product(h, down.data, down.scale, down.alpha, hidden_global_scale, mode, out_dtype, backend)
+    how = (hidden_global_scale, finds_hidden_scale, mode)
+    return product(h, down.data, down.scale, down.alpha, *how, out_dtype, backend)

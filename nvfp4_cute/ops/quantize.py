@@ -1,6 +1,6 @@
 """quantize: 16-bit floats, or silu(x) * up of two such, to blocks of a format in one pass; and the same over groups of rows."""
 
-from typing import Literal, overload
+from typing import Any, Literal, overload
 
 import torch
 
@@ -16,6 +16,7 @@ from nvfp4_cute.launch.simt import QuantizeTask
 from nvfp4_cute.operands import quantization, rules
 from nvfp4_cute.operands.quantization import KERNEL_DTYPES, KERNEL_FORMATS
 from nvfp4_cute.operands.results import block_scaled_tensor
+from nvfp4_cute.ops.global_scale import find_global_scale
 
 
 @overload
@@ -112,7 +113,11 @@ def quantize(
             scale_layout=layout,
             scale_rounding=scale_rounding,
         )
-    factor = quantization.global_scale_of(x, up, global_scale, global_scale_inv)
+    factor: torch.Tensor | None
+    if up is None and global_scale_inv is None and _is_one_for_all(x, global_scale):
+        (factor,) = find_global_scale(x, backend=backend)
+    else:
+        factor = quantization.global_scale_of(x, up, global_scale, global_scale_inv)
     if factor is not None and factor.ndim and x.numel():
         return _quantize_each(x, up, factor, layout, backend)
     made = (layout, format, scale_rounding)
@@ -167,6 +172,13 @@ def grouped_quantize(
     inputs = [t for t in (x, up, global_scale, offs) if t is not None]
     data, scale = call(backend, settings, inputs, [], _check_groups, x, offs, up, global_scale, *made)
     return data, scale
+
+
+def _is_one_for_all(x: torch.Tensor, global_scale: Any) -> bool:
+    """Whether one global scale is to be found for all of ``x``."""
+    return isinstance(global_scale, str) and (
+        global_scale == "auto" or (global_scale == "per_batch" and x.ndim < 3)
+    )
 
 
 def _quantize_each(x, up, factors, scale_layout, backend) -> BlockScaledTensor:

@@ -90,6 +90,22 @@ QUANTIZE_WORDS = 32
 DEQUANTIZE_WARPS = 8
 DEQUANTIZE_ROWS = 4
 
+# ---- global scale: a lane takes eight values at a time; one CTA takes all where they are few, else each about so many ----
+AMAX_THREADS = 512
+AMAX_VALUES = 8
+AMAX_SMALL = 64 * 1024
+AMAX_VALUES_OF_CTA = 16 * 1024
+# The last launch reads one word a thread.
+AMAX_MAX_CTAS = AMAX_THREADS
+
+
+def amax_ctas(values: int) -> int:
+    """CTAs that look for the largest of so many values."""
+    if values <= AMAX_SMALL:
+        return 1
+    return min(-(-values // AMAX_VALUES_OF_CTA), AMAX_MAX_CTAS)
+
+
 # Rows of 16-bit activations from which decoding the weights and multiplying in 16 bits takes less time. Measured on an H100
 # (``bench/notes``), whose kernel for many rows takes 1.0 to 1.3 times cuBLAS's bf16 time, decoding 0.9 to 1.3 times as long.
 DECODE_FIRST_ROWS = {"sm_90a": 4096}

@@ -1,0 +1,146 @@
+"""The global scale of a tensor, and alphas that have it as a factor: bit for bit what ``formats.global_scale`` gives.
+
+x (rows, K) fp16 or bf16. The scale is the largest finite magnitude of x, divided by 2688; 1 where that is 0. Each of up to two
+float32 factors is multiplied by it, for a product's alpha.
+
+Work: lanes take eight values in turn, and keep the largest magnitude as an integer, whose order is that of magnitudes. A small
+x is one CTA's, which ends with the scale. Of a larger one every CTA leaves its largest, and a second launch of one CTA ends it.
+"""
+
+from dataclasses import dataclass
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import Float32, Int32, Int64, Uint32
+
+from nvfp4_cute.formats.block_format import NVFP4
+from nvfp4_cute.formats.codecs import FLOAT32_MIN_NORMAL
+from nvfp4_cute.launch_table import GlobalScale
+from nvfp4_cute.planning.arch.simt import AMAX_THREADS, AMAX_VALUES, WARP_SIZE
+
+from ..common import ptx
+from ..common.global_access import KEEP, global_scalar, load_words, store_word
+from ..common.select import select
+from ..common.versions import SmemAllocator
+
+GLOBAL_SCALE_DIVISOR = NVFP4.element.max * NVFP4.scale.max
+MAGNITUDE = 0x7FFF
+# Magnitudes from here on are infinity and NaN.
+NOT_FINITE = {True: 0x7F80, False: 0x7C00}
+UNROLL = 4
+
+
+@dataclass(frozen=True)
+class GlobalScaleOperands:
+    """Addresses and the byte pitch Int64, extents Int32; ``row_units`` of 16 bytes."""
+
+    x: Int64
+    out: Int64
+    partials: Int64
+    times: tuple
+    products: tuple
+    pitch: Int64
+    rows: Int32
+    row_units: Int32
+    ctas: Int32
+
+
+class GlobalScaleKernel:
+    """One compiled variant.
+
+    Args:
+        is_bf16: whether x is bfloat16, else float16.
+        is_small: whether one CTA does all.
+        num_times: factors that are multiplied by the scale, up to two.
+        name: what the kernel is called in profilers and in the emulator's reports.
+    """
+
+    def __init__(self, is_bf16: bool, is_small: bool, num_times: int, name: str):
+        self.is_bf16 = is_bf16
+        self.is_small = is_small
+        self.num_times = num_times
+        self.name = name
+
+    @cute.jit
+    def __call__(self, table: cute.Pointer, stream):
+        """Launch one CTA, or as many as the table says, and one more behind them.
+
+        Args:
+            table: Int64 in host memory: ``launch_table.GlobalScale``.
+            stream: CUstream.
+        """
+        t = cute.make_tensor(table, cute.make_layout(len(GlobalScale)))
+        operands = GlobalScaleOperands(
+            x=t[GlobalScale.X],
+            out=t[GlobalScale.OUT],
+            partials=t[GlobalScale.PARTIALS],
+            times=(t[GlobalScale.TIMES_0], t[GlobalScale.TIMES_1]),
+            products=(t[GlobalScale.PRODUCT_0], t[GlobalScale.PRODUCT_1]),
+            pitch=t[GlobalScale.PITCH],
+            rows=Int32(t[GlobalScale.ROWS]),
+            row_units=Int32(t[GlobalScale.ROW_UNITS]),
+            ctas=Int32(t[GlobalScale.CTAS]),
+        )
+        block = (AMAX_THREADS, 1, 1)
+        self.kernel.set_name_prefix(self.name)
+        self.kernel(operands).launch(grid=(operands.ctas, 1, 1), block=block, stream=stream)
+        if cutlass.const_expr(not self.is_small):
+            self.finish.set_name_prefix(f"{self.name}_finish")
+            self.finish(operands).launch(grid=(1, 1, 1), block=block, stream=stream)
+
+    @cute.kernel
+    def kernel(self, operands: GlobalScaleOperands):
+        """The largest magnitude of what a CTA reads."""
+        tidx, _, _ = cute.arch.thread_idx()
+        cta, _, _ = cute.arch.block_idx()
+        units = operands.rows * operands.row_units
+        most = Uint32(0)
+        for unit in cutlass.range(
+            cta * AMAX_THREADS + tidx, units, operands.ctas * AMAX_THREADS, unroll=UNROLL
+        ):
+            row, column = unit // operands.row_units, unit % operands.row_units
+            address = operands.x + Int64(row) * operands.pitch + Int64(column) * (AMAX_VALUES * 2)
+            for word in load_words(address, AMAX_VALUES // 2, KEEP):
+                for half in (word & MAGNITUDE, (word >> 16) & MAGNITUDE):
+                    finite = select(half < NOT_FINITE[self.is_bf16], half, Uint32(0))
+                    most = select(finite > most, finite, most)
+        most = self.largest(most, tidx)
+        if tidx == 0:
+            if cutlass.const_expr(self.is_small):
+                self.store(operands, most)
+            else:
+                store_word(operands.partials + Int64(cta) * 4, most)
+
+    @cute.kernel
+    def finish(self, operands: GlobalScaleOperands):
+        """The largest of all CTAs', and what follows from it."""
+        tidx, _, _ = cute.arch.thread_idx()
+        most = Uint32(0)
+        if tidx < operands.ctas:
+            most = Uint32(global_scalar(Uint32, operands.partials + Int64(tidx) * 4)[0])
+        most = self.largest(most, tidx)
+        if tidx == 0:
+            self.store(operands, most)
+
+    @cute.jit
+    def largest(self, most: Uint32, tidx: Int32) -> Uint32:
+        """The largest number of a CTA, in its first warp."""
+        warps = AMAX_THREADS // WARP_SIZE
+        found = SmemAllocator().allocate_tensor(Uint32, cute.make_layout(warps), 16)
+        most = cute.arch.warp_redux_sync(most, "max")
+        if tidx % WARP_SIZE == 0:
+            found[tidx // WARP_SIZE] = most
+        cute.arch.sync_threads()
+        return cute.arch.warp_redux_sync(found[tidx % warps], "max")
+
+    @cute.jit
+    def store(self, operands: GlobalScaleOperands, most: Uint32):
+        """The scale and its products, of the largest magnitude's bits."""
+        amax = ptx.float_of(most << 16) if self.is_bf16 else ptx.unpack_f16x2(most)[0]
+        scale = ptx.div_f32(amax, Float32(GLOBAL_SCALE_DIVISOR))
+        scale = select(scale < FLOAT32_MIN_NORMAL, Float32(FLOAT32_MIN_NORMAL), scale)
+        scale = select(most == 0, Float32(1.0), scale)
+        store_word(operands.out, ptx.bits_of(scale))
+        for i in cutlass.range_constexpr(self.num_times):
+            factor = global_scalar(Float32, operands.times[i])[0]
+            store_word(operands.products[i], ptx.bits_of(ptx.mul_f32(factor, scale)))

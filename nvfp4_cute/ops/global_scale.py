@@ -1,0 +1,71 @@
+"""The global scale of 16-bit rows, found by a launch, and factors of alphas that have it."""
+
+import torch
+
+from nvfp4_cute import backends
+from nvfp4_cute.backends.calls import call
+from nvfp4_cute.formats.block_format import TMA_ALIGN_BYTES
+from nvfp4_cute.formats.global_scale import resolve_global_scale
+from nvfp4_cute.launch.simt import GlobalScaleTask
+from nvfp4_cute.operands.quantization import KERNEL_DTYPES
+from nvfp4_cute.planning.arch.simt import AMAX_VALUES, amax_ctas
+
+# Extents are 32-bit numbers.
+MAX_VALUES = 2**31
+
+
+def find_global_scale(x: torch.Tensor, *times: torch.Tensor, backend: str = "auto") -> list[torch.Tensor]:
+    """The global scale "auto" of ``x``, the finite amax / 2688, and each of ``times`` times it.
+
+    float16 and bfloat16 on a GPU (or on the emulator) take one launch of up to 65,536 values, two of more. Others, and rows with
+    odd addresses or gaps that are no multiple of 16 bytes, take ``formats.global_scale``. The bits are the same.
+
+    Args:
+        x: [..., K].
+        times: up to two, float32 of one element on the device of ``x``.
+        backend: "auto", "cuda", "emulator", "emulator:ARCH", or "reference".
+
+    Returns:
+        float32 without dimensions: the scale, then the products.
+
+    Raises:
+        UnsupportedTarget: no kernel for the GPU.
+    """
+    rows = x.detach() if x.requires_grad else x
+    rows = rows if x.ndim == 2 else _as_rows(rows)
+    if torch.compiler.is_compiling() or not _is_for_kernel(rows, backend):
+        scale = resolve_global_scale(x.detach(), "auto", None)
+        assert scale is not None
+        return [scale, *((factor * scale).view(()) for factor in times)]
+    found = call(backend, ("global_scale", len(times)), [rows, *times], [], _check, rows, *times)
+    return found[: 1 + len(times)]
+
+
+def _as_rows(x: torch.Tensor) -> torch.Tensor:
+    """[M, K] of the same values: a view where there is one."""
+    return x.reshape(-1, x.shape[-1]) if x.ndim else x.reshape(1, 1)
+
+
+def _is_for_kernel(x: torch.Tensor, backend: str) -> bool:
+    """Whether a kernel reads these rows as they lie."""
+    return (
+        x.dtype in KERNEL_DTYPES
+        and 0 < x.numel() < MAX_VALUES
+        and backends.resolve(backend, x.device) != "reference"
+        and not x.shape[1] % AMAX_VALUES
+        and x.stride(1) == 1
+        and not x.stride(0) % AMAX_VALUES
+        and not x.data_ptr() % TMA_ALIGN_BYTES
+    )
+
+
+def _check(x: torch.Tensor, *times: torch.Tensor) -> tuple[GlobalScaleTask, list[torch.Tensor]]:
+    """The task, and what it writes."""
+    made = [torch.empty((), dtype=torch.float32, device=x.device) for _ in range(1 + len(times))]
+    ctas = amax_ctas(x.numel())
+    partials = None if ctas == 1 else torch.empty(ctas, dtype=torch.int32, device=x.device)
+    times_0, times_1 = (*times, None, None)[:2]
+    out, product_0, product_1 = (*made, None, None)[:3]
+    assert out is not None
+    task = GlobalScaleTask(x, times_0, times_1, out, product_0, product_1, partials)
+    return task, made if partials is None else [*made, partials]
