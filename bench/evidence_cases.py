@@ -135,6 +135,12 @@ CASES: tuple[Case, ...] = (
         "blackwell/kernel/dense_gemm/dense_gemm_persistent_dynamic.py",
         "--mnkl 256,256,128,1 --ab_dtype Float16",
     ),
+    *_cutlass(
+        "sm_100a",
+        "blackwell/kernel/blockwise_gemm/blockwise_gemm.py",
+        "--mnkl 256,256,512,1 --mma_tiler_mn 128,128 --cluster_shape_mn 1,1",
+        "--mnkl 256,256,512,1 --use_2cta_instrs --mma_tiler_mn 256,128 --cluster_shape_mn 2,1",
+    ),
     *_cutlass("sm_100a", "blackwell/kernel/rmsnorm/rmsnorm.py", "--M 16 --N 1024", "--M 4 --N 16384"),
     *_cutlass("sm_90a", "hopper/kernel/cta_norm/cta_norm.py", "--M 8 --N 1024 --iterations 1 --warmup_iterations 0"),
     *_cutlass("sm_90a", "hopper/kernel/dense_gemm/dense_gemm_fp8_2xacc.py", "--mnkl 128,128,256,1"),

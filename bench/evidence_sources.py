@@ -91,6 +91,12 @@ SOURCES: tuple[Note, ...] = (
     ),
     Note(
         "sm_100",
+        r"mma\.kind::f8f6f4\.cta_group::1 M=128 N=64|fence::after_thread_sync -> tcgen05\.fence::before_thread_sync$",
+        "DeepGEMM, sm100_fp8_gemm_1d2d.cuh (SM100; commit 3f71de7): FP8 with fp32 scales, an accumulator a K tile; MMAs of 128 "
+        "rows and a multiple of 16 columns, and between both fences nothing where a stage has no K tile",
+    ),
+    Note(
+        "sm_100",
         r"tensor map: (load|prefetch): rank 3, (u8|b4x16_p64), swizzle 128B",
         "CUTLASS C++, the same tests: its maps of 8-bit elements have rank 3, and 4-bit ones beside them are padded "
         "(include/cute/arch/copy_sm90_desc.hpp), as DeepGEMM's are (csrc/jit_kernels/impls/runtime_utils.hpp)",

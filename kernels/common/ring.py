@@ -60,6 +60,12 @@ def next_stage(ring: Ring, stage: Int32, phase: Int32):
     return select(wraps, Int32(0), following), select(wraps, phase ^ 1, phase)
 
 
+def consumer_place(ring: Ring, count: Int32) -> tuple:
+    """The consumer's place behind ``count`` stages, of a ring whose stages are a power of two: one number to keep, not two."""
+    assert ring.num_stages.bit_count() == 1
+    return count & (ring.num_stages - 1), count >> (ring.num_stages.bit_length() - 1) & 1
+
+
 @cute.jit
 def wait_until_empty(ring: Ring, stage: Int32, phase: Int32):
     """Wait until all stages are empty again. ``stage, phase``: the producer's place behind the last one it filled."""

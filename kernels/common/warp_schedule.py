@@ -7,16 +7,21 @@ WARP_SIZE = 32
 
 @dataclass(frozen=True)
 class WarpSchedule:
-    """Warp ids by role. The epilogue warps must be a whole warpgroup: warp i reads tensor-memory lanes 32i..32i+31."""
+    """Warp ids by role. The epilogue warps must be whole warpgroups: warp i of one reads tensor-memory lanes 32i..32i+31.
+
+    Attributes:
+        scale_warp_id: of the warp that loads scales which TMA does not; None for none.
+    """
 
     epilogue_warp_ids: tuple[int, ...] = (0, 1, 2, 3)
     mma_warp_id: int = 4
     load_warp_id: int = 5
+    scale_warp_id: int | None = None
 
     @property
     def num_warps(self) -> int:
         """All warps of the CTA."""
-        return len(self.epilogue_warp_ids) + 2
+        return len(self.epilogue_warp_ids) + 2 + (self.scale_warp_id is not None)
 
     @property
     def threads_per_cta(self) -> int:

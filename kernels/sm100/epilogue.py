@@ -112,6 +112,19 @@ class SliceSource:
     tile_n: int
 
 
+def slice_copy(tmem_ptr: cute.Pointer, thread: Int32, columns: int = EPI_TILE_N) -> tuple:
+    """How a thread of a warpgroup reads the first columns of tensor memory: the copy, its source, the shape that it fills."""
+    # (MMA_CTA_M, columns)
+    shape = MMA_CTA_M, columns
+    tAcc = cute.make_tensor(tmem_ptr, cute.make_layout(shape, stride=(LANE_STRIDE, 1)))
+    load_atom = cute.make_copy_atom(tcgen05.Ld32x32bOp(tcgen05.Repetition(columns)), Float32)
+    tiled_load = tcgen05.make_tmem_copy(load_atom, tAcc)
+    thr_load = tiled_load.get_slice(thread)
+    # (T2R, T2R_M, T2R_N)
+    tTR_tAcc = thr_load.partition_S(tAcc)
+    return tiled_load, tTR_tAcc, thr_load.partition_D(cute.make_identity_tensor(shape)).shape
+
+
 @cute.jit
 def run_epilogue(args: EpilogueArgs, first_tile: Int32, stride: Int32):
     """For each tile: wait for its accumulator, read it in column slices, scale, convert, store, release.
@@ -123,7 +136,7 @@ def run_epilogue(args: EpilogueArgs, first_tile: Int32, stride: Int32):
     cursor = groups.first_cursor(first_tile, config.work_tile_mnk)
     if not groups.has_tile(cursor):
         with cute.arch.elect_one():
-            _give_back_tmem(args.tmem_unused, args.leader_rank, config)
+            give_back_tmem(args.tmem_unused, args.leader_rank, config)
     tmem_ptr = cute.arch.retrieve_tmem_ptr(Float32, TMEM_ALIGN, args.tmem_address)
     tidx, _, _ = cute.arch.thread_idx()
     warp_idx = tidx // WARP_SIZE
@@ -133,14 +146,7 @@ def run_epilogue(args: EpilogueArgs, first_tile: Int32, stride: Int32):
     warms_up = is_staged and exchange is None
     # Whether a run of the output lies along the MMA's M side, across the lanes of a warp.
     across_lanes = args.out_m_major != config.swap_ab
-    # (MMA_CTA_M, EPI_TILE_N): one slice
-    tAcc = cute.make_tensor(tmem_ptr, cute.make_layout((MMA_CTA_M, EPI_TILE_N), stride=(LANE_STRIDE, 1)))
-    load_atom = cute.make_copy_atom(tcgen05.Ld32x32bOp(tcgen05.Repetition(EPI_TILE_N)), Float32)
-    tiled_load = tcgen05.make_tmem_copy(load_atom, tAcc)
-    thr_load = tiled_load.get_slice(tidx)
-    # (T2R, T2R_M, T2R_N)
-    tTR_tAcc = thr_load.partition_S(tAcc)
-    slice_shape = thr_load.partition_D(cute.make_identity_tensor((MMA_CTA_M, EPI_TILE_N))).shape
+    tiled_load, tTR_tAcc, slice_shape = slice_copy(tmem_ptr, tidx)
     num_products = 1 if args.activation is None else 2
     tile_n = config.cta_tile_shape_mnk[1]
     # Slices that are read together: of two, the MMA has their columns back before the first one is stored.
@@ -237,9 +243,9 @@ def run_epilogue(args: EpilogueArgs, first_tile: Int32, stride: Int32):
             else:
                 with cute.arch.elect_one():
                     if is_last:
-                        _give_back_tmem(args.tmem_unused, args.leader_rank, config)
+                        give_back_tmem(args.tmem_unused, args.leader_rank, config)
                     else:
-                        _release(acc.empty(stage), args.leader_rank, config)
+                        release(acc.empty(stage), args.leader_rank, config)
             wait_for_sums(exchange, warp_idx, num_tile_slices, turn)
         # Not unrolled: a CTA has few tiles, and code that it executes once costs more to fetch than to run.
         for i in cutlass.range(first_pass, num_steps, unroll=1):
@@ -249,10 +255,10 @@ def run_epilogue(args: EpilogueArgs, first_tile: Int32, stride: Int32):
             if i == last_shared and not is_last:
                 # What the next MMA overwrites is in registers.
                 with cute.arch.elect_one():
-                    _release(acc.empty(stage), args.leader_rank, config)
+                    release(acc.empty(stage), args.leader_rank, config)
             if is_last and i == num_steps - 1:
                 with cute.arch.elect_one():
-                    _give_back_tmem(args.tmem_unused, args.leader_rank, config)
+                    give_back_tmem(args.tmem_unused, args.leader_rank, config)
             if cutlass.const_expr(exchange is not None):
                 add_slice(exchange, tTR_rAcc[0], warp_idx, slice_idx, num_tile_slices)
             for j in cutlass.range_constexpr(at_once):
@@ -305,7 +311,7 @@ def run_epilogue(args: EpilogueArgs, first_tile: Int32, stride: Int32):
 
 
 @cute.jit
-def _release(empty: cute.Pointer, leader_rank: Int32 | int, config: cutlass.Constexpr):
+def release(empty: cute.Pointer, leader_rank: Int32 | int, config: cutlass.Constexpr):
     """Hand an accumulator back to the MMA, which is the leader's in a pair."""
     order_before_arrival()
     if cutlass.const_expr(config.num_mma_cta == 1):
@@ -315,7 +321,7 @@ def _release(empty: cute.Pointer, leader_rank: Int32 | int, config: cutlass.Cons
 
 
 @cute.jit
-def _give_back_tmem(tmem_unused: cute.Pointer, leader_rank: Int32 | int, config: cutlass.Constexpr):
+def give_back_tmem(tmem_unused: cute.Pointer, leader_rank: Int32 | int, config: cutlass.Constexpr):
     """Tell whoever frees tensor memory, in both CTAs of a pair, that this warp reads no more."""
     order_before_arrival()
     if cutlass.const_expr(config.num_mma_cta == 2):
@@ -346,9 +352,12 @@ def _read_slice(source: SliceSource, slice_idx: Int32, destinations: list):
     elif cutlass.const_expr(source.weight_layout == "interleaved_32_gate_first"):
         columns = [2 * first, 2 * first + 32]
     for i in cutlass.range_constexpr(len(destinations)):
-        column = source.first_column + columns[i]
-        tensor = cute.make_tensor(source.tTR_tAcc.iterator + column, source.tTR_tAcc.layout)
-        cute.copy(source.tiled_load, tensor, destinations[i])
+        read_columns(source.tiled_load, source.tTR_tAcc, source.first_column + columns[i], destinations[i])
+
+
+def read_columns(tiled_load: cute.TiledCopy, tTR_tAcc: cute.Tensor, column: Int32, destination: cute.Tensor):
+    """Start reading the slice whose first column is ``column``: ``tcgen05.wait::ld`` comes before its registers are read."""
+    cute.copy(tiled_load, cute.make_tensor(tTR_tAcc.iterator + column, tTR_tAcc.layout), destination)
 
 
 @cute.jit

@@ -37,11 +37,11 @@ from cutlass import Float32, Int32, Int64, Uint8
 
 from nvfp4_cute.formats.block_format import NVFP4, BlockFormat
 from nvfp4_cute.launch_table import NUM_COLUMNS, Header
-from nvfp4_cute.planning.arch.sm100.limits import INTERLEAVE, STAGING_BYTES, smem_plan, tmem_map
+from nvfp4_cute.planning.arch.sm100.limits import INTERLEAVE, SmemPlan, TmemMap, smem_plan, tmem_map
 from nvfp4_cute.planning.config import KernelConfig
 
 from ..common.launch_args import read_groups, read_operands, read_outputs
-from ..common.operand_maps import Descriptors, prefetch_descriptors
+from ..common.operand_maps import Boxes, Descriptors, prefetch_descriptors
 from ..common.output_table import OutputTable
 from ..common.ring import CONSUMER_PHASE, Ring, init_ring, init_ring_by_lanes
 from ..common.versions import SmemAllocator
@@ -51,6 +51,7 @@ from .load import Buffers, LoadArgs, run_load
 from .mma import MmaArgs, run_mma
 from .operands import make_boxes
 from .split_k import Exchange
+from .staging import WARP_BYTES
 
 # Named barrier 0 is __syncthreads.
 START_BARRIER_ID = 1
@@ -65,7 +66,7 @@ EXCHANGE_ALIGN_BYTES = 128
 
 
 class GroupedGemmSm100:
-    """One compiled variant.
+    """One compiled variant. What another kernel of the same roles does otherwise are methods: ``fp8.grouped_gemm``.
 
     Args:
         config: resolved KernelConfig (``arch.sm100.limits.resolve``) that ``arch.sm100.limits.unsupported_reason`` accepts.
@@ -83,6 +84,8 @@ class GroupedGemmSm100:
             imported, so that a file of what a kernel needs goes without it.
         a_format, b_format: of ``a`` and of every ``b``, a pair of ``planning.arch.sm100.limits.MMA``.
     """
+
+    SCHEDULE = WarpSchedule()
 
     def __init__(
         self,
@@ -107,7 +110,7 @@ class GroupedGemmSm100:
         self.out_m_major = out_m_major
         self.has_alpha = has_alpha
         self.name = name
-        self.schedule = WarpSchedule()
+        self.schedule = self.SCHEDULE
         self.activation = activation
         self.weight_layout = weight_layout
         self.has_limit = has_limit
@@ -115,9 +118,32 @@ class GroupedGemmSm100:
         self.num_b = 1 if weight_layout in INTERLEAVE else self.num_products
         self.chain = chain
         self.formats = a_format, b_format
-        self.smem = smem_plan(config, self.num_b, self.formats)
-        self.tmem = tmem_map(config, self.num_b, self.formats)
-        self.boxes = make_boxes(config, self.formats)
+        self.smem, self.tmem, self.boxes = self._plans()
+
+    def _plans(self) -> tuple[SmemPlan, TmemMap, Boxes]:
+        """Shared memory, tensor memory, and what is loaded at once."""
+        plan = self.config, self.num_b, self.formats
+        return smem_plan(*plan), tmem_map(*plan), make_boxes(self.config, self.formats)
+
+    def _scales(self, views_m: list, views_n: list):
+        """Scales that are multiplied outside tensor cores; None where there are none."""
+        return None
+
+    def _staged_scales(self, scales, smem):
+        """The same and where they pass through shared memory."""
+        return None
+
+    def _run_scales(self, scales, groups, m_rank: Int32, first_tile: Int32, stride: Int32):
+        """The SCALES role, of a schedule that has one."""
+        raise NotImplementedError
+
+    def _run_mma(self, args: MmaArgs, first_tile: Int32, stride: Int32):
+        """The MMA role."""
+        run_mma(args, first_tile, stride)
+
+    def _run_epilogue(self, args: EpilogueArgs, scales, first_tile: Int32, stride: Int32):
+        """The EPILOGUE role."""
+        run_epilogue(args, first_tile, stride)
 
     @cute.jit
     def __call__(self, table: cute.Pointer, stream):
@@ -145,6 +171,7 @@ class GroupedGemmSm100:
                 self.has_limit,
             ),
             None if self.chain is None else self._layers(values),
+            self._scales(views_m, views_n),
         ).launch(
             grid=(Int32(values[Header.NUM_CTA, 0]), 1, 1),
             cluster=(cluster_size, 1, 1) if cluster_size > 1 else None,
@@ -167,7 +194,7 @@ class GroupedGemmSm100:
         return self.chain(values[Header.CHAIN, 0], self.num_groups, tiles * warps)
 
     @cute.kernel
-    def kernel(self, descriptors: Descriptors, groups, outputs: OutputTable, chain):
+    def kernel(self, descriptors: Descriptors, groups, outputs: OutputTable, chain, scales):
         """Allocate, connect, dispatch."""
         config, schedule, num_cta = self.config, self.schedule, self.config.num_mma_cta
         # Ids
@@ -201,13 +228,14 @@ class GroupedGemmSm100:
                 for num_operands, stage_bytes in (
                     (plan.num_m, plan.a_stage_bytes),
                     (plan.num_n, plan.b_stage_bytes),
-                    (plan.num_m, plan.sfa_stage_bytes),
-                    (plan.num_n, plan.sfb_stage_bytes),
+                    (len(descriptors.sf_m), plan.sfa_stage_bytes),
+                    (len(descriptors.sf_n), plan.sfb_stage_bytes),
                 )
             )
         )
 
-        staging = smem.allocate_array(Uint8, STAGING_BYTES, byte_alignment=OPERAND_ALIGN_BYTES).toint()
+        staging_bytes = len(schedule.epilogue_warp_ids) * WARP_BYTES
+        staging = smem.allocate_array(Uint8, staging_bytes, byte_alignment=OPERAND_ALIGN_BYTES).toint()
         exchange = None
         if cutlass.const_expr(config.split_k > 1):
             exchange = Exchange(
@@ -216,6 +244,7 @@ class GroupedGemmSm100:
                 config.split_k,
                 self.num_products,
             )
+        scales = self._staged_scales(scales, smem)
         ab = Ring(smem.allocate_array(Int64, 2 * num_stage), num_stage)
         num_epilogue_warps = num_cta * len(schedule.epilogue_warp_ids)
         num_acc_stage = self.tmem.num_acc_barrier_stage
@@ -227,7 +256,7 @@ class GroupedGemmSm100:
 
         # Other warps make LOAD's barriers and fetch its tensor maps, where it and the MMA issue nothing: it finds its first
         # tile meanwhile.
-        ring_warp_id, maps_warp_id = schedule.epilogue_warp_ids[2:]
+        ring_warp_id, maps_warp_id = schedule.epilogue_warp_ids[2:4]
         if warp_idx == maps_warp_id:
             prefetch_descriptors(descriptors)
         if warp_idx == ring_warp_id:
@@ -239,6 +268,9 @@ class GroupedGemmSm100:
             with cute.arch.elect_one():
                 cute.arch.mbarrier_init(tmem_unused, num_epilogue_warps)
                 cute.arch.mbarrier_init_fence()
+        if cutlass.const_expr(schedule.scale_warp_id is not None):
+            if warp_idx == schedule.scale_warp_id:
+                init_ring_by_lanes(scales.ring, WARP_SIZE, len(schedule.epilogue_warp_ids))
         if cutlass.const_expr(config.split_k > 1):
             if warp_idx == 0:
                 with cute.arch.elect_one():
@@ -282,6 +314,16 @@ class GroupedGemmSm100:
                 stride,
             )
 
+        # ---- SCALES ------------------------------------------------------------------------------------
+        if cutlass.const_expr(schedule.scale_warp_id is not None):
+            if warp_idx == schedule.scale_warp_id:
+                if cutlass.const_expr(config.num_m_cta == 1):
+                    self._wait_for_tensor_memory()
+                if cutlass.const_expr(config.cluster_size > 1):
+                    cute.arch.cluster_wait()
+                cute.arch.griddepcontrol_wait()
+                self._run_scales(scales, groups, m_rank, first_tile, stride)
+
         # ---- MMA ---------------------------------------------------------------------------------------
         if warp_idx == schedule.mma_warp_id:
             if cutlass.const_expr(config.cluster_size > 1):
@@ -292,7 +334,7 @@ class GroupedGemmSm100:
             tmem_ptr = cute.arch.retrieve_tmem_ptr(Float32, TMEM_ALIGN, tmem_address)
             cute.arch.relinquish_tmem_alloc_permit(is_two_cta=config.use_2cta_instrs)
             if cta_rank == 0:
-                run_mma(
+                self._run_mma(
                     MmaArgs(
                         tmem_base=tmem_ptr.toint(),
                         tmem=self.tmem,
@@ -322,7 +364,7 @@ class GroupedGemmSm100:
             if cutlass.const_expr(config.split_k > 1):
                 # The other CTAs of the cluster have their barriers.
                 cute.arch.cluster_wait()
-            run_epilogue(
+            self._run_epilogue(
                 EpilogueArgs(
                     tmem_address=tmem_address,
                     tmem=self.tmem,
@@ -341,6 +383,7 @@ class GroupedGemmSm100:
                     weight_layout=self.weight_layout,
                     chain=chain,
                 ),
+                scales,
                 first_tile,
                 stride,
             )

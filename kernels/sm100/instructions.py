@@ -61,7 +61,8 @@ def copy_scale_block(column: Int32, source: Int32, num_cta: cutlass.Constexpr):
 
 @cute.jit
 def mma_descriptor(n: Int32, types: cutlass.Constexpr, num_cta: cutlass.Constexpr) -> Int32:
-    """Instruction descriptor for 128 rows a CTA and ``n`` columns, a multiple of 16. ``types``: ``limits.mma_types``."""
+    """Instruction descriptor for 128 rows a CTA and ``n`` columns, a multiple of 16. ``types``: ``limits.mma_types`` or the same
+    without scales, whose extents lie in the same bits."""
     m_bits = 128 * num_cta << MMA_DESCRIPTOR_M_SHIFT
     return (n << MMA_DESCRIPTOR_N_SHIFT) | Int32(types | m_bits)
 
@@ -100,6 +101,26 @@ def block_scaled_mma(
         f"tcgen05.mma.cta_group::{num_cta}.kind::{kind}.block_scale.block{block_k} "
         "[{$r0}], a, b, {$r3}, [{$r4}], [{$r5}], accumulate;\n}",
         read_only_args=[acc, a, b, instruction, sfa, sfb, accumulate],
+    )
+
+
+@cute.jit
+def dense_mma(
+    acc: Int32,
+    a: Int32,
+    b: Int32,
+    instruction: Int32,
+    accumulate: cutlass.Constexpr[bool],
+    kind: cutlass.Constexpr,
+    num_cta: cutlass.Constexpr,
+):
+    """D = A B^T + (D if ``accumulate``) for the K of one MMA without scales (PTX ISA 9.7.16.10.9): as ``block_scaled_mma``."""
+    inline_ptx(
+        f"{{\n.reg .pred accumulate;\n.reg .b32 high;\n.reg .b64 a, b;\nmov.b32 high, {OPERAND_DESCRIPTOR[1]:#x};\n"
+        f"setp.ne.b32 accumulate, {int(accumulate)}, 0;\n"
+        "mov.b64 a, {{$r1}, high};\nmov.b64 b, {{$r2}, high};\n"
+        f"tcgen05.mma.cta_group::{num_cta}.kind::{kind} [{{$r0}}], a, b, {{$r3}}, accumulate;\n}}",
+        read_only_args=[acc, a, b, instruction],
     )
 
 

@@ -1,6 +1,7 @@
 """LOAD role: one warp that keeps the shared-memory ring full with TMA.
 
-Fills ``ab`` (all operands and their scales of one K tile a stage). Touches no tensor memory and no output.
+Fills ``ab`` (all operands and their scales of one K tile a stage; fp32 scales have a role of their own). Touches no tensor
+memory and no output.
 Each CTA of a pair brings its half of both operands; the N side's scales, which both need, each brings half of for both.
 MMAs of a cluster that share the N side (``multicast_n``) take turns in loading a K tile of it for all of them.
 Where the ring is too short for the latency of device memory (``arch.sm100.limits.fetches_ahead``) tiles that share rows of an
@@ -227,8 +228,8 @@ def _load_m(args: LoadArgs, side: SidePlace, k_tile: Int32, stage: Int32, barrie
     for j in cutlass.range_constexpr(smem.num_m):
         at = buffers.m[j] + stage * smem.a_stage_bytes
         tma_load(at, side.data[j], coords, barrier, policy, config.num_mma_cta)
-    coords = (0, k_tile * args.boxes.sf_m[0], side.block, side.batch)
-    for j in cutlass.range_constexpr(smem.num_m):
+    coords = (0, _k_block_m(args, k_tile), side.block, side.batch)
+    for j in cutlass.range_constexpr(len(side.scales)):
         at = buffers.sf_m[j] + stage * smem.sfa_stage_bytes
         tma_load(at, side.scales[j], coords, barrier, policy, config.num_mma_cta)
 
@@ -239,11 +240,7 @@ def _load_n(args: LoadArgs, side: SidePlace, k_tile: Int32, stage: Int32, barrie
     CTAs, each of a pair half of the K blocks, or of the row blocks; where there is one block, for the CTAs of its rank.
     """
     config, smem, buffers, rank = args.config, args.smem, args.buffers, args.cta_rank
-    num_cta, num_mmas, (k_blocks, row_blocks) = (
-        config.num_mma_cta,
-        config.multicast_n,
-        args.boxes.sf_n,
-    )
+    num_cta, num_mmas = config.num_mma_cta, config.multicast_n
     _, policy = cache_policies(config.swap_ab)
     mask = sum(1 << i * num_cta for i in range(num_mmas)) << rank if num_mmas > 1 else None
     coords = (k_tile * config.cta_tile_shape_mnk[2], side.row, side.batch)
@@ -254,16 +251,24 @@ def _load_n(args: LoadArgs, side: SidePlace, k_tile: Int32, stage: Int32, barrie
     if cutlass.const_expr(splits):
         mask = Int32((1 << config.num_m_cta) - 1) if config.num_m_cta > 1 else None
     coords = (0, _k_block_n(args, k_tile), side.block, side.batch)
-    for j in cutlass.range_constexpr(smem.num_n):
+    for j in cutlass.range_constexpr(len(side.scales)):
         at = buffers.sf_n[j] + stage * smem.sfb_stage_bytes
         if cutlass.const_expr(splits):
+            k_blocks, row_blocks = args.boxes.sf_n
             at += rank * (k_blocks * row_blocks * SF_BLOCK_BYTES)
         tma_load(at, side.scales[j], coords, barrier, policy, num_cta, mask)
 
 
+def _k_block_m(args: LoadArgs, k_tile: Int32) -> Int32:
+    """First K block of the M side's scales of a K tile; the K tile where TMA does not bring them."""
+    return k_tile if args.boxes.sf_m is None else k_tile * args.boxes.sf_m[0]
+
+
 def _k_block_n(args: LoadArgs, k_tile: Int32) -> Int32:
-    """First K block of the N side's scales that this CTA loads of a K tile."""
+    """The same of the N side's that this CTA loads."""
     boxes = args.boxes
+    if boxes.sf_m is None or boxes.sf_n is None:
+        return k_tile
     k_block = k_tile * boxes.sf_m[0]
     return k_block + args.cta_rank * boxes.sf_n[0] if boxes.sf_n[0] < boxes.sf_m[0] else k_block
 
@@ -315,7 +320,7 @@ def _prefetch_first(args: LoadArgs, place: TilePlace):
 def _prefetch_m(args: LoadArgs, place: TilePlace, k_tile: Int32):
     """Bring the M side's boxes of a K tile into L2."""
     policy, _ = cache_policies(args.config.swap_ab)
-    _prefetch_side(args, place.m, k_tile, k_tile * args.boxes.sf_m[0], policy)
+    _prefetch_side(args, place.m, k_tile, _k_block_m(args, k_tile), policy)
 
 
 @cute.jit

@@ -92,9 +92,7 @@ def run_mma(args: MmaArgs, first_tile: Int32, stride: Int32):
     sfa_cols, sfb_cols = SF_ATOM_COLS * num_atom, SF_ATOM_COLS * num_atom * blocks_n
     sfa = [args.tmem_base + tmem.sfa_col + i * sfa_cols for i in range(smem.num_m)]
     sfb = [args.tmem_base + tmem.sfb_col + i * sfb_cols for i in range(smem.num_n)]
-    # A stage has to be free in all CTAs of the cluster that one of them loads for; accumulators are an MMA's own.
-    sharing_mask = (1 << config.num_m_cta) - 1 if config.num_m_cta > 1 else None
-    own_mask = PAIR_MASK << args.leader_rank if num_cta == 2 else None
+    shared, own = sharing_mask(config), accumulator_mask(config, args.leader_rank)
     stage, phase = Int32(0), Int32(CONSUMER_PHASE)
     acc_stage, acc_phase, acc_idx = Int32(0), Int32(PRODUCER_PHASE), Int32(0)
     cursor = groups.first_cursor(first_tile, config.work_tile_mnk)
@@ -149,13 +147,23 @@ def run_mma(args: MmaArgs, first_tile: Int32, stride: Int32):
                                 m_format.block_k,
                                 num_cta,
                             )
-                commit_mma(ab.empty(stage), num_cta, sharing_mask)
+                commit_mma(ab.empty(stage), num_cta, shared)
             stage, phase = following
         with cute.arch.elect_one():
-            commit_mma(acc.full(acc_stage), num_cta, own_mask)
+            commit_mma(acc.full(acc_stage), num_cta, own)
         acc_stage, acc_phase = next_stage(acc, acc_stage, acc_phase)
         acc_idx = acc_idx + 1 if acc_idx + 1 < tmem.num_acc_stage else Int32(0)
         cursor = groups.next_cursor(cursor, stride, config.work_tile_mnk)
+
+
+def sharing_mask(config: KernelConfig) -> int | None:
+    """CTAs where a stage has to be free: all of the cluster that one of them loads for; None for this one alone."""
+    return (1 << config.num_m_cta) - 1 if config.num_m_cta > 1 else None
+
+
+def accumulator_mask(config: KernelConfig, leader_rank: Int32 | int) -> Int32 | int | None:
+    """CTAs that have parts of an MMA's accumulator; None for this one alone."""
+    return PAIR_MASK << leader_rank if config.num_mma_cta == 2 else None
 
 
 def _at_stage(descriptors: list, stage: Int32, stage_bytes: int) -> list:

@@ -134,7 +134,7 @@ def of_plan(plan: Plan, operands: GroupedOperands) -> LaunchWork | None:
     if schedule is None or (plan.problem.activation is not None and not operands.b2):
         return None
     formats = key.a_format, key.b_format
-    takes_turns = family_of(key.arch).prefetches_in_turns(key.config, plan.problem.num_b, formats)
+    takes_turns = family_of(key.arch, formats).prefetches_in_turns(key.config, plan.problem.num_b, formats)
     k_tiles = sum(schedule.work_tile(i).k_tile_cnt for i in range(schedule.num_tiles))
     if takes_turns and k_tiles <= FEW_K_TILES:
         return None

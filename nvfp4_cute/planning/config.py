@@ -19,8 +19,8 @@ class KernelConfig:
         cta_tile_shape_mnk: what one CTA contributes to an MMA: rows of its M side, all columns of the N side, and the
             elements of K in one pipeline stage.
         num_ab_stage: shared-memory stages of A, B and their scales; None takes as many as fit.
-        num_acc_stage: accumulators of a CTA, each of one work tile, so that the epilogue of one tile overlaps the mainloop
-            of the next.
+        num_acc_stage: accumulators of a CTA, each of one work tile, or of one K tile where sums are promoted, so that the
+            epilogue of one overlaps the mainloop of the next.
         num_cta: persistent CTAs to launch at most; None takes one per SM. Not part of the compiled code.
         use_2cta_instrs: two CTAs issue one MMA of twice the rows (``cta_group::2``) and halve the N side's loads.
         swap_ab: rows of ``b`` (weights) on the M side of the MMA and rows of ``a`` (tokens) on its N side, whose

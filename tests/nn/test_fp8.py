@@ -12,7 +12,7 @@ from nvfp4_cute.nn.experts import DecodedExperts
 from nvfp4_cute.nn.fp8 import ExpertsFP8, LinearFP8, has_fp8_products
 from nvfp4_cute.nn.rounded import RoundedInput, rounded
 
-EMULATED = ("emulator:sm_90a", "emulator:sm_120a")
+EMULATED = ("emulator:sm_90a", "emulator:sm_120a", "emulator:sm_100a")
 SCHEME = Scheme("fp8", "fp8_128x128", "fp8_1x128")
 
 
@@ -104,7 +104,7 @@ def expected(w13, w2, x, ids, factors, has_gate=True):
 
 
 @pytest.mark.parametrize(
-    "backend", ["reference", EMULATED[0], pytest.param(EMULATED[1], marks=pytest.mark.slow)]
+    "backend", ["reference", EMULATED[0], *(pytest.param(e, marks=pytest.mark.slow) for e in EMULATED[1:])]
 )
 def test_experts(backend):
     """Bits of the layer are those of each token by itself; an expert without rows, and choices that are none."""

@@ -244,8 +244,8 @@ def k_tile_copy_cycles(config: KernelConfig, smem: SmemPlan) -> tuple[float, flo
 
 
 def copy_cycles(nbytes: int) -> float:
-    """What the copy engine needs for a box."""
-    return max(COPY_CYCLES, nbytes / COPY_BYTES_PER_CYCLE)
+    """What the copy engine needs for a box; nothing for none."""
+    return max(COPY_CYCLES, nbytes / COPY_BYTES_PER_CYCLE) if nbytes else 0.0
 
 
 def k_tile_mma_cycles(config: KernelConfig, smem: SmemPlan) -> float:
@@ -303,21 +303,10 @@ def resolve(config: KernelConfig, num_b: int = 1, formats: Formats = NVFP4_PAIR)
 
 def unsupported_reason(config: KernelConfig, num_b: int = 1, formats: Formats = NVFP4_PAIR) -> str | None:
     """Why this family cannot build ``config``, with the nearest legal value; None where it can."""
-    foreign = foreign_option_reason(config, OPTIONS)
-    if foreign is not None:
-        return foreign
-    m, n, k = config.cta_tile_shape_mnk
-    if m != MMA_CTA_M:
-        return f"cta_tile_shape_mnk={config.cta_tile_shape_mnk}: a CTA holds {MMA_CTA_M} rows of the MMA; use M tile 128"
-    if n not in TILES_N:
-        return (
-            f"cta_tile_shape_mnk={config.cta_tile_shape_mnk}: N tile {n} is not built; use one of {TILES_N}"
-        )
-    if k != k_tile(formats):
-        return (
-            f"cta_tile_shape_mnk={config.cta_tile_shape_mnk}: a K tile fills one {K_TILE_BYTES}-byte swizzle row; use K tile "
-            f"{k_tile(formats)}"
-        )
+    reason = foreign_option_reason(config, OPTIONS) or tile_reason(config, TILES_N, k_tile(formats))
+    if reason is not None:
+        return reason
+    _, n, _ = config.cta_tile_shape_mnk
     if config.num_acc_stage < 1:
         return f"num_acc_stage={config.num_acc_stage}: at least 1 accumulator stage is needed; 2 overlap the epilogue"
     tmem = tmem_map(config, num_b, formats)
@@ -332,6 +321,34 @@ def unsupported_reason(config: KernelConfig, num_b: int = 1, formats: Formats = 
             f"num_acc_stage={config.num_acc_stage}: {tmem.used_cols} columns of tensor memory, {TMEM_COLS} exist; "
             f"use at most {max(2, (TMEM_COLS - (tmem.used_cols - tmem.sfa_col)) // tmem.acc_cols)}"
         )
+    smem, most = (smem_plan(c, num_b, formats) for c in (config, replace(config, num_ab_stage=None)))
+    return launch_reason(config, smem, most.num_ab_stage)
+
+
+def tile_reason(config: KernelConfig, tiles_n: tuple[int, ...], k: int) -> str | None:
+    """Why there is no tile such as that of ``config``, with the nearest legal value; None where there is.
+
+    Args:
+        tiles_n: N tiles that are built. k: the K tile.
+    """
+    shape = config.cta_tile_shape_mnk
+    if shape[0] != MMA_CTA_M:
+        return f"cta_tile_shape_mnk={shape}: a CTA holds {MMA_CTA_M} rows of the MMA; use M tile 128"
+    if shape[1] not in tiles_n:
+        return f"cta_tile_shape_mnk={shape}: N tile {shape[1]} is not built; use one of {tiles_n}"
+    if shape[2] != k:
+        return (
+            f"cta_tile_shape_mnk={shape}: a K tile fills one {K_TILE_BYTES}-byte swizzle row; use K tile {k}"
+        )
+    return None
+
+
+def launch_reason(config: KernelConfig, smem: SmemPlan, max_stages: int) -> str | None:
+    """Why no cluster can work as ``config`` says, stages do not fit, or too few CTAs are launched; None where all is well.
+
+    Args:
+        smem: of ``config``. max_stages: that fit.
+    """
     if config.multicast_n not in MULTICASTS or (config.multicast_n > 1 and config.split_k > 1):
         return (
             f"multicast_n={config.multicast_n}, split_k={config.split_k}: 2 or 4 MMAs of a cluster share the N side's loads, "
@@ -342,11 +359,10 @@ def unsupported_reason(config: KernelConfig, num_b: int = 1, formats: Formats = 
             f"split_k={config.split_k}, use_2cta_instrs={config.use_2cta_instrs}: 2, 4 or 8 CTAs of a cluster share K "
             "tiles, each with MMAs of its own; use split_k=2 with use_2cta_instrs=False, or split_k=1"
         )
-    smem = smem_plan(config, num_b, formats)
     if smem.num_ab_stage < 1 or smem.total_bytes > SMEM_CAPACITY_BYTES:
         return (
             f"num_ab_stage={config.num_ab_stage}: {smem.total_bytes} bytes of shared memory, {SMEM_CAPACITY_BYTES} "
-            f"exist; use 1 to {smem_plan(replace(config, num_ab_stage=None), num_b, formats).num_ab_stage}"
+            f"exist; use 1 to {max_stages}"
         )
     if config.num_cta is not None and config.num_cta < config.cluster_size:
         return f"num_cta={config.num_cta}: at least {config.cluster_size} CTA{'s' * (config.cluster_size > 1)} work on a tile"

@@ -1,0 +1,169 @@
+"""EPILOGUE role of FP8: two warpgroups that promote the products of each K tile, and store the results.
+
+Empties ``acc`` and the ring of scales. Thread t of either warpgroup has row t of the CTA's part of the tile (tensor-memory lane
+t), and half of its columns: slice by slice it reads an accumulator of 128 values of K, multiplies it by both scales, and adds it
+to sums in fp32 registers (DeepSeek-V3 report, section 3.3.2).
+"""
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import Boolean, Float32, Int32
+
+from nvfp4_cute.planning.arch.sm100.limits import EPI_TILE_N, MMA_CTA_M
+from nvfp4_cute.planning.arch.sm100_fp8 import PROMOTING_GROUPS, scale_counts
+
+from ...common import ptx
+from ...common.fp32_scales import SCALE_BYTES
+from ...common.output_table import load_alphas
+from ...common.ptx import pack_16x2
+from ...common.ring import arrive_lanes, consumer_place
+from ...common.shared_access import load_shared
+from ...common.sides import mma_sides
+from ...common.split_k import k_share
+from ...common.warp_schedule import WARP_SIZE
+from ..columns import used_columns
+from ..epilogue import TMEM_ALIGN, EpilogueArgs, give_back_tmem, read_columns, release, slice_copy
+from ..instructions import order_after_wait
+from ..split_k import add_slice, give_room, is_sent, send_slice, wait_for_room, wait_for_sums
+from ..staging import WARP_BYTES, staged_target, store_staged
+from ..store import row_target, store_slice
+from .scales import StagedScales
+
+# Columns whose scales a lane reads at once.
+COLUMNS_AT_ONCE = 4
+
+
+@cute.jit
+def run_promotion(args: EpilogueArgs, scales: StagedScales, first_tile: Int32, stride: Int32):
+    """For each tile: promote the accumulators of its K tiles, then scale, convert and store the sums."""
+    acc, config, groups, exchange = args.acc, args.config, args.groups, args.exchange
+    cursor = groups.first_cursor(first_tile, config.work_tile_mnk)
+    tmem_ptr = cute.arch.retrieve_tmem_ptr(Float32, TMEM_ALIGN, args.tmem_address)
+    tidx, _, _ = cute.arch.thread_idx()
+    thread, group = tidx % MMA_CTA_M, cute.arch.make_warp_uniform(tidx // MMA_CTA_M)
+    warp_idx = cute.arch.make_warp_uniform(tidx // WARP_SIZE)
+    quarter = cute.arch.make_warp_uniform(thread // WARP_SIZE)
+    staging = args.staging + warp_idx * WARP_BYTES
+    is_staged, across_lanes = args.out_dtype.width == 16, args.out_m_major != config.swap_ab
+    num_slices = config.cta_tile_shape_mnk[1] // (PROMOTING_GROUPS * EPI_TILE_N)
+    # Columns that are read at once: sums of many leave few registers.
+    read = EPI_TILE_N if num_slices == 1 else EPI_TILE_N // 2
+    tiled_load, tTR_tAcc, read_shape = slice_copy(tmem_ptr, thread, read)
+    tTR_rAcc = cute.make_rmem_tensor(read_shape, Float32)
+    sums = [cute.make_rmem_tensor(EPI_TILE_N, Float32) for _ in range(num_slices)]
+    result = cute.make_rmem_tensor(EPI_TILE_N, Float32)
+    first_slice = group * num_slices
+    # In a stage: the scale of the thread's token, or of the first one of its columns, and of the warpgroup's weights.
+    num_tokens, num_blocks = scale_counts(config)
+    of_token = (first_slice * EPI_TILE_N if config.swap_ab else thread) * SCALE_BYTES
+    of_weight = (num_tokens + group * (num_blocks - 1)) * SCALE_BYTES
+    # K tiles before: the places in both rings.
+    k_tile, turn = Int32(0), Int32(0)
+    while groups.has_tile(cursor):
+        tile = groups.tile(cursor, config.work_tile_mnk)
+        cursor = groups.next_cursor(cursor, stride, config.work_tile_mnk)
+        m_side, n_side = mma_sides(config, tile)
+        first_row = m_side.first_row + args.m_rank * MMA_CTA_M
+        row = first_row + thread
+        num_tile_slices = used_columns(config, n_side, EPI_TILE_N) // EPI_TILE_N
+        # Of this warpgroup, those that the group of the tile has columns in.
+        num_used = num_tile_slices - first_slice
+        for part in sums:
+            part.fill(0.0)
+        first_k_tile, count = k_share(tile.k_tile_cnt, config.split_k)
+        num_promoted = num_used
+        if cutlass.const_expr(config.split_k > 1):
+            # A K tile behind the last one has no scales.
+            num_promoted = num_used if first_k_tile < tile.k_tile_cnt else Int32(0)
+        for _ in cutlass.range(count, unroll=1):
+            scale_stage, scale_phase = consumer_place(scales.ring, k_tile)
+            stage, phase = consumer_place(acc, k_tile)
+            cute.arch.mbarrier_wait(scales.ring.full(scale_stage), scale_phase)
+            at = scales.at(scale_stage, config)
+            # Of the row; of its columns that of the weights, where each is another token.
+            factor = _scale(at + of_weight)
+            if cutlass.const_expr(not config.swap_ab):
+                factor = factor * _scale(at + of_token)
+            cute.arch.mbarrier_wait(acc.full(stage), phase)
+            order_after_wait()
+            column = stage * args.tmem.acc_stride + first_slice * EPI_TILE_N
+            for j in cutlass.range_constexpr(num_slices):
+                if j < num_promoted:
+                    for part in cutlass.range_constexpr(0, EPI_TILE_N, read):
+                        read_columns(tiled_load, tTR_tAcc, column + j * EPI_TILE_N + part, tTR_rAcc)
+                        cute.arch.fence_view_async_tmem_load()
+                        tokens = None
+                        if cutlass.const_expr(config.swap_ab):
+                            tokens = at + of_token + j * (EPI_TILE_N * SCALE_BYTES)
+                        _promote(sums[j], part, tTR_rAcc, factor, tokens)
+            with cute.arch.elect_one():
+                release(acc.empty(stage), args.leader_rank, config)
+            arrive_lanes(scales.ring.empty(scale_stage), 1)
+            k_tile += 1
+
+        alpha = load_alphas(args.outputs, tile.slot, 1)[0]
+        place = (args.out_dtype, args.out_m_major, config.swap_ab)
+        if cutlass.const_expr(is_staged):
+            warp_row = first_row + quarter * WARP_SIZE
+            target = staged_target(args.outputs, tile, warp_row, m_side, n_side, *place)
+        else:
+            target = row_target(args.outputs, tile, row, m_side, n_side, *place)
+        if cutlass.const_expr(exchange is not None):
+            wait_for_room(exchange, turn)
+            for j in cutlass.range_constexpr(num_slices):
+                if j < num_used and is_sent(exchange, quarter, first_slice + j, num_tile_slices):
+                    send_slice(exchange, [sums[j]], quarter, first_slice + j, num_tile_slices)
+            wait_for_sums(exchange, warp_idx, num_tile_slices, turn)
+        for j in cutlass.range_constexpr(num_slices):
+            slice_idx = first_slice + j
+            is_own = j < num_used
+            if cutlass.const_expr(exchange is not None):
+                is_own = is_own and not is_sent(exchange, quarter, slice_idx, num_tile_slices)
+            if is_own:
+                if cutlass.const_expr(exchange is not None):
+                    add_slice(exchange, [sums[j]], quarter, slice_idx, num_tile_slices)
+                values = sums[j].load() * alpha
+                if cutlass.const_expr(is_staged):
+                    is_bf16 = args.out_dtype is cutlass.BFloat16
+                    words = [pack_16x2(values[k], values[k + 1], is_bf16) for k in range(0, EPI_TILE_N, 2)]
+                    store_staged(words, target, slice_idx * EPI_TILE_N, Boolean(True), across_lanes, staging)
+                else:
+                    result.store(values)
+                    store_slice(result, target, slice_idx * EPI_TILE_N, across_lanes)
+        if cutlass.const_expr(exchange is not None):
+            # After the last tile nobody waits for room: no arrival may reach a CTA that has left.
+            if groups.has_tile(cursor):
+                give_room(exchange)
+            turn ^= 1
+    with cute.arch.elect_one():
+        give_back_tmem(args.tmem_unused, args.leader_rank, config)
+
+
+def _scale(address: Int32) -> Float32:
+    """A scale in shared memory."""
+    (word,) = load_shared(address, 1, True)
+    return ptx.float_of(word)
+
+
+@cute.jit
+def _promote(
+    sums: cute.Tensor,
+    first: cutlass.Constexpr[int],
+    products: cute.Tensor,
+    factor: Float32,
+    tokens: Int32 | None,
+):
+    """Add products times both scales to the sums from ``first`` on.
+
+    Args:
+        factor: of the row, or where columns are tokens, of the weights.
+        tokens: shared address of the scales of the tokens of the sums; None where they are in ``factor``.
+    """
+    for i in cutlass.range_constexpr(0, cute.size(products), COLUMNS_AT_ONCE):
+        factors = [factor] * COLUMNS_AT_ONCE
+        if cutlass.const_expr(tokens is not None):
+            words = load_shared(tokens + (first + i) * SCALE_BYTES, COLUMNS_AT_ONCE, True)
+            factors = [ptx.float_of(word) * factor for word in words]
+        for j in cutlass.range_constexpr(COLUMNS_AT_ONCE):
+            column = first + i + j
+            sums[column] = ptx.fma_f32(products[i + j], factors[j], sums[column])

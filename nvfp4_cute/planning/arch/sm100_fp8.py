@@ -1,0 +1,263 @@
+"""sm_100a, sm_103a, sm_110a, FP8 with fp32 scales: what a KernelConfig costs, why one is refused, and which one is chosen.
+
+Fields as of :mod:`.sm100`, but for ``num_acc_stage``: an accumulator has one K tile, which is one block of scales, 128 values.
+Two warpgroups promote it to sums in registers, each half of its columns.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from nvfp4_cute.formats.block_format import Formats, FP8_1x128, FP8_128x128
+from nvfp4_cute.planning.arch.base import (
+    Mma,
+    foreign_option_reason,
+    no_estimates,
+    no_work_reason,
+    no_workspace_bytes,
+    one_cta_per_sm,
+)
+from nvfp4_cute.planning.arch.sm100 import limits
+from nvfp4_cute.planning.arch.sm100.limits import (
+    EPI_TILE_N,
+    EPI_WARPS,
+    MMA_COLUMNS_PER_CYCLE,
+    MMA_CTA_M,
+    MMAS_PER_K_TILE,
+    SMEM_CAPACITY_BYTES,
+    SPLITS,
+    STAGING_BYTES,
+    TMEM_COLS,
+    UNIT_SUMS_BYTES,
+    SmemPlan,
+    TmemMap,
+    copy_cycles,
+    launch_reason,
+    tile_reason,
+)
+from nvfp4_cute.planning.config import KernelConfig
+from nvfp4_cute.problem import Form, GroupedProblem
+
+ARCHS = limits.ARCHS
+KERNEL = "sm100.fp8.grouped_gemm.Fp8GemmSm100"
+OPTIONS = limits.OPTIONS
+PAIR: Formats = (FP8_1x128, FP8_128x128)
+MMA = {PAIR: Mma("f8f6f4", 32, element_bits=8)}
+# Of instruction descriptors (PTX ISA 9.7.16.4.2): fp32 accumulators, e4m3 on both sides.
+MMA_TYPES = 1 << 4
+OUT_M_MAJOR, HAS_CHAINS, TO_AND_FRO = True, False, False
+estimates, work_reason, workspace_bytes = no_estimates, no_work_reason, no_workspace_bytes
+ctas_per_sm, resident_clusters = one_cta_per_sm, limits.resident_clusters
+TILE_K = FP8_1x128.block_k
+# Warpgroups that promote, each half of the columns; with weights on the N side none has two blocks of 128 of them.
+PROMOTING_GROUPS = 2
+PROMOTING_WARPS = PROMOTING_GROUPS * EPI_WARPS
+# More columns, whose sums are more registers, have pairs alone; there tokens are rows, which have one scale.
+TILES_N, PAIRED_TILES_N = (64, 128), (64, 128, 256)
+ACC_STAGES = (2, 4)
+# K tiles whose scales are in shared memory: as many as outlast the latency of device memory. They begin where 16-byte units do.
+SCALE_STAGES = 16
+SCALE_ALIGN_BYTES = 16
+DEFAULT_CONFIG = KernelConfig((MMA_CTA_M, 128, TILE_K), num_acc_stage=ACC_STAGES[-1])
+
+
+@dataclass(frozen=True)
+class Costs:
+    """Model of a launch, in SM cycles and bytes a cycle, for comparing configs.
+
+    Source: read off modelled launches on a B200 (``modelled.modelled_time``).
+
+    Attributes:
+        start: until the first data are there. pair: what a pair adds.
+        promotion, promotion_slice: of a K tile: waits, and 32 columns of both warpgroups' warps on an SM's quarter.
+        swapped_slice: what scales of columns add.
+        store_slice: 32 columns of results.
+        exchange, exchange_bytes_per_cycle: of split-K, as of ``sm100.choosing.Costs``.
+        memory, l2: bytes a cycle that all SMs get.
+        ring_cycles: from a load that device memory answers to the next one of its stage.
+    """
+
+    start: float = 2500
+    pair: float = 200
+    promotion: float = 150
+    promotion_slice: float = 40
+    swapped_slice: float = 40
+    store_slice: float = 190
+    exchange: float = 900
+    exchange_bytes_per_cycle: float = 16
+    memory: float = 3700
+    l2: float = 14000
+    ring_cycles: float = 3000
+
+
+COSTS = Costs()
+
+
+@dataclass(frozen=True)
+class Fp8SmemPlan(SmemPlan):
+    """Shared memory of one CTA, more of whose warps turn results.
+
+    Attributes:
+        scale_stage_bytes: of a K tile.
+    """
+
+    scale_stage_bytes: int = 0
+
+    @property
+    def total_bytes(self) -> int:
+        """Bytes of all stages and of what is reserved beside them."""
+        staging, scales = PROMOTING_GROUPS * STAGING_BYTES, SCALE_STAGES * self.scale_stage_bytes
+        return super().total_bytes - STAGING_BYTES + staging + scales
+
+
+def scale_counts(config: KernelConfig) -> tuple[int, int]:
+    """Scales of a K tile of a CTA: of its tokens, and of its blocks of 128 rows of weights."""
+    m, n, _ = config.cta_tile_shape_mnk
+    tokens, weights = (n, m) if config.swap_ab else (m, n)
+    return tokens, -(-weights // FP8_128x128.block_rows)
+
+
+def scale_stage_bytes(config: KernelConfig) -> int:
+    """Of the scales of a K tile, each fp32."""
+    nbytes = sum(scale_counts(config)) * FP8_128x128.scale.bits // 8
+    return -(-nbytes // SCALE_ALIGN_BYTES) * SCALE_ALIGN_BYTES
+
+
+def smem_plan(config: KernelConfig, num_b: int = 1, formats: Formats = PAIR) -> Fp8SmemPlan:
+    """Shared memory of ``config``. ``num_ab_stage=None`` is resolved to as many stages as fit."""
+    m, n, k = config.cta_tile_shape_mnk
+    units = -(-EPI_WARPS * n // EPI_TILE_N // config.split_k)
+    plan = Fp8SmemPlan(
+        a_stage_bytes=m * MMA[PAIR].row_bytes(k),
+        b_stage_bytes=n // config.num_mma_cta * MMA[PAIR].row_bytes(k),
+        sfa_stage_bytes=0,
+        sfb_stage_bytes=0,
+        num_ab_stage=config.num_ab_stage or 0,
+        exchange_bytes=units * (config.split_k - 1) * UNIT_SUMS_BYTES,
+        scale_stage_bytes=scale_stage_bytes(config),
+    )
+    if config.num_ab_stage is not None:
+        return plan
+    return replace(plan, num_ab_stage=(SMEM_CAPACITY_BYTES - plan.total_bytes) // plan.stage_bytes)
+
+
+def tmem_map(config: KernelConfig) -> TmemMap:
+    """Tensor memory of ``config``: accumulators side by side."""
+    n, stages = config.cta_tile_shape_mnk[1], config.num_acc_stage
+    return TmemMap(n, n, stages, sfa_col=n * stages, sfb_col=n * stages, used_cols=n * stages)
+
+
+def resolve(config: KernelConfig, num_b: int = 1, formats: Formats = PAIR) -> KernelConfig:
+    """``config`` with its stage count made explicit."""
+    return replace(config, num_ab_stage=smem_plan(config, num_b, formats).num_ab_stage)
+
+
+def unsupported_reason(config: KernelConfig, num_b: int = 1, formats: Formats = PAIR) -> str | None:
+    """Why this kernel cannot be built with ``config``, with the nearest legal value; None where it can."""
+    tiles_n = PAIRED_TILES_N if config.use_2cta_instrs and not config.swap_ab else TILES_N
+    reason = foreign_option_reason(config, OPTIONS) or tile_reason(config, tiles_n, TILE_K)
+    if reason is not None:
+        return reason
+    most = _most_acc_stages(config.cta_tile_shape_mnk[1])
+    if config.num_acc_stage not in ACC_STAGES or config.num_acc_stage > most:
+        return (
+            f"num_acc_stage={config.num_acc_stage}: tensor cores fill one of 2 or 4 accumulators while another one is promoted, "
+            f"and {TMEM_COLS} columns of tensor memory hold {most}; use num_acc_stage={most}"
+        )
+    return launch_reason(
+        config, smem_plan(config), smem_plan(replace(config, num_ab_stage=None)).num_ab_stage
+    )
+
+
+def _most_acc_stages(tile_n: int) -> int:
+    return max(stages for stages in ACC_STAGES if stages * tile_n <= TMEM_COLS)
+
+
+def interleave_reason(config: KernelConfig, weight_layout: str) -> str | None:
+    """Why weights of ``base.INTERLEAVE`` cannot be computed: this kernel multiplies by one operand."""
+    return None if weight_layout == "separate" else f"weight_layout={weight_layout!r}: FP8 has no dual GEMM"
+
+
+def quantized_reason(config: KernelConfig) -> str | None:
+    """Why NVFP4 results cannot be computed."""
+    return "FP8 products have no NVFP4 results; use out_dtype=torch.bfloat16 and quantize them"
+
+
+def prefetches_in_turns(config: KernelConfig, num_b: int = 1, formats: Formats = PAIR) -> bool:
+    """Whether clusters take turns in fetching what several of them load."""
+    return limits.fetches_ahead(config, smem_plan(config))
+
+
+def candidates(
+    num_b: int = 1,
+    weight_layout: str = "separate",
+    is_quantized: bool = False,
+    form: Form = "list",
+    formats: Formats = PAIR,
+) -> tuple[KernelConfig, ...]:
+    """What ``choose`` chooses from: nothing for dual GEMMs and NVFP4 results, which there are not."""
+    return () if num_b > 1 or weight_layout != "separate" or is_quantized else CANDIDATES
+
+
+def _candidates() -> Iterator[KernelConfig]:
+    for n in PAIRED_TILES_N:
+        rows = KernelConfig((MMA_CTA_M, n, TILE_K), num_acc_stage=_most_acc_stages(n))
+        for config in (rows, replace(rows, swap_ab=True)):
+            yield config
+            yield replace(config, use_2cta_instrs=True)
+        # Few tiles of a long K: CTAs that would be idle take a part of it.
+        yield from (replace(rows, swap_ab=True, split_k=split) for split in SPLITS[1:])
+
+
+CANDIDATES = tuple(config for config in _candidates() if unsupported_reason(config) is None)
+DUAL_CANDIDATES: tuple[KernelConfig, ...] = ()
+
+
+def choose(problem: GroupedProblem, num_sms: int) -> KernelConfig:
+    """The candidate with the least modelled time.
+
+    Args:
+        problem: of which the sizes count. Ragged groups only have so many rows on the average.
+        num_sms: SMs of the device.
+    """
+    live = [size for size in problem.sizes if min(size) > 0]
+    return min(CANDIDATES, key=lambda config: _modelled_cycles(live, config, num_sms))
+
+
+def _modelled_cycles(live: list[tuple[int, int, int]], config: KernelConfig, num_sms: int) -> float:
+    """Of a launch: waves of tiles, or what memory or L2 delivers where that takes longer."""
+    tile_m, tile_n, _ = config.work_tile_mnk
+    columns, split, num_cta = config.cta_tile_shape_mnk[1], config.split_k, config.num_mma_cta
+    tiles, busy, read, loaded, longest = 0, 0.0, 0, 0.0, 0.0
+    for m, n, k in live:
+        strips, count, k_tiles = -(-m // tile_m), -(-n // tile_n), -(-k // TILE_K)
+        used = min(columns, -(-(m if config.swap_ab else n) // EPI_TILE_N) * EPI_TILE_N)
+        tile = _tile_cycles(config, used, -(-k_tiles // split))
+        tiles += strips * count
+        busy += strips * count * tile
+        longest = max(longest, tile)
+        read += (m + n) * k
+        loaded += strips * count * k * (MMA_CTA_M * config.num_m_cta + used)
+    resident = resident_clusters(num_sms, config.cluster_size)
+    waves = -(-tiles // resident) * busy / max(tiles, 1)
+    stream = max(waves, longest, read / COSTS.memory, loaded / COSTS.l2)
+    return COSTS.start + COSTS.pair * (num_cta - 1) + stream + _last_store(config)
+
+
+def _tile_cycles(config: KernelConfig, columns: int, k_tiles: int) -> float:
+    """Of so many K tiles of a tile with so many columns: the slowest of the roles, and what memory delivers to one CTA."""
+    slices = -(-columns // EPI_TILE_N)
+    mma = MMAS_PER_K_TILE * columns / MMA_COLUMNS_PER_CYCLE
+    a_bytes, b_bytes = MMA_CTA_M * TILE_K, columns // config.num_mma_cta * TILE_K
+    copies = copy_cycles(a_bytes) + copy_cycles(b_bytes) / config.multicast_n
+    promotion = COSTS.promotion + (COSTS.promotion_slice + COSTS.swapped_slice * config.swap_ab) * slices
+    ring = COSTS.ring_cycles / smem_plan(replace(config, num_ab_stage=None)).num_ab_stage
+    return k_tiles * max(mma, copies, promotion, ring)
+
+
+def _last_store(config: KernelConfig) -> float:
+    """From the last K tile to the last store, most of which other tiles overlap."""
+    slices = config.cta_tile_shape_mnk[1] // (PROMOTING_GROUPS * EPI_TILE_N)
+    if config.split_k == 1:
+        return COSTS.store_slice * slices
+    sent = MMA_CTA_M * config.cta_tile_shape_mnk[1] * 4 * (config.split_k - 1) / config.split_k
+    return COSTS.exchange + sent / COSTS.exchange_bytes_per_cycle + COSTS.store_slice
