@@ -441,8 +441,8 @@ def draw(report: dict[str, Any], path: Path) -> None:
                 stacks.setdefault(phase, []).append(us[phase] / us["one GPU"])
             marks.append(best(us) / us["one GPU"])
     title = (
-        f"A layer over {report['ranks']} x {report['gpu']}: tokens of each rank, results out of a rank and a large exchange; one "
-        "GPU with all tokens is 1"
+        f"A layer over {report['ranks']} x {report['gpu']}; one GPU with all tokens is 1\n"
+        "Tokens of each rank; results that leave a rank, beside one large exchange"
     )
     stacked_bars(path, title, labels, stacks, ("the layer", marks))
 
