@@ -23,7 +23,7 @@ examples:
   nvfp4-cute models eval FOLDER --text FILE --checkpoint QUANTIZED    of a checkpoint that was made of it
 """
 WAYS = ("bf16", "16bit", "nvfp4")
-BENCH_WAYS = ("bf16", "fp8", "16bit", "nvfp4", "auto", "all")
+BENCH_WAYS = ("bf16", "fp8", "16bit", "nvfp4", "auto", "all", "kept")
 # Options of `models bench`, by what a report has of them.
 OPTIONS_OF_KEYS = {
     "batch": "batch",
@@ -56,7 +56,7 @@ def add_parser(verbs: Verbs) -> None:
     bench.add_argument(
         "--ways", nargs="+", choices=BENCH_WAYS, default=["bf16", "fp8", "auto"],
         help="bf16, fp8: torch; nvfp4: weights and activations of 4 bits; 16bit: weights only; auto: as the layer chooses here; "
-        "all: so, and the output layer in NVFP4, the embedding in MXFP8. "
+        "all: so, and the output layer in NVFP4, the embedding in MXFP8; kept: and decoded weights kept for many rows. "
         "Default: bf16 fp8 auto",
     )  # fmt: skip
     bench.add_argument(
@@ -95,7 +95,7 @@ def add_parser(verbs: Verbs) -> None:
 def run_inspect(args: argparse.Namespace) -> int:
     """Print what is in a folder; 1 where the readers refuse a layer."""
     from nvfp4_cute.models.checkpoints import Checkpoint
-    from nvfp4_cute.models.inspect import inspect, what_runs, where_it_runs
+    from nvfp4_cute.models.inspect import inspect, kept_bytes, what_runs, where_it_runs
 
     found = inspect(Checkpoint(args.folder))
     if args.json:
@@ -120,6 +120,8 @@ def run_inspect(args: argparse.Namespace) -> int:
             print(f"  {way}: {names}")
         for archs, how in where_it_runs():
             print(f"  on {archs}: {how}")
+        if kept := kept_bytes(found):
+            print(f"  decoded weights beside the 4-bit ones (keep_decoded) take {_size(kept)} more")
     for kind in quantized:
         if kind.unequal:
             print(

@@ -1,5 +1,6 @@
 """What is in a checkpoint folder: layers by kind, their formats and scales, and what would compute them on which GPU."""
 
+import fnmatch
 import re
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
@@ -11,9 +12,11 @@ from nvfp4_cute.errors import CheckpointError
 from nvfp4_cute.formats.block_format import NVFP4_PAIR, FP8_1x128, FP8_128x128
 from nvfp4_cute.models.checkpoints import Checkpoint, Scheme
 from nvfp4_cute.models.checkpoints.names import is_embedding
+from nvfp4_cute.nn.kept import LEAVE
 from nvfp4_cute.nn.linear import K_STEP
 from nvfp4_cute.planning.arch import ARCHS, FAMILIES, mmas_of
 
+DECODED_BYTES = 2  # of a weight in 16 bits
 NUMBER = re.compile(r"(?<=\.)\d+(?=\.|$)")
 
 
@@ -26,7 +29,7 @@ class Kind:
         shape: of one, [N, K]; of experts "E x [N, K]" of the first product. dtype: of plain tensors.
         count: how many. nbytes: of all.
         scale_range: least and largest global scale of weights, which multiplies; None without one.
-        unequal: layers whose gate and up have different global scales.
+        unequal: layers whose gate and up have different global scales. values: how many weights of layers, but for experts.
     """
 
     name: str
@@ -37,6 +40,7 @@ class Kind:
     nbytes: int = 0
     scale_range: tuple[float, float] | None = None
     unequal: int = 0
+    values: int = 0
     k_sizes: set[int] = field(default_factory=set)
 
     def add(self, nbytes: int, factors: Iterable[float] = ()) -> None:
@@ -104,6 +108,7 @@ def _add_linear(kinds: dict[tuple, Kind], checkpoint: Checkpoint, name: str, nby
     kind = kinds.setdefault((pattern, layer.scheme, shape), Kind(pattern, layer.scheme, shape))
     factor = layer.weight.global_scale
     kind.add(nbytes, () if factor is None else (float(factor),))
+    kind.values += n * k
     kind.k_sizes.add(k)
 
 
@@ -147,6 +152,17 @@ def what_runs(kind: Kind) -> str:
         )
     way = "decoded to 16 bits, torch multiplies"
     return way if scheme.activations is None else f"{way}; activations rounded to {scheme.activations} before"
+
+
+def kept_bytes(inspection: Inspection) -> int:
+    """Bytes of decoded weights that ``nn.kept.keep_decoded`` would keep of all layers."""
+    return sum(
+        k.values * DECODED_BYTES
+        for k in inspection.kinds
+        if k.scheme is not None
+        and what_runs(k).startswith("LinearNVFP4")
+        and not any(fnmatch.fnmatchcase(k.name, pattern) for pattern in LEAVE)
+    )
 
 
 def where_it_runs() -> list[tuple[str, str]]:

@@ -19,6 +19,7 @@ from nvfp4_cute.nn.activations import mode_of
 from nvfp4_cute.nn.embedding import QuantizedEmbedding
 from nvfp4_cute.nn.experts import RoutedExperts, has_weight_only_groups
 from nvfp4_cute.nn.fuse import fuse as fuse_layers
+from nvfp4_cute.nn.kept import keep_decoded
 from nvfp4_cute.nn.linear import K_STEP, LinearNVFP4
 from nvfp4_cute.nn.moe import MoENVFP4
 from nvfp4_cute.ops.quantize import quantize
@@ -30,7 +31,9 @@ DEVIATION = 0.02  # of weights, what config.json files call initializer_range
 WEIGHT_SCALE = 5.6 * DEVIATION / GLOBAL_SCALE_DIVISOR
 # Global scale of activations: of values up to 5.4 after a norm, 2688 of it.
 INPUT_SCALE = 0.002
-Way = Literal["bf16", "fp8", "nvfp4", "16bit", "auto", "all"]
+Way = Literal["bf16", "fp8", "nvfp4", "16bit", "auto", "all", "kept"]
+# Ways in which the output layer and the embedding are quantized.
+WHOLE = ("all", "kept")
 
 
 def config_of(model: str) -> Any:
@@ -58,7 +61,8 @@ def random_model(config: Any, way: Way, device: torch.device | str, *, fuse: boo
         way: "bf16"; "fp8", linear layers by ``torch._scaled_mm``; "nvfp4", "16bit" or "auto", NVFP4 weights of linear layers and
             experts, but not of the output layer, and activations as of LinearNVFP4. Where no launch multiplies 16-bit rows of all
             experts, theirs have 4 bits. "all": as "auto", and the output layer has NVFP4 weights and 16-bit activations, the
-            embedding MXFP8, or the output layer's weights where they are tied.
+            embedding MXFP8, or the output layer's weights where they are tied. "kept": as "all", and decoded weights are kept
+            (``nn.kept``).
         device: where layers are made; no more than one of them is there in 16 bits.
         fuse: whether layers become fewer launches (``nn.fuse``).
 
@@ -77,6 +81,8 @@ def random_model(config: Any, way: Way, device: torch.device | str, *, fuse: boo
     if fuse and way not in ("bf16", "fp8"):
         fuse_layers(model)
         fuse_routers(model)
+    if way == "kept":
+        keep_decoded(model)
     return model.eval()
 
 
@@ -89,13 +95,13 @@ def _quantize(model: Any, way: Way, device: torch.device) -> None:
         for name, module in model.named_modules()
         if (
             isinstance(module, torch.nn.Linear)
-            and (way == "all" or module is not output)
+            and (way in WHOLE or module is not output)
             and _has_kernel(module, way)
         )
         or (way != "fp8" and _is_experts(module))
     ]
     for name, module in tqdm(work, desc="random layers", leave=False, disable=None):
-        asked: Any = "auto" if way == "all" else way
+        asked: Any = "auto" if way in WHOLE else way
         made = (
             _experts(module, activation_of(module), asked, device)
             if _is_experts(module)
@@ -103,7 +109,7 @@ def _quantize(model: Any, way: Way, device: torch.device) -> None:
         )
         parent, _, child = name.rpartition(".")
         setattr(model.get_submodule(parent), child, made)
-    if way == "all":
+    if way in WHOLE:
         _quantize_embedding(model, device)
 
 

@@ -7,7 +7,8 @@ from nvfp4_cute.model.plot import bars
 
 WAYS = {
     "bf16": "bf16", "fp8": "fp8", "16bit": "NVFP4, 16-bit activations", "nvfp4": "NVFP4, 4-bit activations",
-    "auto": "NVFP4, as the layer chooses", "all": "the same, output layer and embedding, too",
+    "auto": "NVFP4, as the layer chooses", "all": "so, output layer and embedding, too",
+    "kept": "so, decoded weights kept",
 }  # fmt: skip
 BASE = "bf16"
 COLUMNS = (
@@ -32,8 +33,9 @@ def page(report: dict[str, Any], made_by: str, picture: str | None = None) -> st
         "A step decodes one token of every sequence, with a StaticCache. It is replayed from a CUDA graph, or launched kernel by "
         'kernel ("eager"). Prefill is eager: from the prompt to the first token, by the device\'s clock; "first token" is the '
         "same by the host's. The output layer and the embedding stay in 16 bits but where it says so: there they have NVFP4 and "
-        "MXFP8. bf16 and fp8 are the modules of transformers with torch's products. fp8 has one calibrated scale a tensor, and "
-        "leaves experts in bf16. In parentheses: how many times as fast as bf16.\n",
+        "MXFP8. Decoded weights that are kept are not counted in GB. bf16 and fp8 are the modules of transformers with torch's "
+        "products. fp8 has one calibrated scale a tensor, and leaves experts in bf16. In parentheses: how many times as fast as "
+        "bf16.\n",
         'With a mask, "sdpa" of transformers copies keys and values for every head of a group. "grouped_sdpa", of this package, '
         "does not.\n",
     ]

@@ -41,6 +41,7 @@ from nvfp4_cute.nn.activations import Activations, check_activations
 from nvfp4_cute.nn.embedding import reason_against
 from nvfp4_cute.nn.experts import Activation, EqualGroups, ExpertsNVFP4, ExpertWeights, swiglu_oai
 from nvfp4_cute.nn.fuse import fuse as fuse_layers
+from nvfp4_cute.nn.kept import keep_decoded as keep_decoded_weights
 
 NAME = "nvfp4_cute"
 METHODS = tuple(READERS)
@@ -63,6 +64,7 @@ class _Options:
     activations: Activations = "auto"
     fuse: bool = True
     decode: bool = False
+    keep_decoded: bool = False
 
 
 _options: ContextVar[_Options] = ContextVar("options", default=_Options())  # noqa: B039 (frozen)
@@ -209,6 +211,8 @@ class CheckpointQuantizer(HfQuantizer):
         if _options.get().fuse:
             fuse_layers(model)
             fuse_routers(model)
+        if _options.get().keep_decoded:
+            keep_decoded_weights(model)
         return model
 
     def _options(self, model, name: str) -> dict[str, Any]:
@@ -342,6 +346,7 @@ def load(
     activations: Activations = "auto",
     fuse: bool = True,
     decode: bool = False,
+    keep_decoded: bool = False,
     model_class: Any = AutoModelForCausalLM,
     **options: Any,
 ) -> Any:
@@ -355,13 +360,18 @@ def load(
             ``from_pretrained`` does that, and takes "auto".
         decode: decode all weights to 16 bits, for torch to multiply; activations are rounded as before. It takes the memory of
             the 16-bit model, and on a CPU, where kernels' float64 reference computes otherwise, a fraction of the time.
+        keep_decoded: keep decoded weights beside the 4-bit ones as long as a GPU has room: prefill multiplies by these. Give a
+            model of ``from_pretrained`` to ``nn.kept.keep_decoded`` instead.
         model_class: what ``from_pretrained`` is called of. options: of ``from_pretrained``, such as ``device_map="cuda"``.
 
     Returns:
         The model, in eval mode.
     """
     check_activations(activations)
-    token = _options.set(_Options(missing_input_scale, activations, fuse, decode))
+    # A name that is no folder, such as "owner/name", transformers fetches from its hub.
+    if Path(folder).is_absolute() and not Path(folder).is_dir():
+        raise FileNotFoundError(f"{folder} is no folder; pass that of a checkpoint, with its config.json")
+    token = _options.set(_Options(missing_input_scale, activations, fuse, decode, keep_decoded))
     try:
         with _taken_over():
             return model_class.from_pretrained(folder, **options)

@@ -18,8 +18,8 @@ class GatedMLP(torch.nn.Module):
     That launch computes in float32 and rounds once, where separate layers round three times. With 4-bit activations and few rows
     it also quantizes for ``down_proj``. The layers stay modules with the names that they had, in the state dict, too.
 
-    The layers are called one after the other where one of them has a forward hook, where they multiply in different ways, and
-    where there is no such launch: 16-bit activations have one on sm_90a.
+    The layers are called one after the other where one of them has a forward hook, where they multiply in different ways, where
+    they multiply kept weights, and where there is no such launch: 16-bit activations have one on sm_90a.
 
     Args:
         gate_proj, up_proj: [I, H], without biases. down_proj: [H, I].
@@ -65,7 +65,12 @@ class GatedMLP(torch.nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """The MLP's result, [..., H], of ``x`` [..., H]. Raises what LinearNVFP4 raises."""
         gate, up, down = self.gate_proj, self.up_proj, self.down_proj
-        if not self.is_fused or any(m._forward_hooks or m._forward_pre_hooks for m in (gate, up, down)):
+        is_split = gate.keep_decoded and gate.uses_kept(x.numel() // gate.in_features)
+        if (
+            not self.is_fused
+            or is_split
+            or any(m._forward_hooks or m._forward_pre_hooks for m in (gate, up, down))
+        ):
             return down(self.act_fn(gate(x)) * up(x))
         rows, dtype = gate.rows(x)
         given = gate.given_input_scale()

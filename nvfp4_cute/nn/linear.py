@@ -13,6 +13,7 @@ from nvfp4_cute.formats.scale_layout import to_blocked
 from nvfp4_cute.nn import options as options_of
 from nvfp4_cute.nn import state
 from nvfp4_cute.nn.activations import Activations, Mode, check_activations, mode_of
+from nvfp4_cute.nn.decoded import Decoded, is_for_kept
 from nvfp4_cute.nn.products import KERNEL_DTYPE, product, result_dtype
 from nvfp4_cute.operands import rules
 from nvfp4_cute.ops.dequantize import dequantize
@@ -40,6 +41,8 @@ class LinearNVFP4(torch.nn.Module):
     - ``activations="auto"``: W4A16 on a GPU without FP4 tensor cores (Hopper), else W4A4; ``mode`` says which.
     - ``pre_decode=True``: W is decoded to ``dtype`` once, then ``torch.nn.functional.linear``: for GPUs without FP4
       arithmetic, and many rows. State dict and file still hold 4 bits a weight.
+    - ``keep_decoded=True``: decoded weights are kept beside the 4-bit ones, and multiplied by torch where 16-bit rows are many
+      (``nn.decoded``). They are made anew once the weights have changed; graphs that are traced or captured do without.
 
     Dtypes are those of ``torch.nn.Linear``: the result has the dtype of ``x``, under autocast that of autocast. float32
     activations are rounded to bfloat16 before they are quantized or multiplied by 4-bit weights.
@@ -65,7 +68,7 @@ class LinearNVFP4(torch.nn.Module):
         activations: "nvfp4", "16bit" or "auto".
         input_scale: global scale of x where it is quantized: "auto" (from x, in every call), None, or a number
             (calibrated: amax / 2688).
-        pre_decode: whether to multiply by decoded weights.
+        pre_decode: whether to multiply by decoded weights. keep_decoded: whether to where rows are many.
         dtype: of the bias and of decoded weights.
         device: of everything.
         backend: as of ``gemm``.
@@ -99,6 +102,7 @@ class LinearNVFP4(torch.nn.Module):
         activations: Activations = "nvfp4",
         input_scale: float | Literal["auto"] | None = "auto",
         pre_decode: bool = False,
+        keep_decoded: bool = False,
         dtype: torch.dtype = torch.bfloat16,
         device: torch.device | str | None = None,
         backend: str = "auto",
@@ -118,6 +122,7 @@ class LinearNVFP4(torch.nn.Module):
             )
         self.in_features, self.out_features = in_features, out_features
         self.activations, self.pre_decode, self.backend = activations, pre_decode, backend
+        self.keep_decoded, self._kept = keep_decoded, Decoded()
         self.finds_input_scale = isinstance(input_scale, str)
         self.dtype = dtype
         NVFP4.num_k_blocks(in_features)
@@ -215,15 +220,34 @@ class LinearNVFP4(torch.nn.Module):
         rows, dtype = self.rows(x)
         buffers: dict[str, Any] = self._buffers  # a module looks its attributes up slowly
         packed, scale = buffers["weight"], buffers["weight_scale"]
-        given = self.given_input_scale()
-        alpha = self.alpha(given)
-        multiply: Any = torch.ops.nvfp4_cute.linear if torch.compiler.is_compiling() else product
-        finds = self.finds_input_scale and self.mode == "nvfp4"
-        y = multiply(rows, packed, scale, alpha, given, finds, self.mode, dtype, self.backend)
+        kept = self.kept(rows.dtype) if self.uses_kept(rows.shape[0]) else None
+        if kept is not None:
+            y = functional.linear(rows, kept).to(dtype)
+        else:
+            given = self.given_input_scale()
+            alpha = self.alpha(given)
+            multiply: Any = torch.ops.nvfp4_cute.linear if torch.compiler.is_compiling() else product
+            finds = self.finds_input_scale and self.mode == "nvfp4"
+            y = multiply(rows, packed, scale, alpha, given, finds, self.mode, dtype, self.backend)
         bias = self._parameters["bias"]
         if bias is not None:
             y += bias if bias.dtype == y.dtype else bias.to(y.dtype)
         return y if x.ndim == 2 else y.reshape(*x.shape[:-1], self.out_features)
+
+    def uses_kept(self, rows: int) -> bool:
+        """Whether so many rows are multiplied by kept weights."""
+        return self.keep_decoded and self.mode == "16bit" and is_for_kept(rows, self.packed_weight.is_cuda)
+
+    def kept(self, dtype: torch.dtype | None = None) -> torch.Tensor | None:
+        """The kept weights, [N, K] of ``dtype``, None for that of most rows; None where writes to them are not counted."""
+        buffers: dict[str, Any] = self._buffers
+        parts = (buffers["weight"], buffers["weight_scale"], buffers["weight_global_scale"])
+        return self._kept.of(*parts, (self.out_features, self.in_features), dtype or self.kept_dtype)
+
+    @property
+    def kept_dtype(self) -> torch.dtype:
+        """Of the rows that a layer of ``dtype`` multiplies."""
+        return KERNEL_DTYPE if self.dtype == torch.float32 else self.dtype
 
     def rows(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.dtype]:
         """``x`` as kernels take it, [M, K] of 16 bits, and the dtype of the result. Raises what ``forward`` raises."""
@@ -294,6 +318,7 @@ class LinearNVFP4(torch.nn.Module):
         is_auto = self.activations == "auto"
         how = f"activations={self.activations!r}" + (f" ({self.mode!r} here)" if is_auto else "")
         how = f"pre_decode={self.dtype}" if self.pre_decode else how
+        how += ", keep_decoded=True" if self.keep_decoded else ""
         return f"in_features={self.in_features}, out_features={self.out_features}, bias={self.bias is not None}, {how}"
 
     def get_extra_state(self) -> torch.Tensor:
@@ -344,7 +369,7 @@ class LinearNVFP4(torch.nn.Module):
         fixed = {id(self._buffers[name]) for name in FIXED if self._buffers[name] is not None}
         move = state.keeping_dtype(fn)
         self.dtype = fn(torch.empty(0, dtype=self.dtype, device=self.packed_weight.device)).dtype
-        self.decoded = None
+        self.decoded, self._kept = None, Decoded()
         super()._apply(lambda t: move(t) if id(t) in fixed else fn(t), recurse)
         self.mode = mode_of(self.activations, self.backend, self.packed_weight.device)
         self._decode_ahead()

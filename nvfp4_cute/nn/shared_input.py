@@ -20,9 +20,11 @@ def reason_against(layers: Sequence[LinearNVFP4]) -> str | None:
         return (
             f"rows of blocked scales begin with every {ATOM_ROWS} rows, and out_features is no multiple of it"
         )
-    same = lambda layer: (layer.mode, layer.backend, layer.dtype, layer.packed_weight.device)
+    same = lambda layer: (
+        layer.mode, layer.keep_decoded, layer.backend, layer.dtype, layer.packed_weight.device
+    )  # fmt: skip
     if any(same(layer) != same(first) for layer in layers):
-        return "layers have different activations, backends, dtypes or devices"
+        return "layers have different activations, backends, dtypes or devices, or some keep decoded weights"
     if len({layer.bias is None for layer in layers}) > 1:
         return "some of the layers have a bias"
     return (
@@ -128,7 +130,8 @@ class SharedInput:
         bias = None if first.bias is None else torch.cat([layer.bias for layer in self.layers])
         whole = LinearNVFP4.from_quantized(
             NVFP4Tensor(data, scale, None, (sum(self.sizes), first.in_features)), bias, activations=first.mode,
-            input_scale="auto" if first.finds_input_scale else None, dtype=first.dtype, backend=first.backend,
+            input_scale="auto" if first.finds_input_scale else None, keep_decoded=first.keep_decoded, dtype=first.dtype,
+            backend=first.backend,
         )  # fmt: skip
         whole.input_global_scale = first.input_global_scale
         factors = torch.stack([layer.weight_global_scale for layer in self.layers])

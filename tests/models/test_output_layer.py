@@ -15,10 +15,11 @@ from nvfp4_cute.cli import main  # noqa: E402
 from nvfp4_cute.errors import CheckpointError  # noqa: E402
 from nvfp4_cute.models import transformers as ours  # noqa: E402
 from nvfp4_cute.models.checkpoints import Checkpoint  # noqa: E402
-from nvfp4_cute.models.inspect import inspect, what_runs  # noqa: E402
+from nvfp4_cute.models.inspect import inspect, kept_bytes, what_runs  # noqa: E402
 from nvfp4_cute.models.quantizing.checkpoint import quantize_checkpoint  # noqa: E402
 from nvfp4_cute.models.quantizing.layouts import LAYOUTS  # noqa: E402
 from nvfp4_cute.models.random_model import random_model  # noqa: E402
+from nvfp4_cute.nn.decoded import KEPT_ROWS  # noqa: E402
 from nvfp4_cute.nn.embedding import QuantizedEmbedding  # noqa: E402
 from nvfp4_cute.nn.linear import LinearNVFP4  # noqa: E402
 
@@ -112,3 +113,22 @@ def test_random_model(tied):
     assert table.format.name == ("nvfp4" if tied else "mxfp8_e4m3")
     logits = logits_of(model)
     assert logits.isfinite().all() and logits.std() > 0
+
+
+def test_kept_decoded_weights(tmp_path, capsys):
+    """Loaded so, many rows are multiplied by decoded weights; the inspection says their size; a missing folder is named."""
+    torch.manual_seed(0)
+    AutoModelForCausalLM.from_config(config_of(True), dtype=torch.bfloat16).save_pretrained(tmp_path / "in")
+    quantize_checkpoint(tmp_path / "in", tmp_path / "out", format="nvfp4a16")
+    kept, decoded = (
+        ours.load(tmp_path / "out", dtype=torch.bfloat16, **{o: True}) for o in ("keep_decoded", "decode")
+    )
+    assert all(m.keep_decoded for m in kept.modules() if isinstance(m, LinearNVFP4))
+    ids = torch.arange(KEPT_ROWS).remainder(160).unsqueeze(0)
+    with torch.no_grad():
+        assert torch.equal(kept(ids).logits, decoded(ids).logits)
+    assert kept_bytes(inspect(Checkpoint(tmp_path / "out"))) == 2 * (64 * (64 + 2 * 32 + 64) + 3 * 64 * 96)
+    assert main(["models", "inspect", str(tmp_path / "out")]) == 0
+    assert "(keep_decoded) take 61.44 kB more" in capsys.readouterr().out
+    with pytest.raises(FileNotFoundError, match="/nonexistent is no folder"):
+        ours.load("/nonexistent")

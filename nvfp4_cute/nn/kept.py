@@ -1,0 +1,91 @@
+"""Models whose layers keep decoded weights beside their 4-bit ones, as long as there is memory."""
+
+import fnmatch
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from tqdm import tqdm
+
+from nvfp4_cute.nn.linear import LinearNVFP4
+
+# Part of a GPU's memory that stays free: for activations and caches of keys and values.
+RESERVED_PART = 0.25
+# Output layers multiply the last row of each prompt.
+LEAVE = ("lm_head",)
+
+
+@dataclass
+class Kept:
+    """What ``keep_decoded`` did.
+
+    Attributes:
+        layers: names of layers whose decoded weights are kept. left: name -> why others are not. nbytes: of the former.
+    """
+
+    layers: list[str] = field(default_factory=list)
+    left: dict[str, str] = field(default_factory=dict)
+    nbytes: int = 0
+
+
+def keep_decoded(
+    model: torch.nn.Module, *, leave: Sequence[str] = LEAVE, reserved_bytes: int | None = None
+) -> Kept:
+    """Have the LinearNVFP4 layers of ``model`` keep decoded weights beside their 4-bit ones, as long as there is memory.
+
+    From ``decoded.KEPT_ROWS`` rows on such a layer multiplies by them, with torch: prefill then is that of a 16-bit model, in the
+    memory of both. Fewer rows are multiplied by 4-bit weights as before. Layers that multiply 4-bit activations stay as they are.
+    Call it after ``fuse``. Weights are decoded here, and again where they have changed: state dicts may be loaded, tensors be
+    swapped (``torch.func.functional_call``).
+
+    Args:
+        leave: patterns of fnmatch on names. reserved_bytes: that stay free on each GPU; None: a quarter of its memory.
+
+    Example:
+        >>> from nvfp4_cute import LinearNVFP4
+        >>> model = torch.nn.ModuleDict({"up": LinearNVFP4(64, 128, activations="16bit")})
+        >>> keep_decoded(model).layers
+        ['up']
+    """
+    done = Kept()
+    for names, layer, members in tqdm([*_products(model)], desc="decoded weights", leave=False, disable=None):
+        reason = next(
+            (f"by the pattern {p}" for p in leave for n in names if fnmatch.fnmatchcase(n, p)), None
+        )
+        if layer.mode != "16bit" or layer.pre_decode:
+            reason = "its products do not take 16-bit activations and 4-bit weights"
+        nbytes = layer.out_features * layer.in_features * layer.kept_dtype.itemsize
+        if reason is None and nbytes > _room(layer.packed_weight.device, reserved_bytes):
+            reason = f"{nbytes} bytes more do not fit beside the reserve"
+        if reason is not None:
+            done.left.update(dict.fromkeys(names, reason))
+            continue
+        for one in (layer, *members):
+            one.keep_decoded = True
+        layer.kept()
+        done.layers += names
+        done.nbytes += nbytes
+    return done
+
+
+def _products(model: torch.nn.Module) -> Iterator[tuple[list[str], LinearNVFP4, list[LinearNVFP4]]]:
+    """Layers that are multiplied by themselves, or as one: names, the layer of all rows, and the layers in it."""
+    names = {m: name for name, m in model.named_modules() if isinstance(m, LinearNVFP4)}
+    seen: set[int] = set()
+    for layer, name in names.items():
+        together = None if layer.shared is None else layer.shared[0]
+        if together is None or together.whole is None:
+            yield [name], layer, []
+        elif id(together) not in seen:
+            seen.add(id(together))
+            whole, members = together.whole, list(together.layers)
+            yield [names[one] for one in members if one in names], whole, members
+
+
+def _room(device: torch.device, reserved_bytes: int | None) -> float:
+    """Bytes that may be taken on a device."""
+    if device.type != "cuda":
+        return float("inf")
+    free, total = torch.cuda.mem_get_info(device)
+    held = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+    return free + held - (RESERVED_PART * total if reserved_bytes is None else reserved_bytes)
