@@ -15,8 +15,8 @@ from nvfp4_cute.backends.emulator import observe
 from nvfp4_cute.bench.cases import select
 from nvfp4_cute.bench.operands import empty_operands
 from nvfp4_cute.compile.compiler import compile_kernel
-from nvfp4_cute.compile.cubin import read_opcodes
 from nvfp4_cute.compile.keys import KernelKey
+from nvfp4_cute.emulator.cubin import read_opcodes
 from nvfp4_cute.formats.block_format import NVFP4
 from nvfp4_cute.gpus.targets import RTX_PRO_6000
 from nvfp4_cute.model.modelled import modelled_times

@@ -7,13 +7,25 @@ from typing import Any
 import numpy as np
 import torch
 
+from nvfp4_cute.emulator.cubin import read_machine_code
+from nvfp4_cute.emulator.record.events import LaunchTrace
 from nvfp4_cute.gpus.targets import Target
-from nvfp4_cute.gpus.timing_figures import constants_of
-from nvfp4_cute.timing.clock import time_ptx
+from nvfp4_cute.timing.clock import record_ptx
 
 TILE, WARPS, STAGES = (128, 128, 64), 8, 3
-SIZES = ((512, 2048, 2048), (1024, 1024, 4096), (2048, 2048, 1024))
-NAMES = {f"Triton's matmul {' x '.join(map(str, sizes))}": sizes for sizes in SIZES}
+SIZES = {
+    "first": ((512, 2048, 2048), (1024, 1024, 4096), (2048, 2048, 1024)),
+    "second": ((256, 1024, 2048), (512, 1024, 1024), (1024, 512, 1536)),
+}
+"""M, N, K by set of `blind_calls.SETS`."""
+
+
+def name_of(sizes: tuple[int, int, int]) -> str:
+    """Of a product of these M, N, K."""
+    return f"Triton's matmul {' x '.join(map(str, sizes))}"
+
+
+NAMES = {name_of(sizes): sizes for found in SIZES.values() for sizes in found}
 
 
 def is_there() -> bool:
@@ -43,8 +55,8 @@ def compiled(arch: str) -> Any:
     return triton.compile(source, target=GPUTarget("cuda", capability, 32), options=options)
 
 
-def modelled_us(name: str, target: Target) -> float:
-    """The kernel's time on a GPU, by the model."""
+def recorded(name: str, target: Target) -> LaunchTrace:
+    """What the kernel does that takes time."""
     m, n, k = NAMES[name]
     found = compiled(target.arch)
     ptx = found.asm["ptx"]
@@ -52,11 +64,10 @@ def modelled_us(name: str, target: Target) -> float:
     entry = next(line for line in ptx.splitlines() if ".entry" in line).split(".entry")[1].strip(" (")
     given = ptx.split(".entry")[1].split(")")[0].count(".param")
     arguments = [a, b, c, n, k, *[0] * (given - 5)]
-    timing = time_ptx(
-        constants_of(target), ptx, entry, (m // TILE[0], n // TILE[1]), 32 * WARPS, arguments,
-        smem_bytes=found.metadata.shared,
+    return record_ptx(
+        target.num_sms, ptx, entry, (m // TILE[0], n // TILE[1]), 32 * WARPS, arguments,
+        smem_bytes=found.metadata.shared, machine_code=read_machine_code(found.asm["cubin"])[entry],
     )  # fmt: skip
-    return round(timing.us, 3)
 
 
 def call(name: str) -> Callable[[], object]:

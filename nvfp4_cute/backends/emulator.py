@@ -141,7 +141,7 @@ def run(task: Task, target: Target = B200) -> None:
     """
     with _emulated(task.device, target) as (observer, emulator):
         launch = task.launch(target.gpu, for_emulator=True)
-        emulator.register(launch.kernel.ptx)
+        emulator.register(launch.kernel.ptx, launch.kernel.cubin)
         tensors = list(task.tensors())
         if observer.chain is not None:
             observer.chain.held.append(tensors)

@@ -72,6 +72,12 @@ def add_parser(verbs: Verbs) -> None:
         help="write modelled times of calls, with the commit",
     )
     parser.add_argument(
+        "--recordings",
+        type=Path,
+        metavar="FOLDER",
+        help="with --predict: keep what the emulator records of each call, and model it again from there",
+    )
+    parser.add_argument(
         "--against", type=Path, metavar="FILE", help="measure what was predicted on the GPU of this machine"
     )
     parser.add_argument(
@@ -182,10 +188,11 @@ def _blind(args: argparse.Namespace) -> int:
     from nvfp4_cute.bench import blind
 
     if args.against:
-        wrong = ("predict", "target")
+        wrong = ("predict", "target", "recordings")
         types.refuse_given(
             args, wrong, lambda name: f"--against measures on the GPU of this machine: leave out {name}"
         )
         return blind.against(args.against, results=args.results, jobs=args.jobs or 1)
     types.refuse_given(args, ("results",), lambda name: f"--predict names the file: leave out {name}")
-    return blind.predict(args.predict, targets.lookup(args.target or "B200"), jobs=args.jobs or 1)
+    target = targets.lookup(args.target or "B200")
+    return blind.predict(args.predict, target, jobs=args.jobs or 1, recordings=args.recordings)

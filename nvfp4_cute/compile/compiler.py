@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 
 from nvfp4_cute import private_api
-from nvfp4_cute.compile.cubin import KernelResources, read_resources
 from nvfp4_cute.compile.host_code import pass_maps_in_place
+from nvfp4_cute.emulator.cubin import KernelResources, read_resources
 from nvfp4_cute.emulator.fronts.launch_shim import active_emulators, prepare_cutlass, shim_is_built
 
 

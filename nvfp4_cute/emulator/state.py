@@ -15,6 +15,7 @@ import numpy as np
 
 from nvfp4_cute.emulator.addresses import OFFSET_MASK, RANK_SHIFT
 from nvfp4_cute.emulator.banks import BankUse
+from nvfp4_cute.emulator.cubin import MachineCode
 from nvfp4_cute.emulator.faults import MbarrierFault
 from nvfp4_cute.emulator.lanes import (
     ALL_LANES,
@@ -36,6 +37,8 @@ from nvfp4_cute.emulator.specials import cta_specials, fill_constants
 from nvfp4_cute.errors import EmulatorError
 
 SM_SHARED, RESERVED_SHARED = 228 * 1024, 1024
+SM_QUARTERS, QUARTER_REGISTERS = 4, 16384
+"""Of an SM; of 32 bits, given to whole warps, eight for every thread at a time."""
 """Bytes of shared memory of an SM, and what it keeps for itself of each CTA's."""
 
 
@@ -157,6 +160,7 @@ class Launch:
     Attributes:
         cooperative: all its CTAs run at the same time.  programmatic: it may start before the one before it has ended
             (the attribute of programmatic stream serialisation).
+        machine_code: what the assembler made of it, if that is known.
     """
 
     code: Executable
@@ -168,6 +172,7 @@ class Launch:
     explicit_cluster: bool = False
     cooperative: bool = False
     programmatic: bool = False
+    machine_code: MachineCode | None = None
 
     @property
     def shared_bytes(self) -> int:
@@ -180,9 +185,13 @@ class Launch:
         return self.block[0] * self.block[1] * self.block[2]
 
     def resident_ctas(self, sm_count: int) -> int:
-        """CTAs that a device holds at a time: by threads (2048 an SM), shared memory (228 KiB), and 32 CTAs an SM."""
+        """CTAs that a device holds at a time: by threads (2048 an SM), registers, shared memory (228 KiB), and 32 CTAs an SM."""
         shared = self.shared_bytes + RESERVED_SHARED
-        return sm_count * max(1, min(32, 2048 // self.threads, SM_SHARED // shared))
+        most = min(32, 2048 // self.threads, SM_SHARED // shared)
+        if self.machine_code is not None:
+            of_warp = 32 * (-(-self.machine_code.registers // 8) * 8)
+            most = min(most, SM_QUARTERS * (QUARTER_REGISTERS // of_warp) // -(-self.threads // 32))
+        return sm_count * max(1, most)
 
 
 class Warp:

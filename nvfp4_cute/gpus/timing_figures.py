@@ -61,6 +61,28 @@ HOPPER: Figures = {
     "allocate": (0, "no tcgen05"),
 }
 
+H100_PROBE = "bench/probes/h100_probe.py on an H100 (1.98 GHz, driver 580.159)"
+PROVED = "bench/results/prove-h100_sxm.json"
+
+H100: Figures = {
+    **HOPPER,
+    "l2_bandwidth": (3860, f"{PROVED}: bulk reads of 16 MiB that L2 holds, all SMs"),
+    "l2_write_bandwidth": (
+        1950,
+        f"{H100_PROBE}: kernels whose CTAs store 64 KB, less those that store 128 bytes",
+    ),
+    "store_latency": (680, f"{H100_PROBE}: a store and the GPU's fence, 704"),
+    "cta_start": (305, f"{PROVED}: empty kernels of 1 and 17 waves"),
+    "descriptor_latency": (
+        900,
+        f"{H100_PROBE}: an empty kernel with two tensor maps after a flush over one without, 0.41 us; H200's",
+    ),
+    "cluster_barrier": (
+        1230,
+        f"{H100_PROBE}: 66 clusters of two CTAs with 12 warps each; one with a warp each takes 775",
+    ),
+}
+
 BLACKWELL: Figures = {
     **{name: (value, LIKE_H200) for name, (value, _) in HOPPER.items()},
     "l2_bandwidth": (9700, f"18 to 20.5 TB/s of hits, {QUICKRUN}"),
@@ -100,17 +122,23 @@ DESKTOP: Figures = {
 }
 
 LAUNCH_US = {
+    "H100 SXM": (
+        3.33,
+        f"{H100_PROBE}: a kernel of 1.4 us between CUDA events, less what an empty interval takes beyond the H200's",
+    ),
     "H200": (2.75, f"{PROBE}: empty kernel between CUDA events"),
     "": (2.75, f"H200's, between CUDA events; {QUICKRUN} says about 2 us"),
 }
-NEXT_LAUNCH_US = {
-    "sm_90a": (
-        0.86,
-        "bench/probes/h200_launch_probe.txt: a kernel that does nothing in front of another in a graph, with and without "
-        "programmatic launch",
+NEXT_LAUNCH = "bench/probes/h200_launch_probe.txt: a kernel that does nothing in front of another in a graph, with and without"
+NEXT_US = {
+    "H100 SXM": (
+        (1.12, 0.70, 0.48),
+        f"{H100_PROBE}: clocks of two launches in a graph, with and without programmatic launch",
     ),
-    "": (0.67, f"10 empty kernels in a graph less one, {QUICKRUN}"),
+    "sm_90a": ((0.86, 0.86, 0.86), f"{NEXT_LAUNCH} programmatic launch"),
+    "": ((0.67, 0.67, 0.67), f"10 empty kernels in a graph less one, {QUICKRUN}"),
 }
+"""us: `next_launch`, `next_programmatic`, `released` of ``Constants``."""
 MODEL_ERROR = (
     "Modelled, not measured. On 43 launches measured on an H200 the model's median error is 7 %, the worst 31 % "
     "(32 groups in list form); 42 calls on an H100, predicted first, were modelled 24 % too fast (median), in part by a wrong "
@@ -122,9 +150,16 @@ CLOCK = {
         1.70e9,
         f"{PROBE}: all SMs run wgmma on random data (1.80 GHz on zeros; 1.98 GHz without wgmma)",
     ),
-    "H100 SXM": (1.70e9, "the H200's: the same die and power limit"),
+    "H100 SXM": (
+        1.64e9,
+        f"{H100_PROBE}: all SMs run wgmma on random data for 20 us behind a flush of L2 (1.54 in the first 5, 1.70 later)",
+    ),
     "B200": (1.90e9, "1.84 to 1.965 GHz under load, public microbenchmarks: their mean"),
 }
+FREE_CLOCK = {
+    "H100 SXM": (1.92e9, f"{H100_PROBE}: all SMs decode, or stream 64 MB, for 20 us behind a flush of L2"),
+}
+"""Of launches without wgmma, where it was measured; else they have the other."""
 MEASURED_AT = 1.98e9
 """Clock at which the probe counted cycles of L2 and memory, whose speeds do not follow the SM clock."""
 
@@ -138,7 +173,10 @@ MEMORY_LATENCIES = (
 )
 MEMORY_BANDWIDTHS = ("l2_bandwidth", "l2_look_ups", "l2_write_bandwidth")
 
-TILES = 0.94
+TILES = {
+    "H100 SXM": (0.92, f"{H100_PROBE}: boxes of 128 rows walked along K, 2.90 TB/s"),
+    "": (0.94, f"{PROBE}, tiles of 128 rows walked along K"),
+}
 """Share of the best streaming rate that GEMM-like reads of device memory reach."""
 
 GPCS = {
@@ -148,15 +186,23 @@ GPCS = {
         "8 groups on two dies of 74; how they divide is not published",
     ),
 }
-_BY_ARCH = {"sm_90a": HOPPER, "sm_120a": DESKTOP, "sm_121a": DESKTOP}
+_FIGURES = {"H100 SXM": H100, "sm_90a": HOPPER, "sm_120a": DESKTOP, "sm_121a": DESKTOP}
 
 
-def constants_of(target: Target) -> Constants:
-    """The timing model's numbers for a GPU. Figures that nobody has published are taken over from the H200, and say so."""
-    figures = _BY_ARCH.get(target.arch, BLACKWELL)
+def constants_of(target: Target, *, multiplies: bool = True) -> Constants:
+    """The timing model's numbers for a GPU. Figures that nobody has published are taken over from the H200, and say so.
+
+    Args:
+        target: the GPU.
+        multiplies: whether launches run wgmma, which lowers an H100's clock.
+    """
+    figures = _FIGURES.get(target.name, _FIGURES.get(target.arch, BLACKWELL))
     clock, clock_source = CLOCK.get(target.name, (target.boost_clock_hz, "targets: boost clock"))
+    if not multiplies:
+        clock, clock_source = FREE_CLOCK.get(target.name, (clock, clock_source))
     launch_us, launch_source = LAUNCH_US.get(target.name, LAUNCH_US[""])
-    next_us, next_source = NEXT_LAUNCH_US.get(target.arch, NEXT_LAUNCH_US[""])
+    next_us, next_source = NEXT_US.get(target.name, NEXT_US.get(target.arch, NEXT_US[""]))
+    tiles, tiles_source = TILES.get(target.name, TILES[""])
     gpcs, gpc_source = GPCS.get(target.name, (_even(target.num_sms), "not published: groups of 18 or less"))
     bandwidth, hbm_source = target.reached_bandwidth_bytes_per_s, "the highest measured (targets)"
     if bandwidth is None:
@@ -164,15 +210,15 @@ def constants_of(target: Target) -> Constants:
     sources = {name: source for name, (_, source) in figures.items()}
     sources |= {
         "launch": launch_source,
-        "next_launch": next_source,
+        **dict.fromkeys(("next_launch", "next_programmatic", "released"), next_source),
         "gpcs": gpc_source,
         "clock_hz": clock_source,
-        "hbm_bandwidth": f"{hbm_source}, times {TILES}: {PROBE}, tiles of 128 rows walked along K",
+        "hbm_bandwidth": f"{hbm_source}, times {tiles}: {tiles_source}",
         "hbm_peak": hbm_source,
         **dict.fromkeys(("num_sms", "l2_bytes", "matrix_rates"), "targets"),
     }
     values = {name: float(value) for name, (value, _) in figures.items()}
-    slower = clock / MEASURED_AT if figures is HOPPER else 1.0
+    slower = clock / MEASURED_AT if target.arch == "sm_90a" else 1.0
     values |= {name: values[name] * slower for name in MEMORY_LATENCIES}
     values |= {name: values[name] / slower for name in MEMORY_BANDWIDTHS}
     return Constants(
@@ -181,11 +227,13 @@ def constants_of(target: Target) -> Constants:
         num_sms=target.num_sms,
         clock_hz=clock,
         gpcs=gpcs,
-        hbm_bandwidth=TILES * bandwidth / clock,
+        hbm_bandwidth=tiles * bandwidth / clock,
         hbm_peak=bandwidth / clock,
         l2_bytes=target.l2_bytes,
         launch=launch_us * 1e-6 * clock,
-        next_launch=next_us * 1e-6 * clock,
+        next_launch=next_us[0] * 1e-6 * clock,
+        next_programmatic=next_us[1] * 1e-6 * clock,
+        released=next_us[2] * 1e-6 * clock,
         matrix_rates=MappingProxyType({name: float(rate) for name, rate in target.rates.items()}),
         sources=MappingProxyType(sources),
         **values,

@@ -1,9 +1,10 @@
 """Modelled times of kernels on a GPU that need not be there: their launches, recorded on the emulator and replayed."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from nvfp4_cute.backends import emulator
+from nvfp4_cute.emulator.record.events import LaunchTrace
 from nvfp4_cute.emulator.record.representatives import LaunchWork, NotAlike
 from nvfp4_cute.gpus.targets import B200, Target
 from nvfp4_cute.gpus.timing_figures import constants_of
@@ -75,6 +76,21 @@ def modelled_chain(
         EmulatorError: a kernel broke a rule of the machine. UnsupportedTarget: there is no kernel for the GPU.
         ValueError: the call launches nothing.
     """
+    return modelled_launches(recorded_chain(call, target, progress), target, timeline=timeline)
+
+
+def modelled_launches(
+    traces: Sequence[LaunchTrace], target: Target, *, timeline: bool = False
+) -> ChainTiming:
+    """Model the time of launches that were recorded: see `modelled_chain`."""
+    constants = constants_of(target, multiplies=any(trace.multiplies for trace in traces))
+    return replay_chain(constants, traces, timeline=timeline)
+
+
+def recorded_chain(
+    call: Callable[[str], object], target: Target, progress: Callable[[int, int], None] | None = None
+) -> list[LaunchTrace]:
+    """What `modelled_chain` replays: the traces of all launches of a call. Raises as it does."""
     chain = Chain()
     try:
         with emulator.observe(progress, timing=True, work_of=_work_of, chain=chain):
@@ -85,7 +101,7 @@ def modelled_chain(
             call(f"emulator:{target.name}")
     if not chain.traces:
         raise ValueError("the call launches nothing whose time could be modelled")
-    return replay_chain(constants_of(target), chain.traces, timeline=timeline)
+    return chain.traces
 
 
 def _work_of(task: Task, launch: Launch, arch: str) -> list[LaunchWork | None]:

@@ -138,7 +138,7 @@ def _grid_wait(sim: Simulation, warp: Warp, time: float) -> float | None:
     if before is None:
         return time
     if before.ended is not None:
-        return sim.wait(warp, time, before.ended + sim.constants.next_launch, "launch before")
+        return sim.wait(warp, time, before.ended + sim.constants.released, "launch before")
     before.waiters.append((warp, time))
     return None
 

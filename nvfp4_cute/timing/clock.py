@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from nvfp4_cute.emulator.cubin import MachineCode
 from nvfp4_cute.emulator.fronts.driver import launch_of
 from nvfp4_cute.emulator.machine import Machine
 from nvfp4_cute.emulator.ptx import Program
@@ -73,20 +74,59 @@ def time_ptx(
     *,
     cluster: int | Sequence[int] = 1,
     smem_bytes: int = 0,
+    machine_code: MachineCode | None = None,
     with_data: bool = False,
     timeline: bool = False,
 ) -> Timing:
     """Model the time of one kernel of a PTX text on a GPU.
 
     Args:
-        constants: of the GPU.  ptx ... smem_bytes: as `emulator.fronts.driver.run_ptx` takes them.
+        constants: of the GPU.  ptx ... machine_code: as `record_ptx` takes them.
         with_data, timeline: as of a `Clock`.
 
     Raises:
         EmulatorError: the text, the arguments, or the kernel's behaviour is not acceptable.
     """
-    machine = Machine(constants.num_sms)
+    trace = record_ptx(
+        constants.num_sms,
+        ptx,
+        entry,
+        grid,
+        block,
+        args,
+        cluster=cluster,
+        smem_bytes=smem_bytes,
+        machine_code=machine_code,
+        with_data=with_data,
+    )
+    return replay(constants, trace, timeline=timeline)
+
+
+def record_ptx(
+    num_sms: int,
+    ptx: str | Program,
+    entry: str | None = None,
+    grid: int | Sequence[int] = 1,
+    block: int | Sequence[int] = 32,
+    args: Sequence[Any] = (),
+    *,
+    cluster: int | Sequence[int] = 1,
+    smem_bytes: int = 0,
+    machine_code: MachineCode | None = None,
+    with_data: bool = False,
+) -> LaunchTrace:
+    """What `time_ptx` replays.
+
+    Args:
+        num_sms: of the GPU.  ptx ... smem_bytes: as `emulator.fronts.driver.run_ptx` takes them.
+        machine_code: what the assembler made of it, if that is known.
+        with_data: as of a `Clock`.
+
+    Raises:
+        EmulatorError: as of `time_ptx`.
+    """
+    machine = Machine(num_sms)
     recorder = machine.recorder = Recorder(with_data=with_data)
-    launch = launch_of(machine, ptx, entry, grid, block, args, cluster, smem_bytes, True)
+    launch = launch_of(machine, ptx, entry, grid, block, args, cluster, smem_bytes, True, machine_code)
     machine.run(launch)
-    return replay(constants, recorder.take(launch), timeline=timeline)
+    return recorder.take(launch)

@@ -37,12 +37,14 @@ class Constants:
         descriptor_latency: first use of a tensor map by an SM.
         store_latency: of a store, until its completion is known.
         launch: what an empty kernel takes, as CUDA events measure it; half of it before the first instruction.
-        next_launch: in a graph, from the end of a launch to the first instruction of the next, or past its griddepcontrol.wait.
+        next_launch: in a graph, from the end of a launch to the first instruction of the next.
+        next_programmatic: from when a launch lets a programmatic one start to that one's first instruction.
+        released: from the end of a launch until the next one is past its griddepcontrol.wait.
         cta_start: from the exit of a CTA to the first instruction of the next in its place.
         fetch: what an instruction costs more the first time that an SM executes it.
         wait_ready: an mbarrier wait that need not wait.  wake: from the end of a phase to the waiting warp's next step.
         arrive_remote: of an arrival in another CTA.  exchange_bandwidth: of an SM, to other CTAs of the cluster.
-        cluster_barrier: from the last arrival to the next step.
+        cluster_barrier: from the last arrival to the next step, with the fence that the assembler puts in front of an arrival.
         barrier_base / barrier_per_warp: of a named barrier, likewise.
         commit_latency: from the end of the last tcgen05.mma to its arrival.
         tensor_load_latency: of tcgen05.ld.  tensor_copy_bandwidth: of tcgen05.cp.  allocate: tcgen05.alloc.
@@ -78,6 +80,8 @@ class Constants:
     store_latency: float
     launch: float
     next_launch: float
+    next_programmatic: float
+    released: float
     cta_start: float
     fetch: float
     wait_ready: float

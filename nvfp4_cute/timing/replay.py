@@ -121,7 +121,8 @@ class Replay(Simulation):
         following = self._after(grid)
         if following is not None and not following.is_due:
             following.is_due = True
-            time = self.now + self.constants.next_launch
+            c = self.constants
+            time = self.now + (c.next_programmatic if following.trace.programmatic else c.next_launch)
             self.at(time, self._begin, following, time)
 
     def _end_what_was_begun(self) -> None:
@@ -161,7 +162,7 @@ class Replay(Simulation):
             grid.ended = self.now
             self.memory.settle(grid.trace.writable, self.now)
             self._timings.append(self._timing_of(grid))
-            resumed = self.now + self.constants.next_launch
+            resumed = self.now + self.constants.released
             for warp, since in grid.waiters:
                 self.stall(warp, since, resumed, "launch before")
                 self.at(resumed, self.advance, warp, resumed)

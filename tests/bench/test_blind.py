@@ -7,7 +7,7 @@ import torch
 
 from nvfp4_cute import cli
 from nvfp4_cute.bench import blind, provenance, triton_matmul
-from nvfp4_cute.bench.blind import Case
+from nvfp4_cute.bench.blind_calls import BY_NAME, MAKERS, SETS, Case
 from nvfp4_cute.gpus.targets import H100_SXM, detect
 
 SMALL = {
@@ -25,10 +25,9 @@ SMALL = {
 
 
 def test_at_least_forty_calls_each_of_its_own():
-    names = [case.name for case in blind.CASES]
-    assert len(set(names)) == len(names) >= 40 and {case.kind for case in blind.CASES} == set(SMALL) == set(
-        blind.MAKERS
-    )
+    assert len(BY_NAME) == sum(map(len, SETS.values())) and set(SETS) == set(triton_matmul.SIZES)
+    for cases in SETS.values():
+        assert len(cases) >= 40 and {case.kind for case in cases} == set(SMALL) == set(MAKERS)
 
 
 @pytest.mark.parametrize("kind", SMALL)
@@ -39,11 +38,14 @@ def test_every_kind_of_call_runs(kind):
 def test_predictions_are_kept_with_their_sources(tmp_path, monkeypatch, capsys):
     path, asked = tmp_path / "p.json", []
     monkeypatch.setattr(triton_matmul, "is_there", lambda: False)
-    answer = lambda name, target_name: asked.append(name) or ("no kernel" if "gemv" in name else (2.0, 1))
+    answer = lambda name, target_name, recordings: (
+        asked.append(name) or ("no kernel" if "gemv" in name else (2.0, 1))
+    )
     monkeypatch.setattr(blind, "prediction", answer)
     cases = [Case("gemm", (8, 128, 128)), Case("gemv", (128, 128, 2))]
+    monkeypatch.setitem(SETS, "few", cases)
     for _ in range(2):
-        assert blind.predict(path, H100_SXM, jobs=1, cases=cases) == 0
+        assert blind.predict(path, H100_SXM, jobs=1, calls="few") == 0
     found = json.loads(path.read_text())
     assert asked == [case.name for case in cases]
     assert found["us"] == {"gemm 8 x 128 x 128": 2.0} and found["missing"] == {
@@ -53,7 +55,20 @@ def test_predictions_are_kept_with_their_sources(tmp_path, monkeypatch, capsys):
     assert "- gemv 128 x 128 x 2: no kernel" in capsys.readouterr().out
     monkeypatch.setattr(provenance, "digest", lambda: "other")
     with pytest.raises(ValueError, match="not for H100 SXM by other; name a new file"):
-        blind.predict(path, H100_SXM, jobs=1, cases=cases)
+        blind.predict(path, H100_SXM, jobs=1, calls="few")
+
+
+def test_recordings_are_kept_until_other_sources_than_the_model_of_time_change(tmp_path, monkeypatch):
+    case, made = Case("quantize", (4, 128)), []
+    monkeypatch.setitem(BY_NAME, case.name, case)
+    record = blind.recorded_chain
+    monkeypatch.setattr(blind, "recorded_chain", lambda *given: made.append(given) or record(*given))
+    (first,), (second,) = (blind.recorded(case.name, H100_SXM, tmp_path) for _ in range(2))
+    assert first == second and len(made) == 1
+    assert blind.prediction(case.name, H100_SXM.name, tmp_path)[1] == 1 and len(made) == 1
+    monkeypatch.setattr(provenance, "digest", lambda without=(): "other")
+    blind.recorded(case.name, H100_SXM, tmp_path)
+    assert len(made) == 2 and len(list(tmp_path.iterdir())) == 2
 
 
 def test_comparison():
@@ -82,21 +97,22 @@ def test_refusals(tmp_path, capsys):
 
 @pytest.mark.slow
 def test_a_prediction_is_the_time_of_all_launches(monkeypatch):
-    monkeypatch.setattr(blind, "CASES", [Case("LinearNVFP4", (4, 128, 128))])
+    case = Case("LinearNVFP4", (4, 128, 128))
+    monkeypatch.setitem(BY_NAME, case.name, case)
     us, launches = blind.prediction("LinearNVFP4 4 x 128 x 128", "H100 SXM")
     assert launches == 2 and us > 4
 
 
 @pytest.mark.gpu("sm_90a")
 def test_gpu_measures_what_was_predicted():
-    us = blind.measure(blind.CASES[0].name)
+    us = blind.measure(SETS["first"][0].name)
     assert isinstance(us, float) and us > 1
 
 
 def test_what_cannot_be_measured_says_why():
     if torch.cuda.is_available():
         pytest.skip("there is a GPU")
-    assert isinstance(blind.measure(blind.CASES[0].name), str)
+    assert isinstance(blind.measure(SETS["first"][0].name), str)
 
 
 @pytest.mark.parametrize(

@@ -80,6 +80,17 @@ def test_addresses_move_with_the_tile_that_they_belong_to():
     assert other.warps[0][2] is computing
 
 
+def test_lines_that_threads_read_move_with_the_tile_that_begins_last_before_them():
+    launch = work((tile(0), tile(2)), (tile(8), tile(3)))
+    read = lambda *places: (Op.READ, 1, tuple((INPUT + place, 128) for place in places))
+    trace = ClusterTrace(
+        (0, 0, 0), [[[read(256, 65536), read(2 * 65536, 3 * 65536 - 128), (Op.READ, 2, ((77, 32),))]]]
+    )
+    (events,) = moved(trace, launch, 0, 1).warps[0]
+    assert events[:2] == [read(8 * 65536 + 256, 9 * 65536), read(3 * 65536, 4 * 65536 - 128)]
+    assert events[2] == (Op.READ, 2, ((77, 32),)), "no input's address stays"
+
+
 def test_ctas_that_share_the_steps_of_a_tile_load_as_often_as_they_have_steps():
     """5 steps of two CTAs: 2 and 3; 1 of the next tile: the first CTA loads nothing of use, once."""
     launch = replace(

@@ -66,6 +66,28 @@ def test_a_programmatic_launch_overlaps_until_it_waits():
     assert serial == pytest.approx(ended + B200.next_launch + 2500 + B200.launch / 2)
 
 
+def test_a_programmatic_launch_has_gaps_of_its_own():
+    quick = replace(B200, next_programmatic=100.0, released=50.0)
+    waits = launch(sleep(2000), WAIT, programmatic=True)
+    assert replay_chain(quick, [launch(TRIGGER, sleep(9000)), waits]).cycles == pytest.approx(
+        quick.launch + 9050
+    )
+    assert replay_chain(quick, [launch(sleep(9000)), waits]).cycles == pytest.approx(quick.launch + 11100)
+    plain = replace(waits, programmatic=False)
+    assert replay_chain(quick, [launch(sleep(9000)), plain]).cycles == pytest.approx(
+        quick.launch + 9000 + quick.next_launch + 2000
+    )
+
+
+def test_a_warp_issues_no_faster_than_its_machine_code_says():
+    computes = launch((Op.COMPUTE, 1000.0, 0.0, 0.0, 10.0, 0))
+    cycles = [
+        replay(B200, replace(computes, issue=issue, pace=pace)).cycles - B200.launch
+        for issue, pace in ((1, 1), (2, 1), (1, 3))
+    ]
+    assert cycles == pytest.approx([1000, 2000, 3000])
+
+
 def test_without_a_trigger_the_end_of_the_first_starts_the_second():
     second = launch(sleep(2000), WAIT, programmatic=True)
     cycles = replay_chain(B200, [launch(sleep(9000)), second]).cycles

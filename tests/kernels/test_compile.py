@@ -7,9 +7,9 @@ import torch
 
 from nvfp4_cute.compile.cache import get_kernel
 from nvfp4_cute.compile.compiler import compile_jit, table_pointer
-from nvfp4_cute.compile.cubin import read_resources
 from nvfp4_cute.compile.host_code import TENSOR_MAP, pass_maps_in_place
 from nvfp4_cute.compile.keys import KernelKey
+from nvfp4_cute.emulator.cubin import read_machine_code, read_resources
 from nvfp4_cute.errors import ConfigError, UnsupportedTarget
 from nvfp4_cute.planning.arch import base, sm100
 from nvfp4_cute.planning.config import KernelConfig
@@ -161,3 +161,9 @@ def test_a_refused_config_says_why():
 def test_what_is_no_cubin_is_refused():
     with pytest.raises(ValueError, match="not an ELF file"):
         read_resources(b"not a cubin")
+
+
+def test_machine_code_by_name():
+    kernel = compiled()
+    (found,) = (made for name, made in read_machine_code(kernel.cubin).items() if name in kernel.ptx)
+    assert found.registers == kernel.resources.registers and found.stalls >= found.instructions > 100

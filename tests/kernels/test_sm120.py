@@ -11,8 +11,8 @@ from oracle import assert_bitwise_equal
 from nvfp4_cute import KernelConfig
 from nvfp4_cute.backends.emulator import observe
 from nvfp4_cute.compile.cache import get_kernel
-from nvfp4_cute.compile.cubin import read_opcodes
 from nvfp4_cute.compile.keys import KernelKey
+from nvfp4_cute.emulator.cubin import read_opcodes
 from nvfp4_cute.gpus import verdicts
 from nvfp4_cute.gpus.targets import RTX_PRO_6000
 from nvfp4_cute.model.modelled import modelled_times

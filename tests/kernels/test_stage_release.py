@@ -8,8 +8,8 @@ from stage_release import unfinished_reads
 
 from nvfp4_cute import KernelConfig
 from nvfp4_cute.compile.cache import get_kernel
-from nvfp4_cute.compile.cubin import read_instructions
 from nvfp4_cute.compile.keys import KernelKey
+from nvfp4_cute.emulator.cubin import read_instructions
 from nvfp4_cute.planning.arch import sm90, sm100, sm120
 
 FAMILIES = {"sm_90a": sm90, "sm_100a": sm100, "sm_120a": sm120}

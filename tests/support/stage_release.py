@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
-from nvfp4_cute.compile.cubin import read_branch_targets, read_instructions
+from nvfp4_cute.emulator.cubin import read_branch_targets, read_instructions
 
 READS = {0x984: "LDS", 0x83B: "LDSM", 0x9EE: "LDTM"}
 SYNCS_EXCH, SYNCS_PHASECHK, SYNCS_ARRIVE = 0x5B2, 0x5A7, 0x9A7

@@ -12,6 +12,7 @@ import numpy as np
 from nvfp4_cute.emulator.check.ledger import Hazard
 from nvfp4_cute.emulator.code import Code
 from nvfp4_cute.emulator.compiled import compiled
+from nvfp4_cute.emulator.cubin import ELF, MachineCode, read_machine_code
 from nvfp4_cute.emulator.fronts.launch_shim import active_emulators, shim_path
 from nvfp4_cute.emulator.machine import Machine
 from nvfp4_cute.emulator.ptx import KEPT, Entry, Program, parse
@@ -119,8 +120,12 @@ def launch_of(
     cluster: int | Sequence[int],
     smem_bytes: int,
     checked: bool,
+    machine_code: MachineCode | None = None,
 ) -> Launch:
-    """A launch from PTX and arguments, compiled as the machine needs it; registers the arrays if `checked`."""
+    """A launch from PTX and arguments, compiled as the machine needs it; registers the arrays if `checked`.
+
+    `machine_code`: as of a `Launch`.
+    """
     program = parse(ptx) if isinstance(ptx, str) else ptx
     if entry is None:
         if len(program.entries) != 1:
@@ -139,7 +144,7 @@ def launch_of(
     code = _compiled(program, kernel, machine)
     device = Device(ptx_arch(program.target), machine.sm_count)
     check_launch(code, device, dim3(block), dim3(cluster), smem_bytes)
-    return Launch(code, dim3(grid), dim3(block), dim3(cluster), smem_bytes, params)
+    return Launch(code, dim3(grid), dim3(block), dim3(cluster), smem_bytes, params, machine_code=machine_code)
 
 
 _shared_code = lru_cache(KEPT)(compiled)
@@ -317,6 +322,7 @@ class Emulator:
         self._attributes = self.device.attributes()
         self._kernels: dict[str, Program] = {}
         self._modules: list[tuple[bytes, Program]] = []
+        self._machine_code: dict[int, MachineCode] = {}  # by the id of an entry, which its program keeps
         self._code: dict[tuple[int, str], Code] = {}
         self._error: BaseException | None = None
 
@@ -333,8 +339,8 @@ class Emulator:
     def register(self, ptx: str, cubin: bytes | None = None) -> tuple[str, ...]:
         """Make the kernels of a PTX text known. Returns their names.
 
-        `cubin`: what the same compilation made of the text. Modules with kernels of equal names are told apart by it;
-        without it, a name means its newest registration.
+        `cubin`: what the same compilation made of the text. Modules with kernels of equal names are told apart by it, and how
+        many CTAs an SM holds and how fast a warp issues follows from it; without it, a name means its newest registration.
 
         Raises:
             EmulatorError: the text does not parse, or is for another architecture.
@@ -346,6 +352,9 @@ class Emulator:
         self._kernels.update(dict.fromkeys(program.entries, program))
         if cubin:
             self._modules.append((cubin, program))
+            for name, made in read_machine_code(cubin).items() if cubin.startswith(ELF) else ():
+                if name in program.entries:
+                    self._machine_code[id(program.entries[name])] = made
         return tuple(program.entries)
 
     def learn(self, ptx: str, cubin: bytes) -> None:
@@ -430,6 +439,7 @@ class Emulator:
             explicit,
             cooperative=bool(attributes & COOPERATIVE),
             programmatic=bool(attributes & PROGRAMMATIC),
+            machine_code=self._machine_code.get(id(entry)),
         )
 
     def _find_code(self, name: str, image: bytes) -> Code:

@@ -94,6 +94,8 @@ class LaunchTrace:
         writable: memory that it may write: (address on the device, bytes) of each tensor.
         middle: of a launch whose clusters are there for their first tiles, the same of as many tiles in the middle.
         before: pieces that a `middle`'s clusters have loaded by then, in the order in which they do.
+        issue, pace: machine instructions of the kernel for an issue slot of its PTX, and cycles that a warp takes at least for
+            one; 1 where the machine code is not known.
     """
 
     kernel: str
@@ -103,3 +105,15 @@ class LaunchTrace:
     writable: tuple[Piece, ...] = ()
     middle: "LaunchTrace | None" = None
     before: tuple[Piece, ...] = ()
+    issue: float = 1.0
+    pace: float = 1.0
+
+    @property
+    def multiplies(self) -> bool:
+        """Whether its first cluster runs wgmma."""
+        events = (
+            (event for cta in self.clusters[0].warps for warp in cta for event in warp)
+            if self.clusters
+            else ()
+        )
+        return any(event[0] is Op.WGMMA for event in events)

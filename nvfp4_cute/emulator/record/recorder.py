@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from nvfp4_cute.emulator.memory import GlobalMemory
 from nvfp4_cute.emulator.modes import Engine
+from nvfp4_cute.emulator.record.costs import inst_cost
 from nvfp4_cute.emulator.record.effects import EFFECTS
 from nvfp4_cute.emulator.record.events import (
     ClusterTrace,
@@ -103,6 +104,10 @@ class Recorder(Notes):
         trace = LaunchTrace(
             launch.code.entry.name, launch.resident_ctas(1), clusters, launch.programmatic, self._writable
         )
+        made = launch.machine_code
+        if made is not None:
+            slots = sum(inst_cost(inst).slots for inst in launch.code.insts)
+            trace = replace(trace, issue=made.instructions / slots, pace=made.stalls / slots)
         if middle is not None:
             trace.middle = replace(trace, clusters=middle[0], before=middle[1])
         return trace

@@ -207,6 +207,9 @@ class _Mover:
     ):
         self._work, self._source, self._target, self._share = work, source, target, share
         self._starts = [address for address, _, _ in work.inputs]
+        self._order: dict[
+            int, tuple[list[int], list[int]]
+        ] = {}  # input -> where tiles begin in it, and which
 
     def _steps(self, tile: TileWork, rank: int) -> int:
         """Of a tile's main loop, what CTA ``rank`` of the cluster has."""
@@ -235,8 +238,8 @@ class _Mover:
                 pieces = self._inputs(event[1], tile_of_load[load])
                 load += 1
                 event = (Op.LOAD, pieces, *event[2:])
-            elif event[0] is Op.READ and len(self._source) == 1:
-                event = (Op.READ, event[1], self._inputs(event[2], 0))
+            elif event[0] is Op.READ:
+                event = (Op.READ, event[1], self._lines(event[2]))
             elif event[0] is Op.PREFETCH:
                 event = (Op.PREFETCH, self._inputs(event[1], tile_of_load[load - 1]), *event[2:])
             elif event[0] is Op.STORE or event[0] is Op.WRITE:
@@ -265,16 +268,40 @@ class _Mover:
         source, target = self._source[tile].inputs, self._target[tile].inputs
         result = []
         for address, nbytes in pieces:
-            index = bisect_right(self._starts, address) - 1
-            start, size, which = self._work.inputs[index]
-            shift = target[which] - source[which] if index >= 0 and address < start + size else 0
+            which = self._input_of(address)
+            shift = 0 if which is None else target[which] - source[which]
             result.append((address + shift, nbytes))
         return tuple(result)
 
+    def _lines(self, pieces: tuple[Piece, ...]) -> tuple[Piece, ...]:
+        """Lines that threads read, each of the tile that begins last before it."""
+        result = []
+        for address, nbytes in pieces:
+            which = self._input_of(address) if self._source else None
+            if which is not None:
+                tile = self._tile_of_line(which, address)
+                address += self._target[tile].inputs[which] - self._source[tile].inputs[which]
+            result.append((address, nbytes))
+        return tuple(result)
+
+    def _tile_of_line(self, which: int, address: int) -> int:
+        if which not in self._order:
+            begins = sorted((tile.inputs[which], number) for number, tile in enumerate(self._source))
+            self._order[which] = [begin for begin, _ in begins], [number for _, number in begins]
+        starts, numbers = self._order[which]
+        return numbers[max(0, bisect_right(starts, address + LINE - 1) - 1)]
+
+    def _input_of(self, address: int) -> int | None:
+        """The tensor that an address is in."""
+        index = bisect_right(self._starts, address) - 1
+        if index < 0:
+            return None
+        start, size, which = self._work.inputs[index]
+        return which if address < start + size else None
+
     def _is_input(self, pieces: tuple[Piece, ...]) -> bool:
         """Whether the first piece is of a tensor among the inputs."""
-        index = bisect_right(self._starts, pieces[0][0]) - 1 if pieces else -1
-        return index >= 0 and pieces[0][0] < self._starts[index] + self._work.inputs[index][1]
+        return bool(pieces) and self._input_of(pieces[0][0]) is not None
 
     def _tile_of_result(self, pieces: tuple[Piece, ...], first: int) -> int:
         """The tile that a warp stores, which does them in order."""

@@ -1,16 +1,22 @@
 """Resources of a compiled kernel, read from its cubin: registers, stack and shared memory, without CUDA's own tools.
 
 Format: 64-bit ELF; the section ``.nv.info`` holds attribute records (format byte, attribute byte, 16-bit size, payload)
-as printed by ``cuobjdump -elf``; the payload of the two attributes used here is (symbol index, value), 32 bits each.
+as printed by ``cuobjdump -elf``; the payload of the two attributes used here is (symbol index, value), 32 bits each. The
+sections ``.symtab`` and ``.strtab`` name the symbols.
 """
 
 import struct
 from dataclasses import dataclass
 
+ELF = b"\x7fELF"
+"""What a cubin begins with."""
 _EIATTR_FRAME_SIZE = 0x11
 _EIATTR_REGCOUNT = 0x2F
 _EIATTR_INDIRECT_BRANCH_TARGETS = 0x34
 _FORMAT_SIZED_VALUE = 4
+_SYMBOL_BYTES = 24
+_STALL_BIT = 41
+"""Of an instruction's upper 64 bits: the first of four that say how many cycles its warp waits before it issues the next one."""
 
 
 @dataclass(frozen=True)
@@ -28,6 +34,21 @@ class KernelResources:
     code_bytes: int
 
 
+@dataclass(frozen=True)
+class MachineCode:
+    """What the assembler made of one kernel.
+
+    Attributes:
+        registers: 32-bit registers a thread.
+        instructions: that it has, without the padding at its end.
+        stalls: cycles that they keep a warp from issuing the next one, after what its control word says.
+    """
+
+    registers: int
+    instructions: int
+    stalls: int
+
+
 def read_resources(cubin: bytes) -> KernelResources:
     """Resources of the kernels in ``cubin``. Raises ValueError where it is not a cubin."""
     sections = _sections(cubin)
@@ -39,6 +60,22 @@ def read_resources(cubin: bytes) -> KernelResources:
                 if attribute in values:
                     values[attribute] = max(values[attribute], struct.unpack("<II", payload)[1])
     return KernelResources(values[_EIATTR_REGCOUNT], values[_EIATTR_FRAME_SIZE], sum(map(len, code)))
+
+
+def read_machine_code(cubin: bytes) -> dict[str, MachineCode]:
+    """Every kernel in ``cubin`` by name. Raises ValueError where it is not a cubin."""
+    sections = dict(_sections(cubin))
+    symbols, names = sections.get(".symtab", b""), sections.get(".strtab", b"")
+    found = {}
+    for attribute, payload in _attributes(sections.get(".nv.info", b"")):
+        if attribute == _EIATTR_REGCOUNT:
+            symbol, registers = struct.unpack("<II", payload)
+            (start,) = struct.unpack_from("<I", symbols, symbol * _SYMBOL_BYTES)
+            name = names[start : names.index(b"\0", start)].decode()
+            words = [high for _, high in struct.iter_unpack("<QQ", sections.get(f".text.{name}", b""))]
+            stalls = [word >> _STALL_BIT & 15 for word in words]
+            found[name] = MachineCode(registers, sum(1 for stall in stalls if stall), sum(stalls))
+    return found
 
 
 def read_opcodes(cubin: bytes) -> list[int]:
@@ -85,7 +122,7 @@ def _code(sections: list[tuple[str, bytes]], kernel: str = "") -> list[bytes]:
 
 
 def _sections(elf: bytes) -> list[tuple[str, bytes]]:
-    if elf[:4] != b"\x7fELF":
+    if not elf.startswith(ELF):
         raise ValueError("not an ELF file")
     (table,) = struct.unpack_from("<Q", elf, 0x28)
     entry_size, count, names_idx = struct.unpack_from("<HHH", elf, 0x3A)
