@@ -115,25 +115,17 @@ def test_bits_do_not_depend_on_stages_or_ctas(split):
     assert (got[0] - want).abs().max() < 1e-5 * want.abs().max()
 
 
-def check_machine_code(chosen, form="list", out_dtype=torch.bfloat16):
+@SLOW
+@pytest.mark.parametrize("out_dtype", [torch.bfloat16, torch.float32], ids=str)
+@pytest.mark.parametrize("form", ["list", "ragged"])
+@pytest.mark.parametrize("chosen", sm120.candidates(formats=PAIR), ids=lambda chosen: chosen.to_name())
+def test_machine_code(chosen, form, out_dtype):
     """No spills, no calls, and no stage that is released while it is read."""
     kernel = get_kernel(KernelKey("sm_120a", chosen, 1, out_dtype, True, form, **FORMATS).validated())
     assert kernel.resources.stack_bytes == 0
     assert b"__cuda_syscall" not in kernel.cubin
     stages = (kernel.key.config.num_ab_stage,)
     assert not [str(finding) for finding in unfinished_reads(kernel.cubin, stages, "nvfp4_")]
-
-
-def test_machine_code():
-    check_machine_code(config(96))
-
-
-@SLOW
-@pytest.mark.parametrize("out_dtype", [torch.bfloat16, torch.float32], ids=str)
-@pytest.mark.parametrize("form", ["list", "ragged"])
-@pytest.mark.parametrize("chosen", sm120.candidates(formats=PAIR), ids=lambda chosen: chosen.to_name())
-def test_machine_code_of_every_candidate(chosen, form, out_dtype):
-    check_machine_code(chosen, form, out_dtype)
 
 
 def test_every_candidate_can_be_built():

@@ -63,6 +63,7 @@ def test_every_weight_and_any_scale(dtype):
     assert_bitwise_equal(got, (want.float() + 0.0).T.contiguous())
 
 
+@SLOW
 def test_not_a_number_stays_in_its_row_or_column():
     x, w = rows_of(8, 256), weights_of(300, 256)
     w.scale[1, 0], x[5, 200] = torch.nan, torch.inf

@@ -13,6 +13,7 @@ from nvfp4_cute.nn.fp8 import ExpertsFP8, LinearFP8, has_fp8_products
 from nvfp4_cute.nn.rounded import RoundedInput, rounded
 
 EMULATED = ("emulator:sm_90a", "emulator:sm_120a", "emulator:sm_100a")
+BACKENDS = ("reference", EMULATED[0], *(pytest.param(e, marks=pytest.mark.slow) for e in EMULATED[1:]))
 SCHEME = Scheme("fp8", "fp8_128x128", "fp8_1x128")
 
 
@@ -30,7 +31,7 @@ def rows(*shape):
     return torch.randn(shape, generator=torch.Generator().manual_seed(9)).bfloat16()
 
 
-@pytest.mark.parametrize("backend", ["reference", *EMULATED])
+@pytest.mark.parametrize("backend", BACKENDS)
 def test_a_linear_layer_multiplies_rounded_rows(backend):
     w, bias, x = weights(200, 256), torch.randn(200).bfloat16(), rows(3, 7, 256)
     layer = LinearFP8(w, bias, backend=backend)
@@ -103,9 +104,7 @@ def expected(w13, w2, x, ids, factors, has_gate=True):
     return y.bfloat16()
 
 
-@pytest.mark.parametrize(
-    "backend", ["reference", EMULATED[0], *(pytest.param(e, marks=pytest.mark.slow) for e in EMULATED[1:])]
-)
+@pytest.mark.parametrize("backend", BACKENDS)
 def test_experts(backend):
     """Bits of the layer are those of each token by itself; an expert without rows, and choices that are none."""
     w13, w2, x = weights(4, 512, 128), weights(4, 128, 256, seed=1), rows(5, 128)
