@@ -11,10 +11,14 @@ recipe               elements                        format
 ``BlockWise1x16``    float4_e2m1fn_x2                NVFP4; with ``TensorWise`` as second recipe, a global scale as well
 ``BlockWise1x32``    float4_e2m1fn_x2                MXFP4
 ``BlockWise1x32``    float8_e4m3fn, float8_e5m2      MXFP8
+``BlockWise1x128``   float8_e4m3fn                   FP8_1x128, of ``mat_a``; then ``mat_b`` is BlockWise128x128
+``BlockWise128x128`` float8_e4m3fn                   FP8_128x128, of ``mat_b``
 ===================  ==============================  =================================================================
 
-Block scales lie in the 128x4 layout, ``SWIZZLE_32_4_4``. CPU tensors take the reference, or the emulator where
-``NVFP4_CUTE_BACKEND`` says so.
+Block scales lie in the 128x4 layout, ``SWIZZLE_32_4_4``. Float32 scales of FP8 lie in rows, ``NO_SWIZZLE``: [M, ceil(K/128)] of
+``mat_a``, and [ceil(K/128), ceil(N/128)] of ``mat_b``, the first extent perhaps padded to a multiple of 4, as torch wants it.
+
+CPU tensors take the reference, or the emulator where ``NVFP4_CUTE_BACKEND`` says so.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -27,7 +31,15 @@ from torch.nn.functional import ScalingType, SwizzleType
 
 from nvfp4_cute import private_api
 from nvfp4_cute.errors import UnsupportedProblem
-from nvfp4_cute.formats.block_format import MXFP4, MXFP8_E4M3, MXFP8_E5M2, NVFP4, BlockFormat
+from nvfp4_cute.formats.block_format import (
+    MXFP4,
+    MXFP8_E4M3,
+    MXFP8_E5M2,
+    NVFP4,
+    BlockFormat,
+    FP8_1x128,
+    FP8_128x128,
+)
 from nvfp4_cute.ops.gemm import gemm
 from nvfp4_cute.ops.grouped_gemm import grouped_gemm
 
@@ -36,6 +48,8 @@ FORMATS: dict[tuple[ScalingType, torch.dtype], BlockFormat] = {
     (ScalingType.BlockWise1x32, torch.float4_e2m1fn_x2): MXFP4,
     (ScalingType.BlockWise1x32, torch.float8_e4m3fn): MXFP8_E4M3,
     (ScalingType.BlockWise1x32, torch.float8_e5m2): MXFP8_E5M2,
+    (ScalingType.BlockWise1x128, torch.float8_e4m3fn): FP8_1x128,
+    (ScalingType.BlockWise128x128, torch.float8_e4m3fn): FP8_128x128,
 }
 """Recipe of the block scales and dtype of the elements -> format: all that is multiplied here."""
 RECIPE_OF_SCALE = {
@@ -43,6 +57,7 @@ RECIPE_OF_SCALE = {
     torch.float8_e8m0fnu: ScalingType.BlockWise1x32,
 }
 """What the dtype of block scales says where the signature names no recipe, as torch has it."""
+FP8_BLOCK = 128
 OUT_DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 CONTRACTIONS = ((), (1, 0), (-1, -2))
 """``contraction_dim`` of [M, K] @ [K, N]."""
@@ -81,7 +96,7 @@ def scaled_mm(
         scale_a, scale_b: block scales in the 128x4 layout, any shape; of NVFP4 perhaps a list of these and a float32 global
             scale.
         scale_recipe_a, scale_recipe_b: ``ScalingType``, or a list with one for each scale.
-        swizzle_a, swizzle_b: ``SwizzleType.SWIZZLE_32_4_4``, or a list that begins with it.
+        swizzle_a, swizzle_b: ``SwizzleType.SWIZZLE_32_4_4``, or a list that begins with it; of float32 scales none.
         bias: [N], added in float32 before the rounding, by a pass of its own over a float32 result.
         output_dtype: float16, bfloat16 or float32.
         contraction_dim: () or the last of mat_a and the first of mat_b.
@@ -318,7 +333,11 @@ def _side(letter: str, dtype: torch.dtype, scales: list, recipes: list, swizzles
             f"scale_recipe_{letter} goes on with {second}; only NVFP4 has a second scale, TensorWise: multiply it into the result"
         )
     layout = SwizzleType(swizzles[0]) if swizzles else SwizzleType.NO_SWIZZLE
-    if layout != SwizzleType.SWIZZLE_32_4_4:
+    if format.scale_layout == "rowmajor" and layout != SwizzleType.NO_SWIZZLE:
+        raise UnsupportedProblem(
+            f"swizzle_{letter}={layout.name}: float32 scales of {format} lie in rows; use NO_SWIZZLE"
+        )
+    if format.scale_layout == "blocked" and layout != SwizzleType.SWIZZLE_32_4_4:
         raise UnsupportedProblem(
             f"swizzle_{letter}={layout.name}: block scales lie in SWIZZLE_32_4_4 here; "
             "nvfp4_cute.formats.scale_layout.to_blocked makes it of row-major ones"
@@ -334,6 +353,11 @@ def _told_by_dtype(a, b, scale_a, scale_b, scale_result) -> tuple[_Side, _Side]:
         raise UnsupportedProblem(
             "scale_result: results have 16 or 32 bits here and no scale; multiply the result"
         )
+    if scale_a.dtype == scale_b.dtype == torch.float32 and _are_fp8_blocks(a, b, scale_a, scale_b):
+        recipes = ScalingType.BlockWise1x128, ScalingType.BlockWise128x128
+        return _side("a", a.dtype, [scale_a], [recipes[0]], []), _side(
+            "b", b.dtype, [scale_b], [recipes[1]], []
+        )
     found = []
     for letter, operand, scale in (("a", a, scale_a), ("b", b, scale_b)):
         recipe = RECIPE_OF_SCALE.get(scale.dtype)
@@ -344,6 +368,36 @@ def _told_by_dtype(a, b, scale_a, scale_b, scale_result) -> tuple[_Side, _Side]:
             )
         found.append(_side(letter, operand.dtype, [scale], [recipe], [SwizzleType.SWIZZLE_32_4_4]))
     return found[0], found[1]
+
+
+def _are_fp8_blocks(a, b, scale_a, scale_b) -> bool:
+    """Whether float32 scales have the shapes of 1x128 by 128x128 blocks: what torch, too, tells them by."""
+    blocks = -(-a.shape[-1] // FP8_BLOCK)
+    of_b = -(-b.shape[-1] // FP8_BLOCK)
+    return (
+        a.dim() == b.dim() == scale_a.dim() == scale_b.dim() == 2
+        and tuple(scale_a.shape) == (a.shape[0], blocks)
+        and scale_b.shape[1] == of_b
+        and scale_b.shape[0] in (blocks, -(-blocks // 4) * 4)
+        and (of_b, blocks) != (b.shape[1], 1)  # one scale a row and a column
+    )
+
+
+def _scales_of_rows(mat_a, mat_b, a: _Side, b: _Side) -> tuple[torch.Tensor, torch.Tensor]:
+    """Scales as ``gemm`` takes them: flat blocked ones, or float32 [M, ceil(K/128)] and [ceil(N/128), ceil(K/128)]."""
+    if "rowmajor" not in (a.format.scale_layout, b.format.scale_layout):
+        return a.scale.reshape(-1), b.scale.reshape(-1)
+    if (a.format, b.format) != (FP8_1x128, FP8_128x128):
+        raise UnsupportedProblem(
+            f"{a.format} by {b.format}: float32 block scales are BlockWise1x128 of mat_a by BlockWise128x128 of mat_b here"
+        )
+    if not _are_fp8_blocks(mat_a, mat_b, a.scale, b.scale):
+        blocks, of_b = -(-mat_a.shape[1] // FP8_BLOCK), -(-mat_b.shape[1] // FP8_BLOCK)
+        raise ValueError(
+            f"scale_a {tuple(a.scale.shape)} and scale_b {tuple(b.scale.shape)}; expected float32 "
+            f"{(mat_a.shape[0], blocks)} and {(blocks, of_b)}"
+        )
+    return a.scale, b.scale.t()[:, : a.scale.shape[1]]
 
 
 def _check_contraction(dims: Sequence[int]) -> None:
@@ -394,8 +448,7 @@ def _product(mat_a, mat_b, a: _Side, b: _Side, bias, out_dtype) -> torch.Tensor:
     result = gemm(
         mat_a,
         _columns(mat_b),
-        a.scale.reshape(-1),
-        b.scale.reshape(-1),
+        *_scales_of_rows(mat_a, mat_b, a, b),
         _factor(a, b, 1, mat_a.device),
         a_format=a.format,
         b_format=b.format,
@@ -408,6 +461,10 @@ def _grouped_product(mat_a, mat_b, a: _Side, b: _Side, offs, bias, out_dtype) ->
     out_dtype = _check_out_dtype(out_dtype)
     if bias is not None:
         raise UnsupportedProblem("bias of a grouped product: add it to the result")
+    if "rowmajor" in (a.format.scale_layout, b.format.scale_layout):
+        raise UnsupportedProblem(
+            "float32 block scales of groups: torch has no layout for them; call nvfp4_cute.grouped_gemm"
+        )
     if mat_b.dim() != 3 or mat_a.dim() not in (2, 3) or (mat_a.dim() == 2) != (offs is not None):
         given = "without offs" if offs is None else "with offs"
         raise UnsupportedProblem(

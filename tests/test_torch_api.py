@@ -93,6 +93,59 @@ def test_the_operator_without_recipes(formats):
     )
 
 
+def fp8_blocks(padded=False):
+    """(a, b, scale_a, scale_b) of FP8 with float32 scales, as torch lays them out, with sums that are exact in float32."""
+    seeds = torch.Generator().manual_seed(5)
+    m, n, k = 24, 200, 384
+    a, b = (torch.randint(-3, 4, (rows, k), generator=seeds).to(torch.float8_e4m3fn) for rows in (m, n))
+    scale_a, scale_b = (
+        torch.exp2(torch.randint(-2, 3, (rows, 3), generator=seeds).float()) for rows in (m, 2)
+    )
+    room = torch.full((2, 4 if padded else 3), torch.nan)
+    room[:, :3] = scale_b
+    return a, b.t(), scale_a.t().contiguous().t(), room.t()
+
+
+def right_of_fp8_blocks(dtype):
+    a, b, scale_a, scale_b = fp8_blocks()
+    a = a.double() * scale_a.double().repeat_interleave(128, 1)
+    b = b.t().double() * scale_b.t().double().repeat_interleave(128, 0)[:200].repeat_interleave(128, 1)
+    return (a @ b.t()).to(dtype)
+
+
+@pytest.mark.parametrize("padded", [False, True])
+def test_fp8_of_blocks(padded):
+    """Scales are told by their recipes, or by their shapes as torch does; the rows of b's may be padded to four."""
+    a, b, scale_a, scale_b = fp8_blocks(padded)
+    recipes = ScalingType.BlockWise1x128, ScalingType.BlockWise128x128
+    for dtype in torch_api.OUT_DTYPES:
+        right = right_of_fp8_blocks(dtype)
+        result = torch_api.scaled_mm(a, b, scale_a, recipes[0], scale_b, recipes[1], output_dtype=dtype)
+        assert torch.equal(result, right)
+        assert torch.equal(torch_api._scaled_mm(a, b, scale_a, scale_b, out_dtype=dtype), right)
+
+
+def test_fp8_of_other_blocks_is_refused():
+    a, b, scale_a, scale_b = fp8_blocks()
+    one, square = ScalingType.BlockWise1x128, ScalingType.BlockWise128x128
+    for recipes, message in (
+        ((square, one), "fp8_128x128 by fp8_1x128: float32 block scales are BlockWise1x128 of mat_a by"),
+        ((one, one), "fp8_1x128 by fp8_1x128"),
+    ):
+        with pytest.raises(UnsupportedProblem, match=message):
+            torch_api.scaled_mm(a, b, scale_a, recipes[0], scale_b, recipes[1])
+    with pytest.raises(UnsupportedProblem, match="float32 scales of fp8_1x128 lie in rows; use NO_SWIZZLE"):
+        torch_api.scaled_mm(a, b, scale_a, one, scale_b, square, BLOCKED, None)
+    with pytest.raises(
+        ValueError, match=r"scale_a \(24, 2\) and .*; expected float32 \(24, 3\) and \(3, 2\)"
+    ):
+        torch_api.scaled_mm(a, b, scale_a[:, :2], one, scale_b, square)
+    with pytest.raises(UnsupportedProblem, match="float32 block scales of groups"):
+        torch_api.scaled_grouped_mm(a[None], b[None], scale_a, one, scale_b, square)
+    with pytest.raises(UnsupportedProblem, match="scale_a is torch.float32: this library"):
+        torch_api._scaled_mm(a, b, torch.ones(24, 1), torch.ones(1, 200), out_dtype=torch.float32)
+
+
 def ragged():
     ends = torch.tensor([10, 10, M], dtype=torch.int32)
     rows = torch.randn(M, K, generator=torch.Generator().manual_seed(3)).bfloat16()
