@@ -32,6 +32,30 @@ Measured layers of experts on one GPU: python -m nvfp4_cute.bench.moe.
 Measured on the GPU of this machine beside torch in the same run: CUDA events, cold L2, rotating random inputs, medians.
 """
 
+# Of suites that are measured or modelled by themselves, and of all others: options that say something there.
+OPTIONS = {
+    "layers": ("target", "containing", "jobs", "results", "json", "save"),
+    "ep": ("containing", "tokens", "ranks", "results", "json", "plot", "save"),
+}
+OTHER_OPTIONS = ("containing", "target", "explain", "like_harness", "json", "plot", "save")
+
+
+class _Help(argparse.Action):
+    """`bench SUITE --help`: that suite's options and examples; `bench --help`: all."""
+
+    def __call__(self, parser, namespace, values, option_string=None):
+        suite = next(iter(namespace.suites or ()), None)
+        if suite is not None:
+            shown = ("help", "suites", *OPTIONS.get(suite, OTHER_OPTIONS))
+            for action in parser._actions:
+                if action.dest not in shown:
+                    action.help = argparse.SUPPRESS
+            lines = EXAMPLES.splitlines()
+            own = [line for line in lines if f" bench {suite} " in line or f"bench.{suite}" in line]
+            parser.epilog = "\n".join(["examples:", *own]) if own else None
+        parser.print_help()
+        parser.exit()
+
 
 def add_parser(verbs: Verbs) -> None:
     """Add the verb and its options."""
@@ -39,7 +63,10 @@ def add_parser(verbs: Verbs) -> None:
         "Print for every case bytes, operations, speed of light, time, percent of speed of light, TB/s, TFLOP/s, and "
         "the fastest peer."
     )
-    parser = add_verb(verbs, "bench", text, EXAMPLES)
+    parser = add_verb(verbs, "bench", text, EXAMPLES, add_help=False)
+    parser.add_argument(
+        "-h", "--help", action=_Help, nargs=0, help="show this help message, of a suite its own, and exit"
+    )
     parser.add_argument(
         "suites", nargs="*", metavar="SUITE", help=f"{', '.join(SUITES)} (default: all); or layers, or ep"
     )

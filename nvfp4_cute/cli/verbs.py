@@ -25,14 +25,17 @@ VERBS = {
 Verbs = argparse._SubParsersAction
 
 
-def add_verb(verbs: Verbs, name: str, text: str, examples: str | None = None) -> argparse.ArgumentParser:
-    """Add the parser of a verb of ``VERBS``; `text` and `examples` stand in its own help."""
+def add_verb(
+    verbs: Verbs, name: str, text: str, examples: str | None = None, *, add_help: bool = True
+) -> argparse.ArgumentParser:
+    """Add the parser of a verb of ``VERBS``; `text` and `examples` stand in its help, which is `--help` unless told not to be."""
     return verbs.add_parser(
         name,
         help=VERBS[name],
         description=text,
         epilog=examples,
         formatter_class=argparse.RawDescriptionHelpFormatter if examples else argparse.HelpFormatter,
+        add_help=add_help,
     )
 
 

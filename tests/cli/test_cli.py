@@ -166,3 +166,19 @@ def test_module_runs_as_a_program():
     )
     assert done.returncode in (0, 1), done.stderr
     assert "versions" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("suite", "own", "others"),
+    [
+        ("ep", ["--tokens", "--ranks", "nvfp4-cute bench ep"], ["--target", "--jobs", "--predict", "bench layers --"]),
+        ("layers", ["--jobs", "--target", "nvfp4-cute bench layers"], ["--tokens", "--plot", "--explain", "bench ep --"]),
+        ("dense", ["--explain", "--like-harness", "--plot"], ["--tokens", "--jobs", "--html", "bench ep --"]),
+    ],
+)  # fmt: skip
+def test_a_suite_of_bench_shows_its_own_options(suite, own, others, capsys):
+    with pytest.raises(SystemExit) as ended:
+        cli.main(["bench", suite, "--help"])
+    text = capsys.readouterr().out
+    assert not ended.value.code and all(word in text for word in own)
+    assert not [word for word in others if word in text]
