@@ -6,6 +6,7 @@ import json
 import shutil
 import sys
 import time
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from typing import Any
 from tqdm import tqdm
 
 from nvfp4_cute import env
+from nvfp4_cute.bench import page as pages
 from nvfp4_cute.cli import argument_types as types
 from nvfp4_cute.cli.verbs import Verbs, add_verb
 from nvfp4_cute.emulator.banks import BankUse
@@ -31,7 +33,9 @@ TIMES_NOTE = (
     "host s: what the emulation took here. Neither it nor any time that the script prints (events, benchmark helpers) "
     "says anything about a GPU."
 )
-
+LAUNCH_HEADER = (
+    "launch", "kernel", "grid", "cluster", "CTAs", "warp instr.", "MMAs", "TMA bytes", "host s"
+)  # fmt: skip
 
 EXAMPLES = """\
 examples:
@@ -41,6 +45,7 @@ examples:
   nvfp4-cute emulate --timing b200 gemm.py                 the modelled time of every launch, and what takes it
   nvfp4-cute emulate --check gemm.py                       find races, unwritten bytes, leaks (slower)
   nvfp4-cute emulate --check=all --sarif found.sarif gemm.py   warnings fail, too; and a file for a code host
+  nvfp4-cute emulate --check --html found.html gemm.py     findings and launches as a page for a browser
   nvfp4-cute emulate --mode lazy gemm.py                   every copy and MMA as late as the memory model allows
 
 Choose small sizes: a launch is thousands of times slower than on a GPU. Times that the script measures are host times;
@@ -84,6 +89,12 @@ def add_parser(verbs: Verbs) -> None:
         "--sarif", type=types.output_file, metavar="FILE", help="write findings as SARIF, for code hosts"
     )
     parser.add_argument(
+        "--html",
+        type=types.output_file,
+        metavar="FILE",
+        help="write launches and findings as a page for a browser",
+    )
+    parser.add_argument(
         "--mode",
         default="eager",
         help="when asynchronous copies and MMAs happen: eager (at issue), lazy (as late as allowed), or random:SEED; "
@@ -122,6 +133,7 @@ def run(args: argparse.Namespace) -> int:
         traceback=args.traceback,
         json_file=args.json,
         sarif_file=args.sarif,
+        html_file=args.html,
     )
 
 
@@ -138,6 +150,7 @@ def emulate(
     traceback: bool = False,
     json_file: Path | None = None,
     sarif_file: Path | None = None,
+    html_file: Path | None = None,
 ) -> int:
     """Run a script on a virtual GPU and return its exit code.
 
@@ -152,7 +165,7 @@ def emulate(
         timing: GPU on which to model the time of every launch; its architecture and SMs take the place of `arch`.
         stats: print a table of all launches, and one of bank conflicts.
         traceback: show where in the script a kernel failure surfaced.
-        json_file, sarif_file: where to write what was found, for machines.
+        json_file, sarif_file: where to write what was found, for machines.  html_file: for people with a browser.
 
     Raises:
         EmulatorError: there is no such script, or no way to launch anything here.  ValueError: unknown mode.
@@ -194,7 +207,7 @@ def emulate(
     if code == 0 and check == "all" and any(hazard.severity == "warning" for hazard in others):
         code = ONLY_WARNINGS
     found = [*of_failure(outcome.error, check), *map(record, others)]
-    if json_file is not None:
+    if json_file is not None or html_file is not None:
         summary = {
             "version": 1,
             "script": str(script),
@@ -206,11 +219,53 @@ def emulate(
             "launches": [_launch_record(row) for row in gpu.launches],
             "findings": found,
         }
-        write_json(summary, json_file)
+        if json_file is not None:
+            write_json(summary, json_file)
+        if html_file is not None:
+            html_file.write_text(browser_page(summary, gpu.launches), encoding="utf-8")
     if sarif_file is not None:
         version = importlib.metadata.version("nvfp4-cute")
         write_json(sarif(found, version, script, Path.cwd()), sarif_file)
     return code
+
+
+def browser_page(summary: dict[str, Any], launches: Sequence[LaunchRow]) -> str:
+    """What ``--json`` writes, and the table of launches, as one page that needs no network."""
+    found, code = summary["findings"], summary["exit_code"]
+    counts = Counter(finding["severity"] for finding in found)
+    said = [f"{count} {severity}{'s' * (count > 1)}" for severity, count in counts.items()] or ["no finding"]
+    title = f"{Path(summary['script']).name} on {summary['arch']}"
+    how = f"nvfp4-cute emulate, asynchronous operations {summary['mode']}. Arguments: {' '.join(summary['arguments']) or 'none'}."
+    facts = {"findings": said, "exit code": [str(code)], "launches": [str(len(launches))]}
+    rows = [
+        (f["severity"], f["kind"], short_name(f.get("kernel", "")), f["text"],
+         _place_of(f.get("site")), _place_of(f.get("other")))
+        for f in found
+    ]  # fmt: skip
+    wrong = [number for number, finding in enumerate(found) if finding["severity"] == "error"]
+    header = ("severity", "kind", "kernel", "what", "where", "the other access")
+    body = [
+        pages.heading(title, how, TIMES_NOTE),
+        pages.cards(facts),
+        pages.section(
+            "What stopped it", pages.table(("error",), [(summary["error"],)], [0]) if summary["error"] else ""
+        ),
+        pages.section("Findings", pages.table(header, rows, wrong)),
+        pages.section(
+            "Launches", pages.table(LAUNCH_HEADER, [_cells(str(i), row) for i, row in enumerate(launches)])
+        ),
+    ]
+    return pages.page(title, "".join(body))
+
+
+def _place_of(site: dict[str, Any] | None) -> str:
+    """A place of a finding: source and PTX."""
+    if site is None:
+        return ""
+    source = f"{site['file']}:{site['line']}\n" if "file" in site else ""
+    return (
+        f"{source}PTX line {site['ptx_line']}: {site['ptx']}\nCTA {tuple(site['cta'])}, warp {site['warp']}"
+    )
 
 
 ONLY_WARNINGS = 3
@@ -299,10 +354,7 @@ class Progress:
 
 def launch_table(rows: Sequence[LaunchRow]) -> str:
     """What every launch executed, and the sum."""
-    header = (
-        "launch", "kernel", "grid", "cluster", "CTAs", "warp instr.", "MMAs", "TMA bytes", "host s"
-    )  # fmt: skip
-    lines = [header, *(_cells(str(i), row) for i, row in enumerate(rows))]
+    lines = [LAUNCH_HEADER, *(_cells(str(i), row) for i, row in enumerate(rows))]
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     table = "\n".join(
         "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip()

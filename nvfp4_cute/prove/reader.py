@@ -4,8 +4,9 @@ import json
 from pathlib import Path
 from typing import Any
 
-from nvfp4_cute.prove import picture, report
+from nvfp4_cute.prove import browser_page, picture, report
 from nvfp4_cute.prove.predictions import file_name
+from nvfp4_cute.prove.rows import CONSTANTS_HEADER, TIMES_HEADER, constant_rows, time_rows
 from nvfp4_cute.text_table import text_table
 
 
@@ -28,13 +29,18 @@ def stem(found: dict[str, Any]) -> str:
 
 
 def write(found: dict[str, Any], folder: Path) -> list[Path]:
-    """Write the report, its page and its picture into a folder; return what was written."""
+    """Write the report, its pages and its picture into a folder; return what was written."""
     folder.mkdir(parents=True, exist_ok=True)
     name = stem(found)
-    written = [folder / f"{name}.json", folder / f"{name}.md"]
+    written = [folder / f"{name}.json", folder / f"{name}.md", folder / f"{name}.html"]
     drawn = picture.svg(found)
     # A reader never sees half of a file.
-    for path, text in zip(written, (json.dumps(found, indent=1) + "\n", page(found)), strict=True):
+    texts = (
+        json.dumps(found, indent=1) + "\n",
+        page(found),
+        browser_page.page(found, _title(found), _conditions(found), short(found)),
+    )
+    for path, text in zip(written, texts, strict=True):
         partial = path.with_name(path.name + ".partial")
         partial.write_text(text)
         partial.replace(path)
@@ -47,10 +53,8 @@ def write(found: dict[str, Any], folder: Path) -> list[Path]:
 # ---- the page --------------------------------------------------------------------------------------------------
 def page(found: dict[str, Any]) -> str:
     """The report for people, in Markdown."""
-    gpu = found["machine"]["gpu"]
-    title = found["backend"] if found["backend"] != "cuda" else gpu["name"]
     parts = [
-        f"# {title}: what was proven\n\n{_conditions(found)}",
+        f"# {_title(found)}\n\n{_conditions(found)}",
         f"## In short\n\n{short(found)}",
         f"## Correctness\n\n{_correctness(found)}",
         f"## Probes of the silicon\n\n{_probes(found)}",
@@ -63,6 +67,11 @@ def page(found: dict[str, Any]) -> str:
     if found["host"]:
         parts.append(f"## Host and soak\n\n{_host(found)}")
     return "\n\n".join(part.rstrip() for part in parts) + "\n"
+
+
+def _title(found: dict[str, Any]) -> str:
+    gpu = found["machine"]["gpu"]
+    return f"{found['backend'] if found['backend'] != 'cuda' else gpu['name']}: what was proven"
 
 
 def _conditions(found: dict[str, Any]) -> str:
@@ -137,27 +146,8 @@ def _probes(found: dict[str, Any]) -> str:
     return "\n".join(lines) + (f"\n\nNot to be asked here: {', '.join(away)}." if away else "")
 
 
-def _us(value: float | None) -> str:
-    return "-" if value is None else f"{value:.2f}"
-
-
 def _times(found: dict[str, Any]) -> str:
-    rows = []
-    for row in found["timed"]:
-        peers = sorted(row["peers"].items(), key=lambda item: item[1])
-        best = peers[0] if peers else ("-", None)
-        share = None if row["us"] is None or row["floor_us"] is None else 100 * row["floor_us"] / row["us"]
-        rate = None if row["us"] is None or row["bytes"] is None else row["bytes"] / row["us"] / 1e6
-        rows.append(
-            (
-                row["case"], _us(row["us"]), f"{_us(row['low'])}-{_us(row['high'])}", _us(row["predicted_us"]),
-                _us(row["ratio"]) + " slow" * row["is_slow"], _us(share), _us(rate), _us(row["clean_us"]), _us(best[1]),
-                best[0], row["verdict"] if row["us"] is None else row["kernels"],
-            )
-        )  # fmt: skip
-    header = (
-        "case", "us", "deciles", "predicted", "ratio", "% of SOL", "TB/s", "clean L2 us", "torch us", "torch's way", "kernels",
-    )  # fmt: skip
+    header, rows = TIMES_HEADER, time_rows(found)
     notes = [f"- {row['case']}: {row['detail']}" for row in found["timed"] if row["detail"]]
     table = text_table(header, rows)
     return (
@@ -167,17 +157,8 @@ def _times(found: dict[str, Any]) -> str:
 
 
 def _constants(found: dict[str, Any]) -> str:
-    rows = []
-    for line in found["constants"]:
-        value, model = line["value"], line["model"]
-        ratio = "-" if value is None or not model else f"{value / model:.2f}"
-        rows.append((line["name"], _figure(value), _figure(model), ratio, line["unit"]))
-    table = text_table(("figure", "measured", "the model has", "ratio", "what"), rows)
+    table = text_table(CONSTANTS_HEADER, constant_rows(found))
     return f"```\n{table}\n```"
-
-
-def _figure(value: float | None) -> str:
-    return "-" if value is None else f"{value:.4g}"
 
 
 def _host(found: dict[str, Any]) -> str:

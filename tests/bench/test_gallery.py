@@ -2,16 +2,12 @@
 
 import json
 import re
-import shutil
-import subprocess
-from html.parser import HTMLParser
 
 import pytest
+from browser import check_needs_no_network, look
 
 from nvfp4_cute import cli
 from nvfp4_cute.bench import gallery
-
-BROWSERS = ("chromium", "chromium-browser", "google-chrome", "chrome")
 
 
 @pytest.fixture(scope="module")
@@ -46,21 +42,8 @@ def test_every_gpu_with_times_is_there_and_says_whether_they_are_measured(found)
     assert first.peer_us == min(others.values()) and first.peer in others
 
 
-class Links(HTMLParser):
-    def __init__(self):
-        super().__init__()
-        self.found = []
-
-    def handle_starttag(self, tag, attrs):
-        self.found += [value for name, value in attrs if name in ("src", "href")]
-
-
 def test_the_page_needs_no_network(found):
-    text = gallery.page(found)
-    parser = Links()
-    parser.feed(text)
-    assert parser.found == [] and not re.search(r"https?:|@import|url\(", text)
-    assert not re.search(r"@[A-Z]+@", text)
+    check_needs_no_network(gallery.page(found))
 
 
 def test_names_cannot_break_the_page():
@@ -91,7 +74,6 @@ def test_a_folder_without_results_is_refused(tmp_path):
 
 # What a person would see, read from the laid-out page by a script behind the page's own.
 LOOK = """
-<script>
 const seen = () => [...document.querySelectorAll("tbody tr")].filter(r => r.offsetHeight > 0);
 const texts = index => seen().map(r => r.cells[index].innerText.trim());
 const click = name => [...document.querySelectorAll("th button")].find(b => b.textContent === name).click();
@@ -110,30 +92,12 @@ set("words", "group_gemm case B200"); report.words = texts(1); set("words", "");
 click("ours, us"); const up = ours(); report.rising = up.every((v, i) => !i || up[i - 1] <= v);
 click("ours, us"); const down = ours(); report.falling = down.every((v, i) => !i || down[i - 1] >= v);
 click("other / ours"); report.lastEmpty = seen().at(-1).cells[8].dataset.value === "";
-document.body.innerHTML = "<pre id=report>" + JSON.stringify(report) + "</pre>";
-</script>
 """
 
 
 @pytest.mark.parametrize("width", [1280, 500])  # 500: the least that a headless window takes
 def test_what_a_person_sees(width, found, tmp_path):
-    browser = next(filter(None, map(shutil.which, BROWSERS)), None)
-    if browser is None:
-        pytest.skip(f"no browser here: none of {', '.join(BROWSERS)} in PATH")
-    path = tmp_path / "times.html"
-    path.write_text(gallery.page(found).replace("</body>", f"{LOOK}</body>"))
-    command = [
-        browser,
-        "--headless",
-        "--no-sandbox",
-        "--disable-gpu",
-        f"--window-size={width},900",
-        "--dump-dom",
-    ]
-    done = subprocess.run([*command, path.as_uri()], capture_output=True, text=True, timeout=120)
-    match = re.search(r"<pre id=\"report\">(.*?)</pre>", done.stdout)
-    assert match, done.stderr[-2000:]
-    report = json.loads(match[1])
+    report = look(gallery.page(found), LOOK, width, tmp_path)
     assert report["all"] == len(found) and report["count"] == f"{len(found)} cases"
     page_width, window = report["width"]
     assert page_width <= window, "the page is wider than the window"

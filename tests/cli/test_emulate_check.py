@@ -5,6 +5,7 @@ import subprocess
 import sys
 
 import pytest
+from browser import check_needs_no_network, look
 
 # Warp 0 writes shared memory, warp 1 reads it.
 SCRIPT = """
@@ -78,10 +79,23 @@ def test_an_unknown_mode_names_the_known_ones(emulate):
     assert 'must be "eager", "lazy", or "random:SEED"' in done.stderr
 
 
+LOOK = """
+const report = {width: [document.documentElement.scrollWidth, innerWidth]};
+report.wrong = [...document.querySelectorAll("td.wrong")].map(c => c.innerText.trim());
+"""
+
+
 def test_findings_for_machines(emulate, tmp_path):
-    """JSON and SARIF name both places; a clean run has no findings."""
-    done = emulate("--check", "--json", str(tmp_path / "f.json"), "--sarif", str(tmp_path / "f.sarif"), "no")
+    """JSON, SARIF and the page name both places; a clean run has no findings."""
+    options = [f"--{kind}={tmp_path / 'f'}.{kind}" for kind in ("json", "sarif", "html")]
+    done = emulate("--check", *options, "no")
     assert done.returncode == 1
+    page = (tmp_path / "f.html").read_text()
+    check_needs_no_network(page)
+    report = look(page, LOOK, 500, tmp_path)
+    assert report["width"][0] <= report["width"][1], "the page is wider than the window"
+    assert report["wrong"][1:3] == ["error", "race"] and "ld.shared" in report["wrong"][4]
+    assert "exchange.py:" in report["wrong"][5] and "warp 1" in report["wrong"][5]
     found = json.loads((tmp_path / "f.json").read_text())
     assert (found["exit_code"], found["arch"], found["mode"]) == (1, "sm_100a", "eager")
     ((launch,), (finding,)) = found["launches"], found["findings"]

@@ -1,0 +1,63 @@
+"""Rows of a report's tables, as plain text: for a terminal, for Markdown, and for a browser."""
+
+from typing import Any
+
+TIMES_HEADER = (
+    "case", "us", "deciles", "predicted", "ratio", "% of SOL", "TB/s", "clean L2 us", "torch us", "torch's way", "kernels",
+)  # fmt: skip
+CONSTANTS_HEADER = ("figure", "measured", "the model has", "ratio", "what")
+PROBES_HEADER = ("probe", "rule", "question", "answer", "seen", "decides")
+
+
+def time_rows(found: dict[str, Any]) -> list[tuple[str, ...]]:
+    """What is said of every timed case, in the order of ``TIMES_HEADER``."""
+    rows = []
+    for row in found["timed"]:
+        peers = sorted(row["peers"].items(), key=lambda item: item[1])
+        best = peers[0] if peers else ("-", None)
+        share = None if row["us"] is None or row["floor_us"] is None else 100 * row["floor_us"] / row["us"]
+        rate = None if row["us"] is None or row["bytes"] is None else row["bytes"] / row["us"] / 1e6
+        rows.append(
+            (
+                row["case"], _us(row["us"]), f"{_us(row['low'])}-{_us(row['high'])}", _us(row["predicted_us"]),
+                _us(row["ratio"]) + " slow" * row["is_slow"], _us(share), _us(rate), _us(row["clean_us"]), _us(best[1]),
+                best[0], row["verdict"] if row["us"] is None else row["kernels"],
+            )
+        )  # fmt: skip
+    return rows
+
+
+def constant_rows(found: dict[str, Any]) -> list[tuple[str, ...]]:
+    """What was measured beside what the timing model has, in the order of ``CONSTANTS_HEADER``."""
+    rows = []
+    for line in found["constants"]:
+        value, model = line["value"], line["model"]
+        ratio = "-" if value is None or not model else f"{value / model:.2f}"
+        rows.append((line["name"], _figure(value), _figure(model), ratio, line["unit"]))
+    return rows
+
+
+def probe_rows(found: dict[str, Any]) -> list[tuple[str, ...]]:
+    """What was asked of the silicon and answered, in the order of ``PROBES_HEADER``; surprises with an exclamation mark."""
+    rows = []
+    for p in found["probes"]:
+        if p["verdict"] != "not here":
+            answer = {"passed": "yes", "wrong": "no"}.get(p["verdict"], p["verdict"])
+            cells = (
+                p["name"],
+                p["rule"],
+                p["question"],
+                answer + "!" * p["is_surprise"],
+                p["detail"],
+                p["decides"],
+            )
+            rows.append(tuple(map(str, cells)))
+    return rows
+
+
+def _us(value: float | None) -> str:
+    return "-" if value is None else f"{value:.2f}"
+
+
+def _figure(value: float | None) -> str:
+    return "-" if value is None else f"{value:.4g}"
