@@ -11,7 +11,7 @@ PROBES_HEADER = ("probe", "rule", "question", "answer", "seen", "decides")
 
 def time_rows(found: dict[str, Any]) -> list[tuple[str, ...]]:
     """What is said of every timed case, in the order of ``TIMES_HEADER``."""
-    rows = []
+    rows: list[tuple[str, ...]] = []
     for row in found["timed"]:
         peers = sorted(row["peers"].items(), key=lambda item: item[1])
         best = peers[0] if peers else ("-", None)
@@ -29,7 +29,7 @@ def time_rows(found: dict[str, Any]) -> list[tuple[str, ...]]:
 
 def constant_rows(found: dict[str, Any]) -> list[tuple[str, ...]]:
     """What was measured beside what the timing model has, in the order of ``CONSTANTS_HEADER``."""
-    rows = []
+    rows: list[tuple[str, ...]] = []
     for line in found["constants"]:
         value, model = line["value"], line["model"]
         ratio = "-" if value is None or not model else f"{value / model:.2f}"
@@ -39,7 +39,7 @@ def constant_rows(found: dict[str, Any]) -> list[tuple[str, ...]]:
 
 def probe_rows(found: dict[str, Any]) -> list[tuple[str, ...]]:
     """What was asked of the silicon and answered, in the order of ``PROBES_HEADER``; surprises with an exclamation mark."""
-    rows = []
+    rows: list[tuple[str, ...]] = []
     for p in found["probes"]:
         if p["verdict"] != "not here":
             answer = {"passed": "yes", "wrong": "no"}.get(p["verdict"], p["verdict"])
