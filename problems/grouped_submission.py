@@ -52,10 +52,22 @@ class GroupTensors:
         return self.a.shape[0], self.b.shape[0], NVFP4.elements(self.a.shape[1])
 
 
-def frozen_configs(problems: Iterable[GroupedProblem]) -> dict[str, str]:
-    """What an export writes in the place of ``CONFIGS``: what ``select`` chooses for these problems on a B200."""
-    rows = [f"    {p.sizes!r}: {choose_config(p, B200.arch, B200.num_sms)!r}," for p in problems]
-    return {"CONFIGS": "\n".join(["{", *rows, "}"])}
+def frozen_configs(problems: Iterable[GroupedProblem], config: KernelConfig | None = None) -> dict[str, str]:
+    """What an export writes in the place of ``CONFIGS`` and ``DEFAULT_CONFIG``, with stages counted.
+
+    Args:
+        problems: what is timed: a config each, as ``select`` chooses for a B200. Other shapes take the one of these whose
+            clusters are smallest, on all SMs.
+        config: for every shape, instead.
+    """
+    problems = list(problems)
+    num_b = 1 if problems[0].activation is None else 2
+    if config is not None:
+        return {"CONFIGS": "{}", "DEFAULT_CONFIG": repr(sm100.resolve(config, num_b))}
+    chosen = {p.sizes: sm100.resolve(choose_config(p, B200.arch, B200.num_sms), num_b) for p in problems}
+    default = replace(min(chosen.values(), key=lambda c: c.cluster_size), num_cta=None)
+    rows = [f"    {sizes!r}: {config!r}," for sizes, config in chosen.items()]
+    return {"CONFIGS": "\n".join(["{", *rows, "}"]), "DEFAULT_CONFIG": repr(default)}
 
 
 def launch(

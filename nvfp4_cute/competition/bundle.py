@@ -202,6 +202,8 @@ class _Assembly:
 
     def _find_references(self, module: Module, definition: Definition) -> list[tuple[ast.expr, Target, Use]]:
         nodes = self.nodes(module, definition)
+        if self.is_frozen(module, definition):
+            nodes = []  # what its value would need
         owners = {
             id(child): node for top in nodes for node in ast.walk(top) for child in ast.iter_child_nodes(node)
         }
@@ -420,15 +422,20 @@ class _Assembly:
             lines.append(Line(text, module.label, number, reasons))
         return _without_double_space(lines)
 
+    def is_frozen(self, module: Module, definition: Definition) -> bool:
+        """Whether a definition is a constant that gets another value."""
+        return module.name == self.recipe.root and definition.names[0] in self.recipe.frozen
+
     def frozen_lines(self, module: Module, definition: Definition) -> list[Line]:
         """The lines of a constant that gets another value; empty for all else."""
-        if module.name != self.recipe.root or definition.names[0] not in self.recipe.frozen:
+        if not self.is_frozen(module, definition):
             return []
         node = definition.nodes[0]
         if not isinstance(node, ast.Assign | ast.AnnAssign) or node.value is None:
             raise BundleError(f"{module.label}:{node.lineno}: a frozen constant must be one assignment")
         comments = range(definition.first_line, node.lineno)
-        before = module.lines[node.lineno - 1].encode()[: node.value.col_offset].decode()
+        kind = f": {ast.unparse(node.annotation)}" if isinstance(node, ast.AnnAssign) else ""
+        before = f"{self.names[Target(module.name, definition.names[0])]}{kind} = "
         texts = (before + self.recipe.frozen[definition.names[0]]).splitlines()
         return [
             *(Line(module.lines[number - 1], module.label, number) for number in comments),

@@ -2,6 +2,7 @@
 
 import importlib
 import importlib.util
+import inspect
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -143,11 +144,11 @@ def _frozen(problem: Problem, config: str | None, kind: Kind) -> dict[str, str]:
     """Constants that get another value: name to Python expression."""
     if kind is not OURS:
         return {}
-    frozen = importlib.import_module(str(problem.submission)).frozen_constants()
+    frozen_constants = importlib.import_module(str(problem.submission)).frozen_constants
     if config is None:
-        return frozen
-    if "CONFIGS" not in frozen:
+        return frozen_constants()
+    if not inspect.signature(frozen_constants).parameters:
         raise ValueError(
             f"--config {config}: {problem.name} has no kernel configs to choose from; leave it out"
         )
-    return {"DEFAULT_CONFIG": repr(KernelConfig.from_name(config)), "CONFIGS": "{}"}
+    return frozen_constants(KernelConfig.from_name(config))

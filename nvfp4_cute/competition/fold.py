@@ -11,10 +11,15 @@ it came from.
 
 import ast
 import re
+import warnings
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import pairwise
 from typing import Any
 
+from nvfp4_cute.competition.fold_inline import inlined
+from nvfp4_cute.competition.fold_plans import CONFIG, Plans
 from nvfp4_cute.competition.fold_text import Cut, Dedent, Edit, Put, Text
+from nvfp4_cute.competition.fold_tidy import WIDTH, tidy
 from nvfp4_cute.competition.fold_values import (
     FUNCTIONS,
     UNKNOWN,
@@ -33,6 +38,12 @@ HEADING = "# ---- "
 INJECTED = {"loc", "ip"}
 BRANCH, CONSTANT = "a branch that is always taken", "a constant of this file"
 UNUSED, SHORTER = "nothing uses it", "a condition that is known"
+PLANNED, ONCE = "what its frozen configs come to", "a loop that runs once"
+INLINED = "the only use of what it says"
+# Numbers that say less than their names.
+LARGE = 1 << 16
+# Expressions that plans may decide as a whole.
+KNOWN = (ast.Attribute, ast.BinOp, ast.BoolOp, ast.Call, ast.Compare, ast.IfExp, ast.Subscript, ast.UnaryOp)
 PLAIN = (type(None), bool, int, str, float, Symbol)
 Group = list[Edit]
 
@@ -46,12 +57,13 @@ def fold(lines: Sequence[Any], entry_points: Iterable[str]) -> list[Any]:
     """
     text = Text(list(lines))
     names = frozenset(entry_points)
-    for _ in range(MAX_PASSES):
-        state = _Pass(World(text.tree(), names), text)
-        if not any(text.apply(find()) for find in (state.branches, state.constants, state.unused)):
-            break
-    text.drop_empty_sections(HEADING)
-    text.tidy()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", SyntaxWarning)  # of comparisons of what were names a pass ago
+        for _ in range(MAX_PASSES):
+            state = _Pass(World(text.tree(), names), text)
+            if not text.apply(state.found()):
+                break
+    tidy(text, HEADING)
     return text.lines
 
 
@@ -59,8 +71,14 @@ class _Pass:
     """What is found in one state of the file."""
 
     def __init__(self, world: World, text: Text):
-        self.world = world
+        self.world, self.plans = world, Plans(world)
+        self.world.planned = self.plans.one
         self.lines = [line.text for line in text.lines]
+
+    def found(self) -> Iterator[Group]:
+        """Everything."""
+        for find in (self.branches, self.planned, self.constants, self.inlined, self.unused):
+            yield from find()
 
     # ---- branches --------------------------------------------------------------------------------
     def branches(self) -> Iterator[Group]:
@@ -68,7 +86,15 @@ class _Pass:
         for node in self.world.nodes:
             for block in (getattr(node, "body", None), getattr(node, "orelse", None)):
                 yield from self._unreachable(block) if isinstance(block, list) else ()
-            if isinstance(node, ast.If):
+            if isinstance(node, ast.For):
+                yield from self._once(node)
+            elif isinstance(node, ast.BinOp):
+                yield from self._neutral(node)
+            elif isinstance(node, ast.BoolOp) and isinstance(node.op, ast.Or) and len(node.values) == 2:
+                first = node.values[0]
+                if isinstance(first, ast.ListComp) and self.world.value(first.generators[0].iter) == ():
+                    yield [self._put(node, self._source(node.values[1]), SHORTER)]
+            elif isinstance(node, ast.If):
                 test = self.world.value(node.test)
                 if test is not UNKNOWN:
                     yield self._taken(node, bool(test))
@@ -80,6 +106,95 @@ class _Pass:
                     yield [self._put(node, self._source(node.body if test else node.orelse), SHORTER)]
                 else:
                     yield from self._shorter(node.test)
+
+    def _once(self, loop: ast.For) -> Iterator[Group]:
+        """A loop over one number."""
+        call, function = loop.iter, self.world.enclosing(loop, FUNCTIONS)
+        if (
+            not isinstance(call, ast.Call)
+            or ast.unparse(call.func).rpartition(".")[2] not in ("range", "range_constexpr")
+            or not isinstance(loop.target, ast.Name)
+            or function is None
+            or len(call.args) != 1
+            or not is_same(self.world.value(call.args[0]), 1)
+            or not self._is_loops_own(loop, loop.target.id, function)
+            or any(isinstance(n, ast.Break | ast.Continue) for n in ast.walk(loop))
+        ):
+            return
+        uses = [n for n in self.world.loads[loop.target.id] if self.world.is_inside(n, loop)]
+        if uses:
+            yield [self._use(use, "0") for use in uses]
+        else:
+            indent = loop.body[0].col_offset - loop.col_offset
+            head = loop.body[0].lineno - 1
+            while self._line(head).strip().startswith("#"):
+                head -= 1
+            yield [Cut(loop.lineno, head), Dedent(head + 1, self._end([loop]), indent, ONCE)]
+
+    def _is_loops_own(self, loop: ast.For, name: str, function: ast.AST) -> bool:
+        """Whether only loops bind a name, this one's body does not, and nothing outside of them reads it."""
+        world = self.world
+        bound = world.bound_in(function, name)
+        loops = [world.parents[node] for node in bound]
+        return (
+            all(isinstance(other, ast.For | ast.comprehension) and other.target in bound for other in loops)
+            and not any(world.is_inside(node, loop) for node in bound if node is not loop.target)
+            and all(
+                any(
+                    world.is_inside(load, world.parents[o] if isinstance(o, ast.comprehension) else o)
+                    for o in loops
+                )
+                for load in world.loads[name]
+                if world.is_inside(load, function)
+            )
+        )
+
+    def _neutral(self, node: ast.BinOp) -> Iterator[Group]:
+        """A term 0 and a factor or divisor 1."""
+        kind = type(node.op)
+        for one, other, is_left in ((node.left, node.right, True), (node.right, node.left, False)):
+            value = one.value if isinstance(one, ast.Constant) else None
+            is_term = is_same(value, 0) and (kind is ast.Add or (kind is ast.Sub and not is_left))
+            is_factor = is_same(value, 1) and (kind is ast.Mult or (kind is ast.FloorDiv and not is_left))
+            if is_term or is_factor:
+                inner = isinstance(other, ast.BinOp | ast.UnaryOp | ast.IfExp | ast.BoolOp | ast.Compare)
+                outer = isinstance(
+                    self.world.parents[node], ast.BinOp | ast.UnaryOp | ast.Attribute | ast.Subscript
+                )
+                source = self._source(other)
+                yield [self._put(node, f"({source})" if inner and outer else source, SHORTER)]
+                return
+            if kind is ast.Mult and is_same(value, 0) and is_pure(other):
+                yield [self._put(node, "0", SHORTER)]
+                return
+
+    # ---- plans -----------------------------------------------------------------------------------
+    def planned(self) -> Iterator[Group]:
+        """What host code computes from the configs."""
+        for function, texts in self.plans.tables():
+            first = function.body[0]
+            begin = self._end([first]) + 1 if _is_text(first) else first.lineno
+            last = self._end([function])
+            yield [Put(begin, 0, last, len(self._line(last).encode()), "\n".join(texts), PLANNED)]
+        known: set[ast.AST] = set()
+        for node in self.world.nodes:
+            if node in known or self.world.parents.get(node) in known:
+                known.add(node)
+            elif isinstance(node, ast.Call) and self.plans.is_identity(node):
+                yield [self._put(node, self._source(node.args[0]), PLANNED)]
+            elif isinstance(node, ast.JoinedStr):
+                known.add(node)
+            elif (
+                isinstance(node, KNOWN)
+                and not (
+                    isinstance(node, ast.Attribute | ast.Subscript) and not isinstance(node.ctx, ast.Load)
+                )
+                and self.plans.is_planned(node)
+                and (value := self.plans.one(node)) is not UNKNOWN
+            ):
+                known.add(node)
+                if not (isinstance(node, ast.Attribute) and self.world.is_foreign(node)):
+                    yield [self._use(node, self._named(value), PLANNED)]
 
     def _unreachable(self, block: list[ast.stmt]) -> Iterator[Group]:
         for statement in block[:-1]:
@@ -94,6 +209,9 @@ class _Pass:
                 continue
             values = [self.world.value(part) for part in node.values]
             left = [part for part, value in zip(node.values, values, strict=True) if value is UNKNOWN]
+            decides = isinstance(node.op, ast.Or)
+            if any(value is not UNKNOWN and bool(value) == decides for value in values):
+                continue  # that is all of it
             if left and len(left) < len(values):
                 word = " and " if isinstance(node.op, ast.And) else " or "
                 yield [self._put(node, word.join(map(self._source, left)), SHORTER)]
@@ -171,11 +289,26 @@ class _Pass:
                     yield from self._constant_parameters(member, owner.name, 1)
                 elif isinstance(member, ast.FunctionDef):
                     yield from self._constant_parameters(member, None, 1)
+        yield from self._second_names()
         yield from self._constant_attributes()
         yield from self._constant_locals()
 
+    def _second_names(self) -> Iterator[Group]:
+        """Top-level names for what has another name of the file."""
+        world = self.world
+        for node in world.tree.body:
+            if not (
+                isinstance(node, ast.Assign) and isinstance(node.value, ast.Name) and len(node.targets) == 1
+            ):
+                continue
+            target, name = node.targets[0], node.value.id
+            if isinstance(target, ast.Name) and name in world.constants and len(world.stores[target.id]) == 1:
+                loads = world.loads[target.id]
+                if not any(world.is_local(load) for load in loads) and target.id not in world.entry_points:
+                    yield [*(self._use(load, name) for load in loads), *self._without(node)]
+
     def _calls(self, function: ast.FunctionDef, name: str | None) -> list[ast.Call] | None:
-        """Calls of a function, of a class, or (no name) of a method by ``self``; None where not all are known."""
+        """Calls of a function, of a class, or (no name) of a method; None where not all are known."""
         if name is not None:
             return None if name in self.world.entry_points else calls(self.world, name)
         if len(self.world.members[function.name]) != 1 or function.name.startswith("__"):
@@ -183,8 +316,7 @@ class _Pass:
         found = []
         for read in self.world.reads(function.name):
             call = self.world.parents[read]
-            is_self = isinstance(read.value, ast.Name) and read.value.id == "self"
-            if not (is_self and isinstance(call, ast.Call) and call.func is read):
+            if not (isinstance(call, ast.Call) and call.func is read):
                 return None
             if any(isinstance(a, ast.Starred) for a in call.args) or any(
                 k.arg is None for k in call.keywords
@@ -214,7 +346,7 @@ class _Pass:
             if len(self.world.bound_in(function, argument.arg)) != 1:
                 continue
             if value is UNKNOWN:
-                if uses or not all(v is None or is_pure(v) for v in given):
+                if uses or not all(v is None or self._is_harmless(v) for v in given):
                     continue
                 reason = UNUSED
             else:
@@ -241,7 +373,7 @@ class _Pass:
             value = self._one_value([node.value if v is None else v for v in given])
             reads = self.world.reads_of(name, owner)
             if reads is None or (
-                value is UNKNOWN and (reads or not all(v is None or is_pure(v) for v in given))
+                value is UNKNOWN and (reads or not all(v is None or self._is_harmless(v) for v in given))
             ):
                 continue
             group: Group = [] if value is UNKNOWN else [self._use(read, value) for read in reads]
@@ -290,7 +422,7 @@ class _Pass:
         value = self._one_value([statement.value])
         if value is not UNKNOWN:
             yield [*(self._use(read, value) for read in reads), *self._without(statement)]
-        elif not reads and is_pure(statement.value):
+        elif not reads and self._is_harmless(statement.value):
             yield self._without(statement)
 
     def _constant_property(self, name: str, owner: ast.ClassDef, node: ast.FunctionDef) -> Iterator[Group]:
@@ -351,8 +483,94 @@ class _Pass:
         constant = self._one_value([value])
         if constant is not UNKNOWN and not any(world.is_inside(use, world.parents[name]) for use in uses):
             yield [*(self._use(use, constant) for use in uses), *gone]
-        elif not uses and is_pure(value):
+        elif not uses and self._is_harmless(value):
             yield [_because(edit, UNUSED) for edit in gone]
+
+    def _length_with(self, node: ast.expr, text: str) -> int:
+        """Of a line with another text in the place of an expression."""
+        tail = self._line(node.end_lineno or node.lineno).encode()[node.end_col_offset :]
+        return node.col_offset + len(text) + len(tail)
+
+    def _is_harmless(self, node: ast.expr) -> bool:
+        """Whether an expression can be left out: a pure one, an object of ours, or, in host code, what Python computes."""
+        if is_pure(node) or self.plans.values(node) is not None:
+            return True
+        if isinstance(node, ast.Tuple):
+            return all(map(self._is_harmless, node.elts))
+        is_host = self.plans.is_host_code(node)
+        return all(
+            isinstance(part.func, ast.Name) and self.plans.is_python(part.func.id)
+            if isinstance(part, ast.Call)
+            else is_host or not isinstance(part, ast.Subscript | ast.ListComp | ast.GeneratorExp)
+            for part in ast.walk(node)
+            if isinstance(part, ast.expr)
+        )
+
+    def _unused_locals(self) -> Iterator[Group]:
+        """Assignments of several names that nothing reads."""
+        for node in self.world.nodes:
+            function = self.world.enclosing(node, FUNCTIONS) if isinstance(node, ast.Assign) else None
+            if (
+                function is None
+                or not isinstance(node, ast.Assign)
+                or not isinstance(node.targets[0], ast.Tuple)
+            ):
+                continue
+            names = [n for target in node.targets for n in ast.walk(target) if isinstance(n, ast.Name)]
+            plain = all(
+                isinstance(n, ast.Name | ast.Tuple | ast.Store) for t in node.targets for n in ast.walk(t)
+            )
+            read = any(self.world.is_inside(load, function) for n in names for load in self.world.loads[n.id])
+            if plain and not read and self._is_harmless(node.value):
+                yield [_because(edit, UNUSED) for edit in self._without(node)]
+
+    def _named(self, value: Any) -> str:
+        """A value as code: of large numbers that have a name, that."""
+        if isinstance(value, Symbol):
+            return value.name
+        if type(value) is int and abs(value) >= LARGE:
+            names = [name for name, known in self.world.constants.items() if is_same(known, value)]
+            return names[0] if names else repr(value)
+        if isinstance(value, tuple):
+            return f"({', '.join(map(self._named, value))}{',' * (len(value) == 1)})"
+        return repr(value)
+
+    def _dead_stores(self) -> Iterator[Group]:
+        """Registers that are only filled, and names that the next statement binds anew."""
+        for node in self.world.nodes:
+            if isinstance(node, ast.Assign) and isinstance(node.value, ast.Name):
+                if ast.unparse(node.targets[0]) == node.value.id:
+                    yield self._without(node)
+            block = getattr(node, "body", None)
+            for one, other in pairwise(block) if isinstance(block, list) else ():
+                if isinstance(one, ast.Assign) and isinstance(other, ast.Assign) and is_pure(one.value):
+                    names = {n.id for n in ast.walk(one.targets[0]) if isinstance(n, ast.Name)}
+                    read = {n.id for n in ast.walk(other.value) if isinstance(n, ast.Name)}
+                    same = ast.unparse(one.targets[0]) == ast.unparse(other.targets[0])
+                    if same and len(one.targets) == len(other.targets) == 1 and names.isdisjoint(read):
+                        yield self._without(one)
+            function = self.world.enclosing(node, FUNCTIONS) if isinstance(node, ast.Assign) else None
+            if (
+                isinstance(node, ast.Assign)
+                and function is not None
+                and isinstance(node.targets[0], ast.Name)
+                and isinstance(node.value, ast.Call)
+                and ast.unparse(node.value.func) == "cute.make_rmem_tensor"
+            ):
+                name = node.targets[0].id
+                loads = [n for n in self.world.loads[name] if self.world.is_inside(n, function)]
+                fills = [self._filling(load) for load in loads]
+                if len(self.world.bound_in(function, name)) == 1 and all(fill is not None for fill in fills):
+                    yield [edit for gone in (node, *fills) for edit in self._without(gone)]  # type: ignore[arg-type]
+
+    def _filling(self, load: ast.Name) -> ast.stmt | None:
+        """The statement ``load.fill(number)``."""
+        member = self.world.parents[load]
+        call = self.world.parents[member]
+        statement = self.world.parents.get(call)
+        if isinstance(member, ast.Attribute) and member.attr == "fill" and isinstance(statement, ast.Expr):
+            return statement
+        return None
 
     def _one_value(self, nodes: Sequence[ast.expr | None]) -> Any:
         """Source of the constant that all expressions are, or UNKNOWN."""
@@ -368,10 +586,66 @@ class _Pass:
         sources = {self._source(node) for node in nodes if node is not None}
         one = sources.pop() if len(sources) == 1 else ""
         if isinstance(first, Symbol):
-            return one or first.name
+            is_global = one.split(".")[0] in self.world.imported or one in self.world.constants
+            return one if is_global else first.name
         if is_pair:
-            return one if one in self.world.constants else UNKNOWN
-        return one if one in self.world.constants else repr(first)
+            if one in self.world.constants:
+                return one
+            return f"({', '.join(p.name if isinstance(p, Symbol) else repr(p) for p in first)})"
+        return one if one in self.world.constants else self._named(first)
+
+    def inlined(self) -> Iterator[Group]:
+        """Functions of one expression that stand in the place of their calls; results that are returned as they come."""
+        for found in inlined(self.world):
+            if any(self._length_with(use, text) > WIDTH for use, text in found.uses):
+                continue
+            yield [
+                *(self._put(use, text, INLINED) for use, text in found.uses),
+                *self._without(found.definition),
+            ]
+        for node in self.world.nodes:
+            if isinstance(node, ast.keyword) and node.arg is None and isinstance(node.value, ast.Dict):
+                pairs = list(zip(node.value.keys, node.value.values, strict=True))
+                if all(isinstance(key, ast.Constant) and isinstance(key.value, str) for key, _ in pairs):
+                    given = ", ".join(f"{key.value}={self._source(value)}" for key, value in pairs)  # type: ignore[union-attr]
+                    yield [self._put(node, given, INLINED)]
+            body = getattr(node, "body", None)
+            if not isinstance(node, ast.FunctionDef) or len(body or []) < 2:
+                continue
+            before, last = node.body[-2:]
+            yield from self._returned_at_once(node, before, last)
+            if (
+                isinstance(before, ast.Assign)
+                and isinstance(last, ast.Return)
+                and last.value is not None
+                and len(before.targets) == 1
+                and ast.unparse(before.targets[0]) == ast.unparse(last.value)
+                and all(isinstance(n, ast.Name | ast.Tuple | ast.expr_context) for n in ast.walk(last.value))
+            ):
+                yield [
+                    *self._without(last),
+                    self._put(before, f"return {self._source(before.value)}", INLINED),
+                ]
+
+    def _returned_at_once(
+        self, function: ast.FunctionDef, before: ast.stmt, last: ast.stmt
+    ) -> Iterator[Group]:
+        """A name that only the next statement uses, first of all, to return what it makes of it."""
+        if not (
+            isinstance(before, ast.Assign)
+            and isinstance(last, ast.Return)
+            and isinstance(last.value, ast.Call)
+            and last.value.args
+            and isinstance(name := last.value.args[0], ast.Name)
+            and ast.unparse(before.targets[0]) == name.id
+            and is_pure(last.value.func)
+            and len(self.world.bound_in(function, name.id)) == 1
+            and sum(self.world.is_inside(load, function) for load in self.world.loads[name.id]) == 1
+        ):
+            return
+        text = self._source(before.value)
+        if "#" not in text and self._length_with(name, text) <= WIDTH:
+            yield [*self._without(before), self._put(name, text, INLINED)]
 
     # ---- what nothing uses -------------------------------------------------------------------------
     def unused(self) -> Iterator[Group]:
@@ -385,16 +659,28 @@ class _Pass:
                 and not any(self._is_used(name, node) for name in names)
             ):
                 yield [*self._without(node), *self._documentation(node)]
-            if isinstance(node, ast.Import | ast.ImportFrom):
-                yield from self._unused_import(node)
+            for part in [*getattr(node, "body", []), node, *getattr(node, "handlers", [])]:
+                for statement in part.body if isinstance(part, ast.ExceptHandler) else [part]:
+                    if isinstance(statement, ast.Import | ast.ImportFrom):
+                        yield from self._unused_import(statement)
+        yield from self._unused_locals()
+        yield from self._dead_stores()
         for owner in world.classes.values():
             yield from self._only_annotated(owner)
+            yield from self._unnamed_members(owner)
+            yield from self._same_as_base(owner)
             for member in owner.body:
                 if not isinstance(member, ast.FunctionDef) or re.fullmatch(r"__\w+__", member.name):
                     continue
-                inside = [n for n in world.attributes[member.name] if not world.is_inside(n, member)]
+                if self.plans.configs and (owner.name, member.name) == (CONFIG, "to_name"):
+                    continue  # tables ask for it
+                inside = [
+                    n
+                    for n in world.attributes[member.name]
+                    if not world.is_inside(n, member) and not self._is_of_another(n, owner)
+                ]
                 if (
-                    not owner.bases
+                    all(isinstance(base, ast.Name) and base.id in world.classes for base in owner.bases)
                     and not [n for n in inside if not world.is_foreign(n)]
                     and member.name not in world.texts
                 ):
@@ -419,6 +705,36 @@ class _Pass:
             )
         yield [*group, *self._without(owner)]
 
+    def _is_of_another(self, node: ast.Attribute, owner: ast.ClassDef) -> bool:
+        """Whether an attribute is known to be one of another class, of one without relatives."""
+        name = (
+            node.value.id
+            if isinstance(node.value, ast.Name) and node.value.id in self.world.classes
+            else None
+        )
+        kind = self.world.classes.get(name or self.world.type_of(node.value) or "")
+        return kind is not None and kind is not owner and not kind.bases and not owner.bases
+
+    def _unnamed_members(self, owner: ast.ClassDef) -> Iterator[Group]:
+        """Members of an enumeration that is only asked for members by name."""
+        uses = [self.world.parents[load] for load in self.world.loads[owner.name]]
+        if [ast.unparse(base) for base in owner.bases] != ["IntEnum"] or not uses:
+            return
+        names = {use.attr for use in uses if isinstance(use, ast.Attribute)}
+        if all(isinstance(use, ast.Attribute) or is_annotation(self.world, use) for use in uses):
+            for node in owner.body:
+                if isinstance(node, ast.Assign) and not names & _bound(node):
+                    yield self._without(node)
+
+    def _same_as_base(self, owner: ast.ClassDef) -> Iterator[Group]:
+        """A class that adds nothing to one of ours is that one."""
+        base = owner.bases[0] if len(owner.bases) == 1 else None
+        is_empty = all(_is_text(node) or isinstance(node, ast.Pass) for node in owner.body)
+        if isinstance(base, ast.Name) and base.id in self.world.classes and is_empty:
+            if owner.name not in self.world.entry_points and owner.name not in self.world.texts:
+                loads = self.world.loads[owner.name]
+                yield [*(self._put(load, base.id, UNUSED) for load in loads), *self._without(owner)]
+
     def _is_used(self, name: str, definition: ast.stmt) -> bool:
         return any(not self.world.is_inside(load, definition) for load in self.world.loads[name])
 
@@ -438,7 +754,7 @@ class _Pass:
         if len(kept) == len(node.names):
             return
         if not kept:
-            yield [Cut(node.lineno, self._end([node]))]
+            yield self._without(node)
             return
         listed = ", ".join(a.name + (f" as {a.asname}" if a.asname else "") for a in kept)
         head = f"from {node.module} import " if isinstance(node, ast.ImportFrom) else "import "
@@ -518,7 +834,7 @@ class _Pass:
         data[0] = data[0][node.col_offset :]
         return re.sub(r"\s*\n\s*", " ", b"\n".join(data).decode())
 
-    def _use(self, node: ast.expr, text: str) -> Put:
+    def _use(self, node: ast.expr, text: str, reason: str = CONSTANT) -> Put:
         """A constant in the place of a name; in parentheses where a number would run into what is around it."""
         parent = self.world.parents[node]
         is_number = text[:1].isdigit() or text.startswith("-")
@@ -526,7 +842,7 @@ class _Pass:
             isinstance(parent, ast.Attribute) or (text.startswith("-") and not isinstance(parent, ast.Call))
         ):
             text = f"({text})"
-        return self._put(node, text, CONSTANT)
+        return self._put(node, text, reason)
 
     def _put(self, node: ast.AST, text: str, reason: str) -> Put:
         place = node.lineno, node.col_offset, node.end_lineno, node.end_col_offset  # type: ignore[attr-defined]

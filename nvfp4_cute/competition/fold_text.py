@@ -112,7 +112,8 @@ class Text:
                     line = self.lines[number - 1]
                     if line.text[: edit.by].strip() == "":
                         self.lines[number - 1] = _with(line, line.text[edit.by :], edit.reason)
-        self.lines = [line for number, line in enumerate(self.lines, start=1) if number not in gone]
+        kept = [line for number, line in enumerate(self.lines, start=1) if number not in gone]
+        self.lines = [replace(line, text=text) for line in kept for text in line.text.split("\n")]
 
     def drop_empty_sections(self, heading: str) -> None:
         """Sections, each begun by a line with ``heading``, in which only comments are left go."""
@@ -125,8 +126,50 @@ class Text:
                 kept += section
         self.lines = kept
 
+    def drop_orphans(self) -> None:
+        """Comments of blocks that are gone: indented further than the code on either side."""
+        kept: list[Any] = []
+        code = ""  # the last line that is not a comment
+        for index, line in enumerate(self.lines):
+            text = line.text
+            if text.strip().startswith("#") and text.startswith(" "):
+                following = next(
+                    (
+                        n.text
+                        for n in self.lines[index:]
+                        if n.text.strip() and not n.text.lstrip().startswith("#")
+                    ),
+                    "",
+                )
+                if not code.rstrip().endswith((":", ",", "(", "[", "{")) and max(
+                    map(_indent, (code, following))
+                ) < _indent(text):
+                    continue
+            elif text.strip() and not text.startswith("#"):
+                code = text
+            elif text.startswith("#"):
+                code = ""
+            kept.append(line)
+        self.lines = kept
+
+    def shorten_headings(self, heading: str) -> None:
+        """Sections with neither function nor class need no heading; one blank line below each of the others."""
+        starts = [number for number, line in enumerate(self.lines) if line.text.startswith(heading)]
+        ends = [*starts, len(self.lines)]
+        kept = self.lines[: ends[0]]
+        for start, end in pairwise(ends):
+            section = self.lines[start:end]
+            stop = next(n for n, line in enumerate(section) if not line.text.startswith("#"))
+            top, rest = section[:stop], section[stop:]
+            if not any(re.match(r"\s*(def|class) ", line.text) for line in rest):
+                top = []
+            while len(rest) > 1 and not rest[0].text and not rest[1].text:
+                rest = rest[1:]
+            kept += [*top, *rest]
+        self.lines = kept
+
     def tidy(self) -> None:
-        """Blank lines as the formatter has them: at most two together, one inside, none at the start of a block."""
+        """One blank line where there are several, none at the start of a block."""
         kept: list[Any] = []
         for index, line in enumerate(self.lines):
             if line.text.strip():
@@ -138,12 +181,16 @@ class Text:
             while before < len(kept) and not kept[-1 - before].text.strip():
                 before += 1
             opens = not kept or re.search(r"[:(\[{]$", kept[-1].text) is not None and inside
-            if before >= (1 if inside else 2) or opens:
+            if before >= 1 or opens:
                 continue
             kept.append(line)
         while kept and not kept[-1].text.strip():
             kept.pop()
         self.lines = kept
+
+
+def _indent(text: str) -> int:
+    return len(text) - len(text.lstrip())
 
 
 def _with(line: Any, text: str, reason: str) -> Any:

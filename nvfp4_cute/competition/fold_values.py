@@ -4,7 +4,7 @@ import ast
 import operator
 import re
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -57,6 +57,7 @@ class World:
         self.stores: dict[str, list[ast.AST]] = defaultdict(list)
         self.attributes: dict[str, list[ast.Attribute]] = defaultdict(list)
         self.texts: set[str] = set()
+        self.planned: Callable[[ast.expr], Any] = lambda node: UNKNOWN  # ``fold_plans.Plans.one``
         self._types: dict[ast.expr, str | None] = {}
         self._bindings: dict[ast.AST, dict[str, list[ast.AST]]] = {}
         self.nodes: list[ast.AST] = [tree]
@@ -237,6 +238,8 @@ class World:
             function = self.functions.get(node.func.id)
             return self._annotated(function.returns) if function else None
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+            if node.func.attr == "get" and len(node.args) == 2:
+                return self.type_of(node.args[1])
             owner = self.type_of(node.func.value)
             if owner is None and isinstance(node.func.value, ast.Name) and node.func.value.id in self.classes:
                 owner = node.func.value.id
@@ -348,7 +351,11 @@ class World:
     # ---- values ----------------------------------------------------------------------------------
     def value(self, node: ast.expr, constants: dict[str, Any] | None = None) -> Any:
         """The value of an expression, or UNKNOWN."""
-        known = self.constants if constants is None else constants
+        found = self._value(node, self.constants if constants is None else constants)
+        is_ready = "constants" in self.__dict__  # plans are asked once the file's constants are known
+        return self.planned(node) if found is UNKNOWN and is_ready else found
+
+    def _value(self, node: ast.expr, known: dict[str, Any]) -> Any:
         if isinstance(node, ast.Constant):
             return node.value
         if isinstance(node, ast.Name):
@@ -358,9 +365,7 @@ class World:
                     return known[node.id]
             full = self.sources.get(node.id, "")
             return (
-                Symbol(full)
-                if full.rpartition(".")[2][:1].isupper() and not self._is_local(node)
-                else UNKNOWN
+                Symbol(full) if full.rpartition(".")[2][:1].isupper() and not self.is_local(node) else UNKNOWN
             )
         if isinstance(node, ast.Attribute):
             return self._of_attribute(node, known)
@@ -409,18 +414,21 @@ class World:
                 )
         return UNKNOWN
 
-    def _is_local(self, node: ast.Name) -> bool:
+    def is_local(self, node: ast.Name) -> bool:
+        """Whether a function around a name binds it, other than by an import."""
         function = self.enclosing(node, FUNCTIONS)
-        return function is not None and any(
-            not isinstance(b, ast.alias) for b in self.bound_in(function, node.id)
-        )
+        while function is not None:
+            if any(not isinstance(b, ast.alias) for b in self.bound_in(function, node.id)):
+                return True
+            function = self.enclosing(function, FUNCTIONS)
+        return False
 
     def _of_attribute(self, node: ast.Attribute, known: dict[str, Any]) -> Any:
         """A class of an imported module, the width of a number type."""
         parts, root = [node.attr], node.value
         while isinstance(root, ast.Attribute):
             parts, root = [root.attr, *parts], root.value
-        if isinstance(root, ast.Name) and root.id in self.sources and not self._is_local(root):
+        if isinstance(root, ast.Name) and root.id in self.sources and not self.is_local(root):
             name = ".".join([self.sources[root.id], *parts])
             if node.attr[:1].isupper():
                 return Symbol(name)

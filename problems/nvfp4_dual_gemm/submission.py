@@ -12,18 +12,17 @@ from nvfp4_cute.problems.submission_parts import sendable_errors
 from .spec import BENCHMARKS
 
 # The size -> config, for the shapes that are timed, where the export freezes what `select` chooses; every other shape
-# takes the default.
+# takes one of them, the default.
 CONFIGS: dict[Sizes, KernelConfig] = {}
 DEFAULT_CONFIG = sm100.DEFAULT_CONFIG
 ACTIVATION = "silu"
 
 
-def frozen_constants() -> dict[str, str]:
-    """What an export writes in the place of constants: name to Python expression."""
+def frozen_constants(config: KernelConfig | None = None) -> dict[str, str]:
+    """What an export writes in the place of constants: name to Python expression. ``config``: for every shape."""
     sizes = [((case.m, case.n, case.k),) for case in BENCHMARKS]
-    return frozen_configs(
-        GroupedProblem(size, out_dtype=torch.float16, activation=ACTIVATION) for size in sizes
-    )
+    problems = (GroupedProblem(size, out_dtype=torch.float16, activation=ACTIVATION) for size in sizes)
+    return frozen_configs(problems, config)
 
 
 @sendable_errors

@@ -12,14 +12,15 @@ from nvfp4_cute.problems.submission_parts import sendable_errors
 from .spec import BENCHMARKS
 
 # Sizes of all groups -> config, for the shapes that are timed, where the export freezes what `select` chooses; every
-# other shape takes the default.
+# other shape takes one of them, the default.
 CONFIGS: dict[Sizes, KernelConfig] = {}
 DEFAULT_CONFIG = sm100.DEFAULT_CONFIG
 
 
-def frozen_constants() -> dict[str, str]:
-    """What an export writes in the place of constants: name to Python expression."""
-    return frozen_configs(GroupedProblem(case.sizes, out_dtype=torch.float16) for case in BENCHMARKS)
+def frozen_constants(config: KernelConfig | None = None) -> dict[str, str]:
+    """What an export writes in the place of constants: name to Python expression. ``config``: for every shape."""
+    problems = (GroupedProblem(case.sizes, out_dtype=torch.float16) for case in BENCHMARKS)
+    return frozen_configs(problems, config)
 
 
 @sendable_errors
