@@ -29,10 +29,10 @@ SIGNAL_S = 2e-6
 """From the last store into another GPU's memory until a kernel there has seen the signal. Assumed."""
 LAUNCH_S = 2.3e-6
 """Of a launch in a CUDA graph where a target has none of its own: an H200's, bench/probes/h200_launch_probe.txt."""
-MATRIX_SHARE = 0.63
-"""Of the dense peak: the products of 8,192 tokens a rank of DeepSeek's slice on two H100s, 621 of 989 TFLOP/s."""
-MEMORY_SHARE = 0.70
-"""Of the memory's bandwidth: the products of 8 tokens a rank there, 2.34 of 3.35 TB/s."""
+MATRIX_SHARE = 0.60
+"""Of the dense peak: the products of 8,192 tokens a rank of DeepSeek's slice on two H100s, 592 of 989 TFLOP/s."""
+MEMORY_SHARE = 0.71
+"""Of the memory's bandwidth: the products of 8 tokens a rank there, 2.37 of 3.35 TB/s."""
 LINK_SHARE = 0.84
 """Of a link's bandwidth: copies into a peer's buffer, 370 to 391 of 450 GB/s on two H100s."""
 
