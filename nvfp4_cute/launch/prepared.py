@@ -184,9 +184,10 @@ def _allocator(outs: Sequence[torch.Tensor]) -> Callable[[], list[torch.Tensor]]
         makers = [t.new_empty(0).new_empty_strided for t in outs]
         return lambda: [make(*layout) for make, layout in zip(makers, layouts)]  # noqa: B905, as many
     split = torch.unsafe_split_with_sizes
-    rows, row = [len(t) for t in outs], first.shape[1:]
-    row_bytes = row.numel() * first.element_size()
-    if row_bytes % OUT_ALIGN_BYTES == 0 and all(t.shape[1:] == row and t.is_contiguous() for t in outs):
+    row = first.shape[1:]
+    are_rows = all(t.ndim and t.shape[1:] == row and t.is_contiguous() for t in outs)
+    if are_rows and row.numel() * first.element_size() % OUT_ALIGN_BYTES == 0:
+        rows = [len(t) for t in outs]
         shape = (sum(rows), *row)
         return lambda: [*split(new.new_empty(shape), rows)]
     lengths = [-(-span_bytes(t) // OUT_ALIGN_BYTES) * OUT_ALIGN_BYTES // first.element_size() for t in outs]

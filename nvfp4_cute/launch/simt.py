@@ -356,7 +356,7 @@ class GlobalScaleTask(TableTask):
         x: float16 or bfloat16, [M, K], not empty, K a multiple of 8, rows contiguous and a multiple of 16 bytes apart.
         times_0, times_1: float32 of one element, or None.
         out: float32 without dimensions. product_0, product_1: such, one for each factor.
-        partials: int32 [``amax_ctas``], None where that is 1.
+        partials: float32 [``amax_ctas``], bits of magnitudes; None where that is 1.
     """
 
     columns = GlobalScale

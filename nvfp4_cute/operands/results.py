@@ -77,7 +77,14 @@ def block_scaled_tensor(
     scale_layout: ScaleLayout = "blocked",
     format: BlockFormat = NVFP4_FORMAT,
 ) -> BlockScaledTensor:
-    """A tensor of what a launch writes, whose parts fit each other: without the checks, which take as long as a launch."""
+    """A tensor of what a launch writes, whose parts fit each other: without the checks, which take as long as a launch.
+
+    A graph that is traced has them: torch before 2.13 traces constructors alone.
+    """
+    if torch.compiler.is_compiling():
+        if format == NVFP4_FORMAT:
+            return NVFP4Tensor(data, scale, global_scale, shape, scale_layout)
+        return BlockScaledTensor(data, scale, global_scale, shape, scale_layout, format=format)
     made = object.__new__(NVFP4Tensor if format == NVFP4_FORMAT else BlockScaledTensor)
     parts = {"data": data, "scale": scale, "global_scale": global_scale, "shape": shape}
     vars(made).update(parts, scale_layout=scale_layout)

@@ -63,7 +63,7 @@ def _check(x: torch.Tensor, *times: torch.Tensor) -> tuple[GlobalScaleTask, list
     """The task, and what it writes."""
     made = [torch.empty((), dtype=torch.float32, device=x.device) for _ in range(1 + len(times))]
     ctas = amax_ctas(x.numel())
-    partials = None if ctas == 1 else torch.empty(ctas, dtype=torch.int32, device=x.device)
+    partials = None if ctas == 1 else torch.empty(ctas, dtype=torch.float32, device=x.device)
     times_0, times_1 = (*times, None, None)[:2]
     out, product_0, product_1 = (*made, None, None)[:3]
     assert out is not None

@@ -221,6 +221,7 @@ LAYOUTS = {
     "of any size": [torch.zeros(m, n, dtype=torch.bfloat16) for m, n in ((3, 40), (5, 7), (1, 128))],
     "columns": [torch.zeros(n, m).T for m, n in ((3, 128), (5, 128), (8, 128))],
     "pitched": [torch.zeros(m, 32, dtype=torch.uint8)[:, :24] for m in (3, 0, 70)],
+    "numbers": [torch.zeros(()), torch.zeros(()), torch.zeros(20)],
     "of two": [torch.zeros(m, 128, dtype=torch.float16) for m in (3, 70)],
 }
 
@@ -604,9 +605,9 @@ def test_the_second_layer_of_experts_makes_no_table(gpu, monkeypatch, bias):
 def test_tasks_that_differ_in_a_number_are_told_apart():
     ids = torch.zeros(3, 2, dtype=torch.int32)
     order = (torch.zeros(4), torch.zeros(6), torch.zeros(3, 2), torch.zeros(3, 2))
-    first, other = (PermuteTask(ids, *order, None, start, "whole").settings for start in (0, 1))
+    first, other = (PermuteTask(ids, *order, None, start, "whole").call()[2] for start in (0, 1))
     assert first != other and hash(first) is not None
-    assert first == PermuteTask(ids.clone(), *order, None, 0, "whole").settings
+    assert first == PermuteTask(ids.clone(), *order, None, 0, "whole").call()[2]
 
 
 def test_a_tensor_that_comes_twice_is_known_without_a_signature():
