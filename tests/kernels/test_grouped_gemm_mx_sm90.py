@@ -176,9 +176,8 @@ def every_code(format, scales):
 
 
 def check_every_code(format, side, scales, device="cpu", backend="auto"):
-    """Beside ones of MXFP4: products that are multiples of 2^-133 are exact, others rounded to one; what is infinite stays that.
-
-    A row of eight tokens, or of weights, has a one in each eighth column, so what is not finite meets zeros, too.
+    """Each code times a one of MXFP4: products that are multiples of 2^-133 are exact, others rounded to one. Infinities and NaN
+    stay what they are, and products from 2^128 on are infinite.
     """
     extreme, plain = every_code(format, scales), nv.quantize(torch.eye(32, 128), format=nv.MXFP4)
     a, b, formats = (plain.data, extreme[0]), (plain.scale, extreme[1]), (nv.MXFP4, format)
@@ -188,11 +187,14 @@ def check_every_code(format, side, scales, device="cpu", backend="auto"):
     with observe(check=True):
         got = nv.gemm(*(t.to(device) for t in (*a, *b)), **options, backend=backend).cpu()
     want = nv.gemm(*a, *b, **options)
+    # A code meets a one in one row, and zeros in the others, which times what is infinite are NaN.
+    rows = torch.arange(len(extreme[0]))
+    got, want = ((y if side == "tokens" else y.T)[rows, rows % 32] for y in (got, want))
     assert torch.equal(got.isnan(), want.isnan()) and torch.equal(got.isinf(), want.isinf())
     exact = (want.double() * 2.0**133) % 1 == 0
     assert_bitwise_equal(got[exact], want[exact])
     assert ((got - want)[want.isfinite()].abs() <= 2.0**-134).all()
-    assert exact[want.isfinite()].float().mean() > 0.9 and not exact[want.isfinite()].all()
+    assert exact[want.isfinite()].float().mean() > 0.7 and not exact[want.isfinite()].all()
 
 
 @pytest.mark.sampled(1)
