@@ -1,21 +1,23 @@
 """Device half of the schedule where groups are parts of common operands: ragged (``offs``), masked (``masked_m``), or
 batched, which is masked with every row in use and no sizes to read.
 
-A warp looks at 32 groups at a time, a lane each: it reads their sizes, counts their tiles, and scans. Sizes are read
-when the kernel runs, so a launch that a graph replays follows the sizes of that moment; any number of groups works.
-Groups keep the caller's order, M is the fast axis in a group, as in ``group_table``.
+A warp looks at 32 groups at a time, a lane each: it reads their sizes, counts their tiles, and scans. The sizes of the next
+groups are read meanwhile: where a token chooses few of many experts, a worker's next tile lies behind many groups without rows.
+Sizes are read when the kernel runs, so a launch that a graph replays follows the sizes of that moment; any number of groups
+works. Groups keep the caller's order, M is the fast axis in a group, as in ``group_table``.
 """
 
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import ClassVar, Literal
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Int32
+from cutlass import Float32, Int32, Uint32
 
 from nvfp4_cute.formats.scale_layout import ATOM_ROWS
 
 from .group_table import WorkTile, ceil_div
+from .select import select
 from .warp_schedule import WARP_SIZE
 
 
@@ -29,6 +31,7 @@ class DeviceGroups:
         sizes: int32 [num_groups] in global memory.
         m_max: rows of ``a`` in all (ragged) or of each batch (masked, batched): no group reaches beyond.
         n, k: extents in elements.
+        factors: pointers to fp32 [num_groups] in global memory, whose values tiles come with.
     """
 
     form: Literal["ragged", "masked", "batched"]
@@ -37,18 +40,27 @@ class DeviceGroups:
     m_max: Int32
     n: Int32
     k: Int32
+    factors: tuple = ()
+
+    # Windows of 32 groups that are read before those in front of them are counted.
+    WINDOWS_AHEAD: ClassVar[int] = 1
+
+    def with_factors(self, factors: list | None) -> "DeviceGroups":
+        """The same groups, whose factors are read with their sizes: a load of its own waits behind those of operands."""
+        return replace(self, factors=tuple(factors or ()))
 
     @cute.jit
     def first_cursor(self, tile_idx: Int32, tile_shape_mnk: cutlass.Constexpr) -> tuple:
-        """Where a worker starts whose first tile is ``tile_idx``."""
-        window = self._window(Int32(0), Int32(0), Int32(0), tile_shape_mnk)
-        return self._seek((tile_idx, Int32(0), *window), tile_shape_mnk)
+        """Where a worker starts whose first tile is ``tile_idx``: its window, and what was read of those that follow."""
+        window, factors = (Int32(0),) * 4, tuple(Float32(0.0) for _ in self.factors)
+        ahead = tuple(self._read(Int32(i * WARP_SIZE)) for i in range(self.WINDOWS_AHEAD))
+        # One place for the first window and all others.
+        return self._seek((tile_idx, Int32(-WARP_SIZE), *window, factors, ahead), tile_shape_mnk)
 
     @cute.jit
     def next_cursor(self, cursor: tuple, stride: Int32, tile_shape_mnk: cutlass.Constexpr) -> tuple:
         """``stride`` tiles further."""
-        tile_idx, first_group, m, row, tile_end, block_end = cursor
-        return self._seek((tile_idx + stride, first_group, m, row, tile_end, block_end), tile_shape_mnk)
+        return self._seek((cursor[0] + stride, *cursor[1:]), tile_shape_mnk)
 
     @cute.jit
     def has_tile(self, cursor: tuple):
@@ -58,15 +70,19 @@ class DeviceGroups:
     @cute.jit
     def tile(self, cursor: tuple, tile_shape_mnk: cutlass.Constexpr) -> WorkTile:
         """The tile at the cursor."""
-        tile, local_idx = self.group_at(cursor, tile_shape_mnk)
-        tiles_m = ceil_div(tile.m, tile_shape_mnk[0])
-        tile_n_idx = local_idx // tiles_m
-        return replace(tile, tile_m_idx=local_idx - tile_n_idx * tiles_m, tile_n_idx=tile_n_idx)
+        tile, tile_n_idx = self.group_at(cursor, tile_shape_mnk)
+        tiles_m, tile_m_idx = ceil_div(tile.m, tile_shape_mnk[0]), Int32(0)
+        # Few rows make one tile along M, and a division takes as long as finding the group.
+        if tiles_m > 1:
+            local_idx = tile_n_idx
+            tile_n_idx = Int32(Uint32(local_idx) // Uint32(tiles_m))
+            tile_m_idx = local_idx - tile_n_idx * tiles_m
+        return replace(tile, tile_m_idx=tile_m_idx, tile_n_idx=tile_n_idx)
 
     @cute.jit
     def group_at(self, cursor: tuple, tile_shape_mnk: cutlass.Constexpr) -> tuple:
         """The first tile of the group at the cursor, and how far behind it the cursor is."""
-        tile_idx, first_group, lane_m, lane_row, lane_tile_end, lane_block_end = cursor
+        tile_idx, first_group, lane_m, lane_row, lane_tile_end, lane_block_end, lane_factors, _ = cursor
         # Lanes whose groups end at or before the tile: the group is the first that does not.
         lane = cute.arch.popc(cute.arch.vote_ballot_sync(lane_tile_end <= tile_idx))
         m = cute.arch.shuffle_sync(lane_m, lane)
@@ -76,7 +92,9 @@ class DeviceGroups:
         a_row = cute.arch.shuffle_sync(lane_row, lane) if ragged else 0
         a_sf_block = cute.arch.shuffle_sync(lane_block_end, lane) - ceil_div(m, ATOM_ROWS) if ragged else 0
         zero, k_tile_cnt = Int32(0), ceil_div(self.k, tile_shape_mnk[2])
-        return self.tile_of_group(first_group + lane, zero, zero, k_tile_cnt, m, a_row, a_sf_block), local_idx
+        tile = self.tile_of_group(first_group + lane, zero, zero, k_tile_cnt, m, a_row, a_sf_block)
+        factors = tuple(cute.arch.shuffle_sync(factor, lane) for factor in lane_factors)
+        return replace(tile, factors=factors), local_idx
 
     def tile_of_group(
         self,
@@ -121,33 +139,57 @@ class DeviceGroups:
     @cute.jit
     def _seek(self, cursor: tuple, tile_shape_mnk: cutlass.Constexpr) -> tuple:
         """Move the window of 32 groups to the one with the tile, or past the last group."""
-        tile_idx, first_group, m, row, tile_end, block_end = cursor
+        tile_idx, first_group, m, row, tile_end, block_end, factors, ahead = cursor
         tiles_before = cute.arch.shuffle_sync(tile_end, WARP_SIZE - 1)
         while tile_idx >= tiles_before and first_group < self.num_groups:
             first_group += WARP_SIZE
             blocks_before = cute.arch.shuffle_sync(block_end, WARP_SIZE - 1)
-            m, row, tile_end, block_end = self._window(
-                first_group, tiles_before, blocks_before, tile_shape_mnk
+            # What is read here is not waited for.
+            ahead = (*ahead, self._read(first_group + self.WINDOWS_AHEAD * WARP_SIZE))
+            (sizes, factors), ahead = ahead[0], ahead[1:]
+            m, row, tile_end, block_end = self._count(
+                first_group, sizes, tiles_before, blocks_before, tile_shape_mnk
             )
             tiles_before = cute.arch.shuffle_sync(tile_end, WARP_SIZE - 1)
-        return tile_idx, first_group, m, row, tile_end, block_end
+        return tile_idx, first_group, m, row, tile_end, block_end, factors, ahead
 
     @cute.jit
     def _window(
         self, first_group: Int32, tiles_before: Int32, blocks_before: Int32, tile_shape_mnk: cutlass.Constexpr
     ) -> tuple:
         """Of group ``first_group`` + lane: rows, first row, tiles and scale blocks of all groups up to its end."""
-        group = first_group + cute.arch.lane_idx()
-        row, end = Int32(0), Int32(0)
-        if group < self.num_groups:
-            end = self.m_max
-            if cutlass.const_expr(self.form != "batched"):
-                sizes = cute.make_tensor(self.sizes, cute.make_layout(self.num_groups))
-                end = cutlass.min(sizes[group], self.m_max)
-            if cutlass.const_expr(self.form == "ragged"):
-                if group > 0:
-                    row = cutlass.max(sizes[group - 1], 0)
-        m = cutlass.max(end - row, 0)
+        sizes, _ = self._read(first_group)
+        return self._count(first_group, sizes, tiles_before, blocks_before, tile_shape_mnk)
+
+    @cute.jit
+    def _read(self, first_group: Int32) -> tuple:
+        """What the device holds of group ``first_group`` + lane, or of the last one: its sizes, and its factors.
+
+        Sizes: of a ragged group its end and that of the one before, of a masked one its rows. Without branches, so that all
+        are read at once.
+        """
+        group = cutlass.min(first_group + cute.arch.lane_idx(), self.num_groups - 1)
+        places = {"ragged": (group, cutlass.max(group - 1, 0)), "masked": (group,), "batched": ()}
+        values = cute.make_layout(self.num_groups)
+        sizes = tuple(cute.make_tensor(self.sizes, values)[place] for place in places[self.form])
+        return sizes, tuple(cute.make_tensor(factor, values)[group] for factor in self.factors)
+
+    @cute.jit
+    def _count(
+        self,
+        first_group: Int32,
+        sizes: tuple,
+        tiles_before: Int32,
+        blocks_before: Int32,
+        tile_shape_mnk: cutlass.Constexpr,
+    ) -> tuple:
+        """As ``_window``, of ``sizes`` that were read."""
+        group, row, end = first_group + cute.arch.lane_idx(), Int32(0), self.m_max
+        if cutlass.const_expr(self.form != "batched"):
+            end = cutlass.min(sizes[0], self.m_max)
+        if cutlass.const_expr(self.form == "ragged"):
+            row = select(group > 0, cutlass.max(sizes[1], 0), Int32(0))
+        m = select(group < self.num_groups, cutlass.max(end - row, 0), Int32(0))
         tile_end = tiles_before + inclusive_sum(self.tiles_of_group(m, tile_shape_mnk))
         block_end = Int32(0)
         if cutlass.const_expr(self.form == "ragged"):

@@ -38,6 +38,10 @@ class GroupTable:
         reciprocals = [reciprocal(cutlass.max(ceil_div(extent, tile_m), 1)) for extent in m]
         return cls(m, n, k, tile_offsets, num_tiles, reciprocals)
 
+    def with_factors(self, factors: list | None) -> "GroupTable":
+        """The same groups: their factors are read where they are used."""
+        return self
+
     @cute.jit
     def first_cursor(self, tile_idx: Int32, tile_shape_mnk: cutlass.Constexpr) -> tuple:
         """Where a worker starts whose first tile is ``tile_idx``."""
@@ -76,6 +80,7 @@ class WorkTile:
         a_row: row of ``a`` and of the output where the group begins.
         a_sf_block: 128-row block of ``a_scale`` where it begins.
         a_batch, b_batch: its batch of ``a`` and the output, and of ``b``.
+        factors: of the group, one a product, where they were read with its sizes.
     """
 
     slot: Int32
@@ -88,6 +93,7 @@ class WorkTile:
     a_sf_block: Int32 | int = 0
     a_batch: Int32 | int = 0
     b_batch: Int32 | int = 0
+    factors: tuple = ()
 
 
 @cute.jit

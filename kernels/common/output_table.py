@@ -65,10 +65,12 @@ def caller_index(outputs: OutputTable, slot: Int32) -> Int32:
 
 
 @cute.jit
-def load_alphas(outputs: OutputTable, slot: Int32, num_products: cutlass.Constexpr) -> list:
-    """The slot's factor of every product, 1 where there are none."""
+def load_alphas(outputs: OutputTable, tile: WorkTile, num_products: cutlass.Constexpr) -> list:
+    """The factor of every product of the tile's group, 1 where there are none."""
     alphas = [Float32(1.0)] * num_products
-    if cutlass.const_expr(outputs.alphas is not None):
-        idx = caller_index(outputs, slot)
+    if cutlass.const_expr(len(tile.factors) > 0):
+        alphas = list(tile.factors)
+    elif cutlass.const_expr(outputs.alphas is not None):
+        idx = caller_index(outputs, tile.slot)
         alphas = [cute.make_tensor(alpha + idx, cute.make_layout(1))[0] for alpha in outputs.alphas]
     return alphas

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Float32, Int32, Int64, Uint32
+from cutlass import Float32, Int32, Int64
 
 from nvfp4_cute.launch_table import Finalize, PeerHeader
 from nvfp4_cute.planning.arch.simt import ROW_WARPS, WARP_SIZE
@@ -125,32 +125,33 @@ class FinalizeKernel:
             row, weight, expert = self.choice(operands, token, lane)
             acc = cute.make_rmem_tensor(LANE_COLUMNS, Float32)
             acc.fill(start)
-            # (WORD, CHOICE)
-            words, biases = (cute.make_rmem_tensor((LANE_WORDS, AHEAD), Uint32) for _ in range(2))
             for first in cutlass.range(0, operands.top_k, AHEAD, unroll=1):
+                # Without branches, so that the rows of all choices are read at once.
+                choices = []
                 for i in cutlass.range_constexpr(AHEAD):
-                    source = cute.arch.shuffle_sync(row, (first + i) % WARP_SIZE)
-                    bias_row = cute.arch.shuffle_sync(expert, (first + i) % WARP_SIZE)
-                    if (first + i < operands.top_k) & (source >= 0) & is_inside:
-                        address = operands.h + Int64(source) * operands.h_pitch + column * 2
-                        for w, word in enumerate(load_words(address, LANE_WORDS, self.load_row)):
-                            words[w, i] = word
+                    at = (first + i) % WARP_SIZE
+                    source = cute.arch.shuffle_sync(row, at)
+                    factor = cute.arch.shuffle_sync(weight, at)
+                    is_chosen = (first + i < operands.top_k) & (source >= 0)
+                    is_read = is_chosen & is_inside
+                    address = operands.h + Int64(source) * operands.h_pitch + column * 2
+                    words, biases = load_words(address, LANE_WORDS, self.load_row, is_read), []
+                    if cutlass.const_expr(self.has_bias):
+                        bias_row = cute.arch.shuffle_sync(expert, at)
+                        address = operands.bias + (Int64(bias_row) * operands.n + column) * 2
+                        biases = load_words(address, LANE_WORDS, KEEP, is_read)
+                    choices.append((is_chosen, factor, words, biases))
+                for i in cutlass.range_constexpr(AHEAD):
+                    is_chosen, factor, words, biases = choices[i]
+                    for w in cutlass.range_constexpr(LANE_WORDS):
+                        values = unpack(words[w], self.is_bf16)
                         if cutlass.const_expr(self.has_bias):
-                            address = operands.bias + (Int64(bias_row) * operands.n + column) * 2
-                            for w, word in enumerate(load_words(address, LANE_WORDS, KEEP)):
-                                biases[w, i] = word
-                for i in cutlass.range_constexpr(AHEAD):
-                    factor = cute.arch.shuffle_sync(weight, (first + i) % WARP_SIZE)
-                    source = cute.arch.shuffle_sync(row, (first + i) % WARP_SIZE)
-                    if (first + i < operands.top_k) & (source >= 0):
-                        for w in cutlass.range_constexpr(LANE_WORDS):
-                            values = unpack(words[w, i], self.is_bf16)
-                            if cutlass.const_expr(self.has_bias):
-                                added = unpack(biases[w, i], self.is_bf16)
-                                values = [ptx.add_f32(*pair) for pair in zip(values, added, strict=True)]
-                            for j in cutlass.range_constexpr(2):
-                                product = ptx.mul_f32(factor, values[j])
-                                acc[2 * w + j] = ptx.add_f32(acc[2 * w + j], product)
+                            added = unpack(biases[w], self.is_bf16)
+                            values = [ptx.add_f32(*pair) for pair in zip(values, added, strict=True)]
+                        for j in cutlass.range_constexpr(2):
+                            before = acc[2 * w + j]
+                            summed = ptx.add_f32(before, ptx.mul_f32(factor, values[j]))
+                            acc[2 * w + j] = select(is_chosen, summed, before)
             if is_inside:
                 self.store(operands, token, column, acc)
 

@@ -119,10 +119,13 @@ class RouteKernel:
             # Of the experts of a lane: what is chosen by, and what weights are made of.
             keys = cute.make_rmem_tensor(self.slots, Uint32)
             scores = cute.make_rmem_tensor(self.slots, Float32)
+            corrections = []
+            if cutlass.const_expr(self.has_correction):
+                corrections = self.read(operands, operands.correction, Float32, lane)
             self.load(operands, token, lane, keys, scores)
             total = self.score(keys, scores)
             if cutlass.const_expr(self.has_correction):
-                self.correct(operands, lane, keys, scores, total)
+                self.correct(corrections, keys, scores, total)
             if cutlass.const_expr(self.has_groups):
                 self.keep_best_groups(operands, lane, keys)
             chosen, weight = self.choose(operands.top_k, lane, keys, scores)
@@ -143,19 +146,30 @@ class RouteKernel:
                 weights[0] = ptx.mul_f32(weight, ptx.float_of(operands.scale))
 
     @cute.jit
+    def read(self, operands: RouteOperands, row: Int64, dtype: cutlass.Constexpr, lane: Int32) -> list:
+        """What a row has of the lane's experts; of the last expert where there is none. No branch: all are read at once."""
+        last, item_bytes = operands.experts - 1, dtype.width // 8
+        return [
+            global_scalar(dtype, row + Int64(cutlass.min(s * WARP_SIZE + lane, last)) * item_bytes)[0]
+            for s in range(self.slots)
+        ]
+
+    @cute.jit
     def load(
         self, operands: RouteOperands, token: Int32, lane: Int32, keys: cute.Tensor, scores: cute.Tensor
     ):
         """Finite logits into ``scores``, and their keys."""
-        row = operands.logits + Int64(token) * operands.pitch
+        logits = self.read(operands, operands.logits + Int64(token) * operands.pitch, self.dtype, lane)
+        biases = []
+        if cutlass.const_expr(self.has_bias):
+            biases = self.read(operands, operands.bias, Float32, lane)
         for s in cutlass.range_constexpr(self.slots):
-            expert = s * WARP_SIZE + lane
-            keys[s], scores[s] = Uint32(0), Float32(0.0)
-            if expert < operands.experts:
-                x = global_scalar(self.dtype, row + Int64(expert) * (self.dtype.width // 8))[0].to(Float32)
-                if cutlass.const_expr(self.has_bias):
-                    x = ptx.add_f32(x, global_scalar(Float32, operands.bias + Int64(expert) * 4)[0])
-                keys[s], scores[s] = key_of(x), finite(x)
+            x = logits[s].to(Float32)
+            if cutlass.const_expr(self.has_bias):
+                x = ptx.add_f32(x, biases[s])
+            is_expert = s * WARP_SIZE + lane < operands.experts
+            keys[s] = select(is_expert, key_of(x), Uint32(0))
+            scores[s] = select(is_expert, finite(x), Float32(0.0))
 
     @cute.jit
     def score(self, keys: cute.Tensor, scores: cute.Tensor):
@@ -180,16 +194,13 @@ class RouteKernel:
         return total
 
     @cute.jit
-    def correct(
-        self, operands: RouteOperands, lane: Int32, keys: cute.Tensor, scores: cute.Tensor, total: Float32
-    ):
+    def correct(self, corrections: list, keys: cute.Tensor, scores: cute.Tensor, total: Float32):
         """Keys of scores and corrections."""
         for s in cutlass.range_constexpr(self.slots):
             if cutlass.const_expr(self.is_softmax):
                 scores[s] = ptx.div_f32(scores[s], ptx.add_f32(total, Float32(TINY)))
-            if keys[s] != 0:
-                address = operands.correction + Int64(s * WARP_SIZE + lane) * 4
-                keys[s] = key_of(ptx.add_f32(scores[s], global_scalar(Float32, address)[0]))
+            corrected = key_of(ptx.add_f32(scores[s], corrections[s]))
+            keys[s] = select(keys[s] == 0, Uint32(0), corrected)
 
     @cute.jit
     def keep_best_groups(self, operands: RouteOperands, lane: Int32, keys: cute.Tensor):

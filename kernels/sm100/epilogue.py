@@ -74,6 +74,8 @@ class EpilogueArgs:
         activation: of a dual GEMM's first product (``common.activation``); None where there is one product.
         weight_layout: how the rows of a dual GEMM's weights lie: in two operands, or interleaved in one.
         chain: ``common.chain.Chain`` where every group's ``a`` is the result of the one before; None otherwise.
+        begun_barrier_id, begun_threads: of the named barrier where LOAD arrives when it has asked for what the ring holds; None
+            for none.
     """
 
     tmem_address: cute.Pointer
@@ -92,6 +94,8 @@ class EpilogueArgs:
     activation: str | None
     weight_layout: str
     chain: object | None
+    begun_barrier_id: int | None
+    begun_threads: int
 
 
 @dataclass(frozen=True)
@@ -126,14 +130,26 @@ def slice_copy(tmem_ptr: cute.Pointer, thread: Int32, columns: int = EPI_TILE_N)
 
 
 @cute.jit
+def wait_for_start(args: EpilogueArgs):
+    """Wait until LOAD has asked for what the ring holds, and where CTAs exchange sums, until all have made their barriers."""
+    if cutlass.const_expr(args.begun_barrier_id is not None):
+        cute.arch.barrier(barrier_id=args.begun_barrier_id, number_of_threads=args.begun_threads)
+    if cutlass.const_expr(args.exchange is not None):
+        cute.arch.cluster_wait()
+
+
+@cute.jit
 def run_epilogue(args: EpilogueArgs, first_tile: Int32, stride: Int32):
     """For each tile: wait for its accumulator, read it in column slices, scale, convert, store, release.
 
     Of a dual GEMM, slices of both products are read together and combined in fp32: from two accumulators, side by side,
     or, where the weights are interleaved, from one.
     """
-    acc, config, groups, tmem, exchange = args.acc, args.config, args.groups, args.tmem, args.exchange
+    acc, config, tmem, exchange = args.acc, args.config, args.tmem, args.exchange
+    groups = args.groups.with_factors(args.outputs.alphas)
+    # What is read of groups is asked for before operands are, in front of which it would wait.
     cursor = groups.first_cursor(first_tile, config.work_tile_mnk)
+    wait_for_start(args)
     if not groups.has_tile(cursor):
         with cute.arch.elect_one():
             give_back_tmem(args.tmem_unused, args.leader_rank, config)
@@ -190,7 +206,7 @@ def run_epilogue(args: EpilogueArgs, first_tile: Int32, stride: Int32):
             # Two rows of weights make a column of the output.
             columns = tile.n // 2
             n_side = TileSide(n_side.first_row // 2, n_side.extent // 2, n_side.origin)
-        alphas = load_alphas(args.outputs, tile.slot, num_products)
+        alphas = load_alphas(args.outputs, tile, num_products)
         if cutlass.const_expr(is_quantized):
             target = quantized_group(args.outputs, tile, columns)
         elif cutlass.const_expr(is_staged):

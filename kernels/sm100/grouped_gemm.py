@@ -359,11 +359,6 @@ class GroupedGemmSm100:
                 cute.arch.cluster_wait()
             self._wait_for_tensor_memory()
             cute.arch.griddepcontrol_wait()
-            if cutlass.const_expr(begun_barrier_id is not None):
-                cute.arch.barrier(barrier_id=begun_barrier_id, number_of_threads=begun_threads)
-            if cutlass.const_expr(config.split_k > 1):
-                # The other CTAs of the cluster have their barriers.
-                cute.arch.cluster_wait()
             self._run_epilogue(
                 EpilogueArgs(
                     tmem_address=tmem_address,
@@ -382,6 +377,8 @@ class GroupedGemmSm100:
                     activation=self.activation,
                     weight_layout=self.weight_layout,
                     chain=chain,
+                    begun_barrier_id=begun_barrier_id,
+                    begun_threads=begun_threads,
                 ),
                 scales,
                 first_tile,

@@ -18,7 +18,7 @@ from ..common import ptx
 from ..common.activation import gate
 from ..common.encode import Encoding
 from ..common.group_table import WorkTile
-from ..common.output_table import OutputTable, group_output, load_alphas
+from ..common.output_table import OutputTable, group_output
 from ..common.quantized_output import quantized_group, store_quantized_block
 from ..common.sides import TileSide, mma_sides
 from ..common.transpose import exchange_in_warp, transpose_square
@@ -73,6 +73,7 @@ def store_tile(
     result_tile: cutlass.Constexpr,
     first_row: Int32,
     first_col: Int32,
+    alphas: list,
 ):
     """Scale, combine, convert and store a warp's sums; what lies beyond the group is kept.
 
@@ -80,11 +81,11 @@ def store_tile(
         acc: (REGISTER, MMA_M, MMA_N).
         kind: ``OutputKind``. result_tile: ``ResultTile``.
         first_row, first_col: of the warp, counted from the tile's.
+        alphas: the group's factor of every product.
     """
     limit = None
     if cutlass.const_expr(outputs.limit is not None):
         limit = ptx.float_of(outputs.limit)
-    alphas = load_alphas(outputs, tile.slot, kind.num_products)
     results = Results(acc, result_tile, alphas, kind.activation, limit)
     sides = list(mma_sides(config, tile))
     if cutlass.const_expr(kind.num_b < kind.num_products):

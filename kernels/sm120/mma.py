@@ -16,7 +16,7 @@ from nvfp4_cute.planning.arch.sm120 import MMA, MMA_ROW_BYTES, SmemPlan, promote
 from nvfp4_cute.planning.config import KernelConfig
 
 from ..common.output_kind import OutputKind
-from ..common.output_table import OutputTable
+from ..common.output_table import OutputTable, load_alphas
 from ..common.sides import mma_sides
 from ..common.split_k import add_sums, give_room, k_share, send_sums
 from ..common.versions import advanced, inline_ptx
@@ -110,6 +110,8 @@ def run_mma(args: MmaArgs):
         _, k_tile_cnt = k_share(tile.k_tile_cnt, config.split_k)
         offsets = _lane_offsets(fragments.scales, first_row, first_col, n_side.first_row, row_bytes)
         at_lane = args.buffers.plus(offsets)
+        # Asked for here, as the epilogue has nothing else to wait for.
+        alphas = load_alphas(args.outputs, tile, args.output_kind.num_products)
         _clear(acc)
         if cutlass.const_expr(warp_tile.num_team > 1):
             # A stage's barrier tells two rounds of the ring apart, not three: nobody may wait rounds ahead.
@@ -143,11 +145,15 @@ def run_mma(args: MmaArgs):
         _await_reads(fragments, last_block, tile.k_tile_cnt, warp_tile)
         _release(read)
         if cutlass.const_expr(config.split_k == 1):
-            store_tile(acc, args.outputs, args.output_kind, tile, config, results, first_row, first_col)
+            store_tile(
+                acc, args.outputs, args.output_kind, tile, config, results, first_row, first_col, alphas
+            )
         else:
             if cute.arch.block_idx_in_cluster() == receiver:
                 add_sums(partial, acc, cute.arch.lane_idx(), turn)
-                store_tile(acc, args.outputs, args.output_kind, tile, config, results, first_row, first_col)
+                store_tile(
+                    acc, args.outputs, args.output_kind, tile, config, results, first_row, first_col, alphas
+                )
                 give_room(partial)
             else:
                 send_sums(partial, acc, receiver, turn)

@@ -125,7 +125,7 @@ def store_tile(
     limit = None
     if cutlass.const_expr(outputs.limit is not None):
         limit = ptx.float_of(outputs.limit)
-    alphas = load_alphas(outputs, tile.slot, kind.num_products)
+    alphas = load_alphas(outputs, tile, kind.num_products)
     results = Results(acc, kind, alphas, limit, exponent, Float32(2.0**exponent))
     row, column = first_token(tile, config), tile.tile_n_idx * tile_columns(kind)
     # Rows of all operands with weights make the columns of the output.

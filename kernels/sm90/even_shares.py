@@ -11,6 +11,7 @@ The last cluster has the first share: a tile's beginning waits for CTAs that wer
 """
 
 from dataclasses import dataclass, replace
+from typing import ClassVar
 
 import cutlass
 import cutlass.cute as cute
@@ -115,11 +116,8 @@ class ListWork(GroupTable):
 class DeviceWork(DeviceGroups):
     """``DeviceGroups`` whose indices are positions."""
 
-    @cute.jit
-    def first_cursor(self, tile_idx: Int32, tile_shape_mnk: cutlass.Constexpr) -> tuple:
-        """As in ``DeviceGroups``, with one place for the first window and all others."""
-        zero = Int32(0)
-        return self._seek((tile_idx, Int32(-WARP_SIZE), zero, zero, zero, zero), tile_shape_mnk)
+    # Each of its cursors looks for one place.
+    WINDOWS_AHEAD: ClassVar[int] = 0
 
     @cute.jit
     def tiles_of_group(self, m: Int32, tile_shape_mnk: cutlass.Constexpr) -> Int32:

@@ -22,7 +22,15 @@ from ...common.sides import mma_sides
 from ...common.split_k import k_share
 from ...common.warp_schedule import WARP_SIZE
 from ..columns import used_columns
-from ..epilogue import TMEM_ALIGN, EpilogueArgs, give_back_tmem, read_columns, release, slice_copy
+from ..epilogue import (
+    TMEM_ALIGN,
+    EpilogueArgs,
+    give_back_tmem,
+    read_columns,
+    release,
+    slice_copy,
+    wait_for_start,
+)
 from ..instructions import order_after_wait
 from ..split_k import add_slice, give_room, is_sent, send_slice, wait_for_room, wait_for_sums
 from ..staging import WARP_BYTES, staged_target, store_staged
@@ -38,6 +46,7 @@ def run_promotion(args: EpilogueArgs, scales: StagedScales, first_tile: Int32, s
     """For each tile: promote the accumulators of its K tiles, then scale, convert and store the sums."""
     acc, config, groups, exchange = args.acc, args.config, args.groups, args.exchange
     cursor = groups.first_cursor(first_tile, config.work_tile_mnk)
+    wait_for_start(args)
     tmem_ptr = cute.arch.retrieve_tmem_ptr(Float32, TMEM_ALIGN, args.tmem_address)
     tidx, _, _ = cute.arch.thread_idx()
     thread, group = tidx % MMA_CTA_M, cute.arch.make_warp_uniform(tidx // MMA_CTA_M)
@@ -101,7 +110,7 @@ def run_promotion(args: EpilogueArgs, scales: StagedScales, first_tile: Int32, s
             arrive_lanes(scales.ring.empty(scale_stage), 1)
             k_tile += 1
 
-        alpha = load_alphas(args.outputs, tile.slot, 1)[0]
+        alpha = load_alphas(args.outputs, tile, 1)[0]
         place = (args.out_dtype, args.out_m_major, config.swap_ab)
         if cutlass.const_expr(is_staged):
             warp_row = first_row + quarter * WARP_SIZE
