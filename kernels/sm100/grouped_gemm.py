@@ -86,6 +86,8 @@ class GroupedGemmSm100:
     """
 
     SCHEDULE = WarpSchedule()
+    # Whether MMAs compute all columns of a tile, also where the group has fewer.
+    ALL_COLUMNS = False
 
     def __init__(
         self,
@@ -306,6 +308,7 @@ class GroupedGemmSm100:
                     cta_rank=cta_rank,
                     ab=ab,
                     chain=chain,
+                    all_columns=self.ALL_COLUMNS,
                     ring_barrier_id=RING_BARRIER_ID,
                     begun_barrier_id=begun_barrier_id,
                     begun_threads=begun_threads,

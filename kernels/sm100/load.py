@@ -52,6 +52,7 @@ class LoadArgs:
         m_rank: which CTA of those with rows of a work tile's M side this is.
         cta_rank: which of its MMA's.
         chain: ``common.chain.Chain`` where every group's ``a`` is the result of the one before; None otherwise.
+        all_columns: whether MMAs compute all columns of a tile, also where the group has fewer.
         ring_barrier_id: named barrier where the warp that makes the ring's barriers arrives; not of a pair.
         begun_barrier_id, begun_threads: of the named barrier where this warp arrives when it has asked for what the ring holds;
             None for none.
@@ -67,6 +68,7 @@ class LoadArgs:
     cta_rank: Int32
     ab: Ring
     chain: object | None
+    all_columns: bool
     ring_barrier_id: int
     begun_barrier_id: int | None
     begun_threads: int
@@ -383,7 +385,8 @@ def _locate(args: LoadArgs, cursor: tuple, first_due: cutlass.Constexpr) -> Tile
     row_m = m_side.first_row + args.m_rank * boxes.rows_m
     row_n = n_side.first_row
     if cutlass.const_expr(num_cta == 2):
-        row_n += rank * (mma_columns(config, n_side) // num_cta)
+        columns = config.cta_tile_shape_mnk[1] if args.all_columns else mma_columns(config, n_side)
+        row_n += rank * (columns // num_cta)
     block_m = m_side.origin.sf_block + row_m // SF_ATOM_ROWS
     block_n = n_side.origin.sf_block + n_side.first_row // SF_ATOM_ROWS
     if cutlass.const_expr(boxes.splits_sf_n and boxes.sf_n[0] == boxes.sf_m[0]):

@@ -56,6 +56,9 @@ class Fp8GemmSm100(GroupedGemmSm100):
         tuple(range(PROMOTING_WARPS)), PROMOTING_WARPS, PROMOTING_WARPS + 1, PROMOTING_WARPS + 2
     )
 
+    # Those who promote have no branches then.
+    ALL_COLUMNS = True
+
     def __init__(self, **options):
         super().__init__(**options, a_format=FP8_1x128, b_format=FP8_128x128)
 

@@ -11,9 +11,7 @@ from nvfp4_cute.planning.arch.sm100_fp8 import MMA, MMA_TYPES, PAIR, TILE_K
 
 from ...common.ptx import keep_before
 from ...common.ring import CONSUMER_PHASE, PRODUCER_PHASE, next_stage, wait_until_empty
-from ...common.sides import mma_sides
 from ...common.split_k import k_share
-from ..columns import mma_columns
 from ..instructions import (
     DESCRIPTOR_UNIT_BYTES,
     OPERAND_DESCRIPTOR,
@@ -39,13 +37,12 @@ def run_mma(args: MmaArgs, first_tile: Int32, stride: Int32):
         for addresses in (args.buffers.m, args.buffers.n)
     )
     shared, own = sharing_mask(config), accumulator_mask(config, args.leader_rank)
+    instruction = mma_descriptor(Int32(config.cta_tile_shape_mnk[1]), MMA_TYPES, num_cta)
     stage, phase = Int32(0), Int32(CONSUMER_PHASE)
     acc_stage, acc_phase = Int32(0), Int32(PRODUCER_PHASE)
     cursor = groups.first_cursor(first_tile, config.work_tile_mnk)
     while groups.has_tile(cursor):
         tile = groups.tile(cursor, config.work_tile_mnk)
-        _, n_side = mma_sides(config, tile)
-        instruction = mma_descriptor(mma_columns(config, n_side), MMA_TYPES, num_cta)
         _, k_tile_cnt = k_share(tile.k_tile_cnt, config.split_k)
         for _ in cutlass.range(k_tile_cnt, unroll=1):
             at_m, at_n = desc_m + stage * m_units, desc_n + stage * n_units

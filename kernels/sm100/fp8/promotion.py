@@ -55,10 +55,11 @@ def run_promotion(args: EpilogueArgs, scales: StagedScales, first_tile: Int32, s
     staging = args.staging + warp_idx * WARP_BYTES
     is_staged, across_lanes = args.out_dtype.width == 16, args.out_m_major != config.swap_ab
     num_slices = config.cta_tile_shape_mnk[1] // (PROMOTING_GROUPS * EPI_TILE_N)
-    # Columns that are read at once: sums of many leave few registers.
-    read = EPI_TILE_N if num_slices == 1 else EPI_TILE_N // 2
+    # Columns that are read at once, while those before are promoted; scales of columns take registers, too.
+    read = EPI_TILE_N // 2 if config.swap_ab else EPI_TILE_N
+    num_parts = num_slices * EPI_TILE_N // read
     tiled_load, tTR_tAcc, read_shape = slice_copy(tmem_ptr, thread, read)
-    tTR_rAcc = cute.make_rmem_tensor(read_shape, Float32)
+    tTR_rAcc = [cute.make_rmem_tensor(read_shape, Float32) for _ in range(min(num_parts, 2))]
     sums = [cute.make_rmem_tensor(EPI_TILE_N, Float32) for _ in range(num_slices)]
     result = cute.make_rmem_tensor(EPI_TILE_N, Float32)
     first_slice = group * num_slices
@@ -80,35 +81,42 @@ def run_promotion(args: EpilogueArgs, scales: StagedScales, first_tile: Int32, s
         for part in sums:
             part.fill(0.0)
         first_k_tile, count = k_share(tile.k_tile_cnt, config.split_k)
-        num_promoted = num_used
-        if cutlass.const_expr(config.split_k > 1):
-            # A K tile behind the last one has no scales.
-            num_promoted = num_used if first_k_tile < tile.k_tile_cnt else Int32(0)
-        for _ in cutlass.range(count, unroll=1):
+        for i in cutlass.range(count, unroll=1):
             scale_stage, scale_phase = consumer_place(scales.ring, k_tile)
             stage, phase = consumer_place(acc, k_tile)
+            cute.arch.mbarrier_wait(acc.full(stage), phase)
+            order_after_wait()
+            # Behind a wait, which no machine code moves what uses them behind: else the arrival may overtake their reads.
+            if i > 0:
+                release_scales(scales, k_tile - 1)
+            column = stage * args.tmem.acc_stride + first_slice * EPI_TILE_N
+            read_columns(tiled_load, tTR_tAcc, column, tTR_rAcc[0])
             cute.arch.mbarrier_wait(scales.ring.full(scale_stage), scale_phase)
             at = scales.at(scale_stage, config)
             # Of the row; of its columns that of the weights, where each is another token.
             factor = _scale(at + of_weight)
             if cutlass.const_expr(not config.swap_ab):
                 factor = factor * _scale(at + of_token)
-            cute.arch.mbarrier_wait(acc.full(stage), phase)
-            order_after_wait()
-            column = stage * args.tmem.acc_stride + first_slice * EPI_TILE_N
-            for j in cutlass.range_constexpr(num_slices):
-                if j < num_promoted:
-                    for part in cutlass.range_constexpr(0, EPI_TILE_N, read):
-                        read_columns(tiled_load, tTR_tAcc, column + j * EPI_TILE_N + part, tTR_rAcc)
-                        cute.arch.fence_view_async_tmem_load()
-                        tokens = None
-                        if cutlass.const_expr(config.swap_ab):
-                            tokens = at + of_token + j * (EPI_TILE_N * SCALE_BYTES)
-                        _promote(sums[j], part, tTR_rAcc, factor, tokens)
-            with cute.arch.elect_one():
-                release(acc.empty(stage), args.leader_rank, config)
-            arrive_lanes(scales.ring.empty(scale_stage), 1)
+            for part in cutlass.range_constexpr(num_parts):
+                cute.arch.fence_view_async_tmem_load()
+                is_last, following = part + 1 == num_parts, column + (part + 1) * read
+                if cutlass.const_expr(is_last):
+                    with cute.arch.elect_one():
+                        release(acc.empty(stage), args.leader_rank, config)
+                else:
+                    read_columns(tiled_load, tTR_tAcc, following, tTR_rAcc[(part + 1) % 2])
+                of_slice, first = part * read // EPI_TILE_N, part * read % EPI_TILE_N
+                tokens = None
+                if cutlass.const_expr(config.swap_ab):
+                    tokens = at + of_token + of_slice * (EPI_TILE_N * SCALE_BYTES)
+                _promote(sums[of_slice], first, tTR_rAcc[part % 2], factor, tokens)
             k_tile += 1
+        release_scales(scales, k_tile - 1)
+        if cutlass.const_expr(config.split_k > 1):
+            # A K tile behind the last one has no scales: what it is multiplied by is not to be seen.
+            if first_k_tile >= tile.k_tile_cnt:
+                for part in sums:
+                    part.fill(0.0)
 
         alpha = load_alphas(args.outputs, tile, 1)[0]
         place = (args.out_dtype, args.out_m_major, config.swap_ab)
@@ -146,6 +154,13 @@ def run_promotion(args: EpilogueArgs, scales: StagedScales, first_tile: Int32, s
             turn ^= 1
     with cute.arch.elect_one():
         give_back_tmem(args.tmem_unused, args.leader_rank, config)
+
+
+@cute.jit
+def release_scales(scales: StagedScales, k_tile: Int32):
+    """Give back the stage of a K tile, counted from the CTA's first one. A whole warp calls this."""
+    stage, _ = consumer_place(scales.ring, k_tile)
+    arrive_lanes(scales.ring.empty(stage), 1)
 
 
 def _scale(address: Int32) -> Float32:

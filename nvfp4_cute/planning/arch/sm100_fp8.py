@@ -26,7 +26,6 @@ from nvfp4_cute.planning.arch.sm100.limits import (
     SMEM_CAPACITY_BYTES,
     SPLITS,
     STAGING_BYTES,
-    TMEM_COLS,
     UNIT_SUMS_BYTES,
     SmemPlan,
     TmemMap,
@@ -48,11 +47,12 @@ OUT_M_MAJOR, HAS_CHAINS, TO_AND_FRO = True, False, False
 estimates, work_reason, workspace_bytes = no_estimates, no_work_reason, no_workspace_bytes
 ctas_per_sm, resident_clusters = one_cta_per_sm, limits.resident_clusters
 TILE_K = FP8_1x128.block_k
-# Warpgroups that promote, each half of the columns; with weights on the N side none has two blocks of 128 of them.
+# Warpgroups that promote, each half of the columns.
 PROMOTING_GROUPS = 2
 PROMOTING_WARPS = PROMOTING_GROUPS * EPI_WARPS
-# More columns, whose sums are more registers, have pairs alone; there tokens are rows, which have one scale.
-TILES_N, PAIRED_TILES_N = (64, 128), (64, 128, 256)
+# Sums of more columns are more registers than threads have.
+TILES_N = (64, 128)
+# Accumulators: of 128 columns, four fill tensor memory.
 ACC_STAGES = (2, 4)
 # K tiles whose scales are in shared memory: as many as outlast the latency of device memory. They begin where 16-byte units do.
 SCALE_STAGES = 16
@@ -153,23 +153,17 @@ def resolve(config: KernelConfig, num_b: int = 1, formats: Formats = PAIR) -> Ke
 
 def unsupported_reason(config: KernelConfig, num_b: int = 1, formats: Formats = PAIR) -> str | None:
     """Why this kernel cannot be built with ``config``, with the nearest legal value; None where it can."""
-    tiles_n = PAIRED_TILES_N if config.use_2cta_instrs and not config.swap_ab else TILES_N
-    reason = foreign_option_reason(config, OPTIONS) or tile_reason(config, tiles_n, TILE_K)
+    reason = foreign_option_reason(config, OPTIONS) or tile_reason(config, TILES_N, TILE_K)
     if reason is not None:
         return reason
-    most = _most_acc_stages(config.cta_tile_shape_mnk[1])
-    if config.num_acc_stage not in ACC_STAGES or config.num_acc_stage > most:
+    if config.num_acc_stage not in ACC_STAGES:
         return (
-            f"num_acc_stage={config.num_acc_stage}: tensor cores fill one of 2 or 4 accumulators while another one is promoted, "
-            f"and {TMEM_COLS} columns of tensor memory hold {most}; use num_acc_stage={most}"
+            f"num_acc_stage={config.num_acc_stage}: tensor cores fill one of 2 or 4 accumulators while another one is promoted; "
+            f"use num_acc_stage={ACC_STAGES[-1]}"
         )
     return launch_reason(
         config, smem_plan(config), smem_plan(replace(config, num_ab_stage=None)).num_ab_stage
     )
-
-
-def _most_acc_stages(tile_n: int) -> int:
-    return max(stages for stages in ACC_STAGES if stages * tile_n <= TMEM_COLS)
 
 
 def interleave_reason(config: KernelConfig, weight_layout: str) -> str | None:
@@ -199,8 +193,8 @@ def candidates(
 
 
 def _candidates() -> Iterator[KernelConfig]:
-    for n in PAIRED_TILES_N:
-        rows = KernelConfig((MMA_CTA_M, n, TILE_K), num_acc_stage=_most_acc_stages(n))
+    for n in TILES_N:
+        rows = KernelConfig((MMA_CTA_M, n, TILE_K), num_acc_stage=ACC_STAGES[-1])
         for config in (rows, replace(rows, swap_ab=True)):
             yield config
             yield replace(config, use_2cta_instrs=True)
