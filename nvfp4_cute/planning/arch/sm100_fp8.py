@@ -67,7 +67,7 @@ class Costs:
     Source: read off modelled launches on a B200 (``modelled.modelled_time``).
 
     Attributes:
-        start: until the first data are there. pair: what a pair adds.
+        start: until the first data are there.
         promotion, promotion_slice: of a K tile: waits, and 32 columns of both warpgroups' warps on an SM's quarter.
         swapped_slice: what scales of columns add.
         store_slice: 32 columns of results.
@@ -77,10 +77,9 @@ class Costs:
     """
 
     start: float = 2500
-    pair: float = 200
-    promotion: float = 150
-    promotion_slice: float = 40
-    swapped_slice: float = 40
+    promotion: float = 540
+    promotion_slice: float = 30
+    swapped_slice: float = 35
     store_slice: float = 190
     exchange: float = 900
     exchange_bytes_per_cycle: float = 16
@@ -195,11 +194,16 @@ def candidates(
 def _candidates() -> Iterator[KernelConfig]:
     for n in TILES_N:
         rows = KernelConfig((MMA_CTA_M, n, TILE_K), num_acc_stage=ACC_STAGES[-1])
-        for config in (rows, replace(rows, swap_ab=True)):
-            yield config
-            yield replace(config, use_2cta_instrs=True)
+        # Of equal ones the first is chosen: pairs, which load less, where tokens are many.
+        columns = replace(rows, swap_ab=True)
+        yield from (
+            replace(rows, use_2cta_instrs=True),
+            rows,
+            columns,
+            replace(columns, use_2cta_instrs=True),
+        )
         # Few tiles of a long K: CTAs that would be idle take a part of it.
-        yield from (replace(rows, swap_ab=True, split_k=split) for split in SPLITS[1:])
+        yield from (replace(columns, split_k=split) for split in SPLITS[1:])
 
 
 CANDIDATES = tuple(config for config in _candidates() if unsupported_reason(config) is None)
@@ -220,7 +224,7 @@ def choose(problem: GroupedProblem, num_sms: int) -> KernelConfig:
 def _modelled_cycles(live: list[tuple[int, int, int]], config: KernelConfig, num_sms: int) -> float:
     """Of a launch: waves of tiles, or what memory or L2 delivers where that takes longer."""
     tile_m, tile_n, _ = config.work_tile_mnk
-    columns, split, num_cta = config.cta_tile_shape_mnk[1], config.split_k, config.num_mma_cta
+    columns, split = config.cta_tile_shape_mnk[1], config.split_k
     tiles, busy, read, loaded, longest = 0, 0.0, 0, 0.0, 0.0
     for m, n, k in live:
         strips, count, k_tiles = -(-m // tile_m), -(-n // tile_n), -(-k // TILE_K)
@@ -234,7 +238,7 @@ def _modelled_cycles(live: list[tuple[int, int, int]], config: KernelConfig, num
     resident = resident_clusters(num_sms, config.cluster_size)
     waves = -(-tiles // resident) * busy / max(tiles, 1)
     stream = max(waves, longest, read / COSTS.memory, loaded / COSTS.l2)
-    return COSTS.start + COSTS.pair * (num_cta - 1) + stream + _last_store(config)
+    return COSTS.start + stream + _last_store(config)
 
 
 def _tile_cycles(config: KernelConfig, columns: int, k_tiles: int) -> float:
