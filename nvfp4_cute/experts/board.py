@@ -27,11 +27,11 @@ GONE = -1
 
 
 class Board:
-    """The page of a group, as one rank has it."""
+    """The page of a group, as one rank has it, and how many seconds a rank waits for the others."""
 
-    def __init__(self, memory: mmap.mmap, rank: int, ranks: int):
+    def __init__(self, memory: mmap.mmap, rank: int, ranks: int, seconds: float):
         self._words = np.frombuffer(memory, np.int64)[: 2 * ranks].reshape(2, ranks)
-        self._rank = rank
+        self._rank, self._seconds = rank, seconds
         self._turn = 0
 
     @staticmethod
@@ -39,8 +39,8 @@ class Board:
         """Of the page."""
         return 2 * 8 * ranks
 
-    def tell(self, checksum: int, tokens: int, seconds: float) -> list[tuple[int, int]] | None:
-        """Both numbers of every rank; None where one did not come in so many seconds, or has given up."""
+    def tell(self, checksum: int, tokens: int) -> list[tuple[int, int]] | None:
+        """Both numbers of every rank; None where one did not come in time, or has given up."""
         self._turn += 1
         row, mark = self._words[self._turn % 2], 1 + self._turn // 2 % 3
         row[self._rank] = (tokens << CHECKSUM_BITS | (checksum + 1)) << MARK_BITS | mark
@@ -51,7 +51,7 @@ class Board:
                 numbers = [word >> MARK_BITS for word in words]
                 return [(one % (1 << CHECKSUM_BITS) - 1, one >> CHECKSUM_BITS) for one in numbers]
             passed = time.monotonic() - began
-            if passed > seconds or GONE in words:
+            if passed > self._seconds or GONE in words:
                 self._words[:, self._rank] = GONE
                 return None
             if passed > EAGER_SECONDS:
@@ -81,7 +81,7 @@ def tell(
     if board is None:
         table = gather(group, torch.tensor([checksum, tokens], device=device))
         return [(first, second) for first, second in table.tolist()]
-    found = board.tell(checksum, tokens, timeout_of(group, device).total_seconds())
+    found = board.tell(checksum, tokens)
     if found is None:
         raise RankError(lost_text(group, device))
     return found
@@ -97,7 +97,9 @@ def _make(group: dist.ProcessGroup, device: torch.device) -> Board | None:
     have = gather(group, torch.tensor([int(memory is not None)], device=device))
     if own is not None:
         _path(number).unlink(missing_ok=True)
-    return Board(memory, rank, ranks) if memory is not None and bool(have.all()) else None
+    if memory is None or not have.all():
+        return None
+    return Board(memory, rank, ranks, timeout_of(group, device).total_seconds())
 
 
 def _path(number: int) -> Path:

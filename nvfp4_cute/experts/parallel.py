@@ -68,7 +68,7 @@ class Ranks:
         cls, group: dist.ProcessGroup, placement: Placement | None, capacity: int | None, local_experts: int
     ) -> "Ranks":
         """Check, and place experts evenly where no placement is given. Raises TypeError, ValueError."""
-        size, rank = dist.get_world_size(group), dist.get_rank(group)
+        size, rank = group.size(), group.rank()  # torch.distributed looks them up by name
         if placement is None:
             placement = Placement.even(local_experts * size, size)
         held = len(placement.experts[rank]) if placement.num_ranks == size else None

@@ -8,9 +8,9 @@ import pytest
 from nvfp4_cute.experts.board import GONE, Board
 
 
-def boards(ranks):
+def boards(ranks, seconds=20.0):
     memory = mmap.mmap(-1, Board.nbytes(ranks))
-    return [Board(memory, rank, ranks) for rank in range(ranks)]
+    return [Board(memory, rank, ranks, seconds) for rank in range(ranks)]
 
 
 def test_every_rank_reads_every_turn():
@@ -22,7 +22,7 @@ def test_every_rank_reads_every_turn():
         for turn in range(turns):
             if turn % ranks == rank:
                 threading.Event().wait(0.001)
-            found[rank].append(board.tell(turn * 7 - 1 + rank, turn, 20.0))
+            found[rank].append(board.tell(turn * 7 - 1 + rank, turn))
 
     threads = [threading.Thread(target=body, args=pair) for pair in enumerate(boards(ranks))]
     for thread in threads:
@@ -36,11 +36,12 @@ def test_every_rank_reads_every_turn():
 @pytest.mark.parametrize("numbers", [(-1, 0), (0, 2**29 - 1), (2**31 - 1, 3)])
 def test_least_and_most(numbers):
     (alone,) = boards(1)
-    assert alone.tell(*numbers, 1.0) == [numbers]
+    assert alone.tell(*numbers) == [numbers]
 
 
 def test_a_rank_that_gave_up_is_known_at_once():
-    first, second = boards(2)
-    assert first.tell(5, 6, 0.05) is None
+    first, second = boards(2, 0.05)
+    assert first.tell(5, 6) is None
     assert second._words[:, 0].tolist() == [GONE] * 2
-    assert second.tell(5, 6, 600.0) is None
+    second._seconds = 600.0
+    assert second.tell(5, 6) is None
